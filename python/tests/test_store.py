@@ -222,7 +222,7 @@ def test_overlapping_memory_is_refused(open_store: Open) -> None:
     store = open_store()
     kv = arrays()
     shared = np.lib.stride_tricks.as_strided(kv, kv.shape, (0, *kv.strides[1:]))
-    with pytest.raises(kvlane.Invalid, match="share"):
+    with pytest.raises(kvlane.Invalid, match="overlap"):
         kvlane.PagedCache(store, shared, "lkp")
 
 

@@ -398,8 +398,8 @@ func TestHealthAndReadiness(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = srv.Close() }()
-	if ip := srv.Addr().(*net.TCPAddr).IP; !ip.IsLoopback() {
-		t.Errorf("an address without a host is %v", ip)
+	if at, ok := srv.Addr().(*net.TCPAddr); !ok || !at.IP.IsLoopback() {
+		t.Errorf("an address without a host is %v", srv.Addr())
 	}
 	addr := srv.Addr().String()
 	for _, c := range []struct {

@@ -44,7 +44,7 @@ func TestStoreCommandsOfSeveralFolders(t *testing.T) {
 		found := map[string]int64{}
 		for d := json.NewDecoder(strings.NewReader(ok("stat", dir, "--json"))); ; {
 			s := dirStat{formatStat: &formatStat{}}
-			if err := d.Decode(&s); err == io.EOF { //nolint:errorlint // as Decode returns it
+			if err := d.Decode(&s); err == io.EOF {
 				return found
 			} else if err != nil {
 				t.Fatal(err)

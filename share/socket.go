@@ -73,7 +73,10 @@ func lockDir(ctx context.Context, dir string) (unlock func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open directory of sockets %s: %w", dir, err)
 	}
-	unlock = func() { _ = unix.Close(fd) }
+	unlock = func() { // a forked child that has the descriptor would keep the lock
+		_ = unix.Flock(fd, unix.LOCK_UN)
+		_ = unix.Close(fd)
+	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		unlock()

@@ -341,7 +341,7 @@ func (f *osFile) error(op string, err error) error {
 }
 
 func info(st *unix.Stat_t) Info {
-	i := Info{Bytes: st.Size, Modified: time.Unix(st.Mtim.Unix()), Device: st.Dev, Inode: st.Ino, Links: uint64(st.Nlink)}
+	i := Info{Bytes: st.Size, Modified: time.Unix(st.Mtim.Unix()), Device: st.Dev, Inode: st.Ino, Links: uint64(st.Nlink)} //nolint:unconvert // Nlink has 32 bits on arm64
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
 	case unix.S_IFDIR:

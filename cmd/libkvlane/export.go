@@ -2,7 +2,7 @@ package main
 
 // #include <stdlib.h>
 // #include "kvlane.h"
-// void kvl_started(int32_t *table, size_t n);
+// void started(int32_t *table, size_t n);
 import "C"
 
 import (
@@ -23,7 +23,7 @@ var library = start()
 // start prepares the process for children by fork(), and returns the library.
 func start() *capi.Library {
 	locks := dirfs.Locked() // not of the heap: C may keep its address
-	C.kvl_started((*C.int32_t)(unsafe.Pointer(&locks[0])), C.size_t(len(locks)))
+	C.started((*C.int32_t)(unsafe.Pointer(&locks[0])), C.size_t(len(locks)))
 	return capi.New()
 }
 

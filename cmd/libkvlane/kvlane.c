@@ -48,7 +48,7 @@ static void close_locks(void) {
 }
 
 /* Go calls this once, when its runtime has started. Go's raised limit is the hard one, or that less one. */
-void kvl_started(int32_t *table, size_t n) {
+void started(int32_t *table, size_t n) {
   struct rlimit now;
   if (have_descriptors && getrlimit(RLIMIT_NOFILE, &now) == 0 && now.rlim_max == descriptors.rlim_max &&
       now.rlim_cur >= now.rlim_max - 1)

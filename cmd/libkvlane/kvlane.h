@@ -79,8 +79,8 @@ const char *kvl_error(void);
 const char *kvl_status_name(kvl_status status);
 
 /*
- * kvl_open opens a device and a store over it, as `config` says: a JSON object in UTF-8, described in docs/library.md. KVL_INVALID
- * for an unknown key, a key given twice and text that is not UTF-8; everything that is wrong is reported at once.
+ * kvl_open opens a device and a store over it, as `config` says: a JSON object in UTF-8, described in docs/library.md.
+ * KVL_INVALID for an unknown key, a key given twice and text that is not UTF-8; everything that is wrong is reported at once.
  */
 kvl_status kvl_open(const char *config, kvl_engine *engine);
 

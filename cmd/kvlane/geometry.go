@@ -85,7 +85,8 @@ func flagsOfHeld(want block.Geometry, id block.Identity) string {
 	g := want
 	g.DType, g.Layers, g.HeadSize, g.BlockTokens, g.MLA = id.DType, id.LayerEnd, id.HeadSize, id.BlockTokens, id.Layout == block.LayoutMLA
 	n := max(id.HeadEnd-id.HeadFirst, 1)
-	for _, split := range [][3]int{{g.KVHeads, g.TPSize, g.TPRank}, {g.KVHeads, g.KVHeads / n, id.HeadFirst / n}, {n, 1, 0}} {
+	heads := max(id.Heads, n)
+	for _, split := range [][3]int{{g.KVHeads, g.TPSize, g.TPRank}, {heads, heads / n, id.HeadFirst / n}} {
 		if g.KVHeads, g.TPSize, g.TPRank = split[0], split[1], split[2]; g.Validate() != nil || g.Identity("", "") != id {
 			continue
 		}

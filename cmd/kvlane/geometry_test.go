@@ -22,6 +22,8 @@ func TestDefectDirectorySaysWhichGeometryItHolds(t *testing.T) {
 		"split, rank and type": {"--kv-heads 4 --tp 4 --tp-rank 3 --dtype fp8", "--kv-heads 4 --tp 2", "fp8_e4m3, 2 layers, KV heads 3 to 3", "--dtype=fp8_e4m3 --tp=4 --tp-rank=3"},
 		"other numbers":        {"--layers 3 --head-size 128 --block-tokens 32", "", "3 layers, KV heads 0 to 0 of 128 elements, 32 tokens", "--layers=3 --head-size=128 --block-tokens=32"},
 		"other heads":          {"--kv-heads 3", "--kv-heads 2", "KV heads 0 to 2", "--kv-heads=3"},
+		"ranks of one head":    {"--kv-heads 2 --tp 2", "--kv-heads 2", "KV heads 0 to 0", "--tp=2"},
+		"heads and split":      {"--kv-heads 8 --tp 4 --tp-rank 1", "--kv-heads 2", "KV heads 2 to 3", "--kv-heads=8 --tp=4 --tp-rank=1"},
 		"latents":              {"--mla", "", "KV heads 0 to 0", "--mla=true"},
 		"another model":        {"", "--preset llama-3.1-8b", `model "small"`, ""},
 	} {

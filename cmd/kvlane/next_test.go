@@ -57,7 +57,7 @@ func TestDefectErrorsSayWhatToDoNext(t *testing.T) {
 		// Directories and files.
 		replay + "--file-dir " + logs:                  "Next: " + logs + " is a log: give it by --log-dir.",
 		replay + "--log-dir " + files:                  "Next: " + files + " is a directory of files: give it by --file-dir.",
-		replay + "--kv-heads 2 --file-dir " + files:    "give --tp=2 for that",
+		replay + "--kv-heads 2 --file-dir " + files:    "give --kv-heads=1 for that",
 		replay + "--file-read-only --file-dir " + none: "Next: see that the name is right: a directory that is only read has to be there.",
 		"replay " + none + " --device sim":             "Next: see that the name is right; - is standard input",
 		"store ls " + empty:                            "has made: see that DIR is one; if kvlane.json was lost: kvlane store verify --repair DIR.",

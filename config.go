@@ -147,9 +147,8 @@ type StoreConfig struct {
 	CacheBytes int64
 	// Dirs are the directories of the file tier; a block's directory follows from its key.
 	Dirs []string
-	// Folder names a folder in each of Dirs where this store's blocks lie, for programs that have several identities below one directory, as
-	// ranks and tenants are. FileBytes and DirBytes are then for all such folders, of all processes. Empty: the blocks lie in Dirs themselves.
-	Folder string
+	// SharedBound makes FileBytes and DirBytes bound all folders in the parent directory of each of Dirs, of all identities and processes.
+	SharedBound bool
 	// FileBytes bounds the file tier; zero is unbounded.
 	FileBytes int64
 	// DirBytes bounds directories by themselves, in the order of Dirs; those with zero, and those beyond its end, share FileBytes.

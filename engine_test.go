@@ -188,12 +188,13 @@ func dumpOneBlock(t *testing.T, c kvlane.Config) {
 // Another identity has a folder of its own below the same directory. What it has there counts for the bound, and a note names it.
 func TestIdentitiesShareADirectory(t *testing.T) {
 	c := testConfig(t)
-	c.Store.Folder, c.Store.FileBytes = "one", 64<<20
+	parent := c.Store.Dirs[0]
+	c.Store.Dirs, c.Store.SharedBound, c.Store.FileBytes = []string{filepath.Join(parent, "one")}, true, 64<<20
 	t.Run("one", func(t *testing.T) { dumpOneBlock(t, c) })
-	if _, err := os.Stat(filepath.Join(c.Store.Dirs[0], "one", "kvlane.json")); err != nil {
+	if _, err := os.Stat(filepath.Join(parent, "one", "kvlane.json")); err != nil {
 		t.Error(err)
 	}
-	c.Tenant, c.Store.Folder = "another", "two"
+	c.Tenant, c.Store.Dirs = "another", []string{filepath.Join(parent, "two")}
 	other := openEngine(t, c)
 	if notes := strings.Join(other.Notes(), "\n"); !strings.Contains(notes, "other identities have") {
 		t.Errorf("notes: %s", notes)

@@ -50,7 +50,7 @@ func (s *StoreConfig) slotBytes(formats block.Formats) int64 {
 // fileTier is the configuration of the file tier.
 func (s *StoreConfig) fileTier(formats block.Formats) file.Config {
 	return file.Config{
-		Dirs: s.Dirs, Folder: s.Folder, Formats: formats, Fsync: s.Fsync, MaxBytes: s.FileBytes, DirBytes: s.DirBytes, ReadOnly: s.ReadOnly,
+		Dirs: s.Dirs, SharedBound: s.SharedBound, Formats: formats, Fsync: s.Fsync, MaxBytes: s.FileBytes, DirBytes: s.DirBytes, ReadOnly: s.ReadOnly,
 	}
 }
 
@@ -69,8 +69,8 @@ func (s *StoreConfig) validateFile(formats block.Formats, there bool) error {
 		errs = append(errs, c.Validate())
 	case !there && len(s.Dirs) > 0:
 		bad("directory %q is given, but pipeline %q has no file tier", s.Dirs[0], s.Pipeline)
-	case !there && s.Folder != "":
-		bad("folder %q is given, but there is no file tier: give a directory", s.Folder)
+	case !there && s.SharedBound:
+		bad("the file tier's bound is shared, but there is none: give a directory")
 	case !there && s.FileBytes > 0:
 		bad("the file tier is bounded to %d bytes, but there is none: give a directory", s.FileBytes)
 	case !there && len(s.DirBytes) > 0:
@@ -149,7 +149,7 @@ func (e *Engine) openLower(ctx context.Context) error {
 // noteOthers notes that others use part of the file tier's bound.
 func (e *Engine) noteOthers(t *file.Tier) {
 	if s := t.Stats(); s.OthersBytes > 0 {
-		e.note(fmt.Sprintf("the bound of %d bytes is for all folders in the directories of the file tier: other identities have %d bytes there",
+		e.note(fmt.Sprintf("the bound of %d bytes is for all folders in the parents of the file tier's directories: other identities have %d bytes there",
 			s.CapacityBytes, s.OthersBytes))
 	}
 }

@@ -73,7 +73,7 @@ type (
 		Pipeline    string `json:"pipeline"`
 		CacheBytes  size   `json:"cache_bytes"`
 		Dirs        paths  `json:"dirs"`
-		Folder      string `json:"folder"`
+		SharedBound bool   `json:"shared_bound"`
 		FileBytes   size   `json:"file_bytes"`
 		DirBytes    []size `json:"dir_bytes"`
 		Fsync       string `json:"fsync"`
@@ -163,7 +163,7 @@ func (g geometry) geometry() block.Geometry {
 
 func (s *storage) config(errs *[]error) kvlane.StoreConfig {
 	out := kvlane.StoreConfig{
-		Pipeline: s.Pipeline, CacheBytes: int64(s.CacheBytes), Dirs: s.Dirs, Folder: s.Folder, FileBytes: int64(s.FileBytes), ReadOnly: s.ReadOnly,
+		Pipeline: s.Pipeline, CacheBytes: int64(s.CacheBytes), Dirs: s.Dirs, SharedBound: s.SharedBound, FileBytes: int64(s.FileBytes), ReadOnly: s.ReadOnly,
 		LogDir: s.LogDir, LogBytes: int64(s.LogBytes), StreamFiles: s.StreamFiles, Readers: s.Readers, Writers: s.Writers, Tasks: s.Tasks, GDR: kvlane.GDR(s.GDR),
 		LeaseMax: millis(errs, "lease_max_ms", s.LeaseMax), WaitMax: millis(errs, "wait_max_ms", s.WaitMax),
 	}

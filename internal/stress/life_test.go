@@ -212,7 +212,7 @@ func (l *life) open() bool {
 			Path: l.path, Calibration: profile.Never, ProfileDir: l.Dirs[0] + "-profiles", StagingBytes: 1 << 20,
 		},
 		Store: kvlane.StoreConfig{
-			CacheBytes: slots * l.layout.ImageBytes(), Dirs: l.User, Folder: l.Folder, FileBytes: l.Bytes, Fsync: l.Fsync,
+			CacheBytes: slots * l.layout.ImageBytes(), Dirs: l.Dirs, SharedBound: true, FileBytes: l.Bytes, Fsync: l.Fsync,
 			LeaseMax: leaseMax, WaitMax: waitMax, Readers: 4, Writers: writers,
 		},
 	}

@@ -149,7 +149,7 @@ func (m *mischief) stranger() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), grace)
 	defer cancel()
-	t, err := file.Open(ctx, file.Config{Dirs: m.User, Folder: m.Folder, Formats: block.Formats{sh.format()}, Identities: []block.Identity{sh.id}})
+	t, err := file.Open(ctx, file.Config{Dirs: m.Dirs, SharedBound: true, Formats: block.Formats{sh.format()}, Identities: []block.Identity{sh.id}})
 	if err == nil {
 		m.Errorf("directories of another identity were opened: %v", t.Close(ctx))
 	} else if !errors.Is(err, errdefs.ErrMismatch) {

@@ -32,7 +32,7 @@ const (
 type setup struct {
 	Seed  uint64
 	Model string // of another identity; empty: the first
-	// User are the directories that a user would configure. The blocks of an identity lie in Dirs, a folder of that name in each.
+	// User are the parents that a user would choose. The blocks of an identity lie in Dirs, a folder of that name in each.
 	User   []string
 	Folder string
 	Dirs   []string

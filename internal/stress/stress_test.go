@@ -96,7 +96,7 @@ func (r *round) prepare() {
 		r.Bytes = keySpace / 8 * r.layout.ImageBytes()
 	}
 	// Before there is anything in them that is not kvlane's.
-	made, err := file.Open(r.Context(), file.Config{Dirs: r.User, Folder: r.Folder, Formats: block.Formats{r.format()}, Identities: []block.Identity{r.id}})
+	made, err := file.Open(r.Context(), file.Config{Dirs: r.Dirs, SharedBound: true, Formats: block.Formats{r.format()}, Identities: []block.Identity{r.id}})
 	if err == nil {
 		err = made.Close(r.Context())
 	}

@@ -20,10 +20,17 @@ def test_one_directory_needs_no_list(given: Any, want: list[str]) -> None:
     assert _config.directories({"dirs": given}) == want
 
 
-@pytest.mark.parametrize("given", [3, {"/a": 1}, ["/a", 3], [["/a"]], b"/a"])
+@pytest.mark.parametrize("given", [3, {"/a": 1}, ["/a", 3], [["/a"]], b"/a", "", ["/a", ""]])
 def test_what_is_no_directory_is_refused(given: Any) -> None:
     with pytest.raises(kvlane.Invalid, match="dirs"):
         _config.directories({"dirs": given})
+
+
+def test_an_identity_has_a_folder_in_each_directory() -> None:
+    store = {"cache_bytes": 1, "dirs": ["/a", Path("/b")]}
+    assert _config.with_folder(store, "n") == {"cache_bytes": 1, "dirs": ["/a/n", "/b/n"], "shared_bound": True}
+    assert _config.with_folder({"dirs": "/ab", "shared_bound": False}, "n") == {"dirs": ["/ab/n"], "shared_bound": False}
+    assert _config.with_folder({"cache_bytes": 1}, "n") == {"cache_bytes": 1}
 
 
 @pytest.mark.parametrize("given", [None, 5, b"t", ["t"]])

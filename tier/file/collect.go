@@ -54,8 +54,8 @@ func (a *area) collector() {
 		case <-tick.Chan():
 			a.lookAfter()
 			_, n := a.gate.Count()
-			// Others that share the folder store and remove blocks, which the record is to have.
-			if f := a.failure.Load(); n != used || *f != nil || a.cfg.Folder != "" && !a.alone() {
+			// Other processes store and remove blocks, which the record is to have.
+			if f := a.failure.Load(); n != used || *f != nil || a.cfg.SharedBound && !a.alone() {
 				used = n
 				a.space.missing()
 			}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/jonboulle/clockwork"
@@ -51,10 +50,9 @@ type Config struct {
 	// Dirs are the directories, at least one. They are made if they do not exist; an existing one is empty or belongs
 	// to the same identities and layouts.
 	Dirs []string
-	// Folder names a folder in each of Dirs where this tier's blocks lie, for programs that have several identities below one
-	// directory. The bounds are then for all such folders, of all processes: see the package's comment. Empty: the blocks lie in
-	// Dirs themselves, and the bounds are for them.
-	Folder string
+	// SharedBound makes MaxBytes and DirBytes bound all folders in the parent directory of each of Dirs, of all identities and
+	// processes: see the package's comment. Each of Dirs has a parent of its own then.
+	SharedBound bool
 	// Formats are those of the blocks, one a page group.
 	Formats block.Formats
 	// Identities are what the formats' identities are the digests of, in the same order. They are written down in new directories for
@@ -120,21 +118,23 @@ func (c *Config) Validate() error {
 	if len(c.Dirs) == 0 {
 		bad("no directory is given")
 	}
-	seen := make(map[string]bool)
+	seen, parents := make(map[string]bool), make(map[string]bool)
 	for i, d := range c.Dirs {
 		if d == "" {
 			bad("directory %d has no name", i)
 			continue
 		}
 		clean := filepath.Clean(d)
-		if seen[clean] {
+		parent, name := filepath.Dir(clean), filepath.Base(clean)
+		switch {
+		case seen[clean]:
 			bad("directory %s is given twice", clean)
+		case c.SharedBound && (name == "/" || name == "." || name == ".."):
+			bad("directory %s has no parent to share a bound with: give the path of a folder below another directory", clean)
+		case c.SharedBound && parents[parent]:
+			bad("several directories are in %s, where all share a bound: give one of them", parent)
 		}
-		seen[clean] = true
-	}
-	if _, bucket := parseBucket(c.Folder); c.Folder != "" && (bucket || strings.ContainsAny(c.Folder, "/\x00") || strings.Trim(c.Folder, ".") == "" ||
-		c.Folder == tmpName || c.Folder == blockdir.Quarantine) {
-		bad("folder %q is not the name of a folder below the directories", c.Folder)
+		seen[clean], parents[parent] = true, true
 	}
 	if c.Fsync > FsyncFile {
 		bad("fsync policy %d is unknown", c.Fsync)

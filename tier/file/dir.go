@@ -23,7 +23,6 @@ type dir struct {
 	dirfs.Dir                         // anchor, once it is set
 	anchor    *anchor                 // exchanged where the directory is made anew
 	root      string                  // its path
-	parent    string                  // the directory that the user named: root, or the one above it
 	area      *area                   // whose bound is for it
 	id        string                  // from the marker
 	renewing  chan struct{}           // holds a token while the session is made anew
@@ -55,7 +54,7 @@ const openTries = 4
 // openDir opens a directory, or makes it. The error names it.
 func openDir(ctx context.Context, c *Config, root string) (*dir, error) {
 	for try := 1; ; try++ {
-		d := &dir{root: filepath.Join(root, c.Folder), parent: filepath.Clean(root), renewing: make(chan struct{}, 1)}
+		d := &dir{root: filepath.Clean(root), renewing: make(chan struct{}, 1)}
 		err := d.open(ctx, c)
 		if err == nil {
 			return d, nil

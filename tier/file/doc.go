@@ -43,7 +43,7 @@
 // A directory that is removed while it is open is made anew by the next Put, with the same id; a lost marker is written again
 // within a minute. A tier that only reads follows to a directory that was made anew.
 //
-// With Config.Folder several identities have a folder each below one directory, and share its bound. Each folder has a usage record,
+// With Config.SharedBound all folders in one parent directory share its bound, one folder for each identity. Each folder has a usage record,
 // kvlane.usage, which its owner renews once a minute. Above the bound the collectors of all processes remove blocks of folders that
 // no process has open, the one not used for the longest time first. Then each live owner evicts in proportion to what it holds.
 //

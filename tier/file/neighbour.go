@@ -20,9 +20,9 @@ const liveFor = 10 * time.Minute
 // busyFor is how long a folder may be locked by another process before it counts as in use.
 const busyFor = time.Minute
 
-// neighbour is the folder of another identity below the same directory. Only the area's collector uses it.
+// neighbour is the folder of another identity in the same parent directory. Only the area's collector uses it.
 type neighbour struct {
-	parent, name string // the directory that the user named, and the folder in it
+	parent, name string // the parent directory, and the folder in it
 	markerInfo   dirfs.Info
 	formats      block.Formats
 	record       blockdir.Record // the last plausible one

@@ -5,19 +5,20 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"path/filepath"
 	"time"
 
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// A tier with Config.Folder shares its bound with the other folders below the same directories. Its collector reads their records,
+// A tier with Config.SharedBound shares its bound with the other folders in the parents of its directories. Its collector reads their records,
 // removes what no process uses, and bounds this tier's folders to what the live ones leave, or to their share.
 
 // answerFor is how long a tier that has taken its share waits for the others to take theirs.
 const answerFor = 2 * recountEvery
 
 // shared reports whether other folders count for the area's bound.
-func (a *area) shared() bool { return a.cfg.Folder != "" && a.bound > 0 && !a.cfg.ReadOnly }
+func (a *area) shared() bool { return a.cfg.SharedBound && a.bound > 0 && !a.cfg.ReadOnly }
 
 // share finds out what the other folders hold, makes room in those that no process has open where all are above the high watermark,
 // and sets the bounds of this tier's own. retry reports that another process is making room, or opens a folder.
@@ -58,7 +59,7 @@ func (a *area) look(ctx context.Context) error {
 			return context.Cause(ctx) // what was known stays
 		}
 		if err := a.lookBelow(d, now, found); err != nil {
-			errs = append(errs, fmt.Errorf("read the usage records below %s: %w", d.parent, err))
+			errs = append(errs, fmt.Errorf("read the usage records in %s: %w", filepath.Dir(d.root), err))
 		}
 	}
 	a.neighbours = found
@@ -66,7 +67,8 @@ func (a *area) look(ctx context.Context) error {
 }
 
 func (a *area) lookBelow(d *dir, now time.Time, found map[string]*neighbour) (err error) {
-	parent, err := a.cfg.FS.OpenDir(d.parent)
+	path, own := filepath.Dir(d.root), filepath.Base(d.root)
+	parent, err := a.cfg.FS.OpenDir(path)
 	if err != nil {
 		return err
 	}
@@ -74,10 +76,10 @@ func (a *area) lookBelow(d *dir, now time.Time, found map[string]*neighbour) (er
 	names, err := parent.ReadDir(".")
 	errs := []error{err}
 	for _, name := range names {
-		if name == a.cfg.Folder {
+		if name == own {
 			continue
 		}
-		n := &neighbour{parent: d.parent, name: name}
+		n := &neighbour{parent: path, name: name}
 		known := a.neighbours[n.path()]
 		if known != nil {
 			n = known
@@ -182,7 +184,7 @@ func (l limits) part(own, others int64, folders int, unit int64) limits {
 
 // writeRecords renews the usage records of the area's folders. closing marks those closed that no other process has open.
 func (a *area) writeRecords(closing bool) {
-	if a.cfg.Folder == "" || a.cfg.ReadOnly {
+	if !a.cfg.SharedBound || a.cfg.ReadOnly {
 		return
 	}
 	now := a.clock.Now()

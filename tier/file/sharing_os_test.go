@@ -23,7 +23,10 @@ func tenantConfig(t *testing.T, root string, tenant int, blocks int64) file.Conf
 	t.Helper()
 	f := tiertest.NewFormat(t)
 	f.Identity[5] = byte(tenant)
-	return file.Config{Dirs: []string{root}, Folder: folderOf(tenant), Formats: block.Formats{f}, MaxBytes: blocks * f.Layout.ImageBytes()}
+	return file.Config{
+		Dirs: []string{filepath.Join(root, folderOf(tenant))}, SharedBound: true, Formats: block.Formats{f},
+		MaxBytes: blocks * f.Layout.ImageBytes(),
+	}
 }
 
 // leave makes a tenant's folder with blocks that no process has open.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -39,7 +40,7 @@ func (s *tenants) config(tenant int) file.Config {
 	f := tiertest.NewFormat(s.t)
 	f.Identity[5] = byte(tenant)
 	return file.Config{
-		Dirs: []string{"kv"}, Folder: folderOf(tenant), Formats: block.Formats{f},
+		Dirs: []string{"kv/" + folderOf(tenant)}, SharedBound: true, Formats: block.Formats{f},
 		MaxBytes: sharedBlocks * s.size, FS: s.disk.Process(),
 	}
 }
@@ -467,15 +468,18 @@ func TestPartOfABound(t *testing.T) {
 	}
 }
 
-// The folder's name is a part of a path, and none that directories of blocks have.
-func TestFolderNames(t *testing.T) {
-	for name, ok := range map[string]bool{
-		"": true, "kv-1": true, "vllm-0123456789abcdef": true, ".x": true,
-		".": false, "..": false, "a/b": false, "/": false, "a/": false, "ab": false, "tmp": false, "quarantine": false, "x\x00": false,
+// A directory that shares its bound has a parent, and alone of the tier's.
+func TestDirectoriesWithASharedBound(t *testing.T) {
+	for dirs, ok := range map[string]bool{
+		"/kv/a": true, "/kv/a /other/a": true, "a": true, "../a": true, "/a/": true,
+		"/": false, "//": false, "/a/..": false, ".": false, "..": false, "a/..": false, "../..": false, "/kv/a /kv/b": false, "a b": false,
 	} {
-		c := file.Config{Dirs: []string{"kv"}, Folder: name, Formats: block.Formats{tiertest.NewFormat(t)}}
+		c := file.Config{Dirs: strings.Fields(dirs), SharedBound: true, Formats: block.Formats{tiertest.NewFormat(t)}}
 		if err := c.Validate(); (err == nil) != ok || err != nil && !errors.Is(err, errdefs.ErrInvalid) {
-			t.Errorf("folder %q: %v", name, err)
+			t.Errorf("directories %q: %v", dirs, err)
+		}
+		if c.SharedBound = false; c.Validate() != nil {
+			t.Errorf("directories %q with bounds of their own: %v", dirs, c.Validate())
 		}
 	}
 }

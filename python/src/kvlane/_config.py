@@ -35,7 +35,16 @@ def directories(store: Mapping[str, Any]) -> list[str]:
         given = [given]
     if not isinstance(given, list | tuple) or not all(isinstance(d, str | os.PathLike) for d in given):
         raise errors.Invalid(f"store.dirs is {given!r}: give a directory, or a list of directories")
-    return [os.fsdecode(d) for d in given]
+    names = [os.fsdecode(d) for d in given]
+    if "" in names:
+        raise errors.Invalid("store.dirs has a directory without a name")
+    return names
+
+
+def with_folder(store: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The section `store` with the folder `name` in each directory, for one identity. All folders there share their bound."""
+    dirs = [os.path.join(d, name) for d in directories(store)]
+    return {"shared_bound": True, **store, "dirs": dirs} if dirs else dict(store)
 
 
 def tenant(value: Any) -> str:

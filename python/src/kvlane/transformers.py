@@ -570,11 +570,9 @@ def _numbers(blocks: Sequence[int], groups: int) -> array.array[int]:
 
 def _in_own_directory(config: dict[str, Any], store: Mapping[str, Any]) -> dict[str, Any]:
     """config with the store's section. Each identity has a folder of its own in the directories, and all share their bounds."""
-    out = dict(store)
     own = {k: config.get(k) for k in ("model", "groups", "revision", "tenant", "adapter")}
     name = "kv-" + hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:24]
-    if dirs := _config.directories(store):
-        out["dirs"], out["folder"] = dirs, name
+    out = _config.with_folder(store, name)
     if out.get("log_dir"):
         out["log_dir"] = os.path.join(out["log_dir"], name)
     return {**config, "store": out}

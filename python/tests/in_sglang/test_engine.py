@@ -36,7 +36,7 @@ def identity(own: dict[str, Any] | None = None, **arguments: Any) -> str:
             return identity(own, **arguments)
     given = {"store": {"cache_bytes": 1 << 20, "dirs": ["/kv"]}, **(own or {})}
     store = config.store_config(given, engine(), config.Rank(), {}, {"driver": "host"}, groups=[], layers=[])
-    return str(store["store"]["folder"])
+    return str(store["store"]["dirs"][0])
 
 
 def changed(folder: Path, to: Path, **more: Any) -> str:

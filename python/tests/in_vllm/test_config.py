@@ -67,7 +67,7 @@ def test_identity(identities: Any, model: Any, tmp_path: Path) -> None:
     assert all(isinstance(s, dict) for s in stores), stores
     keys = [str((s["groups"], s["revision"], s.get("tenant"))) for s in stores]
     assert len(set(keys)) == len(keys)
-    assert len({s["store"]["folder"] for s in stores}) == len(keys)
+    assert len({s["store"]["dirs"][0] for s in stores}) == len(keys)
 
 
 def test_one_rank_writes_the_files_of_kv_that_several_have() -> None:

@@ -83,8 +83,7 @@ def store_config(
     same configuration, and share files.
     """
     store = dict(own.get("store") or {})
-    dirs = _config.directories(store)
-    persistent = bool(dirs or store.get("log_dir"))
+    persistent = bool(_config.directories(store) or store.get("log_dir"))
     replicated = all(g.pool.replicated for g in groups)
     if replicated and rank.tp_size > 1 and store.get("log_dir"):
         raise errors.NotSupported("a log is one process's, and the ranks hold the same KV: give dirs")
@@ -102,8 +101,7 @@ def store_config(
     if "tenant" in own:
         out["tenant"] = _config.tenant(own["tenant"])
     name = "sglang-" + hashlib.sha256(json.dumps(out, sort_keys=True).encode()).hexdigest()[:24]
-    if dirs:  # a folder has blocks of one identity, and all folders share the bounds
-        store["dirs"], store["folder"] = dirs, name
+    store = _config.with_folder(store, name)
     if store.get("log_dir"):
         store["log_dir"] = os.path.join(store["log_dir"], name)
     sections: dict[str, Any] = {k: dict(own[k]) for k in ("stream", "rdma") if k in own}

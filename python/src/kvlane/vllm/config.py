@@ -162,9 +162,8 @@ def store_config(
     own = {"groups": out, "revision": _revision(vllm_config, kv_cache_config, groups, kernels, bool(dirs))}
     if "tenant" in extra:
         own["tenant"] = _config.tenant(extra["tenant"])
-    if dirs:  # a folder has blocks of one identity, and all folders share the bounds
-        name = "vllm-" + hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:24]
-        store["dirs"], store["folder"] = dirs, name
+    name = "vllm-" + hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:24]
+    store = _config.with_folder(store, name)
     return own | {k: dict(extra[k]) for k in ("stream", "rdma", "device") if k in extra} | {"store": store}
 
 

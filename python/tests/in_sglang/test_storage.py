@@ -11,7 +11,7 @@ import torch
 
 from kvlane import errors
 
-from .pools import PAGE, TOKENS, device_pool, extra, fill, flip, hashes, host_pool
+from .pools import LAYERS, PAGE, TOKENS, device_pool, extra, fill, flip, hashes, host_pool
 
 FORMS = [(layout, mla) for mla in (False, True) for layout in ("layer_first", "page_first", "page_first_direct")]
 
@@ -45,6 +45,32 @@ def test_pages_come_back_bit_by_bit(storage: Any, layout: str, mla: bool) -> Non
     for p, want in zip((10, 11, 12, 13, 14), before, strict=True):
         assert torch.equal(page(pool, p), want)
     assert torch.equal(page(pool, 2), untouched)
+
+
+@pytest.mark.parametrize("second", [False, True], ids=["v1", "v2"])
+@pytest.mark.parametrize("layout", ["page_first", "layer_first"])
+def test_the_end_of_a_prompt_goes_first(storage: Any, layout: str, second: bool) -> None:
+    """The pages of a call follow those that SGLang says are before."""
+    from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo, PoolName, PoolTransfer
+
+    pool = host_pool(layout)
+    image = 4096 * (1 + 2 * (LAYERS if layout == "layer_first" else 1))  # a header, and each piece of a page
+    config = extra()
+    config["kvlane"]["store"]["cache_bytes"] = 16 * image
+    s = storage(pool, config)
+    prompt, other = hashes(12), hashes(12, seed=1)
+
+    def store(keys: list[str], before: list[str]) -> None:
+        where, known = indices(*range(len(keys))), HiCacheStorageExtraInfo(prefix_keys=before or None)
+        if second:
+            assert s.batch_set_v2([PoolTransfer(PoolName.KV, where, keys=keys)], known) == {"kv": [True] * len(keys)}
+        else:
+            assert s.batch_set_v1(keys, where, known) == [True] * len(keys)
+
+    for i in range(0, 12, 4):
+        store(prompt[i : i + 4], prompt[:i])
+    store(other, [])
+    assert [s.exists(k) for k in prompt] == [i < 4 for i in range(12)]
 
 
 def test_a_miss_is_false_for_its_page_alone(storage: Any) -> None:
@@ -102,7 +128,8 @@ def test_names_that_differ_are_pages_that_differ() -> None:
 
 def test_a_full_disk_is_told_and_is_no_miss(storage: Any, small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
     """False for pages that were not written; memory has them all the same."""
-    from kvlane.sglang.storage import KV, Part
+    from kvlane.sglang.pages import Part
+    from kvlane.sglang.storage import KV
 
     (small_disk / "filler").write_bytes(bytes(5 << 20))
     pool = host_pool("page_first")

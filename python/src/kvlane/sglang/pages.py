@@ -103,12 +103,15 @@ class Part:
 
 @dataclass
 class Batch:
-    """What a load or dump is made of: for each entry of the parts, which of the keys are its."""
+    """What a load or dump is made of: for each entry of the parts, which of the keys are its. before is the key before the
+    first one, if it is known.
+    """
 
     keys: Keys
     pages: list[int]
     entries: list[tuple[int, int]]  # (part, entry of it) of each key
     parts: Sequence[Part]
+    before: bytes | None
 
     def answers(self, good: Sequence[bool]) -> list[list[bool]]:
         """For each part's entries, whether all their keys are good."""
@@ -225,19 +228,21 @@ class Pages:
             "sglang_leases": self.leases.stats(),
         }
 
-    def batch(self, parts: Sequence[Part]) -> Batch:
-        """The keys of parts, pool by pool."""
+    def batch(self, parts: Sequence[Part], before: str | None = None) -> Batch:
+        """The keys of parts, part by part, and page by page in each. before: the page before the first of the first part."""
         raw = bytearray()
         pages: list[int] = []
         entries: list[tuple[int, int]] = []
         salt = self._salt
         for number, part in enumerate(parts):
             hashes = b"".join(digest(h, salt) for h in part.hashes)
-            for g in self._of[part.pool]:
-                raw += self.store.keys(hashes, g, HASH_BYTES).raw
-                pages += part.pages
-                entries += [(number, i) for i in range(len(part.hashes))]
-        return Batch(Keys(raw), pages, entries, parts)
+            each = [self.store.keys(hashes, g, HASH_BYTES) for g in self._of[part.pool]]
+            for i in range(len(part.hashes)):
+                raw += b"".join(keys[i] for keys in each)
+                pages += [page for page in part.pages[i : i + 1] for _ in each]
+                entries += [(number, i)] * len(each)
+        end = None if before is None else self.store.keys(digest(before, salt), self._of[parts[0].pool][-1], HASH_BYTES)[0]
+        return Batch(Keys(raw), pages, entries, parts, end)
 
     def there(self, parts: Sequence[Part]) -> list[list[bool]]:
         """Which pages are there. Nothing keeps them; keep does."""
@@ -271,16 +276,22 @@ class Pages:
         self.leases.keep(name, lease)
 
     def load(
-        self, parts: Sequence[Part], on_layer: Callable[[int], None] | None = None, cache: PagedCache | None = None
+        self,
+        parts: Sequence[Part],
+        on_layer: Callable[[int], None] | None = None,
+        cache: PagedCache | None = None,
+        before: str | None = None,
     ) -> list[list[bool]]:
         """Brings pages into the pools, or into another cache, and returns when nothing writes to them any more. on_layer is
-        called with each of SGLang's layers once it is on all pages, in order, until a page fails.
+        called with each of SGLang's layers once it is on all pages, in order, until a page fails. before: as for batch.
         """
-        batch = self.batch(parts)
+        batch = self.batch(parts, before)
         if not batch.keys:
             return batch.answers([])
         try:
-            task = self.store.load(cache or self.cache, batch.keys, batch.pages, layerwise=on_layer is not None)
+            task = self.store.load(
+                cache or self.cache, batch.keys, batch.pages, layerwise=on_layer is not None, before=batch.before
+            )
         except _FATAL:
             raise
         except errors.Error as e:
@@ -300,17 +311,19 @@ class Pages:
             self._quiesce(task)
         return batch.answers(self._results("load", task, (Status.OK,)))
 
-    def dump(self, parts: Sequence[Part], cache: PagedCache | None = None, *, written: bool = False) -> list[list[bool]]:
+    def dump(
+        self, parts: Sequence[Part], cache: PagedCache | None = None, *, written: bool = False, before: str | None = None
+    ) -> list[list[bool]]:
         """Stores pages, and returns when they may be changed and are found. Files are written later: what cannot be written is
-        counted, and is found in memory.
+        counted, and is found in memory. before: as for batch.
 
         written: waits for files too, for wait_seconds at most. The answer is False for pages that could not be written.
         """
-        batch = self.batch(parts)
+        batch = self.batch(parts, before)
         if not batch.keys:
             return batch.answers([])
         try:
-            task = self.store.dump(cache or self.cache, batch.keys, batch.pages)
+            task = self.store.dump(cache or self.cache, batch.keys, batch.pages, before=batch.before)
         except _FATAL:
             raise
         except errors.Error as e:

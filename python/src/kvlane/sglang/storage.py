@@ -72,6 +72,12 @@ def _name(keys: Sequence[str] | None) -> str:
     return keys[0] if keys else ""
 
 
+def _before(extra_info: HiCacheStorageExtraInfo | None) -> str | None:
+    """The page before the first of a call. SGLang names it with "hicache_storage_pass_prefix_keys" alone."""
+    earlier = extra_info.prefix_keys if extra_info else None
+    return earlier[-1] if earlier else None
+
+
 class Storage(HiCacheStorage):
     """SGLang makes it by `--hicache-storage-backend dynamic`, with "class_name": "Storage". Safe from any thread.
 
@@ -163,7 +169,7 @@ class Storage(HiCacheStorage):
     ) -> list[bool]:
         """Brings pages into the pool's memory."""
         try:
-            return self.pages.load([self._part(KV, keys, host_indices)])[0]
+            return self.pages.load([self._part(KV, keys, host_indices)], before=_before(extra_info))[0]
         finally:
             if len(self.pages.pools) == 1:  # else SGLang brings those of the others by batch_get_v2
                 self.pages.leases.release(_name(keys), "loaded")
@@ -174,21 +180,21 @@ class Storage(HiCacheStorage):
         """Stores pages from the pool's memory, which may be changed when this returns. False for pages that are not in files,
         where there are files; they may still be found in memory.
         """
-        return self.pages.dump([self._part(KV, keys, host_indices)], written=True)[0]
+        return self.pages.dump([self._part(KV, keys, host_indices)], written=True, before=_before(extra_info))[0]
 
     def batch_get_v2(
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> dict[str, list[bool]]:
         """batch_get_v1 for several pools at once."""
-        return self._v2(transfers, load=True)
+        return self._v2(transfers, _before(extra_info), load=True)
 
     def batch_set_v2(
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> dict[str, list[bool]]:
         """batch_set_v1 for several pools at once."""
-        return self._v2(transfers, load=False)
+        return self._v2(transfers, _before(extra_info), load=False)
 
-    def _v2(self, transfers: list[PoolTransfer], load: bool) -> dict[str, list[bool]]:
+    def _v2(self, transfers: list[PoolTransfer], before: str | None, load: bool) -> dict[str, list[bool]]:
         out = {t.name: [False] * len(t.keys or ()) for t in transfers}
         known = []
         for t in transfers:
@@ -197,7 +203,8 @@ class Storage(HiCacheStorage):
             elif t.keys and t.host_indices is not None:
                 known.append((t, self._part(str(t.name), t.keys, t.host_indices)))
         parts = [part for _, part in known]
-        answers = self.pages.load(parts) if load else self.pages.dump(parts, written=True)
+        before = before if parts else None
+        answers = self.pages.load(parts, before=before) if load else self.pages.dump(parts, written=True, before=before)
         for t in transfers if load else ():
             self.pages.leases.release(_name(t.keys), "loaded")
         return out | {t.name: a for (t, _), a in zip(known, answers, strict=True)}

@@ -49,7 +49,7 @@ def test_paths_are_texts_in_json() -> None:
 
 
 def test_a_file_name_that_is_no_text_has_a_fingerprint(tmp_path: Path) -> None:
-    found = set()
+    found: set[str | None] = set()
     for name in (b"caf\xe9.bin", b"caf\xe8.bin"):
         folder = tmp_path / str(len(found))
         folder.mkdir()

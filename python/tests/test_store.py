@@ -50,7 +50,9 @@ def test_identities_share_the_bound_of_a_directory(open_store: Open, dirs: list[
     image = 4096 + LAYERS * max(4096, 2 * TOKENS * HEADS * SIZE * 4)
     bound = 40 * image
     for revision in range(4):
-        store = open_store(revision=f"r{revision}", store={"dirs": [f"{dirs[0]}/kv-{revision}"], "shared_bound": True, "file_bytes": bound})
+        store = open_store(
+            revision=f"r{revision}", store={"dirs": [f"{dirs[0]}/kv-{revision}"], "shared_bound": True, "file_bytes": bound}
+        )
         with kvlane.PagedCache(store, arrays(), "lkp") as cache:
             keys = keys_of(store, PAGES)
             dump(store, cache, keys, range(PAGES))

@@ -38,9 +38,9 @@ def test_blocks_are_in_the_order_of_the_prompt() -> None:
 
     out = scheduler.prepare_store([keys[5], keys[1], keys[4], keys[0]], context)
     assert out is not None
-    assert out.store_spec.before is None  # type: ignore[attr-defined]
+    assert out.store_spec.before is None
     out = scheduler.prepare_store([keys[2], keys[3]], context)
     assert out is not None
-    assert out.store_spec.before == keys[1]  # type: ignore[attr-defined]
-    assert out.store_spec.names == keys[2:4]  # type: ignore[attr-defined]
+    assert out.store_spec.before == keys[1]
+    assert out.store_spec.names == keys[2:4]
     assert manager.stored == [([0, 10, 1, 11], None), ([2, 3], 1)]

@@ -3,6 +3,7 @@ package log_test
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -23,6 +24,8 @@ type prompts struct {
 
 const promptBlocks, promptChunk = 80, 10
 
+func prompt(n int) []block.Key { return keys(1000*n, 1000*n+promptBlocks) }
+
 func newPrompts(t *testing.T) *prompts {
 	c := config(t)
 	c.SegmentBytes = 0
@@ -38,9 +41,8 @@ func (p *prompts) open() {
 }
 
 // found returns how many blocks of a prompt are there, from its beginning on.
-func (p *prompts) found(prompt int) int {
+func (p *prompts) found(some []block.Key) int {
 	p.Helper()
-	some := keys(1000*prompt, 1000*prompt+promptBlocks)
 	n, err := p.tr.Retain(p.Context(), some)
 	if err != nil {
 		p.Fatal(err)
@@ -49,18 +51,14 @@ func (p *prompts) found(prompt int) int {
 	return n
 }
 
-// turn uses the blocks of a prompt that are there, and puts the others.
-func (p *prompts) turn(prompt int) (found int) {
+// request uses the blocks of a prompt that are there, and puts the others.
+func (p *prompts) request(some []block.Key) (found int) {
 	p.Helper()
-	some := keys(1000*prompt, 1000*prompt+promptBlocks)
-	found = p.found(prompt)
+	found = p.found(some)
 	p.order.Note(some[:found], tier.Place{})
 	p.tr.Use(some[:found], tier.Place{})
-	for at := 0; at < promptBlocks; at += promptChunk {
-		if at+promptChunk <= found {
-			continue
-		}
-		chunk, place := some[at:at+promptChunk], tier.Place{}
+	for at := found; at < len(some); at += promptChunk {
+		chunk, place := some[at:min(at+promptChunk, len(some))], tier.Place{}
 		if at > 0 {
 			place = p.order.After(some[at-1], chunk[0])
 		}
@@ -80,11 +78,49 @@ func (p *prompts) turn(prompt int) (found int) {
 	return found
 }
 
+// A log finds at least 99% of the blocks that plain recency finds with a little less space, where conversations go on among prompts that
+// never come again. Of a conversation that rests for longer than that its beginning is left.
+func TestRecencyBetweenPrompts(t *testing.T) {
+	p := newPrompts(t)
+	const recent = 70 // blocks that plain recency has space for, of the log's 100 without what it keeps free
+	var used []block.Key
+	hits, want, next := 0, 0, 10000
+	request := func(some []block.Key) {
+		hits += p.request(some)
+		for _, key := range some {
+			if !slices.Contains(used[max(0, len(used)-recent):], key) {
+				break
+			}
+			want++
+		}
+		used = slices.DeleteFunc(used, func(key block.Key) bool { return slices.Contains(some, key) })
+		used = append(used, some...)
+	}
+	resting := keys(0, 40)
+	request(resting)
+	for turn := range 45 {
+		for c := range 3 {
+			first := 1000 * (1 + c + 3*(turn/15)) // a conversation has 15 turns
+			request(keys(first, first+turn%15+1))
+		}
+		request(keys(next, next+8)) // of a prompt that never comes again
+		next += 8
+		if turn == 5 {
+			if n, left := p.found(resting), ready(t, p.tr, resting); n != left || n == 0 || n == len(resting) {
+				t.Errorf("%d blocks of a prompt are left, of which %d are its beginning", left, n)
+			}
+		}
+	}
+	if want == 0 || hits*100 < want*99 {
+		t.Errorf("%d blocks were found, %d by recency", hits, want)
+	}
+}
+
 // The beginning of a prompt was evicted before its end, which is of no use without it: of two prompts by turns nothing was found.
 func TestDefectBeginningOfAPromptIsEvictedFirst(t *testing.T) {
 	p, sum := newPrompts(t), 0
 	for turn := range 8 {
-		if n := p.turn(turn % 2); turn >= 2 {
+		if n := p.request(prompt(turn % 2)); turn >= 2 {
 			sum += n
 		}
 	}
@@ -98,7 +134,7 @@ func TestEvictionOrderSurvivesARestart(t *testing.T) {
 	for _, how := range []string{"checkpoint", "segments"} {
 		t.Run(how, func(t *testing.T) {
 			p := newPrompts(t)
-			p.turn(0)
+			p.request(prompt(0))
 			closeTier(t, p.tr)
 			if how == "segments" {
 				if err := os.Remove(filepath.Join(p.c.Dir, "index")); err != nil {
@@ -110,7 +146,7 @@ func TestEvictionOrderSurvivesARestart(t *testing.T) {
 			for _, key := range some {
 				put(t, p.tr, p.c.Formats[0], key)
 			}
-			n, left := p.found(0), ready(t, p.tr, keys(0, promptBlocks))
+			n, left := p.found(prompt(0)), ready(t, p.tr, keys(0, promptBlocks))
 			if left == promptBlocks || n < left/2 || n < 5 {
 				t.Errorf("%d blocks of a prompt are left, of which %d are its beginning", left, n)
 			}

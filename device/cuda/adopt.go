@@ -72,7 +72,7 @@ const (
 	// ownConnections are for streams that launch what ends a wait. Measured on an H100 with driver 580 (ADR 19): a stream has a
 	// connection while it has work, or waits, and none when it is idle. As long as those that wait and those at work are no more
 	// than there are connections, none stalls; of what is beyond, whatever shares with one that waits. An engine has at most four
-	// at work: its streams for loads and for dumps have a queue each, and one for the staged path.
+	// at work: of its streams for loads and for dumps the queue, and a resident worker.
 	ownConnections = 4
 )
 

@@ -32,6 +32,9 @@ const (
 	MaxStagingBytes = 1 << 40
 )
 
+// ResidentOptions say how the resident kernels behave; package move has the defaults and limits.
+type ResidentOptions = move.ResidentOptions
+
 // Options says how a stream is opened. The zero value is the default.
 type Options struct {
 	// Path forces every batch onto one path; PathNone has the planner choose.
@@ -53,6 +56,8 @@ type Options struct {
 	// first planned, or at once if the path is forced. Zero: DefaultStagingBytes, and under policies that weigh harm
 	// (balanced and background) BesideStagingBytes; negative: no staging.
 	StagingBytes int64
+	// Resident says how kernels behave that stay on the device.
+	Resident ResidentOptions
 	// NIC adds the path of its name, for batches between host and device memory that the NIC reaches. Nil: there is none.
 	NIC *Carrier
 	// Prepare has Open get what all paths need, the NIC's too, in place of waiting until each is first chosen. From then on
@@ -60,7 +65,8 @@ type Options struct {
 	// batches (device.StreamAdopter): drivers may hold that up until they have waited, for ever. Open fails where a path that
 	// the device has cannot get what it needs. HighPriority is implied. Streams that have work
 	// at the same time, and be it to wait, get a queue of the hardware each as long as there are some, and share after that:
-	// what shares with one that waits, waits.
+	// what shares with one that waits, waits. So the stream has a resident worker, if it is not told how many, and takes
+	// no more by it than one is good for: it is at work on two such queues at most.
 	Prepare bool
 	// HighPriority asks the device for queues of its highest priority. Policies that weigh harm always do: their kernels have few
 	// thread blocks, and should not wait for what computes beside them longer than they must.
@@ -90,7 +96,7 @@ func (o Options) Validate() error {
 	if o.NIC != nil {
 		o.NIC.validate(bad)
 	}
-	return errors.Join(append(errs, o.Policy.Validate())...)
+	return errors.Join(append(errs, o.Resident.Validate(), o.Policy.Validate())...)
 }
 
 func (o Options) withDefaults() Options {
@@ -101,6 +107,9 @@ func (o Options) withDefaults() Options {
 	}
 	beside := o.Policy.Goal.Weighs()
 	o.HighPriority = o.HighPriority || beside || o.Prepare
+	if o.Prepare && o.Resident.Workers == 0 {
+		o.Resident.Workers = 1
+	}
 	switch {
 	case o.StagingBytes != 0:
 	case beside:
@@ -116,7 +125,7 @@ func (o *Options) events() int {
 	if !o.Prepare {
 		return 0
 	}
-	return move.MaxCalls
+	return move.MaxCalls + 2*move.MaxResidentWorkers
 }
 
 // planner returns the planner under the policy.

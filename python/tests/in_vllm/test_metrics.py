@@ -153,7 +153,9 @@ def prometheus(folder: Path, target: int) -> Iterator[Any]:
     with log.open("w") as out, subprocess.Popen([command("prometheus"), *arguments], stderr=out) as process:
         try:
             deadline = time.monotonic() + LIMIT
-            while not (found := re.search(r"Listening on\" address=127\.0\.0\.1:(\d+)", log.read_text())):
+            while not (
+                found := re.search(r"Listening on\" address=127\.0\.0\.1:(\d+).*Server is ready", log.read_text(), re.DOTALL)
+            ):
                 assert process.poll() is None, log.read_text()
                 assert time.monotonic() < deadline, log.read_text()
                 time.sleep(0.05)

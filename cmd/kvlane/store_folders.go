@@ -13,26 +13,59 @@ import (
 	"github.com/kvlane/kvlane/tier/log"
 )
 
-// eachFolder calls f for every directory of blocks that dir stands for, which may be the one that a configuration names: its folders
-// then have an identity each. More than one are separated by an empty line, unless the output is JSON.
-func eachFolder(ctx context.Context, w io.Writer, dir string, asJSON bool, f func(dir string, several bool) error) error {
-	dirs, err := foldersOf(dir)
-	if err != nil {
-		return err
-	}
+// eachFolder calls f for every directory of blocks. several reports whether there is more than one.
+func eachFolder(ctx context.Context, dirs []string, f func(dir string, several bool) error) error {
 	var errs []error
-	for i, d := range dirs {
+	for _, d := range dirs {
 		if ctx.Err() != nil {
 			return errors.Join(append(errs, context.Cause(ctx))...)
-		}
-		if i > 0 && !asJSON {
-			fmt.Fprintln(w)
 		}
 		errs = append(errs, f(d, len(dirs) > 1))
 	}
 	return errors.Join(errs...)
 }
 
+// folderResult is what a command prints about a directory of blocks.
+type folderResult struct {
+	json any // nil: print nothing
+	rows [][2]string
+}
+
+// printFolders prints the result of f for every directory of blocks. The JSON output is one document: an object for one
+// directory, and an array of objects for several. Tables are separated by an empty line.
+func printFolders(ctx context.Context, w io.Writer, dirs []string, asJSON bool, f func(dir string) (folderResult, error)) error {
+	objects := []any{}
+	printed := false
+	err := eachFolder(ctx, dirs, func(dir string, several bool) error {
+		r, err := f(dir)
+		switch {
+		case r.json == nil:
+			return err
+		case several && asJSON:
+			objects = append(objects, r.json)
+			return err
+		case several && r.rows[0][0] != directoryRow:
+			r.rows = append([][2]string{{directoryRow, dir}}, r.rows...)
+		}
+		if printed {
+			fmt.Fprintln(w)
+		}
+		printed = true
+		return errors.Join(printResult(w, asJSON, r.json, r.rows), err)
+	})
+	if asJSON && len(dirs) > 1 {
+		err = errors.Join(printResult(w, asJSON, objects, nil), err)
+	}
+	return err
+}
+
+// jsonOfFolders is the help text of --json.
+const jsonOfFolders = "print one JSON object; for several folders one array of objects"
+
+// directoryRow is the name of the row with a directory's path.
+const directoryRow = "directory"
+
+// foldersOf returns the directories of blocks that dir stands for. dir may be the parent of one folder for each identity.
 func foldersOf(dir string) ([]string, error) {
 	if log.Recognises(dir) {
 		return []string{dir}, nil
@@ -48,21 +81,24 @@ type folderUse struct {
 	open  bool // a process has it open; of a log nothing is known
 }
 
-// targetsOf divides a size among folders: those that no process has open give up blocks first, the one not used for the longest time
-// before the others, and then each of the others gives up as large a part of what it holds.
-func targetsOf(ctx context.Context, dirs []string, target int64) (map[string]int64, error) {
+// targets are the sizes to which "kvlane store gc" reduces folders.
+type targets struct {
+	bytes  map[string]int64
+	failed map[string]error // folders whose size is unknown
+}
+
+// targetsOf divides a size among folders. Folders that no process has open give up blocks first, the least recently used
+// one first. Then each of the others gives up the same fraction of its bytes. Folders that cannot be inspected count as
+// empty.
+func targetsOf(ctx context.Context, dirs []string, target int64) targets {
+	out := targets{map[string]int64{}, map[string]error{}}
 	var all []folderUse
 	var sum, kept int64
 	for _, d := range dirs {
-		in, err := keeperOf(d).inspect(ctx, d)
+		u, err := useOf(ctx, d)
 		if err != nil {
-			return nil, err
-		}
-		u := folderUse{dir: d, bytes: in.Bytes, open: true}
-		if log.Recognises(d) {
-			u.bytes = in.SegmentBytes
-		} else if u.used, u.open, err = file.LastUse(d); err != nil {
-			return nil, err
+			out.failed[d] = err
+			continue
 		}
 		all = append(all, u)
 		sum += u.bytes
@@ -71,18 +107,31 @@ func targetsOf(ctx context.Context, dirs []string, target int64) (map[string]int
 		}
 	}
 	slices.SortStableFunc(all, func(a, b folderUse) int { return cmp.Compare(a.used.UnixNano(), b.used.UnixNano()) })
-	out := make(map[string]int64)
 	over := max(0, sum-target)
 	for _, u := range all {
-		if out[u.dir] = u.bytes; !u.open {
-			out[u.dir] -= min(over, u.bytes)
+		if out.bytes[u.dir] = u.bytes; !u.open {
+			out.bytes[u.dir] -= min(over, u.bytes)
 			over -= min(over, u.bytes)
 		}
 	}
 	for _, u := range all {
 		if u.open && over > 0 {
-			out[u.dir] = int64(float64(u.bytes) * (1 - float64(over)/float64(kept)))
+			out.bytes[u.dir] = int64(float64(u.bytes) * (1 - float64(over)/float64(kept)))
 		}
 	}
-	return out, nil
+	return out
+}
+
+func useOf(ctx context.Context, dir string) (folderUse, error) {
+	in, err := keeperOf(dir).inspect(ctx, dir)
+	if err != nil {
+		return folderUse{}, err
+	}
+	u := folderUse{dir: dir, bytes: in.Bytes, open: true}
+	if log.Recognises(dir) {
+		u.bytes = in.SegmentBytes
+		return u, nil
+	}
+	u.used, u.open, err = file.LastUse(dir)
+	return u, err
 }

@@ -2,13 +2,19 @@ package main
 
 import (
 	"encoding/json"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 )
+
+// folderFigures are some of the figures of stat and gc.
+type folderFigures struct {
+	Directory string `json:"directory"`
+	Blocks    int64  `json:"blocks"`
+	Removed   int64  `json:"removed_blocks"`
+}
 
 // The commands take the directory that a configuration names, with a folder for each identity.
 func TestStoreCommandsOfSeveralFolders(t *testing.T) {
@@ -41,16 +47,15 @@ func TestStoreCommandsOfSeveralFolders(t *testing.T) {
 		}
 	}
 	blocks := func() map[string]int64 {
+		var all []folderFigures
+		if err := json.Unmarshal([]byte(ok("stat", dir, "--json")), &all); err != nil {
+			t.Fatal(err)
+		}
 		found := map[string]int64{}
-		for d := json.NewDecoder(strings.NewReader(ok("stat", dir, "--json"))); ; {
-			s := dirStat{formatStat: &formatStat{}}
-			if err := d.Decode(&s); err == io.EOF {
-				return found
-			} else if err != nil {
-				t.Fatal(err)
-			}
+		for _, s := range all {
 			found[filepath.Base(s.Directory)] = s.Blocks
 		}
+		return found
 	}
 	if got := blocks(); got["kv-a"] != 2 || got["kv-b"] != 2 || len(got) != 2 {
 		t.Errorf("stat --json: %v", got)
@@ -77,5 +82,49 @@ func TestStoreCommandsOfSeveralFolders(t *testing.T) {
 	code, stdout, stderr := execute(t, "store", "verify", dir)
 	if code != exitFailure || !strings.Contains(stdout, "kv-b") || !strings.Contains(stderr, "kv-a") {
 		t.Errorf("verify: exit code %d, %s\n%s", code, stdout, stderr)
+	}
+}
+
+// One folder below the directory of a configuration is bounded as several are.
+func TestStoreGCOfOneFolder(t *testing.T) {
+	dir := t.TempDir()
+	if code, _, stderr := execute(t, small("replay", traceFile(t, goodLine), "--file-dir", filepath.Join(dir, "kv-a"))...); code != exitOK {
+		t.Fatalf("exit code %d: %s", code, stderr)
+	}
+	code, stdout, stderr := execute(t, "store", "gc", dir, "--max-bytes", "12KiB", "--json")
+	var got folderFigures
+	if err := json.Unmarshal([]byte(stdout), &got); err != nil || code != exitOK {
+		t.Fatalf("exit code %d, %v: %s%s", code, err, stdout, stderr)
+	}
+	if got.Removed != 1 || filepath.Base(got.Directory) != "kv-a" {
+		t.Errorf("collected: %+v", got)
+	}
+}
+
+// A folder that has lost its kvlane.json is passed over, and the others are collected.
+func TestStoreGCPassesOverAFolderWithoutItsMarker(t *testing.T) {
+	dir := t.TempDir()
+	for _, folder := range []string{"kv-a", "kv-b", "kv-c"} {
+		if code, _, stderr := execute(t, small("replay", traceFile(t, goodLine), "--file-dir", filepath.Join(dir, folder))...); code != exitOK {
+			t.Fatalf("exit code %d: %s", code, stderr)
+		}
+	}
+	if err := os.Remove(filepath.Join(dir, "kv-a", "kvlane.json")); err != nil {
+		t.Fatal(err)
+	}
+	code, stdout, stderr := execute(t, "store", "stat", dir)
+	if code != exitFailure || strings.HasPrefix(stdout, "\n") || !strings.Contains(stdout, "\n\n") {
+		t.Errorf("stat: exit code %d, %q, %s", code, stdout, stderr)
+	}
+	code, stdout, stderr = execute(t, "store", "gc", dir, "--max-bytes", "0", "--json")
+	var got []folderFigures
+	if err := json.Unmarshal([]byte(stdout), &got); err != nil {
+		t.Fatalf("%v: %s%s", err, stdout, stderr)
+	}
+	if code != exitFailure || !strings.Contains(stderr, "pass over "+filepath.Join(dir, "kv-a")) {
+		t.Errorf("exit code %d: %s", code, stderr)
+	}
+	if len(got) != 2 || got[0].Removed != 2 || got[1].Removed != 2 {
+		t.Errorf("collected:\n%s", stdout)
 	}
 }

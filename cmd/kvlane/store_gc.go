@@ -51,7 +51,8 @@ func newStoreGCCommand() *cobra.Command {
   --remove       one of either, by its name; repeatable
 
 DIR may be the directory that a configuration names, with a folder for each identity: SIZE is then of all folders, and those that no
-process has open give up blocks first, the one not used for the longest time before the others.
+process has open give up blocks first, the one not used for the longest time before the others. A folder that cannot be read,
+such as one without its kvlane.json, is passed over: the others are collected, and the exit code is 1.
 
 In a log whole segments are removed, those with the least in them that is used first, and SIZE is of segments.
 
@@ -72,28 +73,24 @@ empty, stay. Exit code 1 if something that was asked for could not be removed.`,
 			if err == nil && len(dirs) > 1 && len(unwanted.Names) > 0 {
 				err = usagef("%s has several folders of blocks: give the one that FILE is in, such as %s", args[0], dirs[0])
 			}
-			targets := map[string]int64{args[0]: target}
-			if err == nil && len(dirs) > 1 && target >= 0 {
-				targets, err = targetsOf(cmd.Context(), dirs, target)
-			}
 			if err != nil {
 				return err
 			}
-			return eachFolder(cmd.Context(), cmd.OutOrStdout(), args[0], asJSON, func(dir string, several bool) error {
+			var to targets
+			switch {
+			case target < 0:
+			case len(dirs) == 1:
+				to.bytes = map[string]int64{dirs[0]: target}
+			default:
+				to = targetsOf(cmd.Context(), dirs, target)
+			}
+			return printFolders(cmd.Context(), cmd.OutOrStdout(), dirs, asJSON, func(dir string) (folderResult, error) {
 				d := dirCollected{Directory: dir}
-				to, ok := targets[dir]
-				if !ok {
-					to = -1
-				}
 				err := d.collect(cmd.Context(), to, clears, unwanted)
 				if d.collectedBlocks == nil && d.clearedFiles == nil {
-					return err
+					return folderResult{}, err
 				}
-				rows := d.rows()
-				if several {
-					rows = append([][2]string{{"directory", dir}}, rows...)
-				}
-				return errors.Join(printResult(cmd.OutOrStdout(), asJSON, d, rows), err)
+				return folderResult{d, d.rows()}, err
 			})
 		},
 	}
@@ -101,12 +98,12 @@ empty, stay. Exit code 1 if something that was asked for could not be removed.`,
 	cmd.Flags().BoolVar(&unwanted.Quarantine, "quarantine", false, "remove the files in quarantine")
 	cmd.Flags().BoolVar(&unwanted.Foreign, "foreign", false, "remove the files that kvlane has not made")
 	cmd.Flags().StringArrayVar(&unwanted.Names, "remove", nil, "remove this file, of the quarantine or foreign, as verify names it or relative to DIR; repeatable")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	cmd.Flags().BoolVar(&asJSON, "json", false, jsonOfFolders)
 	return cmd
 }
 
 // collect removes what is asked for. Its error says what stays, and what it did is in d all the same.
-func (d *dirCollected) collect(ctx context.Context, target int64, clears bool, unwanted file.Unwanted) error {
+func (d *dirCollected) collect(ctx context.Context, to targets, clears bool, unwanted file.Unwanted) error {
 	var left error
 	if clears {
 		c, err := keeperOf(d.Directory).clear(ctx, d.Directory, unwanted)
@@ -120,7 +117,10 @@ func (d *dirCollected) collect(ctx context.Context, target int64, clears bool, u
 			left = fmt.Errorf("clear %s: %s", d.Directory, counted(n, "file stays", "files stay"))
 		}
 	}
-	if target >= 0 {
+	if err := to.failed[d.Directory]; err != nil {
+		return errors.Join(left, fmt.Errorf("pass over %s: %w", d.Directory, err))
+	}
+	if target, ok := to.bytes[d.Directory]; ok {
 		c, err := keeperOf(d.Directory).gc(ctx, d.Directory, target)
 		if err != nil {
 			return errors.Join(left, err)

@@ -26,15 +26,22 @@ in a log, its segment was written. --json has bytes and times as they are, and t
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			w := cmd.OutOrStdout()
-			return eachFolder(cmd.Context(), w, args[0], asJSON, func(dir string, several bool) error {
+			dirs, err := foldersOf(args[0])
+			if err != nil {
+				return err
+			}
+			return eachFolder(cmd.Context(), dirs, func(dir string, several bool) error {
 				if several && !asJSON {
+					if dir != dirs[0] {
+						fmt.Fprintln(w)
+					}
 					fmt.Fprintf(w, "%s:\n", present.Name(dir))
 				}
 				return listBlocks(cmd.Context(), w, dir, asJSON, several)
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object a line")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object a line for each block")
 	return cmd
 }
 

@@ -53,17 +53,21 @@ func newStoreStatCommand() *cobra.Command {
   kvlane store stat /var/cache/kvlane --json`,
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return eachFolder(cmd.Context(), cmd.OutOrStdout(), args[0], asJSON, func(dir string, _ bool) error {
+			dirs, err := foldersOf(args[0])
+			if err != nil {
+				return err
+			}
+			return printFolders(cmd.Context(), cmd.OutOrStdout(), dirs, asJSON, func(dir string) (folderResult, error) {
 				in, err := keeperOf(dir).inspect(cmd.Context(), dir)
 				if err != nil {
-					return err
+					return folderResult{}, err
 				}
 				s := statOf(dir, &in)
-				return printResult(cmd.OutOrStdout(), asJSON, s, s.rows())
+				return folderResult{s, s.rows()}, nil
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	cmd.Flags().BoolVar(&asJSON, "json", false, jsonOfFolders)
 	return cmd
 }
 
@@ -84,7 +88,7 @@ func statOf(dir string, in *file.Inspection) dirStat {
 }
 
 func (s *dirStat) rows() [][2]string {
-	rows := [][2]string{{"directory", s.Directory}, {"format version", fmt.Sprint(s.FormatVersion)}}
+	rows := [][2]string{{directoryRow, s.Directory}, {"format version", fmt.Sprint(s.FormatVersion)}}
 	if s.formatStat != nil {
 		rows = append(rows, s.formatStat.rows()...)
 	}

@@ -76,26 +76,23 @@ has not made stays. The exit code is then 1 if anything wrong is left.`,
   kvlane store verify --repair /var/cache/kvlane`,
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return eachFolder(cmd.Context(), cmd.OutOrStdout(), args[0], asJSON, func(dir string, several bool) error {
+			dirs, err := foldersOf(args[0])
+			if err != nil {
+				return err
+			}
+			return printFolders(cmd.Context(), cmd.OutOrStdout(), dirs, asJSON, func(dir string) (folderResult, error) {
 				v, err := verdict(cmd.Context(), dir, repair)
 				if err != nil {
-					return err
-				}
-				rows := v.rows()
-				if several {
-					rows = append([][2]string{{"directory", dir}}, rows...)
-				}
-				if err := printResult(cmd.OutOrStdout(), asJSON, v, rows); err != nil {
-					return err
+					return folderResult{}, err
 				}
 				if !v.Clean {
-					return fmt.Errorf("verify %s: %w: %s", dir, errUnclean, countProblems(v.wrong()))
+					err = fmt.Errorf("verify %s: %w: %s", dir, errUnclean, countProblems(v.wrong()))
 				}
-				return nil
+				return folderResult{v, v.rows()}, err
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	cmd.Flags().BoolVar(&asJSON, "json", false, jsonOfFolders)
 	cmd.Flags().BoolVar(&repair, "repair", false, "set aside what is wrong, and mend what can be mended")
 	return cmd
 }

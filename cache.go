@@ -24,7 +24,8 @@ type CacheMemory struct {
 	// before V's.
 	Planes []mem.DevAddr
 	Pages  int // of each plane
-	// PageBytes is the length of a page in one plane. Zero takes it from the geometry; another value has to agree with that.
+	// PageBytes is the length of a page in one plane. Zero takes it from the geometry; another
+	// value has to agree with that.
 	PageBytes int64
 	// Stride is from the start of a page to that of the next in its plane, in bytes. Zero is PageBytes: they follow one another.
 	Stride int64
@@ -39,11 +40,13 @@ type Cache struct {
 	uses    inuse.Set
 }
 
-// RegisterCache tells the engine where the host program's KV cache lies, ahead of loads and dumps: giving it to NICs takes
-// milliseconds. A hybrid model has a CacheMemory for each of its page groups, in the order of Config.Groups; these may lie in the same
-// memory, if each part of it is a page of one group at a time. The memory stays allocated until Cache.Close. Everything that is wrong
-// with it is reported at once, as ErrInvalid; ErrExists where it overlaps memory that is registered; ErrClosed once the engine has been closed. Where NICs have failed to let go of it again, as
-// the error says then, it stays allocated until Engine.Close.
+// RegisterCache tells the engine where the host program's KV cache lies, ahead of loads and dumps:
+// giving it to NICs takes milliseconds. A hybrid model has a CacheMemory for each of its page
+// groups, in the order of Config.Groups; these may lie in the same memory, if each part of it is a
+// page of one group at a time. The memory stays allocated until Cache.Close. Everything that is
+// wrong with it is reported at once, as ErrInvalid; ErrExists where it overlaps memory that is
+// registered; ErrClosed once the engine has been closed. Where NICs have failed to let go of it
+// again, as the error says then, it stays allocated until Engine.Close.
 func (e *Engine) RegisterCache(memory ...CacheMemory) (*Cache, error) {
 	c := &Cache{engine: e}
 	err := e.usable()
@@ -140,7 +143,8 @@ func (m *CacheMemory) sorted() []int {
 	return order
 }
 
-// validatePlaces reports planes with impossible addresses, and planes that overlap. Planes may interleave.
+// validatePlaces reports planes with impossible addresses, and planes that overlap. Planes may
+// interleave.
 func (m *CacheMemory) validatePlaces() error {
 	var errs []error
 	bad := func(format string, args ...any) {

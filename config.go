@@ -54,9 +54,10 @@ type Config struct {
 	HostStreams bool
 	// RDMA selects NICs, where Store.GDR asks for them.
 	RDMA gdr.Config
-	// MetricsAddr is the address on which the engine serves its metrics, from Open until Close: HOST:PORT, on 127.0.0.1 without a host, or
-	// unix:PATH, a socket of mode 0600, where {pid} in PATH stands for the process and {rank} for the model's tensor-parallel rank. A taken
-	// address is an error of Open. Empty: none is served.
+	// MetricsAddr is the address on which the engine serves its metrics, from Open until Close:
+	// HOST:PORT, on 127.0.0.1 without a host, or unix:PATH, a socket of mode 0600, where {pid} in
+	// PATH stands for the process and {rank} for the model's tensor-parallel rank. A taken address
+	// is an error of Open. Empty: none is served.
 	MetricsAddr string
 }
 
@@ -147,7 +148,8 @@ type StoreConfig struct {
 	CacheBytes int64
 	// Dirs are the directories of the file tier; a block's directory follows from its key.
 	Dirs []string
-	// SharedBound makes FileBytes and DirBytes bound all folders in the parent directory of each of Dirs, of all identities and processes.
+	// SharedBound makes FileBytes and DirBytes bound all folders in the parent directory of each of
+	// Dirs, of all identities and processes.
 	SharedBound bool
 	// FileBytes bounds the file tier; zero is unbounded.
 	FileBytes int64

@@ -161,8 +161,9 @@ func (e *Engine) openCache() error {
 	return nil
 }
 
-// checkMemory refuses a cache that does not fit in the memory that the machine and the process's cgroups have left. Else the
-// kernel would end a process once the cache fills. files begins at the machine's root.
+// checkMemory refuses a cache that does not fit in the memory that the machine and the process's
+// cgroups have left. Else the kernel would end a process once the cache fills. files begins at the
+// machine's root.
 func checkMemory(files fs.FS, bytes int64) error {
 	if err := limits.Read(files).CheckMemory(bytes); err != nil {
 		return fmt.Errorf("allocate the cache: %w; make it smaller (cache_bytes), or raise the limit", err)

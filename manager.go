@@ -43,7 +43,8 @@ type ManagerConfig struct {
 	// Blocks is how many blocks each worker's cache may be given. Zero: as many as the smallest has slots for, but for a sixteenth, which is
 	// left to blocks that have been evicted and are still being written to files.
 	Blocks int
-	// MetricsAddr is the address on which the manager serves its metrics, as Config.MetricsAddr is an engine's. {rank} stands for "scheduler".
+	// MetricsAddr is the address on which the manager serves its metrics, as Config.MetricsAddr is
+	// an engine's. {rank} stands for "scheduler".
 	MetricsAddr string
 }
 

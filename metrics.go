@@ -14,7 +14,8 @@ import (
 	"github.com/kvlane/kvlane/telemetry"
 )
 
-// exporter has the metrics of an Engine or a Manager, and serves them if an address was configured.
+// exporter has the metrics of an Engine or a Manager, and serves them on the configured address, if
+// any.
 type exporter struct {
 	metrics *telemetry.Metrics
 	state   atomic.Int32
@@ -44,8 +45,8 @@ func (x *exporter) ready() error {
 	return fmt.Errorf("closing: %w", errdefs.ErrClosed)
 }
 
-// serve serves the metrics on addr, unless it is empty, until closers close. It comes first of all that is opened, so that
-// a taken address costs nothing.
+// serve serves the metrics on addr, unless it is empty, until closers close. Call it before
+// anything else is opened, so that opening fails early if the address is taken.
 func (x *exporter) serve(ctx context.Context, addr, rank string, closers *unwind.Stack) error {
 	if addr == "" {
 		return nil
@@ -61,7 +62,7 @@ func (x *exporter) serve(ctx context.Context, addr, rank string, closers *unwind
 // rankAddr returns addr with the rank in place of {rank}.
 func rankAddr(addr, rank string) string { return strings.ReplaceAll(addr, "{rank}", rank) }
 
-// checkMetricsAddr reports a malformed address.
+// checkMetricsAddr returns an error for a malformed address.
 func checkMetricsAddr(addr string) error {
 	if addr == "" {
 		return nil
@@ -81,8 +82,8 @@ func (c *Config) rank() string {
 	return strconv.Itoa(g.TPRank)
 }
 
-// ExportTo makes the engine the source of the metrics of engines in m, which a program serves itself. The figures stay
-// readable after Close.
+// ExportTo makes the engine the source of the engine metrics in m, for programs that serve m
+// themselves. The figures stay readable after Close.
 func (e *Engine) ExportTo(m *telemetry.Metrics) error {
 	m.SetStore(e.store.Stats)
 	m.SetPlanner(e.PlanFigures)

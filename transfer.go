@@ -44,8 +44,8 @@ type TransferConfig struct {
 	Metadata string
 	// Timeout is for how long a layer may take, with the wait for what it comes after. Default: transfer.DefaultTimeout.
 	Timeout time.Duration
-	// SocketDir has the socket by which processes of this host share memory. Default: share.DefaultDir(); if that cannot be used, memory
-	// is not shared and Transfer.Notes says why.
+	// SocketDir has the socket by which processes of this host share memory. Default:
+	// share.DefaultDir(); if that cannot be used, memory is not shared and Transfer.Notes says why.
 	SocketDir string
 }
 
@@ -113,8 +113,9 @@ func (e *Engine) OpenTransfer(ctx context.Context, c TransferConfig) (_ *Transfe
 	return t, nil
 }
 
-// startSharing starts a server that exports the engine's memory to processes of this host. If it does not start in the default directory,
-// which another user may have made, the server is nil and a note says why.
+// startSharing starts a server that exports the engine's memory to processes of this host. If it
+// does not start in the default directory, which another user may have made, the server is nil and
+// a note says why.
 func (t *Transfer) startSharing(ctx context.Context, dir string) (*share.Server, error) {
 	s, err := share.NewServer(share.Options{Dir: dir})
 	if err == nil {

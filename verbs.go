@@ -33,7 +33,8 @@ type (
 
 // LoadOptions says how a load runs.
 type LoadOptions struct {
-	// Before is the block before the first ref's in the prompt; zero if there is none. See store.LoadOptions.Before.
+	// Before is the block before the first ref's in the prompt; zero if there is none. See
+	// store.LoadOptions.Before.
 	Before Key
 	// Layerwise copies shard by shard, in order, so that WaitShard(0) returns while later shards are still on their way.
 	Layerwise bool

@@ -136,7 +136,8 @@ func (g Geometry) layout() (*Layout, error) {
 	return NewLayout(lens)
 }
 
-// Identity returns the identity of the blocks. It names the heads that the rank holds and how many the model has, not the rank.
+// Identity returns the identity of the blocks. It names the heads that the rank holds and how many
+// the model has, not the rank.
 func (g Geometry) Identity(adapter, salt string) Identity {
 	layout := LayoutKV
 	switch {

@@ -41,7 +41,8 @@ type Identity struct {
 	// KV heads held: [HeadFirst, HeadEnd).
 	HeadFirst int `json:"head_first"`
 	HeadEnd   int `json:"head_end"`
-	// Heads is the number of KV heads of the whole model. Zero stands for HeadEnd-HeadFirst: the blocks hold all of them.
+	// Heads is the number of KV heads of the whole model. Zero stands for HeadEnd-HeadFirst: the
+	// blocks hold all of them.
 	Heads       int `json:"heads,omitempty"`
 	HeadSize    int `json:"head_size"`    // elements a head
 	BlockTokens int `json:"block_tokens"` // tokens a block
@@ -131,8 +132,8 @@ func (id Identity) Digest() Digest {
 	for _, f := range id.numbers() {
 		b = binary.LittleEndian.AppendUint64(b, uint64(f.value))
 	}
-	// Blocks of all heads, and of no page group, are encoded as before these fields existed. A number follows both texts, so that no
-	// two identities are encoded alike.
+	// Blocks of all heads, and of no page group, are encoded as before these fields existed. A
+	// number follows both texts, so that no two identities are encoded alike.
 	heads := id.modelHeads()
 	if heads != 0 || id.Group != "" || id.Layers != "" {
 		for _, f := range id.groupTexts() {

@@ -8,10 +8,12 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// SlotAllocator is a Device that registers long memory with its driver in several calls, since drivers bound the length of one.
+// SlotAllocator is a Device that registers long memory with its driver in several calls, since
+// drivers bound the length of one.
 type SlotAllocator interface {
 	Device
-	// AllocSlots is AllocHost for n slots of stride bytes. If stride is a multiple of the page size, no slot is in two registrations.
+	// AllocSlots is AllocHost for n slots of stride bytes. If stride is a multiple of the page
+	// size, no slot is in two registrations.
 	AllocSlots(n, stride int64) (*mem.Region, error)
 }
 
@@ -26,7 +28,8 @@ func AllocSlots(d Device, n, stride int64) (*mem.Region, error) {
 	return d.AllocHost(n * stride)
 }
 
-// Noter is a Device that reports facts its user should know, such as memory that lies on another NUMA node than asked for.
+// Noter is a Device that reports facts its user should know, such as memory that lies on another
+// NUMA node than asked for.
 type Noter interface {
 	// Notes returns the facts so far. Safe for concurrent use.
 	Notes() []string

@@ -75,8 +75,8 @@ type Host struct {
 	NUMANodes      int    `json:"numa_nodes"` // zero where unknown
 	MemoryBytes    int64  `json:"memory_bytes"`
 	AvailableBytes int64  `json:"available_bytes"`
-	// MemoryLimit is the limit in bytes, and PIDLimit the limit on processes and threads, that leaves least among those of the
-	// process's cgroup and of the cgroups above it.
+	// MemoryLimit is the limit in bytes, and PIDLimit the limit on processes and threads, that
+	// leaves least among those of the process's cgroup and of the cgroups above it.
 	MemoryLimit CgroupLimit `json:"cgroup_memory"`
 	PIDLimit    CgroupLimit `json:"cgroup_pids"`
 	OpenFiles   OpenFiles   `json:"open_files"`
@@ -89,7 +89,8 @@ type CgroupLimit struct {
 	Used int64  `json:"used"`
 }
 
-// OpenFiles is the limit on descriptors (RLIMIT_NOFILE). Go's runtime has raised the soft limit of this process.
+// OpenFiles is the limit on descriptors (RLIMIT_NOFILE). Go's runtime has raised the soft limit of
+// this process.
 type OpenFiles struct {
 	Soft uint64 `json:"soft"`
 	Hard uint64 `json:"hard"`

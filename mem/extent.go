@@ -44,8 +44,9 @@ func (e Extent) Dev() DevAddr {
 	return e.Region.dev + DevAddr(e.Off)
 }
 
-// Registration returns how many bytes of e, from its start on, are in one registration with a driver, and the number of that
-// registration (RegionSpec.RegistrationBytes). A driver may refuse a copy that crosses registrations.
+// Registration returns how many bytes of e, from its start on, are in one registration with a
+// driver, and the number of that registration (RegionSpec.RegistrationBytes). A driver may refuse a
+// copy that crosses registrations.
 func (e Extent) Registration() (bytes, number int64) {
 	n := e.Region.registration
 	if n == 0 {

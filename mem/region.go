@@ -75,8 +75,8 @@ type RegionSpec struct {
 	Bytes  []byte  // the CPU's view, of length Len; nil where CPU is zero
 	File   File    // what stands behind a region of kind file; nil for memory
 	Origin *Origin // of memory that another process exported; nil for the process's own
-	// RegistrationBytes is the length of each registration of pinned memory with a driver, but for the last; zero: there is one.
-	// The registrations are contiguous at both addresses.
+	// RegistrationBytes is the length of each registration of pinned memory with a driver, but for
+	// the last; zero: there is one. The registrations are contiguous at both addresses.
 	RegistrationBytes int64
 }
 

@@ -71,7 +71,8 @@ func fileSystemOf(dir string) (FileSystem, error) {
 		Magic: fs.Type, ID: fmt.Sprintf("%08x%08x", uint32(fs.Fsid.Val[0]), uint32(fs.Fsid.Val[1])),
 		Blocks: strings.TrimSpace(string(blocks)), Kernel: unix.ByteSliceToString(name.Release[:]), dev: st.Dev,
 	}
-	// A profile is stored as JSON, which takes UTF-8 alone: the file system is compared with the stored one.
+	// A profile is stored as JSON, which takes UTF-8 alone: the file system is compared with the
+	// stored one.
 	f.Type, f.Source = mounted(strings.ToValidUTF8(string(mounts), "?"), number)
 	return f, nil
 }

@@ -91,9 +91,10 @@ func (e *Export) Importers() int {
 	return len(e.importers)
 }
 
-// Close withdraws the export, and waits until no importer touches the memory any more: each has reported
-// that, or its process has ended. No copy that ends after the withdrawal is reported good. If ctx ends first the error is ErrBusy and names the
-// processes that may still touch the memory; it must not be freed, and Close may be called again. A second Close after success returns nil.
+// Close withdraws the export, and waits until no importer touches the memory any more: each has
+// reported that, or its process has ended. No copy that ends after the withdrawal is reported good.
+// If ctx ends first the error is ErrBusy and names the processes that may still touch the memory;
+// it must not be freed, and Close may be called again. A second Close after success returns nil.
 func (e *Export) Close(ctx context.Context) error {
 	if err := errors.Join(e.withdraw(statusWithdrawn), e.settle(ctx)); err != nil {
 		return fmt.Errorf("withdraw export %s: %w", e.desc.Identity, err)

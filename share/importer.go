@@ -318,8 +318,9 @@ func (i *Import) Descriptor() Descriptor { return i.desc }
 // Lost is closed when the memory is lost, or the last import of it closed: mem.Origin says why.
 func (i *Import) Lost() <-chan struct{} { return i.m.gone }
 
-// Close gives the memory back: with the last import of it, it is unmapped. ErrBusy while a copy from or to it is under way; then it is lost.
-// A second Close returns nil; after an error it may be called again.
+// Close gives the memory back: with the last import of it, it is unmapped. ErrBusy while a copy
+// from or to it is under way; then it is lost. A second Close returns nil; after an error it may be
+// called again.
 func (i *Import) Close() error {
 	i.mu.Lock()
 	defer i.mu.Unlock()

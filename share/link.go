@@ -41,7 +41,8 @@ func (l *link) closeAll() error {
 	return errors.Join(l.conn.Close(), l.exporter.close())
 }
 
-// dial asks the server that d names for its export, and returns the handle, whose descriptor is the caller's.
+// dial asks the server that d names for its export, and returns the handle, whose descriptor is the
+// caller's.
 func dial(ctx context.Context, d *Descriptor, users []int) (_ *link, h device.Handle, err error) {
 	var dialer net.Dialer
 	c, err := dialer.DialContext(ctx, network, d.Socket)

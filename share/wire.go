@@ -9,9 +9,10 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// What goes over the socket, of sort SOCK_SEQPACKET, so that a packet is a message or nothing. The importer sends one request, of a
-// fixed length, for the memory of an export. The server sends one reply with the handle, and another at the end with the reason. The importer
-// sends the end request when it will not touch the memory again. All numbers are little-endian.
+// What goes over the socket, of sort SOCK_SEQPACKET, so that a packet is a message or nothing. The
+// importer sends one request, of a fixed length, for the memory of an export. The server sends one
+// reply with the handle, and another at the end with the reason. The importer sends the end request
+// when it will not touch the memory again. All numbers are little-endian.
 //
 //	request: magic u32 | version u16 | for what u16 | identity 16 bytes
 //	reply:   magic u32 | version u16 | status u8 | handle type u8 | bytes u64 | offset u64 | length u64 | handle or nothing, 64 bytes

@@ -25,8 +25,9 @@ type DumpOptions struct {
 	// slots meanwhile: it fails with ErrExpired if the work is not done within Config.LeaseMax, and its slots come back when
 	// the work is done after all. Where the stream cannot, as NICs, it is waited for like the others.
 	After []mem.Dependency
-	// Before is the block before the first ref's in the prompt; zero if there is none. It makes the tiers evict the end of a prompt
-	// before its beginning; nothing else depends on it. It need not be given if LeasePrefix was asked for the whole prompt before.
+	// Before is the block before the first ref's in the prompt; zero if there is none. It makes the
+	// tiers evict the end of a prompt before its beginning; nothing else depends on it. It need not
+	// be given if LeasePrefix was asked for the whole prompt before.
 	Before block.Key
 }
 
@@ -69,11 +70,12 @@ type submission struct {
 	met    bool
 }
 
-// Dump stores each ref's block from its page. The refs are in the order of a prompt, of all page groups by
-// their tokens: the last is evicted first. Blocks that every durable tier is known to have, whole and durable, are skipped;
-// those that it only seems to have are copied, and the tier looks at what it has. A block that another is filling is waited
-// for, and dumped after all if that fails. Dump waits until ctx ends for its turn among
-// Config.Tasks; ctx has no say over the task once that is returned. pages stays unchanged until SourceFree.
+// Dump stores each ref's block from its page. The refs are in the order of a prompt, of all page
+// groups by their tokens: the last is evicted first. Blocks that every durable tier is known to
+// have, whole and durable, are skipped; those that it only seems to have are copied, and the tier
+// looks at what it has. A block that another is filling is waited for, and dumped after all if that
+// fails. Dump waits until ctx ends for its turn among Config.Tasks; ctx has no say over the task
+// once that is returned. pages stays unchanged until SourceFree.
 //
 // A block is published in the cache, and found by lookups, once all its shards have landed and are summed; it is pinned there
 // until the tiers below have it. A dump may be larger than the cache: its blocks take slots as others become durable.

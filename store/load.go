@@ -22,8 +22,9 @@ type LoadOptions struct {
 	// without an end, but for Cancel and the store's Close; a load that waits keeps its lease's blocks and no others. Where
 	// one has failed the load fails, and its pages are as they were.
 	After []mem.Dependency
-	// Before is the block before the first ref's in the prompt; zero if there is none. It need not be given with a lease. It makes the
-	// tiers evict the end of a prompt before its beginning; nothing else depends on it.
+	// Before is the block before the first ref's in the prompt; zero if there is none. It need not
+	// be given with a lease. It makes the tiers evict the end of a prompt before its beginning;
+	// nothing else depends on it.
 	Before block.Key
 	// Progress is told of shards as WaitShard reports them, and of the end. Nil: nobody is.
 	Progress Progress

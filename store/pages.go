@@ -129,8 +129,8 @@ func (b *pageSet) lay(p *Pages, layers [][]int, unique bool) {
 	}
 }
 
-// check reports the first ref with the zero key, of no page group, of a page out of range or, with unique, of a page that one before it names. items has the
-// refs' groups.
+// check reports the first ref with the zero key, of no page group, of a page out of range or, with
+// unique, of a page that one before it names. items has the refs' groups.
 func (b *pageSet) check(refs []Ref, items []item, formats block.Formats, unique bool) error {
 	var err error
 	n := 0

@@ -22,10 +22,11 @@ type PrefetchTask struct {
 	bytes atomic.Int64 // brought
 }
 
-// Prefetch moves blocks up into the cache, where they stay as long as the cache finds them worth it: nothing is pinned
-// afterwards. Blocks that are in the cache, or on their way there, are left alone. It gives way to loads, and never
-// waits for a slot: ErrBusy for blocks that find none, ErrNotFound for blocks that no tier has. A zero key is ErrInvalid. Where the pipeline has no cache there is
-// nowhere to move them: it does nothing. Load's rules hold for ctx.
+// Prefetch moves blocks up into the cache, where they stay as long as the cache finds them worth
+// it: nothing is pinned afterwards. Blocks that are in the cache, or on their way there, are left
+// alone. It gives way to loads, and never waits for a slot: ErrBusy for blocks that find none,
+// ErrNotFound for blocks that no tier has. A zero key is ErrInvalid. Where the pipeline has no
+// cache there is nowhere to move them: it does nothing. Load's rules hold for ctx.
 func (s *Store) Prefetch(ctx context.Context, keys []block.Key) (*PrefetchTask, error) {
 	return s.prefetch(ctx, keys, false)
 }

@@ -7,54 +7,61 @@ import (
 	"github.com/kvlane/kvlane/block"
 )
 
-// OrderedTier is a Tier that evicts the end of a prompt before its beginning: a block is found only together with all blocks before
-// it. A store calls SetOrder on every tier that has it, and Use on those below the first, which do not see all uses otherwise.
+// OrderedTier is a Tier that evicts the end of a prompt before its beginning. A block is found only
+// together with all blocks before it. A store calls SetOrder on every OrderedTier. It calls Use on
+// those below the first tier, as they do not see all uses otherwise.
 type OrderedTier interface {
-	// SetOrder gives the tier the order of the blocks that it will be asked to keep. The store calls it once, when it opens. The store notes
-	// the place of a block before it calls Reserve, Put or PutMany for it, so these read the place there (Order.Place). The tier may
-	// keep it with the block, for eviction and across restarts.
+	// SetOrder sets the order of the blocks that the store will put into the tier. The store calls
+	// it once, when it opens. The store notes the place of a block before it calls Reserve, Put or
+	// PutMany for the block. These methods read the place by Order.Place. The tier may store the
+	// place with the block, for eviction and across restarts.
 	SetOrder(o *Order)
-	// Use reports that consecutive blocks of a prompt are in use. The store calls it with all blocks that a
-	// lease has found, in whatever tier, and with the blocks of a dump, of a prefetch, and of a load without a lease, before it
-	// moves them. at is the place of keys[0]. The tier counts the use for those blocks that it has and passes over the others. Use does no I/O: what needs it happens in the
-	// background. keys is not changed, and not kept.
+	// Use reports a use of consecutive blocks of a prompt. The store calls it with all blocks that
+	// a lease has found, in any tier. It also calls it with the blocks of a dump, of a prefetch,
+	// and of a load without a lease, before it moves them. at is the place of keys[0]. The tier
+	// counts the use for its blocks and ignores other keys. Use does no I/O; the tier does
+	// necessary I/O in the background. Use does not change or keep keys.
 	Use(keys []block.Key, at Place)
 }
 
-// Place is where a block stands in its prompt. Blocks of several page groups are in one order, that of their tokens, so that what is left
-// of a prompt has the same tokens in each group.
+// Place is the place of a block in its prompt. Blocks of several page groups are in one order, that
+// of their tokens. So after evictions, each group has the same tokens of a prompt.
 type Place struct {
-	Before   block.Key // the block before it; zero if it is the first, or if that block is not known
-	Position int       // how many blocks are known to come before it
+	Before   block.Key // the block before it; zero for the first block, or if it is not known
+	Position int       // the number of blocks known to come before it
 }
 
-// OrderKeys is how many blocks an Order remembers in a store: more than all requests have under way between lease and dump.
+// OrderKeys is the number of blocks that a store's Order remembers. All requests together have
+// fewer blocks between lease and dump.
 const OrderKeys = 1 << 16
 
-// Order remembers the places of the blocks that were noted last, up to a fixed number of them. The methods are safe for concurrent
-// use and call nothing, so a tier may call them under its own locks. A nil Order knows no block.
+// Order remembers the places of the blocks that were noted last, up to a fixed number. The methods
+// are safe for concurrent use. They call no tier, so a tier may call them under its own locks. A
+// nil Order knows no block.
 type Order struct {
 	mu   sync.Mutex
 	ring []link            // up to a fixed length; then the oldest link is overwritten
 	next int               // the place of the next link
-	last int               // where a block was found last: the one that is looked for next mostly follows it
+	last int               // index of the block found last; the next search mostly finds the next link
 	at   map[uint64]uint32 // the places of blocks' newest links, by hash
 }
 
-// link is a block in a run of consecutive blocks. The link before it is the block before it, unless it is the first of its run.
+// link is a block in a run of consecutive blocks. The link before it is the block before it, unless
+// it is the first of its run.
 type link struct {
 	key      block.Key
 	position int
 	first    bool
-	ghost    bool // it stands for the block before a run, whose own place is elsewhere
+	ghost    bool // the block before a run; its own place is elsewhere
 }
 
-// NewOrder returns an empty Order that remembers up to that many blocks.
+// NewOrder returns an empty Order that remembers up to most blocks.
 func NewOrder(most int) *Order {
 	return &Order{ring: make([]link, 0, most), at: make(map[uint64]uint32)}
 }
 
-// hash shortens a key. Other keys of the same hash displace it, which costs the knowledge of a place.
+// hash returns a short hash of a key. A later key with the same hash displaces it: its place is
+// forgotten.
 func hash(key *block.Key) uint64 {
 	h := uint64(0)
 	for i := 0; i < block.KeyBytes; i += 8 {
@@ -63,7 +70,7 @@ func hash(key *block.Key) uint64 {
 	return h
 }
 
-// find returns where the newest link of a block is, or -1. The caller holds mu.
+// find returns the index of the newest link of a block, or -1. The caller holds mu.
 func (o *Order) find(key *block.Key) int {
 	i := o.last + 1
 	if i >= len(o.ring) || o.ring[i].ghost || o.ring[i].key != *key {
@@ -84,14 +91,14 @@ func (o *Order) before(i int) *link {
 	return &o.ring[(i+len(o.ring)-1)%len(o.ring)]
 }
 
-// Place returns the place of a block: the zero Place if it was not noted, or is forgotten.
+// Place returns the place of a block, or the zero Place if it was not noted or is forgotten.
 func (o *Order) Place(key block.Key) Place {
 	p, _ := o.Between(key)
 	return p
 }
 
-// Between returns the place of a block, and a block that comes after it: the one that was noted with it last. That is the zero key if
-// none is known.
+// Between returns the place of a block, and the block after it that was noted with it last. next is
+// the zero key if none is known.
 func (o *Order) Between(key block.Key) (p Place, next block.Key) {
 	if o == nil {
 		return p, next
@@ -115,7 +122,8 @@ func (o *Order) Between(key block.Key) (p Place, next block.Key) {
 	return p, next
 }
 
-// After returns the place of key, a block that comes after before. The zero key stands for a block that is not known.
+// After returns the place of key, given that its block comes after before. If before is not known
+// it is the zero key.
 func (o *Order) After(before, key block.Key) Place {
 	p := o.Place(key)
 	if before != (block.Key{}) {
@@ -124,8 +132,8 @@ func (o *Order) After(before, key block.Key) Place {
 	return p
 }
 
-// Note remembers consecutive blocks of a prompt. at is the place of keys[0]. Blocks whose place is known, with as many blocks before them
-// or more, keep it.
+// Note remembers consecutive blocks of a prompt. at is the place of keys[0]. A block keeps a known
+// place with the same position or a higher one.
 func (o *Order) Note(keys []block.Key, at Place) {
 	if o == nil {
 		return
@@ -148,7 +156,7 @@ func (o *Order) Note(keys []block.Key, at Place) {
 	}
 }
 
-// push adds a link in the place of the oldest. The caller holds mu.
+// push adds a link. It overwrites the oldest link if the ring is full. The caller holds mu.
 func (o *Order) push(l link) {
 	i := o.next
 	if i == len(o.ring) {

@@ -63,7 +63,8 @@ func (c *pacedConn) Read(p []byte) (int, error) {
 	}
 }
 
-// tooSlow returns an error if the peer of a request under way moves less than its pace. The n last bytes took since began.
+// tooSlow returns an error if the peer of a request under way moves less than its pace. The n last
+// bytes took since began.
 func (c *pacedConn) tooSlow(n int, began time.Time) error {
 	if c.pace == nil || c.busy.Load() == 0 {
 		return nil

@@ -97,7 +97,8 @@ func readFrameHead(r io.Reader) (f frame, n uint32, err error) {
 	return f, n, nil
 }
 
-// readPayload reads n bytes. Memory grows with the bytes that arrive, not with those that are announced.
+// readPayload reads n bytes. Memory grows with the bytes that arrive, not with those that are
+// announced.
 func (f *frame) readPayload(r io.Reader, n uint32) (err error) {
 	f.payload, err = io.ReadAll(io.LimitReader(r, int64(n)))
 	if err == nil && len(f.payload) < int(n) {

@@ -148,7 +148,8 @@ func (e *answerError) Error() string { return e.err.Error() }
 
 func (e *answerError) Unwrap() error { return e.err }
 
-// Answered reports whether err is about what another process answered, although it may wrap ErrInvalid: the caller asked for nothing wrong.
+// Answered reports whether err is about what another process answered, although it may wrap
+// ErrInvalid: the caller asked for nothing wrong.
 func Answered(err error) bool {
 	var refused *refusal
 	var answer *answerError

@@ -182,7 +182,8 @@ func (p *peer) call(ctx context.Context, t call, v, answer any) error {
 	return nil
 }
 
-// lookAgain has the next call connect although nothing listened a moment ago: another process may do by now.
+// lookAgain has the next call connect although nothing listened a moment ago: another process may
+// do by now.
 func (p *peer) lookAgain() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -27,7 +27,8 @@ type served struct {
 	lanes map[laneKey]*connection
 }
 
-// Memory that requests of all connections may take together. A request of at most smallBytes does not count.
+// Memory that requests of all connections may take together. A request of at most smallBytes does
+// not count.
 const (
 	requestsBytes = 64 << 20
 	smallBytes    = 128 << 10
@@ -238,7 +239,8 @@ func (e *Engine) serve(c *connection) error {
 	}
 }
 
-// next waits for the first byte of a request. Another connection may take the slot of one that waits.
+// next waits for the first byte of a request. Another connection may take the slot of one that
+// waits.
 func (c *connection) next() error {
 	c.slot.Idle()
 	err := c.await()

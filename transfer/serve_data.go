@@ -26,7 +26,8 @@ func (e *Engine) serveData(c *connection) error {
 	}
 }
 
-// serveRequest reads a request into q, does it and replies. It returns why the connection cannot go on.
+// serveRequest reads a request into q, does it and replies. It returns why the connection cannot go
+// on.
 func (e *Engine) serveRequest(c *connection, q *request) error {
 	release := func() {}
 	defer func() { release() }()
@@ -120,7 +121,8 @@ func (l *listing) next() (more bool, err error) {
 	return len(l.held.List) > 0, nil
 }
 
-// hold holds the memory of a request, of which nothing is listed; end ends the request. ErrNotFound.
+// hold holds the memory of a request, of which nothing is listed; end ends the request.
+// ErrNotFound.
 func (e *Engine) hold(q *request, end func()) (*listing, error) {
 	e.mu.Lock()
 	s := e.numbers[q.segment]

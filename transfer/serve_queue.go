@@ -79,7 +79,8 @@ func (e *Engine) connectQueue(c *connection, f *frame) (*rail.Queue, error) {
 	return q, nil
 }
 
-// bind makes c a connection for a queue pair of a segment. ErrBusy if half of all connections are, so that others find a slot.
+// bind makes c a connection for a queue pair of a segment. ErrBusy if half of all connections are,
+// so that others find a slot.
 func (s *served) bind(c *connection, to *Segment) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

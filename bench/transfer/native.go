@@ -160,7 +160,8 @@ func OpenTarget(ctx context.Context, o TargetOptions) (_ *Target, err error) {
 	return t, nil
 }
 
-// share starts a server that exports the memory, if a path needs it. Where other paths may be taken a failure is kept for Unshared.
+// share starts a server that exports the memory, if a path needs it. Where other paths may be taken
+// a failure is kept for Unshared.
 func (t *Target) share(ctx context.Context, path transfer.Path) error {
 	if path == transfer.PathTCP || path == transfer.PathRDMA {
 		return nil
@@ -180,7 +181,8 @@ func (t *Target) share(ctx context.Context, path transfer.Path) error {
 	return nil
 }
 
-// Unshared returns why processes of this host cannot share the memory although no path excludes it, or nil.
+// Unshared returns why processes of this host cannot share the memory although no path excludes it,
+// or nil.
 func (t *Target) Unshared() error { return t.unshared }
 
 // Segment is what others open the segment by.

@@ -110,7 +110,8 @@ func checkOutputs(out, charts string) error {
 	return nil
 }
 
-// writeFile replaces a file with r in JSON. The file has its old content until the new one is complete.
+// writeFile replaces a file with r in JSON. The file has its old content until the new one is
+// complete.
 func writeFile(name string, r any) error {
 	err := kept.Replace(name, func(w io.Writer) error {
 		enc := json.NewEncoder(w)

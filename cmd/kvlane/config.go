@@ -48,8 +48,8 @@ func usualConfigs() []string {
 	return append(places, systemConfig)
 }
 
-// firstFile returns the first of places that exists. A home that this user may not enter, as a service's user often may not,
-// has no file for this user; the system's file is never passed over.
+// firstFile returns the first of places that exists. A home that this user may not enter, as a
+// service's user often may not, has no file for this user; the system's file is never passed over.
 func firstFile(places []string) (string, error) {
 	for _, p := range places {
 		_, err := os.Stat(p)
@@ -85,8 +85,8 @@ func readStart(name string, limit int64) ([]byte, error) {
 	return text, errors.Join(err, f.Close())
 }
 
-// readUntil is readStart for a file that may be a FIFO. Opening a FIFO blocks until there is a writer, so a goroutine
-// opens it, which ends with the process where ctx ends first.
+// readUntil is readStart for a file that may be a FIFO. Opening a FIFO blocks until there is a
+// writer, so a goroutine opens it, which ends with the process where ctx ends first.
 func readUntil(ctx context.Context, name string, limit int64) ([]byte, error) {
 	if info, err := os.Stat(name); err != nil || info.Mode()&fs.ModeNamedPipe == 0 {
 		return readStart(name, limit)

@@ -11,8 +11,9 @@ import (
 // flushTime is how long a command that ends waits for its output to be read.
 const flushTime = 2 * time.Second
 
-// lineWriter writes lines on a goroutine of its own. A command that prints what peers send stays responsive although its output is not
-// read: print waits only until its context ends, and close only for flushTime.
+// lineWriter writes lines on a goroutine of its own. A command that prints what peers send stays
+// responsive although its output is not read: print waits only until its context ends, and close
+// only for flushTime.
 type lineWriter struct {
 	lines chan string
 	done  chan struct{}
@@ -42,7 +43,8 @@ func (w *lineWriter) print(ctx context.Context, format string, args ...any) erro
 	}
 }
 
-// errUnread is the error of output that nothing reads. The goroutine then stays in its write until the process ends.
+// errUnread is the error of output that nothing reads. The goroutine then stays in its write until
+// the process ends.
 var errUnread = errors.New("standard output is not read: its last lines are lost")
 
 // close prints a last line and waits until all are written.

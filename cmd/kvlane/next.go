@@ -157,7 +157,8 @@ func (f *failure) notAllowed() string {
 	return text + "."
 }
 
-// ownDir returns an example of a directory that this user can make, or nothing: a service's user may not enter its home.
+// ownDir returns an example of a directory that this user can make, or nothing: a service's user
+// may not enter its home.
 func ownDir() string {
 	mine, err := os.UserCacheDir()
 	if err == nil {
@@ -171,7 +172,8 @@ func ownDir() string {
 	return ", such as " + filepath.Join(mine, "kvlane")
 }
 
-// ofKernel reports whether a path that is not there would be on a file system without disk or memory behind it, such as /proc.
+// ofKernel reports whether a path that is not there would be on a file system without disk or
+// memory behind it, such as /proc.
 func ofKernel(path string) bool {
 	var st unix.Statfs_t
 	for err := error(syscall.ENOENT); err != nil; {

@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// output is the standard output of a command. It keeps the first error of a write: cobra prints the help without
-// looking at errors. Safe for concurrent use where the inner writer is.
+// output is the standard output of a command. It keeps the first error of a write: cobra prints the
+// help without looking at errors. Safe for concurrent use where the inner writer is.
 type output struct {
 	io.Writer
 	failed atomic.Pointer[outputError]

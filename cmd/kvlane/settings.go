@@ -252,8 +252,8 @@ func readSettings(cmd *cobra.Command) ([]supplied, error) {
 	return all, errors.Join(errs...)
 }
 
-// warnOfEnv logs each variable of the environment whose name is close to that of a setting. Others are left alone:
-// Kubernetes sets KVLANE_SERVICE_HOST beside a service of that name.
+// warnOfEnv logs each variable of the environment whose name is close to that of a setting. Others
+// are left alone: Kubernetes sets KVLANE_SERVICE_HOST beside a service of that name.
 func warnOfEnv() {
 	const prefix = "KVLANE_"
 	names := []string{strings.TrimPrefix(configEnv, prefix)}

@@ -158,7 +158,8 @@ func (f *copyFlags) put(cmd *cobra.Command, segment, name string) error {
 	})
 }
 
-// writeAll writes all of in, which is called name, to the segment, and returns how many bytes that was.
+// writeAll writes all of in, which is called name, to the segment, and returns how many bytes that
+// was.
 func (w *window) writeAll(ctx context.Context, in io.Reader, name string) (total int, err error) {
 	for {
 		n, err := io.ReadFull(in, w.memory)

@@ -16,12 +16,13 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// maxRegistration is the length of the longest registration, in bytes. Some drivers refuse 512 GiB in one.
+// maxRegistration is the length of the longest registration, in bytes. Some drivers refuse 512 GiB
+// in one.
 const maxRegistration = 64 << 30
 
-// AllocHost returns page-locked host memory on the GPU's NUMA node, if that has enough. It maps pages, touches them from
-// several threads and then registers them: the driver's own allocation touches them from one, which takes three times as
-// long for gigabytes.
+// AllocHost returns page-locked host memory on the GPU's NUMA node, if that has enough. It maps
+// pages, touches them from several threads and then registers them: the driver's own allocation
+// touches them from one, which takes three times as long for gigabytes.
 func (d *Device) AllocHost(bytes int64) (*mem.Region, error) {
 	r, err := d.allocHost(bytes, pageBytes)
 	if err != nil {
@@ -59,8 +60,8 @@ func (d *Device) allocHost(bytes, stride int64) (*mem.Region, error) {
 	})
 }
 
-// place has the kernel back b, which nothing has touched, with pages of the GPU's NUMA node. Where it cannot, copies work
-// and may be slower, so that is a note.
+// place has the kernel back b, which nothing has touched, with pages of the GPU's NUMA node. Where
+// it cannot, copies work and may be slower, so that is a note.
 func (d *Device) place(b []byte) {
 	node := d.info.NUMANode
 	if node < 0 {
@@ -96,8 +97,9 @@ func (d *Device) RegisterHost(b []byte) (*mem.Region, error) {
 	return r, nil
 }
 
-// pin registers b for all contexts and asks for its device address. A long b takes several registrations, each of whole
-// strides. A region has one device address, so where the driver's answers for them are not contiguous b is registered at once.
+// pin registers b for all contexts and asks for its device address. A long b takes several
+// registrations, each of whole strides. A region has one device address, so where the driver's
+// answers for them are not contiguous b is registered at once.
 func (d *Device) pin(b []byte, stride int64, a *allocation) (*mem.Region, error) {
 	each := registrationBytes(b, stride, d.maxRegistration)
 	before := len(a.steps)
@@ -119,8 +121,9 @@ func (d *Device) pin(b []byte, stride int64, a *allocation) (*mem.Region, error)
 	})
 }
 
-// registrationBytes returns the length of each registration of b, or zero if one will do. It is as many whole strides as fit in
-// most bytes. A stride that is no multiple of the page size is cut, as no page may be in two registrations.
+// registrationBytes returns the length of each registration of b, or zero if one will do. It is as
+// many whole strides as fit in most bytes. A stride that is no multiple of the page size is cut, as
+// no page may be in two registrations.
 func registrationBytes(b []byte, stride, most int64) int64 {
 	switch {
 	case int64(len(b)) <= most || hostmem.Addr(b)%pageBytes != 0:
@@ -134,8 +137,8 @@ func registrationBytes(b []byte, stride, most int64) int64 {
 	return 0
 }
 
-// register registers b by so many bytes each, or at once where each is zero. It returns the device address of the first byte,
-// and reports whether those of the registrations are contiguous.
+// register registers b by so many bytes each, or at once where each is zero. It returns the device
+// address of the first byte, and reports whether those of the registrations are contiguous.
 func (d *Device) register(b []byte, each int64, a *allocation) (first mem.DevAddr, contiguous bool, err error) {
 	if each == 0 {
 		each = max(1, int64(len(b)))

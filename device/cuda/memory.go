@@ -41,8 +41,8 @@ func (a *allocation) undo(step func() error) { a.steps = append(a.steps, step) }
 // free runs the steps.
 func (a *allocation) free() error { return a.unwind(0) }
 
-// unwind runs the steps that were added after the first n. It stops at one that fails, as those before it depend on it; a
-// later call goes on from there.
+// unwind runs the steps that were added after the first n. It stops at one that fails, as those
+// before it depend on it; a later call goes on from there.
 func (a *allocation) unwind(n int) error {
 	for len(a.steps) > n {
 		last := len(a.steps) - 1

@@ -149,8 +149,8 @@ func (q *queue) Fill(dst mem.Extent, v byte) error {
 	return nil
 }
 
-// firstRegistration returns how many bytes of a copy, from its start on, are in one registration on either side, and the
-// numbers of these.
+// firstRegistration returns how many bytes of a copy, from its start on, are in one registration on
+// either side, and the numbers of these.
 func firstRegistration(dst, src mem.Extent) (bytes, to, from int64) {
 	n, to := dst.Registration()
 	m, from := src.Registration()

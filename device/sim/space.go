@@ -119,8 +119,9 @@ func (s *space) of(r *mem.Region) *span {
 	return nil
 }
 
-// holds reports whether all of r is live memory. Drivers go by addresses: r may be a region of another kind over a part
-// of an allocation, such as a KV cache in pinned memory. The caller holds mu.
+// holds reports whether all of r is live memory. Drivers go by addresses: r may be a region of
+// another kind over a part of an allocation, such as a KV cache in pinned memory. The caller holds
+// mu.
 func (s *space) holds(r *mem.Region) bool {
 	sp := s.find(r.Dev())
 	return sp != nil && sp.bytes != nil && r.Dev()-sp.base+mem.DevAddr(r.Len()) <= mem.DevAddr(sp.len)

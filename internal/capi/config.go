@@ -111,7 +111,8 @@ type size int64
 // paths are directories: in JSON a list of texts, or one text.
 type paths []string
 
-// ParseConfig reads the configuration of an engine and validates it. It reports everything that is wrong at once, as ErrInvalid.
+// ParseConfig reads the configuration of an engine and validates it. It reports everything that is
+// wrong at once, as ErrInvalid.
 func ParseConfig(text []byte) (kvlane.Config, error) {
 	var c config
 	err := decode(text, &c)

@@ -19,8 +19,9 @@ import (
 // errMistyped is wrapped by errors of decode after which the configuration is incomplete.
 var errMistyped = fmt.Errorf("%w", errdefs.ErrInvalid)
 
-// decode reads a configuration into to, a pointer to a struct. It reports every unknown key and every value of a wrong type, by the
-// names in the text. Errors wrap ErrInvalid, and errMistyped unless all that is wrong are unknown keys.
+// decode reads a configuration into to, a pointer to a struct. It reports every unknown key and
+// every value of a wrong type, by the names in the text. Errors wrap ErrInvalid, and errMistyped
+// unless all that is wrong are unknown keys.
 func decode(text []byte, to any) error {
 	fail := func(err error) error { return fmt.Errorf("configuration: %w: %w", err, errMistyped) }
 	if err := strictjson.Check(text); err != nil {

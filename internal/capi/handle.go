@@ -8,8 +8,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Handle names an object of a Library. It is never used for another one. Its top byte is the kind of the object, so that the handle
-// of a freed object still tells what that was.
+// Handle names an object of a Library. It is never used for another one. Its top byte is the kind
+// of the object, so that the handle of a freed object still tells what that was.
 type Handle uint64
 
 // kindShift is the place of the kind in a Handle.
@@ -36,7 +36,8 @@ var kindNames = [...]string{
 
 func (k kind) String() string { return kindNames[k] }
 
-// ended returns the error of a call that names an object of that kind after its end. It is the error that Go's methods return.
+// ended returns the error of a call that names an object of that kind after its end. It is the
+// error that Go's methods return.
 func (k kind) ended() error {
 	switch k {
 	case leaseKind:

@@ -54,8 +54,8 @@ func (n *Names) blocks() ([]kvlane.Block, error) {
 	return out, nil
 }
 
-// OpenManager opens a manager, as a configuration in JSON says: {"ranks": [those of the workers' engines], "blocks": of each worker,
-// "metrics_addr": address}.
+// OpenManager opens a manager, as a configuration in JSON says: {"ranks": [those of the workers'
+// engines], "blocks": of each worker, "metrics_addr": address}.
 func (l *Library) OpenManager(config []byte) (Handle, error) {
 	c, err := ParseManagerConfig(config)
 	if err != nil {
@@ -75,7 +75,8 @@ type managerConfig struct {
 	MetricsAddr string   `json:"metrics_addr"`
 }
 
-// ParseManagerConfig reads the configuration of a manager and validates those of its ranks. It reports everything that is wrong at once.
+// ParseManagerConfig reads the configuration of a manager and validates those of its ranks. It
+// reports everything that is wrong at once.
 func ParseManagerConfig(text []byte) (kvlane.ManagerConfig, error) {
 	var c managerConfig
 	err := decode(text, &c)

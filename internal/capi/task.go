@@ -86,8 +86,9 @@ func blockBefore(before []kvlane.Key) (key kvlane.Key) {
 	return key
 }
 
-// Load begins to copy blocks to pages, once the work enqueued so far on the stream after is done, if it is given. leaseHandle may be
-// zero. before is the block before the first of keys in its prompt, if there is one. Busy where too many tasks are under way.
+// Load begins to copy blocks to pages, once the work enqueued so far on the stream after is done,
+// if it is given. leaseHandle may be zero. before is the block before the first of keys in its
+// prompt, if there is one. Busy where too many tasks are under way.
 func (l *Library) Load(eh, leaseHandle, ch Handle, keys []kvlane.Key, pages []uint32, flags uint32, after *uint64, before ...kvlane.Key) (Handle, error) {
 	e, c, err := l.transfer(eh, ch, keys, pages, flags, Layerwise|Awaited)
 	if err != nil {
@@ -116,8 +117,9 @@ func (l *Library) Load(eh, leaseHandle, ch Handle, keys []kvlane.Key, pages []ui
 	return l.handles.add(&task{engine: e, work: t, load: t, blocks: len(keys)}), nil
 }
 
-// Dump begins to store blocks from pages, once the work enqueued so far on the stream after is done, if it is given. before is the block
-// before the first of keys in its prompt, if there is one.
+// Dump begins to store blocks from pages, once the work enqueued so far on the stream after is
+// done, if it is given. before is the block before the first of keys in its prompt, if there is
+// one.
 func (l *Library) Dump(eh, ch Handle, keys []kvlane.Key, pages []uint32, flags uint32, after *uint64, before ...kvlane.Key) (Handle, error) {
 	e, c, err := l.transfer(eh, ch, keys, pages, flags, Layerwise)
 	if err != nil {

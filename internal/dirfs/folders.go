@@ -9,8 +9,8 @@ import (
 const (
 	// maxFolders is the number of folders that a directory keeps open.
 	maxFolders = 300
-	// keptShare is the divisor of the process's limit on descriptors (RLIMIT_NOFILE). All directories of the process keep at
-	// most the result open, since the program that uses them needs descriptors of its own.
+	// keptShare is the divisor of the process's limit on descriptors (RLIMIT_NOFILE). All
+	// directories of the process keep at most the result open. The program needs the rest.
 	keptShare = 8
 )
 
@@ -18,15 +18,16 @@ const (
 type folder struct {
 	fd   int
 	uses int  // operations that use fd; guarded by keeper.mu
-	kept bool // it stays open without a use; guarded by keeper.mu
+	kept bool // stays open without a use; guarded by keeper.mu
 }
 
-// keeper bounds the folders that the directories of this process keep open. There is one, as descriptors belong to the process.
+// keeper bounds the folders that the directories of this process keep open. There is one per
+// process, as descriptors belong to the process.
 var keeper = folderKeeper{dirs: make(map[*osDir]struct{})}
 
 type folderKeeper struct {
 	mu   sync.Mutex
-	dirs map[*osDir]struct{} // those that are open
+	dirs map[*osDir]struct{} // open directories
 	kept int                 // folders in the maps of dirs
 }
 
@@ -39,7 +40,8 @@ func (k *folderKeeper) open(fd int, path string) *osDir {
 	return d
 }
 
-// mostKept returns the number of folders that the process may keep open. It follows changes of the limit.
+// mostKept returns the number of folders that the process may keep open. It follows changes of the
+// limit.
 func mostKept() int {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -64,14 +66,14 @@ func (k *folderKeeper) closeIdle() bool {
 	return k.kept < before
 }
 
-// drop removes a folder from those that d keeps. The caller holds k.mu.
+// drop removes a folder from d.kept. The caller holds k.mu.
 func (k *folderKeeper) drop(d *osDir, name string, f *folder) {
 	delete(d.kept, name)
 	f.kept = false
 	k.kept--
 }
 
-// acquire returns a folder right below the directory. The caller releases it.
+// acquire returns a folder right below the directory. The caller must call release.
 func (d *osDir) acquire(name string) (*folder, error) {
 	keeper.mu.Lock()
 	f := d.kept[name]
@@ -108,7 +110,8 @@ func (d *osDir) release(f *folder) {
 	}
 }
 
-// forget reports whether a folder has been removed, and keeps it no longer then. The caller has acquired f.
+// forget reports whether a folder was removed. A removed folder is no longer kept. The caller has
+// acquired f.
 func (d *osDir) forget(name string, f *folder) bool {
 	var st unix.Stat_t
 	if err := unix.Fstat(f.fd, &st); err == nil && st.Nlink > 0 {

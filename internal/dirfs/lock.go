@@ -10,11 +10,12 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// LockTable has the descriptors that the process holds locks by: each value is a descriptor plus one, or zero.
+// LockTable has the descriptors of the locks that the process holds. Each value is a descriptor
+// plus one, or zero.
 //
-// A lock of flock belongs to the open file. A child of fork() shares that file, so the lock would outlive the process for as
-// long as the child lives. Whoever runs code in such children closes these descriptors there. Programs that Go starts need
-// nothing: exec closes them.
+// A lock of flock belongs to the open file. A child of fork() shares that file, so the lock would
+// outlive the process as long as the child lives. Code that runs in such children must close these
+// descriptors there. For programs that Go starts, exec closes them.
 type LockTable [256]atomic.Int32
 
 var locked LockTable
@@ -22,7 +23,7 @@ var locked LockTable
 // Locked returns the process's table. It is never freed, and its address does not change.
 func Locked() *LockTable { return &locked }
 
-// add enters a descriptor. It reports false if the table is full: a child then keeps this lock.
+// add adds a descriptor. It returns false if the table is full: a child then keeps this lock.
 func (t *LockTable) add(fd int) bool {
 	for i := range t {
 		if t[i].CompareAndSwap(0, int32(fd)+1) {
@@ -40,8 +41,8 @@ func (t *LockTable) remove(fd int) {
 	}
 }
 
-// CloseInChildren enters the descriptor of a listening socket in the process's table: a child of fork() would keep its
-// address taken. The caller calls remove before it closes the descriptor.
+// CloseInChildren adds the descriptor of a listening socket to the process's table, as a child of
+// fork() would keep its address taken. The caller calls remove before it closes the descriptor.
 func CloseInChildren(fd int) (remove func()) {
 	locked.add(fd)
 	return func() { locked.remove(fd) }
@@ -49,7 +50,7 @@ func CloseInChildren(fd int) (remove func()) {
 
 // Lock implements dirfs.File.
 func (f *osFile) Lock() error {
-	if !f.locked { // before the lock is there, so that no child has it unseen
+	if !f.locked { // before the lock is taken, so that each child finds it in the table
 		f.locked = locked.add(f.fd)
 	}
 	_, err := retry(func() (int, error) { return 0, unix.Flock(f.fd, unix.LOCK_EX|unix.LOCK_NB) })
@@ -59,7 +60,7 @@ func (f *osFile) Lock() error {
 	return f.error("flock", err)
 }
 
-// Close implements dirfs.File. It ends the lock even where a child of fork() has the file open.
+// Close implements dirfs.File. It releases the lock even if a child of fork() has the file open.
 func (f *osFile) Close() error {
 	var err error
 	if f.locked {

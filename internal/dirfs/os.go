@@ -144,7 +144,8 @@ func openFolder(dir int, name string) (int, error) {
 	})
 }
 
-// retry repeats a system call that a signal interrupted, and one that found no free descriptor once kept folders are closed.
+// retry repeats a system call that a signal interrupted, and one that found no free descriptor once
+// kept folders are closed.
 func retry(call func() (int, error)) (int, error) {
 	for {
 		n, err := call()

@@ -33,7 +33,8 @@ type WritebackStarter interface {
 
 // DataFinder is a File that can skip its holes. The files of OS can.
 type DataFinder interface {
-	// NextData returns the first offset from off on that may hold data, or io.EOF where only holes follow.
+	// NextData returns the first offset from off on that may hold data, or io.EOF where only holes
+	// follow.
 	NextData(off int64) (int64, error)
 }
 

@@ -11,9 +11,9 @@ import (
 	"syscall"
 )
 
-// Replace calls fill with a temporary file beside name, and renames it to name if fill returns nil. After an error name is as it was.
-// A symbolic link stays; the file that it names is replaced. A name that is no regular file, such as a pipe or /dev/null, is
-// written in place.
+// Replace calls fill with a temporary file beside name, and renames it to name if fill returns nil.
+// After an error, name is unchanged. If name is a symbolic link, its target is replaced. A name
+// that is no regular file, such as a pipe or /dev/null, is written in place.
 func Replace(name string, fill func(io.Writer) error) error {
 	path, old, err := resolve(name)
 	if err != nil {
@@ -42,11 +42,12 @@ func Replace(name string, fill func(io.Writer) error) error {
 	return nil
 }
 
-// CheckReplace returns the error that Replace would return before it calls fill, or nil. It leaves name as it is.
+// CheckReplace returns the error that Replace would return before it calls fill, or nil. It does
+// not change name.
 func CheckReplace(name string) error {
 	path, old, err := resolve(name)
 	if err != nil || old != nil && !old.Mode().IsRegular() {
-		return err // a pipe is not opened: its reader would see it end
+		return err // opening and closing a pipe would be an end of file for its reader
 	}
 	f, err := temporary(path, old)
 	if err != nil {
@@ -55,7 +56,7 @@ func CheckReplace(name string) error {
 	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
-// resolve follows symbolic links from name. old is nil if nothing is there.
+// resolve follows symbolic links from name. old is nil if path does not exist.
 func resolve(name string) (path string, old fs.FileInfo, err error) {
 	if path, err = filepath.EvalSymlinks(name); err != nil {
 		if _, missing := os.Lstat(name); errors.Is(missing, fs.ErrNotExist) {
@@ -69,7 +70,8 @@ func resolve(name string) (path string, old fs.FileInfo, err error) {
 	return path, old, err
 }
 
-// temporary makes an empty file beside path, with the mode of old if that is not nil. It fails if old may not be written.
+// temporary creates an empty file beside path, with the mode of old if that is not nil. It fails if
+// old is not writable.
 func temporary(path string, old fs.FileInfo) (*os.File, error) {
 	if old != nil {
 		f, err := os.OpenFile(path, os.O_WRONLY, 0)

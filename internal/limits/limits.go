@@ -1,7 +1,9 @@
-// Package limits reads the limits on memory and processes that the machine and the process's control groups (cgroups) set.
+// Package limits reads the limits on memory and processes that the machine and the process's
+// control groups (cgroups) set.
 //
-// A process is bound by its own cgroup and by every cgroup above it, in version 1 and in version 2. Only hard limits count:
-// the kernel kills a process at memory.max and slows one down at memory.high.
+// A process is bound by its own cgroup and by every cgroup above it, in version 1 and in version 2.
+// Only hard limits count: the kernel kills a process at memory.max and slows one down at
+// memory.high.
 package limits
 
 import (
@@ -24,7 +26,7 @@ type Limits struct {
 	PIDs           Group // processes and threads
 }
 
-// Group is the cgroup whose limit leaves least: the process's own or one above it.
+// Group is the cgroup with the least memory or processes left: the process's own or one above it.
 type Group struct {
 	File string // has the limit: "/sys/fs/cgroup/a/memory.max"; empty: no cgroup sets one
 	Max  int64
@@ -34,7 +36,7 @@ type Group struct {
 // Left returns the part of the limit that is not in use.
 func (g Group) Left() int64 { return max(0, g.Max-g.Used) }
 
-// controller names the files of a cgroup that have a limit, its use, and details of it; each in version 1 and 2.
+// controller names the files of a cgroup with a limit, its use and its details, in version 1 and 2.
 type controller struct {
 	name             string
 	max, used        [2]string
@@ -50,7 +52,7 @@ var (
 	pids = controller{name: "pids", max: [2]string{"pids.max", "pids.max"}, used: [2]string{"pids.current", "pids.current"}}
 )
 
-// Read returns the limits by a file system that begins at the machine's root. A limit that cannot be read counts as none.
+// Read returns the limits. files is the machine's root. A limit that cannot be read counts as none.
 func Read(files fs.FS) Limits {
 	r := reader{files}
 	l := Limits{Memory: r.tightest(memory), PIDs: r.tightest(pids)}
@@ -66,8 +68,8 @@ func Read(files fs.FS) Limits {
 	return l
 }
 
-// CheckMemory returns nil if bytes of memory can be used, and ErrNoMemory with the numbers if they cannot: the kernel would
-// end a process, most likely this one. Unknown limits refuse nothing.
+// CheckMemory returns nil if n bytes of memory can be used. Otherwise it returns ErrNoMemory with
+// the numbers: the kernel would kill a process, most likely this one. Unknown limits are ignored.
 func (l Limits) CheckMemory(n int64) error {
 	switch {
 	case l.Memory.File != "" && n > l.Memory.Left():
@@ -82,7 +84,7 @@ func (l Limits) CheckMemory(n int64) error {
 
 type reader struct{ files fs.FS }
 
-// text returns a file's contents, or nothing.
+// text returns a file's contents, or "" if it cannot be read.
 func (r reader) text(name string) string {
 	b, err := fs.ReadFile(r.files, name)
 	if err != nil {
@@ -91,13 +93,13 @@ func (r reader) text(name string) string {
 	return string(bytes.TrimSpace(b))
 }
 
-// number returns the number in a file. "max" is none.
+// number returns the number in a file, or false if there is none, as for "max".
 func (r reader) number(name string) (int64, bool) {
 	n, err := strconv.ParseInt(r.text(name), 10, 64)
 	return n, err == nil && n >= 0
 }
 
-// tightest returns the group that leaves least, of both versions.
+// tightest returns the group with the least left, of both versions.
 func (r reader) tightest(c controller) Group {
 	var least Group
 	for _, h := range r.hierarchies(c.name) {
@@ -131,7 +133,8 @@ func (r reader) group(c controller, dir string, version int) (Group, bool) {
 	return g, true
 }
 
-// unlimited is less than the value that version 1 has for "no limit", the largest number of pages in bytes.
+// unlimited is less than the value that version 1 has for "no limit", the largest number of pages
+// in bytes.
 const unlimited = 1 << 60
 
 // hierarchy is a mounted tree of cgroups. The paths have no leading slash.
@@ -141,7 +144,7 @@ type hierarchy struct {
 	version int    // 0: version 1; 1: version 2
 }
 
-// hierarchies returns where the process's cgroups with a controller are.
+// hierarchies returns the mounts of the process's cgroups with a controller.
 func (r reader) hierarchies(name string) []hierarchy {
 	var groups [2]string // the process's cgroup by version
 	for line := range strings.Lines(r.text("proc/self/cgroup")) {
@@ -171,8 +174,9 @@ func (r reader) hierarchies(name string) []hierarchy {
 			continue
 		}
 		h := hierarchy{mount: path.Join(".", unescape.Replace(f[4])[1:]), version: version}
-		// In a container without a cgroup namespace the mount shows a part of the tree, and the group is named from the tree's
-		// root. A group outside that part, or outside the namespace ("/.."), cannot be read: the mount's own limit counts.
+		// In a container without a cgroup namespace the mount shows a part of the tree, and the
+		// group is named from the tree's root. A group outside that part, or outside the namespace
+		// ("/.."), cannot be read: the mount's own limit counts.
 		below, inside := strings.CutPrefix(groups[version], strings.TrimSuffix(unescape.Replace(f[3]), "/"))
 		if inside && !strings.Contains(below, "..") && strings.HasPrefix(below, "/") {
 			h.below = below[1:]

@@ -32,7 +32,8 @@ func Size(n int64) string {
 	return strconv.FormatInt(n, 10) + " " + byteUnits[u]
 }
 
-// sizeUnits are the units of ParseSize, in lower case. A single letter is the binary unit, as in dd and fio.
+// sizeUnits are the units of ParseSize, in lower case. A single letter is the binary unit, as in dd
+// and fio.
 var sizeUnits = []struct {
 	suffix string
 	bytes  float64
@@ -53,7 +54,8 @@ var sizeUnits = []struct {
 	{"", 1},
 }
 
-// ParseSize returns the number of bytes of a size such as 4096, 64KiB, 1.5GiB, 2GB or 6.4e7. A fraction of a byte is cut off.
+// ParseSize returns the number of bytes of a size such as 4096, 64KiB, 1.5GiB, 2GB or 6.4e7. A
+// fraction of a byte is cut off.
 func ParseSize(s string) (int64, error) {
 	text := strings.ToLower(strings.TrimSpace(s))
 	if n, err := strconv.ParseInt(text, 10, 64); err == nil && n >= 0 { // more digits than a float64 has

@@ -1,6 +1,8 @@
-// Package stress is a program that strains everything at once, as a test: processes that share directories of blocks, each
-// with 32 goroutines that load, dump, look up, lease, prefetch and cancel on simulated devices whose streams, memory and files fail,
-// while engines are closed and opened again, processes killed, and files damaged under them. Beside them a transfer server has hostile peers.
+// Package stress is a program that strains everything at once, as a test: processes that share
+// directories of blocks, each with 32 goroutines that load, dump, look up, lease, prefetch and
+// cancel on simulated devices whose streams, memory and files fail, while engines are closed and
+// opened again, processes killed, and files damaged under them. Beside them a transfer server has
+// hostile peers.
 //
 //	go test ./internal/stress -run Stress -v -stress 60s [-seed 1]
 //

@@ -1,5 +1,6 @@
-// Package strictjson refuses JSON that encoding/json changes while it decodes: text that is not UTF-8 and lone surrogates, which become
-// U+FFFD, and keys that are given twice, of which the last wins. Names read from such text could meet names that differ from them.
+// Package strictjson refuses JSON that encoding/json changes while it decodes. Text that is not
+// UTF-8 and lone surrogates become U+FFFD. Of a key that is given twice, the last wins. So
+// different names could become equal.
 package strictjson
 
 import (
@@ -14,7 +15,8 @@ import (
 // errEnd is the error of text that ends within a value.
 var errEnd = errors.New("the text ends within a value")
 
-// Check reports whether text is one JSON value that decodes without change. The error names the first place that does not.
+// Check returns nil if text is one JSON value that decodes without change. The error names the
+// first other place.
 func Check(text []byte) error {
 	if err := json.Unmarshal(text, new(json.RawMessage)); err != nil {
 		return err
@@ -24,7 +26,7 @@ func Check(text []byte) error {
 	return s.value()
 }
 
-// scanner walks over valid JSON.
+// scanner scans valid JSON.
 type scanner struct {
 	text []byte
 	at   int
@@ -98,7 +100,7 @@ func (s *scanner) elements(object bool) error {
 	}
 }
 
-// string scans a string and returns the text that it stands for.
+// string scans a string and returns its decoded text.
 func (s *scanner) string() (string, error) {
 	first := s.at
 	for s.at++; s.at < len(s.text) && s.text[s.at] != '"'; {
@@ -123,7 +125,7 @@ func (s *scanner) string() (string, error) {
 	return out, err
 }
 
-// escape scans an escape sequence, with surrogates both of a pair.
+// escape scans an escape sequence, and both surrogates of a pair.
 func (s *scanner) escape() error {
 	r, ok := s.unit()
 	switch {

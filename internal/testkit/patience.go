@@ -11,8 +11,8 @@ const PatienceEnv = "KVLANE_PATIENCE"
 // patience is longer than any machine takes for an event of a test.
 const patience = 10 * time.Minute
 
-// Patience returns the time after which a test gives up waiting for an event that must happen. It is no measure of speed: a test
-// that passes never waits so long.
+// Patience returns the time after which a test gives up waiting for an event that must happen. It
+// is no measure of speed: a test that passes never waits so long.
 func Patience() time.Duration {
 	if less, err := time.ParseDuration(os.Getenv(PatienceEnv)); err == nil {
 		return min(patience, less)

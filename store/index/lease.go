@@ -32,15 +32,16 @@ type Lease struct {
 // run is some keys in a row that one tier pins: up to end, from the end of the run before.
 type run struct{ tier, end int }
 
-// LeasePrefix pins the longest prefix of keys whose blocks are all Ready, each in the first tier that has it, for ttl at
-// most. Config.LeaseMax bounds ttl, and is the default where ttl is zero. A lease of no block is valid and holds nothing.
-// keys are in the order of a prompt, of all page groups by their tokens: the tiers evict the last first.
+// LeasePrefix pins the longest prefix of keys whose blocks are all Ready, each in the first tier
+// that has it, for ttl at most. Config.LeaseMax bounds ttl, and is the default where ttl is zero. A
+// lease of no block is valid and holds nothing. keys are in the order of a prompt, of all page
+// groups by their tokens: the tiers evict the last first.
 //
 // Leases hold slots up to a limit that leaves some to everybody else. Beyond it blocks are pinned in the
 // tier below, and if that does not have one the prefix ends there, which Stats counts.
 //
-// The prefix ends at a block whose tiers cannot be asked. Errors: ErrClosed, ErrCanceled with the context's cause, ErrInvalid for a
-// negative ttl and for a zero key.
+// The prefix ends at a block whose tiers cannot be asked. Errors: ErrClosed, ErrCanceled with the
+// context's cause, ErrInvalid for a negative ttl and for a zero key.
 func (x *Index) LeasePrefix(ctx context.Context, keys []block.Key, ttl time.Duration) (*Lease, error) {
 	if err := x.usable(); err != nil {
 		return nil, fmt.Errorf("lease prefix of %d blocks: %w", len(keys), err)
@@ -70,8 +71,9 @@ func (x *Index) LeasePrefix(ctx context.Context, keys []block.Key, ttl time.Dura
 	return l, nil
 }
 
-// pin retains keys, run by run, until one that no tier has, and cuts them there. It notes the order of those that are not in the first
-// tier, before a tier below is asked for them or a dump writes them.
+// pin retains keys, run by run, until one that no tier has, and cuts them there. It notes the order
+// of those that are not in the first tier, before a tier below is asked for them or a dump writes
+// them.
 func (l *Lease) pin(ctx context.Context) {
 	tiers := l.x.c.Tiers
 	at, short := 0, false // short: the next key is where slots are, and leases may hold no more of them
@@ -162,7 +164,8 @@ func (l *Lease) Release() {
 	}
 }
 
-// finish ends the right to start loads and gives back the lease's own use of the pins. It reports whether this is the first call.
+// finish ends the right to start loads and gives back the lease's own use of the pins. It reports
+// whether this is the first call.
 func (l *Lease) finish(released bool) bool {
 	l.mu.Lock()
 	first := !l.ended

@@ -2,9 +2,10 @@ package index
 
 import "github.com/kvlane/kvlane/block"
 
-// Use notes the order of blocks for the tiers (tier.OrderedTier) and reports their use to the tiers below the first. keys are consecutive
-// blocks of a prompt, in its order. before is the block before the first; zero if there is none, or it is not known. The caller calls it
-// before the blocks are read or written.
+// Use notes the order of blocks for the tiers (tier.OrderedTier) and reports their use to the tiers
+// below the first. keys are consecutive blocks of a prompt, in its order. before is the block
+// before the first; zero if there is none, or it is not known. The caller calls it before the
+// blocks are read or written.
 func (x *Index) Use(before block.Key, keys []block.Key) {
 	x.note(before, keys, 0)
 	x.used(before, keys)

@@ -176,9 +176,10 @@ func (m *Manager) keys(rank int, blocks []Block) ([]block.Key, error) {
 	return keys, nil
 }
 
-// Lookup says for each block where it stands. They are in the order of a prompt, of all page groups by their
-// tokens. Nothing keeps it there: Load does. A file tier that cannot be asked has nothing, and its
-// error is returned beside the states: ErrBusy where it has not answered within Config.FilesMax, and at once until it has.
+// Lookup says for each block where it stands. They are in the order of a prompt, of all page groups
+// by their tokens. Nothing keeps it there: Load does. A file tier that cannot be asked has nothing,
+// and its error is returned beside the states: ErrBusy where it has not answered within
+// Config.FilesMax, and at once until it has.
 func (m *Manager) Lookup(ctx context.Context, blocks []Block) ([]State, error) {
 	keys, err := m.keys(0, blocks)
 	if err != nil {
@@ -213,14 +214,16 @@ func (m *Manager) Lookup(ctx context.Context, blocks []Block) ([]State, error) {
 	return states, err
 }
 
-// note remembers the order of blocks that are not in the pool yet: the pool evicts the end of a prompt before its beginning.
+// note remembers the order of blocks that are not in the pool yet: the pool evicts the end of a
+// prompt before its beginning.
 func (m *Manager) note(before block.Key, keys []block.Key) {
 	if len(keys) > 0 {
 		m.order.Note(keys, m.order.After(before, keys[0]))
 	}
 }
 
-// Touch reports that the blocks are in use, so that others are evicted before them. Those that are not there are passed over.
+// Touch reports that the blocks are in use, so that others are evicted before them. Those that are
+// not there are passed over.
 func (m *Manager) Touch(blocks []Block) error {
 	keys, err := m.keys(0, blocks)
 	if err != nil {

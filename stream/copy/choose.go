@@ -51,8 +51,8 @@ func (s *Stream) choose(ctx context.Context, o *op) error {
 	return nil
 }
 
-// OnlyPath returns the path of a device that has one path, else PathNone. A device without copy engines
-// copies by its kernels, which checksum each byte as they copy it.
+// OnlyPath returns the path of a device that has one path, else PathNone. A device without copy
+// engines copies by its kernels, which checksum each byte as they copy it.
 func OnlyPath(dev device.Device) stream.Path {
 	if dev.Info().CopyEngines == 0 {
 		return stream.PathKernel

@@ -44,10 +44,11 @@ const (
 // errSpent ends what is in flight when the budget is spent.
 var errSpent = errors.New("the budget for measuring is spent")
 
-// Measure moves a scratch file of 32 MiB in a directory by every path there is, and returns what each did. The file has no name
-// by the time that it is measured, so nothing is left behind. A few hundred MiB are written at most. The first size is measured
-// even if the budget is too short. When the budget is spent Measure leaves out the rest: every size and depth has figures of all
-// paths, or none. If the file system has too little space the error wraps ErrNoSpace.
+// Measure moves a scratch file of 32 MiB in a directory by every path there is, and returns what
+// each did. The file has no name by the time that it is measured, so nothing is left behind. A few
+// hundred MiB are written at most. The first size is measured even if the budget is too short. When
+// the budget is spent Measure leaves out the rest: every size and depth has figures of all paths,
+// or none. If the file system has too little space the error wraps ErrNoSpace.
 func Measure(ctx context.Context, path string, o MeasureOptions) (p Profile, err error) {
 	fail := func(err error) (Profile, error) {
 		return Profile{}, fmt.Errorf("measure directory %s: %w", path, err)
@@ -143,8 +144,8 @@ type way struct {
 	end    *mem.Region
 }
 
-// depth measures all sizes with so many transfers at a time. depths are yet to be measured, with this one. The first size of all
-// is measured under ctx, the others under bounded.
+// depth measures all sizes with so many transfers at a time. depths are yet to be measured, with
+// this one. The first size of all is measured under ctx, the others under bounded.
 func (m *measuring) depth(ctx, bounded context.Context, depth, depths int) (err error) {
 	var ways []way
 	for _, by := range []stream.Path{stream.PathPosix, stream.PathURing, stream.PathCuFile} {

@@ -6,11 +6,12 @@
 // a block found corrupt leaves the index at once, its slot once unpinned.
 // A slot that hardware may still write after its filling was given up stays out of use until the hardware has stopped.
 //
-// Room is made by S3-FIFO (Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023): new blocks pass
-// through a small queue, and only those used again there reach the main one, so that a scan of blocks used once cannot
-// displace those in use. Prompts are evicted from their ends: a block stays while one that comes after it is here and not pinned,
-// unless there is nothing else to evict. Retain and the store's tier.Order give the order of blocks. A Reserve that finds every slot
-// pinned waits in line, first come, first served, until its context ends.
+// Room is made by S3-FIFO (Yang et al., "FIFO queues are all you need for cache eviction", SOSP
+// 2023): new blocks pass through a small queue, and only those used again there reach the main one,
+// so that a scan of blocks used once cannot displace those in use. Prompts are evicted from their
+// ends: a block stays while one that comes after it is here and not pinned, unless there is nothing
+// else to evict. Retain and the store's tier.Order give the order of blocks. A Reserve that finds
+// every slot pinned waits in line, first come, first served, until its context ends.
 //
 // A tier that is opened as a window (Config.Transient) has no policy: a block is there while somebody fills it or has it pinned, and
 // forgotten with its last pin. Pipelines without a cache have one, through which their blocks pass.

@@ -5,7 +5,8 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// SetOrder gives the tier the order of the blocks to come: a block is not evicted while one that comes after it is here and not pinned.
+// SetOrder gives the tier the order of the blocks to come: a block is not evicted while one that
+// comes after it is here and not pinned.
 func (t *Tier) SetOrder(o *tier.Order) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -29,8 +30,8 @@ func (t *Tier) Use(keys []block.Key, _ tier.Place) {
 	}
 }
 
-// place links the block that begins in slot to the blocks before and after it that are here: blocks may come from below in any order. The
-// caller holds mu.
+// place links the block that begins in slot to the blocks before and after it that are here: blocks
+// may come from below in any order. The caller holds mu.
 func (t *Tier) place(slot uint32) {
 	if t.order == nil || t.passing {
 		return

@@ -112,7 +112,8 @@ func (t *Tier) begin(slot uint32, key block.Key) *fill {
 	return &fill{slot: slotRef{t: t, index: slot}, key: t.entries[slot].key}
 }
 
-// drop takes the unpinned Ready block out of its slot, the policy and the index. The caller holds mu.
+// drop takes the unpinned Ready block out of its slot, the policy and the index. The caller holds
+// mu.
 func (t *Tier) drop(slot uint32) {
 	t.policy.remove(slot)
 	t.index.remove(slot)

@@ -22,7 +22,7 @@ const (
 	unlinked queueID = iota
 	inSmall
 	inMain
-	inLast // blocks that have successors, all of them pinned: evicted if there is nothing else
+	inLast // blocks whose successors are all pinned: evicted if all other queues are empty
 )
 
 const nobody = -1
@@ -30,13 +30,13 @@ const nobody = -1
 // node is a slot's place in the policy.
 type node struct {
 	prev, next  int32  // towards the head (newest) and the tail (oldest)
-	parent      int32  // the slot of the block before it in its prompt, if that slot has generation parentGen; or nobody
-	parentGen   uint32 // see parent
-	gen         uint32 // counts the blocks that were in this slot
-	children    int32  // blocks here that come after it
-	idle        int32  // those of them that are evictable
+	parent      int32  // slot of the block before it in its prompt, valid with parentGen; or nobody
+	parentGen   uint32 // generation of that slot when parent was set
+	gen         uint32 // number of blocks that left this slot
+	children    int32  // cached blocks that come after it
+	idle        int32  // evictable ones among children
 	queue       queueID
-	home        queueID // where it is linked: inSmall or inMain
+	home        queueID // the queue it returns to: inSmall or inMain
 	uses        uint8
 	evictable   bool // ready and not pinned
 	fingerprint uint64
@@ -48,14 +48,15 @@ type queue struct {
 	len        int
 }
 
-// policy decides which slot to evict. Two kinds of slots are unlinked when they come up for eviction, so that it never walks over them
-// again. A slot that is pinned is linked again when it is released. A block that has an evictable successor is linked again when it has
-// none left, as the next to be evicted: so a prompt is evicted from its end.
+// policy decides which slot to evict. It unlinks two kinds of slots when they come up for eviction,
+// so that it never visits them again. A pinned slot is linked again when it is released. A block
+// with an evictable successor is linked again, as the next victim, when its last evictable
+// successor is gone. So a prompt is evicted from its end.
 type policy struct {
 	nodes     []node
 	queues    [inLast + 1]queue
-	evictable [inMain + 1]int // slots of each home
-	small     int             // what the small queue aims at
+	evictable [inMain + 1]int // evictable slots by home
+	small     int             // target length of the small queue
 	ghost     *recent[uint64, struct{}]
 }
 
@@ -68,10 +69,12 @@ func newPolicy(n int) *policy {
 	return p
 }
 
-// fingerprint shortens a key for the ghost queue. Keys are hashes already; that two of them meet does no harm.
+// fingerprint shortens a key for the ghost queue. Keys are hashes already, and a collision is
+// harmless.
 func fingerprint(key block.Key) uint64 { return binary.LittleEndian.Uint64(key[:]) }
 
-// admit starts a block's life in slot, pinned. A block that was evicted lately goes to the main queue.
+// admit starts a block's life in slot, pinned. A block that was evicted lately goes to the main
+// queue.
 func (p *policy) admit(slot uint32, key block.Key) {
 	n := node{parent: nobody, gen: p.nodes[slot].gen, fingerprint: fingerprint(key), home: inSmall}
 	if p.ghost.forget(n.fingerprint) {
@@ -80,8 +83,8 @@ func (p *policy) admit(slot uint32, key block.Key) {
 	p.nodes[slot] = n
 }
 
-// follow notes that the block in slot comes after the one in parent, unless it is known to come after another that is here: there is
-// only one.
+// follow notes that the block in slot comes after the block in parent. It does nothing if the block
+// before it is known and cached, as a block has only one.
 func (p *policy) follow(slot, parent uint32) {
 	n, before := &p.nodes[slot], &p.nodes[parent]
 	if p.before(n) != nil || slot == parent {
@@ -94,7 +97,7 @@ func (p *policy) follow(slot, parent uint32) {
 	}
 }
 
-// before returns the node of the block before n's; nil if that is not known, or not here.
+// before returns the node of the block before n's, or nil if that is not known or not cached.
 func (p *policy) before(n *node) *node {
 	if n.parent == nobody || p.nodes[n.parent].gen != n.parentGen {
 		return nil
@@ -109,7 +112,7 @@ func (p *policy) use(slot uint32) {
 	}
 }
 
-// pin makes the slot stay until it is released.
+// pin keeps the slot until it is released.
 func (p *policy) pin(slot uint32) {
 	n := &p.nodes[slot]
 	if !n.evictable {
@@ -123,7 +126,7 @@ func (p *policy) pin(slot uint32) {
 	}
 }
 
-// release makes the slot evictable. If it was unlinked it is the newest of its queue.
+// release makes the slot evictable. An unlinked slot becomes the newest of its queue.
 func (p *policy) release(slot uint32) {
 	n := &p.nodes[slot]
 	if n.evictable {
@@ -142,7 +145,7 @@ func (p *policy) release(slot uint32) {
 	}
 }
 
-// relink links a slot again that may have lost its last evictable successor.
+// relink links a slot that has no evictable successor. Call it when a successor is gone or pinned.
 func (p *policy) relink(slot uint32) {
 	n := &p.nodes[slot]
 	if !n.evictable || n.idle > 0 || n.queue == n.home {
@@ -158,9 +161,9 @@ func (p *policy) relink(slot uint32) {
 	}
 }
 
-// victim unlinks and returns the slot to evict, or false when no slot is evictable. Every turn of its loop unlinks a slot or uses up
-// one of its uses, and what is unlinked is linked again once for each release, or end of a successor: the cost is constant over the
-// life of a block.
+// victim unlinks and returns the slot to evict, or false if no slot is evictable. Each iteration
+// unlinks a slot or takes one of its uses. A slot is linked again once for each release and for
+// each successor that ends. So the cost is constant over the life of a block.
 func (p *policy) victim() (uint32, bool) {
 	for {
 		from := p.turn()
@@ -169,7 +172,9 @@ func (p *policy) victim() (uint32, bool) {
 			if p.evictable[inSmall]+p.evictable[inMain] == 0 {
 				return 0, false
 			}
-			p.forgetOrder() // each of them comes after another, in a circle: the keys of some call were in no prompt's order
+			// The blocks come after each other in a circle: the keys of a call were not in the
+			// order of a prompt.
+			p.forgetOrder()
 			continue
 		}
 		slot := uint32(tail)
@@ -200,7 +205,7 @@ func (p *policy) victim() (uint32, bool) {
 	}
 }
 
-// turn returns the queue whose turn it is to give up a slot.
+// turn returns the queue to evict from next.
 func (p *policy) turn() queueID {
 	small, others := p.queues[inSmall].len > 0, p.queues[inMain].len > 0
 	switch {
@@ -212,7 +217,7 @@ func (p *policy) turn() queueID {
 	return inLast
 }
 
-// forgetOrder makes every evictable slot one that follows nothing.
+// forgetOrder removes the order of all blocks, and links the evictable ones.
 func (p *policy) forgetOrder() {
 	for i := range p.nodes {
 		n := &p.nodes[i]
@@ -241,7 +246,7 @@ func (p *policy) remove(slot uint32) {
 		n.evictable = false
 		p.evictable[n.home]--
 	}
-	n.gen++ // its successors follow nothing now
+	n.gen++ // invalidates the parent of its successors
 	n.children, n.idle = 0, 0
 }
 

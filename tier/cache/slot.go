@@ -205,8 +205,9 @@ func (t *Tier) LimitRetained(slots int) {
 	t.retainMax = slots
 }
 
-// Retain pins blocks up to the first that is not Ready. It does not wait for one that is being filled, and allocates nothing. Blocks are
-// evicted in the order that it is given them: the last first.
+// Retain pins blocks up to the first that is not Ready. It does not wait for one that is being
+// filled, and allocates nothing. Blocks are evicted in the order that it is given them: the last
+// first.
 func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 	if err := t.ask(ctx, keys, len(keys)); err != nil {
 		return 0, err

@@ -8,12 +8,13 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
-// anchor is a dirfs.Dir that can be exchanged for another while it is in use, as when the directory was removed and is made
-// anew. An operation uses one of the two. The old directory is closed after its last operation.
+// anchor is a dirfs.Dir that can be replaced while it is in use, for example after the directory
+// was removed. Each operation uses one directory. An old directory is closed after its last
+// operation.
 type anchor struct{ current atomic.Pointer[anchored] }
 
-// anchored is one directory of an anchor. uses is raised before retired is read: so either the user sees that it is retired,
-// or retire sees the user.
+// anchored is one directory of an anchor. acquire increments uses before it reads retired. So
+// either acquire sees retired, or exchange sees the use.
 type anchored struct {
 	dirfs.Dir
 	uses    atomic.Int64
@@ -27,7 +28,7 @@ func newAnchor(d dirfs.Dir) *anchor {
 	return a
 }
 
-// exchange makes d the directory.
+// exchange replaces the directory by d.
 func (a *anchor) exchange(d dirfs.Dir) {
 	old := a.current.Swap(&anchored{Dir: d})
 	old.retired.Store(true)
@@ -54,7 +55,8 @@ func (d *anchored) release() {
 
 func (d *anchored) closeUnused() {
 	if d.uses.Load() == 0 {
-		d.once.Do(func() { _ = d.Close() }) // of a directory that is gone, by which nothing is written
+		// The directory was removed and nothing is written to it, so the error does not matter.
+		d.once.Do(func() { _ = d.Close() })
 	}
 }
 
@@ -100,5 +102,5 @@ func (a *anchor) SetTime(name string, t time.Time) error {
 	return d.SetTime(name, t)
 }
 
-// Close closes the current directory, which nothing uses any more.
+// Close closes the current directory. No operation may be in progress.
 func (a *anchor) Close() error { return a.current.Load().Close() }

@@ -80,8 +80,9 @@ func blocksOf(formats block.Formats, bytes int64) int64 {
 // It leaves out those that eligible refuses. It keeps about 2n of them in memory. What it cannot look at it passes over, and
 // returns why, beside what it found.
 //
-// A time ahead of now counts as now, and the file's time is corrected: else nothing would ever remove the block, and blocks in use went
-// in its place. The clock may have been set back, or another host's may differ.
+// A time ahead of now counts as now, and the file's time is corrected: else nothing would ever
+// remove the block, and blocks in use went in its place. The clock may have been set back, or
+// another host's may differ.
 func coldest(ctx context.Context, dirs []dirfs.Dir, now time.Time, n int64, eligible func(block.Key) bool) ([]candidate, error) {
 	var found, ahead []candidate
 	var errs []error
@@ -147,11 +148,12 @@ func coldest(ctx context.Context, dirs []dirfs.Dir, now time.Time, n int64, elig
 	return found, joinFew(errs)
 }
 
-// aheadMost is how many files with times ahead of the clock are corrected together, which keeps their order.
+// aheadMost is how many files with times ahead of the clock are corrected together, which keeps
+// their order.
 const aheadMost = 1 << 16
 
-// correctTime sets the time of a file to when, and returns the candidate with that time. If it fails the file keeps its own, and the
-// candidate counts as used at when all the same.
+// correctTime sets the time of a file to when, and returns the candidate with that time. If it
+// fails the file keeps its own, and the candidate counts as used at when all the same.
 func correctTime(d dirfs.Dir, c candidate, when time.Time) (candidate, error) {
 	c.used = when
 	name := blockName(c.key)
@@ -179,8 +181,8 @@ func joinFew(errs []error) error {
 	return errors.Join(append(errs[:most:most], fmt.Errorf("and %d more", len(errs)-most))...)
 }
 
-// late is the blocks that were written since candidates were looked for, and are as cold as one of them: a block takes the time of the
-// one before it in its prompt.
+// late is the blocks that were written since candidates were looked for, and are as cold as one of
+// them: a block takes the time of the one before it in its prompt.
 type late struct {
 	mu      sync.Mutex
 	looking bool      // candidates are looked for

@@ -50,8 +50,9 @@ type Config struct {
 	// Dirs are the directories, at least one. They are made if they do not exist; an existing one is empty or belongs
 	// to the same identities and layouts.
 	Dirs []string
-	// SharedBound makes MaxBytes and DirBytes bound all folders in the parent directory of each of Dirs, of all identities and
-	// processes: see the package's comment. Each of Dirs has a parent of its own then.
+	// SharedBound makes MaxBytes and DirBytes bound all folders in the parent directory of each of
+	// Dirs, of all identities and processes: see the package's comment. Each of Dirs has a parent
+	// of its own then.
 	SharedBound bool
 	// Formats are those of the blocks, one a page group.
 	Formats block.Formats

@@ -42,8 +42,8 @@ func (a *area) recountDir(ctx context.Context, d *dir) error {
 	return joinFew(errs)
 }
 
-// recountLost counts the folders again in which counted files were found gone. A file that is gone costs the listing of
-// one folder, and not of all.
+// recountLost counts the folders again in which counted files were found gone. A file that is gone
+// costs the listing of one folder, and not of all.
 func (a *area) recountLost() {
 	if !a.space.takeAnyLost() {
 		return
@@ -57,7 +57,8 @@ func (a *area) recountLost() {
 	}
 }
 
-// noteGone has the folder of a block counted again if the block was counted: this process knew its file, or has it pinned.
+// noteGone has the folder of a block counted again if the block was counted: this process knew its
+// file, or has it pinned.
 func (t *Tier) noteGone(key block.Key, pinned bool) {
 	if t.proofs.take(key) || pinned {
 		d := dirOf(t.dirs, key)

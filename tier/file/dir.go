@@ -156,8 +156,8 @@ func (d *dir) close() error {
 	return errors.Join(err, d.Close())
 }
 
-// renew makes another session in the place of old, whose folder was removed. Where the directory or its marker was removed
-// too it makes these anew, with the same id.
+// renew makes another session in the place of old, whose folder was removed. Where the directory or
+// its marker was removed too it makes these anew, with the same id.
 func (d *dir) renew(ctx context.Context, c *Config, old *session) error {
 	select {
 	case d.renewing <- struct{}{}:
@@ -202,7 +202,8 @@ func (d *dir) removed(c *Config) bool {
 	return errors.Join(named.Close(), err, merr) == nil && (now.Inode != mine.Inode || now.Device != mine.Device)
 }
 
-// restoreMarker writes the marker again where it was removed. Blocks keep their places, since the id stays.
+// restoreMarker writes the marker again where it was removed. Blocks keep their places, since the
+// id stays.
 func (d *dir) restoreMarker(c *Config) error {
 	_, err := d.readMarker(c)
 	if !blockdir.Gone(err) {
@@ -213,8 +214,8 @@ func (d *dir) restoreMarker(c *Config) error {
 	return blockdir.PutMarker(d, m)
 }
 
-// lookAfter finds out whether the directory or its marker was removed, and makes them anew. A tier that only reads follows to
-// the directory that has the path by now.
+// lookAfter finds out whether the directory or its marker was removed, and makes them anew. A tier
+// that only reads follows to the directory that has the path by now.
 func (d *dir) lookAfter(ctx context.Context, c *Config) (removed bool, err error) {
 	removed = d.removed(c)
 	if c.ReadOnly {
@@ -229,7 +230,8 @@ func (d *dir) lookAfter(ctx context.Context, c *Config) (removed bool, err error
 	return true, d.renew(ctx, c, d.session.Load())
 }
 
-// follow exchanges the directory for the one that has the path by now, if that is for the same blocks.
+// follow exchanges the directory for the one that has the path by now, if that is for the same
+// blocks.
 func (d *dir) follow(c *Config) error {
 	root, err := c.FS.OpenDir(d.root)
 	if err != nil {

@@ -229,8 +229,9 @@ func (t *Tier) write(ctx context.Context, d *dir, key block.Key, image []byte, o
 	}
 }
 
-// writeOnce writes a temporary file and gives it its name. It tries again where the folder of temporary files was removed, with
-// the directory or without: another host, which locks do not reach, takes this session for that of a dead process.
+// writeOnce writes a temporary file and gives it its name. It tries again where the folder of
+// temporary files was removed, with the directory or without: another host, which locks do not
+// reach, takes this session for that of a dead process.
 func (t *Tier) writeOnce(ctx context.Context, d *dir, key block.Key, image []byte, over *unreadable) error {
 	s := d.session.Load()
 	info, err := t.publish(d, s, key, image, over)

@@ -17,40 +17,41 @@ const step = time.Microsecond
 const (
 	timesMax = 1 << 16 // blocks whose times are remembered, at least half of them
 	planMost = 1 << 10 // blocks of a prompt that may be written out of order
-	usesMax  = 32      // uses that wait; further ones are dropped, and the next use renews the times
+	usesMax  = 32      // uses that wait; further ones are dropped until a next use
 )
 
-// times has the order of blocks, and the times of their files as far as this process has set or seen them.
+// times has the order of blocks, and the times of files that this process has set or read lately.
 type times struct {
 	mu      sync.Mutex
 	order   *tier.Order // nil: none was given
 	known   map[block.Key]timed
-	older   map[block.Key]timed // what was known before known was begun
+	older   map[block.Key]timed // the map before known
 	uses    []use               // wait for the goroutine that renews times
-	running bool                // there is one
+	running bool                // that goroutine exists
 }
 
-// timed is the time of a block's file: one that is there, or one that is about to be written.
+// timed is the time of a block's file. there is false if the file is not written yet.
 type timed struct {
 	when  time.Time
 	there bool
 }
 
-// use is consecutive blocks that were used.
+// use is a use of consecutive blocks.
 type use struct {
 	keys []block.Key
 	at   tier.Place
 }
 
-// SetOrder gives the tier the order of the blocks to come, by which it sets the times of their files: those of a prompt are as many
-// microseconds apart as there are blocks between them.
+// SetOrder sets the order of the blocks to come. The tier sets the times of their files by it: each
+// block of a prompt is a microsecond older than the one before it.
 func (t *Tier) SetOrder(o *tier.Order) {
 	t.times.mu.Lock()
 	defer t.times.mu.Unlock()
 	t.times.order = o
 }
 
-// Use renews the times of the blocks' files, in the background. It does nothing for TouchAfter if the last of them is as new.
+// Use renews the times of the blocks' files, in the background. It does nothing if the last block
+// was renewed less than TouchAfter ago.
 func (t *Tier) Use(keys []block.Key, at tier.Place) {
 	if t.cfg.ReadOnly || len(keys) == 0 {
 		return
@@ -72,8 +73,8 @@ func (t *Tier) Use(keys []block.Key, at tier.Place) {
 	w.uses = append(w.uses, use{slices.Clone(keys), at})
 }
 
-// renew renews the times of blocks that were used, until none waits or the tier closes. It is an operation of the tier, which Close
-// waits for.
+// renew renews the times of used blocks, until no use waits or the tier closes. It is an operation
+// of the tier: Close waits for it.
 func (t *Tier) renew() {
 	defer t.gate.Leave()
 	for {
@@ -109,8 +110,8 @@ func (t *Tier) renewUse(u use) {
 	}
 }
 
-// renewOne sets the time of a block's file to latest if its time is stale, or later than that. It returns the file's time, if there is a
-// file.
+// renewOne sets the time of a block's file to latest if its time is stale or later than latest. It
+// returns the file's time, or false if there is no file.
 func (t *Tier) renewOne(key block.Key, latest, now time.Time) (time.Time, bool) {
 	used, ok := t.timeOf(key, now)
 	if ok && !t.stale(used, now) && !used.After(latest) {
@@ -131,7 +132,7 @@ func (t *Tier) renewOne(key block.Key, latest, now time.Time) (time.Time, bool) 
 	return info.Modified, true
 }
 
-// stale reports whether a use has to renew a time: it is as old as TouchAfter, or ahead of the clock.
+// stale reports whether a use must renew a time. It is at least TouchAfter old, or in the future.
 func (t *Tier) stale(used, now time.Time) bool {
 	return now.Sub(used) >= t.cfg.TouchAfter || used.After(now)
 }
@@ -143,8 +144,8 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// timeOf returns the time of a block's file, which may be about to be written, or false if there is none. A time that is stale may have
-// been renewed by another process, so it is looked up again.
+// timeOf returns the time of a block's file, or false if there is none. The file may be about to be
+// written. A stale time is read again, as another process may have renewed it.
 func (t *Tier) timeOf(key block.Key, now time.Time) (time.Time, bool) {
 	if key == (block.Key{}) {
 		return time.Time{}, false
@@ -161,8 +162,9 @@ func (t *Tier) timeOf(key block.Key, now time.Time) (time.Time, bool) {
 	return info.Modified, true
 }
 
-// plan returns the time for the file of a block that is about to be written: older than that of the block before it. Blocks are written in
-// any order, so it plans the times of those before it that are not there yet, too.
+// plan returns the time for the file of a block that is about to be written. It is older than the
+// time of the block before it. Blocks are written in any order, so plan also sets the planned times
+// of missing blocks before it.
 func (t *Tier) plan(o *tier.Order, key block.Key) time.Time {
 	now, w := t.clock.Now(), &t.times
 	if planned, ok := w.of(key); ok && !planned.there && !t.stale(planned.when, now) {
@@ -184,7 +186,7 @@ func (t *Tier) plan(o *tier.Order, key block.Key) time.Time {
 	for i, k := range slices.Backward(chain) {
 		latest = earlier(latest, now.Add(-step*time.Duration(first-i)))
 		if known, ok := w.find(k); ok && !t.stale(known.when, now) && (i > 0 || !known.there) {
-			latest = known.when // another goroutine has planned or written it meanwhile
+			latest = known.when // another goroutine planned or wrote it meanwhile
 		} else {
 			w.set(k, timed{latest, false})
 		}
@@ -193,8 +195,8 @@ func (t *Tier) plan(o *tier.Order, key block.Key) time.Time {
 	return latest.Add(step)
 }
 
-// timeNew sets the time of a file that is about to get its block's name, if the tier was given an order. It returns what is known of the
-// file then. Where the time cannot be set the block is stored all the same.
+// timeNew sets the time of a file that is about to get its block's name, if the tier has an order.
+// It returns the file's new Info. If the time cannot be set, the block is stored without it.
 func (t *Tier) timeNew(d *dir, temp string, key block.Key, info dirfs.Info) dirfs.Info {
 	o := t.times.given()
 	if o == nil {
@@ -214,7 +216,8 @@ func (t *Tier) timeNew(d *dir, temp string, key block.Key, info dirfs.Info) dirf
 	return info
 }
 
-// touch renews the time of a block that was hit. If the tier was given an order, Use does that.
+// touch renews the time of a hit block. It does nothing if the tier has an order, as Use renews
+// then.
 func (t *Tier) touch(d *dir, key block.Key, info dirfs.Info) {
 	now := t.clock.Now()
 	if t.times.given() == nil && !t.cfg.ReadOnly && t.stale(info.Modified, now) {
@@ -222,14 +225,15 @@ func (t *Tier) touch(d *dir, key block.Key, info dirfs.Info) {
 	}
 }
 
-// setTime sets the time of a block's file, and returns what is known of the file then. It is no reason for a hit to fail.
+// setTime sets the time of a block's file and returns the file's new Info. It returns info
+// unchanged on an error, which is counted: a hit does not fail because of it.
 func (t *Tier) setTime(d *dir, key block.Key, info dirfs.Info, when time.Time) dirfs.Info {
 	whole, synced := t.proofs.has(key, info)
 	err := d.SetTime(blockName(key), when)
 	if err == nil {
 		var changed dirfs.Info
 		if changed, err = d.Stat(blockName(key)); err == nil && changed.Inode == info.Inode {
-			info = changed // the same file, known by another time
+			info = changed // the same file with another time
 			if whole {
 				t.proofs.add(key, info, synced)
 			}
@@ -241,21 +245,21 @@ func (t *Tier) setTime(d *dir, key block.Key, info dirfs.Info, when time.Time) d
 	return info
 }
 
-// given returns the order that the tier was given, or nil.
+// given returns the tier's order, or nil.
 func (w *times) given() *tier.Order {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.order
 }
 
-// of returns what is known of a block's time.
+// of returns the remembered time of a block.
 func (w *times) of(key block.Key) (timed, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.find(key)
 }
 
-// find is of; the caller holds mu.
+// find is of for a caller that holds mu.
 func (w *times) find(key block.Key) (timed, bool) {
 	when, ok := w.known[key]
 	if !ok {
@@ -271,7 +275,7 @@ func (w *times) note(key block.Key, when timed) {
 	w.set(key, when)
 }
 
-// set is note; the caller holds mu.
+// set is note for a caller that holds mu.
 func (w *times) set(key block.Key, when timed) {
 	if w.known == nil || len(w.known) >= timesMax/2 {
 		w.known, w.older = make(map[block.Key]timed), w.known
@@ -279,7 +283,7 @@ func (w *times) set(key block.Key, when timed) {
 	w.known[key] = when
 }
 
-// forget forgets the time of a block that is removed.
+// forget drops the time of a removed block.
 func (w *times) forget(key block.Key) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -31,8 +31,8 @@ func (s *suite) ordered(o *tier.Order) (tier.Tier, bool) {
 	return tr, ok
 }
 
-// turn does what a store does for a request: it returns how many blocks of the prompt were found, and has stored the others when it
-// returns.
+// turn does what a store does for a request: it returns how many blocks of the prompt were found,
+// and has stored the others when it returns.
 func (s *suite) turn(tr tier.Tier, o *tier.Order, keys []block.Key) (found int) {
 	s.Helper()
 	found, err := tr.Retain(s.Context(), keys)

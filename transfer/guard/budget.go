@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Budget is memory that the requests of all peers share. Safe for concurrent use.
+// Budget is memory that the requests of all peers share. It is safe for concurrent use.
 type Budget struct {
 	bytes int64
 	free  *semaphore.Weighted
@@ -18,13 +18,14 @@ type Budget struct {
 	limit time.Duration
 }
 
-// NewBudget returns a budget. A request of at most small bytes does not count; another waits for its turn until limit.
+// NewBudget returns a budget of bytes. Requests of at most small bytes do not count. Larger ones
+// wait for memory, at most limit.
 func NewBudget(bytes, small int64, limit time.Duration) *Budget {
 	return &Budget{bytes: bytes, free: semaphore.NewWeighted(bytes), small: small, limit: limit}
 }
 
-// Take takes n bytes and returns the function that gives them back, which does nothing after an error. ErrBusy if other requests have them
-// until the limit, or ctx ends.
+// Take reserves n bytes and returns the function that releases them. It blocks until other requests
+// release enough. It returns ErrBusy after the limit or when ctx ends; release does nothing then.
 func (b *Budget) Take(ctx context.Context, n int64) (release func(), err error) {
 	nothing := func() {}
 	if n <= b.small {

@@ -6,10 +6,11 @@ import (
 	"time"
 )
 
-// PaceBytes is how much a peer must move within the limit of a Pace.
+// PaceBytes is the number of bytes that a peer must move within the limit of a Pace.
 const PaceBytes = 16 << 10
 
-// Pace is the least rate of one request: PaceBytes in each limit of waiting for the peer. One goroutine uses it.
+// Pace is the minimum rate of one request: PaceBytes for each limit of time spent waiting for the
+// peer. It is not safe for concurrent use.
 type Pace struct {
 	limit  time.Duration
 	moved  int64
@@ -22,8 +23,8 @@ func NewPace(limit time.Duration) *Pace { return &Pace{limit: limit} }
 // Begin begins a request.
 func (p *Pace) Begin() { p.moved, p.waited = 0, 0 }
 
-// Moved counts n bytes for which the connection has waited since began. It returns an error that wraps os.ErrDeadlineExceeded if the peer is
-// too slow.
+// Moved counts n bytes that the connection has waited for since began. If the peer is too slow, it
+// returns an error that wraps os.ErrDeadlineExceeded.
 func (p *Pace) Moved(n int, began time.Time) error {
 	p.moved += int64(n)
 	if p.moved >= PaceBytes {

@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// Grace is how long a connection must have been idle before it gives way to another.
+// Grace is the idle time after which another connection may replace a connection.
 const Grace = time.Second
 
-// Slots are the connections that a server may have at a time. Safe for concurrent use.
+// Slots are the connections that a server may have at a time. They are safe for concurrent use.
 type Slots struct {
 	limit int
 
@@ -26,8 +26,9 @@ type Slot struct {
 // NewSlots returns limit slots.
 func NewSlots(limit int) *Slots { return &Slots{limit: limit, taken: make(map[*Slot]struct{})} }
 
-// Take returns a slot, which is idle, for a connection that end closes. If all are taken, it ends the connection that has been idle for the
-// longest and gives its slot away. It returns nil if none has been idle for Grace.
+// Take returns an idle slot for a connection that end closes. If all slots are taken, it calls end
+// of the connection that has been idle for the longest time and takes its slot. It returns nil if
+// no connection has been idle for Grace.
 func (s *Slots) Take(end func()) *Slot {
 	slot := &Slot{end: end}
 	slot.Idle()
@@ -48,7 +49,7 @@ func (s *Slots) Take(end func()) *Slot {
 	return slot
 }
 
-// idlest returns the slot that has been idle for the longest, at least for Grace, or nil.
+// idlest returns the slot that has been idle for the longest time, at least Grace, or nil.
 func (s *Slots) idlest() (found *Slot) {
 	oldest := time.Now().Add(-Grace).UnixNano()
 	for slot := range s.taken {
@@ -59,7 +60,7 @@ func (s *Slots) idlest() (found *Slot) {
 	return found
 }
 
-// Release gives a slot back. It does nothing if the slot was given to another connection.
+// Release frees a slot. It does nothing if another connection has taken the slot.
 func (s *Slots) Release(slot *Slot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

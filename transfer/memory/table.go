@@ -182,8 +182,8 @@ func (h *Held) Hold(at uint64, n int64) error {
 	return err
 }
 
-// hold returns the span that has the bytes. Requests may have a million pieces and mostly name one span, so it takes no lock for a span that
-// is held.
+// hold returns the span that has the bytes. Requests may have a million pieces and mostly name one
+// span, so it takes no lock for a span that is held.
 func (h *Held) hold(at uint64, n int64) (*span, error) {
 	if s := h.last; s != nil && s.has(at, n) {
 		return s, nil

@@ -39,7 +39,8 @@ type entry struct {
 // entryBytes is what an entry takes beside its key and value, about.
 const entryBytes = 128
 
-// maxPuts is how many values are read at a time, so that peers that send slowly take a bounded memory.
+// maxPuts is how many values are read at a time, so that peers that send slowly take a bounded
+// memory.
 const maxPuts = 64
 
 // NewServer returns an empty server.

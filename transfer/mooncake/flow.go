@@ -64,7 +64,8 @@ func (f *flow) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// tooSlow returns an error if the peer of a request under way moves less than its pace. The n last bytes took since began.
+// tooSlow returns an error if the peer of a request under way moves less than its pace. The n last
+// bytes took since began.
 func (f *flow) tooSlow(n int, began time.Time) error {
 	if f.pace == nil {
 		return nil

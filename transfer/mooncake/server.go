@@ -24,15 +24,17 @@ type ServerOptions struct {
 	// Listen is where the handshake listens, HOST:PORT; the default is Name. DataPort is the port for data; 0 takes a free one.
 	Listen   string
 	DataPort int
-	// Advertise is what a directory names as the address of the handshake, HOST or HOST:PORT; data is at the same host. The default is the
-	// host of Listen, or of Name if Listen is empty or all of the machine's addresses, and the port that is listened on.
+	// Advertise is what a directory names as the address of the handshake, HOST or HOST:PORT; data
+	// is at the same host. The default is the host of Listen, or of Name if Listen is empty or all
+	// of the machine's addresses, and the port that is listened on.
 	Advertise string
 	// Directory makes the segment known; the default is that of P2PHANDSHAKE.
 	Directory Directory
 	// Memory is what is offered. Must be set.
 	Memory Memory
-	// OnNotify takes notifications, several at once. The sender is answered once it returns: with its error, if that is not nil. ctx ends
-	// when the sender no longer waits. Without OnNotify notifications are refused.
+	// OnNotify takes notifications, several at once. The sender is answered once it returns: with
+	// its error, if that is not nil. ctx ends when the sender no longer waits. Without OnNotify
+	// notifications are refused.
 	OnNotify func(ctx context.Context, n Notification) error
 	// Version is of the data protocol that the segment tells of: 2, or 1 for peers that know no other. Both are answered always.
 	Version int
@@ -188,7 +190,8 @@ func portOf(l net.Listener) int {
 	return a.Port
 }
 
-// name sets the segment's name and the address at which peers reach it. listen is the address that the caller gave, if any.
+// name sets the segment's name and the address at which peers reach it. listen is the address that
+// the caller gave, if any.
 func (s *Server) name(listen string, handshakePort, dataPort int) {
 	host, _ := hostPort(s.o.Name)
 	if _, port, err := net.SplitHostPort(s.o.Name); err == nil && port == "0" {
@@ -228,7 +231,8 @@ func (s *Server) publish(ctx context.Context) error {
 	return err
 }
 
-// republish has the directory name this segment again where it has forgotten it, or names a process that is gone.
+// republish has the directory name this segment again where it has forgotten it, or names a process
+// that is gone.
 func (s *Server) republish() {
 	tick := time.NewTicker(s.o.RepublishTime)
 	defer tick.Stop()
@@ -248,8 +252,9 @@ func (s *Server) republish() {
 	}
 }
 
-// check compares what the directory has of the segment with this server, and publishes it again if that is missing, cannot be read, or names a
-// process that does not answer. ErrExists if another process serves the name.
+// check compares what the directory has of the segment with this server, and publishes it again if
+// that is missing, cannot be read, or names a process that does not answer. ErrExists if another
+// process serves the name.
 func (s *Server) check(ctx context.Context) error {
 	mine, addr, err := s.isListed(ctx)
 	switch {
@@ -266,7 +271,8 @@ func (s *Server) check(ctx context.Context) error {
 	return s.publish(ctx)
 }
 
-// isListed reports whether the directory names this server, and the address of the handshake that it names.
+// isListed reports whether the directory names this server, and the address of the handshake that
+// it names.
 func (s *Server) isListed(ctx context.Context) (mine bool, addr string, err error) {
 	if addr, err = s.o.Directory.handshake(ctx, s.o.Name); err != nil {
 		return false, "", err
@@ -350,8 +356,8 @@ func (s *Server) leave(c net.Conn) {
 	delete(s.conns, c)
 }
 
-// Close withdraws the segment, unless the directory names another process by now, and ends every connection at once; no memory is touched when
-// it returns. The error is the directory's.
+// Close withdraws the segment, unless the directory names another process by now, and ends every
+// connection at once; no memory is touched when it returns. The error is the directory's.
 func (s *Server) Close(ctx context.Context) error {
 	s.mu.Lock()
 	again := s.closed

@@ -12,11 +12,12 @@ import (
 // maxNodes is more than the number of NUMA nodes that kernels are built for.
 const maxNodes = 1024
 
-// mpolPreferred is MPOL_PREFERRED of linux/mempolicy.h: pages come from the node, or from others once it is full.
+// mpolPreferred is MPOL_PREFERRED of linux/mempolicy.h: pages come from the node, or from others
+// once it is full.
 const mpolPreferred = 1
 
-// Prefer has the kernel back b with pages of a NUMA node, as long as that has free ones. Pages that were touched before stay
-// where they are. b begins at a page.
+// Prefer has the kernel back b with pages of a NUMA node, as long as that has free ones. Pages that
+// were touched before stay where they are. b begins at a page.
 func Prefer(b []byte, node int) error {
 	if len(b) == 0 || node < 0 || node >= maxNodes {
 		return fmt.Errorf("place %d bytes on NUMA node %d: %w", len(b), node, errdefs.ErrInvalid)

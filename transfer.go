@@ -45,7 +45,8 @@ type TransferConfig struct {
 	// Timeout is for how long a layer may take, with the wait for what it comes after. Default: transfer.DefaultTimeout.
 	Timeout time.Duration
 	// SocketDir has the socket by which processes of this host share memory. Default:
-	// share.DefaultDir(); if that cannot be used, memory is not shared and Transfer.Notes says why.
+	// share.DefaultDir(). If that cannot be used, memory is not shared; Transfer.Notes has the
+	// reason.
 	SocketDir string
 }
 
@@ -115,7 +116,7 @@ func (e *Engine) OpenTransfer(ctx context.Context, c TransferConfig) (_ *Transfe
 
 // startSharing starts a server that exports the engine's memory to processes of this host. If it
 // does not start in the default directory, which another user may have made, the server is nil and
-// a note says why.
+// Transfer.Notes has the reason.
 func (t *Transfer) startSharing(ctx context.Context, dir string) (*share.Server, error) {
 	s, err := share.NewServer(share.Options{Dir: dir})
 	if err == nil {

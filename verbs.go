@@ -65,13 +65,14 @@ func (e *Engine) GroupKey(group int, hash []byte) (Key, error) {
 	return e.groups.formats.Key(group, hash), nil
 }
 
-// Lookup says for each key where its block is. Nothing stays there on account of it: LeasePrefix does that. See store.Store.Lookup.
+// Lookup returns the place of each key's block. It pins nothing; LeasePrefix does. See
+// store.Store.Lookup.
 func (e *Engine) Lookup(ctx context.Context, keys []Key) ([]Hit, error) {
 	return e.store.Lookup(ctx, keys)
 }
 
-// LeasePrefix pins the longest prefix of keys whose blocks are all there, for ttl or until Lease.Release. See
-// store.Store.LeasePrefix.
+// LeasePrefix pins the longest prefix of keys whose blocks are all stored, for ttl or until
+// Lease.Release. keys are in the order of a prompt. See store.Store.LeasePrefix.
 func (e *Engine) LeasePrefix(ctx context.Context, keys []Key, ttl time.Duration) (*Lease, error) {
 	return e.store.LeasePrefix(ctx, keys, ttl)
 }
@@ -120,9 +121,11 @@ func (e *Engine) Load(ctx context.Context, lease *Lease, c *Cache, refs []Ref, o
 	return task, nil
 }
 
-// Dump stores each ref's block from its page of the cache. The pages are not to be changed until DumpTask.SourceFree returns. With
-// DumpOptions.Layerwise it reads a layer once DumpTask.SubmitShard has been called for it. See store.Store.Dump for errors and
-// waiting.
+// Dump stores each ref's block from its page of the cache. refs are in the order of a prompt; the
+// last block is evicted first. DumpOptions.Before (see store.DumpOptions) is the key of the block
+// before refs[0]. Do not change the pages until DumpTask.SourceFree returns. With
+// DumpOptions.Layerwise, Dump reads a layer after DumpTask.SubmitShard was called for it. See
+// store.Store.Dump for errors and waiting.
 func (e *Engine) Dump(ctx context.Context, c *Cache, refs []Ref, o DumpOptions) (*DumpTask, error) {
 	u, err := c.begin(e)
 	if err != nil {

@@ -70,12 +70,13 @@ type submission struct {
 	met    bool
 }
 
-// Dump stores each ref's block from its page. The refs are in the order of a prompt, of all page
-// groups by their tokens: the last is evicted first. Blocks that every durable tier is known to
-// have, whole and durable, are skipped; those that it only seems to have are copied, and the tier
-// looks at what it has. A block that another is filling is waited for, and dumped after all if that
-// fails. Dump waits until ctx ends for its turn among Config.Tasks; ctx has no say over the task
-// once that is returned. pages stays unchanged until SourceFree.
+// Dump stores each ref's block from its page. The refs are in the order of a prompt; those of
+// several page groups are in the order of their tokens. The last is evicted first. Blocks that
+// every durable tier is known to have, whole and durable, are skipped; those that it only seems to
+// have are copied, and the tier looks at what it has. A block that another is filling is waited
+// for, and dumped after all if that fails. Dump waits until ctx ends for its turn among
+// Config.Tasks; ctx has no say over the task once that is returned. pages stays unchanged until
+// SourceFree.
 //
 // A block is published in the cache, and found by lookups, once all its shards have landed and are summed; it is pinned there
 // until the tiers below have it. A dump may be larger than the cache: its blocks take slots as others become durable.

@@ -83,7 +83,8 @@ func readFrame(r io.Reader) (frame, error) {
 	return f, err
 }
 
-// readFrameHead reads a frame up to its payload, of n bytes. ErrInvalid for what is none.
+// readFrameHead reads a frame up to its payload of n bytes. It returns ErrInvalid for a malformed
+// frame.
 func readFrameHead(r io.Reader) (f frame, n uint32, err error) {
 	var b [frameBytes]byte
 	if _, err := io.ReadFull(r, b[:]); err != nil {

@@ -141,15 +141,15 @@ func (r *refusal) Error() string { return fmt.Sprintf("the target answers %q: %v
 
 func (r *refusal) Unwrap() error { return r.why }
 
-// answerError is an error in what another process sent.
+// answerError is an error in an answer of another process.
 type answerError struct{ err error }
 
 func (e *answerError) Error() string { return e.err.Error() }
 
 func (e *answerError) Unwrap() error { return e.err }
 
-// Answered reports whether err is about what another process answered, although it may wrap
-// ErrInvalid: the caller asked for nothing wrong.
+// Answered reports whether err is about an answer of another process. Then ErrInvalid does not mean
+// that the caller made a mistake.
 func Answered(err error) bool {
 	var refused *refusal
 	var answer *answerError

@@ -130,9 +130,9 @@ func (q *request) write(w io.Writer) error {
 	return err
 }
 
-// read reads a request into q, whose slices it uses again. ErrInvalid for what is none: the
-// connection makes no sense then. take is called with the memory that the request needs, before
-// that is allocated.
+// read reads a request into q and reuses its slices. It returns ErrInvalid for a malformed request;
+// the connection cannot be used then. It calls take with the memory that the request needs, before
+// it allocates the memory.
 func (q *request) read(r io.Reader, take func(bytes int64) error) error {
 	var b [requestBytes]byte
 	if _, err := io.ReadFull(r, b[:]); err != nil {
@@ -171,15 +171,15 @@ func (q *request) read(r io.Reader, take func(bytes int64) error) error {
 	return nil
 }
 
-// listedPieces is how many pieces of a request are listed at a time, and listedBytes what one takes
-// on its way through a device.
+// listedPieces is the number of pieces of a request that are listed at a time. listedBytes is the
+// memory that one piece takes on its way through a device.
 const (
 	listedPieces = 1 << 14
 	listedBytes  = 96
 )
 
-// memoryOf returns about how much memory a request takes while it is served, beside the buffers of
-// its connection.
+// memoryOf returns the approximate memory that a request takes while it is served, without the
+// buffers of its connection.
 func memoryOf(planes, pages int64) int64 {
 	return 2*(planes*planeBytes+pages*pageBytes) + listedBytes*min(planes*pages, listedPieces)
 }

@@ -73,7 +73,7 @@ func (e *Engine) do(c *connection, q *request) error {
 	return (&reply{status: statusOf(err), id: q.id, text: textOf(err)}).write(c.w)
 }
 
-// doRead replies to a read of n bytes, which refused says why it is not done.
+// doRead replies to a read of n bytes. If refused is not nil, it replies with that error.
 func (e *Engine) doRead(c *connection, q *request, l *listing, n int64, refused error) error {
 	if refused != nil {
 		return (&reply{status: statusOf(refused), id: q.id, text: textOf(refused)}).write(c.w)

@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// flushTime is how long a command that ends waits for its output to be read.
+// flushTime is the time that an ending command waits for its output to be read.
 const flushTime = 2 * time.Second
 
-// lineWriter writes lines on a goroutine of its own. A command that prints what peers send stays
-// responsive although its output is not read: print waits only until its context ends, and close
-// only for flushTime.
+// lineWriter writes lines on its own goroutine. A command that prints notifications of peers stays
+// responsive even if its output is not read: print waits until its context ends, and close at most
+// flushTime.
 type lineWriter struct {
 	lines chan string
 	done  chan struct{}

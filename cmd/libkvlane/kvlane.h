@@ -80,7 +80,8 @@ const char *kvl_status_name(kvl_status status);
 
 /*
  * kvl_open opens a device and a store over it, as `config` says: a JSON object in UTF-8, described in docs/library.md.
- * KVL_INVALID for an unknown key, a key given twice and text that is not UTF-8; everything that is wrong is reported at once.
+ * KVL_INVALID for an unknown key, a key given twice and text that is not UTF-8. One error lists the mistakes; a value of a
+ * wrong type can hide further ones.
  */
 kvl_status kvl_open(const char *config, kvl_engine *engine);
 
@@ -167,7 +168,7 @@ typedef struct kvl_after {
 
 /*
  * kvl_load_blocks copies block keys[i] to page pages[i] of the cache, for n blocks, verified. The lease, or 0, holds them all.
- * before: NULL, or the key of the block before keys[0] in its prompt, if the lease is 0.
+ * before: the key of the block before keys[0] in its prompt, or NULL. Not needed with a lease.
  * after: NULL, or the work that still touches the pages, which the copies come after; without it, pages that such work writes
  * are not the blocks. The pages are not to be touched until the task is done, or a layer of them until KVL_LAYER of its number
  * is. KVL_BUSY, of this and the next two: too many tasks are under way (store.tasks), so wait for one.

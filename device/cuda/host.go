@@ -45,7 +45,7 @@ func (d *Device) AllocSlots(n, stride int64) (*mem.Region, error) {
 
 func (d *Device) allocHost(bytes, stride int64) (*mem.Region, error) {
 	return d.make(leak.PinnedBytes, bytes, func(a *allocation) (*mem.Region, error) {
-		// Touching what does not fit would not fail: the kernel would end a process.
+		// Touching too much memory does not fail: the kernel kills a process.
 		if err := limits.Read(os.DirFS("/")).CheckMemory(bytes); err != nil {
 			return nil, err
 		}

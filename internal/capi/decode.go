@@ -165,7 +165,7 @@ func (r *reader) whole(path string, v any, want string) any {
 	return int64(f)
 }
 
-// kindOf names what v is in JSON.
+// kindOf returns the JSON kind of v.
 func kindOf(v any) string {
 	switch v.(type) {
 	case map[string]any:

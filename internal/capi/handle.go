@@ -8,8 +8,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Handle names an object of a Library. It is never used for another one. Its top byte is the kind
-// of the object, so that the handle of a freed object still tells what that was.
+// Handle names an object of a Library. It is never used for another object. Its top byte is the
+// kind of the object, so that the kind of a freed object is known.
 type Handle uint64
 
 // kindShift is the place of the kind in a Handle.

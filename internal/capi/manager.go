@@ -54,8 +54,8 @@ func (n *Names) blocks() ([]kvlane.Block, error) {
 	return out, nil
 }
 
-// OpenManager opens a manager, as a configuration in JSON says: {"ranks": [those of the workers'
-// engines], "blocks": of each worker, "metrics_addr": address}.
+// OpenManager opens a manager. config is JSON: {"ranks": [configurations of the workers' engines],
+// "blocks": of each worker, "metrics_addr": address}.
 func (l *Library) OpenManager(config []byte) (Handle, error) {
 	c, err := ParseManagerConfig(config)
 	if err != nil {

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// Grow calls f with a time that doubles until f returns nil. It is for what has to end within a
-// time that the test gives it: a slow machine needs a longer one, and a defect exceeds any. The
-// test fails with f's last error when the time exceeds a minute.
+// Grow calls f with a time that doubles until f returns nil. Use it for operations with a deadline.
+// A slow machine passes with a longer deadline; a defect fails with every one. The test fails with
+// f's last error when the time exceeds a minute.
 func Grow(tb testing.TB, d time.Duration, f func(d time.Duration) error) {
 	tb.Helper()
 	for most := min(time.Minute, Patience()); ; d *= 2 {

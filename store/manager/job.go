@@ -92,11 +92,11 @@ func (m *Manager) reserve(key block.Key, name Block) (held, error) {
 	return held{key: key, name: &name, fill: f}, nil
 }
 
-// Store makes room for those of the blocks that are neither in the workers' pools nor on their way
-// there: Job.Blocks, of which there may be none. They are in the order of a prompt: the last is
-// evicted first. before is the block before the first, if there is one; it need not be given if
-// Lookup was asked for the whole prompt before. ErrBusy if there is no room for all of them, which
-// the Manager counts: then nothing has changed, but for what was evicted.
+// Store makes space for the blocks that are neither in the workers' pools nor being stored there:
+// Job.Blocks, which may be empty. blocks are in the order of a prompt: the last is evicted first.
+// before is the block before the first; of several, the last one counts. It may be omitted after a
+// Lookup of the whole prompt. Store returns ErrBusy if there is no space for all blocks, and counts it.
+// Then nothing has changed except for evictions.
 func (m *Manager) Store(blocks []Block, before ...Block) (*Job, error) {
 	keys, err := m.keys(0, blocks)
 	if err != nil {

@@ -176,10 +176,11 @@ func (m *Manager) keys(rank int, blocks []Block) ([]block.Key, error) {
 	return keys, nil
 }
 
-// Lookup says for each block where it stands. They are in the order of a prompt, of all page groups
-// by their tokens. Nothing keeps it there: Load does. A file tier that cannot be asked has nothing,
-// and its error is returned beside the states: ErrBusy where it has not answered within
-// Config.FilesMax, and at once until it has.
+// Lookup returns the state of each block. blocks are in the order of a prompt; blocks of several
+// page groups are in the order of their tokens. Lookup pins nothing: the state may change until
+// Load. If the file tier fails, its blocks count as absent, and its error is returned with the
+// states: ErrBusy if it has not answered within Config.FilesMax. Until it answers, further calls
+// return ErrBusy at once.
 func (m *Manager) Lookup(ctx context.Context, blocks []Block) ([]State, error) {
 	keys, err := m.keys(0, blocks)
 	if err != nil {

@@ -60,13 +60,15 @@ type Options struct {
 	Resident ResidentOptions
 	// NIC adds the path of its name, for batches between host and device memory that the NIC reaches. Nil: there is none.
 	NIC *Carrier
-	// Prepare has Open get what all paths need, the NIC's too, in place of waiting until each is first chosen. From then on
-	// nothing is allocated, registered, freed or opened until Close, as streams of the host program want that wait for
-	// batches (device.StreamAdopter): drivers may hold that up until they have waited, for ever. Open fails where a path that
-	// the device has cannot get what it needs. HighPriority is implied. Streams that have work
-	// at the same time, and be it to wait, get a queue of the hardware each as long as there are some, and share after that:
-	// what shares with one that waits, waits. So the stream has a resident worker, if it is not told how many, and takes
-	// no more by it than one is good for: it is at work on two such queues at most.
+	// Prepare has Open get what all paths need, the NIC's too, in place of waiting until each is
+	// first chosen. From then on nothing is allocated, registered, freed or opened until Close, as
+	// streams of the host program want that wait for batches (device.StreamAdopter): drivers may
+	// hold that up until they have waited, for ever. Open fails where a path that the device has
+	// cannot get what it needs. HighPriority is implied. Streams that have work at the same time,
+	// and be it to wait, get a queue of the hardware each as long as there are some, and share
+	// after that: a stream waits while another stream of its queue waits. So the stream has a
+	// resident worker, if it is not told how many, and takes no more by it than one is good for: it
+	// is at work on two such queues at most.
 	Prepare bool
 	// HighPriority asks the device for queues of its highest priority. Policies that weigh harm always do: their kernels have few
 	// thread blocks, and should not wait for what computes beside them longer than they must.

@@ -9,8 +9,8 @@
 // Room is made by S3-FIFO (Yang et al., "FIFO queues are all you need for cache eviction", SOSP
 // 2023): new blocks pass through a small queue, and only those used again there reach the main one,
 // so that a scan of blocks used once cannot displace those in use. Prompts are evicted from their
-// ends: a block stays while one that comes after it is here and not pinned, unless there is nothing
-// else to evict. Retain and the store's tier.Order give the order of blocks. A Reserve that finds
+// ends: a block stays while a block after it is cached and not pinned, unless nothing else can be
+// evicted. Retain and the store's tier.Order give the order of blocks. A Reserve that finds
 // every slot pinned waits in line, first come, first served, until its context ends.
 //
 // A tier that is opened as a window (Config.Transient) has no policy: a block is there while somebody fills it or has it pinned, and

@@ -29,30 +29,28 @@
 // a bound, as any other. A Put of its block fails.
 //
 // Blocks are removed coldest first when the tier would outgrow its bound, over all directories but
-// those that have one of their own, of which each is counted and collected by itself. What cannot
-// be removed is passed over, counted and reported, and rounds are repeated, at longer intervals,
-// while a Put waits for room. Where the disk is full the bound becomes, for a while, what there was
-// room for. A tier without a bound, or one of which nothing can be removed, pauses: Puts fail at
-// once, for a second at first and half a minute at most, and then one tries again
+// those that have one of their own, of which each is counted and collected by itself. Files that
+// cannot be removed are passed over, counted and reported. Rounds are repeated, at longer
+// intervals, while a Put waits for space. If the disk is full, the bytes that the tier holds become
+// its bound for 30 s. A tier without a bound, or one of which nothing can be removed, pauses: Puts
+// fail at once, for a second at first and half a minute at most, and then one tries again
 // (tier.Stats.Paused). Retained blocks are never removed by the process that retained them; another
 // process may remove them, and then a Get is a miss.
 //
 // A block's hotness is its file's modification time. A hit renews it, but not more often than
 // Config.TouchAfter. If a store has given the tier an order (tier.OrderedTier), the times of a
-// prompt's blocks are a microsecond apart, so that its end is colder than its beginning, for this
-// process and for others: a use sets them back from now, and a new block is a microsecond older
-// than the one before it. A time ahead of the clock counts as now, and is corrected when it is
-// seen.
+// prompt's blocks are a microsecond apart. So the end is colder than the beginning, for this
+// process and for others. A new block, or a used one, is a microsecond older than the block before
+// it. A time in the future counts as now, and is corrected when it is read.
 //
-// A directory that is removed while it is open is made anew by the next Put, with the same id; a
-// lost marker is written again within a minute. A tier that only reads follows to a directory that
-// was made anew.
+// If an open directory is removed, the next Put makes it anew with the same id. A lost marker is
+// written again within a minute. A read-only tier uses a directory that was made anew.
 //
 // With Config.SharedBound all folders in one parent directory share its bound, one folder for each
 // identity. Each folder has a usage record, kvlane.usage, which its owner renews once a minute.
 // Above the bound the collectors of all processes remove blocks of folders that no process has
-// open, the one not used for the longest time first. Then each live owner evicts in proportion to
-// what it holds.
+// open, the least recently used folder first. Then each live owner evicts in proportion to its
+// bytes.
 //
 // Get reads straight into its destination and returns only once the read has really ended, even if its context ended
 // long before: a read that hangs, as on a network file system, can so never write into a buffer that was given to

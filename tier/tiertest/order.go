@@ -9,7 +9,7 @@ import (
 const (
 	orderRoom   = 40
 	orderPrompt = 32
-	orderLeast  = (orderRoom - orderPrompt) / 2 // blocks of a prompt that stay: half of those that there is room for
+	orderLeast  = (orderRoom - orderPrompt) / 2 // blocks of a prompt that stay: half of the free slots
 )
 
 // prompt returns the keys of a prompt that shares no block with others.
@@ -31,8 +31,8 @@ func (s *suite) ordered(o *tier.Order) (tier.Tier, bool) {
 	return tr, ok
 }
 
-// turn does what a store does for a request: it returns how many blocks of the prompt were found,
-// and has stored the others when it returns.
+// turn makes the tier calls of a store for a request. It returns the number of blocks of the prompt
+// that were found, and stores the others.
 func (s *suite) turn(tr tier.Tier, o *tier.Order, keys []block.Key) (found int) {
 	s.Helper()
 	found, err := tr.Retain(s.Context(), keys)
@@ -50,7 +50,7 @@ func (s *suite) turn(tr tier.Tier, o *tier.Order, keys []block.Key) (found int) 
 	return found
 }
 
-// Of two prompts by turns, with room for one and a quarter, something is found at each turn.
+// testOrder: of two alternating prompts, with slots for one and a quarter, each turn finds blocks.
 func testOrder(s *suite) {
 	o := tier.NewOrder(tier.OrderKeys)
 	tr, ok := s.ordered(o)
@@ -70,7 +70,7 @@ func testOrder(s *suite) {
 	}
 }
 
-// What a prompt that is stored before a restart loses after it is its end.
+// testOrderReopened: a prompt stored before a restart is evicted from its end after the restart.
 func testOrderReopened(s *suite) {
 	o := tier.NewOrder(tier.OrderKeys)
 	tr, ok := s.ordered(o)

@@ -117,15 +117,15 @@ func ask(ctx context.Context, addr string, kind byte, body []byte) (answer []byt
 	return answer, nil
 }
 
-// answerError is an error in what another process sent.
+// answerError is an error in an answer of another process.
 type answerError struct{ err error }
 
 func (e *answerError) Error() string { return e.err.Error() }
 
 func (e *answerError) Unwrap() error { return e.err }
 
-// Answered reports whether err is about what another process answered, although it may wrap
-// ErrInvalid: the caller asked for nothing wrong.
+// Answered reports whether err is about an answer of another process. Then ErrInvalid does not mean
+// that the caller made a mistake.
 func Answered(err error) bool {
 	var answer *answerError
 	return errors.As(err, &answer)

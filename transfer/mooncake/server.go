@@ -18,23 +18,23 @@ import (
 
 // ServerOptions say what a Server offers, and how. Zero values are the defaults.
 type ServerOptions struct {
-	// Name is the segment's. With P2PHANDSHAKE it is HOST:PORT, at which peers reach the handshake; port 0 takes a free one, and
-	// Server.Name says which. With another directory any name will do.
+	// Name is the segment's. With P2PHANDSHAKE it is HOST:PORT, at which peers reach the handshake.
+	// Port 0 takes a free one; Server.Name returns it. With another directory, any name is valid.
 	Name string
 	// Listen is where the handshake listens, HOST:PORT; the default is Name. DataPort is the port for data; 0 takes a free one.
 	Listen   string
 	DataPort int
-	// Advertise is what a directory names as the address of the handshake, HOST or HOST:PORT; data
-	// is at the same host. The default is the host of Listen, or of Name if Listen is empty or all
-	// of the machine's addresses, and the port that is listened on.
+	// Advertise is the address of the handshake that a directory publishes, HOST or HOST:PORT. Data
+	// is at the same host. The default is the host of Listen with the listening port. If Listen is
+	// empty or all of the machine's addresses, the host of Name is used.
 	Advertise string
 	// Directory makes the segment known; the default is that of P2PHANDSHAKE.
 	Directory Directory
 	// Memory is what is offered. Must be set.
 	Memory Memory
-	// OnNotify takes notifications, several at once. The sender is answered once it returns: with
-	// its error, if that is not nil. ctx ends when the sender no longer waits. Without OnNotify
-	// notifications are refused.
+	// OnNotify receives notifications, several concurrently. The sender gets its error, if that is
+	// not nil. ctx ends when the sender no longer waits. Without OnNotify, notifications are
+	// refused.
 	OnNotify func(ctx context.Context, n Notification) error
 	// Version is of the data protocol that the segment tells of: 2, or 1 for peers that know no other. Both are answered always.
 	Version int
@@ -252,9 +252,9 @@ func (s *Server) republish() {
 	}
 }
 
-// check compares what the directory has of the segment with this server, and publishes it again if
-// that is missing, cannot be read, or names a process that does not answer. ErrExists if another
-// process serves the name.
+// check compares the directory's record of the segment with this server. It publishes the record
+// again if that is missing, cannot be read, or names a process that does not answer. It returns
+// ErrExists if another process serves the name.
 func (s *Server) check(ctx context.Context) error {
 	mine, addr, err := s.isListed(ctx)
 	switch {

@@ -169,7 +169,7 @@ class Store(_lib.Owned):
         after: a CUDA stream, a torch.cuda.Stream or its number, whose work so far may still touch the pages; the copies come
         after it. Without it, pages that such work writes are not the blocks.
         layerwise: layer 0 comes first, and the task's wait_layer works. awaited: CUDA streams will wait for it by stream_wait.
-        before: the key before keys[0] in the prompt, where there is no lease.
+        before: the key of the block before keys[0] in the prompt. Not needed with a lease.
         """
         cache.check()
         numbers = self._pages(keys, pages)

@@ -45,7 +45,7 @@ type coverage struct {
 // errOldCheckpoint: checkpoints of version 1 have only half of each key, and are ignored.
 var errOldCheckpoint = errors.New("a checkpoint of version 1")
 
-// chunks are written and read as items of 48 bytes, a checksum behind so many.
+// chunks are written and read as items of 48 bytes. A checksum follows each chunkItems items.
 type chunkWriter struct {
 	f   dirfs.File
 	off int64
@@ -263,15 +263,16 @@ func readCheckpoint(f io.ReaderAt, id [16]byte, cover func(of []coverage, blocks
 	return le.Uint64(head[offIndexFlags:])&indexSynced != 0, nil
 }
 
-// loadCheckpoint enters the blocks of the last checkpoint, if there is one, and reports whether they were durable. A checkpoint is
-// ignored if it is damaged, cannot be read, or has a block that is torn by now: the segments have everything.
+// loadCheckpoint adds the blocks of the last checkpoint, if any, to the index. It reports whether
+// they were durable. It ignores a checkpoint that is damaged, unreadable or has a torn block, as
+// the segments have all blocks.
 func (t *Tier) loadCheckpoint(ctx context.Context) (synced, torn bool, err error) {
 	if !t.cfg.ReadOnly {
 		if err := t.setForeignAside(indexName); err != nil {
 			return false, false, err
 		}
 	}
-	unsure := make(map[uint32]int64) // where the bytes that may not be durable begin in a segment
+	unsure := make(map[uint32]int64) // by segment, the offset of the bytes that may not be durable
 	f, err := t.dir.Open(indexName, os.O_RDONLY)
 	if blockdir.Gone(err) || errors.Is(err, dirfs.ErrIrregular) { // Verify finds the latter foreign
 		return false, false, nil
@@ -304,7 +305,7 @@ func (t *Tier) loadCheckpoint(ctx context.Context) (synced, torn bool, err error
 	return false, torn, nil
 }
 
-// enterCheckpoint enters the blocks of a checkpoint, and sets t.covered.
+// enterCheckpoint adds the blocks of a checkpoint to the index, and sets t.covered.
 func (t *Tier) enterCheckpoint(f dirfs.File, unsure map[uint32]int64) (synced bool, err error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -318,7 +319,8 @@ func (t *Tier) enterCheckpoint(f dirfs.File, unsure map[uint32]int64) (synced bo
 		t.uses.Store(uses)
 		t.table.reserve(min(blocks, info.Bytes/itemBytes)) // the count alone does not decide
 		for _, c := range cover {
-			t.last = max(t.last, c.number) // a new segment of that number would be taken for covered
+			// A new segment with that number would count as covered.
+			t.last = max(t.last, c.number)
 			if size, ok := sizes[c.number]; ok && c.end >= 0 && c.end%page == 0 {
 				t.covered[c.number] = min(c.end, size)
 			}
@@ -330,15 +332,15 @@ func (t *Tier) enterCheckpoint(f dirfs.File, unsure map[uint32]int64) (synced bo
 		if int(e.group) >= len(t.formats) || int(e.group) != t.formats.Group(e.key) || e.segment == 0 {
 			return
 		}
-		// A segment that is shorter than it was has lost its end.
+		// A segment that became shorter has lost its end.
 		if e.off()+storedBytes(t.formats[e.group]) <= sizes[e.segment] && e.header() >= 0 {
 			t.table.put(e, nil)
 		}
 	})
 }
 
-// setForeignAside moves a folder, link or device with the name of a checkpoint to quarantine. Otherwise no checkpoint could be
-// written.
+// setForeignAside moves a folder, link or device with the name of a checkpoint to quarantine, as it
+// would prevent writing a checkpoint.
 func (t *Tier) setForeignAside(name string) error {
 	info, err := t.dir.Stat(name)
 	if blockdir.Gone(err) || err == nil && info.Regular() {

@@ -94,11 +94,12 @@ func (t *Tier) GC(ctx context.Context, targetBytes int64) (removed int, err erro
 	return removed, nil
 }
 
-// sweep is how segments are emptied. Retained blocks are moved, and others are evicted, but for those to keep.
+// sweep describes how segments are emptied. Retained blocks and blocks to keep are moved. Others
+// are evicted.
 type sweep struct {
-	keep  bool // some with a high rank: see keepFrom
-	all   bool // all
-	paced bool // as long as no write waits for space
+	keep  bool // keep some blocks with a high rank: see keepFrom
+	all   bool // keep all blocks
+	paced bool // move slowly while no write waits for space
 }
 
 // collect empties segments while there is an excess. What it cannot empty it passes over, counts and reports.
@@ -150,7 +151,7 @@ type emptying struct {
 	t       *Tier
 	v       *segment
 	least   int64 // the rank of the oldest block to keep
-	budget  int64 // bytes to keep that may be moved yet
+	budget  int64 // bytes that may still be moved
 	batch   []*pending
 	used    int         // of the arena
 	left    int         // blocks that are in use and stay
@@ -159,8 +160,8 @@ type emptying struct {
 	failure error
 }
 
-// run moves or evicts every block of the segment, and removes it. excess is how many bytes are to be removed. ErrBusy where some
-// blocks are in use.
+// run moves or evicts every block of the segment, and removes the segment. excess is the number of
+// bytes to remove. It returns ErrBusy if some blocks are in use.
 func (e *emptying) run(ctx context.Context, excess int64) error {
 	t, v := e.t, e.v
 	if e.keep {

@@ -63,7 +63,7 @@ type Config struct {
 	// MaxBytes bounds the segment files together; zero is unbounded.
 	MaxBytes int64
 	// SegmentBytes is the length of a segment file, rounded up to a page: 256 MiB by default, or less where MaxBytes has not room for
-	// 64 of them. It is at least what the longest block takes.
+	// 64 of them. The longest block fits into it.
 	SegmentBytes int64
 	// MoveBytesPerSecond bounds the rate at which blocks are moved in the background, while nobody waits for room; 256 MiB/s by default.
 	MoveBytesPerSecond int64
@@ -90,7 +90,8 @@ const (
 	// leastSegments is how many segments the bound has room for at least: one that is written, one kept back to move blocks to, and
 	// two that are not both emptied at once.
 	leastSegments = 4
-	// segmentsOfBound is how many segments a small bound has space for. A few of them are kept free for new blocks.
+	// segmentsOfBound is the number of segments within a small bound. A few are kept free for new
+	// blocks.
 	segmentsOfBound = 64
 	groupBytes      = 4 << 20
 	// besideBytes is how much must wait for a write before another begins beside it.

@@ -38,8 +38,8 @@ func (w *writer) writeAt(f dirfs.File, parts [][]byte, off int64) error {
 	return err
 }
 
-// allocate takes the space of a segment, where the file system can, and returns its length: so many bytes, or a half, a quarter and
-// so on of them, but not less than least.
+// allocate allocates the space of a segment, if the file system supports it, and returns its
+// length. If space is short, it tries a half, a quarter and so on, but not less than least.
 func allocate(f dirfs.File, bytes, least int64) (int64, error) {
 	s, ok := f.(dirfs.Sizer)
 	if !ok {

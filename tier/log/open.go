@@ -244,8 +244,8 @@ func (t *Tier) account() {
 	}
 }
 
-// readSegment calls yield for the groups of a segment that the checkpoint does not cover, and sets its end. The end is zero if no
-// group of this log was found.
+// readSegment calls yield for the groups of a segment that the checkpoint does not cover, and sets
+// its end. The end is zero if no group of this log was found.
 func (t *Tier) readSegment(ctx context.Context, g *segment, synced bool, yield func(*header)) error {
 	from := t.covered[g.number]
 	g.end.Store(from)
@@ -273,21 +273,22 @@ func (t *Tier) readSegment(ctx context.Context, g *segment, synced bool, yield f
 // errFound ends a scan that looks for one group only.
 var errFound = errors.New("a group was found")
 
-// leave notes that a file with the name of a segment stays as it is.
+// leave records that a file with the name of a segment stays unchanged.
 func (t *Tier) leave(number uint32, why error) {
 	t.left = append(t.left, number)
 	t.notes = append(t.notes, fmt.Sprintf("log tier: %s/%s is left as it is, and does not count toward the bound: %v",
 		filepath.Clean(t.cfg.Dir), segmentName(number), why))
 }
 
-// Notes returns what a user should know about the files found when the tier was opened.
+// Notes returns messages for the user about files that were found when the tier was opened.
 func (t *Tier) Notes() []string { return slices.Clone(t.notes) }
 
-// maxNumberGap is how far the number of a file that could not be read may lie above those of the log's segments, and still count.
+// maxNumberGap limits the number of an unreadable file: it counts up to so far above the numbers of
+// the log's segments.
 const maxNumberGap = 1 << 20
 
-// countUnread passes the numbers of segments that could not be read, so that they stay older than new ones. A number far above
-// all others is not the log's.
+// countUnread makes new numbers higher than those of segments that could not be read, so that these
+// stay older. A number far above all others is not the log's.
 func (t *Tier) countUnread() {
 	slices.Sort(t.left)
 	for _, n := range t.left {

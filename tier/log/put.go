@@ -251,7 +251,7 @@ func (t *Tier) look(ctx context.Context, j *job) (there bool, err error) {
 		switch e, err = t.load(ctx, j.key, image, mem.Extent{}, true); {
 		case err == nil:
 		case errors.Is(err, errdefs.ErrNotFound):
-			return false, nil // it went meanwhile
+			return false, nil // removed meanwhile
 		case ctx.Err() != nil:
 			return false, context.Cause(ctx)
 		case errors.Is(err, errdefs.ErrCorrupt):
@@ -267,7 +267,7 @@ func (t *Tier) look(ctx context.Context, j *job) (there bool, err error) {
 	}
 	t.checkName(e.segment)
 	if !t.durable(e) {
-		return false, nil // a sync of it failed, or its file was removed: it is written anew
+		return false, nil // a sync failed or the file was removed: write the block anew
 	}
 	t.used(j.key)
 	return true, nil

@@ -10,18 +10,20 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// A rank orders blocks for eviction. It is the number of uses at the newest use of the block's prompt, less the block's position: the
-// end of a prompt has lower ranks than its beginning. Each block of a use from the beginning of a prompt counts, but not those that
-// extend one. The index keeps 32 bits of a rank, so that a block not used during 2^31 uses of others seems new. The log has the
-// position, for a log that is opened without a checkpoint.
+// A rank orders blocks for eviction. It is the use count at the newest use of the block's prompt,
+// minus the block's position. So the end of a prompt has lower ranks than its beginning. A use of n
+// blocks that begins at position 0 raises the count by n. A use that begins later does not raise
+// it. The index keeps 32 bits of a rank: a block not used while the count grows by 2^31 seems new.
+// Records have the position, for logs that are opened without a checkpoint.
 
 // rank64 returns the whole rank of an entry.
 func rank64(now int64, rank uint32) int64 { return now - int64(int32(uint32(now)-rank)) }
 
-// SetOrder gives the tier the order of the blocks that it will be asked to keep.
+// SetOrder sets the order of the blocks that are put into the tier.
 func (t *Tier) SetOrder(o *tier.Order) { t.places.Store(o) }
 
-// Use raises the ranks of consecutive blocks of a prompt, of those that are here.
+// Use raises the ranks of consecutive blocks of a prompt. It ignores blocks that are not in the
+// log.
 func (t *Tier) Use(keys []block.Key, at tier.Place) {
 	if t.begin(context.Background()) != nil {
 		return
@@ -33,8 +35,8 @@ func (t *Tier) Use(keys []block.Key, at tier.Place) {
 	}
 }
 
-// nextRank returns the rank of a block that is put or used now, with n-1 more after it. After a block that is here it has the rank
-// after that block's.
+// nextRank returns the rank of a block that is put or used now, with n-1 more after it. If the
+// block before it is in the log, its rank is one below that block's.
 func (t *Tier) nextRank(at tier.Place, n int64) int64 {
 	if at.Before == (block.Key{}) {
 		return t.uses.Add(n) - int64(at.Position)
@@ -43,10 +45,10 @@ func (t *Tier) nextRank(at tier.Place, n int64) int64 {
 	if e, ok := t.table.get(at.Before); ok {
 		return rank64(now, e.rank) - 1
 	}
-	return now - int64(at.Position) // it may be written at this moment
+	return now - int64(at.Position) // the block before may be being written
 }
 
-// raise gives a block that is here a rank, unless its own is higher.
+// raise sets the rank of a block in the log, unless its own is higher.
 func (t *Tier) raise(key block.Key, rank int64) {
 	if e, ok := t.table.raise(key, uint32(rank)); ok {
 		if g := t.segments.look(e.segment); g != nil {
@@ -55,15 +57,17 @@ func (t *Tier) raise(key block.Key, rank int64) {
 	}
 }
 
-// used notes that a block was read, or was to be put again. A store's calls of Use cover that.
+// used counts a use of a block that was read or put again. It does nothing if a store set an order,
+// as the store calls Use then.
 func (t *Tier) used(key block.Key) {
 	if t.places.Load() == nil {
 		t.raise(key, t.uses.Add(1))
 	}
 }
 
-// replayRank returns the rank of a record that is read from a segment, in the order of the log. Consecutive positions are a run. What
-// was written between the runs of a prompt is not known, so a run counts as one use: positions decide first.
+// replayRank returns the rank of a record that is read from a segment, in the order of the log.
+// Consecutive positions are a run. A run counts as one use, as the uses between the runs of a
+// prompt are not known. So positions decide first.
 func (t *Tier) replayRank(position uint32) int64 {
 	if p := t.replayed; p.any && position == p.position+1 {
 		p.rank--
@@ -75,14 +79,15 @@ func (t *Tier) replayRank(position uint32) int64 {
 	return rank
 }
 
-// replayed is the last record that was read from a segment.
+// replayed describes the last record that was read from a segment.
 type replayed struct {
 	any      bool
 	position uint32
 	rank     int64
 }
 
-// meanAge returns the mean age of a segment's blocks, which is the number of uses since their ranks.
+// meanAge returns the mean age of a segment's blocks. An age is the growth of the use count since
+// the block's rank.
 func (g *segment) meanAge(now int64) float64 {
 	if n := g.blocks.Load(); n > 0 {
 		return math.Max(0, float64(now)-float64(g.ranks.Load())/float64(n))
@@ -90,8 +95,8 @@ func (g *segment) meanAge(now int64) float64 {
 	return 0
 }
 
-// victim returns the segment up to last whose bytes are oldest on average, or nil. Bytes without a block count twice as old as the
-// oldest segment's.
+// victim returns the segment up to last with the highest mean age of its bytes, or nil. Bytes
+// without a block count as twice as old as the oldest segment's.
 func (t *Tier) victim(failed map[uint32]bool, s sweep, last uint32) (best *segment) {
 	now, dead := t.uses.Load(), 1.0
 	all := t.segments.list()
@@ -121,12 +126,13 @@ func (t *Tier) meanAge(now int64) float64 {
 	return sum / max(1, n)
 }
 
-// longSegments is how many times as long as a new segment one is that was made under a higher bound.
+// longSegments is the factor by which a segment made under a higher bound is longer than a new one.
 const longSegments = 2
 
-// keepFrom decides which blocks of the segment are moved, as they were used more recently than blocks are on average: half of the
-// segment at most, and no more bytes than were put since blocks were last moved. Of a segment that is longer than those that are made
-// now, so much is kept that no more than excess is removed; long reports that.
+// keepFrom sets the lowest rank of the blocks to move instead of evict, and the bytes that may be
+// moved. Blocks younger than the mean are moved: at most half of the segment, and at most the bytes
+// put since blocks were last moved. Of a segment at least longSegments times as long as new ones,
+// at most excess bytes are removed; long reports that.
 func (e *emptying) keepFrom(ctx context.Context, excess int64) (long bool, err error) {
 	t, v := e.t, e.v
 	now := t.uses.Load()

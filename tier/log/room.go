@@ -9,7 +9,7 @@ import (
 type room struct {
 	whole      int64 // bytes of a new segment, while the disk has space for it
 	least      int64 // bytes of the shortest segment that holds any block
-	ahead      int64 // new segments that are to have space, so that writes do not wait for long
+	ahead      int64 // new segments to keep space for, so that writes do not wait for long
 	mu         sync.Mutex
 	unit       int64 // bytes of a new segment
 	most       int64 // zero: unbounded
@@ -24,8 +24,8 @@ type room struct {
 // fullFor is for how long a bounded tier keeps to what the disk had room for, once it was full.
 const fullFor = 30 * time.Second
 
-// take takes the space of a new segment, and returns its length. The last one that the bound has space for is reserved for moving
-// blocks out of others.
+// take reserves the space of a new segment and returns its length. The last segment within the
+// bound is reserved for moving blocks out of others.
 func (r *room) take(now time.Time, mover bool) (bytes int64, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -45,7 +45,8 @@ func (r *room) take(now time.Time, mover bool) (bytes int64, ok bool) {
 
 func (r *room) fits(need int64) bool { return r.most == 0 || r.used+need <= r.most }
 
-// lend takes bytes off the space in use, while the segment that has them is replaced by shorter ones. A negative number ends that.
+// lend subtracts bytes from the space in use while shorter segments replace the segment that has
+// them. A negative number ends that.
 func (r *room) lend(bytes int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -62,8 +63,8 @@ func (r *room) add(bytes int64) {
 	}
 }
 
-// shrink sets the bound to the space in use, as the disk has no more, and the length of a segment to a sixteenth of it.
-// It reports whether emptying segments can make space.
+// shrink sets the bound to the space in use, as the disk is full, and the segment length to a
+// sixteenth of it. It reports whether emptying segments can free space.
 func (r *room) shrink(now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

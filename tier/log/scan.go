@@ -45,14 +45,15 @@ func readHeader(ctx context.Context, f dirfs.File, at position, id [16]byte, for
 const (
 	// scanWindow is the length of one read where no group begins.
 	scanWindow = 1 << 20
-	// foreignBytes is how much of a file is searched for its first group. A file without one is not a segment of this log. Holes
-	// do not count.
+	// foreignBytes is how much of a file is searched for its first group. A file without one is not
+	// a segment of this log. Holes do not count.
 	foreignBytes = 64 << 20
 )
 
-// scan calls yield for every group of a segment from off on, and returns where the last one ends. Pages outside groups are
-// passed over, as more groups may follow them. In a file that is read from its start the search for the first group ends after
-// foreignBytes. ErrMismatch: a group of another version was passed over.
+// scan calls yield for every group of a segment from off on, and returns the end of the last one.
+// It skips pages outside groups, as groups may follow them. In a file that is read from its start,
+// the search for the first group ends after foreignBytes. It returns ErrMismatch if it skipped a
+// group of another version.
 func scan(ctx context.Context, f dirfs.File, number uint32, off, size int64, id [16]byte, formats block.Formats, yield func(*header) error) (end int64, err error) {
 	end = off
 	var window []byte
@@ -90,14 +91,14 @@ func scan(ctx context.Context, f dirfs.File, number uint32, off, size int64, id 
 	return end, other
 }
 
-// findGroup returns the first page from off on that begins as a group does, or the end of the file, and how much it has read. It
-// gives up, and returns the end, once it has read budget bytes.
+// findGroup returns the first page from off on that begins like a group, or the end of the file,
+// and the number of bytes read. It returns the end if it has read budget bytes.
 func findGroup(ctx context.Context, f dirfs.File, window []byte, off, size, budget int64) (at, read int64, err error) {
 	for off = skipHole(f, off, size); off+page <= size && read < budget; off = skipHole(f, off, size) {
 		b := window[:min(int64(len(window)), (size-off)/page*page)]
 		if err := dirfs.ReadFull(ctx, f, b, off); err != nil {
 			if errors.Is(err, errdefs.ErrCorrupt) {
-				return size, read, nil // it was cut meanwhile
+				return size, read, nil // truncated meanwhile
 			}
 			return 0, read, err
 		}
@@ -112,7 +113,8 @@ func findGroup(ctx context.Context, f dirfs.File, window []byte, off, size, budg
 	return size, read, nil
 }
 
-// holdsGroup reads a whole file, and returns a reason to keep it if a group with blocks, or one of another version, is anywhere in it.
+// holdsGroup reads a whole file. It returns a reason to keep the file if that has a group with
+// blocks or of another version.
 func holdsGroup(ctx context.Context, f dirfs.File, size int64, formats block.Formats) (why string, err error) {
 	window, head := make([]byte, scanWindow), make([]byte, maxHeader)
 	for off := int64(0); ; off += page {
@@ -148,7 +150,7 @@ func skipHole(f dirfs.File, off, size int64) int64 {
 	return max(off, at/page*page)
 }
 
-// unbegun reports whether a file without a group is a segment that its process died making.
+// unbegun reports whether a file without a group is a segment whose process died while making it.
 func unbegun(ctx context.Context, f dirfs.File, size int64) bool {
 	b := make([]byte, min(page, size))
 	if dirfs.ReadFull(ctx, f, b, 0) != nil || !zeroFrom(ctx, f, page, size) {
@@ -161,7 +163,7 @@ func unbegun(ctx context.Context, f dirfs.File, size int64) bool {
 	return len(b) <= offTable || len(bytes.TrimLeft(b[offTable:max(offTable, len(b)-sumBytes)], "\x00")) == 0
 }
 
-// zeroFrom reports whether a file is zeros from off on. It reads foreignBytes at most.
+// zeroFrom reports whether a file is zeros from off on. It reads at most foreignBytes.
 func zeroFrom(ctx context.Context, f dirfs.File, off, size int64) bool {
 	window, read := make([]byte, scanWindow), int64(0)
 	for off = skipHole(f, off, size); off < size; off = skipHole(f, off, size) {

@@ -73,15 +73,17 @@ func (s *segment) release() error {
 	return errors.Join(err, s.file.Close())
 }
 
-// durable reports whether a block that ends at off is known to be durable, or will be by the policy.
+// durable reports whether a block that ends at off is known to be durable, or will be by the
+// policy.
 func (s *segment) durable(off int64) bool {
 	return !s.broken.Load() || off <= s.synced.Load()
 }
 
-// errRemoved is wrapped where another program has removed a file or the directory of the log.
+// errRemoved: another program removed a file or the directory of the log.
 var errRemoved = errors.New("it was removed while the log was open")
 
-// checkName returns errRemoved if the segment's file has no name any more. Nobody finds its blocks once it is closed.
+// checkName returns errRemoved if the segment's file was removed. Its blocks are lost when it is
+// closed.
 func (s *segment) checkName() error {
 	info, err := s.file.Stat()
 	if err == nil && info.Links == 0 {

@@ -28,13 +28,15 @@ type entry struct {
 	place
 	group uint8 // page group
 	flags uint8
-	rank  uint32 // of two blocks the one with the lower rank is evicted first: see rank.go
+	rank  uint32 // the lower rank is evicted first: see rank.go
 }
 
-// hashOf returns the hash that decides where the index keeps a key. Keys that a program makes by hand may be alike in most bytes.
+// hashOf returns the hash of a key for its place in the index. It covers all bytes, as keys that
+// are no hashes may be equal in most bytes.
 func hashOf(key block.Key) uint64 { return xxh3.Hash(key[:]) }
 
-// table is the index: where every block is. Shards by a part of the hash are tables of their own, so that none takes long to grow.
+// table is the index of all blocks. It has a shard for each part of the hash, so that growing one
+// is short.
 type table struct{ shards [tableShards]shard }
 
 const tableShards = 256
@@ -49,13 +51,13 @@ type shard struct {
 
 func (t *table) shard(hash uint64) *shard { return &t.shards[hash%tableShards] }
 
-// home is where the search for a key begins.
+// home returns the slot at which the search for a key begins.
 func (s *shard) home(hash uint64) int {
 	hi, _ := bits.Mul64(hash, uint64(len(s.slots)))
 	return int(hi)
 }
 
-// find returns the slot of a key, or the empty one where it belongs. The table is not full.
+// find returns the slot of a key, or the empty slot for it. The table is never full.
 func (s *shard) find(hash uint64, key block.Key) (at int, there bool) {
 	for at = s.home(hash); ; {
 		e := &s.slots[at]
@@ -123,7 +125,8 @@ func (t *table) move(key block.Key, from, to place, flags uint8) (was entry, ok 
 	return was, true
 }
 
-// raise gives a block a higher rank, and returns it as it was. False: it is not here, or its rank is as high.
+// raise sets a higher rank of a block and returns its previous entry. It returns false if the block
+// is not in the index or its rank is as high.
 func (t *table) raise(key block.Key, rank uint32) (was entry, ok bool) {
 	hash := hashOf(key)
 	s := t.shard(hash)

@@ -71,7 +71,7 @@ type Tier struct {
 	credit   atomic.Int64 // bytes that were put, less those that were moved to keep them
 
 	damage []finding // of when the log was opened
-	left   []uint32  // numbers of files that were left as they are, when the log was opened
+	left   []uint32  // numbers of files that opening did not change
 	notes  []string
 
 	gate    usage.Gate
@@ -214,7 +214,7 @@ func (t *Tier) durable(e entry) bool {
 	return g != nil && !g.removed.Load() && (t.cfg.Fsync == FsyncNever || g.durable(e.off()+storedBytes(t.formats[e.group])))
 }
 
-// checkName looks whether the file of a segment was removed. Its blocks are not durable then.
+// checkName checks whether the file of a segment was removed. Its blocks are not durable then.
 func (t *Tier) checkName(number uint32) {
 	g := t.segments.use(number)
 	if g == nil {

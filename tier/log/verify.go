@@ -352,11 +352,12 @@ func (v *verifier) mendMarker() (err error) {
 	return blockdir.MendMarker(d, time.Now(), v.report.Marker)
 }
 
-// Clear removes files that are no blocks from the directory: images that were set aside, and files that kvlane has not made. Segments
-// stay. A file that is asked for stays, and is in Left, if it has a sound block or a group of blocks, whatever its name and of whatever
-// log. A process may have the directory open. ErrInvalid where u names another file,
-// and nothing is removed then; ErrNotFound where it is no directory of blocks, ErrCorrupt or ErrMismatch where its marker cannot be
-// read.
+// Clear removes files that are no blocks from the directory: images that were set aside, and files
+// that kvlane has not made. Segments stay. A file that is asked for stays, and is in Left, if it
+// has a sound block or a group of blocks, whatever its name and of whatever log. A process may have
+// the directory open. ErrInvalid where u names another file, and nothing is removed then;
+// ErrNotFound where it is no directory of blocks, ErrCorrupt or ErrMismatch where its marker cannot
+// be read.
 func Clear(ctx context.Context, dir string, u Unwanted) (Cleared, error) {
 	return clearOf(ctx, dirfs.OS(), dir, u)
 }

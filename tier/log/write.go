@@ -255,8 +255,8 @@ func (a *appender) nextNumber() uint32 {
 	return a.number
 }
 
-// newSegment makes the file of another segment, and its name durable. The segment has so many bytes, or fewer, but not less than
-// least, where the disk has no space for more.
+// newSegment creates the file of a new segment and makes its name durable. If the disk has less
+// space than the segment needs, the segment is shorter, but not shorter than least.
 func (a *appender) newSegment(bytes, least int64) error {
 	t := a.t
 	t.making <- struct{}{}
@@ -456,7 +456,7 @@ func (t *Tier) drop(e entry, n int64) {
 	}
 }
 
-// add puts a block of n stored bytes on the segment's account.
+// add counts a block of n stored bytes in the segment.
 func (s *segment) add(n, rank int64) {
 	s.live.Add(n)
 	s.blocks.Add(1)

@@ -216,11 +216,17 @@ func (s *StoreConfig) validate(formats block.Formats) error {
 	bad := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
 	}
-	if formats != nil && s.slotBytes(formats) < minSlots*formats.MaxImageBytes() {
-		bad("the cache of %d bytes does not hold %d blocks of %d bytes", s.CacheBytes, minSlots, formats.MaxImageBytes())
+	missing := s.CacheBytes == 0 && !s.passing()
+	switch {
+	case missing && formats != nil:
+		bad("store.cache_bytes is not given: the cache holds at least %d blocks of %d bytes", minSlots, formats.MaxImageBytes())
+	case missing:
+		bad("store.cache_bytes is not given")
+	case formats != nil && s.slotBytes(formats) < minSlots*formats.MaxImageBytes():
+		bad("store.cache_bytes: the cache of %d bytes does not hold %d blocks of %d bytes", s.CacheBytes, minSlots, formats.MaxImageBytes())
 	}
 	if s.CacheBytes > MaxCacheBytes {
-		bad("a cache of %d bytes is more than %d", s.CacheBytes, int64(MaxCacheBytes))
+		bad("store.cache_bytes: a cache of %d bytes is more than %d", s.CacheBytes, int64(MaxCacheBytes))
 	}
 	if tiers, err := s.tiers(); err != nil {
 		errs = append(errs, err)

@@ -40,8 +40,8 @@ type ManagerConfig struct {
 	// Ranks are the configurations of the workers' Engines, all of one pipeline: "cache", or "cache|file", whose directories the
 	// Manager opens too. Workers whose blocks are the same, and in the same directories, may be named once.
 	Ranks []Config
-	// Blocks is how many blocks each worker's cache may be given. Zero: as many as the smallest has slots for, but for a sixteenth, which is
-	// left to blocks that have been evicted and are still being written to files.
+	// Blocks is how many blocks each worker's cache may be given, at most as many as the smallest has slots for. Zero: as many as the
+	// smallest has slots for, but for a sixteenth, which is left to blocks that have been evicted and are still being written to files.
 	Blocks int
 	// MetricsAddr is the address on which the manager serves its metrics, as Config.MetricsAddr is
 	// an engine's. {rank} stands for "scheduler".
@@ -59,8 +59,8 @@ func OpenManager(ctx context.Context, c ManagerConfig) (_ *Manager, err error) {
 	if err := errors.Join(checkMetricsAddr(c.MetricsAddr), m.exporter.serve(ctx, c.MetricsAddr, "scheduler", &m.closers)); err != nil {
 		return nil, err
 	}
-	room := c.Blocks
 	var mc manager.Config
+	smallest := 0 // slots of the workers' caches
 	for i := range c.Ranks {
 		mc.AdmitAlways = mc.AdmitAlways || c.Ranks[i].Store.AdmitAlways
 	}
@@ -70,9 +70,16 @@ func OpenManager(ctx context.Context, c ManagerConfig) (_ *Manager, err error) {
 			return nil, fmt.Errorf("rank %d: %w", i, err)
 		}
 		mc.Ranks = append(mc.Ranks, r)
-		if n := max(1, slots-max(1, slots/16)); c.Blocks == 0 && (room == 0 || n < room) {
-			room = n
+		if i == 0 || slots < smallest {
+			smallest = slots
 		}
+	}
+	if c.Blocks > smallest && len(c.Ranks) > 0 {
+		return nil, fmt.Errorf("blocks is %d, and the smallest cache of the workers has slots for %d: give at most that: %w", c.Blocks, smallest, errdefs.ErrInvalid)
+	}
+	room := c.Blocks
+	if room == 0 {
+		room = max(1, smallest-max(1, smallest/16))
 	}
 	mc.OpenPool = func(evicted func(key block.Key)) (manager.Pool, error) {
 		return cache.Open(cache.Config{Blocks: room, Formats: mc.Ranks[0].Formats, Evicted: evicted})

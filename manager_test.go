@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -232,6 +233,14 @@ func TestManagerRefuses(t *testing.T) {
 	} {
 		if _, err := kvlane.OpenManager(t.Context(), kvlane.ManagerConfig{Ranks: want.ranks}); !errors.Is(err, want.err) {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+	large := testConfig(t)
+	large.Store.CacheBytes *= 2
+	for _, n := range []int{17, 1_000_000_000} {
+		_, err := kvlane.OpenManager(t.Context(), kvlane.ManagerConfig{Ranks: []kvlane.Config{large, testConfig(t)}, Blocks: n})
+		if !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), fmt.Sprintf("blocks is %d", n)) || !strings.Contains(err.Error(), "slots for 16") {
+			t.Errorf("%d blocks where the smallest cache has 16 slots: %v", n, err)
 		}
 	}
 	m, err := kvlane.OpenManager(t.Context(), kvlane.ManagerConfig{Ranks: []kvlane.Config{testConfig(t)}})

@@ -307,8 +307,8 @@ typedef struct kvl_blocks {
 
 /*
  * kvl_open_manager opens a manager, as `config` says: {"ranks": [what each worker gives to kvl_open], "blocks": n}. Workers
- * whose blocks are the same, in the same directories, may be named once. "blocks" is how many each worker's cache may be given;
- * left out, as many as fit in it, but for a sixteenth that is on its way to files.
+ * whose blocks are the same, in the same directories, may be named once. "blocks" is how many each worker's cache may be given,
+ * at most as many as fit in the smallest; left out, as many, but for a sixteenth that is on its way to files.
  */
 kvl_status kvl_open_manager(const char *config, kvl_manager *manager);
 

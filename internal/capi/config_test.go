@@ -81,7 +81,11 @@ func TestConfigurationTellsAllThatIsWrong(t *testing.T) {
 	for text, words := range map[string][]string{
 		`{"modell": 1, "store": {"cache_byte": 1, "verify": "now", "fsync": "maybe", "wait_max_ms": -1}, "stream": {"policy": "best", "path": "x"},
 		  "device": {"driver": "sim"}, "groups": [{"nam": 1}]}`: {`"modell"`, `"store.cache_byte"`, `"now"`, `"maybe"`, "wait_max_ms", `"best"`, `"x"`, `"groups.0.nam"`},
-		`{"Model": {}}`: {`"Model"`},
+		`{"Model": {}}`: {`"Model"`, "store.cache_bytes is not given"},
+		`{"model": {"name": "m", "dtype": "int8", "layers": 1, "kv_heads": 1, "head_size": 64, "block_tokens": 16}, "device": {"driver": "sim"}}`: {
+			"store.cache_bytes is not given: the cache holds at least 2 blocks",
+		},
+		`{"store": {"cache_bytes": "800TiB"}}`:       {"store.cache_bytes: a cache of"},
 		`{"store": {"cache_bytes": "much"}, "a": 1}`: {"store.cache_bytes is no size", `"much"`, `"a"`},
 		`{"store": {"cache_bytes": [1], "dirs": {}, "dir_bytes": [1, true], "read_only": 0, "readers": 1.5, "fsync": 1, "log_bytes": 1e300}}`: {
 			`store.cache_bytes is an array and should be a size: a number of bytes, or text such as "8GiB"`, "store.dirs is an object and should be an array",
@@ -114,6 +118,20 @@ func TestConfigurationTellsAllThatIsWrong(t *testing.T) {
 		for _, w := range []string{"Go ", "unmarshal", "int64", "kvlane."} {
 			if strings.Contains(err.Error(), w) {
 				t.Errorf("%s: the error speaks of Go:\n%v", text, err)
+			}
+		}
+	}
+}
+
+// Paths that no directory can have are refused before anything is opened.
+func TestConfigurationRefusesImpossiblePaths(t *testing.T) {
+	long := strings.Repeat("n", 256)
+	for path, word := range map[string]string{`/a\u0000b`: "NUL byte", "/a/" + long: "a name of 256 bytes", strings.Repeat("/abc", 1024): "a path of 4096 bytes"} {
+		for _, dir := range []string{`"dirs": "` + path + `"`, `"log_dir": "` + path + `"`} {
+			_, err := capi.ParseConfig([]byte(`{"model": {"name": "m", "dtype": "int8", "layers": 1, "kv_heads": 1, "head_size": 64, "block_tokens": 16},
+				"device": {"driver": "sim"}, "store": {"cache_bytes": 1048576, ` + dir + `}}`))
+			if capi.StatusOf(err) != capi.Invalid || !strings.Contains(err.Error(), word) {
+				t.Errorf("%.60s: %v", dir, err)
 			}
 		}
 	}

@@ -125,6 +125,9 @@ func (c *Config) Validate() error {
 			bad("directory %d has no name", i)
 			continue
 		}
+		if err := blockdir.CheckPath(d); err != nil {
+			errs = append(errs, fmt.Errorf("file tier: %w", err))
+		}
 		clean := filepath.Clean(d)
 		parent, name := filepath.Dir(clean), filepath.Base(clean)
 		switch {

@@ -10,6 +10,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
 // FsyncPolicy says when a block's bytes reach stable storage. Whatever it is, a block survives the death of the process
@@ -172,6 +173,9 @@ func (c *Config) Validate() error {
 	}
 	if c.Dir == "" {
 		bad("no directory is given")
+	}
+	if err := blockdir.CheckPath(c.Dir); err != nil {
+		errs = append(errs, fmt.Errorf("log tier: %w", err))
 	}
 	if c.Fsync > FsyncNever {
 		bad("fsync policy %d is unknown", c.Fsync)

@@ -40,8 +40,8 @@ var nextSteps = []step{
 	{isA[*noGPUError], (*failure).withoutGPU},
 	{isErr(fs.ErrPermission, syscall.EROFS), (*failure).notAllowed},
 	{(*failure).otherSort, (*failure).openAsOther},
-	{all(of("store verify"), isErr(errdefs.ErrNotFound)), says(madeByOthers + ".")},
-	{all(of("store"), isErr(errdefs.ErrNotFound)), says(madeByOthers + "; if kvlane.json was lost: kvlane store verify --repair DIR.")},
+	{all(of("store verify"), isErr(errdefs.ErrNotFound)), says(madeByOthers)},
+	{all(of("store"), isErr(errdefs.ErrNotFound)), (*failure).noMarker},
 	{all(of("store"), isErr(errdefs.ErrCorrupt)), says("kvlane store verify DIR says what is damaged, and with --repair mends what can be mended.")},
 	{isErr(fs.ErrNotExist), (*failure).notThere},
 	{isErr(syscall.ENOSPC, syscall.EDQUOT, errdefs.ErrNoSpace), says("make room there: kvlane store gc DIR --max-bytes SIZE removes the coldest blocks of a directory, and --file-bytes or --log-bytes bounds a tier.")},
@@ -61,7 +61,8 @@ var nextSteps = []step{
 	{all(changed("nic"), isErr(errdefs.ErrNotFound)), says("kvlane doctor lists the NICs, and kvlane topo which of them is near which GPU.")},
 }
 
-const madeByOthers = "kvlane store takes a directory that kvlane replay --file-dir or --log-dir, or a program with the library, has made: see that DIR is one"
+const madeByOthers = "kvlane store takes a directory that kvlane replay --file-dir or --log-dir, or a program with the library, has made, " +
+	"or the directory above such folders: see that DIR is one."
 
 // nextStep says what to do about an error of a command that failed, or nothing where nothing is known, or the error says it.
 func nextStep(cmd *cobra.Command, err error) string {
@@ -193,6 +194,26 @@ func userName(id uint32) string {
 		return u.Username
 	}
 	return "user " + n
+}
+
+// noMarker is about a directory without kvlane.json. If blocks are left, kvlane.json can be made from them.
+func (f *failure) noMarker() string {
+	for _, arg := range f.cmd.Flags().Args() {
+		dirs, err := foldersOf(arg)
+		if err == nil && slices.ContainsFunc(dirs, lostMarker) {
+			return fmt.Sprintf("kvlane.json was lost, and kvlane store verify --repair %s makes it from the blocks.", shellWord(arg))
+		}
+	}
+	return madeByOthers
+}
+
+// lostMarker reports whether dir has blocks, and no kvlane.json.
+func lostMarker(dir string) bool {
+	if _, err := os.Stat(filepath.Join(dir, "kvlane.json")); !errors.Is(err, fs.ErrNotExist) {
+		return false
+	}
+	blocks, err := fs.Glob(os.DirFS(dir), "[0-9a-f][0-9a-f]/*")
+	return err == nil && len(blocks) > 0 || log.Recognises(dir)
 }
 
 // notThere is about a file or folder that there is not.

@@ -21,8 +21,11 @@ func (v sizeValue) Set(s string) error {
 	return err
 }
 
-// String writes the size with the largest binary unit that leaves no fraction.
+// String writes the size with the largest binary unit that leaves no fraction. A negative size stands for none, and is "".
 func (v sizeValue) String() string {
+	if v.bytes != nil && *v.bytes < 0 {
+		return ""
+	}
 	if v.bytes == nil || *v.bytes == 0 {
 		return "0"
 	}

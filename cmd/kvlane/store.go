@@ -35,8 +35,8 @@ func keeperOf(dir string) keeper {
 
 func newStoreCommand() *cobra.Command {
 	cmd := newGroupCommand("store", "Look into the directories of a file or log tier, check them, make room in them",
-		`The commands below work on a directory that "kvlane replay --file-dir" or a program with the library has made; its kvlane.json
-describes the contents. DIR may also be one that has such folders right below it, as the connectors for vLLM, SGLang and transformers
+		`The commands below work on a directory that "kvlane replay --file-dir", "kvlane replay --log-dir" or a program with the library has
+made; its kvlane.json describes the contents. DIR may also be one that has such folders right below it, as the connectors for vLLM, SGLang and transformers
 make them: then each folder is shown. Others may use the directory meanwhile, except that of a log, which belongs to one process, for gc --max-bytes and
 verify --repair.
 

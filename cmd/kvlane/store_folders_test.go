@@ -101,6 +101,13 @@ func TestStoreGCOfOneFolder(t *testing.T) {
 	}
 }
 
+// A size that is not set has no default in the help text.
+func TestStoreGCHelpHasNoDefaultSize(t *testing.T) {
+	if code, stdout, stderr := execute(t, "store", "gc", "--help"); code != exitOK || strings.Contains(stdout, "-1B") || !strings.Contains(stdout, "--max-bytes") {
+		t.Errorf("exit code %d: %s%s", code, stdout, stderr)
+	}
+}
+
 // A folder that has lost its kvlane.json is passed over, and the others are collected.
 func TestStoreGCPassesOverAFolderWithoutItsMarker(t *testing.T) {
 	dir := t.TempDir()
@@ -115,6 +122,9 @@ func TestStoreGCPassesOverAFolderWithoutItsMarker(t *testing.T) {
 	code, stdout, stderr := execute(t, "store", "stat", dir)
 	if code != exitFailure || strings.HasPrefix(stdout, "\n") || !strings.Contains(stdout, "\n\n") {
 		t.Errorf("stat: exit code %d, %q, %s", code, stdout, stderr)
+	}
+	if !strings.Contains(stderr, "kvlane store verify --repair "+dir+" ") {
+		t.Errorf("the error does not name the repair: %s", stderr)
 	}
 	code, stdout, stderr = execute(t, "store", "gc", dir, "--max-bytes", "0", "--json")
 	var got []folderFigures

@@ -186,6 +186,34 @@ func TestStoreVerifyRepairs(t *testing.T) {
 	}
 }
 
+// A directory whose kvlane.json is damaged and that has no blocks is usable again after the remedy that verify names.
+func TestStoreVerifyOfADamagedMarkerWithoutBlocks(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "some blocks")
+	replay := small("replay", traceFile(t, goodLine), "--file-dir", dir)
+	if code, _, stderr := execute(t, replay...); code != exitOK {
+		t.Fatalf("exit code %d: %s", code, stderr)
+	}
+	if code, _, stderr := execute(t, "store", "gc", dir, "--max-bytes", "0"); code != exitOK {
+		t.Fatalf("gc: exit code %d: %s", code, stderr)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "kvlane.json"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"store", "verify", dir}, {"store", "verify", "--repair", dir}} {
+		code, stdout, stderr := execute(t, args...)
+		if all := stdout + stderr; code != exitFailure || !strings.Contains(all, "remove the directory: rm -r '"+dir+"'") || strings.Contains(all, "--repair") ||
+			strings.Contains(all, "has to be writable") {
+			t.Errorf("%v: exit code %d, %s", args, code, all)
+		}
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, stderr := execute(t, replay...); code != exitOK {
+		t.Errorf("after the remedy: exit code %d: %s", code, stderr)
+	}
+}
+
 // From what verify finds to a directory that has nothing but sound blocks, by the hints alone.
 func TestDefectFromVerifyToACleanDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "some blocks")

@@ -184,6 +184,12 @@ func (v *dirVerdict) next() (next []string) {
 		next = append(next, counted(n, "file", "files")+" of another format version, left as "+plural(n, "it is", "they are")+": verify by the build that wrote "+plural(n, "it", "them"))
 	}
 	delete(count, file.Newer)
+	if v.markerIsLost() {
+		next = append(next, fmt.Sprintf("kvlane.json is damaged, and there is no block to make it from: if nobody needs the files in it, remove the directory: rm -r %s", dir))
+		if count[file.Damaged]--; count[file.Damaged] == 0 {
+			delete(count, file.Damaged)
+		}
+	}
 	what := countProblemsOf(count)
 	switch {
 	case what == "":
@@ -193,6 +199,20 @@ func (v *dirVerdict) next() (next []string) {
 		next = append(next, what+" could not be mended: see why above; the directory has to be writable")
 	}
 	return append(next, inQuarantine(v.Directory, v.Quarantined)...)
+}
+
+// markerIsLost reports whether kvlane.json is damaged and no block is left to make it from.
+func (v *dirVerdict) markerIsLost() bool {
+	damaged := false
+	for _, f := range v.wrong() {
+		switch p := file.Problem(f.Problem); {
+		case p == file.Damaged && filepath.Base(f.Path) == "kvlane.json":
+			damaged = true
+		case p == file.Misplaced || p == file.Unjudged || p == file.Newer:
+			return false // a block may be left
+		}
+	}
+	return damaged && v.Blocks == 0
 }
 
 // countProblems says how many findings there are of each problem.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -37,9 +36,7 @@ func TestLockFileThatIsNoFile(t *testing.T) {
 				t.Errorf("open: %v, want ErrIrregular with the remedy", err)
 			}
 			v, err := file.Verify(t.Context(), c.Dirs[0], nil)
-			if err != nil || !slices.ContainsFunc(v.Findings, func(f file.Finding) bool {
-				return f.Path == lock && f.Problem == file.Damaged && strings.Contains(f.Detail, kind)
-			}) {
+			if err != nil || len(v.Findings) != 1 || v.Findings[0].Path != lock || v.Findings[0].Problem != file.Damaged || !strings.Contains(v.Findings[0].Detail, kind) {
 				t.Errorf("verify: %+v, %v", v.Findings, err)
 			}
 			if r, err := file.Repair(t.Context(), c.Dirs[0]); err != nil || len(r.Unrepaired) != 0 {

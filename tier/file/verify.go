@@ -280,8 +280,12 @@ func (v *verifier) unlessFolder(name string, err error) {
 	v.unjudged(name, err)
 }
 
-// temporary looks for the files of sessions whose owners have died.
+// temporary looks for the files of sessions whose owners have died. It needs the lock file. If that is damaged, top has
+// reported it.
 func (v *verifier) temporary(ctx context.Context) error {
+	if blockdir.BadLock(v) != "" {
+		return nil
+	}
 	err := blockdir.WithLock(ctx, clockwork.NewRealClock(), v, func() error {
 		sessions, err := blockdir.Names(v, tmpName)
 		v.unlessFolder(tmpName, err)

@@ -54,3 +54,14 @@ def test_two_prompts_by_turns_of_a_manager() -> None:
             for at in range(found[-1], PROMPT, PIECE):
                 manager.store(blocks[at : at + PIECE]).end()
     assert enough(found), found
+
+
+def test_before_may_be_keys_of_one_block() -> None:
+    kv: Any = np.zeros((LAYERS, 2, PIECE, TOKENS, HEADS, SIZE), np.float32)
+    with kvlane.Store(config()) as store, kvlane.PagedCache(store, kv, "lkp") as cache:
+        keys = store.token_keys(range(4 * TOKENS), TOKENS)
+        assert store.dump(cache, keys[1:2], range(1), before=keys[:1]).wait(30)
+        assert store.load(cache, keys[1:2], range(1), before=keys[:1]).wait(30)
+        for several in keys[:2], keys[:0]:
+            with pytest.raises(kvlane.Invalid, match=f"before has {len(several)} keys: give one"):
+                store.dump(cache, keys[2:3], range(1), before=several)

@@ -161,7 +161,7 @@ class Store(_lib.Owned):
         *,
         layerwise: bool = False,
         awaited: bool = False,
-        before: bytes | None = None,
+        before: bytes | Keys | None = None,
     ) -> Load:
         """Copies block keys[i] to page pages[i], verified. The pages are not to be touched until the task, or a layer of it,
         is done.
@@ -199,7 +199,7 @@ class Store(_lib.Owned):
         after: Any = None,
         *,
         layerwise: bool = False,
-        before: bytes | None = None,
+        before: bytes | Keys | None = None,
     ) -> Dump:
         """Stores block keys[i] from page pages[i]. The pages are not to be changed until the task's source_free. The keys are in
         the order of a prompt, of all page groups by their tokens: the last is evicted first.
@@ -227,7 +227,11 @@ class Store(_lib.Owned):
         return Dump(task.value, len(keys), cache)
 
     @staticmethod
-    def _before(key: bytes | None) -> bytes | None:
+    def _before(key: bytes | Keys | None) -> bytes | None:
+        if isinstance(key, Keys):
+            if len(key) != 1:
+                raise errors.Invalid(f"before has {len(key)} keys: give one, such as keys[0]")
+            return key.raw
         if key is not None and len(key) != _lib.KEY_BYTES:
             raise errors.Invalid(f"before has {len(key)} bytes, and a key {_lib.KEY_BYTES}")
         return key

@@ -17,7 +17,7 @@ type Stats struct {
 	Loads, Dumps, Prefetches int64 // tasks begun
 	Running                  int   // tasks not yet resolved
 	LoadErrors, DumpErrors   int64 // blocks that failed
-	Misses                   int64 // blocks that leases, and loads without one, asked for and found in no tier
+	Misses                   int64 // blocks that leases, and loads without one, found in no tier
 	Dumped, Skipped          int64 // blocks that dumps stored; blocks that they found stored
 	Prefetched               int64 // blocks brought into the cache ahead of need
 	Backlog                  int   // writes to the tiers below that wait for a writer
@@ -65,7 +65,7 @@ type Stats struct {
 // TierStats is a tier's part of Stats.
 type TierStats struct {
 	Name string
-	Hits int64 // blocks that loads were served from this tier, each once
+	Hits int64 // blocks that loads read from this tier, each once
 	Tier tier.Stats
 }
 

@@ -16,7 +16,7 @@ import (
 	"github.com/kvlane/kvlane/transfer"
 )
 
-// Metrics exposes everything in the Catalog, and figures of the process and its Go runtime. Sources are added as they are opened; a
+// Metrics exposes the metrics of the Catalog, and figures of the process and its Go runtime. A
 // metric without a source has no value.
 type Metrics struct {
 	mu      sync.Mutex
@@ -35,14 +35,15 @@ type Metrics struct {
 // New returns Metrics without sources.
 func New() *Metrics { return &Metrics{tiers: make(map[string]func() tier.Stats)} }
 
-// SetReady sets the check behind /readyz: not ready while it returns an error. nil, the default, is always ready.
+// SetReady sets the check behind /readyz: not ready while it returns an error. nil, the default, is
+// always ready.
 func (m *Metrics) SetReady(check func() error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.ready = check
 }
 
-// Ready returns nil, or why the program cannot serve at present.
+// Ready returns nil, or the reason if the program cannot serve at present.
 func (m *Metrics) Ready() error {
 	m.mu.Lock()
 	check := m.ready
@@ -53,8 +54,8 @@ func (m *Metrics) Ready() error {
 	return check()
 }
 
-// SetStore makes stats the source of the store's metrics; nil removes it. Remove it before the store's memory is freed, unless stats does
-// not touch that. A later store replaces an earlier one.
+// SetStore makes stats the source of the store's metrics; nil removes it. A later store replaces an
+// earlier one. If stats uses the store's memory, remove it before that is freed.
 func (m *Metrics) SetStore(stats func() store.Stats) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -68,7 +69,8 @@ func (m *Metrics) SetManager(stats func() manager.Stats) {
 	m.manager = stats
 }
 
-// SetTier makes t the source of the metrics labeled with name; nil removes it. If t keeps no figures the error wraps ErrNotSupported.
+// SetTier makes t the source of the metrics labeled with name; nil removes it. It returns
+// ErrNotSupported if t has no Stats.
 func (m *Metrics) SetTier(name string, t tier.Tier) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -91,7 +93,8 @@ func (m *Metrics) SetReplay(p *Progress) {
 	m.replay = p
 }
 
-// collect reads every source once, so that the figures of one source belong together, and writes them.
+// collect reads every source once, so that the figures of one source belong together, and writes
+// them.
 func (m *Metrics) collect(w *textWriter) {
 	m.mu.Lock()
 	storeStats, managers, replay, planner, nics, files, transfers := m.store, m.manager, m.replay, m.planner, m.nics, m.files, m.transfer

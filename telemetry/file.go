@@ -5,7 +5,8 @@ import (
 	streamfile "github.com/kvlane/kvlane/stream/file"
 )
 
-// SetFiles makes stats the source of the metrics of the stream that the tiers' files are read by; nil removes it.
+// SetFiles makes stats the source of the metrics of the stream that the tiers' files are read by;
+// nil removes it.
 func (m *Metrics) SetFiles(stats func() streamfile.Stats) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

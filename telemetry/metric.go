@@ -70,7 +70,7 @@ func appendMetrics[S any](all []Metric, fs []family[S]) []Metric {
 	return all
 }
 
-// intro is what stands above the table.
+// intro is the text above the table.
 const intro = `These are served in Prometheus's text format:
 
 - by vLLM, on its own /metrics: kvlane's connectors pass them on ([vLLM](vllm.md#metrics));

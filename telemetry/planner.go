@@ -2,7 +2,8 @@ package telemetry
 
 import "github.com/kvlane/kvlane/stream/copy/plan"
 
-// SetPlanner makes figures the source of the metrics of a planner and of its budget; nil removes it.
+// SetPlanner makes figures the source of the metrics of a planner and of its budget; nil removes
+// it.
 func (m *Metrics) SetPlanner(figures func() plan.Figures) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clockTicks is the unit of times in /proc: the kernel's interface has 100 a second on every machine.
+// clockTicks is the number of ticks per second of times in /proc, on every machine.
 const clockTicks = 100
 
 var buildFamilies = []family[struct{}]{
@@ -27,8 +27,8 @@ var buildFamilies = []family[struct{}]{
 	},
 }
 
-// processFamilies describe the process and its Go runtime. Their names are those of Prometheus's own clients, so that
-// dashboards for any process show them. They are no part of the catalog.
+// processFamilies describe the process and its Go runtime. They have the names of Prometheus's own
+// clients, so that common dashboards show them. They are not in the catalog.
 var processFamilies = []family[*process]{
 	processFamily("process_cpu_seconds_total", Counter, "User and system CPU time of the process, in seconds.", func(p *process) float64 { return p.cpuSeconds }),
 	processFamily("process_resident_memory_bytes", Gauge, "Memory of the process that is in RAM, in bytes.", func(p *process) float64 { return p.residentBytes }),
@@ -49,7 +49,8 @@ func processFamily(name string, typ Type, help string, read func(*process) float
 	}}
 }
 
-// process is the state of the process at a scrape. A value that cannot be read is -1 and is not exposed.
+// process is the state of the process at a scrape. A value that cannot be read is -1 and is not
+// exposed.
 type process struct {
 	cpuSeconds, residentBytes, virtualBytes, start, openFiles, maxFiles float64
 
@@ -73,7 +74,7 @@ func readProcess() *process {
 	}
 	p.start = startTime()
 	if names, err := os.ReadDir("/proc/self/fd"); err == nil {
-		p.openFiles = float64(len(names) - 1) // without the one that reads the folder
+		p.openFiles = float64(len(names) - 1) // without the descriptor that reads the folder
 	}
 	var limit unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil {
@@ -99,7 +100,8 @@ func startTime() float64 {
 	if err != nil {
 		return -1
 	}
-	// The command's name, in brackets, may hold anything. The start is field 22, and the state after the name is field 3.
+	// The command's name, in brackets, can have any characters. The state after it is field 3, and
+	// the start time is field 22.
 	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
 	system, err := os.ReadFile("/proc/stat")
 	if err != nil || len(fields) < 20 {

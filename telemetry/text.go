@@ -13,14 +13,16 @@ import (
 // ContentType is the media type of WriteText's output, version 0.0.4 of Prometheus's text format.
 const ContentType = "text/plain; version=0.0.4; charset=utf-8"
 
-// WriteText writes the current value of every metric that has a source, in Prometheus's text format.
+// WriteText writes the current value of every metric that has a source, in Prometheus's text
+// format.
 func (m *Metrics) WriteText(w io.Writer) error {
 	out := &textWriter{w: bufio.NewWriter(w)}
 	m.collect(out)
 	return out.w.Flush()
 }
 
-// textWriter writes metrics in Prometheus's text format. A write error stays in w until Flush returns it.
+// textWriter writes metrics in Prometheus's text format. A write error stays in w until Flush
+// returns it.
 type textWriter struct {
 	w    *bufio.Writer
 	line []byte
@@ -40,7 +42,8 @@ func (t *textWriter) header(m *Metric) {
 	_, _ = t.w.Write(t.line)
 }
 
-// sample writes one value. suffix is appended to the metric's name; le is the bound of a histogram's bucket or empty.
+// sample writes one value. suffix is appended to the metric's name; le is the bound of a
+// histogram's bucket or empty.
 func (t *textWriter) sample(m *Metric, suffix string, v float64, values []string, le string) {
 	t.line = append(t.line[:0], m.Name...)
 	t.line = append(t.line, suffix...)

@@ -42,7 +42,7 @@ type Order struct {
 	mu   sync.Mutex
 	ring []link            // up to a fixed length; then the oldest link is overwritten
 	next int               // the place of the next link
-	last int               // index of the block found last; the next search mostly finds the next link
+	last int               // index of the block found last; mostly the next link is searched next
 	at   map[uint64]uint32 // the places of blocks' newest links, by hash
 }
 

@@ -68,7 +68,7 @@ type Tier interface {
 type Stats struct {
 	Blocks, Bytes                int64 // held now
 	CapacityBytes                int64 // zero where unbounded
-	Hits                         int64 // blocks that Get, Read and OpenReady found: a lease alone is none
+	Hits                         int64 // blocks found by Get, Read and OpenReady; leases do not count
 	Misses                       int64 // of Retain, Get and Read
 	Puts, Evictions              int64
 	Corrupt                      int64 // blocks found corrupt and set aside
@@ -77,8 +77,8 @@ type Stats struct {
 	ReadBytes, WrittenBytes      int64
 	Retained, Quarantined, Swept int64 // pins held now; files set aside; temporary files removed at open
 	Newer                        int64 // blocks met that are of another format version: misses, and left as they are
-	OthersBytes                  int64 // held by other identities for which CapacityBytes is too
-	Yielded                      int64 // of Evictions, those that left other identities their share of CapacityBytes
+	OthersBytes                  int64 // of other identities that share CapacityBytes
+	Yielded                      int64 // Evictions for the share of other identities
 	Reclaimed                    int64 // blocks removed of identities that no process used
 	Waiting                      int64 // Puts that wait for room now
 	Stuck                        int64 // blocks that could not be removed when room was last made

@@ -65,7 +65,8 @@ func (e *Engine) connectQueue(c *connection, f *frame) (*rail.Queue, error) {
 	if d == nil {
 		return nil, fmt.Errorf("segment %q has no NICs: %w", s.name, errdefs.ErrNotSupported)
 	}
-	if err := e.served.bind(c, s); err != nil { // before there is anything that closing the segment has to end
+	// Bind first: closing the segment ends only bound connections.
+	if err := e.served.bind(c, s); err != nil {
 		return nil, err
 	}
 	q, err := d.Open(r.NIC)

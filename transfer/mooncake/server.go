@@ -39,7 +39,7 @@ type ServerOptions struct {
 	// Version is of the data protocol that the segment tells of: 2, or 1 for peers that know no other. Both are answered always.
 	Version int
 
-	MaxConnections int           // of data; beyond it one that is idle is closed, or else the new one. 1024
+	MaxConnections int           // of data; beyond it, an idle one or the new one is closed. 1024
 	IdleTime       time.Duration // how long a connection of data may have no request. 10 minutes
 	StallTime      time.Duration // how long a request may bring or take no byte. 30 seconds
 	RepublishTime  time.Duration // how often the directory is looked at, and told again of what it has forgotten. 10 seconds
@@ -48,7 +48,7 @@ type ServerOptions struct {
 // Limits of the handshake.
 const (
 	maxHandshakes = 256      // connections at a time
-	requestsBytes = 64 << 20 // memory of their requests, together; those of smallBytes and less do not count
+	requestsBytes = 64 << 20 // memory of their requests of more than smallBytes, together
 	smallBytes    = 64 << 10
 	copies        = 4 // how often a request is in memory at a time: as it came, and decoded
 )

@@ -8,8 +8,8 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
-// BadLock describes an entry with the name of the lock file that is no regular file, such as a folder, a link or a FIFO. No
-// process can open the directory then. It returns nothing if the lock file is in order, or is not there.
+// BadLock describes a lock file that is not a regular file, such as a folder, a link or a FIFO. No
+// process can open the directory then. It returns "" if the lock file is regular or missing.
 func BadLock(d dirfs.Dir) string {
 	info, err := d.Stat(LockName)
 	if err != nil || info.Regular() {
@@ -18,8 +18,8 @@ func BadLock(d dirfs.Dir) string {
 	return fmt.Sprintf("a %s where the lock file should be: no process can open the directory", info.Kind())
 }
 
-// MendLock removes an entry with the name of the lock file that is no regular file. A folder that is not empty stays, under
-// another name. Processes may open the directory, whose path is given, meanwhile.
+// MendLock removes a lock file that is not a regular file from the directory path. A folder that is
+// not empty stays under another name. Processes may open the directory meanwhile.
 func MendLock(fsys dirfs.FS, path string) (err error) {
 	d, err := fsys.OpenDir(path)
 	if err != nil {
@@ -29,7 +29,7 @@ func MendLock(fsys dirfs.FS, path string) (err error) {
 	if BadLock(d) == "" {
 		return nil
 	}
-	// Under another name it can be examined and removed while another process makes the lock file.
+	// Renamed, it can be examined and removed while another process makes the lock file.
 	aside := LockName + "." + NewID()
 	if err := d.Rename(LockName, aside, false); err != nil {
 		if Gone(err) {
@@ -41,7 +41,7 @@ func MendLock(fsys dirfs.FS, path string) (err error) {
 	switch {
 	case err != nil:
 		return err
-	case info.Regular(): // another process has made the lock file in between
+	case info.Regular(): // another process made the lock file meanwhile
 		return d.Rename(aside, LockName, false)
 	case info.Type.IsDir():
 		if names, err := d.ReadDir(aside); err != nil || len(names) > 0 {
@@ -51,7 +51,7 @@ func MendLock(fsys dirfs.FS, path string) (err error) {
 	return Remove(d, aside)
 }
 
-// openLockFile opens the lock file, and makes it if it is not there.
+// openLockFile opens the lock file. It creates a missing one.
 func openLockFile(d dirfs.Dir) (dirfs.File, error) {
 	f, err := d.Open(LockName, os.O_RDWR|os.O_CREATE)
 	if errors.Is(err, dirfs.ErrIrregular) {

@@ -32,19 +32,20 @@ type Cleared struct {
 	Unasked []string
 }
 
-// Blocks is how a sort of directory keeps its blocks.
+// Blocks describes how a kind of directory stores its blocks.
 type Blocks struct {
 	Formats block.Formats
-	// Place returns the name of the file that a block belongs in. Nil where blocks have no files of their own.
+	// Place returns the name of a block's file. It is nil if blocks have no files of their own.
 	Place func(block.Key) string
-	// Holds reads a file, whatever its name, and returns why it may hold blocks of this directory, or "" if it holds none. It may be
-	// nil. Images are found without it.
+	// Holds reads a file with any name. It returns the reason if the file may hold blocks of this
+	// directory, or "" if it does not. It may be nil. Images are found without it.
 	Holds func(f dirfs.File, bytes int64) (why string, err error)
 }
 
-// Clear removes files of directory d, whose path is root: those of the quarantine, and those of foreign, the findings about files that
-// kvlane has not made. A sound block stays, even in quarantine, unless the file in its own place is sound too. A file that was not
-// removed though it was asked for is in Left. Other names are ErrInvalid, and nothing is removed then.
+// Clear removes quarantined files and the files in foreign from directory d, whose path is root.
+// foreign are the findings about files that kvlane has not made. A sound block stays, even in
+// quarantine, unless the file in its proper place is sound too. Requested files that stay are in
+// Left. Clear returns ErrInvalid, and removes nothing, if u names a file in neither list.
 func Clear(ctx context.Context, d dirfs.Dir, root string, blocks Blocks, foreign []Finding, u Unwanted) (c Cleared, err error) {
 	quarantined, err := Quarantined(d)
 	if err != nil {
@@ -142,7 +143,7 @@ func (r *remover) remove(name string) {
 	}
 }
 
-// holds is Blocks.Holds of a file.
+// holds returns Blocks.Holds of a file.
 func (r *remover) holds(name string, info dirfs.Info) (why string, err error) {
 	if r.blocks.Holds == nil {
 		return "", nil

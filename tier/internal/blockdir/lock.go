@@ -35,13 +35,13 @@ func WithLock(ctx context.Context, clock clockwork.Clock, d dirfs.Dir, f func() 
 	}
 }
 
-// TryLock is WithLock that does not wait: locked reports whether f was called. The error is f's, or why the lock cannot be had;
-// it is nil where another process holds it.
+// TryLock is WithLock without waiting. locked reports whether f was called. The error is f's, or
+// the cause if the lock fails. It is nil if another process holds the lock.
 func TryLock(d dirfs.Dir, f func() error) (locked bool, err error) {
 	lock, err := openLockFile(d)
 	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) {
 		if lock, err = d.Open(LockName, os.O_RDONLY); Gone(err) {
-			return true, f() // no process can open it that would have to be kept out
+			return true, f() // no process can open the directory
 		}
 	}
 	if err != nil {
@@ -61,8 +61,8 @@ func TryLock(d dirfs.Dir, f func() error) (locked bool, err error) {
 	return true, f()
 }
 
-// stillNamed returns ErrBusy where a locked file has no longer the lock's name: the process that held the lock has removed the
-// directory, and another may have made it anew and locked that.
+// stillNamed returns ErrBusy if a locked file no longer has the lock's name. The process that held
+// the lock has removed the directory, and another process may have made and locked a new one.
 func stillNamed(d dirfs.Dir, lock dirfs.File) error {
 	mine, err := lock.Stat()
 	if err != nil {

@@ -84,7 +84,7 @@ var (
 )
 
 // scraper are the labels that Prometheus adds.
-var scraper = []string{"instance", "job"}
+var scraper = []string{"instance", "job", "rank"}
 
 // wrong returns what of a query names nothing that is exposed, or takes counters for gauges or the reverse. labels are those that its result is
 // shown by.

@@ -30,17 +30,19 @@ const (
 	Host Driver = "host" // the CPU, for engines that compute on it: device addresses are the process's own
 )
 
-// Config describes an Engine. The zero value of every field but Model and Store.CacheBytes is a usable default.
+// Config describes an Engine. The zero value of every field but Model and Store.CacheBytes is a
+// usable default.
 type Config struct {
-	// Model is the shape of the model's KV cache on this rank, written out or from block.PresetByName. What a block is follows from it:
-	// a shard a layer, K then V.
+	// Model is the shape of the model's KV cache on this rank, written out or from
+	// block.PresetByName. What a block is follows from it: a shard a layer, K then V.
 	Model block.Geometry
-	// Revision of the model's weights, and the Adapter (LoRA) that they are used with. Empty: none is named.
+	// Revision of the model's weights, and the Adapter (LoRA) that they are used with. Empty: none
+	// is named.
 	Revision, Adapter string
 	// Tenant keeps blocks apart: engines of two tenants never find each other's.
 	Tenant string
-	// Blocks says what a block is where Model cannot: the layers of a pipeline's stage, pages that hold several layers. It takes the
-	// place of the fields above, which are then left empty.
+	// Blocks says what a block is where Model cannot: the layers of a pipeline's stage, pages that
+	// hold several layers. It takes the place of the fields above, which are then left empty.
 	Blocks *Blocks
 	// Groups are the page groups of a hybrid model, in place of Model and Blocks.
 	Groups []Group
@@ -48,14 +50,15 @@ type Config struct {
 	Device DeviceConfig
 	Stream StreamConfig
 	Store  StoreConfig
-	// HostStreams lets the engine adopt streams of the host program (Engine.AdoptStream). Its copy streams then get all that their
-	// paths need, and the store's are opened, with the engine: once a stream of the program waits, a driver may hold up who
-	// allocates, registers or frees memory of the device, until that wait is over. ErrNotSupported where the device adopts none.
+	// HostStreams lets the engine adopt streams of the host program (Engine.AdoptStream). Its copy
+	// streams then get all that their paths need, and the store's are opened, with the engine: once
+	// a stream of the program waits, a driver may hold up who allocates, registers or frees memory
+	// of the device, until that wait is over. ErrNotSupported where the device adopts none.
 	HostStreams bool
 	// RDMA selects NICs, where Store.GDR asks for them.
 	RDMA gdr.Config
 	// MetricsAddr is the address on which the engine serves its metrics, from Open until Close:
-	// HOST:PORT, on 127.0.0.1 without a host, or unix:PATH, a socket of mode 0600, where {pid} in
+	// HOST:PORT, on 127.0.0.1 without a host, or unix:/PATH, a socket of mode 0600, where {pid} in
 	// PATH stands for the process and {rank} for the model's tensor-parallel rank. A taken address
 	// is an error of Open. Empty: none is served.
 	MetricsAddr string
@@ -63,24 +66,29 @@ type Config struct {
 
 // Blocks says what a block is.
 type Blocks struct {
-	// Identity says what model and kind of KV the blocks are of; blocks of two identities never meet.
+	// Identity says what model and kind of KV the blocks are of; blocks of two identities never
+	// meet.
 	Identity block.Identity
 	// Layout says how a block divides into shards.
 	Layout *block.Layout
 }
 
-// Group is some of a model's layers whose KV has one geometry and one page table: those with full attention, those with a sliding
-// window, those with a recurrent state. Blocks of a group are blocks of their own, with keys of their own: Engine.GroupKey. The cache's
-// slots are as long as the longest group's blocks, so cut groups so that these are about as long as each other.
+// Group is some of a model's layers whose KV has one geometry and one page table: those with full
+// attention, those with a sliding window, those with a recurrent state. Blocks of a group are
+// blocks of their own, with keys of their own: Engine.GroupKey. The cache's slots are as long as
+// the longest group's blocks, so cut groups so that these are about as long as each other.
 type Group struct {
 	// Name is part of the identity of the group's blocks.
 	Name string
-	// Layers are those of the model that are the group's, ascending, from 0. Each layer is in one group, and none is missing.
+	// Layers are those of the model that are the group's, ascending, from 0. Each layer is in one
+	// group, and none is missing.
 	Layers []int
-	// Geometry is the shape of the group's KV cache. Its Layers may be left zero, as they follow from those above.
+	// Geometry is the shape of the group's KV cache. Its Layers may be left zero, as they follow
+	// from those above.
 	Geometry block.Geometry
-	// Blocks says what a block is where Geometry cannot, in its place and that of Config.Revision, Adapter and Tenant. Name and Layers
-	// are part of its identity, whether they are named there or not.
+	// Blocks says what a block is where Geometry cannot, in its place and that of Config.Revision,
+	// Adapter and Tenant. Name and Layers are part of its identity, whether they are named there or
+	// not.
 	Blocks *Blocks
 }
 
@@ -94,18 +102,23 @@ type DeviceConfig struct {
 
 // StreamConfig configures the copy streams.
 type StreamConfig struct {
-	// Path forces a path of the copy streams between device and host; stream.PathNone, the default, lets each batch choose.
+	// Path forces a path of the copy streams between device and host; stream.PathNone, the default,
+	// lets each batch choose.
 	Path stream.Path
-	// QueueDepth is how many batches a stream accepts before Submit blocks. Zero is the stream's default.
+	// QueueDepth is how many batches a stream accepts before Submit blocks. Zero is the stream's
+	// default.
 	QueueDepth int
-	// CTAs is the number of thread blocks of a copy kernel, where Path forces one. Zero is the device's default.
+	// CTAs is the number of thread blocks of a copy kernel, where Path forces one. Zero is the
+	// device's default.
 	CTAs int
-	// Policy says what each batch's path is chosen for. plan.Unset, the default, is for an engine that serves a model: the store's
-	// loads and the streams of Engine.OpenStream are balanced, its dumps in the background, so that neither takes much of the
-	// model's rate. A goal that is named holds for all: plan.Throughput where nothing computes beside.
+	// Policy says what each batch's path is chosen for. plan.Unset, the default, is for an engine
+	// that serves a model: the store's loads and the streams of Engine.OpenStream are balanced, its
+	// dumps in the background, so that neither takes much of the model's rate. A goal that is named
+	// holds for all: plan.Throughput where nothing computes beside.
 	Policy plan.Policy
-	// StagingBytes is the device memory that a stream may gather blocks in, from the first batch on that does. Zero is the stream's
-	// default under its policy: where harm counts streamcopy.BesideStagingBytes, and no more than the cache has.
+	// StagingBytes is the device memory that a stream may gather blocks in, from the first batch on
+	// that does. Zero is the stream's default under its policy: where harm counts
+	// streamcopy.BesideStagingBytes, and no more than the cache has.
 	StagingBytes int64
 	// Budget bounds the harm to what computes beside, where it counts.
 	Budget plan.BudgetOptions
@@ -115,8 +128,9 @@ type StreamConfig struct {
 	ProfileDir string
 }
 
-// Goals returns what the paths of loads and of dumps are chosen for: both for Policy's goal, or, where it names none, loads for little harm
-// to the model beside them against their own time, and dumps for as little as possible.
+// Goals returns what the paths of loads and of dumps are chosen for: both for Policy's goal, or,
+// where it names none, loads for little harm to the model beside them against their own time, and
+// dumps for as little as possible.
 func (s *StreamConfig) Goals() (loads, dumps plan.Goal) {
 	if g := s.Policy.Goal; g != plan.Unset {
 		return g, g
@@ -124,8 +138,9 @@ func (s *StreamConfig) Goals() (loads, dumps plan.Goal) {
 	return plan.Balanced, plan.Background
 }
 
-// besideRowBytes is how long rows of layers are where harm counts. Beside a model a copy engine carries those of 8 and 16 KiB at 30 GB/s, of 32
-// at 45 and of 64 at 54 (H100, docs/laboratory.md); of a model of 8 KiB a layer 32 are four layers at a time.
+// besideRowBytes is how long rows of layers are where harm counts. Beside a model a copy engine
+// carries those of 8 and 16 KiB at 30 GB/s, of 32 at 45 and of 64 at 54 (H100, docs/laboratory.md);
+// of a model of 8 KiB a layer 32 are four layers at a time.
 const besideRowBytes = 32 << 10
 
 // rowBytes is store.Config.RowBytes.
@@ -138,13 +153,15 @@ func (s *StreamConfig) rowBytes() int64 {
 
 // StoreConfig configures the store and its tiers.
 type StoreConfig struct {
-	// Pipeline names the tiers from fast to slow: "cache", "cache|file", "cache|log", "file" or "log". Default: "cache|file" where Dirs
-	// is not empty, "cache|log" where LogDir is not, else "cache". Without the cache blocks only pass through pinned memory: what is
-	// loaded comes from the file or log tier every time.
+	// Pipeline names the tiers from fast to slow: "cache", "cache|file", "cache|log", "file" or
+	// "log". Default: "cache|file" where Dirs is not empty, "cache|log" where LogDir is not, else
+	// "cache". Without the cache blocks only pass through pinned memory: what is loaded comes from
+	// the file or log tier every time.
 	Pipeline string
-	// CacheBytes is the pinned host memory of the cache tier, two blocks at least and MaxCacheBytes at most; what does not fill a
-	// whole block stays unused. Of a pipeline without a cache it is the memory through which blocks pass, which may be left zero:
-	// DefaultWindowBytes then, or two blocks where these are longer.
+	// CacheBytes is the pinned host memory of the cache tier, two blocks at least and MaxCacheBytes
+	// at most; what does not fill a whole block stays unused. Of a pipeline without a cache it is
+	// the memory through which blocks pass, which may be left zero: DefaultWindowBytes then, or two
+	// blocks where these are longer.
 	CacheBytes int64
 	// Dirs are the directories of the file tier; a block's directory follows from its key.
 	Dirs []string
@@ -153,32 +170,38 @@ type StoreConfig struct {
 	SharedBound bool
 	// FileBytes bounds the file tier; zero is unbounded.
 	FileBytes int64
-	// DirBytes bounds directories by themselves, in the order of Dirs; those with zero, and those beyond its end, share FileBytes.
+	// DirBytes bounds directories by themselves, in the order of Dirs; those with zero, and those
+	// beyond its end, share FileBytes.
 	DirBytes []int64
-	// Fsync says when a block's bytes reach stable storage. Default file.FsyncNever: a block survives the process, and
-	// after a power failure its checksums tell whether it survived that too.
+	// Fsync says when a block's bytes reach stable storage. Default file.FsyncNever: a block
+	// survives the process, and after a power failure its checksums tell whether it survived that
+	// too.
 	Fsync file.FsyncPolicy
-	// ReadOnly changes nothing in Dirs and LogDir, which must be there and may lie on a read-only mount: loads are served from them, and dumps
-	// go to the cache alone; where the pipeline has none they fail with ErrReadOnly.
+	// ReadOnly changes nothing in Dirs and LogDir, which must be there and may lie on a read-only
+	// mount: loads are served from them, and dumps go to the cache alone; where the pipeline has
+	// none they fail with ErrReadOnly.
 	ReadOnly bool
 	// LogDir is the directory of the log tier, on a local disk: one process has it open at a time.
 	LogDir string
 	// LogBytes bounds the log tier's segments; zero is unbounded.
 	LogBytes int64
-	// LogFsync says when what the log tier has written reaches stable storage. Default log.FsyncInterval: a tenth of a second later.
+	// LogFsync says when what the log tier has written reaches stable storage. Default
+	// log.FsyncInterval: a tenth of a second later.
 	LogFsync log.FsyncPolicy
-	// StreamFiles has the tier below the cache read blocks of 64 KiB and more by a stream of files (package stream/file): past the page
-	// cache, by io_uring where that was measured to be faster (Stream.Calibration). Without it calls read them, which was 5 to 27%
-	// faster from the page cache, and as fast from a disk of 1 GB/s.
+	// StreamFiles has the tier below the cache read blocks of 64 KiB and more by a stream of files
+	// (package stream/file): past the page cache, by io_uring where that was measured to be faster
+	// (Stream.Calibration). Without it calls read them, which was 5 to 27% faster from the page
+	// cache, and as fast from a disk of 1 GB/s.
 	StreamFiles bool
-	// Verify says where and when checksums are made and checked on the way from and to the device. Default
-	// store.VerifyDevice.
+	// Verify says where and when checksums are made and checked on the way from and to the device.
+	// Default store.VerifyDevice.
 	Verify store.VerifyPolicy
-	// Readers and Writers bound the concurrent reads from and writes to the tiers below the cache, store.MaxWorkers at most. Zero
-	// is the store's default.
+	// Readers and Writers bound the concurrent reads from and writes to the tiers below the cache,
+	// store.MaxWorkers at most. Zero is the store's default.
 	Readers, Writers int
-	// Tasks bounds how many loads and prefetches run at the same time, and how many dumps, store.MaxTasks at most each: calls that begin another wait for as
-	// long as their context says. A dump by layers runs until its last layer has come. Zero is the store's default.
+	// Tasks bounds how many loads and prefetches run at the same time, and how many dumps,
+	// store.MaxTasks at most each: calls that begin another wait for as long as their context says.
+	// A dump by layers runs until its last layer has come. Zero is the store's default.
 	Tasks int
 	// GDR says whether loads and dumps travel by RDMA NICs. Default GDROff.
 	GDR GDR
@@ -186,7 +209,8 @@ type StoreConfig struct {
 	AdmitAlways bool
 	// LeaseMax bounds how long a lease may last. Zero is the store's default.
 	LeaseMax time.Duration
-	// WaitMax bounds how long a block waits for a slot, for another's fill, or for room in a tier below. Zero is the store's default.
+	// WaitMax bounds how long a block waits for a slot, for another's fill, or for room in a tier
+	// below. Zero is the store's default.
 	WaitMax time.Duration
 	// Hooks are told of what should not pass in silence.
 	Hooks store.Hooks
@@ -195,10 +219,12 @@ type StoreConfig struct {
 // MaxCacheBytes bounds StoreConfig.CacheBytes: more than any host has.
 const MaxCacheBytes = 1 << 44
 
-// DefaultWindowBytes is the pinned memory through which blocks pass where the pipeline has no cache.
+// DefaultWindowBytes is the pinned memory through which blocks pass where the pipeline has no
+// cache.
 const DefaultWindowBytes = 256 << 20
 
-// minSlots is the fewest slots that a store works with: one to fill while another is being written down.
+// minSlots is the fewest slots that a store works with: one to fill while another is being written
+// down.
 const minSlots = 2
 
 // Validate reports everything wrong with the configuration at once.
@@ -210,7 +236,8 @@ func (c *Config) Validate() error {
 	)
 }
 
-// validate reports everything wrong with the store and its tiers, for blocks of these formats. Without any their length is not known.
+// validate reports everything wrong with the store and its tiers, for blocks of these formats.
+// Without any their length is not known.
 func (s *StoreConfig) validate(formats block.Formats) error {
 	var errs []error
 	bad := func(format string, args ...any) {
@@ -289,5 +316,6 @@ func (s *StreamConfig) validate() error {
 	return errors.Join(errs...)
 }
 
-// copyPaths returns the paths of a copy stream between a device and its host: all loads and dumps are such copies.
+// copyPaths returns the paths of a copy stream between a device and its host: all loads and dumps
+// are such copies.
 func copyPaths() []stream.Path { return stream.Paths(stream.MovedByDevice) }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -59,16 +60,25 @@ func (x *exporter) serve(ctx context.Context, addr, rank string, closers *unwind
 	return nil
 }
 
-// rankAddr returns addr with the rank in place of {rank}.
-func rankAddr(addr, rank string) string { return strings.ReplaceAll(addr, "{rank}", rank) }
+// rankAddr returns addr with the rank in place of {rank} in the path of a socket.
+func rankAddr(addr, rank string) string {
+	if !strings.HasPrefix(addr, "unix:") {
+		return addr
+	}
+	return strings.ReplaceAll(addr, "{rank}", rank)
+}
 
-// checkMetricsAddr returns an error for a malformed address.
+// checkMetricsAddr returns an error for a malformed address, and for port 0: no caller would learn
+// the port that is chosen.
 func checkMetricsAddr(addr string) error {
 	if addr == "" {
 		return nil
 	}
 	if err := telemetry.CheckAddr(rankAddr(addr, "0")); err != nil {
 		return fmt.Errorf("metrics_addr: %w", err)
+	}
+	if _, port, err := net.SplitHostPort(addr); err == nil && !strings.HasPrefix(addr, "unix:") && strings.Trim(port, "0") == "" {
+		return fmt.Errorf("metrics_addr: port %q is not 1 to 65535: %w", port, errdefs.ErrInvalid)
 	}
 	return nil
 }

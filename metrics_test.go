@@ -107,4 +107,10 @@ func TestMetricsAddressIsTaken(t *testing.T) {
 	if err := c.Validate(); !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "metrics_addr: ") {
 		t.Errorf("Validate: %v", err)
 	}
+	for _, addr := range []string{":0", "127.0.0.1:00", "127.0.0.1:{rank}", "{rank}:1", "unix:/run/{other}.sock", "unix:/run/a\x00b"} {
+		c.MetricsAddr = addr
+		if err := c.Validate(); !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "metrics_addr: ") {
+			t.Errorf("Validate with %q: %v", addr, err)
+		}
+	}
 }

@@ -39,7 +39,7 @@ var storeFamilies = []family[*store.Stats]{
 	storeCounter("kvlane_store_misses_total", "blocks", "Blocks that leases, and loads without one, asked for and found in no tier.", func(s *store.Stats) int64 { return s.Misses }),
 	storeCounter("kvlane_store_load_errors_total", "blocks", "Blocks that a load did not bring.", func(s *store.Stats) int64 { return s.LoadErrors }),
 	storeCounter("kvlane_store_dump_errors_total", "blocks", "Blocks that a dump did not store.", func(s *store.Stats) int64 { return s.DumpErrors }),
-	storeCounter("kvlane_store_dumped_blocks_total", "blocks", "Blocks that dumps stored.", func(s *store.Stats) int64 { return s.Dumped }),
+	storeCounter("kvlane_store_dumped_blocks_total", "blocks", "Blocks that dumps stored. A block whose dump failed is not counted, even if memory has it.", func(s *store.Stats) int64 { return s.Dumped }),
 	storeCounter("kvlane_store_skipped_blocks_total", "blocks", "Blocks that dumps found stored already.", func(s *store.Stats) int64 { return s.Skipped }),
 	storeCounter("kvlane_store_prefetched_blocks_total", "blocks", "Blocks brought into the cache ahead of need.", func(s *store.Stats) int64 { return s.Prefetched }),
 	storeGauge("kvlane_store_write_backlog", "blocks", "Blocks that wait to be written to a lower tier.", func(s *store.Stats) int64 { return int64(s.Backlog) }),

@@ -4,15 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
@@ -27,8 +25,9 @@ const (
 	loopback = "127.0.0.1"
 )
 
-// CheckAddr returns an error that wraps ErrInvalid unless addr is an address to serve on: HOST:PORT, where no host is
-// 127.0.0.1 and port 0 is any free one, or unix:PATH, where {pid} in the absolute path stands for the process.
+// CheckAddr returns an error that wraps ErrInvalid unless addr is an address to serve on: HOST:PORT
+// or unix:/PATH. Without a host it is 127.0.0.1. Port 0 is any free port. {pid} in the path stands
+// for the process.
 func CheckAddr(addr string) error {
 	_, _, err := parseAddr(addr)
 	return err
@@ -38,48 +37,59 @@ func CheckAddr(addr string) error {
 func parseAddr(addr string) (network, at string, err error) {
 	if path, ok := strings.CutPrefix(addr, unixPrefix); ok {
 		path = strings.ReplaceAll(path, "{pid}", strconv.Itoa(os.Getpid()))
-		if !filepath.IsAbs(path) || len(path) > maxSocketPath {
+		switch {
+		case !filepath.IsAbs(path) || len(path) > maxSocketPath:
 			return "", "", fmt.Errorf("%q is no absolute path of at most %d bytes: %w", path, maxSocketPath, errdefs.ErrInvalid)
+		case strings.ContainsAny(path, "\x00{}"):
+			return "", "", fmt.Errorf("path %q contains a brace or a NUL byte: %w", path, errdefs.ErrInvalid)
 		}
 		return "unix", path, nil
 	}
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
-		return "", "", fmt.Errorf("%w: %w: give HOST:PORT or unix:PATH", err, errdefs.ErrInvalid)
+		return "", "", fmt.Errorf("%q is neither HOST:PORT nor unix:/PATH: %w: %w", addr, err, errdefs.ErrInvalid)
 	}
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil {
 		return "", "", fmt.Errorf("port %q is not 0 to 65535: %w", port, errdefs.ErrInvalid)
 	} else if host == "" {
 		return "tcp", net.JoinHostPort(loopback, strconv.FormatUint(n, 10)), nil
 	}
+	if !isHost(host) {
+		return "", "", fmt.Errorf("host %q is neither an IP address nor a host name: %w", host, errdefs.ErrInvalid)
+	}
 	return "tcp", addr, nil
 }
 
-// listen listens on addr and returns the listener and its URL.
+// isHost reports whether host is an IP address or has only characters of a host name.
+func isHost(host string) bool {
+	if _, err := netip.ParseAddr(host); err == nil {
+		return true
+	}
+	return strings.IndexFunc(host, func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '.' && r != '-' && r != '_'
+	}) < 0
+}
+
+// listen listens on addr and returns the listener and its URL. A host that does not resolve is
+// ErrInvalid.
 func listen(ctx context.Context, addr string) (net.Listener, string, error) {
 	network, at, err := parseAddr(addr)
 	if err != nil {
 		return nil, "", err
 	}
-	var lc net.ListenConfig
 	if network == "unix" {
-		if err := removeStale(ctx, at); err != nil {
-			return nil, "", err
-		}
-		// The socket's file gets the mode that the descriptor has when it is bound.
-		lc.Control = func(_, _ string, c syscall.RawConn) (err error) {
-			return errors.Join(c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) }), err)
-		}
+		l, err := listenUnix(ctx, at)
+		return l, unixPrefix + at, err
 	}
-	l, err := lc.Listen(ctx, network, at)
+	l, err := (&net.ListenConfig{}).Listen(ctx, network, at)
 	if err != nil {
+		var dns *net.DNSError
+		if errors.As(err, &dns) && !dns.Temporary() {
+			err = fmt.Errorf("%w: %w", err, errdefs.ErrInvalid)
+		}
 		return nil, "", err
 	}
-	url := "http://" + l.Addr().String()
-	if network == "unix" {
-		url = unixPrefix + at
-	}
-	return notInChildren(l), url, nil
+	return notInChildren(l), "http://" + l.Addr().String(), nil
 }
 
 // listener is a net.Listener that children of fork() close.
@@ -88,7 +98,8 @@ type listener struct {
 	remove func()
 }
 
-// notInChildren makes children of fork() close l, so that the address is free once this process has ended.
+// notInChildren makes children of fork() close l, so that the address is free once this process has
+// ended.
 func notInChildren(l net.Listener) net.Listener {
 	c, ok := l.(syscall.Conn)
 	if !ok {
@@ -109,28 +120,4 @@ func notInChildren(l net.Listener) net.Listener {
 func (l *listener) Close() error {
 	l.remove()
 	return l.Listener.Close()
-}
-
-// removeStale removes the socket of a server that has ended without removing it. Any other file stays.
-func removeStale(ctx context.Context, path string) error {
-	info, err := os.Lstat(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	case err != nil:
-		return err
-	case info.Mode()&fs.ModeSocket == 0:
-		return fmt.Errorf("the file is no socket: %w", errdefs.ErrExists)
-	}
-	c, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
-	if err == nil {
-		return errors.Join(unix.EADDRINUSE, c.Close())
-	}
-	if !errors.Is(err, unix.ECONNREFUSED) {
-		return err
-	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
 }

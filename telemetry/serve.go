@@ -5,16 +5,22 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log" //nolint:depguard // http.Server.ErrorLog is a *log.Logger
 	"net"
 	"net/http"
 	"sync"
 	"time"
 )
 
-// How long a stopping server waits for requests in progress, and any server for a client that is slow to ask.
 const (
-	stopTimeout   = 2 * time.Second
-	headerTimeout = 5 * time.Second
+	// stopTimeout bounds the wait of a stopping server for requests in progress.
+	stopTimeout = 2 * time.Second
+	// requestTimeout bounds the time in which a client sends a request.
+	requestTimeout = 5 * time.Second
+	// responseTimeout bounds the time of a response.
+	responseTimeout = 30 * time.Second
+	// idleTimeout is longer than Prometheus's default interval of a minute.
+	idleTimeout = 2 * time.Minute
 )
 
 // Server serves HTTP on one address.
@@ -63,7 +69,8 @@ func (m *Metrics) HandleHealth(mux *http.ServeMux) {
 }
 
 // Serve listens on addr, which CheckAddr describes, and serves h until ctx ends or Close is called. what names the
-// contents in errors.
+// contents in errors. It has at most 32 connections at a time. On a loopback address it refuses requests whose Host header
+// names another host.
 func Serve(ctx context.Context, what, addr string, h http.Handler) (*Server, error) {
 	l, url, err := listen(ctx, addr)
 	if err != nil {
@@ -71,8 +78,12 @@ func Serve(ctx context.Context, what, addr string, h http.Handler) (*Server, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	s := &Server{what: what, url: url, addr: l.Addr(), cancel: cancel, done: make(chan struct{})}
-	hs := &http.Server{Handler: h, ReadHeaderTimeout: headerTimeout, BaseContext: func(net.Listener) context.Context { return ctx }}
-	go s.run(ctx, hs, l)
+	hs := &http.Server{
+		Handler: localHostsOnly(addr, l, h), ConnState: noteState, BaseContext: func(net.Listener) context.Context { return ctx },
+		ReadTimeout: requestTimeout, WriteTimeout: responseTimeout, IdleTimeout: idleTimeout,
+		ErrorLog: log.New(io.Discard, "", 0), // standard error is the program's
+	}
+	go s.run(ctx, hs, bounded(l))
 	return s, nil
 }
 
@@ -105,7 +116,7 @@ func (s *Server) run(ctx context.Context, hs *http.Server, l net.Listener) {
 // Addr returns the address that the server listens on.
 func (s *Server) Addr() net.Addr { return s.addr }
 
-// URL returns the address as a user writes it: http://HOST:PORT, or unix:PATH.
+// URL returns the address as a user writes it: http://HOST:PORT, or unix:/PATH.
 func (s *Server) URL() string { return s.url }
 
 // Close stops the server, waits for its end, and returns its failure, if it had one. Later calls return nil.

@@ -16,7 +16,7 @@ import (
 type watchFlags struct{ metricsAddr, pprofAddr string }
 
 func (f *watchFlags) register(flags *pflag.FlagSet) {
-	flags.StringVar(&f.metricsAddr, "metrics-addr", "", "serve Prometheus metrics at this host:port or unix:path under /metrics, and /healthz and /readyz, while the command runs")
+	flags.StringVar(&f.metricsAddr, "metrics-addr", "", "serve Prometheus metrics at this HOST:PORT or unix:/PATH under /metrics, and /healthz and /readyz, while the command runs")
 	flags.StringVar(&f.pprofAddr, "pprof-addr", "", "serve Go's profiles at this host:port under /debug/pprof/ while the command runs; a loopback address")
 }
 

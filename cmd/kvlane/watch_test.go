@@ -90,7 +90,7 @@ func TestWatchedAtAWrongAddress(t *testing.T) {
 			flag, addr, want string
 			code             int
 		}{
-			{"--metrics-addr", "nowhere", "--metrics-addr: address nowhere", exitUsage},
+			{"--metrics-addr", "nowhere", `--metrics-addr: "nowhere" is neither HOST:PORT nor unix:/PATH`, exitUsage},
 			{"--metrics-addr", taken.Addr().String(), taken.Addr().String(), exitFailure},
 			{"--pprof-addr", "0.0.0.0:0", `"0.0.0.0:0"`, exitUsage},
 			{"--pprof-addr", taken.Addr().String(), taken.Addr().String(), exitFailure},

@@ -98,7 +98,7 @@ var mayImport = map[string]string{
 	"bench/rdmabench":       onDevice + " bench internal/present stream rdma rdma/channel rdma/registry",
 	"bench/transfer":        onDevice + " internal/present stream bench share transfer transfer/memory transfer/metadata transfer/mooncake transfer/rail internal/sys/hostmem",
 	"bench/matmul":          onDevice + " internal/sys/cublaslt",
-	"telemetry":             anyPlain + " store store/manager stream/copy/plan stream/file transfer internal/dirfs",
+	"telemetry":             anyPlain + " store store/manager stream/copy/plan stream/file transfer transfer/guard internal/dirfs",
 	"telemetry/profiles":    "errdefs telemetry",
 	"telemetry/metricsdoc":  "telemetry",
 	"internal/leak":         "",

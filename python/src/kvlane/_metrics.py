@@ -14,19 +14,16 @@ _T = TypeVar("_T")
 def address(addr: str, ranks: int, rank: int | None, replica: int = 0) -> str:
     """The address of one process of an engine of `ranks` workers. rank None is its scheduler.
 
-    HOST:PORT is PORT for the scheduler and PORT + 1 + rank for a worker. Data-parallel replicas follow each other. Port 0 stays.
-    In the path of unix:PATH {rank} becomes the worker's number among all replicas, or "scheduler" and the replica's number.
+    HOST:PORT is PORT for the scheduler and PORT + 1 + rank for a worker. Data-parallel replicas follow each other.
+    In the path of unix:/PATH {rank} becomes the worker's number among all replicas, or "scheduler" and the replica's number.
     """
     if addr.startswith("unix:"):
         name = f"scheduler{replica or ''}" if rank is None else str(replica * ranks + rank)
         return addr.replace("{rank}", name)
     host, colon, port = addr.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit():
+    if not colon or not port.isascii() or not port.isdigit() or not port.strip("0"):
         raise errors.Invalid(f"metrics_addr {addr!r} is neither HOST:PORT nor unix:/PATH")
-    first = int(port)
-    if not first:
-        return addr
-    own = first + replica * (ranks + 1) + (0 if rank is None else 1 + rank)
+    own = int(port) + replica * (ranks + 1) + (0 if rank is None else 1 + rank)
     if own > 65535:
         raise errors.Invalid(f"metrics_addr {addr!r}: rank {rank} of replica {replica} would have port {own}, above 65535")
     return f"{host}:{own}"

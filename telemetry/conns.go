@@ -1,0 +1,99 @@
+package telemetry
+
+import (
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+
+	"github.com/kvlane/kvlane/transfer/guard"
+)
+
+// maxConns is the number of connections that a server has at a time.
+const maxConns = 32
+
+// boundedListener accepts at most maxConns connections at a time. A new connection replaces the one
+// that has been idle for the longest. If none is idle, the new connection is closed.
+type boundedListener struct {
+	net.Listener
+	slots *guard.Slots
+}
+
+// boundedConn is a connection with a slot.
+type boundedConn struct {
+	net.Conn
+	slots *guard.Slots
+	slot  *guard.Slot
+}
+
+func bounded(l net.Listener) net.Listener {
+	return &boundedListener{Listener: l, slots: guard.NewSlots(maxConns)}
+}
+
+// Accept implements net.Listener.
+func (l *boundedListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if slot := l.slots.Take(func() { _ = c.Close() }); slot != nil {
+			return &boundedConn{Conn: c, slots: l.slots, slot: slot}, nil
+		}
+		_ = c.Close()
+	}
+}
+
+// Close gives the slot back.
+func (c *boundedConn) Close() error {
+	c.slots.Release(c.slot)
+	return c.Conn.Close()
+}
+
+// noteState implements http.Server.ConnState: a connection is idle unless it has a request.
+func noteState(c net.Conn, state http.ConnState) {
+	b, ok := c.(*boundedConn)
+	switch {
+	case !ok:
+	case state == http.StateActive:
+		b.slot.Busy()
+	case state == http.StateIdle:
+		b.slot.Idle()
+	}
+}
+
+// localHostsOnly returns h if l listens on other addresses than loopback. Else it refuses requests
+// whose Host header is neither localhost, a loopback address, nor the host of addr. So a web page
+// cannot read h through a name that resolves to this machine. Browsers always send the header:
+// requests without one are served.
+func localHostsOnly(addr string, l net.Listener, h http.Handler) http.Handler {
+	at, ok := l.Addr().(*net.TCPAddr)
+	if !ok || !at.IP.IsLoopback() {
+		return h
+	}
+	own := hostOf(addr)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host := hostOf(r.Host)
+		if host != "" && !strings.EqualFold(host, "localhost") && !strings.EqualFold(host, own) && !isLoopback(host) {
+			http.Error(w, "this server answers requests to localhost only", http.StatusForbidden)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// hostOf returns the host of HOST or HOST:PORT, without the brackets of an IPv6 address.
+func hostOf(addr string) string {
+	if host, _, err := net.SplitHostPort(addr); err == nil {
+		return host
+	}
+	if n := len(addr); n > 2 && addr[0] == '[' && addr[n-1] == ']' {
+		return addr[1 : n-1]
+	}
+	return addr
+}
+
+func isLoopback(host string) bool {
+	ip, err := netip.ParseAddr(host)
+	return err == nil && ip.Unmap().IsLoopback()
+}

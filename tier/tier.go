@@ -77,12 +77,13 @@ type Stats struct {
 	ReadBytes, WrittenBytes      int64
 	Retained, Quarantined, Swept int64 // pins held now; files set aside; temporary files removed at open
 	Newer                        int64 // blocks met that are of another format version: misses, and left as they are
-	OthersBytes                  int64 // of other identities that share CapacityBytes
-	Yielded                      int64 // Evictions for the share of other identities
+	OthersBytes                  int64 // of CapacityBytes, held or needed by other identities
+	Yielded                      int64 // Evictions while other identities share CapacityBytes
 	Reclaimed                    int64 // blocks removed of identities that no process used
 	Waiting                      int64 // Puts that wait for room now
 	Stuck                        int64 // blocks that could not be removed when room was last made
-	// Paused is why the tier does not write, or the last write failed, for want of room; nil once one has succeeded.
+	// Paused is why the tier does not write, or the last write failed, for want of room; nil once one has succeeded. It is also why a
+	// full disk keeps the tier below CapacityBytes; then nil once more was written than was removed for the disk.
 	Paused error
 	// Failure is what the tier's own work, counting its blocks and making room, last failed for; nil where that went well.
 	Failure error

@@ -43,7 +43,7 @@ var storeMutants = []mutant{
 	defect("tier/file", "TestDefectWriteWaitsForAListing",
 		"tier/file/count.go", "		keys, _, err := listBucket(d, i)\n", "		a.space.mu.Lock()\n		keys, _, err := listBucket(d, i)\n		a.space.mu.Unlock()\n"),
 	defect("tier/file", "TestFullDiskMakesRoomWithinTheBound",
-		"tier/file/put.go", "full := try == roomTries || !a.space.shrink(t.clock.Now())", "full := true"),
+		"tier/file/put.go", "full := try == roomTries || !a.space.shrink(t.clock.Now(), fulls, err)", "full := fulls >= 0"),
 	defect("tier/file", "TestDefectFullDiskFailsEveryLaterWrite",
 		"tier/file/put.go", "		if full {\n			a.pause.Begin(t.clock.Now(), err)\n", "		if full {\n"),
 	defect("tier/file", "TestDefectRemovedTemporaryFolderFailsEveryWrite",

@@ -37,8 +37,12 @@ type area struct {
 	neighbours map[string]*neighbour // the other folders, by their paths
 	yielding   bool                  // this tier has its share of the bound, since all folders are above it
 	yieldedAt  time.Time
+	renew      bool      // the usage records are due
+	cut        bool      // this tier has taken its share since: they are due at once
 	used       time.Time // last operation that a record has
 	operations int64     // until then
+	recordedAt time.Time // when the usage records were last written
+	recordErr  error     // why they could not be
 }
 
 func (t *Tier) newArea(name string, l limits, bound int64, dirs ...*dir) *area {
@@ -47,6 +51,9 @@ func (t *Tier) newArea(name string, l limits, bound int64, dirs ...*dir) *area {
 		space: space{limits: l, configured: l, unit: t.formats.MaxImageBytes()},
 		kick:  make(chan struct{}, 1), rounds: make(chan struct{}, 1),
 		counted: make(chan struct{}), done: make(chan struct{}),
+	}
+	if a.shared() {
+		a.space.recordStep = max(1, l.most/16)
 	}
 	a.failure.Store(new(error))
 	for _, d := range dirs {
@@ -75,6 +82,18 @@ func (t *Tier) divide() {
 // roomPatience is how long a write waits for room that cannot be made, since removing fails. Where blocks are merely in use it
 // waits until its context ends.
 const roomPatience = 10 * time.Second
+
+// paused returns why the area does not write, or writes only in place of its own blocks; nil once it has room again.
+func (a *area) paused() error {
+	if err := a.pause.Why(); err != nil {
+		return err
+	}
+	if err := a.space.full(); err != nil {
+		return fmt.Errorf("the disk has no room for the %d bytes that %s may use, new blocks take the place of its coldest: %w",
+			a.bound, a.name, err)
+	}
+	return nil
+}
 
 // reserve takes the place of one block of so many bytes, waiting for room.
 func (a *area) reserve(ctx context.Context, bytes int64) error {

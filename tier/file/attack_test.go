@@ -3,7 +3,6 @@ package file_test
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -218,42 +217,6 @@ func TestDefectWriteWaitsForAListing(t *testing.T) {
 	}
 	if st := tr.Stats(); st.Blocks != 2 {
 		t.Errorf("%+v", st)
-	}
-}
-
-// A full disk makes room within the bound.
-func TestFullDiskMakesRoomWithinTheBound(t *testing.T) {
-	c, f := bounded(t, 100)
-	tr := open(t, c)
-	f.Forbid(diskOf(t, c.Dirs[0], 20*c.Formats[0].Layout.ImageBytes()))
-	put(t, tr, c.Formats[0], keys(0, 60)...)
-	if st := tr.Stats(); st.Puts != 60 || st.Evictions < 40 || st.Paused != nil {
-		t.Errorf("%+v", st)
-	}
-}
-
-// diskOf forbids writes while the files in dir have as many bytes.
-func diskOf(t *testing.T, dir string, bytes int64) faultfs.Veto {
-	return func(op, _ string) error {
-		if op != "write" {
-			return nil
-		}
-		var used int64
-		err := filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
-			if err == nil && e.Type().IsRegular() {
-				if info, ierr := e.Info(); ierr == nil {
-					used += info.Size()
-				}
-			}
-			return nil
-		})
-		if err != nil {
-			t.Error(err)
-		}
-		if used >= bytes {
-			return syscall.ENOSPC
-		}
-		return nil
 	}
 }
 

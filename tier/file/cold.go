@@ -114,7 +114,7 @@ func coldest(ctx context.Context, dirs []dirfs.Dir, now time.Time, n int64, elig
 				continue
 			}
 			keys, _, err := listBucket(d, byte(b))
-			if err != nil {
+			if err != nil && !notFolder(d, bucketName(byte(b))) {
 				errs = append(errs, fmt.Errorf("look for cold blocks: %w", err))
 			}
 			for _, key := range keys {

@@ -22,6 +22,9 @@ const (
 // recountEvery is how often the files are counted that other processes may have added or removed, while the tier is used.
 const recountEvery = time.Minute
 
+// renewEvery is how often a usage record is renewed at most.
+const renewEvery = 2 * time.Second
+
 // collector is the area's own goroutine: it counts what is there, then removes and recounts when asked to.
 func (a *area) collector() {
 	defer close(a.done)
@@ -32,7 +35,7 @@ func (a *area) collector() {
 	defer tick.Stop()
 	var pause time.Duration
 	var used int64
-	renew := false
+	var later <-chan time.Time // a round that is due once renewEvery has passed
 	for {
 		retry := a.round()
 		var again <-chan time.Time
@@ -42,15 +45,22 @@ func (a *area) collector() {
 		} else {
 			pause = 0
 		}
-		if renew {
-			renew = false
-			a.writeRecords(false)
+		if a.cut || a.renew || a.space.outgrown() {
+			if a.cut || a.clock.Since(a.recordedAt) >= renewEvery {
+				a.writeRecords(false)
+			}
+			// Others may have renewed theirs at the same time: another round reads those.
+			if later == nil && a.shared() {
+				later = a.clock.After(renewEvery)
+			}
 		}
 		select {
 		case <-a.ctx.Done():
 			return
 		case <-a.kick:
 		case <-again:
+		case <-later:
+			later = nil
 		case <-tick.Chan():
 			a.lookAfter()
 			_, n := a.gate.Count()
@@ -59,7 +69,7 @@ func (a *area) collector() {
 				used = n
 				a.space.missing()
 			}
-			renew = true
+			a.renew = true
 		}
 	}
 }
@@ -71,7 +81,7 @@ func (a *area) begin() {
 		return
 	}
 	a.background(a.look(a.ctx))
-	a.others.Store(a.left())
+	a.others.Store(a.peaks())
 	a.space.bind(a.whole.part(a.held(), a.left(), len(a.neighbours), a.space.unit))
 }
 
@@ -111,12 +121,16 @@ func (a *area) round() (retry bool) {
 	if tooMuch && !retry && !a.cfg.ReadOnly {
 		n, err := a.collect(a.ctx, a.space.target())
 		errs = append(errs, err)
-		if a.yielding {
+		if a.yielding && a.others.Load() > 0 {
 			a.count.yielded.Add(int64(n))
 		}
 	}
 	if len(errs) > 0 {
 		a.background(errors.Join(errs...))
+	}
+	if a.recordErr != nil {
+		failure := errors.Join(*a.failure.Load(), a.recordErr)
+		a.failure.Store(&failure)
 	}
 	return retry
 }

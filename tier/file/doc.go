@@ -31,10 +31,11 @@
 // Blocks are removed coldest first when the tier would outgrow its bound, over all directories but
 // those that have one of their own, of which each is counted and collected by itself. Files that
 // cannot be removed are passed over, counted and reported. Rounds are repeated, at longer
-// intervals, while a Put waits for space. If the disk is full, the bytes that the tier holds become
-// its bound for 30 s. A tier without a bound, or one of which nothing can be removed, pauses: Puts
-// fail at once, for a second at first and half a minute at most, and then one tries again
-// (tier.Stats.Paused). Retained blocks are never removed by the process that retained them; another
+// intervals, while a Put waits for space. If the disk is full, the bytes that the tier holds, less a
+// sixteenth, become its bound for 30 s, and tier.Stats.Paused has the cause until the disk has
+// space. A tier pauses if it has no bound, if nothing can be removed, or if others take the space
+// that it makes: Puts fail at once, for a second at first and half a minute at most, and then one
+// tries again (tier.Stats.Paused). Retained blocks are never removed by the process that retained them; another
 // process may remove them, and then a Get is a miss.
 //
 // A block's hotness is its file's modification time. A hit renews it, but not more often than
@@ -47,7 +48,8 @@
 // written again within a minute. A read-only tier uses a directory that was made anew.
 //
 // With Config.SharedBound all folders in one parent directory share its bound, one folder for each
-// identity. Each folder has a usage record, kvlane.usage, which its owner renews once a minute.
+// identity. Each folder has a usage record, kvlane.usage, which its owner renews once a minute,
+// and within two seconds after it has grown by a sixteenth of the bound or has taken its share.
 // Above the bound the collectors of all processes remove blocks of folders that no process has
 // open, the least recently used folder first. Then each live owner evicts in proportion to its
 // bytes.

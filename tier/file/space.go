@@ -7,18 +7,25 @@ import (
 
 // space counts the blocks of a tier, and their bytes, and holds back writes beyond the bound.
 type space struct {
-	unit       int64 // bytes of the longest image
-	mu         sync.Mutex
-	limits            // zero: unbounded
-	configured limits // limits, while the disk has room for as much
-	fullAt     time.Time
-	blocks     int64 // the sum of the buckets' counts
-	held       int64 // their bytes
-	peak       int64 // the most of held after a write, since takePeak
-	pending    int64 // bytes of files being written
-	written    int64 // bytes, since the last recount of everything
-	stale      bool  // files were found gone that others must have removed
-	anyLost    bool  // a bucket is lost
+	unit        int64 // bytes of the longest image
+	mu          sync.Mutex
+	limits             // zero: unbounded
+	configured  limits // limits, while the disk has room for as much
+	fullAt      time.Time
+	fullErr     error  // of the write that found the disk full, until fullWritten shows that it has room again
+	fullHeld    int64  // the most of held when the disk was full, since fullErr
+	fullWritten int64  // bytes written with the configured bound since then
+	fulls       uint64 // calls of shrink that made the bound less
+	blocks      int64  // the sum of the buckets' counts
+	held        int64  // their bytes
+	peak        int64  // the most of held after a write, since takePeak
+	pending     int64  // bytes of files being written
+	written     int64  // bytes, since the last recount of everything
+	recordStep  int64  // growth of held after which the usage record is renewed; zero: it does not count
+	recorded    int64  // held, as the usage record has it
+	grown       bool   // held grew by recordStep since
+	stale       bool   // files were found gone that others must have removed
+	anyLost     bool   // a bucket is lost
 	// freed counts what may have made room: blocks removed or released. wake is closed and replaced when it grows while
 	// somebody waits.
 	freed   uint64
@@ -48,18 +55,41 @@ func (s *space) reserve(now time.Time, bytes int64) (ok bool, freed uint64, wake
 	return false, s.freed, s.wake
 }
 
-// shrink makes the bound a sixteenth less than what is held, since the disk has no room for more, and says whether there is
-// anything to be removed.
-func (s *space) shrink(now time.Time) bool {
+// shrink makes the bound a sixteenth less than what is held, since a write failed for cause: the disk has no room for more. fulls is
+// timesFull before that write. shrink reports whether to write again. It is false if nothing is held, or if less is held than when
+// the disk was full before: then others have taken the space that was made, and would take more.
+func (s *space) shrink(now time.Time, fulls uint64, cause error) (again bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.configured.most == 0 || s.held == 0 {
 		return false
 	}
+	if s.fulls != fulls { // another write has made space meanwhile
+		return true
+	}
+	if s.fullWritten = 0; s.fullErr != nil && s.held < s.fullHeld-s.sixteenth(s.fullHeld, 1) {
+		return false
+	}
+	s.fulls++
+	s.fullErr, s.fullHeld = cause, max(s.fullHeld, s.held)
 	most := max(s.unit, s.held-s.sixteenth(s.held, 1))
 	s.limits = limits{most: most, high: min(most, s.configured.high), low: min(most-s.unit, s.configured.low)}
 	s.fullAt = now
 	return true
+}
+
+// timesFull returns how often the bound was made less because the disk was full.
+func (s *space) timesFull() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.fulls
+}
+
+// full returns the error of the write that found the disk full, or nil if the disk has room for the bound.
+func (s *space) full() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.fullErr
 }
 
 // bind sets the bound anew, as other processes leave it.
@@ -133,7 +163,15 @@ func (s *space) commit(bytes int64) (collect bool) {
 	defer s.mu.Unlock()
 	s.pending -= bytes
 	s.written += bytes
-	return s.most > 0 && s.held > s.high || s.written >= s.recountAfter()
+	if s.fullErr != nil && s.most == s.configured.most {
+		// Making room for the full disk freed less than that.
+		if s.fullWritten += bytes; s.fullWritten > 2*s.sixteenth(s.fullHeld, 1) {
+			s.fullErr, s.fullHeld = nil, 0
+		}
+	}
+	grows := !s.grown && s.recordStep > 0 && s.held-s.recorded >= s.recordStep
+	s.grown = s.grown || grows
+	return grows || s.most > 0 && s.held > s.high || s.written >= s.recountAfter()
 }
 
 // recountAfter is the bytes of own writes after which others may have written as much.
@@ -260,13 +298,20 @@ func (s *space) wanted() int64 {
 	return s.held + s.pending
 }
 
-// takePeak returns by how many bytes held is below its peak, and begins another.
+// takePeak returns by how many bytes held is below its peak, and begins another. The usage record is about to have what is held.
 func (s *space) takePeak() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	below := max(0, s.peak-s.held)
-	s.peak = 0
+	s.peak, s.recorded, s.grown = 0, s.held, false
 	return below
+}
+
+// outgrown reports whether held grew by recordStep since the usage record.
+func (s *space) outgrown() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.grown
 }
 
 // target is how many bytes a round of removing leaves.

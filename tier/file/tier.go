@@ -329,7 +329,7 @@ func (t *Tier) Stats() tier.Stats {
 		s.Blocks, s.Bytes, s.CapacityBytes = s.Blocks+blocks, s.Bytes+bytes, s.CapacityBytes+a.bound
 		s.OthersBytes += a.others.Load()
 		s.Waiting, s.Stuck = s.Waiting+a.space.waiting(), s.Stuck+a.stuck.Load()
-		s.Paused, s.Failure = errors.Join(s.Paused, a.pause.Why()), errors.Join(s.Failure, *a.failure.Load())
+		s.Paused, s.Failure = errors.Join(s.Paused, a.paused()), errors.Join(s.Failure, *a.failure.Load())
 		unbounded = unbounded || a.bound == 0
 	}
 	if unbounded {

@@ -111,7 +111,8 @@ func ReadRecord(d dirfs.Dir) (_ Record, err error) {
 	return r, nil
 }
 
-// WriteRecord replaces the record of a directory. temp is a name that no other process uses.
+// WriteRecord replaces the record of a directory. temp is a name that no other process uses. A folder in the record's place is moved
+// aside, and removed if it is empty.
 func WriteRecord(d dirfs.Dir, temp string, r Record) error {
 	b, err := r.Encode()
 	if err != nil {
@@ -120,7 +121,15 @@ func WriteRecord(d dirfs.Dir, temp string, r Record) error {
 	if _, err := WriteFile(d, temp, b, false); err != nil {
 		return fmt.Errorf("write usage record: %w", err)
 	}
-	if err := d.Rename(temp, RecordName, true); err != nil {
+	err = d.Rename(temp, RecordName, true)
+	if info, serr := d.Stat(RecordName); err != nil && serr == nil && info.Type.IsDir() {
+		aside := RecordName + "." + NewID()
+		if err = d.Rename(RecordName, aside, false); err == nil {
+			_ = d.Remove(aside)
+			err = d.Rename(temp, RecordName, true)
+		}
+	}
+	if err != nil {
 		return fmt.Errorf("write usage record: %w", errors.Join(err, Remove(d, temp)))
 	}
 	return nil

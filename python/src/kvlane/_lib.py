@@ -243,14 +243,14 @@ def milliseconds(timeout: float | None) -> int:
 
 
 def duration(seconds: float) -> int:
-    """A time in milliseconds, at least 1 unless it is 0. Invalid where it is negative, infinite or not a number."""
+    """A time in milliseconds, at least 1 unless it is 0. Invalid if it is negative, infinite or not a number."""
     if not 0 <= seconds < math.inf:
         raise errors.Invalid(f"a time of {seconds} seconds: give a positive number, or 0 for the longest allowed")
     return min(_MAX_MS, max(1, round(seconds * 1000))) if seconds else 0
 
 
 def number(value: Any, what: str, least: int = 0, most: int = 2**63 - 1) -> int:
-    """A whole number for the library. Invalid outside least..most, where ctypes would cut it off."""
+    """A whole number for the library. Invalid outside least..most, as ctypes would truncate it."""
     n = operator.index(value)
     if not least <= n <= most:
         raise errors.Invalid(f"{what} of {n}: it is {least} to {most}")
@@ -258,7 +258,7 @@ def number(value: Any, what: str, least: int = 0, most: int = 2**63 - 1) -> int:
 
 
 class Owned:
-    """What stands for an object of the library. It is neither copied nor pickled: the end of a copy would end the original."""
+    """An object of the library. It cannot be copied or pickled: the end of a copy would end the original."""
 
     def __reduce__(self) -> Any:
         raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: it belongs to this process and ends once")

@@ -17,7 +17,7 @@ LOG_SECONDS = 60.0
 
 
 class LimitedLog:
-    """Counts failures by kind. It logs a kind when it comes first, and then at most once in LOG_SECONDS, with the count.
+    """Counts failures by kind. It logs the first failure of a kind, and then at most one in LOG_SECONDS, with the count.
 
     Safe from any thread.
     """
@@ -26,10 +26,10 @@ class LimitedLog:
         self.counts: Counter[str] = Counter()
         self._logger, self._clock = logger, clock
         self._lock = threading.Lock()
-        self._logged: dict[str, tuple[float, int]] = {}  # by kind: when, and the count then
+        self._logged: dict[str, tuple[float, int]] = {}  # by kind: the time and the count of the last record
 
     def add(self, kind: str, n: int, text: str) -> None:
-        """Counts n failures. text describes them, and has a %d for how many there are since the last record."""
+        """Counts n failures. text describes them. Its %d is the number since the last record."""
         with self._lock:
             self.counts[kind] += n
             total, now = self.counts[kind], self._clock()
@@ -43,8 +43,8 @@ class LimitedLog:
 class Writes:
     """Dumps whose blocks are published and are still written to files.
 
-    A block that cannot be written stays in memory and is found there: that is counted and logged, and is no failure of the
-    dump. Safe from any thread.
+    A block that cannot be written stays in memory and is found there. It is counted and logged; the dump does not fail.
+    Safe from any thread.
     """
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
@@ -59,20 +59,20 @@ class Writes:
 
     def add(self, task: Dump) -> None:
         """Follows a dump whose blocks are published."""
-        task._keep = None  # its pages are read no more, and need not stay until it is written
+        task._keep = None  # its pages are not read any more
         with self._lock:
             self._tasks.append(task)
         self.poll()
 
     def poll(self) -> None:
-        """Counts what has failed of the dumps that have ended since the last call."""
+        """Counts the failed blocks of the dumps that have ended since the last call."""
         with self._lock:
             ended = [t for t in self._tasks if t.done()]
             self._tasks = [t for t in self._tasks if t not in ended]
         for task in ended:
             try:
                 self.note(r.status for r in task.results())
-            except errors.Error as e:  # the store is closed, and with it the result
+            except errors.Error as e:  # the store is closed: the result is lost
                 self._log.add(
                     type(e).__name__, len(task), "%d blocks may not have been written to files: " + str(e).replace("%", "%%")
                 )
@@ -88,7 +88,7 @@ class Writes:
             )
 
     def finish(self, timeout: float | None = None) -> None:
-        """Waits until the dumps have ended, and counts what has failed of them. timeout is for all, in seconds."""
+        """Waits until the dumps have ended, and counts their failed blocks. timeout is for all dumps, in seconds."""
         end = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             tasks = list(self._tasks)

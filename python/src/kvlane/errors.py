@@ -113,7 +113,7 @@ class Expired(Error):
 
 
 class Closed(Error):
-    """The store, or what the call names, is closed."""
+    """The store, or the object of the call, is closed."""
 
     status = Status.CLOSED
 

@@ -139,8 +139,8 @@ class Manager(_lib.Owned):
         return Job(job.value, blocks, names.size)
 
     def store(self, blocks: Sequence[Block], before: Block | None = None) -> Job:
-        """Makes room for those of the blocks that are neither in memory nor under way: the job's. Busy where there is none. The
-        blocks are in the order of a prompt: the last is evicted first. before: the block before the first, if there is one.
+        """Makes space for the blocks that are neither in memory nor being stored: the job's blocks. Busy if there is no space.
+        The blocks are in the order of a prompt: the last is evicted first. before: the block before the first, if any.
         """
         names = self._names(blocks)
         earlier = None if before is None else _Names([before], names.size)

@@ -103,8 +103,8 @@ class Part:
 
 @dataclass
 class Batch:
-    """What a load or dump is made of: for each entry of the parts, which of the keys are its. before is the key before the
-    first one, if it is known.
+    """The keys and pages of a load or dump, with the entry of the parts for each key. before is the key before the first
+    one, if it is known.
     """
 
     keys: Keys
@@ -122,14 +122,14 @@ class Batch:
 
 
 class Failures:
-    """What failed, by what was done and why. It is logged at a limited rate."""
+    """Failures by operation and reason, logged at a limited rate."""
 
     def __init__(self) -> None:
         self._log = LimitedLog(logger)
 
     @property
     def counts(self) -> Counter[str]:
-        """Pages, by what was done and why."""
+        """Pages by operation and reason."""
         return self._log.counts
 
     def add(self, what: str, why: str, n: int, detail: str = "") -> None:
@@ -314,10 +314,10 @@ class Pages:
     def dump(
         self, parts: Sequence[Part], cache: PagedCache | None = None, *, written: bool = False, before: str | None = None
     ) -> list[list[bool]]:
-        """Stores pages, and returns when they may be changed and are found. Files are written later: what cannot be written is
-        counted, and is found in memory. before: as for batch.
+        """Stores pages. Returns when the pages may be changed and are found. Files are written later. Pages that cannot be
+        written are counted, and are found in memory. before: as for batch.
 
-        written: waits for files too, for wait_seconds at most. The answer is False for pages that could not be written.
+        written: waits for files too, at most wait_seconds. The answer is False for pages that could not be written.
         """
         batch = self.batch(parts, before)
         if not batch.keys:

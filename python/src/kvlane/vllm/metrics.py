@@ -68,7 +68,7 @@ def _sample(family: dict[str, Any], line: str) -> None:
 
 
 class Reader:
-    """What has changed in a store's or a manager's metrics since the last reading."""
+    """The changes of a store's or a manager's metrics since the last reading."""
 
     def __init__(self, read: Callable[[], str]) -> None:
         self._read = read
@@ -111,7 +111,7 @@ class Stats(OffloadingConnectorStats):
     """vLLM's statistics of offloading, with kvlane's metrics by rank."""
 
     def add(self, rank: str, families: Families) -> None:
-        """Adds what has changed for a rank."""
+        """Adds the changes of a rank."""
         ours = self.data.setdefault(_OURS, {}).setdefault(rank, {})
         for name, family in families.items():
             if name not in ours:
@@ -154,7 +154,7 @@ def _sum(kind: str, a: Any, b: Any) -> Any:
 def spread(counts: list[float], bounds: list[float], total: float) -> list[tuple[float, int]]:
     """Values with those counts in the buckets that end at the bounds, whose sum is total: (value, how often)."""
     low = sum(n * lo for n, lo in zip(counts, [0.0, *bounds], strict=True))
-    # A duration in the last bucket has no bound: what is left of the total is that of all of them.
+    # The last bucket has no bound: its durations share the rest of the total.
     last = counts[-1]
     most = bounds[-1] + max(0.0, total - low) / last if last else bounds[-1]
     wide = sum(n * (hi - lo) for n, lo, hi in zip(counts, [0.0, *bounds], [*bounds, most], strict=True))
@@ -188,7 +188,7 @@ class PromMetrics(OffloadPromMetrics):
         return self._made[name]
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        """Takes what has changed."""
+        """Adds the changes to the metrics."""
         super().observe(transfer_stats_data, engine_idx)
         for rank, families in transfer_stats_data.get(_OURS, {}).items():
             for name, family in families.items():

@@ -104,7 +104,7 @@ class Spec(OffloadingSpec):
         return opened(lambda config: Manager(ranks, metrics_addr=config.get("metrics_addr")), served, logger)
 
     def _served(self, rank: int | None) -> dict[str, str]:
-        """The part of a configuration that says where a worker, or the scheduler, serves metrics beside vLLM."""
+        """The part of a configuration with the metrics address of a worker or the scheduler."""
         addr, parallel = self.extra_config.get("metrics_addr"), self.config.parallel
         if not addr:
             return {}
@@ -151,7 +151,7 @@ class Connector(OffloadingConnector):
         return Spec(config, vllm_config, kv_cache_config)
 
     def get_kv_connector_stats(self) -> Stats | None:
-        """vLLM's statistics, and what has changed in kvlane's metrics in this process."""
+        """vLLM's statistics, and the changes of kvlane's metrics in this process."""
         theirs = super().get_kv_connector_stats()
         stats = Stats() if theirs is None else Stats(data=theirs.data)
         if self._metrics is None and self.connector_scheduler is not None:

@@ -63,7 +63,7 @@ class Worker(OffloadingWorker):
         self._stores: deque[_Job] = deque()
         self._running: dict[int, _Job] = {}
         self._failures: dict[int, Failure] = {}
-        self.writes = Writes(logger)  # stores that vLLM has been told of, and that files do not have yet
+        self.writes = Writes(logger)  # stores reported to vLLM that are not in files yet
         self._layers = groups[0].layers  # where jobs are layerwise there is one page group
         self._saved: set[int] = set()  # layers that this step has computed
 

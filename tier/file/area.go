@@ -18,8 +18,8 @@ type area struct {
 	*Tier
 	name  string // for messages
 	dirs  []*dir
-	bound int64  // bytes; zero: none
-	whole limits // of the bound; those of space are this tier's part of them
+	bound int64  // in bytes; zero: none
+	whole limits // of the bound; the limits of space are this tier's part
 	space space
 	pause usage.Pause
 
@@ -32,17 +32,17 @@ type area struct {
 	failure atomic.Pointer[error]
 	stuck   atomic.Int64 // blocks that could not be removed in the last round
 
-	others atomic.Int64 // bytes of other folders that the bound is for too
+	others atomic.Int64 // bytes of other folders that share the bound
 	// Used by the collector, and by Close after its end.
 	neighbours map[string]*neighbour // the other folders, by their paths
-	yielding   bool                  // this tier has its share of the bound, since all folders are above it
+	yielding   bool                  // all folders are above the high watermark: share is set
 	yieldedAt  time.Time
 	renew      bool      // the usage records are due
-	cut        bool      // this tier has taken its share since: they are due at once
-	used       time.Time // last operation that a record has
-	operations int64     // until then
-	recordedAt time.Time // when the usage records were last written
-	recordErr  error     // why they could not be
+	cut        bool      // bind has set the share since: they are due at once
+	used       time.Time // time of the last operation in a record
+	operations int64     // number of operations until then
+	recordedAt time.Time // last time at which the usage records were written
+	recordErr  error     // error of that write
 }
 
 func (t *Tier) newArea(name string, l limits, bound int64, dirs ...*dir) *area {
@@ -83,7 +83,8 @@ func (t *Tier) divide() {
 // waits until its context ends.
 const roomPatience = 10 * time.Second
 
-// paused returns why the area does not write, or writes only in place of its own blocks; nil once it has room again.
+// paused returns why the area does not write, or writes only in place of its own blocks; nil once
+// it has room again.
 func (a *area) paused() error {
 	if err := a.pause.Why(); err != nil {
 		return err

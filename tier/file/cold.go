@@ -56,7 +56,7 @@ type candidate struct {
 	key      block.Key
 	dir      int       // index of its directory
 	modified time.Time // the file's time
-	used     time.Time // by which candidates are ordered: the file's time, but none ahead of the clock
+	used     time.Time // the file's time, but not in the future; orders candidates
 }
 
 // compare orders candidates, the coldest first.

@@ -22,7 +22,7 @@ const (
 // recountEvery is how often the files are counted that other processes may have added or removed, while the tier is used.
 const recountEvery = time.Minute
 
-// renewEvery is how often a usage record is renewed at most.
+// renewEvery is the minimum interval between renewals of a usage record.
 const renewEvery = 2 * time.Second
 
 // collector is the area's own goroutine: it counts what is there, then removes and recounts when asked to.
@@ -49,7 +49,7 @@ func (a *area) collector() {
 			if a.cut || a.clock.Since(a.recordedAt) >= renewEvery {
 				a.writeRecords(false)
 			}
-			// Others may have renewed theirs at the same time: another round reads those.
+			// Other owners may have renewed their records meanwhile: another round reads those.
 			if later == nil && a.shared() {
 				later = a.clock.After(renewEvery)
 			}
@@ -64,7 +64,7 @@ func (a *area) collector() {
 		case <-tick.Chan():
 			a.lookAfter()
 			_, n := a.gate.Count()
-			// Other processes store and remove blocks, which the record is to have.
+			// The record must include blocks that other processes store and remove.
 			if f := a.failure.Load(); n != used || *f != nil || a.cfg.SharedBound && !a.alone() {
 				used = n
 				a.space.missing()
@@ -74,7 +74,8 @@ func (a *area) collector() {
 	}
 }
 
-// begin lets other processes know of this tier, and sets its first bounds: what the others leave of the bound, by their records.
+// begin writes this tier's first usage records. It sets the first bounds to the rest of the bound,
+// by the records of the other folders.
 func (a *area) begin() {
 	a.writeRecords(false)
 	if !a.shared() {
@@ -85,7 +86,7 @@ func (a *area) begin() {
 	a.space.bind(a.whole.part(a.held(), a.left(), len(a.neighbours), a.space.unit))
 }
 
-// lookAfter finds directories that were removed or exchanged while they are open, and makes them anew.
+// lookAfter makes directories anew that were removed or replaced while they are open.
 func (a *area) lookAfter() {
 	for _, d := range a.dirs {
 		removed, err := d.lookAfter(a.ctx, &a.cfg)
@@ -99,7 +100,8 @@ func (a *area) lookAfter() {
 	}
 }
 
-// round recounts and removes what is due. retry reports that another process is making room, so that it is worth coming again.
+// round counts and evicts blocks if that is due. retry reports that another process is removing
+// blocks, and that another round is useful.
 func (a *area) round() (retry bool) {
 	var errs []error
 	a.recountLost()
@@ -112,7 +114,7 @@ func (a *area) round() (retry bool) {
 	if a.shared() {
 		var err error
 		retry, err = a.share(a.ctx)
-		// For what is written meanwhile, too, others make room before this tier's own blocks go.
+		// Blocks written meanwhile also displace blocks of unused folders before this tier's own.
 		for tooMuch = a.tooMuch(); tooMuch && !retry && !a.yielding && err == nil && a.total() > a.whole.high; tooMuch = a.tooMuch() {
 			retry, err = a.share(a.ctx)
 		}

@@ -31,12 +31,12 @@
 // Blocks are removed coldest first when the tier would outgrow its bound, over all directories but
 // those that have one of their own, of which each is counted and collected by itself. Files that
 // cannot be removed are passed over, counted and reported. Rounds are repeated, at longer
-// intervals, while a Put waits for space. If the disk is full, the bytes that the tier holds, less a
-// sixteenth, become its bound for 30 s, and tier.Stats.Paused has the cause until the disk has
+// intervals, while a Put waits for space. If the disk is full, the bytes that the tier holds, less
+// a sixteenth, become its bound for 30 s, and tier.Stats.Paused has the cause until the disk has
 // space. A tier pauses if it has no bound, if nothing can be removed, or if others take the space
 // that it makes: Puts fail at once, for a second at first and half a minute at most, and then one
-// tries again (tier.Stats.Paused). Retained blocks are never removed by the process that retained them; another
-// process may remove them, and then a Get is a miss.
+// tries again (tier.Stats.Paused). Retained blocks are never removed by the process that retained
+// them; another process may remove them, and then a Get is a miss.
 //
 // A block's hotness is its file's modification time. A hit renews it, but not more often than
 // Config.TouchAfter. If a store has given the tier an order (tier.OrderedTier), the times of a

@@ -14,32 +14,34 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// liveFor is how long a record that was renewed on another host counts as that of a live owner. File locks may not reach there.
+// liveFor is the time for which a record renewed on another host counts as that of a live owner.
+// File locks may not work between hosts.
 const liveFor = 10 * time.Minute
 
-// busyFor is how long a folder may be locked by another process before it counts as in use.
+// busyFor is the time after which a folder locked by another process counts as in use.
 const busyFor = time.Minute
 
-// neighbour is the folder of another identity in the same parent directory. Only the area's collector uses it.
+// neighbour is the folder of another identity in the same parent directory. Only the area's
+// collector uses it.
 type neighbour struct {
 	parent, name string // the parent directory, and the folder in it
 	markerInfo   dirfs.Info
 	formats      block.Formats
-	record       blockdir.Record // the last plausible one, or what was counted
+	record       blockdir.Record // the last plausible one, or a count
 	stored       blockdir.Record // the last plausible one
 	known        bool            // record is valid
-	counted      time.Time       // when record was counted, if it could not be stored; else zero
-	renewed      time.Time       // when the record was renewed, by this process's clock, and never ahead of it
-	answered     bool            // the record was renewed since the area last took its share
-	checked      bool            // the record's numbers are what was counted
+	counted      time.Time       // time of the count, if it could not be stored; else zero
+	renewed      time.Time       // last renewal by this process's clock, never in the future
+	answered     bool            // the record was renewed since bind set the share
+	checked      bool            // the record's numbers are a count
 	inUse        bool            // a process of this host has it open, or it cannot be removed
 	busySince    time.Time       // another process has been holding its lock; zero: none
-	cold         []candidate     // found cold, the coldest first, and not removed yet
+	cold         []candidate     // blocks to remove, the coldest first
 }
 
 func (n *neighbour) path() string { return n.parent + "/" + n.name }
 
-// bytes is how many bytes the folder counts for. No folder counts for more than the bound, whatever its record claims.
+// bytes returns the folder's bytes by its record, at most the bound.
 func (n *neighbour) bytes(bound int64) int64 {
 	if !n.known {
 		return 0
@@ -47,7 +49,8 @@ func (n *neighbour) bytes(bound int64) int64 {
 	return min(n.record.Bytes, bound)
 }
 
-// peak is bytes, or the most that the folder had since the record before, but at most more above bytes.
+// peak returns the most bytes since the previous record, at least bytes and at most more above
+// bytes.
 func (n *neighbour) peak(bound, more int64) int64 {
 	if !n.known {
 		return 0
@@ -62,7 +65,7 @@ func (n *neighbour) live(now time.Time, host string) bool {
 	return n.known && !n.record.Closed && elsewhere && now.Sub(n.renewed) < liveFor
 }
 
-// used is when the folder was last used. A time ahead of the clock counts as now.
+// used returns the time of the folder's last use. A time in the future counts as now.
 func (n *neighbour) used(now time.Time) time.Time {
 	if n.record.Used.After(now) {
 		return now
@@ -70,16 +73,17 @@ func (n *neighbour) used(now time.Time) time.Time {
 	return n.record.Used
 }
 
-// errNoFolder is why a name is passed over: it is not a folder with the marker of a directory of blocks.
+// errNoFolder: the name is not a folder with the marker of a directory of blocks. It is ignored.
 var errNoFolder = errors.New("not a folder of blocks")
 
-// notFolder reports whether a name in a directory of blocks is there, but is no folder. Such a name is passed over.
+// notFolder reports whether a name in a directory of blocks exists but is not a folder. Such a name
+// is ignored.
 func notFolder(d dirfs.Dir, name string) bool {
 	info, err := d.Stat(name)
 	return err == nil && !info.Type.IsDir()
 }
 
-// openFolder opens a folder right below a directory, and never through a link.
+// openFolder opens a folder right below a directory. It never follows a link.
 func openFolder(fsys dirfs.FS, parent dirfs.Dir, path, name string) (dirfs.Dir, error) {
 	named, err := parent.Stat(name)
 	if blockdir.Gone(err) || err == nil && !named.Type.IsDir() {
@@ -95,7 +99,7 @@ func openFolder(fsys dirfs.FS, parent dirfs.Dir, path, name string) (dirfs.Dir, 
 	if err != nil {
 		return nil, err
 	}
-	// By its path the folder could have been reached through a link that was put there meanwhile.
+	// The path may have become a link meanwhile.
 	opened, err := d.Stat(".")
 	if err == nil && (opened.Inode != named.Inode || opened.Device != named.Device) {
 		err = errNoFolder
@@ -106,7 +110,7 @@ func openFolder(fsys dirfs.FS, parent dirfs.Dir, path, name string) (dirfs.Dir, 
 	return d, nil
 }
 
-// read reads the folder's marker and record. errNoFolder where there is no valid marker: then the folder is left alone.
+// read reads the folder's marker and record. It returns errNoFolder if there is no valid marker.
 func (n *neighbour) read(fsys dirfs.FS, parent dirfs.Dir, now time.Time) (err error) {
 	d, err := openFolder(fsys, parent, n.path(), n.name)
 	if err != nil {
@@ -116,7 +120,7 @@ func (n *neighbour) read(fsys dirfs.FS, parent dirfs.Dir, now time.Time) (err er
 	if err := n.readMarker(d); err != nil {
 		return err
 	}
-	if !n.counted.IsZero() && now.Sub(n.counted) >= answerFor { // it is to be counted again
+	if !n.counted.IsZero() && now.Sub(n.counted) >= answerFor { // count again
 		n.counted, n.known, n.checked = time.Time{}, false, false
 	}
 	r, err := blockdir.ReadRecord(d)
@@ -155,7 +159,8 @@ func (n *neighbour) readMarker(d dirfs.Dir) error {
 	return nil
 }
 
-// take notes the folder's record. A record that this process has seen change was renewed now, whatever its own clock is.
+// take stores the folder's record in n. A record that changed since the last read counts as renewed
+// now, regardless of its own time.
 func (n *neighbour) take(r blockdir.Record, now time.Time) {
 	old := &n.stored
 	same := r.Bytes == old.Bytes && r.Blocks == old.Blocks && r.Peak == old.Peak && r.Closed == old.Closed && r.Host == old.Host &&
@@ -171,8 +176,8 @@ func (n *neighbour) take(r blockdir.Record, now time.Time) {
 	n.cold = nil
 }
 
-// unused calls f with the folder and the directory above it, under the folder's lock, if no process has it open. It notes in n
-// where one has.
+// unused calls f with the folder and its parent directory, under the folder's lock, if no process
+// has the folder open. Otherwise it sets n.inUse.
 func (a *area) unused(ctx context.Context, n *neighbour, f func(parent, d dirfs.Dir) error) (err error) {
 	parent, err := a.cfg.FS.OpenDir(n.parent)
 	if err != nil {
@@ -206,16 +211,17 @@ func (a *area) unused(ctx context.Context, n *neighbour, f func(parent, d dirfs.
 		n.inUse = now.Sub(n.busySince) >= busyFor
 	}
 	if err != nil && ctx.Err() == nil && !errors.Is(err, errNoFolder) {
-		n.inUse = true // until the next look
+		n.inUse = true // until look reads it again
 		err = fmt.Errorf("make room in folder %s, which no process has open: %w", n.path(), blockdir.WriteError(err))
 	}
 	return err
 }
 
-// busy reports whether another process holds the folder's lock, to open it or to make room there.
+// busy reports whether another process holds the folder's lock to open it or to remove blocks.
 func (n *neighbour) busy() bool { return !n.busySince.IsZero() && !n.inUse }
 
-// anySession reports whether a process of this host has the directory open for writing. The caller holds the directory's lock.
+// anySession reports whether a process of this host has the directory open for writing. The caller
+// holds the directory's lock.
 func anySession(d dirfs.Dir) (bool, error) {
 	sessions, err := blockdir.Names(d, tmpName)
 	if err != nil && notFolder(d, tmpName) {

@@ -22,10 +22,11 @@ import (
 // damaged is set aside and written anew, and what cannot be read is left until it is replaced. One of another format version stays,
 // and the error wraps ErrExists: who reads that version may have been told that it is durable.
 //
-// It waits while another Put writes the same block, and, at the bound, while every block is retained or cannot be removed, for
-// roomPatience at most; the error then wraps ErrBusy. Where the disk is full it makes room within the bound; without a bound,
-// and where others take that room, the error wraps ErrNoSpace. After either, writing pauses: see Stats. A write that has begun is finished whatever becomes of
-// ctx.
+// It waits while another Put writes the same block, and, at the bound, while every block is
+// retained or cannot be removed, for roomPatience at most; the error then wraps ErrBusy. Where the
+// disk is full it makes room within the bound; without a bound, and where others take that room,
+// the error wraps ErrNoSpace. After either, writing pauses: see Stats. A write that has begun is
+// finished whatever becomes of ctx.
 func (t *Tier) Put(ctx context.Context, key block.Key, src mem.Extent) error {
 	image, err := blockdir.Image(t.formats, key, src)
 	if err != nil {

@@ -15,12 +15,14 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// reclaimMost is how many blocks are removed from a folder in one go: a process that opens the folder waits meanwhile.
+// reclaimMost is the maximum of blocks removed from a folder at a time. A process that opens the
+// folder waits meanwhile.
 const reclaimMost = 4096
 
-// reclaim makes room in folders that no process has open, those that were not used for the longest time first, until all folders
-// together have no more than the low watermark. Before anything is removed, the blocks of such folders are counted: a record may be
-// wrong. What cannot be removed is passed over, and returned as an error.
+// reclaim removes blocks of folders that no process has open, of the least recently used folder
+// first, until all folders together are at the low watermark. It first counts the blocks of such
+// folders, as a record may be wrong. It skips files that cannot be removed, and returns their
+// errors.
 func (a *area) reclaim(ctx context.Context) error {
 	now := a.clock.Now()
 	var idle []*neighbour
@@ -67,8 +69,8 @@ func (a *area) reclaim(ctx context.Context) error {
 	return joinFew(errs)
 }
 
-// countFolder counts the blocks of a folder that no process has open, and corrects its record. The count holds for answerFor if the
-// record cannot be written.
+// countFolder counts the blocks of a folder that no process has open, and corrects its record. If
+// the record cannot be written, the count is valid for answerFor.
 func (a *area) countFolder(ctx context.Context, n *neighbour, d dirfs.Dir) error {
 	r, err := countRecord(ctx, d, n.formats)
 	if err != nil {
@@ -84,7 +86,8 @@ func (a *area) countFolder(ctx context.Context, n *neighbour, d dirfs.Dir) error
 	return a.keepRecord(n, d, r)
 }
 
-// countRecord counts the blocks of a directory by their names. Used is the time of the newest folder of blocks.
+// countRecord counts the blocks of a directory by their names. Used is the time of the newest
+// folder of blocks.
 func countRecord(ctx context.Context, d dirfs.Dir, formats block.Formats) (r blockdir.Record, err error) {
 	there, err := listBuckets(d)
 	if err != nil {
@@ -127,8 +130,8 @@ func (a *area) keepRecord(n *neighbour, d dirfs.Dir, r blockdir.Record) error {
 	return nil
 }
 
-// emptyFolder removes the coldest blocks of a folder that no process has open, so many bytes of them or reclaimMost, and the folder
-// itself once it has none.
+// emptyFolder removes the coldest blocks of a folder that no process has open. It stops after the
+// given bytes or reclaimMost blocks. It removes a folder without blocks.
 func (a *area) emptyFolder(ctx context.Context, n *neighbour, parent, d dirfs.Dir, bytes int64) error {
 	r, removed, err := n.record, 0, error(nil)
 	for ; bytes > 0 && removed < reclaimMost && ctx.Err() == nil; removed++ {
@@ -137,7 +140,7 @@ func (a *area) emptyFolder(ctx context.Context, n *neighbour, parent, d dirfs.Di
 			n.cold, err = coldest(ctx, []dirfs.Dir{d}, a.clock.Now(), min(need+max(coldMore, r.Blocks/4), coldMost), func(block.Key) bool { return true })
 		}
 		if len(n.cold) == 0 || err != nil {
-			n.checked = r.Blocks == 0 // else they are to be counted again
+			n.checked = r.Blocks == 0 // otherwise count the blocks again
 			break
 		}
 		c := n.cold[0]
@@ -162,8 +165,8 @@ func (a *area) emptyFolder(ctx context.Context, n *neighbour, parent, d dirfs.Di
 	return errors.Join(err, a.keepRecord(n, d, r))
 }
 
-// removeFolder removes a folder without blocks, which the caller has locked. Where it has files that kvlane has not made, all that
-// makes it a directory of blocks stays.
+// removeFolder removes a folder without blocks. The caller has locked it. If the folder has files
+// that kvlane has not made, its marker and lock file stay.
 func removeFolder(parent, d dirfs.Dir, name string) (gone bool, err error) {
 	if notFolder(d, tmpName) || notFolder(d, blockdir.Quarantine) {
 		return false, nil
@@ -178,7 +181,7 @@ func removeFolder(parent, d dirfs.Dir, name string) (gone bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	var files []string // which go last: without them the folder is no directory of blocks
+	var files []string // removed last: without them the folder is not a directory of blocks
 	for _, n := range all {
 		_, bucket := parseBucket(n)
 		switch {
@@ -196,7 +199,7 @@ func removeFolder(parent, d dirfs.Dir, name string) (gone bool, err error) {
 			return false, nil
 		}
 	}
-	// The lock's file is the last: a process that waits for it finds out that it has gone.
+	// The lock file is removed last: a process that waits for the lock then finds it removed.
 	slices.SortFunc(files, func(a, b string) int { return removalOrder(a) - removalOrder(b) })
 	for _, n := range files {
 		if err := blockdir.Remove(d, n); err != nil {
@@ -204,8 +207,8 @@ func removeFolder(parent, d dirfs.Dir, name string) (gone bool, err error) {
 		}
 	}
 	err = parent.Remove(name)
-	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) || blockdir.Gone(err) { // made anew meanwhile
-		err = nil
+	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) || blockdir.Gone(err) {
+		err = nil // another process made it anew
 	}
 	return err == nil, err
 }

@@ -11,17 +11,21 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// A tier with Config.SharedBound shares its bound with the other folders in the parents of its directories. Its collector reads their records,
-// removes what no process uses, and bounds this tier's folders to what the live ones leave, or to their share.
+// A tier with Config.SharedBound shares its bound with the other folders in the parents of its
+// directories. Its collector reads their usage records and removes blocks of folders that no
+// process has open. It bounds this tier's folders to the bytes that live folders leave, or to a
+// share.
 
-// answerFor is how long a tier that has taken its share waits for the others to take theirs.
+// answerFor is the time that a tier waits for the records of other tiers before it sets its share
+// again.
 const answerFor = 2 * recountEvery
 
 // shared reports whether other folders count for the area's bound.
 func (a *area) shared() bool { return a.cfg.SharedBound && a.bound > 0 && !a.cfg.ReadOnly }
 
-// share finds out what the other folders hold, makes room in those that no process has open where all are above the high watermark,
-// and sets the bounds of this tier's own. retry reports that another process is making room, or opens a folder.
+// share reads the sizes of the other folders and sets the bounds of this tier's folders. If all
+// folders together are above the high watermark, it first removes blocks of folders that no process
+// has open. retry reports that another process is removing blocks or opening a folder.
 func (a *area) share(ctx context.Context) (retry bool, err error) {
 	err = a.look(ctx)
 	total, tried := a.total(), false
@@ -30,7 +34,7 @@ func (a *area) share(ctx context.Context) (retry bool, err error) {
 		before := a.count.reclaimed.Load()
 		err = errors.Join(err, a.reclaim(ctx))
 		total = a.total()
-		if a.count.reclaimed.Load() == before { // else more may have been written meanwhile
+		if a.count.reclaimed.Load() == before { // otherwise check again for blocks written meanwhile
 			break
 		}
 	}
@@ -56,7 +60,7 @@ func (a *area) look(ctx context.Context) error {
 	var errs []error
 	for _, d := range a.dirs {
 		if ctx.Err() != nil {
-			return context.Cause(ctx) // what was known stays
+			return context.Cause(ctx) // the known sizes stay
 		}
 		if err := a.lookBelow(d, now, found); err != nil {
 			errs = append(errs, fmt.Errorf("read the usage records in %s: %w", filepath.Dir(d.root), err))
@@ -88,7 +92,7 @@ func (a *area) lookBelow(d *dir, now time.Time, found map[string]*neighbour) (er
 		if errors.Is(err, errNoFolder) {
 			continue
 		}
-		if err == nil || known != nil { // what cannot be read now counts as before
+		if err == nil || known != nil { // an unreadable folder counts as before
 			found[n.path()] = n
 		}
 		errs = append(errs, err)
@@ -96,8 +100,8 @@ func (a *area) lookBelow(d *dir, now time.Time, found map[string]*neighbour) (er
 	return joinFew(errs)
 }
 
-// unsure reports whether there is a folder whose bytes are not known: one that an earlier release has made, or whose owner may have died
-// without closing it, after it wrote more than its record has.
+// unsure reports whether the size of a folder is not known. An earlier release may have made it, or
+// its owner may have died after it wrote more than its record has.
 func (a *area) unsure() bool {
 	now := a.clock.Now()
 	for _, n := range a.neighbours {
@@ -108,15 +112,16 @@ func (a *area) unsure() bool {
 	return false
 }
 
-// total is the bytes that all folders have that the bound is for, or are about to have.
+// total returns the bytes that all folders have or are about to have.
 func (a *area) total() int64 {
 	peaks := a.peaks()
 	return peaks + min(a.space.wanted(), math.MaxInt64-peaks)
 }
 
-// peaks is the bytes of the other folders, by their peaks. An owner that writes makes room for that itself before it renews its record: by
-// its bytes alone the others would never learn that it needs more. All peaks together count for a sixteenth of the bound above the bytes
-// at most: a peak may be that of the time before the owner took its share, and a record may be wrong.
+// peaks returns the bytes of the other folders, by their peaks. An owner that writes evicts its own
+// blocks before it renews its record. Its bytes alone would not show that it needs more. All peaks
+// together count for at most a sixteenth of the bound above the bytes. A peak may be older than the
+// owner's share, and a record may be wrong.
 func (a *area) peaks() (sum int64) {
 	more := max(a.space.unit, a.bound/16/int64(len(a.neighbours)+1))
 	for _, n := range a.neighbours {
@@ -125,7 +130,7 @@ func (a *area) peaks() (sum int64) {
 	return sum
 }
 
-// left is the bytes that the other folders have now.
+// left returns the bytes that the other folders have now.
 func (a *area) left() (sum int64) {
 	for _, n := range a.neighbours {
 		sum += min(n.bytes(a.bound), math.MaxInt64-sum)
@@ -133,8 +138,9 @@ func (a *area) left() (sum int64) {
 	return sum
 }
 
-// bind sets the bounds of this tier's folders; total is the bytes of all folders. Above the high watermark it sets the tier's share. It
-// sets the share again when every live owner has renewed its record, or after answerFor: until then records show old sizes.
+// bind sets the bounds of this tier's folders. total is the bytes of all folders. Above the high
+// watermark, bind sets the tier's share. It sets the share again when every live owner has renewed
+// its record, or after answerFor. Until then, records show old sizes.
 func (a *area) bind(total int64) {
 	now, others := a.clock.Now(), a.peaks()
 	switch {
@@ -152,7 +158,8 @@ func (a *area) bind(total int64) {
 	a.space.bind(a.whole.part(a.held(), others, len(a.neighbours), a.space.unit))
 }
 
-// allAnswered reports whether all folders in use have renewed their records since this tier took its share.
+// allAnswered reports whether the records of all folders in use were renewed since bind set the
+// share.
 func (a *area) allAnswered() bool {
 	for _, n := range a.neighbours {
 		if n.inUse && !n.answered {
@@ -162,9 +169,10 @@ func (a *area) allAnswered() bool {
 	return true
 }
 
-// part returns the bounds of folders that hold own bytes, where the others hold so many: what they leave up to the high watermark, and
-// beyond it the share that own has of all. A sixteenth of the bound is divided among all folders: each may have its part of that, so that
-// a new one can begin.
+// part returns the bounds of folders with own bytes if the other folders have others bytes. Up to
+// the high watermark, that is the rest of the bound. Above it, it is the share in proportion to
+// own. A sixteenth of the bound is divided among all folders. Each may have its part of that, so
+// that a new folder can begin.
 func (l limits) part(own, others int64, folders int, unit int64) limits {
 	total := own + min(others, math.MaxInt64-own)
 	down := func(bytes int64) int64 { return bytes - bytes%unit }
@@ -185,7 +193,8 @@ func (l limits) part(own, others int64, folders int, unit int64) limits {
 	return out
 }
 
-// writeRecords renews the usage records of the area's folders. closing marks those closed that no other process has open.
+// writeRecords renews the usage records of the area's folders. With closing, it marks folders
+// closed that no other process has open.
 func (a *area) writeRecords(closing bool) {
 	if !a.cfg.SharedBound || a.cfg.ReadOnly {
 		return

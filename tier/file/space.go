@@ -10,21 +10,21 @@ type space struct {
 	unit        int64 // bytes of the longest image
 	mu          sync.Mutex
 	limits             // zero: unbounded
-	configured  limits // limits, while the disk has room for as much
+	configured  limits // limits while the disk is not full
 	fullAt      time.Time
-	fullErr     error  // of the write that found the disk full, until fullWritten shows that it has room again
-	fullHeld    int64  // the most of held when the disk was full, since fullErr
+	fullErr     error  // of the write on a full disk, until fullWritten shows that it has space
+	fullHeld    int64  // maximum of held while the disk was full, since fullErr
 	fullWritten int64  // bytes written with the configured bound since then
-	fulls       uint64 // calls of shrink that made the bound less
+	fulls       uint64 // calls of shrink that lowered the bound
 	blocks      int64  // the sum of the buckets' counts
 	held        int64  // their bytes
-	peak        int64  // the most of held after a write, since takePeak
+	peak        int64  // maximum of held after a write, since takePeak
 	pending     int64  // bytes of files being written
 	written     int64  // bytes, since the last recount of everything
-	recordStep  int64  // growth of held after which the usage record is renewed; zero: it does not count
-	recorded    int64  // held, as the usage record has it
+	recordStep  int64  // growth of held after which the usage record is renewed; zero: never
+	recorded    int64  // held in the usage record
 	grown       bool   // held grew by recordStep since
-	stale       bool   // files were found gone that others must have removed
+	stale       bool   // another process has removed files
 	anyLost     bool   // a bucket is lost
 	// freed counts what may have made room: blocks removed or released. wake is closed and replaced when it grows while
 	// somebody waits.
@@ -55,16 +55,17 @@ func (s *space) reserve(now time.Time, bytes int64) (ok bool, freed uint64, wake
 	return false, s.freed, s.wake
 }
 
-// shrink makes the bound a sixteenth less than what is held, since a write failed for cause: the disk has no room for more. fulls is
-// timesFull before that write. shrink reports whether to write again. It is false if nothing is held, or if less is held than when
-// the disk was full before: then others have taken the space that was made, and would take more.
+// shrink sets the bound to a sixteenth less than held, as a write failed with cause on a full disk.
+// fulls is timesFull before that write. shrink reports whether to write again. It returns false if
+// nothing is held, or if less is held than when the disk was full before. Then others have taken
+// the space that was freed, and would take more.
 func (s *space) shrink(now time.Time, fulls uint64, cause error) (again bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.configured.most == 0 || s.held == 0 {
 		return false
 	}
-	if s.fulls != fulls { // another write has made space meanwhile
+	if s.fulls != fulls { // another write has lowered the bound meanwhile
 		return true
 	}
 	if s.fullWritten = 0; s.fullErr != nil && s.held < s.fullHeld-s.sixteenth(s.fullHeld, 1) {
@@ -78,27 +79,27 @@ func (s *space) shrink(now time.Time, fulls uint64, cause error) (again bool) {
 	return true
 }
 
-// timesFull returns how often the bound was made less because the disk was full.
+// timesFull returns the number of times that a full disk lowered the bound.
 func (s *space) timesFull() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.fulls
 }
 
-// full returns the error of the write that found the disk full, or nil if the disk has room for the bound.
+// full returns the error of the write on a full disk, or nil if the disk has space for the bound.
 func (s *space) full() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.fullErr
 }
 
-// bind sets the bound anew, as other processes leave it.
+// bind sets this tier's part of the shared bound.
 func (s *space) bind(l limits) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	full, grows := s.most != s.configured.most, l.most > s.configured.most
 	s.configured = l
-	if full { // the disk has room for less, for a while
+	if full { // keep the lower bound of a full disk
 		l = limits{most: min(l.most, s.most), high: min(l.high, s.high), low: min(l.low, s.low)}
 	}
 	if s.limits = l; grows {
@@ -191,14 +192,14 @@ func (s *space) missing() {
 	s.stale = true
 }
 
-// lost notes that a file was gone that b counts.
+// lost notes that a file counted in b was gone.
 func (s *space) lost(b *bucket) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b.lost, s.anyLost = true, true
 }
 
-// takeLost reports whether b is to be counted again, and forgets it.
+// takeLost reports whether b must be counted again, and clears that.
 func (s *space) takeLost(b *bucket) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -207,7 +208,7 @@ func (s *space) takeLost(b *bucket) bool {
 	return lost
 }
 
-// takeAnyLost reports whether any bucket is to be counted again.
+// takeAnyLost reports whether any bucket must be counted again, and clears that.
 func (s *space) takeAnyLost() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -288,7 +289,7 @@ func (s *space) holdsIn(d *dir) (blocks, bytes int64) {
 	return blocks, bytes
 }
 
-// wanted returns the bytes held and those about to be, with one block for writes that wait for room.
+// wanted returns the bytes held and pending, and those of a block if writes wait for space.
 func (s *space) wanted() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -298,7 +299,8 @@ func (s *space) wanted() int64 {
 	return s.held + s.pending
 }
 
-// takePeak returns by how many bytes held is below its peak, and begins another. The usage record is about to have what is held.
+// takePeak returns the difference between peak and held, and begins a new peak. Call it before held
+// is written to the usage record.
 func (s *space) takePeak() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

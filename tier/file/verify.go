@@ -280,8 +280,8 @@ func (v *verifier) unlessFolder(name string, err error) {
 	v.unjudged(name, err)
 }
 
-// temporary looks for the files of sessions whose owners have died. It needs the lock file. If that is damaged, top has
-// reported it.
+// temporary looks for the files of sessions whose owners have died. It needs the lock file. If that
+// is damaged, top has reported it.
 func (v *verifier) temporary(ctx context.Context) error {
 	if blockdir.BadLock(v) != "" {
 		return nil

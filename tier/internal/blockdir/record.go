@@ -28,14 +28,15 @@ const (
 	maxHost       = 64      // bytes of a host's name
 )
 
-// Record is the usage record of a directory: what its owner last counted there. Processes that share a bound with the owner
-// read it, and so need not count the blocks themselves.
+// Record is the usage record of a directory. Its owner writes it. Processes that share a bound with
+// the owner read it instead of counting the blocks.
 type Record struct {
 	Bytes, Blocks int64
-	Peak          int64     // the most bytes that there were after a write since the record before, Bytes at least
+	Peak          int64     // maximum of bytes since the previous record, at least Bytes
 	Used          time.Time // last operation of an owner
-	Renewed       time.Time // when the record was written
-	// Host names the kernel that the owner runs under. File locks of the same kernel show whether an owner lives.
+	Renewed       time.Time // time of writing
+	// Host identifies the owner's kernel. On the same kernel, file locks show whether the owner
+	// lives.
 	Host   string
 	Closed bool // the last owner has closed the directory
 }
@@ -57,7 +58,8 @@ func (r *Record) Encode() ([]byte, error) {
 	return append(b, '\n'), err
 }
 
-// ParseRecord decodes a record. ErrCorrupt where it is none, or claims what cannot be; ErrMismatch for another version.
+// ParseRecord decodes a record. It returns ErrCorrupt if the record is malformed or impossible, and
+// ErrMismatch for another version.
 func ParseRecord(b []byte) (Record, error) {
 	var j recordJSON
 	if len(b) > maxRecord {
@@ -75,13 +77,13 @@ func ParseRecord(b []byte) (Record, error) {
 	return Record{j.Bytes, j.Blocks, max(j.Peak, j.Bytes), j.Used, j.Renewed, j.Host, j.Closed}, nil
 }
 
-// plausible reports whether a time can be that of a record. Later times may not be encoded, and have no use.
+// plausible reports whether a record can have a time. JSON cannot encode much later ones.
 func plausible(t time.Time) bool {
 	year := t.UTC().Year()
 	return year >= 1970 && year < 2500
 }
 
-// Check returns ErrCorrupt where so many blocks of these formats cannot have so many bytes.
+// Check returns ErrCorrupt if blocks of these formats cannot have the record's bytes.
 func (r *Record) Check(formats block.Formats) error {
 	longest := formats.MaxImageBytes()
 	if r.Blocks > math.MaxInt64/longest || r.Bytes > r.Blocks*longest {
@@ -90,7 +92,8 @@ func (r *Record) Check(formats block.Formats) error {
 	return nil
 }
 
-// ReadRecord reads the record of a directory. An error that is Gone means that it has none; else see ParseRecord.
+// ReadRecord reads the record of a directory. If there is none, the error is Gone. See ParseRecord
+// for other errors.
 func ReadRecord(d dirfs.Dir) (_ Record, err error) {
 	f, err := d.Open(RecordName, os.O_RDONLY)
 	if errors.Is(err, dirfs.ErrIrregular) {
@@ -111,8 +114,8 @@ func ReadRecord(d dirfs.Dir) (_ Record, err error) {
 	return r, nil
 }
 
-// WriteRecord replaces the record of a directory. temp is a name that no other process uses. A folder in the record's place is moved
-// aside, and removed if it is empty.
+// WriteRecord replaces the record of a directory. temp is a name that no other process uses. A
+// folder with the record's name is renamed, and removed if it is empty.
 func WriteRecord(d dirfs.Dir, temp string, r Record) error {
 	b, err := r.Encode()
 	if err != nil {
@@ -135,7 +138,7 @@ func WriteRecord(d dirfs.Dir, temp string, r Record) error {
 	return nil
 }
 
-// ThisHost names this kernel until it is booted again, or is empty where that cannot be known.
+// ThisHost identifies this kernel until the next boot. It is empty if that is not known.
 var ThisHost = sync.OnceValue(func() string {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

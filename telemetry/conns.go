@@ -13,7 +13,7 @@ import (
 const maxConns = 32
 
 // boundedListener accepts at most maxConns connections at a time. A new connection replaces the one
-// that has been idle for the longest. If none is idle, the new connection is closed.
+// that has been idle for the longest time. If none is idle, the new connection is closed.
 type boundedListener struct {
 	net.Listener
 	slots *guard.Slots

@@ -34,15 +34,15 @@ type Server struct {
 	report sync.Once
 }
 
-// Serve listens on addr, which CheckAddr describes, and serves the metrics at /metrics until ctx ends or Close is called.
-// /healthz answers while the server runs, and /readyz reports Ready. When Serve returns without error the address is
-// bound. An address that is malformed or taken is an error that names it. The caller calls Close in any case: it waits
-// for the end of the server and returns its failure.
+// Serve listens on addr (see CheckAddr) and serves the metrics at /metrics until ctx ends or Close
+// is called. /healthz answers while the server runs, and /readyz reports Ready. The address is
+// bound when Serve returns. The error for a malformed or taken address names it. The caller must
+// call Close, which waits for the end of the server and returns its failure.
 func (m *Metrics) Serve(ctx context.Context, addr string) (*Server, error) {
 	return Serve(ctx, "metrics", addr, m.Handler())
 }
 
-// Handler serves /metrics, /healthz and /readyz. A program with an HTTP server of its own may mount it there.
+// Handler serves /metrics, /healthz and /readyz, for programs with their own HTTP server.
 func (m *Metrics) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
@@ -50,7 +50,7 @@ func (m *Metrics) Handler() http.Handler {
 	})
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", ContentType)
-		_ = m.WriteText(w) // the client has gone
+		_ = m.WriteText(w) // an error means that the client is gone
 	})
 	m.HandleHealth(mux)
 	return mux
@@ -68,9 +68,9 @@ func (m *Metrics) HandleHealth(mux *http.ServeMux) {
 	})
 }
 
-// Serve listens on addr, which CheckAddr describes, and serves h until ctx ends or Close is called. what names the
-// contents in errors. It has at most 32 connections at a time. On a loopback address it refuses requests whose Host header
-// names another host.
+// Serve listens on addr (see CheckAddr) and serves h until ctx ends or Close is called. Errors
+// contain the word in the parameter what. The server has at most 32 connections at a time. On a
+// loopback address, it refuses requests whose Host header names another host.
 func Serve(ctx context.Context, what, addr string, h http.Handler) (*Server, error) {
 	l, url, err := listen(ctx, addr)
 	if err != nil {
@@ -100,7 +100,7 @@ func (s *Server) run(ctx context.Context, hs *http.Server, l net.Listener) {
 		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 		defer cancel()
 		var stopErr error
-		if hs.Shutdown(stop) != nil { // a request is still in progress: its connection is closed
+		if hs.Shutdown(stop) != nil { // close the connections of requests in progress
 			stopErr = hs.Close()
 		}
 		if err = <-serving; errors.Is(err, http.ErrServerClosed) {
@@ -119,7 +119,8 @@ func (s *Server) Addr() net.Addr { return s.addr }
 // URL returns the address as a user writes it: http://HOST:PORT, or unix:/PATH.
 func (s *Server) URL() string { return s.url }
 
-// Close stops the server, waits for its end, and returns its failure, if it had one. Later calls return nil.
+// Close stops the server, waits for its end, and returns its failure, if any. Later calls return
+// nil.
 func (s *Server) Close() (err error) {
 	s.cancel()
 	<-s.done

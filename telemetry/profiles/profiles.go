@@ -1,4 +1,5 @@
-// Package profiles serves the profiles of a Go process. It is apart from package telemetry, which the C library has too.
+// Package profiles serves the profiles of a Go process. It is not part of package telemetry, which
+// the C library includes.
 package profiles
 
 import (
@@ -13,17 +14,17 @@ import (
 	"github.com/kvlane/kvlane/telemetry"
 )
 
-// Serve serves the process's profiles at /debug/pprof/, as telemetry.Serve does, on a loopback address only: for another
-// one, and for a name other than localhost, the error wraps ErrInvalid. Requests that name another host are refused, so
-// that a web page cannot read profiles through a name that resolves to this machine. A profile that is being taken when
-// the server ends is sent with what it has by then.
+// Serve serves the process's profiles at /debug/pprof/ by telemetry.Serve. It returns ErrInvalid
+// unless addr is a loopback address or localhost. Requests for other hosts are refused, so that a
+// web page cannot read profiles through a name that resolves to this machine. If the server ends
+// during a profile, it sends the incomplete profile.
 func Serve(ctx context.Context, addr string) (*telemetry.Server, error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
 		return nil, fmt.Errorf("serve profiles: %w: %w", errdefs.ErrInvalid, err)
 	}
 	if host == "localhost" {
-		host = "127.0.0.1" // whatever a resolver returns for it
+		host = "127.0.0.1" // without asking a resolver
 	}
 	if !isLoopback(host) {
 		return nil, fmt.Errorf("serve profiles on %q: %w: it is no loopback address, such as 127.0.0.1:6060", addr, errdefs.ErrInvalid)

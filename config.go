@@ -34,15 +34,15 @@ const (
 // usable default.
 type Config struct {
 	// Model is the shape of the model's KV cache on this rank, written out or from
-	// block.PresetByName. What a block is follows from it: a shard a layer, K then V.
+	// block.PresetByName. It defines a block: a shard for each layer, K then V.
 	Model block.Geometry
 	// Revision of the model's weights, and the Adapter (LoRA) that they are used with. Empty: none
 	// is named.
 	Revision, Adapter string
 	// Tenant keeps blocks apart: engines of two tenants never find each other's.
 	Tenant string
-	// Blocks says what a block is where Model cannot: the layers of a pipeline's stage, pages that
-	// hold several layers. It takes the place of the fields above, which are then left empty.
+	// Blocks defines a block if Model cannot: the layers of a pipeline's stage, pages that hold
+	// several layers. It replaces the fields above, which must then be empty.
 	Blocks *Blocks
 	// Groups are the page groups of a hybrid model, in place of Model and Blocks.
 	Groups []Group
@@ -50,26 +50,25 @@ type Config struct {
 	Device DeviceConfig
 	Stream StreamConfig
 	Store  StoreConfig
-	// HostStreams lets the engine adopt streams of the host program (Engine.AdoptStream). Its copy
-	// streams then get all that their paths need, and the store's are opened, with the engine: once
-	// a stream of the program waits, a driver may hold up who allocates, registers or frees memory
-	// of the device, until that wait is over. ErrNotSupported where the device adopts none.
+	// HostStreams lets the engine adopt streams of the host program (Engine.AdoptStream). Open then
+	// allocates all memory of the copy streams: while a stream of the program waits, a driver may
+	// block calls that allocate, register or free device memory. Open returns ErrNotSupported if
+	// the device cannot adopt streams.
 	HostStreams bool
 	// RDMA selects NICs, where Store.GDR asks for them.
 	RDMA gdr.Config
 	// MetricsAddr is the address on which the engine serves its metrics, from Open until Close:
 	// HOST:PORT, on 127.0.0.1 without a host, or unix:/PATH, a socket of mode 0600, where {pid} in
-	// PATH stands for the process and {rank} for the model's tensor-parallel rank. A taken address
-	// is an error of Open. Empty: none is served.
+	// PATH stands for the process and {rank} for the model's tensor-parallel rank. Open fails if
+	// the address is taken. Empty: metrics are not served.
 	MetricsAddr string
 }
 
-// Blocks says what a block is.
+// Blocks defines a block.
 type Blocks struct {
-	// Identity says what model and kind of KV the blocks are of; blocks of two identities never
-	// meet.
+	// Identity identifies the model and the kind of KV. Blocks of two identities are never mixed.
 	Identity block.Identity
-	// Layout says how a block divides into shards.
+	// Layout is the division of a block into shards.
 	Layout *block.Layout
 }
 
@@ -86,9 +85,8 @@ type Group struct {
 	// Geometry is the shape of the group's KV cache. Its Layers may be left zero, as they follow
 	// from those above.
 	Geometry block.Geometry
-	// Blocks says what a block is where Geometry cannot, in its place and that of Config.Revision,
-	// Adapter and Tenant. Name and Layers are part of its identity, whether they are named there or
-	// not.
+	// Blocks defines a block if Geometry cannot. It replaces Geometry and Config.Revision, Adapter
+	// and Tenant. Name and Layers are always part of its identity.
 	Blocks *Blocks
 }
 
@@ -111,10 +109,10 @@ type StreamConfig struct {
 	// CTAs is the number of thread blocks of a copy kernel, where Path forces one. Zero is the
 	// device's default.
 	CTAs int
-	// Policy says what each batch's path is chosen for. plan.Unset, the default, is for an engine
-	// that serves a model: the store's loads and the streams of Engine.OpenStream are balanced, its
-	// dumps in the background, so that neither takes much of the model's rate. A goal that is named
-	// holds for all: plan.Throughput where nothing computes beside.
+	// Policy is the goal of the choice of paths. plan.Unset, the default, is for an engine that
+	// serves a model: loads and the streams of Engine.OpenStream are balanced, and dumps run in the
+	// background, so that neither takes much of the model's rate. Any other goal applies to all
+	// copies. Use plan.Throughput if nothing else computes on the device.
 	Policy plan.Policy
 	// StagingBytes is the device memory that a stream may gather blocks in, from the first batch on
 	// that does. Zero is the stream's default under its policy: where harm counts
@@ -122,15 +120,14 @@ type StreamConfig struct {
 	StagingBytes int64
 	// Budget bounds the harm to what computes beside, where it counts.
 	Budget plan.BudgetOptions
-	// Calibration says when the GPU's paths are measured. Default profile.Once.
+	// Calibration defines when the GPU's paths are measured. Default profile.Once.
 	Calibration profile.Calibration
-	// ProfileDir keeps what was measured. Empty: kvlane/profiles in the user's cache directory.
+	// ProfileDir has the measurements. Empty: kvlane/profiles in the user's cache directory.
 	ProfileDir string
 }
 
-// Goals returns what the paths of loads and of dumps are chosen for: both for Policy's goal, or,
-// where it names none, loads for little harm to the model beside them against their own time, and
-// dumps for as little as possible.
+// Goals returns the goals of the choice of paths for loads and for dumps: Policy's goal, or else
+// plan.Balanced for loads and plan.Background for dumps.
 func (s *StreamConfig) Goals() (loads, dumps plan.Goal) {
 	if g := s.Policy.Goal; g != plan.Unset {
 		return g, g
@@ -154,14 +151,15 @@ func (s *StreamConfig) rowBytes() int64 {
 // StoreConfig configures the store and its tiers.
 type StoreConfig struct {
 	// Pipeline names the tiers from fast to slow: "cache", "cache|file", "cache|log", "file" or
-	// "log". Default: "cache|file" where Dirs is not empty, "cache|log" where LogDir is not, else
-	// "cache". Without the cache blocks only pass through pinned memory: what is loaded comes from
-	// the file or log tier every time.
+	// "log". Default: "cache|file" if Dirs is not empty, "cache|log" if LogDir is not, else
+	// "cache". Without the cache, blocks only pass through pinned memory: every load reads the file
+	// or log tier.
 	Pipeline string
-	// CacheBytes is the pinned host memory of the cache tier, two blocks at least and MaxCacheBytes
-	// at most; what does not fill a whole block stays unused. Of a pipeline without a cache it is
-	// the memory through which blocks pass, which may be left zero: DefaultWindowBytes then, or two
-	// blocks where these are longer.
+	// CacheBytes is the pinned host memory of the cache tier, at least two blocks and at most
+	// MaxCacheBytes. The rest of a division by the block length is unused. Open returns ErrNoMemory
+	// if the machine or the cgroup has less memory left. In a pipeline without a cache, it is the
+	// memory through which blocks pass. It may then be zero, for DefaultWindowBytes, or two blocks
+	// if these are longer.
 	CacheBytes int64
 	// Dirs are the directories of the file tier; a block's directory follows from its key.
 	Dirs []string
@@ -173,35 +171,33 @@ type StoreConfig struct {
 	// DirBytes bounds directories by themselves, in the order of Dirs; those with zero, and those
 	// beyond its end, share FileBytes.
 	DirBytes []int64
-	// Fsync says when a block's bytes reach stable storage. Default file.FsyncNever: a block
-	// survives the process, and after a power failure its checksums tell whether it survived that
-	// too.
+	// Fsync defines when a block's bytes reach stable storage. Default file.FsyncNever: a block
+	// survives the process. After a power failure, its checksums show whether it is whole.
 	Fsync file.FsyncPolicy
-	// ReadOnly changes nothing in Dirs and LogDir, which must be there and may lie on a read-only
-	// mount: loads are served from them, and dumps go to the cache alone; where the pipeline has
-	// none they fail with ErrReadOnly.
+	// ReadOnly changes nothing in Dirs and LogDir. They must exist, and may be on a read-only
+	// mount. Dumps go to the cache only. In a pipeline without a cache they fail with ErrReadOnly.
 	ReadOnly bool
 	// LogDir is the directory of the log tier, on a local disk: one process has it open at a time.
 	LogDir string
 	// LogBytes bounds the log tier's segments; zero is unbounded.
 	LogBytes int64
-	// LogFsync says when what the log tier has written reaches stable storage. Default
-	// log.FsyncInterval: a tenth of a second later.
+	// LogFsync defines when the log tier's writes reach stable storage. Default log.FsyncInterval:
+	// a tenth of a second later.
 	LogFsync log.FsyncPolicy
-	// StreamFiles has the tier below the cache read blocks of 64 KiB and more by a stream of files
-	// (package stream/file): past the page cache, by io_uring where that was measured to be faster
-	// (Stream.Calibration). Without it calls read them, which was 5 to 27% faster from the page
-	// cache, and as fast from a disk of 1 GB/s.
+	// StreamFiles makes the tier below the cache read blocks of at least 64 KiB by a stream of
+	// files (package stream/file): past the page cache, by io_uring if that was measured to be
+	// faster (Stream.Calibration). Without it, system calls read them, which was 5 to 27% faster
+	// from the page cache, and as fast from a disk of 1 GB/s.
 	StreamFiles bool
-	// Verify says where and when checksums are made and checked on the way from and to the device.
-	// Default store.VerifyDevice.
+	// Verify defines where and when checksums are made and checked in copies from and to the
+	// device. Default store.VerifyDevice.
 	Verify store.VerifyPolicy
 	// Readers and Writers bound the concurrent reads from and writes to the tiers below the cache,
 	// store.MaxWorkers at most. Zero is the store's default.
 	Readers, Writers int
-	// Tasks bounds how many loads and prefetches run at the same time, and how many dumps,
-	// store.MaxTasks at most each: calls that begin another wait for as long as their context says.
-	// A dump by layers runs until its last layer has come. Zero is the store's default.
+	// Tasks bounds the loads and prefetches that run at the same time, and separately the dumps. It
+	// is at most store.MaxTasks. Further calls wait until their context ends. A dump by layers runs
+	// until its last layer was submitted. Zero is the store's default.
 	Tasks int
 	// GDR says whether loads and dumps travel by RDMA NICs. Default GDROff.
 	GDR GDR

@@ -222,7 +222,7 @@ func TestReplayRefusesBadInput(t *testing.T) {
 			"--verify", "never", "--fsync", "often", "--device", "tpu", "--cache-bytes", "1",
 		}, exitUsage, []string{"layers 0", "teleport", "--pages is -1", "--limit is -1", "--concurrency is 0", `"never"`, `"often"`, `"tpu"`, "cache of 1 bytes"}},
 		{"device that does not exist", []string{"replay", good, "--device-index", "3"}, exitFailure, []string{"device 3"}},
-		{"metrics address", []string{"replay", good, "--metrics-addr", "nowhere"}, exitUsage, []string{"--metrics-addr: address nowhere"}},
+		{"metrics address", []string{"replay", good, "--metrics-addr", "nowhere"}, exitUsage, []string{`--metrics-addr: "nowhere" is neither HOST:PORT nor unix:/PATH`}},
 		{"metrics address of others", []string{"replay", good, "--metrics-addr", "192.0.2.1:1"}, exitFailure, []string{"192.0.2.1:1"}},
 		{"presets and a trace", []string{"replay", good, "--list-presets"}, exitUsage, []string{"unknown command"}},
 	} {

@@ -31,7 +31,7 @@ import (
 // KVLANE_LOG_SEED=x runs that seed alone.
 func TestModel(t *testing.T) {
 	t.Parallel()
-	seeds := []uint64{1, 3, 1683607657, 2564714159, rand.Uint64N(1 << 32)} // one that has failed is added
+	seeds := []uint64{1, 3, 1683607657, 2564714159, 7, rand.Uint64N(1 << 32)} // one that has failed is added
 	if v := os.Getenv("KVLANE_LOG_SEED"); v != "" {
 		seed, err := strconv.ParseUint(v, 10, 64)
 		if err != nil {

@@ -49,7 +49,7 @@ func TestDefectTrickleTakesChunks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			near, far := newGPU(t, sim.Options{}), newGPU(t, sim.Options{Index: 1})
 			to, from := far.options(), near.options()
-			to.Stall, from.Stall = time.Second, time.Second
+			to.Stall, from.Stall = time.Hour, time.Hour // no peer is given up
 			p := newPair(t, to, from, far.alloc(t, 1<<20))
 			for i := range 2 * to.Chunks {
 				trickle(t, p, uint64(1000+i), 1<<20, k)

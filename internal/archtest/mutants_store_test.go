@@ -22,7 +22,7 @@ var storeMutants = []mutant{
 		"tier/file/session.go", "	err := s.lock.Close()\n	_, _, rerr := removeSession(s.dir, s.name)\n", "	_, _, rerr := removeSession(s.dir, s.name)\n	err := s.lock.Close()\n"),
 	// Names and keys that could meet others.
 	defect("internal/capi", "TestZeroKeysAreRefused",
-		"store/pages.go", "if err = r.Key.Check(); err != nil {", "if err = r.Key.Check(); false {"),
+		"store/pages.go", "if err = r.Key.Check(); err != nil {", "if err = nil; err != nil {"),
 	defect("internal/capi", "TestConfigurationTellsAllThatIsWrong",
 		"internal/capi/decode.go", "	if err := strictjson.Check(text); err != nil {\n		return fail(err)\n	}\n", "	_ = strictjson.Check\n"),
 	// Collecting that goes on.

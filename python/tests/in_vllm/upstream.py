@@ -14,8 +14,20 @@ from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from kvlane.vllm import v0_32
 
 
+class NoMetrics:
+    """The metrics of vLLM's managers and workers: they have none of kvlane's."""
+
+    def changed(self) -> dict[str, Any]:
+        """Returns no changes."""
+        return {}
+
+
 class OffloadingConnector(v0_32.Connector):
-    """kvlane's Connector over any specification, of which no job fails."""
+    """kvlane's Connector over any specification. Its jobs never fail."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._metrics = NoMetrics()
 
     @staticmethod
     def _spec(config: Any, vllm_config: Any, kv_cache_config: Any) -> Any:

@@ -108,7 +108,7 @@ mutants: ## put each named defect into the source and check that its test fails
 nonic: ## check the build that leaves the code for NICs out
 	$(GO) build -tags nonic -o /dev/null ./cmd/kvlane
 	$(GO) vet -tags nonic ./...
-	$(GO) test -short -tags nonic . ./gdr ./profile ./transfer/... ./cmd/kvlane
+	$(GO) test -short -tags nonic . ./gdr ./profile ./rdma/rail ./transfer/... ./cmd/kvlane
 
 # Short: what the crash test kills is another process, which the race detector does not see, and the examples of the help run what
 # other tests run too. Charts and the rules of the source are left out, which have one goroutine; vet has been by, with the linters.
@@ -117,7 +117,7 @@ race: ## run the tests under the race detector; needs a C compiler
 
 lint: $(LINT) ## run the linters and check the formatting
 	$(LINT) run ./...
-	$(LINT) run --build-tags nonic . ./gdr ./profile ./transfer/...
+	$(LINT) run --build-tags nonic . ./gdr ./profile ./rdma/rail ./transfer/...
 
 # The linter is built from its own module, which pins it.
 $(LINT): tools/go.mod tools/go.sum

@@ -15,10 +15,10 @@ import (
 	"github.com/kvlane/kvlane/internal/inuse"
 	"github.com/kvlane/kvlane/internal/unwind"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/metadata"
 	"github.com/kvlane/kvlane/share"
 	"github.com/kvlane/kvlane/transfer"
 	"github.com/kvlane/kvlane/transfer/handover"
-	"github.com/kvlane/kvlane/transfer/metadata"
 )
 
 // The nouns of transfers, which packages transfer and transfer/handover describe.

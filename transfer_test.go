@@ -15,8 +15,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/metadata"
 	"github.com/kvlane/kvlane/transfer"
-	"github.com/kvlane/kvlane/transfer/metadata"
 )
 
 func openTransfer(t *testing.T, e *kvlane.Engine, c kvlane.TransferConfig) *kvlane.Transfer {

@@ -16,13 +16,13 @@ import (
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma"
 	"github.com/kvlane/kvlane/rdma/ibv"
+	"github.com/kvlane/kvlane/rdma/rail"
 	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	"github.com/kvlane/kvlane/stream/nic"
 	"github.com/kvlane/kvlane/topology"
-	"github.com/kvlane/kvlane/transfer/rail"
 )
 
 // probeBytes is the memory that NICs are tried with: a page of a GPU.

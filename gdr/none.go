@@ -9,9 +9,9 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma/rail"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
-	"github.com/kvlane/kvlane/transfer/rail"
 )
 
 // NICs are none in a build with the tag nonic: Open never returns any.

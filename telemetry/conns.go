@@ -6,7 +6,7 @@ import (
 	"net/netip"
 	"strings"
 
-	"github.com/kvlane/kvlane/transfer/guard"
+	"github.com/kvlane/kvlane/wire"
 )
 
 // maxConns is the number of connections that a server has at a time.
@@ -16,18 +16,18 @@ const maxConns = 32
 // that has been idle for the longest time. If none is idle, the new connection is closed.
 type boundedListener struct {
 	net.Listener
-	slots *guard.Slots
+	slots *wire.Slots
 }
 
 // boundedConn is a connection with a slot.
 type boundedConn struct {
 	net.Conn
-	slots *guard.Slots
-	slot  *guard.Slot
+	slots *wire.Slots
+	slot  *wire.Slot
 }
 
 func bounded(l net.Listener) net.Listener {
-	return &boundedListener{Listener: l, slots: guard.NewSlots(maxConns)}
+	return &boundedListener{Listener: l, slots: wire.NewSlots(maxConns)}
 }
 
 // Accept implements net.Listener.

@@ -68,7 +68,7 @@ func (b *body) Read(p []byte) (n int, err error) {
 	return n, err
 }
 
-// ReadBy implements memory.BriefReader.
+// ReadBy implements wire.BriefReader.
 func (b *body) ReadBy(p []byte, by time.Time) (n int, err error) {
 	if b.n <= 0 {
 		return 0, io.EOF

@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/share"
-	"github.com/kvlane/kvlane/transfer/guard"
+	"github.com/kvlane/kvlane/wire"
 )
 
 // greet opens a connection to the engine and returns it once it is welcome.
@@ -105,7 +105,7 @@ func TestSlowPeerIsEnded(t *testing.T) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		for sent := 0; sent < guard.PaceBytes-1; sent++ { // less than it has to send before the limit
+		for sent := 0; sent < wire.PaceBytes-1; sent++ { // less than it has to send before the limit
 			if _, err := c.Write([]byte{1}); err != nil || !pause(t.Context(), 50*time.Millisecond) {
 				return
 			}

@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kvlane/kvlane/transfer/guard"
+	"github.com/kvlane/kvlane/wire"
 )
 
 // chunk is what one call of the system writes at most, so that progress shows.
@@ -20,7 +20,7 @@ type pacedConn struct {
 	// busy is how many answers are waited for. A reader that waits for none waits for good.
 	busy atomic.Int64
 	// pace bounds how slow the peer may be while a request is under way; nil: not at all.
-	pace *guard.Pace
+	pace *wire.Pace
 }
 
 func newPacedConn(c net.Conn, limit time.Duration) *pacedConn {
@@ -72,7 +72,7 @@ func (c *pacedConn) tooSlow(n int, began time.Time) error {
 	return c.pace.Moved(n, began)
 }
 
-// ReadBy implements memory.BriefReader.
+// ReadBy implements wire.BriefReader.
 func (c *pacedConn) ReadBy(p []byte, by time.Time) (int, error) {
 	if err := c.SetReadDeadline(by); err != nil {
 		return 0, err

@@ -4,7 +4,7 @@ import (
 	"slices"
 
 	"github.com/kvlane/kvlane/mem"
-	"github.com/kvlane/kvlane/transfer/memory"
+	"github.com/kvlane/kvlane/wire"
 )
 
 // part is what of a batch is moved, and moved again, as one: of one operation, and in one buffer of a segment.
@@ -39,7 +39,7 @@ func (p *part) extents() []mem.Extent {
 	list := make([]mem.Extent, 0, len(p.planes)*len(p.pairs))
 	for i := range p.planes {
 		for _, pair := range p.pairs {
-			list = memory.Append(list, p.planes[i].local(pair.Local))
+			list = wire.Append(list, p.planes[i].local(pair.Local))
 		}
 	}
 	return list
@@ -96,7 +96,7 @@ func (c *cutter) add(i int, t *Task) error {
 
 // append adds an extent, each side's to its neighbour.
 func (p *part) append(off int64, e mem.Extent) {
-	p.list = memory.Append(p.list, e)
+	p.list = wire.Append(p.list, e)
 	p.bytes += e.Len
 	if k := len(p.shape.planes); k > 0 {
 		if last := &p.shape.planes[k-1]; last.base+last.bytes == off {

@@ -8,8 +8,8 @@ import (
 	"strings"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/rdma/rail"
 	"github.com/kvlane/kvlane/share"
-	"github.com/kvlane/kvlane/transfer/rail"
 )
 
 // Limits of what is published.

@@ -8,9 +8,9 @@ import (
 
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/rail"
 	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
-	"github.com/kvlane/kvlane/transfer/rail"
 )
 
 // TestDefectDeviceForEachSegment: a thousand segments, a hundred at a time, open no NIC again, have no goroutine or descriptor each, and leave no

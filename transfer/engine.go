@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/rdma/rail"
 	"github.com/kvlane/kvlane/share"
-	"github.com/kvlane/kvlane/transfer/memory"
-	"github.com/kvlane/kvlane/transfer/rail"
+	"github.com/kvlane/kvlane/wire"
 )
 
 // Engine is one process's part in transfers: it serves its segments, and moves batches to and from others'.
@@ -23,7 +23,7 @@ type Engine struct {
 	id    share.Identity
 	host  string
 	addr  string
-	mover *memory.Mover
+	mover *wire.Mover
 	local *rail.Domain // what of this process's memory NICs read and write for it; nil: there are none
 
 	// ctx ends with Close; running are the goroutines that then end.
@@ -98,7 +98,7 @@ func Open(o Options) (*Engine, error) {
 		return nil, fmt.Errorf("open transfer engine: %w", err)
 	}
 	o = o.withDefaults()
-	m, err := memory.NewMover(memory.Options{Device: o.Device, Copy: o.Copy, ChunkBytes: o.ChunkBytes, Chunks: o.Chunks})
+	m, err := wire.NewMover(wire.MoverOptions{Device: o.Device, Copy: o.Copy, ChunkBytes: o.ChunkBytes, Chunks: o.Chunks})
 	if err != nil {
 		return nil, fmt.Errorf("open transfer engine: %w", err)
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma/rail"
 	"github.com/kvlane/kvlane/share"
-	"github.com/kvlane/kvlane/transfer/rail"
 )
 
 // TestWriteAndRead: bytes go to where they belong and come back, in one piece, in many scattered ones, over several lanes.

@@ -7,8 +7,8 @@ import (
 	"io"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/rdma/rail"
 	"github.com/kvlane/kvlane/share"
-	"github.com/kvlane/kvlane/transfer/rail"
 )
 
 // What goes over a control connection: requests and one reply to each, in order, in frames.

@@ -12,8 +12,8 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma/rail"
 	"github.com/kvlane/kvlane/share"
-	"github.com/kvlane/kvlane/transfer/rail"
 )
 
 func FuzzHello(f *testing.F) {

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/transfer/rail"
+	"github.com/kvlane/kvlane/rdma/rail"
 )
 
 // group is what of a batch goes to or from one segment. One goroutine has it.

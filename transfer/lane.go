@@ -7,7 +7,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/kvlane/kvlane/transfer/rail"
+	"github.com/kvlane/kvlane/rdma/rail"
 )
 
 // lane carries parts to a peer, many at a time and in their order: one goroutine begins them, another ends them. It lives as long as its

@@ -20,9 +20,9 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/metadata"
+	"github.com/kvlane/kvlane/rdma/rail"
 	"github.com/kvlane/kvlane/share"
-	"github.com/kvlane/kvlane/transfer/metadata"
-	"github.com/kvlane/kvlane/transfer/rail"
 )
 
 // held is what a process has that a leak would add to.

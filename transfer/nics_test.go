@@ -16,9 +16,9 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/rdma/rail"
 	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
-	"github.com/kvlane/kvlane/transfer/rail"
 )
 
 // softNICs returns NICs in software, which reach memory of a device as gdr has them do; nil: what the CPU reaches.

@@ -7,7 +7,7 @@ import (
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/internal/testkit"
-	"github.com/kvlane/kvlane/transfer/rail"
+	"github.com/kvlane/kvlane/rdma/rail"
 )
 
 func softNICs(tb testing.TB, _ device.Device, _ int) *rail.NICs {

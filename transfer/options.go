@@ -9,10 +9,10 @@ import (
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/metadata"
+	"github.com/kvlane/kvlane/rdma/rail"
 	"github.com/kvlane/kvlane/share"
 	"github.com/kvlane/kvlane/stream"
-	"github.com/kvlane/kvlane/transfer/metadata"
-	"github.com/kvlane/kvlane/transfer/rail"
 )
 
 // Defaults of Options.
@@ -43,7 +43,7 @@ type Options struct {
 	Device device.Device
 	// Copy copies to and from Device's memory. It stays the caller's, and outlives the engine.
 	Copy stream.Stream
-	// ChunkBytes and Chunks, each way, are of the memory that device memory is staged in on its way to sockets. Zero: package memory's defaults.
+	// ChunkBytes and Chunks, each way, are of the memory that device memory is staged in on its way to sockets. Zero: package wire's defaults.
 	ChunkBytes int64
 	Chunks     int
 	// Share exports registered memory to processes of this host, and Importer imports theirs, for Device. Both stay the caller's. Nil:

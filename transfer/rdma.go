@@ -8,7 +8,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
-	"github.com/kvlane/kvlane/transfer/rail"
+	"github.com/kvlane/kvlane/rdma/rail"
 )
 
 // A lane by RDMA is a queue pair at either end. They are connected by the lane's own connection, which says nothing more after that: it ends

@@ -15,8 +15,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma/rail"
 	"github.com/kvlane/kvlane/rdma/soft"
-	"github.com/kvlane/kvlane/transfer/rail"
 )
 
 // rdmaPair is a pair whose sides have NICs, and local memory as long as the target's.

@@ -14,8 +14,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma/rail"
 	"github.com/kvlane/kvlane/rdma/rdmatest"
-	"github.com/kvlane/kvlane/transfer/rail"
 )
 
 // The tests of this file run on the NICs of this machine, tools/rxe/run's for example: this process has the first, its peer, which is another

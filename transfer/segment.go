@@ -15,9 +15,9 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma/rail"
 	"github.com/kvlane/kvlane/share"
-	"github.com/kvlane/kvlane/transfer/memory"
-	"github.com/kvlane/kvlane/transfer/rail"
+	"github.com/kvlane/kvlane/wire"
 )
 
 // keyPrefix is before a segment's name in the store.
@@ -31,7 +31,7 @@ type Segment struct {
 	e      *Engine
 	name   string
 	number uint64
-	table  *memory.Table
+	table  *wire.Table
 	domain atomic.Pointer[rail.Domain] // of the buffers, if there are NICs; others than its queue pairs get at none of them
 
 	changing chan struct{} // a token: one at a time registers or closes
@@ -69,7 +69,7 @@ func (e *Engine) Publish(ctx context.Context, name string) (*Segment, error) {
 		return nil, fmt.Errorf("publish segment %q: %w", name, errdefs.ErrExists)
 	}
 	e.segments++
-	s := &Segment{e: e, name: name, number: e.segments, table: memory.NewTable(e.mover), changing: make(chan struct{}, 1)}
+	s := &Segment{e: e, name: name, number: e.segments, table: wire.NewTable(e.mover), changing: make(chan struct{}, 1)}
 	e.names[name], e.numbers[s.number] = s, s
 	e.mu.Unlock()
 	if err := e.put(ctx, name); err != nil {

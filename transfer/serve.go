@@ -12,14 +12,14 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/share"
-	"github.com/kvlane/kvlane/transfer/guard"
+	"github.com/kvlane/kvlane/wire"
 )
 
 // served is the connections that others have to an engine.
 type served struct {
-	slots  *guard.Slots
-	budget *guard.Budget // of the requests under way
-	queues int           // the most queue pairs, which are never idle
+	slots  *wire.Slots
+	budget *wire.Budget // of the requests under way
+	queues int          // the most queue pairs, which are never idle
 
 	mu    sync.Mutex
 	down  bool
@@ -43,7 +43,7 @@ type laneKey struct {
 // connection is one of them.
 type connection struct {
 	*pacedConn
-	slot *guard.Slot
+	slot *wire.Slot
 	r    *inlet
 	w    *bufio.Writer
 	// ctx ends when the connection is closed from this side; gone is closed when nothing of it touches memory any more.
@@ -68,8 +68,8 @@ func bufferOf(p purpose) int {
 }
 
 func (s *served) init(o *Options) {
-	s.slots, s.queues = guard.NewSlots(o.Conns), max(o.Conns/2, 1)
-	s.budget = guard.NewBudget(requestsBytes, smallBytes, o.Stall)
+	s.slots, s.queues = wire.NewSlots(o.Conns), max(o.Conns/2, 1)
+	s.budget = wire.NewBudget(requestsBytes, smallBytes, o.Stall)
 	s.all, s.lanes = make(map[*connection]struct{}), make(map[laneKey]*connection)
 }
 
@@ -195,8 +195,8 @@ func (e *Engine) accept() {
 
 func newConnection(e *Engine, raw net.Conn) *connection {
 	p := newPacedConn(raw, e.o.Stall)
-	p.pace = guard.NewPace(e.o.Stall)
-	c := &connection{pacedConn: p, slot: new(guard.Slot), gone: make(chan struct{})}
+	p.pace = wire.NewPace(e.o.Stall)
+	c := &connection{pacedConn: p, slot: new(wire.Slot), gone: make(chan struct{})}
 	c.ctx, c.cancel = context.WithCancel(e.ctx)
 	return c
 }

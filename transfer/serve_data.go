@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/transfer/memory"
+	"github.com/kvlane/kvlane/wire"
 )
 
 // serveData does a lane's requests, in order.
@@ -101,7 +101,7 @@ func (e *Engine) doRead(c *connection, q *request, l *listing, n int64, refused 
 
 // listing lists the pieces of a request that is held, some at a time.
 type listing struct {
-	held        *memory.Held
+	held        *wire.Held
 	shape       *shape
 	plane, page int // the next piece
 }
@@ -153,16 +153,16 @@ func (w *watched) note(n int, err error) (int, error) {
 
 func (w *watched) Write(p []byte) (int, error) { return w.note(w.w.Write(p)) }
 
-// Flush implements memory.BriefWriter.
+// Flush implements wire.BriefWriter.
 func (w *watched) Flush() error {
 	w.err = w.w.Flush()
 	return w.err
 }
 
-// Ready implements memory.BriefWriter.
+// Ready implements wire.BriefWriter.
 func (w *watched) Ready(n int64) bool { return w.w.Buffered() == 0 || n <= int64(w.w.Available()) }
 
-// WriteBy implements memory.BriefWriter.
+// WriteBy implements wire.BriefWriter.
 func (w *watched) WriteBy(p []byte, by time.Time) (int, error) {
 	switch {
 	case w.w.Buffered() == 0:

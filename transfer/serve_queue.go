@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/transfer/rail"
+	"github.com/kvlane/kvlane/rdma/rail"
 )
 
 // serveQueue has a queue pair for as long as the connection lasts.

@@ -7,7 +7,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
-	"github.com/kvlane/kvlane/transfer/memory"
+	"github.com/kvlane/kvlane/wire"
 )
 
 // Imported memory is copied as any other: by the CPU where it reaches both sides, else by the device's stream. A copy is good if the export
@@ -67,7 +67,7 @@ func (e *Engine) beginImported(ctx context.Context, p *part, forced Path, finish
 func (p *part) listed(there *mem.Region) *mem.Batch {
 	var remote []mem.Extent
 	_ = p.shape.each(func(off, n int64) error { // which returns what this does
-		remote = memory.Append(remote, mem.Extent{Region: there, Off: off - p.buf.Offset, Len: n})
+		remote = wire.Append(remote, mem.Extent{Region: there, Off: off - p.buf.Offset, Len: n})
 		return nil
 	})
 	b := pairs(p.extents(), remote)

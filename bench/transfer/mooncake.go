@@ -10,8 +10,8 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/stream"
-	"github.com/kvlane/kvlane/transfer/memory"
 	"github.com/kvlane/kvlane/transfer/mooncake"
+	"github.com/kvlane/kvlane/wire"
 )
 
 // MooncakeOptions say which segment batches go to.
@@ -30,7 +30,7 @@ type Mooncake struct {
 	party
 	remote *mooncake.Remote
 	target mooncake.Buffer
-	mover  *memory.Mover
+	mover  *wire.Mover
 }
 
 // OpenMooncake opens a segment and allocates memory for it. Close gives both back.
@@ -44,7 +44,7 @@ func OpenMooncake(ctx context.Context, o MooncakeOptions) (_ *Mooncake, err erro
 	if _, err := m.alloc(ctx); err != nil {
 		return nil, err
 	}
-	if m.mover, err = memory.NewMover(memory.Options{Device: o.Device, Copy: o.Copy}); err != nil {
+	if m.mover, err = wire.NewMover(wire.MoverOptions{Device: o.Device, Copy: o.Copy}); err != nil {
 		return nil, err
 	}
 	registered := mooncake.NewRegions(m.mover)

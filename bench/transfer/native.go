@@ -14,11 +14,11 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/metadata"
+	"github.com/kvlane/kvlane/rdma/rail"
 	"github.com/kvlane/kvlane/share"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/transfer"
-	"github.com/kvlane/kvlane/transfer/metadata"
-	"github.com/kvlane/kvlane/transfer/rail"
 )
 
 // closeTimeout bounds the wait for what is under way when an engine is closed.

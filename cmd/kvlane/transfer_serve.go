@@ -15,11 +15,11 @@ import (
 	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/metadata"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/transfer"
-	"github.com/kvlane/kvlane/transfer/memory"
-	"github.com/kvlane/kvlane/transfer/metadata"
 	"github.com/kvlane/kvlane/transfer/mooncake"
+	"github.com/kvlane/kvlane/wire"
 )
 
 // serveFlags say what segment is offered.
@@ -82,7 +82,7 @@ func (f *serveFlags) serve(cmd *cobra.Command) (err error) {
 
 // mooncakeMemory calls use with registered memory, of zeros: the host's, or that of the device.
 func (f *serveFlags) mooncakeMemory(ctx context.Context, dev device.Device, s stream.Stream, use func(*mooncake.Regions) error) (err error) {
-	m, err := memory.NewMover(memory.Options{Device: dev, Copy: s})
+	m, err := wire.NewMover(wire.MoverOptions{Device: dev, Copy: s})
 	if err != nil {
 		return err
 	}

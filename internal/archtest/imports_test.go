@@ -96,9 +96,9 @@ var mayImport = map[string]string{
 	"bench/chart":           anyPlain + " bench bench/file bench/request bench/transfer internal/kept",
 	"internal/target":       anyPlain + " bench internal/present",
 	"bench/rdmabench":       onDevice + " bench internal/present stream rdma rdma/channel rdma/registry",
-	"bench/transfer":        onDevice + " internal/present stream bench share transfer transfer/memory transfer/metadata transfer/mooncake transfer/rail internal/sys/hostmem",
+	"bench/transfer":        onDevice + " internal/present stream bench share metadata rdma/rail wire transfer transfer/mooncake internal/sys/hostmem",
 	"bench/matmul":          onDevice + " internal/sys/cublaslt",
-	"telemetry":             anyPlain + " store store/manager stream/copy/plan stream/file transfer transfer/guard internal/dirfs",
+	"telemetry":             anyPlain + " store store/manager stream/copy/plan stream/file transfer wire internal/dirfs",
 	"telemetry/profiles":    "errdefs telemetry",
 	"telemetry/metricsdoc":  "telemetry",
 	"internal/leak":         "",
@@ -131,28 +131,29 @@ var mayImport = map[string]string{
 	// Memory of other processes.
 	"share": onDevice + " stream device/signal internal/sys/hostmem internal/sys/nap",
 
-	// Transfers between processes: what lies between sockets and registered memory knows nothing of segments, nor does the store of metadata.
-	"transfer/memory":   onDevice + " stream",
-	"transfer/guard":    "errdefs",
-	"transfer/metadata": "errdefs",
-	"transfer/rail":     onMem + " rdma rdma/channel rdma/registry internal/sys/hostmem",
-	"transfer":          onDevice + " stream share transfer/guard transfer/memory transfer/metadata transfer/rail",
-	"transfer/mooncake": "errdefs mem transfer/guard transfer/memory transfer/metadata",
+	// Code that protocols share, a store of metadata, and the queue pairs of transfers: none knows segments.
+	"wire":      onDevice + " stream",
+	"metadata":  "errdefs",
+	"rdma/rail": onMem + " rdma rdma/channel rdma/registry internal/sys/hostmem",
+
+	// Transfers between processes.
+	"transfer":          onDevice + " stream share metadata rdma/rail wire",
+	"transfer/mooncake": "errdefs mem metadata wire",
 	"transfer/handover": "errdefs mem share transfer",
 
 	// The wiring of NICs, and the profiles of what is wired.
-	"gdr":             onDevice + " stream stream/copy stream/nic rdma rdma/ topology transfer/rail internal/unwind",
+	"gdr":             onDevice + " stream stream/copy stream/nic rdma rdma/ topology internal/unwind",
 	"profile":         onDevice + " device/cuda/kernels stream stream/copy stream/copy/plan stream/copy/calibrate stream/file internal/kept",
 	"internal/unwind": "errdefs",
 	"internal/inuse":  "errdefs",
 	"internal/kept":   "errdefs",
 
 	// The façade and the commands wire everything.
-	"":              anyPlain + " gdr profile share store store/manager telemetry transfer transfer/ device/ stream/ tier/ internal/",
+	"":              anyPlain + " gdr metadata profile share store store/manager telemetry transfer transfer/ device/ stream/ tier/ internal/",
 	"internal/capi": anyPlain + " share store gdr profile stream/copy/plan tier/file tier/log internal/inuse internal/present internal/strictjson ROOT",
 	"cmd/libkvlane": "errdefs mem block internal/capi internal/dirfs ROOT",
 	"examples/":     "mem block device stream ROOT",
-	"cmd/":          anyPlain + " gdr profile share topology transfer transfer/ store replay replay/demo doctor bench bench/ telemetry telemetry/profiles device/ stream/ tier/ internal/ ROOT",
+	"cmd/":          anyPlain + " gdr metadata profile share topology transfer transfer/ wire store replay replay/demo doctor bench bench/ telemetry telemetry/profiles device/ stream/ tier/ internal/ ROOT",
 }
 
 func TestImportGraph(t *testing.T) {

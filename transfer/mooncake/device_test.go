@@ -11,8 +11,8 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
-	"github.com/kvlane/kvlane/transfer/memory"
 	"github.com/kvlane/kvlane/transfer/mooncake"
+	"github.com/kvlane/kvlane/wire"
 )
 
 const stagedChunks = 4
@@ -24,7 +24,7 @@ func serveDevice(t *testing.T, n int64) (*mooncake.Server, *mem.Region) {
 	must(t, err)
 	s, err := streamcopy.Open(d, streamcopy.Options{})
 	must(t, err)
-	m, err := memory.NewMover(memory.Options{Device: d, Copy: s, ChunkBytes: 64 << 10, Chunks: stagedChunks})
+	m, err := wire.NewMover(wire.MoverOptions{Device: d, Copy: s, ChunkBytes: 64 << 10, Chunks: stagedChunks})
 	must(t, err)
 	gpu, err := d.Alloc(n, device.AllocOptions{})
 	must(t, err)

@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/transfer/metadata"
+	"github.com/kvlane/kvlane/metadata"
 )
 
 // P2PHandshake is the directory that is none: a segment's name is the address of its handshake, HOST:PORT.

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/transfer/metadata"
+	"github.com/kvlane/kvlane/metadata"
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 

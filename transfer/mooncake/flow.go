@@ -8,8 +8,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/kvlane/kvlane/transfer/guard"
-	"github.com/kvlane/kvlane/transfer/memory"
+	"github.com/kvlane/kvlane/wire"
 )
 
 // The sizes by which bytes go to and from sockets.
@@ -24,9 +23,9 @@ type flow struct {
 	net.Conn
 	bound         time.Duration // of reads; of writes it is stall
 	stall         time.Duration
-	readBy, sayBy time.Time   // the deadlines that are set
-	broken        error       // the first error of the connection, as its reader saw it
-	pace          *guard.Pace // the least rate of a request under way; nil: there is none
+	readBy, sayBy time.Time  // the deadlines that are set
+	broken        error      // the first error of the connection, as its reader saw it
+	pace          *wire.Pace // the least rate of a request under way; nil: there is none
 }
 
 func newFlow(c net.Conn, stall time.Duration) *flow {
@@ -73,7 +72,7 @@ func (f *flow) tooSlow(n int, began time.Time) error {
 	return f.pace.Moved(n, began)
 }
 
-// ReadBy implements memory.BriefReader.
+// ReadBy implements wire.BriefReader.
 func (f *flow) ReadBy(p []byte, by time.Time) (int, error) {
 	f.readBy = by
 	err := f.SetReadDeadline(by)
@@ -157,10 +156,10 @@ func (g *gather) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Ready implements memory.BriefWriter.
+// Ready implements wire.BriefWriter.
 func (g *gather) Ready(int64) bool { return true }
 
-// WriteBy implements memory.BriefWriter.
+// WriteBy implements wire.BriefWriter.
 func (g *gather) WriteBy(p []byte, by time.Time) (int, error) {
 	if len(g.kept)+len(p) <= cap(g.kept) {
 		return g.Write(p)
@@ -180,7 +179,7 @@ func (g *gather) WriteBy(p []byte, by time.Time) (int, error) {
 	return int(wrote) - n, err
 }
 
-// Flush implements memory.BriefWriter.
+// Flush implements wire.BriefWriter.
 func (g *gather) Flush() error {
 	if len(g.kept) == 0 {
 		return nil
@@ -201,7 +200,7 @@ func (f flushing) Read(p []byte) (int, error) {
 	return f.out.flow.Read(p)
 }
 
-// ReadBy implements memory.BriefReader.
+// ReadBy implements wire.BriefReader.
 func (f flushing) ReadBy(p []byte, by time.Time) (int, error) {
 	if err := f.out.Flush(); err != nil {
 		return 0, err
@@ -212,12 +211,12 @@ func (f flushing) ReadBy(p []byte, by time.Time) (int, error) {
 // inlet reads a connection a little ahead.
 type inlet struct {
 	*bufio.Reader
-	conn memory.BriefReader
+	conn wire.BriefReader
 }
 
-func newInlet(c memory.BriefReader) *inlet { return &inlet{bufio.NewReaderSize(c, aheadBytes), c} }
+func newInlet(c wire.BriefReader) *inlet { return &inlet{bufio.NewReaderSize(c, aheadBytes), c} }
 
-// ReadBy implements memory.BriefReader.
+// ReadBy implements wire.BriefReader.
 func (i *inlet) ReadBy(p []byte, by time.Time) (int, error) {
 	if i.Buffered() > 0 {
 		return i.Read(p)

@@ -13,7 +13,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
-	"github.com/kvlane/kvlane/transfer/guard"
+	"github.com/kvlane/kvlane/wire"
 )
 
 // FuzzParseSegment: a description that is taken is one, and is taken again as it is written; what is not is ErrInvalid.
@@ -39,19 +39,19 @@ func FuzzParseSegment(f *testing.F) {
 }
 
 // wire is a connection whose peer has said all it will.
-type wire struct {
+type fakeConn struct {
 	in  io.Reader
 	out bytes.Buffer
 }
 
-func (w *wire) Read(p []byte) (int, error)       { return w.in.Read(p) }
-func (w *wire) Write(p []byte) (int, error)      { return w.out.Write(p) }
-func (w *wire) Close() error                     { return nil }
-func (w *wire) LocalAddr() net.Addr              { return nil }
-func (w *wire) RemoteAddr() net.Addr             { return nil }
-func (w *wire) SetDeadline(time.Time) error      { return nil }
-func (w *wire) SetReadDeadline(time.Time) error  { return nil }
-func (w *wire) SetWriteDeadline(time.Time) error { return nil }
+func (w *fakeConn) Read(p []byte) (int, error)       { return w.in.Read(p) }
+func (w *fakeConn) Write(p []byte) (int, error)      { return w.out.Write(p) }
+func (w *fakeConn) Close() error                     { return nil }
+func (w *fakeConn) LocalAddr() net.Addr              { return nil }
+func (w *fakeConn) RemoteAddr() net.Addr             { return nil }
+func (w *fakeConn) SetDeadline(time.Time) error      { return nil }
+func (w *fakeConn) SetReadDeadline(time.Time) error  { return nil }
+func (w *fakeConn) SetWriteDeadline(time.Time) error { return nil }
 
 // testServer offers b, of which edge bytes at each end are not registered, and has no sockets. Addresses begin at base.
 func testServer(b []byte, base uint64, edge int) *Server {
@@ -64,7 +64,7 @@ func testServer(b []byte, base uint64, edge int) *Server {
 	if err := m.Add("cpu:0", r); err != nil {
 		panic(err)
 	}
-	s := &Server{o: ServerOptions{Name: "a:1", Memory: m, OnNotify: func(context.Context, Notification) error { return nil }}, ctx: context.Background(), budget: guard.NewBudget(requestsBytes, smallBytes, handshakeTime), host: "a", port: 1}
+	s := &Server{o: ServerOptions{Name: "a:1", Memory: m, OnNotify: func(context.Context, Notification) error { return nil }}, ctx: context.Background(), budget: wire.NewBudget(requestsBytes, smallBytes, handshakeTime), host: "a", port: 1}
 	s.o.setDefaults()
 	return s
 }
@@ -76,8 +76,8 @@ func FuzzHandshake(f *testing.F) {
 	f.Add([]byte("\x02\x00\x00\x00\x00\x00\x00\x00\x02{}{}{}"))
 	f.Add([]byte("\xff\xff\xff\xff\xff\xff\xff\xff\x03"))
 	f.Fuzz(func(t *testing.T, said []byte) {
-		s, w := testServer(make([]byte, 64), 1<<20, 0), &wire{in: bytes.NewReader(said)}
-		s.handshake(w, new(guard.Slot))
+		s, w := testServer(make([]byte, 64), 1<<20, 0), &fakeConn{in: bytes.NewReader(said)}
+		s.handshake(w, new(wire.Slot))
 		if w.out.Len() == 0 {
 			if s.Stats().Malformed != 1 {
 				t.Fatal("dropped and not counted")
@@ -105,8 +105,8 @@ func FuzzSession(f *testing.F) {
 		for i := range b {
 			b[i] = 0xa5
 		}
-		s, w := testServer(b, base, edge), &wire{in: bytes.NewReader(said)}
-		s.session(w, new(guard.Slot))
+		s, w := testServer(b, base, edge), &fakeConn{in: bytes.NewReader(said)}
+		s.session(w, new(wire.Slot))
 		for i := range edge {
 			if b[i] != 0xa5 || b[len(b)-1-i] != 0xa5 {
 				t.Fatal("bytes beside the registered memory were written")
@@ -139,7 +139,7 @@ func FuzzAnswers(f *testing.F) {
 		batch.left.Store(1)
 		batch.tasks[0].parts.Store(1)
 		p := &part{b: batch, Task: Task{Op: Read, Local: 1 << 20, Remote: 1 << 20, Length: 8}, sent: true}
-		w := &wire{in: bytes.NewReader(said)}
+		w := &fakeConn{in: bytes.NewReader(said)}
 		l := &lane{r: r, conn: w, under: []*part{p}, bytes: 8}
 		l.fail(l.receive(newFlow(w, time.Second), true))
 		l.leave()

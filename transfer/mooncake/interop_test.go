@@ -18,7 +18,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/testkit"
-	"github.com/kvlane/kvlane/transfer/metadata"
+	"github.com/kvlane/kvlane/metadata"
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 

@@ -10,7 +10,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
-	"github.com/kvlane/kvlane/transfer/memory"
+	"github.com/kvlane/kvlane/wire"
 )
 
 // Memory is registered memory, named by addresses that a peer may have made up. Its methods are safe for concurrent use.
@@ -31,7 +31,7 @@ type Memory interface {
 // Regions is registered memory: the host's, whose bytes go between it and sockets without a copy in between, and that of the device that
 // its Mover stages.
 type Regions struct {
-	table *memory.Table
+	table *wire.Table
 
 	mu  sync.Mutex
 	all []*registered // by address
@@ -44,11 +44,11 @@ type registered struct {
 }
 
 // NewRegions returns memory of which nothing is registered, and whose bytes m moves; it outlives them. Nil: of the host alone.
-func NewRegions(m *memory.Mover) *Regions {
+func NewRegions(m *wire.Mover) *Regions {
 	if m == nil {
-		m, _ = memory.NewMover(memory.Options{}) // which nothing is wrong with
+		m, _ = wire.NewMover(wire.MoverOptions{}) // which nothing is wrong with
 	}
-	return &Regions{table: memory.NewTable(m)}
+	return &Regions{table: wire.NewTable(m)}
 }
 
 // Address is by what a registered region is named: the address by which the CPU reaches it, or else its device.

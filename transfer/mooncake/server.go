@@ -13,7 +13,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/transfer/guard"
+	"github.com/kvlane/kvlane/wire"
 )
 
 // ServerOptions say what a Server offers, and how. Zero values are the defaults.
@@ -138,7 +138,7 @@ type Server struct {
 	ctx    context.Context //nolint:containedctx // the server's life, which its goroutines share
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
-	budget *guard.Budget // of requests of the handshake
+	budget *wire.Budget // of requests of the handshake
 	counters
 
 	mu     sync.Mutex
@@ -168,7 +168,7 @@ func Serve(ctx context.Context, o ServerOptions) (_ *Server, err error) {
 	if err != nil {
 		return fail(errors.Join(err, hands.Close()))
 	}
-	s := &Server{o: o, budget: guard.NewBudget(requestsBytes, smallBytes, handshakeTime), conns: make(map[net.Conn]struct{})}
+	s := &Server{o: o, budget: wire.NewBudget(requestsBytes, smallBytes, handshakeTime), conns: make(map[net.Conn]struct{})}
 	s.name(listen, portOf(hands), portOf(data))
 	s.ctx, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	s.listen(hands, maxHandshakes, s.handshake)
@@ -292,9 +292,9 @@ func (s *Server) Directory() error {
 }
 
 // listen takes connections, at most so many at a time, each with a goroutine.
-func (s *Server) listen(l net.Listener, most int, serve func(net.Conn, *guard.Slot)) {
+func (s *Server) listen(l net.Listener, most int, serve func(net.Conn, *wire.Slot)) {
 	stop := context.AfterFunc(s.ctx, func() { _ = l.Close() }) // nothing is lost with a listener
-	slots := guard.NewSlots(most)
+	slots := wire.NewSlots(most)
 	s.wg.Go(func() {
 		defer stop()
 		defer l.Close() //nolint:errcheck // as above
@@ -385,7 +385,7 @@ func (s *Server) stop() error {
 }
 
 // handshake answers one request.
-func (s *Server) handshake(c net.Conn, slot *guard.Slot) {
+func (s *Server) handshake(c net.Conn, slot *wire.Slot) {
 	if c.SetDeadline(time.Now().Add(handshakeTime)) != nil {
 		return
 	}

@@ -6,16 +6,16 @@ import (
 	"net"
 	"time"
 
-	"github.com/kvlane/kvlane/transfer/guard"
+	"github.com/kvlane/kvlane/wire"
 )
 
 // rejectTime is how long the rest of a rejected write is read and thrown away, so that its sender learns why.
 const rejectTime = 2 * time.Second
 
 // session carries out the requests of one connection of data, in order.
-func (s *Server) session(c net.Conn, slot *guard.Slot) {
+func (s *Server) session(c net.Conn, slot *wire.Slot) {
 	f := newFlow(c, s.o.StallTime)
-	pace := guard.NewPace(s.o.StallTime)
+	pace := wire.NewPace(s.o.StallTime)
 	out := newGather(f)
 	in := newInlet(flushing{out})
 	head := make([]byte, headerBytes)

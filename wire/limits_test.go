@@ -1,4 +1,4 @@
-package guard_test
+package wire_test
 
 import (
 	"context"
@@ -9,18 +9,18 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/transfer/guard"
+	"github.com/kvlane/kvlane/wire"
 )
 
 // TestSlots: a new connection takes the slot of the one that has been idle for the longest, and none of one that is busy.
 func TestSlots(t *testing.T) {
-	s := guard.NewSlots(3)
+	s := wire.NewSlots(3)
 	var ended []int
-	take := func(n int) *guard.Slot { return s.Take(func() { ended = append(ended, n) }) }
+	take := func(n int) *wire.Slot { return s.Take(func() { ended = append(ended, n) }) }
 	busy, first, second := take(0), take(1), take(2)
 	busy.Busy()
 	second.Idle()
-	time.Sleep(guard.Grace) // the time that the slots measure
+	time.Sleep(wire.Grace) // the time that the slots measure
 	third := take(3)
 	fourth := take(4)
 	if third == nil || fourth == nil || !slices.Equal(ended, []int{1, 2}) {
@@ -43,7 +43,7 @@ func TestSlots(t *testing.T) {
 
 // TestBudget: requests wait for one another, until a limit; small ones do not.
 func TestBudget(t *testing.T) {
-	b := guard.NewBudget(100, 10, time.Millisecond)
+	b := wire.NewBudget(100, 10, time.Millisecond)
 	release, err := b.Take(t.Context(), 60)
 	if err != nil {
 		t.Fatal(err)
@@ -64,10 +64,10 @@ func TestBudget(t *testing.T) {
 
 // TestPace: a peer has the limit for each PaceBytes, and time that is not waited does not count.
 func TestPace(t *testing.T) {
-	p := guard.NewPace(time.Hour)
+	p := wire.NewPace(time.Hour)
 	ago := func(d time.Duration) time.Time { return time.Now().Add(-d) }
 	for range 10 {
-		if err := errors.Join(p.Moved(guard.PaceBytes-1, ago(50*time.Minute)), p.Moved(1, ago(50*time.Minute))); err != nil {
+		if err := errors.Join(p.Moved(wire.PaceBytes-1, ago(50*time.Minute)), p.Moved(1, ago(50*time.Minute))); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -1,4 +1,4 @@
-package memory
+package wire
 
 import (
 	"bufio"
@@ -43,7 +43,7 @@ func newRig(t *testing.T, so sim.Options) *rig {
 	must(t, err)
 	s, err := streamcopy.Open(d, streamcopy.Options{})
 	must(t, err)
-	m, err := NewMover(Options{Device: d, Copy: s, ChunkBytes: 8 << 10, Chunks: 3})
+	m, err := NewMover(MoverOptions{Device: d, Copy: s, ChunkBytes: 8 << 10, Chunks: 3})
 	must(t, err)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -231,7 +231,7 @@ func TestManyAtOnce(t *testing.T) {
 }
 
 func TestTable(t *testing.T) {
-	m, err := NewMover(Options{})
+	m, err := NewMover(MoverOptions{})
 	must(t, err)
 	x := NewTable(m)
 	a, b := host(t, 4096), host(t, 4096)
@@ -277,7 +277,7 @@ func TestTable(t *testing.T) {
 
 // TestRemoveWaits: memory is removed for others at once, and for its owner when nobody touches it.
 func TestRemoveWaits(t *testing.T) {
-	m, err := NewMover(Options{})
+	m, err := NewMover(MoverOptions{})
 	must(t, err)
 	x := NewTable(m)
 	a := host(t, 4096)
@@ -307,12 +307,12 @@ func TestRemoveWaits(t *testing.T) {
 // TestNoDevice: without a device its memory is refused when it is registered, not when it is used.
 func TestNoDevice(t *testing.T) {
 	r := newRig(t, sim.Options{})
-	m, err := NewMover(Options{})
+	m, err := NewMover(MoverOptions{})
 	must(t, err)
 	if err := NewTable(m).Add(0, r.alloc(t, 4096)); !errors.Is(err, errdefs.ErrNotSupported) {
 		t.Errorf("device memory: %v", err)
 	}
-	if _, err := NewMover(Options{Device: r.dev}); !errors.Is(err, errdefs.ErrInvalid) {
+	if _, err := NewMover(MoverOptions{Device: r.dev}); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("a device without a stream: %v", err)
 	}
 }
@@ -361,7 +361,7 @@ func (l *losing) take(p []byte) (int, error) {
 // TestDefectLostHostMemoryIsReportedGood: bytes of another process's host memory, which that took back while they were moved, are not reported
 // good, though the CPU could read and write them to the end.
 func TestDefectLostHostMemoryIsReportedGood(t *testing.T) {
-	m, err := NewMover(Options{})
+	m, err := NewMover(MoverOptions{})
 	must(t, err)
 	theirs := func() (*mem.Region, *losing) {
 		own := host(t, 4096)
@@ -382,7 +382,7 @@ func TestDefectLostHostMemoryIsReportedGood(t *testing.T) {
 
 // TestHoldsOnce: pieces that name two regions by turns hold each once.
 func TestHoldsOnce(t *testing.T) {
-	m, err := NewMover(Options{})
+	m, err := NewMover(MoverOptions{})
 	must(t, err)
 	table := NewTable(m)
 	must(t, table.Add(0, host(t, 4096)))

@@ -1,4 +1,4 @@
-package memory
+package wire
 
 import (
 	"cmp"
@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Defaults of Options.
+// Defaults of MoverOptions.
 const (
 	DefaultChunkBytes = 2 << 20
 	DefaultChunks     = 8
@@ -24,8 +24,8 @@ const (
 // ahead is how many chunks one transfer has at most: one on the socket, the others on the device's queue.
 const ahead = 4
 
-// Options say how a Mover is made. The zero value moves memory that the CPU reaches.
-type Options struct {
+// MoverOptions say how a Mover is made. The zero value moves memory that the CPU reaches.
+type MoverOptions struct {
 	// Device allocates the pinned chunks. Nil: device memory is ErrNotSupported.
 	Device device.Device
 	// Copy copies between chunks and Device's memory. It stays the caller's, and outlives the Mover.
@@ -41,7 +41,7 @@ type Options struct {
 // sender has none while nothing goes, as of a BriefReader a receiver has none while nothing comes: who is slow at the other end keeps them from
 // nobody. Who has begun to send to a plain Writer keeps one until all is sent.
 type Mover struct {
-	o       Options
+	o       MoverOptions
 	in, out chan mem.Extent // chunks that are free, of what is received and sent
 
 	mu     sync.Mutex
@@ -50,7 +50,7 @@ type Mover struct {
 }
 
 // NewMover returns a Mover. ErrInvalid.
-func NewMover(o Options) (*Mover, error) {
+func NewMover(o MoverOptions) (*Mover, error) {
 	o.ChunkBytes, o.Chunks = cmp.Or(o.ChunkBytes, DefaultChunkBytes), cmp.Or(o.Chunks, DefaultChunks)
 	if o.ChunkBytes < 0 || o.Chunks < 0 || (o.Device == nil) != (o.Copy == nil) {
 		return nil, fmt.Errorf("make mover with %d chunks of %d bytes: a device and its stream go together: %w", o.Chunks, o.ChunkBytes, errdefs.ErrInvalid)

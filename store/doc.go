@@ -84,9 +84,6 @@
 //
 // # Concurrency
 //
-// All methods are safe for concurrent use. Each task's state belongs to one goroutine at a time; Config.Tasks bounds tasks. A load of one
-// batch begins on that of the caller of Load where the stream of loads is idle, as a dump into a cache alone does on that of the caller of Dump,
-// and if the copy is small whoever waits for it goes on.
-// Three pools of fixed size read from tiers, compute checksums, and write to tiers. No lock is held across I/O, driver
+// All methods are safe for concurrent use. Each task's state belongs to one goroutine at a time; Config.Tasks bounds tasks. Three pools of fixed size read from tiers, compute checksums, and write to tiers. No lock is held across I/O, driver
 // calls or hooks. Close joins every goroutine.
 package store

@@ -51,14 +51,11 @@ type DumpTask struct {
 	running bool   // the task's goroutine has not left
 	skipped int
 
-	vacancy // see start
-
 	// The rest belongs to the task's goroutine; an item's slot to the writer that has its job.
 	sc       *scratch
 	srcLeft  int          // blocks whose page may still be read
 	cohorts  []*cohort    // that are copied or sealed
 	arrivals []submission // layerwise: in the order of submission
-	sorted   bool         // see sort
 	met      bool         // nothing of the client's is waited for any more: every shard has come, recorded work is done
 }
 
@@ -110,7 +107,7 @@ func (s *Store) Dump(ctx context.Context, pages *Pages, refs []Ref, o DumpOption
 	t.sums = s.summable(sc.planes)
 	s.index.Use(o.Before, sc.keys)
 	s.count.dumps.Add(1)
-	t.start()
+	s.runners.start(t)
 	return t, nil
 }
 
@@ -151,17 +148,9 @@ func (t *DumpTask) give(shard int) error {
 	return nil
 }
 
-// Done is closed when the task has resolved, well or badly: every block has its result, and nothing touches the task's pages or
-// slots any more. Who can call SourceFree, Published or Durable hears of small dumps sooner.
-func (t *DumpTask) Done() <-chan struct{} {
-	t.unattended()
-	return t.done
-}
-
 // SourceFree waits until no page will be read any more, by this task or by hardware on its behalf, and returns nil; or
 // until ctx ends, and returns the context's cause. Whether the blocks were stored is another question: Durable.
 func (t *DumpTask) SourceFree(ctx context.Context) error {
-	t.attend(ctx)
 	select {
 	case <-t.srcDone:
 		return nil
@@ -178,7 +167,6 @@ func (t *DumpTask) SourceFree(ctx context.Context) error {
 // Published waits until lookups find every block, or it has failed, and returns nil; or until ctx ends, and returns the
 // context's cause. Whether the blocks were stored is another question: Durable.
 func (t *DumpTask) Published(ctx context.Context) error {
-	t.attend(ctx)
 	select {
 	case <-t.pubDone:
 		return nil
@@ -196,7 +184,6 @@ func (t *DumpTask) Published(ctx context.Context) error {
 // or until ctx ends, and returns the context's cause and what the blocks still wait for. A block waits for Config.WaitMax at
 // most for room in a tier, and for as long as the system takes to write it.
 func (t *DumpTask) Durable(ctx context.Context) error {
-	t.attend(ctx)
 	err := t.wait(ctx, t.done)
 	select {
 	case <-t.done:
@@ -236,40 +223,6 @@ func (t *DumpTask) Skipped() int {
 	return t.skipped
 }
 
-// start begins to copy where that waits for nothing: the stream is idle, one batch is all, there are slots, and no tier below is to be
-// asked. Then a goroutine gets the task; but a small copy is left to whoever waits for it, for a while.
-func (t *DumpTask) start() {
-	if few := t.left <= min(firstBlocks, t.s.most); few && !t.layers && len(t.after) == 0 && len(t.s.durable) == 0 && t.s.dumps.idle() {
-		t.met = true
-		t.sort()
-		t.beginCohort(t.left, false)
-		if len(t.sc.todo) == 0 && len(t.cohorts) == 1 && t.cohorts[0].brief() {
-			t.leave(t.unattended)
-			return
-		}
-	}
-	t.s.runners.start(t)
-}
-
-// unattended has a goroutine go on with the task, if nobody has it.
-func (t *DumpTask) unattended() {
-	if t.claim() {
-		t.s.runners.start(t)
-	}
-}
-
-// attend goes on with the task if nobody has it, for as long as it takes to wake somebody else up; who gets it then has it sealed.
-func (t *DumpTask) attend(ctx context.Context) {
-	if !t.claim() {
-		return
-	}
-	t.later.Stop()
-	if g := t.cohorts[0]; g.flights[0].ticket.Spin(ctx) {
-		t.take(g)
-	}
-	t.s.runners.start(t)
-}
-
 // run owns the task until its blocks are published; writers resolve it.
 func (t *DumpTask) run() {
 	if err := t.ready(); err != nil {
@@ -282,11 +235,8 @@ func (t *DumpTask) run() {
 	t.one(-1, nil)
 }
 
-// ready waits for what the dump comes after, and sorts out what need not be copied, unless start has.
+// ready waits for what the dump comes after, and sorts out what need not be copied.
 func (t *DumpTask) ready() error {
-	if t.sorted {
-		return nil
-	}
 	t.after, t.behind = t.s.dumps.split(t.ctx, t.after)
 	t.met = !t.layers && len(t.behind) == 0
 	if err := t.meet(t.after); err != nil {
@@ -304,7 +254,6 @@ func (t *DumpTask) copy() {
 
 // sort gives blocks that are durable their result and leaves the others in todo.
 func (t *DumpTask) sort() {
-	t.sorted = true
 	sc := t.sc
 	sc.kept, sc.durable = sc.kept[:0], sc.durable[:0]
 	for range sc.refs {

@@ -43,10 +43,7 @@ type LoadTask struct {
 
 	reached gate // layerwise: of shards that no block of the task still waits for
 
-	vacancy // see start
-
 	// The rest belongs to the goroutine that has the task.
-	untimed   bool // nobody saw when its copy had landed
 	sc        *scratch
 	left      int       // blocks without a result
 	begun     time.Time // when the task began, and then what it has brought from the cache and from below
@@ -67,8 +64,7 @@ type LoadTask struct {
 // right, a few times. A lease, where given, is of this store and pins the blocks of all refs, in any order (ErrInvalid), and
 // must not have ended (ErrExpired); its pins stay until the load is done. Load waits
 // until ctx ends for its turn among Config.Tasks; ctx has no say over the task once that is returned. pages stays unchanged
-// until Done. Where no other load is being copied, Load may begin to copy, and call the device's driver for it; for the first load by a path
-// also to get what the path needs, which ctx does not end (Config's streams may be opened with all of it).
+// until Done.
 //
 // Blocks fail one by one, with ErrNotFound (the block went meanwhile), ErrCorrupt (its bytes failed their check in every
 // tier that had it, which dropped it, or on the page, time and again), ErrBusy (no slot came free), ErrExpired (all of them: streams
@@ -111,7 +107,7 @@ func (s *Store) Load(ctx context.Context, lease *Lease, pages *Pages, refs []Ref
 	}
 	s.count.loads.Add(1)
 	t.progress.begin(o.Progress, t)
-	t.start()
+	s.runners.start(t)
 	return t, nil
 }
 
@@ -140,17 +136,9 @@ func (t *LoadTask) reach() {
 	}
 }
 
-// Done is closed when the task has resolved, well or badly: every block has its result, and nothing touches the task's
-// pages or slots any more. Who can call Wait hears of small loads sooner.
-func (t *LoadTask) Done() <-chan struct{} {
-	t.unattended()
-	return t.done
-}
-
 // Wait waits until the task has resolved and returns the errors of its blocks, joined; or until ctx ends, and returns
 // the context's cause.
 func (t *LoadTask) Wait(ctx context.Context) error {
-	t.attend(ctx)
 	return t.wait(ctx, t.done)
 }
 
@@ -161,7 +149,6 @@ func (t *LoadTask) WaitShard(ctx context.Context, shard int) error {
 	if shard < 0 || shard >= t.s.shards {
 		return fmt.Errorf("wait for shard %d of %d: %w", shard, t.s.shards, errdefs.ErrInvalid)
 	}
-	t.attend(ctx)
 	if !t.layers {
 		return t.wait(ctx, t.done)
 	}

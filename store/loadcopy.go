@@ -208,22 +208,6 @@ func (t *LoadTask) recall(g *cohort, group, to int) {
 	g.wanted[group] = wanted
 }
 
-// foresee recalls checksums, while there is nothing else to do, before the copies have landed that they are compared with: those that the
-// cache has kept lie apart, and not in the CPU's caches. It says whether there may be more; the time for which it keeps from taking note
-// of what has landed is short.
-func (t *LoadTask) foresee() bool {
-	const blocks = 256
-	for _, g := range t.cohorts {
-		for group, members := range g.members {
-			if n := len(g.wanted[group]) / len(t.s.layers[group]); t.sums && !g.bare && n < len(members) {
-				t.recall(g, group, min(n+blocks, len(members)))
-				return true
-			}
-		}
-	}
-	return false
-}
-
 // handle verifies slots by the CPU, as far as the part has copied them.
 func (t *LoadTask) handle(sh *share) {
 	p := sh.p

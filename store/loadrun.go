@@ -3,62 +3,11 @@ package store
 import (
 	"context"
 	"fmt"
-	"runtime"
 	"slices"
-	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/tier"
 )
-
-// start begins to copy if the stream is idle and one batch is all: to wake a goroutine for it may take longer than all the rest. Then a
-// goroutine gets the task; but a small copy is left to whoever waits for it, for a while.
-func (t *LoadTask) start() {
-	most := min(firstBlocks, t.s.most)
-	if t.layers {
-		most = 2*t.s.piece - 1
-	}
-	if t.left <= most && len(t.after) == 0 && t.s.loads.idle() {
-		t.issue()
-		if t.progress.to == nil && t.brief() {
-			t.leave(t.unattended)
-			return
-		}
-	}
-	t.s.runners.start(t)
-}
-
-// unattended has a goroutine go on with the task, if nobody has it.
-func (t *LoadTask) unattended() {
-	if t.claim() {
-		t.untimed = true
-		t.s.runners.start(t)
-	}
-}
-
-// attend goes on with the task if nobody has it, for as long as it takes to wake somebody else up.
-func (t *LoadTask) attend(ctx context.Context) {
-	if !t.claim() {
-		return
-	}
-	t.later.Stop()
-	ticket := t.cohorts[0].flights[0].ticket
-	t.untimed = ticket.Poll()
-	t.foresee()
-	if t.untimed || ticket.Spin(ctx) {
-		t.advance()
-	}
-	if t.left == 0 && len(t.cohorts) == 0 {
-		t.finish()
-		return
-	}
-	t.s.runners.start(t)
-}
-
-// brief says whether one small copy, which is under way, is all that is left to do.
-func (t *LoadTask) brief() bool {
-	return t.checking+t.reading == 0 && len(t.cohorts) == 1 && t.cohorts[0].n == t.left && t.cohorts[0].brief()
-}
 
 // issue begins what may be begun.
 func (t *LoadTask) issue() {
@@ -85,16 +34,6 @@ func (t *LoadTask) run() {
 			if len(t.sc.todo) == 0 && len(t.sc.reads) == 0 && !t.await() {
 				break
 			}
-			continue
-		}
-		if t.foresee() {
-			t.advance()
-			continue
-		}
-		if stop != nil && t.brief() {
-			// Who waits for a small copy polls: to be woken up takes as long as that.
-			_ = t.cohorts[0].flights[0].ticket.Wait(t.ctx)
-			t.advance()
 			continue
 		}
 		select {
@@ -240,20 +179,9 @@ func (t *LoadTask) work(kind jobKind, i int32) {
 	if kind == jobCheck {
 		err = t.s.formats[it.group].Verify(t.s.imageOf(it.slot.Extent(), it.group).Bytes(), t.sc.keys[i])
 	} else {
-		begun := time.Now()
 		it.slot, it.from, err = t.s.fetch(t.ctx, t.sc.keys[i:i+1], fetching{wait: true, pinned: t.lease != nil, raw: t.room(i)})
-		if n := t.s.formats[it.group].Layout.ImageBytes(); int64(t.blocks)*n > 2*briefBytes && time.Since(begun) <= cachedRead(n) {
-			defer runtime.Gosched()
-		}
 	}
 	t.sc.results <- result{kind, i, err}
-}
-
-// cachedRead is how long a read of so many bytes out of the page cache takes at most: 100 us, and 1 ns a byte. After such a read its goroutine
-// yields, so that the load that it has woken runs before the next read. It does not after a read that waited for a disk, since fewer of those
-// would be under way, nor for a short load, whose blocks would be copied in more batches.
-func cachedRead(bytes int64) time.Duration {
-	return 100*time.Microsecond + time.Duration(bytes)*time.Nanosecond
 }
 
 // took acts on what a job found.
@@ -466,7 +394,7 @@ func (t *LoadTask) failLate() {
 func (t *LoadTask) finish() {
 	took := t.s.clock.Now().Sub(t.begun)
 	t.s.count.loaded.observe(took)
-	if t.memory+t.files > 0 && !t.untimed {
+	if t.memory+t.files > 0 {
 		t.s.admission.Loaded(t.memory, t.files, took)
 	}
 	t.failLate()

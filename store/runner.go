@@ -1,10 +1,6 @@
 package store
 
-import (
-	"sync"
-	"sync/atomic"
-	"time"
-)
+import "sync"
 
 // runners are goroutines that run tasks, one at a time each. They stay when a task has ended: a new goroutine begins with a small
 // stack, and making it as large as a task needs takes as long as copying a block.
@@ -18,24 +14,6 @@ type runners struct {
 func (r *runners) init() {
 	r.idle, r.quit = make(chan interface{ run() }), make(chan struct{})
 }
-
-// unattended is how long a task may be left to whoever waits for it, and does not come.
-const unattended = 200 * time.Microsecond
-
-// vacancy says that no goroutine has a task, whose small copy is under way: to wake one takes longer than it takes somebody to wait. Who
-// claims it is the one that goes on with the task. Its zero value: somebody has it.
-type vacancy struct {
-	vacant atomic.Bool
-	later  *time.Timer // sees to it that somebody does
-}
-
-// leave vacates the task, and has otherwise called where for a while nobody has claimed it. The task is nobody else's yet.
-func (v *vacancy) leave(otherwise func()) {
-	v.vacant.Store(true)
-	v.later = time.AfterFunc(unattended, otherwise)
-}
-
-func (v *vacancy) claim() bool { return v.vacant.CompareAndSwap(true, false) }
 
 // start runs t, by a goroutine that is idle if there is one.
 func (r *runners) start(t interface{ run() }) {

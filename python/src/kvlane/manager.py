@@ -2,7 +2,7 @@
 
 The scheduler has a Manager, which needs no device and moves nothing; each worker has a Store. The scheduler's jobs travel to the
 workers as hashes, from which each worker makes the keys of its own rank, and are carried out in the order in which they were
-made: docs/library.md, "Schedulers and workers in processes of their own".
+made: docs/library.md, "Separate scheduler and worker processes".
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ func (t *DumpTask) run() {
 
 // ready waits for what the dump comes after, and sorts out what need not be copied.
 func (t *DumpTask) ready() error {
-	t.after, t.behind = t.s.dumps.split(t.ctx, t.after)
+	t.after, t.behind = t.s.dumps.SplitDeps(t.ctx, t.after)
 	t.met = !t.layers && len(t.behind) == 0
 	if err := t.meet(t.after); err != nil {
 		return err

@@ -113,7 +113,7 @@ func (t *DumpTask) submit(g *cohort, after ...stream.Recorded) {
 		defer cancel()
 		ctx = bounded
 	}
-	err := g.launch(ctx, &t.s.dumps, g.fly(t.s, t.sc, mem.ToSlots, t.sums), after...)
+	err := g.launch(ctx, t.s.clock.Now(), t.s.dumps, g.fly(t.s, t.sc, mem.ToSlots, t.sums), after...)
 	if err != nil && ctx.Err() != nil && t.ctx.Err() == nil {
 		err = fmt.Errorf("the stream was not to be told to wait in %v: %w: %w", t.s.cfg.LeaseMax, errdefs.ErrExpired, err)
 	}
@@ -164,7 +164,7 @@ func (g *cohort) settled() bool { return g.quiet() && g.proved == g.landed }
 
 // take takes note of what has landed of g, whose pages are read no more, and has it sealed; and of what has been sealed.
 func (t *DumpTask) take(g *cohort) {
-	landed := g.news(&t.task, &t.s.dumps, &t.s.count.dump)
+	landed := g.news(&t.task, t.s.dumps, &t.s.count.dump)
 	if g.layered {
 		landed = g.joined(context.Cause(t.ctx))
 	} else if g.early { // what has been quarantined is not sealed

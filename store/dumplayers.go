@@ -66,7 +66,7 @@ func (t *DumpTask) awaitBehind(g *cohort) error {
 	for !g.quiet() {
 		select {
 		case <-g.oldest():
-			g.news(&t.task, &t.s.dumps, &t.s.count.dump)
+			g.news(&t.task, t.s.dumps, &t.s.count.dump)
 		case <-t.ctx.Done():
 			return nil // it is acted on where slots go to quarantine
 		case <-late.Chan():
@@ -178,7 +178,7 @@ func (t *DumpTask) arrival(g *cohort, k int) (submission, error) {
 
 // arrived notes a submission.
 func (t *DumpTask) arrived(sub submission) {
-	sub.after, sub.behind = t.s.dumps.split(t.ctx, sub.after)
+	sub.after, sub.behind = t.s.dumps.SplitDeps(t.ctx, sub.after)
 	t.arrivals = append(t.arrivals, sub)
 }
 
@@ -228,7 +228,7 @@ func (t *DumpTask) hold(g *cohort, submitted <-chan submission, resolved <-chan 
 		case <-resolved:
 			return submission{}, nil
 		case <-g.oldest():
-			g.news(&t.task, &t.s.dumps, &t.s.count.dump)
+			g.news(&t.task, t.s.dumps, &t.s.count.dump)
 		case <-t.ctx.Done():
 			return submission{}, context.Cause(t.ctx)
 		case <-t.s.closing:

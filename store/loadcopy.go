@@ -104,7 +104,7 @@ func (t *LoadTask) launch(g *cohort, awaited bool) {
 	}
 	f := g.fly(t.s, t.sc, mem.ToPages, t.sums)
 	f.batch.Awaited = awaited
-	g.fail(g.launch(t.ctx, &t.s.loads, f))
+	g.fail(g.launch(t.ctx, t.s.clock.Now(), t.s.loads, f))
 	if g.err != nil {
 		return
 	}
@@ -121,7 +121,7 @@ func (t *LoadTask) advance() {
 	for n := 0; n < len(t.cohorts); {
 		g := t.cohorts[n]
 		if !g.quiet() {
-			landed := g.news(&t.task, &t.s.loads, &t.s.count.load)
+			landed := g.news(&t.task, t.s.loads, &t.s.count.load)
 			for k := landed.from; k < landed.to; k++ {
 				t.check(g, k)
 				t.proved(g, k+1)

@@ -18,6 +18,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/store/admission"
 	"github.com/kvlane/kvlane/store/index"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/renew"
 	"github.com/kvlane/kvlane/tier"
 )
 
@@ -62,8 +64,8 @@ type Store struct {
 	chunk   int   // blocks of a layerwise dump that hold slots at a time
 	held    int64 // slots that layerwise dumps may hold
 	now     context.Context
-	loads   lane
-	dumps   lane
+	loads   *renew.Stream
+	dumps   *renew.Stream
 	readers *pool
 	writers *pool
 	checks  *pool
@@ -148,8 +150,7 @@ func Open(c Config) (*Store, error) {
 	s.now = now
 	s.loadCtx, s.endLoad = context.WithCancelCause(context.Background())
 	s.dumpCtx, s.endDump = context.WithCancelCause(context.Background())
-	s.loads.init("load", c.OpenLoad, s)
-	s.dumps.init("dump", c.OpenDump, s)
+	s.loads, s.dumps = s.newStream("load", c.OpenLoad), s.newStream("dump", c.OpenDump)
 	s.count.init(len(tiers))
 	s.readers = newPool(jobFetch, c.Readers)
 	s.writers = newGroupPool(c.Writers, s.group(), s.write)
@@ -204,11 +205,21 @@ func (s *Store) Drop(ctx context.Context, keys []block.Key) (stay int, err error
 	return stay, nil
 }
 
+// newStream returns the stream of one direction.
+func (s *Store) newStream(direction string, open func() (stream.Stream, error)) *renew.Stream {
+	return renew.New(renew.Options{
+		Name: direction, Open: open, Clock: s.clock,
+		Retried: func() { s.count.retries.Add(1) },
+		Reopened: func(cause error) {
+			s.count.reopened.Add(1)
+			s.cfg.Hooks.streamReopened(direction, cause)
+		},
+	})
+}
+
 // OpenStreams opens the streams of loads and dumps, which otherwise happens when they are first needed.
 func (s *Store) OpenStreams(ctx context.Context) error {
-	_, errLoads := s.loads.get(ctx)
-	_, errDumps := s.dumps.get(ctx)
-	return errors.Join(errLoads, errDumps)
+	return errors.Join(s.loads.Open(ctx), s.dumps.Open(ctx))
 }
 
 // turns has one token a running task.
@@ -296,8 +307,8 @@ func (s *Store) Close(ctx context.Context) error {
 	s.writers.close()
 	s.checks.close()
 	s.runners.close()
-	toldLoads, errLoads := s.loads.close(ctx)
-	toldDumps, errDumps := s.dumps.close(ctx)
+	toldLoads, errLoads := s.loads.Close(ctx)
+	toldDumps, errDumps := s.dumps.Close(ctx)
 	s.told = errors.Join(s.told, toldLoads, toldDumps)
 	if err := errors.Join(errLoads, errDumps); err != nil { // a stream is still open, and so may be at the slots
 		if ctx.Err() != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/renew"
 )
 
 // task is what loads, dumps and prefetches have in common.
@@ -85,14 +86,14 @@ func (t *task) Paths() []stream.Completion {
 }
 
 // travelled notes a flight of l whose ticket has resolved.
-func (t *task) travelled(l *lane, all *tally, f *flight) {
-	l.resolved.Add(1)
+func (t *task) travelled(l *renew.Stream, all *tally, f *flight) {
+	l.Resolved()
 	tk := f.ticket
 	c := tk.Completion()
 	all.add(c, f.submitted)
 	if err := tk.Err(); err != nil && t.ctx.Err() == nil {
 		t.s.count.batchesFailed.Add(1)
-		t.s.cfg.Hooks.batchFailed(l.name, err)
+		t.s.cfg.Hooks.batchFailed(l.Name(), err)
 	}
 	t.mu.Lock()
 	t.went = append(t.went, c)

@@ -57,6 +57,9 @@ var mayImport = map[string]string{
 	// The life of an ordered stream, whatever copies its batches.
 	"stream/ordered": onDevice + " stream",
 
+	// A stream that replaces broken ones.
+	"stream/renew": onDevice + " stream",
+
 	// What durable tiers share.
 	"tier/internal/blockdir": "errdefs block mem internal/dirfs",
 	"tier/internal/usage":    "errdefs block",
@@ -85,7 +88,7 @@ var mayImport = map[string]string{
 	"store/index":           onTier + " tier",
 	"store/manager":         onTier + " tier store/admission",
 	"store/admission":       "",
-	"store":                 anyPlain + " store/index store/admission internal/sys/hostmem internal/leak",
+	"store":                 anyPlain + " store/index store/admission stream/renew internal/sys/hostmem internal/leak",
 	"replay":                anyPlain + " store replay/kvcache bench internal/ctxio internal/gunzip internal/present internal/sys/hostmem",
 	"replay/kvcache":        anyPlain + " store",
 	"replay/demo":           anyPlain + " store replay internal/present",

@@ -133,7 +133,7 @@ var storeMutants = []mutant{
 	defect(".", "TestHostStreamsGetAllAhead",
 		"engine.go", "Prepare: e.cfg.HostStreams", "Prepare: false"),
 	defect("store", "TestReplacedStreamWaitsForRecordedWorkToo",
-		"store/lane.go", "if err = precede(ctx, st, after); err == nil {", "if err = precede(ctx, st, after[:len(after)*(1-try)]); err == nil {"),
+		"stream/renew/stream.go", "if err = orderAfter(ctx, st, after); err == nil {", "if err = orderAfter(ctx, st, after[:len(after)*(1-try)]); err == nil {"),
 	defect("store", "TestDumpBehindRecordedWorkHoldsFewSlots",
 		"store/dumplayers.go", "	t.s.layerSlots.Release(want)\n", "",
 		"store/dumplayers.go", "t.s.layerSlots.Acquire(wait, want)", "wait.Err()"),

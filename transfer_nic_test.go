@@ -58,21 +58,23 @@ func TestDefectMemoryOfOthersPassesForTheCaches(t *testing.T) {
 	s, err := e.OpenStream()
 	must(err)
 	t.Cleanup(func() { must(s.Close(context.Background())) })
-	engine, err := transfer.Open(transfer.Options{NICs: by, Device: e.Device(), Copy: s})
-	must(err)
-	t.Cleanup(func() { must(engine.Close(context.Background())) })
-	tr, region := kvlane.TransferBy(e, engine), kvlane.Regions(cache)[0]
+	open := func() *transfer.Engine {
+		engine, err := transfer.Open(transfer.Options{NICs: by, Device: e.Device(), Copy: s})
+		must(err)
+		t.Cleanup(func() { must(engine.Close(context.Background())) })
+		return engine
+	}
+	tr, region := kvlane.TransferBy(e, open()), kvlane.Regions(cache)[0]
 	for range 2 {
 		must(kvlane.RegisterLocal(tr, cache))
 	}
-	must(engine.UnregisterLocal(t.Context(), region))
+	engine := open()
 	others, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Device: region.Device(), Len: region.Len(), Dev: region.Dev()})
 	must(err)
 	must(engine.RegisterLocal(others))
 	if err := kvlane.RegisterLocal(kvlane.TransferBy(e, engine), cache); !errors.Is(err, errdefs.ErrExists) {
 		t.Errorf("memory that another has registered: %v", err)
 	}
-	must(engine.UnregisterLocal(t.Context(), others))
 }
 
 // Environment variables of the process that receives in TestVerbsTransfer: its NIC, and its driver.

@@ -22,6 +22,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	"github.com/kvlane/kvlane/stream/nic"
+	"github.com/kvlane/kvlane/stream/softnic"
 	"github.com/kvlane/kvlane/topology"
 )
 
@@ -159,7 +160,7 @@ func (n *NICs) openProvider(dev device.Device, openCopy func() (stream.Stream, e
 	}
 	o := soft.Options{Devices: make([]soft.DeviceOptions, count)} // which the CPU copies for
 	if dev != nil {
-		m := soft.NewStreamMover(openCopy)
+		m := softnic.NewMover(openCopy)
 		n.closes.Add("mover", m.Close)
 		if err := m.Open(); err != nil {
 			return nil, err

@@ -115,12 +115,3 @@ func Connect(d Device, q QP, o ConnectOptions, remote Endpoint) error {
 	}
 	return nil
 }
-
-// Loopback connects q, a queue pair of d in QPSReset, to itself.
-func Loopback(d Device, q QP, o ConnectOptions) error {
-	self, err := LocalEndpoint(d, q, o)
-	if err != nil {
-		return err
-	}
-	return Connect(d, q, o, self)
-}

@@ -22,7 +22,8 @@ func Example() {
 	mr := must(pd.RegMR(mem.All(must(hostmem.Region(buffer))), rdma.MROptions{Access: rdma.AccessLocalWrite | rdma.AccessRemoteWrite}))
 	cq := must(dev.CreateCQ(rdma.CQOptions{Entries: 16}))
 	qp := must(pd.CreateQP(rdma.QPOptions{SendCQ: cq, RecvCQ: cq, Caps: rdma.QPCaps{MaxSendWR: 16, MaxSendSGE: 1}}))
-	check(rdma.Loopback(dev, qp, rdma.ConnectOptions{}))
+	self := must(rdma.LocalEndpoint(dev, qp, rdma.ConnectOptions{}))
+	check(rdma.Connect(dev, qp, rdma.ConnectOptions{}, self))
 
 	m := mr.Info()
 	must(qp.PostSend([]rdma.SendWR{

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/share"
+	"github.com/kvlane/kvlane/wire"
 )
 
 // Every connection begins with a hello, of a fixed length, and a welcome. Nothing else is sent before the welcome has come, so that a
@@ -128,7 +129,7 @@ func (s status) err(text []byte) error {
 	case s == 0 || s >= statuses:
 		return fmt.Errorf("the target answers status %d: %w", uint8(s), errdefs.ErrMismatch)
 	}
-	return &refusal{text: string(text), why: statusErrors[s]}
+	return &wire.AnswerError{Err: &refusal{text: string(text), why: statusErrors[s]}}
 }
 
 // refusal is what a target has answered. What it refused it will refuse again.
@@ -140,21 +141,6 @@ type refusal struct {
 func (r *refusal) Error() string { return fmt.Sprintf("the target answers %q: %v", r.text, r.why) }
 
 func (r *refusal) Unwrap() error { return r.why }
-
-// answerError is an error in an answer of another process.
-type answerError struct{ err error }
-
-func (e *answerError) Error() string { return e.err.Error() }
-
-func (e *answerError) Unwrap() error { return e.err }
-
-// Answered reports whether err is about an answer of another process. Then ErrInvalid does not mean
-// that the caller made a mistake.
-func Answered(err error) bool {
-	var refused *refusal
-	var answer *answerError
-	return errors.As(err, &refused) || errors.As(err, &answer)
-}
 
 // maxText is how much of an error is sent.
 const maxText = 512
@@ -175,7 +161,7 @@ func readWelcome(r io.Reader) (share.Identity, error) {
 	}
 	s, id, err := decodeWelcome(b)
 	if err != nil {
-		return id, &answerError{err}
+		return id, &wire.AnswerError{Err: err}
 	}
 	return id, s.err([]byte("it does not take the connection"))
 }

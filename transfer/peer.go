@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/share"
+	"github.com/kvlane/kvlane/wire"
 )
 
 // peer is another engine, as this one reaches it: one control connection and some lanes, made when they are needed, and made again.
@@ -177,7 +178,7 @@ func (p *peer) call(ctx context.Context, t call, v, answer any) error {
 		return nil
 	}
 	if err := out.decode(answer); err != nil {
-		return &answerError{err}
+		return &wire.AnswerError{Err: err}
 	}
 	return nil
 }
@@ -222,7 +223,7 @@ func (c *controlConn) ask(ctx context.Context, f *frame) (out frame, err error) 
 		err = fmt.Errorf("a reply of type %d to a request of type %d: %w", out.call, f.call, errdefs.ErrMismatch)
 	}
 	if err != nil {
-		err = &answerError{err}
+		err = &wire.AnswerError{Err: err}
 	}
 	if !stop() && err != nil {
 		err = errors.Join(context.Cause(ctx), err)

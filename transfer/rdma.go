@@ -30,8 +30,8 @@ func closeDomain(d *rail.Domain) error {
 }
 
 // RegisterLocal registers memory of this process that batches read and write with the engine's NICs: what is not registered goes by other
-// paths. Without NICs it does nothing. It pins the memory, which UnregisterLocal has to take back before it is freed. ErrExists for what is
-// registered, ErrNotSupported for memory of another process, which could not take it back, and what the NICs say, unless they are
+// paths. Without NICs it does nothing. It pins the memory until the engine is closed. ErrExists for what is
+// registered, ErrNotSupported for memory of another process, and what the NICs say, unless they are
 // Options.NICsOptional.
 func (e *Engine) RegisterLocal(r *mem.Region) error {
 	if e.local == nil {
@@ -66,18 +66,6 @@ func (e *Engine) leaveOut(why error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.refusal = why
-}
-
-// UnregisterLocal takes back RegisterLocal, when no batch moves the memory by NICs any more. What is not registered is no error. If ctx ends
-// first it may be called again, and the memory must not be freed.
-func (e *Engine) UnregisterLocal(ctx context.Context, r *mem.Region) error {
-	if e.local == nil {
-		return nil
-	}
-	if err := e.local.Unregister(ctx, r); err != nil {
-		return fmt.Errorf("unregister local memory: %w", err)
-	}
-	return nil
 }
 
 // rails are a NIC here and one there, by their indices.

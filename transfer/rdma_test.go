@@ -16,6 +16,7 @@ import (
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma/rail"
+	"github.com/kvlane/kvlane/rdma/rdmatest"
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
@@ -90,7 +91,7 @@ func TestRDMALocalMemory(t *testing.T) {
 	p, here, there := rdmaPair(t, nics, Options{}, n)
 	b := p.do(t, write(here))
 	wantPath(t, b, PathRDMA, false)
-	must(t, p.initiator.UnregisterLocal(t.Context(), here))
+	must(t, p.initiator.local.Unregister(t.Context(), here))
 	pattern(here.Bytes(), 2)
 	b = p.do(t, write(here))
 	wantPath(t, b, PathTCP, true)
@@ -359,7 +360,7 @@ func FuzzQueue(f *testing.F) {
 
 // TestRDMAFaults: whatever of the verbs fails, once: it is reported, or the batch arrives all the same, and all can be closed.
 func TestRDMAFaults(t *testing.T) {
-	for _, op := range append(soft.Verbs(), soft.OpWrite, soft.OpRead) {
+	for _, op := range append(rdmatest.Verbs(), soft.OpWrite, soft.OpRead) {
 		t.Run(op, func(t *testing.T) {
 			for i := 0; ; i++ {
 				plan := fault.New(1, fault.Nth(op, i).Fail(nil))

@@ -112,7 +112,6 @@ func refusedOnce(t *testing.T, plan *fault.Plan, optional bool) {
 	defer cancel()
 	must(t, p.segment.Unregister(ctx, 0))
 	must(t, p.segment.Unregister(ctx, n))
-	must(t, p.initiator.UnregisterLocal(ctx, here))
 }
 
 // TestRefusalsOfCallers: what the caller did wrong is an error, whether NICs are optional or not.

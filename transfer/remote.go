@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/share"
+	"github.com/kvlane/kvlane/wire"
 )
 
 // Remote is a segment of another engine, as it was when it was opened or last refreshed.
@@ -79,7 +80,7 @@ func (e *Engine) locate(ctx context.Context, name string) (_ *peer, own string, 
 		}
 		at, err := ParseLocation(value)
 		if err != nil {
-			return nil, "", &answerError{err}
+			return nil, "", &wire.AnswerError{Err: err}
 		}
 		p, err := e.peer(at.Address, at.Engine)
 		return p, name, err
@@ -113,7 +114,7 @@ func (r *Remote) Refresh(ctx context.Context) error {
 	}
 	d, err := ParseDescription(said)
 	if err != nil {
-		return &answerError{err}
+		return &wire.AnswerError{Err: err}
 	}
 	r.mu.Lock()
 	err = r.suits(&d)

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"sync"
-	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/share"
@@ -164,23 +163,12 @@ func (c *connection) end() {
 	_ = c.Close()
 }
 
-// breath is how long accepting rests after an error, as that there are no file descriptors left.
-const breath = 10 * time.Millisecond
-
 func (e *Engine) accept() {
-	for {
-		raw, err := e.listener.Accept()
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		if err != nil {
-			time.Sleep(breath)
-			continue
-		}
+	wire.Accept(e.listener, func(raw net.Conn) {
 		c := newConnection(e, raw)
 		if !e.served.add(c) {
 			c.end()
-			continue
+			return
 		}
 		e.running.Go(func() {
 			if err := e.serve(c); errors.Is(err, errdefs.ErrInvalid) || errors.Is(err, errdefs.ErrMismatch) {
@@ -190,7 +178,7 @@ func (e *Engine) accept() {
 			close(c.gone)
 			e.served.remove(c)
 		})
-	}
+	}, func() {})
 }
 
 func newConnection(e *Engine, raw net.Conn) *connection {

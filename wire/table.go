@@ -126,12 +126,16 @@ func (t *Table) find(at uint64, n int64) (*span, error) {
 	return t.spans[i], nil
 }
 
-// Check returns ErrNotFound unless the n bytes at address at lie within one registered region.
+// Check returns ErrNotFound unless the n bytes at address at lie in one registered region, and
+// ErrLost if the memory of that region is lost.
 func (t *Table) Check(at uint64, n int64) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	_, err := t.find(at, n)
-	return err
+	s, err := t.find(at, n)
+	if err != nil {
+		return err
+	}
+	return s.region.Origin().Lost()
 }
 
 // Send is Mover.Send of the n bytes at address at. ErrNotFound, with nothing sent.

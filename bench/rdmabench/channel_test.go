@@ -19,6 +19,7 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	"github.com/kvlane/kvlane/stream/softnic"
 )
 
 func openChannel(tb testing.TB, o rdmabench.ChannelOptions) *rdmabench.Channel {
@@ -99,7 +100,7 @@ func TestChannelCopiesDeviceMemory(t *testing.T) {
 	dev, err := sim.Open(sim.Options{})
 	check(t, err)
 	closing(t, dev)
-	m := soft.NewStreamMover(func() (stream.Stream, error) { return streamcopy.Open(dev, streamcopy.Options{}) })
+	m := softnic.NewMover(func() (stream.Stream, error) { return streamcopy.Open(dev, streamcopy.Options{}) })
 	t.Cleanup(func() { check(t, m.Close(context.Background())) })
 	p, err := soft.New(soft.Options{Mover: m})
 	check(t, err)

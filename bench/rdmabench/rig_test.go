@@ -61,7 +61,7 @@ func firstNIC(tb testing.TB, p rdma.Provider) *registry.Registry {
 	tb.Helper()
 	names, err := p.Devices()
 	check(tb, err)
-	set := registry.NewSet(p, registry.Options{})
+	set := registry.NewDevices(p).NewSet(registry.Options{})
 	closing(tb, set)
 	g, err := set.NIC(names[0])
 	check(tb, err)

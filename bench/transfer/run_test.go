@@ -280,13 +280,13 @@ func TestMooncake(t *testing.T) {
 	defer func() { must(t, s.Close(context.WithoutCancel(t.Context()))) }()
 	dir, err := mooncake.OpenDirectory(mooncake.P2PHandshake, "")
 	must(t, err)
-	d, err := transfer.OpenMooncake(t.Context(), transfer.MooncakeOptions{Directory: dir, Segment: s.Name(), LocalBytes: 16 << 20})
+	d, err := transfer.OpenMooncake(t.Context(), transfer.MooncakeOptions{Directory: dir, Segment: s.Segment().Name, LocalBytes: 16 << 20})
 	must(t, err)
 	defer func() { must(t, d.Close()) }()
 	for _, op := range []transfer.Op{transfer.Read, transfer.Write} {
 		r, err := transfer.Run(t.Context(), transfer.Options{Driver: d, Op: op, BlockBytes: []int64{4096, 1 << 20}, Batches: []int{4}, Threads: 2, Duration: 20 * time.Millisecond, Check: true})
 		must(t, err)
-		if r.Protocol != "mooncake, tcp version 2" || r.Target != s.Name() {
+		if r.Protocol != "mooncake, tcp version 2" || r.Target != s.Segment().Name {
 			t.Errorf("%+v", r)
 		}
 	}

@@ -15,8 +15,7 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/gdr"
-	"github.com/kvlane/kvlane/transfer"
-	"github.com/kvlane/kvlane/transfer/mooncake"
+	"github.com/kvlane/kvlane/wire"
 )
 
 // usageError is a wrong command line, as against a command that failed.
@@ -43,7 +42,7 @@ func asUsage(err error) error {
 // a failure, as is an invalid answer of another process.
 func refused(err error) bool {
 	var driver *device.Error
-	return errors.Is(err, errdefs.ErrInvalid) && !errors.As(err, &driver) && !gdr.Answered(err) && !transfer.Answered(err) && !mooncake.Answered(err)
+	return errors.Is(err, errdefs.ErrInvalid) && !errors.As(err, &driver) && !gdr.Answered(err) && !wire.Answered(err)
 }
 
 // usageArgs makes an argument check of cobra report a wrong command line.

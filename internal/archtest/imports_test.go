@@ -36,7 +36,7 @@ var mayImport = map[string]string{
 	"device/devicetest": onDevice + " device/signal internal/testkit internal/fault internal/leak internal/sys/hostmem",
 	"stream/streamtest": onDevice + " stream internal/testkit internal/fault internal/leak internal/sys/hostmem",
 	"tier/tiertest":     onTier + " tier device stream/file internal/dirfs internal/testkit internal/fault internal/leak internal/sys/hostmem",
-	"rdma/rdmatest":     onMem + " rdma internal/testkit internal/fault internal/leak internal/sys/hostmem",
+	"rdma/rdmatest":     onMem + " rdma rdma/soft internal/testkit internal/fault internal/leak internal/sys/hostmem",
 	"tier/faulty":       onTier + " tier internal/fault internal/sys/hostmem",
 
 	// Implementations know interfaces and bindings, never one another.
@@ -48,7 +48,8 @@ var mayImport = map[string]string{
 	"stream/copy":          onDevice + " stream stream/ordered stream/copy/plan stream/copy/describe stream/copy/move",
 	"stream/file":          onDevice + " stream internal/dirfs internal/leak internal/sys/hostmem internal/sys/uring",
 	"stream/nic":           onDevice + " stream stream/ordered rdma rdma/channel rdma/registry",
-	"rdma/soft":            onMem + " rdma stream internal/leak internal/fault internal/sys/hostmem",
+	"rdma/soft":            onMem + " rdma internal/leak internal/fault internal/sys/hostmem",
+	"stream/softnic":       onMem + " rdma/soft stream",
 	"rdma/ibv":             onMem + " rdma internal/leak internal/sys/",
 	"tier/cache":           onTier + " tier internal/leak",
 	"tier/file":            onTier + " tier tier/internal/ internal/dirfs internal/leak internal/sys/hostmem",
@@ -145,7 +146,7 @@ var mayImport = map[string]string{
 	"transfer/handover": "errdefs mem share transfer",
 
 	// The wiring of NICs, and the profiles of what is wired.
-	"gdr":             onDevice + " stream stream/copy stream/nic rdma rdma/ topology internal/unwind",
+	"gdr":             onDevice + " stream stream/copy stream/nic stream/softnic rdma rdma/ topology internal/unwind",
 	"profile":         onDevice + " device/cuda/kernels stream stream/copy stream/copy/plan stream/copy/calibrate stream/file internal/kept",
 	"internal/unwind": "errdefs",
 	"internal/inuse":  "errdefs",

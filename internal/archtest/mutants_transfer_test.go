@@ -155,7 +155,7 @@ var transferMutants = []mutant{
 	defect("transfer/mooncake", "TestWrongTasks",
 		"transfer/mooncake/segment.go", "	return addr >= b.Addr && length <= b.Length && addr-b.Addr <= b.Length-length\n", "	return addr >= b.Addr && addr+length <= b.Addr+b.Length\n"),
 	defect("transfer/mooncake", "TestHostileRequests",
-		"transfer/mooncake/memory.go", "i < 0 || length == 0 || m.all[i].gone || !m.all[i].holds(addr, length) {", "i < 0 || m.all[i].gone || addr-m.all[i].Addr > m.all[i].Length {",
+		"transfer/mooncake/memory.go", "m.table.Check(addr, int64(length))\n	if length == 0 ||", "m.table.Check(addr, 1)\n	if",
 		"transfer/mooncake/session.go", "	if h.length == 0 || s.o.Memory.Check(h.addr, h.length) != nil {\n", "	if s.o.Memory.Check(h.addr, min(h.length, 1)) != nil {\n"),
 	defect("transfer/mooncake", "TestRejectionMidBody",
 		"transfer/mooncake/session.go", "	hangUp(f.Conn, rejectTime)\n", ""),

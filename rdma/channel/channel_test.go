@@ -231,7 +231,7 @@ func useAll(t *testing.T, plan *fault.Plan, r *mem.Region) (err error) {
 	p, err := soft.New(soft.Options{Faults: plan})
 	check(t, err)
 	defer twice(p.Close)
-	set := registry.NewSet(p, registry.Options{})
+	set := registry.NewDevices(p).NewSet(registry.Options{})
 	defer twice(set.Close)
 	nic, err := set.NIC("soft0")
 	if err != nil {

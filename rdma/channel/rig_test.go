@@ -59,7 +59,7 @@ type domain struct {
 
 func newDomain(tb testing.TB, p rdma.Provider) *domain {
 	tb.Helper()
-	set := registry.NewSet(p, registry.Options{})
+	set := registry.NewDevices(p).NewSet(registry.Options{})
 	closing(tb, set)
 	nic, err := set.NIC("soft0")
 	check(tb, err)

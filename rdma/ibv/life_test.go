@@ -16,6 +16,7 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/ibverbs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/rdmatest"
 )
 
 // rig is one of everything, opened in order.
@@ -141,7 +142,7 @@ func (r *rig) use() error {
 	note(err)
 	_, err = r.dev.QueryGID(1, 1)
 	note(err)
-	note(rdma.Loopback(r.dev, r.qp, rdma.ConnectOptions{GIDIndex: 1}))
+	note(rdmatest.Loopback(r.dev, r.qp, rdma.ConnectOptions{GIDIndex: 1}))
 	_, err = r.qp.Query()
 	note(err)
 	note(r.cq.RequestNotify(false))

@@ -12,6 +12,7 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/ibverbs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/rdmatest"
 )
 
 func TestNoDeviceIsSaid(t *testing.T) {
@@ -207,7 +208,7 @@ func second[T any](_ T, err error) error { return err }
 func TestStepsOfAConnection(t *testing.T) {
 	l, r := opened(t)
 	o := rdma.ConnectOptions{GIDIndex: 1, PSN: 0x123456, ServiceLevel: 3}
-	if err := rdma.Loopback(r.dev, r.qp, o); err != nil {
+	if err := rdmatest.Loopback(r.dev, r.qp, o); err != nil {
 		t.Fatal(err)
 	}
 	// The masks of ibv_modify_qp(3) for reliable connections, in numbers of the header.
@@ -299,7 +300,7 @@ func TestPostChecksRequests(t *testing.T) {
 	if n, err := r.qp.PostRecv(make([]rdma.RecvWR, 1)); n != 0 || !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("receive in reset: posted %d, %v", n, err)
 	}
-	if err := rdma.Loopback(r.dev, r.qp, rdma.ConnectOptions{}); err != nil {
+	if err := rdmatest.Loopback(r.dev, r.qp, rdma.ConnectOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	for name, bad := range map[string]rdma.SendWR{
@@ -336,7 +337,7 @@ func TestPostChecksRequests(t *testing.T) {
 
 func TestFullQueueIsBusy(t *testing.T) {
 	_, r := opened(t)
-	if err := rdma.Loopback(r.dev, r.qp, rdma.ConnectOptions{}); err != nil {
+	if err := rdmatest.Loopback(r.dev, r.qp, rdma.ConnectOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	api := *r.p.api
@@ -362,7 +363,7 @@ func BenchmarkPostSend(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer big.Close()
-	if err := rdma.Loopback(r.dev, big, rdma.ConnectOptions{}); err != nil {
+	if err := rdmatest.Loopback(r.dev, big, rdma.ConnectOptions{}); err != nil {
 		b.Fatal(err)
 	}
 	wrs := make([]rdma.SendWR, depth)
@@ -415,7 +416,7 @@ func TestDefectConnectionIsTriedAgainInSilence(t *testing.T) {
 	want := int64(0)
 	for _, lost := range []int{0, 2, 4} {
 		l.unresolved = lost
-		err := rdma.Loopback(r.dev, r.qp, rdma.ConnectOptions{GIDIndex: 1})
+		err := rdmatest.Loopback(r.dev, r.qp, rdma.ConnectOptions{GIDIndex: 1})
 		if (err != nil) != (lost == resolveTries) {
 			t.Errorf("%d packets lost: %v", lost, err)
 		}
@@ -435,7 +436,7 @@ func TestDefectLostPacketFailsAConnection(t *testing.T) {
 	for _, lost := range []int{1, 3, 4} {
 		l, r := opened(t)
 		l.unresolved = lost
-		err := rdma.Loopback(r.dev, r.qp, rdma.ConnectOptions{GIDIndex: 1})
+		err := rdmatest.Loopback(r.dev, r.qp, rdma.ConnectOptions{GIDIndex: 1})
 		if failed := lost == 4; errors.Is(err, unix.ETIMEDOUT) != failed || !failed && (err != nil || len(l.modified) != 3) {
 			t.Errorf("%d packets lost: %v, %d steps", lost, err, len(l.modified))
 		}

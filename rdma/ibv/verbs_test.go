@@ -97,7 +97,7 @@ func newLoopback(tb testing.TB, entries, depth int) *loopback {
 	l.qp, err = l.pd.CreateQP(rdma.QPOptions{SendCQ: l.cq, RecvCQ: l.cq, Caps: rdma.QPCaps{MaxSendWR: depth, MaxRecvWR: 1, MaxSendSGE: 2, MaxRecvSGE: 1}})
 	must(err)
 	closing(tb, l.qp)
-	must(rdma.Loopback(l.dev, l.qp, rdma.ConnectOptions{GIDIndex: gidIndex(tb, l.dev)}))
+	must(rdmatest.Loopback(l.dev, l.qp, rdma.ConnectOptions{GIDIndex: gidIndex(tb, l.dev)}))
 	return l
 }
 

@@ -44,7 +44,7 @@ func testChannel(t *testing.T, h *harness) {
 	one, two := h.cq(t, 0, 64, c), h.cq(t, 0, 64, c)
 	a, b := h.end(t, 0, options{cq: one}), h.end(t, 0, options{cq: two})
 	for _, e := range []*end{a, b} {
-		must(t, rdma.Loopback(e.dev, e.qp, e.o.connect))
+		must(t, Loopback(e.dev, e.qp, e.o.connect))
 	}
 	a.post(t, a.write(a, 1, 0, 1))
 	ok(t, one, 1)

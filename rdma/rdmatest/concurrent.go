@@ -87,7 +87,7 @@ func testConcurrent(t *testing.T, h *harness) {
 	a, b := h.end(t, 0, options{cq: cq}), h.end(t, 1, options{})
 	connect(t, a, b)
 	loop := h.end(t, 0, options{cq: cq})
-	must(t, rdma.Loopback(loop.dev, loop.qp, loop.o.connect))
+	must(t, Loopback(loop.dev, loop.qp, loop.o.connect))
 	ends := [][2]*end{{a, b}, {loop, loop}}
 
 	c := &crowd{t: t}

@@ -150,7 +150,7 @@ func testSharedReceiveRefuses(t *testing.T, h *harness) {
 	srq, err := pd.CreateSRQ(rdma.SRQCaps{MaxWR: 4, MaxSGE: 1})
 	must(t, err)
 	e := h.end(t, 0, options{pd: pd, srq: srq})
-	must(t, rdma.Loopback(e.dev, e.qp, e.o.connect))
+	must(t, Loopback(e.dev, e.qp, e.o.connect))
 	_, err = e.qp.PostRecv([]rdma.RecvWR{{}})
 	wantErr(t, "post a receive on a queue pair with a shared queue", err, errdefs.ErrInvalid)
 	wantErr(t, "close a shared queue in use", srq.Close(), errdefs.ErrBusy)
@@ -168,7 +168,7 @@ func testCQOverflow(t *testing.T, h *harness) {
 	caps := defaultCaps
 	caps.MaxSendWR = small.Entries() + 16
 	a := h.end(t, 0, options{cq: small, caps: caps})
-	must(t, rdma.Loopback(a.dev, a.qp, a.o.connect))
+	must(t, Loopback(a.dev, a.qp, a.o.connect))
 	wrs := make([]rdma.SendWR, small.Entries()+8)
 	for i := range wrs {
 		wrs[i] = a.write(a, uint64(i), 0, 1)

@@ -32,7 +32,7 @@ func TestDefectNobodyWaitsForANICToBeOpened(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := slowProvider{prov, make(chan struct{}), make(chan struct{})}
-	set := registry.NewSet(p, registry.Options{})
+	set := registry.NewDevices(p).NewSet(registry.Options{})
 	first := make(chan error, 1)
 	go func() {
 		_, err := set.NIC("soft0")

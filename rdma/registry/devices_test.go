@@ -8,6 +8,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/rdmatest"
 	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
 )
@@ -15,7 +16,7 @@ import (
 // TestSetsShareDevices: sets of Devices open a NIC once, with a domain each, hear its events, and close it with the last of them.
 func TestSetsShareDevices(t *testing.T) {
 	plan := fault.New(1)
-	p, err := soft.New(soft.Options{Mover: soft.NullMover{}, Faults: plan})
+	p, err := soft.New(soft.Options{Mover: rdmatest.NullMover{}, Faults: plan})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +72,7 @@ func TestSetsShareDevices(t *testing.T) {
 
 // TestSetsShareDevicesAtOnce: nobody gets a NIC that another is about to close.
 func TestSetsShareDevicesAtOnce(t *testing.T) {
-	p, err := soft.New(soft.Options{Mover: soft.NullMover{}})
+	p, err := soft.New(soft.Options{Mover: rdmatest.NullMover{}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/rdmatest"
 	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
 )
@@ -50,11 +51,11 @@ func TestEveryWatcherHearsOfAnEvent(t *testing.T) {
 // TestEventsThatCannotBeReadAreTold when the NIC is closed, and once.
 func TestEventsThatCannotBeReadAreTold(t *testing.T) {
 	plan := fault.New(1, fault.Nth(soft.OpWaitEvent, 0).Fail(nil))
-	p, err := soft.New(soft.Options{Mover: soft.NullMover{}, Faults: plan})
+	p, err := soft.New(soft.Options{Mover: rdmatest.NullMover{}, Faults: plan})
 	if err != nil {
 		t.Fatal(err)
 	}
-	set := registry.NewSet(p, registry.Options{})
+	set := registry.NewDevices(p).NewSet(registry.Options{})
 	if _, err := set.NIC("soft0"); err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/rdmatest"
 	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
 	"github.com/kvlane/kvlane/stream/streamtest"
@@ -25,7 +26,7 @@ var all = rdma.MROptions{Access: rdma.AccessLocalWrite | rdma.AccessRemoteWrite 
 // machine has NICs in software that move nothing. It must have no complaint when it is taken down.
 func machine(tb testing.TB, so soft.Options, o registry.Options) (*registry.Set, []*registry.Registry) {
 	tb.Helper()
-	so.Mover = soft.NullMover{}
+	so.Mover = rdmatest.NullMover{}
 	p, err := soft.New(so)
 	if err != nil {
 		tb.Fatal(err)
@@ -35,7 +36,7 @@ func machine(tb testing.TB, so soft.Options, o registry.Options) (*registry.Set,
 	if o.Exporter != nil {
 		provider = reader{p}
 	}
-	set := registry.NewSet(provider, o)
+	set := registry.NewDevices(provider).NewSet(o)
 	tb.Cleanup(func() { closeOK(tb, set) })
 	names, err := p.Devices()
 	if err != nil {
@@ -305,12 +306,12 @@ func registerAll(t *testing.T, plan *fault.Plan) (told error) {
 			said(f())
 		}
 	}
-	p, err := soft.New(soft.Options{Mover: soft.NullMover{}, Faults: plan, Devices: make([]soft.DeviceOptions, 2)})
+	p, err := soft.New(soft.Options{Mover: rdmatest.NullMover{}, Faults: plan, Devices: make([]soft.DeviceOptions, 2)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer twice(p.Close)
-	set := registry.NewSet(p, registry.Options{})
+	set := registry.NewDevices(p).NewSet(registry.Options{})
 	defer twice(set.Close)
 	for _, name := range []string{"soft0", "soft1"} {
 		if _, err := set.NIC(name); said(err) {

@@ -8,7 +8,6 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
-	"github.com/kvlane/kvlane/rdma"
 )
 
 // Exporter gives device memory as dma-bufs. Safe for concurrent use.
@@ -37,10 +36,6 @@ type Set struct {
 	closing bool        // somebody closes NICs now
 	closed  bool        // somebody has begun to
 }
-
-// NewSet returns a set without an open NIC. It does not own the provider, which must outlive it.
-// Devices.NewSet makes sets that share what they open.
-func NewSet(p rdma.Provider, o Options) *Set { return NewDevices(p).NewSet(o) }
 
 // NIC returns the NIC of that name, the same for every caller, and opens it for the first. The errors are those of
 // rdma.Provider.Open and rdma.Device.AllocPD; ErrClosed once the set is closing; ErrBusy while the first caller opens it.

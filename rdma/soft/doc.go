@@ -18,12 +18,11 @@
 // # Bytes
 //
 // Bytes are moved by a Mover: CPUMover copies between what the CPU reaches, and whoever has a GPU injects a Mover that
-// reaches its memory. NullMover moves nothing, which leaves the cost of the rest to be measured.
+// reaches its memory.
 //
 // # Concurrency
 //
 // Every device has a goroutine, its engine, that executes requests, hands their bytes to the Mover and completes them;
 // Device.Close joins it. With Options.Schedule one engine serves all devices of the provider and takes one small step
-// at a time, in an order drawn from a seed. Callers of PostSend, PostRecv and Poll never wait for an engine. A StreamMover has
-// two goroutines for each of its streams, which its Close joins.
+// at a time, in an order drawn from a seed. Callers of PostSend, PostRecv and Poll never wait for an engine.
 package soft

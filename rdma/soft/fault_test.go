@@ -13,6 +13,7 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/rdmatest"
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
@@ -20,7 +21,7 @@ import (
 func TestEveryVerbFails(t *testing.T) {
 	host := region(t, 8192)
 	cause := errors.New("cause")
-	for _, op := range append(soft.Verbs(), soft.OpWrite, soft.OpRead, soft.OpSend) {
+	for _, op := range append(rdmatest.Verbs(), soft.OpWrite, soft.OpRead, soft.OpSend) {
 		t.Run(op, func(t *testing.T) {
 			testkit.Sweep(t, op, cause, func(t *testing.T, plan *fault.Plan) error {
 				t.Helper()
@@ -84,7 +85,7 @@ func everything(t *testing.T, plan *fault.Plan, host *mem.Region) (err error) {
 }
 
 func work(dev rdma.Device, ch rdma.CompChannel, cq rdma.CQ, srq rdma.SRQ, qp rdma.QP, i rdma.MRInfo) error {
-	if err := rdma.Loopback(dev, qp, rdma.ConnectOptions{}); err != nil {
+	if err := rdmatest.Loopback(dev, qp, rdma.ConnectOptions{}); err != nil {
 		return err
 	}
 	if _, err := qp.Query(); err != nil {

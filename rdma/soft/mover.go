@@ -37,12 +37,3 @@ func (CPUMover) Move(t *Transfer) {
 	}
 	t.Done(nil)
 }
-
-// NullMover moves nothing and is done at once: for measuring what all the rest costs.
-type NullMover struct{}
-
-// Reaches returns nil.
-func (NullMover) Reaches(*mem.Region) error { return nil }
-
-// Move does nothing.
-func (NullMover) Move(t *Transfer) { t.Done(nil) }

@@ -37,14 +37,6 @@ const (
 	OpSend  = "send"  // of a send
 )
 
-// Verbs returns the names of all operations but the work of requests.
-func Verbs() []string {
-	return []string{
-		OpOpen, OpQueryPort, OpQueryGID, OpAllocPD, OpCreateChannel, OpCreateCQ, OpRegMR, OpCreateQP, OpCreateSRQ, OpQueryQP,
-		OpModifyQP, OpPostSend, OpPostRecv, OpPoll, OpNotify, OpWaitChannel, OpWaitEvent, OpClose,
-	}
-}
-
 // Options describe a provider. The zero value has one device, "soft0", and copies between what the CPU reaches.
 type Options struct {
 	// Devices are the provider's devices. Default: one with the default options.
@@ -53,7 +45,7 @@ type Options struct {
 	Mover Mover
 	// Schedule draws the order of what may happen in any order from a seed; nil: it happens as soon as it can.
 	Schedule *Schedule
-	// Faults says which operations go wrong; nil: none. Its Mover has to reach plain host memory, which StreamMover does not.
+	// Faults says which operations go wrong; nil: none. Its Mover has to reach plain host memory.
 	Faults *fault.Plan
 	// DrainTimeout is how long a Close, or a reset of a queue pair, waits for bytes that the Mover is moving, before it
 	// gives up with ErrBusy. Default: 10 s.

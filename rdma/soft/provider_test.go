@@ -12,9 +12,14 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
+// deviceMover does not reach host memory.
+type deviceMover struct{ soft.CPUMover }
+
+func (deviceMover) Reaches(*mem.Region) error { return errdefs.ErrNotSupported }
+
 // TestFaultsNeedAMoverOfHostMemory: requests could not be corrupted otherwise.
 func TestFaultsNeedAMoverOfHostMemory(t *testing.T) {
-	p, err := soft.New(soft.Options{Mover: new(soft.StreamMover), Faults: fault.New(1)})
+	p, err := soft.New(soft.Options{Mover: deviceMover{}, Faults: fault.New(1)})
 	if p != nil || !errors.Is(err, errdefs.ErrNotSupported) || !strings.Contains(err.Error(), "Faults") {
 		t.Errorf("error %v", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/rdmatest"
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
@@ -28,7 +29,7 @@ func TestUnsignaledRequestsFillTheQueue(t *testing.T) {
 		t.Fatalf("posted %d on a full queue: %v", n, err)
 	}
 	check(t, r.qp.Modify(rdma.QPAttr{State: rdma.QPSReset}))
-	check(t, rdma.Loopback(r.dev, r.qp, rdma.ConnectOptions{}))
+	check(t, rdmatest.Loopback(r.dev, r.qp, rdma.ConnectOptions{}))
 	w.Flags = rdma.SendSignaled
 	post(t, r.qp, w)
 	good(t, r.cq, 1)
@@ -76,7 +77,7 @@ func TestLongMessages(t *testing.T) {
 
 // TestVeryLongMessage: lengths that do not fit 32 bits are too long, not short.
 func TestVeryLongMessage(t *testing.T) {
-	r := newRig(t, soft.Options{Mover: soft.NullMover{}}, rdma.ConnectOptions{})
+	r := newRig(t, soft.Options{Mover: rdmatest.NullMover{}}, rdma.ConnectOptions{})
 	w := r.write(1, 0, 0, 1<<31)
 	w.SGEs = append(w.SGEs, r.info.SGE(0, 1<<31), r.info.SGE(0, 8))
 	post(t, r.qp, w)
@@ -126,7 +127,7 @@ func TestLostQueue(t *testing.T) {
 	q, err := r.pd.CreateQP(rdma.QPOptions{SendCQ: small, RecvCQ: r.cq, Caps: rdma.QPCaps{MaxSendWR: 8, MaxSendSGE: 1}})
 	check(t, err)
 	closing(t, q)
-	check(t, rdma.Loopback(r.dev, q, rdma.ConnectOptions{}))
+	check(t, rdmatest.Loopback(r.dev, q, rdma.ConnectOptions{}))
 	post(t, q, r.write(1, 0, 4096, 8), r.write(2, 0, 4096, 8), r.write(3, 0, 4096, 8), r.write(4, 0, 4096, 8))
 	want := map[rdma.EventType]bool{rdma.EventCQErr: true, rdma.EventQPFatal: true}
 	for len(want) > 0 {
@@ -157,7 +158,7 @@ func TestResetDropsCompletions(t *testing.T) {
 	check(t, err)
 	closing(t, q)
 	for range 3 {
-		check(t, rdma.Loopback(r.dev, q, rdma.ConnectOptions{}))
+		check(t, rdmatest.Loopback(r.dev, q, rdma.ConnectOptions{}))
 		if n, err := q.PostRecv(make([]rdma.RecvWR, rigDepth)); n != rigDepth || err != nil {
 			t.Fatalf("posted %d receives: %v", n, err)
 		}
@@ -389,11 +390,11 @@ func TestDeviceMemory(t *testing.T) {
 		off    int64
 		want   error
 	}{
-		{"peer memory", soft.DeviceOptions{}, soft.NullMover{}, false, 0, nil},
-		{"dma-buf", soft.DeviceOptions{NoDeviceMemory: true}, soft.NullMover{}, true, 0, nil},
-		{"dma-buf too short", soft.DeviceOptions{}, soft.NullMover{}, true, 1, errdefs.ErrInvalid},
-		{"no peer memory", soft.DeviceOptions{NoDeviceMemory: true}, soft.NullMover{}, false, 0, errdefs.ErrNotSupported},
-		{"no dma-buf", soft.DeviceOptions{NoDMABuf: true}, soft.NullMover{}, true, 0, errdefs.ErrNotSupported},
+		{"peer memory", soft.DeviceOptions{}, rdmatest.NullMover{}, false, 0, nil},
+		{"dma-buf", soft.DeviceOptions{NoDeviceMemory: true}, rdmatest.NullMover{}, true, 0, nil},
+		{"dma-buf too short", soft.DeviceOptions{}, rdmatest.NullMover{}, true, 1, errdefs.ErrInvalid},
+		{"no peer memory", soft.DeviceOptions{NoDeviceMemory: true}, rdmatest.NullMover{}, false, 0, errdefs.ErrNotSupported},
+		{"no dma-buf", soft.DeviceOptions{NoDMABuf: true}, rdmatest.NullMover{}, true, 0, errdefs.ErrNotSupported},
 		{"a mover that does not reach it", soft.DeviceOptions{}, soft.CPUMover{}, false, 0, errdefs.ErrNotSupported},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

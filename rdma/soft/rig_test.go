@@ -12,6 +12,7 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/rdmatest"
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
@@ -71,7 +72,7 @@ func (r *rig) newQPOf(t *testing.T, pd rdma.PD, depth int, c rdma.ConnectOptions
 	q, err := pd.CreateQP(rdma.QPOptions{SendCQ: r.cq, RecvCQ: r.cq, Caps: rdma.QPCaps{MaxSendWR: depth, MaxSendSGE: 5, MaxRecvWR: rigDepth, MaxRecvSGE: 3}})
 	check(t, err)
 	closing(t, q)
-	check(t, rdma.Loopback(r.dev, q, c))
+	check(t, rdmatest.Loopback(r.dev, q, c))
 	return q
 }
 

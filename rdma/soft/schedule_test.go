@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/rdmatest"
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
@@ -217,7 +218,7 @@ func TestInterleavedFailure(t *testing.T) {
 				n, err = r.cq.Poll(make([]rdma.WC, 16))
 				check(t, err)
 			}
-			check(t, rdma.Loopback(r.dev, q, rdma.ConnectOptions{}))
+			check(t, rdmatest.Loopback(r.dev, q, rdma.ConnectOptions{}))
 		}
 	}
 }
@@ -235,7 +236,7 @@ func TestResetBehindAFault(t *testing.T) {
 			r.p.Step()
 		}
 		check(t, r.qp.Modify(rdma.QPAttr{State: rdma.QPSReset}))
-		check(t, rdma.Loopback(r.dev, r.qp, rdma.ConnectOptions{}))
+		check(t, rdmatest.Loopback(r.dev, r.qp, rdma.ConnectOptions{}))
 		if steps < 3 {
 			plan.Clear()
 		}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/rdma/rdmatest"
 	"github.com/kvlane/kvlane/rdma/soft"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
@@ -17,7 +18,7 @@ import (
 // BenchmarkNIC compares a stream over NICs that move nothing with the same as the path of a copy stream: what this adds to a batch.
 func BenchmarkNIC(b *testing.B) {
 	dev := openSim(b, sim.Options{})
-	g := newNICRig(b, dev, soft.Options{Mover: soft.NullMover{}})
+	g := newNICRig(b, dev, soft.Options{Mover: rdmatest.NullMover{}})
 	gpu, host := g.device(b, 1<<20), g.pinned(b, 1<<20)
 	c := g.carrier(nic.Options{})
 	path := func() (stream.Stream, error) { return streamcopy.Open(dev, streamcopy.Options{Path: c.Path, NIC: c}) }

@@ -244,7 +244,7 @@ func useNIC(t *testing.T, plan *fault.Plan, forced bool) (all error) {
 		t.Fatal(err)
 	}
 	defer twice(prov.Close)
-	set := registry.NewSet(prov, registry.Options{})
+	set := registry.NewDevices(prov).NewSet(registry.Options{})
 	defer twice(set.Close)
 	n, err := set.NIC("soft0")
 	if said(err) {

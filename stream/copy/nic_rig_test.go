@@ -105,7 +105,7 @@ func newNICRig(tb testing.TB, dev device.Device, o soft.Options) *nicRig {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	set := registry.NewSet(p, registry.Options{})
+	set := registry.NewDevices(p).NewSet(registry.Options{})
 	tb.Cleanup(func() {
 		if err := errors.Join(set.Close(), p.Close()); err != nil {
 			tb.Error(err)

@@ -43,7 +43,7 @@ func (d *crierDevice) WaitEvent(ctx context.Context) (rdma.AsyncEvent, error) {
 func (g *rig) crying(t *testing.T) (*rig, *crier) {
 	t.Helper()
 	c := &crier{Provider: g.prov, events: make(chan rdma.AsyncEvent)}
-	set := registry.NewSet(c, registry.Options{})
+	set := registry.NewDevices(c).NewSet(registry.Options{})
 	t.Cleanup(func() { closeOK(t, set) })
 	n, err := set.NIC(g.nics[0].Name())
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/rdmatest"
 	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
 	"github.com/kvlane/kvlane/stream"
@@ -311,7 +312,7 @@ func (m *heldMover) Move(t *soft.Transfer) {
 
 // TestDefectOneReadOutstanding has a NIC that answers nine reads at once, and no byte of a dump arrive: nine are under way then.
 func TestDefectOneReadOutstanding(t *testing.T) {
-	m := &heldMover{Mover: soft.NullMover{}, release: make(chan struct{})}
+	m := &heldMover{Mover: rdmatest.NullMover{}, release: make(chan struct{})}
 	g := newRig(t, rigOptions{soft: soft.Options{
 		Mover: m, Schedule: &soft.Schedule{Seed: 1},
 		Devices: []soft.DeviceOptions{{Limits: rdma.DeviceInfo{MaxQPRDAtomic: 9, MaxQPInitRDAtomic: 12}}},

@@ -79,7 +79,7 @@ func useAll(t *testing.T, plan *fault.Plan) (all error) {
 		t.Fatal(err)
 	}
 	defer twice(prov.Close)
-	set := registry.NewSet(prov, registry.Options{})
+	set := registry.NewDevices(prov).NewSet(registry.Options{})
 	defer twice(set.Close)
 	o := nic.Options{QueuePairs: 2, StripeBytes: 1024, SendDepth: 8}
 	var nics []*registry.Registry

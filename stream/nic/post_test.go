@@ -75,7 +75,7 @@ func (q *refuserQP) Modify(a rdma.QPAttr) error {
 func (g *rig) refusing(t *testing.T, p rdma.Provider) (*rig, *refuser) {
 	t.Helper()
 	r := &refuser{Provider: p}
-	set := registry.NewSet(r, registry.Options{})
+	set := registry.NewDevices(r).NewSet(registry.Options{})
 	t.Cleanup(func() { closeOK(t, set) })
 	n, err := set.NIC(g.nics[0].Name())
 	if err != nil {

@@ -12,11 +12,13 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/rdmatest"
 	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	"github.com/kvlane/kvlane/stream/nic"
+	"github.com/kvlane/kvlane/stream/softnic"
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
@@ -105,13 +107,13 @@ type rigOptions struct {
 	registry registry.Options
 	dev      device.Device // nil: a simulated one
 	null     bool          // bytes do not move
-	stream   bool          // they are moved by soft.StreamMover
+	stream   bool          // they are moved by softnic.Mover
 }
 
 // streamMover is the mover for GPUs, on a copy stream that chooses its paths. It is closed when the test ends.
 func streamMover(tb testing.TB, dev device.Device) soft.Mover {
 	tb.Helper()
-	m := soft.NewStreamMover(func() (stream.Stream, error) { return streamcopy.Open(dev, streamcopy.Options{}) })
+	m := softnic.NewMover(func() (stream.Stream, error) { return streamcopy.Open(dev, streamcopy.Options{}) })
 	tb.Cleanup(func() {
 		if err := m.Close(deadline(tb)); err != nil {
 			tb.Error(err)
@@ -133,7 +135,7 @@ func newRig(tb testing.TB, o rigOptions) *rig {
 	}
 	switch {
 	case o.null:
-		o.soft.Mover = soft.NullMover{}
+		o.soft.Mover = rdmatest.NullMover{}
 	case o.soft.Mover != nil:
 	case o.stream:
 		o.soft.Mover = streamMover(tb, g.dev)
@@ -149,7 +151,7 @@ func newRig(tb testing.TB, o rigOptions) *rig {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { closeOK(tb, g.prov) })
-	g.set = registry.NewSet(g.prov, o.registry)
+	g.set = registry.NewDevices(g.prov).NewSet(o.registry)
 	tb.Cleanup(func() { closeOK(tb, g.set) })
 	names, err := g.prov.Devices()
 	if err != nil {

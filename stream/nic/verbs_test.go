@@ -39,7 +39,7 @@ func verbs(t *testing.T) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &rig{prov: p, set: registry.NewSet(p, registry.Options{})}
+	g := &rig{prov: p, set: registry.NewDevices(p).NewSet(registry.Options{})}
 	t.Cleanup(func() { closeOK(t, g.set) })
 	for _, name := range names {
 		n, err := g.set.NIC(name)

@@ -91,7 +91,7 @@ func bySockets(b *testing.B, block int64) func() {
 func byRemote(b *testing.B, op mooncake.Op, block int64, lanes int) func() {
 	b.Helper()
 	s, there := serve(b, span, nil)
-	r, here := open(b, s.Name(), span, func(o *mooncake.Options) { o.Lanes = lanes })
+	r, here := open(b, s.Segment().Name, span, func(o *mooncake.Options) { o.Lanes = lanes })
 	var tasks []mooncake.Task
 	for at := uint64(0); at < span; at += uint64(block) {
 		tasks = append(tasks, mooncake.Task{Op: op, Local: addr(here) + at, Remote: addr(there) + at, Length: uint64(block)})

@@ -38,7 +38,7 @@ func serveDevice(t *testing.T, n int64) (*mooncake.Server, *mem.Region) {
 // staysAvailable moves n bytes a few times.
 func staysAvailable(t *testing.T, server *mooncake.Server, op mooncake.Op, gpu *mem.Region, n uint64) {
 	t.Helper()
-	remote, here := open(t, server.Name(), int64(n), nil)
+	remote, here := open(t, server.Segment().Name, int64(n), nil)
 	for range 3 {
 		b, err := remote.Submit(t.Context(), []mooncake.Task{{Op: op, Local: addr(here), Remote: mooncake.Address(gpu), Length: n}})
 		must(t, err)

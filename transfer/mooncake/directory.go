@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/metadata"
+	"github.com/kvlane/kvlane/wire"
 )
 
 // P2PHandshake is the directory that is none: a segment's name is the address of its handshake, HOST:PORT.
@@ -61,7 +62,7 @@ func (p2p) Find(ctx context.Context, segment string) (*Segment, error) {
 	}
 	s, err := ParseSegment(text)
 	if err != nil {
-		return nil, &answerError{fmt.Errorf("find segment %s: %w", segment, err)}
+		return nil, &wire.AnswerError{Err: fmt.Errorf("find segment %s: %w", segment, err)}
 	}
 	if s.DataHost == "" {
 		s.DataHost, _, _ = net.SplitHostPort(addr)
@@ -95,7 +96,7 @@ func (d *httpDirectory) Find(ctx context.Context, segment string) (*Segment, err
 	}
 	s, err := ParseSegment(text)
 	if err != nil {
-		return nil, &answerError{fmt.Errorf("find segment %s: %w", segment, err)}
+		return nil, &wire.AnswerError{Err: fmt.Errorf("find segment %s: %w", segment, err)}
 	}
 	if s.DataHost == "" {
 		addr, err := d.handshake(ctx, segment)
@@ -114,10 +115,10 @@ func (d *httpDirectory) handshake(ctx context.Context, segment string) (string, 
 	}
 	var at server
 	if err := json.Unmarshal(text, &at); err != nil {
-		return "", &answerError{fmt.Errorf("read rpc_meta: %w: %w", errdefs.ErrInvalid, err)}
+		return "", &wire.AnswerError{Err: fmt.Errorf("read rpc_meta: %w: %w", errdefs.ErrInvalid, err)}
 	}
 	if at.Host == "" || at.Port < 1 || at.Port > 65535 {
-		return "", &answerError{fmt.Errorf("rpc_meta names %q, port %d: %w", at.Host, at.Port, errdefs.ErrInvalid)}
+		return "", &wire.AnswerError{Err: fmt.Errorf("rpc_meta names %q, port %d: %w", at.Host, at.Port, errdefs.ErrInvalid)}
 	}
 	return net.JoinHostPort(at.Host, strconv.Itoa(at.Port)), nil
 }
@@ -157,7 +158,7 @@ func (d *httpDirectory) get(ctx context.Context, key string) ([]byte, error) {
 	defer d.client.Close()
 	text, err := d.client.Get(ctx, key)
 	if err != nil {
-		return nil, &answerError{err}
+		return nil, &wire.AnswerError{Err: err}
 	}
 	return text, nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -12,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/wire"
 )
 
 // What a request of the handshake is. A connection carries one: u64 length of what follows, little endian, u8 kind, JSON; and the answer
@@ -110,25 +110,11 @@ func ask(ctx context.Context, addr string, kind byte, body []byte) (answer []byt
 	case ctx.Err() != nil:
 		return nil, fmt.Errorf("ask %s: %w: %w", addr, errdefs.ErrCanceled, context.Cause(ctx))
 	case err != nil:
-		return nil, fmt.Errorf("ask %s: %w", addr, &answerError{stalled(err, handshakeTime)})
+		return nil, fmt.Errorf("ask %s: %w", addr, &wire.AnswerError{Err: stalled(err, handshakeTime)})
 	case got != kind:
-		return nil, &answerError{fmt.Errorf("ask %s: the answer to request %d is of kind %d: %w", addr, kind, got, errdefs.ErrInvalid)}
+		return nil, &wire.AnswerError{Err: fmt.Errorf("ask %s: the answer to request %d is of kind %d: %w", addr, kind, got, errdefs.ErrInvalid)}
 	}
 	return answer, nil
-}
-
-// answerError is an error in an answer of another process.
-type answerError struct{ err error }
-
-func (e *answerError) Error() string { return e.err.Error() }
-
-func (e *answerError) Unwrap() error { return e.err }
-
-// Answered reports whether err is about an answer of another process. Then ErrInvalid does not mean
-// that the caller made a mistake.
-func Answered(err error) bool {
-	var answer *answerError
-	return errors.As(err, &answer)
 }
 
 // dial connects within dialTime.
@@ -155,7 +141,7 @@ func Probe(ctx context.Context, d Directory, segment string) (time.Duration, err
 	}
 	var a probeAnswer
 	if err := json.Unmarshal(text, &a); err != nil || a.Status != success {
-		return 0, &answerError{fmt.Errorf("probe segment %s: it answered %.100q: %w", segment, text, errdefs.ErrInvalid)}
+		return 0, &wire.AnswerError{Err: fmt.Errorf("probe segment %s: it answered %.100q: %w", segment, text, errdefs.ErrInvalid)}
 	}
 	return took, nil
 }

@@ -60,7 +60,7 @@ func TestMooncakeDrivesOurs(t *testing.T) {
 		for _, version := range []int{1, 2} {
 			s, there := serve(t, 64<<20, func(o *mooncake.ServerOptions) { o.Directory, o.Version = d, version })
 			const n = 9<<20 + 5
-			cmd := engine(t, version, "python3", "testdata/initiator.py", freePort(t), uri, s.Name(), strconv.FormatUint(addr(there), 10), strconv.Itoa(n), strconv.Itoa(version))
+			cmd := engine(t, version, "python3", "testdata/initiator.py", freePort(t), uri, s.Segment().Name, strconv.FormatUint(addr(there), 10), strconv.Itoa(n), strconv.Itoa(version))
 			out, err := cmd.CombinedOutput()
 			if err != nil || !strings.Contains(string(out), "alive: 0") {
 				t.Fatalf("%s, version %d: %v\n%s", uri, version, err, out)
@@ -73,7 +73,7 @@ func TestMooncakeDrivesOurs(t *testing.T) {
 				t.Errorf("%s, version %d: %+v", uri, version, st)
 			}
 			for _, op := range []string{"read", "write"} {
-				cmd := engine(t, version, "", "--mode=initiator", "--protocol=tcp", "--metadata_server="+uri, "--local_server_name="+freePort(t), "--segment_id="+s.Name(),
+				cmd := engine(t, version, "", "--mode=initiator", "--protocol=tcp", "--metadata_server="+uri, "--local_server_name="+freePort(t), "--segment_id="+s.Segment().Name,
 					"--operation="+op, "--block_size=65536", "--batch_size=16", "--threads=2", "--duration=1", "--buffer_size=67108864", "--logtostderr")
 				out, err := cmd.CombinedOutput()
 				line := regexp.MustCompile(`Test completed: .*`).Find(out)

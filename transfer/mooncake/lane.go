@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/wire"
 )
 
 // lane carries parts over one connection at a time. One goroutine sends requests, and for each connection another takes answers, which
@@ -309,7 +310,7 @@ func (l *lane) answer(p *part, in *inlet, v2 bool) error {
 	return nil
 }
 
-var errRejected = &answerError{fmt.Errorf("the target rejected the address: %w", errdefs.ErrInvalid)}
+var errRejected = &wire.AnswerError{Err: fmt.Errorf("the target rejected the address: %w", errdefs.ErrInvalid)}
 
 func readStatus(in *inlet) (uint64, error) {
 	b, err := in.Peek(statusBytes)

@@ -3,6 +3,7 @@ package mooncake
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -13,34 +14,13 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// Memory is registered memory, named by addresses that a peer may have made up. Its methods are safe for concurrent use.
-type Memory interface {
-	// Buffers lists what is registered.
-	Buffers() []Buffer
-	// Check reports with ErrInvalid that length bytes from addr, of which there is at least one, do not lie in one buffer, and with
-	// ErrLost that the memory there is gone.
-	Check(addr, length uint64) error
-	// Send writes the length bytes from addr to w, in as few and as large writes as it can. It checks as Check does, and has left the
-	// memory when it returns. w has deadlines, and fails once the context's owner gives up.
-	Send(ctx context.Context, w io.Writer, addr, length uint64) error
-	// Receive reads length bytes from r into the memory from addr, where everybody sees them once it returns nil. It checks as Check does,
-	// before it reads, and has left the memory when it returns.
-	Receive(ctx context.Context, r io.Reader, addr, length uint64) error
-}
-
-// Regions is registered memory: the host's, whose bytes go between it and sockets without a copy in between, and that of the device that
-// its Mover stages.
+// Regions is registered memory. Peers name it by addresses, which may be wrong. It is safe for
+// concurrent use.
 type Regions struct {
 	table *wire.Table
 
-	mu  sync.Mutex
-	all []*registered // by address
-}
-
-type registered struct {
-	Buffer
-	region *mem.Region
-	gone   bool // withdrawn: nobody new may touch it
+	mu      sync.Mutex
+	buffers []Buffer // registered and not withdrawn, by address
 }
 
 // NewRegions returns memory of which nothing is registered, and whose bytes m moves; it outlives them. Nil: of the host alone.
@@ -84,85 +64,66 @@ func (m *Regions) Add(name string, r *mem.Region) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	i, _ := slices.BinarySearchFunc(m.all, at, func(h *registered, at uint64) int { return cmp.Compare(h.Addr, at) })
-	m.all = slices.Insert(m.all, i, &registered{Buffer: b, region: r})
+	i, _ := slices.BinarySearchFunc(m.buffers, at, func(b Buffer, at uint64) int { return cmp.Compare(b.Addr, at) })
+	m.buffers = slices.Insert(m.buffers, i, b)
 	return nil
 }
 
-// Remove withdraws a region, at once, and returns once no transfer touches it any more. If ctx ends before, it is withdrawn and may still
-// be touched: ErrBusy, with the context's cause; call Remove again. ErrNotFound for what is not registered.
+// Remove withdraws a region and waits until no transfer touches it. If ctx ends first, it returns
+// ErrBusy with the cause of ctx: the region is withdrawn but may still be touched, and the caller
+// must call Remove again. It returns ErrNotFound for a region that is not registered.
 func (m *Regions) Remove(ctx context.Context, r *mem.Region) error {
+	at := Address(r)
 	m.mu.Lock()
-	i := slices.IndexFunc(m.all, func(h *registered) bool { return h.region == r })
-	if i < 0 {
-		m.mu.Unlock()
-		return fmt.Errorf("withdraw %s: it is not registered: %w", r, errdefs.ErrNotFound)
-	}
-	h := m.all[i]
-	h.gone = true
+	m.buffers = slices.DeleteFunc(m.buffers, func(b Buffer) bool { return b.Addr == at })
 	m.mu.Unlock()
-	if err := m.table.Remove(ctx, h.Addr); err != nil {
+	err := m.table.Remove(ctx, at)
+	switch {
+	case errors.Is(err, errdefs.ErrNotFound):
+		return fmt.Errorf("withdraw %s: %w", r, err)
+	case err != nil:
 		return fmt.Errorf("withdraw %s: transfers still touch it: %w: %w", r, errdefs.ErrBusy, err)
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.all = slices.DeleteFunc(m.all, func(other *registered) bool { return other == h })
 	return nil
 }
 
-// Buffers lists what is registered, by address.
+// Buffers returns the registered memory, by address.
 func (m *Regions) Buffers() []Buffer {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	list := make([]Buffer, 0, len(m.all))
-	for _, h := range m.all {
-		if !h.gone {
-			list = append(list, h.Buffer)
-		}
-	}
-	return list
+	return slices.Clone(m.buffers)
 }
 
-// Check implements Memory.
+// Check returns ErrInvalid unless length bytes from addr, at least one, lie in one buffer. It
+// returns ErrLost if the memory is lost.
 func (m *Regions) Check(addr, length uint64) error {
-	_, err := m.find(addr, length)
+	err := m.table.Check(addr, int64(length))
+	if length == 0 || errors.Is(err, errdefs.ErrNotFound) {
+		return fmt.Errorf("%d bytes at %#x are not registered: %w", length, addr, errdefs.ErrInvalid)
+	}
 	return err
 }
 
-// Send implements Memory.
+// Send writes length bytes from addr to w. It returns the errors of Check before it writes. When it
+// returns, it no longer touches the memory. See wire.Mover.Send.
 func (m *Regions) Send(ctx context.Context, w io.Writer, addr, length uint64) error {
-	r, err := m.find(addr, length)
-	if err != nil {
+	if err := m.Check(addr, length); err != nil {
 		return err
 	}
 	if err := m.table.Send(ctx, w, addr, int64(length)); err != nil {
 		return fmt.Errorf("%d bytes from %#x: %w", length, addr, err)
 	}
-	return r.Origin().Check() // another process's memory may have been lost meanwhile
+	return nil
 }
 
-// Receive implements Memory.
+// Receive reads length bytes from r to addr. It returns the errors of Check before it reads. When
+// it returns, it no longer touches the memory; if it returns nil, all bytes are visible there.
 func (m *Regions) Receive(ctx context.Context, r io.Reader, addr, length uint64) error {
-	to, err := m.find(addr, length)
-	if err != nil {
+	if err := m.Check(addr, length); err != nil {
 		return err
 	}
 	if err := m.table.Receive(ctx, r, addr, int64(length)); err != nil {
 		return fmt.Errorf("%d bytes to %#x: %w", length, addr, err)
 	}
-	return to.Origin().Check()
-}
-
-// find returns the region that has the bytes. What is withdrawn after that, the table finds out.
-func (m *Regions) find(addr, length uint64) (*mem.Region, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	i, found := slices.BinarySearchFunc(m.all, addr, func(h *registered, at uint64) int { return cmp.Compare(h.Addr, at) })
-	if !found {
-		i--
-	}
-	if i < 0 || length == 0 || m.all[i].gone || !m.all[i].holds(addr, length) {
-		return nil, fmt.Errorf("%d bytes at %#x are not registered: %w", length, addr, errdefs.ErrInvalid)
-	}
-	return m.all[i].region, m.all[i].region.Origin().Lost()
+	return nil
 }

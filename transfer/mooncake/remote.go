@@ -17,7 +17,7 @@ type Options struct {
 	// Directory finds the segment; the default is that of P2PHANDSHAKE.
 	Directory Directory
 	// Memory is what tasks name as local. Must be set.
-	Memory Memory
+	Memory *Regions
 	// Lanes is how many connections carry the parts of batches at the same time. 4
 	Lanes int
 	// StallTime is how long a request under way may bring no byte. 30 seconds

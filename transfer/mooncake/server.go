@@ -19,7 +19,7 @@ import (
 // ServerOptions say what a Server offers, and how. Zero values are the defaults.
 type ServerOptions struct {
 	// Name is the segment's. With P2PHANDSHAKE it is HOST:PORT, at which peers reach the handshake.
-	// Port 0 takes a free one; Server.Name returns it. With another directory, any name is valid.
+	// Port 0 takes a free one; Server.Segment returns it. With another directory, any name is valid.
 	Name string
 	// Listen is where the handshake listens, HOST:PORT; the default is Name. DataPort is the port for data; 0 takes a free one.
 	Listen   string
@@ -31,7 +31,7 @@ type ServerOptions struct {
 	// Directory makes the segment known; the default is that of P2PHANDSHAKE.
 	Directory Directory
 	// Memory is what is offered. Must be set.
-	Memory Memory
+	Memory *Regions
 	// OnNotify receives notifications, several concurrently. The sender gets its error, if that is
 	// not nil. ctx ends when the sender no longer waits. Without OnNotify, notifications are
 	// refused.
@@ -144,7 +144,6 @@ type Server struct {
 	mu     sync.Mutex
 	conns  map[net.Conn]struct{}
 	closed bool
-	lost   error // why the directory was not reached when it was last tried
 }
 
 // Serve begins to offer a segment, and has told its directory of it when it returns. Close ends it.
@@ -209,9 +208,6 @@ func (s *Server) name(listen string, handshakePort, dataPort int) {
 	s.at, s.host, s.port = server{Host: host, Port: port}, host, dataPort
 }
 
-// Name returns the segment's name, with the port that was taken.
-func (s *Server) Name() string { return s.o.Name }
-
 // Segment describes what is offered now.
 func (s *Server) Segment() *Segment {
 	return &Segment{
@@ -220,15 +216,8 @@ func (s *Server) Segment() *Segment {
 	}
 }
 
-// Update tells the directory of buffers that were registered or withdrawn since. Peers that ask the segment itself need none.
-func (s *Server) Update(ctx context.Context) error { return s.publish(ctx) }
-
 func (s *Server) publish(ctx context.Context) error {
-	err := s.o.Directory.publish(ctx, s.Segment(), s.at)
-	s.mu.Lock()
-	s.lost = err
-	s.mu.Unlock()
-	return err
+	return s.o.Directory.publish(ctx, s.Segment(), s.at)
 }
 
 // republish has the directory name this segment again where it has forgotten it, or names a process
@@ -242,13 +231,9 @@ func (s *Server) republish() {
 			return
 		case <-tick.C:
 		}
-		err := s.check(s.ctx)
-		if err != nil && s.ctx.Err() == nil {
+		if err := s.check(s.ctx); err != nil && s.ctx.Err() == nil {
 			s.directoryFailures.Add(1)
 		}
-		s.mu.Lock()
-		s.lost = err
-		s.mu.Unlock()
 	}
 }
 
@@ -284,13 +269,6 @@ func (s *Server) isListed(ctx context.Context) (mine bool, addr string, err erro
 	return addr == s.at.address() && listed.DataHost == s.host && listed.DataPort == s.port, addr, nil
 }
 
-// Directory returns why the directory was not reached when it was last tried, or nil. Transfers go on without it; it is tried again.
-func (s *Server) Directory() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.lost
-}
-
 // listen takes connections, at most so many at a time, each with a goroutine.
 func (s *Server) listen(l net.Listener, most int, serve func(net.Conn, *wire.Slot)) {
 	stop := context.AfterFunc(s.ctx, func() { _ = l.Close() }) // nothing is lost with a listener
@@ -298,26 +276,12 @@ func (s *Server) listen(l net.Listener, most int, serve func(net.Conn, *wire.Slo
 	s.wg.Go(func() {
 		defer stop()
 		defer l.Close() //nolint:errcheck // as above
-		for wait := time.Millisecond; ; {
-			c, err := l.Accept()
-			switch {
-			case s.ctx.Err() != nil:
-				if err == nil {
-					_ = c.Close()
-				}
-				return
-			case err != nil: // no descriptors, mostly: it passes
-				s.acceptFailures.Add(1)
-				sleep(s.ctx, wait)
-				wait = min(2*wait, time.Second)
-				continue
-			}
-			wait = time.Millisecond
+		wire.Accept(l, func(c net.Conn) {
 			slot := slots.Take(func() { _ = c.Close() })
 			if slot == nil {
 				s.refusedConnections.Add(1)
 				_ = c.Close()
-				continue
+				return
 			}
 			s.wg.Go(func() {
 				defer slots.Release(slot)
@@ -326,17 +290,8 @@ func (s *Server) listen(l net.Listener, most int, serve func(net.Conn, *wire.Slo
 				}
 				s.leave(c)
 			})
-		}
+		}, func() { s.acceptFailures.Add(1) })
 	})
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
-	}
 }
 
 // enter has stop close the connection; false if it already came.

@@ -21,7 +21,7 @@ func TestBothEnds(t *testing.T) {
 		for _, lanes := range []int{1, 3} {
 			t.Run(fmt.Sprintf("version %d, %d lanes", version, lanes), func(t *testing.T) {
 				s, there := serve(t, n, func(o *mooncake.ServerOptions) { o.Version = version })
-				r, here := open(t, s.Name(), n, func(o *mooncake.Options) { o.Lanes = lanes })
+				r, here := open(t, s.Segment().Name, n, func(o *mooncake.Options) { o.Lanes = lanes })
 				pattern(here.Bytes(), byte(version))
 				var writes, reads []mooncake.Task
 				at := uint64(0)
@@ -52,7 +52,7 @@ func TestBothEnds(t *testing.T) {
 func TestManyBatchesAtOnce(t *testing.T) {
 	const users, block, rounds = 8, 10000, 20
 	s, there := serve(t, users*block, nil)
-	r, here := open(t, s.Name(), 2*users*block, nil)
+	r, here := open(t, s.Segment().Name, 2*users*block, nil)
 	errs := make(chan error)
 	for u := range users {
 		go func() {
@@ -90,7 +90,7 @@ func TestManyBatchesAtOnce(t *testing.T) {
 func TestWrongTasks(t *testing.T) {
 	const n = 1 << 16
 	s, there := serve(t, n, nil)
-	r, here := open(t, s.Name(), n, nil)
+	r, here := open(t, s.Segment().Name, n, nil)
 	good := mooncake.Task{Op: mooncake.Write, Local: addr(here), Remote: addr(there), Length: 4096}
 	for _, wrong := range []struct {
 		name   string
@@ -130,7 +130,7 @@ func TestRejectionIsOfOneTask(t *testing.T) {
 	must(t, err)
 	defer s.Close(within(t))
 	for _, op := range []mooncake.Op{mooncake.Read, mooncake.Write} {
-		r, here := open(t, s.Name(), n, func(o *mooncake.Options) { o.Lanes = 1 })
+		r, here := open(t, s.Segment().Name, n, func(o *mooncake.Options) { o.Lanes = 1 })
 		pattern(here.Bytes(), 3)
 		pattern(kept.Bytes(), 3)
 		clear(gone.Bytes())
@@ -258,11 +258,11 @@ func TestTargetRestarts(t *testing.T) {
 	m, there := registered(t, 1<<16)
 	s, err := mooncake.Serve(within(t), mooncake.ServerOptions{Name: "127.0.0.1:0", Memory: m})
 	must(t, err)
-	r, here := open(t, s.Name(), 1<<16, nil)
+	r, here := open(t, s.Segment().Name, 1<<16, nil)
 	task := mooncake.Task{Op: mooncake.Write, Local: addr(here), Remote: addr(there), Length: 1 << 16}
 	must(t, do(t, r, task))
 	for range 3 {
-		name := s.Name()
+		name := s.Segment().Name
 		must(t, s.Close(within(t)))
 		if err := do(t, r, task); !errors.Is(err, errdefs.ErrBroken) {
 			t.Errorf("without a target: %v, want ErrBroken", err)

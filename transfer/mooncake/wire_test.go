@@ -84,7 +84,7 @@ func TestHandshakeBytes(t *testing.T) {
 		o.OnNotify = func(_ context.Context, n mooncake.Notification) error { heard <- n; return nil }
 	})
 	ask := func(text string) net.Conn {
-		c := talk(t, s.Name())
+		c := talk(t, s.Segment().Name)
 		say(t, c, text)
 		return c
 	}
@@ -105,7 +105,7 @@ func TestHandshakeBytes(t *testing.T) {
 		var got map[string]any
 		must(t, json.Unmarshal(take(t, c, int(n)-1), &got))
 		buffers, _ := got["buffers"].([]any)
-		if got["name"] != s.Name() || got["protocol"] != "tcp" || got["tcp_proto_version"] != 2.0 || got["tcp_data_port"] == 0.0 || len(buffers) != 1 {
+		if got["name"] != s.Segment().Name || got["protocol"] != "tcp" || got["tcp_proto_version"] != 2.0 || got["tcp_data_port"] == 0.0 || len(buffers) != 1 {
 			t.Errorf("segment %v", got)
 		}
 		b, _ := buffers[0].(map[string]any)
@@ -222,7 +222,7 @@ func TestHostileHandshakes(t *testing.T) {
 	s, _ := serve(t, 4096, nil)
 	idle := make([]net.Conn, 20)
 	for i := range idle {
-		idle[i] = talk(t, s.Name())
+		idle[i] = talk(t, s.Segment().Name)
 	}
 	for _, text := range []string{
 		"0000000000000000",
@@ -232,13 +232,13 @@ func TestHostileHandshakes(t *testing.T) {
 		"0300000000000000 09 7b7d", // a kind that is none
 		"0300000000000000 02 7b7b", // no JSON
 	} {
-		c := talk(t, s.Name())
+		c := talk(t, s.Segment().Name)
 		say(t, c, text)
 		_ = c.CloseWrite() // it may have been closed already
 		_ = ended(t, c)
 	}
 	for _, text := range []string{"", "03", "0300000000000000", "0300000000000000 01 7b"} { // truncated
-		c := talk(t, s.Name())
+		c := talk(t, s.Segment().Name)
 		say(t, c, text)
 		_ = c.CloseWrite() // it may have been closed already
 		_ = ended(t, c)
@@ -246,13 +246,13 @@ func TestHostileHandshakes(t *testing.T) {
 	eventually(t, "all are counted", func() bool { return s.Stats().Malformed == 10 })
 	d, err := mooncake.OpenDirectory(mooncake.P2PHandshake, "")
 	must(t, err)
-	if _, err := mooncake.Probe(within(t), d, s.Name()); err != nil {
+	if _, err := mooncake.Probe(within(t), d, s.Segment().Name); err != nil {
 		t.Errorf("beside idle connections: %v", err)
 	}
 	for _, c := range idle {
 		must(t, c.Close())
 	}
-	if err := mooncake.Notify(within(t), d, s.Name(), mooncake.Notification{Name: "a", Message: "b"}); !errors.Is(err, errdefs.ErrBusy) {
+	if err := mooncake.Notify(within(t), d, s.Segment().Name, mooncake.Notification{Name: "a", Message: "b"}); !errors.Is(err, errdefs.ErrBusy) {
 		t.Errorf("where nobody listens: %v, want ErrBusy", err)
 	}
 }
@@ -288,11 +288,11 @@ func TestIdleAndStalledConnections(t *testing.T) {
 func TestIdleConnectionsGiveWay(t *testing.T) {
 	s, there := serve(t, 4096, func(o *mooncake.ServerOptions) { o.MaxConnections, o.StallTime = 2, 200*time.Millisecond })
 	for range 256 {
-		talk(t, s.Name())
+		talk(t, s.Segment().Name)
 	}
 	d, err := mooncake.OpenDirectory(mooncake.P2PHandshake, "")
 	must(t, err)
-	eventually(t, "a handshake is answered", func() bool { _, err := mooncake.Probe(within(t), d, s.Name()); return err == nil })
+	eventually(t, "a handshake is answered", func() bool { _, err := mooncake.Probe(within(t), d, s.Segment().Name); return err == nil })
 	talk(t, dataAddr(s))
 	slow := talk(t, dataAddr(s))
 	_, err = slow.Write(request(4096, addr(there), 0x81))
@@ -324,8 +324,8 @@ func TestNoTornWrites(t *testing.T) {
 	const n, rounds = 1 << 20, 100
 	for _, version := range []int{1, 2} {
 		s, there := serve(t, n, func(o *mooncake.ServerOptions) { o.Version = version })
-		writer, from := open(t, s.Name(), n, nil)
-		reader, to := open(t, s.Name(), n, nil)
+		writer, from := open(t, s.Segment().Name, n, nil)
+		reader, to := open(t, s.Segment().Name, n, nil)
 		for i := range rounds {
 			pattern(from.Bytes(), byte(i))
 			must(t, do(t, writer, mooncake.Task{Op: mooncake.Write, Local: addr(from), Remote: addr(there), Length: n}))

@@ -1,4 +1,5 @@
-package soft
+// Package softnic moves the bytes of NICs in software by streams, so that such NICs reach device memory.
+package softnic
 
 import (
 	"context"
@@ -8,22 +9,23 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma/soft"
 	"github.com/kvlane/kvlane/stream"
 )
 
-// StreamMover is a Mover that copies by a stream, one transfer after the other, and so between whatever the stream's device
+// Mover is a soft.Mover that copies by a stream, one transfer after the other, and so between whatever the stream's device
 // reaches: the memory of a GPU and pinned host memory. Where the stream broke it opens another: queue pairs can be made anew, and
 // then what is below has to work again. A transfer that the stream takes nothing of for half a minute fails with ErrBusy.
-type StreamMover struct {
+type Mover struct {
 	open     func() (stream.Stream, error)
 	patience time.Duration // of a transfer that the stream has no room for
 
-	turn   chan struct{} // a lock that is waited for with a context: one copy, or Close, at a time
-	s      stream.Stream // nil: none is open; guarded by turn
-	closed bool          // guarded by turn
+	lock   chan struct{} // a lock that is waited for with a context: one copy, or Close, at a time
+	s      stream.Stream // nil: none is open; guarded by lock
+	closed bool          // guarded by lock
 }
 
-var _ Mover = (*StreamMover)(nil)
+var _ soft.Mover = (*Mover)(nil)
 
 const (
 	// maxPatience: a stream that takes nothing for as long does not work.
@@ -32,13 +34,13 @@ const (
 	probeEvery = 250 * time.Millisecond
 )
 
-// NewStreamMover returns a mover on an ordered stream that open opens when there is something to move, and again where it broke.
-func NewStreamMover(open func() (stream.Stream, error)) *StreamMover {
-	return &StreamMover{open: open, patience: maxPatience, turn: make(chan struct{}, 1)}
+// NewMover returns a mover on an ordered stream that open opens when there is something to move, and again where it broke.
+func NewMover(open func() (stream.Stream, error)) *Mover {
+	return &Mover{open: open, patience: maxPatience, lock: make(chan struct{}, 1)}
 }
 
 // Reaches returns ErrNotSupported for memory that has no device address.
-func (m *StreamMover) Reaches(r *mem.Region) error {
+func (m *Mover) Reaches(r *mem.Region) error {
 	if r.Dev() == 0 {
 		return fmt.Errorf("copy by stream: no device reaches the %s: %w", r, errdefs.ErrNotSupported)
 	}
@@ -46,9 +48,9 @@ func (m *StreamMover) Reaches(r *mem.Region) error {
 }
 
 // Open opens the stream now: opening one allocates, which may have to wait once streams of the host program do.
-func (m *StreamMover) Open() error {
-	m.turn <- struct{}{}
-	defer func() { <-m.turn }()
+func (m *Mover) Open() error {
+	m.lock <- struct{}{}
+	defer func() { <-m.lock }()
 	var err error
 	if m.s == nil && !m.closed {
 		if m.s, err = m.open(); err != nil {
@@ -60,18 +62,20 @@ func (m *StreamMover) Open() error {
 }
 
 // Move copies the transfer's bytes and returns when nothing touches the memory any more.
-func (m *StreamMover) Move(t *Transfer) {
-	m.turn <- struct{}{} // what is before it does not wait for ever
-	err := m.copy(&t.Batch)
-	<-m.turn
+func (m *Mover) Move(t *soft.Transfer) { t.Done(m.move(&t.Batch)) }
+
+func (m *Mover) move(b *mem.Batch) error {
+	m.lock <- struct{}{}
+	err := m.copy(b)
+	<-m.lock
 	if err != nil {
-		err = fmt.Errorf("move %d pieces: %w", t.Batch.Pieces(), err)
+		return fmt.Errorf("move %d pieces: %w", b.Pieces(), err)
 	}
-	t.Done(err)
+	return nil
 }
 
-// copy is called with the turn.
-func (m *StreamMover) copy(b *mem.Batch) error {
+// copy copies the batch. The caller holds lock.
+func (m *Mover) copy(b *mem.Batch) error {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), m.patience, fmt.Errorf("there was no room for %v: %w", m.patience, errdefs.ErrBusy))
 	defer cancel()
 	for try := 0; ; try++ {
@@ -101,7 +105,7 @@ func (m *StreamMover) copy(b *mem.Batch) error {
 // await returns how the ticket resolved. That it does only when nothing touches the memory any more, and nothing less will do:
 // there is no giving up but by those who wait for the transfer. A ticket of which the device cannot say that it has stopped
 // resolves when its stream, which is broken, is closed.
-func (m *StreamMover) await(t *stream.Ticket) error {
+func (m *Mover) await(t *stream.Ticket) error {
 	tick := time.NewTicker(probeEvery)
 	defer tick.Stop()
 	for {
@@ -115,7 +119,7 @@ func (m *StreamMover) await(t *stream.Ticket) error {
 }
 
 // probe asks the stream by an empty batch whether it still works, and closes it if it does not.
-func (m *StreamMover) probe() {
+func (m *Mover) probe() {
 	ctx, cancel := context.WithTimeout(context.Background(), probeEvery)
 	defer cancel()
 	if m.s == nil {
@@ -127,7 +131,7 @@ func (m *StreamMover) probe() {
 }
 
 // retire closes the stream. The first Close may tell again why it broke, as its tickets have, and have closed it all the same.
-func (m *StreamMover) retire(ctx context.Context) error {
+func (m *Mover) retire(ctx context.Context) error {
 	if err := m.s.Close(ctx); err != nil && m.s.Close(ctx) != nil {
 		return err
 	}
@@ -137,13 +141,13 @@ func (m *StreamMover) retire(ctx context.Context) error {
 
 // Close ends the mover, when all providers that use it are closed. If ctx ends before the stream is through with what it was
 // given, it is ErrBusy with the context's cause, and Close may be called again. After success it returns nil at once.
-func (m *StreamMover) Close(ctx context.Context) error {
+func (m *Mover) Close(ctx context.Context) error {
 	select {
-	case m.turn <- struct{}{}:
+	case m.lock <- struct{}{}:
 	case <-ctx.Done():
 		return fmt.Errorf("close mover: a transfer is not done: %w: %w", errdefs.ErrBusy, context.Cause(ctx))
 	}
-	defer func() { <-m.turn }()
+	defer func() { <-m.lock }()
 	m.closed = true
 	if m.s == nil {
 		return nil

@@ -1,21 +1,33 @@
-package soft_test
+package softnic_test
 
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
+	"io"
+	"math/rand/v2"
 	"testing"
+	"time"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma"
+	"github.com/kvlane/kvlane/rdma/rdmatest"
 	"github.com/kvlane/kvlane/rdma/soft"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	"github.com/kvlane/kvlane/stream/softnic"
 )
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+const access = rdma.AccessLocalWrite | rdma.AccessRemoteWrite | rdma.AccessRemoteRead
 
 // gpuRig is a loopback queue pair between pinned memory and the memory of a simulated GPU.
 type gpuRig struct {
@@ -36,7 +48,7 @@ func newGPURig(t *testing.T, faults *fault.Plan) *gpuRig {
 	dev, err := sim.Open(sim.Options{Faults: faults})
 	check(t, err)
 	closing(t, dev)
-	m := soft.NewStreamMover(func() (stream.Stream, error) { return streamcopy.Open(dev, streamcopy.Options{}) })
+	m := softnic.NewMover(func() (stream.Stream, error) { return streamcopy.Open(dev, streamcopy.Options{}) })
 	t.Cleanup(func() { check(t, m.Close(context.Background())) })
 	r := &gpuRig{}
 	r.host, err = dev.AllocHost(gpuBytes)
@@ -73,7 +85,7 @@ func newGPURig(t *testing.T, faults *fault.Plan) *gpuRig {
 	r.qp, err = pd.CreateQP(rdma.QPOptions{SendCQ: r.cq, RecvCQ: r.cq, Caps: rdma.QPCaps{MaxSendWR: gpuPieces, MaxSendSGE: 1}})
 	check(t, err)
 	closing(t, r.qp)
-	check(t, rdma.Loopback(d, r.qp, rdma.ConnectOptions{}))
+	check(t, rdmatest.Loopback(d, r.qp, rdma.ConnectOptions{}))
 	return r
 }
 
@@ -118,4 +130,65 @@ func TestGPUFails(t *testing.T) {
 	if wcs[1].Status != rdma.WCWRFlushErr {
 		t.Errorf("second: %v", wcs[1].Err())
 	}
+}
+
+func closing(t *testing.T, c io.Closer) {
+	t.Helper()
+	t.Cleanup(func() { check(t, c.Close()) })
+}
+
+func random(b []byte, seed byte) {
+	c := rand.NewChaCha8([32]byte{seed})
+	for ; len(b) >= 8; b = b[8:] {
+		binary.LittleEndian.PutUint64(b, c.Uint64())
+	}
+}
+
+func post(t *testing.T, q rdma.QP, wrs ...rdma.SendWR) {
+	t.Helper()
+	if n, err := q.PostSend(wrs); n != len(wrs) || err != nil {
+		t.Fatalf("posted %d of %d: %v", n, len(wrs), err)
+	}
+}
+
+func await(t *testing.T, q rdma.CQ, n int) []rdma.WC {
+	t.Helper()
+	wcs := make([]rdma.WC, n)
+	for got, tries := 0, 0; got < n; tries++ {
+		k, err := q.Poll(wcs[got:])
+		check(t, err)
+		if got += k; k == 0 {
+			time.Sleep(100 * time.Microsecond)
+		}
+		if tries > 6_000_000 {
+			t.Fatalf("%d completions of %d", got, n)
+		}
+	}
+	return wcs
+}
+
+func good(t *testing.T, q rdma.CQ, n int) []rdma.WC {
+	t.Helper()
+	wcs := await(t, q, n)
+	for i := range wcs {
+		check(t, wcs[i].Err())
+	}
+	return wcs
+}
+
+func check(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func region(tb testing.TB, bytes int64) *mem.Region {
+	tb.Helper()
+	m, err := hostmem.Alloc(bytes)
+	check(tb, err)
+	tb.Cleanup(func() { check(tb, hostmem.Free(m)) })
+	r, err := hostmem.Region(m)
+	check(tb, err)
+	return r
 }

@@ -1,4 +1,4 @@
-package soft
+package softnic
 
 import (
 	"context"
@@ -41,7 +41,7 @@ func within(t *testing.T, what string, f func()) {
 // TestDefectMoverWaitsForAStuckStreamWithoutEnd: a stream that takes no more fails the next transfer after a while, which has not
 // begun, and one that is being opened or copies holds up a Close no longer than its context says.
 func TestDefectMoverWaitsForAStuckStreamWithoutEnd(t *testing.T) {
-	m := NewStreamMover(func() (stream.Stream, error) { return fullStream{}, nil })
+	m := NewMover(func() (stream.Stream, error) { return fullStream{}, nil })
 	m.patience = 10 * time.Millisecond
 	within(t, "a copy without room", func() {
 		if err := m.copy(&mem.Batch{}); !errors.Is(err, errdefs.ErrBusy) {
@@ -56,14 +56,13 @@ func TestDefectMoverWaitsForAStuckStreamWithoutEnd(t *testing.T) {
 	}
 
 	asked, let := make(chan struct{}), make(chan struct{})
-	m = NewStreamMover(func() (stream.Stream, error) {
+	m = NewMover(func() (stream.Stream, error) {
 		close(asked)
 		<-let
 		return nil, errdefs.ErrNotSupported
 	})
-	tr := &Transfer{qp: &qp{pd: &pd{dev: &Device{nic: &nic{prov: &Provider{engine: &engine{}}}}}}}
-	moved := make(chan struct{})
-	go func() { defer close(moved); m.Move(tr) }()
+	moved := make(chan error, 1)
+	go func() { moved <- m.move(&mem.Batch{}) }()
 	<-asked
 	within(t, "Close", func() {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
@@ -73,9 +72,8 @@ func TestDefectMoverWaitsForAStuckStreamWithoutEnd(t *testing.T) {
 		}
 	})
 	close(let)
-	<-moved
-	if !tr.landed.Load() || !errors.Is(tr.err, errdefs.ErrNotSupported) {
-		t.Errorf("the transfer ended: %t, %v", tr.landed.Load(), tr.err)
+	if err := <-moved; !errors.Is(err, errdefs.ErrNotSupported) {
+		t.Errorf("the transfer ended: %v", err)
 	}
 	if err := m.Close(t.Context()); err != nil {
 		t.Errorf("close again: %v", err)
@@ -91,7 +89,7 @@ func TestMoverClosesWhatBrokeUnseen(t *testing.T) {
 		t.Fatal(err)
 	}
 	opened := 0
-	m := NewStreamMover(func() (stream.Stream, error) {
+	m := NewMover(func() (stream.Stream, error) {
 		opened++
 		return streamcopy.Open(dev, streamcopy.Options{Path: stream.PathCopyEngine})
 	})

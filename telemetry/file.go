@@ -15,20 +15,20 @@ func (m *Metrics) SetFiles(stats func() streamfile.Stats) {
 
 // fileFamilies are read from the figures of a stream of files.
 var fileFamilies = []family[*streamfile.Stats]{
-	filePathFamily("kvlane_file_batches_total", "batches", "Batches that a stream of files has moved, by the path of most of their bytes.",
+	filePathFamily("kvlane_file_batches_total", "batches", "Batches moved by a stream of files, by the path of most of their bytes.",
 		func(s *streamfile.Stats, p stream.Path) int64 { return s.Batches[p] }),
 	filePathFamily("kvlane_file_bytes_total", "bytes", "Bytes of those batches.",
 		func(s *streamfile.Stats, p stream.Path) int64 { return s.Bytes[p] }),
 	fileCounter("kvlane_file_failed_batches_total", "batches", "Batches that failed.", func(s *streamfile.Stats) int64 { return s.Failed }),
-	fileCounter("kvlane_file_direct_refused_total", "files", "Files that are read through the page cache, as their file system refuses O_DIRECT.",
+	fileCounter("kvlane_file_direct_refused_total", "files", "Files read through the page cache because their file system refuses O_DIRECT.",
 		func(s *streamfile.Stats) int64 { return s.Refused }),
-	fileCounter("kvlane_file_direct_unopened_total", "files", "Files that are read through the page cache, as they could not be opened with O_DIRECT for another reason.",
+	fileCounter("kvlane_file_direct_unopened_total", "files", "Files read through the page cache because opening them with O_DIRECT failed for another reason.",
 		func(s *streamfile.Stats) int64 { return s.Unopened }),
-	fileCounter("kvlane_file_paths_given_up_total", "paths", "Paths that are not taken any more on a file system that refused them.",
+	fileCounter("kvlane_file_paths_given_up_total", "paths", "Paths no longer used on a file system that refused them.",
 		func(s *streamfile.Stats) int64 { return s.GivenUp }),
-	fileCounter("kvlane_file_unregistered_total", "buffers", "Staging memory that io_uring could not register, and pins for each transfer.",
+	fileCounter("kvlane_file_unregistered_total", "buffers", "Staging buffers that io_uring could not register and pins for each transfer.",
 		func(s *streamfile.Stats) int64 { return s.Unregistered }),
-	fileGauge("kvlane_file_quarantined", "transfers", "Transfers of which nothing tells whether they are over.",
+	fileGauge("kvlane_file_quarantined", "transfers", "Transfers whose end is unknown.",
 		func(s *streamfile.Stats) int64 { return int64(s.Quarantined) }),
 }
 

@@ -71,19 +71,20 @@ func appendMetrics[S any](all []Metric, fs []family[S]) []Metric {
 }
 
 // intro is the text above the table.
-const intro = `These are served in Prometheus's text format:
+const intro = `kvlane serves these metrics in Prometheus's text format:
 
-- by vLLM, on its own /metrics: kvlane's connectors pass them on ([vLLM](vllm.md#metrics));
-- by an engine or a manager with the key metrics_addr in its configuration, in Go, C, Python, SGLang and
-  transformers ([the library](library.md#figures));
-- by a command with --metrics-addr, while it runs. replay and demo have the metrics of store, tiers and copies. transfer serve and bench
-  transfer (kvlane's own protocol) have those of transfers. Every command has those of the build and of the process.
+- in vLLM, on vLLM's own /metrics ([vLLM](vllm.md#metrics));
+- in an engine or a manager with the key metrics_addr in its configuration: in Go, C, Python, SGLang and transformers
+  ([the library](library.md#figures));
+- in a command with --metrics-addr, while it runs. replay and demo have the metrics of store, tiers and copies.
+  transfer serve and bench transfer (kvlane's own protocol) have those of transfers. Every command has those of the
+  build and of the process.
 
-An address is HOST:PORT, on 127.0.0.1 without a host, or unix:/PATH, a socket of mode 0600. Each address serves /metrics, /healthz (the
-process runs) and /readyz (it can serve; 503 while it opens or closes).
+An address is HOST:PORT, on 127.0.0.1 without a host, or unix:/PATH, a socket of mode 0600. Each address serves
+/metrics, /healthz (the process runs) and /readyz (it can serve; 503 while it opens or closes).
 
-There are [alert rules](alerts.md) and a [dashboard](grafana/kvlane.json). Words are those of the [glossary](glossary.md).
-Metrics of the process and of Go have the names of Prometheus's own clients (process_cpu_seconds_total, go_goroutines ...).
+There are [alert rules](alerts.md) and a [dashboard](grafana/kvlane.json). The [glossary](glossary.md) defines the words.
+Metrics of the process and of Go have the names of Prometheus's own clients (process_cpu_seconds_total, go_goroutines).
 
 `
 

@@ -18,16 +18,16 @@ func (m *Metrics) SetNICs(stats func() []stream.NICStats) {
 var nicFamilies = []family[*stream.NICStats]{
 	nicCounter("kvlane_nic_requests_total", "requests", "Work requests that the NIC accepted.", func(s *stream.NICStats) int64 { return s.Requests }),
 	nicCounter("kvlane_nic_bytes_total", "bytes", "Bytes of those requests.", func(s *stream.NICStats) int64 { return s.Bytes }),
-	nicCounter("kvlane_nic_doorbells_total", "doorbells", "Times that requests were given to the NIC, many at once.", func(s *stream.NICStats) int64 { return s.Doorbells }),
+	nicCounter("kvlane_nic_doorbells_total", "doorbells", "Times that a group of requests was submitted to the NIC.", func(s *stream.NICStats) int64 { return s.Doorbells }),
 	nicCounter("kvlane_nic_failed_requests_total", "requests", "Requests that the NIC failed.", func(s *stream.NICStats) int64 { return s.Failed }),
-	nicCounter("kvlane_nic_flushed_requests_total", "requests", "Requests that were flushed, as the consequence of a failure.", func(s *stream.NICStats) int64 { return s.Flushed }),
+	nicCounter("kvlane_nic_flushed_requests_total", "requests", "Requests flushed after a failure.", func(s *stream.NICStats) int64 { return s.Flushed }),
 	nicCounter("kvlane_nic_broken_streams_total", "streams", "Streams over the NIC that broke.", func(s *stream.NICStats) int64 { return s.Broken }),
 	nicGauge("kvlane_nic_queue_pairs", "queue pairs", "Queue pairs of streams that are open.", func(s *stream.NICStats) int64 { return s.QueuePairs }),
-	nicCounter("kvlane_nic_queue_pairs_opened_total", "queue pairs", "Queue pairs opened; a stream that is opened anew opens its own.", func(s *stream.NICStats) int64 { return s.QueuePairsOpened }),
-	nicCounter("kvlane_nic_connect_retries_total", "tries", "Times that a queue pair was connected once more, as the peer's link address was not found in time.", func(s *stream.NICStats) int64 { return s.ConnectRetries }),
-	methodFamily("kvlane_nic_registrations", "regions", Gauge, "Regions of memory registered with the NIC, by how.", func(s *stream.RegistrationStats) int64 { return s.Live }),
+	nicCounter("kvlane_nic_queue_pairs_opened_total", "queue pairs", "Queue pairs opened, including those of reopened streams.", func(s *stream.NICStats) int64 { return s.QueuePairsOpened }),
+	nicCounter("kvlane_nic_connect_retries_total", "tries", "Retries to connect a queue pair because the peer's link address was not found in time.", func(s *stream.NICStats) int64 { return s.ConnectRetries }),
+	methodFamily("kvlane_nic_registrations", "regions", Gauge, "Regions of memory registered with the NIC, by method.", func(s *stream.RegistrationStats) int64 { return s.Live }),
 	methodFamily("kvlane_nic_registered_bytes", "bytes", Gauge, "Bytes of those regions.", func(s *stream.RegistrationStats) int64 { return s.Bytes }),
-	methodFamily("kvlane_nic_registrations_total", "regions", Counter, "Regions that were registered in all.", func(s *stream.RegistrationStats) int64 { return s.Total }),
+	methodFamily("kvlane_nic_registrations_total", "regions", Counter, "Regions registered in total.", func(s *stream.RegistrationStats) int64 { return s.Total }),
 	nicCounter("kvlane_nic_registrations_failed_total", "regions", "Regions that could not be registered.", func(s *stream.NICStats) int64 { return s.RegistrationsFailed }),
 }
 

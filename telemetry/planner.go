@@ -16,9 +16,9 @@ var plannerFamilies = []family[*plan.Figures]{
 	planFamily("kvlane_plan_observed_total", "batches", Counter, "Chosen batches whose time was compared with the prediction.", func(p *plan.PathStats) float64 { return float64(p.Observed) }),
 	planFamily("kvlane_plan_predicted_seconds_total", "seconds", Counter, "Time that the observed batches were predicted to take.", func(p *plan.PathStats) float64 { return p.Predicted.Seconds() }),
 	planFamily("kvlane_plan_actual_seconds_total", "seconds", Counter, "Time that the observed batches took.", func(p *plan.PathStats) float64 { return p.Actual.Seconds() }),
-	planFamily("kvlane_plan_scale", "ratio", Gauge, "What lately observed times make of the profile's predictions; 1 is as measured by calibration.", func(p *plan.PathStats) float64 { return p.Scale }),
+	planFamily("kvlane_plan_scale", "ratio", Gauge, "Ratio of recently observed times to the profile's predictions; 1 is as calibrated.", func(p *plan.PathStats) float64 { return p.Scale }),
 	{
-		Metric{"kvlane_plan_drifted", "none", Gauge, "1 where the profile should be measured anew (kvlane calibrate --force).", nil},
+		Metric{"kvlane_plan_drifted", "none", Gauge, "1 if the profile should be measured again (kvlane calibrate --force).", nil},
 		func(f *plan.Figures, out emit) {
 			v := 0.0
 			if f.Drifted {
@@ -27,9 +27,9 @@ var plannerFamilies = []family[*plan.Figures]{
 			out(v)
 		},
 	},
-	limitFamily("kvlane_plan_budget_thread_blocks", "blocks", "Thread blocks that copies may take now where their harm counts.", func(f *plan.Figures) float64 { return float64(f.Limits.CTAs) }),
-	limitFamily("kvlane_plan_budget_chunk_bytes", "bytes", "Bytes that they may give to the device at once.", func(f *plan.Figures) float64 { return float64(f.Limits.ChunkBytes) }),
-	limitFamily("kvlane_plan_budget_harm", "ratio", "Slow-down that the host program last reported beside them, as a multiple of what their budget allows.", func(f *plan.Figures) float64 { return f.Harm }),
+	limitFamily("kvlane_plan_budget_thread_blocks", "blocks", "Thread blocks that copies may use under a policy that limits interference.", func(f *plan.Figures) float64 { return float64(f.Limits.CTAs) }),
+	limitFamily("kvlane_plan_budget_chunk_bytes", "bytes", "Bytes that they may submit to the device at once.", func(f *plan.Figures) float64 { return float64(f.Limits.ChunkBytes) }),
+	limitFamily("kvlane_plan_budget_harm", "ratio", "Slow-down last reported by the host program, as a multiple of the budget.", func(f *plan.Figures) float64 { return f.Harm }),
 }
 
 func planFamily(name, unit string, typ Type, help string, read func(*plan.PathStats) float64) family[*plan.Figures] {

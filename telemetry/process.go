@@ -16,7 +16,7 @@ const clockTicks = 100
 
 var buildFamilies = []family[struct{}]{
 	{
-		Metric{"kvlane_build_info", "none", Gauge, "Always 1; the labels say which build this is.", []string{"version", "go_version"}},
+		Metric{"kvlane_build_info", "none", Gauge, "Always 1; the labels identify the build.", []string{"version", "go_version"}},
 		func(_ struct{}, out emit) {
 			version, goVersion := "unknown", "unknown"
 			if info, ok := debug.ReadBuildInfo(); ok {

@@ -18,7 +18,7 @@ var storeTimes = []timesFamily[*store.Stats]{
 			out(&s.WriteWaits, "write")
 		},
 	},
-	pathHistogram("kvlane_copy_seconds", "Duration of a batch, from its first byte handed to the hardware until the last has landed.", func(p *store.PathStats) *store.Latency { return &p.Copied }),
+	pathHistogram("kvlane_copy_seconds", "Duration of a batch, from its first byte handed to the hardware until the last is copied.", func(p *store.PathStats) *store.Latency { return &p.Copied }),
 	pathHistogram("kvlane_copy_queue_seconds", "Time that a batch waited, from its submission until its first byte was handed to the hardware.", func(p *store.PathStats) *store.Latency { return &p.Queued }),
 }
 

@@ -18,16 +18,16 @@ func (m *Metrics) SetTransfer(stats func() transfer.Stats) {
 
 // transferFamilies are read from a transfer engine's own figures.
 var transferFamilies = []family[*transfer.Stats]{
-	transferGauge("kvlane_transfer_segments", "segments", "Segments that are offered.", func(s *transfer.Stats) int64 { return int64(s.Segments) }),
-	transferGauge("kvlane_transfer_connections", "connections", "Connections that others have to the engine.", func(s *transfer.Stats) int64 { return int64(s.Connections) }),
-	transferCounter("kvlane_transfer_requests_total", "requests", "Requests that were served.", func(s *transfer.Stats) int64 { return s.Requests }),
-	transferCounter("kvlane_transfer_refused_requests_total", "requests", "Requests that were refused.", func(s *transfer.Stats) int64 { return s.Refused }),
-	transferCounter("kvlane_transfer_malformed_connections_total", "connections", "Connections that made no sense.", func(s *transfer.Stats) int64 { return s.Malformed }),
-	transferCounter("kvlane_transfer_written_bytes_total", "bytes", "Bytes that others have written here over connections.", func(s *transfer.Stats) int64 { return s.BytesIn }),
-	transferCounter("kvlane_transfer_read_bytes_total", "bytes", "Bytes that others have read here over connections.", func(s *transfer.Stats) int64 { return s.BytesOut }),
-	transferGauge("kvlane_transfer_batches", "batches", "Batches of the engine's own that have not ended.", func(s *transfer.Stats) int64 { return int64(s.Batches) }),
+	transferGauge("kvlane_transfer_segments", "segments", "Segments offered to peers.", func(s *transfer.Stats) int64 { return int64(s.Segments) }),
+	transferGauge("kvlane_transfer_connections", "connections", "Connections of peers to the engine.", func(s *transfer.Stats) int64 { return int64(s.Connections) }),
+	transferCounter("kvlane_transfer_requests_total", "requests", "Requests served.", func(s *transfer.Stats) int64 { return s.Requests }),
+	transferCounter("kvlane_transfer_refused_requests_total", "requests", "Requests refused.", func(s *transfer.Stats) int64 { return s.Refused }),
+	transferCounter("kvlane_transfer_malformed_connections_total", "connections", "Connections with malformed data.", func(s *transfer.Stats) int64 { return s.Malformed }),
+	transferCounter("kvlane_transfer_written_bytes_total", "bytes", "Bytes that peers wrote here over connections.", func(s *transfer.Stats) int64 { return s.BytesIn }),
+	transferCounter("kvlane_transfer_read_bytes_total", "bytes", "Bytes that peers read here over connections.", func(s *transfer.Stats) int64 { return s.BytesOut }),
+	transferGauge("kvlane_transfer_batches", "batches", "The engine's own batches in progress.", func(s *transfer.Stats) int64 { return int64(s.Batches) }),
 	{
-		Metric{"kvlane_transfer_carried_bytes_total", "bytes", Counter, "Bytes that the engine's own batches have read and written.", []string{labelPath}},
+		Metric{"kvlane_transfer_carried_bytes_total", "bytes", Counter, "Bytes read and written by the engine's own batches.", []string{labelPath}},
 		func(s *transfer.Stats, out emit) {
 			for _, p := range s.Paths {
 				out(float64(p.Bytes), p.Path.String())
@@ -35,7 +35,7 @@ var transferFamilies = []family[*transfer.Stats]{
 		},
 	},
 	{
-		Metric{"kvlane_transfer_tasks_total", "tasks", Counter, "Tasks of those batches that have ended, by the path of their last bytes.", []string{labelPath, labelOutcome}},
+		Metric{"kvlane_transfer_tasks_total", "tasks", Counter, "Finished tasks of those batches, by the path of their last bytes.", []string{labelPath, labelOutcome}},
 		func(s *transfer.Stats, out emit) {
 			for _, p := range s.Paths {
 				for _, status := range slices.Sorted(maps.Keys(p.Tasks)) {
@@ -44,14 +44,14 @@ var transferFamilies = []family[*transfer.Stats]{
 			}
 		},
 	},
-	transferCounter("kvlane_transfer_fallbacks_total", "parts", "Parts of batches that a path was expected to carry, and another one did.", func(s *transfer.Stats) int64 { return s.Fallbacks }),
-	transferCounter("kvlane_transfer_retries_total", "parts", "Parts of batches that went another time.", func(s *transfer.Stats) int64 { return s.Retries }),
-	transferCounter("kvlane_transfer_fences_total", "connections", "Connections that died and were fenced at their target.", func(s *transfer.Stats) int64 { return s.Fences }),
-	transferCounter("kvlane_transfer_nic_refusals_total", "regions", "Regions that NICs have refused, and that go by other paths.", func(s *transfer.Stats) int64 { return s.Refusals }),
-	transferGauge("kvlane_transfer_queues_left", "queue pairs", "Queue pairs that could not be connected and that their NICs have not closed yet.", func(s *transfer.Stats) int64 { return int64(s.QueuesLeft) }),
-	transferCounter("kvlane_transfer_connect_retries_total", "tries", "Times that a queue pair was connected once more, as the peer's link address was not found in time, over all who have the NICs.", func(s *transfer.Stats) int64 { return s.ConnectRetries }),
-	transferCounter("kvlane_transfer_reconnects_total", "connections", "Connections to other engines that were made again after one had died.", func(s *transfer.Stats) int64 { return s.Reconnects }),
-	transferGauge("kvlane_transfer_metadata_failing", "1", "1 while leases could not be renewed.", func(s *transfer.Stats) int64 { return flag(s.Metadata != nil) }),
+	transferCounter("kvlane_transfer_fallbacks_total", "parts", "Parts of batches that moved by another path than expected.", func(s *transfer.Stats) int64 { return s.Fallbacks }),
+	transferCounter("kvlane_transfer_retries_total", "parts", "Parts of batches that were sent again.", func(s *transfer.Stats) int64 { return s.Retries }),
+	transferCounter("kvlane_transfer_fences_total", "connections", "Broken connections that were fenced at their target.", func(s *transfer.Stats) int64 { return s.Fences }),
+	transferCounter("kvlane_transfer_nic_refusals_total", "regions", "Regions that NICs refused; they use other paths.", func(s *transfer.Stats) int64 { return s.Refusals }),
+	transferGauge("kvlane_transfer_queues_left", "queue pairs", "Queue pairs that failed to connect and are not yet closed by their NICs.", func(s *transfer.Stats) int64 { return int64(s.QueuesLeft) }),
+	transferCounter("kvlane_transfer_connect_retries_total", "tries", "Retries to connect a queue pair because the peer's link address was not found in time, over all users of the NICs.", func(s *transfer.Stats) int64 { return s.ConnectRetries }),
+	transferCounter("kvlane_transfer_reconnects_total", "connections", "Connections to other engines made again after one broke.", func(s *transfer.Stats) int64 { return s.Reconnects }),
+	transferGauge("kvlane_transfer_metadata_failing", "1", "1 while leases cannot be renewed.", func(s *transfer.Stats) int64 { return flag(s.Metadata != nil) }),
 }
 
 func transferCounter(name, unit, help string, read func(*transfer.Stats) int64) family[*transfer.Stats] {

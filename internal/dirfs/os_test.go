@@ -1,6 +1,7 @@
 package dirfs_test
 
 import (
+	"bytes"
 	"errors"
 	"io/fs"
 	"os"
@@ -11,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/internal/dirfs/dirfstest"
 	"github.com/kvlane/kvlane/internal/testkit"
@@ -165,5 +167,50 @@ func TestFolderMadeAnewIsFound(t *testing.T) {
 	must(t, os.Symlink("/etc", filepath.Join(root, "ab")))
 	if _, err := d.Stat("ab/passwd"); !errors.Is(err, unix.ENOTDIR) {
 		t.Errorf("a link in its place: %v", err)
+	}
+}
+
+// A hole frees the space of a part of a file, which keeps its length.
+func TestPunchHole(t *testing.T) {
+	d, err := dirfs.OS().OpenDir(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := d.Open("f", os.O_RDWR|os.O_CREATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const page = 64 << 10 // at least a file system's block
+	b := bytes.Repeat([]byte{1}, 3*page)
+	if _, err := f.WriteAt(b, 0); err != nil {
+		t.Fatal(err)
+	}
+	file, ok := f.(interface {
+		dirfs.Sizer
+		dirfs.DataFinder
+	})
+	if !ok {
+		t.Fatal("a file of the system has no holes")
+	}
+	err = file.PunchHole(page, page)
+	if errors.Is(err, errdefs.ErrNotSupported) {
+		testkit.Skip(t, "holes", err.Error())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if at, err := file.NextHole(0); at != page || err != nil {
+		t.Errorf("a hole at %d, %v", at, err)
+	}
+	if at, err := file.NextData(page); at != 2*page || err != nil {
+		t.Errorf("data at %d, %v", at, err)
+	}
+	clear(b[page : 2*page])
+	got := make([]byte, len(b))
+	if _, err := f.ReadAt(got, 0); err != nil || !bytes.Equal(got, b) {
+		t.Errorf("other bytes are read, %v", err)
+	}
+	if err := errors.Join(f.Close(), d.Close()); err != nil {
+		t.Error(err)
 	}
 }

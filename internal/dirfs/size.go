@@ -17,6 +17,9 @@ type Sizer interface {
 	Allocate(bytes int64) error
 	// Truncate cuts the file to so many bytes.
 	Truncate(bytes int64) error
+	// PunchHole frees the disk space of n bytes at off, which read as zeros afterwards. The file
+	// keeps its length. It returns ErrNotSupported if the file system cannot do that.
+	PunchHole(off, n int64) error
 }
 
 // Gatherer is a File that writes pieces of memory one behind the other without copying them together. Those of OS do.
@@ -36,6 +39,13 @@ type DataFinder interface {
 	// NextData returns the first offset from off on that may hold data, or io.EOF where only holes
 	// follow.
 	NextData(off int64) (int64, error)
+	// NextHole returns the first offset from off on that begins a hole, or the end of the file.
+	NextHole(off int64) (int64, error)
+}
+
+func (f *osFile) NextHole(off int64) (int64, error) {
+	at, err := unix.Seek(f.fd, off, unix.SEEK_HOLE)
+	return at, f.error("seek hole", err)
 }
 
 func (f *osFile) NextData(off int64) (int64, error) {
@@ -51,8 +61,14 @@ func (f *osFile) StartWriteback(off, n int64) error {
 	return f.error("start writeback", err)
 }
 
-func (f *osFile) Allocate(bytes int64) error {
-	_, err := retry(func() (int, error) { return 0, unix.Fallocate(f.fd, 0, 0, bytes) })
+func (f *osFile) Allocate(bytes int64) error { return f.fallocate(0, 0, bytes) }
+
+func (f *osFile) PunchHole(off, n int64) error {
+	return f.fallocate(unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, n)
+}
+
+func (f *osFile) fallocate(mode uint32, off, n int64) error {
+	_, err := retry(func() (int, error) { return 0, unix.Fallocate(f.fd, mode, off, n) })
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
 		return fmt.Errorf("%w: %w", errdefs.ErrNotSupported, f.error("fallocate", err))
 	}

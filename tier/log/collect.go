@@ -62,7 +62,7 @@ func (t *Tier) round() error {
 func (t *Tier) garbage() (n int64) {
 	for _, g := range t.segments.list() {
 		if t.wasted(g) {
-			n += g.size.Load()
+			n += g.used()
 		}
 	}
 	return n
@@ -70,7 +70,7 @@ func (t *Tier) garbage() (n int64) {
 
 // wasted says whether three quarters of a segment are of no use.
 func (t *Tier) wasted(g *segment) bool {
-	return g.sealed.Load() && !g.unread && g.live.Load() < g.size.Load()/4
+	return g.sealed.Load() && !g.unread && g.live.Load() < g.used()/4
 }
 
 // GC evicts blocks, segment by segment, those with the least in them that is used first, until the segments have at most targetBytes, or
@@ -129,12 +129,15 @@ func (t *Tier) collect(ctx context.Context, excess func() int64, s sweep) (remov
 			break
 		}
 		e := emptying{t: t, v: v, sweep: s}
-		err := e.run(ctx, excess())
+		long, err := e.run(ctx, excess())
 		removed += e.evicted
 		if err != nil {
 			failed[v.number] = true
 			if !errors.Is(err, errdefs.ErrBusy) && len(errs) < 4 {
 				errs = append(errs, fmt.Errorf("empty segment %s: %w", segmentName(v.number), err))
+			}
+			if long && !errors.Is(err, errdefs.ErrBusy) {
+				break // in its place all newer segments might be removed
 			}
 		}
 	}
@@ -160,27 +163,33 @@ type emptying struct {
 	failure error
 }
 
-// run moves or evicts every block of the segment, and removes the segment. excess is the number of
-// bytes to remove. It returns ErrBusy if some blocks are in use.
-func (e *emptying) run(ctx context.Context, excess int64) error {
-	t, v := e.t, e.v
+// run frees space. excess is the number of bytes to free. Of a long segment it evicts only as many
+// blocks as that takes. It removes any other segment. It returns ErrBusy if some blocks are in use.
+func (e *emptying) run(ctx context.Context, excess int64) (long bool, err error) {
 	if e.keep {
-		long, err := e.keepFrom(ctx, excess)
-		if err != nil {
-			return err
+		if long, err = e.isLong(excess); err != nil {
+			return long, err
 		}
-		if long { // its space is lent to its own blocks
-			t.room.lend(v.size.Load())
-			defer func() { t.room.lend(-v.size.Load()) }()
+		if long {
+			return true, e.punch(ctx, excess)
+		}
+		if err := e.keepFrom(ctx); err != nil {
+			return false, err
 		}
 	}
+	return false, e.empty(ctx)
+}
+
+// empty moves or evicts every block of the segment, and removes the segment.
+func (e *emptying) empty(ctx context.Context) error {
+	t, v := e.t, e.v
 	_, err := scan(ctx, v.file, v.number, 0, v.end.Load(), t.id, t.formats, func(h *header) error {
 		for i := range h.records {
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
 			if r := &h.records[i]; r.kind != deleted && !r.foreign() {
-				e.block(ctx, r, place{v.number, uint32((h.at.off + r.off) / page), uint16(r.off / page)})
+				e.block(ctx, r, h.place(r))
 			}
 		}
 		return nil
@@ -237,7 +246,7 @@ func (t *Tier) removeSegment(v *segment) error {
 		return blockdir.WriteError(err)
 	}
 	err := t.segments.remove(v)
-	t.room.add(-v.size.Load())
+	t.room.add(-v.used())
 	return err
 }
 

@@ -74,7 +74,16 @@ func (t *Tier) load(ctx context.Context, key block.Key, buf []byte, dst mem.Exte
 			if err == nil && every && e.flags&seen == 0 {
 				t.table.mark(key, e.place, seen)
 			}
-			return e, err
+			if !errors.Is(err, errdefs.ErrCorrupt) {
+				return e, err
+			}
+			if t.cfg.ReadOnly && inHole(g, e) {
+				return e, errdefs.ErrNotFound
+			}
+			if now, ok := t.table.get(key); ok && now.place == e.place {
+				return e, err
+			}
+			continue // evicted or moved, and overwritten by a hole, while it was read
 		}
 		// Moved or evicted since the index was asked. The index loses what is in a segment before the segment goes.
 		if now, ok := t.table.get(key); ok && now.place == e.place {

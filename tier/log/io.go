@@ -61,6 +61,14 @@ func allocate(f dirfs.File, bytes, least int64) (int64, error) {
 	}
 }
 
+// punchHole frees the space of a part of a segment.
+func punchHole(f dirfs.File, off, n int64) error {
+	if s, ok := f.(dirfs.Sizer); ok {
+		return s.PunchHole(off, n)
+	}
+	return errdefs.ErrNotSupported
+}
+
 // truncate cuts a segment to what is written, where the file system can.
 func truncate(f dirfs.File, bytes int64) error {
 	s, ok := f.(dirfs.Sizer)

@@ -239,7 +239,8 @@ func (t *Tier) account() {
 	}
 	for _, g := range t.segments.list() {
 		if g.end.Load() > 0 && !g.unread { // emptying other files is not possible
-			t.room.add(g.size.Load())
+			g.holes.Store(holes(g.file, g.size.Load()))
+			t.room.add(g.used())
 		}
 	}
 }

@@ -108,7 +108,7 @@ func (t *Tier) victim(failed map[uint32]bool, s sweep, last uint32) (best *segme
 		if g.number > last || !g.sealed.Load() || g.unread || failed[g.number] || s.all && !t.wasted(g) {
 			continue
 		}
-		size, live := float64(max(1, g.size.Load())), float64(g.live.Load())
+		size, live := float64(max(1, g.used())), float64(g.live.Load())
 		if age := (g.meanAge(now)*live + dead*(size-live)) / size; age > most {
 			best, most = g, age
 		}
@@ -126,27 +126,19 @@ func (t *Tier) meanAge(now int64) float64 {
 	return sum / max(1, n)
 }
 
-// longSegments is the factor by which a segment made under a higher bound is longer than a new one.
-const longSegments = 2
-
 // keepFrom sets the lowest rank of the blocks to move instead of evict, and the bytes that may be
 // moved. Blocks younger than the mean are moved: at most half of the segment, and at most the bytes
-// put since blocks were last moved. Of a segment at least longSegments times as long as new ones,
-// at most excess bytes are removed; long reports that.
-func (e *emptying) keepFrom(ctx context.Context, excess int64) (long bool, err error) {
+// put since blocks were last moved.
+func (e *emptying) keepFrom(ctx context.Context) error {
 	t, v := e.t, e.v
 	now := t.uses.Load()
-	size := v.size.Load()
-	e.budget, e.least = min(size/2, t.credit.Load()), now-int64(t.meanAge(now))
-	if long = size >= longSegments*t.cfg.SegmentBytes && excess < size; long {
-		e.budget, e.least = size-excess, math.MinInt64
-	}
+	e.budget, e.least = min(v.used()/2, t.credit.Load()), now-int64(t.meanAge(now))
 	if e.budget <= 0 {
-		return long, nil
+		return nil
 	}
 	type ranked struct{ rank, bytes int64 }
 	var blocks []ranked
-	_, err = scan(ctx, v.file, v.number, 0, v.end.Load(), t.id, t.formats, func(h *header) error {
+	_, err := scan(ctx, v.file, v.number, 0, v.end.Load(), t.id, t.formats, func(h *header) error {
 		for i := range h.records {
 			r := &h.records[i]
 			if have, ok := t.table.get(r.key); ok && r.kind != deleted && have.segment == v.number && have.off() == h.at.off+r.off {
@@ -163,5 +155,5 @@ func (e *emptying) keepFrom(ctx context.Context, excess int64) (long bool, err e
 			break
 		}
 	}
-	return long, err
+	return err
 }

@@ -120,6 +120,11 @@ type header struct {
 	records           []record
 }
 
+// place returns the place of a record of the group.
+func (h *header) place(r *record) place {
+	return place{uint32(h.at.segment), uint32((h.at.off + r.off) / page), uint16(r.off / page)}
+}
+
 // formatInfo is what a header says of a format: lens are nil unless blocks of it are compact.
 type formatInfo struct {
 	digest block.Digest

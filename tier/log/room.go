@@ -45,14 +45,6 @@ func (r *room) take(now time.Time, mover bool) (bytes int64, ok bool) {
 
 func (r *room) fits(need int64) bool { return r.most == 0 || r.used+need <= r.most }
 
-// lend subtracts bytes from the space in use while shorter segments replace the segment that has
-// them. A negative number ends that.
-func (r *room) lend(bytes int64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.used -= bytes
-}
-
 // add notes that a segment takes so much more, or less, than was taken.
 func (r *room) add(bytes int64) {
 	r.mu.Lock()

@@ -150,6 +150,24 @@ func skipHole(f dirfs.File, off, size int64) int64 {
 	return max(off, at/page*page)
 }
 
+// holes returns the number of bytes in the holes of a file. It returns 0 if the file system does
+// not report them.
+func holes(f dirfs.File, size int64) (n int64) {
+	d, ok := f.(dirfs.DataFinder)
+	for at := int64(0); ok && at < size; {
+		hole, err := d.NextHole(at)
+		if err != nil || hole >= size {
+			break
+		}
+		at = skipHole(f, hole, size)
+		n += at - hole
+		if at == hole {
+			break // a file system may report holes shorter than a page
+		}
+	}
+	return n
+}
+
 // unbegun reports whether a file without a group is a segment whose process died while making it.
 func unbegun(ctx context.Context, f dirfs.File, size int64) bool {
 	b := make([]byte, min(page, size))

@@ -33,7 +33,8 @@ type segment struct {
 	file   dirfs.File
 	refs   atomic.Int32 // of its readers, and of the log
 
-	size    atomic.Int64 // that it takes of the bound
+	size    atomic.Int64 // length of the file, or the space reserved for it
+	holes   atomic.Int64 // bytes of size that take no disk space: see punch.go
 	limit   int64        // where appending ends
 	end     atomic.Int64 // of what is written and in the index
 	synced  atomic.Int64 // of what is known to be durable
@@ -50,6 +51,9 @@ type segment struct {
 	attaching sync.Mutex
 	attached  dirfs.Attached // once it was read so
 }
+
+// used returns the bytes of the segment that count toward the bound.
+func (s *segment) used() int64 { return s.size.Load() - s.holes.Load() }
 
 // attach readies the file for reads by r. The caller has a reference.
 func (s *segment) attach(r dirfs.Reader) (a dirfs.Attached, err error) {

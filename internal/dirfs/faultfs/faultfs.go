@@ -2,7 +2,7 @@
 // power fails, what no fsync covers.
 //
 // Operations of a plan are named as the methods of dirfs.Dir and dirfs.File: opendir; open, stat, readdir, mkdir, rename, remove,
-// settime; read, write, fstat, sync, lock, allocate, truncate, close. A fault's cause is wrapped in an fs.PathError with the path, as the operating system's
+// settime; read, write, fstat, sync, lock, allocate, truncate, punch, close. A fault's cause is wrapped in an fs.PathError with the path, as the operating system's
 // are. Besides Fail:
 //   - Partial does half of a write and reports it with the error, as a device that fills up does;
 //   - Corrupt flips one bit of what a read returned or of what a write was given;

@@ -20,6 +20,11 @@ func (h *handle) Truncate(bytes int64) error {
 	return h.size("truncate", func(s dirfs.Sizer) error { return s.Truncate(bytes) })
 }
 
+// PunchHole is the operation "punch" of a plan.
+func (h *handle) PunchHole(off, n int64) error {
+	return h.size("punch", func(s dirfs.Sizer) error { return s.PunchHole(off, n) })
+}
+
 // StartWriteback is the operation "writeback" of a plan.
 func (h *handle) StartWriteback(off, n int64) error {
 	if err := h.fs.whole("writeback", h.name); err != nil {
@@ -37,6 +42,15 @@ func (h *handle) NextData(off int64) (int64, error) {
 		return d.NextData(off)
 	}
 	return off, nil
+}
+
+// NextHole is not an operation of a plan.
+func (h *handle) NextHole(off int64) (int64, error) {
+	if d, ok := h.File.(dirfs.DataFinder); ok {
+		return d.NextHole(off)
+	}
+	i, err := h.File.Stat()
+	return i.Bytes, err
 }
 
 func (h *handle) size(op string, do func(dirfs.Sizer) error) error {
@@ -65,6 +79,11 @@ func (f *diskFile) Allocate(bytes int64) error {
 		disk.change(f.inode, write{size, make([]byte, bytes-size), bytes})
 		return nil
 	})
+}
+
+// PunchHole returns ErrNotSupported: files of a Disk have no holes.
+func (f *diskFile) PunchHole(_, _ int64) error {
+	return fmt.Errorf("punch hole: %w", errdefs.ErrNotSupported)
 }
 
 // Truncate cuts the file.

@@ -1,0 +1,153 @@
+package log
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"math"
+	"slices"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
+)
+
+// A segment made under a higher bound may be longer than all that the bound has space for. Emptying it would evict
+// blocks that fit. So its oldest groups are evicted, and holes replace them. That needs no free
+// space, as the others stay in their places.
+
+// longSegments is the factor by which a segment made under a higher bound is longer than a new one.
+const longSegments = 2
+
+// isLong reports whether the segment is longSegments times as long as a new one, has more than
+// excess bytes, and can have holes.
+func (e *emptying) isLong(excess int64) (bool, error) {
+	size := e.v.used()
+	if size < longSegments*e.t.cfg.SegmentBytes || excess >= size {
+		return false, nil
+	}
+	err := punchHole(e.v.file, e.v.size.Load(), page) // behind the end this changes nothing
+	if errors.Is(err, errdefs.ErrNotSupported) {
+		return false, nil
+	}
+	return true, blockdir.WriteError(err)
+}
+
+// oldGroup is a group that may be evicted.
+type oldGroup struct {
+	off, bytes int64
+	newest     int64 // highest rank of its blocks
+}
+
+// punch evicts the groups whose newest block is oldest, until it has freed excess bytes. It returns
+// ErrBusy if it could evict none.
+func (e *emptying) punch(ctx context.Context, excess int64) error {
+	t, v := e.t, e.v
+	if err := t.syncAll(ctx); err != nil { // blocks that are elsewhere as well
+		return err
+	}
+	groups, err := e.oldGroups(ctx)
+	if err != nil {
+		return err
+	}
+	var evicted []oldGroup
+	for _, g := range groups {
+		if excess <= 0 {
+			break
+		}
+		switch ok, err := e.evictGroup(ctx, g.off); {
+		case err != nil:
+			return err
+		case ok:
+			evicted = append(evicted, g)
+			excess -= g.bytes
+		}
+	}
+	if len(evicted) == 0 {
+		return errdefs.ErrBusy
+	}
+	if err := t.forgetEvicted(); err != nil {
+		return err
+	}
+	for _, g := range evicted {
+		if err := punchHole(v.file, g.off, g.bytes); err != nil {
+			return blockdir.WriteError(err)
+		}
+		v.holes.Add(g.bytes)
+		t.room.add(-g.bytes)
+	}
+	return nil
+}
+
+// oldGroups returns the groups of the segment, the oldest first. It leaves out groups with
+// deletions, and groups with a block that is elsewhere but not durable there.
+func (e *emptying) oldGroups(ctx context.Context) (groups []oldGroup, err error) {
+	t, v := e.t, e.v
+	now := t.uses.Load()
+	_, err = scan(ctx, v.file, v.number, 0, v.end.Load(), t.id, t.formats, func(h *header) error {
+		g := oldGroup{h.at.off, h.groupBytes, math.MinInt64}
+		for i := range h.records {
+			r := &h.records[i]
+			have, ok := t.table.get(r.key)
+			switch {
+			case r.kind == deleted:
+				return context.Cause(ctx)
+			case ok && have.place == h.place(r):
+				g.newest = max(g.newest, rank64(now, have.rank))
+			case ok && !t.safe(have):
+				return context.Cause(ctx)
+			}
+		}
+		if len(h.records) > 0 {
+			groups = append(groups, g)
+		}
+		return context.Cause(ctx)
+	})
+	slices.SortStableFunc(groups, func(a, b oldGroup) int { return cmp.Compare(a.newest, b.newest) })
+	return groups, err
+}
+
+// evictGroup evicts the blocks of a group. It reports false, and evicts none, if a block is in use.
+func (e *emptying) evictGroup(ctx context.Context, off int64) (ok bool, err error) {
+	t, v := e.t, e.v
+	h, err := readHeader(ctx, v.file, position{uint64(v.number), off}, t.id, t.formats)
+	if err != nil {
+		return false, err
+	}
+	var owned []entry
+	ok = true
+	for i := range h.records {
+		r := &h.records[i]
+		if have, there := t.table.get(r.key); there && have.place == h.place(r) {
+			if ok = t.owners.TryOwn(r.key); !ok {
+				break
+			}
+			owned = append(owned, have)
+		}
+	}
+	for _, have := range owned {
+		if ok {
+			e.evict(have)
+		}
+		t.owners.Disown(have.key)
+	}
+	return ok, nil
+}
+
+// forgetEvicted writes a checkpoint, so that the one on disk has none of the evicted blocks. If the
+// disk has no space for it, it removes the old one: then the blocks are read from the segments.
+func (t *Tier) forgetEvicted() error {
+	err := t.checkpointInRound()
+	if !errors.Is(err, errdefs.ErrNoSpace) {
+		return err
+	}
+	if err := blockdir.Remove(t.dir, indexName); err != nil {
+		return blockdir.WriteError(err)
+	}
+	clear(t.covered)
+	t.written.Store(math.MaxInt64 / 2) // so that a checkpoint is due until it can be written
+	t.collectSoon()
+	return blockdir.SyncRoot(t.dir)
+}
+
+// inHole reports whether a hole is where the group of a block begins: another process evicted it.
+func inHole(g *segment, e entry) bool { return skipHole(g.file, e.header(), e.off()) > e.header() }

@@ -193,22 +193,6 @@ func PatternArgsOf(a *[MaxKernelArgs]uint64) PatternArgs {
 	return PatternArgs{mem.DevAddr(a[0]), a[1], mem.DevAddr(a[2]), a[3], mem.DevAddr(a[4]), mem.DevAddr(a[5])}
 }
 
-// ResidentArgs are the arguments of KernelResident; Idle and Lease are in nanoseconds.
-type ResidentArgs struct {
-	Control                         mem.DevAddr
-	Stride, Generation, Idle, Lease uint64
-}
-
-// Kernel returns the launch of so many workers.
-func (a ResidentArgs) Kernel(workers int) Kernel {
-	return kernelOf(KernelResident, workers, 5, 0, [MaxKernelArgs]uint64{uint64(a.Control), a.Stride, a.Generation, a.Idle, a.Lease})
-}
-
-// ResidentArgsOf returns the arguments of a launch by name.
-func ResidentArgsOf(a *[MaxKernelArgs]uint64) ResidentArgs {
-	return ResidentArgs{mem.DevAddr(a[0]), a[1], a[2], a[3], a[4]}
-}
-
 // kernelOf makes a launch of n arguments, and one more where the last is there.
 func kernelOf(name string, ctas, n int, last mem.DevAddr, args [MaxKernelArgs]uint64) Kernel {
 	if last != 0 {

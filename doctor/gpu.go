@@ -61,7 +61,7 @@ func (m *Machine) gpu(d *CUDADevice) GPU {
 		if errors.Is(d.Err, errdefs.ErrNotSupported) {
 			f.Answer = No
 		}
-		g.Probe = Probe{CopyEngine: f, Batch: f, Kernel: f, Staged: f, Resident: f, Sums: f}
+		g.Probe = Probe{CopyEngine: f, Batch: f, Kernel: f, Staged: f, Sums: f}
 		g.Profile, g.NIC, g.DMABuf = f, f, f
 	}
 	if i.PCI != "" {

@@ -89,7 +89,7 @@ func twoGPUs(context.Context) (CUDA, error) {
 				Info: device.Info{Driver: "cuda", Index: 1, Name: "NVIDIA H100 80GB HBM3", UUID: "GPU-2", PCI: "0000:9d:00.0", NUMANode: 1},
 				Probe: Probe{
 					CopyEngine: yes, Batch: Finding{Answer: No, Reason: "cuMemcpyBatchAsync is missing"}, Kernel: badPTX,
-					Staged: badPTX, Resident: badPTX, Sums: badPTX,
+					Staged: badPTX, Sums: badPTX,
 				},
 				Profile: Finding{Answer: No, Reason: "none is stored", Remedy: "kvlane calibrate"},
 				NIC:     Finding{Answer: No, Reason: "none of mlx5_1 has an active port", Remedy: "a cable"},

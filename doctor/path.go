@@ -17,7 +17,6 @@ func paths(r *Report) []Path {
 		gpu(stream.PathCopyEngine, "host <-> GPU, one copy a run of neighbors, many in one call where the driver has that", func(p *Probe) Finding { return p.CopyEngine }),
 		gpu(stream.PathKernel, "host <-> GPU, scattered blocks over PCIe", func(p *Probe) Finding { return p.Kernel }),
 		gpu(stream.PathStaged, "host <-> GPU, scattered blocks through a copy engine", func(p *Probe) Finding { return p.Staged }),
-		gpu(stream.PathResident, "host <-> GPU, small batches without a launch", func(p *Probe) Finding { return p.Resident }),
 		{Name: "batched copies", What: "many copies of a copy engine in one call", Available: r.anyGPU(func(g *GPU) Finding { return g.Probe.Batch })},
 		{Name: "checksums on the way", What: "host <-> GPU, by the kernels that copy", Available: r.anyGPU(func(g *GPU) Finding { return g.Probe.Sums })},
 		{Name: stream.PathNIC.String(), What: "host <-> GPU, by an RDMA NIC connected to itself", Available: r.anyGPU(func(g *GPU) Finding {

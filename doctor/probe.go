@@ -75,7 +75,6 @@ func (p *Probe) abilities() []ability {
 		path(stream.PathCopyEngine, &p.CopyEngine),
 		path(stream.PathKernel, &p.Kernel),
 		path(stream.PathStaged, &p.Staged),
-		path(stream.PathResident, &p.Resident),
 		{"batched copies", &p.Batch, batched},
 		by("checksums", stream.PathKernel, &p.Sums, summed),
 	}

@@ -40,12 +40,12 @@ func TestProbeOfWorkingDevice(t *testing.T) {
 
 func TestProbeOfMissingPathIsNo(t *testing.T) {
 	p := probe(t, nil, func(dev device.Device, path stream.Path) (stream.Stream, error) {
-		if path == stream.PathResident {
+		if path == stream.PathStaged {
 			return nil, fmt.Errorf("it runs no kernels: %w", errdefs.ErrNotSupported)
 		}
 		return openCopy(dev, path)
 	})
-	if p.Resident.Answer != No || p.Resident.Remedy == "" || p.Kernel.Answer != Yes {
+	if p.Staged.Answer != No || p.Staged.Remedy == "" || p.Kernel.Answer != Yes {
 		t.Errorf("probe %+v", p)
 	}
 }

@@ -163,7 +163,6 @@ type Probe struct {
 	CopyEngine Finding `json:"copy_engine"`
 	Kernel     Finding `json:"kernel"`
 	Staged     Finding `json:"staged"`
-	Resident   Finding `json:"resident"`
 	// Batch says whether many copies go to a copy engine in one call.
 	Batch Finding `json:"batched_copies"`
 	// Sums says whether kernels make the checksums of blocks on the way.

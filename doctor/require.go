@@ -24,7 +24,6 @@ var abilities = []Ability{
 	{"copy-engine", "copies by copy engines", pathAbility(stream.PathCopyEngine.String())},
 	{"kernel", "copies by kernels", pathAbility(stream.PathKernel.String())},
 	{"staged", "copies through a copy engine and a kernel", pathAbility(stream.PathStaged.String())},
-	{"resident", "copies by a kernel that stays", pathAbility(stream.PathResident.String())},
 	{"peer", "a GPU that reaches another's memory", pathAbility("peer")},
 	{"sharing", "GPU memory that other processes map", pathAbility("shared memory")},
 	{"dma-buf", "GPU memory that can be exported to NICs", func(r *Report) Finding { return r.anyGPU(func(g *GPU) Finding { return g.DMABuf }) }},

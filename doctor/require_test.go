@@ -39,7 +39,7 @@ func TestRequiredOfAFullMachine(t *testing.T) {
 	m.Library = func(string) error { return nil }
 	m.IOUring = func() error { return nil }
 	found := answers(t, m)
-	wantAnswers(t, found, Yes, "cuda calibrated copy-engine kernel staged resident peer sharing dma-buf nic rdma cufile cufile-direct posix uring direct-io")
+	wantAnswers(t, found, Yes, "cuda calibrated copy-engine kernel staged peer sharing dma-buf nic rdma cufile cufile-direct posix uring direct-io")
 	if f := found["rdma"]; !strings.Contains(f.Reason, "port 1") {
 		t.Errorf("rdma: %+v, want the port that is up", f)
 	}
@@ -48,7 +48,7 @@ func TestRequiredOfAFullMachine(t *testing.T) {
 func TestRequiredOfALaptop(t *testing.T) {
 	m := recorded(t, "laptop")
 	found := answers(t, m)
-	wantAnswers(t, found, No, "cuda calibrated copy-engine kernel staged resident peer sharing dma-buf nic rdma cufile cufile-direct uring")
+	wantAnswers(t, found, No, "cuda calibrated copy-engine kernel staged peer sharing dma-buf nic rdma cufile cufile-direct uring")
 	wantAnswers(t, found, Yes, "posix locked-memory")
 
 	m.Library = func(string) error { return nil }

@@ -16,7 +16,6 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/mem"
-	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/tier/file"
 )
 
@@ -84,18 +83,15 @@ func TestFailedLoadIsComputedInstead(t *testing.T) {
 // Whatever operation of the device fails, the replay says so, verifies nothing wrong, and leaves nothing behind.
 func TestNoFailureOfTheDeviceGoesUnreported(t *testing.T) {
 	for _, op := range []string{
-		sim.OpWork, sim.OpLaunch, sim.OpEntry, sim.OpCallCopy, sim.OpCallLaunch, sim.OpRecord, sim.OpAlloc, sim.OpAllocHost, sim.OpOpen,
+		sim.OpWork, sim.OpLaunch, sim.OpCallCopy, sim.OpCallLaunch, sim.OpRecord, sim.OpAlloc, sim.OpAllocHost, sim.OpOpen,
 	} {
 		t.Run(op, func(t *testing.T) {
 			trace := twice(t)
 			for n := 0; ; n++ {
 				plan := fault.New(1)
 				o := rigOptions{geometry: layered, slots: 16, sim: sim.Options{Faults: plan}}
-				switch op {
-				case sim.OpCallCopy: // which is how devices without kernels copy
+				if op == sim.OpCallCopy { // devices without kernels copy this way
 					o.device = func(d device.Device) device.Device { return plainDevice{d} }
-				case sim.OpEntry: // which few batches on their own are worth
-					o.streams.Path = stream.PathResident
 				}
 				r := newRig(t, o)
 				plan.Add(fault.Nth(op, int(plan.Seen(op))+n).Fail(nil))

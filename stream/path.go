@@ -16,7 +16,6 @@ const (
 	PathCopyEngine             // a copy engine, one copy for each run of neighbouring extents
 	PathKernel                 // a kernel that reads and writes what it copies where it lies
 	PathStaged                 // a copy engine over PCIe, and a kernel that gathers or scatters within device memory
-	PathResident               // a kernel that stays on the device and takes its work from a ring
 	PathPosix                  // read and write system calls
 	PathNIC                    // an RDMA NIC that is connected to itself
 	PathNICSoft                // the same with a NIC in software: says nothing of what a NIC would do
@@ -46,7 +45,6 @@ var registry = [PathCount]struct {
 	PathCopyEngine: {"copy-engine", MovedByDevice},
 	PathKernel:     {"kernel", MovedByDevice},
 	PathStaged:     {"staged", MovedByDevice},
-	PathResident:   {"resident", MovedByDevice},
 	PathPosix:      {"posix", MovedByHost},
 	PathNIC:        {"nic", MovedByNIC},
 	PathNICSoft:    {"nic-soft", MovedByNIC},

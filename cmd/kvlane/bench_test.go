@@ -92,7 +92,7 @@ func TestPercent(t *testing.T) {
 func TestBenchWritesComparesAndDraws(t *testing.T) {
 	dir := t.TempDir()
 	file, charts := filepath.Join(dir, "run.json"), filepath.Join(dir, "charts")
-	code, stdout, stderr := execute(t, tinyBench("--nixl", "--without", "resident", "--without", "kernel", "--out", file, "--charts", charts)...)
+	code, stdout, stderr := execute(t, tinyBench("--nixl", "--without", "staged", "--without", "kernel", "--out", file, "--charts", charts)...)
 	if code != exitOK || !strings.Contains(stdout, "Block Size (B)") || !strings.Contains(stderr, "charts are in "+charts) {
 		t.Fatalf("exit code %d, standard error %q, output:\n%s", code, stderr, stdout)
 	}
@@ -104,12 +104,12 @@ func TestBenchWritesComparesAndDraws(t *testing.T) {
 		t.Fatal(err)
 	}
 	var r bench.Report
-	if err := json.Unmarshal(b, &r); err != nil || len(r.Points) != 3*2*2 || r.Setup.Planner == "" || strings.Join(r.Setup.Without, " ") != "resident kernel" {
+	if err := json.Unmarshal(b, &r); err != nil || len(r.Points) != 3*2*2 || r.Setup.Planner == "" || strings.Join(r.Setup.Without, " ") != "staged kernel" {
 		t.Fatalf("report %+v, %v", r, err)
 	}
 
 	for _, p := range r.Points {
-		if p.Path == bench.Auto && (p.Traveled == "resident" || p.Traveled == "kernel") {
+		if p.Path == bench.Auto && (p.Traveled == "staged" || p.Traveled == "kernel") {
 			t.Errorf("auto did without %v and traveled by %s", r.Setup.Without, p.Traveled)
 		}
 	}
@@ -229,7 +229,7 @@ func TestBenchReadsCommittedRuns(t *testing.T) {
 // --without names the paths that it takes, and no others.
 func TestDefectWithoutOffersOtherPaths(t *testing.T) {
 	for _, path := range []string{"nope", "posix", "nic", "none"} {
-		want := fmt.Sprintf("--without: there is no path %q: it is one of copy-engine, kernel, staged, resident: ", path)
+		want := fmt.Sprintf("--without: there is no path %q: it is one of copy-engine, kernel, staged: ", path)
 		if code, _, stderr := execute(t, tinyBench("--without", path)...); code != exitUsage || !strings.Contains(stderr, want) {
 			t.Errorf("exit code %d: %s", code, stderr)
 		}

@@ -99,7 +99,7 @@ func (r *calibrateReport) writeModels(p *present.Page) {
 		return &present.Table{Head: slices.Clone(key), Keys: len(key), Right: " r  rrrrrrrrrrrrrrrrrrrrrr"}
 	}
 	facts, times, rates := table(), table(), table()
-	facts.Head = append(facts.Head, "spread", "points", "overlap", "opposed", "start")
+	facts.Head = append(facts.Head, "spread", "points", "overlap", "opposed")
 	for _, size := range k.Sizes {
 		times.Head = append(times.Head, present.Size(size))
 		rates.Head = append(rates.Head, present.Size(size))
@@ -111,7 +111,7 @@ func (r *calibrateReport) writeModels(p *present.Page) {
 		}
 		row := []string{m.Path.String(), fmt.Sprint(m.CTAs), m.Dir.String(), m.Side.String()}
 		facts.Row(append(slices.Clone(row), present.Percent(m.Spread), fmt.Sprint(m.Points), present.Micros(m.Lead/1e3),
-			fmt.Sprintf("%.0f%%", 100*m.Duplex*k.GBps[m.Dir]), present.Micros(m.Start/1e3))...)
+			fmt.Sprintf("%.0f%%", 100*m.Duplex*k.GBps[m.Dir]))...)
 		one, many := slices.Clone(row), slices.Clone(row)
 		for at, size := range k.Sizes {
 			of := m.Times[at*len(k.Counts):][:len(k.Counts)]
@@ -133,7 +133,6 @@ func (r *calibrateReport) writeModels(p *present.Page) {
 	p.Define("points", "sizes and counts that were measured")
 	p.Define("overlap", "part of a batch's time that passes while the batch before it still copies")
 	p.Define("opposed", "what a byte takes longer while as much goes the opposite way, of what it takes in one large copy")
-	p.Define("start", "what a batch takes longer if the path's kernel has to be started for it")
 	p.Define("d2d", "device to device")
 	p.Define("peer", "from another device")
 }

@@ -28,7 +28,7 @@ func TestCalibrate(t *testing.T) {
 	if lines := strings.Count(stdout, "\n"); lines > 14 {
 		t.Errorf("the short report has %d lines:\n%s", lines, stdout)
 	}
-	if !regexp.MustCompile(`(?m)^ +h2d +1( +(copy-engine|kernel|staged|resident)){5}$`).MatchString(stdout) {
+	if !regexp.MustCompile(`(?m)^ +h2d +1( +(copy-engine|kernel|staged)){5}$`).MatchString(stdout) {
 		t.Errorf("the short report does not name the fastest paths:\n%s", stdout)
 	}
 	short := []string{"simulated", "Not stored: profiles of simulated devices are not stored", "One large copy: ", "Fastest path by size of scattered blocks", "--full shows"}

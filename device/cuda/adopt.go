@@ -65,24 +65,25 @@ type hostStream struct {
 var _ device.StreamAdopter = (*Device)(nil)
 
 const (
-	// The driver gives a context so many queues of the hardware for kernels: of CUDA_DEVICE_MAX_CONNECTIONS, as the process was
-	// started with it.
-	maxConnections     = 32
-	defaultConnections = 8
-	// ownConnections are for streams that launch what ends a wait. Measured on an H100 with driver 580 (ADR 19): a stream has a
-	// connection while it has work, or waits, and none when it is idle. As long as those that wait and those at work are no more
-	// than there are connections, none stalls; of what is beyond, whatever shares with one that waits. An engine has at most four
-	// at work: of its streams for loads and for dumps the queue, and a resident worker.
+	maxConnections = 32 // the largest value of CUDA_DEVICE_MAX_CONNECTIONS that the driver uses
+	// ownConnections is the number of hardware queues kept free for streams that end waits. A stream
+	// uses a queue while it has work or waits (ADR 19). An engine uses up to four: its load stream and
+	// its dump stream have one each, and one each for the staged path.
 	ownConnections = 4
+	// defaultWaitLimit is the limit if the variable is unset. The driver then has 8 queues, but
+	// copies beside 4 waiting streams stalled on an H200 (ADR 19).
+	defaultWaitLimit = 3
 )
 
 // WaitLimit implements device.StreamAdopter.
 func (d *Device) WaitLimit() int { return waitLimit(os.Getenv("CUDA_DEVICE_MAX_CONNECTIONS")) }
 
+// waitLimit returns the limit for a value of CUDA_DEVICE_MAX_CONNECTIONS. An invalid value counts as
+// unset.
 func waitLimit(connections string) int {
 	n, err := strconv.Atoi(connections)
 	if err != nil || n < 1 || n > maxConnections {
-		n = defaultConnections
+		return defaultWaitLimit
 	}
 	return max(1, n-ownConnections)
 }

@@ -151,7 +151,7 @@ func TestWaitFlushesWhereItMust(t *testing.T) {
 }
 
 func TestWaitLimit(t *testing.T) {
-	for env, want := range map[string]int{"": 4, "8": 4, "32": 28, "16": 12, "5": 1, "1": 1, "64": 4, "many": 4} {
+	for env, want := range map[string]int{"": 3, "8": 4, "32": 28, "16": 12, "5": 1, "1": 1, "64": 3, "many": 3} {
 		if got := waitLimit(env); got != want {
 			t.Errorf("%q connections: %d streams may wait, want %d", env, got, want)
 		}

@@ -16,7 +16,7 @@ func TestQueueKnowsItsKernels(t *testing.T) {
 		t.Fatal("the queue does not list its kernels")
 	}
 	for name, want := range map[string]bool{
-		device.KernelCopyList: true, device.KernelCopyPagedSum: true, device.KernelResident: true, "kvlane_nothing": false,
+		device.KernelCopyList: true, device.KernelCopyPagedSum: true, "kvlane_nothing": false,
 	} {
 		if got := l.HasKernel(name); got != want {
 			t.Errorf("kernel %s there: %v, want %v", name, got, want)

@@ -8,7 +8,7 @@
 //   - Pinned memory is memory that stays where it is: nothing is locked.
 //   - An address where there is no memory is a sticky error of the queue, as a GPU's illegal address is. One that belongs to something else
 //     cannot be told from a right one, as with any pointer.
-//   - Queues copy in batches and run the kernels of package device but the resident one, so that a load's sums come from its copy. Long work is divided
+//   - Queues copy in batches and run the kernels of package device, so that a load's sums come from its copy. Long work is divided
 //     over a few goroutines.
 //
 // # Concurrency

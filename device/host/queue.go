@@ -89,13 +89,11 @@ func (q *Queue) Fill(dst mem.Extent, v byte) error {
 // HasKernel reports whether there is a kernel of that name.
 func (q *Queue) HasKernel(name string) bool { return kernel.Named(name) != nil }
 
-// Launch enqueues a kernel. Its arguments are looked at when it runs. ErrNotSupported for the resident kernel.
+// Launch enqueues a kernel. Its arguments are read when it runs.
 func (q *Queue) Launch(k *device.Kernel) error {
 	named := kernel.Named(k.Name)
 	var err error
 	switch {
-	case k.Name == device.KernelResident:
-		err = fmt.Errorf("the CPU keeps no kernels: %w", errdefs.ErrNotSupported)
 	case named == nil:
 		err = fmt.Errorf("no such kernel: %w", errdefs.ErrNotFound)
 	case k.NArgs != named.NArgs || k.CTAs < 0:

@@ -27,7 +27,6 @@ type Device struct {
 	closed     bool
 	queues     []*Queue // open, ascending by id
 	nextQueue  int
-	stays      []*stay         // resident kernels that run
 	parked     int             // waits for words that streams of the host program have been told and that are not over
 	unparked   chan struct{}   // closed when there are none again
 	peers      map[int]*Device // whose memory is within reach, by index

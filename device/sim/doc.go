@@ -10,7 +10,6 @@
 //     their Close, are reported by Device.Close.
 //   - Memory, page-locked memory and single registrations have settable limits; latency and bandwidth are modelled on a
 //     clock that may be injected; package fault says which operations fail, corrupt, stall or take longer.
-//   - Each entry of a resident kernel is work of its own, that faults count and reach.
 //   - With Options.Interleave, one operation of one queue runs at a time, in an order drawn from a seed.
 //
 // # Concurrency
@@ -18,6 +17,5 @@
 // Device and Event are safe for concurrent use. A Queue has one user at a time, but for the calls of a
 // device.HostStream, whose stream it plays. Goroutines belong to the queue, or the interleaving device, that started them and are joined by
 // its Close. Device memory is guarded by one lock, which operations hold for reading while they run: Alloc and Free
-// wait for running operations, never for enqueued ones. Resident kernels hold it while they look; Free waits until they
-// have left, as the real thing does.
+// wait for running operations, never for enqueued ones.
 package sim

@@ -14,8 +14,8 @@ type quarantined struct {
 	dev   mem.DevAddr
 }
 
-// Free releases r, waiting for operations that are running, as drivers do, also for resident kernels until they leave, but
-// not for those enqueued: those will find that their memory is gone. With Options.Interleave it waits for none.
+// Free releases r. Like a driver it waits for operations that are running. Enqueued ones find that their memory is gone.
+// With Options.Interleave it waits for none.
 func (d *Device) Free(r *mem.Region) error {
 	const call = "simMemFree"
 	if f, hit := d.o.Faults.Hit(OpFree); hit {
@@ -27,7 +27,6 @@ func (d *Device) Free(r *mem.Region) error {
 	if err := d.standStill(call); err != nil {
 		return fmt.Errorf("free %s: %w", r, err)
 	}
-	d.outstay()
 	d.space.mu.Lock()
 	sp := d.space.of(r)
 	if sp == nil {

@@ -117,11 +117,7 @@ func (q *Queue) peek() (work, ready bool) {
 	case opGate:
 		ok, err := q.wordReached(&o)
 		return true, ok || err != nil
-	case opLaunch:
-		if o.stay != nil {
-			return true, q.stirs(o.stay)
-		}
-	case opCopy, opBatch, opFill, opRecord, opStore, opFile:
+	case opCopy, opBatch, opFill, opLaunch, opRecord, opStore, opFile:
 	}
 	return true, !o.hit || o.fault.Action != fault.Stall || isClosed(o.fault.Released())
 }

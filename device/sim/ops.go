@@ -33,7 +33,6 @@ type op struct {
 	kernel *kernel.Kernel  // of opLaunch
 	args   kernel.Args     // of opLaunch
 	ctas   int             // of opLaunch
-	stay   *stay           // of opLaunch: the resident kernel that has begun
 	word   uint64          // of opGate: what the word must reach; of opStore: what it becomes
 	event  *Event          // of opRecord and opWait
 	file   *fileWork       // of opFile

@@ -32,8 +32,7 @@ const (
 	OpCopy   = "copy"   // the work of a Copy
 	OpBatch  = "batch"  // of a CopyBatch, all of it together
 	OpFill   = "fill"   // of a Fill
-	OpLaunch = "launch" // of a Launch, the whole kernel; of device.KernelResident, its start
-	OpEntry  = "entry"  // of an entry that device.KernelResident takes
+	OpLaunch = "launch" // of a Launch, the whole kernel
 	OpWork   = "work"   // any of the five that moves bytes, counted together, where no rule for the one has hit it
 )
 

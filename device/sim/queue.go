@@ -132,7 +132,7 @@ func (q *Queue) Fill(dst mem.Extent, v byte) error {
 // Launch enqueues a kernel. Its arguments are looked at when it runs.
 func (q *Queue) Launch(k *device.Kernel) error {
 	const call = "simLaunchKernel"
-	kern := kernelNamed(k.Name)
+	kern := kernel.Named(k.Name)
 	var err error
 	switch {
 	case kern == nil:
@@ -152,15 +152,7 @@ func (q *Queue) Launch(k *device.Kernel) error {
 }
 
 // HasKernel reports whether there is a kernel of that name.
-func (q *Queue) HasKernel(name string) bool { return kernelNamed(name) != nil }
-
-// kernelNamed returns the kernel of that name, or nil.
-func kernelNamed(name string) *kernel.Kernel {
-	if name == device.KernelResident {
-		return &resident
-	}
-	return kernel.Named(name)
-}
+func (q *Queue) HasKernel(name string) bool { return kernel.Named(name) != nil }
 
 // Record returns an event. A broken queue gives events too: they carry its error.
 func (q *Queue) Record() (device.Event, error) {

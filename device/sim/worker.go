@@ -97,13 +97,10 @@ func (q *Queue) do(o *op) error {
 		return q.moveFile(o)
 	case opCopy, opBatch, opFill, opLaunch, opRecord:
 	}
-	if o.stay == nil && o.hit { // a resident kernel that goes on has had its fault
+	if o.hit {
 		if err := q.dev.suffer(o.name(), &o.fault); err != nil {
 			return err
 		}
-	}
-	if o.resides() {
-		return q.reside(o)
 	}
 	if q.dev.link.on() {
 		return q.paced(o)
@@ -226,7 +223,7 @@ func (q *Queue) decide(o *op) {
 	o.decided = true
 	switch o.kind {
 	case opCopy, opBatch, opFill, opLaunch:
-		o.fault, o.hit = q.dev.strike(o.work(), !o.resides())
+		o.fault, o.hit = q.dev.strike(o.work(), true)
 	case opFile:
 		o.fault, o.hit = q.dev.strike(o.work(), false)
 	case opRecord, opWait, opGate, opStore:
@@ -241,9 +238,6 @@ func (d *Device) strike(name string, moves bool) (fault.Fault, bool) {
 	}
 	return f, hit
 }
-
-// resides reports whether o is a resident kernel, which moves nothing itself: its entries do.
-func (o *op) resides() bool { return o.kind == opLaunch && o.kernel == &resident }
 
 // suffer does what a fault of the operation of that name does before the work, or instead of it.
 func (d *Device) suffer(name string, f *fault.Fault) error {

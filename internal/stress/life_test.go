@@ -102,7 +102,7 @@ func (l *life) deviceFaults() *fault.Plan {
 	if !l.DeviceFaults {
 		return p
 	}
-	for _, op := range []string{sim.OpLaunch, sim.OpBatch, sim.OpCopy, sim.OpEntry} {
+	for _, op := range []string{sim.OpLaunch, sim.OpBatch, sim.OpCopy} {
 		p.Add(fault.Rate(op, 0.002).Fail(nil))
 		p.Add(fault.Rate(op, 0.005).Delay(time.Duration(1+l.rng.IntN(20)) * time.Millisecond))
 	}

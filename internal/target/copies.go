@@ -111,23 +111,18 @@ func where(g *bench.Regret, than string) string {
 	return fmt.Sprintf("%d x %s, %s, %s: %s against %s", g.Count, bench.BytesText(g.Size), g.Layout, g.Direction, g.Traveled, than)
 }
 
-// latencies are medians from Submit to done of few blocks of 4 KiB, by the resident kernel.
+// latencies are medians from Submit to completion of one block of 4 KiB, by the planned path.
 func latencies(r *bench.Report) []Result {
 	var all []Result
-	for _, c := range []struct {
-		count  int
-		micros float64
-	}{{1, 6.7}, {64, 12}} {
-		for _, d := range []bench.Direction{bench.ToDevice, bench.ToHost} {
-			t := atMost(c.micros, Micros, fmt.Sprintf("latency/%d/%s", c.count, d), "resident, %d x 4 KiB from Submit to done, median, %s", c.count, d)
-			p := find(r.Points, "resident", 4*kib, func(p *bench.Point) bool {
-				return p.Count == c.count && p.Direction == d && p.Layout == bench.HostScattered
-			})
-			if p != nil {
-				t = t.of(p.P50Micros).note("p99 %.1f us", p.P99Micros)
-			}
-			all = append(all, t)
+	for _, d := range []bench.Direction{bench.ToDevice, bench.ToHost} {
+		t := atMost(14, Micros, fmt.Sprintf("latency/1/%s", d), "auto, 1 x 4 KiB from Submit to done, median, %s", d)
+		p := find(r.Points, bench.Auto, 4*kib, func(p *bench.Point) bool {
+			return p.Count == 1 && p.Direction == d && p.Layout == bench.HostScattered
+		})
+		if p != nil {
+			t = t.of(p.P50Micros).note("p99 %.1f us", p.P99Micros)
 		}
+		all = append(all, t)
 	}
 	return all
 }

@@ -36,9 +36,6 @@ func ways() []way {
 	for _, forward := range []bool{true, false} {
 		for _, path := range paths {
 			w := way{path: path, forward: forward, copies: 1500}
-			if path == stream.PathResident {
-				w.copies = 90_000
-			}
 			all = append(all, w)
 		}
 		for _, path := range peerPaths[1:] {
@@ -61,9 +58,6 @@ type crossing struct {
 func (w way) open(t *testing.T, seed uint64, bytes int64) crossing {
 	t.Helper()
 	c := crossing{}
-	if w.path == stream.PathResident { // whose completion is polled for, now and then
-		c.notice = 100 * time.Microsecond
-	}
 	c.dev, c.far = simPeers(t, sim.Options{Interleave: &sim.Interleave{Seed: seed, Manual: true}})
 	other := streamtest.Pinned(c.dev)
 	if w.peers {
@@ -206,4 +200,13 @@ func (c *crossing) stepUntil(done <-chan error) error {
 			}
 		}
 	}
+}
+
+func submitOK(t *testing.T, s *streamcopy.Stream, b *mem.Batch) *stream.Ticket {
+	t.Helper()
+	ticket, err := s.Submit(deadline(t), b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ticket
 }

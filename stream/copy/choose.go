@@ -80,13 +80,6 @@ func (s *Stream) plan(ctx context.Context, o *op) error {
 	if o.request.Ahead = time.Duration(s.ahead.Load()); o.request.Ahead > 0 {
 		o.request.Alone = alone(can, stream.Path(s.last.Load()))
 	}
-	if r, ok := s.movers[stream.PathResident].(*move.Resident); ok && can.Has(stream.PathResident) {
-		now := s.now()
-		o.request.Streak = r.Streak(now)
-		if r.Resting(now) {
-			o.request.Resting = o.request.Resting.With(stream.PathResident)
-		}
-	}
 	for unprepared := false; ; unprepared = true {
 		o.choice = s.planner.Choose(o.request, can)
 		o.planned = true

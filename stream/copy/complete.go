@@ -18,8 +18,7 @@ import (
 // goroutine's wake-up counts for little.
 const pollBytes = 8 << 20
 
-// unattended is how long a batch may be left to a Ticket.Wait that does not come: the device may need somebody, as a
-// resident kernel that left just before it saw the batch.
+// unattended is how long a batch may be left to a Ticket.Wait that does not come.
 const unattended = 200 * time.Microsecond
 
 // unseen is how long nobody may have looked at a batch that has ended meanwhile, and what it took be believed: small ones take 5 to 40 us.

@@ -23,7 +23,7 @@ import (
 // TestDefectStreamThatBreaksUnderLoadFreesWhatItHad: many submit by every path, the device fails, and the stream is closed
 // while they go on. Afterwards the device has nothing of the stream, which closing it tells.
 func TestDefectStreamThatBreaksUnderLoadFreesWhatItHad(t *testing.T) {
-	works := []string{sim.OpBatch, sim.OpCallBatch, sim.OpLaunch, sim.OpCallLaunch, sim.OpRecord, sim.OpEntry, sim.OpAlloc, sim.OpOpen}
+	works := []string{sim.OpBatch, sim.OpCallBatch, sim.OpLaunch, sim.OpCallLaunch, sim.OpRecord, sim.OpAlloc, sim.OpOpen}
 	for seed := range uint64(24) {
 		// The first of its kind at first, so that most paths have nothing yet.
 		work, n := works[int(seed)%len(works)], int(seed)/len(works)*5
@@ -76,7 +76,7 @@ func TestDefectStreamThatBreaksUnderLoadFreesWhatItHad(t *testing.T) {
 // TestDefectSubmitToAStreamThatIsDownPreparesNothing: what a closed or broken stream gets for a path, nobody gives back.
 func TestDefectSubmitToAStreamThatIsDownPreparesNothing(t *testing.T) {
 	for _, broken := range []bool{false, true} {
-		for _, path := range []stream.Path{stream.PathStaged, stream.PathResident} {
+		for _, path := range []stream.Path{stream.PathStaged} {
 			t.Run(fmt.Sprintf("%s broken=%t", path, broken), func(t *testing.T) {
 				faults := fault.New(1)
 				dev := openSim(t, sim.Options{Faults: faults})

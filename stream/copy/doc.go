@@ -13,8 +13,8 @@
 // landed resolve; the planner then hears how long it took.
 //
 // Batches take effect in the order of submission, whatever paths they travel by: all paths share one queue, or join theirs
-// with it when another path is next. Resident kernels and NICs no queue can be joined with: the host holds what comes by another
-// path until all of theirs has landed, and the other way round.
+// with it when another path is next. A NIC joins no queue: the host holds a batch by another path until all batches by NIC
+// have completed, and the other way round.
 //
 // A path gets its memory and queues when it is first chosen, or when the stream is opened (Options.Prepare). If the device
 // refuses them, the batch goes another way and its Completion says why. The path is given up: for want of memory until it is

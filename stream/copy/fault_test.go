@@ -44,7 +44,6 @@ func TestEveryOperationFails(t *testing.T) {
 		{"", user{path: stream.PathKernel}, kernel},
 		{"", user{path: stream.PathStaged}, staged},
 		{"in planned chunks ", user{path: stream.PathStaged, chunk: 4 << 10}, staged},
-		{"", user{path: stream.PathResident}, append([]string{sim.OpEntry}, kernel...)},
 		{"peer ", user{path: stream.PathCopyEngine, copies: 150, peers: true}, []string{sim.OpCallCopy, sim.OpCopy}},
 		{"peer ", user{path: stream.PathKernel, peers: true}, kernel},
 	}
@@ -208,8 +207,7 @@ func TestDefect04FailedLoadReportsDoneBeforeItsDMAStopped(t *testing.T) {
 		{stream.PathCopyEngine, sim.OpCopy, sim.OpCallCopy, 200, errdefs.ErrNoMemory}, // in a later one
 		{stream.PathCopyEngine, sim.OpBatch, sim.OpCallBatch, 1, errdefs.ErrBusy},     // the second call
 		{stream.PathKernel, sim.OpLaunch, sim.OpCallLaunch, 1, errdefs.ErrBusy},
-		{stream.PathKernel, sim.OpLaunch, sim.OpRecord, 0, errdefs.ErrBusy},      // the event that would tell
-		{stream.PathResident, sim.OpEntry, sim.OpCallLaunch, 1, errdefs.ErrBusy}, // the second worker
+		{stream.PathKernel, sim.OpLaunch, sim.OpRecord, 0, errdefs.ErrBusy}, // the event that would tell
 		// Either queue of the staged path may be the late one.
 		{stream.PathStaged, sim.OpLaunch, sim.OpCallLaunch, 1, errdefs.ErrBusy},
 		{stream.PathStaged, sim.OpBatch, sim.OpCallLaunch, 1, errdefs.ErrBusy},
@@ -262,8 +260,6 @@ func TestDefect10AbortThenPageReuse(t *testing.T) {
 		{stream.PathKernel, sim.OpLaunch},
 		{stream.PathStaged, sim.OpLaunch},
 		{stream.PathStaged, sim.OpBatch},
-		{stream.PathResident, sim.OpLaunch},
-		{stream.PathResident, sim.OpEntry},
 	}
 	for _, tt := range tests {
 		t.Run(tt.path.String()+" "+tt.op, func(t *testing.T) {
@@ -271,11 +267,8 @@ func TestDefect10AbortThenPageReuse(t *testing.T) {
 			dev := openSim(t, sim.Options{Faults: faults})
 			one := user{bare: tt.path == stream.PathCopyEngine && tt.op == sim.OpCopy}
 			s := open(t, one.sees(dev), streamcopy.Options{Path: tt.path, Descriptors: 1024, StagingBytes: 32 << 10})
-			n := 20_000
-			if tt.path == stream.PathResident {
-				n = 200_000 // more than its rings hold
-			}
-			dst, src := pinned(t, dev, int64(n)*9), deviceMemory(t, dev, int64(n)*9)
+			const n = 20_000
+			dst, src := pinned(t, dev, n*9), deviceMemory(t, dev, n*9)
 			ticket, err := s.Submit(deadline(t), streamtest.Strided(dst, src, n, 8))
 			if err != nil {
 				t.Fatal(err)

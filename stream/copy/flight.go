@@ -19,7 +19,7 @@ type item struct {
 }
 
 // apartPaths are those between which and the stream's queue the device keeps no order, so that the host has to.
-const apartPaths plan.Paths = 1<<stream.PathResident | 1<<stream.PathNIC | 1<<stream.PathNICSoft
+const apartPaths plan.Paths = 1<<stream.PathNIC | 1<<stream.PathNICSoft
 
 func isApart(p stream.Path) bool { return apartPaths.Has(p) }
 

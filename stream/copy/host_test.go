@@ -1,12 +1,9 @@
 package copy_test
 
 import (
-	"errors"
 	"testing"
 
 	"github.com/kvlane/kvlane/device/host"
-	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
@@ -25,20 +22,14 @@ func openHost(tb testing.TB) *host.Device {
 	return dev
 }
 
-// TestConformanceHost is of every path that the CPU has; it has no resident kernels.
+// TestConformanceHost runs the suite on every path of the host device.
 func TestConformanceHost(t *testing.T) {
 	for _, p := range paths {
-		if p == stream.PathResident {
-			continue
-		}
 		t.Run(pathName(p), func(t *testing.T) {
 			streamtest.Run(t, func(t *testing.T) streamtest.Env {
 				t.Helper()
 				return env(t, openHost(t), streamcopy.Options{Path: p, StagingBytes: 256 << 10})
 			})
 		})
-	}
-	if s, err := streamcopy.Open(openHost(t), streamcopy.Options{Path: stream.PathResident}); s != nil || !errors.Is(err, errdefs.ErrNotSupported) {
-		t.Errorf("a resident kernel on the CPU: %v", err)
 	}
 }

@@ -96,7 +96,7 @@ func (*chooser) Observe(plan.Choice, plan.Request, time.Duration) {}
 // what the one before it has left, which the last shows.
 func TestNICTakesTurns(t *testing.T) {
 	const size, rounds = 64 << 10, 12
-	for _, other := range []stream.Path{stream.PathKernel, stream.PathCopyEngine, stream.PathStaged, stream.PathResident} {
+	for _, other := range []stream.Path{stream.PathKernel, stream.PathCopyEngine, stream.PathStaged} {
 		t.Run(other.String(), func(t *testing.T) {
 			for seed := range uint64(4) {
 				dev := openSim(t, sim.Options{Interleave: &sim.Interleave{Seed: seed}})
@@ -183,8 +183,7 @@ func TestNICIsOfferedWhatItReaches(t *testing.T) {
 	}
 }
 
-// TestPlannerHearsWhatStartsAlone: behind a batch by NIC whatever goes by another path, and behind others what goes by NIC or by a
-// resident kernel.
+// TestPlannerHearsWhatStartsAlone: behind a batch by NIC whatever goes by another path, and behind others what goes by NIC.
 func TestPlannerHearsWhatStartsAlone(t *testing.T) {
 	dev := openSim(t, sim.Options{})
 	g := newNICRig(t, dev, soft.Options{})
@@ -204,7 +203,7 @@ func TestPlannerHearsWhatStartsAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	want := []plan.Paths{0, c.asked[1].Without(stream.PathNICSoft), plan.PathSet(stream.PathNICSoft, stream.PathResident)}
+	want := []plan.Paths{0, c.asked[1].Without(stream.PathNICSoft), plan.PathSet(stream.PathNICSoft)}
 	if !slices.Equal(c.alone, want) {
 		t.Errorf("alone: %b, want %b", c.alone, want)
 	}
@@ -300,7 +299,7 @@ func (g *nicRig) stepUntil(f func() error) error {
 // TestApartWaitsForEvents: what the device keeps in no order with the stream's queue waits for an event that the queue was told to
 // wait for.
 func TestApartWaitsForEvents(t *testing.T) {
-	for _, path := range []stream.Path{stream.PathNICSoft, stream.PathResident} {
+	for _, path := range []stream.Path{stream.PathNICSoft} {
 		t.Run(path.String(), func(t *testing.T) {
 			plan1 := fault.New(1)
 			dev := openSim(t, sim.Options{Faults: plan1})

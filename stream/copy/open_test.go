@@ -3,14 +3,12 @@ package copy_test
 import (
 	"errors"
 	"math"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/jonboulle/clockwork"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
@@ -66,12 +64,6 @@ func TestOpenRefuses(t *testing.T) {
 			streamcopy.Options{QueueDepth: math.MaxInt64, Descriptors: math.MaxInt64, CTAs: math.MaxInt64, StagingBytes: math.MaxInt64},
 			errdefs.ErrInvalid,
 			[]string{"depth 9223372036854775807 is not 0 to 1048576", "not 4096 to 1099511627776", "CTAs 9"},
-		},
-		{
-			"all fields of resident kernels", whole,
-			streamcopy.Options{Resident: streamcopy.ResidentOptions{Lease: -1, Idle: -2, Workers: 9, WorkerBytes: -4}},
-			errdefs.ErrInvalid,
-			[]string{"lease -1ns", "limit -2ns", "9 resident workers", "-4 bytes"},
 		},
 	}
 	for _, tt := range tests {
@@ -175,9 +167,6 @@ func TestPlannerIsAsked(t *testing.T) {
 					t.Fatal(err)
 				}
 				want := tt.want
-				if d.can[0].Has(stream.PathResident) {
-					want.Resting = plan.PathSet(stream.PathResident)
-				}
 				if diff := cmp.Diff([]plan.Request{want}, d.asked); diff != "" {
 					t.Errorf("asked (-want +got):\n%s", diff)
 				}
@@ -345,37 +334,5 @@ func TestAllocations(t *testing.T) {
 		if err := s.Close(deadline(t)); err != nil {
 			t.Fatal(err)
 		}
-	}
-}
-
-// TestPlannerHearsWhetherAKernelIsThere: it has to be started for the first batch, is there for those that follow soon, and
-// has left when nothing came for a while; and the planner is told how many came one soon after another.
-func TestPlannerHearsWhetherAKernelIsThere(t *testing.T) {
-	dev := openSim(t, sim.Options{})
-	batch := streamtest.Strided(pinned(t, dev, 1<<20), deviceMemory(t, dev, 1<<20), 4, 100)
-	d := &decider{choice: plan.Choice{Path: stream.PathResident, Predicted: time.Millisecond, Reason: "because"}}
-	const stays = 300 * time.Millisecond
-	clock := clockwork.NewFakeClock()
-	s := open(t, dev, streamcopy.Options{Planner: d, Clock: clock, Resident: streamcopy.ResidentOptions{Idle: stays, Lease: time.Minute}})
-	clock.Advance(time.Second) // after the stream's first moment
-	for range 3 {
-		complete(t, s, batch)
-	}
-	clock.Advance(2 * stays)
-	complete(t, s, batch)
-	if err := s.Close(deadline(t)); err != nil {
-		t.Fatal(err)
-	}
-	type told struct {
-		resting bool
-		streak  int
-	}
-	var got []told
-	for _, r := range d.asked {
-		got = append(got, told{r.Resting.Has(stream.PathResident), r.Streak})
-	}
-	want := []told{{true, 0}, {false, 1}, {false, 2}, {true, 0}}
-	if !slices.Equal(got, want) {
-		t.Errorf("told %v, want %v", got, want)
 	}
 }

@@ -32,9 +32,6 @@ const (
 	MaxStagingBytes = 1 << 40
 )
 
-// ResidentOptions say how the resident kernels behave; package move has the defaults and limits.
-type ResidentOptions = move.ResidentOptions
-
 // Options says how a stream is opened. The zero value is the default.
 type Options struct {
 	// Path forces every batch onto one path; PathNone has the planner choose.
@@ -56,19 +53,15 @@ type Options struct {
 	// first planned, or at once if the path is forced. Zero: DefaultStagingBytes, and under policies that weigh harm
 	// (balanced and background) BesideStagingBytes; negative: no staging.
 	StagingBytes int64
-	// Resident says how kernels behave that stay on the device.
-	Resident ResidentOptions
 	// NIC adds the path of its name, for batches between host and device memory that the NIC reaches. Nil: there is none.
 	NIC *Carrier
-	// Prepare has Open get what all paths need, the NIC's too, in place of waiting until each is
-	// first chosen. From then on nothing is allocated, registered, freed or opened until Close, as
-	// streams of the host program want that wait for batches (device.StreamAdopter): drivers may
-	// hold that up until they have waited, for ever. Open fails where a path that the device has
-	// cannot get what it needs. HighPriority is implied. Streams that have work at the same time,
-	// and be it to wait, get a queue of the hardware each as long as there are some, and share
-	// after that: a stream waits while another stream of its queue waits. So the stream has a
-	// resident worker, if it is not told how many, and takes no more by it than one is good for: it
-	// is at work on two such queues at most.
+	// Prepare makes Open acquire the resources of all paths, the NIC's included, instead of
+	// acquiring them when a path is first chosen. Until Close, nothing is allocated, registered,
+	// freed or opened. Streams of the host program that wait for batches (device.StreamAdopter)
+	// need this: a driver may block such calls until those streams have finished. Open fails if a
+	// path that the device has cannot get its resources. HighPriority is implied. A stream with
+	// pending work, or with a pending wait, uses one of the hardware's queues. If there are more
+	// such streams than queues, streams that share a queue with a waiting stream wait too.
 	Prepare bool
 	// HighPriority asks the device for queues of its highest priority. Policies that weigh harm always do: their kernels have few
 	// thread blocks, and should not wait for what computes beside them longer than they must.
@@ -98,7 +91,7 @@ func (o Options) Validate() error {
 	if o.NIC != nil {
 		o.NIC.validate(bad)
 	}
-	return errors.Join(append(errs, o.Resident.Validate(), o.Policy.Validate())...)
+	return errors.Join(append(errs, o.Policy.Validate())...)
 }
 
 func (o Options) withDefaults() Options {
@@ -109,9 +102,6 @@ func (o Options) withDefaults() Options {
 	}
 	beside := o.Policy.Goal.Weighs()
 	o.HighPriority = o.HighPriority || beside || o.Prepare
-	if o.Prepare && o.Resident.Workers == 0 {
-		o.Resident.Workers = 1
-	}
 	switch {
 	case o.StagingBytes != 0:
 	case beside:
@@ -127,7 +117,7 @@ func (o *Options) events() int {
 	if !o.Prepare {
 		return 0
 	}
-	return move.MaxCalls + 2*move.MaxResidentWorkers
+	return move.MaxCalls
 }
 
 // planner returns the planner under the policy.

@@ -25,7 +25,6 @@ func (s *Stream) findPaths() error {
 	all[stream.PathCopyEngine] = move.NewEngine(env)
 	all[stream.PathKernel], why[stream.PathKernel] = move.NewKernel(env)
 	all[stream.PathStaged], why[stream.PathStaged] = move.NewStaged(env, o.StagingBytes)
-	all[stream.PathResident], why[stream.PathResident] = move.NewResident(env, o.Resident)
 	if c := o.NIC; c != nil {
 		all[c.Path] = move.NewNIC(env, c.Open, c.Reaches)
 	}

@@ -53,7 +53,7 @@ func number[T any](args T) T {
 // Each kernel's parameters are the fields of its arguments, by name and in order, and a launch has as many as it takes.
 func TestArgumentsAreTheKernelsParameters(t *testing.T) {
 	src := source(t)
-	list, paged, pattern, resident := number(device.ListArgs{}), number(device.PagedArgs{}), number(device.PatternArgs{}), number(device.ResidentArgs{})
+	list, paged, pattern := number(device.ListArgs{}), number(device.PagedArgs{}), number(device.PatternArgs{})
 	plainList, plainPaged, fill := list, paged, pattern
 	plainList.Sums, plainPaged.Sums, fill.Counts = 0, 0, 0
 	launches := map[string]device.Kernel{}
@@ -68,7 +68,6 @@ func TestArgumentsAreTheKernelsParameters(t *testing.T) {
 	add(parts.Kernel(device.KernelCopyPartsSum, 3), parts)
 	add(fill.Kernel(), fill)
 	add(pattern.Kernel(), pattern)
-	add(resident.Kernel(3), resident)
 	for _, k := range Kernels() {
 		launch, ok := launches[k.Name]
 		if !ok || launch.NArgs != k.Args {
@@ -90,7 +89,7 @@ func TestArgumentsAreTheKernelsParameters(t *testing.T) {
 		}
 	}
 	a := [device.MaxKernelArgs]uint64{1, 2, 3, 4, 5, 6, 7, 8}
-	if device.ListArgsOf(&a) != list || device.PagedArgsOf(&a) != paged || device.PartsArgsOf(&a) != parts || device.PatternArgsOf(&a) != pattern || device.ResidentArgsOf(&a) != resident {
+	if device.ListArgsOf(&a) != list || device.PagedArgsOf(&a) != paged || device.PartsArgsOf(&a) != parts || device.PatternArgsOf(&a) != pattern {
 		t.Error("arguments do not come back from a launch as they went in")
 	}
 }

@@ -1,5 +1,5 @@
 // Package kernels holds kvlane's GPU kernels: CUDA C, and the PTX that clang makes of it, embedded here so that no machine
-// needs a compiler. device/kernel.go and device/resident.go specify what they do; device/cuda loads and launches them.
+// needs a compiler. device/kernel.go specifies what they do; device/cuda loads and launches them.
 package kernels
 
 import (
@@ -40,6 +40,5 @@ func Kernels() []Kernel {
 		{device.KernelCopyPartsSum, 4},
 		{device.KernelPatternFill, 5},
 		{device.KernelPatternCheck, 6},
-		{device.KernelResident, 5},
 	}
 }

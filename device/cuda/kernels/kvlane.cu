@@ -10,7 +10,6 @@
 #include "paged.cuh"
 #include "parts.cuh"
 #include "pattern.cuh"
-#include "resident.cuh"
 
 KERNEL kvlane_copy_list(u64 descs, u64 count) { copy_all<false, UNROLL>(List<STABLE>{descs, 0}, count, whole_grid()); }
 

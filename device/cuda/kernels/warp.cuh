@@ -65,16 +65,13 @@ template <u32 OFF> DEVICE void store(u64 p, const u8 &v) {
     asm volatile("st.global.cs.u8 [%0+%1], %2;" ::"l"(p), "n"(OFF), "h"((u16)v) : "memory");
 }
 
-// Where descriptors are. Those in global memory do not change while a launched kernel runs, so they may come from the read-only cache;
-// those of a resident kernel do.
-enum From : u32 { CHANGING, STABLE, SHARED };
+// Where descriptors are. Those in global memory do not change while a kernel runs, so the read-only cache may hold them.
+enum From : u32 { STABLE, SHARED };
 
 template <From FROM = STABLE> DEVICE u64 desc(u64 p) {
     u64 v;
     if (FROM == STABLE)
         asm volatile("ld.global.nc.u64 %0, [%1];" : "=l"(v) : "l"(p));
-    else if (FROM == CHANGING)
-        asm volatile("ld.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
     else
         v = *(const u64 *)p;
     return v;

@@ -144,10 +144,9 @@ func (c *calibration) fit(all []*series, duplex map[duplexID]float64) error {
 		for _, dir := range by.ways {
 			for _, side := range by.sides {
 				var points []plan.Point
-				var starts []float64
 				for _, s := range all {
 					if s.by.variant == by.variant && s.dir == dir && s.side == side {
-						points, starts = append(points, s.fitted()), append(starts, s.start...)
+						points = append(points, s.fitted())
 					}
 				}
 				if len(points) == 0 {
@@ -158,9 +157,6 @@ func (c *calibration) fit(all []*series, duplex map[duplexID]float64) error {
 					return err
 				}
 				m.Duplex = duplex[duplexID{by.path, dir}]
-				if len(starts) > 0 {
-					m.Start = measure.LowMedian(starts)
-				}
 				p.Models = append(p.Models, m)
 			}
 		}

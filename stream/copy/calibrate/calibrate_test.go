@@ -130,8 +130,6 @@ func honest(w work) float64 {
 		return 7000 + float64(n)*(400+float64(size)/54)
 	case stream.PathKernel:
 		return 10000 + float64(n)*(5+float64(size)/min(51, 12*float64(ctas)))
-	case stream.PathResident:
-		return 3000 + float64(n)*(10+float64(size)/(20*float64(ctas)))
 	case stream.PathStaged:
 		return 30000 + float64(n)*(1+float64(size)/54)
 	case stream.PathNIC:
@@ -228,7 +226,7 @@ func (s *clocked) Close(context.Context) error { return nil }
 // TestFindsTheTruth calibrates a machine whose costs are known, with the default options, and compares predictions.
 func TestFindsTheTruth(t *testing.T) {
 	m := newMachine(t)
-	m.has = func(p stream.Path) bool { return p != stream.PathResident }
+	m.has = func(p stream.Path) bool { return p != stream.PathStaged }
 	o := m.options()
 	o.Bytes = 32 << 20
 	r, err := m.run(o)
@@ -238,8 +236,8 @@ func TestFindsTheTruth(t *testing.T) {
 	if !r.Storable() || r.Profile.Source != calibrate.SourceMeasured {
 		t.Errorf("not storable: %q, %q", r.Loaded, r.Profile.Source)
 	}
-	if len(r.Missing) != 1 || r.Missing[0].Path != stream.PathResident {
-		t.Errorf("missing %+v, want the resident path, once", r.Missing)
+	if len(r.Missing) != 1 || r.Missing[0].Path != stream.PathStaged {
+		t.Errorf("missing %+v, want the staged path, once", r.Missing)
 	}
 	if r.Took > 2*o.Budget {
 		t.Errorf("it took %v", r.Took)

@@ -22,7 +22,7 @@ type work struct {
 
 // h100 is about what an H100 takes for a batch, in nanoseconds. It has what makes that machine hard to predict: engines that
 // become another below 32 KiB, kernels whose first copies cost nothing and whose small ones are bound by the CPU that
-// describes them, resident kernels that go over to a second thread block, and a pipeline to fill.
+// describes them, and a pipeline to fill.
 func h100(w work) float64 {
 	n, size := float64(w.n), float64(w.size)
 	in := w.dir == plan.H2D
@@ -53,11 +53,6 @@ func h100(w work) float64 {
 			t = max(t, batched())
 		}
 		return 24000 + min(n*size, 8<<20)/700 + t
-	case stream.PathResident:
-		if bytes := n * size; bytes > 64<<10 {
-			return pick(6700, 5900) + max(1000, bytes/pick(36, 44))
-		}
-		return max(pick(5800, 5000)+max(1000, n*size/pick(27, 34)), 2000+18*n)
 	case stream.PathNone, stream.PathPosix, stream.PathURing, stream.PathCuFile, stream.PathNIC, stream.PathNICSoft:
 	}
 	return math.NaN()
@@ -85,29 +80,34 @@ func noisy(rng *rand.Rand, w work) float64 {
 }
 
 var (
-	busPaths = []stream.Path{stream.PathCopyEngine, stream.PathKernel, stream.PathStaged, stream.PathResident}
+	busPaths = []stream.Path{stream.PathCopyEngine, stream.PathKernel, stream.PathStaged}
 	blocks   = map[stream.Path][]int{
 		stream.PathCopyEngine: {0}, stream.PathKernel: {1, 2, 4, 8, 16},
-		stream.PathStaged: {8, 32}, stream.PathResident: {2},
+		stream.PathStaged: {8, 32},
 	}
 )
 
-// calibrated returns the profile of an H100 whose batches take so long, as calibration finds it.
+// calibrated returns the profile of an H100 whose batches take so long, as calibration finds it. A calibration that a
+// disturbance spoiled is repeated, as an engine would the next time.
 func calibrated(t *testing.T, rng *rand.Rand, takes func(*rand.Rand, work) float64) plan.Profile {
 	t.Helper()
 	m := newMachine(t)
 	m.cost = func(w work) float64 { return takes(rng, w) }
 	o := m.options()
 	o.Bytes, o.Budget = 256<<20, calibrate.DefaultBudget
-	r, err := m.run(o)
-	if err != nil {
-		t.Fatal(err)
+	for range 3 {
+		r, err := m.run(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Took > calibrate.DefaultBudget*5/4 {
+			t.Errorf("it took %v", r.Took)
+		}
+		if r.Storable() {
+			return r.Profile
+		}
+		t.Logf("not storable: %s", r.Loaded)
 	}
-	if r.Took > calibrate.DefaultBudget*5/4 {
-		t.Errorf("it took %v", r.Took)
-	}
-	if !r.Storable() {
-		t.Errorf("not storable: %s", r.Loaded)
-	}
-	return r.Profile
+	t.Fatal("no profile was storable")
+	return plan.Profile{}
 }

@@ -17,14 +17,12 @@ import (
 
 const (
 	// maxCount and maxBytes bound a measured batch: beyond, time grows by the piece and by the byte. fewBytes are enough to know
-	// a kernel with few thread blocks by, that no chunks overlap in, and residentBytes all that a resident kernel is for.
-	maxCount      = 16 << 10
-	maxBytes      = 64 << 20
-	fewBytes      = 16 << 20
-	residentBytes = 4 << 20
+	// a kernel with few thread blocks by, that no chunks overlap in.
+	maxCount = 16 << 10
+	maxBytes = 64 << 20
+	fewBytes = 16 << 20
 
-	// brief is how short a batch is that is measured briefRepeats times at once, after one that warms up. So is every batch of
-	// a resident kernel, which has left meanwhile: what its start takes is a figure of its own.
+	// brief is how short a batch is that is measured briefRepeats times at once, after one that warms up.
 	brief        = 50 * time.Microsecond
 	briefRepeats = 2
 
@@ -84,7 +82,6 @@ type series struct {
 	by    opened
 	times []float64
 	adds  []float64 // marginal times
-	start []float64 // what the first batch of a visit took longer
 }
 
 // measure measures every point by every stream, the streams by turns, so that whatever disturbs the machine meanwhile
@@ -178,15 +175,14 @@ func (c *calibration) visit(ctx context.Context, s *series) error {
 	once := func() (float64, error) {
 		return timed(ctx, s.by, c.batch(s.by, s.dir, s.side, s.size, int(s.count)))
 	}
-	repeats, stays := 1, s.by.path == stream.PathResident
-	first := 0.0
-	if stays || len(s.times) == 0 || s.times[0] < float64(brief) {
+	repeats := 1
+	if len(s.times) == 0 || s.times[0] < float64(brief) {
 		t, err := once()
 		if err != nil {
 			return fmt.Errorf("measure %s: %w", s.by, err)
 		}
-		repeats, first = briefRepeats, t
-		if t >= float64(brief) && !stays {
+		repeats = briefRepeats
+		if t >= float64(brief) {
 			s.times, repeats = append(s.times, t), 0
 		}
 	}
@@ -196,9 +192,6 @@ func (c *calibration) visit(ctx context.Context, s *series) error {
 			return fmt.Errorf("measure %s: %w", s.by, err)
 		}
 		s.times = append(s.times, t)
-	}
-	if stays {
-		s.start = append(s.start, max(0, first-measure.LowMedian(s.times)))
 	}
 	if s.size != leadSize || s.count*s.size != leadBytes {
 		return nil

@@ -130,8 +130,7 @@ func (v *variant) String() string {
 	return fmt.Sprintf("%s, %d thread blocks", v.path, v.ctas)
 }
 
-// variants are what is tried. How many of its thread blocks a resident batch needs is the stream's to decide. A nic
-// may be nil.
+// variants returns the paths and thread block counts to measure. nic may be nil.
 func variants(nic *NIC) []*variant {
 	var (
 		bus       = []plan.Direction{plan.H2D, plan.D2H}
@@ -141,7 +140,6 @@ func variants(nic *NIC) []*variant {
 	)
 	list := []*variant{
 		{stream.PathCopyEngine, 0, both, all, maxBytes},
-		{stream.PathResident, 2, scattered, bus, residentBytes},
 		{stream.PathKernel, 16, both, all, maxBytes},
 		{stream.PathKernel, 8, scattered, all, maxBytes},
 	}

@@ -7,7 +7,6 @@
 //     computed on the device;
 //   - Staged (staged): a copy engine crosses the bus, one copy for each run of the host's side, and a kernel gathers or scatters
 //     within device memory, chunk by chunk, on a queue of its own;
-//   - Resident (resident): kernels that stay on the device take small batches from rings in pinned memory;
 //   - NIC (nic, nic-soft): another ordered stream, over RDMA NICs, is given whole batches.
 //
 // A mover gets what it needs when it is made (Env) and when it issues (Batch), and knows nothing of the stream. It issues a batch

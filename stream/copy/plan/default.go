@@ -42,7 +42,7 @@ type defaultPath struct {
 }
 
 // The figures: kernels with 16 B loads, 512 threads a block; staged copies in batches of
-// 64 MiB; a resident kernel of two blocks of 1024 threads; of peers the slower of pulls and pushes, kernels in
+// 64 MiB; of peers the slower of pulls and pushes, kernels in
 // pages, copy engines in calls of 256 copies. Copies of 256 B to 2 KiB by copy engine are from what one costs at 4 KiB, peers' of 8 KiB too.
 var defaults = []defaultPath{
 	{stream.PathCopyEngine, 0, D2D, 7000, 5000, 0, [13]float64{0.103, 0.206, 0.4125, 0.825, 1.65, 3.2, 6.3, 12.5, 24.6, 80, 206, 340, 385}},
@@ -64,8 +64,6 @@ var defaults = []defaultPath{
 
 	{stream.PathStaged, 32, H2D, 25000, 15000, 0, [13]float64{20, 33, 45, 51, 52.7, 53, 53.2, 53.3, 53.4, 53.4, 53.4, 53.4, 53.4}},
 	{stream.PathStaged, 32, D2H, 25000, 15000, 0, [13]float64{20, 33, 46, 52, 53.9, 54, 54, 54, 54, 54, 54, 54, 54}},
-	{stream.PathResident, 2, H2D, 5800, 2000, 4, [13]float64{1.5, 3.1, 6.2, 12.4, 28, 30, 31, 31, 31, 31, 31, 31, 31}},
-	{stream.PathResident, 2, D2H, 5000, 2000, 4, [13]float64{3.4, 6.3, 12.6, 24, 36, 38, 40, 40, 40, 40, 40, 40, 40}},
 
 	{stream.PathCopyEngine, 0, Peer, 7000, 6000, 0, [13]float64{0.15, 0.3, 0.6, 1.2, 2.5, 5, 10.7, 30, 68.6, 152, 392, 380, 397}},
 	{stream.PathKernel, 8, Peer, 13500, 8000, 8, [13]float64{94.3, 101.6, 107, 168.6, 191.4, 200.2, 209.9, 209.8, 209.9, 210.2, 210, 211.5, 211.5}},
@@ -84,19 +82,13 @@ const (
 // defaultDuplex is what a byte takes longer, in nanoseconds, while as much goes the opposite way.
 var defaultDuplex = map[stream.Path]float64{
 	stream.PathCopyEngine: 0.003, stream.PathStaged: 0.003,
-	stream.PathKernel: 0.014, stream.PathResident: 0.017,
+	stream.PathKernel: 0.014,
 }
-
-// defaultStart is what it takes to start a resident kernel.
-const defaultStart = 50_000
 
 func (d *defaultPath) model() Model {
 	m := Model{Path: d.path, CTAs: d.ctas, Dir: d.dir, Side: Scattered, Lead: d.lead}
 	if d.dir <= D2H {
 		m.Duplex = defaultDuplex[d.path]
-	}
-	if d.path == stream.PathResident {
-		m.Start = defaultStart
 	}
 	if d.path == stream.PathStaged {
 		m.Side = Contiguous

@@ -11,8 +11,6 @@
 //
 // Behind other batches, Lead of that time passes while those still copy, a kernel's launch for instance; what is left is
 // the marginal cost. While the opposite direction is busy, or was when the last batch went, each byte takes Duplex longer.
-// A resident kernel that has to be started takes Start more, which is shared among as many batches as have just come one
-// soon after another.
 //
 // Behind other batches a path that waits until they have ended, as Request.Alone says, hides nothing of its start.
 //

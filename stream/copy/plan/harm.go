@@ -13,24 +13,22 @@ type harm struct{ base, block float64 }
 const mostHarm = 0.55
 
 // harms are an H100's (docs/laboratory.md, ADRs 18 and 23): to the device the mean of what products of 4096 to 8192 rows of bf16 matrices lose,
-// 5 to 23% to kernels of 4 thread blocks, about as much to one multiprocessor that is taken, 18% to resident kernels and 1 to 7% to staged
+// 5 to 23% to kernels of 4 thread blocks, about as much to one multiprocessor that is taken, and 1 to 7% to staged
 // copies; back what products of 8192 rows lose: staged at 40 to 42 GB/s (0.1 to 2.2%), kernels at 46 by 16 (52%) and at 30 by 1 (4.8%). The
 // rest lies on lines through these, or is guessed after them.
 var harms = [directions][stream.PathCount]harm{
 	H2D: {
 		stream.PathKernel:     {base: 0.10, block: 0.006},
-		stream.PathResident:   {base: 0.15},
 		stream.PathStaged:     {base: 0.03},
 		stream.PathCopyEngine: {base: 0.01}, stream.PathNIC: {base: 0.01}, stream.PathNICSoft: {base: 0.01},
 	},
 	D2H: {
 		stream.PathKernel:     {base: -0.08, block: 0.13},
-		stream.PathResident:   {base: 0.13},
 		stream.PathStaged:     {base: 0.015},
 		stream.PathCopyEngine: {base: 0.01}, stream.PathNIC: {base: 0.01}, stream.PathNICSoft: {base: 0.01},
 	},
 	// Not measured: kernels are taken to cost their share of 132 multiprocessors.
-	D2D:  {stream.PathKernel: {block: 1.0 / 132}, stream.PathResident: {base: 0.08}, stream.PathCopyEngine: {base: 0.01}},
+	D2D:  {stream.PathKernel: {block: 1.0 / 132}, stream.PathCopyEngine: {base: 0.01}},
 	Peer: {stream.PathKernel: {block: 1.0 / 132}, stream.PathCopyEngine: {base: 0.01}},
 }
 

@@ -31,7 +31,7 @@ func TestHarmChoices(t *testing.T) {
 		path stream.Path
 		ctas int
 	}
-	engine, staged, resident := way{stream.PathCopyEngine, 0}, way{stream.PathStaged, 32}, way{stream.PathResident, 2}
+	engine, staged := way{stream.PathCopyEngine, 0}, way{stream.PathStaged, 32}
 	kernel := func(ctas int) way { return way{stream.PathKernel, ctas} }
 	const whole, part, row = 256 << 20, 8 << 20, 64
 	for _, c := range []struct {
@@ -48,8 +48,8 @@ func TestHarmChoices(t *testing.T) {
 		{"in, a layer", blocks(plan.H2D, part, 2), kernel(4), kernel(4), kernel(4)},
 		{"in, scattered", blocks(plan.H2D, whole, 1), kernel(4), kernel(4), kernel(4)},
 		{"in, large pieces", scattered(plan.H2D, 128, 2<<20), engine, engine, engine},
-		{"in, one block", blocks(plan.H2D, 256<<10, row), resident, resident, resident},
-		{"in, one page", blocks(plan.H2D, 4<<10, 1), resident, resident, resident},
+		{"in, one block", blocks(plan.H2D, 256<<10, row), kernel(4), kernel(4), kernel(4)},
+		{"in, one page", blocks(plan.H2D, 4<<10, 1), engine, engine, engine},
 		{"out, whole", blocks(plan.D2H, whole, row), kernel(4), staged, staged},
 		{"out, whole, a part", blocks(plan.D2H, part, row), kernel(4), staged, staged},
 		{"out, contiguous", blocks(plan.D2H, whole, whole>>12), staged, staged, staged},
@@ -57,14 +57,11 @@ func TestHarmChoices(t *testing.T) {
 		{"out, a layer", blocks(plan.D2H, part, 2), kernel(4), kernel(1), kernel(1)},
 		{"out, scattered", blocks(plan.D2H, whole, 1), kernel(4), kernel(1), kernel(1)},
 		{"out, large pieces", scattered(plan.D2H, 128, 2<<20), engine, engine, engine},
-		{"out, one block", blocks(plan.D2H, 256<<10, row), resident, resident, resident},
-		{"out, one page", blocks(plan.D2H, 4<<10, 1), resident, resident, resident},
+		{"out, one block", blocks(plan.D2H, 256<<10, row), kernel(2), kernel(2), kernel(2)},
+		{"out, one page", blocks(plan.D2H, 4<<10, 1), engine, engine, engine},
 	} {
 		for goal, want := range map[plan.Goal]way{plan.Throughput: c.throughput, plan.Balanced: c.balanced, plan.Background: c.background} {
 			can := plan.PathSet(stream.PathCopyEngine, stream.PathKernel, stream.PathStaged)
-			if c.r.Bytes < 1<<20 {
-				can = can.With(stream.PathResident)
-			}
 			got := newPlanner(t, plan.Default(), plan.Options{Policy: plan.Policy{Goal: goal}}).Choose(c.r, can)
 			if (way{got.Path, got.CTAs}) != want {
 				t.Errorf("%s, %s: %+v, want %v", c.what, goal, got, want)

@@ -15,7 +15,7 @@ import (
 
 const (
 	formatName    = "kvlane-profile"
-	formatVersion = 4
+	formatVersion = 5
 	// maxEncoded bounds what is decoded: a profile is a hundred KiB.
 	maxEncoded = 4 << 20
 )
@@ -43,7 +43,6 @@ type modelDocument struct {
 	Times  [][]float64 `json:"times_ns"` // by size, then by count
 	Lead   float64     `json:"lead_ns"`
 	Duplex float64     `json:"duplex_ns_per_byte"`
-	Start  float64     `json:"start_ns"`
 	Spread float64     `json:"spread"`
 	Points int         `json:"points"`
 }
@@ -64,7 +63,7 @@ func (p Profile) MarshalJSON() ([]byte, error) {
 		m := &p.Models[i]
 		d.Models[i] = modelDocument{
 			m.Path.String(), m.CTAs, m.Dir.String(), m.Form.String(), m.Side.String(),
-			slices.Collect(slices.Chunk(m.Times, len(p.Counts))), m.Lead, m.Duplex, m.Start, m.Spread, m.Points,
+			slices.Collect(slices.Chunk(m.Times, len(p.Counts))), m.Lead, m.Duplex, m.Spread, m.Points,
 		}
 	}
 	return json.Marshal(d)
@@ -145,7 +144,7 @@ func (d *document) profile() (Profile, error) {
 		}
 		p.Models = append(p.Models, Model{
 			Path: path, CTAs: x.CTAs, Dir: dir, Form: form, Side: side, Times: slices.Concat(x.Times...),
-			Lead: x.Lead, Duplex: x.Duplex, Start: x.Start, Spread: x.Spread, Points: x.Points,
+			Lead: x.Lead, Duplex: x.Duplex, Spread: x.Spread, Points: x.Points,
 		})
 	}
 	return p, nil

@@ -55,7 +55,7 @@ func TestDamageIsFound(t *testing.T) {
 		want     error
 	}{
 		"another format":     {`"kvlane-profile"`, `"kvlane-block"`, errdefs.ErrCorrupt},
-		"a later version":    {`"version":4`, `"version":5`, errdefs.ErrMismatch},
+		"a later version":    {`"version":5`, `"version":6`, errdefs.ErrMismatch},
 		"an unknown field":   {`"source"`, `"sauce"`, errdefs.ErrCorrupt},
 		"an unknown path":    {`"kernel"`, `"kernel-bulk"`, errdefs.ErrCorrupt},
 		"no path":            {`"kernel"`, `"none"`, errdefs.ErrCorrupt},
@@ -95,7 +95,6 @@ func TestProfileIsChecked(t *testing.T) {
 		"a rate of NaN":   func(p *plan.Profile) { p.GBps[0] = math.NaN() },
 		"a lead too long": func(p *plan.Profile) { p.Models[0].Lead = 1e16 },
 		"a duplex of NaN": func(p *plan.Profile) { p.Models[0].Duplex = math.NaN() },
-		"a start below 0": func(p *plan.Profile) { p.Models[0].Start = -1 },
 		"a time of zero":  func(p *plan.Profile) { p.Models[0].Times[0], p.Models[0].Lead = 0, 0 },
 		"a time of NaN":   func(p *plan.Profile) { p.Models[0].Times[2] = math.NaN() },
 		"a time of inf":   func(p *plan.Profile) { p.Models[0].Times[7] = math.Inf(1) },

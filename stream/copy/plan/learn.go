@@ -84,7 +84,7 @@ func (p *Planner) Observe(c Choice, r Request, actual time.Duration) {
 	if actual <= 0 || c.Predicted <= 0 || c.scale <= 0 || c.Path >= stream.PathCount || r.Dir >= directions {
 		return
 	}
-	if p.budget != nil && p.policy.Goal.Weighs() && c.CTAs > 0 && c.Path != stream.PathResident && !c.cell.duplex() {
+	if p.budget != nil && p.policy.Goal.Weighs() && c.CTAs > 0 && !c.cell.duplex() {
 		p.budget.Took(actual, time.Duration(float64(c.Predicted)/c.scale))
 	}
 	l := &p.learned
@@ -95,8 +95,8 @@ func (p *Planner) Observe(c Choice, r Request, actual time.Duration) {
 	h.stats.Observed++
 	h.stats.Predicted += c.Predicted
 	h.stats.Actual += actual
-	if met := l.ends(r.Dir, now, actual); met != c.cell.duplex() || r.Resting.Has(c.Path) {
-		return // another situation than predicted; and how long a start takes says nothing of the batches that follow
+	if met := l.ends(r.Dir, now, actual); met != c.cell.duplex() {
+		return // another situation than predicted
 	}
 	seen := math.Log(float64(actual) / float64(c.Predicted) * c.scale)
 	h.add(seen, now, l.half)

@@ -223,35 +223,14 @@ func TestSituationsAreApart(t *testing.T) {
 	}
 }
 
-// TestStartsSayNothingOfThePath: a kernel that has to be started time and again takes longer for that than was measured, and
-// the batches between do not.
-func TestStartsSayNothingOfThePath(t *testing.T) {
-	m := newMachine(t)
-	r, can := scattered(plan.H2D, 1, 4096), plan.PathSet(stream.PathResident)
-	usual := m.pl.Choose(r, can).Predicted
-	for range 200 {
-		r.Resting = plan.PathSet(stream.PathResident)
-		start := m.pl.Choose(r, can)
-		m.clock.Advance(3 * start.Predicted)
-		m.pl.Observe(start, r, 3*start.Predicted)
-		r.Resting = 0
-		c := m.pl.Choose(r, can)
-		if c.Predicted != usual {
-			t.Fatalf("predicted at %v, and at %v before any start", c.Predicted, usual)
-		}
-		m.clock.Advance(usual)
-		m.pl.Observe(c, r, usual)
-	}
-}
-
 // TestShortBurstsChangeNothing: what holds up one short batch may hold up the next few; the path is no slower for it.
 func TestShortBurstsChangeNothing(t *testing.T) {
 	m := newMachine(t)
-	r, can := scattered(plan.H2D, 1, 4096), plan.PathSet(stream.PathCopyEngine, stream.PathResident)
+	r, can := scattered(plan.H2D, 1, 4096), plan.PathSet(stream.PathCopyEngine, stream.PathKernel)
 	usual := m.pl.Choose(r, can).Predicted
 	for i := range 2000 {
 		c := m.pl.Choose(r, can)
-		if c.Path != stream.PathResident {
+		if c.Path != stream.PathCopyEngine {
 			t.Fatalf("batch %d: %+v, and was predicted at %v first", i, c, usual)
 		}
 		actual := usual

@@ -23,9 +23,6 @@ type Model struct {
 	Lead float64
 	// Duplex is what each byte takes longer while as much goes the opposite way by the same path, in nanoseconds.
 	Duplex float64
-	// Start is what a batch takes longer if the path's kernel has to be started for it, in nanoseconds; zero for all but the
-	// resident path.
-	Start float64
 	// Spread is how far repeated measurements lay apart, relative to their median, in the typical case: 0.1 is 10%.
 	Spread float64
 	// Points is how many of Times were measured; zero where the model is of another machine.
@@ -191,9 +188,6 @@ func (c *candidate) time(l *load) (alone, met, lead float64) {
 	}
 	return alone, l.opposed * m.Duplex, min(lead, mostLead*alone)
 }
-
-// start is what a batch takes longer whose kernel does not run yet.
-func (c *candidate) start() float64 { return c.model[Scattered].Start }
 
 // rising reports whether times, by count, never fall and end in growth: without that a long enough batch would be for
 // nothing.

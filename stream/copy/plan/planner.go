@@ -121,9 +121,6 @@ func (p *Planner) Predict(r Request, path stream.Path, ctas int) (_ time.Duratio
 		if c := &list[i]; c.path == path && c.ctas == ctas {
 			alone, met, lead := c.time(&l)
 			t := behind((alone+met)*s[path], lead*s[path], r.aheadOf(path))
-			if r.Resting.Has(path) {
-				t += c.start()
-			}
 			return duration(t), true
 		}
 	}
@@ -284,10 +281,6 @@ func (p *Planner) cost(list []costed, r *Request, at *load, can Paths, b *bounds
 		x.cost = max(x.cost, float64(b.pace(r.Bytes))) + x.harm                      // to be faster than the pace is of no use
 		if r.Unsummed.Has(c.path) && p.profile.SumGBps > 0 && b.goal != Background { // nobody waits for a CPU in the background
 			x.cost += float64(r.Bytes) / p.profile.SumGBps
-		}
-		if r.Resting.Has(c.path) {
-			x.cost += c.start() / float64(1+r.Streak)
-			x.predict += c.start()
 		}
 		list = append(list, x)
 	}

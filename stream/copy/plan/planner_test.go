@@ -17,7 +17,7 @@ import (
 )
 
 var allPaths = plan.PathSet(stream.PathCopyEngine, stream.PathKernel,
-	stream.PathStaged, stream.PathResident, stream.PathNIC)
+	stream.PathStaged, stream.PathNIC)
 
 // ways are what a machine can do, for random profiles.
 var ways = []struct {
@@ -27,7 +27,6 @@ var ways = []struct {
 	{stream.PathCopyEngine, []int{0}},
 	{stream.PathKernel, []int{1, 2, 4, 8, 16}},
 	{stream.PathStaged, []int{16}},
-	{stream.PathResident, []int{1, 2}},
 	{stream.PathNIC, []int{0}},
 }
 
@@ -202,7 +201,6 @@ func TestDefaultChoices(t *testing.T) {
 		{"many small blocks out", scattered(plan.D2H, 10_000, 4096), plain, stream.PathKernel},
 		{"large blocks", scattered(plan.H2D, 64, 8<<20), plain, stream.PathCopyEngine},
 		{"neighbors that merge", plan.Request{Pieces: 10_000, Runs: 1, HostRuns: 1, Bytes: 10_000 << 12}, plain, stream.PathCopyEngine},
-		{"one small block, a resident kernel there", scattered(plan.H2D, 1, 4096), plain.With(stream.PathResident), stream.PathResident},
 		{"host side contiguous", plan.Request{Pieces: 50_000, Runs: 50_000, HostRuns: 1, Bytes: 50_000 << 12}, plain.With(stream.PathStaged), stream.PathStaged},
 		{"slots of 256 KiB", plan.Request{Pieces: 65_536, Runs: 65_536, HostRuns: 1024, Bytes: 65_536 << 12}, plain.With(stream.PathStaged), stream.PathStaged},
 		{"host side scattered", scattered(plan.H2D, 50_000, 4096), plain.With(stream.PathStaged), stream.PathKernel},
@@ -224,14 +222,14 @@ func TestSumsByTheCPUCost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	can := plan.PathSet(stream.PathKernel, stream.PathResident, stream.PathStaged)
+	can := plan.PathSet(stream.PathCopyEngine, stream.PathKernel, stream.PathStaged)
 	unsummed := can.Without(stream.PathKernel)
 	for _, c := range []struct {
 		planner *plan.Planner
 		blocks  int
 		want    stream.Path
 	}{
-		{pl, 1, stream.PathResident},
+		{pl, 1, stream.PathCopyEngine},
 		{pl, 1 << 14, stream.PathKernel},
 		{background, 1 << 14, stream.PathStaged},
 	} {
@@ -417,25 +415,5 @@ func TestFill(t *testing.T) {
 		if (p.Models[i].Points > 0) != (p.Models[i].Dir == plan.H2D) {
 			t.Errorf("%d points for %s %s", p.Models[i].Points, p.Models[i].Path, p.Models[i].Dir)
 		}
-	}
-}
-
-// TestStartIsShared: a kernel that has to be started first is for batches that keep coming.
-func TestStartIsShared(t *testing.T) {
-	pl := newPlanner(t, plan.Default(), plan.Options{})
-	can := plan.PathSet(stream.PathCopyEngine, stream.PathResident)
-	r := scattered(plan.H2D, 1, 4096)
-	r.Resting = plan.PathSet(stream.PathResident)
-	if c := pl.Choose(r, can); c.Path != stream.PathCopyEngine {
-		t.Errorf("%s for a batch on its own", c.Path)
-	}
-	r.Streak = 100
-	first := pl.Choose(r, can)
-	if first.Path != stream.PathResident {
-		t.Fatalf("%s after a hundred batches: want it to start the resident kernel", first.Path)
-	}
-	r.Resting = 0
-	if c := pl.Choose(r, can); c.Path != stream.PathResident || first.Predicted-c.Predicted < 40*time.Microsecond {
-		t.Errorf("%s predicted %v, the batch that starts it %v: want that to count the start", c.Path, c.Predicted, first.Predicted)
 	}
 }

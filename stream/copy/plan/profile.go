@@ -129,7 +129,7 @@ func (m *Model) validate(sizes, counts int) error {
 			return fmt.Errorf("%s: times %v at size %d: %w", m.id(), row, i, errdefs.ErrInvalid)
 		}
 	}
-	for name, v := range map[string]float64{"lead": m.Lead, "duplex": m.Duplex, "start": m.Start} {
+	for name, v := range map[string]float64{"lead": m.Lead, "duplex": m.Duplex} {
 		if !inRange(v, maxNanos) {
 			return fmt.Errorf("%s: %s %v: %w", m.id(), name, v, errdefs.ErrInvalid)
 		}

@@ -95,11 +95,6 @@ type Request struct {
 	// Unsummed is the paths that do not make the sums that the batch asks for, so that a CPU has to, which takes the time of
 	// a pass over the bytes. None where the batch asks for none.
 	Unsummed Paths
-	// Resting is the paths whose kernel does not run, which has to be started. Streak is how many batches that such a kernel
-	// could take have come one soon after another, soon enough for it to stay: as many are taken to follow, and to share
-	// what starting it takes.
-	Resting Paths
-	Streak  int
 	// Ahead is how long what the stream has accepted and not finished will still take, as far as predicted: zero for an
 	// idle stream. It decides how much of a path's start can be hidden.
 	Ahead time.Duration

@@ -270,7 +270,7 @@ func (s *slowStore) Put(ctx context.Context, key string, _ []byte, ttl time.Dura
 	return nil
 }
 
-// TestDefectLeasesRunOut: the leases of many segments are renewed in time though the store is slow, and refuses some.
+// TestDefectLeasesRunOut checks that the leases of many segments are renewed in time although the store is slow and refuses some.
 func TestDefectLeasesRunOut(t *testing.T) {
 	testkit.Grow(t, 2*time.Second, func(lease time.Duration) error { return leasesRunOut(t, lease) })
 }

@@ -1,5 +1,3 @@
-//go:build !nonic
-
 package kvlane_test
 
 import (

@@ -1,5 +1,3 @@
-//go:build !nonic
-
 package gdr
 
 import (
@@ -15,7 +13,6 @@ import (
 	"github.com/kvlane/kvlane/internal/unwind"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/rdma"
-	"github.com/kvlane/kvlane/rdma/ibv"
 	"github.com/kvlane/kvlane/rdma/rail"
 	"github.com/kvlane/kvlane/rdma/registry"
 	"github.com/kvlane/kvlane/rdma/soft"
@@ -147,11 +144,11 @@ func flusher(dev device.Device) (func(device int) error, error) {
 // openProvider opens the provider and what it needs.
 func (n *NICs) openProvider(dev device.Device, openCopy func() (stream.Stream, error)) (rdma.Provider, error) {
 	if n.cfg.Provider != Soft {
-		p, err := ibv.Load()
+		p, closeProvider, err := loadVerbs()
 		if err != nil {
 			return nil, err
 		}
-		n.closes.AddPlain("provider", p.Close)
+		n.closes.AddPlain("provider", closeProvider)
 		return p, nil
 	}
 	count := max(n.cfg.Count, len(n.cfg.NICs), 1)

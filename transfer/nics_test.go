@@ -1,5 +1,3 @@
-//go:build !nonic
-
 package transfer
 
 import (

@@ -255,9 +255,6 @@ func TestDefectInterruptedBenchPrintsNothing(t *testing.T) {
 				var stdout, stderr bytes.Buffer
 				code := run(ctx, args, &stdout, &stderr)
 				cancel()
-				if name == "rdma" && strings.Contains(stderr.String(), "build tag nonic") {
-					return
-				}
 				if strings.Contains(stderr.String(), "refuses O_DIRECT") {
 					testkit.Skip(t, "direct-io", stderr.String())
 				}

@@ -34,9 +34,6 @@ var (
 // forEachValue calls f with each flag that takes a value, of every command and of all of them.
 func forEachValue(f func(path string, cmd *cobra.Command, flag *pflag.Flag)) {
 	forEachCommand(func(path string, cmd *cobra.Command) {
-		if lacksNICs(cmd) {
-			return
-		}
 		visit := func(flag *pflag.Flag) {
 			if flag.Value.Type() != "bool" {
 				f(path, cmd, flag)
@@ -51,8 +48,6 @@ func forEachValue(f func(path string, cmd *cobra.Command, flag *pflag.Flag)) {
 // into offers or freeForm.
 func TestDefectFlagValuesComplete(t *testing.T) {
 	used := map[string]bool{}
-	reduced := false // a build without some commands
-	forEachCommand(func(_ string, cmd *cobra.Command) { reduced = reduced || lacksNICs(cmd) })
 	forEachValue(func(path string, _ *cobra.Command, f *pflag.Flag) {
 		key := path + " " + f.Name
 		if offers[key] == nil {
@@ -78,12 +73,12 @@ func TestDefectFlagValuesComplete(t *testing.T) {
 		}
 	})
 	for key := range maps.Keys(offers) {
-		if !used[key] && !reduced {
+		if !used[key] {
 			t.Errorf("offers has %q, which no command has", key)
 		}
 	}
 	for _, name := range freeForm {
-		if !used[name] && !reduced {
+		if !used[name] {
 			t.Errorf("freeForm has %q, which no command has", name)
 		}
 	}

@@ -193,10 +193,9 @@ func TestConfigurationIsShared(t *testing.T) {
 		"metrics-addr store ls": "none", "metrics-addr replay": "127.0.0.1:0 " + os.Getenv(configEnv) + ":3", "pipeline bench store -- --device sim": "none",
 		"file-dir calibrate -- --device sim": "none", "device bench rdma": "none", "seed replay": "none",
 	} {
-		if words := strings.Fields(args); !slices.Contains(words, "rdma") || !reducedBuild() {
-			if got := shown(t, words[0], words[1:]...); got != want {
-				t.Errorf("%s: %q, want %q", args, got, want)
-			}
+		words := strings.Fields(args)
+		if got := shown(t, words[0], words[1:]...); got != want {
+			t.Errorf("%s: %q, want %q", args, got, want)
 		}
 	}
 }
@@ -334,12 +333,6 @@ func TestDefectConfigShowNamesAnotherCommand(t *testing.T) {
 	}
 }
 
-// reducedBuild reports whether this build has no code for NICs.
-func reducedBuild() bool {
-	cmd, _, err := newRootCommand().Find([]string{"bench", "rdma"})
-	return err != nil || lacksNICs(cmd)
-}
-
 // The file is looked for in the places that are documented, and what is named has to be there.
 func TestWhereTheConfigurationIs(t *testing.T) {
 	home := t.TempDir()
@@ -399,12 +392,12 @@ func TestConfigurationIsDocumented(t *testing.T) {
 		t.Errorf("with the example: exit code %d: %s", code, stderr)
 	}
 	all, err := parseConfig("example", regexp.MustCompile("(?m)^#([a-z])").ReplaceAll([]byte(example), []byte("$1")), newCatalog())
-	if err != nil && !reducedBuild() {
+	if err != nil {
 		t.Error(err)
 	}
 	for i := range settings {
 		s := &settings[i]
-		if !slices.ContainsFunc(all, func(g supplied) bool { return g.setting == s }) && !reducedBuild() {
+		if !slices.ContainsFunc(all, func(g supplied) bool { return g.setting == s }) {
 			t.Errorf("the example lacks %s", s.name)
 		}
 		for _, c := range s.but {
@@ -422,7 +415,7 @@ func TestSettingsAreFlags(t *testing.T) {
 	env := map[string]bool{configEnv: true}
 	for i := range settings {
 		s := &settings[i]
-		if len(known.settings[s.name]) == 0 && !reducedBuild() {
+		if len(known.settings[s.name]) == 0 {
 			t.Errorf("%s is a flag of no command", s.name)
 		}
 		if env[s.env()] {

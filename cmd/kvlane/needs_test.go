@@ -127,9 +127,6 @@ func give(f *pflag.Flag) []string {
 func TestDefectFlagWithoutEffectIsRefused(t *testing.T) {
 	tried := 0
 	forEachCommand(func(path string, cmd *cobra.Command) {
-		if lacksNICs(cmd) {
-			return
-		}
 		always := strings.Fields(alwaysEffective[path])
 		cmd.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
 			if f.Name == "help" {
@@ -172,11 +169,6 @@ func TestDefectFlagWithoutEffectIsRefused(t *testing.T) {
 	}
 }
 
-// lacksNICs reports whether this build has the command in name only, for want of code for NICs.
-func lacksNICs(cmd *cobra.Command) bool {
-	return cmd.CommandPath() == "kvlane bench rdma" && cmd.Flags().Lookup("iterations") == nil
-}
-
 // A need that is met lets its flags pass, and names only flags and commands that there are.
 func TestNeedsThatAreMet(t *testing.T) {
 	left := map[string]bool{}
@@ -192,9 +184,6 @@ func TestNeedsThatAreMet(t *testing.T) {
 				continue
 			}
 			delete(left, fmt.Sprint(i, path))
-			if lacksNICs(cmd) {
-				continue
-			}
 			cmd, _, err := newRootCommand().Find(strings.Fields(path)) // anew: flags keep what was given
 			if err != nil {
 				t.Fatal(err)

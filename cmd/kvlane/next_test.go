@@ -105,6 +105,7 @@ func TestNextStepByError(t *testing.T) {
 		"a log that is in use":  {"store verify", errdefs.ErrBusy, "a log belongs to one process: end the one that has it open"},
 		"a cache too large":     {"replay", fmt.Errorf("allocate the cache: %w", errdefs.ErrNoMemory), "give a smaller --cache-bytes; kvlane doctor shows"},
 		"no library":            {"replay", fmt.Errorf("libibverbs.so.1: %w", errdefs.ErrNotSupported), "install rdma-core (Debian: libibverbs1 and ibverbs-providers); kvlane doctor says"},
+		"a build without verbs": {"replay", fmt.Errorf("build tag nonic: %w", errdefs.ErrNotSupported), "take a build with the code for NICs: make build"},
 		"no active port":        {"bench rdma", fmt.Errorf("open NIC: mlx5_0: %w", errdefs.ErrNotSupported), "this takes an RDMA NIC with an active port: kvlane doctor says what is missing, and --rdma-provider soft"},
 		"a NIC that fails":      {"replay", fmt.Errorf("gdr requires a NIC: %w", errdefs.ErrBroken), "this takes an RDMA NIC with an active port"},
 		"a NIC of no name":      {"bench rdma", fmt.Errorf("open NIC: %w", errdefs.ErrNotFound), ""},

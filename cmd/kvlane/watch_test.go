@@ -96,9 +96,6 @@ func TestWatchedAtAWrongAddress(t *testing.T) {
 			{"--pprof-addr", taken.Addr().String(), taken.Addr().String(), exitFailure},
 		} {
 			code, stdout, stderr := execute(t, append(args, c.flag, c.addr)...)
-			if path == "bench rdma" && strings.Contains(stderr, "build tag nonic") {
-				continue
-			}
 			if code != c.code || !strings.Contains(stderr, c.want) || stdout != "" {
 				t.Errorf("%s %s %s: exit code %d, %q", path, c.flag, c.addr, code, stderr)
 			}

@@ -6,6 +6,4 @@
 // A Queue is a connected queue pair. Its initiator sends Jobs, RDMA writes or reads between extents of registered memory and spans of the
 // peer's, which complete in their order. The target's side does nothing: its CPU has no part in them. A write's job is done when the peer's
 // NIC has read back the last of its bytes, which it does behind all of them: they are where the peer sees them then.
-//
-// A build with the tag nonic has the types and none of what they do.
 package rail

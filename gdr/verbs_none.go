@@ -1,0 +1,15 @@
+//go:build nonic
+
+package gdr
+
+import (
+	"fmt"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/rdma"
+)
+
+// loadVerbs returns ErrNotSupported: a build with the tag nonic has no binding of libibverbs.
+func loadVerbs() (rdma.Provider, func() error, error) {
+	return nil, nil, fmt.Errorf("this build has no code for NICs (build tag nonic): %w", errdefs.ErrNotSupported)
+}

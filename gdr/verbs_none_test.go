@@ -1,0 +1,5 @@
+//go:build nonic
+
+package gdr_test
+
+const hasVerbs = false

@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
-	"github.com/kvlane/kvlane/transfer/guard"
+	"github.com/kvlane/kvlane/wire"
 )
 
 // ask asks for n bytes at 0 by a lane of that number, and returns its connection.
@@ -97,7 +97,7 @@ func TestDefectTrickleHoldsMemory(t *testing.T) {
 	p := newPair(t, Options{Stall: time.Second}, Options{}, there, host(t, 4096))
 	p.do(t, Task{Op: Write, Local: mem.All(here), Offset: n})
 	before := p.target.Stats().Connections
-	go drip(t.Context(), ask(t, p, 1000, Write, n), 2*guard.PaceBytes)
+	go drip(t.Context(), ask(t, p, 1000, Write, n), 2*wire.PaceBytes)
 	until(t, "the write has not begun", func() bool { return p.target.Stats().Requests == 2 })
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience())
 	defer cancel()

@@ -175,6 +175,30 @@ func TestImportGraph(t *testing.T) {
 	}
 }
 
+// layers are the folders of the library, from the bottom up. A package imports those of its own layer
+// and of the layers before it.
+var layers = []string{"errdefs mem block", "device rdma metadata", "stream wire", "share", "tier", "store transfer"}
+
+func TestLayers(t *testing.T) {
+	layer := make(map[string]int) // of a folder, from 1
+	for i, names := range layers {
+		for _, name := range strings.Fields(names) {
+			layer[name] = i + 1
+		}
+	}
+	of := func(rel string) int {
+		top, _, _ := strings.Cut(rel, "/")
+		return layer[top]
+	}
+	for _, p := range packages(t) {
+		for _, imp := range p.Imports {
+			if rel, own := relative(imp); own && of(p.rel) > 0 && of(rel) > of(p.rel) {
+				t.Errorf("%s imports %s, of a later layer", p.rel, imp)
+			}
+		}
+	}
+}
+
 func allowedImports(rel string) ([]string, bool) {
 	for dir := rel; ; {
 		if list, ok := mayImport[dir]; ok {

@@ -33,14 +33,14 @@ type Batch struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	done   chan struct{}
-	all    []Task
+	tasks  []Task
 
-	mu      sync.Mutex
-	results []TaskResult
-	left    []int // parts of each task that are not done
-	status  Status
-	err     error
-	comp    Completion
+	mu        sync.Mutex
+	results   []TaskResult
+	remaining []int // parts of each task that are not done
+	status    Status
+	err       error
+	comp      Completion
 }
 
 // Submit accepts the tasks, all or none: ErrInvalid for what lies in no registered memory or cannot be moved, ErrClosed. It blocks while
@@ -69,7 +69,7 @@ func (e *Engine) submit(ctx context.Context, tasks []Task, o SubmitOptions) (*Ba
 	case <-ctx.Done():
 		return nil, fmt.Errorf("wait for one of %d batches: %w", e.o.Batches, context.Cause(ctx))
 	}
-	b := &Batch{e: e, id: e.batchID.Add(1), o: o, done: make(chan struct{}), all: tasks, results: make([]TaskResult, len(tasks)), left: make([]int, len(tasks))}
+	b := &Batch{e: e, id: e.batchID.Add(1), o: o, done: make(chan struct{}), tasks: tasks, results: make([]TaskResult, len(tasks)), remaining: make([]int, len(tasks))}
 	if err := b.admit(); err != nil {
 		<-e.batches
 		return nil, err
@@ -104,8 +104,8 @@ func (b *Batch) admit() error {
 
 // remotes returns the segments of the batch.
 func (b *Batch) remotes() (all []*Remote) {
-	for i := range b.all {
-		if r := b.all[i].Segment; !slices.Contains(all, r) {
+	for i := range b.tasks {
+		if r := b.tasks[i].Segment; !slices.Contains(all, r) {
 			all = append(all, r)
 		}
 	}
@@ -118,7 +118,7 @@ func (b *Batch) run() {
 	ctx, cancel := context.WithTimeoutCause(b.ctx, b.o.Timeout, fmt.Errorf("it took longer than %v: %w", b.o.Timeout, context.DeadlineExceeded))
 	defer cancel()
 	remotes := b.remotes()
-	err := b.precede(ctx)
+	err := b.waitDependencies(ctx)
 	if err == nil {
 		b.begin()
 		err = b.move(ctx, remotes)
@@ -141,7 +141,7 @@ func (b *Batch) run() {
 }
 
 // precede waits for what comes before.
-func (b *Batch) precede(ctx context.Context) error {
+func (b *Batch) waitDependencies(ctx context.Context) error {
 	for _, d := range b.o.After {
 		select {
 		case <-d.Done():
@@ -169,11 +169,11 @@ func (b *Batch) move(ctx context.Context, remotes []*Remote) error {
 	var groups []*group
 	for _, r := range remotes {
 		c := cutter{e: b.e}
-		for i := range b.all {
-			if b.all[i].Segment != r {
+		for i := range b.tasks {
+			if b.tasks[i].Segment != r {
 				continue
 			}
-			if err := c.add(i, &b.all[i]); err != nil {
+			if err := c.add(i, &b.tasks[i]); err != nil {
 				b.failAll(err)
 				return err
 			}
@@ -184,11 +184,11 @@ func (b *Batch) move(ctx context.Context, remotes []*Remote) error {
 	for _, g := range groups {
 		for _, p := range g.todo {
 			for _, i := range p.tasks {
-				b.left[i]++
+				b.remaining[i]++
 			}
 		}
 	}
-	for i, n := range b.left {
+	for i, n := range b.remaining {
 		if n == 0 {
 			b.results[i].Status = StatusCompleted
 		}
@@ -229,7 +229,7 @@ func (b *Batch) failAll(err error) {
 }
 
 // over notes how a part ended. A task's last part ends it.
-func (b *Batch) over(p *part, path Path, err error) {
+func (b *Batch) partDone(p *part, path Path, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err == nil {
@@ -243,21 +243,21 @@ func (b *Batch) over(p *part, path Path, err error) {
 		if err != nil && r.Err == nil {
 			r.Err = err
 		}
-		if b.left[i]--; b.left[i] == 0 {
+		if b.remaining[i]--; b.remaining[i] == 0 {
 			r.Status = statusFor(r.Err)
 		}
 	}
 }
 
 // fellBack notes why a path was left.
-func (b *Batch) fellBack(err error) {
+func (b *Batch) recordFallback(err error) {
 	b.e.carried.fallbacks.Add(1)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.comp.Fallback = err
 }
 
-func (b *Batch) retried() {
+func (b *Batch) countRetry() {
 	b.e.counters.retries.Add(1)
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -270,7 +270,7 @@ func (b *Batch) notify(ctx context.Context, remotes []*Remote) error {
 		// A number of its own for each: two of the segments may be of one engine.
 		q := notifyRequest{Number: b.e.batchID.Add(1), Segment: r.name, Body: b.o.Notify}
 		for wait := 5 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-			err := r.p.settle(ctx) // a batch without bytes may tell of one that failed
+			err := r.p.fence(ctx) // a batch without bytes may tell of one that failed
 			if err == nil {
 				err = r.p.call(ctx, callNotify, q, nil)
 			}
@@ -332,7 +332,7 @@ func (b *Batch) Task(i int) TaskResult {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	r := b.results[i]
-	if b.left[i] > 0 {
+	if b.remaining[i] > 0 {
 		r.Err = nil // of the batch's to tell, once it is final
 	}
 	return r

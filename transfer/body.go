@@ -21,35 +21,37 @@ func (s *shape) direct() bool {
 const headBytes = 4 << 10
 
 // inlet reads a connection ahead.
-type inlet struct {
+type bufferedConn struct {
 	*bufio.Reader
-	conn *pacedConn
-	most int // bytes that are read ahead at a time
+	conn      *pacedConn
+	readAhead int // bytes that are read ahead at a time
 }
 
-func newInlet(c *pacedConn, p purpose) *inlet {
-	in := &inlet{conn: c, most: headBytes}
-	in.Reader = bufio.NewReaderSize(ahead{in}, bufferOf(p))
+func newBufferedConn(c *pacedConn, p purpose) *bufferedConn {
+	in := &bufferedConn{conn: c, readAhead: headBytes}
+	in.Reader = bufio.NewReaderSize(aheadReader{in}, bufferOf(p))
 	return in
 }
 
 // ahead is what an inlet's buffer is filled from.
-type ahead struct{ in *inlet }
+type aheadReader struct{ in *bufferedConn }
 
-func (a ahead) Read(p []byte) (int, error) { return a.in.conn.Read(p[:min(len(p), a.in.most)]) }
+func (a aheadReader) Read(p []byte) (int, error) {
+	return a.in.conn.Read(p[:min(len(p), a.in.readAhead)])
+}
 
 // body is the n bytes behind a request or a reply.
 type body struct {
-	r      *inlet
+	r      *bufferedConn
 	n      int64 // bytes that are left
 	direct bool  // r is not filled with them
 }
 
 // body returns the n bytes that are next, of a shape. What is read ahead later depends on how long its pieces are, too.
-func (in *inlet) body(n int64, s *shape) *body {
+func (in *bufferedConn) body(n int64, s *shape) *body {
 	b := &body{in, n, s.direct()}
-	if in.most = laneBuffer; b.direct {
-		in.most = headBytes
+	if in.readAhead = dataBuffer; b.direct {
+		in.readAhead = headBytes
 	}
 	return b
 }

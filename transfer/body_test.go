@@ -15,11 +15,11 @@ func (fullConn) SetReadDeadline(time.Time) error { return nil }
 
 // Where heads and large pieces follow one another, up to 256 KiB of each 4 MiB were read ahead with the head, and so copied twice.
 func TestDefectLargePiecesAreReadAhead(t *testing.T) {
-	in := newInlet(newPacedConn(fullConn{}, time.Minute), forData)
+	in := newBufferedConn(newPacedConn(fullConn{}, time.Minute), forData)
 	for _, tt := range []struct {
 		piece int64
 		want  int // bytes that are read ahead behind such pieces
-	}{{1 << 20, headBytes}, {4 << 10, laneBuffer}, {directBytes, headBytes}} {
+	}{{1 << 20, headBytes}, {4 << 10, dataBuffer}, {directBytes, headBytes}} {
 		s := shape{planes: []plane{{bytes: tt.piece}}, pages: make([]uint32, 4)}
 		if _, err := in.Peek(1); err != nil { // the head is there
 			t.Fatal(err)

@@ -34,7 +34,7 @@ func TestIdleConnectionsGiveWay(t *testing.T) {
 	for i := range most {
 		h := hello{purpose: forControl, from: id}
 		if i%2 == 1 {
-			h = hello{purpose: forData, from: id, to: target.Identity(), lane: uint64(i)}
+			h = hello{purpose: forData, from: id, to: target.Identity(), conn: uint64(i)}
 		}
 		greet(t, target, h)
 	}
@@ -54,7 +54,7 @@ func TestQueuePairsLeaveSlots(t *testing.T) {
 	var s served
 	s.init(&Options{Conns: 4, Stall: time.Second})
 	for i := range 3 {
-		c := &connection{cancel: func() {}}
+		c := &servedConn{cancel: func() {}}
 		if !s.add(c) {
 			t.Fatal("no slot")
 		}
@@ -80,7 +80,7 @@ func TestLargeRequestsWait(t *testing.T) {
 	id := share.NewIdentity()
 	var first net.Conn
 	for i := range 2 * fit {
-		c := greet(t, p.target, hello{purpose: forData, from: id, to: p.target.Identity(), lane: uint64(i)})
+		c := greet(t, p.target, hello{purpose: forData, from: id, to: p.target.Identity(), conn: uint64(i)})
 		if first == nil {
 			first = c
 		}
@@ -99,7 +99,7 @@ func TestLargeRequestsWait(t *testing.T) {
 // TestSlowPeerIsEnded: a peer that keeps a request under way by a byte now and then loses its connection.
 func TestSlowPeerIsEnded(t *testing.T) {
 	p := newPair(t, Options{Stall: 300 * time.Millisecond}, Options{}, host(t, 1<<20))
-	c := greet(t, p.target, hello{purpose: forData, from: share.NewIdentity(), to: p.target.Identity(), lane: 1})
+	c := greet(t, p.target, hello{purpose: forData, from: share.NewIdentity(), to: p.target.Identity(), conn: 1})
 	q := request{op: Write, id: 1, segment: p.remote.number, shape: shape{planes: []plane{{0, 0, 1 << 20}}, pages: pageZero}}
 	must(t, q.write(c))
 	ended := make(chan struct{})

@@ -21,7 +21,7 @@ type part struct {
 	planes []PagePlane
 	pairs  []PagePair
 
-	least Path // the first that may carry it: those before have failed, or cannot
+	minPath Path // the first that may carry it: those before have failed, or cannot
 }
 
 // Parts that go by imported memory are this long: the host's, which cores copy beside one another, and a device's, whose stream issues one in steps

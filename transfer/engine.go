@@ -52,7 +52,7 @@ type Engine struct {
 	batches    chan struct{}
 	unresolved sync.WaitGroup
 	batchID    atomic.Uint64
-	laneID     atomic.Uint64
+	connID     atomic.Uint64
 }
 
 type peerKey struct {
@@ -125,7 +125,7 @@ func Open(o Options) (*Engine, error) {
 		e.addr = l.Addr().String()
 	}
 	if refused != nil {
-		e.leaveOut(refused)
+		e.recordRefusal(refused)
 	}
 	e.served.init(&e.o)
 	e.inbox.init(o.Notices)
@@ -213,16 +213,16 @@ func (e *Engine) close(ctx context.Context) error {
 	if err := errors.Join(closeDomain(e.local), e.mover.Close()); err != nil {
 		return err
 	}
-	return e.settle(ctx)
+	return e.fencePeers(ctx)
 }
 
 // settle makes up for the fences that are owed, to all peers at a time.
-func (e *Engine) settle(ctx context.Context) error {
+func (e *Engine) fencePeers(ctx context.Context) error {
 	all := e.allPeers()
 	errs := make([]error, len(all))
 	var settling sync.WaitGroup
 	for i, p := range all {
-		settling.Go(func() { errs[i] = p.finish(ctx) })
+		settling.Go(func() { errs[i] = p.fenceAndClose(ctx) })
 	}
 	settling.Wait()
 	return errors.Join(errs...)

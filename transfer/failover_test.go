@@ -137,7 +137,7 @@ func TestSilentConnectionsDelayNobody(t *testing.T) {
 	p := newPair(t, Options{Stall: time.Second}, Options{}, there)
 	for i := range 20 {
 		c := dialRaw(t, p.target.Address())
-		h := hello{purpose: forData, from: p.initiator.Identity(), to: p.target.Identity(), lane: uint64(1000 + i)}
+		h := hello{purpose: forData, from: p.initiator.Identity(), to: p.target.Identity(), conn: uint64(1000 + i)}
 		_, err := c.Write(h.encode()[:i*2])
 		must(t, err)
 	}

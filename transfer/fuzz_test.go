@@ -18,7 +18,7 @@ import (
 
 func FuzzHello(f *testing.F) {
 	id := share.NewIdentity()
-	h := hello{purpose: forData, from: id, to: id, lane: 7}
+	h := hello{purpose: forData, from: id, to: id, conn: 7}
 	f.Add(h.encode())
 	f.Add(encodeWelcome(statusOK, id))
 	f.Add([]byte(nil))
@@ -173,17 +173,17 @@ func FuzzServer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, isControl bool, b []byte) {
 		h := hello{purpose: forControl, from: id}
 		if !isControl {
-			h = hello{purpose: forData, from: id, to: e.Identity(), lane: 1}
+			h = hello{purpose: forData, from: id, to: e.Identity(), conn: 1}
 		}
-		c := newConnection(e, &script{in: bytes.NewReader(append(h.encode(), b...))})
+		c := newServedConn(e, &script{in: bytes.NewReader(append(h.encode(), b...))})
 		if err := e.serve(c); err == nil {
 			t.Error("it ended without an error")
 		}
 		c.end()
 		must(t, s.table.Remove(t.Context(), 0)) // nobody holds it
 		must(t, s.table.Add(0, middle))
-		if len(e.served.lanes) != 0 || !bytes.Equal(there.Bytes()[:4096], none) || !bytes.Equal(there.Bytes()[8192:], none) {
-			t.Errorf("%d lanes are left, or bytes are where none belong", len(e.served.lanes))
+		if len(e.served.conns) != 0 || !bytes.Equal(there.Bytes()[:4096], none) || !bytes.Equal(there.Bytes()[8192:], none) {
+			t.Errorf("%d lanes are left, or bytes are where none belong", len(e.served.conns))
 		}
 		for len(e.inbox.ready) > 0 {
 			<-e.inbox.ready
@@ -196,7 +196,7 @@ func TestHostile(t *testing.T) {
 	there := host(t, 1<<16)
 	p := newPair(t, Options{}, Options{}, there)
 	id, own := share.NewIdentity(), p.target.Identity()
-	good := hello{purpose: forData, from: id, to: own, lane: 1}
+	good := hello{purpose: forData, from: id, to: own, conn: 1}
 	welcome := func(h []byte) (status, io.Reader, io.Writer) {
 		c := dialRaw(t, p.target.Address())
 		_, err := c.Write(h)
@@ -209,7 +209,7 @@ func TestHostile(t *testing.T) {
 		must(t, err)
 		return s, c, c
 	}
-	other := hello{purpose: forData, from: id, to: id, lane: 2}
+	other := hello{purpose: forData, from: id, to: id, conn: 2}
 	newer := good.encode()
 	newer[4]++
 	for name, tt := range map[string]struct {

@@ -12,17 +12,17 @@ import (
 
 // group is what of a batch goes to or from one segment. One goroutine has it.
 type group struct {
-	b       *Batch
-	e       *Engine
-	to      *Remote
-	todo    []*part
-	flying  map[*part]func(error) // how each is ended early
-	bytes   int64                 // of those
-	results chan result
+	b        *Batch
+	e        *Engine
+	to       *Remote
+	todo     []*part
+	inFlight map[*part]func(error) // how each is ended early
+	bytes    int64                 // of those
+	results  chan result
 	// After a failure nothing begins for a while, twice as long after each until something goes well.
-	wait time.Duration
-	rest <-chan time.Time // nil: something may begin
-	last error            // the last failure
+	retryDelay time.Duration
+	retryTimer <-chan time.Time // nil: something may begin
+	lastErr    error            // the last failure
 }
 
 type result struct {
@@ -33,13 +33,13 @@ type result struct {
 
 // Bounds of a group.
 const (
-	maxFlights = 256
-	minWait    = 5 * time.Millisecond
-	maxWait    = time.Second
+	maxInFlight = 256
+	minWait     = 5 * time.Millisecond
+	maxWait     = time.Second
 )
 
 func newGroup(b *Batch, to *Remote, parts []*part) *group {
-	return &group{b: b, e: b.e, to: to, todo: parts, flying: make(map[*part]func(error)), results: make(chan result, maxFlights)}
+	return &group{b: b, e: b.e, to: to, todo: parts, inFlight: make(map[*part]func(error)), results: make(chan result, maxInFlight)}
 }
 
 // run moves the parts. When it returns nothing touches their local memory any more.
@@ -47,58 +47,58 @@ func (g *group) run(ctx context.Context) {
 	ended := ctx.Done()
 	for {
 		g.fill(ctx)
-		if len(g.flying) == 0 && (len(g.todo) == 0 || ctx.Err() != nil) {
+		if len(g.inFlight) == 0 && (len(g.todo) == 0 || ctx.Err() != nil) {
 			break
 		}
 		select {
 		case r := <-g.results:
-			g.take(ctx, r)
-		case <-g.rest:
-			g.rest = nil
+			g.handleResult(ctx, r)
+		case <-g.retryTimer:
+			g.retryTimer = nil
 		case <-ended:
 			ended = nil
-			for _, abort := range g.flying {
+			for _, abort := range g.inFlight {
 				abort(context.Cause(ctx))
 			}
 		}
 	}
 	for _, p := range g.todo {
-		g.b.over(p, PathNone, errors.Join(context.Cause(ctx), g.last))
+		g.b.partDone(p, PathNone, errors.Join(context.Cause(ctx), g.lastErr))
 	}
 }
 
 // fill begins parts while there is room for them.
 func (g *group) fill(ctx context.Context) {
 	window := 2 * int64(g.e.o.Lanes) * g.e.o.PartBytes
-	for ctx.Err() == nil && g.rest == nil && len(g.todo) > 0 && len(g.flying) < maxFlights && (len(g.flying) < 2 || g.bytes < window) {
+	for ctx.Err() == nil && g.retryTimer == nil && len(g.todo) > 0 && len(g.inFlight) < maxInFlight && (len(g.inFlight) < 2 || g.bytes < window) {
 		p := g.todo[0]
 		g.todo = g.todo[1:]
 		err := g.begin(ctx, p)
 		switch {
 		case err == nil:
 		case conclusive(err):
-			g.b.over(p, PathNone, err)
+			g.b.partDone(p, PathNone, err)
 		default:
-			g.again(p, err)
+			g.retry(p, err)
 		}
 	}
 }
 
 // begin begins a part by the first path that takes it.
 func (g *group) begin(ctx context.Context, p *part) error {
-	if err := g.to.p.settle(ctx); err != nil {
+	if err := g.to.p.fence(ctx); err != nil {
 		return err
 	}
 	forced := g.b.o.Path
-	mayBe := func(path Path) bool { return forced == path || forced == PathNone && p.least <= path }
+	mayBe := func(path Path) bool { return forced == path || forced == PathNone && p.minPath <= path }
 	if mayBe(PathNVLink) || mayBe(PathShm) {
 		err := g.beginImported(ctx, p, forced)
 		if err == nil || forced != PathNone {
 			return err
 		}
-		p.least = PathRDMA
+		p.minPath = PathRDMA
 		if p.buf.Share != nil && g.e.o.Importer != nil {
-			g.b.fellBack(err)
+			g.b.recordFallback(err)
 		}
 	}
 	if mayBe(PathRDMA) {
@@ -106,21 +106,21 @@ func (g *group) begin(ctx context.Context, p *part) error {
 		if err == nil || forced != PathNone || ctx.Err() != nil {
 			return err
 		}
-		p.least = PathTCP
+		p.minPath = PathTCP
 		if p.buf.rdma(g.e) == nil {
-			g.b.fellBack(err)
+			g.b.recordFallback(err)
 		}
 	}
-	l, err := g.to.p.lane(ctx)
+	c, err := g.to.p.dataConn(ctx)
 	if err != nil {
 		return err
 	}
-	return g.board(p, PathTCP, l, nil)
+	return g.send(p, PathTCP, c, nil)
 }
 
 // board has a lane carry a part.
-func (g *group) board(p *part, path Path, l *lane, held *rail.Held) error {
-	f, err := l.begin(p, held, func(err error) {
+func (g *group) send(p *part, path Path, c *conn, held *rail.Held) error {
+	f, err := c.submit(p, held, func(err error) {
 		if held != nil {
 			held.Release()
 		}
@@ -129,7 +129,7 @@ func (g *group) board(p *part, path Path, l *lane, held *rail.Held) error {
 	if err != nil {
 		return err
 	}
-	g.fly(p, func(why error) { l.abort(f, why) })
+	g.track(p, func(why error) { c.abort(f, why) })
 	return nil
 }
 
@@ -147,45 +147,45 @@ func (g *group) beginImported(ctx context.Context, p *part, forced Path) error {
 		return fmt.Errorf("path %s: %w: %w", forced, errdefs.ErrNotSupported, err)
 	}
 	by <- path
-	g.fly(p, func(error) { abort() })
+	g.track(p, func(error) { abort() })
 	return nil
 }
 
-func (g *group) fly(p *part, abort func(error)) {
-	g.flying[p] = abort
+func (g *group) track(p *part, abort func(error)) {
+	g.inFlight[p] = abort
 	g.bytes += p.bytes
 }
 
 // take notes how a part ended, or puts it back.
-func (g *group) take(ctx context.Context, r result) {
-	delete(g.flying, r.p)
+func (g *group) handleResult(ctx context.Context, r result) {
+	delete(g.inFlight, r.p)
 	g.bytes -= r.p.bytes
 	switch {
 	case r.err == nil:
-		g.wait, g.last = 0, nil
-		g.b.over(r.p, r.path, nil)
+		g.retryDelay, g.lastErr = 0, nil
+		g.b.partDone(r.p, r.path, nil)
 	case ctx.Err() != nil && !conclusive(r.err):
 		g.todo = append(g.todo, r.p) // which run fails with the batch's own reason
 	case r.path != PathTCP && g.b.o.Path == PathNone:
-		r.p.least = max(r.path+1, PathRDMA)
-		g.b.fellBack(r.err)
-		g.b.retried()
+		r.p.minPath = max(r.path+1, PathRDMA)
+		g.b.recordFallback(r.err)
+		g.b.countRetry()
 		g.todo = append(g.todo, r.p)
 	case r.path < PathRDMA || conclusive(r.err):
-		g.b.over(r.p, r.path, r.err)
+		g.b.partDone(r.p, r.path, r.err)
 	default:
-		g.again(r.p, r.err)
+		g.retry(r.p, r.err)
 	}
 }
 
 // again has a part tried once more, after a while.
-func (g *group) again(p *part, err error) {
-	g.last = err
+func (g *group) retry(p *part, err error) {
+	g.lastErr = err
 	g.todo = append(g.todo, p)
-	g.b.retried()
-	if g.rest == nil {
-		g.wait = min(max(2*g.wait, minWait), maxWait)
-		g.rest = time.After(g.wait)
+	g.b.countRetry()
+	if g.retryTimer == nil {
+		g.retryDelay = min(max(2*g.retryDelay, minWait), maxWait)
+		g.retryTimer = time.After(g.retryDelay)
 	}
 }
 

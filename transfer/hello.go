@@ -35,7 +35,7 @@ const (
 type hello struct {
 	purpose  purpose
 	from, to share.Identity
-	lane     uint64 // of those of the engine that calls; not of control
+	conn     uint64 // of those of the engine that calls; not of control
 }
 
 func (h *hello) encode() []byte {
@@ -45,7 +45,7 @@ func (h *hello) encode() []byte {
 	b[6] = byte(h.purpose)
 	copy(b[8:], h.from[:])
 	copy(b[24:], h.to[:])
-	binary.LittleEndian.PutUint64(b[40:], h.lane)
+	binary.LittleEndian.PutUint64(b[40:], h.conn)
 	return b
 }
 
@@ -57,7 +57,7 @@ func decodeHello(b []byte) (h hello, err error) {
 	case binary.LittleEndian.Uint16(b[4:]) != version:
 		return h, fmt.Errorf("hello of version %d: %w", binary.LittleEndian.Uint16(b[4:]), errdefs.ErrMismatch)
 	}
-	h = hello{purpose: purpose(b[6]), from: share.Identity(b[8:24]), to: share.Identity(b[24:40]), lane: binary.LittleEndian.Uint64(b[40:])}
+	h = hello{purpose: purpose(b[6]), from: share.Identity(b[8:24]), to: share.Identity(b[24:40]), conn: binary.LittleEndian.Uint64(b[40:])}
 	if h.purpose < forControl || h.purpose > forQueue || h.from == (share.Identity{}) || h.purpose != forControl && h.to == (share.Identity{}) {
 		return hello{}, fmt.Errorf("hello of purpose %d from %s to %s: %w", h.purpose, h.from, h.to, errdefs.ErrInvalid)
 	}

@@ -372,7 +372,7 @@ func TestDefectClosingEngineCutsItsAnswer(t *testing.T) {
 	until(t, "connections are closed", func() bool {
 		p.target.served.mu.Lock()
 		defer p.target.served.mu.Unlock()
-		return p.target.served.down
+		return p.target.served.closed
 	})
 	inbox.mu.Unlock()
 	must(t, wait(t, b))

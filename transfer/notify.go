@@ -27,7 +27,7 @@ type inbox struct {
 	ready chan Notice
 
 	mu   sync.Mutex
-	had  map[noticeKey]struct{}
+	seen map[noticeKey]struct{}
 	last []noticeKey // of had, a ring
 	at   int
 }
@@ -38,7 +38,7 @@ type noticeKey struct {
 }
 
 func (b *inbox) init(size int) {
-	b.ready, b.had = make(chan Notice, size), make(map[noticeKey]struct{})
+	b.ready, b.seen = make(chan Notice, size), make(map[noticeKey]struct{})
 }
 
 // put takes a notification in, once. ErrBusy if there is no room: it may come again.
@@ -49,7 +49,7 @@ func (b *inbox) put(q *notifyRequest) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	k := noticeKey{q.From, q.Number}
-	if _, ok := b.had[k]; ok {
+	if _, ok := b.seen[k]; ok {
 		return nil
 	}
 	select {
@@ -57,12 +57,12 @@ func (b *inbox) put(q *notifyRequest) error {
 	default:
 		return fmt.Errorf("%d notifications wait to be received: %w", len(b.ready), errdefs.ErrBusy)
 	}
-	b.had[k] = struct{}{}
+	b.seen[k] = struct{}{}
 	if len(b.last) < recent {
 		b.last = append(b.last, k)
 		return nil
 	}
-	delete(b.had, b.last[b.at])
+	delete(b.seen, b.last[b.at])
 	b.last[b.at] = k
 	b.at = (b.at + 1) % recent
 	return nil

@@ -41,7 +41,7 @@ func (e *Engine) RegisterLocal(r *mem.Region) error {
 		return fmt.Errorf("register local memory: the %s is another process's: %w", r, errdefs.ErrNotSupported)
 	}
 	if _, err := e.local.Register(r, 0); err != nil {
-		if err = e.refused(err); err != nil {
+		if err = e.handleRefusal(err); err != nil {
 			return fmt.Errorf("register local memory: %w", err)
 		}
 	}
@@ -49,19 +49,19 @@ func (e *Engine) RegisterLocal(r *mem.Region) error {
 }
 
 // refused is for what NICs have refused: nil where it goes by other paths.
-func (e *Engine) refused(err error) error {
+func (e *Engine) handleRefusal(err error) error {
 	switch {
 	case errors.Is(err, errdefs.ErrExists) || errors.Is(err, errdefs.ErrClosed): // what the caller did
 		return err
 	case !e.o.NICsOptional:
 		return fmt.Errorf("NICs that were asked for refuse it: give them what they lack, or ask for other paths: %w", err)
 	}
-	e.leaveOut(err)
+	e.recordRefusal(err)
 	return nil
 }
 
 // leaveOut counts what goes without NICs.
-func (e *Engine) leaveOut(why error) {
+func (e *Engine) recordRefusal(why error) {
 	e.counters.refusals.Add(1)
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -69,40 +69,40 @@ func (e *Engine) leaveOut(why error) {
 }
 
 // rails are a NIC here and one there, by their indices.
-type rails struct{ here, there int }
+type nicPair struct{ local, remote int }
 
 // rest is for how long nothing is tried by such, after it went wrong: twice as long after each time until something goes well.
-type rest struct {
+type backoff struct {
 	until time.Time
-	wait  time.Duration
-	why   error
+	delay time.Duration
+	err   error
 }
 
 const (
-	minRest = 100 * time.Millisecond
-	maxRest = 10 * time.Second
+	minBackoff = 100 * time.Millisecond
+	maxBackoff = 10 * time.Second
 )
 
 // tire has nothing begin by v for a while.
-func (p *peer) tire(v rails, why error) {
+func (p *peer) backOff(v nicPair, why error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	r := p.rests[v]
+	r := p.backoffs[v]
 	if r == nil {
-		r = new(rest)
-		p.rests[v] = r
+		r = new(backoff)
+		p.backoffs[v] = r
 	}
 	if now := time.Now(); !now.Before(r.until) { // else another queue pair said so before
-		r.wait = min(max(2*r.wait, minRest), maxRest)
-		r.until, r.why = now.Add(r.wait), why
+		r.delay = min(max(2*r.delay, minBackoff), maxBackoff)
+		r.until, r.err = now.Add(r.delay), why
 	}
 }
 
 // rested notes that v works.
-func (p *peer) rested(v rails) {
+func (p *peer) resetBackoff(v nicPair) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.rests, v)
+	delete(p.backoffs, v)
 }
 
 // beginRDMA begins a part by a queue pair. An error says why that cannot be.
@@ -110,15 +110,15 @@ func (g *group) beginRDMA(ctx context.Context, p *part, forced Path) error {
 	if err := p.buf.rdma(g.e); err != nil {
 		return err
 	}
-	l, err := g.to.p.queue(ctx, g.to, forced == PathNone)
+	c, err := g.to.p.queue(ctx, g.to, forced == PathNone)
 	if err != nil {
 		return err
 	}
-	held, err := g.e.local.Hold(l.by.here, p.extents())
+	held, err := g.e.local.Hold(c.nics.local, p.extents())
 	if err != nil {
 		return &localError{err}
 	}
-	if err := g.board(p, PathRDMA, l, held); err != nil {
+	if err := g.send(p, PathRDMA, c, held); err != nil {
 		held.Release()
 		return err
 	}
@@ -126,33 +126,33 @@ func (g *group) beginRDMA(ctx context.Context, p *part, forced Path) error {
 }
 
 // queue returns the queue pair to a segment with the least to do. spare leaves NICs alone that rest.
-func (p *peer) queue(ctx context.Context, to *Remote, spare bool) (*lane, error) {
+func (p *peer) queue(ctx context.Context, to *Remote, spare bool) (*conn, error) {
 	here, there := len(p.e.o.NICs.Names()), to.nics()
 	most := max(p.e.o.Lanes, here, there)
-	return p.pick(ctx, to, most, func(ctx context.Context) (*lane, error) {
+	return p.pick(ctx, to, most, func(ctx context.Context) (*conn, error) {
 		v, err := p.choose(to, most, here, there, spare)
 		if err != nil {
 			return nil, err
 		}
-		l, err := p.openQueue(ctx, to, v)
+		c, err := p.openQueue(ctx, to, v)
 		if err != nil {
 			if ctx.Err() == nil { // else it was the batch that ended
-				p.tire(v, err)
+				p.backOff(v, err)
 			}
 			return nil, fmt.Errorf("connect queue pair to engine at %s: %w", p.addr, err)
 		}
-		return l, nil
+		return c, nil
 	})
 }
 
 // choose returns by which NICs the next of so many queue pairs goes.
-func (p *peer) choose(to *Remote, most, here, there int, spare bool) (rails, error) {
+func (p *peer) choose(to *Remote, most, here, there int, spare bool) (nicPair, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	have := make(map[rails]int)
-	for _, l := range p.lanes {
-		if l.to == to {
-			have[l.by]++
+	have := make(map[nicPair]int)
+	for _, c := range p.conns {
+		if c.to == to {
+			have[c.nics]++
 		}
 	}
 	err := fmt.Errorf("engine at %s has %d NICs: %w", p.addr, there, errdefs.ErrNotSupported)
@@ -160,49 +160,49 @@ func (p *peer) choose(to *Remote, most, here, there int, spare bool) (rails, err
 		if here == 0 || there == 0 {
 			break
 		}
-		v := rails{k % here, k % there}
+		v := nicPair{k % here, k % there}
 		if have[v] > 0 {
 			have[v]--
 			continue
 		}
-		if r := p.rests[v]; r != nil && spare && time.Now().Before(r.until) {
-			err = fmt.Errorf("it went wrong less than %v ago: %w", r.wait, r.why)
+		if r := p.backoffs[v]; r != nil && spare && time.Now().Before(r.until) {
+			err = fmt.Errorf("it went wrong less than %v ago: %w", r.delay, r.err)
 			continue
 		}
 		return v, nil
 	}
-	return rails{}, err
+	return nicPair{}, err
 }
 
 // openQueue makes a queue pair and has the peer make and connect another.
-func (p *peer) openQueue(ctx context.Context, to *Remote, v rails) (*lane, error) {
+func (p *peer) openQueue(ctx context.Context, to *Remote, v nicPair) (*conn, error) {
 	if err := p.isLost(); err != nil {
 		return nil, err // a queue pair takes longer than to say so
 	}
-	q, err := p.e.local.Open(v.here)
+	q, err := p.e.local.Open(v.local)
 	if err != nil {
 		return nil, err
 	}
-	l, err := p.connect(ctx, to, v, q)
+	c, err := p.connect(ctx, to, v, q)
 	if err != nil {
 		p.e.local.Leave(q)
 	}
-	return l, err
+	return c, err
 }
 
-func (p *peer) connect(ctx context.Context, to *Remote, v rails, q *rail.Queue) (_ *lane, err error) {
-	number := p.e.laneID.Add(1)
-	raw, r, err := p.dial(ctx, hello{purpose: forQueue, lane: number})
+func (p *peer) connect(ctx context.Context, to *Remote, v nicPair, q *rail.Queue) (_ *conn, err error) {
+	number := p.e.connID.Add(1)
+	raw, r, err := p.dial(ctx, hello{purpose: forQueue, conn: number})
 	if err != nil {
 		return nil, err
 	}
 	c := &controlConn{raw, r}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, quiet(c.Close()))
+			err = errors.Join(err, ignoreClosed(c.Close()))
 		}
 	}()
-	f, err := newFrame(callConnect, connectRequest{Segment: to.number, NIC: v.there, From: q.Endpoint()})
+	f, err := newFrame(callConnect, connectRequest{Segment: to.number, NIC: v.remote, From: q.Endpoint()})
 	if err != nil {
 		return nil, err
 	}
@@ -223,13 +223,13 @@ func (p *peer) connect(ctx context.Context, to *Remote, v rails, q *rail.Queue) 
 	if err := q.Connect(answer.To); err != nil {
 		return nil, err
 	}
-	l := &queueLane{newLane(p, number, c.pacedConn), q, r}
-	l.to, l.by, l.quiet = to, v, func() { closeQueue(q) }
-	if err := p.keep(l.lane); err != nil {
+	queue := &queueConn{newConn(p, number, c.pacedConn), q, r}
+	queue.to, queue.nics, queue.quiesce = to, v, func() { closeQueue(q) }
+	if err := p.addConn(queue.conn); err != nil {
 		return nil, err
 	}
-	l.run(l.post, l.complete, l.listen)
-	return l.lane, nil
+	queue.run(queue.post, queue.waitCompletions, queue.listen)
+	return queue.conn, nil
 }
 
 // closeQueue returns when nothing of the queue touches memory any more, for which all wait who have some there, as long as their contexts say.
@@ -240,70 +240,70 @@ func closeQueue(q *rail.Queue) {
 }
 
 // queueLane is a lane that is a queue pair.
-type queueLane struct {
-	*lane
+type queueConn struct {
+	*conn
 	q *rail.Queue
-	r *inlet
+	r *bufferedConn
 }
 
-func (l *queueLane) post() error {
+func (c *queueConn) post() error {
 	for {
-		f := l.next()
+		f := c.next()
 		if f == nil {
-			if err := l.sleep(); err != nil {
+			if err := c.sleep(); err != nil {
 				return err
 			}
 			continue
 		}
 		p := f.part
-		job := rail.Job{Write: p.op == Write, Held: f.held, Local: p.extents(), Key: p.buf.Keys[l.by.there]}
+		job := rail.Job{Write: p.op == Write, Held: f.held, Local: p.extents(), Key: p.buf.Keys[c.nics.remote]}
 		_ = p.shape.each(func(off, n int64) error { // which returns what this does
 			job.Remote = rail.AppendSpan(job.Remote, off-p.buf.Offset, n)
 			return nil
 		})
-		if err := l.q.Send(l.ctx, &job); err != nil {
-			return l.broke(err)
+		if err := c.q.Send(c.ctx, &job); err != nil {
+			return c.broke(err)
 		}
 	}
 }
 
-func (l *queueLane) complete() error {
+func (c *queueConn) waitCompletions() error {
 	for {
-		n, err := l.q.Wait(l.ctx)
+		n, err := c.q.Wait(c.ctx)
 		for range n {
-			l.p.rested(l.by)
-			l.landed(nil)
+			c.p.resetBackoff(c.nics)
+			c.complete(nil)
 		}
-		l.conn.stamp() // the lane gets on
+		c.paced.markProgress() // the lane gets on
 		if err == nil {
 			continue
 		}
-		if f := l.first(); f != nil && l.ctx.Err() == nil && errors.Is(err, errdefs.ErrInvalid) {
+		if f := c.oldest(); f != nil && c.ctx.Err() == nil && errors.Is(err, errdefs.ErrInvalid) {
 			f.cause = fmt.Errorf("the NICs refuse it: %w", err)
 			return errors.New("a NIC refused a request of it") // of another part than those that are left
 		}
-		return l.broke(err)
+		return c.broke(err)
 	}
 }
 
 // listen waits for the other end to go, or for the lane to get nothing done for too long.
-func (l *queueLane) listen() error {
-	_, err := l.r.ReadByte()
+func (c *queueConn) listen() error {
+	_, err := c.r.ReadByte()
 	switch {
 	case err == nil:
 		return fmt.Errorf("the target sends something: %w", errdefs.ErrMismatch)
 	case timedOut(err):
-		return l.broke(fmt.Errorf("nothing completes: %w", err))
+		return c.broke(fmt.Errorf("nothing completes: %w", err))
 	}
 	return err
 }
 
 // broke has the lane's NICs rest, and returns why the lane ends: with the error's text, since what it wraps is about no part.
-func (l *queueLane) broke(err error) error {
-	if l.ctx.Err() != nil {
-		return errLane
+func (c *queueConn) broke(err error) error {
+	if c.ctx.Err() != nil {
+		return errConnEnded
 	}
 	err = fmt.Errorf("queue pair: %s", err.Error())
-	l.p.tire(l.by, err)
+	c.p.backOff(c.nics, err)
 	return err
 }

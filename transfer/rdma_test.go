@@ -46,14 +46,14 @@ func wantPath(t *testing.T, b *Batch, path Path, fellBack bool) {
 }
 
 // queues returns how many queue pairs there are to the segment, by the NICs of both sides.
-func (p *pair) queues() map[rails]int {
-	by := make(map[rails]int)
+func (p *pair) queues() map[nicPair]int {
+	by := make(map[nicPair]int)
 	peer := p.remote.p
 	peer.mu.Lock()
 	defer peer.mu.Unlock()
-	for _, l := range peer.lanes {
+	for _, l := range peer.conns {
 		if l.to == p.remote {
-			by[l.by]++
+			by[l.nics]++
 		}
 	}
 	return by
@@ -73,7 +73,7 @@ func TestRDMANICs(t *testing.T) {
 	for i := range tasks {
 		same(t, "written", there.Bytes()[tasks[i].Offset:][:1000], tasks[i].Local.Bytes())
 	}
-	if by := p.queues(); len(by) != 3 || by[rails{0, 0}] != 2 || by[rails{2, 2}] != 1 {
+	if by := p.queues(); len(by) != 3 || by[nicPair{0, 0}] != 2 || by[nicPair{2, 2}] != 1 {
 		t.Errorf("queue pairs by NICs: %v", by)
 	}
 	if d := p.remote.Describe(); len(d.NICs) != 3 || len(d.Buffers[0].Keys) != 3 {
@@ -255,7 +255,7 @@ func TestRDMAFenceBeforeAnotherTry(t *testing.T) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for c := range s.all {
-			if c.of != nil {
+			if c.segment != nil {
 				k++
 			}
 		}
@@ -342,16 +342,16 @@ func FuzzQueue(f *testing.F) {
 	_, err = s.Register(f.Context(), there, RegisterOptions{})
 	must(f, err)
 	f.Fuzz(func(t *testing.T, c byte, payload []byte) {
-		h := hello{purpose: forQueue, from: e.Identity(), to: e.Identity(), lane: 1}
+		h := hello{purpose: forQueue, from: e.Identity(), to: e.Identity(), conn: 1}
 		in := append(h.encode(), binary.LittleEndian.AppendUint32(nil, uint32(len(payload)))...)
 		in = append(append(in, c, 0, 0, 0), payload...)
-		x := newConnection(e, &script{in: bytes.NewReader(in)})
+		x := newServedConn(e, &script{in: bytes.NewReader(in)})
 		if err := e.serve(x); err == nil && e.counters.refused.Load() == 0 {
 			t.Error("it ended without an error")
 		}
 		x.end()
-		if len(e.served.lanes) != 0 {
-			t.Errorf("%d lanes are left", len(e.served.lanes))
+		if len(e.served.conns) != 0 {
+			t.Errorf("%d lanes are left", len(e.served.conns))
 		}
 	})
 }

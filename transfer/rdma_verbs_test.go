@@ -105,7 +105,7 @@ func verbsMove(t *testing.T, ours, theirs []string) {
 	wantPath(t, b, PathRDMA, false)
 	by := p.queues()
 	for i := range ours {
-		if by[rails{i, i}] == 0 {
+		if by[nicPair{i, i}] == 0 {
 			t.Errorf("queue pairs by NICs: %v", by)
 		}
 	}

@@ -23,8 +23,8 @@ type Remote struct {
 	name   string
 	number uint64
 
-	changing chan struct{} // a token: one at a time refreshes or closes
-	ended    bool          // nothing is left to close; with changing
+	changeLock chan struct{} // a token: one at a time refreshes or closes
+	ended      bool          // nothing is left to close; with changing
 
 	// mu is held for no wait: batches take it.
 	mu      sync.Mutex
@@ -38,8 +38,8 @@ type Remote struct {
 // remoteBuffer is a buffer of another engine, with its memory where that was imported.
 type remoteBuffer struct {
 	Buffer
-	imported *share.Import
-	why      error // nothing was
+	imported  *share.Import
+	importErr error // nothing was
 }
 
 // OpenSegment finds the segment of that name and opens it. Without a store the name is the address of its engine, and its own:
@@ -57,7 +57,7 @@ func (e *Engine) openSegment(ctx context.Context, name string) (*Remote, error) 
 	if err != nil {
 		return nil, err
 	}
-	r := &Remote{e: e, p: p, name: own, changing: make(chan struct{}, 1)}
+	r := &Remote{e: e, p: p, name: own, changeLock: make(chan struct{}, 1)}
 	if err := r.Refresh(ctx); err != nil {
 		return nil, errors.Join(err, r.Close())
 	}
@@ -100,14 +100,14 @@ func (e *Engine) locate(ctx context.Context, name string) (_ *peer, own string, 
 // Refresh asks what the segment has by now, and tries again to import what was not. Batches go on meanwhile, by what was there before.
 // ErrLost for another segment of the same name, ErrMismatch for what no engine would say of this one, ErrClosed after Close.
 func (r *Remote) Refresh(ctx context.Context) error {
-	if err := r.change(ctx); err != nil {
+	if err := r.lockChange(ctx); err != nil {
 		return err
 	}
-	defer func() { <-r.changing }()
+	defer func() { <-r.changeLock }()
 	if err := r.open(); err != nil {
 		return err
 	}
-	r.p.lookAgain()
+	r.p.clearDialErr()
 	var said json.RawMessage
 	if err := r.p.call(ctx, callDescribe, describeRequest{Name: r.name}, &said); err != nil {
 		return err
@@ -117,21 +117,21 @@ func (r *Remote) Refresh(ctx context.Context) error {
 		return &wire.AnswerError{Err: err}
 	}
 	r.mu.Lock()
-	err = r.suits(&d)
+	err = r.checkDescription(&d)
 	old := slices.Clone(r.buffers)
 	r.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	r.take(&d, r.bringAll(ctx, &d, old))
-	r.shed()
+	r.apply(&d, r.importAll(ctx, &d, old))
+	r.closeRetired()
 	return nil
 }
 
 // change takes the token. ErrBusy if ctx ends first.
-func (r *Remote) change(ctx context.Context) error {
+func (r *Remote) lockChange(ctx context.Context) error {
 	select {
-	case r.changing <- struct{}{}:
+	case r.changeLock <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("segment %q is being refreshed or closed: %w: %w", r.name, errdefs.ErrBusy, context.Cause(ctx))
@@ -139,7 +139,7 @@ func (r *Remote) change(ctx context.Context) error {
 }
 
 // suits returns why d is no description of this segment, or nil.
-func (r *Remote) suits(d *Description) error {
+func (r *Remote) checkDescription(d *Description) error {
 	switch {
 	case d.Engine != r.p.id || r.name != "" && d.Name != r.name:
 		return fmt.Errorf("engine %s says that it is %s, and has segment %q: %w", r.p.id, d.Engine, d.Name, errdefs.ErrMismatch)
@@ -152,7 +152,7 @@ func (r *Remote) suits(d *Description) error {
 }
 
 // bringAll returns the buffers of d: those of old that are imported still, and others as they can be had.
-func (r *Remote) bringAll(ctx context.Context, d *Description, old []*remoteBuffer) (all []*remoteBuffer) {
+func (r *Remote) importAll(ctx context.Context, d *Description, old []*remoteBuffer) (all []*remoteBuffer) {
 	had := make(map[int64]*remoteBuffer)
 	for _, b := range old {
 		had[b.Offset] = b
@@ -161,7 +161,7 @@ func (r *Remote) bringAll(ctx context.Context, d *Description, old []*remoteBuff
 		have := had[b.Offset]
 		if have == nil || have.imported == nil || have.lost() != nil {
 			have = &remoteBuffer{Buffer: b}
-			have.imported, have.why = r.bring(ctx, d.Host, &b)
+			have.imported, have.importErr = r.importBuffer(ctx, d.Host, &b)
 		}
 		all = append(all, have)
 	}
@@ -169,7 +169,7 @@ func (r *Remote) bringAll(ctx context.Context, d *Description, old []*remoteBuff
 }
 
 // take has the segment be as d says, with those buffers.
-func (r *Remote) take(d *Description, all []*remoteBuffer) {
+func (r *Remote) apply(d *Description, all []*remoteBuffer) {
 	kept := make(map[*remoteBuffer]bool)
 	for _, b := range all {
 		kept[b] = true
@@ -188,7 +188,7 @@ func (r *Remote) take(d *Description, all []*remoteBuffer) {
 }
 
 // shed closes what is retired, but for what cannot be yet: copies from or to it are under way, and the next refresh, or Close, tries again.
-func (r *Remote) shed() {
+func (r *Remote) closeRetired() {
 	r.mu.Lock()
 	all := r.retired
 	r.retired = nil
@@ -200,7 +200,7 @@ func (r *Remote) shed() {
 }
 
 // bring imports the buffer's memory, or says why it cannot be.
-func (r *Remote) bring(ctx context.Context, host string, b *Buffer) (*share.Import, error) {
+func (r *Remote) importBuffer(ctx context.Context, host string, b *Buffer) (*share.Import, error) {
 	switch {
 	case r.e.o.Importer == nil:
 		return nil, fmt.Errorf("this engine imports nothing: %w", errdefs.ErrNotSupported)
@@ -215,7 +215,7 @@ func (r *Remote) bring(ctx context.Context, host string, b *Buffer) (*share.Impo
 // lost returns why the imported memory can no longer be used, or nil.
 func (b *remoteBuffer) lost() error {
 	if b.imported == nil {
-		return b.why
+		return b.importErr
 	}
 	return b.imported.Region().Origin().Lost()
 }
@@ -299,7 +299,7 @@ func (r *Remote) Probe(ctx context.Context) (time.Duration, error) {
 	if err := r.open(); err != nil {
 		return 0, fmt.Errorf("probe: %w", err)
 	}
-	r.p.lookAgain()
+	r.p.clearDialErr()
 	if err := r.p.call(ctx, callProbe, struct{}{}, nil); err != nil {
 		return 0, fmt.Errorf("probe segment %q: %w", r.name, err)
 	}
@@ -346,10 +346,10 @@ func (r *Remote) Close() error {
 }
 
 func (r *Remote) close(ctx context.Context) error {
-	if err := r.change(ctx); err != nil {
+	if err := r.lockChange(ctx); err != nil {
 		return err
 	}
-	defer func() { <-r.changing }()
+	defer func() { <-r.changeLock }()
 	if r.ended {
 		return nil
 	}
@@ -360,7 +360,7 @@ func (r *Remote) close(ctx context.Context) error {
 	if users > 0 {
 		return fmt.Errorf("close segment %q: %d batches use it: %w", r.name, users, errdefs.ErrBusy)
 	}
-	if err := r.p.end(ctx, r); err != nil {
+	if err := r.p.closeConns(ctx, r); err != nil {
 		return fmt.Errorf("close segment %q: %w", r.name, err)
 	}
 	for _, list := range []*[]*remoteBuffer{&r.buffers, &r.retired} {

@@ -34,8 +34,8 @@ type Segment struct {
 	table  *wire.Table
 	domain atomic.Pointer[rail.Domain] // of the buffers, if there are NICs; others than its queue pairs get at none of them
 
-	changing chan struct{} // a token: one at a time registers or closes
-	next     int64         // the first offset that no buffer has had; with changing
+	changeLock chan struct{} // a token: one at a time registers or closes
+	next       int64         // the first offset that no buffer has had; with changing
 
 	// mu is held for no wait: whoever asks what the segment has takes it.
 	mu      sync.Mutex
@@ -69,7 +69,7 @@ func (e *Engine) Publish(ctx context.Context, name string) (*Segment, error) {
 		return nil, fmt.Errorf("publish segment %q: %w", name, errdefs.ErrExists)
 	}
 	e.segments++
-	s := &Segment{e: e, name: name, number: e.segments, table: wire.NewTable(e.mover), changing: make(chan struct{}, 1)}
+	s := &Segment{e: e, name: name, number: e.segments, table: wire.NewTable(e.mover), changeLock: make(chan struct{}, 1)}
 	e.names[name], e.numbers[s.number] = s, s
 	e.mu.Unlock()
 	if err := e.put(ctx, name); err != nil {
@@ -151,10 +151,10 @@ func (s *Segment) register(ctx context.Context, r *mem.Region, o RegisterOptions
 	if len(o.Name) > MaxNameBytes || !utf8.ValidString(o.Name) {
 		return 0, fmt.Errorf("name %q is not UTF-8 of at most %d bytes: %w", o.Name, MaxNameBytes, errdefs.ErrInvalid)
 	}
-	if err := s.change(ctx); err != nil {
+	if err := s.lockChange(ctx); err != nil {
 		return 0, err
 	}
-	defer func() { <-s.changing }()
+	defer func() { <-s.changeLock }()
 	if err := s.room(); err != nil {
 		return 0, err
 	}
@@ -193,9 +193,9 @@ func (s *Segment) register(ctx context.Context, r *mem.Region, o RegisterOptions
 }
 
 // change takes the token. ErrBusy if ctx ends first.
-func (s *Segment) change(ctx context.Context) error {
+func (s *Segment) lockChange(ctx context.Context) error {
 	select {
-	case s.changing <- struct{}{}:
+	case s.changeLock <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("another call is at it: %w: %w", errdefs.ErrBusy, context.Cause(ctx))
@@ -325,10 +325,10 @@ func (s *Segment) Close(ctx context.Context) error {
 	s.mu.Lock()
 	s.closed = true
 	s.mu.Unlock()
-	if err := s.change(ctx); err != nil {
+	if err := s.lockChange(ctx); err != nil {
 		return fmt.Errorf("close segment: %w", err)
 	}
-	defer func() { <-s.changing }()
+	defer func() { <-s.changeLock }()
 	for _, b := range s.list() {
 		if err := s.remove(ctx, b); err != nil {
 			return fmt.Errorf("close segment: %w", err)

@@ -193,12 +193,12 @@ func TestDefectClosedRemoteConnects(t *testing.T) {
 // TestDefectRegisterWaitsWithoutEnd: memory is registered after another call has ended, or the caller has waited for long enough.
 func TestDefectRegisterWaitsWithoutEnd(t *testing.T) {
 	p := newPair(t, Options{}, Options{})
-	p.segment.changing <- struct{}{}
+	p.segment.changeLock <- struct{}{}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	_, err := p.segment.Register(ctx, host(t, 4096), RegisterOptions{})
 	wantErr(t, "beside another call", err, errdefs.ErrBusy)
-	<-p.segment.changing
+	<-p.segment.changeLock
 	_, err = p.segment.Register(t.Context(), host(t, 4096), RegisterOptions{})
 	must(t, err)
 }

@@ -20,10 +20,10 @@ type served struct {
 	budget *wire.Budget // of the requests under way
 	queues int          // the most queue pairs, which are never idle
 
-	mu    sync.Mutex
-	down  bool
-	all   map[*connection]struct{} // with those that lost their slot and have not ended yet
-	lanes map[laneKey]*connection
+	mu     sync.Mutex
+	closed bool
+	all    map[*servedConn]struct{} // with those that lost their slot and have not ended yet
+	conns  map[connKey]*servedConn
 }
 
 // Memory that requests of all connections may take together. A request of at most smallBytes does
@@ -34,34 +34,34 @@ const (
 )
 
 // laneKey names a lane, of all engines'.
-type laneKey struct {
+type connKey struct {
 	from   share.Identity
 	number uint64
 }
 
 // connection is one of them.
-type connection struct {
+type servedConn struct {
 	*pacedConn
 	slot *wire.Slot
-	r    *inlet
+	r    *bufferedConn
 	w    *bufio.Writer
 	// ctx ends when the connection is closed from this side; gone is closed when nothing of it touches memory any more.
 	ctx    context.Context
 	cancel context.CancelFunc
-	gone   chan struct{}
+	done   chan struct{}
 	// of is the segment that its queue pair reaches, or nil. Guarded by served.mu.
-	of *Segment
+	segment *Segment
 }
 
 // What small pieces are gathered in, of a lane and of another connection. Larger ones are read and written where they are.
 const (
-	laneBuffer    = 256 << 10
+	dataBuffer    = 256 << 10
 	controlBuffer = 4 << 10
 )
 
 func bufferOf(p purpose) int {
 	if p == forData {
-		return laneBuffer
+		return dataBuffer
 	}
 	return controlBuffer
 }
@@ -69,7 +69,7 @@ func bufferOf(p purpose) int {
 func (s *served) init(o *Options) {
 	s.slots, s.queues = wire.NewSlots(o.Conns), max(o.Conns/2, 1)
 	s.budget = wire.NewBudget(requestsBytes, smallBytes, o.Stall)
-	s.all, s.lanes = make(map[*connection]struct{}), make(map[laneKey]*connection)
+	s.all, s.conns = make(map[*servedConn]struct{}), make(map[connKey]*servedConn)
 }
 
 func (s *served) count() int {
@@ -79,7 +79,7 @@ func (s *served) count() int {
 }
 
 // add gives c a slot. It reports false if none is free, or the engine closes.
-func (s *served) add(c *connection) bool {
+func (s *served) add(c *servedConn) bool {
 	slot := s.slots.Take(c.end)
 	if slot == nil {
 		return false
@@ -87,7 +87,7 @@ func (s *served) add(c *connection) bool {
 	c.slot = slot
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.down {
+	if s.closed {
 		s.slots.Release(c.slot)
 		return false
 	}
@@ -95,7 +95,7 @@ func (s *served) add(c *connection) bool {
 	return true
 }
 
-func (s *served) remove(c *connection) {
+func (s *served) remove(c *servedConn) {
 	s.slots.Release(c.slot)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -103,54 +103,54 @@ func (s *served) remove(c *connection) {
 }
 
 // name has c be a lane, unless there is one of that name.
-func (s *served) name(k laneKey, c *connection) bool {
+func (s *served) register(k connKey, c *servedConn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.lanes[k] != nil {
+	if s.conns[k] != nil {
 		return false
 	}
-	s.lanes[k] = c
+	s.conns[k] = c
 	return true
 }
 
-func (s *served) unname(k laneKey) {
+func (s *served) unregister(k connKey) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.lanes, k)
+	delete(s.conns, k)
 }
 
 // fence ends the lane, and returns when nothing of it touches memory any more.
-func (s *served) fence(ctx context.Context, k laneKey) error {
+func (s *served) fence(ctx context.Context, k connKey) error {
 	s.mu.Lock()
-	c := s.lanes[k]
+	c := s.conns[k]
 	s.mu.Unlock()
 	if c == nil {
 		return nil
 	}
 	c.end()
 	select {
-	case <-c.gone:
+	case <-c.done:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("lane %d is still in use: %w", k.number, errdefs.ErrBusy)
+		return fmt.Errorf("connection %d is still in use: %w", k.number, errdefs.ErrBusy)
 	}
 }
 
 func (s *served) closeAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.down = true
+	s.closed = true
 	for c := range s.all {
-		c.hangUp()
+		c.stopReading()
 	}
-	for _, c := range s.lanes {
+	for _, c := range s.conns {
 		c.end()
 	}
 }
 
 // hangUp takes no more requests. A request that has been read is still answered, and the connection ends then: whoever asked could not find
 // out later whether it was done.
-func (c *connection) hangUp() {
+func (c *servedConn) stopReading() {
 	c.cancel()
 	if half, ok := c.Conn.(*net.TCPConn); !ok || half.CloseRead() != nil {
 		_ = c.Close()
@@ -158,14 +158,14 @@ func (c *connection) hangUp() {
 }
 
 // end closes the connection; who serves it finds that.
-func (c *connection) end() {
+func (c *servedConn) end() {
 	c.cancel()
 	_ = c.Close()
 }
 
 func (e *Engine) accept() {
 	wire.Accept(e.listener, func(raw net.Conn) {
-		c := newConnection(e, raw)
+		c := newServedConn(e, raw)
 		if !e.served.add(c) {
 			c.end()
 			return
@@ -175,22 +175,22 @@ func (e *Engine) accept() {
 				e.counters.malformed.Add(1)
 			}
 			c.end()
-			close(c.gone)
+			close(c.done)
 			e.served.remove(c)
 		})
 	}, func() {})
 }
 
-func newConnection(e *Engine, raw net.Conn) *connection {
+func newServedConn(e *Engine, raw net.Conn) *servedConn {
 	p := newPacedConn(raw, e.o.Stall)
 	p.pace = wire.NewPace(e.o.Stall)
-	c := &connection{pacedConn: p, slot: new(wire.Slot), gone: make(chan struct{})}
+	c := &servedConn{pacedConn: p, slot: new(wire.Slot), done: make(chan struct{})}
 	c.ctx, c.cancel = context.WithCancel(e.ctx)
 	return c
 }
 
 // serve has a connection from its hello to its end, and returns why that is.
-func (e *Engine) serve(c *connection) error {
+func (e *Engine) serve(c *servedConn) error {
 	c.expect(1)
 	b := make([]byte, helloBytes)
 	if _, err := io.ReadFull(c.pacedConn, b); err != nil {
@@ -205,14 +205,14 @@ func (e *Engine) serve(c *connection) error {
 		_, err := c.Write(encodeWelcome(statusOther, e.id))
 		return err
 	}
-	c.r, c.w = newInlet(c.pacedConn, h.purpose), bufio.NewWriterSize(c.pacedConn, bufferOf(h.purpose))
+	c.r, c.w = newBufferedConn(c.pacedConn, h.purpose), bufio.NewWriterSize(c.pacedConn, bufferOf(h.purpose))
 	if h.purpose != forControl {
-		k := laneKey{h.from, h.lane}
-		if !e.served.name(k, c) {
+		k := connKey{h.from, h.conn}
+		if !e.served.register(k, c) {
 			_, _ = c.Write(encodeWelcome(statusInvalid, e.id))
-			return fmt.Errorf("lane %d is there: %w", h.lane, errdefs.ErrInvalid)
+			return fmt.Errorf("connection %d exists already: %w", h.conn, errdefs.ErrInvalid)
 		}
-		defer e.served.unname(k)
+		defer e.served.unregister(k)
 	}
 	if _, err := c.Write(encodeWelcome(statusOK, e.id)); err != nil {
 		return err
@@ -229,15 +229,15 @@ func (e *Engine) serve(c *connection) error {
 
 // next waits for the first byte of a request. Another connection may take the slot of one that
 // waits.
-func (c *connection) next() error {
+func (c *servedConn) waitRequest() error {
 	c.slot.Idle()
-	err := c.await()
+	err := c.waitByte()
 	c.slot.Busy()
 	return err
 }
 
 // await waits for a byte, however long that takes.
-func (c *connection) await() error {
+func (c *servedConn) waitByte() error {
 	c.expect(-1)
 	_, err := c.r.Peek(1)
 	c.expect(1)
@@ -245,9 +245,9 @@ func (c *connection) await() error {
 	return err
 }
 
-func (e *Engine) serveControl(c *connection, from share.Identity) error {
+func (e *Engine) serveControl(c *servedConn, from share.Identity) error {
 	for {
-		if err := c.next(); err != nil {
+		if err := c.waitRequest(); err != nil {
 			return err
 		}
 		if err := e.serveCall(c, from); err != nil {
@@ -260,7 +260,7 @@ func (e *Engine) serveControl(c *connection, from share.Identity) error {
 }
 
 // serveCall reads a request and writes its reply.
-func (e *Engine) serveCall(c *connection, from share.Identity) error {
+func (e *Engine) serveCall(c *servedConn, from share.Identity) error {
 	f, n, err := readFrameHead(c.r)
 	if err != nil {
 		return err
@@ -309,7 +309,7 @@ func (e *Engine) answer(ctx context.Context, f *frame, from share.Identity) (any
 		ctx, cancel := context.WithTimeout(ctx, e.o.Stall/2) // the other end waits no longer than Stall
 		defer cancel()
 		for _, n := range q.Lanes {
-			if err := e.served.fence(ctx, laneKey{from, n}); err != nil {
+			if err := e.served.fence(ctx, connKey{from, n}); err != nil {
 				return nil, err
 			}
 		}

@@ -11,10 +11,10 @@ import (
 )
 
 // serveData does a lane's requests, in order.
-func (e *Engine) serveData(c *connection) error {
+func (e *Engine) serveData(c *servedConn) error {
 	var q request
 	for {
-		if err := c.next(); err != nil {
+		if err := c.waitRequest(); err != nil {
 			return err
 		}
 		if err := e.serveRequest(c, &q); err != nil {
@@ -28,7 +28,7 @@ func (e *Engine) serveData(c *connection) error {
 
 // serveRequest reads a request into q, does it and replies. It returns why the connection cannot go
 // on.
-func (e *Engine) serveRequest(c *connection, q *request) error {
+func (e *Engine) serveRequest(c *servedConn, q *request) error {
 	release := func() {}
 	defer func() { release() }()
 	err := q.read(c.r, func(bytes int64) (err error) {
@@ -46,7 +46,7 @@ func (e *Engine) serveRequest(c *connection, q *request) error {
 }
 
 // do does one request and replies. It returns why the connection cannot go on.
-func (e *Engine) do(c *connection, q *request) error {
+func (e *Engine) do(c *servedConn, q *request) error {
 	l, err := e.hold(q, c.end)
 	if err != nil {
 		e.counters.refused.Add(1)
@@ -74,7 +74,7 @@ func (e *Engine) do(c *connection, q *request) error {
 }
 
 // doRead replies to a read of n bytes. If refused is not nil, it replies with that error.
-func (e *Engine) doRead(c *connection, q *request, l *listing, n int64, refused error) error {
+func (e *Engine) doRead(c *servedConn, q *request, l *pieceList, n int64, refused error) error {
 	if refused != nil {
 		return (&reply{status: statusOf(refused), id: q.id, text: textOf(refused)}).write(c.w)
 	}
@@ -85,7 +85,7 @@ func (e *Engine) doRead(c *connection, q *request, l *listing, n int64, refused 
 	if err := head(c.w, (&reply{status: statusOK, id: q.id, bytes: n}).write, &q.shape, l.held.List); err != nil {
 		return err
 	}
-	socket := &watched{w: c.w, conn: c.pacedConn}
+	socket := &watchedWriter{w: c.w, conn: c.pacedConn}
 	for more && err == nil {
 		if err = e.mover.Send(c.ctx, socket, l.held.List); err == nil {
 			more, err = l.next()
@@ -100,14 +100,14 @@ func (e *Engine) doRead(c *connection, q *request, l *listing, n int64, refused 
 }
 
 // listing lists the pieces of a request that is held, some at a time.
-type listing struct {
+type pieceList struct {
 	held        *wire.Held
 	shape       *shape
 	plane, page int // the next piece
 }
 
 // next lists the next pieces in held.List, and reports whether there are any.
-func (l *listing) next() (more bool, err error) {
+func (l *pieceList) next() (more bool, err error) {
 	l.held.List = l.held.List[:0]
 	for n := 0; n < listedPieces && l.plane < len(l.shape.planes); n++ {
 		pl := &l.shape.planes[l.plane]
@@ -123,7 +123,7 @@ func (l *listing) next() (more bool, err error) {
 
 // hold holds the memory of a request, of which nothing is listed; end ends the request.
 // ErrNotFound.
-func (e *Engine) hold(q *request, end func()) (*listing, error) {
+func (e *Engine) hold(q *request, end func()) (*pieceList, error) {
 	e.mu.Lock()
 	s := e.numbers[q.segment]
 	e.mu.Unlock()
@@ -135,35 +135,37 @@ func (e *Engine) hold(q *request, end func()) (*listing, error) {
 		h.Release()
 		return nil, err
 	}
-	return &listing{held: h, shape: &q.shape}, nil
+	return &pieceList{held: h, shape: &q.shape}, nil
 }
 
 // watched is a connection's writer that notes how much was written, and whether it was the writer that failed.
-type watched struct {
+type watchedWriter struct {
 	w    *bufio.Writer
 	conn *pacedConn // what w writes to
 	n    int64
 	err  error
 }
 
-func (w *watched) note(n int, err error) (int, error) {
+func (w *watchedWriter) note(n int, err error) (int, error) {
 	w.n, w.err = w.n+int64(n), err
 	return n, err
 }
 
-func (w *watched) Write(p []byte) (int, error) { return w.note(w.w.Write(p)) }
+func (w *watchedWriter) Write(p []byte) (int, error) { return w.note(w.w.Write(p)) }
 
 // Flush implements wire.BriefWriter.
-func (w *watched) Flush() error {
+func (w *watchedWriter) Flush() error {
 	w.err = w.w.Flush()
 	return w.err
 }
 
 // Ready implements wire.BriefWriter.
-func (w *watched) Ready(n int64) bool { return w.w.Buffered() == 0 || n <= int64(w.w.Available()) }
+func (w *watchedWriter) Ready(n int64) bool {
+	return w.w.Buffered() == 0 || n <= int64(w.w.Available())
+}
 
 // WriteBy implements wire.BriefWriter.
-func (w *watched) WriteBy(p []byte, by time.Time) (int, error) {
+func (w *watchedWriter) WriteBy(p []byte, by time.Time) (int, error) {
 	switch {
 	case w.w.Buffered() == 0:
 		return w.note(w.conn.WriteBy(p, by))
@@ -174,8 +176,8 @@ func (w *watched) WriteBy(p []byte, by time.Time) (int, error) {
 }
 
 // pad writes zeros in place of what is missing of n bytes.
-func (w *watched) pad(n int64) error {
-	zeros := make([]byte, min(n-w.n, laneBuffer))
+func (w *watchedWriter) pad(n int64) error {
+	zeros := make([]byte, min(n-w.n, dataBuffer))
 	for w.err == nil && w.n < n {
 		_, _ = w.Write(zeros[:min(n-w.n, int64(len(zeros)))]) // w.err has it
 	}

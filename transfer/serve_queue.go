@@ -11,7 +11,7 @@ import (
 )
 
 // serveQueue has a queue pair for as long as the connection lasts.
-func (e *Engine) serveQueue(c *connection) error {
+func (e *Engine) serveQueue(c *servedConn) error {
 	f, n, err := readFrameHead(c.r)
 	if err != nil {
 		return err
@@ -40,14 +40,14 @@ func (e *Engine) serveQueue(c *connection) error {
 	if err := out.write(c); err != nil {
 		return err
 	}
-	if err := c.await(); err != nil {
+	if err := c.waitByte(); err != nil {
 		return err // it was closed, mostly
 	}
 	return fmt.Errorf("something came behind a queue pair: %w", errdefs.ErrInvalid)
 }
 
 // connectQueue makes a queue pair that reaches the memory of a segment.
-func (e *Engine) connectQueue(c *connection, f *frame) (*rail.Queue, error) {
+func (e *Engine) connectQueue(c *servedConn, f *frame) (*rail.Queue, error) {
 	var r connectRequest
 	if err := f.decode(&r); err != nil {
 		return nil, err
@@ -82,28 +82,28 @@ func (e *Engine) connectQueue(c *connection, f *frame) (*rail.Queue, error) {
 
 // bind makes c a connection for a queue pair of a segment. ErrBusy if half of all connections are,
 // so that others find a slot.
-func (s *served) bind(c *connection, to *Segment) error {
+func (s *served) bind(c *servedConn, to *Segment) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	bound := 0
 	for other := range s.all {
-		if other.of != nil {
+		if other.segment != nil {
 			bound++
 		}
 	}
 	if bound >= s.queues {
 		return fmt.Errorf("%d queue pairs are connected: %w", bound, errdefs.ErrBusy)
 	}
-	c.of = to
+	c.segment = to
 	return nil
 }
 
 // endOf ends the queue pairs of a segment, and returns when nothing of them touches memory any more.
 func (s *served) endOf(ctx context.Context, to *Segment) error {
 	s.mu.Lock()
-	var all []*connection
+	var all []*servedConn
 	for c := range s.all {
-		if c.of == to {
+		if c.segment == to {
 			all = append(all, c)
 		}
 	}
@@ -113,7 +113,7 @@ func (s *served) endOf(ctx context.Context, to *Segment) error {
 	}
 	for _, c := range all {
 		select {
-		case <-c.gone:
+		case <-c.done:
 		case <-ctx.Done():
 			return fmt.Errorf("end %d queue pairs: %w", len(all), context.Cause(ctx))
 		}
@@ -127,7 +127,7 @@ func (s *Segment) offer(b *buffer) error {
 	if why == nil {
 		return nil
 	}
-	if err := s.e.refused(why); err != nil {
+	if err := s.e.handleRefusal(why); err != nil {
 		return err
 	}
 	b.desc.Refused = rail.Reason(why)

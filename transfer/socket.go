@@ -10,40 +10,40 @@ import (
 )
 
 // socketLane is a lane whose connection has the bytes, too: one goroutine writes requests, another takes their replies.
-type socketLane struct {
-	*lane
-	r *inlet
+type socketConn struct {
+	*conn
+	r *bufferedConn
 	w *bufio.Writer
 }
 
 // openSocket opens a lane over sockets.
-func (p *peer) openSocket(ctx context.Context) (*lane, error) {
-	number := p.e.laneID.Add(1)
-	c, r, err := p.dial(ctx, hello{purpose: forData, lane: number})
+func (p *peer) openSocket(ctx context.Context) (*conn, error) {
+	number := p.e.connID.Add(1)
+	c, r, err := p.dial(ctx, hello{purpose: forData, conn: number})
 	if err != nil {
 		return nil, err
 	}
-	l := &socketLane{newLane(p, number, c), r, bufio.NewWriterSize(c, laneBuffer)}
-	if err := p.keep(l.lane); err != nil {
-		return nil, errors.Join(err, quiet(c.Close()))
+	socket := &socketConn{newConn(p, number, c), r, bufio.NewWriterSize(c, dataBuffer)}
+	if err := p.addConn(socket.conn); err != nil {
+		return nil, errors.Join(err, ignoreClosed(c.Close()))
 	}
-	l.run(l.writeAll, l.readAll)
-	return l.lane, nil
+	socket.run(socket.writeAll, socket.readAll)
+	return socket.conn, nil
 }
 
-func (l *socketLane) writeAll() error {
+func (c *socketConn) writeAll() error {
 	for {
-		f := l.next()
+		f := c.next()
 		if f == nil {
-			if err := l.w.Flush(); err != nil {
+			if err := c.w.Flush(); err != nil {
 				return err
 			}
-			if err := l.sleep(); err != nil {
+			if err := c.sleep(); err != nil {
 				return err
 			}
 			continue
 		}
-		err := l.write(f)
+		err := c.write(f)
 		close(f.written)
 		if err != nil {
 			return err
@@ -51,18 +51,18 @@ func (l *socketLane) writeAll() error {
 	}
 }
 
-func (l *socketLane) write(f *flight) error {
+func (c *socketConn) write(f *pendingPart) error {
 	q := request{op: f.part.op, id: f.id, segment: f.part.to.number, shape: f.part.shape}
 	if q.op == Read {
-		return q.write(l.w)
+		return q.write(c.w)
 	}
 	list := f.part.extents()
-	if err := head(l.w, q.write, &q.shape, list); err != nil {
+	if err := head(c.w, q.write, &q.shape, list); err != nil {
 		return err
 	}
-	socket := &watched{w: l.w, conn: l.conn}
-	err := l.p.e.mover.Send(l.ctx, socket, list)
-	if err != nil && socket.err == nil && l.ctx.Err() == nil {
+	socket := &watchedWriter{w: c.w, conn: c.paced}
+	err := c.p.e.mover.Send(c.ctx, socket, list)
+	if err != nil && socket.err == nil && c.ctx.Err() == nil {
 		f.cause = &localError{err} // reap reads it, and the lane ends: its bytes were announced
 	}
 	return err
@@ -75,13 +75,13 @@ func (e *localError) Error() string { return e.err.Error() }
 
 func (e *localError) Unwrap() error { return e.err }
 
-func (l *socketLane) readAll() error {
+func (c *socketConn) readAll() error {
 	for {
-		p, err := readReply(l.r)
+		p, err := readReply(c.r)
 		if err != nil {
 			return err
 		}
-		f := l.first()
+		f := c.oldest()
 		want := int64(0)
 		if f != nil && f.part.op == Read && p.status == statusOK {
 			want = f.part.bytes
@@ -91,29 +91,29 @@ func (l *socketLane) readAll() error {
 		}
 		verdict := p.status.err(p.text)
 		if want > 0 {
-			if verdict, err = l.receive(f); err != nil {
+			if verdict, err = c.receive(f); err != nil {
 				return err
 			}
 		}
 		select { // a refusal may come while its bytes are still sent
 		case <-f.written:
-		case <-l.ctx.Done():
-			return errLane
+		case <-c.ctx.Done():
+			return errConnEnded
 		}
-		l.landed(verdict)
+		c.complete(verdict)
 	}
 }
 
 // receive takes a read's bytes. verdict is what went wrong with the memory, err with the connection.
-func (l *socketLane) receive(f *flight) (verdict, err error) {
-	in := l.r.body(f.part.bytes, &f.part.shape)
-	merr := l.p.e.mover.Receive(l.ctx, in, f.part.extents())
+func (c *socketConn) receive(f *pendingPart) (verdict, err error) {
+	in := c.r.body(f.part.bytes, &f.part.shape)
+	merr := c.p.e.mover.Receive(c.ctx, in, f.part.extents())
 	if merr != nil {
 		if err := in.skip(); err != nil {
 			return nil, errors.Join(noEOF(merr), err)
 		}
 	}
-	p, err := readReply(l.r)
+	p, err := readReply(c.r)
 	switch {
 	case err != nil:
 		return nil, err

@@ -17,7 +17,7 @@ import (
 func ask(t *testing.T, p *pair, number uint64, op Op, n int64) net.Conn {
 	t.Helper()
 	c := dialRaw(t, p.target.Address())
-	h := hello{purpose: forData, from: p.initiator.Identity(), to: p.target.Identity(), lane: number}
+	h := hello{purpose: forData, from: p.initiator.Identity(), to: p.target.Identity(), conn: number}
 	_, err := c.Write(h.encode())
 	must(t, err)
 	_, err = io.ReadFull(c, make([]byte, welcomeBytes))

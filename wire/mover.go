@@ -22,7 +22,7 @@ const (
 )
 
 // ahead is how many chunks one transfer has at most: one on the socket, the others on the device's queue.
-const ahead = 4
+const pipelineDepth = 4
 
 // MoverOptions say how a Mover is made. The zero value moves memory that the CPU reaches.
 type MoverOptions struct {
@@ -100,7 +100,7 @@ func (m *Mover) Send(ctx context.Context, w io.Writer, list []mem.Extent) error 
 			list = list[1:]
 			continue
 		}
-		n := staged(list)
+		n := countStaged(list)
 		if err := m.sendStaged(ctx, w, list[:n]); err != nil {
 			return fmt.Errorf("send device memory: %w", err)
 		}
@@ -138,7 +138,7 @@ func (m *Mover) Receive(ctx context.Context, r io.Reader, list []mem.Extent) err
 			list = list[1:]
 			continue
 		}
-		n := staged(list)
+		n := countStaged(list)
 		if err := m.receiveStaged(ctx, r, list[:n]); err != nil {
 			return fmt.Errorf("receive into device memory: %w", err)
 		}
@@ -162,7 +162,7 @@ func hold(list []mem.Extent) (holds mem.Holds, err error) {
 }
 
 // staged returns how many extents from the first on the CPU does not reach.
-func staged(list []mem.Extent) int {
+func countStaged(list []mem.Extent) int {
 	for i, e := range list {
 		if e.Bytes() != nil && e.Len > 0 {
 			return i
@@ -179,7 +179,7 @@ func length(list []mem.Extent) (n int64) {
 }
 
 // load is a chunk with the extents that it holds the bytes of.
-type load struct {
+type stagedChunk struct {
 	chunk  mem.Extent
 	from   cursor
 	bytes  int64
@@ -206,10 +206,10 @@ func (c *cursor) take(most int64) mem.Extent {
 type pipeline struct {
 	cursor
 
-	m      *Mover
-	free   chan mem.Extent
-	ctx    context.Context
-	flying []*load // on the device's queue, in order
+	m        *Mover
+	free     chan mem.Extent
+	ctx      context.Context
+	inFlight []*stagedChunk // on the device's queue, in order
 }
 
 func (m *Mover) sendStaged(ctx context.Context, w io.Writer, list []mem.Extent) (err error) {
@@ -222,10 +222,10 @@ func (m *Mover) sendStaged(ctx context.Context, w io.Writer, list []mem.Extent) 
 		}
 	}
 	var first []byte
-	window, depth := m.o.ChunkBytes, ahead // of a slow socket as much as it took last time, and one at a time
+	window, depth := m.o.ChunkBytes, pipelineDepth // of a slow socket as much as it took last time, and one at a time
 	for {
-		for len(p.list) > 0 && len(p.flying) < depth {
-			chunk, err := p.chunk(len(p.flying) == 0)
+		for len(p.list) > 0 && len(p.inFlight) < depth {
+			chunk, err := p.chunk(len(p.inFlight) == 0)
 			if err != nil {
 				return err
 			}
@@ -236,10 +236,10 @@ func (m *Mover) sendStaged(ctx context.Context, w io.Writer, list []mem.Extent) 
 				return err
 			}
 		}
-		if len(p.flying) == 0 {
+		if len(p.inFlight) == 0 {
 			return nil
 		}
-		l := p.flying[0]
+		l := p.inFlight[0]
 		if err := l.ticket.Wait(ctx); err != nil {
 			return err
 		}
@@ -249,9 +249,9 @@ func (m *Mover) sendStaged(ctx context.Context, w io.Writer, list []mem.Extent) 
 		}
 		if int64(n) == l.bytes {
 			if window = min(2*window, m.o.ChunkBytes); window == m.o.ChunkBytes {
-				depth = ahead
+				depth = pipelineDepth
 			}
-			p.flying = p.flying[1:]
+			p.inFlight = p.inFlight[1:]
 			if len(p.list) == 0 {
 				p.free <- l.chunk
 			} else if err := p.submit(p.fill(l.chunk, window, false)); err != nil {
@@ -264,7 +264,7 @@ func (m *Mover) sendStaged(ctx context.Context, w io.Writer, list []mem.Extent) 
 		for left := int64(n + len(first)); left > 0; {
 			left -= p.take(left).Len
 		}
-		if err = p.land(); err != nil {
+		if err = p.completeAll(); err != nil {
 			return err
 		}
 		if _, err := w.Write(first); err != nil {
@@ -280,14 +280,14 @@ func (m *Mover) sendStaged(ctx context.Context, w io.Writer, list []mem.Extent) 
 // writeBriefly writes what goes soon of b.
 func writeBriefly(w io.Writer, b []byte) (int, error) {
 	if socket, ok := w.(BriefWriter); ok {
-		return socket.WriteBy(b, time.Now().Add(brief))
+		return socket.WriteBy(b, time.Now().Add(briefWait))
 	}
 	return w.Write(b)
 }
 
 const (
 	firstBytes = 4 << 10              // what is waited for without a chunk, and copied to or from it
-	brief      = 5 * time.Millisecond // how long more is waited for with one
+	briefWait  = 5 * time.Millisecond // how long more is waited for with one
 )
 
 func (m *Mover) receiveStaged(ctx context.Context, r io.Reader, list []mem.Extent) (err error) {
@@ -316,16 +316,16 @@ func (m *Mover) receiveStaged(ctx context.Context, r io.Reader, list []mem.Exten
 		}
 		left -= l.bytes
 	}
-	return p.land()
+	return p.completeAll()
 }
 
 // await reads the first bytes of a chunk. No chunk is held for longer than a moment meanwhile.
 func (p *pipeline) await(r io.Reader, b []byte) (n int, err error) {
-	if socket, ok := r.(BriefReader); ok && len(p.flying) > 0 {
-		if n, err = socket.ReadBy(b, time.Now().Add(brief)); n > 0 || err != nil {
+	if socket, ok := r.(BriefReader); ok && len(p.inFlight) > 0 {
+		if n, err = socket.ReadBy(b, time.Now().Add(briefWait)); n > 0 || err != nil {
 			return n, err
 		}
-		if err := p.land(); err != nil {
+		if err := p.completeAll(); err != nil {
 			return 0, err
 		}
 	}
@@ -338,7 +338,7 @@ func readBriefly(r io.Reader, b []byte) (n int, err error) {
 	if !ok {
 		return io.ReadFull(r, b)
 	}
-	for by := time.Now().Add(brief); n < len(b); {
+	for by := time.Now().Add(briefWait); n < len(b); {
 		more, err := socket.ReadBy(b[n:], by)
 		n += more
 		if err != nil || more == 0 {
@@ -350,8 +350,8 @@ func readBriefly(r io.Reader, b []byte) (n int, err error) {
 
 // next returns a chunk to receive into.
 func (p *pipeline) next() (mem.Extent, error) {
-	if len(p.flying) < ahead {
-		chunk, err := p.chunk(len(p.flying) == 0)
+	if len(p.inFlight) < pipelineDepth {
+		chunk, err := p.chunk(len(p.inFlight) == 0)
 		if err != nil || chunk.Region != nil {
 			return chunk, err
 		}
@@ -360,8 +360,8 @@ func (p *pipeline) next() (mem.Extent, error) {
 }
 
 // land waits for all on the queue, and gives their chunks back.
-func (p *pipeline) land() error {
-	for len(p.flying) > 0 {
+func (p *pipeline) completeAll() error {
+	for len(p.inFlight) > 0 {
 		chunk, err := p.oldest()
 		if err != nil {
 			return err
@@ -373,17 +373,17 @@ func (p *pipeline) land() error {
 
 // oldest waits for the first of those on the queue and returns its chunk.
 func (p *pipeline) oldest() (mem.Extent, error) {
-	l := p.flying[0]
+	l := p.inFlight[0]
 	if err := l.ticket.Wait(p.ctx); err != nil {
 		return mem.Extent{}, err
 	}
-	p.flying = p.flying[1:]
+	p.inFlight = p.inFlight[1:]
 	return l.chunk, nil
 }
 
 // fill takes the next extents, most bytes of them, for the chunk; in says that the chunk is copied to them.
-func (p *pipeline) fill(chunk mem.Extent, most int64, in bool) *load {
-	l := &load{chunk: chunk, from: p.cursor}
+func (p *pipeline) fill(chunk mem.Extent, most int64, in bool) *stagedChunk {
+	l := &stagedChunk{chunk: chunk, from: p.cursor}
 	for len(p.list) > 0 && l.bytes < most {
 		src := p.take(most - l.bytes)
 		if src.Len == 0 {
@@ -399,12 +399,12 @@ func (p *pipeline) fill(chunk mem.Extent, most int64, in bool) *load {
 	return l
 }
 
-func (p *pipeline) submit(l *load) (err error) {
+func (p *pipeline) submit(l *stagedChunk) (err error) {
 	if l.ticket, err = p.m.o.Copy.Submit(p.ctx, &l.batch); err != nil {
 		p.free <- l.chunk
 		return err
 	}
-	p.flying = append(p.flying, l)
+	p.inFlight = append(p.inFlight, l)
 	return nil
 }
 
@@ -431,10 +431,10 @@ func (p *pipeline) chunk(wait bool) (mem.Extent, error) {
 
 // drain waits until the device touches neither chunks nor memory, however long that takes: neither may be used before.
 func (p *pipeline) drain() {
-	for _, l := range p.flying {
+	for _, l := range p.inFlight {
 		l.ticket.Cancel()
 	}
-	for _, l := range p.flying {
+	for _, l := range p.inFlight {
 		<-l.ticket.Done()
 		p.free <- l.chunk
 	}

@@ -46,7 +46,7 @@ func (t *Table) Add(at uint64, r *mem.Region) error {
 	s := &span{at: at, region: r, idle: make(chan struct{})}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	i := t.behind(at)
+	i := t.indexAfter(at)
 	if i > 0 && t.spans[i-1].end() > at || i < len(t.spans) && t.spans[i].at < s.end() {
 		return fmt.Errorf("register %s at %#x: other memory is there: %w", r, at, errdefs.ErrExists)
 	}
@@ -55,7 +55,7 @@ func (t *Table) Add(at uint64, r *mem.Region) error {
 }
 
 // behind returns the index of the first span that begins behind at.
-func (t *Table) behind(at uint64) int {
+func (t *Table) indexAfter(at uint64) int {
 	i, _ := slices.BinarySearchFunc(t.spans, at, func(s *span, at uint64) int {
 		if s.at > at {
 			return 1
@@ -69,7 +69,7 @@ func (t *Table) behind(at uint64) int {
 // ctx ends first it may be called again, and the memory must not be freed. ErrNotFound.
 func (t *Table) Remove(ctx context.Context, at uint64) error {
 	t.mu.Lock()
-	i := t.behind(at) - 1
+	i := t.indexAfter(at) - 1
 	if i < 0 || t.spans[i].at != at {
 		t.mu.Unlock()
 		return fmt.Errorf("unregister memory at %#x: %w", at, errdefs.ErrNotFound)
@@ -109,7 +109,7 @@ func (t *Table) End(at uint64) {
 func (t *Table) holders(at uint64) []*Held {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	i := t.behind(at) - 1
+	i := t.indexAfter(at) - 1
 	if i < 0 || t.spans[i].at != at {
 		return nil
 	}
@@ -118,7 +118,7 @@ func (t *Table) holders(at uint64) []*Held {
 
 // find returns the span that has n bytes at address at.
 func (t *Table) find(at uint64, n int64) (*span, error) {
-	i := t.behind(at) - 1
+	i := t.indexAfter(at) - 1
 	if n < 0 || i < 0 || t.spans[i].removed || at-t.spans[i].at > uint64(t.spans[i].region.Len()) ||
 		uint64(n) > t.spans[i].end()-at {
 		return nil, fmt.Errorf("%d bytes at %#x are no registered memory: %w", n, at, errdefs.ErrNotFound)

@@ -246,7 +246,7 @@ func (d *Domain) Open(nic int) (*Queue, error) {
 	if err != nil {
 		return nil, err
 	}
-	q := &Queue{d: d, nic: nic, c: c, pair: c.Pairs[0], room: make(chan struct{}, 1)}
+	q := &Queue{d: d, nic: nic, c: c, pair: c.Pairs[0], completed: make(chan struct{}, 1)}
 	if d.access == forUs {
 		// A quarter of the queue: three chains are under way while the next is built.
 		q.wrs = make([]rdma.SendWR, max(c.Depth/4, 1))

@@ -12,24 +12,24 @@ import (
 
 // Queue is a queue pair. One goroutine sends, another waits; the rest is for one at a time, before they begin and after they have ended.
 type Queue struct {
-	d       *Domain
-	nic     int
-	c       *channel.Channel
-	pair    *channel.Pair
-	scratch rdma.SGE
-	room    chan struct{} // a token: some requests have completed
+	d         *Domain
+	nic       int
+	c         *channel.Channel
+	pair      *channel.Pair
+	scratch   rdma.SGE
+	completed chan struct{} // a token: some requests have completed
 	// A chain of requests, and each one's places for pieces: of the sender.
 	wrs  []rdma.SendWR
 	sges []rdma.SGE
 	each int
 
 	mu   sync.Mutex // held while the channel is used
-	jobs []sent     // in order
+	jobs []sentJob  // in order
 	wcs  [64]rdma.WC
 }
 
 // sent is a job on its way.
-type sent struct {
+type sentJob struct {
 	job  *Job
 	last uint64 // number of its last request
 }
@@ -78,7 +78,7 @@ func (q *Queue) Send(ctx context.Context, j *Job) error {
 				break
 			}
 			select {
-			case <-q.room:
+			case <-q.completed:
 			case <-ctx.Done():
 				return context.Cause(ctx)
 			}
@@ -95,7 +95,7 @@ func (q *Queue) post(wrs []rdma.SendWR, j *Job, last bool) (ok bool, err error) 
 		return false, nil
 	}
 	if last {
-		q.jobs = append(q.jobs, sent{j, q.pair.Posted() + uint64(len(wrs)) - 1})
+		q.jobs = append(q.jobs, sentJob{j, q.pair.Posted() + uint64(len(wrs)) - 1})
 	}
 	wrs[len(wrs)-1].Flags |= rdma.SendSignaled
 	if _, err = q.pair.Post(wrs); err != nil {
@@ -138,7 +138,7 @@ func (q *Queue) poll() (some bool, jobs int, err error) {
 			}
 			some = true
 			for len(q.jobs) > 0 && q.jobs[0].last <= seq {
-				if err := q.seen(q.jobs[0].job); err != nil {
+				if err := q.flushWrites(q.jobs[0].job); err != nil {
 					return some, jobs, err
 				}
 				q.jobs = q.jobs[1:]
@@ -148,7 +148,7 @@ func (q *Queue) poll() (some bool, jobs int, err error) {
 		if err != nil || n < len(q.wcs) {
 			if some {
 				select {
-				case q.room <- struct{}{}:
+				case q.completed <- struct{}{}:
 				default:
 				}
 			}
@@ -158,7 +158,7 @@ func (q *Queue) poll() (some bool, jobs int, err error) {
 }
 
 // seen has devices see what the job has written to their memory.
-func (q *Queue) seen(j *Job) error {
+func (q *Queue) flushWrites(j *Job) error {
 	if j.Write || q.d.o.Flush == nil {
 		return nil
 	}

@@ -124,7 +124,7 @@ func (p *part) finish(s Status, err error) {
 }
 
 // ended returns what becomes of a part that cannot go on because of err, and says whether that is its batch's context's doing.
-func (p *part) ended(err error) (Status, error) {
+func (p *part) failureOf(err error) (Status, error) {
 	cause := context.Cause(p.b.ctx)
 	switch {
 	case cause == nil:

@@ -56,7 +56,7 @@ func (p2p) Find(ctx context.Context, segment string) (*Segment, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find segment %s: %w", segment, err)
 	}
-	text, err := ask(ctx, addr, kindMetadata, []byte("{}"))
+	text, err := exchange(ctx, addr, kindMetadata, []byte("{}"))
 	if err != nil {
 		return nil, fmt.Errorf("find segment %s: %w", segment, err)
 	}

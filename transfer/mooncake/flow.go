@@ -21,11 +21,11 @@ const (
 // flow is a connection whose reads and writes have to get on: each fails after bound without a byte. One goroutine reads, one writes.
 type flow struct {
 	net.Conn
-	bound         time.Duration // of reads; of writes it is stall
-	stall         time.Duration
-	readBy, sayBy time.Time  // the deadlines that are set
-	broken        error      // the first error of the connection, as its reader saw it
-	pace          *wire.Pace // the least rate of a request under way; nil: there is none
+	bound           time.Duration // of reads; of writes it is stall
+	stall           time.Duration
+	readBy, writeBy time.Time  // the deadlines that are set
+	broken          error      // the first error of the connection, as its reader saw it
+	pace            *wire.Pace // the least rate of a request under way; nil: there is none
 }
 
 func newFlow(c net.Conn, stall time.Duration) *flow {
@@ -98,8 +98,8 @@ func (f *flow) Write(p []byte) (int, error) { return f.writeAll(nil, p) }
 func (f *flow) writeAll(head, p []byte) (int, error) {
 	done := 0
 	for done < len(p) || len(head) > 0 {
-		if by, set := due(f.sayBy, f.stall); set {
-			f.sayBy = by
+		if by, set := due(f.writeBy, f.stall); set {
+			f.writeBy = by
 			if err := f.SetWriteDeadline(by); err != nil {
 				return done, err
 			}
@@ -138,62 +138,64 @@ func (f *flow) reset() {
 }
 
 // gather is a writer to a flow that keeps small writes until there is enough of them, and passes on what is large as it is.
-type gather struct {
+type bufferedWriter struct {
 	flow *flow
-	kept []byte
+	buf  []byte
 }
 
-func newGather(f *flow) *gather { return &gather{flow: f, kept: make([]byte, 0, bufferBytes)} }
+func newBufferedWriter(f *flow) *bufferedWriter {
+	return &bufferedWriter{flow: f, buf: make([]byte, 0, bufferBytes)}
+}
 
 // Write implements io.Writer. What it keeps is a copy.
-func (g *gather) Write(p []byte) (int, error) {
-	if len(g.kept)+len(p) <= cap(g.kept) {
-		g.kept = append(g.kept, p...)
+func (g *bufferedWriter) Write(p []byte) (int, error) {
+	if len(g.buf)+len(p) <= cap(g.buf) {
+		g.buf = append(g.buf, p...)
 		return len(p), nil
 	}
-	n, err := g.flow.writeAll(g.kept, p)
-	g.kept = g.kept[:0]
+	n, err := g.flow.writeAll(g.buf, p)
+	g.buf = g.buf[:0]
 	return n, err
 }
 
 // Ready implements wire.BriefWriter.
-func (g *gather) Ready(int64) bool { return true }
+func (g *bufferedWriter) Ready(int64) bool { return true }
 
 // WriteBy implements wire.BriefWriter.
-func (g *gather) WriteBy(p []byte, by time.Time) (int, error) {
-	if len(g.kept)+len(p) <= cap(g.kept) {
+func (g *bufferedWriter) WriteBy(p []byte, by time.Time) (int, error) {
+	if len(g.buf)+len(p) <= cap(g.buf) {
 		return g.Write(p)
 	}
-	g.flow.sayBy = by
+	g.flow.writeBy = by
 	if err := g.flow.SetWriteDeadline(by); err != nil {
 		return 0, err
 	}
 	began := time.Now()
-	both := net.Buffers{g.kept, p}
+	both := net.Buffers{g.buf, p}
 	wrote, err := both.WriteTo(g.flow.Conn)
 	if err == nil || isTimeout(err) {
 		err = g.flow.tooSlow(int(wrote), began)
 	}
-	n := min(int(wrote), len(g.kept))
-	g.kept = append(g.kept[:0], g.kept[n:]...)
+	n := min(int(wrote), len(g.buf))
+	g.buf = append(g.buf[:0], g.buf[n:]...)
 	return int(wrote) - n, err
 }
 
 // Flush implements wire.BriefWriter.
-func (g *gather) Flush() error {
-	if len(g.kept) == 0 {
+func (g *bufferedWriter) Flush() error {
+	if len(g.buf) == 0 {
 		return nil
 	}
-	_, err := g.flow.writeAll(g.kept, nil)
-	g.kept = g.kept[:0]
+	_, err := g.flow.writeAll(g.buf, nil)
+	g.buf = g.buf[:0]
 	return err
 }
 
 // flushing reads from a flow and writes what was gathered for the peer before: who waits for the peer must not be what the peer waits for.
-type flushing struct{ out *gather }
+type flushingReader struct{ out *bufferedWriter }
 
 // Read implements io.Reader.
-func (f flushing) Read(p []byte) (int, error) {
+func (f flushingReader) Read(p []byte) (int, error) {
 	if err := f.out.Flush(); err != nil {
 		return 0, err
 	}
@@ -201,7 +203,7 @@ func (f flushing) Read(p []byte) (int, error) {
 }
 
 // ReadBy implements wire.BriefReader.
-func (f flushing) ReadBy(p []byte, by time.Time) (int, error) {
+func (f flushingReader) ReadBy(p []byte, by time.Time) (int, error) {
 	if err := f.out.Flush(); err != nil {
 		return 0, err
 	}
@@ -209,15 +211,17 @@ func (f flushing) ReadBy(p []byte, by time.Time) (int, error) {
 }
 
 // inlet reads a connection a little ahead.
-type inlet struct {
+type bufferedConn struct {
 	*bufio.Reader
 	conn wire.BriefReader
 }
 
-func newInlet(c wire.BriefReader) *inlet { return &inlet{bufio.NewReaderSize(c, aheadBytes), c} }
+func newBufferedConn(c wire.BriefReader) *bufferedConn {
+	return &bufferedConn{bufio.NewReaderSize(c, aheadBytes), c}
+}
 
 // ReadBy implements wire.BriefReader.
-func (i *inlet) ReadBy(p []byte, by time.Time) (int, error) {
+func (i *bufferedConn) ReadBy(p []byte, by time.Time) (int, error) {
 	if i.Buffered() > 0 {
 		return i.Read(p)
 	}

@@ -140,9 +140,9 @@ func FuzzAnswers(f *testing.F) {
 		batch.tasks[0].parts.Store(1)
 		p := &part{b: batch, Task: Task{Op: Read, Local: 1 << 20, Remote: 1 << 20, Length: 8}, sent: true}
 		w := &fakeConn{in: bytes.NewReader(said)}
-		l := &lane{r: r, conn: w, under: []*part{p}, bytes: 8}
+		l := &lane{r: r, conn: w, inFlight: []*part{p}, bytes: 8}
 		l.fail(l.receive(newFlow(w, time.Second), true))
-		l.leave()
+		l.finishConn()
 		whole := len(said) >= 16 && binary.LittleEndian.Uint64(said) == statusOK
 		if (batch.Status(0) == Completed) != whole {
 			t.Fatalf("%s after %d bytes", batch.Status(0), len(said))

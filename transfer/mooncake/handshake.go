@@ -92,7 +92,7 @@ func readBody(r io.Reader, n int64) (kind byte, body []byte, err error) {
 }
 
 // ask sends one request to the handshake at addr and returns its answer.
-func ask(ctx context.Context, addr string, kind byte, body []byte) (answer []byte, err error) {
+func exchange(ctx context.Context, addr string, kind byte, body []byte) (answer []byte, err error) {
 	c, err := dial(ctx, addr)
 	if err != nil {
 		return nil, err
@@ -134,7 +134,7 @@ func Probe(ctx context.Context, d Directory, segment string) (time.Duration, err
 		return 0, fmt.Errorf("probe segment %s: %w", segment, err)
 	}
 	began := time.Now()
-	text, err := ask(ctx, addr, kindProbe, []byte("{}"))
+	text, err := exchange(ctx, addr, kindProbe, []byte("{}"))
 	took := time.Since(began)
 	if err != nil {
 		return 0, fmt.Errorf("probe segment %s: %w", segment, err)
@@ -160,7 +160,7 @@ func Notify(ctx context.Context, d Directory, segment string, n Notification) er
 	if err != nil {
 		return fmt.Errorf("notify segment %s: %w", segment, err)
 	}
-	text, err := ask(ctx, addr, kindNotify, body)
+	text, err := exchange(ctx, addr, kindNotify, body)
 	if err != nil {
 		return fmt.Errorf("notify segment %s: %w", segment, err)
 	}

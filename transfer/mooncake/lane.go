@@ -19,18 +19,18 @@ type lane struct {
 	r *Remote
 
 	// Guarded by the remote's lock.
-	conn    net.Conn
-	under   []*part // whose requests were begun and whose answers have not come, in order
-	bytes   uint64  // of those
-	dead    error   // why the connection ended; nil while it serves
-	refused bool    // the target refused the first of under, and carries out none that follow
-	mute    bool    // requests are sent no more: what was not is not going to be
+	conn      net.Conn
+	inFlight  []*part // whose requests were begun and whose answers have not come, in order
+	bytes     uint64  // of those
+	err       error   // why the connection ended; nil while it serves
+	refused   bool    // the target refused the first of under, and carries out none that follow
+	sendEnded bool    // requests are sent no more: what was not is not going to be
 
 	moved atomic.Int64 // when a byte last came, or the first request of several was begun; UnixNano
 }
 
 // lastWords is how long answers are still taken after a request could not be sent.
-const lastWords = time.Second
+const replyTimeout = time.Second
 
 // run carries parts until the remote is closed.
 func (l *lane) run() {
@@ -45,7 +45,7 @@ func (l *lane) run() {
 		stop()
 		cancel()
 		if err != nil {
-			l.unreached(p, err)
+			l.failUnreachable(p, err)
 			continue
 		}
 		l.serve(conn, s.Version >= 2)
@@ -53,11 +53,11 @@ func (l *lane) run() {
 }
 
 // unreached fails what waits of a batch, since there is no connection for it.
-func (l *lane) unreached(p *part, err error) {
+func (l *lane) failUnreachable(p *part, err error) {
 	r := l.r
 	r.mu.Lock()
-	l.under, l.bytes = nil, 0
-	r.free++
+	l.inFlight, l.bytes = nil, 0
+	r.idleLanes++
 	gone := append(r.drop(p.b), p)
 	closed := r.closed
 	r.mu.Unlock()
@@ -66,7 +66,7 @@ func (l *lane) unreached(p *part, err error) {
 		err = errdefs.ErrClosed
 	}
 	for _, p := range gone {
-		p.finish(p.ended(err))
+		p.finish(p.failureOf(err))
 	}
 }
 
@@ -76,19 +76,19 @@ func (l *lane) take(wait bool) *part {
 	r := l.r
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for !r.closed && l.dead == nil {
+	for !r.closed && l.err == nil {
 		if r.next < len(r.queue) {
 			p := r.queue[r.next]
-			if len(l.under) == 0 || len(l.under) < windowParts && l.bytes+p.Length <= windowBytes {
+			if len(l.inFlight) == 0 || len(l.inFlight) < windowParts && l.bytes+p.Length <= windowBytes {
 				r.queue[r.next] = nil
 				if r.next++; r.next == len(r.queue) {
 					r.queue, r.next = r.queue[:0], 0
 				}
-				if len(l.under) == 0 {
-					r.free--
+				if len(l.inFlight) == 0 {
+					r.idleLanes--
 					l.moved.Store(time.Now().UnixNano())
 				}
-				l.under, l.bytes = append(l.under, p), l.bytes+p.Length
+				l.inFlight, l.bytes = append(l.inFlight, p), l.bytes+p.Length
 				p.b.tasks[p.index].status.CompareAndSwap(uint32(Waiting), uint32(Pending))
 				return p
 			}
@@ -103,10 +103,10 @@ func (l *lane) take(wait bool) *part {
 
 // kill ends the lane's connection, if it has one. The remote's lock is held.
 func (l *lane) kill(err error) {
-	if l.conn == nil || l.dead != nil {
+	if l.conn == nil || l.err != nil {
 		return
 	}
-	l.dead = err
+	l.err = err
 	_ = l.conn.Close() // both goroutines find out
 	l.r.changed.Broadcast()
 }
@@ -119,9 +119,9 @@ func (l *lane) serve(conn net.Conn, v2 bool) {
 	if r.closed {
 		l.kill(errdefs.ErrClosed)
 	}
-	first := l.under[0]
+	first := l.inFlight[0]
 	if first.b.ctx.Err() != nil { // while it connected, when there was nothing to kill
-		l.kill(errAbandoned)
+		l.kill(errBatchCanceled)
 	}
 	r.mu.Unlock()
 	f := newFlow(conn, r.o.StallTime)
@@ -132,16 +132,16 @@ func (l *lane) serve(conn net.Conn, v2 bool) {
 	}()
 	err := l.send(f, first, v2)
 	r.mu.Lock()
-	l.mute = true
+	l.sendEnded = true
 	r.changed.Broadcast()
 	r.mu.Unlock()
 	select {
 	case <-done:
-	case <-time.After(lastWords): // a target that has closed may have said why
+	case <-time.After(replyTimeout): // a target that has closed may have said why
 	}
 	l.fail(err)
 	<-done
-	l.leave()
+	l.finishConn()
 }
 
 // fail ends the connection for err, unless something has before.
@@ -153,20 +153,20 @@ func (l *lane) fail(err error) {
 
 // leave settles what was under way when the connection ended, and that neither goroutine touches any more. What follows a part that the target
 // refused goes again, over another connection.
-func (l *lane) leave() {
+func (l *lane) finishConn() {
 	r := l.r
 	r.mu.Lock()
-	under, why, closed := l.under, l.dead, r.closed
+	under, why, closed := l.inFlight, l.err, r.closed
 	var refused *part
 	var again []*part
 	if len(under) > 0 {
-		r.free++
+		r.idleLanes++
 		if l.refused {
 			refused, under = under[0], under[1:]
 			again, under = split(under, func(p *part) bool { return !closed && p.b.ctx.Err() == nil })
 		}
 	}
-	l.conn, l.dead, l.under, l.bytes, l.refused, l.mute = nil, nil, nil, 0, false, false
+	l.conn, l.err, l.inFlight, l.bytes, l.refused, l.sendEnded = nil, nil, nil, 0, false, false
 	if len(again) > 0 {
 		for _, p := range again {
 			p.sent = false
@@ -184,7 +184,7 @@ func (l *lane) leave() {
 		refused.finish(Invalid, errRejected)
 	}
 	for _, p := range under {
-		p.finish(p.ended(why))
+		p.finish(p.failureOf(why))
 	}
 }
 
@@ -202,7 +202,7 @@ func split(parts []*part, holds func(*part) bool) (those, others []*part) {
 
 // send writes requests until the connection ends.
 func (l *lane) send(f *flow, p *part, v2 bool) error {
-	out := newGather(f)
+	out := newBufferedWriter(f)
 	head := make([]byte, 0, 2*headerBytes)
 	for {
 		h := header{length: p.Length, addr: p.Remote, op: p.Op, v2: v2}
@@ -220,7 +220,7 @@ func (l *lane) send(f *flow, p *part, v2 bool) error {
 				}
 			}
 		}
-		l.wasSent(p)
+		l.markSent(p)
 		if p = l.take(false); p != nil {
 			continue
 		}
@@ -233,7 +233,7 @@ func (l *lane) send(f *flow, p *part, v2 bool) error {
 	}
 }
 
-func (l *lane) wasSent(p *part) {
+func (l *lane) markSent(p *part) {
 	l.r.mu.Lock()
 	defer l.r.mu.Unlock()
 	p.sent = true
@@ -242,7 +242,7 @@ func (l *lane) wasSent(p *part) {
 
 // receive takes answers until the connection ends.
 func (l *lane) receive(f *flow, v2 bool) error {
-	in := newInlet(f)
+	in := newBufferedConn(f)
 	for {
 		if _, err := in.Peek(1); err != nil {
 			if isTimeout(err) && !l.stalled() {
@@ -259,7 +259,7 @@ func (l *lane) receive(f *flow, v2 bool) error {
 			return stalled(err, f.stall)
 		}
 		l.moved.Store(time.Now().UnixNano())
-		if !l.complete(p) {
+		if !l.finishOldest(p) {
 			return nil
 		}
 		p.finish(Completed, nil)
@@ -271,20 +271,20 @@ func (l *lane) stalled() bool {
 	r := l.r
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return len(l.under) > 0 && time.Now().UnixNano()-l.moved.Load() > int64(r.o.StallTime)*7/8
+	return len(l.inFlight) > 0 && time.Now().UnixNano()-l.moved.Load() > int64(r.o.StallTime)*7/8
 }
 
 func (l *lane) oldest() *part {
 	l.r.mu.Lock()
 	defer l.r.mu.Unlock()
-	if len(l.under) == 0 {
+	if len(l.inFlight) == 0 {
 		return nil
 	}
-	return l.under[0]
+	return l.inFlight[0]
 }
 
 // answer reads what the target says to p, the oldest part under way.
-func (l *lane) answer(p *part, in *inlet, v2 bool) error {
+func (l *lane) answer(p *part, in *bufferedConn, v2 bool) error {
 	if v2 {
 		status, err := readStatus(in)
 		switch {
@@ -312,7 +312,7 @@ func (l *lane) answer(p *part, in *inlet, v2 bool) error {
 
 var errRejected = &wire.AnswerError{Err: fmt.Errorf("the target rejected the address: %w", errdefs.ErrInvalid)}
 
-func readStatus(in *inlet) (uint64, error) {
+func readStatus(in *bufferedConn) (uint64, error) {
 	b, err := in.Peek(statusBytes)
 	if err != nil {
 		return 0, err
@@ -324,20 +324,20 @@ func readStatus(in *inlet) (uint64, error) {
 
 // complete takes p, the oldest part under way, off the lane. Its memory may be used again then, so it waits until all of p was sent: a target that
 // confirms what it has not got yet is none to trust. It reports whether the connection still serves.
-func (l *lane) complete(p *part) bool {
+func (l *lane) finishOldest(p *part) bool {
 	r := l.r
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for !p.sent && l.dead == nil && !l.mute {
+	for !p.sent && l.err == nil && !l.sendEnded {
 		r.changed.Wait()
 	}
 	if !p.sent {
 		return false
 	}
-	l.under[0] = nil
-	l.under, l.bytes = l.under[1:], l.bytes-p.Length
-	if len(l.under) == 0 {
-		r.free++
+	l.inFlight[0] = nil
+	l.inFlight, l.bytes = l.inFlight[1:], l.bytes-p.Length
+	if len(l.inFlight) == 0 {
+		r.idleLanes++
 	}
 	r.changed.Broadcast()
 	return true

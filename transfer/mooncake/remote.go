@@ -64,7 +64,7 @@ type Remote struct {
 	queue     []*part // in order; of those before next nothing is left
 	next      int
 	lanes     []*lane
-	free      int // lanes that wait for a part
+	idleLanes int // lanes that wait for a part
 	closed    bool
 }
 
@@ -137,12 +137,12 @@ func (r *Remote) Submit(ctx context.Context, tasks []Task) (*Batch, error) {
 		return nil, fmt.Errorf("submit to segment %s: %d parts beside %d that wait are more than %d: %w", r.name, len(parts), len(r.queue)-r.next, maxQueued, errdefs.ErrBusy)
 	}
 	// Before the first part goes, so that no part is final before there is something to stop.
-	b.stop = context.AfterFunc(ctx, func() { r.abandon(b) })
+	b.stop = context.AfterFunc(ctx, func() { r.cancelBatch(b) })
 	r.queue = append(r.queue, parts...)
-	for r.free < len(parts) && len(r.lanes) < r.o.Lanes {
+	for r.idleLanes < len(parts) && len(r.lanes) < r.o.Lanes {
 		l := &lane{r: r}
 		r.lanes = append(r.lanes, l)
-		r.free++
+		r.idleLanes++
 		r.wg.Go(l.run)
 	}
 	r.changed.Broadcast()
@@ -181,21 +181,21 @@ func (r *Remote) check(ctx context.Context, tasks []Task) error {
 }
 
 // abandon has a batch whose context has ended stop: what waits is passed over, and what is under way is stopped with its connection.
-func (r *Remote) abandon(b *Batch) {
+func (r *Remote) cancelBatch(b *Batch) {
 	r.mu.Lock()
 	gone := r.drop(b)
 	for _, l := range r.lanes {
-		if slices.ContainsFunc(l.under, func(p *part) bool { return p.b == b }) {
-			l.kill(errAbandoned)
+		if slices.ContainsFunc(l.inFlight, func(p *part) bool { return p.b == b }) {
+			l.kill(errBatchCanceled)
 		}
 	}
 	r.mu.Unlock()
 	for _, p := range gone {
-		p.finish(p.ended(errAbandoned))
+		p.finish(p.failureOf(errBatchCanceled))
 	}
 }
 
-var errAbandoned = fmt.Errorf("the connection was closed for a batch that was given up: %w", errdefs.ErrBroken)
+var errBatchCanceled = fmt.Errorf("the connection was closed for a batch that was given up: %w", errdefs.ErrBroken)
 
 // drop takes a batch's parts, or all of them where b is nil, out of the queue. The lock is held.
 func (r *Remote) drop(b *Batch) []*part {

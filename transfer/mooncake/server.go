@@ -249,7 +249,7 @@ func (s *Server) check(ctx context.Context) error {
 		return err
 	}
 	if addr != s.at.address() {
-		if _, err := ask(ctx, addr, kindProbe, []byte("{}")); err == nil {
+		if _, err := exchange(ctx, addr, kindProbe, []byte("{}")); err == nil {
 			return fmt.Errorf("segment %s is served by the process at %s: %w", s.o.Name, addr, errdefs.ErrExists)
 		}
 	}
@@ -285,17 +285,17 @@ func (s *Server) listen(l net.Listener, most int, serve func(net.Conn, *wire.Slo
 			}
 			s.wg.Go(func() {
 				defer slots.Release(slot)
-				if s.enter(c) {
+				if s.addConn(c) {
 					serve(c, slot)
 				}
-				s.leave(c)
+				s.removeConn(c)
 			})
 		}, func() { s.acceptFailures.Add(1) })
 	})
 }
 
 // enter has stop close the connection; false if it already came.
-func (s *Server) enter(c net.Conn) bool {
+func (s *Server) addConn(c net.Conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.closed {
@@ -304,7 +304,7 @@ func (s *Server) enter(c net.Conn) bool {
 	return !s.closed
 }
 
-func (s *Server) leave(c net.Conn) {
+func (s *Server) removeConn(c net.Conn) {
 	_ = c.Close() // whatever it had to say is said
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -370,7 +370,7 @@ func (s *Server) handshake(c net.Conn, slot *wire.Slot) {
 		return
 	}
 	if writeFrame(c, kind, answer) == nil {
-		hangUp(c, time.Second)
+		closeGracefully(c, time.Second)
 	}
 }
 
@@ -402,7 +402,7 @@ func (s *Server) answer(ctx context.Context, kind byte, body []byte) ([]byte, er
 
 // hangUp ends a connection whose peer may still be sending: it says that no more comes and reads on until the peer has closed, or for that
 // long. To close at once would reset the connection, and the peer might lose what it was told last.
-func hangUp(c net.Conn, most time.Duration) {
+func closeGracefully(c net.Conn, most time.Duration) {
 	t, ok := c.(*net.TCPConn)
 	if !ok || t.CloseWrite() != nil || t.SetDeadline(time.Now().Add(most)) != nil {
 		return

@@ -16,8 +16,8 @@ const rejectTime = 2 * time.Second
 func (s *Server) session(c net.Conn, slot *wire.Slot) {
 	f := newFlow(c, s.o.StallTime)
 	pace := wire.NewPace(s.o.StallTime)
-	out := newGather(f)
-	in := newInlet(flushing{out})
+	out := newBufferedWriter(f)
+	in := newBufferedConn(flushingReader{out})
 	head := make([]byte, headerBytes)
 	for {
 		f.limit(s.o.IdleTime)
@@ -47,7 +47,7 @@ func (s *Server) session(c net.Conn, slot *wire.Slot) {
 }
 
 // carryOut reports whether more may follow on the connection.
-func (s *Server) carryOut(h header, f *flow, in *inlet, out *gather) bool {
+func (s *Server) carryOut(h header, f *flow, in *bufferedConn, out *bufferedWriter) bool {
 	if h.length == 0 || s.o.Memory.Check(h.addr, h.length) != nil {
 		s.rejected.Add(1)
 		s.reject(h, f, out)
@@ -56,7 +56,7 @@ func (s *Server) carryOut(h header, f *flow, in *inlet, out *gather) bool {
 	var err error
 	if h.op == Read {
 		if h.v2 {
-			err = say(out, statusOK)
+			err = writeStatus(out, statusOK)
 		}
 		if err == nil {
 			err = s.o.Memory.Send(s.ctx, out, h.addr, h.length)
@@ -70,7 +70,7 @@ func (s *Server) carryOut(h header, f *flow, in *inlet, out *gather) bool {
 			return false
 		}
 		if err == nil && h.v2 {
-			err = say(out, statusOK) // the bytes are there
+			err = writeStatus(out, statusOK) // the bytes are there
 		}
 	}
 	if err != nil {
@@ -91,15 +91,15 @@ func (s *Server) count(err error, requests, bytes count, length uint64) {
 }
 
 // reject says so in version 2, which can, and resets the connection in version 1.
-func (s *Server) reject(h header, f *flow, out *gather) {
-	if !h.v2 || say(out, statusRejected) != nil || out.Flush() != nil {
+func (s *Server) reject(h header, f *flow, out *bufferedWriter) {
+	if !h.v2 || writeStatus(out, statusRejected) != nil || out.Flush() != nil {
 		f.reset()
 		return
 	}
-	hangUp(f.Conn, rejectTime)
+	closeGracefully(f.Conn, rejectTime)
 }
 
-func say(out *gather, status uint64) error {
+func writeStatus(out *bufferedWriter, status uint64) error {
 	var b [statusBytes]byte
 	binary.LittleEndian.PutUint64(b[:], status)
 	_, err := out.Write(b[:])

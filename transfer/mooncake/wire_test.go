@@ -42,7 +42,7 @@ func dataAddr(s *mooncake.Server) string {
 }
 
 // say sends bytes that are written in hexadecimal.
-func say(tb testing.TB, w io.Writer, text string) {
+func writeStatus(tb testing.TB, w io.Writer, text string) {
 	tb.Helper()
 	b, err := hex.DecodeString(strings.ReplaceAll(text, " ", ""))
 	must(tb, err)
@@ -85,7 +85,7 @@ func TestHandshakeBytes(t *testing.T) {
 	})
 	ask := func(text string) net.Conn {
 		c := talk(t, s.Segment().Name)
-		say(t, c, text)
+		writeStatus(t, c, text)
 		return c
 	}
 	c := ask("0300000000000000 03 7b7d") // probe, {}
@@ -132,16 +132,16 @@ func TestDataBytes(t *testing.T) {
 	at := make([]byte, 8)
 	binary.LittleEndian.PutUint64(at, addr(there)+2)
 	a := hex.EncodeToString(at)
-	say(t, c, "0300000000000000"+a+"00 00000000000000") // version 1 reads 3
+	writeStatus(t, c, "0300000000000000"+a+"00 00000000000000") // version 1 reads 3
 	hear(t, c, "323334")
-	say(t, c, "0300000000000000"+a+"80 ffffffffffffff") // version 2 does, with bytes that mean nothing
+	writeStatus(t, c, "0300000000000000"+a+"80 ffffffffffffff") // version 2 does, with bytes that mean nothing
 	hear(t, c, statusOK+"323334")
-	say(t, c, "0200000000000000"+a+"81 00000000000000 4142") // version 2 writes 2
+	writeStatus(t, c, "0200000000000000"+a+"81 00000000000000 4142") // version 2 writes 2
 	hear(t, c, statusOK)
 	if got := string(there.Bytes()[:6]); got != "01AB45" {
 		t.Errorf("memory is %q", got)
 	}
-	say(t, c, "0100000000000000"+a+"01 00000000000000 43"+ // version 1 writes 1,
+	writeStatus(t, c, "0100000000000000"+a+"01 00000000000000 43"+ // version 1 writes 1,
 		"0200000000000000"+a+"80 00000000000000") // and reads it behind
 	hear(t, c, statusOK+"4342")
 	if st := s.Stats(); st.Reads != 3 || st.Writes != 2 || st.ReadBytes != 8 || st.WrittenBytes != 3 {
@@ -233,13 +233,13 @@ func TestHostileHandshakes(t *testing.T) {
 		"0300000000000000 02 7b7b", // no JSON
 	} {
 		c := talk(t, s.Segment().Name)
-		say(t, c, text)
+		writeStatus(t, c, text)
 		_ = c.CloseWrite() // it may have been closed already
 		_ = ended(t, c)
 	}
 	for _, text := range []string{"", "03", "0300000000000000", "0300000000000000 01 7b"} { // truncated
 		c := talk(t, s.Segment().Name)
-		say(t, c, text)
+		writeStatus(t, c, text)
 		_ = c.CloseWrite() // it may have been closed already
 		_ = ended(t, c)
 	}

@@ -8,50 +8,53 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Provider names whose NICs are used.
+// Provider is a source of NICs.
 type Provider string
 
 // The providers.
 const (
 	// IBV has the NICs of the machine, through libibverbs.
 	IBV Provider = "ibv"
-	// Soft has NICs in software, "soft0" and on, whose bytes a copy stream moves. They are there to try the path
-	// without hardware; it is then reported as stream.PathNICSoft. Under auto nothing takes them.
+	// Soft has NICs in software, named "soft0", "soft1" and so on. A copy stream moves their bytes.
+	// They serve to try the path without hardware; stream.PathNICSoft reports them. The auto mode
+	// never uses them.
 	Soft Provider = "soft"
 )
 
-// Config selects NICs and says how they are used. The zero value is the default.
+// Config selects and configures NICs. The zero value is the default.
 type Config struct {
 	Provider Provider // default IBV
-	// NICs are the names of those to use, by this engine's device; copies are striped over them. Empty: the nearest one by
-	// PCIe and NUMA node, or Count of the nearest.
+	// NICs are the names of the NICs for this engine's device; copies are striped over them. Empty:
+	// the nearest NIC by PCIe and NUMA node, or Count of the nearest.
 	NICs []string
-	// NICsByDevice takes the place of NICs in a configuration that engines of several devices share: the names for each
-	// device, by its index. An engine whose device has none there is not opened, which is ErrInvalid.
+	// NICsByDevice replaces NICs in a configuration shared by engines of several devices: the names
+	// for each device, by its index. It is ErrInvalid to open an engine whose device has no names.
 	NICsByDevice [][]string
-	// Count is how many NICs to use at most, of those that are equally near, where none is named. Default 1.
+	// Count is the number of NICs to use of those that are equally near, if none is named. Default
+	// 1.
 	Count int
-	// Port of each NIC, from 1. Zero: the first that is active.
+	// Port is the port of each NIC, from 1. Zero: the first active one.
 	Port int
-	// GIDIndex is the entry of the port's table of addresses, 0 to 255. Nil: the best, RoCE v2 and IPv4 first.
+	// GIDIndex is the index in the port's address table, 0 to 255. Nil: the best entry; RoCE v2 and
+	// IPv4 are preferred.
 	GIDIndex *int
-	// MTU in bytes, from 256 to 4096 in powers of two. Zero: the port's active one.
+	// MTU is in bytes, a power of two from 256 to 4096. Zero: the port's active MTU.
 	MTU int
-	// QueuePairs on each NIC, of each stream, 256 at most. Zero is the stream's default.
+	// QueuePairs is the number for each NIC and stream, at most 256. Zero: the stream's default.
 	QueuePairs int
-	// RegisterOnUse registers memory that a copy names and that was not given to Register. That holds the copy up for milliseconds,
-	// and the memory must be given to Unregister before it is freed all the same.
-	// Under auto NICs that cannot register it are not used any more.
+	// RegisterOnUse registers memory that a copy names and Register was not called for. The copy
+	// takes milliseconds longer. The caller must still pass the memory to Unregister before it is
+	// freed. In auto mode, NICs that cannot register it are no longer used.
 	RegisterOnUse bool
 }
 
-// Bounds of a Config: more than any host has, and than any NIC is faster by.
+// Limits of a Config, above any useful value.
 const (
 	maxNICs       = 64
 	maxQueuePairs = 256
 )
 
-// Validate reports everything wrong at once.
+// Validate reports all errors.
 func (r *Config) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) {
@@ -95,11 +98,11 @@ func (r *Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Named reports whether NICs are asked for by their names.
+// Named reports whether NICs are selected by name.
 func (r *Config) Named() bool { return len(r.NICs) > 0 || r.NICsByDevice != nil }
 
-// Choice is a NIC, and why it is the one to use.
+// Choice is a selected NIC with the reason.
 type Choice struct {
 	Name   string
-	Reason string // where it is, which of its ports and addresses is used, and how it reaches the device's memory
+	Reason string // its location, its port and address, and its access to the device's memory
 }

@@ -23,32 +23,34 @@ import (
 	"github.com/kvlane/kvlane/topology"
 )
 
-// probeBytes is the memory that NICs are tried with: a page of a GPU.
+// probeBytes is the size of the memory that Open registers as a test: one page of a GPU.
 const probeBytes = 64 << 10
 
-// NICs are RDMA NICs that are open, with the memory that is registered with them. Safe for concurrent use.
+// NICs are open RDMA NICs with their registered memory. They are safe for concurrent use.
 type NICs struct {
 	cfg    Config
-	flush  func(device int) error // nil: none is needed
-	dev    device.Device          // nil: none
-	source *registry.Devices      // opens the NICs, for transfers too
-	how    registry.Options       // they register memory by
+	flush  func(device int) error // nil: not needed
+	dev    device.Device          // or nil
+	source *registry.Devices      // opens the NICs, also for transfers
+	how    registry.Options       // options for registering memory
 	open   []*registry.Registry
-	counts []*nic.Counters // of open
+	counts []*nic.Counters // by the index in open
 	chosen []Choice
-	ids    []string // of the NICs, by which profiles know them
+	ids    []string // identities of the NICs in profiles
 	closes unwind.Stack
 }
 
-// Open opens the NICs that c selects for dev and registers memory of dev with them, to find out whether that is possible at all, or
-// with a nil dev opens them for host memory alone. Bytes of NICs in software are moved by a copy stream of dev, which openCopy opens
-// (nil: with default options), or by the CPU where there is no device. What is missing is in the error: ErrNotSupported where
-// there is no library, no NIC, or no way for a NIC to reach dev's memory. The caller closes the NICs, before dev.
+// Open opens the NICs that c selects for dev and registers some memory of dev to test that it
+// works. With a nil dev it opens them for host memory only. NICs in software copy with a stream of
+// dev that openCopy opens (nil: with default options), or with the CPU if dev is nil. Open returns
+// ErrNotSupported if there is no library, no NIC, or no way for a NIC to reach dev's memory. The
+// caller closes the NICs before dev.
 func Open(dev device.Device, c Config, openCopy func() (stream.Stream, error)) (*NICs, error) {
-	return open(dev, c, openCopy, c.Provider != Soft) // those in software copy as the device itself does
+	return open(dev, c, openCopy, c.Provider != Soft) // NICs in software copy as the device itself does
 }
 
-// open is Open; where exports is true NICs are given what dev exports, and dev is flushed after their writes.
+// open is Open. If exports is true, NICs use the memory that dev exports, and dev is flushed after
+// their writes.
 func open(dev device.Device, c Config, openCopy func() (stream.Stream, error), exports bool) (_ *NICs, err error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
@@ -72,7 +74,7 @@ func open(dev device.Device, c Config, openCopy func() (stream.Stream, error), e
 	return n, nil
 }
 
-// openNICs opens the NICs of the provider for dev, if there is one, and tries them with its memory.
+// openNICs opens the NICs of the provider and tests them with memory of dev, unless dev is nil.
 func (n *NICs) openNICs(provider rdma.Provider, dev device.Device, exports bool) (err error) {
 	var o registry.Options
 	if dev != nil && exports {
@@ -123,7 +125,7 @@ func (n *NICs) choose(provider rdma.Provider, dev device.Device, o registry.Opti
 	return nil
 }
 
-// flusher returns what makes dev see the writes of NICs, or nil where it always does.
+// flusher returns the function that makes writes of NICs visible to dev, or nil if they always are.
 func flusher(dev device.Device) (func(device int) error, error) {
 	f, ok := dev.(device.RemoteWriteFlusher)
 	if !ok {
@@ -141,7 +143,7 @@ func flusher(dev device.Device) (func(device int) error, error) {
 	}, nil
 }
 
-// openProvider opens the provider and what it needs.
+// openProvider opens the provider and its dependencies.
 func (n *NICs) openProvider(dev device.Device, openCopy func() (stream.Stream, error)) (rdma.Provider, error) {
 	if n.cfg.Provider != Soft {
 		p, closeProvider, err := loadVerbs()
@@ -155,7 +157,7 @@ func (n *NICs) openProvider(dev device.Device, openCopy func() (stream.Stream, e
 	for _, names := range n.cfg.NICsByDevice {
 		count = max(count, len(names))
 	}
-	o := soft.Options{Devices: make([]soft.DeviceOptions, count)} // which the CPU copies for
+	o := soft.Options{Devices: make([]soft.DeviceOptions, count)} // copied by the CPU by default
 	if dev != nil {
 		m := softnic.NewMover(openCopy)
 		n.closes.Add("mover", m.Close)
@@ -172,7 +174,7 @@ func (n *NICs) openProvider(dev device.Device, openCopy func() (stream.Stream, e
 	return p, nil
 }
 
-// topology returns what the configuration says of the NICs of the device with that index.
+// topology returns the options that select NICs for the device with that index.
 func (n *NICs) topology(index int) topology.Options {
 	o := topology.Options{Count: n.cfg.Count, Named: n.cfg.NICsByDevice}
 	if len(n.cfg.NICs) > 0 {
@@ -182,7 +184,7 @@ func (n *NICs) topology(index int) topology.Options {
 	return o
 }
 
-// port finds the port of g that streams use, as it is now.
+// port returns the port of g that streams use at present.
 func (n *NICs) port(g *registry.Registry) (rdma.Port, error) {
 	o := rdma.PortOptions{Port: n.cfg.Port, GIDIndex: n.cfg.GIDIndex}
 	for m := rdma.MTU256; m <= rdma.MTU4096; m++ {
@@ -193,7 +195,8 @@ func (n *NICs) port(g *registry.Registry) (rdma.Port, error) {
 	return rdma.FindPort(g.Device(), o)
 }
 
-// tryRegister registers a little memory of dev, notes how the NICs reach it, and takes it back.
+// tryRegister registers and unregisters some memory of dev and records in chosen how the NICs reach
+// it.
 func (n *NICs) tryRegister(dev device.Device) (err error) {
 	r, err := dev.Alloc(probeBytes, device.AllocOptions{})
 	if err != nil {
@@ -203,7 +206,7 @@ func (n *NICs) tryRegister(dev device.Device) (err error) {
 		ctx, cancel := context.WithTimeout(context.Background(), unwind.Timeout)
 		defer cancel()
 		gone := n.Unregister(ctx, r)
-		if gone == nil { // else a NIC may still have it
+		if gone == nil { // else a NIC may still reach it
 			gone = dev.Free(r)
 		}
 		err = errors.Join(err, gone)
@@ -226,7 +229,7 @@ func (n *NICs) tryRegister(dev device.Device) (err error) {
 	return nil
 }
 
-// portIdentity names g and the port of it with all that what they take depends on.
+// portIdentity returns a text with all properties of g and the port that copy times depend on.
 func portIdentity(g *registry.Registry, port rdma.Port) (string, error) {
 	info := g.Device().Info()
 	p, err := g.Device().QueryPort(port.Number)
@@ -236,15 +239,15 @@ func portIdentity(g *registry.Registry, port rdma.Port) (string, error) {
 	return fmt.Sprintf("%s %s %#x firmware %s port %d %g Gb/s MTU %s", info.Provider, info.Name, info.GUID, info.Firmware, p.Number, p.RateGbps, port.MTU), nil
 }
 
-// Identity names the NICs with all that what they take depends on.
+// Identity returns a text with all properties of the NICs that copy times depend on.
 func (n *NICs) Identity() string {
 	return fmt.Sprintf("%s, %d queue pairs", strings.Join(n.ids, ", "), cmp.Or(n.cfg.QueuePairs, nic.DefaultQueuePairs))
 }
 
-// Choices returns the NICs, and why these.
+// Choices returns the NICs with the reasons for choosing them.
 func (n *NICs) Choices() []Choice { return slices.Clone(n.chosen) }
 
-// Stats returns the figures of each NIC, in the order of Choices, also after Close.
+// Stats returns the statistics of each NIC, in the order of Choices. It works after Close.
 func (n *NICs) Stats() []stream.NICStats {
 	all := make([]stream.NICStats, len(n.open))
 	for i, g := range n.open {
@@ -262,20 +265,22 @@ func (n *NICs) Stats() []stream.NICStats {
 	return all
 }
 
-// Register registers memory with all of the NICs: all of the regions or none. ErrExists for a region that overlaps a registered one. Where what was
-// done could not be undone the error says so, and Unregister takes it back.
+// Register registers all of the regions with all NICs, or none. It returns ErrExists for a region
+// that overlaps a registered one. If it cannot undo a partial registration, the error contains
+// that, and Unregister removes the rest.
 func (n *NICs) Register(regions ...*mem.Region) error {
 	return registry.Register(n.open, rdma.MROptions{Access: nic.Access}, regions...)
 }
 
-// Answered reports whether err is what a NIC has answered to a call or a request.
+// Answered reports whether err is an error code of a NIC for a call or a request.
 func Answered(err error) bool {
 	var call *rdma.Error
 	var request *rdma.WCError
 	return errors.As(err, &call) || errors.As(err, &request)
 }
 
-// Refused reports whether an error of Register is that NICs refused the memory, and not what the caller did; nor that it could not be undone.
+// Refused reports whether an error of Register means that NICs refused the memory. It is false for
+// mistakes of the caller.
 func Refused(err error) bool {
 	var left *registry.LeftError
 	if errors.As(err, &left) {
@@ -285,13 +290,13 @@ func Refused(err error) bool {
 	return errors.As(err, &verb) || errors.Is(err, errdefs.ErrNotSupported)
 }
 
-// Unregister takes back Register. The memory may be freed once it has returned nil; ErrBusy, with the context's cause, if transfers
-// are under way there until ctx ends. Regions that are not registered are no error.
+// Unregister unregisters regions. If it returns nil, they may be freed. It returns ErrBusy with the
+// cause of ctx if ctx ends while transfers use them. Regions that are not registered are no error.
 func (n *NICs) Unregister(ctx context.Context, regions ...*mem.Region) error {
 	return registry.Unregister(ctx, n.open, regions...)
 }
 
-// Carrier returns what copy streams have of the NICs.
+// Carrier returns the NICs in the form that copy streams use.
 func (n *NICs) Carrier() *streamcopy.Carrier {
 	path := stream.PathNIC
 	if n.cfg.Provider == Soft {
@@ -300,12 +305,13 @@ func (n *NICs) Carrier() *streamcopy.Carrier {
 	return &streamcopy.Carrier{Path: path, Open: n.OpenStream, Reaches: n.reaches}
 }
 
-// reaches reports whether all of r can be copied from and to: it is registered, or will be.
+// reaches reports whether all of r is registered or will be on use.
 func (n *NICs) reaches(r *mem.Region) bool {
 	return n.cfg.RegisterOnUse || !slices.ContainsFunc(n.open, func(g *registry.Registry) bool { return !g.Covers(mem.All(r), nic.Access) })
 }
 
-// OpenStream opens a stream over all of the NICs, by the ports that are active now. The caller closes it before them.
+// OpenStream opens a stream over all of the NICs and their active ports. The caller closes it
+// before the NICs.
 func (n *NICs) OpenStream() (stream.Stream, error) {
 	rails, err := n.Rails()
 	if err != nil {
@@ -313,12 +319,12 @@ func (n *NICs) OpenStream() (stream.Stream, error) {
 	}
 	s, err := nic.Open(nic.Options{NICs: rails, QueuePairs: n.cfg.QueuePairs, RegisterOnUse: n.cfg.RegisterOnUse, Flush: n.flush})
 	if err != nil {
-		return nil, err // not a nil *nic.Stream in an interface
+		return nil, err // avoid a nil *nic.Stream in the interface
 	}
 	return s, nil
 }
 
-// Rails returns the NICs as streams take them, with the ports that are active now: for use without a stream.
+// Rails returns the NICs and their active ports in the form that streams use.
 func (n *NICs) Rails() ([]nic.NIC, error) {
 	var all []nic.NIC
 	for i, g := range n.open {
@@ -334,8 +340,8 @@ func (n *NICs) Rails() ([]nic.NIC, error) {
 	return all, nil
 }
 
-// Transfers returns the NICs as engines of package transfer take them, with the ports that are active now; what those register with them is
-// theirs alone. They are closed before the NICs.
+// Transfers returns the NICs and their active ports in the form that engines of package transfer
+// use. Memory that those register is separate. The caller closes them before the NICs.
 func (n *NICs) Transfers() (*rail.NICs, error) {
 	rails, err := n.Rails()
 	if err != nil {
@@ -351,5 +357,6 @@ func (n *NICs) Transfers() (*rail.NICs, error) {
 	return rail.New(o)
 }
 
-// Close closes the NICs. It stops at what does not close, says what is left, and may be called again, also while another does.
+// Close closes the NICs. If something does not close, it stops there, returns that error, and may
+// be called again, also concurrently.
 func (n *NICs) Close(ctx context.Context) error { return n.closes.Close(ctx) }

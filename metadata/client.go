@@ -24,8 +24,8 @@ type Client struct {
 
 var _ Store = (*Client)(nil)
 
-// NewClient returns a client of the server at an address such as http://host:port/metadata. limit bounds each request; zero: 5 s.
-// ErrInvalid.
+// NewClient returns a client of the server at an address such as http://host:port/metadata. limit
+// is the timeout of each request; zero: 5 s. It returns ErrInvalid for a wrong address or limit.
 func NewClient(address string, limit time.Duration) (*Client, error) {
 	u, err := url.Parse(address)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || limit < 0 {
@@ -95,7 +95,7 @@ func (c *Client) do(ctx context.Context, method string, q url.Values, body []byt
 	return value, nil
 }
 
-// leaseOf reads how long a lease is, in milliseconds.
+// leaseOf parses the length of a lease in milliseconds.
 func leaseOf(text string) (time.Duration, error) {
 	if text == "" {
 		return 0, nil

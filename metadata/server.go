@@ -11,19 +11,20 @@ import (
 	"github.com/jonboulle/clockwork"
 )
 
-// ServerOptions say how a Server is made.
+// ServerOptions are the options of a Server.
 type ServerOptions struct {
-	// MaxBytes bounds keys and values together. Default 256 MiB.
+	// MaxBytes is the limit for all keys and values together. Default 256 MiB.
 	MaxBytes int64
-	// Clock says when leases end. Default: the real one.
+	// Clock is the clock that leases are measured with. Default: the real clock.
 	Clock clockwork.Clock
 }
 
-// Server is a Store over HTTP, an http.Handler. What it has is in memory: who has put it puts it again.
+// Server is a Store over HTTP and an http.Handler. It keeps values in memory only: after a restart
+// their owners have to put them again.
 type Server struct {
 	max   int64
 	clock clockwork.Clock
-	puts  chan struct{} // a token of each value that is being read
+	puts  chan struct{} // one element for each value that is being read
 
 	mu    sync.Mutex
 	all   map[string]entry
@@ -33,14 +34,14 @@ type Server struct {
 
 type entry struct {
 	value []byte
-	until time.Time // zero: for good
+	until time.Time // zero: never
 }
 
-// entryBytes is what an entry takes beside its key and value, about.
+// entryBytes is the approximate memory of an entry without its key and value.
 const entryBytes = 128
 
-// maxPuts is how many values are read at a time, so that peers that send slowly take a bounded
-// memory.
+// maxPuts is the number of values that are read concurrently. It bounds the memory that slow peers
+// use.
 const maxPuts = 64
 
 // NewServer returns an empty server.
@@ -52,7 +53,7 @@ func NewServer(o ServerOptions) *Server {
 	return s
 }
 
-// Len returns how many values there are.
+// Len returns the number of values.
 func (s *Server) Len() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -76,7 +77,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		w.Header().Set("Content-Type", "application/octet-stream")
-		_, _ = w.Write(value) // who has gone does not want it
+		_, _ = w.Write(value) // the client may have disconnected
 	case http.MethodPut:
 		ttl, err := leaseOf(q.Get("ttl"))
 		if err != nil {
@@ -152,7 +153,7 @@ func (s *Server) remove(key string, e entry) {
 	s.bytes -= cost(key, e)
 }
 
-// sweep removes what is over, if it was not done within the last while.
+// sweep removes expired values, at most once in each period of length every.
 func (s *Server) sweep(every time.Duration) {
 	now := s.clock.Now()
 	if now.Sub(s.swept) < every {

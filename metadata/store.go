@@ -1,8 +1,10 @@
-// Package metadata says where segments are: small values under names, in a store that several processes reach. What is put there has
-// a lease, so that what a dead process has put vanishes.
+// Package metadata keeps small values under names in a store that several processes share. Package
+// transfer stores the locations of segments there. A value has a lease, so that the values of a
+// dead process disappear.
 //
-// A Server keeps them in memory, over HTTP; a Client is its client, and of others that speak the same: GET, PUT and DELETE of
-// /metadata?key=KEY, 200 or 404. A value without a lease stays, as those who know of none expect.
+// A Server keeps the values in memory and serves them over HTTP: GET, PUT and DELETE of
+// /metadata?key=KEY, with status 200 or 404. A Client is a client of that server and of others with
+// the same interface. A value without a lease stays until it is deleted.
 //
 // All types are safe for concurrent use.
 package metadata
@@ -18,11 +20,12 @@ const (
 	MaxValueBytes = 1 << 20
 )
 
-// Store has values by name.
+// Store keeps values by key.
 type Store interface {
-	// Put sets the value of key, in place of another one, for as long as ttl says; zero: for good.
+	// Put sets the value of key and replaces an earlier one. The value expires after ttl; zero:
+	// never.
 	Put(ctx context.Context, key string, value []byte, ttl time.Duration) error
-	// Get returns the value. ErrNotFound if there is none, or its time is over.
+	// Get returns the value. It returns ErrNotFound if there is none or it has expired.
 	Get(ctx context.Context, key string) ([]byte, error)
 	// Delete removes the value, if there is one.
 	Delete(ctx context.Context, key string) error

@@ -21,35 +21,38 @@ const (
 	DefaultChunks     = 8
 )
 
-// ahead is how many chunks one transfer has at most: one on the socket, the others on the device's queue.
+// pipelineDepth is the number of chunks that one transfer uses: one at the connection, the others
+// in the device's queue.
 const pipelineDepth = 4
 
-// MoverOptions say how a Mover is made. The zero value moves memory that the CPU reaches.
+// MoverOptions are the options of a Mover. The zero value moves memory that the CPU reaches.
 type MoverOptions struct {
 	// Device allocates the pinned chunks. Nil: device memory is ErrNotSupported.
 	Device device.Device
-	// Copy copies between chunks and Device's memory. It stays the caller's, and outlives the Mover.
+	// Copy copies between chunks and Device's memory. The caller owns it and closes it after the
+	// Mover.
 	Copy stream.Stream
-	// ChunkBytes is how long a chunk is, and Chunks how many there are each way, allocated when one is first needed. Zero: the defaults.
+	// ChunkBytes is the length of a chunk. Chunks is their number for each direction. The Mover
+	// allocates them on first use. Zero: the defaults.
 	ChunkBytes int64
 	Chunks     int
 }
 
-// Mover moves bytes between extents of memory and sockets.
+// Mover moves bytes between extents of memory and connections.
 //
-// Two Movers that send to one another never wait for each other's chunks: what is received has chunks of its own, and for a BriefWriter a
-// sender has none while nothing goes, as of a BriefReader a receiver has none while nothing comes: who is slow at the other end keeps them from
-// nobody. Who has begun to send to a plain Writer keeps one until all is sent.
+// Two Movers that send to each other do not deadlock: each direction has its own chunks. A
+// BriefReader or BriefWriter keeps a slow peer from occupying chunks: the Mover releases them while
+// no byte arrives or leaves. With a plain io.Writer, a sender keeps one chunk until all is sent.
 type Mover struct {
 	o       MoverOptions
-	in, out chan mem.Extent // chunks that are free, of what is received and sent
+	in, out chan mem.Extent // free chunks, to receive into and to send from
 
 	mu     sync.Mutex
-	region *mem.Region // of the chunks; nil: not allocated
+	region *mem.Region // memory of the chunks; nil before the first use
 	closed bool
 }
 
-// NewMover returns a Mover. ErrInvalid.
+// NewMover returns a Mover. It returns ErrInvalid for options out of range.
 func NewMover(o MoverOptions) (*Mover, error) {
 	o.ChunkBytes, o.Chunks = cmp.Or(o.ChunkBytes, DefaultChunkBytes), cmp.Or(o.Chunks, DefaultChunks)
 	if o.ChunkBytes < 0 || o.Chunks < 0 || (o.Device == nil) != (o.Copy == nil) {
@@ -58,7 +61,7 @@ func NewMover(o MoverOptions) (*Mover, error) {
 	return &Mover{o: o, in: make(chan mem.Extent, o.Chunks), out: make(chan mem.Extent, o.Chunks)}, nil
 }
 
-// Moves returns why the Mover cannot move r's bytes, or nil.
+// Moves returns an error if the Mover cannot move the bytes of r.
 func (m *Mover) Moves(r *mem.Region) error {
 	switch {
 	case r == nil || r.Kind() == mem.KindFile:
@@ -69,20 +72,22 @@ func (m *Mover) Moves(r *mem.Region) error {
 	return nil
 }
 
-// BriefWriter is a socket whose writes can be brief.
+// BriefWriter is a connection with a time limit for each write.
 type BriefWriter interface {
 	io.Writer
-	// Flush writes what Write and WriteBy have gathered.
+	// Flush writes the bytes that Write and WriteBy have buffered.
 	Flush() error
-	// Ready reports whether WriteBy takes n bytes, in any pieces, without a Flush before.
+	// Ready reports whether WriteBy takes n bytes, in any number of calls, without a Flush before.
 	Ready(n int64) bool
-	// WriteBy writes what it can of p until a time at most, or gathers it. That it was not all is no error.
+	// WriteBy writes or buffers as much of p as it can before the time by. Writing less than p is
+	// not an error.
 	WriteBy(p []byte, by time.Time) (int, error)
 }
 
-// Send writes the bytes of the extents to w, which should be a BriefWriter where memory is staged, one after another. When it returns nothing touches the memory any more; ctx ends waits for
-// the device, and who ends those for w is its deadline. Whatever the error, w may have got less than all. ErrLost if another process's memory
-// was taken back before the end: w may have got all, of which nobody knows what it is.
+// Send writes the bytes of the extents to w in order. w should be a BriefWriter if memory is
+// staged. Send returns when it no longer touches the memory. ctx ends its waits for the device,
+// deadlines of w those for the peer. After an error, w may have any part of the bytes. ErrLost:
+// another process took its memory back, and bytes that w has may be wrong.
 func (m *Mover) Send(ctx context.Context, w io.Writer, list []mem.Extent) error {
 	holds, err := hold(list)
 	if err != nil {
@@ -106,21 +111,22 @@ func (m *Mover) Send(ctx context.Context, w io.Writer, list []mem.Extent) error 
 		}
 		list = list[n:]
 	}
-	if err := holds.Check(); err != nil { // what was lost meanwhile has been somebody else's
+	if err := holds.Check(); err != nil { // lost memory may hold other data
 		return fmt.Errorf("send memory: %w", err)
 	}
 	return nil
 }
 
-// BriefReader is a socket whose reads can be brief.
+// BriefReader is a connection with a time limit for each read.
 type BriefReader interface {
 	io.Reader
-	// ReadBy is Read that waits until a time at most. That nothing came until then is no error.
+	// ReadBy is Read that waits until the time by at most. No bytes by then is not an error.
 	ReadBy(p []byte, by time.Time) (int, error)
 }
 
-// Receive fills the extents with what r has, which should be a BriefReader where memory is staged, one after another. When it returns nothing touches the memory any more, and if it returns
-// nil every byte is where it belongs. ctx is as for Send.
+// Receive fills the extents in order with bytes from r. r should be a BriefReader if memory is
+// staged. Receive returns when it no longer touches the memory. If it returns nil, every byte is
+// visible there. ctx is used as in Send.
 func (m *Mover) Receive(ctx context.Context, r io.Reader, list []mem.Extent) error {
 	holds, err := hold(list)
 	if err != nil {
@@ -150,7 +156,7 @@ func (m *Mover) Receive(ctx context.Context, r io.Reader, list []mem.Extent) err
 	return nil
 }
 
-// hold holds the memory of other processes in the list.
+// hold keeps the memory of other processes in the list mapped until the result is released.
 func hold(list []mem.Extent) (holds mem.Holds, err error) {
 	for i := range list {
 		if err := holds.Add(list[i].Region); err != nil {
@@ -161,7 +167,7 @@ func hold(list []mem.Extent) (holds mem.Holds, err error) {
 	return holds, nil
 }
 
-// staged returns how many extents from the first on the CPU does not reach.
+// countStaged returns the number of leading extents that the CPU does not reach.
 func countStaged(list []mem.Extent) int {
 	for i, e := range list {
 		if e.Bytes() != nil && e.Len > 0 {
@@ -178,7 +184,7 @@ func length(list []mem.Extent) (n int64) {
 	return n
 }
 
-// load is a chunk with the extents that it holds the bytes of.
+// stagedChunk is a chunk with the extents whose bytes it holds.
 type stagedChunk struct {
 	chunk  mem.Extent
 	from   cursor
@@ -187,13 +193,13 @@ type stagedChunk struct {
 	ticket *stream.Ticket
 }
 
-// cursor is where in its list a transfer is.
+// cursor is the position of a transfer in its list of extents.
 type cursor struct {
-	list []mem.Extent // what is left of the caller's, which stays as it is
-	done int64        // bytes of its first extent
+	list []mem.Extent // the rest of the caller's list, which is not modified
+	done int64        // bytes of the first extent that are done
 }
 
-// take returns the next extent, of most bytes at most, of which there may be none.
+// take returns the next extent, at most most bytes long. It may be empty.
 func (c *cursor) take(most int64) mem.Extent {
 	e := c.list[0].Sub(c.done, min(c.list[0].Len-c.done, most))
 	if c.done += e.Len; c.done == c.list[0].Len {
@@ -202,14 +208,14 @@ func (c *cursor) take(most int64) mem.Extent {
 	return e
 }
 
-// pipeline is one transfer's way through the chunks.
+// pipeline is the state of one transfer through the chunks.
 type pipeline struct {
 	cursor
 
 	m        *Mover
 	free     chan mem.Extent
 	ctx      context.Context
-	inFlight []*stagedChunk // on the device's queue, in order
+	inFlight []*stagedChunk // in the device's queue, in order
 }
 
 func (m *Mover) sendStaged(ctx context.Context, w io.Writer, list []mem.Extent) (err error) {
@@ -217,12 +223,12 @@ func (m *Mover) sendStaged(ctx context.Context, w io.Writer, list []mem.Extent) 
 	defer p.drain()
 	socket, brief := w.(BriefWriter)
 	if brief && !socket.Ready(length(list)) {
-		if err := socket.Flush(); err != nil { // which no chunk is held for
+		if err := socket.Flush(); err != nil { // without a chunk
 			return err
 		}
 	}
 	var first []byte
-	window, depth := m.o.ChunkBytes, pipelineDepth // of a slow socket as much as it took last time, and one at a time
+	window, depth := m.o.ChunkBytes, pipelineDepth // a slow connection gets one chunk at a time, with as many bytes as it took last
 	for {
 		for len(p.list) > 0 && len(p.inFlight) < depth {
 			chunk, err := p.chunk(len(p.inFlight) == 0)
@@ -277,7 +283,7 @@ func (m *Mover) sendStaged(ctx context.Context, w io.Writer, list []mem.Extent) 
 	}
 }
 
-// writeBriefly writes what goes soon of b.
+// writeBriefly writes b, or with a BriefWriter as much as it takes within briefWait.
 func writeBriefly(w io.Writer, b []byte) (int, error) {
 	if socket, ok := w.(BriefWriter); ok {
 		return socket.WriteBy(b, time.Now().Add(briefWait))
@@ -286,8 +292,8 @@ func writeBriefly(w io.Writer, b []byte) (int, error) {
 }
 
 const (
-	firstBytes = 4 << 10              // what is waited for without a chunk, and copied to or from it
-	briefWait  = 5 * time.Millisecond // how long more is waited for with one
+	firstBytes = 4 << 10              // bytes that a transfer waits for without a chunk and then copies
+	briefWait  = 5 * time.Millisecond // time that a transfer waits with a chunk
 )
 
 func (m *Mover) receiveStaged(ctx context.Context, r io.Reader, list []mem.Extent) (err error) {
@@ -319,7 +325,8 @@ func (m *Mover) receiveStaged(ctx context.Context, r io.Reader, list []mem.Exten
 	return p.completeAll()
 }
 
-// await reads the first bytes of a chunk. No chunk is held for longer than a moment meanwhile.
+// await reads the first bytes of a chunk. While it waits for the peer, the transfer holds no chunk
+// for longer than briefWait.
 func (p *pipeline) await(r io.Reader, b []byte) (n int, err error) {
 	if socket, ok := r.(BriefReader); ok && len(p.inFlight) > 0 {
 		if n, err = socket.ReadBy(b, time.Now().Add(briefWait)); n > 0 || err != nil {
@@ -332,7 +339,7 @@ func (p *pipeline) await(r io.Reader, b []byte) (n int, err error) {
 	return io.ReadAtLeast(r, b, 1)
 }
 
-// readBriefly fills b with what comes soon.
+// readBriefly fills b, or with a BriefReader as much of b as arrives within briefWait.
 func readBriefly(r io.Reader, b []byte) (n int, err error) {
 	socket, ok := r.(BriefReader)
 	if !ok {
@@ -348,7 +355,7 @@ func readBriefly(r io.Reader, b []byte) (n int, err error) {
 	return n, nil
 }
 
-// next returns a chunk to receive into.
+// next returns a chunk to receive into. It waits for the oldest one in the queue if it must.
 func (p *pipeline) next() (mem.Extent, error) {
 	if len(p.inFlight) < pipelineDepth {
 		chunk, err := p.chunk(len(p.inFlight) == 0)
@@ -359,7 +366,7 @@ func (p *pipeline) next() (mem.Extent, error) {
 	return p.oldest()
 }
 
-// land waits for all on the queue, and gives their chunks back.
+// completeAll waits for all chunks in the queue and frees them.
 func (p *pipeline) completeAll() error {
 	for len(p.inFlight) > 0 {
 		chunk, err := p.oldest()
@@ -371,7 +378,7 @@ func (p *pipeline) completeAll() error {
 	return nil
 }
 
-// oldest waits for the first of those on the queue and returns its chunk.
+// oldest waits for the first chunk in the queue and returns it.
 func (p *pipeline) oldest() (mem.Extent, error) {
 	l := p.inFlight[0]
 	if err := l.ticket.Wait(p.ctx); err != nil {
@@ -381,7 +388,8 @@ func (p *pipeline) oldest() (mem.Extent, error) {
 	return l.chunk, nil
 }
 
-// fill takes the next extents, most bytes of them, for the chunk; in says that the chunk is copied to them.
+// fill assigns the next extents, at most most bytes, to the chunk. If in is true, the chunk is
+// copied to them.
 func (p *pipeline) fill(chunk mem.Extent, most int64, in bool) *stagedChunk {
 	l := &stagedChunk{chunk: chunk, from: p.cursor}
 	for len(p.list) > 0 && l.bytes < most {
@@ -408,7 +416,7 @@ func (p *pipeline) submit(l *stagedChunk) (err error) {
 	return nil
 }
 
-// chunk returns a chunk, or none if it would have to wait and must not.
+// chunk returns a free chunk. If there is none, it waits for one or returns an empty extent.
 func (p *pipeline) chunk(wait bool) (mem.Extent, error) {
 	if err := p.m.ready(); err != nil {
 		return mem.Extent{}, err
@@ -429,7 +437,8 @@ func (p *pipeline) chunk(wait bool) (mem.Extent, error) {
 	}
 }
 
-// drain waits until the device touches neither chunks nor memory, however long that takes: neither may be used before.
+// drain cancels the copies in the queue and waits until the device touches neither chunks nor
+// memory. The wait has no limit, since both are reused afterwards.
 func (p *pipeline) drain() {
 	for _, l := range p.inFlight {
 		l.ticket.Cancel()
@@ -440,7 +449,7 @@ func (p *pipeline) drain() {
 	}
 }
 
-// ready allocates the chunks, the first time.
+// ready allocates the chunks on first use.
 func (m *Mover) ready() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -464,7 +473,7 @@ func (m *Mover) ready() error {
 	return nil
 }
 
-// Close frees the chunks. ErrBusy while bytes are moved. A second Close returns nil.
+// Close frees the chunks. It returns ErrBusy while bytes are moved. A second Close returns nil.
 func (m *Mover) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -12,21 +12,21 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Table has registered regions at addresses. No two overlap.
+// Table maps addresses to registered regions, which do not overlap.
 type Table struct {
 	mover *Mover
 
 	mu    sync.Mutex
-	spans []*span // in the order of their addresses
+	spans []*span // by address
 }
 
 // span is a region at an address.
 type span struct {
 	at      uint64
 	region  *mem.Region
-	holders []*Held       // each once
-	removed bool          // it is given to nobody any more
-	idle    chan struct{} // closed when it is removed and nobody holds it
+	holders []*Held       // without duplicates
+	removed bool          // no longer found
+	idle    chan struct{} // closed when it is removed and has no holder
 }
 
 func (s *span) end() uint64 { return s.at + uint64(s.region.Len()) }
@@ -34,8 +34,9 @@ func (s *span) end() uint64 { return s.at + uint64(s.region.Len()) }
 // NewTable returns an empty table whose memory m moves.
 func NewTable(m *Mover) *Table { return &Table{mover: m} }
 
-// Add puts r at address at. ErrExists where something else is, ErrInvalid beyond the last address, ErrNotSupported for memory that the
-// table's Mover does not move.
+// Add registers r at address at. It returns ErrExists if the range overlaps another region,
+// ErrInvalid if it exceeds the address space, and ErrNotSupported for memory that the table's Mover
+// does not move.
 func (t *Table) Add(at uint64, r *mem.Region) error {
 	if err := t.mover.Moves(r); err != nil {
 		return fmt.Errorf("register memory: %w", err)
@@ -54,7 +55,7 @@ func (t *Table) Add(at uint64, r *mem.Region) error {
 	return nil
 }
 
-// behind returns the index of the first span that begins behind at.
+// indexAfter returns the index of the first span that begins after at.
 func (t *Table) indexAfter(at uint64) int {
 	i, _ := slices.BinarySearchFunc(t.spans, at, func(s *span, at uint64) int {
 		if s.at > at {
@@ -65,8 +66,9 @@ func (t *Table) indexAfter(at uint64) int {
 	return i
 }
 
-// Remove takes away what is at address at: at once for who asks for it, and when it returns nil nobody touches the memory any more. If
-// ctx ends first it may be called again, and the memory must not be freed. ErrNotFound.
+// Remove removes the region at address at. Lookups no longer find it, and Remove waits until it is
+// released. If ctx ends first, the memory is still in use and Remove may be called again. It
+// returns ErrNotFound if there is no region.
 func (t *Table) Remove(ctx context.Context, at uint64) error {
 	t.mu.Lock()
 	i := t.indexAfter(at) - 1
@@ -86,7 +88,7 @@ func (t *Table) Remove(ctx context.Context, at uint64) error {
 	case <-s.idle:
 	case <-ctx.Done():
 		select {
-		case <-s.idle: // who comes too late is told what is so
+		case <-s.idle: // released at the same time
 		default:
 			return fmt.Errorf("unregister memory at %#x: it is in use: %w", at, context.Cause(ctx))
 		}
@@ -97,7 +99,7 @@ func (t *Table) Remove(ctx context.Context, at uint64) error {
 	return nil
 }
 
-// End has those who hold what is at address at release it soon.
+// End asks the holders of the region at address at to release it soon.
 func (t *Table) End(at uint64) {
 	for _, h := range t.holders(at) {
 		if h.end != nil {
@@ -116,7 +118,7 @@ func (t *Table) holders(at uint64) []*Held {
 	return slices.Clone(t.spans[i].holders)
 }
 
-// find returns the span that has n bytes at address at.
+// find returns the span with n bytes at address at. The caller holds mu.
 func (t *Table) find(at uint64, n int64) (*span, error) {
 	i := t.indexAfter(at) - 1
 	if n < 0 || i < 0 || t.spans[i].removed || at-t.spans[i].at > uint64(t.spans[i].region.Len()) ||
@@ -138,7 +140,7 @@ func (t *Table) Check(at uint64, n int64) error {
 	return s.region.Origin().Lost()
 }
 
-// Send is Mover.Send of the n bytes at address at. ErrNotFound, with nothing sent.
+// Send is Mover.Send of the n bytes at address at. If it returns ErrNotFound, nothing was sent.
 func (t *Table) Send(ctx context.Context, w io.Writer, at uint64, n int64) error {
 	h := Held{table: t}
 	defer h.Release()
@@ -148,7 +150,8 @@ func (t *Table) Send(ctx context.Context, w io.Writer, at uint64, n int64) error
 	return t.mover.Send(ctx, w, h.List)
 }
 
-// Receive is Mover.Receive into the n bytes at address at. ErrNotFound, with nothing received.
+// Receive is Mover.Receive into the n bytes at address at. If it returns ErrNotFound, nothing was
+// received.
 func (t *Table) Receive(ctx context.Context, r io.Reader, at uint64, n int64) error {
 	h := Held{table: t}
 	defer h.Release()
@@ -158,19 +161,20 @@ func (t *Table) Receive(ctx context.Context, r io.Reader, at uint64, n int64) er
 	return t.mover.Receive(ctx, r, h.List)
 }
 
-// Held is memory of a table that stays registered until it is released. One user at a time.
+// Held is memory of a table that stays registered until Release. It is not safe for concurrent use.
 type Held struct {
-	List  []mem.Extent // the extents that were added; neighbours are one
+	List  []mem.Extent // added extents; adjacent ones are merged
 	table *Table
-	spans []*span // by their addresses, each once
-	last  *span   // the one that was used last
+	spans []*span // by address, without duplicates
+	last  *span   // the span used last
 	end   func()
 }
 
-// Hold returns a Held with nothing in it. It may be used again after its Release. end has its user release it soon: any may call it, at any time.
+// Hold returns an empty Held. It may be reused after Release. end asks its user to release it soon;
+// it may be called at any time from any goroutine.
 func (t *Table) Hold(end func()) *Held { return &Held{table: t, end: end} }
 
-// Add holds the n bytes at address at and adds them to the end of the list. ErrNotFound.
+// Add holds the n bytes at address at and appends them to List. It may return ErrNotFound.
 func (h *Held) Add(at uint64, n int64) error {
 	s, err := h.hold(at, n)
 	if err != nil {
@@ -180,14 +184,14 @@ func (h *Held) Add(at uint64, n int64) error {
 	return nil
 }
 
-// Hold holds the n bytes at address at. ErrNotFound.
+// Hold holds the n bytes at address at. It may return ErrNotFound.
 func (h *Held) Hold(at uint64, n int64) error {
 	_, err := h.hold(at, n)
 	return err
 }
 
-// hold returns the span that has the bytes. Requests may have a million pieces and mostly name one
-// span, so it takes no lock for a span that is held.
+// hold returns the span with the bytes. A request may have a million pieces, mostly in one span, so
+// hold takes no lock for a span that is held already.
 func (h *Held) hold(at uint64, n int64) (*span, error) {
 	if s := h.last; s != nil && s.has(at, n) {
 		return s, nil
@@ -221,7 +225,7 @@ func (s *span) has(at uint64, n int64) bool {
 	return at >= s.at && n >= 0 && at-s.at <= uint64(s.region.Len()) && uint64(n) <= s.end()-at
 }
 
-// Append appends e to the list, as part of its last extent where it follows that.
+// Append appends e to the list, or extends the last extent if e follows it.
 func Append(list []mem.Extent, e mem.Extent) []mem.Extent {
 	if k := len(list); k > 0 {
 		if last := &list[k-1]; last.Region == e.Region && last.Off+last.Len == e.Off {
@@ -232,7 +236,7 @@ func Append(list []mem.Extent, e mem.Extent) []mem.Extent {
 	return append(list, e)
 }
 
-// Release lets go of all that was added.
+// Release releases all memory that was added.
 func (h *Held) Release() {
 	h.table.mu.Lock()
 	for _, s := range h.spans {

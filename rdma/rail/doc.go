@@ -1,9 +1,11 @@
-// Package rail has the queue pairs and the registered memory by which transfers go over RDMA.
+// Package rail has the queue pairs and registered memory of transfers over RDMA.
 //
-// NICs open Domains: protection domains of their own on each NIC. What a domain has registered is reached through its own queues, with its own
-// keys, and through no others: a peer that is connected to one segment's domain gets at nothing else, whatever keys it makes up.
+// NICs open Domains. A Domain has one protection domain on each NIC. Its memory is reachable
+// through its own queues with its own keys only: a peer connected to the domain of one segment
+// cannot reach other memory with any key.
 //
-// A Queue is a connected queue pair. Its initiator sends Jobs, RDMA writes or reads between extents of registered memory and spans of the
-// peer's, which complete in their order. The target's side does nothing: its CPU has no part in them. A write's job is done when the peer's
-// NIC has read back the last of its bytes, which it does behind all of them: they are where the peer sees them then.
+// A Queue is a connected queue pair. The initiator sends Jobs: RDMA writes or reads between extents
+// of registered memory and spans of the peer's memory. Jobs complete in order. The target's CPU is
+// not involved. A write is complete when the NIC has read back its last byte from the peer: all
+// bytes before it are visible there by then.
 package rail

@@ -18,29 +18,29 @@ import (
 	"github.com/kvlane/kvlane/rdma/registry"
 )
 
-// Options say by which NICs transfers go.
+// Options configure NICs.
 type Options struct {
-	// Devices opens the NICs, each once for all who have it, and outlives them.
+	// Devices opens the NICs and shares them with other users. It must outlive the NICs.
 	Devices *registry.Devices
 	NICs    []NIC // 1 to MaxNICs
-	// Registry says how memory is registered.
+	// Registry are the options for registering memory.
 	Registry registry.Options
-	// Flush has a device see what NICs have written to its memory; nil: it does.
+	// Flush makes writes of NICs visible to a device. Nil: they always are.
 	Flush func(device int) error
-	// Pinned has the little memory that bytes of the peer's are read back to; nil: it is plain host memory.
+	// Pinned allocates the memory that a queue reads bytes back to. Nil: plain host memory.
 	Pinned Pinned
-	// Depth is how many requests a queue has outstanding at most, and MaxSGE how many pieces of local memory one has. Default 512 and 16; what a
-	// NIC has less, it is.
+	// Depth is the number of outstanding requests of a queue, MaxSGE the number of local pieces of
+	// a request. Default 512 and 16, or less if the NIC has less.
 	Depth, MaxSGE int
 }
 
-// Pinned allocates host memory for a device, as device.Device does.
+// Pinned allocates host memory for a device. A device.Device implements it.
 type Pinned interface {
 	AllocHost(n int64) (*mem.Region, error)
 	Free(r *mem.Region) error
 }
 
-// NIC is a NIC, and how its queue pairs are connected: see channel.Options.
+// NIC is a NIC and the options of its connections: see channel.Options.
 type NIC struct {
 	Name    string
 	Connect rdma.ConnectOptions
@@ -49,15 +49,16 @@ type NIC struct {
 const (
 	defaultDepth  = 512
 	defaultMaxSGE = 16
-	// requestBytes is how long a request is at most, and chainBytes what is posted together: completions show that a queue gets on.
+	// requestBytes is the maximum length of a request, chainBytes of requests posted together.
+	// Shorter chains complete more often and show progress.
 	requestBytes = 1 << 20
 	chainBytes   = 4 << 20
 )
 
-// NICs are those by which transfers go. A nil *NICs has none. Safe for concurrent use.
+// NICs are the NICs of transfers. A nil *NICs has none. They are safe for concurrent use.
 type NICs struct{ o Options }
 
-// New returns the NICs of o, of which nothing is opened yet. ErrInvalid.
+// New returns the NICs of o without opening them. It returns ErrInvalid for options out of range.
 func New(o Options) (*NICs, error) {
 	if o.Devices == nil || len(o.NICs) == 0 || len(o.NICs) > MaxNICs || o.Depth < 0 || o.MaxSGE < 0 {
 		return nil, fmt.Errorf("transfers by %d NICs, %d requests of %d pieces: %w", len(o.NICs), o.Depth, o.MaxSGE, errdefs.ErrInvalid)
@@ -80,8 +81,8 @@ func (n *NICs) Names() (names []string) {
 	return names
 }
 
-// ConnectRetries returns how often a queue pair of these NICs, whoever has it, was connected another time as the peer's link address was not found
-// in time.
+// ConnectRetries returns how often connecting a queue pair was retried because the peer's link
+// address was not resolved in time. Other users of the NICs count too.
 func (n *NICs) ConnectRetries() (sum int64) {
 	for _, name := range n.Names() {
 		sum += n.o.Devices.ConnectRetries(name)
@@ -89,13 +90,14 @@ func (n *NICs) ConnectRetries() (sum int64) {
 	return sum
 }
 
-// Rights of memory. PCIe's relaxed ordering is not asked for: what is read back of a write is behind all of it.
+// Access rights of memory. They exclude PCIe relaxed ordering, so that the read after a write
+// returns after all of its bytes.
 const (
 	forPeers = rdma.AccessLocalWrite | rdma.AccessRemoteRead | rdma.AccessRemoteWrite
 	forUs    = rdma.AccessLocalWrite
 )
 
-// Domain is memory and queues of one trust domain, on all of the NICs. Safe for concurrent use.
+// Domain is the memory and queues of one trust domain on all NICs. It is safe for concurrent use.
 type Domain struct {
 	o      *Options
 	access rdma.Access
@@ -103,15 +105,15 @@ type Domain struct {
 	nics   []*registry.Registry
 
 	mu      sync.Mutex
-	scratch *mem.Region // where bytes are read back to, of domains that send
-	queues  int64       // that were opened
-	left    []*Queue    // see Leave
+	scratch *mem.Region // memory to read back to; nil in domains that peers use
+	queues  int64       // number of queues opened
+	left    []*Queue    // queues that Leave could not close
 }
 
 // Serve opens a domain whose memory peers read and write. The caller closes it.
 func (n *NICs) Serve() (*Domain, error) { return n.open(forPeers) }
 
-// Use opens a domain whose queues send, and whose memory no peer reaches. The caller closes it.
+// Use opens a domain whose queues send. Peers cannot reach its memory. The caller closes it.
 func (n *NICs) Use() (*Domain, error) { return n.open(forUs) }
 
 func (n *NICs) open(access rdma.Access) (_ *Domain, err error) {
@@ -140,7 +142,7 @@ func (n *NICs) open(access rdma.Access) (_ *Domain, err error) {
 	return d, nil
 }
 
-// plain is host memory that is pinned for no device.
+// plain allocates host memory that is not pinned for a device.
 type plain struct{}
 
 func (plain) AllocHost(n int64) (*mem.Region, error) {
@@ -153,8 +155,9 @@ func (plain) AllocHost(n int64) (*mem.Region, error) {
 
 func (plain) Free(r *mem.Region) error { return hostmem.Free(r.Bytes()) }
 
-// Register registers r with all NICs, or with none, and returns its key of each. To peers its first byte is at about base, at the same
-// offset in a page as it has here. ErrExists for what overlaps registered memory, ErrNotSupported for what no NIC reaches.
+// Register registers r with all NICs or with none and returns its key for each. Peers reach its
+// first byte near base, at the same offset within a page. It returns ErrExists for memory that
+// overlaps registered memory and ErrNotSupported for memory that no NIC reaches.
 func (d *Domain) Register(r *mem.Region, base int64) ([]Key, error) {
 	page := uint64(os.Getpagesize())
 	at := uint64(base)/page*page + rdma.OwnAddr(mem.All(r))%page
@@ -177,10 +180,11 @@ func (d *Domain) Register(r *mem.Region, base int64) ([]Key, error) {
 	return keys, nil
 }
 
-// maxReason is how long a reason is at most, in bytes.
+// maxReason is the maximum length of a reason in bytes.
 const maxReason = 512
 
-// Reason returns why a registration failed, for peers: which verb, with what errno, and what is known of that, without addresses of this process.
+// Reason returns a text for peers about a failed registration: the verb, its errno and known
+// causes, but no addresses of this process.
 func Reason(err error) string {
 	var verb *rdma.Error
 	if !errors.As(err, &verb) {
@@ -192,18 +196,19 @@ func Reason(err error) string {
 	return text[:min(len(text), maxReason)]
 }
 
-// Unregister takes r back, if it is registered, when nobody holds it any more. When it returns nil no NIC touches it by this domain; otherwise it
-// may be called again.
+// Unregister waits until r is not held and unregisters it. If it returns nil, no NIC reaches r
+// through this domain; otherwise the caller may retry. Memory that is not registered is no error.
 func (d *Domain) Unregister(ctx context.Context, r *mem.Region) error {
 	return registry.Unregister(ctx, d.nics, r)
 }
 
-// Held is registered memory that stays so.
+// Held is memory that stays registered until Release.
 type Held struct {
 	by map[*mem.Region]*registry.Memory
 }
 
-// Hold holds the memory of the extents, as it is registered with a NIC. ErrNotFound for what is not.
+// Hold keeps the memory of the extents registered with a NIC. It returns ErrNotFound for memory
+// that is not registered.
 func (d *Domain) Hold(nic int, list []mem.Extent) (*Held, error) {
 	h := &Held{by: make(map[*mem.Region]*registry.Memory)}
 	for i := range list {
@@ -221,7 +226,7 @@ func (d *Domain) Hold(nic int, list []mem.Extent) (*Held, error) {
 	return h, nil
 }
 
-// Release lets go of it, once nothing touches it.
+// Release releases the memory. No request may use it any more.
 func (h *Held) Release() {
 	for _, m := range h.by {
 		m.Release()
@@ -229,8 +234,8 @@ func (h *Held) Release() {
 	h.by = nil
 }
 
-// Open opens a queue over a NIC, which is to be connected. The caller closes it before the domain, or leaves it there. ErrBusy while the NIC does
-// not close what was left.
+// Open opens an unconnected queue of a NIC. The caller closes it before the domain, or passes it to
+// Leave. It returns ErrBusy while a queue from Leave cannot be closed.
 func (d *Domain) Open(nic int) (*Queue, error) {
 	if nic < 0 || nic >= len(d.nics) {
 		return nil, fmt.Errorf("NIC %d of %d: %w", nic, len(d.nics), errdefs.ErrInvalid)
@@ -240,7 +245,7 @@ func (d *Domain) Open(nic int) (*Queue, error) {
 	}
 	connect := d.o.NICs[nic].Connect
 	connect.Access = d.access
-	// What is still on its way from a queue pair of before must not be taken for this one's.
+	// Packets of an earlier queue pair must not be accepted by this one.
 	connect.PSN = rand.Uint32N(max24 + 1)
 	c, err := channel.Open(channel.Options{NIC: d.nics[nic], Connect: connect, Depth: d.o.Depth, SGEs: d.o.MaxSGE})
 	if err != nil {
@@ -248,12 +253,12 @@ func (d *Domain) Open(nic int) (*Queue, error) {
 	}
 	q := &Queue{d: d, nic: nic, c: c, pair: c.Pairs[0], completed: make(chan struct{}, 1)}
 	if d.access == forUs {
-		// A quarter of the queue: three chains are under way while the next is built.
+		// A quarter of the queue: three chains are in progress while the next is built.
 		q.wrs = make([]rdma.SendWR, max(c.Depth/4, 1))
 		q.each = max(c.MaxSGE(rdma.WRRDMARead), c.MaxSGE(rdma.WRRDMAWrite))
 		q.sges = make([]rdma.SGE, len(q.wrs)*q.each)
 		d.mu.Lock()
-		scratch, at := d.scratch, d.queues%d.scratch.Len() // a byte of its own
+		scratch, at := d.scratch, d.queues%d.scratch.Len() // one byte for each queue
 		d.queues++
 		d.mu.Unlock()
 		m, err := d.nics[nic].Acquire(mem.All(scratch), d.access)
@@ -261,14 +266,15 @@ func (d *Domain) Open(nic int) (*Queue, error) {
 			return nil, errors.Join(err, d.leave(q))
 		}
 		info := m.Info()
-		m.Release() // the domain has it until all of its queues are closed
+		m.Release() // the domain keeps it until all of its queues are closed
 		q.scratch = info.SGE(at, 1)
 	}
 	return q, nil
 }
 
-// Leave closes a queue by which nothing was sent, without waiting: what its NIC does not close stays the domain's, whose memory stays registered,
-// and is closed before the next queue of that NIC is opened, or with the domain.
+// Leave closes a queue that has sent nothing. It does not wait: if the NIC cannot close the queue,
+// the domain keeps it and its memory stays registered. The domain retries before it opens another
+// queue of that NIC, and in Close.
 func (d *Domain) Leave(q *Queue) { _ = d.leave(q) }
 
 func (d *Domain) leave(q *Queue) error {
@@ -281,14 +287,14 @@ func (d *Domain) leave(q *Queue) error {
 	return err
 }
 
-// Left returns how many queues were left that are not closed yet.
+// Left returns the number of queues from Leave that are not closed.
 func (d *Domain) Left() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return len(d.left)
 }
 
-// closeLeft closes what was left of a NIC, or of all of them where nic is negative.
+// closeLeft closes the queues from Leave of one NIC, or of all if nic is negative.
 func (d *Domain) closeLeft(nic int) error {
 	d.mu.Lock()
 	own := func(q *Queue) bool { return nic < 0 || q.nic == nic }
@@ -305,7 +311,8 @@ func (d *Domain) closeLeft(nic int) error {
 	return nil
 }
 
-// Close closes the NICs. ErrBusy while queues are open or memory is held: it may be called again.
+// Close closes the NICs. It returns ErrBusy while queues are open or memory is held, and may be
+// called again.
 func (d *Domain) Close() error {
 	if err := d.closeLeft(-1); err != nil {
 		return err

@@ -10,46 +10,49 @@ import (
 	"github.com/kvlane/kvlane/rdma/channel"
 )
 
-// Queue is a queue pair. One goroutine sends, another waits; the rest is for one at a time, before they begin and after they have ended.
+// Queue is a queue pair. One goroutine may call Send and another one Wait. The other methods are
+// for one goroutine, before the first Send or after the last.
 type Queue struct {
 	d         *Domain
 	nic       int
 	c         *channel.Channel
 	pair      *channel.Pair
 	scratch   rdma.SGE
-	completed chan struct{} // a token: some requests have completed
-	// A chain of requests, and each one's places for pieces: of the sender.
+	completed chan struct{} // receives after requests have completed
+	// A chain of requests with each places for scatter-gather entries for one request. Used by
+	// Send.
 	wrs  []rdma.SendWR
 	sges []rdma.SGE
 	each int
 
-	mu   sync.Mutex // held while the channel is used
+	mu   sync.Mutex // guards the channel and the fields below
 	jobs []sentJob  // in order
 	wcs  [64]rdma.WC
 }
 
-// sent is a job on its way.
+// sentJob is a job whose requests are posted.
 type sentJob struct {
 	job  *Job
 	last uint64 // number of its last request
 }
 
-// Job is bytes between extents of local memory, which is held, and spans of one buffer of the peer's, equally long.
+// Job moves bytes between extents of held local memory and spans of one buffer of the peer. Both
+// have the same length.
 type Job struct {
-	Write  bool // or read
+	Write  bool // false: read
 	Held   *Held
 	Local  []mem.Extent
 	Key    Key
 	Remote []Span
 }
 
-// Endpoint is what the peer has to know.
+// Endpoint returns the data that the peer needs to connect to the queue.
 func (q *Queue) Endpoint() Endpoint {
 	e := &q.pair.Endpoint
 	return Endpoint{QP: e.QPNum, PSN: e.PSN, GID: e.GID[:], LID: e.LID, MTU: uint8(e.MTU), Reads: e.RDepth}
 }
 
-// Connect connects the queue to a peer's. Where it fails, close the queue.
+// Connect connects the queue to a peer's. If it fails, the caller closes the queue.
 func (q *Queue) Connect(to Endpoint) error {
 	if err := to.Validate(); err != nil {
 		return err
@@ -59,8 +62,8 @@ func (q *Queue) Connect(to Endpoint) error {
 	})
 }
 
-// Send posts the job's requests, as far as there is room, and waits for more until all are posted or ctx ends. Jobs complete in the order of
-// their Sends. After an error the queue is to be closed.
+// Send posts the job's requests. It waits for space in the queue until all are posted or ctx ends.
+// Jobs complete in the order of their Sends. After an error the caller closes the queue.
 func (q *Queue) Send(ctx context.Context, j *Job) error {
 	b := builder{q: q, j: j, op: rdma.WRRDMARead, local: j.Local, remote: j.Remote}
 	if j.Write {
@@ -87,7 +90,7 @@ func (q *Queue) Send(ctx context.Context, j *Job) error {
 	return nil
 }
 
-// post posts all of wrs if there is room for them.
+// post posts all of wrs, or reports false if the queue has no space for them.
 func (q *Queue) post(wrs []rdma.SendWR, j *Job, last bool) (ok bool, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -104,8 +107,10 @@ func (q *Queue) post(wrs []rdma.SendWR, j *Job, last bool) (ok bool, err error) 
 	return true, nil
 }
 
-// Wait waits until requests complete, and returns how many more jobs are done by that, none maybe. After an error the queue is to be closed;
-// jobs before it count. ErrInvalid: the first job that is not done was refused, by this NIC or the peer's; others may be sent again.
+// Wait waits until requests complete and returns the number of jobs that are complete by that,
+// which may be 0. After an error the caller closes the queue; the returned jobs are complete
+// nevertheless. ErrInvalid means that a NIC refused the first incomplete job; later ones may be
+// sent again.
 func (q *Queue) Wait(ctx context.Context) (jobs int, err error) {
 	for {
 		some, jobs, err := q.poll()
@@ -118,7 +123,7 @@ func (q *Queue) Wait(ctx context.Context) (jobs int, err error) {
 	}
 }
 
-// poll takes in what has completed, and has the channel tell of what comes later.
+// poll processes completions and requests a notification for later ones.
 func (q *Queue) poll() (some bool, jobs int, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -157,7 +162,7 @@ func (q *Queue) poll() (some bool, jobs int, err error) {
 	}
 }
 
-// seen has devices see what the job has written to their memory.
+// flushWrites makes the job's writes to device memory visible to the devices.
 func (q *Queue) flushWrites(j *Job) error {
 	if j.Write || q.d.o.Flush == nil {
 		return nil
@@ -172,22 +177,23 @@ func (q *Queue) flushWrites(j *Job) error {
 	return nil
 }
 
-// Close ends the queue pair. When it returns nil nothing of it touches memory, here or at the peer, that the peer's own end has not been
-// given already. ErrBusy while bytes are on their way: it is called again then.
+// Close closes the queue pair. If it returns nil, its requests no longer touch local memory, and
+// touch the peer's only with bytes that the peer's NIC has received. It returns ErrBusy while bytes
+// are on their way and may be called again.
 func (q *Queue) Close() error { return q.c.Close() }
 
-// builder makes a job's requests.
+// builder builds the requests of a job.
 type builder struct {
 	q      *Queue
 	j      *Job
 	op     rdma.WROpcode
 	local  []mem.Extent
 	remote []Span
-	at, to int64 // bytes of the first of local and of remote that are done
-	done   bool  // all of it is, but for what reads back
+	at, to int64 // bytes done of the first local extent and of the first remote span
+	done   bool  // all requests are built except the read after a write
 }
 
-// next returns the next chain of requests, and whether there are more.
+// next returns the next chain of requests and whether more follow.
 func (b *builder) next() (wrs []rdma.SendWR, more bool) {
 	wrs = b.q.wrs[:0]
 	for bytes := int64(0); len(wrs) < cap(wrs) && bytes < chainBytes && !b.done; {
@@ -208,7 +214,8 @@ func (b *builder) next() (wrs []rdma.SendWR, more bool) {
 	}), false
 }
 
-// request makes the next request, of one span of the peer's and as many pieces here as it takes, and returns its length.
+// request builds the next request and returns its length. It covers one span of the peer's memory,
+// or less if that has too many local pieces.
 func (b *builder) request(sges []rdma.SGE) (w rdma.SendWR, bytes int64) {
 	span := b.remote[0]
 	w = rdma.SendWR{Opcode: b.op, RKey: b.j.Key.RKey, RemoteAddr: b.j.Key.Addr + uint64(span.Off+b.to), SGEs: sges}

@@ -7,16 +7,16 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// MaxNICs is how many NICs an engine has at most.
+// MaxNICs is the maximum number of NICs of an engine.
 const MaxNICs = 64
 
-// Key is how requests of a peer name registered memory, through one NIC.
+// Key identifies registered memory in requests of a peer through one NIC.
 type Key struct {
-	Addr uint64 `json:"addr"` // of the first byte; it is no address of the process
+	Addr uint64 `json:"addr"` // of the first byte; not an address of the process
 	RKey uint32 `json:"rkey"`
 }
 
-// Validate reports whether n bytes from the key's address on overflow. ErrInvalid.
+// Validate returns ErrInvalid if n bytes from the key's address overflow.
 func (k Key) Validate(n int64) error {
 	if n < 0 || k.Addr > math.MaxUint64-uint64(n) {
 		return fmt.Errorf("%d bytes at %#x: %w", n, k.Addr, errdefs.ErrInvalid)
@@ -24,13 +24,13 @@ func (k Key) Validate(n int64) error {
 	return nil
 }
 
-// Endpoint is what a peer has to know of a queue to connect its own to it.
+// Endpoint is the data of a queue that a peer needs to connect its own to it.
 type Endpoint struct {
 	QP    uint32 `json:"qp"`
 	PSN   uint32 `json:"psn"`
 	GID   []byte `json:"gid"`
 	LID   uint16 `json:"lid,omitempty"`
-	MTU   uint8  `json:"mtu"` // as the verbs count them
+	MTU   uint8  `json:"mtu"` // an rdma.MTU
 	Reads uint8  `json:"reads"`
 }
 
@@ -40,7 +40,7 @@ const (
 	maxMTU   = 5
 )
 
-// Validate reports what is wrong with what a peer says. ErrInvalid.
+// Validate returns ErrInvalid if an endpoint from a peer is malformed.
 func (e *Endpoint) Validate() error {
 	if e.QP > max24 || e.PSN > max24 || len(e.GID) != gidBytes || e.MTU == 0 || e.MTU > maxMTU {
 		return fmt.Errorf("queue pair %d, packet %d, address of %d bytes, MTU %d: %w", e.QP, e.PSN, len(e.GID), e.MTU, errdefs.ErrInvalid)
@@ -48,10 +48,10 @@ func (e *Endpoint) Validate() error {
 	return nil
 }
 
-// Span is bytes of the peer's buffer.
+// Span is a range of bytes in the peer's buffer.
 type Span struct{ Off, Len int64 }
 
-// AppendSpan adds n bytes at off to a list, to the last span if they are its neighbours.
+// AppendSpan appends n bytes at off to a list, or extends the last span if they follow it.
 func AppendSpan(list []Span, off, n int64) []Span {
 	if k := len(list); k > 0 && list[k-1].Off+list[k-1].Len == off {
 		list[k-1].Len += n

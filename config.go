@@ -1,6 +1,7 @@
 package kvlane
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/gdr"
+	"github.com/kvlane/kvlane/internal/settings"
 	"github.com/kvlane/kvlane/profile"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
@@ -33,35 +35,40 @@ const (
 // Config describes an Engine. The zero value of every field but Model and Store.CacheBytes is a
 // usable default.
 type Config struct {
+	// ConfigFile names a YAML file as the command line reads it (docs/command-line.md). Open takes
+	// the values of fields that are zero from it, unless they contradict other fields or have no
+	// effect beside them. A file cannot set Model, Groups and MetricsAddr. Empty: no file.
+	ConfigFile string `config:"config"`
 	// Model is the shape of the model's KV cache on this rank, written out or from
 	// block.PresetByName. It defines a block: a shard for each layer, K then V.
-	Model block.Geometry
+	Model block.Geometry `config:"model"`
 	// Revision of the model's weights, and the Adapter (LoRA) that they are used with. Empty: none
 	// is named.
-	Revision, Adapter string
+	Revision string `config:"revision"`
+	Adapter  string `config:"adapter"`
 	// Tenant keeps blocks apart: engines of two tenants never find each other's.
-	Tenant string
+	Tenant string `config:"tenant"`
 	// Blocks defines a block if Model cannot: the layers of a pipeline's stage, pages that hold
 	// several layers. It replaces the fields above, which must then be empty.
 	Blocks *Blocks
 	// Groups are the page groups of a hybrid model, in place of Model and Blocks.
-	Groups []Group
+	Groups []Group `config:"groups"`
 
-	Device DeviceConfig
-	Stream StreamConfig
-	Store  StoreConfig
+	Device DeviceConfig `config:"device"`
+	Stream StreamConfig `config:"stream"`
+	Store  StoreConfig  `config:"store"`
 	// HostStreams lets the engine adopt streams of the host program (Engine.AdoptStream). Open then
 	// allocates all memory of the copy streams: while a stream of the program waits, a driver may
 	// block calls that allocate, register or free device memory. Open returns ErrNotSupported if
 	// the device cannot adopt streams.
-	HostStreams bool
+	HostStreams bool `config:"host_streams"`
 	// RDMA selects NICs, where Store.GDR asks for them.
-	RDMA gdr.Config
+	RDMA gdr.Config `config:"rdma"`
 	// MetricsAddr is the address on which the engine serves its metrics, from Open until Close:
 	// HOST:PORT, on 127.0.0.1 without a host, or unix:/PATH, a socket of mode 0600, where {pid} in
 	// PATH stands for the process and {rank} for the model's tensor-parallel rank. Open fails if
 	// the address is taken. Empty: metrics are not served.
-	MetricsAddr string
+	MetricsAddr string `config:"metrics_addr"`
 }
 
 // Blocks defines a block.
@@ -78,13 +85,13 @@ type Blocks struct {
 // the longest group's blocks, so cut groups so that these are about as long as each other.
 type Group struct {
 	// Name is part of the identity of the group's blocks.
-	Name string
+	Name string `config:"name"`
 	// Layers are those of the model that are the group's, ascending, from 0. Each layer is in one
 	// group, and none is missing.
-	Layers []int
+	Layers []int `config:"layers"`
 	// Geometry is the shape of the group's KV cache. Its Layers may be left zero, as they follow
 	// from those above.
-	Geometry block.Geometry
+	Geometry block.Geometry `config:"geometry"`
 	// Blocks defines a block if Geometry cannot. It replaces Geometry and Config.Revision, Adapter
 	// and Tenant. Name and Layers are always part of its identity.
 	Blocks *Blocks
@@ -92,8 +99,8 @@ type Group struct {
 
 // DeviceConfig selects the device.
 type DeviceConfig struct {
-	Driver Driver // default CUDA; a machine without a GPU is an error
-	Index  int    // among the devices of the driver; default 0
+	Driver Driver `config:"driver"` // default CUDA; a machine without a GPU is an error
+	Index  int    `config:"index"`  // among the devices of the driver; default 0
 	// Sim configures the simulated device, where that is what is used.
 	Sim sim.Options
 }
@@ -102,7 +109,7 @@ type DeviceConfig struct {
 type StreamConfig struct {
 	// Path forces a path of the copy streams between device and host; stream.PathNone, the default,
 	// lets each batch choose.
-	Path stream.Path
+	Path stream.Path `config:"path"`
 	// QueueDepth is how many batches a stream accepts before Submit blocks. Zero is the stream's
 	// default.
 	QueueDepth int
@@ -113,17 +120,17 @@ type StreamConfig struct {
 	// serves a model: loads and the streams of Engine.OpenStream are balanced, and dumps run in the
 	// background, so that neither takes much of the model's rate. Any other goal applies to all
 	// copies. Use plan.Throughput if nothing else computes on the device.
-	Policy plan.Policy
+	Policy plan.Policy `config:"policy"`
 	// StagingBytes is the device memory that a stream may gather blocks in, from the first batch on
 	// that does. Zero is the stream's default under its policy: where harm counts
 	// streamcopy.BesideStagingBytes, and no more than the cache has.
-	StagingBytes int64
+	StagingBytes int64 `config:"staging_bytes"`
 	// Budget bounds the harm to what computes beside, where it counts.
 	Budget plan.BudgetOptions
 	// Calibration defines when the GPU's paths are measured. Default profile.Once.
-	Calibration profile.Calibration
+	Calibration profile.Calibration `config:"calibration"`
 	// ProfileDir has the measurements. Empty: kvlane/profiles in the user's cache directory.
-	ProfileDir string
+	ProfileDir string `config:"profile_dir"`
 }
 
 // Goals returns the goals of the choice of paths for loads and for dumps: Policy's goal, or else
@@ -154,60 +161,61 @@ type StoreConfig struct {
 	// "log". Default: "cache|file" if Dirs is not empty, "cache|log" if LogDir is not, else
 	// "cache". Without the cache, blocks only pass through pinned memory: every load reads the file
 	// or log tier.
-	Pipeline string
+	Pipeline string `config:"pipeline"`
 	// CacheBytes is the pinned host memory of the cache tier, at least two blocks and at most
 	// MaxCacheBytes. The rest of a division by the block length is unused. Open returns ErrNoMemory
 	// if the machine or the cgroup has less memory left. In a pipeline without a cache, it is the
 	// memory through which blocks pass. It may then be zero, for DefaultWindowBytes, or two blocks
 	// if these are longer.
-	CacheBytes int64
+	CacheBytes int64 `config:"cache_bytes"`
 	// Dirs are the directories of the file tier; a block's directory follows from its key.
-	Dirs []string
+	Dirs []string `config:"dirs"`
 	// SharedBound makes FileBytes and DirBytes bound all folders in the parent directory of each of
 	// Dirs, of all identities and processes.
-	SharedBound bool
+	SharedBound bool `config:"shared_bound"`
 	// FileBytes bounds the file tier; zero is unbounded.
-	FileBytes int64
+	FileBytes int64 `config:"file_bytes"`
 	// DirBytes bounds directories by themselves, in the order of Dirs; those with zero, and those
 	// beyond its end, share FileBytes.
-	DirBytes []int64
+	DirBytes []int64 `config:"dir_bytes"`
 	// Fsync defines when a block's bytes reach stable storage. Default file.FsyncNever: a block
 	// survives the process. After a power failure, its checksums show whether it is whole.
-	Fsync file.FsyncPolicy
+	Fsync file.FsyncPolicy `config:"fsync"`
 	// ReadOnly changes nothing in Dirs and LogDir. They must exist, and may be on a read-only
 	// mount. Dumps go to the cache only. In a pipeline without a cache they fail with ErrReadOnly.
-	ReadOnly bool
+	ReadOnly bool `config:"read_only"`
 	// LogDir is the directory of the log tier, on a local disk: one process has it open at a time.
-	LogDir string
+	LogDir string `config:"log_dir"`
 	// LogBytes bounds the log tier's segments; zero is unbounded.
-	LogBytes int64
+	LogBytes int64 `config:"log_bytes"`
 	// LogFsync defines when the log tier's writes reach stable storage. Default log.FsyncInterval:
 	// a tenth of a second later.
-	LogFsync log.FsyncPolicy
+	LogFsync log.FsyncPolicy `config:"log_fsync"`
 	// StreamFiles makes the tier below the cache read blocks of at least 64 KiB by a stream of
 	// files (package stream/file): past the page cache, by io_uring if that was measured to be
 	// faster (Stream.Calibration). Without it, system calls read them, which was 5 to 27% faster
 	// from the page cache, and as fast from a disk of 1 GB/s.
-	StreamFiles bool
+	StreamFiles bool `config:"stream_files"`
 	// Verify defines where and when checksums are made and checked in copies from and to the
 	// device. Default store.VerifyDevice.
-	Verify store.VerifyPolicy
+	Verify store.VerifyPolicy `config:"verify"`
 	// Readers and Writers bound the concurrent reads from and writes to the tiers below the cache,
 	// store.MaxWorkers at most. Zero is the store's default.
-	Readers, Writers int
+	Readers int `config:"readers"`
+	Writers int `config:"writers"`
 	// Tasks bounds the loads and prefetches that run at the same time, and separately the dumps. It
 	// is at most store.MaxTasks. Further calls wait until their context ends. A dump by layers runs
 	// until its last layer was submitted. Zero is the store's default.
-	Tasks int
+	Tasks int `config:"tasks"`
 	// GDR says whether loads and dumps travel by RDMA NICs. Default GDROff.
-	GDR GDR
+	GDR GDR `config:"gdr"`
 	// AdmitAlways makes all blocks worth loading (Engine.Worth), whatever that takes.
-	AdmitAlways bool
+	AdmitAlways bool `config:"admit_always"`
 	// LeaseMax bounds how long a lease may last. Zero is the store's default.
-	LeaseMax time.Duration
+	LeaseMax time.Duration `config:"lease_max_ms"`
 	// WaitMax bounds how long a block waits for a slot, for another's fill, or for room in a tier
 	// below. Zero is the store's default.
-	WaitMax time.Duration
+	WaitMax time.Duration `config:"wait_max_ms"`
 	// Hooks are told of what should not pass in silence.
 	Hooks store.Hooks
 }
@@ -223,7 +231,18 @@ const DefaultWindowBytes = 256 << 20
 // down.
 const minSlots = 2
 
-// Validate reports everything wrong with the configuration at once.
+// readFile takes values from ConfigFile, and clears it.
+func (c *Config) readFile(ctx context.Context) error {
+	if c.ConfigFile == "" {
+		return nil
+	}
+	name := c.ConfigFile
+	c.ConfigFile = ""
+	return settings.Fill(ctx, c, name)
+}
+
+// Validate reports everything wrong with the configuration at once. Values of ConfigFile are not
+// checked until Open reads it.
 func (c *Config) Validate() error {
 	groups, groupsErr := c.groups()
 	return errors.Join(

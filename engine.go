@@ -62,6 +62,9 @@ func Open(ctx context.Context, c Config) (*Engine, error) { return open(ctx, c, 
 
 // open is Open; where softUnderAuto is true GDRAuto takes NICs in software too.
 func open(ctx context.Context, c Config, softUnderAuto bool) (_ *Engine, err error) {
+	if err := c.readFile(ctx); err != nil {
+		return nil, fmt.Errorf("open engine: %w", err)
+	}
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("open engine: %w", err)
 	}

@@ -39,13 +39,13 @@ type Manager struct {
 type ManagerConfig struct {
 	// Ranks are the configurations of the workers' Engines, all of one pipeline: "cache", or "cache|file", whose directories the
 	// Manager opens too. Workers whose blocks are the same, and in the same directories, may be named once.
-	Ranks []Config
+	Ranks []Config `config:"ranks"`
 	// Blocks is how many blocks each worker's cache may be given, at most as many as the smallest has slots for. Zero: as many as the
 	// smallest has slots for, but for a sixteenth, which is left to blocks that have been evicted and are still being written to files.
-	Blocks int
+	Blocks int `config:"blocks"`
 	// MetricsAddr is the address on which the manager serves its metrics, as Config.MetricsAddr is
 	// an engine's. {rank} stands for "scheduler".
-	MetricsAddr string
+	MetricsAddr string `config:"metrics_addr"`
 }
 
 // OpenManager opens the file tiers of all ranks, and returns the Manager over them, whose pools are empty. The context bounds the opening.
@@ -61,7 +61,11 @@ func OpenManager(ctx context.Context, c ManagerConfig) (_ *Manager, err error) {
 	}
 	var mc manager.Config
 	smallest := 0 // slots of the workers' caches
+	c.Ranks = slices.Clone(c.Ranks)
 	for i := range c.Ranks {
+		if err := c.Ranks[i].readFile(ctx); err != nil {
+			return nil, fmt.Errorf("rank %d: %w", i, err)
+		}
 		mc.AdmitAlways = mc.AdmitAlways || c.Ranks[i].Store.AdmitAlways
 	}
 	for i := range c.Ranks {

@@ -10,18 +10,18 @@ import (
 // Geometry is the shape of a model's paged KV cache on one tensor-parallel rank, from which the layout and the identity
 // of its blocks follow.
 type Geometry struct {
-	Model       string
-	DType       string // of the KV cache, as ParseDType takes it
-	Layers      int
-	KVHeads     int  // of the whole model; 1 for MLA
-	HeadSize    int  // elements a head and token; for MLA, of a token's latent with its rotary part
-	BlockTokens int  // tokens a block
-	TPSize      int  // tensor-parallel ranks
-	TPRank      int  // this rank, from 0
-	MLA         bool // one plane of latents a layer, the same on every rank
+	Model       string `config:"name"`
+	DType       string `config:"dtype"` // of the KV cache, as ParseDType takes it
+	Layers      int    `config:"layers"`
+	KVHeads     int    `config:"kv_heads"`     // of the whole model; 1 for MLA
+	HeadSize    int    `config:"head_size"`    // elements a head and token; for MLA, of a token's latent with its rotary part
+	BlockTokens int    `config:"block_tokens"` // tokens a block
+	TPSize      int    `config:"tp_size"`      // tensor-parallel ranks
+	TPRank      int    `config:"tp_rank"`      // this rank, from 0
+	MLA         bool   `config:"mla"`          // one plane of latents a layer, the same on every rank
 	// State says that a layer has one plane of recurrent state (Mamba, linear attention) as it is at the end of a block: KVHeads heads
 	// of HeadSize elements a block, not a token.
-	State bool
+	State bool `config:"state"`
 }
 
 // maxDimension bounds each number of a Geometry, so that no product of them overflows before it is checked.

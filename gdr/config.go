@@ -23,29 +23,29 @@ const (
 
 // Config selects and configures NICs. The zero value is the default.
 type Config struct {
-	Provider Provider // default IBV
+	Provider Provider `config:"provider"` // default IBV
 	// NICs are the names of the NICs for this engine's device; copies are striped over them. Empty:
 	// the nearest NIC by PCIe and NUMA node, or Count of the nearest.
-	NICs []string
+	NICs []string `config:"nics"`
 	// NICsByDevice replaces NICs in a configuration shared by engines of several devices: the names
 	// for each device, by its index. It is ErrInvalid to open an engine whose device has no names.
-	NICsByDevice [][]string
+	NICsByDevice [][]string `config:"nics_by_device"`
 	// Count is the number of NICs to use of those that are equally near, if none is named. Default
 	// 1.
-	Count int
+	Count int `config:"count"`
 	// Port is the port of each NIC, from 1. Zero: the first active one.
-	Port int
+	Port int `config:"port"`
 	// GIDIndex is the index in the port's address table, 0 to 255. Nil: the best entry; RoCE v2 and
 	// IPv4 are preferred.
-	GIDIndex *int
+	GIDIndex *int `config:"gid_index"`
 	// MTU is in bytes, a power of two from 256 to 4096. Zero: the port's active MTU.
-	MTU int
+	MTU int `config:"mtu"`
 	// QueuePairs is the number for each NIC and stream, at most 256. Zero: the stream's default.
-	QueuePairs int
+	QueuePairs int `config:"queue_pairs"`
 	// RegisterOnUse registers memory that a copy names and Register was not called for. The copy
 	// takes milliseconds longer. The caller must still pass the memory to Unregister before it is
 	// freed. In auto mode, NICs that cannot register it are no longer used.
-	RegisterOnUse bool
+	RegisterOnUse bool `config:"register_on_use"`
 }
 
 // Limits of a Config, above any useful value.

@@ -10,4 +10,4 @@
 // Metrics and Progress are safe for concurrent use. Sources are called on the goroutines of scrapes and must not block.
 package telemetry
 
-//go:generate go run ./metricsdoc ../docs/metrics.md
+//go:generate go test . -run TestDocumentationIsTheCatalog -update

@@ -267,20 +267,6 @@ func TestNamesFollowPrometheus(t *testing.T) {
 	}
 }
 
-func TestDocumentationIsTheCatalog(t *testing.T) {
-	page, err := os.ReadFile("../docs/metrics.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var want bytes.Buffer
-	if err := telemetry.WriteTable(&want); err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(page, want.Bytes()) {
-		t.Error("docs/metrics.md differs from the catalog: run make generate")
-	}
-}
-
 func TestSourcesCanBeTakenAway(t *testing.T) {
 	m := full(t)
 	m.SetStore(nil)

@@ -93,6 +93,17 @@ func kvlGoOpen(config *C.char, engine *C.kvl_engine, why **C.char) C.int32_t {
 	})
 }
 
+//export kvlGoReadConfig
+func kvlGoReadConfig(config *C.char, buffer *C.char, bytes *C.size_t, why **C.char) C.int32_t {
+	return call(why, func() error {
+		var a args
+		if need(&a, "config", config); a.err() != nil {
+			return a.err()
+		}
+		return text(buffer, bytes, func() ([]byte, error) { return capi.ReadConfig([]byte(C.GoString(config))) })
+	})
+}
+
 //export kvlGoClose
 func kvlGoClose(engine C.kvl_engine, timeout C.int64_t, why **C.char) C.int32_t {
 	return call(why, func() error { return library.Close(capi.Handle(engine), int64(timeout)) })

@@ -118,6 +118,10 @@ const char *kvl_status_name(kvl_status status) {
 
 kvl_status kvl_open(const char *config, kvl_engine *engine) { CALL(kvlGoOpen, (char *)config, engine); }
 
+kvl_status kvl_read_config(const char *config, char *buffer, size_t *bytes) {
+  CALL(kvlGoReadConfig, (char *)config, buffer, bytes);
+}
+
 kvl_status kvl_close(kvl_engine engine, int64_t timeout_ms) { CALL(kvlGoClose, engine, timeout_ms); }
 
 kvl_status kvl_register_cache(kvl_engine engine, const kvl_group_memory *groups, size_t n_groups, kvl_cache *cache) {

@@ -79,11 +79,17 @@ const char *kvl_error(void);
 const char *kvl_status_name(kvl_status status);
 
 /*
- * kvl_open opens a device and a store over it, as `config` says: a JSON object in UTF-8, described in docs/library.md.
+ * kvl_open opens a device and a store over it. `config` is a JSON object in UTF-8, described in docs/library.md.
  * KVL_INVALID for an unknown key, a key given twice and text that is not UTF-8. One error lists the mistakes; a value of a
  * wrong type can hide further ones.
  */
 kvl_status kvl_open(const char *config, kvl_engine *engine);
+
+/*
+ * kvl_read_config writes `config` with the settings of the file that its key "config" names, as kvl_open uses them, to a
+ * buffer as kvl_stats does. Other keys are not checked.
+ */
+kvl_status kvl_read_config(const char *config, char *buffer, size_t *bytes);
 
 /*
  * kvl_close writes what is still to be written, until the timeout, and gives the rest up; then it closes everything. KVL_BUSY

@@ -161,7 +161,7 @@ class Bench:
 
     def config(self, directory: str | None, tokens: int) -> dict[str, Any]:
         """The store's section, with memory for so many tokens: a lease holds five eighths of it at most."""
-        out: dict[str, Any] = {"cache_bytes": 2 * tokens * self.token_bytes + 64 * MIB, "admission": "always"}
+        out: dict[str, Any] = {"cache_bytes": 2 * tokens * self.token_bytes + 64 * MIB, "admit_always": True}
         return {**out, "dirs": [directory]} if directory else out
 
     def from_cache(self, ids: Any, get: Callable[[], Any]) -> tuple[float, Any, Any]:

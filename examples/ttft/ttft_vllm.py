@@ -180,7 +180,7 @@ def restarted(args: argparse.Namespace, source: str, connector: dict[str, Any]) 
 
 def kvlane(args: argparse.Namespace, name: str, directory: str | None) -> dict[str, Any]:
     """A connector of kvlane, whose memory has room for all prompts and more."""
-    store: dict[str, Any] = {"cache_bytes": pool_bytes(args), "admission": "always"}
+    store: dict[str, Any] = {"cache_bytes": pool_bytes(args), "admit_always": True}
     if directory:
         store["dirs"] = [directory]
     return {"kv_connector": name, **KVLANE, "kv_connector_extra_config": {"weights": "random", "store": store}}

@@ -104,11 +104,11 @@ var mayImport = map[string]string{
 	"bench/matmul":          onDevice + " internal/sys/cublaslt",
 	"telemetry":             anyPlain + " store store/manager stream/copy/plan stream/file transfer wire internal/dirfs",
 	"telemetry/profiles":    "errdefs telemetry",
-	"telemetry/metricsdoc":  "telemetry",
 	"internal/leak":         "",
 	"internal/limits":       "errdefs internal/present",
 	"internal/present":      "",
 	"internal/strictjson":   "",
+	"internal/settings":     anyPlain + " store stream/copy/plan tier/file tier/log internal/present internal/strictjson",
 	"internal/ctxio":        "",
 	"internal/gunzip":       "errdefs",
 	"internal/published":    "", // but for its tests
@@ -154,7 +154,7 @@ var mayImport = map[string]string{
 
 	// The façade and the commands wire everything.
 	"":              anyPlain + " gdr metadata profile share store store/manager telemetry transfer transfer/ device/ stream/ tier/ internal/",
-	"internal/capi": anyPlain + " share store gdr profile stream/copy/plan tier/file tier/log internal/inuse internal/present internal/strictjson ROOT",
+	"internal/capi": anyPlain + " share store internal/inuse internal/settings ROOT",
 	"cmd/libkvlane": "errdefs mem block internal/capi internal/dirfs ROOT",
 	"examples/":     "mem block device stream ROOT",
 	"cmd/":          anyPlain + " gdr metadata profile share topology transfer transfer/ wire store replay replay/demo doctor bench bench/ telemetry telemetry/profiles device/ stream/ tier/ internal/ ROOT",

@@ -24,7 +24,11 @@ var storeMutants = []mutant{
 	defect("internal/capi", "TestZeroKeysAreRefused",
 		"store/pages.go", "if err = r.Key.Check(); err != nil {", "if err = nil; err != nil {"),
 	defect("internal/capi", "TestConfigurationTellsAllThatIsWrong",
-		"internal/capi/decode.go", "	if err := strictjson.Check(text); err != nil {\n		return fail(err)\n	}\n", "	_ = strictjson.Check\n"),
+		"internal/settings/decode.go", "	if err := strictjson.Check(text); err != nil {\n		return err\n	}\n", "	_ = strictjson.Check\n"),
+	defect("internal/settings", "TestFileIsBelowTheProgram",
+		"internal/settings/fill.go", "v.Key == \"\" || precedence[v.Name] > 0 || ", "v.Key == \"\" || "),
+	defect("internal/settings", "TestFileIsBelowTheProgram",
+		"internal/settings/fill.go", "				if precedence[name] == 1 {", "				if precedence[name] == 3 {"),
 	// Collecting that goes on.
 	defect("tier/file", "TestDefectWritingStallsAfterAFailedRound",
 		"tier/file/collect.go", "			again = a.clock.After(pause)\n", ""),

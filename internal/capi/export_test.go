@@ -47,21 +47,26 @@ func (l *Library) Live() int {
 // Snake is snake.
 func Snake(name string) string { return snake(name) }
 
-// ConfigKeys returns the keys of a configuration, with those above them; of a page group's geometry none, which are a model's.
-func ConfigKeys() []string { return keysOf("", reflect.TypeFor[config]()) }
+// ConfigKeys returns the keys of a configuration, those of objects included. Geometries of page
+// groups have the keys of a model.
+func ConfigKeys() []string { return keysOf("", reflect.TypeFor[kvlane.Config]()) }
 
 func keysOf(path string, t reflect.Type) []string {
 	var keys []string
 	for i := range t.NumField() {
 		f := t.Field(i)
-		name, ft := path+f.Tag.Get("json"), f.Type
-		if ft.Kind() == reflect.Slice && ft.Elem().Kind() == reflect.Struct {
-			keys, ft = append(keys, name), ft.Elem()
+		key := f.Tag.Get("config")
+		if key == "" {
+			continue
 		}
-		if ft.Kind() == reflect.Struct && name != "groups.geometry" {
-			keys = append(keys, keysOf(name+".", ft)...)
-		} else {
-			keys = append(keys, name)
+		key = path + key
+		keys = append(keys, key)
+		t := f.Type
+		if t.Kind() == reflect.Slice {
+			t = t.Elem()
+		}
+		if t.Kind() == reflect.Struct && key != "groups.geometry" {
+			keys = append(keys, keysOf(key+".", t)...)
 		}
 	}
 	return keys

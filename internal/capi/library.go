@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -11,6 +12,9 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 )
+
+// maxMillis is the longest time in milliseconds that a time.Duration holds.
+const maxMillis = math.MaxInt64 / int64(time.Millisecond)
 
 // Library holds engines, and what belongs to them, behind handles. Make it with New.
 type Library struct {

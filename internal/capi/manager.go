@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/internal/settings"
 )
 
 // manager is the index of the blocks that engines in other processes have.
@@ -68,34 +69,25 @@ func (l *Library) OpenManager(config []byte) (Handle, error) {
 	return l.handles.add(&manager{m}), nil
 }
 
-// managerConfig has the keys of a manager's configuration.
-type managerConfig struct {
-	Ranks       []config `json:"ranks"`
-	Blocks      int      `json:"blocks"`
-	MetricsAddr string   `json:"metrics_addr"`
-}
-
-// ParseManagerConfig reads the configuration of a manager and validates those of its ranks. It
-// reports everything that is wrong at once.
+// ParseManagerConfig reads the configuration of a manager and validates those of its ranks. The
+// error lists everything that is wrong.
 func ParseManagerConfig(text []byte) (kvlane.ManagerConfig, error) {
-	var c managerConfig
-	err := decode(text, &c)
-	if errors.Is(err, errMistyped) {
+	var c kvlane.ManagerConfig
+	err := settings.Decode(text, &c)
+	if errors.Is(err, settings.ErrIncomplete) {
 		return kvlane.ManagerConfig{}, err
 	}
 	errs := []error{err}
 	if c.Blocks < 0 {
 		errs = append(errs, invalid("configuration: blocks is %d, which is negative", c.Blocks))
 	}
-	out := kvlane.ManagerConfig{Blocks: c.Blocks, MetricsAddr: c.MetricsAddr}
 	for i := range c.Ranks {
-		rank, err := c.Ranks[i].config()
-		if err = errors.Join(err, rank.Validate()); err != nil {
+		setDefaults(&c.Ranks[i])
+		if err := c.Ranks[i].Validate(); err != nil {
 			errs = append(errs, fmt.Errorf("rank %d: %w", i, err))
 		}
-		out.Ranks = append(out.Ranks, rank)
 	}
-	return out, errors.Join(errs...)
+	return c, errors.Join(errs...)
 }
 
 // CloseManager closes a manager. Once it has returned nil its handle, and those of its jobs, are gone.

@@ -33,6 +33,26 @@ def test_an_identity_has_a_folder_in_each_directory() -> None:
     assert _config.with_folder({"cache_bytes": 1}, "n") == {"cache_bytes": 1}
 
 
+def test_a_file_supplies_what_a_program_does_not_give(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "device: host\ncache-bytes: 4MiB\nfile-dir: [/a, /b]\nfsync: file\nmetrics-addr: 127.0.0.1:1\nlog-level: debug\n"
+    )
+    given = {"config": file, "store": {"cache_bytes": 1 << 20}, "weights": "w"}
+    want = {
+        "store": {"cache_bytes": 1 << 20, "dirs": ["/a", "/b"], "fsync": "file"},
+        "device": {"driver": "host"},
+        "weights": "w",
+    }
+    assert _config.merged(given) == want
+    # A log contradicts the file's directories, which have no effect then, and neither has their fsync.
+    given["store"] = {"log_dir": "/l", "cache_bytes": 1}
+    assert _config.merged(given)["store"] == given["store"]
+    assert _config.merged({"store": {}}) == {"store": {}}
+    with pytest.raises(kvlane.Invalid, match="none"):
+        _config.merged({"config": tmp_path / "none"})
+
+
 @pytest.mark.parametrize("given", [None, 5, b"t", ["t"]])
 def test_a_tenant_is_a_text(given: Any) -> None:
     """None and "None", 5 and "5" would be one tenant."""

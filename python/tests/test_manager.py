@@ -161,10 +161,10 @@ def test_files_that_are_slower_than_computing_are_refused(tmp_path: Path) -> Non
     engine = Engine(tmp_path, blocks=8)
     assert engine.run("store", engine.manager.store(named(*range(1, 9)))) == []
     engine.stop()
-    for admission in ("auto", "always"):
+    for always in (False, True):
         ranks = [rank_config(r, tmp_path) for r in range(RANKS)]
         for rank in ranks:
-            rank["store"]["admission"] = admission
+            rank["store"]["admit_always"] = always
         with kvlane.Manager(ranks, 4) as m:
             for i in (1, 2, 3):
                 m.load(named(i)).end()
@@ -173,10 +173,10 @@ def test_files_that_are_slower_than_computing_are_refused(tmp_path: Path) -> Non
             states = m.lookup(blocks)
             assert states == bytes([THERE, BELOW, BELOW])
             answers = [m.worth(blocks, states, 48) for _ in range(2)]  # the first that is refused is a probe
-            assert answers == [3, 1 if admission == "auto" else 3]
+            assert answers == [3, 3 if always else 1]
             figures = m.stats()["admission"]
             refused = (figures["cut"], figures["blocks_refused"], figures["probes"])
-            assert refused == ((2, 4, 1) if admission == "auto" else (0, 0, 0))
+            assert refused == ((0, 0, 0) if always else (2, 4, 1))
             with pytest.raises(kvlane.Invalid):
                 m.worth(blocks, states[:1], 48)
             with pytest.raises(kvlane.Invalid):

@@ -210,6 +210,11 @@ static void nothing(void) {
 static void words(void) {
   char buffer[40000];
   size_t n = sizeof buffer;
+  EXPECT(KVL_OK, kvl_read_config("{\"config\": \"/dev/null\", \"tenant\": \"t\"}", buffer, &n));
+  CHECK(strcmp(buffer, "{\"tenant\":\"t\"}") == 0 && n == strlen(buffer) + 1);
+  EXPECT(KVL_INVALID, kvl_read_config(NULL, buffer, &n));
+  EXPECT(KVL_INVALID, kvl_read_config("{\"config\": \"/no/such/file\"}", buffer, &n));
+  n = sizeof buffer;
   EXPECT(KVL_OK, kvl_stats(engine, buffer, &n));
   CHECK(strlen(buffer) == n - 1 && buffer[0] == '{');
   n = sizeof buffer;

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from . import errors
+from . import _lib, errors
 
 
 def encode(config: Mapping[str, Any]) -> str:
@@ -24,6 +24,13 @@ def encode(config: Mapping[str, Any]) -> str:
         if isinstance(e, errors.Error):
             raise
         raise errors.Invalid(f"configuration: {e}") from e
+
+
+def merged(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `config` with the settings of the file that its key `config` names. Its own keys take precedence."""
+    if "config" not in config:
+        return dict(config)
+    return dict(json.loads(_lib.library().text("read_config", encode(config).encode())))
 
 
 def directories(store: Mapping[str, Any]) -> list[str]:

@@ -66,6 +66,7 @@ _bytes, _n, _ms = c.c_void_p, c.c_size_t, c.c_int64
 # The functions that return a status, and what they take.
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "open": (c.c_char_p, _out),
+    "read_config": (c.c_char_p, _bytes, c.POINTER(_n)),
     "close": (_handle, _ms),
     "register_cache": (_handle, c.POINTER(GroupMemory), _n, _out),
     "close_cache": (_handle, _ms),
@@ -187,8 +188,8 @@ class Library:
         """The JSON that kvl_<name> writes of a handle."""
         return json.loads(self.text(name, handle))
 
-    def text(self, name: str, handle: int) -> bytes:
-        """The text that kvl_<name> writes of a handle."""
+    def text(self, name: str, handle: int | bytes) -> bytes:
+        """The text that kvl_<name> writes for a handle or a text."""
         size = c.c_size_t(1 << 12)
         while True:
             buffer = c.create_string_buffer(size.value)

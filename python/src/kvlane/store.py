@@ -78,7 +78,7 @@ class Store(_lib.Owned):
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        text = _config.encode(config)
+        text = _config.encode(_config.merged(config))
         self.config: dict[str, Any] = json.loads(text)
         self._lib = _lib.library()
         # No lock guards these, as a child of fork() might find it held for ever: each use is one operation of a dict.

@@ -189,6 +189,8 @@ class KVLaneCache:
         self.store = opened(Store, self.config, _logger)
 
     def _config(self, store: Mapping[str, Any], weights: str, tenant: str, more: Mapping[str, Any]) -> dict[str, Any]:
+        more = _config.merged({**more, "store": dict(store)})
+        store = more.pop("store")
         hf = self.model.config
         commit = getattr(hf, "_commit_hash", None)
         name = (getattr(hf, "name_or_path", "") if commit else "") or hf.model_type

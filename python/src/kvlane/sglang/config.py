@@ -17,7 +17,7 @@ from .._metrics import address
 from .pages import Group
 
 # What the object "kvlane" of SGLang's options may have.
-_OPTIONS = ("store", "stream", "rdma", "device", "weights", "tenant", "wait_seconds", "metrics_addr")
+_OPTIONS = ("store", "stream", "rdma", "device", "weights", "tenant", "wait_seconds", "metrics_addr", "config")
 WAIT_SECONDS = 30.0
 
 
@@ -56,7 +56,7 @@ def options(extra_config: Mapping[str, Any] | None) -> dict[str, Any]:
         raise errors.Invalid('SGLang\'s extra config has no object "kvlane", such as {"store": {"cache_bytes": 17179869184}}')
     if wrong := sorted(set(own) - set(_OPTIONS)):
         raise errors.Invalid(f'"kvlane" has {wrong}, and knows {sorted(_OPTIONS)}')
-    return dict(own)
+    return _config.merged(own)
 
 
 def nonce(group: Any) -> bytes:

@@ -17,7 +17,7 @@ from typing import Any
 from .. import _config, errors, identity
 
 # What kv_connector_extra_config may have: what is kvlane's, and what is vLLM's OffloadingConnector's.
-_OURS = ("store", "stream", "rdma", "device", "weights", "tenant", "log_seconds", "layerwise_files", "metrics_addr")
+_OURS = ("store", "stream", "rdma", "device", "weights", "tenant", "log_seconds", "layerwise_files", "metrics_addr", "config")
 _VLLMS = ("offload_prompt_only", "self_describing_kv_events")
 # The least that the head size of a geometry has to be able to say.
 _MAX_HEAD_SIZE = 1 << 20
@@ -127,7 +127,7 @@ def store_config(
     vllm_config: Any, kv_cache_config: Any, groups: list[PageGroup], kernels: Mapping[str, Any], rank: int
 ) -> dict[str, Any]:
     """The configuration of the store of a rank's worker. Ranks that hold the same KV have the same, and share files."""
-    extra: Mapping[str, Any] = vllm_config.kv_transfer_config.kv_connector_extra_config
+    extra: Mapping[str, Any] = _config.merged(vllm_config.kv_transfer_config.kv_connector_extra_config)
     if wrong := sorted(set(extra) - set(_OURS) - set(_VLLMS)):
         raise errors.Invalid(f"kv_connector_extra_config has {wrong}, and kvlane knows {sorted(_OURS + _VLLMS)}")
     store = dict(extra.get("store") or {})

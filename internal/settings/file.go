@@ -1,0 +1,212 @@
+package settings
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// maxFileBytes bounds a configuration file.
+const maxFileBytes = 1 << 20
+
+// Value is a setting with its texts: one, or several of a list.
+type Value struct {
+	*Setting
+	Texts []string
+	// From is the origin: "FILE:LINE", a variable of the environment, or empty for the command line.
+	From string
+}
+
+// Errorf returns an error about the value, which names its origin.
+func (v *Value) errorf(format string, args ...any) error {
+	if v.From == "" {
+		return fmt.Errorf("--"+v.Name+": "+format, args...)
+	}
+	return fmt.Errorf(v.From+": "+v.Name+": "+format, args...)
+}
+
+// Check returns an error if the setting does not accept the texts.
+func (v *Value) Check() error {
+	for _, text := range v.Texts {
+		if err := v.CheckValue(text); err != nil {
+			return v.errorf("%w", err)
+		}
+	}
+	return nil
+}
+
+// ReadFile returns the values of a configuration file. The error lists everything that is wrong.
+// It blocks on a FIFO without a writer until ctx ends.
+func ReadFile(ctx context.Context, name string) ([]Value, error) {
+	text, err := readUntil(ctx, name)
+	if err != nil {
+		return nil, fmt.Errorf("read the configuration: %w", err)
+	}
+	if len(text) > maxFileBytes {
+		return nil, fmt.Errorf("read the configuration: %s is longer than %d bytes", name, maxFileBytes)
+	}
+	return ParseFile(name, text)
+}
+
+// readUntil reads a file, but at most one byte more than maxFileBytes. Opening a FIFO blocks until
+// it has a writer. A goroutine opens it, which ends with the process if ctx ends first.
+func readUntil(ctx context.Context, name string) ([]byte, error) {
+	read := func() ([]byte, error) {
+		f, err := os.Open(name)
+		if err != nil {
+			return nil, err
+		}
+		text, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
+		return text, errors.Join(err, f.Close())
+	}
+	if info, err := os.Stat(name); err != nil || info.Mode()&fs.ModeNamedPipe == 0 {
+		return read()
+	}
+	type result struct {
+		text []byte
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		text, err := read()
+		done <- result{text, err}
+	}()
+	select {
+	case r := <-done:
+		return r.text, r.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for %s: %w", name, context.Cause(ctx))
+	}
+}
+
+// ParseFile parses a YAML mapping of names to a value, or to a list of values.
+func ParseFile(name string, text []byte) ([]Value, error) {
+	root, err := parseYAML(name, text)
+	if root == nil || err != nil {
+		return nil, err
+	}
+	var all []Value
+	var errs []error
+	seen := map[string]int{}
+	for pair := range slices.Chunk(root.Content, 2) {
+		key, v := pair[0].Value, Value{From: fmt.Sprintf("%s:%d", name, pair[0].Line)}
+		if line := seen[key]; line > 0 {
+			errs = append(errs, fmt.Errorf("%s: %s is given in line %d already", v.From, key, line))
+			continue
+		}
+		seen[key] = pair[0].Line
+		if v.Setting = ByName(key); pair[0].Kind != yaml.ScalarNode || v.Setting == nil {
+			errs = append(errs, fmt.Errorf("%s: %w", v.From, unknownName(key)))
+			continue
+		}
+		if err := errors.Join(v.read(pair[1]), v.Check()); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		all = append(all, v)
+	}
+	return all, errors.Join(errs...)
+}
+
+// parseYAML returns the mapping of a text with one document, or nil if the text has no values.
+func parseYAML(name string, text []byte) (*yaml.Node, error) {
+	dec := yaml.NewDecoder(bytes.NewReader(text))
+	var doc, second yaml.Node
+	if err := dec.Decode(&doc); errors.Is(err, io.EOF) {
+		return nil, nil
+	} else if err != nil {
+		return nil, yamlError(name, err)
+	}
+	if err := dec.Decode(&second); err == nil {
+		return nil, fmt.Errorf("%s:%d: there is a second document: a configuration is one", name, second.Line)
+	} else if !errors.Is(err, io.EOF) {
+		return nil, yamlError(name, err)
+	}
+	root := doc.Content[0]
+	if root.Kind == yaml.ScalarNode && root.Tag == "!!null" {
+		return nil, nil
+	}
+	if root.Kind != yaml.MappingNode {
+		return nil, fmt.Errorf("%s:%d: a configuration is lines of NAME: VALUE, the names those of flags", name, root.Line)
+	}
+	return root, nil
+}
+
+// yamlError returns the error in the form of the others, with file and line.
+func yamlError(name string, err error) error {
+	text := strings.TrimPrefix(err.Error(), "yaml: ")
+	if line, found := strings.CutPrefix(text, "line "); found {
+		return fmt.Errorf("%s:%s", name, line)
+	}
+	return fmt.Errorf("%s: %s", name, text)
+}
+
+// unknownName returns the error of a name that is no setting's, with the most similar setting.
+func unknownName(key string) error {
+	var names []string
+	for i := range Table {
+		names = append(names, Table[i].Name)
+	}
+	flag := strings.ReplaceAll(strings.TrimLeft(key, "-"), "_", "-")
+	if flag != key && ByName(flag) != nil {
+		return fmt.Errorf("%q: the key is %s", key, flag)
+	}
+	return fmt.Errorf("%q is no setting%s (kvlane config show lists the settings)", key, DidYouMean(key, names))
+}
+
+// read adds the texts of a node of the file.
+func (v *Value) read(n *yaml.Node) error {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	items := []*yaml.Node{n}
+	if n.Kind == yaml.SequenceNode {
+		if items = n.Content; !v.IsList() {
+			return v.errorf("it takes one value, not a list")
+		}
+		if len(items) == 0 {
+			return v.errorf("the list is empty: leave the key out")
+		}
+	}
+	for _, item := range items {
+		switch {
+		case item.Kind != yaml.ScalarNode:
+			return v.errorf("it takes a value%s", map[bool]string{true: " or a list of values"}[v.IsList()])
+		case item.Value == "" || item.Tag == "!!null":
+			return v.errorf("it has no value: leave the key out")
+		}
+		v.Texts = append(v.Texts, item.Value)
+	}
+	return nil
+}
+
+// FromEnv returns the values of the environment. The error lists everything that is wrong.
+func FromEnv() ([]Value, error) {
+	var all []Value
+	var errs []error
+	for i := range Table {
+		s := &Table[i]
+		text := os.Getenv(s.Env())
+		if s.Name == "" || text == "" {
+			continue
+		}
+		v := Value{s, []string{text}, s.Env()}
+		if s.IsList() {
+			v.Texts = strings.Split(text, ",")
+		}
+		if err := v.Check(); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		all = append(all, v)
+	}
+	return all, errors.Join(errs...)
+}

@@ -1,0 +1,101 @@
+package settings
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/kvlane/kvlane/store"
+)
+
+// Rule is a condition on which settings have an effect.
+type Rule struct {
+	Names    []string
+	Commands []string // with flags for all of them; libraries observe every rule
+	// Met reports whether the condition holds. value returns the text of a setting, empty by default.
+	Met func(value func(name string) string) bool
+	// Lacks names flags to add so that the condition holds, Clashes a flag to remove.
+	Lacks, Clashes string
+}
+
+// RDMANames are the settings that select NICs.
+var RDMANames = []string{"rdma-provider", "nic", "rdma-port", "rdma-gid-index", "rdma-mtu", "rdma-queue-pairs"}
+
+// Rules are checked before a command runs, and when a library reads a file.
+var Rules = []Rule{
+	{Names: []string{"file-bytes", "file-dir-bytes", "fsync"}, Commands: replay, Met: given("file-dir"), Lacks: "--file-dir DIR"},
+	{Names: []string{"file-read-only", "stream-files"}, Commands: replay, Met: either(given("file-dir"), given("log-dir")), Lacks: "--file-dir DIR or --log-dir DIR"},
+	{Names: []string{"log-bytes", "log-fsync"}, Commands: replay, Met: given("log-dir"), Lacks: "--log-dir DIR"},
+	{Names: []string{"log-bytes", "log-fsync", "file-bytes", "file-dir-bytes", "fsync"}, Commands: replay, Met: isNot("file-read-only", "true"), Clashes: "--file-read-only, which writes nothing"},
+	{Names: []string{"policy"}, Commands: []string{"replay", "bench store"}, Met: either(isNot("policy", "throughput", "latency"), is("path", "auto")), Clashes: "a forced --path"},
+	{Names: []string{"policy"}, Commands: []string{"replay", "bench store"}, Met: either(isNot("policy", "throughput", "latency"), isNot("device", "host")), Clashes: "--device host, whose copies have one path"},
+	{Names: []string{"calibrate"}, Commands: replay, Met: isNot("device", "host"), Clashes: "--device host, whose copies have one path"},
+	{Names: []string{"calibrate"}, Commands: replay, Met: either(isNot("device", "sim"), is("gdr", "auto")), Clashes: "--device sim, whose paths are not measured"},
+	{Names: []string{"gdr"}, Commands: replay, Met: either(isNot("gdr", "auto"), is("path", "auto")), Clashes: "a forced --path"},
+	{Names: RDMANames, Commands: []string{"replay", "demo", "calibrate"}, Met: isNot("gdr", "off"), Lacks: "--gdr auto or --gdr require"},
+	{Names: []string{"gdr"}, Commands: []string{"replay", "demo", "calibrate"}, Met: either(isNot("gdr", "auto"), isNot("rdma-provider", "soft")), Clashes: "--rdma-provider soft, which only --gdr require takes"},
+}
+
+var replay = []string{"replay"}
+
+type condition = func(value func(string) string) bool
+
+func given(name string) condition {
+	return func(value func(string) string) bool { return value(name) != "" }
+}
+
+// is reports whether a setting has one of the words, given or initially.
+func is(name string, words ...string) condition {
+	return func(value func(string) string) bool {
+		v := value(name)
+		if s := ByName(name); v == "" && s != nil {
+			v = s.Initial()
+		}
+		return slices.Contains(words, v)
+	}
+}
+
+func isNot(name string, words ...string) condition {
+	return func(value func(string) string) bool { return !is(name, words...)(value) }
+}
+
+func either(a, b condition) condition {
+	return func(value func(string) string) bool { return a(value) || b(value) }
+}
+
+// tierNames are the settings that select tiers. They can contradict each other.
+var tierNames = []string{"file-dir", "log-dir", "pipeline"}
+
+// Overruled returns the tier settings that contradict one of higher precedence. state returns a
+// setting's text and precedence; 0: it is not given.
+func Overruled(state func(name string) (text string, precedence int)) []string {
+	var is func(name string) bool
+	is = func(name string) bool {
+		_, mine := state(name)
+		return mine > 0 && slices.ContainsFunc(tierNames, func(other string) bool {
+			_, precedence := state(other)
+			return precedence > mine && contradict(state, name, other) && !is(other)
+		})
+	}
+	var names []string
+	for _, name := range tierNames {
+		if is(name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// contradict reports whether two tier settings cannot both have an effect. Files and a log exclude
+// each other below one cache. A pipeline excludes directories of tiers that it lacks. An invalid
+// pipeline contradicts nothing, so that the command reports it.
+func contradict(state func(string) (string, int), a, b string) bool {
+	if b == "pipeline" {
+		a, b = b, a
+	}
+	if a != "pipeline" {
+		return a != b
+	}
+	text, _ := state(a)
+	tiers, err := store.ParsePipeline(text)
+	return a != b && err == nil && !slices.Contains(tiers, strings.TrimSuffix(b, "-dir"))
+}

@@ -1,0 +1,213 @@
+package settings
+
+import (
+	"fmt"
+	"log/slog"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kvlane/kvlane/internal/present"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/plan"
+)
+
+// tag is the struct tag with the key of a field.
+const tag = "config"
+
+// Kind is the form of a setting's value as text.
+type Kind uint8
+
+// The kinds. Lists are written with commas on the command line, and in the environment as Dirs are.
+const (
+	Text Kind = iota
+	Bool
+	Int
+	Size  // bytes, such as 8GiB
+	List  // texts
+	Dirs  // directories: a flag for each
+	Sizes // sizes: a flag for each
+)
+
+// Setting is a row of Table.
+type Setting struct {
+	// Key is the key in the configuration of the Go, C and Python libraries. Empty: commands only.
+	Key string
+	// Name is the flag of the command line and the key of the configuration file. Empty: libraries
+	// only.
+	Name string
+	Kind Kind
+	Doc  string
+	// Default describes the value if none is given. Flag is the flag's initial value, if that is not
+	// Default.
+	Default, Flag string
+	// Words are the accepted values. Nil: any that Kind and Check accept.
+	Words []string
+	Check func(value string) error
+	// FlagOnly lists the commands that read the setting from the command line only, as it selects
+	// the subject of one run there.
+	FlagOnly []string
+}
+
+// short lists commands that end too soon to be watched. They leave the address to longer ones.
+var short = []string{"doctor", "topo", "store", "transfer ls", "transfer probe", "transfer put", "transfer get"}
+
+// Table has every setting, in the order in which they are shown.
+var Table = []Setting{
+	{Key: "config", Doc: "a configuration file, as `kvlane` reads it; keys given here take precedence over the file's", Default: "none"},
+
+	{Key: "model", Doc: "the shape of the KV cache on this rank; or `groups`"},
+	{Key: "model.name", Doc: "the model, as part of a block's identity", Default: required},
+	{Key: "model.dtype", Doc: "of the KV cache: `bfloat16` (or `bf16`), `float16` (`fp16`, `f16`, `half`), `float32` (`fp32`, `f32`), `fp8_e4m3` (`fp8`, `float8_e4m3fn`), `fp8_e5m2` (`float8_e5m2`) or `int8`", Default: required},
+	{Key: "model.layers", Kind: Int, Doc: "number of layers", Default: required},
+	{Key: "model.kv_heads", Kind: Int, Doc: "of the whole model; 1 with `mla`", Default: required},
+	{Key: "model.head_size", Kind: Int, Doc: "elements per head; with `mla`, per token's latent, including its rotary part", Default: required},
+	{Key: "model.block_tokens", Kind: Int, Doc: "tokens per block and page", Default: required},
+	{Key: "model.tp_size", Kind: Int, Doc: "number of tensor-parallel ranks", Default: "1"},
+	{Key: "model.tp_rank", Kind: Int, Doc: "this rank, from 0", Default: "0"},
+	{Key: "model.mla", Kind: Bool, Doc: "a layer has one plane of latents, the same on every rank", Default: "false"},
+	{Key: "model.state", Kind: Bool, Doc: "a layer has one plane of recurrent state, of `kv_heads` heads per block", Default: "false"},
+	{Key: "revision", Doc: "of the weights, and of everything else that changes KV: RoPE, quantization, the stage of a pipeline", Default: "none"},
+	{Key: "adapter", Doc: "a LoRA adapter", Default: "none"},
+	{Key: "tenant", Doc: "tenants never find each other's blocks", Default: "none"},
+	{Key: "groups", Doc: "page groups of a hybrid model, an array of objects, instead of `model`", Default: "none"},
+	{Key: "groups.name", Doc: "of the page group, as part of the identity of its blocks", Default: required},
+	{Key: "groups.layers", Doc: "the model's layers in the group, ascending from 0", Default: required},
+	{Key: "groups.geometry", Doc: "as `model`; its `layers` may be omitted", Default: required},
+
+	{Key: "device.driver", Name: "device", Doc: "`cuda`; `host`, the process's own memory, for engines on a CPU; or `sim`, a simulated GPU, for tests", Default: "cuda",
+		Words: []string{"auto", "cuda", "sim", "host"}, FlagOnly: []string{"bench file", "bench rdma"}},
+	{Key: "device.index", Name: "device-index", Kind: Int, Doc: "index among the driver's devices", Default: "0", FlagOnly: []string{"bench file", "bench rdma"}},
+	{Key: "host_streams", Kind: Bool, Doc: "loads and dumps can wait for CUDA streams of the program (`kvl_after`), and these for loads (`kvl_stream_wait`)", Default: "false"},
+	{Key: "stream.path", Name: "path", Doc: "forces a copy path", Default: "each batch's best", Flag: "auto",
+		Words: append([]string{"auto"}, names(stream.Paths(stream.MovedByDevice))...)},
+	{Key: "stream.policy", Name: "policy", Doc: "goal of the choice of paths: `throughput`, `latency`, `balanced` (time against interference with the model) or `background` (little interference)", Default: "loads `balanced`, dumps `background`", Flag: "serving",
+		Words: append([]string{"serving"}, names([]plan.Goal{plan.Throughput, plan.Latency, plan.Balanced, plan.Background})...)},
+	{Key: "stream.calibration", Name: "calibrate", Doc: "`once` measures a GPU's paths for two seconds if no profile is stored; `never`", Default: "once", Words: []string{"once", "never"}},
+	{Key: "stream.profile_dir", Name: "profile-dir", Doc: "directory of the stored profiles", Default: "`kvlane/profiles` in the user's cache directory", Flag: none},
+	{Key: "stream.staging_bytes", Kind: Size, Doc: "device memory in which a stream may gather", Default: "by the policy, 256 MiB at most"},
+
+	{Key: "store.verify", Name: "verify", Doc: "where checksums are made and checked: `device` (the copy itself, or else the CPU), `always` (also the CPU, before and after copies) or `fill` (as `always`, except for blocks in the cache)", Default: "device", Words: []string{"device", "always", "fill"}},
+	{Key: "store.gdr", Name: "gdr", Doc: "copies by RDMA NICs: `off`, `auto` (batches for which NICs are measured to be fastest) or `require`", Default: "off", Words: []string{"off", "auto", "require"}},
+	{Key: "rdma.provider", Name: "rdma-provider", Doc: "`ibv`, the machine's NICs, or `soft`, NICs in software", Default: "ibv", Words: []string{"ibv", "soft"}},
+	{Key: "rdma.nics", Name: "nic", Kind: List, Doc: "names of NICs", Default: "the nearest", Flag: none},
+	{Key: "rdma.nics_by_device", Doc: "the same for each device, by its index: an array of arrays", Default: "none"},
+	{Key: "rdma.count", Kind: Int, Doc: "number of NICs, if several are equally near", Default: "1"},
+	{Key: "rdma.port", Name: "rdma-port", Kind: Int, Doc: "port of each NIC, from 1", Default: "the first active", Flag: "0"},
+	{Key: "rdma.gid_index", Name: "rdma-gid-index", Kind: Int, Doc: "index in the port's address table", Default: "the best", Flag: "-1"},
+	{Key: "rdma.mtu", Name: "rdma-mtu", Kind: Int, Doc: "bytes per packet, a power of two from 256 to 4096", Default: "the port's", Flag: "0", Words: []string{"0", "256", "512", "1024", "2048", "4096"}},
+	{Key: "rdma.queue_pairs", Name: "rdma-queue-pairs", Kind: Int, Doc: "queue pairs per NIC and stream", Default: "the stream's", Flag: "0"},
+	{Key: "rdma.register_on_use", Kind: Bool, Doc: "registers memory that was not registered before its first copy", Default: "false"},
+
+	{Key: "store.pipeline", Name: "pipeline", Doc: "tiers from fast to slow: `cache`, `cache|file`, `cache|log`, `file` or `log`", Default: "a cache above the given directories", Flag: none,
+		Check: func(v string) error { _, err := store.ParsePipeline(v); return err }, FlagOnly: []string{"bench store"}},
+	{Key: "store.cache_bytes", Name: "cache-bytes", Kind: Size, Doc: "pinned host memory of the cache; without a cache, memory through which blocks pass (then 256 MiB by default)", Default: "required with a cache", Flag: "0", FlagOnly: []string{"bench store"}},
+	{Key: "store.dirs", Name: "file-dir", Kind: Dirs, Doc: "directories of the file tier", Default: "none", Flag: none, FlagOnly: []string{"bench store", "calibrate"}},
+	{Key: "store.shared_bound", Kind: Bool, Doc: "`file_bytes` and `dir_bytes` bound all folders in the parent directory of each of `dirs`, of all identities and processes", Default: "false"},
+	{Key: "store.file_bytes", Name: "file-bytes", Kind: Size, Doc: "bound of the file tier", Default: "none", Flag: "0"},
+	{Key: "store.dir_bytes", Name: "file-dir-bytes", Kind: Sizes, Doc: "bounds of single directories, in their order; directories with 0 share the tier's bound", Default: "none", Flag: none},
+	{Key: "store.fsync", Name: "fsync", Doc: "when files are synced: `never`, or `file` (each before its block counts as durable)", Default: "never", Words: []string{"never", "file"}},
+	{Key: "store.read_only", Kind: Bool, Doc: "changes nothing in the directories", Default: "false"},
+	{Key: "store.log_dir", Name: "log-dir", Doc: "directory of the log tier, on a local disk, for one process at a time", Default: "none", Flag: none},
+	{Key: "store.log_bytes", Name: "log-bytes", Kind: Size, Doc: "bound of the log tier", Default: "none", Flag: "0"},
+	{Key: "store.log_fsync", Name: "log-fsync", Doc: "when the log is synced: `interval` (ten times a second), `always` (before blocks count as durable) or `never`", Default: "interval", Words: []string{"always", "interval", "never"}},
+	{Key: "store.stream_files", Name: "stream-files", Kind: Bool, Doc: "reads blocks of 64 KiB and more past the page cache", Default: "false"},
+	{Key: "store.admit_always", Kind: Bool, Doc: "all blocks are worth loading; otherwise measured times decide (`kvl_worth`)", Default: "false"},
+	{Key: "store.readers", Kind: Int, Doc: "threads that read from the tiers below the cache", Default: "16"},
+	{Key: "store.writers", Kind: Int, Doc: "threads that write to the tiers below the cache", Default: "4"},
+	{Key: "store.tasks", Kind: Int, Doc: "concurrent loads and prefetches, and as many dumps, which end when they are durable; further calls are `KVL_BUSY`", Default: "256"},
+	{Key: "store.lease_max_ms", Kind: Int, Doc: "longest duration of a lease", Default: "30000"},
+	{Key: "store.wait_max_ms", Kind: Int, Doc: "longest wait of a block for space or for another fill, and of a CUDA stream for a load", Default: "30000"},
+
+	{Name: "protocol", Doc: "protocol of transfers", Words: []string{"mooncake", "auto", "nvlink", "shm", "rdma", "tcp"}},
+	{Name: "metadata", Doc: "how segments are found: P2PHANDSHAKE (their name is their address), or a server: http://HOST:PORT/metadata"},
+	{Name: "cluster", Doc: "name of the cluster, which separates its segments in a metadata server"},
+	{Name: "buffer-size", Kind: Size, Doc: "bytes of memory to transfer from and to"},
+
+	// One file serves commands and engines at the same time, which cannot share an address.
+	{Key: "metrics_addr", Doc: "serves [metrics](metrics.md) until the engine closes: see \"Figures\"; the file's `metrics-addr` is for commands only", Default: "none"},
+	{Name: "metrics-addr", Doc: "serves Prometheus metrics at HOST:PORT or unix:/PATH under /metrics, and /healthz and /readyz, while the command runs", Check: checkAddress, FlagOnly: short},
+	{Name: "pprof-addr", Doc: "serves Go's profiles at HOST:PORT, a loopback address, under /debug/pprof/", Check: checkAddress, FlagOnly: short},
+	{Name: "log-level", Doc: "least severe log records to print: debug, info, warn or error", Flag: "info", Check: checkLevel},
+	{Name: "log-format", Doc: "form of log records on standard error: text or json", Flag: "text", Words: []string{"text", "json"}},
+}
+
+const (
+	required = "required"
+	// none is a Flag without an initial value.
+	none = "-"
+)
+
+func names[T fmt.Stringer](values []T) []string {
+	out := make([]string, len(values))
+	for i, v := range values {
+		out[i] = v.String()
+	}
+	return out
+}
+
+func checkAddress(v string) error {
+	_, _, err := net.SplitHostPort(v)
+	return err
+}
+
+func checkLevel(v string) error {
+	if new(slog.Level).UnmarshalText([]byte(v)) != nil {
+		return fmt.Errorf("%q is none of debug, info, warn or error", v)
+	}
+	return nil
+}
+
+// ByName returns the setting with a name, or nil.
+func ByName(name string) *Setting {
+	i := slices.IndexFunc(Table, func(s Setting) bool { return s.Name == name })
+	if name == "" || i < 0 {
+		return nil
+	}
+	return &Table[i]
+}
+
+// Env returns the environment variable of the setting.
+func (s *Setting) Env() string {
+	return "KVLANE_" + strings.ToUpper(strings.ReplaceAll(s.Name, "-", "_"))
+}
+
+// Initial returns the flag's value if none is given.
+func (s *Setting) Initial() string {
+	switch {
+	case s.Flag == none:
+		return ""
+	case s.Flag != "":
+		return s.Flag
+	}
+	return s.Default
+}
+
+// IsList reports whether the setting has several values.
+func (s *Setting) IsList() bool { return s.Kind == List || s.Kind == Dirs || s.Kind == Sizes }
+
+// CheckValue returns an error if the setting does not accept the text.
+func (s *Setting) CheckValue(text string) error {
+	switch {
+	case s.Check != nil:
+		return s.Check(text)
+	case len(s.Words) > 0 && !slices.Contains(s.Words, text):
+		return fmt.Errorf("%q is none of %s%s", text, strings.Join(s.Words, ", "), DidYouMean(text, s.Words))
+	}
+	switch s.Kind {
+	case Bool:
+		if _, err := strconv.ParseBool(text); err != nil {
+			return fmt.Errorf("%q is neither true nor false", text)
+		}
+	case Int:
+		if _, err := strconv.Atoi(text); err != nil {
+			return fmt.Errorf("%q is not a whole number", text)
+		}
+	case Size, Sizes:
+		_, err := present.ParseSize(text)
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,23 @@
+package testkit
+
+import (
+	"flag"
+	"os"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write generated files in place of comparing them")
+
+// Generated fails the test unless the file has the text. With the flag -update it writes the file.
+func Generated(t testing.TB, file, text string) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if b, err := os.ReadFile(file); err != nil || string(b) != text {
+		t.Errorf("%s is not up to date (%v): run make generate", file, err)
+	}
+}

@@ -15,6 +15,7 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/profile"
+	"github.com/kvlane/kvlane/tier"
 )
 
 const hostGlance = 20 * time.Millisecond
@@ -197,6 +198,23 @@ func (w *hostWorld) holds(page, layer int, v byte) {
 
 func (w *hostWorld) refs(name string, page uint32) []kvlane.Ref {
 	return []kvlane.Ref{{Key: w.e.Key([]byte(name)), Page: page}}
+}
+
+// filling reports whether a dump of that name holds slots of the cache.
+func (w *hostWorld) filling(name string) bool {
+	hits, err := w.e.Lookup(w.ctx(), []kvlane.Key{w.refs(name, 0)[0].Key})
+	w.must(err)
+	return hits[0].State == tier.Filling
+}
+
+// untilFilling waits until a dump of that name holds slots of the cache.
+func (w *hostWorld) untilFilling(name string) {
+	w.t.Helper()
+	for deadline := time.Now().Add(hostPatience); !w.filling(name); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			w.t.Fatal("the dump takes no slot")
+		}
+	}
 }
 
 // dump starts a dump of a page, by layers or whole, that comes after what the program has computed.

@@ -12,7 +12,6 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/leak"
 	"github.com/kvlane/kvlane/stream"
-	"github.com/kvlane/kvlane/tier"
 )
 
 // dumpAfterWork dumps what a slow program is still to compute, and has another stream of the program read it from another page.
@@ -34,10 +33,10 @@ func dumpAfterWork(t *testing.T, change func(*kvlane.Config), onDevice bool) {
 			t.Errorf("the dump did not wait for the program: %v", err)
 		}
 		cancel()
-		hits, err := w.e.Lookup(w.ctx(), []kvlane.Key{w.refs(name, 0)[0].Key})
-		w.must(err)
-		if filling := hits[0].State == tier.Filling; filling != (onDevice || layerwise) {
-			t.Errorf("layerwise %v, the dump holds slots: %v", layerwise, filling)
+		if slots := onDevice || layerwise; slots {
+			w.untilFilling(name)
+		} else if w.filling(name) {
+			t.Error("the dump holds slots while it waits on the host")
 		}
 		w.open()
 		w.must(errors.Join(dump.SourceFree(w.ctx()), dump.Durable(w.ctx())))
@@ -104,17 +103,7 @@ func halfway(w *hostWorld, p *program, layerwise bool) (dump *kvlane.DumpTask, l
 	w.passed(p.point())
 	dump, err := w.e.Dump(w.ctx(), w.cache, w.refs("a", 1), kvlane.DumpOptions{Layerwise: true})
 	w.must(err)
-	for deadline := time.Now().Add(hostPatience); ; { // else the load would find nothing
-		hits, err := w.e.Lookup(w.ctx(), []kvlane.Key{w.refs("a", 1)[0].Key})
-		w.must(err)
-		if hits[0].State == tier.Filling {
-			break
-		}
-		if time.Now().After(deadline) {
-			w.t.Fatal("the dump takes no slot")
-		}
-		time.Sleep(time.Millisecond)
-	}
+	w.untilFilling("a") // else the load finds nothing
 	load, read = w.load(p, "a", 2, layerwise)
 	w.waits("nothing has come", read[0])
 	return dump, load, read

@@ -18,7 +18,7 @@ import (
 // skipLong skips what takes many seconds where that is not wanted, or many times as many under the race detector.
 func skipLong(t *testing.T) {
 	t.Helper()
-	if testing.Short() || raceEnabled {
+	if testing.Short() || testkit.Race {
 		testkit.Skip(t, "trace", "the whole trace is replayed neither with -short nor under the race detector")
 	}
 }
@@ -199,7 +199,7 @@ func TestWholeTraceEightRequestsAtATime(t *testing.T) {
 
 func TestReplayOfManyRequestsAtATime(t *testing.T) {
 	limit := 200
-	if testing.Short() || raceEnabled {
+	if testing.Short() || testkit.Race {
 		limit = 60
 	}
 	for _, layerwise := range []bool{false, true} {

@@ -18,6 +18,7 @@ import (
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/share"
 )
@@ -25,7 +26,7 @@ import (
 // TestRequirement4NothingIsLeftOpen: of many imports, and of imports that fail in every way, no file and no mapping is left.
 func TestRequirement4NothingIsLeftOpen(t *testing.T) {
 	n := 10_000
-	if testing.Short() || raceEnabled {
+	if testing.Short() || testkit.Race {
 		n = 500
 	}
 	faults := fault.New(1, fault.Every(sim.OpImport, 3).Fail(errdefs.ErrNoMemory))
@@ -242,7 +243,7 @@ func TestRequirement7Cache(t *testing.T) {
 // TestKilledPeers: exporters and importers die in turn; each side hears of it, and nothing is left.
 func TestKilledPeers(t *testing.T) {
 	n := 200
-	if testing.Short() || raceEnabled {
+	if testing.Short() || testkit.Race {
 		n = 10
 	}
 	dir := filepath.Join(t.TempDir(), "s")

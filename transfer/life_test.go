@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/metadata"
 	"github.com/kvlane/kvlane/rdma/rail"
@@ -53,7 +54,7 @@ func noMore(tb testing.TB, before held) {
 	until(tb, fmt.Sprintf("before: %+v", before), func() bool {
 		now = holds(tb)
 		return now.files <= before.files+few && now.mappings <= before.mappings && now.goroutines <= before.goroutines+few &&
-			now.heap <= before.heap+heap && (raceEnabled || now.resident <= before.resident+resident)
+			now.heap <= before.heap+heap && (testkit.Race || now.resident <= before.resident+resident)
 	})
 	tb.Logf("%+v, and before %+v", now, before)
 }
@@ -149,7 +150,7 @@ func (p *targetProcess) kill() {
 // Half of the memory is reached by sockets, and half is imported.
 func TestKilledPeers(t *testing.T) {
 	peers := 200
-	if testing.Short() || raceEnabled {
+	if testing.Short() || testkit.Race {
 		peers = 20
 	}
 	const n, atOnce = 1 << 20, 4

@@ -21,6 +21,15 @@ func Skip(tb testing.TB, feature, reason string) {
 	tb.Skipf("feature %s is missing: %s", feature, reason)
 }
 
+// SkipRace skips the test under the race detector: it takes long there, and for the reason given it
+// would find no race that another test does not find.
+func SkipRace(tb testing.TB, reason string) {
+	tb.Helper()
+	if Race {
+		Skip(tb, "race", reason+"; not under the race detector")
+	}
+}
+
 // Required says whether RequireEnv lists the feature: what is quick without it is to be thorough then.
 func Required(feature string) bool { return required(os.Getenv(RequireEnv), feature) }
 

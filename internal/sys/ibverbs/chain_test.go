@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/internal/testkit"
 )
 
 func must(tb testing.TB, err error) {
@@ -126,7 +127,7 @@ func TestChainOfNothing(t *testing.T) {
 }
 
 func TestDataPathAllocatesNothing(t *testing.T) {
-	if raceEnabled {
+	if testkit.Race {
 		t.Skip("the race detector drops what is pooled")
 	}
 	f := loadFake(t)

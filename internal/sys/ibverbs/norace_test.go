@@ -1,5 +1,0 @@
-//go:build !race
-
-package ibverbs
-
-const raceEnabled = false

@@ -1,5 +1,0 @@
-//go:build race
-
-package share_test
-
-const raceEnabled = true

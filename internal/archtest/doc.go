@@ -1,4 +1,4 @@
-// Package archtest holds the tests of kvlane's shape: who may import whom, where unsafe may be used, how long files,
-// functions and interfaces may be, and that every implementation runs the conformance suite of its interface. It has no
-// code of its own.
+// Package archtest holds the tests of the source: the import graph, the use of unsafe, the length of
+// files, functions and interfaces, the language of comments and pages, and the conformance suites that
+// implementations run. It has no code of its own.
 package archtest

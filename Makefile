@@ -93,7 +93,7 @@ verbs: ## run the RDMA tests, those of files on NFS, and what takes a second use
 	$(GUEST) '$(CURDIR)/tools/rxe/run -l 2%' -skip '$(LOSSY)' $(filter-out ./internal/%,$(VERBS))
 	$(GUEST) $(CURDIR)/tools/rxe/run -run Verbs -skip '$(MANY)' $(ATOP)
 	$(GUEST) '$(CURDIR)/tools/rxe/run -l 0.5%' -run Verbs -skip '$(LONG)' $(ATOP)
-	$(GUEST) $(CURDIR)/tools/rxe/run -run Verbs ./bench/rdmabench
+	$(GUEST) $(CURDIR)/tools/rxe/run -run Verbs ./bench/nicchannel
 	$(GUEST) '$(CURDIR)/tools/rxe/run -n' -run NFS ./tier/file
 	$(GUEST) $(CURDIR)/tools/rxe/run -run 'ASecondUser|AnotherNamespace' ./share
 	$(GUEST) $(CURDIR)/tools/rxe/run -run Verbs ./transfer
@@ -112,9 +112,9 @@ nonic: ## check the build without the binding of libibverbs
 	$(GO) test -tags nonic ./gdr
 
 # Short: what the crash test kills is another process, which the race detector does not see, and the examples of the help run what
-# other tests run too. Charts and the rules of the source are left out, which have one goroutine; vet has been by, with the linters.
+# other tests run too. The rules of the source have one goroutine and are left out. The linters have already run vet.
 race: ## run the tests under the race detector; needs a C compiler
-	CGO_ENABLED=1 $(GO) test -race -short -vet off -timeout 60m $$($(GO) list ./... | grep -v -e /bench/chart$$ -e /internal/archtest$$)
+	CGO_ENABLED=1 $(GO) test -race -short -vet off -timeout 60m $$($(GO) list ./... | grep -v -e /internal/archtest$$)
 
 lint: $(LINT) ## run the linters and check the formatting
 	$(LINT) run ./...

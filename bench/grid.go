@@ -30,7 +30,7 @@ func (o *Options) most(size int64) int { return max(1, int(min(o.Bytes/size, Max
 
 // largest is the largest block size that is measured between host and device.
 func (o *Options) largest() int64 {
-	largest := o.BesideSize
+	var largest int64
 	for _, c := range o.cells() {
 		largest = max(largest, c.Size)
 	}

@@ -66,19 +66,6 @@ type Options struct {
 	Forms bool
 	Seed  uint64
 
-	// Product, where set, is what BesideContenders copy beside; it must run on a queue of the measured device. By default
-	// those are all but the baselines.
-	Product          Product
-	BesideContenders []Contender
-	// BesideSize is the block size of the copies beside it, BesideBytes the length of their batches, and BesideLayout how
-	// the host's blocks lie. Default: 4 KiB, 128 MiB (simulated: 4 MiB), contiguous.
-	BesideSize, BesideBytes int64
-	BesideLayout            Layout
-	// Pairs is how many windows with copies are compared with as many without. Default 20.
-	Pairs int
-	// Window is about how long the product is timed for each. Default 50 ms.
-	Window time.Duration
-
 	// Peer, where set, is a second device: streams of the first copy between the two. PeerBytes is the most that a repetition
 	// moves, PeerReferenceBytes the length of the one large copy; as much memory as the longer has is allocated twice on each.
 	// Default 512 MiB and 1 GiB (simulated: 4 MiB each).
@@ -90,8 +77,7 @@ type Options struct {
 	Progress func(done, total int, what string)
 	Notice   func(text string)
 
-	// now times the product, and clock the budget; tests set them.
-	now, clock func() time.Time
+	clock func() time.Time // of the budget; tests set it
 }
 
 // Bounds of a point.
@@ -102,8 +88,6 @@ const (
 
 	MaxPoolBytes = 1 << 43 // and of what two devices copy
 	MaxReps      = 1 << 20
-	MaxPairs     = 1 << 20
-	MaxWindow    = time.Minute
 
 	minReps = 6
 	maxReps = 999
@@ -111,7 +95,7 @@ const (
 
 func (o Options) withDefaults(i device.Info) Options {
 	d := Options{
-		Bytes: 512 << 20, PoolBytes: 2 << 30, ReferenceBytes: 256 << 20, Budget: 2 * time.Minute, BesideBytes: 128 << 20,
+		Bytes: 512 << 20, PoolBytes: 2 << 30, ReferenceBytes: 256 << 20, Budget: 2 * time.Minute,
 		PeerBytes: 512 << 20, PeerReferenceBytes: 1 << 30,
 	}
 	if o.Full {
@@ -119,7 +103,7 @@ func (o Options) withDefaults(i device.Info) Options {
 	}
 	if simulated(i) {
 		d = Options{
-			Bytes: 4 << 20, PoolBytes: 64 << 20, ReferenceBytes: 4 << 20, Budget: 30 * time.Second, BesideBytes: 4 << 20,
+			Bytes: 4 << 20, PoolBytes: 64 << 20, ReferenceBytes: 4 << 20, Budget: 30 * time.Second,
 			PeerBytes: 4 << 20, PeerReferenceBytes: 4 << 20,
 		}
 	}
@@ -127,33 +111,18 @@ func (o Options) withDefaults(i device.Info) Options {
 	def(&o.PoolBytes, max(d.PoolBytes, o.Bytes, o.ReferenceBytes))
 	def(&o.ReferenceBytes, min(d.ReferenceBytes, o.PoolBytes))
 	def(&o.BatchBlocks, 32<<10)
-	def(&o.BesideSize, 4<<10)
-	def(&o.BesideBytes, min(d.BesideBytes, o.Bytes))
-	def(&o.BesideLayout, HostContiguous)
 	def(&o.SlotBytes, 256<<10)
-	def(&o.Window, 50*time.Millisecond)
-	def(&o.Pairs, 20)
 	def(&o.PeerBytes, d.PeerBytes)
 	def(&o.PeerReferenceBytes, d.PeerReferenceBytes)
 	def(&o.Form, Pages)
 	if len(o.Contenders) == 0 {
 		o.Contenders = defaultContenders(o.SoftNIC)
 	}
-	if len(o.BesideContenders) == 0 {
-		for _, c := range Contenders() {
-			if c.Baseline == NoBaseline && (!c.Soft() || slices.Contains(o.Contenders, c)) {
-				o.BesideContenders = append(o.BesideContenders, c)
-			}
-		}
-	}
 	if len(o.PeerContenders) == 0 {
 		o.PeerContenders = PeerContenders()
 	}
 	if o.Reps == 0 {
 		def(&o.Budget, o.defaultBudget(d.Budget))
-	}
-	if o.now == nil {
-		o.now = time.Now
 	}
 	if o.clock == nil {
 		o.clock = time.Now
@@ -175,7 +144,7 @@ func (o *Options) defaultBudget(grid time.Duration) time.Duration {
 	if o.Peer != nil {
 		grid += grid / 4
 	}
-	return grid + o.besideTime()
+	return grid
 }
 
 // def gives v a default.
@@ -198,7 +167,7 @@ func (o *Options) validate() error {
 	bad := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
 	}
-	for _, s := range append([]int64{o.BesideSize}, o.Sizes...) {
+	for _, s := range o.Sizes {
 		switch {
 		case s < wordBytes || s%wordBytes != 0:
 			bad("block size %d is not a positive multiple of %d bytes", s, wordBytes)
@@ -226,9 +195,6 @@ func (o *Options) validate() error {
 		bad("the large copy of %d bytes does not fit the pool of %d", o.ReferenceBytes, o.PoolBytes)
 	}
 	o.validateLayouts(bad)
-	if o.BesideBytes < o.BesideSize || o.BesideBytes > o.hostBytes() {
-		bad("batches of %d bytes beside a product are not of one block of %d bytes up to %d bytes", o.BesideBytes, o.BesideSize, o.hostBytes())
-	}
 	if o.PeerBytes < 0 || o.PeerReferenceBytes < wordBytes || o.PeerReferenceBytes%wordBytes != 0 || o.PeerBytes%wordBytes != 0 {
 		bad("%d bytes between devices and a large copy of %d are not multiples of %d bytes", o.PeerBytes, o.PeerReferenceBytes, wordBytes)
 	}
@@ -243,40 +209,30 @@ func (o *Options) validate() error {
 		{"bytes between devices", o.PeerBytes, MaxPoolBytes},
 		{"bytes of the large copy between devices", o.PeerReferenceBytes, MaxPoolBytes},
 		{"repetitions", int64(o.Reps), MaxReps},
-		{"pairs", int64(o.Pairs), MaxPairs},
-		{"nanoseconds of a window", int64(o.Window), int64(MaxWindow)},
 	} {
 		if n.v > n.most {
 			bad("%d %s are more than %d", n.v, n.name, n.most)
 		}
 	}
-	if o.Reps < 0 || o.BatchBlocks < 0 || o.Pairs < 0 || o.Budget < 0 || o.Window < 0 {
-		bad("%d repetitions, batches of %d blocks, %d pairs, a budget of %v and windows of %v: none may be negative", o.Reps, o.BatchBlocks, o.Pairs, o.Budget, o.Window)
+	if o.Reps < 0 || o.BatchBlocks < 0 || o.Budget < 0 {
+		bad("%d repetitions, batches of %d blocks and a budget of %v: none may be negative", o.Reps, o.BatchBlocks, o.Budget)
 	}
-	for _, c := range append(o.Contenders[:len(o.Contenders):len(o.Contenders)], o.BesideContenders...) {
+	for _, c := range o.Contenders {
 		if _, err := ParseContender(c.Name()); err != nil {
 			bad("path %s does not lead between host and device", c.Name())
-		}
-	}
-	for _, c := range o.BesideContenders {
-		if c.Baseline != NoBaseline {
-			bad("%s copies without a stream: nothing keeps it going beside a product", c.Name())
 		}
 	}
 	return errors.Join(errs...)
 }
 
 func (o *Options) validateLayouts(bad func(format string, args ...any)) {
-	for _, l := range append([]Layout{o.BesideLayout}, o.Layouts...) {
+	for _, l := range o.Layouts {
 		if !slices.Contains(hostLayouts, l) {
 			bad("the host's blocks do not lie %q", l)
 		}
 	}
 	if o.SlotBytes < wordBytes || o.SlotBytes%wordBytes != 0 {
 		bad("slots of %d bytes are not a positive multiple of %d bytes", o.SlotBytes, wordBytes)
-	}
-	if o.BesideLayout == HostSlots && (o.row(HostSlots, o.BesideSize) < 2 || o.BesideBytes < o.SlotBytes) {
-		bad("batches of %d bytes beside a product do not fill slots of %d bytes with blocks of %d", o.BesideBytes, o.SlotBytes, o.BesideSize)
 	}
 }
 

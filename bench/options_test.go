@@ -26,9 +26,7 @@ func TestOptionsAreChecked(t *testing.T) {
 		"odd pool":                   func(o *Options) { o.PoolBytes = 100<<10 + 1 },
 		"negative budget":            func(o *Options) { o.Budget = -1 },
 		"negative repetitions":       func(o *Options) { o.Reps = -1 },
-		"negative pairs":             func(o *Options) { o.Pairs = -1 },
 		"path that copies no memory": func(o *Options) { o.Contenders = []Contender{{Path: stream.PathPosix}} },
-		"baseline beside a product":  func(o *Options) { o.BesideContenders = []Contender{{Baseline: OneCopyEach}} },
 		"form":                       func(o *Options) { o.Form = "pictures" },
 		"sums of part of a leaf":     func(o *Options) { o.Form, o.Sizes = PagesSummed, []int64{512} },
 	} {
@@ -116,8 +114,7 @@ func TestDefectAbsurdNumbersAreRefused(t *testing.T) {
 	const most = math.MaxInt64 &^ 7
 	for name, o := range map[string]Options{
 		"sizes": {Sizes: []int64{most}}, "counts": {Counts: []int{most}}, "bytes": {Bytes: most}, "pool": {PoolBytes: most},
-		"large": {ReferenceBytes: most}, "reps": {Reps: most}, "beside size": {BesideSize: most}, "beside bytes": {BesideBytes: most},
-		"pairs": {Pairs: most}, "window": {Window: most}, "peer": {PeerBytes: most}, "peer large": {PeerReferenceBytes: most},
+		"large": {ReferenceBytes: most}, "reps": {Reps: most}, "peer": {PeerBytes: most}, "peer large": {PeerReferenceBytes: most},
 	} {
 		for _, driver := range []string{"sim", "cuda"} {
 			err := o.Validate(device.Info{Driver: driver})

@@ -27,10 +27,9 @@ type Report struct {
 	// nothing of a NIC.
 	Soft []Point `json:"nic_soft,omitempty"`
 	// Forms compares lists, page lists and page lists with checksums, of the stream's own choice.
-	Forms   []Point       `json:"forms,omitempty"`
-	Product *ProductFacts `json:"product,omitempty"`
-	Peers   *PeerReport   `json:"peers,omitempty"`
-	Missing []Missing     `json:"missing"`
+	Forms   []Point     `json:"forms,omitempty"`
+	Peers   *PeerReport `json:"peers,omitempty"`
+	Missing []Missing   `json:"missing"`
 	// LeftOut are places that the budget was too short for. Incomplete says why the run ended before its end, if it did.
 	LeftOut    []string `json:"left_out,omitempty"`
 	Incomplete string   `json:"incomplete,omitempty"`
@@ -145,35 +144,6 @@ type Point struct {
 	AllocsPerBlock float64 `json:"allocs_per_block"`
 	// BusyCPUs is how many processors the process kept busy meanwhile, the benchmark's own work included.
 	BusyCPUs float64 `json:"cpus_busy"`
-}
-
-// ProductFacts is what the copies cost the product that runs beside them.
-type ProductFacts struct {
-	What        string  `json:"what"`
-	AloneTFLOPS float64 `json:"alone_tflops"`
-	Counts      bool    `json:"counts"` // AloneTFLOPS is at least MinTFLOPS
-	Pairs       int     `json:"pairs"`
-	PerWindow   int     `json:"products_per_window"`
-	BlockBytes  int64   `json:"block_bytes"`
-	BatchBytes  int64   `json:"batch_bytes"`
-	Layout      Layout  `json:"layout"`
-	Batches     int     `json:"batches_in_flight"`
-	Losses      []Loss  `json:"losses"`
-}
-
-// Loss is what one contender cost the product.
-type Loss struct {
-	Path         string    `json:"path"`
-	Traveled     string    `json:"traveled"` // the path of the last batch
-	Direction    Direction `json:"direction"`
-	AloneTFLOPS  float64   `json:"alone_tflops"`
-	BesideTFLOPS float64   `json:"beside_tflops"`
-	// Loss is the share of the product's rate that is lost, the mean of the pairs, and Low and High its 95% interval: Student's
-	// t over the pairs' differences.
-	Loss float64 `json:"loss"`
-	Low  float64 `json:"loss_low"`
-	High float64 `json:"loss_high"`
-	GBps float64 `json:"gbps"` // of the copies in all windows with them
 }
 
 // Missing is a contender that could not be measured.

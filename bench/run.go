@@ -11,7 +11,6 @@ import (
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
@@ -29,10 +28,8 @@ func Run(ctx context.Context, dev device.Device, open Opener, o Options) (*Repor
 	}
 	rep := newReport(dev.Info(), &o)
 	b := &bench{dev: dev, open: open, o: &o, rng: rand.New(rand.NewPCG(o.Seed, 0)), rep: rep, groups: o.groups()}
-	err := b.plan()
-	if err == nil {
-		err = b.all(ctx)
-	}
+	b.plan()
+	err := b.all(ctx)
 	b.inOrder()
 	rep.Machine.Finish()
 	return Outcome(ctx, b.budget, rep, &rep.Incomplete, "benchmark", err)
@@ -76,18 +73,14 @@ type bench struct {
 }
 
 // plan counts what is to come, and shares the time among it.
-func (b *bench) plan() error {
+func (b *bench) plan() {
 	o := b.o
 	units := b.gridUnits() + b.formUnits()
 	if o.Peer != nil {
 		units += len(o.peerPlaces()) * len(o.PeerContenders)
 	}
 	b.total = units
-	if o.Product != nil {
-		b.total += len(o.BesideContenders) * len(besideDirections)
-	}
 	b.budget = NewBudget(o.Budget, o.Began, o.clock, units)
-	return b.budget.Reserve(o.besideTime())
 }
 
 func (b *bench) gridUnits() int { return len(b.groups) * len(b.o.Contenders) }
@@ -120,12 +113,6 @@ func (b *bench) host(ctx context.Context) (err error) {
 		if err := b.forms(ctx); err != nil {
 			return err
 		}
-	}
-	if o.Product != nil {
-		if err := b.beside(ctx); err != nil {
-			return fmt.Errorf("beside %s: %w", o.Product.Describe(), err)
-		}
-		b.budget.Spend()
 	}
 	return nil
 }
@@ -317,17 +304,4 @@ func (b *bench) enter(who []entry) ([]*entrant, error) {
 		}
 	}
 	return all, nil
-}
-
-// withStream opens a stream for use and closes it again, waiting for what use left behind. A stream that does not close stays
-// in the rig's list, and keeps it from freeing the memory.
-func (b *bench) withStream(c Contender, use func(stream.Stream) error) (err error) {
-	mark := b.rig.Mark()
-	defer func() { err = errors.Join(err, b.rig.CloseTo(mark)) }()
-	s, err := b.open(c)
-	if err != nil {
-		return err
-	}
-	b.rig.OnClose(s.Close)
-	return use(s)
 }

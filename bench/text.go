@@ -19,7 +19,6 @@ func (r *Report) WriteText(w io.Writer) error {
 	r.head(p)
 	r.summary(p)
 	r.few(p)
-	r.product(p)
 	r.forms(p)
 	r.nics(p)
 	for _, layout := range hostLayouts {
@@ -177,7 +176,7 @@ func (p *Point) latency() string {
 func (r *Report) bandwidths(p *present.Page, rows []Row, title string) {
 	grid(p, rows, title+": GB/s (% of C)", func(at *Point) string {
 		if at.Blocks < at.Count {
-			p.Define("*", fmt.Sprintf("fewer blocks, which JSON and CSV count: the time was too short, or the path more than %d times slower than the fastest there", slowFactor))
+			p.Define("*", fmt.Sprintf("fewer blocks, which JSON counts: the time was too short, or the path more than %d times slower than the fastest there", slowFactor))
 			return at.share() + "*"
 		}
 		return at.share()
@@ -266,27 +265,6 @@ func (r *Report) forms(p *present.Page) {
 	p.Define("sums", "how the rate with checksums differs from that of pages without")
 	p.Define("Submit", "what the call costs the CPU, in ns a block")
 	p.Define("allocs", "allocations a block")
-}
-
-// product writes what the copies cost the product.
-func (r *Report) product(p *present.Page) {
-	f := r.Product
-	if f == nil {
-		return
-	}
-	p.Heading("Beside %s, %.0f TFLOP/s alone: device blocks of %s scattered, %s, %d batches of %s at a time",
-		f.What, f.AloneTFLOPS, BytesText(f.BlockBytes), r.layoutText(f.Layout), f.Batches, BytesText(f.BatchBytes))
-	if !f.Counts {
-		p.Check(present.Warn, "It does not count: the product should reach %d TFLOP/s alone, or it has nothing to lose.", MinTFLOPS)
-	}
-	t := &present.Table{Head: []string{"path", "by", "way", "GB/s", "loss, %", "from", "to", "alone", "beside"}, Keys: 3, Right: "   rrrrrr"}
-	for _, l := range f.Losses {
-		t.Row(l.Path, l.Traveled, string(l.Direction), present.Rate(l.GBps), fmt.Sprintf("%.1f", 100*l.Loss), fmt.Sprintf("%.1f", 100*l.Low), fmt.Sprintf("%.1f", 100*l.High),
-			fmt.Sprintf("%.0f", l.AloneTFLOPS), fmt.Sprintf("%.0f", l.BesideTFLOPS))
-	}
-	p.Table(t)
-	p.Define("alone, beside", "the product's TFLOP/s")
-	p.Define("loss", fmt.Sprintf("of the product's rate: mean of %d pairs of windows of %d products with and without copies, and its 95%% interval of Student's t", f.Pairs, f.PerWindow))
 }
 
 // moved says how much was copied in all.

@@ -1,7 +1,6 @@
 package file
 
 import (
-	"encoding/csv"
 	"fmt"
 	"io"
 	"slices"
@@ -130,7 +129,7 @@ func (r *Report) add(at Place, entrants []*entrant, blocks int) {
 // Best reports whether the point is the raw one that others are compared with.
 func (p *Point) Best() bool { return p.Raw && p.Name == p.RawName }
 
-// WriteText writes the report for people: of the raw ones the best. JSON and CSV have all.
+// WriteText writes the report for people: of the raw ones the best. JSON has all.
 func (r *Report) WriteText(w io.Writer) error {
 	p := present.NewPage(present.ScreenOf(w))
 	h := bench.Head{Incomplete: r.Incomplete, Missing: slices.Clone(r.Missing)}
@@ -203,26 +202,4 @@ func (r *Report) table(first *Point) *present.Table {
 			present.Rate(p.P50Micros), present.Rate(p.P99Micros), p.By)
 	}
 	return t
-}
-
-// WriteCSV writes all points, one a line, with a header line.
-func (r *Report) WriteCSV(w io.Writer) error {
-	rows := [][]string{{
-		"device", "simulated", "file_system", "work", "from", "order", "block_bytes", "path", "raw", "end", "by", "blocks", "bytes", "reps",
-		"gbps", "low_gbps", "high_gbps", "p50_us", "p99_us", "raw_gbps", "raw_name", "percent_of_raw",
-	}}
-	float := func(v float64) string { return strconv.FormatFloat(v, 'f', 3, 64) }
-	for i := range r.Points {
-		p := &r.Points[i]
-		rows = append(rows, slices.Concat([]string{
-			r.Machine.Device, strconv.FormatBool(r.Machine.Simulated), r.Setup.FileSystem, string(p.Work), string(p.From), string(p.Order),
-			strconv.FormatInt(p.Size, 10), p.Name, strconv.FormatBool(p.Raw), string(p.End), p.By, strconv.Itoa(p.Blocks), strconv.FormatInt(p.Bytes, 10), strconv.Itoa(p.Reps),
-		}, []string{
-			float(p.GBps), float(p.LowGBps), float(p.HighGBps), float(p.P50Micros), float(p.P99Micros), float(p.RawGBps), p.RawName, float(p.PercentOfRaw),
-		}))
-	}
-	if err := csv.NewWriter(w).WriteAll(rows); err != nil {
-		return fmt.Errorf("write report: %w", err)
-	}
-	return nil
 }

@@ -1,6 +1,6 @@
 // Package matmul is a matrix product that keeps a GPU's multiprocessors busy while copies are measured beside it: bfloat16
-// matrices of 8192 x 8192, or parts of them, with random values, sums in 32 bits, by cublasLt, on a queue of its own in the context
-// that the copies use. It implements bench.Product and request.Model, on devices whose queues have a CUstream.
+// matrices with random values, sums in 32 bits, by cublasLt, on a queue of its own in the context
+// that the copies use. It implements interference.Product, on devices whose queues have a CUstream.
 //
 // A Product has one user at a time.
 package matmul

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/kvlane/kvlane/device"
@@ -15,10 +14,12 @@ import (
 )
 
 const (
-	// N is the number of rows and columns of the matrices, but for Resize.
-	N = 8192
-	// Step is what the library's fast algorithms want numbers of rows and columns to be multiples of.
-	Step = 64
+	// MaxRows and MinRows bound the rows and columns of the matrices. Smaller products would fill the queue of the driver within a
+	// window, and the caller of Enqueue would block.
+	MaxRows = 8192
+	MinRows = 4096
+	// RowStep divides the rows and columns, as the fast algorithms of the library require.
+	RowStep = 64
 	// closeTimeout bounds the wait for what is enqueued.
 	closeTimeout = 30 * time.Second
 )
@@ -55,12 +56,15 @@ type Product struct {
 
 // Open loads cublasLt, from path or from where the loader searches if that is empty, and fills the matrices. The error
 // wraps ErrNotSupported where there is no cublasLt, or where the device is no GPU of CUDA.
-func Open(ctx context.Context, dev device.Device, path string) (_ *Product, err error) {
+func Open(ctx context.Context, dev device.Device, path string, rows int) (_ *Product, err error) {
+	if rows < MinRows || rows > MaxRows || rows%RowStep != 0 {
+		return nil, fmt.Errorf("open matrix product of %d rows: the number is a multiple of %d, from %d to %d: %w", rows, RowStep, MinRows, MaxRows, errdefs.ErrInvalid)
+	}
 	g, ok := dev.(gpu)
 	if !ok {
 		return nil, fmt.Errorf("open matrix product: device %s runs none: %w", dev.Info().Driver, errdefs.ErrNotSupported)
 	}
-	p := &Product{dev: g}
+	p := &Product{dev: g, n: rows}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("open matrix product: %w", err), p.Close())
@@ -88,10 +92,9 @@ func (p *Product) prepare() (err error) {
 		return err
 	}
 	p.onClose(func() error { return p.dev.Do(p.handle.Close) })
-	if p.product, err = p.handle.NewProduct(N); err != nil {
+	if p.product, err = p.handle.NewProduct(p.n); err != nil {
 		return err
 	}
-	p.n = N
 	p.onClose(func() error { return p.product.Close() })
 	return nil
 }
@@ -176,33 +179,6 @@ func (p *Product) Describe() string {
 
 // Operations is how many floating-point operations one product takes.
 func (p *Product) Operations() float64 { return p.product.Operations() }
-
-// Handle is the CUstream that products run on.
-func (p *Product) Handle() uintptr { return p.queue.Handle() }
-
-// Resize makes products ones of the parts of the matrices that take about so many operations: all of them at most. Products that are
-// enqueued stay as they are.
-func (p *Product) Resize(operations float64) error {
-	n := rows(operations)
-	return p.dev.Do(func() error {
-		next, err := p.handle.NewProduct(n)
-		if err != nil {
-			return fmt.Errorf("resize matrix product: %w", err)
-		}
-		last := p.product
-		p.product, p.n = next, n
-		return last.Close()
-	})
-}
-
-// rows returns how many rows and columns make about so many operations.
-func rows(operations float64) int {
-	n := int(math.Round(math.Cbrt(operations/2)/Step)) * Step
-	return min(max(n, Step), N)
-}
-
-// Operations is how many floating-point operations a product of so many rows and columns takes.
-func Operations(rows int) float64 { return 2 * math.Pow(float64(rows), 3) }
 
 // Enqueue enqueues n products.
 func (p *Product) Enqueue(n int) error {

@@ -24,11 +24,16 @@ func TestWithoutAGPUOrTheLibrary(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(t.Context(), dev, ""); !errors.Is(err, errdefs.ErrNotSupported) || !strings.Contains(err.Error(), "device sim runs none") {
+	if _, err := Open(t.Context(), dev, "", MaxRows); !errors.Is(err, errdefs.ErrNotSupported) || !strings.Contains(err.Error(), "device sim runs none") {
 		t.Errorf("on a simulated device: %v", err)
 	}
-	if _, err := Open(t.Context(), pretender{dev}, t.TempDir()); !errors.Is(err, errdefs.ErrNotSupported) || !strings.Contains(err.Error(), "cublasLt") {
+	if _, err := Open(t.Context(), pretender{dev}, t.TempDir(), MaxRows); !errors.Is(err, errdefs.ErrNotSupported) || !strings.Contains(err.Error(), "cublasLt") {
 		t.Errorf("without the library: %v", err)
+	}
+	for _, rows := range []int{0, 2048, 4097, 16384} {
+		if _, err := Open(t.Context(), pretender{dev}, "", rows); !errors.Is(err, errdefs.ErrInvalid) {
+			t.Errorf("with %d rows: %v", rows, err)
+		}
 	}
 	if err := dev.Close(); err != nil {
 		t.Error(err)
@@ -51,15 +56,5 @@ func TestRandomValues(t *testing.T) {
 	}
 	if len(seen) != 3 || string(a) == string(b) {
 		t.Errorf("%d different values: %v", len(seen), seen)
-	}
-}
-
-func TestRowsForOperations(t *testing.T) {
-	for operations, want := range map[float64]int{
-		0: Step, 1: Step, Operations(4096): 4096, 2 * 1024 * 1024 * 1024: 1024, 2.1 * 1024 * 1024 * 1024: 1024, 2 * 8192. * 8192 * 8192: N, 1e30: N,
-	} {
-		if got := rows(operations); got != want {
-			t.Errorf("%g operations are %d rows, want %d", operations, got, want)
-		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/kvlane/kvlane/bench"
+	"github.com/kvlane/kvlane/bench/interference"
 )
 
 // besideTime is about how long that takes which runs beside the product: the windows, and a third for what lies between them.
@@ -37,7 +37,7 @@ func (r *run) beside(ctx context.Context, rig *rig) (err error) {
 		if e.bare() || e.place.Work == Load && e.place.Hits != InCache {
 			continue
 		}
-		l, err := bench.Beside(ctx, p, r.o.Pairs, r.o.Window, e.work)
+		l, err := interference.Measure(ctx, p, r.o.Pairs, r.o.Window, e.work)
 		if err != nil {
 			return fmt.Errorf("%s: %w", e.place, err)
 		}

@@ -8,9 +8,40 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/mem"
 )
 
-func openFills(ctx context.Context, dev device.Device) (Product, error) { return OpenFills(ctx, dev) }
+// fills is a product that sets device memory.
+type fills struct {
+	dev    device.Device
+	queue  device.Queue
+	memory *mem.Region
+}
+
+func openFills(_ context.Context, dev device.Device) (Product, error) {
+	f := &fills{dev: dev}
+	var err error
+	if f.memory, err = dev.Alloc(64<<10, device.AllocOptions{}); err == nil {
+		f.queue, err = dev.OpenQueue(device.QueueOptions{})
+	}
+	return f, err
+}
+
+func (f *fills) Describe() string              { return "fills" }
+func (f *fills) Operations() float64           { return float64(f.memory.Len()) }
+func (f *fills) Record() (device.Event, error) { return f.queue.Record() }
+func (f *fills) Close() error {
+	return errors.Join(f.queue.Close(context.Background()), f.dev.Free(f.memory))
+}
+
+func (f *fills) Enqueue(n int) error {
+	for range n {
+		if err := f.queue.Fill(mem.All(f.memory), 1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 func TestRequestsBesideAProduct(t *testing.T) {
 	o := tiny()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/bench"
+	"github.com/kvlane/kvlane/bench/interference"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/store"
@@ -16,7 +17,7 @@ import (
 
 // Product is a matrix product that can be closed.
 type Product interface {
-	bench.Product
+	interference.Product
 	Close() error
 }
 
@@ -51,7 +52,7 @@ const (
 
 // Options says what to measure. Zero values are the defaults, which are smaller on the simulated device.
 type Options struct {
-	// Engine is what engines are opened with. The run fills in the blocks, the directory and HostStreams, and CacheBytes where they are
+	// Engine is what engines are opened with. The run fills in the blocks and the directory, and CacheBytes where they are
 	// less than the largest requests need. With Device.Sim.Still nothing is verified.
 	Engine kvlane.Config
 	// Open opens engines, which the run closes. Default kvlane.Open.
@@ -84,12 +85,6 @@ type Options struct {
 	Pairs                        int           // windows with requests and as many without; default 20
 	Window                       time.Duration // default 50 ms
 
-	// ModelLayers are times that a layer of a model is to take which computes behind a load by layers, up to MaxModelLayer: its stream
-	// waits on the device for each layer before it works on that. One request at a time, of each number of Blocks.
-	ModelLayers []time.Duration
-	// OpenModel opens the model's work, which the run closes. Default OpenFills, which is no model of what a GPU's kernels do.
-	OpenModel func(ctx context.Context, dev device.Device) (Model, error)
-
 	// Progress, where set, is called before every group of points, and Notice with what is to be known before the run ends: that not all
 	// groups fit.
 	Progress func(done, total int, what string)
@@ -106,8 +101,7 @@ const (
 	MaxRequests = 4096
 	MaxBytes    = 1 << 40
 	MaxPairs    = 1 << 16
-	// MaxModelLayer keeps what is enqueued on the model's stream for all layers within what a driver takes without blocking.
-	MaxModelLayer = 10 * time.Millisecond
+	MaxWindow   = time.Minute
 )
 
 func def[T comparable](v *T, to T) {
@@ -171,9 +165,6 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Open == nil {
 		o.Open = kvlane.Open
-	}
-	if o.OpenModel == nil {
-		o.OpenModel = OpenFills
 	}
 	if o.BesideBlocks == 0 {
 		for _, n := range o.Blocks {
@@ -244,17 +235,8 @@ func (o *Options) validate() error {
 		bad("%d bytes of requests and a large copy of %d are not within %d, or the cache of %d bytes is negative",
 			o.Bytes, o.LargeBytes, int64(MaxBytes), o.Engine.Store.CacheBytes)
 	}
-	if o.Budget < 0 || o.Window < 0 || o.Window > bench.MaxWindow {
-		bad("a budget of %v or windows of %v are negative, or longer than %v", o.Budget, o.Window, bench.MaxWindow)
-	}
-	for _, d := range o.ModelLayers {
-		if d <= 0 || d > MaxModelLayer {
-			bad("a model's layer of %v is not above 0 and up to %v", d, MaxModelLayer)
-		}
-	}
-	behind := slices.Contains(o.Work, Load) && slices.Contains(o.Forms, Layers) && slices.Contains(o.Hits, InCache)
-	if len(o.ModelLayers) > 0 && !behind {
-		bad("a model computes behind loads, layer by layer, with hits in the cache, and not all of these are measured")
+	if o.Budget < 0 || o.Window < 0 || o.Window > MaxWindow {
+		bad("a budget of %v or windows of %v are negative, or longer than %v", o.Budget, o.Window, MaxWindow)
 	}
 	if len(errs) == 0 {
 		errs = append(errs, o.fits())

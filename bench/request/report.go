@@ -26,7 +26,6 @@ type Report struct {
 	// Reference is one large copy: those beside all points.
 	Reference bench.Reference `json:"reference"`
 	Points    []Point         `json:"points"`
-	Models    []ModelPoint    `json:"models,omitempty"`
 	Beside    *Beside         `json:"beside,omitempty"`
 	LeftOut   []string        `json:"left_out,omitempty"` // what was not measured, and why
 	Notes     []string        `json:"notes,omitempty"`    // of the engines: fallbacks, and why
@@ -47,8 +46,6 @@ type Setup struct {
 	// Goals of the policies that loads and dumps had.
 	LoadPolicy string `json:"load_policy"`
 	DumpPolicy string `json:"dump_policy"`
-	// ModelLayersMicros are what layers of a model were to take. Where there are any the engines were opened with HostStreams.
-	ModelLayersMicros []float64 `json:"model_layers_us,omitempty"`
 	// Engine are the options that are not an engine's defaults. For the caller to fill in.
 	Engine string `json:"engine,omitempty"`
 }
@@ -109,33 +106,6 @@ type Point struct {
 	AllocsPerBlock    float64 `json:"allocs_per_block"`
 	// Path is the one that most of the bytes took.
 	Path string `json:"path,omitempty"`
-}
-
-// ModelPoint is a load by layers with a stand-in for a model behind it: a stream of the host program waits, on the device, for layer k of
-// the load, works for about as long as a layer is to take, waits for layer k+1, and so on. A layer is a shard of a block, which in some
-// geometries holds several of the model's. Times are medians, in turns with each other.
-type ModelPoint struct {
-	Place
-	Layers      int     `json:"layers"`
-	AskedMicros float64 `json:"asked_us"` // what a layer was to take
-	LayerMicros float64 `json:"layer_us"` // what it took on the idle device when its work was chosen
-	Layer       string  `json:"layer"`    // its work
-	Bytes       int64   `json:"bytes"`
-	Reps        int     `json:"reps"`
-
-	// From the call of LeasePrefix until the stream's last work is done.
-	P50Micros float64 `json:"p50_us"`
-	P99Micros float64 `json:"p99_us"`
-	// LoadMicros is the load alone, until all is verified in pages, and WorkMicros the work of all layers alone.
-	LoadMicros float64 `json:"load_us"`
-	WorkMicros float64 `json:"work_us"`
-	// IdealMicros is the longer of the two and one layer's work, and ExcessPercent what P50Micros is beyond it.
-	IdealMicros   float64 `json:"ideal_us"`
-	ExcessPercent float64 `json:"excess_percent"`
-	// Bytes by the time until the last work is done, and the quarter and three-quarter quantiles: for comparisons.
-	GBps     float64 `json:"gbps"`
-	LowGBps  float64 `json:"low_gbps"`
-	HighGBps float64 `json:"high_gbps"`
 }
 
 // Beside is what requests cost a product that ran beside them.

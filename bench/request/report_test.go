@@ -28,7 +28,7 @@ func sample() *Report {
 		},
 		Setup: Setup{
 			Geometries: []string{"70b-tp8"}, Blocks: []int{1, 1024}, Requests: []int{1}, Bytes: 2 << 30, LargeBytes: 256 << 20, BudgetSeconds: 120, Seed: 1,
-			LoadPolicy: "background", DumpPolicy: "background", ModelLayersMicros: []float64{500}, Engine: "--policy background",
+			LoadPolicy: "background", DumpPolicy: "background", Engine: "--policy background",
 		},
 		Reference: bench.Reference{
 			ToDevice: bench.Rate{GBps: 54.8, Low: 54.5, High: 55, Samples: 20}, ToHost: bench.Rate{GBps: 54, Low: 53.5, High: 54.5, Samples: 20},
@@ -66,11 +66,6 @@ func sample() *Report {
 		}
 	}
 	r.Points[3].Requests, r.Points[3].SlowestOverFair = 8, 1.45
-	r.Models = []ModelPoint{{
-		Place: Place{Geometry: "70b-tp8", Work: Load, Layerwise: true, Hits: InCache, Blocks: 1024, Requests: 1}, Layers: 32, AskedMicros: 500, LayerMicros: 503,
-		Layer: "4 products of 4096 x 4096 bf16 matrices", Bytes: 1 << 28, Reps: 20, P50Micros: 17_000, P99Micros: 18_000, LoadMicros: 7000, WorkMicros: 16_000,
-		IdealMicros: 16_500, ExcessPercent: 3.03, GBps: 15.8, LowGBps: 15.7, HighGBps: 15.9,
-	}}
 	r.Beside = &Beside{What: "products of 8192 x 8192 bf16 matrices", Pairs: 20, Losses: []Loss{{
 		Place: r.Points[2].Place, GBps: 40.5, AloneTFLOPS: 801, BesideTFLOPS: 790, Loss: 0.0137, Low: 0.01, High: 0.02,
 	}}}
@@ -81,8 +76,8 @@ func TestText(t *testing.T) {
 	presenttest.Check(t, "report", *rewrite, sample().WriteText)
 	simulated := sample()
 	simulated.Machine.Simulated, simulated.Setup.Still, simulated.Setup.Engine = true, true, ""
-	simulated.Points, simulated.Models, simulated.Beside, simulated.LeftOut, simulated.Notes = simulated.Points[:1], nil, nil, nil, nil
-	simulated.Setup.DumpPolicy, simulated.Setup.ModelLayersMicros = "latency", nil
+	simulated.Points, simulated.Beside, simulated.LeftOut, simulated.Notes = simulated.Points[:1], nil, nil, nil
+	simulated.Setup.DumpPolicy = "latency"
 	presenttest.Check(t, "still", *rewrite, simulated.WriteText)
 }
 
@@ -119,9 +114,8 @@ func TestCompare(t *testing.T) {
 	now.Points[5].GBps *= 1.5
 	now.Points[6].Requests = 8
 	now.Setup.LoadPolicy, old.Setup.LoadPolicy, old.Setup.DumpPolicy = "throughput", "", "" // of a report that did not say
-	now.Models[0].GBps *= 0.7
 	c := now.Compare(old, 0.05)
-	if len(c.Notes) != 2 || c.Gone != 1 || c.Added != 1 || len(c.Changes) != len(old.Points)-1+len(old.Models) || c.Worse(0.1) != 2 {
+	if len(c.Notes) != 2 || c.Gone != 1 || c.Added != 1 || len(c.Changes) != len(old.Points)-1 || c.Worse(0.1) != 1 {
 		t.Errorf("notes %v, %d gone, %d added, %d changes", c.Notes, c.Gone, c.Added, len(c.Changes))
 	}
 	presenttest.Check(t, "compare", *rewrite, c.WriteText)
@@ -134,13 +128,13 @@ func TestCompare(t *testing.T) {
 func TestOptionsAreCheckedAtOnce(t *testing.T) {
 	o := Options{
 		Geometries: []string{"70b-tp8", "9b"}, Blocks: []int{0}, Requests: []int{MaxRequests + 1}, Work: []Work{"idle"}, Forms: []Form{"half"},
-		Hits: []Hits{"tape", OnDisk}, Bytes: -1, Budget: -1, Pairs: 1, ModelLayers: []time.Duration{time.Second},
+		Hits: []Hits{"tape", OnDisk}, Bytes: -1, Budget: -1, Pairs: 1,
 	}
 	err := o.Validate()
 	if !errors.Is(err, errdefs.ErrInvalid) {
 		t.Fatal(err)
 	}
-	for _, want := range []string{`"9b"`, "0 blocks of a request", "4097 requests", "1 pairs", `"idle"`, `"half"`, `"tape"`, "no directory", "-1 bytes", "-1ns", "layer of 1s", "behind loads, layer by layer"} {
+	for _, want := range []string{`"9b"`, "0 blocks of a request", "4097 requests", "1 pairs", `"idle"`, `"half"`, `"tape"`, "no directory", "-1 bytes", "-1ns"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q is not said of in:\n%v", want, err)
 		}

@@ -28,9 +28,6 @@ type lane struct {
 	free    time.Duration   // verified in pages; of a dump, its pages are read no more
 	durable time.Duration   // of a dump
 	arrived []time.Duration // by layer, of a load layer by layer
-
-	model    *model        // where set, what computes behind the load
-	computed time.Duration // its last work is done
 }
 
 // run makes one request.
@@ -69,15 +66,11 @@ func (l *lane) load(ctx context.Context, begin time.Time) error {
 	if lease.Len() < len(l.keys) {
 		return fmt.Errorf("lease %d blocks: block %d is not there, or leases hold too much of the cache: %w", len(l.keys), lease.Len(), errdefs.ErrNotFound)
 	}
-	task, err := e.Load(ctx, lease, l.rig.pages, l.refs, kvlane.LoadOptions{Layerwise: l.layers, Awaited: l.model != nil})
+	task, err := e.Load(ctx, lease, l.rig.pages, l.refs, kvlane.LoadOptions{Layerwise: l.layers})
 	if err != nil {
 		return err
 	}
 	l.begun = time.Since(begin)
-	if l.model != nil {
-		err = l.model.follow(ctx, task)
-		l.computed = time.Since(begin)
-	}
 	for k := range l.arrived {
 		if err != nil {
 			break

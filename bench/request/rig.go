@@ -147,7 +147,6 @@ func (r *rig) config(cacheBytes int64) kvlane.Config {
 	default:
 		c.Store.Dirs = []string{r.dir}
 	}
-	c.HostStreams = len(r.o.ModelLayers) > 0
 	for i := range r.blocks {
 		b, g := &r.blocks[i], &r.geometry.Groups[i]
 		if g.Name == "" {

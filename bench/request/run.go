@@ -32,9 +32,6 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 			LoadPolicy: loads.String(), DumpPolicy: dumps.String(),
 		},
 	}}
-	for _, d := range o.ModelLayers {
-		r.rep.Setup.ModelLayersMicros = append(r.rep.Setup.ModelLayersMicros, micros(d))
-	}
 	err := r.all(ctx)
 	r.finish()
 	return bench.Outcome(ctx, r.budget, r.rep, &r.rep.Incomplete, "benchmark of requests", err)
@@ -46,9 +43,8 @@ type run struct {
 	rep         *Report
 	large       map[Work][]float64
 	done, total int
-	budget      *bench.Budget // its units are groups, a model's too
+	budget      *bench.Budget // its units are groups
 	noticed     bool
-	layers      []layer // that a model's work has been found for
 }
 
 // size is how many blocks a request has, and how many requests there are at a time.
@@ -69,17 +65,6 @@ func (o *Options) sizes(g *Geometry) (groups []size, leftOut []string) {
 	return groups, leftOut
 }
 
-// requestSizes returns how many blocks requests have, each once.
-func requestSizes(groups []size) []int {
-	var all []int
-	for _, s := range groups {
-		if !slices.Contains(all, s.blocks) {
-			all = append(all, s.blocks)
-		}
-	}
-	return all
-}
-
 func (r *run) all(ctx context.Context) (err error) {
 	var all []Geometry
 	units := make([]int, len(r.o.Geometries))
@@ -90,7 +75,7 @@ func (r *run) all(ctx context.Context) (err error) {
 		}
 		groups, leftOut := r.o.sizes(&g)
 		all = append(all, g)
-		units[i] = len(groups) + len(r.o.ModelLayers)*len(requestSizes(groups))
+		units[i] = len(groups)
 		r.rep.LeftOut = append(r.rep.LeftOut, leftOut...)
 		r.total += units[i]
 	}
@@ -169,11 +154,6 @@ func (r *run) geometry(ctx context.Context, g Geometry) (err error) {
 		r.rep.LeftOut = append(r.rep.LeftOut, group.leftOut...)
 		for w, v := range group.large {
 			r.large[w] = append(r.large[w], v...)
-		}
-	}
-	if len(r.o.ModelLayers) > 0 {
-		if err := r.models(ctx, rig, requestSizes(sizes)); err != nil {
-			return fmt.Errorf("beside a model: %w", err)
 		}
 	}
 	if r.o.OpenProduct != nil {

@@ -6,7 +6,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/internal/present"
@@ -24,7 +23,6 @@ func (r *Report) WriteText(w io.Writer) error {
 	for _, name := range r.Setup.Geometries {
 		r.tables(p, name)
 		r.arrivals(p, name)
-		r.models(p, name)
 	}
 	r.beside(p)
 	return p.Write(w)
@@ -54,9 +52,6 @@ func (r *Report) head(p *present.Page) {
 	policies := fmt.Sprintf("loads and dumps under the %s policy", s.LoadPolicy)
 	if s.LoadPolicy != s.DumpPolicy {
 		policies = fmt.Sprintf("loads under the %s policy, dumps under the %s policy", s.LoadPolicy, s.DumpPolicy)
-	}
-	if len(s.ModelLayersMicros) > 0 {
-		policies += "; opened to adopt streams of the host program"
 	}
 	t.Row("engine", cmp.Or(s.Engine, "all options are the default")+"; "+policies)
 	t.Row("C, GB/s", r.Reference.Text())
@@ -209,33 +204,6 @@ func (r *Report) arrivals(p *present.Page, geometry string) {
 	}
 }
 
-// asked writes how long a layer was to take.
-func (p *ModelPoint) asked() string { return layerText(time.Duration(1e3 * p.AskedMicros)) }
-
-func layerText(d time.Duration) string { return strings.Replace(d.String(), "µ", "u", 1) }
-
-func (r *Report) models(p *present.Page, geometry string) {
-	t := &present.Table{
-		Head: []string{"layer of", "requests", "p50", "p99", "load", "work", "ideal", "excess, %", "took", "layer's work"},
-		Keys: 2, Right: "  rrrrrrr", Prose: true,
-	}
-	for i := range r.Models {
-		at := &r.Models[i]
-		if at.Geometry != geometry {
-			continue
-		}
-		t.Row(at.asked(), at.requests(), present.Rate(at.P50Micros), present.Rate(at.P99Micros), present.Rate(at.LoadMicros), present.Rate(at.WorkMicros),
-			present.Rate(at.IdealMicros), fmt.Sprintf("%.1f", at.ExcessPercent), present.Rate(at.LayerMicros), at.Layer)
-	}
-	if len(t.Rows) > 0 {
-		p.Heading("%s, a stand-in for a model whose stream waits on the device for each layer of a load, and works: µs from the call of LeasePrefix until its last work is done", geometry)
-		p.Table(t)
-		p.Define("load, work", "each alone")
-		p.Define("ideal", "the longer of the two, and one layer's work; excess is over that")
-		p.Define("took", "a layer's work on the idle device")
-	}
-}
-
 func (r *Report) beside(p *present.Page) {
 	if r.Beside == nil {
 		return
@@ -280,13 +248,6 @@ func (r *Report) plain() *bench.Report {
 			q.Layout += bench.Layout(", hits in " + string(p.Hits))
 		}
 		out.Points = append(out.Points, q)
-	}
-	for i := range r.Models {
-		p := &r.Models[i]
-		out.Points = append(out.Points, bench.Point{
-			Path: p.Geometry + " beside a model", Cell: bench.Cell{Size: p.Bytes / int64(p.Blocks), Count: p.Blocks}, Direction: bench.Direction(p.Work),
-			Layout: bench.Layout("layers of " + p.asked()), GBps: p.GBps, LowGBps: p.LowGBps, HighGBps: p.HighGBps,
-		})
 	}
 	return out
 }

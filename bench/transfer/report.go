@@ -163,20 +163,29 @@ func (r *Report) Summary() string {
 	return fmt.Sprintf("Test completed: duration %.2f, batch count %d, throughput %.2f GB/s", seconds, batches, float64(bytes)/max(seconds, 1e-9)/1e9)
 }
 
-// WriteNIXL writes the points in the columns of nixlbench, for who compares the two, after lines that begin with # and say what they are of.
+// WriteNIXL writes the points in the columns of nixlbench.
 func (r *Report) WriteNIXL(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s by %s, %s; Lat. a block; Prep writes the lists, Post is Submit, Tx the rest\n", r.Op, r.Protocol, present.Things(int64(r.Threads), "thread"))
 	if r.Incomplete != "" {
 		fmt.Fprintf(&b, "# incomplete: %s\n", r.Incomplete)
 	}
-	b.WriteString(bench.NIXLHead())
+	width := 0
+	for i, name := range []string{
+		"Block Size (B)", "Batch Size", "B/W (GB/Sec)", "Avg Lat. (us)", "Avg Prep (us)", "P99 Prep (us)", "Avg Post (us)", "P99 Post (us)", "Avg Tx (us)", "P99 Tx (us)",
+	} {
+		column := 15
+		if i == 0 {
+			column = 20
+		}
+		fmt.Fprintf(&b, "%-*s", column, name)
+		width += column
+	}
+	fmt.Fprintf(&b, "\n%s\n", strings.Repeat("-", width))
 	for i := range r.Points {
 		p := &r.Points[i]
-		b.WriteString(bench.NIXLRow{
-			BlockBytes: p.BlockBytes, Blocks: int64(p.Blocks), GBps: p.GBps, BlockMicros: p.BlockMicros, PrepMicros: p.PrepMicros, PrepP99Micros: p.PrepP99Micros,
-			PostMicros: p.PostMicros, PostP99Micros: p.PostP99Micros, TxMicros: p.TxMicros, TxP99Micros: p.TxP99Micros,
-		}.String())
+		fmt.Fprintf(&b, "%-20d%-15d%-15.6f%-15.3f%-15.1f%-15.1f%-15.1f%-15.1f%-15.1f%-15.1f\n",
+			p.BlockBytes, p.Blocks, p.GBps, p.BlockMicros, p.PrepMicros, p.PrepP99Micros, p.PostMicros, p.PostP99Micros, p.TxMicros, p.TxP99Micros)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane/bench"
-	"github.com/kvlane/kvlane/bench/matmul"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
@@ -24,8 +23,8 @@ import (
 
 func newBenchCommand() *cobra.Command {
 	cmd := newGroupCommand("bench", "Measure this machine's paths", `bench measures how fast this machine moves KV cache: what a request to the store waits for (store), what copies between host and GPU reach
-by each path (copy), and what disks, NICs and the network do by themselves (file, rdma, transfer).`)
-	cmd.AddCommand(newBenchStoreCommand(), newBenchCopyCommand(), newBenchFileCommand(), newBenchRDMACommand(), newBenchTransferCommand())
+by each path and NIC (copy), how fast files are read and written (file), and how fast processes reach each other's memory (transfer).`)
+	cmd.AddCommand(newBenchStoreCommand(), newBenchCopyCommand(), newBenchFileCommand(), newBenchTransferCommand())
 	return cmd
 }
 
@@ -38,22 +37,14 @@ type benchFlags struct {
 	without             []stream.Path // left, parsed
 	directions, layouts []string
 	run                 bench.Options
-	form                outputForm
-	charts, out, from   string
+	json                bool
+	out, from           string
 	comparing           comparing
 	lists, sums         bool
-	targets             bool
-	besideProduct       bool
-	besidePaths         []string
-	besideHost          string
-	cublaslt            string
 	profileDir          string
 	highPriority        bool
 	rdma                rdmaFlags
 }
-
-// outputForm says what is printed.
-type outputForm struct{ json, csv, nixl bool }
 
 func newBenchCopyCommand() *cobra.Command {
 	var f benchFlags
@@ -72,17 +63,15 @@ A run takes two minutes on a GPU, and about --budget at most, set-up included. -
 most 4 GiB at a time. What does not fit is left out and named; slow points move fewer blocks than their column says, and are marked.
 Ctrl-C ends a run early, with what it measured until then.
 
-More is measured on request: by --beside-matmul what copies cost matrix products (8192 x 8192, bf16) that run at the same time, by --forms
-what lists, page lists and checksums on the way cost, by --peer-index copies between two GPUs. --targets measures all of these, as far as
-the machine can, and says which of the figures it reaches that kvlane is to reach on an H100; to miss one is no failure.
+--forms also compares lists of extents, page lists, and page lists with checksums. --peer-index also measures copies between two GPUs.
+"kvlane bench store --beside-matmul" measures how much loads and dumps slow down a computation on the GPU.
 
 RDMA NICs, where there are any, are connected to themselves: nic is a stream of copies over them, nic-channel are bare requests by the
 first. --rdma-provider soft takes NICs in software instead (nic-soft, nic-soft-channel), one for each name of --nic, and reports them
 apart. Figures of the simulated device are labeled so.`,
 		Example: `  kvlane bench copy --device cuda --sizes 4KiB,1MiB --paths kernel,auto
-  kvlane bench copy --targets --out run.json --charts charts
+  kvlane bench copy --forms --out run.json
   kvlane bench copy --compare run.json --fail-above 10%
-  kvlane bench copy --beside-matmul --sizes 4KiB
   kvlane bench copy --rdma-provider soft --nic soft0,soft1 --paths auto,nic-soft,nic-soft-channel`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -98,7 +87,7 @@ apart. Figures of the simulated device are labeled so.`,
 
 func (f *benchFlags) benchCopy(cmd *cobra.Command) (err error) {
 	f.run.Began = time.Now()
-	if err := checkOutputs(f.out, f.charts); err != nil {
+	if err := checkOutput(f.out); err != nil {
 		return err
 	}
 	earlier, err := readReport(cmd.Context(), "--compare", f.comparing.with)
@@ -162,19 +151,6 @@ func (f *benchFlags) measure(cmd *cobra.Command, dev device.Device) (_ *bench.Re
 	if err := o.Validate(dev.Info()); err != nil {
 		return nil, asUsage(err)
 	}
-	var missing []bench.Missing
-	if f.besideProduct {
-		p, why := matmul.Open(ctx, dev, f.cublaslt)
-		switch {
-		case why == nil:
-			defer func() { err = errors.Join(err, p.Close()) }()
-			o.Product = p
-		case f.targets && errors.Is(why, errdefs.ErrNotSupported):
-			missing = append(missing, bench.Missing{Path: "beside a matrix product", Reason: why.Error()})
-		default:
-			return nil, fmt.Errorf("--beside-matmul: %w", why)
-		}
-	}
 	peer, err := f.openPeer()
 	if err != nil {
 		return nil, err
@@ -214,7 +190,7 @@ func (f *benchFlags) measure(cmd *cobra.Command, dev device.Device) (_ *bench.Re
 	for _, p := range f.without {
 		r.Setup.Without = append(r.Setup.Without, p.String())
 	}
-	r.Setup.Planner, r.Setup.NICs, r.Missing = source, nics.describe(), append(r.Missing, missing...)
+	r.Setup.Planner, r.Setup.NICs = source, nics.describe()
 	return r, err
 }
 
@@ -242,21 +218,14 @@ func drawProgress(cmd *cobra.Command) (progress func(done, total int, what strin
 	}
 }
 
-// openPeer opens the second device, if one is asked for or, for the targets, there.
+// openPeer opens the second device, or returns nil if --peer-index names none.
 func (f *benchFlags) openPeer() (device.Device, error) {
-	index := f.peer
-	if index < 0 {
-		if !f.targets {
-			return nil, nil //nolint:nilnil // no second device is asked for
-		}
-		index = f.index + 1
-	}
-	peer, err := openDevice(f.device, index, sim.Options{})
-	if err == nil {
-		return peer, nil
-	}
 	if f.peer < 0 {
-		return nil, nil //nolint:nilnil // there is none, which the report says
+		return nil, nil //nolint:nilnil // no second device is asked for
 	}
-	return nil, fmt.Errorf("--peer-index: %w", err)
+	peer, err := openDevice(f.device, f.peer, sim.Options{})
+	if err != nil {
+		return nil, fmt.Errorf("--peer-index: %w", err)
+	}
+	return peer, nil
 }

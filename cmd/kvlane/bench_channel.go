@@ -2,7 +2,7 @@ package main
 
 import (
 	"github.com/kvlane/kvlane/bench"
-	"github.com/kvlane/kvlane/bench/rdmabench"
+	"github.com/kvlane/kvlane/bench/nicchannel"
 )
 
 // openChannel implements bench.ChannelOpener: on the first of the NICs.
@@ -14,7 +14,7 @@ func (n *benchNICs) openChannel(c bench.Contender) (bench.Channel, error) {
 	if err != nil {
 		return nil, err
 	}
-	ch, err := rdmabench.OpenChannel(rdmabench.ChannelOptions{Registry: rails[0].Registry, Connect: rails[0].Connect})
+	ch, err := nicchannel.Open(nicchannel.Options{Registry: rails[0].Registry, Connect: rails[0].Connect})
 	if err != nil {
 		return nil, err // not a nil *Channel in an interface
 	}

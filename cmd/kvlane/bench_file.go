@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane"
-	"github.com/kvlane/kvlane/bench/chart"
 	"github.com/kvlane/kvlane/bench/file"
 	"github.com/kvlane/kvlane/device/sim"
 	streamfile "github.com/kvlane/kvlane/stream/file"
@@ -24,8 +23,8 @@ type fileBench struct {
 	run                file.Options
 	direct             string
 	transfers, queues  int
-	form               outputForm
-	out, charts        string
+	json               bool
+	out                string
 }
 
 func newBenchFileCommand() *cobra.Command {
@@ -49,8 +48,8 @@ says whether cuFile carried the files by GPUDirect Storage or in its compatibili
 A run takes a minute, or as long as --budget says, set-up included; what does not fit is left out and named. Ctrl-C ends it early, with what
 it measured until then.`,
 		Example: `  kvlane bench file --dir /mnt/nvme
-  kvlane bench file --dir /mnt/nvme --device cuda --sizes 4KiB,64KiB,1MiB --out run.json --charts charts
-  kvlane bench file --dir /mnt/nvme --work read --from page-cache --budget 15s --csv`,
+  kvlane bench file --dir /mnt/nvme --device cuda --sizes 4KiB,64KiB,1MiB --out run.json
+  kvlane bench file --dir /mnt/nvme --work read --from page-cache --budget 15s --json`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.parse(); err != nil {
@@ -76,10 +75,8 @@ it measured until then.`,
 	fl.IntVar(&f.queues, "cufile-queues", 0, "queues of the GPU for cuFile's transfers; 0 has a thread wait for each")
 	fl.DurationVar(&f.run.Budget, "budget", 0, "how long the run takes in all, set-up included; what does not fit is left out; 0 is 1m")
 	fl.Uint64Var(&f.run.Seed, "seed", 1, "by which blocks are scattered: the same number scatters them alike")
-	fl.BoolVar(&f.form.json, "json", false, "print one JSON object")
-	fl.BoolVar(&f.form.csv, "csv", false, "print the points as CSV")
+	fl.BoolVar(&f.json, "json", false, "print one JSON object")
 	fl.StringVar(&f.out, "out", "", "also write the JSON object to this file")
-	fl.StringVar(&f.charts, "charts", "", "also write charts, as SVG and PNG, into this folder")
 	return cmd
 }
 
@@ -97,9 +94,6 @@ func (f *fileBench) parse() error {
 	}
 	if f.queues < 0 {
 		errs = append(errs, fmt.Errorf("--cufile-queues is %d and must be 0 at least", f.queues))
-	}
-	if f.form.json && f.form.csv {
-		errs = append(errs, errors.New("--json and --csv exclude each other"))
 	}
 	sizes, err := parseSizes("sizes", f.sizes)
 	errs = append(errs, err)
@@ -121,7 +115,7 @@ func (f *fileBench) parse() error {
 
 func (f *fileBench) execute(cmd *cobra.Command) (err error) {
 	f.run.Began = time.Now()
-	if err := checkOutputs(f.out, f.charts); err != nil {
+	if err := checkOutput(f.out); err != nil {
 		return err
 	}
 	if f.device != noDevice {
@@ -157,24 +151,13 @@ func (f *fileBench) measure(cmd *cobra.Command) (*file.Report, error) {
 
 // print prints the report in the form asked for, and writes the files.
 func (f *fileBench) print(cmd *cobra.Command, r *file.Report) (err error) {
-	switch {
-	case f.form.json:
+	if f.json {
 		err = writeJSON(cmd, r)
-	case f.form.csv:
-		err = r.WriteCSV(cmd.OutOrStdout())
-	default:
+	} else {
 		err = r.WriteText(cmd.OutOrStdout())
 	}
 	if err == nil && f.out != "" {
 		err = writeFile(f.out, r)
 	}
-	if err != nil || f.charts == "" {
-		return err
-	}
-	files, err := chart.WriteFiles(f.charts, r)
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "%d charts are in %s\n", len(files), f.charts)
-	return nil
+	return err
 }

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -20,7 +19,7 @@ func (f *benchFlags) register(cmd *cobra.Command) {
 	fl := cmd.Flags()
 	registerDevice(fl, &f.device)
 	fl.IntVar(&f.index, "device-index", 0, "which device of the driver, from 0")
-	fl.IntVar(&f.peer, "peer-index", -1, "also measure copies between the device and this one; -1 is none, or with --targets the next")
+	fl.IntVar(&f.peer, "peer-index", -1, "also measure copies between the device and this one; -1 is none")
 	fl.BoolVar(&f.run.Full, "full", false, "measure all sizes and counts, in 8 minutes")
 	fl.StringSliceVar(&f.sizes, "sizes", nil, "block sizes, by commas: 4KiB,1MiB (default 256 B to 16 MiB)")
 	fl.IntSliceVar(&f.run.Counts, "counts", nil, "numbers of blocks, by commas (default as many as --bytes allow, and at 4 KiB from 1 on)")
@@ -39,16 +38,6 @@ func (f *benchFlags) register(cmd *cobra.Command) {
 	fl.BoolVar(&f.lists, "lists", false, "hand batches over as lists of extents, not as page lists")
 	fl.BoolVar(&f.sums, "sums", false, "have blocks' checksums made on the way; for page lists alone")
 	fl.BoolVar(&f.run.Forms, "forms", false, "also compare lists of extents, page lists, and page lists with checksums")
-	fl.BoolVar(&f.targets, "targets", false, "measure all that kvlane has targets for, and print which are met")
-
-	fl.BoolVar(&f.besideProduct, "beside-matmul", false, "also measure copies beside a matrix product")
-	fl.StringSliceVar(&f.besidePaths, "beside-paths", nil, "what copies beside it, of the names of --paths (default all paths and policies)")
-	fl.Var(sizeValue{&f.run.BesideSize}, "beside-size", "bytes of a block beside it; 0 is 4KiB")
-	fl.Var(sizeValue{&f.run.BesideBytes}, "beside-batch", "bytes of a batch beside it; 0 is 128MiB, or 4MiB simulated")
-	fl.StringVar(&f.besideHost, "beside-host", "contiguous", "how blocks lie in the host's memory beside it: contiguous, scattered or slots")
-	fl.IntVar(&f.run.Pairs, "pairs", 20, "how many windows of time with copies, and without, are compared")
-	fl.DurationVar(&f.run.Window, "window", 50*time.Millisecond, "how long such a window is")
-	fl.StringVar(&f.cublaslt, "cublaslt", "", "libcublasLt.so or its folder (default where the loader searches)")
 
 	fl.BoolVar(&f.highPriority, "high-priority", false, "copy on queues of the GPU's highest priority")
 	fl.StringVar(&f.profileDir, "profile-dir", "", "where profiles of GPUs are kept (default kvlane/profiles in the user's cache directory)")
@@ -56,12 +45,9 @@ func (f *benchFlags) register(cmd *cobra.Command) {
 	f.rdma.registerNICs(fl, "in software, reported apart")
 	f.rdma.registerQueuePairs(fl)
 
-	fl.BoolVar(&f.form.json, "json", false, "print one JSON object")
-	fl.BoolVar(&f.form.csv, "csv", false, "print the points as CSV")
-	fl.BoolVar(&f.form.nixl, "nixl", false, "print the columns of nixlbench")
+	fl.BoolVar(&f.json, "json", false, "print one JSON object")
 	fl.StringVar(&f.out, "out", "", "also write the JSON object to this file")
-	fl.StringVar(&f.from, "from", "", "measure nothing: print and draw the JSON object of an earlier run")
-	fl.StringVar(&f.charts, "charts", "", "also write charts, as SVG and PNG, into this folder")
+	fl.StringVar(&f.from, "from", "", "measure nothing: print the JSON object of an earlier run")
 	f.comparing.register(fl)
 }
 
@@ -96,9 +82,6 @@ func contenderNames() []string {
 // parse reads what is still text into f.run.
 func (f *benchFlags) parse(cmd *cobra.Command) error {
 	o := &f.run
-	if n := f.form; n.json && n.csv || n.json && n.nixl || n.csv && n.nixl {
-		return usagef("--json, --csv and --nixl exclude each other")
-	}
 	if cmd.Flags().Changed("reps") && o.Reps < 1 {
 		return usagef("--reps %d: at least one repetition is needed", o.Reps)
 	}
@@ -106,18 +89,12 @@ func (f *benchFlags) parse(cmd *cobra.Command) error {
 	if o.Sizes, err = parseSizes("sizes", f.sizes); err != nil {
 		return &usageError{err}
 	}
-	for _, list := range []struct {
-		flag  string
-		names []string
-		to    *[]bench.Contender
-	}{{"--paths", f.paths, &o.Contenders}, {"--beside-paths", f.besidePaths, &o.BesideContenders}} {
-		for _, name := range list.names {
-			c, err := bench.ParseContender(name)
-			if err != nil {
-				return usagef("%s: %w", list.flag, err)
-			}
-			*list.to = append(*list.to, c)
+	for _, name := range f.paths {
+		c, err := bench.ParseContender(name)
+		if err != nil {
+			return usagef("--paths: %w", err)
 		}
+		o.Contenders = append(o.Contenders, c)
 	}
 	for _, name := range f.left {
 		p, err := stream.ParsePath(name)
@@ -134,14 +111,11 @@ func (f *benchFlags) parse(cmd *cobra.Command) error {
 		o.Directions = append(o.Directions, d)
 	}
 	for _, name := range f.layouts {
-		l, err := parseLayout("--host", name)
+		l, err := parseLayout(name)
 		if err != nil {
 			return err
 		}
 		o.Layouts = append(o.Layouts, l)
-	}
-	if o.BesideLayout, err = parseLayout("--beside-host", f.besideHost); err != nil {
-		return err
 	}
 	switch {
 	case f.sums && f.lists:
@@ -151,27 +125,13 @@ func (f *benchFlags) parse(cmd *cobra.Command) error {
 	case f.lists:
 		o.Form = bench.Lists
 	}
-	if f.targets {
-		if f.form.csv || f.form.nixl {
-			return usagef("--targets is printed as text or as --json; --out keeps the points")
-		}
-		f.aim()
-	}
 	return f.comparing.check()
 }
 
-// aim measures what the targets are about.
-func (f *benchFlags) aim() {
-	f.run.Forms, f.besideProduct = true, true
-	if len(f.run.BesideContenders) == 0 {
-		f.run.BesideContenders = []bench.Contender{{Policy: bench.Throughput}, {Policy: bench.Background}}
-	}
-}
-
-func parseLayout(flag, name string) (bench.Layout, error) {
+func parseLayout(name string) (bench.Layout, error) {
 	l := bench.Layout("host " + name)
 	if !slices.Contains([]bench.Layout{bench.HostContiguous, bench.HostScattered, bench.HostSlots}, l) {
-		return "", usagef("%s %q: it is contiguous, scattered or slots", flag, name)
+		return "", usagef("--host %q: it is contiguous, scattered or slots", name)
 	}
 	return l, nil
 }

@@ -25,8 +25,8 @@ type benchNICs struct {
 // that openCopy opens move the bytes of NICs in software.
 func (f *benchFlags) openNICs(dev device.Device, openCopy func() (stream.Stream, error)) (*benchNICs, error) {
 	n := &benchNICs{soft: f.rdma.soft()}
-	all := len(f.run.Contenders) == 0 || f.besideProduct && len(f.run.BesideContenders) == 0
-	if !all && !slices.ContainsFunc(slices.Concat(f.run.Contenders, f.run.BesideContenders), bench.Contender.NIC) {
+	all := len(f.run.Contenders) == 0
+	if !all && !slices.ContainsFunc(f.run.Contenders, bench.Contender.NIC) {
 		n.why = fmt.Errorf("no path by NICs is measured: %w", errdefs.ErrNotSupported)
 		return n, nil
 	}

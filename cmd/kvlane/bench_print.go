@@ -5,17 +5,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/kvlane/kvlane/bench"
-	"github.com/kvlane/kvlane/bench/chart"
 	"github.com/kvlane/kvlane/internal/ctxio"
 	"github.com/kvlane/kvlane/internal/gunzip"
 	"github.com/kvlane/kvlane/internal/kept"
-	"github.com/kvlane/kvlane/internal/target"
 )
 
 // readReport reads an earlier run's report.
@@ -50,21 +47,11 @@ func readEarlier[T any](ctx context.Context, flag, name string, read func(io.Rea
 
 // print prints the report in the form asked for, writes the files, and compares.
 func (f *benchFlags) print(cmd *cobra.Command, r, earlier *bench.Report) error {
-	out := cmd.OutOrStdout()
 	var err error
-	switch {
-	case f.targets && f.form.json:
-		err = writeJSON(cmd, target.Judge(r))
-	case f.targets:
-		err = target.Judge(r).WriteText(out)
-	case f.form.json:
+	if f.json {
 		err = writeJSON(cmd, r)
-	case f.form.csv:
-		err = r.WriteCSV(out)
-	case f.form.nixl:
-		err = r.WriteNIXL(out)
-	default:
-		err = r.WriteText(out)
+	} else {
+		err = r.WriteText(cmd.OutOrStdout())
 	}
 	if err != nil {
 		return err
@@ -74,38 +61,19 @@ func (f *benchFlags) print(cmd *cobra.Command, r, earlier *bench.Report) error {
 			return err
 		}
 	}
-	if f.charts != "" {
-		files, err := chart.WriteAll(f.charts, r)
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(cmd.ErrOrStderr(), "%d charts are in %s\n", len(files), f.charts)
-	}
 	if earlier == nil {
 		return nil
 	}
-	return f.comparing.print(cmd, f.form != (outputForm{}), func(noise float64) *bench.Comparison { return r.Compare(earlier, noise) })
+	return f.comparing.print(cmd, f.json, func(noise float64) *bench.Comparison { return r.Compare(earlier, noise) })
 }
 
-// checkOutputs finds out before anything is measured whether a file and a folder of charts can be written, of which either may be "".
-func checkOutputs(out, charts string) error {
-	if out != "" {
-		if err := kept.CheckReplace(out); err != nil {
-			return fmt.Errorf("write report: %w", err)
-		}
-	}
-	if charts == "" {
+// checkOutput reports before a run whether the report can be written to a file. An empty name is no file.
+func checkOutput(name string) error {
+	if name == "" {
 		return nil
 	}
-	err := os.MkdirAll(charts, 0o755)
-	if err == nil {
-		var dir string
-		if dir, err = os.MkdirTemp(charts, ".kvlane-*"); err == nil {
-			err = os.Remove(dir)
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("write charts: %w", err)
+	if err := kept.CheckReplace(name); err != nil {
+		return fmt.Errorf("write report: %w", err)
 	}
 	return nil
 }

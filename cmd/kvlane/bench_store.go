@@ -13,16 +13,11 @@ import (
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/bench"
-	"github.com/kvlane/kvlane/bench/chart"
 	"github.com/kvlane/kvlane/bench/matmul"
 	"github.com/kvlane/kvlane/bench/request"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 )
-
-// leastRows is how small the product's matrices may be. Of smaller ones a window has more than a driver's queue takes, which blocks who
-// enqueues them, and what is timed is that.
-const leastRows = 4096
 
 // storeBench is what the command line says of a benchmark of requests.
 type storeBench struct {
@@ -34,7 +29,7 @@ type storeBench struct {
 	productRows       int
 	cublaslt          string
 	json              bool
-	out, charts       string
+	out               string
 	comparing         comparing
 }
 
@@ -60,14 +55,12 @@ Without --file-dir the store is a cache in host memory, and a block is durable o
 directory of its own that is removed at the end, and --hits page-cache and --hits disk measure loads from files that the operating system
 has in memory, or was told to drop.
 
---beside-matmul measures what requests cost a matrix product that runs beside them. --model-layer measures loads layer by layer behind which
-a model computes: a stream waits on the GPU for a layer, works for as long as the flag says, waits for the next, and so on. Beside
-it stand the load alone, the work alone, and the ideal: the longer of them and one layer.
+--beside-matmul measures how much requests slow down a matrix product that runs at the same time.
 
 The simulated device has to be asked for, and of its figures only ratios mean anything. With --still it copies nothing: CPU time and
 allocations are then what the host itself takes.`,
 		Example: `  kvlane bench store
-  kvlane bench store --quick --out run.json --charts charts
+  kvlane bench store --quick --out run.json
   kvlane bench store --geometry 8b,mla --blocks 16,128 --requests 1 --compare run.json
   kvlane bench store --device sim --still --quick --requests 1`,
 		Args: usageArgs(cobra.NoArgs),
@@ -108,9 +101,8 @@ func (f *storeBench) register(fl *pflag.FlagSet) {
 	f.engine.registerCopies(fl)
 	f.engine.registerLower(fl)
 
-	fl.DurationSliceVar(&f.run.ModelLayers, "model-layer", nil, "also measure loads behind which a model computes whose layers take so long, by commas: 500us,2ms")
 	fl.BoolVar(&f.besideProduct, "beside-matmul", false, "also measure requests beside a matrix product")
-	fl.IntVar(&f.productRows, "product-rows", matmul.N, fmt.Sprintf("rows and columns of the product's matrices, from %d on: models have smaller ones, which lose more", leastRows))
+	fl.IntVar(&f.productRows, "product-rows", matmul.MaxRows, fmt.Sprintf("rows and columns of the product's matrices, from %d on: models have smaller ones, which lose more", matmul.MinRows))
 	fl.IntVar(&f.run.BesideBlocks, "beside-blocks", 0, "blocks of a request beside it; 0 is the most of --blocks up to 1024")
 	fl.IntVar(&f.run.BesideRequests, "beside-requests", 2, "requests at a time beside it")
 	fl.IntVar(&f.run.Pairs, "pairs", 20, "how many windows of time with requests, and without, are compared")
@@ -119,7 +111,6 @@ func (f *storeBench) register(fl *pflag.FlagSet) {
 
 	fl.BoolVar(&f.json, "json", false, "print one JSON object")
 	fl.StringVar(&f.out, "out", "", "also write the JSON object to this file")
-	fl.StringVar(&f.charts, "charts", "", "also write charts, as SVG and PNG, into this folder")
 	f.comparing.register(fl)
 }
 
@@ -128,7 +119,7 @@ func (f *storeBench) execute(cmd *cobra.Command) error {
 	if err := f.parse(); err != nil {
 		return err
 	}
-	if err := checkOutputs(f.out, f.charts); err != nil {
+	if err := checkOutput(f.out); err != nil {
 		return err
 	}
 	earlier, err := readEarlier(cmd.Context(), "--compare", f.comparing.with, request.Read)
@@ -169,24 +160,16 @@ func (f *storeBench) parse() error {
 	for _, text := range f.hits {
 		o.Hits = append(o.Hits, request.Hits(text))
 	}
-	if f.productRows < leastRows || f.productRows > matmul.N || f.productRows%matmul.Step != 0 {
-		errs = append(errs, fmt.Errorf("--product-rows %d: it is a multiple of %d, from %d to %d", f.productRows, matmul.Step, leastRows, matmul.N))
+	if f.productRows < matmul.MinRows || f.productRows > matmul.MaxRows || f.productRows%matmul.RowStep != 0 {
+		errs = append(errs, fmt.Errorf("--product-rows %d: it is a multiple of %d, from %d to %d", f.productRows, matmul.RowStep, matmul.MinRows, matmul.MaxRows))
 	}
 	if f.besideProduct {
 		o.OpenProduct = func(ctx context.Context, dev device.Device) (request.Product, error) {
-			p, err := f.openProduct(ctx, dev, "--beside-matmul")
+			p, err := matmul.Open(ctx, dev, f.cublaslt, f.productRows)
 			if err != nil {
-				return nil, err
-			}
-			if err := p.Resize(matmul.Operations(f.productRows)); err != nil {
-				return nil, errors.Join(fmt.Errorf("--product-rows: %w", err), p.Close())
+				return nil, fmt.Errorf("--beside-matmul: %w", err) // not a nil *Product in an interface
 			}
 			return p, nil
-		}
-	}
-	if c.Device.Driver == kvlane.CUDA {
-		o.OpenModel = func(ctx context.Context, dev device.Device) (request.Model, error) {
-			return f.openProduct(ctx, dev, "--model-layer")
 		}
 	}
 	o.Open = func(ctx context.Context, c kvlane.Config) (*kvlane.Engine, error) { return openEngine(ctx, c, logNote) }
@@ -195,15 +178,6 @@ func (f *storeBench) parse() error {
 		return &usageError{err}
 	}
 	return nil
-}
-
-// openProduct opens the matrix product that a flag wants.
-func (f *storeBench) openProduct(ctx context.Context, dev device.Device, flag string) (request.Model, error) {
-	p, err := matmul.Open(ctx, dev, f.cublaslt)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", flag, err) // not a nil *Product in an interface
-	}
-	return p, nil
 }
 
 // engineOptions are the flags whose values differ from an engine's defaults.
@@ -233,13 +207,6 @@ func (f *storeBench) print(cmd *cobra.Command, r, earlier *request.Report) error
 	}
 	if err != nil {
 		return err
-	}
-	if f.charts != "" {
-		files, err := chart.WriteRequests(f.charts, r)
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(cmd.ErrOrStderr(), "%d charts are in %s\n", len(files), f.charts)
 	}
 	if earlier == nil {
 		return nil

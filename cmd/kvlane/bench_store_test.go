@@ -36,7 +36,6 @@ func TestBenchStoreFlagsAreChecked(t *testing.T) {
 		"too few bytes": {[]string{"--bytes", "1KiB"}, exitUsage, []string{"allow more bytes"}},
 		"earlier run":   {[]string{"--compare", "/nonexistent"}, exitFailure, []string{"--compare"}},
 		"device":        {[]string{"--device", "auto"}, exitUsage, []string{"it is cuda, sim or host"}},
-		"model":         {[]string{"--model-layer", "20ms", "--work", "dump"}, exitUsage, []string{"layer of 20ms", "behind loads"}},
 		"small product": {[]string{"--beside-matmul", "--product-rows", "2048"}, exitUsage, []string{"--product-rows 2048: it is a multiple of 64, from 4096 to 8192"}},
 		"product":       {[]string{"--pairs", "2", "--beside-matmul", "--beside-blocks", "1", "--blocks", "1", "--work", "load", "--forms", "whole"}, exitFailure, []string{"runs none"}},
 		"still":         {[]string{"--device", "cuda", "--still"}, exitUsage, []string{"--still has no effect without --device sim"}},
@@ -52,15 +51,12 @@ func TestBenchStoreFlagsAreChecked(t *testing.T) {
 	}
 }
 
-func TestBenchStoreWritesComparesAndDraws(t *testing.T) {
+func TestBenchStoreWritesAndCompares(t *testing.T) {
 	dir := t.TempDir()
-	file, charts := filepath.Join(dir, "run.json"), filepath.Join(dir, "charts")
-	code, stdout, stderr := executeWhole(t, tinyStore("--out", file, "--charts", charts, "--policy", "latency")...)
-	if code != exitOK || !strings.Contains(stdout, "SIMULATED: no figure") || !strings.Contains(stdout, "--policy latency; loads and dumps under the latency policy") || !strings.Contains(stderr, "charts are in "+charts) {
+	file := filepath.Join(dir, "run.json")
+	code, stdout, stderr := executeWhole(t, tinyStore("--out", file, "--policy", "latency")...)
+	if code != exitOK || !strings.Contains(stdout, "SIMULATED: no figure") || !strings.Contains(stdout, "--policy latency; loads and dumps under the latency policy") {
 		t.Fatalf("exit code %d, standard error %q, output:\n%s", code, stderr, stdout)
-	}
-	if drawn, err := filepath.Glob(filepath.Join(charts, "*.svg")); err != nil || len(drawn) != 2 {
-		t.Errorf("charts %v, %v", drawn, err)
 	}
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -80,14 +76,5 @@ func TestBenchStoreWritesComparesAndDraws(t *testing.T) {
 	code, stdout, stderr = executeWhole(t, tinyStore("--json", "--work", "load", "--compare", file, "--fail-above", "10%")...)
 	if code != exitFailure || !strings.Contains(stderr, "4 points are more than 10% slower") || json.Unmarshal([]byte(stdout), &r) != nil {
 		t.Errorf("exit code %d, standard error %q", code, stderr)
-	}
-}
-
-// What is measured beside a model's layers goes on until its time is over.
-func TestBenchStoreBesideAModel(t *testing.T) {
-	code, stdout, stderr := executeWhole(t, "bench", "store", "--device", "sim", "--blocks", "1", "--requests", "1", "--bytes", "1MiB",
-		"--large", "64KiB", "--work", "load", "--model-layer", "200us", "--budget", "6s")
-	if code != exitOK || strings.Count(stdout, "\n  200us ") != 1 {
-		t.Errorf("exit code %d, standard error %q, output:\n%s", code, stderr, stdout)
 	}
 }

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/bench"
-	"github.com/kvlane/kvlane/internal/target"
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
@@ -32,20 +31,15 @@ func TestBenchFlagsAreChecked(t *testing.T) {
 		code int
 		want string
 	}{
-		"direction":              {[]string{"--directions", "up"}, exitUsage, `"up"`},
-		"host side":              {[]string{"--host", "sorted"}, exitUsage, `"sorted"`},
-		"path beside a product":  {[]string{"--targets", "--beside-paths", "teleport"}, exitUsage, `"teleport"`},
-		"path of files":          {[]string{"--paths", "posix"}, exitUsage, `"posix"`},
-		"two forms":              {[]string{"--nixl", "--csv"}, exitUsage, "exclude each other"},
-		"limit without a run":    {[]string{"--fail-above", "10%"}, exitUsage, "--fail-above has no effect without --compare FILE"},
-		"noise":                  {[]string{"--compare", "/nonexistent", "--noise", "loud"}, exitUsage, `"loud"`},
-		"count":                  {[]string{"--counts", "0"}, exitUsage, "0 blocks"},
-		"earlier run":            {[]string{"--compare", "/nonexistent"}, exitFailure, "--compare"},
-		"checksums of lists":     {[]string{"--sums", "--lists"}, exitUsage, "leave --lists out"},
-		"host beside a product":  {[]string{"--beside-matmul", "--beside-host", "sorted"}, exitUsage, `"sorted"`},
-		"targets as a table":     {[]string{"--targets", "--csv"}, exitUsage, "--out keeps the points"},
-		"peer on a simulator":    {[]string{"--peer-index", "1"}, exitFailure, "--peer-index"},
-		"product on a simulator": {[]string{"--beside-matmul"}, exitFailure, "runs none"},
+		"direction":           {[]string{"--directions", "up"}, exitUsage, `"up"`},
+		"host side":           {[]string{"--host", "sorted"}, exitUsage, `"sorted"`},
+		"path of files":       {[]string{"--paths", "posix"}, exitUsage, `"posix"`},
+		"limit without a run": {[]string{"--fail-above", "10%"}, exitUsage, "--fail-above has no effect without --compare FILE"},
+		"noise":               {[]string{"--compare", "/nonexistent", "--noise", "loud"}, exitUsage, `"loud"`},
+		"count":               {[]string{"--counts", "0"}, exitUsage, "0 blocks"},
+		"earlier run":         {[]string{"--compare", "/nonexistent"}, exitFailure, "--compare"},
+		"checksums of lists":  {[]string{"--sums", "--lists"}, exitUsage, "leave --lists out"},
+		"peer on a simulator": {[]string{"--peer-index", "1"}, exitFailure, "--peer-index"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if code, _, stderr := execute(t, tinyBench(c.args...)...); code != c.code || !strings.Contains(stderr, c.want) {
@@ -89,15 +83,12 @@ func TestPercent(t *testing.T) {
 	}
 }
 
-func TestBenchWritesComparesAndDraws(t *testing.T) {
+func TestBenchWritesAndCompares(t *testing.T) {
 	dir := t.TempDir()
-	file, charts := filepath.Join(dir, "run.json"), filepath.Join(dir, "charts")
-	code, stdout, stderr := execute(t, tinyBench("--nixl", "--without", "staged", "--without", "kernel", "--out", file, "--charts", charts)...)
-	if code != exitOK || !strings.Contains(stdout, "Block Size (B)") || !strings.Contains(stderr, "charts are in "+charts) {
+	file := filepath.Join(dir, "run.json")
+	code, stdout, stderr := execute(t, tinyBench("--without", "staged", "--without", "kernel", "--out", file)...)
+	if code != exitOK || !strings.Contains(stdout, "Every byte right") {
 		t.Fatalf("exit code %d, standard error %q, output:\n%s", code, stderr, stdout)
-	}
-	if drawn, err := filepath.Glob(filepath.Join(charts, "*.png")); err != nil || len(drawn) == 0 {
-		t.Errorf("charts %v, %v", drawn, err)
 	}
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -132,7 +123,7 @@ func TestBenchWritesComparesAndDraws(t *testing.T) {
 	if code, stdout, stderr := execute(t, "bench", "copy", "--from", fewer, "--compare", file, "--fail-above", "1%"); code != exitOK || stderr != file+": "+unjudged || !strings.Contains(stdout, "! "+unjudged) {
 		t.Errorf("fewer points: exit code %d, %s:\n%s", code, stderr, stdout)
 	}
-	if code, _, stderr := execute(t, "bench", "copy", "--from", fewer, "--compare", file, "--csv"); code != exitOK || strings.Count(stderr, unjudged) != 1 {
+	if code, _, stderr := execute(t, "bench", "copy", "--from", fewer, "--compare", file, "--json"); code != exitOK || strings.Count(stderr, unjudged) != 1 {
 		t.Errorf("fewer points, aside: exit code %d, %s", code, stderr)
 	}
 	for i := range r.Points {
@@ -160,7 +151,7 @@ func TestDefectOutputIsFoundOutAfterTheRun(t *testing.T) {
 		"copy": tinyBench("--reps", "1000000"), "store": tinyStore("--budget", "1h"), "file": tinyFile(dir, "--budget", "1h"),
 		"transfer": {"bench", "transfer", "--segment", "127.0.0.1:1", "--duration", "1h"},
 	} {
-		for _, c := range [][]string{{"--out", "/nonexistent/x"}, {"--out", dir}, {"--charts", "/proc/x"}, {"--charts", kept}, {"--out", kept, "--charts", "/proc/x"}} {
+		for _, c := range [][]string{{"--out", "/nonexistent/x"}, {"--out", dir}} {
 			ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience())
 			defer cancel()
 			var stdout, stderr bytes.Buffer
@@ -170,35 +161,15 @@ func TestDefectOutputIsFoundOutAfterTheRun(t *testing.T) {
 			}
 		}
 	}
-	fresh, charts := filepath.Join(dir, "fresh.json"), filepath.Join(dir, "charts")
-	if err := checkOutputs(fresh, charts); err != nil {
+	fresh := filepath.Join(dir, "fresh.json")
+	if err := checkOutput(fresh); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(fresh); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a file is there before there is a report: %v", err)
 	}
-	if left, err := os.ReadDir(charts); err != nil || len(left) != 0 {
-		t.Errorf("among charts %v is left, %v", left, err)
-	}
 	if b, err := os.ReadFile(kept); err != nil || string(b) != "kept" {
 		t.Errorf("an earlier report is %q, %v", b, err)
-	}
-}
-
-func TestBenchTargets(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "run.json")
-	code, stdout, stderr := execute(t, tinyBench("--targets", "--out", file)...)
-	if code != exitOK || !strings.Contains(stdout, "SIMULATED") || !strings.Contains(stdout, "targets met on simulated GPU") {
-		t.Fatalf("exit code %d, standard error %q, output:\n%s", code, stderr, stdout)
-	}
-	code, stdout, stderr = execute(t, "bench", "copy", "--from", file, "--targets", "--json")
-	var j target.Judgment
-	if err := json.Unmarshal([]byte(stdout), &j); code != exitOK || err != nil || !j.Simulated || j.Met+j.Missed == 0 || len(j.Targets) != j.Total {
-		t.Fatalf("exit code %d, %v, standard error %q, judgment %+v", code, err, stderr, j)
-	}
-	r, err := readReport(t.Context(), "--from", file)
-	if err != nil || len(r.Forms) == 0 || len(r.Missing) != 1 || r.Missing[0].Path != "beside a matrix product" {
-		t.Errorf("%v, forms %+v, missing %+v", err, r.Forms, r.Missing)
 	}
 }
 
@@ -244,7 +215,6 @@ func TestDefectInterruptedBenchPrintsNothing(t *testing.T) {
 	for name, args := range map[string][]string{
 		"copy":     tinyBench("--reps", "3000", "--sizes", "256,512,1KiB,2KiB,4KiB,8KiB", "--out", out, "--compare", "../../docs/runs/copy-h200-W.json.gz"),
 		"file":     tinyFile(t.TempDir(), "--budget", "1m", "--sizes", "4KiB,8KiB,16KiB,32KiB,64KiB"),
-		"rdma":     {"bench", "rdma", "--rdma-provider", "soft", "--iterations", "5000"},
 		"store":    tinyStore("--budget", "1m", "--blocks", "1,2,3,4,5,6,7,8", "--work", "load"),
 		"transfer": {"bench", "transfer", "--segment", target, "--protocol", "auto", "--buffer-size", "1MiB", "--block-size", "4KiB", "--batch-size", "1,2,4,8,16,32,64,128", "--threads", "1", "--duration", "500ms"},
 	} {

@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/kvlane/kvlane/bench/chart"
 	"github.com/kvlane/kvlane/bench/transfer"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/stream"
@@ -31,9 +30,9 @@ type benchTransfer struct {
 	sizes   []string
 	lanes   int
 	run     transfer.Options
-	form    outputForm
+	json    bool
+	nixl    bool
 	out     string
-	charts  string
 }
 
 func newBenchTransferCommand() *cobra.Command {
@@ -84,10 +83,9 @@ with what it measured until then. With --check all bytes are compared, outside o
 	fl.BoolVar(&f.run.Check, "check", false, "compare all bytes of every batch")
 	fl.DurationVar(&f.run.Budget, "budget", 0, "how long the run takes in all, set-up included: less than --duration for each where needed; 0 is no limit")
 	fl.DurationVar(&f.run.Timeout, "timeout", time.Minute, "how long a batch may take before the run fails")
-	fl.BoolVar(&f.form.json, "json", false, "print one JSON object")
-	fl.BoolVar(&f.form.nixl, "nixl", false, "print the columns of nixlbench")
+	fl.BoolVar(&f.json, "json", false, "print one JSON object")
+	fl.BoolVar(&f.nixl, "nixl", false, "print the columns of nixlbench")
 	fl.StringVar(&f.out, "out", "", "also write the JSON object to this file")
-	fl.StringVar(&f.charts, "charts", "", "also write charts, as SVG and PNG, into this folder")
 	cmd.MarkFlagsMutuallyExclusive("json", "nixl")
 	return cmd
 }
@@ -159,7 +157,7 @@ func (f *benchTransfer) measure(cmd *cobra.Command) (err error) {
 	if err := f.parse(); err != nil {
 		return err
 	}
-	if err := checkOutputs(f.out, f.charts); err != nil {
+	if err := checkOutput(f.out); err != nil {
 		return err
 	}
 	path, own, err := f.serve.native()
@@ -199,9 +197,9 @@ func (f *benchTransfer) carry(cmd *cobra.Command, d transfer.Driver) error {
 func (f *benchTransfer) print(cmd *cobra.Command, r *transfer.Report) (err error) {
 	r.Command = commandLine()
 	switch {
-	case f.form.json:
+	case f.json:
 		err = writeJSON(cmd, r)
-	case f.form.nixl:
+	case f.nixl:
 		err = r.WriteNIXL(cmd.OutOrStdout())
 	default:
 		err = r.WriteText(cmd.OutOrStdout())
@@ -212,13 +210,5 @@ func (f *benchTransfer) print(cmd *cobra.Command, r *transfer.Report) (err error
 	if err != nil {
 		return fmt.Errorf("report: %w", err)
 	}
-	if f.charts == "" {
-		return nil
-	}
-	files, err := chart.WriteTransfers(f.charts, r)
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "%d charts are in %s\n", len(files), f.charts)
 	return nil
 }

@@ -34,14 +34,12 @@ var offers = map[string]cobra.CompletionFunc{
 	"replay device":           values(autoDevice, string(kvlane.CUDA), string(kvlane.Sim), string(kvlane.Host)),
 	"demo device":             values(autoDevice, string(kvlane.CUDA), string(kvlane.Sim), string(kvlane.Host)),
 	"bench file device":       values(noDevice, string(kvlane.CUDA), string(kvlane.Sim)),
-	"bench rdma device":       values(noDevice, string(kvlane.CUDA), string(kvlane.Sim)),
 	"dtype":                   values(block.DTypes()...),
 	"preset":                  names(block.Presets(), func(g block.Geometry) string { return g.Model }),
 	"geometry":                names(request.Geometries(), func(g request.Geometry) string { return g.Name }),
 	"path":                    names(stream.Paths(stream.MovedByDevice), stream.Path.String, "auto"),
 	"without":                 names(stream.Paths(stream.MovedByDevice), stream.Path.String),
 	"paths":                   values(contenderNames()...),
-	"beside-paths":            values(contenderNames()...),
 	"policy":                  names([]plan.Goal{plan.Throughput, plan.Latency, plan.Balanced, plan.Background}, plan.Goal.String, serving),
 	"calibrate":               values(string(profile.Once), string(profile.Never)),
 	"verify":                  names([]store.VerifyPolicy{store.VerifyDevice, store.VerifyAlways, store.VerifyFill}, store.VerifyPolicy.String),
@@ -55,7 +53,6 @@ var offers = map[string]cobra.CompletionFunc{
 	"require":                 values(abilityNames()...),
 	"directions":              values(string(bench.ToDevice), string(bench.ToHost), string(bench.Both)),
 	"host":                    values("contiguous", "scattered", "slots"),
-	"beside-host":             values("contiguous", "scattered", "slots"),
 	"bench store work":        values("load", "dump", "both"),
 	"bench store forms":       values("whole", "layers"),
 	"hits":                    values("cache", "page-cache", "disk"),
@@ -75,7 +72,6 @@ var offers = map[string]cobra.CompletionFunc{
 	"out":                     completeFiles,
 	"svg":                     completeFiles,
 	"remove":                  completeFiles,
-	"charts":                  completeDirs,
 	"dir":                     completeDirs,
 	"file-dir":                completeDirs,
 	"log-dir":                 completeDirs,
@@ -84,10 +80,10 @@ var offers = map[string]cobra.CompletionFunc{
 
 // freeForm are the flags whose values nobody can list: numbers, sizes, times, names and addresses. A shell offers nothing, no files
 // above all.
-var freeForm = strings.Fields(`advertise at-once batch batch-size beside-batch beside-blocks beside-requests beside-size block-size block-tokens blocks
+var freeForm = strings.Fields(`advertise at-once batch batch-size beside-blocks beside-requests block-size block-tokens blocks
 	budget buffer buffer-size bytes cache-bytes cluster concurrency counts cufile-queues data-port device-index duration fail-above file-bytes
-	file-dir-bytes gpu-id head-size iterations kv-heads lanes large layers length limit listen log-bytes max-bytes memory metrics-addr
-	model-layer name noise notify offset pages pairs peer-index pool pprof-addr product-rows rdma-gid-index rdma-port rdma-queue-pairs reps requests seed
+	file-dir-bytes gpu-id head-size kv-heads lanes large layers length limit listen log-bytes max-bytes memory metrics-addr
+	name noise notify offset pages pairs peer-index pool pprof-addr product-rows rdma-gid-index rdma-port rdma-queue-pairs reps requests seed
 	segment sizes slot speed threads threshold timeout tp tp-rank transfers wait window`)
 
 // operands are what is completed of the words that are no flags, by command. Others take none that a shell could know.

@@ -170,7 +170,7 @@ func TestCompletionOfListsFilesAndFolders(t *testing.T) {
 		"of another":            {[]string{"bench", "copy", "--from", ""}, nil, anyFile},
 		"a trace":               {[]string{"replay", ""}, nil, anyFile},
 		"a directory of blocks": {[]string{"store", "verify", ""}, nil, onlyDirs},
-		"a folder":              {[]string{"bench", "copy", "--charts", ""}, nil, onlyDirs},
+		"a folder":              {[]string{"bench", "file", "--dir", ""}, nil, onlyDirs},
 		"a segment":             {[]string{"transfer", "put", ""}, nil, noFile},
 		"a file to put":         {[]string{"transfer", "put", "host:1", ""}, nil, anyFile},
 		"no operand":            {[]string{"doctor", ""}, nil, noFile},

@@ -191,7 +191,7 @@ func TestConfigurationIsShared(t *testing.T) {
 	}
 	for args, want := range map[string]string{
 		"metrics-addr store ls": "none", "metrics-addr replay": "127.0.0.1:0 " + os.Getenv(configEnv) + ":3", "pipeline bench store -- --device sim": "none",
-		"file-dir calibrate -- --device sim": "none", "device bench rdma": "none", "seed replay": "none",
+		"file-dir calibrate -- --device sim": "none", "device bench file": "none", "seed replay": "none",
 	} {
 		words := strings.Fields(args)
 		if got := shown(t, words[0], words[1:]...); got != want {

@@ -79,7 +79,7 @@ func TestDefectMissingGPUIsToldInGo(t *testing.T) {
 			t.Errorf("%s: exit code %d\n%s\n%s", line, code, stdout, stderr)
 		}
 	}
-	for _, args := range [][]string{{"bench", "copy"}, {"bench", "store"}, {"bench", "rdma"}, {"calibrate"}} {
+	for _, args := range [][]string{{"bench", "copy"}, {"bench", "store"}, {"calibrate"}} {
 		code, _, stderr := execute(t, append(args, "--device", "auto")...)
 		if code != exitUsage {
 			t.Errorf("%v --device auto: exit code %d\n%s", args, code, stderr)

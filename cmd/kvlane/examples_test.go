@@ -41,17 +41,14 @@ var examples = map[string]example{
 	"doctor --require":                    {want: "required and not there"},
 	"calibrate --device":                  {want: noGPU},
 	"bench copy --device":                 {small: smallCopy},
-	"bench copy --targets":                {small: append(smallCopy, "--sizes", "4KiB")},
+	"bench copy --forms":                  {small: append(smallCopy, "--sizes", "4KiB")},
 	"bench copy --compare":                {small: append(smallCopy, "--sizes", "4KiB"), want: "slower"},
-	"bench copy --beside":                 {small: smallCopy, want: "--beside-matmul: open matrix product: device sim runs none"},
 	"bench copy --rdma":                   {small: append(smallCopy, "--sizes", "4KiB")},
 	"bench store":                         {small: smallStore},
 	"bench store --quick":                 {small: smallStore},
 	"bench store --geometry":              {small: append(smallStore, "--bytes", "256MiB", "--budget", "3s"), want: "slower"},
 	"bench file":                          {small: smallFile, want: "refuses O_DIRECT"},
 	"bench file --dir /mnt/nvme --device": {want: noGPU},
-	"bench rdma --nic":                    {want: noGPU},
-	"bench rdma --rdma":                   {small: []string{"--iterations", "10"}},
 }
 
 // Every command has examples, and they do what they say.

@@ -13,8 +13,8 @@ while [ $# -gt 0 ]; do case $1 in --out) echo {} >"$2";; esac; shift; done
 exit 0`
 
 func TestHardwareRDMAScript(t *testing.T) {
-	whole := []string{"rdma-bench.txt", "rdma-copy.json", "rdma-copy.txt", "rdma-replay.txt", "rdma-suite.txt", "rdma-summary.txt"}
-	noCopy := []string{"rdma-bench.txt", "rdma-copy.txt", "rdma-replay.txt", "rdma-suite.txt", "rdma-summary.txt"}
+	whole := []string{"rdma-copy.json", "rdma-copy.txt", "rdma-replay.txt", "rdma-suite.txt", "rdma-summary.txt"}
+	noCopy := []string{"rdma-copy.txt", "rdma-replay.txt", "rdma-suite.txt", "rdma-summary.txt"}
 	for name, c := range map[string]struct {
 		suite, kvlane string
 		args          []string

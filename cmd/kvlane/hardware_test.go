@@ -17,12 +17,12 @@ const (
 	passes = `echo "--- PASS: TestGPU (0.01s)"; exit 0`
 	fails  = `echo "--- FAIL: TestGPU (0.01s)"; exit 1`
 	none   = `echo "testing: warning: no tests to run"; exit 0`
-	works  = `echo "kvlane $*"; while [ $# -gt 0 ]; do case $1 in --out) echo {} >"$2";; --charts) mkdir "$2"; echo x >"$2/x";; esac; shift; done; exit 0`
-	breaks = `case "$*" in *--targets*--out*) echo "it broke"; exit 1;; esac; echo "kvlane $*"; exit 0`
+	works  = `echo "kvlane $*"; while [ $# -gt 0 ]; do case $1 in --out) echo {} >"$2";; esac; shift; done; exit 0`
+	breaks = `case "$*" in *copy*--out*) echo "it broke"; exit 1;; esac; echo "kvlane $*"; exit 0`
 )
 
 func TestHardwareScript(t *testing.T) {
-	whole := []string{"calibrate.txt", "charts.tar.gz", "demo.txt", "points.csv", "report.txt", "run.json", "suites.txt", "summary.txt"}
+	whole := []string{"calibrate.txt", "demo.txt", "report.txt", "run.json", "store.txt", "suites.txt", "summary.txt"}
 	for name, c := range map[string]struct {
 		device, streams, kvlane string
 		args                    []string
@@ -35,7 +35,7 @@ func TestHardwareScript(t *testing.T) {
 		"a suite fails":  {fails, passes, works, nil, 1, "SOMETHING FAILED", whole},
 		"no test is run": {passes, none, works, nil, 1, "0 passed, 0 failed", whole},
 		"the benchmark fails": {passes, passes, breaks, nil, 1, "it broke", []string{
-			"calibrate.txt", "demo.txt", "suites.txt", "summary.txt",
+			"calibrate.txt", "demo.txt", "store.txt", "suites.txt", "summary.txt",
 		}},
 		"unknown device": {passes, passes, works, []string{"--device", "abacus"}, 2, "", nil},
 		"no binary":      {passes, "", works, nil, 2, "", nil},

@@ -110,7 +110,7 @@ var needs = []need{
 		met: isNot("device", string(kvlane.Sim)), clashes: "--device sim, whose paths to files are not measured",
 	},
 	{
-		commands: []string{"bench copy"}, but: []string{"from", "targets", "json", "csv", "nixl", "out", "charts", "compare", "noise", "fail-above"},
+		commands: []string{"bench copy"}, but: []string{"from", "json", "out", "compare", "noise", "fail-above"},
 		met: isNotGiven("from"), clashes: "--from, which measures nothing",
 	},
 	{
@@ -122,21 +122,12 @@ var needs = []need{
 		met: is("device", string(kvlane.Sim)), lacks: "--device sim",
 	},
 	{
-		commands: []string{"bench store"}, flags: []string{"product-rows", "beside-blocks", "beside-requests", "pairs", "window"},
+		commands: []string{"bench store"}, flags: []string{"product-rows", "beside-blocks", "beside-requests", "pairs", "window", "cublaslt"},
 		met: is("beside-matmul", "true"), lacks: "--beside-matmul",
 	},
 	{
 		commands: []string{"bench store"}, flags: []string{"cublaslt"},
-		met: either(is("beside-matmul", "true"), given("model-layer")), lacks: "--beside-matmul or --model-layer",
-	},
-	{
-		commands: []string{"bench store"}, flags: []string{"cublaslt"},
 		met: isNot("device", string(kvlane.Sim), string(kvlane.Host)), clashes: "--device sim or host, which run no matrix product",
-	},
-	{
-		commands: []string{"bench copy"},
-		flags:    []string{"beside-paths", "beside-size", "beside-batch", "beside-host", "pairs", "window", "cublaslt"},
-		met:      either(is("beside-matmul", "true"), is("targets", "true")), lacks: "--beside-matmul",
 	},
 	{
 		commands: []string{"bench copy"}, flags: []string{"budget"},
@@ -148,7 +139,7 @@ var needs = []need{
 	},
 	{
 		commands: []string{"bench copy"}, flags: []string{"slot"},
-		met: either(isNotGiven("host"), has("host", "slots"), is("beside-host", "slots"), is("forms", "true"), is("targets", "true")), lacks: "--host slots",
+		met: either(isNotGiven("host"), has("host", "slots"), is("forms", "true")), lacks: "--host slots",
 	},
 	{
 		commands: []string{"bench copy"}, flags: rdmaNames,
@@ -160,7 +151,7 @@ var needs = []need{
 	},
 	{
 		commands: []string{"bench transfer"},
-		flags:    []string{"segment", "operation", "block-size", "batch-size", "threads", "duration", "budget", "lanes", "check", "timeout", "json", "nixl", "out", "charts"},
+		flags:    []string{"segment", "operation", "block-size", "batch-size", "threads", "duration", "budget", "lanes", "check", "timeout", "json", "nixl", "out"},
 		met:      isNot("mode", modeTarget), clashes: "--mode target, which measures nothing",
 	},
 	{
@@ -188,7 +179,7 @@ var needs = []need{
 		met: is("protocol", protocolAuto, engine.PathRDMA.String()), lacks: "--protocol auto or --protocol rdma",
 	},
 	{
-		commands: []string{"bench rdma", "bench file"}, flags: []string{"device-index"},
+		commands: []string{"bench file"}, flags: []string{"device-index"},
 		met: isNot("device", noDevice), lacks: "--device cuda or --device sim",
 	},
 	{
@@ -235,28 +226,20 @@ func either(conditions ...func(*pflag.FlagSet) bool) func(*pflag.FlagSet) bool {
 	}
 }
 
-// measuring reports whether something of that kind is to be measured, as it is where no paths are named.
+// measuring is met if --paths names a contender of a kind, or is not given.
 func measuring(kind func(bench.Contender) bool) func(*pflag.FlagSet) bool {
 	return func(f *pflag.FlagSet) bool { return measuresSome(f, kind) }
 }
 
 func measuresSome(f *pflag.FlagSet, kind func(bench.Contender) bool) bool {
-	lists := []string{"paths"}
-	if is("beside-matmul", "true")(f) || is("targets", "true")(f) {
-		lists = append(lists, "beside-paths")
+	names, err := f.GetStringSlice("paths")
+	if err != nil || len(names) == 0 {
+		return true
 	}
-	for _, list := range lists {
-		names, err := f.GetStringSlice(list)
-		if err != nil || len(names) == 0 && (list == "paths" || !is("targets", "true")(f) || kind(bench.Contender{})) {
-			return true
-		}
-		for _, name := range names {
-			if c, err := bench.ParseContender(name); err != nil || kind(c) {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(names, func(name string) bool {
+		c, err := bench.ParseContender(name)
+		return err != nil || kind(c)
+	})
 }
 
 // checkNeeds reports every flag of a command line that has no effect there, as a wrong command line.

@@ -226,7 +226,7 @@ func (f *failure) notThere() string {
 	f.cmd.Flags().Visit(func(flag *pflag.Flag) {
 		named := slices.ContainsFunc(flagValues(flag), func(v string) bool { return filepath.Clean(v) == filepath.Clean(path) })
 		isDir = isDir || named && slices.Contains([]string{"dir", "file-dir", "log-dir", "profile-dir"}, flag.Name)
-		isOut = isOut || named && slices.Contains([]string{"out", "svg", "charts"}, flag.Name)
+		isOut = isOut || named && slices.Contains([]string{"out", "svg"}, flag.Name)
 	})
 	parent := filepath.Dir(path)
 	_, err := os.Stat(parent)

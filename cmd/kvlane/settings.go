@@ -50,8 +50,8 @@ var mtus = []string{"256", "512", "1024", "2048", "4096"}
 
 // settings are in the order of "kvlane config show".
 var settings = []setting{
-	{name: "device", but: []string{"bench file", "bench rdma"}},
-	{name: "device-index", but: []string{"bench file", "bench rdma"}},
+	{name: "device", but: []string{"bench file"}},
+	{name: "device-index", but: []string{"bench file"}},
 	{name: "path"},
 	{name: "policy"},
 	{name: "calibrate"},

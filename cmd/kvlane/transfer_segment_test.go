@@ -48,21 +48,6 @@ func TestDefectNoWordForAnAddressThatIsNotTheListeners(t *testing.T) {
 	}
 }
 
-// Charts are drawn of what was measured.
-func TestBenchTransferCharts(t *testing.T) {
-	p := interruptible(t, "bench", "transfer", "--mode", "target", "--protocol", "auto", "--name", "127.0.0.1:0", "--buffer-size", "1MiB")
-	segment, _, _ := strings.Cut(p.word(t, "segment "), ": ")
-	dir := filepath.Join(t.TempDir(), "charts")
-	code, _, stderr := execute(t, "bench", "transfer", "--segment", segment, "--protocol", "auto", "--block-size", "4KiB,16KiB", "--batch-size", "1,4", "--threads", "2",
-		"--duration", "1ms", "--buffer-size", "1MiB", "--charts", dir)
-	if code != exitOK || !strings.Contains(stderr, "4 charts are in") {
-		t.Errorf("exit code %d: %s", code, stderr)
-	}
-	if files, err := os.ReadDir(dir); err != nil || len(files) != 4 {
-		t.Errorf("%v, %v", files, err)
-	}
-}
-
 // Segments of kvlane's own are read, written and asked by hand as Mooncake's are, by each path that there is, at an address and by a
 // metadata server.
 func TestTransferNativeByHand(t *testing.T) {

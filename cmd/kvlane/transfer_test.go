@@ -271,7 +271,7 @@ func TestVerbsBenchTransfer(t *testing.T) {
 	}
 }
 
-// The help texts of the commands, as they are. That of bench rdma depends on the build.
+// The help texts of the commands, as they are.
 func TestMeasuringAndTransferHelp(t *testing.T) {
 	for name, paths := range map[string][]string{
 		"transfer":  {"transfer", "transfer serve", "transfer metadata", "transfer probe", "transfer ls", "transfer put", "transfer get"},

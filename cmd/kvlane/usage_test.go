@@ -73,10 +73,6 @@ func TestDefectAbsurdNumbersAreWrongUsage(t *testing.T) {
 		{bench, []string{"--large", tibs}, "are more than 8796093022208"},
 		{bench, []string{"--sizes", tibs}, "is more than"},
 		{bench, []string{"--counts", most}, "between 1 and 100000"},
-		{bench, []string{"--beside-matmul", "--beside-size", tibs}, "is more than"},
-		{bench, []string{"--beside-matmul", "--beside-batch", tibs}, "up to"},
-		{bench, []string{"--beside-matmul", "--pairs", most}, "are more than 1048576"},
-		{bench, []string{"--beside-matmul", "--window", "2000000h"}, "are more than 60000000000"},
 		{bench, []string{"--compare", "/nonexistent", "--noise", "Inf"}, `"Inf"`},
 		{calibrate, []string{"--memory", tibs}, "are not 0 to 8796093022208"},
 	} {

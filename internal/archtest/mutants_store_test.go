@@ -243,8 +243,6 @@ var storeMutants = []mutant{
 		"internal/capi/copy.go", "		l.handles.add(m) // which nobody but Close knows\n", ""),
 	defect("internal/capi", "TestDefectMemoryIsFreedWhereANICKeepsIt",
 		"internal/capi/copy.go", "left := m.close(ctx); left != nil", "left := m.uses.Close(ctx); left != nil"),
-	defect("cmd/kvlane", "TestDefectMemoryIsFreedWhereANICKeepsIt",
-		"cmd/kvlane/bench_rdma.go", "err = b.rig.Register(nic, local, remote)", "err = nic.Register(local, remote)"),
 	defect("replay", "TestDefectMemoryIsFreedWhereANICKeepsIt",
 		"replay/run.go", "register the KV cache: %w\", err), r.close())", "register the KV cache: %w\", err), r.cache.Close())"),
 	defect("store", "TestDefectSlotsInQuarantineAreHeld",

@@ -207,7 +207,7 @@ var transferMutants = []mutant{
 	defect("bench/transfer", "TestReport",
 		"bench/transfer/report.go", "		p.Text(\"%s\", r.Summary())\n", ""),
 	defect("bench/transfer", "TestReport",
-		"bench/transfer/report.go", "	b.WriteString(bench.NIXLHead())\n", ""),
+		"bench/transfer/report.go", "	fmt.Fprintf(&b, \"\\n%s\\n\", strings.Repeat(\"-\", width))\n", ""),
 	defect("transfer", "TestDefectLeasesRunOut",
 		"transfer/segment.go", "const renewals = 16\n", "const renewals = 1\n"),
 	defect("transfer", "TestDefectLeasesRunOut",

@@ -1,7 +1,7 @@
-// Package published has nothing but tests: that the README's figures and the charts are those of the runs that docs/runs keeps.
+// Package published contains only tests. They check that the figures of the README and the chart in docs/charts are those of the
+// runs in docs/runs.
 //
-// The README's section "Measured" is docs/runs/measured.tmpl with the runs' figures filled in, and docs/charts is drawn of one of
-// them. Both are written anew by
+// The section "Measured" of the README is docs/runs/measured.tmpl with the figures of the runs. To write both anew:
 //
 //	go test ./internal/published -rewrite
 package published

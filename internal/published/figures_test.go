@@ -19,7 +19,7 @@ type figures map[string]*run
 func (f figures) functions() template.FuncMap {
 	return template.FuncMap{
 		"rate": f.rate, "share": f.share, "p50": f.p50, "p99": f.p99, "large": f.large,
-		"loss": f.loss, "lossRate": f.lossRate, "peer": f.peer, "peerLarge": f.peerLarge,
+		"peer": f.peer, "peerLarge": f.peerLarge,
 		"shown": f.shown, "request": f.request, "times": f.times, "beside": f.beside, "cost": f.cost, "trace": f.replayed,
 		"lengths": f.lengths, "count": count, "first": f.first, "cite": f.cite, "made": f.made,
 	}
@@ -140,28 +140,6 @@ func (f figures) large(names, dir string) (string, error) {
 		}
 		return 0, fmt.Errorf("no large copy, %s", dir)
 	})
-}
-
-func (f figures) lost(names, path, dir string, of func(*bench.Loss) float64) (string, error) {
-	return f.over(names, 1, func(r *run) (float64, error) {
-		if r.copies != nil && r.copies.Product != nil {
-			for i := range r.copies.Product.Losses {
-				if l := &r.copies.Product.Losses[i]; l.Path == path && l.Direction == bench.Direction(dir) {
-					return of(l), nil
-				}
-			}
-		}
-		return 0, fmt.Errorf("nothing says what %s costs a product, %s", path, dir)
-	})
-}
-
-// loss is what copies cost the product beside them, in percent of its rate, and lossRate their GB/s.
-func (f figures) loss(names, path, dir string) (string, error) {
-	return f.lost(names, path, dir, func(l *bench.Loss) float64 { return 100 * l.Loss })
-}
-
-func (f figures) lossRate(names, path, dir string) (string, error) {
-	return f.lost(names, path, dir, func(l *bench.Loss) float64 { return l.GBps })
 }
 
 // peer is GB/s between two devices, blocks scattered on both.

@@ -7,6 +7,6 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write the README's figures and the charts anew")
+var rewrite = flag.Bool("rewrite", false, "write the README's figures and the chart anew")
 
 func TestMain(m *testing.M) { testkit.Main(m) }

@@ -13,16 +13,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kvlane/kvlane/bench/chart"
 	"github.com/kvlane/kvlane/bench/request"
 	"github.com/kvlane/kvlane/replay"
 )
 
-const (
-	readme = "../../README.md"
-	charts = "../../docs/charts"
-	drawn  = "copy-h200-W" // what the charts are of
-)
+const readme = "../../README.md"
 
 // section is the README's part that the template makes.
 var section = regexp.MustCompile(`(?s)## Measured\n.*?\n(\n## )`)
@@ -114,7 +109,7 @@ func TestAnotherRunGivesAnotherText(t *testing.T) {
 // What no run is of yet is left out, and comes with its runs.
 func TestPartsComeWithTheirRuns(t *testing.T) {
 	all := readRuns(t)
-	const tokens, harm = "The same model with transformers", "The cost of requests"
+	const tokens, harm = "The same model with transformers", "The cost of requests for a concurrent model"
 	for name, r := range all {
 		if r.Shows == "transformers" || strings.HasPrefix(r.Shows, "harm") {
 			delete(all, name)
@@ -181,7 +176,7 @@ func TestTemplateHasNoFiguresOfItsOwn(t *testing.T) {
 		`{{rate "" "auto" 4096 "h2d" "scattered"}}`, `{{request "copy-h200-T" "load" 1 "whole" "p50"}}`, `{{request "store-h200-W" "load" 1 "whole" "first"}}`,
 		`{{times "store-h200-W" "dump" 1 "whole"}}`, `{{cost "store-h200-W" "load" "whole"}}`, `{{beside "store-h200-W"}}`,
 		`{{trace "store-h200-W" "hits"}}`, `{{trace "replay-h100-X" "luck"}}`, `{{lengths "store-h200-W"}}`,
-		`{{loss "latency-h100-U1" "auto" "h2d"}}`, `{{peer "copy-h100-S" "auto" 4096 "h2d"}}`, `{{peerLarge "copy-h100-S" "h2d"}}`,
+		`{{peer "copy-h100-S" "auto" 4096 "h2d"}}`, `{{peerLarge "copy-h100-S" "h2d"}}`,
 		`{{first "vllm-h200-W" 1 "computed in full"}}`, `{{large "latency-h100-U1" "both"}}`, `{{cite "nothing"}}`,
 	} {
 		if got, err := render(all, text); err == nil {
@@ -197,45 +192,6 @@ func TestRounded(t *testing.T) {
 	for want, got := range map[string]string{"0.0": rounded(-0.04, 1), "-0.1": rounded(-0.06, 1), "54": rounded(53.5, 0), "5.62": rounded(5.623, 2)} {
 		if got != want {
 			t.Errorf("%s in place of %s", got, want)
-		}
-	}
-}
-
-// The charts are of a committed run: those of contiguous host memory are left out.
-func TestChartsAreOfACommittedRun(t *testing.T) {
-	files, err := chart.WriteAll(t.TempDir(), readRuns(t)[drawn].copies)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := map[string]bool{"topology.svg": true} // which is of package topology
-	for _, f := range files {
-		name := filepath.Base(f)
-		if filepath.Ext(name) != ".svg" || strings.HasSuffix(name, "-contiguous.svg") {
-			continue
-		}
-		want[name] = true
-		svg, err := os.ReadFile(f)
-		if err != nil {
-			t.Fatal(err)
-		}
-		kept := filepath.Join(charts, name)
-		if *rewrite {
-			if err := os.WriteFile(kept, svg, 0o600); err != nil {
-				t.Fatal(err)
-			}
-			continue
-		}
-		if got, err := os.ReadFile(kept); err != nil || !bytes.Equal(got, svg) {
-			t.Errorf("%s is no chart of %s (-rewrite draws it anew), %v", name, drawn, err)
-		}
-	}
-	have, err := os.ReadDir(charts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range have {
-		if !want[f.Name()] {
-			t.Errorf("%s is of no committed run", f.Name())
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package rdmabench_test
+package nicchannel_test
 
 import (
 	"bytes"
@@ -8,7 +8,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/kvlane/kvlane/bench/rdmabench"
+	"github.com/kvlane/kvlane/bench/nicchannel"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
@@ -22,9 +22,9 @@ import (
 	"github.com/kvlane/kvlane/stream/softnic"
 )
 
-func openChannel(tb testing.TB, o rdmabench.ChannelOptions) *rdmabench.Channel {
+func openChannel(tb testing.TB, o nicchannel.Options) *nicchannel.Channel {
 	tb.Helper()
-	c, err := rdmabench.OpenChannel(o)
+	c, err := nicchannel.Open(o)
 	check(tb, err)
 	tb.Cleanup(func() { check(tb, c.Close(context.Background())) })
 	return c
@@ -66,7 +66,7 @@ func TestChannelCopies(t *testing.T) {
 			g := softNIC(t, nil, soft.DeviceOptions{})
 			dst, src := host(t, g, c.bytes), host(t, g, c.bytes)
 			random(src.Bytes())
-			ch := openChannel(t, rdmabench.ChannelOptions{Registry: g, Depth: c.depth})
+			ch := openChannel(t, nicchannel.Options{Registry: g, Depth: c.depth})
 			for range 2 {
 				clear(dst.Bytes())
 				if posted, err := ch.Move(t.Context(), shuffled(dst, src, c.size)); err != nil || posted.IsZero() {
@@ -85,7 +85,7 @@ func TestVerbsChannelCopies(t *testing.T) {
 	g, connect := verbsNIC(t)
 	dst, src := host(t, g, 1<<20), host(t, g, 1<<20)
 	random(src.Bytes())
-	ch := openChannel(t, rdmabench.ChannelOptions{Registry: g, Connect: connect})
+	ch := openChannel(t, nicchannel.Options{Registry: g, Connect: connect})
 	if _, err := ch.Move(t.Context(), shuffled(dst, src, 4096)); err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +120,7 @@ func TestChannelCopiesDeviceMemory(t *testing.T) {
 	check(t, g.Register(all, regions[:]...))
 	t.Cleanup(func() { check(t, registry.Unregister(context.Background(), []*registry.Registry{g}, regions[:]...)) })
 	random(regions[0].Bytes())
-	ch := openChannel(t, rdmabench.ChannelOptions{Registry: g})
+	ch := openChannel(t, nicchannel.Options{Registry: g})
 	for i := range 2 {
 		if _, err := ch.Move(t.Context(), []mem.Batch{{Dst: []mem.Extent{mem.All(regions[i+1])}, Src: []mem.Extent{mem.All(regions[i])}}}); err != nil {
 			t.Fatal(err)
@@ -132,21 +132,21 @@ func TestChannelCopiesDeviceMemory(t *testing.T) {
 func TestChannelFails(t *testing.T) {
 	g := softNIC(t, fault.New(1, fault.Nth(soft.OpWrite, 700).Fail(nil)), soft.DeviceOptions{})
 	dst, src := host(t, g, 1<<20), host(t, g, 1<<20)
-	ch := openChannel(t, rdmabench.ChannelOptions{Registry: g})
+	ch := openChannel(t, nicchannel.Options{Registry: g})
 	var wc *rdma.WCError
 	if _, err := ch.Move(t.Context(), shuffled(dst, src, 1024)); !errors.As(err, &wc) || wc.Status != rdma.WCGeneralErr {
 		t.Errorf("error %v", err)
 	}
 
-	ch = openChannel(t, rdmabench.ChannelOptions{Registry: g})
+	ch = openChannel(t, nicchannel.Options{Registry: g})
 	if _, err := ch.Move(t.Context(), shuffled(dst, memory(t, 1<<20), 1024)); !errors.Is(err, errdefs.ErrNotFound) {
 		t.Errorf("memory that is not registered: %v", err)
 	}
 	if _, err := ch.Move(t.Context(), []mem.Batch{{Paged: &mem.Paged{}}}); !errors.Is(err, errdefs.ErrNotSupported) {
 		t.Errorf("page lists: %v", err)
 	}
-	for _, o := range []rdmabench.ChannelOptions{{}, {Registry: g, Depth: -1}, {Registry: g, Connect: rdma.ConnectOptions{Port: 9}}} {
-		if _, err := rdmabench.OpenChannel(o); !errors.Is(err, errdefs.ErrInvalid) {
+	for _, o := range []nicchannel.Options{{}, {Registry: g, Depth: -1}, {Registry: g, Connect: rdma.ConnectOptions{Port: 9}}} {
+		if _, err := nicchannel.Open(o); !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("%+v: %v", o, err)
 		}
 	}
@@ -157,7 +157,7 @@ func TestChannelOpenFails(t *testing.T) {
 	for _, op := range []string{soft.OpQueryPort, soft.OpCreateCQ, soft.OpCreateQP, soft.OpModifyQP, soft.OpQueryGID} {
 		plan := fault.New(1, fault.Nth(op, 0).Fail(nil))
 		g := softNIC(t, plan, soft.DeviceOptions{})
-		if _, err := rdmabench.OpenChannel(rdmabench.ChannelOptions{Registry: g}); err == nil || len(plan.Unreported(err)) > 0 {
+		if _, err := nicchannel.Open(nicchannel.Options{Registry: g}); err == nil || len(plan.Unreported(err)) > 0 {
 			t.Errorf("%s: %v", op, err)
 		}
 	}

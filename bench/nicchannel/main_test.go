@@ -1,4 +1,4 @@
-package target
+package nicchannel_test
 
 import (
 	"testing"

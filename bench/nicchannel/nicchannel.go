@@ -1,9 +1,11 @@
-package rdmabench
+// Package nicchannel copies by a queue pair that is connected to itself, without a stream: the rate of the NIC itself.
+package nicchannel
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
@@ -14,38 +16,48 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Defaults of ChannelOptions, and how many requests are posted with one doorbell and one completion.
 const (
 	defaultDepth        = 1024
 	defaultRequestBytes = 1 << 20
-	chainLength         = 64
+	chainLength         = 64 // requests of one doorbell and one completion
+
+	// replyTimeout is the longest wait for the next completion of a NIC.
+	replyTimeout = 20 * time.Second
+	// pollsPerCheck is the number of polls without a completion between two looks at the clock and the context.
+	pollsPerCheck = 1024
+
+	// access is the set of rights that registered memory needs: a channel reads and writes it.
+	access = rdma.AccessLocalWrite | rdma.AccessRemoteWrite | rdma.AccessRemoteRead
+
+	softProvider = "soft"
 )
 
-// ChannelOptions say how a channel is opened. Registry is required.
-type ChannelOptions struct {
-	// Registry is the NIC. It knows the memory that is copied, and outlives the channel.
+// Options configure a channel. Registry is required.
+type Options struct {
+	// Registry is the NIC with its registered memory. It outlives the channel.
 	Registry *registry.Registry
 	Connect  rdma.ConnectOptions
-	// Depth is how many requests are outstanding at most. Default 1024. What the device has less, it is.
+	// Depth is the largest number of outstanding requests. Default 1024, or the limit of the device.
 	Depth int
 }
 
-// Channel copies by a queue pair of a reliable connection that is connected to itself, without a stream: a write for each
-// extent to a device, or within one sort of memory, and a read for each to the host. What is copied at once must not overlap.
-// It implements bench.Channel. For one goroutine at a time.
+// Channel copies lists of extents. A copy from a device to the host is a read, every other copy is a write. The extents of
+// one call of Move must not overlap. Channel implements bench.Channel. It is not safe for concurrent use.
 type Channel struct {
-	link
+	*channel.Pair
+	channel      *channel.Channel // nil after Close
 	reg          *registry.Registry
 	requestBytes int64
+	completions  []rdma.WC
 
 	memory map[*mem.Region]*handle // held until Close
-	recent [2]*handle              // of the last copy's destination and source
+	recent [2]*handle              // destination and source of the last copy
 
-	wrs  []rdma.SendWR // the chain that is built
+	wrs  []rdma.SendWR // the next chain
 	sges []rdma.SGE
 }
 
-// handle is a region as requests name it.
+// handle holds the addresses and keys of a registered region.
 type handle struct {
 	region     *mem.Region
 	memory     *registry.Memory
@@ -53,37 +65,33 @@ type handle struct {
 	lkey, rkey uint32
 }
 
-// OpenChannel makes a channel with a queue pair and a completion queue of its own.
-func OpenChannel(o ChannelOptions) (_ *Channel, err error) {
+// Open opens a channel with a queue pair and a completion queue of its own.
+func Open(o Options) (_ *Channel, err error) {
 	if o.Registry == nil || o.Depth < 0 {
 		return nil, fmt.Errorf("open NIC channel of %d requests: it needs a NIC: %w", o.Depth, errdefs.ErrInvalid)
 	}
 	if o.Depth == 0 {
 		o.Depth = defaultDepth
 	}
-	c := &Channel{
-		reg:    o.Registry,
-		memory: make(map[*mem.Region]*handle), recent: [2]*handle{{}, {}},
-	}
+	c := &Channel{reg: o.Registry, memory: make(map[*mem.Region]*handle), recent: [2]*handle{{}, {}}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("open NIC channel: %w", err), c.Close(context.Background()))
 		}
 	}()
-	if err := c.open(channel.Options{NIC: o.Registry, Connect: o.Connect, Depth: o.Depth}); err != nil {
+	if c.channel, err = channel.Open(channel.Options{NIC: o.Registry, Connect: o.Connect, Depth: o.Depth}); err != nil {
 		return nil, err
 	}
+	c.Pair = c.channel.Pairs[0]
 	if err := c.Connect(c.Endpoint); err != nil {
 		return nil, err
 	}
 	c.requestBytes = min(defaultRequestBytes, c.channel.MessageBytes)
+	c.completions = make([]rdma.WC, o.Depth)
 	n := min(chainLength, c.channel.Depth)
 	c.wrs, c.sges = make([]rdma.SendWR, 0, n), make([]rdma.SGE, n)
 	return c, nil
 }
-
-// softProvider is the name of the provider whose figures are kept apart.
-const softProvider = "soft"
 
 // Path returns stream.PathNIC, or stream.PathNICSoft for a NIC in software.
 func (c *Channel) Path() stream.Path {
@@ -93,9 +101,9 @@ func (c *Channel) Path() stream.Path {
 	return stream.PathNIC
 }
 
-// Move implements bench.Channel. It waits for completions only: posted is when the last request was posted, for which the
-// queue may have had to empty first. Batches are lists; their regions are registered. After an error the channel is of
-// no use any more, and requests may be under way until it is closed.
+// Move implements bench.Channel. The batches are lists of extents of registered regions. posted is the time after the last
+// request was posted, which may have waited for space in the queue. After an error the channel can only be closed, and
+// requests may be under way until then.
 func (c *Channel) Move(ctx context.Context, batches []mem.Batch) (posted time.Time, err error) {
 	for i := range batches {
 		b := &batches[i]
@@ -113,14 +121,14 @@ func (c *Channel) Move(ctx context.Context, batches []mem.Batch) (posted time.Ti
 	}
 	posted = time.Now()
 	for c.Outstanding() > 0 {
-		if _, err := c.completed(ctx); err != nil {
+		if err := c.waitCompletions(ctx); err != nil {
 			return posted, err
 		}
 	}
 	return posted, nil
 }
 
-// copy builds the requests of one copy, and posts the chain when it is full.
+// copy adds the requests of one copy to the chain, and posts each full chain.
 func (c *Channel) copy(ctx context.Context, dst, src mem.Extent) error {
 	to, err := c.find(dst.Region, 0)
 	if err != nil {
@@ -130,7 +138,7 @@ func (c *Channel) copy(ctx context.Context, dst, src mem.Extent) error {
 	if err != nil {
 		return err
 	}
-	// The device's side is the remote one, as in package stream/nic.
+	// The device is the remote side, as in package stream/nic.
 	op, near, far := rdma.WRRDMAWrite, from, to
 	nearAddr, farAddr := from.base+uint64(src.Off), to.base+uint64(dst.Off)
 	if src.Region.Kind() == mem.KindDevice && dst.Region.Kind() != mem.KindDevice {
@@ -152,7 +160,7 @@ func (c *Channel) copy(ctx context.Context, dst, src mem.Extent) error {
 	return nil
 }
 
-// find returns the handle of r, which is registered, and keeps it so until the channel is closed. side is where it was last.
+// find returns the handle of a registered region, and holds the registration until Close. side indexes c.recent.
 func (c *Channel) find(r *mem.Region, side int) (*handle, error) {
 	if h := c.recent[side]; h.region == r {
 		return h, nil
@@ -171,14 +179,14 @@ func (c *Channel) find(r *mem.Region, side int) (*handle, error) {
 	return h, nil
 }
 
-// post posts the chain, when there is room for it. Its last request has a completion.
+// post waits for space in the queue and posts the chain. Only its last request completes with an event.
 func (c *Channel) post(ctx context.Context) error {
 	n := len(c.wrs)
 	if n == 0 {
 		return nil
 	}
 	for int(c.Outstanding())+n > c.channel.Depth {
-		if _, err := c.completed(ctx); err != nil {
+		if err := c.waitCompletions(ctx); err != nil {
 			return err
 		}
 	}
@@ -188,10 +196,46 @@ func (c *Channel) post(ctx context.Context) error {
 	return err
 }
 
-// Close frees the channel, when its queue pair touches no memory any more. It may be called again after a failure.
+// waitCompletions polls until at least one request has completed. It fails when ctx ends, when a request failed, or when the
+// NIC is silent for replyTimeout.
+func (c *Channel) waitCompletions(ctx context.Context) error {
+	var since time.Time
+	for n := 1; ; n++ {
+		got, err := c.channel.CQ.Poll(c.completions)
+		if err != nil {
+			return err
+		}
+		for i := range c.completions[:got] {
+			if err := c.completions[i].Err(); err != nil {
+				return fmt.Errorf("wait for %d requests: %w", c.Outstanding(), err)
+			}
+		}
+		if got > 0 {
+			for i := range c.completions[:got] {
+				c.channel.Completed(&c.completions[i])
+			}
+			return nil
+		}
+		if n%pollsPerCheck == 0 {
+			switch {
+			case ctx.Err() != nil:
+				return context.Cause(ctx)
+			case since.IsZero():
+				since = time.Now()
+			case time.Since(since) > replyTimeout:
+				return fmt.Errorf("%d requests did not complete in %v: %w", c.Outstanding(), replyTimeout, context.DeadlineExceeded)
+			}
+		}
+		runtime.Gosched() // a NIC in software may need the processor
+	}
+}
+
+// Close frees the channel when its queue pair no longer uses any memory. It may be called again after an error.
 func (c *Channel) Close(context.Context) error {
-	if err := c.close(); err != nil {
-		return fmt.Errorf("close NIC channel: %w", err)
+	if c.channel != nil {
+		if err := c.channel.Close(); err != nil {
+			return fmt.Errorf("close NIC channel: %w", err)
+		}
 	}
 	for r, h := range c.memory {
 		h.memory.Release()

@@ -1,4 +1,4 @@
-package rdmabench_test
+package nicchannel_test
 
 import (
 	"errors"

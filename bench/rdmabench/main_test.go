@@ -1,9 +1,0 @@
-package rdmabench_test
-
-import (
-	"testing"
-
-	"github.com/kvlane/kvlane/internal/testkit"
-)
-
-func TestMain(m *testing.M) { testkit.Main(m) }

@@ -73,7 +73,7 @@ func newStoreStatCommand() *cobra.Command {
 
 func statOf(dir string, in *file.Inspection) dirStat {
 	s := dirStat{
-		Directory: dir, FormatVersion: in.Marker.Version, heldStat: heldStat(in.Held), Temporary: in.Temporary, Quarantined: in.Quarantined,
+		Directory: dir, FormatVersion: in.Marker.Version, heldStat: heldStat(in.Totals), Temporary: in.Temporary, Quarantined: in.Quarantined,
 		Segments: in.Segments, SegmentBytes: in.SegmentBytes, Next: inQuarantine(dir, in.Quarantined),
 	}
 	for i, g := range in.Marker.Groups {

@@ -28,7 +28,7 @@ var fileMutants = []mutant{
 		"			cerr := g.release()\n			err := t.read(ctx, g, e, key, buf, dst, every)\n			if cerr != nil {\n"),
 	defect("tier/log", "TestDefectRetainedBlockIsEvicted",
 		"tier/log/collect.go", "	keep := pinned || e.all\n", "	keep := pinned && e.all\n",
-		"tier/log/collect.go", "	if !t.owners.TryOwn(r.key) {\n", "	if t.owners.Try(r.key, usage.Removing) != nil {\n"),
+		"tier/log/collect.go", "	if !t.locks.TryLockRemoving(r.key) {\n", "	if t.locks.TryLock(r.key, usage.Removing) != nil {\n"),
 	defect("tier/log", "TestDefectDeletedBlockComesBack",
 		"tier/log/collect.go", "	if v.deletes.Load() && t.covered", "	if v.deletes.Load() && v.unread && t.covered"),
 	defect("tier/log", "TestOneOfManyGroupsFails",

@@ -109,7 +109,7 @@ var storeMutants = []mutant{
 	defect("tier/file", "TestDefectFreshRoot",
 		"tier/file/dir.go", "		err = c.FS.SyncParents(d.root)\n", ""),
 	defect("tier/file", "TestDefectLookupIsNotReadyBeforeItIsDurable",
-		"tier/file/put.go", "		t.owners.Publish(key)\n", ""),
+		"tier/file/put.go", "		t.locks.Publish(key)\n", ""),
 	defect("tier/file", "TestDefectLateUnsyncedPutUndoesASyncedOne",
 		"tier/file/put.go", "	err = d.Rename(temp, name, replace)\n	if blockdir.Gone", "	err = d.Rename(temp, name, true)\n	if blockdir.Gone"),
 	// Verifying.

@@ -86,7 +86,7 @@ const roomPatience = 10 * time.Second
 // paused returns why the area does not write, or writes only in place of its own blocks; nil once
 // it has room again.
 func (a *area) paused() error {
-	if err := a.pause.Why(); err != nil {
+	if err := a.pause.Cause(); err != nil {
 		return err
 	}
 	if err := a.space.full(); err != nil {

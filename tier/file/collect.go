@@ -63,7 +63,7 @@ func (a *area) collector() {
 			later = nil
 		case <-tick.Chan():
 			a.lookAfter()
-			_, n := a.gate.Count()
+			_, n := a.ops.Count()
 			// The record must include blocks that other processes store and remove.
 			if f := a.failure.Load(); n != used || *f != nil || a.cfg.SharedBound && !a.alone() {
 				used = n
@@ -298,7 +298,7 @@ func (r *round) list(ctx context.Context, target int64) error {
 		dirs[i] = d
 	}
 	cold, err := coldest(ctx, dirs, a.clock.Now(), max(need, min(need+max(coldMore, held/4), coldMost)), func(key block.Key) bool {
-		pinned, w := a.owners.Look(key)
+		pinned, w := a.locks.State(key)
 		_, failed := r.failed[key]
 		return !pinned && w == usage.Idle && !failed
 	})
@@ -314,10 +314,10 @@ func (r *round) list(ctx context.Context, target int64) error {
 // evict removes one block unless it came into use, or was used, since it was found cold, and says whether it is still there.
 // An error that is blockdir.Gone() means that somebody else has removed it.
 func (a *area) evict(c *candidate) (there bool, err error) {
-	if !a.owners.TryOwn(c.key) {
+	if !a.locks.TryLockRemoving(c.key) {
 		return true, nil
 	}
-	defer a.owners.Disown(c.key)
+	defer a.locks.Unlock(c.key)
 	d := a.dirs[c.dir]
 	info, err := d.Stat(blockName(c.key))
 	if blockdir.Gone(err) {

@@ -267,7 +267,7 @@ func (d *dir) madeMeanwhile(c *Config, err error) (Marker, error) {
 func (d *dir) readMarker(c *Config) (Marker, error) {
 	m, err := blockdir.ReadMarker(d, blockdir.Files)
 	if err != nil {
-		if errors.Is(err, blockdir.ErrOtherSort) {
+		if errors.Is(err, blockdir.ErrOtherKind) {
 			return Marker{}, fmt.Errorf("give another directory, or open this one as a log: %w", err)
 		}
 		if errors.Is(err, errdefs.ErrMismatch) {

@@ -53,7 +53,7 @@ func (t *Tier) getInto(ctx context.Context, key block.Key, dst mem.Extent, whole
 		return fmt.Errorf("read block %s: %w: %w", key, errdefs.ErrNotFound, err)
 	case blockdir.Gone(err):
 		t.count.misses.Add(1)
-		pinned, _ := t.owners.Look(key)
+		pinned, _ := t.locks.State(key)
 		t.noteGone(key, pinned)
 		return fmt.Errorf("read block %s: %w: %w", key, errdefs.ErrNotFound, err)
 	default:
@@ -159,10 +159,10 @@ func (t *Tier) setAside(ctx context.Context, d *dir, key block.Key, bad dirfs.In
 	if t.cfg.ReadOnly {
 		return nil
 	}
-	if err := t.owners.Own(ctx, t.ctx.Done(), key, usage.Removing); err != nil {
+	if err := t.locks.Lock(ctx, t.ctx.Done(), key, usage.Removing); err != nil {
 		return fmt.Errorf("set it aside: %w", err)
 	}
-	defer t.owners.Disown(key)
+	defer t.locks.Unlock(key)
 	return t.quarantineFile(d, key, bad)
 }
 

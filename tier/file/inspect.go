@@ -18,7 +18,7 @@ import (
 )
 
 // hold counts the blocks by page group and all together, those of keys of no group too.
-func hold(keys []block.Key, formats block.Formats, all *Held, by []Held) {
+func hold(keys []block.Key, formats block.Formats, all *Totals, by []Totals) {
 	all.Blocks += int64(len(keys))
 	for _, key := range keys {
 		if g := formats.Group(key); g >= 0 {
@@ -78,7 +78,7 @@ func openExisting(fsys dirfs.FS, path string) (*existing, error) {
 }
 
 func (d *existing) inspect(ctx context.Context) (Inspection, error) {
-	in := Inspection{Marker: d.marker, ByGroup: make([]Held, len(d.formats))}
+	in := Inspection{Marker: d.marker, ByGroup: make([]Totals, len(d.formats))}
 	for b := range buckets {
 		if ctx.Err() != nil {
 			return in, context.Cause(ctx)
@@ -87,7 +87,7 @@ func (d *existing) inspect(ctx context.Context) (Inspection, error) {
 		if err != nil {
 			return in, err
 		}
-		hold(keys, d.formats, &in.Held, in.ByGroup)
+		hold(keys, d.formats, &in.Totals, in.ByGroup)
 	}
 	sessions, err := blockdir.Names(d, tmpName)
 	for _, s := range sessions {
@@ -181,13 +181,13 @@ func (d *existing) collect(ctx context.Context, targetBytes int64, c *Collected)
 	if left > 0 {
 		errs = append(errs, fmt.Errorf("%d temporary files of processes that have died cannot be removed", left))
 	}
-	var held Held
+	var held Totals
 	for b := range buckets {
 		keys, _, err := listBucket(d, byte(b))
 		if err != nil {
 			errs = append(errs, err)
 		}
-		hold(keys, d.formats, &held, make([]Held, len(d.formats)))
+		hold(keys, d.formats, &held, make([]Totals, len(d.formats)))
 	}
 	c.Before, c.After = held.Bytes, held.Bytes
 	failed := make(map[block.Key]bool)

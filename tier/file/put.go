@@ -49,12 +49,12 @@ func (t *Tier) put(ctx context.Context, key block.Key, image []byte) error {
 	if err := t.formats.Verify(image, key); err != nil {
 		return err
 	}
-	if err := t.owners.Own(ctx, t.ctx.Done(), key, usage.Writing); err != nil {
+	if err := t.locks.Lock(ctx, t.ctx.Done(), key, usage.Writing); err != nil {
 		return err
 	}
 	d := dirOf(t.dirs, key)
 	defer func() {
-		t.owners.Disown(key)
+		t.locks.Unlock(key)
 		d.area.space.released() // until now the block could not make room for another
 	}()
 	for try := 1; ; try++ {
@@ -260,7 +260,7 @@ func (t *Tier) publish(d *dir, s *session, key block.Key, image []byte, over *un
 	}
 	info = t.timeNew(d, temp, key, info)
 	if sync {
-		t.owners.Publish(key)
+		t.locks.Publish(key)
 	}
 	replace, added := false, int64(1)
 	if over != nil {
@@ -320,12 +320,12 @@ func (t *Tier) delete(ctx context.Context, key block.Key) error {
 	if t.cfg.ReadOnly {
 		return errReadOnly
 	}
-	if err := t.owners.Own(ctx, t.ctx.Done(), key, usage.Removing); err != nil {
+	if err := t.locks.Lock(ctx, t.ctx.Done(), key, usage.Removing); err != nil {
 		return err
 	}
-	defer t.owners.Disown(key)
+	defer t.locks.Unlock(key)
 	// Looked at by the owner: from here on nobody can pin it.
-	if pinned, _ := t.owners.Look(key); pinned {
+	if pinned, _ := t.locks.State(key); pinned {
 		return fmt.Errorf("it is retained: %w", errdefs.ErrBusy)
 	}
 	d := dirOf(t.dirs, key)

@@ -32,7 +32,7 @@ func repair(ctx context.Context, fsys dirfs.FS, path string) (r Repaired, err er
 		return r, err
 	}
 	r.Report = v.report
-	if err = blockdir.MendLock(fsys, path); err == nil {
+	if err = blockdir.RepairLock(fsys, path); err == nil {
 		err = blockdir.WithLock(ctx, clockwork.NewRealClock(), v, func() error { return v.mend(ctx, &r) })
 	}
 	if err != nil {
@@ -40,14 +40,14 @@ func repair(ctx context.Context, fsys dirfs.FS, path string) (r Repaired, err er
 	}
 	// What is left is what a second look finds.
 	again, err := verify(ctx, fsys, path, nil)
-	r.Afterwards(again)
+	r.SetAfter(again)
 	return r, err
 }
 
 // mend does what can be done about what was found. Failures of single files show when the directory is looked at again.
 func (v *verifier) mend(ctx context.Context, r *Repaired) error {
 	if v.markerBad && len(v.formats) > 0 {
-		if err := blockdir.MendMarker(v, time.Now(), v.report.Marker); err != nil {
+		if err := blockdir.RepairMarker(v, time.Now(), v.report.Marker); err != nil {
 			return err
 		}
 		r.MarkerMade = true

@@ -11,7 +11,7 @@ type (
 	// Inspection is what a directory holds.
 	Inspection = blockdir.Inspection
 	// Held is blocks, and their bytes.
-	Held = blockdir.Held
+	Totals = blockdir.Totals
 	// Entry is a block in a directory.
 	Entry = blockdir.Entry
 	// Collected says what GC did.

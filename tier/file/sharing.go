@@ -201,7 +201,7 @@ func (a *area) writeRecords(closing bool) {
 	}
 	now := a.clock.Now()
 	a.cut, a.renew, a.recordedAt = false, false, now
-	if _, n := a.gate.Count(); n != a.operations || a.used.IsZero() {
+	if _, n := a.ops.Count(); n != a.operations || a.used.IsZero() {
 		a.operations, a.used = n, now
 	}
 	above := a.space.takePeak()

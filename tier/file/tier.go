@@ -24,7 +24,7 @@ type Tier struct {
 	formats block.Formats
 	dirs    []*dir
 	areas   []*area // which the directories are divided among
-	owners  *usage.Owners
+	locks   *usage.KeyLocks
 	proofs  proofs
 	times   times
 	count   counters
@@ -32,7 +32,7 @@ type Tier struct {
 
 	// gate is passed by every operation for its whole duration, I/O included, and closed by Close, which waits for those in
 	// flight: a session's folder cannot go while somebody writes there.
-	gate    usage.Gate
+	ops     usage.OpCounter
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
 	closing chan struct{} // a lock with a context: one Close at a time
@@ -60,11 +60,11 @@ func Open(ctx context.Context, c Config) (*Tier, error) {
 	c.setDefaults()
 	t := &Tier{
 		cfg: c, clock: c.Clock, formats: c.Formats,
-		owners:  usage.NewOwners(),
+		locks:   usage.NewKeyLocks(),
 		closing: make(chan struct{}, 1),
 	}
 	t.proofs.init()
-	t.gate.Init()
+	t.ops.Init()
 	if err := t.openDirs(ctx); err != nil {
 		return nil, fmt.Errorf("open file tier: %w", errors.Join(err, t.closeDirs()))
 	}
@@ -134,10 +134,10 @@ func (t *Tier) closeDirs() error {
 // for temporary files. If ctx ends first, as it may where a file system hangs, the error wraps ErrBusy, memory given to a Get or
 // Put that is under way must not be freed, and Close may be called again. After success it returns nil at once.
 func (t *Tier) Close(ctx context.Context) error {
-	t.gate.Close()
+	t.ops.Close()
 	t.cancel()
 	busy := func() error {
-		active, _ := t.gate.Count()
+		active, _ := t.ops.Count()
 		return fmt.Errorf("close file tier: %d reads and writes of files have not ended: %w: %w", active, errdefs.ErrBusy, context.Cause(ctx))
 	}
 	select {
@@ -149,7 +149,7 @@ func (t *Tier) Close(ctx context.Context) error {
 	if t.closed {
 		return nil
 	}
-	ends := []<-chan struct{}{t.gate.Idle}
+	ends := []<-chan struct{}{t.ops.Idle}
 	for _, a := range t.areas {
 		ends = append(ends, a.done)
 	}
@@ -181,13 +181,13 @@ func (t *Tier) enter(ctx context.Context) error {
 	if err := context.Cause(ctx); err != nil {
 		return fmt.Errorf("use file tier: %w", err)
 	}
-	if err := t.gate.Enter(); err != nil {
+	if err := t.ops.BeginOp(); err != nil {
 		return fmt.Errorf("use file tier: %w", err)
 	}
 	return nil
 }
 
-func (t *Tier) leave() { t.gate.Leave() }
+func (t *Tier) leave() { t.ops.EndOp() }
 
 // Lookup says which blocks are there, by name, kind and size; their bytes are checked when they are read. A block may be
 // removed right after: Retain those that are to be read. A block is Filling until it is as durable as the policy promises.
@@ -204,7 +204,7 @@ func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State
 			return fmt.Errorf("look up block %s: %w", key, context.Cause(ctx))
 		}
 		info, err := dirOf(t.dirs, key).Stat(blockName(key))
-		_, w := t.owners.Look(key) // after it: a file that was seen may not be durable yet
+		_, w := t.locks.State(key) // after it: a file that was seen may not be durable yet
 		switch {
 		case err == nil && w != usage.Publishing && t.plausible(key, info) == nil:
 			states[i] = tier.Ready
@@ -242,7 +242,7 @@ func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 		if err != nil || t.plausible(key, info) != nil {
 			continue // the Put says what is wrong
 		}
-		_, w := t.owners.Look(key)
+		_, w := t.locks.State(key)
 		whole, synced := t.proofs.has(key, info)
 		kept[i] = whole && (synced || t.cfg.Fsync != FsyncFile) && w != usage.Publishing && w != usage.Removing
 	}
@@ -268,13 +268,13 @@ func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 
 func (t *Tier) retain(key block.Key) (bool, error) {
 	// Pinned before it is looked at: whoever removes files looks at the pins first.
-	if !t.owners.Pin(key) {
+	if !t.locks.Pin(key) {
 		t.count.misses.Add(1)
 		return false, nil
 	}
 	d := dirOf(t.dirs, key)
 	info, err := d.Stat(blockName(key))
-	_, w := t.owners.Look(key)
+	_, w := t.locks.State(key)
 	if err == nil && w != usage.Publishing && t.plausible(key, info) == nil {
 		t.count.retained.Add(1)
 		t.touch(d, key, info)
@@ -298,7 +298,7 @@ func (t *Tier) Release(keys []block.Key) {
 }
 
 func (t *Tier) unpin(keys ...block.Key) {
-	if t.owners.Unpin(keys) {
+	if t.locks.Unpin(keys) {
 		for _, a := range t.areas {
 			a.space.released()
 		}

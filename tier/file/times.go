@@ -64,7 +64,7 @@ func (t *Tier) Use(keys []block.Key, at tier.Place) {
 		return
 	}
 	if !w.running {
-		if t.gate.Enter() != nil {
+		if t.ops.BeginOp() != nil {
 			return
 		}
 		w.running = true
@@ -76,7 +76,7 @@ func (t *Tier) Use(keys []block.Key, at tier.Place) {
 // renew renews the times of used blocks, until no use waits or the tier closes. It is an operation
 // of the tier: Close waits for it.
 func (t *Tier) renew() {
-	defer t.gate.Leave()
+	defer t.ops.EndOp()
 	for {
 		w := &t.times
 		w.mu.Lock()

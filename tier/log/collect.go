@@ -85,7 +85,7 @@ func (t *Tier) GC(ctx context.Context, targetBytes int64) (removed int, err erro
 	if err := t.begin(ctx); err != nil {
 		return 0, err
 	}
-	defer t.gate.Leave()
+	defer t.ops.EndOp()
 	err = t.sealAll()
 	removed, cerr := t.collect(ctx, func() int64 { return t.room.holds() - targetBytes }, sweep{})
 	if err = errors.Join(err, cerr); err != nil {
@@ -266,7 +266,7 @@ func (e *emptying) block(ctx context.Context, r *record, at place) {
 		return
 	}
 	n := storedBytes(t.formats[have.group])
-	pinned, _ := t.owners.Look(r.key)
+	pinned, _ := t.locks.State(r.key)
 	keep := pinned || e.all
 	if !keep && e.budget >= n && rank64(t.uses.Load(), have.rank) >= e.least {
 		e.budget -= n
@@ -279,12 +279,12 @@ func (e *emptying) block(ctx context.Context, r *record, at place) {
 		e.move(ctx, r, have, at)
 		return
 	}
-	if !t.owners.TryOwn(r.key) {
+	if !t.locks.TryLockRemoving(r.key) {
 		e.left++ // it came into use
 		return
 	}
 	e.evict(have)
-	t.owners.Disown(r.key)
+	t.locks.Unlock(r.key)
 }
 
 // evict takes a block out of the index. The caller owns its key.
@@ -306,7 +306,7 @@ func (e *emptying) move(ctx context.Context, r *record, have entry, at place) {
 	if t.moveArena == nil {
 		t.moveArena = make([]byte, groupBytes+int(t.formats.MaxImageBytes()))
 	}
-	if t.owners.Try(key, usage.Writing) != nil {
+	if t.locks.TryLock(key, usage.Writing) != nil {
 		e.left++
 		return
 	}
@@ -337,7 +337,7 @@ func (e *emptying) move(ctx context.Context, r *record, have entry, at place) {
 	default: // it may be whole
 		e.failure = errors.Join(e.failure, err)
 	}
-	t.owners.Disown(key)
+	t.locks.Unlock(key)
 }
 
 // flush writes the blocks that are to be moved. Those for which there is no room are evicted, unless they are retained.
@@ -355,7 +355,7 @@ func (e *emptying) flush(ctx context.Context) {
 	a.leave()
 	bytes := int64(0)
 	for _, p := range e.batch {
-		pinned, _ := t.owners.Look(p.key)
+		pinned, _ := t.locks.State(p.key)
 		noSpace := errors.Is(p.err, errNoRoom) || errors.Is(p.err, errdefs.ErrNoSpace)
 		switch {
 		case p.err == nil:
@@ -370,7 +370,7 @@ func (e *emptying) flush(ctx context.Context) {
 		default:
 			e.failure = errors.Join(e.failure, p.err)
 		}
-		t.owners.Disown(p.key)
+		t.locks.Unlock(p.key)
 	}
 	e.batch, e.used = e.batch[:0], 0
 	t.credit.Add(-bytes)

@@ -35,7 +35,7 @@ func (t *Tier) getInto(ctx context.Context, key block.Key, dst mem.Extent, every
 	if err := t.begin(ctx); err != nil {
 		return err
 	}
-	defer t.gate.Leave()
+	defer t.ops.EndOp()
 	e, err := t.load(ctx, key, buf, dst, every)
 	switch {
 	case err == nil:
@@ -214,10 +214,10 @@ func (t *Tier) setAside(ctx context.Context, key block.Key, bad entry, image []b
 	if t.cfg.ReadOnly {
 		return "", nil
 	}
-	if err := t.owners.Own(ctx, t.ctx.Done(), key, usage.Removing); err != nil {
+	if err := t.locks.Lock(ctx, t.ctx.Done(), key, usage.Removing); err != nil {
 		return "", fmt.Errorf("set it aside: %w", err)
 	}
-	defer t.owners.Disown(key)
+	defer t.locks.Unlock(key)
 	return t.setAsideOwned(ctx, key, bad, image), nil
 }
 

@@ -20,7 +20,7 @@ import (
 type Inspection = blockdir.Inspection
 
 // Held is blocks, and their bytes.
-type Held = blockdir.Held
+type Totals = blockdir.Totals
 
 // Entry is a block in a directory.
 type Entry = blockdir.Entry
@@ -50,7 +50,7 @@ func recognises(fsys dirfs.FS, path string) bool {
 	}
 	defer func() { _ = d.Close() }()
 	if m, err := blockdir.ReadMarker(d, ""); err == nil {
-		return m.Sort == blockdir.Log
+		return m.Kind == blockdir.Log
 	}
 	all, err := d.ReadDir(".")
 	return err == nil && slices.ContainsFunc(all, func(n string) bool { _, ok := parseSegment(n); return ok })
@@ -172,7 +172,7 @@ func inspect(ctx context.Context, fsys dirfs.FS, path string) (in Inspection, er
 		return in, fmt.Errorf("inspect %w", err)
 	}
 	defer func() { err = errors.Join(err, d.closeExisting()) }()
-	in = Inspection{Marker: d.marker, ByGroup: make([]Held, len(d.formats)), Segments: len(d.segments.list()), SegmentBytes: d.room.holds()}
+	in = Inspection{Marker: d.marker, ByGroup: make([]Totals, len(d.formats)), Segments: len(d.segments.list()), SegmentBytes: d.room.holds()}
 	var some []entry
 	for i := range d.table.shards {
 		some = d.table.copyShard(i, some[:0])

@@ -45,7 +45,7 @@ func Open(ctx context.Context, c Config) (*Tier, error) {
 
 func newTier(c Config) *Tier {
 	t := &Tier{
-		cfg: c, clock: c.Clock, formats: c.Formats, owners: usage.NewOwners(), segments: segments{all: make(map[uint32]*segment)},
+		cfg: c, clock: c.Clock, formats: c.Formats, locks: usage.NewKeyLocks(), segments: segments{all: make(map[uint32]*segment)},
 		first: make(chan *appender, 1), others: make(chan *appender, maxAppenders),
 		sealing: make(chan struct{}, 1), making: make(chan struct{}, 1),
 		unsynced: make(chan struct{}, 1), unstarted: make(chan struct{}, 1), syncing: make(chan struct{}, 1),
@@ -61,7 +61,7 @@ func newTier(c Config) *Tier {
 		a.leave()
 	}
 	t.failure.Store(new(error))
-	t.gate.Init()
+	t.ops.Init()
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	return t
 }
@@ -114,7 +114,7 @@ func (t *Tier) openDir() (err error) {
 			return markerError(err)
 		}
 	}
-	t.lock, err = blockdir.Own(t.dir)
+	t.lock, err = blockdir.LockDir(t.dir)
 	return err
 }
 
@@ -143,7 +143,7 @@ func markerError(err error) error {
 	switch {
 	case errors.Is(err, errdefs.ErrCorrupt):
 		return fmt.Errorf("whose blocks it holds cannot be read; give another directory, remove this one, or try \"kvlane store verify --repair\": %w", err)
-	case errors.Is(err, blockdir.ErrOtherSort):
+	case errors.Is(err, blockdir.ErrOtherKind):
 		return fmt.Errorf("give another directory, or open this one as one of files: %w", err)
 	case errors.Is(err, errdefs.ErrMismatch):
 		return fmt.Errorf("give another directory: %w", err)

@@ -118,7 +118,7 @@ func (e *emptying) evictGroup(ctx context.Context, off int64) (ok bool, err erro
 	for i := range h.records {
 		r := &h.records[i]
 		if have, there := t.table.get(r.key); there && have.place == h.place(r) {
-			if ok = t.owners.TryOwn(r.key); !ok {
+			if ok = t.locks.TryLockRemoving(r.key); !ok {
 				break
 			}
 			owned = append(owned, have)
@@ -128,7 +128,7 @@ func (e *emptying) evictGroup(ctx context.Context, off int64) (ok bool, err erro
 		if ok {
 			e.evict(have)
 		}
-		t.owners.Disown(have.key)
+		t.locks.Unlock(have.key)
 	}
 	return ok, nil
 }

@@ -41,7 +41,7 @@ func (t *Tier) PutMany(ctx context.Context, keys []block.Key, srcs []mem.Extent,
 		}
 		return
 	}
-	defer t.gate.Leave()
+	defer t.ops.EndOp()
 	jobs := make([]*job, 0, len(keys))
 	for i, key := range keys {
 		j := &job{t: t, key: key, result: &errs[i]}
@@ -87,7 +87,7 @@ func (j *job) check(src mem.Extent) (err error) {
 // finish ends a job and says how.
 func (j *job) finish() {
 	if j.owned {
-		j.t.owners.Disown(j.key)
+		j.t.locks.Unlock(j.key)
 		j.owned = false
 		j.t.room.released() // until now the block could not make room for another
 	}
@@ -110,11 +110,11 @@ func (t *Tier) putRound(ctx context.Context, jobs []*job) (left []*job) {
 	for i, j := range jobs {
 		switch {
 		case i == 0:
-			if j.err = t.owners.Own(ctx, t.ctx.Done(), j.key, usage.Writing); j.err != nil {
+			if j.err = t.locks.Lock(ctx, t.ctx.Done(), j.key, usage.Writing); j.err != nil {
 				j.finish()
 				continue
 			}
-		case t.owners.Try(j.key, usage.Writing) != nil:
+		case t.locks.TryLock(j.key, usage.Writing) != nil:
 			left = append(left, j)
 			continue
 		}
@@ -157,7 +157,7 @@ func (t *Tier) putRound(ctx context.Context, jobs []*job) (left []*job) {
 	}
 	// Those that did not fit give their blocks up while they wait, so that others get on.
 	for _, j := range again {
-		t.owners.Disown(j.key)
+		t.locks.Unlock(j.key)
 		j.owned = false
 	}
 	if err := t.waitForRoom(ctx, since); err != nil {

@@ -28,7 +28,7 @@ func (t *Tier) Use(keys []block.Key, at tier.Place) {
 	if t.begin(context.Background()) != nil {
 		return
 	}
-	defer t.gate.Leave()
+	defer t.ops.EndOp()
 	rank := t.nextRank(at, int64(len(keys)))
 	for i, key := range keys {
 		t.raise(key, rank-int64(i))

@@ -28,7 +28,7 @@ type Tier struct {
 	table    table
 	segments segments
 	cache    headerCache
-	owners   *usage.Owners
+	locks    *usage.KeyLocks
 	pause    usage.Pause
 	room     room
 	count    counters
@@ -74,7 +74,7 @@ type Tier struct {
 	left   []uint32  // numbers of files that opening did not change
 	notes  []string
 
-	gate    usage.Gate
+	ops     usage.OpCounter
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
 	failure atomic.Pointer[error]
@@ -96,10 +96,10 @@ var errReadOnly = fmt.Errorf("the tier was opened for reading only: %w", errdefs
 // writes a checkpoint. If ctx ends first, the error wraps ErrBusy, memory given to a Get or Put that is under way must not be freed, and
 // Close may be called again. Another error says what could not be written; the tier is closed all the same.
 func (t *Tier) Close(ctx context.Context) error {
-	t.gate.Close()
+	t.ops.Close()
 	t.cancel()
 	busy := func() error {
-		active, _ := t.gate.Count()
+		active, _ := t.ops.Count()
 		return fmt.Errorf("close log tier: %d reads and writes have not ended: %w: %w", active, errdefs.ErrBusy, context.Cause(ctx))
 	}
 	select {
@@ -116,7 +116,7 @@ func (t *Tier) Close(ctx context.Context) error {
 		t.background.Wait()
 		close(ended)
 	}()
-	for _, c := range []<-chan struct{}{ended, t.gate.Idle} {
+	for _, c := range []<-chan struct{}{ended, t.ops.Idle} {
 		select {
 		case <-c:
 		case <-ctx.Done():
@@ -158,7 +158,7 @@ func (t *Tier) ReadOnly() bool { return t.cfg.ReadOnly }
 func (t *Tier) begin(ctx context.Context) error {
 	err := context.Cause(ctx)
 	if err == nil {
-		err = t.gate.Enter()
+		err = t.ops.BeginOp()
 	}
 	if err != nil {
 		return fmt.Errorf("use log tier: %w", err)
@@ -174,12 +174,12 @@ func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State
 	if err := t.begin(ctx); err != nil {
 		return err
 	}
-	defer t.gate.Leave()
+	defer t.ops.EndOp()
 	for i, key := range keys {
 		states[i] = tier.Absent
 		if _, ok := t.table.get(key); ok {
 			states[i] = tier.Ready
-		} else if _, w := t.owners.Look(key); w == usage.Writing {
+		} else if _, w := t.locks.State(key); w == usage.Writing {
 			states[i] = tier.Filling
 		}
 	}
@@ -194,11 +194,11 @@ func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 	if err := t.begin(ctx); err != nil {
 		return err
 	}
-	defer t.gate.Leave()
+	defer t.ops.EndOp()
 	checked := make(map[uint32]bool)
 	for i, key := range keys {
 		e, ok := t.table.get(key)
-		_, w := t.owners.Look(key)
+		_, w := t.locks.State(key)
 		if ok && !checked[e.segment] {
 			checked[e.segment] = true
 			t.checkName(e.segment)
@@ -236,13 +236,13 @@ func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 	if err := t.begin(ctx); err != nil {
 		return 0, err
 	}
-	defer t.gate.Leave()
+	defer t.ops.EndOp()
 	for n, key := range keys {
 		if ctx.Err() != nil {
 			return n, fmt.Errorf("retain block %s: %w", key, context.Cause(ctx))
 		}
 		// Pinned before it is looked at: whoever removes blocks looks at the pins first.
-		if t.owners.Pin(key) {
+		if t.locks.Pin(key) {
 			if _, ok := t.table.get(key); ok {
 				t.count.retained.Add(1)
 				t.used(key)
@@ -263,7 +263,7 @@ func (t *Tier) Release(keys []block.Key) {
 }
 
 func (t *Tier) unpin(keys ...block.Key) {
-	if t.owners.Unpin(keys) {
+	if t.locks.Unpin(keys) {
 		t.room.released()
 	}
 }
@@ -292,7 +292,7 @@ func (t *Tier) Stats() tier.Stats {
 		Corrupt: c.corrupt.Load(), Replaced: c.replaced.Load(), Errors: c.errors.Load(),
 		ReadBytes: c.readBytes.Load(), WrittenBytes: c.writtenBytes.Load(),
 		Retained: c.retained.Load(), Quarantined: c.quarantined.Load(), Swept: c.swept.Load(),
-		Waiting: t.room.waiting(), Stuck: c.stuck.Load(), Paused: t.pause.Why(), Failure: *t.failure.Load(),
+		Waiting: t.room.waiting(), Stuck: c.stuck.Load(), Paused: t.pause.Cause(), Failure: *t.failure.Load(),
 	}
 }
 
@@ -326,7 +326,7 @@ func (t *Tier) Delete(ctx context.Context, key block.Key) error {
 	if err := t.begin(ctx); err != nil {
 		return err
 	}
-	defer t.gate.Leave()
+	defer t.ops.EndOp()
 	err := t.delete(ctx, key)
 	if err != nil && !errors.Is(err, errdefs.ErrBusy) && !errors.Is(err, errdefs.ErrNotFound) {
 		t.count.errors.Add(1)
@@ -341,11 +341,11 @@ func (t *Tier) delete(ctx context.Context, key block.Key) error {
 	if t.cfg.ReadOnly {
 		return errReadOnly
 	}
-	if err := t.owners.Own(ctx, t.ctx.Done(), key, usage.Removing); err != nil {
+	if err := t.locks.Lock(ctx, t.ctx.Done(), key, usage.Removing); err != nil {
 		return err
 	}
-	defer t.owners.Disown(key)
-	if pinned, _ := t.owners.Look(key); pinned {
+	defer t.locks.Unlock(key)
+	if pinned, _ := t.locks.State(key); pinned {
 		return fmt.Errorf("it is retained: %w", errdefs.ErrBusy)
 	}
 	if _, ok := t.table.get(key); !ok {

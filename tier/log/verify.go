@@ -298,12 +298,12 @@ func repair(ctx context.Context, fsys dirfs.FS, path string) (r Repaired, err er
 		}
 	}
 	again, err := verify(ctx, fsys, path, nil)
-	r.Afterwards(again)
+	r.SetAfter(again)
 	return r, err
 }
 
 func (v *verifier) mend(ctx context.Context, r *Repaired) (err error) {
-	if err := blockdir.MendLock(v.fsys, v.root); err != nil {
+	if err := blockdir.RepairLock(v.fsys, v.root); err != nil {
 		return err
 	}
 	if v.markerBad {
@@ -344,12 +344,12 @@ func (v *verifier) mendMarker() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
-	lock, err := blockdir.Own(d)
+	lock, err := blockdir.LockDir(d)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
-	return blockdir.MendMarker(d, time.Now(), v.report.Marker)
+	return blockdir.RepairMarker(d, time.Now(), v.report.Marker)
 }
 
 // Clear removes files that are no blocks from the directory: images that were set aside, and files

@@ -20,7 +20,7 @@ func BadLock(d dirfs.Dir) string {
 
 // MendLock removes a lock file that is not a regular file from the directory path. A folder that is
 // not empty stays under another name. Processes may open the directory meanwhile.
-func MendLock(fsys dirfs.FS, path string) (err error) {
+func RepairLock(fsys dirfs.FS, path string) (err error) {
 	d, err := fsys.OpenDir(path)
 	if err != nil {
 		return err

@@ -9,7 +9,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Check says whether blocks of these formats and identities belong into the marker's directory, which is for one set of them.
+// Check returns ErrMismatch unless the directory is for blocks of exactly these formats and
+// identities.
 func (m *Marker) Check(formats block.Formats, ids []block.Identity) error {
 	other := func(format string, args ...any) error {
 		return fmt.Errorf("%s; give another directory, or remove this one: %w", fmt.Sprintf(format, args...), errdefs.ErrMismatch)
@@ -43,7 +44,7 @@ func (m *Marker) Check(formats block.Formats, ids []block.Identity) error {
 	return nil
 }
 
-// name is what people know the group by.
+// name returns the name of the group for messages.
 func (g *Group) name() string {
 	if g.Identity != nil && g.Identity.Group != "" {
 		return fmt.Sprintf("page group %q (identity %s)", g.Identity.Group, g.Digest)
@@ -51,7 +52,7 @@ func (g *Group) name() string {
 	return fmt.Sprintf("identity %s", g.Digest)
 }
 
-// differs says how the group differs from the only identity that was expected.
+// differs describes how the only group differs from the expected identity.
 func (g *Group) differs(want block.Digest, ids []block.Identity) error {
 	if g.Identity != nil && len(ids) > 0 {
 		if e := (&block.IdentityError{Want: publicIdentity(ids[0]), Found: *g.Identity}); len(e.Want.Diff(e.Found)) > 0 {

@@ -16,19 +16,20 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
-// Unwanted selects files of a directory that are no blocks.
+// Unwanted selects files that are no blocks of a directory.
 type Unwanted struct {
-	Quarantine bool     // all that were set aside
-	Foreign    bool     // all that kvlane has not made
-	Names      []string // some of either, as Report.Findings have them, or relative to the directory
+	Quarantine bool     // all files set aside earlier
+	Foreign    bool     // all files not made by kvlane
+	Names      []string // single files, named as in Report.Findings or relative to the directory
 }
 
-// Cleared says what was removed.
+// Cleared is the result of Clear.
 type Cleared struct {
 	Removed []string // paths
-	Bytes   int64    // of them
+	Bytes   int64    // of the removed files
 	Left    []Finding
-	// Unasked are files in quarantine that kvlane has not set aside, where Unwanted.Quarantine was asked for without Foreign: they stay.
+	// Unasked are files in quarantine that kvlane has not put there. They stay if
+	// Unwanted.Quarantine is set and Foreign is not.
 	Unasked []string
 }
 
@@ -51,12 +52,12 @@ func Clear(ctx context.Context, d dirfs.Dir, root string, blocks Blocks, foreign
 	if err != nil {
 		return c, err
 	}
-	can := map[string]bool{} // what may be removed, and whether that is asked for
+	can := map[string]bool{} // by file that may be removed: whether it was requested
 	for _, n := range quarantined {
-		_, ours := setAsideAt(n)
+		_, ours := parseQuarantined(n)
 		can[Quarantine+"/"+n] = ours && u.Quarantine || !ours && u.Foreign
 	}
-	byHand := map[string]string{} // why
+	byHand := map[string]string{} // reason, by file
 	for _, f := range foreign {
 		if name, below := strings.CutPrefix(f.Path, root+"/"); below && f.Problem == Foreign {
 			can[name] = u.Foreign
@@ -89,7 +90,7 @@ func Clear(ctx context.Context, d dirfs.Dir, root string, blocks Blocks, foreign
 	return c, nil
 }
 
-// remover is one Clear at work.
+// remover is the state of one Clear.
 type remover struct {
 	dirfs.Dir
 	root   string
@@ -143,7 +144,7 @@ func (r *remover) remove(name string) {
 	}
 }
 
-// holds returns Blocks.Holds of a file.
+// holds calls Blocks.Holds for a file.
 func (r *remover) holds(name string, info dirfs.Info) (why string, err error) {
 	if r.blocks.Holds == nil {
 		return "", nil
@@ -159,7 +160,8 @@ func (r *remover) holds(name string, info dirfs.Info) (why string, err error) {
 	return why, err
 }
 
-// inPlace says whether the block is sound where its key belongs. What cannot be looked at is not.
+// inPlace reports whether the file with the proper name of a block is sound. It returns false if
+// that cannot be examined.
 func (r *remover) inPlace(key block.Key) bool {
 	info, err := r.Stat(r.blocks.Place(key))
 	if err != nil || !info.Regular() {
@@ -169,7 +171,8 @@ func (r *remover) inPlace(key block.Key) bool {
 	return err == nil && sound && has == key
 }
 
-// soundImage says whether a file, whatever its name, is a block of these formats, every checksum right, and of which key.
+// soundImage reports whether a file with any name is a sound block of these formats, and returns
+// its key.
 func (r *remover) soundImage(name string, info dirfs.Info) (key block.Key, sound bool, err error) {
 	if !slices.ContainsFunc(r.blocks.Formats, func(f block.Format) bool { return f.Layout.ImageBytes() == info.Bytes }) {
 		return key, false, nil

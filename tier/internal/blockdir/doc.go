@@ -1,4 +1,4 @@
-// Package blockdir is what every directory of blocks has, however a tier keeps the blocks in it: a marker that says whose they are, a
-// lock, a quarantine for what failed its check, and the words in which it is reported what is in a directory and what is wrong there.
-// Its functions are safe for concurrent use as far as package dirfs is.
+// Package blockdir has the parts common to all directories of blocks: the marker with the formats,
+// the lock, the quarantine, the usage record, and the reports of inspecting, verifying and
+// repairing. Its functions are as safe for concurrent use as package dirfs.
 package blockdir

@@ -9,13 +9,13 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Gone says that a file is not there, or is there no more: on a shared file system another host may remove it while
-// this one has it open.
+// Gone reports whether a file is missing. On a shared file system another host may remove a file
+// that this host has open.
 func Gone(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESTALE)
 }
 
-// WriteError wraps the sentinel that says what a failed write means for the caller. The errors of FS name the path.
+// WriteError wraps ErrNoSpace or ErrReadOnly if one of them describes a failed write.
 func WriteError(err error) error {
 	switch {
 	case err == nil:

@@ -14,7 +14,7 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
-// MakeDir makes a directory and those above it that are not there, each durable before there is anything in it.
+// MakeDir makes a directory and its missing parents. Each is durable before MakeDir makes the next.
 func MakeDir(fsys dirfs.FS, path string) error {
 	parent, name := filepath.Dir(path), filepath.Base(path)
 	up, err := fsys.OpenDir(parent)
@@ -40,7 +40,7 @@ func SyncRoot(d dirfs.Dir) error {
 	return err
 }
 
-// SyncFolder makes the entries of a folder durable, and says which folder it was.
+// SyncFolder makes the entries of a folder durable, and returns the inode of the folder.
 func SyncFolder(d dirfs.Dir, name string) (uint64, error) {
 	f, err := d.Open(name, os.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
@@ -53,7 +53,7 @@ func SyncFolder(d dirfs.Dir, name string) (uint64, error) {
 	return info.Inode, errors.Join(err, f.Close())
 }
 
-// Remove is Dir.Remove that does not mind if the file has gone.
+// Remove removes a file. A missing file is no error.
 func Remove(d dirfs.Dir, name string) error {
 	if err := d.Remove(name); err != nil && !Gone(err) {
 		return err
@@ -61,7 +61,7 @@ func Remove(d dirfs.Dir, name string) error {
 	return nil
 }
 
-// Mkdir is Dir.Mkdir that does not mind if the directory is there.
+// Mkdir makes a directory. An existing one is no error.
 func Mkdir(d dirfs.Dir, name string) error {
 	if err := d.Mkdir(name); err != nil && !errors.Is(err, unix.EEXIST) {
 		return err
@@ -69,7 +69,7 @@ func Mkdir(d dirfs.Dir, name string) error {
 	return nil
 }
 
-// Names lists a folder that need not be there.
+// Names lists a folder. A missing folder is empty.
 func Names(d dirfs.Dir, path string) ([]string, error) {
 	n, err := d.ReadDir(path)
 	if Gone(err) {
@@ -78,7 +78,8 @@ func Names(d dirfs.Dir, path string) ([]string, error) {
 	return n, err
 }
 
-// WriteFile writes a new file, or leaves none. It describes the file as it was written.
+// WriteFile writes a new file. It removes the file if it fails. It returns the file's description
+// after the write.
 func WriteFile(d dirfs.Dir, name string, b []byte, sync bool) (info dirfs.Info, err error) {
 	f, err := d.Open(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL)
 	if err != nil {
@@ -102,7 +103,7 @@ func WriteFile(d dirfs.Dir, name string, b []byte, sync bool) (info dirfs.Info, 
 	return info, err
 }
 
-// NewID returns 16 random bytes in hexadecimal, for a name that nobody else has.
+// NewID returns 16 random bytes in hexadecimal, for unique names.
 func NewID() string {
 	var id [16]byte
 	rand.Read(id[:])

@@ -8,7 +8,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Image returns the bytes of an extent that is as long as the image of the key's block. Else the error wraps ErrInvalid.
+// Image returns the bytes of an extent for the image of a block. It returns ErrInvalid if the
+// extent does not have the length of the image, or the CPU cannot reach it.
 func Image(formats block.Formats, key block.Key, e mem.Extent) ([]byte, error) {
 	f, err := formats.Of(key)
 	if err != nil {

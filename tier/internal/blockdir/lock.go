@@ -14,13 +14,14 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
-// lockPauseLeast and lockPauseMost bound the pauses between tries for a directory's lock.
+// The pause between attempts to lock a directory doubles from lockPauseLeast to lockPauseMost.
 const (
 	lockPauseLeast = time.Millisecond
 	lockPauseMost  = 50 * time.Millisecond
 )
 
-// WithLock runs f while no process opens or sweeps the directory. It waits for others until ctx ends.
+// WithLock calls f while it holds the lock of a directory. No other process can open or clean the
+// directory meanwhile. WithLock waits for the lock until ctx ends.
 func WithLock(ctx context.Context, clock clockwork.Clock, d dirfs.Dir, f func() error) error {
 	for pause := lockPauseLeast; ; pause = min(2*pause, lockPauseMost) {
 		locked, err := TryLock(d, f)
@@ -75,7 +76,7 @@ func stillNamed(d dirfs.Dir, lock dirfs.File) error {
 	return errdefs.ErrBusy
 }
 
-// OpenLock opens a file to lock it, which on a read-only mount can be done for reading only.
+// OpenLock opens a file that is to be locked. On a read-only mount it opens it for reading.
 func OpenLock(d dirfs.Dir, name string) (dirfs.File, error) {
 	f, err := d.Open(name, os.O_RDWR)
 	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) {
@@ -84,8 +85,9 @@ func OpenLock(d dirfs.Dir, name string) (dirfs.File, error) {
 	return f, err
 }
 
-// Own locks a directory that one process has at a time, until the file is closed. ErrBusy where another has it.
-func Own(d dirfs.Dir) (dirfs.File, error) {
+// LockDir locks a directory for one process, until the file is closed. It returns ErrBusy if
+// another process, or another tier of this one, holds the lock.
+func LockDir(d dirfs.Dir) (dirfs.File, error) {
 	f, err := openLockFile(d)
 	if err != nil {
 		return nil, err

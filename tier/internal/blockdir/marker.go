@@ -21,7 +21,7 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
-// The names in a directory of blocks that every tier gives.
+// Names in every directory of blocks.
 const (
 	MarkerName = "kvlane.json"
 	MarkerTemp = "kvlane.json.tmp" // a marker that is being written
@@ -31,43 +31,43 @@ const (
 
 const (
 	markerVersion = 1
-	groupsVersion = 2       // of a directory with several page groups, which earlier builds do not read
-	maxMarker     = 4 << 20 // bytes; 4096 shards need about 50,000, and there may be block.MaxGroups times as many
+	groupsVersion = 2       // several page groups; earlier builds refuse it
+	maxMarker     = 4 << 20 // bytes; 4096 shards take 50,000 per group
 )
 
-// Sort is how a directory's blocks are kept, as the marker says it.
-type Sort string
+// Kind is the way in which a directory stores blocks. The marker has it.
+type Kind string
 
-// The sorts.
+// Kinds.
 const (
-	Files Sort = "kvlane block directory" // a file each
-	Log   Sort = "kvlane log directory"   // in the segments of a log
+	Files Kind = "kvlane block directory" // one file per block
+	Log   Kind = "kvlane log directory"   // segments of a log
 )
 
-// Marker is what a directory says about itself in kvlane.json.
+// Marker is the content of kvlane.json. It describes the directory.
 type Marker struct {
-	Sort      Sort
-	Version   int    // of the directory's structure and of its blocks' format
-	Directory string // the directory's own random id, 32 hexadecimal digits: its place in rendezvous hashing
+	Kind      Kind
+	Version   int    // version of the directory's structure and of the format of its blocks
+	Directory string // random id for rendezvous hashing, 32 hexadecimal digits
 	Groups    []Group
 }
 
-// Group is what a marker says of a page group's blocks; a model without groups has one.
+// Group describes the blocks of a page group. A model without groups has one.
 type Group struct {
 	Digest block.Digest
-	// Identity is for people and for error messages; only the digest decides. Its salt is a fingerprint of the real
-	// one. Nil where the directory was made without it.
+	// Identity is for users and error messages. Only the digest decides. Its salt is a fingerprint
+	// of the real one. It is nil if the directory was made without an identity.
 	Identity *block.Identity
 	Layout   *block.Layout
 }
 
 type markerJSON struct {
-	Format     Sort         `json:"format"`
+	Format     Kind         `json:"format"`
 	Version    int          `json:"version"`
 	Directory  string       `json:"directory"`
-	*groupJSON              // of the only group
-	Groups     []*groupJSON `json:"groups,omitempty"` // where there are several
-	Sum        string       `json:"sum,omitempty"`    // checksum of the file with noSum in its place; earlier builds wrote none
+	*groupJSON              // the only group
+	Groups     []*groupJSON `json:"groups,omitempty"` // if there are several
+	Sum        string       `json:"sum,omitempty"`    // of the file with noSum in its place; may be missing
 }
 
 type groupJSON struct {
@@ -76,12 +76,13 @@ type groupJSON struct {
 	ShardBytes []int64         `json:"shard_bytes"`
 }
 
-// noSum stands in a marker for its checksum while that is computed: XXH3, as 16 hexadecimal digits.
+// noSum replaces the checksum while it is computed: XXH3 as 16 hexadecimal digits.
 const noSum = "0000000000000000"
 
 func sumOf(marker []byte) string { return fmt.Sprintf("%016x", xxh3.Hash(marker)) }
 
-// withSum returns the marker with another checksum. The checksum comes last, so that the same digits before it are something else.
+// withSum replaces the checksum old in a marker by sum. The checksum is the last match, as the same
+// digits may occur before it.
 func withSum(marker []byte, old, sum string) []byte {
 	at := bytes.LastIndex(marker, []byte(old))
 	if at < 0 {
@@ -91,10 +92,10 @@ func withSum(marker []byte, old, sum string) []byte {
 }
 
 // NewMarker returns the marker of a new directory. ids may be empty.
-func NewMarker(sort Sort, formats block.Formats, ids []block.Identity) Marker {
+func NewMarker(sort Kind, formats block.Formats, ids []block.Identity) Marker {
 	var uuid [16]byte
 	rand.Read(uuid[:])
-	m := Marker{Sort: sort, Version: markerVersion, Directory: hex.EncodeToString(uuid[:])}
+	m := Marker{Kind: sort, Version: markerVersion, Directory: hex.EncodeToString(uuid[:])}
 	if len(formats) > 1 {
 		m.Version = groupsVersion
 	}
@@ -118,7 +119,8 @@ func (m *Marker) Formats() block.Formats {
 	return out
 }
 
-// publicIdentity replaces the salt, which may be a tenant's secret, by a fingerprint that still tells two apart.
+// publicIdentity replaces the salt, which may be a secret, by a fingerprint. Different salts have
+// different fingerprints.
 func publicIdentity(id block.Identity) block.Identity {
 	if id.Salt != "" {
 		var sum [8]byte
@@ -129,7 +131,7 @@ func publicIdentity(id block.Identity) block.Identity {
 }
 
 func (m *Marker) encode() ([]byte, error) {
-	j := markerJSON{Format: m.Sort, Version: m.Version, Directory: m.Directory, Sum: noSum}
+	j := markerJSON{Format: m.Kind, Version: m.Version, Directory: m.Directory, Sum: noSum}
 	for _, g := range m.Groups {
 		j.Groups = append(j.Groups, &groupJSON{Digest: g.Digest.String(), Identity: g.Identity, ShardBytes: g.Layout.ShardSizes()})
 	}
@@ -141,12 +143,13 @@ func (m *Marker) encode() ([]byte, error) {
 	return withSum(b, noSum, sumOf(b)), err
 }
 
-// parseMarker reads kvlane.json. Errors: ErrCorrupt where it is unreadable, ErrMismatch for another version.
+// parseMarker parses kvlane.json. It returns ErrCorrupt for a malformed marker and ErrMismatch for
+// another version.
 func parseMarker(b []byte) (Marker, error) {
 	var j markerJSON
-	// These come first: another version may have another structure, which is no damage.
+	// Check these first. Another version may have another structure, and is not damaged.
 	if err := json.Unmarshal(b, &struct {
-		Format  *Sort   `json:"format"`
+		Format  *Kind   `json:"format"`
 		Version *int    `json:"version"`
 		Sum     *string `json:"sum"`
 	}{&j.Format, &j.Version, &j.Sum}); err != nil {
@@ -165,7 +168,7 @@ func parseMarker(b []byte) (Marker, error) {
 	if err := json.Unmarshal(b, &j); err != nil {
 		return Marker{}, fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err)
 	}
-	m := Marker{Sort: j.Format, Version: j.Version, Directory: j.Directory}
+	m := Marker{Kind: j.Format, Version: j.Version, Directory: j.Directory}
 	if id, err := hex.DecodeString(j.Directory); err != nil || len(id) != 16 {
 		return Marker{}, fmt.Errorf("directory: %q are not 32 hexadecimal digits: %w", j.Directory, errdefs.ErrCorrupt)
 	}
@@ -201,12 +204,13 @@ func (j *groupJSON) group() (g Group, err error) {
 	return g, nil
 }
 
-// ErrOtherSort is the ErrMismatch of a directory whose blocks are kept in another way.
-var ErrOtherSort = fmt.Errorf("its blocks are kept in another way: %w", errdefs.ErrMismatch)
+// ErrOtherKind wraps ErrMismatch. It is returned for a directory that stores blocks in another way.
+var ErrOtherKind = fmt.Errorf("its blocks are kept in another way: %w", errdefs.ErrMismatch)
 
-// ReadMarker reads the marker of a directory, which is of that sort, or of any where sort is empty; an error that is Gone means
-// that it has none. Errors: ErrCorrupt where it is unreadable, ErrMismatch for another version, ErrOtherSort.
-func ReadMarker(d dirfs.Dir, sort Sort) (_ Marker, err error) {
+// ReadMarker reads the marker of a directory of the given kind, or of any if kind is empty. If
+// there is no marker, the error is Gone. It returns ErrCorrupt for a malformed marker, ErrMismatch
+// for another version, and ErrOtherKind.
+func ReadMarker(d dirfs.Dir, sort Kind) (_ Marker, err error) {
 	f, err := d.Open(MarkerName, os.O_RDONLY)
 	if errors.Is(err, dirfs.ErrIrregular) {
 		return Marker{}, fmt.Errorf("read marker: %w: %w", errdefs.ErrCorrupt, err)
@@ -223,20 +227,20 @@ func ReadMarker(d dirfs.Dir, sort Sort) (_ Marker, err error) {
 	if err != nil {
 		return Marker{}, fmt.Errorf("read marker %s: %w", MarkerName, err)
 	}
-	if sort != "" && m.Sort != sort {
-		return Marker{}, fmt.Errorf("read marker %s: it is a %s, not a %s: %w", MarkerName, m.Sort, sort, ErrOtherSort)
+	if sort != "" && m.Kind != sort {
+		return Marker{}, fmt.Errorf("read marker %s: it is a %s, not a %s: %w", MarkerName, m.Kind, sort, ErrOtherKind)
 	}
 	return m, nil
 }
 
-// CheckEmpty says why d, which has no marker, cannot be made a directory of blocks.
+// CheckEmpty returns an error if d is not empty, except for files that may precede the marker.
 func CheckEmpty(d dirfs.Dir) error {
 	names, err := d.ReadDir(".")
 	if err != nil {
 		return err
 	}
 	for _, n := range names {
-		// lost+found is what a freshly made file system has; the others may be left by a process that died here.
+		// A new file system has lost+found. A process that died here may have left the others.
 		if n != LockName && !strings.HasPrefix(n, MarkerTemp) && n != "lost+found" {
 			return fmt.Errorf("it is not empty and has no %s: found %q; give an empty directory or one that kvlane made; "+
 				"if %s was lost: \"kvlane store verify --repair\": %w", MarkerName, n, MarkerName, errdefs.ErrInvalid)
@@ -245,7 +249,7 @@ func CheckEmpty(d dirfs.Dir) error {
 	return nil
 }
 
-// WriteMarker makes d, which is locked, a directory of blocks. It must be empty.
+// WriteMarker makes an empty directory one of blocks. The caller holds the lock of d.
 func WriteMarker(d dirfs.Dir, m Marker) error {
 	if err := CheckEmpty(d); err != nil {
 		return err
@@ -253,8 +257,9 @@ func WriteMarker(d dirfs.Dir, m Marker) error {
 	return PutMarker(d, m)
 }
 
-// MendMarker gives d, which is locked, the marker, and keeps what is left of the old one in quarantine.
-func MendMarker(d dirfs.Dir, now time.Time, m Marker) error {
+// RepairMarker writes a new marker and moves the old one to quarantine. The caller holds the lock
+// of d.
+func RepairMarker(d dirfs.Dir, now time.Time, m Marker) error {
 	if err := Mkdir(d, Quarantine); err != nil {
 		return err
 	}
@@ -265,13 +270,13 @@ func MendMarker(d dirfs.Dir, now time.Time, m Marker) error {
 	return PutMarker(d, m)
 }
 
-// PutMarker gives d, which is locked, the marker, durably.
+// PutMarker writes the marker and makes it durable. The caller holds the lock of d.
 func PutMarker(d dirfs.Dir, m Marker) error {
 	b, err := m.encode()
 	if err != nil {
 		return err
 	}
-	// A name that nobody else has: where locks do not reach other hosts one of them may be at this too.
+	// Locks may not reach other hosts, so that another host may write a marker at the same time.
 	temp := MarkerTemp + "." + NewID()
 	if _, err := WriteFile(d, temp, b, true); err != nil {
 		return err

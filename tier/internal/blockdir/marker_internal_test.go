@@ -84,7 +84,7 @@ func FuzzParseMarker(f *testing.F) {
 	}
 	other := id
 	other.Group, other.Layers = "sliding", "1-3"
-	several, err := (&Marker{Sort: Log, Version: groupsVersion, Directory: m.Directory, Groups: append(m.Groups, Group{Digest: other.Digest(), Layout: layout})}).encode()
+	several, err := (&Marker{Kind: Log, Version: groupsVersion, Directory: m.Directory, Groups: append(m.Groups, Group{Digest: other.Digest(), Layout: layout})}).encode()
 	if err != nil {
 		f.Fatal(err)
 	}

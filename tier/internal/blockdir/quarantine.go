@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
-// Quarantined lists the quarantine. One that is no folder has nothing: it is itself foreign.
+// Quarantined lists the quarantine. It lists nothing if a file has its name: that file is foreign.
 func Quarantined(d dirfs.Dir) ([]string, error) {
 	names, err := Names(d, Quarantine)
 	if err != nil {
@@ -21,7 +21,7 @@ func Quarantined(d dirfs.Dir) ([]string, error) {
 	return names, err
 }
 
-// TrimQuarantine removes the oldest files until most are left. What it cannot remove, and what is not kvlane's, it leaves.
+// TrimQuarantine removes the oldest files until most are left. It ignores files not made by kvlane.
 func TrimQuarantine(d dirfs.Dir, most int) error {
 	all, err := Names(d, Quarantine)
 	if err != nil {
@@ -29,7 +29,7 @@ func TrimQuarantine(d dirfs.Dir, most int) error {
 	}
 	var ours []string
 	for _, n := range all {
-		if quarantineName(n) {
+		if isQuarantineName(n) {
 			ours = append(ours, n)
 		}
 	}
@@ -42,15 +42,16 @@ func TrimQuarantine(d dirfs.Dir, most int) error {
 	return errors.Join(errs...)
 }
 
-// quarantineName says whether a name is one that QuarantineName gives.
-func quarantineName(n string) bool {
-	of, ours := setAsideAt(n)
+// isQuarantineName reports whether QuarantineName can return a name.
+func isQuarantineName(n string) bool {
+	of, ours := parseQuarantined(n)
 	_, err := block.ParseKey(of)
 	return ours && err == nil
 }
 
-// setAsideAt returns what was set aside under a name below Quarantine, which begins with the time. False: it is no such name.
-func setAsideAt(n string) (of string, ours bool) {
+// parseQuarantined splits the name of a quarantined file after the time. It returns false if the
+// name does not begin with one.
+func parseQuarantined(n string) (of string, ours bool) {
 	const digits = 16
 	if len(n) < digits+1 || n[digits] != '-' {
 		return "", false
@@ -59,8 +60,8 @@ func setAsideAt(n string) (of string, ours bool) {
 	return n[digits+1:], err == nil
 }
 
-// QuarantineName returns the name, below Quarantine, of an image of key that failed its check. Names begin with the time, in digits of
-// constant number, so that the oldest comes first.
+// QuarantineName returns the name in quarantine of an image of key. It begins with the time in a
+// fixed number of digits, so that names sort by time.
 func QuarantineName(now time.Time, key block.Key) string {
 	return fmt.Sprintf("%016x-%s", uint64(now.UnixNano()), key)
 }

@@ -8,50 +8,50 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
-// Inspection is what a directory holds.
+// Inspection describes the contents of a directory.
 type Inspection struct {
 	Marker Marker
-	Held
-	ByGroup     []Held // of each of Marker.Groups
-	Temporary   int    // files being written, or left by processes that died
+	Totals
+	ByGroup     []Totals // in the order of Marker.Groups
+	Temporary   int      // files being written, or left by dead processes
 	Quarantined int
-	// Of a log: its files, and their bytes.
+	// Files of a log, and their bytes.
 	Segments     int
 	SegmentBytes int64
 }
 
-// Held is blocks, and the bytes of their files, if each has the length that its layout says.
-type Held struct{ Blocks, Bytes int64 }
+// Totals counts blocks and the bytes of their files, assuming the lengths of their layouts.
+type Totals struct{ Blocks, Bytes int64 }
 
 // Entry is a block in a directory.
 type Entry struct {
 	Key      block.Key
 	Bytes    int64     // of its file
-	Modified time.Time // when it was written, or its hotness was last renewed
-	Group    int       // of Marker.Groups, or -1 where the key is of none
-	Shards   int       // as the group's layout says
+	Modified time.Time // time of the write, or of the last renewal of its age
+	Group    int       // index into Marker.Groups, or -1 if no group has the key
+	Shards   int       // in the group's layout
 }
 
-// Collected says what GC did.
+// Collected is the result of GC.
 type Collected struct {
 	Before, After int64 // bytes of blocks
 	Removed       int64 // blocks
-	Swept         int   // temporary files of processes that have died
-	// Left says what could not be removed or looked at, and why: blocks, and temporary files of dead processes.
+	Swept         int   // temporary files of dead processes
+	// Left joins the errors of blocks and temporary files that could not be removed or examined.
 	Left error
 }
 
-// Problem is what is wrong with a file.
+// Problem is a kind of finding.
 type Problem string
 
-// The problems.
+// Problems.
 const (
-	Damaged   Problem = "damaged"   // its kind, size, identity, key or a checksum is wrong
-	Lost      Problem = "lost"      // the marker is not there
-	Misplaced Problem = "misplaced" // a block in another folder than its key's
-	Leftover  Problem = "leftover"  // a temporary file of a process that has died
-	Foreign   Problem = "foreign"   // no file of a block directory
-	Unjudged  Problem = "unjudged"  // it could not be looked at
+	Damaged   Problem = "damaged"   // kind, size, identity, key or a checksum is wrong
+	Lost      Problem = "lost"      // the marker is missing
+	Misplaced Problem = "misplaced" // a block in the folder of other keys
+	Leftover  Problem = "leftover"  // a temporary file of a dead process
+	Foreign   Problem = "foreign"   // not made by kvlane
+	Unjudged  Problem = "unjudged"  // it could not be examined
 	Newer     Problem = "newer"     // a block of another format version
 )
 
@@ -60,12 +60,12 @@ type Finding struct {
 	Path    string
 	Problem Problem
 	Detail  string
-	Key     block.Key // of a block; else zero
-	MovedTo string    // where Repair moved the file, or the image; "" where it did not
-	ByHand  bool      // a Foreign one that Clear leaves
+	Key     block.Key // zero if the file is no block
+	MovedTo string    // new name given by Repair, or ""
+	ByHand  bool      // a Foreign file that Clear does not remove
 }
 
-// NoteByHand marks the foreign findings, below root, that are folders with something in them.
+// NoteByHand sets ByHand in the foreign findings below root that are folders with contents.
 func NoteByHand(d dirfs.Dir, root string, found []Finding) {
 	for i := range found {
 		f := &found[i]
@@ -78,34 +78,35 @@ func NoteByHand(d dirfs.Dir, root string, found []Finding) {
 	}
 }
 
-// Report is what Verify found.
+// Report is the result of Verify.
 type Report struct {
-	// Marker is the directory's, or, where that is lost or damaged, what the blocks' headers agree on.
+	// Marker is the directory's. If that is lost or damaged, it is derived from the headers of the
+	// blocks.
 	Marker       Marker
-	Blocks       int64 // that were checked, the damaged ones included
-	Bytes        int64 // of them
-	LiveSessions int   // of processes that have the directory open
-	Quarantined  int   // files set aside earlier; not a finding: they are never read
+	Blocks       int64 // checked, including damaged ones
+	Bytes        int64 // of the checked blocks
+	LiveSessions int   // processes that have the directory open
+	Quarantined  int   // quarantined files; they are no findings
 	Findings     []Finding
-	// Sums counts the sound blocks by the algorithm of their checksums. A directory may hold several.
+	// Sums counts the sound blocks by checksum algorithm. A directory may have several algorithms.
 	Sums map[block.SumAlgo]int64
 }
 
-// Clean says whether nothing was found.
+// Clean reports whether there are no findings.
 func (r *Report) Clean() bool { return len(r.Findings) == 0 }
 
-// Repaired says what Repair found and did.
+// Repaired is the result of Repair.
 type Repaired struct {
-	Report          // of the directory as it is afterwards; Findings are those of before
-	MarkerMade bool // from the blocks' headers; with another directory id, which matters where a tier has several directories
-	SetAside   int  // damaged blocks, moved to quarantine
-	Moved      int  // sound blocks that lay in another folder than their key's
-	SweptFiles int  // temporary files of processes that have died
+	Report          // after the repair; but Findings are those before
+	MarkerMade bool // the marker was derived from the headers, with a new directory id
+	SetAside   int  // damaged blocks moved to quarantine
+	Moved      int  // sound blocks moved to the folder of their key
+	SweptFiles int  // temporary files of dead processes
 	Unrepaired []Finding
 }
 
-// Afterwards takes over what verifying the directory after the repair says.
-func (r *Repaired) Afterwards(again Report) {
+// SetAfter replaces the report by the one after the repair, but keeps Findings.
+func (r *Repaired) SetAfter(again Report) {
 	before := r.Findings
 	r.Report, r.Unrepaired = again, again.Findings
 	r.Findings = before

@@ -1,3 +1,3 @@
-// Package usage counts who uses a durable tier and its blocks: a Gate the operations under way, Owners who pins a key and who writes
-// or removes its block, a Pause why nobody writes for now. All are safe for concurrent use.
+// Package usage tracks how a durable tier is used: OpCounter counts operations, KeyLocks locks and
+// pins keys, and Pause suspends writes. All types are safe for concurrent use.
 package usage

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Pause says whether writing goes on after it failed for want of room. Meanwhile writes fail at once rather than wait or try,
-// each in its turn, for what the one before did not get; the first after it tries again.
+// Pause suspends writes after one failed for lack of space. During a pause writes fail at once. The
+// first write after it tries again.
 type Pause struct {
 	mu    sync.Mutex
 	cause error // nil: not paused
@@ -16,13 +16,13 @@ type Pause struct {
 	wait  time.Duration
 }
 
-// pauseLeast and pauseMost bound a pause; each is twice as long as the one before.
+// The first pause lasts pauseLeast. Each is twice as long as the previous, up to pauseMost.
 const (
 	pauseLeast = time.Second
 	pauseMost  = 30 * time.Second
 )
 
-// Begin pauses for cause, longer than the last time if writing has not succeeded since.
+// Begin starts a pause for cause. It does nothing during a pause.
 func (p *Pause) Begin(now time.Time, cause error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -30,20 +30,20 @@ func (p *Pause) Begin(now time.Time, cause error) {
 		p.since = now
 	}
 	if p.cause != nil && now.Before(p.until) {
-		return // another has begun it meanwhile
+		return // a concurrent write has begun it
 	}
 	p.wait = min(max(2*p.wait, pauseLeast), pauseMost)
 	p.cause, p.until = cause, now.Add(p.wait)
 }
 
-// End notes that a write succeeded.
+// End records that a write succeeded.
 func (p *Pause) End() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.cause, p.wait = nil, 0
 }
 
-// Err is why nobody writes now; nil where somebody may try.
+// Err returns the cause of the pause, or nil if writes are allowed.
 func (p *Pause) Err(now time.Time) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -54,8 +54,8 @@ func (p *Pause) Err(now time.Time) error {
 		now.Sub(p.since).Round(time.Millisecond), p.until.Sub(now).Round(time.Millisecond), p.cause)
 }
 
-// Why is what the last write failed for; nil once one has succeeded.
-func (p *Pause) Why() error {
+// Cause returns the error of the last write, or nil if it succeeded.
+func (p *Pause) Cause() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.cause

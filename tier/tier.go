@@ -7,15 +7,15 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// State is where a block stands in a tier.
+// State is the state of a block in a tier.
 type State uint8
 
-// The states of a block. Lookup answers with hits only for Ready.
+// States of a block. Only Ready is a hit.
 const (
-	Absent  State = iota // not here
-	Filling              // somebody is writing it
+	Absent  State = iota // not in the tier
+	Filling              // being written
 	Ready                // complete and published
-	Failed               // its filling failed, or its bytes were found corrupt
+	Failed               // the fill failed, or the bytes were found corrupt
 )
 
 // String returns the state's name.
@@ -33,144 +33,162 @@ func (s State) String() string {
 	return "unknown"
 }
 
-// Tier keeps the block images of a store: of one identity and layout, or of one for each of its page groups (block.Formats), where a
-// key says of which. All methods are safe for concurrent use.
+// Tier stores the block images of a store. All have one identity and layout, or one for each page
+// group (block.Formats): then the key identifies the group. All methods are safe for concurrent
+// use.
 type Tier interface {
-	// Name is the tier's name in pipelines and metrics: "cache", "file"; "window" is where blocks pass that no cache keeps.
+	// Name returns the name of the tier in stores and metrics: "cache", "file", "log", or "window"
+	// for a transient cache.
 	Name() string
-	// Lookup sets states[i] to the state of keys[i]; the slices have equal lengths.
+	// Lookup sets states[i] to the state of keys[i]. The slices have equal lengths.
 	Lookup(ctx context.Context, keys []block.Key, states []State) error
-	// Retain pins the blocks of keys in their order, up to the first that is not Ready, and returns how many it has pinned:
-	// until Release they are neither evicted nor rewritten. Pins count, those of a key that is named twice too. Check and pin
-	// of a block are one step. An error says why the block after them could not be pinned; they are pinned all the same.
+	// Retain pins the blocks of keys in order, up to the first that is not Ready, and returns the
+	// number of pins. A pinned block is neither evicted nor overwritten until Release. A key that
+	// occurs twice is pinned twice. Checking and pinning a block is atomic. An error describes the
+	// block after the last pinned one. The pins stay in that case too.
 	Retain(ctx context.Context, keys []block.Key) (int, error)
-	// Release undoes one Retain of each of keys. It panics without one: that is a bug.
+	// Release undoes one Retain of each key. It panics if a key is not retained.
 	Release(keys []block.Key)
-	// Get reads the block's image into dst, host memory as long as the image, and verifies it. When it returns, with or
-	// without error, nothing writes dst any more. Errors: ErrNotFound for a miss, ErrCorrupt for a failed check (the
-	// block has been set aside; dst is undefined), else the cause.
+	// Get reads the block's image into dst, host memory of the image's length, and verifies it.
+	// After Get returns, with or without error, dst is not written any more. It returns ErrNotFound
+	// for a miss. It returns ErrCorrupt for a failed check: then the block has been set aside and
+	// dst is undefined.
 	Get(ctx context.Context, key block.Key, dst mem.Extent) error
-	// Put stores the image in src, which it verifies to carry this key, and returns when it is durable by the tier's
-	// policy; until then src must not change. A block already here is looked at as Get would: a whole one is left as it is, made
-	// durable if it is not known to be, and Put returns nil; a damaged one is set aside and written anew. One that another Put
-	// is writing is waited for. Errors: ErrNoSpace, ErrReadOnly, ErrBusy when every place is pinned until
-	// ctx ends. A failed Put leaves nothing behind.
+	// Put verifies the image in src and stores it. It returns when the block is as durable as the
+	// tier's policy requires. src must not change until then. If the block exists, Put checks it as
+	// Get does. It makes a sound block durable and returns nil. It sets a damaged block aside and
+	// writes the new one. If another Put writes the block, Put waits for it. It returns ErrNoSpace,
+	// ErrReadOnly, or ErrBusy if all space is pinned until ctx ends. A failed Put leaves nothing
+	// behind.
 	Put(ctx context.Context, key block.Key, src mem.Extent) error
-	// Delete removes the block. ErrNotFound where there is none, ErrBusy where it is retained.
+	// Delete removes the block. It returns ErrNotFound if there is none, and ErrBusy if it is
+	// retained.
 	Delete(ctx context.Context, key block.Key) error
-	// Close stops the tier's own work and frees what it holds. Using the tier afterwards gives ErrClosed. If ctx ends while
-	// something is still under way, the error wraps ErrBusy, what is under way may still use the memory that it was given, and
-	// Close may be called again.
+	// Close stops background work and releases resources. Later calls return ErrClosed. If ctx ends
+	// while operations are in progress, Close returns ErrBusy. Then these may still use the memory
+	// passed to them, and Close may be called again.
 	Close(ctx context.Context) error
 }
 
-// Stats counts what a tier did since it was opened, and what it holds.
+// Stats has counters since the tier was opened, and its current contents.
 type Stats struct {
-	Blocks, Bytes                int64 // held now
-	CapacityBytes                int64 // zero where unbounded
-	Hits                         int64 // blocks found by Get, Read and OpenReady; leases do not count
+	Blocks, Bytes                int64 // stored now
+	CapacityBytes                int64 // zero if unbounded
+	Hits                         int64 // blocks found by Get, Read and OpenReady, but not by Retain
 	Misses                       int64 // of Retain, Get and Read
 	Puts, Evictions              int64
 	Corrupt                      int64 // blocks found corrupt and set aside
-	Replaced                     int64 // blocks found corrupt or unreadable by a Put, which wrote them anew
-	Errors                       int64 // operations that failed for another reason than a miss; not fillings, which their fillers give up
+	Replaced                     int64 // corrupt or unreadable blocks that a Put replaced
+	Errors                       int64 // failed operations, without misses and aborted fills
 	ReadBytes, WrittenBytes      int64
-	Retained, Quarantined, Swept int64 // pins held now; files set aside; temporary files removed at open
-	Newer                        int64 // blocks met that are of another format version: misses, and left as they are
-	OthersBytes                  int64 // of CapacityBytes, held or needed by other identities
+	Retained, Quarantined, Swept int64 // pins now; files set aside; temporary files removed at open
+	Newer                        int64 // blocks of another format version: misses that stay
+	OthersBytes                  int64 // part of CapacityBytes used or needed by other identities
 	Yielded                      int64 // Evictions while other identities share CapacityBytes
 	Reclaimed                    int64 // blocks removed of identities that no process used
-	Waiting                      int64 // Puts that wait for room now
-	Stuck                        int64 // blocks that could not be removed when room was last made
-	// Paused is why the tier does not write, or the last write failed, for want of room; nil once one has succeeded. It is also why a
-	// full disk keeps the tier below CapacityBytes; then nil once more was written than was removed for the disk.
+	Waiting                      int64 // Puts that wait for space now
+	Stuck                        int64 // blocks that could not be removed when space was last freed
+	// Paused is the reason why the tier does not write for lack of space, or why the last write
+	// failed. It is nil after a successful write. It is also set while a full disk keeps the tier
+	// below CapacityBytes.
 	Paused error
-	// Failure is what the tier's own work, counting its blocks and making room, last failed for; nil where that went well.
+	// Failure is the last error of background work, such as counting blocks and freeing space. It
+	// is nil after a success.
 	Failure error
 }
 
-// Keeper is a Tier that may know, without reading them, that blocks are whole and durable.
+// Keeper is a Tier that can report durable blocks without reading them.
 type Keeper interface {
-	// Kept sets kept[i] where the tier knows that a Put of keys[i] would find the block whole and as durable as the tier's
-	// policy promises, and so would do nothing. The slices have equal lengths. Not to know is no error.
+	// Kept sets kept[i] if a Put of keys[i] would find the block sound and durable by the tier's
+	// policy, and do nothing. False means that this is not known. The slices have equal lengths.
 	Kept(ctx context.Context, keys []block.Key, kept []bool) error
 }
 
-// ReadOnlyTier is a Tier that may have been opened for reading only. Then Put and Delete always return ErrReadOnly, and nobody
-// expects blocks to become durable there.
+// ReadOnlyTier is a Tier that can be opened for reading only. Then Put and Delete return
+// ErrReadOnly, and a store does not count on the tier for durability.
 type ReadOnlyTier interface {
 	ReadOnly() bool
 }
 
-// TransientTier is a SlotTier that may have been opened as a window: then a block is forgotten once nothing pins it.
+// TransientTier is a SlotTier that can be opened as a window. A window drops a block when its last
+// pin ends.
 type TransientTier interface {
 	Transient() bool
 }
 
-// Reader is a Tier that reads without summing what it reads, for who sums the bytes anyway.
+// Reader is a Tier that can read without verifying checksums, for callers that verify them.
 type Reader interface {
-	// Read is Get but for the shards, which are not verified: length, header, identity and key are. Whoever calls it verifies
-	// every shard by the header's checksums before anybody uses it, and where one is wrong asks Get, which sets the block aside.
+	// Read is Get without verification of the shards. It verifies length, header, identity and key.
+	// The caller verifies every shard by the header's checksums before use. If one is wrong it
+	// calls Get, which sets the block aside.
 	Read(ctx context.Context, key block.Key, dst mem.Extent) error
 }
 
-// ManyPutter is a Tier that stores many blocks for less than as many Puts take.
+// ManyPutter is a Tier that stores many blocks in less time than single Puts.
 type ManyPutter interface {
-	// PutMany puts the image in srcs[i] as Put of keys[i] would, and sets errs[i] to what that would return: one block's failure is no
-	// other's. A key may be named twice. The slices have equal lengths, else all of errs wrap ErrInvalid. It returns when Put of each would have.
+	// PutMany stores srcs[i] as a Put of keys[i], and sets errs[i] to its result. Blocks fail
+	// independently. A key may occur twice. If the slices differ in length, all of errs wrap
+	// ErrInvalid. PutMany returns when all the Puts would have.
 	PutMany(ctx context.Context, keys []block.Key, srcs []mem.Extent, errs []error)
 }
 
-// Statter is a Tier that counts. Every tier of kvlane does.
+// Statter is a Tier with statistics. Every tier of kvlane implements it.
 type Statter interface {
 	Stats() Stats
 }
 
-// SlotTier is a Tier whose blocks lie in slots of host memory that devices can reach, so that a stream copies straight
-// between them and GPU pages. All slots are of one mem.Slots array. Open and Reserve with a context that has already ended
-// try once without waiting: what can be had at once is had, and only what would have to be waited for is refused.
+// SlotTier is a Tier with blocks in slots of host memory. Devices can reach the slots, so a stream
+// copies directly between them and GPU pages. If the context of Open or Reserve has already ended,
+// they make one attempt without waiting.
 type SlotTier interface {
 	Tier
-	// Slots returns the array that slots index.
+	// Slots returns the array of slots.
 	Slots() mem.Slots
-	// LimitRetained bounds the slots that Retain may pin at a time, a slot counting once: at a block beyond them Retain stops
-	// with ErrBusy. Unlimited until it is called.
+	// LimitRetained bounds the slots that Retain pins at a time. Retain returns ErrBusy at the
+	// first block beyond. There is no bound before the first call.
 	LimitRetained(slots int)
-	// OpenReady is Open, without waiting, for many: it sets states[i] to the state of keys[i], and slots[i] to the pinned slot
-	// of a block that is Ready and to nil for others. The slices have equal lengths. After an error nothing is pinned.
+	// OpenReady opens many blocks without waiting. It sets states[i] to the state of keys[i]. It
+	// sets slots[i] to the pinned slot of a Ready block, else to nil. The slices have equal
+	// lengths. After an error nothing is pinned.
 	OpenReady(ctx context.Context, keys []block.Key, slots []Slot, states []State) error
-	// Open pins a Ready block for reading and returns its slot. It waits while another is filling the block, until ctx
-	// ends, and returns ErrNotFound if the block is absent or its filling failed (the caller may then Reserve).
+	// Open pins a Ready block for reading and returns its slot. It waits while another caller fills
+	// the block, until ctx ends. It returns ErrNotFound if the block is absent or its fill failed.
+	// Then the caller may call Reserve.
 	Open(ctx context.Context, key block.Key) (Slot, error)
-	// ReleaseSlots releases each of slots, which are this tier's, for less than as many Releases take.
+	// ReleaseSlots releases slots of this tier in less time than single Releases.
 	ReleaseSlots(slots []Slot)
-	// Reserve takes a free or evictable slot and makes the block Filling. ErrExists when the block is Ready or
-	// Filling; ErrBusy when every slot is pinned until ctx ends.
+	// Reserve takes a free or evictable slot and makes the block Filling. It returns ErrExists if
+	// the block is Ready or Filling, and ErrBusy if all slots are pinned until ctx ends.
 	Reserve(ctx context.Context, key block.Key) (Fill, error)
 }
 
-// Slot is a pinned block. One owner.
+// Slot is a pinned block. It has one owner.
 type Slot interface {
 	Index() uint32
 	Extent() mem.Extent
-	// Sums returns the checksums of the block's shards, as its header had them when the block became Ready: what comes of the
-	// slot's memory later does not change them. Nil where they are not block.SumTree. Not to be written.
+	// Sums returns the checksums of the block's shards, as they were in its header when the block
+	// became Ready. Later changes of the slot's memory do not affect them. It returns nil if they
+	// are not block.SumTree. The caller must not modify them.
 	Sums() []uint64
-	// Corrupt reports that the slot's bytes failed their check: the block becomes Failed and is dropped once unpinned.
+	// Corrupt reports that the slot's bytes failed a check. The block becomes Failed and is dropped
+	// with its last pin.
 	Corrupt(cause error)
-	// Release unpins the block. A second Release does nothing.
+	// Release unpins the block. A second Release has no effect.
 	Release()
 }
 
-// Fill is a block that its owner is filling. Exactly one of Publish and Abort ends it; a second end does nothing.
+// Fill is a block that its owner fills. Publish, Abort or Quarantine ends it. Later calls have no
+// effect.
 type Fill interface {
 	Index() uint32
 	Extent() mem.Extent
-	// Publish makes the block Ready and returns it pinned. The slot holds its whole image. If the tier refuses, it aborts.
+	// Publish makes the block Ready and returns it pinned. The slot must hold the whole image. If
+	// Publish fails it aborts the fill.
 	Publish() (Slot, error)
-	// Abort makes the block Failed, wakes who waits for it with cause, and frees the slot. Nothing may write the slot
-	// any more: where that cannot be promised, call Quarantine.
+	// Abort makes the block Failed with cause, wakes the callers that wait for it, and frees the
+	// slot. No hardware may write the slot any more; if that is not certain, call Quarantine.
 	Abort(cause error)
-	// Quarantine is Abort for a slot that hardware may still write: it is not used again until quiesced is closed.
+	// Quarantine is Abort for a slot that hardware may still write. The slot is not used again
+	// until quiesced is closed.
 	Quarantine(cause error, quiesced <-chan struct{})
 }

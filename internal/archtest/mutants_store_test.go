@@ -96,7 +96,7 @@ var storeMutants = []mutant{
 	defect("store", "TestDefectDamagedFileIsFoundOnTheWay",
 		"store/unproven.go", "if !t.raw || it.wrong > 0 || it.cause != nil {", "if !t.raw || it == nil {"),
 	defect("store", "TestDefectDamagedFileIsAnErrorOfTheCache",
-		"tier/cache/reserve.go", "	e.state = tier.Failed\n	if e.flight", "	t.stats.Errors++\n	e.state = tier.Failed\n	if e.flight"),
+		"tier/cache/reserve.go", "	e.state = tier.Failed\n	if e.wait", "	t.stats.Errors++\n	e.state = tier.Failed\n	if e.wait"),
 	defect("store", "TestDefectManyLoadsOfADamagedFile",
 		"store/unproven.go", "if !t.raw || it.wrong > 0 || it.cause != nil {", "if !t.raw || it == nil {"),
 	defect("store", "TestDefectWaitsForRoomAddUp",

@@ -16,27 +16,28 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// Config says what a Tier is made of.
+// Config configures a Tier.
 type Config struct {
-	// Memory holds the slots, as many images as fit, of the longest where page groups differ. It needs a CPU address; for streams to
-	// reach the slots it has to be pinned (device.Device.AllocHost). The tier does not free it.
+	// Memory holds the slots. A slot has the length of the longest image. The CPU must reach the
+	// memory. Streams reach it only if it is pinned (device.Device.AllocHost). The tier does not
+	// free it.
 	Memory *mem.Region
-	// Blocks is how many slots there are where they lie in other processes, and Memory is nil: the tier knows then which blocks are
-	// there, and which goes next, and nothing of their bytes. Get and Put are ErrNotSupported.
+	// Blocks is the number of slots if they are in other processes. Then Memory is nil, and the
+	// tier decides only which blocks the slots have. Get and Put return ErrNotSupported.
 	Blocks int
-	// Formats are those of the blocks kept here, one a page group.
+	// Formats has one format for each page group.
 	Formats block.Formats
-	// Transient makes the tier a window: a block is forgotten once nothing pins it, so that its slot is only a place to stand in on the
-	// way to or from another tier.
+	// Transient makes the tier a window. It drops a block when its last pin ends. So its slots only
+	// buffer blocks on the way to or from another tier.
 	Transient bool
-	// Evicted is told of each block that has made room for another. It is called with the tier's lock held, and must not call the tier.
-	// May be nil.
+	// Evicted is called for each evicted block, with the tier's lock held. It must not call the
+	// tier. It may be nil.
 	Evicted func(key block.Key)
-	// Clock tells how long a slot has been filling; nil is the machine's.
+	// Clock measures how long a slot has been filling. Nil selects the system clock.
 	Clock clockwork.Clock
 }
 
-// Validate reports everything that is wrong with c.
+// Validate reports all errors of c, joined.
 func (c *Config) Validate() error {
 	var errs []error
 	formatsErr := c.Formats.Validate()
@@ -63,48 +64,49 @@ func (c *Config) Validate() error {
 
 // Tier implements tier.SlotTier and tier.Statter. All methods are safe for concurrent use.
 type Tier struct {
-	formats block.Formats
-	clock   clockwork.Clock
-	opened  time.Time
-	passing bool // see Config.Transient
-	slots   mem.Slots
-	closing chan struct{}  // closed by the first Close
-	owned   sync.WaitGroup // goroutines that watch quarantined slots
+	formats   block.Formats
+	clock     clockwork.Clock
+	opened    time.Time
+	transient bool // Config.Transient
+	slots     mem.Slots
+	closing   chan struct{}  // closed by the first Close
+	watchers  sync.WaitGroup // goroutines that wait for quarantined slots
 
 	mu          sync.Mutex
 	closed      bool
-	free        []uint32            // a stack of slots
-	evicted     func(key block.Key) // see Config.Evicted
+	free        []uint32            // stack of free slots
+	evicted     func(key block.Key) // Config.Evicted, or nil
 	entries     []entry             // by slot
-	sums        []uint64            // of the shards of each slot's block, shards words a slot
-	shards      int                 // the most of a block
+	sums        []uint64            // checksums of all slots, shards words for each
+	shards      int                 // maximum number of shards of a block
 	index       index               // of Filling and Ready blocks
 	policy      *policy
-	order       *tier.Order // see SetOrder; nil: places are not known
+	order       *tier.Order // see SetOrder; may be nil
 	failed      *recent[block.Key, error]
-	orphans     map[block.Key]int // retains of blocks found corrupt since
+	orphans     map[block.Key]int // retains of blocks that were found corrupt since
 	retained    int               // slots with retains
 	retainMax   int
-	line        []*waiter // who waits for a slot, first come first
+	waiters     []*waiter // callers that wait for a slot, in the order of their calls
 	quarantined map[uint32]<-chan struct{}
 	stats       tier.Stats
 }
 
-// entry is what the tier knows of a slot. In state Failed the block was found corrupt and left the index, and the slot
-// becomes free with its last pin; or the slot is quarantined. It is no longer than a line of the CPU's caches.
+// entry describes a slot. In the state Failed the slot is in quarantine, or its block was found
+// corrupt and left the index: then the slot becomes free with its last pin. An entry fits into a
+// cache line.
 type entry struct {
 	key     block.Key
-	flight  *flight       // who waits for the filling; nil when nobody does
-	since   time.Duration // since the tier was opened
-	pins    int32         // handles given out, each of which may read the slot
+	wait    *fillWait     // nil if no caller waits for the fill
+	since   time.Duration // start of the fill, since the tier was opened
+	pins    int32         // open handles, each of which may read the slot
 	retains int32         // by Retain
-	shards  uint16        // checksums of it among the tier's sums; zero where they are of another kind
+	shards  uint16        // number of checksums in Tier.sums; zero if the header has none of that kind
 	state   tier.State
 }
 
 func (e *entry) pinned() bool { return e.state != tier.Ready || e.pins > 0 || e.retains > 0 }
 
-// maxFailures bounds the failures whose cause is remembered: they are for explaining, nothing depends on them.
+// maxFailures bounds the failures whose cause is kept for error messages.
 const maxFailures = 1024
 
 // Open returns an empty tier. It starts no goroutine.
@@ -124,7 +126,7 @@ func Open(c Config) (*Tier, error) {
 		formats:     c.Formats,
 		clock:       c.Clock,
 		opened:      c.Clock.Now(),
-		passing:     c.Transient,
+		transient:   c.Transient,
 		slots:       mem.Slots{Region: c.Memory, Stride: image},
 		closing:     make(chan struct{}),
 		free:        make([]uint32, n),
@@ -146,21 +148,21 @@ func Open(c Config) (*Tier, error) {
 	return t, nil
 }
 
-// Name returns "cache", and "window" of a tier that keeps nothing.
+// Name returns "cache", or "window" for a transient tier.
 func (t *Tier) Name() string {
-	if t.passing {
+	if t.transient {
 		return "window"
 	}
 	return "cache"
 }
 
-// Transient says whether blocks are forgotten once nothing pins them.
-func (t *Tier) Transient() bool { return t.passing }
+// Transient reports whether the tier drops a block when its last pin ends.
+func (t *Tier) Transient() bool { return t.transient }
 
-// Slots returns the array that the slots' numbers index.
+// Slots returns the array of slots.
 func (t *Tier) Slots() mem.Slots { return t.slots }
 
-// Stats returns what the tier did and holds. Open counts an image as read, though a stream does the reading.
+// Stats returns the counters. Open counts the image as read, although a stream reads it later.
 func (t *Tier) Stats() tier.Stats {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -170,9 +172,9 @@ func (t *Tier) Stats() tier.Stats {
 	return s
 }
 
-// Close makes every later call fail, wakes who waits, and ends the watching of quarantined slots. While a slot is pinned,
-// being filled or quarantined, Close returns an error that counts them: the memory must not be freed yet. Their owners may
-// still give them back, and a Close after that returns nil. It does not wait.
+// Close makes later calls fail and ends all waits. It does not block. It returns ErrBusy with
+// counts while slots are pinned, being filled or quarantined: then the memory must not be freed.
+// Their owners may still release them. After that Close returns nil.
 func (t *Tier) Close(context.Context) error {
 	t.mu.Lock()
 	if !t.closed {
@@ -181,7 +183,7 @@ func (t *Tier) Close(context.Context) error {
 		t.wakeAll(fmt.Errorf("cache: %w", errdefs.ErrClosed))
 	}
 	t.mu.Unlock()
-	t.owned.Wait()
+	t.watchers.Wait()
 
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -193,18 +195,18 @@ func (t *Tier) Close(context.Context) error {
 	return t.outstanding()
 }
 
-// wakeAll ends every wait with err. The caller holds mu.
+// wakeAll ends all waits with err. The caller holds mu.
 func (t *Tier) wakeAll(err error) {
-	for _, w := range t.line {
+	for _, w := range t.waiters {
 		w.resolve(nil, err)
 	}
-	t.line = nil
+	t.waiters = nil
 	for i := range t.entries {
-		t.entries[i].land(uint32(i), err)
+		t.entries[i].wakeWaiters(uint32(i), err)
 	}
 }
 
-// outstanding says what keeps the memory in use, or nil. The caller holds mu.
+// outstanding returns an error if the memory is in use. The caller holds mu.
 func (t *Tier) outstanding() error {
 	var pinned, retained, filling int
 	var oldest time.Duration
@@ -229,15 +231,15 @@ func (t *Tier) outstanding() error {
 		pinned, retained, filling, oldest, len(t.quarantined), errdefs.ErrBusy)
 }
 
-// enter reports why a call may not start. The caller holds mu.
-func (t *Tier) enter() error {
+// checkOpen returns ErrClosed if the tier is closed. The caller holds mu.
+func (t *Tier) checkOpen() error {
 	if t.closed {
 		return fmt.Errorf("cache: %w", errdefs.ErrClosed)
 	}
 	return nil
 }
 
-// at returns the slot of a block that is here and its state. The caller holds mu.
+// at returns the state of a block, and its slot if it has one. The caller holds mu.
 func (t *Tier) at(key *block.Key) (uint32, tier.State) {
 	if slot, ok := t.index.find(key); ok {
 		return slot, t.entries[slot].state
@@ -248,8 +250,9 @@ func (t *Tier) at(key *block.Key) (uint32, tier.State) {
 	return 0, tier.Absent
 }
 
-// ask begins a question about many blocks, whose answers have room for n; nil: the caller holds mu.
-func (t *Tier) ask(ctx context.Context, keys []block.Key, n int) error {
+// beginQuery checks the arguments of a query for many blocks with n results. It locks mu if it
+// returns nil.
+func (t *Tier) beginQuery(ctx context.Context, keys []block.Key, n int) error {
 	if len(keys) != n {
 		return fmt.Errorf("cache: ask for %d blocks into %d answers: %w", len(keys), n, errdefs.ErrInvalid)
 	}
@@ -257,16 +260,16 @@ func (t *Tier) ask(ctx context.Context, keys []block.Key, n int) error {
 		return fmt.Errorf("cache: ask for %d blocks: %w", n, context.Cause(ctx))
 	}
 	t.mu.Lock()
-	err := t.enter()
+	err := t.checkOpen()
 	if err != nil {
 		t.mu.Unlock()
 	}
 	return err
 }
 
-// Kept says which blocks are Ready: while the process lives there is nothing more durable here.
+// Kept reports which blocks are Ready. The cache has nothing more durable.
 func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
-	if err := t.ask(ctx, keys, len(kept)); err != nil {
+	if err := t.beginQuery(ctx, keys, len(kept)); err != nil {
 		return err
 	}
 	defer t.mu.Unlock()
@@ -277,9 +280,9 @@ func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 	return nil
 }
 
-// Lookup sets states[i] to the state of keys[i], all of one moment.
+// Lookup sets states[i] to the state of keys[i]. All states are those of one moment.
 func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State) error {
-	if err := t.ask(ctx, keys, len(states)); err != nil {
+	if err := t.beginQuery(ctx, keys, len(states)); err != nil {
 		return err
 	}
 	defer t.mu.Unlock()
@@ -289,14 +292,15 @@ func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State
 	return nil
 }
 
-// Delete removes the block. ErrNotFound where there is none, ErrBusy where it is pinned or being filled.
+// Delete removes a block. It returns ErrNotFound if there is none, and ErrBusy if it is pinned or
+// being filled.
 func (t *Tier) Delete(ctx context.Context, key block.Key) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("delete block %s: %w", key, context.Cause(ctx))
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if err := t.enter(); err != nil {
+	if err := t.checkOpen(); err != nil {
 		return err
 	}
 	slot, ok := t.index.find(&key)

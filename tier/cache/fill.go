@@ -9,14 +9,14 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// fill implements tier.Fill. It carries the handle that Publish returns, so that both are one allocation.
+// fill implements tier.Fill. It contains the handle that Publish returns, to save an allocation.
 type fill struct {
 	slot  slotRef
 	key   block.Key
 	ended bool // guarded by the tier's mu
 }
 
-// Index returns the slot's number.
+// Index returns the index of the slot.
 func (f *fill) Index() uint32 { return f.slot.index }
 
 // Extent returns the slot's bytes.
@@ -26,20 +26,21 @@ func (f *fill) errEnded() error {
 	return fmt.Errorf("fill slot %d: the filling has ended: %w", f.slot.index, errdefs.ErrClosed)
 }
 
-// Publish makes the block Ready and returns it pinned; who waits for it gets it pinned too. On a closed tier it aborts.
+// Publish makes the block Ready and returns it pinned. It wakes the callers that wait for the
+// block, each with a pin. On a closed tier it aborts the fill.
 func (f *fill) Publish() (tier.Slot, error) {
 	t := f.slot.t
 	t.mu.Lock()
 	ended := f.ended
 	f.ended = true
 	t.mu.Unlock()
-	if ended { // the slot may be another fill's
+	if ended { // another fill may have the slot
 		return nil, f.errEnded()
 	}
-	shards := f.noteSums()
+	shards := f.keepSums()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if err := t.enter(); err != nil {
+	if err := t.checkOpen(); err != nil {
 		t.fail(f.slot.index, err)
 		t.freeSlot(f.slot.index)
 		return nil, err
@@ -47,20 +48,21 @@ func (f *fill) Publish() (tier.Slot, error) {
 	e := &t.entries[f.slot.index]
 	e.state, e.shards = tier.Ready, shards
 	t.pin(f.slot.index)
-	if e.flight != nil {
-		// Pinned on behalf of who waits, lest the block be evicted before they have woken.
-		e.pins += e.flight.waits
-		t.stats.Retained += int64(e.flight.waits)
+	if e.wait != nil {
+		// Each waiter gets a pin now, or the block could be evicted before it wakes.
+		e.pins += e.wait.n
+		t.stats.Retained += int64(e.wait.n)
 	}
-	e.land(f.slot.index, nil)
+	e.wakeWaiters(f.slot.index, nil)
 	t.stats.Blocks++
 	t.stats.Puts++
 	t.stats.WrittenBytes += t.formats.ImageBytes(e.key)
 	return &f.slot, nil
 }
 
-// noteSums keeps the checksums that the image's header has, and returns how many. The slot is its filler's alone.
-func (f *fill) noteSums() uint16 {
+// keepSums keeps the checksums in the image's header and returns their number. Only the filler uses
+// the slot.
+func (f *fill) keepSums() uint16 {
 	t := f.slot.t
 	if t.slots.Region == nil {
 		return 0
@@ -88,8 +90,8 @@ func (f *fill) Abort(cause error) {
 	t.freeSlot(f.slot.index)
 }
 
-// Quarantine makes the block Failed with cause. The slot is not used again before quiesced is closed; until then Close
-// reports it. A nil channel is never closed.
+// Quarantine makes the block Failed with cause. The slot is not used again until quiesced is
+// closed. Close reports it until then. A nil channel is never closed.
 func (f *fill) Quarantine(cause error, quiesced <-chan struct{}) {
 	t := f.slot.t
 	t.mu.Lock()
@@ -102,9 +104,9 @@ func (f *fill) Quarantine(cause error, quiesced <-chan struct{}) {
 	t.fail(slot, cause)
 	t.quarantined[slot] = quiesced
 	if t.closed {
-		return // nobody waits for the slot; Close looks whether it has quiesced
+		return // Close checks whether the slot has quiesced
 	}
-	t.owned.Go(func() {
+	t.watchers.Go(func() {
 		select {
 		case <-quiesced:
 			t.mu.Lock()
@@ -115,7 +117,7 @@ func (f *fill) Quarantine(cause error, quiesced <-chan struct{}) {
 	})
 }
 
-// unquarantine gives a slot that has quiesced back. The caller holds mu.
+// unquarantine frees a slot that has quiesced. The caller holds mu.
 func (t *Tier) unquarantine(slot uint32) {
 	delete(t.quarantined, slot)
 	t.freeSlot(slot)

@@ -11,7 +11,8 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// hostImage returns the bytes of e, which must be one image of the block in the CPU's reach.
+// hostImage returns the bytes of e. It returns ErrInvalid unless e is host memory of the length of
+// the block's image.
 func (t *Tier) hostImage(key block.Key, e mem.Extent) ([]byte, error) {
 	if t.slots.Region == nil {
 		return nil, fmt.Errorf("the slots are in other processes: %w", errdefs.ErrNotSupported)
@@ -30,7 +31,8 @@ func (t *Tier) hostImage(key block.Key, e mem.Extent) ([]byte, error) {
 	return nil, fmt.Errorf("[%d, +%d) of the %s is no host memory of %d bytes: %w", e.Off, e.Len, e.Region, n, errdefs.ErrInvalid)
 }
 
-// Get copies the block's image to dst and verifies the copy. A block that is being filled is a miss.
+// Get copies the block's image to dst and verifies the copy. A block that is being filled is a
+// miss.
 func (t *Tier) Get(ctx context.Context, key block.Key, dst mem.Extent) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("get block %s: %w", key, context.Cause(ctx))
@@ -54,7 +56,7 @@ func (t *Tier) Get(ctx context.Context, key block.Key, dst mem.Extent) error {
 		return nil
 	}
 	t.stats.Misses++
-	t.condemn(slot, err)
+	t.markCorrupt(slot, err)
 	if errors.Is(err, errdefs.ErrCorrupt) {
 		return fmt.Errorf("get block %s: %w", key, err)
 	}
@@ -64,7 +66,7 @@ func (t *Tier) Get(ctx context.Context, key block.Key, dst mem.Extent) error {
 func (t *Tier) pinReady(key block.Key) (uint32, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if err := t.enter(); err != nil {
+	if err := t.checkOpen(); err != nil {
 		return 0, err
 	}
 	slot, ok := t.index.find(&key)
@@ -77,8 +79,8 @@ func (t *Tier) pinReady(key block.Key) (uint32, error) {
 	return slot, nil
 }
 
-// Put verifies the image in src and copies it to a slot. It waits for a slot, and for another's filling of the same
-// block, until ctx ends; if that filling fails it does its own.
+// Put verifies the image in src and copies it to a slot. It waits for a slot until ctx ends. If
+// another caller fills the block, Put waits for that, and fills the block itself if that fails.
 func (t *Tier) Put(ctx context.Context, key block.Key, src mem.Extent) error {
 	err := t.put(ctx, key, src)
 	if err == nil {
@@ -109,14 +111,14 @@ func (t *Tier) put(ctx context.Context, key block.Key, src mem.Extent) error {
 		if !errors.Is(err, errdefs.ErrExists) {
 			return err
 		}
-		// Every turn waits for the end of a filling, so this does not spin.
+		// Each iteration waits for the end of a fill, so this does not spin.
 		if ready, err := t.awaitOther(ctx, key); ready || err != nil {
 			return err
 		}
 	}
 }
 
-// awaitOther waits while somebody is filling the block and says whether it is Ready.
+// awaitOther waits while another caller fills the block. It reports whether the block is Ready.
 func (t *Tier) awaitOther(ctx context.Context, key block.Key) (bool, error) {
 	t.mu.Lock()
 	slot, ok := t.index.find(&key)
@@ -129,13 +131,13 @@ func (t *Tier) awaitOther(ctx context.Context, key block.Key) (bool, error) {
 		t.mu.Unlock()
 		return true, nil
 	}
-	f := e.board()
+	f := e.addWaiter()
 	t.mu.Unlock()
 	if _, err := t.await(ctx, f, key); err != nil {
 		if ctx.Err() != nil {
 			return false, err
 		}
-		return false, nil // the filling failed, so the block may be reserved again
+		return false, nil // that fill failed: the block may be reserved again
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -7,16 +7,17 @@ import (
 	"github.com/kvlane/kvlane/block"
 )
 
-// index finds the slots of blocks by their keys. A map has the keys too, so that each look-up of a large cache misses the CPU's caches
-// three times: for the map's own bits, for the key there, and for the slot's entry. Here a cell is 8 bytes, and the entry is next.
+// index maps keys to slots. A Go map with the keys costs three cache misses for each lookup in a
+// large cache: the map's control bits, its key, and the slot's entry. Here a cell has 8 bytes and
+// the key is in the entry.
 //
-// It is a table with open addressing, at most half full: a block's cell is the first free one from that on which its hash says, and no
-// cell before it becomes free without the block being moved there.
+// It is a hash table with open addressing, at most half full. A block has the first free cell from
+// its hash on. A removal moves later blocks back, so that no search ends too early.
 type index struct {
-	seed    maphash.Seed
-	entries []entry  // the tier's
-	cells   []uint64 // the low half of the hash, above the slot and one; zero where free
-	read    int32    // what begin has read, for nothing
+	seed       maphash.Seed
+	entries    []entry  // of the tier
+	cells      []uint64 // low half of the hash, then slot+1; zero if free
+	prefetched int32    // result of reads in prefetch; not used
 }
 
 func newIndex(entries []entry) index {
@@ -25,22 +26,24 @@ func newIndex(entries []entry) index {
 
 func (x *index) hash(key *block.Key) uint32 { return uint32(maphash.Bytes(x.seed, key[:])) }
 
-// together is how many look-ups begin at a time: what they read is mostly not in the CPU's caches, which fetch several lines at once.
-const together = 16
+// lookupBatch is the number of lookups whose memory is prefetched together. Most of it is not in
+// the CPU's caches, which fetch several lines at once.
+const lookupBatch = 16
 
-// begin returns the hashes of keys, at most together of them, and has the CPU fetch what finding them reads first.
-func (x *index) begin(keys []block.Key, hashes *[together]uint32) {
+// prefetch returns the hashes of up to lookupBatch keys. It reads the memory that findBy needs
+// first.
+func (x *index) prefetch(keys []block.Key, hashes *[lookupBatch]uint32) {
 	for i := range keys {
 		hashes[i] = x.hash(&keys[i])
 	}
 	for _, h := range hashes[:len(keys)] {
 		if c := x.cells[int(h)&(len(x.cells)-1)]; c != 0 {
-			x.read += x.entries[uint32(c)-1].retains
+			x.prefetched += x.entries[uint32(c)-1].retains
 		}
 	}
 }
 
-// seek returns the block's cell; where it is not there, the cell where it would be, which is free.
+// seek returns the cell of a block, or the free cell for it.
 func (x *index) seek(key *block.Key, h uint32) (at int, ok bool) {
 	for at = int(h) & (len(x.cells) - 1); ; at = (at + 1) & (len(x.cells) - 1) {
 		c := x.cells[at]
@@ -53,16 +56,16 @@ func (x *index) seek(key *block.Key, h uint32) (at int, ok bool) {
 	}
 }
 
-// find returns the block's slot.
+// find returns the slot of a block.
 func (x *index) find(key *block.Key) (slot uint32, ok bool) { return x.findBy(key, x.hash(key)) }
 
-// findBy is find for whom has the key's hash.
+// findBy is find with the hash of the key.
 func (x *index) findBy(key *block.Key, h uint32) (slot uint32, ok bool) {
 	at, ok := x.seek(key, h)
 	return uint32(x.cells[at]) - 1, ok
 }
 
-// add names the block in slot, whose entry has its key; it is in no other.
+// add adds the block in slot. The entry has its key. The block must not be in the index.
 func (x *index) add(slot uint32) {
 	key := &x.entries[slot].key
 	h := x.hash(key)
@@ -70,7 +73,7 @@ func (x *index) add(slot uint32) {
 	x.cells[at] = uint64(h)<<32 | uint64(slot+1)
 }
 
-// remove forgets the block in slot, whose entry still has its key.
+// remove removes the block in slot. The entry still has its key.
 func (x *index) remove(slot uint32) {
 	key := &x.entries[slot].key
 	gap, ok := x.seek(key, x.hash(key))
@@ -79,7 +82,7 @@ func (x *index) remove(slot uint32) {
 	}
 	mask := len(x.cells) - 1
 	for at := (gap + 1) & mask; x.cells[at] != 0; at = (at + 1) & mask {
-		// What is behind its own first cell, and that is not behind the gap, moves there.
+		// A block may move to the gap unless its first cell is behind the gap.
 		if first := int(x.cells[at] >> 32); (at-first)&mask >= (at-gap)&mask {
 			x.cells[gap], gap = x.cells[at], at
 		}

@@ -5,15 +5,15 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// SetOrder gives the tier the order of the blocks to come: a block is not evicted while one that
-// comes after it is here and not pinned.
+// SetOrder sets the order of blocks. A block is not evicted while a block after it is cached and
+// not pinned.
 func (t *Tier) SetOrder(o *tier.Order) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.order = o
 }
 
-// Use counts a use of those of the blocks that are here, and notes their order.
+// Use counts a use of the cached blocks among keys, and records their order.
 func (t *Tier) Use(keys []block.Key, _ tier.Place) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -30,10 +30,10 @@ func (t *Tier) Use(keys []block.Key, _ tier.Place) {
 	}
 }
 
-// place links the block that begins in slot to the blocks before and after it that are here: blocks
-// may come from below in any order. The caller holds mu.
+// place links the block in slot to the cached blocks before and after it. Blocks may arrive from
+// other tiers in any order. The caller holds mu.
 func (t *Tier) place(slot uint32) {
-	if t.order == nil || t.passing {
+	if t.order == nil || t.transient {
 		return
 	}
 	key := t.entries[slot].key

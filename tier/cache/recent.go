@@ -1,15 +1,15 @@
 package cache
 
-// recent remembers the values of the last keys added, up to a fixed number of them; the oldest is forgotten first.
+// recent is a map of the last keys added, up to a fixed number. It forgets the oldest first.
 type recent[K comparable, V any] struct {
 	m    map[K]remembered[V]
 	ring []K
-	next uint64 // additions so far; the next one goes to ring[next % len(ring)]
+	next uint64 // number of additions; the next goes to ring[next % len(ring)]
 }
 
 type remembered[V any] struct {
 	value V
-	at    uint64 // the addition that put it here
+	at    uint64 // number of the addition
 }
 
 func newRecent[K comparable, V any](n int) *recent[K, V] {
@@ -19,7 +19,7 @@ func newRecent[K comparable, V any](n int) *recent[K, V] {
 func (r *recent[K, V]) add(key K, value V) {
 	n := uint64(len(r.ring))
 	i := r.next % n
-	// The key in this place may have been forgotten, or added again later: then it is not this place's to remove.
+	// The old key may have been forgotten, or added again later: then this is not its newest place.
 	if old, ok := r.m[r.ring[i]]; ok && old.at+n == r.next {
 		delete(r.m, r.ring[i])
 	}
@@ -33,7 +33,7 @@ func (r *recent[K, V]) get(key K) (V, bool) {
 	return v.value, ok
 }
 
-// forget removes key and says whether it was there.
+// forget removes key and reports whether it was there.
 func (r *recent[K, V]) forget(key K) bool {
 	if _, ok := r.m[key]; !ok {
 		return false

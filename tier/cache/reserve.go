@@ -11,7 +11,7 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// waiter is a Reserve that stands in line for a slot. Its result is written under mu before done is closed.
+// waiter is a Reserve that waits for a slot. Its result is written under mu before done is closed.
 type waiter struct {
 	key  block.Key
 	done chan struct{}
@@ -24,9 +24,10 @@ func (w *waiter) resolve(f *fill, err error) {
 	close(w.done)
 }
 
-// Reserve takes a free or evictable slot and makes the block Filling; what is known of an earlier failure of the block is
-// forgotten. While every slot is pinned it waits in line, in the order of the calls. ErrExists when the block is Ready or
-// Filling, ErrBusy with the context's cause when ctx ends first; with a ctx that has ended, Reserve does not wait.
+// Reserve takes a free or evictable slot and makes the block Filling. It forgets an earlier failure
+// of the block. While all slots are pinned it waits, in the order of the calls. It returns
+// ErrExists if the block is Ready or Filling, and ErrBusy with the cause if ctx ends first. If ctx
+// has already ended it does not wait.
 func (t *Tier) Reserve(ctx context.Context, key block.Key) (tier.Fill, error) {
 	f, err := t.reserve(ctx, key)
 	if err != nil {
@@ -36,7 +37,7 @@ func (t *Tier) Reserve(ctx context.Context, key block.Key) (tier.Fill, error) {
 }
 
 func (t *Tier) reserve(ctx context.Context, key block.Key) (*fill, error) {
-	// A context that has ended is not refused here: the contract makes it a try without waiting.
+	// An ended context is allowed here: it requests an attempt without waiting.
 	f, w, err := t.tryReserve(key)
 	if w == nil {
 		return f, err
@@ -49,42 +50,42 @@ func (t *Tier) reserve(ctx context.Context, key block.Key) (*fill, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if isClosed(w.done) {
-		return w.fill, w.err // it came to the head of the line just now
+		return w.fill, w.err // resolved concurrently
 	}
-	t.line = slices.DeleteFunc(t.line, func(o *waiter) bool { return o == w })
+	t.waiters = slices.DeleteFunc(t.waiters, func(o *waiter) bool { return o == w })
 	return nil, fmt.Errorf("reserve a slot for block %s: all %d are pinned: %w: %w", key, len(t.entries), errdefs.ErrBusy, context.Cause(ctx))
 }
 
-// tryReserve reserves a slot or, where there is none, joins the line.
+// tryReserve reserves a slot, or returns a waiter if none is free.
 func (t *Tier) tryReserve(key block.Key) (*fill, *waiter, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if err := t.enter(); err != nil {
+	if err := t.checkOpen(); err != nil {
 		return nil, nil, err
 	}
-	if err := t.vacant(key); err != nil {
+	if err := t.checkAbsent(key); err != nil {
 		return nil, nil, err
 	}
-	// With others in line there is no slot to be had, and if there were it would be theirs.
-	if len(t.line) == 0 {
+	// If others wait there is no free slot, or it is theirs.
+	if len(t.waiters) == 0 {
 		if slot, ok := t.takeSlot(); ok {
-			return t.begin(slot, key), nil, nil
+			return t.startFill(slot, key), nil, nil
 		}
 	}
 	w := &waiter{key: key, done: make(chan struct{})}
-	t.line = append(t.line, w)
+	t.waiters = append(t.waiters, w)
 	return nil, w, nil
 }
 
-// vacant reports whether the block is neither here nor on its way. The caller holds mu.
-func (t *Tier) vacant(key block.Key) error {
+// checkAbsent returns ErrExists if the block is Ready or Filling. The caller holds mu.
+func (t *Tier) checkAbsent(key block.Key) error {
 	if slot, ok := t.index.find(&key); ok {
 		return fmt.Errorf("reserve a slot for block %s: it is %s: %w", key, t.entries[slot].state, errdefs.ErrExists)
 	}
 	return nil
 }
 
-// takeSlot returns a slot that holds nothing, evicting a block if it must. The caller holds mu.
+// takeSlot returns an empty slot. It evicts a block if necessary. The caller holds mu.
 func (t *Tier) takeSlot() (uint32, bool) {
 	if n := len(t.free) - 1; n >= 0 {
 		slot := t.free[n]
@@ -102,8 +103,8 @@ func (t *Tier) takeSlot() (uint32, bool) {
 	return slot, ok
 }
 
-// begin makes the block Filling in slot. The caller holds mu.
-func (t *Tier) begin(slot uint32, key block.Key) *fill {
+// startFill makes the block Filling in slot. The caller holds mu.
+func (t *Tier) startFill(slot uint32, key block.Key) *fill {
 	t.entries[slot] = entry{key: key, state: tier.Filling, since: t.clock.Since(t.opened)}
 	t.index.add(slot)
 	t.failed.forget(key)
@@ -112,7 +113,7 @@ func (t *Tier) begin(slot uint32, key block.Key) *fill {
 	return &fill{slot: slotRef{t: t, index: slot}, key: t.entries[slot].key}
 }
 
-// drop takes the unpinned Ready block out of its slot, the policy and the index. The caller holds
+// drop removes the unpinned Ready block from its slot, the policy and the index. The caller holds
 // mu.
 func (t *Tier) drop(slot uint32) {
 	t.policy.remove(slot)
@@ -121,34 +122,34 @@ func (t *Tier) drop(slot uint32) {
 	t.stats.Blocks--
 }
 
-// freeSlot puts a slot that holds nothing back and serves the line. The caller holds mu.
+// freeSlot frees a slot and serves the waiters. The caller holds mu.
 func (t *Tier) freeSlot(slot uint32) {
 	t.entries[slot] = entry{}
 	t.free = append(t.free, slot)
-	t.serveLine()
+	t.serveWaiters()
 }
 
-// serveLine gives slots to those in line while there are any, and turns away those whose block somebody else has begun
-// since. The caller holds mu and has just made a slot free or evictable.
-func (t *Tier) serveLine() {
-	if len(t.line) == 0 {
+// serveWaiters gives available slots to the waiters. A waiter whose block has been started by
+// another caller fails. The caller holds mu and has just made a slot available.
+func (t *Tier) serveWaiters() {
+	if len(t.waiters) == 0 {
 		return
 	}
-	t.line = slices.DeleteFunc(t.line, func(w *waiter) bool {
-		if err := t.vacant(w.key); err != nil {
+	t.waiters = slices.DeleteFunc(t.waiters, func(w *waiter) bool {
+		if err := t.checkAbsent(w.key); err != nil {
 			w.resolve(nil, err)
 			return true
 		}
 		slot, ok := t.takeSlot()
 		if ok {
-			w.resolve(t.begin(slot, w.key), nil)
+			w.resolve(t.startFill(slot, w.key), nil)
 		}
 		return ok
 	})
 }
 
-// fail ends the filling of slot's block with cause and takes the block out of the index. The caller holds mu and sees to
-// the slot.
+// fail ends the fill of slot's block with cause and removes the block from the index. The caller
+// holds mu, and frees or quarantines the slot.
 func (t *Tier) fail(slot uint32, cause error) {
 	e := &t.entries[slot]
 	if cause == nil {
@@ -158,12 +159,12 @@ func (t *Tier) fail(slot uint32, cause error) {
 	t.index.remove(slot)
 	t.failed.add(e.key, cause)
 	e.state = tier.Failed
-	if e.flight != nil {
-		e.land(slot, failure(e.key, cause))
+	if e.wait != nil {
+		e.wakeWaiters(slot, failure(e.key, cause))
 	}
 }
 
-// failure is the error of who asks for a block whose filling failed or whose bytes were corrupt.
+// failure returns the error for a block whose fill failed or whose bytes were corrupt.
 func failure(key block.Key, cause error) error {
 	return fmt.Errorf("open block %s: %w: it failed: %w", key, errdefs.ErrNotFound, cause)
 }

@@ -6,13 +6,14 @@ import (
 	"github.com/kvlane/kvlane/block"
 )
 
-// The parameters of S3-FIFO. Its paper has a small queue of a tenth and promotes at the second use; but the blocks of a
-// conversation come back once a turn, after a long while. On Mooncake's conversation trace a quarter and the first use
-// hit 77.0 thousand times in 288.5 with slots for a tenth of its blocks, against 70.8 (and LRU's 80.3, which any scan
-// undoes), and 21.6 as the paper's with a hundredth (LRU 15.1).
+// Parameters of S3-FIFO. The paper has a small queue of a tenth and promotes at the second use. But
+// blocks of a conversation come back once a turn, after a long time. On Mooncake's conversation
+// trace a quarter and the first use had 77.0 thousand hits of 288.5 with slots for a tenth of its
+// blocks. The paper's parameters had 70.8, and LRU, which any scan flushes, 80.3. With slots for a
+// hundredth they had 21.6 and LRU 15.1.
 const (
-	smallShare = 4 // the small queue aims at 1/smallShare of the slots
-	promoteAt  = 1 // uses in the small queue that earn a place in the main one
+	smallShare = 4 // the small queue has about 1/smallShare of the slots
+	promoteAt  = 1 // uses in the small queue that promote a block to the main queue
 	maxUses    = 3 // uses are counted up to this
 )
 
@@ -25,12 +26,12 @@ const (
 	inLast // blocks whose successors are all pinned: evicted if all other queues are empty
 )
 
-const nobody = -1
+const noSlot = -1
 
-// node is a slot's place in the policy.
+// node is the policy's state of a slot.
 type node struct {
 	prev, next  int32  // towards the head (newest) and the tail (oldest)
-	parent      int32  // slot of the block before it in its prompt, valid with parentGen; or nobody
+	parent      int32  // slot of the block before it in its prompt, valid with parentGen; or noSlot
 	parentGen   uint32 // generation of that slot when parent was set
 	gen         uint32 // number of blocks that left this slot
 	children    int32  // cached blocks that come after it
@@ -42,7 +43,7 @@ type node struct {
 	fingerprint uint64
 }
 
-// queue is a list through the nodes: pushed at the head, popped at the tail.
+// queue is a linked list of nodes. Slots are pushed at the head and popped at the tail.
 type queue struct {
 	head, tail int32
 	len        int
@@ -64,7 +65,7 @@ func newPolicy(n int) *policy {
 	p := &policy{nodes: make([]node, n), small: max(1, n/smallShare)}
 	p.ghost = newRecent[uint64, struct{}](max(1, n-p.small))
 	for q := range p.queues {
-		p.queues[q] = queue{head: nobody, tail: nobody}
+		p.queues[q] = queue{head: noSlot, tail: noSlot}
 	}
 	return p
 }
@@ -76,7 +77,7 @@ func fingerprint(key block.Key) uint64 { return binary.LittleEndian.Uint64(key[:
 // admit starts a block's life in slot, pinned. A block that was evicted lately goes to the main
 // queue.
 func (p *policy) admit(slot uint32, key block.Key) {
-	n := node{parent: nobody, gen: p.nodes[slot].gen, fingerprint: fingerprint(key), home: inSmall}
+	n := node{parent: noSlot, gen: p.nodes[slot].gen, fingerprint: fingerprint(key), home: inSmall}
 	if p.ghost.forget(n.fingerprint) {
 		n.home = inMain
 	}
@@ -99,7 +100,7 @@ func (p *policy) follow(slot, parent uint32) {
 
 // before returns the node of the block before n's, or nil if that is not known or not cached.
 func (p *policy) before(n *node) *node {
-	if n.parent == nobody || p.nodes[n.parent].gen != n.parentGen {
+	if n.parent == noSlot || p.nodes[n.parent].gen != n.parentGen {
 		return nil
 	}
 	return &p.nodes[n.parent]
@@ -166,9 +167,9 @@ func (p *policy) relink(slot uint32) {
 // each successor that ends. So the cost is constant over the life of a block.
 func (p *policy) victim() (uint32, bool) {
 	for {
-		from := p.turn()
+		from := p.nextQueue()
 		tail := p.queues[from].tail
-		if tail == nobody {
+		if tail == noSlot {
 			if p.evictable[inSmall]+p.evictable[inMain] == 0 {
 				return 0, false
 			}
@@ -206,7 +207,7 @@ func (p *policy) victim() (uint32, bool) {
 }
 
 // turn returns the queue to evict from next.
-func (p *policy) turn() queueID {
+func (p *policy) nextQueue() queueID {
 	small, others := p.queues[inSmall].len > 0, p.queues[inMain].len > 0
 	switch {
 	case small && (p.evictable[inSmall] >= p.small || !others):
@@ -221,7 +222,7 @@ func (p *policy) turn() queueID {
 func (p *policy) forgetOrder() {
 	for i := range p.nodes {
 		n := &p.nodes[i]
-		n.parent, n.children, n.idle = nobody, 0, 0
+		n.parent, n.children, n.idle = noSlot, 0, 0
 		if n.evictable && n.queue == unlinked {
 			p.push(n.home, uint32(i))
 		}
@@ -241,7 +242,7 @@ func (p *policy) remove(slot uint32) {
 		}
 		p.relink(uint32(n.parent))
 	}
-	n.parent = nobody
+	n.parent = noSlot
 	if n.evictable {
 		n.evictable = false
 		p.evictable[n.home]--
@@ -253,8 +254,8 @@ func (p *policy) remove(slot uint32) {
 // push links slot as the newest of a queue.
 func (p *policy) push(id queueID, slot uint32) {
 	q, n := &p.queues[id], &p.nodes[slot]
-	n.queue, n.prev, n.next = id, nobody, q.head
-	if q.head == nobody {
+	n.queue, n.prev, n.next = id, noSlot, q.head
+	if q.head == noSlot {
 		q.tail = int32(slot)
 	} else {
 		p.nodes[q.head].prev = int32(slot)
@@ -266,8 +267,8 @@ func (p *policy) push(id queueID, slot uint32) {
 // pushTail links slot as the oldest of a queue.
 func (p *policy) pushTail(id queueID, slot uint32) {
 	q, n := &p.queues[id], &p.nodes[slot]
-	n.queue, n.prev, n.next = id, q.tail, nobody
-	if q.tail == nobody {
+	n.queue, n.prev, n.next = id, q.tail, noSlot
+	if q.tail == noSlot {
 		q.head = int32(slot)
 	} else {
 		p.nodes[q.tail].next = int32(slot)
@@ -279,12 +280,12 @@ func (p *policy) pushTail(id queueID, slot uint32) {
 func (p *policy) unlink(slot uint32) {
 	n := &p.nodes[slot]
 	q := &p.queues[n.queue]
-	if n.prev == nobody {
+	if n.prev == noSlot {
 		q.head = n.next
 	} else {
 		p.nodes[n.prev].next = n.next
 	}
-	if n.next == nobody {
+	if n.next == noSlot {
 		q.tail = n.prev
 	} else {
 		p.nodes[n.next].prev = n.prev

@@ -10,21 +10,22 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// slotRef implements tier.Slot: one pin. Each is an allocation of its own, since a Release must know whether it is the
-// first of this very handle.
+// slotRef implements tier.Slot as one pin. Each Open returns a new one, so that a second Release of
+// a handle has no effect.
 type slotRef struct {
 	t        *Tier
 	index    uint32
 	released bool // guarded by the tier's mu
 }
 
-// Index returns the slot's number.
+// Index returns the index of the slot.
 func (s *slotRef) Index() uint32 { return s.index }
 
-// Extent returns the slot's bytes, which are the block's until Release.
+// Extent returns the bytes of the slot. They are the block's until Release.
 func (s *slotRef) Extent() mem.Extent { return s.t.slots.At(s.index) }
 
-// Sums returns the checksums of the block's shards as they were when it was published; nil where its header had none of the kind.
+// Sums returns the checksums of the block's shards at Publish. It returns nil if its header has no
+// checksums of that kind.
 func (s *slotRef) Sums() []uint64 {
 	n := int(s.t.entries[s.index].shards) // written before the block became Ready
 	if n == 0 {
@@ -34,13 +35,13 @@ func (s *slotRef) Sums() []uint64 {
 	return s.t.sums[from : from+n : from+n]
 }
 
-// Corrupt drops the block: it answers no hit from now on, and its slot is free once nobody has it open. After Release it
-// does nothing.
+// Corrupt drops the block. It is no longer found, and its slot becomes free with its last pin.
+// After Release it has no effect.
 func (s *slotRef) Corrupt(cause error) {
 	s.t.mu.Lock()
 	defer s.t.mu.Unlock()
 	if !s.released {
-		s.t.condemn(s.index, cause)
+		s.t.markCorrupt(s.index, cause)
 	}
 }
 
@@ -51,7 +52,7 @@ func (s *slotRef) Release() {
 	s.release()
 }
 
-// release is Release for whom holds the tier's mu.
+// release is Release for callers that hold the tier's mu.
 func (s *slotRef) release() {
 	if !s.released {
 		s.released = true
@@ -59,39 +60,40 @@ func (s *slotRef) release() {
 	}
 }
 
-// flight is what those wait for who want a block that is being filled. The result is written under mu before done is
-// closed; then each of them that has not left holds a pin of slot, or none if err is set.
-type flight struct {
-	done  chan struct{}
-	waits int32
-	slot  uint32
-	err   error
+// fillWait is shared by the callers that wait for a fill. The result is written under mu before
+// done is closed. Each remaining waiter then has a pin of slot, unless err is set.
+type fillWait struct {
+	done chan struct{}
+	n    int32
+	slot uint32
+	err  error
 }
 
-// board counts the caller among those that wait for the filling. The caller holds mu.
-func (e *entry) board() *flight {
-	if e.flight == nil {
-		e.flight = &flight{done: make(chan struct{})}
+// addWaiter adds the caller to those that wait for the fill. The caller holds mu.
+func (e *entry) addWaiter() *fillWait {
+	if e.wait == nil {
+		e.wait = &fillWait{done: make(chan struct{})}
 	}
-	e.flight.waits++
-	return e.flight
+	e.wait.n++
+	return e.wait
 }
 
-// land wakes who waits for the filling. The caller holds mu.
-func (e *entry) land(slot uint32, err error) {
-	f := e.flight
+// wakeWaiters ends the waits for the fill. The caller holds mu.
+func (e *entry) wakeWaiters(slot uint32, err error) {
+	f := e.wait
 	if f == nil {
 		return
 	}
-	e.flight = nil
+	e.wait = nil
 	f.slot, f.err = slot, err
 	close(f.done)
 }
 
-// Open pins a Ready block and returns its slot. It waits while another is filling the block, until ctx ends; ErrNotFound,
-// with the cause where it is known, if the block is absent or its filling failed. With a ctx that has ended, it does not wait.
+// Open pins a Ready block and returns its slot. It waits while another caller fills the block,
+// until ctx ends. It returns ErrNotFound, with the cause if known, if the block is absent or its
+// fill failed. If ctx has already ended it does not wait.
 func (t *Tier) Open(ctx context.Context, key block.Key) (tier.Slot, error) {
-	// A context that has ended is not refused here: the contract makes it a try without waiting.
+	// An ended context is allowed here: it requests an attempt without waiting.
 	slot, f, err := t.tryOpen(key)
 	if err != nil {
 		return nil, err
@@ -105,11 +107,11 @@ func (t *Tier) Open(ctx context.Context, key block.Key) (tier.Slot, error) {
 	return &slotRef{t: t, index: slot}, nil
 }
 
-// tryOpen pins the block or returns the flight to wait for.
-func (t *Tier) tryOpen(key block.Key) (uint32, *flight, error) {
+// tryOpen pins the block, or returns the fill to wait for.
+func (t *Tier) tryOpen(key block.Key) (uint32, *fillWait, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if err := t.enter(); err != nil {
+	if err := t.checkOpen(); err != nil {
 		return 0, nil, err
 	}
 	slot, ok := t.index.find(&key)
@@ -121,16 +123,16 @@ func (t *Tier) tryOpen(key block.Key) (uint32, *flight, error) {
 	}
 	e := &t.entries[slot]
 	if e.state == tier.Filling {
-		return 0, e.board(), nil
+		return 0, e.addWaiter(), nil
 	}
 	t.pin(slot)
-	t.used(slot)
+	t.countUse(slot)
 	return slot, nil, nil
 }
 
-// used counts an Open of slot. The caller holds mu.
-func (t *Tier) used(slot uint32) {
-	if t.entries[slot].retains == 0 { // else Retain has told the policy
+// countUse counts an Open of slot. The caller holds mu.
+func (t *Tier) countUse(slot uint32) {
+	if t.entries[slot].retains == 0 { // otherwise Retain has counted the use
 		t.policy.use(slot)
 	}
 	t.stats.ReadBytes += t.formats.ImageBytes(t.entries[slot].key)
@@ -139,11 +141,11 @@ func (t *Tier) used(slot uint32) {
 func (t *Tier) countOpen(slot uint32) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.used(slot)
+	t.countUse(slot)
 }
 
-// await waits for the flight and returns the slot, pinned.
-func (t *Tier) await(ctx context.Context, f *flight, key block.Key) (uint32, error) {
+// await waits for the fill and returns the pinned slot.
+func (t *Tier) await(ctx context.Context, f *fillWait, key block.Key) (uint32, error) {
 	select {
 	case <-f.done:
 		return f.slot, f.err
@@ -152,19 +154,19 @@ func (t *Tier) await(ctx context.Context, f *flight, key block.Key) (uint32, err
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if isClosed(f.done) {
-		return f.slot, f.err // it landed just now
+		return f.slot, f.err // the fill has just ended
 	}
-	f.waits--
+	f.n--
 	return 0, fmt.Errorf("open block %s: it is being filled: %w", key, context.Cause(ctx))
 }
 
-// OpenReady pins those of keys that are Ready. It allocates once.
+// OpenReady pins the Ready blocks among keys. It allocates once.
 func (t *Tier) OpenReady(ctx context.Context, keys []block.Key, slots []tier.Slot, states []tier.State) error {
 	if len(slots) != len(states) {
 		return fmt.Errorf("open %d blocks into %d slots and %d states: %w", len(keys), len(slots), len(states), errdefs.ErrInvalid)
 	}
 	refs := make([]slotRef, len(keys))
-	if err := t.ask(ctx, keys, len(slots)); err != nil {
+	if err := t.beginQuery(ctx, keys, len(slots)); err != nil {
 		return err
 	}
 	defer t.mu.Unlock()
@@ -176,7 +178,7 @@ func (t *Tier) OpenReady(ctx context.Context, keys []block.Key, slots []tier.Slo
 			continue
 		}
 		t.pin(slot)
-		t.used(slot)
+		t.countUse(slot)
 		t.stats.Hits++
 		refs[i] = slotRef{t: t, index: slot}
 		slots[i] = &refs[i]
@@ -184,8 +186,9 @@ func (t *Tier) OpenReady(ctx context.Context, keys []block.Key, slots []tier.Slo
 	return nil
 }
 
-// ReleaseSlots releases each of slots. What unpinning reads of them is mostly not in the CPU's caches, which fetch several lines at once
-// where no lock is taken in between. It panics at a slot of another tier.
+// ReleaseSlots releases slots under one lock. Most of their entries are not in the CPU's caches,
+// which fetch several lines at once if no lock is taken in between. It panics if a slot is of
+// another tier.
 func (t *Tier) ReleaseSlots(slots []tier.Slot) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -198,30 +201,29 @@ func (t *Tier) ReleaseSlots(slots []tier.Slot) {
 	}
 }
 
-// LimitRetained bounds the slots that Retain may pin at a time.
+// LimitRetained bounds the slots that Retain pins at a time.
 func (t *Tier) LimitRetained(slots int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.retainMax = slots
 }
 
-// Retain pins blocks up to the first that is not Ready. It does not wait for one that is being
-// filled, and allocates nothing. Blocks are evicted in the order that it is given them: the last
-// first.
+// Retain pins blocks up to the first that is not Ready. It does not wait for a block that is being
+// filled, and does not allocate. The order of keys is an eviction order: the last is evicted first.
 func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
-	if err := t.ask(ctx, keys, len(keys)); err != nil {
+	if err := t.beginQuery(ctx, keys, len(keys)); err != nil {
 		return 0, err
 	}
 	defer t.mu.Unlock()
 	n := 0
 	defer func() { t.stats.Retained += int64(n) }()
-	var hashes [together]uint32
+	var hashes [lookupBatch]uint32
 	var last uint32
 	for ; n < len(keys); n++ {
-		if n%together == 0 {
-			t.index.begin(keys[n:min(n+together, len(keys))], &hashes)
+		if n%lookupBatch == 0 {
+			t.index.prefetch(keys[n:min(n+lookupBatch, len(keys))], &hashes)
 		}
-		slot, ok := t.index.findBy(&keys[n], hashes[n%together])
+		slot, ok := t.index.findBy(&keys[n], hashes[n%lookupBatch])
 		if !ok || t.entries[slot].state != tier.Ready {
 			t.stats.Misses++
 			return n, nil
@@ -244,7 +246,7 @@ func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 	return n, nil
 }
 
-// Release undoes one Retain of each key, on a closed tier too. It panics without one.
+// Release undoes one Retain of each key, on a closed tier too. It panics if a key is not retained.
 func (t *Tier) Release(keys []block.Key) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -255,8 +257,9 @@ func (t *Tier) Release(keys []block.Key) {
 
 // release undoes one Retain. The caller holds mu.
 func (t *Tier) release(key *block.Key) {
-	// Which of a key's retains is released does not matter for the count. Those of a block found corrupt go first: a
-	// new block of that key may so stay pinned for longer than needed, never for less.
+	// It does not matter which retain of a key is released. Those of a corrupt block are released
+	// first. So a new block with that key may stay pinned for longer than needed, but never for
+	// less.
 	if len(t.orphans) > 0 {
 		if n := t.orphans[*key]; n > 0 {
 			if t.orphans[*key] = n - 1; n == 1 {
@@ -274,46 +277,47 @@ func (t *Tier) release(key *block.Key) {
 	e := &t.entries[slot]
 	if e.retains--; e.retains == 0 {
 		t.retained--
-		t.settle(slot)
+		t.afterUnpin(slot)
 	}
 }
 
-// pin counts a handle of slot. The caller holds mu.
+// pin adds a handle of slot. The caller holds mu.
 func (t *Tier) pin(slot uint32) {
 	t.entries[slot].pins++
 	t.stats.Retained++
 	t.policy.pin(slot)
 }
 
-// unpin undoes one pin. The caller holds mu.
+// unpin removes a handle of slot. The caller holds mu.
 func (t *Tier) unpin(slot uint32) {
 	t.entries[slot].pins--
 	t.stats.Retained--
-	t.settle(slot)
+	t.afterUnpin(slot)
 }
 
-// settle makes a slot whose last pin may have gone evictable, or free if its block was condemned or is not to be kept. The caller
-// holds mu.
-func (t *Tier) settle(slot uint32) {
+// afterUnpin makes a slot without pins evictable. It frees the slot if the block is corrupt or the
+// tier is transient. The caller holds mu.
+func (t *Tier) afterUnpin(slot uint32) {
 	e := &t.entries[slot]
 	switch {
 	case e.pins > 0 || e.retains > 0:
 	case e.state == tier.Failed:
 		t.freeSlot(slot)
-	case t.passing:
+	case t.transient:
 		t.drop(slot)
 		t.freeSlot(slot)
 	default:
 		t.policy.release(slot)
-		t.serveLine()
+		t.serveWaiters()
 	}
 }
 
-// condemn takes the corrupt block in slot, which the caller has pinned, out of the index. The caller holds mu.
-func (t *Tier) condemn(slot uint32, cause error) {
+// markCorrupt removes the corrupt block in slot from the index. The caller has pinned the slot and
+// holds mu.
+func (t *Tier) markCorrupt(slot uint32, cause error) {
 	e := &t.entries[slot]
 	if e.state != tier.Ready {
-		return // condemned already
+		return // already marked
 	}
 	t.index.remove(slot)
 	t.failed.add(e.key, cause)

@@ -46,7 +46,8 @@ type NICs struct {
 // ErrNotSupported if there is no library, no NIC, or no way for a NIC to reach dev's memory. The
 // caller closes the NICs before dev.
 func Open(dev device.Device, c Config, openCopy func() (stream.Stream, error)) (*NICs, error) {
-	return open(dev, c, openCopy, c.Provider != Soft) // NICs in software copy as the device itself does
+	// NICs in software copy as the device itself does.
+	return open(dev, c, openCopy, c.Provider != Soft)
 }
 
 // open is Open. If exports is true, NICs use the memory that dev exports, and dev is flushed after

@@ -13,19 +13,22 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// SubmitOptions say how a batch is moved.
+// SubmitOptions are the options of a batch.
 type SubmitOptions struct {
-	// Timeout is for how long it may take, with the wait for After; it fails then. Zero: Options.Timeout.
+	// Timeout is the maximum duration of the batch, including the wait for After. Zero:
+	// Options.Timeout.
 	Timeout time.Duration
-	// After holds what must resolve before the first byte moves. A dependency that failed fails the batch.
+	// After has dependencies that resolve before the first byte moves. If one fails, the batch
+	// fails.
 	After []mem.Dependency
-	// Notify, where it is not nil, is delivered to the engine of every segment of the batch when all of its bytes are where they belong.
+	// Notify is delivered to the engine of every segment of the batch after all bytes have arrived.
+	// Nil: no notification.
 	Notify []byte
-	// Path has all of the batch go by one path, or fail. PathNone: by what can carry it.
+	// Path forces one path; if it fails, the batch fails. PathNone: any path.
 	Path Path
 }
 
-// Batch is tasks with one completion. It implements mem.Dependency.
+// Batch is a list of tasks with one completion. It implements mem.Dependency.
 type Batch struct {
 	e      *Engine
 	id     uint64
@@ -43,9 +46,10 @@ type Batch struct {
 	comp      Completion
 }
 
-// Submit accepts the tasks, all or none: ErrInvalid for what lies in no registered memory or cannot be moved, ErrClosed. It blocks while
-// there are Options.Batches unresolved ones, until ctx ends; ctx has no say over the batch once accepted. What of the tasks has the same
-// destination is in no order. The slices, and local memory, are left alone until the batch is done.
+// Submit accepts all tasks or none. It returns ErrInvalid if memory is not registered or cannot be
+// moved, and ErrClosed. It blocks while there are Options.Batches unresolved batches, until ctx
+// ends. ctx does not affect an accepted batch. Tasks are carried out in any order. The slices and
+// the local memory must not be changed until the batch is done.
 func (e *Engine) Submit(ctx context.Context, tasks []Task, o SubmitOptions) (*Batch, error) {
 	b, err := e.submit(ctx, tasks, o)
 	if err != nil {
@@ -79,7 +83,7 @@ func (e *Engine) submit(ctx context.Context, tasks []Task, o SubmitOptions) (*Ba
 	return b, nil
 }
 
-// admit counts the batch where it is waited for.
+// admit counts the batch in the engine and in its segments.
 func (b *Batch) admit() error {
 	remotes := b.remotes()
 	for i, r := range remotes {
@@ -112,7 +116,7 @@ func (b *Batch) remotes() (all []*Remote) {
 	return all
 }
 
-// run moves the batch.
+// run moves the batch and resolves it.
 func (b *Batch) run() {
 	defer b.e.unresolved.Done()
 	ctx, cancel := context.WithTimeoutCause(b.ctx, b.o.Timeout, fmt.Errorf("it took longer than %v: %w", b.o.Timeout, context.DeadlineExceeded))
@@ -140,7 +144,7 @@ func (b *Batch) run() {
 	close(b.done)
 }
 
-// precede waits for what comes before.
+// waitDependencies waits for SubmitOptions.After.
 func (b *Batch) waitDependencies(ctx context.Context) error {
 	for _, d := range b.o.After {
 		select {
@@ -164,7 +168,7 @@ func (b *Batch) begin() {
 	}
 }
 
-// move moves the tasks, those of each segment by a goroutine of its own, and returns why not all are done.
+// move moves the tasks, with one goroutine for each segment. It returns an error if a task failed.
 func (b *Batch) move(ctx context.Context, remotes []*Remote) error {
 	var groups []*group
 	for _, r := range remotes {
@@ -202,7 +206,7 @@ func (b *Batch) move(ctx context.Context, remotes []*Remote) error {
 	return b.verdict()
 }
 
-// verdict returns why not all tasks are done, or nil.
+// verdict returns the first error of a task and the number of failed tasks, or nil.
 func (b *Batch) verdict() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -228,7 +232,7 @@ func (b *Batch) failAll(err error) {
 	}
 }
 
-// over notes how a part ended. A task's last part ends it.
+// partDone records the result of a part. The last part completes its task.
 func (b *Batch) partDone(p *part, path Path, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -249,7 +253,7 @@ func (b *Batch) partDone(p *part, path Path, err error) {
 	}
 }
 
-// fellBack notes why a path was left.
+// recordFallback records why a path was not used.
 func (b *Batch) recordFallback(err error) {
 	b.e.carried.fallbacks.Add(1)
 	b.mu.Lock()
@@ -264,13 +268,14 @@ func (b *Batch) countRetry() {
 	b.comp.Retries++
 }
 
-// notify delivers the notification, once to each engine, and tries again until the batch's time is over.
+// notify delivers the notification once to each segment. It retries until ctx ends.
 func (b *Batch) notify(ctx context.Context, remotes []*Remote) error {
 	for _, r := range remotes {
-		// A number of its own for each: two of the segments may be of one engine.
+		// Each request has its own number, since two of the segments may belong to one engine.
 		q := notifyRequest{Number: b.e.batchID.Add(1), Segment: r.name, Body: b.o.Notify}
 		for wait := 5 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-			err := r.p.fence(ctx) // a batch without bytes may tell of one that failed
+			// An earlier batch may have failed and left an unfenced connection.
+			err := r.p.fence(ctx)
 			if err == nil {
 				err = r.p.call(ctx, callNotify, q, nil)
 			}
@@ -297,17 +302,17 @@ func statusFor(err error) Status {
 	return StatusFailed
 }
 
-// Done is closed when the batch is done: nothing touches its local memory any more.
+// Done is closed when the batch is done and nothing touches its local memory any more.
 func (b *Batch) Done() <-chan struct{} { return b.done }
 
-// Err returns why not all of the batch is done, or nil. It is valid once Done is closed.
+// Err returns the error of the batch, or nil. It is valid once Done is closed.
 func (b *Batch) Err() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.err
 }
 
-// Wait waits until the batch is done and returns its error, or until ctx ends: that does not end the batch.
+// Wait waits until the batch is done and returns its error. If ctx ends first, the batch goes on.
 func (b *Batch) Wait(ctx context.Context) error {
 	select {
 	case <-b.done:
@@ -317,28 +322,29 @@ func (b *Batch) Wait(ctx context.Context) error {
 	}
 }
 
-// Cancel ends the batch early: what is not done fails with ErrCanceled, as soon as nothing touches local memory any more.
+// Cancel ends the batch early. Unfinished tasks fail with ErrCanceled once nothing touches their
+// local memory.
 func (b *Batch) Cancel() { b.cancel(fmt.Errorf("the batch: %w", errdefs.ErrCanceled)) }
 
-// Status returns how far the batch is.
+// Status returns the state of the batch.
 func (b *Batch) Status() Status {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.status
 }
 
-// Task returns how a task stands. What has a final status is not touched any more.
+// Task returns the state of a task. A task with a final status is not touched any more.
 func (b *Batch) Task(i int) TaskResult {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	r := b.results[i]
 	if b.remaining[i] > 0 {
-		r.Err = nil // of the batch's to tell, once it is final
+		r.Err = nil // the error is reported with the final status
 	}
 	return r
 }
 
-// Completion returns how the batch travelled; it is valid once Done is closed.
+// Completion returns the statistics of the batch. It is valid once Done is closed.
 func (b *Batch) Completion() Completion {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -8,23 +8,24 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// directBytes is from which length on, in the mean, pieces are read and written where they are, each by calls of its own. Smaller ones are
-// gathered in the connection's buffer.
+// directBytes is the mean length from which pieces are read and written in place, each with its own
+// system call. Shorter ones go through the connection's buffer.
 const directBytes = 32 << 10
 
-// direct reports whether the request's pieces are long ones.
+// direct reports whether the pieces are long enough to be read and written in place.
 func (s *shape) direct() bool {
 	return s.bytes() >= directBytes*int64(len(s.planes)*len(s.pages))
 }
 
-// headBytes is what is read ahead for the head of a request or a reply, unless pieces behind it are small: a piece that is read ahead is copied twice.
+// headBytes is the number of bytes read ahead for the head of a request or reply that long pieces
+// follow. Bytes that are read ahead are copied twice.
 const headBytes = 4 << 10
 
-// inlet reads a connection ahead.
+// bufferedConn reads a connection ahead.
 type bufferedConn struct {
 	*bufio.Reader
 	conn      *pacedConn
-	readAhead int // bytes that are read ahead at a time
+	readAhead int // number of bytes to read ahead
 }
 
 func newBufferedConn(c *pacedConn, p purpose) *bufferedConn {
@@ -33,21 +34,22 @@ func newBufferedConn(c *pacedConn, p purpose) *bufferedConn {
 	return in
 }
 
-// ahead is what an inlet's buffer is filled from.
+// aheadReader fills the buffer of a bufferedConn.
 type aheadReader struct{ in *bufferedConn }
 
 func (a aheadReader) Read(p []byte) (int, error) {
 	return a.in.conn.Read(p[:min(len(p), a.in.readAhead)])
 }
 
-// body is the n bytes behind a request or a reply.
+// body reads the bytes behind a request or a reply.
 type body struct {
 	r      *bufferedConn
-	n      int64 // bytes that are left
-	direct bool  // r is not filled with them
+	n      int64 // bytes left
+	direct bool  // do not read them ahead
 }
 
-// body returns the n bytes that are next, of a shape. What is read ahead later depends on how long its pieces are, too.
+// body returns a reader of the next n bytes, which have that shape. It also sets how far later
+// reads go ahead.
 func (in *bufferedConn) body(n int64, s *shape) *body {
 	b := &body{in, n, s.direct()}
 	if in.readAhead = dataBuffer; b.direct {
@@ -85,7 +87,7 @@ func (b *body) ReadBy(p []byte, by time.Time) (n int, err error) {
 	return n, err
 }
 
-// skip reads what is left. It returns why it could not.
+// skip reads and discards the rest.
 func (b *body) skip() error {
 	_, err := io.Copy(io.Discard, b)
 	if err == nil && b.n > 0 {
@@ -94,8 +96,8 @@ func (b *body) skip() error {
 	return err
 }
 
-// head writes a request or a reply that has a body. Where that is long pieces, it begins in place; before what is staged the
-// Mover sees to it.
+// head writes the head of a request or reply. It flushes it if long pieces in host memory follow.
+// For staged memory the Mover flushes.
 func head(w *bufio.Writer, write func(io.Writer) error, s *shape, list []mem.Extent) error {
 	if err := write(w); err != nil || !s.direct() || list[0].Bytes() == nil {
 		return err

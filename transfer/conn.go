@@ -10,37 +10,41 @@ import (
 	"github.com/kvlane/kvlane/rdma/rail"
 )
 
-// lane carries parts to a peer, many at a time and in their order: one goroutine begins them, another ends them. It lives as long as its
-// connection, whatever moves the bytes.
+// conn carries parts to a peer in order, several at a time. One goroutine sends them and another
+// one completes them. It ends with its connection, whether the bytes use that connection or a queue
+// pair.
 type conn struct {
-	p       *peer
-	to      *Remote // whose alone it is, by what NICs; nil: all of the peer's, over sockets
-	nics    nicPair
-	number  uint64
-	paced   *pacedConn
-	quiesce func() // returns when nothing of the lane touches this process's memory, once nothing of it runs; nil: nothing does
+	p *peer
+	// to is nil for a conn over sockets, which serves all segments of the peer. Else it is the
+	// segment of a queue pair, and nics are its NICs.
+	to     *Remote
+	nics   nicPair
+	number uint64
+	paced  *pacedConn
+	// quiesce waits until nothing touches local memory, after all goroutines have returned; or nil.
+	quiesce func()
 	ctx     context.Context
 	cancel  context.CancelFunc
 	wake    chan struct{}
-	done    chan struct{} // closed when nothing of the lane runs any more
+	done    chan struct{} // closed when all goroutines of conn have returned
 
 	mu    sync.Mutex
-	err   error          // why it is dead
-	queue []*pendingPart // that are not begun
-	sent  []*pendingPart // that are begun, in order
-	bytes int64          // of both
-	last  uint64         // id of a request
+	err   error          // why the connection ended, or nil
+	queue []*pendingPart // not sent
+	sent  []*pendingPart // sent and not completed, in order
+	bytes int64          // of queue and sent
+	last  uint64         // last id of a request
 }
 
-// flight is a part on its way by a lane.
+// pendingPart is a part that a conn carries.
 type pendingPart struct {
 	part *part
-	held *rail.Held // what of this process's memory it is about, where NICs move it
-	// finish is called once, when nothing of this process touches the part's memory any more.
+	held *rail.Held // local memory of the part, if NICs move it
+	// finish is called once, when this process no longer touches the part's memory.
 	finish  func(error)
 	id      uint64
-	written chan struct{} // closed when the writer is done with it
-	cause   error         // what went wrong here, and not with the lane
+	written chan struct{} // closed when the writer no longer uses the part
+	cause   error         // local failure of this part, or nil
 }
 
 func newConn(p *peer, number uint64, c *pacedConn) *conn {
@@ -48,7 +52,7 @@ func newConn(p *peer, number uint64, c *pacedConn) *conn {
 	return &conn{p: p, number: number, paced: c, ctx: ctx, cancel: cancel, wake: make(chan struct{}, 1), done: make(chan struct{})}
 }
 
-// run has the lane work until one of its goroutines ends.
+// run starts the goroutines of the conn. If one returns, the conn ends.
 func (c *conn) run(work ...func() error) {
 	var all sync.WaitGroup
 	for _, f := range work {
@@ -70,7 +74,7 @@ func (c *conn) load() int64 {
 	return c.bytes
 }
 
-// begin takes a part in. It does not block.
+// submit queues a part. It does not block.
 func (c *conn) submit(p *part, held *rail.Held, finish func(error)) (*pendingPart, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -89,7 +93,7 @@ func (c *conn) submit(p *part, held *rail.Held, finish func(error)) (*pendingPar
 	return f, nil
 }
 
-// abort ends a flight: with the lane, if it is begun.
+// abort ends a part early. If the part was sent, the conn ends.
 func (c *conn) abort(f *pendingPart, why error) {
 	c.mu.Lock()
 	i := slices.Index(c.queue, f)
@@ -104,11 +108,12 @@ func (c *conn) abort(f *pendingPart, why error) {
 	case i >= 0:
 		f.finish(why)
 	case begun:
-		c.fail(fmt.Errorf("a transfer was given up: %s", why.Error())) // which is no reason of the others'
+		// The text only: the cause is not one of the other parts.
+		c.fail(fmt.Errorf("a transfer was given up: %s", why.Error()))
 	}
 }
 
-// fail ends the lane. The first cause stays.
+// fail ends the conn. The first error is kept.
 func (c *conn) fail(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -120,7 +125,7 @@ func (c *conn) fail(err error) {
 	_ = c.paced.Close()
 }
 
-// reap gives back what was on its way, when nobody reads or writes any more.
+// finishAll finishes all parts with an error. All goroutines have returned.
 func (c *conn) finishAll() {
 	c.mu.Lock()
 	left := slices.Concat(c.sent, c.queue)
@@ -128,7 +133,7 @@ func (c *conn) finishAll() {
 	err := c.err
 	c.sent, c.queue, c.bytes = nil, nil, 0
 	c.mu.Unlock()
-	c.p.removeConn(c, err, unfenced) // before anybody can send again
+	c.p.removeConn(c, err, unfenced) // before the parts are sent by another conn
 	for _, f := range left {
 		if f.cause != nil {
 			f.finish(f.cause)
@@ -138,7 +143,7 @@ func (c *conn) finishAll() {
 	}
 }
 
-// next returns the next flight to begin, or nil.
+// next returns the next part to send, or nil.
 func (c *conn) next() *pendingPart {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -151,7 +156,7 @@ func (c *conn) next() *pendingPart {
 	return f
 }
 
-// sleep waits until there may be more to begin.
+// sleep waits until there may be a part to send.
 func (c *conn) sleep() error {
 	select {
 	case <-c.wake:
@@ -161,7 +166,7 @@ func (c *conn) sleep() error {
 	}
 }
 
-// first returns the flight that was begun before the others, or nil.
+// oldest returns the part that was sent first, or nil.
 func (c *conn) oldest() *pendingPart {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -171,7 +176,7 @@ func (c *conn) oldest() *pendingPart {
 	return c.sent[0]
 }
 
-// landed ends the first flight.
+// complete finishes the oldest part with that result.
 func (c *conn) complete(verdict error) {
 	c.mu.Lock()
 	f := c.sent[0]
@@ -182,5 +187,5 @@ func (c *conn) complete(verdict error) {
 	f.finish(verdict)
 }
 
-// errLane is why a lane ends that was told to.
+// errConnEnded is returned by goroutines of a conn that has ended.
 var errConnEnded = errors.New("it was ended")

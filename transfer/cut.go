@@ -7,31 +7,33 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// part is what of a batch is moved, and moved again, as one: of one operation, and in one buffer of a segment.
+// part is a piece of a batch that is moved and retried as one. It has one operation and lies in one
+// buffer of a segment.
 type part struct {
 	op    Op
 	to    *Remote
 	buf   *remoteBuffer
-	shape shape // there
+	shape shape // in the segment
 	bytes int64
-	tasks []int // of the batch
+	tasks []int // indexes in the batch
 
-	// Here: a list, or the pairs of the planes.
+	// Local memory: a list, or the pairs of the planes.
 	list   []mem.Extent
 	planes []PagePlane
 	pairs  []PagePair
 
-	minPath Path // the first that may carry it: those before have failed, or cannot
+	minPath Path // the first path to try; earlier ones have failed or cannot carry the part
 }
 
-// Parts that go by imported memory are this long: the host's, which cores copy beside one another, and a device's, whose stream issues one in steps
-// of its own. Between two kernels NVLink rests for as long as it takes to move some MiB.
+// Lengths of parts that use imported memory. Host memory is copied by several cores concurrently. A
+// device's stream issues a part in its own steps, and NVLink is idle between two kernels for the
+// time that some MiB take.
 const (
 	sharedPartBytes = 128 << 20
 	nvlinkPartBytes = 1 << 30
 )
 
-// extents returns what the part is of this process's memory, in the order of its shape.
+// extents returns the local memory of the part, in the order of its shape.
 func (p *part) extents() []mem.Extent {
 	if p.planes == nil {
 		return p.list
@@ -45,14 +47,14 @@ func (p *part) extents() []mem.Extent {
 	return list
 }
 
-// cutter makes parts of tasks, neighbours together.
+// cutter divides tasks into parts and merges adjacent tasks.
 type cutter struct {
 	e     *Engine
 	parts []*part
-	open  *part // the last, while more may be added to it
+	open  *part // the last part, if more can be added to it
 }
 
-// limit returns how long a part in b should be at most.
+// limit returns the maximum length of a part in b.
 func (c *cutter) limit(b *remoteBuffer) int64 {
 	switch {
 	case b.imported == nil:
@@ -63,7 +65,7 @@ func (c *cutter) limit(b *remoteBuffer) int64 {
 	return sharedPartBytes
 }
 
-// add adds a task, which is valid.
+// add adds a valid task.
 func (c *cutter) add(i int, t *Task) error {
 	if t.Pages != nil {
 		c.open = nil
@@ -94,7 +96,7 @@ func (c *cutter) add(i int, t *Task) error {
 	return nil
 }
 
-// append adds an extent, each side's to its neighbour.
+// append adds an extent and merges it with its predecessor on both sides.
 func (p *part) append(off int64, e mem.Extent) {
 	p.list = wire.Append(p.list, e)
 	p.bytes += e.Len
@@ -107,7 +109,7 @@ func (p *part) append(off int64, e mem.Extent) {
 	p.shape.planes = append(p.shape.planes, plane{base: off, bytes: e.Len})
 }
 
-// addPages cuts pages by planes, and planes by pages where one is long.
+// addPages divides pages by planes, and long planes by pages.
 func (c *cutter) addPages(i int, t *Task) error {
 	pg := t.Pages
 	if len(pg.Pairs) == 0 {
@@ -120,7 +122,8 @@ func (c *cutter) addPages(i int, t *Task) error {
 	last := slices.Max(remote)
 	for first := 0; first < len(pg.Planes); {
 		pl := &pg.Planes[first]
-		buf, err := pl.buffer(t.Segment, last) // the segment may have been refreshed since the task was looked at
+		// The segment may have been refreshed since the task was validated.
+		buf, err := pl.buffer(t.Segment, last)
 		if err != nil {
 			return err
 		}
@@ -147,7 +150,8 @@ func (c *cutter) addPages(i int, t *Task) error {
 	return nil
 }
 
-// together returns how many planes from the first on are one part with all of their pages.
+// together returns the number of planes, starting at first, that form one part with all of their
+// pages.
 func together(t *Task, first int, last uint32, limit int64, buf *remoteBuffer) (n int) {
 	pages := int64(len(t.Pages.Pairs))
 	var bytes int64

@@ -12,7 +12,7 @@ import (
 	"github.com/kvlane/kvlane/share"
 )
 
-// Limits of what is published.
+// Limits of a description.
 const (
 	MaxNameBytes    = 255
 	MaxBuffers      = 4096 // of a segment
@@ -20,37 +20,37 @@ const (
 	maxRefusedBytes = 1024
 )
 
-// Location is what the store of metadata has of a segment: who has it, and where that listens.
+// Location is the entry of a segment in the store: its engine and the address of that.
 type Location struct {
 	Engine  share.Identity `json:"engine"`
 	Address string         `json:"address"`
 }
 
-// Description is what an engine says of a segment of its own.
+// Description is an engine's description of one of its segments.
 type Description struct {
 	Name    string         `json:"name"`
 	Engine  share.Identity `json:"engine"`
-	Segment uint64         `json:"segment"` // its number, of those of the engine
-	Host    string         `json:"host"`    // which only processes of one host have in common, as long as that runs
+	Segment uint64         `json:"segment"` // unique in the engine
+	Host    string         `json:"host"`    // the same for processes of one host until it restarts
 	NICs    []string       `json:"nics,omitempty"`
-	Buffers []Buffer       `json:"buffers"` // by their offsets
+	Buffers []Buffer       `json:"buffers"` // by offset
 }
 
-// Buffer is a registered Region in a segment.
+// Buffer is a registered Region of a segment.
 type Buffer struct {
 	Name   string `json:"name,omitempty"`
 	Offset int64  `json:"offset"` // in the segment
 	Length int64  `json:"length"`
 	Kind   string `json:"kind"` // "host", "host-pinned" or "device"
-	// Share is for processes of the same host, which may import the memory.
+	// Share lets processes of the same host import the memory.
 	Share *share.Descriptor `json:"share,omitempty"`
-	// Keys are for requests by queue pairs of the segment, through each of the NICs.
+	// Keys are for requests of queue pairs of the segment, one for each NIC.
 	Keys []rail.Key `json:"keys,omitempty"`
-	// Refused is why the segment's NICs do not reach it, where they should.
+	// Refused is why the segment's NICs do not reach the buffer, if they refused it.
 	Refused string `json:"refused,omitempty"`
 }
 
-// ParseLocation reads a location in JSON. ErrInvalid.
+// ParseLocation parses a location in JSON. It returns ErrInvalid if it is malformed.
 func ParseLocation(b []byte) (l Location, err error) {
 	if err := json.Unmarshal(b, &l); err != nil {
 		return Location{}, fmt.Errorf("read location: %w: %w", errdefs.ErrInvalid, err)
@@ -61,7 +61,8 @@ func ParseLocation(b []byte) (l Location, err error) {
 	return l, nil
 }
 
-// ParseDescription reads a description in JSON and validates it. ErrInvalid.
+// ParseDescription parses and validates a description in JSON. It returns ErrInvalid if it is
+// malformed.
 func ParseDescription(b []byte) (d Description, err error) {
 	if err := json.Unmarshal(b, &d); err != nil {
 		return Description{}, fmt.Errorf("read segment: %w: %w", errdefs.ErrInvalid, err)
@@ -72,7 +73,7 @@ func ParseDescription(b []byte) (d Description, err error) {
 	return d, nil
 }
 
-// Validate reports what is wrong with the description.
+// Validate returns ErrInvalid with the first error of the description.
 func (d *Description) Validate() error {
 	bad := func(format string, args ...any) error {
 		return fmt.Errorf("segment %q: %s: %w", d.Name, fmt.Sprintf(format, args...), errdefs.ErrInvalid)
@@ -116,7 +117,7 @@ func (d *Description) Validate() error {
 	return nil
 }
 
-// checkName returns why a segment cannot be called so, or nil.
+// checkName returns ErrInvalid if name is not a valid name of a segment.
 func checkName(name string) error {
 	printable := func(r rune) bool { return r > ' ' && r < 0x7f }
 	if name == "" || len(name) > MaxNameBytes || strings.TrimFunc(name, printable) != "" {
@@ -125,7 +126,7 @@ func checkName(name string) error {
 	return nil
 }
 
-// thisHost returns what tells this host from others, until it is booted again.
+// thisHost returns an identifier of this host that changes when it restarts.
 func thisHost() string {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

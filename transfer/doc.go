@@ -1,16 +1,20 @@
-// Package transfer lets any process read and write registered memory of any other, on the same host or on another.
+// Package transfer lets a process read and write registered memory of other processes, on the same
+// host or on another one.
 //
-// An Engine has Segments: names under which it registers Regions, each at an offset of its own. Another process opens a segment by its
-// name, gets a Remote, and submits batches of tasks, each of which reads or writes an extent of its own memory, or pages of it, from or to
-// an offset in the segment. A Batch says how each task ended, and may deliver a notification after its data.
+// An Engine has Segments. A Segment is a name under which Regions are registered, each at its own
+// offset. Another process opens the segment by name and gets a Remote. It submits batches of tasks.
+// A task reads or writes an extent of local memory, or pages of it, from or to an offset of the
+// segment. A Batch reports the result of each task and may deliver a notification after its data.
 //
-// Where a segment is, a store of metadata says (package metadata); what it has, its engine says itself. A segment belongs to one
-// incarnation of its engine, with a random identity: what is sent to it never reaches another. Offsets are not used twice.
+// A store of package metadata has the address of a segment; its engine describes its contents. A
+// segment belongs to one incarnation of its engine, which has a random identity: data for it never
+// reaches another incarnation. Offsets are not reused.
 //
-// Bytes go by the first path that can: memory that the segment's process exports, imported (shm, nvlink), NICs of both engines (rdma), or TCP. A part of a batch whose
-// path dies goes by another, after everything that the first may still deliver was fenced off at the target. Nothing goes to a target that
-// a fence is owed to.
+// A part of a batch takes the first path that works: imported memory of the same host (nvlink,
+// shm), NICs of both engines (rdma), or TCP. If the path of a part fails, the part takes another
+// one. Before that, the target fences the old connection, so that no earlier byte arrives late. An
+// engine sends nothing to a target with an unfenced connection.
 //
-// All types are safe for concurrent use. A batch is resolved when nothing touches its local memory any more; at the target a task that
-// failed has left its bytes undefined.
+// All types are safe for concurrent use. A batch is resolved when nothing touches its local memory
+// any more. The target's memory is undefined where a task failed.
 package transfer

@@ -17,20 +17,20 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// Engine is one process's part in transfers: it serves its segments, and moves batches to and from others'.
+// Engine serves segments of this process and moves batches to and from segments of others.
 type Engine struct {
 	o     Options
 	id    share.Identity
 	host  string
 	addr  string
 	mover *wire.Mover
-	local *rail.Domain // what of this process's memory NICs read and write for it; nil: there are none
+	local *rail.Domain // local memory that NICs read and write; nil without NICs
 
-	// ctx ends with Close; running are the goroutines that then end.
+	// ctx ends when Close begins. Close waits for the goroutines in running.
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
 	running sync.WaitGroup
-	closing chan struct{} // a token: one Close at a time
+	closing chan struct{} // one element while Close runs
 
 	listener net.Listener
 	served   served
@@ -45,10 +45,10 @@ type Engine struct {
 	segments uint64 // the last number
 	peers    map[peerKey]*peer
 	remotes  map[*Remote]struct{}
-	metaErr  error // of the last time that leases were renewed
-	refusal  error // of the last time that NICs were left out
+	metaErr  error // error of the last renewal of leases, or nil
+	refusal  error // the last refusal of NICs, or nil
 
-	// batches has a token of each batch that is not resolved; numbers are of batches and lanes.
+	// batches has one element for each unresolved batch. batchID and connID are the last numbers.
 	batches    chan struct{}
 	unresolved sync.WaitGroup
 	batchID    atomic.Uint64
@@ -60,31 +60,35 @@ type peerKey struct {
 	id   share.Identity
 }
 
-// Stats is what an Engine has done and has.
+// Stats are the statistics of an Engine.
 type Stats struct {
 	Segments, Connections, Lanes, Batches int // now
 
-	Requests  int64 // served
+	Requests  int64 // requests served
 	Refused   int64 // requests that were refused
-	Malformed int64 // connections that made no sense
-	BytesIn   int64 // that others have written here, over sockets: of other paths the target's CPU knows nothing
-	BytesOut  int64 // that others have read here, likewise
-	Retries   int64 // parts that went another time
-	Fences    int64 // lanes that were fenced at their target
-	// Refusals are regions that NICs which are Options.NICsOptional have refused, or all of the NICs, at Open; Refusal is why the last of them was.
+	Malformed int64 // connections that sent malformed data
+	// BytesIn counts bytes that others have written here over sockets; the CPU does not see other
+	// paths.
+	BytesIn  int64
+	BytesOut int64 // bytes that others have read here over sockets
+	Retries  int64 // retried parts
+	Fences   int64 // connections that were fenced at their target
+	// Refusals counts regions that optional NICs have refused (Options.NICsOptional), and refusals
+	// of all NICs at Open. Refusal is the last cause.
 	Refusals int64
 	Refusal  error
-	// QueuesLeft are queue pairs that could not be connected and that their NICs have not closed yet. Memory that they could reach stays registered.
+	// QueuesLeft is the number of queue pairs that failed to connect and that their NICs have not
+	// closed. Memory that they could reach stays registered.
 	QueuesLeft int
-	// ConnectRetries is how often a queue pair of its NICs, also of others who have them, was connected another time as the peer's link address was
-	// not found in time.
+	// ConnectRetries is how often connecting a queue pair was retried because the peer's link
+	// address was not resolved in time. Other users of the NICs count too.
 	ConnectRetries int64
 
-	Paths      []PathStats // what batches had carried, by each path
-	Fallbacks  int64       // parts that a path was expected to carry, and another one did
-	Reconnects int64       // connections to other engines that were made again after one had died
+	Paths      []PathStats // bytes and tasks of batches, by path
+	Fallbacks  int64       // parts that used another path than expected
+	Reconnects int64       // connections that replaced failed ones
 
-	// Metadata is why leases could not be renewed the last time; nil: they were.
+	// Metadata is the error of the last renewal of leases, or nil.
 	Metadata error
 }
 
@@ -92,7 +96,8 @@ type counters struct {
 	requests, refused, malformed, in, out, retries, fences, refusals atomic.Int64
 }
 
-// Open opens an engine, which listens. ErrInvalid, or why it cannot listen.
+// Open opens an engine and starts to listen. It returns ErrInvalid for invalid options, or the
+// error of listening or of the NICs.
 func Open(o Options) (*Engine, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("open transfer engine: %w", err)
@@ -136,13 +141,13 @@ func Open(o Options) (*Engine, error) {
 	return e, nil
 }
 
-// Address returns the address by which others reach the engine.
+// Address returns the address that other engines connect to.
 func (e *Engine) Address() string { return e.addr }
 
-// Identity returns what names this engine, of all that ever were.
+// Identity returns the identity of this engine, which is never reused.
 func (e *Engine) Identity() share.Identity { return e.id }
 
-// Stats returns what the engine has done and has.
+// Stats returns the statistics of the engine.
 func (e *Engine) Stats() Stats {
 	c := &e.counters
 	s := Stats{
@@ -169,9 +174,10 @@ func (e *Engine) Stats() Stats {
 	return s
 }
 
-// Close ends the engine: it cancels batches, closes segments and remotes, and waits for all; last it fences what of its writes may still reach
-// others' memory, and names the engines that it could not fence. If ctx ends first the engine stays closing, memory that it was given must not be
-// freed, and Close may be called again. A second Close returns nil.
+// Close cancels batches, closes segments and remotes, and waits for them. Last it fences its
+// unfenced connections; the error names the engines for which that failed. If ctx ends first,
+// memory given to the engine must not be freed, and Close may be called again. A second Close after
+// success returns nil.
 func (e *Engine) Close(ctx context.Context) error {
 	select {
 	case e.closing <- struct{}{}:
@@ -216,7 +222,7 @@ func (e *Engine) close(ctx context.Context) error {
 	return e.fencePeers(ctx)
 }
 
-// settle makes up for the fences that are owed, to all peers at a time.
+// fencePeers fences the unfenced connections of all peers in parallel.
 func (e *Engine) fencePeers(ctx context.Context) error {
 	all := e.allPeers()
 	errs := make([]error, len(all))
@@ -228,7 +234,7 @@ func (e *Engine) fencePeers(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// await waits for what is counted, until ctx ends.
+// await waits for w until ctx ends.
 func await(ctx context.Context, w *sync.WaitGroup, what string) error {
 	done := make(chan struct{})
 	go func() {
@@ -267,7 +273,7 @@ func (e *Engine) allSegments() (all []*Segment) {
 	return all
 }
 
-// start runs f on a goroutine that Close joins; not at all once it has begun.
+// start runs f on a goroutine that Close waits for. It does nothing once Close has begun.
 func (e *Engine) start(f func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -276,7 +282,7 @@ func (e *Engine) start(f func()) {
 	}
 }
 
-// pause waits, and reports whether ctx has not ended.
+// pause waits for d and reports whether ctx has not ended.
 func pause(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

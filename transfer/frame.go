@@ -11,11 +11,12 @@ import (
 	"github.com/kvlane/kvlane/share"
 )
 
-// What goes over a control connection: requests and one reply to each, in order, in frames.
+// A control connection carries requests and one reply to each, in order, in frames.
 //
 //	frame: length of the payload u32 | type u8 | status u8 | 0 u16 | payload
 //
-// A request has no status. A reply has the type of its request; its payload is JSON, or the text of an error.
+// A request has no status. A reply has the type of its request; its payload is JSON, or the text of
+// an error.
 const (
 	frameBytes        = 8
 	maxFramePayload   = 4 << 20
@@ -28,9 +29,13 @@ type call uint8
 const (
 	callProbe    call = iota + 1
 	callDescribe      // describeRequest -> Description
-	callFence         // fenceRequest: closes lanes, and answers when nothing of them touches memory any more
-	callNotify        // notifyRequest
-	callConnect       // connectRequest -> connectReply: the one request of a connection for a queue pair
+	// callFence has a fenceRequest. It ends data connections and replies when they no longer touch
+	// memory.
+	callFence
+	callNotify // notifyRequest
+	// callConnect: connectRequest -> connectReply; the only request of a connection for a queue
+	// pair.
+	callConnect
 	calls
 )
 
@@ -44,15 +49,16 @@ type fenceRequest struct {
 
 type notifyRequest struct {
 	From    share.Identity `json:"from"`
-	Number  uint64         `json:"number"` // of those of From, so that one that comes twice is delivered once
+	Number  uint64         `json:"number"` // unique among those of From, to detect duplicates
 	Segment string         `json:"segment"`
 	Body    []byte         `json:"body"`
 }
 
-// connectRequest has one of the target's NICs make a queue pair, which reaches the memory of one segment, and connect it.
+// connectRequest asks the target to open a queue pair that reaches the memory of one segment, and
+// to connect it.
 type connectRequest struct {
 	Segment uint64        `json:"segment"`
-	NIC     int           `json:"nic"` // of Description.NICs
+	NIC     int           `json:"nic"` // index in Description.NICs
 	From    rail.Endpoint `json:"from"`
 }
 
@@ -74,7 +80,7 @@ func (f *frame) write(w io.Writer) error {
 	return err
 }
 
-// readFrame reads a frame. ErrInvalid for what is none.
+// readFrame reads a frame. It returns ErrInvalid if it is malformed.
 func readFrame(r io.Reader) (frame, error) {
 	f, n, err := readFrameHead(r)
 	if err == nil {
@@ -108,7 +114,7 @@ func (f *frame) readPayload(r io.Reader, n uint32) (err error) {
 	return err
 }
 
-// decode reads the payload's JSON. ErrInvalid.
+// decode decodes the payload as JSON. It returns ErrInvalid if it is malformed.
 func (f *frame) decode(v any) error {
 	if err := json.Unmarshal(f.payload, v); err != nil {
 		return fmt.Errorf("read request of type %d: %w: %w", f.call, errdefs.ErrInvalid, err)
@@ -116,7 +122,7 @@ func (f *frame) decode(v any) error {
 	return nil
 }
 
-// newFrame returns a frame with v in JSON. ErrInvalid where that is longer than frames are.
+// newFrame returns a frame with v as JSON. It returns ErrInvalid if the payload is too long.
 func newFrame(c call, v any) (frame, error) {
 	b, err := json.Marshal(v)
 	if err != nil {

@@ -10,18 +10,19 @@ import (
 	"github.com/kvlane/kvlane/rdma/rail"
 )
 
-// group is what of a batch goes to or from one segment. One goroutine has it.
+// group is the part of a batch for one segment. It is used by one goroutine.
 type group struct {
 	b        *Batch
 	e        *Engine
 	to       *Remote
 	todo     []*part
-	inFlight map[*part]func(error) // how each is ended early
-	bytes    int64                 // of those
+	inFlight map[*part]func(error) // functions that abort the parts
+	bytes    int64                 // of inFlight
 	results  chan result
-	// After a failure nothing begins for a while, twice as long after each until something goes well.
+	// After a failure no part begins for retryDelay. It doubles with each failure until a part
+	// succeeds.
 	retryDelay time.Duration
-	retryTimer <-chan time.Time // nil: something may begin
+	retryTimer <-chan time.Time // nil: parts may begin
 	lastErr    error            // the last failure
 }
 
@@ -31,7 +32,7 @@ type result struct {
 	err  error
 }
 
-// Bounds of a group.
+// Limits of a group.
 const (
 	maxInFlight = 256
 	minWait     = 5 * time.Millisecond
@@ -42,7 +43,7 @@ func newGroup(b *Batch, to *Remote, parts []*part) *group {
 	return &group{b: b, e: b.e, to: to, todo: parts, inFlight: make(map[*part]func(error)), results: make(chan result, maxInFlight)}
 }
 
-// run moves the parts. When it returns nothing touches their local memory any more.
+// run moves the parts. When it returns, nothing touches their local memory any more.
 func (g *group) run(ctx context.Context) {
 	ended := ctx.Done()
 	for {
@@ -67,7 +68,7 @@ func (g *group) run(ctx context.Context) {
 	}
 }
 
-// fill begins parts while there is room for them.
+// fill begins parts up to the limits.
 func (g *group) fill(ctx context.Context) {
 	window := 2 * int64(g.e.o.Lanes) * g.e.o.PartBytes
 	for ctx.Err() == nil && g.retryTimer == nil && len(g.todo) > 0 && len(g.inFlight) < maxInFlight && (len(g.inFlight) < 2 || g.bytes < window) {
@@ -84,7 +85,7 @@ func (g *group) fill(ctx context.Context) {
 	}
 }
 
-// begin begins a part by the first path that takes it.
+// begin begins a part on the first path that accepts it.
 func (g *group) begin(ctx context.Context, p *part) error {
 	if err := g.to.p.fence(ctx); err != nil {
 		return err
@@ -118,7 +119,7 @@ func (g *group) begin(ctx context.Context, p *part) error {
 	return g.send(p, PathTCP, c, nil)
 }
 
-// board has a lane carry a part.
+// send submits a part to a conn.
 func (g *group) send(p *part, path Path, c *conn, held *rail.Held) error {
 	f, err := c.submit(p, held, func(err error) {
 		if held != nil {
@@ -156,7 +157,7 @@ func (g *group) track(p *part, abort func(error)) {
 	g.bytes += p.bytes
 }
 
-// take notes how a part ended, or puts it back.
+// handleResult records the result of a part, or queues the part again.
 func (g *group) handleResult(ctx context.Context, r result) {
 	delete(g.inFlight, r.p)
 	g.bytes -= r.p.bytes
@@ -165,7 +166,7 @@ func (g *group) handleResult(ctx context.Context, r result) {
 		g.retryDelay, g.lastErr = 0, nil
 		g.b.partDone(r.p, r.path, nil)
 	case ctx.Err() != nil && !conclusive(r.err):
-		g.todo = append(g.todo, r.p) // which run fails with the batch's own reason
+		g.todo = append(g.todo, r.p) // run fails it with the cause of ctx
 	case r.path != PathTCP && g.b.o.Path == PathNone:
 		r.p.minPath = max(r.path+1, PathRDMA)
 		g.b.recordFallback(r.err)
@@ -178,7 +179,7 @@ func (g *group) handleResult(ctx context.Context, r result) {
 	}
 }
 
-// again has a part tried once more, after a while.
+// retry queues a part again after a delay.
 func (g *group) retry(p *part, err error) {
 	g.lastErr = err
 	g.todo = append(g.todo, p)
@@ -189,7 +190,7 @@ func (g *group) retry(p *part, err error) {
 	}
 }
 
-// conclusive reports whether trying again would end the same way.
+// conclusive reports whether a retry would fail in the same way.
 func conclusive(err error) bool {
 	var refused *refusal
 	var local *localError

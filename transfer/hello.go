@@ -11,11 +11,12 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// Every connection begins with a hello, of a fixed length, and a welcome. Nothing else is sent before the welcome has come, so that a
-// target knows of every connection on which something may come. All numbers are little-endian.
+// Every connection begins with a hello of fixed length and a welcome. Nothing else is sent before
+// the welcome, so that a target knows every connection that may carry data. All numbers are
+// little-endian.
 //
-//	hello:   magic u32 | version u16 | purpose u8 | 0 u8 | engine that calls, 16 bytes | engine that is called, or 0, 16 bytes | lane u64
-//	welcome: magic u32 | version u16 | status u8 | 0 u8 | engine that was called, 16 bytes
+//	hello:   magic u32 | version u16 | purpose u8 | 0 u8 | calling engine, 16 bytes | called engine, or 0, 16 bytes | conn u64
+//	welcome: magic u32 | version u16 | status u8 | 0 u8 | called engine, 16 bytes
 const (
 	magic        = 0x7274_766b // "kvtr"
 	version      = 1
@@ -23,19 +24,19 @@ const (
 	welcomeBytes = 24
 )
 
-// purpose says what a connection is for.
+// purpose is the purpose of a connection.
 type purpose uint8
 
 const (
 	forControl purpose = iota + 1
 	forData
-	forQueue // queue pairs are connected by it, and end with it
+	forQueue // connects a queue pair and ends with it
 )
 
 type hello struct {
 	purpose  purpose
 	from, to share.Identity
-	conn     uint64 // of those of the engine that calls; not of control
+	conn     uint64 // unique in the calling engine; 0 for control
 }
 
 func (h *hello) encode() []byte {
@@ -49,7 +50,7 @@ func (h *hello) encode() []byte {
 	return b
 }
 
-// decodeHello returns what a caller says of itself. ErrInvalid, ErrMismatch of another version.
+// decodeHello decodes a hello. It returns ErrInvalid, or ErrMismatch for another version.
 func decodeHello(b []byte) (h hello, err error) {
 	switch {
 	case len(b) != helloBytes || binary.LittleEndian.Uint32(b) != magic || b[7] != 0:
@@ -73,7 +74,7 @@ func encodeWelcome(s status, id share.Identity) []byte {
 	return b
 }
 
-// decodeWelcome returns what the engine that was called says. ErrInvalid, ErrMismatch of another version.
+// decodeWelcome decodes a welcome. It returns ErrInvalid, or ErrMismatch for another version.
 func decodeWelcome(b []byte) (s status, id share.Identity, err error) {
 	switch {
 	case len(b) != welcomeBytes || binary.LittleEndian.Uint32(b) != magic || b[6] == 0 || status(b[6]) >= statuses || b[7] != 0:
@@ -84,7 +85,7 @@ func decodeWelcome(b []byte) (s status, id share.Identity, err error) {
 	return status(b[6]), share.Identity(b[8:]), nil
 }
 
-// status is what a target answers.
+// status is the result of a request.
 type status uint8
 
 const (
@@ -94,21 +95,21 @@ const (
 	statusNotSupported
 	statusBusy
 	statusClosed
-	statusOther  // another engine has the address than was called
-	statusFailed // the target could not do it
+	statusOther  // the address belongs to another engine
+	statusFailed // the target could not carry out the request
 	statuses
 )
 
-// statusErrors is what the statuses mean, but for those that are good or unknown.
+// statusErrors maps statuses to errors.
 var statusErrors = [statuses]error{
 	statusInvalid: errdefs.ErrInvalid, statusNotFound: errdefs.ErrNotFound, statusNotSupported: errdefs.ErrNotSupported,
 	statusBusy: errdefs.ErrBusy, statusClosed: errdefs.ErrClosed, statusOther: errdefs.ErrLost, statusFailed: errTarget,
 }
 
-// errTarget is why a task failed that its target could not do.
+// errTarget is the error of a request that the target could not carry out.
 var errTarget = errors.New("the target failed")
 
-// statusOf returns the status that says err.
+// statusOf converts an error to a status.
 func statusOf(err error) status {
 	if err == nil {
 		return statusOK
@@ -121,7 +122,7 @@ func statusOf(err error) status {
 	return statusFailed
 }
 
-// err returns what s means, with what the target says of it.
+// err converts a status to an error with the target's text.
 func (s status) err(text []byte) error {
 	switch {
 	case s == statusOK:
@@ -132,7 +133,7 @@ func (s status) err(text []byte) error {
 	return &wire.AnswerError{Err: &refusal{text: string(text), why: statusErrors[s]}}
 }
 
-// refusal is what a target has answered. What it refused it will refuse again.
+// refusal is an error that the target replied with. A retry would be refused again.
 type refusal struct {
 	text string
 	why  error
@@ -142,7 +143,7 @@ func (r *refusal) Error() string { return fmt.Sprintf("the target answers %q: %v
 
 func (r *refusal) Unwrap() error { return r.why }
 
-// maxText is how much of an error is sent.
+// maxText is the maximum length of an error's text in a reply.
 const maxText = 512
 
 func textOf(err error) []byte {
@@ -153,7 +154,7 @@ func textOf(err error) []byte {
 	return []byte(text[:min(len(text), maxText)])
 }
 
-// readWelcome reads the welcome of r.
+// readWelcome reads a welcome and returns the identity of the engine.
 func readWelcome(r io.Reader) (share.Identity, error) {
 	b := make([]byte, welcomeBytes)
 	if _, err := io.ReadFull(r, b); err != nil {

@@ -9,26 +9,26 @@ import (
 	"github.com/kvlane/kvlane/share"
 )
 
-// MaxNoticeBytes is how long a notification is at most.
+// MaxNoticeBytes is the maximum length of a notification.
 const MaxNoticeBytes = 64 << 10
 
-// Notice is a notification of another engine, whose batch has arrived.
+// Notice is a notification of another engine. The data of its batch has arrived.
 type Notice struct {
 	From    share.Identity
-	Segment string // of this engine's
+	Segment string // a segment of this engine
 	Body    []byte
 }
 
-// recent is of how many notifications an engine knows that it has had them.
+// recent is the number of notifications that an engine remembers to detect duplicates.
 const recent = 1 << 14
 
-// inbox is the notifications that nobody has received yet.
+// inbox has the notifications that wait for Receive.
 type inbox struct {
 	ready chan Notice
 
 	mu   sync.Mutex
 	seen map[noticeKey]struct{}
-	last []noticeKey // of had, a ring
+	last []noticeKey // of seen, a ring
 	at   int
 }
 
@@ -41,7 +41,8 @@ func (b *inbox) init(size int) {
 	b.ready, b.seen = make(chan Notice, size), make(map[noticeKey]struct{})
 }
 
-// put takes a notification in, once. ErrBusy if there is no room: it may come again.
+// put adds a notification unless it is a duplicate. It returns ErrBusy if the inbox is full; the
+// sender may retry.
 func (b *inbox) put(q *notifyRequest) error {
 	if len(q.Body) > MaxNoticeBytes || checkName(q.Segment) != nil {
 		return fmt.Errorf("notification of %d bytes for segment %q: %w", len(q.Body), q.Segment, errdefs.ErrInvalid)
@@ -68,7 +69,8 @@ func (b *inbox) put(q *notifyRequest) error {
 	return nil
 }
 
-// Receive returns the next notification: all bytes of its batch are where they belong. ErrClosed once the engine closes.
+// Receive returns the next notification. All bytes of its batch have arrived. It returns ErrClosed
+// once the engine closes.
 func (e *Engine) Receive(ctx context.Context) (Notice, error) {
 	select {
 	case n := <-e.inbox.ready:

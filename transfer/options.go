@@ -27,50 +27,59 @@ const (
 	DefaultNotices   = 1024
 )
 
-// Options say how an Engine is opened. The zero value moves host memory between processes of this host.
+// Options are the options of an Engine. The zero value moves host memory between processes of this
+// host.
 type Options struct {
-	// Listen is where the engine listens, for control and data. Whoever reaches it may read and write what is registered: there is no
-	// authentication. Default 127.0.0.1:0.
+	// Listen is the address on which the engine listens for control and data. There is no
+	// authentication: every process that reaches it can read and write registered memory. Default
+	// 127.0.0.1:0.
 	Listen string
-	// Advertise is the address by which others reach it. Default: that of the listener, which must be one then.
+	// Advertise is the address that other engines connect to. Default: the address of the listener,
+	// which must not be unspecified then.
 	Advertise string
-	// Store says where segments are. Nil: a segment is opened by its engine's address, "host:port/name".
+	// Store has the locations of segments. Nil: a segment is opened by the address of its engine,
+	// "host:port/name".
 	Store metadata.Store
-	// Lease is for how long the store keeps what this engine has put there and does not renew. Default DefaultLease.
+	// Lease is the time after which the store removes the location of a segment that this engine
+	// does not renew. Default DefaultLease.
 	Lease time.Duration
 
-	// Device has the device memory that is registered or copied, and pinned memory to stage it in. Nil: host memory only.
+	// Device has the device memory that is registered or copied, and pinned memory to stage it in.
+	// Nil: host memory only.
 	Device device.Device
-	// Copy copies to and from Device's memory. It stays the caller's, and outlives the engine.
+	// Copy copies to and from Device's memory. The caller owns it and closes it after the engine.
 	Copy stream.Stream
-	// ChunkBytes and Chunks, each way, are of the memory that device memory is staged in on its way to sockets. Zero: package wire's defaults.
+	// ChunkBytes and Chunks are the length and number, for each direction, of the chunks that
+	// device memory is staged in on its way to sockets. Zero: the defaults of package wire.
 	ChunkBytes int64
 	Chunks     int
-	// Share exports registered memory to processes of this host, and Importer imports theirs, for Device. Both stay the caller's. Nil:
-	// everything goes by sockets.
+	// Share exports registered memory to processes of this host. Importer imports theirs for
+	// Device. The caller owns both. Nil: no memory is shared.
 	Share    *share.Server
 	Importer *share.Importer
 
-	// NICs carry what goes to engines that have some too, by RDMA. They stay the caller's, and outlive the engine. Nil: there are none.
+	// NICs carry data to engines with NICs by RDMA. The caller owns them and closes them after the
+	// engine. Nil: none.
 	NICs *rail.NICs
-	// NICsOptional says that nobody asked for them: what they refuse, memory above a limit for example, goes by other paths. Stats counts that
-	// and says why.
+	// NICsOptional lets memory that the NICs refuse, for example above a limit, use other paths.
+	// Stats counts the refusals and has the last cause.
 	NICsOptional bool
 
-	// Lanes is how many connections carry data to one engine, and queue pairs to one segment: of those each NIC of either side has one at
-	// least. Default DefaultLanes.
+	// Lanes is the number of data connections to one engine, and of queue pairs to one segment.
+	// Each NIC of either side has at least one queue pair. Default DefaultLanes.
 	Lanes int
-	// PartBytes is how much of a batch one request over a socket moves, about. Default DefaultPartBytes.
+	// PartBytes is the approximate length of a request over a socket. Default DefaultPartBytes.
 	PartBytes int64
-	// Stall is for how long a connection may get nothing done that has something to do. Default DefaultStall.
+	// Stall is the time without progress after which a busy connection fails. Default DefaultStall.
 	Stall time.Duration
-	// Timeout is for how long a batch may take that does not say. Default DefaultTimeout.
+	// Timeout is the default of SubmitOptions.Timeout. Default DefaultTimeout.
 	Timeout time.Duration
-	// Conns bounds the connections that others have to this engine. Default DefaultConns.
+	// Conns is the maximum number of connections from other engines. Default DefaultConns.
 	Conns int
-	// Batches bounds how many batches are unresolved. Default DefaultBatches.
+	// Batches is the maximum number of unresolved batches. Default DefaultBatches.
 	Batches int
-	// Notices bounds how many notifications wait for Engine.Receive: others are refused, and tried again. Default DefaultNotices.
+	// Notices is the maximum number of notifications that wait for Engine.Receive. Further ones are
+	// refused, and their senders retry. Default DefaultNotices.
 	Notices int
 }
 
@@ -96,7 +105,7 @@ func (o Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// unspecified reports whether an address has no host, or that of all there are.
+// unspecified reports whether an address has no host or the unspecified one.
 func unspecified(addr string) bool {
 	host, _, err := net.SplitHostPort(addr)
 	ip := net.ParseIP(host)

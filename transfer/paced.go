@@ -8,18 +8,18 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// chunk is what one call of the system writes at most, so that progress shows.
+// chunk is the maximum length of one write to a socket. It makes progress visible.
 const chunk = 1 << 20
 
-// pacedConn is a connection whose every read and write has to get on: it fails when nothing has moved, either way, for the limit, but
-// for while it is idle.
+// pacedConn is a connection that fails if it makes no progress for the limit while it is busy.
+// Progress is a byte in either direction.
 type pacedConn struct {
 	net.Conn
 	limit        time.Duration
-	lastProgress atomic.Int64 // when something last did, in Unix nanoseconds
-	// busy is how many answers are waited for. A reader that waits for none waits for good.
+	lastProgress atomic.Int64 // time of the last progress, in Unix nanoseconds
+	// busy is the number of awaited replies. If it is 0, a read has no time limit.
 	busy atomic.Int64
-	// pace bounds how slow the peer may be while a request is under way; nil: not at all.
+	// pace is the minimum rate of the peer during a request; nil: none.
 	pace *wire.Pace
 }
 
@@ -31,7 +31,7 @@ func newPacedConn(c net.Conn, limit time.Duration) *pacedConn {
 
 func (c *pacedConn) markProgress() { c.lastProgress.Store(time.Now().UnixNano()) }
 
-// expect adds n to what is waited for.
+// expect adds n to the number of awaited replies.
 func (c *pacedConn) expect(n int64) {
 	if n > 0 {
 		c.markProgress()
@@ -63,8 +63,8 @@ func (c *pacedConn) Read(p []byte) (int, error) {
 	}
 }
 
-// tooSlow returns an error if the peer of a request under way moves less than its pace. The n last
-// bytes took since began.
+// tooSlow returns an error if the peer is below its pace during a request. It moved the last n
+// bytes since began.
 func (c *pacedConn) tooSlow(n int, began time.Time) error {
 	if c.pace == nil || c.busy.Load() == 0 {
 		return nil
@@ -88,7 +88,7 @@ func (c *pacedConn) ReadBy(p []byte, by time.Time) (int, error) {
 	return n, err
 }
 
-// WriteBy writes what it can until a time. That it was not all is no error.
+// WriteBy writes as much of p as it can before the time by. Writing less is not an error.
 func (c *pacedConn) WriteBy(p []byte, by time.Time) (int, error) {
 	if err := c.SetWriteDeadline(by); err != nil {
 		return 0, err
@@ -123,6 +123,6 @@ func (c *pacedConn) Write(p []byte) (n int, err error) {
 }
 
 func timedOut(err error) bool {
-	t, ok := err.(net.Error) //nolint:errorlint // a connection's own error, as it returns it
+	t, ok := err.(net.Error) //nolint:errorlint // a connection returns its own error unwrapped
 	return ok && t.Timeout()
 }

@@ -17,29 +17,32 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// peer is another engine, as this one reaches it: one control connection and some conns, made when they are needed, and made again.
+// peer is another engine with the connections to it: one for control and some for data. They are
+// opened on demand and replaced after a failure.
 type peer struct {
 	e    *Engine
 	addr string
 	id   share.Identity
 
-	// Tokens: for who uses the control connection, opens a lane, fences.
+	// Each has one element while a call uses the control connection, opens a conn, or fences.
 	callLock, openLock, fenceLock chan struct{}
-	control                       *controlConn // nil: there is none
+	control                       *controlConn // or nil
 
-	refs int // Remotes; with Engine.mu
+	refs int // number of Remotes; guarded by Engine.mu
 
-	mu       sync.Mutex
-	conns    []*conn
-	unfenced map[uint64]struct{}  // conns that are dead, and not fenced: the peer is kept until they are, whoever uses it
-	fencing  bool                 // somebody is at it in the background
-	died     int                  // connections that ended by themselves and have no successor yet
-	lostErr  error                // why no connection will ever be had
-	dialErr  error                // nobody listened the last time that somebody looked
-	dialedAt time.Time            // when that was
-	backoffs map[nicPair]*backoff // of NICs by which it went wrong
+	mu    sync.Mutex
+	conns []*conn
+	// unfenced has the numbers of ended conns whose writes may still arrive; the peer is kept until
+	// they are fenced.
+	unfenced map[uint64]struct{}
+	fencing  bool                 // fenceUntilDone is running
+	died     int                  // failed connections that are not replaced
+	lostErr  error                // permanent error, or nil
+	dialErr  error                // error of the last dial if the address did not listen, or nil
+	dialedAt time.Time            // time of that dial
+	backoffs map[nicPair]*backoff // of failed pairs of NICs
 
-	// ctx ends when nobody uses the peer any more and it is owed nothing.
+	// ctx ends when the peer has no reference and no unfenced conn.
 	ctx    context.Context
 	cancel context.CancelFunc
 }
@@ -49,10 +52,11 @@ type controlConn struct {
 	r *bufferedConn
 }
 
-// tries is how often in a row nobody may listen at an address, before its engine is taken for dead.
+// dialTries is the number of refused dials in a row after which an engine counts as lost.
 const dialTries = 4
 
-// dial opens a connection and greets. The identity is of who answered.
+// dial opens a connection and exchanges hello and welcome. It returns the identity of the engine
+// that answered.
 func (e *Engine) dial(ctx context.Context, addr string, h hello) (_ *pacedConn, _ *bufferedConn, id share.Identity, err error) {
 	h.from = e.id
 	d := net.Dialer{Timeout: e.o.Stall}
@@ -77,7 +81,7 @@ func (e *Engine) dial(ctx context.Context, addr string, h hello) (_ *pacedConn, 
 	return c, r, id, nil
 }
 
-// quiet is nil for what was closed already.
+// ignoreClosed returns nil for the error of a connection that was closed already.
 func ignoreClosed(err error) error {
 	if errors.Is(err, net.ErrClosed) {
 		return nil
@@ -85,7 +89,7 @@ func ignoreClosed(err error) error {
 	return err
 }
 
-// dial opens a connection to the peer, and none to another engine at its address: ErrLost.
+// dial opens a connection to the peer. It returns ErrLost if another engine has its address.
 func (p *peer) dial(ctx context.Context, h hello) (*pacedConn, *bufferedConn, error) {
 	if err := p.isLost(); err != nil {
 		return nil, nil, err
@@ -116,7 +120,7 @@ func (p *peer) dial(ctx context.Context, h hello) (*pacedConn, *bufferedConn, er
 	}
 }
 
-// replaced counts a connection that takes the place of one that died.
+// countReconnect counts a connection that replaces a failed one.
 func (p *peer) countReconnect() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -126,7 +130,8 @@ func (p *peer) countReconnect() {
 	}
 }
 
-// missed is for how long nobody looks whether somebody listens, after nobody did: every part of a batch would.
+// absentTime is the time after a refused dial in which no other dial is tried. Otherwise every part
+// of a batch would try.
 const absentTime = time.Second
 
 func (p *peer) markAbsent(err error) error {
@@ -136,7 +141,7 @@ func (p *peer) markAbsent(err error) error {
 	return err
 }
 
-// isLost returns why no connection can be had, or nil.
+// isLost returns why no connection can be opened, or nil.
 func (p *peer) isLost() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -146,7 +151,8 @@ func (p *peer) isLost() error {
 	return p.lostErr
 }
 
-// call makes a request and reads its reply into answer, if that is not nil. A connection that failed is made again, once.
+// call sends a request and decodes its reply into answer, unless that is nil. It replaces a failed
+// connection once.
 func (p *peer) call(ctx context.Context, t call, v, answer any) error {
 	f, err := newFrame(t, v)
 	if err != nil {
@@ -158,7 +164,7 @@ func (p *peer) call(ctx context.Context, t call, v, answer any) error {
 	case <-ctx.Done():
 		return fmt.Errorf("call engine at %s: %w", p.addr, context.Cause(ctx))
 	}
-	if p.ctx.Err() != nil { // nobody would close the connection
+	if p.ctx.Err() != nil { // the new connection would not be closed
 		return fmt.Errorf("call engine at %s: %w", p.addr, errdefs.ErrClosed)
 	}
 	var out frame
@@ -183,15 +189,14 @@ func (p *peer) call(ctx context.Context, t call, v, answer any) error {
 	return nil
 }
 
-// lookAgain has the next call connect although nothing listened a moment ago: another process may
-// do by now.
+// clearDialErr lets the next call dial again after a refused dial.
 func (p *peer) clearDialErr() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.dialErr = nil
 }
 
-// exchange is one try of call.
+// exchange sends a request over the control connection and returns the reply.
 func (p *peer) exchange(ctx context.Context, f *frame) (out frame, err error) {
 	if p.control == nil {
 		c, r, err := p.dial(ctx, hello{purpose: forControl})
@@ -211,7 +216,7 @@ func (p *peer) exchange(ctx context.Context, f *frame) (out frame, err error) {
 	return out, nil
 }
 
-// ask makes a request and reads its reply. Where it fails, close the connection.
+// ask sends a request and returns its reply. After an error the caller closes the connection.
 func (c *controlConn) ask(ctx context.Context, f *frame) (out frame, err error) {
 	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 	c.expect(1)
@@ -231,13 +236,14 @@ func (c *controlConn) ask(ctx context.Context, f *frame) (out frame, err error) 
 	return out, err
 }
 
-// lane returns the lane over sockets with the least to do; another one, if all have something to do and there may be more.
+// dataConn returns the conn over sockets with the least load. It opens another one if all are busy
+// and Options.Lanes permits.
 func (p *peer) dataConn(ctx context.Context) (*conn, error) {
 	return p.pick(ctx, nil, p.e.o.Lanes, p.openSocket)
 }
 
-// pick returns the lane to a segment, or over sockets, with the least to do; another one, if all have something to do and there may be more
-// than those: as long as it can be opened.
+// pick returns the conn to a segment, or over sockets if to is nil, with the least load. It opens
+// another one if all are busy and there are fewer than most. If that fails, it returns a busy one.
 func (p *peer) pick(ctx context.Context, to *Remote, most int, open func(context.Context) (*conn, error)) (*conn, error) {
 	if c, ok := p.leastLoaded(to, most); ok {
 		return c, nil
@@ -259,7 +265,7 @@ func (p *peer) pick(ctx context.Context, to *Remote, most int, open func(context
 	return another, err
 }
 
-// keep takes in a lane that is to run.
+// addConn adds a conn that is about to run.
 func (p *peer) addConn(c *conn) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -270,7 +276,7 @@ func (p *peer) addConn(c *conn) error {
 	return nil
 }
 
-// idlest returns the lane with the least to do, and whether it will do.
+// leastLoaded returns the conn with the least load. ok is false if another one should be opened.
 func (p *peer) leastLoaded(to *Remote, most int) (best *conn, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -288,7 +294,8 @@ func (p *peer) leastLoaded(to *Remote, most int) (best *conn, ok bool) {
 	return best, best != nil && (least == 0 || n >= most)
 }
 
-// end ends the conns to a segment, or all, and returns when nothing of them runs any more. ErrBusy if ctx ends first; it may be called again.
+// closeConns ends the conns to a segment, or all if to is nil, and waits for them. It returns
+// ErrBusy if ctx ends first, and may be called again.
 func (p *peer) closeConns(ctx context.Context, to *Remote) error {
 	p.mu.Lock()
 	conns := slices.Clone(p.conns)
@@ -309,11 +316,12 @@ func (p *peer) closeConns(ctx context.Context, to *Remote) error {
 	return nil
 }
 
-// drop forgets a lane that is dead, and why; owed says that something of it may still reach memory of the target.
+// removeConn removes a conn that ended because of why. unfenced means that its writes may still
+// arrive at the target.
 func (p *peer) removeConn(c *conn, why error, unfenced bool) {
 	p.mu.Lock()
 	p.conns = slices.DeleteFunc(p.conns, func(other *conn) bool { return other == c })
-	if !errors.Is(why, errdefs.ErrClosed) { // else nobody uses it any more
+	if !errors.Is(why, errdefs.ErrClosed) { // else the peer is being closed
 		p.died++
 	}
 	begin := false
@@ -328,8 +336,8 @@ func (p *peer) removeConn(c *conn, why error, unfenced bool) {
 	}
 }
 
-// settle fences the conns that are owed. Nothing may be sent to the peer before it has returned nil. What an engine that is gone could
-// have got, nobody can get any more: ErrLost.
+// fence fences the unfenced conns. Nothing may be sent to the peer before fence returns nil. It
+// returns ErrLost if the engine is gone, since nothing can reach its memory then.
 func (p *peer) fence(ctx context.Context) error {
 	if len(p.unfencedConns()) == 0 {
 		return nil
@@ -362,15 +370,16 @@ func (p *peer) unfencedConns() []uint64 {
 	return slices.Sorted(maps.Keys(p.unfenced))
 }
 
-// owes reports whether something that was sent to the peer may still reach memory there.
+// hasUnfenced reports whether earlier writes may still reach memory of the peer.
 func (p *peer) hasUnfenced() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.unfenced) > 0 && p.lostErr == nil
 }
 
-// fence settles in the background, until it has, or the engine closes, which goes on with it. Where nobody listens and nobody uses the peer it
-// leaves that to who opens a segment of it again.
+// fenceUntilDone retries fence in the background until it succeeds or the engine closes; Close goes
+// on then. It gives up if the address does not listen and the peer has no reference; opening a
+// segment of the peer fences it later.
 func (p *peer) fenceUntilDone() {
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		err := p.fence(p.e.ctx)
@@ -391,10 +400,12 @@ func (p *peer) fenceUntilDone() {
 			pause(p.e.ctx, wait)
 		}
 	}
-	_ = p.closeUnused(context.Background()) // conns end by themselves, and who closes the engine says whom it waits for
+	// Conns end by themselves, and Engine.Close reports errors.
+	_ = p.closeUnused(context.Background())
 }
 
-// finish settles, and ends what is left of the peer as the engine closes. An engine that is gone is owed nothing. ErrBusy if ctx ends first.
+// fenceAndClose fences the peer and closes its connections when the engine closes. An engine that
+// is gone needs no fence. It returns ErrBusy if ctx ends first.
 func (p *peer) fenceAndClose(ctx context.Context) error {
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		err := p.fence(ctx)
@@ -413,7 +424,7 @@ func (p *peer) count() int {
 	return len(p.conns)
 }
 
-// peer returns the peer at an address, with a reference.
+// peer returns the peer with that address and identity, with a new reference.
 func (e *Engine) peer(addr string, id share.Identity) (*peer, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -434,15 +445,15 @@ func (e *Engine) peer(addr string, id share.Identity) (*peer, error) {
 	return p, nil
 }
 
-// unused reports whether no Remote has the peer.
+// unused reports whether the peer has no reference.
 func (p *peer) unused() bool {
 	p.e.mu.Lock()
 	defer p.e.mu.Unlock()
 	return p.refs == 0
 }
 
-// release gives a reference back. With the last the connections end, unless a fence is owed: ErrBusy if ctx ends first, and then it may be called
-// again.
+// release drops a reference. The last one closes the connections, unless there are unfenced conns.
+// It returns ErrBusy if ctx ends first, and may be called again.
 func (p *peer) release(ctx context.Context) error {
 	e := p.e
 	e.mu.Lock()
@@ -456,7 +467,7 @@ func (p *peer) release(ctx context.Context) error {
 	return p.close(ctx)
 }
 
-// forget ends what release has left, once nothing is owed, or the engine closes.
+// closeUnused closes a peer without references once nothing is unfenced or the engine closes.
 func (p *peer) closeUnused(ctx context.Context) error {
 	e := p.e
 	e.mu.Lock()
@@ -469,14 +480,14 @@ func (p *peer) closeUnused(ctx context.Context) error {
 	return p.close(ctx)
 }
 
-// unlist has nobody get another reference. The engine's mu is held.
+// unlist removes the peer from the engine. The caller holds the engine's mu.
 func (p *peer) unlist() {
 	if k := (peerKey{p.addr, p.id}); p.e.peers[k] == p {
 		delete(p.e.peers, k)
 	}
 }
 
-// leave ends the connections. ErrBusy if ctx ends first; it may be called again.
+// close closes the connections. It returns ErrBusy if ctx ends first, and may be called again.
 func (p *peer) close(ctx context.Context) error {
 	p.mu.Lock()
 	p.cancel()

@@ -11,10 +11,11 @@ import (
 	"github.com/kvlane/kvlane/rdma/rail"
 )
 
-// A lane by RDMA is a queue pair at either end. They are connected by the lane's own connection, which says nothing more after that: it ends
-// with the process at either end, or with the queue pair, and the other end ends then. So such a lane is fenced as others are.
+// A conn by RDMA has a queue pair at each end. A connection of its own connects them and carries
+// nothing else after that. It ends with the process or the queue pair at one end, and that ends the
+// other end. Therefore such a conn is fenced like any other.
 
-// openLocal opens the domain of this process's memory; nil without NICs.
+// openLocal opens the domain of local memory. It returns nil without NICs.
 func openLocal(n *rail.NICs) (*rail.Domain, error) {
 	if n == nil {
 		return nil, nil
@@ -29,10 +30,10 @@ func closeDomain(d *rail.Domain) error {
 	return d.Close()
 }
 
-// RegisterLocal registers memory of this process that batches read and write with the engine's NICs: what is not registered goes by other
-// paths. Without NICs it does nothing. It pins the memory until the engine is closed. ErrExists for what is
-// registered, ErrNotSupported for memory of another process, and what the NICs say, unless they are
-// Options.NICsOptional.
+// RegisterLocal registers local memory of batches with the engine's NICs. Other memory uses other
+// paths. Without NICs RegisterLocal does nothing. It pins the memory until the engine is closed. It
+// returns ErrExists for memory that is registered, ErrNotSupported for memory of another process,
+// and errors of the NICs unless Options.NICsOptional is set.
 func (e *Engine) RegisterLocal(r *mem.Region) error {
 	if e.local == nil {
 		return nil
@@ -48,10 +49,11 @@ func (e *Engine) RegisterLocal(r *mem.Region) error {
 	return nil
 }
 
-// refused is for what NICs have refused: nil where it goes by other paths.
+// handleRefusal handles an error of registering memory. It returns nil if the memory may use other
+// paths.
 func (e *Engine) handleRefusal(err error) error {
 	switch {
-	case errors.Is(err, errdefs.ErrExists) || errors.Is(err, errdefs.ErrClosed): // what the caller did
+	case errors.Is(err, errdefs.ErrExists) || errors.Is(err, errdefs.ErrClosed): // a mistake of the caller
 		return err
 	case !e.o.NICsOptional:
 		return fmt.Errorf("NICs that were asked for refuse it: give them what they lack, or ask for other paths: %w", err)
@@ -60,7 +62,7 @@ func (e *Engine) handleRefusal(err error) error {
 	return nil
 }
 
-// leaveOut counts what goes without NICs.
+// recordRefusal counts a refusal and keeps its cause.
 func (e *Engine) recordRefusal(why error) {
 	e.counters.refusals.Add(1)
 	e.mu.Lock()
@@ -68,10 +70,11 @@ func (e *Engine) recordRefusal(why error) {
 	e.refusal = why
 }
 
-// rails are a NIC here and one there, by their indices.
+// nicPair is a local and a remote NIC, by index.
 type nicPair struct{ local, remote int }
 
-// rest is for how long nothing is tried by such, after it went wrong: twice as long after each time until something goes well.
+// backoff is the time in which a pair of NICs is not used after a failure. It doubles with each
+// failure until a request succeeds.
 type backoff struct {
 	until time.Time
 	delay time.Duration
@@ -83,7 +86,7 @@ const (
 	maxBackoff = 10 * time.Second
 )
 
-// tire has nothing begin by v for a while.
+// backOff stops using v for a while.
 func (p *peer) backOff(v nicPair, why error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -92,20 +95,20 @@ func (p *peer) backOff(v nicPair, why error) {
 		r = new(backoff)
 		p.backoffs[v] = r
 	}
-	if now := time.Now(); !now.Before(r.until) { // else another queue pair said so before
+	if now := time.Now(); !now.Before(r.until) { // else another queue pair has reported the failure
 		r.delay = min(max(2*r.delay, minBackoff), maxBackoff)
 		r.until, r.err = now.Add(r.delay), why
 	}
 }
 
-// rested notes that v works.
+// resetBackoff ends the backoff of v after a success.
 func (p *peer) resetBackoff(v nicPair) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.backoffs, v)
 }
 
-// beginRDMA begins a part by a queue pair. An error says why that cannot be.
+// beginRDMA begins to move a part by a queue pair.
 func (g *group) beginRDMA(ctx context.Context, p *part, forced Path) error {
 	if err := p.buf.rdma(g.e); err != nil {
 		return err
@@ -125,7 +128,8 @@ func (g *group) beginRDMA(ctx context.Context, p *part, forced Path) error {
 	return nil
 }
 
-// queue returns the queue pair to a segment with the least to do. spare leaves NICs alone that rest.
+// queue returns the queue pair to a segment with the least load. If spare is true, it does not open
+// one on NICs in backoff.
 func (p *peer) queue(ctx context.Context, to *Remote, spare bool) (*conn, error) {
 	here, there := len(p.e.o.NICs.Names()), to.nics()
 	most := max(p.e.o.Lanes, here, there)
@@ -136,7 +140,7 @@ func (p *peer) queue(ctx context.Context, to *Remote, spare bool) (*conn, error)
 		}
 		c, err := p.openQueue(ctx, to, v)
 		if err != nil {
-			if ctx.Err() == nil { // else it was the batch that ended
+			if ctx.Err() == nil { // else the batch has ended
 				p.backOff(v, err)
 			}
 			return nil, fmt.Errorf("connect queue pair to engine at %s: %w", p.addr, err)
@@ -145,7 +149,7 @@ func (p *peer) queue(ctx context.Context, to *Remote, spare bool) (*conn, error)
 	})
 }
 
-// choose returns by which NICs the next of so many queue pairs goes.
+// choose returns the NICs of the next queue pair, of at most most.
 func (p *peer) choose(to *Remote, most, here, there int, spare bool) (nicPair, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -174,10 +178,10 @@ func (p *peer) choose(to *Remote, most, here, there int, spare bool) (nicPair, e
 	return nicPair{}, err
 }
 
-// openQueue makes a queue pair and has the peer make and connect another.
+// openQueue opens a queue pair and connects it to a new one of the peer.
 func (p *peer) openQueue(ctx context.Context, to *Remote, v nicPair) (*conn, error) {
 	if err := p.isLost(); err != nil {
-		return nil, err // a queue pair takes longer than to say so
+		return nil, err // fail fast: opening a queue pair takes longer
 	}
 	q, err := p.e.local.Open(v.local)
 	if err != nil {
@@ -211,7 +215,9 @@ func (p *peer) connect(ctx context.Context, to *Remote, v nicPair, q *rail.Queue
 		return nil, err
 	}
 	if err := out.status.err(out.payload); err != nil {
-		if out.status == statusFailed { // what its NIC could not do now, as by a link that is down, it may later
+		// A NIC may recover, for example when its link is up again; the error must not be
+		// conclusive.
+		if out.status == statusFailed {
 			err = errors.New(err.Error())
 		}
 		return nil, err
@@ -232,14 +238,15 @@ func (p *peer) connect(ctx context.Context, to *Remote, v nicPair, q *rail.Queue
 	return queue.conn, nil
 }
 
-// closeQueue returns when nothing of the queue touches memory any more, for which all wait who have some there, as long as their contexts say.
+// closeQueue waits until the queue is closed and no longer touches memory. Callers that need the
+// memory wait with their own contexts.
 func closeQueue(q *rail.Queue) {
 	for wait := time.Millisecond; q.Close() != nil; wait = min(2*wait, time.Second) {
 		time.Sleep(wait)
 	}
 }
 
-// queueLane is a lane that is a queue pair.
+// queueConn is a conn with a queue pair.
 type queueConn struct {
 	*conn
 	q *rail.Queue
@@ -257,7 +264,7 @@ func (c *queueConn) post() error {
 		}
 		p := f.part
 		job := rail.Job{Write: p.op == Write, Held: f.held, Local: p.extents(), Key: p.buf.Keys[c.nics.remote]}
-		_ = p.shape.each(func(off, n int64) error { // which returns what this does
+		_ = p.shape.each(func(off, n int64) error { // returns the errors of the function only
 			job.Remote = rail.AppendSpan(job.Remote, off-p.buf.Offset, n)
 			return nil
 		})
@@ -274,19 +281,21 @@ func (c *queueConn) waitCompletions() error {
 			c.p.resetBackoff(c.nics)
 			c.complete(nil)
 		}
-		c.paced.markProgress() // the lane gets on
+		c.paced.markProgress() // the conn makes progress
 		if err == nil {
 			continue
 		}
 		if f := c.oldest(); f != nil && c.ctx.Err() == nil && errors.Is(err, errdefs.ErrInvalid) {
 			f.cause = fmt.Errorf("the NICs refuse it: %w", err)
-			return errors.New("a NIC refused a request of it") // of another part than those that are left
+			// The remaining parts did not cause it.
+			return errors.New("a NIC refused a request of it")
 		}
 		return c.broke(err)
 	}
 }
 
-// listen waits for the other end to go, or for the lane to get nothing done for too long.
+// listen waits until the other end closes the connection, or the conn makes no progress for too
+// long.
 func (c *queueConn) listen() error {
 	_, err := c.r.ReadByte()
 	switch {
@@ -298,7 +307,8 @@ func (c *queueConn) listen() error {
 	return err
 }
 
-// broke has the lane's NICs rest, and returns why the lane ends: with the error's text, since what it wraps is about no part.
+// broke starts the backoff of the conn's NICs and returns why the conn ends. It keeps only the text
+// of err, whose causes do not concern a part.
 func (c *queueConn) broke(err error) error {
 	if c.ctx.Err() != nil {
 		return errConnEnded

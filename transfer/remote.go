@@ -16,34 +16,35 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// Remote is a segment of another engine, as it was when it was opened or last refreshed.
+// Remote is a segment of another engine, as of its opening or the last refresh.
 type Remote struct {
 	e      *Engine
 	p      *peer
 	name   string
 	number uint64
 
-	changeLock chan struct{} // a token: one at a time refreshes or closes
-	ended      bool          // nothing is left to close; with changing
+	changeLock chan struct{} // one element while a call refreshes or closes
+	ended      bool          // fully closed; guarded by changeLock
 
-	// mu is held for no wait: batches take it.
+	// mu is never held during a wait.
 	mu      sync.Mutex
-	closed  bool // nobody uses it any more
+	closed  bool // may not be used any more
 	desc    Description
-	buffers []*remoteBuffer // as desc's
-	retired []*remoteBuffer // that the segment no longer has
-	users   int             // batches that are not resolved
+	buffers []*remoteBuffer // in the order of desc
+	retired []*remoteBuffer // imported buffers that the segment no longer has
+	users   int             // unresolved batches
 }
 
-// remoteBuffer is a buffer of another engine, with its memory where that was imported.
+// remoteBuffer is a buffer of another engine, with its memory if that is imported.
 type remoteBuffer struct {
 	Buffer
 	imported  *share.Import
-	importErr error // nothing was
+	importErr error // why it is not imported, or nil
 }
 
-// OpenSegment finds the segment of that name and opens it. Without a store the name is the address of its engine, and its own:
-// "host:port/name", or "host:port" of an engine that has just one. ErrNotFound if there is none, ErrLost if its engine is gone.
+// OpenSegment finds and opens the segment of that name. Without a store, the name is
+// "host:port/name" with the address of its engine, or "host:port" for an engine with a single
+// segment. It returns ErrNotFound if there is no such segment, and ErrLost if its engine is gone.
 func (e *Engine) OpenSegment(ctx context.Context, name string) (*Remote, error) {
 	r, err := e.openSegment(ctx, name)
 	if err != nil {
@@ -71,7 +72,7 @@ func (e *Engine) openSegment(ctx context.Context, name string) (*Remote, error) 
 	return nil, errors.Join(errdefs.ErrClosed, r.Close())
 }
 
-// locate returns the engine that has the segment, with a reference, and the segment's own name.
+// locate returns the engine of the segment, with a reference, and the name of the segment there.
 func (e *Engine) locate(ctx context.Context, name string) (_ *peer, own string, err error) {
 	if e.o.Store != nil {
 		value, err := e.o.Store.Get(ctx, keyPrefix+name)
@@ -97,8 +98,9 @@ func (e *Engine) locate(ctx context.Context, name string) (_ *peer, own string, 
 	return p, own, err
 }
 
-// Refresh asks what the segment has by now, and tries again to import what was not. Batches go on meanwhile, by what was there before.
-// ErrLost for another segment of the same name, ErrMismatch for what no engine would say of this one, ErrClosed after Close.
+// Refresh updates the description of the segment and retries failed imports. Concurrent batches use
+// the earlier description. It returns ErrLost if the name belongs to another segment, ErrMismatch
+// for a description that does not fit this segment, and ErrClosed after Close.
 func (r *Remote) Refresh(ctx context.Context) error {
 	if err := r.lockChange(ctx); err != nil {
 		return err
@@ -128,7 +130,7 @@ func (r *Remote) Refresh(ctx context.Context) error {
 	return nil
 }
 
-// change takes the token. ErrBusy if ctx ends first.
+// lockChange acquires changeLock. It returns ErrBusy if ctx ends first.
 func (r *Remote) lockChange(ctx context.Context) error {
 	select {
 	case r.changeLock <- struct{}{}:
@@ -138,7 +140,7 @@ func (r *Remote) lockChange(ctx context.Context) error {
 	}
 }
 
-// suits returns why d is no description of this segment, or nil.
+// checkDescription returns an error if d cannot describe this segment.
 func (r *Remote) checkDescription(d *Description) error {
 	switch {
 	case d.Engine != r.p.id || r.name != "" && d.Name != r.name:
@@ -151,7 +153,8 @@ func (r *Remote) checkDescription(d *Description) error {
 	return nil
 }
 
-// bringAll returns the buffers of d: those of old that are imported still, and others as they can be had.
+// importAll returns the buffers of d. It keeps those of old whose import is still valid and imports
+// the others if possible.
 func (r *Remote) importAll(ctx context.Context, d *Description, old []*remoteBuffer) (all []*remoteBuffer) {
 	had := make(map[int64]*remoteBuffer)
 	for _, b := range old {
@@ -168,7 +171,7 @@ func (r *Remote) importAll(ctx context.Context, d *Description, old []*remoteBuf
 	return all
 }
 
-// take has the segment be as d says, with those buffers.
+// apply sets the description and the buffers.
 func (r *Remote) apply(d *Description, all []*remoteBuffer) {
 	kept := make(map[*remoteBuffer]bool)
 	for _, b := range all {
@@ -182,12 +185,13 @@ func (r *Remote) apply(d *Description, all []*remoteBuffer) {
 		}
 	}
 	r.desc, r.buffers = *d, all
-	if r.number == 0 { // lanes read them without mu
+	if r.number == 0 { // conns read them without mu
 		r.name, r.number = d.Name, d.Segment
 	}
 }
 
-// shed closes what is retired, but for what cannot be yet: copies from or to it are under way, and the next refresh, or Close, tries again.
+// closeRetired closes retired buffers. Buffers with copies in progress stay for the next refresh or
+// Close.
 func (r *Remote) closeRetired() {
 	r.mu.Lock()
 	all := r.retired
@@ -199,7 +203,7 @@ func (r *Remote) closeRetired() {
 	r.retired = all
 }
 
-// bring imports the buffer's memory, or says why it cannot be.
+// importBuffer imports the memory of a buffer.
 func (r *Remote) importBuffer(ctx context.Context, host string, b *Buffer) (*share.Import, error) {
 	switch {
 	case r.e.o.Importer == nil:
@@ -212,7 +216,7 @@ func (r *Remote) importBuffer(ctx context.Context, host string, b *Buffer) (*sha
 	return r.e.o.Importer.Import(ctx, *b.Share)
 }
 
-// lost returns why the imported memory can no longer be used, or nil.
+// lost returns an error if the memory is not imported or is lost.
 func (b *remoteBuffer) lost() error {
 	if b.imported == nil {
 		return b.importErr
@@ -220,19 +224,20 @@ func (b *remoteBuffer) lost() error {
 	return b.imported.Region().Origin().Lost()
 }
 
-// usable is lost for who is about to use the memory. What is lost is unmapped, so that it does not stay until the segment is refreshed.
+// usable is lost, and also unmaps lost memory, so that it does not stay mapped until the next
+// refresh.
 func (b *remoteBuffer) usable() error {
 	err := b.lost()
 	if err != nil && b.imported != nil {
-		_ = b.imported.Close() // where it is in use, who asks next tries again
+		_ = b.imported.Close() // if it is in use, the next call retries
 	}
 	return err
 }
 
-// Name returns the segment's own name.
+// Name returns the segment's name.
 func (r *Remote) Name() string { return r.name }
 
-// Describe returns what the segment has, as of the last refresh.
+// Describe returns the description of the last refresh.
 func (r *Remote) Describe() Description {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -241,7 +246,7 @@ func (r *Remote) Describe() Description {
 	return d
 }
 
-// Shared returns why the buffer at that offset is reached by sockets only, or nil.
+// Shared returns why the buffer at that offset is not reached through imported memory, or nil.
 func (r *Remote) Shared(offset int64) error {
 	b, err := r.buffer(offset, 0)
 	if err != nil {
@@ -250,7 +255,8 @@ func (r *Remote) Shared(offset int64) error {
 	return b.lost()
 }
 
-// RDMA returns why the buffer at that offset is not reached by NICs, or nil. Local memory has to be registered with the engine's, too.
+// RDMA returns why the buffer at that offset is not reached by NICs, or nil. Local memory must be
+// registered with the engine's NICs too.
 func (r *Remote) RDMA(offset int64) error {
 	b, err := r.buffer(offset, 0)
 	if err != nil {
@@ -272,14 +278,14 @@ func (b *remoteBuffer) rdma(e *Engine) error {
 	return nil
 }
 
-// nics returns how many NICs the segment's engine has.
+// nics returns the number of NICs of the segment's engine.
 func (r *Remote) nics() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return len(r.desc.NICs)
 }
 
-// buffer returns the one that has n bytes at off. ErrInvalid.
+// buffer returns the buffer with n bytes at off. It returns ErrInvalid if there is none.
 func (r *Remote) buffer(off, n int64) (*remoteBuffer, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -293,7 +299,8 @@ func (r *Remote) buffer(off, n int64) (*remoteBuffer, error) {
 	return r.buffers[i], nil
 }
 
-// Probe asks the segment's engine for a sign of life, and returns how long that took. ErrLost if it is gone, ErrClosed after Close.
+// Probe sends a request to the segment's engine and returns the time until the reply. It returns
+// ErrLost if the engine is gone, and ErrClosed after Close.
 func (r *Remote) Probe(ctx context.Context) (time.Duration, error) {
 	begun := time.Now()
 	if err := r.open(); err != nil {
@@ -306,7 +313,7 @@ func (r *Remote) Probe(ctx context.Context) (time.Duration, error) {
 	return time.Since(begun), nil
 }
 
-// open is ErrClosed after Close.
+// open returns ErrClosed after Close.
 func (r *Remote) open() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -320,7 +327,7 @@ func (r *Remote) isOpen() error {
 	return nil
 }
 
-// use counts a batch. ErrClosed.
+// use counts a batch. It returns ErrClosed after Close.
 func (r *Remote) use() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -337,8 +344,9 @@ func (r *Remote) unuse() {
 	r.users--
 }
 
-// Close gives the segment up. ErrBusy while batches use it, or if its connections, or another call, take longer than Options.Stall to end: after
-// an error it may be called again. A second Close after success returns nil.
+// Close closes the segment. It returns ErrBusy while batches use it, or if its connections or
+// another call do not end within Options.Stall; it may be called again then. A second Close after
+// success returns nil.
 func (r *Remote) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), r.e.o.Stall)
 	defer cancel()

@@ -9,8 +9,9 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// What goes over a data connection: requests, and one reply to each, in their order. A write's bytes follow its request; the reply is sent
-// when all of them are where they belong. A read's bytes follow its reply, and then another one says whether they are good.
+// A data connection carries requests and one reply to each, in order. The bytes of a write follow
+// its request; the reply follows when all of them have arrived. The bytes of a read follow its
+// reply, and a second reply reports whether they are valid.
 //
 //	request: op u8 | 0 u8 | 0 u16 | planes u32 | id u64 | segment u64 | bytes u64 | pages u32 | 0 u32 | planes | pages
 //	plane:   base u64 | stride u64 | bytes u64
@@ -28,7 +29,7 @@ const (
 	maxLength = 1 << 30 // bytes of a request
 )
 
-// Op says which way a task moves bytes.
+// Op is the direction of a task.
 type Op uint8
 
 // The operations.
@@ -48,10 +49,11 @@ func (o Op) String() string {
 	return fmt.Sprintf("op(%d)", uint8(o))
 }
 
-// plane is an array of pages at offsets of a segment: page p is the bytes at base + p*stride.
+// plane is an array of pages in a segment: page p is the bytes at base + p*stride.
 type plane struct{ base, stride, bytes int64 }
 
-// shape is what of a segment a request is about: of each plane, in order, the pages, in order. A list of extents is planes of the page 0.
+// shape has the pieces of a request: for each plane in order, the pages in order. A list of extents
+// is a list of planes with page 0.
 type shape struct {
 	planes []plane
 	pages  []uint32
@@ -59,7 +61,7 @@ type shape struct {
 
 var pageZero = []uint32{0}
 
-// bytes returns the length of all together.
+// bytes returns the total length.
 func (s *shape) bytes() (n int64) {
 	for _, p := range s.planes {
 		n += p.bytes * int64(len(s.pages))
@@ -67,7 +69,7 @@ func (s *shape) bytes() (n int64) {
 	return n
 }
 
-// validate reports what a shape must not be, so that none of its offsets overflows. ErrInvalid.
+// validate returns ErrInvalid if the shape exceeds a limit or an offset overflows.
 func (s *shape) validate() error {
 	if len(s.planes) == 0 || len(s.planes) > maxPlanes || len(s.pages) == 0 || len(s.pages) > maxPages || len(s.planes)*len(s.pages) > maxPieces {
 		return fmt.Errorf("request of %d planes and %d pages: %w", len(s.planes), len(s.pages), errdefs.ErrInvalid)
@@ -90,7 +92,7 @@ func (s *shape) validate() error {
 	return nil
 }
 
-// each calls f with each piece. The shape is valid.
+// each calls f for each piece of a valid shape.
 func (s *shape) each(f func(off, n int64) error) error {
 	for _, pl := range s.planes {
 		for _, p := range s.pages {
@@ -102,7 +104,7 @@ func (s *shape) each(f func(off, n int64) error) error {
 	return nil
 }
 
-// request is a request without a write's bytes.
+// request is a request without the bytes of a write.
 type request struct {
 	op      Op
 	id      uint64
@@ -184,15 +186,15 @@ func memoryOf(planes, pages int64) int64 {
 	return 2*(planes*planeBytes+pages*pageBytes) + listedBytes*min(planes*pages, listedPieces)
 }
 
-// noEOF is for what ends within something.
+// noEOF replaces io.EOF by io.ErrUnexpectedEOF.
 func noEOF(err error) error {
-	if err == io.EOF { //nolint:errorlint // io.ReadFull's own
+	if err == io.EOF { //nolint:errorlint // io.ReadFull returns it unwrapped
 		return io.ErrUnexpectedEOF
 	}
 	return err
 }
 
-// reply is a reply without a read's bytes.
+// reply is a reply without the bytes of a read.
 type reply struct {
 	status status
 	id     uint64
@@ -210,7 +212,7 @@ func (p *reply) write(w io.Writer) error {
 	return err
 }
 
-// readReply reads a reply. ErrInvalid for what is none.
+// readReply reads a reply. It returns ErrInvalid if it is malformed.
 func readReply(r io.Reader) (p reply, err error) {
 	var b [replyBytes]byte
 	if _, err := io.ReadFull(r, b[:]); err != nil {

@@ -20,10 +20,10 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// keyPrefix is before a segment's name in the store.
+// keyPrefix precedes the name of a segment in the store.
 const keyPrefix = "kvlane/segment/"
 
-// align is what offsets of buffers are multiples of.
+// align is the alignment of buffers in a segment.
 const align = 4096
 
 // Segment is a set of registered Regions under a name.
@@ -32,30 +32,32 @@ type Segment struct {
 	name   string
 	number uint64
 	table  *wire.Table
-	domain atomic.Pointer[rail.Domain] // of the buffers, if there are NICs; others than its queue pairs get at none of them
+	// domain has the memory and queue pairs of this segment only; nil without NICs.
+	domain atomic.Pointer[rail.Domain]
 
-	changeLock chan struct{} // a token: one at a time registers or closes
-	next       int64         // the first offset that no buffer has had; with changing
+	changeLock chan struct{} // one element while a call registers or closes
+	next       int64         // the first unused offset; guarded by changeLock
 
-	// mu is held for no wait: whoever asks what the segment has takes it.
+	// mu is never held during a wait.
 	mu      sync.Mutex
 	closed  bool
 	buffers []*buffer
 }
 
-// buffer is a Region in a segment.
+// buffer is a registered Region of a segment.
 type buffer struct {
 	desc   Buffer
-	bytes  int // of desc in a description
+	bytes  int // length of desc in a description
 	region *mem.Region
 	export *share.Export
 
-	leaving chan struct{} // a token: one at a time takes the buffer away
-	gone    bool          // somebody has; with leaving
+	leaving chan struct{} // one element while a call removes the buffer
+	gone    bool          // the buffer is removed; guarded by leaving
 }
 
-// Publish makes an empty segment, and puts where it is into the store. The name should be nobody else's: the last who takes it has it.
-// ErrExists if this engine has a segment of that name; or what the store says.
+// Publish creates an empty segment and puts its location into the store. Names should be unique:
+// the last engine that publishes a name owns it. Publish returns ErrExists if this engine has a
+// segment of that name, or an error of the store.
 func (e *Engine) Publish(ctx context.Context, name string) (*Segment, error) {
 	if err := checkName(name); err != nil {
 		return nil, fmt.Errorf("publish segment: %w", err)
@@ -73,14 +75,15 @@ func (e *Engine) Publish(ctx context.Context, name string) (*Segment, error) {
 	e.names[name], e.numbers[s.number] = s, s
 	e.mu.Unlock()
 	if err := e.put(ctx, name); err != nil {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.o.Stall) // ctx may have ended
+		// Ctx may have ended.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.o.Stall)
 		defer cancel()
 		return nil, fmt.Errorf("publish segment %q: %w", name, errors.Join(err, s.Close(ctx)))
 	}
 	return s, nil
 }
 
-// put says in the store that this engine has the segment.
+// put puts the location of a segment into the store.
 func (e *Engine) put(ctx context.Context, name string) error {
 	if e.o.Store == nil {
 		return nil
@@ -92,10 +95,12 @@ func (e *Engine) put(ctx context.Context, name string) error {
 	return e.o.Store.Put(ctx, keyPrefix+name, value, e.o.Lease)
 }
 
-// renewals is how many leases are renewed at a time: a store that takes milliseconds for each has thousands to keep up with.
+// renewals is the number of leases that are renewed concurrently. With a slow store, thousands of
+// leases could not be renewed in time one by one.
 const renewals = 16
 
-// renew renews the segments' leases until the engine closes. Those that a store has lost are there again.
+// renew renews the leases of the segments until the engine closes. This restores locations that the
+// store has lost.
 func (e *Engine) renew() {
 	for pause(e.ctx, e.o.Lease/3) {
 		err := e.renewAll()
@@ -105,7 +110,7 @@ func (e *Engine) renew() {
 	}
 }
 
-// renewAll renews every lease once, as far as time allows, and returns why one was not.
+// renewAll renews every lease once within a limited time. It returns the first error.
 func (e *Engine) renewAll() error {
 	ctx, cancel := context.WithTimeout(e.ctx, max(e.o.Lease/3, time.Second))
 	defer cancel()
@@ -125,20 +130,22 @@ func (e *Engine) renewOne(ctx context.Context, name string) error {
 	return err
 }
 
-// RegisterOptions say how a Region is registered.
+// RegisterOptions are the options of Register.
 type RegisterOptions struct {
-	// Name is for those who open the segment.
+	// Name is an optional name of the buffer that other processes see.
 	Name string
-	// Source exports the Region to processes of this host, by Options.Share: the device that has it, or share.HostMemory. Nil: it is
-	// reached by sockets only.
+	// Source exports the Region to processes of this host through Options.Share: its device, or
+	// share.HostMemory. Nil: it is not shared.
 	Source share.Source
 }
 
-// Register adds r to the segment and returns its offset there. From then on others may read and write it. The first is at 0, and no
-// offset is used twice. Who has opened the segment knows of r after Remote.Refresh. ErrNotSupported for memory that the engine cannot
-// move, the source not export, or the engine's NICs not reach, and what those say, unless they are Options.NICsOptional: Buffer.Refused says it
-// then. ErrExists for memory that overlaps some of the segment where there are NICs; ErrBusy for more than MaxBuffers, or than 4 MiB
-// describe: names, keys and what is shared count there. It waits for another call that registers or closes until ctx ends, as ErrBusy.
+// Register adds r to the segment and returns its offset. The first offset is 0, and no offset is
+// reused. From then on other processes may read and write r; a process that has opened the segment
+// sees r after Remote.Refresh. ErrNotSupported: the engine cannot move r, the source cannot export
+// it, or the NICs do not reach it. With Options.NICsOptional a refusal of the NICs is no error, and
+// Buffer.Refused has the cause. ErrExists: with NICs, r overlaps other memory of the segment.
+// ErrBusy: the segment has MaxBuffers, or its description with names, keys and shared memory
+// exceeds 4 MiB, or another call registers or closes until ctx ends.
 func (s *Segment) Register(ctx context.Context, r *mem.Region, o RegisterOptions) (int64, error) {
 	off, err := s.register(ctx, r, o)
 	if err != nil {
@@ -181,7 +188,7 @@ func (s *Segment) register(ctx context.Context, r *mem.Region, o RegisterOptions
 	}
 	if err != nil {
 		if b.export != nil {
-			err = errors.Join(err, b.export.Close(s.e.ctx)) // of which nobody has heard
+			err = errors.Join(err, b.export.Close(s.e.ctx)) // no importer knows it
 		}
 		return 0, err
 	}
@@ -192,7 +199,7 @@ func (s *Segment) register(ctx context.Context, r *mem.Region, o RegisterOptions
 	return b.desc.Offset, nil
 }
 
-// change takes the token. ErrBusy if ctx ends first.
+// lockChange acquires changeLock. It returns ErrBusy if ctx ends first.
 func (s *Segment) lockChange(ctx context.Context) error {
 	select {
 	case s.changeLock <- struct{}{}:
@@ -202,7 +209,7 @@ func (s *Segment) lockChange(ctx context.Context) error {
 	}
 }
 
-// room returns why no buffer may be added, or nil.
+// room returns an error if no buffer can be added.
 func (s *Segment) room() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -215,7 +222,7 @@ func (s *Segment) room() error {
 	return nil
 }
 
-// fits returns why the segment could not be described with b too, or nil.
+// fits returns an error if a description with b is too long.
 func (s *Segment) fits(b *buffer) error {
 	own, err := json.Marshal(&b.desc)
 	if err != nil {
@@ -239,9 +246,11 @@ func (s *Segment) fits(b *buffer) error {
 	return nil
 }
 
-// Unregister takes the region at that offset away. When it returns nil nothing touches it any more, neither requests nor copies of importers;
-// those that ended after the call are not reported good. Requests that take longer than Options.Stall then lose their connection. If ctx ends first the error says who may still touch the memory, as ErrBusy for
-// importers: it must not be freed, and Unregister may be called again.
+// Unregister removes the region at that offset. If it returns nil, no request and no copy of an
+// importer touches the region any more; copies that end after the call are not reported as
+// successful. It ends connections whose requests take longer than Options.Stall. If ctx ends first,
+// the region must not be freed, and Unregister may be called again; the error names the users, as
+// ErrBusy for importers.
 func (s *Segment) Unregister(ctx context.Context, offset int64) error {
 	all := s.list()
 	i := slices.IndexFunc(all, func(b *buffer) bool { return b.desc.Offset == offset })
@@ -258,7 +267,7 @@ func (s *Segment) list() []*buffer {
 	return slices.Clone(s.buffers)
 }
 
-// remove takes a buffer away, unless somebody has. After an error it may be called again.
+// remove removes a buffer unless it is removed already. After an error it may be called again.
 func (s *Segment) remove(ctx context.Context, b *buffer) error {
 	select {
 	case b.leaving <- struct{}{}:
@@ -287,7 +296,8 @@ func (s *Segment) remove(ctx context.Context, b *buffer) error {
 	return nil
 }
 
-// clear takes memory out of the table. Requests that take long are ended: whoever trickles would hold it without end.
+// clear removes memory from the table. It ends requests that take long, since a slow peer could
+// hold the memory indefinitely.
 func (s *Segment) clear(ctx context.Context, at uint64) error {
 	soon, cancel := context.WithTimeout(ctx, s.e.o.Stall)
 	defer cancel()
@@ -302,7 +312,7 @@ func (s *Segment) clear(ctx context.Context, at uint64) error {
 // Name returns the segment's name.
 func (s *Segment) Name() string { return s.name }
 
-// Describe returns what the segment has.
+// Describe returns the description of the segment.
 func (s *Segment) Describe() Description {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -313,13 +323,13 @@ func (s *Segment) Describe() Description {
 	return d
 }
 
-// description is that without buffers.
+// description returns the description without buffers.
 func (s *Segment) description() Description {
 	return Description{Name: s.name, Engine: s.e.id, Segment: s.number, Host: s.e.host, NICs: s.e.o.NICs.Names()}
 }
 
-// Close takes the segment away, from the store too: a store that does not answer forgets it with its lease. It is Unregister for all that is
-// registered. A second Close returns nil.
+// Close unregisters all memory and removes the segment from the engine and the store. If the store
+// does not answer, it forgets the segment when the lease expires. A second Close returns nil.
 func (s *Segment) Close(ctx context.Context) error {
 	e := s.e
 	s.mu.Lock()
@@ -354,7 +364,7 @@ func (s *Segment) Close(ctx context.Context) error {
 	return nil
 }
 
-// find returns the segment of that name; the only one, without.
+// find returns the segment of that name. An empty name finds the only segment.
 func (e *Engine) find(name string) (*Segment, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

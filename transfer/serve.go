@@ -14,15 +14,15 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// served is the connections that others have to an engine.
+// served has the connections from other engines.
 type served struct {
 	slots  *wire.Slots
-	budget *wire.Budget // of the requests under way
-	queues int          // the most queue pairs, which are never idle
+	budget *wire.Budget // memory of the requests in progress
+	queues int          // maximum number of queue pairs, whose connections are never idle
 
 	mu     sync.Mutex
 	closed bool
-	all    map[*servedConn]struct{} // with those that lost their slot and have not ended yet
+	all    map[*servedConn]struct{} // including those that have lost their slot and not ended
 	conns  map[connKey]*servedConn
 }
 
@@ -33,27 +33,29 @@ const (
 	smallBytes    = 128 << 10
 )
 
-// laneKey names a lane, of all engines'.
+// connKey identifies a data connection among those of all engines.
 type connKey struct {
 	from   share.Identity
 	number uint64
 }
 
-// connection is one of them.
+// servedConn is a connection from another engine.
 type servedConn struct {
 	*pacedConn
 	slot *wire.Slot
 	r    *bufferedConn
 	w    *bufio.Writer
-	// ctx ends when the connection is closed from this side; gone is closed when nothing of it touches memory any more.
+	// ctx ends when this side closes the connection. done is closed when the connection no longer
+	// touches memory.
 	ctx    context.Context
 	cancel context.CancelFunc
 	done   chan struct{}
-	// of is the segment that its queue pair reaches, or nil. Guarded by served.mu.
+	// segment is the segment that its queue pair reaches, or nil. Guarded by served.mu.
 	segment *Segment
 }
 
-// What small pieces are gathered in, of a lane and of another connection. Larger ones are read and written where they are.
+// Buffers for small pieces of a data connection and of another one. Larger pieces are read and
+// written in place.
 const (
 	dataBuffer    = 256 << 10
 	controlBuffer = 4 << 10
@@ -78,7 +80,7 @@ func (s *served) count() int {
 	return len(s.all)
 }
 
-// add gives c a slot. It reports false if none is free, or the engine closes.
+// add gives c a slot. It reports false if none is free or the engine closes.
 func (s *served) add(c *servedConn) bool {
 	slot := s.slots.Take(c.end)
 	if slot == nil {
@@ -102,7 +104,7 @@ func (s *served) remove(c *servedConn) {
 	delete(s.all, c)
 }
 
-// name has c be a lane, unless there is one of that name.
+// register registers a data connection. It reports false if the key exists.
 func (s *served) register(k connKey, c *servedConn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -119,7 +121,7 @@ func (s *served) unregister(k connKey) {
 	delete(s.conns, k)
 }
 
-// fence ends the lane, and returns when nothing of it touches memory any more.
+// fence ends a data connection and waits until it no longer touches memory.
 func (s *served) fence(ctx context.Context, k connKey) error {
 	s.mu.Lock()
 	c := s.conns[k]
@@ -148,8 +150,8 @@ func (s *served) closeAll() {
 	}
 }
 
-// hangUp takes no more requests. A request that has been read is still answered, and the connection ends then: whoever asked could not find
-// out later whether it was done.
+// stopReading accepts no more requests. A request that was read is still answered, since its sender
+// could not find out later whether it was carried out.
 func (c *servedConn) stopReading() {
 	c.cancel()
 	if half, ok := c.Conn.(*net.TCPConn); !ok || half.CloseRead() != nil {
@@ -157,7 +159,7 @@ func (c *servedConn) stopReading() {
 	}
 }
 
-// end closes the connection; who serves it finds that.
+// end closes the connection, which ends the goroutine that serves it.
 func (c *servedConn) end() {
 	c.cancel()
 	_ = c.Close()
@@ -189,7 +191,7 @@ func newServedConn(e *Engine, raw net.Conn) *servedConn {
 	return c
 }
 
-// serve has a connection from its hello to its end, and returns why that is.
+// serve serves a connection from hello to end and returns why it ended.
 func (e *Engine) serve(c *servedConn) error {
 	c.expect(1)
 	b := make([]byte, helloBytes)
@@ -227,8 +229,8 @@ func (e *Engine) serve(c *servedConn) error {
 	}
 }
 
-// next waits for the first byte of a request. Another connection may take the slot of one that
-// waits.
+// waitRequest waits for the first byte of a request. Meanwhile another connection may take the
+// slot.
 func (c *servedConn) waitRequest() error {
 	c.slot.Idle()
 	err := c.waitByte()
@@ -236,7 +238,7 @@ func (c *servedConn) waitRequest() error {
 	return err
 }
 
-// await waits for a byte, however long that takes.
+// waitByte waits for a byte without a time limit.
 func (c *servedConn) waitByte() error {
 	c.expect(-1)
 	_, err := c.r.Peek(1)
@@ -259,7 +261,7 @@ func (e *Engine) serveControl(c *servedConn, from share.Identity) error {
 	}
 }
 
-// serveCall reads a request and writes its reply.
+// serveCall reads a control request and writes its reply.
 func (e *Engine) serveCall(c *servedConn, from share.Identity) error {
 	f, n, err := readFrameHead(c.r)
 	if err != nil {
@@ -288,7 +290,7 @@ func (e *Engine) serveCall(c *servedConn, from share.Identity) error {
 	return out.write(c.w)
 }
 
-// answer does what a control request asks for.
+// answer carries out a control request.
 func (e *Engine) answer(ctx context.Context, f *frame, from share.Identity) (any, error) {
 	switch f.call {
 	case callDescribe:
@@ -306,7 +308,8 @@ func (e *Engine) answer(ctx context.Context, f *frame, from share.Identity) (any
 		if err := f.decode(&q); err != nil {
 			return nil, err
 		}
-		ctx, cancel := context.WithTimeout(ctx, e.o.Stall/2) // the other end waits no longer than Stall
+		// The other side waits no longer than Stall.
+		ctx, cancel := context.WithTimeout(ctx, e.o.Stall/2)
 		defer cancel()
 		for _, n := range q.Lanes {
 			if err := e.served.fence(ctx, connKey{from, n}); err != nil {
@@ -322,6 +325,6 @@ func (e *Engine) answer(ctx context.Context, f *frame, from share.Identity) (any
 		q.From = from
 		return nil, e.inbox.put(&q)
 	default:
-		return nil, nil // a probe
+		return nil, nil // callProbe
 	}
 }

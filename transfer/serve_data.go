@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// serveData does a lane's requests, in order.
+// serveData serves the requests of a data connection in order.
 func (e *Engine) serveData(c *servedConn) error {
 	var q request
 	for {
@@ -26,8 +26,8 @@ func (e *Engine) serveData(c *servedConn) error {
 	}
 }
 
-// serveRequest reads a request into q, does it and replies. It returns why the connection cannot go
-// on.
+// serveRequest reads a request into q, carries it out and replies. It returns an error if the
+// connection cannot go on.
 func (e *Engine) serveRequest(c *servedConn, q *request) error {
 	release := func() {}
 	defer func() { release() }()
@@ -45,7 +45,7 @@ func (e *Engine) serveRequest(c *servedConn, q *request) error {
 	return err
 }
 
-// do does one request and replies. It returns why the connection cannot go on.
+// do carries out one request and replies. It returns an error if the connection cannot go on.
 func (e *Engine) do(c *servedConn, q *request) error {
 	l, err := e.hold(q, c.end)
 	if err != nil {
@@ -63,7 +63,7 @@ func (e *Engine) do(c *servedConn, q *request) error {
 			err = e.mover.Receive(c.ctx, in, l.held.List)
 		}
 	}
-	if err != nil { // and the rest of the bytes, so that the next request is found
+	if err != nil { // skip the rest to find the next request
 		if serr := in.skip(); serr != nil {
 			return errors.Join(noEOF(err), serr)
 		}
@@ -99,7 +99,7 @@ func (e *Engine) doRead(c *servedConn, q *request, l *pieceList, n int64, refuse
 	return (&reply{status: statusOf(err), id: q.id, text: textOf(err)}).write(c.w)
 }
 
-// listing lists the pieces of a request that is held, some at a time.
+// pieceList lists the pieces of a held request, a limited number at a time.
 type pieceList struct {
 	held        *wire.Held
 	shape       *shape
@@ -121,8 +121,8 @@ func (l *pieceList) next() (more bool, err error) {
 	return len(l.held.List) > 0, nil
 }
 
-// hold holds the memory of a request, of which nothing is listed; end ends the request.
-// ErrNotFound.
+// hold holds the memory of a request without listing it. end ends the request. It returns
+// ErrNotFound if memory is not registered.
 func (e *Engine) hold(q *request, end func()) (*pieceList, error) {
 	e.mu.Lock()
 	s := e.numbers[q.segment]
@@ -138,10 +138,10 @@ func (e *Engine) hold(q *request, end func()) (*pieceList, error) {
 	return &pieceList{held: h, shape: &q.shape}, nil
 }
 
-// watched is a connection's writer that notes how much was written, and whether it was the writer that failed.
+// watchedWriter counts the bytes written to a connection and keeps the connection's error.
 type watchedWriter struct {
 	w    *bufio.Writer
-	conn *pacedConn // what w writes to
+	conn *pacedConn // the connection below w
 	n    int64
 	err  error
 }
@@ -172,14 +172,14 @@ func (w *watchedWriter) WriteBy(p []byte, by time.Time) (int, error) {
 	case len(p) <= w.w.Available():
 		return w.Write(p)
 	}
-	return 0, nil // what is gathered has to go first, however long that takes
+	return 0, nil // buffered bytes have to be written first, without a time limit
 }
 
-// pad writes zeros in place of what is missing of n bytes.
+// pad writes zeros for the missing bytes of n.
 func (w *watchedWriter) pad(n int64) error {
 	zeros := make([]byte, min(n-w.n, dataBuffer))
 	for w.err == nil && w.n < n {
-		_, _ = w.Write(zeros[:min(n-w.n, int64(len(zeros)))]) // w.err has it
+		_, _ = w.Write(zeros[:min(n-w.n, int64(len(zeros)))]) // the error is in w.err
 	}
 	return w.err
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/rdma/rail"
 )
 
-// serveQueue has a queue pair for as long as the connection lasts.
+// serveQueue serves a queue pair until the connection ends.
 func (e *Engine) serveQueue(c *servedConn) error {
 	f, n, err := readFrameHead(c.r)
 	if err != nil {
@@ -22,7 +22,7 @@ func (e *Engine) serveQueue(c *servedConn) error {
 	if err := f.readPayload(c.r, n); err != nil {
 		return err
 	}
-	c.slot.Busy() // for as long as the connection lasts
+	c.slot.Busy() // until the connection ends
 	if f.call != callConnect {
 		return fmt.Errorf("request of type %d on a connection for a queue pair: %w", f.call, errdefs.ErrInvalid)
 	}
@@ -31,7 +31,7 @@ func (e *Engine) serveQueue(c *servedConn) error {
 		e.counters.refused.Add(1)
 		return (&frame{call: f.call, status: statusOf(err), payload: textOf(err)}).write(c)
 	}
-	defer closeQueue(q) // nothing of it touches memory when the connection is gone
+	defer closeQueue(q) // the queue touches no memory after the connection ends
 	out, err := newFrame(f.call, connectReply{To: q.Endpoint()})
 	if err != nil {
 		return err
@@ -41,12 +41,12 @@ func (e *Engine) serveQueue(c *servedConn) error {
 		return err
 	}
 	if err := c.waitByte(); err != nil {
-		return err // it was closed, mostly
+		return err // mostly the connection was closed
 	}
 	return fmt.Errorf("something came behind a queue pair: %w", errdefs.ErrInvalid)
 }
 
-// connectQueue makes a queue pair that reaches the memory of a segment.
+// connectQueue opens and connects a queue pair that reaches the memory of a segment.
 func (e *Engine) connectQueue(c *servedConn, f *frame) (*rail.Queue, error) {
 	var r connectRequest
 	if err := f.decode(&r); err != nil {
@@ -80,8 +80,8 @@ func (e *Engine) connectQueue(c *servedConn, f *frame) (*rail.Queue, error) {
 	return q, nil
 }
 
-// bind makes c a connection for a queue pair of a segment. ErrBusy if half of all connections are,
-// so that others find a slot.
+// bind binds c to the queue pairs of a segment. It returns ErrBusy if half of all connections are
+// bound, so that slots remain for others.
 func (s *served) bind(c *servedConn, to *Segment) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,7 +98,7 @@ func (s *served) bind(c *servedConn, to *Segment) error {
 	return nil
 }
 
-// endOf ends the queue pairs of a segment, and returns when nothing of them touches memory any more.
+// endOf ends the queue pairs of a segment and waits until they no longer touch memory.
 func (s *served) endOf(ctx context.Context, to *Segment) error {
 	s.mu.Lock()
 	var all []*servedConn
@@ -121,7 +121,8 @@ func (s *served) endOf(ctx context.Context, to *Segment) error {
 	return nil
 }
 
-// offer has NICs reach a buffer's region, if there are any, or says in its description why they do not.
+// offer registers the region of a buffer with the NICs, if there are any. If NICs that are optional
+// refuse it, the description has the cause.
 func (s *Segment) offer(b *buffer) error {
 	why := s.pin(b)
 	if why == nil {
@@ -134,8 +135,8 @@ func (s *Segment) offer(b *buffer) error {
 	return nil
 }
 
-// pin registers a buffer's region with the NICs for those whose queue pairs are of this segment. Another process's memory is not pinned: it could
-// not take it back.
+// pin registers the region of a buffer for queue pairs of this segment. It skips memory of another
+// process, which could not take pinned memory back.
 func (s *Segment) pin(b *buffer) (err error) {
 	if s.e.o.NICs == nil || b.region.Origin() != nil {
 		return nil
@@ -151,7 +152,7 @@ func (s *Segment) pin(b *buffer) (err error) {
 	return err
 }
 
-// withdraw takes a buffer's region back from the NICs.
+// withdraw unregisters the region of a buffer from the NICs.
 func (s *Segment) withdraw(ctx context.Context, b *buffer) error {
 	d := s.domain.Load()
 	if d == nil {
@@ -160,7 +161,7 @@ func (s *Segment) withdraw(ctx context.Context, b *buffer) error {
 	return d.Unregister(ctx, b.region)
 }
 
-// disconnect ends the segment's queue pairs, and its domain. It may be called again.
+// disconnect ends the segment's queue pairs and closes its domain. It may be called again.
 func (s *Segment) disconnect(ctx context.Context) error {
 	d := s.domain.Load()
 	if d == nil {

@@ -10,10 +10,12 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// Imported memory is copied as any other: by the CPU where it reaches both sides, else by the device's stream. A copy is good if the export
-// was live after it ended. What fences this path is that the copies are this process's own: when one has ended nothing of it is under way.
+// Imported memory is copied like other memory: by the CPU if it reaches both sides, else by the
+// device's stream. A copy succeeded if the export was live after the copy ended. No fence is
+// needed, because this process makes the copies itself: nothing is in progress after they end.
 
-// beginImported begins to move the part by imported memory, by no other path than one that is forced. abort asks for it to end early. An error says why this cannot be; then
+// beginImported begins to move the part through imported memory. If forced is not PathNone, it must
+// be the path of that memory. abort asks the copy to end early. If beginImported returns an error,
 // nothing was begun.
 func (e *Engine) beginImported(ctx context.Context, p *part, forced Path, finish func(error)) (path Path, abort func(), err error) {
 	if err := p.buf.usable(); err != nil {
@@ -63,10 +65,10 @@ func (e *Engine) beginImported(ctx context.Context, p *part, forced Path, finish
 	return path, t.Cancel, nil
 }
 
-// listed returns the batch that copies the part from or to imported memory, extent by extent.
+// listed returns the batch of extents that copies the part from or to imported memory.
 func (p *part) listed(there *mem.Region) *mem.Batch {
 	var remote []mem.Extent
-	_ = p.shape.each(func(off, n int64) error { // which returns what this does
+	_ = p.shape.each(func(off, n int64) error { // returns the errors of the function only
 		remote = wire.Append(remote, mem.Extent{Region: there, Off: off - p.buf.Offset, Len: n})
 		return nil
 	})
@@ -77,8 +79,8 @@ func (p *part) listed(there *mem.Region) *mem.Batch {
 	return b
 }
 
-// paged is the same by pages, of which a device computes the addresses; nil where the part is none, or its pages there do not lie
-// in slots that are apart.
+// paged returns the batch of pages that copies the part; the device computes the addresses. It
+// returns nil if the part is a list, or if the remote pages are not disjoint slots.
 func (p *part) paged(there *mem.Region) *mem.Batch {
 	if p.planes == nil {
 		return nil
@@ -119,7 +121,7 @@ func allHost(p *part) bool {
 	return true
 }
 
-// hold holds the memory of other processes that the list touches.
+// hold keeps imported memory of the batch mapped until the result is released.
 func hold(b *mem.Batch) (holds mem.Holds, err error) {
 	for i := range b.Dst {
 		if err := errors.Join(holds.Add(b.Dst[i].Region), holds.Add(b.Src[i].Region)); err != nil {
@@ -130,7 +132,7 @@ func hold(b *mem.Batch) (holds mem.Holds, err error) {
 	return holds, nil
 }
 
-// copyStep is after how much a copy looks whether it is still wanted.
+// copyStep is the number of bytes after which a copy checks its context.
 const copyStep = 4 << 20
 
 func copyHost(ctx context.Context, b *mem.Batch) error {
@@ -147,10 +149,10 @@ func copyHost(ctx context.Context, b *mem.Batch) error {
 	return nil
 }
 
-// pairs returns the batch that copies the second list to the first, which are equally long.
+// pairs returns the batch that copies src to dst. Both lists have the same length in bytes.
 func pairs(dst, src []mem.Extent) *mem.Batch {
 	b := new(mem.Batch)
-	var d, r int64 // bytes of the first of each that are done
+	var d, r int64 // bytes done of the first extent of each
 	for len(dst) > 0 && len(src) > 0 {
 		n := min(dst[0].Len-d, src[0].Len-r)
 		b.Dst, b.Src = append(b.Dst, dst[0].Sub(d, n)), append(b.Src, src[0].Sub(r, n))

@@ -9,14 +9,15 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// socketLane is a lane whose connection has the bytes, too: one goroutine writes requests, another takes their replies.
+// socketConn is a conn whose connection carries the bytes too. One goroutine writes requests and
+// another one reads replies.
 type socketConn struct {
 	*conn
 	r *bufferedConn
 	w *bufio.Writer
 }
 
-// openSocket opens a lane over sockets.
+// openSocket opens a conn over sockets.
 func (p *peer) openSocket(ctx context.Context) (*conn, error) {
 	number := p.e.connID.Add(1)
 	c, r, err := p.dial(ctx, hello{purpose: forData, conn: number})
@@ -63,12 +64,13 @@ func (c *socketConn) write(f *pendingPart) error {
 	socket := &watchedWriter{w: c.w, conn: c.paced}
 	err := c.p.e.mover.Send(c.ctx, socket, list)
 	if err != nil && socket.err == nil && c.ctx.Err() == nil {
-		f.cause = &localError{err} // reap reads it, and the lane ends: its bytes were announced
+		// FinishAll uses it; the conn ends, since the announced bytes are missing.
+		f.cause = &localError{err}
 	}
 	return err
 }
 
-// localError is why a part cannot be moved by any lane: this process's memory failed.
+// localError is a failure of local memory. No conn can move the part.
 type localError struct{ err error }
 
 func (e *localError) Error() string { return e.err.Error() }
@@ -95,7 +97,7 @@ func (c *socketConn) readAll() error {
 				return err
 			}
 		}
-		select { // a refusal may come while its bytes are still sent
+		select { // a refusal may arrive while the bytes are still being sent
 		case <-f.written:
 		case <-c.ctx.Done():
 			return errConnEnded
@@ -104,7 +106,8 @@ func (c *socketConn) readAll() error {
 	}
 }
 
-// receive takes a read's bytes. verdict is what went wrong with the memory, err with the connection.
+// receive receives the bytes of a read. verdict is the result of the part, err a failure of the
+// connection.
 func (c *socketConn) receive(f *pendingPart) (verdict, err error) {
 	in := c.r.body(f.part.bytes, &f.part.shape)
 	merr := c.p.e.mover.Receive(c.ctx, in, f.part.extents())

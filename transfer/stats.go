@@ -5,15 +5,15 @@ import (
 	"sync/atomic"
 )
 
-// PathStats is what batches of an engine have had carried by one path.
+// PathStats are the statistics of one path.
 type PathStats struct {
 	Path  Path // PathNone: nothing was carried
 	Bytes int64
-	// Tasks are those that ended, by the path of their last bytes and by their final status.
+	// Tasks counts ended tasks by final status, under the path of their last bytes.
 	Tasks map[Status]int64
 }
 
-// carried counts what batches have had carried.
+// carried counts the bytes and tasks of batches.
 type carried struct {
 	fallbacks, reconnects atomic.Int64
 
@@ -22,7 +22,7 @@ type carried struct {
 	tasks [paths][len(statusNames)]int64
 }
 
-// add counts a batch that is over.
+// add counts a resolved batch.
 func (c *carried) add(results []TaskResult, bytes *[paths]int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -34,7 +34,7 @@ func (c *carried) add(results []TaskResult, bytes *[paths]int64) {
 	}
 }
 
-// stats returns what there was, for the paths that there are.
+// stats returns the statistics of all paths.
 func (c *carried) stats() []PathStats {
 	c.mu.Lock()
 	defer c.mu.Unlock()

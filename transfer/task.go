@@ -8,46 +8,47 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Task is one copy between memory of this process and a segment: of Local, from or to Offset, or of Pages.
+// Task is one copy between local memory and a segment: of Local from or to Offset, or of Pages.
 type Task struct {
 	Op      Op
 	Segment *Remote
 	Local   mem.Extent
 	Offset  int64
-	Pages   *Pages // in place of Local and Offset
+	Pages   *Pages // replaces Local and Offset
 }
 
-// Pages is the compact form of copies of pages, of every plane, between a paged KV cache here and one in a segment.
+// Pages is the compact form of copies between two paged KV caches, a local one and one in a
+// segment. Each pair of pages is copied in every plane.
 type Pages struct {
 	Planes []PagePlane
 	Pairs  []PagePair
 }
 
-// PagePlane is a plane of both: page p is the Bytes bytes at Base + p*Stride of Region here, and at RemoteBase + p*RemoteStride there. All
-// of a plane's pages that are named lie in one buffer of the segment.
+// PagePlane is a plane of both caches. Page p is the Bytes bytes at Base + p*Stride of Region, and
+// at RemoteBase + p*RemoteStride of the segment. All remote pages of a plane lie in one buffer.
 type PagePlane struct {
 	Region                   *mem.Region
 	Base, Stride, Bytes      int64
 	RemoteBase, RemoteStride int64
 }
 
-// PagePair is a page here and the one there that it is copied from or to.
+// PagePair is a local page and the remote page that it is copied from or to.
 type PagePair struct{ Local, Remote uint32 }
 
-// local returns a page of the plane here.
+// local returns the extent of a local page.
 func (p *PagePlane) local(page uint32) mem.Extent {
 	return mem.Extent{Region: p.Region, Off: p.Base + int64(page)*p.Stride, Len: p.Bytes}
 }
 
-// Path is by what the bytes of a task went.
+// Path is the way that the bytes of a task take.
 type Path uint8
 
-// The paths, in the order in which they are preferred.
+// The paths, in order of preference.
 const (
 	PathNone   Path = iota // nothing was moved
-	PathNVLink             // by a device, from or to device memory of another process of the host
-	PathShm                // from or to host memory of another process of the host
-	PathRDMA               // by NICs, from or to registered memory
+	PathNVLink             // by a device, with device memory of another process of the host
+	PathShm                // with host memory of another process of the host
+	PathRDMA               // by NICs, with registered memory
 	PathTCP                // over sockets
 	paths
 )
@@ -62,7 +63,7 @@ func (p Path) String() string {
 	return fmt.Sprintf("path(%d)", uint8(p))
 }
 
-// ParsePath reads what Path.String writes. ErrInvalid.
+// ParsePath parses the result of Path.String. It returns ErrInvalid for other names.
 func ParsePath(name string) (Path, error) {
 	for p, n := range pathNames {
 		if n == name {
@@ -72,14 +73,14 @@ func ParsePath(name string) (Path, error) {
 	return PathNone, fmt.Errorf("path is nvlink, shm, rdma or tcp, not %q: %w", name, errdefs.ErrInvalid)
 }
 
-// Status is how far a task or a batch is.
+// Status is the state of a task or a batch.
 type Status uint8
 
-// The statuses. The last four are final.
+// The states. The last four are final.
 const (
-	StatusWaiting   Status = iota // for what it comes after
-	StatusPending                 // it is being moved
-	StatusCompleted               // every byte is where it belongs
+	StatusWaiting   Status = iota // waits for its dependencies
+	StatusPending                 // is being moved
+	StatusCompleted               // every byte has arrived
 	StatusFailed
 	StatusCanceled
 	StatusTimeout
@@ -95,23 +96,23 @@ func (s Status) String() string {
 	return fmt.Sprintf("status(%d)", uint8(s))
 }
 
-// TaskResult is how a task stands.
+// TaskResult is the state of a task.
 type TaskResult struct {
 	Status Status
-	Err    error // why it failed; at its target, or here for a read, its bytes are undefined
-	Path   Path  // by what its last bytes went
+	Err    error // nil, or the failure; the bytes at the destination are undefined then
+	Path   Path  // path of the last bytes
 }
 
-// Completion says how a batch travelled.
+// Completion has the statistics of a batch.
 type Completion struct {
-	Bytes   [paths]int64 // by each path
-	Retries int          // parts that went another time
-	// Fallback is why a path that could be expected to carry a part did not, the last time; nil mostly.
+	Bytes   [paths]int64 // by path
+	Retries int          // retried parts
+	// Fallback is the last cause for not using an expected path, or nil.
 	Fallback          error
 	Started, Finished time.Time
 }
 
-// validate returns what is wrong with the task, and how many bytes it has.
+// validate returns the length of the task, or an error.
 func (t *Task) validate(e *Engine) (n int64, err error) {
 	switch {
 	case t.Op != Read && t.Op != Write:
@@ -134,7 +135,7 @@ func (t *Task) validate(e *Engine) (n int64, err error) {
 	return t.Local.Len, err
 }
 
-// validatePages looks at the highest page of each plane, here and there.
+// validatePages checks the highest page of each plane, local and remote.
 func (t *Task) validatePages(e *Engine) (n int64, err error) {
 	var here, there uint32
 	for _, p := range t.Pages.Pairs {
@@ -164,7 +165,8 @@ func (t *Task) validatePages(e *Engine) (n int64, err error) {
 	return n, nil
 }
 
-// buffer returns the one of r that has the plane's pages, as far as the last. ErrInvalid.
+// buffer returns the buffer of r with the plane's pages up to last. It returns ErrInvalid if there
+// is none.
 func (p *PagePlane) buffer(r *Remote, last uint32) (*remoteBuffer, error) {
 	b, err := r.buffer(p.RemoteBase, p.Bytes)
 	if err != nil {

@@ -228,7 +228,8 @@ func (m *Mover) sendStaged(ctx context.Context, w io.Writer, list []mem.Extent) 
 		}
 	}
 	var first []byte
-	window, depth := m.o.ChunkBytes, pipelineDepth // a slow connection gets one chunk at a time, with as many bytes as it took last
+	// A slow connection gets one chunk at a time, with as many bytes as it took last.
+	window, depth := m.o.ChunkBytes, pipelineDepth
 	for {
 		for len(p.list) > 0 && len(p.inFlight) < depth {
 			chunk, err := p.chunk(len(p.inFlight) == 0)
@@ -292,7 +293,8 @@ func writeBriefly(w io.Writer, b []byte) (int, error) {
 }
 
 const (
-	firstBytes = 4 << 10              // bytes that a transfer waits for without a chunk and then copies
+	// Bytes that a transfer waits for without a chunk and then copies.
+	firstBytes = 4 << 10
 	briefWait  = 5 * time.Millisecond // time that a transfer waits with a chunk
 )
 

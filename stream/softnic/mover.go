@@ -1,4 +1,5 @@
-// Package softnic moves the bytes of NICs in software by streams, so that such NICs reach device memory.
+// Package softnic moves the bytes of NICs in software with streams, so that such NICs reach device
+// memory.
 package softnic
 
 import (
@@ -13,28 +14,30 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Mover is a soft.Mover that copies by a stream, one transfer after the other, and so between whatever the stream's device
-// reaches: the memory of a GPU and pinned host memory. Where the stream broke it opens another: queue pairs can be made anew, and
-// then what is below has to work again. A transfer that the stream takes nothing of for half a minute fails with ErrBusy.
+// Mover is a soft.Mover that copies with a stream, one transfer after the other. It reaches the
+// memory that the stream's device reaches: device memory and pinned host memory. If the stream
+// breaks, it opens another one, so that new queue pairs work again. A transfer fails with ErrBusy
+// if the stream has no space for it for half a minute.
 type Mover struct {
 	open     func() (stream.Stream, error)
-	patience time.Duration // of a transfer that the stream has no room for
+	patience time.Duration // time that a transfer waits for space in the stream
 
-	lock   chan struct{} // a lock that is waited for with a context: one copy, or Close, at a time
-	s      stream.Stream // nil: none is open; guarded by lock
+	lock   chan struct{} // one element during a copy or Close; can be awaited with a context
+	s      stream.Stream // nil: not open; guarded by lock
 	closed bool          // guarded by lock
 }
 
 var _ soft.Mover = (*Mover)(nil)
 
 const (
-	// maxPatience: a stream that takes nothing for as long does not work.
+	// maxPatience is the time after which a stream that accepts nothing counts as broken.
 	maxPatience = 30 * time.Second
-	// probeEvery is how often a stream that does not complete a copy is asked whether it broke.
+	// probeEvery is the interval of checks whether a stream with an incomplete copy is broken.
 	probeEvery = 250 * time.Millisecond
 )
 
-// NewMover returns a mover on an ordered stream that open opens when there is something to move, and again where it broke.
+// NewMover returns a mover on an ordered stream. It calls open for the first transfer and after the
+// stream broke.
 func NewMover(open func() (stream.Stream, error)) *Mover {
 	return &Mover{open: open, patience: maxPatience, lock: make(chan struct{}, 1)}
 }
@@ -47,7 +50,8 @@ func (m *Mover) Reaches(r *mem.Region) error {
 	return nil
 }
 
-// Open opens the stream now: opening one allocates, which may have to wait once streams of the host program do.
+// Open opens the stream now. Opening allocates, which may have to wait later for streams of the
+// host program.
 func (m *Mover) Open() error {
 	m.lock <- struct{}{}
 	defer func() { <-m.lock }()
@@ -61,7 +65,7 @@ func (m *Mover) Open() error {
 	return nil
 }
 
-// Move copies the transfer's bytes and returns when nothing touches the memory any more.
+// Move copies the transfer's bytes. It returns when nothing touches the memory any more.
 func (m *Mover) Move(t *soft.Transfer) { t.Done(m.move(&t.Batch)) }
 
 func (m *Mover) move(b *mem.Batch) error {
@@ -102,9 +106,9 @@ func (m *Mover) copy(b *mem.Batch) error {
 	}
 }
 
-// await returns how the ticket resolved. That it does only when nothing touches the memory any more, and nothing less will do:
-// there is no giving up but by those who wait for the transfer. A ticket of which the device cannot say that it has stopped
-// resolves when its stream, which is broken, is closed.
+// await waits until the ticket resolves, without a time limit: only then nothing touches the
+// memory. If the device cannot confirm that a copy has stopped, its ticket resolves when the broken
+// stream is closed, which probe does.
 func (m *Mover) await(t *stream.Ticket) error {
 	tick := time.NewTicker(probeEvery)
 	defer tick.Stop()
@@ -118,7 +122,7 @@ func (m *Mover) await(t *stream.Ticket) error {
 	}
 }
 
-// probe asks the stream by an empty batch whether it still works, and closes it if it does not.
+// probe submits an empty batch and closes the stream if it is broken.
 func (m *Mover) probe() {
 	ctx, cancel := context.WithTimeout(context.Background(), probeEvery)
 	defer cancel()
@@ -126,11 +130,12 @@ func (m *Mover) probe() {
 		return
 	}
 	if _, err := m.s.Submit(ctx, &mem.Batch{}); errors.Is(err, errdefs.ErrBroken) {
-		_ = m.retire(ctx) // else the next tick tries again
+		_ = m.retire(ctx) // the next tick retries
 	}
 }
 
-// retire closes the stream. The first Close may tell again why it broke, as its tickets have, and have closed it all the same.
+// retire closes the stream. The first Close may return the stream's failure although it has closed
+// it, so a second one decides.
 func (m *Mover) retire(ctx context.Context) error {
 	if err := m.s.Close(ctx); err != nil && m.s.Close(ctx) != nil {
 		return err
@@ -139,8 +144,8 @@ func (m *Mover) retire(ctx context.Context) error {
 	return nil
 }
 
-// Close ends the mover, when all providers that use it are closed. If ctx ends before the stream is through with what it was
-// given, it is ErrBusy with the context's cause, and Close may be called again. After success it returns nil at once.
+// Close closes the mover after all providers that use it. If ctx ends during a transfer, it returns
+// ErrBusy with the cause of ctx and may be called again. After success it returns nil at once.
 func (m *Mover) Close(ctx context.Context) error {
 	select {
 	case m.lock <- struct{}{}:

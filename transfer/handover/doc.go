@@ -1,11 +1,14 @@
-// Package handover sends the paged KV cache of a request from the process that computes its prompt to the one that decodes: layer by layer,
-// as they are computed, into pages that the receiver has set aside.
+// Package handover sends the paged KV cache of a request from the prefill process to the decode
+// process. It sends each layer when that is computed, into pages that the receiver has reserved.
 //
-// A Sender knows where both sides have the planes of each layer. For each request the receiver chooses pages and tells the sender, by
-// whatever way requests come; Sender.Begin pairs them with the sender's own. Request.Layer hands a layer over once what it comes after has
-// resolved, and waits while as many layers as may be are under way. The receiver's Receiver tells of each layer that has arrived, now and then
-// of a later one before an earlier one, of the request when all have, and of requests that failed: what their pages hold is then undefined.
+// A Sender has the planes of each layer on both sides. For each request the receiver chooses pages
+// and sends their numbers to the sender together with the request. Sender.Begin pairs them with the
+// sender's pages. Request.Layer sends a layer once its dependencies are resolved; it waits while
+// Options.Depth layers are in progress. The receiver's Receiver reports each layer that has
+// arrived, sometimes out of order, each complete request, and each failed request. The pages of a
+// failed request are undefined.
 //
-// A sender that dies says nothing more: who waits for a request needs a time after which it gives up, and must not use the request's pages
-// for anything else before the sender's transfers are fenced: close the segment, or unregister the memory.
+// A sender that dies reports nothing. The receiver therefore needs a time limit for a request.
+// Before it reuses the request's pages, it must fence the sender's transfers: close the segment, or
+// unregister the memory.
 package handover

@@ -23,7 +23,7 @@ func FuzzMessage(f *testing.F) {
 		r := NewReceiver(nil, 2)
 		over := false
 		for range 3 {
-			e, ok := r.note(transfer.Notice{}, m)
+			e, ok := r.record(transfer.Notice{}, m)
 			if e.Complete && e.Failed || e.Layer >= e.Layers || ok == over {
 				t.Errorf("%+v, to be told: %v", e, ok)
 			}
@@ -36,16 +36,16 @@ func FuzzMessage(f *testing.F) {
 func TestForgotten(t *testing.T) {
 	r := NewReceiver(nil, 2)
 	for _, id := range []string{"a", "b", "c"} {
-		if e, ok := r.note(transfer.Notice{}, message{arrived, 0, 2, 0, []byte(id)}); e.Complete || !ok {
+		if e, ok := r.record(transfer.Notice{}, message{arrived, 0, 2, 0, []byte(id)}); e.Complete || !ok {
 			t.Errorf("%+v", e)
 		}
 	}
-	if e, ok := r.note(transfer.Notice{}, message{arrived, 1, 2, 0, []byte("c")}); !e.Complete || !ok {
+	if e, ok := r.record(transfer.Notice{}, message{arrived, 1, 2, 0, []byte("c")}); !e.Complete || !ok {
 		t.Errorf("%+v", e)
 	}
 	// One that is over is forgotten before those that are not.
-	r.note(transfer.Notice{}, message{arrived, 0, 2, 0, []byte("d")})
-	if e, ok := r.note(transfer.Notice{}, message{arrived, 1, 2, 0, []byte("b")}); !e.Complete || !ok {
+	r.record(transfer.Notice{}, message{arrived, 0, 2, 0, []byte("d")})
+	if e, ok := r.record(transfer.Notice{}, message{arrived, 1, 2, 0, []byte("b")}); !e.Complete || !ok {
 		t.Errorf("%+v", e)
 	}
 	if got := r.Stats().Forgotten; got != 1 {
@@ -57,9 +57,9 @@ func TestForgotten(t *testing.T) {
 // nothing is told of a request that has failed or is complete.
 func TestDefectRequestOfAnotherAttempt(t *testing.T) {
 	r := NewReceiver(nil, 0)
-	hear := func(w what, layer int, number uint64, complete, told bool) {
+	hear := func(w kind, layer int, number uint64, complete, told bool) {
 		t.Helper()
-		e, ok := r.note(transfer.Notice{}, message{w, layer, 2, number, []byte("a")})
+		e, ok := r.record(transfer.Notice{}, message{w, layer, 2, number, []byte("a")})
 		if e.Complete != complete || ok != told {
 			t.Errorf("%+v, to be told: %v", e, ok)
 		}

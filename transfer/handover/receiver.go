@@ -12,81 +12,83 @@ import (
 	"github.com/kvlane/kvlane/transfer"
 )
 
-// MaxIDBytes is how long a request's identifier is at most.
+// MaxIDBytes is the maximum length of a request's identifier.
 const MaxIDBytes = 4096
 
-// maxLayers is how many layers a request has at most.
+// maxLayers is the maximum number of layers of a request.
 const maxLayers = 1 << 16
 
-// What a notification says:
+// Format of a notification:
 //
-//	"kvh2" | what u8 | 0 u8 | layer u16 | layers u32 | number u64 | identifier
+//	"kvh2" | kind u8 | 0 u8 | layer u16 | layers u32 | number u64 | identifier
 const (
 	magic       = "kvh2"
 	headerBytes = 20
 )
 
-type what uint8
+type kind uint8
 
 const (
-	arrived what = iota + 1
+	arrived kind = iota + 1
 	failed
 )
 
 type message struct {
-	what          what
+	kind          kind
 	layer, layers int
-	number        uint64 // of the request, which tells it from others of its identifier
+	number        uint64 // distinguishes requests with the same identifier
 	id            []byte
 }
 
 func (m message) encode() []byte {
 	b := append(make([]byte, 0, headerBytes+len(m.id)), magic...)
-	b = append(b, byte(m.what), 0)
+	b = append(b, byte(m.kind), 0)
 	b = binary.LittleEndian.AppendUint16(b, uint16(m.layer))
 	b = binary.LittleEndian.AppendUint32(b, uint32(m.layers))
 	b = binary.LittleEndian.AppendUint64(b, m.number)
 	return append(b, m.id...)
 }
 
-// decode reads what encode writes. ErrInvalid.
+// decode decodes the result of encode. It returns ErrInvalid if that is malformed.
 func decode(b []byte) (m message, err error) {
 	if len(b) < headerBytes || len(b) > headerBytes+MaxIDBytes || string(b[:4]) != magic || b[5] != 0 {
 		return m, fmt.Errorf("a notification of %d bytes is none of a request: %w", len(b), errdefs.ErrInvalid)
 	}
 	m = message{
-		what(b[4]), int(binary.LittleEndian.Uint16(b[6:])), int(binary.LittleEndian.Uint32(b[8:])), binary.LittleEndian.Uint64(b[12:]), b[headerBytes:],
+		kind(b[4]), int(binary.LittleEndian.Uint16(b[6:])), int(binary.LittleEndian.Uint32(b[8:])), binary.LittleEndian.Uint64(b[12:]), b[headerBytes:],
 	}
-	if m.what != arrived && m.what != failed || m.layers < 1 || m.layers > maxLayers || m.layer >= m.layers {
+	if m.kind != arrived && m.kind != failed || m.layers < 1 || m.layers > maxLayers || m.layer >= m.layers {
 		return m, fmt.Errorf("a notification of layer %d of %d: %w", m.layer, m.layers, errdefs.ErrInvalid)
 	}
 	return m, nil
 }
 
-// Event is what became of a request.
+// Event is progress or failure of a request.
 type Event struct {
 	From    share.Identity // the sender's engine
 	Segment string
 	Request []byte
-	// Layer has arrived in its pages, of Layers; Complete says that all have.
+	// Layer, one of Layers, has arrived. Complete means that all have.
 	Layer, Layers int
 	Complete      bool
-	// Failed says that the request's pages hold undefined bytes, whatever arrived before, and that nothing more comes of it.
+	// Failed means that the pages of the request are undefined and that no other event follows.
 	Failed bool
 }
 
-// Receiver tells what becomes of requests, of an engine whose notifications are all of senders. Safe for concurrent use.
+// Receiver reports events of requests. It receives the notifications of an engine, all of which
+// must be from senders. It is safe for concurrent use.
 type Receiver struct {
 	e    *transfer.Engine
 	most int
 
-	mu    sync.Mutex
-	there map[requestKey]*arrivals
-	order []requestKey // of there, from the oldest
-	stats Stats
+	mu       sync.Mutex
+	requests map[requestKey]*arrivals
+	order    []requestKey // keys of requests, oldest first
+	stats    Stats
 }
 
-// requestKey is a request, and which of those of its identifier: one that was given up may be begun again.
+// requestKey identifies one attempt of a request. A failed request may begin again with the same
+// identifier.
 type requestKey struct {
 	from    share.Identity
 	segment string
@@ -94,28 +96,29 @@ type requestKey struct {
 	number  uint64
 }
 
-// arrivals is what is there of a request.
+// arrivals are the arrived layers of a request.
 type arrivals struct {
-	layers []uint64 // as bits
-	over   bool     // it is complete, or failed
+	layers []uint64 // a bit set
+	done   bool     // complete or failed
 }
 
-// DefaultRequests is how many requests a Receiver keeps count of.
+// DefaultRequests is the default number of requests that a Receiver tracks.
 const DefaultRequests = 4096
 
-// NewReceiver returns a receiver of e's notifications that keeps count of the layers of so many requests at a time; 0 is DefaultRequests.
+// NewReceiver returns a receiver of e's notifications that tracks the layers of that many requests;
+// 0: DefaultRequests.
 func NewReceiver(e *transfer.Engine, requests int) *Receiver {
 	if requests <= 0 {
 		requests = DefaultRequests
 	}
-	return &Receiver{e: e, most: requests, there: make(map[requestKey]*arrivals)}
+	return &Receiver{e: e, most: requests, requests: make(map[requestKey]*arrivals)}
 }
 
-// Stats counts what a Receiver had no use for.
+// Stats counts notifications that a Receiver did not report and requests that it dropped.
 type Stats struct {
-	Forgotten int64 // requests of which too many others came before they were complete
-	Foreign   int64 // notifications that were none of a sender
-	Late      int64 // layers that came after their request had failed or was complete
+	Forgotten int64 // incomplete requests dropped because of too many others
+	Foreign   int64 // notifications that are not from a sender
+	Late      int64 // layers of complete or failed requests
 }
 
 // Stats returns the counts.
@@ -125,7 +128,7 @@ func (r *Receiver) Stats() Stats {
 	return r.stats
 }
 
-// Receive waits for the next event. Errors are those of transfer.Engine.Receive.
+// Receive waits for the next event. It returns the errors of transfer.Engine.Receive.
 func (r *Receiver) Receive(ctx context.Context) (Event, error) {
 	for {
 		n, err := r.e.Receive(ctx)
@@ -139,19 +142,19 @@ func (r *Receiver) Receive(ctx context.Context) (Event, error) {
 			r.mu.Unlock()
 			continue
 		}
-		if e, ok := r.note(n, m); ok {
+		if e, ok := r.record(n, m); ok {
 			return e, nil
 		}
 	}
 }
 
-// note counts a layer, and says whether there is something to tell.
-func (r *Receiver) note(n transfer.Notice, m message) (Event, bool) {
-	e := Event{From: n.From, Segment: n.Segment, Request: m.id, Layer: m.layer, Layers: m.layers, Failed: m.what == failed}
+// record records a notification and reports whether it is an event.
+func (r *Receiver) record(n transfer.Notice, m message) (Event, bool) {
+	e := Event{From: n.From, Segment: n.Segment, Request: m.id, Layer: m.layer, Layers: m.layers, Failed: m.kind == failed}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	a := r.find(requestKey{n.From, n.Segment, string(m.id), m.number}, m.layers)
-	if a.over {
+	if a.done {
 		r.stats.Late++
 		return e, false
 	}
@@ -159,29 +162,30 @@ func (r *Receiver) note(n transfer.Notice, m message) (Event, bool) {
 		a.layers[m.layer/64] |= 1 << (m.layer % 64)
 		e.Complete = full(a.layers, m.layers)
 	}
-	if a.over = e.Failed || e.Complete; a.over {
+	if a.done = e.Failed || e.Complete; a.done {
 		a.layers = nil
 	}
 	return e, true
 }
 
-// find returns what is there of a request, for which another one is forgotten if it has to be: one that is over, if there is one.
+// find returns the state of a request. To add one above the limit, it drops a finished request, or
+// else the oldest one.
 func (r *Receiver) find(k requestKey, layers int) *arrivals {
-	a := r.there[k]
+	a := r.requests[k]
 	if a != nil {
 		return a
 	}
 	if len(r.order) >= r.most {
-		i := slices.IndexFunc(r.order, func(k requestKey) bool { return r.there[k].over })
+		i := slices.IndexFunc(r.order, func(k requestKey) bool { return r.requests[k].done })
 		if i < 0 {
 			i = 0
 			r.stats.Forgotten++
 		}
-		delete(r.there, r.order[i])
+		delete(r.requests, r.order[i])
 		r.order = slices.Delete(r.order, i, i+1)
 	}
 	a = &arrivals{layers: make([]uint64, (layers+63)/64)}
-	r.there[k] = a
+	r.requests[k] = a
 	r.order = append(r.order, k)
 	return a
 }

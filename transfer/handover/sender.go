@@ -15,22 +15,24 @@ import (
 	"github.com/kvlane/kvlane/transfer"
 )
 
-// DefaultDepth is that of Options.
+// DefaultDepth is the default of Options.Depth.
 const DefaultDepth = 4
 
-// Options say what is handed over.
+// Options are the options of a Sender.
 type Options struct {
-	// Layers has the planes of each layer, here and in the receiver's segment.
+	// Layers has the planes of each layer, local and in the receiver's segment.
 	Layers [][]transfer.PagePlane
-	// Groups says of which page group each layer is, of a model with several; they are numbered from 0. Empty: all layers are of one.
+	// Groups has the page group of each layer, numbered from 0. Empty: all layers belong to one
+	// group.
 	Groups []int
-	// Depth is how many layers of a request are under way at a time. Default DefaultDepth.
+	// Depth is the number of layers of a request in progress. Default DefaultDepth.
 	Depth int
-	// Timeout is for how long a layer may take from when it is given, with the wait for what it comes after. Default: that of the engine.
+	// Timeout is the time limit of a layer, including the wait for its dependencies. Default: that
+	// of the engine.
 	Timeout time.Duration
 }
 
-// Sender hands requests over to one segment. Safe for concurrent use.
+// Sender sends requests to one segment. It is safe for concurrent use.
 type Sender struct {
 	e      *transfer.Engine
 	to     *transfer.Remote
@@ -40,7 +42,8 @@ type Sender struct {
 	requests atomic.Int64 // begun and not finished
 }
 
-// NewSender returns a sender to a segment that e has opened. It has nothing to close. ErrInvalid.
+// NewSender returns a sender to a segment that e has opened. It needs no Close. It returns
+// ErrInvalid for options out of range.
 func NewSender(e *transfer.Engine, to *transfer.Remote, o Options) (*Sender, error) {
 	if o.Depth == 0 {
 		o.Depth = DefaultDepth
@@ -64,7 +67,7 @@ func NewSender(e *transfer.Engine, to *transfer.Remote, o Options) (*Sender, err
 	return s, nil
 }
 
-// group returns of which page group layer k is.
+// group returns the page group of layer k.
 func (s *Sender) group(k int) int {
 	if len(s.o.Groups) == 0 {
 		return 0
@@ -72,28 +75,30 @@ func (s *Sender) group(k int) int {
 	return s.o.Groups[k]
 }
 
-// Requests returns how many requests have begun and are not finished: what they are handed over to must stay open.
+// Requests returns the number of unfinished requests. The segment must stay open while there are
+// any.
 func (s *Sender) Requests() int { return int(s.requests.Load()) }
 
-// Request is one request's KV on its way. Its layers may be handed over by several goroutines.
+// Request is the KV of one request. Several goroutines may send its layers.
 type Request struct {
 	s      *Sender
 	id     []byte
-	number uint64 // of all requests that have this identifier
+	number uint64 // distinguishes attempts with the same identifier
 	pairs  [][]transfer.PagePair
-	room   chan struct{} // a token of each layer that is under way
-	// ctx ends with the first failure, which is its cause, and with it what is under way.
+	window chan struct{} // one element for each layer in progress
+	// ctx ends with the first failure, which is its cause. That cancels the layers in progress.
 	ctx  context.Context
 	fail context.CancelCauseFunc
 
-	mu      sync.Mutex // held for no wait
-	given   []bool     // by layer
-	ended   bool
-	waiting sync.WaitGroup // layers that are under way
+	mu        sync.Mutex // never held during a wait
+	submitted []bool     // by layer
+	ended     bool
+	waiting   sync.WaitGroup // layers in progress
 }
 
-// Begin begins a request, whose identifier the receiver hears. pairs has its pages, here and there, of each page group; a group may have none, all
-// of them some. They must not change until Finish has returned. ErrInvalid.
+// Begin begins a request. The receiver gets the identifier. pairs has the local and remote pages of
+// each page group; a group may have none, but not all of them. pairs must not change until Finish
+// has returned. Begin returns ErrInvalid for other arguments.
 func (s *Sender) Begin(id []byte, pairs ...[]transfer.PagePair) (*Request, error) {
 	pages := 0
 	for _, p := range pairs {
@@ -104,22 +109,23 @@ func (s *Sender) Begin(id []byte, pairs ...[]transfer.PagePair) (*Request, error
 			pages, len(pairs), s.groups, len(id), MaxIDBytes, errdefs.ErrInvalid)
 	}
 	r := &Request{
-		s: s, id: slices.Clone(id), number: rand.Uint64(), pairs: slices.Clone(pairs), room: make(chan struct{}, s.o.Depth), given: make([]bool, len(s.o.Layers)),
+		s: s, id: slices.Clone(id), number: rand.Uint64(), pairs: slices.Clone(pairs), window: make(chan struct{}, s.o.Depth), submitted: make([]bool, len(s.o.Layers)),
 	}
 	r.ctx, r.fail = context.WithCancelCause(context.Background())
 	s.requests.Add(1)
 	return r, nil
 }
 
-// Layer hands layer k over, once, when what it comes after has resolved: a ticket of a stream behind the layer's computation. It waits
-// until fewer than Depth layers are under way, or ctx ends, which gives only the waiting up. After a failure it returns that. The pages of
-// the layer must not be written to before Finish has returned.
+// Layer sends layer k once. The transfer starts when after is resolved, for example the ticket of a
+// stream that computes the layer. Layer waits until fewer than Depth layers are in progress or ctx
+// ends; ctx affects this wait only. After a failure it returns that. The pages of the layer must
+// not change before Finish has returned.
 func (r *Request) Layer(ctx context.Context, k int, after ...mem.Dependency) error {
-	if k < 0 || k >= len(r.given) {
-		return fmt.Errorf("hand over layer %d of %d: %w", k, len(r.given), errdefs.ErrInvalid)
+	if k < 0 || k >= len(r.submitted) {
+		return fmt.Errorf("hand over layer %d of %d: %w", k, len(r.submitted), errdefs.ErrInvalid)
 	}
 	select {
-	case r.room <- struct{}{}:
+	case r.window <- struct{}{}:
 	case <-r.ctx.Done():
 		return context.Cause(r.ctx)
 	case <-ctx.Done():
@@ -130,13 +136,13 @@ func (r *Request) Layer(ctx context.Context, k int, after ...mem.Dependency) err
 		if err = r.submit(ctx, k, after); err == nil {
 			return nil
 		}
-		r.giveBack(k, err)
+		r.undoTake(k, err)
 	}
-	<-r.room
+	<-r.window
 	return fmt.Errorf("hand over layer %d: %w", k, err)
 }
 
-// take counts a layer as handed over, which Finish waits for.
+// take marks a layer as submitted. Finish waits for it.
 func (r *Request) take(k int) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -145,18 +151,18 @@ func (r *Request) take(k int) error {
 		return context.Cause(r.ctx)
 	case r.ended:
 		return fmt.Errorf("the request has ended: %w", errdefs.ErrClosed)
-	case r.given[k]:
+	case r.submitted[k]:
 		return fmt.Errorf("it was before: %w", errdefs.ErrExists)
 	}
-	r.given[k] = true
+	r.submitted[k] = true
 	r.waiting.Add(1)
 	return nil
 }
 
-// giveBack undoes take: the layer is not under way. Finish may have counted on it.
-func (r *Request) giveBack(k int, why error) {
+// undoTake undoes take after a failed submit. If Finish has begun meanwhile, the request fails.
+func (r *Request) undoTake(k int, why error) {
 	r.mu.Lock()
-	r.given[k] = false
+	r.submitted[k] = false
 	ended := r.ended
 	r.mu.Unlock()
 	if ended {
@@ -178,29 +184,29 @@ func (r *Request) submit(ctx context.Context, k int, after []mem.Dependency) err
 	go func() {
 		defer r.waiting.Done()
 		stop := context.AfterFunc(r.ctx, b.Cancel)
-		<-b.Done() // within its time
+		<-b.Done() // batches have a time limit
 		stop()
 		if err := b.Err(); err != nil {
 			r.fail(fmt.Errorf("layer %d: %w", k, err))
 		}
-		<-r.room
+		<-r.window
 	}()
 	return nil
 }
 
-func (r *Request) message(w what, k int) []byte {
-	return message{w, k, len(r.given), r.number, r.id}.encode()
+func (r *Request) message(w kind, k int) []byte {
+	return message{w, k, len(r.submitted), r.number, r.id}.encode()
 }
 
-// Finish waits for all layers, and returns nil if the receiver has every one. Layers that were not handed over, a layer that failed and a
-// ctx that ends fail the request: what is under way is given up, and the receiver is told, if it can be. When Finish has returned nothing
-// touches the request's pages here any more.
+// Finish waits for all layers. It returns nil if the receiver has every layer. A missing or failed
+// layer or the end of ctx fails the request: Finish cancels layers in progress and notifies the
+// receiver if possible. When it returns, nothing touches the request's local pages.
 func (r *Request) Finish(ctx context.Context) error {
 	r.mu.Lock()
 	again := r.ended
 	r.ended = true
 	missing := 0
-	for _, given := range r.given {
+	for _, given := range r.submitted {
 		if !given {
 			missing++
 		}
@@ -211,33 +217,33 @@ func (r *Request) Finish(ctx context.Context) error {
 	}
 	defer r.s.requests.Add(-1)
 	if missing > 0 {
-		r.fail(fmt.Errorf("%d of %d layers were not handed over: %w", missing, len(r.given), errdefs.ErrCanceled))
+		r.fail(fmt.Errorf("%d of %d layers were not handed over: %w", missing, len(r.submitted), errdefs.ErrCanceled))
 	}
 	stop := context.AfterFunc(ctx, func() { r.fail(fmt.Errorf("the request was given up: %w", context.Cause(ctx))) })
-	r.waiting.Wait() // batches end within their times
+	r.waiting.Wait() // batches have a time limit
 	stop()
 	if r.ctx.Err() == nil {
 		return nil
 	}
-	return fmt.Errorf("hand over request: %w", errors.Join(context.Cause(r.ctx), r.tell()))
+	return fmt.Errorf("hand over request: %w", errors.Join(context.Cause(r.ctx), r.notifyFailure()))
 }
 
-// tellTime is how long the receiver may take to hear of a failure.
-const tellTime = 5 * time.Second
+// notifyTimeout is the time limit for the notification of a failure.
+const notifyTimeout = 5 * time.Second
 
-// tell has the receiver hear that the request failed.
-func (r *Request) tell() error {
-	ctx, cancel := context.WithTimeout(context.Background(), tellTime)
+// notifyFailure notifies the receiver that the request failed.
+func (r *Request) notifyFailure() error {
+	ctx, cancel := context.WithTimeout(context.Background(), notifyTimeout)
 	defer cancel()
 	nothing := mem.Extent{Region: r.s.o.Layers[0][0].Region}
 	b, err := r.s.e.Submit(ctx, []transfer.Task{{Op: transfer.Write, Segment: r.s.to, Local: nothing, Offset: r.s.o.Layers[0][0].RemoteBase}},
-		transfer.SubmitOptions{Timeout: tellTime, Notify: r.message(failed, 0)})
+		transfer.SubmitOptions{Timeout: notifyTimeout, Notify: r.message(failed, 0)})
 	if err == nil {
-		<-b.Done() // within its time
+		<-b.Done() // batches have a time limit
 		err = b.Err()
 	}
 	if err != nil {
-		return fmt.Errorf("the receiver was not told: %w", err)
+		return fmt.Errorf("notify the receiver: %w", err)
 	}
 	return nil
 }

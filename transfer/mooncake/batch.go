@@ -10,29 +10,30 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Task moves Length bytes between local memory at Local and the segment at Remote, both addresses in the process that has the memory.
+// Task moves Length bytes between local memory at Local and the segment at Remote. Each address is
+// one of the process that has the memory.
 type Task struct {
 	Op                    Op
 	Local, Remote, Length uint64
 }
 
-// Status is how far a task is.
+// Status is the state of a task.
 type Status uint32
 
 // The states of a task. From Completed on they are final.
 const (
-	Waiting   Status = iota // nothing of it is under way
-	Pending                 // some of it is under way
-	Completed               // its bytes are where they belong
-	Invalid                 // the target refused its address; nothing was moved
-	Canceled                // the batch's context was canceled before it ended: its bytes are undefined
-	TimedOut                // the batch's deadline passed: its bytes are undefined
+	Waiting   Status = iota // no part of it has begun
+	Pending                 // a part of it has begun
+	Completed               // all bytes have arrived
+	Invalid                 // the target refused the address; nothing was moved
+	Canceled                // the batch's context was canceled; its bytes are undefined
+	TimedOut                // the batch's deadline passed; its bytes are undefined
 	Failed                  // its bytes are undefined
 )
 
 var statusNames = [...]string{"waiting", "pending", "completed", "invalid", "canceled", "timeout", "failed"}
 
-// String returns the field's name for the state.
+// String returns the name of the state.
 func (s Status) String() string {
 	if int(s) < len(statusNames) {
 		return statusNames[s]
@@ -40,19 +41,19 @@ func (s Status) String() string {
 	return fmt.Sprintf("status(%d)", uint32(s))
 }
 
-// Batch is tasks that were submitted together. Once it is done nothing of it touches local memory any more. What the target's memory holds
-// after a write that did not complete is undefined, and may change for as long as bytes of it are on their way.
+// Batch is a list of tasks. When it is done, nothing touches its local memory any more. The
+// target's memory is undefined after an incomplete write, and late bytes may still change it.
 type Batch struct {
-	ctx  context.Context //nolint:containedctx // bounds the whole batch
+	ctx  context.Context //nolint:containedctx // limits the whole batch
 	r    *Remote
-	stop func() bool // ends the watch of ctx
+	stop func() bool // stops watching ctx
 	done chan struct{}
 
 	tasks []taskState
 	left  atomic.Int64 // tasks that are not final
 
 	mu  sync.Mutex
-	err error // of the first task that failed
+	err error // of the first failed task
 }
 
 type taskState struct {
@@ -61,26 +62,27 @@ type taskState struct {
 	failed atomic.Uint32
 }
 
-// part is what goes over one connection in one request: a task, or a piece of a large one.
+// part is one request on a connection: a task, or a piece of a long one.
 type part struct {
 	b     *Batch
 	index int // of the task
 	Task
-	sent bool // local memory is read no more. Guarded by the remote's lock.
+	sent bool // local memory is no longer read; guarded by the remote's mu
 }
 
-// Done is closed once every task is final.
+// Done is closed when every task is final.
 func (b *Batch) Done() <-chan struct{} { return b.done }
 
 // Len returns the number of tasks.
 func (b *Batch) Len() int { return len(b.tasks) }
 
-// Status returns how far task i is.
+// Status returns the state of task i.
 func (b *Batch) Status(i int) Status { return Status(b.tasks[i].status.Load()) }
 
-// Wait waits until every task is final and returns nil if all completed, else the first one's error: ErrInvalid for an address that the
-// target refused, ErrCanceled for a context that ended, ErrBroken for a connection that did, ErrClosed for a Remote. If ctx ends before, it
-// returns ErrCanceled with its cause, and the batch goes on.
+// Wait waits until every task is final. It returns nil if all have completed, else the first error:
+// ErrInvalid for an address that the target refused, ErrCanceled for the end of the batch's
+// context, ErrBroken for a failed connection, ErrClosed for a closed Remote. If ctx ends first, it
+// returns ErrCanceled with the cause of ctx, and the batch goes on.
 func (b *Batch) Wait(ctx context.Context) error {
 	select {
 	case <-b.done:
@@ -99,7 +101,7 @@ func (b *Batch) Wait(ctx context.Context) error {
 	}
 }
 
-// finish makes a part final. A task is what the first of its parts that failed is.
+// finish makes a part final. The first part that fails determines the status of its task.
 func (p *part) finish(s Status, err error) {
 	b, t := p.b, &p.b.tasks[p.index]
 	if s != Completed {
@@ -123,7 +125,8 @@ func (p *part) finish(s Status, err error) {
 	}
 }
 
-// ended returns what becomes of a part that cannot go on because of err, and says whether that is its batch's context's doing.
+// failureOf returns the final status and the error of a part that failed with err. If the batch's
+// context has ended, that is the reason.
 func (p *part) failureOf(err error) (Status, error) {
 	cause := context.Cause(p.b.ctx)
 	switch {

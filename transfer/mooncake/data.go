@@ -7,7 +7,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Op is what a task does, as the initiator sees it.
+// Op is the direction of a task, from the view of the initiator.
 type Op uint8
 
 // The operations.
@@ -27,18 +27,19 @@ func (o Op) String() string {
 	return fmt.Sprintf("op(%d)", uint8(o))
 }
 
-// A request on a data connection is a header: u64 length, u64 address in the target, u8 operation, 7 bytes that mean nothing, all little
-// endian. Version 2 marks the operation and gets a status; a write's bytes follow the header, a read's follow the status.
+// A request on a data connection is a header: u64 length, u64 address in the target, u8 operation,
+// 7 unused bytes, all little endian. Version 2 marks the operation and has a status in the answer.
+// The bytes of a write follow the header, those of a read the status.
 const (
 	headerBytes = 24
 	statusBytes = 8
-	version2    = 0x80 // or'ed to the operation
+	version2    = 0x80 // flag of the operation
 
 	statusOK       = 0x4D43_5456_0000_0000
 	statusRejected = 0x4D43_5456_0000_0001
 )
 
-// header is a request.
+// header is the head of a request.
 type header struct {
 	length, addr uint64
 	op           Op
@@ -55,7 +56,7 @@ func (h header) append(b []byte) []byte {
 	return append(b, op, 0, 0, 0, 0, 0, 0, 0)
 }
 
-// parseHeader reads a header of headerBytes.
+// parseHeader parses a header of headerBytes.
 func parseHeader(b []byte) (header, error) {
 	h := header{
 		length: binary.LittleEndian.Uint64(b),

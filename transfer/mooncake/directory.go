@@ -14,22 +14,24 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// P2PHandshake is the directory that is none: a segment's name is the address of its handshake, HOST:PORT.
+// P2PHandshake selects no directory: a segment's name is the address of its handshake, HOST:PORT.
 const P2PHandshake = "P2PHANDSHAKE"
 
-// Directory says where segments are.
+// Directory finds segments by name.
 type Directory interface {
-	// Find returns a segment's description, DataHost included. ErrNotFound where there is none of the name.
+	// Find returns the description of a segment, with DataHost. It returns ErrNotFound if there is
+	// none.
 	Find(ctx context.Context, segment string) (*Segment, error)
 	// handshake returns the address of a segment's handshake.
 	handshake(ctx context.Context, segment string) (string, error)
-	// publish makes a segment known, and withdraw forgets it.
+	// publish adds a segment, withdraw removes it.
 	publish(ctx context.Context, s *Segment, at server) error
 	withdraw(ctx context.Context, segment string) error
 }
 
-// OpenDirectory returns the directory that uri names: P2PHANDSHAKE, or http(s)://HOST:PORT/metadata. Clusters that share a metadata server
-// have names of their own; cluster may be empty. Errors: ErrNotSupported for etcd and redis, ErrInvalid for what is no such name.
+// OpenDirectory returns the directory of a URI: P2PHANDSHAKE, or http(s)://HOST:PORT/metadata.
+// cluster separates the names of clusters that share a metadata server; it may be empty.
+// OpenDirectory returns ErrNotSupported for etcd and redis, and ErrInvalid for another URI.
 func OpenDirectory(uri, cluster string) (Directory, error) {
 	if uri == P2PHandshake {
 		return p2p{}, nil
@@ -48,7 +50,7 @@ func OpenDirectory(uri, cluster string) (Directory, error) {
 	return &httpDirectory{client: c, prefix: prefix}, nil
 }
 
-// p2p finds a segment by asking it.
+// p2p requests the description of a segment from the address that is its name.
 type p2p struct{}
 
 func (p2p) Find(ctx context.Context, segment string) (*Segment, error) {
@@ -80,7 +82,8 @@ func (p2p) handshake(_ context.Context, segment string) (string, error) {
 func (p2p) publish(context.Context, *Segment, server) error { return nil }
 func (p2p) withdraw(context.Context, string) error          { return nil }
 
-// httpDirectory is a metadata server: texts by keys. Requests are rare: no connection is kept between them.
+// httpDirectory is a metadata server with texts by key. It keeps no connection between its rare
+// requests.
 type httpDirectory struct {
 	client *metadata.Client
 	prefix string
@@ -123,7 +126,8 @@ func (d *httpDirectory) handshake(ctx context.Context, segment string) (string, 
 	return net.JoinHostPort(at.Host, strconv.Itoa(at.Port)), nil
 }
 
-// publish replaces what an earlier process of the name has left: Mooncake's server refuses to write rpc_meta over.
+// publish first deletes the entries of an earlier process: Mooncake's server refuses to overwrite
+// rpc_meta.
 func (d *httpDirectory) publish(ctx context.Context, s *Segment, at server) error {
 	defer d.client.Close()
 	for _, v := range []struct {

@@ -11,33 +11,36 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// The sizes by which bytes go to and from sockets.
+// Lengths of reads and writes.
 const (
-	bufferBytes = 32 << 10 // what is small is gathered up to this
-	aheadBytes  = 4 << 10  // what is read ahead, and copied for that: more costs blocks of 64 KiB a third of their rate
-	writeBytes  = 1 << 20  // the most that one deadline is for
+	bufferBytes = 32 << 10 // size of the buffer for small writes
+	// aheadBytes are read ahead and copied. More reduces the rate of blocks of 64 KiB by a third.
+	aheadBytes = 4 << 10
+	writeBytes = 1 << 20 // maximum length of a write with one deadline
 )
 
-// flow is a connection whose reads and writes have to get on: each fails after bound without a byte. One goroutine reads, one writes.
+// flow is a connection whose reads and writes fail after a time without a byte. One goroutine may
+// read and another one write.
 type flow struct {
 	net.Conn
-	bound           time.Duration // of reads; of writes it is stall
+	bound           time.Duration // limit for reads; stall is that for writes
 	stall           time.Duration
-	readBy, writeBy time.Time  // the deadlines that are set
-	broken          error      // the first error of the connection, as its reader saw it
-	pace            *wire.Pace // the least rate of a request under way; nil: there is none
+	readBy, writeBy time.Time  // the current deadlines
+	broken          error      // the first error of the connection that the reader saw
+	pace            *wire.Pace // minimum rate of the current request; nil: none
 }
 
 func newFlow(c net.Conn, stall time.Duration) *flow {
 	return &flow{Conn: c, bound: stall, stall: stall}
 }
 
-// limit changes how long a read may take to bring a byte. It is for the goroutine that reads.
+// limit changes the time limit of reads. Only the reading goroutine calls it.
 func (f *flow) limit(bound time.Duration) {
 	f.bound, f.readBy = bound, time.Time{}
 }
 
-// due returns the deadline for what begins now, and whether it differs enough from the one that is set to set it: setting one is not free.
+// due returns the deadline for an operation that begins now, and whether to set it. Setting a
+// deadline costs time, so small changes are skipped.
 func due(set time.Time, bound time.Duration) (time.Time, bool) {
 	by := time.Now().Add(bound)
 	return by, by.Sub(set) > bound/8
@@ -63,8 +66,8 @@ func (f *flow) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// tooSlow returns an error if the peer of a request under way moves less than its pace. The n last
-// bytes took since began.
+// tooSlow returns an error if the peer of a current request is below its pace. It moved the last n
+// bytes since began.
 func (f *flow) tooSlow(n int, began time.Time) error {
 	if f.pace == nil {
 		return nil
@@ -94,7 +97,8 @@ func (f *flow) ReadBy(p []byte, by time.Time) (int, error) {
 // Write implements io.Writer.
 func (f *flow) Write(p []byte) (int, error) { return f.writeAll(nil, p) }
 
-// writeAll writes head and p, in one system call where they are short, and returns how much of p was written.
+// writeAll writes head and p, with one system call if they are short. It returns the number of
+// bytes of p that were written.
 func (f *flow) writeAll(head, p []byte) (int, error) {
 	done := 0
 	for done < len(p) || len(head) > 0 {
@@ -129,15 +133,15 @@ func (f *flow) writeAll(head, p []byte) (int, error) {
 	return done, nil
 }
 
-// reset closes the connection so that the peer is told of a failure, and of nothing that is still on its way.
+// reset resets the connection, so that the peer sees a failure and no bytes still on their way.
 func (f *flow) reset() {
 	if c, ok := f.Conn.(*net.TCPConn); ok {
-		_ = c.SetLinger(0) // it closes all the same
+		_ = c.SetLinger(0) // Close follows anyway
 	}
-	_ = f.Close() // there is nobody to tell
+	_ = f.Close() // an error changes nothing
 }
 
-// gather is a writer to a flow that keeps small writes until there is enough of them, and passes on what is large as it is.
+// bufferedWriter is a writer to a flow that buffers small writes and passes on large ones.
 type bufferedWriter struct {
 	flow *flow
 	buf  []byte
@@ -147,7 +151,7 @@ func newBufferedWriter(f *flow) *bufferedWriter {
 	return &bufferedWriter{flow: f, buf: make([]byte, 0, bufferBytes)}
 }
 
-// Write implements io.Writer. What it keeps is a copy.
+// Write implements io.Writer. It copies the bytes that it buffers.
 func (g *bufferedWriter) Write(p []byte) (int, error) {
 	if len(g.buf)+len(p) <= cap(g.buf) {
 		g.buf = append(g.buf, p...)
@@ -191,7 +195,8 @@ func (g *bufferedWriter) Flush() error {
 	return err
 }
 
-// flushing reads from a flow and writes what was gathered for the peer before: who waits for the peer must not be what the peer waits for.
+// flushingReader reads from a flow after flushing the writes to the peer. Otherwise both sides
+// could wait for each other.
 type flushingReader struct{ out *bufferedWriter }
 
 // Read implements io.Reader.
@@ -210,7 +215,7 @@ func (f flushingReader) ReadBy(p []byte, by time.Time) (int, error) {
 	return f.out.flow.ReadBy(p, by)
 }
 
-// inlet reads a connection a little ahead.
+// bufferedConn reads a connection a little ahead.
 type bufferedConn struct {
 	*bufio.Reader
 	conn wire.BriefReader
@@ -228,10 +233,10 @@ func (i *bufferedConn) ReadBy(p []byte, by time.Time) (int, error) {
 	return i.conn.ReadBy(p, by)
 }
 
-// isTimeout reports whether a deadline passed.
+// isTimeout reports whether err is that of a passed deadline.
 func isTimeout(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }
 
-// stalled says of a timeout what it means.
+// stalled adds the time without progress to a timeout.
 func stalled(err error, after time.Duration) error {
 	if isTimeout(err) {
 		return fmt.Errorf("nothing moved for %v: %w", after, err)

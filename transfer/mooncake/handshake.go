@@ -14,8 +14,8 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// What a request of the handshake is. A connection carries one: u64 length of what follows, little endian, u8 kind, JSON; and the answer
-// in the same form and of the same kind.
+// Kinds of handshake requests. A connection carries one request and its answer, in the same form:
+// u64 length of the rest, little endian, u8 kind, JSON.
 const (
 	kindConnection = 0 // of RDMA queue pairs
 	kindMetadata   = 1
@@ -23,25 +23,25 @@ const (
 	kindProbe      = 3
 )
 
-// Times of the handshake.
+// Time limits of the handshake.
 const (
 	dialTime      = 5 * time.Second
-	handshakeTime = 10 * time.Second // a request and its answer
+	handshakeTime = 10 * time.Second // for a request with its answer
 )
 
 const success = "success"
 
-// Notification is a message for the process that offers a segment. What it says is between the two.
+// Notification is a message for the process that offers a segment.
 type Notification struct {
 	Name    string `json:"name"`       // of its sender
-	Message string `json:"notify_msg"` // in an answer "success", or why not
+	Message string `json:"notify_msg"` // in an answer "success", or an error
 }
 
 type probeAnswer struct {
 	Status string `json:"status"`
 }
 
-// connectionAnswer refuses RDMA: an initiator shows its message.
+// connectionAnswer refuses RDMA. The initiator displays its message.
 type connectionAnswer struct {
 	LocalNICPath string   `json:"local_nic_path"`
 	PeerNICPath  string   `json:"peer_nic_path"`
@@ -69,7 +69,7 @@ func readFrame(r io.Reader) (kind byte, body []byte, err error) {
 	return readBody(r, n)
 }
 
-// readLength reads how many bytes of a frame follow: 1 to maxFrame.
+// readLength reads the length of the rest of a frame, 1 to maxFrame.
 func readLength(r io.Reader) (int64, error) {
 	var head [8]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -82,7 +82,7 @@ func readLength(r io.Reader) (int64, error) {
 	return int64(n), nil
 }
 
-// readBody reads the n bytes that follow a frame's length.
+// readBody reads the n bytes after the length of a frame.
 func readBody(r io.Reader, n int64) (kind byte, body []byte, err error) {
 	b := make([]byte, n)
 	if _, err := io.ReadFull(r, b); err != nil {
@@ -91,13 +91,13 @@ func readBody(r io.Reader, n int64) (kind byte, body []byte, err error) {
 	return b[0], b[1:], nil
 }
 
-// ask sends one request to the handshake at addr and returns its answer.
+// exchange sends one request to the handshake at addr and returns its answer.
 func exchange(ctx context.Context, addr string, kind byte, body []byte) (answer []byte, err error) {
 	c, err := dial(ctx, addr)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = c.Close() }() // the answer is there or is not
+	defer func() { _ = c.Close() }() // the answer is complete, or err is set
 	if err := c.SetDeadline(time.Now().Add(handshakeTime)); err != nil {
 		return nil, fmt.Errorf("ask %s: %w", addr, err)
 	}
@@ -127,7 +127,7 @@ func dial(ctx context.Context, addr string) (net.Conn, error) {
 	return c, err
 }
 
-// Probe asks the process that offers a segment whether it is there, and returns how long its answer took.
+// Probe sends a probe to the process that offers a segment and returns the time until its answer.
 func Probe(ctx context.Context, d Directory, segment string) (time.Duration, error) {
 	addr, err := d.handshake(ctx, segment)
 	if err != nil {
@@ -146,8 +146,9 @@ func Probe(ctx context.Context, d Directory, segment string) (time.Duration, err
 	return took, nil
 }
 
-// Notify sends a message to the process that offers a segment, and returns once that has taken it. It comes after the bytes of all batches
-// that were waited for. Errors: ErrBusy, with what it answered, if it does not take it.
+// Notify sends a message to the process that offers a segment and waits until that accepts it. The
+// message arrives after the bytes of all batches that were waited for. Notify returns ErrBusy with
+// the answer if the process refuses the message.
 func Notify(ctx context.Context, d Directory, segment string, n Notification) error {
 	addr, err := d.handshake(ctx, segment)
 	if err != nil {

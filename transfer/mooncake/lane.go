@@ -13,23 +13,25 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// lane carries parts over one connection at a time. One goroutine sends requests, and for each connection another takes answers, which
-// come in the order of the requests.
+// lane carries parts over one connection, and replaces the connection when that fails. One
+// goroutine sends requests. For each connection another one receives answers, in the order of the
+// requests.
 type lane struct {
 	r *Remote
 
-	// Guarded by the remote's lock.
+	// Guarded by the remote's mu.
 	conn      net.Conn
-	inFlight  []*part // whose requests were begun and whose answers have not come, in order
-	bytes     uint64  // of those
-	err       error   // why the connection ended; nil while it serves
-	refused   bool    // the target refused the first of under, and carries out none that follow
-	sendEnded bool    // requests are sent no more: what was not is not going to be
+	inFlight  []*part // parts whose request has begun and whose answer has not arrived, in order
+	bytes     uint64  // of inFlight
+	err       error   // why the connection ended, or nil
+	refused   bool    // the target refused the oldest part and carries out none of the others
+	sendEnded bool    // no more requests are sent
 
-	moved atomic.Int64 // when a byte last came, or the first request of several was begun; UnixNano
+	// moved is the time of the last byte or of the first request in progress, in Unix nanoseconds.
+	moved atomic.Int64
 }
 
-// lastWords is how long answers are still taken after a request could not be sent.
+// replyTimeout is the time for which answers are received after sending failed.
 const replyTimeout = time.Second
 
 // run carries parts until the remote is closed.
@@ -52,7 +54,7 @@ func (l *lane) run() {
 	}
 }
 
-// unreached fails what waits of a batch, since there is no connection for it.
+// failUnreachable fails the queued parts of a batch for lack of a connection.
 func (l *lane) failUnreachable(p *part, err error) {
 	r := l.r
 	r.mu.Lock()
@@ -70,8 +72,8 @@ func (l *lane) failUnreachable(p *part, err error) {
 	}
 }
 
-// take returns the next part that the lane has room for, which is then under way; nil if there is none and it is not to wait, or if the
-// lane's connection or the remote has ended.
+// take returns the next part that fits into the limits and marks it as in progress. It returns nil
+// if the connection or the remote has ended, or if there is no part and wait is false.
 func (l *lane) take(wait bool) *part {
 	r := l.r
 	r.mu.Lock()
@@ -101,17 +103,17 @@ func (l *lane) take(wait bool) *part {
 	return nil
 }
 
-// kill ends the lane's connection, if it has one. The remote's lock is held.
+// kill ends the lane's connection, if there is one. The caller holds the remote's mu.
 func (l *lane) kill(err error) {
 	if l.conn == nil || l.err != nil {
 		return
 	}
 	l.err = err
-	_ = l.conn.Close() // both goroutines find out
+	_ = l.conn.Close() // both goroutines see the error
 	l.r.changed.Broadcast()
 }
 
-// serve carries parts over a connection until it ends, the first being under way already.
+// serve carries parts over a connection until that ends. The first part is in progress already.
 func (l *lane) serve(conn net.Conn, v2 bool) {
 	r := l.r
 	r.mu.Lock()
@@ -120,7 +122,7 @@ func (l *lane) serve(conn net.Conn, v2 bool) {
 		l.kill(errdefs.ErrClosed)
 	}
 	first := l.inFlight[0]
-	if first.b.ctx.Err() != nil { // while it connected, when there was nothing to kill
+	if first.b.ctx.Err() != nil { // ended while the lane connected
 		l.kill(errBatchCanceled)
 	}
 	r.mu.Unlock()
@@ -137,22 +139,22 @@ func (l *lane) serve(conn net.Conn, v2 bool) {
 	r.mu.Unlock()
 	select {
 	case <-done:
-	case <-time.After(replyTimeout): // a target that has closed may have said why
+	case <-time.After(replyTimeout): // the target may have sent a status before it closed
 	}
 	l.fail(err)
 	<-done
 	l.finishConn()
 }
 
-// fail ends the connection for err, unless something has before.
+// fail ends the connection. The first error is kept.
 func (l *lane) fail(err error) {
 	l.r.mu.Lock()
 	defer l.r.mu.Unlock()
 	l.kill(err)
 }
 
-// leave settles what was under way when the connection ended, and that neither goroutine touches any more. What follows a part that the target
-// refused goes again, over another connection.
+// finishConn finishes the parts in progress after the connection has ended and both goroutines no
+// longer use them. It queues parts behind a refused one again.
 func (l *lane) finishConn() {
 	r := l.r
 	r.mu.Lock()
@@ -188,7 +190,7 @@ func (l *lane) finishConn() {
 	}
 }
 
-// split returns the parts of which that holds, and the others.
+// split returns the parts for which holds is true, and the others.
 func split(parts []*part, holds func(*part) bool) (those, others []*part) {
 	for _, p := range parts {
 		if holds(p) {
@@ -213,7 +215,7 @@ func (l *lane) send(f *flow, p *part, v2 bool) error {
 			if err := l.r.o.Memory.Send(l.r.ctx, out, p.Local, p.Length); err != nil {
 				return stalled(err, f.stall)
 			}
-			if !v2 { // the byte comes after all of them are where they belong
+			if !v2 { // the target carries out the read after the write
 				h := header{length: 1, addr: p.Remote + p.Length - 1, op: Read}
 				if _, err := out.Write(h.append(head)); err != nil {
 					return stalled(err, f.stall)
@@ -240,7 +242,7 @@ func (l *lane) markSent(p *part) {
 	l.r.changed.Broadcast()
 }
 
-// receive takes answers until the connection ends.
+// receive receives answers until the connection ends.
 func (l *lane) receive(f *flow, v2 bool) error {
 	in := newBufferedConn(f)
 	for {
@@ -266,7 +268,7 @@ func (l *lane) receive(f *flow, v2 bool) error {
 	}
 }
 
-// stalled reports whether requests are under way and none got on for long.
+// stalled reports whether the requests in progress have moved no byte for too long.
 func (l *lane) stalled() bool {
 	r := l.r
 	r.mu.Lock()
@@ -283,7 +285,7 @@ func (l *lane) oldest() *part {
 	return l.inFlight[0]
 }
 
-// answer reads what the target says to p, the oldest part under way.
+// answer reads the answer to p, the oldest part in progress.
 func (l *lane) answer(p *part, in *bufferedConn, v2 bool) error {
 	if v2 {
 		status, err := readStatus(in)
@@ -322,8 +324,9 @@ func readStatus(in *bufferedConn) (uint64, error) {
 	return status, err
 }
 
-// complete takes p, the oldest part under way, off the lane. Its memory may be used again then, so it waits until all of p was sent: a target that
-// confirms what it has not got yet is none to trust. It reports whether the connection still serves.
+// finishOldest removes p, the oldest part in progress, and reports whether the connection is
+// usable. It waits until all of p is sent, since its memory may be reused afterwards. A faulty
+// target could confirm p too early.
 func (l *lane) finishOldest(p *part) bool {
 	r := l.r
 	r.mu.Lock()

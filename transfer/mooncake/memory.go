@@ -23,15 +23,17 @@ type Regions struct {
 	buffers []Buffer // registered and not withdrawn, by address
 }
 
-// NewRegions returns memory of which nothing is registered, and whose bytes m moves; it outlives them. Nil: of the host alone.
+// NewRegions returns Regions without memory. m moves the bytes and must not be closed before the
+// last use. Nil: host memory only.
 func NewRegions(m *wire.Mover) *Regions {
 	if m == nil {
-		m, _ = wire.NewMover(wire.MoverOptions{}) // which nothing is wrong with
+		m, _ = wire.NewMover(wire.MoverOptions{}) // the zero options are valid
 	}
 	return &Regions{table: wire.NewTable(m)}
 }
 
-// Address is by what a registered region is named: the address by which the CPU reaches it, or else its device.
+// Address returns the address under which a region is registered: that of the CPU, or that of the
+// device if the CPU does not reach it.
 func Address(r *mem.Region) uint64 {
 	if r.Bytes() != nil {
 		return uint64(r.CPU())
@@ -39,7 +41,8 @@ func Address(r *mem.Region) uint64 {
 	return uint64(r.Dev())
 }
 
-// Location is what memory is called in the protocol: "cpu:0", or "cuda:" and the number of the device that has it.
+// Location returns the protocol's name of a kind of memory: "cpu:0", or "cuda:" with the number of
+// the device.
 func Location(r *mem.Region) string {
 	if r.Kind() == mem.KindDevice {
 		return fmt.Sprintf("cuda:%d", r.Device())
@@ -47,9 +50,9 @@ func Location(r *mem.Region) string {
 	return "cpu:0"
 }
 
-// Add registers a region under a name that peers see, at its Address. It must stay until
-// Remove has returned nil. Errors: ErrInvalid and ErrNotSupported for what is no memory or cannot be moved; ErrExists for what overlaps
-// what is registered.
+// Add registers a region at its Address, under a name that peers see. The region must stay valid
+// until Remove has returned nil. Add returns ErrInvalid or ErrNotSupported for memory that cannot
+// be moved, and ErrExists for memory that overlaps a registered region.
 func (m *Regions) Add(name string, r *mem.Region) error {
 	if r == nil {
 		return fmt.Errorf("register memory: there is none: %w", errdefs.ErrInvalid)

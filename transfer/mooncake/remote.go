@@ -12,27 +12,28 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Options say how a Remote is reached. Zero values are the defaults.
+// Options are the options of a Remote. Zero values are the defaults.
 type Options struct {
-	// Directory finds the segment; the default is that of P2PHANDSHAKE.
+	// Directory finds the segment. Default: that of P2PHANDSHAKE.
 	Directory Directory
-	// Memory is what tasks name as local. Must be set.
+	// Memory has the local memory of tasks. Required.
 	Memory *Regions
-	// Lanes is how many connections carry the parts of batches at the same time. 4
+	// Lanes is the number of connections that carry parts concurrently. Default 4.
 	Lanes int
-	// StallTime is how long a request under way may bring no byte. 30 seconds
+	// StallTime is the time without a byte after which a request fails. Default 30 s.
 	StallTime time.Duration
 }
 
-// What is on the way of one connection at a time, and of what length parts of tasks are.
+// Limits of the requests in progress on one connection, and the length of a part.
 const (
 	windowParts = 64
 	windowBytes = 4 << 20
 	partBytes   = 4 << 20
-	maxQueued   = 1 << 20 // parts
+	maxQueued   = 1 << 20 // number of parts
 )
 
-// freshTime is how old a description may be that a connection is opened by: as old as one that another lane has just had.
+// freshTime is the age up to which connect uses a description without a refresh. It lets several
+// lanes connect with one refresh.
 const freshTime = 100 * time.Millisecond
 
 func (o *Options) setDefaults() {
@@ -47,29 +48,29 @@ func (o *Options) setDefaults() {
 	}
 }
 
-// Remote is another process's segment. It keeps its connections until it is closed, and opens others in place of those that end: a
-// target that was restarted is found again.
+// Remote is a segment of another process. It keeps its connections until Close and replaces failed
+// ones, also after a restart of the target.
 type Remote struct {
 	o      Options
 	name   string
-	ctx    context.Context //nolint:containedctx // the remote's life, which its lanes share
+	ctx    context.Context //nolint:containedctx // ends with the remote; used by its lanes
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
 	mu      sync.Mutex
-	changed sync.Cond // of all below
+	changed sync.Cond // signals changes of the fields below
 	segment *Segment
-	// described is when segment was had.
+	// described is the time at which segment was received.
 	described time.Time
-	queue     []*part // in order; of those before next nothing is left
+	queue     []*part // in order; elements before next are nil
 	next      int
 	lanes     []*lane
-	idleLanes int // lanes that wait for a part
+	idleLanes int // lanes without a request in progress
 	closed    bool
 }
 
-// Open finds a segment. Errors: ErrNotFound where there is none of the name, ErrNotSupported for one that is not reached by tcp, and what the
-// directory failed with.
+// Open finds a segment. It returns ErrNotFound if there is none of that name, ErrNotSupported if it
+// is not reached by TCP, or an error of the directory.
 func Open(ctx context.Context, segment string, o Options) (*Remote, error) {
 	o.setDefaults()
 	if o.Memory == nil || o.Lanes < 1 || o.Lanes > 256 || o.StallTime < 0 {
@@ -85,14 +86,14 @@ func Open(ctx context.Context, segment string, o Options) (*Remote, error) {
 	return r, nil
 }
 
-// Segment returns the description that was had last. It is not to be changed.
+// Segment returns the last description. It must not be modified.
 func (r *Remote) Segment() *Segment {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.segment
 }
 
-// refresh asks the directory anew.
+// refresh gets a new description from the directory.
 func (r *Remote) refresh(ctx context.Context) (*Segment, error) {
 	s, err := r.o.Directory.Find(ctx, r.name)
 	switch {
@@ -107,11 +108,13 @@ func (r *Remote) refresh(ctx context.Context) (*Segment, error) {
 	return s, nil
 }
 
-// Submit begins a batch, of at least one task. All of it is accepted, or nothing. ctx bounds the batch, not only the call: once it ends,
-// the connections on which tasks of the batch are under way are closed, since nothing else calls them back, and writes of other batches
-// that share them fail as well. Tasks of a batch take effect in any order. The local memory of a task is not to be touched until the batch is done.
+// Submit begins a batch of at least one task. It accepts all tasks or none. ctx limits the whole
+// batch: when it ends, connections with requests of the batch are closed, since requests cannot be
+// called back, and writes of other batches on these connections fail too. Tasks take effect in any
+// order. Local memory must not be used until the batch is done.
 //
-// Errors: ErrInvalid for a task without length, or whose memory is not registered here or there; ErrBusy where too much is queued; ErrClosed.
+// Submit returns ErrInvalid for a task without length or with unregistered memory on either side,
+// ErrBusy if too many parts are queued, and ErrClosed.
 func (r *Remote) Submit(ctx context.Context, tasks []Task) (*Batch, error) {
 	if err := r.check(ctx, tasks); err != nil {
 		return nil, fmt.Errorf("submit to segment %s: %w", r.name, err)
@@ -136,7 +139,7 @@ func (r *Remote) Submit(ctx context.Context, tasks []Task) (*Batch, error) {
 	case len(r.queue)-r.next+len(parts) > maxQueued:
 		return nil, fmt.Errorf("submit to segment %s: %d parts beside %d that wait are more than %d: %w", r.name, len(parts), len(r.queue)-r.next, maxQueued, errdefs.ErrBusy)
 	}
-	// Before the first part goes, so that no part is final before there is something to stop.
+	// Before the first part is sent: a final part calls stop.
 	b.stop = context.AfterFunc(ctx, func() { r.cancelBatch(b) })
 	r.queue = append(r.queue, parts...)
 	for r.idleLanes < len(parts) && len(r.lanes) < r.o.Lanes {
@@ -149,7 +152,8 @@ func (r *Remote) Submit(ctx context.Context, tasks []Task) (*Batch, error) {
 	return b, nil
 }
 
-// check reports tasks that cannot be. A buffer that the segment had not when it was last described, it may have now.
+// check returns an error for an invalid task. It refreshes the description if that does not contain
+// a buffer.
 func (r *Remote) check(ctx context.Context, tasks []Task) error {
 	if len(tasks) == 0 {
 		return fmt.Errorf("there is no task: %w", errdefs.ErrInvalid)
@@ -180,7 +184,8 @@ func (r *Remote) check(ctx context.Context, tasks []Task) error {
 	return nil
 }
 
-// abandon has a batch whose context has ended stop: what waits is passed over, and what is under way is stopped with its connection.
+// cancelBatch ends a batch whose context has ended. It removes queued parts and closes the
+// connections that carry others.
 func (r *Remote) cancelBatch(b *Batch) {
 	r.mu.Lock()
 	gone := r.drop(b)
@@ -197,7 +202,7 @@ func (r *Remote) cancelBatch(b *Batch) {
 
 var errBatchCanceled = fmt.Errorf("the connection was closed for a batch that was given up: %w", errdefs.ErrBroken)
 
-// drop takes a batch's parts, or all of them where b is nil, out of the queue. The lock is held.
+// drop removes the parts of b, or all parts if b is nil, from the queue. The caller holds mu.
 func (r *Remote) drop(b *Batch) []*part {
 	var gone, kept []*part
 	for _, p := range r.queue[r.next:] {
@@ -211,8 +216,9 @@ func (r *Remote) drop(b *Batch) []*part {
 	return gone
 }
 
-// connect opens a connection to the segment's data port. A description that is not fresh is had anew, since the target may have been restarted and its
-// port be another's by now; where the directory does not answer, the old one has to do.
+// connect opens a connection to the segment's data port. It refreshes an old description first,
+// since the target may have restarted and its port belong to another process. If the directory does
+// not answer, it uses the old description.
 func (r *Remote) connect(ctx context.Context) (net.Conn, *Segment, error) {
 	r.mu.Lock()
 	s, fresh := r.segment, time.Since(r.described) < freshTime
@@ -235,11 +241,12 @@ func (r *Remote) connect(ctx context.Context) (net.Conn, *Segment, error) {
 	return c, s, nil
 }
 
-// Close ends every connection; tasks that are not final fail with ErrClosed. No local memory is touched when it returns. Close is idempotent.
+// Close ends every connection. Tasks that are not final fail with ErrClosed. When Close returns, no
+// local memory is touched. Close is idempotent.
 func (r *Remote) Close() error {
 	r.mu.Lock()
 	r.closed = true
-	r.cancel() // after that, which says why what it ends fails
+	r.cancel() // after closed is set, which determines the error of tasks
 	gone := r.drop(nil)
 	for _, l := range r.lanes {
 		l.kill(errdefs.ErrClosed)

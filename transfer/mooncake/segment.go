@@ -10,35 +10,37 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// The limits of what a segment's description may be.
+// Limits of a description.
 const (
-	maxFrame   = 1 << 20 // bytes of a frame of the handshake, and of a description
+	maxFrame   = 1 << 20 // length of a handshake frame and of a description
 	maxBuffers = 1 << 16
 )
 
-// ProtocolTCP is the one protocol of segments that is spoken here.
+// ProtocolTCP is the only supported protocol of segments.
 const ProtocolTCP = "tcp"
 
-// Segment is what a process tells of its registered memory. The names of its fields on the wire are Mooncake's.
+// Segment describes the registered memory of a process. Its JSON names are Mooncake's.
 type Segment struct {
 	Name     string `json:"name"`
 	Protocol string `json:"protocol"`
-	// DataHost is where DataPort is; where it is empty, as older peers leave it, it is the host of the handshake.
+	// DataHost is the host of DataPort. Older peers leave it empty; it is the host of the handshake
+	// then.
 	DataHost  string   `json:"tcp_data_host,omitempty"`
 	DataPort  int      `json:"tcp_data_port"`
-	Version   int      `json:"tcp_proto_version"` // of the data protocol: 2 has a status, lower ones have none
-	Timestamp string   `json:"timestamp"`         // when it was described, for people
+	Version   int      `json:"tcp_proto_version"` // of the data protocol: from 2 on it has a status
+	Timestamp string   `json:"timestamp"`         // time of the description, for users
 	Buffers   []Buffer `json:"buffers"`
 }
 
-// Buffer is registered memory: Length bytes from Addr in the address space of the segment's process. Name is where it lies, such as "cpu:0".
+// Buffer is registered memory: Length bytes from Addr in the address space of the segment's
+// process. Name is its location, such as "cpu:0".
 type Buffer struct {
 	Name   string `json:"name"`
 	Addr   uint64 `json:"addr"`
 	Length uint64 `json:"length"`
 }
 
-// server is what a directory says of where a segment's handshake is.
+// server is the address of a segment's handshake in a directory.
 type server struct {
 	Host string `json:"ip_or_host_name"`
 	Port int    `json:"rpc_port"`
@@ -46,9 +48,9 @@ type server struct {
 
 func (s server) address() string { return net.JoinHostPort(s.Host, strconv.Itoa(s.Port)) }
 
-// ParseSegment reads a description that a peer sent or a directory has. Unknown fields are ignored, as those of other protocols are.
-// Errors: ErrInvalid for what is no description, or one with an empty name, an address or length of zero, or a buffer that ends beyond
-// the address space.
+// ParseSegment parses a description from a peer or a directory. It ignores unknown fields, which
+// other protocols use. It returns ErrInvalid for a malformed description, an empty name, an address
+// or length of zero, or a buffer that exceeds the address space.
 func ParseSegment(text []byte) (*Segment, error) {
 	if len(text) > maxFrame {
 		return nil, fmt.Errorf("read segment: %d bytes are more than %d: %w", len(text), maxFrame, errdefs.ErrInvalid)
@@ -97,7 +99,8 @@ func (b Buffer) validate() error {
 	return nil
 }
 
-// holds reports whether length bytes from addr lie in the buffer. No sum is made of what a peer says.
+// holds reports whether length bytes from addr lie in the buffer. It adds no values from a peer, so
+// nothing overflows.
 func (b Buffer) holds(addr, length uint64) bool {
 	return addr >= b.Addr && length <= b.Length && addr-b.Addr <= b.Length-length
 }

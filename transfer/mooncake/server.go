@@ -16,41 +16,44 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// ServerOptions say what a Server offers, and how. Zero values are the defaults.
+// ServerOptions are the options of a Server. Zero values are the defaults.
 type ServerOptions struct {
-	// Name is the segment's. With P2PHANDSHAKE it is HOST:PORT, at which peers reach the handshake.
-	// Port 0 takes a free one; Server.Segment returns it. With another directory, any name is valid.
+	// Name is the name of the segment. With P2PHANDSHAKE it is the HOST:PORT at which peers reach
+	// the handshake; port 0 takes a free one, which Server.Segment returns. With another directory,
+	// any name is valid.
 	Name string
-	// Listen is where the handshake listens, HOST:PORT; the default is Name. DataPort is the port for data; 0 takes a free one.
+	// Listen is the HOST:PORT of the handshake's listener. Default: Name. DataPort is the port for
+	// data; 0 takes a free one.
 	Listen   string
 	DataPort int
 	// Advertise is the address of the handshake that a directory publishes, HOST or HOST:PORT. Data
-	// is at the same host. The default is the host of Listen with the listening port. If Listen is
-	// empty or all of the machine's addresses, the host of Name is used.
+	// is at the same host. Default: the host of Listen with the listening port. If Listen is empty
+	// or all of the machine's addresses, the host of Name is used.
 	Advertise string
-	// Directory makes the segment known; the default is that of P2PHANDSHAKE.
+	// Directory publishes the segment. Default: that of P2PHANDSHAKE.
 	Directory Directory
-	// Memory is what is offered. Must be set.
+	// Memory is the offered memory. Required.
 	Memory *Regions
-	// OnNotify receives notifications, several concurrently. The sender gets its error, if that is
-	// not nil. ctx ends when the sender no longer waits. Without OnNotify, notifications are
+	// OnNotify receives notifications, several concurrently. If it returns an error, the sender
+	// receives that. ctx ends when the sender no longer waits. Without OnNotify, notifications are
 	// refused.
 	OnNotify func(ctx context.Context, n Notification) error
-	// Version is of the data protocol that the segment tells of: 2, or 1 for peers that know no other. Both are answered always.
+	// Version is the version of the data protocol in the description: 2, or 1 for old peers. The
+	// server accepts both.
 	Version int
 
-	MaxConnections int           // of data; beyond it, an idle one or the new one is closed. 1024
-	IdleTime       time.Duration // how long a connection of data may have no request. 10 minutes
-	StallTime      time.Duration // how long a request may bring or take no byte. 30 seconds
-	RepublishTime  time.Duration // how often the directory is looked at, and told again of what it has forgotten. 10 seconds
+	MaxConnections int           // for data; above it, an idle connection or the new one is closed; 1024
+	IdleTime       time.Duration // limit for a data connection without a request; 10 minutes
+	StallTime      time.Duration // limit for a request without a byte; 30 seconds
+	RepublishTime  time.Duration // interval of checks of the directory's entry; 10 seconds
 }
 
 // Limits of the handshake.
 const (
-	maxHandshakes = 256      // connections at a time
-	requestsBytes = 64 << 20 // memory of their requests of more than smallBytes, together
+	maxHandshakes = 256      // concurrent connections
+	requestsBytes = 64 << 20 // memory of all requests above smallBytes
 	smallBytes    = 64 << 10
-	copies        = 4 // how often a request is in memory at a time: as it came, and decoded
+	copies        = 4 // copies of a request in memory: received and decoded
 )
 
 func (o *ServerOptions) setDefaults() {
@@ -113,13 +116,13 @@ func (o *ServerOptions) validate() error {
 	return errors.Join(errs...)
 }
 
-// unspecified reports whether a host is none, or all addresses of a machine.
+// unspecified reports whether a host is empty or all addresses of a machine.
 func unspecified(host string) bool {
 	ip := net.ParseIP(host)
 	return host == "" || ip != nil && ip.IsUnspecified()
 }
 
-// hostPort splits HOST:PORT. The port is 0 where there is none.
+// hostPort splits HOST:PORT. The port is 0 if there is none.
 func hostPort(addr string) (host string, port int) {
 	host, text, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -135,10 +138,10 @@ type Server struct {
 	at     server // of the handshake
 	host   string // of data
 	port   int
-	ctx    context.Context //nolint:containedctx // the server's life, which its goroutines share
+	ctx    context.Context //nolint:containedctx // ends with the server; used by its goroutines
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
-	budget *wire.Budget // of requests of the handshake
+	budget *wire.Budget // of handshake requests
 	counters
 
 	mu     sync.Mutex
@@ -146,7 +149,7 @@ type Server struct {
 	closed bool
 }
 
-// Serve begins to offer a segment, and has told its directory of it when it returns. Close ends it.
+// Serve offers a segment. When it returns, the segment is published. The caller closes the server.
 func Serve(ctx context.Context, o ServerOptions) (_ *Server, err error) {
 	listen := o.Listen
 	o.setDefaults()
@@ -208,7 +211,7 @@ func (s *Server) name(listen string, handshakePort, dataPort int) {
 	s.at, s.host, s.port = server{Host: host, Port: port}, host, dataPort
 }
 
-// Segment describes what is offered now.
+// Segment returns the current description.
 func (s *Server) Segment() *Segment {
 	return &Segment{
 		Name: s.o.Name, Protocol: ProtocolTCP, DataHost: s.host, DataPort: s.port, Version: s.o.Version,
@@ -220,8 +223,7 @@ func (s *Server) publish(ctx context.Context) error {
 	return s.o.Directory.publish(ctx, s.Segment(), s.at)
 }
 
-// republish has the directory name this segment again where it has forgotten it, or names a process
-// that is gone.
+// republish regularly checks the directory's entry and publishes it again if necessary.
 func (s *Server) republish() {
 	tick := time.NewTicker(s.o.RepublishTime)
 	defer tick.Stop()
@@ -256,8 +258,8 @@ func (s *Server) check(ctx context.Context) error {
 	return s.publish(ctx)
 }
 
-// isListed reports whether the directory names this server, and the address of the handshake that
-// it names.
+// isListed reports whether the directory's entry is that of this server, and returns the address of
+// the handshake in it.
 func (s *Server) isListed(ctx context.Context) (mine bool, addr string, err error) {
 	if addr, err = s.o.Directory.handshake(ctx, s.o.Name); err != nil {
 		return false, "", err
@@ -269,9 +271,9 @@ func (s *Server) isListed(ctx context.Context) (mine bool, addr string, err erro
 	return addr == s.at.address() && listed.DataHost == s.host && listed.DataPort == s.port, addr, nil
 }
 
-// listen takes connections, at most so many at a time, each with a goroutine.
+// listen accepts at most most concurrent connections and serves each with a goroutine.
 func (s *Server) listen(l net.Listener, most int, serve func(net.Conn, *wire.Slot)) {
-	stop := context.AfterFunc(s.ctx, func() { _ = l.Close() }) // nothing is lost with a listener
+	stop := context.AfterFunc(s.ctx, func() { _ = l.Close() }) // closing a listener loses nothing
 	slots := wire.NewSlots(most)
 	s.wg.Go(func() {
 		defer stop()
@@ -294,7 +296,7 @@ func (s *Server) listen(l net.Listener, most int, serve func(net.Conn, *wire.Slo
 	})
 }
 
-// enter has stop close the connection; false if it already came.
+// addConn registers a connection, which stop closes. It returns false after stop.
 func (s *Server) addConn(c net.Conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -305,14 +307,15 @@ func (s *Server) addConn(c net.Conn) bool {
 }
 
 func (s *Server) removeConn(c net.Conn) {
-	_ = c.Close() // whatever it had to say is said
+	_ = c.Close() // all answers are written
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.conns, c)
 }
 
-// Close withdraws the segment, unless the directory names another process by now, and ends every
-// connection at once; no memory is touched when it returns. The error is the directory's.
+// Close removes the segment from the directory, unless the entry is that of another process, and
+// closes every connection. When it returns, no memory is touched. It returns an error of the
+// directory.
 func (s *Server) Close(ctx context.Context) error {
 	s.mu.Lock()
 	again := s.closed
@@ -326,13 +329,13 @@ func (s *Server) Close(ctx context.Context) error {
 	return s.o.Directory.withdraw(ctx, s.o.Name)
 }
 
-// stop ends all but what the directory says.
+// stop ends everything except the directory's entry.
 func (s *Server) stop() error {
 	s.cancel()
 	s.mu.Lock()
 	s.closed = true
 	for c := range s.conns {
-		_ = c.Close() // its goroutine finds out
+		_ = c.Close() // its goroutine sees the error
 	}
 	s.mu.Unlock()
 	s.wg.Wait()
@@ -400,8 +403,9 @@ func (s *Server) answer(ctx context.Context, kind byte, body []byte) ([]byte, er
 	return nil, fmt.Errorf("request of kind %d: %w", kind, errdefs.ErrInvalid)
 }
 
-// hangUp ends a connection whose peer may still be sending: it says that no more comes and reads on until the peer has closed, or for that
-// long. To close at once would reset the connection, and the peer might lose what it was told last.
+// closeGracefully ends a connection whose peer may still be sending. It closes the sending side and
+// reads until the peer closes, or for that time. Closing at once would reset the connection, and
+// the peer could lose the last answer.
 func closeGracefully(c net.Conn, most time.Duration) {
 	t, ok := c.(*net.TCPConn)
 	if !ok || t.CloseWrite() != nil || t.SetDeadline(time.Now().Add(most)) != nil {

@@ -9,10 +9,11 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// rejectTime is how long the rest of a rejected write is read and thrown away, so that its sender learns why.
+// rejectTime is the time for which the rest of a rejected write is read and discarded, so that its
+// sender receives the status.
 const rejectTime = 2 * time.Second
 
-// session carries out the requests of one connection of data, in order.
+// session carries out the requests of one data connection in order.
 func (s *Server) session(c net.Conn, slot *wire.Slot) {
 	f := newFlow(c, s.o.StallTime)
 	pace := wire.NewPace(s.o.StallTime)
@@ -24,7 +25,7 @@ func (s *Server) session(c net.Conn, slot *wire.Slot) {
 		f.pace = nil
 		slot.Idle()
 		if _, err := in.Peek(1); err != nil {
-			return // it has ended, or was idle for long
+			return // the peer disconnected or was idle for too long
 		}
 		slot.Busy()
 		f.limit(s.o.StallTime)
@@ -46,7 +47,7 @@ func (s *Server) session(c net.Conn, slot *wire.Slot) {
 	}
 }
 
-// carryOut reports whether more may follow on the connection.
+// carryOut carries out a request and reports whether the connection can be used for another one.
 func (s *Server) carryOut(h header, f *flow, in *bufferedConn, out *bufferedWriter) bool {
 	if h.length == 0 || s.o.Memory.Check(h.addr, h.length) != nil {
 		s.rejected.Add(1)
@@ -65,16 +66,16 @@ func (s *Server) carryOut(h header, f *flow, in *bufferedConn, out *bufferedWrit
 	} else {
 		err = s.o.Memory.Receive(s.ctx, in, h.addr, h.length)
 		s.count(err, &s.writes, &s.writtenBytes, h.length)
-		if err != nil && f.broken == nil { // the memory, not the connection
+		if err != nil && f.broken == nil { // a failure of the memory, not of the connection
 			s.reject(h, f, out)
 			return false
 		}
 		if err == nil && h.v2 {
-			err = writeStatus(out, statusOK) // the bytes are there
+			err = writeStatus(out, statusOK) // the bytes have arrived
 		}
 	}
 	if err != nil {
-		f.reset() // a reader must not take for whole what is not
+		f.reset() // the reader must not mistake partial bytes for all
 	}
 	return err == nil
 }
@@ -90,7 +91,7 @@ func (s *Server) count(err error, requests, bytes count, length uint64) {
 	bytes.Add(length)
 }
 
-// reject says so in version 2, which can, and resets the connection in version 1.
+// reject sends the status in version 2. Version 1 has none, so reject resets the connection.
 func (s *Server) reject(h header, f *flow, out *bufferedWriter) {
 	if !h.v2 || writeStatus(out, statusRejected) != nil || out.Flush() != nil {
 		f.reset()

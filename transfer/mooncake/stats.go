@@ -2,17 +2,17 @@ package mooncake
 
 import "sync/atomic"
 
-// ServerStats are what a Server has done and refused, since it began.
+// ServerStats are the statistics of a Server.
 type ServerStats struct {
-	Reads, Writes           uint64 // requests that were carried out
+	Reads, Writes           uint64 // completed requests
 	ReadBytes, WrittenBytes uint64
-	Rejected                uint64 // requests for memory that is not registered, or of no length
-	Failed                  uint64 // requests that were begun and not carried out: peers that went away, or stalled
-	Malformed               uint64 // requests that are none, on either port
-	Handshakes              uint64 // requests of the handshake
-	Notifications           uint64 // of those, notifications that were taken
-	RefusedRDMA             uint64 // of those, for RDMA
-	RefusedConnections      uint64 // over the number that may be open at a time
+	Rejected                uint64 // requests for unregistered memory or without length
+	Failed                  uint64 // requests that failed because the peer disconnected or stalled
+	Malformed               uint64 // malformed requests on either port
+	Handshakes              uint64 // handshake requests
+	Notifications           uint64 // accepted notifications, of Handshakes
+	RefusedRDMA             uint64 // RDMA requests, of Handshakes
+	RefusedConnections      uint64 // connections above the limit
 	AcceptFailures          uint64
 	DirectoryFailures       uint64
 }
@@ -22,7 +22,7 @@ type counters struct {
 	refusedRDMA, refusedConnections, acceptFailures, directoryFailures                             atomic.Uint64
 }
 
-// Stats returns what the server has done.
+// Stats returns the statistics of the server.
 func (c *counters) Stats() ServerStats {
 	return ServerStats{
 		Reads: c.reads.Load(), Writes: c.writes.Load(), ReadBytes: c.readBytes.Load(), WrittenBytes: c.writtenBytes.Load(),

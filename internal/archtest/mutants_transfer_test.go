@@ -175,7 +175,7 @@ var transferMutants = []mutant{
 	defect("transfer", "TestDefectClosedSegmentIsNotFenced",
 		"transfer/peer.go", "	if p.refs > 1 || p.hasUnfenced() {\n", "	if p.refs > 1 {\n"),
 	defect("transfer", "TestDefectClosedSegmentIsNotFenced",
-		"transfer/peer.go", "	_ = p.closeUnused(context.Background())\n", "	_ = p.closeUnused\n"),
+		"transfer/fence.go", "	_ = p.closeUnused(context.Background())\n", "	_ = p.closeUnused\n"),
 	defect("transfer", "TestDefectClosedEngineIsNotFenced",
 		"transfer/engine.go", "	return e.fencePeers(ctx)\n", "	return nil\n"),
 	defect("transfer", "TestDefectFailureOvertakesTheFence",

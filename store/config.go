@@ -12,64 +12,72 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/store/index"
+	"github.com/kvlane/kvlane/store/load"
+	"github.com/kvlane/kvlane/store/pages"
+	"github.com/kvlane/kvlane/store/pipeline"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/tier"
 )
 
-// Config describes a store. The tiers belong to who opened them and are closed by them, after the store.
+// Config describes a store. The caller opens the tiers, and closes them after the store.
 type Config struct {
-	// Formats are those of the blocks, one a page group. The tiers must have been opened with the same.
+	// Formats are those of the blocks by page group. The tiers must have the same.
 	Formats block.Formats
-	// Layers are the layers of the model that the shards of each group's blocks are, ascending, from 0: the shards of loads and
-	// dumps, over all groups. Each layer is one group's, and none is missing. Nil, for one group: shard k is layer k.
+	// Layers are by page group the layers of the model that the shards of its blocks are, ascending
+	// from 0. They are the shards of loads and dumps. Each layer belongs to one group, and none is
+	// missing. Nil, for one group: shard k is layer k.
 	Layers [][]int
-	// Cache is the first tier; it needs two slots at least. Of a pipeline without a cache it is the window through which blocks pass
-	// (tier.TransientTier).
+	// Cache is the first tier. It needs at least two slots. In a pipeline without a cache it is the
+	// window through which blocks pass (tier.TransientTier).
 	Cache tier.SlotTier
-	// Next holds the tiers below, first to last; may be empty. A block is durable when every one of them that is not read-only
-	// has it, or, without any such, when the cache has published it.
+	// Next holds the tiers below the cache, from fast to slow. It may be empty. A block is durable
+	// when every writable tier of Next has it, or, if there is none, when it is published in the
+	// cache.
 	Next []tier.Tier
-	// OpenLoad and OpenDump open the ordered streams for loads and dumps. They are called when a stream is first needed
-	// and again after one broke. The store closes what they return.
+	// OpenLoad and OpenDump open the ordered streams for loads and dumps. They are called on first
+	// use and after a stream broke. The store closes the results.
 	OpenLoad, OpenDump func() (stream.Stream, error)
-	// Verify says where and when checksums are made and verified. Default VerifyDevice.
+	// Verify selects where checksums are computed and verified. Default VerifyDevice.
 	Verify VerifyPolicy
-	// Readers and Writers are the goroutines that read from and write to the tiers below, MaxWorkers at most each. Default 16 and 4.
+	// Readers and Writers are the numbers of goroutines that read from and write to the tiers
+	// below, at most MaxWorkers. Default 16 and 4.
 	Readers, Writers int
-	// Checkers are the goroutines that compute checksums, MaxWorkers at most. Default: GOMAXPROCS, at most 8.
+	// Checkers is the number of goroutines that compute checksums, at most MaxWorkers. Default
+	// GOMAXPROCS, up to 8.
 	Checkers int
-	// Tasks is how many loads and prefetches may run at the same time, and how many dumps, which end when the slowest tier has them: MaxTasks at
-	// most each; further ones wait. Default 256.
+	// Tasks is the number of loads and prefetches that may run at a time, and the number of dumps,
+	// at most MaxTasks. Dumps end when the slowest tier has them. Further tasks wait. Default 256.
 	Tasks int
-	// BatchBytes is about how many bytes go into one batch of a stream. A load by layers is one batch whatever its length,
-	// but for pieces of its first layer (see PartBytes). Default 1 GiB.
+	// BatchBytes is the approximate size of a batch of a stream. A layerwise load is one batch of
+	// any size, except for pieces of its first layer (see PartBytes). Default 1 GiB.
 	BatchBytes int64
-	// PartBytes is about how many bytes of a load by layers are told of together at least, of others up to four times as many: so
-	// much is verified, or sealed, while the rest is copied. A load by layers whose first
-	// layer has eight times as many bytes or more copies that layer in pieces of about four times as many, later longer ones, while the
-	// other blocks are looked up. Default 2 MiB.
+	// PartBytes is the approximate smallest size of a part of a layerwise load, and a quarter of
+	// the size of a part of other tasks. Each part completes separately, and is verified or sealed
+	// while later parts are copied. If the first layer of a layerwise load has at least eight times
+	// as many bytes, it is copied in pieces of at least four times as many, while further blocks
+	// are looked up. Default 2 MiB.
 	PartBytes int64
-	// RowBytes is how many bytes of a slot a load by layers has copied together, in layers that follow each other: copy engines carry the
-	// same part of slots that lie side by side as rows, and longer ones faster. It begins with a layer, and has no more come
-	// together than came before. Zero: each layer by itself.
+	// RowBytes is the number of bytes of one slot that a layerwise load copies together, in
+	// consecutive layers: copy engines copy long rows faster. The first step of a load is one
+	// layer, and no step exceeds all earlier steps together. Zero: each layer by itself.
 	RowBytes int64
-	// LeaseMax is the longest a lease may live, and how long a layerwise dump waits for its next shard, and for what that has
-	// to come after. Default 30 s.
+	// LeaseMax is the longest life of a lease, and the longest wait of a layerwise dump for its
+	// next shard or its dependencies. Default 30 s.
 	LeaseMax time.Duration
-	// WaitMax is how long a block waits for a slot, for another's fill, or for room in a tier below, before it fails with
-	// ErrBusy. Default 30 s.
+	// WaitMax is how long a block waits for a slot, for another task's fill, or for space in a tier
+	// below, before it fails with ErrBusy. Default 30 s.
 	WaitMax time.Duration
-	// AdmitAlways makes all blocks worth loading, whatever that takes: see Store.Worth.
+	// AdmitAlways makes all blocks worth loading: see Store.Worth.
 	AdmitAlways bool
 	// Clock times leases and waits. Default: the real one.
 	Clock clockwork.Clock
-	// Hooks are told what happens inside.
+	// Hooks are called on events.
 	Hooks Hooks
 }
 
 // Defaults of Config.
 const (
-	DefaultReaders    = 16 // as many reads as keep a disk busy
+	DefaultReaders    = 16 // keeps a disk busy
 	DefaultWriters    = 4
 	DefaultTasks      = 256
 	DefaultBatchBytes = 1 << 30
@@ -102,7 +110,7 @@ func (c *Config) setDefaults() {
 		c.PartBytes = DefaultPartBytes
 	}
 	if c.Layers == nil && len(c.Formats) == 1 && c.Formats[0].Layout != nil {
-		c.Layers = onlyLayers(c.Formats)
+		c.Layers = pages.OneGroup(c.Formats)
 	}
 	if c.LeaseMax == 0 {
 		c.LeaseMax = DefaultLeaseMax
@@ -115,7 +123,8 @@ func (c *Config) setDefaults() {
 	}
 }
 
-// Validate reports every problem of the configuration at once. Zero stands for the default and is valid.
+// Validate returns every problem of the configuration at once. Zero selects the default and is
+// valid.
 func (c *Config) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) {
@@ -123,7 +132,7 @@ func (c *Config) Validate() error {
 	}
 	formatsErr := c.Formats.Validate()
 	if formatsErr == nil && (c.Layers != nil || len(c.Formats) > 1) {
-		_, formatsErr = locate(c.Formats, c.Layers)
+		formatsErr = ValidateLayers(c.Formats, c.Layers)
 	}
 	if formatsErr != nil {
 		errs = append(errs, fmt.Errorf("store config: %w", formatsErr))
@@ -139,7 +148,7 @@ func (c *Config) Validate() error {
 			bad("store config: the cache has %d slots and needs 2 at least", slotCount(c))
 		}
 	}
-	if c.Cache != nil && passing(c.Cache) && len(c.Next) == 0 {
+	if c.Cache != nil && pipeline.IsTransient(c.Cache) && len(c.Next) == 0 {
 		bad("store config: the first tier keeps nothing, and there is no tier below it")
 	}
 	for i, t := range c.Next {
@@ -162,7 +171,7 @@ func (c *Config) Validate() error {
 		{"checkers", int64(c.Checkers), MaxWorkers},
 		{"tasks", int64(c.Tasks), MaxTasks},
 		{"batch bytes", c.BatchBytes, math.MaxInt64},
-		{"part bytes", c.PartBytes, math.MaxInt64 / wholeParts},
+		{"part bytes", c.PartBytes, math.MaxInt64 / load.WholeParts},
 		{"row bytes", c.RowBytes, math.MaxInt64},
 		{"lease max", int64(c.LeaseMax), math.MaxInt64},
 		{"wait max", int64(c.WaitMax), math.MaxInt64},
@@ -177,13 +186,7 @@ func (c *Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// passing says whether a tier is a window, in which blocks stay only while they are used.
-func passing(t tier.SlotTier) bool {
-	w, able := t.(tier.TransientTier)
-	return able && w.Transient()
-}
-
-// slotCount is the number of slots that the cache's array has room for.
+// slotCount returns the number of slots in the cache's memory.
 func slotCount(c *Config) int64 {
 	sl := c.Cache.Slots()
 	return (sl.Region.Len() - sl.Base) / sl.Stride

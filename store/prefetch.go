@@ -8,25 +8,29 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/store/pipeline"
+	"github.com/kvlane/kvlane/store/task"
 	"github.com/kvlane/kvlane/tier"
 )
 
-// PrefetchTask is a running prefetch. Safe for concurrent use. It need not be waited for.
+// PrefetchTask is a running prefetch. All methods are safe for concurrent use. It need not be
+// waited for.
 type PrefetchTask struct {
-	task
+	base *task.Task
+	s    *Store
 	keys []block.Key
-	left atomic.Int64 // jobs out, and one for the task itself
+	refs atomic.Int64 // jobs that have not finished, and one for Prefetch itself
 
-	probe bool // its time is what it is for: see Store.Worth
-	begun time.Time
-	bytes atomic.Int64 // brought
+	probe     bool // measures a time: see Store.Worth
+	startedAt time.Time
+	bytes     atomic.Int64 // read
 }
 
-// Prefetch moves blocks up into the cache, where they stay as long as the cache finds them worth
-// it: nothing is pinned afterwards. Blocks that are in the cache, or on their way there, are left
-// alone. It gives way to loads, and never waits for a slot: ErrBusy for blocks that find none,
-// ErrNotFound for blocks that no tier has. A zero key is ErrInvalid. Where the pipeline has no
-// cache there is nowhere to move them: it does nothing. Load's rules hold for ctx.
+// Prefetch reads blocks into the cache. It pins nothing: the cache evicts them as any other block.
+// Blocks that are in the cache, or that another task fills, are left alone. Prefetches give way to
+// loads and never wait for a slot. Blocks fail with ErrBusy if no slot is free, and with
+// ErrNotFound if no tier has them. A zero key is ErrInvalid. Without a cache Prefetch does nothing.
+// It waits as Load does.
 func (s *Store) Prefetch(ctx context.Context, keys []block.Key) (*PrefetchTask, error) {
 	return s.prefetch(ctx, keys, false)
 }
@@ -35,75 +39,97 @@ func (s *Store) prefetch(ctx context.Context, keys []block.Key, probe bool) (*Pr
 	if err := block.CheckKeys(keys); err != nil {
 		return nil, fmt.Errorf("prefetch %d blocks: %w", len(keys), err)
 	}
-	if err := s.begin(ctx, s.turns); err != nil {
+	if err := s.sched.Begin(ctx, task.Load); err != nil {
 		return nil, fmt.Errorf("prefetch %d blocks: %w", len(keys), err)
 	}
-	t := &PrefetchTask{keys: append([]block.Key(nil), keys...), probe: probe, begun: s.clock.Now()}
-	t.init(s.loadCtx, s, len(keys))
-	t.left.Store(1)
-	s.index.Use(block.Key{}, t.keys)
-	s.count.prefetches.Add(1)
-	if s.passing {
-		t.one()
+	p := s.pipeline
+	t := &PrefetchTask{
+		base: task.New(p, s.sched, task.Load, len(keys)), s: s, keys: append([]block.Key(nil), keys...),
+		probe: probe, startedAt: p.Clock.Now(),
+	}
+	t.refs.Store(1)
+	p.Index.Use(block.Key{}, t.keys)
+	p.Count.Prefetches.Add(1)
+	if p.Transient {
+		t.release()
 		return t, nil
 	}
 	states := make([]tier.State, len(keys))
-	if err := s.cache.Lookup(t.ctx, t.keys, states); err != nil {
+	if err := p.Cache.Lookup(t.base.Context(), t.keys, states); err != nil {
 		clear(states)
-		if t.ctx.Err() == nil && len(keys) > 0 {
-			s.index.FellBack(s.cache, keys[0], err)
+		if t.base.Context().Err() == nil && len(keys) > 0 {
+			p.Index.FellBack(p.Cache, keys[0], err)
 		}
 	}
 	for i := range t.keys {
 		switch {
 		case states[i] == tier.Ready || states[i] == tier.Filling:
-		case len(s.next) == 0:
-			t.set(int32(i), BlockError{Op: "prefetch", Key: t.keys[i], Err: errdefs.ErrNotFound})
+		case len(p.Lower) == 0:
+			t.setErr(int32(i), errdefs.ErrNotFound)
 		default:
-			t.left.Add(1)
-			s.readers.pushLater(t, int32(i))
+			t.refs.Add(1)
+			s.readers.PushDelayed((*prefetchJob)(t), int32(i))
 		}
 	}
-	t.one()
+	t.release()
 	return t, nil
 }
 
-// Wait waits until the task has resolved and returns the errors of its blocks, joined; or until ctx ends, and returns
-// the context's cause.
-func (t *PrefetchTask) Wait(ctx context.Context) error { return t.wait(ctx, t.done) }
+// Done returns a channel that is closed when the prefetch has ended.
+func (t *PrefetchTask) Done() <-chan struct{} { return t.base.Done() }
 
-func (t *PrefetchTask) work(_ jobKind, i int32) {
-	err := t.ctx.Err()
+// Cancel cancels the prefetch. It does not wait.
+func (t *PrefetchTask) Cancel() { t.base.Cancel() }
+
+// Errs returns one error for each block, each a *BlockError, nil for those that succeeded. Before
+// Done is closed it returns nil.
+func (t *PrefetchTask) Errs() []error { return t.base.Errs() }
+
+// Wait waits until the prefetch has ended and returns the errors of its blocks, joined. If ctx ends
+// first, it returns the cause of ctx.
+func (t *PrefetchTask) Wait(ctx context.Context) error { return t.base.Wait(ctx, t.base.Done()) }
+
+// prefetchJob is the job of a prefetch that reads a block.
+type prefetchJob PrefetchTask
+
+// Run implements pool.Job: it reads block i.
+func (j *prefetchJob) Run(i int32) {
+	t := (*PrefetchTask)(j)
+	err := t.base.Context().Err()
 	var slot tier.Slot
 	if err == nil {
-		slot, _, err = t.s.fetch(t.ctx, t.keys[i:i+1], fetching{})
+		slot, _, err = t.s.pipeline.Fetch(t.base.Context(), t.keys[i:i+1], pipeline.FetchOptions{})
 	}
 	switch {
 	case err == nil:
 		slot.Release()
-		t.s.count.prefetched.Add(1)
-		t.bytes.Add(t.s.formats.ImageBytes(t.keys[i]))
-	case isExists(err): // another has brought it, or is about to
+		t.s.pipeline.Count.Prefetched.Add(1)
+		t.bytes.Add(t.s.cfg.Formats.ImageBytes(t.keys[i]))
+	case pipeline.IsExists(err): // another task has read it, or is about to
 	default:
-		t.set(i, BlockError{Op: "prefetch", Key: t.keys[i], Err: err})
+		t.setErr(i, err)
 	}
-	t.one()
+	t.release()
 }
 
-// one counts down, and resolves the task with the last.
-func (t *PrefetchTask) one() {
-	if t.left.Add(-1) > 0 {
+func (t *PrefetchTask) setErr(i int32, err error) {
+	t.base.SetErr(i, BlockError{Op: "prefetch", Key: t.keys[i], Err: err})
+}
+
+// release drops one reference. The last one ends the task.
+func (t *PrefetchTask) release() {
+	if t.refs.Add(-1) > 0 {
 		return
 	}
-	now := t.s.clock.Now()
-	took := now.Sub(t.begun)
+	now := t.s.cfg.Clock.Now()
+	took := now.Sub(t.startedAt)
 	if n := t.bytes.Load(); n > 0 {
 		t.s.admission.Loaded(0, n, took)
 	}
 	if t.probe {
 		t.s.admission.Probed(now, took)
 	}
-	t.cancel(nil)
-	close(t.done)
-	t.s.end(t.s.turns)
+	t.base.CancelCause(nil)
+	t.base.SetDone()
+	t.s.sched.End(task.Load)
 }

@@ -86,10 +86,19 @@ var mayImport = map[string]string{
 	"rdma/channel":  "errdefs rdma rdma/registry",
 
 	// What is built on the interfaces.
-	"store/index":           onTier + " tier",
-	"store/manager":         onTier + " tier store/admission",
-	"store/admission":       "",
-	"store":                 anyPlain + " store/index store/admission stream/renew internal/sys/hostmem internal/leak",
+	"store/index":     onTier + " tier",
+	"store/manager":   onTier + " tier store/admission",
+	"store/admission": "",
+	"store":           anyPlain + " store/index store/admission store/pages store/stat store/pool store/pipeline store/task store/batch store/load store/dump stream/renew internal/sys/hostmem internal/leak",
+	// The stages of loads and dumps.
+	"store/pages":           onTier,
+	"store/stat":            "stream",
+	"store/pool":            "store/stat",
+	"store/pipeline":        onTier + " tier store/index store/pages store/stat",
+	"store/task":            onTier + " stream store/pages store/pipeline store/pool store/stat",
+	"store/batch":           "mem stream stream/renew store/pages store/pool",
+	"store/load":            onTier + " stream tier store/admission store/batch store/index store/pages store/pipeline store/pool store/task",
+	"store/dump":            onTier + " stream tier store/batch store/pages store/pipeline store/pool store/stat store/task",
 	"replay":                anyPlain + " store replay/kvcache bench internal/ctxio internal/gunzip internal/present internal/sys/hostmem",
 	"replay/kvcache":        anyPlain + " store",
 	"replay/demo":           anyPlain + " store replay internal/present",

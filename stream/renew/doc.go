@@ -1,6 +1,6 @@
-// Package renew replaces streams that break. A renew.Stream submits batches to a stream that it opens
-// on first use. When that stream breaks, it opens another one, and closes the broken one in the
-// background.
+// Package renew replaces streams that break. A renew.Stream submits batches to a stream that it
+// opens on first use. When that stream breaks, it opens another one, and closes the broken one in
+// the background.
 //
 // # Concurrency
 //

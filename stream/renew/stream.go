@@ -20,8 +20,8 @@ import (
 type Options struct {
 	// Name names the stream in errors.
 	Name string
-	// Open opens a stream. It is called on first use and after a stream broke, by one goroutine at a
-	// time. The Stream closes the result.
+	// Open opens a stream. It is called on first use and after a stream broke, by one goroutine at
+	// a time. The Stream closes the result.
 	Open func() (stream.Stream, error)
 	// Clock times the probes.
 	Clock clockwork.Clock
@@ -70,9 +70,9 @@ func (s *Stream) Resolved() { s.resolved.Add(1) }
 // probeEvery is the period without resolved tickets after which watch probes the stream.
 const probeEvery = time.Second
 
-// watch detects broken streams while no batch is submitted. If a device cannot confirm that a ticket
-// has stopped, the ticket resolves only when its stream is closed. watch therefore submits an empty
-// batch, which a broken stream refuses, and retires that stream.
+// watch detects broken streams while no batch is submitted. If a device cannot confirm that a
+// ticket has stopped, the ticket resolves only when its stream is closed. watch therefore submits
+// an empty batch, which a broken stream refuses, and retires that stream.
 func (s *Stream) watch() {
 	defer close(s.watcherDone)
 	tick := s.o.Clock.NewTicker(probeEvery)
@@ -109,9 +109,9 @@ func isBroken(err error) bool {
 	return errors.Is(err, errdefs.ErrBroken) || errors.Is(err, errdefs.ErrClosed)
 }
 
-// Submit submits b to the stream. The batch starts after the device work in after. If the stream broke
-// earlier, it has not touched b: Submit replaces the stream and retries once. The caller calls
-// Resolved when the ticket has resolved.
+// Submit submits b to the stream. The batch starts after the device work in after. If the stream
+// broke earlier, it has not touched b: Submit replaces the stream and retries once. The caller
+// calls Resolved when the ticket has resolved.
 func (s *Stream) Submit(ctx context.Context, b *mem.Batch, after ...stream.Recorded) (*stream.Ticket, error) {
 	for try := 0; ; try++ {
 		st, err := s.get(ctx)
@@ -137,8 +137,8 @@ func (s *Stream) Submit(ctx context.Context, b *mem.Batch, after ...stream.Recor
 	}
 }
 
-// orderAfter makes later batches of st start after the given device work. An EventStream waits on the
-// device. For other streams orderAfter blocks until the work is done or ctx ends.
+// orderAfter makes later batches of st start after the given device work. An EventStream waits on
+// the device. For other streams orderAfter blocks until the work is done or ctx ends.
 func orderAfter(ctx context.Context, st stream.Stream, after []stream.Recorded) error {
 	es, ok := st.(stream.EventStream)
 	for k, d := range after {
@@ -160,8 +160,9 @@ func orderAfter(ctx context.Context, st stream.Stream, after []stream.Recorded) 
 	return nil
 }
 
-// SplitDeps splits after into the dependencies that the host must wait for and those that the stream
-// can wait for on the device. It opens a stream if there is none and after has recorded work.
+// SplitDeps splits after into the dependencies that the host must wait for and those that the
+// stream can wait for on the device. It opens a stream if there is none and after has recorded
+// work.
 func (s *Stream) SplitDeps(ctx context.Context, after []mem.Dependency) (onHost []mem.Dependency, onDevice []stream.Recorded) {
 	for k, d := range after {
 		rec, ok := d.(stream.Recorded)
@@ -214,8 +215,8 @@ func (s *Stream) current() (st stream.Stream, brokenErr error) {
 	return s.cur, s.brokenErr
 }
 
-// reopen opens a stream, unless another goroutine has opened one. In the first case brokenErr is the
-// failure of the stream that it replaces, or nil.
+// reopen opens a stream, unless another goroutine has opened one. In the first case brokenErr is
+// the failure of the stream that it replaces, or nil.
 func (s *Stream) reopen(ctx context.Context) (st stream.Stream, brokenErr, err error) {
 	select {
 	case s.openLock <- struct{}{}:
@@ -235,8 +236,8 @@ func (s *Stream) reopen(ctx context.Context) (st stream.Stream, brokenErr, err e
 	return st, brokenErr, nil
 }
 
-// retire removes st, which failed with err, and starts a goroutine that closes it. It does nothing if
-// st is not the current stream.
+// retire removes st, which failed with err, and starts a goroutine that closes it. It does nothing
+// if st is not the current stream.
 func (s *Stream) retire(st stream.Stream, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -249,9 +250,9 @@ func (s *Stream) retire(st stream.Stream, err error) {
 	go old.closeAndRetry(s.ctx, s.o.Retried)
 }
 
-// Close closes the current stream and waits for the retired ones. If err is not nil, a stream is still
-// open and the caller may retry. reported is the error of a stream that failed to close cleanly, but is
-// closed.
+// Close closes the current stream and waits for the retired ones. If err is not nil, a stream is
+// still open and the caller may retry. reported is the error of a stream that failed to close
+// cleanly, but is closed.
 func (s *Stream) Close(ctx context.Context) (reported, err error) {
 	s.mu.Lock()
 	if !s.closed {

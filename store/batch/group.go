@@ -1,0 +1,292 @@
+package batch
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// Group is a set of blocks that are copied together. The task's goroutine owns it. Check jobs read
+// the parts and blocks, and decrement Part.pendingJobs.
+type Group struct {
+	buf   *Buffers
+	owner Owner
+
+	Items  [][]int32        // by page group: blocks, as indices of the task's refs
+	pairs  [][]mem.PageSlot // by page group: pages and slots of these blocks
+	Blocks int              // number of blocks in all page groups
+
+	// Parts are in the order of copying. Each is allocated by itself, because check jobs hold
+	// pointers to parts while the slice grows.
+	Parts   []*Part
+	batches []*inFlightBatch // in the order of submission
+
+	Completed   int   // completed parts
+	Resolved    int   // batches whose tickets have resolved
+	MissingSums bool  // a completed part came without sums
+	Err         error // first failure of a batch, or the cause of cancellation
+	frozen      bool  // see Freeze
+
+	sums     []uint64 // checksums that the stream computes: see ReserveSums
+	usedSums int      // sums that are assigned to parts
+
+	jobs     []*CheckJob
+	freeJobs []*CheckJob // free list
+	Checked  int         // parts whose check jobs have finished
+	Failures []Failure
+}
+
+// Part is the unit of completion: some shards of some blocks of one page group. It is one
+// mem.PageGroup of a batch.
+type Part struct {
+	Group   int  // page group
+	Shards  Span // shards of the page group
+	Blocks  Span // positions in Group.Items of the page group
+	HasSums bool // completed, and its sums are valid
+
+	firstSum       int          // index in Group.sums; order: block, shard, leaf
+	leavesPerBlock int          // sums of one block
+	pendingJobs    atomic.Int32 // check jobs that have not finished
+}
+
+// Has reports whether the part has the block at this position of a page group.
+func (p *Part) Has(group, position int) bool {
+	return p.Group == group && position >= p.Blocks.From && position < p.Blocks.To
+}
+
+// inFlightBatch is a batch with parts first to end-1 of its group.
+type inFlightBatch struct {
+	first, end  int
+	pageGroups  []mem.PageGroup
+	paged       mem.Paged
+	batch       mem.Batch
+	ticket      *stream.Ticket
+	submittedAt time.Time
+	// reported is twice the number of completed parts that the stream reported, plus one if their
+	// sums are valid. notify stores it from a goroutine of the stream.
+	reported atomic.Int64
+	notify   func(parts int, hasSums bool)
+}
+
+// Add adds block i of a page group, which is copied between page and slot.
+func (g *Group) Add(i int32, group uint8, page, slot uint32) {
+	g.Items[group] = append(g.Items[group], i)
+	g.pairs[group] = append(g.pairs[group], mem.PageSlot{Page: page, Slot: slot})
+	g.Blocks++
+}
+
+// All yields the blocks of all page groups.
+func (g *Group) All(yield func(i int32) bool) {
+	for _, items := range g.Items {
+		for _, i := range items {
+			if !yield(i) {
+				return
+			}
+		}
+	}
+}
+
+// ItemsOf returns the blocks of p.
+func (g *Group) ItemsOf(p *Part) []int32 { return g.Items[p.Group][p.Blocks.From:p.Blocks.To] }
+
+// PlanBlocks plans parts of about partBytes. Each has all shards of its blocks.
+func (g *Group) PlanBlocks(partBytes int64) {
+	m := g.buf.env.Map
+	for group, items := range g.Items {
+		n := int(max(1, partBytes/m.Formats[group].Layout.ImageBytes()))
+		for from := 0; from < len(items); from += n {
+			g.Plan(group, Span{0, len(m.Layers[group])}, Span{from, min(from+n, len(items))})
+		}
+	}
+}
+
+// PlanLayers plans layers first to end-1 of all blocks: one part for each page group that has
+// blocks.
+func (g *Group) PlanLayers(first, end int) {
+	for group, items := range g.Items {
+		layers := g.buf.env.Map.Layers[group]
+		from, _ := slices.BinarySearch(layers, first)
+		to, _ := slices.BinarySearch(layers, end)
+		if from < to && len(items) > 0 {
+			g.Plan(group, Span{from, to}, Span{0, len(items)})
+		}
+	}
+}
+
+// Plan plans one part. If streams can compute checksums, it assigns sums to the part.
+func (g *Group) Plan(group int, shards, blocks Span) {
+	p := g.addPart(group, shards, blocks)
+	m := g.buf.env.Map
+	if !m.HasLeaves() {
+		return
+	}
+	p.leavesPerBlock = m.ShardLeaves(group, shards.To-1).End() - m.ShardLeaves(group, shards.From).Before
+	p.firstSum = g.usedSums
+	g.usedSums += p.leavesPerBlock * blocks.Len()
+}
+
+// addPart appends a part. It reuses the parts of an earlier use of g.
+func (g *Group) addPart(group int, shards, blocks Span) *Part {
+	n := len(g.Parts)
+	g.Parts = slices.Grow(g.Parts, 1)[:n+1]
+	if g.Parts[n] == nil {
+		g.Parts[n] = new(Part)
+	}
+	p := g.Parts[n]
+	*p = Part{Group: group, Shards: shards, Blocks: blocks}
+	return p
+}
+
+// PlannedBlocks returns the end of the last part's blocks in its page group, or 0 without parts.
+func (g *Group) PlannedBlocks() int {
+	if n := len(g.Parts); n > 0 {
+		return g.Parts[n-1].Blocks.To
+	}
+	return 0
+}
+
+// ReserveSums makes space for the sums of all leaves of the group's blocks and of more further
+// blocks. Without it the stream computes no sums.
+func (g *Group) ReserveSums(more int) {
+	m := g.buf.env.Map
+	n := 0
+	for group := range m.Formats {
+		n = max(n, more*m.BlockLeaves(group))
+	}
+	for group, items := range g.Items {
+		n += len(items) * m.BlockLeaves(group)
+	}
+	g.sums = slices.Grow(g.sums[:0], n)[:n]
+}
+
+// SubmitOptions are options of Group.Submit.
+type SubmitOptions struct {
+	Sums    bool              // ask the stream for sums: see ReserveSums
+	Awaited bool              // a stream of the host program waits for this batch
+	After   []stream.Recorded // device work that the batch waits for
+}
+
+// Submit submits the parts that are planned and not yet submitted as one batch. If that fails,
+// g.Err is set.
+func (g *Group) Submit(ctx context.Context, o SubmitOptions) {
+	env := g.buf.env
+	b := g.build(o)
+	b.submittedAt = env.Clock.Now()
+	ticket, err := env.Stream.Submit(ctx, &b.batch, o.After...)
+	if err != nil {
+		g.Fail(err)
+		return
+	}
+	b.ticket = ticket
+	g.batches = append(g.batches, b)
+}
+
+// build returns a batch of the parts that no earlier batch has.
+func (g *Group) build(o SubmitOptions) *inFlightBatch {
+	b := g.buf.newBatch()
+	b.first, b.end = g.SubmittedParts(), len(g.Parts)
+	b.pageGroups = b.pageGroups[:0]
+	for _, p := range g.Parts[b.first:b.end] {
+		b.pageGroups = append(b.pageGroups, mem.PageGroup{
+			Planes: g.buf.partPlanes(p), Slots: g.buf.env.Slots, Pairs: g.pairs[p.Group][p.Blocks.From:p.Blocks.To],
+		})
+	}
+	b.paged = mem.Paged{Dir: g.buf.env.Dir, Groups: b.pageGroups, Landed: b.notify}
+	if o.Sums {
+		b.paged.Sums = g.sums[g.Parts[b.first].firstSum:g.usedSums]
+	}
+	b.batch = mem.Batch{Paged: &b.paged, Awaited: o.Awaited}
+	b.reported.Store(0)
+	return b
+}
+
+// SubmittedParts returns the number of parts in submitted batches.
+func (g *Group) SubmittedParts() int {
+	if n := len(g.batches); n > 0 {
+		return g.batches[n-1].end
+	}
+	return 0
+}
+
+// Batches returns the number of submitted batches.
+func (g *Group) Batches() int { return len(g.batches) }
+
+// Poll processes completed parts and resolved tickets. It returns the parts that completed since
+// the last call. It does not block.
+func (g *Group) Poll() Span {
+	before := g.Completed
+	for !g.AllResolved() {
+		b := g.batches[g.Resolved]
+		// Poll the ticket first: if it has resolved, b.reported is final.
+		resolved := b.ticket.Poll()
+		reported := b.reported.Load()
+		n, hasSums := int(reported/2), reported%2 == 1
+		if resolved {
+			err := b.ticket.Err()
+			g.buf.env.Stream.Resolved()
+			g.owner.BatchResolved(b.ticket.Completion(), b.submittedAt, err)
+			if err != nil {
+				g.Fail(err)
+			} else {
+				n, hasSums = b.end-b.first, b.ticket.Completion().Summed
+			}
+		}
+		// After a failed batch g.Completed stays below b.first: parts of later batches do not
+		// count.
+		for !g.frozen && g.Completed >= b.first && g.Completed < b.first+n {
+			g.Parts[g.Completed].HasSums = hasSums
+			g.MissingSums = g.MissingSums || !hasSums
+			g.Completed++
+		}
+		if !resolved {
+			break
+		}
+		g.Resolved++
+	}
+	return Span{before, g.Completed}
+}
+
+// Freeze makes later completions of parts not count.
+func (g *Group) Freeze() { g.frozen = true }
+
+// AllResolved reports whether Poll has processed every ticket.
+func (g *Group) AllResolved() bool { return g.Resolved == len(g.batches) }
+
+// OldestDone returns the Done channel of the oldest ticket that Poll has not processed, or nil.
+func (g *Group) OldestDone() <-chan struct{} {
+	if g.AllResolved() {
+		return nil
+	}
+	return g.batches[g.Resolved].ticket.Done()
+}
+
+// Cancel cancels the tickets that Poll has not processed.
+func (g *Group) Cancel() {
+	for _, b := range g.batches[g.Resolved:] {
+		b.ticket.Cancel()
+	}
+}
+
+// Fail sets g.Err, unless it is set already.
+func (g *Group) Fail(err error) {
+	if g.Err == nil {
+		g.Err = err
+	}
+}
+
+// PartSums returns the leaf sums of p by block, and the number of sums of one block.
+func (g *Group) PartSums(p *Part) (sums []uint64, perBlock int) {
+	return g.sums[p.firstSum : p.firstSum+p.leavesPerBlock*p.Blocks.Len()], p.leavesPerBlock
+}
+
+// LeafSums returns the leaf sums of one shard, for the block at this position in p.
+func (g *Group) LeafSums(p *Part, position, shard int) []uint64 {
+	m := g.buf.env.Map
+	l := m.ShardLeaves(p.Group, shard)
+	from := p.firstSum + position*p.leavesPerBlock + l.Before - m.ShardLeaves(p.Group, p.Shards.From).Before
+	return g.sums[from : from+l.Count]
+}

@@ -1,0 +1,224 @@
+package dump
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/store/batch"
+	"github.com/kvlane/kvlane/store/pipeline"
+	"github.com/kvlane/kvlane/stream"
+)
+
+const (
+	firstBlocks = 128 // blocks of the first batch, so that copying starts early
+	// maxGroups is the number of groups that hold slots: one is copied, the next waits in the
+	// stream, and earlier ones are sealed.
+	maxGroups = 4
+)
+
+// copyBlocks copies todo with all shards at once, group by group. While a group is copied, earlier
+// groups are sealed and published.
+func (t *Task) copyBlocks() {
+	n := min(firstBlocks, t.d.batchBlocks)
+	for {
+		for len(t.sc.todo) > 0 && len(t.groups) < maxGroups {
+			// Wait for slots only without groups: only this goroutine releases those of the task's
+			// groups.
+			if !t.startGroup(n, len(t.groups) == 0) {
+				break
+			}
+			n = t.d.batchBlocks
+		}
+		if len(t.groups) > 0 {
+			t.waitProgress()
+		} else if len(t.sc.todo) == 0 {
+			return
+		}
+	}
+}
+
+// startGroup starts copying up to n blocks of todo, and reports whether there are any: see
+// reserveGroup.
+func (t *Task) startGroup(n int, wait bool) bool {
+	g := t.reserveGroup(n, wait)
+	if g == nil {
+		return false
+	}
+	g.PlanBlocks(t.d.PartBytes)
+	t.submit(g, nil)
+	t.groups = append(t.groups, g)
+	return true
+}
+
+// reserveGroup reserves slots for up to n blocks of todo. If wait is set, the task holds no slots,
+// and reserveGroup waits for the first one. Others are taken if they are free. It sets aside blocks
+// that need no copy and those that another task fills. If no block is left or no slot is free, it
+// returns nil.
+func (t *Task) reserveGroup(n int, wait bool) *group {
+	sc := t.sc
+	g := &group{Group: sc.buffers.NewGroup((*owner)(t))}
+	used := 0
+	for _, i := range sc.todo {
+		if g.Blocks == n {
+			break
+		}
+		if err := context.Cause(t.base.Context()); err != nil {
+			t.failBlock(i, err)
+			used++
+			continue
+		}
+		first := wait && g.Blocks == 0
+		fill, err := t.p.Reserve(t.base.Context(), sc.Keys[i], first)
+		if err != nil && !first && pipeline.IsBusy(err) {
+			break
+		}
+		used++
+		switch {
+		case err == nil:
+			sc.items[i].fill = fill
+			g.Add(i, sc.Groups[i], sc.Refs.Refs[i].Page, fill.Index())
+		case pipeline.IsExists(err):
+			t.handleExisting(i)
+		default:
+			t.failBlock(i, err)
+		}
+	}
+	sc.todo = append(sc.todo[:0], sc.todo[used:]...)
+	if g.Blocks == 0 {
+		sc.buffers.Release(g.Group)
+		return nil
+	}
+	if t.copySums {
+		g.ReserveSums(0)
+	}
+	return g
+}
+
+// handleExisting handles a block that is in the cache or that another task fills.
+func (t *Task) handleExisting(i int32) {
+	slot, err := t.p.Cache.Open(t.p.NoWait(), t.sc.Keys[i])
+	switch {
+	case err == nil:
+		t.skip(i)
+		t.enqueueWrite(i, slot)
+	case pipeline.IsNotFound(err) || pipeline.IsBusy(err):
+		t.sc.filling = append(t.sc.filling, i) // waited for once the task holds no slots
+	default:
+		t.failBlock(i, err)
+	}
+}
+
+// submit submits the parts of g that are planned and not yet submitted. The copies start after the
+// device work in after.
+func (t *Task) submit(g *group, after []stream.Recorded) {
+	ctx := t.base.Context()
+	if len(after) > 0 { // the stream may block before it accepts the dependency
+		bounded, cancel := t.p.WithTimeout(ctx, t.p.LeaseMax)
+		defer cancel()
+		ctx = bounded
+	}
+	hadErr := g.Err
+	g.Submit(ctx, batch.SubmitOptions{Sums: t.copySums, After: after})
+	if hadErr == nil && g.Err != nil && ctx.Err() != nil && t.base.Context().Err() == nil {
+		g.Err = fmt.Errorf("the stream did not accept recorded work in %v: %w: %w", t.p.LeaseMax, errdefs.ErrExpired, g.Err)
+	}
+}
+
+// owner lets a batch group use its task.
+type owner Task
+
+// BatchResolved implements batch.Owner.
+func (t *owner) BatchResolved(c stream.Completion, submittedAt time.Time, err error) {
+	t.base.AddCompletion(t.d.Env.Stream.Name(), &t.p.Count.DumpPaths, c, submittedAt, err)
+}
+
+// waitProgress waits until a part has completed or was sealed, and processes it. If the task is
+// canceled meanwhile, it ends the fills that are not being sealed, so that no other task waits for
+// them. Their slots are in quarantine until their group is no longer copied.
+func (t *Task) waitProgress() {
+	var oldestDone, canceled <-chan struct{}
+	busy := false
+	for _, g := range t.groups {
+		busy = busy || !g.finished()
+		if g.AllResolved() {
+			continue
+		}
+		if oldestDone == nil {
+			oldestDone = g.OldestDone()
+		}
+		if g.quiesced == nil {
+			canceled = t.base.Context().Done()
+		}
+	}
+	if busy { // else the stream refused a group
+		select {
+		case <-oldestDone:
+		case <-t.sc.buffers.Wake():
+		case <-canceled:
+			for _, g := range t.groups {
+				t.quarantine(g)
+			}
+		}
+	}
+	for n := 0; n < len(t.groups); {
+		g := t.groups[n]
+		t.advance(g)
+		if !g.finished() {
+			n++
+			continue
+		}
+		t.groups = slices.Delete(t.groups, n, n+1)
+		t.endGroup(g)
+	}
+}
+
+// advance processes completed and sealed parts of g.
+func (t *Task) advance(g *group) {
+	completed := g.Poll()
+	if g.layerwise {
+		completed = g.sealLayers(context.Cause(t.base.Context()))
+	}
+	for n := completed.From; n < completed.To; n++ {
+		t.releaseSources(g.Parts[n].Blocks.Len())
+		g.EnqueueChecks(n)
+	}
+	for n := g.NextChecked(g.Completed); n >= 0; n = g.NextChecked(g.Completed) {
+		t.handleSealed(g, n)
+	}
+}
+
+// quarantine cancels g and ends the fills of the blocks that are not being sealed.
+func (t *Task) quarantine(g *group) {
+	if g.quiesced != nil || g.AllResolved() {
+		return
+	}
+	cause := context.Cause(t.base.Context())
+	g.Fail(cause)
+	g.Cancel()
+	g.Freeze()
+	g.quiesced = make(chan struct{})
+	n := 0
+	for i := range g.unsealed {
+		t.sc.items[i].fill.Quarantine(cause, g.quiesced)
+		n++
+	}
+	t.p.Count.Quarantined.Add(int64(n))
+}
+
+// endGroup fails the blocks of g that were not sealed. Their slots are no longer accessed.
+func (t *Task) endGroup(g *group) {
+	if g.quiesced != nil {
+		close(g.quiesced)
+	}
+	for i := range g.unsealed {
+		if g.quiesced == nil {
+			t.sc.items[i].fill.Abort(g.Err)
+		}
+		t.sc.items[i].fill = nil
+		t.failBlock(i, g.Err)
+	}
+	t.sc.buffers.Release(g.Group)
+}

@@ -1,0 +1,97 @@
+package dump
+
+import (
+	"github.com/kvlane/kvlane/store/batch"
+	"github.com/kvlane/kvlane/store/task"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// scratch is the memory of a dump. It is pooled, so that a dump allocates nothing for each block.
+// Slices of int32 hold positions of refs.
+type scratch struct {
+	task.Refs
+	items   []item  // by ref
+	todo    []int32 // blocks to copy
+	filling []int32 // blocks that another task fills
+	kept    []bool  // by ref: one tier has the block
+	durable []bool  // by ref: all tiers have it
+	sorted  []int   // shards of submissions in ascending order
+	buffers *batch.Buffers
+}
+
+// item is the state of one block.
+type item struct {
+	slot    tier.Slot // sealed and pinned, or nil
+	fill    tier.Fill // open, or nil
+	tries   uint8     // retries after another task failed to fill the block
+	skipped bool      // stored without a copy by this dump
+}
+
+// takeScratch returns memory for n refs.
+func (d *Dumper) takeScratch(n int) *scratch {
+	sc, ok := d.scratch.Get().(*scratch)
+	if !ok {
+		sc = &scratch{buffers: batch.NewBuffers(d.Env)}
+	}
+	if cap(sc.items) < n {
+		sc.items = make([]item, n)
+	}
+	sc.items = sc.items[:n]
+	for i := range n {
+		sc.todo = append(sc.todo, int32(i))
+	}
+	return sc
+}
+
+// putScratch returns sc to the pool.
+func (d *Dumper) putScratch(sc *scratch) {
+	clear(sc.items)
+	sc.buffers.Clear()
+	sc.todo, sc.filling = sc.todo[:0], sc.filling[:0]
+	d.scratch.Put(sc)
+}
+
+// group is a batch group of a dump.
+type group struct {
+	*batch.Group
+	// layerwise is set if the parts hold some shards of all blocks. The blocks are sealed after all
+	// parts have completed: see sealLayers, which clears it.
+	layerwise bool
+	// quiesced is set if the dump was canceled and the fills of unsealed blocks are in quarantine.
+	// It is closed when their slots are no longer accessed.
+	quiesced chan struct{}
+}
+
+// finished reports whether no part of g is being copied or sealed.
+func (g *group) finished() bool { return g.AllResolved() && g.Checked == g.Completed }
+
+// sealLayers returns the parts by which the blocks of a layerwise group are sealed, once all shards
+// have completed. Before that, and if the group has failed or is canceled because of cause, it
+// returns none.
+func (g *group) sealLayers(cause error) batch.Span {
+	g.SkipChecks()
+	if !g.AllResolved() {
+		return batch.Span{}
+	}
+	if g.Fail(cause); g.Err != nil {
+		return batch.Span{}
+	}
+	g.layerwise = false
+	return g.AddSealParts()
+}
+
+// unsealed yields the blocks that are not being sealed: those of parts that have not completed, or
+// all blocks of a layerwise group.
+func (g *group) unsealed(yield func(i int32) bool) {
+	if g.layerwise || g.Completed == 0 { // also if no part is planned
+		g.All(yield)
+		return
+	}
+	for _, p := range g.Parts[g.Completed:] {
+		for _, i := range g.ItemsOf(p) {
+			if !yield(i) {
+				return
+			}
+		}
+	}
+}

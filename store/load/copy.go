@@ -1,0 +1,213 @@
+package load
+
+import (
+	"slices"
+	"time"
+
+	"github.com/kvlane/kvlane/store/batch"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// startGroup starts copying the first n ready blocks, block by block in one batch, or layer by
+// layer.
+func (t *Task) startGroup(n int) {
+	g, first := t.newGroup(), t.sc.items[t.sc.ready[0]].firstLayer
+	t.addReady(g, n)
+	if t.copySums {
+		g.ReserveSums(len(t.sc.todo))
+	}
+	if t.layerwise {
+		g.nextLayer = t.copyHead(g, first)
+		g.headBatches = g.Batches()
+		t.copyLayers(g)
+	} else {
+		g.PlanBlocks(WholeParts * t.l.PartBytes)
+		t.submit(g, false)
+	}
+	t.groups = append(t.groups, g)
+	if g.Err != nil {
+		t.advance()
+	}
+}
+
+// copyHead copies the first layer of g in pieces while it looks up further blocks, which join g.
+// The layer is then complete early, and still precedes all later layers of each block. Without
+// further blocks it copies nothing. It returns the next layer.
+func (t *Task) copyHead(g *group, first int32) int {
+	if len(t.sc.todo) == 0 || !t.copiesUnchecked() {
+		return int(first)
+	}
+	shard := t.p.Map.Shard(int(first))
+	plan := func() {
+		if planned, all := g.PlannedBlocks(), len(g.Items[shard.Group]); planned < all {
+			g.Plan(shard.Group, span(shard.Index, shard.Index+1), span(planned, all))
+		}
+	}
+	awaited := t.usesStrides(g)
+	for plan(); len(t.sc.todo) > 0 && g.Err == nil; plan() {
+		t.submit(g, awaited)
+		t.lookUp(g.Blocks)
+		t.addReady(g, t.gatherReady(first))
+	}
+	return int(first) + 1
+}
+
+// addReady moves the first n ready blocks to g.
+func (t *Task) addReady(g *group, n int) {
+	for _, i := range t.sc.ready[:n] {
+		it := &t.sc.items[i]
+		it.noLeafSums = it.checked && it.slot.Sums() == nil
+		g.Add(i, t.sc.Groups[i], t.sc.Refs.Refs[i].Page, it.slot.Index())
+	}
+	t.sc.ready = append(t.sc.ready[:0], t.sc.ready[n:]...)
+}
+
+// submit submits the parts of g that are planned and not yet submitted. awaited is set if a stream
+// of the host program waits for them.
+func (t *Task) submit(g *group, awaited bool) {
+	if g.Err != nil || len(g.Parts) == g.SubmittedParts() {
+		return
+	}
+	g.Submit(t.base.Context(), batch.SubmitOptions{Sums: t.copySums, Awaited: awaited})
+	if g.Err != nil {
+		return
+	}
+	if g.Batches() == 1 {
+		t.inFlight++
+	}
+	for i := range g.All {
+		t.sc.items[i].touched = true
+	}
+}
+
+// owner lets a batch group use its task.
+type owner Task
+
+// BatchResolved implements batch.Owner.
+func (t *owner) BatchResolved(c stream.Completion, submittedAt time.Time, err error) {
+	t.base.AddCompletion(t.l.Env.Stream.Name(), &t.p.Count.LoadPaths, c, submittedAt, err)
+}
+
+// advance processes completed, verified and failed parts.
+func (t *Task) advance() {
+	for n := 0; n < len(t.groups); {
+		g := t.groups[n]
+		if !g.AllResolved() {
+			completed := g.Poll()
+			for k := completed.From; k < completed.To; k++ {
+				t.checkPart(g, k)
+				t.processChecked(g, k+1)
+			}
+			t.copyLayers(g)
+			if g.AllResolved() {
+				t.inFlight--
+			}
+		}
+		t.processChecked(g, g.Completed)
+		if !g.AllResolved() || g.Checked < g.Completed {
+			n++
+			continue
+		}
+		t.groups = slices.Delete(t.groups, n, n+1)
+		for k := g.Checked; k < len(g.Parts); k++ {
+			t.resolveBlocks(g, k)
+		}
+		t.recheckFailed(g)
+		t.sc.release(g)
+	}
+}
+
+// processChecked reports the parts of g before end whose checks have finished.
+func (t *Task) processChecked(g *group, end int) {
+	for n := g.NextChecked(end); n >= 0; n = g.NextChecked(end) {
+		t.completeLayers(g, n)
+		t.resolveBlocks(g, n)
+	}
+}
+
+// completeLayers counts the layers that part n of g has brought to pages. The part has been
+// checked.
+func (t *Task) completeLayers(g *group, n int) {
+	if !t.layerwise {
+		return
+	}
+	p := g.Parts[n]
+	right := p.Blocks.Len() - g.FailedBy(n)
+	for k := p.Shards.From; k < p.Shards.To && right > 0; k++ {
+		t.completeLayer(t.p.Map.Layers[p.Group][k], right)
+	}
+}
+
+// resolveBlocks sets the results of the blocks whose last shard is in part n of g. If the part has
+// not been checked, it never will be, and the blocks fail. Blocks whose copy failed its check are
+// left to recheckFailed.
+func (t *Task) resolveBlocks(g *group, n int) {
+	p, sc := g.Parts[n], t.sc
+	if p.Shards.To < len(t.p.Map.Layers[p.Group]) {
+		return
+	}
+	var count verifiedCount
+	sc.slots = sc.slots[:0]
+	for k, i := range g.ItemsOf(p) {
+		it := &sc.items[i]
+		if g.FirstFailure(i) != nil {
+			continue
+		}
+		if n >= g.Checked {
+			t.setFirstLayer(g, i, firstUnchecked(g, p.Group, p.Blocks.From+k))
+			t.failBlock(i, g.Err)
+			continue
+		}
+		count.add(t, it, !g.MissingSums || hasAllSums(g, p.Group, p.Blocks.From+k))
+		if t.publish(i) != nil { // the page has the block nevertheless
+			t.dropSlot(it)
+			continue
+		}
+		sc.slots = append(sc.slots, it.slot)
+		it.slot = nil
+	}
+	count.addTo(t, t.p.Map.Formats[p.Group].Layout.ImageBytes())
+	t.p.Cache.ReleaseSlots(sc.slots)
+	t.open -= len(sc.slots)
+	clear(sc.slots)
+}
+
+// recheckFailed rechecks the blocks of g whose copy failed its check. Their pages are no longer
+// written.
+func (t *Task) recheckFailed(g *group) {
+	for k := range g.Failures {
+		f := &g.Failures[k]
+		if g.FirstFailure(f.Item) == f {
+			t.setFirstLayer(g, f.Item, f.Part)
+			t.recheck(f.Item, f.Err)
+		}
+	}
+}
+
+// firstUnchecked returns the first part with the block at this position of a page group that has
+// not been checked, or -1.
+func firstUnchecked(g *group, pageGroup, position int) int {
+	for n := g.Checked; n < len(g.Parts); n++ {
+		if g.Parts[n].Has(pageGroup, position) {
+			return n
+		}
+	}
+	return -1
+}
+
+// setFirstLayer notes that block i lacks the layers from part n of g on.
+func (t *Task) setFirstLayer(g *group, i int32, n int) {
+	if t.layerwise {
+		t.sc.items[i].firstLayer = int32(t.p.Map.Layers[t.sc.Groups[i]][g.Parts[n].Shards.From])
+	}
+}
+
+// hasAllSums reports whether all parts with the block at this position of a page group have sums.
+func hasAllSums(g *group, pageGroup, position int) bool {
+	for _, p := range g.Parts {
+		if !p.HasSums && p.Has(pageGroup, position) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,76 @@
+package load
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// Progress receives the progress of a load, for streams of the host program that wait for it. Its
+// methods are called by goroutines of the load. They must be safe for concurrent use and must not
+// block.
+type Progress interface {
+	// Advance reports that the first shards of all blocks that have not failed are on their pages,
+	// verified. WaitShard returns for these shards. It is called for layerwise loads only.
+	Advance(shards int)
+	// Wanted returns the number of shards, from the first, that streams wait for: they have
+	// completed all earlier work. Zero if that is not known, and after Set.
+	Wanted() int
+	// Set reports the end of the load and the joined errors of its blocks. With ErrExpired it
+	// reports that the load has not ended within Config.WaitMax and that streams must be released:
+	// the load goes on, owns its pages until Done, and all of its blocks fail with ErrExpired,
+	// since streams may have read other bytes. Set is called at least once. The first call counts.
+	Set(err error)
+}
+
+// progress forwards the progress of a load, if a Progress is given, and bounds the time until Set.
+// A waiting stream may hold a queue of the device that the load itself needs. Only the bound ends
+// that wait.
+type progress struct {
+	to    Progress
+	t     *Task
+	bound clockwork.Timer
+	ended atomic.Bool
+}
+
+func (p *progress) begin(to Progress, t *Task) {
+	if to != nil {
+		p.to, p.t = to, t
+		p.bound = t.p.Clock.AfterFunc(t.p.WaitMax, p.expire)
+	}
+}
+
+func (p *progress) advance(layers int) {
+	if p.to != nil {
+		p.to.Advance(layers)
+	}
+}
+
+// wanted returns the number of layers that streams wait for.
+func (p *progress) wanted() int {
+	if p.to == nil {
+		return 0
+	}
+	return p.to.Wanted()
+}
+
+func (p *progress) end(err error) {
+	if p.to != nil && p.ended.CompareAndSwap(false, true) {
+		p.bound.Stop()
+		p.to.Set(err)
+	}
+}
+
+// expire releases the streams that wait for the load.
+func (p *progress) expire() {
+	if !p.ended.CompareAndSwap(false, true) {
+		return
+	}
+	err := fmt.Errorf("load has not ended in %v, and streams wait for it no longer: %w", p.t.p.WaitMax, errdefs.ErrExpired)
+	p.t.base.Expire(err) // before streams go on: later calls of Wait must return it
+	p.to.Set(err)
+	p.t.p.CountExpired(err)
+}

@@ -1,0 +1,348 @@
+package load
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/store/pipeline"
+	"github.com/kvlane/kvlane/tier"
+)
+
+const maxCopies = 3 // copies of a block until it fails
+
+// lookUp opens blocks of todo that are in the cache, and sorts the others into toRead and filling.
+// It does not block. joined is the number of blocks of the group that the opened blocks will join.
+func (t *Task) lookUp(joined int) {
+	sc := t.sc
+	n := len(sc.todo)
+	switch {
+	case !t.copiesUnchecked():
+		n = min(n, windowBlocks-t.open)
+	case t.layerwise:
+		if piece := min(max(joined, t.l.pieceBlocks), 4*t.l.pieceBlocks); n >= 2*piece {
+			n = piece // so that copying starts early
+		}
+	case t.inFlight == 0:
+		n = min(n, firstBlocks)
+	}
+	if n <= 0 {
+		return
+	}
+	sc.slots, sc.states = slices.Grow(sc.slots[:0], n)[:n], slices.Grow(sc.states[:0], n)[:n]
+	err := t.p.Cache.OpenReady(t.base.Context(), sc.KeysOf(sc.todo[:n]), sc.slots, sc.states)
+	for k, i := range sc.todo[:n] {
+		switch {
+		case err != nil:
+			t.failBlock(i, err)
+		case sc.slots[k] != nil:
+			t.setCached(i, sc.slots[k])
+		case sc.states[k] == tier.Filling:
+			sc.filling = append(sc.filling, i)
+		default:
+			sc.toRead = append(sc.toRead, i)
+		}
+	}
+	clear(sc.slots)
+	sc.todo = append(sc.todo[:0], sc.todo[n:]...)
+}
+
+// copiesUnchecked reports whether slots of the cache are copied without the CPU verifying them
+// first: they are trusted, or their copies are verified.
+func (t *Task) copiesUnchecked() bool {
+	return t.p.Verify == pipeline.VerifyFill || t.copySums && t.p.Verify == pipeline.VerifyDevice
+}
+
+// setCached sets the slot of a block that was in the cache.
+func (t *Task) setCached(i int32, slot tier.Slot) {
+	it := &t.sc.items[i]
+	t.countCorruptRead(i, it.cause)
+	it.slot, it.tier, it.checked = slot, 0, false
+	t.open++
+	if t.copiesUnchecked() && (t.p.Verify == pipeline.VerifyFill || slot.Sums() != nil) {
+		t.sc.ready = append(t.sc.ready, i)
+		return
+	}
+	t.enqueueVerify(i)
+}
+
+// fetchJob and verifyJob are the jobs of a task in pools.
+type (
+	fetchJob  Task
+	verifyJob Task
+)
+
+// Run implements pool.Job: it reads block i from a tier below.
+func (j *fetchJob) Run(i int32) {
+	t := (*Task)(j)
+	it := &t.sc.items[i]
+	var err error
+	it.slot, it.tier, err = t.p.Fetch(t.base.Context(), t.sc.Keys[i:i+1],
+		pipeline.FetchOptions{Wait: true, Leased: t.lease != nil, Unverified: t.unverifiedSlot(i)})
+	t.sc.results <- result{true, i, err}
+}
+
+// Run implements pool.Job: it verifies the slot of block i.
+func (j *verifyJob) Run(i int32) {
+	t := (*Task)(j)
+	image := t.p.Map.Image(t.sc.items[i].slot.Extent(), t.sc.Groups[i])
+	err := t.p.Map.Formats[t.sc.Groups[i]].Verify(image.Bytes(), t.sc.Keys[i])
+	t.sc.results <- result{false, i, err}
+}
+
+// enqueueVerify starts a job that verifies the slot of block i.
+func (t *Task) enqueueVerify(i int32) {
+	t.verifying++
+	t.l.Env.Checks.Push((*verifyJob)(t), i)
+}
+
+// startReads starts jobs for blocks that are not in the cache.
+func (t *Task) startReads() {
+	sc := t.sc
+	n := min(len(sc.toRead), windowReads-t.reading)
+	for _, i := range sc.toRead[:n] {
+		t.reading++
+		t.open++
+		t.l.Readers.Push((*fetchJob)(t), i)
+	}
+	sc.toRead = append(sc.toRead[:0], sc.toRead[n:]...)
+}
+
+// unverifiedSlot returns memory for reading block i without verifying it, or nil if it must be
+// verified. After any failure of a block the tier must verify it, so that it can set a corrupt copy
+// aside.
+func (t *Task) unverifiedSlot(i int32) *pipeline.Unverified {
+	it := &t.sc.items[i]
+	if !t.unverified || it.badCopies > 0 || it.cause != nil {
+		return nil
+	}
+	n := t.p.Map.Formats.MaxShards()
+	u := &t.sc.unverified[i]
+	u.Reset(t.sc.unverifiedSums[int(i)*n : int(i)*n : int(i+1)*n])
+	return u
+}
+
+// isUnverified reports whether block i was read without being verified, and has not been verified
+// since.
+func (t *Task) isUnverified(i int32) bool {
+	_, ok := t.sc.items[i].slot.(*pipeline.Unverified)
+	return ok
+}
+
+// publish publishes block i if it was unverified. After an error the slot may no longer be used.
+func (t *Task) publish(i int32) error {
+	it := &t.sc.items[i]
+	u, ok := it.slot.(*pipeline.Unverified)
+	if !ok {
+		return nil
+	}
+	slot, err := u.Publish()
+	if err != nil {
+		t.p.Index.FellBack(t.p.Cache, t.sc.Keys[i], err)
+		return err
+	}
+	it.slot = slot
+	return nil
+}
+
+// handleResult processes the result of a job.
+func (t *Task) handleResult(r result) {
+	if r.fetched {
+		t.handleFetched(r.i, r.err)
+	} else {
+		t.handleVerified(r.i, r.err)
+	}
+}
+
+// handleVerified processes a block whose slot was verified.
+func (t *Task) handleVerified(i int32, err error) {
+	t.verifying--
+	if err != nil {
+		t.handleCorruptSlot(i, err)
+		return
+	}
+	it := &t.sc.items[i]
+	err = t.publish(i)
+	if it.badCopies > 0 && !t.handleBadCopy(i) {
+		return
+	}
+	if err != nil {
+		it.badCopies++ // so that the next read is verified before it is published
+		t.dropSlot(it)
+		t.retry(i, err)
+		return
+	}
+	it.checked = true
+	t.setReady(i)
+}
+
+// handleFetched processes a block that was read from a tier below, or could not be.
+func (t *Task) handleFetched(i int32, err error) {
+	t.reading--
+	it := &t.sc.items[i]
+	if err == nil && t.isUnverified(i) {
+		t.setUnverified(i)
+		return
+	}
+	if err == nil {
+		t.countCorruptRead(i, it.cause)
+	}
+	it.checked = err == nil
+	switch {
+	case err == nil:
+		t.setReady(i)
+	case pipeline.IsExists(err) && !t.stopped:
+		t.open--
+		t.sc.filling = append(t.sc.filling, i)
+	default:
+		t.open--
+		t.failBlock(i, err)
+	}
+}
+
+// setReady makes block i ready, or fails it if the task has stopped.
+func (t *Task) setReady(i int32) {
+	if t.stopped {
+		t.failBlock(i, context.Cause(t.base.Context()))
+		return
+	}
+	t.sc.ready = append(t.sc.ready, i)
+}
+
+// setUnverified makes an unverified block ready if its copy will be verified. Else the CPU verifies
+// it first.
+func (t *Task) setUnverified(i int32) {
+	it := &t.sc.items[i]
+	if !t.stopped && it.slot.Sums() == nil {
+		t.enqueueVerify(i)
+		return
+	}
+	it.checked = false
+	t.setReady(i)
+}
+
+// handleCorruptSlot drops a slot that failed its check and reads the block again. If the block was
+// read without being verified, either the tier's copy is corrupt or the read was: the next read
+// shows which.
+func (t *Task) handleCorruptSlot(i int32, err error) {
+	it := &t.sc.items[i]
+	it.corruptRead = t.isUnverified(i)
+	it.slot.Corrupt(err)
+	t.dropSlot(it)
+	if !it.corruptRead {
+		t.p.CountCorrupt(t.p.Cache.Name(), t.sc.Keys[i], err)
+	}
+	t.retry(i, err)
+}
+
+// retry reads block i again, which has no slot because of err, or fails it.
+func (t *Task) retry(i int32, err error) {
+	it := &t.sc.items[i]
+	if len(t.p.Lower) == 0 || t.stopped || it.badCopies >= maxCopies {
+		t.countCorruptRead(i, err)
+		t.failBlock(i, err)
+		return
+	}
+	it.cause = err
+	t.p.Count.Refills.Add(1)
+	t.sc.toRead = append(t.sc.toRead, i)
+}
+
+// recheck verifies the slot of a block whose copy failed its check: either the slot or the copy is
+// corrupt.
+func (t *Task) recheck(i int32, err error) {
+	it := &t.sc.items[i]
+	it.cause = err
+	it.badCopies++
+	if t.stopped {
+		t.failBlock(i, context.Cause(t.base.Context()))
+		return
+	}
+	t.enqueueVerify(i)
+}
+
+// handleBadCopy counts a copy that failed although its slot is right. It reports whether to copy
+// the block again. Else the block has failed.
+func (t *Task) handleBadCopy(i int32) bool {
+	it := &t.sc.items[i]
+	t.p.CountBadCopy(t.sc.Keys[i], it.cause)
+	if it.badCopies < maxCopies {
+		return true
+	}
+	t.failBlock(i, fmt.Errorf("%d copies to the page were wrong, the %s has the block right: %w", it.badCopies, t.p.Cache.Name(), errdefs.ErrCorrupt))
+	return false
+}
+
+// countCorruptRead counts a corrupt read of block i, if its tier has the block right. A corrupt
+// copy in the tier was counted when the tier found it.
+func (t *Task) countCorruptRead(i int32, cause error) {
+	it := &t.sc.items[i]
+	if !it.corruptRead {
+		return
+	}
+	it.corruptRead = false
+	t.p.CountCorrupt(t.p.TierName(it.tier), t.sc.Keys[i], fmt.Errorf("it was read wrong: %w: %w", errdefs.ErrCorrupt, cause))
+}
+
+// dropSlot unpins the slot of a block.
+func (t *Task) dropSlot(it *item) {
+	it.slot.Release()
+	it.slot = nil
+	t.open--
+}
+
+// waitForOther waits for one block that another task fills, and reports whether there was one. The
+// task holds no slots.
+func (t *Task) waitForOther() bool {
+	sc := t.sc
+	if len(sc.filling) == 0 {
+		return false
+	}
+	i := sc.filling[0]
+	slot, err := t.p.Open(t.base.Context(), sc.Keys[i])
+	it := &sc.items[i]
+	// The others may be ready by now: look them up together.
+	sc.todo = append(sc.todo, sc.filling[1:]...)
+	sc.filling = sc.filling[:0]
+	switch {
+	case err == nil:
+		t.setCached(i, slot)
+	case pipeline.IsNotFound(err) && it.tries < t.p.MaxTries && t.base.Context().Err() == nil:
+		if pipeline.IsCorrupt(err) { // so that the tier below sets its copy aside
+			it.cause = err
+		}
+		it.tries++
+		t.p.Count.Retries.Add(1)
+		sc.toRead = append(sc.toRead, i)
+	default:
+		t.failBlock(i, err)
+	}
+	return true
+}
+
+// failBlock sets the error of block i.
+func (t *Task) failBlock(i int32, err error) {
+	it := &t.sc.items[i]
+	if it.slot != nil {
+		t.dropSlot(it)
+	}
+	if !pipeline.IsCorrupt(err) && !pipeline.IsNotFound(err) { // else it was counted
+		t.countCorruptRead(i, it.cause)
+	}
+	if it.cause != nil {
+		err = fmt.Errorf("%w; and then: %w", it.cause, err)
+	}
+	t.base.SetErr(i, t.blockError(i, it.touched, err))
+	t.p.Count.LoadErrors.Add(1)
+	if t.lease == nil && pipeline.IsNotFound(err) {
+		t.p.Count.Misses.Add(1)
+	}
+	if t.layerwise {
+		for _, k := range t.p.Map.Layers[t.sc.Groups[i]] {
+			if k >= int(it.firstLayer) {
+				t.completeLayer(k, 1)
+			}
+		}
+	}
+}

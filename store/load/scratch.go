@@ -1,0 +1,125 @@
+package load
+
+import (
+	"slices"
+
+	"github.com/kvlane/kvlane/store/batch"
+	"github.com/kvlane/kvlane/store/pipeline"
+	"github.com/kvlane/kvlane/store/task"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// Limits of one load.
+const (
+	windowBlocks = 512 // blocks with a slot, if the CPU verifies slots before their copy
+	windowReads  = 128 // fetch jobs
+)
+
+// scratch is the memory of a load. It is pooled, so that a load allocates nothing for each block.
+// Slices of int32 hold positions of refs.
+type scratch struct {
+	task.Refs
+	items     []item  // by ref
+	todo      []int32 // blocks not yet looked up
+	toRead    []int32 // blocks to read from a tier below
+	filling   []int32 // blocks that another task fills
+	ready     []int32 // blocks whose slots may be copied
+	slots     []tier.Slot
+	states    []tier.State
+	results   chan result // has space for the results of all jobs
+	layerLeft []int       // see Task.layerLeft
+	buffers   *batch.Buffers
+	groups    []*group // free list
+
+	unverified     []pipeline.Unverified // by ref
+	unverifiedSums []uint64
+}
+
+// item is the state of one block.
+type item struct {
+	slot        tier.Slot // pinned, or nil
+	cause       error     // an earlier failure of the block, which a retry may repair
+	firstLayer  int32     // layerwise: first layer that is not yet on the page and verified
+	tier        int8      // the tier that the block was read from, counted from the cache
+	tries       uint8     // retries after another task failed to fill the block
+	badCopies   uint8     // copies that failed their check
+	checked     bool      // the CPU has verified the slot, in the task or in the tier
+	corruptRead bool      // the read from below was corrupt, and that is not counted yet
+	noLeafSums  bool      // the checksums cannot be compared with those of a copy
+	touched     bool      // the page may have been written
+}
+
+// result is the result of a job.
+type result struct {
+	fetched bool // else verified
+	i       int32
+	err     error
+}
+
+// takeScratch returns memory for n refs.
+func (l *Loader) takeScratch(n int) *scratch {
+	sc, ok := l.scratch.Get().(*scratch)
+	if !ok {
+		sc = &scratch{results: make(chan result, windowBlocks+windowReads), buffers: batch.NewBuffers(l.Env)}
+	}
+	if need := n + windowReads; cap(sc.results) < need {
+		sc.results = make(chan result, need)
+	}
+	if cap(sc.items) < n {
+		sc.items = make([]item, n)
+	}
+	sc.items = sc.items[:n]
+	for i := range n {
+		sc.todo = append(sc.todo, int32(i))
+	}
+	return sc
+}
+
+// putScratch returns sc to the pool.
+func (l *Loader) putScratch(sc *scratch) {
+	clear(sc.items)
+	clear(sc.unverified)
+	sc.buffers.Clear()
+	sc.todo, sc.toRead, sc.filling, sc.ready = sc.todo[:0], sc.toRead[:0], sc.filling[:0], sc.ready[:0]
+	l.scratch.Put(sc)
+}
+
+// reserveUnverified makes space for blocks that are read without being verified.
+func (sc *scratch) reserveUnverified(shards int) {
+	n := len(sc.Refs.Refs)
+	sc.unverified = slices.Grow(sc.unverified[:0], n)[:n]
+	sc.unverifiedSums = slices.Grow(sc.unverifiedSums[:0], n*shards)[:n*shards]
+}
+
+// group is a batch group of a load.
+type group struct {
+	*batch.Group
+	nextLayer   int // layerwise: first layer without a planned part
+	headBatches int // layerwise: number of batches of the first layer
+	// wantedSums are by page group the expected checksums by block and shard, as far as loaded.
+	wantedSums [][]uint64
+}
+
+// newGroup returns an empty group from the free list, or a new one.
+func (t *Task) newGroup() *group {
+	sc := t.sc
+	var g *group
+	if k := len(sc.groups); k > 0 {
+		g = sc.groups[k-1]
+		sc.groups = sc.groups[:k-1]
+	} else {
+		g = &group{wantedSums: make([][]uint64, len(t.p.Map.Layers))}
+	}
+	g.Group = sc.buffers.NewGroup((*owner)(t))
+	return g
+}
+
+// release returns g to the free list.
+func (sc *scratch) release(g *group) {
+	sc.buffers.Release(g.Group)
+	for i := range g.wantedSums {
+		g.wantedSums[i] = g.wantedSums[i][:0]
+	}
+	*g = group{wantedSums: g.wantedSums}
+	sc.groups = append(sc.groups, g)
+}

@@ -1,0 +1,108 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// FetchOptions are options of Pipeline.Fetch.
+type FetchOptions struct {
+	// Wait makes Fetch wait for a free slot. Else it returns ErrBusy if there is none.
+	Wait bool
+	// Leased is set if a lease pins the block in its tier.
+	Leased bool
+	// Unverified, if not nil, receives the block if its tier can read without verifying
+	// (tier.Reader). Fetch then returns it as the slot, and does not publish the block.
+	Unverified *Unverified
+}
+
+// Fetch reads a block into a slot from the first tier below the cache that has it, and publishes
+// it. key has one element. It returns the pinned slot and the tier, counted from the cache.
+// ErrExists: the block is in the cache, or another task is filling it. ErrNotFound: no tier has it.
+func (p *Pipeline) Fetch(ctx context.Context, key []block.Key, o FetchOptions) (tier.Slot, int8, error) {
+	if _, err := p.Map.Formats.Of(key[0]); err != nil {
+		return nil, 0, err
+	}
+	var fill tier.Fill
+	var errs []error
+	// A leased block that is not in the cache is in the only tier below.
+	leased := o.Leased && len(p.Lower) == 1
+	for i, t := range p.Lower {
+		// Retain before reserving: an absent block must not evict another one, and a present one
+		// must not be evicted between the two steps.
+		n, err := 1, error(nil)
+		if !leased {
+			n, err = t.Retain(ctx, key)
+		}
+		if err == nil && n == 0 {
+			continue
+		}
+		if err == nil && fill == nil {
+			fill, err = p.Reserve(ctx, key[0], o.Wait)
+			if err != nil {
+				release(t, key, leased)
+				return nil, 0, err
+			}
+		}
+		if err == nil {
+			var slot tier.Slot
+			slot, err = p.read(ctx, t, key[0], fill, o.Unverified)
+			release(t, key, leased)
+			if err == nil {
+				return slot, int8(i + 1), nil
+			}
+		}
+		if ctx.Err() != nil {
+			errs = append(errs, fmt.Errorf("tier %s: %w", t.Name(), err))
+			break
+		}
+		if IsNotFound(err) {
+			continue
+		}
+		errs = append(errs, fmt.Errorf("tier %s: %w", t.Name(), err))
+		if IsCorrupt(err) {
+			p.CountCorrupt(t.Name(), key[0], err)
+		} else {
+			p.Index.FellBack(t, key[0], err)
+		}
+	}
+	err := errors.Join(errs...)
+	if err == nil {
+		err = fmt.Errorf("no tier has it: %w", errdefs.ErrNotFound)
+	}
+	if fill != nil {
+		fill.Abort(err) // all reads have returned: the slot is not written any more
+	}
+	return nil, 0, err
+}
+
+// release undoes the Retain of Fetch.
+func release(t tier.Tier, key []block.Key, leased bool) {
+	if !leased {
+		t.Release(key)
+	}
+}
+
+// read reads a block from a tier into the slot of fill and publishes it, or returns it as raw: see
+// FetchOptions.Unverified.
+func (p *Pipeline) read(ctx context.Context, t tier.Tier, key block.Key, fill tier.Fill, raw *Unverified) (tier.Slot, error) {
+	group := p.Map.Formats.Group(key)
+	image := p.Map.Image(fill.Extent(), uint8(group))
+	r, ok := t.(tier.Reader)
+	if raw == nil || !ok {
+		if err := t.Get(ctx, key, image); err != nil {
+			return nil, err
+		}
+		return Publish(fill)
+	}
+	if err := r.Read(ctx, key, image); err != nil {
+		return nil, err
+	}
+	raw.fill, raw.sums = fill, p.Map.Formats[group].ShardSums(raw.sums[:0], image.Bytes(), key)
+	return raw, nil
+}

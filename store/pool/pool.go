@@ -1,0 +1,147 @@
+// Package pool runs the tasks of a store and their jobs by bounded or reused goroutines, and lets
+// goroutines wait for progress.
+package pool
+
+import (
+	"sync"
+	"time"
+
+	"github.com/kvlane/kvlane/store/stat"
+)
+
+// Job is one unit of work. Run gets the index with which it was pushed.
+type Job interface{ Run(i int32) }
+
+// Item is a queued job.
+type Item struct {
+	Job   Job
+	Index int32
+
+	pushedAt time.Time
+}
+
+// Pool runs jobs by a fixed number of goroutines. It has two unbounded queues, so that pushing
+// never blocks: a goroutine that waited for the pool while it held a slot could wait forever. The
+// callers bound the number of jobs.
+type Pool struct {
+	maxItems int
+	do       func(items []Item)
+	wg       sync.WaitGroup
+
+	mu      sync.Mutex
+	wake    *sync.Cond
+	urgent  fifo
+	delayed fifo // taken only while urgent is empty
+	closed  bool
+
+	waits stat.Histogram
+}
+
+// New returns a pool of n goroutines that call Job.Run.
+func New(n int) *Pool {
+	return NewGrouped(n, 1, func(items []Item) { items[0].Job.Run(items[0].Index) })
+}
+
+// NewGrouped returns a pool of n goroutines. Each takes up to maxItems queued jobs at a time and
+// passes them to do, which must not keep the slice.
+func NewGrouped(n, maxItems int, do func(items []Item)) *Pool {
+	p := &Pool{maxItems: maxItems, do: do}
+	p.wake = sync.NewCond(&p.mu)
+	p.wg.Add(n)
+	for range n {
+		go p.run()
+	}
+	return p
+}
+
+// Push queues a job.
+func (p *Pool) Push(j Job, i int32) { p.push(&p.urgent, j, i) }
+
+// PushDelayed queues a job that starts only while no other job is queued.
+func (p *Pool) PushDelayed(j Job, i int32) { p.push(&p.delayed, j, i) }
+
+func (p *Pool) push(q *fifo, j Job, i int32) {
+	item := Item{j, i, time.Now()}
+	p.mu.Lock()
+	q.push(item)
+	p.mu.Unlock()
+	p.wake.Signal()
+}
+
+// Backlog returns the number of queued jobs.
+func (p *Pool) Backlog() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.urgent.n + p.delayed.n
+}
+
+// Waits returns how long jobs were queued.
+func (p *Pool) Waits() stat.Latency { return p.waits.Read() }
+
+func (p *Pool) run() {
+	defer p.wg.Done()
+	items := make([]Item, 0, p.maxItems)
+	for {
+		clear(items)
+		if items = p.take(items[:0]); len(items) == 0 {
+			return
+		}
+		now := time.Now()
+		for k := range items {
+			p.waits.Observe(now.Sub(items[k].pushedAt))
+		}
+		p.do(items)
+	}
+}
+
+// take appends queued jobs to items. It blocks while the queues are empty, and returns no job once
+// the pool is closed and they are empty.
+func (p *Pool) take(items []Item) []Item {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for p.urgent.n == 0 && p.delayed.n == 0 && !p.closed {
+		p.wake.Wait()
+	}
+	q := &p.urgent
+	if q.n == 0 {
+		q = &p.delayed
+	}
+	for len(items) < p.maxItems && q.n > 0 {
+		items = append(items, q.pop())
+	}
+	return items
+}
+
+// Close waits until all queued jobs have run and stops the goroutines.
+func (p *Pool) Close() {
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	p.wake.Broadcast()
+	p.wg.Wait()
+}
+
+// fifo is a ring buffer that grows.
+type fifo struct {
+	buf     []Item
+	head, n int
+}
+
+func (f *fifo) push(item Item) {
+	if f.n == len(f.buf) {
+		buf := make([]Item, max(64, 2*len(f.buf)))
+		k := copy(buf, f.buf[f.head:])
+		copy(buf[k:], f.buf[:f.head])
+		f.buf, f.head = buf, 0
+	}
+	f.buf[(f.head+f.n)%len(f.buf)] = item
+	f.n++
+}
+
+func (f *fifo) pop() Item {
+	item := f.buf[f.head]
+	f.buf[f.head] = Item{}
+	f.head = (f.head + 1) % len(f.buf)
+	f.n--
+	return item
+}

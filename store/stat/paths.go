@@ -1,0 +1,107 @@
+package stat
+
+import (
+	"sync"
+	"time"
+
+	"github.com/kvlane/kvlane/stream"
+)
+
+// PathStats counts the copies of one path in one direction.
+type PathStats struct {
+	Path    stream.Path
+	Reason  string // why the latest batch took this path
+	Batches int64
+	Pieces  int64
+	Bytes   int64
+	// Summed is the number of bytes that the copy summed.
+	Summed int64
+	// Busy is the time during which the stream was copying by this path. Batches that overlap count
+	// once.
+	Busy time.Duration
+	// Predicted is the value of Busy that the planner predicted, or zero without a planner.
+	Predicted time.Duration
+	// Copied is the time of a batch from its first byte to its last. Queued is the time before
+	// that, Submit included.
+	Copied, Queued Latency
+}
+
+// Paths counts the completions of one direction by path. The zero value is ready for use.
+type Paths struct {
+	mu      sync.Mutex
+	paths   []*pathTally // few, in order of appearance
+	lastEnd time.Time    // latest Completion.Finished
+	givenUp int64        // number of times a stream gave up a path
+	cause   error        // of the latest
+}
+
+type pathTally struct {
+	PathStats
+	copied, queued Histogram
+}
+
+// Add counts the completion of a batch.
+func (p *Paths) Add(c stream.Completion, submittedAt time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if c.GivenUp != nil {
+		p.givenUp, p.cause = p.givenUp+1, c.GivenUp
+	}
+	if c.Path == stream.PathNone {
+		return
+	}
+	t := p.tally(c.Path)
+	t.copied.Observe(c.Finished.Sub(c.Started))
+	t.queued.Observe(c.Started.Sub(submittedAt))
+	t.Reason = c.Reason
+	t.Batches++
+	t.Pieces += int64(c.Pieces)
+	t.Bytes += c.Bytes
+	t.Predicted += c.Predicted
+	if c.Summed {
+		t.Summed += c.Bytes
+	}
+	// Streams complete batches in order: the time before lastEnd is counted already.
+	start := c.Started
+	if start.Before(p.lastEnd) {
+		start = p.lastEnd
+	}
+	if d := c.Finished.Sub(start); d > 0 {
+		t.Busy += d
+	}
+	if c.Finished.After(p.lastEnd) {
+		p.lastEnd = c.Finished
+	}
+}
+
+// tally returns the figures of a path. The caller holds p.mu.
+func (p *Paths) tally(path stream.Path) *pathTally {
+	for _, t := range p.paths {
+		if t.Path == path {
+			return t
+		}
+	}
+	t := &pathTally{PathStats: PathStats{Path: path}}
+	p.paths = append(p.paths, t)
+	return t
+}
+
+// GivenUp returns the number of times that a stream gave up a path, and the cause of the latest.
+func (p *Paths) GivenUp() (int64, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.givenUp, p.cause
+}
+
+// Read returns the figures of all paths in order of appearance.
+func (p *Paths) Read() []PathStats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out []PathStats
+	for _, t := range p.paths {
+		s := t.PathStats
+		s.Copied, s.Queued = t.copied.Read(), t.queued.Read()
+		out = append(out, s)
+	}
+	return out
+}

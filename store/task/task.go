@@ -1,0 +1,192 @@
+// Package task has what loads, dumps and prefetches share: their results, their refs, and the
+// scheduler that bounds and ends them.
+package task
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/store/pipeline"
+	"github.com/kvlane/kvlane/store/stat"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// Task holds the context, the results and the completions of one load, dump or prefetch. All
+// methods are safe for concurrent use.
+type Task struct {
+	p      *pipeline.Pipeline
+	sched  *Scheduler
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	done   chan struct{}
+	blocks int
+
+	mu          sync.Mutex
+	errs        []error             // by block, once one has failed
+	expiredErr  error               // the load has expired, and errs does not have it yet
+	finished    bool                // the load can no longer expire
+	completions []stream.Completion // by batch
+	first       [1]stream.Completion
+}
+
+// BlockError is the error of one block of a task. Errs returns it, and the errors of Wait and
+// Durable join it.
+type BlockError struct {
+	Op   string // "load", "dump" or "prefetch"
+	Key  block.Key
+	Page uint32 // of a load or dump
+	// Undefined is set if a load may have written bytes to the page that are not known to be those
+	// of the block. The page must be written before it is used. Otherwise the page is unchanged.
+	// Shards that WaitShard reported before the block failed stay valid.
+	Undefined bool
+	Err       error
+}
+
+// Error returns the operation, the block and the cause.
+func (e *BlockError) Error() string {
+	if e.Undefined {
+		return fmt.Sprintf("%s block %s: page %d is undefined: %v", e.Op, e.Key, e.Page, e.Err)
+	}
+	return fmt.Sprintf("%s block %s: %v", e.Op, e.Key, e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *BlockError) Unwrap() error { return e.Err }
+
+// New returns a task of n blocks. The caller has called Scheduler.Begin for it.
+func New(p *pipeline.Pipeline, s *Scheduler, kind Kind, n int) *Task {
+	t := &Task{p: p, sched: s, done: make(chan struct{}), blocks: n}
+	t.ctx, t.cancel = context.WithCancelCause(s.context(kind))
+	t.completions = t.first[:0]
+	return t
+}
+
+// Context returns the context of the task. It ends when the task is canceled or has ended.
+func (t *Task) Context() context.Context { return t.ctx }
+
+// Blocks returns the number of blocks.
+func (t *Task) Blocks() int { return t.blocks }
+
+// Done returns a channel that is closed when the task has ended.
+func (t *Task) Done() <-chan struct{} { return t.done }
+
+// Cancel cancels the task. It does not wait.
+func (t *Task) Cancel() { t.cancel(errdefs.ErrCanceled) }
+
+// CancelCause cancels the task with a cause, or, if it is nil, releases the context of an ended
+// task.
+func (t *Task) CancelCause(cause error) { t.cancel(cause) }
+
+// SetDone closes Done.
+func (t *Task) SetDone() { close(t.done) }
+
+// Errs returns one error for each block, nil for those that succeeded. Before Done is closed it
+// returns nil.
+func (t *Task) Errs() []error {
+	select {
+	case <-t.done:
+		return append(make([]error, 0, t.blocks), t.errs...)[:t.blocks]
+	default:
+		return nil
+	}
+}
+
+// Completions returns the completions of the batches that have resolved so far, in that order.
+func (t *Task) Completions() []stream.Completion {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Clone(t.completions)
+}
+
+// AddCompletion records a batch that has resolved, with err unless it was copied.
+func (t *Task) AddCompletion(direction string, all *stat.Paths, c stream.Completion, submittedAt time.Time, err error) {
+	all.Add(c, submittedAt)
+	if err != nil && t.ctx.Err() == nil {
+		t.p.CountBatchFailure(direction, err)
+	}
+	t.mu.Lock()
+	t.completions = append(t.completions, c)
+	t.mu.Unlock()
+}
+
+// Wait waits until c is closed and returns the errors of the blocks, joined. If ctx ends first, it
+// returns the cause of ctx.
+func (t *Task) Wait(ctx context.Context, c <-chan struct{}) error {
+	if err := WaitClosed(ctx, c); err != nil {
+		return err
+	}
+	return t.Err()
+}
+
+// WaitClosed waits until c is closed and returns nil. If ctx ends first, it returns the cause of
+// ctx.
+func WaitClosed(ctx context.Context, c <-chan struct{}) error {
+	select {
+	case <-c:
+		return nil
+	default:
+	}
+	select {
+	case <-c:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Err returns the errors of the blocks so far, joined.
+func (t *Task) Err() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.expiredErr != nil {
+		return errors.Join(append(slices.Clip(t.errs), t.expiredErr)...)
+	}
+	return errors.Join(t.errs...)
+}
+
+// SetErr sets the error of block i. If the task is canceled, e.Err wraps the cause of that too.
+func (t *Task) SetErr(i int32, e BlockError) {
+	if t.ctx.Err() != nil && !errors.Is(e.Err, context.Cause(t.ctx)) {
+		e.Err = fmt.Errorf("%w: %w", context.Cause(t.ctx), e.Err)
+	}
+	t.mu.Lock()
+	if t.errs == nil {
+		t.errs = make([]error, t.blocks)
+	}
+	t.errs[i] = &e
+	t.mu.Unlock()
+}
+
+// Expire makes all blocks of a load fail with err, unless Finish was called. Streams of the host
+// program may have read its pages too early.
+func (t *Task) Expire(err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.finished {
+		t.expiredErr = err
+	}
+}
+
+// Finish ends the time in which the load can expire. If it has expired, Finish returns the error
+// and the blocks that have no error yet.
+func (t *Task) Finish() (succeeded []int32, expiredErr error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	expiredErr = t.expiredErr
+	t.expiredErr, t.finished = nil, true
+	if expiredErr == nil {
+		return nil, nil
+	}
+	for i := range t.blocks {
+		if t.errs == nil || t.errs[i] == nil {
+			succeeded = append(succeeded, int32(i))
+		}
+	}
+	return succeeded, expiredErr
+}

@@ -143,7 +143,7 @@ func (s *StreamConfig) Goals() (loads, dumps plan.Goal) {
 }
 
 // besideRowBytes is how long rows of layers are where harm counts. Beside a model a copy engine
-// carries those of 8 and 16 KiB at 30 GB/s, of 32 at 45 and of 64 at 54 (H100, docs/laboratory.md);
+// carries those of 8 and 16 KiB at 30 GB/s, of 32 at 45 and of 64 at 54 (H100, docs/benchmarks.md);
 // of a model of 8 KiB a layer 32 are four layers at a time.
 const besideRowBytes = 32 << 10
 

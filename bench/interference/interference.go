@@ -1,9 +1,11 @@
-// Package interference measures how much a computation on the device slows down while other work runs.
+// Package interference measures how much a computation on the device slows down while other work
+// runs.
 //
-// The computation runs in windows of equal size, in pairs: one window with the work and one without. The order alternates from pair
-// to pair, so that a drift of the clock favors neither. Between windows the computation continues, because the clock of a GPU rises
-// after a pause. The loss is one minus the ratio of the times of a pair, at the mean of all pairs, with the 95% confidence interval
-// of Student's t.
+// The computation runs in windows of equal size, in pairs: one window with the work and one
+// without. The order alternates from pair to pair, so that a drift of the clock favors neither.
+// Between windows the computation continues, because the clock of a GPU rises after a pause. The
+// loss is one minus the ratio of the times of a pair, at the mean of all pairs, with the 95%
+// confidence interval of Student's t.
 package interference
 
 import (
@@ -15,7 +17,8 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// Product is a computation that keeps the multiprocessors of the device busy, on its own queue: a matrix product.
+// Product is a computation that keeps the multiprocessors of the device busy, on its own queue: a
+// matrix product.
 type Product interface {
 	// Describe names the computation.
 	Describe() string
@@ -34,9 +37,9 @@ type Loss struct {
 	GBps                      float64 // rate of the work in its windows
 }
 
-// Measure runs work beside p in the given number of pairs of windows of about the given length. work runs until quit is set, calls
-// moved after each completed part, and returns when nothing is in progress. Measure calls it once for each window with work, from
-// one goroutine at a time.
+// Measure runs work beside p in the given number of pairs of windows of about the given length.
+// work runs until quit is set, calls moved after each completed part, and returns when nothing is
+// in progress. Measure calls it once for each window with work, from one goroutine at a time.
 func Measure(
 	ctx context.Context, p Product, pairs int, length time.Duration, work func(ctx context.Context, quit *atomic.Bool, moved func(bytes int64)) error,
 ) (Loss, error) {

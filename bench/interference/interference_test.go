@@ -16,8 +16,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// fakeProduct slows down while the fake work runs. Its clock advances only when an event is waited for, so that the result does not
-// depend on the load of the machine.
+// fakeProduct slows down while the fake work runs. Its clock advances only when an event is waited
+// for, so that the result does not depend on the load of the machine.
 type fakeProduct struct {
 	duration time.Duration // of one product
 	slowdown float64       // additional share of the duration beside the work

@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// warmup is the longest time for which the product runs before it is measured. The first run loads kernels, and the clock of
-	// a GPU takes that long to settle.
+	// warmup is the longest time for which the product runs before it is measured. The first run
+	// loads kernels, and the clock of a GPU takes that long to settle.
 	warmup = 300 * time.Millisecond
 	// calibrationProducts is the number of products that are timed to find the size of a window.
 	calibrationProducts = 8
@@ -69,8 +69,9 @@ func (st *stage) time(ctx context.Context, n int) (time.Duration, error) {
 	return st.now().Sub(start), nil
 }
 
-// run runs one window for each element of with, with or without the work. Before each window it runs a lead of products, in which
-// the work starts or stops. A window that begins too early for that is repeated with a longer lead.
+// run runs one window for each element of with, with or without the work. Before each window it
+// runs a lead of products, in which the work starts or stops. A window that begins too early for
+// that is repeated with a longer lead.
 func (st *stage) run(ctx context.Context, t *traffic, with []bool) (windows []window, err error) {
 	defer func() { err = errors.Join(err, t.stop()) }()
 	lead := max(1, st.windowProducts/2)
@@ -99,7 +100,8 @@ func (st *stage) run(ctx context.Context, t *traffic, with []bool) (windows []wi
 	return windows, next.Wait(ctx)
 }
 
-// window times one window. The window begins at *next, the end of its lead. window replaces *next by the end of the following lead.
+// window times one window. The window begins at *next, the end of its lead. window replaces *next
+// by the end of the following lead.
 func (st *stage) window(ctx context.Context, t *traffic, next *device.Event, lead int) (w window, ready bool, err error) {
 	begin := *next
 	end, err := st.enqueue(st.windowProducts)

@@ -28,8 +28,8 @@ func deviation(v []float64) float64 {
 // interval is a mean and the bounds of its 95% confidence interval.
 type interval struct{ mean, low, high float64 }
 
-// meanInterval returns the mean of v with the interval of Student's t, for independent samples of a normal distribution. For fewer
-// than two samples the interval is infinite.
+// meanInterval returns the mean of v with the interval of Student's t, for independent samples of a
+// normal distribution. For fewer than two samples the interval is infinite.
 func meanInterval(v []float64) interval {
 	m := mean(v)
 	if len(v) < 2 {
@@ -46,8 +46,9 @@ var student975Table = [...]float64{
 	2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423,
 }
 
-// student975 returns the 0.975-quantile of Student's t. Beyond the table the error is within 0.001: the first two terms of the
-// expansion in 1/df about the normal quantile (Abramowitz and Stegun 26.7.5).
+// student975 returns the 0.975-quantile of Student's t. Beyond the table the error is within 0.001:
+// the first two terms of the expansion in 1/df about the normal quantile (Abramowitz and Stegun
+// 26.7.5).
 func student975(df int) float64 {
 	if df <= len(student975Table) {
 		return student975Table[df-1]

@@ -30,8 +30,8 @@ func TestStudent(t *testing.T) {
 	}
 }
 
-// Student's own paired example, the hours of sleep gained by one drug over another ("The probable error of a mean", 1908), as
-// R's t.test has it.
+// Student's own paired example, the hours of sleep gained by one drug over another ("The probable
+// error of a mean", 1908), as R's t.test has it.
 func TestIntervalOfStudentsSleep(t *testing.T) {
 	in := meanInterval([]float64{1.2, 2.4, 1.3, 1.3, 0, 1.0, 1.8, 0.8, 4.6, 1.4})
 	near(t, "mean", in.mean, 1.58, 1e-12)

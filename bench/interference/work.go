@@ -38,7 +38,8 @@ func (t *traffic) set(ctx context.Context, on bool) error {
 	return nil
 }
 
-// ready reports whether the last call of set has taken effect. Failed work is ready; stop returns its error.
+// ready reports whether the last call of set has taken effect. Failed work is ready; stop returns
+// its error.
 func (t *traffic) ready() bool {
 	if t.ended != nil {
 		select {

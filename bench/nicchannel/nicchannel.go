@@ -1,4 +1,5 @@
-// Package nicchannel copies by a queue pair that is connected to itself, without a stream: the rate of the NIC itself.
+// Package nicchannel copies by a queue pair that is connected to itself, without a stream: the rate
+// of the NIC itself.
 package nicchannel
 
 import (
@@ -23,7 +24,8 @@ const (
 
 	// replyTimeout is the longest wait for the next completion of a NIC.
 	replyTimeout = 20 * time.Second
-	// pollsPerCheck is the number of polls without a completion between two looks at the clock and the context.
+	// pollsPerCheck is the number of polls without a completion between two looks at the clock and
+	// the context.
 	pollsPerCheck = 1024
 
 	// access is the set of rights that registered memory needs: a channel reads and writes it.
@@ -37,12 +39,14 @@ type Options struct {
 	// Registry is the NIC with its registered memory. It outlives the channel.
 	Registry *registry.Registry
 	Connect  rdma.ConnectOptions
-	// Depth is the largest number of outstanding requests. Default 1024, or the limit of the device.
+	// Depth is the largest number of outstanding requests. Default 1024, or the limit of the
+	// device.
 	Depth int
 }
 
-// Channel copies lists of extents. A copy from a device to the host is a read, every other copy is a write. The extents of
-// one call of Move must not overlap. Channel implements bench.Channel. It is not safe for concurrent use.
+// Channel copies lists of extents. A copy from a device to the host is a read, every other copy is
+// a write. The extents of one call of Move must not overlap. Channel implements bench.Channel. It
+// is not safe for concurrent use.
 type Channel struct {
 	*channel.Pair
 	channel      *channel.Channel // nil after Close
@@ -101,9 +105,9 @@ func (c *Channel) Path() stream.Path {
 	return stream.PathNIC
 }
 
-// Move implements bench.Channel. The batches are lists of extents of registered regions. posted is the time after the last
-// request was posted, which may have waited for space in the queue. After an error the channel can only be closed, and
-// requests may be under way until then.
+// Move implements bench.Channel. The batches are lists of extents of registered regions. posted is
+// the time after the last request was posted, which may have waited for space in the queue. After
+// an error the channel can only be closed, and requests may be under way until then.
 func (c *Channel) Move(ctx context.Context, batches []mem.Batch) (posted time.Time, err error) {
 	for i := range batches {
 		b := &batches[i]
@@ -160,7 +164,8 @@ func (c *Channel) copy(ctx context.Context, dst, src mem.Extent) error {
 	return nil
 }
 
-// find returns the handle of a registered region, and holds the registration until Close. side indexes c.recent.
+// find returns the handle of a registered region, and holds the registration until Close. side
+// indexes c.recent.
 func (c *Channel) find(r *mem.Region, side int) (*handle, error) {
 	if h := c.recent[side]; h.region == r {
 		return h, nil
@@ -179,7 +184,8 @@ func (c *Channel) find(r *mem.Region, side int) (*handle, error) {
 	return h, nil
 }
 
-// post waits for space in the queue and posts the chain. Only its last request completes with an event.
+// post waits for space in the queue and posts the chain. Only its last request completes with an
+// event.
 func (c *Channel) post(ctx context.Context) error {
 	n := len(c.wrs)
 	if n == 0 {
@@ -196,8 +202,8 @@ func (c *Channel) post(ctx context.Context) error {
 	return err
 }
 
-// waitCompletions polls until at least one request has completed. It fails when ctx ends, when a request failed, or when the
-// NIC is silent for replyTimeout.
+// waitCompletions polls until at least one request has completed. It fails when ctx ends, when a
+// request failed, or when the NIC is silent for replyTimeout.
 func (c *Channel) waitCompletions(ctx context.Context) error {
 	var since time.Time
 	for n := 1; ; n++ {
@@ -230,7 +236,8 @@ func (c *Channel) waitCompletions(ctx context.Context) error {
 	}
 }
 
-// Close frees the channel when its queue pair no longer uses any memory. It may be called again after an error.
+// Close frees the channel when its queue pair no longer uses any memory. It may be called again
+// after an error.
 func (c *Channel) Close(context.Context) error {
 	if c.channel != nil {
 		if err := c.channel.Close(); err != nil {

@@ -2,7 +2,6 @@ package published
 
 import (
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -165,7 +164,7 @@ func (f figures) peerLarge(names, dir string) (string, error) {
 	})
 }
 
-// cite links to the runs.
+// cite returns links to runs, by device and date.
 func (f figures) cite(names string) (string, error) {
 	list, err := f.runs(names)
 	if err != nil {
@@ -173,22 +172,38 @@ func (f figures) cite(names string) (string, error) {
 	}
 	var links []string
 	for _, r := range list {
-		links = append(links, fmt.Sprintf("[%s](docs/runs/%s)", r.Run, r.File))
+		links = append(links, fmt.Sprintf("[%s](docs/runs/%s)", r.title(), r.File))
 	}
 	return strings.Join(links, ", "), nil
 }
 
-// made says of each machine that the runs were made on which it is, and when that was.
+// title returns the device and the date: "H200, 2026-11-23".
+func (r *run) title() string {
+	device, _, _ := strings.Cut(strings.TrimPrefix(r.Device, "NVIDIA "), " ")
+	return device + ", " + r.Date[:len("2006-01-02")]
+}
+
+// made returns a list of the devices, with driver, dates and notes.
 func (f figures) made() string {
-	list := slices.SortedFunc(maps.Values(f), func(a, b *run) int { return strings.Compare(a.Run+a.File, b.Run+b.File) })
-	var texts []string
-	for i, r := range list {
-		if i == 0 || list[i-1].Run != r.Run {
-			texts = append(texts, fmt.Sprintf("%s: %s, driver %s, %s", r.Run, r.Device, r.Driver, r.Date[:len("2006-01-02")]))
-		}
-		if last := &texts[len(texts)-1]; r.Note != "" && !strings.Contains(*last, r.Note) {
-			*last += "; " + r.Note
+	type machine struct{ device, driver string }
+	dates, notes := make(map[machine][]string), make(map[machine][]string)
+	for _, r := range f {
+		m := machine{r.Device, r.Driver}
+		dates[m] = append(dates[m], r.Date[:len("2006-01-02")])
+		if r.Note != "" {
+			notes[m] = append(notes[m], fmt.Sprintf("%s: %s", r.Date[:len("2006-01-02")], r.Note))
 		}
 	}
+	var texts []string
+	for m, d := range dates {
+		slices.Sort(d)
+		text := fmt.Sprintf("%s, driver %s: %s", m.device, m.driver, strings.Join(slices.Compact(d), ", "))
+		if n := notes[m]; len(n) > 0 {
+			slices.Sort(n)
+			text += " (" + strings.Join(slices.Compact(n), "; ") + ")"
+		}
+		texts = append(texts, text)
+	}
+	slices.Sort(texts)
 	return strings.Join(texts, ".\n") + "."
 }

@@ -118,7 +118,7 @@ func TestPartsComeWithTheirRuns(t *testing.T) {
 	if text := measured(t, all); strings.Contains(text, tokens) || strings.Contains(text, harm) {
 		t.Errorf("a part without a run:\n%s", text)
 	}
-	all["tokens"] = &run{entry: entry{Run: "Y", File: "tokens.json.gz", Shows: "transformers", Date: "2026-01-02"}, ttft: &firstTokens{}}
+	all["tokens"] = &run{entry: entry{File: "tokens.json.gz", Shows: "transformers", Date: "2026-01-02"}, ttft: &firstTokens{}}
 	if err := json.Unmarshal([]byte(sampleTokens(t)), all["tokens"].ttft); err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +128,7 @@ func TestPartsComeWithTheirRuns(t *testing.T) {
 			at.Geometry, at.Blocks, at.Requests = "70b-tp8", 1024, 2
 			rep.Beside.Losses = append(rep.Beside.Losses, request.Loss{Place: at, GBps: 40 + float64(i), Loss: 0.02, Low: 0.015, High: 0.026})
 		}
-		all[fmt.Sprint("harm", i)] = &run{entry: entry{Run: "Y", File: "harm.json.gz", Shows: shows, Date: "2026-01-02"}, store: rep}
+		all[fmt.Sprint("harm", i)] = &run{entry: entry{File: "harm.json.gz", Shows: shows, Date: "2026-01-02"}, store: rep}
 		text := measured(t, all)
 		for _, want := range [][]string{
 			{"| the prefix is | 64 tokens | 2,048 tokens |\n|---|---|---|\n| computed again | 1500 (1600) | 1500 (1600) |\n", "| in kvlane's files, disk | 20 | 20 |\n\n**Requests", "2 at a time of 1,024 blocks", "| loads, whole | 40.0 | 2.0 (1.5 to 2.6) |\n"},

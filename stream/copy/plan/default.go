@@ -10,7 +10,7 @@ import (
 const DefaultSource = "default: H100 PCIe 5 x16, not measured on this machine"
 
 // Default returns the profile that is used where none was measured on the machine. Its figures are an H100's over PCIe 5
-// x16 (docs/laboratory.md), those between devices two H200s' over NVLink, of copy engines two H100s'; copies within a device, which were not
+// x16 (docs/benchmarks.md), those between devices two H200s' over NVLink, of copy engines two H100s'; copies within a device, which were not
 // measured, are given those of two H200s one by one, which are a lower bound. The rate of sums is a core's of the same machines. It is good for knowing
 // one copy each from a kernel; how many thread blocks a machine needs, it cannot know.
 func Default() Profile {

@@ -54,7 +54,7 @@ func TestExitCodesAreDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, table, _ := strings.Cut(string(text), "| code | what it means |\n|---|---|\n")
+	_, table, _ := strings.Cut(string(text), "| code | meaning |\n|---|---|\n")
 	table, _, _ = strings.Cut(table, "\n\n")
 	var rows, lines strings.Builder
 	for code, means := range exitMeanings {

@@ -17,7 +17,7 @@ import (
 	"github.com/kvlane/kvlane/internal/present"
 )
 
-// The exit codes of the process; exitMeanings says of each what it means.
+// The exit codes of the process; exitMeanings has the meaning of each.
 const (
 	exitOK        = 0
 	exitFailure   = 1
@@ -28,8 +28,8 @@ const (
 
 // exitMeanings are by code.
 var exitMeanings = []string{
-	exitOK:        "the command did what was asked",
-	exitFailure:   "it failed, was interrupted, or found what it looks for: damage, a benchmark that became slower, or a threshold that was missed",
+	exitOK:        "the command succeeded",
+	exitFailure:   "the command failed, was interrupted, or found damage, a slower benchmark, or a missed threshold",
 	exitUsage:     "the command line or the configuration is wrong",
 	exitMissing:   "doctor --require: something is not there",
 	exitUndecided: "doctor --require: nothing is known to be missing, but something could not be determined",

@@ -43,7 +43,7 @@ type Channel struct {
 	connect        rdma.ConnectOptions
 	sges, sgesRead int
 	events         rdma.CompChannel
-	made           []interface{ Close() error } // what is open, parents first
+	opened         []interface{ Close() error } // what is open, parents first
 	unwatch        func()
 }
 
@@ -93,17 +93,17 @@ func (c *Channel) open(o *Options) (err error) {
 	if c.events, err = dev.CreateCompChannel(); err != nil {
 		return err
 	}
-	c.made = append(c.made, c.events)
+	c.opened = append(c.opened, c.events)
 	if c.CQ, err = dev.CreateCQ(rdma.CQOptions{Entries: c.Depth * pairs, Channel: c.events}); err != nil {
 		return err
 	}
-	c.made = append(c.made, c.CQ)
+	c.opened = append(c.opened, c.CQ)
 	q := rdma.QPOptions{SendCQ: c.CQ, RecvCQ: c.CQ, Caps: rdma.QPCaps{MaxSendWR: c.Depth, MaxSendSGE: max(c.sges, c.sgesRead)}}
 	if o.Receives > 0 {
 		if c.Receives, err = dev.CreateCQ(rdma.CQOptions{Entries: o.Receives * pairs}); err != nil {
 			return err
 		}
-		c.made = append(c.made, c.Receives)
+		c.opened = append(c.opened, c.Receives)
 		q.RecvCQ, q.Caps.MaxRecvWR, q.Caps.MaxRecvSGE = c.Receives, o.Receives, 1
 	}
 	for i := range pairs {
@@ -111,19 +111,19 @@ func (c *Channel) open(o *Options) (err error) {
 		if p.QP, err = c.nic.PD().CreateQP(q); err != nil {
 			return err
 		}
-		c.Pairs, c.made = append(c.Pairs, p), append(c.made, p.QP)
+		c.Pairs, c.opened = append(c.Pairs, p), append(c.opened, p.QP)
 		if p.Endpoint, err = rdma.LocalEndpoint(dev, p.QP, c.connect); err != nil {
 			return err
 		}
 	}
 	if o.Alarm != nil {
-		c.unwatch = c.nic.Watch(func(e rdma.AsyncEvent) { c.heed(e, o.Alarm) })
+		c.unwatch = c.nic.Watch(func(e rdma.AsyncEvent) { c.reportFailure(e, o.Alarm) })
 	}
 	return nil
 }
 
 // heed calls alarm if e is a failure of the channel's.
-func (c *Channel) heed(e rdma.AsyncEvent, alarm func(error)) {
+func (c *Channel) reportFailure(e rdma.AsyncEvent, alarm func(error)) {
 	switch e.Type {
 	case rdma.EventDeviceFatal:
 	case rdma.EventCQErr:
@@ -167,11 +167,11 @@ func (c *Channel) Outstanding() (n uint64) {
 // when Close has returned nil. Errors are those of the verbs, ErrBusy where bytes are still on their way; it may be called again.
 func (c *Channel) Close() error {
 	c.unwatch()
-	for i, v := range slices.Backward(c.made) {
+	for i, v := range slices.Backward(c.opened) {
 		if err := v.Close(); err != nil {
 			return fmt.Errorf("close channel: %w", err)
 		}
-		c.made = c.made[:i]
+		c.opened = c.opened[:i]
 	}
 	return nil
 }

@@ -69,7 +69,7 @@ func (c *CompChannel) Wait(ctx context.Context) (rdma.CQ, error) {
 
 // Close implements rdma.CompChannel.
 func (c *CompChannel) Close() error {
-	return c.shut(func() error {
+	return c.close(func() error {
 		if err := c.events.close(); err != nil {
 			return err
 		}

@@ -23,8 +23,8 @@ type CQ struct {
 	native  ibverbs.CQ
 	entries int
 
-	mu   sync.Mutex
-	room *ibverbs.WCArray // of what a poll fetches; guarded by mu
+	mu     sync.Mutex
+	buffer *ibverbs.WCArray // of what a poll fetches; guarded by mu
 }
 
 // CreateCQ implements rdma.Device.
@@ -47,7 +47,7 @@ func (d *Device) createCQ(o rdma.CQOptions) (*CQ, error) {
 	var channel ibverbs.CompChannel
 	if o.Channel != nil {
 		var err error
-		if q.channel, err = asOwn[*CompChannel](d, o.Channel, "completion channel"); err != nil {
+		if q.channel, err = ownObject[*CompChannel](d, o.Channel, "completion channel"); err != nil {
 			return nil, err
 		}
 		channel = q.channel.native
@@ -66,7 +66,7 @@ func (d *Device) createCQ(o rdma.CQOptions) (*CQ, error) {
 		releaseAll(parents)
 		return nil, errors.Join(err, room.Free())
 	}
-	q.native, q.entries, q.room = native, got, room
+	q.native, q.entries, q.buffer = native, got, room
 	q.open("completion queue of %s", d.info.Name)
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -84,19 +84,19 @@ func (q *CQ) parents() []*object {
 
 // Poll implements rdma.CQ.
 func (q *CQ) Poll(wcs []rdma.WC) (int, error) {
-	if err := q.enter(); err != nil {
+	if err := q.beginCall(); err != nil {
 		return 0, err
 	}
-	defer q.leave()
+	defer q.endCall()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	native := q.room.WCs()
+	native := q.buffer.WCs()
 	for n := 0; ; {
 		want := min(len(wcs)-n, len(native))
 		if want == 0 {
 			return n, nil
 		}
-		got := q.dev.api.PollCQ(q.native, q.room, want)
+		got := q.dev.api.PollCQ(q.native, q.buffer, want)
 		if got < 0 {
 			return n, fmt.Errorf("poll %s: %w", q.what, rdma.NewError("ibv_poll_cq", "", unix.EIO, fmt.Sprintf("answered %d", got)))
 		}
@@ -128,10 +128,10 @@ func completion(w *ibverbs.WC) rdma.WC {
 
 // RequestNotify implements rdma.CQ.
 func (q *CQ) RequestNotify(solicitedOnly bool) error {
-	if err := q.enter(); err != nil {
+	if err := q.beginCall(); err != nil {
 		return err
 	}
-	defer q.leave()
+	defer q.endCall()
 	if q.channel == nil {
 		return fmt.Errorf("request event of %s: it has no channel: %w", q.what, errdefs.ErrInvalid)
 	}
@@ -146,7 +146,7 @@ func (q *CQ) Entries() int { return q.entries }
 
 // Close implements rdma.CQ.
 func (q *CQ) Close() error {
-	return q.shut(func() error {
+	return q.close(func() error {
 		// The library waits here for events of the queue that were read and not acknowledged; readers need the queue
 		// to be known until they have acknowledged them.
 		return check(q.dev.api.DestroyCQ(q.native), "ibv_destroy_cq", "entries=%d", q.entries)
@@ -157,7 +157,7 @@ func (q *CQ) Close() error {
 		}
 		q.dev.mu.Unlock()
 		releaseAll(q.parents())
-		return q.room.Free()
+		return q.buffer.Free()
 	})
 }
 

@@ -73,10 +73,10 @@ func (d *Device) QueryPort(port int) (rdma.PortInfo, error) {
 	fail := func(err error) (rdma.PortInfo, error) {
 		return rdma.PortInfo{}, fmt.Errorf("query port %d of %s: %w", port, d.what, err)
 	}
-	if err := d.enter(); err != nil {
+	if err := d.beginCall(); err != nil {
 		return fail(err)
 	}
-	defer d.leave()
+	defer d.endCall()
 	if err := d.checkPort(port); err != nil {
 		return fail(err)
 	}
@@ -107,10 +107,10 @@ func (d *Device) QueryGID(port, index int) (rdma.GIDEntry, error) {
 	if index < 0 || index >= p.GIDs {
 		return fail(fmt.Errorf("the table has %d entries: %w", p.GIDs, errdefs.ErrInvalid))
 	}
-	if err := d.enter(); err != nil {
+	if err := d.beginCall(); err != nil {
 		return fail(err)
 	}
-	defer d.leave()
+	defer d.endCall()
 	var e ibverbs.GIDEntry
 	errno := d.api.QueryGIDEx(d.ctx, uint32(port), uint32(index), &e)
 	if errno == unix.ENODATA || errno == 0 && e.GID == [16]byte{} {
@@ -171,7 +171,7 @@ func (d *Device) cqOf(native ibverbs.CQ) *CQ {
 
 // Close implements rdma.Device.
 func (d *Device) Close() error {
-	return d.shut(d.stop, func() error {
+	return d.close(d.stop, func() error {
 		d.provider.release()
 		return nil
 	})

@@ -37,10 +37,10 @@ func (q *QP) Modify(a rdma.QPAttr) error {
 	fail := func(err error) error {
 		return fmt.Errorf("move %s to %s: %w", q.what, a.State, err)
 	}
-	if err := q.enter(); err != nil {
+	if err := q.beginCall(); err != nil {
 		return fail(err)
 	}
-	defer q.leave()
+	defer q.endCall()
 	// Held during the call, so that steps and what is remembered of them have one order.
 	q.modify.Lock()
 	defer q.modify.Unlock()
@@ -142,10 +142,10 @@ func addressOf(a *rdma.Address, port uint8) ibverbs.AHAttr {
 // Query implements rdma.QP. The state is the device's; attributes are those that it was given, as devices answer with
 // sequence numbers that have moved on.
 func (q *QP) Query() (rdma.QPInfo, error) {
-	if err := q.enter(); err != nil {
+	if err := q.beginCall(); err != nil {
 		return rdma.QPInfo{}, err
 	}
-	defer q.leave()
+	defer q.endCall()
 	var native ibverbs.QPAttr
 	var init ibverbs.QPInitAttr
 	if err := check(q.pd.dev.api.QueryQP(q.native, &native, maskQuery, &init), "ibv_query_qp", "qp=%d", q.num); err != nil {

@@ -125,7 +125,7 @@ func (m *MR) Info() rdma.MRInfo { return m.info }
 
 // Close implements rdma.MR.
 func (m *MR) Close() error {
-	return m.shut(func() error {
+	return m.close(func() error {
 		return check(m.pd.dev.api.DeregMR(m.native), "ibv_dereg_mr", "lkey=%#x", m.info.LKey)
 	}, func() error {
 		m.pd.release()

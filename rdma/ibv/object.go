@@ -28,7 +28,7 @@ func (o *object) open(format string, args ...any) {
 }
 
 // enter begins a call; leave ends it.
-func (o *object) enter() error {
+func (o *object) beginCall() error {
 	o.life.RLock()
 	if o.closed {
 		o.life.RUnlock()
@@ -37,14 +37,14 @@ func (o *object) enter() error {
 	return nil
 }
 
-func (o *object) leave() { o.life.RUnlock() }
+func (o *object) endCall() { o.life.RUnlock() }
 
 // adopt notes that something hangs on o, until release.
 func (o *object) adopt() error {
-	if err := o.enter(); err != nil {
+	if err := o.beginCall(); err != nil {
 		return err
 	}
-	defer o.leave()
+	defer o.endCall()
 	o.children.Add(1)
 	return nil
 }
@@ -53,7 +53,7 @@ func (o *object) release() { o.children.Add(-1) }
 
 // shut closes o: free gives the native object back, and where it fails o stays open; after that o is closed, whatever tidy
 // finds. It returns nil for an object that is closed.
-func (o *object) shut(free, tidy func() error) error {
+func (o *object) close(free, tidy func() error) error {
 	o.life.Lock()
 	defer o.life.Unlock()
 	if o.closed {

@@ -31,7 +31,7 @@ func (d *Device) AllocPD() (rdma.PD, error) {
 
 // Close implements rdma.PD.
 func (p *PD) Close() error {
-	return p.shut(func() error {
+	return p.close(func() error {
 		return check(p.dev.api.DeallocPD(p.native), "ibv_dealloc_pd", "device=%s", p.dev.info.Name)
 	}, func() error {
 		p.dev.release()

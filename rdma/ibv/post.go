@@ -35,10 +35,10 @@ func (s *sender) free() error {
 
 // PostSend implements rdma.QP.
 func (q *QP) PostSend(wrs []rdma.SendWR) (int, error) {
-	if err := q.enter(); err != nil {
+	if err := q.beginCall(); err != nil {
 		return 0, err
 	}
-	defer q.leave()
+	defer q.endCall()
 	// Providers put requests into the queue of a queue pair that is not connected yet, and lose them.
 	if s := rdma.QPState(q.state.Load()); s != rdma.QPSRTS && s != rdma.QPSErr {
 		return 0, fmt.Errorf("post to %s: it is in state %s: %w", q.what, s, errdefs.ErrInvalid)
@@ -115,10 +115,10 @@ func (s *sender) check(w *rdma.SendWR) error {
 
 // PostRecv implements rdma.QP.
 func (q *QP) PostRecv(wrs []rdma.RecvWR) (int, error) {
-	if err := q.enter(); err != nil {
+	if err := q.beginCall(); err != nil {
 		return 0, err
 	}
-	defer q.leave()
+	defer q.endCall()
 	if q.shared {
 		return 0, fmt.Errorf("post to %s: its receives come from a shared queue: %w", q.what, errdefs.ErrInvalid)
 	}

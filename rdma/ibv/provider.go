@@ -98,15 +98,15 @@ func (p *Provider) retriesOf(device string) *atomic.Int64 {
 // Close implements rdma.Provider. The library itself stays loaded.
 func (p *Provider) Close() error {
 	nothing := func() error { return nil }
-	return p.shut(nothing, nothing)
+	return p.close(nothing, nothing)
 }
 
 // list calls use with the list of devices, which has one at least and is valid until use returns.
 func (p *Provider) list(use func(ibverbs.DeviceList) error) error {
-	if err := p.enter(); err != nil {
+	if err := p.beginCall(); err != nil {
 		return err
 	}
-	defer p.leave()
+	defer p.endCall()
 	l, errno := p.api.GetDeviceList()
 	if errno != 0 {
 		return noDevices(errno)
@@ -140,7 +140,7 @@ func (p *Provider) names(l ibverbs.DeviceList) []string {
 }
 
 // asOwn returns v as an object of this package and of d, or an error that names what it should be.
-func asOwn[T interface{ deviceOf() *Device }](d *Device, v any, what string) (T, error) {
+func ownObject[T interface{ deviceOf() *Device }](d *Device, v any, what string) (T, error) {
 	own, ok := v.(T)
 	if !ok || own.deviceOf() != d {
 		var none T

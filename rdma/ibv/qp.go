@@ -44,11 +44,11 @@ func (p *PD) createQP(o rdma.QPOptions) (*QP, error) {
 	if err := p.dev.checkQPCaps(o); err != nil {
 		return nil, err
 	}
-	sendCQ, err := asOwn[*CQ](p.dev, o.SendCQ, "completion queue of sends")
+	sendCQ, err := ownObject[*CQ](p.dev, o.SendCQ, "completion queue of sends")
 	if err != nil {
 		return nil, err
 	}
-	recvCQ, err := asOwn[*CQ](p.dev, o.RecvCQ, "completion queue of receives")
+	recvCQ, err := ownObject[*CQ](p.dev, o.RecvCQ, "completion queue of receives")
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func (p *PD) createQP(o rdma.QPOptions) (*QP, error) {
 	}
 	q := &QP{pd: p, parents: []*object{&p.object, &sendCQ.object, &recvCQ.object}, shared: o.SRQ != nil}
 	if q.shared {
-		srq, err := asOwn[*SRQ](p.dev, o.SRQ, "shared receive queue")
+		srq, err := ownObject[*SRQ](p.dev, o.SRQ, "shared receive queue")
 		if err != nil {
 			return nil, err
 		}
@@ -129,7 +129,7 @@ func (q *QP) Num() uint32 { return q.num }
 
 // Close implements rdma.QP.
 func (q *QP) Close() error {
-	return q.shut(q.destroy, func() error {
+	return q.close(q.destroy, func() error {
 		releaseAll(q.parents)
 		return q.freeChains()
 	})

@@ -64,10 +64,10 @@ func within(what string, v, least, most int) error {
 
 // PostRecv implements rdma.SRQ.
 func (q *SRQ) PostRecv(wrs []rdma.RecvWR) (int, error) {
-	if err := q.enter(); err != nil {
+	if err := q.beginCall(); err != nil {
 		return 0, err
 	}
-	defer q.leave()
+	defer q.endCall()
 	n, err := q.recv.post(wrs, "ibv_post_srq_recv", func(c *ibverbs.RecvChain) (int, syscall.Errno) {
 		return q.pd.dev.api.PostSRQRecv(q.native, c)
 	})
@@ -82,7 +82,7 @@ func (q *SRQ) Caps() rdma.SRQCaps { return q.caps }
 
 // Close implements rdma.SRQ.
 func (q *SRQ) Close() error {
-	return q.shut(func() error {
+	return q.close(func() error {
 		return check(q.pd.dev.api.DestroySRQ(q.native), "ibv_destroy_srq", "wr=%d", q.caps.MaxWR)
 	}, func() error {
 		q.pd.release()

@@ -19,7 +19,7 @@ type watch struct {
 	file *os.File
 	conn syscall.RawConn
 	// turn holds a token while nobody waits: the file has one deadline, so it serves one context at a time.
-	turn   chan struct{}
+	lock   chan struct{}
 	closed atomic.Bool
 }
 
@@ -42,8 +42,8 @@ func newWatch(fd int, what string) (*watch, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("watch %s: %w", what, err), file.Close())
 	}
-	w := &watch{file: file, conn: conn, turn: make(chan struct{}, 1)}
-	w.turn <- struct{}{}
+	w := &watch{file: file, conn: conn, lock: make(chan struct{}, 1)}
+	w.lock <- struct{}{}
 	return w, nil
 }
 
@@ -51,11 +51,11 @@ func newWatch(fd int, what string) (*watch, error) {
 // It returns the context's cause once that has ended, and ErrClosed once the watch is closed.
 func (w *watch) wait(ctx context.Context, read func() (done bool, err error)) error {
 	select {
-	case <-w.turn:
+	case <-w.lock:
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	defer func() { w.turn <- struct{}{} }()
+	defer func() { w.lock <- struct{}{} }()
 
 	interrupted := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -91,7 +91,7 @@ func (w *watch) close() error {
 	if err := w.file.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
 		return err
 	}
-	<-w.turn
-	w.turn <- struct{}{}
+	<-w.lock
+	w.lock <- struct{}{}
 	return nil
 }

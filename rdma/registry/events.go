@@ -17,7 +17,7 @@ type events struct {
 
 	mu       sync.Mutex
 	watchers []*func(rdma.AsyncEvent)
-	err      error // why there are no more; told once
+	readErr  error // why there are no more; told once
 }
 
 // start begins to read the events of dev, until stop.
@@ -33,7 +33,7 @@ func (v *events) read(ctx context.Context, dev rdma.Device) {
 		e, err := dev.WaitEvent(ctx)
 		v.mu.Lock()
 		if err != nil && !errors.Is(err, context.Canceled) {
-			v.err = fmt.Errorf("asynchronous events are not read any more: %w", err)
+			v.readErr = fmt.Errorf("asynchronous events are not read any more: %w", err)
 		}
 		all := slices.Clone(v.watchers)
 		v.mu.Unlock()
@@ -52,8 +52,8 @@ func (v *events) stop() error {
 	<-v.ended
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	err := v.err
-	v.err = nil
+	err := v.readErr
+	v.readErr = nil
 	return err
 }
 

@@ -62,14 +62,14 @@ func address(e mem.Extent) (space int, addr uint64) {
 
 // Memory is a region that is registered with a NIC. Safe for concurrent use.
 type Memory struct {
-	region *mem.Region
-	access rdma.Access
-	space  int
-	first  uint64 // address of the first byte in its space
-	mr     rdma.MR
-	info   rdma.MRInfo
-	method Method
-	why    error // why it is no dma-buf; nil where it is, and of host memory
+	region    *mem.Region
+	access    rdma.Access
+	space     int
+	first     uint64 // address of the first byte in its space
+	mr        rdma.MR
+	info      rdma.MRInfo
+	method    Method
+	dmabufErr error // why it is no dma-buf; nil where it is, and of host memory
 
 	// users counts references, and retiredBias once none may be added.
 	users atomic.Int64
@@ -132,7 +132,7 @@ func (m *Memory) Region() *mem.Region { return m.region }
 func (m *Memory) Info() rdma.MRInfo { return m.info }
 
 // Method returns how the memory was registered, and for peer memory why it is no dma-buf.
-func (m *Memory) Method() (Method, error) { return m.method, m.why }
+func (m *Memory) Method() (Method, error) { return m.method, m.dmabufErr }
 
 // Addr returns the address of e's first byte in work requests, which begin to count at MROptions.IOVA where that was set. e lies
 // inside the memory.

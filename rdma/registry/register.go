@@ -92,7 +92,7 @@ func (g *Registry) stage(r *mem.Region, o rdma.MROptions) (*Memory, error) {
 	}
 	e := mem.All(r)
 	if r.Kind() == mem.KindDevice {
-		m.mr, m.method, m.why, err = g.registerDevice(e, o)
+		m.mr, m.method, m.dmabufErr, err = g.registerDevice(e, o)
 	} else {
 		m.method = MethodHost
 		m.mr, err = g.pd.RegMR(e, o)
@@ -149,7 +149,7 @@ func (g *Registry) registerDMABuf(e mem.Extent, o rdma.MROptions) (rdma.MR, erro
 // not be freed, and Unregister has to be called again: ErrBusy, with the context's cause, where references are left when ctx
 // ends; ErrNotFound for what is not registered.
 func (g *Registry) Unregister(ctx context.Context, r *mem.Region) error {
-	all := g.claimed(r)
+	all := g.claimsOf(r)
 	if len(all) == 0 {
 		return fmt.Errorf("unregister the %s from NIC %s: %w", r, g.name, errdefs.ErrNotFound)
 	}
@@ -179,7 +179,7 @@ func (g *Registry) end(ctx context.Context, m *Memory) error {
 }
 
 // claimed returns the memory of r that is registered.
-func (g *Registry) claimed(r *mem.Region) []*Memory {
+func (g *Registry) claimsOf(r *mem.Region) []*Memory {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(g.claims), func(m *Memory) bool { return m.region != r || !m.registered })

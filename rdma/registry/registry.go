@@ -83,7 +83,7 @@ func (m *Memory) compare(access rdma.Access, space int, addr uint64) int {
 }
 
 // before counts the elements of t that come before addr in space with these rights, or are there.
-func before(t []*Memory, access rdma.Access, space int, addr uint64) int {
+func countUpTo(t []*Memory, access rdma.Access, space int, addr uint64) int {
 	lo, hi := 0, len(t)
 	for lo < hi {
 		mid := int(uint(lo+hi) >> 1)
@@ -103,14 +103,14 @@ func (g *Registry) find(need rdma.Access, space int, addr, n uint64) (m *Memory)
 	for t := *g.table.Load(); len(t) > 0; {
 		access := t[0].access
 		if access&need == need {
-			i := before(t, access, space, addr)
+			i := countUpTo(t, access, space, addr)
 			if i > 0 && t[i-1].access == access && t[i-1].space == space && addr < t[i-1].end() {
 				if m = t[i-1]; n <= m.end()-addr {
 					return m
 				}
 			}
 		}
-		t = t[before(t, access, math.MaxInt, math.MaxUint64):]
+		t = t[countUpTo(t, access, math.MaxInt, math.MaxUint64):]
 	}
 	return m
 }
@@ -156,7 +156,7 @@ func (g *Registry) claim(r *mem.Region, access rdma.Access) (*Memory, error) {
 	if g.closed {
 		return nil, fmt.Errorf("NIC %s: %w", g.name, errdefs.ErrClosed)
 	}
-	i := before(g.claims, access, space, first)
+	i := countUpTo(g.claims, access, space, first)
 	for _, o := range g.claims[max(i-1, 0):min(i+1, len(g.claims))] {
 		if o.access == access && o.space == space && o.first < m.end() && first < o.end() {
 			return nil, fmt.Errorf("the %s overlaps the %s, which is registered: %w", r, o.region, errdefs.ErrExists)

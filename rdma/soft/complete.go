@@ -31,7 +31,7 @@ func (q *qp) complete(w *sendWQE, pos uint64) {
 	if w.received {
 		peer.deliver(w, q)
 	}
-	switch q.at() {
+	switch q.currentState() {
 	case rdma.QPSReset:
 		return // nobody wants to know
 	case rdma.QPSErr:
@@ -81,15 +81,15 @@ func (q *qp) deliver(w *sendWQE, from *qp) {
 	if failed && q != from {
 		q.fail(rdma.EventQPReqErr)
 	}
-	if q.at() == rdma.QPSErr {
-		q.engine().ring(q) // the receives behind can be flushed now
+	if q.currentState() == rdma.QPSErr {
+		q.engine().notify(q) // the receives behind can be flushed now
 	}
 }
 
 // pushRecv adds the completion of a receive and reports whether the message was wrong for it.
 func (q *qp) pushRecv(w *sendWQE) (failed bool) {
 	status := w.recvStatus
-	switch q.at() {
+	switch q.currentState() {
 	case rdma.QPSReset:
 		q.rq.release(w.slot)
 		return false

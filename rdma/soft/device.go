@@ -88,7 +88,7 @@ func (d *Device) SetPort(number int, active bool) error {
 		if active {
 			e.Type = rdma.EventPortActive
 		}
-		d.nic.tell(e)
+		d.nic.notify(e)
 	}
 	return nil
 }

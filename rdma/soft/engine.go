@@ -12,25 +12,25 @@ import (
 
 // running is the engine's part of a queue pair.
 type running struct {
-	mu       sync.Mutex   // held by the engine while it is at this queue pair, and by a reset
-	issued   uint64       // requests that have started
-	retired  uint64       // requests that have completed
-	inflight []*Transfer  // of requests that have started and not completed, in order
-	late     *Transfer    // a read of inflight whose bytes move later
-	reads    int          // of inflight
-	halted   bool         // one that has started will fail: no more start
-	listed   bool         // in engine.active
-	tries    int          // in vain, of the request that comes next
-	due      time.Time    // when to try again; zero: now
-	hit      *fault.Fault // what goes wrong with the request that comes next
-	received atomic.Uint32
+	mu          sync.Mutex   // held by the engine while it is at this queue pair, and by a reset
+	issued      uint64       // requests that have started
+	retired     uint64       // requests that have completed
+	inflight    []*Transfer  // of requests that have started and not completed, in order
+	delayedRead *Transfer    // a read of inflight whose bytes move later
+	reads       int          // of inflight
+	halted      bool         // one that has started will fail: no more start
+	listed      bool         // in engine.active
+	tries       int          // in vain, of the request that comes next
+	due         time.Time    // when to try again; zero: now
+	fault       *fault.Fault // what goes wrong with the request that comes next
+	received    atomic.Uint32
 }
 
 // reset is called with mu held.
 func (r *running) reset() {
-	r.issued, r.retired, r.halted, r.late, r.reads = 0, 0, false, nil, 0
+	r.issued, r.retired, r.halted, r.delayedRead, r.reads = 0, 0, false, nil, 0
 	r.inflight = nil
-	r.tries, r.due, r.hit = 0, time.Time{}, nil
+	r.tries, r.due, r.fault = 0, time.Time{}, nil
 	r.received.Store(0)
 }
 
@@ -38,19 +38,19 @@ func (r *running) reset() {
 // landed.
 type engine struct {
 	prov    *Provider
-	wake    chan struct{} // has one place
+	wakeup  chan struct{} // has one place
 	quit    chan struct{}
 	stopped chan struct{}
 	idle    atomic.Bool // a ring has to wake it
 
-	mu    sync.Mutex
-	rings []*qp // queue pairs with something to do, since the engine looked
+	mu       sync.Mutex
+	notified []*qp // queue pairs with something to do, since the engine looked
 
-	steps  sync.Mutex // held while a step is taken
-	rng    *rand.Rand // draws the steps; nil: queue pairs take turns
-	active []*qp      // queue pairs with something to do or under way
-	can    []step     // scratch: what is possible
-	spare  []*Transfer
+	steps    sync.Mutex // held while a step is taken
+	rng      *rand.Rand // draws the steps; nil: queue pairs take turns
+	active   []*qp      // queue pairs with something to do or under way
+	possible []step     // scratch: what is possible
+	spare    []*Transfer
 }
 
 // step is something to do for a queue pair.
@@ -68,7 +68,7 @@ const (
 )
 
 func newEngine(p *Provider, s *Schedule) *engine {
-	e := &engine{prov: p, wake: make(chan struct{}, 1), quit: make(chan struct{}), stopped: make(chan struct{})}
+	e := &engine{prov: p, wakeup: make(chan struct{}, 1), quit: make(chan struct{}), stopped: make(chan struct{})}
 	if s != nil {
 		const stream = 0x736f6674
 		e.rng = rand.New(rand.NewPCG(s.Seed, stream))
@@ -88,23 +88,23 @@ func (e *engine) stop() {
 }
 
 // ring tells the engine that q has something to do. Safe for concurrent use.
-func (e *engine) ring(q *qp) {
-	if q.rung.Swap(true) {
+func (e *engine) notify(q *qp) {
+	if q.notified.Swap(true) {
 		return
 	}
 	e.mu.Lock()
-	e.rings = append(e.rings, q)
+	e.notified = append(e.notified, q)
 	e.mu.Unlock()
-	e.kick()
+	e.wake()
 }
 
 // kick wakes the engine.
-func (e *engine) kick() {
+func (e *engine) wake() {
 	if !e.idle.Load() {
 		return
 	}
 	select {
-	case e.wake <- struct{}{}:
+	case e.wakeup <- struct{}{}:
 	default:
 	}
 }
@@ -129,7 +129,7 @@ func (e *engine) loop() {
 			alarm = timer.C
 		}
 		select {
-		case <-e.wake:
+		case <-e.wakeup:
 		case <-alarm:
 		case <-e.quit:
 			return
@@ -142,40 +142,40 @@ func (e *engine) loop() {
 func (e *engine) step() bool {
 	e.steps.Lock()
 	defer e.steps.Unlock()
-	e.listen()
+	e.takeNotified()
 	for {
-		e.look()
-		if len(e.can) == 0 {
+		e.findSteps()
+		if len(e.possible) == 0 {
 			return false
 		}
 		n := 0
 		if e.rng != nil {
-			n = e.rng.IntN(len(e.can))
+			n = e.rng.IntN(len(e.possible))
 		}
-		if e.do(e.can[n]) {
+		if e.do(e.possible[n]) {
 			return true
 		}
 	}
 }
 
 // listen takes over what was rung.
-func (e *engine) listen() {
+func (e *engine) takeNotified() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, q := range e.rings {
-		q.rung.Store(false)
+	for _, q := range e.notified {
+		q.notified.Store(false)
 		if !q.run.listed {
 			q.run.listed = true
 			e.active = append(e.active, q)
 		}
 	}
-	clear(e.rings)
-	e.rings = e.rings[:0]
+	clear(e.notified)
+	e.notified = e.notified[:0]
 }
 
 // look finds what is possible now, and forgets queue pairs that have nothing to do until they ring.
-func (e *engine) look() {
-	e.can = e.can[:0]
+func (e *engine) findSteps() {
+	e.possible = e.possible[:0]
 	kept := e.active[:0]
 	for _, q := range e.active {
 		if e.options(q) {
@@ -194,17 +194,17 @@ func (e *engine) options(q *qp) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.inflight) > 0 && r.inflight[0].landed.Load() {
-		e.can = append(e.can, step{q, finish})
+		e.possible = append(e.possible, step{q, finish})
 	}
-	if r.late != nil {
-		e.can = append(e.can, step{q, land})
+	if r.delayedRead != nil {
+		e.possible = append(e.possible, step{q, land})
 	}
 	busy := len(r.inflight) > 0
-	switch q.at() {
+	switch q.currentState() {
 	case rdma.QPSErr:
 		r.due = time.Time{}
 		if !busy && q.hasPosted() {
-			e.can = append(e.can, step{q, begin})
+			e.possible = append(e.possible, step{q, begin})
 			busy = true
 		}
 	case rdma.QPSRTS:
@@ -213,7 +213,7 @@ func (e *engine) options(q *qp) bool {
 		}
 		busy = true
 		if r.due.IsZero() || !time.Now().Before(r.due) {
-			e.can = append(e.can, step{q, begin})
+			e.possible = append(e.possible, step{q, begin})
 		}
 	default:
 	}
@@ -253,8 +253,8 @@ func (e *engine) do(s step) bool {
 		return true
 	case land:
 		q.run.mu.Lock()
-		late := q.run.late
-		q.run.late = nil
+		late := q.run.delayedRead
+		q.run.delayedRead = nil
 		q.run.mu.Unlock()
 		e.prov.o.Mover.Move(late)
 		return true
@@ -268,11 +268,11 @@ func (e *engine) do(s step) bool {
 func (e *engine) begin(q *qp) bool {
 	r := &q.run
 	r.mu.Lock()
-	if q.at() == rdma.QPSErr {
+	if q.currentState() == rdma.QPSErr {
 		defer r.mu.Unlock()
 		return e.flush(q)
 	}
-	if q.at() != rdma.QPSRTS || r.halted || r.issued == q.tail.Load() { // it was reset since
+	if q.currentState() != rdma.QPSRTS || r.halted || r.issued == q.tail.Load() { // it was reset since
 		r.mu.Unlock()
 		return false
 	}
@@ -303,15 +303,15 @@ func (e *engine) begin(q *qp) bool {
 // the peer the read does not see, and reads land in order.
 func (e *engine) inOrder(r *running, t *Transfer) (before, now *Transfer) {
 	w := &t.qp.sq[t.pos&t.qp.mask]
-	if late := r.late; late != nil && (t.read || w.flags&rdma.SendFence != 0 || overlaps(t.Batch.Dst, late.Batch.Src)) {
-		before, r.late = late, nil
+	if late := r.delayedRead; late != nil && (t.read || w.flags&rdma.SendFence != 0 || overlaps(t.Batch.Dst, late.Batch.Src)) {
+		before, r.delayedRead = late, nil
 	}
 	switch {
 	case len(t.Batch.Dst) == 0:
 		t.landed.Store(true)
 		return before, nil
 	case e.rng != nil && t.read && e.rng.IntN(2) == 1:
-		r.late = t
+		r.delayedRead = t
 		return before, nil
 	}
 	return before, t

@@ -27,7 +27,7 @@ func (e *engine) heldBack(q *qp, w *sendWQE) bool {
 		if !hit {
 			return false
 		}
-		r.hit = &f
+		r.fault = &f
 		switch f.Action {
 		case fault.Fail, fault.Crash:
 			w.status, w.cause = rdma.WCGeneralErr, f.Err
@@ -37,11 +37,11 @@ func (e *engine) heldBack(q *qp, w *sendWQE) bool {
 		case fault.Stall, fault.Partial, fault.Corrupt:
 		}
 	}
-	if r.hit == nil || r.hit.Action != fault.Stall {
+	if r.fault == nil || r.fault.Action != fault.Stall {
 		return false
 	}
 	select {
-	case <-r.hit.Released():
+	case <-r.fault.Released():
 		return false
 	default:
 		r.due = time.Now().Add(stallLook)

@@ -45,7 +45,7 @@ type mr struct {
 	owner
 	pd   *pd
 	info rdma.MRInfo
-	gate *gate // entered by transfers that touch the memory
+	ops  *opCounter // entered by transfers that touch the memory
 	ctl  sync.Mutex
 }
 
@@ -81,7 +81,7 @@ func (p *pd) register(call string, e mem.Extent, o rdma.MROptions) (rdma.MR, err
 	if err := p.dev.begin(OpRegMR, call, &nic.mrs, nic.info.MaxMR, &p.owner); err != nil {
 		return nil, fmt.Errorf("register %d bytes of the %s: %w", e.Len, e.Region, err)
 	}
-	m := &mr{pd: p, gate: newGate(), info: rdma.MRInfo{Extent: e, Addr: o.Addr(e), Access: o.Access}}
+	m := &mr{pd: p, ops: newGate(), info: rdma.MRInfo{Extent: e, Addr: o.Addr(e), Access: o.Access}}
 	nic.keys.add(m)
 	m.open("memory region")
 	return m, nil
@@ -112,7 +112,7 @@ func (m *mr) Close() error {
 	d := m.pd.dev
 	err := d.fault(OpClose, call)
 	if err == nil {
-		err = m.gate.shut(call, d.nic.prov)
+		err = m.ops.stop(call, d.nic.prov)
 	}
 	if err != nil {
 		return fmt.Errorf("deregister %d bytes of the %s: %w", m.info.Extent.Len, m.info.Extent.Region, err)

@@ -94,7 +94,7 @@ func (p *port) hasGID(gid rdma.GID) bool {
 }
 
 // enlist gives a queue pair its number, the next that none has.
-func (n *nic) enlist(q *qp) {
+func (n *nic) register(q *qp) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for n.byNum[n.nextQP] != nil || n.nextQP < firstQPNum {
@@ -119,7 +119,7 @@ func (n *nic) find(num uint32) *qp {
 }
 
 // tell sends an event of the whole NIC to everybody who has it open.
-func (n *nic) tell(e rdma.AsyncEvent) {
+func (n *nic) notify(e rdma.AsyncEvent) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for d := range n.devices {

@@ -70,26 +70,26 @@ func (o *owner) close(call string) (bool, error) {
 }
 
 // gate counts those who are inside, and can be shut so that nobody enters any more.
-type gate struct {
+type opCounter struct {
 	word atomic.Int64 // number of those inside, plus shutBit
 	idle chan struct{}
 }
 
-const shutBit = 1 << 62
+const stopBit = 1 << 62
 
-func newGate() *gate { return &gate{idle: make(chan struct{}, 1)} }
+func newGate() *opCounter { return &opCounter{idle: make(chan struct{}, 1)} }
 
 // enter reports whether the gate was open; then leave must follow.
-func (g *gate) enter() bool {
-	if g.word.Add(1)&shutBit != 0 {
-		g.leave()
+func (g *opCounter) begin() bool {
+	if g.word.Add(1)&stopBit != 0 {
+		g.end()
 		return false
 	}
 	return true
 }
 
-func (g *gate) leave() {
-	if g.word.Add(-1) == shutBit {
+func (g *opCounter) end() {
+	if g.word.Add(-1) == stopBit {
 		select {
 		case g.idle <- struct{}{}:
 		default:
@@ -99,26 +99,26 @@ func (g *gate) leave() {
 
 // shut lets nobody in any more and waits until nobody is inside; ErrBusy, with the gate open again, where that takes too
 // long. One user at a time.
-func (g *gate) shut(call string, p *Provider) error {
-	if g.word.Add(shutBit) == shutBit {
+func (g *opCounter) stop(call string, p *Provider) error {
+	if g.word.Add(stopBit) == stopBit {
 		return nil
 	}
 	if p.manual() {
 		// Nobody else lets those inside out.
-		for g.word.Load() != shutBit && p.Step() {
+		for g.word.Load() != stopBit && p.Step() {
 		}
 	}
 	d := p.o.DrainTimeout
 	timer := time.NewTimer(d)
 	defer timer.Stop()
-	for g.word.Load() != shutBit {
+	for g.word.Load() != stopBit {
 		select {
 		case <-g.idle:
 		case <-timer.C:
-			if g.word.Load() == shutBit {
+			if g.word.Load() == stopBit {
 				return nil
 			}
-			g.word.Add(-shutBit)
+			g.word.Add(-stopBit)
 			return rdma.NewError(call, "", unix.EBUSY, fmt.Sprintf("transfers are still moving bytes after %v", d))
 		}
 	}
@@ -126,7 +126,7 @@ func (g *gate) shut(call string, p *Provider) error {
 }
 
 // reopen opens a gate that shut has shut.
-func (g *gate) reopen() { g.word.Add(-shutBit) }
+func (g *opCounter) reopen() { g.word.Add(-stopBit) }
 
 // quota counts objects of which a device has no more than so many.
 type quota struct{ n atomic.Int64 }

@@ -63,6 +63,6 @@ func (q *qp) reach(l *link) (*qp, *link) {
 
 // answers reports whether the queue pair takes requests of its peer.
 func (q *qp) answers() bool {
-	s := q.at()
+	s := q.currentState()
 	return s == rdma.QPSRTR || s == rdma.QPSRTS
 }

@@ -24,7 +24,7 @@ type qp struct {
 	caps           rdma.QPCaps
 	signalAll      bool
 	inline         *mem.Region // payloads of SendInline, MaxInlineBytes a place; nil where that is zero
-	gate           *gate       // entered by transfers of requests of the queue pair or to it
+	ops            *opCounter  // entered by transfers of requests of the queue pair or to it
 
 	ctl sync.Mutex // serialises Modify and Close, which wait for bytes to land
 	mu  sync.Mutex // held while posting to the send queue and while the state changes
@@ -34,12 +34,12 @@ type qp struct {
 	link  atomic.Pointer[link]
 
 	// The send queue: places [freed, tail) are taken, [retired, issued) have started. Position p lies at sq[p&mask].
-	sq    []sendWQE
-	mask  uint64
-	tail  atomic.Uint64
-	freed atomic.Uint64
-	rung  atomic.Bool // the engine has been told that there is something to do
-	run   running
+	sq       []sendWQE
+	mask     uint64
+	tail     atomic.Uint64
+	freed    atomic.Uint64
+	notified atomic.Bool // the engine has been told that there is something to do
+	run      running
 }
 
 // link is what a queue pair knows of its connection. It is immutable.
@@ -66,7 +66,7 @@ func (p *pd) CreateQP(o rdma.QPOptions) (rdma.QP, error) {
 		p.disown()
 		return nil, fmt.Errorf("create queue pair: %w", err)
 	}
-	nic.enlist(q)
+	nic.register(q)
 	q.open("queue pair")
 	return q, nil
 }
@@ -94,7 +94,7 @@ func (p *pd) newQP(call string, o rdma.QPOptions) (*qp, error) {
 	if c.MaxInlineBytes < 0 || c.MaxInlineBytes > maxInlineBytes {
 		return invalid(fmt.Sprintf("a request carries 0 to %d bytes inline", maxInlineBytes))
 	}
-	q := &qp{pd: p, sendCQ: send, recvCQ: recv, caps: c, signalAll: o.SignalAll, gate: newGate()}
+	q := &qp{pd: p, sendCQ: send, recvCQ: recv, caps: c, signalAll: o.SignalAll, ops: newGate()}
 	if o.SRQ != nil {
 		if q.srq, ok = o.SRQ.(*srq); !ok || q.srq.pd != p {
 			return invalid("the shared receive queue is of another protection domain")
@@ -197,7 +197,7 @@ func (q *qp) Query() (rdma.QPInfo, error) {
 }
 
 // at returns the state, for engines.
-func (q *qp) at() rdma.QPState { return rdma.QPState(q.state.Load()) }
+func (q *qp) currentState() rdma.QPState { return rdma.QPState(q.state.Load()) }
 
 func (q *qp) PostRecv(wrs []rdma.RecvWR) (int, error) {
 	const call = "soft_post_recv"
@@ -222,7 +222,7 @@ func (q *qp) postRecv(call string, wrs []rdma.RecvWR) (int, error) {
 	}
 	n, err := q.rq.post(call, wrs)
 	if n > 0 && q.attr.State == rdma.QPSErr {
-		q.engine().ring(q)
+		q.engine().notify(q)
 	}
 	return n, err
 }

@@ -48,7 +48,7 @@ func (q *qp) PostSend(wrs []rdma.SendWR) (int, error) {
 	const call = "soft_post_send"
 	n, err := q.postSend(call, wrs)
 	if n > 0 {
-		q.engine().ring(q)
+		q.engine().notify(q)
 	}
 	if err != nil {
 		return n, fmt.Errorf("post %d requests on queue pair %d: %w", len(wrs), q.num, err)

@@ -28,7 +28,7 @@ func (e *engine) start(q *qp, w *sendWQE) *Transfer {
 		return nil // it is being reset
 	}
 	t := e.transfer(q, w)
-	if !t.enter(q.gate) {
+	if !t.beginOp(q.ops) {
 		e.end(t)
 		return nil // this too
 	}
@@ -42,10 +42,10 @@ func (e *engine) start(q *qp, w *sendWQE) *Transfer {
 		return nil
 	case o == fails:
 		t.Batch.Dst, t.Batch.Src = t.Batch.Dst[:0], t.Batch.Src[:0]
-	case q.run.hit != nil:
-		e.damage(t, w, q.run.hit)
+	case q.run.fault != nil:
+		e.damage(t, w, q.run.fault)
 	}
-	q.run.tries, q.run.hit = 0, nil
+	q.run.tries, q.run.fault = 0, nil
 	q.run.halted = w.status != rdma.WCSuccess
 	return t
 }
@@ -67,7 +67,7 @@ func prepare(t *Transfer, w *sendWQE, l *link) outcome {
 		return fail(rdma.WCLocProtErr, err)
 	}
 	peer, peerLink := q.reach(l)
-	if peer == nil || !t.enter(peer.gate) {
+	if peer == nil || !t.beginOp(peer.ops) {
 		return q.retryAck(w, l)
 	}
 	if w.opcode != rdma.WRSend && w.opcode != rdma.WRSendWithImm {
@@ -112,7 +112,7 @@ func find(t *Transfer, q *qp, sges []rdma.SGE, need rdma.Access, all []mem.Exten
 		if err != nil {
 			return all, err
 		}
-		if !t.enter(m.gate) {
+		if !t.beginOp(m.ops) {
 			return all, errDeregistered
 		}
 		all = append(all, x)
@@ -138,7 +138,7 @@ func aim(t *Transfer, w *sendWQE, peer *qp, l *link) (rdma.WCStatus, error) {
 		return rdma.WCSuccess, nil // the key of no bytes is not looked at
 	}
 	x, m, err := peer.dev().nic.remote(peer.pd, w.rkey, w.remoteAddr, uint32(w.bytes), need)
-	if err == nil && !t.enter(m.gate) {
+	if err == nil && !t.beginOp(m.ops) {
 		err = errDeregistered
 	}
 	if err != nil {

@@ -38,7 +38,7 @@ func (q *qp) modify(call string, a rdma.QPAttr) error {
 		if err := q.quiesce(call); err != nil {
 			return err
 		}
-		q.gate.reopen()
+		q.ops.reopen()
 		return nil
 	}
 	q.mu.Lock()
@@ -50,7 +50,7 @@ func (q *qp) modify(call string, a rdma.QPAttr) error {
 	switch {
 	case a.State == rdma.QPSErr && old.State != rdma.QPSReset:
 		q.setState(rdma.QPSErr)
-		q.engine().ring(q)
+		q.engine().notify(q)
 		return nil
 	case a.State == rdma.QPSInit && old.State == rdma.QPSReset:
 		if err := q.checkInit(call, &a); err != nil {
@@ -117,11 +117,11 @@ func (q *qp) quiesce(call string) error {
 	q.mu.Lock()
 	q.setState(rdma.QPSReset)
 	q.mu.Unlock()
-	if err := q.gate.shut(call, q.prov()); err != nil {
+	if err := q.ops.stop(call, q.prov()); err != nil {
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		q.setState(rdma.QPSErr)
-		q.engine().ring(q)
+		q.engine().notify(q)
 		return err
 	}
 	q.run.mu.Lock() // the engine may be flushing
@@ -153,7 +153,7 @@ func (q *qp) fail(e rdma.EventType) {
 	if !failed {
 		return
 	}
-	q.engine().ring(q)
+	q.engine().notify(q)
 	if e != noEvent {
 		q.dev().events.put(rdma.AsyncEvent{Type: e, QPNum: q.num})
 	}

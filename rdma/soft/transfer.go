@@ -13,9 +13,9 @@ type Transfer struct {
 	Batch mem.Batch
 
 	qp     *qp
-	pos    uint64  // of the request
-	read   bool    // of an RDMA read
-	held   []*gate // what must not be closed before it has completed
+	pos    uint64       // of the request
+	read   bool         // of an RDMA read
+	ops    []*opCounter // what must not be closed before it has completed
 	err    error
 	landed atomic.Bool
 
@@ -31,7 +31,7 @@ func (e *engine) transfer(q *qp, w *sendWQE) (t *Transfer) {
 	}
 	t.qp, t.pos, t.read, t.err = q, q.run.issued, w.opcode == rdma.WRRDMARead, nil
 	t.landed.Store(false)
-	t.Batch.Dst, t.Batch.Src, t.held = t.Batch.Dst[:0], t.Batch.Src[:0], t.held[:0]
+	t.Batch.Dst, t.Batch.Src, t.ops = t.Batch.Dst[:0], t.Batch.Src[:0], t.ops[:0]
 	return t
 }
 
@@ -40,22 +40,22 @@ func (t *Transfer) Done(err error) {
 	e := t.qp.engine() // t is the engine's again once landed is set
 	t.err = err
 	t.landed.Store(true)
-	e.kick()
+	e.wake()
 }
 
 // enter enters g for as long as the transfer is under way, and reports whether it could.
-func (t *Transfer) enter(g *gate) bool {
-	if !g.enter() {
+func (t *Transfer) beginOp(g *opCounter) bool {
+	if !g.begin() {
 		return false
 	}
-	t.held = append(t.held, g)
+	t.ops = append(t.ops, g)
 	return true
 }
 
 // end leaves all gates. The transfer will be another's.
 func (e *engine) end(t *Transfer) {
-	for _, g := range t.held {
-		g.leave()
+	for _, g := range t.ops {
+		g.end()
 	}
 	e.spare = append(e.spare, t)
 }
@@ -84,7 +84,7 @@ func (t *Transfer) zip(dst, src []mem.Extent) {
 func overlaps(these, those []mem.Extent) bool {
 	for _, y := range those {
 		for _, x := range these {
-			if meet(x, y) {
+			if intersect(x, y) {
 				return true
 			}
 		}
@@ -94,7 +94,7 @@ func overlaps(these, those []mem.Extent) bool {
 
 // meet reports whether two extents share bytes: of memory that the CPU reaches by its addresses, and of device memory by the
 // device's. One of each kind share none, whatever the numbers.
-func meet(x, y mem.Extent) bool {
+func intersect(x, y mem.Extent) bool {
 	if a, b := x.CPU(), y.CPU(); a != 0 || b != 0 {
 		return a != 0 && b != 0 && a < b+mem.CPUAddr(y.Len) && b < a+mem.CPUAddr(x.Len)
 	}

@@ -35,7 +35,7 @@ func TestMeet(t *testing.T) {
 		{gpu.Sub(0, 32), gpu.Sub(32, 32), false},
 		{gpu.Sub(0, 33), gpu.Sub(32, 32), true},
 	} {
-		if meet(c.x, c.y) != c.want || meet(c.y, c.x) != c.want {
+		if intersect(c.x, c.y) != c.want || intersect(c.y, c.x) != c.want {
 			t.Errorf("%+v and %+v: want %t", c.x, c.y, c.want)
 		}
 	}

@@ -7,31 +7,35 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Endpoint is what a peer has to know to connect to a queue pair; the two sides exchange theirs by other means.
+// Endpoint is the data that a peer needs to connect to a queue pair. The two sides exchange it by
+// other means.
 type Endpoint struct {
 	QPNum  uint32
-	PSN    uint32 // of the first packet that this side sends, 24 bits
+	PSN    uint32 // of the first packet from this side, 24 bits
 	GID    GID
 	LID    uint16
-	MTU    MTU   // the largest that this side takes; 0: it does not say
-	RDepth uint8 // RDMA reads that this side answers at once
+	MTU    MTU   // maximum of this side; 0: unknown
+	RDepth uint8 // RDMA reads that this side serves concurrently
 }
 
-// ConnectOptions say how a queue pair is connected. The zero value asks for the defaults.
+// ConnectOptions are the options of a connection. The zero value has the defaults.
 type ConnectOptions struct {
 	Port     int    // default: 1
 	GIDIndex int    // index in the port's GID table
-	Access   Access // what the peer may do; default: AccessRemoteWrite | AccessRemoteRead
-	MTU      MTU    // the largest of this side, default: the port's; the path's is the smaller of the two sides'
-	PSN      uint32 // of the first packet that this side sends; 24 bits
-	// AckTimeout is how long to wait for an answer before trying again. Default: 67 ms, code 14.
+	Access   Access // rights of the peer; default: AccessRemoteWrite | AccessRemoteRead
+	// Maximum of this side, default: the port's; the path uses the smaller MTU of the two sides.
+	MTU MTU
+	PSN uint32 // of the first packet from this side; 24 bits
+	// AckTimeout is the time to wait for an acknowledgement before a retry. Default: 67 ms, code
+	// 14.
 	AckTimeout time.Duration
-	// RetryCount is how often to try again without an answer, 1 to 7. Default: 6, since rdma_rxe takes 7 as without end, and a
-	// peer that is gone would never be given up.
+	// RetryCount is the number of retries without an acknowledgement, 1 to 7. Default: 6, since
+	// rdma_rxe retries indefinitely with 7 and would never give up a peer that is gone.
 	RetryCount uint8
-	// RNRRetry is how often to try again when the peer has no receive posted: 1 to 6, and 7 without end. Default: 7.
+	// RNRRetry is the number of retries while the peer has no receive posted, 1 to 6, or 7 for no
+	// limit. Default: 7.
 	RNRRetry uint8
-	// RNRTimer is how long the peer shall wait before it does that. Default: 0.64 ms, code 12.
+	// RNRTimer is the time that the peer waits before such a retry. Default: 0.64 ms, code 12.
 	RNRTimer     time.Duration
 	HopLimit     uint8 // default: 64
 	TrafficClass uint8
@@ -55,7 +59,8 @@ func setDefault[T comparable](v *T, d T) {
 	}
 }
 
-// LocalEndpoint returns what the peer of q, a queue pair of d, has to know. ErrBroken where the port is not active.
+// LocalEndpoint returns the endpoint of q, a queue pair of d. It returns ErrBroken if the port is
+// not active.
 func LocalEndpoint(d Device, q QP, o ConnectOptions) (Endpoint, error) {
 	o.setDefaults()
 	port, err := d.QueryPort(o.Port)
@@ -78,12 +83,13 @@ func LocalEndpoint(d Device, q QP, o ConnectOptions) (Endpoint, error) {
 	}, nil
 }
 
-// depth fits a device's limit into the field that attributes have for it.
+// depth limits a device's limit to the width of its attribute.
 func depth(n int) uint8 { return uint8(min(n, 255)) }
 
-// Connect takes q, a queue pair of d in QPSReset, to QPSRTS, connected to remote: a peer's, or its own LocalEndpoint for a
-// loopback. o must be what LocalEndpoint was given. It keeps as many RDMA reads outstanding as both devices take. Where it
-// fails, q is in some state between; Modify to QPSReset before the next try.
+// Connect moves q, a queue pair of d in QPSReset, to QPSRTS and connects it to remote: the endpoint
+// of a peer, or its own LocalEndpoint for a loopback. o must be that of LocalEndpoint. Connect
+// permits as many outstanding RDMA reads as both devices support. If it fails, q is in an
+// intermediate state; the caller moves it to QPSReset before a retry.
 func Connect(d Device, q QP, o ConnectOptions, remote Endpoint) error {
 	o.setDefaults()
 	if o.MTU == 0 {

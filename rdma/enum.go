@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// GID is a port's global identifier: 16 bytes in network order, which are an IPv6 address on Ethernet.
+// GID is a port's global identifier: 16 bytes in network order. On Ethernet it is an IPv6 address.
 type GID [16]byte
 
 // String returns the GID as an IPv6 address: "fe80::…", "::ffff:10.0.0.1".
 func (g GID) String() string { return netip.AddrFrom16(g).String() }
 
-// GIDType is an enum ibv_gid_type: the wire protocol of a GID.
+// GIDType is an enum ibv_gid_type: the network protocol of a GID.
 type GIDType uint8
 
 // The GID types.
@@ -22,12 +22,12 @@ const (
 	GIDTypeRoCEv2 GIDType = 2
 )
 
-// String returns the type's name as sysfs has it, or as the verbs do.
+// String returns the type's name in sysfs, or else that of the verbs.
 func (t GIDType) String() string {
 	return enumName("GID_TYPE", []string{"IB", "RoCE v1", "RoCE v2"}, uint64(t))
 }
 
-// MTU is an enum ibv_mtu: the largest payload of a packet.
+// MTU is an enum ibv_mtu: the maximum payload of a packet.
 type MTU uint8
 
 // The MTUs.
@@ -39,7 +39,7 @@ const (
 	MTU4096
 )
 
-// Bytes returns the payload in bytes, or zero for a value that is no MTU.
+// Bytes returns the payload in bytes, or zero for an invalid value.
 func (m MTU) Bytes() int {
 	if m < MTU256 || m > MTU4096 {
 		return 0
@@ -78,21 +78,23 @@ const (
 	LinkLayerEthernet
 )
 
-// String returns the link layer's name as sysfs has it.
+// String returns the link layer's name in sysfs.
 func (l LinkLayer) String() string {
 	return enumName("LINK_LAYER", []string{"unspecified", "InfiniBand", "Ethernet"}, uint64(l))
 }
 
-// Access is an enum ibv_access_flags: what may be done to a memory region, or through a queue pair.
+// Access is an enum ibv_access_flags: the permitted operations on a memory region, or through a
+// queue pair.
 type Access uint32
 
-// The access flags. Local reading is always allowed.
+// The access flags. Local reads are always permitted.
 const (
-	AccessLocalWrite      Access = 1 << 0 // by receives and by reads of the own side
-	AccessRemoteWrite     Access = 1 << 1 // needs AccessLocalWrite
-	AccessRemoteRead      Access = 1 << 2
-	AccessRemoteAtomic    Access = 1 << 3  // needs AccessLocalWrite
-	AccessRelaxedOrdering Access = 1 << 20 // PCIe relaxed ordering; devices without it ignore the flag
+	AccessLocalWrite   Access = 1 << 0 // by local receives and reads
+	AccessRemoteWrite  Access = 1 << 1 // needs AccessLocalWrite
+	AccessRemoteRead   Access = 1 << 2
+	AccessRemoteAtomic Access = 1 << 3 // needs AccessLocalWrite
+	// PCIe relaxed ordering; devices without it ignore the flag.
+	AccessRelaxedOrdering Access = 1 << 20
 )
 
 // String lists the flags by the verbs' names without their prefix.
@@ -126,13 +128,13 @@ func (s QPState) String() string {
 	return enumName("QPS", []string{"RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR", "UNKNOWN"}, uint64(s))
 }
 
-// WROpcode is an enum ibv_wr_opcode: what a request of the send queue does.
+// WROpcode is an enum ibv_wr_opcode: the operation of a request in the send queue.
 type WROpcode uint8
 
 // The opcodes of work requests.
 const (
 	WRRDMAWrite        WROpcode = iota // local bytes to RemoteAddr
-	WRRDMAWriteWithImm                 // the same, and then a receive of the peer completes with Imm
+	WRRDMAWriteWithImm                 // the same, and a receive of the peer completes with Imm
 	WRSend                             // local bytes to a receive of the peer
 	WRSendWithImm                      // the same, with Imm in the receive's completion
 	WRRDMARead                         // bytes at RemoteAddr to local memory
@@ -148,7 +150,7 @@ type SendFlags uint8
 
 // The flags of work requests.
 const (
-	SendFence     SendFlags = 1 << iota // start when the reads posted before have finished
+	SendFence     SendFlags = 1 << iota // start after the earlier reads have finished
 	SendSignaled                        // report a completion
 	SendSolicited                       // the peer's completion counts as solicited
 	SendInline                          // the payload is SendWR.Inline
@@ -164,13 +166,13 @@ func (f SendFlags) String() string {
 	}, uint64(f))
 }
 
-// WCOpcode is an enum ibv_wc_opcode: what has completed.
+// WCOpcode is an enum ibv_wc_opcode: the operation that completed.
 type WCOpcode uint8
 
 // The opcodes of completions.
 const (
 	WCSend            WCOpcode = 0
-	WCRDMAWrite       WCOpcode = 1 // with immediate or without
+	WCRDMAWrite       WCOpcode = 1 // with or without immediate data
 	WCRDMARead        WCOpcode = 2
 	WCRecv            WCOpcode = 1 << 7
 	WCRecvRDMAWithImm WCOpcode = 1<<7 + 1
@@ -191,10 +193,10 @@ func (o WCOpcode) String() string {
 // WCFlags is an enum ibv_wc_flags.
 type WCFlags uint8
 
-// WCWithImm says that WC.Imm is set.
+// WCWithImm means that WC.Imm is valid.
 const WCWithImm WCFlags = 1 << 1
 
-// WCStatus is an enum ibv_wc_status: how a work request ended.
+// WCStatus is an enum ibv_wc_status: the result of a work request.
 type WCStatus uint8
 
 // The statuses of completions.

@@ -9,24 +9,25 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Error is a verb that was refused. errors.Is finds its sentinel of errdefs and its errno.
+// Error is a failed verb. errors.Is finds its sentinel of errdefs and its errno.
 type Error struct {
 	Call  string        // the native function: "ibv_reg_mr"
-	Args  string        // the arguments that matter: "bytes=4096"
-	Errno syscall.Errno // as the verb answered it; zero where it answered without one
-	Text  string        // what is known beyond the errno; may be empty
+	Args  string        // the relevant arguments: "bytes=4096"
+	Errno syscall.Errno // of the verb; zero if it returned none
+	Text  string        // additional information; may be empty
 	Kind  error         // a sentinel of errdefs, or nil
 }
 
-// NewError makes the error of a control verb. EBUSY is ErrBusy, ENOMEM and EAGAIN are ErrNoMemory, EINVAL, EFAULT and
-// ERANGE are ErrInvalid, EOPNOTSUPP, ENOSYS, EPROTONOSUPPORT, EPERM and EACCES are ErrNotSupported, ENODEV, ENXIO and EIO
-// are ErrBroken, ENOENT is ErrNotFound.
+// NewError returns the error of a control verb. The sentinel follows from errno. EBUSY is ErrBusy.
+// ENOMEM and EAGAIN are ErrNoMemory. EINVAL, EFAULT and ERANGE are ErrInvalid. EOPNOTSUPP, ENOSYS,
+// EPROTONOSUPPORT, EPERM and EACCES are ErrNotSupported. ENODEV, ENXIO and EIO are ErrBroken.
+// ENOENT is ErrNotFound.
 func NewError(call, args string, errno syscall.Errno, text string) *Error {
 	return &Error{Call: call, Args: args, Errno: errno, Text: text, Kind: kindOf(errno)}
 }
 
-// NewPostError makes the error of posting a request: as NewError, but that ENOMEM and EAGAIN, with which providers answer
-// when a queue is full, are ErrBusy.
+// NewPostError returns the error of posting a request. Unlike NewError it maps ENOMEM and EAGAIN,
+// which mean a full queue, to ErrBusy.
 func NewPostError(call, args string, errno syscall.Errno, text string) *Error {
 	e := NewError(call, args, errno, text)
 	if errno == unix.ENOMEM || errno == unix.EAGAIN {
@@ -54,7 +55,7 @@ func kindOf(errno syscall.Errno) error {
 	}
 }
 
-// Error gives call, arguments, the errno's name and number, and what else is known.
+// Error returns call, arguments, name and number of the errno, and additional information.
 func (e *Error) Error() string {
 	s := fmt.Sprintf("%s(%s)", e.Call, e.Args)
 	if e.Errno != 0 {
@@ -73,7 +74,7 @@ func errnoName(e syscall.Errno) string {
 	return "errno"
 }
 
-// Unwrap returns the sentinel to decide by and the errno.
+// Unwrap returns the sentinel and the errno.
 func (e *Error) Unwrap() []error {
 	var errs []error
 	if e.Kind != nil {
@@ -85,17 +86,17 @@ func (e *Error) Unwrap() []error {
 	return errs
 }
 
-// WCError is how a work request failed.
+// WCError is the failure of a work request.
 type WCError struct {
 	WRID      uint64
 	Status    WCStatus
-	Opcode    WCOpcode // devices need not set it when a request fails: the poster knows it by WRID
+	Opcode    WCOpcode // may be unset for a failed request: its poster finds it by WRID
 	VendorErr uint32
 	QPNum     uint32
 	Cause     error // WC.Cause; may be nil
 }
 
-// Error names the status and what it was the status of.
+// Error returns the status and the request.
 func (e *WCError) Error() string {
 	s := fmt.Sprintf("work request %#x of queue pair %d (%s): %s (%d), vendor error %#x", e.WRID, e.QPNum, e.Opcode, e.Status, uint32(e.Status), e.VendorErr)
 	if e.Cause != nil {
@@ -104,9 +105,10 @@ func (e *WCError) Error() string {
 	return s
 }
 
-// Unwrap returns the sentinel to decide by and the cause, as far as there are any. The sentinel is ErrInvalid where the
-// request, its keys or its bounds were wrong, ErrBusy where the peer had no receive posted for too long, and ErrBroken for
-// WCWRFlushErr: an earlier request failed. There is none where the peer or the device failed this very request.
+// Unwrap returns the sentinel and the cause, if there are any. The sentinel is ErrInvalid if the
+// request, its keys or its bounds were wrong, ErrBusy if the peer had no receive posted for too
+// long, and ErrBroken for WCWRFlushErr, when an earlier request failed. There is no sentinel if the
+// peer or the device failed this request.
 func (e *WCError) Unwrap() []error {
 	var errs []error
 	if kind := e.kind(); kind != nil {

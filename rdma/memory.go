@@ -9,32 +9,37 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// PD is a protection domain: work requests of its queue pairs reach its memory regions and no other.
+// PD is a protection domain: work requests of its queue pairs reach its memory regions only.
 type PD interface {
-	// RegMR registers an extent, for as long as the memory region is open: the caller sees to it that the memory lives
-	// longer. The CPU address of memory that has one is pinned, and the device address of other memory through a peer memory
-	// module of the kernel: ErrNotSupported, with the module's name, where there is none. Pinning costs about 0.2 us a page:
-	// this is no call for the transfer path. ErrInvalid as MROptions.Validate says, or where the device does not take an IOVA
-	// (ErrNotSupported where it says so); ErrNoMemory where the locked-memory limit is in the way.
+	// RegMR registers an extent until the memory region is closed. The memory must live longer. It
+	// is pinned by its CPU address. Memory without one is reached by its device address through a
+	// peer memory module of the kernel; without that, RegMR returns ErrNotSupported with the
+	// module's name. Pinning takes about 0.2 us for each page: do not call RegMR on the transfer
+	// path. It returns the errors of MROptions.Validate, ErrInvalid or ErrNotSupported if the
+	// device does not accept an IOVA, and ErrNoMemory if the limit on locked memory is too low.
 	RegMR(e mem.Extent, o MROptions) (MR, error)
-	// RegDMABufMR registers an extent of device memory by the dma-buf that exports it: fd is its descriptor, which may be
-	// closed afterwards, and off the offset in bytes of the extent's first byte in the dma-buf. Where o names no IOVA,
-	// work requests name the memory by its device address all the same. ErrNotSupported where the device or the kernel cannot.
+	// RegDMABufMR registers an extent of device memory through the dma-buf that exports it. fd is
+	// the descriptor, which may be closed afterwards. off is the offset in bytes of the extent in
+	// the dma-buf. Without an IOVA in o, work requests still use the memory's device address. It
+	// returns ErrNotSupported if the device or the kernel cannot.
 	RegDMABufMR(e mem.Extent, fd int, off int64, o MROptions) (MR, error)
-	// CreateQP makes a queue pair of a reliable connection, in QPSReset. ErrInvalid for capacities beyond the device's.
+	// CreateQP creates a queue pair of a reliable connection in QPSReset. It returns ErrInvalid for
+	// capacities above those of the device.
 	CreateQP(o QPOptions) (QP, error)
-	// CreateSRQ makes a shared receive queue.
+	// CreateSRQ creates a shared receive queue.
 	CreateSRQ(caps SRQCaps) (SRQ, error)
-	// Close frees the domain. ErrBusy while a memory region, queue pair or shared receive queue of it is open.
+	// Close closes the domain. It returns ErrBusy while a memory region, queue pair or shared
+	// receive queue of it is open.
 	Close() error
 }
 
-// MROptions say how memory is registered.
+// MROptions are the options of registering memory.
 type MROptions struct {
-	// Access is what may be done to the memory by work requests; reading it for those of the own side is always allowed.
+	// Access has the operations that work requests may do. Local reads are always permitted.
 	Access Access
-	// IOVA is the address of the first byte in work requests, also of peers; zero makes remote addresses offsets. It lies at the
-	// same offset in a page as the memory does. nil: the memory's OwnAddr.
+	// IOVA is the address of the first byte in work requests, also in those of peers. Zero makes
+	// remote addresses offsets. It must have the same offset within a page as the memory. Nil: the
+	// result of OwnAddr.
 	IOVA *uint64
 }
 
@@ -43,8 +48,9 @@ const (
 	accessKnown      = AccessLocalWrite | AccessRemoteRead | accessNeedsLocal | AccessRelaxedOrdering
 )
 
-// Validate reports what is wrong with registering e so, as ErrInvalid: an extent that is empty or not within its region,
-// flags that are unknown or contradict each other, an IOVA at another offset in a page or with less behind it than e is long.
+// Validate returns ErrInvalid if e cannot be registered with these options: e is empty or not
+// within its region, flags are unknown or contradictory, or the IOVA has another offset within a
+// page or is followed by fewer bytes than e has.
 func (o *MROptions) Validate(e mem.Extent) error {
 	if err := e.Validate(); err != nil {
 		return err
@@ -73,8 +79,8 @@ func (o *MROptions) Addr(e mem.Extent) uint64 {
 	return OwnAddr(e)
 }
 
-// OwnAddr returns the address that the memory itself has for a NIC: the device address of device memory, and the CPU address of all
-// other, also of pinned memory, whose device address is no NIC's.
+// OwnAddr returns the address of the memory for a NIC: the device address of device memory, and the
+// CPU address of other memory. The device address of pinned memory is not valid for NICs.
 func OwnAddr(e mem.Extent) uint64 {
 	if e.Region.Kind() == mem.KindDevice {
 		return uint64(e.Dev())
@@ -84,23 +90,26 @@ func OwnAddr(e mem.Extent) uint64 {
 
 // MR is a registered memory region.
 type MR interface {
-	// Info says how work requests name the region. It does not change. Never waits.
+	// Info returns the data that identifies the region in work requests. It does not change. Info
+	// never waits.
 	Info() MRInfo
-	// Close deregisters the memory. When it has returned nil no device touches the memory any more. Requests that name
-	// the region and have not finished fail, or finish first: who wants neither waits for their completions.
+	// Close deregisters the memory. If it returns nil, no device touches the memory any more.
+	// Unfinished requests with the region fail or finish first; to avoid both, wait for their
+	// completions.
 	Close() error
 }
 
-// MRInfo says how work requests name a memory region.
+// MRInfo identifies a memory region in work requests.
 type MRInfo struct {
-	Extent mem.Extent // what was registered
+	Extent mem.Extent // the registered memory
 	Addr   uint64     // address of the first byte in SGE.Addr and SendWR.RemoteAddr
 	LKey   uint32     // for SGE.LKey
 	RKey   uint32     // for SendWR.RKey, also of peers
 	Access Access
 }
 
-// SGE returns the scatter-gather entry of n bytes from byte off of the region, whose bounds it does not check.
+// SGE returns the scatter-gather entry of n bytes from byte off of the region. It does not check
+// bounds.
 func (m *MRInfo) SGE(off int64, n uint32) SGE {
 	return SGE{Addr: m.Addr + uint64(off), Length: n, LKey: m.LKey}
 }

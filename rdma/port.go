@@ -8,28 +8,29 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// PortOptions say what of a port is settled beforehand. The zero value settles nothing.
+// PortOptions restrict the choice of a port. The zero value does not.
 type PortOptions struct {
 	Port     int  // zero: the first active one
 	GIDIndex *int // nil: the best entry of the port's table
 	MTU      MTU  // zero: the port's active MTU
 }
 
-// Port is a choice of port, and why.
+// Port is a chosen port with the reason.
 type Port struct {
 	Number   int
 	GIDIndex int
-	GID      GIDEntry // zero on InfiniBand where the table has none
+	GID      GIDEntry // zero on InfiniBand if the table has none
 	MTU      MTU
 	Reason   string
 }
 
-// FindPort returns the port by which queue pairs of d are connected. ErrBroken where no port, or not the one that was
-// named, is active; ErrNotFound where its table has no GID, or none at the index that was named; ErrInvalid for a port that d does not
-// have, an index beyond the table, and an MTU above the active one.
+// FindPort returns the port to connect queue pairs of d with. It returns ErrBroken if no port, or
+// not the requested one, is active; ErrNotFound if the table has no GID, or none at the requested
+// index; and ErrInvalid for a port that d does not have, an index beyond the table, or an MTU above
+// the active one.
 //
-// On Ethernet the best GID is of RoCE v2 and an IPv4 address, then of RoCE v2, then of RoCE v1; among equals the first that
-// is not link-local, then the first.
+// On Ethernet the best GID is one of RoCE v2 with an IPv4 address, then one of RoCE v2, then one of
+// RoCE v1. Among equal ones the first that is not link-local is used, or else the first.
 func FindPort(d Device, o PortOptions) (Port, error) {
 	port, why, err := activePort(d, o.Port)
 	if err != nil {
@@ -61,7 +62,7 @@ func FindPort(d Device, o PortOptions) (Port, error) {
 	return c, nil
 }
 
-// activePort returns the port that was asked for, or the first that is active, and why.
+// activePort returns the requested port, or the first active one, with the reason.
 func activePort(d Device, number int) (PortInfo, string, error) {
 	if number != 0 {
 		if most := d.Info().Ports; number < 1 || number > most {
@@ -87,7 +88,7 @@ func activePort(d Device, number int) (PortInfo, string, error) {
 	return PortInfo{}, "", fmt.Errorf("none is active (%s): %w", strings.Join(states, ", "), errdefs.ErrBroken)
 }
 
-// bestGID returns the entry of p's table that ranks first.
+// bestGID returns the entry of p's table with the highest rank.
 func bestGID(d Device, p PortInfo) (GIDEntry, error) {
 	best, rank := GIDEntry{}, -1
 	for i := range p.GIDs {
@@ -110,7 +111,7 @@ func bestGID(d Device, p PortInfo) (GIDEntry, error) {
 
 func rankGID(e *GIDEntry, l LinkLayer) int {
 	if l == LinkLayerInfiniBand {
-		return 0 // the first is the port's own
+		return 0 // the first entry is the port's own
 	}
 	rank := 0
 	if e.Type == GIDTypeRoCEv2 {

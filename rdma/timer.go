@@ -2,9 +2,9 @@ package rdma
 
 import "time"
 
-// AckTimeout returns how long code of QPAttr.Timeout is: 4.096 us times 2 to the code, of 31 at most. Zero for code 0,
-// which means that the queue pair waits for ever. Devices may wait up to four times as long (InfiniBand specification,
-// 9.7.6.1.3).
+// AckTimeout returns the duration of a QPAttr.Timeout code: 4.096 us times 2 to the code, which is
+// at most 31. It returns zero for code 0, which means no limit. Devices may wait up to four times
+// as long (InfiniBand specification, 9.7.6.1.3).
 func AckTimeout(code uint8) time.Duration {
 	if code == 0 {
 		return 0
@@ -12,7 +12,7 @@ func AckTimeout(code uint8) time.Duration {
 	return 4096 * time.Nanosecond << min(code, maxTimerCode)
 }
 
-// AckTimeoutCode returns the least code of at least d; 31, which is 2.4 hours, where d is longer.
+// AckTimeoutCode returns the least code whose duration is at least d, or 31, which is 2.4 hours.
 func AckTimeoutCode(d time.Duration) uint8 {
 	for code := uint8(1); code < maxTimerCode; code++ {
 		if AckTimeout(code) >= d {
@@ -22,7 +22,7 @@ func AckTimeoutCode(d time.Duration) uint8 {
 	return maxTimerCode
 }
 
-// maxTimerCode is the last code of 5 bits.
+// maxTimerCode is the largest code of 5 bits.
 const maxTimerCode = 31
 
 // rnrTimers are the receiver-not-ready delays by code, in units of 10 us (InfiniBand specification, table 45).
@@ -31,13 +31,13 @@ var rnrTimers = [maxTimerCode + 1]time.Duration{
 	8192, 12288, 16384, 24576, 32768, 49152,
 }
 
-// RNRTimer returns how long code of QPAttr.MinRNRTimer is: from 10 us for code 1 to 491.52 ms for code 31, and 655.36 ms
-// for code 0.
+// RNRTimer returns the duration of a QPAttr.MinRNRTimer code: from 10 us for code 1 to 491.52 ms
+// for code 31, and 655.36 ms for code 0.
 func RNRTimer(code uint8) time.Duration {
 	return rnrTimers[min(code, maxTimerCode)] * 10 * time.Microsecond
 }
 
-// RNRTimerCode returns the least code of at least d; 0, the longest, where no other is.
+// RNRTimerCode returns the code with the least duration of at least d, or else 0, the longest.
 func RNRTimerCode(d time.Duration) uint8 {
 	for code := uint8(1); code <= maxTimerCode; code++ {
 		if RNRTimer(code) >= d {

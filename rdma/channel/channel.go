@@ -11,44 +11,50 @@ import (
 	"github.com/kvlane/kvlane/rdma/registry"
 )
 
-// Options say how a channel is opened. NIC is required.
+// Options are the options of a channel. NIC is required.
 type Options struct {
-	// NIC is the NIC, whose memory requests name. The channel does not own it.
+	// NIC is the NIC with the memory of requests. The caller owns it.
 	NIC *registry.Registry
-	// Connect says how queue pairs are connected: port, GID and the rest. Port zero: the first active port, its best GID and its
-	// MTU, as rdma.FindPort finds them.
+	// Connect has the options of connections, such as port and GID. Port zero: the first active
+	// port with its best GID and its MTU, chosen by rdma.FindPort.
 	Connect rdma.ConnectOptions
-	// Pairs is the number of queue pairs, which complete in one queue. Default 1.
+	// Pairs is the number of queue pairs. They share a completion queue. Default 1.
 	Pairs int
-	// Depth is how many requests each has outstanding. Default 1. What the device has less, it is.
+	// Depth is the number of outstanding requests of a queue pair. Default 1. It is limited to that
+	// of the device.
 	Depth int
-	// Receives is how many receives each holds, which complete in a queue of their own. Default: none.
+	// Receives is the number of receives of a queue pair. They complete in a queue of their own.
+	// Default: none.
 	Receives int
-	// SGEs is how many scatter-gather entries a request has at most. Default 1. What the device has less, it is.
+	// SGEs is the maximum number of scatter-gather entries of a request. Default 1. It is limited
+	// to that of the device.
 	SGEs int
-	// Alarm, where it is not nil, is called with failures that completions may not tell: of the device, the completion queues, or
-	// a queue pair. It must not block, and may be called until Close has returned, and once more.
+	// Alarm is called for failures that completions may not report: of the device, a completion
+	// queue or a queue pair. It must not block. It may be called once more after Close has
+	// returned. Nil: not called.
 	Alarm func(error)
 }
 
-// Channel is queue pairs of one NIC with their completion queue. Its fields are set by Open, for reading.
+// Channel is a set of queue pairs of one NIC with a completion queue. Its fields are set by Open
+// and must not be changed.
 type Channel struct {
 	Pairs        []*Pair
-	CQ           rdma.CQ // where requests complete; each completion has to be given to Completed
-	Receives     rdma.CQ // where receives complete; nil: there are none
-	Depth        int     // how many requests each queue pair has outstanding at most
-	MessageBytes int64   // length of the longest request
+	CQ           rdma.CQ // for completions of requests; pass each one to Completed
+	Receives     rdma.CQ // for completions of receives; nil without receives
+	Depth        int     // maximum number of outstanding requests of a queue pair
+	MessageBytes int64   // maximum length of a request
 
 	nic            *registry.Registry
 	connect        rdma.ConnectOptions
 	sges, sgesRead int
 	events         rdma.CompChannel
-	opened         []interface{ Close() error } // what is open, parents first
+	opened         []interface{ Close() error } // open objects, parents first
 	unwatch        func()
 }
 
-// Open makes completion queues and queue pairs, which are to be connected. Errors: ErrInvalid for options, ErrBroken where the
-// port is not active, and those of the verbs; everything is closed again then.
+// Open creates completion queues and unconnected queue pairs. It returns ErrInvalid for invalid
+// options, ErrBroken if the port is not active, and errors of the verbs. After an error everything
+// is closed.
 func Open(o Options) (*Channel, error) {
 	if o.NIC == nil || min(o.Pairs, o.Depth, o.Receives, o.SGEs) < 0 || o.Pairs > MaxPairs {
 		return nil, fmt.Errorf("open channel of %d queue pairs, %d requests deep: %w", o.Pairs, o.Depth, errdefs.ErrInvalid)
@@ -62,12 +68,12 @@ func Open(o Options) (*Channel, error) {
 		return c, nil
 	}
 	if closeErr := c.Close(); closeErr != nil {
-		err = errors.Join(err, closeErr, c.Close()) // once more: nobody else could
+		err = errors.Join(err, closeErr, c.Close()) // retry, since no caller has the channel
 	}
 	return nil, fmt.Errorf("open channel of NIC %s: %w", o.NIC.Name(), err)
 }
 
-// findPort chooses the port, if none is named, and notes what it carries.
+// findPort chooses the port if none is given and records its maximum message.
 func (c *Channel) findPort() error {
 	dev := c.nic.Device()
 	if c.connect.Port == 0 {
@@ -88,7 +94,7 @@ func (c *Channel) open(o *Options) (err error) {
 	dev, pairs := c.nic.Device(), max(o.Pairs, 1)
 	info := dev.Info()
 	c.sges, c.sgesRead = max(min(o.SGEs, info.MaxSGE), 1), max(min(o.SGEs, info.MaxSGERead), 1)
-	// A completion queue without room is lost, and failures complete every request.
+	// A full completion queue is lost, and a failure completes every request.
 	c.Depth = min(max(o.Depth, 1), info.MaxQPWR, info.MaxCQE/pairs)
 	if c.events, err = dev.CreateCompChannel(); err != nil {
 		return err
@@ -122,7 +128,7 @@ func (c *Channel) open(o *Options) (err error) {
 	return nil
 }
 
-// heed calls alarm if e is a failure of the channel's.
+// reportFailure calls alarm if e is a failure of the channel's objects.
 func (c *Channel) reportFailure(e rdma.AsyncEvent, alarm func(error)) {
 	switch e.Type {
 	case rdma.EventDeviceFatal:
@@ -134,13 +140,13 @@ func (c *Channel) reportFailure(e rdma.AsyncEvent, alarm func(error)) {
 		if !slices.ContainsFunc(c.Pairs, func(p *Pair) bool { return p.QP.Num() == e.QPNum }) {
 			return
 		}
-	default: // the rest is no failure, or shows in completions
+	default: // other events are no failures, or completions report them
 		return
 	}
 	alarm(fmt.Errorf("NIC %s: %s", c.nic.Name(), e.Type))
 }
 
-// MaxSGE returns how many scatter-gather entries a request has at most.
+// MaxSGE returns the maximum number of scatter-gather entries of a request.
 func (c *Channel) MaxSGE(o rdma.WROpcode) int {
 	if o == rdma.WRRDMARead {
 		return c.sgesRead
@@ -148,14 +154,15 @@ func (c *Channel) MaxSGE(o rdma.WROpcode) int {
 	return c.sges
 }
 
-// Wait waits for a completion since CQ.RequestNotify, until ctx ends; errors as rdma.CompChannel.Wait. Nobody calls it once
-// somebody calls Close.
+// Wait waits for a completion since CQ.RequestNotify. Its errors are those of
+// rdma.CompChannel.Wait. It must not be called during or after Close.
 func (c *Channel) Wait(ctx context.Context) error {
 	_, err := c.events.Wait(ctx)
 	return err
 }
 
-// Outstanding returns how many requests of all queue pairs have not completed as far as known.
+// Outstanding returns the number of requests of all queue pairs that are not known to have
+// completed.
 func (c *Channel) Outstanding() (n uint64) {
 	for _, p := range c.Pairs {
 		n += p.Outstanding()
@@ -163,8 +170,9 @@ func (c *Channel) Outstanding() (n uint64) {
 	return n
 }
 
-// Close closes the queue pairs, and then their queues. What is outstanding is forgotten: nothing of it touches memory any more
-// when Close has returned nil. Errors are those of the verbs, ErrBusy where bytes are still on their way; it may be called again.
+// Close closes the queue pairs and the completion queues. It forgets outstanding requests: if it
+// returns nil, none of them touches memory any more. It returns the errors of the verbs, ErrBusy
+// while bytes are on their way, and may be called again.
 func (c *Channel) Close() error {
 	c.unwatch()
 	for i, v := range slices.Backward(c.opened) {

@@ -1,16 +1,18 @@
-// Package channel makes connected queue pairs over one port of a NIC, and ends them.
+// Package channel creates, connects and stops queue pairs of one port of a NIC.
 //
 // # Model
 //
-// A Channel is a completion queue with queue pairs that complete there. Each is known to others by its Endpoint, and Connect takes
-// another's: of the same process, of a host that sent it by other means, or its own for a loopback. Requests are numbered as
-// they are posted; a completion says how far a queue pair has come, and Completed tells which one and which request.
+// A Channel is a completion queue with queue pairs that complete there. Each has an Endpoint.
+// Connect connects it to another Endpoint: of the same process, of another host, or its own for a
+// loopback. Requests are numbered in the order of posting. Completed returns the queue pair and the
+// request of a completion.
 //
-// A queue pair that failed, or that shall give up what is outstanding, is ended by Stop: to the error state, where its requests
-// complete as flushed, and after a while to reset, when nothing of it touches memory any more. It may be connected again then.
+// Stop stops a queue pair that failed or whose requests are no longer wanted. It moves it to the
+// error state, where its requests complete as flushed, and after a while to reset, where it no
+// longer touches memory. Then it may be connected again.
 //
 // # Concurrency
 //
-// Wait, queues and what describes a channel are safe for concurrent use; everything else is for one goroutine at a time.
-// Nothing but Wait waits for the network or for completions.
+// Wait, the queues and the fields of a channel are safe for concurrent use. Everything else is for
+// one goroutine at a time. Only Wait waits for the network or for completions.
 package channel

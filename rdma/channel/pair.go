@@ -6,40 +6,40 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// Work request IDs are the index of the queue pair and the number of the request there.
+// A work request ID has the index of the queue pair and the number of the request.
 const (
 	seqBits = 48
 	seqMask = 1<<seqBits - 1
 )
 
-// MaxPairs is the most queue pairs of a channel.
+// MaxPairs is the maximum number of queue pairs of a channel.
 const MaxPairs = 1 << (64 - seqBits)
 
 // Pair is a queue pair of a channel.
 type Pair struct {
-	QP       rdma.QP       // for its receives, and what it says of itself; requests go by Post
-	Endpoint rdma.Endpoint // what the peer has to know to connect, as it was when the channel was opened
+	QP       rdma.QP       // for its receives and queries; requests use Post
+	Endpoint rdma.Endpoint // data for the peer, as of Open
 
 	channel      *Channel
 	index        uint64
-	posted, done uint64    // requests since it was made, and those that have completed as far as known
-	stopped      time.Time // when it was moved to QPSErr, or zero
+	posted, done uint64    // number of posted requests, and of those known to have completed
+	stopped      time.Time // time of the move to QPSErr, or zero
 }
 
-// Connect connects the queue pair, which is new or has been reset by Stop, to another's endpoint, or its own. Where it fails, close
-// the channel.
+// Connect connects the queue pair, which is new or reset by Stop, to an endpoint, possibly its own.
+// If it fails, the caller closes the channel.
 func (p *Pair) Connect(to rdma.Endpoint) error {
 	return rdma.Connect(p.channel.nic.Device(), p.QP, p.channel.connect, to)
 }
 
-// Posted returns how many requests were posted, and so the number that the next will have.
+// Posted returns the number of posted requests, which is the number of the next one.
 func (p *Pair) Posted() uint64 { return p.posted }
 
-// Outstanding returns how many requests have not completed as far as known.
+// Outstanding returns the number of requests that are not known to have completed.
 func (p *Pair) Outstanding() uint64 { return p.posted - p.done }
 
-// Post posts wrs as rdma.QP.PostSend, and numbers them by setting WRID. Those that ask for no completion are known to be over by
-// that of a later one.
+// Post posts wrs like rdma.QP.PostSend. It sets WRID to the number of the request. A request
+// without a completion has completed when a later one has.
 func (p *Pair) Post(wrs []rdma.SendWR) (int, error) {
 	for i := range wrs {
 		wrs[i].WRID = p.index<<seqBits | (p.posted+uint64(i))&seqMask
@@ -49,12 +49,13 @@ func (p *Pair) Post(wrs []rdma.SendWR) (int, error) {
 	return n, err
 }
 
-// Completed notes a completion of Poll: it returns which queue pair it is of, by its index in Pairs, the number of the request,
-// and how many requests are over by it, itself included. That is zero for one that is not outstanding any more.
+// Completed processes a completion from Poll. It returns the index of the queue pair in Pairs, the
+// number of the request, and the number of requests that completed with it, including itself; that
+// is zero if the request is no longer outstanding.
 func (c *Channel) Completed(wc *rdma.WC) (index int, seq, over uint64) {
 	i := wc.WRID >> seqBits
 	if i >= uint64(len(c.Pairs)) {
-		return 0, 0, 0 // no request of this channel has such a number
+		return 0, 0, 0 // no request of this channel has this number
 	}
 	p := c.Pairs[i]
 	ahead := (wc.WRID - p.done) & seqMask
@@ -66,10 +67,11 @@ func (c *Channel) Completed(wc *rdma.WC) (index int, seq, over uint64) {
 	return int(i), seq, over
 }
 
-// Stop ends what is outstanding of a queue pair that is connected, without waiting: it moves the queue pair to QPSErr, where its requests complete as flushed, and
-// when it is called flush after that, to QPSReset. It returns how long to wait until then. Zero says that it was reset: nothing
-// is outstanding, and nothing of it touches memory. It comes in these two steps since packets may be under way, which rdma_rxe
-// does not bear during a reset (see rdma.QP.Modify).
+// Stop cancels the outstanding requests of a connected queue pair without waiting. The first call
+// moves it to QPSErr, where its requests complete as flushed. A call after the time flush moves it
+// to QPSReset. Stop returns the time until then, or zero when the queue pair is reset: nothing is
+// outstanding then, and it no longer touches memory. Two steps are necessary because packets may be
+// on their way, and rdma_rxe fails if one arrives during a reset (see rdma.QP.Modify).
 func (p *Pair) Stop(flush time.Duration) (wait time.Duration, err error) {
 	if p.stopped.IsZero() {
 		if err := p.QP.Modify(rdma.QPAttr{State: rdma.QPSErr}); err != nil {

@@ -12,7 +12,8 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// pollRoom is how many completions one call into the library fetches at most: enough for the call's cost not to matter.
+// pollRoom is the maximum number of completions of one library call. It makes the cost of the call
+// negligible.
 const pollRoom = 128
 
 // CQ implements rdma.CQ.
@@ -24,7 +25,7 @@ type CQ struct {
 	entries int
 
 	mu     sync.Mutex
-	buffer *ibverbs.WCArray // of what a poll fetches; guarded by mu
+	buffer *ibverbs.WCArray // completions of a poll; guarded by mu
 }
 
 // CreateCQ implements rdma.Device.
@@ -70,7 +71,7 @@ func (d *Device) createCQ(o rdma.CQOptions) (*CQ, error) {
 	q.open("completion queue of %s", d.info.Name)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.cqs[native] = q // before the first event, which is asked for with the queue
+	d.cqs[native] = q // before RequestNotify can cause an event
 	return q, nil
 }
 
@@ -147,12 +148,12 @@ func (q *CQ) Entries() int { return q.entries }
 // Close implements rdma.CQ.
 func (q *CQ) Close() error {
 	return q.close(func() error {
-		// The library waits here for events of the queue that were read and not acknowledged; readers need the queue
-		// to be known until they have acknowledged them.
+		// The library waits here until all events of the queue are acknowledged. Readers need the
+		// queue in the map until then.
 		return check(q.dev.api.DestroyCQ(q.native), "ibv_destroy_cq", "entries=%d", q.entries)
 	}, func() error {
 		q.dev.mu.Lock()
-		if q.dev.cqs[q.native] == q { // else the address is another queue's by now
+		if q.dev.cqs[q.native] == q { // else another queue has this address now
 			delete(q.dev.cqs, q.native)
 		}
 		q.dev.mu.Unlock()

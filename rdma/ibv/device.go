@@ -40,11 +40,11 @@ func openDevice(p *Provider, dev ibverbs.Device, devName string) (*Device, error
 		return nil, errors.Join(err, d.stop())
 	}
 	d.open("RDMA device %s", devName)
-	p.children.Add(1) // the provider is in use by the caller
+	p.children.Add(1) // the caller uses the provider
 	return d, nil
 }
 
-// start reads what the device is and watches its events.
+// start reads the properties of the device and watches its events.
 func (d *Device) start(devName string) error {
 	var a ibverbs.DeviceAttr
 	if err := check(d.api.QueryDevice(d.ctx, &a), "ibv_query_device", "device=%s", devName); err != nil {
@@ -99,7 +99,7 @@ func (d *Device) QueryGID(port, index int) (rdma.GIDEntry, error) {
 	fail := func(err error) (rdma.GIDEntry, error) {
 		return rdma.GIDEntry{}, fmt.Errorf("query GID %d of port %d of %s: %w", index, port, d.what, err)
 	}
-	// The library answers an index beyond the table and an empty entry with the same errno.
+	// The library returns the same errno for an index beyond the table and an empty entry.
 	p, err := d.QueryPort(port)
 	if err != nil {
 		return fail(err)
@@ -133,7 +133,7 @@ func (d *Device) WaitEvent(ctx context.Context) (rdma.AsyncEvent, error) {
 		if err := check(errno, "ibv_get_async_event", "device=%s", d.info.Name); err != nil {
 			return false, err
 		}
-		// What the event is about exists at least until it is acknowledged.
+		// The event's object exists until the event is acknowledged.
 		event = d.asyncEvent(e)
 		d.api.AckAsyncEvent(e)
 		return true, nil
@@ -157,12 +157,12 @@ func (d *Device) asyncEvent(e ibverbs.AsyncEvent) rdma.AsyncEvent {
 	case rdma.EventPortActive, rdma.EventPortErr, rdma.EventLIDChange, rdma.EventPKeyChange, rdma.EventSMChange,
 		rdma.EventClientReregister, rdma.EventGIDChange:
 		event.Port = int(int32(uint32(e.Element)))
-	default: // of the device as a whole, or of what has no name here
+	default: // of the whole device, or unknown
 	}
 	return event
 }
 
-// cqOf returns the open completion queue that native is of, or nil.
+// cqOf returns the open completion queue of native, or nil.
 func (d *Device) cqOf(native ibverbs.CQ) *CQ {
 	d.mu.Lock()
 	defer d.mu.Unlock()

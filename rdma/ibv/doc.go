@@ -1,24 +1,28 @@
-// Package ibv implements package rdma on libibverbs, which it finds at run time: no cgo, no headers. Load answers
-// ErrNotSupported with the loader's reason where there is no library, and Provider.Devices where there is no device.
+// Package ibv implements package rdma with libibverbs, which it loads at run time, without cgo or
+// headers. Load returns ErrNotSupported with the loader's reason if there is no library, and
+// Provider.Devices if there is no device.
 //
-// # Life of objects
+// # Lifetime of objects
 //
-// libibverbs frees an object whatever else is going on with it, and some of its checks are missing (closing a device with
-// queues on it "works"). So every object here counts what was made of it and refuses to close before, and holds a lock,
-// shared, during each call into the library, which its Close holds alone. That is the one reason why locks are held
-// across those calls; they wait for no peer and no completion.
+// libibverbs frees an object even while it is in use, and does not always check for children (it
+// closes a device with open queues). Therefore every object here counts its children and refuses to
+// close while there are any. Each call into the library holds a shared lock of the object, and
+// Close holds it exclusively. This is the only reason for holding locks during these calls; they do
+// not wait for peers or completions.
 //
-// # The data path
+// # Data path
 //
-// Requests are written to a chain outside of the Go heap, one for each queue, as deep as the queue, and go down with one call
-// for a whole slice. Polling moves completions up in the same way. Neither allocates. What many providers do not check is
-// checked here before anything is posted: opcodes, numbers of entries, length of inline payloads, the queue pair's state.
-// How full a queue is, the provider knows. Some (rdma_rxe) give a request's place back once it has been executed, not
-// when its completion was polled: a full send queue does not keep its owner from overflowing a completion queue.
+// Requests are written to a chain outside the Go heap. Each queue has a chain of its own depth, and
+// a whole slice is posted with one call. Completions are polled in the same way. Neither allocates.
+// Before posting, this package checks what many providers do not: opcodes, numbers of entries, the
+// length of inline payloads, and the state of the queue pair. The provider knows how full a queue
+// is. Some (rdma_rxe) release the place of a request when it has been executed, not when its
+// completion was polled: a full send queue then does not prevent a completion queue from
+// overflowing.
 //
 // # Events
 //
-// The descriptors of completion channels and of asynchronous events are watched by the Go runtime's poller, so that
-// waiting takes no thread and ends with its context. An event is acknowledged as soon as it was read and understood:
-// closing an object never waits for a reader.
+// The Go runtime's poller watches the descriptors of completion channels and asynchronous events. A
+// wait occupies no thread and ends with its context. An event is acknowledged as soon as it is
+// decoded, so closing an object never waits for a reader.
 package ibv

@@ -8,7 +8,7 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// hostOrder32 turns a number of network byte order into one of the host's, and the reverse.
+// hostOrder32 converts between network and host byte order.
 func hostOrder32(v uint32) uint32 {
 	var b [4]byte
 	binary.NativeEndian.PutUint32(b[:], v)
@@ -48,8 +48,9 @@ func deviceInfo(device string, a *ibverbs.DeviceAttr) rdma.DeviceInfo {
 	}
 }
 
-// Lanes by active_width and gigabits a second and lane by active_speed, both single bits (InfiniBand specification,
-// PortInfo). Ethernet devices report the combination nearest to their rate.
+// Lanes by active_width, and gigabits per second and lane by active_speed. Both are single bits
+// (InfiniBand specification, PortInfo). Ethernet devices report the combination nearest to their
+// rate.
 var (
 	lanes       = map[uint8]float64{1: 1, 2: 4, 4: 8, 8: 12, 16: 2}
 	gbpsPerLane = map[uint8]float64{1: 2.5, 2: 5, 4: 10, 8: 10, 16: 14, 32: 25, 64: 50, 128: 100}

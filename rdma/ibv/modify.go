@@ -11,7 +11,7 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// Which attributes each step of a reliable connection sets: those that the specification requires (ibv_modify_qp(3)).
+// Attributes that each step of a reliable connection sets, as required by ibv_modify_qp(3).
 const (
 	maskInit = ibverbs.MaskState | ibverbs.MaskPKeyIndex | ibverbs.MaskPort | ibverbs.MaskAccessFlags
 	maskRTR  = ibverbs.MaskState | ibverbs.MaskAV | ibverbs.MaskPathMTU | ibverbs.MaskDestQPN | ibverbs.MaskRQPSN |
@@ -21,15 +21,16 @@ const (
 	maskQuery = maskInit | maskRTR | maskRTS | ibverbs.MaskCap
 )
 
-// The largest values of fields whose width is that of the wire or of the specification.
+// Limits of fields by the protocol or the specification.
 const (
 	max24Bits = 1<<24 - 1
 	maxTimer  = 31
 	maxRetry  = 7
 )
 
-// resolveTries is how often a queue pair is moved to QPSRTR at most while that ends with ETIMEDOUT. The kernel has to learn the peer's link
-// address for it: where packets were lost it gave up after a second, and left the queue pair as it was.
+// resolveTries is the number of attempts to move a queue pair to QPSRTR if that fails with
+// ETIMEDOUT. The kernel resolves the peer's link address for it and gives up after a second if
+// packets are lost. The queue pair is unchanged then.
 const resolveTries = 4
 
 // Modify implements rdma.QP.
@@ -41,7 +42,7 @@ func (q *QP) Modify(a rdma.QPAttr) error {
 		return fail(err)
 	}
 	defer q.endCall()
-	// Held during the call, so that steps and what is remembered of them have one order.
+	// Held during the call, so that steps and recorded attributes have the same order.
 	q.modify.Lock()
 	defer q.modify.Unlock()
 	from := rdma.QPState(q.state.Load())
@@ -68,7 +69,8 @@ func (q *QP) Modify(a rdma.QPAttr) error {
 	return nil
 }
 
-// checkStep refuses what the library or a device might take and the specification does not have.
+// checkStep returns an error for a step that the specification does not have, although the library
+// or a device may accept it.
 func checkStep(from, to rdma.QPState) error {
 	ok := false
 	switch to {
@@ -82,7 +84,7 @@ func checkStep(from, to rdma.QPState) error {
 		ok = from == rdma.QPSRTR
 	case rdma.QPSErr:
 		ok = from != rdma.QPSReset
-	default: // states that nobody asks for
+	default: // other states
 	}
 	if !ok {
 		return fmt.Errorf("there is no step from %s: %w", from, errdefs.ErrInvalid)
@@ -90,8 +92,8 @@ func checkStep(from, to rdma.QPState) error {
 	return nil
 }
 
-// set writes the attributes of the step to a.State to native, and to next what will have been set then. It returns the
-// mask of the step.
+// set writes the attributes of the step to a.State to native, and the resulting attributes to next.
+// It returns the mask of the step.
 func (q *QP) set(native *ibverbs.QPAttr, next, a *rdma.QPAttr) (int32, error) {
 	switch a.State {
 	case rdma.QPSReset:
@@ -125,7 +127,7 @@ func (q *QP) set(native *ibverbs.QPAttr, next, a *rdma.QPAttr) (int32, error) {
 			within("as retry count", int(a.RetryCount), 0, maxRetry),
 			within("as receiver-not-ready retry count", int(a.RNRRetry), 0, maxRetry),
 		)
-	default: // QPSErr keeps what was set
+	default: // QPSErr keeps the attributes
 	}
 	return ibverbs.MaskState, nil
 }
@@ -139,8 +141,8 @@ func addressOf(a *rdma.Address, port uint8) ibverbs.AHAttr {
 	return ah
 }
 
-// Query implements rdma.QP. The state is the device's; attributes are those that it was given, as devices answer with
-// sequence numbers that have moved on.
+// Query implements rdma.QP. The state is that of the device. The attributes are those set by
+// Modify, since devices return advanced sequence numbers.
 func (q *QP) Query() (rdma.QPInfo, error) {
 	if err := q.beginCall(); err != nil {
 		return rdma.QPInfo{}, err

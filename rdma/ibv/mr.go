@@ -53,7 +53,8 @@ func (p *PD) RegDMABufMR(e mem.Extent, fd int, off int64, o rdma.MROptions) (rdm
 	})
 }
 
-// register checks what both ways of registering check, and makes the region of what reg answers.
+// register checks the options of both ways of registering and creates the region from the result of
+// reg.
 func (p *PD) register(e mem.Extent, o *rdma.MROptions, reg func(iova uint64) (ibverbs.Registration, error)) (rdma.MR, error) {
 	fail := func(err error) (rdma.MR, error) {
 		return nil, fmt.Errorf("register memory with %s: %w", p.what, err)
@@ -75,7 +76,8 @@ func (p *PD) register(e mem.Extent, o *rdma.MROptions, reg func(iova uint64) (ib
 	return m, nil
 }
 
-// registerError says why memory could not be registered; nil for an errno of zero.
+// registerError returns an error with the likely cause of a failed registration, or nil if errno is
+// zero.
 func registerError(e mem.Extent, addr, iova uint64, access rdma.Access, errno syscall.Errno) error {
 	if errno == 0 {
 		return nil
@@ -101,7 +103,8 @@ func registerError(e mem.Extent, addr, iova uint64, access rdma.Access, errno sy
 	return err
 }
 
-// peerMemory reports whether a module that lets devices reach GPU memory is loaded, under its present or its former name.
+// peerMemory reports whether a module that gives devices access to GPU memory is loaded, under its
+// current or former name.
 func peerMemory() bool {
 	for _, module := range []string{"nvidia_peermem", "nv_peer_mem"} {
 		if _, err := os.Stat("/sys/module/" + module); !errors.Is(err, os.ErrNotExist) {
@@ -111,7 +114,7 @@ func peerMemory() bool {
 	return false
 }
 
-// lockedMemoryLimit says what the limit on locked memory is, where there is one.
+// lockedMemoryLimit returns a text with the limit on locked memory, or an empty one.
 func lockedMemoryLimit() string {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); err != nil || limit.Cur == math.MaxUint64 {

@@ -11,23 +11,24 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// object is the life of a verbs object: whether it is open, and how many objects hang on it.
+// object is the state of a verbs object: whether it is open, and the number of its children.
 type object struct {
 	what string // for errors: "completion queue of rxe0"
 
-	// life is held, shared, during calls that use the native object, and alone by the one that frees it.
+	// life is held shared during calls that use the native object, and exclusively by the call that
+	// frees it.
 	life     sync.RWMutex
 	closed   bool
 	children atomic.Int64 // changed with life held at least shared
 }
 
-// open makes o an open object.
+// open marks o as open.
 func (o *object) open(format string, args ...any) {
 	o.what = fmt.Sprintf(format, args...)
 	leak.Add(leak.Handles, 1)
 }
 
-// enter begins a call; leave ends it.
+// beginCall begins a call, endCall ends it.
 func (o *object) beginCall() error {
 	o.life.RLock()
 	if o.closed {
@@ -39,7 +40,7 @@ func (o *object) beginCall() error {
 
 func (o *object) endCall() { o.life.RUnlock() }
 
-// adopt notes that something hangs on o, until release.
+// adopt adds a child to o until release.
 func (o *object) adopt() error {
 	if err := o.beginCall(); err != nil {
 		return err
@@ -51,8 +52,8 @@ func (o *object) adopt() error {
 
 func (o *object) release() { o.children.Add(-1) }
 
-// shut closes o: free gives the native object back, and where it fails o stays open; after that o is closed, whatever tidy
-// finds. It returns nil for an object that is closed.
+// close closes o. free frees the native object; if it fails, o stays open. Otherwise o is closed
+// whatever tidy returns. close returns nil for a closed object.
 func (o *object) close(free, tidy func() error) error {
 	o.life.Lock()
 	defer o.life.Unlock()
@@ -73,7 +74,7 @@ func (o *object) close(free, tidy func() error) error {
 	return nil
 }
 
-// adoptAll adopts every parent or none. It skips none of them: a queue that is given twice is adopted twice.
+// adoptAll adopts all parents or none. A parent that is given twice is adopted twice.
 func adoptAll(parents []*object) error {
 	for i, p := range parents {
 		if err := p.adopt(); err != nil {
@@ -90,7 +91,7 @@ func releaseAll(parents []*object) {
 	}
 }
 
-// check returns the error of a verb that answered errno, or nil.
+// check returns the error of a verb that returned errno, or nil.
 func check(errno syscall.Errno, call, format string, args ...any) error {
 	if errno == 0 {
 		return nil

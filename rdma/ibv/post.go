@@ -39,7 +39,7 @@ func (q *QP) PostSend(wrs []rdma.SendWR) (int, error) {
 		return 0, err
 	}
 	defer q.endCall()
-	// Providers put requests into the queue of a queue pair that is not connected yet, and lose them.
+	// Providers accept requests for an unconnected queue pair and lose them.
 	if s := rdma.QPState(q.state.Load()); s != rdma.QPSRTS && s != rdma.QPSErr {
 		return 0, fmt.Errorf("post to %s: it is in state %s: %w", q.what, s, errdefs.ErrInvalid)
 	}
@@ -50,8 +50,8 @@ func (q *QP) PostSend(wrs []rdma.SendWR) (int, error) {
 	return n, nil
 }
 
-// postSend posts wrs with one call. The lock is held during the call, as the chain is in use and its requests must not be
-// mixed with another's.
+// postSend posts wrs with one call. It holds mu during the call, since the chain is in use and
+// chains must not be mixed.
 func (q *QP) postSend(wrs []rdma.SendWR) (int, error) {
 	s := &q.send
 	s.mu.Lock()
@@ -66,7 +66,7 @@ func (q *QP) postSend(wrs []rdma.SendWR) (int, error) {
 	return n, refused
 }
 
-// fill writes wrs to the chain and returns why not all of them.
+// fill writes wrs to the chain. If it stops early, it returns the error of the next request.
 func (s *sender) fill(wrs []rdma.SendWR) error {
 	for i := range wrs {
 		if err := s.check(&wrs[i]); err != nil {
@@ -90,7 +90,7 @@ func (s *sender) add(w *rdma.SendWR) (*ibverbs.SendWR, []ibverbs.SGE) {
 	return s.chain.Add(len(w.SGEs))
 }
 
-// check refuses what not every provider refuses.
+// check returns an error for requests that not every provider checks.
 func (s *sender) check(w *rdma.SendWR) error {
 	entries, inline := s.maxSGE, 0
 	switch {

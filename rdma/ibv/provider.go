@@ -15,10 +15,10 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// name is what the provider is called in configurations and tables.
+// name is the name of the provider in configurations and tables.
 const name = "ibv"
 
-// Provider is the loaded library. Safe for concurrent use.
+// Provider is the loaded library. It is safe for concurrent use.
 type Provider struct {
 	object
 	api *ibverbs.API
@@ -32,7 +32,8 @@ var (
 	_ rdma.RetryCounter = (*Provider)(nil)
 )
 
-// Load loads libibverbs. Without it, or with one older than rdma-core 33, the error wraps ErrNotSupported and says why.
+// Load loads libibverbs. If it is missing or older than rdma-core 33, Load returns ErrNotSupported
+// with the reason.
 func Load() (*Provider, error) {
 	api, err := ibverbs.Load()
 	if err != nil {
@@ -85,7 +86,7 @@ func (p *Provider) Open(device string) (rdma.Device, error) {
 // ConnectRetries implements rdma.RetryCounter.
 func (p *Provider) ConnectRetries(device string) int64 { return p.retriesOf(device).Load() }
 
-// retriesOf returns what counts the retries of a device, the same to all who open it.
+// retriesOf returns the retry counter of a device, which all its users share.
 func (p *Provider) retriesOf(device string) *atomic.Int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -101,7 +102,7 @@ func (p *Provider) Close() error {
 	return p.close(nothing, nothing)
 }
 
-// list calls use with the list of devices, which has one at least and is valid until use returns.
+// list calls use with the list of devices. The list is not empty and is valid until use returns.
 func (p *Provider) list(use func(ibverbs.DeviceList) error) error {
 	if err := p.beginCall(); err != nil {
 		return err
@@ -118,7 +119,8 @@ func (p *Provider) list(use func(ibverbs.DeviceList) error) error {
 	return use(l)
 }
 
-// noDevices says why there is no device. A kernel without RDMA is told from one without devices by the errno.
+// noDevices returns an error with the reason why there is no device. The errno distinguishes a
+// kernel without RDMA from one without devices.
 func noDevices(errno syscall.Errno) error {
 	const call = "ibv_get_device_list"
 	switch errno {
@@ -139,7 +141,7 @@ func (p *Provider) names(l ibverbs.DeviceList) []string {
 	return names
 }
 
-// asOwn returns v as an object of this package and of d, or an error that names what it should be.
+// ownObject returns v as an object of this package and of d, or an error with the expected type.
 func ownObject[T interface{ deviceOf() *Device }](d *Device, v any, what string) (T, error) {
 	own, ok := v.(T)
 	if !ok || own.deviceOf() != d {

@@ -21,11 +21,11 @@ type QP struct {
 	caps    rdma.QPCaps
 	shared  bool // receives come from a shared queue
 
-	// state is the last that Modify moved to. The device may have moved on to QPSErr by itself.
+	// state is the last state set by Modify. The device may have moved to QPSErr by itself.
 	state atomic.Uint32
 
-	modify sync.Mutex  // one step at a time
-	attr   rdma.QPAttr // what was set since QPSReset; guarded by modify
+	modify sync.Mutex  // serializes steps
+	attr   rdma.QPAttr // attributes set since QPSReset; guarded by modify
 
 	send sender
 	recv receiver
@@ -81,7 +81,7 @@ func (d *Device) checkQPCaps(o rdma.QPOptions) error {
 	if o.SRQ != nil {
 		recvs = 0
 	}
-	// What a device takes inline it tells only by refusing more.
+	// A device reports its limit of inline bytes only by refusing more.
 	inline := error(nil)
 	if o.Caps.MaxInlineBytes < 0 {
 		inline = fmt.Errorf("%d bytes inline: %w", o.Caps.MaxInlineBytes, errdefs.ErrInvalid)
@@ -95,7 +95,7 @@ func (d *Device) checkQPCaps(o rdma.QPOptions) error {
 	)
 }
 
-// create makes the native queue pair and the chains for its requests.
+// create creates the native queue pair and the chains for its requests.
 func (q *QP) create(a *ibverbs.QPInitAttr) error {
 	api := q.pd.dev.api
 	asked := a.Cap

@@ -54,7 +54,7 @@ func (p *PD) createSRQ(caps rdma.SRQCaps) (*SRQ, error) {
 	return q, nil
 }
 
-// within returns an error if a capacity is not between its least and its largest value.
+// within returns an error if a capacity is out of range.
 func within(what string, v, least, most int) error {
 	if v < least || v > most {
 		return fmt.Errorf("%d %s, of %d to %d: %w", v, what, least, most, errdefs.ErrInvalid)
@@ -92,7 +92,7 @@ func (q *SRQ) Close() error {
 
 func (q *SRQ) deviceOf() *Device { return q.pd.dev }
 
-// receiver posts receives, of a queue pair or a shared queue.
+// receiver posts receives of a queue pair or a shared queue.
 type receiver struct {
 	mu     sync.Mutex
 	chain  *ibverbs.RecvChain // guarded by mu
@@ -113,8 +113,8 @@ func (r *receiver) free() error {
 	return r.chain.Free()
 }
 
-// post posts wrs with one call of native, which is the function called name. mu is held during the call, as the chain is
-// in use and its requests must not be mixed with another's.
+// post posts wrs with one call of native, the function called name. It holds mu during the call,
+// since the chain is in use and chains must not be mixed.
 func (r *receiver) post(wrs []rdma.RecvWR, name string, native func(*ibverbs.RecvChain) (int, syscall.Errno)) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -127,7 +127,7 @@ func (r *receiver) post(wrs []rdma.RecvWR, name string, native func(*ibverbs.Rec
 	return n, refused
 }
 
-// fill writes wrs to the chain and returns why not all of them.
+// fill writes wrs to the chain. If it stops early, it returns the error of the next request.
 func (r *receiver) fill(wrs []rdma.RecvWR) error {
 	for i := range wrs {
 		if n := len(wrs[i].SGEs); n > r.maxSGE {

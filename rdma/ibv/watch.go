@@ -14,18 +14,19 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// watch waits until a descriptor of the library has something to read, by the Go runtime's poller.
+// watch waits with the Go runtime's poller until a descriptor of the library is readable.
 type watch struct {
 	file *os.File
 	conn syscall.RawConn
-	// turn holds a token while nobody waits: the file has one deadline, so it serves one context at a time.
+	// lock has one element while no call waits: the file has one deadline, so it serves one context
+	// at a time.
 	lock   chan struct{}
 	closed atomic.Bool
 }
 
-// newWatch watches fd, which stays the library's to close and becomes non-blocking.
+// newWatch watches fd, which becomes non-blocking. The library still closes it.
 func newWatch(fd int, what string) (*watch, error) {
-	// The runtime would close the descriptor with the file.
+	// The runtime closes the file's descriptor, so the file needs its own.
 	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("duplicate descriptor of %s: %w", what, err)
@@ -34,7 +35,7 @@ func newWatch(fd int, what string) (*watch, error) {
 		return nil, errors.Join(fmt.Errorf("make descriptor of %s non-blocking: %w", what, err), unix.Close(own))
 	}
 	file := os.NewFile(uintptr(own), what)
-	// What cannot be polled has no deadlines.
+	// A descriptor that cannot be polled has no deadlines.
 	if err := file.SetReadDeadline(time.Time{}); err != nil {
 		return nil, errors.Join(fmt.Errorf("watch %s: %w", what, err), file.Close())
 	}
@@ -47,8 +48,8 @@ func newWatch(fd int, what string) (*watch, error) {
 	return w, nil
 }
 
-// wait calls read, which must not block, whenever there may be something to read, until it has read something or failed.
-// It returns the context's cause once that has ended, and ErrClosed once the watch is closed.
+// wait calls read, which must not block, whenever the descriptor may be readable, until read is
+// done or fails. It returns the cause of ctx when that ends, and ErrClosed after close.
 func (w *watch) wait(ctx context.Context, read func() (done bool, err error)) error {
 	select {
 	case <-w.lock:
@@ -60,7 +61,7 @@ func (w *watch) wait(ctx context.Context, read func() (done bool, err error)) er
 	interrupted := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(interrupted)
-		// It fails only for a closed file, which ends the wait as well.
+		// It fails only for a closed file, which ends the wait too.
 		_ = w.file.SetReadDeadline(time.Unix(1, 0))
 	})
 	var failed error
@@ -70,14 +71,14 @@ func (w *watch) wait(ctx context.Context, read func() (done bool, err error)) er
 		return done || failed != nil
 	})
 	if !stop() {
-		// The deadline was for this context alone.
+		// Reset the deadline, which was for this context only.
 		<-interrupted
 		_ = w.file.SetReadDeadline(time.Time{})
 	}
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return context.Cause(ctx)
-	case err != nil && w.closed.Load(): // the error itself is one of the runtime's own
+	case err != nil && w.closed.Load(): // the error is internal to the runtime
 		return errdefs.ErrClosed
 	case err != nil:
 		return err
@@ -85,7 +86,7 @@ func (w *watch) wait(ctx context.Context, read func() (done bool, err error)) er
 	return failed
 }
 
-// close ends all waits. When it has returned, read is not called any more. A second close returns nil.
+// close ends all waits. When it returns, read is no longer called. A second close returns nil.
 func (w *watch) close() error {
 	w.closed.Store(true)
 	if err := w.file.Close(); err != nil && !errors.Is(err, os.ErrClosed) {

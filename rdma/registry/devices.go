@@ -9,16 +9,17 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// Devices opens NICs of a provider for several sets: each NIC once, for as long as one of them has it. Safe for concurrent use. Who opens a
-// NIC waits for another set's opening or closing of it.
+// Devices opens NICs of a provider for several sets. Each NIC is opened once and closed with its
+// last user. Devices is safe for concurrent use. Opening a NIC waits while another set opens or
+// closes it.
 type Devices struct {
 	provider rdma.Provider
 
-	mu  sync.Mutex // not held while the provider is called
+	mu  sync.Mutex // not held during calls of the provider
 	all map[string]*device
 }
 
-// NewDevices returns Devices of which none is open. They do not own the provider, which must outlive their sets.
+// NewDevices returns Devices without an open NIC. The provider must outlive their sets.
 func NewDevices(p rdma.Provider) *Devices {
 	return &Devices{provider: p, all: make(map[string]*device)}
 }
@@ -26,7 +27,8 @@ func NewDevices(p rdma.Provider) *Devices {
 // NewSet returns a set without an open NIC.
 func (d *Devices) NewSet(o Options) *Set { return &Set{devices: d, o: o} }
 
-// ConnectRetries returns how often the provider tried again to connect a queue pair of the NIC, whoever has it (see rdma.RetryCounter).
+// ConnectRetries returns how often the provider retried to connect a queue pair of the NIC, for all
+// users (see rdma.RetryCounter).
 func (d *Devices) ConnectRetries(name string) int64 {
 	c, ok := d.provider.(rdma.RetryCounter)
 	if !ok {
@@ -35,16 +37,16 @@ func (d *Devices) ConnectRetries(name string) int64 {
 	return c.ConnectRetries(name)
 }
 
-// device is a NIC that is open while registries have it, and that they share.
+// device is a NIC that registries share. It is open while it has users.
 type device struct {
 	mu      sync.Mutex // held while the provider opens or closes it
 	users   int
-	closing bool // it did not close the first time
+	closing bool // closing it has failed
 	dev     rdma.Device
 	events  *events
 }
 
-// open opens the NIC, if it is not, for one more registry, which closes it.
+// open returns the NIC for another registry and opens it if necessary. The registry closes it.
 func (d *Devices) open(name string) (*device, error) {
 	d.mu.Lock()
 	v := d.all[name]
@@ -70,7 +72,7 @@ func (d *Devices) open(name string) (*device, error) {
 	return v, nil
 }
 
-// Close closes the NIC for one registry, which may call it again when it failed.
+// Close closes the NIC for one registry, which may retry after a failure.
 func (v *device) Close() error {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -10,17 +10,17 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// events hands the asynchronous events of a device, of which each is told once, to all who want them.
+// events passes each asynchronous event of a device to all watchers.
 type events struct {
 	quit  context.CancelFunc
 	ended chan struct{}
 
 	mu       sync.Mutex
 	watchers []*func(rdma.AsyncEvent)
-	readErr  error // why there are no more; told once
+	readErr  error // why reading ended; returned once
 }
 
-// start begins to read the events of dev, until stop.
+// start begins to read the events of dev.
 func (v *events) start(dev rdma.Device) {
 	ctx, quit := context.WithCancel(context.Background())
 	v.quit, v.ended = quit, make(chan struct{})
@@ -46,7 +46,7 @@ func (v *events) read(ctx context.Context, dev rdma.Device) {
 	}
 }
 
-// stop ends the reading, and returns why it had ended before, the first time.
+// stop ends the reading. The first call returns the error that ended it before, if there was one.
 func (v *events) stop() error {
 	v.quit()
 	<-v.ended
@@ -57,8 +57,8 @@ func (v *events) stop() error {
 	return err
 }
 
-// Watch has f called with every asynchronous event of the NIC from now on, until stop is called; a call that has begun may
-// last longer than that. All watchers are called on one goroutine, one after the other: f must not block.
+// Watch calls f for every asynchronous event of the NIC until stop is called. A call of f in
+// progress may outlast stop. One goroutine calls all watchers in turn, so f must not block.
 func (g *Registry) Watch(f func(rdma.AsyncEvent)) (stop func()) {
 	v := g.events
 	v.mu.Lock()

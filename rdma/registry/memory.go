@@ -9,33 +9,34 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// Method is how memory was registered.
+// Method is a way of registering memory.
 type Method uint8
 
 // The methods.
 const (
 	MethodHost       Method = iota + 1 // host memory, by its CPU address
-	MethodDMABuf                       // device memory that its driver exported
-	MethodPeerMemory                   // device memory, through a module of the kernel such as nvidia_peermem
+	MethodDMABuf                       // device memory exported by its driver
+	MethodPeerMemory                   // device memory through a kernel module such as nvidia_peermem
 )
 
-// methods is how many there are.
+// methods is the number of methods.
 const methods = int(MethodPeerMemory)
 
-// Stats are figures of the registrations with a NIC.
+// Stats are statistics of the registrations with a NIC.
 type Stats struct {
-	By     [methods]MethodStats // Method(i+1) has By[i]
-	Failed int64                // regions that could not be registered; those that were refused before the NIC was asked are none
+	By [methods]MethodStats // By[i] is for Method(i+1)
+	// Regions that the NIC failed to register; regions refused before that do not count.
+	Failed int64
 }
 
-// MethodStats are figures of the registrations by one method.
+// MethodStats are statistics of the registrations by one method.
 type MethodStats struct {
-	Live  int64 // regions that are registered now
+	Live  int64 // regions registered now
 	Bytes int64 // of those
-	Total int64 // regions that were registered since the NIC was opened
+	Total int64 // regions registered since the NIC was opened
 }
 
-// String returns the method's name for reports.
+// String returns the method's name.
 func (m Method) String() string {
 	switch m {
 	case MethodHost:
@@ -48,10 +49,10 @@ func (m Method) String() string {
 	return fmt.Sprintf("method(%d)", uint8(m))
 }
 
-// cpuSpace is the space of CPU addresses; space d is that of device d's addresses.
+// cpuSpace is the space of CPU addresses. Space d has the addresses of device d.
 const cpuSpace = mem.NoDevice
 
-// address returns where memory is looked for that holds e: by the address that it has for NICs, in the space that this is of.
+// address returns the space and address at which memory with e is looked up: its address for NICs.
 func address(e mem.Extent) (space int, addr uint64) {
 	space = cpuSpace
 	if e.Region.Kind() == mem.KindDevice {
@@ -60,7 +61,7 @@ func address(e mem.Extent) (space int, addr uint64) {
 	return space, rdma.OwnAddr(e)
 }
 
-// Memory is a region that is registered with a NIC. Safe for concurrent use.
+// Memory is a region registered with a NIC. It is safe for concurrent use.
 type Memory struct {
 	region    *mem.Region
 	access    rdma.Access
@@ -69,23 +70,23 @@ type Memory struct {
 	mr        rdma.MR
 	info      rdma.MRInfo
 	method    Method
-	dmabufErr error // why it is no dma-buf; nil where it is, and of host memory
+	dmabufErr error // why it is not registered as a dma-buf; nil if it is, or for host memory
 
-	// users counts references, and retiredBias once none may be added.
+	// users is the number of references, plus retiredBias once no more may be added.
 	users atomic.Int64
-	idle  chan struct{} // closed when it is retired and nobody has a reference
+	idle  chan struct{} // closed when it is retired and has no reference
 
 	// Guarded by Registry.mu.
-	registered bool // by a NIC: mr is open
+	registered bool // with the NIC: mr is open
 	retired    bool
 }
 
-// retiredBias keeps users negative whatever the number of references.
+// retiredBias makes users negative for any number of references.
 const retiredBias = math.MinInt64 / 2
 
 func (m *Memory) end() uint64 { return m.first + uint64(m.region.Len()) }
 
-// acquire takes a reference, unless the memory is retired.
+// acquire adds a reference, unless the memory is retired.
 func (m *Memory) acquire() bool {
 	for {
 		n := m.users.Load()
@@ -98,7 +99,7 @@ func (m *Memory) acquire() bool {
 	}
 }
 
-// Release gives back a reference of Acquire. The caller's requests have all completed.
+// Release drops a reference of Acquire. All requests of the caller must have completed.
 func (m *Memory) Release() {
 	switch n := m.users.Add(-1); {
 	case n == retiredBias:
@@ -109,14 +110,14 @@ func (m *Memory) Release() {
 	}
 }
 
-// retire ends the taking of references. It must be called once.
+// retire permits no more references. It must be called once.
 func (m *Memory) retire() {
 	if m.users.Add(retiredBias) == retiredBias {
 		close(m.idle)
 	}
 }
 
-// references returns how many there are.
+// references returns the number of references.
 func (m *Memory) references() int64 {
 	n := m.users.Load()
 	if n < 0 {
@@ -125,17 +126,18 @@ func (m *Memory) references() int64 {
 	return n
 }
 
-// Region returns what was registered.
+// Region returns the registered region.
 func (m *Memory) Region() *mem.Region { return m.region }
 
-// Info says how work requests name the memory.
+// Info returns the data that identifies the memory in work requests.
 func (m *Memory) Info() rdma.MRInfo { return m.info }
 
-// Method returns how the memory was registered, and for peer memory why it is no dma-buf.
+// Method returns how the memory was registered. For peer memory, the error is why it is not a
+// dma-buf.
 func (m *Memory) Method() (Method, error) { return m.method, m.dmabufErr }
 
-// Addr returns the address of e's first byte in work requests, which begin to count at MROptions.IOVA where that was set. e lies
-// inside the memory.
+// Addr returns the address of e's first byte in work requests, relative to MROptions.IOVA if that
+// was set. e must be inside the memory.
 func (m *Memory) Addr(e mem.Extent) uint64 {
 	_, addr := address(e)
 	return m.info.Addr + (addr - m.first)

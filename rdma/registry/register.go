@@ -14,27 +14,29 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// LeftError is a registration that failed and could not be undone: a NIC has a part of the memory until Unregister takes it back.
+// LeftError is a failed registration that was not undone. A NIC may have some of the memory until
+// Unregister succeeds.
 type LeftError struct {
 	Err  error // why the registration failed
-	Left error // why it could not be undone
+	Left error // why it was not undone
 }
 
-// Error gives both.
+// Error returns both errors.
 func (e *LeftError) Error() string {
 	return fmt.Sprintf("%v; that could not be undone: %v", e.Err, e.Left)
 }
 
-// Unwrap returns both.
+// Unwrap returns both errors.
 func (e *LeftError) Unwrap() []error { return []error{e.Err, e.Left} }
 
-// Register registers all regions with all NICs as o says, or none of them with any: what a part of it did is undone when a later part
-// fails, and where that fails too the error is a *LeftError. Streams that are open may use the memory from now on, as those opened later. The memory
-// must live until Unregister has returned nil for it. With another o.Access the same memory may be registered once more: each
-// registration serves who needs no more than it grants.
+// Register registers all regions with all NICs, or none: after a failure it undoes the earlier
+// registrations. If that fails too, the error is a *LeftError. Open and later streams may use the
+// memory at once. The memory must live until Unregister has returned nil for it. It may be
+// registered again with another o.Access; users get a registration that grants what they need.
 //
-// Errors, beside those of rdma.PD: ErrExists for a region that overlaps one with the same o.Access, ErrNotSupported for device
-// memory that is neither exported as a dma-buf nor reached through peer memory, with the reason of both.
+// Besides the errors of rdma.PD, Register returns ErrExists for a region that overlaps one with the
+// same o.Access, and ErrNotSupported with both reasons for device memory that can be neither
+// exported as a dma-buf nor reached through peer memory.
 func Register(nics []*Registry, o rdma.MROptions, regions ...*mem.Region) error {
 	staged := make([][]*Memory, len(nics))
 	undo := func(err error) error {
@@ -68,7 +70,7 @@ func Register(nics []*Registry, o rdma.MROptions, regions ...*mem.Region) error 
 	return nil
 }
 
-// drop undoes stage, and publish if it came to that. What somebody has acquired since stays until Set.Close.
+// drop undoes stage and publish. Memory that has been acquired meanwhile stays until Set.Close.
 func (g *Registry) drop(m *Memory) error {
 	g.retire(m)
 	select {
@@ -79,12 +81,13 @@ func (g *Registry) drop(m *Memory) error {
 	}
 }
 
-// Register is the function of that name for one NIC.
+// Register is the function Register for one NIC.
 func (g *Registry) Register(o rdma.MROptions, regions ...*mem.Region) error {
 	return Register([]*Registry{g}, o, regions...)
 }
 
-// stage registers r without making it findable. After an error the memory, if it is not nil, has to be deregistered.
+// stage registers r without publishing it. After an error, the caller deregisters the memory unless
+// it is nil.
 func (g *Registry) stage(r *mem.Region, o rdma.MROptions) (*Memory, error) {
 	m, err := g.claim(r, o.Access)
 	if err != nil {
@@ -111,14 +114,15 @@ func (g *Registry) stage(r *mem.Region, o rdma.MROptions) (*Memory, error) {
 	return m, nil
 }
 
-// registerDevice registers device memory. why is what was wrong with a dma-buf, where peer memory took its place.
+// registerDevice registers device memory. If it uses peer memory, why is the failure of the
+// dma-buf.
 func (g *Registry) registerDevice(e mem.Extent, o rdma.MROptions) (mr rdma.MR, how Method, why, err error) {
 	mr, why = g.registerDMABuf(e, o)
 	if why == nil {
 		return mr, MethodDMABuf, nil, nil
 	}
 	if !errors.Is(why, errdefs.ErrNotSupported) {
-		return nil, 0, nil, why // it can, but not now: peer memory would hide that
+		return nil, 0, nil, why // a temporary failure, which peer memory would hide
 	}
 	if mr, err = g.pd.RegMR(e, o); err != nil {
 		return nil, 0, nil, fmt.Errorf("neither as a dma-buf (%w) nor as peer memory, for which the kernel needs a module such as nvidia_peermem: %w", why, err)
@@ -144,10 +148,10 @@ func (g *Registry) registerDMABuf(e mem.Extent, o rdma.MROptions) (rdma.MR, erro
 	return mr, err
 }
 
-// Unregister makes r, a region of Register, unfindable at once, with whatever rights it was registered, waits until nobody has a
-// reference, and deregisters it. When it has returned nil the NIC does not touch the memory any more. Otherwise the memory must
-// not be freed, and Unregister has to be called again: ErrBusy, with the context's cause, where references are left when ctx
-// ends; ErrNotFound for what is not registered.
+// Unregister makes r, a region of Register, unavailable to Acquire for all rights, waits until it
+// has no references, and deregisters it. If it returns nil, the NIC no longer touches the memory.
+// Otherwise the memory must not be freed, and the caller must retry: ErrBusy with the cause of ctx
+// means that references were left when ctx ended. ErrNotFound means that r is not registered.
 func (g *Registry) Unregister(ctx context.Context, r *mem.Region) error {
 	all := g.claimsOf(r)
 	if len(all) == 0 {
@@ -164,7 +168,7 @@ func (g *Registry) Unregister(ctx context.Context, r *mem.Region) error {
 	return nil
 }
 
-// end deregisters m, which is retired, once nobody has a reference.
+// end waits until the retired memory m has no references and deregisters it.
 func (g *Registry) end(ctx context.Context, m *Memory) error {
 	select {
 	case <-m.idle:
@@ -178,14 +182,15 @@ func (g *Registry) end(ctx context.Context, m *Memory) error {
 	return g.deregister(m)
 }
 
-// claimed returns the memory of r that is registered.
+// claimsOf returns the registered memory of r.
 func (g *Registry) claimsOf(r *mem.Region) []*Memory {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(g.claims), func(m *Memory) bool { return m.region != r || !m.registered })
 }
 
-// Unregister unregisters regions from NICs, as Registry.Unregister. It goes on after a failure, and ErrNotFound is none.
+// Unregister unregisters regions from NICs like Registry.Unregister. It continues after a failure
+// and ignores ErrNotFound.
 func Unregister(ctx context.Context, nics []*Registry, regions ...*mem.Region) error {
 	var errs []error
 	for _, g := range nics {

@@ -15,21 +15,22 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// Registry is an open NIC and the memory that it may reach.
+// Registry is an open NIC with the memory that it may reach.
 type Registry struct {
 	name   string
 	o      Options
-	device *device // which others may have too
+	device *device // shared with other registries
 	dev    rdma.Device
 	events *events
 	pd     rdma.PD
 
-	// table is the memory that can be acquired, sorted by rights, space and address. It is replaced, never changed.
+	// table has the memory for Acquire, sorted by rights, space and address. It is replaced, never
+	// modified.
 	table atomic.Pointer[[]*Memory]
 
-	mu sync.Mutex // guards changes of table, too
-	// claims is what occupies addresses, sorted the same way: the table's, what is being registered, and what is retired and
-	// not deregistered yet.
+	mu sync.Mutex // also guards changes of table
+	// claims has all memory that occupies addresses, sorted in the same way: that in table, that
+	// being registered, and that retired and not deregistered.
 	claims []*Memory
 	closed bool
 	stats  Stats
@@ -49,7 +50,7 @@ func open(d *Devices, name string, o Options) (*Registry, error) {
 	return g, nil
 }
 
-// closeTwice closes what nobody else knows of. As nobody could try again later, it does that itself.
+// closeTwice closes c and retries once after an error; c has no other reference.
 func closeTwice(c interface{ Close() error }) error {
 	err := c.Close()
 	if err != nil {
@@ -61,16 +62,16 @@ func closeTwice(c interface{ Close() error }) error {
 // Name returns the NIC's name.
 func (g *Registry) Name() string { return g.name }
 
-// Device returns the NIC. Its users make and close what they need of it, but for the device itself.
+// Device returns the NIC. The caller must not close it.
 func (g *Registry) Device() rdma.Device { return g.dev }
 
 // PD returns the protection domain of all registered memory.
 func (g *Registry) PD() rdma.PD { return g.pd }
 
-// Len returns how many registrations can be acquired.
+// Len returns the number of registrations in table.
 func (g *Registry) Len() int { return len(*g.table.Load()) }
 
-// Stats returns the figures of the NIC's registrations. Safe for concurrent use.
+// Stats returns statistics of the registrations. It is safe for concurrent use.
 func (g *Registry) Stats() Stats {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -82,7 +83,7 @@ func (m *Memory) compare(access rdma.Access, space int, addr uint64) int {
 	return cmp.Or(cmp.Compare(m.access, access), cmp.Compare(m.space, space), cmp.Compare(m.first, addr))
 }
 
-// before counts the elements of t that come before addr in space with these rights, or are there.
+// countUpTo returns the number of elements of t at or before addr, in the order of the table.
 func countUpTo(t []*Memory, access rdma.Access, space int, addr uint64) int {
 	lo, hi := 0, len(t)
 	for lo < hi {
@@ -96,10 +97,10 @@ func countUpTo(t []*Memory, access rdma.Access, space int, addr uint64) int {
 	return lo
 }
 
-// find returns the memory that allows need and has the n bytes at addr, or the first of them, or nil. Of several it is one
-// whose rights no other's are a part of.
+// find returns memory that permits need and has the n bytes at addr, or only the first of them, or
+// nil. Of several it returns one with minimal rights.
 func (g *Registry) find(need rdma.Access, space int, addr, n uint64) (m *Memory) {
-	// Whatever has more rights is a greater number.
+	// A superset of rights is a greater number.
 	for t := *g.table.Load(); len(t) > 0; {
 		access := t[0].access
 		if access&need == need {
@@ -115,9 +116,9 @@ func (g *Registry) find(need rdma.Access, space int, addr, n uint64) (m *Memory)
 	return m
 }
 
-// Acquire returns the memory that holds e, a valid extent, and was registered for need at least, with a reference that keeps it
-// registered until Memory.Release. ErrNotFound where the first byte is not registered for that, ErrInvalid where the registered
-// memory ends before e does.
+// Acquire returns the memory that contains e and permits need. It has a reference that keeps it
+// registered until Memory.Release. Acquire returns ErrNotFound if the first byte is not registered
+// with these rights, and ErrInvalid if the registered memory ends before e.
 func (g *Registry) Acquire(e mem.Extent, need rdma.Access) (*Memory, error) {
 	space, addr := address(e)
 	m := g.find(need, space, addr, uint64(e.Len))
@@ -131,14 +132,15 @@ func (g *Registry) Acquire(e mem.Extent, need rdma.Access) (*Memory, error) {
 	return m, nil
 }
 
-// Covers reports whether Acquire would return memory for e now. It takes no reference.
+// Covers reports whether Acquire would succeed now. It takes no reference.
 func (g *Registry) Covers(e mem.Extent, need rdma.Access) bool {
 	space, addr := address(e)
 	m := g.find(need, space, addr, uint64(e.Len))
 	return m != nil && uint64(e.Len) <= m.end()-addr
 }
 
-// claim occupies the addresses of r with these rights. ErrExists where another claim with the same overlaps them.
+// claim reserves the addresses of r with these rights. It returns ErrExists if another claim with
+// the same rights overlaps.
 func (g *Registry) claim(r *mem.Region, access rdma.Access) (*Memory, error) {
 	if r == nil {
 		return nil, fmt.Errorf("there is no region: %w", errdefs.ErrInvalid)
@@ -166,7 +168,8 @@ func (g *Registry) claim(r *mem.Region, access rdma.Access) (*Memory, error) {
 	return m, nil
 }
 
-// publish makes what was claimed and registered findable. ErrClosed, and then nothing is, where the registry closes.
+// publish adds claimed and registered memory to the table. If the registry is closing, it adds
+// nothing and returns ErrClosed.
 func (g *Registry) publish(ms []*Memory) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -179,7 +182,7 @@ func (g *Registry) publish(ms []*Memory) error {
 	return nil
 }
 
-// retire makes m unfindable, and is idempotent.
+// retire removes m from the table. It is idempotent.
 func (g *Registry) retire(m *Memory) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -192,8 +195,8 @@ func (g *Registry) retire(m *Memory) {
 	m.retire()
 }
 
-// deregister ends the registration of m, which is idle or was never published, and gives up the claim. It may be called
-// again when it failed, and from several goroutines.
+// deregister deregisters m, which is idle or was never published, and drops its claim. It may be
+// retried and called concurrently.
 func (g *Registry) deregister(m *Memory) error {
 	if m.mr != nil {
 		if err := m.mr.Close(); err != nil {
@@ -212,7 +215,8 @@ func (g *Registry) deregister(m *Memory) error {
 	return nil
 }
 
-// close gives everything back. ErrBusy while something is in flight or made of the device; it may be called again.
+// close deregisters all memory and closes the NIC. It returns ErrBusy while memory is in use or the
+// device has open objects, and may be called again.
 func (g *Registry) close() error {
 	g.mu.Lock()
 	g.closed = true

@@ -10,35 +10,38 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Exporter gives device memory as dma-bufs. Safe for concurrent use.
+// Exporter exports device memory as dma-bufs. It is safe for concurrent use.
 type Exporter interface {
-	// ExportDMABuf returns the descriptor of a dma-buf that holds e, which the caller closes, and the offset in bytes of e's
-	// first byte in it. ErrNotSupported where the device or its driver cannot.
+	// ExportDMABuf returns the descriptor of a dma-buf that contains e, which the caller closes,
+	// and the offset in bytes of e in it. It returns ErrNotSupported if the device or its driver
+	// cannot.
 	ExportDMABuf(e mem.Extent) (fd int, off int64, err error)
 }
 
-// Options say how memory is registered. The zero value is the default.
+// Options are the options of a Set. The zero value is the default.
 type Options struct {
-	// Exporter gives dma-bufs of device memory; nil: there are none.
+	// Exporter exports device memory; nil: none.
 	Exporter Exporter
 }
 
-// Set is a trust domain: it opens NICs of a provider, each once, with one protection domain. What is registered with one set cannot
-// be reached through queue pairs of another, whatever keys a peer knows; so whoever serves several tenants has a set for each. Safe for
-// concurrent use. No method waits for another, which may be at the provider for long: what would have to wait is ErrBusy.
+// Set is a trust domain. It opens NICs of a provider, each once, with a protection domain of its
+// own. Queue pairs of another set cannot reach its memory with any key; a server with several
+// tenants uses one set for each. Set is safe for concurrent use. No method waits for another one,
+// which may be in the provider for a long time: it returns ErrBusy instead.
 type Set struct {
 	devices *Devices
 	o       Options
 
-	mu      sync.Mutex  // not held while the provider is called
+	mu      sync.Mutex  // not held during calls of the provider
 	nics    []*Registry // in the order of opening
-	opening []string    // names of those that are being opened
-	closing bool        // somebody closes NICs now
-	closed  bool        // somebody has begun to
+	opening []string    // names of NICs being opened
+	closing bool        // a Close is in progress
+	closed  bool        // Close was called
 }
 
-// NIC returns the NIC of that name, the same for every caller, and opens it for the first. The errors are those of
-// rdma.Provider.Open and rdma.Device.AllocPD; ErrClosed once the set is closing; ErrBusy while the first caller opens it.
+// NIC returns the NIC of that name and opens it on the first call. It returns the errors of
+// rdma.Provider.Open and rdma.Device.AllocPD, ErrClosed once the set is closing, and ErrBusy while
+// another call opens the NIC.
 func (s *Set) NIC(name string) (*Registry, error) {
 	g, err := s.find(name)
 	if g != nil || err != nil {
@@ -51,11 +54,12 @@ func (s *Set) NIC(name string) (*Registry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open NIC %s: %w", name, err)
 	}
-	s.nics = append(s.nics, g) // also where the set is closed since: Close was told that it is busy, and is called again
+	// Even if the set is closed by now: Close has returned ErrBusy and is called again.
+	s.nics = append(s.nics, g)
 	return g, nil
 }
 
-// find returns the NIC of that name, or nil if the caller is the one to open it.
+// find returns the NIC of that name, or nil if the caller has to open it.
 func (s *Set) find(name string) (*Registry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,16 +78,17 @@ func (s *Set) find(name string) (*Registry, error) {
 	return nil, nil
 }
 
-// NICs returns those that are open, in the order of opening.
+// NICs returns the open NICs in the order of opening.
 func (s *Set) NICs() []*Registry {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.nics)
 }
 
-// Close deregisters all memory and closes the NICs, in reverse order. ErrBusy while a stream is open on one of them, memory is
-// in flight, or somebody else opens one or is at Close: what could be given back is, nothing can be registered or acquired any
-// more, and Close may be called again. A second Close after success returns nil.
+// Close deregisters all memory and closes the NICs in reverse order. It returns ErrBusy while a
+// stream uses one of them, memory is in use, or another call opens or closes a NIC. It closes as
+// much as possible, permits no new registrations, and may be called again. A second Close after
+// success returns nil.
 func (s *Set) Close() error {
 	s.mu.Lock()
 	if s.closing {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/replay"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
@@ -25,8 +26,12 @@ func TestNICsCarryThousandsOfRequests(t *testing.T) {
 // are known.
 func thousandsOfRequests(t *testing.T, c kvlane.Config, path stream.Path) {
 	t.Helper()
-	const conversations, turns = 1000, 2
-	const requests, hits = conversations * turns, conversations * turns * (turns - 1) / 2
+	const turns = 2
+	conversations := int64(1000)
+	if testkit.Race {
+		conversations = 100
+	}
+	requests, hits := conversations*turns, conversations*turns*(turns-1)/2
 	tiny := block.Geometry{Model: "tiny", Layers: 1, KVHeads: 1, HeadSize: 16, DType: "bfloat16", BlockTokens: 16, TPSize: 1}
 	layout, err := tiny.Layout()
 	if err != nil {
@@ -38,10 +43,10 @@ func thousandsOfRequests(t *testing.T, c kvlane.Config, path stream.Path) {
 	var trace strings.Builder
 	for turn := 1; turn <= turns; turn++ {
 		for i := range conversations {
-			i = (i + turn*conversations*3/4) % conversations // some are still in the cache
+			i = (i + int64(turn)*conversations*3/4) % conversations // some are still in the cache
 			ids := make([]string, turn)
 			for b := range ids {
-				ids[b] = fmt.Sprint(i*turns + b)
+				ids[b] = fmt.Sprint(i*turns + int64(b))
 			}
 			fmt.Fprintf(&trace, `{"timestamp":0,"input_length":16,"output_length":1,"hash_ids":[%s]}`+"\n", strings.Join(ids, ","))
 		}

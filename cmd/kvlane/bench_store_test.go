@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvlane/kvlane/bench/request"
+	"github.com/kvlane/kvlane/internal/testkit"
 )
 
 // tinyStore is a benchmark of requests of a moment.
@@ -19,6 +20,7 @@ func tinyStore(more ...string) []string {
 
 // Everything that is wrong is said at once, with what to do.
 func TestBenchStoreFlagsAreChecked(t *testing.T) {
+	testkit.SkipRace(t, "one goroutine reads the command line")
 	for name, c := range map[string]struct {
 		args []string
 		code int
@@ -52,6 +54,7 @@ func TestBenchStoreFlagsAreChecked(t *testing.T) {
 }
 
 func TestBenchStoreWritesAndCompares(t *testing.T) {
+	testkit.SkipRace(t, "the benchmark's own package runs it")
 	dir := t.TempDir()
 	file := filepath.Join(dir, "run.json")
 	code, stdout, stderr := executeWhole(t, tinyStore("--out", file, "--policy", "latency")...)

@@ -51,6 +51,7 @@ func TestBenchFlagsAreChecked(t *testing.T) {
 
 // What a list has twice is measured once, also where it is the same size in other words.
 func TestDefectRepeatedValueIsMeasuredTwice(t *testing.T) {
+	testkit.SkipRace(t, "the benchmark's own package runs it")
 	fromCache := func(more ...string) []string {
 		return tinyFile(t.TempDir(), append(more, "--from", "page-cache", "--work", "read", "--order", "sequential")...)
 	}
@@ -84,6 +85,7 @@ func TestPercent(t *testing.T) {
 }
 
 func TestBenchWritesAndCompares(t *testing.T) {
+	testkit.SkipRace(t, "the benchmark's own package runs it")
 	dir := t.TempDir()
 	file := filepath.Join(dir, "run.json")
 	code, stdout, stderr := execute(t, tinyBench("--without", "staged", "--without", "kernel", "--out", file)...)
@@ -175,6 +177,7 @@ func TestDefectOutputIsFoundOutAfterTheRun(t *testing.T) {
 
 // The runs that docs/runs keeps are compressed.
 func TestBenchReadsCommittedRuns(t *testing.T) {
+	testkit.SkipRace(t, "one goroutine reads them")
 	const run, again = "../../docs/runs/latency-h100-U1.json.gz", "../../docs/runs/latency-h100-U2.json.gz"
 	if code, stdout, stderr := execute(t, "bench", "copy", "--from", run, "--compare", again); code != exitOK || !strings.Contains(stdout, "of 30 points ") {
 		t.Errorf("exit code %d, %s:\n%s", code, stderr, stdout)

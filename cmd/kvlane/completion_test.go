@@ -11,6 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/kvlane/kvlane/internal/testkit"
 )
 
 // completed returns what a shell is offered behind a command line, and how it is to go on.
@@ -47,6 +49,7 @@ func forEachValue(f func(path string, cmd *cobra.Command, flag *pflag.Flag)) {
 // Every flag that takes a value completes it, as words, files or folders, or is declared to be of free form: a new flag has to be put
 // into offers or freeForm.
 func TestDefectFlagValuesComplete(t *testing.T) {
+	testkit.SkipRace(t, "one goroutine reads the command line")
 	used := map[string]bool{}
 	forEachValue(func(path string, _ *cobra.Command, f *pflag.Flag) {
 		key := path + " " + f.Name
@@ -86,6 +89,7 @@ func TestDefectFlagValuesComplete(t *testing.T) {
 
 // What is offered is taken: no command refuses one of the words, and each refuses another that is not among them.
 func TestCompletedValuesAreTaken(t *testing.T) {
+	testkit.SkipRace(t, "one goroutine reads the command line")
 	t.Setenv(configEnv, "")
 	t.Setenv("XDG_CONFIG_HOME", t.TempDir()) // no configuration, which a command that is canceled would not read
 	canceled, cancel := context.WithCancel(t.Context())

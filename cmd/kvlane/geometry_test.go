@@ -7,10 +7,12 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/internal/present/presenttest"
+	"github.com/kvlane/kvlane/internal/testkit"
 )
 
 // A directory of another geometry says which one it holds, and the flags that it names open it.
 func TestDefectDirectorySaysWhichGeometryItHolds(t *testing.T) {
+	testkit.SkipRace(t, "other tests replay with files and logs")
 	trace := traceFile(t, goodLine)
 	for name, c := range map[string]struct {
 		made, given string // flags

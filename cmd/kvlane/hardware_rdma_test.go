@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kvlane/kvlane/internal/testkit"
 )
 
 // measures stands in for kvlane.
@@ -13,6 +15,7 @@ while [ $# -gt 0 ]; do case $1 in --out) echo {} >"$2";; esac; shift; done
 exit 0`
 
 func TestHardwareRDMAScript(t *testing.T) {
+	testkit.SkipRace(t, "a shell runs the commands")
 	whole := []string{"rdma-copy.json", "rdma-copy.txt", "rdma-replay.txt", "rdma-suite.txt", "rdma-summary.txt"}
 	noCopy := []string{"rdma-copy.txt", "rdma-replay.txt", "rdma-suite.txt", "rdma-summary.txt"}
 	for name, c := range map[string]struct {

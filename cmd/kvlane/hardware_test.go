@@ -22,6 +22,7 @@ const (
 )
 
 func TestHardwareScript(t *testing.T) {
+	testkit.SkipRace(t, "a shell runs the commands")
 	whole := []string{"calibrate.txt", "demo.txt", "report.txt", "run.json", "store.txt", "suites.txt", "summary.txt"}
 	for name, c := range map[string]struct {
 		device, streams, kvlane string

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kvlane/kvlane/internal/testkit"
 )
 
 // transfers stands in for kvlane: a target that goes on until it is interrupted, and measurements.
@@ -16,6 +18,7 @@ while [ $# -gt 0 ]; do case $1 in --out) echo {} >"$2";; esac; shift; done
 exit 0`
 
 func TestHardwareTransferScript(t *testing.T) {
+	testkit.SkipRace(t, "a shell runs the commands")
 	for name, c := range map[string]struct {
 		kvlane  string
 		args    []string

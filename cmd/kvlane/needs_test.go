@@ -9,6 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/kvlane/kvlane/internal/testkit"
 )
 
 // alwaysEffective are the flags that no other flag takes the effect from, by command.
@@ -123,6 +125,7 @@ func give(f *pflag.Flag) []string {
 // A flag that has no effect is a wrong command line, whatever the flag and the command. A new flag has to be put into a need,
 // or above.
 func TestDefectFlagWithoutEffectIsRefused(t *testing.T) {
+	testkit.SkipRace(t, "one goroutine reads the command line")
 	tried := 0
 	forEachCommand(func(path string, cmd *cobra.Command) {
 		always := strings.Fields(alwaysEffective[path])

@@ -17,6 +17,7 @@ import (
 
 // A program in C uses the library with all that an engine does, wrongly too.
 func TestProgramInC(t *testing.T) {
+	testkit.SkipRace(t, "the C library that it builds has no race detector")
 	if _, err := exec.LookPath("cc"); err != nil {
 		testkit.Skip(t, "cc", err.Error())
 	}

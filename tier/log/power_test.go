@@ -13,6 +13,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/tier/log"
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
@@ -64,7 +65,11 @@ func (s *session) collect(most int64) { _, _ = s.tr.GC(s.Context(), most) }
 // everySeed runs a test for as many ways in which power fails.
 func everySeed(t *testing.T, policy log.FsyncPolicy, do func(d *disk, power faultfs.Survival)) {
 	t.Helper()
-	for seed := range uint64(30) {
+	seeds := uint64(30)
+	if testkit.Race {
+		seeds = 4 // each seed is the same work of the same goroutines
+	}
+	for seed := range seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) { do(newDisk(t, policy), faultfs.KeepSome(seed)) })
 	}
 }
@@ -199,7 +204,11 @@ func TestDefectTornGroupIsTakenForDurable(t *testing.T) {
 
 // A block was lost that was moved while a checkpoint was written: that covered where it had been, and did not have where it was.
 func TestDefectCheckpointMissesWhatIsMovedMeanwhile(t *testing.T) {
-	for seed := range uint64(30) {
+	seeds := uint64(30)
+	if testkit.Race {
+		seeds = 4 // each seed is the same work of the same goroutines
+	}
+	for seed := range seeds {
 		synctest.Test(t, func(t *testing.T) {
 			d, key := newDisk(t, log.FsyncInterval), tiertest.Key(1)
 			s := d.begin()

@@ -22,6 +22,7 @@ import (
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestPTXIsWhatTheSourceCompilesTo(t *testing.T) {
+	testkit.SkipRace(t, "a compiler runs")
 	if _, err := exec.LookPath("clang-16"); err != nil {
 		testkit.Skip(t, "clang", err.Error())
 	}

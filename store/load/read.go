@@ -3,6 +3,7 @@ package load
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"slices"
 
 	"github.com/kvlane/kvlane/errdefs"
@@ -73,9 +74,17 @@ type (
 	verifyJob Task
 )
 
-// Run implements pool.Job: it reads block i from a tier below.
+// yieldBytes is the size of loads from which readers yield after each block. Smaller loads are
+// copied in fewer batches without it.
+const yieldBytes = 16 << 20
+
+// Run implements pool.Job: it reads block i from a tier below. In large loads it yields, so that the
+// task copies the block before the next one is read from the page cache.
 func (j *fetchJob) Run(i int32) {
 	t := (*Task)(j)
+	if int64(len(t.sc.Keys))*t.p.Map.Formats[t.sc.Groups[i]].Layout.ImageBytes() > yieldBytes {
+		defer runtime.Gosched()
+	}
 	it := &t.sc.items[i]
 	var err error
 	it.slot, it.tier, err = t.p.Fetch(t.base.Context(), t.sc.Keys[i:i+1],

@@ -1,8 +1,9 @@
-// Package admission decides how much of a stored prefix is worth loading: as long as that is faster than computing it again.
+// Package admission decides how much of a stored prefix is worth loading: as long as loading is
+// faster than computing.
 //
-// A Model knows two times, by measurement: of a byte from where it lies, and of a token to compute. A prefix ends where the time it
-// saves is greatest. While one of the times is not known all is worth loading, so that it becomes known. Where files are
-// refused nobody measures them any more: Probe says when it is time to look again.
+// A Model measures two times: to load a byte, by its source, and to compute a token. It cuts a
+// prefix where it saves the most time. Until a time is known, everything is worth loading, so that
+// it becomes known. Refused files are no longer measured: Probe reports when to load some again.
 package admission
 
 import (
@@ -11,7 +12,7 @@ import (
 	"time"
 )
 
-// Source is where a block lies.
+// Source is the place of a block.
 type Source uint8
 
 // The sources.
@@ -22,36 +23,37 @@ const (
 )
 
 const (
-	enough     = 3   // samples of a time that make it known
-	weight     = 0.4 // of the latest sample
-	fewTokens  = 256 // fewer tokens tell of the steps of a computation more than of its rate
+	enough     = 3   // samples until a time is known
+	weight     = 0.4 // weight of the latest sample
+	fewTokens  = 256 // the time of fewer tokens depends on the number of steps
 	probeAfter = time.Second
-	probeShare = 10 // a probe comes after as many times as the last one took, or more
+	probeShare = 10 // the smallest distance of probes, as a multiple of the duration of the last
 )
 
-// Model is fed with what loads and computations took. Safe for concurrent use. The zero value knows nothing.
+// Model decides by measured times. All methods are safe for concurrent use. The zero value has no
+// measurements.
 type Model struct {
 	mu    sync.Mutex
 	load  [sources]mean // seconds a byte
 	token mean          // seconds a token
-	next  time.Time     // when a probe may begin
-	busy  bool          // one has begun and not ended
+	next  time.Time     // earliest time of the next probe
+	busy  bool          // a probe has not ended
 	stats Stats
 }
 
-// Stats is what a model has decided, and why.
+// Stats counts the decisions of a model and has its measurements.
 type Stats struct {
-	Asked           int64   // prefixes that were asked about
-	Cut             int64   // of them, those that were not worth loading to their end
-	BlocksRefused   int64   // that lay beyond there
-	Probes          int64   // begun
-	MemoryRate      float64 // bytes a second of loads from the cache; zero: not known
-	FileRate        float64 // bytes a second of loads from the tiers below; zero: not known
-	TokensPerSecond float64 // computed; zero: not known
+	Asked           int64   // calls of Worth
+	Cut             int64   // calls that did not return all blocks
+	BlocksRefused   int64   // blocks not worth loading
+	Probes          int64   // probes started
+	MemoryRate      float64 // bytes per second from the cache, or zero if not known
+	FileRate        float64 // bytes per second from the tiers below, or zero if not known
+	TokensPerSecond float64 // computed, or zero if not known
 }
 
-// mean is a moving mean of logarithms: a sample that is ten times slower weighs as much as one that is ten times faster, so that
-// what has changed is known after a few samples, whichever way.
+// mean is a moving mean of logarithms. A sample that is ten times slower has the same weight as one
+// that is ten times faster, so that few samples show a change in either direction.
 type mean struct {
 	n   int
 	log float64
@@ -70,7 +72,7 @@ func (m *mean) add(v float64) {
 
 func (m *mean) known() bool { return m.n >= enough }
 
-// value is the mean, or zero where it is not known.
+// value returns the mean, or zero if it is not known.
 func (m *mean) value() float64 {
 	if !m.known() {
 		return 0
@@ -85,7 +87,7 @@ func (m *mean) rate() float64 {
 	return math.Exp(-m.log)
 }
 
-// Loaded notes that a load, or a prefetch, has brought bytes of each source in that time.
+// Loaded adds the time in which a load or prefetch has read bytes of each source.
 func (m *Model) Loaded(memory, files int64, took time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -94,12 +96,13 @@ func (m *Model) Loaded(memory, files int64, took time.Duration) {
 		m.load[Memory].add(all / float64(memory))
 		return
 	}
-	// What memory takes by itself is not the files', but some of the time always is.
+	// Subtract the time of the bytes in memory, but count at least the files' share of the time.
 	share := float64(files) / float64(memory+files)
 	m.load[Files].add(max(all-float64(memory)*m.load[Memory].value(), all*share) / float64(files))
 }
 
-// Computed notes that the program has computed the KV of so many tokens in that time. Few tokens are passed over.
+// Computed adds the time in which the program has computed the KV of a number of tokens. Less than
+// 256 tokens are ignored.
 func (m *Model) Computed(tokens int64, took time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -108,8 +111,9 @@ func (m *Model) Computed(tokens int64, took time.Duration) {
 	}
 }
 
-// Worth returns how many blocks of a prefix to load, from the first on: as many as save the most time. tokens is how many all of them
-// save from being computed, source where each lies, and bytes how long it is.
+// Worth returns how many blocks of a prefix to load, from the first: the number that saves the most
+// time. tokens is the number of tokens of all blocks. source and bytes return the source and the
+// size of a block.
 func (m *Model) Worth(blocks int, tokens int64, source func(i int) Source, bytes func(i int) int64) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -132,8 +136,8 @@ func (m *Model) Worth(blocks int, tokens int64, source func(i int) Source, bytes
 	return n
 }
 
-// Probe says whether it is time to load something that is not worth it, to see whether that is still so. One that it has said yes to ends
-// with Probed.
+// Probe reports whether to load blocks that are not worth it, to measure them again. After true,
+// the caller calls Probed.
 func (m *Model) Probe(now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -145,14 +149,14 @@ func (m *Model) Probe(now time.Time) bool {
 	return true
 }
 
-// Probed says that a probe has ended, at that time, and how long it took.
+// Probed ends a probe at now. took is its duration.
 func (m *Model) Probed(now time.Time, took time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.busy, m.next = false, now.Add(max(probeAfter, probeShare*took))
 }
 
-// Stats returns the figures of now.
+// Stats returns the current figures.
 func (m *Model) Stats() Stats {
 	m.mu.Lock()
 	defer m.mu.Unlock()

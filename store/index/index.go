@@ -1,10 +1,13 @@
-// Package index knows where blocks are and keeps them there: lookups and leases over a pipeline of tiers. It moves no byte and
-// needs no device: what moves bytes is package store, which is given leases and asks them for leave (Lease.Begin).
+// Package index knows where blocks are and keeps them there: lookups and leases over a pipeline of
+// tiers. It copies no bytes and needs no device. Package store copies the bytes under leases
+// (Lease.Begin).
 //
-// A Lease pins the longest ready prefix of some keys, each block in the first tier that has it, until a deadline. Tiers are
-// asked for a run of keys at a time. How many slots leases may pin is the tier's to bound (tier.SlotTier.LimitRetained).
+// A Lease pins the longest ready prefix of some keys, each block in the first tier that has it,
+// until a deadline. The index asks a tier for many keys at a time. The tier bounds the slots that
+// leases may pin (tier.SlotTier.LimitRetained).
 //
-// All methods are safe for concurrent use. One goroutine ends leases at their deadlines; Close joins it.
+// All methods are safe for concurrent use. One goroutine ends leases at their deadlines. Close
+// stops it.
 package index
 
 import (
@@ -22,42 +25,42 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// DefaultLeaseMax is the longest that a lease lives where nobody says otherwise.
+// DefaultLeaseMax is the default of Config.LeaseMax.
 const DefaultLeaseMax = 30 * time.Second
 
-// Config describes an index.
+// Config configures an index.
 type Config struct {
-	// Tiers, first to last. They belong to who opened them and are closed by them, after the index.
+	// Tiers are in the order of the pipeline. The caller closes them after the index.
 	Tiers []tier.Tier
 	// LeaseMax is the longest a lease may live. Default DefaultLeaseMax.
 	LeaseMax time.Duration
 	// Clock times leases. Default: the real one.
 	Clock clockwork.Clock
-	// Fallback is called, without locks held, when a tier failed other than by a miss and the index went on without it. key is
-	// the block concerned, the first of several. May be nil.
+	// Fallback is called when a tier failed, other than by a miss, and the index went on without
+	// it. key is the block concerned, the first of several. No locks are held. May be nil.
 	Fallback func(tier string, key block.Key, err error)
 }
 
-// Index answers where blocks are, and pins them. Safe for concurrent use.
+// Index looks up and pins blocks. All methods are safe for concurrent use.
 type Index struct {
 	c       Config
 	janitor *janitor
 	closing chan struct{}
 	close   sync.Once
-	order   *tier.Order        // given to the tiers
-	below   []tier.OrderedTier // of the tiers but the first
+	order   *tier.Order        // shared with the tiers
+	below   []tier.OrderedTier // of all tiers but the first
 
 	leases, cut, missed, fallbacks atomic.Int64
 }
 
-// Stats counts what an index did since it was opened.
+// Stats counts the work of an index since it was opened.
 type Stats struct {
 	Leases    int64 // leases given
 	Live      int
 	Expired   int64 // leases that ended by their deadline
 	Cut       int64 // leases that ended early because leases may hold no more slots
-	Missed    int64 // blocks that leases were asked for and did not pin
-	Fallbacks int64 // times a tier failed, other than by a miss, and the index went on without it
+	Missed    int64 // requested blocks that leases did not pin
+	Fallbacks int64 // failures of a tier, other than misses, after which the index went on
 }
 
 // Open returns an index over the tiers of c and starts its goroutine. Errors wrap ErrInvalid.
@@ -85,7 +88,8 @@ func Open(c Config) (*Index, error) {
 	return x, nil
 }
 
-// Close refuses new work and ends every lease; what runs under one keeps its pins until it has ended. It does not wait for that.
+// Close refuses new work and ends every lease. It does not wait: loads under a lease keep its pins
+// until they have ended.
 func (x *Index) Close() {
 	x.close.Do(func() {
 		close(x.closing)
@@ -93,13 +97,13 @@ func (x *Index) Close() {
 	})
 }
 
-// Stats returns the figures of now.
+// Stats returns the current figures.
 func (x *Index) Stats() Stats {
 	live, expired := x.janitor.counts()
 	return Stats{Leases: x.leases.Load(), Live: live, Expired: expired, Cut: x.cut.Load(), Missed: x.missed.Load(), Fallbacks: x.fallbacks.Load()}
 }
 
-// FellBack counts a tier's failure, and tells Config.Fallback.
+// FellBack counts a failure of a tier and calls Config.Fallback.
 func (x *Index) FellBack(t tier.Tier, key block.Key, err error) {
 	x.fallbacks.Add(1)
 	if x.c.Fallback != nil {

@@ -7,16 +7,16 @@ import (
 	"github.com/jonboulle/clockwork"
 )
 
-// janitor ends leases at their deadlines, on one goroutine.
+// janitor ends leases at their deadlines, by one goroutine.
 type janitor struct {
 	clock clockwork.Clock
-	wake  chan struct{} // the earliest deadline may have changed
+	wake  chan struct{} // has an element if the earliest deadline may have changed
 	quit  chan struct{}
 	done  chan struct{}
 
 	mu     sync.Mutex
 	live   map[*Lease]struct{}
-	next   time.Time // when the goroutine wakes by itself
+	next   time.Time // next wake-up of the goroutine
 	closed bool
 	// expired counts leases that ended by their deadline.
 	expired int64
@@ -34,7 +34,7 @@ func newJanitor(clock clockwork.Clock) *janitor {
 	return j
 }
 
-// add takes charge of l; false once closed.
+// add starts to watch l. It returns false if the janitor is closed.
 func (j *janitor) add(l *Lease) bool {
 	j.mu.Lock()
 	if j.closed {
@@ -45,7 +45,7 @@ func (j *janitor) add(l *Lease) bool {
 	first := l.deadline.Before(j.next)
 	j.mu.Unlock()
 	if first {
-		j.nudge()
+		j.wakeUp()
 	}
 	return true
 }
@@ -56,7 +56,7 @@ func (j *janitor) remove(l *Lease) {
 	j.mu.Unlock()
 }
 
-func (j *janitor) nudge() {
+func (j *janitor) wakeUp() {
 	select {
 	case j.wake <- struct{}{}:
 	default:
@@ -92,11 +92,11 @@ func (j *janitor) run() {
 	}
 }
 
-// idle is how long the janitor sleeps where no lease is live.
+// idle is the longest sleep of the janitor.
 const idle = time.Hour
 
-// due takes out the leases whose deadline has passed, and says how long to wait for the next. It looks at every lease:
-// there are as many as requests in flight, and it happens once a deadline.
+// due removes the leases whose deadline has passed, and returns the time until the next deadline.
+// It visits every lease: there are as many as running requests, and it runs once for each deadline.
 func (j *janitor) due() ([]*Lease, time.Duration) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -114,7 +114,7 @@ func (j *janitor) due() ([]*Lease, time.Duration) {
 	return due, j.next.Sub(now)
 }
 
-// close ends every lease and the goroutine.
+// close ends every lease and stops the goroutine.
 func (j *janitor) close() {
 	j.mu.Lock()
 	if j.closed {

@@ -12,36 +12,36 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// Lease pins blocks: none of them is evicted or rewritten until the lease ends. It ends by Release, at its deadline, or
-// when its index closes; loads that were started under it before keep its pins until they have quiesced. Safe for
-// concurrent use.
+// Lease pins blocks: they are not evicted or rewritten until the lease ends. It ends by Release, at
+// its deadline, or when its index closes. Loads that were started under it keep its pins until they
+// have ended. All methods are safe for concurrent use.
 type Lease struct {
 	x        *Index
 	keys     []block.Key
-	runs     []run  // where keys are pinned, in their order
-	one      [1]run // room for them
+	runs     []run  // the tiers that pin keys, in the order of keys
+	one      [1]run // memory of runs
 	deadline time.Time
 
 	mu       sync.Mutex
-	ended    bool              // no load may start any more
-	released bool              // it ended by Release
-	uses     int               // loads running under the lease, and one until it ended
-	index    map[block.Key]int // places of keys, made when keys in another order are asked for
+	ended    bool              // new loads are refused
+	released bool              // the lease ended by Release
+	uses     int               // running loads, and one until the lease ends
+	index    map[block.Key]int // indices of keys; made for keys in another order
 }
 
-// run is some keys in a row that one tier pins: up to end, from the end of the run before.
+// run is a range of keys that one tier pins: from the end of the previous run to end.
 type run struct{ tier, end int }
 
 // LeasePrefix pins the longest prefix of keys whose blocks are all Ready, each in the first tier
-// that has it, for ttl at most. Config.LeaseMax bounds ttl, and is the default where ttl is zero. A
-// lease of no block is valid and holds nothing. keys are in the order of a prompt, of all page
-// groups by their tokens: the tiers evict the last first.
+// that has it, for up to ttl. Config.LeaseMax bounds ttl, and is the default if ttl is zero. A
+// lease of no block is valid. keys are in the order of a prompt, and those of several page groups
+// in the order of their tokens: the tiers evict the last first.
 //
-// Leases hold slots up to a limit that leaves some to everybody else. Beyond it blocks are pinned in the
-// tier below, and if that does not have one the prefix ends there, which Stats counts.
+// Leases may hold a limited number of slots. Beyond it blocks are pinned in the tier below. If that
+// tier does not have a block the prefix ends there, and Stats.Cut counts it.
 //
-// The prefix ends at a block whose tiers cannot be asked. Errors: ErrClosed, ErrCanceled with the
-// context's cause, ErrInvalid for a negative ttl and for a zero key.
+// The prefix ends at a block whose tiers fail. Errors: ErrClosed, ErrCanceled with the cause of
+// ctx, ErrInvalid for a negative ttl or a zero key.
 func (x *Index) LeasePrefix(ctx context.Context, keys []block.Key, ttl time.Duration) (*Lease, error) {
 	if err := x.usable(); err != nil {
 		return nil, fmt.Errorf("lease prefix of %d blocks: %w", len(keys), err)
@@ -71,12 +71,12 @@ func (x *Index) LeasePrefix(ctx context.Context, keys []block.Key, ttl time.Dura
 	return l, nil
 }
 
-// pin retains keys, run by run, until one that no tier has, and cuts them there. It notes the order
-// of those that are not in the first tier, before a tier below is asked for them or a dump writes
-// them.
+// pin retains keys, run by run, up to the first that no tier has, and cuts keys there. It notes the
+// order of keys that the first tier does not have, before a tier below is asked for them or a dump
+// writes them.
 func (l *Lease) pin(ctx context.Context) {
 	tiers := l.x.c.Tiers
-	at, short := 0, false // short: the next key is where slots are, and leases may hold no more of them
+	at, short := 0, false // short: the first tier has the next key, but leases may hold no more slots
 	noted := false
 	for ti := 0; ti < len(tiers) && at < len(l.keys); {
 		ask := l.keys[at:]
@@ -99,7 +99,7 @@ func (l *Lease) pin(ctx context.Context) {
 		default:
 			l.x.FellBack(tiers[ti], ask[min(n, len(ask)-1)], err)
 		}
-		// The tiers above have not been asked for what comes after a run of this one.
+		// After a run of this tier, ask the tiers above for the next keys.
 		if ti++; n > 0 && ti > 1 {
 			ti = 0
 		}
@@ -114,10 +114,12 @@ func (l *Lease) pin(ctx context.Context) {
 	l.x.used(block.Key{}, l.keys)
 }
 
-// lookAhead is how many keys are looked up in the tiers above before a run is asked for below.
+// lookAhead is the number of keys that are looked up in the tiers above before a tier below retains
+// a run.
 const lookAhead = 128
 
-// lacking returns how many of keys, from the first on, no tier above has: one at least, the first, which they have refused.
+// lacking returns the number of keys, from the first, that no tier above has. It is at least one:
+// these tiers have refused the first key.
 func (x *Index) lacking(ctx context.Context, above []tier.Tier, keys []block.Key) int {
 	n := min(len(keys), lookAhead)
 	states := make([]tier.State, n)
@@ -135,7 +137,7 @@ func (x *Index) lacking(ctx context.Context, above []tier.Tier, keys []block.Key
 	return n
 }
 
-// Len returns how many blocks the lease pinned.
+// Len returns the number of pinned blocks.
 func (l *Lease) Len() int { return len(l.keys) }
 
 // Tier returns the name of the tier in which block i was found and pinned.
@@ -144,28 +146,28 @@ func (l *Lease) Tier(i int) string {
 	return l.x.c.Tiers[l.runs[at].tier].Name()
 }
 
-// Below says whether block i is pinned in a tier below the first.
+// Below reports whether block i is pinned in a tier below the first.
 func (l *Lease) Below(i int) bool {
 	at := slices.IndexFunc(l.runs, func(r run) bool { return i < r.end })
 	return l.runs[at].tier > 0
 }
 
-// Keys returns the keys of the blocks that the lease pinned, which are not to be changed.
+// Keys returns the keys of the pinned blocks. The caller must not change them.
 func (l *Lease) Keys() []block.Key { return l.keys }
 
-// Deadline returns when the lease ends by itself.
+// Deadline returns the time at which the lease ends.
 func (l *Lease) Deadline() time.Time { return l.deadline }
 
-// Release ends the lease. It does not wait: loads running under the lease keep its pins until they have quiesced. Later
-// calls do nothing.
+// Release ends the lease. It does not wait: loads under the lease keep its pins until they have
+// ended. Later calls have no effect.
 func (l *Lease) Release() {
 	if l.finish(true) {
 		l.x.janitor.remove(l)
 	}
 }
 
-// finish ends the right to start loads and gives back the lease's own use of the pins. It reports
-// whether this is the first call.
+// finish refuses new loads and releases the lease's own use of the pins. It reports whether this is
+// the first call.
 func (l *Lease) finish(released bool) bool {
 	l.mu.Lock()
 	first := !l.ended
@@ -179,8 +181,8 @@ func (l *Lease) finish(released bool) bool {
 	return first
 }
 
-// Begin lets a load of keys run under the lease, until End. Errors: ErrInvalid where the lease is of another index or does not
-// pin all of keys, in any order; ErrExpired where it has ended, also by Release.
+// Begin lets a load of keys run under the lease, until End. Errors: ErrInvalid if the lease is of
+// another index or does not pin all keys, ErrExpired if it has ended, also by Release.
 func (l *Lease) Begin(x *Index, keys []block.Key) error {
 	if l.x != x {
 		return fmt.Errorf("the lease is of another store, whose blocks alone it pins: %w", errdefs.ErrInvalid)
@@ -201,7 +203,7 @@ func (l *Lease) Begin(x *Index, keys []block.Key) error {
 	return nil
 }
 
-// releasedError is the ErrExpired of a lease of so many blocks that was released.
+// releasedError is the ErrExpired of a released lease with this number of blocks.
 type releasedError int
 
 func (n releasedError) Error() string {
@@ -210,7 +212,8 @@ func (n releasedError) Error() string {
 
 func (releasedError) Unwrap() error { return errdefs.ErrExpired }
 
-// lacks returns the first of keys that is not pinned, or -1. Mostly they are in the order of the lease's.
+// lacks returns the index of the first key that is not pinned, or -1. Keys in the order of the
+// lease are fast.
 func (l *Lease) lacks(keys []block.Key) int {
 	next := 0
 	for i := range keys {

@@ -9,16 +9,16 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// Hit is the answer of Lookup for one key.
+// Hit is the result of Lookup for one key.
 type Hit struct {
-	State tier.State // Ready is a hit, everything else is not
-	Tier  string     // the first tier that has the block Ready; empty without a hit
+	State tier.State // only Ready is a hit
+	Tier  string     // first tier in which the block is Ready, or empty
 }
 
-// Lookup says for each key where it stands: Ready in the first tier that has it, else what the topmost tier that knows
-// of it says. It pins nothing: a hit may be gone when it is loaded, which the load says; LeasePrefix is for those who mind. A
-// tier that cannot be asked has no hits; the error is returned only if every tier failed, or if ctx ended.
-// A zero key is ErrInvalid.
+// Lookup returns the state of each key's block: Ready in the first tier that has it, else the state
+// in the topmost tier that knows it. It pins nothing: a block may be gone when it is loaded.
+// LeasePrefix pins blocks. A tier that fails has no hits. An error is returned only if every tier
+// fails, or if ctx ends. A zero key is ErrInvalid.
 func (x *Index) Lookup(ctx context.Context, keys []block.Key) ([]Hit, error) {
 	if err := x.usable(); err != nil {
 		return nil, fmt.Errorf("look up %d blocks: %w", len(keys), err)

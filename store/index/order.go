@@ -3,9 +3,9 @@ package index
 import "github.com/kvlane/kvlane/block"
 
 // Use notes the order of blocks for the tiers (tier.OrderedTier) and reports their use to the tiers
-// below the first. keys are consecutive blocks of a prompt, in its order. before is the block
-// before the first; zero if there is none, or it is not known. The caller calls it before the
-// blocks are read or written.
+// below the first. keys are consecutive blocks of a prompt. before is the block before the first,
+// or zero if there is none or it is not known. Use must be called before the blocks are read or
+// written.
 func (x *Index) Use(before block.Key, keys []block.Key) {
 	x.note(before, keys, 0)
 	x.used(before, keys)
@@ -23,7 +23,7 @@ func (x *Index) note(before block.Key, keys []block.Key, from int) {
 	x.order.Note(keys[from:], at)
 }
 
-// used reports a use of blocks to the tiers below the first, which do not see it otherwise.
+// used reports a use of blocks to the tiers below the first, which see no other.
 func (x *Index) used(before block.Key, keys []block.Key) {
 	if len(keys) == 0 {
 		return

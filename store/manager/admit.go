@@ -6,12 +6,14 @@ import (
 	"github.com/kvlane/kvlane/store/admission"
 )
 
-// Worth returns how many of the blocks, from the first on, are worth loading, as that is faster than computing them again: by what jobs
-// that load have taken lately, from Load to End, and by Computed. states is what Lookup said of them, and tokens how many all of
-// them save. It is all of them until these times are known, and where Config.AdmitAlways is set. Blocks of one page group are
-// meant: others end their prefixes elsewhere.
+// Worth returns how many blocks, from the first, are worth loading because that is faster than
+// computing them. It uses the recent times of jobs that load, from Load to End, and those of
+// Computed. states are the results of Lookup, and tokens is the number of tokens that all blocks
+// save. Until these times are known, and with Config.AdmitAlways, it is all blocks. The blocks must
+// be of one page group, since prefixes of other groups end elsewhere.
 //
-// Where blocks in files are refused, now and then all are said to be worth it, so that a load tells whether that has changed.
+// If blocks in files are refused, Worth returns all blocks now and then, so that a load measures
+// them again.
 func (m *Manager) Worth(blocks []Block, states []State, tokens int64) int {
 	n := min(len(blocks), len(states))
 	if m.always {
@@ -23,7 +25,7 @@ func (m *Manager) Worth(blocks []Block, states []State, tokens int64) int {
 		}
 		return admission.Memory
 	}
-	// A pool's blocks cost nothing here: what a job of them takes is the engine's steps, at whose ends it looks.
+	// Blocks in pools are free: the time of their jobs is that of the engine's steps.
 	bytes := func(i int) int64 {
 		if source(i) == admission.Memory {
 			return 0
@@ -40,7 +42,8 @@ func (m *Manager) Worth(blocks []Block, states []State, tokens int64) int {
 	if below == 0 || !m.admission.Probe(m.clock.Now()) {
 		return worth
 	}
-	// Whoever asks need not load them, so that the probe ends here, with the time that a load is expected to take.
+	// The caller need not load the blocks. So the probe ends here, with the expected time of a
+	// load.
 	took := time.Duration(0)
 	if rate := m.admission.Stats().FileRate; rate > 0 {
 		took = time.Duration(float64(below) / rate * float64(time.Second))
@@ -49,21 +52,23 @@ func (m *Manager) Worth(blocks []Block, states []State, tokens int64) int {
 	return n
 }
 
-// Computed tells that the engine has computed the KV of so many tokens in that time. Few tokens, less than 256, are passed over.
+// Computed reports the time in which the engine has computed the KV of a number of tokens. Less
+// than 256 tokens are ignored.
 func (m *Manager) Computed(tokens int64, took time.Duration) { m.admission.Computed(tokens, took) }
 
-// loaded tells what a job that loads has taken; a worker loads as many bytes as the first, at the same time.
+// loaded reports the time of a job that loads. All workers load as many bytes as the first, at the
+// same time.
 func (j *Job) loaded() {
 	var memory, files int64
-	for i := range j.held {
-		if n := j.m.blockBytes(j.held[i].name.Group); j.held[i].slot != nil {
+	for i := range j.blocks {
+		if n := j.m.blockBytes(j.blocks[i].name.Group); j.blocks[i].slot != nil {
 			memory += n
 		} else {
 			files += n
 		}
 	}
 	if memory+files > 0 {
-		j.m.admission.Loaded(memory, files, j.m.clock.Since(j.begun))
+		j.m.admission.Loaded(memory, files, j.m.clock.Since(j.startedAt))
 	}
 }
 

@@ -16,15 +16,16 @@ import (
 // DefaultFilesMax is the default of Config.FilesMax.
 const DefaultFilesMax = time.Second
 
-// files asks the file tiers of all ranks, and waits no longer than it may: whoever schedules an engine's requests must not stand still
-// for a server of files. A look at files cannot be called back, so that it goes on by itself, and no other is begun before it ends.
+// files asks the file tiers of all ranks with a bounded wait: the scheduler of an engine must not
+// block on a file server. A lookup of files cannot be canceled. It goes on by itself, and no other
+// starts before it ends.
 type files struct {
 	ranks   []Rank
 	max     time.Duration
 	clock   clockwork.Clock
-	asking  chan struct{}             // held by who asks
-	since   atomic.Pointer[time.Time] // when that began
-	overdue atomic.Int64              // blocks that were looked for in vain
+	asking  chan struct{}             // has one element during a lookup
+	since   atomic.Pointer[time.Time] // start of that lookup, or nil
+	overdue atomic.Int64              // blocks of lookups that took too long
 }
 
 func newFiles(c *Config) *files {
@@ -35,7 +36,7 @@ func newFiles(c *Config) *files {
 	return f
 }
 
-// inFiles says which blocks the files of every rank have.
+// inFiles reports for each block whether the files of every rank have it.
 func (m *Manager) inFiles(ctx context.Context, blocks []Block) ([]bool, error) {
 	if len(blocks) == 0 || m.files == nil {
 		return nil, nil
@@ -47,7 +48,7 @@ func (m *Manager) inFiles(ctx context.Context, blocks []Block) ([]bool, error) {
 	return there, err
 }
 
-// look has ask called, unless an earlier call is overdue.
+// look calls ask, unless an earlier call is overdue.
 func (f *files) look(ctx context.Context, ask func(ctx context.Context) ([]bool, error)) ([]bool, error) {
 	late := fmt.Errorf("look into files: they have not answered in %v: %w", f.max, errdefs.ErrBusy)
 	if since := f.since.Load(); since != nil && f.clock.Since(*since) > f.max {
@@ -82,7 +83,7 @@ func (f *files) look(ctx context.Context, ask func(ctx context.Context) ([]bool,
 	}
 }
 
-// askFiles says which blocks the files of every rank have.
+// askFiles reports for each block whether the files of every rank have it.
 func (m *Manager) askFiles(ctx context.Context, blocks []Block) ([]bool, error) {
 	there := make([]bool, len(blocks))
 	states := make([]tier.State, len(blocks))

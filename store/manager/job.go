@@ -11,31 +11,31 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// Job is something that all workers do for some blocks. Its fields are not to be changed. One owner, who ends it.
+// Job is work of all workers for some blocks. Its fields must not be changed. Its owner calls End.
 type Job struct {
-	// Blocks are what the workers load or store, in the order in which they were asked for.
+	// Blocks are loaded or stored by the workers, in the order of the call.
 	Blocks []Block
-	// Evicted are blocks that the workers drop from their pools before they begin.
+	// Evicted are blocks that the workers drop from their pools before they start.
 	Evicted []Block
 
-	m     *Manager
-	held  []held // one of each of Blocks
-	load  bool
-	begun time.Time
-	ended bool // guarded by the Manager's mu
+	m         *Manager
+	blocks    []jobBlock // by Blocks
+	load      bool
+	startedAt time.Time
+	ended     bool // guarded by the Manager's mu
 }
 
-// held is a job's hold on a block: a pin, or a place that the job fills.
-type held struct {
+// jobBlock is a block of a job: pinned, or being filled by the job.
+type jobBlock struct {
 	key  block.Key
-	name *Block // as the Manager has it
+	name *Block // the element of Manager.names
 	slot tier.Slot
 	fill tier.Fill
 }
 
-// Load pins the blocks, each of which has to be there, for workers to load: from their pools, or else from files, into the pools on the
-// way. ErrNotFound for one that is not there, ErrBusy for one that is on its way by another job, or if there is no room for what
-// comes from files: then nothing is pinned.
+// Load pins blocks, for workers to load from their pools, or from files into the pools. It returns
+// ErrNotFound if a block is absent, and ErrBusy if another job brings a block or there is no space
+// for blocks from files. Then nothing is pinned.
 func (m *Manager) Load(ctx context.Context, blocks []Block) (*Job, error) {
 	fail := func(err error) (*Job, error) { return nil, fmt.Errorf("load %d blocks: %w", len(blocks), err) }
 	states, unseen := m.Lookup(ctx, blocks)
@@ -55,10 +55,10 @@ func (m *Manager) Load(ctx context.Context, blocks []Block) (*Job, error) {
 			j.undo(err)
 			return fail(errors.Join(fmt.Errorf("block %d: %w", i, err), unseen))
 		}
-		j.Blocks, j.held = append(j.Blocks, blocks[i]), append(j.held, h)
+		j.Blocks, j.blocks = append(j.Blocks, blocks[i]), append(j.blocks, h)
 	}
-	for i := range j.held {
-		if j.held[i].slot != nil {
+	for i := range j.blocks {
+		if j.blocks[i].slot != nil {
 			m.stats.FromPool++
 		} else {
 			m.stats.FromFiles++
@@ -68,35 +68,37 @@ func (m *Manager) Load(ctx context.Context, blocks []Block) (*Job, error) {
 	return j, nil
 }
 
-// pin holds a block that is in the pool, or else one that was seen in files and has to come into the pool. The caller holds mu.
-func (m *Manager) pin(key block.Key, name Block, seen bool) (held, error) {
-	slot, err := m.pool.Open(m.now, key)
+// pin pins a block in the pool, or reserves space for one in files. inFiles is set if it was found
+// there. The caller holds mu.
+func (m *Manager) pin(key block.Key, name Block, inFiles bool) (jobBlock, error) {
+	slot, err := m.pool.Open(m.noWait, key)
 	switch {
 	case err == nil:
-		return held{key: key, name: m.names[key], slot: slot}, nil
+		return jobBlock{key: key, name: m.names[key], slot: slot}, nil
 	case !errors.Is(err, errdefs.ErrNotFound):
-		return held{}, fmt.Errorf("another job brings it: %w", errdefs.ErrBusy)
-	case !seen:
-		return held{}, errdefs.ErrNotFound
+		return jobBlock{}, fmt.Errorf("another job brings it: %w", errdefs.ErrBusy)
+	case !inFiles:
+		return jobBlock{}, errdefs.ErrNotFound
 	}
 	return m.reserve(key, name)
 }
 
-// reserve makes room for a block. ErrExists where it is there or on its way, ErrBusy where all places are in use. The caller holds mu.
-func (m *Manager) reserve(key block.Key, name Block) (held, error) {
-	f, err := m.pool.Reserve(m.now, key)
+// reserve makes space for a block. It returns ErrExists if the pool has the block or a job brings
+// it, and ErrBusy if all slots are in use. The caller holds mu.
+func (m *Manager) reserve(key block.Key, name Block) (jobBlock, error) {
+	f, err := m.pool.Reserve(m.noWait, key)
 	if err != nil {
-		return held{}, err
+		return jobBlock{}, err
 	}
 	m.names[key] = &name
-	return held{key: key, name: &name, fill: f}, nil
+	return jobBlock{key: key, name: &name, fill: f}, nil
 }
 
 // Store makes space for the blocks that are neither in the workers' pools nor being stored there:
 // Job.Blocks, which may be empty. blocks are in the order of a prompt: the last is evicted first.
 // before is the block before the first; of several, the last one counts. It may be omitted after a
-// Lookup of the whole prompt. Store returns ErrBusy if there is no space for all blocks, and counts it.
-// Then nothing has changed except for evictions.
+// Lookup of the whole prompt. Store returns ErrBusy if there is no space for all blocks, and counts
+// it. Then nothing has changed except for evictions.
 func (m *Manager) Store(blocks []Block, before ...Block) (*Job, error) {
 	keys, err := m.keys(0, blocks)
 	if err != nil {
@@ -118,29 +120,30 @@ func (m *Manager) Store(blocks []Block, before ...Block) (*Job, error) {
 		h, err := m.reserve(keys[i], blocks[i])
 		switch {
 		case err == nil:
-			j.Blocks, j.held = append(j.Blocks, blocks[i]), append(j.held, h)
+			j.Blocks, j.blocks = append(j.Blocks, blocks[i]), append(j.blocks, h)
 		case !errors.Is(err, errdefs.ErrExists):
 			j.undo(err)
 			m.stats.Refused += int64(len(blocks))
 			return nil, fmt.Errorf("store %d blocks: %w", len(blocks), err)
 		}
 	}
-	m.stats.Stored += int64(len(j.held))
+	m.stats.Stored += int64(len(j.blocks))
 	m.begin(j)
 	return j, nil
 }
 
-// begin gives the job what the workers have to be told. The caller holds mu.
+// begin passes the evicted blocks to the job. The caller holds mu.
 func (m *Manager) begin(j *Job) {
 	j.Evicted, m.evicted = m.evicted, nil
-	j.begun = m.clock.Now()
+	j.startedAt = m.clock.Now()
 	m.live++
 }
 
-// undo lets go what a job holds that does not begin. What was evicted for it stays so. The caller holds mu.
+// undo releases the blocks of a job that does not start. Evicted blocks stay evicted. The caller
+// holds mu.
 func (j *Job) undo(cause error) {
-	for i := range j.held {
-		if h := &j.held[i]; h.slot != nil {
+	for i := range j.blocks {
+		if h := &j.blocks[i]; h.slot != nil {
 			h.slot.Release()
 		} else {
 			h.fill.Abort(cause)
@@ -149,11 +152,12 @@ func (j *Job) undo(cause error) {
 	}
 }
 
-// End says that every worker is through with the job, and nothing touches its blocks on its behalf any more. Blocks whose places in Blocks
-// are in failed are forgotten: some worker could not store them, or has found them missing or wrong. The others are there. Only the
-// first call counts. ErrInvalid, and the job goes on, for a place that it does not have.
+// End reports that every worker has ended the job and no longer accesses its blocks for it. failed
+// are indices of Blocks that a worker could not store, or found missing or corrupt. They are
+// forgotten. The others are present. Only the first call has an effect. An index out of range
+// returns ErrInvalid, and the job goes on.
 func (j *Job) End(failed ...int) error {
-	bad := make([]bool, len(j.held))
+	bad := make([]bool, len(j.blocks))
 	for _, i := range failed {
 		if i < 0 || i >= len(bad) {
 			return fmt.Errorf("end job of %d blocks: block %d is none of them: %w", len(bad), i, errdefs.ErrInvalid)
@@ -170,14 +174,14 @@ func (j *Job) End(failed ...int) error {
 	if j.load && len(failed) == 0 {
 		j.loaded()
 	}
-	for i := range j.held {
-		j.m.unpin(&j.held[i], bad[i])
+	for i := range j.blocks {
+		j.m.unpin(&j.blocks[i], bad[i])
 	}
 	return nil
 }
 
-// unpin lets a block go that is there now, or is bad. The caller holds mu.
-func (m *Manager) unpin(h *held, bad bool) {
+// unpin releases a block, which is present now unless bad is set. The caller holds mu.
+func (m *Manager) unpin(h *jobBlock, bad bool) {
 	switch {
 	case h.fill != nil && bad:
 		h.fill.Abort(errForgotten)
@@ -190,7 +194,7 @@ func (m *Manager) unpin(h *held, bad bool) {
 		}
 		slot.Release()
 	default:
-		if bad && m.names[h.key] == h.name { // else it has been forgotten before, and may have come anew
+		if bad && m.names[h.key] == h.name { // else it was forgotten, and may have been stored again
 			h.slot.Corrupt(errForgotten)
 			m.gone(h.key)
 		}

@@ -15,50 +15,52 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// Config describes a Manager.
+// Config configures a Manager.
 type Config struct {
-	// OpenPool opens what stands for the workers' pools: a cache of as many blocks, without memory, which tells evicted what makes room. Keep
-	// some of a pool's slots back for blocks that are on their way to files.
+	// OpenPool opens the model of the workers' pools: a cache of as many blocks, without memory,
+	// which calls evicted for each evicted block. Some slots of a pool should be left out, for
+	// blocks that are being written to files.
 	OpenPool func(evicted func(key block.Key)) (Pool, error)
-	// Ranks are what the blocks of each worker are, which differ where the workers hold different heads. One stands for all workers
-	// whose blocks are the same.
+	// Ranks are the blocks of each worker. They differ if workers hold different heads. One rank
+	// stands for all workers with the same blocks.
 	Ranks []Rank
-	// AdmitAlways has Manager.Worth say that all blocks are worth loading.
+	// AdmitAlways makes Manager.Worth return all blocks.
 	AdmitAlways bool
-	// FilesMax is how long Lookup waits for files, of which a network's may not answer at all. Default DefaultFilesMax.
+	// FilesMax bounds the wait of Lookup for files, since a network file system may not answer.
+	// Default DefaultFilesMax.
 	FilesMax time.Duration
-	// Clock times jobs, and waits for files. Default: the real one.
+	// Clock times jobs and waits for files. Default: the real one.
 	Clock clockwork.Clock
 }
 
-// State is where a block stands.
+// State is the state of a block.
 type State uint8
 
-// The states. Those of a block that is there come last.
+// The states. Present blocks have the last two.
 const (
 	Absent   State = iota
-	UnderWay       // a job that has not ended stores it, or brings it from files
-	InPool         // in the pool of every worker
-	InFiles        // in files, and not in every pool
+	UnderWay       // a job stores the block, or reads it from files
+	InPool         // the pool of every worker has the block
+	InFiles        // files have the block, and not every pool
 )
 
-// There says whether a block can be loaded.
+// There reports whether a block can be loaded.
 func (s State) There() bool { return s == InPool || s == InFiles }
 
-// Rank is what a worker's blocks are, and where they are below its pool.
+// Rank describes the blocks of a worker and the tier below its pool.
 type Rank struct {
-	Formats block.Formats // one a page group, in the same order for all ranks
-	Files   tier.Tier     // asked whether blocks are there, and for nothing else; nil: there is none. The Manager does not close it.
+	Formats block.Formats // by page group, the same order for all ranks
+	Files   tier.Tier     // may be nil. Only Lookup is called. The Manager does not close it.
 }
 
-// Pool is a tier of slots of which the Manager asks no bytes.
+// Pool is a tier of slots whose bytes the Manager does not access.
 type Pool interface {
 	tier.SlotTier
 	tier.Statter
 	tier.OrderedTier
 }
 
-// Validate reports everything that is wrong with c. Errors wrap ErrInvalid.
+// Validate returns every problem of c. Errors wrap ErrInvalid.
 func (c *Config) Validate() error {
 	var errs []error
 	if len(c.Ranks) == 0 || c.OpenPool == nil {
@@ -75,40 +77,40 @@ func (c *Config) Validate() error {
 
 // Block names a block as the engine does.
 type Block struct {
-	Group int    // its page group
-	Hash  string // of its tokens, chained to those before them
+	Group int    // page group
+	Hash  string // of its tokens and all tokens before them
 }
 
-// Manager knows which blocks the workers have. See the package's documentation.
+// Manager is the index of the workers' blocks: see the package documentation.
 type Manager struct {
 	ranks     []Rank
-	now       context.Context // has ended: what has to be waited for is refused
+	noWait    context.Context // has ended: for calls of the pool that must not block
 	clock     clockwork.Clock
-	always    bool // all is worth loading
+	always    bool // Config.AdmitAlways
 	admission admission.Model
-	files     *files      // nil: there are none
+	files     *files      // nil without files
 	order     *tier.Order // of rank 0's keys, for the pool
 
 	mu      sync.Mutex
-	pool    Pool                 // of rank 0's keys; one fill or pin a block and job
-	names   map[block.Key]*Block // of all that is in pool, a new one each time that it comes there
-	evicted []Block              // that no job has told the workers of
-	live    int                  // jobs
+	pool    Pool                 // has rank 0's keys; each job has one fill or pin for each block
+	names   map[block.Key]*Block // by key in pool; a new element each time that the block enters it
+	evicted []Block              // not yet in Job.Evicted
+	live    int                  // jobs that have not ended
 	stats   Stats
 }
 
-// Stats counts what a Manager did since it was opened, in blocks, but for Jobs.
+// Stats counts blocks since the Manager was opened, except Jobs.
 type Stats struct {
-	Blocks    int64 // in the workers' pools now
+	Blocks    int64 // in the workers' pools
 	Jobs      int   // that have not ended
 	FromPool  int64 // loaded from pools
 	FromFiles int64 // loaded from files
 	Stored    int64
 	Evicted   int64
-	Forgotten int64           // could not be stored or loaded, or were reported wrong
-	Overdue   int64           // looked for in files that did not answer in time
-	Refused   int64           // could not be stored since all places were in use
-	Admission admission.Stats // what Worth has decided
+	Forgotten int64           // could not be stored or loaded, or were reported corrupt
+	Overdue   int64           // of lookups of files that took too long
+	Refused   int64           // not stored because all slots were in use
+	Admission admission.Stats // decisions of Worth
 }
 
 // Open returns a Manager of empty pools.
@@ -116,12 +118,12 @@ func Open(c Config) (*Manager, error) {
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("open manager: %w", err)
 	}
-	now, cancel := context.WithCancel(context.Background())
+	noWait, cancel := context.WithCancel(context.Background())
 	cancel()
 	if c.Clock == nil {
 		c.Clock = clockwork.NewRealClock()
 	}
-	m := &Manager{ranks: c.Ranks, now: now, clock: c.Clock, always: c.AdmitAlways, names: make(map[block.Key]*Block), order: tier.NewOrder(tier.OrderKeys)}
+	m := &Manager{ranks: c.Ranks, noWait: noWait, clock: c.Clock, always: c.AdmitAlways, names: make(map[block.Key]*Block), order: tier.NewOrder(tier.OrderKeys)}
 	if c.Ranks[0].Files != nil {
 		m.files = newFiles(&c)
 	}
@@ -134,14 +136,15 @@ func Open(c Config) (*Manager, error) {
 	return m, nil
 }
 
-// evict takes note of a block that has to go. The caller, which has the pool reserve a place, holds mu.
+// evict records an evicted block. The pool calls it while the caller of Reserve holds mu.
 func (m *Manager) evict(key block.Key) {
 	m.evicted = append(m.evicted, *m.names[key])
 	delete(m.names, key)
 	m.stats.Evicted++
 }
 
-// Close refuses new jobs. ErrBusy, with their number, while jobs have not ended: then it may be called again.
+// Close refuses new jobs. If jobs have not ended, it returns ErrBusy with their number, and may be
+// called again.
 func (m *Manager) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -151,7 +154,7 @@ func (m *Manager) Close() error {
 	return nil
 }
 
-// Stats returns the figures of now.
+// Stats returns the current figures.
 func (m *Manager) Stats() Stats {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -163,7 +166,7 @@ func (m *Manager) Stats() Stats {
 	return s
 }
 
-// keys returns the names that rank's blocks have in its tiers.
+// keys returns the keys of blocks in the tiers of a rank.
 func (m *Manager) keys(rank int, blocks []Block) ([]block.Key, error) {
 	fs := m.ranks[rank].Formats
 	keys := make([]block.Key, len(blocks))
@@ -234,8 +237,8 @@ func (m *Manager) Touch(blocks []Block) error {
 	return nil
 }
 
-// Forget makes blocks misses that a worker found wrong, or does not have. Those that a job has pinned go with its end. What is in files
-// the workers have set aside there themselves.
+// Forget removes blocks that a worker found corrupt or does not have. Blocks that a job has pinned
+// are removed at its end. Files are not affected: the workers set corrupt ones aside.
 func (m *Manager) Forget(blocks []Block) error {
 	keys, err := m.keys(0, blocks)
 	if err != nil {
@@ -249,18 +252,18 @@ func (m *Manager) Forget(blocks []Block) error {
 	return nil
 }
 
-// forget drops a block, if it is there, and tells the workers to. The caller holds mu.
+// forget removes a block, if it is present, and adds it to the evicted ones. The caller holds mu.
 func (m *Manager) forget(key block.Key) {
-	s, err := m.pool.Open(m.now, key)
+	s, err := m.pool.Open(m.noWait, key)
 	if err != nil {
-		return // it is not there, or on its way, which its job's end is about
+		return // absent, or a job brings it: then Job.End handles it
 	}
 	s.Corrupt(errForgotten)
 	s.Release()
 	m.gone(key)
 }
 
-// gone takes note of a block that is not in the pool any more for another reason than want of room. The caller holds mu.
+// gone records a block that has left the pool for another reason than space. The caller holds mu.
 func (m *Manager) gone(key block.Key) {
 	m.evicted = append(m.evicted, *m.names[key])
 	delete(m.names, key)
@@ -269,7 +272,7 @@ func (m *Manager) gone(key block.Key) {
 
 var errForgotten = errors.New("a worker could not use it")
 
-// Reset forgets every block that no job has in use, in pools; files stay. It returns how many it forgot.
+// Reset forgets every block in pools that no job uses, and returns their number. Files stay.
 func (m *Manager) Reset() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()

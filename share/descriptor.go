@@ -13,7 +13,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Identity names one export, of all that ever were. Who restarts and exports memory of the same address has another.
+// Identity identifies one export and is never reused. Memory exported again at the same address has
+// another identity.
 type Identity [16]byte
 
 // NewIdentity returns a random identity.
@@ -23,13 +24,13 @@ func NewIdentity() Identity {
 	return id
 }
 
-// String returns it in hexadecimal.
+// String returns the identity in hexadecimal.
 func (id Identity) String() string { return hex.EncodeToString(id[:]) }
 
-// MarshalText returns it in hexadecimal.
+// MarshalText returns the identity in hexadecimal.
 func (id Identity) MarshalText() ([]byte, error) { return []byte(id.String()), nil }
 
-// UnmarshalText takes 32 hexadecimal digits.
+// UnmarshalText parses 32 hexadecimal digits.
 func (id *Identity) UnmarshalText(text []byte) error {
 	if n, err := hex.Decode(make([]byte, len(text)), text); err != nil || n != len(id) {
 		return fmt.Errorf("%q is no identity of 32 hexadecimal digits: %w", text, errdefs.ErrInvalid)
@@ -38,28 +39,32 @@ func (id *Identity) UnmarshalText(text []byte) error {
 	return err
 }
 
-// Descriptor is what is published of an export, in JSON. It gives no access: that the server does.
+// Descriptor is the public description of an export, in JSON. It gives no access by itself; the
+// server does.
 type Descriptor struct {
 	Identity Identity          `json:"identity"`
 	Type     device.HandleType `json:"handle"`
-	PID      int               `json:"pid"`              // of the exporter, as it sees itself
-	Socket   string            `json:"socket"`           // of its server
-	Device   string            `json:"device,omitempty"` // UUID of the device that has the memory; empty for the host's
-	// Bytes is how long the allocation is, which an importer maps as a whole; Offset and Length are of the region in it.
+	PID      int               `json:"pid"`    // of the exporter, in its PID namespace
+	Socket   string            `json:"socket"` // of the server
+	// Device is the UUID of the device with the memory; empty: host memory.
+	Device string `json:"device,omitempty"`
+	// Bytes is the length of the allocation, which an importer maps as a whole. Offset and Length
+	// are those of the region in it.
 	Bytes  int64 `json:"bytes"`
 	Offset int64 `json:"offset"`
 	Length int64 `json:"length"`
 }
 
 const (
-	// maxDescriptor is more than any descriptor in JSON takes.
+	// maxDescriptor is above the length of any descriptor in JSON.
 	maxDescriptor = 4096
-	// maxSocketPath is what the kernel takes as the address of a socket.
+	// maxSocketPath is the kernel's limit for the address of a socket.
 	maxSocketPath = 107
 	maxUUID       = 64
 )
 
-// ParseDescriptor reads a descriptor in JSON and validates it. ErrInvalid.
+// ParseDescriptor parses and validates a descriptor in JSON. It returns ErrInvalid if it is
+// malformed.
 func ParseDescriptor(b []byte) (Descriptor, error) {
 	var d Descriptor
 	if len(b) > maxDescriptor {
@@ -79,7 +84,7 @@ func ParseDescriptor(b []byte) (Descriptor, error) {
 	return d, nil
 }
 
-// Validate reports what is wrong with the descriptor.
+// Validate returns ErrInvalid for an invalid descriptor.
 func (d *Descriptor) Validate() error {
 	bad := func(format string, args ...any) error {
 		return fmt.Errorf("descriptor: %s: %w", fmt.Sprintf(format, args...), errdefs.ErrInvalid)

@@ -1,17 +1,21 @@
-// Package share gives processes of one host each other's memory: that of GPUs, over NVLink or PCIe, and that of the host.
+// Package share lets processes of one host use each other's memory: memory of GPUs, over NVLink or
+// PCIe, and host memory.
 //
-// A Server exports Regions: it asks the device for a handle of the allocation behind one, and gives that to whoever connects to its
-// Unix socket, is of an allowed user and names the export's identity, 128 random bits. What is published of an export is its
-// Descriptor: no handle, no descriptor of a file, nothing that gives access by itself. An Importer takes a Descriptor, maps the
-// allocation for its own device alone, and hands out a Region, which streams copy from and to as they do between GPUs of one process.
+// A Server exports Regions. It gets a handle of a region's allocation from the device. It sends the
+// handle to a process that connects to its Unix socket, belongs to an allowed user and knows the
+// export's identity of 128 random bits. The Descriptor of an export is public: it has no handle or
+// file descriptor and gives no access. An Importer takes a Descriptor, maps the allocation for its
+// own device, and returns a Region. Streams copy from and to it as between GPUs of one process.
 //
-// The connection by which memory was imported is what says that it is still exported: it ends when the exporter withdraws it, stops or
-// dies, and the kernel tells. Mappings outlive all that, so a Region is then lost (mem.Origin): using it is ErrLost at once, and a
-// stream reports a copy good only if it found the connection standing after the copy had ended. Who withdraws waits until importers say
-// that nothing of theirs touches the memory any more.
+// The connection of an import shows whether the memory is still exported. The kernel ends it when
+// the exporter withdraws the memory, stops or dies. The mapping itself remains; the Region is lost
+// then (mem.Origin). Using it fails with ErrLost at once, and a stream reports a copy as successful
+// only if the connection was open after the copy had ended. Withdrawing waits until the importers
+// confirm that they no longer touch the memory.
 //
-// Which sort of handle works on a machine only trying tells: Probe tries each, also between two processes, keeps why one does not,
-// and an Allocator makes memory by the best that does.
+// Only a test shows which type of handle works on a machine. Probe tests each type, also between
+// two processes, and keeps the reasons of failures. An Allocator allocates memory with the best
+// type that works.
 //
 // Servers, Exports, Importers and Imports are safe for concurrent use.
 package share

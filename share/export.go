@@ -17,30 +17,31 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Source is who has memory that can be exported: a device.Sharer, or HostMemory.
+// Source exports memory: a device.Sharer or HostMemory.
 type Source interface {
-	// HandleTypes and ExportMemory are as device.Sharer's.
+	// HandleTypes and ExportMemory are those of device.Sharer.
 	HandleTypes() []device.HandleType
 	ExportMemory(r *mem.Region, t device.HandleType) (device.Handle, error)
 }
 
-// Export is a Region that other processes can import until it is withdrawn. Its memory may be freed, or used for something else, once
-// Close has returned nil: until then a copy of an importer may still land there.
+// Export is a Region that other processes can import until it is withdrawn. Its memory must not be
+// freed or reused before Close has returned nil, since copies of importers may still arrive.
 type Export struct {
 	server *Server
 	from   Source
 	desc   Descriptor
 	handle device.Handle
 
-	// mu is held while the handle is sent, which is closed with the last word.
+	// mu is held while the handle is sent, since the last importer closes it.
 	mu        sync.Mutex
 	withdrawn bool
 	importers map[*net.UnixConn]int32 // with the number of its process, or 0
-	quiet     chan struct{}           // closed when it is withdrawn and has no importers
+	idle      chan struct{}           // closed when it is withdrawn and has no importers
 }
 
-// Export exports r, of that source, by the first of its handle types that the memory has. Importers map the whole allocation that r
-// lies in. ErrNotSupported with every type's reason for memory that has none, and ErrClosed unless the server runs.
+// Export exports r of that source with the first handle type that the memory supports. Importers
+// map the whole allocation of r. Export returns ErrNotSupported with the reason of every type if
+// none works, and ErrClosed unless the server runs.
 func (s *Server) Export(from Source, r *mem.Region) (*Export, error) {
 	e, err := s.export(from, r)
 	if err != nil {
@@ -54,7 +55,7 @@ func (s *Server) export(from Source, r *mem.Region) (*Export, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Export{server: s, from: from, handle: h, importers: make(map[*net.UnixConn]int32), quiet: make(chan struct{}), desc: Descriptor{
+	e := &Export{server: s, from: from, handle: h, importers: make(map[*net.UnixConn]int32), idle: make(chan struct{}), desc: Descriptor{
 		Identity: NewIdentity(), Type: h.Type, PID: os.Getpid(), Socket: s.path, Device: h.Device, Bytes: h.Bytes, Offset: h.Off, Length: r.Len(),
 	}}
 	if err := e.desc.Validate(); err != nil {
@@ -81,28 +82,30 @@ func firstHandle(from Source, r *mem.Region) (device.Handle, error) {
 	return device.Handle{}, errors.Join(refusals...)
 }
 
-// Descriptor returns what is published of the export.
+// Descriptor returns the public description of the export.
 func (e *Export) Descriptor() Descriptor { return e.desc }
 
-// Importers returns how many imports there are now, with those whose processes have not said that they are done with a withdrawn export.
+// Importers returns the number of imports, including those of a withdrawn export that their
+// processes have not released.
 func (e *Export) Importers() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return len(e.importers)
 }
 
-// Close withdraws the export, and waits until no importer touches the memory any more: each has
-// reported that, or its process has ended. No copy that ends after the withdrawal is reported good.
-// If ctx ends first the error is ErrBusy and names the processes that may still touch the memory;
-// it must not be freed, and Close may be called again. A second Close after success returns nil.
+// Close withdraws the export and waits until no importer touches the memory: each has confirmed
+// that, or its process has ended. Copies that end after the withdrawal are not reported as
+// successful. If ctx ends first, Close returns ErrBusy with the processes that may still touch the
+// memory; it must not be freed, and Close may be called again. A second Close after success returns
+// nil.
 func (e *Export) Close(ctx context.Context) error {
-	if err := errors.Join(e.withdraw(statusWithdrawn), e.settle(ctx)); err != nil {
+	if err := errors.Join(e.withdraw(statusWithdrawn), e.waitImporters(ctx)); err != nil {
 		return fmt.Errorf("withdraw export %s: %w", e.desc.Identity, err)
 	}
 	return nil
 }
 
-// withdraw tells the importers, the first time.
+// withdraw notifies the importers on the first call.
 func (e *Export) withdraw(why status) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -115,18 +118,18 @@ func (e *Export) withdraw(why status) error {
 		_ = c.CloseWrite()
 	}
 	if len(e.importers) == 0 {
-		close(e.quiet)
+		close(e.idle)
 	}
 	return e.closeHandle()
 }
 
-// settle waits until the importers of a withdrawn export are gone.
-func (e *Export) settle(ctx context.Context) error {
+// waitImporters waits until a withdrawn export has no importers.
+func (e *Export) waitImporters(ctx context.Context) error {
 	select {
-	case <-e.quiet:
+	case <-e.idle:
 	case <-ctx.Done():
 		select {
-		case <-e.quiet: // who comes too late is told what is so
+		case <-e.idle: // idle at the same time
 		default:
 			return fmt.Errorf("%s may still touch the memory: %w: %w", e.holders(), errdefs.ErrBusy, context.Cause(ctx))
 		}
@@ -140,7 +143,7 @@ func (e *Export) settle(ctx context.Context) error {
 	return nil
 }
 
-// holders names the importers' processes.
+// holders returns a list of the importers' processes.
 func (e *Export) holders() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -158,7 +161,7 @@ func (e *Export) closeHandle() error {
 	return unix.Close(e.handle.FD)
 }
 
-// admit gives the handle to an importer, of the process of that number.
+// admit sends the handle to an importer with that process number.
 func (e *Export) admit(c *net.UnixConn, pid int32) status {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -171,7 +174,7 @@ func (e *Export) admit(c *net.UnixConn, pid int32) status {
 	}
 	r := reply{status: statusOK, handle: e.handle, length: e.desc.Length}
 	if _, _, err := c.WriteMsgUnix(r.encode(), files, nil); err != nil {
-		return statusMalformed // it has gone
+		return statusMalformed // it has disconnected
 	}
 	e.importers[c] = pid
 	return statusOK
@@ -182,6 +185,6 @@ func (e *Export) leave(c *net.UnixConn) {
 	defer e.mu.Unlock()
 	delete(e.importers, c)
 	if e.withdrawn && len(e.importers) == 0 {
-		close(e.quiet)
+		close(e.idle)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// HostMemory is memory of the host that other processes can import.
+// HostMemory is host memory that other processes can import.
 type HostMemory struct {
 	dev    device.Device
 	bytes  []byte
@@ -24,7 +24,8 @@ type HostMemory struct {
 
 var _ Source = (*HostMemory)(nil)
 
-// AllocHost returns bytes of zeroed host memory that can be exported, pinned for dev, or pageable where that is nil.
+// AllocHost allocates zeroed host memory that can be exported. It is pinned for dev, or pageable if
+// dev is nil.
 func AllocHost(dev device.Device, bytes int64) (*HostMemory, error) {
 	b, fd, err := hostmem.AllocShared(bytes)
 	if err != nil {
@@ -50,7 +51,7 @@ func (h *HostMemory) HandleTypes() []device.HandleType {
 	return []device.HandleType{device.HandleMemFD}
 }
 
-// ExportMemory implements Source, for the region and what lies in it.
+// ExportMemory implements Source. r must be the region or lie in it.
 func (h *HostMemory) ExportMemory(r *mem.Region, t device.HandleType) (device.Handle, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -70,7 +71,8 @@ func (h *HostMemory) ExportMemory(r *mem.Region, t device.HandleType) (device.Ha
 	return device.Handle{Type: t, FD: fd, Bytes: own.Len(), Off: int64(r.CPU() - own.CPU())}, nil
 }
 
-// Close frees the memory, whose export was withdrawn. A second Close returns nil; after an error it may be called again.
+// Close frees the memory. Its export must be withdrawn. A second Close returns nil; after an error
+// it may be called again.
 func (h *HostMemory) Close() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

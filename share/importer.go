@@ -13,28 +13,31 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// ImportOptions say how an Importer imports.
+// ImportOptions are the options of an Importer.
 type ImportOptions struct {
-	// Allow is the users, by number, whose exports are imported. Default: this process's own.
+	// Allow has the users, by number, whose exports may be imported. Default: the user of this
+	// process.
 	Allow []int
-	// Timeout bounds how long an exporter may take to answer. Default 10 s.
+	// Timeout is the time limit for the reply of an exporter. Default 10 s.
 	Timeout time.Duration
 }
 
-// Importer maps memory of other processes for one device. Each export is mapped once, whoever imports it how often.
+// Importer maps memory of other processes for one device. It maps each export once for all of its
+// imports.
 type Importer struct {
 	dev   device.Device
 	users []int
 	limit time.Duration
 
-	mu     sync.Mutex
-	closed bool
-	all    map[Identity]*mapping // that are not lost, as far as anybody knows
-	open   int                   // Imports
+	mu       sync.Mutex
+	closed   bool
+	mappings map[Identity]*mapping // not known to be lost
+	open     int                   // number of Imports
 }
 
-// NewImporter returns an importer for dev, which outlives it. Device memory wants a device.Sharer; without a device host memory is
-// imported, as pageable memory. ErrInvalid.
+// NewImporter returns an importer for dev, which must outlive it. Device memory needs a
+// device.Sharer. With a nil dev it imports host memory only, as pageable memory. It returns
+// ErrInvalid for other options.
 func NewImporter(dev device.Device, o ImportOptions) (*Importer, error) {
 	if o.Timeout < 0 {
 		return nil, fmt.Errorf("make importer: timeout %v is negative: %w", o.Timeout, errdefs.ErrInvalid)
@@ -42,27 +45,28 @@ func NewImporter(dev device.Device, o ImportOptions) (*Importer, error) {
 	if o.Timeout == 0 {
 		o.Timeout = 10 * time.Second
 	}
-	return &Importer{dev: dev, users: users(o.Allow), limit: o.Timeout, all: make(map[Identity]*mapping)}, nil
+	return &Importer{dev: dev, users: users(o.Allow), limit: o.Timeout, mappings: make(map[Identity]*mapping)}, nil
 }
 
-// mapping is an allocation of another process, mapped.
+// mapping is a mapped allocation of another process.
 type mapping struct {
 	id    Identity
-	refs  int           // Imports, and those who wait for it; with Importer.mu
-	ready chan struct{} // closed when it is mapped, or err says why not
+	refs  int           // Imports and calls that wait for the mapping; guarded by Importer.mu
+	ready chan struct{} // closed when it is mapped or err is set
 	err   error
-	// givenUp says that err is the end of its importer's patience.
+	// givenUp means that err is the end of the context of the call that was mapping it.
 	givenUp bool
 
 	link   *link
 	origin *mem.Origin
-	// mapped is held while the memory is unmapped: that of cuda-ipc is when it is lost and nobody holds it any more.
+	// mapped is held while the memory is unmapped. Memory by cuda-ipc is unmapped when it is lost
+	// and no longer held.
 	mapped sync.Mutex
 	base   *mem.Region
 	bytes  []byte // of host memory
 
 	watching sync.WaitGroup
-	gone     chan struct{} // closed, once, when it is lost
+	lost     chan struct{} // closed once when it is lost
 	tell     sync.Once
 }
 
@@ -77,8 +81,10 @@ type Import struct {
 	closed bool
 }
 
-// Import maps what d describes. ErrNotFound if its exporter does not have it, or not any more; ErrLost if there is no exporter;
-// ErrMismatch if it is something else there; fs.ErrPermission if a user is not allowed; ErrNotSupported if the device cannot map it.
+// Import maps the memory of d. It returns ErrNotFound if its exporter does not have it or has
+// withdrawn it, ErrLost if there is no exporter, ErrMismatch if the exporter has other memory of
+// that identity, fs.ErrPermission if a user is not allowed, and ErrNotSupported if the device
+// cannot map it.
 func (in *Importer) Import(ctx context.Context, d Descriptor) (*Import, error) {
 	i, err := in.importOne(ctx, d)
 	if err != nil {
@@ -102,7 +108,8 @@ func (in *Importer) importOne(ctx context.Context, d Descriptor) (*Import, error
 	return &Import{in: in, m: m, desc: d, region: r}, nil
 }
 
-// acquire returns the mapping of d, with a reference. Whoever waited for another that gave up tries himself.
+// acquire returns the mapping of d with a reference. If it waits for another call that gives up, it
+// maps the memory itself.
 func (in *Importer) acquire(ctx context.Context, d *Descriptor) (*mapping, error) {
 	for {
 		m, err := in.tryAcquire(ctx, d)
@@ -112,7 +119,7 @@ func (in *Importer) acquire(ctx context.Context, d *Descriptor) (*mapping, error
 	}
 }
 
-// errGaveUp is why there is no mapping to share: whoever was making it stopped.
+// errGaveUp means that the call that was mapping the memory gave up.
 var errGaveUp = errors.New("another import of it was given up")
 
 func (in *Importer) tryAcquire(ctx context.Context, d *Descriptor) (*mapping, error) {
@@ -121,7 +128,7 @@ func (in *Importer) tryAcquire(ctx context.Context, d *Descriptor) (*mapping, er
 		in.mu.Unlock()
 		return nil, fmt.Errorf("the importer: %w", errdefs.ErrClosed)
 	}
-	if m := in.all[d.Identity]; m != nil && m.usable() {
+	if m := in.mappings[d.Identity]; m != nil && m.usable() {
 		m.refs++
 		in.open++
 		in.mu.Unlock()
@@ -142,8 +149,8 @@ func (in *Importer) tryAcquire(ctx context.Context, d *Descriptor) (*mapping, er
 			return nil, errors.Join(context.Cause(ctx), in.release(m))
 		}
 	}
-	m := &mapping{id: d.Identity, refs: 1, ready: make(chan struct{}), gone: make(chan struct{})}
-	in.all[d.Identity] = m
+	m := &mapping{id: d.Identity, refs: 1, ready: make(chan struct{}), lost: make(chan struct{})}
+	in.mappings[d.Identity] = m
 	in.open++
 	in.mu.Unlock()
 
@@ -156,7 +163,7 @@ func (in *Importer) tryAcquire(ctx context.Context, d *Descriptor) (*mapping, er
 	return m, nil
 }
 
-// usable reports whether another import may share m: it is being made, or stands.
+// usable reports whether another import may share m: it is being mapped, or is mapped and not lost.
 func (m *mapping) usable() bool {
 	select {
 	case <-m.ready:
@@ -166,7 +173,7 @@ func (m *mapping) usable() bool {
 	}
 }
 
-// establish connects and maps. What it did is undone if it fails.
+// establish connects and maps. It undoes both if it fails.
 func (in *Importer) establish(ctx context.Context, m *mapping, d *Descriptor) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, in.limit, fmt.Errorf("the exporter did not answer in %v: %w", in.limit, context.DeadlineExceeded))
 	defer cancel()
@@ -181,21 +188,22 @@ func (in *Importer) establish(ctx context.Context, m *mapping, d *Descriptor) er
 	if err != nil {
 		return errors.Join(err, l.closeAll())
 	}
-	m.link, m.origin = l, mem.NewOrigin(d.Device, l.live)
+	m.link, m.origin = l, mem.NewOrigin(d.Device, l.checkExported)
 	m.watching.Go(func() {
 		l.watch(func(why error) {
 			m.origin.Lose(why)
-			m.tell.Do(func() { close(m.gone) })
+			m.tell.Do(func() { close(m.lost) })
 		})
 	})
 	m.watching.Go(func() {
 		<-m.origin.Quiet()
-		// What CUDA's exporter frees has to be unmapped; the others' memory stays while it is mapped, and its Regions' bytes can be looked at.
+		// Memory by cuda-ipc must be unmapped before its exporter frees it. Other memory stays
+		// valid while it is mapped, and its Regions' bytes remain readable.
 		if d.Type != device.HandleCUDAIPC || in.unmap(m) == nil {
 			l.acknowledge()
 		}
 	})
-	if err := m.origin.Check(); err != nil { // it was withdrawn while it was mapped
+	if err := m.origin.Check(); err != nil { // it was withdrawn meanwhile
 		return errors.Join(err, in.drop(m))
 	}
 	return nil
@@ -246,7 +254,8 @@ func (in *Importer) unmap(m *mapping) error {
 	return nil
 }
 
-// drop unmaps, and then lets go of the exporter, which may free the memory when that is so. ErrBusy while somebody holds the memory.
+// drop unmaps the memory and then closes the connection, after which the exporter may free the
+// memory. It returns ErrBusy while the memory is held.
 func (in *Importer) drop(m *mapping) error {
 	if m.origin != nil {
 		m.origin.Lose(errImportClosed)
@@ -268,14 +277,14 @@ func (in *Importer) drop(m *mapping) error {
 	return err
 }
 
-// release gives a reference back, and drops the mapping with the last.
+// release drops a reference, and the mapping with the last one.
 func (in *Importer) release(m *mapping) error {
 	in.mu.Lock()
 	m.refs--
 	in.open--
 	last := m.refs == 0
-	if last && in.all[m.id] == m {
-		delete(in.all, m.id)
+	if last && in.mappings[m.id] == m {
+		delete(in.mappings, m.id)
 	}
 	in.mu.Unlock()
 	if !last {
@@ -283,7 +292,7 @@ func (in *Importer) release(m *mapping) error {
 	}
 	if err := in.drop(m); err != nil {
 		in.mu.Lock()
-		m.refs++ // for another try, by nobody else: it is in no table
+		m.refs++ // for a retry by the same caller: m is in no table
 		in.open++
 		in.mu.Unlock()
 		return fmt.Errorf("unmap: %w", err)
@@ -309,18 +318,17 @@ func (m *mapping) part(d *Descriptor) (*mem.Region, error) {
 	return mem.NewRegion(spec)
 }
 
-// Region returns the memory, until Close. Its Origin says whether it is lost.
+// Region returns the memory, valid until Close. Its Origin reports whether it is lost.
 func (i *Import) Region() *mem.Region { return i.region }
 
-// Descriptor returns what was imported.
+// Descriptor returns the descriptor of the imported memory.
 func (i *Import) Descriptor() Descriptor { return i.desc }
 
-// Lost is closed when the memory is lost, or the last import of it closed: mem.Origin says why.
-func (i *Import) Lost() <-chan struct{} { return i.m.gone }
+// Lost is closed when the memory is lost or its last import is closed. mem.Origin has the reason.
+func (i *Import) Lost() <-chan struct{} { return i.m.lost }
 
-// Close gives the memory back: with the last import of it, it is unmapped. ErrBusy while a copy
-// from or to it is under way; then it is lost. A second Close returns nil; after an error it may be
-// called again.
+// Close releases the memory. The last import unmaps it. It returns ErrBusy while a copy uses it;
+// the memory is lost then. A second Close returns nil; after an error it may be called again.
 func (i *Import) Close() error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -334,8 +342,8 @@ func (i *Import) Close() error {
 	return nil
 }
 
-// Close ends the importer. ErrBusy if there are imports: they stay, have to be closed, and Close called again. A second Close after success
-// returns nil.
+// Close closes the importer. It returns ErrBusy while there are imports; they have to be closed
+// before the next Close. A second Close after success returns nil.
 func (in *Importer) Close() error {
 	in.mu.Lock()
 	in.closed = true

@@ -18,31 +18,32 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// link is the connection by which an allocation was imported. It says nothing as long as that is exported, so that whatever can be
-// read, and the end, says that it is not; it is looked at and left there, so that every look finds it.
+// link is the connection of an imported allocation. It is silent while the memory is exported: a
+// readable byte or the end means that it is not. The byte is not consumed, so that every check
+// finds it.
 type link struct {
-	id       Identity // that was asked for, or zero
+	id       Identity // requested identity, or zero
 	conn     *net.UnixConn
 	raw      syscall.RawConn
 	exporter *process
 }
 
-// acknowledge tells the exporter that nothing of this process touches the memory any more, nor will. An exporter that is gone does not
-// hear it.
+// acknowledge confirms to the exporter that this process no longer touches the memory.
 func (l *link) acknowledge() {
 	if l.id != (Identity{}) {
 		_, _ = l.conn.Write(encodeRequest(l.id, forEnd))
 	}
 }
 
-// closeAll closes what the link has, for an import by which nothing is copied any more. Those who watch find that.
+// closeAll closes the link when nothing is copied through its import any more. Watchers are
+// notified.
 func (l *link) closeAll() error {
 	l.acknowledge()
 	return errors.Join(l.conn.Close(), l.exporter.close())
 }
 
-// dial asks the server that d names for its export, and returns the handle, whose descriptor is the
-// caller's.
+// dial requests the export of d from its server and returns the handle. The caller owns the
+// handle's descriptor.
 func dial(ctx context.Context, d *Descriptor, users []int) (_ *link, h device.Handle, err error) {
 	var dialer net.Dialer
 	c, err := dialer.DialContext(ctx, network, d.Socket)
@@ -83,7 +84,8 @@ func dial(ctx context.Context, d *Descriptor, users []int) (_ *link, h device.Ha
 	l.id = d.Identity
 	h, err = ask(conn, d)
 	if !stop() {
-		<-hurried // what is still to be said is not: the exporter may have granted it, and waits for the last word
+		// Do not send the end request: the exporter may have granted the export and waits for it.
+		<-hurried
 		if err == nil {
 			err = errors.Join(context.Cause(ctx), closeFiles(h))
 		}
@@ -105,15 +107,16 @@ func closeFiles(h device.Handle) error {
 	return nil
 }
 
-// ask sends the request and reads the reply, with one descriptor or none.
+// ask sends the request and reads the reply, with one file descriptor or none.
 func ask(conn *net.UnixConn, d *Descriptor) (h device.Handle, err error) {
-	// Who is refused unheard finds that the other end is closed, and reads the reason all the same.
+	// A server that refuses a connection closes it before the request; the reply with the reason is
+	// readable nevertheless.
 	if _, err := conn.Write(encodeRequest(d.Identity, forMemory)); err != nil && !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.ECONNRESET) {
 		return h, fmt.Errorf("ask the exporter: %w", err)
 	}
 	b, control := make([]byte, replyBytes+1), make([]byte, unix.CmsgSpace(4*4))
 	var nc, flags int
-	n, err := heard(func() (n int, err error) {
+	n, err := readPacket(func() (n int, err error) {
 		n, nc, flags, _, err = conn.ReadMsgUnix(b, control)
 		return n, err
 	})
@@ -157,7 +160,7 @@ func ask(conn *net.UnixConn, d *Descriptor) (h device.Handle, err error) {
 	return h, nil
 }
 
-// received returns the descriptors that came with a message, also where the rest of it makes no sense.
+// received returns the descriptors of a message, even if the rest of it is malformed.
 func received(control []byte) (files []int, err error) {
 	if len(control) == 0 {
 		return nil, nil
@@ -176,10 +179,10 @@ func received(control []byte) (files []int, err error) {
 	return files, nil
 }
 
-// live returns why the memory is not exported any more, or nil. It does not block.
-func (l *link) live() error {
+// checkExported returns why the memory is no longer exported, or nil. It does not block.
+func (l *link) checkExported() error {
 	var why error
-	if err := l.raw.Control(func(fd uintptr) { _, why = glance(int(fd)) }); err != nil {
+	if err := l.raw.Control(func(fd uintptr) { _, why = peek(int(fd)) }); err != nil {
 		return errImportClosed
 	}
 	if why != nil {
@@ -188,8 +191,8 @@ func (l *link) live() error {
 	return l.exporter.live()
 }
 
-// watch calls over with why the memory is not exported any more, once that is so or the link is closed, and returns when nobody watches
-// any more: when it is closed.
+// watch waits until the memory is no longer exported or the link is closed, and calls over with the
+// reason. It returns when the link is closed.
 func (l *link) watch(over func(error)) {
 	var process sync.WaitGroup
 	defer process.Wait()
@@ -204,7 +207,7 @@ func (l *link) watch(over func(error)) {
 	}
 	var why error
 	err := l.raw.Read(func(fd uintptr) (ended bool) {
-		ended, why = glance(int(fd))
+		ended, why = peek(int(fd))
 		return ended
 	})
 	if err != nil {
@@ -213,10 +216,10 @@ func (l *link) watch(over func(error)) {
 	over(why)
 }
 
-// glance looks whether anything has come, and leaves it there.
-func glance(fd int) (over bool, why error) {
+// peek checks whether a byte or the end has arrived, without consuming it.
+func peek(fd int) (over bool, why error) {
 	var b [replyBytes]byte
-	n, err := heard(func() (int, error) {
+	n, err := readPacket(func() (int, error) {
 		n, _, err := unix.Recvfrom(fd, b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
 		for errors.Is(err, unix.EINTR) {
 			n, _, err = unix.Recvfrom(fd, b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)

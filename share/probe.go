@@ -18,30 +18,31 @@ import (
 )
 
 const (
-	// probeBytes is shared by each probe; a device takes whole units of its own.
+	// probeBytes is the length of the memory of a probe; a device allocates whole units.
 	probeBytes = 64 << 10
-	// probeTimeout bounds one probe, with the start of the other process and its device.
+	// probeTimeout is the time limit of one probe, including the start of the other process and its
+	// device.
 	probeTimeout = time.Minute
 )
 
-// Finding is what trying a type of handle told: Err is nil where it works, ErrNotSupported where it does not, and anything else leaves
-// it open.
+// Finding is the result of testing a type of handle. Err is nil if it works, ErrNotSupported if it
+// does not, and another error if the test was inconclusive.
 type Finding struct {
 	Type device.HandleType
 	Err  error
 }
 
-// ProbeOptions say how types are tried.
+// ProbeOptions are the options of a probe.
 type ProbeOptions struct {
-	// Peer returns the command of a second process, which calls AnswerProbe. Nil: memory is imported by the process that exports it,
-	// which does for all types but cuda-ipc, of which that leaves the question open.
+	// Peer returns the command of a second process that calls AnswerProbe. Nil: the exporting
+	// process imports the memory itself. For cuda-ipc that test is inconclusive.
 	Peer func(ctx context.Context) *exec.Cmd
-	// Dir is where the export server of a probe has its socket. Default: a directory of its own.
+	// Dir is the directory of the probe's socket. Default: a new one.
 	Dir string
 }
 
-// Probe tries each type of handle on dev, in the order in which they are preferred: it allocates, exports, imports, and copies a few KiB
-// each way. A type that dev has no calls for is not tried.
+// Probe tests each type of handle on dev in the order of preference. It allocates, exports and
+// imports memory and copies a few KiB each way. It skips types that dev has no calls for.
 func Probe(ctx context.Context, dev device.Sharer, o ProbeOptions) []Finding {
 	var all []Finding
 	for _, t := range dev.HandleTypes() {
@@ -50,12 +51,12 @@ func Probe(ctx context.Context, dev device.Sharer, o ProbeOptions) []Finding {
 	return all
 }
 
-// ProbeHost tries memory of the host, which is pinned for dev, or pageable where that is nil.
+// ProbeHost tests host memory, which is pinned for dev, or pageable if dev is nil.
 func ProbeHost(ctx context.Context, dev device.Device, o ProbeOptions) Finding {
 	return Finding{Type: device.HandleMemFD, Err: probeHost(ctx, dev, &o)}
 }
 
-// Choose returns the first type that works. ErrNotSupported with every type's reason where none does.
+// Choose returns the first type that works, or ErrNotSupported with the reason of every type.
 func Choose(all []Finding) (device.HandleType, error) {
 	refusals := []error{fmt.Errorf("no type of handle works here: %w", errdefs.ErrNotSupported)}
 	for _, f := range all {
@@ -67,13 +68,15 @@ func Choose(all []Finding) (device.HandleType, error) {
 	return 0, errors.Join(refusals...)
 }
 
-// Allocator makes device memory that can be exported, by the best type that a probe found to work.
+// Allocator allocates device memory that can be exported, with the best type that a probe found to
+// work.
 type Allocator struct {
 	dev device.Sharer
 	by  device.HandleType
 }
 
-// NewAllocator returns an allocator for dev, of which all was found. ErrNotSupported, with every type's reason, where none works.
+// NewAllocator returns an allocator for dev with the findings of a probe. It returns
+// ErrNotSupported with the reason of every type if none works.
 func NewAllocator(dev device.Sharer, all []Finding) (*Allocator, error) {
 	by, err := Choose(all)
 	if err != nil {
@@ -82,10 +85,10 @@ func NewAllocator(dev device.Sharer, all []Finding) (*Allocator, error) {
 	return &Allocator{dev: dev, by: by}, nil
 }
 
-// Type returns the type of handle that the memory has.
+// Type returns the type of handle of the memory.
 func (a *Allocator) Type() device.HandleType { return a.by }
 
-// Alloc returns bytes of device memory, which the device frees.
+// Alloc allocates device memory. The device frees it.
 func (a *Allocator) Alloc(bytes int64) (*mem.Region, error) {
 	return a.dev.Alloc(bytes, device.AllocOptions{Shareable: true, Handle: a.by})
 }
@@ -102,7 +105,7 @@ func probe(ctx context.Context, dev device.Sharer, t device.HandleType, o *Probe
 	return roundTrip(ctx, only{dev, t}, dev, r, o)
 }
 
-// only is a source that exports by one type.
+// only is a source that exports with one type.
 type only struct {
 	Source
 	by device.HandleType
@@ -120,7 +123,7 @@ func probeHost(ctx context.Context, dev device.Device, o *ProbeOptions) (err err
 	return roundTrip(ctx, h, dev, h.Region(), o)
 }
 
-// roundTrip exports r, has it imported, looked at and written, and looks at what was written.
+// roundTrip exports and imports r, has the importer read and overwrite it, and checks the result.
 func roundTrip(ctx context.Context, from Source, dev device.Device, r *mem.Region, o *ProbeOptions) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
@@ -158,7 +161,7 @@ func roundTrip(ctx context.Context, from Source, dev device.Device, r *mem.Regio
 	return expect(ctx, dev, r, pattern(d.Identity, r.Len(), 1))
 }
 
-// verdict is what the second process prints.
+// verdict is the output of the second process.
 type verdict struct {
 	Err          string `json:"error,omitempty"`
 	NotSupported bool   `json:"not_supported,omitempty"`
@@ -188,8 +191,9 @@ func askPeer(ctx context.Context, cmd *exec.Cmd, d *Descriptor) error {
 	return ran
 }
 
-// AnswerProbe is the second process of a Probe: it reads a descriptor from r, opens the device whose memory it is with open, by its UUID,
-// unless it is the host's, and prints to w whether it could import that and read and write it. The error is of reading and printing alone.
+// AnswerProbe is the second process of a Probe. It reads a descriptor from r and opens the device
+// of that UUID with open, unless the memory is the host's. It imports the memory, reads and
+// overwrites it, and prints the result to w. It returns errors of reading r and writing w only.
 func AnswerProbe(ctx context.Context, r io.Reader, w io.Writer, open func(uuid string) (device.Device, error)) error {
 	b, err := io.ReadAll(io.LimitReader(r, maxDescriptor+1))
 	if err != nil {
@@ -221,7 +225,7 @@ func answerOn(ctx context.Context, d Descriptor, open func(uuid string) (device.
 	return answer(ctx, dev, d)
 }
 
-// answer imports what d describes, checks it and writes the other pattern.
+// answer imports the memory of d, checks it and writes the other pattern.
 func answer(ctx context.Context, dev device.Device, d Descriptor) (err error) {
 	in, err := NewImporter(dev, ImportOptions{})
 	if err != nil {
@@ -238,7 +242,7 @@ func answer(ctx context.Context, dev device.Device, d Descriptor) (err error) {
 	return write(ctx, dev, i.Region(), pattern(d.Identity, d.Length, 1))
 }
 
-// pattern returns n bytes that tell which export, and which of its patterns, they are of.
+// pattern returns n bytes that depend on the export and on which.
 func pattern(id Identity, n int64, which byte) []byte {
 	b := make([]byte, n)
 	for i := range b {
@@ -247,7 +251,7 @@ func pattern(id Identity, n int64, which byte) []byte {
 	return b
 }
 
-// write copies b to r, and expect compares it with what is there. The CPU does it where it has a view.
+// write copies b to r, and expect compares it with r. They use the CPU if that reaches r.
 func write(ctx context.Context, dev device.Device, r *mem.Region, b []byte) error {
 	if r.Bytes() != nil {
 		copy(r.Bytes(), b)
@@ -277,7 +281,8 @@ func expect(ctx context.Context, dev device.Device, r *mem.Region, want []byte) 
 	})
 }
 
-// through calls f with a queue and pinned memory. What does not come to rest keeps its memory, until the device is closed.
+// through calls f with a queue and pinned memory. If the queue does not become idle, its memory
+// stays allocated until the device is closed.
 func through(ctx context.Context, dev device.Device, n int64, f func(q device.Queue, p *mem.Region) error) error {
 	q, err := dev.OpenQueue(device.QueueOptions{})
 	if err != nil {

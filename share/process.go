@@ -12,14 +12,15 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// process is the one at the other end of a connection: children that it has forked may keep that open after its death. Nil is one that
-// cannot be named: the kernel has no descriptors of peers, and the process is in another PID namespace, or of processes.
+// process is the process at the other end of a connection. Forked children may keep the connection
+// open after its death, so the process itself is watched. Nil: it cannot be identified, since the
+// kernel has no descriptors of peers and the process is in another PID namespace.
 type process struct {
 	file *os.File
 	raw  syscall.RawConn
 }
 
-// openProcess returns the process of that number, or nil. ErrLost if it is gone.
+// openProcess returns the process with that number, or nil. It returns ErrLost if it is gone.
 func openProcess(pid int32) (*process, error) {
 	if pid <= 0 {
 		return nil, nil
@@ -29,13 +30,13 @@ func openProcess(pid int32) (*process, error) {
 	case errors.Is(err, unix.ESRCH):
 		return nil, fmt.Errorf("process %d is gone: %w", pid, errdefs.ErrLost)
 	case err != nil:
-		return nil, nil //nolint:nilerr // the connection has to do
+		return nil, nil //nolint:nilerr // only the connection is watched then
 	}
 	return newProcess(fd)
 }
 
-// peerProcess returns the process that connected c, of that number or another PID namespace. Kernels before 6.5 know of the number alone,
-// which is 0 then, or may be another process's by now.
+// peerProcess returns the process that connected c, with that number or in another PID namespace.
+// Kernels before 6.5 have the number only. It is 0 for another namespace, and may have been reused.
 func peerProcess(c *net.UnixConn, pid int32) (*process, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -52,13 +53,13 @@ func peerProcess(c *net.UnixConn, pid int32) (*process, error) {
 	case failed != nil:
 		return openProcess(pid)
 	}
-	if err := unix.SetNonblock(fd, true); err != nil { // else no wait could be ended
+	if err := unix.SetNonblock(fd, true); err != nil { // otherwise a wait could not be ended
 		return nil, errors.Join(err, unix.Close(fd))
 	}
 	return newProcess(fd)
 }
 
-// newProcess returns the process of a descriptor that does not block.
+// newProcess returns the process of a non-blocking descriptor.
 func newProcess(fd int) (p *process, err error) {
 	p = &process{file: os.NewFile(uintptr(fd), "process")}
 	if p.raw, err = p.file.SyscallConn(); err != nil {
@@ -67,7 +68,7 @@ func newProcess(fd int) (p *process, err error) {
 	return p, nil
 }
 
-// live returns why the process is not, or nil. It does not block.
+// live returns an error if the process has ended. It does not block.
 func (p *process) live() error {
 	if p == nil {
 		return nil
@@ -82,7 +83,7 @@ func (p *process) live() error {
 	return nil
 }
 
-// wait returns nil once the process has ended, or an error once p is closed.
+// wait returns nil when the process has ended, or an error when p is closed.
 func (p *process) wait() error {
 	return p.raw.Read(func(fd uintptr) bool { return exited(int(fd)) })
 }
@@ -94,7 +95,7 @@ func (p *process) close() error {
 	return p.file.Close()
 }
 
-// exited reports whether the process of that descriptor has.
+// exited reports whether the process of that descriptor has ended.
 func exited(pidfd int) bool {
 	fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 	n, err := unix.Poll(fds, 0)

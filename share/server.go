@@ -17,17 +17,21 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Options say how a Server is made.
+// Options are the options of a Server.
 type Options struct {
-	// Dir has the socket. It is made, of mode 0700, where it does not exist; an existing one has to be this user's alone. Default DefaultDir().
+	// Dir is the directory of the socket. It is created with mode 0700 if it does not exist; an
+	// existing one must be accessible to this user only. Default DefaultDir().
 	Dir string
-	// Name of the socket's file, which ends in ".sock". Default: the process's number and something random.
+	// Name is the name of the socket's file, which ends in ".sock". Default: the process's number
+	// and a random part.
 	Name string
-	// Allow is the users, by number, whose processes may import. Default: this process's own.
+	// Allow has the users, by number, whose processes may import. Default: the user of this
+	// process.
 	Allow []int
-	// MaxImporters bounds connections, one for each import of a process. Default 4096.
+	// MaxImporters is the maximum number of connections, one for each import of a process. Default
+	// 4096.
 	MaxImporters int
-	// RequestTimeout bounds how long a connection may take to ask. Default 5 s.
+	// RequestTimeout is the time limit for the request of a connection. Default 5 s.
 	RequestTimeout time.Duration
 }
 
@@ -59,30 +63,31 @@ func (o *Options) setDefaults() error {
 	return nil
 }
 
-// Stats is what a Server has and has had.
+// Stats are the statistics of a Server.
 type Stats struct {
-	Exports   int   // with those that are withdrawn and whose importers are not done
-	Importers int   // that are connected
-	Imports   int64 // that were granted
-	// Refused, by reason.
+	Exports   int   // including withdrawn ones that are still imported
+	Importers int   // connected now
+	Imports   int64 // granted
+	// Refused requests by reason.
 	Denied, Malformed, Unknown, Busy int64
 }
 
-// Server exports memory. NewServer does nothing but check; Start and Close begin and end it.
+// Server exports memory. NewServer only checks the options; Start starts the server and Close stops
+// it.
 type Server struct {
 	o    Options
 	path string
 
 	mu       sync.Mutex
-	listener *net.UnixListener // once it was started
+	listener *net.UnixListener // set by Start
 	closed   bool
 	exports  map[Identity]*Export
-	conns    map[*net.UnixConn]bool // whether it imports
+	conns    map[*net.UnixConn]bool // true: it imports
 	stats    Stats
 	serving  sync.WaitGroup
 }
 
-// NewServer returns a server that is not started. ErrInvalid.
+// NewServer returns a server that is not started. It returns ErrInvalid for invalid options.
 func NewServer(o Options) (*Server, error) {
 	if err := o.setDefaults(); err != nil {
 		return nil, fmt.Errorf("make export server: %w", err)
@@ -92,8 +97,9 @@ func NewServer(o Options) (*Server, error) {
 	}, nil
 }
 
-// Start makes the socket and serves it until Close. ErrExists if it was started, or somebody else listens there; ErrClosed after
-// Close. It waits until ctx ends for others who start in the same directory.
+// Start creates the socket and serves it until Close. It returns ErrExists if the server was
+// started or another process listens there, and ErrClosed after Close. It waits for other starts in
+// the same directory until ctx ends.
 func (s *Server) Start(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -118,7 +124,7 @@ func (s *Server) Start(ctx context.Context) error {
 // Socket returns the path of the socket.
 func (s *Server) Socket() string { return s.path }
 
-// Stats returns what the server has and has had.
+// Stats returns the statistics of the server.
 func (s *Server) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -127,8 +133,9 @@ func (s *Server) Stats() Stats {
 	return st
 }
 
-// Close removes the socket, withdraws every export, and waits as Export.Close does. If ctx ends first it is closed, and Close may be called
-// again to wait on: ErrBusy. A second Close after success returns nil.
+// Close removes the socket, withdraws every export, and waits like Export.Close. If ctx ends first,
+// it returns ErrBusy: the server is closed, and Close may be called again to wait. A second Close
+// after success returns nil.
 func (s *Server) Close(ctx context.Context) error {
 	s.mu.Lock()
 	first := !s.closed
@@ -145,18 +152,18 @@ func (s *Server) Close(ctx context.Context) error {
 	}
 	s.mu.Lock()
 	for c, imports := range s.conns {
-		if !imports { // it has not asked yet
+		if !imports { // it has not sent its request
 			_ = c.Close()
 		}
 	}
 	s.mu.Unlock()
 	var held []error
 	for _, e := range all {
-		held = append(held, e.settle(ctx))
+		held = append(held, e.waitImporters(ctx))
 	}
 	err := errors.Join(held...)
 	if err == nil {
-		s.serving.Wait() // it has nobody to wait for
+		s.serving.Wait() // all connections have ended
 	}
 	if err = errors.Join(append(errs, err)...); err != nil {
 		return fmt.Errorf("close export server: %w", err)
@@ -164,8 +171,8 @@ func (s *Server) Close(ctx context.Context) error {
 	return nil
 }
 
-// breath is how long accepting rests after an error, as that there are no file descriptors left.
-const breath = 10 * time.Millisecond
+// acceptRetryDelay is the delay after a failed accept, for example for want of file descriptors.
+const acceptRetryDelay = 10 * time.Millisecond
 
 func (s *Server) accept(l *net.UnixListener) {
 	for {
@@ -174,7 +181,7 @@ func (s *Server) accept(l *net.UnixListener) {
 			return
 		}
 		if err != nil {
-			time.Sleep(breath)
+			time.Sleep(acceptRetryDelay)
 			continue
 		}
 		s.mu.Lock()
@@ -193,17 +200,17 @@ func (s *Server) accept(l *net.UnixListener) {
 	}
 }
 
-// refuse says why. A fresh socket has room for it.
+// refuse sends the reason. A new socket has space for it.
 func refuse(c *net.UnixConn, why status) {
 	_, _ = c.Write((&reply{status: why}).encode())
 }
 
-// serve has a connection from its request to its end.
+// serve serves a connection from request to end.
 func (s *Server) serve(c *net.UnixConn) {
 	cred, err := credentials(c)
 	why := statusDenied
 	if err == nil && slices.Contains(s.o.Allow, int(cred.Uid)) {
-		why = s.attend(c, cred.Pid)
+		why = s.serveImporter(c, cred.Pid)
 	} else {
 		refuse(c, why)
 	}
@@ -228,11 +235,12 @@ func (s *Server) granted(n int64) {
 	s.stats.Imports += n
 }
 
-// attend has the connection of an allowed process, of that number, and returns what was wrong with it.
-func (s *Server) attend(c *net.UnixConn, pid int32) status {
+// serveImporter serves the connection of an allowed process with that number and returns its final
+// status.
+func (s *Server) serveImporter(c *net.UnixConn, pid int32) status {
 	p, err := peerProcess(c, pid)
 	if err != nil {
-		return statusOK // it is gone
+		return statusOK // it has disconnected
 	}
 	defer func() { _ = p.close() }()
 	e, why := s.grant(c, p, pid)
@@ -240,15 +248,16 @@ func (s *Server) attend(c *net.UnixConn, pid int32) status {
 	case why != statusOK:
 		refuse(c, why)
 	case e != nil:
-		why = stay(c, e.desc.Identity, p)
+		why = waitImporter(c, e.desc.Identity, p)
 		e.leave(c)
 	}
 	return why
 }
 
-// stay returns when the importer touches the memory no more. It says so itself; if it says anything else, or nothing at its end, its
-// process has to be gone: a connection ends before what a device does for its process.
-func stay(c *net.UnixConn, id Identity, p *process) status {
+// waitImporter waits until the importer no longer touches the memory. The importer confirms that
+// with an end request. Without one its process must have ended: the connection may end before the
+// copies of its device do.
+func waitImporter(c *net.UnixConn, id Identity, p *process) status {
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	defer func() { _ = p.close() }()
@@ -257,17 +266,17 @@ func stay(c *net.UnixConn, id Identity, p *process) status {
 		watching.Go(func() {
 			if p.wait() == nil {
 				close(dead)
-				_ = c.SetReadDeadline(time.Now()) // its children may have the other end
+				_ = c.SetReadDeadline(time.Now()) // its children may have the other end open
 			}
 		})
 	}
 	b := make([]byte, requestBytes+1)
-	n, err := heard(func() (int, error) { return c.Read(b) })
+	n, err := readPacket(func() (int, error) { return c.Read(b) })
 	if said, what, bad := decodeRequest(b[:n]); bad == nil && said == id && what == forEnd {
 		return statusOK
 	}
 	if p != nil {
-		_ = c.CloseWrite() // what it has imported is lost
+		_ = c.CloseWrite() // its imports are lost
 		<-dead
 	}
 	if err == nil {
@@ -276,14 +285,14 @@ func stay(c *net.UnixConn, id Identity, p *process) status {
 	return statusOK
 }
 
-// grant reads the request of c, of the process of that number, and answers it if that can be. It returns the export that c imports by now;
-// none if all was said.
+// grant reads the request of c, from the process with that number, and replies. It returns the
+// export that c imports, or nil if the connection is finished.
 func (s *Server) grant(c *net.UnixConn, p *process, pid int32) (*Export, status) {
 	_ = c.SetDeadline(time.Now().Add(s.o.RequestTimeout))
 	b := make([]byte, requestBytes+1)
 	var flags int
-	n, err := heard(func() (n int, err error) {
-		// Without room for control messages the kernel takes back what descriptors there are, and says so.
+	n, err := readPacket(func() (n int, err error) {
+		// The kernel drops file descriptors that do not fit, and sets a flag.
 		n, _, flags, _, err = c.ReadMsgUnix(b, nil)
 		return n, err
 	})
@@ -301,10 +310,10 @@ func (s *Server) grant(c *net.UnixConn, p *process, pid int32) (*Export, status)
 	switch {
 	case e == nil:
 		return nil, statusUnknown
-	case p == nil && e.desc.Device != "": // what its device does would outlive its connection unseen
+	case p == nil && e.desc.Device != "": // copies of its device could outlive its connection unnoticed
 		return nil, statusUnnamed
 	}
-	s.granted(1) // before the importer hears of it
+	s.granted(1) // before the importer receives the reply
 	if why := e.admit(c, pid); why != statusOK {
 		s.granted(-1)
 		return nil, why

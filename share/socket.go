@@ -20,14 +20,14 @@ import (
 const (
 	network = "unixpacket" // SOCK_SEQPACKET
 	suffix  = ".sock"
-	// lockPoll is how often a directory's lock is tried.
+	// lockPoll is the interval of attempts to lock a directory.
 	lockPoll = 5 * time.Millisecond
 )
 
-// runtimeDir is the environment variable that names a directory of the user for sockets.
+// runtimeDir is the environment variable with a directory of the user for sockets.
 const runtimeDir = "XDG_RUNTIME_DIR"
 
-// DefaultDir returns where servers of this user have their sockets unless told otherwise.
+// DefaultDir returns the default directory for sockets of this user's servers.
 func DefaultDir() string {
 	if dir := os.Getenv(runtimeDir); filepath.IsAbs(dir) {
 		return filepath.Join(dir, "kvlane")
@@ -35,8 +35,9 @@ func DefaultDir() string {
 	return filepath.Join(os.TempDir(), fmt.Sprintf("kvlane-%d", os.Geteuid()))
 }
 
-// listen makes a socket of mode 0600 in dir, of mode 0700, which it makes. Sockets in it that nobody listens on any more are
-// removed. ErrExists if somebody listens on that name; ErrInvalid for a directory that others can enter.
+// listen creates a socket of mode 0600 in dir, which it creates with mode 0700. It removes sockets
+// in dir without a listener. It returns ErrExists if another process listens on that name, and
+// ErrInvalid if other users can access the directory.
 func listen(ctx context.Context, dir, name string) (*net.UnixListener, error) {
 	path := filepath.Join(dir, name)
 	if !filepath.IsAbs(path) || len(path) > maxSocketPath || filepath.Base(name) != name {
@@ -66,14 +67,14 @@ func listen(ctx context.Context, dir, name string) (*net.UnixListener, error) {
 	return l, nil
 }
 
-// lockDir checks that dir is this user's alone and locks it, for as long as a socket is made: one that nobody listens on yet looks as
-// one that nobody listens on any more.
+// lockDir checks that dir is accessible to this user only and locks it while a socket is created: a
+// new socket without a listener looks like that of a dead server.
 func lockDir(ctx context.Context, dir string) (unlock func(), err error) {
 	fd, err := unix.Open(dir, unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_RDONLY, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open directory of sockets %s: %w", dir, err)
 	}
-	unlock = func() { // a forked child that has the descriptor would keep the lock
+	unlock = func() { // a forked child with the descriptor would otherwise keep the lock
 		_ = unix.Flock(fd, unix.LOCK_UN)
 		_ = unix.Close(fd)
 	}
@@ -103,7 +104,7 @@ func lockDir(ctx context.Context, dir string) (unlock func(), err error) {
 	}
 }
 
-// sweep removes the sockets of exporters that died. The caller has locked dir.
+// sweep removes the sockets of dead exporters. The caller has locked dir.
 func sweep(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -127,10 +128,11 @@ func sweep(dir string) error {
 	return nil
 }
 
-// heard reads a packet by read, which is called up to twice more where it says that the other end has closed (io.EOF), or has closed with packets
-// unread (ECONNRESET): the last packet may be behind that. Linux reports the reset first; and as it looks for a packet and then for the end, a
-// read that does not block may miss a packet that came with the end, between the two.
-func heard(read func() (int, error)) (n int, err error) {
+// readPacket reads a packet with read. If read returns io.EOF, or ECONNRESET for a connection
+// closed with unread packets, it calls read up to twice more, since the last packet may still be
+// readable. Linux reports the reset first. It also checks for a packet before it checks for the
+// end, so a non-blocking read may miss a packet that arrives with the end.
+func readPacket(read func() (int, error)) (n int, err error) {
 	n, err = read()
 	for i := 0; i < 2 && (errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET)); i++ {
 		n, err = read()
@@ -138,7 +140,8 @@ func heard(read func() (int, error)) (n int, err error) {
 	return n, err
 }
 
-// credentials returns who was at the other end of c when that connected or began to listen.
+// credentials returns the credentials of the process at the other end of c, as of its connect or
+// listen.
 func credentials(c *net.UnixConn) (*unix.Ucred, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -153,7 +156,7 @@ func credentials(c *net.UnixConn) (*unix.Ucred, error) {
 	return cred, nil
 }
 
-// users returns those who are allowed: by default this one alone.
+// users returns the allowed users, by default that of this process.
 func users(allow []int) []int {
 	if allow == nil {
 		return []int{os.Geteuid()}

@@ -9,12 +9,12 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// What goes over the socket, of sort SOCK_SEQPACKET, so that a packet is a message or nothing. The
-// importer sends one request, of a fixed length, for the memory of an export. The server sends one
-// reply with the handle, and another at the end with the reason. The importer sends the end request
-// when it will not touch the memory again. All numbers are little-endian.
+// Messages on the socket of type SOCK_SEQPACKET. A packet is one message or none. The importer
+// sends one request of fixed length for the memory of an export. The server sends one reply with
+// the handle, and a second one at the end with the reason. The importer sends the end request when
+// it will not touch the memory again. All numbers are little-endian.
 //
-//	request: magic u32 | version u16 | for what u16 | identity 16 bytes
+//	request: magic u32 | version u16 | purpose u16 | identity 16 bytes
 //	reply:   magic u32 | version u16 | status u8 | handle type u8 | bytes u64 | offset u64 | length u64 | handle or nothing, 64 bytes
 const (
 	magic        = 0x6873_766b // "kvsh"
@@ -23,16 +23,16 @@ const (
 	replyBytes   = 32 + device.HandleBytes
 )
 
-// purpose is what a request is for.
+// purpose is the purpose of a request.
 type purpose uint16
 
 const (
 	forMemory purpose = iota
-	forEnd            // the importer is done
+	forEnd            // the importer no longer uses the memory
 	purposes
 )
 
-// status is what a server answers.
+// status is the result of a request.
 type status uint8
 
 const (
@@ -47,7 +47,7 @@ const (
 	statuses
 )
 
-// err says what a status means to an importer.
+// err converts a status to an error of an importer.
 func (s status) err() error {
 	switch s {
 	case statusOK:
@@ -80,7 +80,8 @@ func encodeRequest(id Identity, what purpose) []byte {
 	return b
 }
 
-// decodeRequest returns the identity that is asked for, and for what. ErrInvalid, ErrMismatch of another version.
+// decodeRequest returns the identity and purpose of a request. It returns ErrInvalid, or
+// ErrMismatch for another version.
 func decodeRequest(b []byte) (id Identity, what purpose, err error) {
 	switch {
 	case len(b) != requestBytes || binary.LittleEndian.Uint32(b) != magic || binary.LittleEndian.Uint16(b[6:]) >= uint16(purposes):
@@ -91,7 +92,7 @@ func decodeRequest(b []byte) (id Identity, what purpose, err error) {
 	return Identity(b[8:requestBytes]), purpose(binary.LittleEndian.Uint16(b[6:])), nil
 }
 
-// reply is what a server answers with. Its handle has no descriptor.
+// reply is a reply of a server. Its handle has no file descriptor.
 type reply struct {
 	status status
 	handle device.Handle
@@ -110,7 +111,7 @@ func (r *reply) encode() []byte {
 	return b
 }
 
-// decodeReply returns what the server says. ErrInvalid, ErrMismatch of another version.
+// decodeReply decodes a reply. It returns ErrInvalid, or ErrMismatch for another version.
 func decodeReply(b []byte) (r reply, err error) {
 	switch {
 	case len(b) != replyBytes || binary.LittleEndian.Uint32(b) != magic || b[6] == 0 || status(b[6]) >= statuses:

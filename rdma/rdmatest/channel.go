@@ -17,7 +17,7 @@ func (h *harness) channel(t *testing.T, i int) rdma.CompChannel {
 	return c
 }
 
-// event waits for an event of c and checks that it is of q.
+// event waits for an event of c and checks that it is for q.
 func event(t *testing.T, c rdma.CompChannel, q rdma.CQ) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -38,7 +38,7 @@ func noEvent(t *testing.T, c rdma.CompChannel) {
 	wantErr(t, "wait for no event", err, context.DeadlineExceeded)
 }
 
-// testChannel: one event for each request for one, at the next completion.
+// testChannel checks that a request for an event causes one, at the next completion.
 func testChannel(t *testing.T, h *harness) {
 	c := h.channel(t, 0)
 	one, two := h.cq(t, 0, 64, c), h.cq(t, 0, 64, c)
@@ -48,7 +48,7 @@ func testChannel(t *testing.T, h *harness) {
 	}
 	a.post(t, a.write(a, 1, 0, 1))
 	ok(t, one, 1)
-	noEvent(t, c) // nobody asked for one
+	noEvent(t, c) // no event was requested
 	for range 3 {
 		must(t, one.RequestNotify(false))
 		noEvent(t, c)
@@ -67,10 +67,10 @@ func testChannel(t *testing.T, h *harness) {
 	without := h.cq(t, 0, 4, nil)
 	wantErr(t, "ask a queue without a channel for an event", without.RequestNotify(false), errdefs.ErrInvalid)
 
-	// The way to wait without losing a completion: ask, look again, wait.
+	// The order that loses no completion: request, poll again, wait.
 	const n = 200
-	// A device may give a place of the send queue back before the completion is polled, so ErrBusy does not keep the
-	// poster within the completion queue.
+	// A device may free a place of the send queue before the completion is polled, so ErrBusy does
+	// not keep the poster within the completion queue.
 	places := make(chan struct{}, 32)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -108,7 +108,8 @@ func testChannel(t *testing.T, h *harness) {
 	}
 }
 
-// testChannelSolicited: who asks for solicited completions gets an event for those and for failures.
+// testChannelSolicited checks that a request for solicited completions causes events for those and
+// for failures.
 func testChannelSolicited(t *testing.T, h *harness) {
 	c := h.channel(t, 1)
 	q := h.cq(t, 1, 64, c)

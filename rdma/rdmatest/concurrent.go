@@ -12,12 +12,12 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// crowd is many goroutines at work on few queues.
+// crowd is a set of goroutines that use few queues.
 type crowd struct {
 	t    *testing.T
 	stop atomic.Bool
 	wg   sync.WaitGroup
-	seen [crowdChains]atomic.Int32 // completions by chain
+	seen [crowdChains]atomic.Int32 // number of completions by chain
 	got  atomic.Int64
 }
 
@@ -81,7 +81,8 @@ func (c *crowd) poll(q rdma.CQ) {
 	}
 }
 
-// testConcurrent: many goroutines post to the same queue pairs and poll the same queue; every request is done, once.
+// testConcurrent checks that every request is done once when several goroutines post to the same
+// queue pairs and poll the same queue.
 func testConcurrent(t *testing.T, h *harness) {
 	cq := h.cq(t, 0, 256, nil)
 	a, b := h.end(t, 0, options{cq: cq}), h.end(t, 1, options{})
@@ -109,7 +110,7 @@ func testConcurrent(t *testing.T, h *harness) {
 	}
 }
 
-// testChainsStayWhole: the requests of a chain are not mixed with those of another goroutine's.
+// testChainsStayWhole checks that chains of concurrent goroutines are not mixed.
 func testChainsStayWhole(t *testing.T, h *harness) {
 	const each = 10
 	caps := defaultCaps
@@ -139,7 +140,7 @@ func testChainsStayWhole(t *testing.T, h *harness) {
 	}
 }
 
-// testConcurrentControl: objects come and go while a queue pair works.
+// testConcurrentControl creates and closes objects while a queue pair works.
 func testConcurrentControl(t *testing.T, h *harness) {
 	a, b := h.pair(t, options{})
 	r := memory(t, 64<<10)

@@ -11,9 +11,9 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// broken posts a good request, the bad one and two more in one chain, with a receive outstanding, and checks what becomes
-// of them: the good one succeeds, the bad one has one of the statuses, all behind it are flushed, whether they asked for a
-// completion or not.
+// broken posts a good request, the bad one and two more in one chain, with a receive outstanding.
+// It checks that the good one succeeds, the bad one has one of the statuses, and all later ones are
+// flushed, with or without a request for a completion.
 func broken(t *testing.T, a, b *end, bad rdma.SendWR, statuses ...rdma.WCStatus) {
 	t.Helper()
 	a.postRecv(t, a.recv(100, 0, 8))
@@ -35,7 +35,7 @@ func broken(t *testing.T, a, b *end, bad rdma.SendWR, statuses ...rdma.WCStatus)
 	wantState(t, a.qp, rdma.QPSErr)
 	wc := await(t, a.rcq, 1)[0]
 	wantStatus(t, &wc, 100, a.qp, rdma.WCWRFlushErr)
-	// What is posted now is flushed too.
+	// Requests posted now are flushed too.
 	a.post(t, silent)
 	wc = await(t, a.scq, 1)[0]
 	wantStatus(t, &wc, 3, a.qp, rdma.WCWRFlushErr)
@@ -46,7 +46,8 @@ func broken(t *testing.T, a, b *end, bad rdma.SendWR, statuses ...rdma.WCStatus)
 	}
 	none(t, a.scq)
 	same(t, "the good write", b.far()[:64], a.near()[:64])
-	if bad.Opcode != rdma.WRRDMARead { // writes need not wait for the reads before them, so they may have happened
+	// Writes need not wait for earlier reads, so they may have been carried out.
+	if bad.Opcode != rdma.WRRDMARead {
 		same(t, "what was not to be written", b.far()[64:], before[64:])
 	}
 }
@@ -77,7 +78,7 @@ func testLocalKeys(t *testing.T, h *harness) {
 			h.shapes(t, options{}, func(t *testing.T, a, b *end) {
 				w := a.write(b, 2, 4096, 64)
 				spoil(t, a, &w)
-				// Devices differ in what they call a key that they do not know.
+				// Devices report an unknown key with different statuses.
 				broken(t, a, b, w, rdma.WCLocProtErr, rdma.WCLocQPOpErr)
 			})
 		})
@@ -129,7 +130,7 @@ func testRemoteKeys(t *testing.T, h *harness) {
 			m, err := b.pd.RegMR(mem.All(b.mem), rdma.MROptions{Access: access, IOVA: new(uint64)})
 			must(t, err)
 			closeAtEnd(t, "memory region", m)
-			w.RKey = m.Info().RKey // and the CPU's address
+			w.RKey = m.Info().RKey // with the CPU's address
 		},
 		"what is local": func(t *testing.T, b *end, w *rdma.SendWR) { restricted(t, b, w, rdma.AccessLocalWrite) },
 	} {
@@ -143,7 +144,8 @@ func testRemoteKeys(t *testing.T, h *harness) {
 	}
 }
 
-// testPeerForbids: a queue pair allows its peer what its own attributes say, whatever its memory allows.
+// testPeerForbids checks that the attributes of a queue pair limit its peer, whatever its memory
+// permits.
 func testPeerForbids(t *testing.T, h *harness) {
 	for _, tt := range []struct {
 		allows rdma.Access
@@ -161,7 +163,7 @@ func testPeerForbids(t *testing.T, h *harness) {
 	}
 }
 
-// testNoReceive: a peer that has no receive posted is given up.
+// testNoReceive checks that a send to a peer without a posted receive fails.
 func testNoReceive(t *testing.T, h *harness) {
 	h.shapes(t, options{connect: rdma.ConnectOptions{RNRRetry: 1, RNRTimer: rdma.RNRTimer(1)}}, func(t *testing.T, a, b *end) {
 		w := a.write(b, 2, 0, 8)
@@ -175,7 +177,7 @@ func testNoReceive(t *testing.T, h *harness) {
 	})
 }
 
-// testLateReceive: without an end to the retries a send waits for its receive.
+// testLateReceive checks that with unlimited retries a send waits for its receive.
 func testLateReceive(t *testing.T, h *harness) {
 	h.shapes(t, options{connect: rdma.ConnectOptions{RNRTimer: rdma.RNRTimer(1)}}, func(t *testing.T, a, b *end) {
 		a.post(t, a.send(1, 0, 8), a.send(2, 8, 8))
@@ -205,7 +207,8 @@ func testTooLongForReceive(t *testing.T, h *harness) {
 	wantState(t, b.qp, rdma.QPSErr)
 }
 
-// testPeerGone: a peer that does not answer any more is given up, soon if that was asked for.
+// testPeerGone checks that requests to a peer that no longer answers fail, and fail soon with a
+// short timeout.
 func testPeerGone(t *testing.T, h *harness) {
 	quick := options{connect: rdma.ConnectOptions{AckTimeout: rdma.AckTimeout(12), RetryCount: 3}}
 	for name, leave := range map[string]func(t *testing.T, b *end){
@@ -234,10 +237,11 @@ func testPeerGone(t *testing.T, h *harness) {
 	}
 }
 
-// testErrorFlushes: moving a queue pair to the error state completes all that is posted.
+// testErrorFlushes checks that moving a queue pair to the error state completes all posted
+// requests.
 func testErrorFlushes(t *testing.T, h *harness) {
 	h.shapes(t, options{connect: rdma.ConnectOptions{RNRTimer: rdma.RNRTimer(0)}}, func(t *testing.T, a, b *end) {
-		// The first waits for a receive, and the rest for the first.
+		// The first request waits for a receive, and the others for the first.
 		for i := range 10 {
 			w := a.send(uint64(i), 0, 8)
 			if i%2 == 1 {

@@ -17,21 +17,21 @@ import (
 )
 
 const (
-	// patience is how long a test waits for what must happen.
+	// patience is the time that a test waits for an expected event.
 	patience = 30 * time.Second
-	// glance is how long a test looks for what must not happen.
+	// glance is the time that a test waits for an event that must not happen.
 	glance = 5 * time.Millisecond
-	// half is the length in bytes of either part of an end's memory.
+	// half is the length in bytes of either half of an end's memory.
 	half = 512 << 10
-	// access is what the memory of an end allows, unless a test says otherwise.
+	// access is what the memory of an end permits by default.
 	access = rdma.AccessLocalWrite | rdma.AccessRemoteWrite | rdma.AccessRemoteRead
 )
 
-// harness is one test's provider and devices.
+// harness has the provider and devices of one test.
 type harness struct {
 	c    Config
 	prov rdma.Provider
-	devs []rdma.Device // two; the same one twice where there is no other
+	devs []rdma.Device // two; the same one twice if there is only one
 	rng  *rand.ChaCha8
 }
 
@@ -59,7 +59,7 @@ func newHarness(t *testing.T, c Config) *harness {
 	return h
 }
 
-// closeAtEnd closes c when the test ends, after all that was made later.
+// closeAtEnd closes c when the test ends, after everything created later.
 func closeAtEnd(t *testing.T, what string, c io.Closer) {
 	t.Helper()
 	t.Cleanup(func() {
@@ -99,7 +99,7 @@ func memory(t *testing.T, n int64) *mem.Region {
 	return r
 }
 
-// options say how an end differs from the default.
+// options are the options of an end.
 type options struct {
 	caps      rdma.QPCaps
 	srq       rdma.SRQ // of pd
@@ -125,7 +125,7 @@ type end struct {
 
 var defaultCaps = rdma.QPCaps{MaxSendWR: 64, MaxRecvWR: 64, MaxSendSGE: 4, MaxRecvSGE: 4, MaxInlineBytes: 64}
 
-// end returns a queue pair of device number i in QPSReset, with memory and queues of its own.
+// end returns a queue pair of device number i in QPSReset, with its own memory and queues.
 func (h *harness) end(t *testing.T, i int, o options) *end {
 	t.Helper()
 	e := &end{h: h, dev: h.devs[i], pd: o.pd}
@@ -146,7 +146,8 @@ func (h *harness) end(t *testing.T, i int, o options) *end {
 	}
 	o.connect.Port, o.connect.GIDIndex = h.c.Port, h.c.GIDIndex
 	if o.connect.RetryCount == 0 && os.Getenv(LossEnv) != "" {
-		o.connect.RetryCount = 7 // without end, of soft-RoCE: a long message may well lose more packets than it tries again for
+		// Unlimited with soft-RoCE: a long message may lose more packets than there are retries.
+		o.connect.RetryCount = 7
 	}
 	e.o = o
 	e.scq, e.rcq = o.cq, o.cq
@@ -179,7 +180,7 @@ func (h *harness) fill(t *testing.T, b []byte) {
 	must(t, err)
 }
 
-// connect joins two queue pairs in QPSReset, which may be the same.
+// connect connects two queue pairs in QPSReset, which may be the same.
 func connect(t *testing.T, a, b *end) {
 	t.Helper()
 	a.o.connect.PSN, b.o.connect.PSN = 0x123456, 0x123456
@@ -214,8 +215,8 @@ func (e *end) reset(t *testing.T) {
 	must(t, e.qp.Modify(rdma.QPAttr{State: rdma.QPSReset}))
 }
 
-// flush moves e to QPSErr and polls what completes, up to requests of its own, the last of either queue: when they have
-// come, the device is done with the queue pair.
+// flush moves e to QPSErr and polls completions up to its own last requests of both queues. Then
+// the device no longer uses the queue pair.
 func (e *end) flush(t *testing.T) {
 	t.Helper()
 	const last = 1 << 40
@@ -250,17 +251,18 @@ func (h *harness) shapes(t *testing.T, o options, test func(t *testing.T, a, b *
 	})
 }
 
-// near and far are the bytes of an end's memory that it uses itself, and that its peer uses.
+// near and far return the bytes of an end's memory for local use and for use by its peer.
 func (e *end) near() []byte { return e.mem.Bytes()[:half] }
 func (e *end) far() []byte  { return e.mem.Bytes()[half:] }
 
-// sge names n bytes from byte off of the near half.
+// sge returns the entry of n bytes from byte off of the near half.
 func (e *end) sge(off int64, n uint32) rdma.SGE { return e.info.SGE(off, n) }
 
-// farAddr is the address of byte off of the far half.
+// farAddr returns the address of byte off of the far half.
 func (e *end) farAddr(off int64) uint64 { return e.info.Addr + half + uint64(off) }
 
-// write is a request of e that writes n bytes at off of its near half to the same place of the peer's far half.
+// write returns a request of e that writes n bytes at off of its near half to the same place of the
+// peer's far half.
 func (e *end) write(peer *end, wrid uint64, off int64, n uint32) rdma.SendWR {
 	return rdma.SendWR{
 		WRID: wrid, Opcode: rdma.WRRDMAWrite, Flags: rdma.SendSignaled, RKey: peer.info.RKey, RemoteAddr: peer.farAddr(off),
@@ -268,19 +270,19 @@ func (e *end) write(peer *end, wrid uint64, off int64, n uint32) rdma.SendWR {
 	}
 }
 
-// read is write the other way.
+// read returns a request in the other direction.
 func (e *end) read(peer *end, wrid uint64, off int64, n uint32) rdma.SendWR {
 	w := e.write(peer, wrid, off, n)
 	w.Opcode = rdma.WRRDMARead
 	return w
 }
 
-// send is a request that sends n bytes at off.
+// send returns a request that sends n bytes at off.
 func (e *end) send(wrid uint64, off int64, n uint32) rdma.SendWR {
 	return rdma.SendWR{WRID: wrid, Opcode: rdma.WRSend, Flags: rdma.SendSignaled, SGEs: []rdma.SGE{e.sge(off, n)}}
 }
 
-// recv is a request for n bytes at off of the far half.
+// recv returns a request for n bytes at off of the far half.
 func (e *end) recv(wrid uint64, off int64, n uint32) rdma.RecvWR {
 	return rdma.RecvWR{WRID: wrid, SGEs: []rdma.SGE{{Addr: e.farAddr(off), Length: n, LKey: e.info.LKey}}}
 }
@@ -320,7 +322,7 @@ func await(t *testing.T, q rdma.CQ, n int) []rdma.WC {
 	return wcs
 }
 
-// ok polls n completions, which must be good.
+// ok polls n completions, which must be successful.
 func ok(t *testing.T, q rdma.CQ, n int) []rdma.WC {
 	t.Helper()
 	wcs := await(t, q, n)
@@ -330,7 +332,7 @@ func ok(t *testing.T, q rdma.CQ, n int) []rdma.WC {
 	return wcs
 }
 
-// none checks that q has no completion, and gets none.
+// none checks that q has no completion and does not get one.
 func none(t *testing.T, q rdma.CQ) {
 	t.Helper()
 	var wcs [4]rdma.WC
@@ -341,7 +343,7 @@ func none(t *testing.T, q rdma.CQ) {
 	}
 }
 
-// same checks that the far half of the peer has what was moved there.
+// same checks that got, the bytes at the destination, are want.
 func same(t *testing.T, what string, got, want []byte) {
 	t.Helper()
 	if !bytes.Equal(got, want) {

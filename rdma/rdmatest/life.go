@@ -9,7 +9,7 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// testStates: the steps of the state machine, and those that it does not have.
+// testStates checks the permitted steps of the state machine and others.
 func testStates(t *testing.T, h *harness) {
 	e := h.end(t, 0, options{})
 	self, err := rdma.LocalEndpoint(e.dev, e.qp, e.o.connect)
@@ -73,7 +73,8 @@ func testQuery(t *testing.T, h *harness) {
 	if at.State != rdma.QPSRTS || at.Port != h.c.Port || at.DestQPNum != b.qp.Num() || at.PathMTU.Bytes() == 0 || at.Access != rdma.AccessRemoteWrite|rdma.AccessRemoteRead {
 		t.Errorf("attributes %+v", at)
 	}
-	// As many reads outstanding as both take: one at a time would hold back device-to-host copies.
+	// As many outstanding reads as both sides support: one at a time would slow device-to-host
+	// copies.
 	if want := min(dev.MaxQPInitRDAtomic, b.dev.Info().MaxQPRDAtomic, 255); int(at.MaxRDAtomic) != want {
 		t.Errorf("%d reads outstanding, where the devices take %d", at.MaxRDAtomic, want)
 	}
@@ -95,7 +96,7 @@ func testQuery(t *testing.T, h *harness) {
 	wantErr(t, "a completion queue of none", err, errdefs.ErrInvalid)
 }
 
-// testReset: a queue pair that failed is as new after a reset, and so it is many times.
+// testReset checks that a failed queue pair is like new after a reset, several times.
 func testReset(t *testing.T, h *harness) {
 	h.shapes(t, options{}, func(t *testing.T, a, b *end) {
 		for range 5 {
@@ -120,7 +121,8 @@ func testReset(t *testing.T, h *harness) {
 	})
 }
 
-// testResetWithWork: a reset forgets what is posted, touches no memory afterwards, and gives the places back.
+// testResetWithWork checks that a reset forgets posted requests, touches no memory afterwards, and
+// frees the places.
 func testResetWithWork(t *testing.T, h *harness) {
 	h.shapes(t, options{}, func(t *testing.T, a, b *end) {
 		for range 5 {
@@ -137,12 +139,12 @@ func testResetWithWork(t *testing.T, h *harness) {
 			h.fill(t, a.near())
 			h.fill(t, b.far())
 			want := append([]byte(nil), b.far()...)
-			// What completed before the reset may still come; then nothing does.
+			// Completions from before the reset may still arrive; then none do.
 			drain(t, a.scq)
 			drain(t, b.rcq)
 			same(t, "memory after a reset", b.far(), want)
 			connect(t, a, b)
-			// The receives from before the reset are not there any more.
+			// The receives from before the reset are gone.
 			b.postRecv(t, b.recv(78, 0, 64))
 			a.post(t, a.send(77, 0, 64))
 			wc := ok(t, a.scq, 1)[0]
@@ -161,7 +163,7 @@ func testResetWithWork(t *testing.T, h *harness) {
 	})
 }
 
-// drain polls what is there.
+// drain polls the present completions.
 func drain(t *testing.T, q rdma.CQ) {
 	t.Helper()
 	wcs := make([]rdma.WC, 16)
@@ -174,7 +176,8 @@ func drain(t *testing.T, q rdma.CQ) {
 	}
 }
 
-// testCloseWithWork: after Close of a queue pair with work in flight, its memory can be used and freed.
+// testCloseWithWork checks that memory can be used and freed after Close of a queue pair with work
+// in flight.
 func testCloseWithWork(t *testing.T, h *harness) {
 	h.shapes(t, options{}, func(t *testing.T, a, b *end) {
 		for i := range 32 {
@@ -191,7 +194,8 @@ func testCloseWithWork(t *testing.T, h *harness) {
 	})
 }
 
-// testCloseOrder: nothing closes before what was made of it, in whatever order it is tried, and closing twice is fine.
+// testCloseOrder checks that an object does not close before its children, in any order, and that
+// closing twice works.
 func testCloseOrder(t *testing.T, h *harness) {
 	d, err := h.prov.Open(h.c.Devices[0])
 	must(t, err)
@@ -210,7 +214,7 @@ func testCloseOrder(t *testing.T, h *harness) {
 	order := []struct {
 		name   string
 		c      io.Closer
-		blocks []io.Closer // what cannot be closed as long as this is open
+		blocks []io.Closer // objects that cannot be closed while this one is open
 	}{
 		{"queue pair", qp, []io.Closer{srq, cq, pd, ch, d, h.prov}},
 		{"shared receive queue", srq, []io.Closer{pd, d, h.prov}},
@@ -229,7 +233,7 @@ func testCloseOrder(t *testing.T, h *harness) {
 	}
 }
 
-// testClosed: calls on closed objects are refused, and crash nothing.
+// testClosed checks that calls on closed objects are refused.
 func testClosed(t *testing.T, h *harness) {
 	d, err := h.prov.Open(h.c.Devices[0])
 	must(t, err)

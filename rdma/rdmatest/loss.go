@@ -10,12 +10,14 @@ import (
 	"testing"
 )
 
-// LossEnv is the environment variable that is set where the link of the machine's NICs loses packets: to how many, "1%".
+// LossEnv is the environment variable with the packet loss of the link of the machine's NICs, for
+// example "1%".
 const LossEnv = "KVLANE_VERBS_LOSS"
 
-// Lossy reports whether the link of the machine's NICs loses packets, as LossEnv says. If so the test fails at its end unless
-// the link has dropped some since, and the NICs have sent again: it would prove nothing of what it is there for. It is for
-// soft-RoCE on links whose losses tc makes, as tools/rxe/run has them.
+// Lossy reports whether the link of the machine's NICs loses packets, as set by LossEnv. If so, the
+// test fails at its end unless the link has dropped packets meanwhile and the NICs have sent some
+// again, since it would prove nothing otherwise. It is for soft-RoCE on links whose losses come
+// from tc, as in tools/rxe/run.
 func Lossy(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(LossEnv) == "" {
@@ -36,7 +38,8 @@ func Lossy(t *testing.T) bool {
 
 var droppedCount = regexp.MustCompile(`dropped (\d+)`)
 
-// losses returns how many packets the machine's links have dropped, and how often its NICs have sent again.
+// losses returns the number of packets that the machine's links have dropped, and how often its
+// NICs have sent packets again.
 func losses(t *testing.T) (dropped, resent int) {
 	t.Helper()
 	out, err := exec.Command("tc", "-s", "qdisc").Output()

@@ -65,7 +65,7 @@ func testSend(t *testing.T, h *harness) {
 			same(t, "send", b.far()[:n], a.near()[:n])
 			h.fill(t, a.near())
 		}
-		// Receives are used in the order in which they were posted.
+		// Receives are used in the order of posting.
 		b.postRecv(t, b.recv(1, 0, 4), b.recv(2, 4, 4), b.recv(3, 8, 4))
 		a.post(t, a.send(1, 0, 4), a.send(2, 4, 4), a.send(3, 8, 4))
 		for i, wc := range ok(t, b.rcq, 3) {
@@ -78,7 +78,7 @@ func testSend(t *testing.T, h *harness) {
 
 func testImmediate(t *testing.T, h *harness) {
 	h.shapes(t, options{}, func(t *testing.T, a, b *end) {
-		// The receive of a write with immediate data need not have room.
+		// The receive of a write with immediate data needs no space.
 		b.postRecv(t, rdma.RecvWR{WRID: 1}, b.recv(2, half-4096, 4096))
 		w := a.write(b, 1, 0, 4096)
 		w.Opcode, w.Imm = rdma.WRRDMAWriteWithImm, 0x01020304
@@ -98,7 +98,8 @@ func testImmediate(t *testing.T, h *harness) {
 	})
 }
 
-// testManySGEs: entries are used in order, also empty ones, and those of the two sides need not match.
+// testManySGEs checks that entries are used in order, also empty ones, and that those of the two
+// sides need not match.
 func testManySGEs(t *testing.T, h *harness) {
 	h.shapes(t, options{}, func(t *testing.T, a, b *end) {
 		parts := []rdma.SGE{a.sge(5000, 7), a.sge(0, 0), a.sge(100, 4096), a.sge(20000, 1)}
@@ -135,7 +136,7 @@ func testManySGEs(t *testing.T, h *harness) {
 	})
 }
 
-// testNoBytes: requests of no bytes complete like any other and touch nothing.
+// testNoBytes checks that requests of no bytes complete and touch nothing.
 func testNoBytes(t *testing.T, h *harness) {
 	h.shapes(t, options{}, func(t *testing.T, a, b *end) {
 		before := bytes.Clone(b.mem.Bytes())
@@ -159,7 +160,7 @@ func testNoBytes(t *testing.T, h *harness) {
 	})
 }
 
-// testInline: the payload is copied when PostSend returns.
+// testInline checks that PostSend copies the payload.
 func testInline(t *testing.T, h *harness) {
 	h.shapes(t, options{}, func(t *testing.T, a, b *end) {
 		info, err := a.qp.Query()

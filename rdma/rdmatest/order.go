@@ -7,7 +7,7 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// testChain: a chain with one completion, that of its last request.
+// testChain posts a chain with one completion, that of its last request.
 func testChain(t *testing.T, h *harness) {
 	h.shapes(t, options{}, func(t *testing.T, a, b *end) {
 		const pieces, n = 60, 1000
@@ -26,7 +26,7 @@ func testChain(t *testing.T, h *harness) {
 				}
 			}
 			a.post(t, wrs...)
-			// The slice is the caller's again.
+			// The caller owns the slice again.
 			clear(wrs)
 			wc := ok(t, a.scq, 1)[0]
 			wantStatus(t, &wc, pieces-1, a.qp, rdma.WCSuccess)
@@ -45,7 +45,8 @@ func testSignalAll(t *testing.T, h *harness) {
 	ok(t, a.scq, 3)
 }
 
-// testOrder: completions come in the order of posting, and of writes to one place the last one stays.
+// testOrder checks that completions arrive in the order of posting, and that the last one of
+// several writes to one place remains.
 func testOrder(t *testing.T, h *harness) {
 	h.shapes(t, options{}, func(t *testing.T, a, b *end) {
 		const rounds, n = 20, 32
@@ -68,7 +69,7 @@ func testOrder(t *testing.T, h *harness) {
 	})
 }
 
-// testReadAfterWrite: a read sees what was written before it over the same queue pair.
+// testReadAfterWrite checks that a read sees earlier writes of the same queue pair.
 func testReadAfterWrite(t *testing.T, h *harness) {
 	h.shapes(t, options{}, func(t *testing.T, a, b *end) {
 		for i := range 50 {
@@ -82,7 +83,7 @@ func testReadAfterWrite(t *testing.T, h *harness) {
 				t.Fatalf("read %d after writing %d", v, i+1)
 			}
 		}
-		// What a fenced request sends, the read before it has brought.
+		// A fenced request sends the bytes of the earlier read.
 		h.fill(t, b.far())
 		r, w := a.read(b, 1, 0, 4096), a.write(b, 2, 8192, 4096)
 		w.SGEs = r.SGEs
@@ -93,7 +94,7 @@ func testReadAfterWrite(t *testing.T, h *harness) {
 	})
 }
 
-// testWriteThenSend: when a receive completes, what was written before the send is there.
+// testWriteThenSend checks that earlier writes are visible when the receive of a send completes.
 func testWriteThenSend(t *testing.T, h *harness) {
 	h.shapes(t, options{}, func(t *testing.T, a, b *end) {
 		for i := range 20 {

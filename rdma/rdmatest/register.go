@@ -65,11 +65,11 @@ func testRegisterRefuses(t *testing.T, h *harness) {
 	}
 }
 
-// testIOVA: memory is reached at the address that its registration names, zero among them, by both sides.
+// testIOVA checks that both sides reach memory at the IOVA of its registration, also at zero.
 func testIOVA(t *testing.T, h *harness) {
 	for _, base := range []uint64{0, 7 << 44} {
 		a, b := h.pair(t, options{})
-		// An extent that begins within a page keeps its place in it.
+		// An extent that begins within a page keeps its offset in the page.
 		const off, n = 4096 + 8, 8192
 		iova := base + off%4096
 		o := rdma.MROptions{Access: access, IOVA: &iova}
@@ -97,7 +97,7 @@ func testIOVA(t *testing.T, h *harness) {
 	}
 }
 
-// testRegisterLate: memory that is registered when the queue pair is connected already is as good as any.
+// testRegisterLate checks memory that is registered after the queue pair is connected.
 func testRegisterLate(t *testing.T, h *harness) {
 	a, b := h.pair(t, options{})
 	r := memory(t, 8192)
@@ -113,9 +113,10 @@ func testRegisterLate(t *testing.T, h *harness) {
 	same(t, "write", b.far()[:8192], r.Bytes())
 }
 
-// testDeregisterInFlight: Close of a region that requests in flight name waits for them or fails them; when it has
-// returned the memory can be unmapped. Moving the queue pair to QPSErr then ends what is left: a device need not find out
-// by itself that a request can never finish, where its packets were lost or its region went between two of them.
+// testDeregisterInFlight checks that Close of a region waits for requests in flight or fails them,
+// and that the memory can be unmapped afterwards. Moving the queue pair to QPSErr then ends the
+// other requests: a device need not detect that a request cannot finish because packets or its
+// region are gone.
 func testDeregisterInFlight(t *testing.T, h *harness) {
 	const n = 64 << 10
 	for round := range 8 {

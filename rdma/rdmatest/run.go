@@ -6,23 +6,26 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// Config says what the suite runs on.
+// Config is the configuration of the suite.
 type Config struct {
-	// Open returns the provider; the suite closes it at the test's end. It is called once a test.
+	// Open returns the provider of one test. The suite closes it at the end of the test.
 	Open func(t *testing.T) rdma.Provider
-	// Devices are the names of the devices to use: two that reach each other, or one. Default: the provider's first.
+	// Devices are the names of the devices to use: two that reach each other, or one. Default: the
+	// provider's first.
 	Devices []string
-	// Port and GIDIndex are those to connect by. Defaults: 1 and 0.
+	// Port and GIDIndex are used to connect. Defaults: 1 and 0.
 	Port     int
 	GIDIndex int
-	// LateReceivesStay says that receives posted when the queue pair is in QPSErr already stay there without a completion,
-	// as they do where posting one does not wake the device (rdma_rxe). The verbs want them flushed.
+	// LateReceivesStay means that receives posted when the queue pair is in QPSErr stay there
+	// without a completion, since posting does not wake the device (rdma_rxe). The verbs require
+	// that they are flushed.
 	LateReceivesStay bool
-	// QuietResets says that a queue pair can be moved to QPSReset only when no packet for it may arrive. When one arrives
-	// during a reset, rdma_rxe of Linux 6.1 (its tasks were rewritten in 6.4) serves it twice at once and drops its
-	// references to the queue pair and to the device twice: memory in use is freed, and the device answers nobody any more
-	// and is in no list. The suite then moves queue pairs to QPSErr first and polls all that is flushed, and says so in
-	// the test's log.
+	// QuietResets means that a queue pair can be moved to QPSReset only if no packet for it may
+	// arrive. If one arrives during a reset, rdma_rxe of Linux 6.1 (rewritten in 6.4) serves it
+	// twice concurrently and drops its references to the queue pair and to the device twice. Memory
+	// in use is freed, and the device no longer answers or appears in a list. With QuietResets the
+	// suite moves queue pairs to QPSErr and polls all flushed requests first, and notes that in the
+	// test's log.
 	QuietResets bool
 }
 

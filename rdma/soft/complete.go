@@ -6,7 +6,7 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// finish completes the first request of q that is under way, which has landed.
+// finish completes the oldest started request of q, whose transfer is done.
 func (e *engine) finish(q *qp) {
 	r := &q.run
 	r.mu.Lock()
@@ -22,10 +22,11 @@ func (e *engine) finish(q *qp) {
 	q.complete(w, t.pos)
 	r.retired++
 	r.mu.Unlock()
-	e.end(t) // a reset is over only now, and drops the completion
+	e.end(t) // ends a reset that waits, which drops the completion
 }
 
-// complete reports how the request at position pos ended, to both sides. Once it is reported, w is the poster's again.
+// complete reports the result of the request at position pos to both sides. Afterwards the poster
+// owns w.
 func (q *qp) complete(w *sendWQE, pos uint64) {
 	status, cause, peer := w.status, w.cause, w.peer
 	if w.received {
@@ -33,7 +34,7 @@ func (q *qp) complete(w *sendWQE, pos uint64) {
 	}
 	switch q.currentState() {
 	case rdma.QPSReset:
-		return // nobody wants to know
+		return // no completion was requested
 	case rdma.QPSErr:
 		status = rdma.WCWRFlushErr
 	default:
@@ -49,7 +50,7 @@ func (q *qp) complete(w *sendWQE, pos uint64) {
 	}
 }
 
-// report adds the completion of a request of the send queue.
+// report adds the completion of a request in the send queue.
 func (q *qp) report(w *sendWQE, pos uint64, status rdma.WCStatus, cause error) {
 	c := cqe{qp: q, pos: pos, wc: rdma.WC{WRID: w.wrid, Status: status, Opcode: wcOpcode(w.opcode), QPNum: q.num, Cause: cause}}
 	if status != rdma.WCSuccess {
@@ -60,7 +61,8 @@ func (q *qp) report(w *sendWQE, pos uint64, status rdma.WCStatus, cause error) {
 	q.sendCQ.push(&c, false)
 }
 
-// vendorErr is a number of this provider for a status: anything but zero, so that who drops it is found out.
+// vendorErr returns this provider's code of a status. It is never zero, so that tests notice if it
+// is dropped.
 func vendorErr(s rdma.WCStatus) uint32 { return 0x50f70000 | uint32(s) }
 
 func wcOpcode(o rdma.WROpcode) rdma.WCOpcode {
@@ -74,7 +76,7 @@ func wcOpcode(o rdma.WROpcode) rdma.WCOpcode {
 	}
 }
 
-// deliver completes the receive of q that a request of the queue pair from has used up.
+// deliver completes the receive of q that a request of the queue pair from has used.
 func (q *qp) deliver(w *sendWQE, from *qp) {
 	failed := q.pushRecv(w)
 	q.rq.taken()
@@ -82,11 +84,11 @@ func (q *qp) deliver(w *sendWQE, from *qp) {
 		q.fail(rdma.EventQPReqErr)
 	}
 	if q.currentState() == rdma.QPSErr {
-		q.engine().notify(q) // the receives behind can be flushed now
+		q.engine().notify(q) // later receives can be flushed now
 	}
 }
 
-// pushRecv adds the completion of a receive and reports whether the message was wrong for it.
+// pushRecv adds the completion of a receive and reports whether the message did not fit it.
 func (q *qp) pushRecv(w *sendWQE) (failed bool) {
 	status := w.recvStatus
 	switch q.currentState() {
@@ -114,8 +116,8 @@ func (q *qp) pushRecv(w *sendWQE) (failed bool) {
 	return failed
 }
 
-// flush completes what is posted on both queues of q, none of which has started, and reports whether there was anything.
-// The caller holds q.run.mu.
+// flush completes the posted requests of both queues of q, none of which has started, and reports
+// whether there were any. The caller holds q.run.mu.
 func (e *engine) flush(q *qp) bool {
 	r, flushed := &q.run, false
 	for tail := q.tail.Load(); r.retired < tail; r.retired++ {

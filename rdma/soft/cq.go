@@ -17,10 +17,10 @@ import (
 type channel struct {
 	owner
 	dev    *Device
-	events *mailbox[*cq] // a queue is in it once at most
+	events *mailbox[*cq] // contains a queue at most once
 }
 
-// CreateCompChannel makes a completion channel.
+// CreateCompChannel creates a completion channel.
 func (d *Device) CreateCompChannel() (rdma.CompChannel, error) {
 	const call = "soft_create_comp_channel"
 	err := d.fault(OpCreateChannel, call)
@@ -68,17 +68,17 @@ type cq struct {
 	mu       sync.Mutex
 	ring     []cqe
 	head     int
-	held     int // completions
+	held     int // number of completions
 	armed    arming
 	lost     error
 	attached []*qp
 }
 
-// cqe is a completion and the place that it frees when it is polled.
+// cqe is a completion with the place that polling it frees.
 type cqe struct {
 	wc   rdma.WC
 	qp   *qp
-	rq   *recvQueue // of a receive; nil for a send
+	rq   *recvQueue // for a receive; nil for a send
 	slot uint32     // of rq
 	pos  uint64     // of the send queue
 }
@@ -91,7 +91,7 @@ const (
 	armedAny
 )
 
-// CreateCQ makes a completion queue.
+// CreateCQ creates a completion queue.
 func (d *Device) CreateCQ(o rdma.CQOptions) (rdma.CQ, error) {
 	const call = "soft_create_cq"
 	args := fmt.Sprintf("entries=%d, vector=%d", o.Entries, o.Vector)
@@ -149,7 +149,7 @@ func (q *cq) Poll(wcs []rdma.WC) (int, error) {
 	return 0, fmt.Errorf("poll completion queue: %w: %w", errdefs.ErrBroken, q.lost)
 }
 
-// free gives back the place of a completion that was polled, or that will never be.
+// free frees the place of a completion that was polled or dropped.
 func (c *cqe) free() {
 	if c.rq != nil {
 		c.rq.release(c.slot)
@@ -167,8 +167,8 @@ func (q *cq) pollFault(call string) error {
 	return fmt.Errorf("poll completion queue: %w: %w", errdefs.ErrBroken, err)
 }
 
-// push adds a completion and makes the event that it is worth. A completion that finds no room, and all later ones, are
-// lost, and so is the queue.
+// push adds a completion and the event that was requested for it. If the queue is full, this
+// completion and all later ones are lost, and so is the queue.
 func (q *cq) push(c *cqe, solicited bool) {
 	q.mu.Lock()
 	if q.lost != nil || q.held == len(q.ring) {
@@ -191,7 +191,7 @@ func (q *cq) push(c *cqe, solicited bool) {
 
 var errOverflow = errors.New("a completion found the queue full")
 
-// lose makes the queue useless, once: what it holds can still be polled.
+// lose marks the queue as lost once. Its completions can still be polled.
 func (q *cq) lose(cause error) {
 	q.mu.Lock()
 	if q.lost != nil {
@@ -226,7 +226,7 @@ func (q *cq) RequestNotify(solicitedOnly bool) error {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	// Any stays any: the wider of two requests counts.
+	// A request for any completion is not narrowed by a later one.
 	if !solicitedOnly {
 		q.armed = armedAny
 	} else if q.armed == disarmed {

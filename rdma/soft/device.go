@@ -14,7 +14,7 @@ import (
 type Device struct {
 	owner
 	nic    *nic
-	events *mailbox[rdma.AsyncEvent] // grows until somebody waits, as the kernel's list does
+	events *mailbox[rdma.AsyncEvent] // unlimited, like the kernel's list
 }
 
 var _ rdma.Device = (*Device)(nil)
@@ -28,10 +28,10 @@ func openDevice(n *nic) *Device {
 	return d
 }
 
-// Info describes the device.
+// Info returns the properties of the device.
 func (d *Device) Info() rdma.DeviceInfo { return d.nic.info }
 
-// QueryPort describes a port.
+// QueryPort returns the state of a port.
 func (d *Device) QueryPort(number int) (rdma.PortInfo, error) {
 	const call = "soft_query_port"
 	p, err := d.port(OpQueryPort, call, number)
@@ -77,7 +77,8 @@ func (d *Device) port(op, call string, number int) (*port, error) {
 	return d.nic.port(call, number)
 }
 
-// SetPort takes a port up or down, as a cable would, with the events that this makes. While it is down no peer answers.
+// SetPort activates or deactivates a port, like a cable, with the events of that. While it is
+// inactive, no peer answers.
 func (d *Device) SetPort(number int, active bool) error {
 	p, err := d.nic.port("soft_set_port", number)
 	if err != nil {
@@ -124,7 +125,7 @@ func (d *Device) Close() error {
 	return nil
 }
 
-// shutdown closes an object of the device that has nothing to wait for.
+// shutdown closes an object of the device that needs no wait.
 func (d *Device) shutdown(o *owner, call string) (ended bool, err error) {
 	if o.closed.Load() {
 		return false, nil
@@ -137,7 +138,8 @@ func (d *Device) shutdown(o *owner, call string) (ended bool, err error) {
 
 func (d *Device) fault(op, call string) error { return d.nic.prov.fault(op, call) }
 
-// begin is how every call that makes an object starts: it counts the verb, takes a place of q and a child of parent.
+// begin begins every call that creates an object. It counts the verb, takes a place of q and adds a
+// child to parent.
 func (d *Device) begin(op, call string, q *quota, most int, parent *owner) error {
 	if err := d.fault(op, call); err != nil {
 		return err

@@ -1,28 +1,31 @@
-// Package soft is an RDMA NIC in software, for machines that have none and for tests that need one to misbehave. The
-// devices of one Provider see one another, and none outside of it. It keeps the rules that hardware keeps:
+// Package soft is an RDMA NIC in software, for machines without one and for tests with faults. The
+// devices of one Provider reach each other and no others. It follows the rules of hardware:
 //
-//   - Queues have the depth that was asked for. A place in a send or receive queue is free again when the completion of
-//     its request, or of a later one, has been polled, not when the bytes have moved. A completion queue that overflows is
-//     lost, and the queue pairs on it with it.
-//   - Requests of one queue pair start, land and complete in order; those of different queue pairs in any order.
-//   - Keys, bounds, access flags and protection domains are checked when a request starts. Local and remote keys of a
-//     memory region differ, and no key is used twice in a row.
-//   - A failure moves the queue pair to the error state, and what was posted is flushed. A peer that does not answer is
-//     tried again until the retries are used up, and so is one that has no receive posted.
-//   - Memory is touched only between the posting of a request and its completion, and never after Close of its region.
+//   - Queues have the requested depth. The place of a request in a send or receive queue is free
+//     when its completion, or a later one, has been polled, not when the bytes have moved. A
+//     completion queue that overflows is lost together with its queue pairs.
+//   - Requests of one queue pair start, move their bytes and complete in order. Those of different
+//     queue pairs have no order.
+//   - Keys, bounds, access flags and protection domains are checked when a request starts. The
+//     local and the remote key of a memory region differ, and no key is used twice in a row.
+//   - A failure moves the queue pair to the error state and flushes the posted requests. Requests
+//     to a peer that does not answer, or has no receive posted, are retried until the limit.
+//   - Memory is touched only between the posting of a request and its completion, and never after
+//     Close of its region.
 //
-// It is stronger than hardware where that costs nothing: bytes of one queue pair land in order, so that SendFence changes
-// nothing but with Options.Schedule, and without that MaxRDAtomic bounds nothing but is not allowed to be zero for reads. Paths
-// lose no packets.
+// It is stricter than hardware in some points. Bytes of one queue pair arrive in order, so
+// SendFence matters only with Options.Schedule. Without a schedule, MaxRDAtomic limits nothing, but
+// must not be zero for reads. Paths lose no packets.
 //
 // # Bytes
 //
-// Bytes are moved by a Mover: CPUMover copies between what the CPU reaches, and whoever has a GPU injects a Mover that
-// reaches its memory.
+// A Mover moves the bytes. CPUMover copies memory that the CPU reaches. For device memory, pass a
+// Mover that reaches it.
 //
 // # Concurrency
 //
-// Every device has a goroutine, its engine, that executes requests, hands their bytes to the Mover and completes them;
-// Device.Close joins it. With Options.Schedule one engine serves all devices of the provider and takes one small step
-// at a time, in an order drawn from a seed. Callers of PostSend, PostRecv and Poll never wait for an engine.
+// Every device has an engine: a goroutine that executes requests, passes their bytes to the Mover
+// and completes them. Device.Close waits for it. With Options.Schedule, one engine serves all
+// devices of the provider and takes one small step at a time, in an order drawn from a seed.
+// Callers of PostSend, PostRecv and Poll never wait for an engine.
 package soft

@@ -10,23 +10,23 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// running is the engine's part of a queue pair.
+// running is the engine's state of a queue pair.
 type running struct {
-	mu          sync.Mutex   // held by the engine while it is at this queue pair, and by a reset
-	issued      uint64       // requests that have started
-	retired     uint64       // requests that have completed
-	inflight    []*Transfer  // of requests that have started and not completed, in order
-	delayedRead *Transfer    // a read of inflight whose bytes move later
-	reads       int          // of inflight
-	halted      bool         // one that has started will fail: no more start
+	mu          sync.Mutex   // held by the engine while it works on the queue pair, and by a reset
+	issued      uint64       // number of started requests
+	retired     uint64       // number of completed requests
+	inflight    []*Transfer  // of started requests that have not completed, in order
+	delayedRead *Transfer    // a read in inflight whose bytes move later
+	reads       int          // number in inflight
+	halted      bool         // a started request will fail: no more start
 	listed      bool         // in engine.active
-	tries       int          // in vain, of the request that comes next
-	due         time.Time    // when to try again; zero: now
-	fault       *fault.Fault // what goes wrong with the request that comes next
+	tries       int          // failed attempts of the next request
+	due         time.Time    // time of the next attempt; zero: now
+	fault       *fault.Fault // fault of the next request
 	received    atomic.Uint32
 }
 
-// reset is called with mu held.
+// reset resets the state. The caller holds mu.
 func (r *running) reset() {
 	r.issued, r.retired, r.halted, r.delayedRead, r.reads = 0, 0, false, nil, 0
 	r.inflight = nil
@@ -34,26 +34,26 @@ func (r *running) reset() {
 	r.received.Store(0)
 }
 
-// engine executes the requests of a provider's queue pairs by small steps: it starts one request, or completes one that has
-// landed.
+// engine executes the requests of a provider's queue pairs in small steps. A step starts a request,
+// or completes one whose transfer is done.
 type engine struct {
 	prov    *Provider
-	wakeup  chan struct{} // has one place
+	wakeup  chan struct{} // capacity 1
 	quit    chan struct{}
 	stopped chan struct{}
-	idle    atomic.Bool // a ring has to wake it
+	idle    atomic.Bool // notify must wake the engine
 
 	mu       sync.Mutex
-	notified []*qp // queue pairs with something to do, since the engine looked
+	notified []*qp // queue pairs notified since the last look of the engine
 
-	steps    sync.Mutex // held while a step is taken
+	steps    sync.Mutex // held during a step
 	rng      *rand.Rand // draws the steps; nil: queue pairs take turns
-	active   []*qp      // queue pairs with something to do or under way
-	possible []step     // scratch: what is possible
+	active   []*qp      // queue pairs with steps to do or requests in progress
+	possible []step     // reused buffer of possible steps
 	spare    []*Transfer
 }
 
-// step is something to do for a queue pair.
+// step is a possible action on a queue pair.
 type step struct {
 	q *qp
 	action
@@ -62,9 +62,9 @@ type step struct {
 type action uint8
 
 const (
-	begin  action = iota // start a request, or flush those that will not start
-	land                 // let the bytes of the late read move
-	finish               // complete the first that has landed
+	begin  action = iota // start a request, or flush requests that will not start
+	land                 // move the bytes of the delayed read
+	finish               // complete the oldest request, whose transfer is done
 )
 
 func newEngine(p *Provider, s *Schedule) *engine {
@@ -81,13 +81,13 @@ func newEngine(p *Provider, s *Schedule) *engine {
 	return e
 }
 
-// stop ends the engine, which has nothing to do any more, and waits for it.
+// stop ends the idle engine and waits for it.
 func (e *engine) stop() {
 	close(e.quit)
 	<-e.stopped
 }
 
-// ring tells the engine that q has something to do. Safe for concurrent use.
+// notify adds q to the queue pairs with steps to do. It is safe for concurrent use.
 func (e *engine) notify(q *qp) {
 	if q.notified.Swap(true) {
 		return
@@ -98,7 +98,7 @@ func (e *engine) notify(q *qp) {
 	e.wake()
 }
 
-// kick wakes the engine.
+// wake wakes the engine.
 func (e *engine) wake() {
 	if !e.idle.Load() {
 		return
@@ -117,7 +117,7 @@ func (e *engine) loop() {
 		if e.step() {
 			continue
 		}
-		// A ring after idle is set wakes the engine; an earlier one is found by the second look.
+		// A notification after idle is set wakes the engine; the second check finds an earlier one.
 		e.idle.Store(true)
 		if e.step() {
 			e.idle.Store(false)
@@ -138,7 +138,7 @@ func (e *engine) loop() {
 	}
 }
 
-// step does one thing and reports whether there was anything to do.
+// step takes one step and reports whether there was one.
 func (e *engine) step() bool {
 	e.steps.Lock()
 	defer e.steps.Unlock()
@@ -158,7 +158,7 @@ func (e *engine) step() bool {
 	}
 }
 
-// listen takes over what was rung.
+// takeNotified moves the notified queue pairs to active.
 func (e *engine) takeNotified() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -173,7 +173,8 @@ func (e *engine) takeNotified() {
 	e.notified = e.notified[:0]
 }
 
-// look finds what is possible now, and forgets queue pairs that have nothing to do until they ring.
+// findSteps finds the possible steps. It drops queue pairs without steps until the next
+// notification.
 func (e *engine) findSteps() {
 	e.possible = e.possible[:0]
 	kept := e.active[:0]
@@ -188,7 +189,7 @@ func (e *engine) findSteps() {
 	e.active = kept
 }
 
-// options adds what is possible for q, and reports whether q has anything to do, now or later.
+// options adds the possible steps of q, and reports whether q has any now or later.
 func (e *engine) options(q *qp) bool {
 	r := &q.run
 	r.mu.Lock()
@@ -220,25 +221,25 @@ func (e *engine) options(q *qp) bool {
 	return busy
 }
 
-// hasPosted reports whether q has requests that can be flushed. The caller holds q.run.mu.
+// hasPosted reports whether q has requests to flush. The caller holds q.run.mu.
 func (q *qp) hasPosted() bool {
 	return q.run.retired < q.tail.Load() || q.srq == nil && q.rq.canFlush()
 }
 
-// readsFull reports whether q's next request is a read, and as many as its connection allows are under way. What it allows none
-// of, fails when it starts. The caller holds q.run.mu.
+// readsFull reports whether q's next request is a read above the limit of concurrent reads. If the
+// limit is zero, the read starts and fails. The caller holds q.run.mu.
 func (q *qp) readsFull() bool {
 	l := q.link.Load()
 	return l != nil && l.attr.MaxRDAtomic > 0 && q.run.reads >= int(l.attr.MaxRDAtomic) && q.next().opcode == rdma.WRRDMARead
 }
 
-// next returns the first request that has not started.
+// next returns the oldest request that has not started.
 func (q *qp) next() *sendWQE { return &q.sq[q.run.issued&q.mask] }
 
-// do takes a step and reports whether anything came of it.
+// do takes a step and reports whether it had an effect.
 func (e *engine) do(s step) bool {
 	q := s.q
-	if e.rng == nil { // the others have their turn first
+	if e.rng == nil { // move q behind the others
 		for i, o := range e.active {
 			if o == q {
 				copy(e.active[i:], e.active[i+1:])
@@ -263,8 +264,8 @@ func (e *engine) do(s step) bool {
 	return e.begin(q)
 }
 
-// begin starts the next request of q, or flushes what will not start, and reports whether it did. Bytes move without q.run.mu: the
-// mover may take its time.
+// begin starts the next request of q, or flushes requests that will not start, and reports whether
+// it did. It calls the Mover without q.run.mu, since the call may wait.
 func (e *engine) begin(q *qp) bool {
 	r := &q.run
 	r.mu.Lock()
@@ -272,7 +273,8 @@ func (e *engine) begin(q *qp) bool {
 		defer r.mu.Unlock()
 		return e.flush(q)
 	}
-	if q.currentState() != rdma.QPSRTS || r.halted || r.issued == q.tail.Load() { // it was reset since
+	// It was reset meanwhile.
+	if q.currentState() != rdma.QPSRTS || r.halted || r.issued == q.tail.Load() {
 		r.mu.Unlock()
 		return false
 	}
@@ -297,10 +299,10 @@ func (e *engine) begin(q *qp) bool {
 	return true
 }
 
-// inOrder returns the transfers to move now that t, the last of r, has started: one that was kept back, if it must move before, and
-// t, each nil if not. With a schedule, the bytes of a read are taken at the peer in their turn, but may land here late: requests
-// behind it start before they have landed, unless they have SendFence, and read and write memory here as it is. What they write at
-// the peer the read does not see, and reads land in order.
+// inOrder returns the transfers to move now that t, the last of r, has started: the delayed one, if
+// it must move before t, and t itself; either may be nil. With a schedule, the bytes of a read may
+// arrive late. Later requests then start before that, unless they have SendFence, and use the old
+// local memory. At the peer the read sees none of their writes, and reads arrive in order.
 func (e *engine) inOrder(r *running, t *Transfer) (before, now *Transfer) {
 	w := &t.qp.sq[t.pos&t.qp.mask]
 	if late := r.delayedRead; late != nil && (t.read || w.flags&rdma.SendFence != 0 || overlaps(t.Batch.Dst, late.Batch.Src)) {
@@ -317,7 +319,7 @@ func (e *engine) inOrder(r *running, t *Transfer) (before, now *Transfer) {
 	return before, t
 }
 
-// nextDue returns how long to wait for the first of those that wait for a time.
+// nextDue returns the time until the first queue pair with a delayed attempt is due.
 func (e *engine) nextDue() (time.Duration, bool) {
 	var first time.Time
 	for _, q := range e.active {

@@ -12,13 +12,15 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// stallLook is how often to look whether stalled requests were released: a plan tells nobody.
+// stallLook is the interval of checks whether stalled requests were released: a plan sends no
+// notification.
 const stallLook = time.Millisecond
 
-// noiseBytes is how many bytes a corrupted request gets wrong, at most.
+// noiseBytes is the maximum number of wrong bytes in a corrupted request.
 const noiseBytes = 8
 
-// heldBack asks the fault plan about a request, once, and reports whether that keeps it from starting now.
+// heldBack applies the fault plan to a request once, and reports whether the request must not start
+// now.
 func (e *engine) heldBack(q *qp, w *sendWQE) bool {
 	r := &q.run
 	if !w.asked {
@@ -60,7 +62,7 @@ func opOf(o rdma.WROpcode) string {
 	}
 }
 
-// damage does to the copies of a request what the fault says.
+// damage applies a fault to the copies of a request.
 func (e *engine) damage(t *Transfer, w *sendWQE, f *fault.Fault) {
 	b := &t.Batch
 	switch f.Action {
@@ -85,7 +87,7 @@ func (e *engine) damage(t *Transfer, w *sendWQE, f *fault.Fault) {
 	}
 }
 
-// makeNoise returns random bytes for what is to be corrupted, within the mover's reach. They are the caller's to free.
+// makeNoise returns random bytes for corruption that the mover reaches. The caller frees them.
 func makeNoise(m Mover) (*mem.Region, error) {
 	const size = 1 << 12
 	b, err := hostmem.Alloc(size)

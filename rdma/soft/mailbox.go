@@ -9,10 +9,10 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// mailbox hands out what is put into it, in order, each to one of those who wait.
+// mailbox delivers its elements in order, each to one waiting caller.
 type mailbox[T comparable] struct {
 	what   string
-	ready  chan struct{} // has one place: a token while there is something
+	ready  chan struct{} // capacity 1: an element while the mailbox is not empty
 	closed chan struct{}
 
 	mu   sync.Mutex
@@ -30,7 +30,7 @@ func (m *mailbox[T]) put(v T) {
 	m.token()
 }
 
-// putOnce is put, unless v is there already.
+// putOnce adds v unless it is in the mailbox.
 func (m *mailbox[T]) putOnce(v T) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -40,7 +40,7 @@ func (m *mailbox[T]) putOnce(v T) {
 	}
 }
 
-// token is called with mu held.
+// token signals that the mailbox is not empty. The caller holds mu.
 func (m *mailbox[T]) token() {
 	select {
 	case m.ready <- struct{}{}:
@@ -62,14 +62,14 @@ func (m *mailbox[T]) take() (v T, ok bool) {
 	return v, true
 }
 
-// remove takes out every v.
+// remove removes every v.
 func (m *mailbox[T]) remove(v T) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.list = slices.DeleteFunc(m.list, func(w T) bool { return w == v })
 }
 
-// wait returns the next one, or why there will be none.
+// wait returns the next element, or an error if ctx ends or the mailbox is closed.
 func (m *mailbox[T]) wait(ctx context.Context, call string) (v T, err error) {
 	for {
 		select {
@@ -85,5 +85,5 @@ func (m *mailbox[T]) wait(ctx context.Context, call string) (v T, err error) {
 	}
 }
 
-// close ends all waiting.
+// close ends all waits.
 func (m *mailbox[T]) close() { close(m.closed) }

@@ -7,19 +7,21 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Mover is the DMA engine of a software NIC. Its methods are safe for concurrent use: every engine calls them.
+// Mover is the DMA engine of a software NIC. Its methods must be safe for concurrent use: every
+// engine calls them.
 type Mover interface {
-	// Reaches returns nil where the mover can read and write the region, else why not. It is called when memory is
-	// registered.
+	// Reaches returns nil if the mover can read and write the region, else the reason. It is called
+	// when memory is registered.
 	Reaches(r *mem.Region) error
-	// Move starts a transfer: the copies of t.Batch, in any order, since no destination overlaps another extent of the same
-	// transfer. Transfers of one caller happen as if each had landed before the next one started. Move may wait for room,
-	// not for the bytes. The mover calls t.Done once when nothing touches the memory any more, from any goroutine,
-	// within Move or later; it must not fail to, for completions and Close wait for it.
+	// Move starts a transfer: the copies of t.Batch in any order, since no destination overlaps
+	// another extent of the transfer. Transfers of one caller must take effect in order. Move may
+	// wait for space, but not for the bytes. The mover must call t.Done once when nothing touches
+	// the memory any more, from any goroutine, during or after Move. Completions and Close wait for
+	// it.
 	Move(t *Transfer)
 }
 
-// CPUMover copies between regions that the CPU reaches, within Move. Whatever waits for its engine waits for the copy.
+// CPUMover copies between regions that the CPU reaches, during Move. Its engine waits for the copy.
 type CPUMover struct{}
 
 // Reaches returns ErrNotSupported for memory without a CPU address.
@@ -30,7 +32,7 @@ func (CPUMover) Reaches(r *mem.Region) error {
 	return nil
 }
 
-// Move copies.
+// Move copies the bytes and completes the transfer.
 func (CPUMover) Move(t *Transfer) {
 	for dst, src := range t.Batch.Extents() {
 		copy(dst.Bytes(), src.Bytes())

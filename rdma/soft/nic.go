@@ -10,7 +10,8 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// nic is what exists whether or not somebody has it open: ports, and the numbers by which queue pairs and memory are known.
+// nic exists whether or not it is open. It has the ports, and the numbers of queue pairs and
+// memory.
 type nic struct {
 	prov  *Provider
 	info  rdma.DeviceInfo
@@ -23,7 +24,7 @@ type nic struct {
 	mu      sync.Mutex
 	nextQP  uint32
 	byNum   map[uint32]*qp
-	devices map[*Device]struct{} // open
+	devices map[*Device]struct{} // open ones
 }
 
 type port struct {
@@ -33,7 +34,7 @@ type port struct {
 	active atomic.Bool
 }
 
-// firstQPNum keeps clear of the numbers that the specification reserves.
+// firstQPNum is above the numbers that the specification reserves.
 const firstQPNum = 0x11
 
 const qpNumMask = 1<<24 - 1
@@ -66,7 +67,8 @@ func newNIC(p *Provider, index int) *nic {
 	return n
 }
 
-// defaultGIDs are fe80::<port>:<device> and 10.98.<port>.<device> as an IPv6 address, counted from 1.
+// defaultGIDs returns fe80::<port>:<device> and 10.98.<port>.<device> as an IPv6 address, counted
+// from 1.
 func defaultGIDs(device, port int) []rdma.GID {
 	d, p := byte(device+1), byte(port+1)
 	return []rdma.GID{
@@ -75,7 +77,7 @@ func defaultGIDs(device, port int) []rdma.GID {
 	}
 }
 
-// port returns the port of that number.
+// port returns the port with that number.
 func (n *nic) port(call string, number int) (*port, error) {
 	if number < 1 || number > len(n.ports) {
 		return nil, rdma.NewError(call, fmt.Sprintf("port=%d", number), unix.EINVAL, fmt.Sprintf("%s has ports 1 to %d", n.info.Name, len(n.ports)))
@@ -93,7 +95,7 @@ func (p *port) hasGID(gid rdma.GID) bool {
 	return false
 }
 
-// enlist gives a queue pair its number, the next that none has.
+// register gives a queue pair the next free number.
 func (n *nic) register(q *qp) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -111,14 +113,14 @@ func (n *nic) delist(q *qp) {
 	delete(n.byNum, q.num)
 }
 
-// find returns the queue pair of that number, or nil.
+// find returns the queue pair with that number, or nil.
 func (n *nic) find(num uint32) *qp {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.byNum[num]
 }
 
-// tell sends an event of the whole NIC to everybody who has it open.
+// notify sends an event of the whole NIC to all of its open devices.
 func (n *nic) notify(e rdma.AsyncEvent) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -10,8 +10,9 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// Names of the operations that Options.Faults counts. A verb that is hit fails, whatever the action. The work of requests
-// is counted when a request starts, and obeys every action; Crash counts as Fail.
+// Names of the operations that Options.Faults counts. A verb with a fault fails, whatever the
+// action. The work of a request is counted when it starts, and supports every action; Crash counts
+// as Fail.
 const (
 	OpOpen          = "open-device"
 	OpQueryPort     = "query-port"
@@ -19,7 +20,7 @@ const (
 	OpAllocPD       = "alloc-pd"
 	OpCreateChannel = "create-comp-channel"
 	OpCreateCQ      = "create-cq"
-	OpRegMR         = "reg-mr" // RegDMABufMR too
+	OpRegMR         = "reg-mr" // also RegDMABufMR
 	OpCreateQP      = "create-qp"
 	OpCreateSRQ     = "create-srq"
 	OpQueryQP       = "query-qp"
@@ -32,55 +33,58 @@ const (
 	OpWaitEvent     = "get-async-event"
 	OpClose         = "close" // of any object; a failure leaves it open
 
-	OpWrite = "write" // the work of an RDMA write, with immediate data or without
+	OpWrite = "write" // the work of an RDMA write, with or without immediate data
 	OpRead  = "read"  // of an RDMA read
 	OpSend  = "send"  // of a send
 )
 
-// Options describe a provider. The zero value has one device, "soft0", and copies between what the CPU reaches.
+// Options are the options of a provider. The zero value has one device, "soft0", and copies memory
+// that the CPU reaches.
 type Options struct {
-	// Devices are the provider's devices. Default: one with the default options.
+	// Devices has the options of the devices. Default: one device with the default options.
 	Devices []DeviceOptions
-	// Mover moves the bytes, of all devices. Default: CPUMover.
+	// Mover moves the bytes of all devices. Default: CPUMover.
 	Mover Mover
-	// Schedule draws the order of what may happen in any order from a seed; nil: it happens as soon as it can.
+	// Schedule draws the order of steps from a seed. Nil: each step happens as soon as possible.
 	Schedule *Schedule
-	// Faults says which operations go wrong; nil: none. Its Mover has to reach plain host memory.
+	// Faults is the plan of faults; nil: none. The Mover must reach host memory.
 	Faults *fault.Plan
-	// DrainTimeout is how long a Close, or a reset of a queue pair, waits for bytes that the Mover is moving, before it
-	// gives up with ErrBusy. Default: 10 s.
+	// DrainTimeout is the time that Close, or a reset of a queue pair, waits for bytes that the
+	// Mover moves, before it fails with ErrBusy. Default: 10 s.
 	DrainTimeout time.Duration
 }
 
-// Schedule makes a provider take one step at a time: start one request, or let one that has landed complete. Which of
-// those that are possible is drawn from Seed. Requests of different queue pairs then overtake one another, completions come
-// late, and the bytes of a read land after requests behind it have started, unless those have SendFence: all as it may be
-// with hardware.
+// Schedule makes a provider take one step at a time: start one request, or complete one whose
+// transfer is done. Seed determines the choice among the possible steps. Then requests of different
+// queue pairs overtake each other, completions are late, and the bytes of a read arrive after later
+// requests have started, unless those have SendFence. All of this may happen with hardware.
 type Schedule struct {
 	Seed uint64
-	// Manual providers take steps only in Provider.Step. The rest do on a goroutine of their own.
+	// Manual makes the provider take steps in Provider.Step only. Otherwise a goroutine takes them.
 	Manual bool
 }
 
-// DeviceOptions describe a device. The zero value of every field asks for its default.
+// DeviceOptions are the options of a device. A zero field has its default.
 type DeviceOptions struct {
 	Name  string        // default: "soft" and the index
 	Ports []PortOptions // default: one with the default options
-	// Limits of the device, where they are not zero, take the place of the defaults: see rdma.DeviceInfo.
+	// Limits replace the default limits if they are not zero: see rdma.DeviceInfo.
 	Limits rdma.DeviceInfo
-	// NoDeviceMemory refuses device memory that is not a dma-buf, as a machine without a peer memory module does.
+	// NoDeviceMemory refuses device memory that is not a dma-buf, like a machine without a peer
+	// memory module.
 	NoDeviceMemory bool
-	// NoDMABuf refuses dma-bufs, as an old kernel does.
+	// NoDMABuf refuses dma-bufs, like an old kernel.
 	NoDMABuf bool
 }
 
-// PortOptions describe a port.
+// PortOptions are the options of a port.
 type PortOptions struct {
-	Down            bool         // the port is not active; Device.SetPort changes that
-	MTU             rdma.MTU     // default: 4096
-	MaxMessageBytes uint32       // default: 1 GiB
-	GIDs            []rdma.GID   // default: a link-local one and an IPv4 one, unique in the provider; zero entries are empty
-	GIDType         rdma.GIDType // of all entries; default RoCE v2
+	Down            bool     // inactive; Device.SetPort changes that
+	MTU             rdma.MTU // default: 4096
+	MaxMessageBytes uint32   // default: 1 GiB
+	// GIDs has by default a link-local and an IPv4 one, unique in the provider. Zero entries are empty.
+	GIDs    []rdma.GID
+	GIDType rdma.GIDType // of all entries; default RoCE v2
 }
 
 const (
@@ -88,7 +92,7 @@ const (
 	defaultMaxMessageBytes = 1 << 30
 )
 
-// Validate reports everything that is wrong with the options.
+// Validate reports all errors of the options.
 func (o *Options) Validate() error {
 	var errs []error
 	bad := func(what string, v any) {
@@ -123,7 +127,7 @@ func (o *Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// maxMessageBytes is the longest message that the InfiniBand specification has.
+// maxMessageBytes is the maximum length of a message in the InfiniBand specification.
 const maxMessageBytes = 1 << 31
 
 func (o *Options) setDefaults() {
@@ -143,7 +147,7 @@ func setDefault[T comparable](v *T, d T) {
 	}
 }
 
-// limits returns what device number i says of itself.
+// limits returns the properties of device number i.
 func (o *DeviceOptions) limits(i int) rdma.DeviceInfo {
 	l := o.Limits
 	l.Provider, l.Name = providerName, o.Name

@@ -13,7 +13,8 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// owner is the life of an object: open until it is closed, which it cannot be while it has children.
+// owner is the state of an object: it is open until close succeeds, which needs that it has no
+// children.
 type owner struct {
 	what   string // "protection domain"
 	closed atomic.Bool
@@ -22,13 +23,13 @@ type owner struct {
 	children int
 }
 
-// open starts the life.
+// open marks the object as open.
 func (o *owner) open(what string) {
 	o.what = what
 	leak.Add(leak.Handles, 1)
 }
 
-// check returns ErrClosed where the object is closed.
+// check returns ErrClosed if the object is closed.
 func (o *owner) check(call string) error {
 	if o.closed.Load() {
 		return &rdma.Error{Call: call, Text: "the " + o.what + " is closed", Kind: errdefs.ErrClosed}
@@ -36,7 +37,7 @@ func (o *owner) check(call string) error {
 	return nil
 }
 
-// adopt counts a child.
+// adopt adds a child.
 func (o *owner) adopt(call string) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -47,14 +48,14 @@ func (o *owner) adopt(call string) error {
 	return nil
 }
 
-// disown forgets a child.
+// disown removes a child.
 func (o *owner) disown() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.children--
 }
 
-// close ends the life and reports whether it was this call that did.
+// close closes the object and reports whether it was open.
 func (o *owner) close(call string) (bool, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -69,9 +70,9 @@ func (o *owner) close(call string) (bool, error) {
 	return true, nil
 }
 
-// gate counts those who are inside, and can be shut so that nobody enters any more.
+// opCounter counts operations in progress and can refuse new ones.
 type opCounter struct {
-	word atomic.Int64 // number of those inside, plus shutBit
+	word atomic.Int64 // number of operations, plus stopBit
 	idle chan struct{}
 }
 
@@ -79,7 +80,8 @@ const stopBit = 1 << 62
 
 func newGate() *opCounter { return &opCounter{idle: make(chan struct{}, 1)} }
 
-// enter reports whether the gate was open; then leave must follow.
+// begin counts an operation and reports true, unless the counter is stopped. The caller must call
+// end.
 func (g *opCounter) begin() bool {
 	if g.word.Add(1)&stopBit != 0 {
 		g.end()
@@ -97,14 +99,14 @@ func (g *opCounter) end() {
 	}
 }
 
-// shut lets nobody in any more and waits until nobody is inside; ErrBusy, with the gate open again, where that takes too
-// long. One user at a time.
+// stop refuses new operations and waits for those in progress. If that takes too long, it permits
+// operations again and returns ErrBusy. It is not safe for concurrent use.
 func (g *opCounter) stop(call string, p *Provider) error {
 	if g.word.Add(stopBit) == stopBit {
 		return nil
 	}
 	if p.manual() {
-		// Nobody else lets those inside out.
+		// A manual provider ends operations only in Step.
 		for g.word.Load() != stopBit && p.Step() {
 		}
 	}
@@ -125,10 +127,10 @@ func (g *opCounter) stop(call string, p *Provider) error {
 	return nil
 }
 
-// reopen opens a gate that shut has shut.
+// reopen undoes stop.
 func (g *opCounter) reopen() { g.word.Add(-stopBit) }
 
-// quota counts objects of which a device has no more than so many.
+// quota counts objects up to a limit of the device.
 type quota struct{ n atomic.Int64 }
 
 func (q *quota) take(call string, most int) error {

@@ -12,21 +12,21 @@ import (
 
 const providerName = "soft"
 
-// Provider is a set of software NICs that see one another. It implements rdma.Provider.
+// Provider is a set of software NICs that reach each other. It implements rdma.Provider.
 type Provider struct {
 	owner
 	o      Options
 	nics   []*nic
 	engine *engine
 
-	noise *mem.Region // for corrupting; nil without Options.Faults
+	noise *mem.Region // bytes for corruption; nil without Options.Faults
 
 	ports map[rdma.GID]*port // immutable
 }
 
 var _ rdma.Provider = (*Provider)(nil)
 
-// New makes a provider. Close it.
+// New returns a provider. The caller closes it.
 func New(o Options) (*Provider, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("make software NIC: %w", err)
@@ -62,7 +62,7 @@ func (p *Provider) Devices() ([]string, error) {
 	return names, nil
 }
 
-// Open opens the device of that name, as a *Device.
+// Open opens the device of that name. It returns a *Device.
 func (p *Provider) Open(name string) (rdma.Device, error) {
 	const call = "soft_open_device"
 	if err := p.fault(OpOpen, call); err != nil {
@@ -84,7 +84,7 @@ func (p *Provider) Open(name string) (rdma.Device, error) {
 	return nil, fmt.Errorf("open device %q: there are %s: %w", name, strings.Join(names, ", "), errdefs.ErrNotFound)
 }
 
-// Close ends the provider. ErrBusy while a device is open.
+// Close closes the provider. It returns ErrBusy while a device is open.
 func (p *Provider) Close() error {
 	const call = "soft_close"
 	if p.closed.Load() {
@@ -109,8 +109,9 @@ func (p *Provider) Close() error {
 	return nil
 }
 
-// Step takes one step of a provider whose schedule is manual, and reports whether there was one to take. Calls that wait
-// for bytes in flight take steps too. Safe for concurrent use; it panics for other providers.
+// Step takes one step of a provider with a manual schedule, and reports whether there was one.
+// Calls that wait for bytes in flight take steps too. Step is safe for concurrent use. It panics
+// for other providers.
 func (p *Provider) Step() bool {
 	if !p.manual() {
 		panic("soft: Step of a provider that steps by itself")
@@ -120,7 +121,7 @@ func (p *Provider) Step() bool {
 
 func (p *Provider) manual() bool { return p.o.Schedule != nil && p.o.Schedule.Manual }
 
-// fault counts a verb and returns the failure that the plan has for it.
+// fault counts a verb and returns its failure in the plan, or nil.
 func (p *Provider) fault(op, call string) error {
 	if p.o.Faults == nil {
 		return nil
@@ -131,12 +132,12 @@ func (p *Provider) fault(op, call string) error {
 	return nil
 }
 
-// injected makes a verb's failure out of a fault.
+// injected returns the error of a verb with a fault.
 func injected(call string, cause error) error {
 	return fmt.Errorf("%w: %w", &rdma.Error{Call: call, Text: "a fault was injected"}, cause)
 }
 
-// portOf returns the port that has gid, or nil.
+// portOf returns the port with gid, or nil.
 func (p *Provider) portOf(gid rdma.GID) *port {
 	return p.ports[gid]
 }

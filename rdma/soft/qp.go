@@ -19,36 +19,38 @@ type qp struct {
 	pd             *pd
 	num            uint32
 	sendCQ, recvCQ *cq
-	srq            *srq // nil: rq is the queue pair's own
+	srq            *srq // nil: the queue pair has its own rq
 	rq             *recvQueue
 	caps           rdma.QPCaps
 	signalAll      bool
-	inline         *mem.Region // payloads of SendInline, MaxInlineBytes a place; nil where that is zero
-	ops            *opCounter  // entered by transfers of requests of the queue pair or to it
+	// inline has payloads of SendInline, MaxInlineBytes for each place. It is nil if that is zero.
+	inline *mem.Region
+	ops    *opCounter // transfers of requests of or to the queue pair
 
-	ctl sync.Mutex // serialises Modify and Close, which wait for bytes to land
+	ctl sync.Mutex // serializes Modify and Close, which wait for bytes
 	mu  sync.Mutex // held while posting to the send queue and while the state changes
 
 	attr  rdma.QPAttr   // guarded by mu
-	state atomic.Uint32 // attr.State, for the engines
+	state atomic.Uint32 // attr.State, for engines
 	link  atomic.Pointer[link]
 
-	// The send queue: places [freed, tail) are taken, [retired, issued) have started. Position p lies at sq[p&mask].
+	// The send queue: places [freed, tail) are taken, [retired, issued) have started. Position p is
+	// at sq[p&mask].
 	sq       []sendWQE
 	mask     uint64
 	tail     atomic.Uint64
 	freed    atomic.Uint64
-	notified atomic.Bool // the engine has been told that there is something to do
+	notified atomic.Bool // the engine has been notified
 	run      running
 }
 
-// link is what a queue pair knows of its connection. It is immutable.
+// link is the state of a connection. It is immutable.
 type link struct {
 	port *port
 	attr rdma.QPAttr // as of QPSRTR
 }
 
-// maxInlineBytes is the longest payload of SendInline.
+// maxInlineBytes is the maximum payload of SendInline.
 const maxInlineBytes = 1024
 
 func (p *pd) CreateQP(o rdma.QPOptions) (rdma.QP, error) {
@@ -71,7 +73,7 @@ func (p *pd) CreateQP(o rdma.QPOptions) (rdma.QP, error) {
 	return q, nil
 }
 
-// newQP checks o and makes the queue pair that it describes, attached to nothing.
+// newQP checks o and returns an unattached queue pair.
 func (p *pd) newQP(call string, o rdma.QPOptions) (*qp, error) {
 	invalid := func(text string) (*qp, error) {
 		return nil, rdma.NewError(call, fmt.Sprintf("caps=%+v", o.Caps), unix.EINVAL, text)
@@ -118,7 +120,8 @@ func (p *pd) newQP(call string, o rdma.QPOptions) (*qp, error) {
 	return q, nil
 }
 
-// attach makes q a child of its queues, and gives it memory for inline payloads: all of it or nothing.
+// attach makes q a child of its queues and allocates memory for inline payloads. It does all or
+// nothing.
 func (q *qp) attach(call string) error {
 	if err := q.sendCQ.attach(call, q); err != nil {
 		return err
@@ -196,7 +199,7 @@ func (q *qp) Query() (rdma.QPInfo, error) {
 	return rdma.QPInfo{Attr: q.attr, Caps: q.caps}, nil
 }
 
-// at returns the state, for engines.
+// currentState returns the state, for engines.
 func (q *qp) currentState() rdma.QPState { return rdma.QPState(q.state.Load()) }
 
 func (q *qp) PostRecv(wrs []rdma.RecvWR) (int, error) {
@@ -212,7 +215,7 @@ func (q *qp) postRecv(call string, wrs []rdma.RecvWR) (int, error) {
 	if err := q.dev().fault(OpPostRecv, call); err != nil {
 		return 0, err
 	}
-	q.mu.Lock() // so that a change of state sees all of wrs or none
+	q.mu.Lock() // a change of state sees all of wrs or none
 	defer q.mu.Unlock()
 	if err := q.check(call); err != nil {
 		return 0, err
@@ -227,7 +230,7 @@ func (q *qp) postRecv(call string, wrs []rdma.RecvWR) (int, error) {
 	return n, err
 }
 
-// Close frees the queue pair.
+// Close closes the queue pair.
 func (q *qp) Close() error {
 	const call = "soft_destroy_qp"
 	q.ctl.Lock()

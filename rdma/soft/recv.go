@@ -9,26 +9,27 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// recvQueue holds the requests of a receive queue, of one queue pair or shared. A request has a slot from its posting
-// until its completion was polled.
+// recvQueue has the requests of a receive queue, of one queue pair or shared. A request has a slot
+// from its posting until its completion is polled.
 type recvQueue struct {
 	maxSGE int
 
 	mu     sync.Mutex
 	slots  []recvSlot
-	sges   []rdma.SGE // maxSGE a slot
+	sges   []rdma.SGE // maxSGE for each slot
 	free   []uint32
 	posted []uint32 // slots, a ring
 	head   int
 	count  int
-	// inbound counts, for a queue pair's own queue, requests that messages have taken and that have not completed.
+	// inbound is the number of requests that messages have taken and that have not completed, for a
+	// queue pair's own queue.
 	inbound int
 }
 
 type recvSlot struct {
 	wrid  uint64
 	bytes int64
-	sges  []rdma.SGE // of recvQueue.sges
+	sges  []rdma.SGE // a part of recvQueue.sges
 }
 
 func newRecvQueue(depth, maxSGE int) *recvQueue {
@@ -67,8 +68,9 @@ func (r *recvQueue) post(call string, wrs []rdma.RecvWR) (int, error) {
 	return len(wrs), nil
 }
 
-// takeFor takes the oldest request for a message to q, and returns its slot, which stays as it is until release. None is
-// taken for a queue pair that has failed, so that flushing it completes requests in order.
+// takeFor takes the oldest request for a message to q and returns its slot, which is unchanged
+// until release. It takes none for a failed queue pair, so that flushing completes requests in
+// order.
 func (r *recvQueue) takeFor(q *qp) (uint32, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -79,14 +81,15 @@ func (r *recvQueue) takeFor(q *qp) (uint32, bool) {
 	return r.take(), true
 }
 
-// taken ends what takeFor has begun.
+// taken ends a message that takeFor began.
 func (r *recvQueue) taken() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.inbound--
 }
 
-// takeToFlush takes the oldest request of a queue pair that has failed, once all messages to it have completed.
+// takeToFlush takes the oldest request of a failed queue pair, once all messages to it have
+// completed.
 func (r *recvQueue) takeToFlush() (uint32, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -96,14 +99,14 @@ func (r *recvQueue) takeToFlush() (uint32, bool) {
 	return r.take(), true
 }
 
-// canFlush reports whether takeToFlush would take one.
+// canFlush reports whether takeToFlush would take a request.
 func (r *recvQueue) canFlush() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.inbound == 0 && r.count > 0
 }
 
-// take is called with mu held, and count above zero.
+// take takes the oldest request. The caller holds mu, and count is above zero.
 func (r *recvQueue) take() uint32 {
 	slot := r.posted[r.head]
 	if r.head++; r.head == len(r.posted) {
@@ -119,7 +122,7 @@ func (r *recvQueue) release(slot uint32) {
 	r.free = append(r.free, slot)
 }
 
-// forget drops what is posted.
+// forget drops the posted requests.
 func (r *recvQueue) forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

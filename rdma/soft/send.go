@@ -8,7 +8,8 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// sendWQE is a request in a send queue. The poster writes it before it publishes its position; afterwards it is the engine's.
+// sendWQE is a request in a send queue. The poster writes it before it publishes its position;
+// after that the engine owns it.
 type sendWQE struct {
 	wrid       uint64
 	remoteAddr uint64
@@ -22,11 +23,11 @@ type sendWQE struct {
 	found
 }
 
-// found is what the engine has found when it started a request.
+// found is the result of starting a request.
 type found struct {
-	asked      bool // the fault plan, about this request
+	asked      bool // the fault plan was applied
 	received   bool // it uses slot of peer's receive queue
-	peerFails  bool // the peer refused the request, which takes it to the error state
+	peerFails  bool // the peer refused the request and enters the error state
 	status     rdma.WCStatus
 	recvStatus rdma.WCStatus
 	slot       uint32
@@ -39,7 +40,7 @@ func hasImm(o rdma.WROpcode) bool {
 	return o == rdma.WRRDMAWriteWithImm || o == rdma.WRSendWithImm
 }
 
-// receives reports whether requests of that opcode use up a receive of the peer.
+// receives reports whether requests of that opcode use a receive of the peer.
 func receives(o rdma.WROpcode) bool {
 	return o != rdma.WRRDMAWrite && o != rdma.WRRDMARead
 }
@@ -73,7 +74,7 @@ func (q *qp) postSend(call string, wrs []rdma.SendWR) (int, error) {
 	for i := range wrs {
 		w := &wrs[i]
 		if room == uint64(q.caps.MaxSendWR) {
-			// Polled since?
+			// Check again: completions may have been polled.
 			if room = tail - q.freed.Load(); room == uint64(q.caps.MaxSendWR) {
 				q.tail.Store(tail)
 				return i, rdma.NewPostError(call, fmt.Sprintf("wr_id=%#x", w.WRID), unix.ENOMEM, fmt.Sprintf("all %d places are taken", q.caps.MaxSendWR))

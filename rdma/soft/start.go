@@ -8,29 +8,29 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// outcome is what came of trying to start a request.
+// outcome is the result of an attempt to start a request.
 type outcome uint8
 
 const (
 	goes  outcome = iota // its bytes can move, or it has none
-	fails                // sendWQE.status says how
-	waits                // running.due says until when, if it is set
+	fails                // with sendWQE.status
+	waits                // until running.due, if that is set
 )
 
-// start returns the transfer of q's next request, or nil where it cannot start now. One that will fail has no bytes, so that it
-// fails in its turn. The caller holds q.run.mu.
+// start returns the transfer of q's next request, or nil if it cannot start now. A request that
+// will fail has no bytes and fails in order. The caller holds q.run.mu.
 func (e *engine) start(q *qp, w *sendWQE) *Transfer {
 	if e.prov.o.Faults != nil && e.heldBack(q, w) {
 		return nil
 	}
 	l := q.link.Load()
 	if l == nil {
-		return nil // it is being reset
+		return nil // the queue pair is being reset
 	}
 	t := e.transfer(q, w)
 	if !t.beginOp(q.ops) {
 		e.end(t)
-		return nil // this too
+		return nil // as above
 	}
 	o := goes
 	if w.status == rdma.WCSuccess {
@@ -50,7 +50,7 @@ func (e *engine) start(q *qp, w *sendWQE) *Transfer {
 	return t
 }
 
-// prepare checks a request as the hardware of both sides does, and plans its copies.
+// prepare checks a request like the hardware of both sides, and plans its copies.
 func prepare(t *Transfer, w *sendWQE, l *link) outcome {
 	q := t.qp
 	fail := func(s rdma.WCStatus, cause error) outcome {
@@ -101,7 +101,7 @@ func gather(t *Transfer, w *sendWQE) (err error) {
 	return err
 }
 
-// find appends the extents that sges name for q to all.
+// find appends the extents of sges for q to all.
 func find(t *Transfer, q *qp, sges []rdma.SGE, need rdma.Access, all []mem.Extent) ([]mem.Extent, error) {
 	for i := range sges {
 		s := &sges[i]
@@ -135,7 +135,7 @@ func aim(t *Transfer, w *sendWQE, peer *qp, l *link) (rdma.WCStatus, error) {
 		return rdma.WCRemInvReqErr, fmt.Errorf("queue pair %d allows %s and not %s: %w", peer.num, l.attr.Access, need, errdefs.ErrInvalid)
 	}
 	if w.bytes == 0 {
-		return rdma.WCSuccess, nil // the key of no bytes is not looked at
+		return rdma.WCSuccess, nil // the key of no bytes is ignored
 	}
 	x, m, err := peer.dev().nic.remote(peer.pd, w.rkey, w.remoteAddr, uint32(w.bytes), need)
 	if err == nil && !t.beginOp(m.ops) {
@@ -153,7 +153,7 @@ func aim(t *Transfer, w *sendWQE, peer *qp, l *link) (rdma.WCStatus, error) {
 	return rdma.WCSuccess, nil
 }
 
-// receive takes a receive of the peer and, for a send, plans the copies into it.
+// receive takes a receive of the peer. For a send it plans the copies.
 func receive(t *Transfer, w *sendWQE, peer *qp, l, pl *link) outcome {
 	slot, ok := peer.rq.takeFor(peer)
 	if !ok {

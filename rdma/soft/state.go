@@ -8,7 +8,7 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// maxTimer is the largest code of the 5-bit timers, maxRetry that of the 3-bit counters.
+// Limits of the 5-bit timers and the 3-bit counters.
 const (
 	maxTimer = 31
 	maxRetry = 7
@@ -79,7 +79,7 @@ func (q *qp) modify(call string, a rdma.QPAttr) error {
 	return nil
 }
 
-// setState is called with mu held.
+// setState sets the state. The caller holds mu.
 func (q *qp) setState(s rdma.QPState) {
 	q.attr.State = s
 	q.state.Store(uint32(s))
@@ -95,7 +95,7 @@ func (q *qp) checkInit(call string, a *rdma.QPAttr) error {
 	return nil
 }
 
-// checkRTR returns what is wrong with a, or nothing.
+// checkRTR returns a text with the errors of a, or an empty one.
 func (q *qp) checkRTR(a *rdma.QPAttr) string {
 	p := q.dev().nic.ports[q.attr.Port-1]
 	switch i := a.Address.GIDIndex; {
@@ -111,8 +111,9 @@ func (q *qp) checkRTR(a *rdma.QPAttr) string {
 	return ""
 }
 
-// quiesce takes the queue pair to QPSReset and shuts its gate: nothing of it touches memory any more, and all that was
-// posted is forgotten. Where bytes do not land in time it is ErrBusy, and the queue pair is in error. The caller holds ctl.
+// quiesce moves the queue pair to QPSReset and stops its operations: it no longer touches memory,
+// and all posted requests are forgotten. If bytes do not arrive in time, it returns ErrBusy, and
+// the queue pair is in the error state. The caller holds ctl.
 func (q *qp) quiesce(call string) error {
 	q.mu.Lock()
 	q.setState(rdma.QPSReset)
@@ -141,8 +142,8 @@ func (q *qp) quiesce(call string) error {
 	return nil
 }
 
-// fail moves the queue pair to the error state, with an event where that has one of its own. Receives that are posted, and
-// sends that have not started, are flushed by the engine.
+// fail moves the queue pair to the error state, with an event unless that is noEvent. The engine
+// flushes posted receives and sends that have not started.
 func (q *qp) fail(e rdma.EventType) {
 	q.mu.Lock()
 	failed := q.attr.State != rdma.QPSReset && q.attr.State != rdma.QPSErr
@@ -162,5 +163,5 @@ func (q *qp) fail(e rdma.EventType) {
 	}
 }
 
-// noEvent is no event type: the completion says it all.
+// noEvent means that a completion reports the failure.
 const noEvent = rdma.EventType(255)

@@ -7,19 +7,19 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// Transfer is what a Mover is asked to do at once: the copies of one request.
+// Transfer has the copies of one request for a Mover.
 type Transfer struct {
-	// Batch is what to copy, as a list of extents. It is the mover's until it calls Done.
+	// Batch has the copies as a list of extents. The mover owns it until it calls Done.
 	Batch mem.Batch
 
 	qp     *qp
 	pos    uint64       // of the request
 	read   bool         // of an RDMA read
-	ops    []*opCounter // what must not be closed before it has completed
+	ops    []*opCounter // counters in which the transfer is an operation
 	err    error
 	landed atomic.Bool
 
-	near, far []mem.Extent // what the request names, here and at the peer
+	near, far []mem.Extent // local and remote extents of the request
 }
 
 // transfer returns an empty transfer for the next request of q.
@@ -35,15 +35,15 @@ func (e *engine) transfer(q *qp, w *sendWQE) (t *Transfer) {
 	return t
 }
 
-// Done ends the transfer. An error fails its request: the mover need not say what of it has landed.
+// Done ends the transfer. An error fails its request; any part of the bytes may have been copied.
 func (t *Transfer) Done(err error) {
-	e := t.qp.engine() // t is the engine's again once landed is set
+	e := t.qp.engine() // the engine owns t once landed is set
 	t.err = err
 	t.landed.Store(true)
 	e.wake()
 }
 
-// enter enters g for as long as the transfer is under way, and reports whether it could.
+// beginOp adds the transfer as an operation to g until it ends, and reports whether it could.
 func (t *Transfer) beginOp(g *opCounter) bool {
 	if !g.begin() {
 		return false
@@ -52,7 +52,7 @@ func (t *Transfer) beginOp(g *opCounter) bool {
 	return true
 }
 
-// end leaves all gates. The transfer will be another's.
+// end ends all operations of the transfer and frees it.
 func (e *engine) end(t *Transfer) {
 	for _, g := range t.ops {
 		g.end()
@@ -65,7 +65,7 @@ func (t *Transfer) add(dst, src mem.Extent) {
 	t.Batch.Dst, t.Batch.Src = append(t.Batch.Dst, dst), append(t.Batch.Src, src)
 }
 
-// zip appends copies from extents into others, which are no shorter in all.
+// zip appends copies from extents to others, which are at least as long in total.
 func (t *Transfer) zip(dst, src []mem.Extent) {
 	var to mem.Extent
 	for _, from := range src {
@@ -80,7 +80,7 @@ func (t *Transfer) zip(dst, src []mem.Extent) {
 	}
 }
 
-// overlaps reports whether any of these extents overlaps any of those.
+// overlaps reports whether an extent of these overlaps one of those.
 func overlaps(these, those []mem.Extent) bool {
 	for _, y := range those {
 		for _, x := range these {
@@ -92,8 +92,8 @@ func overlaps(these, those []mem.Extent) bool {
 	return false
 }
 
-// meet reports whether two extents share bytes: of memory that the CPU reaches by its addresses, and of device memory by the
-// device's. One of each kind share none, whatever the numbers.
+// intersect reports whether two extents share bytes. It compares CPU addresses of memory that the
+// CPU reaches, and device addresses of other memory. Extents of different kinds share none.
 func intersect(x, y mem.Extent) bool {
 	if a, b := x.CPU(), y.CPU(); a != 0 || b != 0 {
 		return a != 0 && b != 0 && a < b+mem.CPUAddr(y.Len) && b < a+mem.CPUAddr(x.Len)

@@ -21,55 +21,62 @@ import (
 	"github.com/kvlane/kvlane/transfer/handover"
 )
 
-// The nouns of transfers, which packages transfer and transfer/handover describe.
+// Types of packages transfer and transfer/handover.
 type (
-	// PagePair is a page of this process's KV cache, and the one of another's that it is copied to.
+	// PagePair is a page of a local KV cache and the page of another process's that it is copied
+	// to.
 	PagePair = transfer.PagePair
-	// Handover is a request's KV on its way to another process.
+	// Handover is the transfer of a request's KV to another process.
 	Handover = handover.Request
-	// HandoverEvent is what became of a request here.
+	// HandoverEvent reports progress or failure of a received request.
 	HandoverEvent = handover.Event
-	// TransferStats is what a Transfer has done and has.
+	// TransferStats are the statistics of a Transfer.
 	TransferStats = transfer.Stats
 )
 
-// TransferConfig says how an engine's transfers reach other processes. The zero value reaches those of this host.
+// TransferConfig configures an engine's transfers. The zero value reaches processes of this host.
 type TransferConfig struct {
-	// Listen is where others reach this process, as HOST:PORT. Whoever reaches it may read and write what is offered. Default 127.0.0.1:0.
+	// Listen is the HOST:PORT on which other processes reach this one. There is no authentication:
+	// every process that reaches it may read and write offered memory. Default 127.0.0.1:0.
 	Listen string
-	// Advertise is the address by which they do. Default: that of Listen.
+	// Advertise is the address that other processes connect to. Default: that of Listen.
 	Advertise string
-	// Metadata is a server in which caches are found by their names, http://HOST:PORT/metadata. Empty: they are found at the address of
-	// their process, "HOST:PORT/NAME".
+	// Metadata is the URL of a server with the locations of caches by name,
+	// http://HOST:PORT/metadata. Empty: a cache is found by the address of its process,
+	// "HOST:PORT/NAME".
 	Metadata string
-	// Timeout is for how long a layer may take, with the wait for what it comes after. Default: transfer.DefaultTimeout.
+	// Timeout is the time limit of a layer, including the wait for its dependencies. Default:
+	// transfer.DefaultTimeout.
 	Timeout time.Duration
-	// SocketDir has the socket by which processes of this host share memory. Default:
-	// share.DefaultDir(). If that cannot be used, memory is not shared; Transfer.Notes has the
-	// reason.
+	// SocketDir is the directory of the socket for sharing memory with processes of this host.
+	// Default: share.DefaultDir(). If the default cannot be used, memory is not shared;
+	// Transfer.Notes has the reason.
 	SocketDir string
 }
 
-// Transfer hands KV over between the engine's caches and those of other processes, over NVLink where memory of both is the GPUs' of one
-// host and shared, else by RDMA where both engines have NICs (StoreConfig.GDR), else over TCP. All methods are safe for concurrent use.
+// Transfer transfers KV between the engine's caches and those of other processes. It uses NVLink if
+// both have memory of GPUs of one host and share it, else RDMA if both engines have NICs
+// (StoreConfig.GDR), else TCP. All methods are safe for concurrent use.
 type Transfer struct {
 	e        *Engine
 	engine   *transfer.Engine
 	receiver *handover.Receiver
 	closers  unwind.Stack
 
-	registering sync.Mutex // held while caches are registered with NICs
-	// local is the memory that NICs were told of, which goes by other paths if they refused it; guarded by registering.
+	registerMu sync.Mutex // held while caches are registered with NICs
+	// local has the memory passed to the NICs, including memory that they refused; guarded by
+	// registerMu.
 	local map[*mem.Region]bool
 
-	mu    sync.Mutex
-	uses  map[*Cache]*inuse.Use // guarded by mu
-	ended bool                  // nothing of a cache is used any more; guarded by mu
-	notes []string              // guarded by mu
+	mu     sync.Mutex
+	uses   map[*Cache]*inuse.Use // guarded by mu
+	closed bool                  // no cache is used any more; guarded by mu
+	notes  []string              // guarded by mu
 }
 
-// OpenTransfer opens transfers of the engine's caches. Close it before them. Memory that the engine's NICs refuse to register is an error of
-// Offer and Connect where NICs were named or are required, and else goes over sockets: Transfer.Notes says why.
+// OpenTransfer opens transfers of the engine's caches. The caller closes them before the caches. If
+// NICs are named or required, memory that they refuse is an error of Offer and Connect. Otherwise
+// it goes over sockets, and Transfer.Notes has the reason.
 func (e *Engine) OpenTransfer(ctx context.Context, c TransferConfig) (_ *Transfer, err error) {
 	t := &Transfer{e: e, closers: unwind.New(), uses: make(map[*Cache]*inuse.Use), local: make(map[*mem.Region]bool)}
 	defer func() {
@@ -92,7 +99,7 @@ func (e *Engine) OpenTransfer(ctx context.Context, c TransferConfig) (_ *Transfe
 		t.closers.AddPlain("metadata", func() error { store.Close(); return nil })
 		o.Store = store
 	}
-	if err := t.takeNICs(&o); err != nil {
+	if err := t.useNICs(&o); err != nil {
 		return nil, err
 	}
 	if _, ok := e.dev.(device.Sharer); ok {
@@ -133,15 +140,15 @@ func (t *Transfer) startSharing(ctx context.Context, dir string) (*share.Server,
 	return nil, err
 }
 
-// takeNICs has transfers go by the engine's NICs, or says why they do not.
-func (t *Transfer) takeNICs(o *transfer.Options) (err error) {
+// useNICs sets the NICs in o, or notes why there are none.
+func (t *Transfer) useNICs(o *transfer.Options) (err error) {
 	c := &t.e.cfg
 	auto := c.Store.GDR == GDRAuto
 	switch {
 	case auto && t.e.nics == nil:
-		t.note("the engine goes without NICs, and KV over sockets: Engine.Notes says why")
+		t.note("the engine goes without NICs, and KV over sockets: Engine.Notes has the reason")
 		return nil
-	case t.e.nics == nil: // nobody asked for them
+	case t.e.nics == nil: // none configured
 		return nil
 	case c.RDMA.Provider == gdr.Soft:
 		t.note("NICs in software reach no other process: KV goes over sockets")
@@ -163,7 +170,7 @@ func (t *Transfer) note(format string, args ...any) {
 	}
 }
 
-// Notes returns what the user should know: what goes over sockets, and why.
+// Notes returns notes for the user: what goes over sockets, with the reasons.
 func (t *Transfer) Notes() []string {
 	s := t.engine.Stats()
 	t.mu.Lock()
@@ -175,13 +182,14 @@ func (t *Transfer) Notes() []string {
 	return notes
 }
 
-// Address returns where others reach this process, as HOST:PORT.
+// Address returns the HOST:PORT on which other processes reach this one.
 func (t *Transfer) Address() string { return t.engine.Address() }
 
-// Stats returns what there was and is.
+// Stats returns the statistics of the transfers.
 func (t *Transfer) Stats() TransferStats { return t.engine.Stats() }
 
-// use keeps a cache from being closed before the transfers are, for what f does of it; no longer than f where that fails, and nothing of it is left.
+// use calls f and keeps c open until the transfers are closed. If f fails and leaves nothing of the
+// cache in use, c is released at once.
 func (t *Transfer) use(c *Cache, f func() (left bool, err error)) error {
 	u, err := c.begin(t.e)
 	if err != nil {
@@ -190,7 +198,7 @@ func (t *Transfer) use(c *Cache, f func() (left bool, err error)) error {
 	left, err := f()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if err != nil && !left || t.ended || t.uses[c] != nil {
+	if err != nil && !left || t.closed || t.uses[c] != nil {
 		u.Started(nil)
 	} else {
 		t.uses[c] = u
@@ -204,15 +212,16 @@ func (t *Transfer) endUses() error {
 	for _, u := range t.uses {
 		u.Started(nil)
 	}
-	t.uses, t.ended = nil, true
+	t.uses, t.closed = nil, true
 	return nil
 }
 
-// plan says what both sides have to agree on: whose KV a cache has, and how its layers lie in its regions.
-func (c *Cache) plan() string {
+// layoutID returns a text that both sides must have in common: a hash of the KV identities and of
+// the layout of the layers in the regions.
+func (c *Cache) layoutID() string {
 	h := sha256.New()
 	for _, f := range c.engine.groups.formats {
-		_, _ = fmt.Fprintf(h, "%x\n", f.Identity) // a hash takes all
+		_, _ = fmt.Fprintf(h, "%x\n", f.Identity) // a hash accepts all writes
 	}
 	groups := c.engine.groups.ofLayers()
 	for k, planes := range c.pages.Shards {
@@ -224,8 +233,8 @@ func (c *Cache) plan() string {
 	return fmt.Sprintf("kv %x", h.Sum(nil)[:16])
 }
 
-// Offer lets other processes hand KV over into c, under a name. c stays in use until the Transfer is closed. ErrExists if the name is
-// taken.
+// Offer lets other processes transfer KV into c under a name. c stays in use until the Transfer is
+// closed. Offer returns ErrExists if the name is taken.
 func (t *Transfer) Offer(ctx context.Context, name string, c *Cache) error {
 	if err := t.use(c, func() (bool, error) { return t.offer(ctx, name, c) }); err != nil {
 		return fmt.Errorf("offer KV cache %q: %w", name, err)
@@ -233,14 +242,14 @@ func (t *Transfer) Offer(ctx context.Context, name string, c *Cache) error {
 	return nil
 }
 
-// offer says too whether something of the cache is left that others may reach.
+// offer also reports whether other processes may still reach some of the cache after an error.
 func (t *Transfer) offer(ctx context.Context, name string, c *Cache) (left bool, err error) {
 	s, err := t.engine.Publish(ctx, name)
 	if err != nil {
 		return false, err
 	}
 	for i, r := range c.regions {
-		o := transfer.RegisterOptions{Name: fmt.Sprintf("%s %d", c.plan(), i)}
+		o := transfer.RegisterOptions{Name: fmt.Sprintf("%s %d", c.layoutID(), i)}
 		o.Source, _ = t.e.dev.(device.Sharer)
 		_, err := s.Register(ctx, r, o)
 		if errors.Is(err, errdefs.ErrNotSupported) && o.Source != nil {
@@ -256,21 +265,23 @@ func (t *Transfer) offer(ctx context.Context, name string, c *Cache) (left bool,
 	return false, nil
 }
 
-// Receive waits for what becomes of requests that others hand over: a layer is in its pages, which now and then is told of after a later one, all
-// are, or the request failed, and its pages are undefined.
+// Receive waits for the next event of a request from another process. A layer has arrived in its
+// pages, sometimes out of order; all layers have arrived; or the request failed, and its pages are
+// undefined.
 func (t *Transfer) Receive(ctx context.Context) (HandoverEvent, error) {
 	return t.receiver.Receive(ctx)
 }
 
-// Receiver is the KV cache of another process that requests are handed over to.
+// Receiver is the KV cache of another process to which requests are transferred.
 type Receiver struct {
 	sender *handover.Sender
 	remote *transfer.Remote
 }
 
-// Connect finds the KV cache that another process offers, by its name, or "HOST:PORT/NAME" without a metadata server, to hand requests
-// over from c to it. c stays in use until the Transfer is closed. ErrNotFound, ErrLost if its process is gone; ErrMismatch if it has the
-// KV of another model, or its planes lie otherwise.
+// Connect finds the KV cache that another process offers under a name, or "HOST:PORT/NAME" without
+// a metadata server, to transfer requests from c to it. c stays in use until the Transfer is
+// closed. Connect returns ErrNotFound if there is no such cache, ErrLost if its process is gone,
+// and ErrMismatch if it belongs to another model or has another layout.
 func (t *Transfer) Connect(ctx context.Context, name string, c *Cache) (r *Receiver, err error) {
 	if err := t.use(c, func() (left bool, err error) {
 		r, left, err = t.connect(ctx, name, c)
@@ -281,7 +292,7 @@ func (t *Transfer) Connect(ctx context.Context, name string, c *Cache) (r *Recei
 	return r, nil
 }
 
-// connect says too whether NICs may have some of the cache.
+// connect also reports whether NICs may still reach some of the cache after an error.
 func (t *Transfer) connect(ctx context.Context, name string, c *Cache) (_ *Receiver, left bool, err error) {
 	remote, err := t.engine.OpenSegment(ctx, name)
 	if err != nil {
@@ -305,12 +316,12 @@ func (t *Transfer) connect(ctx context.Context, name string, c *Cache) (_ *Recei
 	return &Receiver{s, remote}, false, nil
 }
 
-// registerLocal has NICs reach a cache, if there are any, until the Transfer is closed.
+// registerLocal registers a cache with the NICs, if there are any, until the Transfer is closed.
 func (t *Transfer) registerLocal(c *Cache) error {
-	t.registering.Lock()
-	defer t.registering.Unlock()
+	t.registerMu.Lock()
+	defer t.registerMu.Unlock()
 	for _, r := range c.regions {
-		if t.local[r] { // since an earlier Connect
+		if t.local[r] { // by an earlier Connect
 			continue
 		}
 		if err := t.engine.RegisterLocal(r); err != nil {
@@ -321,13 +332,13 @@ func (t *Transfer) registerLocal(c *Cache) error {
 	return nil
 }
 
-// layers returns the planes of each layer, here and in what another process offers.
+// layers returns the planes of each layer, local and in the offered buffers.
 func (c *Cache) layers(offered []transfer.Buffer) ([][]transfer.PagePlane, error) {
-	plan, at := c.plan(), make([]int64, len(c.regions))
+	plan, at := c.layoutID(), make([]int64, len(c.regions))
 	for i := range c.regions {
 		k := slices.IndexFunc(offered, func(b transfer.Buffer) bool { return b.Name == fmt.Sprintf("%s %d", plan, i) })
 		if k < 0 || len(offered) != len(c.regions) {
-			return nil, fmt.Errorf("it is of another model, or its planes lie otherwise: %w", errdefs.ErrMismatch)
+			return nil, fmt.Errorf("it has another model or another layout of planes: %w", errdefs.ErrMismatch)
 		}
 		at[i] = offered[k].Offset
 	}
@@ -344,14 +355,16 @@ func (c *Cache) layers(offered []transfer.Buffer) ([][]transfer.PagePlane, error
 	return layers, nil
 }
 
-// Begin begins to hand a request over, of that identifier and those pages, of each page group in the order of Config.Groups: Handover.Layer for
-// each layer, in any order, behind what computes it, and Handover.Finish. pairs must not change until that has returned. A group may have no pages.
+// Begin begins to transfer a request with that identifier. pairs has its pages for each page group,
+// in the order of Config.Groups; a group may have none. Call Handover.Layer for each layer, in any
+// order and after the work that computes it, and then Handover.Finish. pairs must not change until
+// Finish has returned.
 func (r *Receiver) Begin(id []byte, pairs ...[]PagePair) (*Handover, error) {
 	return r.sender.Begin(id, pairs...)
 }
 
-// Close lets go of the other process's cache. ErrBusy while a request has begun and not been finished: it may be called again. Transfer.Close does
-// it for all.
+// Close closes the other process's cache. It returns ErrBusy while a request is not finished, and
+// may be called again. Transfer.Close closes all receivers.
 func (r *Receiver) Close() error {
 	if n := r.sender.Requests(); n > 0 {
 		return fmt.Errorf("close a receiver: %d requests are not finished: %w", n, errdefs.ErrBusy)
@@ -359,8 +372,9 @@ func (r *Receiver) Close() error {
 	return r.remote.Close()
 }
 
-// Close ends the transfers and lets go of the caches. What other processes still copy is waited for, until ctx ends: the error names
-// them, and Close may be called again. A second Close after success returns nil.
+// Close closes the transfers and releases the caches. It waits for copies of other processes until
+// ctx ends; the error names these processes, and Close may be called again. A second Close after
+// success returns nil.
 func (t *Transfer) Close(ctx context.Context) error {
 	if err := t.closers.Close(ctx); err != nil {
 		return fmt.Errorf("close transfers: %w", err)

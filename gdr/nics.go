@@ -138,7 +138,7 @@ func flusher(dev device.Device) (func(device int) error, error) {
 	own := dev.Info().Index
 	return func(index int) error {
 		if index != own {
-			return fmt.Errorf("device %d is none of this engine's, which has device %d: %w", index, own, errdefs.ErrInvalid)
+			return fmt.Errorf("device %d is not device %d of this engine: %w", index, own, errdefs.ErrInvalid)
 		}
 		return f.FlushRemoteWrites()
 	}, nil

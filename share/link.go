@@ -68,7 +68,7 @@ func dial(ctx context.Context, d *Descriptor, users []int) (_ *link, h device.Ha
 		return nil, h, err
 	}
 	if !slices.Contains(users, int(cred.Uid)) {
-		return nil, h, fmt.Errorf("the exporter is of a user who is not allowed: %w", fs.ErrPermission)
+		return nil, h, fmt.Errorf("the exporter belongs to a user that is not allowed: %w", fs.ErrPermission)
 	}
 	if l.exporter, err = openProcess(cred.Pid); err != nil {
 		return nil, h, err

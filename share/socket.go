@@ -57,7 +57,7 @@ func listen(ctx context.Context, dir, name string) (*net.UnixListener, error) {
 	l, err := net.ListenUnix(network, &net.UnixAddr{Name: path, Net: network})
 	switch {
 	case errors.Is(err, unix.EADDRINUSE):
-		return nil, fmt.Errorf("somebody listens on %s: %w", path, errdefs.ErrExists)
+		return nil, fmt.Errorf("another process listens on %s: %w", path, errdefs.ErrExists)
 	case err != nil:
 		return nil, err
 	}
@@ -151,7 +151,7 @@ func credentials(c *net.UnixConn) (*unix.Ucred, error) {
 	var failed error
 	err = raw.Control(func(fd uintptr) { cred, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
 	if err := errors.Join(err, failed); err != nil {
-		return nil, fmt.Errorf("ask who is at the other end: %w", err)
+		return nil, fmt.Errorf("read the credentials of the other end: %w", err)
 	}
 	return cred, nil
 }

@@ -65,7 +65,7 @@ func (s status) err() error {
 	case statusStopped:
 		return fmt.Errorf("the exporter has stopped: %w", errdefs.ErrClosed)
 	case statusUnnamed:
-		return fmt.Errorf("the exporter cannot tell when this process ends, and gives it no device memory: it is in another PID namespace, for which Linux 6.5 is needed: %w", errdefs.ErrNotSupported)
+		return fmt.Errorf("the exporter cannot detect the end of this process, and gives it no device memory: it is in another PID namespace, for which Linux 6.5 is needed: %w", errdefs.ErrNotSupported)
 	default:
 		return fmt.Errorf("status %d: %w", uint8(s), errdefs.ErrMismatch)
 	}

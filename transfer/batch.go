@@ -150,10 +150,10 @@ func (b *Batch) waitDependencies(ctx context.Context) error {
 		select {
 		case <-d.Done():
 			if err := d.Err(); err != nil {
-				return fmt.Errorf("what it comes after: %w", err)
+				return fmt.Errorf("dependency: %w", err)
 			}
 		case <-ctx.Done():
-			return fmt.Errorf("wait for what it comes after: %w", context.Cause(ctx))
+			return fmt.Errorf("wait for dependencies: %w", context.Cause(ctx))
 		}
 	}
 	return nil

@@ -88,7 +88,7 @@ func (p *peer) fenceAndClose(ctx context.Context) error {
 			return p.closeUnused(ctx)
 		}
 		if !pause(ctx, wait) {
-			return fmt.Errorf("what was sent to engine %s at %s may still reach its memory: %w: %w", p.id, p.addr, errdefs.ErrBusy, err)
+			return fmt.Errorf("earlier writes to engine %s at %s may still reach its memory: %w: %w", p.id, p.addr, errdefs.ErrBusy, err)
 		}
 	}
 }

@@ -128,7 +128,7 @@ func (s status) err(text []byte) error {
 	case s == statusOK:
 		return nil
 	case s == 0 || s >= statuses:
-		return fmt.Errorf("the target answers status %d: %w", uint8(s), errdefs.ErrMismatch)
+		return fmt.Errorf("the target sent status %d: %w", uint8(s), errdefs.ErrMismatch)
 	}
 	return &wire.AnswerError{Err: &refusal{text: string(text), why: statusErrors[s]}}
 }

@@ -97,14 +97,14 @@ func (p *peer) dial(ctx context.Context, h hello) (*pacedConn, *bufferedConn, er
 	for n := 1; ; n++ {
 		c, r, id, err := p.e.dial(ctx, p.addr, h)
 		if err == nil && id != p.id {
-			err = errors.Join(fmt.Errorf("engine %s answers: %w", id, errdefs.ErrLost), ignoreClosed(c.Close()))
+			err = errors.Join(fmt.Errorf("engine %s has the address: %w", id, errdefs.ErrLost), ignoreClosed(c.Close()))
 		}
 		switch {
 		case err == nil:
 			p.countReconnect()
 			return c, r, nil
 		case errors.Is(err, errdefs.ErrLost):
-			err = fmt.Errorf("engine %s at %s is gone and another one is there, as after a restart; open the segment again: %w", p.id, p.addr, err)
+			err = fmt.Errorf("engine %s at %s is gone and another engine has its address, as after a restart; open the segment again: %w", p.id, p.addr, err)
 			p.mu.Lock()
 			p.lostErr = err
 			p.mu.Unlock()
@@ -112,7 +112,7 @@ func (p *peer) dial(ctx context.Context, h hello) (*pacedConn, *bufferedConn, er
 		case !errors.Is(err, unix.ECONNREFUSED):
 			return nil, nil, fmt.Errorf("connect to engine at %s: %w", p.addr, err)
 		case n == dialTries:
-			return nil, nil, p.markAbsent(fmt.Errorf("nobody listens at %s: %w: %w", p.addr, errdefs.ErrLost, err))
+			return nil, nil, p.markAbsent(fmt.Errorf("no engine listens at %s: %w: %w", p.addr, errdefs.ErrLost, err))
 		case !pause(ctx, time.Duration(n)*20*time.Millisecond):
 			return nil, nil, fmt.Errorf("connect to engine at %s: %w: %w", p.addr, context.Cause(ctx), err)
 		}

@@ -56,7 +56,7 @@ func (e *Engine) handleRefusal(err error) error {
 	case errors.Is(err, errdefs.ErrExists) || errors.Is(err, errdefs.ErrClosed): // a mistake of the caller
 		return err
 	case !e.o.NICsOptional:
-		return fmt.Errorf("NICs that were asked for refuse it: give them what they lack, or ask for other paths: %w", err)
+		return fmt.Errorf("required NICs refuse it: raise their limits, or permit other paths: %w", err)
 	}
 	e.recordRefusal(err)
 	return nil

@@ -144,9 +144,9 @@ func (r *Remote) lockChange(ctx context.Context) error {
 func (r *Remote) checkDescription(d *Description) error {
 	switch {
 	case d.Engine != r.p.id || r.name != "" && d.Name != r.name:
-		return fmt.Errorf("engine %s says that it is %s, and has segment %q: %w", r.p.id, d.Engine, d.Name, errdefs.ErrMismatch)
+		return fmt.Errorf("engine %s describes itself as %s with segment %q: %w", r.p.id, d.Engine, d.Name, errdefs.ErrMismatch)
 	case r.number != 0 && d.Segment != r.number:
-		return fmt.Errorf("segment %q was closed, and is another one now: %w", d.Name, errdefs.ErrLost)
+		return fmt.Errorf("segment %q was closed, and its name is used again: %w", d.Name, errdefs.ErrLost)
 	case r.number != 0 && !slices.Equal(d.NICs, r.desc.NICs):
 		return fmt.Errorf("segment %q had NICs %q, and has %q: %w", d.Name, r.desc.NICs, d.NICs, errdefs.ErrMismatch)
 	}

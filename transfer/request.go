@@ -168,7 +168,7 @@ func (q *request) read(r io.Reader, take func(bytes int64) error) error {
 		return err
 	}
 	if n := binary.LittleEndian.Uint64(b[24:]); n != uint64(q.shape.bytes()) {
-		return fmt.Errorf("request of %d bytes says that it has %d: %w", q.shape.bytes(), n, errdefs.ErrInvalid)
+		return fmt.Errorf("request of %d bytes announces %d: %w", q.shape.bytes(), n, errdefs.ErrInvalid)
 	}
 	return nil
 }

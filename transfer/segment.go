@@ -241,7 +241,7 @@ func (s *Segment) fits(b *buffer) error {
 		n += other.bytes
 	}
 	if n > maxFramePayload {
-		return fmt.Errorf("%d buffers are registered, and with another one the segment is described in more than %d bytes: %w", len(s.buffers), maxFramePayload, errdefs.ErrBusy)
+		return fmt.Errorf("%d buffers are registered, and with another one the description of the segment exceeds %d bytes: %w", len(s.buffers), maxFramePayload, errdefs.ErrBusy)
 	}
 	return nil
 }
@@ -273,7 +273,7 @@ func (s *Segment) remove(ctx context.Context, b *buffer) error {
 	case b.leaving <- struct{}{}:
 		defer func() { <-b.leaving }()
 	case <-ctx.Done():
-		return fmt.Errorf("segment %q: another call waits for those who touch memory at %d: %w: %w", s.name, b.desc.Offset, errdefs.ErrBusy, context.Cause(ctx))
+		return fmt.Errorf("segment %q: another call removes the memory at %d: %w: %w", s.name, b.desc.Offset, errdefs.ErrBusy, context.Cause(ctx))
 	}
 	if b.gone {
 		return nil

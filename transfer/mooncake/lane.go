@@ -255,7 +255,7 @@ func (l *lane) receive(f *flow, v2 bool) error {
 		l.moved.Store(time.Now().UnixNano())
 		p := l.oldest()
 		if p == nil {
-			return fmt.Errorf("the target answered what was not asked: %w", errdefs.ErrInvalid)
+			return fmt.Errorf("the target sent an answer without a request: %w", errdefs.ErrInvalid)
 		}
 		if err := l.answer(p, in, v2); err != nil {
 			return stalled(err, f.stall)

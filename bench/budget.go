@@ -11,42 +11,46 @@ import (
 	"github.com/kvlane/kvlane/internal/present"
 )
 
-// ErrOverBudget is of what takes longer than is left of a budget, and is to be left out.
+// ErrOverBudget is returned for a unit that does not fit the budget. The unit is left out.
 var ErrOverBudget = errors.New("the time is used up")
 
-// The parts of a budget by which a run may exceed it before what is under way is given up: where something was measured, and of the first.
+// slack and firstSlack are the parts of a budget by which a run may exceed it before the current
+// unit is stopped. firstSlack holds until a unit was measured.
 const (
 	slack      = 0.05
 	firstSlack = 0.15
 )
 
-// Budget is the time that a run may take in all, its set-up included, and how it is shared among units of about the same cost: points,
-// or groups of them. Units that do not fit are for the caller to leave out and to name. One user at a time.
+// Budget divides the time of a run, including its set-up, among units of about equal cost: points,
+// or groups of points. The caller leaves out and names the units that do not fit. It is not safe
+// for concurrent use.
 type Budget struct {
 	total   time.Duration // zero: no limit
 	begin   time.Time
 	now     func() time.Time
-	reserve time.Duration // for what takes a time of its own
-	left    int           // units to come
+	reserve time.Duration // for work with a duration of its own
+	left    int           // remaining units
 
-	// Of the part that is measured: what is to come, when it should end, and what was done of it.
+	// The current part: its remaining units, its planned end, and its completed units.
 	part  int
 	until time.Time
 	done  int
 	took  time.Duration
-	start time.Time // of what is under way
+	start time.Time // start of the current unit
 
 	measured bool
 }
 
-// NewBudget shares total, from began on, among so many units. A total of zero is no limit.
+// NewBudget divides total, counted from began, among a number of units. A total of zero is no
+// limit.
 func NewBudget(total time.Duration, began time.Time, now func() time.Time, units int) *Budget {
 	b := &Budget{total: total, begin: began, now: now, left: units}
 	b.Part(units)
 	return b
 }
 
-// Reserve keeps a part of the total for what has a time of its own, before the first unit. It fails with ErrInvalid if nothing would be left.
+// Reserve keeps a part of the total for work with a duration of its own. Call it before the first
+// unit. It returns ErrInvalid if nothing would be left.
 func (b *Budget) Reserve(d time.Duration) error {
 	if b.total > 0 && b.left > 0 && d >= b.total {
 		return fmt.Errorf("of a budget of %v the windows beside a product alone take %v: allow more, or fewer or shorter windows: %w",
@@ -57,21 +61,22 @@ func (b *Budget) Reserve(d time.Duration) error {
 	return nil
 }
 
-// Part begins a part of so many of the units, which gets its share of the time that is left.
+// Part begins a part with a number of units and its share of the remaining time.
 func (b *Budget) Part(units int) {
 	now := b.now()
 	b.part, b.done, b.took = units, 0, 0
 	b.until = now.Add(portion(b.begin.Add(b.total-b.reserve).Sub(now), units, b.left))
 }
 
-// Spend says that what the reserve was kept for is done.
+// Spend ends the reservation after its work is done.
 func (b *Budget) Spend() { b.reserve = 0 }
 
 func portion(d time.Duration, n, of int) time.Duration {
 	return time.Duration(float64(d) * float64(n) / float64(max(of, 1)))
 }
 
-// Begin reports whether so many units of the part fit, by what those before took, and when they should end.
+// Begin reports whether a number of units of the part fit, judged by the completed ones, and
+// returns their planned end.
 func (b *Budget) Begin(units int) (until time.Time, fits bool) {
 	b.start = b.now()
 	left := b.until.Sub(b.start)
@@ -79,7 +84,7 @@ func (b *Budget) Begin(units int) (until time.Time, fits bool) {
 	return b.start.Add(portion(max(left, 0), units, b.part)), fits
 }
 
-// End says that what began has ended, or with done unset was given up.
+// End ends units that Begin started. done is false for units that were stopped early.
 func (b *Budget) End(units int, done bool) {
 	if done {
 		b.measured = true
@@ -91,12 +96,13 @@ func (b *Budget) End(units int, done bool) {
 // Measured reports whether any unit was measured.
 func (b *Budget) Measured() bool { return b != nil && b.measured }
 
-// Skip says that so many units of the part will not be measured.
+// Skip removes units of the part that will not be measured.
 func (b *Budget) Skip(units int) { b.left, b.part = b.left-units, b.part-units }
 
-// Each measures named units, which all are of the part: those first that lie far apart, each with a context of its own (see bound). It returns
-// the names of those that did not fit, and of those that measure gave up with ErrOverBudget, which say after how long: they may have stood
-// still. It fails with ErrInvalid if none was measured in time. Progress and notice may be nil.
+// Each measures named units, which form the part, each with a context of its own (see bound). The
+// first units are far apart in the list. It returns the names of the units that did not fit or
+// ended with ErrOverBudget; the latter with their duration, because they may have hung. It returns
+// ErrInvalid if no unit was measured in time. progress and notice may be nil.
 func (b *Budget) Each(ctx context.Context, names []string, progress func(done, total int, what string), notice func(text string), measure func(ctx context.Context, k int, until time.Time) error) (leftOut []string, err error) {
 	tell := func(done int, what string) {
 		if progress != nil {
@@ -133,7 +139,7 @@ func (b *Budget) Each(ctx context.Context, names []string, progress func(done, t
 	return leftOut, nil
 }
 
-// limit is when what is under way should be given up.
+// limit returns the time at which the current unit should be stopped.
 func (b *Budget) limit() time.Time {
 	more := slack
 	if !b.measured {
@@ -142,8 +148,9 @@ func (b *Budget) limit() time.Time {
 	return b.until.Add(time.Duration(more * float64(b.total)))
 }
 
-// bound returns a context for what has just begun and should end at until. It ends with ErrOverBudget once Over is true, or, where something was measured
-// before, once that took twice its time: what stands still is not to take the others' time too.
+// bound returns the context of a unit with the planned end until. The context ends with
+// ErrOverBudget when Over is true, or, after the first measured unit, when the unit has taken twice
+// its time. A hanging unit does not use up the time of the others.
 func (b *Budget) bound(ctx context.Context, until time.Time) (context.Context, context.CancelFunc) {
 	if b.total == 0 {
 		return context.WithCancel(ctx)
@@ -155,8 +162,10 @@ func (b *Budget) bound(ctx context.Context, until time.Time) (context.Context, c
 	return context.WithTimeoutCause(ctx, end.Sub(b.start), ErrOverBudget)
 }
 
-// Outcome is what a run returns with which err ended: the report if nothing failed, or if ctx ended after something was measured, which
-// incomplete then says. The error is about what, and has the context's cause if ctx ended. Budget b is nil before there is one.
+// Outcome returns the result of a run that ended with err. If ctx ended after something was
+// measured, it sets *incomplete and returns the report with the error. Other errors return no
+// report. The error starts with what, and includes the cause of ctx. b is nil before the budget
+// exists.
 func Outcome[R any](ctx context.Context, b *Budget, rep *R, incomplete *string, what string, err error) (*R, error) {
 	if err == nil {
 		return rep, nil
@@ -172,24 +181,25 @@ func Outcome[R any](ctx context.Context, b *Budget, rep *R, incomplete *string, 
 	return rep, err
 }
 
-// Over reports whether the part took so much more than its time that what is under way should be given up.
+// Over reports whether the current unit should be stopped because the part exceeded its time.
 func (b *Budget) Over() bool {
 	return b.total > 0 && b.now().After(b.limit())
 }
 
-// Least is about how long the run takes if everything is measured as shortly as what was measured so far.
+// Least returns the expected duration of the run if each remaining unit takes as long as the
+// completed ones.
 func (b *Budget) Least() time.Duration {
 	return b.start.Sub(b.begin) + b.reserve + portion(b.took, b.left, b.done)
 }
 
-// TooShort says that the time was over before anything was measured.
+// TooShort returns the error of a run that measured nothing in its time.
 func (b *Budget) TooShort() error {
 	spent := b.now().Sub(b.begin)
 	return fmt.Errorf("the budget of %v was used up before anything was measured, which took %v: allow %v or more: %w",
 		b.total, spent.Round(time.Millisecond), max(2*spent, b.total).Round(time.Second)+time.Second, errdefs.ErrInvalid)
 }
 
-// Notice says that not all units will fit, or nothing where they will. It means something once some have ended.
+// Notice returns a message if not all units will fit, or "". It needs completed units.
 func (b *Budget) Notice(what string) string {
 	if b.total == 0 || b.done == 0 || b.part == 0 {
 		return ""
@@ -202,8 +212,8 @@ func (b *Budget) Notice(what string) string {
 		b.total, b.done+max(fit, 0), b.done+b.part, what, b.Least().Round(time.Second))
 }
 
-// Spread returns the numbers below n in an order whose first few lie far apart, from the middle on: what is measured where the time is
-// too short for all.
+// Spread returns the numbers below n in an order whose first elements are far apart, starting in
+// the middle. Runs that are too short measure the first elements.
 func Spread(n int) []int {
 	width := bits.Len(uint(max(n-1, 0)))
 	order := make([]int, 0, n)

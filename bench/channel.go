@@ -10,19 +10,19 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Channel copies batches by a NIC without a stream, one set at a time: what the NIC itself takes.
+// Channel copies batches by a NIC without a stream, one set at a time. It measures the NIC itself.
 type Channel interface {
-	// Move hands over all batches, which are lists of extents, returns when it had, and at its end that all are done. If it
-	// fails, their memory may be in use until the channel is closed.
+	// Move submits all batches, which are lists of extents, and waits for them. posted is the end
+	// of the submission. After an error the memory may be in use until the channel is closed.
 	Move(ctx context.Context, batches []mem.Batch) (posted time.Time, err error)
-	// Path returns how the batches travel.
+	// Path returns the path of the batches.
 	Path() stream.Path
-	// Close frees what the channel holds, when nothing touches the memory any more.
+	// Close frees the channel when nothing uses its memory.
 	Close(ctx context.Context) error
 }
 
-// ChannelOpener opens a channel for NICChannel or NICSoftChannel. An error that wraps ErrNotSupported leaves the contender out
-// of the run, with the reason in the report.
+// ChannelOpener opens a channel for NICChannel or NICSoftChannel. An error that wraps
+// ErrNotSupported leaves the contender out of the run, and its reason is in the report.
 type ChannelOpener func(c Contender) (Channel, error)
 
 // channelMover copies by a channel.

@@ -11,30 +11,31 @@ import (
 	"github.com/kvlane/kvlane/internal/present"
 )
 
-// Change is how a point's rate changed from one report to another.
+// Change is the difference of a point between two reports.
 type Change struct {
 	Path string
 	Cell
 	Direction Direction
 	Layout    Layout
 	Old, New  float64 // GB/s
-	// Share is New/Old - 1; Noise how much of that may be chance: the larger of what Compare was told and the sum of the
-	// two points' quartile ranges, each halved and over its median.
+	// Share is New/Old - 1. Noise is the share that may be chance: the larger of the argument of
+	// Compare and the sum of both points' quartile ranges, each halved and divided by its median.
 	Share, Noise float64
 }
 
 // Real reports whether the change is more than noise.
 func (c *Change) Real() bool { return c.Share > c.Noise || -c.Share > c.Noise }
 
-// Comparison is how a report differs from an earlier one.
+// Comparison is the difference of a report from an earlier one.
 type Comparison struct {
-	Notes   []string // why the two may not be comparable
-	Changes []Change // of the points that both have, worst first
-	Gone    int      // points that only the earlier has, of which nothing is judged
-	Added   int      // points that only the later has
+	Notes   []string // reasons for which the two may not be comparable
+	Changes []Change // of points in both reports, worst first
+	Gone    int      // points only in the earlier report
+	Added   int      // points only in the later report
 }
 
-// Compare compares the points of a report with those of an earlier one. A change of a share less than noise is chance.
+// Compare compares the points of a report with those of an earlier one. Changes by less than noise
+// are chance.
 func (r *Report) Compare(earlier *Report, noise float64) *Comparison {
 	c := new(Comparison)
 	differ := func(what, was, is string) {
@@ -97,7 +98,7 @@ func (p *Point) spread() float64 {
 	return (p.HighGBps - p.LowGBps) / 2 / p.GBps
 }
 
-// Worse returns how many points became slower by more than a share, beyond noise.
+// Worse returns the number of points that became slower by more than share, beyond noise.
 func (c *Comparison) Worse(share float64) int {
 	n := 0
 	for i := range c.Changes {
@@ -108,7 +109,7 @@ func (c *Comparison) Worse(share float64) int {
 	return n
 }
 
-// Unjudged says how many points of the earlier run have nothing to be compared with, or nothing where none has not.
+// Unjudged returns a message about points of the earlier run without a counterpart, or "".
 func (c *Comparison) Unjudged() string {
 	if c.Gone == 0 {
 		return ""
@@ -116,7 +117,7 @@ func (c *Comparison) Unjudged() string {
 	return fmt.Sprintf("of %d points of the earlier run %d were not measured, and so not judged", c.Gone+len(c.Changes), c.Gone)
 }
 
-// WriteText writes the changes that are more than noise, and how many are not.
+// WriteText writes the changes beyond noise, and the number of the others.
 func (c *Comparison) WriteText(w io.Writer) error {
 	slower, faster := 0, 0
 	for i := range c.Changes {

@@ -8,10 +8,10 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Policy is what a stream that chooses its paths itself is asked for.
+// Policy is the goal of a stream that chooses its paths.
 type Policy string
 
-// The policies, by the names that the planner has for them.
+// The policies have the names of the planner's goals.
 const (
 	Throughput Policy = "throughput"
 	Latency    Policy = "latency"
@@ -19,36 +19,40 @@ const (
 	Background Policy = "background"
 )
 
-// Baseline is a way to copy without a stream: straight calls of the device's queue, or requests on a NIC's.
+// Baseline is a way to copy without a stream: calls of the device's queue, or requests on a NIC's
+// queue pair.
 type Baseline string
 
 // The baselines.
 const (
 	NoBaseline  Baseline = ""
 	OneCopyEach Baseline = "one-copy-each" // Queue.Copy for each block
-	DriverBatch Baseline = "driver-batch"  // BatchCopier.CopyBatch for DriverBatchCopies each: cuMemcpyBatchAsync
+	// BatchCopier.CopyBatch for DriverBatchCopies blocks (cuMemcpyBatchAsync)
+	DriverBatch Baseline = "driver-batch"
 
-	NICChannel     Baseline = "nic-channel"      // requests posted straight on a NIC's queue pair
-	NICSoftChannel Baseline = "nic-soft-channel" // the same on a NIC in software
+	NICChannel     Baseline = "nic-channel"      // requests on the queue pair of a NIC
+	NICSoftChannel Baseline = "nic-soft-channel" // the same with a NIC in software
 )
 
-// DriverBatchCopies is how many copies DriverBatch hands over in one call, as a careful user does: the device copies while the
-// driver looks at the next. One call for tens of thousands takes up to four times as long.
+// DriverBatchCopies is the number of copies in one call of DriverBatch. The device copies while the
+// driver processes the next call. One call for tens of thousands of copies takes up to four times
+// as long.
 const DriverBatchCopies = 256
 
-// Contender is something that is measured.
+// Contender is a way to copy that is measured.
 type Contender struct {
-	// Path is forced on everything; PathNone lets the stream choose, under Policy.
+	// Path is forced for all batches. With PathNone the stream chooses, under Policy.
 	Path   stream.Path
 	Policy Policy
-	// Baseline, where set, copies without a stream, and the other fields have no meaning.
+	// Baseline copies without a stream if set. The other fields are then ignored.
 	Baseline Baseline
 }
 
-// Auto is the name of the stream's own choice; a policy other than throughput follows after a colon.
+// Auto is the name of the stream's own choice. The names of policies other than throughput follow
+// after a colon.
 const Auto = "auto"
 
-// Name names the contender in flags and reports.
+// Name returns the name in flags and reports.
 func (c Contender) Name() string {
 	switch {
 	case c.Baseline != NoBaseline:
@@ -64,18 +68,19 @@ func (c Contender) Name() string {
 // Chooses reports whether the stream chooses the path of each batch.
 func (c Contender) Chooses() bool { return c.Baseline == NoBaseline && c.Path == stream.PathNone }
 
-// NIC reports whether the contender copies by an RDMA NIC, of hardware or in software.
+// NIC reports whether the contender copies by an RDMA NIC, in hardware or software.
 func (c Contender) NIC() bool {
 	return c.Baseline == NICChannel || c.Baseline == NoBaseline && c.Path == stream.PathNIC || c.Soft()
 }
 
-// Soft reports whether the contender copies by a NIC in software. Its figures are kept apart, as they say nothing of a NIC.
+// Soft reports whether the contender copies by a NIC in software. Its figures are separate, because
+// they do not describe a NIC.
 func (c Contender) Soft() bool {
 	return c.Baseline == NICSoftChannel || c.Baseline == NoBaseline && c.Path == stream.PathNICSoft
 }
 
-// Contenders returns everything that can be measured: the baselines, every path of package stream that may lead from host
-// memory to a device or back, and the stream's own choice under each policy.
+// Contenders returns all contenders: the baselines, every path of package stream between host
+// memory and a device, and the stream's own choice under each policy.
 func Contenders() []Contender {
 	all := []Contender{{Baseline: OneCopyEach}, {Baseline: DriverBatch}, {Baseline: NICChannel}, {Baseline: NICSoftChannel}}
 	for _, p := range stream.Paths(stream.MovedByDevice, stream.MovedByNIC) {
@@ -87,12 +92,12 @@ func Contenders() []Contender {
 	return all
 }
 
-// PeerContenders returns what is measured between two devices.
+// PeerContenders returns the contenders between two devices.
 func PeerContenders() []Contender {
 	return []Contender{{Baseline: OneCopyEach}, {Path: stream.PathCopyEngine}, {Path: stream.PathKernel}, {Policy: Throughput}}
 }
 
-// ParseContender finds a contender between host and device by its name.
+// ParseContender returns the contender with a name, of those between host and device.
 func ParseContender(name string) (Contender, error) {
 	all := Contenders()
 	names := make([]string, len(all))
@@ -104,8 +109,8 @@ func ParseContender(name string) (Contender, error) {
 	return Contender{}, fmt.Errorf("there is no path %q: it is one of %s: %w", name, strings.Join(names, ", "), errdefs.ErrInvalid)
 }
 
-// defaultContenders are all but the policies that give up bandwidth, with the machine's NICs, or with NICs in software in
-// their place.
+// defaultContenders returns all contenders except the policies that give up bandwidth. It includes
+// the NICs of the machine, or NICs in software if soft is set.
 func defaultContenders(soft bool) []Contender {
 	var list []Contender
 	for _, c := range Contenders() {

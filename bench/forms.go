@@ -6,20 +6,21 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// formNames are compared in this order.
+// formNames is the order of comparison.
 var formNames = []Form{Lists, Pages, PagesSummed}
 
-// SubmitBlocks is how many blocks of SubmitBytes a batch has by which the cost of Submit is judged.
+// SubmitBlocks and SubmitBytes are the number and size of the blocks of the batch for which the
+// cost of Submit is measured.
 const (
 	SubmitBlocks = 10_000
 	SubmitBytes  = 4 << 10
 )
 
-// formSizes are the block sizes at which checksums on the way are compared with none.
+// formSizes are the block sizes at which the cost of checksums is measured.
 var formSizes = []int64{4 << 10, 64 << 10, 1 << 20}
 
-// formPlaces are where the forms are compared: at SubmitBlocks if the pool has as many, and for every size as many blocks as
-// a repetition may move. The slots of a store are among them.
+// formPlaces returns the places at which forms are compared: SubmitBlocks if the pool has as many,
+// and for every size as many blocks as a repetition may move. Slots of a store are included.
 func (o *Options) formPlaces() []place {
 	var all []place
 	add := func(size int64, count int, l Layout) {
@@ -43,7 +44,8 @@ func (o *Options) formPlaces() []place {
 	return all
 }
 
-// forms compares lists, page lists, and page lists with checksums, of the stream's own choice.
+// forms compares lists, page lists, and page lists with checksums, with the stream's own choice of
+// path.
 func (b *bench) forms(ctx context.Context) error {
 	var who []entry
 	for _, f := range formNames {
@@ -51,7 +53,7 @@ func (b *bench) forms(ctx context.Context) error {
 	}
 	places := b.o.formPlaces()
 	for len(places) > 0 {
-		// A batch of its own each, as far as batches go.
+		// Each place is one batch, as far as possible.
 		points, err := b.measure(ctx, places[:2], who, max(b.o.BatchBlocks, SubmitBlocks))
 		b.rep.Forms = append(b.rep.Forms, points...)
 		if err != nil {

@@ -69,7 +69,7 @@ func sample() *Report {
 func samplePoint(path string, f Form, at place, gbps, large float64) Point {
 	p := Point{
 		Path: path, Baseline: path == "one-copy-each", Form: f, Cell: at.Cell, Blocks: at.Count, Direction: at.dir, Layout: at.layout, Reps: 6,
-		GBps: gbps, LowGBps: 0.98 * gbps, HighGBps: 1.01 * gbps, TurnGBps: []float64{gbps, 0.98 * gbps, 1.01 * gbps}, LargeGBps: large, Share: gbps / large,
+		GBps: gbps, LowGBps: 0.98 * gbps, HighGBps: 1.01 * gbps, RoundGBps: []float64{gbps, 0.98 * gbps, 1.01 * gbps}, LargeGBps: large, Share: gbps / large,
 		PrepMicros: 0.25, PrepP99Micros: 0.5, PostMicros: 1, PostP50Micros: 0.9, PostP99Micros: 2,
 	}
 	if p.Baseline && p.Count == 32768 {
@@ -192,10 +192,10 @@ func TestRegretIsOfTurns(t *testing.T) {
 		p := &r.Points[i]
 		switch p.Path {
 		case Auto:
-			p.TurnGBps = []float64{50, 20, 50}
+			p.RoundGBps = []float64{50, 20, 50}
 			p.GBps = 20 // most of its repetitions were in the second turn
 		case "kernel":
-			p.TurnGBps = []float64{50, 20, 51}
+			p.RoundGBps = []float64{50, 20, 51}
 			p.GBps = 50
 		}
 	}

@@ -19,16 +19,16 @@ var (
 	fullCounts    = []int{1, 10, 100, 1000, 10_000, MaxCount}
 )
 
-// latencySize is the block size whose latency is shown by count.
+// latencySize is the block size whose latency is reported by count.
 const latencySize = 4 << 10
 
-// slotSizes are the sizes of a page's pieces, as engines have them.
+// slotSizes are typical sizes of the pieces of a page.
 var slotSizes = []int64{4 << 10, 8 << 10}
 
-// most is how many blocks of a size a repetition moves at most.
+// most returns the largest number of blocks of a size in a repetition.
 func (o *Options) most(size int64) int { return max(1, int(min(o.Bytes/size, MaxCount))) }
 
-// largest is the largest block size that is measured between host and device.
+// largest returns the largest block size between host and device.
 func (o *Options) largest() int64 {
 	var largest int64
 	for _, c := range o.cells() {
@@ -40,7 +40,7 @@ func (o *Options) largest() int64 {
 	return largest
 }
 
-// hostBytes is how much pinned memory each end of the copies has.
+// hostBytes returns the bytes of pinned memory at each end of the copies.
 func (o *Options) hostBytes() int64 {
 	bytes := max(o.Bytes, o.ReferenceBytes)
 	if o.Forms && SubmitBlocks*SubmitBytes <= o.PoolBytes {
@@ -49,7 +49,7 @@ func (o *Options) hostBytes() int64 {
 	return bytes
 }
 
-// groups returns where contenders are compared between host and device, a cell's together.
+// groups returns the places between host and device. Those of a cell are adjacent.
 func (o *Options) groups() []place {
 	var all []place
 	for _, c := range o.cells() {
@@ -71,7 +71,7 @@ func (o *Options) groups() []place {
 	return all
 }
 
-// row is how many blocks lie in a row on the far side.
+// row returns the number of contiguous blocks on the far side.
 func (o *Options) row(l Layout, size int64) int {
 	if l != HostSlots || o.SlotBytes%size != 0 {
 		return 1
@@ -79,7 +79,7 @@ func (o *Options) row(l Layout, size int64) int {
 	return int(o.SlotBytes / size)
 }
 
-// cells returns what is measured, by size and count, without those of more than o.Bytes.
+// cells returns the cells of at most o.Bytes, by size and count.
 func (o *Options) cells() []Cell {
 	var list []Cell
 	add := func(size int64, counts ...int) {

@@ -11,28 +11,28 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// rounds is how many turns each contender of a group has.
+// rounds is the number of rounds of a group.
 const rounds = 3
 
-// What a point may cost where the budget decides.
+// Limits of a point whose repetitions the budget decides.
 const (
-	probeBlocks = 512 // of a point of more blocks, to see how slow it is
+	probeBlocks = 512 // blocks of the probe of a larger point
 	probeBytes  = 16 << 20
-	// A repetition should take no longer than a part of the point's time, which has at least that many, or than minRep. Contenders that
+	// A repetition should take at most 1/parts of the time of its point, or minRep. Contenders that
 	// take slowFactor times as long as the fastest move fewer blocks.
 	parts      = minReps + rounds + 2
 	minRep     = 2 * time.Millisecond
 	slowFactor = 2
 )
 
-// place is what a group measures: a cell in one direction and placement.
+// place is a cell in one direction and host arrangement. A group measures one place.
 type place struct {
 	Cell
 	dir    Direction
 	layout Layout
 }
 
-// String names the place.
+// String returns the name of the place.
 func (p place) String() string {
 	return fmt.Sprintf("%d x %s, %s, %s", p.Count, BytesText(p.Size), p.dir, p.layout)
 }
@@ -46,8 +46,8 @@ type entrant struct {
 	samples *samples
 }
 
-// group measures contenders on the same place by turns, with a large copy between the rounds: whatever else keeps the host or
-// the link busy for a while hits all of them, and C too.
+// group measures contenders at one place in interleaved rounds, with a large copy between rounds. A
+// disturbance affects all contenders, and C.
 type group struct {
 	b        *bench
 	at       place
@@ -68,7 +68,7 @@ func (g *group) measure(ctx context.Context) ([]Point, error) {
 		return nil, err
 	}
 	runtime.GC()
-	turns := rounds * len(g.entrants) // to come
+	remaining := rounds * len(g.entrants) // remaining
 	for round := range rounds {
 		if b.budget.Over() {
 			return nil, ErrOverBudget
@@ -81,10 +81,10 @@ func (g *group) measure(ctx context.Context) ([]Point, error) {
 			if round == 0 {
 				b.step("%s, %s", g.at, e.who.Name())
 			}
-			if err := g.turn(ctx, e, round, turns); err != nil {
+			if err := g.measureRound(ctx, e, round, remaining); err != nil {
 				return nil, &entrantError{e.who, err}
 			}
-			turns--
+			remaining--
 		}
 	}
 	if err := g.reference(ctx); err != nil {
@@ -112,14 +112,14 @@ func (g *group) reference(ctx context.Context) error {
 	return err
 }
 
-// plans are of one way, or of both.
+// plans returns the plan of one direction, or those of both.
 func (g *group) plans(e *entrant) []*plan {
 	ways := []Direction{g.at.dir}
 	if g.at.dir == Both {
 		ways = []Direction{ToDevice, ToHost}
 	}
 	form := e.form
-	if e.who.Baseline != NoBaseline { // calls of a queue take extents only
+	if e.who.Baseline != NoBaseline { // calls of a queue take only extents
 		form = Lists
 	}
 	plans := make([]*plan, 0, len(ways))
@@ -129,7 +129,7 @@ func (g *group) plans(e *entrant) []*plan {
 	return plans
 }
 
-// once makes one repetition.
+// once runs one repetition.
 func (e *entrant) once(ctx context.Context, b *bench) (took, prep time.Duration, err error) {
 	for _, p := range e.crew.plans {
 		p.Draw(b.rng)
@@ -143,26 +143,27 @@ func (e *entrant) once(ctx context.Context, b *bench) (took, prep time.Duration,
 	return took, prep, err
 }
 
-// resize makes repetitions of n blocks.
+// resize sets the number of blocks of a repetition.
 func (e *entrant) resize(n int) {
 	for _, p := range e.crew.plans {
 		p.Resize(n)
 	}
 }
 
-// fit lets the group move fewer blocks where even the fastest contender would take too long for all of them, and contenders that
-// are far slower fewer than that. What is about as fast as the fastest moves as many, or it could not be compared.
+// fit reduces the blocks of the group if even the fastest contender would take too long for all of
+// them. Contenders that are far slower move fewer blocks. All others move as many as the fastest,
+// so that they can be compared.
 func (g *group) fit(ctx context.Context) error {
 	probe := min(probeBlocks, max(1, int(probeBytes/g.at.Size)))
 	if g.b.o.Reps > 0 || g.at.Count <= probe {
 		return nil
 	}
 	share := g.until.Sub(g.b.o.clock()) / time.Duration(len(g.entrants))
-	each := make([]float64, len(g.entrants)) // nanoseconds of a block
+	each := make([]float64, len(g.entrants)) // nanoseconds per block
 	for i, e := range g.entrants {
 		e.resize(probe)
 		least := time.Duration(math.MaxInt64)
-		// Twice, as the first may wait for what is loaded or started on first use.
+		// Two probes: the first may load or start something.
 		for range 2 {
 			if g.b.budget.Over() {
 				return ErrOverBudget
@@ -187,9 +188,10 @@ func (g *group) fit(ctx context.Context) error {
 	return nil
 }
 
-// turn makes some of a contender's repetitions, and with left turns to come, itself included, takes its part of the time. The first of
-// a turn does not count: it starts what the contender left idle, or waits for what the one before left running.
-func (g *group) turn(ctx context.Context, e *entrant, round, left int) error {
+// measureRound runs the repetitions of a contender in one round, within its part of the time of the
+// remaining rounds, this one included. The first repetition does not count: it starts an idle
+// contender, or waits for work that the previous one left.
+func (g *group) measureRound(ctx context.Context, e *entrant, round, left int) error {
 	b := g.b
 	now := b.o.clock()
 	until := now.Add(g.until.Sub(now) / time.Duration(left))

@@ -8,7 +8,7 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// large is the one large copy, C, that everything is compared with.
+// large is the one large copy, C, the reference of all points.
 type large struct {
 	rig     *rig
 	movers  []mover
@@ -16,7 +16,8 @@ type large struct {
 	samples map[Direction][]float64 // GB/s
 }
 
-// newLarge opens two queues for it and makes one copy each way, which are checked and do not count.
+// newLarge opens two queues and makes one copy in each direction. The copies are checked and do not
+// count.
 func (b *bench) newLarge(ctx context.Context, bytes int64) (*large, error) {
 	l := &large{rig: b.rig, samples: make(map[Direction][]float64)}
 	for range 2 {
@@ -67,7 +68,7 @@ func (l *large) rates(dir Direction) Rate {
 	return Rate{GBps: measure.Median(v), Low: measure.Quantile(v, 0.05), High: measure.Quantile(v, 0.95), Samples: len(v)}
 }
 
-// rate is in GB/s.
+// rate returns GB/s.
 func rate(bytes int64, took time.Duration) float64 {
 	return float64(bytes) / float64(max(took.Nanoseconds(), 1))
 }

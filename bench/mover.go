@@ -13,23 +13,23 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// mover copies batches, one set at a time. It is closed by its rig.
+// mover copies batches, one set at a time. Its rig closes it.
 type mover interface {
-	// move hands all batches over, returns when it had, and at its end that all are done. If it fails, their memory may be in
-	// use until the mover is closed.
+	// move submits all batches and waits for them. posted is the end of the submission. After an
+	// error the memory may be in use until the mover is closed.
 	move(ctx context.Context, batches []mem.Batch) (posted time.Time, err error)
-	// last is how the last batches travelled.
+	// last returns the outcome of the last batches.
 	last() outcome
 }
 
-// outcome is how batches travelled.
+// outcome is the result of batches.
 type outcome struct {
-	path      stream.Path   // of the last
-	predicted time.Duration // in sum
-	summed    bool          // all have their checksums
+	path      stream.Path   // of the last batch
+	predicted time.Duration // sum
+	summed    bool          // all batches have their checksums
 }
 
-// openMover opens what a contender copies with.
+// openMover opens the mover of a contender.
 func (b *bench) openMover(c Contender) (mover, error) {
 	if c.Baseline == NoBaseline {
 		s, err := b.open(c)
@@ -93,7 +93,7 @@ func (m *streamMover) last() outcome {
 // queueMover copies the extents of batches by calls of a device's queue.
 type queueMover struct {
 	q       device.Queue
-	batcher device.BatchCopier // nil: one call each
+	batcher device.BatchCopier // nil: one call per copy
 	path    stream.Path
 }
 
@@ -136,9 +136,10 @@ func (m *queueMover) last() outcome { return outcome{path: m.path} }
 type crew struct {
 	movers []mover
 	plans  []*plan
-	post   time.Duration // until the first had been handed over
+	post   time.Duration // duration of the first mover's submission
 
-	// The second mover has a goroutine of its own, so that handing over the one batch does not delay the other.
+	// The second mover has a goroutine of its own, so that the submission of one batch does not
+	// delay the other.
 	begin chan struct{}
 	ended chan error
 }
@@ -159,16 +160,16 @@ func newCrew(ctx context.Context, movers []mover, plans []*plan) *crew {
 	return c
 }
 
-// dismiss ends the goroutine and waits for it.
+// dismiss stops the goroutine and waits for it.
 func (c *crew) dismiss() {
 	if c.begin != nil {
 		close(c.begin)
-		for range c.ended { // which is closed when it ends
+		for range c.ended { // closed by the goroutine
 		}
 	}
 }
 
-// move moves all and returns how long that took.
+// move moves all batches and returns the duration.
 func (c *crew) move(ctx context.Context) (time.Duration, error) {
 	start := time.Now()
 	if c.begin != nil {

@@ -13,80 +13,85 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// Opener opens a stream on the measured device for a contender that is no baseline. An error that wraps ErrNotSupported
-// leaves the contender out of the run, with the reason in the report.
+// Opener opens a stream on the measured device for a contender that is no baseline. An error that
+// wraps ErrNotSupported leaves the contender out of the run, and its reason is in the report.
 type Opener func(c Contender) (stream.Stream, error)
 
-// Options says what to measure. Zero values take the defaults of the device: those of a GPU, or smaller ones for the
-// simulated device.
+// Options configure a run. Zero values are the defaults, which are smaller for the simulated
+// device.
 type Options struct {
-	// Sizes are block sizes in bytes and Counts numbers of blocks; the cells are their product, but for those of more than
-	// Bytes. Sizes without counts have one cell each, as large as Bytes and MaxCount allow. With neither the cells are a
-	// default grid of sizes, and of counts at 4 KiB; Full makes it the whole table.
+	// Sizes are block sizes in bytes and Counts numbers of blocks. The cells are their product,
+	// without cells of more than Bytes. Sizes without counts have one cell each, as large as Bytes
+	// and MaxCount allow. Without both the cells are a default grid of sizes, and of counts at 4
+	// KiB. Full selects the whole table.
 	Sizes  []int64
 	Counts []int
 	Full   bool
-	// Bytes is the most that a repetition moves, each way. Default 512 MiB, with Full 4 GiB (simulated: 4 MiB).
-	Bytes int64
-	// BatchBlocks is the most blocks of one batch: a cell of more is submitted as several batches, one after the other
-	// without waiting, and timed together. Default 32768.
-	BatchBlocks int
-	// PoolBytes is the device memory over which blocks are scattered; twice that is allocated. Default 2 GiB (simulated:
-	// 64 MiB), or Bytes if that is more.
-	PoolBytes int64
-	// ReferenceBytes is the length of the one large copy, of which there are some beside every point. Default 256 MiB
+	// Bytes is the maximum of a repetition in each direction. Default 512 MiB, with Full 4 GiB
 	// (simulated: 4 MiB).
+	Bytes int64
+	// BatchBlocks is the maximum number of blocks of a batch. A larger cell is several batches,
+	// submitted without waiting and timed together. Default 32768.
+	BatchBlocks int
+	// PoolBytes is the device memory over which blocks are scattered. Twice as much is allocated.
+	// Default 2 GiB (simulated: 64 MiB), or Bytes if that is more.
+	PoolBytes int64
+	// ReferenceBytes is the length of the one large copy. Default 256 MiB (simulated: 4 MiB).
 	ReferenceBytes int64
-	// Reps is how many repetitions of a point count. Zero shares Budget among the points: at least 6 each, and fewer blocks than the
-	// cell says for contenders that are far slower than others.
+	// Reps is the number of repetitions of a point. Zero divides Budget among the points: at least
+	// 6 repetitions each, and fewer blocks for contenders that are far slower than others.
 	Reps int
-	// Budget is how long the run takes in all, set-up included, from Began on (zero: from the call of Run). Points that do not fit are left
-	// out and named: those that are measured first lie far apart. Default 2 minutes, with Full 8 (simulated: 30 s), and more where Forms, a
-	// Product or a Peer are measured too; with Reps no limit.
+	// Budget is the duration of the run including its set-up, counted from Began (zero: the call of
+	// Run). Points that do not fit are left out and named. The first measured points are far apart
+	// in the grid. Default 2 minutes, with Full 8 (simulated: 30 s), and more with Forms or Peer.
+	// With Reps there is no limit.
 	Budget time.Duration
 	Began  time.Time
-	// Contenders are compared with one another on every cell. Default: all but the policies that give up bandwidth.
+	// Contenders are compared at every cell. Default: all but the policies that give up bandwidth.
 	Contenders []Contender
-	// SoftNIC has NICs in software among the default contenders in place of the machine's.
+	// SoftNIC includes NICs in software among the default contenders instead of the NICs of the
+	// machine.
 	SoftNIC bool
-	// OpenChannel opens the contenders NICChannel and NICSoftChannel; nil: there is none. Memory is for them and for streams
-	// over NICs; nil: nothing has to know.
+	// OpenChannel opens NICChannel and NICSoftChannel; nil: they are not supported. Memory
+	// registers the memory for them and for streams over NICs; it may be nil.
 	OpenChannel ChannelOpener
 	Memory      measure.Memory
-	// Directions, and Layouts (placements), that are measured. Default: all.
+	// Directions and Layouts (host arrangements) to measure. Default: all.
 	Directions []Direction
 	Layouts    []Layout
-	// SlotBytes is the length of a slot of HostSlots. Default 256 KiB. Only blocks that fill it in whole numbers are measured in
-	// that placement, of the default sizes those of 4 and 8 KiB.
+	// SlotBytes is the length of a slot of HostSlots. Default 256 KiB. Only block sizes that divide
+	// it are measured in this arrangement; of the default sizes those of 4 and 8 KiB.
 	SlotBytes int64
-	// Form is how batches say what they copy. Default Pages, as engines do. PagesSummed needs sizes of whole leaves, the only ones of the
-	// default grid then.
+	// Form is the form of batches. Default Pages, as in engines. PagesSummed needs sizes of whole
+	// leaves, and limits the default grid to them.
 	Form Form
-	// Forms compares all forms of batches in addition: what checksums on the way cost, and Submit.
+	// Forms also compares all forms of batches: the cost of checksums, and of Submit.
 	Forms bool
 	Seed  uint64
 
-	// Peer, where set, is a second device: streams of the first copy between the two. PeerBytes is the most that a repetition
-	// moves, PeerReferenceBytes the length of the one large copy; as much memory as the longer has is allocated twice on each.
-	// Default 512 MiB and 1 GiB (simulated: 4 MiB each).
+	// Peer is an optional second device. Streams of the first copy between the two. PeerBytes is
+	// the maximum of a repetition, PeerReferenceBytes the length of the one large copy. Twice the
+	// larger of the two is allocated on each device. Default 512 MiB and 1 GiB (simulated: 4 MiB
+	// each).
 	Peer                          device.Device
 	PeerBytes, PeerReferenceBytes int64
 	PeerContenders                []Contender // default: the function of the same name
 
-	// Progress, where set, is called before every point, and Notice with what is to be known before the run ends: that not all points fit.
+	// Progress, if set, is called before every point. Notice, if set, is called if not all points
+	// will fit.
 	Progress func(done, total int, what string)
 	Notice   func(text string)
 
 	clock func() time.Time // of the budget; tests set it
 }
 
-// Bounds of a point.
+// Limits of a point.
 const (
 	MinSize  = 256
 	MaxSize  = 16 << 20
 	MaxCount = 100_000
 
-	MaxPoolBytes = 1 << 43 // and of what two devices copy
+	MaxPoolBytes = 1 << 43 // also for copies between devices
 	MaxReps      = 1 << 20
 
 	minReps = 6
@@ -136,7 +141,7 @@ func (o Options) withDefaults(i device.Info) Options {
 	return o
 }
 
-// defaultBudget adds to that of the grid what else is measured.
+// defaultBudget adds the time of optional parts to that of the grid.
 func (o *Options) defaultBudget(grid time.Duration) time.Duration {
 	if o.Forms {
 		grid += grid / 4
@@ -147,7 +152,7 @@ func (o *Options) defaultBudget(grid time.Duration) time.Duration {
 	return grid
 }
 
-// def gives v a default.
+// def sets a default.
 func def[T comparable](v *T, to T) {
 	var zero T
 	if *v == zero {
@@ -155,13 +160,13 @@ func def[T comparable](v *T, to T) {
 	}
 }
 
-// Validate reports everything that Run would refuse on a device, at once and before anything is opened for it.
+// Validate reports every problem of the options on a device, before anything is opened.
 func (o Options) Validate(i device.Info) error {
 	o = o.withDefaults(i)
 	return o.validate()
 }
 
-// validate reports everything wrong at once. It expects defaults to be filled in.
+// validate reports every problem. The defaults must be filled in.
 func (o *Options) validate() error {
 	var errs []error
 	bad := func(format string, args ...any) {

@@ -7,24 +7,24 @@ import (
 	"github.com/kvlane/kvlane/internal/present"
 )
 
-// Head is what the reports of all benchmarks say first for people.
+// Head is the start of the text report of every benchmark.
 type Head struct {
-	Incomplete string   // why the run ended before its end, if it did
-	Notes      []string // what else there is to know of the figures
+	Incomplete string   // reason for an early end
+	Notes      []string // remarks about the figures
 	Missing    []Missing
 }
 
-// namedPlaces is how many of those that were not measured for one reason the text names; JSON has all.
+// namedPlaces is the number of places that the text names for each reason. JSON has all.
 const namedPlaces = 6
 
-// LeftOut notes places that a budget was too short for.
+// LeftOut adds places that did not fit the budget.
 func (h *Head) LeftOut(places []string, budgetSeconds float64) {
 	for _, p := range places {
 		h.Missing = append(h.Missing, Missing{Path: p, Reason: fmt.Sprintf("it did not fit the budget of %g s", budgetSeconds)})
 	}
 }
 
-// Print writes the verdict, and below it what keeps it from being the whole truth: each reason once.
+// Print writes the verdict, and the restrictions below it, each reason once.
 func (h *Head) Print(p *present.Page, verdict string) {
 	mark := present.Good
 	if h.Incomplete != "" {
@@ -70,7 +70,7 @@ func (f *Facts) Rows(t *present.Table) {
 	}
 }
 
-// Text writes the rates of one large copy, by direction.
+// Text returns the rates of one large copy, by direction.
 func (r *Reference) Text() string {
 	var parts []string
 	for _, d := range []Direction{ToDevice, ToHost, Both} {
@@ -81,7 +81,7 @@ func (r *Reference) Text() string {
 	return strings.Join(parts, ", ")
 }
 
-// DefineC puts what one large copy is into the legend.
+// DefineC adds one large copy to the legend.
 func DefineC(p *present.Page, bytes int64) {
 	p.Define("C", fmt.Sprintf("one large copy, %s: the median GB/s of all (5th to 95th percentile); the %% of a point is of those between its own turns", BytesText(bytes)))
 	p.Define(string(ToDevice), directionTexts[ToDevice])

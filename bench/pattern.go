@@ -13,9 +13,10 @@ import (
 
 const (
 	wordBytes = 8
-	// The patterns of the two sources are far apart in the sequence of device.Mix64, so that no two words of a run are
-	// alike but by accident. Word i of a source is Mix64(tag + i), which is the pattern of device.KernelPatternFill for a
-	// single plane whose page at byte off has the seed tag + off/8.
+	// The patterns of the two sources are far apart in the sequence of device.Mix64, so that words
+	// of a run differ except by accident. Word i of a source is Mix64(tag + i). This is the pattern
+	// of device.KernelPatternFill for a single plane whose page at byte off has the seed tag +
+	// off/8.
 	farTag  = 1 << 60
 	nearTag = 1 << 61
 	poison  = 0xa5
@@ -40,7 +41,7 @@ func checkPattern(b []byte, tag uint64, off int64) error {
 	return nil
 }
 
-// parallel calls f for n things in parts, one a processor, and returns the first error.
+// parallel calls f for n elements in one part per processor, and returns the first error.
 func parallel(n int64, f func(from, to int64) error) error {
 	var g errgroup.Group
 	workers := int64(runtime.GOMAXPROCS(0))

@@ -9,16 +9,17 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// peerSizes are the block sizes between two devices, and peerLayouts how their blocks lie.
+// peerSizes are the block sizes between two devices, and peerLayouts the arrangements of their
+// blocks.
 var (
 	peerSizes   = []int64{4 << 10, 16 << 10, 64 << 10, 1 << 20}
 	peerLayouts = []Layout{BothScattered, BothContiguous}
 )
 
-// PeerReport is what copies between two devices reached, by streams of the first. ToDevice is a pull from the second's
-// memory, ToHost a push to it.
+// PeerReport has the copies between two devices, by streams of the first. ToDevice pulls from the
+// memory of the second device, ToHost pushes to it.
 type PeerReport struct {
-	Device    string    `json:"device"` // the second
+	Device    string    `json:"device"` // the second device
 	Reference Reference `json:"reference"`
 	Points    []Point   `json:"points"`
 }
@@ -38,7 +39,7 @@ func (o *Options) peerPlaces() []place {
 	return all
 }
 
-// peers measures what lies between two devices. That they are no peers is noted in the report.
+// peers measures copies between two devices. If they are no peers, the report has the reason.
 func (b *bench) peers(ctx context.Context) (err error) {
 	near, ok := b.dev.(device.Peerer)
 	err = fmt.Errorf("device %s knows no peers: %w", b.dev.Info().Name, errdefs.ErrNotSupported)

@@ -5,52 +5,55 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// Direction is which way bytes go.
+// Direction is the direction of a copy.
 type Direction string
 
 // The directions.
 const (
 	ToDevice Direction = "h2d"
 	ToHost   Direction = "d2h"
-	Both     Direction = "both" // both at once, each by a stream of its own; figures are of the sum
+	Both     Direction = "both" // both at once, each by its own stream; figures are sums
 )
 
-// Layout is the placement of blocks, how they lie. The device's are scattered but for BothContiguous.
+// Layout is an arrangement of blocks in memory. Blocks on the device are scattered except in
+// BothContiguous.
 type Layout string
 
-// hostLayouts are those between host and device.
+// hostLayouts are the arrangements between host and device.
 var hostLayouts = []Layout{HostContiguous, HostScattered, HostSlots}
 
-// The placements: of the host's side, and of both sides between peers.
+// Arrangements of the host side, and of both sides between peers.
 const (
 	HostContiguous Layout = "host contiguous"
 	HostScattered  Layout = "host scattered"
-	// HostSlots is as a store's host memory is: slots that each hold the image of a block, in which the blocks of a point, pieces
-	// of its pages, lie in a row; slots are scattered. Paged batches have one plane for each piece of an image.
+	// HostSlots is the arrangement in a store: scattered slots that each hold the image of a block.
+	// The blocks of a point are pieces of its pages and contiguous in a slot. Paged batches have
+	// one plane for each piece of an image.
 	HostSlots      Layout = "host slots"
 	BothScattered  Layout = "both scattered"
 	BothContiguous Layout = "both contiguous"
 )
 
-// Form is how a batch says what it copies.
+// Form is the form of a batch.
 type Form string
 
 // The forms.
 const (
 	Lists       Form = "extents"              // a list of pairs of extents
 	Pages       Form = "pages"                // a list of page numbers: mem.Paged
-	PagesSummed Form = "pages with checksums" // the same, and the checksums of what passes: mem.Paged.Sums
+	PagesSummed Form = "pages with checksums" // the same with checksums: mem.Paged.Sums
 )
 
-// plan is the batches of a point, one way.
+// plan is the batches of a point in one direction.
 type plan struct {
 	measure.Blocks
 	dir      Direction // ToDevice or ToHost
 	dst, src *side
-	dstSpan  int64 // how much of the destination blocks may lie in
+	dstSpan  int64 // length of the destination that may hold blocks
 }
 
-// newPlan allocates the lists of a cell's blocks, in as few batches of at most most as that takes, of about the same length.
+// newPlan allocates the lists of a cell's blocks: the fewest batches of at most most blocks, of
+// about equal length.
 func (b *bench) newPlan(f Form, most int, c Cell, dir Direction, layout Layout) *plan {
 	p := &plan{dir: dir}
 	p.dst, p.src = b.rig.ends(dir)

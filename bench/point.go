@@ -14,11 +14,11 @@ import (
 type samples struct {
 	all, prep, post, tx, predicted []float64
 	paths                          []stream.Path
-	turns                          []int // where in all each turn begins
+	rounds                         []int // index in all of the start of each round
 
-	mallocs, before uint64 // heap objects made during turns
+	mallocs, before uint64 // heap objects allocated during rounds
 
-	// Time of all turns, and of all processors during these.
+	// Duration of all rounds, and the CPU time during them.
 	wall, cpu  time.Duration
 	started    time.Time
 	cpuStarted time.Duration
@@ -31,28 +31,28 @@ func newSamples(n int) *samples {
 
 func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 
-// begin begins a turn.
+// begin begins a round.
 func (s *samples) begin() {
-	s.turns = append(s.turns, len(s.all))
+	s.rounds = append(s.rounds, len(s.all))
 	s.before = mallocs()
 	s.started, s.cpuStarted = time.Now(), cpuTime()
 }
 
-// end ends a turn.
+// end ends a round.
 func (s *samples) end() {
 	s.wall += time.Since(s.started)
 	s.cpu += cpuTime() - s.cpuStarted
 	s.mallocs += mallocs() - s.before
 }
 
-// cpuTime is what the process has used of all processors' time.
+// cpuTime returns the CPU time of the process.
 func cpuTime() time.Duration {
 	var u unix.Rusage
-	_ = unix.Getrusage(unix.RUSAGE_SELF, &u) // of oneself it cannot fail
+	_ = unix.Getrusage(unix.RUSAGE_SELF, &u) // cannot fail for the own process
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// mallocs is how many heap objects the process ever made.
+// mallocs returns the number of heap objects that the process has allocated.
 func mallocs() uint64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
@@ -70,28 +70,28 @@ func (s *samples) add(c *crew, took, prep time.Duration) {
 	s.paths = append(s.paths, done.path)
 }
 
-// point summarizes an entrant's samples.
+// point summarizes the samples of an entrant.
 func (g *group) point(e *entrant) Point {
 	s, bytes, blocks := e.samples, e.crew.bytes(), e.crew.plans[0].Count
 	rates := make([]float64, len(s.all))
 	for i, us := range s.all {
 		rates[i] = float64(bytes) / max(us, 1e-3) / 1e3
 	}
-	var turns []float64
-	for i, from := range s.turns {
+	var perRound []float64
+	for i, from := range s.rounds {
 		to := len(rates)
-		if i+1 < len(s.turns) {
-			to = s.turns[i+1]
+		if i+1 < len(s.rounds) {
+			to = s.rounds[i+1]
 		}
 		if from < to {
-			turns = append(turns, measure.Median(append([]float64(nil), rates[from:to]...)))
+			perRound = append(perRound, measure.Median(append([]float64(nil), rates[from:to]...)))
 		}
 	}
 	all, prep, post, tx := summarize(s.all), summarize(s.prep), summarize(s.post), summarize(s.tx)
 	p := Point{
 		Path: e.who.Name(), Baseline: e.who.Baseline != NoBaseline, Form: e.form, Cell: g.at.Cell, Blocks: blocks,
 		Direction: g.at.dir, Layout: g.at.layout, Bytes: bytes, Reps: len(s.all),
-		GBps: measure.Median(rates), LowGBps: measure.Quantile(rates, 0.25), HighGBps: measure.Quantile(rates, 0.75), TurnGBps: turns,
+		GBps: measure.Median(rates), LowGBps: measure.Quantile(rates, 0.25), HighGBps: measure.Quantile(rates, 0.75), RoundGBps: perRound,
 		LargeGBps:  measure.Median(g.large),
 		MeanMicros: all.mean, P50Micros: all.p50, P99Micros: all.p99,
 		PrepMicros: prep.mean, PrepP99Micros: prep.p99, PostMicros: post.mean, PostP50Micros: post.p50, PostP99Micros: post.p99,
@@ -115,7 +115,7 @@ func (g *group) point(e *entrant) Point {
 	return p
 }
 
-// mode returns the path that occurs most often.
+// mode returns the most frequent path.
 func mode(paths []stream.Path) stream.Path {
 	var count [256]int
 	most := stream.PathNone

@@ -7,7 +7,8 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// Regret compares the stream's own choice at one place with the best single path and with the baselines.
+// Regret compares the stream's own choice at one place with the best single path and with the
+// baselines.
 type Regret struct {
 	Cell
 	Direction Direction
@@ -15,16 +16,16 @@ type Regret struct {
 	Traveled  string
 	Best      string // the fastest forced path
 	Baseline  string // the faster baseline
-	// Lost is the share of Best's rate that the choice did not reach, negative where it was faster; Beaten the same of
-	// Baseline. Both are medians of the turns, each compared with the one of the same number. Zero where there was nothing
-	// to compare with.
+	// Lost is the share of Best's rate that the choice did not reach; it is negative if the choice
+	// was faster. Beaten is the same for Baseline. Both are medians over the rounds. Zero means no
+	// comparison.
 	Lost, Beaten float64
-	// Predicted is the predicted time over the actual one, or zero.
+	// Predicted is the predicted time divided by the actual one, or zero.
 	Predicted float64
 }
 
-// Chance reports whether the choice was the best path itself: then Lost is what two measurements of the same differ by, and
-// what choosing costs.
+// Chance reports whether the choice was the best path itself. Lost is then the difference of two
+// measurements and the cost of choosing.
 func (r *Regret) Chance() bool { return r.Traveled == r.Best }
 
 // Regrets returns the comparison for every point of the stream's own choice.
@@ -35,7 +36,7 @@ func (r *Report) Regrets() []Regret {
 		c, err := ParseContender(p.Path)
 		var m map[place]*Point
 		switch {
-		case err == nil && c.NIC(): // the streams that choose have no NIC
+		case err == nil && c.NIC(): // streams that choose have no NIC
 			continue
 		case p.Baseline:
 			m = base
@@ -71,14 +72,14 @@ func (r *Report) Regrets() []Regret {
 
 func (p *Point) place() place { return place{p.Cell, p.Direction, p.Layout} }
 
-// behind is the share of other's rate that p does not reach.
+// behind returns the share of other's rate that p does not reach.
 func (p *Point) behind(other *Point) float64 {
-	if len(p.TurnGBps) != len(other.TurnGBps) || slices.Contains(other.TurnGBps, 0) || len(p.TurnGBps) == 0 {
+	if len(p.RoundGBps) != len(other.RoundGBps) || slices.Contains(other.RoundGBps, 0) || len(p.RoundGBps) == 0 {
 		return 1 - p.GBps/other.GBps
 	}
-	lost := make([]float64, len(p.TurnGBps))
-	for i, v := range p.TurnGBps {
-		lost[i] = 1 - v/other.TurnGBps[i]
+	lost := make([]float64, len(p.RoundGBps))
+	for i, v := range p.RoundGBps {
+		lost[i] = 1 - v/other.RoundGBps[i]
 	}
 	return measure.Median(lost)
 }

@@ -8,15 +8,15 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// rig is the memory that blocks are copied between.
+// rig is the memory between which blocks are copied.
 type rig struct {
 	measure.Rig
-	dev       device.Device // streams and queues that are measured are its
-	near, far side          // device memory of dev; the other end
+	dev       device.Device // device of the measured streams and queues
+	near, far side          // device memory of dev, and the other end
 }
 
-// newRig allocates nearBytes of dev's memory twice, and farBytes of pinned memory or, where there is one, of a peer's.
-// Blocks have at most largest bytes.
+// newRig allocates nearBytes of dev's memory twice, and farBytes of pinned memory or of the peer's
+// memory. Blocks have at most largest bytes.
 func newRig(ctx context.Context, dev, peer device.Device, nearBytes, farBytes, largest int64) (_ *rig, err error) {
 	r := &rig{dev: dev}
 	defer func() {
@@ -36,7 +36,7 @@ func newRig(ctx context.Context, dev, peer device.Device, nearBytes, farBytes, l
 	return r, err
 }
 
-// ends returns where blocks go and where they come from.
+// ends returns the destination and the source of blocks.
 func (r *rig) ends(dir Direction) (dst, src *side) {
 	if dir == ToDevice {
 		return &r.near, &r.far
@@ -44,12 +44,12 @@ func (r *rig) ends(dir Direction) (dst, src *side) {
 	return &r.far, &r.near
 }
 
-// register tells m of the memory, until the rig is closed.
+// register registers the memory with m until the rig is closed.
 func (r *rig) register(m measure.Memory) error {
 	return r.Register(m, r.near.src, r.near.dst, r.far.src, r.far.dst)
 }
 
-// poison overwrites what the plans may write.
+// poison overwrites the destinations of plans.
 func (r *rig) poison(ctx context.Context, plans ...*plan) error {
 	for _, p := range plans {
 		dst, _ := r.ends(p.dir)

@@ -14,10 +14,10 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// Run measures dev. It allocates twice PoolBytes of device memory and twice the longest transfer of pinned memory, and
-// frees them before it returns. It fails with ErrCorrupt if wrong bytes arrived, with ErrInvalid if the budget is over before anything
-// was measured, and with the context's cause if ctx ends: then the report, where there is one, is of what was measured until
-// then, and says so.
+// Run measures dev. It allocates twice PoolBytes of device memory and twice the longest transfer of
+// pinned memory, and frees both. It returns ErrCorrupt if wrong bytes arrived, ErrInvalid if the
+// budget ended before a point was measured, and the cause of ctx if that ended. In the last case it
+// also returns a report of the measured points, which is marked as incomplete.
 func Run(ctx context.Context, dev device.Device, open Opener, o Options) (*Report, error) {
 	o = o.withDefaults(dev.Info())
 	if err := o.validate(); err != nil {
@@ -35,13 +35,13 @@ func Run(ctx context.Context, dev device.Device, open Opener, o Options) (*Repor
 	return Outcome(ctx, b.budget, rep, &rep.Incomplete, "benchmark", err)
 }
 
-// Interrupted is why a report is incomplete whose run was told to end.
+// Interrupted is the value of Incomplete in the report of a canceled run.
 const Interrupted = "interrupted"
 
 // all measures everything.
 func (b *bench) all(ctx context.Context) error {
-	// A collection in the middle of a repetition takes processors away and slows down every pointer that is written, so
-	// they are made between the points.
+	// A garbage collection during a repetition would use processors and slow down pointer writes.
+	// Collections run between the points.
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	if err := b.host(ctx); err != nil {
 		return err
@@ -63,16 +63,16 @@ type bench struct {
 	o      *Options
 	rng    *rand.Rand
 	rep    *Report
-	groups []place // between host and device, a cell's together
+	groups []place // between host and device; those of a cell are adjacent
 
-	done, total int     // steps announced, and to come in all
+	done, total int     // announced steps, and all steps
 	budget      *Budget // its units are points
 	noticed     bool
 	near        *measure.Pool // of rows of nearRow bytes
 	nearRow     int64
 }
 
-// plan counts what is to come, and shares the time among it.
+// plan counts the points and divides the time among them.
 func (b *bench) plan() {
 	o := b.o
 	units := b.gridUnits() + b.formUnits()
@@ -117,7 +117,7 @@ func (b *bench) host(ctx context.Context) (err error) {
 	return nil
 }
 
-// grid measures the cells, those first that lie far apart.
+// grid measures the cells. The first ones are far apart in the grid.
 func (b *bench) grid(ctx context.Context) error {
 	cells := slices.Collect(runs(b.groups, func(p place) Cell { return p.Cell }))
 	for _, i := range Spread(len(cells)) {
@@ -130,7 +130,7 @@ func (b *bench) grid(ctx context.Context) error {
 	return nil
 }
 
-// runs yields what has the same key in a row.
+// runs yields the runs of adjacent elements with equal keys.
 func runs[T any, K comparable](list []T, key func(T) K) iter.Seq[[]T] {
 	return func(yield func([]T) bool) {
 		for len(list) > 0 {
@@ -146,7 +146,7 @@ func runs[T any, K comparable](list []T, key func(T) K) iter.Seq[[]T] {
 	}
 }
 
-// inOrder sorts what was measured as it was asked for.
+// inOrder sorts the points in the order of the options.
 func (b *bench) inOrder() {
 	at := make(map[place]int, len(b.groups))
 	for i, p := range b.groups {
@@ -159,7 +159,7 @@ func (b *bench) inOrder() {
 	}
 }
 
-// setUp allocates the memory and opens what makes the large copy.
+// setUp allocates the memory and opens the large copy.
 func (b *bench) setUp(ctx context.Context, peer device.Device, near, far, largest, large int64) (err error) {
 	b.nearRow = 0
 	if b.rig, err = newRig(ctx, b.dev, peer, near, far, largest); err != nil {
@@ -177,7 +177,7 @@ func (b *bench) setUp(ctx context.Context, peer device.Device, near, far, larges
 	return nil
 }
 
-// pool returns all places on the near side of rows of so many bytes.
+// pool returns the rows of a length on the near side.
 func (b *bench) pool(row int64) *measure.Pool {
 	if b.nearRow != row {
 		n := int(b.rig.near.src.Len() / row)
@@ -207,9 +207,9 @@ func entries(who []Contender, f Form) []entry {
 	return all
 }
 
-// measure measures groups of the same contenders, which keep their streams. A contender that turns out not to be supported
-// is left out, with the reason in the report, and so are places that the time is too short for. What was measured before an error
-// is returned with it.
+// measure measures groups of the same contenders, which keep their streams. Unsupported contenders
+// and places that do not fit the budget are left out, with the reason in the report. Points
+// measured before an error are returned with it.
 func (b *bench) measure(ctx context.Context, places []place, who []entry, most int) (points []Point, err error) {
 	if _, fits := b.budget.Begin(len(who)); !fits {
 		return nil, b.leaveOut(places, len(who))
@@ -219,7 +219,7 @@ func (b *bench) measure(ctx context.Context, places []place, who []entry, most i
 	expected := len(who)
 	entrants, err := b.enter(who)
 	for i := 0; err == nil && i < len(places); {
-		gone := (expected - len(entrants)) * (len(places) - i) // what is missing will measure nothing
+		gone := (expected - len(entrants)) * (len(places) - i) // a missing contender has no points
 		b.budget.Skip(gone)
 		b.total, expected = b.total-gone, len(entrants)
 		if len(entrants) == 0 {
@@ -242,7 +242,7 @@ func (b *bench) measure(ctx context.Context, places []place, who []entry, most i
 			b.done = before
 			return points, b.leaveOut(places[i:], len(entrants))
 		case b.rep.misses(err):
-			// Its streams may still use the memory; all begin anew without it.
+			// Its streams may still use the memory. All contenders start again without it.
 			b.done = before
 			if err = b.rig.CloseTo(mark); err == nil {
 				entrants, err = b.enter(who)
@@ -254,7 +254,7 @@ func (b *bench) measure(ctx context.Context, places []place, who []entry, most i
 	return points, err
 }
 
-// leaveOut names places that the time is too short for. It fails if nothing was measured at all.
+// leaveOut adds places that do not fit the budget. It returns an error if nothing was measured.
 func (b *bench) leaveOut(places []place, who int) error {
 	for _, p := range places {
 		b.rep.LeftOut = append(b.rep.LeftOut, p.String())
@@ -267,7 +267,7 @@ func (b *bench) leaveOut(places []place, who int) error {
 	return nil
 }
 
-// notice says once that not everything fits.
+// notice reports once that not everything will fit.
 func (b *bench) notice() {
 	if b.noticed || b.o.Notice == nil {
 		return
@@ -278,7 +278,8 @@ func (b *bench) notice() {
 	}
 }
 
-// enter opens two movers for each contender that is not known to be missing; one that is not supported becomes so.
+// enter opens two movers for each contender. It skips missing contenders, and adds unsupported ones
+// to them.
 func (b *bench) enter(who []entry) ([]*entrant, error) {
 	var all []*entrant
 	for _, c := range who {
@@ -286,7 +287,7 @@ func (b *bench) enter(who []entry) ([]*entrant, error) {
 			continue
 		}
 		e := &entrant{who: c.who, form: c.form}
-		for range 2 { // one each way
+		for range 2 { // one for each direction
 			m, err := b.openMover(c.who)
 			switch {
 			case errors.Is(err, errdefs.ErrNotSupported):

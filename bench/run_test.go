@@ -74,7 +74,7 @@ func TestEveryPointIsMeasured(t *testing.T) {
 				if p.Direction == Both {
 					bytes *= 2
 				}
-				if p.GBps <= 0 || p.LowGBps > p.GBps || p.GBps > p.HighGBps || p.Share != p.GBps/p.LargeGBps || len(p.TurnGBps) != 2 || p.Bytes != bytes || p.Reps != o.Reps || p.Blocks != p.Count {
+				if p.GBps <= 0 || p.LowGBps > p.GBps || p.GBps > p.HighGBps || p.Share != p.GBps/p.LargeGBps || len(p.RoundGBps) != 2 || p.Bytes != bytes || p.Reps != o.Reps || p.Blocks != p.Count {
 					t.Errorf("point %+v", p)
 				}
 				if p.P50Micros <= 0 || p.P50Micros > p.P99Micros || p.TxMicros <= 0 || p.PostMicros <= 0 || p.PrepMicros <= 0 {

@@ -9,23 +9,23 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// side is one end of the copies: pinned host memory, or the memory of a device. Its source is written once and stays; its
-// destination is poisoned before every point.
+// side is one end of the copies: pinned host memory, or device memory. Its source is written once.
+// Its destination is poisoned before every point.
 type side struct {
-	src, dst *mem.Region // equally long
+	src, dst *mem.Region // of equal length
 	tag      uint64      // of src's pattern
 
-	// Of device memory only: what reads and writes it, which shares nothing with the streams that are measured. The checker
-	// is nil where the device runs no kernels.
+	// For device memory: a queue and memory to read and write it, separate from the measured
+	// streams. checker is nil if the device runs no kernels.
 	queue   device.Queue
 	scratch *mem.Region
 	checker *checker
 }
 
-// scratchBytes of pinned memory are what device memory is written and read back through, if a block is not larger.
+// scratchBytes is the pinned memory for access to device memory, unless a block is larger.
 const scratchBytes = 16 << 20
 
-// hostSide allocates the end in pinned memory.
+// hostSide allocates a side in pinned memory.
 func (r *rig) hostSide(bytes int64) (s side, err error) {
 	s.tag = farTag
 	for _, m := range []**mem.Region{&s.src, &s.dst} {
@@ -39,7 +39,7 @@ func (r *rig) hostSide(bytes int64) (s side, err error) {
 	})
 }
 
-// deviceSide allocates an end in a device's memory.
+// deviceSide allocates a side in device memory.
 func (r *rig) deviceSide(ctx context.Context, dev device.Device, bytes, largest int64, tag uint64) (s side, err error) {
 	s.tag = tag
 	for _, m := range []**mem.Region{&s.src, &s.dst} {
@@ -47,7 +47,7 @@ func (r *rig) deviceSide(ctx context.Context, dev device.Device, bytes, largest 
 			return s, err
 		}
 	}
-	// Before the queue, so that they outlive what the queue does.
+	// Before the queue, so that the memory outlives the work of the queue.
 	if s.scratch, err = r.AllocHost(dev, max(min(scratchBytes, bytes), largest)); err != nil {
 		return s, err
 	}
@@ -65,7 +65,7 @@ func (r *rig) deviceSide(ctx context.Context, dev device.Device, bytes, largest 
 	return s, s.writeSource(ctx)
 }
 
-// writeSource writes the pattern of device memory.
+// writeSource writes the pattern to device memory.
 func (s *side) writeSource(ctx context.Context) error {
 	for chunk := range chunks(s.src.Len(), s.scratch.Len()) {
 		staged := mem.Extent{Region: s.scratch, Len: chunk.Len}
@@ -86,7 +86,7 @@ func (s *side) writeSource(ctx context.Context) error {
 // onHost reports whether the side is pinned memory.
 func (s *side) onHost() bool { return s.queue == nil }
 
-// poison overwrites the start of the destination, so that bytes that a point did not bring cannot pass for right ones.
+// poison overwrites the start of the destination, so that bytes a point did not write are detected.
 func (s *side) poison(ctx context.Context, bytes int64) error {
 	if s.onHost() {
 		host := s.dst.Bytes()[:bytes]
@@ -113,7 +113,7 @@ func fill(b []byte) {
 	}
 }
 
-// copyOne copies by the side's own queue.
+// copyOne copies by the queue of the side.
 func (s *side) copyOne(ctx context.Context, dst, src mem.Extent) error {
 	if err := s.queue.Copy(dst, src); err != nil {
 		return err
@@ -121,7 +121,7 @@ func (s *side) copyOne(ctx context.Context, dst, src mem.Extent) error {
 	return s.drain(ctx)
 }
 
-// drain waits until the side's queue is idle.
+// drain waits until the queue of the side is idle.
 func (s *side) drain(ctx context.Context) error {
 	e, err := s.queue.Record()
 	if err != nil {

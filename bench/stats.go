@@ -13,7 +13,7 @@ func mean(v []float64) float64 {
 	return sum / float64(len(v))
 }
 
-// summary is what a point keeps of its samples.
+// summary summarizes samples.
 type summary struct{ mean, p50, p99 float64 }
 
 // summarize sorts v.

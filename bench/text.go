@@ -13,7 +13,7 @@ const simulatedNote = "SIMULATED: the figures describe the simulated device, not
 
 var directionTexts = map[Direction]string{ToDevice: "host to device", ToHost: "device to host", Both: "both ways at once"}
 
-// WriteText writes the report for people: what matters most first.
+// WriteText writes the report as text, most important figures first.
 func (r *Report) WriteText(w io.Writer) error {
 	p := present.NewPage(present.ScreenOf(w))
 	r.head(p)
@@ -71,7 +71,8 @@ func (r *Report) head(p *present.Page) {
 	p.Define(Auto, "the stream's own choice")
 }
 
-// headline returns the row of the stream's own choice, or else of the path that is the fastest at its largest blocks.
+// headline returns the row of the stream's own choice, or of the fastest path at its largest
+// blocks.
 func (r *Report) headline(d Direction) (best Row) {
 	rate := func(row Row) float64 { return row.Points[len(row.Points)-1].GBps }
 	for _, l := range hostLayouts {
@@ -87,7 +88,7 @@ func (r *Report) headline(d Direction) (best Row) {
 	return best
 }
 
-// verdict says how fast blocks were copied, the smallest and the largest.
+// verdict returns the rates of the smallest and the largest blocks.
 func (r *Report) verdict() string {
 	var ways []string
 	for _, d := range []Direction{ToDevice, ToHost, Both} {
@@ -111,7 +112,7 @@ func (r *Report) verdict() string {
 	return "Every byte right: " + strings.Join(ways, "; ") + "."
 }
 
-// layoutText says how long slots are.
+// layoutText returns an arrangement with the length of its slots.
 func (r *Report) layoutText(l Layout) string {
 	if l == HostSlots {
 		return fmt.Sprintf("%s of %s", l, BytesText(r.Setup.SlotBytes))
@@ -119,7 +120,7 @@ func (r *Report) layoutText(l Layout) string {
 	return string(l)
 }
 
-// summary writes what the stream's own choice reached, by block size.
+// summary writes the rates of the stream's own choice by block size.
 func (r *Report) summary(p *present.Page) {
 	var rows []Row
 	for _, l := range hostLayouts {
@@ -138,7 +139,7 @@ func (r *Report) summary(p *present.Page) {
 // headlineCounts are the numbers of blocks whose latency comes first.
 var headlineCounts = []int{1, 64}
 
-// few writes how soon few blocks arrive, by the stream's own choice and by the fastest path.
+// few writes the latency of few blocks, by the stream's own choice and by the fastest path.
 func (r *Report) few(p *present.Page) {
 	t := &present.Table{Head: []string{"blocks", "way", "auto", "by", "fastest path", "by"}, Keys: 2, Right: "  r r"}
 	for _, n := range headlineCounts {
@@ -164,15 +165,15 @@ func (r *Report) few(p *present.Page) {
 	}
 }
 
-// cell says how many blocks, and how long.
+// cell returns the number and size of blocks as text.
 func (c Cell) cell() string { return fmt.Sprintf("%d x %s", c.Count, BytesText(c.Size)) }
 
-// latency is the time from Submit to done.
+// latency returns the time from Submit to done as text.
 func (p *Point) latency() string {
 	return fmt.Sprintf("%s (%s)", present.Rate(p.P50Micros), present.Rate(p.P99Micros))
 }
 
-// bandwidths writes a row a path, a column a block size, in each "GB/s (% of C)".
+// bandwidths writes a row per path and a column per block size, each "GB/s (% of C)".
 func (r *Report) bandwidths(p *present.Page, rows []Row, title string) {
 	grid(p, rows, title+": GB/s (% of C)", func(at *Point) string {
 		if at.Blocks < at.Count {
@@ -183,10 +184,10 @@ func (r *Report) bandwidths(p *present.Page, rows []Row, title string) {
 	})
 }
 
-// share is the rate, and its share of one large copy.
+// share returns the rate and its share of one large copy as text.
 func (p *Point) share() string { return fmt.Sprintf("%s (%.0f)", present.Rate(p.GBps), 100*p.Share) }
 
-// grid writes a row a path, a column a cell, or nothing if there are no rows.
+// grid writes a row per path and a column per cell. It writes nothing without rows.
 func grid(p *present.Page, rows []Row, title string, text func(*Point) string) {
 	if len(rows) == 0 {
 		return
@@ -219,7 +220,7 @@ func grid(p *present.Page, rows []Row, title string, text func(*Point) string) {
 	p.Table(t)
 }
 
-// latencies writes p50 and p99 by count, of the block size that has the most counts.
+// latencies writes p50 and p99 by count, for the block size with the most counts.
 func (r *Report) latencies(p *present.Page) {
 	size := r.LatencySize()
 	for _, d := range []Direction{ToDevice, ToHost} {
@@ -228,7 +229,7 @@ func (r *Report) latencies(p *present.Page) {
 			continue
 		}
 		grid(p, rows, fmt.Sprintf("Blocks of %s from Submit to done, host scattered, %s: µs at the median (p99)", BytesText(size), directionTexts[d]), func(at *Point) string {
-			if at.Blocks < at.Count { // it has no time for that many
+			if at.Blocks < at.Count { // no time was measured for this count
 				return "*"
 			}
 			return at.latency()
@@ -236,7 +237,7 @@ func (r *Report) latencies(p *present.Page) {
 	}
 }
 
-// forms writes how lists, page lists and checksums compare.
+// forms writes the comparison of lists, page lists and checksums.
 func (r *Report) forms(p *present.Page) {
 	if len(r.Forms) == 0 {
 		return
@@ -254,7 +255,7 @@ func (r *Report) forms(p *present.Page) {
 		} else if at.Form == PagesSummed {
 			against = "none made"
 		}
-		// Of few blocks it is the cost of a batch.
+		// For few blocks the value is the cost of a batch.
 		submit, allocs := "", ""
 		if at.Blocks >= SubmitBlocks {
 			submit, allocs = present.Rate(at.SubmitNanos()), fmt.Sprintf("%.4f", at.AllocsPerBlock)
@@ -267,7 +268,7 @@ func (r *Report) forms(p *present.Page) {
 	p.Define("allocs", "allocations a block")
 }
 
-// moved says how much was copied in all.
+// moved returns the copied bytes as text.
 func (r *Report) moved() string {
 	var moved int64
 	short := 0

@@ -7,14 +7,14 @@ import (
 	"github.com/kvlane/kvlane/internal/present"
 )
 
-// softNote is said wherever figures of NICs in software are.
+// softNote accompanies figures of NICs in software.
 const softNote = "The NICs are software (nic-soft), whose bytes copy streams move: this is what a stream over NICs costs, and no figure of a NIC."
 
-// nicRivals are what copies by NICs are shown beside: by CUDA one call a block, and by the stream's own choice.
+// nicRivals are the contenders in the tables of NICs.
 var nicRivals = []string{string(OneCopyEach), string(DriverBatch), Auto}
 
-// NICRows returns what was copied by NICs, of hardware or in software, with copies by CUDA before it: for each contender the
-// point with the most blocks of every block size. None where no NIC was measured.
+// NICRows returns the copies by NICs, in hardware or software, after those of nicRivals: for each
+// contender and block size the point with the most blocks. It returns nil if no NIC was measured.
 func (r *Report) NICRows(d Direction, l Layout, soft bool) []Row {
 	with := &Report{Points: r.Points}
 	if soft {
@@ -35,7 +35,7 @@ func (r *Report) NICRows(d Direction, l Layout, soft bool) []Row {
 	return rows
 }
 
-// nics writes copies by NICs beside copies by CUDA, and how many processors they kept busy.
+// nics writes the copies by NICs, with copies by CUDA, and the processors that they used.
 func (r *Report) nics(p *present.Page) {
 	for _, soft := range []bool{false, true} {
 		what := "Through NICs"

@@ -10,16 +10,17 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// shownRegrets is how many of the planner's worst points are shown.
+// shownRegrets is the number of the planner's worst points in the text.
 const shownRegrets = 12
 
-// Bounds of what the stream's own choice may lose, as shares of the best single path's rate and of the faster baseline's.
+// MaxLost and MaxBeaten are the losses of the stream's own choice above which a point is counted,
+// as shares of the rate of the best single path and of the faster baseline.
 const (
 	MaxLost   = 0.10
 	MaxBeaten = 0.03
 )
 
-// planner writes where the stream's own choice loses most.
+// planner writes the largest losses of the stream's own choice.
 func (r *Report) planner(p *present.Page) {
 	all := r.Regrets()
 	if len(all) == 0 {
@@ -51,7 +52,7 @@ func (r *Report) planner(p *present.Page) {
 	predictions(p, all)
 }
 
-// predictions writes how well the stream foresaw its own times.
+// predictions writes the accuracy of the predicted times.
 func predictions(p *present.Page, all []Regret) {
 	var ratios []float64
 	for _, l := range all {
@@ -73,7 +74,7 @@ func ratioText(v float64) string {
 	return fmt.Sprintf("%.2f", v)
 }
 
-// peers writes what lies between two devices.
+// peers writes the copies between two devices.
 func (r *Report) peers(p *present.Page) {
 	if r.Peers == nil {
 		return

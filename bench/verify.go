@@ -11,7 +11,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// check compares what the last repetition brought with what it should have.
+// check verifies the destination of the last repetition.
 func (r *rig) check(ctx context.Context, p *plan) error {
 	dst, src := r.ends(p.dir)
 	switch {
@@ -23,7 +23,7 @@ func (r *rig) check(ctx context.Context, p *plan) error {
 	return dst.checkByReading(ctx, src.tag, p)
 }
 
-// checkByReading reads the device's bytes back in long copies.
+// checkByReading reads device memory back in long copies.
 func (s *side) checkByReading(ctx context.Context, tag uint64, p *plan) error {
 	for chunk := range chunks(p.dstSpan, s.scratch.Len()/p.Size*p.Size) {
 		staged := mem.Extent{Region: s.scratch, Len: chunk.Len}
@@ -37,7 +37,8 @@ func (s *side) checkByReading(ctx context.Context, tag uint64, p *plan) error {
 	return nil
 }
 
-// checkBlocks compares every block of the batches that lies in b, the destination from byte start on, with a source's bytes.
+// checkBlocks compares every block of the batches in b with the source. b is the destination from
+// byte start on.
 func (p *plan) checkBlocks(b []byte, tag uint64, start int64) error {
 	return parallel(int64(p.Count), func(first, last int64) error {
 		for i := int(first); i < int(last); i++ {
@@ -54,7 +55,8 @@ func (p *plan) checkBlocks(b []byte, tag uint64, start int64) error {
 	})
 }
 
-// Each launch of the checker looks at checkStep blocks. Its memory holds one plane, then pairs, seeds and counts.
+// Each launch of the checker compares checkStep blocks. Its memory holds one plane, then pairs,
+// seeds and counts.
 const (
 	checkStep    = 32 << 10
 	pairsAt      = device.PlaneDescBytes
@@ -63,14 +65,14 @@ const (
 	checkerBytes = countsAt + checkStep*wordBytes
 )
 
-// checker compares device memory with the pattern by device.KernelPatternCheck: the memory of a GPU is read there in a
-// fraction of the time that it takes to read it back.
+// checker compares device memory with the pattern by device.KernelPatternCheck. This is much faster
+// than reading the memory back.
 type checker struct {
 	launcher device.Launcher
 	memory   *mem.Region
 }
 
-// check compares the blocks that p brought to s with a source's pattern.
+// check compares the blocks that p copied to s with the pattern of a source.
 func (c *checker) check(ctx context.Context, s *side, tag uint64, p *plan) error {
 	b, le := c.memory.Bytes(), binary.LittleEndian
 	device.PlaneDesc{Base: s.dst.Dev(), Stride: uint64(p.Size), Bytes: uint64(p.Size)}.Put(b)
@@ -101,7 +103,7 @@ func (c *checker) check(ctx context.Context, s *side, tag uint64, p *plan) error
 	return nil
 }
 
-// wrong reads a wrong block back to say what is wrong with it.
+// wrong reads a wrong block back to describe the difference.
 func (s *side) wrong(ctx context.Context, tag uint64, p *plan, block int, bytes uint64) error {
 	to, from := p.Offs(block)
 	staged := mem.Extent{Region: s.scratch, Len: p.Size}

@@ -5,13 +5,14 @@ import (
 	"slices"
 )
 
-// Row is a series of a report's points: one contender's, in one direction and placement.
+// Row is the points of one contender in one direction and arrangement.
 type Row struct {
 	Path   string
 	Points []Point
 }
 
-// BySize returns for each contender, in the order of the run, the point with the most blocks of every block size.
+// BySize returns for each contender, in the order of the run, the point with the most blocks of
+// every block size.
 func (r *Report) BySize(d Direction, l Layout) []Row {
 	return r.rows(func(p *Point) bool { return p.Direction == d && p.Layout == l }, func(p *Point) int64 { return p.Size })
 }
@@ -21,7 +22,7 @@ func (r *Report) ByCount(size int64, d Direction, l Layout) []Row {
 	return r.rows(func(p *Point) bool { return p.Size == size && p.Direction == d && p.Layout == l }, func(p *Point) int64 { return int64(p.Count) })
 }
 
-// rows groups points by path; of those with the same key the one with the most blocks counts.
+// rows groups points by path. Of points with the same key it keeps the one with the most blocks.
 func (r *Report) rows(want func(*Point) bool, key func(*Point) int64) []Row {
 	var rows []Row
 	for i := range r.Points {
@@ -49,7 +50,7 @@ func (r *Report) rows(want func(*Point) bool, key func(*Point) int64) []Row {
 	return rows
 }
 
-// LatencySize is the block size that ByCount should be asked for: the one with the most counts.
+// LatencySize returns the block size with the most counts, the argument for ByCount.
 func (r *Report) LatencySize() int64 {
 	counts := make(map[int64]map[int]bool)
 	var best int64
@@ -68,7 +69,7 @@ func (r *Report) LatencySize() int64 {
 	return best
 }
 
-// SubmitNanos is what Submit cost the CPU at the median, a block of the batches that the point counts.
+// SubmitNanos returns the median CPU cost of Submit per block.
 func (p *Point) SubmitNanos() float64 {
 	if p.Blocks == 0 {
 		return 0
@@ -86,8 +87,8 @@ func (r *Report) formPoint(p *Point, f Form) *Point {
 	return nil
 }
 
-// ChecksumCost returns the share of the rate without checksums that a point of Forms with them does not reach; false where
-// it made none, or has nothing to be compared with.
+// ChecksumCost returns the share of the rate that a point of Forms loses by its checksums. It
+// returns false if the point has none, or has no counterpart.
 func (r *Report) ChecksumCost(p *Point) (share float64, ok bool) {
 	plain := r.formPoint(p, Pages)
 	if p.Form != PagesSummed || !p.Summed || plain == nil {

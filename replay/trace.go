@@ -12,7 +12,6 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/ctxio"
-	"github.com/kvlane/kvlane/internal/gunzip"
 )
 
 // MaxLineBytes is the longest line of a trace. It bounds the memory of a TraceReader.
@@ -78,7 +77,7 @@ type rawRequest struct {
 
 // NewTraceReader reads a trace from r; name stands for it in errors.
 func NewTraceReader(name string, r io.Reader) (*TraceReader, error) {
-	buf, err := gunzip.Reader(r)
+	buf, err := ctxio.Decompress(r)
 	if err != nil {
 		return nil, fmt.Errorf("read trace %s: %w", name, err)
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// batch is blocks that are moved together: that at offs[i] of the file, and block i of the memory.
+// batch is a set of blocks that are moved together: block i of the memory and offs[i] of the file.
 type batch struct {
 	Place
 	file   *scratch
@@ -27,17 +27,17 @@ type batch struct {
 
 func (b *batch) bytes() int64 { return int64(len(b.offs)) * b.Size }
 
-// block returns the host's memory of a block.
+// block returns the host memory of a block.
 func (b *batch) block(i int) []byte { return b.memory.Bytes()[int64(i)*b.Size:][:b.Size] }
 
 // mover moves batches.
 type mover interface {
-	// move returns when all is moved, or nothing is in flight any more, and says by what.
+	// move moves a batch and waits until nothing is in flight. It returns the name of the path.
 	move(ctx context.Context, b *batch) (by string, err error)
 	close(ctx context.Context) error
 }
 
-// threads moves blocks by so many threads of pread or pwrite.
+// threads moves blocks by a number of threads of pread or pwrite.
 type threads int
 
 func (n threads) move(_ context.Context, b *batch) (string, error) {
@@ -73,7 +73,8 @@ func openRing(depth int, memory *mem.Region) (*ring, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A limit of locked memory, or memory that is a driver's, is no reason to stop: the kernel then pins that of each request.
+	// Registration may fail, for example at a limit of locked memory. The kernel then pins the
+	// memory of each request.
 	_ = r.RegisterBuffers(memory.Bytes())
 	return &ring{r, make([]uring.Completion, depth)}, nil
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Work is which way bytes go.
+// Work is the direction of the copies.
 type Work string
 
 // The kinds of work.
@@ -23,7 +23,7 @@ const (
 	Write Work = "write"
 )
 
-// Order is how a batch's blocks lie in the file.
+// Order is the order of a batch's blocks in the file.
 type Order string
 
 // The orders.
@@ -32,16 +32,16 @@ const (
 	Scattered  Order = "scattered"
 )
 
-// From is where the operating system finds what is read. Writes are Cold: they go to the disk.
+// From is the place of the file's data for reads. Writes are Cold.
 type From string
 
-// The places of files.
+// Places of the data of files.
 const (
 	Cold      From = "cold"
 	PageCache From = "page-cache"
 )
 
-// End is whose memory the other end is.
+// End is the memory at the other end.
 type End string
 
 // The ends.
@@ -50,57 +50,62 @@ const (
 	Device End = "device"
 )
 
-// Contender is a stream that is measured beside the raw device.
+// Contender is a stream that is compared with the raw device.
 type Contender struct {
 	Name string
-	Ends []End // that it reaches; default all
+	Ends []End // supported ends; default all
 	Open func(ctx context.Context) (stream.Stream, error)
 }
 
-// Files opens scratch files as the contenders' streams know them; their names are gone soon afterwards. What it opened is closed by
-// closing, after the streams.
+// Files opens a scratch file for the streams of the contenders. The names of the files are removed
+// soon afterwards. closing closes the file, after the streams.
 type Files func(name string, bytes int64) (r *mem.Region, closing func(context.Context) error, err error)
 
-// Options says what to measure. Zero values are the defaults.
+// Options configure a run. Zero values are the defaults.
 type Options struct {
-	Dir    string  // where the scratch files lie, without names
-	Bytes  int64   // of each of two scratch files, one of them only for writes; default 1 GiB, less for budgets of less than half a minute
-	Sizes  []int64 // of blocks; default 4 KiB to 16 MiB
-	AtOnce int64   // bytes that are moved at once, 8 blocks at least; default 64 MiB, or 2048 blocks where that is less
+	Dir string // directory of the scratch files
+	// length of each of two scratch files, one of them only for writes; default 1 GiB, less for
+	// budgets below half a minute
+	Bytes int64
+	Sizes []int64 // of blocks; default 4 KiB to 16 MiB
+	// bytes of a batch, at least 8 blocks; default 64 MiB or 2048 blocks, whichever is less
+	AtOnce int64
 	Work   []Work  // default both
 	Orders []Order // default both
 	From   []From  // default both
-	Ends   []End   // default Host, and Device where there is one
+	Ends   []End   // default Host, and Device if there is one
 	Seed   uint64
 
-	// Budget is how long the run takes in all, set-up included, from Began on (zero: from the call of Run). Places that do not fit are left
-	// out and named: those that are measured first lie far apart. Default 1 minute.
+	// Budget is the duration of the run including its set-up, counted from Began (zero: the call of
+	// Run). Places that do not fit are left out and named. The first measured places are far apart.
+	// Default 1 minute.
 	Budget time.Duration
 	Began  time.Time
 
 	Depths  []int // of io_uring; default 8, 32 and 128
 	Threads []int // default 1, 4, 16 and 32
 
-	// Device pins the host's memory, and has the memory of the end Device. Nil: plain memory of the host.
+	// Device pins the host memory, and has the memory of the end Device. Nil: plain host memory.
 	Device     device.Device
 	Contenders []Contender
-	Files      Files // needed where there are contenders
+	Files      Files // required with contenders
 
-	// Progress, where set, is called before every place and after the last, and Notice with what is to be known before the run ends: that not all places fit.
+	// Progress, if set, is called before every place and after the last. Notice, if set, is called
+	// if not all places will fit.
 	Progress func(done, total int, what string)
 	Notice   func(text string)
 
-	// Tests set them: the clock of the budget, and the most rounds of a place.
+	// Tests set them: the clock of the budget, and the maximum number of rounds of a place.
 	clock  func() time.Time
 	rounds int
 }
 
-// Bounds of Options.
+// Limits of Options.
 const (
-	leastBytes = 64 << 20 // of a scratch file that nobody gave a length
-	align      = 4 << 10  // of blocks, as O_DIRECT asks for at most
+	leastBytes = 64 << 20 // of a scratch file without a given length
+	align      = 4 << 10  // of blocks; the largest alignment of O_DIRECT
 	MaxSize    = 64 << 20
-	MaxAtOnce  = 1 << 30 // as it is one registered buffer of io_uring
+	MaxAtOnce  = 1 << 30 // one registered buffer of io_uring
 	MaxBytes   = 1 << 44
 	MaxThreads = 1024
 )
@@ -123,7 +128,7 @@ func (o Options) withDefaults() Options {
 		o.Budget = time.Minute
 	}
 	if o.Bytes == 0 {
-		// To write the files and to read them into the page cache takes long on a slow disk.
+		// Writing the files and reading them into the page cache takes long on a slow disk.
 		o.Bytes = min(1<<30, max(leastBytes, int64(o.Budget/time.Second)*(32<<20)))
 		o.Bytes = max(o.Bytes, slices.Max(o.Sizes))
 	}
@@ -139,7 +144,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Validate reports everything that Run would refuse, at once and before anything is opened.
+// Validate reports every problem before anything is opened.
 func (o Options) Validate() error {
 	o = o.withDefaults()
 	var errs []error
@@ -194,7 +199,7 @@ func between(bad func(string, ...any), what string, v []int, most int) {
 	}
 }
 
-// places returns where contenders are compared.
+// places returns the places to measure.
 func (o *Options) places() []Place {
 	var all []Place
 	for _, w := range o.Work {
@@ -212,14 +217,14 @@ func (o *Options) places() []Place {
 	return all
 }
 
-// What a batch has where nobody says, and the fewest blocks.
+// Defaults and minimum of a batch.
 const (
 	batchBytes = 64 << 20
 	mostBlocks = 2048
 	fewBlocks  = 8
 )
 
-// blocks is how many blocks of a size a batch has.
+// blocks returns the number of blocks of a size in a batch.
 func (o *Options) blocks(size int64) int64 {
 	n := o.AtOnce / size
 	if o.AtOnce == 0 {

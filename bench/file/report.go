@@ -13,13 +13,14 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// Format is the version of Report's JSON form, and Kind what tells it from those of other benchmarks.
+// Format is the version of Report's JSON form, and Kind distinguishes it from those of other
+// benchmarks.
 const (
 	Format = 1
 	Kind   = "kvlane bench file"
 )
 
-// Report is what a run measured, and on what. GBps are 1e9 bytes a second.
+// Report is the result of a run. GBps are 1e9 bytes per second.
 type Report struct {
 	Kind    string          `json:"kind"`
 	Format  int             `json:"format"`
@@ -27,24 +28,24 @@ type Report struct {
 	Setup   Setup           `json:"setup"`
 	Points  []Point         `json:"points"`
 	Missing []bench.Missing `json:"missing"`
-	// LeftOut are places that the budget was too short for. Incomplete says why the run ended before its end, if it did.
+	// LeftOut are places that did not fit the budget. Incomplete is the reason for an early end.
 	LeftOut    []string `json:"left_out,omitempty"`
 	Incomplete string   `json:"incomplete,omitempty"`
 }
 
-// Setup is what the run was asked for, with the defaults filled in.
+// Setup is the options of the run, with defaults.
 type Setup struct {
 	FileSystem    string  `json:"file_system"`
 	Bytes         int64   `json:"bytes"` // of a scratch file
 	Sizes         []int64 `json:"sizes"`
 	BudgetSeconds float64 `json:"budget_seconds"`
 	Seed          uint64  `json:"seed"`
-	// CuFile is how cuFile carried the scratch files; nil where it did not.
+	// CuFile is the mode in which cuFile carried the scratch files, or nil.
 	CuFile *CuFileMode `json:"cufile,omitempty"`
 }
 
-// CuFileMode says whether the device reached files itself, by GPUDirect Storage, or in cuFile's compatibility mode, through memory of the
-// host, and why.
+// CuFileMode reports whether the device reached the files by GPUDirect Storage, or in cuFile's
+// compatibility mode through host memory, and the reason.
 type CuFileMode struct {
 	GDS    bool   `json:"gds"`
 	Reason string `json:"reason"`
@@ -57,7 +58,7 @@ func (m *CuFileMode) String() string {
 	return "compatibility mode: " + m.Reason
 }
 
-// Place is where contenders are compared.
+// Place is a place at which contenders are compared.
 type Place struct {
 	Work  Work  `json:"work"`
 	From  From  `json:"from"`
@@ -65,27 +66,29 @@ type Place struct {
 	Size  int64 `json:"block_bytes"`
 }
 
-// String names the place.
+// String returns the name of the place.
 func (p Place) String() string {
 	return fmt.Sprintf("%s %s, %s, blocks of %s", p.From, p.Work, p.Order, bench.BytesText(p.Size))
 }
 
-// Point is what one contender did at a place. Times are of batches.
+// Point is the result of one contender at a place. Times are of batches.
 type Point struct {
 	Place
-	Name      string  `json:"name"`
-	Raw       bool    `json:"raw"` // the device itself, and no path of kvlane
-	End       End     `json:"end"`
-	By        string  `json:"by"` // the path that the last batch went
-	Blocks    int     `json:"blocks"`
-	Bytes     int64   `json:"bytes"` // of a batch
-	Reps      int     `json:"reps"`
-	GBps      float64 `json:"gbps"` // by the median time; Low and High by the three-quarter and the quarter quantile
+	Name   string `json:"name"`
+	Raw    bool   `json:"raw"` // the device itself
+	End    End    `json:"end"`
+	By     string `json:"by"` // path of the last batch
+	Blocks int    `json:"blocks"`
+	Bytes  int64  `json:"bytes"` // of a batch
+	Reps   int    `json:"reps"`
+	// of the median time; Low and High are of the three-quarter and the quarter quantile
+	GBps      float64 `json:"gbps"`
 	LowGBps   float64 `json:"low_gbps"`
 	HighGBps  float64 `json:"high_gbps"`
 	P50Micros float64 `json:"p50_us"`
 	P99Micros float64 `json:"p99_us"`
-	// RawGBps is the best of the raw ones at the place, RawName which that was, and PercentOfRaw GBps over it.
+	// RawGBps is the best raw access at the place, RawName its name, and PercentOfRaw is GBps
+	// relative to it.
 	RawGBps      float64 `json:"raw_gbps"`
 	RawName      string  `json:"raw_name"`
 	PercentOfRaw float64 `json:"percent_of_raw"`
@@ -106,7 +109,7 @@ func (r *Report) miss(name string, why error) {
 	r.Missing = append(r.Missing, bench.Missing{Path: name, Reason: why.Error()})
 }
 
-// add adds what was measured at a place.
+// add adds the points of a place.
 func (r *Report) add(at Place, entrants []*entrant, blocks int) {
 	first, best := len(r.Points), Point{}
 	for _, e := range entrants {
@@ -126,10 +129,10 @@ func (r *Report) add(at Place, entrants []*entrant, blocks int) {
 	}
 }
 
-// Best reports whether the point is the raw one that others are compared with.
+// Best reports whether the point is the best raw access, the reference of the place.
 func (p *Point) Best() bool { return p.Raw && p.Name == p.RawName }
 
-// WriteText writes the report for people: of the raw ones the best. JSON has all.
+// WriteText writes the report as text, with only the best raw access. JSON has all.
 func (r *Report) WriteText(w io.Writer) error {
 	p := present.NewPage(present.ScreenOf(w))
 	h := bench.Head{Incomplete: r.Incomplete, Missing: slices.Clone(r.Missing)}
@@ -159,7 +162,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	return p.Write(w)
 }
 
-// verdict says what kvlane's fastest path reaches of each kind of work, whose files are cold.
+// verdict returns the best rate of kvlane for each kind of work with cold files.
 func (r *Report) verdict() string {
 	var texts []string
 	for _, w := range []Work{Read, Write} {

@@ -25,9 +25,11 @@ const (
 	closeTimeout = 30 * time.Second
 )
 
-// Run measures, and removes what it made. It fails with ErrCorrupt if wrong bytes arrived, ErrNoSpace if the disk has no room for
-// the scratch files, ErrNotSupported where the file system has no O_DIRECT and a place needs it, with ErrInvalid if the budget is over
-// before anything was measured, and with the context's cause if ctx ends: then the report is of what was measured until then, and says so.
+// Run measures, and removes its files. It returns ErrCorrupt if wrong bytes arrived, ErrNoSpace if
+// the disk has no space for the scratch files, ErrNotSupported if the file system has no O_DIRECT
+// and a place needs it, ErrInvalid if the budget ended before a place was measured, and the cause
+// of ctx if that ended. In the last case it also returns a report of the measured places, which is
+// marked as incomplete.
 func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("benchmark of files: %w", err)
@@ -42,7 +44,7 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	return bench.Outcome(ctx, r.budget, r.rep, &r.rep.Incomplete, "benchmark of files", err)
 }
 
-// all measures at all places that the budget has time for, those first that lie far apart.
+// all measures the places that fit the budget. The first ones are far apart.
 func (r *run) all(ctx context.Context) (err error) {
 	places := r.o.places()
 	r.budget = bench.NewBudget(r.o.Budget, r.o.Began, r.o.clock, len(places))
@@ -56,7 +58,8 @@ func (r *run) all(ctx context.Context) (err error) {
 	for i, p := range places {
 		names[i] = p.String()
 	}
-	// A turn of the kernel's is not cut short, so that measure looks at the time between turns, and slow disks have all that is left.
+	// The kernel does not stop a batch early. So measure checks the time between rounds, and slow
+	// disks get all the remaining time.
 	r.rep.LeftOut, err = r.budget.Each(ctx, names, r.o.Progress, r.o.Notice, func(_ context.Context, k int, until time.Time) error { return r.measure(ctx, places[k], until) })
 	return err
 }
@@ -69,7 +72,7 @@ type entrant struct {
 	end   End
 	walls []float64 // of batches, microseconds
 	by    string
-	out   bool // has no more turns at this place
+	out   bool // no more rounds at this place
 }
 
 // run is a run in progress.
@@ -80,7 +83,7 @@ type run struct {
 	budget      *bench.Budget // its units are places
 	entrants    []*entrant
 	read, write *scratch
-	host, dev   *mem.Region // of a batch; dev is nil where no end is a device's
+	host, dev   *mem.Region // of a batch; dev is nil without the end Device
 	queue       device.Queue
 	written     uint64
 	closers     []func(context.Context) error
@@ -88,7 +91,7 @@ type run struct {
 
 func (r *run) onClose(f func(context.Context) error) { r.closers = append(r.closers, f) }
 
-// close closes in reverse order. What comes after something that does not close stays: it may be in use.
+// close closes in reverse order. It stops at the first failure, because the rest may be in use.
 func (r *run) close() error {
 	for _, f := range slices.Backward(r.closers) {
 		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
@@ -101,7 +104,7 @@ func (r *run) close() error {
 	return nil
 }
 
-// open makes the files and the memory, and opens what is measured.
+// open creates the files and the memory, and opens the movers.
 func (r *run) open(ctx context.Context) error {
 	if err := r.create(); err != nil {
 		return fmt.Errorf("in directory %s: %w", r.o.Dir, err)
@@ -126,7 +129,7 @@ func (r *run) open(ctx context.Context) error {
 	}
 	for _, n := range r.o.Depths {
 		m, err := openRing(n, r.host)
-		if err != nil { // the depth was checked: the machine has none to give
+		if err != nil { // the depth was validated, so the machine lacks resources
 			r.rep.miss("io_uring", err)
 			break
 		}
@@ -158,7 +161,8 @@ func (r *run) enter(e *entrant) {
 	r.onClose(e.close)
 }
 
-// create makes the files, in a directory that goes when the run ends: cuFile registers no file without a name.
+// create creates the files, in a directory that is removed at the end of the run. cuFile registers
+// no file without a name.
 func (r *run) create() (err error) {
 	dir, err := os.MkdirTemp(r.o.Dir, "kvlane-bench-file-")
 	if err != nil {
@@ -171,7 +175,7 @@ func (r *run) create() (err error) {
 	return err
 }
 
-// scratch makes a file, and a region of it where streams want one.
+// scratch creates a file, with a region if streams need one.
 func (r *run) scratch(name string) (*scratch, error) {
 	s, err := create(name, r.o.Bytes)
 	r.onClose(func(context.Context) error { return s.close() })
@@ -184,7 +188,7 @@ func (r *run) scratch(name string) (*scratch, error) {
 	return s, err
 }
 
-// allocate makes memory for the largest batch at each end.
+// allocate allocates memory for the largest batch at each end.
 func (r *run) allocate() error {
 	var bytes int64
 	for _, n := range r.o.Sizes {
@@ -218,8 +222,9 @@ func (r *run) allocate() error {
 	return nil
 }
 
-// measure measures all at one place, by turns, until the deadline and minRounds times at least. The first turns do not count. Raw
-// ones that took more than twice as long as the best of them have no more turns, and what they took is what is known of them.
+// measure measures all movers at one place in interleaved rounds, until the deadline and at least
+// minRounds times. The first round does not count. Raw movers that took more than twice as long as
+// the best one get no more rounds, and their point is the time so far.
 func (r *run) measure(ctx context.Context, p Place, deadline time.Time) error {
 	b := &batch{Place: p, file: r.read}
 	if p.Work == Write {
@@ -250,7 +255,7 @@ func (r *run) measure(ctx context.Context, p Place, deadline time.Time) error {
 				continue
 			}
 			b.offs = next()
-			took, err := r.turn(ctx, e, b)
+			took, err := r.moveBatch(ctx, e, b)
 			if err != nil {
 				return fmt.Errorf("%s, %s: %w", e.name, e.end, err)
 			}
@@ -265,7 +270,8 @@ func (r *run) measure(ctx context.Context, p Place, deadline time.Time) error {
 	return nil
 }
 
-// leaveOut takes raw ones out whose last turn took more than twice as long as the shortest of theirs.
+// leaveOut excludes raw movers whose last round took more than twice as long as the shortest raw
+// round.
 func leaveOut(entrants []*entrant) {
 	last := func(e *entrant) float64 { return e.walls[len(e.walls)-1] }
 	best := math.Inf(1)
@@ -279,8 +285,9 @@ func leaveOut(entrants []*entrant) {
 	}
 }
 
-// offsets returns what draws batches: blocks one after the other from a random place on, or all in random order, in another each time:
-// some places of a disk are slower than others, and none of those who take turns may keep to them.
+// offsets returns a function that draws batches: adjacent blocks from a random place on, or blocks
+// in random order, new for each batch. Some places of a disk are slower than others, so no mover
+// may keep its place.
 func (r *run) offsets(p Place) func() []int64 {
 	all, n := int(r.o.Bytes/p.Size), int(r.o.blocks(p.Size))
 	order := make([]int, all)
@@ -305,12 +312,12 @@ func (r *run) offsets(p Place) func() []int64 {
 	}
 }
 
-// turn moves a batch, and compares every byte.
-func (r *run) turn(ctx context.Context, e *entrant, b *batch) (took time.Duration, err error) {
+// moveBatch moves a batch, and compares every byte.
+func (r *run) moveBatch(ctx context.Context, e *entrant, b *batch) (took time.Duration, err error) {
 	tag := uint64(readTag)
 	if b.Work == Write {
 		r.written++
-		tag += r.written << 36 // further apart than a file has words
+		tag += r.written << 36 // further apart than the words of a file
 	}
 	if err := r.prepare(ctx, e, b, tag); err != nil {
 		return 0, err
@@ -325,7 +332,7 @@ func (r *run) turn(ctx context.Context, e *entrant, b *batch) (took time.Duratio
 	return took, r.check(ctx, e, b, tag)
 }
 
-// prepare fills the memory: what is read must not be there yet, what is written must.
+// prepare fills the memory: with other bytes for a read, with the right bytes for a write.
 func (r *run) prepare(ctx context.Context, e *entrant, b *batch, tag uint64) error {
 	if b.From == Cold {
 		if err := b.file.drop(); err != nil {
@@ -336,7 +343,7 @@ func (r *run) prepare(ctx context.Context, e *entrant, b *batch, tag uint64) err
 	if b.Work == Read {
 		clear(r.host.Bytes()[:b.bytes()])
 	} else {
-		_ = bench.Parallel(int64(len(b.offs)), func(from, to int64) error { // which does not fail
+		_ = bench.Parallel(int64(len(b.offs)), func(from, to int64) error { // cannot fail
 			for i := from; i < to; i++ {
 				bench.WritePattern(b.block(int(i)), tag, b.offs[i])
 			}
@@ -350,7 +357,7 @@ func (r *run) prepare(ctx context.Context, e *entrant, b *batch, tag uint64) err
 	return nil
 }
 
-// check compares what was moved with what it must be.
+// check compares the moved bytes with the expected ones.
 func (r *run) check(ctx context.Context, e *entrant, b *batch, tag uint64) error {
 	b.memory = r.host
 	if b.Work == Write {

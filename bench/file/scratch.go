@@ -12,27 +12,28 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// readTag is the pattern of the file that is read. Each batch that is written has one of its own, above it.
+// readTag is the pattern of the file for reads. Each written batch has a pattern of its own, above
+// it.
 const readTag = 1 << 60
 
-// fillStep is how much of a file is written at once.
+// fillStep is the length of a write while a file is filled.
 const fillStep = 8 << 20
 
-// scratch is a file to measure with.
+// scratch is a file of a run.
 type scratch struct {
 	bytes            int64
-	direct, buffered int         // descriptors; direct is -1 where the file system has no O_DIRECT
-	region           *mem.Region // as streams know it, or nil
+	direct, buffered int         // descriptors; direct is -1 if the file system has no O_DIRECT
+	region           *mem.Region // for streams, or nil
 }
 
-// create makes a file of so many bytes and opens it. What it opened before it failed is in s too.
+// create creates and opens a file. After an error s has the descriptors that are open.
 func create(name string, bytes int64) (s *scratch, err error) {
 	s = &scratch{bytes: bytes, direct: -1, buffered: -1}
 	defer func() { err = s.explain(err) }()
 	if s.buffered, err = unix.Open(name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o600); err != nil {
 		return s, fmt.Errorf("open: %w", err)
 	}
-	// Asked before, as a file system may fill itself up before it says that there is no room.
+	// Checked first, because a file system may fill up before it reports the lack of space.
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(s.buffered, &fs); err == nil && int64(fs.Bavail)*fs.Bsize < bytes {
 		return s, fmt.Errorf("%s are free: %w", bench.BytesText(int64(fs.Bavail)*fs.Bsize), unix.ENOSPC)
@@ -48,7 +49,7 @@ func create(name string, bytes int64) (s *scratch, err error) {
 	return s, nil
 }
 
-// explain says of what err is. A full disk is ErrNoSpace.
+// explain adds the file to err. A full disk is ErrNoSpace.
 func (s *scratch) explain(err error) error {
 	if err == nil {
 		return nil
@@ -59,7 +60,7 @@ func (s *scratch) explain(err error) error {
 	return fmt.Errorf("make a scratch file of %s: %w", bench.BytesText(s.bytes), err)
 }
 
-// fill writes the pattern of tag, to the disk.
+// fill writes the pattern of tag to the disk.
 func (s *scratch) fill(ctx context.Context, tag uint64) (err error) {
 	defer func() { err = s.explain(err) }()
 	if err := unix.Fallocate(s.buffered, 0, 0, s.bytes); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
@@ -102,7 +103,8 @@ func transfer(call func(int, []byte, int64) (int, error), fd int, b []byte, off 
 	return nil
 }
 
-// fd returns the descriptor by which the raw device is reached: past the page cache, but for reads from it.
+// fd returns the descriptor of the raw device: buffered for reads from the page cache, direct
+// otherwise.
 func (s *scratch) fd(from From) int {
 	if from == PageCache {
 		return s.buffered
@@ -110,7 +112,7 @@ func (s *scratch) fd(from From) int {
 	return s.direct
 }
 
-// drop makes the operating system forget the file, which is on the disk.
+// drop removes the file from the page cache. The file must be on the disk.
 func (s *scratch) drop() error {
 	if err := unix.Fadvise(s.buffered, 0, 0, unix.FADV_DONTNEED); err != nil {
 		return fmt.Errorf("drop the file from the page cache: %w", err)
@@ -118,7 +120,7 @@ func (s *scratch) drop() error {
 	return nil
 }
 
-// warm has the operating system read the file, by way of b.
+// warm reads the file into the page cache, through b.
 func (s *scratch) warm(ctx context.Context, b []byte) error {
 	for off := int64(0); off < s.bytes; off += int64(len(b)) {
 		if err := context.Cause(ctx); err != nil {
@@ -141,13 +143,13 @@ func (s *scratch) close() error {
 	return errors.Join(errs...)
 }
 
-// fileSystems are the types of statfs(2) by their magic numbers.
+// fileSystems maps the magic numbers of statfs(2) to names.
 var fileSystems = map[int64]string{
 	unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.BTRFS_SUPER_MAGIC: "btrfs", unix.TMPFS_MAGIC: "tmpfs",
 	unix.NFS_SUPER_MAGIC: "nfs", unix.OVERLAYFS_SUPER_MAGIC: "overlay", unix.F2FS_SUPER_MAGIC: "f2fs",
 }
 
-// fileSystem names the file system of a directory.
+// fileSystem returns the name of the file system of a directory.
 func fileSystem(dir string) string {
 	var s unix.Statfs_t
 	if err := unix.Statfs(dir, &s); err != nil {

@@ -14,13 +14,13 @@ import (
 )
 
 const (
-	// MaxRows and MinRows bound the rows and columns of the matrices. Smaller products would fill the queue of the driver within a
-	// window, and the caller of Enqueue would block.
+	// MaxRows and MinRows bound the rows and columns of the matrices. Smaller products would fill
+	// the queue of the driver within a window, and the caller of Enqueue would block.
 	MaxRows = 8192
 	MinRows = 4096
 	// RowStep divides the rows and columns, as the fast algorithms of the library require.
 	RowStep = 64
-	// closeTimeout bounds the wait for what is enqueued.
+	// closeTimeout is the longest wait for enqueued products.
 	closeTimeout = 30 * time.Second
 )
 
@@ -31,7 +31,7 @@ type gpu interface {
 	Do(f func() error) error
 }
 
-// stream is a queue that other libraries can enqueue on.
+// stream is a queue that other libraries can use.
 type stream interface {
 	device.Queue
 	Handle() uintptr
@@ -46,16 +46,17 @@ type Product struct {
 	product *cublaslt.Product
 	a, b, d *mem.Region
 	scratch *mem.Region
-	host    *mem.Region // what a matrix is made in
-	// enqueue is kept, as making it anew would be an allocation a call.
+	host    *mem.Region // buffer for the initial values
+	// enqueue is kept to avoid an allocation per call.
 	enqueue func() error
-	times   int // how many enqueue enqueues
+	times   int // products of the next call of enqueue
 	n       int // rows and columns
 	closers []func() error
 }
 
-// Open loads cublasLt, from path or from where the loader searches if that is empty, and fills the matrices. The error
-// wraps ErrNotSupported where there is no cublasLt, or where the device is no GPU of CUDA.
+// Open loads cublasLt from path, or from the loader's path if that is empty, and fills matrices of
+// the given number of rows. The error wraps ErrNotSupported if there is no cublasLt, or if the
+// device is no CUDA GPU.
 func Open(ctx context.Context, dev device.Device, path string, rows int) (_ *Product, err error) {
 	if rows < MinRows || rows > MaxRows || rows%RowStep != 0 {
 		return nil, fmt.Errorf("open matrix product of %d rows: the number is a multiple of %d, from %d to %d: %w", rows, RowStep, MinRows, MaxRows, errdefs.ErrInvalid)
@@ -154,9 +155,9 @@ func (p *Product) fill(ctx context.Context) error {
 	return nil
 }
 
-// randomize fills b with bfloat16 numbers of which each is -1, 0 or 1. Random mantissas take so much power that the GPU lowers
-// its clock, again and again and by more than copies slow it down (H100: 620 to 800 TFLOP/s from one second to the next, in
-// place of 800 to 900): then it is the power limit that is measured.
+// randomize fills b with bfloat16 numbers of -1, 0 and 1. Random mantissas take so much power that
+// the GPU lowers its clock by more than copies slow it down (H100: 620 to 800 TFLOP/s instead of
+// 800 to 900). The result would then describe the power limit.
 func randomize(b []byte, seed uint64) {
 	const one, sign = 0x3f80, 0x8000
 	for i := 0; i+8 <= len(b); i += 8 {
@@ -172,12 +173,12 @@ func randomize(b []byte, seed uint64) {
 	}
 }
 
-// Describe names the product and what runs it.
+// Describe returns the size of the product and the library.
 func (p *Product) Describe() string {
 	return fmt.Sprintf("products of %d x %d bf16 matrices by cublasLt %s", p.n, p.n, p.lib.Version())
 }
 
-// Operations is how many floating-point operations one product takes.
+// Operations returns the number of floating-point operations of one product.
 func (p *Product) Operations() float64 { return p.product.Operations() }
 
 // Enqueue enqueues n products.
@@ -196,10 +197,11 @@ func (p *Product) enqueueAll() error {
 	return nil
 }
 
-// Record returns an event that is done when everything enqueued so far is.
+// Record returns an event that completes after everything enqueued so far.
 func (p *Product) Record() (device.Event, error) { return p.queue.Record() }
 
-// Close waits for what is enqueued and frees everything. It stops at the first failure, and may be called again.
+// Close waits for enqueued products and frees everything. It stops at the first failure, and may be
+// called again.
 func (p *Product) Close() error {
 	for len(p.closers) > 0 {
 		last := len(p.closers) - 1

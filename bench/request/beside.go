@@ -12,7 +12,8 @@ import (
 	"github.com/kvlane/kvlane/bench/interference"
 )
 
-// besideTime is about how long that takes which runs beside the product: the windows, and a third for what lies between them.
+// besideTime returns the expected duration of the measurement beside the product: the windows, and
+// a third for the time between them.
 func (o *Options) besideTime() time.Duration {
 	if o.OpenProduct == nil {
 		return 0
@@ -21,7 +22,7 @@ func (o *Options) besideTime() time.Duration {
 	return time.Duration(places*2*o.Pairs) * o.Window * 4 / 3
 }
 
-// beside measures what loads and dumps cost the product.
+// beside measures the cost of loads and dumps for the product.
 func (r *run) beside(ctx context.Context, rig *rig) (err error) {
 	p, err := r.o.OpenProduct(ctx, rig.engine.Device())
 	if err != nil {
@@ -48,10 +49,10 @@ func (r *run) beside(ctx context.Context, rig *rig) (err error) {
 	return nil
 }
 
-// work has each lane make one request after another until quit.
+// work makes requests in each lane until quit is set.
 func (e *entrant) work(ctx context.Context, quit *atomic.Bool, moved func(bytes int64)) error {
 	bytes := int64(e.place.Blocks) * e.rig.geometry.BlockBytes()
-	// Of both the loads find their blocks in the cache too.
+	// With Both, the loads also find their blocks in the cache.
 	if e.place.Work != Dump {
 		one := *e
 		one.place.Work = Load

@@ -16,15 +16,17 @@ import (
 
 const (
 	dropWorkers = 16
-	// sampled is the share of files that are asked whether they still are in memory: one of so many.
+	// One of sampled files is checked for pages in memory.
 	sampled = 16
-	// What a CPU has just touched stays in memory until it gets to it: files are told so often, with a pause between.
+	// Pages that a CPU has just used stay in memory for a while, so the request is repeated with a
+	// pause.
 	dropTries = 50
 	dropPause = 10 * time.Millisecond
 )
 
-// dropFiles makes the operating system forget the files of blocks in the directory of a file tier, or of a log. With ask it looks whether it has forgotten some of them, which may
-// begin to read them again: the error wraps ErrNotSupported where the file system keeps them in memory all the same.
+// dropFiles removes the files of blocks in the directory of a file tier or a log from the page
+// cache. With ask it checks some of the files; this may read them again. The error wraps
+// ErrNotSupported if the file system keeps them in memory.
 func dropFiles(dir string, keys []block.Key, ask bool) error {
 	names, err := filepath.Glob(filepath.Join(dir, "seg-*"))
 	if err != nil {
@@ -53,7 +55,7 @@ func dropFile(dir, name string, ask bool) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	// What is not on disk yet stays in memory.
+	// Dirty pages stay in memory.
 	if err := f.Sync(); err != nil {
 		return err
 	}

@@ -10,24 +10,26 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Geometry is how a model's blocks lie: in one page group, or in several. A request's block of tokens is a block of each.
+// Geometry describes the blocks of a model, in one or several page groups. A request's block of
+// tokens is one block of each group.
 type Geometry struct {
 	Name, About string
 	Groups      []Group
 }
 
-// Group is how the blocks of a page group lie: Shards that are loaded one after the other, of Planes pieces each.
+// Group describes the blocks of a page group: Shards that are loaded one after the other, each of
+// Planes pieces.
 type Group struct {
-	Name       string // of one among several
-	Layers     []int  // of one among several: those of the model that its shards are
+	Name       string // with several groups
+	Layers     []int  // with several groups: the layers of the model
 	Shards     int    // layers, or groups of layers
 	Planes     int    // pieces of a shard
-	PieceBytes int64  // that lie in a row on the device
+	PieceBytes int64  // contiguous on the device
 
 	identity block.Identity
 }
 
-// geometries are those that have names.
+// geometries are the named geometries.
 var geometries = []Geometry{
 	only("70b-tp8", "32 layers of a 70B model on one rank of 8: K and V of 4 KiB", Group{
 		Shards: 32, Planes: 2, PieceBytes: 4 << 10,
@@ -52,8 +54,8 @@ func only(name, about string, g Group) Geometry {
 	return Geometry{Name: name, About: about, Groups: []Group{g}}
 }
 
-// hybrid interleaves layers: of each five three with a sliding window and half the heads, one with full attention, and one with a
-// recurrent state.
+// hybrid interleaves layers: of each five, three have a sliding window and half the heads, one has
+// full attention, and one has a recurrent state.
 func hybrid() Geometry {
 	sliding := Group{
 		Name: "sliding", Planes: 2, PieceBytes: 16 << 10,
@@ -90,10 +92,10 @@ func hybrid() Geometry {
 	return out
 }
 
-// Geometries returns those that have names.
+// Geometries returns the named geometries.
 func Geometries() []Geometry { return slices.Clone(geometries) }
 
-// GeometryByName returns a geometry. The error says which there are.
+// GeometryByName returns a geometry. The error lists the names.
 func GeometryByName(name string) (Geometry, error) {
 	var names []string
 	for _, g := range geometries {
@@ -105,7 +107,7 @@ func GeometryByName(name string) (Geometry, error) {
 	return Geometry{}, fmt.Errorf("there is no geometry %q: it is one of %s: %w", name, strings.Join(names, ", "), errdefs.ErrInvalid)
 }
 
-// BlockBytes is what a block of tokens has in the pages of all page groups.
+// BlockBytes returns the bytes of a block of tokens in the pages of all page groups.
 func (g *Geometry) BlockBytes() int64 {
 	n := int64(0)
 	for _, p := range g.Groups {
@@ -114,7 +116,7 @@ func (g *Geometry) BlockBytes() int64 {
 	return n
 }
 
-// PieceBytes is the shortest that lies in a row on the device.
+// PieceBytes returns the length of the shortest contiguous piece on the device.
 func (g *Geometry) PieceBytes() int64 {
 	n := g.Groups[0].PieceBytes
 	for _, p := range g.Groups {
@@ -123,7 +125,7 @@ func (g *Geometry) PieceBytes() int64 {
 	return n
 }
 
-// Shards is what requests are loaded and dumped by, one after the other: those of all page groups.
+// Shards returns the number of shards of a request, of all page groups.
 func (g *Geometry) Shards() int {
 	n := 0
 	for _, p := range g.Groups {
@@ -132,7 +134,7 @@ func (g *Geometry) Shards() int {
 	return n
 }
 
-// blocks returns what the blocks of each page group are.
+// blocks returns the blocks of each page group.
 func (g *Geometry) blocks() ([]kvlane.Blocks, error) {
 	var all []kvlane.Blocks
 	for _, p := range g.Groups {

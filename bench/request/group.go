@@ -20,9 +20,9 @@ import (
 const (
 	minRounds = 5
 	maxReps   = 1000
-	// A turn is one repetition, or as many as fit into turnTime.
-	turnTime = 3 * time.Millisecond
-	mostTurn = 16
+	// A contender has one repetition per round, or as many as fit into roundTime.
+	roundTime = 3 * time.Millisecond
+	mostReps  = 16
 )
 
 // entrant is a contender in a group: requests that are made at the same time, again and again.
@@ -33,7 +33,8 @@ type entrant struct {
 	samples samples
 }
 
-// group measures all contenders of one size and number of requests by turns, with large copies between the rounds.
+// group measures all contenders of one size and number of requests in interleaved rounds, with
+// large copies between the rounds.
 type group struct {
 	rig              *rig
 	blocks, requests int
@@ -46,7 +47,7 @@ func (g *group) name() string {
 	return fmt.Sprintf("%s, %d x %d blocks", g.rig.geometry.Name, g.requests, g.blocks)
 }
 
-// enter makes the contenders.
+// enter creates the contenders.
 func (g *group) enter() {
 	o := g.rig.o
 	for _, w := range o.Work {
@@ -79,7 +80,7 @@ func (g *group) add(p Place, lanes func(Place) []*lane) {
 	g.entrants = append(g.entrants, e)
 }
 
-// lanes returns those that make a place's requests.
+// lanes returns the lanes of a place's requests.
 func (g *group) lanes(p Place) []*lane {
 	var all []*lane
 	for i := range g.requests {
@@ -103,7 +104,7 @@ func (g *group) lanes(p Place) []*lane {
 	return all
 }
 
-// bare returns what copies all requests' pages at once by a bare stream.
+// bare returns the lane that copies the pages of all requests by a bare stream.
 func (g *group) bare(p Place) []*lane {
 	r, n := g.rig, g.requests*g.blocks
 	paged := &mem.Paged{Dir: mem.ToPages}
@@ -124,7 +125,8 @@ func (g *group) bare(p Place) []*lane {
 	return []*lane{{rig: r, work: p.Work, raw: &mem.Batch{Paged: paged}}}
 }
 
-// measure measures until the deadline, and each contender minRounds times at least, unless the budget is over then.
+// measure measures until the deadline, and each contender at least minRounds times unless the
+// budget ends first.
 func (g *group) measure(ctx context.Context, deadline time.Time, budget *bench.Budget) ([]Point, error) {
 	g.enter()
 	g.large = make(map[Work][]float64)
@@ -141,12 +143,12 @@ func (g *group) measure(ctx context.Context, deadline time.Time, budget *bench.B
 			g.large[w] = append(g.large[w], gbps)
 		}
 		for i := range g.entrants {
-			// Everybody follows upon everybody else.
+			// Each contender follows each other one.
 			e := g.entrants[(i+round)%len(g.entrants)]
 			if round < minRounds && budget.Over() {
 				return nil, bench.ErrOverBudget
 			}
-			if err := e.turn(ctx, e.reps()); err != nil {
+			if err := e.measureRound(ctx, e.reps()); err != nil {
 				return nil, fmt.Errorf("%s: %w", e.place, err)
 			}
 		}
@@ -154,8 +156,8 @@ func (g *group) measure(ctx context.Context, deadline time.Time, budget *bench.B
 	return g.points(), nil
 }
 
-// verify has every contender make its requests once, which does not count, and compares what they brought with what it must be. A
-// contender that the machine cannot have is left out.
+// verify makes the requests of every contender once, without counting them, and compares the bytes.
+// Contenders that the machine does not support are left out.
 func (g *group) verify(ctx context.Context) error {
 	var all []*entrant
 	for _, e := range g.entrants {
@@ -180,20 +182,20 @@ func (g *group) full() bool {
 
 func (e *entrant) bare() bool { return e.lanes[0].raw != nil }
 
-// reps is how many repetitions its next turn has.
+// reps returns the number of repetitions of the next round.
 func (e *entrant) reps() int {
-	n := int(float64(turnTime.Microseconds()) / max(measure.Quantile(slices.Clone(e.samples.walls), 0.5), 1))
+	n := int(float64(roundTime.Microseconds()) / max(measure.Quantile(slices.Clone(e.samples.walls), 0.5), 1))
 	if e.place.Hits == InPageCache || e.place.Hits == OnDisk || n < 1 {
-		return 1 // what was loaded from files is in the cache afterwards
+		return 1 // loaded blocks are in the cache afterwards
 	}
 	if e.place.Work != Load && !e.bare() {
-		n = min(n, e.rig.most/(e.place.Blocks*e.place.Requests)) // the cache has room for no more
+		n = min(n, e.rig.most/(e.place.Blocks*e.place.Requests)) // limit of the cache
 	}
-	return max(min(n, mostTurn, maxReps-len(e.samples.walls)), 1)
+	return max(min(n, mostReps, maxReps-len(e.samples.walls)), 1)
 }
 
-// turn makes the requests so many times, and records them.
-func (e *entrant) turn(ctx context.Context, reps int) error {
+// measureRound makes the requests reps times, and records them.
+func (e *entrant) measureRound(ctx context.Context, reps int) error {
 	dumped, err := e.prepare(ctx, reps, false)
 	if err != nil {
 		return err
@@ -213,7 +215,8 @@ func (e *entrant) turn(ctx context.Context, reps int) error {
 	return e.rig.forget(ctx, dumped, allTiers)
 }
 
-// verify makes the requests once and compares every byte: of loads where they arrived, of dumps after they were loaded again.
+// verify makes the requests once and compares every byte: of loads at their destination, of dumps
+// after they were loaded again.
 func (e *entrant) verify(ctx context.Context) error {
 	n := e.place.Blocks * e.place.Requests
 	loads, dumps := e.place.Work != Dump && !e.bare(), e.place.Work != Load && !e.bare()
@@ -243,7 +246,7 @@ func (e *entrant) verify(ctx context.Context) error {
 	return e.rig.forget(ctx, dumped, allTiers)
 }
 
-// loadBack loads blocks to the pages that they were dumped from, and compares them.
+// loadBack loads blocks to their source pages, and compares them.
 func (r *rig) loadBack(ctx context.Context, refs []kvlane.Ref) error {
 	n := len(refs) / len(r.caches)
 	if err := r.poison(ctx, &r.dumps, n); err != nil {
@@ -259,7 +262,8 @@ func (r *rig) loadBack(ctx context.Context, refs []kvlane.Ref) error {
 	return r.check(ctx, &r.dumps, n)
 }
 
-// prepare sees to it that loads find their blocks where they should, and returns new blocks for so many repetitions of dumps.
+// prepare moves the blocks of loads to their place, and returns new blocks for reps repetitions of
+// dumps.
 func (e *entrant) prepare(ctx context.Context, reps int, ask bool) (dumped []kvlane.Ref, err error) {
 	r, n := e.rig, e.place.Blocks*e.place.Requests
 	if e.bare() {
@@ -295,7 +299,7 @@ func (e *entrant) prepare(ctx context.Context, reps int, ask bool) (dumped []kvl
 	return dumped, nil
 }
 
-// next gives the lanes that dump their blocks of repetition i.
+// next assigns the blocks of repetition i to the lanes that dump.
 func (e *entrant) next(dumped []kvlane.Ref, i int) {
 	b := e.place.Blocks * len(e.rig.caches)
 	from := i * b * e.place.Requests
@@ -307,7 +311,7 @@ func (e *entrant) next(dumped []kvlane.Ref, i int) {
 	}
 }
 
-// make makes the requests, all at the same time.
+// make makes the requests at the same time.
 func (e *entrant) make(ctx context.Context) error {
 	if len(e.lanes) == 1 {
 		return e.lanes[0].run(ctx, time.Now())

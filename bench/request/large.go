@@ -11,7 +11,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// large makes the one large copy, C, that everything is compared with: each way, and both at once, on queues of its own.
+// large makes the one large copy, C: in each direction, and in both at once, on queues of its own.
 type large struct {
 	in, out device.Queue
 	toDevice,
@@ -38,7 +38,7 @@ func newLarge(r *rig) (*large, error) {
 	return l, nil
 }
 
-// sample makes the copy that work is compared with, and returns its rate.
+// sample makes the copy for a kind of work, and returns its rate.
 func (l *large) sample(ctx context.Context, w Work) (float64, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

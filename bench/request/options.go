@@ -21,41 +21,42 @@ type Product interface {
 	Close() error
 }
 
-// Work is what requests do.
+// Work is the work of requests.
 type Work string
 
 // The kinds of work.
 const (
 	Load Work = "load"
 	Dump Work = "dump"
-	Both Work = "both" // as many loads as dumps, begun at the same time
+	Both Work = "both" // as many loads as dumps, started at the same time
 )
 
-// Hits is where loads find their blocks.
+// Hits is the place of the blocks of loads.
 type Hits string
 
-// The places of blocks.
+// Places of blocks.
 const (
 	InCache     Hits = "cache"
-	InPageCache Hits = "page-cache" // files that the operating system has in memory
-	OnDisk      Hits = "disk"       // files that it has not
+	InPageCache Hits = "page-cache" // files in the page cache
+	OnDisk      Hits = "disk"       // files that are not in the page cache
 )
 
-// Form is how a request is made.
+// Form is the form of a request.
 type Form string
 
 // The forms of requests.
 const (
 	Whole  Form = "whole"
-	Layers Form = "layers" // layer by layer: all are asked for at once, and waited for in order
+	Layers Form = "layers" // all layers are requested at once, and waited for in order
 )
 
-// Options says what to measure. Zero values are the defaults, which are smaller on the simulated device.
+// Options configure a run. Zero values are the defaults, which are smaller on the simulated device.
 type Options struct {
-	// Engine is what engines are opened with. The run fills in the blocks and the directory, and CacheBytes where they are
-	// less than the largest requests need. With Device.Sim.Still nothing is verified.
+	// Engine is the configuration of the engines. The run sets the blocks and the directory, and
+	// raises CacheBytes to the needs of the largest requests. With Device.Sim.Still nothing is
+	// verified.
 	Engine kvlane.Config
-	// Open opens engines, which the run closes. Default kvlane.Open.
+	// Open opens engines. The run closes them. Default kvlane.Open.
 	Open func(context.Context, kvlane.Config) (*kvlane.Engine, error)
 
 	Geometries []string // by name; default 70b-tp8
@@ -63,39 +64,45 @@ type Options struct {
 	Requests   []int    // at a time; default 1, 8, 32
 	Work       []Work   // default load, dump and both
 	Forms      []Form   // default both
-	Hits       []Hits   // default InCache, InPageCache where Engine's pipeline has no cache; the others need Dir
-	// Dir is where the file tier gets a directory of its own, which is removed at the end. Dumps are durable in it then.
+	// default InCache, or InPageCache if Engine's pipeline has no cache; the others need Dir
+	Hits []Hits
+	// Dir is the directory in which the file tier gets a directory of its own, which is removed at
+	// the end. Dumps are then durable in it.
 	Dir string
-	// Bytes is the most that the requests of one time load or dump: what would be more is left out. Default 2 GiB (simulated: 8 MiB).
+	// Bytes is the maximum of all requests at a time. Larger groups are left out. Default 2 GiB
+	// (simulated: 8 MiB).
 	Bytes int64
 	// LargeBytes is the length of the one large copy. Default 256 MiB (simulated: 4 MiB).
 	LargeBytes int64
-	// Budget is how long the run takes in all, set-up included, from Began on (zero: from the call of Run). Groups of points that do not
-	// fit are left out and named: those that are measured first lie far apart. Default 2 minutes (simulated: 10 s), and more beside a Product.
+	// Budget is the duration of the run including its set-up, counted from Began (zero: the call of
+	// Run). Groups that do not fit are left out and named. The first measured groups are far apart.
+	// Default 2 minutes (simulated: 10 s), and more with a Product.
 	Budget time.Duration
 	Began  time.Time
-	// Quick measures fewer points in 15 s (simulated: 3 s): 1, 64 and 1024 blocks, one request at a time, loads and dumps.
+	// Quick measures fewer points in 15 s (simulated: 3 s): loads and dumps of 1, 64 and 1024
+	// blocks, one request at a time.
 	Quick bool
 	Seed  uint64
 
-	// OpenProduct, where set, opens the product that requests of BesideBlocks blocks, BesideRequests at a time, run beside. Default:
-	// the most blocks up to 1024, and 2. It is closed by the run.
+	// OpenProduct, if set, opens the product for the measurement beside it. The run closes it.
+	// Meanwhile there are BesideRequests requests of BesideBlocks blocks. Default 2, and the
+	// largest number of blocks up to 1024.
 	OpenProduct                  func(ctx context.Context, dev device.Device) (Product, error)
 	BesideBlocks, BesideRequests int
-	Pairs                        int           // windows with requests and as many without; default 20
+	Pairs                        int           // windows with requests, and as many without; default 20
 	Window                       time.Duration // default 50 ms
 
-	// Progress, where set, is called before every group of points, and Notice with what is to be known before the run ends: that not all
-	// groups fit.
+	// Progress, if set, is called before every group. Notice, if set, is called if not all groups
+	// will fit.
 	Progress func(done, total int, what string)
 	Notice   func(text string)
 
-	// Tests set them: the clock of the budget, and the most rounds of a group.
+	// Tests set them: the clock of the budget, and the maximum number of rounds of a group.
 	clock  func() time.Time
 	rounds int
 }
 
-// Bounds of Options.
+// Limits of Options.
 const (
 	MaxBlocks   = 1 << 20
 	MaxRequests = 4096
@@ -122,13 +129,14 @@ func (o *Options) simulated() bool { return o.Engine.Device.Driver == kvlane.Sim
 // still reports whether the device completes copies without making them.
 func (o *Options) still() bool { return o.simulated() && o.Engine.Device.Sim.Still }
 
-// cached says whether the pipeline keeps blocks in a cache.
+// cached reports whether the pipeline has a cache.
 func (o *Options) cached() bool {
 	tiers, err := store.ParsePipeline(o.Engine.Store.Pipeline)
-	return err != nil || tiers[0] == store.TierCache // none is named, or what is wrong with it is said elsewhere
+	// no pipeline is named, or validate reports the error
+	return err != nil || tiers[0] == store.TierCache
 }
 
-// nearest is the fastest place of blocks.
+// nearest returns the fastest place of blocks.
 func (o *Options) nearest() Hits {
 	if o.cached() {
 		return InCache
@@ -176,7 +184,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Validate reports everything that Run would refuse, at once and before anything is opened.
+// Validate reports every problem before anything is opened.
 func (o Options) Validate() error {
 	o = o.withDefaults()
 	return o.validate()
@@ -193,7 +201,8 @@ func (o *Options) validate() error {
 		}
 	}
 	blocks := o.Blocks
-	if o.BesideBlocks != 0 && !slices.Contains(blocks, o.BesideBlocks) { // by default it is one of them, or there is none to be
+	// the default is one of them
+	if o.BesideBlocks != 0 && !slices.Contains(blocks, o.BesideBlocks) {
 		blocks = append([]int{o.BesideBlocks}, blocks...)
 	}
 	for _, f := range []struct {
@@ -244,7 +253,7 @@ func (o *Options) validate() error {
 	return errors.Join(errs...)
 }
 
-// fits reports geometries of which nothing would be measured.
+// fits reports geometries without a group to measure.
 func (o *Options) fits() error {
 	for _, name := range o.Geometries {
 		g, err := GeometryByName(name)

@@ -9,59 +9,61 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Format is the version of Report's JSON form, and Kind what tells it from those of other benchmarks.
+// Format is the version of Report's JSON form, and Kind distinguishes it from those of other
+// benchmarks.
 const (
 	Format = 1
 	Kind   = "kvlane bench store"
 )
 
-// Report is what a run measured, and on what. GBps are 1e9 bytes a second.
+// Report is the result of a run. GBps are 1e9 bytes per second.
 type Report struct {
 	Kind    string `json:"kind"`
 	Format  int    `json:"format"`
-	Version string `json:"version,omitempty"` // of the program; for the caller to fill in
+	Version string `json:"version,omitempty"` // of the program; the caller sets it
 
 	Machine bench.Facts `json:"machine"`
 	Setup   Setup       `json:"setup"`
-	// Reference is one large copy: those beside all points.
+	// Reference is one large copy, of all groups.
 	Reference bench.Reference `json:"reference"`
 	Points    []Point         `json:"points"`
 	Beside    *Beside         `json:"beside,omitempty"`
-	LeftOut   []string        `json:"left_out,omitempty"` // what was not measured, and why
-	Notes     []string        `json:"notes,omitempty"`    // of the engines: fallbacks, and why
-	// Incomplete says why the run ended before its end, if it did.
+	// places that were not measured, with the reason
+	LeftOut []string `json:"left_out,omitempty"`
+	Notes   []string `json:"notes,omitempty"` // fallbacks of the engines, with the reason
+	// Incomplete is the reason for an early end.
 	Incomplete string `json:"incomplete,omitempty"`
 }
 
-// Setup is what the run was asked for, with the defaults filled in.
+// Setup is the options of the run, with defaults.
 type Setup struct {
 	Geometries    []string `json:"geometries"`
 	Blocks        []int    `json:"blocks"`
 	Requests      []int    `json:"requests"`
-	Bytes         int64    `json:"bytes"` // the most of the requests of a time
+	Bytes         int64    `json:"bytes"` // maximum of all requests at a time
 	LargeBytes    int64    `json:"large_bytes"`
 	BudgetSeconds float64  `json:"budget_seconds"`
 	Seed          uint64   `json:"seed"`
-	Still         bool     `json:"still,omitempty"` // nothing was moved, and so nothing verified
-	// Goals of the policies that loads and dumps had.
+	Still         bool     `json:"still,omitempty"` // nothing was moved or verified
+	// Goals of the policies of loads and dumps.
 	LoadPolicy string `json:"load_policy"`
 	DumpPolicy string `json:"dump_policy"`
-	// Engine are the options that are not an engine's defaults. For the caller to fill in.
+	// Engine are the options that differ from an engine's defaults. The caller sets it.
 	Engine string `json:"engine,omitempty"`
 }
 
-// Place is what a point measures.
+// Place identifies a point.
 type Place struct {
 	Geometry  string `json:"geometry"`
 	Work      Work   `json:"work"`
 	Layerwise bool   `json:"layerwise"`
-	Hits      Hits   `json:"hits,omitempty"` // where loads found their blocks
+	Hits      Hits   `json:"hits,omitempty"` // place of the blocks of loads
 	Blocks    int    `json:"blocks"`         // of one request
-	Requests  int    `json:"requests"`       // at a time; of both, as many loads as dumps
+	Requests  int    `json:"requests"`       // at a time; with Both, as many loads as dumps
 }
 
-// Point is what was measured at a place. Times are of single requests, from the call of LeasePrefix until all is verified in pages,
-// or from the call of Dump until the pages may be reused.
+// Point is the result at a place. Times are of single requests: from the call of LeasePrefix until
+// all is verified in the pages, or from the call of Dump until the pages may be reused.
 type Point struct {
 	Place
 	BlockBytes int64 `json:"block_bytes"`
@@ -69,53 +71,59 @@ type Point struct {
 	Bytes      int64 `json:"bytes"` // of all requests at a time
 	Reps       int   `json:"reps"`
 
-	// All requests' bytes by the time until the last had ended: the median, and the quarter and three-quarter quantiles.
+	// Bytes divided by the time until the last request ended: the median, and the quarter and
+	// three-quarter quantiles.
 	GBps     float64 `json:"gbps"`
 	LowGBps  float64 `json:"low_gbps"`
 	HighGBps float64 `json:"high_gbps"`
-	// LargeGBps is the median of the large copies beside the point, in the same direction, and PercentOfC GBps over it.
+	// LargeGBps is the median of the large copies of the group, in the same direction. PercentOfC
+	// is GBps relative to it.
 	LargeGBps  float64 `json:"large_copy_gbps"`
 	PercentOfC float64 `json:"percent_of_c"`
-	// RawGBps and RawMicros are what a bare stream of the engine does with the same pages in one batch without checksums: its rate
-	// and its median time. Of both: the loads' pages.
+	// RawGBps and RawMicros are the rate and the median time of a bare stream with the same pages
+	// in one batch without checksums. With Both: of the pages of the loads.
 	RawGBps   float64 `json:"raw_gbps"`
 	RawMicros float64 `json:"raw_us"`
 
-	P50Micros float64 `json:"p50_us"` // of both: of the loads
+	P50Micros float64 `json:"p50_us"` // with Both: of the loads
 	P99Micros float64 `json:"p99_us"`
-	// SlowestOverFair is the time of the slowest request of those that were made at a time, the 0.99-quantile over repetitions, by that
-	// of all their bytes at LargeGBps, which is when all would end that share a way as fast as C alike. Of several at a time.
+	// SlowestOverFair is the time of the slowest of several requests, the 0.99-quantile over
+	// repetitions, divided by the time of all their bytes at LargeGBps. At that time all would end
+	// if they shared a link as fast as C.
 	SlowestOverFair float64 `json:"slowest_over_fair,omitempty"`
-	// LoadsOverAlone is P50Micros of the loads of both by that of as many loads without dumps, where these were measured too.
+	// LoadsOverAlone is P50Micros of the loads of Both divided by that of as many loads without
+	// dumps, if both were measured.
 	LoadsOverAlone float64 `json:"loads_over_alone,omitempty"`
-	// Of the dumps of both.
+	// Of the dumps of Both.
 	DumpP50Micros float64 `json:"dump_p50_us,omitempty"`
 	DumpP99Micros float64 `json:"dump_p99_us,omitempty"`
-	// Of dumps: until the blocks are durable, which without a file tier is until lookups find them.
+	// Time until the blocks of dumps are durable. Without a file tier that is until lookups find
+	// them.
 	DurableP50Micros float64 `json:"durable_p50_us,omitempty"`
 	DurableP99Micros float64 `json:"durable_p99_us,omitempty"`
-	// LeasedMicros and BegunMicros are, of loads, the median times until LeasePrefix and then Load had returned. Load begins to copy itself
-	// where the stream is idle and one batch is all.
+	// LeasedMicros and BegunMicros are, for loads, the median times until LeasePrefix and then Load
+	// returned.
 	LeasedMicros float64 `json:"leased_us,omitempty"`
 	BegunMicros  float64 `json:"begun_us,omitempty"`
-	// LayersMicros says when each layer (or group of layers, where a page holds several) had arrived, median.
+	// LayersMicros is the median time until each layer (or group of layers in a page) was loaded.
 	LayersMicros []float64 `json:"layers_us,omitempty"`
 
-	// What the whole process used meanwhile, by the blocks that were loaded and dumped.
+	// Usage of the whole process, per loaded and dumped block.
 	CPUMicrosPerBlock float64 `json:"cpu_us_per_block"`
 	AllocsPerBlock    float64 `json:"allocs_per_block"`
-	// Path is the one that most of the bytes took.
+	// Path is the path of most bytes.
 	Path string `json:"path,omitempty"`
 }
 
-// Beside is what requests cost a product that ran beside them.
+// Beside is the cost of requests for a product that ran at the same time.
 type Beside struct {
 	What   string `json:"what"`
 	Pairs  int    `json:"pairs"`
 	Losses []Loss `json:"losses"`
 }
 
-// Loss is the share of the product's rate that is lost, the mean of the pairs of windows, with its 95% interval.
+// Loss is the share of the product's rate that is lost: the mean of the pairs of windows, with its
+// 95% interval.
 type Loss struct {
 	Place
 	GBps         float64 `json:"gbps"`
@@ -126,7 +134,7 @@ type Loss struct {
 	High         float64 `json:"loss_high"`
 }
 
-// Read reads the JSON form of a report. One of another version, or of another benchmark, is ErrMismatch.
+// Read reads the JSON form of a report. Another version or another benchmark is ErrMismatch.
 func Read(from io.Reader) (*Report, error) {
 	r := new(Report)
 	if err := json.NewDecoder(from).Decode(r); err != nil {
@@ -138,7 +146,7 @@ func Read(from io.Reader) (*Report, error) {
 	return r, nil
 }
 
-// String names the place.
+// String returns the name of the place.
 func (p Place) String() string {
 	from := ""
 	if p.Hits != "" {

@@ -10,24 +10,25 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// patience bounds a request, and twice of it the wait for those that failed to come to rest.
+// patience is the timeout of a request. The wait for failed requests takes at most twice as long.
 const patience = time.Minute
 
-// lane makes one request after another, always of the same pages. Its times count from the begin that it is given.
+// lane makes requests one after the other, with the same pages. Its times count from the begin
+// argument.
 type lane struct {
 	rig    *rig
 	work   Work       // Load or Dump
-	raw    *mem.Batch // where set, what a bare stream copies in place of a request
+	raw    *mem.Batch // if set, a batch of a bare stream instead of a request
 	layers bool
-	tier   string // where a load must find its blocks; empty: wherever
+	tier   string // tier in which a load must find its blocks; empty: any
 	refs   []kvlane.Ref
 	keys   []kvlane.Key
 
-	leased  time.Duration   // of a load: LeasePrefix has returned
-	begun   time.Duration   // and Load has
-	free    time.Duration   // verified in pages; of a dump, its pages are read no more
+	leased  time.Duration   // of a load: LeasePrefix returned
+	begun   time.Duration   // and Load returned
+	free    time.Duration   // verified in pages; of a dump, source pages are free
 	durable time.Duration   // of a dump
-	arrived []time.Duration // by layer, of a load layer by layer
+	arrived []time.Duration // by layer, of a load by layers
 }
 
 // run makes one request.
@@ -83,7 +84,7 @@ func (l *lane) load(ctx context.Context, begin time.Time) error {
 	}
 	l.free = time.Since(begin)
 	if err != nil {
-		task.Cancel() // the rig's close waits until it has come to rest
+		task.Cancel() // the rig's close waits for it
 		return err
 	}
 	if found := lease.Tier(len(l.keys) - 1); l.tier != "" && found != l.tier {

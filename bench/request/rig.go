@@ -19,14 +19,15 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// pageSet is pages with what they hold, or will hold: of each block of tokens those of all page groups in a row.
+// pageSet is a set of pages with their content. Pages of all page groups of a block of tokens are
+// adjacent.
 type pageSet struct {
 	pages []uint32
 	seeds []uint64
-	keys  []kvlane.Key // of the blocks that loads ask for; nil for pages that dumps read
+	keys  []kvlane.Key // of the blocks of loads; nil for source pages of dumps
 }
 
-// of returns the pages and seeds that the first n blocks have in a page group, of so many.
+// of returns the pages and seeds of the first n blocks in a page group.
 func (s *pageSet) of(group, groups, n int) (pages []uint32, seeds []uint64) {
 	for i := group; i < n*groups; i += groups {
 		pages, seeds = append(pages, s.pages[i]), append(seeds, s.seeds[i])
@@ -34,24 +35,24 @@ func (s *pageSet) of(group, groups, n int) (pages []uint32, seeds []uint64) {
 	return pages, seeds
 }
 
-// rig is an engine of one geometry, with a store that has what loads ask for.
+// rig is an engine of one geometry, with a store that has the blocks of loads.
 type rig struct {
 	o        *Options
 	geometry Geometry
 	engine   *kvlane.Engine
-	dir      string          // of the file tier; empty: there is none
+	dir      string          // of the file tier; empty: none
 	blocks   []kvlane.Blocks // by page group, as the next two
 	caches   []*kvcache.Cache
 	painters []*kvcache.Painter
-	pages    *kvlane.Cache // those of all page groups, as the engine knows them
+	pages    *kvlane.Cache // pages of all page groups, registered with the engine
 	raw      stream.EventStream
-	host     *mem.Region // of the large copy, and slots of what a bare stream copies
+	host     *mem.Region // for the large copy, and slots for the bare stream
 	large    *large
 	loads    pageSet
 	dumps    pageSet
-	most     int // blocks of a repetition, each way
+	most     int // blocks of a repetition, in each direction
 
-	fresh    atomic.Uint64 // keys given out
+	fresh    atomic.Uint64 // number of created keys
 	poisoned uint64
 	wrong    []int64
 	closers  []func(context.Context) error
@@ -59,7 +60,7 @@ type rig struct {
 
 func (r *rig) onClose(f func(context.Context) error) { r.closers = append(r.closers, f) }
 
-// close closes what was opened, backwards, and stops at what does not close: it may still use what is below.
+// close closes in reverse order. It stops at the first failure, because the rest may be in use.
 func (r *rig) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	defer cancel()
@@ -73,8 +74,8 @@ func (r *rig) close() error {
 	return nil
 }
 
-// cacheBytes is the least that loads and dumps of so many blocks need: leases hold five eighths of the slots, and what is dumped
-// lies beside what is loaded.
+// cacheBytes returns the smallest cache for the loads and dumps. Leases hold five eighths of the
+// slots, and dumped blocks are in the cache beside loaded ones.
 func (r *rig) cacheBytes(loads, dumps bool) int64 {
 	slots := 4
 	if loads {
@@ -90,7 +91,7 @@ func (r *rig) cacheBytes(loads, dumps bool) int64 {
 	return int64(slots*len(r.blocks)) * image
 }
 
-// newRig opens an engine with room for most blocks each way.
+// newRig opens an engine with space for most blocks in each direction.
 func newRig(ctx context.Context, o *Options, g Geometry, most int) (_ *rig, err error) {
 	r := &rig{o: o, geometry: g, most: most}
 	defer func() {
@@ -125,16 +126,16 @@ func newRig(ctx context.Context, o *Options, g Geometry, most int) (_ *rig, err 
 	return r, nil
 }
 
-// lower names the tier below the cache.
+// lower returns the name of the tier below the cache.
 func (r *rig) lower() string {
 	tiers, err := store.ParsePipeline(r.o.Engine.Store.Pipeline)
-	if err != nil { // none is named
+	if err != nil { // no pipeline is named
 		return store.TierFile
 	}
 	return tiers[len(tiers)-1]
 }
 
-// config returns what the engine is opened with.
+// config returns the configuration of the engine.
 func (r *rig) config(cacheBytes int64) kvlane.Config {
 	c := r.o.Engine
 	if r.o.cached() {
@@ -158,7 +159,7 @@ func (r *rig) config(cacheBytes int64) kvlane.Config {
 	return c
 }
 
-// allocate makes the KV cache and what else is copied, and opens what copies it beside the store.
+// allocate allocates the KV cache and the memory of reference copies, and opens their stream.
 func (r *rig) allocate(ctx context.Context, loads, dumps bool) (err error) {
 	dev, pages := r.engine.Device(), 0
 	for _, used := range []bool{loads, dumps} {
@@ -203,7 +204,7 @@ func (r *rig) allocate(ctx context.Context, loads, dumps bool) (err error) {
 	return nil
 }
 
-// allocateGroup makes the KV cache of a page group, and what fills and checks it.
+// allocateGroup allocates the KV cache of a page group, with the painter that fills and checks it.
 func (r *rig) allocateGroup(k, pages int) (m kvlane.CacheMemory, err error) {
 	c, err := kvcache.New(r.engine.Device(), r.blocks[k].Layout, r.geometry.Groups[k].Planes, pages, r.o.Seed+uint64(k))
 	if err != nil {
@@ -243,7 +244,7 @@ func (r *rig) paint(ctx context.Context, set *pageSet, number int) error {
 	return r.fill(ctx, set, r.most)
 }
 
-// fill writes what the first n blocks of a set hold to their pages.
+// fill writes the content of the first n blocks of a set to their pages.
 func (r *rig) fill(ctx context.Context, set *pageSet, n int) error {
 	if r.o.still() {
 		return nil
@@ -257,7 +258,7 @@ func (r *rig) fill(ctx context.Context, set *pageSet, n int) error {
 	return nil
 }
 
-// prime dumps what loads will ask for.
+// prime dumps the blocks of loads.
 func (r *rig) prime(ctx context.Context) error {
 	set := &r.loads
 	var err error
@@ -268,7 +269,7 @@ func (r *rig) prime(ctx context.Context) error {
 	return l.run(ctx, time.Now())
 }
 
-// newKeys returns the keys of n blocks of tokens that nobody has, in all page groups.
+// newKeys returns new keys for n blocks of tokens, in all page groups.
 func (r *rig) newKeys(n int) ([]kvlane.Key, error) {
 	keys := make([]kvlane.Key, 0, n*len(r.caches))
 	var hash [8]byte
@@ -303,7 +304,8 @@ func (r *rig) poison(ctx context.Context, set *pageSet, n int) error {
 	return r.fill(ctx, &other, n)
 }
 
-// check compares the pages of the first n blocks of a set with what they must hold. Wrong bytes are ErrCorrupt.
+// check compares the pages of the first n blocks of a set with their expected content. Wrong bytes
+// are ErrCorrupt.
 func (r *rig) check(ctx context.Context, set *pageSet, n int) error {
 	if r.o.still() {
 		return nil
@@ -334,7 +336,7 @@ func (r *rig) checkGroup(ctx context.Context, set *pageSet, n, group int) error 
 	return nil
 }
 
-// forget removes blocks from the first tiers of the pipeline, all of them where most is not less.
+// forget removes blocks from the first most tiers of the pipeline.
 func (r *rig) forget(ctx context.Context, refs []kvlane.Ref, most int) error {
 	for i, t := range r.engine.Tiers() {
 		if i >= most {
@@ -351,7 +353,8 @@ func (r *rig) forget(ctx context.Context, refs []kvlane.Ref, most int) error {
 
 const allTiers = math.MaxInt
 
-// retry calls f until nothing holds the block any more: a lease, or a write below, may give it back a moment after it ended.
+// retry calls f until the block is not in use. A lease or a write below may release it a moment
+// after its end.
 func retry(ctx context.Context, f func() error) error {
 	for end := time.Now().Add(patience); ; {
 		err := f()

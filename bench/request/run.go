@@ -12,9 +12,10 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// Run measures. It opens an engine a geometry and closes it again. It fails with ErrCorrupt if wrong bytes arrived, with ErrInvalid if
-// the budget is over before anything was measured, and with the context's cause if ctx ends: then the report is of what was measured
-// until then, and says so.
+// Run measures. It opens an engine for each geometry and closes it. It returns ErrCorrupt if wrong
+// bytes arrived, ErrInvalid if the budget ended before a group was measured, and the cause of ctx
+// if that ended. In the last case it also returns a report of the measured groups, which is marked
+// as incomplete.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	o = o.withDefaults()
 	if err := o.validate(); err != nil {
@@ -47,10 +48,10 @@ type run struct {
 	noticed     bool
 }
 
-// size is how many blocks a request has, and how many requests there are at a time.
+// size is the number of blocks of a request, and the number of requests at a time.
 type size struct{ blocks, requests int }
 
-// sizes returns the groups of a geometry, and what is left out for want of bytes.
+// sizes returns the groups of a geometry, and the groups with too many bytes.
 func (o *Options) sizes(g *Geometry) (groups []size, leftOut []string) {
 	for _, n := range o.Requests {
 		for _, b := range o.Blocks {
@@ -95,7 +96,7 @@ func (r *run) all(ctx context.Context) (err error) {
 	return nil
 }
 
-// finish sums up what was measured, in the order in which it was asked for.
+// finish summarizes the run, in the order of the options.
 func (r *run) finish() {
 	c := &r.rep.Reference
 	for w, to := range map[Work]*bench.Rate{Load: &c.ToDevice, Dump: &c.ToHost, Both: &c.Both} {
@@ -166,7 +167,8 @@ func (r *run) geometry(ctx context.Context, g Geometry) (err error) {
 	return nil
 }
 
-// timed measures a group within its share of what is left of the budget, or names it where it does not fit. It fails if none did.
+// timed measures a group within its share of the remaining budget, or leaves it out. It returns an
+// error if no group fits.
 func (r *run) timed(what string, measure func(deadline time.Time) error) error {
 	deadline, fits := r.budget.Begin(1)
 	err := bench.ErrOverBudget

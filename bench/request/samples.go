@@ -8,10 +8,10 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
-// samples is what an entrant's repetitions took, in microseconds.
+// samples are the durations of an entrant's repetitions, in microseconds.
 type samples struct {
-	walls   []float64 // until the last request of a repetition had ended
-	leased  []float64 // of each load: the lease, and until Load had returned
+	walls   []float64 // until the end of the last request of a repetition
+	leased  []float64 // of each load: until LeasePrefix and Load returned
 	begun   []float64
 	loads   []float64 // of each request
 	dumps   []float64
@@ -22,9 +22,9 @@ type samples struct {
 	path    string
 }
 
-// init makes room, so that recording allocates nothing while allocations are counted.
+// init allocates the slices, so that recording does not allocate.
 func (s *samples) init(e *entrant) {
-	const room = maxReps + mostTurn
+	const room = maxReps + mostReps
 	s.walls = make([]float64, 0, room)
 	for _, l := range e.lanes {
 		if l.work == Load {
@@ -38,7 +38,7 @@ func (s *samples) init(e *entrant) {
 	}
 }
 
-// clear forgets what was recorded, and keeps the room.
+// clear removes the records and keeps the slices.
 func (s *samples) clear() {
 	s.walls, s.loads, s.dumps, s.durable = s.walls[:0], s.loads[:0], s.dumps[:0], s.durable[:0]
 	s.leased, s.begun = s.leased[:0], s.begun[:0]
@@ -68,7 +68,7 @@ func (s *samples) add(lanes []*lane) {
 
 func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 
-// points summarizes what was measured; a bare stream's figures go to the points that they stand beside.
+// points returns the points of a group, with the figures of the bare stream.
 func (g *group) points() []Point {
 	raw := make(map[Work]*samples)
 	for _, e := range g.entrants {
@@ -140,7 +140,8 @@ func (e *entrant) point(raw *samples, large []float64) Point {
 	return p
 }
 
-// moved returns how the store's streams have copied so far, the direction of the work; of both, loads.
+// moved returns the path counters of the store's streams in the direction of the work; with Both,
+// of loads.
 func (r *rig) moved(w Work) []store.PathStats {
 	st := r.engine.Store().Stats()
 	if w == Dump {
@@ -149,7 +150,7 @@ func (r *rig) moved(w Work) []store.PathStats {
 	return st.LoadPaths
 }
 
-// mostMoved returns the path that carried most bytes between two looks, or what there was before where nothing moved.
+// mostMoved returns the path of most bytes between two counters, or was if nothing moved.
 func mostMoved(before, after []store.PathStats, was string) string {
 	var most int64
 	for _, a := range after {

@@ -16,7 +16,7 @@ const (
 	stillNote     = "STILL: the device completed copies without making them, and nothing was verified: CPU time and allocations are the host's."
 )
 
-// WriteText writes the report for people.
+// WriteText writes the report as text.
 func (r *Report) WriteText(w io.Writer) error {
 	p := present.NewPage(present.ScreenOf(w))
 	r.head(p)
@@ -59,8 +59,8 @@ func (r *Report) head(p *present.Page) {
 	bench.DefineC(p, s.LargeBytes)
 }
 
-// verdict says what a load and a dump took: of the points with the fewest requests at a time the one of the most blocks, rather whole than
-// layer by layer, of the first geometry that was measured.
+// verdict returns the times of a load and a dump: of the first geometry, the fewest requests at a
+// time, preferably whole, and the most blocks.
 func (r *Report) verdict() string {
 	var texts []string
 	for _, w := range []Work{Load, Dump} {
@@ -94,7 +94,7 @@ var workTexts = map[Work]string{
 	Both: "loads and dumps begun at the same time",
 }
 
-// tables writes a geometry's points, a table for each kind of work.
+// tables writes the points of a geometry, a table for each kind of work.
 func (r *Report) tables(p *present.Page, geometry string) {
 	for _, w := range []Work{Load, Dump, Both} {
 		t := &present.Table{
@@ -154,7 +154,7 @@ func (p *Point) row() []string {
 	return row
 }
 
-// requests says how many requests at a time, of how many blocks.
+// requests returns the number of requests and their blocks as text.
 func (p *Place) requests() string { return fmt.Sprintf("%d x %d", p.Requests, p.Blocks) }
 
 func (p *Place) form() Form {
@@ -164,7 +164,7 @@ func (p *Place) form() Form {
 	return Whole
 }
 
-// times writes a ratio, and a dash where there is none.
+// times returns a ratio as text, or a dash.
 func times(v float64) string {
 	if v == 0 {
 		return "-"
@@ -172,7 +172,7 @@ func times(v float64) string {
 	return fmt.Sprintf("%.2f", v)
 }
 
-// arrivals writes when layers had arrived, as a share of the time that all took.
+// arrivals writes the times until layers were loaded, as shares of the total.
 func (r *Report) arrivals(p *present.Page, geometry string) {
 	t := &present.Table{Keys: 3, Right: "   " + strings.Repeat("r", 8)}
 	for i := range r.Points {
@@ -220,21 +220,22 @@ func (r *Report) beside(p *present.Page) {
 	p.Define("alone, beside", "the product's TFLOP/s")
 }
 
-// Compare compares the points of a report with those of an earlier one. A change of a share less than noise is chance.
+// Compare compares the points of a report with those of an earlier one. Changes by less than noise
+// are chance.
 func (r *Report) Compare(earlier *Report, noise float64) *bench.Comparison {
 	c := r.plain().Compare(earlier.plain(), noise)
 	for _, d := range []struct{ what, was, is string }{
 		{"the engine's options", earlier.Setup.Engine, r.Setup.Engine},
 		{"policies", earlier.Setup.LoadPolicy + " and " + earlier.Setup.DumpPolicy, r.Setup.LoadPolicy + " and " + r.Setup.DumpPolicy},
 	} {
-		if d.was != d.is && d.was != " and " { // of reports that did not say
+		if d.was != d.is && d.was != " and " { // old reports without the field
 			c.Notes = append(c.Notes, fmt.Sprintf("%s were %q and are %q", d.what, d.was, d.is))
 		}
 	}
 	return c
 }
 
-// plain is the report in the form of that of copies, as far as a comparison goes.
+// plain returns the report in the form of a report of copies, for a comparison.
 func (r *Report) plain() *bench.Report {
 	out := &bench.Report{Machine: r.Machine, Reference: r.Reference, Incomplete: r.Incomplete}
 	for i := range r.Points {

@@ -1,8 +1,10 @@
-// Package transfer measures transfers between processes: batches of blocks that several threads read from a target's memory, or write to
-// it, each thread a batch at a time, by whatever Driver carries them.
+// Package transfer measures transfers between processes. Several threads read batches of blocks
+// from a target's memory, or write them to it, each one batch at a time. A Driver carries the
+// batches.
 //
-// A point is a block size and a number of blocks of a batch. Its threads go on for as long as Options.Duration says, each in blocks of its own, which lie
-// between those of the others, in the order of the field's benchmark: block i of thread t is number i x threads + t. A first batch of each thread opens
-// what has to be opened, and does not count. With Options.Check every batch's bytes are compared: what was read with what was written before, what was written
-// with what is read again. That time does not count either, and a run with wrong bytes fails.
+// A point is a block size and a number of blocks per batch. Its threads run for Options.Duration.
+// Their blocks are interleaved, as in Mooncake's benchmark: block i of thread t is number i x
+// threads + t. The first batch of each thread opens connections and does not count. With
+// Options.Check the bytes of every batch are compared: read bytes with those written before,
+// written bytes with those read back. That time does not count, and wrong bytes fail the run.
 package transfer

@@ -6,40 +6,43 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Op is what batches do.
+// Op is the operation of batches.
 type Op string
 
-// The operations, as the initiator sees them.
+// The operations, as seen by the initiator.
 const (
 	Read  Op = "read"
 	Write Op = "write"
 )
 
-// Block is Length bytes of a batch, from byte Local of the driver's own memory and byte Remote of the target's.
+// Block is Length bytes of a batch, from byte Local of the driver's memory and byte Remote of the
+// target's.
 type Block struct{ Local, Remote, Length int64 }
 
-// Driver carries batches between memory of its own and a target's. Its methods are safe for concurrent use.
+// Driver carries batches between its own memory and a target's. Its methods are safe for concurrent
+// use.
 type Driver interface {
-	// Protocol and Target say what is measured, for people.
+	// Protocol and Target describe the driver.
 	Protocol() string
 	Target() string
-	// Local is the driver's own memory; Remote is the length of the target's, in bytes.
+	// Local returns the driver's memory. Remote returns the length of the target's memory in bytes.
 	Local() Memory
 	Remote() int64
-	// Submit begins a batch, which ctx bounds. The list of blocks is the caller's again when it returns.
+	// Submit starts a batch with the deadline of ctx. The caller may reuse the list of blocks after
+	// the call.
 	Submit(ctx context.Context, op Op, blocks []Block) (Pending, error)
 }
 
-// Memory is what batches are copied from and to. Its methods are safe for concurrent use of what does not overlap.
+// Memory is the memory of a driver. Its methods are safe for concurrent use on separate parts.
 type Memory interface {
-	// Len is its length in bytes.
+	// Len returns the length in bytes.
 	Len() int64
-	// Store writes b to it, at byte at, and Fetch reads it from there.
+	// Store writes b to byte at, and Fetch reads b from there.
 	Store(ctx context.Context, at int64, b []byte) error
 	Fetch(ctx context.Context, at int64, b []byte) error
 }
 
-// Host is memory that the CPU reaches.
+// Host is memory that the CPU can access.
 type Host struct{ *mem.Region }
 
 // Store implements Memory.
@@ -54,8 +57,8 @@ func (h Host) Fetch(_ context.Context, at int64, b []byte) error {
 	return nil
 }
 
-// Pending is a batch under way.
+// Pending is a batch in progress.
 type Pending interface {
-	// Wait waits for the batch to be done, and returns what it failed with.
+	// Wait waits for the end of the batch, and returns its error.
 	Wait(ctx context.Context) error
 }

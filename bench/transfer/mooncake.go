@@ -14,13 +14,13 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// MooncakeOptions say which segment batches go to.
+// MooncakeOptions identify the segment of the target.
 type MooncakeOptions struct {
 	Directory  mooncake.Directory
 	Segment    string
 	LocalBytes int64
 	Lanes      int // connections; 0 is the protocol's default
-	// Device and Copy are as transfer.Options'. Nil: host memory.
+	// Device and Copy are as in transfer.Options. Nil: host memory.
 	Device device.Device
 	Copy   stream.Stream
 }
@@ -33,7 +33,7 @@ type Mooncake struct {
 	mover  *wire.Mover
 }
 
-// OpenMooncake opens a segment and allocates memory for it. Close gives both back.
+// OpenMooncake opens a segment and allocates memory for it. Close releases both.
 func OpenMooncake(ctx context.Context, o MooncakeOptions) (_ *Mooncake, err error) {
 	m := &Mooncake{party: party{o: NativeOptions{Device: o.Device, Copy: o.Copy, Bytes: o.LocalBytes}}}
 	defer func() {
@@ -93,7 +93,7 @@ func (m *Mooncake) Submit(ctx context.Context, op Op, blocks []Block) (Pending, 
 	return b, nil
 }
 
-// Close ends the connections and frees the memory. Batches that are not done fail.
+// Close closes the connections and frees the memory. Unfinished batches fail.
 func (m *Mooncake) Close() error {
 	if m.remote != nil {
 		if err := m.remote.Close(); err != nil {

@@ -21,28 +21,28 @@ import (
 	"github.com/kvlane/kvlane/transfer"
 )
 
-// closeTimeout bounds the wait for what is under way when an engine is closed.
+// closeTimeout is the longest wait for transfers in progress when an engine is closed.
 const closeTimeout = 30 * time.Second
 
-// NativeOptions say what memory an engine of kvlane's own transfers has, and how it is reached.
+// NativeOptions are the memory and the paths of an engine of kvlane's transfers.
 type NativeOptions struct {
-	// Device has the memory, and Copy copies it. Nil: host memory. Both stay the caller's.
+	// Device has the memory, and Copy copies it. Nil: host memory. The caller closes both.
 	Device device.Device
 	Copy   stream.Stream
 	Bytes  int64
-	// Store says where segments are. Nil: at the address of their engine.
+	// Store is the directory of segments. Nil: a segment is found at the address of its engine.
 	Store metadata.Store
-	// NICs carry it by RDMA. Nil: there are none.
+	// NICs are the NICs for RDMA. Nil: none.
 	NICs *rail.NICs
-	// NICsOptional: see transfer.Options.
+	// NICsOptional is as in transfer.Options.
 	NICsOptional bool
 	Lanes        int // connections; 0 is the engine's default
 }
 
-// memoryName is that of the segment's memory.
+// memoryName is the name of the segment's memory.
 const memoryName = "memory"
 
-// party is an engine with memory: what both sides are.
+// party is an engine with memory, the common part of both sides.
 type party struct {
 	o      NativeOptions
 	host   *share.HostMemory
@@ -53,7 +53,7 @@ type party struct {
 	bouncing sync.Mutex // of bounce
 }
 
-// alloc makes the memory, and returns what exports it to processes of this host.
+// alloc allocates the memory, and returns a source that exports it to processes of this host.
 func (p *party) alloc(ctx context.Context) (source share.Source, err error) {
 	if p.o.Device == nil {
 		if p.host, err = share.AllocHost(nil, p.o.Bytes); err != nil {
@@ -71,7 +71,7 @@ func (p *party) alloc(ctx context.Context) (source share.Source, err error) {
 		}
 	}
 	p.region, err = p.o.Device.Alloc(p.o.Bytes, device.AllocOptions{})
-	return nil, err // by sockets only
+	return nil, err // only TCP works
 }
 
 // open opens the engine.
@@ -82,10 +82,10 @@ func (p *party) open(o transfer.Options) (err error) {
 	return err
 }
 
-// Engine is the party's own.
+// Engine returns the engine.
 func (p *party) Engine() *transfer.Engine { return p.engine }
 
-// close gives all back. What the engine may still touch is not freed.
+// close releases everything. Memory that the engine may still use is not freed.
 func (p *party) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
@@ -106,18 +106,18 @@ func (p *party) close() error {
 	return errors.Join(errs...)
 }
 
-// TargetOptions say what a target offers.
+// TargetOptions configure a target.
 type TargetOptions struct {
 	NativeOptions
 	Name   string // of the segment
 	Listen string // HOST:PORT
-	// Advertise is the address by which others reach it. Default: that of Listen.
+	// Advertise is the address for other hosts. Default: Listen.
 	Advertise string
-	// Path is the one path by which the memory is offered. PathNone: all that work.
+	// Path is the only path of the memory. PathNone: all that work.
 	Path transfer.Path
 }
 
-// Target is an engine that offers memory, of zeros, as a segment.
+// Target is an engine that offers memory, filled with zeros, as a segment.
 type Target struct {
 	party
 	server   *share.Server
@@ -125,8 +125,8 @@ type Target struct {
 	address  string
 }
 
-// OpenTarget offers memory until Close, to processes of this host by sharing it where that works, to those that have NICs by RDMA if it has
-// some, and to all by TCP.
+// OpenTarget offers memory until Close: shared with processes of this host if that works, by RDMA
+// if there are NICs, and by TCP.
 func OpenTarget(ctx context.Context, o TargetOptions) (_ *Target, err error) {
 	t := &Target{party: party{o: o.NativeOptions}}
 	defer func() {
@@ -160,8 +160,8 @@ func OpenTarget(ctx context.Context, o TargetOptions) (_ *Target, err error) {
 	return t, nil
 }
 
-// share starts a server that exports the memory, if a path needs it. Where other paths may be taken
-// a failure is kept for Unshared.
+// share starts a server that exports the memory, if a path needs it. If other paths are allowed, a
+// failure is kept for Unshared.
 func (t *Target) share(ctx context.Context, path transfer.Path) error {
 	if path == transfer.PathTCP || path == transfer.PathRDMA {
 		return nil
@@ -181,14 +181,14 @@ func (t *Target) share(ctx context.Context, path transfer.Path) error {
 	return nil
 }
 
-// Unshared returns why processes of this host cannot share the memory although no path excludes it,
-// or nil.
+// Unshared returns the error for which the memory is not shared with processes of this host
+// although no path excludes it, or nil.
 func (t *Target) Unshared() error { return t.unshared }
 
-// Segment is what others open the segment by.
+// Segment returns the address of the segment.
 func (t *Target) Segment() string { return t.address }
 
-// Close withdraws the memory and frees it. Importers that are attached lose it.
+// Close removes the memory and frees it. Attached importers lose it.
 func (t *Target) Close() error {
 	err := t.close()
 	if t.server != nil {
@@ -199,7 +199,7 @@ func (t *Target) Close() error {
 	return err
 }
 
-// Native carries batches by an engine of kvlane's own transfers, to the largest buffer of a segment.
+// Native carries batches by an engine of kvlane's transfers, to the largest buffer of a segment.
 type Native struct {
 	party
 	path     transfer.Path
@@ -208,7 +208,7 @@ type Native struct {
 	target   transfer.Buffer
 }
 
-// OpenNative opens a segment, which is reached by path alone; PathNone: by what can.
+// OpenNative opens a segment by one path; PathNone: by any path that works.
 func OpenNative(ctx context.Context, segment string, path transfer.Path, o NativeOptions) (_ *Native, err error) {
 	n := &Native{party: party{o: o}, path: path}
 	defer func() {
@@ -242,7 +242,7 @@ func OpenNative(ctx context.Context, segment string, path transfer.Path, o Nativ
 	return n, nil
 }
 
-// reaches returns why a path does not reach the buffer, or nil.
+// reaches returns the reason for which a path does not reach the buffer, or nil.
 func (n *Native) reaches(path transfer.Path) error {
 	switch path {
 	case transfer.PathNVLink, transfer.PathShm:
@@ -280,7 +280,7 @@ func (n *Native) Local() Memory {
 	return n.local()
 }
 
-// Submit implements Driver. Blocks of one length that lie in multiples of it, as pages do, are sent as pages.
+// Submit implements Driver. Blocks of one length at multiples of it are sent as pages.
 func (n *Native) Submit(ctx context.Context, op Op, blocks []Block) (Pending, error) {
 	how := transfer.Read
 	if op == Write {
@@ -317,7 +317,7 @@ func (n *Native) pages(blocks []Block) *transfer.Pages {
 	}
 	size, shift := blocks[0].Length, blocks[0].Local%blocks[0].Length
 	bit := bits.TrailingZeros64(uint64(size))
-	power := size == 1<<bit // of two: shifts, as divisions take longer than all the rest
+	power := size == 1<<bit // shifts instead of divisions, which would take most of the time
 	pairs := make([]transfer.PagePair, len(blocks))
 	for i := range blocks {
 		b := &blocks[i]
@@ -336,7 +336,7 @@ func (n *Native) pages(blocks []Block) *transfer.Pages {
 	}
 }
 
-// Close ends the connections and frees the memory. Batches that are not done fail.
+// Close closes the connections and frees the memory. Unfinished batches fail.
 func (n *Native) Close() error {
 	if err := n.close(); err != nil || n.importer == nil {
 		return err
@@ -344,7 +344,7 @@ func (n *Native) Close() error {
 	return n.importer.Close()
 }
 
-// local is the memory as a driver has it.
+// local returns the memory of the driver.
 func (p *party) local() Memory {
 	if p.region.Bytes() != nil {
 		return Host{p.region}
@@ -352,10 +352,11 @@ func (p *party) local() Memory {
 	return (*deviceMemory)(p)
 }
 
-// deviceMemory is a party's memory where the CPU does not reach it: it goes through pinned memory, piece by piece.
+// deviceMemory is the memory of a party that the CPU cannot access. It is copied through pinned
+// memory, piece by piece.
 type deviceMemory party
 
-// bounceBytes is how much of it there is.
+// bounceBytes is the length of the pinned memory.
 const bounceBytes = 16 << 20
 
 // Len implements Memory.
@@ -396,12 +397,12 @@ func (d *deviceMemory) through(ctx context.Context, at int64, b []byte, move fun
 	return context.Cause(ctx)
 }
 
-// copied copies, and returns when nothing touches the memory any more.
+// copied copies, and waits until nothing uses the memory.
 func copied(ctx context.Context, s stream.Stream, dst, src mem.Extent) error {
 	t, err := s.Submit(ctx, &mem.Batch{Dst: []mem.Extent{dst}, Src: []mem.Extent{src}})
 	if err != nil {
 		return err
 	}
-	<-t.Done() // a stream resolves its tickets
+	<-t.Done() // a stream always resolves its tickets
 	return t.Err()
 }

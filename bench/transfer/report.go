@@ -15,39 +15,41 @@ import (
 // Format is the version of Report's JSON form.
 const Format = 1
 
-// Report is what was measured.
+// Report is the result of a run.
 type Report struct {
 	Format    int       `json:"format"`
 	Protocol  string    `json:"protocol"`
 	Target    string    `json:"target"`
 	Op        Op        `json:"operation"`
 	Threads   int       `json:"threads"`
-	Checked   bool      `json:"checked"` // every batch's bytes were compared
+	Checked   bool      `json:"checked"` // the bytes of every batch were compared
 	CPUs      int       `json:"cpus"`
 	GoVersion string    `json:"go_version"`
 	Date      time.Time `json:"date"`
-	Command   string    `json:"command,omitempty"` // for the caller to fill in
+	Command   string    `json:"command,omitempty"` // the caller sets it
 	Points    []Point   `json:"points"`
-	// LeftOut are points that a budget of BudgetSeconds was too short for; zero: there was none.
+	// LeftOut are points that did not fit BudgetSeconds; zero: no budget.
 	BudgetSeconds float64  `json:"budget_seconds,omitempty"`
 	LeftOut       []string `json:"left_out,omitempty"`
-	// Incomplete says why the run ended before its end, if it did.
+	// Incomplete is the reason for an early end.
 	Incomplete string `json:"incomplete,omitempty"`
 }
 
-// Point is one block size and batch size. Times are of batches, in microseconds: Prep writes the list of blocks, Post submits it, Tx is from
-// there until the batch is done.
+// Point is one block size and batch size. Times are of batches, in microseconds: Prep writes the
+// list of blocks, Post submits it, Tx is the rest.
 type Point struct {
-	BlockBytes    int64   `json:"block_bytes"`
-	Blocks        int     `json:"blocks"`
-	Batches       int     `json:"batches"`            // of all threads
-	GivenUp       int     `json:"given_up,omitempty"` // batches under way when the budget was over, which do not count
-	Bytes         int64   `json:"bytes"`
-	MovedBytes    int64   `json:"moved_bytes,omitempty"`  // with those by which batches were checked, where NVLink's counters are read
-	NVLinkBytes   int64   `json:"nvlink_bytes,omitempty"` // by the counters of the GPU here
-	Seconds       float64 `json:"seconds"`                // that a thread spent, at the mean, without checking
-	GBps          float64 `json:"gb_per_s"`               // 1e9 bytes a second, of all threads
-	BlockMicros   float64 `json:"block_avg_us"`           // a batch's time by its blocks
+	BlockBytes int64 `json:"block_bytes"`
+	Blocks     int   `json:"blocks"`
+	Batches    int   `json:"batches"` // of all threads
+	// batches in progress at the end of the budget, which do not count
+	GivenUp int   `json:"given_up,omitempty"`
+	Bytes   int64 `json:"bytes"`
+	// including checks; only if NVLink's counters are read
+	MovedBytes    int64   `json:"moved_bytes,omitempty"`
+	NVLinkBytes   int64   `json:"nvlink_bytes,omitempty"` // by the counters of the local GPU
+	Seconds       float64 `json:"seconds"`                // mean of the threads, without checking
+	GBps          float64 `json:"gb_per_s"`               // 1e9 bytes per second, of all threads
+	BlockMicros   float64 `json:"block_avg_us"`           // time of a batch divided by its blocks
 	PrepMicros    float64 `json:"prep_avg_us"`
 	PrepP99Micros float64 `json:"prep_p99_us"`
 	PostMicros    float64 `json:"post_avg_us"`
@@ -56,7 +58,7 @@ type Point struct {
 	TxP99Micros   float64 `json:"tx_p99_us"`
 }
 
-// summarize fills in what its threads did.
+// summarize computes the figures from the threads.
 func (p *Point) summarize(threads []*thread) {
 	var prep, post, tx []float64
 	var spent time.Duration
@@ -88,7 +90,7 @@ func meanAndP99(v []float64) (mean, p99 float64) {
 	return mean / float64(len(v)), v[(len(v)*99+99)/100-1]
 }
 
-// WriteText writes the report for people.
+// WriteText writes the report as text.
 func (r *Report) WriteText(w io.Writer) error {
 	p := present.NewPage(present.ScreenOf(w))
 	h := bench.Head{Incomplete: r.Incomplete}
@@ -138,7 +140,8 @@ func (r *Report) WriteText(w io.Writer) error {
 	return p.Write(w)
 }
 
-// crossed returns how much of what was moved NVLink's counters saw, in percent: at the point where they saw least, and most.
+// crossed returns the share of the bytes that NVLink's counters counted, in percent: the smallest
+// and the largest of all points.
 func (r *Report) crossed() (low, high float64, ok bool) {
 	for i := range r.Points {
 		if p := &r.Points[i]; p.MovedBytes > 0 {
@@ -152,7 +155,7 @@ func (r *Report) crossed() (low, high float64, ok bool) {
 	return low, high, ok
 }
 
-// Summary is the line in which transfer_engine_bench says what it measured: of all points.
+// Summary returns the result line of transfer_engine_bench, for all points.
 func (r *Report) Summary() string {
 	var batches, bytes int64
 	var seconds float64
@@ -191,7 +194,7 @@ func (r *Report) WriteNIXL(w io.Writer) error {
 	return err
 }
 
-// verdict says how fast the fastest point was.
+// verdict returns the fastest point as text.
 func (r *Report) verdict() string {
 	if len(r.Points) == 0 {
 		return "Nothing was measured."

@@ -15,25 +15,27 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Options say what is measured. Zero values are the defaults.
+// Options configure a run. Zero values are the defaults.
 type Options struct {
 	Driver     Driver
 	Op         Op            // default Read
 	BlockBytes []int64       // default 64 KiB
 	Batches    []int         // blocks of a batch; default 128
-	Threads    int           // default 12, as the field's benchmark has
+	Threads    int           // default 12, as in Mooncake's benchmark
 	Duration   time.Duration // of a point; default 10 s
-	Check      bool          // compare every batch's bytes
-	// Timeout bounds each batch; default 1 minute. A target that is gone ends the run.
+	Check      bool          // compare the bytes of every batch
+	// Timeout is the timeout of each batch; default 1 minute. A lost target ends the run.
 	Timeout time.Duration
-	// Budget is how long the run takes in all, set-up included, from Began on (zero: from the call of Run): points are measured for less than
-	// Duration where that is needed, and what does not fit is left out. Zero: there is no limit.
+	// Budget is the duration of the run including its set-up, counted from Began (zero: the call of
+	// Run). Points then get less than Duration if needed, and points that do not fit are left out.
+	// Zero: no limit.
 	Budget time.Duration
 	Began  time.Time
-	// Links reads how many bytes have crossed the NVLinks of the GPU that has the memory here, either way, so that each point says whether they
-	// agree with what was moved. Nil: they are not read.
+	// Links returns the bytes that have crossed the NVLinks of the local GPU in both directions.
+	// The points compare them with the moved bytes. Nil: not read.
 	Links func() (int64, error)
-	// Progress is told before each point and after the last, if it is set, and Notice that not all points will fit.
+	// Progress, if set, is called before each point and after the last. Notice, if set, is called
+	// if not all points will fit.
 	Progress func(done, total int, what string)
 	Notice   func(text string)
 }
@@ -44,7 +46,7 @@ const (
 	maxBatch   = 1 << 20
 )
 
-// SetDefaults fills in what is zero.
+// SetDefaults replaces zero values.
 func (o *Options) SetDefaults() {
 	if o.Op == "" {
 		o.Op = Read
@@ -69,7 +71,7 @@ func (o *Options) SetDefaults() {
 	}
 }
 
-// Validate reports everything that is wrong, but what only the driver knows.
+// Validate reports every problem, except those that depend on the driver.
 func (o *Options) Validate() error {
 	var errs []error
 	wrong := func(format string, args ...any) {
@@ -100,19 +102,20 @@ func (o *Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// NeedBytes is how much memory the largest point takes at the target, and here.
+// NeedBytes returns the memory of the largest point at the target, and at the initiator.
 func (o *Options) NeedBytes() (remote, local int64) {
 	remote = slices.Max(o.BlockBytes) * int64(slices.Max(o.Batches)) * int64(o.Threads)
 	local = remote
 	if o.Check && o.Op == Write {
-		local *= 2 // where it is read back to
+		local *= 2 // for the bytes that are read back
 	}
 	return remote, local
 }
 
-// Run measures every point: each batch size for each block size. Errors: ErrCorrupt for wrong bytes, ErrInvalid for options that do not fit the driver's
-// memory and for a budget that is over before anything was measured, what a batch failed with, and the context's cause if ctx ends: then the
-// report is of what was measured until then, if that is anything, and says so.
+// Run measures every batch size with each block size. It returns ErrCorrupt for wrong bytes,
+// ErrInvalid for options that do not fit the driver's memory and for a budget that ended before a
+// point was measured, the error of a batch, or the cause of ctx if that ended. In the last case it
+// also returns a report of the measured points, which is marked as incomplete.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	o.SetDefaults()
 	if err := o.Validate(); err != nil {
@@ -149,7 +152,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	return bench.Outcome(ctx, budget, r, &r.Incomplete, "measure transfers by "+r.Protocol, err)
 }
 
-// point measures with all threads at once, until then where there is a budget.
+// point measures with all threads, until then if there is a budget.
 func (o *Options) point(ctx context.Context, p *Point, until time.Time) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -168,7 +171,7 @@ func (o *Options) point(ctx context.Context, p *Point, until time.Time) error {
 				err = t.run(ctx)
 			}
 			if err != nil {
-				cancel(err) // one is enough to end all
+				cancel(err) // one error ends all threads
 			}
 			done <- err
 		}()
@@ -185,11 +188,11 @@ func (o *Options) point(ctx context.Context, p *Point, until time.Time) error {
 		}
 	}
 	if i := slices.IndexFunc(errs, func(err error) bool { return errors.Is(err, errdefs.ErrCorrupt) }); i >= 0 {
-		return errs[i] // whatever else ended the others
+		return errs[i] // the cause of the other errors
 	}
 	if len(errs) > 0 {
 		if cause := context.Cause(ctx); cause != nil {
-			return cause // the first
+			return cause // the first error
 		}
 		return errors.Join(errs...)
 	}
@@ -203,7 +206,7 @@ func (o *Options) point(ctx context.Context, p *Point, until time.Time) error {
 	return nil
 }
 
-// links reads what has crossed NVLink, if that can be.
+// links returns the bytes that have crossed NVLink, if they can be read.
 func (o *Options) links() (bytes int64, ok bool) {
 	if o.Links == nil {
 		return 0, false
@@ -218,19 +221,20 @@ type thread struct {
 	index int
 	size  int64
 	batch int
-	until time.Time // when it ends where there is a budget
-	seq   uint64    // of the bytes that were written last
+	until time.Time // end, with a budget
+	seq   uint64    // number of the last written content
 
-	blocks  []Block // of the list that was written last
-	scratch []byte  // two blocks of the CPU's memory
+	blocks  []Block // the last written list
+	scratch []byte  // two blocks of host memory
 
-	moved          int64         // bytes, since the point began, those too by which others are checked
-	spent          time.Duration // that counts
-	givenUp        bool          // the last batch, when the budget was over
+	moved          int64         // bytes since the start of the point, including checks
+	spent          time.Duration // measured time
+	givenUp        bool          // the last batch was stopped by the budget
 	prep, post, tx []float64     // microseconds of each batch
 }
 
-// list writes the blocks of a batch; local memory is moved by shift. The list is valid until the next call.
+// list writes the blocks of a batch, with local memory moved by shift. The list is valid until the
+// next call.
 func (t *thread) list(shift int64) []Block {
 	if t.blocks == nil {
 		t.blocks = make([]Block, t.batch)
@@ -242,7 +246,7 @@ func (t *thread) list(shift int64) []Block {
 	return t.blocks
 }
 
-// prepare makes the target have what is read, and moves a batch that does not count.
+// prepare writes the content for reads to the target, and moves a batch that does not count.
 func (t *thread) prepare(ctx context.Context) error {
 	blocks := t.list(0)
 	if t.o.Check {
@@ -261,7 +265,7 @@ func (t *thread) prepare(ctx context.Context) error {
 	return nil
 }
 
-// move carries a batch, untimed.
+// move carries a batch without timing it.
 func (t *thread) move(ctx context.Context, op Op, blocks []Block) error {
 	ctx, cancel := context.WithTimeout(ctx, t.o.Timeout)
 	defer cancel()
@@ -269,14 +273,15 @@ func (t *thread) move(ctx context.Context, op Op, blocks []Block) error {
 	if err != nil {
 		return err
 	}
-	if err := p.Wait(context.WithoutCancel(ctx)); err != nil { // ctx bounds the batch; its memory is free when it is done, and not before
+	// ctx bounds the batch; its memory is in use until the batch ends
+	if err := p.Wait(context.WithoutCancel(ctx)); err != nil {
 		return err
 	}
 	t.moved += t.size * int64(len(blocks))
 	return nil
 }
 
-// run submits batches for as long as it is to.
+// run submits batches until the end of the point.
 func (t *thread) run(ctx context.Context) error {
 	for t.spent < t.o.Duration && (t.o.Budget == 0 || len(t.tx) == 0 || time.Now().Before(t.until)) {
 		if ctx.Err() != nil {
@@ -289,7 +294,7 @@ func (t *thread) run(ctx context.Context) error {
 			return err
 		}
 		switch err := t.timed(ctx, blocks); {
-		case len(t.tx) > 0 && errors.Is(err, bench.ErrOverBudget): // what was measured before counts
+		case len(t.tx) > 0 && errors.Is(err, bench.ErrOverBudget): // earlier batches count
 			t.givenUp = true
 			return nil
 		case err != nil:
@@ -306,7 +311,7 @@ func (t *thread) run(ctx context.Context) error {
 	return nil
 }
 
-// ready gives memory here the bytes to write, or others than are read.
+// ready fills the local memory with the bytes to write, or with other bytes before a read.
 func (t *thread) ready(ctx context.Context, blocks []Block) error {
 	switch {
 	case !t.o.Check:
@@ -357,7 +362,7 @@ func (t *thread) seed(block int) uint64 {
 	return device.Mix64(device.Mix64(uint64(t.index)<<40|t.seq)+uint64(block)) ^ uint64(t.size)
 }
 
-// buffer returns a block of the CPU's memory.
+// buffer returns a block of host memory.
 func (t *thread) buffer() []byte {
 	if t.scratch == nil {
 		t.scratch = make([]byte, 2*t.size)
@@ -375,7 +380,7 @@ func pattern(b []byte, seed uint64) {
 	}
 }
 
-// poison writes what no batch has.
+// poison writes bytes that no batch has.
 func (t *thread) poison(ctx context.Context, blocks []Block) error {
 	b := t.buffer()
 	clear(b)
@@ -387,7 +392,7 @@ func (t *thread) poison(ctx context.Context, blocks []Block) error {
 	return nil
 }
 
-// check compares what was read, or what is read again of what was written, with what was written last.
+// check compares read bytes, or bytes read back, with those written last.
 func (t *thread) check(ctx context.Context, blocks []Block) error {
 	if t.o.Op == Write {
 		blocks = t.list(t.o.Driver.Local().Len() / 2)

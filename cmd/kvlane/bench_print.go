@@ -11,7 +11,6 @@ import (
 
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/internal/ctxio"
-	"github.com/kvlane/kvlane/internal/gunzip"
 	"github.com/kvlane/kvlane/internal/kept"
 )
 
@@ -32,7 +31,7 @@ func readEarlier[T any](ctx context.Context, flag, name string, read func(io.Rea
 	}
 	defer func() { _ = in.Close() }() // only read
 	var r *T
-	plain, err := gunzip.Reader(in)
+	plain, err := ctxio.Decompress(in)
 	if err == nil {
 		r, err = read(plain)
 	}

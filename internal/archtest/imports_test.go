@@ -99,7 +99,7 @@ var mayImport = map[string]string{
 	"store/batch":           "mem stream stream/renew store/pages store/pool",
 	"store/load":            onTier + " stream tier store/admission store/batch store/index store/pages store/pipeline store/pool store/task",
 	"store/dump":            onTier + " stream tier store/batch store/pages store/pipeline store/pool store/stat store/task",
-	"replay":                anyPlain + " store replay/kvcache bench internal/ctxio internal/gunzip internal/present internal/sys/hostmem",
+	"replay":                anyPlain + " store replay/kvcache bench internal/ctxio internal/present internal/sys/hostmem",
 	"replay/kvcache":        anyPlain + " store",
 	"replay/demo":           anyPlain + " store replay internal/present",
 	"doctor":                anyPlain + " internal/limits internal/present internal/sys/uring",
@@ -117,8 +117,7 @@ var mayImport = map[string]string{
 	"internal/present":      "",
 	"internal/strictjson":   "",
 	"internal/settings":     anyPlain + " store stream/copy/plan tier/file tier/log internal/present internal/strictjson",
-	"internal/ctxio":        "",
-	"internal/gunzip":       "errdefs",
+	"internal/ctxio":        "errdefs",
 	"internal/published":    "", // but for its tests
 	"internal/testkit":      "internal/leak internal/fault",
 	"internal/fault":        "errdefs",

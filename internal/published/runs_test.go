@@ -14,7 +14,7 @@ import (
 
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/bench/request"
-	"github.com/kvlane/kvlane/internal/gunzip"
+	"github.com/kvlane/kvlane/internal/ctxio"
 	"github.com/kvlane/kvlane/replay"
 )
 
@@ -90,7 +90,7 @@ func contentOf(t *testing.T, file string) []byte {
 		t.Fatal(err)
 	}
 	defer func() { _ = f.Close() }() // only read
-	plain, err := gunzip.Reader(f)
+	plain, err := ctxio.Decompress(f)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,5 +1,4 @@
-// Package gunzip reads files that may be compressed, whatever their names end in.
-package gunzip
+package ctxio
 
 import (
 	"bufio"
@@ -12,9 +11,9 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Reader returns what r holds: decompressed where it begins as gzip does, and as it is otherwise. Content that begins so and is not
-// gzip is ErrInvalid.
-func Reader(r io.Reader) (*bufio.Reader, error) {
+// Decompress returns the content of r, decompressed if it starts like gzip. It returns ErrInvalid
+// if the content only looks like gzip.
+func Decompress(r io.Reader) (*bufio.Reader, error) {
 	buf := bufio.NewReaderSize(r, 64<<10)
 	head, err := buf.Peek(2)
 	if err != nil && !errors.Is(err, io.EOF) {

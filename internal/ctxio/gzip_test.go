@@ -1,4 +1,4 @@
-package gunzip
+package ctxio
 
 import (
 	"bytes"
@@ -10,10 +10,7 @@ import (
 	"testing/iotest"
 
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/internal/testkit"
 )
-
-func TestMain(m *testing.M) { testkit.Main(m) }
 
 func zipped(t *testing.T, text string) string {
 	t.Helper()
@@ -28,10 +25,10 @@ func zipped(t *testing.T, text string) string {
 	return b.String()
 }
 
-func TestReader(t *testing.T) {
+func TestDecompress(t *testing.T) {
 	for _, text := range []string{"", "{", "{}\n", strings.Repeat("x", 1<<17)} {
 		for _, in := range []string{text, zipped(t, text)} {
-			r, err := Reader(iotest.OneByteReader(strings.NewReader(in)))
+			r, err := Decompress(iotest.OneByteReader(strings.NewReader(in)))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -42,19 +39,19 @@ func TestReader(t *testing.T) {
 	}
 }
 
-func TestReaderOfWhatIsBroken(t *testing.T) {
-	if _, err := Reader(strings.NewReader("\x1f\x8b has no header")); !errors.Is(err, errdefs.ErrInvalid) {
+func TestDecompressDamagedContent(t *testing.T) {
+	if _, err := Decompress(strings.NewReader("\x1f\x8b has no header")); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("no gzip: %v", err)
 	}
-	if _, err := Reader(iotest.ErrReader(io.ErrClosedPipe)); !errors.Is(err, io.ErrClosedPipe) {
+	if _, err := Decompress(iotest.ErrReader(io.ErrClosedPipe)); !errors.Is(err, io.ErrClosedPipe) {
 		t.Errorf("a reader that fails: %v", err)
 	}
-	whole := zipped(t, "a text that is cut off")
-	r, err := Reader(strings.NewReader(whole[:len(whole)-9]))
+	whole := zipped(t, "a truncated text")
+	r, err := Decompress(strings.NewReader(whole[:len(whole)-9]))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := io.ReadAll(r); err == nil {
-		t.Error("what is cut off is read without an error")
+		t.Error("a truncated text is read without an error")
 	}
 }

@@ -14,9 +14,10 @@ type dtype struct {
 	short []string
 }
 
-// The names are those of PyTorch and of the engines' --kv-cache-dtype options, of which fp8 is e4m3
-// (https://docs.vllm.ai/en/latest/features/quantization/quantized_kvcache.html). Identities have the first, so that one type has one
-// digest.
+// dtypes returns the element types with the names of PyTorch and of the engines' --kv-cache-dtype
+// options, in which fp8 is e4m3
+// (https://docs.vllm.ai/en/latest/features/quantization/quantized_kvcache.html). Identities have
+// the first name, so that a type has one digest.
 func dtypes() []dtype {
 	return []dtype{
 		{"bfloat16", 2, []string{"bf16"}},
@@ -28,7 +29,7 @@ func dtypes() []dtype {
 	}
 }
 
-// DTypes returns the element types that an Identity may name.
+// DTypes returns the element types for an Identity.
 func DTypes() []string {
 	var names []string
 	for _, d := range dtypes() {
@@ -37,7 +38,7 @@ func DTypes() []string {
 	return names
 }
 
-// DTypeBytes returns the size of an element in bytes, or ErrInvalid.
+// DTypeBytes returns the size of an element in bytes. It returns ErrInvalid for an unknown name.
 func DTypeBytes(name string) (int, error) {
 	for _, d := range dtypes() {
 		if d.name == name {
@@ -47,8 +48,8 @@ func DTypeBytes(name string) (int, error) {
 	return 0, fmt.Errorf("dtype %q is none of %s: %w", clip(name), strings.Join(DTypes(), ", "), errdefs.ErrInvalid)
 }
 
-// ParseDType returns the name in DTypes of an element type that is called so, or by another usual name such as bf16, fp16, f32 or fp8. The
-// error wraps ErrInvalid and says which there are.
+// ParseDType returns the name in DTypes of an element type. It accepts other usual names, such as
+// bf16, fp16, f32 and fp8. For an unknown name it returns ErrInvalid with a list of names.
 func ParseDType(name string) (string, error) {
 	var all []string
 	for _, d := range dtypes() {

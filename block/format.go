@@ -7,20 +7,21 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Format seals and verifies the images of one identity and layout. It is a small value; copy it freely.
+// Format seals and verifies images of one identity and layout. It is a small value and may be
+// copied.
 //
-// The checksums cover the shards' bytes. Padding is zeroed when an image is sealed and must still be zero when it is
-// verified, so that every byte of an image is checked and no stray memory is ever written to storage.
+// Checksums cover the bytes of the shards. Sealing clears the padding, and verifying checks that it
+// is zero. So every byte of an image is checked, and no stray memory is written to storage.
 //
-// The algorithm of the checksums is in the image, not in the format: images of either algorithm verify.
+// The image contains the checksum algorithm. Images of any known algorithm verify.
 type Format struct {
 	Layout   *Layout
 	Identity Digest
-	// Sum is the algorithm of the images that are sealed. Zero stands for DefaultSum.
+	// Sum is the algorithm for sealing. Zero means DefaultSum.
 	Sum SumAlgo
 }
 
-// Algo returns the algorithm of the images that are sealed.
+// Algo returns the algorithm for sealing.
 func (f Format) Algo() SumAlgo {
 	if f.Sum == 0 {
 		return DefaultSum
@@ -28,8 +29,8 @@ func (f Format) Algo() SumAlgo {
 	return f.Sum
 }
 
-// Seal makes the image complete: it checksums the shards, which have been filled, zeroes padding and writes the header.
-// The image must have exactly Layout.ImageBytes bytes, else ErrInvalid.
+// Seal completes an image: it computes the checksums of its shards, clears the padding and writes
+// the header. It returns ErrInvalid unless image has Layout.ImageBytes bytes.
 func (f Format) Seal(image []byte, key Key) error {
 	if err := f.checkLen(image); err != nil {
 		return fmt.Errorf("seal block %s: %w", key, err)
@@ -46,15 +47,15 @@ func (f Format) Seal(image []byte, key Key) error {
 	return f.SealWith(image, key, sums)
 }
 
-// SumShard returns the checksum of shard i, without its padding. The image has Layout.ImageBytes bytes and i is a shard
-// of the layout; anything else panics.
+// SumShard returns the checksum of shard i, without its padding. It panics unless image has
+// Layout.ImageBytes bytes and i is a shard.
 func (f Format) SumShard(image []byte, i int) uint64 {
 	data, _ := f.Layout.shard(image, i)
 	return f.Algo().sum(data)
 }
 
-// SealWith is Seal for checksums that were made before, one a shard: as each shard landed, or by whoever copied it. They are
-// of the format's algorithm; those of SumTree come from FoldLeaves too.
+// SealWith is Seal with given checksums, one per shard, of the format's algorithm. See FoldLeaves
+// for SumTree.
 func (f Format) SealWith(image []byte, key Key, sums []uint64) error {
 	if err := f.checkLen(image); err != nil {
 		return fmt.Errorf("seal block %s: %w", key, err)
@@ -73,9 +74,9 @@ func (f Format) SealWith(image []byte, key Key, sums []uint64) error {
 	return nil
 }
 
-// Verify checks the whole image: the header, that it is of this identity, layout and key, every shard and the padding.
-// Errors name what differs: ErrCorrupt for bytes that changed since they were sealed, ErrMismatch for an intact header
-// of something else, ErrInvalid for an image that has not Layout.ImageBytes bytes.
+// Verify checks the whole image: the header, its identity, layout and key, every shard and the
+// padding. It returns ErrCorrupt for changed bytes, ErrMismatch for an intact header of another
+// block, and ErrInvalid unless image has Layout.ImageBytes bytes.
 func (f Format) Verify(image []byte, key Key) error {
 	h, err := f.Header(image, key)
 	if err != nil {
@@ -89,13 +90,15 @@ func (f Format) Verify(image []byte, key Key) error {
 	return nil
 }
 
-// VerifyHeader checks the header only: that it is intact and of this identity, layout and key. Errors as Verify.
+// VerifyHeader checks only the header, and its identity, layout and key. Its errors are those of
+// Verify.
 func (f Format) VerifyHeader(image []byte, key Key) error {
 	_, err := f.Header(image, key)
 	return err
 }
 
-// VerifyShard checks shard i and its padding against the header, which VerifyHeader must have found right.
+// VerifyShard checks shard i and its padding against the header. VerifyHeader must have succeeded
+// before.
 func (f Format) VerifyShard(image []byte, i int) error {
 	if err := f.checkLen(image); err != nil {
 		return fmt.Errorf("verify shard %d: %w", i, err)
@@ -110,7 +113,7 @@ func (f Format) VerifyShard(image []byte, i int) error {
 	return f.verifyShard(&h, image, i)
 }
 
-// Header checks the header as VerifyHeader does and returns it.
+// Header checks the header like VerifyHeader and returns it.
 func (f Format) Header(image []byte, key Key) (Header, error) {
 	if err := f.checkLen(image); err != nil {
 		return Header{}, fmt.Errorf("verify block %s: %w", key, err)
@@ -135,8 +138,9 @@ func (f Format) Header(image []byte, key Key) (Header, error) {
 	return h, nil
 }
 
-// Verified returns the header of an image that Header or VerifyHeader has found right before, without looking at it again.
-// Errors: ErrInvalid for an image that has not Layout.ImageBytes bytes, ErrMismatch for an algorithm that is not known.
+// Verified returns the header of an image that Header or VerifyHeader has checked before, without
+// checking it again. It returns ErrInvalid unless image has Layout.ImageBytes bytes, and
+// ErrMismatch for an unknown algorithm.
 func (f Format) Verified(image []byte) (Header, error) {
 	if err := f.checkLen(image); err != nil {
 		return Header{}, err
@@ -156,8 +160,8 @@ func (f Format) Verified(image []byte) (Header, error) {
 	return h, nil
 }
 
-// ShardSums appends to sums the checksums of the shards that the image's header has, which is not verified here. It appends nothing
-// where they are not SumTree, or where the header names another block.
+// ShardSums appends the checksums of the shards in the image's header to sums. It does not verify
+// the header. It appends nothing if they are not SumTree or the header has another key.
 func (f Format) ShardSums(sums []uint64, image []byte, key Key) []uint64 {
 	if int64(len(image)) != f.Layout.image || SumAlgo(binary.LittleEndian.Uint32(image[offSumAlgo:])) != SumTree || Key(image[offKey:]) != key {
 		return sums

@@ -11,19 +11,20 @@ import (
 // MaxGroups bounds the page groups of a store.
 const MaxGroups = 64
 
-// Formats are those of all blocks of a store, one a page group: some of a model's layers whose KV has one geometry and one page
-// table. Blocks of a group are blocks of their own, with identity, layout and keys of their own. A model without groups is one.
+// Formats are the formats of all blocks of a store, one for each page group. A page group is a set
+// of layers whose KV has one geometry and one page table. Its blocks have their own identity,
+// layout and keys. A model without groups has one.
 //
-// Where there are several, the last bytes of a key are a tag of its group, so that a key alone says whose block it names and how
-// long that is. Keys of a store with one group have none.
+// If there are several groups, the last bytes of a key are the tag of its group. So a key alone
+// determines the group and the length of its block. Keys of a store with one group have no tag.
 type Formats []Format
 
-// tagBytes is the length of a key's tag, which is the same part of the group's identity digest.
+// tagBytes is the length of a tag. It is the end of the group's identity digest.
 const tagBytes = 4
 
 func tagOf(b [32]byte) [tagBytes]byte { return [tagBytes]byte(b[32-tagBytes:]) }
 
-// Validate reports everything that is wrong with the formats, joined. The errors wrap ErrInvalid.
+// Validate reports all errors of the formats, joined. They wrap ErrInvalid.
 func (fs Formats) Validate() error {
 	if len(fs) == 0 || len(fs) > MaxGroups {
 		return fmt.Errorf("blocks have %d formats: want one a page group, 1 to %d: %w", len(fs), MaxGroups, errdefs.ErrInvalid)
@@ -46,7 +47,7 @@ func (fs Formats) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Key returns the name of the group's block that the engine knows by engineHash. The group is in range.
+// Key returns the key of the group's block with this engine hash. group must be in range.
 func (fs Formats) Key(group int, engineHash []byte) Key {
 	key := fs[group].Identity.Key(engineHash)
 	if len(fs) > 1 {
@@ -56,7 +57,7 @@ func (fs Formats) Key(group int, engineHash []byte) Key {
 	return key
 }
 
-// Group returns the page group whose blocks have such keys, or -1 where there is none.
+// Group returns the page group of a key, or -1 if there is none.
 func (fs Formats) Group(key Key) int {
 	if len(fs) == 1 {
 		return 0
@@ -65,13 +66,13 @@ func (fs Formats) Group(key Key) int {
 	return slices.IndexFunc(fs, func(f Format) bool { return tagOf(f.Identity) == tag })
 }
 
-// Tagged says whether the key has the tag of one of the groups, as keys of a store with several have.
+// Tagged reports whether the key has the tag of a group.
 func (fs Formats) Tagged(key Key) bool {
 	tag := tagOf(key)
 	return slices.ContainsFunc(fs, func(f Format) bool { return tagOf(f.Identity) == tag })
 }
 
-// Of returns the format of the block that the key names, or ErrInvalid where it is of none of the groups.
+// Of returns the format of a key's block. It returns ErrInvalid if the key is of no group.
 func (fs Formats) Of(key Key) (Format, error) {
 	g := fs.Group(key)
 	if g < 0 {
@@ -80,7 +81,7 @@ func (fs Formats) Of(key Key) (Format, error) {
 	return fs[g], nil
 }
 
-// ImageBytes returns the length of the image of the block that the key names; zero where it is of no group.
+// ImageBytes returns the length of the image of a key's block, or zero if the key is of no group.
 func (fs Formats) ImageBytes(key Key) int64 {
 	g := fs.Group(key)
 	if g < 0 {
@@ -98,7 +99,7 @@ func (fs Formats) MaxImageBytes() int64 {
 	return n
 }
 
-// MaxShards returns how many shards the blocks have that have the most.
+// MaxShards returns the maximum number of shards of a block.
 func (fs Formats) MaxShards() int {
 	n := 0
 	for i := range fs {
@@ -107,7 +108,7 @@ func (fs Formats) MaxShards() int {
 	return n
 }
 
-// Verify is Format.Verify under the format of the key's group.
+// Verify calls Format.Verify with the format of the key's group.
 func (fs Formats) Verify(image []byte, key Key) error {
 	f, err := fs.Of(key)
 	if err != nil {
@@ -116,7 +117,7 @@ func (fs Formats) Verify(image []byte, key Key) error {
 	return f.Verify(image, key)
 }
 
-// VerifyHeader is Format.VerifyHeader under the format of the key's group.
+// VerifyHeader calls Format.VerifyHeader with the format of the key's group.
 func (fs Formats) VerifyHeader(image []byte, key Key) error {
 	f, err := fs.Of(key)
 	if err != nil {

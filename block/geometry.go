@@ -7,27 +7,29 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Geometry is the shape of a model's paged KV cache on one tensor-parallel rank, from which the layout and the identity
-// of its blocks follow.
+// Geometry is the shape of a model's paged KV cache on one tensor-parallel rank. It determines the
+// layout and identity of its blocks.
 type Geometry struct {
-	Model       string `config:"name"`
-	DType       string `config:"dtype"` // of the KV cache, as ParseDType takes it
-	Layers      int    `config:"layers"`
-	KVHeads     int    `config:"kv_heads"`     // of the whole model; 1 for MLA
-	HeadSize    int    `config:"head_size"`    // elements a head and token; for MLA, of a token's latent with its rotary part
-	BlockTokens int    `config:"block_tokens"` // tokens a block
-	TPSize      int    `config:"tp_size"`      // tensor-parallel ranks
-	TPRank      int    `config:"tp_rank"`      // this rank, from 0
-	MLA         bool   `config:"mla"`          // one plane of latents a layer, the same on every rank
-	// State says that a layer has one plane of recurrent state (Mamba, linear attention) as it is at the end of a block: KVHeads heads
-	// of HeadSize elements a block, not a token.
+	Model   string `config:"name"`
+	DType   string `config:"dtype"` // of the KV cache; see ParseDType
+	Layers  int    `config:"layers"`
+	KVHeads int    `config:"kv_heads"` // of the whole model; 1 for MLA
+	// Elements per head and token; for MLA the latent with its rotary part.
+	HeadSize    int  `config:"head_size"`
+	BlockTokens int  `config:"block_tokens"` // tokens per block
+	TPSize      int  `config:"tp_size"`      // tensor-parallel ranks
+	TPRank      int  `config:"tp_rank"`      // this rank, from 0
+	MLA         bool `config:"mla"`          // one plane of latents per layer, equal on all ranks
+	// State is true if a layer has one plane of recurrent state (Mamba, linear attention), as it is
+	// at the end of a block. It has KVHeads heads of HeadSize elements per block, not per token.
 	State bool `config:"state"`
 }
 
-// maxDimension bounds each number of a Geometry, so that no product of them overflows before it is checked.
+// maxDimension bounds each number of a Geometry, so that products do not overflow before they are
+// checked.
 const maxDimension = 1 << 20
 
-// Validate reports every problem of the geometry, joined; each names its field and wraps ErrInvalid.
+// Validate reports all errors of the geometry, joined. Each names its field and wraps ErrInvalid.
 func (g Geometry) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) {
@@ -68,8 +70,8 @@ func (g Geometry) Validate() error {
 	return errors.Join(errs...)
 }
 
-// heads returns the range of KV heads that the rank holds. With more ranks than heads, neighbouring ranks hold the same
-// one, as the engines replicate it.
+// heads returns the range of KV heads of the rank. With more ranks than heads, neighbouring ranks
+// have the same head, as in the engines.
 func (g Geometry) heads() (first, end int) {
 	switch {
 	case g.MLA:
@@ -83,7 +85,7 @@ func (g Geometry) heads() (first, end int) {
 	}
 }
 
-// dtype is the name of the element type that identities have; of a geometry that is not valid, whatever it says.
+// dtype returns the name of the element type in identities. An invalid name is returned unchanged.
 func (g Geometry) dtype() string {
 	if name, err := ParseDType(g.DType); err == nil {
 		return name
@@ -91,14 +93,15 @@ func (g Geometry) dtype() string {
 	return g.DType
 }
 
-// PlaneBytes returns the bytes that one block has in one plane: a layer's K, its V, or its latents. The geometry is valid.
+// PlaneBytes returns the bytes of a block in one plane: a layer's K, its V, or its latents. The
+// geometry must be valid.
 func (g Geometry) PlaneBytes() int64 {
 	first, end := g.heads()
 	bytes, err := DTypeBytes(g.dtype())
 	if err != nil {
 		return 0
 	}
-	// Four numbers of 20 bits could overflow together. Past what an image may have, any larger value will do.
+	// Four numbers of 20 bits could overflow. Any value above MaxImageBytes is invalid.
 	n := int64(g.HeadSize)
 	if !g.State {
 		n *= int64(g.BlockTokens)
@@ -109,7 +112,7 @@ func (g Geometry) PlaneBytes() int64 {
 	return n * int64(end-first) * int64(bytes)
 }
 
-// PlanesPerLayer returns 2, for K and V, or 1 for MLA and for states.
+// PlanesPerLayer returns 2 for K and V, and 1 for MLA and states.
 func (g Geometry) PlanesPerLayer() int {
 	if g.MLA || g.State {
 		return 1
@@ -117,7 +120,7 @@ func (g Geometry) PlanesPerLayer() int {
 	return 2
 }
 
-// Layout returns the layout of the blocks: one shard a layer, K then V.
+// Layout returns the layout of the blocks: one shard per layer, K before V.
 func (g Geometry) Layout() (*Layout, error) {
 	if err := g.Validate(); err != nil {
 		return nil, err
@@ -136,8 +139,8 @@ func (g Geometry) layout() (*Layout, error) {
 	return NewLayout(lens)
 }
 
-// Identity returns the identity of the blocks. It names the heads that the rank holds and how many
-// the model has, not the rank.
+// Identity returns the identity of the blocks. It contains the heads of the rank and their total
+// number in the model, but not the rank.
 func (g Geometry) Identity(adapter, salt string) Identity {
 	layout := LayoutKV
 	switch {

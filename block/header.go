@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// FormatVersion is the version of the image format that this package writes, and the only one it reads.
+// FormatVersion is the version of the image format that this package reads and writes.
 const FormatVersion = 1
 
 // The header, little-endian:
@@ -23,14 +23,14 @@ const FormatVersion = 1
 //	28  shards               u32
 //	32  identity digest      32 bytes
 //	64  key                  32 bytes
-//	96  shard table          24 bytes a shard: offset u64, length u64, checksum u64
+//	96  shard table          24 bytes per shard: offset u64, length u64, checksum u64
 //	    zeros
-//	-8  checksum of all before it, XXH3 whatever the algorithm of the shards
+//	-8  checksum of all before it, always XXH3
 //
-// Magic, version, header length and the header's checksum keep their places in every version: a reader can so tell a
-// newer version (ErrVersion) from damage (ErrCorrupt).
+// Magic, version, header length and the header's checksum keep their places in every version. So a
+// reader distinguishes a newer version (ErrVersion) from damage (ErrCorrupt).
 const (
-	magic = "\x89KVLB\r\n\x1a" // as PNG's: survives neither text mode nor 7-bit transfer
+	magic = "\x89KVLB\r\n\x1a" // like PNG's: text mode and 7-bit transfer damage it
 
 	offVersion  = 8
 	offHeader   = 12
@@ -47,10 +47,11 @@ const (
 	maxHeader = (offTable + MaxShards*entryBytes + sumBytes + AlignBytes - 1) / AlignBytes * AlignBytes
 )
 
-// headerBytes returns the length of a header for n shards before it is aligned.
+// headerBytes returns the length of a header for n shards, before alignment.
 func headerBytes(n int) int64 { return offTable + int64(n)*entryBytes + sumBytes }
 
-// Header is a decoded header. It refers to the bytes it was decoded from, which must not change while it is used.
+// Header is a decoded header. It refers to the decoded bytes, which must not change while it is in
+// use.
 type Header struct {
 	Version    uint32
 	Bytes      int64 // of the header
@@ -64,15 +65,15 @@ type Header struct {
 // Shards returns the number of shards.
 func (h *Header) Shards() int { return len(h.table) / entryBytes }
 
-// Shard returns the place, length and checksum of shard i.
+// Shard returns the offset, length and checksum of shard i.
 func (h *Header) Shard(i int) (off, bytes int64, sum uint64) {
 	e := h.table[i*entryBytes:][:entryBytes]
 	return int64(binary.LittleEndian.Uint64(e)), int64(binary.LittleEndian.Uint64(e[8:])), binary.LittleEndian.Uint64(e[16:])
 }
 
-// VerifyLeaves checks the SumTree checksums of shard i's leaves, made by whoever has copied them, against the header. It does
-// not look at the image. Errors: ErrCorrupt where they differ, ErrNotSupported where the header's checksums are of another
-// algorithm, ErrInvalid for another number of leaves than the shard has.
+// VerifyLeaves checks the SumTree checksums of shard i's leaves against the header. It does not
+// read the image. It returns ErrCorrupt if they differ, ErrNotSupported if the header has another
+// algorithm, and ErrInvalid for a wrong number of leaves.
 func (h *Header) VerifyLeaves(i int, leaves []uint64) error {
 	if i < 0 || i >= h.Shards() {
 		return fmt.Errorf("verify leaves of shard %d of %d: %w", i, h.Shards(), errdefs.ErrInvalid)
@@ -86,7 +87,7 @@ func (h *Header) VerifyLeaves(i int, leaves []uint64) error {
 	return h.compare(i, FoldLeaves(leaves))
 }
 
-// compare says whether the checksum of shard i is the header's.
+// compare checks the checksum of shard i against the header.
 func (h *Header) compare(i int, got uint64) error {
 	if _, _, want := h.Shard(i); got != want {
 		return fmt.Errorf("verify block %s: checksum of shard %d is %016x, the header says %016x: %w", h.Key, i, got, want, errdefs.ErrCorrupt)
@@ -103,8 +104,8 @@ func (h *Header) Layout() (*Layout, error) {
 	return NewLayout(lens)
 }
 
-// HeaderLen returns the length of the header that begins with b, so that a reader knows how much to read for
-// DecodeHeader. It wants the first 16 bytes of an image.
+// HeaderLen returns the length of the header that begins with b. It needs the first 16 bytes of an
+// image. DecodeHeader needs the whole header.
 func HeaderLen(b []byte) (int64, error) {
 	if len(b) < offImage {
 		return 0, fmt.Errorf("decode block header: %d bytes are too few: %w", len(b), errdefs.ErrCorrupt)
@@ -119,12 +120,14 @@ func HeaderLen(b []byte) (int64, error) {
 	return n, nil
 }
 
-// ErrVersion is the ErrMismatch of an intact header that another build has written: it is no damage, and not this build's to remove.
+// ErrVersion wraps ErrMismatch. It is returned for an intact header of another build. Such an image
+// is not damaged, and this build must not remove it.
 var ErrVersion = fmt.Errorf("another version's: %w", errdefs.ErrMismatch)
 
-// DecodeHeader reads the header at the start of b, which may be the whole image. It allocates nothing unless it fails,
-// believes no field before it is bounded, and accepts only headers that NewLayout's layouts can have. Errors: ErrCorrupt
-// for damage, ErrVersion for an intact header of another format version or checksum algorithm.
+// DecodeHeader decodes the header at the start of b, which may be the whole image. It allocates
+// only on failure, checks each field before use, and accepts only layouts of NewLayout. It returns
+// ErrCorrupt for damage, and ErrVersion for an intact header of another format version or checksum
+// algorithm.
 func DecodeHeader(b []byte) (Header, error) {
 	n, err := HeaderLen(b)
 	if err != nil {
@@ -163,7 +166,7 @@ func DecodeHeader(b []byte) (Header, error) {
 	return h, h.checkTable()
 }
 
-// checkTable makes sure that the shards follow each other as NewLayout lays them out.
+// checkTable checks that the shards are placed as NewLayout places them.
 func (h *Header) checkTable() error {
 	at := h.Bytes
 	for i := range h.Shards() {
@@ -179,7 +182,7 @@ func (h *Header) checkTable() error {
 	return nil
 }
 
-// putHeader writes the header of an image into its first l.HeaderBytes bytes.
+// putHeader writes the header of an image to its first l.HeaderBytes bytes.
 func putHeader(b []byte, f Format, key Key, sums []uint64) {
 	l := f.Layout
 	b = b[:l.header]
@@ -203,7 +206,8 @@ func putHeader(b []byte, f Format, key Key, sums []uint64) {
 	binary.LittleEndian.PutUint64(b[n:], xxh3.Hash(b[:n]))
 }
 
-// zero says whether b is all zeros: the first is, and each is as the one before it, which bytes.Equal compares many at a time.
+// zero reports whether all bytes are zero: the first is, and each equals the previous one.
+// bytes.Equal compares many at a time.
 func zero(b []byte) bool {
 	return len(b) == 0 || b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1])
 }

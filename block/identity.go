@@ -13,50 +13,53 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// The kinds of KV, values of Identity.Layout.
+// Kinds of KV, values of Identity.Layout.
 const (
 	LayoutKV  = "kv"  // a layer has a K plane and a V plane
 	LayoutMLA = "mla" // a layer has one plane of latents
-	// LayoutState: a layer has one plane, the recurrent state (Mamba, linear attention) at the end of the block.
+	// LayoutState is one plane per layer: the recurrent state (Mamba, linear attention) at the end
+	// of the block.
 	LayoutState = "state"
 )
 
-// identityContext keeps identity digests apart from every other use of BLAKE3. It changes with the encoding.
+// identityContext separates identity digests from other uses of BLAKE3. It changes with the
+// encoding.
 const identityContext = "github.com/kvlane/kvlane 2026-11 block identity v1"
 
 // maxText bounds the strings of an identity, in bytes.
 const maxText = 1024
 
-// Identity says what blocks hold. Blocks are exchangeable exactly where all of it is equal, so every field is part of
-// every key. The rank is not: KV that is the same on several ranks, as MLA's latents are, must be found by each of them.
+// Identity describes the contents of blocks. Blocks are interchangeable only if all fields are
+// equal, so every field affects every key. The rank is not a field: KV that is equal on several
+// ranks, such as MLA's latents, must be found by each of them.
 type Identity struct {
-	Model    string `json:"model"`    // as the engine names it, "meta-llama/Llama-3.1-8B"
+	Model    string `json:"model"`    // name in the engine, "meta-llama/Llama-3.1-8B"
 	Revision string `json:"revision"` // of the weights; may be empty
 	DType    string `json:"dtype"`    // of the KV cache, a name of DTypes
-	Layout   string `json:"layout"`   // the kind of KV: LayoutKV, LayoutMLA or LayoutState
+	Layout   string `json:"layout"`   // kind of KV: LayoutKV, LayoutMLA or LayoutState
 
-	// Layers held: [LayerFirst, LayerEnd).
+	// Layers of the blocks: [LayerFirst, LayerEnd).
 	LayerFirst int `json:"layer_first"`
 	LayerEnd   int `json:"layer_end"`
-	// KV heads held: [HeadFirst, HeadEnd).
+	// KV heads of the blocks: [HeadFirst, HeadEnd).
 	HeadFirst int `json:"head_first"`
 	HeadEnd   int `json:"head_end"`
-	// Heads is the number of KV heads of the whole model. Zero stands for HeadEnd-HeadFirst: the
-	// blocks hold all of them.
+	// Heads is the number of KV heads of the whole model. Zero means HeadEnd-HeadFirst: the blocks
+	// have all of them.
 	Heads       int `json:"heads,omitempty"`
-	HeadSize    int `json:"head_size"`    // elements a head
-	BlockTokens int `json:"block_tokens"` // tokens a block
+	HeadSize    int `json:"head_size"`    // elements per head
+	BlockTokens int `json:"block_tokens"` // tokens per block
 
-	Adapter string `json:"adapter"` // of a LoRA adapter, empty for the base model
-	Salt    string `json:"salt"`    // of the tenant; tenants with different salts never share blocks
+	Adapter string `json:"adapter"` // LoRA adapter; empty for the base model
+	Salt    string `json:"salt"`    // tenant; different salts never share blocks
 
-	// Group is the page group of a hybrid model, and Layers those of the model's layers that are the group's, as FormatLayers
-	// writes them. Both are empty for a model that has but one.
+	// Group is the page group of a hybrid model. Layers are the model's layers in the group, as
+	// written by FormatLayers. Both are empty for a model with one group.
 	Group  string `json:"group,omitempty"`
 	Layers string `json:"group_layers,omitempty"`
 }
 
-// FormatLayers writes ascending layers as "0-3,8".
+// FormatLayers formats ascending layers as "0-3,8".
 func FormatLayers(layers []int) string {
 	var b strings.Builder
 	for i := 0; i < len(layers); i++ {
@@ -75,7 +78,7 @@ func FormatLayers(layers []int) string {
 	return b.String()
 }
 
-// Validate reports every problem of the identity, joined. They wrap ErrInvalid.
+// Validate reports all errors of the identity, joined. They wrap ErrInvalid.
 func (id Identity) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) {
@@ -119,10 +122,11 @@ func (id Identity) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Digest returns what stands for the identity in keys and headers. Every field counts, valid or not.
+// Digest returns the digest of the identity for keys and headers. It covers every field, valid or
+// not.
 func (id Identity) Digest() Digest {
-	// Each string is preceded by its length and each number has 8 bytes, so that two identities whose fields were
-	// shifted into each other are encoded differently.
+	// Each string is preceded by its length, and each number has 8 bytes. So different fields
+	// always have different encodings.
 	var buf [512]byte
 	b := buf[:0]
 	for _, f := range id.texts() {
@@ -133,7 +137,7 @@ func (id Identity) Digest() Digest {
 		b = binary.LittleEndian.AppendUint64(b, uint64(f.value))
 	}
 	// Blocks of all heads, and of no page group, are encoded as before these fields existed. A
-	// number follows both texts, so that no two identities are encoded alike.
+	// number follows both texts, so the encoding stays unambiguous.
 	heads := id.modelHeads()
 	if heads != 0 || id.Group != "" || id.Layers != "" {
 		for _, f := range id.groupTexts() {
@@ -149,11 +153,11 @@ func (id Identity) Digest() Digest {
 	return d
 }
 
-// Key is id.Digest().Key(engineHash). Whoever makes many keys keeps the digest.
+// Key returns id.Digest().Key(engineHash). To make many keys, keep the digest.
 func (id Identity) Key(engineHash []byte) Key { return id.Digest().Key(engineHash) }
 
-// Diff names each field in which other differs, as "dtype: expected bfloat16, found float16". The salt's value is never
-// shown.
+// Diff describes each field in which other differs, as "dtype: expected bfloat16, found float16".
+// It never contains the salt.
 func (id Identity) Diff(other Identity) []string {
 	var out []string
 	a, b := append(id.texts(), id.groupTexts()...), append(other.texts(), other.groupTexts()...)
@@ -178,10 +182,10 @@ func (id Identity) Diff(other Identity) []string {
 	return out
 }
 
-// IdentityError says that blocks of one identity were expected where those of another are. It wraps ErrMismatch.
+// IdentityError is returned if blocks have another identity than expected. It wraps ErrMismatch.
 type IdentityError struct{ Want, Found Identity }
 
-// Error names each field that differs.
+// Error describes each field that differs.
 func (e *IdentityError) Error() string {
 	return strings.Join(e.Want.Diff(e.Found), "; ") + ": " + errdefs.ErrMismatch.Error()
 }
@@ -196,7 +200,7 @@ type numberField struct {
 	value int
 }
 
-// texts and numbers list the fields in the order of the canonical encoding.
+// texts and numbers return the fields in the order of the canonical encoding.
 func (id Identity) texts() []textField {
 	return []textField{
 		{"model", id.Model},
@@ -208,7 +212,7 @@ func (id Identity) texts() []textField {
 	}
 }
 
-// groupTexts lists the fields that only a page group has.
+// groupTexts returns the fields of page groups.
 func (id Identity) groupTexts() []textField {
 	return []textField{{"page group", id.Group}, {"layers of the page group", id.Layers}}
 }
@@ -220,7 +224,7 @@ func headsText(n int) string {
 	return strconv.Itoa(n)
 }
 
-// modelHeads returns the number of KV heads of the model if the blocks hold some of them, else 0.
+// modelHeads returns the number of KV heads of the model, or 0 if the blocks have all of them.
 func (id Identity) modelHeads() int {
 	if id.Heads == id.HeadEnd-id.HeadFirst {
 		return 0

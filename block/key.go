@@ -12,14 +12,14 @@ import (
 // KeyBytes is the length of a Key.
 const KeyBytes = 32
 
-// Key names a block in a store: BLAKE3 of the identity's digest and the engine's block hash. Blocks of two identities
-// never share a key.
+// Key identifies a block in a store: BLAKE3 of the identity's digest and the engine's block hash.
+// Blocks of different identities never share a key.
 type Key [KeyBytes]byte
 
-// String returns the key as 64 hexadecimal digits, as file names have it.
+// String returns the key as 64 hexadecimal digits, as in file names.
 func (k Key) String() string { return hex.EncodeToString(k[:]) }
 
-// Check returns ErrInvalid for the zero key. No block has it: it is a key that was never set.
+// Check returns ErrInvalid for the zero key, which was never set.
 func (k Key) Check() error {
 	if k == (Key{}) {
 		return fmt.Errorf("the key is all zeros, so it was never set: %w", errdefs.ErrInvalid)
@@ -27,7 +27,7 @@ func (k Key) Check() error {
 	return nil
 }
 
-// CheckKeys returns the error of the first of keys that Key.Check refuses, with its place.
+// CheckKeys returns the error of the first invalid key, with its index.
 func CheckKeys(keys []Key) error {
 	for i := range keys {
 		if err := keys[i].Check(); err != nil {
@@ -37,7 +37,7 @@ func CheckKeys(keys []Key) error {
 	return nil
 }
 
-// ParseKey reads the 64 lower-case hexadecimal digits that String writes.
+// ParseKey parses the 64 lower-case hexadecimal digits returned by String.
 func ParseKey(s string) (Key, error) {
 	k, ok := parseHex32(s)
 	if !ok {
@@ -49,13 +49,13 @@ func ParseKey(s string) (Key, error) {
 // DigestBytes is the length of a Digest.
 const DigestBytes = 32
 
-// Digest stands for an Identity: BLAKE3 of its canonical encoding, in a context of its own.
+// Digest is the BLAKE3 digest of an Identity's canonical encoding, with its own context.
 type Digest [DigestBytes]byte
 
 // String returns the digest as 64 hexadecimal digits.
 func (d Digest) String() string { return hex.EncodeToString(d[:]) }
 
-// ParseDigest reads the 64 lower-case hexadecimal digits that String writes.
+// ParseDigest parses the 64 lower-case hexadecimal digits returned by String.
 func ParseDigest(s string) (Digest, error) {
 	d, ok := parseHex32(s)
 	if !ok {
@@ -64,11 +64,11 @@ func ParseDigest(s string) (Digest, error) {
 	return d, nil
 }
 
-// Key returns the name of the block that the engine knows by engineHash. The engine's hash covers what the tokens stand
-// for: its parent's hash, the token ids and multimodal input; everything else is in the identity.
+// Key returns the key of the block with this engine hash. The engine's hash covers the parent's
+// hash, the token ids and multimodal input. The identity covers the rest.
 func (d Digest) Key(engineHash []byte) Key {
-	// The digest has a fixed length, so where it ends and the hash begins is never in doubt. Plain BLAKE3 here cannot
-	// meet the identity's digest, which is made in key-derivation mode.
+	// The digest has a fixed length, so the encoding is unambiguous. Plain BLAKE3 cannot collide
+	// with the digest, which uses key-derivation mode.
 	var buf [DigestBytes + 64]byte
 	return blake3.Sum256(append(append(buf[:0], d[:]...), engineHash...))
 }
@@ -87,7 +87,7 @@ func parseHex32(s string) (out [32]byte, ok bool) {
 	return out, true
 }
 
-// nibble refuses upper case: a block has one file name, not several.
+// nibble refuses upper case, so that a block has one file name.
 func nibble(c byte) byte {
 	switch {
 	case c >= '0' && c <= '9':
@@ -98,7 +98,7 @@ func nibble(c byte) byte {
 	return 0xff
 }
 
-// clip keeps foreign text in error messages short.
+// clip shortens foreign text in error messages.
 func clip(s string) string {
 	const most = 80
 	if len(s) <= most {

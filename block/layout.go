@@ -7,18 +7,18 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// AlignBytes is what header and shards are aligned to: the largest logical block and page size of the devices that
-// direct I/O has to please.
+// AlignBytes is the alignment of header and shards: the largest logical block and page size that
+// direct I/O requires.
 const AlignBytes = 4096
 
-// The largest layouts. They bound what a reader of foreign bytes will believe.
+// Largest layouts. They bound numbers that are read from foreign bytes.
 const (
 	MaxShards     = 4096
 	MaxImageBytes = 1 << 36
 )
 
-// Layout says how a block's image divides: header, then each shard at a multiple of AlignBytes, then zeros up to one.
-// It is immutable.
+// Layout divides the image of a block: a header, then each shard at a multiple of AlignBytes, with
+// zeros after it. It is immutable.
 type Layout struct {
 	lens   []int64
 	offs   []int64
@@ -26,7 +26,7 @@ type Layout struct {
 	image  int64
 }
 
-// NewLayout returns the layout of an image with one shard of shardBytes[i] bytes for each i.
+// NewLayout returns the layout of an image with shards of these lengths.
 func NewLayout(shardBytes []int64) (*Layout, error) {
 	if n := len(shardBytes); n == 0 || n > MaxShards {
 		return nil, fmt.Errorf("make block layout of %d shards: want 1 to %d: %w", n, MaxShards, errdefs.ErrInvalid)
@@ -38,7 +38,7 @@ func NewLayout(shardBytes []int64) (*Layout, error) {
 	}
 	at := l.header
 	for i, n := range shardBytes {
-		// Checked one by one, so that the sum cannot overflow.
+		// Checked for each shard, so that the sum cannot overflow.
 		if n <= 0 || n > MaxImageBytes-at {
 			return nil, fmt.Errorf("make block layout: shard %d of %d bytes at %d: want 1 byte or more, and at most %d an image: %w",
 				i, n, at, int64(MaxImageBytes), errdefs.ErrInvalid)
@@ -56,10 +56,10 @@ func (l *Layout) Shards() int { return len(l.lens) }
 // ShardBytes returns the length of shard i, without padding.
 func (l *Layout) ShardBytes(i int) int64 { return l.lens[i] }
 
-// ShardOff returns the bytes from the image's start to shard i, a multiple of AlignBytes.
+// ShardOff returns the offset of shard i in the image, a multiple of AlignBytes.
 func (l *Layout) ShardOff(i int) int64 { return l.offs[i] }
 
-// LeavesOf returns how many leaves shard i has; see SumTree.
+// LeavesOf returns the number of leaves of shard i; see SumTree.
 func (l *Layout) LeavesOf(i int) int { return Leaves(l.lens[i]) }
 
 // HeaderBytes returns the length of the header, a multiple of AlignBytes.
@@ -77,10 +77,10 @@ func (l *Layout) DataBytes() int64 {
 	return n
 }
 
-// ShardSizes returns the shards' lengths; NewLayout of them makes an equal layout.
+// ShardSizes returns the lengths of the shards. NewLayout of them returns an equal layout.
 func (l *Layout) ShardSizes() []int64 { return slices.Clone(l.lens) }
 
-// Equal says whether images of l and m are laid out alike.
+// Equal reports whether images of l and m have the same layout.
 func (l *Layout) Equal(m *Layout) bool { return slices.Equal(l.lens, m.lens) }
 
 // String describes the layout for errors and logs.
@@ -93,7 +93,7 @@ func (l *Layout) String() string {
 	return fmt.Sprintf("%d shards of %d bytes", len(l.lens), l.lens[0])
 }
 
-// shard returns shard i of image, and its padding.
+// shard returns shard i of image and its padding.
 func (l *Layout) shard(image []byte, i int) (data, padding []byte) {
 	off, n := l.offs[i], l.lens[i]
 	return image[off : off+n], image[off+n : off+align(n)]

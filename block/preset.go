@@ -7,9 +7,10 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Presets returns the geometries of some public models, by name, with 16 tokens a block (vLLM's default) on one rank.
-// The numbers are those of each model's config.json: num_hidden_layers, num_key_value_heads, head_dim (hidden_size over
-// num_attention_heads where it is not given) and torch_dtype; for MLA, kv_lora_rank + qk_rope_head_dim.
+// Presets returns the geometries of some public models, with 16 tokens per block (vLLM's default)
+// on one rank. The numbers are from each model's config.json: num_hidden_layers,
+// num_key_value_heads, head_dim (or hidden_size / num_attention_heads) and torch_dtype. For MLA,
+// HeadSize is kv_lora_rank + qk_rope_head_dim.
 func Presets() []Geometry {
 	gqa := func(model string, layers, kvHeads, headSize int) Geometry {
 		return Geometry{Model: model, DType: "bfloat16", Layers: layers, KVHeads: kvHeads, HeadSize: headSize, BlockTokens: 16, TPSize: 1}
@@ -34,7 +35,8 @@ func Presets() []Geometry {
 	}
 }
 
-// PresetByName returns the preset of that name, in any case, or ErrNotFound with the names there are.
+// PresetByName returns the preset with that name, in any case. It returns ErrNotFound with a list
+// of names.
 func PresetByName(name string) (Geometry, error) {
 	var names []string
 	for _, g := range Presets() {

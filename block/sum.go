@@ -7,26 +7,26 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// SumAlgo says how the checksum of a shard is made. It is written in every header.
+// SumAlgo is the algorithm of shard checksums. Every header contains it.
 type SumAlgo uint32
 
-// The checksum algorithms. XXH3 is the 64-bit one with seed 0 and the default secret.
+// Checksum algorithms. XXH3 is the 64-bit variant with seed 0 and the default secret.
 const (
-	// SumXXH3 is XXH3 of the shard's bytes. It is read, and no longer written unless asked for.
+	// SumXXH3 is XXH3 of the shard's bytes. Earlier builds wrote it.
 	SumXXH3 SumAlgo = 1
-	// SumTree is XXH3 over the XXH3 of each leaf of the shard, as little-endian 64-bit words. Leaves have LeafBytes, from
-	// the shard's start; the last may be shorter. Leaves can be summed in any order and by whoever has them in hand: the
-	// threads of a copy kernel, above all.
+	// SumTree is XXH3 of the XXH3 sums of the shard's leaves, as little-endian 64-bit words. Leaves
+	// have LeafBytes; the last may be shorter. Leaves can be summed in any order, for example by
+	// the threads of a copy kernel.
 	SumTree SumAlgo = 2
 )
 
-// DefaultSum is the algorithm of new blocks.
+// DefaultSum is the algorithm for new blocks.
 const DefaultSum = SumTree
 
 // LeafBytes is the length of a leaf of SumTree.
 const LeafBytes = 4096
 
-// String returns the algorithm's name.
+// String returns the name of the algorithm.
 func (a SumAlgo) String() string {
 	switch a {
 	case SumXXH3:
@@ -39,7 +39,7 @@ func (a SumAlgo) String() string {
 
 func (a SumAlgo) known() bool { return a == SumXXH3 || a == SumTree }
 
-// sum returns the checksum of a shard. a is known.
+// sum returns the checksum of a shard. a must be known.
 func (a SumAlgo) sum(shard []byte) uint64 {
 	if a == SumXXH3 {
 		return xxh3.Hash(shard)
@@ -47,14 +47,14 @@ func (a SumAlgo) sum(shard []byte) uint64 {
 	return sumTree(shard)
 }
 
-// Leaves returns how many leaves a shard of n bytes has.
+// Leaves returns the number of leaves of a shard of n bytes.
 func Leaves(n int64) int { return int((n + LeafBytes - 1) / LeafBytes) }
 
 // SumLeaf returns the checksum of one leaf.
 func SumLeaf(leaf []byte) uint64 { return xxh3.Hash(leaf) }
 
-// FoldLeaves returns the SumTree checksum of the shard whose leaves have these checksums, in their order. It allocates
-// nothing.
+// FoldLeaves returns the SumTree checksum of a shard from the checksums of its leaves, in order. It
+// does not allocate.
 func FoldLeaves(leaves []uint64) uint64 {
 	if len(leaves) > fewLeaves {
 		return foldMany(leaves)
@@ -89,7 +89,7 @@ func sumTree(shard []byte) uint64 {
 	return xxh3.Hash(words[:n])
 }
 
-// fewLeaves is the most leaves of a shard for which the folder, 3 KiB to be zeroed, is not worth its while.
+// fewLeaves is the number of leaves up to which folder is not worth its cost: it clears 3 KiB.
 const fewLeaves = 16
 
 func sumLongTree(shard []byte) uint64 {
@@ -102,11 +102,11 @@ func sumLongTree(shard []byte) uint64 {
 	return f.sum()
 }
 
-// folder hashes a sequence of words. Those of a shard of up to 1 MiB fit its buffer and are hashed in one go.
+// folder hashes a sequence of words. The words of a shard of up to 1 MiB fit into its buffer.
 type folder struct {
 	buf  [2048]byte
 	n    int
-	more xxh3.Hasher // of what went through the buffer before
+	more xxh3.Hasher // hash of the words spilled before
 	long bool
 }
 

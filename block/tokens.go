@@ -10,19 +10,20 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// HashBytes is the length of the hashes of HashTokens.
+// HashBytes is the length of a hash of HashTokens.
 const HashBytes = 32
 
-// tokensContext keeps hashes of tokens apart from every other use of BLAKE3. It changes with the encoding.
+// tokensContext separates hashes of tokens from other uses of BLAKE3. It changes with the encoding.
 const tokensContext = "github.com/kvlane/kvlane 2026-11 block tokens v1"
 
-// hashers are reused, since deriving the context's key costs more than a block.
+// hashers are reused, as deriving the key of the context costs more than hashing a block.
 var hashers = sync.Pool{New: func() any { return blake3.NewDeriveKey(tokensContext) }}
 
-// HashTokens appends to hashes one of HashBytes for each whole block of tokens, each chained to those before: hash i stands for all
-// tokens up to the end of block i, and for those that parent stands for. parent is the hash of the block before the first token, or
-// empty. For engines without hashes of their own; the same in every process and on every machine. What else tells prompts apart,
-// such as images, is not in there. Safe for concurrent use.
+// HashTokens appends one hash of HashBytes for each whole block of tokens. Each hash covers all
+// tokens up to the end of its block, and those covered by parent. parent is the hash of the block
+// before the first token, or empty. HashTokens is for engines without block hashes. Its result is
+// the same in every process and on every machine. It does not cover other input, such as images. It
+// is safe for concurrent use.
 func HashTokens(hashes, parent []byte, tokens []int64, blockTokens int) ([]byte, error) {
 	if blockTokens < 1 || blockTokens > maxDimension {
 		return hashes, fmt.Errorf("hash tokens: %d tokens a block are not 1 to %d: %w", blockTokens, maxDimension, errdefs.ErrInvalid)
@@ -35,7 +36,7 @@ func HashTokens(hashes, parent []byte, tokens []int64, blockTokens int) ([]byte,
 		h = blake3.NewDeriveKey(tokensContext)
 	}
 	defer hashers.Put(h)
-	// The parent, which is zeros where there is none, and the block's tokens, in 8 bytes each, little-endian.
+	// The parent's hash, or zeros, and the tokens of the block in 8 bytes each, little-endian.
 	buf := make([]byte, HashBytes, HashBytes+8*min(blockTokens, len(tokens)))
 	copy(buf, parent)
 	for ; len(tokens) >= blockTokens; tokens = tokens[blockTokens:] {

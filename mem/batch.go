@@ -7,27 +7,28 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Dependency is something a Batch may have to wait for: a stream.Ticket of any stream, usually.
+// Dependency is an event that a Batch may wait for, usually a stream.Ticket.
 type Dependency interface {
-	// Done is closed when the dependency has resolved, well or badly.
+	// Done is closed when the dependency has resolved, with or without an error.
 	Done() <-chan struct{}
-	// Err returns why it failed, or nil. It is valid once Done is closed.
+	// Err returns the error of a failed dependency, or nil. It is valid after Done.
 	Err() error
 }
 
-// Batch is a set of copies with one completion: Src[i] to Dst[i] for every i, and Paged where it is not nil. Within a
-// batch the copies may happen in any order, so no destination may overlap another extent of the same batch.
+// Batch is a set of copies with one completion: Src[i] to Dst[i] for every i, and Paged unless nil.
+// The copies may run in any order, so no destination may overlap another extent of the batch.
 type Batch struct {
 	Dst, Src []Extent
 	Paged    *Paged
-	// After holds what must resolve before the first byte moves. A dependency that failed fails the batch.
+	// After lists the dependencies to wait for before the first copy. If one fails, the batch
+	// fails.
 	After []Dependency
-	// Awaited says that what computes beside the batch stands still until it is there, so that what the batch takes from it does not
-	// count: a stream whose policy weighs that carries it as fast as it can.
+	// Awaited reports that the computation waits for this batch. So interference with the
+	// computation does not matter, and a stream copies as fast as it can.
 	Awaited bool
 }
 
-// Validate reports the first thing wrong with the batch. It does not look for overlaps.
+// Validate returns the first error in the batch. It does not detect overlaps.
 func (b *Batch) Validate() error {
 	if len(b.Dst) != len(b.Src) {
 		return fmt.Errorf("batch has %d destinations and %d sources: %w", len(b.Dst), len(b.Src), errdefs.ErrInvalid)
@@ -61,7 +62,7 @@ func (b *Batch) Bytes() int64 {
 	return n
 }
 
-// Pieces returns the number of copies that the batch stands for.
+// Pieces returns the number of copies in the batch.
 func (b *Batch) Pieces() int {
 	n := len(b.Src)
 	if b.Paged != nil {
@@ -70,7 +71,7 @@ func (b *Batch) Pieces() int {
 	return n
 }
 
-// Extents yields every (destination, source) pair of the batch, the listed ones first.
+// Extents yields all (destination, source) pairs of the batch, the listed ones first.
 func (b *Batch) Extents() iter.Seq2[Extent, Extent] {
 	return func(yield func(dst, src Extent) bool) {
 		for i := range b.Dst {

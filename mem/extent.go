@@ -6,7 +6,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Extent is Len bytes of Region from byte Off.
+// Extent is the Len bytes of Region from offset Off.
 type Extent struct {
 	Region *Region
 	Off    int64
@@ -16,7 +16,8 @@ type Extent struct {
 // All returns the extent that covers r.
 func All(r *Region) Extent { return Extent{Region: r, Len: r.Len()} }
 
-// Validate reports whether the extent lies inside its region. An empty extent is valid. In a region that was lost none is: ErrLost.
+// Validate returns ErrInvalid if the extent is not inside its region, and ErrLost if the region is
+// lost. An empty extent is valid.
 func (e Extent) Validate() error {
 	if e.Region == nil {
 		return fmt.Errorf("extent has no region: %w", errdefs.ErrInvalid)
@@ -44,7 +45,7 @@ func (e Extent) Dev() DevAddr {
 	return e.Region.dev + DevAddr(e.Off)
 }
 
-// Registration returns how many bytes of e, from its start on, are in one registration with a
+// Registration returns the number of bytes at the start of e that are in one registration with a
 // driver, and the number of that registration (RegionSpec.RegistrationBytes). A driver may refuse a
 // copy that crosses registrations.
 func (e Extent) Registration() (bytes, number int64) {
@@ -55,7 +56,7 @@ func (e Extent) Registration() (bytes, number int64) {
 	return min(e.Len, n-e.Off%n), e.Off / n
 }
 
-// Bytes returns the CPU's view of the extent, or nil where the CPU cannot reach it. The extent must be valid.
+// Bytes returns the extent as a slice, or nil if the CPU cannot reach it. The extent must be valid.
 func (e Extent) Bytes() []byte {
 	if e.Region.bytes == nil {
 		return nil
@@ -63,7 +64,7 @@ func (e Extent) Bytes() []byte {
 	return e.Region.bytes[e.Off : e.Off+e.Len : e.Off+e.Len]
 }
 
-// Sub returns the n bytes of e from byte off of e. It panics if they are not inside e: that is a bug of the caller.
+// Sub returns the n bytes of e from offset off. It panics if they are not inside e.
 func (e Extent) Sub(off, n int64) Extent {
 	if off < 0 || n < 0 || off > e.Len-n {
 		panic(fmt.Sprintf("mem: sub-extent [%d, +%d) of %d bytes", off, n, e.Len))

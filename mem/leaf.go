@@ -6,15 +6,15 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// A leaf is what one of Paged.Sums covers.
+// A leaf is the unit of Paged.Sums.
 const (
 	LeafBytes = 4096 // bytes of a leaf
-	LeafAlign = 16   // what a leaf's place is a multiple of, in pages and in slots: the widest load of a GPU thread
+	LeafAlign = 16   // alignment of leaves in pages and slots: the widest load of a GPU thread
 )
 
-// Leaves returns how many sums Paged.Sums has for the group and each pair. ok is false where the group's geometry has no
-// leaves: a plane whose Bytes are not a multiple of LeafBytes, or whose pages or places in slots do not start at multiples
-// of LeafAlign. A group without planes has none to sum. The group must be valid.
+// Leaves returns the number of sums for each pair of the group. ok is false if the group has no
+// leaves: a plane's Bytes is not a multiple of LeafBytes, or its pages or places in slots are not
+// aligned to LeafAlign. A group without planes has 0. The group must be valid.
 func (g *PageGroup) Leaves() (n int, ok bool) {
 	for i := range g.Planes {
 		pl := &g.Planes[i]
@@ -26,13 +26,13 @@ func (g *PageGroup) Leaves() (n int, ok bool) {
 	return n, true
 }
 
-// leafAligned reports whether every element of an array at base of r is aligned, to the device and to the CPU where they
-// reach it.
+// leafAligned reports whether all elements of an array at base of r are aligned, in device and CPU
+// addresses.
 func leafAligned(r *Region, base, stride int64) bool {
 	return r.dev%LeafAlign == 0 && r.cpu%LeafAlign == 0 && (base|stride)%LeafAlign == 0
 }
 
-// Leaves returns the length of Sums that the batch may ask for; ok is false where one of its groups has no leaves, and Sums
+// Leaves returns the length of Sums for the batch. ok is false if a group has no leaves; then Sums
 // must be nil.
 func (p *Paged) Leaves() (n int, ok bool) {
 	for i := range p.Groups {

@@ -9,9 +9,10 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Origin is whose memory a Region names that another process exported. Such memory stays mapped whatever becomes of its exporter, so
-// that touching it goes well and means nothing: whoever copies holds the Origin meanwhile, and asks it again after. An exporter that wants
-// its memory back waits until nobody holds it. Safe for concurrent use; a nil Origin is that of the process's own memory, which is never lost.
+// Origin is the exporter of memory of another process. Such memory stays mapped when its exporter
+// ends. Accesses then succeed, but are meaningless. So a copy calls Hold before it and Check after
+// it. An exporter that reclaims its memory waits until there are no holders. An Origin is safe for
+// concurrent use. A nil Origin is that of the process's own memory, which is never lost.
 type Origin struct {
 	device string
 	live   func() error
@@ -22,16 +23,17 @@ type Origin struct {
 	quiet   chan struct{}
 }
 
-// NewOrigin returns the origin of memory of the device with that UUID, or of the host where it is empty. live returns why the
-// memory is no longer exported, or nil: it does not block, and knows of whatever happened before it was called.
+// NewOrigin returns the origin of memory of the device with that UUID, or of the host if it is
+// empty. live returns an error if the memory is no longer exported. It must not block, and must
+// reflect all events before the call.
 func NewOrigin(device string, live func() error) *Origin {
 	return &Origin{device: device, live: live, quiet: make(chan struct{})}
 }
 
-// Device returns the UUID of the device that has the memory; empty for the host's.
+// Device returns the UUID of the memory's device, or "" for host memory.
 func (o *Origin) Device() string { return o.device }
 
-// Lose says that the memory is lost, and why. The first cause stays.
+// Lose marks the memory as lost. The first cause stays.
 func (o *Origin) Lose(cause error) {
 	err := fmt.Errorf("imported memory: %w: %w", errdefs.ErrLost, cause)
 	o.mu.Lock()
@@ -41,7 +43,8 @@ func (o *Origin) Lose(cause error) {
 	}
 }
 
-// Hold says that the caller may touch the memory until it calls Release. ErrLost, and then it must not.
+// Hold permits the caller to access the memory until Release. It returns ErrLost if the memory is
+// lost.
 func (o *Origin) Hold() error {
 	if o == nil {
 		return nil
@@ -55,7 +58,7 @@ func (o *Origin) Hold() error {
 	return nil
 }
 
-// Release says that a caller of Hold touches the memory no more, and nothing does that it has begun.
+// Release ends a Hold. The caller must have no access in progress.
 func (o *Origin) Release() {
 	if o == nil {
 		return
@@ -67,13 +70,14 @@ func (o *Origin) Release() {
 	}
 }
 
-// Quiet is closed when the memory is lost and nobody holds it: nobody will touch it any more.
+// Quiet returns a channel that is closed when the memory is lost and has no holders: it will not be
+// accessed again.
 func (o *Origin) Quiet() <-chan struct{} { return o.quiet }
 
-// Holds are the origins that a batch has hold of, each once. One user at a time.
+// Holds is the set of origins that a batch holds. It is not safe for concurrent use.
 type Holds []*Origin
 
-// Add holds the origin of r too. ErrLost.
+// Add holds the origin of r. It returns ErrLost if r is lost.
 func (h *Holds) Add(r *Region) error {
 	o := r.Origin()
 	if o == nil || slices.Contains(*h, o) {
@@ -86,7 +90,7 @@ func (h *Holds) Add(r *Region) error {
 	return nil
 }
 
-// Check returns ErrLost if the memory of one of them is lost by now.
+// Check returns ErrLost if the memory of an origin is lost.
 func (h Holds) Check() error {
 	for _, o := range h {
 		if err := o.Check(); err != nil {
@@ -96,7 +100,7 @@ func (h Holds) Check() error {
 	return nil
 }
 
-// Release lets go of all.
+// Release releases all origins.
 func (h *Holds) Release() {
 	for _, o := range *h {
 		o.Release()
@@ -104,7 +108,7 @@ func (h *Holds) Release() {
 	*h = nil
 }
 
-// Lost returns ErrLost with the cause once somebody has found the memory lost. It costs next to nothing and may be late.
+// Lost returns ErrLost with the cause if the loss has been detected. It is cheap, and may be late.
 func (o *Origin) Lost() error {
 	if o == nil {
 		return nil
@@ -115,7 +119,8 @@ func (o *Origin) Lost() error {
 	return nil
 }
 
-// Check returns ErrLost with the cause if the memory is lost by now. A copy is good if it ended before a Check that finds nothing.
+// Check returns ErrLost with the cause if the memory is lost now. A copy is valid if it ended
+// before a successful Check.
 func (o *Origin) Check() error {
 	if err := o.Lost(); o == nil || err != nil {
 		return err

@@ -8,39 +8,40 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Plane is one tensor of a paged KV cache: a layer's K, or its V. Page p of the plane is the Bytes bytes of Region at
-// Base + p*Stride; in a block's slot those bytes lie at SlotOff.
+// Plane is one tensor of a paged KV cache: the K or the V of a layer. Page p of the plane is the
+// Bytes bytes of Region at Base + p*Stride. In the slot of a block these bytes are at SlotOff.
 type Plane struct {
 	Region  *Region
 	Base    int64 // bytes from the region's start to page 0
 	Stride  int64 // bytes from one page to the next; at least Bytes
-	Bytes   int64 // bytes of a page that are copied
+	Bytes   int64 // bytes of a page to copy
 	SlotOff int64 // bytes from a slot's start to this plane's bytes
 }
 
-// Slots is an array of equal slots in host or device memory: slot s is the Stride bytes of Region at Base + s*Stride.
+// Slots is an array of equal slots in host or device memory. Slot s is the Stride bytes of Region
+// at Base + s*Stride.
 type Slots struct {
 	Region *Region
 	Base   int64
 	Stride int64
 }
 
-// At returns slot s. The result means nothing where the slot is out of range; Paged.Validate finds that out.
+// At returns slot s. It does not check the range; Paged.Validate does.
 func (s Slots) At(slot uint32) Extent {
 	return Extent{Region: s.Region, Off: s.Base + int64(slot)*s.Stride, Len: s.Stride}
 }
 
-// PageSlot pairs a page of a paged KV cache with the slot that holds, or will hold, its bytes. It is the 8 bytes a page
-// that cross the bus; the extents behind it are computed where the copy happens.
+// PageSlot pairs a page of a paged KV cache with a slot. These 8 bytes per page are sent to the
+// device, which computes the extents.
 type PageSlot struct {
 	Page uint32
 	Slot uint32
 }
 
-// Direction says which way a Paged copies.
+// Direction is the direction of a Paged.
 type Direction uint8
 
-// The directions of a Paged.
+// Directions of a Paged.
 const (
 	ToSlots Direction = iota + 1 // pages -> slots: a dump
 	ToPages                      // slots -> pages: a load
@@ -57,33 +58,36 @@ func (d Direction) String() string {
 	return fmt.Sprintf("direction(%d)", uint8(d))
 }
 
-// PageGroup copies Pairs of every plane. A hybrid model has several groups in one batch, each with its own planes.
+// PageGroup is the copies of Pairs in every plane. A hybrid model has several groups in one batch,
+// each with its own planes.
 type PageGroup struct {
 	Planes []Plane
 	Slots  Slots
 	Pairs  []PageSlot
 }
 
-// Paged is the compact form of len(Planes)*len(Pairs) copies per group.
+// Paged is the compact form of len(Planes)*len(Pairs) copies for each group.
 type Paged struct {
 	Dir    Direction
 	Groups []PageGroup
-	// Sums, where it is not nil, asks for the checksum of every leaf that is copied, taken from the bytes as the copier had
-	// them in hand: XXH3, 64 bits, seed 0, of each LeafBytes of every plane of every page. Its length is Leaves, its order
-	// group, pair, plane, leaf. The stream says on completion whether it filled it; if it did not, or if the batch failed,
-	// the contents mean nothing. It belongs to the stream until the batch has resolved.
+	// Sums, unless nil, requests the checksum of every copied leaf, computed from the bytes that
+	// the copier had in hand: XXH3, 64 bits, seed 0, of each LeafBytes of every plane of every
+	// page. Its length is Leaves. Its order is group, pair, plane, leaf. The stream's completion
+	// reports whether Sums was filled. If it was not, or the batch failed, the contents are
+	// undefined. The stream owns Sums until the batch has resolved.
 	Sums []uint64
-	// Landed, where it is not nil, is told while the batch is being copied that its first so many groups have landed, and whether
-	// their sums are there. The numbers ascend. It is a help for who has work to do with what has landed: a stream may tell of
-	// several groups at once, or of none before the batch resolves, and it says no more once that has. Nothing reads or writes a
-	// group's memory any more that has landed; a batch that fails afterwards does not undo it. It is called by one goroutine at a time, any, and must neither block nor call the
-	// stream.
+	// Landed, unless nil, is called during the copy when more groups have completed: the first
+	// groups of the batch. summed reports whether their sums are in Sums. groups increases with
+	// each call. Calls are optional, and there are none after the batch has resolved. The memory of
+	// a completed group is no longer accessed, even if the batch fails later. Calls are serialized,
+	// on any goroutine. Landed must not block or call the stream.
 	Landed func(groups int, summed bool)
 }
 
-// Validate reports the first thing wrong with the batch: no direction, a plane that does not fit its slot, a page or a slot
-// outside its region. Extents may be called only when it found nothing. It allocates only on failure and costs under a
-// nanosecond a pair, since only the highest page and the highest slot of a group need to be looked at.
+// Validate returns the first error in the batch: no direction, a plane that does not fit its slot,
+// or a page or slot outside its region. Call Extents only for a valid batch. Validate allocates
+// only on failure. It takes less than a nanosecond per pair, as only the highest page and slot of a
+// group matter.
 func (p *Paged) Validate() error {
 	for g := range p.Groups {
 		if err := p.Groups[g].Validate(); err != nil {
@@ -104,7 +108,7 @@ func (p *Paged) ValidateForm() error {
 	return nil
 }
 
-// Validate reports the first thing wrong with the group, and ErrInvalid.
+// Validate returns the first error in the group. It wraps ErrInvalid.
 func (g *PageGroup) Validate() error {
 	if len(g.Pairs) == 0 {
 		return nil
@@ -126,9 +130,9 @@ func (g *PageGroup) Validate() error {
 	return nil
 }
 
-// Limits returns the highest page and the highest slot that a pair of the group may name, or what is wrong with the group
-// whatever its pairs are. Looking at element 0 and counting is what it takes: the end of a high element may wrap around to an
-// offset inside the region.
+// Limits returns the highest page and slot that a pair of the group may have. It returns an error
+// if the group is invalid regardless of its pairs. It checks element 0 and computes the last
+// element. Checking the end of a high element could overflow to an offset inside the region.
 func (g *PageGroup) Limits() (page, slot int64, err error) {
 	if g.Slots.Stride <= 0 || g.Slots.Base < 0 {
 		return 0, 0, fmt.Errorf("slots have base %d and stride %d: %w", g.Slots.Base, g.Slots.Stride, errdefs.ErrInvalid)
@@ -152,7 +156,8 @@ func (g *PageGroup) Limits() (page, slot int64, err error) {
 	return page, slot, nil
 }
 
-// lastIndex returns the last element that lies inside r, of an array at base. base, stride and bytes are not negative.
+// lastIndex returns the index of the last array element inside r. base, stride and bytes are not
+// negative.
 func lastIndex(r *Region, base, stride, bytes int64) (int64, error) {
 	if err := (Extent{Region: r, Off: base, Len: bytes}).Validate(); err != nil {
 		return 0, err
@@ -163,18 +168,18 @@ func lastIndex(r *Region, base, stride, bytes int64) (int64, error) {
 	return (r.len - bytes - base) / stride, nil
 }
 
-// PairRuns is how much of a group's pairs is in order: in how many runs each slot follows the one before, and in how many each
-// page does too.
+// PairRuns describes the order of a group's pairs: the number of runs of consecutive slots, and of
+// runs in which the pages are consecutive too.
 type PairRuns struct{ Slots, Both int }
 
-// Runs are counted in stretches of longer lists: neighbours are compared within runStretch pairs of each runEvery.
+// Runs samples longer lists: the first runStretch of each runEvery pairs.
 const (
 	runStretch = 64
 	runEvery   = 1024
 )
 
-// Runs returns in how many runs the pairs are: exactly of up to 1024 pairs, and of a longer list what a sixteenth of it,
-// evenly spread, says of the whole.
+// Runs counts the runs of the pairs. For more than runEvery pairs it extrapolates from a sixteenth
+// of them, evenly spread.
 func (g *PageGroup) Runs() PairRuns {
 	if len(g.Pairs) == 0 {
 		return PairRuns{}
@@ -192,8 +197,8 @@ func (g *PageGroup) Runs() PairRuns {
 	return PairRuns{Slots: 1 + slots*all/seen, Both: 1 + both*all/seen}
 }
 
-// breaks returns after how many of the pairs, which are not none, a slot does not follow, and after how many slot or page
-// does not.
+// breaks counts the pairs whose slot does not follow the previous one, and those whose slot or page
+// does not. pairs must not be empty.
 func breaks(pairs []PageSlot) (slots, both int) {
 	last := pairs[0]
 	for _, ps := range pairs[1:] {
@@ -208,7 +213,7 @@ func breaks(pairs []PageSlot) (slots, both int) {
 	return slots, both
 }
 
-// Page returns the extent of a page. The result means nothing where the page is out of range; Paged.Validate finds that out.
+// Page returns the extent of a page. It does not check the range; Paged.Validate does.
 func (p *Plane) Page(page uint32) Extent {
 	return Extent{Region: p.Region, Off: p.Base + int64(page)*p.Stride, Len: p.Bytes}
 }
@@ -227,7 +232,7 @@ func (p *Paged) Bytes() int64 {
 	return n
 }
 
-// Pieces returns the number of copies that the batch stands for.
+// Pieces returns the number of copies in the batch.
 func (p *Paged) Pieces() int {
 	n := 0
 	for i := range p.Groups {
@@ -236,7 +241,8 @@ func (p *Paged) Pieces() int {
 	return n
 }
 
-// Extents yields every (destination, source) pair, page by page and plane by plane, without allocating.
+// Extents yields all (destination, source) pairs, page by page and plane by plane. It does not
+// allocate.
 func (p *Paged) Extents() iter.Seq2[Extent, Extent] {
 	return func(yield func(dst, src Extent) bool) {
 		for i := range p.Groups {

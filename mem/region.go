@@ -7,18 +7,18 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Kind says what sort of memory a Region spans.
+// Kind is the kind of memory of a Region.
 type Kind uint8
 
-// The kinds of Region.
+// Kinds of Region.
 const (
 	KindHost       Kind = iota + 1 // pageable host memory: a CPU address, no device address
 	KindHostPinned                 // page-locked host memory: a CPU address and a device address
 	KindDevice                     // GPU memory: a device address, no CPU address
-	KindFile                       // a file: no address, and Region.File stands behind it
+	KindFile                       // a file: no address; see Region.File
 )
 
-// String returns the kind's name as it appears in errors and metrics.
+// String returns the name of the kind in errors and metrics.
 func (k Kind) String() string {
 	switch k {
 	case KindHost:
@@ -33,26 +33,27 @@ func (k Kind) String() string {
 	return fmt.Sprintf("kind(%d)", uint8(k))
 }
 
-// CPUAddr is an address that the CPU uses; zero means "none".
+// CPUAddr is an address used by the CPU. Zero is no address.
 type CPUAddr uint64
 
-// DevAddr is an address that devices use; zero means "none". It is another type than CPUAddr since neither is computed from the
-// other: which address devices have for memory of the CPU's, their driver answers.
+// DevAddr is an address used by devices. Zero is no address. It is a separate type, as only the
+// driver can translate between it and CPUAddr.
 type DevAddr uint64
 
-// File is what stands behind a Region of kind file. Nothing here uses it: a stream of files knows its own.
+// File is the file of a Region of kind file. Streams of files define more methods.
 type File interface {
-	// Name says which file it is, for messages.
+	// Name returns the name for messages.
 	Name() string
 }
 
-// NoDevice is the device index of a Region that belongs to no device.
+// NoDevice is the device index of a Region without a device.
 const NoDevice = -1
 
-// Region is a registered span of memory, or of a file. Its two addresses are independent fields: the device address of pinned memory is
-// what the driver answered for it, never computed from the CPU address.
+// Region is a registered span of memory, or of a file. Its two addresses are independent: the
+// device address of pinned memory comes from the driver and is never computed from the CPU address.
 //
-// A Region is immutable, but for memory of another process, which may be lost (Origin). It does not own the memory: whoever made it (a device.Device) frees it.
+// A Region is immutable, except that memory of another process may be lost (Origin). It does not
+// own the memory. Its maker, such as a device.Device, frees it.
 type Region struct {
 	kind         Kind
 	device       int
@@ -65,22 +66,24 @@ type Region struct {
 	registration int64
 }
 
-// RegionSpec describes a Region to NewRegion.
+// RegionSpec describes a Region for NewRegion.
 type RegionSpec struct {
 	Kind   Kind
 	Device int     // index of the owning device, or NoDevice
 	Len    int64   // bytes
-	CPU    CPUAddr // address of the first byte; zero where the CPU cannot reach it
-	Dev    DevAddr // address of the first byte; zero where the device cannot reach it
-	Bytes  []byte  // the CPU's view, of length Len; nil where CPU is zero
-	File   File    // what stands behind a region of kind file; nil for memory
-	Origin *Origin // of memory that another process exported; nil for the process's own
-	// RegistrationBytes is the length of each registration of pinned memory with a driver, but for
-	// the last; zero: there is one. The registrations are contiguous at both addresses.
+	CPU    CPUAddr // address of the first byte, or zero
+	Dev    DevAddr // address of the first byte, or zero
+	Bytes  []byte  // the memory as a slice of length Len; nil if CPU is zero
+	File   File    // file of a region of kind file, else nil
+	Origin *Origin // of memory exported by another process, else nil
+	// RegistrationBytes is the length of each registration of pinned memory with a driver; the last
+	// may be shorter. Zero: there is one registration. Registrations are contiguous at both
+	// addresses.
 	RegistrationBytes int64
 }
 
-// NewRegion checks s and returns the Region it describes. It is for implementations of device.Device, and of files.
+// NewRegion checks s and returns the Region. It is for implementations of device.Device, and of
+// files.
 func NewRegion(s RegionSpec) (*Region, error) {
 	fail := func(why string) (*Region, error) {
 		return nil, fmt.Errorf("make %s region of %d bytes: %s: %w", s.Kind, s.Len, why, errdefs.ErrInvalid)
@@ -125,7 +128,7 @@ func NewRegion(s RegionSpec) (*Region, error) {
 	return &Region{kind: s.Kind, device: s.Device, len: s.Len, cpu: s.CPU, dev: s.Dev, bytes: s.Bytes, origin: s.Origin, registration: s.RegistrationBytes}, nil
 }
 
-// Kind returns what sort of memory this is.
+// Kind returns the kind of memory.
 func (r *Region) Kind() Kind { return r.kind }
 
 // Device returns the index of the device that owns or registered the region, or NoDevice.
@@ -140,14 +143,15 @@ func (r *Region) CPU() CPUAddr { return r.cpu }
 // Dev returns the device address of the first byte, or zero.
 func (r *Region) Dev() DevAddr { return r.dev }
 
-// Bytes returns the CPU's view of the whole region, or nil where the CPU cannot reach it. Reading it while a device
-// writes it, or writing it while a device reads it, is a data race that nothing detects: wait for the ticket first.
+// Bytes returns the region as a slice, or nil if the CPU cannot reach it. Accessing it while a
+// device writes it, or writing it while a device reads it, is an undetected data race: wait for the
+// ticket first.
 func (r *Region) Bytes() []byte { return r.bytes }
 
-// File returns what stands behind a region of kind file, and nil for memory.
+// File returns the file of a region of kind file, else nil.
 func (r *Region) File() File { return r.file }
 
-// Origin returns whose memory this is where another process exported it, and nil for the process's own.
+// Origin returns the origin of memory exported by another process, else nil.
 func (r *Region) Origin() *Origin { return r.origin }
 
 // String describes the region for errors and logs.

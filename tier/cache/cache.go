@@ -100,8 +100,9 @@ type entry struct {
 	since   time.Duration // start of the fill, since the tier was opened
 	pins    int32         // open handles, each of which may read the slot
 	retains int32         // by Retain
-	shards  uint16        // number of checksums in Tier.sums; zero if the header has none of that kind
-	state   tier.State
+	// Number of checksums in Tier.sums; zero if the header has none of that kind.
+	shards uint16
+	state  tier.State
 }
 
 func (e *entry) pinned() bool { return e.state != tier.Ready || e.pins > 0 || e.retains > 0 }

@@ -1,17 +1,20 @@
-// Package faulty decorates tiers so that operations go wrong by plan: Tier any tier.Tier, SlotTier a tier.SlotTier.
+// Package faulty has decorators that inject faults into tiers by a plan: Tier for a tier.Tier,
+// SlotTier for a tier.SlotTier.
 //
-// The operations that a plan may name are the methods: OpLookup, OpRetain, OpGet, OpPut and OpDelete, and of a slot tier
-// OpOpen, OpReserve and OpPublish. What gives something back (Release, Abort, Quarantine, Corrupt, Close) never
-// fails and is not counted. What an action does:
+// The operations of a plan are the methods: OpLookup, OpRetain, OpGet, OpPut and OpDelete, and for
+// a slot tier OpOpen, OpReserve and OpPublish. Operations that release something (Release, Abort,
+// Quarantine, Corrupt, Close) never fail and are not counted. The actions are:
 //
-//   - Fail: the tier is not asked; the fault's error is returned.
-//   - Partial: half of it is done. Get writes the first half of its destination, Lookup the first half of the states, Retain
-//     pins the first half, Put hands on an image whose second half is missing, which the tier must refuse, and Reserve aborts
-//     what it reserved.
-//   - Corrupt: Get flips a bit of what it read, after the tier verified it; Put flips one on the way to the tier, which must
-//     refuse it; Open and Publish flip one in the slot, as failing memory does. Operations without bytes do as planned.
-//   - Stall and Delay: the operation waits first, until its context ends where it has one.
-//   - Crash: this operation and all after it fail with the fault's error, but for those that give something back.
+//   - Fail: return the fault's error without calling the tier.
+//   - Partial: do half. Get writes the first half of its destination, Lookup the first half
+//     of the states. Retain pins the first half. Put passes on an image without its second
+//     half, which the tier must refuse. Reserve aborts its reservation.
+//   - Corrupt: Get flips a bit after the tier has verified the block. Put flips one in the
+//     image, which the tier must refuse. Open and Publish flip one in the slot, as failing
+//     memory does. Operations without bytes are not changed.
+//   - Stall and Delay: wait before the operation, at most until its context ends.
+//   - Crash: this and all later operations fail with the fault's error, except those that
+//     release something.
 //
-// Everything is as safe for concurrent use as the tier beneath.
+// A decorator is as safe for concurrent use as its tier.
 package faulty

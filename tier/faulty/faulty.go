@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// The operations that a plan may name.
+// Operations of a plan.
 const (
 	OpLookup  = "lookup"
 	OpRetain  = "retain"
@@ -27,15 +27,15 @@ const (
 	OpPublish = "publish"
 )
 
-// injector does what all operations share: ask the plan, wait, and remember a crash.
+// injector consults the plan, waits, and remembers a crash.
 type injector struct {
 	plan    *fault.Plan
 	clock   clockwork.Clock
 	crashed atomic.Pointer[error]
 }
 
-// before returns the fault of an operation that is about to start, once it has waited as planned. The error is why the
-// operation must not start.
+// before returns the fault of an operation that is about to start, after waiting as planned. If it
+// returns an error, the operation must fail with that.
 func (i *injector) before(ctx context.Context, op string) (fault.Fault, error) {
 	if err := i.crashed.Load(); err != nil {
 		return fault.Fault{}, *err
@@ -63,20 +63,21 @@ func (i *injector) before(ctx context.Context, op string) (fault.Fault, error) {
 	return f, nil
 }
 
-// flip flips a bit of b that the fault chooses.
+// flip flips a bit of b, selected by the fault.
 func flip(f fault.Fault, b []byte) {
 	if len(b) > 0 {
 		b[f.Rand%uint64(len(b))] ^= 1 << (f.Rand >> 61)
 	}
 }
 
-// Tier is a tier.Tier, and a tier.Statter, whose operations go wrong by plan.
+// Tier is a tier.Tier and tier.Statter with injected faults.
 type Tier struct {
 	inner tier.Tier
 	in    *injector
 }
 
-// New returns t decorated. A nil plan injects nothing; clock is for delays, nil is the machine's. Close closes t.
+// New decorates t. A nil plan injects nothing. clock is used for delays; nil is the system clock.
+// Close closes t.
 func New(t tier.Tier, plan *fault.Plan, clock clockwork.Clock) *Tier {
 	if clock == nil {
 		clock = clockwork.NewRealClock()
@@ -84,10 +85,10 @@ func New(t tier.Tier, plan *fault.Plan, clock clockwork.Clock) *Tier {
 	return &Tier{inner: t, in: &injector{plan: plan, clock: clock}}
 }
 
-// Name returns the name of the tier beneath.
+// Name returns the name of the inner tier.
 func (t *Tier) Name() string { return t.inner.Name() }
 
-// Stats returns what the tier beneath counted; injected faults are counted by the plan.
+// Stats returns the statistics of the inner tier. The plan counts injected faults.
 func (t *Tier) Stats() tier.Stats {
 	if s, ok := t.inner.(tier.Statter); ok {
 		return s.Stats()
@@ -108,13 +109,14 @@ func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State
 	return t.inner.Lookup(ctx, keys, states)
 }
 
-// ReadOnly says what the tier beneath says.
+// ReadOnly returns that of the inner tier.
 func (t *Tier) ReadOnly() bool {
 	r, ok := t.inner.(tier.ReadOnlyTier)
 	return ok && r.ReadOnly()
 }
 
-// Kept implements tier.Keeper, where the tier beneath does; else nothing is known. It goes wrong as a Lookup does.
+// Kept implements tier.Keeper. It reports nothing if the inner tier does not. Its operation is
+// OpLookup.
 func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 	f, err := t.in.before(ctx, OpLookup)
 	if err != nil {
@@ -131,21 +133,21 @@ func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 	return nil
 }
 
-// SetOrder passes the order on to the tier beneath. It never goes wrong.
+// SetOrder passes the order to the inner tier. It never fails.
 func (t *Tier) SetOrder(o *tier.Order) {
 	if inner, ok := t.inner.(tier.OrderedTier); ok {
 		inner.SetOrder(o)
 	}
 }
 
-// Use passes the use on to the tier beneath. It never goes wrong.
+// Use passes the use to the inner tier. It never fails.
 func (t *Tier) Use(keys []block.Key, at tier.Place) {
 	if inner, ok := t.inner.(tier.OrderedTier); ok {
 		inner.Use(keys, at)
 	}
 }
 
-// partial is the error of an operation that did half of its work, and the other half's too if that went wrong by itself.
+// partial joins the fault's error and the error of the half that was done.
 func partial(f fault.Fault, err error) error {
 	if err == nil {
 		return f.Err
@@ -166,7 +168,7 @@ func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 	return t.inner.Retain(ctx, keys)
 }
 
-// Release implements tier.Tier. It never goes wrong.
+// Release implements tier.Tier. It never fails.
 func (t *Tier) Release(keys []block.Key) { t.inner.Release(keys) }
 
 // Get implements tier.Tier.
@@ -174,7 +176,7 @@ func (t *Tier) Get(ctx context.Context, key block.Key, dst mem.Extent) error {
 	return t.get(ctx, key, dst, t.inner.Get)
 }
 
-// Read implements tier.Reader: where the tier beneath does not, by its Get. To the plan it is a Get.
+// Read implements tier.Reader. It calls Get if the inner tier does not. Its operation is OpGet.
 func (t *Tier) Read(ctx context.Context, key block.Key, dst mem.Extent) error {
 	if r, ok := t.inner.(tier.Reader); ok {
 		return t.get(ctx, key, dst, r.Read)
@@ -207,26 +209,27 @@ func (t *Tier) Put(ctx context.Context, key block.Key, src mem.Extent) error {
 	if err != nil {
 		return fmt.Errorf("put block %s: %w", key, err)
 	}
-	if spoiled, err := t.putWrong(ctx, f, key, src); spoiled {
+	if spoiled, err := t.putFaulty(ctx, f, key, src); spoiled {
 		return err
 	}
 	return t.inner.Put(ctx, key, src)
 }
 
-// putWrong puts what the fault makes of src, and says whether that is the fault's to do.
-func (t *Tier) putWrong(ctx context.Context, f fault.Fault, key block.Key, src mem.Extent) (spoiled bool, err error) {
+// putFaulty puts src as changed by the fault. It returns false if the fault does not change the
+// image.
+func (t *Tier) putFaulty(ctx context.Context, f fault.Fault, key block.Key, src mem.Extent) (spoiled bool, err error) {
 	switch f.Action {
 	case fault.Partial:
-		return true, partial(f, t.putSpoiled(ctx, key, src, func(b []byte) { clear(b[len(b)/2:]) }))
+		return true, partial(f, t.putChanged(ctx, key, src, func(b []byte) { clear(b[len(b)/2:]) }))
 	case fault.Corrupt:
-		return true, t.putSpoiled(ctx, key, src, func(b []byte) { flip(f, b) })
+		return true, t.putChanged(ctx, key, src, func(b []byte) { flip(f, b) })
 	default:
 		return false, nil
 	}
 }
 
-// PutMany implements tier.ManyPutter: where the tier beneath does not, by its Put. To the plan it is as many Puts, of which those that
-// go well are made together.
+// PutMany implements tier.ManyPutter. It calls Put if the inner tier does not. Each block is an
+// OpPut. Blocks without a fault are put together.
 func (t *Tier) PutMany(ctx context.Context, keys []block.Key, srcs []mem.Extent, errs []error) {
 	if len(srcs) != len(keys) || len(errs) != len(keys) {
 		for i := range errs {
@@ -241,7 +244,7 @@ func (t *Tier) PutMany(ctx context.Context, keys []block.Key, srcs []mem.Extent,
 		f, err := t.in.before(ctx, OpPut)
 		wrong := err != nil
 		if !wrong {
-			wrong, err = t.putWrong(ctx, f, key, srcs[i])
+			wrong, err = t.putFaulty(ctx, f, key, srcs[i])
 		}
 		if errs[i] = err; !wrong {
 			at, well, from = append(at, i), append(well, key), append(from, srcs[i])
@@ -261,8 +264,8 @@ func (t *Tier) PutMany(ctx context.Context, keys []block.Key, srcs []mem.Extent,
 	}
 }
 
-// putSpoiled puts a spoiled copy of src, which is the caller's and must not change.
-func (t *Tier) putSpoiled(ctx context.Context, key block.Key, src mem.Extent, spoil func([]byte)) (err error) {
+// putChanged puts a changed copy of src. src itself must not change.
+func (t *Tier) putChanged(ctx context.Context, key block.Key, src mem.Extent, spoil func([]byte)) (err error) {
 	if err := src.Validate(); err != nil {
 		return err
 	}
@@ -300,5 +303,5 @@ func (t *Tier) Delete(ctx context.Context, key block.Key) error {
 	return err
 }
 
-// Close closes the tier beneath. It never goes wrong by itself.
+// Close closes the inner tier. It injects no fault.
 func (t *Tier) Close(ctx context.Context) error { return t.inner.Close(ctx) }

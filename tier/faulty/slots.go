@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// SlotTier is a tier.SlotTier whose operations go wrong by plan.
+// SlotTier is a tier.SlotTier with injected faults.
 type SlotTier struct {
 	*Tier
 	slots tier.SlotTier
@@ -27,16 +27,16 @@ func NewSlots(t tier.SlotTier, plan *fault.Plan, clock clockwork.Clock) *SlotTie
 // Slots implements tier.SlotTier.
 func (t *SlotTier) Slots() mem.Slots { return t.slots.Slots() }
 
-// Transient says what the tier beneath says.
+// Transient returns that of the inner tier.
 func (t *SlotTier) Transient() bool {
 	w, ok := t.slots.(tier.TransientTier)
 	return ok && w.Transient()
 }
 
-// LimitRetained implements tier.SlotTier. It never goes wrong.
+// LimitRetained implements tier.SlotTier. It never fails.
 func (t *SlotTier) LimitRetained(slots int) { t.slots.LimitRetained(slots) }
 
-// OpenReady implements tier.SlotTier. To the plan it is an Open of all its blocks.
+// OpenReady implements tier.SlotTier. It is one OpOpen for all its blocks.
 func (t *SlotTier) OpenReady(ctx context.Context, keys []block.Key, slots []tier.Slot, states []tier.State) error {
 	f, err := t.in.before(ctx, OpOpen)
 	if err != nil {
@@ -79,7 +79,7 @@ func (t *SlotTier) Open(ctx context.Context, key block.Key) (tier.Slot, error) {
 	return slot, err
 }
 
-// ReleaseSlots implements tier.SlotTier. It never goes wrong.
+// ReleaseSlots implements tier.SlotTier. It never fails.
 func (t *SlotTier) ReleaseSlots(slots []tier.Slot) { t.slots.ReleaseSlots(slots) }
 
 // Reserve implements tier.SlotTier.
@@ -101,13 +101,14 @@ func (t *SlotTier) Reserve(ctx context.Context, key block.Key) (tier.Fill, error
 	return &fill{Fill: fl, in: t.in}, nil
 }
 
-// fill is a tier.Fill whose Publish goes wrong by plan. It has no context, so that a stall ends only when the plan releases it.
+// fill is a tier.Fill whose Publish can fail. It has no context, so a stall ends only when the plan
+// releases it.
 type fill struct {
 	tier.Fill
 	in *injector
 }
 
-// Publish aborts when it goes wrong, as it must.
+// Publish aborts the fill if it fails.
 func (f *fill) Publish() (tier.Slot, error) {
 	ft, err := f.in.before(context.Background(), OpPublish)
 	if err == nil && ft.Action == fault.Partial {

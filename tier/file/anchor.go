@@ -55,7 +55,7 @@ func (d *anchored) release() {
 
 func (d *anchored) closeUnused() {
 	if d.uses.Load() == 0 {
-		// The directory was removed and nothing is written to it, so the error does not matter.
+		// The directory was removed and is not written any more, so the error does not matter.
 		d.once.Do(func() { _ = d.Close() })
 	}
 }

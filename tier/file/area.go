@@ -12,25 +12,25 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
 
-// area is the directories that one bound is for: those of the tier that share its bound, or one that has its own. It counts what is in
-// them, has it removed by a goroutine of its own, and holds back writes meanwhile.
+// area has the directories of one bound: all that share the tier's bound, or one with its own. It
+// counts their blocks and delays writes at the bound. A goroutine evicts blocks.
 type area struct {
 	*Tier
 	name  string // for messages
 	dirs  []*dir
 	bound int64  // in bytes; zero: none
-	whole limits // of the bound; the limits of space are this tier's part
+	whole limits // limits of the bound; space.limits are this tier's part of it
 	space space
 	pause usage.Pause
 
-	kick    chan struct{} // asks the collector for a round
-	rounds  chan struct{} // holds a token while a round runs; guards cold
-	cold    []candidate   // found cold, the coldest first, and not removed yet
-	late    late          // blocks that were written as cold as these since
-	counted chan struct{} // closed after the first count
-	done    chan struct{} // closed when the collector has ended
-	failure atomic.Pointer[error]
-	stuck   atomic.Int64 // blocks that could not be removed in the last round
+	wake      chan struct{}  // wakes the collector for a round
+	roundLock chan struct{}  // has an element during a round; guards cold
+	cold      []candidate    // blocks to evict, the coldest first
+	lateCold  lateCandidates // blocks written since the search for cold blocks, and as cold
+	counted   chan struct{}  // closed after the first count
+	done      chan struct{}  // closed when the collector has returned
+	failure   atomic.Pointer[error]
+	stuck     atomic.Int64 // blocks that could not be removed in the last round
 
 	others atomic.Int64 // bytes of other folders that share the bound
 	// Used by the collector, and by Close after its end.
@@ -49,7 +49,7 @@ func (t *Tier) newArea(name string, l limits, bound int64, dirs ...*dir) *area {
 	a := &area{
 		Tier: t, name: name, dirs: dirs, bound: bound, whole: l,
 		space: space{limits: l, configured: l, unit: t.formats.MaxImageBytes()},
-		kick:  make(chan struct{}, 1), rounds: make(chan struct{}, 1),
+		wake:  make(chan struct{}, 1), roundLock: make(chan struct{}, 1),
 		counted: make(chan struct{}), done: make(chan struct{}),
 	}
 	if a.shared() {
@@ -62,8 +62,8 @@ func (t *Tier) newArea(name string, l limits, bound int64, dirs ...*dir) *area {
 	return a
 }
 
-// divide gives each directory its area, in the order of the configuration.
-func (t *Tier) divide() {
+// makeAreas makes the areas, in the order of the configuration.
+func (t *Tier) makeAreas() {
 	var shared []*dir
 	for i, d := range t.dirs {
 		own := t.cfg.dirBytes(i)
@@ -79,9 +79,9 @@ func (t *Tier) divide() {
 	}
 }
 
-// roomPatience is how long a write waits for room that cannot be made, since removing fails. Where blocks are merely in use it
-// waits until its context ends.
-const roomPatience = 10 * time.Second
+// spacePatience is the time that a write waits while evicting fails. While blocks are only in use,
+// a write waits until its context ends.
+const spacePatience = 10 * time.Second
 
 // paused returns why the area does not write, or writes only in place of its own blocks; nil once
 // it has room again.
@@ -96,7 +96,7 @@ func (a *area) paused() error {
 	return nil
 }
 
-// reserve takes the place of one block of so many bytes, waiting for room.
+// reserve reserves space for one block. It waits while there is none.
 func (a *area) reserve(ctx context.Context, bytes int64) error {
 	asked := uint64(math.MaxUint64)
 	var patience <-chan time.Time
@@ -105,18 +105,18 @@ func (a *area) reserve(ctx context.Context, bytes int64) error {
 		if ok {
 			return nil
 		}
-		// A round of removing is worth its cost only if something was freed since the last; the collector itself repeats it
-		// where nothing was.
+		// Start a round only if space was freed since the last one. Otherwise the collector repeats
+		// rounds itself.
 		if freed != asked {
 			a.collectSoon()
 			asked = freed
 		}
 		if patience == nil {
-			ticker := a.clock.NewTicker(roomPatience)
+			ticker := a.clock.NewTicker(spacePatience)
 			defer ticker.Stop()
 			patience = ticker.Chan()
 		}
-		err := a.waitForRoom(ctx, wake, patience)
+		err := a.waitForSpace(ctx, wake, patience)
 		a.space.stopWaiting()
 		if err != nil {
 			return err
@@ -124,7 +124,7 @@ func (a *area) reserve(ctx context.Context, bytes int64) error {
 	}
 }
 
-func (a *area) waitForRoom(ctx context.Context, wake <-chan struct{}, patience <-chan time.Time) error {
+func (a *area) waitForSpace(ctx context.Context, wake <-chan struct{}, patience <-chan time.Time) error {
 	if err := a.pause.Err(a.clock.Now()); err != nil {
 		return err
 	}

@@ -9,11 +9,12 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// Clear removes files that are no blocks from the directory: those that were set aside, and those that kvlane has not made, as
-// Verify's Foreign findings have them. A sound block stays, wherever it lies, while its own place has none: a tier that has the
-// directory open keeps no more than its Config.QuarantineMax in quarantine all the same. Others may use the directory meanwhile.
-// ErrInvalid where u names another file, and nothing is removed then; ErrNotFound where it is no directory of blocks, ErrCorrupt or
-// ErrMismatch where its marker cannot be read.
+// Clear removes files that are no blocks from the directory: quarantined files, and files not made
+// by kvlane (Foreign findings of Verify). A sound block stays, even in quarantine, unless the file
+// in its proper place is sound too. Processes may use the directory meanwhile; a tier keeps at most
+// Config.QuarantineMax files in quarantine. It returns ErrInvalid, and removes nothing, if u names
+// another file. It returns ErrNotFound if this is not a directory of blocks, and ErrCorrupt or
+// ErrMismatch if the marker cannot be read.
 func Clear(ctx context.Context, dir string, u Unwanted) (Cleared, error) {
 	return clearOf(ctx, dirfs.OS(), dir, u)
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// listBuckets says which folders <2 hex> a directory has.
+// listBuckets reports which folders <2 hex> a directory has.
 func listBuckets(d dirfs.Dir) (there [buckets]bool, err error) {
 	all, err := d.ReadDir(".")
 	for _, n := range all {
@@ -34,7 +34,7 @@ func parseBucket(name string) (b byte, ok bool) {
 	return byte(hi<<4 | lo), hi >= 0 && lo >= 0
 }
 
-// listBucket returns the blocks in a bucket's folder, by their names, and the names there that are none.
+// listBucket returns the blocks in a bucket's folder by their names, and all other names.
 func listBucket(d dirfs.Dir, b byte) (keys []block.Key, others []string, err error) {
 	all, err := blockdir.Names(d, bucketName(b))
 	if err != nil {
@@ -51,7 +51,7 @@ func listBucket(d dirfs.Dir, b byte) (keys []block.Key, others []string, err err
 	return keys, others, nil
 }
 
-// candidate is a block that may be removed.
+// candidate is a block that may be evicted.
 type candidate struct {
 	key      block.Key
 	dir      int       // index of its directory
@@ -67,7 +67,7 @@ func compare(a, b candidate) int {
 	return bytes.Compare(a.key[:], b.key[:])
 }
 
-// blocksOf returns how many blocks have so many bytes, if all are as short as the shortest.
+// blocksOf returns the number of blocks with so many bytes, if all have the shortest image.
 func blocksOf(formats block.Formats, bytes int64) int64 {
 	shortest := formats[0].Layout.ImageBytes()
 	for _, f := range formats {
@@ -76,13 +76,13 @@ func blocksOf(formats block.Formats, bytes int64) int64 {
 	return (bytes + shortest - 1) / shortest
 }
 
-// coldest returns the n blocks, or fewer, that were not used for the longest time, the coldest first, over all directories.
-// It leaves out those that eligible refuses. It keeps about 2n of them in memory. What it cannot look at it passes over, and
-// returns why, beside what it found.
+// coldest returns the n least recently used eligible blocks of all directories, the coldest first.
+// It may return fewer. It keeps about 2n candidates in memory. It skips files that it cannot
+// examine, and returns their errors with the blocks.
 //
-// A time ahead of now counts as now, and the file's time is corrected: else nothing would ever
-// remove the block, and blocks in use went in its place. The clock may have been set back, or
-// another host's may differ.
+// A file's time in the future counts as now, and coldest corrects it. Otherwise the block would
+// never be evicted, and blocks in use would be. The clock may have been set back, or another host's
+// clock may differ.
 func coldest(ctx context.Context, dirs []dirfs.Dir, now time.Time, n int64, eligible func(block.Key) bool) ([]candidate, error) {
 	var found, ahead []candidate
 	var errs []error
@@ -172,7 +172,7 @@ func correctTime(d dirfs.Dir, c candidate, when time.Time) (candidate, error) {
 	return c, nil
 }
 
-// joinFew joins errors of which there may be one a file: the first few, and how many more.
+// joinFew joins the first errors and the number of the others. There may be one error per file.
 func joinFew(errs []error) error {
 	const most = 8
 	if len(errs) <= most {
@@ -181,32 +181,32 @@ func joinFew(errs []error) error {
 	return errors.Join(append(errs[:most:most], fmt.Errorf("and %d more", len(errs)-most))...)
 }
 
-// late is the blocks that were written since candidates were looked for, and are as cold as one of
-// them: a block takes the time of the one before it in its prompt.
-type late struct {
+// lateCandidates are blocks written since the search for candidates that are as cold as one of
+// these: a block gets the time of the block before it in its prompt.
+type lateCandidates struct {
 	mu      sync.Mutex
-	looking bool      // candidates are looked for
+	looking bool      // a search is in progress
 	until   time.Time // the time of the last candidate
 	blocks  []candidate
 }
 
-// begin notes that candidates are about to be looked for.
-func (l *late) begin() {
+// begin starts a search.
+func (l *lateCandidates) begin() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.looking, l.blocks = true, nil
 }
 
-// end notes the time of the last candidate, which is zero if there is none.
-func (l *late) end(until time.Time) {
+// end ends a search. until is the time of its last candidate, or zero if there is none.
+func (l *lateCandidates) end(until time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.looking, l.until = false, until
 	l.blocks = slices.DeleteFunc(l.blocks, func(c candidate) bool { return c.used.After(until) })
 }
 
-// add notes a block that was written.
-func (l *late) add(c candidate) {
+// add adds a block that was written.
+func (l *lateCandidates) add(c candidate) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.blocks) < coldMost && (l.looking || !c.used.After(l.until)) {
@@ -214,8 +214,8 @@ func (l *late) add(c candidate) {
 	}
 }
 
-// join returns the candidates with the blocks that were written since, in order.
-func (l *late) join(cold []candidate) []candidate {
+// join merges the blocks written since into the candidates.
+func (l *lateCandidates) join(cold []candidate) []candidate {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.blocks) == 0 {

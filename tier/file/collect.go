@@ -13,39 +13,41 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
 
-// Rounds of removing that made no room are repeated while somebody waits, after a pause that grows between these bounds.
+// Rounds that free no space are repeated while writes wait. The pause doubles from roundPauseLeast
+// to roundPauseMost.
 const (
 	roundPauseLeast = 5 * time.Millisecond
 	roundPauseMost  = time.Second
 )
 
-// recountEvery is how often the files are counted that other processes may have added or removed, while the tier is used.
+// recountEvery is the interval between counts of files that other processes may have added or
+// removed, while the tier is used.
 const recountEvery = time.Minute
 
 // renewEvery is the minimum interval between renewals of a usage record.
 const renewEvery = 2 * time.Second
 
-// collector is the area's own goroutine: it counts what is there, then removes and recounts when asked to.
+// collector is the area's goroutine. It counts the blocks, and then evicts and recounts when woken.
 func (a *area) collector() {
 	defer close(a.done)
-	a.background(a.recount(a.ctx))
-	a.begin()
+	a.setFailure(a.recount(a.ctx))
+	a.start()
 	close(a.counted)
 	tick := a.clock.NewTicker(recountEvery)
 	defer tick.Stop()
 	var pause time.Duration
 	var used int64
-	var later <-chan time.Time // a round that is due once renewEvery has passed
+	var later <-chan time.Time // a round due after renewEvery
 	for {
 		retry := a.round()
 		var again <-chan time.Time
-		if (retry || a.space.starving()) && !a.cfg.ReadOnly {
+		if (retry || a.space.hasWaiters()) && !a.cfg.ReadOnly {
 			pause = min(max(2*pause, roundPauseLeast), roundPauseMost)
 			again = a.clock.After(pause)
 		} else {
 			pause = 0
 		}
-		if a.cut || a.renew || a.space.outgrown() {
+		if a.cut || a.renew || a.space.hasGrown() {
 			if a.cut || a.clock.Since(a.recordedAt) >= renewEvery {
 				a.writeRecords(false)
 			}
@@ -57,17 +59,17 @@ func (a *area) collector() {
 		select {
 		case <-a.ctx.Done():
 			return
-		case <-a.kick:
+		case <-a.wake:
 		case <-again:
 		case <-later:
 			later = nil
 		case <-tick.Chan():
-			a.lookAfter()
+			a.restoreDirs()
 			_, n := a.ops.Count()
 			// The record must include blocks that other processes store and remove.
 			if f := a.failure.Load(); n != used || *f != nil || a.cfg.SharedBound && !a.alone() {
 				used = n
-				a.space.missing()
+				a.space.markStale()
 			}
 			a.renew = true
 		}
@@ -76,23 +78,23 @@ func (a *area) collector() {
 
 // begin writes this tier's first usage records. It sets the first bounds to the rest of the bound,
 // by the records of the other folders.
-func (a *area) begin() {
+func (a *area) start() {
 	a.writeRecords(false)
 	if !a.shared() {
 		return
 	}
-	a.background(a.look(a.ctx))
-	a.others.Store(a.peaks())
-	a.space.bind(a.whole.part(a.held(), a.left(), len(a.neighbours), a.space.unit))
+	a.setFailure(a.readNeighbours(a.ctx))
+	a.others.Store(a.neighbourPeaks())
+	a.space.setLimits(a.whole.part(a.held(), a.neighbourBytes(), len(a.neighbours), a.space.unit))
 }
 
-// lookAfter makes directories anew that were removed or replaced while they are open.
-func (a *area) lookAfter() {
+// restoreDirs restores open directories that were removed or replaced.
+func (a *area) restoreDirs() {
 	for _, d := range a.dirs {
-		removed, err := d.lookAfter(a.ctx, &a.cfg)
+		removed, err := d.restore(a.ctx, &a.cfg)
 		if removed {
 			a.count.errors.Add(1)
-			a.space.missing()
+			a.space.markStale()
 		}
 		if err != nil && a.ctx.Err() == nil {
 			a.count.errors.Add(1)
@@ -108,14 +110,14 @@ func (a *area) round() (retry bool) {
 	if _, recount, sure := a.space.due(); sure || recount && !a.alone() {
 		errs = append(errs, a.recount(a.ctx))
 	} else if recount {
-		a.space.countedAll()
+		a.space.beginRecount()
 	}
-	tooMuch := a.tooMuch()
+	tooMuch := a.aboveHigh()
 	if a.shared() {
 		var err error
 		retry, err = a.share(a.ctx)
 		// Blocks written meanwhile also displace blocks of unused folders before this tier's own.
-		for tooMuch = a.tooMuch(); tooMuch && !retry && !a.yielding && err == nil && a.total() > a.whole.high; tooMuch = a.tooMuch() {
+		for tooMuch = a.aboveHigh(); tooMuch && !retry && !a.yielding && err == nil && a.total() > a.whole.high; tooMuch = a.aboveHigh() {
 			retry, err = a.share(a.ctx)
 		}
 		errs = append(errs, err)
@@ -128,7 +130,7 @@ func (a *area) round() (retry bool) {
 		}
 	}
 	if len(errs) > 0 {
-		a.background(errors.Join(errs...))
+		a.setFailure(errors.Join(errs...))
 	}
 	if a.recordErr != nil {
 		failure := errors.Join(*a.failure.Load(), a.recordErr)
@@ -137,13 +139,13 @@ func (a *area) round() (retry bool) {
 	return retry
 }
 
-func (a *area) tooMuch() bool {
+func (a *area) aboveHigh() bool {
 	tooMuch, _, _ := a.space.due()
 	return tooMuch
 }
 
-// background notes how work ended that nobody waits for; a Put that waits for room in vain reports it.
-func (a *area) background(err error) {
+// setFailure records the result of background work. A Put that waits for space in vain returns it.
+func (a *area) setFailure(err error) {
 	if err != nil && a.ctx.Err() == nil {
 		a.count.errors.Add(1)
 	}
@@ -152,15 +154,15 @@ func (a *area) background(err error) {
 
 func (a *area) collectSoon() {
 	select {
-	case a.kick <- struct{}{}:
-	default: // a round is due anyway
+	case a.wake <- struct{}{}:
+	default: // a round is due already
 	}
 }
 
-// GC removes the coldest blocks of all directories until the tier holds at most targetBytes, or nothing more can be
-// removed, and returns how many it removed. Where directories have bounds of their own each gives up as large a part of what it
-// holds. Blocks that are retained or being written stay. What cannot be removed is passed over; the error then says what and why,
-// and how much was removed all the same.
+// GC evicts the coldest blocks of all directories until at most targetBytes are stored. Directories
+// with their own bounds are reduced in proportion. Retained blocks and blocks being written stay.
+// GC skips files that it cannot remove. It returns the number of evicted blocks, with the errors of
+// the skipped files.
 func (t *Tier) GC(ctx context.Context, targetBytes int64) (removed int, err error) {
 	if targetBytes < 0 {
 		return 0, fmt.Errorf("collect down to %d bytes: %w", targetBytes, errdefs.ErrInvalid)
@@ -168,13 +170,13 @@ func (t *Tier) GC(ctx context.Context, targetBytes int64) (removed int, err erro
 	if t.cfg.ReadOnly {
 		return 0, fmt.Errorf("collect: %w", errReadOnly)
 	}
-	if err := t.enter(ctx); err != nil {
+	if err := t.beginOp(ctx); err != nil {
 		return 0, err
 	}
-	defer t.leave()
+	defer t.endOp()
 	all := int64(0)
 	for _, a := range t.areas {
-		a.space.missing() // whoever asks wants to know
+		a.space.markStale() // GC counts the files again
 		all += a.held()
 	}
 	var errs []error
@@ -192,12 +194,13 @@ func (t *Tier) GC(ctx context.Context, targetBytes int64) (removed int, err erro
 	return removed, nil
 }
 
-// collect removes the coldest blocks until target bytes are left. What it cannot remove it passes over, counts and reports.
+// collect evicts the coldest blocks until target bytes are left. It skips, counts and reports
+// blocks that it cannot remove.
 func (a *area) collect(ctx context.Context, target int64) (removed int, err error) {
-	// Two rounds at a time would both remove what one of them should.
+	// Two concurrent rounds would evict twice as much.
 	select {
-	case a.rounds <- struct{}{}:
-		defer func() { <-a.rounds }()
+	case a.roundLock <- struct{}{}:
+		defer func() { <-a.roundLock }()
 	case <-ctx.Done():
 		return 0, context.Cause(ctx)
 	}
@@ -212,26 +215,27 @@ func (a *area) collect(ctx context.Context, target int64) (removed int, err erro
 }
 
 func (a *area) held() int64 {
-	_, bytes := a.space.holds()
+	_, bytes := a.space.stored()
 	return bytes
 }
 
-// round is one round of removing.
+// round is the state of one eviction round.
 type round struct {
 	a                 *area
 	removed           int
-	freed             int64               // bytes of what was removed
-	counting, listing error               // what could not be looked at
-	failed            map[block.Key]error // not to be tried again in this round
+	freed             int64               // bytes of the removed blocks
+	counting, listing error               // errors of counting and listing files
+	failed            map[block.Key]error // not tried again in this round
 }
 
 func (r *round) run(ctx context.Context, target int64) error {
 	a := r.a
-	if _, _, sure := a.space.due(); sure { // others are at work
+	if _, _, sure := a.space.due(); sure { // other processes remove files
 		a.cold = nil
 		r.counting = a.recount(ctx)
 	}
-	// What is written while a round runs is the next round's: this one would remove a block for each, beyond the target.
+	// Blocks written during the round do not count. Otherwise the round would evict a block for
+	// each, beyond the target.
 	enough := r.freed + a.held() - target
 	for listed := false; ; {
 		if ctx.Err() != nil {
@@ -242,16 +246,16 @@ func (r *round) run(ctx context.Context, target int64) error {
 		}
 		if len(a.cold) == 0 {
 			if listed {
-				return nil // all that there is was tried, and helped nothing
+				return nil // all candidates were tried
 			}
 			r.listing = r.list(ctx, target)
-			enough = r.freed + a.held() - target // others' blocks may have been counted
+			enough = r.freed + a.held() - target // blocks of other processes may have been counted
 			if listed = true; len(a.cold) == 0 {
 				return nil
 			}
 			continue
 		}
-		a.cold = a.late.join(a.cold)
+		a.cold = a.lateCold.join(a.cold)
 		c := a.cold[0]
 		a.cold = a.cold[1:]
 		if r.remove(&c) {
@@ -260,7 +264,8 @@ func (r *round) run(ctx context.Context, target int64) error {
 	}
 }
 
-// remove removes a candidate, and says whether that made room, or somebody else had.
+// remove evicts a candidate. It reports whether this freed space, or another process had removed
+// the file.
 func (r *round) remove(c *candidate) bool {
 	switch there, err := r.a.evict(c); {
 	case err == nil && !there:
@@ -275,24 +280,25 @@ func (r *round) remove(c *candidate) bool {
 	return false
 }
 
-// coldMore and coldMost say how many more candidates are looked for than are needed now: the next rounds need not look then.
+// A search returns more candidates than needed, so that the next rounds need none: at least
+// coldMore, at most coldMost.
 const (
 	coldMore = 64
 	coldMost = 1 << 16
 )
 
-// list finds candidates, after counting anew what others may have changed.
+// list searches for candidates. It first recounts files that other processes may have changed.
 func (r *round) list(ctx context.Context, target int64) error {
 	a := r.a
 	if _, _, sure := a.space.due(); sure || !a.alone() {
 		r.counting = a.recount(ctx)
 	}
-	held, bytes := a.space.holds()
+	held, bytes := a.space.stored()
 	need := blocksOf(a.formats, bytes-target)
 	if need <= 0 {
 		return nil
 	}
-	a.late.begin()
+	a.lateCold.begin()
 	dirs := make([]dirfs.Dir, len(a.dirs))
 	for i, d := range a.dirs {
 		dirs[i] = d
@@ -307,12 +313,12 @@ func (r *round) list(ctx context.Context, target int64) error {
 	if len(cold) > 0 {
 		until = cold[len(cold)-1].used
 	}
-	a.late.end(until)
+	a.lateCold.end(until)
 	return err
 }
 
-// evict removes one block unless it came into use, or was used, since it was found cold, and says whether it is still there.
-// An error that is blockdir.Gone() means that somebody else has removed it.
+// evict removes a block unless it is in use or was used since the search. It reports whether the
+// file is still there. If another process has removed it, the error is blockdir.Gone.
 func (a *area) evict(c *candidate) (there bool, err error) {
 	if !a.locks.TryLockRemoving(c.key) {
 		return true, nil
@@ -321,16 +327,16 @@ func (a *area) evict(c *candidate) (there bool, err error) {
 	d := a.dirs[c.dir]
 	info, err := d.Stat(blockName(c.key))
 	if blockdir.Gone(err) {
-		a.space.missing()
+		a.space.markStale()
 		return false, err
 	}
 	if err == nil && !info.Modified.Equal(c.modified) {
 		return true, nil
 	}
 	if err == nil {
-		err = a.unname(d, c.key, func() error {
+		err = a.removeName(d, c.key, func() error {
 			err := d.Remove(blockName(c.key))
-			if err == nil { // before the room is given to a Put that waits for it
+			if err == nil { // before a waiting Put gets the space
 				a.count.evictions.Add(1)
 			}
 			return err

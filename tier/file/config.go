@@ -14,17 +14,18 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// FsyncPolicy says when a block's bytes reach stable storage. Whatever it is, a block survives the death of the process
-// that wrote it, and a block that did not survive a power failure whole is found out by its checksums.
+// FsyncPolicy is the time at which a block becomes durable. With every policy a block survives the
+// death of the process, and checksums detect a block damaged by a power failure.
 type FsyncPolicy uint8
 
-// The policies.
+// Policies.
 const (
-	FsyncNever FsyncPolicy = iota // when the system gets to it
-	FsyncFile                     // before Put returns: the file before it gets its name, and the directory after
+	FsyncNever FsyncPolicy = iota // when the system writes it back
+	// Before Put returns: the file before its rename, the directory after it.
+	FsyncFile
 )
 
-// String returns the policy's name as options have it.
+// String returns the name of the policy in options.
 func (p FsyncPolicy) String() string {
 	switch p {
 	case FsyncNever:
@@ -35,7 +36,7 @@ func (p FsyncPolicy) String() string {
 	return fmt.Sprintf("fsync(%d)", uint8(p))
 }
 
-// ParseFsyncPolicy reads what String writes.
+// ParseFsyncPolicy parses a name returned by String.
 func ParseFsyncPolicy(s string) (FsyncPolicy, error) {
 	for _, p := range []FsyncPolicy{FsyncNever, FsyncFile} {
 		if s == p.String() {
@@ -45,46 +46,46 @@ func ParseFsyncPolicy(s string) (FsyncPolicy, error) {
 	return 0, fmt.Errorf("fsync policy %q is neither %s nor %s: %w", s, FsyncNever, FsyncFile, errdefs.ErrInvalid)
 }
 
-// Config says where a tier keeps its blocks, and which.
+// Config configures a Tier.
 type Config struct {
-	// Dirs are the directories, at least one. They are made if they do not exist; an existing one is empty or belongs
-	// to the same identities and layouts.
+	// Dirs are the directories, at least one. Missing ones are made. An existing one must be empty
+	// or have the same identities and layouts.
 	Dirs []string
 	// SharedBound makes MaxBytes and DirBytes bound all folders in the parent directory of each of
 	// Dirs, of all identities and processes: see the package's comment. Each of Dirs has a parent
 	// of its own then.
 	SharedBound bool
-	// Formats are those of the blocks, one a page group.
+	// Formats has one format for each page group.
 	Formats block.Formats
-	// Identities are what the formats' identities are the digests of, in the same order. They are written down in new directories for
-	// people to read, and make an error say in which field a directory's identity differs. They may be left out.
+	// Identities are the identities of the formats, in the same order. New directories contain
+	// them, for users. Error messages use them to name a field that differs. They may be nil.
 	Identities []block.Identity
-	// Fsync is the policy; FsyncNever by default.
+	// Fsync is the policy. The default is FsyncNever.
 	Fsync FsyncPolicy
-	// MaxBytes bounds the images in all directories together, but for those with a bound of their own; zero is unbounded. This tier does not write beyond it,
-	// once it has counted what is there.
-	// With several processes in one directory each recounts after it has written a sixteenth of the bound, so that
-	// together they may exceed it by as much.
+	// MaxBytes bounds the images in all directories without their own bound. Zero is unbounded. The
+	// tier does not write beyond it after its first count. If several processes use a directory,
+	// each recounts after it has written a sixteenth of the bound, so together they may exceed it
+	// by that.
 	MaxBytes int64
-	// DirBytes bounds directories by themselves, in the order of Dirs: the images in one of them, of which the coldest there are removed.
-	// Directories with zero, and those beyond its end, share MaxBytes.
+	// DirBytes bounds single directories, in the order of Dirs. Each evicts its own coldest blocks.
+	// Directories with zero, and those without an element, share MaxBytes.
 	DirBytes []int64
-	// HighBytes is where removing starts in the background, LowBytes where it stops. By default 95% and 90% of
-	// MaxBytes.
+	// Eviction starts at HighBytes and stops at LowBytes. The defaults are 95% and 90% of MaxBytes.
 	HighBytes, LowBytes int64
-	// TouchAfter is the age from which a hit renews a block's hotness. A minute by default.
+	// TouchAfter is the age from which a hit renews the time of a block. The default is a minute.
 	TouchAfter time.Duration
-	// QuarantineMax is how many files set aside each directory keeps, the newest; 16 by default, none if negative.
+	// QuarantineMax is the number of quarantined files that each directory keeps. The default is
+	// 16. A negative number keeps none.
 	QuarantineMax int
-	// ReadOnly changes nothing in the directories, which must be there, and may lie on a read-only mount: no block is written,
-	// removed, set aside or renewed, and no folder for temporary files is made. Put and Delete return ErrReadOnly.
+	// ReadOnly never changes the directories, which must exist and may be on a read-only mount. Put
+	// and Delete return ErrReadOnly.
 	ReadOnly bool
-	// Reader reads files in place of calls that block and go through the page cache; nil: there is none.
+	// Reader reads files instead of system calls through the page cache. It may be nil.
 	Reader dirfs.Reader
-	// FS and Clock replace the operating system's, for tests.
+	// FS and Clock replace the operating system's in tests.
 	FS    dirfs.FS
 	Clock clockwork.Clock
-	host  string // names the kernel
+	host  string // identifies the kernel
 }
 
 const (
@@ -110,7 +111,7 @@ func (c *Config) setDefaults() {
 	}
 }
 
-// Validate reports everything wrong with the configuration, joined. It does not look at the directories.
+// Validate reports all errors of the configuration, joined. It does not access the directories.
 func (c *Config) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) {
@@ -195,7 +196,7 @@ func (c *Config) validateDirBytes(image int64) error {
 	return errors.Join(errs...)
 }
 
-// dirBytes is the bound that directory i has by itself; zero: none.
+// dirBytes returns the own bound of directory i, or zero.
 func (c *Config) dirBytes(i int) int64 {
 	if i < len(c.DirBytes) {
 		return c.DirBytes[i]
@@ -203,7 +204,7 @@ func (c *Config) dirBytes(i int) int64 {
 	return 0
 }
 
-// limits are the bounds in bytes, each a multiple of the longest image.
+// limits are bounds in bytes. Each is a multiple of the longest image.
 type limits struct{ most, high, low int64 }
 
 func (c *Config) limitsOf(bound, highBytes, lowBytes int64) limits {
@@ -219,7 +220,7 @@ func (c *Config) limitsOf(bound, highBytes, lowBytes int64) limits {
 	if lowBytes > 0 {
 		l.low = lowBytes / image
 	}
-	// A round must make room for one block at least.
+	// A round must free space for at least one block.
 	l.low = min(l.low, most-1, l.high)
 	return limits{most: l.most * image, high: l.high * image, low: l.low * image}
 }

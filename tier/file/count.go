@@ -9,9 +9,9 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// recount counts the files of every directory. What it cannot list keeps its count.
+// recount counts the files of every directory. A folder that cannot be listed keeps its count.
 func (a *area) recount(ctx context.Context) error {
-	a.space.countedAll()
+	a.space.beginRecount()
 	var errs []error
 	for _, d := range a.dirs {
 		if err := a.recountDir(ctx, d); err != nil {
@@ -31,7 +31,7 @@ func (a *area) recountDir(ctx context.Context, d *dir) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		// A folder that came after the listing holds only what was counted when it came, or another process's.
+		// A folder made after the listing has only counted blocks, or those of another process.
 		if !there[i] && a.space.empty(&d.buckets[i]) {
 			continue
 		}
@@ -42,8 +42,8 @@ func (a *area) recountDir(ctx context.Context, d *dir) error {
 	return joinFew(errs)
 }
 
-// recountLost counts the folders again in which counted files were found gone. A file that is gone
-// costs the listing of one folder, and not of all.
+// recountLost recounts the folders in which counted files were missing. So a missing file costs the
+// listing of one folder.
 func (a *area) recountLost() {
 	if !a.space.takeAnyLost() {
 		return
@@ -57,24 +57,24 @@ func (a *area) recountLost() {
 	}
 }
 
-// noteGone has the folder of a block counted again if the block was counted: this process knew its
-// file, or has it pinned.
-func (t *Tier) noteGone(key block.Key, pinned bool) {
+// noteMissing has the folder of a missing block recounted if the block was counted: this process
+// knew its file, or has it pinned.
+func (t *Tier) noteMissing(key block.Key, pinned bool) {
 	if t.proofs.take(key) || pinned {
 		d := dirOf(t.dirs, key)
-		d.area.space.lost(&d.buckets[key[0]])
+		d.area.space.markLost(&d.buckets[key[0]])
 		d.area.collectSoon()
 	}
 }
 
-// countTries is how often a folder is counted in which files come and go meanwhile. One that never holds still keeps its count,
-// which is true but for what other processes do.
+// countTries is the number of attempts to count a folder that changes meanwhile. After that its
+// count stays. It is right except for changes by other processes.
 const countTries = 3
 
 func (a *area) recountBucket(d *dir, i byte) error {
 	b := &d.buckets[i]
 	for range countTries {
-		changes, quiet := a.space.counting(b)
+		changes, quiet := a.space.beginCount(b)
 		keys, _, err := listBucket(d, i)
 		if err != nil {
 			return err
@@ -83,14 +83,14 @@ func (a *area) recountBucket(d *dir, i byte) error {
 		for _, key := range keys {
 			bytes += a.formats.ImageBytes(key)
 		}
-		if quiet && a.space.counted(b, int64(len(keys)), bytes, changes) {
+		if quiet && a.space.setCount(b, int64(len(keys)), bytes, changes) {
 			break
 		}
 	}
 	return nil
 }
 
-// alone says whether no other process has one of the directories open: then nobody else writes there.
+// alone reports whether no other process has one of the directories open for writing.
 func (a *area) alone() bool {
 	for _, d := range a.dirs {
 		sessions, err := blockdir.Names(d, tmpName)

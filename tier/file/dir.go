@@ -18,40 +18,40 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// dir is one open directory of a tier.
+// dir is an open directory of a tier.
 type dir struct {
-	dirfs.Dir                         // anchor, once it is set
-	anchor    *anchor                 // exchanged where the directory is made anew
-	root      string                  // its path
-	area      *area                   // whose bound is for it
-	id        string                  // from the marker
-	renewing  chan struct{}           // holds a token while the session is made anew
-	session   atomic.Pointer[session] // nil in a tier that only reads
+	dirfs.Dir                         // the anchor, once it is set
+	anchor    *anchor                 // replaced if the directory is made again
+	root      string                  // path
+	area      *area                   // the area that counts the directory
+	id        string                  // of the marker
+	renewing  chan struct{}           // has an element while the session is renewed
+	session   atomic.Pointer[session] // nil in a read-only tier
 	swept     int
 	left      int // files of dead sessions that could not be removed
 	buckets   [buckets]bucket
 }
 
-// buckets is the number of folders <2 hex> of a directory; a key's is its first byte.
+// buckets is the number of folders <2 hex> in a directory. The first byte of a key selects one.
 const buckets = 256
 
 // bucket counts the blocks in one folder.
 type bucket struct {
 	// Guarded by space.mu.
 	blocks   int64
-	bytes    int64  // of them, as long as each is by its key
-	changing int    // operations under way that add or remove a file
-	changes  uint64 // such operations that have ended
-	lost     bool   // a counted file was found gone: the folder is to be counted again
+	bytes    int64  // sum of the lengths of their images
+	changing int    // operations in progress that add or remove a file
+	changes  uint64 // number of such operations that have ended
+	lost     bool   // a counted file was missing: count the folder again
 
-	// durable is the inode of the folder whose own name this process has made durable; zero: of none.
+	// durable is the inode of the folder whose name this process has made durable, or zero.
 	durable atomic.Uint64
 }
 
-// openTries is how often a directory is opened that another process removes meanwhile.
+// openTries is the number of attempts to open a directory that another process removes meanwhile.
 const openTries = 4
 
-// openDir opens a directory, or makes it. The error names it.
+// openDir opens or makes a directory. Its errors name the directory.
 func openDir(ctx context.Context, c *Config, root string) (*dir, error) {
 	for try := 1; ; try++ {
 		d := &dir{root: filepath.Clean(root), renewing: make(chan struct{}, 1)}
@@ -60,7 +60,7 @@ func openDir(ctx context.Context, c *Config, root string) (*dir, error) {
 			return d, nil
 		}
 		err = errors.Join(err, d.close())
-		// A process that makes room removes the folder of an identity that no process has open.
+		// A process that frees space removes the folder of an unused identity.
 		if !blockdir.Gone(err) || c.ReadOnly || try == openTries {
 			return nil, fmt.Errorf("directory %s: %w", d.root, err)
 		}
@@ -74,7 +74,7 @@ func (d *dir) open(ctx context.Context, c *Config) (err error) {
 	}
 	d.anchor = newAnchor(root)
 	d.Dir = d.anchor
-	// Looked at before anything is written: a directory given by mistake stays as it is.
+	// Check this before writing: a wrong directory must not change.
 	m, err := d.readMarker(c)
 	if err != nil && !blockdir.Gone(err) {
 		return err
@@ -96,7 +96,7 @@ func (d *dir) open(ctx context.Context, c *Config) (err error) {
 	return blockdir.WriteError(blockdir.WithLock(ctx, c.Clock, d, func() error { return d.openLocked(c) }))
 }
 
-// openRoot opens the directory, and makes it if need be.
+// openRoot opens the directory. It makes a missing one.
 func (d *dir) openRoot(c *Config) (dirfs.Dir, error) {
 	root, err := c.FS.OpenDir(d.root)
 	if blockdir.Gone(err) && !c.ReadOnly {
@@ -105,7 +105,7 @@ func (d *dir) openRoot(c *Config) (dirfs.Dir, error) {
 		}
 		root, err = c.FS.OpenDir(d.root)
 	}
-	// Of a new directory too: those above it may be somebody else's.
+	// Parents of a new directory may be another user's and not durable.
 	if err == nil && !c.ReadOnly && c.Fsync == FsyncFile {
 		err = c.FS.SyncParents(d.root)
 	}
@@ -124,12 +124,14 @@ func (d *dir) openLocked(c *Config) error {
 	if blockdir.Gone(err) {
 		m = blockdir.NewMarker(blockdir.Files, c.Formats, c.Identities)
 		err = blockdir.WriteMarker(d, m)
-		if errors.Is(err, unix.EEXIST) || errors.Is(err, errdefs.ErrInvalid) { // another host was faster, which the lock did not keep out
+		// Another host was faster; locks may not reach it.
+		if errors.Is(err, unix.EEXIST) || errors.Is(err, errdefs.ErrInvalid) {
 			m, err = d.madeMeanwhile(c, err)
 		}
 	}
 	if err == nil {
-		// Who wrote it may have died before it was durable; without it, what is written from now on could not be used.
+		// The process that wrote the marker may have died before it was durable. Without it new
+		// blocks would be lost.
 		err = blockdir.SyncRoot(d)
 	}
 	if err != nil {
@@ -144,7 +146,7 @@ func (d *dir) openLocked(c *Config) error {
 	return err
 }
 
-// close gives up the session and the directory.
+// close closes the session and the directory.
 func (d *dir) close() error {
 	if d.Dir == nil {
 		return nil
@@ -156,8 +158,8 @@ func (d *dir) close() error {
 	return errors.Join(err, d.Close())
 }
 
-// renew makes another session in the place of old, whose folder was removed. Where the directory or
-// its marker was removed too it makes these anew, with the same id.
+// renew replaces the session old, as its folder was removed. If the directory or its marker was
+// removed too, renew makes them again with the same id.
 func (d *dir) renew(ctx context.Context, c *Config, old *session) error {
 	select {
 	case d.renewing <- struct{}{}:
@@ -184,14 +186,14 @@ func (d *dir) renew(ctx context.Context, c *Config, old *session) error {
 			return err
 		}
 		d.session.Store(s)
-		for i := range d.buckets { // whose folders have to be made durable again
+		for i := range d.buckets { // the folders must be made durable again
 			d.buckets[i].durable.Store(0)
 		}
 		return old.lock.Close()
 	})
 }
 
-// removed reports whether the directory's path has another directory by now, or none.
+// removed reports whether the directory's path has no directory or another one.
 func (d *dir) removed(c *Config) bool {
 	named, err := c.FS.OpenDir(d.root)
 	if err != nil {
@@ -202,8 +204,7 @@ func (d *dir) removed(c *Config) bool {
 	return errors.Join(named.Close(), err, merr) == nil && (now.Inode != mine.Inode || now.Device != mine.Device)
 }
 
-// restoreMarker writes the marker again where it was removed. Blocks keep their places, since the
-// id stays.
+// restoreMarker writes a removed marker again. It has the same id, so the blocks keep their places.
 func (d *dir) restoreMarker(c *Config) error {
 	_, err := d.readMarker(c)
 	if !blockdir.Gone(err) {
@@ -214,9 +215,9 @@ func (d *dir) restoreMarker(c *Config) error {
 	return blockdir.PutMarker(d, m)
 }
 
-// lookAfter finds out whether the directory or its marker was removed, and makes them anew. A tier
-// that only reads follows to the directory that has the path by now.
-func (d *dir) lookAfter(ctx context.Context, c *Config) (removed bool, err error) {
+// restore makes the directory or its marker again if it was removed. A read-only tier switches to
+// the directory that has the path now.
+func (d *dir) restore(ctx context.Context, c *Config) (removed bool, err error) {
 	removed = d.removed(c)
 	if c.ReadOnly {
 		if removed {
@@ -230,8 +231,7 @@ func (d *dir) lookAfter(ctx context.Context, c *Config) (removed bool, err error
 	return true, d.renew(ctx, c, d.session.Load())
 }
 
-// follow exchanges the directory for the one that has the path by now, if that is for the same
-// blocks.
+// follow switches to the directory that has the path now, if that has the same formats.
 func (d *dir) follow(c *Config) error {
 	root, err := c.FS.OpenDir(d.root)
 	if err != nil {
@@ -255,7 +255,8 @@ func (d *dir) follow(c *Config) error {
 	return nil
 }
 
-// madeMeanwhile returns the marker that somebody has written since the directory was found to have none, or err where nobody has.
+// madeMeanwhile returns the marker that another process has written meanwhile. If there is none it
+// returns err.
 func (d *dir) madeMeanwhile(c *Config, err error) (Marker, error) {
 	m, rerr := d.readMarker(c)
 	if blockdir.Gone(rerr) {
@@ -281,22 +282,22 @@ func (d *dir) readMarker(c *Config) (Marker, error) {
 	return m, m.Check(c.Formats, c.Identities)
 }
 
-// tmpName is the folder of temporary files, which every session has one of in it.
+// tmpName is the folder with the temporary files of all sessions.
 const tmpName = "tmp"
 
 const hexDigits = "0123456789abcdef"
 
 func bucketName(b byte) string { return string([]byte{hexDigits[b>>4], hexDigits[b&15]}) }
 
-// blockName is the name of a block's file in its directory.
+// blockName returns the name of a block's file in its directory.
 func blockName(key block.Key) string {
 	buf := make([]byte, 0, 3+2*len(key))
 	buf = append(buf, hexDigits[key[0]>>4], hexDigits[key[0]&15], '/')
 	return string(hex.AppendEncode(buf, key[:]))
 }
 
-// dirOf returns the directory that a key belongs to: the one that draws the highest number for it. Another directory
-// can only win keys, never make the others exchange theirs.
+// dirOf returns the directory of a key: the one with the highest hash. An added directory only
+// takes keys over. The others do not exchange keys.
 func dirOf(dirs []*dir, key block.Key) *dir {
 	if len(dirs) == 1 {
 		return dirs[0]
@@ -305,7 +306,8 @@ func dirOf(dirs []*dir, key block.Key) *dir {
 	var most uint64
 	for _, d := range dirs {
 		var buf [64]byte
-		// Equal numbers are decided by the id, so that the order of the directories never matters.
+		// The id decides between equal hashes, so that the order of the directories does not
+		// matter.
 		n := xxh3.Hash(append(append(buf[:0], d.id...), key[:]...))
 		if best == nil || n > most || n == most && strings.Compare(d.id, best.id) > 0 {
 			best, most = d, n

@@ -14,17 +14,18 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
 
-// attachFrom is how long an image is that is read by Config.Reader: shorter ones are read by a call sooner than handed on.
+// attachFrom is the shortest image that Config.Reader reads. A system call is faster for shorter
+// ones.
 const attachFrom = 64 << 10
 
-// Get reads and verifies the block. It returns only when no read is in flight any more, however long that takes: see the
-// package's comment.
+// Get reads and verifies the block. It returns only when no read is in progress, however long that
+// takes: see the package comment.
 func (t *Tier) Get(ctx context.Context, key block.Key, dst mem.Extent) error {
 	return t.getInto(ctx, key, dst, true)
 }
 
-// Read is Get for who verifies the shards: it looks at length, header, identity and key alone. What it finds wrong it sets aside, and
-// what it finds right proves nothing about the file.
+// Read is Get without verification of the shards. It checks length, header, identity and key. It
+// sets a block that fails aside.
 func (t *Tier) Read(ctx context.Context, key block.Key, dst mem.Extent) error {
 	return t.getInto(ctx, key, dst, false)
 }
@@ -34,10 +35,10 @@ func (t *Tier) getInto(ctx context.Context, key block.Key, dst mem.Extent, whole
 	if err != nil {
 		return fmt.Errorf("read block %s: %w", key, err)
 	}
-	if err := t.enter(ctx); err != nil {
+	if err := t.beginOp(ctx); err != nil {
 		return err
 	}
-	defer t.leave()
+	defer t.endOp()
 	err = t.get(ctx, dirOf(t.dirs, key), key, buf, dst, whole)
 	switch {
 	case err == nil:
@@ -54,11 +55,11 @@ func (t *Tier) getInto(ctx context.Context, key block.Key, dst mem.Extent, whole
 	case blockdir.Gone(err):
 		t.count.misses.Add(1)
 		pinned, _ := t.locks.State(key)
-		t.noteGone(key, pinned)
+		t.noteMissing(key, pinned)
 		return fmt.Errorf("read block %s: %w: %w", key, errdefs.ErrNotFound, err)
 	default:
 		t.count.errors.Add(1)
-		// The next Put looks at it again, and writes it anew if it still cannot be read.
+		// The next Put checks the file again, and replaces it if it still cannot be read.
 		t.proofs.drop(key)
 	}
 	return fmt.Errorf("read block %s: %w", key, err)
@@ -71,7 +72,7 @@ func (t *Tier) get(ctx context.Context, d *dir, key block.Key, buf []byte, dst m
 		if serr != nil {
 			return serr
 		}
-		return errors.Join(irregular(err), t.setAside(ctx, d, key, info))
+		return errors.Join(asCorrupt(err), t.setAside(ctx, d, key, info))
 	}
 	if err != nil {
 		return err
@@ -84,27 +85,27 @@ func (t *Tier) get(ctx context.Context, d *dir, key block.Key, buf []byte, dst m
 			}
 			t.touch(d, key, info)
 		} else if errors.Is(err, errdefs.ErrCorrupt) {
-			// Before the file is closed, so that its inode cannot be another's yet.
+			// Before Close, so that no other file can get the inode.
 			err = errors.Join(err, t.setAside(ctx, d, key, info))
 		}
 	}
 	if cerr := f.Close(); cerr != nil {
-		// What was read has been verified; that the descriptor could not be closed well changes nothing about it.
+		// The data are verified, so an error of Close does not matter.
 		t.count.errors.Add(1)
 	}
 	return err
 }
 
-// irregular says that what is no regular file is no block.
-func irregular(err error) error {
+// asCorrupt wraps ErrIrregular in ErrCorrupt: only a regular file is a block.
+func asCorrupt(err error) error {
 	if errors.Is(err, dirfs.ErrIrregular) {
 		return fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err)
 	}
 	return err
 }
 
-// plausible says why what has a block's name cannot be it, by its kind and length.
-func (t *Tier) plausible(key block.Key, info dirfs.Info) error {
+// checkInfo returns ErrCorrupt if a file cannot be the block, by its type or length.
+func (t *Tier) checkInfo(key block.Key, info dirfs.Info) error {
 	if !info.Regular() {
 		return fmt.Errorf("%w: %w: it is a %s", errdefs.ErrCorrupt, dirfs.ErrIrregular, info.Kind())
 	}
@@ -114,10 +115,10 @@ func (t *Tier) plausible(key block.Key, info dirfs.Info) error {
 	return nil
 }
 
-// read fills buf, which dst is where it is an extent, and verifies it, the whole of it or its header; ErrCorrupt wraps whatever is wrong with
-// the bytes, but for block.ErrVersion.
+// read fills buf and verifies all of it or its header. If dst is an extent, buf is its memory. It
+// returns ErrCorrupt for wrong bytes, except for block.ErrVersion.
 func (t *Tier) read(ctx context.Context, f dirfs.File, info dirfs.Info, key block.Key, buf []byte, dst mem.Extent, whole bool) error {
-	if err := t.plausible(key, info); err != nil {
+	if err := t.checkInfo(key, info); err != nil {
 		if _, herr := readHeader(f); errors.Is(herr, block.ErrVersion) {
 			return herr // whose images may have other lengths
 		}
@@ -132,13 +133,13 @@ func (t *Tier) read(ctx context.Context, f dirfs.File, info dirfs.Info, key bloc
 	}
 	err := verify(buf, key)
 	if err != nil && !errors.Is(err, errdefs.ErrCorrupt) && !errors.Is(err, block.ErrVersion) {
-		// Whose block it is instead is in the error; here it is bytes that have no business under this name.
+		// The error names another block. That block does not belong under this name.
 		err = fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err)
 	}
 	return err
 }
 
-// fill reads the whole file, of which it is known how long it should be.
+// fill reads the whole file. Its length has been checked.
 func (t *Tier) fill(ctx context.Context, f dirfs.File, key block.Key, buf []byte, dst mem.Extent) (err error) {
 	if t.cfg.Reader == nil || dst.Region == nil || len(buf) < attachFrom {
 		return dirfs.ReadFull(ctx, f, buf, 0)
@@ -154,7 +155,7 @@ func (t *Tier) fill(ctx context.Context, f dirfs.File, key block.Key, buf []byte
 	return dirfs.ReadExtent(ctx, a, dst, 0)
 }
 
-// setAside moves the file that was found corrupt to quarantine, unless the name is another file's by now.
+// setAside moves a corrupt file to quarantine, unless another file has its name now.
 func (t *Tier) setAside(ctx context.Context, d *dir, key block.Key, bad dirfs.Info) error {
 	if t.cfg.ReadOnly {
 		return nil
@@ -166,14 +167,14 @@ func (t *Tier) setAside(ctx context.Context, d *dir, key block.Key, bad dirfs.In
 	return t.quarantineFile(d, key, bad)
 }
 
-// quarantineFile is setAside for the owner of the key.
+// quarantineFile is setAside for a caller that has locked the key.
 func (t *Tier) quarantineFile(d *dir, key block.Key, bad dirfs.Info) error {
 	now, err := d.Stat(blockName(key))
 	if blockdir.Gone(err) || err == nil && now.Inode != bad.Inode {
 		return nil
 	}
 	if err == nil {
-		err = t.unname(d, key, func() error { return t.moveToQuarantine(d, key, bad) })
+		err = t.removeName(d, key, func() error { return t.moveToQuarantine(d, key, bad) })
 	}
 	if err != nil && !blockdir.Gone(err) {
 		return fmt.Errorf("set it aside: %w", err)
@@ -181,27 +182,27 @@ func (t *Tier) quarantineFile(d *dir, key block.Key, bad dirfs.Info) error {
 	return nil
 }
 
-// unname runs op, which takes the block's file away from its name, and counts that.
-func (t *Tier) unname(d *dir, key block.Key, op func() error) error {
+// removeName calls op, which removes or renames the block's file, and counts that.
+func (t *Tier) removeName(d *dir, key block.Key, op func() error) error {
 	t.proofs.drop(key)
 	t.times.forget(key)
 	b, a := &d.buckets[key[0]], d.area
-	a.space.begin(b)
+	a.space.beginChange(b)
 	err := op()
 	switch {
 	case err == nil:
-		a.space.end(b, -1, t.formats.ImageBytes(key))
+		a.space.endChange(b, -1, t.formats.ImageBytes(key))
 	case blockdir.Gone(err):
-		a.space.end(b, 0, 0)
-		a.space.missing()
+		a.space.endChange(b, 0, 0)
+		a.space.markStale()
 	default:
-		a.space.end(b, 0, 0)
+		a.space.endChange(b, 0, 0)
 	}
 	return err
 }
 
-// moveToQuarantine keeps the newest of the images that failed; where it cannot, it removes the file: a name must never
-// show a block that is known to be bad.
+// moveToQuarantine moves a corrupt file to quarantine. If that fails it removes the file, as no
+// corrupt block may keep its name.
 func (t *Tier) moveToQuarantine(d *dir, key block.Key, bad dirfs.Info) error {
 	if t.cfg.QuarantineMax < 0 {
 		return d.Remove(blockName(key))

@@ -17,8 +17,8 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// hold counts the blocks by page group and all together, those of keys of no group too.
-func hold(keys []block.Key, formats block.Formats, all *Totals, by []Totals) {
+// addTotals adds keys to the totals of all blocks and of each page group.
+func addTotals(keys []block.Key, formats block.Formats, all *Totals, by []Totals) {
 	all.Blocks += int64(len(keys))
 	for _, key := range keys {
 		if g := formats.Group(key); g >= 0 {
@@ -30,9 +30,9 @@ func hold(keys []block.Key, formats block.Formats, all *Totals, by []Totals) {
 	}
 }
 
-// Inspect says what the directory holds, by name alone: Verify looks at the bytes. Like the other functions on a
-// directory it needs no Tier and may be called while others use the directory. Errors: ErrNotFound where it is no
-// directory of blocks, ErrCorrupt or ErrMismatch where its marker cannot be read.
+// Inspect counts the contents of a directory by file names. It does not read blocks; Verify does.
+// It needs no Tier, and processes may use the directory meanwhile. It returns ErrNotFound if this
+// is not a directory of blocks, and ErrCorrupt or ErrMismatch if the marker cannot be read.
 func Inspect(ctx context.Context, dir string) (Inspection, error) {
 	return inspect(ctx, dirfs.OS(), dir)
 }
@@ -49,12 +49,12 @@ func inspect(ctx context.Context, fsys dirfs.FS, path string) (in Inspection, er
 	return in, nil
 }
 
-// existing is a directory of blocks that is looked into without a Tier.
+// existing is a directory of blocks that is opened without a Tier.
 type existing struct {
 	dirfs.Dir
 	root    string
 	marker  Marker
-	formats block.Formats // the marker's
+	formats block.Formats // of the marker
 }
 
 // openExisting opens a directory of blocks. Its error begins with "directory".
@@ -87,7 +87,7 @@ func (d *existing) inspect(ctx context.Context) (Inspection, error) {
 		if err != nil {
 			return in, err
 		}
-		hold(keys, d.formats, &in.Totals, in.ByGroup)
+		addTotals(keys, d.formats, &in.Totals, in.ByGroup)
 	}
 	sessions, err := blockdir.Names(d, tmpName)
 	for _, s := range sessions {
@@ -104,8 +104,8 @@ func (d *existing) inspect(ctx context.Context) (Inspection, error) {
 	return in, errors.Join(err, berr)
 }
 
-// List calls yield for every block of the directory, in the order of their keys, until it returns an error, which List
-// returns as it is. Blocks that come or go meanwhile may be listed or not.
+// List calls yield for every block of the directory, in the order of the keys. If yield returns an
+// error, List returns that. Blocks added or removed meanwhile may be listed or not.
 func List(ctx context.Context, dir string, yield func(Entry) error) error {
 	return list(ctx, dirfs.OS(), dir, yield)
 }
@@ -145,10 +145,10 @@ func list(ctx context.Context, fsys dirfs.FS, path string, yield func(Entry) err
 	return nil
 }
 
-// GC removes what dead processes left in the directory and then its coldest blocks, until at most targetBytes are left.
-// Other processes may use the directory meanwhile: what they are reading they read to its end, and a block that they
-// meant to read next is a miss for them, even if they retained it. What cannot be removed, or is of another format version, it passes
-// over, and takes the next coldest in its place; Collected.Left names it.
+// GC removes files of dead processes and then the coldest blocks, until at most targetBytes are
+// left. Processes may use the directory meanwhile. Reads in progress end normally; later reads of a
+// removed block are misses, even if it was retained. GC skips files that it cannot remove and those
+// of another format version. Collected.Left names them.
 func GC(ctx context.Context, dir string, targetBytes int64) (Collected, error) {
 	return gc(ctx, dirfs.OS(), dir, targetBytes)
 }
@@ -187,7 +187,7 @@ func (d *existing) collect(ctx context.Context, targetBytes int64, c *Collected)
 		if err != nil {
 			errs = append(errs, err)
 		}
-		hold(keys, d.formats, &held, make([]Totals, len(d.formats)))
+		addTotals(keys, d.formats, &held, make([]Totals, len(d.formats)))
 	}
 	c.Before, c.After = held.Bytes, held.Bytes
 	failed := make(map[block.Key]bool)
@@ -225,20 +225,20 @@ func (d *existing) collect(ctx context.Context, targetBytes int64, c *Collected)
 	return nil
 }
 
-// spared is the block.ErrVersion of a file that is of another format version.
-func spared(d dirfs.Dir, name string) error {
+// newerVersion returns block.ErrVersion if a file has another format version.
+func newerVersion(d dirfs.Dir, name string) error {
 	f, err := d.Open(name, os.O_RDONLY)
 	if err != nil {
-		return nil // whatever it is, it is removed unread
+		return nil // it is removed unread
 	}
 	if _, err = readHeader(f); !errors.Is(err, block.ErrVersion) {
 		err = nil
 	}
-	_ = f.Close() // nothing was written by it
+	_ = f.Close() // it was only read
 	return err
 }
 
-// evict removes a block, unless another process has used it since it was found cold, and says whether it is gone.
+// evict removes a block, unless it was used since the search. It reports whether the block is gone.
 func (d *existing) evict(c *candidate) (bool, error) {
 	name := blockName(c.key)
 	info, err := d.Stat(name)
@@ -246,7 +246,7 @@ func (d *existing) evict(c *candidate) (bool, error) {
 		return false, nil
 	}
 	if err == nil {
-		err = spared(d, name)
+		err = newerVersion(d, name)
 	}
 	if err == nil {
 		err = d.Remove(name)

@@ -120,7 +120,7 @@ func (n *neighbour) read(fsys dirfs.FS, parent dirfs.Dir, now time.Time) (err er
 	if err := n.readMarker(d); err != nil {
 		return err
 	}
-	if !n.counted.IsZero() && now.Sub(n.counted) >= answerFor { // count again
+	if !n.counted.IsZero() && now.Sub(n.counted) >= answerTimeout { // count again
 		n.counted, n.known, n.checked = time.Time{}, false, false
 	}
 	r, err := blockdir.ReadRecord(d)
@@ -129,7 +129,7 @@ func (n *neighbour) read(fsys dirfs.FS, parent dirfs.Dir, now time.Time) (err er
 	}
 	switch {
 	case err == nil:
-		n.take(r, now)
+		n.setRecord(r, now)
 	case blockdir.Gone(err), errors.Is(err, errdefs.ErrCorrupt), errors.Is(err, errdefs.ErrMismatch):
 		if n.counted.IsZero() {
 			n.known, n.checked = false, false
@@ -161,7 +161,7 @@ func (n *neighbour) readMarker(d dirfs.Dir) error {
 
 // take stores the folder's record in n. A record that changed since the last read counts as renewed
 // now, regardless of its own time.
-func (n *neighbour) take(r blockdir.Record, now time.Time) {
+func (n *neighbour) setRecord(r blockdir.Record, now time.Time) {
 	old := &n.stored
 	same := r.Bytes == old.Bytes && r.Blocks == old.Blocks && r.Peak == old.Peak && r.Closed == old.Closed && r.Host == old.Host &&
 		r.Used.Equal(old.Used) && r.Renewed.Equal(old.Renewed)
@@ -178,7 +178,7 @@ func (n *neighbour) take(r blockdir.Record, now time.Time) {
 
 // unused calls f with the folder and its parent directory, under the folder's lock, if no process
 // has the folder open. Otherwise it sets n.inUse.
-func (a *area) unused(ctx context.Context, n *neighbour, f func(parent, d dirfs.Dir) error) (err error) {
+func (a *area) withUnused(ctx context.Context, n *neighbour, f func(parent, d dirfs.Dir) error) (err error) {
 	parent, err := a.cfg.FS.OpenDir(n.parent)
 	if err != nil {
 		return err
@@ -196,7 +196,7 @@ func (a *area) unused(ctx context.Context, n *neighbour, f func(parent, d dirfs.
 			return err
 		}
 		if r, err := blockdir.ReadRecord(d); err == nil && r.Check(n.formats) == nil {
-			n.take(r, now)
+			n.setRecord(r, now)
 		}
 		live, err := anySession(d)
 		if n.inUse = live || n.live(now, a.cfg.host); n.inUse || err != nil {
@@ -211,7 +211,7 @@ func (a *area) unused(ctx context.Context, n *neighbour, f func(parent, d dirfs.
 		n.inUse = now.Sub(n.busySince) >= busyFor
 	}
 	if err != nil && ctx.Err() == nil && !errors.Is(err, errNoFolder) {
-		n.inUse = true // until look reads it again
+		n.inUse = true // until readNeighbours reads it again
 		err = fmt.Errorf("make room in folder %s, which no process has open: %w", n.path(), blockdir.WriteError(err))
 	}
 	return err

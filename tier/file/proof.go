@@ -10,9 +10,9 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
-// proofs remembers of which files this process has itself seen that they are whole, by writing or by reading them, and
-// whether it has made them durable. A file is told by its inode and time, so that one in its place proves nothing. It is a
-// table of fixed size in which a key may displace another's proof: then the file is looked at again.
+// proofs remembers files that this process has verified, by writing or reading them, and whether it
+// has synced them. Inode and time identify a file. It is a table of fixed size: a key may displace
+// another, whose file is then verified again.
 type proofs struct {
 	mu    sync.Mutex
 	table []proof
@@ -24,16 +24,17 @@ type proof struct {
 	synced bool
 }
 
-// proofCount is the number of places of the table, a power of two: 1.5 MiB, for 16 GiB of blocks of 256 KiB.
+// proofCount is the number of slots, a power of two. The table has 1.5 MiB. It covers 16 GiB of
+// blocks of 256 KiB.
 const proofCount = 1 << 16
 
 func (p *proofs) init() { p.table = make([]proof, proofCount) }
 
-func (p *proofs) at(key block.Key) (*proof, uint64) {
+func (p *proofs) slot(key block.Key) (*proof, uint64) {
 	return &p.table[binary.LittleEndian.Uint32(key[8:])%proofCount], binary.LittleEndian.Uint64(key[16:])
 }
 
-// fileOf tells a file from others that had or get its name.
+// fileOf returns a hash that distinguishes files that have had the same name.
 func fileOf(info dirfs.Info) uint64 {
 	var b [16]byte
 	binary.LittleEndian.PutUint64(b[:], info.Inode)
@@ -41,11 +42,11 @@ func fileOf(info dirfs.Info) uint64 {
 	return xxh3.Hash(b[:])
 }
 
-// add notes that the file is the whole block.
+// add records that the file is sound.
 func (p *proofs) add(key block.Key, info dirfs.Info, synced bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	e, tag := p.at(key)
+	e, tag := p.slot(key)
 	f := fileOf(info)
 	if e.key == tag && e.file == f {
 		synced = synced || e.synced
@@ -53,25 +54,25 @@ func (p *proofs) add(key block.Key, info dirfs.Info, synced bool) {
 	*e = proof{key: tag, file: f, synced: synced}
 }
 
-// has says whether the file is known to be the whole block, and to be durable.
+// has reports whether the file is known to be sound, and to be durable.
 func (p *proofs) has(key block.Key, info dirfs.Info) (whole, synced bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	e, tag := p.at(key)
+	e, tag := p.slot(key)
 	if e.key != tag || e.file != fileOf(info) {
 		return false, false
 	}
 	return true, e.synced
 }
 
-// drop forgets what was known of the block's file.
+// drop forgets the block's file.
 func (p *proofs) drop(key block.Key) { p.take(key) }
 
-// take is drop, and reports whether anything was known.
+// take is drop. It reports whether the file was known.
 func (p *proofs) take(key block.Key) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	e, tag := p.at(key)
+	e, tag := p.slot(key)
 	if e.key != tag {
 		return false
 	}

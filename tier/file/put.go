@@ -17,25 +17,26 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
 
-// Put writes the block, unless it is there, whole. When it returns nil the block can be found, and is as durable as the policy
-// promises, whoever has written it. A file that is there is read and verified, unless this process has done so; what is
-// damaged is set aside and written anew, and what cannot be read is left until it is replaced. One of another format version stays,
-// and the error wraps ErrExists: who reads that version may have been told that it is durable.
+// Put stores the block. When it returns nil, the block can be found and is as durable as the policy
+// requires, regardless of which process wrote it. Put reads and verifies an existing file, unless
+// this process has done so. It sets a damaged file aside and writes a new one. An unreadable file
+// stays until it is replaced. A file of another format version stays, and Put returns ErrExists:
+// for processes of that version the block is durable.
 //
-// It waits while another Put writes the same block, and, at the bound, while every block is
-// retained or cannot be removed, for roomPatience at most; the error then wraps ErrBusy. Where the
-// disk is full it makes room within the bound; without a bound, and where others take that room,
-// the error wraps ErrNoSpace. After either, writing pauses: see Stats. A write that has begun is
-// finished whatever becomes of ctx.
+// Put waits while another Put writes the same block. At the bound it waits for space. It returns
+// ErrBusy if ctx ends, or if eviction fails for spacePatience. On a full disk it evicts blocks of
+// the tier. It returns ErrNoSpace if the tier has no bound, or if other programs take the freed
+// space. After either error writes pause: see Stats. A write in progress is finished even if ctx
+// ends.
 func (t *Tier) Put(ctx context.Context, key block.Key, src mem.Extent) error {
 	image, err := blockdir.Image(t.formats, key, src)
 	if err != nil {
 		return fmt.Errorf("write block %s: %w", key, err)
 	}
-	if err := t.enter(ctx); err != nil {
+	if err := t.beginOp(ctx); err != nil {
 		return err
 	}
-	defer t.leave()
+	defer t.endOp()
 	if err := t.put(ctx, key, image); err != nil {
 		return t.fail(fmt.Errorf("write block %s: %w", key, err))
 	}
@@ -55,10 +56,10 @@ func (t *Tier) put(ctx context.Context, key block.Key, image []byte) error {
 	d := dirOf(t.dirs, key)
 	defer func() {
 		t.locks.Unlock(key)
-		d.area.space.released() // until now the block could not make room for another
+		d.area.space.notifyReleased() // before this the block could not be evicted
 	}()
 	for try := 1; ; try++ {
-		there, over, err := t.look(ctx, d, key)
+		there, over, err := t.checkStored(ctx, d, key)
 		if there || err != nil {
 			return err
 		}
@@ -71,8 +72,9 @@ func (t *Tier) put(ctx context.Context, key block.Key, image []byte) error {
 			t.count.writtenBytes.Add(int64(len(image)))
 			return nil
 		}
-		// Another process has stored it meanwhile, maybe durably, as ours may not be; or what is no block came in between.
-		if !errors.Is(err, unix.EEXIST) || try == lookTries {
+		// Another process has stored the block, perhaps durably, which a Put here may not be. Or a
+		// file that is no block is in the way.
+		if !errors.Is(err, unix.EEXIST) || try == checkTries {
 			if over != nil {
 				err = errors.Join(err, over.cause)
 			}
@@ -81,19 +83,20 @@ func (t *Tier) put(ctx context.Context, key block.Key, image []byte) error {
 	}
 }
 
-// lookTries is how often a Put looks at what another process has put in the place of what it looked at before.
-const lookTries = 4
+// checkTries is the number of times that a Put checks a file that other processes replace.
+const checkTries = 4
 
-// unreadable is a file that has a block's name and could not be read or made durable.
+// unreadable is a file with a block's name that could not be read or made durable.
 type unreadable struct {
 	info  dirfs.Info
 	cause error
 }
 
-// look says whether the block is there, and makes it as durable as the policy promises. It looks at the file as a Get would.
-// What is no block it sets aside. What cannot be read, maybe for a moment only, it leaves there until over is replaced: another
-// process may have been told that it is durable.
-func (t *Tier) look(ctx context.Context, d *dir, key block.Key) (there bool, over *unreadable, err error) {
+// checkStored reports whether the block is stored, and makes it as durable as the policy requires.
+// It checks the file as a Get does. It sets a corrupt file aside. An unreadable file is returned as
+// over, and stays until it is replaced. The failure may be temporary, and the block durable for
+// another process.
+func (t *Tier) checkStored(ctx context.Context, d *dir, key block.Key) (there bool, over *unreadable, err error) {
 	name := blockName(key)
 	info, err := d.Stat(name)
 	if blockdir.Gone(err) {
@@ -129,7 +132,7 @@ func (t *Tier) look(ctx context.Context, d *dir, key block.Key) (there bool, ove
 	return false, &unreadable{info, err}, nil
 }
 
-// examine reads and verifies the file of a block, and describes it: as it is now, or as it was found wrong.
+// examine reads and verifies the file of a block. It returns the Info of the file that it read.
 func (t *Tier) examine(ctx context.Context, d *dir, key block.Key, info dirfs.Info) (dirfs.Info, error) {
 	buf, _ := t.buffers.Get().(*[]byte)
 	if buf == nil {
@@ -139,7 +142,7 @@ func (t *Tier) examine(ctx context.Context, d *dir, key block.Key, info dirfs.In
 	defer t.buffers.Put(buf)
 	f, err := d.Open(blockName(key), os.O_RDONLY)
 	if err != nil {
-		return info, irregular(err)
+		return info, asCorrupt(err)
 	}
 	now, err := f.Stat()
 	if err == nil {
@@ -152,7 +155,7 @@ func (t *Tier) examine(ctx context.Context, d *dir, key block.Key, info dirfs.In
 	return info, errors.Join(err, f.Close())
 }
 
-// makeDurable syncs a file that is there, whoever has written it, and its name.
+// makeDurable syncs an existing file and its name.
 func (t *Tier) makeDurable(d *dir, key block.Key, info dirfs.Info) error {
 	name := blockName(key)
 	f, err := d.Open(name, os.O_RDONLY)
@@ -161,7 +164,7 @@ func (t *Tier) makeDurable(d *dir, key block.Key, info dirfs.Info) error {
 	}
 	now, err := f.Stat()
 	if err == nil && now.Inode != info.Inode {
-		err = unix.ESTALE // another's by now
+		err = unix.ESTALE // it was replaced
 	}
 	if err == nil {
 		err = f.Sync()
@@ -181,7 +184,7 @@ func (t *Tier) makeDurable(d *dir, key block.Key, info dirfs.Info) error {
 	return err
 }
 
-// syncName makes the name of a block's file durable, and that of its folder.
+// syncName makes the names of a block's file and of its folder durable.
 func (t *Tier) syncName(d *dir, key block.Key) error {
 	folder, err := blockdir.SyncFolder(d, bucketName(key[0]))
 	b := &d.buckets[key[0]]
@@ -195,10 +198,11 @@ func (t *Tier) syncName(d *dir, key block.Key) error {
 	return nil
 }
 
-// roomTries is how often a write makes room on a disk that is full before it gives up.
-const roomTries = 4
+// fullTries is the number of attempts of a write to free space on a full disk.
+const fullTries = 4
 
-// write brings the image under its name, in the place of over if that is given, or leaves all as it was.
+// write stores the image under the block's name. It replaces over if that is not nil. On an error
+// nothing changes.
 func (t *Tier) write(ctx context.Context, d *dir, key block.Key, image []byte, over *unreadable) error {
 	a := d.area
 	if err := a.pause.Err(t.clock.Now()); errors.Is(err, errdefs.ErrNoSpace) {
@@ -221,7 +225,7 @@ func (t *Tier) write(ctx context.Context, d *dir, key block.Key, image []byte, o
 			a.space.cancel(int64(len(image)))
 			return err
 		}
-		full := try == roomTries || !a.space.shrink(t.clock.Now(), fulls, err)
+		full := try == fullTries || !a.space.shrink(t.clock.Now(), fulls, err)
 		a.space.cancel(int64(len(image)))
 		if full {
 			a.pause.Begin(t.clock.Now(), err)
@@ -231,9 +235,8 @@ func (t *Tier) write(ctx context.Context, d *dir, key block.Key, image []byte, o
 	}
 }
 
-// writeOnce writes a temporary file and gives it its name. It tries again where the folder of
-// temporary files was removed, with the directory or without: another host, which locks do not
-// reach, takes this session for that of a dead process.
+// writeOnce writes a temporary file and renames it. It tries again if the temporary folder was
+// removed. Another host removes it if locks do not reach it and this process seems dead to it.
 func (t *Tier) writeOnce(ctx context.Context, d *dir, key block.Key, image []byte, over *unreadable) error {
 	s := d.session.Load()
 	info, err := t.publish(d, s, key, image, over)
@@ -242,7 +245,7 @@ func (t *Tier) writeOnce(ctx context.Context, d *dir, key block.Key, image []byt
 			return errors.Join(err, rerr)
 		}
 		t.count.errors.Add(1)
-		d.area.space.missing() // of the directory, or of its folders
+		d.area.space.markStale() // the directory or its folders
 		info, err = t.publish(d, d.session.Load(), key, image, over)
 	}
 	if err == nil {
@@ -253,7 +256,7 @@ func (t *Tier) writeOnce(ctx context.Context, d *dir, key block.Key, image []byt
 
 func (t *Tier) publish(d *dir, s *session, key block.Key, image []byte, over *unreadable) (dirfs.Info, error) {
 	temp, sync, name := s.temp(), t.cfg.Fsync == FsyncFile, blockName(key)
-	// What is replaced may be durable: then what comes in its place is to be, under either name.
+	// A replaced file may be durable: then the new one must be, under either name.
 	info, err := blockdir.WriteFile(d, temp, image, sync || over != nil)
 	if err != nil {
 		return info, err
@@ -270,7 +273,7 @@ func (t *Tier) publish(d *dir, s *session, key block.Key, image []byte, over *un
 		}
 	}
 	b := &d.buckets[key[0]]
-	d.area.space.begin(b)
+	d.area.space.beginChange(b)
 	err = d.Rename(temp, name, replace)
 	if blockdir.Gone(err) {
 		if err = blockdir.Mkdir(d, bucketName(key[0])); err == nil {
@@ -278,31 +281,32 @@ func (t *Tier) publish(d *dir, s *session, key block.Key, image []byte, over *un
 		}
 	}
 	if err != nil {
-		d.area.space.end(b, 0, 0)
+		d.area.space.endChange(b, 0, 0)
 		return info, errors.Join(err, blockdir.Remove(d, temp))
 	}
 	if sync {
 		if err := t.syncName(d, key); err != nil {
-			// It could be found but might not survive: a Put that fails leaves nothing of its own, but in the place of what may
-			// have been durable. That either is there after a power failure, or this, which is synced.
+			// The block could be found but might not survive. A failed Put leaves nothing, except
+			// if it replaced a file that may have been durable: then the old file or this synced
+			// one survives a power failure.
 			if now, serr := d.Stat(name); !replace && serr == nil && now.Inode == info.Inode {
 				err = errors.Join(err, blockdir.Remove(d, name))
 			}
-			d.area.space.end(b, 0, 0)
+			d.area.space.endChange(b, 0, 0)
 			return info, err
 		}
 	}
-	d.area.space.end(b, added, int64(len(image)))
-	d.area.late.add(candidate{key, slices.Index(d.area.dirs, d), info.Modified, info.Modified})
+	d.area.space.endChange(b, added, int64(len(image)))
+	d.area.lateCold.add(candidate{key, slices.Index(d.area.dirs, d), info.Modified, info.Modified})
 	return info, nil
 }
 
-// Delete removes the block. It waits while somebody writes or removes it.
+// Delete removes the block. It waits while another operation writes or removes it.
 func (t *Tier) Delete(ctx context.Context, key block.Key) error {
-	if err := t.enter(ctx); err != nil {
+	if err := t.beginOp(ctx); err != nil {
 		return err
 	}
-	defer t.leave()
+	defer t.endOp()
 	err := t.delete(ctx, key)
 	if err == nil {
 		return nil
@@ -324,10 +328,10 @@ func (t *Tier) delete(ctx context.Context, key block.Key) error {
 		return err
 	}
 	defer t.locks.Unlock(key)
-	// Looked at by the owner: from here on nobody can pin it.
+	// The key is locked: no new pin is possible.
 	if pinned, _ := t.locks.State(key); pinned {
 		return fmt.Errorf("it is retained: %w", errdefs.ErrBusy)
 	}
 	d := dirOf(t.dirs, key)
-	return blockdir.WriteError(t.unname(d, key, func() error { return d.Remove(blockName(key)) }))
+	return blockdir.WriteError(t.removeName(d, key, func() error { return d.Remove(blockName(key)) }))
 }

@@ -13,8 +13,9 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// toQuarantine moves the file bad from the block's name to quarantine. What another process has put in its place meanwhile it
-// gives back; the error is then blockdir.Gone(). to is its name there.
+// toQuarantine moves the file bad from the block's name to quarantine, under the name to. If
+// another process has replaced the file meanwhile, toQuarantine moves that back and returns an
+// error that is blockdir.Gone.
 func toQuarantine(d dirfs.Dir, now time.Time, key block.Key, bad dirfs.Info) (to string, err error) {
 	return quarantineFrom(d, blockName(key), now, key, bad)
 }
@@ -35,9 +36,9 @@ func quarantineFrom(d dirfs.Dir, name string, now time.Time, key block.Key, bad 
 		return to, nil
 	}
 	if err := d.Rename(to, name, false); err != nil {
-		return to, nil // a third is there; what was moved had its successor
+		return to, nil // a third file has the name: the moved one was replaced anyway
 	}
-	// Under this name it may have been durable, and is to be again.
+	// The file may have been durable under this name.
 	if _, err := blockdir.SyncFolder(d, path.Dir(name)); err != nil {
 		return "", err
 	}

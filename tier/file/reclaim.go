@@ -29,7 +29,7 @@ func (a *area) reclaim(ctx context.Context) error {
 	var errs []error
 	try := func(n *neighbour, f func(parent, d dirfs.Dir) error) {
 		n.inUse = false
-		err := a.unused(ctx, n, f)
+		err := a.withUnused(ctx, n, f)
 		if errors.Is(err, errNoFolder) {
 			delete(a.neighbours, n.path())
 		} else if err != nil {

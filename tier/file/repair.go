@@ -13,11 +13,11 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// Repair is Verify that also mends: a lost or damaged marker is made anew from the blocks' headers where all of them agree;
-// damaged blocks go to blockdir.Quarantine, where as many are kept as there are, until a tier next sets one aside; blocks in another
-// folder than their key's are moved there if they are sound and none is there, and else set aside; what dead processes left is
-// removed. What is not kvlane's, or of another format version, and what could not be looked at, stays as it is and is in Unrepaired, as is what could not be
-// mended. Others may use the directory meanwhile.
+// Repair is Verify that also repairs. It writes a lost or damaged marker from the blocks' headers
+// if they agree. It moves damaged blocks to quarantine, without a limit on their number. It moves
+// sound blocks in a wrong folder to their place, or to quarantine if a block is there. It removes
+// files of dead processes. Files not made by kvlane, of another format version, or that could not
+// be examined stay and are in Unrepaired. Processes may use the directory meanwhile.
 func Repair(ctx context.Context, dir string) (Repaired, error) {
 	return repair(ctx, dirfs.OS(), dir)
 }
@@ -33,19 +33,19 @@ func repair(ctx context.Context, fsys dirfs.FS, path string) (r Repaired, err er
 	}
 	r.Report = v.report
 	if err = blockdir.RepairLock(fsys, path); err == nil {
-		err = blockdir.WithLock(ctx, clockwork.NewRealClock(), v, func() error { return v.mend(ctx, &r) })
+		err = blockdir.WithLock(ctx, clockwork.NewRealClock(), v, func() error { return v.repair(ctx, &r) })
 	}
 	if err != nil {
 		return r, fmt.Errorf("repair directory %s: %w", v.root, blockdir.WriteError(err))
 	}
-	// What is left is what a second look finds.
+	// A second run finds the rest.
 	again, err := verify(ctx, fsys, path, nil)
 	r.SetAfter(again)
 	return r, err
 }
 
-// mend does what can be done about what was found. Failures of single files show when the directory is looked at again.
-func (v *verifier) mend(ctx context.Context, r *Repaired) error {
+// repair repairs the findings. Errors of single files are found by the next verification.
+func (v *verifier) repair(ctx context.Context, r *Repaired) error {
 	if v.markerBad && len(v.formats) > 0 {
 		if err := blockdir.RepairMarker(v, time.Now(), v.report.Marker); err != nil {
 			return err
@@ -62,14 +62,14 @@ func (v *verifier) mend(ctx context.Context, r *Repaired) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		v.mendPlace(m, r)
+		v.repairPlace(m, r)
 	}
 	var err error
 	r.SweptFiles, _, err = sweep(v)
 	return err
 }
 
-func (v *verifier) mendPlace(m misplacedBlock, r *Repaired) {
+func (v *verifier) repairPlace(m misplacedBlock, r *Repaired) {
 	from := bucketName(m.folder) + "/" + m.key.String()
 	info, bad, err := v.check(from, m.key)
 	if err != nil || errors.Is(bad, block.ErrVersion) {

@@ -2,35 +2,35 @@ package file
 
 import "github.com/kvlane/kvlane/tier/internal/blockdir"
 
-// What is said of a directory and of what is wrong there.
+// Types of reports about a directory.
 type (
-	// Marker is what a directory says about itself in kvlane.json.
+	// Marker is the content of kvlane.json.
 	Marker = blockdir.Marker
-	// Group is what a marker says of a page group's blocks.
+	// Group describes the blocks of a page group.
 	Group = blockdir.Group
-	// Inspection is what a directory holds.
+	// Inspection describes the contents of a directory.
 	Inspection = blockdir.Inspection
-	// Held is blocks, and their bytes.
+	// Totals counts blocks and their bytes.
 	Totals = blockdir.Totals
 	// Entry is a block in a directory.
 	Entry = blockdir.Entry
-	// Collected says what GC did.
+	// Collected is the result of GC.
 	Collected = blockdir.Collected
-	// Problem is what is wrong with a file.
+	// Problem is a kind of finding.
 	Problem = blockdir.Problem
 	// Finding is a file with a problem.
 	Finding = blockdir.Finding
-	// Report is what Verify found.
+	// Report is the result of Verify.
 	Report = blockdir.Report
-	// Repaired says what Repair found and did.
+	// Repaired is the result of Repair.
 	Repaired = blockdir.Repaired
-	// Unwanted selects what Clear removes.
+	// Unwanted selects files for Clear.
 	Unwanted = blockdir.Unwanted
-	// Cleared says what Clear did.
+	// Cleared is the result of Clear.
 	Cleared = blockdir.Cleared
 )
 
-// The problems.
+// Problems.
 const (
 	Damaged   = blockdir.Damaged
 	Lost      = blockdir.Lost

@@ -16,7 +16,8 @@ import (
 
 const sessionLock = "lock"
 
-// session is a tier's own folder for temporary files in one directory. As long as its lock is held, nobody sweeps it.
+// session is a tier's folder for temporary files in one directory. Other processes do not remove it
+// while its lock is held.
 type session struct {
 	dir  dirfs.Dir
 	name string
@@ -24,8 +25,8 @@ type session struct {
 	next atomic.Uint64
 }
 
-// openSession makes the session's folder. The caller holds the directory's lock, so that nobody takes the folder for
-// one whose owner has died before its own lock is held.
+// openSession makes the session's folder. The caller holds the directory's lock. Otherwise another
+// process could remove the folder before its lock is held.
 func openSession(d dirfs.Dir) (_ *session, err error) {
 	if err := blockdir.Mkdir(d, tmpName); err != nil {
 		return nil, err
@@ -44,23 +45,24 @@ func openSession(d dirfs.Dir) (_ *session, err error) {
 	return s, nil
 }
 
-// temp returns a name for a temporary file that nobody has used.
+// temp returns a new name for a temporary file.
 func (s *session) temp() string {
 	buf := make([]byte, 0, 64)
 	buf = append(append(buf, s.name...), '/')
 	return string(strconv.AppendUint(buf, s.next.Add(1), 16))
 }
 
-// close removes the folder, and gives the lock up first: a file that is removed while it is open keeps a name on NFS, and with it
-// its folder. The lock's file goes last.
+// close releases the lock and then removes the folder. On NFS an open file that is removed keeps a
+// name, and so its folder. The lock file is removed last.
 func (s *session) close() error {
 	err := s.lock.Close()
 	_, _, rerr := removeSession(s.dir, s.name)
 	return errors.Join(err, rerr)
 }
 
-// sweep removes the folders of sessions whose owners have died. It returns the number of temporary files that it removed, and
-// of those that it could not; none of the latter is a reason not to use the directory. The caller holds the directory's lock.
+// sweep removes the sessions of dead processes. It returns the number of removed temporary files,
+// and of those that it could not remove. The directory is usable in spite of the latter. The caller
+// holds the directory's lock.
 func sweep(d dirfs.Dir) (files, left int, err error) {
 	sessions, err := blockdir.Names(d, tmpName)
 	if err != nil {
@@ -82,7 +84,7 @@ func sweepSession(d dirfs.Dir, path string) (files, left int, err error) {
 		return 0, 0, err
 	}
 	if lock != nil {
-		// Nobody takes the lock of a session again. Held open, its file could not be removed from NFS.
+		// The lock of a session is taken once. On NFS an open file could not be removed.
 		if err := lock.Close(); err != nil {
 			return 0, 0, err
 		}
@@ -90,8 +92,8 @@ func sweepSession(d dirfs.Dir, path string) (files, left int, err error) {
 	return removeSession(d, path)
 }
 
-// probeSession says whether the session's owner lives. If not, it returns the lock, held, or nil where there is none. A lock
-// that is no file belongs to nobody.
+// probeSession reports whether the session's owner lives. If not, it returns the locked lock file,
+// or nil if there is none. A lock that is not a regular file has no owner.
 func probeSession(d dirfs.Dir, path string) (lock dirfs.File, live bool, err error) {
 	lock, err = blockdir.OpenLock(d, path+"/"+sessionLock)
 	if blockdir.Gone(err) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, dirfs.ErrIrregular) {
@@ -109,8 +111,8 @@ func probeSession(d dirfs.Dir, path string) (lock dirfs.File, live bool, err err
 	return lock, false, nil
 }
 
-// removeSession removes a session's folder, and says how many temporary files it removed and how many it could not. That
-// others remove it at the same time does no harm.
+// removeSession removes a session's folder. It returns the number of removed files, and of those
+// that it could not remove. Other processes may remove it at the same time.
 func removeSession(d dirfs.Dir, path string) (files, left int, err error) {
 	info, err := d.Stat(path)
 	if blockdir.Gone(err) {

@@ -16,9 +16,9 @@ import (
 // process has open. It bounds this tier's folders to the bytes that live folders leave, or to a
 // share.
 
-// answerFor is the time that a tier waits for the records of other tiers before it sets its share
-// again.
-const answerFor = 2 * recountEvery
+// answerTimeout is the time that a tier waits for the records of other tiers before it sets its
+// share again.
+const answerTimeout = 2 * recountEvery
 
 // shared reports whether other folders count for the area's bound.
 func (a *area) shared() bool { return a.cfg.SharedBound && a.bound > 0 && !a.cfg.ReadOnly }
@@ -27,14 +27,15 @@ func (a *area) shared() bool { return a.cfg.SharedBound && a.bound > 0 && !a.cfg
 // folders together are above the high watermark, it first removes blocks of folders that no process
 // has open. retry reports that another process is removing blocks or opening a folder.
 func (a *area) share(ctx context.Context) (retry bool, err error) {
-	err = a.look(ctx)
+	err = a.readNeighbours(ctx)
 	total, tried := a.total(), false
-	for !tried && a.unsure() || total > a.whole.high {
+	for !tried && a.anyUnknown() || total > a.whole.high {
 		tried = true
 		before := a.count.reclaimed.Load()
 		err = errors.Join(err, a.reclaim(ctx))
 		total = a.total()
-		if a.count.reclaimed.Load() == before { // otherwise check again for blocks written meanwhile
+		// Otherwise check again for blocks written meanwhile.
+		if a.count.reclaimed.Load() == before {
 			break
 		}
 	}
@@ -47,22 +48,22 @@ func (a *area) share(ctx context.Context) (retry bool, err error) {
 	if ctx.Err() != nil {
 		return false, context.Cause(ctx)
 	}
-	a.others.Store(a.peaks())
+	a.others.Store(a.neighbourPeaks())
 	if !retry || total <= a.whole.high {
-		a.bind(total)
+		a.setShare(total)
 	}
 	return retry, err
 }
 
-// look reads the records of the other folders.
-func (a *area) look(ctx context.Context) error {
+// readNeighbours reads the records of the other folders.
+func (a *area) readNeighbours(ctx context.Context) error {
 	now, found := a.clock.Now(), make(map[string]*neighbour)
 	var errs []error
 	for _, d := range a.dirs {
 		if ctx.Err() != nil {
 			return context.Cause(ctx) // the known sizes stay
 		}
-		if err := a.lookBelow(d, now, found); err != nil {
+		if err := a.readSiblings(d, now, found); err != nil {
 			errs = append(errs, fmt.Errorf("read the usage records in %s: %w", filepath.Dir(d.root), err))
 		}
 	}
@@ -70,7 +71,7 @@ func (a *area) look(ctx context.Context) error {
 	return joinFew(errs)
 }
 
-func (a *area) lookBelow(d *dir, now time.Time, found map[string]*neighbour) (err error) {
+func (a *area) readSiblings(d *dir, now time.Time, found map[string]*neighbour) (err error) {
 	path, own := filepath.Dir(d.root), filepath.Base(d.root)
 	parent, err := a.cfg.FS.OpenDir(path)
 	if err != nil {
@@ -100,9 +101,9 @@ func (a *area) lookBelow(d *dir, now time.Time, found map[string]*neighbour) (er
 	return joinFew(errs)
 }
 
-// unsure reports whether the size of a folder is not known. An earlier release may have made it, or
-// its owner may have died after it wrote more than its record has.
-func (a *area) unsure() bool {
+// anyUnknown reports whether the size of a folder is not known. An earlier release may have made
+// it, or its owner may have died after it wrote more than its record has.
+func (a *area) anyUnknown() bool {
 	now := a.clock.Now()
 	for _, n := range a.neighbours {
 		if !n.known || !n.record.Closed && !n.live(now, a.cfg.host) {
@@ -114,15 +115,15 @@ func (a *area) unsure() bool {
 
 // total returns the bytes that all folders have or are about to have.
 func (a *area) total() int64 {
-	peaks := a.peaks()
-	return peaks + min(a.space.wanted(), math.MaxInt64-peaks)
+	peaks := a.neighbourPeaks()
+	return peaks + min(a.space.demand(), math.MaxInt64-peaks)
 }
 
-// peaks returns the bytes of the other folders, by their peaks. An owner that writes evicts its own
-// blocks before it renews its record. Its bytes alone would not show that it needs more. All peaks
-// together count for at most a sixteenth of the bound above the bytes. A peak may be older than the
-// owner's share, and a record may be wrong.
-func (a *area) peaks() (sum int64) {
+// neighbourPeaks returns the bytes of the other folders, by their peaks. An owner that writes
+// evicts its own blocks before it renews its record. Its bytes alone would not show that it needs
+// more. All peaks together count for at most a sixteenth of the bound above the bytes. A peak may
+// be older than the owner's share, and a record may be wrong.
+func (a *area) neighbourPeaks() (sum int64) {
 	more := max(a.space.unit, a.bound/16/int64(len(a.neighbours)+1))
 	for _, n := range a.neighbours {
 		sum += min(n.peak(a.bound, more), math.MaxInt64-sum)
@@ -130,23 +131,23 @@ func (a *area) peaks() (sum int64) {
 	return sum
 }
 
-// left returns the bytes that the other folders have now.
-func (a *area) left() (sum int64) {
+// neighbourBytes returns the bytes that the other folders have now.
+func (a *area) neighbourBytes() (sum int64) {
 	for _, n := range a.neighbours {
 		sum += min(n.bytes(a.bound), math.MaxInt64-sum)
 	}
 	return sum
 }
 
-// bind sets the bounds of this tier's folders. total is the bytes of all folders. Above the high
-// watermark, bind sets the tier's share. It sets the share again when every live owner has renewed
-// its record, or after answerFor. Until then, records show old sizes.
-func (a *area) bind(total int64) {
-	now, others := a.clock.Now(), a.peaks()
+// setShare sets the bounds of this tier's folders. total is the bytes of all folders. Above the
+// high watermark, setShare sets the tier's share. It sets the share again when every live owner has
+// renewed its record, or after answerTimeout. Until then, records show old sizes.
+func (a *area) setShare(total int64) {
+	now, others := a.clock.Now(), a.neighbourPeaks()
 	switch {
 	case total <= a.whole.high:
-		a.yielding, others = false, a.left()
-	case a.yielding && !a.allAnswered() && now.Sub(a.yieldedAt) < answerFor:
+		a.yielding, others = false, a.neighbourBytes()
+	case a.yielding && !a.allAnswered() && now.Sub(a.yieldedAt) < answerTimeout:
 		return
 	default:
 		a.yielding, a.yieldedAt = true, now
@@ -155,10 +156,10 @@ func (a *area) bind(total int64) {
 			n.answered = false
 		}
 	}
-	a.space.bind(a.whole.part(a.held(), others, len(a.neighbours), a.space.unit))
+	a.space.setLimits(a.whole.part(a.held(), others, len(a.neighbours), a.space.unit))
 }
 
-// allAnswered reports whether the records of all folders in use were renewed since bind set the
+// allAnswered reports whether the records of all folders in use were renewed since setShare set the
 // share.
 func (a *area) allAnswered() bool {
 	for _, n := range a.neighbours {
@@ -212,7 +213,7 @@ func (a *area) writeRecords(closing bool) {
 			continue
 		}
 		r := blockdir.Record{Used: a.used, Renewed: now, Host: a.cfg.host}
-		r.Blocks, r.Bytes = a.space.holdsIn(d)
+		r.Blocks, r.Bytes = a.space.storedIn(d)
 		r.Peak, above = r.Bytes+above, 0
 		if closing {
 			r.Peak = r.Bytes

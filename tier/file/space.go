@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// space counts the blocks of a tier, and their bytes, and holds back writes beyond the bound.
+// space counts blocks and their bytes, and delays writes at the bound.
 type space struct {
 	unit        int64 // bytes of the longest image
 	mu          sync.Mutex
@@ -16,7 +16,7 @@ type space struct {
 	fullHeld    int64  // maximum of held while the disk was full, since fullErr
 	fullWritten int64  // bytes written with the configured bound since then
 	fulls       uint64 // calls of shrink that lowered the bound
-	blocks      int64  // the sum of the buckets' counts
+	blocks      int64  // sum of the buckets' counts
 	held        int64  // their bytes
 	peak        int64  // maximum of held after a write, since takePeak
 	pending     int64  // bytes of files being written
@@ -26,18 +26,19 @@ type space struct {
 	grown       bool   // held grew by recordStep since
 	stale       bool   // another process has removed files
 	anyLost     bool   // a bucket is lost
-	// freed counts what may have made room: blocks removed or released. wake is closed and replaced when it grows while
-	// somebody waits.
+	// freed counts events that may have freed space: blocks removed or released. wake is closed and
+	// replaced at such an event if there are waiters.
 	freed   uint64
 	waiters int
 	wake    chan struct{}
 }
 
-// fullFor is for how long a bounded tier keeps to what the disk had room for, once it was full.
+// fullFor is the time for which a full disk lowers the bound.
 const fullFor = 30 * time.Second
 
-// reserve takes the place of a block of so many bytes, or returns a channel that is closed when there may be room, and the number of
-// times that there may have been so far. Whoever got the channel calls stopWaiting.
+// reserve reserves the bytes of a block. If there is no space, it returns a channel that is closed
+// at the next event that may free space, and the number of such events so far. Then the caller must
+// call stopWaiting.
 func (s *space) reserve(now time.Time, bytes int64) (ok bool, freed uint64, wake <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,8 +94,8 @@ func (s *space) full() error {
 	return s.fullErr
 }
 
-// bind sets this tier's part of the shared bound.
-func (s *space) bind(l limits) {
+// setLimits sets this tier's part of the shared bound.
+func (s *space) setLimits(l limits) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	full, grows := s.most != s.configured.most, l.most > s.configured.most
@@ -103,11 +104,11 @@ func (s *space) bind(l limits) {
 		l = limits{most: min(l.most, s.most), high: min(l.high, s.high), low: min(l.low, s.low)}
 	}
 	if s.limits = l; grows {
-		s.mayFit()
+		s.notifyFreed()
 	}
 }
 
-// sixteenth is a sixteenth of so many bytes, in whole images, and that many images at least.
+// sixteenth returns a sixteenth of bytes in whole images, but at least least images.
 func (s *space) sixteenth(bytes, least int64) int64 { return max(least, bytes/s.unit/16) * s.unit }
 
 func (s *space) stopWaiting() {
@@ -116,23 +117,23 @@ func (s *space) stopWaiting() {
 	s.waiters--
 }
 
-// cancel gives back a place that was reserved.
+// cancel releases reserved bytes.
 func (s *space) cancel(bytes int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pending -= bytes
-	s.mayFit()
+	s.notifyFreed()
 }
 
-// begin notes that the caller is about to add a file to b or to take one away; end that it has, and how many more there are
-// now, and of how many bytes. Between the two b cannot be counted.
-func (s *space) begin(b *bucket) {
+// beginChange must be called before adding a file to b or removing one, and endChange after it.
+// endChange counts the change. Between the two calls b cannot be counted.
+func (s *space) beginChange(b *bucket) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b.changing++
 }
 
-func (s *space) end(b *bucket, added, bytes int64) {
+func (s *space) endChange(b *bucket, added, bytes int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b.changing--
@@ -142,11 +143,11 @@ func (s *space) end(b *bucket, added, bytes int64) {
 		s.peak = max(s.peak, s.held)
 	}
 	if added < 0 {
-		// The file may have been another process's, and not counted yet.
+		// The file may be another process's and not counted yet.
 		if b.blocks > 0 && b.bytes >= bytes {
 			s.add(b, -1, -bytes)
 		}
-		s.mayFit()
+		s.notifyFreed()
 	}
 }
 
@@ -157,15 +158,15 @@ func (s *space) add(b *bucket, blocks, bytes int64) {
 	s.held += bytes
 }
 
-// commit turns a reserved place into a file, which end has counted, and says whether it is time to remove something or to
-// recount.
+// commit converts reserved bytes into a file that endChange has counted. It reports whether the
+// collector must be woken.
 func (s *space) commit(bytes int64) (collect bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pending -= bytes
 	s.written += bytes
 	if s.fullErr != nil && s.most == s.configured.most {
-		// Making room for the full disk freed less than that.
+		// Less than that was freed for the full disk.
 		if s.fullWritten += bytes; s.fullWritten > 2*s.sixteenth(s.fullHeld, 1) {
 			s.fullErr, s.fullHeld = nil, 0
 		}
@@ -175,25 +176,26 @@ func (s *space) commit(bytes int64) (collect bool) {
 	return grows || s.most > 0 && s.held > s.high || s.written >= s.recountAfter()
 }
 
-// recountAfter is the bytes of own writes after which others may have written as much.
+// recountAfter returns the bytes written by this process after which other processes may have
+// written as much.
 func (s *space) recountAfter() int64 { return s.sixteenth(max(s.most, s.held), 16) }
 
-// released notes that a pinned block may be removed now.
-func (s *space) released() {
+// notifyReleased wakes waiting writes, as a block may have become evictable.
+func (s *space) notifyReleased() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.mayFit()
+	s.notifyFreed()
 }
 
-// missing notes that a file was gone that was counted: somebody else removes files too.
-func (s *space) missing() {
+// markStale records that a counted file was missing: other processes remove files too.
+func (s *space) markStale() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stale = true
 }
 
-// lost notes that a file counted in b was gone.
-func (s *space) lost(b *bucket) {
+// markLost records that a file counted in b was missing.
+func (s *space) markLost(b *bucket) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b.lost, s.anyLost = true, true
@@ -217,15 +219,15 @@ func (s *space) takeAnyLost() bool {
 	return lost
 }
 
-// counting returns what counted wants to know of the time before b's files were listed.
-func (s *space) counting(b *bucket) (changes uint64, quiet bool) {
+// beginCount returns the state of b for setCount. Call it before listing the files of b.
+func (s *space) beginCount(b *bucket) (changes uint64, quiet bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return b.changes, b.changing == 0
 }
 
-// counted notes that b was found to have so many blocks, and says whether that is so: not if files came or went meanwhile.
-func (s *space) counted(b *bucket, blocks, bytes int64, changes uint64) bool {
+// setCount sets the count of b. It returns false if files of b have changed since beginCount.
+func (s *space) setCount(b *bucket, blocks, bytes int64, changes uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if b.changing > 0 || b.changes != changes {
@@ -234,7 +236,7 @@ func (s *space) counted(b *bucket, blocks, bytes int64, changes uint64) bool {
 	less := bytes < b.bytes
 	s.add(b, blocks-b.blocks, bytes-b.bytes)
 	if less {
-		s.mayFit()
+		s.notifyFreed()
 	}
 	return true
 }
@@ -245,41 +247,42 @@ func (s *space) empty(b *bucket) bool {
 	return b.blocks == 0
 }
 
-// countedAll notes that a recount of everything begins.
-func (s *space) countedAll() {
+// beginRecount records that all files are about to be counted.
+func (s *space) beginRecount() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.written, s.stale = 0, false
 }
 
-// due says whether there is something to remove or to recount; recount is sure where others are known to have been at work.
+// due reports whether blocks must be evicted or recounted. sure reports that other processes have
+// removed files.
 func (s *space) due() (remove, recount, sure bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	remove = s.most > 0 && (s.held > s.high || s.starved())
+	remove = s.most > 0 && (s.held > s.high || s.hasWaitersLocked())
 	return remove, s.written >= s.recountAfter(), s.stale
 }
 
-// starving says whether somebody waits for room that there is not.
-func (s *space) starving() bool {
+// hasWaiters reports whether a write is blocked on space.
+func (s *space) hasWaiters() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.starved()
+	return s.hasWaitersLocked()
 }
 
-func (s *space) starved() bool {
+func (s *space) hasWaitersLocked() bool {
 	return s.most > 0 && s.held+s.pending+s.unit > s.most && s.waiters > 0
 }
 
-// holds returns the blocks there are, and their bytes.
-func (s *space) holds() (blocks, bytes int64) {
+// stored returns the number of blocks and their bytes.
+func (s *space) stored() (blocks, bytes int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.blocks, s.held
 }
 
-// holdsIn returns the blocks of one directory, and their bytes.
-func (s *space) holdsIn(d *dir) (blocks, bytes int64) {
+// storedIn returns the number of blocks of one directory, and their bytes.
+func (s *space) storedIn(d *dir) (blocks, bytes int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i := range d.buckets {
@@ -289,8 +292,8 @@ func (s *space) holdsIn(d *dir) (blocks, bytes int64) {
 	return blocks, bytes
 }
 
-// wanted returns the bytes held and pending, and those of a block if writes wait for space.
-func (s *space) wanted() int64 {
+// demand returns the bytes held and pending, and those of a block if writes wait for space.
+func (s *space) demand() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.waiters > 0 {
@@ -309,14 +312,14 @@ func (s *space) takePeak() int64 {
 	return below
 }
 
-// outgrown reports whether held grew by recordStep since the usage record.
-func (s *space) outgrown() bool {
+// hasGrown reports whether held grew by recordStep since the usage record.
+func (s *space) hasGrown() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.grown
 }
 
-// target is how many bytes a round of removing leaves.
+// target returns the bytes that a round leaves.
 func (s *space) target() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -329,7 +332,7 @@ func (s *space) waiting() int64 {
 	return int64(s.waiters)
 }
 
-func (s *space) mayFit() {
+func (s *space) notifyFreed() {
 	s.freed++
 	if s.waiters > 0 && s.wake != nil {
 		close(s.wake)

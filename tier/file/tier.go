@@ -17,26 +17,28 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
 
-// Tier keeps blocks in files. It implements tier.Tier and tier.Statter and is safe for concurrent use.
+// Tier stores blocks in files. It implements tier.Tier and tier.Statter. It is safe for concurrent
+// use.
 type Tier struct {
 	cfg     Config
 	clock   clockwork.Clock
 	formats block.Formats
 	dirs    []*dir
-	areas   []*area // which the directories are divided among
+	areas   []*area // each directory is in one of them
 	locks   *usage.KeyLocks
 	proofs  proofs
 	times   times
 	count   counters
-	buffers sync.Pool // *[]byte of the longest image
+	buffers sync.Pool // *[]byte with the length of the longest image
 
-	// gate is passed by every operation for its whole duration, I/O included, and closed by Close, which waits for those in
-	// flight: a session's folder cannot go while somebody writes there.
-	ops     usage.OpCounter
-	ctx     context.Context // ends with Close
-	cancel  context.CancelFunc
-	closing chan struct{} // a lock with a context: one Close at a time
-	closed  bool          // guarded by closing
+	// ops counts operations for their whole duration, including I/O. Close waits for them: a
+	// session's folder must not be removed during a write.
+	ops    usage.OpCounter
+	ctx    context.Context // canceled by Close
+	cancel context.CancelFunc
+	// closing has an element during a Close; unlike a mutex it can be awaited with a context.
+	closing chan struct{}
+	closed  bool // guarded by closing
 }
 
 type counters struct {
@@ -46,13 +48,13 @@ type counters struct {
 	yielded, reclaimed                             atomic.Int64
 }
 
-// errReadOnly is what a tier that only reads says to whoever wants to change something.
+// errReadOnly is returned by changes of a read-only tier.
 var errReadOnly = fmt.Errorf("the tier was opened for reading only: %w", errdefs.ErrReadOnly)
 
-// Open opens the directories, or makes them, and sweeps what dead processes left there. Errors name the directory and
-// wrap ErrInvalid, ErrMismatch (another identity, layout or version), ErrCorrupt (unreadable marker), ErrReadOnly or
-// ErrNoSpace. It waits, until ctx ends, for other processes that are opening one of the directories. ctx bounds the opening
-// only.
+// Open opens or makes the directories and removes files of dead processes. It waits, until ctx
+// ends, for other processes that are opening one of the directories. Errors name the directory and
+// wrap ErrInvalid, ErrMismatch (another identity, layout or version), ErrCorrupt (malformed
+// marker), ErrReadOnly or ErrNoSpace. ctx is used only during Open.
 func Open(ctx context.Context, c Config) (*Tier, error) {
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("open file tier: %w", err)
@@ -68,13 +70,13 @@ func Open(ctx context.Context, c Config) (*Tier, error) {
 	if err := t.openDirs(ctx); err != nil {
 		return nil, fmt.Errorf("open file tier: %w", errors.Join(err, t.closeDirs()))
 	}
-	t.divide()
+	t.makeAreas()
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	for _, a := range t.areas {
 		go a.collector()
 	}
 	if err := t.awaitCount(ctx); err != nil {
-		// Nothing is under way but the count, which listens to Close, unless the file system hangs.
+		// Only the count is in progress. It ends at Close, unless the file system hangs.
 		brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), countPatience)
 		defer cancel()
 		return nil, fmt.Errorf("open file tier: count blocks: %w", errors.Join(err, t.Close(brief)))
@@ -82,7 +84,7 @@ func Open(ctx context.Context, c Config) (*Tier, error) {
 	return t, nil
 }
 
-// awaitCount waits for the first count, but not for long.
+// awaitCount waits for the first count for at most countPatience.
 func (t *Tier) awaitCount(ctx context.Context) error {
 	late := t.clock.After(countPatience)
 	for _, a := range t.areas {
@@ -97,8 +99,8 @@ func (t *Tier) awaitCount(ctx context.Context) error {
 	return nil
 }
 
-// countPatience is how long Open waits for the first count: long enough for a million files on a local disk, and no
-// reason for a slow network file system to hold up a program's start.
+// countPatience is long enough to count a million files on a local disk. A slow network file system
+// does not delay the start of a program for longer.
 const countPatience = 2 * time.Second
 
 func (t *Tier) openDirs(ctx context.Context) error {
@@ -130,9 +132,10 @@ func (t *Tier) closeDirs() error {
 	return errors.Join(errs...)
 }
 
-// Close refuses new operations, ends those that wait, waits for those that read or write, and removes the tier's folders
-// for temporary files. If ctx ends first, as it may where a file system hangs, the error wraps ErrBusy, memory given to a Get or
-// Put that is under way must not be freed, and Close may be called again. After success it returns nil at once.
+// Close refuses new operations, ends waits, waits for reads and writes in progress, and removes the
+// tier's temporary folders. If ctx ends first, for example as a file system hangs, it returns
+// ErrBusy. Then memory passed to Get or Put calls in progress must not be freed, and Close may be
+// called again. After a success Close returns nil.
 func (t *Tier) Close(ctx context.Context) error {
 	t.ops.Close()
 	t.cancel()
@@ -173,11 +176,11 @@ func (t *Tier) Close(ctx context.Context) error {
 // Name returns "file".
 func (t *Tier) Name() string { return "file" }
 
-// ReadOnly says whether the tier was opened for reading only.
+// ReadOnly reports whether the tier was opened for reading only.
 func (t *Tier) ReadOnly() bool { return t.cfg.ReadOnly }
 
-// enter begins an operation; leave ends it.
-func (t *Tier) enter(ctx context.Context) error {
+// beginOp begins an operation. endOp ends it.
+func (t *Tier) beginOp(ctx context.Context) error {
 	if err := context.Cause(ctx); err != nil {
 		return fmt.Errorf("use file tier: %w", err)
 	}
@@ -187,33 +190,34 @@ func (t *Tier) enter(ctx context.Context) error {
 	return nil
 }
 
-func (t *Tier) leave() { t.ops.EndOp() }
+func (t *Tier) endOp() { t.ops.EndOp() }
 
-// Lookup says which blocks are there, by name, kind and size; their bytes are checked when they are read. A block may be
-// removed right after: Retain those that are to be read. A block is Filling until it is as durable as the policy promises.
+// Lookup reports which blocks are stored, by name, type and size. It does not verify them. A block
+// may be removed at any time; call Retain before reading. A block is Filling until it is as durable
+// as the policy requires.
 func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State) error {
 	if len(keys) != len(states) {
 		return fmt.Errorf("look up %d blocks into %d states: %w", len(keys), len(states), errdefs.ErrInvalid)
 	}
-	if err := t.enter(ctx); err != nil {
+	if err := t.beginOp(ctx); err != nil {
 		return err
 	}
-	defer t.leave()
+	defer t.endOp()
 	for i, key := range keys {
 		if ctx.Err() != nil {
 			return fmt.Errorf("look up block %s: %w", key, context.Cause(ctx))
 		}
 		info, err := dirOf(t.dirs, key).Stat(blockName(key))
-		_, w := t.locks.State(key) // after it: a file that was seen may not be durable yet
+		_, w := t.locks.State(key) // after Stat: the file may not be durable yet
 		switch {
-		case err == nil && w != usage.Publishing && t.plausible(key, info) == nil:
+		case err == nil && w != usage.Publishing && t.checkInfo(key, info) == nil:
 			states[i] = tier.Ready
 			continue
 		case err == nil:
 			states[i] = tier.Failed
 		case blockdir.Gone(err):
 			states[i] = tier.Absent
-			t.noteGone(key, false)
+			t.noteMissing(key, false)
 		default:
 			return t.fail(fmt.Errorf("look up block %s: %w", key, err))
 		}
@@ -224,23 +228,23 @@ func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State
 	return nil
 }
 
-// Kept says of which blocks this process knows, without reading them, that a Put would find them whole and durable.
+// Kept reports the blocks that this process knows to be sound and durable.
 func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 	if len(keys) != len(kept) {
 		return fmt.Errorf("ask for %d blocks into %d answers: %w", len(keys), len(kept), errdefs.ErrInvalid)
 	}
-	if err := t.enter(ctx); err != nil {
+	if err := t.beginOp(ctx); err != nil {
 		return err
 	}
-	defer t.leave()
+	defer t.endOp()
 	for i, key := range keys {
 		if ctx.Err() != nil {
 			return fmt.Errorf("ask for block %s: %w", key, context.Cause(ctx))
 		}
 		kept[i] = false
 		info, err := dirOf(t.dirs, key).Stat(blockName(key))
-		if err != nil || t.plausible(key, info) != nil {
-			continue // the Put says what is wrong
+		if err != nil || t.checkInfo(key, info) != nil {
+			continue // Put reports the error
 		}
 		_, w := t.locks.State(key)
 		whole, synced := t.proofs.has(key, info)
@@ -249,12 +253,13 @@ func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 	return nil
 }
 
-// Retain pins blocks against removal by this process, up to the first that is not there; see the package's comment for others.
+// Retain pins blocks up to the first that is missing. This process does not remove pinned blocks;
+// see the package comment for other processes.
 func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
-	if err := t.enter(ctx); err != nil {
+	if err := t.beginOp(ctx); err != nil {
 		return 0, err
 	}
-	defer t.leave()
+	defer t.endOp()
 	for n, key := range keys {
 		if ctx.Err() != nil {
 			return n, fmt.Errorf("retain block %s: %w", key, context.Cause(ctx))
@@ -267,7 +272,7 @@ func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 }
 
 func (t *Tier) retain(key block.Key) (bool, error) {
-	// Pinned before it is looked at: whoever removes files looks at the pins first.
+	// Pin before Stat, as evictions check the pins first.
 	if !t.locks.Pin(key) {
 		t.count.misses.Add(1)
 		return false, nil
@@ -275,7 +280,7 @@ func (t *Tier) retain(key block.Key) (bool, error) {
 	d := dirOf(t.dirs, key)
 	info, err := d.Stat(blockName(key))
 	_, w := t.locks.State(key)
-	if err == nil && w != usage.Publishing && t.plausible(key, info) == nil {
+	if err == nil && w != usage.Publishing && t.checkInfo(key, info) == nil {
 		t.count.retained.Add(1)
 		t.touch(d, key, info)
 		return true, nil
@@ -284,7 +289,7 @@ func (t *Tier) retain(key block.Key) (bool, error) {
 	if err == nil || blockdir.Gone(err) {
 		t.count.misses.Add(1)
 		if err != nil {
-			t.noteGone(key, false)
+			t.noteMissing(key, false)
 		}
 		return false, nil
 	}
@@ -300,19 +305,19 @@ func (t *Tier) Release(keys []block.Key) {
 func (t *Tier) unpin(keys ...block.Key) {
 	if t.locks.Unpin(keys) {
 		for _, a := range t.areas {
-			a.space.released()
+			a.space.notifyReleased()
 		}
 	}
 }
 
-// fail counts an operation that failed for another reason than a miss.
+// fail counts a failed operation that is not a miss.
 func (t *Tier) fail(err error) error {
 	t.count.errors.Add(1)
 	return err
 }
 
-// Stats returns what was counted. Blocks and Bytes grow for a while after Open where the directories are so large or so
-// slow that counting their files took longer than Open waits; what other processes do to them shows within a minute.
+// Stats returns the counters. Blocks and Bytes grow after Open if the first count took longer than
+// Open waits. Changes by other processes appear within a minute.
 func (t *Tier) Stats() tier.Stats {
 	c := &t.count
 	s := tier.Stats{
@@ -325,7 +330,7 @@ func (t *Tier) Stats() tier.Stats {
 	}
 	unbounded := false
 	for _, a := range t.areas {
-		blocks, bytes := a.space.holds()
+		blocks, bytes := a.space.stored()
 		s.Blocks, s.Bytes, s.CapacityBytes = s.Blocks+blocks, s.Bytes+bytes, s.CapacityBytes+a.bound
 		s.OthersBytes += a.others.Load()
 		s.Waiting, s.Stuck = s.Waiting+a.space.waiting(), s.Stuck+a.stuck.Load()

@@ -11,7 +11,7 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// step is how much older a block is than the one before it in its prompt.
+// step is the difference of the times of consecutive blocks of a prompt.
 const step = time.Microsecond
 
 const (
@@ -150,7 +150,7 @@ func (t *Tier) timeOf(key block.Key, now time.Time) (time.Time, bool) {
 	if key == (block.Key{}) {
 		return time.Time{}, false
 	}
-	known, ok := t.times.of(key)
+	known, ok := t.times.lookup(key)
 	if ok && !t.stale(known.when, now) {
 		return known.when, true
 	}
@@ -167,7 +167,7 @@ func (t *Tier) timeOf(key block.Key, now time.Time) (time.Time, bool) {
 // of missing blocks before it.
 func (t *Tier) plan(o *tier.Order, key block.Key) time.Time {
 	now, w := t.clock.Now(), &t.times
-	if planned, ok := w.of(key); ok && !planned.there && !t.stale(planned.when, now) {
+	if planned, ok := w.lookup(key); ok && !planned.there && !t.stale(planned.when, now) {
 		return planned.when
 	}
 	chain, latest := []block.Key{key}, now
@@ -198,7 +198,7 @@ func (t *Tier) plan(o *tier.Order, key block.Key) time.Time {
 // timeNew sets the time of a file that is about to get its block's name, if the tier has an order.
 // It returns the file's new Info. If the time cannot be set, the block is stored without it.
 func (t *Tier) timeNew(d *dir, temp string, key block.Key, info dirfs.Info) dirfs.Info {
-	o := t.times.given()
+	o := t.times.getOrder()
 	if o == nil {
 		return info
 	}
@@ -220,7 +220,7 @@ func (t *Tier) timeNew(d *dir, temp string, key block.Key, info dirfs.Info) dirf
 // then.
 func (t *Tier) touch(d *dir, key block.Key, info dirfs.Info) {
 	now := t.clock.Now()
-	if t.times.given() == nil && !t.cfg.ReadOnly && t.stale(info.Modified, now) {
+	if t.times.getOrder() == nil && !t.cfg.ReadOnly && t.stale(info.Modified, now) {
 		t.setTime(d, key, info, now)
 	}
 }
@@ -246,14 +246,14 @@ func (t *Tier) setTime(d *dir, key block.Key, info dirfs.Info, when time.Time) d
 }
 
 // given returns the tier's order, or nil.
-func (w *times) given() *tier.Order {
+func (w *times) getOrder() *tier.Order {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.order
 }
 
 // of returns the remembered time of a block.
-func (w *times) of(key block.Key) (timed, bool) {
+func (w *times) lookup(key block.Key) (timed, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.find(key)

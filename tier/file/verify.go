@@ -18,10 +18,11 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// Verify checks every byte of the directory's blocks and looks for files that should not be there. It changes nothing, and so
-// works on a read-only mount too. It looks at everything, whatever it meets: what it cannot look at is a finding, Unjudged.
-// Others may use the directory meanwhile; blocks that come or go are checked or not. progress may be nil; it is called
-// after each block, with the numbers so far. Findings are no error; ErrNotFound is, where there is neither a marker nor a block.
+// Verify verifies every block of the directory and finds files that do not belong there. It changes
+// nothing, so it works on a read-only mount. Files that cannot be examined are findings (Unjudged).
+// Processes may use the directory meanwhile; blocks added or removed may be checked or not.
+// progress may be nil. It is called after each block with the totals so far. Findings are not an
+// error. Verify returns ErrNotFound if there is neither a marker nor a block.
 func Verify(ctx context.Context, dir string, progress func(blocks, bytes int64)) (Report, error) {
 	return verify(ctx, dirfs.OS(), dir, progress)
 }
@@ -40,14 +41,14 @@ func verify(ctx context.Context, fsys dirfs.FS, path string, progress func(block
 type verifier struct {
 	dirfs.Dir
 	root     string
-	formats  block.Formats // the marker's, or those of all headers; empty where they do not agree
+	formats  block.Formats // of the marker, or of all headers; empty if they disagree
 	progress func(blocks, bytes int64)
 	report   Report
 	buf      []byte
-	// namesOnly leaves out what is in the blocks.
+	// namesOnly skips the contents of blocks.
 	namesOnly bool
 
-	// What Repair mends, beside what is in the report.
+	// Repair uses these too.
 	markerBad bool
 	damaged   []damagedBlock
 	misplaced []misplacedBlock
@@ -56,13 +57,13 @@ type verifier struct {
 type damagedBlock struct {
 	key   block.Key
 	info  dirfs.Info
-	found int // of the report's findings
+	found int // index of the finding
 }
 
 type misplacedBlock struct {
 	folder byte
 	key    block.Key
-	found  int // of the report's findings
+	found  int // index of the finding
 }
 
 func openVerifier(ctx context.Context, fsys dirfs.FS, path string) (_ *verifier, err error) {
@@ -78,7 +79,7 @@ func openVerifier(ctx context.Context, fsys dirfs.FS, path string) (_ *verifier,
 	return nil, fmt.Errorf("verify directory %s: %w", v.root, err)
 }
 
-// readFormat reads the marker, or, where that cannot be, the headers of the blocks.
+// readFormat reads the marker. If that is not possible it reads the headers of the blocks.
 func (v *verifier) readFormat(ctx context.Context) error {
 	m, err := blockdir.ReadMarker(v, blockdir.Files)
 	if err == nil {
@@ -86,7 +87,7 @@ func (v *verifier) readFormat(ctx context.Context) error {
 		return nil
 	}
 	if errors.Is(err, errdefs.ErrMismatch) {
-		return err // another version's, and maybe whole
+		return err // of another version, and perhaps sound
 	}
 	v.markerBad = true
 	n, m, herr := v.headers(ctx)
@@ -102,7 +103,7 @@ func (v *verifier) readFormat(ctx context.Context) error {
 		v.found(blockdir.MarkerName, Damaged, err.Error())
 	default:
 		v.found(blockdir.MarkerName, Unjudged, err.Error())
-		v.markerBad = false // it may be whole
+		v.markerBad = false // it may be sound
 	}
 	if herr != nil {
 		v.found(".", Unjudged, "whose blocks these are: "+herr.Error())
@@ -116,8 +117,8 @@ func (v *verifier) setFormats(m Marker) {
 	v.report.Marker, v.formats = m, m.Formats()
 }
 
-// headers returns how many blocks have a sound header, and the marker that these agree on. Blocks of several identities agree where
-// their keys say that they are of several page groups.
+// headers returns the number of blocks with a sound header, and a marker for them. Blocks of
+// several identities need keys of several page groups.
 func (v *verifier) headers(ctx context.Context) (n int, m Marker, err error) {
 	var formats block.Formats
 	var all []block.Key // of sound headers
@@ -128,7 +129,7 @@ func (v *verifier) headers(ctx context.Context) (n int, m Marker, err error) {
 	for b := range buckets {
 		keys, _, err := listBucket(v, byte(b))
 		if err != nil {
-			continue // blocks reports it
+			continue // blocks reports the error
 		}
 		for _, key := range keys {
 			if ctx.Err() != nil {
@@ -170,7 +171,8 @@ func (v *verifier) headers(ctx context.Context) (n int, m Marker, err error) {
 	return n, m, nil
 }
 
-// header returns the format of a block whose header is sound and its own.
+// header returns the format of a block by its header. The header must be sound and have the block's
+// key.
 func (v *verifier) header(key block.Key) (f block.Format, err error) {
 	h, err := v.Open(blockName(key), os.O_RDONLY)
 	if err != nil {
@@ -188,7 +190,7 @@ func (v *verifier) header(key block.Key) (f block.Format, err error) {
 	return block.Format{Layout: layout, Identity: d.Identity}, err
 }
 
-// readHeader reads the header of an image, whatever its length.
+// readHeader reads the header of an image of any length.
 func readHeader(f dirfs.File) (block.Header, error) {
 	start := make([]byte, block.AlignBytes)
 	if _, err := f.ReadAt(start, 0); err != nil {
@@ -229,14 +231,14 @@ func (v *verifier) foundBlock(key block.Key, name string, p Problem, detail stri
 	v.report.Findings = append(v.report.Findings, Finding{Path: path, Problem: p, Detail: detail, Key: key})
 }
 
-// unjudged notes what could not be looked at, unless it is there no more.
+// unjudged adds a finding for a file that could not be examined, unless the file is gone.
 func (v *verifier) unjudged(name string, err error) {
 	if err != nil && !blockdir.Gone(err) {
 		v.found(name, Unjudged, err.Error())
 	}
 }
 
-// top looks for what does not belong into the directory itself.
+// top finds files in the directory itself that do not belong there.
 func (v *verifier) top(context.Context) error {
 	all, err := v.ReadDir(".")
 	v.unjudged(".", err)
@@ -254,7 +256,7 @@ func (v *verifier) top(context.Context) error {
 			folder = true
 		}
 		if !folder && strings.HasPrefix(n, blockdir.MarkerTemp) {
-			continue // left by a process that died as it made the directory
+			continue // a leftover of a process that died in WriteMarker
 		}
 		if !folder {
 			v.found(n, Foreign, "not made by kvlane")
@@ -272,7 +274,7 @@ func (v *verifier) top(context.Context) error {
 	return nil
 }
 
-// unlessFolder is unjudged for a folder, of which top has said if it is none.
+// unlessFolder is unjudged for a folder. If a file has its name, top has reported that.
 func (v *verifier) unlessFolder(name string, err error) {
 	if info, serr := v.Stat(name); serr == nil && !info.Type.IsDir() {
 		return
@@ -280,8 +282,8 @@ func (v *verifier) unlessFolder(name string, err error) {
 	v.unjudged(name, err)
 }
 
-// temporary looks for the files of sessions whose owners have died. It needs the lock file. If that
-// is damaged, top has reported it.
+// temporary finds the files of dead sessions. It needs the lock file. If that is damaged, top has
+// reported it.
 func (v *verifier) temporary(ctx context.Context) error {
 	if blockdir.BadLock(v) != "" {
 		return nil
@@ -360,7 +362,7 @@ func (v *verifier) blocks(ctx context.Context) error {
 	return nil
 }
 
-// block checks one block.
+// block verifies one block.
 func (v *verifier) block(key block.Key) {
 	name := blockName(key)
 	info, bad, err := v.check(name, key)
@@ -384,7 +386,7 @@ func (v *verifier) block(key block.Key) {
 	}
 }
 
-// check returns what is wrong with the block of that name, and apart from that why it could not be looked at.
+// check returns bad if a file is not a sound block, and err if it could not be examined.
 func (v *verifier) check(name string, key block.Key) (info dirfs.Info, bad, err error) {
 	if info, err = v.Stat(name); err != nil {
 		return info, nil, err

@@ -17,8 +17,8 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// A checkpoint is the index as it was, and for each segment how much of it that covers; what is behind is read from the segments. See
-// docs/log-format.md.
+// A checkpoint contains the index, and for each segment the length that it covers. What follows is
+// read from the segments. See docs/log-format.md.
 const (
 	indexName  = "index"
 	indexTemp  = "index.tmp"
@@ -29,20 +29,22 @@ const (
 	offIndexSegments = 40
 	offIndexEntries  = 48
 	offIndexUses     = 56
-	indexSynced      = 1 // flag: what it covers was durable
+	indexSynced      = 1 // flag: the covered blocks were durable
 
 	indexVersion = 2
 	itemBytes    = 48
-	chunkItems   = 2730 // of a chunk, which its checksum makes 128 KiB
+	chunkItems   = 2730 // a chunk with its checksum has 128 KiB
 )
 
-// coverage is how much of a segment a checkpoint covers, and how much of that was durable, where that is not all of it.
+// coverage is the length of a segment that a checkpoint covers. synced is the durable part of it,
+// or zero if all is durable.
 type coverage struct {
 	number      uint32
 	end, synced int64
 }
 
-// errOldCheckpoint: checkpoints of version 1 have only half of each key, and are ignored.
+// errOldCheckpoint is returned for a checkpoint of version 1. It has only half of each key and is
+// ignored.
 var errOldCheckpoint = errors.New("a checkpoint of version 1")
 
 // chunks are written and read as items of 48 bytes. A checksum follows each chunkItems items.
@@ -75,18 +77,19 @@ func (w *chunkWriter) flush() error {
 	return err
 }
 
-// checkpoint writes the index down. What is written meanwhile may or may not be in it; nothing is moved meanwhile, since that may be
-// durable where it was alone.
+// checkpoint writes the index to disk. It may or may not contain blocks written meanwhile. No block
+// is moved meanwhile, as a block may be durable only in its old place.
 func (t *Tier) checkpoint() error {
-	t.rounds <- struct{}{}
-	defer func() { <-t.rounds }()
+	t.roundLock <- struct{}{}
+	defer func() { <-t.roundLock }()
 	return t.checkpointInRound()
 }
 
 func (t *Tier) checkpointInRound() error {
 	written := t.written.Load()
-	// How far segments go is noted before the index is looked at: it is in the index by then. And in all of them at one moment: what
-	// was deleted must not come back because the checkpoint covers that and not what was there.
+	// Read the ends of the segments before the index: all blocks before them are in the index then.
+	// Read all ends under one lock. Otherwise the checkpoint could cover a deletion but not the
+	// deleted block, which would come back.
 	var cover []coverage
 	covered := make(map[uint32]int64)
 	t.order.Lock()
@@ -104,8 +107,8 @@ func (t *Tier) checkpointInRound() error {
 	synced := t.cfg.Fsync != FsyncNever
 	for i := range cover {
 		c := &cover[i]
-		if g := t.segments.look(c.number); t.cfg.Fsync != FsyncNever && g != nil && g.synced.Load() < c.end {
-			c.synced, synced = max(page, g.synced.Load()), false // a sync of it failed before
+		if g := t.segments.get(c.number); t.cfg.Fsync != FsyncNever && g != nil && g.synced.Load() < c.end {
+			c.synced, synced = max(page, g.synced.Load()), false // a sync of it has failed
 		}
 	}
 	if err := t.writeCheckpoint(cover, covered, synced); err != nil {
@@ -179,7 +182,7 @@ func (t *Tier) writeItems(f dirfs.File, cover []coverage, covered map[uint32]int
 		some = t.table.copyShard(i, some[:0])
 		for _, e := range some {
 			if e.off() >= covered[e.segment] {
-				continue // what is read from the segment
+				continue // recovery reads it from the segment
 			}
 			entries++
 			if err := w.item(e.encode); err != nil {
@@ -208,13 +211,14 @@ func decodeEntry(b []byte) entry {
 	}
 }
 
-// readCheckpoint reads a checkpoint: how much it covers comes first, then every entry. It checks each chunk before it believes it.
-// Errors: ErrCorrupt for damage, ErrMismatch for another version.
+// readCheckpoint reads a checkpoint. It calls cover with the coverage and then enter for every
+// entry. It verifies each chunk before use. It returns ErrCorrupt for damage and ErrMismatch for
+// another version.
 func readCheckpoint(f io.ReaderAt, id [16]byte, cover func(of []coverage, blocks, uses int64), enter func(entry)) (synced bool, err error) {
 	r := io.NewSectionReader(f, 0, 1<<50)
 	head := make([]byte, page)
 	if _, err := io.ReadFull(r, head); err != nil {
-		return false, short(err)
+		return false, shortRead(err)
 	}
 	bad := func(format string, args ...any) error {
 		return fmt.Errorf("checkpoint: "+format+": %w", append(args, errdefs.ErrCorrupt)...)
@@ -243,7 +247,7 @@ func readCheckpoint(f io.ReaderAt, id [16]byte, cover func(of []coverage, blocks
 		n := min(left, chunkItems)
 		b := buf[:n*itemBytes+sumBytes]
 		if _, err := io.ReadFull(r, b); err != nil {
-			return false, short(err)
+			return false, shortRead(err)
 		}
 		if le.Uint64(b[n*itemBytes:]) != xxh3.Hash(b[:n*itemBytes]) {
 			return false, bad("a checksum is wrong")
@@ -272,13 +276,14 @@ func (t *Tier) loadCheckpoint(ctx context.Context) (synced, torn bool, err error
 			return false, false, err
 		}
 	}
-	unsure := make(map[uint32]int64) // by segment, the offset of the bytes that may not be durable
+	unsure := make(map[uint32]int64) // by segment: offset of the bytes that may not be durable
 	f, err := t.dir.Open(indexName, os.O_RDONLY)
-	if blockdir.Gone(err) || errors.Is(err, dirfs.ErrIrregular) { // Verify finds the latter foreign
+	// Verify reports the latter as foreign.
+	if blockdir.Gone(err) || errors.Is(err, dirfs.ErrIrregular) {
 		return false, false, nil
 	}
 	if err == nil {
-		synced, err = t.enterCheckpoint(f, unsure)
+		synced, err = t.indexCheckpoint(f, unsure)
 		err = errors.Join(err, f.Close())
 	}
 	switch {
@@ -293,7 +298,7 @@ func (t *Tier) loadCheckpoint(ctx context.Context) (synced, torn bool, err error
 		return false, false, err
 	case errors.Is(err, errOldCheckpoint):
 	default:
-		t.noted(fmt.Errorf("read checkpoint: %w", err))
+		t.setFailure(fmt.Errorf("read checkpoint: %w", err))
 		problem := blockdir.Unjudged
 		if errors.Is(err, errdefs.ErrCorrupt) {
 			problem = blockdir.Damaged
@@ -305,8 +310,8 @@ func (t *Tier) loadCheckpoint(ctx context.Context) (synced, torn bool, err error
 	return false, torn, nil
 }
 
-// enterCheckpoint adds the blocks of a checkpoint to the index, and sets t.covered.
-func (t *Tier) enterCheckpoint(f dirfs.File, unsure map[uint32]int64) (synced bool, err error) {
+// indexCheckpoint adds the blocks of a checkpoint to the index, and sets t.covered.
+func (t *Tier) indexCheckpoint(f dirfs.File, unsure map[uint32]int64) (synced bool, err error) {
 	info, err := f.Stat()
 	if err != nil {
 		return false, err
@@ -317,7 +322,7 @@ func (t *Tier) enterCheckpoint(f dirfs.File, unsure map[uint32]int64) (synced bo
 	}
 	return readCheckpoint(f, t.id, func(cover []coverage, blocks, uses int64) {
 		t.uses.Store(uses)
-		t.table.reserve(min(blocks, info.Bytes/itemBytes)) // the count alone does not decide
+		t.table.reserve(min(blocks, info.Bytes/itemBytes)) // the count may be wrong
 		for _, c := range cover {
 			// A new segment with that number would count as covered.
 			t.last = max(t.last, c.number)
@@ -359,8 +364,8 @@ func (t *Tier) setForeignAside(name string) error {
 	return nil
 }
 
-// anyTorn says whether a block is torn that was not durable when the checkpoint was written. Another copy of it, from which it was moved,
-// may be whole.
+// anyTorn reports whether a block is torn that was not durable at the checkpoint. The copy that it
+// was moved from may be sound.
 func (t *Tier) anyTorn(ctx context.Context, unsure map[uint32]int64) bool {
 	buf := t.borrow()
 	defer t.buffers.Put(buf)
@@ -375,33 +380,34 @@ func (t *Tier) anyTorn(ctx context.Context, unsure map[uint32]int64) bool {
 			if !ok || e.off()+storedBytes(t.formats[e.group]) <= from {
 				continue
 			}
-			g := t.segments.look(e.segment)
+			g := t.segments.get(e.segment)
 			err := t.read(ctx, g, e, e.key, (*buf)[:t.formats[e.group].Layout.ImageBytes()], mem.Extent{}, true)
 			if errors.Is(err, errdefs.ErrCorrupt) || errors.Is(err, errdefs.ErrNotFound) {
 				return true
 			}
 			if err != nil {
-				t.noted(fmt.Errorf("read a block of segment %s: %w", segmentName(e.segment), err)) // it may be whole
+				// It may be whole.
+				t.setFailure(fmt.Errorf("read a block of segment %s: %w", segmentName(e.segment), err))
 			}
 		}
 	}
 	return false
 }
 
-// short is err, where it says that a file is shorter than it should be, as ErrCorrupt.
-func short(err error) error {
+// shortRead wraps the error of a file that ends too early in ErrCorrupt.
+func shortRead(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return fmt.Errorf("it ends too early: %w: %w", errdefs.ErrCorrupt, err)
 	}
 	return err
 }
 
-// checkpointAfter is how much is written between two checkpoints at least, in bytes; of a large index more, so that a checkpoint costs
-// little of what the log does.
+// checkpointAfter is the minimum of bytes written between two checkpoints. A large index needs
+// more, so that checkpoints are a small part of the writes.
 const checkpointAfter = 256 << 20
 
-// bytesUp asks for a checkpoint when one is due.
-func (t *Tier) bytesUp() {
+// wakeForCheckpoint wakes the collector if a checkpoint is due.
+func (t *Tier) wakeForCheckpoint() {
 	if t.checkpointDue() {
 		t.collectSoon()
 	}

@@ -13,20 +13,21 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
 
-// Rounds of removing that made no room are repeated while somebody waits, after a pause that grows between these bounds.
+// Rounds that free no space are repeated while writes wait. The pause doubles from roundPauseLeast
+// to roundPauseMost.
 const (
 	roundPauseLeast = 5 * time.Millisecond
 	roundPauseMost  = time.Second
 )
 
-// collector is the tier's own goroutine for what is not urgent: emptying segments, and checkpoints.
+// collector is the tier's goroutine. It empties segments and writes checkpoints.
 func (t *Tier) collector() {
 	defer t.background.Done()
 	var pause time.Duration
 	for {
-		t.noted(t.round())
+		t.setFailure(t.round())
 		var again <-chan time.Time
-		if pause = min(max(2*pause, roundPauseLeast), roundPauseMost); t.room.waiting() > 0 {
+		if pause = min(max(2*pause, roundPauseLeast), roundPauseMost); t.space.waiting() > 0 {
 			again = t.clock.After(pause)
 		} else {
 			pause = 0
@@ -34,7 +35,7 @@ func (t *Tier) collector() {
 		select {
 		case <-t.ctx.Done():
 			return
-		case <-t.kick:
+		case <-t.wake:
 		case <-again:
 		}
 	}
@@ -42,23 +43,23 @@ func (t *Tier) collector() {
 
 func (t *Tier) collectSoon() {
 	select {
-	case t.kick <- struct{}{}:
-	default: // a round is due anyway
+	case t.wake <- struct{}{}:
+	default: // a round is due already
 	}
 }
 
-// round does what is due.
+// round does all work that is due.
 func (t *Tier) round() error {
 	var errs []error
 	if t.checkpointDue() {
 		errs = append(errs, t.checkpoint())
 	}
-	_, err := t.collect(t.ctx, t.room.excess, sweep{keep: true, paced: true})
+	_, err := t.collect(t.ctx, t.space.excess, sweep{keep: true, paced: true})
 	_, gerr := t.collect(t.ctx, t.garbage, sweep{all: true, paced: true})
 	return errors.Join(append(errs, err, gerr)...)
 }
 
-// garbage is the bytes of segments of which little is used.
+// garbage returns the bytes of the wasted segments.
 func (t *Tier) garbage() (n int64) {
 	for _, g := range t.segments.list() {
 		if t.wasted(g) {
@@ -68,13 +69,14 @@ func (t *Tier) garbage() (n int64) {
 	return n
 }
 
-// wasted says whether three quarters of a segment are of no use.
+// wasted reports whether less than a quarter of a segment is live blocks.
 func (t *Tier) wasted(g *segment) bool {
 	return g.sealed.Load() && !g.unread && g.live.Load() < g.used()/4
 }
 
-// GC evicts blocks, segment by segment, those with the least in them that is used first, until the segments have at most targetBytes, or
-// nothing more can be removed. It returns how many blocks it evicted. Blocks that are retained are moved.
+// GC empties segments, those with the least recently used blocks first, until at most targetBytes
+// are left. It moves retained blocks and evicts the others. It returns the number of evicted
+// blocks.
 func (t *Tier) GC(ctx context.Context, targetBytes int64) (removed int, err error) {
 	if targetBytes < 0 {
 		return 0, fmt.Errorf("collect down to %d bytes: %w", targetBytes, errdefs.ErrInvalid)
@@ -82,12 +84,12 @@ func (t *Tier) GC(ctx context.Context, targetBytes int64) (removed int, err erro
 	if t.cfg.ReadOnly {
 		return 0, fmt.Errorf("collect: %w", errReadOnly)
 	}
-	if err := t.begin(ctx); err != nil {
+	if err := t.beginOp(ctx); err != nil {
 		return 0, err
 	}
 	defer t.ops.EndOp()
 	err = t.sealAll()
-	removed, cerr := t.collect(ctx, func() int64 { return t.room.holds() - targetBytes }, sweep{})
+	removed, cerr := t.collect(ctx, func() int64 { return t.space.usedBytes() - targetBytes }, sweep{})
 	if err = errors.Join(err, cerr); err != nil {
 		return removed, t.fail(fmt.Errorf("collect down to %d bytes: %w", targetBytes, err))
 	}
@@ -102,23 +104,24 @@ type sweep struct {
 	paced bool // move slowly while no write waits for space
 }
 
-// collect empties segments while there is an excess. What it cannot empty it passes over, counts and reports.
+// collect empties segments while there is an excess. It skips, counts and reports segments that it
+// cannot empty.
 func (t *Tier) collect(ctx context.Context, excess func() int64, s sweep) (removed int, err error) {
 	select {
-	case t.rounds <- struct{}{}:
-		defer func() { <-t.rounds }()
+	case t.roundLock <- struct{}{}:
+		defer func() { <-t.roundLock }()
 	case <-ctx.Done():
 		return 0, context.Cause(ctx)
 	}
 	t.order.Lock()
-	last := t.last // what is moved is not moved again: where all is retained there would be no end
+	last := t.last // do not move blocks twice: if all are retained this would not end
 	t.order.Unlock()
 	failed := make(map[uint32]bool)
 	var errs []error
-	mayEnd := len(t.appenders) > 1 && !s.all // segments that are appended to
+	mayEnd := len(t.appenders) > 1 && !s.all // the segments being appended to may be ended
 	for excess() > 0 && ctx.Err() == nil {
 		v := t.victim(failed, s, last)
-		if v == nil && mayEnd && t.room.waiting() > 0 { // on a disk that is full those may be all there are
+		if v == nil && mayEnd && t.space.waiting() > 0 { // on a full disk there may be no others
 			mayEnd = false
 			if err := t.sealAll(); err != nil {
 				errs = append(errs, err)
@@ -128,7 +131,7 @@ func (t *Tier) collect(ctx context.Context, excess func() int64, s sweep) (remov
 		if v == nil {
 			break
 		}
-		e := emptying{t: t, v: v, sweep: s}
+		e := compaction{t: t, v: v, sweep: s}
 		long, err := e.run(ctx, excess())
 		removed += e.evicted
 		if err != nil {
@@ -137,7 +140,7 @@ func (t *Tier) collect(ctx context.Context, excess func() int64, s sweep) (remov
 				errs = append(errs, fmt.Errorf("empty segment %s: %w", segmentName(v.number), err))
 			}
 			if long && !errors.Is(err, errdefs.ErrBusy) {
-				break // in its place all newer segments might be removed
+				break // otherwise all newer segments might be removed instead
 			}
 		}
 	}
@@ -148,24 +151,24 @@ func (t *Tier) collect(ctx context.Context, excess func() int64, s sweep) (remov
 	return removed, errors.Join(errs...)
 }
 
-// emptying is the emptying of one segment.
-type emptying struct {
+// compaction is the compaction of one segment.
+type compaction struct {
 	sweep
-	t       *Tier
-	v       *segment
-	least   int64 // the rank of the oldest block to keep
-	budget  int64 // bytes that may still be moved
-	batch   []*pending
-	used    int         // of the arena
-	left    int         // blocks that are in use and stay
-	copied  []block.Key // blocks that are elsewhere by now, and may not be durable there yet
-	evicted int
-	failure error
+	t         *Tier
+	v         *segment
+	least     int64 // lowest rank to keep
+	budget    int64 // bytes that may still be moved
+	batch     []*pending
+	arenaUsed int         // bytes of moveArena
+	inUse     int         // blocks in use, which stay
+	copied    []block.Key // blocks found elsewhere that may not be durable there yet
+	evicted   int
+	failure   error
 }
 
 // run frees space. excess is the number of bytes to free. Of a long segment it evicts only as many
 // blocks as that takes. It removes any other segment. It returns ErrBusy if some blocks are in use.
-func (e *emptying) run(ctx context.Context, excess int64) (long bool, err error) {
+func (e *compaction) run(ctx context.Context, excess int64) (long bool, err error) {
 	if e.keep {
 		if long, err = e.isLong(excess); err != nil {
 			return long, err
@@ -181,7 +184,7 @@ func (e *emptying) run(ctx context.Context, excess int64) (long bool, err error)
 }
 
 // empty moves or evicts every block of the segment, and removes the segment.
-func (e *emptying) empty(ctx context.Context) error {
+func (e *compaction) empty(ctx context.Context) error {
 	t, v := e.t, e.v
 	_, err := scan(ctx, v.file, v.number, 0, v.end.Load(), t.id, t.formats, func(h *header) error {
 		for i := range h.records {
@@ -198,16 +201,16 @@ func (e *emptying) empty(ctx context.Context) error {
 	if err = errors.Join(err, e.failure); err != nil {
 		return err
 	}
-	if e.left > 0 {
+	if e.inUse > 0 {
 		return errdefs.ErrBusy
 	}
 	if v.live.Load() > 0 {
-		// Their group's header is damaged: whose they are nobody knows any more, so that they cannot be moved.
+		// The header of their group is damaged, so they cannot be moved.
 		if t.count.retained.Load() > 0 {
 			return errdefs.ErrBusy
 		}
 		for _, lost := range t.table.removeAll(func(x entry) bool { return x.segment == v.number }) {
-			t.gone(lost)
+			t.uncount(lost)
 			t.count.evictions.Add(1)
 			e.evicted++
 		}
@@ -218,9 +221,9 @@ func (e *emptying) empty(ctx context.Context) error {
 	return t.removeSegment(v)
 }
 
-// secure makes durable what the index has elsewhere of the segment's blocks, whoever moved them and when: until then nothing but the
-// segment may be.
-func (e *emptying) secure(ctx context.Context) error {
+// secure makes the new copies of the segment's blocks durable. Until then only the segment may be
+// durable.
+func (e *compaction) secure(ctx context.Context) error {
 	if len(e.copied) == 0 {
 		return nil
 	}
@@ -229,13 +232,14 @@ func (e *emptying) secure(ctx context.Context) error {
 	}
 	for _, key := range e.copied {
 		if now, ok := e.t.table.get(key); ok && !e.t.safe(now) {
-			return errdefs.ErrBusy // a sync of it failed: whoever empties the segment next moves it again
+			return errdefs.ErrBusy // a sync failed: the next compaction moves the block again
 		}
 	}
 	return nil
 }
 
-// removeSegment removes a segment that has nothing of use. What was deleted in it must be so in a checkpoint.
+// removeSegment removes a segment without live blocks. If it has deletions, a checkpoint must cover
+// them.
 func (t *Tier) removeSegment(v *segment) error {
 	if v.deletes.Load() && t.covered[v.number] < v.end.Load() {
 		if err := t.checkpointInRound(); err != nil {
@@ -246,12 +250,13 @@ func (t *Tier) removeSegment(v *segment) error {
 		return blockdir.WriteError(err)
 	}
 	err := t.segments.remove(v)
-	t.room.add(-v.used())
+	t.space.add(-v.used())
 	return err
 }
 
-// block moves or evicts one block, if the index has it there. One that the index has where it may never be durable it moves again.
-func (e *emptying) block(ctx context.Context, r *record, at place) {
+// block moves or evicts one block if the index has it at this place. If the index has it at a place
+// that may never be durable, block moves it again.
+func (e *compaction) block(ctx context.Context, r *record, at place) {
 	t := e.t
 	have, ok := t.table.get(r.key)
 	if !ok || have.place != at && (have.segment == at.segment || t.safe(have)) {
@@ -273,44 +278,44 @@ func (e *emptying) block(ctx context.Context, r *record, at place) {
 		keep = true
 	}
 	if pinned {
-		t.raise(r.key, t.uses.Load()) // it is in use, so that it is not moved again soon
+		t.raise(r.key, t.uses.Load()) // do not move it again soon
 	}
 	if keep {
 		e.move(ctx, r, have, at)
 		return
 	}
 	if !t.locks.TryLockRemoving(r.key) {
-		e.left++ // it came into use
+		e.inUse++ // it has come into use
 		return
 	}
 	e.evict(have)
 	t.locks.Unlock(r.key)
 }
 
-// evict takes a block out of the index. The caller owns its key.
-func (e *emptying) evict(have entry) {
+// evict removes a block from the index. The caller has locked its key.
+func (e *compaction) evict(have entry) {
 	if was, ok := e.t.table.remove(have.key, func(now entry) bool { return now.place == have.place }); ok {
-		e.t.gone(was)
+		e.t.uncount(was)
 		e.t.count.evictions.Add(1)
 		e.evicted++
 	}
 }
 
-// move reads the segment's copy of a block, which the index has at have, to be written at the end of the log.
-func (e *emptying) move(ctx context.Context, r *record, have entry, at place) {
+// move reads the segment's copy of a block into the batch. The index has the block at have.
+func (e *compaction) move(ctx context.Context, r *record, have entry, at place) {
 	t, key := e.t, r.key
 	image := int(t.formats[have.group].Layout.ImageBytes())
-	if e.used+image > len(t.moveArena) {
+	if e.arenaUsed+image > len(t.moveArena) {
 		e.flush(ctx)
 	}
 	if t.moveArena == nil {
 		t.moveArena = make([]byte, groupBytes+int(t.formats.MaxImageBytes()))
 	}
 	if t.locks.TryLock(key, usage.Writing) != nil {
-		e.left++
+		e.inUse++
 		return
 	}
-	b := t.moveArena[e.used : e.used+image]
+	b := t.moveArena[e.arenaUsed : e.arenaUsed+image]
 	p := &pending{from: have.place}
 	now, ok := t.table.get(have.key)
 	err := errdefs.ErrNotFound
@@ -319,11 +324,11 @@ func (e *emptying) move(ctx context.Context, r *record, have entry, at place) {
 		err = t.read(ctx, e.v, now, key, b, mem.Extent{}, true)
 	}
 	if err == nil {
-		if err = t.pend(p, key, b); err == nil {
+		if err = t.makePending(p, key, b); err == nil {
 			p.position = r.position
-			e.used += image
+			e.arenaUsed += image
 			e.batch = append(e.batch, p)
-			if e.used >= groupBytes {
+			if e.arenaUsed >= groupBytes {
 				e.flush(ctx)
 			}
 			return
@@ -340,23 +345,23 @@ func (e *emptying) move(ctx context.Context, r *record, have entry, at place) {
 	t.locks.Unlock(key)
 }
 
-// flush writes the blocks that are to be moved. Those for which there is no room are evicted, unless they are retained.
-func (e *emptying) flush(ctx context.Context) {
+// flush writes the batch. It evicts blocks for which there is no space, unless they are retained.
+func (e *compaction) flush(ctx context.Context) {
 	if len(e.batch) == 0 {
 		return
 	}
 	t := e.t
 	a := <-t.first
 	for rest := e.batch; len(rest) > 0; {
-		n := fitting(t.formats, rest, t.cfg.groupBytes)
+		n := countFitting(t.formats, rest, t.cfg.groupBytes)
 		a.appendAll(rest[:n], true)
 		rest = rest[n:]
 	}
-	a.leave()
+	a.release()
 	bytes := int64(0)
 	for _, p := range e.batch {
 		pinned, _ := t.locks.State(p.key)
-		noSpace := errors.Is(p.err, errNoRoom) || errors.Is(p.err, errdefs.ErrNoSpace)
+		noSpace := errors.Is(p.err, errBoundFull) || errors.Is(p.err, errdefs.ErrNoSpace)
 		switch {
 		case p.err == nil:
 			e.copied = append(e.copied, p.key)
@@ -366,27 +371,27 @@ func (e *emptying) flush(ctx context.Context) {
 				e.evict(have)
 			}
 		case noSpace:
-			e.left++
+			e.inUse++
 		default:
 			e.failure = errors.Join(e.failure, p.err)
 		}
 		t.locks.Unlock(p.key)
 	}
-	e.batch, e.used = e.batch[:0], 0
+	e.batch, e.arenaUsed = e.batch[:0], 0
 	t.credit.Add(-bytes)
 	if e.paced {
-		t.rest(ctx, time.Duration(float64(bytes)/float64(t.cfg.MoveBytesPerSecond)*float64(time.Second)))
+		t.pace(ctx, time.Duration(float64(bytes)/float64(t.cfg.MoveBytesPerSecond)*float64(time.Second)))
 	}
 }
 
-// restSlice is how soon who rests sees that somebody waits.
-const restSlice = 10 * time.Millisecond
+// paceSlice is the interval at which pace checks for waiting writes.
+const paceSlice = 10 * time.Millisecond
 
-// rest waits as long as nobody waits for room.
-func (t *Tier) rest(ctx context.Context, d time.Duration) {
-	for ; d > 0 && t.room.waiting() == 0 && ctx.Err() == nil; d -= restSlice {
+// pace waits for d, or until a write waits for space.
+func (t *Tier) pace(ctx context.Context, d time.Duration) {
+	for ; d > 0 && t.space.waiting() == 0 && ctx.Err() == nil; d -= paceSlice {
 		select {
-		case <-t.clock.After(min(d, restSlice)):
+		case <-t.clock.After(min(d, paceSlice)):
 		case <-ctx.Done():
 		}
 	}

@@ -13,19 +13,19 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// FsyncPolicy says when a block's bytes reach stable storage. Whatever it is, a block survives the death of the process
-// that wrote it, and a block that did not survive a power failure whole is found out by its checksums: when the directory is opened, by
-// FsyncNever when it is read, so that until then Lookup may find it.
+// FsyncPolicy is the time at which a block becomes durable. With every policy a block survives the
+// death of the process. A block damaged by a power failure is detected by checksums when the
+// directory is opened. With FsyncNever that happens when it is read, so Lookup may find it before.
 type FsyncPolicy uint8
 
-// The policies.
+// Policies.
 const (
-	FsyncInterval FsyncPolicy = iota // within about SyncEvery after Put has returned
-	FsyncAlways                      // before Put returns; Puts at the same time share a sync
-	FsyncNever                       // when the system gets to it
+	FsyncInterval FsyncPolicy = iota // within about SyncEvery after Put
+	FsyncAlways                      // before Put returns; concurrent Puts share a sync
+	FsyncNever                       // when the system writes it back
 )
 
-// String returns the policy's name as options have it.
+// String returns the name of the policy in options.
 func (p FsyncPolicy) String() string {
 	switch p {
 	case FsyncInterval:
@@ -38,7 +38,7 @@ func (p FsyncPolicy) String() string {
 	return fmt.Sprintf("fsync(%d)", uint8(p))
 }
 
-// ParseFsyncPolicy reads what String writes.
+// ParseFsyncPolicy parses a name returned by String.
 func ParseFsyncPolicy(s string) (FsyncPolicy, error) {
 	for _, p := range []FsyncPolicy{FsyncInterval, FsyncAlways, FsyncNever} {
 		if s == p.String() {
@@ -48,39 +48,43 @@ func ParseFsyncPolicy(s string) (FsyncPolicy, error) {
 	return 0, fmt.Errorf("fsync policy %q is none of %s, %s, %s: %w", s, FsyncInterval, FsyncAlways, FsyncNever, errdefs.ErrInvalid)
 }
 
-// Config says where a tier keeps its blocks, and which.
+// Config configures a Tier.
 type Config struct {
-	// Dir is the directory. It is made if it does not exist; an existing one is empty or belongs to the same identities and layouts.
+	// Dir is the directory. A missing one is made. An existing one must be empty or have the same
+	// identities and layouts.
 	Dir string
-	// Formats are those of the blocks, one a page group.
+	// Formats has one format for each page group.
 	Formats block.Formats
-	// Identities are what the formats' identities are the digests of, in the same order, to be written down in a new directory for
-	// people to read. They may be left out.
+	// Identities are the identities of the formats, in the same order. A new directory contains
+	// them, for users. They may be nil.
 	Identities []block.Identity
-	// Fsync is the policy; FsyncInterval by default.
+	// Fsync is the policy. The default is FsyncInterval.
 	Fsync FsyncPolicy
-	// SyncEvery is the pause between two syncs of FsyncInterval; 100 ms by default.
+	// SyncEvery is the interval between syncs with FsyncInterval. The default is 100 ms.
 	SyncEvery time.Duration
-	// MaxBytes bounds the segment files together; zero is unbounded.
+	// MaxBytes bounds the sum of the segment files. Zero is unbounded.
 	MaxBytes int64
-	// SegmentBytes is the length of a segment file, rounded up to a page: 256 MiB by default, or less where MaxBytes has not room for
-	// 64 of them. The longest block fits into it.
+	// SegmentBytes is the length of a segment file, rounded up to a page. The default is 256 MiB,
+	// or a 64th of MaxBytes if that is less. It is at least the length of the longest block.
 	SegmentBytes int64
-	// MoveBytesPerSecond bounds the rate at which blocks are moved in the background, while nobody waits for room; 256 MiB/s by default.
+	// MoveBytesPerSecond limits the rate of background moves while no write waits for space. The
+	// default is 256 MiB/s.
 	MoveBytesPerSecond int64
-	// QuarantineMax is how many files set aside are kept, the newest; 16 by default, none if negative.
+	// QuarantineMax is the number of quarantined files to keep. The default is 16. A negative
+	// number keeps none.
 	QuarantineMax int
-	// ReadOnly changes nothing in the directory, which must be there and may lie on a read-only mount. Put and Delete return
-	// ErrReadOnly. It takes no lock: it has what was there when it was opened, also while another process writes on.
+	// ReadOnly never changes the directory, which must exist and may be on a read-only mount. Put
+	// and Delete return ErrReadOnly. The directory is not locked. The tier has the blocks that were
+	// stored when it was opened, even if another process writes.
 	ReadOnly bool
-	// Reader reads segments in place of calls that block and go through the page cache; nil: there is none.
+	// Reader reads segments instead of system calls through the page cache. It may be nil.
 	Reader dirfs.Reader
-	// FS and Clock replace the operating system's, for tests.
+	// FS and Clock replace the operating system's in tests.
 	FS    dirfs.FS
 	Clock clockwork.Clock
 
-	groupBytes      int64 // what one write takes up at most, but for a block that is longer alone
-	checkpointBytes int64 // what is written between two checkpoints at least
+	groupBytes      int64 // maximum of one write, unless a single block is longer
+	checkpointBytes int64 // minimum of bytes written between two checkpoints
 }
 
 const (
@@ -88,16 +92,17 @@ const (
 	defaultSegmentBytes  = 256 << 20
 	defaultMoveRate      = 256 << 20
 	defaultQuarantineMax = 16
-	// leastSegments is how many segments the bound has room for at least: one that is written, one kept back to move blocks to, and
-	// two that are not both emptied at once.
+	// leastSegments is the minimum number of segments in a bound: one to write, one reserved for
+	// moves, and two others, which are not both emptied at once.
 	leastSegments = 4
 	// segmentsOfBound is the number of segments within a small bound. A few are kept free for new
 	// blocks.
 	segmentsOfBound = 64
 	groupBytes      = 4 << 20
-	// besideBytes is how much must wait for a write before another begins beside it.
-	besideBytes = 128 << 10
-	// maxAppenders is how many segments are appended to at once at most; a bound has room for so many for each of them.
+	// concurrentBytes is the number of waiting bytes at which another write begins concurrently.
+	concurrentBytes = 128 << 10
+	// maxAppenders is the maximum number of concurrent appenders. A bound has space for
+	// segmentsForAppender segments for each.
 	maxAppenders        = 4
 	segmentsForAppender = 8
 )
@@ -127,7 +132,7 @@ func (c *Config) setDefaults() {
 	c.SegmentBytes = c.segmentBytes()
 }
 
-// appenders is how many segments are appended to at once at most.
+// appenders returns the maximum number of concurrent appenders.
 func (c *Config) appenders() int64 {
 	if c.MaxBytes == 0 {
 		return maxAppenders
@@ -135,16 +140,16 @@ func (c *Config) appenders() int64 {
 	return min(max(1, c.MaxBytes/c.SegmentBytes/segmentsForAppender), maxAppenders)
 }
 
-// besideBytes is how much must wait for a write before another begins beside it: a whole group where each write has a sync, as those
-// who wait share it.
-func (c *Config) besideBytes() int64 {
+// concurrentBytes returns the number of waiting bytes at which another write begins concurrently.
+// If each write has a sync, that is a whole group, as waiting writes share the sync.
+func (c *Config) concurrentBytes() int64 {
 	if c.Fsync == FsyncAlways {
 		return c.groupBytes
 	}
-	return min(besideBytes, c.groupBytes)
+	return min(concurrentBytes, c.groupBytes)
 }
 
-// segmentBytes is the length of a segment, in whole pages.
+// segmentBytes returns the length of a segment, a multiple of a page.
 func (c *Config) segmentBytes() int64 {
 	n := c.SegmentBytes
 	if n == 0 {
@@ -156,7 +161,7 @@ func (c *Config) segmentBytes() int64 {
 	return max(pages(n)*page, c.leastSegment())
 }
 
-// leastSegment is what the longest block takes up, with its group's header.
+// leastSegment returns the space of the longest block with its group's header.
 func (c *Config) leastSegment() int64 {
 	var n int64
 	for _, f := range c.Formats {
@@ -165,7 +170,7 @@ func (c *Config) leastSegment() int64 {
 	return n
 }
 
-// Validate reports everything wrong with the configuration, joined. It does not look at the directory.
+// Validate reports all errors of the configuration, joined. It does not access the directory.
 func (c *Config) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) {

@@ -1,21 +1,24 @@
-// Package log is a tier.Tier that keeps blocks in the segments of a log on a local disk:
+// Package log is the tier that stores blocks in the segments of a log on a local disk:
 //
-//	<dir>/kvlane.json       whose blocks these are
-//	<dir>/kvlane.lock       locked by the one process that has the directory open
+//	<dir>/kvlane.json       the marker
+//	<dir>/kvlane.lock       locked by the process that has the directory open
 //	<dir>/seg-<16 hex>      segments: groups of blocks, appended by large writes
 //	<dir>/index             a checkpoint of the index
-//	<dir>/quarantine/       the last few images that failed their check
+//	<dir>/quarantine/       the last images that failed a check
 //
-// Puts that come at the same time share a write, and by FsyncAlways a sync. A group has a header page that says what is in it, so that
-// small blocks need none of their own, and everything lies at multiples of 4 KiB; docs/log-format.md has every byte. The log is its own
-// write-ahead log: the index is a table in memory, and is made again from a checkpoint and from what was written after it. Nothing is
-// ever written twice at one place, and a file that has gone is not used again, so that a read finds what it looks for or fails its check.
+// Concurrent Puts share a write, and with FsyncAlways a sync. The header of a group describes its
+// blocks, so that small blocks need no header of their own. Headers and blocks are aligned to 4
+// KiB. See docs/log-format.md. The log is its own write-ahead log. The index is a table in memory.
+// Opening restores it from a checkpoint and from the groups written after that. No byte is written
+// twice, and the number of a removed file is not used again. So a read finds its block or fails its
+// check.
 //
-// Every Get verifies the block: length, identity, key and every checksum. What fails is copied to quarantine, and is a miss from then on.
+// Every Get verifies the block: length, identity, key and every checksum. A block that fails is
+// copied to quarantine and is a miss.
 //
-// Segments with the least in them that is used are emptied when the bound comes near: blocks that were hit since they were written, and
-// those that are retained, are moved to the end of the log, the others are evicted with their segment.
+// Near the bound, the segments with the least recently used blocks are emptied. Recently used and
+// retained blocks move to the end of the log. The others are evicted with their segment.
 //
-// Reads and writes of files do not listen to contexts while the system is at them: a call returns when memory that it was given is no
-// longer touched.
+// Reads and writes in progress ignore contexts: a call returns when its memory is no longer
+// accessed.
 package log

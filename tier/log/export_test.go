@@ -18,7 +18,7 @@ func GroupBytes(c *Config, bytes int64) { c.groupBytes = bytes }
 func Checkpoint(t *Tier) error { return t.checkpoint() }
 
 // Used is how many bytes the segments take.
-func Used(t *Tier) int64 { return t.room.holds() }
+func Used(t *Tier) int64 { return t.space.usedBytes() }
 
 // Segments is how many there are.
 func Segments(t *Tier) int { return len(t.segments.list()) }
@@ -31,9 +31,9 @@ func CheckpointBytes(c *Config, bytes int64) { c.checkpointBytes = bytes }
 
 // Bound sets the bound of a tier that is open: what is retained by then is not evicted.
 func Bound(t *Tier, bytes int64) {
-	t.room.mu.Lock()
-	defer t.room.mu.Unlock()
-	t.room.most, t.room.configured = bytes, bytes
+	t.space.mu.Lock()
+	defer t.space.mu.Unlock()
+	t.space.most, t.space.configured = bytes, bytes
 }
 
 // Credit is the bytes that were put, less those that were moved.

@@ -15,14 +15,14 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
 
-// Get reads and verifies the block. It returns only when no read is in flight any more, however long that takes: see the
-// package's comment.
+// Get reads and verifies the block. It returns only when no read is in progress, however long that
+// takes: see the package comment.
 func (t *Tier) Get(ctx context.Context, key block.Key, dst mem.Extent) error {
 	return t.getInto(ctx, key, dst, true)
 }
 
-// Read is Get for who verifies the shards: it looks at length, header, identity and key alone. What it finds wrong it sets aside, and
-// what it finds right proves nothing about the block.
+// Read is Get without verification of the shards. It checks length, header, identity and key. It
+// sets a block that fails aside.
 func (t *Tier) Read(ctx context.Context, key block.Key, dst mem.Extent) error {
 	return t.getInto(ctx, key, dst, false)
 }
@@ -32,7 +32,7 @@ func (t *Tier) getInto(ctx context.Context, key block.Key, dst mem.Extent, every
 	if err != nil {
 		return fmt.Errorf("read block %s: %w", key, err)
 	}
-	if err := t.begin(ctx); err != nil {
+	if err := t.beginOp(ctx); err != nil {
 		return err
 	}
 	defer t.ops.EndOp()
@@ -52,24 +52,24 @@ func (t *Tier) getInto(ctx context.Context, key block.Key, dst mem.Extent, every
 		err = errors.Join(err, serr)
 	default:
 		t.count.errors.Add(1)
-		// The next Put looks at it again, and writes it anew if it still cannot be read.
+		// The next Put checks the block again, and writes it if it still cannot be read.
 		t.table.unmark(key, e.place, seen)
 	}
 	return fmt.Errorf("read block %s: %w", key, err)
 }
 
-// load fills buf, which dst is where it is an extent, with the block's image and verifies it: the whole of it, or its header. ErrCorrupt wraps whatever is wrong with the bytes of the entry, which it
-// returns.
+// load fills buf with the block's image and verifies all of it or its header. If dst is an extent,
+// buf is its memory. It returns the entry that it read, and ErrCorrupt if its bytes are wrong.
 func (t *Tier) load(ctx context.Context, key block.Key, buf []byte, dst mem.Extent, every bool) (entry, error) {
 	for {
 		e, ok := t.table.get(key)
 		if !ok {
 			return e, errdefs.ErrNotFound
 		}
-		if g := t.segments.use(e.segment); g != nil {
+		if g := t.segments.acquire(e.segment); g != nil {
 			err := t.read(ctx, g, e, key, buf, dst, every)
 			if cerr := g.release(); cerr != nil {
-				t.count.errors.Add(1) // what was read has been verified
+				t.count.errors.Add(1) // the data are verified
 			}
 			if err == nil && every && e.flags&seen == 0 {
 				t.table.mark(key, e.place, seen)
@@ -83,9 +83,9 @@ func (t *Tier) load(ctx context.Context, key block.Key, buf []byte, dst mem.Exte
 			if now, ok := t.table.get(key); ok && now.place == e.place {
 				return e, err
 			}
-			continue // evicted or moved, and overwritten by a hole, while it was read
+			continue // evicted or moved, and overwritten by a hole, during the read
 		}
-		// Moved or evicted since the index was asked. The index loses what is in a segment before the segment goes.
+		// The block was moved or evicted: the index changes before the segment is removed.
 		if now, ok := t.table.get(key); ok && now.place == e.place {
 			return e, fmt.Errorf("segment %d is not there: %w", e.segment, errdefs.ErrCorrupt)
 		}
@@ -115,7 +115,7 @@ func (t *Tier) read(ctx context.Context, g *segment, e entry, key block.Key, buf
 	if err := t.fill(ctx, g, buf[head:], dst, e.off()); err != nil {
 		return err
 	}
-	for i := range f.Layout.Shards() { // sealing clears padding, which is to be checked as everything is
+	for i := range f.Layout.Shards() { // SealWith clears the padding, so check it first
 		end := f.Layout.ShardOff(i) + f.Layout.ShardBytes(i)
 		if len(bytes.Trim(buf[end:pages(end)*page], "\x00")) > 0 {
 			return fmt.Errorf("padding after shard %d is not zero: %w", i, errdefs.ErrCorrupt)
@@ -128,10 +128,11 @@ func (t *Tier) read(ctx context.Context, g *segment, e entry, key block.Key, buf
 	return corrupt(verify(buf, key))
 }
 
-// attachFrom is how long a block is that is read by Config.Reader: shorter ones are read by a call sooner than handed on.
+// attachFrom is the shortest block that Config.Reader reads. A system call is faster for shorter
+// ones.
 const attachFrom = 64 << 10
 
-// fill reads a place of a segment.
+// fill reads from a segment.
 func (t *Tier) fill(ctx context.Context, g *segment, buf []byte, dst mem.Extent, off int64) error {
 	if t.cfg.Reader == nil || dst.Region == nil || len(buf) < attachFrom {
 		return dirfs.ReadFull(ctx, g.file, buf, off)
@@ -146,7 +147,7 @@ func (t *Tier) fill(ctx context.Context, g *segment, buf []byte, dst mem.Extent,
 	return dirfs.ReadExtent(ctx, a, dst, off)
 }
 
-// corrupt is err, which is about bytes that have no business where they are, as ErrCorrupt.
+// corrupt wraps an error about misplaced bytes in ErrCorrupt.
 func corrupt(err error) error {
 	if err != nil && !errors.Is(err, errdefs.ErrCorrupt) {
 		return fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err)
@@ -154,7 +155,7 @@ func corrupt(err error) error {
 	return err
 }
 
-// record returns what the header of its group says of a block.
+// record returns the record of a block in the header of its group.
 func (t *Tier) record(ctx context.Context, g *segment, e entry) (*record, error) {
 	at := position{uint64(e.segment), e.header()}
 	h := t.cache.get(at)
@@ -177,15 +178,15 @@ func (t *Tier) record(ctx context.Context, g *segment, e entry) (*record, error)
 	return nil, fmt.Errorf("the group at %d of segment %d has another block there: %w", at.off, at.segment, errdefs.ErrCorrupt)
 }
 
-// headerCache keeps the headers of groups that were read last.
+// headerCache caches the headers of groups read last.
 type headerCache struct {
 	mu   sync.Mutex
 	all  map[position]*header
-	ring [cachedHeaders]position // the oldest is replaced next
+	ring [cachedHeaders]position // a circular buffer of the keys
 	next int
 }
 
-// cachedHeaders bounds the cache: about 8 KiB each for groups of 32 blocks.
+// cachedHeaders bounds the cache. A header of 32 blocks takes about 8 KiB.
 const cachedHeaders = 1024
 
 func (c *headerCache) get(at position) *header {
@@ -209,7 +210,8 @@ func (c *headerCache) put(at position, h *header) {
 	c.all[at] = h
 }
 
-// setAside takes a block that was found corrupt out of the index and keeps a copy of its bytes, as the file kept, if any.
+// setAside removes a corrupt block from the index and copies its bytes to quarantine. It returns
+// the name of the copy, or "".
 func (t *Tier) setAside(ctx context.Context, key block.Key, bad entry, image []byte) (kept string, err error) {
 	if t.cfg.ReadOnly {
 		return "", nil
@@ -221,15 +223,16 @@ func (t *Tier) setAside(ctx context.Context, key block.Key, bad entry, image []b
 	return t.setAsideOwned(ctx, key, bad, image), nil
 }
 
-// setAsideOwned is setAside for the owner of the key. What cannot be kept, or noted in the log, is counted: the block is gone.
+// setAsideOwned is setAside for a caller that has locked the key. It counts failures: the block is
+// removed in any case.
 func (t *Tier) setAsideOwned(ctx context.Context, key block.Key, bad entry, image []byte) (kept string) {
 	e, ok := t.table.remove(key, func(now entry) bool { return now.place == bad.place })
 	if !ok {
 		return ""
 	}
-	t.gone(e)
+	t.uncount(e)
 	if err := t.tombstone(ctx, key); err != nil {
-		t.count.errors.Add(1) // it is found corrupt again when it is read after the log was opened again
+		t.count.errors.Add(1) // the block is found corrupt again after a restart
 	}
 	if t.cfg.QuarantineMax < 0 {
 		return ""

@@ -16,31 +16,32 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// Inspection is what a directory holds.
+// Inspection describes the contents of a directory.
 type Inspection = blockdir.Inspection
 
-// Held is blocks, and their bytes.
+// Totals counts blocks and their bytes.
 type Totals = blockdir.Totals
 
 // Entry is a block in a directory.
 type Entry = blockdir.Entry
 
-// Collected says what GC did.
+// Collected is the result of GC.
 type Collected = blockdir.Collected
 
-// Report is what Verify found.
+// Report is the result of Verify.
 type Report = blockdir.Report
 
-// Repaired says what Repair found and did.
+// Repaired is the result of Repair.
 type Repaired = blockdir.Repaired
 
-// Unwanted selects what Clear removes.
+// Unwanted selects files for Clear.
 type Unwanted = blockdir.Unwanted
 
-// Cleared says what Clear did.
+// Cleared is the result of Clear.
 type Cleared = blockdir.Cleared
 
-// Recognises says whether a directory is one of a log, by its marker, or by its segments where that cannot be read.
+// Recognises reports whether a directory is one of a log, by its marker. If the marker cannot be
+// read it looks for segments.
 func Recognises(dir string) bool { return recognises(dirfs.OS(), dir) }
 
 func recognises(fsys dirfs.FS, path string) bool {
@@ -56,7 +57,7 @@ func recognises(fsys dirfs.FS, path string) bool {
 	return err == nil && slices.ContainsFunc(all, func(n string) bool { _, ok := parseSegment(n); return ok })
 }
 
-// existing is a directory that is looked into, by a tier that only reads and that nobody else uses.
+// existing is a directory opened by a read-only tier for inspection.
 type existing struct {
 	*Tier
 	marker blockdir.Marker
@@ -105,7 +106,8 @@ func (d *existing) closeExisting() error {
 	return d.closeFiles()
 }
 
-// blocks calls yield for every block that the index has, in the order of the log. What it cannot read it passes over, and returns why.
+// blocks calls yield for every block of the index, in the order of the log. It skips segments that
+// it cannot read, and returns findings about them.
 func (t *Tier) blocks(ctx context.Context, yield func(g *segment, key block.Key, e entry) error) (found []finding, err error) {
 	has := make(map[uint32]int)
 	var some []entry
@@ -139,7 +141,8 @@ func (t *Tier) blocks(ctx context.Context, yield func(g *segment, key block.Key,
 		if ctx.Err() != nil {
 			return found, context.Cause(ctx)
 		}
-		if err != nil && !errors.Is(err, errdefs.ErrMismatch) { // that was found when the log was opened
+		// Other versions were found when the log was opened.
+		if err != nil && !errors.Is(err, errdefs.ErrMismatch) {
 			found = append(found, finding{segmentName(g.number), blockdir.Unjudged, err.Error()})
 		}
 		if n := has[g.number]; n > 0 && err == nil {
@@ -149,19 +152,19 @@ func (t *Tier) blocks(ctx context.Context, yield func(g *segment, key block.Key,
 	return found, nil
 }
 
-// errYield is an error of who is called back, not of the log.
+// errYield is an error of the callback.
 type errYield struct{ error }
 
-// finding is a blockdir.Finding by its name in the directory.
+// finding is a blockdir.Finding with a name relative to the directory.
 type finding struct {
 	name    string
 	problem blockdir.Problem
 	detail  string
 }
 
-// Inspect says what the directory holds, by the index: Verify looks at the bytes. Like the other functions on a directory that only read
-// it needs no Tier and may be called while a process uses the directory. Errors: ErrNotFound where it is no directory of blocks,
-// ErrCorrupt or ErrMismatch where its marker cannot be read.
+// Inspect counts the contents of a directory by the index. It does not verify blocks; Verify does.
+// It needs no Tier, and a process may use the directory meanwhile. It returns ErrNotFound if this
+// is not a directory of blocks, and ErrCorrupt or ErrMismatch if the marker cannot be read.
 func Inspect(ctx context.Context, dir string) (Inspection, error) {
 	return inspect(ctx, dirfs.OS(), dir)
 }
@@ -172,7 +175,7 @@ func inspect(ctx context.Context, fsys dirfs.FS, path string) (in Inspection, er
 		return in, fmt.Errorf("inspect %w", err)
 	}
 	defer func() { err = errors.Join(err, d.closeExisting()) }()
-	in = Inspection{Marker: d.marker, ByGroup: make([]Totals, len(d.formats)), Segments: len(d.segments.list()), SegmentBytes: d.room.holds()}
+	in = Inspection{Marker: d.marker, ByGroup: make([]Totals, len(d.formats)), Segments: len(d.segments.list()), SegmentBytes: d.space.usedBytes()}
 	var some []entry
 	for i := range d.table.shards {
 		some = d.table.copyShard(i, some[:0])
@@ -192,8 +195,8 @@ func inspect(ctx context.Context, fsys dirfs.FS, path string) (in Inspection, er
 	return in, err
 }
 
-// List calls yield for every block of the directory, in the order of their keys, until it returns an error, which List returns as it is.
-// A block's time is its segment's.
+// List calls yield for every block of the directory, in the order of the keys. If yield returns an
+// error, List returns that. The time of a block is that of its segment.
 func List(ctx context.Context, dir string, yield func(Entry) error) error {
 	return list(ctx, dirfs.OS(), dir, yield)
 }
@@ -226,8 +229,9 @@ func list(ctx context.Context, fsys dirfs.FS, path string, yield func(Entry) err
 	return nil
 }
 
-// GC evicts blocks until the directory's segments have at most targetBytes, those with the least in them that is used first. ErrBusy where
-// a process has the directory open. The bytes of Collected are those of the segments.
+// GC empties segments, those with the least recently used blocks first, until at most targetBytes
+// are left. It returns ErrBusy if a process has the directory open. The bytes of Collected are
+// those of the segments.
 func GC(ctx context.Context, dir string, targetBytes int64) (Collected, error) {
 	return gc(ctx, dirfs.OS(), dir, targetBytes)
 }
@@ -245,16 +249,16 @@ func gc(ctx context.Context, fsys dirfs.FS, path string, targetBytes int64) (c C
 		return c, fmt.Errorf("collect: %w", err)
 	}
 	defer func() { err = errors.Join(err, t.Close(context.WithoutCancel(ctx))) }()
-	c.Before, c.Swept = t.room.holds(), int(t.count.swept.Load())
+	c.Before, c.Swept = t.space.usedBytes(), int(t.count.swept.Load())
 	if targetBytes < 0 {
 		return c, fmt.Errorf("collect directory %s down to %d bytes: %w", path, targetBytes, errdefs.ErrInvalid)
 	}
 	removed, left := t.GC(ctx, targetBytes)
-	c.Removed, c.After, c.Left = int64(removed), t.room.holds(), left
+	c.Removed, c.After, c.Left = int64(removed), t.space.usedBytes(), left
 	return c, context.Cause(ctx)
 }
 
-// directoryID is the id in a marker.
+// directoryID returns the id in a marker.
 func directoryID(m blockdir.Marker) (id [16]byte, err error) {
 	_, err = hex.Decode(id[:], []byte(m.Directory))
 	return id, err

@@ -11,7 +11,8 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
-// writer writes groups: their parts as they are where the file takes them so, else through one buffer.
+// writer writes groups. It writes the parts from their memory if the file supports that, else
+// through a buffer.
 type writer struct{ staging []byte }
 
 func (w *writer) writeAt(f dirfs.File, parts [][]byte, off int64) error {
@@ -50,18 +51,20 @@ func allocate(f dirfs.File, bytes, least int64) (int64, error) {
 		if err == nil || errors.Is(err, errdefs.ErrNotSupported) {
 			return bytes, nil
 		}
-		full := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG) // EFBIG: the limit of the process
+		// EFBIG: limit of the process.
+		full := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG)
 		if !full || bytes <= least {
 			return 0, err
 		}
-		if err := truncate(f, 0); err != nil { // gives back a part that was taken
+		if err := truncate(f, 0); err != nil { // frees a partial allocation
 			return 0, err
 		}
 		bytes = max(least, pages(bytes/2)*page)
 	}
 }
 
-// punchHole frees the space of a part of a segment.
+// punchHole frees the space of a part of a segment. It returns ErrNotSupported if the file system
+// has no holes.
 func punchHole(f dirfs.File, off, n int64) error {
 	if s, ok := f.(dirfs.Sizer); ok {
 		return s.PunchHole(off, n)
@@ -69,7 +72,7 @@ func punchHole(f dirfs.File, off, n int64) error {
 	return errdefs.ErrNotSupported
 }
 
-// truncate cuts a segment to what is written, where the file system can.
+// truncate truncates a segment if the file system supports that.
 func truncate(f dirfs.File, bytes int64) error {
 	s, ok := f.(dirfs.Sizer)
 	if !ok {

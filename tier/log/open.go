@@ -18,10 +18,12 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
 
-// Open opens the directory, or makes it, and reads which blocks are there: what no sync is known to cover it verifies. Errors name the
-// directory and wrap ErrInvalid, ErrMismatch (another identity, layout or version), ErrCorrupt (unreadable marker), ErrBusy where another
-// process has it open, ErrReadOnly or ErrNoSpace. A segment that cannot be read, or has groups of another version, is left as it is, and
-// counted; the blocks that could not be read are not there until the directory is opened again. ctx bounds the opening only.
+// Open opens or makes the directory and reads its index. It verifies blocks that may not be
+// durable. Errors name the directory and wrap ErrInvalid, ErrMismatch (another identity, layout or
+// version), ErrCorrupt (malformed marker), ErrBusy if another process has it open, ErrReadOnly or
+// ErrNoSpace. Segments that cannot be read, or have groups of another version, stay unchanged and
+// are counted. Their blocks are missing until the directory is opened again. ctx is used only
+// during Open.
 func Open(ctx context.Context, c Config) (*Tier, error) {
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("open log tier: %w", err)
@@ -47,18 +49,18 @@ func newTier(c Config) *Tier {
 	t := &Tier{
 		cfg: c, clock: c.Clock, formats: c.Formats, locks: usage.NewKeyLocks(), segments: segments{all: make(map[uint32]*segment)},
 		first: make(chan *appender, 1), others: make(chan *appender, maxAppenders),
-		sealing: make(chan struct{}, 1), making: make(chan struct{}, 1),
-		unsynced: make(chan struct{}, 1), unstarted: make(chan struct{}, 1), syncing: make(chan struct{}, 1),
-		rounds: make(chan struct{}, 1), kick: make(chan struct{}, 1), closing: make(chan struct{}, 1), covered: make(map[uint32]int64),
-		room: room{whole: c.SegmentBytes, unit: c.SegmentBytes, least: c.leastSegment(), ahead: 1 + c.appenders(), most: c.MaxBytes, configured: c.MaxBytes, wake: make(chan struct{})},
+		sealLock: make(chan struct{}, 1), makeLock: make(chan struct{}, 1),
+		unsynced: make(chan struct{}, 1), unstarted: make(chan struct{}, 1), syncLock: make(chan struct{}, 1),
+		roundLock: make(chan struct{}, 1), wake: make(chan struct{}, 1), closing: make(chan struct{}, 1), covered: make(map[uint32]int64),
+		space: space{whole: c.SegmentBytes, unit: c.SegmentBytes, least: c.leastSegment(), ahead: 1 + c.appenders(), most: c.MaxBytes, configured: c.MaxBytes, wake: make(chan struct{})},
 	}
 	for n := range c.appenders() {
-		a := &appender{t: t, home: t.others}
+		a := &appender{t: t, pool: t.others}
 		if n == 0 {
-			a.home = t.first
+			a.pool = t.first
 		}
 		t.appenders = append(t.appenders, a)
-		a.leave()
+		a.release()
 	}
 	t.failure.Store(new(error))
 	t.ops.Init()
@@ -76,7 +78,7 @@ func (t *Tier) open(ctx context.Context) error {
 	return t.recover(ctx)
 }
 
-// openDir opens the directory, or makes it, and takes its lock.
+// openDir opens or makes the directory, and locks it.
 func (t *Tier) openDir() (err error) {
 	c := &t.cfg
 	root := filepath.Clean(c.Dir)
@@ -101,7 +103,7 @@ func (t *Tier) openDir() (err error) {
 			return err
 		}
 	}
-	// Looked at before anything is written: a directory given by mistake stays as it is.
+	// Check this before writing: a wrong directory must not change.
 	if m, err := blockdir.ReadMarker(t.dir, blockdir.Log); blockdir.Gone(err) {
 		if err := blockdir.CheckEmpty(t.dir); err != nil {
 			return err
@@ -118,13 +120,14 @@ func (t *Tier) openDir() (err error) {
 	return err
 }
 
-// openMarker reads the marker, or makes the directory one of blocks.
+// openMarker reads the marker, or writes that of a new directory.
 func (t *Tier) openMarker() error {
 	m, err := blockdir.ReadMarker(t.dir, blockdir.Log)
 	switch {
 	case err == nil:
 		if err = m.Check(t.cfg.Formats, t.cfg.Identities); err == nil && !t.cfg.ReadOnly {
-			err = blockdir.SyncRoot(t.dir) // who wrote it may have died before it was durable
+			// The process that wrote it may have died before it was durable.
+			err = blockdir.SyncRoot(t.dir)
 		}
 	case blockdir.Gone(err) && t.cfg.ReadOnly:
 		return fmt.Errorf("it has no %s, and is opened for reading only: %w: %w", blockdir.MarkerName, errdefs.ErrNotFound, err)
@@ -151,13 +154,13 @@ func markerError(err error) error {
 	return err
 }
 
-// group is what recovery has read of one.
+// group is a group read by recovery.
 type group struct {
 	g *segment
 	h *header
 }
 
-// recover makes the index from the checkpoint and the segments.
+// recover restores the index from the checkpoint and the segments.
 func (t *Tier) recover(ctx context.Context) error {
 	if err := t.openSegments(); err != nil {
 		return err
@@ -167,7 +170,7 @@ func (t *Tier) recover(ctx context.Context) error {
 		return err
 	}
 	var tail []group
-	durable := position{} // of what was written, the latest that a header knows of
+	durable := position{} // the highest durable position in any header
 	for _, g := range t.segments.list() {
 		err := t.readSegment(ctx, g, synced, func(h *header) {
 			tail = append(tail, group{g, h})
@@ -184,15 +187,15 @@ func (t *Tier) recover(ctx context.Context) error {
 		switch {
 		case err != nil:
 			g.unread = true
-			t.leave(g.number, err)
-			t.noted(fmt.Errorf("read segment %s: %w", segmentName(g.number), err))
+			t.leaveFile(g.number, err)
+			t.setFailure(fmt.Errorf("read segment %s: %w", segmentName(g.number), err))
 		case g.end.Load() > 0:
 			t.last = max(t.last, g.number)
 		}
 	}
 	t.countUnread()
 	t.epoch = uint64(t.last) + 1
-	slices.SortStableFunc(tail, func(a, b group) int { return a.h.turn.compare(b.h.turn) })
+	slices.SortStableFunc(tail, func(a, b group) int { return a.h.seq.compare(b.h.seq) })
 	for _, r := range tail {
 		torn, err := t.replay(ctx, r, durable)
 		if err != nil {
@@ -201,46 +204,48 @@ func (t *Tier) recover(ctx context.Context) error {
 		anyTorn = anyTorn || torn
 	}
 	if !t.cfg.ReadOnly {
-		if err := t.settle(ctx, synced); err != nil {
+		if err := t.finishRecovery(ctx, synced); err != nil {
 			return err
 		}
 	}
 	t.table.removeAll(func(e entry) bool {
-		g := t.segments.look(e.segment)
+		g := t.segments.get(e.segment)
 		return g == nil || g.end.Load() == 0
 	})
 	t.account()
 	switch {
 	case t.cfg.ReadOnly:
 	case len(t.damage) > 0:
-		return t.checkpoint() // in the place of one that may be read some day, when it has become wrong
+		// Replaces a checkpoint that might become readable again when it is out of date.
+		return t.checkpoint()
 	case anyTorn:
-		// Later groups say that all before them is durable: what is torn must not be looked at again, and be believed then.
+		// Headers of later groups will state that all groups before them are durable. So a torn
+		// block would not be verified again.
 		if err := t.checkpoint(); err != nil {
-			t.noted(err)
-			t.written.Store(math.MaxInt64 / 2) // so that one is due until it can be written
+			t.setFailure(err)
+			t.written.Store(math.MaxInt64 / 2) // a checkpoint is due until it can be written
 		}
 	}
 	return nil
 }
 
-// account counts what the index has.
+// account counts the blocks of the index.
 func (t *Tier) account() {
 	var some []entry
 	for i := range t.table.shards {
 		some = t.table.copyShard(i, some[:0])
 		for _, e := range some {
 			f := t.formats[e.group]
-			g := t.segments.look(e.segment)
-			g.add(storedBytes(f), rank64(t.uses.Load(), e.rank))
+			g := t.segments.get(e.segment)
+			g.count(storedBytes(f), rank64(t.uses.Load(), e.rank))
 			t.count.blocks.Add(1)
 			t.count.bytes.Add(f.Layout.ImageBytes())
 		}
 	}
 	for _, g := range t.segments.list() {
-		if g.end.Load() > 0 && !g.unread { // emptying other files is not possible
+		if g.end.Load() > 0 && !g.unread { // other files cannot be emptied
 			g.holes.Store(holes(g.file, g.size.Load()))
-			t.room.add(g.used())
+			t.space.add(g.used())
 		}
 	}
 }
@@ -251,7 +256,7 @@ func (t *Tier) readSegment(ctx context.Context, g *segment, synced bool, yield f
 	from := t.covered[g.number]
 	g.end.Store(from)
 	if from > 0 {
-		// Another file may have the name by now.
+		// Another file may have the name now.
 		_, err := scan(ctx, g.file, g.number, 0, g.size.Load(), t.id, t.formats, func(*header) error { return errFound })
 		if err == nil {
 			delete(t.covered, g.number)
@@ -271,12 +276,12 @@ func (t *Tier) readSegment(ctx context.Context, g *segment, synced bool, yield f
 	return err
 }
 
-// errFound ends a scan that looks for one group only.
+// errFound ends a scan for the first group.
 var errFound = errors.New("a group was found")
 
 // leave records that a file with the name of a segment stays unchanged.
-func (t *Tier) leave(number uint32, why error) {
-	t.left = append(t.left, number)
+func (t *Tier) leaveFile(number uint32, why error) {
+	t.unreadFiles = append(t.unreadFiles, number)
 	t.notes = append(t.notes, fmt.Sprintf("log tier: %s/%s is left as it is, and does not count toward the bound: %v",
 		filepath.Clean(t.cfg.Dir), segmentName(number), why))
 }
@@ -291,8 +296,8 @@ const maxNumberGap = 1 << 20
 // countUnread makes new numbers higher than those of segments that could not be read, so that these
 // stay older. A number far above all others is not the log's.
 func (t *Tier) countUnread() {
-	slices.Sort(t.left)
-	for _, n := range t.left {
+	slices.Sort(t.unreadFiles)
+	for _, n := range t.unreadFiles {
 		if n > t.last && n-t.last <= maxNumberGap {
 			t.last = n
 		}
@@ -312,7 +317,7 @@ func (t *Tier) openSegments() error {
 	for _, name := range all {
 		number, ok := parseSegment(name)
 		if !ok {
-			continue // Verify says what does not belong here
+			continue // Verify reports foreign files
 		}
 		f, err := t.dir.Open(name, flag)
 		if err == nil {
@@ -327,15 +332,16 @@ func (t *Tier) openSegments() error {
 			err = errors.Join(serr, f.Close())
 		}
 		if !blockdir.Gone(err) {
-			t.noted(fmt.Errorf("open segment: %w", err))
-			t.leave(number, err)
+			t.setFailure(fmt.Errorf("open segment: %w", err))
+			t.leaveFile(number, err)
 			t.damage = append(t.damage, finding{name, blockdir.Unjudged, err.Error()})
 		}
 	}
 	return nil
 }
 
-// replay brings a group into the index, and says whether a block of it is torn: what no sync is known to cover is verified.
+// replay adds a group to the index. It verifies blocks that may not be durable, and reports whether
+// one is torn.
 func (t *Tier) replay(ctx context.Context, r group, durable position) (torn bool, err error) {
 	for i := range r.h.records {
 		rec := &r.h.records[i]
@@ -368,7 +374,7 @@ func (t *Tier) replay(ctx context.Context, r group, durable position) (torn bool
 			if err == nil {
 				e.flags = seen
 			} else {
-				t.noted(fmt.Errorf("read block %s: %w", rec.key, err)) // it may be whole
+				t.setFailure(fmt.Errorf("read block %s: %w", rec.key, err)) // it may be whole
 			}
 		}
 		e.rank = uint32(t.replayRank(rec.position))
@@ -377,21 +383,22 @@ func (t *Tier) replay(ctx context.Context, r group, durable position) (torn bool
 	return torn, nil
 }
 
-// outlasts says whether a block of the checkpoint was written after what is at p, which the checkpoint does not cover: where p lies in a
-// segment that could not be read when the checkpoint was written, and that is not in it.
+// outlasts reports whether a block of the checkpoint is newer than the record at p, which the
+// checkpoint does not cover. That is possible if p is in a segment that could not be read when the
+// checkpoint was written.
 func (t *Tier) outlasts(e entry, p position) bool {
 	_, knows := t.covered[uint32(p.segment)]
 	return !knows && e.off() < t.covered[e.segment] && p.before(e.position())
 }
 
-// leftover says whether a name is that of a file that only a process that has died leaves.
+// leftover reports whether a file of this name was left by a dead process.
 func leftover(name string) bool {
 	return name == indexTemp || strings.HasPrefix(name, blockdir.MarkerTemp)
 }
 
-// settle cuts what is behind the last group of each segment, removes segments that are empty, and makes durable what was found, as far
-// as the policy wants that.
-func (t *Tier) settle(ctx context.Context, synced bool) error {
+// finishRecovery truncates each segment after its last group, removes empty segments, and makes the
+// rest durable if the policy requires that.
+func (t *Tier) finishRecovery(ctx context.Context, synced bool) error {
 	all, err := t.dir.ReadDir(".")
 	if err != nil {
 		return err
@@ -407,19 +414,19 @@ func (t *Tier) settle(ctx context.Context, synced bool) error {
 		switch {
 		case g.unread:
 		case end <= page:
-			if end == 0 && !unbegun(ctx, g.file, size) {
+			if end == 0 && !isUnfinished(ctx, g.file, size) {
 				g.unread = true
-				t.leave(g.number, errors.New("no group of this log is in it"))
+				t.leaveFile(g.number, errors.New("no group of this log is in it"))
 				t.count.errors.Add(1)
 				continue
 			}
 			if err := errors.Join(t.segments.remove(g), blockdir.Remove(t.dir, segmentName(g.number))); err != nil {
-				t.noted(err)
+				t.setFailure(err)
 			}
 			continue
 		case end < size:
 			if err := truncate(g.file, end); err != nil {
-				t.noted(err)
+				t.setFailure(err)
 			} else if info, err := g.file.Stat(); err == nil {
 				g.size.Store(info.Bytes)
 			}

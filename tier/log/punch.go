@@ -11,21 +11,21 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// A segment made under a higher bound may be longer than all that the bound has space for. Emptying it would evict
-// blocks that fit. So its oldest groups are evicted, and holes replace them. That needs no free
-// space, as the others stay in their places.
+// A segment made under a higher bound may be longer than all that the bound has space for. Emptying
+// it would evict blocks that fit. So its oldest groups are evicted, and holes replace them. That
+// needs no free space, as the others stay in their places.
 
 // longSegments is the factor by which a segment made under a higher bound is longer than a new one.
 const longSegments = 2
 
 // isLong reports whether the segment is longSegments times as long as a new one, has more than
 // excess bytes, and can have holes.
-func (e *emptying) isLong(excess int64) (bool, error) {
+func (e *compaction) isLong(excess int64) (bool, error) {
 	size := e.v.used()
 	if size < longSegments*e.t.cfg.SegmentBytes || excess >= size {
 		return false, nil
 	}
-	err := punchHole(e.v.file, e.v.size.Load(), page) // behind the end this changes nothing
+	err := punchHole(e.v.file, e.v.size.Load(), page) // punching behind the end has no effect
 	if errors.Is(err, errdefs.ErrNotSupported) {
 		return false, nil
 	}
@@ -40,9 +40,9 @@ type oldGroup struct {
 
 // punch evicts the groups whose newest block is oldest, until it has freed excess bytes. It returns
 // ErrBusy if it could evict none.
-func (e *emptying) punch(ctx context.Context, excess int64) error {
+func (e *compaction) punch(ctx context.Context, excess int64) error {
 	t, v := e.t, e.v
-	if err := t.syncAll(ctx); err != nil { // blocks that are elsewhere as well
+	if err := t.syncAll(ctx); err != nil { // blocks may have newer copies
 		return err
 	}
 	groups, err := e.oldGroups(ctx)
@@ -73,14 +73,14 @@ func (e *emptying) punch(ctx context.Context, excess int64) error {
 			return blockdir.WriteError(err)
 		}
 		v.holes.Add(g.bytes)
-		t.room.add(-g.bytes)
+		t.space.add(-g.bytes)
 	}
 	return nil
 }
 
 // oldGroups returns the groups of the segment, the oldest first. It leaves out groups with
 // deletions, and groups with a block that is elsewhere but not durable there.
-func (e *emptying) oldGroups(ctx context.Context) (groups []oldGroup, err error) {
+func (e *compaction) oldGroups(ctx context.Context) (groups []oldGroup, err error) {
 	t, v := e.t, e.v
 	now := t.uses.Load()
 	_, err = scan(ctx, v.file, v.number, 0, v.end.Load(), t.id, t.formats, func(h *header) error {
@@ -107,7 +107,7 @@ func (e *emptying) oldGroups(ctx context.Context) (groups []oldGroup, err error)
 }
 
 // evictGroup evicts the blocks of a group. It reports false, and evicts none, if a block is in use.
-func (e *emptying) evictGroup(ctx context.Context, off int64) (ok bool, err error) {
+func (e *compaction) evictGroup(ctx context.Context, off int64) (ok bool, err error) {
 	t, v := e.t, e.v
 	h, err := readHeader(ctx, v.file, position{uint64(v.number), off}, t.id, t.formats)
 	if err != nil {

@@ -13,21 +13,23 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
 
-// Put writes the block, unless it is there, whole. When it returns nil the block can be found, and is as durable as the policy
-// promises. A block that is there is read and verified, unless this process has written or verified it; what is damaged is set aside and
-// written anew, and what cannot be read is replaced.
+// Put stores the block. When it returns nil, the block can be found and is as durable as the policy
+// requires. Put reads and verifies an existing block, unless this process has written or verified
+// it. It sets a damaged block aside, and replaces one that is damaged or unreadable.
 //
-// It waits while another Put writes the same block, while what came before it is written, and, at the bound, while nothing can be removed; if
-// ctx ends while it waits for one of the last two, the error wraps ErrBusy. Where the disk is full it makes room within the bound; without one
-// the error wraps ErrNoSpace. After that, or where nothing could be removed for long, writing pauses: see Stats.
+// Put waits while another Put writes the same block, for earlier writes, and at the bound for
+// space. If ctx ends during the last two it returns ErrBusy. On a full disk it frees space of the
+// tier. Without a bound it returns ErrNoSpace. After that, or if no space could be freed for
+// spacePatience, writes pause: see Stats.
 func (t *Tier) Put(ctx context.Context, key block.Key, src mem.Extent) error {
 	var err [1]error
 	t.PutMany(ctx, []block.Key{key}, []mem.Extent{src}, err[:])
 	return err[0]
 }
 
-// PutMany is Put for many blocks, which share writes: errs[i] is what Put of keys[i] and srcs[i] would return. The slices have equal
-// lengths, else all of errs wrap ErrInvalid. A key that is given twice is put twice.
+// PutMany is Put for many blocks, which share writes. errs[i] is the result of the Put of keys[i].
+// If the slices differ in length, all of errs wrap ErrInvalid. A key that occurs twice is put
+// twice.
 func (t *Tier) PutMany(ctx context.Context, keys []block.Key, srcs []mem.Extent, errs []error) {
 	if len(keys) != len(srcs) || len(keys) != len(errs) {
 		for i := range errs {
@@ -35,7 +37,7 @@ func (t *Tier) PutMany(ctx context.Context, keys []block.Key, srcs []mem.Extent,
 		}
 		return
 	}
-	if err := t.begin(ctx); err != nil {
+	if err := t.beginOp(ctx); err != nil {
 		for i := range errs {
 			errs[i] = err
 		}
@@ -63,10 +65,10 @@ type job struct {
 	key      block.Key
 	image    []byte
 	pending  pending
-	replaces bool // what is there and cannot be read
+	replaces bool // the stored block cannot be read
 	cause    error
 	owned    bool
-	full     int // times that the disk was
+	full     int // number of writes that failed on a full disk
 	err      error
 	result   *error
 }
@@ -81,15 +83,15 @@ func (j *job) check(src mem.Extent) (err error) {
 	if err = j.t.formats.Verify(j.image, j.key); err != nil {
 		return err
 	}
-	return j.t.pend(&j.pending, j.key, j.image)
+	return j.t.makePending(&j.pending, j.key, j.image)
 }
 
-// finish ends a job and says how.
+// finish ends a job and sets its result.
 func (j *job) finish() {
 	if j.owned {
 		j.t.locks.Unlock(j.key)
 		j.owned = false
-		j.t.room.released() // until now the block could not make room for another
+		j.t.space.notifyReleased() // before this the block could not be evicted
 	}
 	if j.err == nil {
 		return
@@ -103,8 +105,9 @@ func (j *job) finish() {
 	}
 }
 
-// putRound does what it can for all jobs, and returns those that are left: those of blocks that others write, and those that there was
-// no room for. It waits only for the first of them, and for that while it owns no other block, so that no two wait for each other.
+// putRound processes jobs and returns the remaining ones: those of blocks that other calls write,
+// and those without space. It waits only for the first block, and has no other block locked then.
+// So two calls cannot wait for each other.
 func (t *Tier) putRound(ctx context.Context, jobs []*job) (left []*job) {
 	var ready []*job
 	for i, j := range jobs {
@@ -119,7 +122,7 @@ func (t *Tier) putRound(ctx context.Context, jobs []*job) (left []*job) {
 			continue
 		}
 		j.owned = true
-		there, err := t.look(ctx, j)
+		there, err := t.checkStored(ctx, j)
 		if j.err = err; there || err != nil {
 			j.finish()
 			continue
@@ -130,7 +133,7 @@ func (t *Tier) putRound(ctx context.Context, jobs []*job) (left []*job) {
 		return left
 	}
 	now := t.clock.Now()
-	since := t.room.seen()
+	since := t.space.freedCount()
 	if err := t.pause.Err(now); errors.Is(err, errdefs.ErrNoSpace) {
 		for _, j := range ready {
 			j.err = err
@@ -138,7 +141,7 @@ func (t *Tier) putRound(ctx context.Context, jobs []*job) (left []*job) {
 		}
 		return left
 	}
-	w := &putting{left: len(ready), done: make(chan struct{})}
+	w := &putRequest{left: len(ready), done: make(chan struct{})}
 	recs := make([]*pending, len(ready))
 	for i, j := range ready {
 		j.pending.put, recs[i] = w, &j.pending
@@ -155,12 +158,12 @@ func (t *Tier) putRound(ctx context.Context, jobs []*job) (left []*job) {
 	if len(again) == 0 {
 		return left
 	}
-	// Those that did not fit give their blocks up while they wait, so that others get on.
+	// Blocks without space are unlocked during the wait.
 	for _, j := range again {
 		t.locks.Unlock(j.key)
 		j.owned = false
 	}
-	if err := t.waitForRoom(ctx, since); err != nil {
+	if err := t.waitForSpace(ctx, since); err != nil {
 		for _, j := range again {
 			j.err = err
 			j.finish()
@@ -170,10 +173,10 @@ func (t *Tier) putRound(ctx context.Context, jobs []*job) (left []*job) {
 	return append(left, again...)
 }
 
-// roomTries is how often a block makes room on a disk that is full before it gives up.
-const roomTries = 4
+// fullTries is the number of attempts of a block to free space on a full disk.
+const fullTries = 4
 
-// committed learns how the writing of a block ended, and says whether it is to be tried again when there is room.
+// committed handles the result of a write. It reports whether to try again when there is space.
 func (t *Tier) committed(j *job) (again bool) {
 	switch err := j.pending.err; {
 	case err == nil:
@@ -184,10 +187,10 @@ func (t *Tier) committed(j *job) (again bool) {
 		t.count.puts.Add(1)
 		t.count.writtenBytes.Add(int64(len(j.image)))
 		return false
-	case errors.Is(err, errNoRoom):
+	case errors.Is(err, errBoundFull):
 		return true
 	case errors.Is(err, errdefs.ErrNoSpace):
-		if j.full++; j.full < roomTries && t.room.shrink(t.clock.Now()) {
+		if j.full++; j.full < fullTries && t.space.shrink(t.clock.Now()) {
 			t.count.errors.Add(1)
 			t.collectSoon()
 			return true
@@ -200,22 +203,22 @@ func (t *Tier) committed(j *job) (again bool) {
 	return false
 }
 
-// roomPatience is how long a write waits for room that cannot be made, since removing fails. Where blocks are merely in use it
-// waits until its context ends.
-const roomPatience = 10 * time.Second
+// spacePatience is the time that a write waits while emptying segments fails. While blocks are only
+// in use, a write waits until its context ends.
+const spacePatience = 10 * time.Second
 
-func (t *Tier) waitForRoom(ctx context.Context, since uint64) error {
+func (t *Tier) waitForSpace(ctx context.Context, since uint64) error {
 	if err := t.pause.Err(t.clock.Now()); err != nil {
 		return err
 	}
-	wake := t.room.wait(since)
-	defer t.room.stopWaiting()
+	wake := t.space.wait(since)
+	defer t.space.stopWaiting()
 	t.collectSoon()
 	full := func(cause error) error {
 		return fmt.Errorf("all of the %d bytes that the tier may use are taken, and nothing can be removed: %w: %w",
 			t.cfg.MaxBytes, errdefs.ErrBusy, cause)
 	}
-	ticker := t.clock.NewTicker(roomPatience)
+	ticker := t.clock.NewTicker(spacePatience)
 	defer ticker.Stop()
 	for {
 		select {
@@ -236,9 +239,9 @@ func (t *Tier) waitForRoom(ctx context.Context, since uint64) error {
 	}
 }
 
-// look says whether the job's block is there, whole and as durable as the policy promises. It looks at it as a Get would, unless this
-// process has before. The caller owns the key.
-func (t *Tier) look(ctx context.Context, j *job) (there bool, err error) {
+// checkStored reports whether the job's block is stored, sound and as durable as the policy
+// requires. It verifies the block unless this process has done so. The caller has locked the key.
+func (t *Tier) checkStored(ctx context.Context, j *job) (there bool, err error) {
 	j.replaces, j.cause = false, nil
 	e, ok := t.table.get(j.key)
 	if !ok {

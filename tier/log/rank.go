@@ -25,7 +25,7 @@ func (t *Tier) SetOrder(o *tier.Order) { t.places.Store(o) }
 // Use raises the ranks of consecutive blocks of a prompt. It ignores blocks that are not in the
 // log.
 func (t *Tier) Use(keys []block.Key, at tier.Place) {
-	if t.begin(context.Background()) != nil {
+	if t.beginOp(context.Background()) != nil {
 		return
 	}
 	defer t.ops.EndOp()
@@ -45,13 +45,13 @@ func (t *Tier) nextRank(at tier.Place, n int64) int64 {
 	if e, ok := t.table.get(at.Before); ok {
 		return rank64(now, e.rank) - 1
 	}
-	return now - int64(at.Position) // the block before may be being written
+	return now - int64(at.Position) // the block before it may be in the queue
 }
 
 // raise sets the rank of a block in the log, unless its own is higher.
 func (t *Tier) raise(key block.Key, rank int64) {
 	if e, ok := t.table.raise(key, uint32(rank)); ok {
-		if g := t.segments.look(e.segment); g != nil {
+		if g := t.segments.get(e.segment); g != nil {
 			g.ranks.Add(rank - rank64(t.uses.Load(), e.rank))
 		}
 	}
@@ -129,7 +129,7 @@ func (t *Tier) meanAge(now int64) float64 {
 // keepFrom sets the lowest rank of the blocks to move instead of evict, and the bytes that may be
 // moved. Blocks younger than the mean are moved: at most half of the segment, and at most the bytes
 // put since blocks were last moved.
-func (e *emptying) keepFrom(ctx context.Context) error {
+func (e *compaction) keepFrom(ctx context.Context) error {
 	t, v := e.t, e.v
 	now := t.uses.Load()
 	e.budget, e.least = min(v.used()/2, t.credit.Load()), now-int64(t.meanAge(now))

@@ -11,8 +11,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// A group is what one write appends: a header that says what is in it, then the blocks, each at a multiple of a page. See
-// docs/log-format.md for every byte.
+// A group is the result of one write: a header that describes the blocks, and then the blocks,
+// aligned to pages. See docs/log-format.md.
 const (
 	groupMagic    = "\x89KVLG\r\n\x1a"
 	formatVersion = 1
@@ -20,7 +20,7 @@ const (
 	page            = block.AlignBytes
 	maxSegmentBytes = int64(1) << 40
 	maxHeader       = 32 * page
-	compactBytes    = 64 << 10 // a block whose shards are shorter goes without a header of its own
+	compactBytes    = 64 << 10 // a block with shorter shards has no header of its own
 
 	offVersion  = 8
 	offHeader   = 12
@@ -29,7 +29,7 @@ const (
 	offOffset   = 32
 	offSynced   = 40 // segment, offset
 	offDir      = 56
-	offTurn     = 80 // epoch, number
+	offSeq      = 80 // epoch, number
 	offFormats  = 72
 	offRecords  = 76
 	offTable    = 96
@@ -40,16 +40,16 @@ const (
 
 func pages(n int64) int64 { return (n + page - 1) / page }
 
-// kind is what a record is.
+// kind is the kind of a record.
 type kind uint8
 
 const (
-	whole   kind = 1 // a block's whole image
-	compact kind = 2 // a block's shards; header and checksums are the group's
-	deleted kind = 3 // nothing: the block was deleted
+	whole   kind = 1 // the whole image
+	compact kind = 2 // only the shards; the group's header has the checksums
+	deleted kind = 3 // no data: the block was deleted
 )
 
-// kindOf is how blocks of a format are kept.
+// kindOf returns the kind of a format's blocks.
 func kindOf(f block.Format) kind {
 	if f.Layout.ImageBytes()-f.Layout.HeaderBytes() < compactBytes {
 		return compact
@@ -57,7 +57,7 @@ func kindOf(f block.Format) kind {
 	return whole
 }
 
-// storedBytes is what a block takes up in a group, beside the group's header.
+// storedBytes returns the length of a block in a group.
 func storedBytes(f block.Format) int64 {
 	if kindOf(f) == compact {
 		return f.Layout.ImageBytes() - f.Layout.HeaderBytes()
@@ -65,7 +65,8 @@ func storedBytes(f block.Format) int64 {
 	return f.Layout.ImageBytes()
 }
 
-// described is what a group's header says of a format, before any of its blocks; record what it says of a block.
+// describedBytes returns the length of a format in a group's header, and recordedBytes that of a
+// record.
 func describedBytes(f block.Format) int64 {
 	if kindOf(f) == compact {
 		return formatBytes + 8*int64(f.Layout.Shards())
@@ -80,12 +81,12 @@ func recordedBytes(f block.Format) int64 {
 	return recordBytes
 }
 
-// headerFor is the length of the header of a group of one block.
+// headerFor returns the length of the header of a group with one block.
 func headerFor(f block.Format) int64 {
 	return pages(offTable+describedBytes(f)+recordedBytes(f)+sumBytes) * page
 }
 
-// position is a place in the log.
+// position is an offset in a segment.
 type position struct {
 	segment uint64
 	off     int64
@@ -97,27 +98,28 @@ func (p position) compare(q position) int {
 	return cmp.Or(cmp.Compare(p.segment, q.segment), cmp.Compare(p.off, q.off))
 }
 
-// record is one block in a group.
+// record describes one block of a group.
 type record struct {
 	key      block.Key
 	kind     kind
 	group    uint8  // the page group of its format
-	position uint32 // in its prompt, as far as it was known
+	position uint32 // in its prompt, as far as known; else 0
 	algo     block.SumAlgo
-	sums     []uint64 // of a compact block's shards
-	off      int64    // of its bytes, from the start of the group; as decoded
-	number   int      // of its format, in the header that it was decoded from
+	sums     []uint64 // of the shards of a compact block
+	off      int64    // offset of its data in the group, set by decoding
+	number   int      // index of its format in the decoded header
 }
 
-// header is that of a group.
+// header is the header of a group.
 type header struct {
 	bytes, groupBytes int64
 	at                position
-	synced            position // what was known to be durable when it was written
-	turn              position // the first segment that its process made may have this number, and it was its group of that
-	directory         [16]byte
-	formats           []formatInfo
-	records           []record
+	synced            position // all before this was durable when the header was written
+	// seq has the lowest segment number of its process, and the number of the group in that process.
+	seq       position
+	directory [16]byte
+	formats   []formatInfo
+	records   []record
 }
 
 // place returns the place of a record of the group.
@@ -125,16 +127,17 @@ func (h *header) place(r *record) place {
 	return place{uint32(h.at.segment), uint32((h.at.off + r.off) / page), uint16(r.off / page)}
 }
 
-// formatInfo is what a header says of a format: lens are nil unless blocks of it are compact.
+// formatInfo is a format in a header. lens is nil unless its blocks are compact.
 type formatInfo struct {
 	digest block.Digest
 	image  int64
 	shards int
 	lens   []int64
-	group  int // of those that it was decoded for; -1: none
+	group  int // page group in the formats given for decoding, or -1
 }
 
-// encode writes the header into b, which is as long, for blocks of these formats. The records' groups are in the order of formats.
+// encode writes the header into b, whose length is that of the header. The groups of the records
+// are indices of formats.
 func (h *header) encode(b []byte, formats block.Formats) {
 	clear(b)
 	copy(b, groupMagic)
@@ -147,10 +150,10 @@ func (h *header) encode(b []byte, formats block.Formats) {
 	le.PutUint64(b[offSynced:], h.synced.segment)
 	le.PutUint64(b[offSynced+8:], uint64(h.synced.off))
 	copy(b[offDir:], h.directory[:])
-	le.PutUint64(b[offTurn:], h.turn.segment)
-	le.PutUint64(b[offTurn+8:], uint64(h.turn.off))
+	le.PutUint64(b[offSeq:], h.seq.segment)
+	le.PutUint64(b[offSeq+8:], uint64(h.seq.off))
 	le.PutUint32(b[offRecords:], uint32(len(h.records)))
-	var number [block.MaxGroups]int // of the formats that are used, from 1
+	var number [block.MaxGroups]int // index in the header, from 1; 0: not used
 	used, at := 0, offTable
 	for i := range h.records {
 		g := h.records[i].group
@@ -189,7 +192,8 @@ func (h *header) encode(b []byte, formats block.Formats) {
 	le.PutUint64(b[len(b)-sumBytes:], xxh3.Hash(b[:len(b)-sumBytes]))
 }
 
-// headerLen says how long the header is that begins with b, a page. ErrCorrupt where none does.
+// headerLen returns the length of the header that begins with the page b. It returns ErrCorrupt if
+// no header begins there.
 func headerLen(b []byte) (int64, error) {
 	if len(b) < offTable || string(b[:len(groupMagic)]) != groupMagic {
 		return 0, fmt.Errorf("no group begins here: %w", errdefs.ErrCorrupt)
@@ -201,8 +205,8 @@ func headerLen(b []byte) (int64, error) {
 	return n, nil
 }
 
-// decodeHeader reads a whole header. It believes no field before it is bounded. Errors: ErrCorrupt for damage, ErrMismatch for an
-// intact header of another version.
+// decodeHeader decodes a whole header. It checks every field before use. It returns ErrCorrupt for
+// damage, and ErrMismatch for an intact header of another version.
 func decodeHeader(b []byte, formats block.Formats) (*header, error) {
 	n, err := headerLen(b)
 	if err != nil {
@@ -226,7 +230,7 @@ func decodeHeader(b []byte, formats block.Formats) (*header, error) {
 		bytes: n, groupBytes: int64(le.Uint64(b[offGroup:])),
 		at:        position{le.Uint64(b[offSegment:]), int64(le.Uint64(b[offOffset:]))},
 		synced:    position{le.Uint64(b[offSynced:]), int64(le.Uint64(b[offSynced+8:]))},
-		turn:      position{le.Uint64(b[offTurn:]), int64(le.Uint64(b[offTurn+8:]))},
+		seq:       position{le.Uint64(b[offSeq:]), int64(le.Uint64(b[offSeq+8:]))},
 		directory: [16]byte(b[offDir:]),
 	}
 	used, records := int(le.Uint32(b[offFormats:])), int(le.Uint32(b[offRecords:]))
@@ -291,7 +295,7 @@ func decodeFormat(b []byte, formats block.Formats) (f formatInfo, rest []byte, o
 	return f, b, true
 }
 
-// decodeRecord reads a record and says what the block takes up.
+// decodeRecord decodes a record and returns the length of its block.
 func (h *header) decodeRecord(r *record, b []byte) (stored int64, rest []byte, err error) {
 	bad := fmt.Errorf("group header: a record is none: %w", errdefs.ErrCorrupt)
 	if len(b) < recordBytes {
@@ -307,7 +311,7 @@ func (h *header) decodeRecord(r *record, b []byte) (stored int64, rest []byte, e
 		return 0, nil, bad
 	}
 	f := &h.formats[r.number]
-	r.group = uint8(f.group) // 255: of none
+	r.group = uint8(f.group) // 255: none
 	stored = f.image
 	if (r.kind == compact) != (f.lens != nil) || r.kind != whole && r.kind != compact {
 		return 0, nil, bad
@@ -327,5 +331,5 @@ func (h *header) decodeRecord(r *record, b []byte) (stored int64, rest []byte, e
 	return stored, b, nil
 }
 
-// foreign says whether the record is of a format that is not the directory's.
+// foreign reports whether the record's format is not one of the directory's.
 func (r *record) foreign() bool { return r.kind != deleted && r.group == 255 }

@@ -15,8 +15,8 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
-// readHeader reads the header of the group that begins there. Errors: ErrCorrupt where none of this directory does, ErrMismatch for one of
-// another version.
+// readHeader reads the header of the group at a position. It returns ErrCorrupt if no group of this
+// directory begins there, and ErrMismatch for another version.
 func readHeader(ctx context.Context, f dirfs.File, at position, id [16]byte, formats block.Formats) (*header, error) {
 	b := make([]byte, page)
 	if err := dirfs.ReadFull(ctx, f, b, at.off); err != nil {
@@ -43,7 +43,7 @@ func readHeader(ctx context.Context, f dirfs.File, at position, id [16]byte, for
 }
 
 const (
-	// scanWindow is the length of one read where no group begins.
+	// scanWindow is the length of one read in the search for a group.
 	scanWindow = 1 << 20
 	// foreignBytes is how much of a file is searched for its first group. A file without one is not
 	// a segment of this log. Holes do not count.
@@ -169,7 +169,7 @@ func holes(f dirfs.File, size int64) (n int64) {
 }
 
 // unbegun reports whether a file without a group is a segment whose process died while making it.
-func unbegun(ctx context.Context, f dirfs.File, size int64) bool {
+func isUnfinished(ctx context.Context, f dirfs.File, size int64) bool {
 	b := make([]byte, min(page, size))
 	if dirfs.ReadFull(ctx, f, b, 0) != nil || !zeroFrom(ctx, f, page, size) {
 		return false

@@ -17,7 +17,7 @@ const segmentPrefix = "seg-"
 
 func segmentName(number uint32) string { return fmt.Sprintf("%s%016x", segmentPrefix, number) }
 
-// parseSegment reads what segmentName writes. Numbers count from 1.
+// parseSegment parses a name returned by segmentName. Numbers start at 1.
 func parseSegment(name string) (number uint32, ok bool) {
 	digits, ok := strings.CutPrefix(name, segmentPrefix)
 	if !ok || len(digits) != 16 {
@@ -27,35 +27,35 @@ func parseSegment(name string) (number uint32, ok bool) {
 	return uint32(n), err == nil && n > 0 && segmentName(uint32(n)) == name
 }
 
-// segment is a file of the log. It is closed when it is no longer in the log and nobody reads it.
+// segment is a file of the log. It is closed when it has left the log and has no readers.
 type segment struct {
 	number uint32
 	file   dirfs.File
-	refs   atomic.Int32 // of its readers, and of the log
+	refs   atomic.Int32 // one for the log and one for each reader
 
 	size    atomic.Int64 // length of the file, or the space reserved for it
 	holes   atomic.Int64 // bytes of size that take no disk space: see punch.go
-	limit   int64        // where appending ends
-	end     atomic.Int64 // of what is written and in the index
-	synced  atomic.Int64 // of what is known to be durable
+	limit   int64        // end of the space for appending
+	end     atomic.Int64 // end of the written groups that are in the index
+	synced  atomic.Int64 // end of the durable bytes
 	live    atomic.Int64 // bytes of the blocks that the index has here
-	blocks  atomic.Int64 // that the index has here
-	ranks   atomic.Int64 // the sum of their ranks
-	broken  atomic.Bool  // a sync failed: what is not durable by now may never be
+	blocks  atomic.Int64 // blocks that the index has here
+	ranks   atomic.Int64 // sum of the ranks of these blocks
+	broken  atomic.Bool  // a sync failed: bytes beyond synced may never be durable
 	removed atomic.Bool  // its file was removed by another program
-	sealed  atomic.Bool  // nothing is appended any more
-	deletes atomic.Bool  // blocks were deleted here that lie in others
-	started int64        // of what writeback was started for; the syncer's alone
-	unread  bool         // not all of it could be read when the log was opened: it stays as it is
+	sealed  atomic.Bool  // no more appends
+	deletes atomic.Bool  // it has deletions of blocks in other segments
+	started int64        // end of the started writeback; only the syncer uses it
+	unread  bool         // part of it could not be read at opening: it stays unchanged
 
 	attaching sync.Mutex
-	attached  dirfs.Attached // once it was read so
+	attached  dirfs.Attached // set by the first read with a Reader
 }
 
 // used returns the bytes of the segment that count toward the bound.
 func (s *segment) used() int64 { return s.size.Load() - s.holes.Load() }
 
-// attach readies the file for reads by r. The caller has a reference.
+// attach prepares the file for reads by r. The caller has a reference.
 func (s *segment) attach(r dirfs.Reader) (a dirfs.Attached, err error) {
 	s.attaching.Lock()
 	defer s.attaching.Unlock()
@@ -65,25 +65,24 @@ func (s *segment) attach(r dirfs.Reader) (a dirfs.Attached, err error) {
 	return s.attached, err
 }
 
-// release gives up a reference.
+// release drops a reference.
 func (s *segment) release() error {
 	if s.refs.Add(-1) > 0 {
 		return nil
 	}
 	var err error
-	if s.attached != nil { // nobody can attach any more
+	if s.attached != nil { // no reader is left to attach it
 		err = s.attached.Close()
 	}
 	return errors.Join(err, s.file.Close())
 }
 
-// durable reports whether a block that ends at off is known to be durable, or will be by the
-// policy.
+// durable reports whether a block that ends at off is durable, or will be by the policy.
 func (s *segment) durable(off int64) bool {
 	return !s.broken.Load() || off <= s.synced.Load()
 }
 
-// errRemoved: another program removed a file or the directory of the log.
+// errRemoved is returned if another program removed a file or the directory of the log.
 var errRemoved = errors.New("it was removed while the log was open")
 
 // checkName returns errRemoved if the segment's file was removed. Its blocks are lost when it is
@@ -97,7 +96,7 @@ func (s *segment) checkName() error {
 	return err
 }
 
-// segments are those of the log, by their numbers.
+// segments is the set of segments by number.
 type segments struct {
 	mu  sync.RWMutex
 	all map[uint32]*segment
@@ -110,8 +109,9 @@ func (s *segments) add(g *segment) {
 	s.all[g.number] = g
 }
 
-// use returns a segment that the caller releases, or nil where it is not in the log.
-func (s *segments) use(number uint32) *segment {
+// acquire returns a segment with a reference, or nil if it is not in the log. The caller calls
+// release.
+func (s *segments) acquire(number uint32) *segment {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	g := s.all[number]
@@ -121,14 +121,14 @@ func (s *segments) use(number uint32) *segment {
 	return g
 }
 
-// look is use by somebody who does not read the file.
-func (s *segments) look(number uint32) *segment {
+// get returns a segment without a reference. The caller must not read the file.
+func (s *segments) get(number uint32) *segment {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.all[number]
 }
 
-// remove takes a segment out of the log; who reads it reads on.
+// remove removes a segment from the log. Reads in progress continue.
 func (s *segments) remove(g *segment) error {
 	s.mu.Lock()
 	delete(s.all, g.number)
@@ -136,7 +136,7 @@ func (s *segments) remove(g *segment) error {
 	return g.release()
 }
 
-// list returns the segments in their order.
+// list returns the segments in the order of their numbers.
 func (s *segments) list() []*segment {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

@@ -9,7 +9,8 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// syncer makes durable what was written, SyncEvery after it was, one sync at a time. Until then it keeps the disk busy with it.
+// syncer is a goroutine that syncs SyncEvery after a write. Meanwhile it starts writeback, so that
+// the disk is not idle.
 func (t *Tier) syncer() {
 	defer t.background.Done()
 	for {
@@ -32,11 +33,12 @@ func (t *Tier) syncer() {
 		if err != nil {
 			err = fmt.Errorf("make blocks durable: %w", err)
 		}
-		t.noted(err)
+		t.setFailure(err)
 	}
 }
 
-// syncSoon asks for a sync, and for writeback before it once a group's worth of bytes has come since the last time; n are new.
+// syncSoon wakes the syncer after n bytes were written. It requests writeback after each group's
+// worth of bytes.
 func (t *Tier) syncSoon(n int64) {
 	ask := func(c chan struct{}) {
 		select {
@@ -51,20 +53,20 @@ func (t *Tier) syncSoon(n int64) {
 	}
 }
 
-// startWriteback has the disk begin with what was appended, so that the next sync finds little left to do.
+// startWriteback starts writing appended bytes to the disk, so that the next sync has less to do.
 func (t *Tier) startWriteback() {
 	for _, a := range t.appenders {
 		t.order.Lock()
 		number := a.number
 		t.order.Unlock()
-		g := t.segments.use(number)
+		g := t.segments.acquire(number)
 		if g == nil {
 			continue
 		}
 		from, end := max(g.started, g.synced.Load()), g.end.Load()
 		g.started = end
 		if w, ok := g.file.(dirfs.WritebackStarter); ok && from < end {
-			_ = w.StartWriteback(from, end-from) // what fails, the sync tells
+			_ = w.StartWriteback(from, end-from) // Sync will return the error
 		}
 		if err := g.release(); err != nil {
 			t.count.errors.Add(1)
@@ -72,28 +74,28 @@ func (t *Tier) startWriteback() {
 	}
 }
 
-// syncAll makes durable what is in the index, unless the policy promises nothing.
+// syncAll makes all blocks of the index durable, unless the policy is FsyncNever.
 func (t *Tier) syncAll(ctx context.Context) error {
 	if t.cfg.Fsync == FsyncNever {
 		return nil
 	}
 	select {
-	case t.syncing <- struct{}{}:
-		defer func() { <-t.syncing }()
+	case t.syncLock <- struct{}{}:
+		defer func() { <-t.syncLock }()
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
 	var errs []error
-	lowest := t.lowestHead() // those before it are complete
+	lowest := t.lowestHead() // segments before it are complete
 	for _, listed := range t.segments.list() {
-		g := t.segments.use(listed.number)
+		g := t.segments.acquire(listed.number)
 		if g == nil {
 			continue
 		}
 		end := g.end.Load()
 		if g.synced.Load() < end && !g.broken.Load() {
 			if err := g.file.Sync(); err != nil {
-				t.breaks(g)
+				t.markBroken(g)
 				errs = append(errs, blockdir.WriteError(err))
 			} else {
 				g.synced.Store(end)
@@ -114,9 +116,9 @@ func (t *Tier) syncedTo() position {
 	return position{}
 }
 
-// breaks notes that a segment could not be synced. The system may take for written what is not: what is not durable by now is written anew
-// when it is put again.
-func (t *Tier) breaks(g *segment) {
+// markBroken records a failed sync of a segment. The system may treat lost pages as written. The
+// next Put of a block that is not durable by then writes it again.
+func (t *Tier) markBroken(g *segment) {
 	g.broken.Store(true)
 	for p := (position{uint64(g.number), g.synced.Load()}); ; {
 		was := t.broken.Load()
@@ -126,7 +128,7 @@ func (t *Tier) breaks(g *segment) {
 	}
 }
 
-// setSynced notes that everything before p is durable, as far as nothing before it is broken.
+// setSynced records that all before p is durable, up to the first broken segment.
 func (t *Tier) setSynced(p position) {
 	if b := t.broken.Load(); b != nil && b.before(p) {
 		p = *b

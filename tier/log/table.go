@@ -9,7 +9,8 @@ import (
 	"github.com/kvlane/kvlane/block"
 )
 
-// place is where a block lies: its bytes at page of a segment, its group's header back pages before.
+// place is the place of a block: its page in a segment, and the number of pages back to its group's
+// header.
 type place struct {
 	segment, page uint32
 	back          uint16
@@ -22,27 +23,27 @@ func (p place) position() position { return position{uint64(p.segment), p.off()}
 // seen is the flag of an entry that this process has written or verified.
 const seen uint8 = 1
 
-// entry is a block of the index, in 48 bytes.
+// entry is a block in the index. It has 48 bytes.
 type entry struct {
 	key block.Key
 	place
 	group uint8 // page group
 	flags uint8
-	rank  uint32 // the lower rank is evicted first: see rank.go
+	rank  uint32 // blocks with a lower rank are evicted first: see rank.go
 }
 
-// hashOf returns the hash of a key for its place in the index. It covers all bytes, as keys that
-// are no hashes may be equal in most bytes.
+// hashOf returns the hash of a key. It covers all bytes, as keys that are not hashes may be equal
+// in most bytes.
 func hashOf(key block.Key) uint64 { return xxh3.Hash(key[:]) }
 
-// table is the index of all blocks. It has a shard for each part of the hash, so that growing one
-// is short.
+// table is the index of all blocks. It has many shards, so that growing one is fast.
 type table struct{ shards [tableShards]shard }
 
 const tableShards = 256
 
-// shard is a table with open addressing and linear probing; what is empty has no segment. Entries are in the order of their homes
-// but for a wrap at the end, so that one can be removed by moving back those behind it.
+// shard is a hash table with open addressing and linear probing. The segment of an empty slot is 0.
+// Entries are in the order of their homes, except at the wrap. So removal can move later entries
+// back.
 type shard struct {
 	mu    sync.RWMutex
 	slots []entry
@@ -85,7 +86,8 @@ func (t *table) get(key block.Key) (entry, bool) {
 	return s.slots[at], there
 }
 
-// put enters e in the place of old, which it returns, unless keep says that old stays. keep may be nil.
+// put stores e. It returns the entry that had the key before. If keep is not nil and returns true
+// for that, it stays.
 func (t *table) put(e entry, keep func(old entry) bool) (old entry, had bool) {
 	hash := hashOf(e.key)
 	s := t.shard(hash)
@@ -107,7 +109,7 @@ func (t *table) put(e entry, keep func(old entry) bool) (old entry, had bool) {
 	return old, there
 }
 
-// move changes the place of a block that is at from.
+// move changes the place of a block from from to to.
 func (t *table) move(key block.Key, from, to place, flags uint8) (was entry, ok bool) {
 	hash := hashOf(key)
 	s := t.shard(hash)
@@ -144,7 +146,7 @@ func (t *table) raise(key block.Key, rank uint32) (was entry, ok bool) {
 	return was, true
 }
 
-// mark adds flags to a block that is at p, and returns those that it had.
+// mark sets flags of the block at p, and returns its previous flags.
 func (t *table) mark(key block.Key, p place, flags uint8) (had uint8, ok bool) {
 	hash := hashOf(key)
 	s := t.shard(hash)
@@ -162,7 +164,7 @@ func (t *table) mark(key block.Key, p place, flags uint8) (had uint8, ok bool) {
 	return had, true
 }
 
-// unmark takes flags from a block that is at p.
+// unmark clears flags of the block at p.
 func (t *table) unmark(key block.Key, p place, flags uint8) {
 	hash := hashOf(key)
 	s := t.shard(hash)
@@ -176,7 +178,7 @@ func (t *table) unmark(key block.Key, p place, flags uint8) {
 	}
 }
 
-// remove takes away the block if drop says so.
+// remove removes the block if drop returns true for it.
 func (t *table) remove(key block.Key, drop func(entry) bool) (entry, bool) {
 	hash := hashOf(key)
 	s := t.shard(hash)
@@ -190,11 +192,11 @@ func (t *table) remove(key block.Key, drop func(entry) bool) (entry, bool) {
 		return entry{}, false
 	}
 	e := s.slots[at]
-	s.cut(at)
+	s.removeSlot(at)
 	return e, true
 }
 
-// removeAll takes away the blocks of which drop says so.
+// removeAll removes the blocks for which drop returns true.
 func (t *table) removeAll(drop func(entry) bool) (gone []entry) {
 	for i := range t.shards {
 		s := &t.shards[i]
@@ -202,8 +204,8 @@ func (t *table) removeAll(drop func(entry) bool) (gone []entry) {
 		for at := 0; at < len(s.slots); {
 			if e := s.slots[at]; e.segment != 0 && drop(e) {
 				gone = append(gone, e)
-				s.cut(at)
-				continue // another may have come into its place
+				s.removeSlot(at)
+				continue // the slot may have a moved entry
 			}
 			at++
 		}
@@ -212,8 +214,8 @@ func (t *table) removeAll(drop func(entry) bool) (gone []entry) {
 	return gone
 }
 
-// cut empties a slot and moves back those that it kept from their homes.
-func (s *shard) cut(at int) {
+// removeSlot empties a slot and moves later entries back.
+func (s *shard) removeSlot(at int) {
 	n := len(s.slots)
 	s.used--
 	for next := at; ; {
@@ -247,8 +249,8 @@ func (s *shard) resize(slots int) {
 	}
 }
 
-// reserve makes an empty table large enough for n blocks. Entries of another table come in the order of their homes, so that in one that
-// grows meanwhile all would be at its start.
+// reserve sizes an empty table for n blocks. Entries copied from another table arrive in the order
+// of their homes. In a growing table all of them would be at its start.
 func (t *table) reserve(n int64) {
 	for i := range t.shards {
 		t.shards[i].resize(max(16, int(n/tableShards*4/3)))

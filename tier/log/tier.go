@@ -17,65 +17,69 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
 
-// Tier keeps blocks in a log. It implements tier.Tier, tier.Keeper and tier.Statter and is safe for concurrent use.
+// Tier stores blocks in a log. It implements tier.Tier, tier.Keeper and tier.Statter. It is safe
+// for concurrent use.
 type Tier struct {
 	cfg      Config
 	clock    clockwork.Clock
 	formats  block.Formats
 	dir      dirfs.Dir
-	lock     dirfs.File // held while the tier is open; nil in one that only reads
-	id       [16]byte   // the directory's
+	lock     dirfs.File // held while the tier is open; nil in a read-only tier
+	id       [16]byte   // of the directory
 	table    table
 	segments segments
 	cache    headerCache
 	locks    *usage.KeyLocks
 	pause    usage.Pause
-	room     room
+	space    space
 	count    counters
-	buffers  sync.Pool // *[]byte of the longest image
+	buffers  sync.Pool // *[]byte with the length of the longest image
 
 	queue struct {
 		mu    sync.Mutex
 		recs  []*pending
-		bytes int64 // of recs
+		bytes int64 // sum over recs
 	}
 	appenders     []*appender
-	first, others chan *appender // those that nobody has: the first of all, and the others
-	sealing       chan struct{}  // holds a token while somebody takes all of them
-	making        chan struct{}  // holds a token while a segment is made: they come into the log in the order of their numbers
-	epoch         uint64         // the number of the first segment that this process may make
-	turns         atomic.Int64   // groups begun
-	zeros         [page]byte
-	// order is held while a group is entered in the index, so that whoever holds it sees all of what was entered before something, if
-	// he sees that. It guards last, and the appenders' numbers.
+	first, others chan *appender // free appenders: the first one, and the others
+	sealLock      chan struct{}  // has an element during sealAll
+	// makeLock has an element while a segment is made: they enter the log in the order of their
+	// numbers.
+	makeLock   chan struct{}
+	epoch      uint64       // lowest number of a segment made by this process
+	groupCount atomic.Int64 // number of groups begun
+	zeros      [page]byte
+	// order is held while the blocks of a group enter the index. A goroutine that holds it sees
+	// whole groups, in their order. It guards last and the numbers of the appenders.
 	order sync.Mutex
-	last  uint32 // the highest number of a segment so far
+	last  uint32 // highest number of a segment so far
 
 	synced    atomic.Pointer[position] // all before it is durable
-	broken    atomic.Pointer[position] // a sync of what is behind it failed
-	unsynced  chan struct{}            // asks the syncer for a sync
-	dirty     atomic.Int64             // bytes written since unstarted was asked
-	unstarted chan struct{}            // asks the syncer to start writeback
-	syncing   chan struct{}            // holds a token while a sync runs
+	broken    atomic.Pointer[position] // a sync of bytes behind it failed
+	unsynced  chan struct{}            // wakes the syncer for a sync
+	dirty     atomic.Int64             // bytes written since the last request for writeback
+	unstarted chan struct{}            // wakes the syncer to start writeback
+	syncLock  chan struct{}            // has an element during a sync
 
-	written    atomic.Int64     // bytes since the last checkpoint
-	rounds     chan struct{}    // holds a token while segments are emptied, or a checkpoint is written; guards covered and moveArena
-	covered    map[uint32]int64 // how much of each segment the last checkpoint covers
+	written atomic.Int64 // bytes since the last checkpoint
+	// roundLock has an element during a compaction or a checkpoint; guards covered and moveArena.
+	roundLock  chan struct{}
+	covered    map[uint32]int64 // by segment: length that the last checkpoint covers
 	moveArena  []byte
-	kick       chan struct{}
+	wake       chan struct{}
 	background sync.WaitGroup
 
 	places   atomic.Pointer[tier.Order]
-	uses     atomic.Int64 // blocks put and used: the rank of a block that is used now
+	uses     atomic.Int64 // number of uses of blocks: the rank of the next use
 	replayed replayed
-	credit   atomic.Int64 // bytes that were put, less those that were moved to keep them
+	credit   atomic.Int64 // bytes put, minus bytes moved to keep blocks
 
-	damage []finding // of when the log was opened
-	left   []uint32  // numbers of files that opening did not change
-	notes  []string
+	damage      []finding // found when the log was opened
+	unreadFiles []uint32  // numbers of files that opening left unchanged
+	notes       []string
 
 	ops     usage.OpCounter
-	ctx     context.Context // ends with Close
+	ctx     context.Context // canceled by Close
 	cancel  context.CancelFunc
 	failure atomic.Pointer[error]
 	closing chan struct{}
@@ -89,12 +93,13 @@ type counters struct {
 	retained, quarantined, swept, stuck, replaced  atomic.Int64
 }
 
-// errReadOnly is what a tier that only reads says to whoever wants to change something.
+// errReadOnly is returned by changes of a read-only tier.
 var errReadOnly = fmt.Errorf("the tier was opened for reading only: %w", errdefs.ErrReadOnly)
 
-// Close refuses new operations, ends those that wait, waits for those that read or write, makes durable what is not by the policy, and
-// writes a checkpoint. If ctx ends first, the error wraps ErrBusy, memory given to a Get or Put that is under way must not be freed, and
-// Close may be called again. Another error says what could not be written; the tier is closed all the same.
+// Close refuses new operations, ends waits, waits for reads and writes in progress, makes blocks
+// durable by the policy, and writes a checkpoint. If ctx ends first it returns ErrBusy. Then memory
+// passed to Get or Put calls in progress must not be freed, and Close may be called again. Another
+// error describes a failed write; the tier is closed all the same.
 func (t *Tier) Close(ctx context.Context) error {
 	t.ops.Close()
 	t.cancel()
@@ -151,11 +156,11 @@ func (t *Tier) closeFiles() error {
 // Name returns "log".
 func (t *Tier) Name() string { return "log" }
 
-// ReadOnly says whether the tier was opened for reading only.
+// ReadOnly reports whether the tier was opened for reading only.
 func (t *Tier) ReadOnly() bool { return t.cfg.ReadOnly }
 
-// begin begins an operation; t.gate.Leave ends it.
-func (t *Tier) begin(ctx context.Context) error {
+// beginOp begins an operation. t.ops.EndOp ends it.
+func (t *Tier) beginOp(ctx context.Context) error {
 	err := context.Cause(ctx)
 	if err == nil {
 		err = t.ops.BeginOp()
@@ -166,12 +171,12 @@ func (t *Tier) begin(ctx context.Context) error {
 	return nil
 }
 
-// Lookup says which blocks are there, by the index; their bytes are checked when they are read.
+// Lookup reports which blocks the index has. It does not verify them.
 func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State) error {
 	if len(keys) != len(states) {
 		return fmt.Errorf("look up %d blocks into %d states: %w", len(keys), len(states), errdefs.ErrInvalid)
 	}
-	if err := t.begin(ctx); err != nil {
+	if err := t.beginOp(ctx); err != nil {
 		return err
 	}
 	defer t.ops.EndOp()
@@ -186,12 +191,12 @@ func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State
 	return nil
 }
 
-// Kept says of which blocks this process knows, without reading them, that a Put would find them whole and durable.
+// Kept reports the blocks that this process knows to be sound and durable.
 func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 	if len(keys) != len(kept) {
 		return fmt.Errorf("ask for %d blocks into %d answers: %w", len(keys), len(kept), errdefs.ErrInvalid)
 	}
-	if err := t.begin(ctx); err != nil {
+	if err := t.beginOp(ctx); err != nil {
 		return err
 	}
 	defer t.ops.EndOp()
@@ -208,15 +213,15 @@ func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 	return nil
 }
 
-// durable says whether a block is as durable as the policy promises, or will be.
+// durable reports whether a block is as durable as the policy requires, or will be.
 func (t *Tier) durable(e entry) bool {
-	g := t.segments.look(e.segment)
+	g := t.segments.get(e.segment)
 	return g != nil && !g.removed.Load() && (t.cfg.Fsync == FsyncNever || g.durable(e.off()+storedBytes(t.formats[e.group])))
 }
 
-// checkName checks whether the file of a segment was removed. Its blocks are not durable then.
+// checkName checks whether the file of a segment was removed. Then its blocks are not durable.
 func (t *Tier) checkName(number uint32) {
-	g := t.segments.use(number)
+	g := t.segments.acquire(number)
 	if g == nil {
 		return
 	}
@@ -225,15 +230,15 @@ func (t *Tier) checkName(number uint32) {
 	}
 }
 
-// safe says whether a block is as durable now as the policy promises, sooner or later.
+// safe reports whether a block is durable now. With FsyncNever it returns true.
 func (t *Tier) safe(e entry) bool {
-	g := t.segments.look(e.segment)
+	g := t.segments.get(e.segment)
 	return t.cfg.Fsync == FsyncNever || g != nil && e.off()+storedBytes(t.formats[e.group]) <= g.synced.Load()
 }
 
-// Retain pins blocks against eviction, up to the first that is not there.
+// Retain pins blocks up to the first that is missing. Pinned blocks are not evicted.
 func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
-	if err := t.begin(ctx); err != nil {
+	if err := t.beginOp(ctx); err != nil {
 		return 0, err
 	}
 	defer t.ops.EndOp()
@@ -241,7 +246,7 @@ func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 		if ctx.Err() != nil {
 			return n, fmt.Errorf("retain block %s: %w", key, context.Cause(ctx))
 		}
-		// Pinned before it is looked at: whoever removes blocks looks at the pins first.
+		// Pin before the lookup, as evictions check the pins first.
 		if t.locks.Pin(key) {
 			if _, ok := t.table.get(key); ok {
 				t.count.retained.Add(1)
@@ -264,25 +269,26 @@ func (t *Tier) Release(keys []block.Key) {
 
 func (t *Tier) unpin(keys ...block.Key) {
 	if t.locks.Unpin(keys) {
-		t.room.released()
+		t.space.notifyReleased()
 	}
 }
 
-// noted keeps how work ended that nobody waits for.
-func (t *Tier) noted(err error) {
+// setFailure records the result of background work.
+func (t *Tier) setFailure(err error) {
 	if err != nil && t.ctx.Err() == nil {
 		t.count.errors.Add(1)
 	}
 	t.failure.Store(&err)
 }
 
-// fail counts an operation that failed for another reason than a miss.
+// fail counts a failed operation that is not a miss.
 func (t *Tier) fail(err error) error {
 	t.count.errors.Add(1)
 	return err
 }
 
-// Stats returns what was counted. Bytes are those of the blocks' images; CapacityBytes bounds the segment files.
+// Stats returns the counters. Bytes are those of the images. CapacityBytes is the bound of the
+// segment files.
 func (t *Tier) Stats() tier.Stats {
 	c := &t.count
 	return tier.Stats{
@@ -292,38 +298,40 @@ func (t *Tier) Stats() tier.Stats {
 		Corrupt: c.corrupt.Load(), Replaced: c.replaced.Load(), Errors: c.errors.Load(),
 		ReadBytes: c.readBytes.Load(), WrittenBytes: c.writtenBytes.Load(),
 		Retained: c.retained.Load(), Quarantined: c.quarantined.Load(), Swept: c.swept.Load(),
-		Waiting: t.room.waiting(), Stuck: c.stuck.Load(), Paused: t.pause.Cause(), Failure: *t.failure.Load(),
+		Waiting: t.space.waiting(), Stuck: c.stuck.Load(), Paused: t.pause.Cause(), Failure: *t.failure.Load(),
 	}
 }
 
-// gone takes a block that was removed from the index off all accounts.
-func (t *Tier) gone(e entry) {
+// uncount subtracts a block removed from the index from all counts.
+func (t *Tier) uncount(e entry) {
 	f := t.formats[e.group]
-	t.drop(e, storedBytes(f))
+	t.uncountPlace(e, storedBytes(f))
 	t.count.blocks.Add(-1)
 	t.count.bytes.Add(-f.Layout.ImageBytes())
 }
 
-// tombstone appends that a block was deleted, and takes it out of the index when that is as durable as the policy promises. The caller owns the key.
+// tombstone appends a deletion. It removes the block from the index when the deletion is as durable
+// as the policy requires. The caller has locked the key.
 func (t *Tier) tombstone(ctx context.Context, key block.Key) error {
 	p := &pending{record: record{key: key, kind: deleted}}
 	var a *appender
 	select {
 	case a = <-t.first:
 	case <-ctx.Done():
-		return queued(ctx)
+		return queuedErr(ctx)
 	}
-	defer a.leave()
+	defer a.release()
 	a.appendAll([]*pending{p}, true)
-	if t.room.excess() > 0 {
+	if t.space.excess() > 0 {
 		t.collectSoon()
 	}
 	return p.err
 }
 
-// Delete removes the block. It waits while somebody writes or removes it, or writes something else.
+// Delete removes the block. It waits for other writes and removals of the block, and for earlier
+// writes to the log.
 func (t *Tier) Delete(ctx context.Context, key block.Key) error {
-	if err := t.begin(ctx); err != nil {
+	if err := t.beginOp(ctx); err != nil {
 		return err
 	}
 	defer t.ops.EndOp()
@@ -351,7 +359,7 @@ func (t *Tier) delete(ctx context.Context, key block.Key) error {
 	if _, ok := t.table.get(key); !ok {
 		return errdefs.ErrNotFound
 	}
-	if err := t.tombstone(ctx, key); errors.Is(err, errNoRoom) {
+	if err := t.tombstone(ctx, key); errors.Is(err, errBoundFull) {
 		return fmt.Errorf("%w: %w", errdefs.ErrNoSpace, err)
 	} else if err != nil {
 		return blockdir.WriteError(err)

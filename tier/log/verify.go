@@ -18,9 +18,10 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// Verify checks every byte of the directory's blocks and looks for files that should not be there. It changes nothing, and so works on a
-// read-only mount too. A group that was cut short by the death of its process is no finding: nobody was told that it was stored. progress
-// may be nil; it is called after each block. Findings are no error; ErrNotFound is, where there is neither a marker nor a segment.
+// Verify verifies every block of the directory and finds files that do not belong there. It changes
+// nothing, so it works on a read-only mount. A group cut short by the death of its process is not a
+// finding, as its Puts had not returned. progress may be nil. It is called after each block.
+// Findings are not an error. Verify returns ErrNotFound if there is neither a marker nor a segment.
 func Verify(ctx context.Context, dir string, progress func(blocks, bytes int64)) (Report, error) {
 	return verify(ctx, dirfs.OS(), dir, progress)
 }
@@ -39,7 +40,7 @@ type verifier struct {
 	progress  func(blocks, bytes int64)
 	report    Report
 	markerBad bool
-	known     bool // whose blocks these are
+	known     bool // the formats are known
 }
 
 func (v *verifier) found(name string, p blockdir.Problem, detail string) {
@@ -73,7 +74,7 @@ func (v *verifier) run(ctx context.Context) (err error) {
 	return v.index(ctx, func(t *Tier) error { return v.blocks(ctx, t) })
 }
 
-// readMarker reads the marker, or, where that cannot be, the headers of groups.
+// readMarker reads the marker. If that is not possible it reads the headers of the groups.
 func (v *verifier) readMarker(ctx context.Context, d dirfs.Dir) error {
 	m, err := blockdir.ReadMarker(d, blockdir.Log)
 	if err == nil {
@@ -104,7 +105,8 @@ func (v *verifier) readMarker(ctx context.Context, d dirfs.Dir) error {
 	return nil
 }
 
-// markerFromSegments returns the marker that the groups in the segments agree on, and how many segments there are.
+// markerFromSegments returns a marker derived from the groups in the segments, and the number of
+// segments.
 func markerFromSegments(ctx context.Context, d dirfs.Dir) (m blockdir.Marker, segments int, err error) {
 	all, err := d.ReadDir(".")
 	if err != nil {
@@ -143,7 +145,8 @@ func markerFromSegments(ctx context.Context, d dirfs.Dir) (m blockdir.Marker, se
 	return m, segments, nil
 }
 
-// learnFormats adds the formats of a group that are not known yet. Those of blocks with a header of their own are read from that.
+// learnFormats adds the unknown formats of a group. A block of kind whole has its format in its own
+// header.
 func learnFormats(ctx context.Context, f io.ReaderAt, h *header, formats *block.Formats) error {
 	for n, info := range h.formats {
 		if slices.ContainsFunc(*formats, func(have block.Format) bool { return have.Identity == info.digest }) {
@@ -172,7 +175,7 @@ func learnFormats(ctx context.Context, f io.ReaderAt, h *header, formats *block.
 	return context.Cause(ctx)
 }
 
-// top looks for what does not belong into the directory.
+// top finds files that do not belong in the directory.
 func (v *verifier) top(d dirfs.Dir) {
 	all, err := d.ReadDir(".")
 	if err != nil {
@@ -189,14 +192,14 @@ func (v *verifier) top(d dirfs.Dir) {
 		case n == blockdir.MarkerName, n == blockdir.LockName, n == "lost+found":
 		case n == blockdir.Quarantine && info.Type.IsDir(), isSegment && info.Regular(), n == indexName && info.Regular():
 		case leftover(n) && info.Regular():
-			if !v.live(d) {
+			if !v.isOpen(d) {
 				v.found(n, blockdir.Leftover, "its process has died; the next that opens the directory removes it")
 			}
 		default:
 			v.found(n, blockdir.Foreign, "not made by kvlane")
 		}
 	}
-	if v.live(d) {
+	if v.isOpen(d) {
 		v.report.LiveSessions = 1
 	}
 	blockdir.NoteByHand(d, v.root, v.report.Findings)
@@ -206,8 +209,8 @@ func (v *verifier) top(d dirfs.Dir) {
 	}
 }
 
-// live says whether a process has the directory open.
-func (v *verifier) live(d dirfs.Dir) bool {
+// isOpen reports whether a process has the directory open.
+func (v *verifier) isOpen(d dirfs.Dir) bool {
 	lock, err := blockdir.OpenLock(d, blockdir.LockName)
 	if err != nil {
 		return false
@@ -216,7 +219,7 @@ func (v *verifier) live(d dirfs.Dir) bool {
 	return errors.Is(errors.Join(err, lock.Close()), errdefs.ErrBusy)
 }
 
-// index reads the index, and calls use with the tier, which is not open and only reads, after it has looked at the segments.
+// index reads the index and the segments into a read-only tier, and calls use with it.
 func (v *verifier) index(ctx context.Context, use func(t *Tier) error) (err error) {
 	t := newTier(existingConfig(v.fsys, v.root, v.report.Marker))
 	defer func() {
@@ -236,15 +239,15 @@ func (v *verifier) index(ctx context.Context, use func(t *Tier) error) (err erro
 		v.found(s.name, s.problem, s.detail)
 	}
 	for _, g := range t.segments.list() {
-		if size := g.size.Load(); g.end.Load() == 0 && !g.unread && !unbegun(ctx, g.file, size) {
+		if size := g.size.Load(); g.end.Load() == 0 && !g.unread && !isUnfinished(ctx, g.file, size) {
 			v.found(segmentName(g.number), blockdir.Foreign, "another log's segment, or none: no group of this log is in it")
-			v.report.Findings[len(v.report.Findings)-1].ByHand = true // it may be all that is left of that
+			v.report.Findings[len(v.report.Findings)-1].ByHand = true // it may be the only copy
 		}
 	}
 	return use(t)
 }
 
-// blocks checks every block that the index has.
+// blocks verifies every block of the index.
 func (v *verifier) blocks(ctx context.Context, t *Tier) error {
 	buf := make([]byte, t.formats.MaxImageBytes())
 	found, err := t.blocks(ctx, func(g *segment, key block.Key, e entry) error {
@@ -279,9 +282,10 @@ func (v *verifier) blocks(ctx context.Context, t *Tier) error {
 	return err
 }
 
-// Repair is Verify that also mends: a lost or damaged marker is made anew from the groups' headers; damaged blocks go to quarantine, a
-// damaged checkpoint is written anew, what a process that died left is removed. What is not kvlane's, and what could not be looked at,
-// stays as it is and is in Unrepaired. ErrBusy where a process has the directory open.
+// Repair is Verify that also repairs. It derives a lost or damaged marker from the headers of the
+// groups. It moves damaged blocks to quarantine, writes a damaged checkpoint again, and removes
+// files of dead processes. Files not made by kvlane, or that could not be examined, stay and are in
+// Unrepaired. It returns ErrBusy if a process has the directory open.
 func Repair(ctx context.Context, dir string) (Repaired, error) {
 	return repair(ctx, dirfs.OS(), dir)
 }
@@ -293,7 +297,7 @@ func repair(ctx context.Context, fsys dirfs.FS, path string) (r Repaired, err er
 	}
 	r.Report = v.report
 	if v.known {
-		if err := v.mend(ctx, &r); err != nil {
+		if err := v.repair(ctx, &r); err != nil {
 			return r, fmt.Errorf("repair directory %s: %w", v.root, blockdir.WriteError(err))
 		}
 	}
@@ -302,12 +306,12 @@ func repair(ctx context.Context, fsys dirfs.FS, path string) (r Repaired, err er
 	return r, err
 }
 
-func (v *verifier) mend(ctx context.Context, r *Repaired) (err error) {
+func (v *verifier) repair(ctx context.Context, r *Repaired) (err error) {
 	if err := blockdir.RepairLock(v.fsys, v.root); err != nil {
 		return err
 	}
 	if v.markerBad {
-		if err := v.mendMarker(); err != nil {
+		if err := v.repairMarker(); err != nil {
 			return err
 		}
 		r.MarkerMade = true
@@ -327,7 +331,7 @@ func (v *verifier) mend(ctx context.Context, r *Repaired) (err error) {
 		}
 		r.SetAside++
 		kept, serr := t.setAside(ctx, key, e, image)
-		// The index has a key once.
+		// The index has a key at most once.
 		if at := slices.IndexFunc(r.Findings, func(f blockdir.Finding) bool { return f.Key == key }); at >= 0 && kept != "" {
 			r.Findings[at].MovedTo = v.root + "/" + kept
 		}
@@ -337,8 +341,8 @@ func (v *verifier) mend(ctx context.Context, r *Repaired) (err error) {
 	return err
 }
 
-// mendMarker keeps what is left of the old marker in quarantine.
-func (v *verifier) mendMarker() (err error) {
+// repairMarker writes a new marker. It moves the old one to quarantine.
+func (v *verifier) repairMarker() (err error) {
 	d, err := v.fsys.OpenDir(v.root)
 	if err != nil {
 		return err
@@ -352,12 +356,11 @@ func (v *verifier) mendMarker() (err error) {
 	return blockdir.RepairMarker(d, time.Now(), v.report.Marker)
 }
 
-// Clear removes files that are no blocks from the directory: images that were set aside, and files
-// that kvlane has not made. Segments stay. A file that is asked for stays, and is in Left, if it
-// has a sound block or a group of blocks, whatever its name and of whatever log. A process may have
-// the directory open. ErrInvalid where u names another file, and nothing is removed then;
-// ErrNotFound where it is no directory of blocks, ErrCorrupt or ErrMismatch where its marker cannot
-// be read.
+// Clear removes files that are no blocks from the directory: quarantined images, and files not made
+// by kvlane. Segments stay. A requested file stays, and is in Left, if it has a sound block or a
+// group of blocks of any log. A process may have the directory open. It returns ErrInvalid, and
+// removes nothing, if u names another file. It returns ErrNotFound if this is not a directory of
+// blocks, and ErrCorrupt or ErrMismatch if the marker cannot be read.
 func Clear(ctx context.Context, dir string, u Unwanted) (Cleared, error) {
 	return clearOf(ctx, dirfs.OS(), dir, u)
 }

@@ -17,40 +17,41 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// errNoRoom says that the bound has no room for another segment now.
-var errNoRoom = errors.New("the bound has no room for another segment")
+// errBoundFull is returned if the bound has no space for another segment.
+var errBoundFull = errors.New("the bound has no room for another segment")
 
-// pending is a record that is to be written.
+// pending is a record to be written.
 type pending struct {
 	record
-	data []byte // whose bytes it has: an image, or its shards
-	from place  // of a block that is moved
+	data []byte // the image, or its shards
+	from place  // old place of a block that is moved
 	at   tier.Place
 	err  error
-	put  *putting // whose it is; nil of what is not put
+	put  *putRequest // nil for moves and deletions
 }
 
-// putting is what one caller puts.
-type putting struct {
-	left int // guarded by queue.mu
+// putRequest has the records of one PutMany.
+type putRequest struct {
+	left int // records not written yet; guarded by queue.mu
 	done chan struct{}
 }
 
-// appender writes groups, one at a time, to the end of a segment of its own. Writes to one file wait for each other in most file systems,
-// so that several segments are appended to where there is much to write. Whoever takes it has it alone, until leave.
+// appender writes groups, one at a time, to the end of its own segment. Most file systems serialize
+// writes to a file, so several segments are appended to under load. A goroutine that takes an
+// appender from its pool owns it until release.
 type appender struct {
 	t       *Tier
-	home    chan *appender
-	number  uint32   // of head, or of the segment that is being made; 0: of none. Guarded by t.order
-	head    *segment // nil until something is written
+	pool    chan *appender
+	number  uint32   // of head, or of the segment being made; 0: none. Guarded by t.order
+	head    *segment // nil before the first write
 	writer  writer
 	parts   [][]byte
-	headers []byte // a group's header is made here
+	headers []byte // buffer for the header of a group
 }
 
-func (a *appender) leave() { a.home <- a }
+func (a *appender) release() { a.pool <- a }
 
-// lowestHead is the number of the first segment that something may be appended to yet.
+// lowestHead returns the lowest number of a segment that may be appended to.
 func (t *Tier) lowestHead() uint32 {
 	t.order.Lock()
 	defer t.order.Unlock()
@@ -63,8 +64,8 @@ func (t *Tier) lowestHead() uint32 {
 	return lowest
 }
 
-// pend makes the record of an image that has been verified.
-func (t *Tier) pend(p *pending, key block.Key, image []byte) error {
+// makePending makes the record of a verified image.
+func (t *Tier) makePending(p *pending, key block.Key, image []byte) error {
 	g := t.formats.Group(key)
 	f := t.formats[g]
 	h, err := f.Verified(image)
@@ -85,9 +86,10 @@ func (t *Tier) pend(p *pending, key block.Key, image []byte) error {
 	return nil
 }
 
-// commit has what is put written together with what others put at the same time: whoever comes first writes for all who wait, and while
-// besideBytes wait, others beside him. A write that has begun is finished whatever becomes of its callers; what waits leaves with ctx.
-func (t *Tier) commit(ctx context.Context, w *putting, recs []*pending) {
+// commit queues recs and waits until they are written. The first waiting goroutine writes for all.
+// If concurrentBytes are waiting, other goroutines write concurrently. If ctx ends, queued records
+// are removed from the queue. A write in progress is finished.
+func (t *Tier) commit(ctx context.Context, w *putRequest, recs []*pending) {
 	t.queue.mu.Lock()
 	t.queue.recs = append(t.queue.recs, recs...)
 	for _, p := range recs {
@@ -98,9 +100,9 @@ func (t *Tier) commit(ctx context.Context, w *putting, recs []*pending) {
 		first, others := t.first, t.others
 		t.queue.mu.Lock()
 		if len(t.queue.recs) == 0 {
-			first = nil // somebody writes what is left of w
+			first = nil // another goroutine writes the rest of w
 		}
-		if t.queue.bytes < t.cfg.besideBytes() || len(t.first) > 0 {
+		if t.queue.bytes < t.cfg.concurrentBytes() || len(t.first) > 0 {
 			others = nil
 		}
 		t.queue.mu.Unlock()
@@ -111,22 +113,22 @@ func (t *Tier) commit(ctx context.Context, w *putting, recs []*pending) {
 		case a = <-first:
 		case a = <-others:
 		case <-ctx.Done():
-			t.withdraw(w, queued(ctx))
+			t.dequeue(w, queuedErr(ctx))
 			ctx = context.WithoutCancel(ctx)
 			continue
 		}
 		a.commitGroup()
-		a.leave()
+		a.release()
 	}
 }
 
-// queued says that what is to be written was still behind others when ctx ended.
-func queued(ctx context.Context) error {
+// queuedErr returns the error of records that were still queued when ctx ended.
+func queuedErr(ctx context.Context) error {
 	return fmt.Errorf("a write before it has not ended: %w: %w", errdefs.ErrBusy, context.Cause(ctx))
 }
 
-// withdraw takes out of the queue what nobody writes yet.
-func (t *Tier) withdraw(w *putting, cause error) {
+// dequeue removes records that no appender has taken.
+func (t *Tier) dequeue(w *putRequest, cause error) {
 	t.queue.mu.Lock()
 	defer t.queue.mu.Unlock()
 	waiting := len(t.queue.recs)
@@ -145,11 +147,11 @@ func (t *Tier) withdraw(w *putting, cause error) {
 	}
 }
 
-// commitGroup writes one group of what is queued.
+// commitGroup writes one group of queued records.
 func (a *appender) commitGroup() {
 	t := a.t
 	t.queue.mu.Lock()
-	n := fitting(t.formats, t.queue.recs, t.cfg.groupBytes)
+	n := countFitting(t.formats, t.queue.recs, t.cfg.groupBytes)
 	recs := t.queue.recs[:n:n]
 	t.queue.recs = t.queue.recs[n:]
 	if len(t.queue.recs) == 0 {
@@ -169,8 +171,8 @@ func (a *appender) commitGroup() {
 	}
 }
 
-// fitting says how many of recs make a group of at most so many bytes, one at least.
-func fitting(formats block.Formats, recs []*pending, bytes int64) int {
+// countFitting returns the number of recs that fit into a group of so many bytes, but at least 1.
+func countFitting(formats block.Formats, recs []*pending, bytes int64) int {
 	head, data := int64(offTable+sumBytes), int64(0)
 	var seen [block.MaxGroups]bool
 	for i, p := range recs {
@@ -187,7 +189,7 @@ func fitting(formats block.Formats, recs []*pending, bytes int64) int {
 	return len(recs)
 }
 
-// headerOf is the length of the header of a group of recs.
+// headerOf returns the length of the header of a group of recs.
 func headerOf(formats block.Formats, recs []*pending) int64 {
 	head := int64(offTable + sumBytes)
 	var seen [block.MaxGroups]bool
@@ -201,14 +203,14 @@ func headerOf(formats block.Formats, recs []*pending) int64 {
 	return pages(head) * page
 }
 
-// appendAll writes recs as one group, or as two where a segment ends between them; mover says that they are moved out of other segments,
-// or delete blocks. What failed is in each record.
+// appendAll writes recs as one group, or as several if a segment ends between them. mover is true
+// for moves and deletions. Each record has its error.
 func (a *appender) appendAll(recs []*pending, mover bool) {
 	for len(recs) > 0 {
 		n := len(recs)
 		err := a.makeHead(recs, mover)
 		if err == nil {
-			n = fitting(a.t.formats, recs, a.head.limit-a.head.end.Load())
+			n = countFitting(a.t.formats, recs, a.head.limit-a.head.end.Load())
 			err = a.appendGroup(recs[:n])
 		}
 		for _, p := range recs[:n] {
@@ -218,7 +220,7 @@ func (a *appender) appendAll(recs []*pending, mover bool) {
 	}
 }
 
-// makeHead makes sure that the head has room for the first of recs.
+// makeHead makes a new segment unless the head has space for the first of recs.
 func (a *appender) makeHead(recs []*pending, mover bool) error {
 	t := a.t
 	need := headerOf(t.formats, recs[:1]) + int64(len(recs[0].data))
@@ -229,22 +231,23 @@ func (a *appender) makeHead(recs []*pending, mover bool) error {
 		t.count.errors.Add(1)
 	}
 	now := t.clock.Now()
-	bytes, took := t.room.take(now, mover)
-	if !mover && t.room.excess() > 0 { // the collector does not call itself: where all is retained there would be no pause
+	bytes, took := t.space.reserve(now, mover)
+	// The collector does not wake itself: if all blocks are retained it would never pause.
+	if !mover && t.space.excess() > 0 {
 		t.collectSoon()
 	}
 	if !took {
-		return errNoRoom
+		return errBoundFull
 	}
 	if err := a.newSegment(bytes, page+need); err != nil {
-		t.room.add(-bytes)
+		t.space.add(-bytes)
 		return blockdir.WriteError(err)
 	}
-	t.room.add(a.head.limit - bytes)
+	t.space.add(a.head.limit - bytes)
 	return nil
 }
 
-// nextNumber gives the appender the number of another segment.
+// nextNumber assigns a new segment number to the appender.
 func (a *appender) nextNumber() uint32 {
 	a.t.order.Lock()
 	defer a.t.order.Unlock()
@@ -259,8 +262,8 @@ func (a *appender) nextNumber() uint32 {
 // space than the segment needs, the segment is shorter, but not shorter than least.
 func (a *appender) newSegment(bytes, least int64) error {
 	t := a.t
-	t.making <- struct{}{}
-	defer func() { <-t.making }()
+	t.makeLock <- struct{}{}
+	defer func() { <-t.makeLock }()
 	for {
 		number := a.nextNumber()
 		if number == 0 {
@@ -272,7 +275,7 @@ func (a *appender) newSegment(bytes, least int64) error {
 			return fmt.Errorf("make a segment in the directory: %w; close the log and open it again: %w", errRemoved, err)
 		}
 		if errors.Is(err, unix.EEXIST) {
-			continue // somebody else's
+			continue // another program's file
 		}
 		if err != nil {
 			return err
@@ -293,7 +296,8 @@ func (a *appender) newSegment(bytes, least int64) error {
 	}
 }
 
-// beginSegment writes a group of nothing, by which a segment is known whatever becomes of the next, and makes it and the name durable.
+// beginSegment writes an empty group, by which the segment is recognized if the next write fails.
+// It makes the group and the name durable.
 func (a *appender) beginSegment(f dirfs.File) error {
 	t := a.t
 	if a.headers == nil {
@@ -311,26 +315,26 @@ func (a *appender) beginSegment(f dirfs.File) error {
 	return blockdir.SyncRoot(t.dir)
 }
 
-// newHeader begins a group.
+// newHeader returns the header of a new group.
 func (t *Tier) newHeader(at position, bytes int64) header {
-	turn := position{t.epoch, t.turns.Add(1)}
-	return header{bytes: bytes, at: at, synced: t.syncedTo(), turn: turn, directory: t.id}
+	seq := position{t.epoch, t.groupCount.Add(1)}
+	return header{bytes: bytes, at: at, synced: t.syncedTo(), seq: seq, directory: t.id}
 }
 
-// sealAll ends every segment that is appended to.
+// sealAll seals the segments of all appenders.
 func (t *Tier) sealAll() error {
-	t.sealing <- struct{}{}
-	defer func() { <-t.sealing }()
+	t.sealLock <- struct{}{}
+	defer func() { <-t.sealLock }()
 	var errs []error
 	for _, a := range t.appenders { // as many as there are
-		a = <-a.home
-		defer a.leave()
+		a = <-a.pool
+		defer a.release()
 		errs = append(errs, a.seal())
 	}
 	return errors.Join(errs...)
 }
 
-// seal ends the head: nothing is appended to it any more.
+// seal ends the head: no more groups are appended.
 func (a *appender) seal() error {
 	t, g := a.t, a.head
 	if g == nil {
@@ -344,16 +348,17 @@ func (a *appender) seal() error {
 		t.order.Unlock()
 	}()
 	end := g.end.Load()
-	if end <= page { // nothing was written, or could be
-		t.room.add(-g.size.Swap(0))
+	if end <= page { // nothing was written
+		t.space.add(-g.size.Swap(0))
 		return errors.Join(t.segments.remove(g), blockdir.Remove(t.dir, segmentName(g.number)))
 	}
 	err := truncate(g.file, end)
-	t.room.add(end - g.size.Swap(end))
+	t.space.add(end - g.size.Swap(end))
 	return err
 }
 
-// appendGroup writes a group at the end of the head, makes it durable by the policy and enters it in the index, or leaves nothing.
+// appendGroup writes a group to the head, makes it durable by the policy, and adds it to the index.
+// On an error nothing of the group is found later.
 func (a *appender) appendGroup(recs []*pending) error {
 	t, g, off := a.t, a.head, a.head.end.Load()
 	h := t.newHeader(position{uint64(g.number), off}, headerOf(t.formats, recs))
@@ -373,7 +378,7 @@ func (a *appender) appendGroup(recs []*pending) error {
 	a.parts = parts[:0]
 	if err == nil && t.cfg.Fsync == FsyncAlways {
 		if err = g.file.Sync(); err != nil {
-			t.breaks(g)
+			t.markBroken(g)
 		}
 	}
 	if err == nil {
@@ -385,13 +390,13 @@ func (a *appender) appendGroup(recs []*pending) error {
 	t.order.Lock()
 	at := off + h.bytes
 	for _, p := range recs {
-		a.enter(p, place{g.number, uint32(at / page), uint16((at - off) / page)})
+		a.addToIndex(p, place{g.number, uint32(at / page), uint16((at - off) / page)})
 		at += int64(len(p.data))
 	}
 	g.end.Store(at)
 	t.order.Unlock()
 	t.written.Add(at - off)
-	t.bytesUp()
+	t.wakeForCheckpoint()
 	switch t.cfg.Fsync {
 	case FsyncAlways:
 		g.synced.Store(at)
@@ -405,59 +410,60 @@ func (a *appender) appendGroup(recs []*pending) error {
 	return nil
 }
 
-// undo makes sure that a group that could not be written is not found later, as far as that can be done, and ends the segment.
+// undo clears the header of a group that could not be written, and ends the segment.
 func (a *appender) undo(off int64) error {
 	t, g := a.t, a.head
 	_, err := g.file.WriteAt(t.zeros[:], off) // where it cannot be cut
 	if t.cfg.Fsync != FsyncNever {
 		if err = errors.Join(err, g.file.Sync()); err != nil {
-			t.breaks(g)
+			t.markBroken(g)
 		}
 	}
 	return errors.Join(err, a.seal())
 }
 
-// enter brings a record that was written into the index. The caller holds t.order: a checkpoint that covers the record sees what it did.
-func (a *appender) enter(p *pending, at place) {
+// addToIndex adds a written record to the index. The caller holds t.order, so that a checkpoint
+// that covers the record has its effect.
+func (a *appender) addToIndex(p *pending, at place) {
 	t := a.t
 	if p.kind == deleted {
 		a.head.deletes.Store(true)
 		if e, ok := t.table.remove(p.key, func(entry) bool { return true }); ok {
-			t.gone(e)
+			t.uncount(e)
 		}
 		return
 	}
 	n := int64(len(p.data))
 	if p.from.segment != 0 {
 		if was, ok := t.table.move(p.key, p.from, at, seen); ok {
-			t.drop(was, n)
-			a.head.add(n, rank64(t.uses.Load(), was.rank))
+			t.uncountPlace(was, n)
+			a.head.count(n, rank64(t.uses.Load(), was.rank))
 		}
 		return
 	}
 	rank := t.nextRank(p.at, 1)
 	t.credit.Add(n)
 	old, had := t.table.put(entry{key: p.key, place: at, group: p.group, flags: seen, rank: uint32(rank)}, nil)
-	a.head.add(n, rank)
+	a.head.count(n, rank)
 	if had {
-		t.drop(old, n)
+		t.uncountPlace(old, n)
 		return
 	}
 	t.count.blocks.Add(1)
 	t.count.bytes.Add(t.formats[p.group].Layout.ImageBytes())
 }
 
-// drop takes a block of n stored bytes that the index has no longer off its segment's account.
-func (t *Tier) drop(e entry, n int64) {
-	if g := t.segments.look(e.segment); g != nil {
+// uncountPlace subtracts a block of n bytes from the counts of its segment.
+func (t *Tier) uncountPlace(e entry, n int64) {
+	if g := t.segments.get(e.segment); g != nil {
 		g.live.Add(-n)
 		g.blocks.Add(-1)
 		g.ranks.Add(-rank64(t.uses.Load(), e.rank))
 	}
 }
 
-// add counts a block of n stored bytes in the segment.
-func (s *segment) add(n, rank int64) {
+// count adds a block of n bytes to the counts of the segment.
+func (s *segment) count(n, rank int64) {
 	s.live.Add(n)
 	s.blocks.Add(1)
 	s.ranks.Add(rank)

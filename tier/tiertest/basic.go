@@ -47,7 +47,7 @@ func testMiss(s *suite) {
 }
 
 func testLookup(s *suite) {
-	const n = 300 // more than a tier is likely to look up at once
+	const n = 300 // more than a tier looks up at once
 	tr := s.open(8)
 	keys, states := make([]block.Key, n), make([]tier.State, n)
 	for i := range keys {
@@ -82,7 +82,7 @@ func testPutTwice(s *suite) {
 	if err := tr.Put(s.Context(), Key(1), other); err != nil {
 		s.Fatal(err)
 	}
-	s.mustGet(tr, Key(1)) // as it was first put
+	s.mustGet(tr, Key(1)) // still the first image
 	if st, ok := s.stats(tr); ok && (st.Puts != 1 || st.Blocks != 1) {
 		s.Errorf("%d puts of %d blocks are counted, want 1 of 1", st.Puts, st.Blocks)
 	}
@@ -119,7 +119,7 @@ func testPutRefuses(s *suite) {
 		s.wantMiss(tr, Key(1))
 		s.wantMiss(tr, otherKey)
 	}
-	s.put(tr, Key(1)) // what was refused is not in the way
+	s.put(tr, Key(1)) // the refused image has no effect
 	s.mustGet(tr, Key(1))
 }
 
@@ -288,7 +288,7 @@ func testCorrupt(s *suite) {
 		if st, ok := s.stats(tr); ok && (st.Corrupt != n || st.Blocks != 1) {
 			s.Errorf("%d corrupt and %d blocks are counted, want %d and 1", st.Corrupt, st.Blocks, n)
 		}
-		s.put(tr, Key(1)) // a good copy takes its place
+		s.put(tr, Key(1)) // a sound copy replaces it
 		s.mustGet(tr, Key(1))
 		s.mustGet(tr, Key(2))
 	}

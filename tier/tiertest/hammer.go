@@ -67,8 +67,8 @@ func testGetDuringPut(s *suite) {
 	}
 }
 
-// testHammer lets many goroutines do everything at once to few keys. A block that one of them has retained is its to
-// read, whatever the others do.
+// testHammer runs all operations concurrently on few keys. A retained block can be read at any
+// time.
 func testHammer(s *suite) {
 	const workers, keys, capacity, rounds = 6, 12, 8, 150
 	tr := s.open(capacity)
@@ -136,12 +136,13 @@ func hammerOnce(ctx context.Context, f block.Format, tr tier.Tier, op int, key b
 	return err
 }
 
-// testOperationLog does random operations one after the other and compares every answer with a map's. The log of a seed
-// that fails is printed.
+// testOperationLog runs random operations in sequence and compares each result with a map. It
+// prints the operations of a failing seed.
 func testOperationLog(s *suite) {
 	for seed := range uint64(6) {
 		s.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
-			// With few places the model cannot know what was evicted, with many it knows everything.
+			// With small capacity the model does not know which blocks were evicted. With large
+			// capacity it knows all.
 			capacity := []int{32, 5}[seed%2]
 			o := &opLog{suite: newSuite(t, s.c), exact: capacity == 32 || !s.c.Bounded, present: map[int]bool{}, pins: map[int]int{}}
 			o.run(rand.New(rand.NewPCG(seed, 5)), capacity)
@@ -152,7 +153,7 @@ func testOperationLog(s *suite) {
 type opLog struct {
 	*suite
 	exact   bool         // nothing is evicted
-	present map[int]bool // put and not deleted since; evicted perhaps, unless exact
+	present map[int]bool // put and not deleted since; it may be evicted unless exact
 	pins    map[int]int
 	log     []string
 }
@@ -182,7 +183,7 @@ func (o *opLog) run(rng *rand.Rand, capacity int) {
 	}
 }
 
-// sure says whether the block must be there.
+// sure reports whether the block must be stored.
 func (o *opLog) sure(k int) bool { return o.pins[k] > 0 || o.exact && o.present[k] }
 
 func (o *opLog) step(tr tier.Tier, op, k, capacity int, buf mem.Extent) {
@@ -209,7 +210,7 @@ func (o *opLog) step(tr tier.Tier, op, k, capacity int, buf mem.Extent) {
 		}
 	case op < 8:
 		if len(o.pins) >= capacity-1 && o.pins[k] == 0 {
-			return // the model never pins every place
+			return // the model never pins all space
 		}
 		hit := o.retain(tr, Key(k))
 		note("retain", hit)

@@ -12,7 +12,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// NewFormat returns a format of small blocks whose shards differ in length, the lengths being no multiples of anything.
+// NewFormat returns a format of small blocks. Their shards have different lengths without a common
+// factor.
 func NewFormat(tb testing.TB) block.Format {
 	tb.Helper()
 	l, err := block.NewLayout([]int64{4096, 100, 5001, 1})
@@ -22,7 +23,7 @@ func NewFormat(tb testing.TB) block.Format {
 	return block.Format{Layout: l, Identity: block.Digest{1, 2, 3}}
 }
 
-// Key returns the i-th of many keys. As keys of blocks do, they look random.
+// Key returns the i-th key. Keys look random, like those of blocks.
 func Key(i int) block.Key {
 	var k block.Key
 	for w := range block.KeyBytes / 8 {
@@ -31,7 +32,7 @@ func Key(i int) block.Key {
 	return k
 }
 
-// Keys returns the keys of these numbers.
+// Keys returns the keys with these numbers.
 func Keys(is ...int) []block.Key {
 	keys := make([]block.Key, len(is))
 	for n, i := range is {
@@ -40,7 +41,7 @@ func Keys(is ...int) []block.Key {
 	return keys
 }
 
-// Fill writes the shards' bytes, a function of key, version, shard and place.
+// Fill writes the bytes of the shards. They depend on key, version, shard and offset.
 func Fill(f block.Format, image []byte, key block.Key, version int) {
 	for i := range f.Layout.Shards() {
 		b := image[f.Layout.ShardOff(i):][:f.Layout.ShardBytes(i)]
@@ -54,7 +55,8 @@ func Fill(f block.Format, image []byte, key block.Key, version int) {
 	}
 }
 
-// Seal makes image the sealed image of key. Images of one key in two versions differ in every shard of some length.
+// Seal writes the sealed image of key. Images of one key with different versions differ in every
+// shard that is not tiny.
 func Seal(tb testing.TB, f block.Format, image []byte, key block.Key, version int) {
 	tb.Helper()
 	Fill(f, image, key, version)
@@ -63,7 +65,7 @@ func Seal(tb testing.TB, f block.Format, image []byte, key block.Key, version in
 	}
 }
 
-// Check reports how image differs from what Seal made of key.
+// Check returns an error if image is not the one that Seal wrote for key.
 func Check(f block.Format, image []byte, key block.Key, version int) error {
 	if err := f.Verify(image, key); err != nil {
 		return err
@@ -84,8 +86,9 @@ func Check(f block.Format, image []byte, key block.Key, version int) error {
 	return fmt.Errorf("block %s has %d bytes, want %d", key, len(image), len(want))
 }
 
-// Buffer returns an extent of host memory that is freed at the end of the test: who still writes it then crashes. It does
-// not start at its region's start, and what surrounds it is checked at the end of the test.
+// Buffer returns an extent of host memory that is freed at the end of the test; a later access
+// crashes. It does not start at the region's start. The surrounding bytes are checked at the end of
+// the test.
 func Buffer(tb testing.TB, n int64) mem.Extent {
 	tb.Helper()
 	const guard, mark = block.AlignBytes, 0xa5

@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// Kill runs the test binary as a child with the environment variable env, which makes it write to a tier for ever, and kills it so long
-// after the first line that it prints. read, which may be nil, gets what it prints from then on, to the end.
+// Kill runs the test binary as a child with the environment variable env, which makes it write to a
+// tier forever. It kills the child after the given time from its first line of output. read gets
+// the output after that line, and may be nil.
 func Kill(t *testing.T, env string, after time.Duration, read func(out *bufio.Scanner)) {
 	t.Helper()
 	exe, err := os.Executable()

@@ -16,7 +16,7 @@ type reserved struct {
 	err  error
 }
 
-// reserveLater reserves in another goroutine and returns once that waits.
+// reserveLater calls Reserve in another goroutine and returns when that waits.
 func (s *slotSuite) reserveLater(ctx context.Context, key block.Key) <-chan reserved {
 	s.Helper()
 	c := make(chan reserved, 1)
@@ -46,7 +46,7 @@ func (s *slotSuite) pinAll() []tier.Slot {
 	return slots
 }
 
-// Allocation spun for ever when every buffer was referenced; here it waits its turn.
+// Reserve used to spin while all slots were pinned. Now it waits in a queue.
 func testReserveWaitsInLine(s *slotSuite) {
 	slots := s.pinAll()
 	waits := make([]<-chan reserved, 3)
@@ -85,7 +85,7 @@ func testReserveGivesUp(s *slotSuite) {
 	if got := s.state(s.st, Key(10)); got != tier.Absent {
 		s.Errorf("a block that got no slot is %s", got)
 	}
-	slots[2].Release() // the one who gave up is not in the way of the next
+	slots[2].Release() // the canceled call does not delay the next
 	r = <-second
 	if r.err != nil {
 		s.Fatal(r.err)
@@ -96,7 +96,7 @@ func testReserveGivesUp(s *slotSuite) {
 	}
 }
 
-// With a context that has ended, Open and Reserve take what is there and refuse to wait.
+// With an ended context, Open and Reserve return what is available without waiting.
 func testTriesOnce(s *slotSuite) {
 	ctx, cause := s.canceled()
 	f, err := s.st.Reserve(ctx, Key(20))
@@ -126,7 +126,7 @@ func testTriesOnce(s *slotSuite) {
 	}
 }
 
-// Of several who wait for a slot for one block, one fills it and the others are told.
+// If several calls wait for a slot for one block, one fills it and the others fail.
 func testWaitersOfOneBlock(s *slotSuite) {
 	slots := s.pinAll()
 	first, second, third := s.reserveLater(s.Context(), Key(10)), s.reserveLater(s.Context(), Key(10)), s.reserveLater(s.Context(), Key(11))
@@ -140,7 +140,7 @@ func testWaitersOfOneBlock(s *slotSuite) {
 	case o := <-second:
 		s.wantIs("reserve", o.err, errdefs.ErrExists)
 	default:
-		// It may as well be told at its turn, at the latest when the next slot is released.
+		// It may fail later, but at the latest when the next slot is released.
 	}
 	slots[1].Release()
 	o := <-third
@@ -165,7 +165,7 @@ func testCloseWakes(s *slotSuite) {
 	}
 	s.wantIs("open", (<-open).err, errdefs.ErrClosed)
 	s.wantIs("reserve", (<-reserve).err, errdefs.ErrClosed)
-	// Owners may still give back what they hold, and the last close finds nothing.
+	// Owners may still release their slots. Then the last Close succeeds.
 	s.fill(f, Key(20))
 	if _, err := f.Publish(); !errors.Is(err, errdefs.ErrClosed) {
 		s.Errorf("publish on a closed tier: %v, want ErrClosed", err)

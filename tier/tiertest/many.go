@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// openMany opens a tier that stores many blocks at once, or skips the test.
+// openMany opens a tier that implements ManyPutter, or skips the test.
 func (s *suite) openMany(capacity int) (tier.Tier, tier.ManyPutter) {
 	s.Helper()
 	tr := s.open(capacity)
@@ -21,7 +21,7 @@ func (s *suite) openMany(capacity int) (tier.Tier, tier.ManyPutter) {
 	return tr, m
 }
 
-// putMany puts images, those of keys where none are given, and returns what it says of each.
+// putMany puts images, or those of keys if none are given. It returns the errors.
 func (s *suite) putMany(m tier.ManyPutter, keys []block.Key, images ...mem.Extent) []error {
 	s.Helper()
 	for i := len(images); i < len(keys); i++ {
@@ -48,7 +48,7 @@ func testPutMany(s *suite) {
 	tr, m := s.openMany(8)
 	s.wantPut(s.putMany(m, nil))
 	s.wantPut(s.putMany(m, Keys(0)))
-	s.wantPut(s.putMany(m, Keys(3, 1, 0, 5, 2))) // one of them is there
+	s.wantPut(s.putMany(m, Keys(3, 1, 0, 5, 2))) // one of them is stored
 	for _, i := range []int{0, 1, 2, 3, 5} {
 		s.mustGet(tr, Key(i))
 	}
@@ -56,13 +56,13 @@ func testPutMany(s *suite) {
 	if st, ok := s.stats(tr); ok && (st.Puts != 5 || st.Blocks != 5) {
 		s.Errorf("%d puts of %d blocks are counted, want 5 of 5", st.Puts, st.Blocks)
 	}
-	// A block that is named twice is put once.
+	// A key that occurs twice is put once.
 	s.wantPut(s.putMany(m, Keys(6, 7, 6, 6)))
 	s.mustGet(tr, Key(6))
 	s.mustGet(tr, Key(7))
 }
 
-// A block that cannot be stored is no reason for others.
+// A block that cannot be stored does not affect others.
 func testPutManyFailsOneByOne(s *suite) {
 	tr, m := s.openMany(8)
 	last := s.c.Format.Layout.Shards() - 1
@@ -94,7 +94,7 @@ func testPutManyFailsOneByOne(s *suite) {
 	}
 }
 
-// Many puts of the same blocks, in whatever order and number, end, and all is there.
+// Concurrent PutMany calls with the same blocks in any order end, and store all blocks.
 func testPutManyConcurrently(s *suite) {
 	const n = 6
 	tr, m := s.openMany(n)
@@ -127,7 +127,8 @@ func testPutManyConcurrently(s *suite) {
 	}
 }
 
-// A Read brings what a Get does; what it does not look at is still found by whoever does.
+// A Read returns the same bytes as a Get. Corrupt bytes that it does not check are found by a later
+// check.
 func testRead(s *suite) {
 	tr := s.open(4)
 	r, able := tr.(tier.Reader)

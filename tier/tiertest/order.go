@@ -5,11 +5,12 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// Of prompts that are used by turns, and do not fit together, the beginnings stay.
+// Sizes for two alternating prompts that do not fit together: their beginnings stay.
 const (
 	orderRoom   = 40
 	orderPrompt = 32
-	orderLeast  = (orderRoom - orderPrompt) / 2 // blocks of a prompt that stay: half of the free slots
+	// Blocks of a prompt that stay: half of the free slots.
+	orderLeast = (orderRoom - orderPrompt) / 2
 )
 
 // prompt returns the keys of a prompt that shares no block with others.
@@ -31,9 +32,9 @@ func (s *suite) ordered(o *tier.Order) (tier.Tier, bool) {
 	return tr, ok
 }
 
-// turn makes the tier calls of a store for a request. It returns the number of blocks of the prompt
-// that were found, and stores the others.
-func (s *suite) turn(tr tier.Tier, o *tier.Order, keys []block.Key) (found int) {
+// request makes the tier calls of a store for a request. It returns the number of blocks of the
+// prompt that were found, and stores the others.
+func (s *suite) request(tr tier.Tier, o *tier.Order, keys []block.Key) (found int) {
 	s.Helper()
 	found, err := tr.Retain(s.Context(), keys)
 	if err != nil {
@@ -50,7 +51,8 @@ func (s *suite) turn(tr tier.Tier, o *tier.Order, keys []block.Key) (found int) 
 	return found
 }
 
-// testOrder: of two alternating prompts, with slots for one and a quarter, each turn finds blocks.
+// testOrder alternates two prompts, with slots for one and a quarter. Each request must find
+// blocks.
 func testOrder(s *suite) {
 	o := tier.NewOrder(tier.OrderKeys)
 	tr, ok := s.ordered(o)
@@ -60,7 +62,7 @@ func testOrder(s *suite) {
 	var found []int
 	sum := 0
 	for i := range 8 {
-		n := s.turn(tr, o, prompt(i%2))
+		n := s.request(tr, o, prompt(i%2))
 		if found = append(found, n); i >= 2 {
 			sum += n
 		}
@@ -70,7 +72,7 @@ func testOrder(s *suite) {
 	}
 }
 
-// testOrderReopened: a prompt stored before a restart is evicted from its end after the restart.
+// testOrderReopened stores a prompt and reopens the tier. The prompt must be evicted from its end.
 func testOrderReopened(s *suite) {
 	o := tier.NewOrder(tier.OrderKeys)
 	tr, ok := s.ordered(o)
@@ -78,13 +80,13 @@ func testOrderReopened(s *suite) {
 		return
 	}
 	first, second := prompt(0), prompt(1)
-	s.turn(tr, o, first)
+	s.request(tr, o, first)
 	tr = s.c.Reopen(s.T, tr)
-	o = tier.NewOrder(tier.OrderKeys) // the new process knows no place
+	o = tier.NewOrder(tier.OrderKeys) // the new process knows no places
 	if ordered, ok := tr.(tier.OrderedTier); ok {
 		ordered.SetOrder(o)
 	}
-	s.turn(tr, o, second)
+	s.request(tr, o, second)
 	n, err := tr.Retain(s.Context(), first)
 	if err != nil {
 		s.Fatal(err)

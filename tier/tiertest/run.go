@@ -9,7 +9,7 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// wantPins compares what the tier counts with n pins.
+// wantPins checks the tier's count of pins.
 func (s *suite) wantPins(tr tier.Tier, what string, n int64) {
 	s.Helper()
 	if st, ok := s.stats(tr); ok && st.Retained != n {
@@ -17,7 +17,7 @@ func (s *suite) wantPins(tr tier.Tier, what string, n int64) {
 	}
 }
 
-// wantRetain retains a run and wants its first n blocks.
+// wantRetain retains keys and checks that the first n are pinned.
 func (s *suite) wantRetain(tr tier.Tier, keys []block.Key, n int) {
 	s.Helper()
 	if got, err := tr.Retain(s.Context(), keys); got != n || err != nil {
@@ -25,7 +25,7 @@ func (s *suite) wantRetain(tr tier.Tier, keys []block.Key, n int) {
 	}
 }
 
-// A run ends before the first block that is not there; what comes after that is left alone.
+// Retain stops before the first missing block. Later blocks are not pinned.
 func testRetainRun(s *suite) {
 	tr := s.open(8)
 	for _, i := range []int{0, 1, 2, 4, 5} {
@@ -42,7 +42,7 @@ func testRetainRun(s *suite) {
 			s.Errorf("delete of block %d: %v, want %v", i, err, want)
 		}
 	}
-	// Each naming of a key is a pin of its own; they are given back in any order and number.
+	// A key that occurs several times is pinned several times. Pins are released in any order.
 	s.wantRetain(tr, Keys(1, 2, 1, 1), 4)
 	s.wantPins(tr, "one key three times", 7)
 	tr.Release(Keys(2, 1, 0))
@@ -59,7 +59,7 @@ func testRetainRun(s *suite) {
 	}
 }
 
-// Of a run that is not begun, or given up, nothing is pinned but what the answer says.
+// If Retain is canceled, only the returned number of blocks is pinned.
 func testRetainRunCanceled(s *suite) {
 	tr := s.open(4)
 	for i := range 3 {
@@ -83,7 +83,7 @@ func testRetainRunCanceled(s *suite) {
 	s.wantPins(tr, "at the end", 0)
 }
 
-// endsSoon is a context that has ended when it has been asked a number of times.
+// endsSoon is a context that ends after some calls of Err.
 type endsSoon struct {
 	context.Context
 	asked int
@@ -96,7 +96,7 @@ func (c *endsSoon) Err() error {
 	return nil
 }
 
-// Blocks in every state are asked for at once; those that are ready are pinned, one by one.
+// OpenReady with blocks in all states pins those that are Ready.
 func testOpenReady(s *slotSuite) {
 	s.store(Key(0)).Release()
 	s.store(Key(1)).Release()
@@ -104,7 +104,7 @@ func testOpenReady(s *slotSuite) {
 	s.reserve(Key(3)).Abort(errors.New("no luck"))
 	keys := Keys(0, 2, 3, 1, 4, 0)
 	slots, states := make([]tier.Slot, len(keys)), make([]tier.State, len(keys))
-	slots[1] = s.store(Key(9)) // what stood there before is nobody's answer
+	slots[1] = s.store(Key(9)) // old contents must be cleared
 	slots[1].Release()
 	if err := s.st.OpenReady(s.Context(), keys, slots, states); err != nil {
 		s.Fatal(err)
@@ -123,7 +123,8 @@ func testOpenReady(s *slotSuite) {
 	slots[0].Release()
 	slots[0].Release()
 	s.wantIs("delete with a pin left", s.st.Delete(s.Context(), Key(0)), errdefs.ErrBusy)
-	s.st.ReleaseSlots([]tier.Slot{slots[5], slots[0], slots[3], s.mustOpen(Key(1))}) // the second for the third time
+	// The second one is released twice.
+	s.st.ReleaseSlots([]tier.Slot{slots[5], slots[0], slots[3], s.mustOpen(Key(1))})
 	s.st.ReleaseSlots(nil)
 	slots[5].Release()
 	filling.Abort(nil)
@@ -136,7 +137,7 @@ func testOpenReady(s *slotSuite) {
 	s.wantPins(s.st, "after refusals", 0)
 }
 
-// A block that is being filled, or has failed, ends a run as one that is absent does.
+// A block that is being filled or has failed ends Retain like a missing one.
 func testRetainSlots(s *slotSuite) {
 	s.store(Key(0)).Release()
 	s.store(Key(2)).Release()
@@ -149,11 +150,11 @@ func testRetainSlots(s *slotSuite) {
 	slot.Corrupt(errors.New("checksum differs"))
 	slot.Release()
 	s.wantRetain(s.st, Keys(0, 1, 2), 1)
-	s.st.Release(Keys(0, 0, 0, 0, 2, 1)) // also that of the corrupt block
+	s.st.Release(Keys(0, 0, 0, 0, 2, 1)) // including that of the corrupt block
 	s.wantPins(s.st, "all given back", 0)
 }
 
-// Retains hold as many slots as they may, each counted once, and what they give back counts no more.
+// LimitRetained counts each retained slot once, until it is released.
 func testLimitRetained(s *slotSuite) {
 	for i := range 4 {
 		s.store(Key(i)).Release()
@@ -170,11 +171,11 @@ func testLimitRetained(s *slotSuite) {
 		}
 	}
 	retain(Keys(0, 1, 2), 2)
-	retain(Keys(1, 0, 1, 3), 3) // those that are retained already cost nothing
+	retain(Keys(1, 0, 1, 3), 3) // slots that are retained already do not count again
 	s.st.Release(Keys(0, 1, 1))
 	retain(Keys(2), 0)
 	slot := s.mustOpen(Key(1))
-	slot.Corrupt(errors.New("checksum differs")) // its slot comes back without the retain
+	slot.Corrupt(errors.New("checksum differs")) // its slot is freed with the last retain
 	slot.Release()
 	retain(Keys(2, 3), 1)
 	s.st.Release(Keys(0, 1, 2))

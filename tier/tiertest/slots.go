@@ -12,8 +12,8 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// runSlots runs what concerns a tier.SlotTier, in bubbles: there, time passes only while everybody waits, so that a wait
-// that spins never ends and one that is forgotten is a deadlock.
+// runSlots runs the tests for a tier.SlotTier, in bubbles. There time passes only while all
+// goroutines are blocked. So a spinning wait never ends and a lost one is a deadlock.
 func runSlots(t *testing.T, c Config) {
 	t.Helper()
 	tests := []struct {
@@ -42,7 +42,7 @@ func runSlots(t *testing.T, c Config) {
 		{"Quarantine", testQuarantine},
 		{"CloseWakesWaiters", testCloseWakes},
 	}
-	// Whether there are slots is the implementation's, not the test's: look at one tier.
+	// Open one tier to find out whether it has slots.
 	isSlotTier := false
 	t.Run("SlotTier", func(t *testing.T) {
 		tr := c.Open(t, 1)
@@ -103,7 +103,7 @@ func (s *slotSuite) publish(f tier.Fill) tier.Slot {
 	return slot
 }
 
-// store makes the block Ready and returns it pinned.
+// store stores the block and returns it pinned.
 func (s *slotSuite) store(key block.Key) tier.Slot {
 	s.Helper()
 	f := s.reserve(key)
@@ -135,7 +135,7 @@ func testFill(s *slotSuite) {
 	s.wantMiss(s.st, Key(1))
 	s.wantIs("delete while filling", s.st.Delete(s.Context(), Key(1)), errdefs.ErrBusy)
 	s.fill(f, Key(1))
-	s.wantMiss(s.st, Key(1)) // filled, not published
+	s.wantMiss(s.st, Key(1)) // filled, but not published
 	slot := s.publish(f)
 	if slot.Index() != f.Index() || slot.Extent() != f.Extent() {
 		s.Error("the published slot is not the filled one")
@@ -167,7 +167,7 @@ func testFillEndsOnce(s *slotSuite) {
 	f = s.reserve(Key(2))
 	s.fill(f, Key(2))
 	f.Abort(errors.New("first"))
-	other := s.reserve(Key(3)) // may well have got the same slot
+	other := s.reserve(Key(3)) // it may get the same slot
 	f.Abort(errors.New("second"))
 	if slot, err := f.Publish(); err == nil {
 		slot.Release()
@@ -203,7 +203,8 @@ func testSlotsAreApart(s *slotSuite) {
 	}
 }
 
-// A dump skipped a block that someone else held and answered OK: here it is told, and can wait for the other.
+// A dump used to skip a block that another caller was filling, and report success. Now it gets an
+// error and can wait.
 func testReserveExisting(s *slotSuite) {
 	f := s.reserve(Key(1))
 	_, err := s.st.Reserve(s.Context(), Key(1))
@@ -223,7 +224,7 @@ type opened struct {
 	err  error
 }
 
-// openLater opens the block in another goroutine and returns once that waits.
+// openLater calls Open in another goroutine and returns when that waits.
 func (s *slotSuite) openLater(ctx context.Context, key block.Key) <-chan opened {
 	s.Helper()
 	c := make(chan opened, 1)
@@ -249,7 +250,7 @@ func testOpenWaitsForPublish(s *slotSuite) {
 	s.fill(f, Key(1))
 	slot := s.publish(f)
 	slot.Release()
-	// Those who waited have it pinned, even before they have run: nothing that happens now evicts it.
+	// The waiters have pins even before they run, so the block is not evicted.
 	for i := range 3 * slotCapacity {
 		s.put(s.st, Key(100+i))
 	}
@@ -266,7 +267,7 @@ func testOpenWaitsForPublish(s *slotSuite) {
 	}
 }
 
-// A waiter spun for ever when the loader died.
+// A waiter used to spin if the filler failed.
 func testOpenWaitsForAbort(s *slotSuite) {
 	f := s.reserve(Key(1))
 	waits := []<-chan opened{s.openLater(s.Context(), Key(1)), s.openLater(s.Context(), Key(1))}
@@ -291,7 +292,7 @@ func testOpenGivesUp(s *slotSuite) {
 	s.fill(f, Key(1))
 	s.publish(f).Release()
 	(<-other).slot.Release()
-	// Who gave up holds no pin.
+	// A canceled Open has no pin.
 	if err := s.st.Delete(s.Context(), Key(1)); err != nil {
 		s.Error(err)
 	}
@@ -341,14 +342,14 @@ func testOpenBlocks(s *slotSuite) {
 func testReleaseTwice(s *slotSuite) {
 	first, second := s.store(Key(1)), s.mustOpen(Key(1))
 	first.Release()
-	first.Release() // must not undo second's pin
+	first.Release() // must not release the second pin
 	s.wantIs("delete", s.st.Delete(s.Context(), Key(1)), errdefs.ErrBusy)
 	second.Release()
 	if err := s.st.Delete(s.Context(), Key(1)); err != nil {
 		s.Error(err)
 	}
 	first.Release()
-	slot := s.store(Key(2)) // the same slot, perhaps
+	slot := s.store(Key(2)) // perhaps the same slot
 	second.Release()
 	s.wantIs("delete", s.st.Delete(s.Context(), Key(2)), errdefs.ErrBusy)
 	slot.Release()

@@ -8,7 +8,8 @@ import (
 	streamfile "github.com/kvlane/kvlane/stream/file"
 )
 
-// FileStream returns a stream for a tier to read files by, and adds to read, at the end of the test, how many bytes that were.
+// FileStream returns a Reader for tiers. At the end of the test it adds the number of bytes read to
+// read.
 func FileStream(t *testing.T, read *int64) dirfs.Reader {
 	t.Helper()
 	s, err := streamfile.Open(streamfile.Options{})

@@ -12,18 +12,19 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// Config says what is tested.
+// Config configures a run of the suite.
 type Config struct {
-	// Format is that of the tiers that Open returns; NewFormat makes one that is good for finding faults.
+	// Format is the format of the tiers returned by Open. NewFormat returns a suitable one.
 	Format block.Format
-	// Open returns an empty tier with room for capacity blocks. The suite closes it; what else has to be undone, Open
-	// leaves to t.Cleanup.
+	// Open returns an empty tier with space for capacity blocks. The suite closes it. Open
+	// registers other cleanup with t.Cleanup.
 	Open func(t *testing.T, capacity int) tier.Tier
-	// Bounded says that the tier holds no more than capacity blocks and makes room within Put.
+	// Bounded is set if the tier stores at most capacity blocks and frees space within Put.
 	Bounded bool
-	// Corrupt changes the block's stored bytes behind the tier's back. Nil for a tier that keeps none.
+	// Corrupt changes the stored bytes of a block. It is nil if the tier stores none.
 	Corrupt func(t *testing.T, tr tier.Tier, key block.Key)
-	// Reopen closes a tier of Open and opens what it left behind. Nil for a tier that leaves nothing.
+	// Reopen closes a tier and opens it again with its stored blocks. It is nil if the tier stores
+	// none.
 	Reopen func(t *testing.T, tr tier.Tier) tier.Tier
 }
 
@@ -34,7 +35,7 @@ func Run(t *testing.T, c Config) {
 		name   string
 		run    func(s *suite)
 		bubble bool
-		skip   bool // the tier has not what this is about
+		skip   bool // the tier lacks the tested ability
 	}{
 		{name: "RoundTrip", run: testRoundTrip},
 		{name: "Miss", run: testMiss},
@@ -81,7 +82,7 @@ func Run(t *testing.T, c Config) {
 	runSlots(t, c)
 }
 
-// suite is what one test works with.
+// suite is the state of one test.
 type suite struct {
 	*testing.T
 	c Config
@@ -92,7 +93,7 @@ func newSuite(t *testing.T, c Config) *suite {
 	return &suite{T: t, c: c}
 }
 
-// open opens a tier that is closed, without error, at the end of the test.
+// open opens a tier. It is closed at the end of the test, and must close without error.
 func (s *suite) open(capacity int) tier.Tier {
 	s.Helper()
 	tr := s.c.Open(s.T, capacity)
@@ -121,7 +122,7 @@ func (s *suite) put(tr tier.Tier, key block.Key) {
 	}
 }
 
-// mustGet reads the block and compares it with what was put.
+// mustGet reads the block and checks its image.
 func (s *suite) mustGet(tr tier.Tier, key block.Key) {
 	s.Helper()
 	dst := Buffer(s.T, s.imageBytes())
@@ -165,7 +166,7 @@ func (s *suite) retain(tr tier.Tier, key block.Key) bool {
 	return n == 1
 }
 
-// mustRetain pins the block until the end of the test at the latest.
+// mustRetain pins the block, at most until the end of the test.
 func (s *suite) mustRetain(tr tier.Tier, key block.Key) {
 	s.Helper()
 	if !s.retain(tr, key) {
@@ -190,7 +191,7 @@ func (s *suite) wantIs(what string, err error, targets ...error) {
 	}
 }
 
-// canceled returns a context that has ended, with the cause that it has.
+// canceled returns a canceled context and its cause.
 func (s *suite) canceled() (context.Context, error) {
 	cause := errors.New("the caller went away")
 	ctx, cancel := context.WithCancelCause(s.Context())

@@ -18,7 +18,7 @@ func BadLock(d dirfs.Dir) string {
 	return fmt.Sprintf("a %s where the lock file should be: no process can open the directory", info.Kind())
 }
 
-// MendLock removes a lock file that is not a regular file from the directory path. A folder that is
+// RepairLock removes a lock file that is not a regular file from the directory path. A folder that is
 // not empty stays under another name. Processes may open the directory meanwhile.
 func RepairLock(fsys dirfs.FS, path string) (err error) {
 	d, err := fsys.OpenDir(path)

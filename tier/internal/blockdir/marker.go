@@ -67,7 +67,8 @@ type markerJSON struct {
 	Directory  string       `json:"directory"`
 	*groupJSON              // the only group
 	Groups     []*groupJSON `json:"groups,omitempty"` // if there are several
-	Sum        string       `json:"sum,omitempty"`    // of the file with noSum in its place; may be missing
+	// Of the file with noSum in its place; may be missing.
+	Sum string `json:"sum,omitempty"`
 }
 
 type groupJSON struct {

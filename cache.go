@@ -16,23 +16,25 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// CacheMemory says where the host program's paged KV cache, or that of one page group, lies in the memory of the engine's device. A page
-// holds one block, in as many planes as the block has parts.
+// CacheMemory describes the memory of the host program's paged KV cache, or of one page group, on
+// the engine's device. A page holds one block, in as many planes as the block has parts.
 type CacheMemory struct {
-	// Planes are the addresses of page 0 in each plane, in the order of a block: layer by layer, and of each layer K before V. With
-	// Blocks it is shard by shard, and each shard has equally many planes of one length. So may a layer: its heads, for instance, K's
-	// before V's.
+	// Planes are the addresses of page 0 in each plane, in the order of a block: layer by layer,
+	// and K before V in each layer. A layer may have more planes, such as one for each head, K
+	// before V. With Config.Blocks the order is shard by shard. All shards have the same number of
+	// planes, and all planes pages of the same size.
 	Planes []mem.DevAddr
-	Pages  int // of each plane
-	// PageBytes is the length of a page in one plane. Zero takes it from the geometry; another
-	// value has to agree with that.
+	Pages  int // in each plane
+	// PageBytes is the size of a page in one plane. Zero takes it from the geometry. Another value
+	// must agree with that.
 	PageBytes int64
-	// Stride is from the start of a page to that of the next in its plane, in bytes. Zero is PageBytes: they follow one another.
+	// Stride is the distance of pages in a plane, in bytes. Zero is PageBytes: pages are
+	// contiguous.
 	Stride int64
 }
 
-// Cache is a paged KV cache that an engine knows: its pages are what Engine.Load fills and Engine.Dump reads. Safe for concurrent
-// use.
+// Cache is a registered paged KV cache. Engine.Load writes its pages, and Engine.Dump reads them.
+// All methods are safe for concurrent use.
 type Cache struct {
 	engine  *Engine
 	regions []*mem.Region
@@ -40,13 +42,14 @@ type Cache struct {
 	uses    inuse.Set
 }
 
-// RegisterCache tells the engine where the host program's KV cache lies, ahead of loads and dumps:
-// giving it to NICs takes milliseconds. A hybrid model has a CacheMemory for each of its page
-// groups, in the order of Config.Groups; these may lie in the same memory, if each part of it is a
-// page of one group at a time. The memory stays allocated until Cache.Close. Everything that is
-// wrong with it is reported at once, as ErrInvalid; ErrExists where it overlaps memory that is
-// registered; ErrClosed once the engine has been closed. Where NICs have failed to let go of it
-// again, as the error says then, it stays allocated until Engine.Close.
+// RegisterCache declares the memory of the host program's KV cache. Call it before loads and dumps:
+// registering memory with NICs takes milliseconds. A hybrid model has a CacheMemory for each of its
+// page groups, in the order of Config.Groups. These may use the same memory, if each part of it is
+// a page of one group at a time. The memory must stay allocated until Cache.Close.
+//
+// Errors: ErrInvalid with every problem of the memory, ErrExists if it overlaps registered memory,
+// ErrClosed after the engine was closed. If the error reports that NICs could not release the
+// memory, it must stay allocated until Engine.Close.
 func (e *Engine) RegisterCache(memory ...CacheMemory) (*Cache, error) {
 	c := &Cache{engine: e}
 	err := e.usable()
@@ -54,11 +57,11 @@ func (e *Engine) RegisterCache(memory ...CacheMemory) (*Cache, error) {
 		memory, err = e.groups.validateMemory(memory)
 	}
 	if err == nil {
-		err = c.lay(memory)
+		err = c.makeRegions(memory)
 	}
 	if err == nil {
 		if err = e.Register(c.regions...); err != nil {
-			err = c.takeBack(err)
+			err = c.undoRegister(err)
 		}
 	}
 	if err != nil {
@@ -67,17 +70,17 @@ func (e *Engine) RegisterCache(memory ...CacheMemory) (*Cache, error) {
 	return c, nil
 }
 
-// takeBack unregisters what a registration that failed has left, and returns why it failed.
-func (c *Cache) takeBack(why error) error {
+// undoRegister unregisters the rest of a failed registration. It returns the cause of the failure.
+func (c *Cache) undoRegister(cause error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), unwind.Timeout)
 	defer cancel()
 	if err := c.engine.Unregister(ctx, c.regions...); err != nil {
-		return fmt.Errorf("%w; the memory must stay until the engine is closed: %w", why, err)
+		return fmt.Errorf("%w; the memory must stay until the engine is closed: %w", cause, err)
 	}
-	return why
+	return cause
 }
 
-// validateMemory reports everything that is wrong with the memory of the groups, and fills in what was left out.
+// validateMemory returns the memory of the groups with defaults, and every problem of it.
 func (g *groups) validateMemory(memory []CacheMemory) ([]CacheMemory, error) {
 	if len(memory) != len(g.formats) {
 		return nil, fmt.Errorf("memory of %d page groups is given, and there are %d: %w", len(memory), len(g.formats), errdefs.ErrInvalid)
@@ -99,7 +102,7 @@ func (g *groups) validateMemory(memory []CacheMemory) ([]CacheMemory, error) {
 	return memory, errors.Join(errs...)
 }
 
-// validate reports everything that is wrong with m.
+// validate returns every problem of m.
 func (m *CacheMemory) validate(layout *block.Layout) error {
 	var errs []error
 	bad := func(format string, args ...any) {
@@ -130,10 +133,10 @@ func (m *CacheMemory) validate(layout *block.Layout) error {
 	return errors.Join(errs...)
 }
 
-// span is how many bytes a plane spans, from its first page to the end of its last.
+// span returns the number of bytes from the first page of a plane to the end of its last.
 func (m *CacheMemory) span() uint64 { return uint64(m.Stride)*uint64(m.Pages-1) + uint64(m.PageBytes) }
 
-// sorted returns the numbers of the planes in the order of their addresses.
+// sorted returns the indices of the planes in the order of their addresses.
 func (m *CacheMemory) sorted() []int {
 	order := make([]int, len(m.Planes))
 	for i := range order {
@@ -165,7 +168,7 @@ func (m *CacheMemory) validatePlaces() error {
 			if off >= n {
 				break
 			}
-			// The first page of j lies behind the start of this page of i, and before the next if there is one.
+			// The first page of j starts within this page of i and the gap after it.
 			page, in := uint64(off)/uint64(m.Stride), uint64(off)%uint64(m.Stride)
 			if in < uint64(m.PageBytes) || page < uint64(m.Pages-1) && uint64(m.Stride)-in < uint64(m.PageBytes) {
 				bad("planes %d and %d overlap: %d pages of %d bytes, %d apart, from %#x end at %#x, and plane %d begins at %#x; check the number of pages, their size and the addresses",
@@ -177,8 +180,9 @@ func (m *CacheMemory) validatePlaces() error {
 	return errors.Join(errs...)
 }
 
-// lay makes the regions, one for planes that interleave or lie in the same place, and the planes on them.
-func (c *Cache) lay(memory []CacheMemory) error {
+// makeRegions makes the regions and the planes on them. Planes that interleave or overlap share a
+// region.
+func (c *Cache) makeRegions(memory []CacheMemory) error {
 	type place struct {
 		group, plane int
 		at, end      mem.DevAddr
@@ -211,12 +215,12 @@ func (c *Cache) lay(memory []CacheMemory) error {
 		}
 		places = places[n:]
 	}
-	c.cut(planes)
+	c.setShards(planes)
 	return nil
 }
 
-// cut divides each group's planes among the layers that they are of.
-func (c *Cache) cut(planes [][]mem.Plane) {
+// setShards divides the planes of each group among its layers.
+func (c *Cache) setShards(planes [][]mem.Plane) {
 	all := 0
 	for _, f := range c.engine.groups.formats {
 		all += f.Layout.Shards()
@@ -238,7 +242,7 @@ func (c *Cache) cut(planes [][]mem.Plane) {
 	}
 }
 
-// begin says that a task will use the pages of c, for e.
+// begin starts a use of the pages by a task of e.
 func (c *Cache) begin(e *Engine) (*inuse.Use, error) {
 	if c == nil || c.engine != e {
 		return nil, fmt.Errorf("the KV cache is none of this engine's: %w", errdefs.ErrInvalid)
@@ -250,9 +254,10 @@ func (c *Cache) begin(e *Engine) (*inuse.Use, error) {
 	return u, nil
 }
 
-// Close refuses further loads and dumps of the cache, waits until none touches its pages any more, and takes its registration back.
-// Once it has returned nil the memory may be freed; until then, ErrBusy with the context's cause where ctx ended first, it must
-// not be, and Close may be called again. Close caches before the engine.
+// Close refuses new loads and dumps of the cache, waits until the others have ended, and
+// unregisters the memory. The memory may be freed after Close has returned nil. If ctx ends first,
+// it returns ErrBusy with the cause of ctx, and may be called again. Close caches before the
+// engine.
 func (c *Cache) Close(ctx context.Context) error {
 	if err := c.uses.Close(ctx); err != nil {
 		return fmt.Errorf("close KV cache: loads or dumps of it are under way: %w: %w", errdefs.ErrBusy, err)

@@ -11,8 +11,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// OpenDevice opens the device that c selects. Where there is no GPU that it could use, the error wraps ErrNotSupported and says what
-// to do. The caller closes the device.
+// OpenDevice opens the device that c selects. If there is no usable GPU, the error wraps
+// ErrNotSupported and names the next step. The caller closes the device.
 func OpenDevice(c DeviceConfig) (device.Device, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
@@ -48,7 +48,7 @@ func openHost(c DeviceConfig) (device.Device, error) {
 func openCUDA(index int) (device.Device, error) {
 	drv, err := cuda.Load()
 	if err != nil {
-		return nil, err // it says what it was doing
+		return nil, err // names the operation
 	}
 	return drv.Open(index, cuda.Options{})
 }

@@ -26,41 +26,42 @@ import (
 	"github.com/kvlane/kvlane/tier/cache"
 )
 
-// Engine is a device with the store over it. All methods are safe for concurrent use, Close too, by any number of goroutines.
-// What is called while the engine closes, or afterwards, fails with ErrClosed or as a closed device does. What the engine has
-// handed out is not to be used any more then: close streams of OpenStream before, and free memory of the device.
+// Engine is a device with the store over it. All methods are safe for concurrent use, also Close.
+// Calls during and after Close fail with ErrClosed, or as on a closed device. Results of the engine
+// must not be used after Close: close streams of OpenStream and free memory of the device before.
 type Engine struct {
 	cfg     Config
 	groups  groups
 	dev     device.Device
 	planner *plan.Planner
 	budget  *plan.Budget
-	nics    *gdr.NICs           // nil: none are used
-	carrier *streamcopy.Carrier // of nics, for copy streams; nil: these go without
+	nics    *gdr.NICs           // or nil
+	carrier *streamcopy.Carrier // of nics, for copy streams; or nil
 
 	pinned  *mem.Region
 	cache   *cache.Tier
 	lower   []tier.Tier
-	files   *streamfile.Stream // that the files of lower are read by; nil: there are none
-	hosts   *hostStreams       // nil: no stream of the host program is adopted
+	files   *streamfile.Stream // reads the files of lower; or nil
+	hosts   *hostStreams       // nil without Config.HostStreams
 	store   *store.Store
 	closers unwind.Stack
 
 	exporter *exporter
 
-	softUnderAuto bool // GDRAuto takes NICs in software too
+	softUnderAuto bool // GDRAuto uses software NICs too
 
 	mu       sync.Mutex
 	notes    []string // guarded by mu
-	refusals int64    // that auto went on after; guarded by mu
-	refusal  error    // the last of them; guarded by mu
+	refusals int64    // refused registrations under GDRAuto; guarded by mu
+	refusal  error    // the latest of them; guarded by mu
 }
 
-// Open validates c, opens the device and the tiers, and returns the engine over them. On failure everything opened so far is
-// closed again; what does not close within half a minute is left, and the error says what. The context bounds the opening only.
+// Open validates c, opens the device and the tiers, and returns the engine over them. After a
+// failure it closes everything that it has opened. Parts that do not close within half a minute are
+// left open, and named in the error. ctx bounds the opening only.
 func Open(ctx context.Context, c Config) (*Engine, error) { return open(ctx, c, false) }
 
-// open is Open; where softUnderAuto is true GDRAuto takes NICs in software too.
+// open is Open. If softUnderAuto is set, GDRAuto uses software NICs too.
 func open(ctx context.Context, c Config, softUnderAuto bool) (_ *Engine, err error) {
 	if err := c.readFile(ctx); err != nil {
 		return nil, fmt.Errorf("open engine: %w", err)
@@ -100,7 +101,7 @@ func (e *Engine) serveMetrics(ctx context.Context) error {
 
 func (e *Engine) openDevice() error {
 	c := e.cfg.Device
-	// A simulated device's memory has to be where this machine's NICs can be given it.
+	// NICs of this machine can access simulated device memory only at host addresses.
 	c.Sim.HostAddresses = c.Sim.HostAddresses || e.cfg.wantsNICs()
 	d, err := OpenDevice(c)
 	if err != nil {
@@ -114,10 +115,11 @@ func (e *Engine) openDevice() error {
 	return nil
 }
 
-// openPlanner comes before the cache: what measuring needs of pinned memory is free by then again.
+// openPlanner must come before the cache: calibration needs pinned memory, which is free again
+// afterwards.
 func (e *Engine) openPlanner(ctx context.Context) error {
 	s := &e.cfg.Stream
-	var nics profile.NICs // that copy streams have
+	var nics profile.NICs // of copy streams
 	if e.carrier != nil {
 		nics = e.nics
 	}
@@ -129,7 +131,7 @@ func (e *Engine) openPlanner(ctx context.Context) error {
 	if e.budget, err = plan.NewBudget(s.Budget); err != nil {
 		return err
 	}
-	if e.planner, err = plan.New(found, plan.Options{Budget: e.budget}); err != nil { // each stream has it under its own policy
+	if e.planner, err = plan.New(found, plan.Options{Budget: e.budget}); err != nil { // each stream uses it under its own policy
 		return err
 	}
 	e.planNICs(ctx)
@@ -164,9 +166,9 @@ func (e *Engine) openCache() error {
 	return nil
 }
 
-// checkMemory refuses a cache that does not fit in the memory that the machine and the process's
-// cgroups have left. Else the kernel would end a process once the cache fills. files begins at the
-// machine's root.
+// checkMemory returns an error if a cache does not fit into the free memory of the machine and of
+// the process's cgroups. Otherwise the kernel would kill a process when the cache fills. files is
+// the root of the machine's file system.
 func checkMemory(files fs.FS, bytes int64) error {
 	if err := limits.Read(files).CheckMemory(bytes); err != nil {
 		return fmt.Errorf("allocate the cache: %w; make it smaller (cache_bytes), or raise the limit", err)
@@ -174,7 +176,7 @@ func checkMemory(files fs.FS, bytes int64) error {
 	return nil
 }
 
-// freeCache keeps the cache's memory where a NIC may still have it.
+// freeCache frees the memory of the cache, unless a NIC may still access it.
 func (e *Engine) freeCache(ctx context.Context) error {
 	if err := e.Unregister(ctx, e.pinned); err != nil {
 		return fmt.Errorf("free the cache's memory: %w", err)
@@ -194,21 +196,21 @@ func (e *Engine) openStore(ctx context.Context) error {
 	}
 	e.store = s
 	e.closers.Add("store", s.Close)
-	if e.hosts != nil { // nothing is to be opened once their streams wait
+	if e.hosts != nil { // a stream must not be opened while a host stream waits
 		return s.OpenStreams(ctx)
 	}
 	return nil
 }
 
-// OpenStream opens another copy stream on the engine's device, configured as that of the store's loads. The caller closes it before
-// the engine.
+// OpenStream opens another copy stream on the engine's device, configured as that of the store's
+// loads. The caller closes it before the engine.
 //
-// Under GDRRequire the store's streams are of NICs alone, and this is still a copy stream, since an EventStream can wait for a
-// queue of the device on the device, and a NIC cannot. What dumps by NIC have to wait for is then waited for by the host: name in
-// store.DumpOptions.After a mem.Dependency whose Done is closed once the work of the queue has completed, such as a ticket
-// of another stream, or one of your own over a device.Event.
+// Under GDRRequire the store's streams use NICs only, but this is a copy stream: an EventStream can
+// wait on the device, and a NIC cannot. The host then waits for the dependencies of dumps. Add a
+// mem.Dependency to store.DumpOptions.After whose Done is closed when the work has completed, such
+// as a ticket of another stream, or one of your own over a device.Event.
 //
-// ErrClosed once Engine.Close has been called.
+// Errors: ErrClosed after Engine.Close was called.
 func (e *Engine) OpenStream() (stream.EventStream, error) {
 	if err := e.usable(); err != nil {
 		return nil, fmt.Errorf("open stream: %w", err)
@@ -217,15 +219,15 @@ func (e *Engine) OpenStream() (stream.EventStream, error) {
 	return e.openCopyStream(e.carrier, loads)
 }
 
-// openCopyStream opens a copy stream, with the path by NIC if there is one, for a goal.
+// openCopyStream opens a copy stream for a goal. nic is its path by NIC, or nil.
 func (e *Engine) openCopyStream(nic *streamcopy.Carrier, goal plan.Goal) (stream.EventStream, error) {
 	c := &e.cfg.Stream
 	o := streamcopy.Options{Path: c.Path, Policy: c.Policy, QueueDepth: c.QueueDepth, CTAs: c.CTAs, StagingBytes: c.StagingBytes, NIC: nic, Prepare: e.cfg.HostStreams}
 	o.Policy.Goal = goal
-	if o.StagingBytes == 0 && o.Policy.Goal.Weighs() { // no batch of the store is longer than the cache
+	if o.StagingBytes == 0 && o.Policy.Goal.Weighs() { // no batch of the store exceeds the cache
 		o.StagingBytes = min(streamcopy.BesideStagingBytes, max(streamcopy.DefaultStagingBytes, e.cfg.Store.slotBytes(e.groups.formats)))
 	}
-	if e.planner != nil { // not so while NICs in software are measured
+	if e.planner != nil { // nil while software NICs are measured
 		o.Planner = e.planner
 	}
 	return streamcopy.Open(e.dev, o)
@@ -234,25 +236,29 @@ func (e *Engine) openCopyStream(nic *streamcopy.Carrier, goal plan.Goal) (stream
 // Device returns the device. The engine closes it.
 func (e *Engine) Device() device.Device { return e.dev }
 
-// Store returns the store, for its figures, and for pages that no Cache describes. The engine closes it.
+// Store returns the store, for its figures and for pages that are not a Cache. The engine closes
+// it.
 func (e *Engine) Store() *store.Store { return e.store }
 
-// PlanFigures returns the figures of what chooses the streams' paths, and of what bounds copies where harm counts.
+// PlanFigures returns the figures of the planner, which selects the paths of streams, and of the
+// budget for interference.
 func (e *Engine) PlanFigures() plan.Figures { return e.planner.Figures() }
 
-// ReportSlowdown tells by how many percent the host program's own work takes longer than without copies beside it. Under
-// the balanced and the background policy copies then take fewer thread blocks until it is within the budget, and more
-// again when there is room; not so layers that a stream of the program stands still for. Call it as often as something is measured, many times a second if need be; without it copies go by
-// what they are known to cost. It does not block, and negative values count as none.
+// ReportSlowdown reports by how many percent copies slow the host program's own work down. Under
+// the balanced and the background policy, copies then use fewer thread blocks until the slowdown is
+// within the budget, and more again later. Layers that a stream of the program waits for are
+// excepted. Call it for each measurement, up to many times a second. Without it, copies use their
+// known costs. Negative values count as zero. It does not block.
 func (e *Engine) ReportSlowdown(percent float64) { e.budget.Hint(percent) }
 
-// Identity returns the identity that the store's blocks have: of the first page group where there are several.
+// Identity returns the identity of the store's blocks, or that of the first of several page groups.
 func (e *Engine) Identity() block.Identity { return e.groups.ids[0] }
 
 // Tiers returns the tiers of the pipeline, fast to slow.
 func (e *Engine) Tiers() []tier.Tier { return append([]tier.Tier{e.cache}, e.lower...) }
 
-// Notes returns what the user should know about how the engine and its streams were opened, and memory registered: fallbacks, and why.
+// Notes returns fallbacks and their causes: of opening the engine and its streams, and of
+// registering memory.
 func (e *Engine) Notes() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -274,16 +280,18 @@ func (e *Engine) note(notes ...string) {
 	}
 }
 
-// Close finishes what the store still has to write, then closes everything in the reverse order of opening. It stops at what does
-// not close, because ctx ends or something is still in use (ErrBusy), and frees nothing that this or hardware may still touch:
-// the error says what is left, and Close may be called again. What closes and has a failure to tell does not stop it. While
-// another Close is under way it waits for that, until ctx ends. Once all is closed it returns nil.
+// Close completes the writes of the store, then closes everything in reverse order of opening. It
+// stops at the first part that does not close, because ctx ends or the part is in use (ErrBusy),
+// and frees no memory that this part or the hardware may access. The error names the part, and
+// Close may be called again. An error of a part that is closed nevertheless does not stop Close.
+// During another Close, it waits for that until ctx ends. After everything is closed it returns
+// nil.
 func (e *Engine) Close(ctx context.Context) error {
 	e.exporter.state.Store(stateClosing)
 	return closing(e.closers.Close(ctx))
 }
 
-// usable returns ErrClosed once Close has been called.
+// usable returns ErrClosed after Close was called.
 func (e *Engine) usable() error {
 	if e.exporter.state.Load() == stateClosing {
 		return fmt.Errorf("the engine is closed: %w", errdefs.ErrClosed)

@@ -10,15 +10,15 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// groups is what the blocks of an engine's page groups are: of the only one, mostly.
+// groups describes the blocks of an engine's page groups. Mostly there is one.
 type groups struct {
-	names   []string // as errors have them
+	names   []string // for errors
 	ids     []block.Identity
 	formats block.Formats
-	layers  [][]int // see store.Config.Layers; nil where Config names no groups
+	layers  [][]int // see store.Config.Layers; nil without Config.Groups
 }
 
-// shards returns how many shards loads and dumps have: the layers of all groups.
+// shards returns the number of shards of loads and dumps: the layers of all groups.
 func (g *groups) shards() int {
 	n := 0
 	for _, f := range g.formats {
@@ -27,7 +27,7 @@ func (g *groups) shards() int {
 	return n
 }
 
-// ofLayers returns of which group each layer is.
+// ofLayers returns the group of each layer.
 func (g *groups) ofLayers() []int {
 	all := make([]int, g.shards())
 	for group, layers := range g.layers {
@@ -44,7 +44,7 @@ func (g *groups) add(name string, b Blocks) {
 	g.formats = append(g.formats, block.Format{Layout: b.Layout, Identity: b.Identity.Digest()})
 }
 
-// groups returns what the engine's blocks are. Where something is wrong with that there are no formats.
+// groups returns the page groups of the engine. If the configuration is invalid, it has no formats.
 func (c *Config) groups() (groups, error) {
 	if len(c.Groups) == 0 {
 		b, err := c.blocks(c.Model, c.Blocks, c.Revision+c.Adapter+c.Tenant != "")
@@ -82,7 +82,7 @@ func (c *Config) groups() (groups, error) {
 	return g, nil
 }
 
-// groupBlocks returns what the blocks of a group are.
+// groupBlocks returns the blocks of a group.
 func (c *Config) groupBlocks(g *Group) (Blocks, error) {
 	if g.Name == "" || len(g.Layers) == 0 {
 		return Blocks{}, fmt.Errorf("it has no name or no layers: %w", errdefs.ErrInvalid)
@@ -106,8 +106,8 @@ func (c *Config) groupBlocks(g *Group) (Blocks, error) {
 	return b, b.Identity.Validate()
 }
 
-// blocks returns what blocks of that geometry are, or what the given ones are: not both may be there, nor, with given ones, what else
-// is part of an identity.
+// blocks returns the blocks of a geometry, or the given ones. Only one of both may be set. more
+// reports whether the configuration has other parts of an identity, which given blocks exclude.
 func (c *Config) blocks(g block.Geometry, given *Blocks, more bool) (Blocks, error) {
 	if b := given; b != nil {
 		err := b.Identity.Validate()

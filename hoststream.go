@@ -14,21 +14,22 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// hostStreams are the streams of the host program that an engine keeps order with.
+// hostStreams holds the adopted streams of the host program.
 type hostStreams struct {
 	dev    device.StreamAdopter
 	pool   *signal.Pool
 	shards int             // of a block
-	ctx    context.Context // of goroutines that wait for recorded work; ended by Close
+	ctx    context.Context // of goroutines that wait for recorded work; close cancels it
 	end    context.CancelFunc
 
 	mu     sync.Mutex
 	closed bool           // guarded by mu
-	calls  sync.WaitGroup // calls and goroutines that passed closed
+	calls  sync.WaitGroup // running calls and goroutines
 	list   []*HostStream  // guarded by mu
 }
 
-// openHostStreams comes before the store, which ends the loads that streams wait for when it closes.
+// openHostStreams must come before the store. The store closes first, and ends the loads that
+// streams wait for.
 func (e *Engine) openHostStreams() error {
 	if !e.cfg.HostStreams {
 		return nil
@@ -38,19 +39,20 @@ func (e *Engine) openHostStreams() error {
 		return fmt.Errorf("host streams: %w", err)
 	}
 	h := &hostStreams{pool: pool, shards: e.groups.shards()}
-	h.dev, _ = e.dev.(device.StreamAdopter) // or there were no pool
+	h.dev, _ = e.dev.(device.StreamAdopter) // else there is no pool
 	h.ctx, h.end = context.WithCancel(context.Background())
 	e.hosts = h
 	e.closers.Add("host streams", h.close)
 	return nil
 }
 
-// AdoptStream returns the program's stream of that native handle, a CUstream or cudaStream_t; zero is the default stream. Config.HostStreams
-// has to say so first. The stream stays the program's, which does not destroy it as long as it uses the HostStream; there is
-// nothing to give back. Adopt each once: of those that wait at the same time there may be few (HostStream.WaitLoad).
+// AdoptStream returns the program's stream with this native handle, a CUstream or cudaStream_t.
+// Zero is the default stream. It needs Config.HostStreams. The program keeps the stream, and must
+// not destroy it while it uses the HostStream. There is nothing to release. Adopt each stream once:
+// few streams may wait at the same time (HostStream.WaitLoad).
 //
-// ErrNotSupported if the stream is capturing a graph, ErrInvalid if it belongs to another device or context or is the default
-// stream of each thread. See device.StreamAdopter.
+// Errors: ErrNotSupported if the stream is capturing a graph, ErrInvalid if it belongs to another
+// device or context or is the default stream of each thread. See device.StreamAdopter.
 func (e *Engine) AdoptStream(handle uintptr) (*HostStream, error) {
 	s, err := e.hosts.adopt(handle)
 	if err != nil {
@@ -85,7 +87,7 @@ func (h *hostStreams) take(ctx context.Context, steps int) (*signal.Signal, erro
 
 var errNoHostStreams = fmt.Errorf("the engine was opened without Config.HostStreams: %w", errdefs.ErrInvalid)
 
-// begin admits a call that uses the device. Every begin that returned nil has one calls.Done.
+// begin starts a call that uses the device. Each begin that returns nil needs one calls.Done.
 func (h *hostStreams) begin() error {
 	if h == nil {
 		return errNoHostStreams
@@ -99,15 +101,16 @@ func (h *hostStreams) begin() error {
 	return nil
 }
 
-// close lets all streams go on, waits until none can look at what it waited for, and gives events back. The store is closed.
+// close releases all streams, waits until none uses its signal, and closes events. The store is
+// closed.
 func (h *hostStreams) close(ctx context.Context) error {
 	h.mu.Lock()
 	h.closed = true
 	h.mu.Unlock()
 	h.end()
-	over := make(chan struct{})
-	go func() { h.calls.Wait(); close(over) }()
-	if err := inuse.Wait(ctx, over); err != nil {
+	ended := make(chan struct{})
+	go func() { h.calls.Wait(); close(ended) }()
+	if err := inuse.Wait(ctx, ended); err != nil {
 		return fmt.Errorf("close host streams: calls are under way: %w", err)
 	}
 	for _, s := range h.list {
@@ -119,24 +122,25 @@ func (h *hostStreams) close(ctx context.Context) error {
 	return h.pool.Close(ctx)
 }
 
-// HostStream is a stream of the host program. Its methods enqueue behind what the program has enqueued so far, and return; they
-// block only where the driver does because the stream is full. They may be called from any thread, also while the
-// program uses the stream, but not while it begins to capture a graph: a stream that captures is refused with ErrNotSupported.
-// ErrClosed once the engine has closed.
+// HostStream is a stream of the host program. Its methods enqueue work after the program's earlier
+// work, and return. They block only if the driver does because the stream is full. They are safe
+// for concurrent use, also while the program uses the stream, but not while it starts to capture a
+// graph. A stream that is capturing returns ErrNotSupported. After the engine has closed they
+// return ErrClosed.
 type HostStream struct {
 	hosts *hostStreams
 	dev   device.HostStream
 
 	mu       sync.Mutex
-	recorded []*recorded // those not known to be done, oldest first; guarded by mu
+	recorded []*recorded // not known to be done, oldest first; guarded by mu
 }
 
-// Recorded stands for the work that the program has enqueued so far: put it into DumpOptions.After, or give it to
-// DumpTask.SubmitShard, and the dump comes after that work, without anybody waiting on the host. It may serve several dumps, or
-// none, and there is nothing to give back.
+// Recorded returns a dependency on the work that the program has enqueued so far. Pass it to
+// DumpOptions.After or DumpTask.SubmitShard, and the dump starts after that work, without a wait on
+// the host. Several dumps may use it. There is nothing to release.
 //
-// The dump's stream waits on the device, and whatever is dumped next waits behind it; store.DumpOptions says what bounds that. Record
-// when the work is enqueued that writes the pages, not long before.
+// The dump's stream waits on the device, and later dumps wait as well. store.DumpOptions documents
+// the bound. Call Recorded right after enqueueing the work that writes the pages.
 func (s *HostStream) Recorded() (mem.Dependency, error) {
 	r, err := s.record()
 	if err != nil {
@@ -165,17 +169,21 @@ func (s *HostStream) record() (*recorded, error) {
 	return r, nil
 }
 
-// WaitLoad makes what the program enqueues from now on wait until the load has ended, without anybody waiting on the host: well,
-// badly, by LoadTask.Cancel or as the engine closes. So the program asks how, by LoadTask.Wait, before it trusts what has
-// read the pages. A load that has not ended within Config.Store.WaitMax lets streams go on without it, and goes on
-// itself: nobody may use its pages until it is done, and all of its blocks fail with ErrExpired. Stats.LoadsExpired counts those.
+// WaitLoad makes later work of the stream wait until the load has ended, without a wait on the
+// host. The load may also end with errors, by LoadTask.Cancel, or because the engine closes. So the
+// program calls LoadTask.Wait before it trusts results of that work. If the load has not ended
+// within Config.Store.WaitMax, the stream goes on, and the load too: its pages must not be used
+// until it is done, and all of its blocks fail with ErrExpired. Stats.LoadsExpired counts such
+// loads.
 //
-// ErrInvalid for a load that was not started with LoadOptions.Awaited. ErrBusy, before the stream waits, while as many streams wait
-// as may (device.StreamAdopter.WaitLimit): then wait on the host. After other errors the stream may wait all the same.
+// Errors: ErrInvalid without LoadOptions.Awaited. ErrBusy if the maximum number of streams waits
+// (device.StreamAdopter.WaitLimit): the stream does not wait, so wait on the host. After other
+// errors the stream may wait nevertheless.
 func (s *HostStream) WaitLoad(t *LoadTask) error { return s.wait(t, t.steps) }
 
-// WaitShard is WaitLoad for a shard, which is a layer unless Config.Blocks says otherwise: until it is on the page of every
-// block that will get it, verified. LoadTask.WaitShard, which then returns at once, says which blocks have not got it. Without
+// WaitShard is WaitLoad for a shard, which is a layer unless Config.Blocks differs: the stream
+// waits until the shard is on the page of every block that will get it, verified.
+// LoadTask.WaitShard, which then returns at once, returns the errors of the other blocks. Without
 // LoadOptions.Layerwise it is WaitLoad.
 func (s *HostStream) WaitShard(t *LoadTask, shard int) error {
 	if shards := s.hosts.shards; shard < 0 || shard >= shards {
@@ -198,10 +206,10 @@ type recorded struct {
 	watch sync.Once
 
 	mu    sync.Mutex
-	event device.Event // nil once it is given back
-	uses  int          // of event, at this moment
-	over  bool
-	err   error // why the work failed, once over
+	event device.Event // nil once it is closed
+	uses  int          // current uses of event
+	ended bool
+	err   error // failure of the work
 }
 
 var _ stream.Recorded = (*recorded)(nil)
@@ -219,7 +227,7 @@ func (r *recorded) Precede(ctx context.Context, s stream.EventStream) error {
 	return s.WaitEvent(ctx, e)
 }
 
-// Done implements mem.Dependency. Somebody on the host waits, and so does a goroutine from now on.
+// Done implements mem.Dependency. The first call starts a goroutine that waits for the event.
 func (r *recorded) Done() <-chan struct{} {
 	r.watch.Do(func() {
 		if r.poll() {
@@ -251,7 +259,7 @@ func (r *recorded) Err() error {
 	return r.err
 }
 
-// poll reports whether the work is over.
+// poll reports whether the work has ended. It does not block.
 func (r *recorded) poll() bool {
 	e := r.use()
 	if e == nil {
@@ -265,11 +273,11 @@ func (r *recorded) poll() bool {
 	return done || err != nil
 }
 
-// use returns the event, which stays open until release, or nil once the work is over.
+// use returns the event, which stays open until release, or nil if the work has ended.
 func (r *recorded) use() device.Event {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.over {
+	if r.ended {
 		return nil
 	}
 	r.uses++
@@ -280,26 +288,26 @@ func (r *recorded) release() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.uses--
-	r.giveBack()
+	r.closeUnused()
 }
 
-// resolve says that the work is over. The first call counts.
+// resolve ends the work. Only the first call has an effect.
 func (r *recorded) resolve(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.over {
+	if r.ended {
 		return
 	}
-	if r.over = true; err != nil {
+	if r.ended = true; err != nil {
 		r.err = fmt.Errorf("recorded work of host stream: %w", err)
 	}
 	close(r.done)
-	r.giveBack()
+	r.closeUnused()
 }
 
-// giveBack closes the event once nothing needs it. The caller holds the mutex.
-func (r *recorded) giveBack() {
-	if r.over && r.uses == 0 && r.event != nil {
+// closeUnused closes the event when it is no longer needed. The caller holds the mutex.
+func (r *recorded) closeUnused() {
+	if r.ended && r.uses == 0 && r.event != nil {
 		r.event.Close()
 		r.event = nil
 	}

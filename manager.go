@@ -17,38 +17,42 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 )
 
-// The nouns of a Manager's methods, which package manager describes.
+// The types of a Manager's methods. Package manager documents them.
 type (
 	// Block names a block as the inference engine does.
 	Block = manager.Block
-	// BlockState is where a block stands: see manager.State.
+	// BlockState is the state of a block: see manager.State.
 	BlockState = manager.State
-	// Job is something that all workers do for some blocks.
+	// Job is work of all workers for some blocks.
 	Job = manager.Job
 )
 
-// Manager is the index of the blocks that Engines in other processes have, for an inference engine whose scheduler and workers are
-// processes of their own: see package manager. It has no device, and moves nothing. All methods are safe for concurrent use.
+// Manager is the index of the blocks of Engines in other processes, for an inference engine whose
+// scheduler and workers are separate processes: see package manager. It has no device and copies no
+// bytes. All methods are safe for concurrent use.
 type Manager struct {
 	*manager.Manager
 	closers  unwind.Stack
 	exporter *exporter
 }
 
-// ManagerConfig describes a Manager.
+// ManagerConfig configures a Manager.
 type ManagerConfig struct {
-	// Ranks are the configurations of the workers' Engines, all of one pipeline: "cache", or "cache|file", whose directories the
-	// Manager opens too. Workers whose blocks are the same, and in the same directories, may be named once.
+	// Ranks are the configurations of the workers' Engines, all with one pipeline: "cache", or
+	// "cache|file". The Manager opens their directories too. Workers with the same blocks in the
+	// same directories may be named once.
 	Ranks []Config `config:"ranks"`
-	// Blocks is how many blocks each worker's cache may be given, at most as many as the smallest has slots for. Zero: as many as the
-	// smallest has slots for, but for a sixteenth, which is left to blocks that have been evicted and are still being written to files.
+	// Blocks is the number of blocks in each worker's cache, at most the slots of the smallest.
+	// Zero: fifteen sixteenths of the slots of the smallest. The rest is for evicted blocks that
+	// are still being written to files.
 	Blocks int `config:"blocks"`
 	// MetricsAddr is the address on which the manager serves its metrics, as Config.MetricsAddr is
 	// an engine's. {rank} stands for "scheduler".
 	MetricsAddr string `config:"metrics_addr"`
 }
 
-// OpenManager opens the file tiers of all ranks, and returns the Manager over them, whose pools are empty. The context bounds the opening.
+// OpenManager opens the file tiers of all ranks and returns the Manager over them. Its pools are
+// empty. ctx bounds the opening.
 func OpenManager(ctx context.Context, c ManagerConfig) (_ *Manager, err error) {
 	m := &Manager{closers: unwind.New(), exporter: newExporter()}
 	defer func() {
@@ -97,7 +101,7 @@ func OpenManager(ctx context.Context, c ManagerConfig) (_ *Manager, err error) {
 	return m, nil
 }
 
-// openRank opens the files of a worker and says how many blocks its cache holds.
+// openRank opens the files of a worker and returns the number of slots of its cache.
 func (m *Manager) openRank(ctx context.Context, c *Config) (manager.Rank, int, error) {
 	if err := c.Validate(); err != nil {
 		return manager.Rank{}, 0, err
@@ -118,7 +122,7 @@ func (m *Manager) openRank(ctx context.Context, c *Config) (manager.Rank, int, e
 			c.Store.Pipeline, store.TierCache, store.TierCache, store.TierFile, errdefs.ErrNotSupported)
 	case slices.Contains(tiers, store.TierFile):
 		fc := c.Store.fileTier(groups.formats)
-		// Making room is the workers'.
+		// The workers evict.
 		fc.Identities, fc.FS, fc.MaxBytes, fc.DirBytes = groups.ids, dirfs.Of(ctx), 0, nil
 		var t tier.Tier
 		if t, err = file.Open(ctx, fc); err != nil {
@@ -130,7 +134,8 @@ func (m *Manager) openRank(ctx context.Context, c *Config) (manager.Rank, int, e
 	return r, slots, nil
 }
 
-// Close refuses new jobs, and closes the file tiers. ErrBusy while jobs have not ended: then it may be called again.
+// Close refuses new jobs and closes the file tiers. While jobs have not ended it returns ErrBusy,
+// and may be called again.
 func (m *Manager) Close(ctx context.Context) error {
 	m.exporter.state.Store(stateClosing)
 	if err := m.closers.Close(ctx); err != nil {
@@ -139,8 +144,9 @@ func (m *Manager) Close(ctx context.Context) error {
 	return nil
 }
 
-// Drop takes blocks out of the cache tier: what a Manager has evicted (Job.Evicted). It leaves the tiers below alone, does not wait, and passes over
-// blocks that are not there. It returns how many stay for now, since something still uses them: these the cache evicts by itself.
+// Drop removes blocks from the cache tier that a Manager has evicted (Job.Evicted), but not from
+// the tiers below. It does not wait, and ignores missing blocks. It returns the number of blocks
+// that stay because they are in use. The cache evicts these as usual.
 func (e *Engine) Drop(ctx context.Context, keys []Key) (stay int, err error) {
 	return e.store.Drop(ctx, keys)
 }

@@ -13,17 +13,18 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// The nouns of the engine's methods, which packages block and store describe.
+// The types of the engine's methods. Packages block and store document them.
 type (
 	// Key names a block: see Engine.Key.
 	Key = block.Key
-	// Ref is a block, and the page of a Cache that holds or will hold it: a page of the block's page group, which its key says.
+	// Ref pairs a block with its page in a Cache: a page of the block's page group, which follows
+	// from its key.
 	Ref = store.Ref
-	// Hit is what Engine.Lookup says of a key.
+	// Hit is the result of Engine.Lookup for one key.
 	Hit = store.Hit
-	// Lease holds blocks where they are.
+	// Lease pins blocks in their tiers.
 	Lease = store.Lease
-	// DumpOptions says how a dump runs, and what it waits for.
+	// DumpOptions are options of a dump.
 	DumpOptions = store.DumpOptions
 	// DumpTask is a running dump.
 	DumpTask = store.DumpTask
@@ -31,33 +32,36 @@ type (
 	PrefetchTask = store.PrefetchTask
 )
 
-// LoadOptions says how a load runs.
+// LoadOptions are options of a load.
 type LoadOptions struct {
 	// Before is the block before the first ref's in the prompt; zero if there is none. See
 	// store.LoadOptions.Before.
 	Before Key
-	// Layerwise copies shard by shard, in order, so that WaitShard(0) returns while later shards are still on their way.
+	// Layerwise copies shard by shard, in order, so that WaitShard(0) returns while later shards
+	// are being copied.
 	Layerwise bool
-	// Awaited says that streams of the program will wait for the load: HostStream.WaitLoad and WaitShard.
+	// Awaited is set if streams of the program will wait for the load: HostStream.WaitLoad and
+	// WaitShard.
 	Awaited bool
-	// After holds what must be done before the pages are written: HostStream.Recorded, for what a stream of the program has been given so
-	// far that may still touch them. See store.LoadOptions.After.
+	// After holds dependencies that must resolve before the pages are written: HostStream.Recorded,
+	// for earlier work of a stream of the program that may still access them. See
+	// store.LoadOptions.After.
 	After []mem.Dependency
 }
 
 // LoadTask is a running load: see store.LoadTask.
 type LoadTask struct {
 	*store.LoadTask
-	signal *signal.Signal // nil: no stream may wait
-	steps  int            // of signal: shards, or one
+	signal *signal.Signal // nil without LoadOptions.Awaited
+	steps  int            // of signal: the number of shards, or one
 }
 
-// Key returns the key of the block whose tokens, chained to those before them, have this hash: of the first page group where there are
-// several.
+// Key returns the key of the block whose tokens, and all tokens before them, have this hash. With
+// several page groups it is the key of the first group.
 func (e *Engine) Key(hash []byte) Key { return e.groups.formats.Key(0, hash) }
 
-// GroupKey is Key for the blocks of a page group: Config.Groups[group]. The same tokens have another block in each group. ErrInvalid
-// where there is no such group.
+// GroupKey is Key for a page group, Config.Groups[group]. The same tokens have another block in
+// each group. It returns ErrInvalid if the group does not exist.
 func (e *Engine) GroupKey(group int, hash []byte) (Key, error) {
 	if n := len(e.groups.formats); group < 0 || group >= n {
 		return Key{}, fmt.Errorf("make a key of page group %d of %d: %w", group, n, errdefs.ErrInvalid)
@@ -77,22 +81,25 @@ func (e *Engine) LeasePrefix(ctx context.Context, keys []Key, ttl time.Duration)
 	return e.store.LeasePrefix(ctx, keys, ttl)
 }
 
-// Worth returns how many of a lease's blocks, from the first on, are worth loading rather than computing again, by measured times. See
-// store.Store.Worth; ReportComputed tells what it cannot measure.
+// Worth returns how many of a lease's blocks, from the first, are worth loading rather than
+// computing, by measured times. See store.Store.Worth. ReportComputed reports the times of the host
+// program.
 func (e *Engine) Worth(l *Lease, tokens int64) int { return e.store.Worth(l, tokens) }
 
-// ReportComputed tells that the host program has computed the KV of so many tokens of a prompt in that time. Prompts of few tokens, less
-// than 256, are passed over.
+// ReportComputed reports the time in which the host program has computed the KV of a number of
+// tokens of a prompt. Less than 256 tokens are ignored.
 func (e *Engine) ReportComputed(tokens int64, took time.Duration) { e.store.Computed(tokens, took) }
 
-// Prefetch brings blocks into the cache tier, so that a later load finds them in memory. See store.Store.Prefetch.
+// Prefetch reads blocks into the cache tier, so that a later load finds them in memory. See
+// store.Store.Prefetch.
 func (e *Engine) Prefetch(ctx context.Context, keys []Key) (*PrefetchTask, error) {
 	return e.store.Prefetch(ctx, keys)
 }
 
-// Load copies each ref's block to its page of the cache, verified. A lease, where given, has to hold them all. The pages are not to be
-// touched until the task is done, or with LoadOptions.Layerwise a layer of them until LoadTask.WaitShard returns for it. See
-// store.Store.Load for errors and waiting. A load that is LoadOptions.Awaited waits for its turn among as many such loads, too.
+// Load copies each ref's block to its page of the cache, verified. A lease, if not nil, must pin
+// them all. The pages must not be accessed until the task is done, or with LoadOptions.Layerwise a
+// layer of them until LoadTask.WaitShard returns for it. A load with LoadOptions.Awaited also waits
+// for its turn among such loads. See store.Store.Load for errors and waiting.
 func (e *Engine) Load(ctx context.Context, lease *Lease, c *Cache, refs []Ref, o LoadOptions) (*LoadTask, error) {
 	u, err := c.begin(e)
 	if err != nil {

@@ -15,20 +15,24 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// GDR says whether the store's loads and dumps travel by RDMA NICs that are connected to themselves (GPUDirect RDMA).
+// GDR selects whether the store's loads and dumps use RDMA NICs that are connected to themselves
+// (GPUDirect RDMA).
 type GDR string
 
 // The choices.
 const (
 	// GDROff does not use a NIC.
 	GDROff GDR = "off"
-	// GDRAuto adds the NICs that Config.RDMA selects to the paths of the engine's copy streams, where they can be used: they are
-	// measured with the GPU's own paths (StreamConfig.Calibration), and the planner takes them for each batch that they are
-	// the fastest for. Engine.Notes says why they cannot be used. NICs that fail a batch, or take none, are not used again;
-	// store.Stats counts that and says why. It never takes a NIC in software. The host program has to name its memory to
-	// Engine.RegisterCache or Engine.Register: what is not registered travels by the other paths.
+	// GDRAuto adds the NICs of Config.RDMA to the paths of the engine's copy streams, if they can
+	// be used. They are measured with the GPU's own paths (StreamConfig.Calibration), and the
+	// planner selects them for the batches for which they are fastest. Engine.Notes has the reason
+	// if they cannot be used. A NIC that fails or refuses a batch is not used again: store.Stats
+	// counts that with its cause. GDRAuto uses no software NIC. Engine.RegisterCache and
+	// Engine.Register declare the memory of the host program. Other memory is copied by the other
+	// paths.
 	GDRAuto GDR = "auto"
-	// GDRRequire uses NICs, and is an error where that is not possible. With gdr.Soft that is a NIC in software.
+	// GDRRequire uses NICs, and returns an error if that is not possible. With gdr.Soft it uses a
+	// software NIC.
 	GDRRequire GDR = "require"
 )
 
@@ -41,7 +45,7 @@ func ParseGDR(s string) (GDR, error) {
 	return "", fmt.Errorf("unknown choice %q for gdr: it is off, auto or require: %w", s, errdefs.ErrInvalid)
 }
 
-// validateGDR reports what of the configuration's parts does not go together.
+// validateGDR returns every conflict of the settings of NICs.
 func (c *Config) validateGDR() error {
 	var errs []error
 	if c.Store.GDR != "" {
@@ -54,12 +58,12 @@ func (c *Config) validateGDR() error {
 	return errors.Join(errs...)
 }
 
-// wantsNICs reports whether NICs of the machine are to be used, if they can be.
+// wantsNICs reports whether NICs of the machine are used, if possible.
 func (c *Config) wantsNICs() bool {
 	return (c.Store.GDR == GDRAuto || c.Store.GDR == GDRRequire) && c.RDMA.Provider != gdr.Soft
 }
 
-// openNICs opens the NICs that are asked for, or says why the engine goes on without.
+// openNICs opens the configured NICs, or adds a note with the reason why the engine uses none.
 func (e *Engine) openNICs() error {
 	c := &e.cfg
 	auto := c.Store.GDR == GDRAuto
@@ -69,7 +73,7 @@ func (e *Engine) openNICs() error {
 	case auto && c.RDMA.Provider == gdr.Soft && !e.softUnderAuto:
 		e.noteWithoutNIC("gdr is auto, which never takes a NIC in software")
 		return nil
-	case auto && c.Stream.Path != stream.PathNone: // there is nothing to plan
+	case auto && c.Stream.Path != stream.PathNone: // then there is nothing to plan
 		why := fmt.Sprintf("path %s is forced", c.Stream.Path)
 		if c.Stream.Path == streamcopy.OnlyPath(e.dev) {
 			why = fmt.Sprintf("path %s is the only one of this device", c.Stream.Path)
@@ -77,7 +81,7 @@ func (e *Engine) openNICs() error {
 		e.noteWithoutNIC(why)
 		return nil
 	}
-	// Copy streams that move the bytes of NICs in software do not take these in turn.
+	// The copy streams of software NICs do not use these NICs themselves.
 	n, err := gdr.Open(e.dev, c.RDMA, func() (stream.Stream, error) { return e.openCopyStream(nil, plan.Throughput) })
 	switch {
 	case err == nil:
@@ -95,8 +99,8 @@ func (e *Engine) openNICs() error {
 	return nil
 }
 
-// planNICs has the planner's profile say whether NICs are of use to copy streams, and closes those that are not. What cannot be
-// closed, since a NIC does not come to rest, is closed with the engine.
+// planNICs closes the NICs if the planner's profile has no figures for them. If a NIC does not
+// become idle, it is closed with the engine.
 func (e *Engine) planNICs(ctx context.Context) {
 	if e.carrier == nil || profile.HasFigures(e.planner.Profile(), e.carrier.Path) {
 		return
@@ -111,7 +115,7 @@ func (e *Engine) planNICs(ctx context.Context) {
 
 func (e *Engine) noteWithoutNIC(why string) { e.note("copies go without a NIC: " + why) }
 
-// openLoads and openDumps open the store's streams.
+// openLoads opens the store's stream for loads.
 func (e *Engine) openLoads() (stream.Stream, error) {
 	loads, _ := e.cfg.Stream.Goals()
 	return e.openStoreStream(loads)
@@ -122,7 +126,7 @@ func (e *Engine) openDumps() (stream.Stream, error) {
 	return e.openStoreStream(dumps)
 }
 
-// openStoreStream opens a stream for the store, for a goal.
+// openStoreStream opens a stream of the store for a goal.
 func (e *Engine) openStoreStream(goal plan.Goal) (stream.Stream, error) {
 	if e.cfg.Store.GDR == GDRRequire {
 		return e.nics.OpenStream()
@@ -130,7 +134,8 @@ func (e *Engine) openStoreStream(goal plan.Goal) (stream.Stream, error) {
 	return e.openCopyStream(e.carrier, goal)
 }
 
-// NICs returns those that copies travel by, under GDRAuto where the planner sends them, and why these. Empty: none.
+// NICs returns the NICs that copies use, with the reasons of their choice. Under GDRAuto the
+// planner selects them for each batch. It may be empty.
 func (e *Engine) NICs() []gdr.Choice {
 	if e.nics == nil {
 		return nil
@@ -138,7 +143,8 @@ func (e *Engine) NICs() []gdr.Choice {
 	return e.nics.Choices()
 }
 
-// NICStats returns the figures of each NIC, in the order of Engine.NICs. Safe for concurrent use, also after Close.
+// NICStats returns the figures of each NIC, in the order of Engine.NICs. Safe for concurrent use,
+// also after Close.
 func (e *Engine) NICStats() []stream.NICStats {
 	if e.nics == nil {
 		return nil
@@ -146,13 +152,16 @@ func (e *Engine) NICStats() []stream.NICStats {
 	return e.nics.Stats()
 }
 
-// Register tells the engine of memory that streams of OpenStream or loads and dumps of Engine.Store will name; RegisterCache does that
-// for a KV cache. NICs reach only what is registered, ahead of transfers, as that takes milliseconds; all of the regions are
-// registered or none. Without NICs there is nothing to do. ErrInvalid, ErrExists for a region that overlaps a registered one. What NICs refuse is an error
-// with GDRRequire; with GDRAuto none of the regions is theirs then, and Engine.Notes says why. NICStats counts it. Where the error, or the note,
-// says that it could not be undone, a NIC has a part until Unregister has returned nil.
+// Register declares memory of streams of OpenStream, or of loads and dumps of Engine.Store.
+// RegisterCache does that for a KV cache. NICs access registered memory only. Registering takes
+// milliseconds, so do it before transfers. All regions are registered, or none. Without NICs
+// Register does nothing.
 //
-// ErrClosed once Close has been called.
+// Errors: ErrInvalid, ErrExists for a region that overlaps a registered one, ErrClosed after Close
+// was called. If NICs refuse memory, GDRRequire returns an error. GDRAuto then registers none of
+// the regions, Engine.Notes has the reason, and NICStats counts it. If the error, or the note,
+// reports that a registration could not be undone, a NIC has part of the memory until Unregister
+// returns nil.
 func (e *Engine) Register(regions ...*mem.Region) error {
 	if err := e.usable(); err != nil || e.nics == nil {
 		return err
@@ -167,8 +176,9 @@ func (e *Engine) Register(regions ...*mem.Region) error {
 	return nil
 }
 
-// Unregister takes back Register. The memory may be freed once it has returned nil; ErrBusy, with the context's cause, if
-// transfers are under way there until ctx ends. Regions that are not registered are no error.
+// Unregister undoes Register. The memory may be freed after it has returned nil. If transfers
+// access the memory until ctx ends, it returns ErrBusy with the cause of ctx. Regions that are not
+// registered are ignored.
 func (e *Engine) Unregister(ctx context.Context, regions ...*mem.Region) error {
 	if e.nics == nil {
 		return nil

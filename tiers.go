@@ -33,13 +33,13 @@ func (s *StoreConfig) tiers() ([]string, error) {
 	return []string{store.TierCache}, nil
 }
 
-// passing says whether blocks only pass through pinned memory.
+// passing reports whether blocks only pass through pinned memory.
 func (s *StoreConfig) passing() bool {
 	tiers, err := s.tiers()
 	return err == nil && tiers[0] != store.TierCache
 }
 
-// slotBytes is the pinned memory of the cache, or of the window in its place.
+// slotBytes returns the size of the pinned memory of the cache, or of the window without a cache.
 func (s *StoreConfig) slotBytes(formats block.Formats) int64 {
 	if s.CacheBytes == 0 && s.passing() {
 		return max(DefaultWindowBytes, minSlots*formats.MaxImageBytes())
@@ -47,14 +47,15 @@ func (s *StoreConfig) slotBytes(formats block.Formats) int64 {
 	return s.CacheBytes
 }
 
-// fileTier is the configuration of the file tier.
+// fileTier returns the configuration of the file tier.
 func (s *StoreConfig) fileTier(formats block.Formats) file.Config {
 	return file.Config{
 		Dirs: s.Dirs, SharedBound: s.SharedBound, Formats: formats, Fsync: s.Fsync, MaxBytes: s.FileBytes, DirBytes: s.DirBytes, ReadOnly: s.ReadOnly,
 	}
 }
 
-// validateFile reports everything that is wrong with the file tier, or with what is said of one that there is not.
+// validateFile returns every problem of the file tier. Without a file tier, its settings are
+// errors.
 func (s *StoreConfig) validateFile(formats block.Formats, there bool) error {
 	var errs []error
 	bad := func(format string, args ...any) {
@@ -65,7 +66,7 @@ func (s *StoreConfig) validateFile(formats block.Formats, there bool) error {
 		bad("pipeline %q has a file tier, but no directory is given", s.Pipeline)
 	case there && formats != nil:
 		c := s.fileTier(formats)
-		c.MaxBytes = max(0, c.MaxBytes) // a negative one has been complained about
+		c.MaxBytes = max(0, c.MaxBytes) // a negative value is reported already
 		errs = append(errs, c.Validate())
 	case !there && len(s.Dirs) > 0:
 		bad("directory %q is given, but pipeline %q has no file tier", s.Dirs[0], s.Pipeline)
@@ -81,12 +82,12 @@ func (s *StoreConfig) validateFile(formats block.Formats, there bool) error {
 	return errors.Join(errs...)
 }
 
-// logTier is the configuration of the log tier.
+// logTier returns the configuration of the log tier.
 func (s *StoreConfig) logTier(formats block.Formats) log.Config {
 	return log.Config{Dir: s.LogDir, Formats: formats, Fsync: s.LogFsync, MaxBytes: s.LogBytes, ReadOnly: s.ReadOnly}
 }
 
-// validateLog is validateFile of the log tier.
+// validateLog is validateFile for the log tier.
 func (s *StoreConfig) validateLog(formats block.Formats, there bool) error {
 	var errs []error
 	bad := func(format string, args ...any) {
@@ -107,7 +108,7 @@ func (s *StoreConfig) validateLog(formats block.Formats, there bool) error {
 	return errors.Join(errs...)
 }
 
-// openLower opens the tier below the cache, where there is one.
+// openLower opens the tier below the cache, if there is one.
 func (e *Engine) openLower(ctx context.Context) error {
 	tiers, err := e.cfg.Store.tiers()
 	if err != nil {
@@ -139,14 +140,14 @@ func (e *Engine) openLower(ctx context.Context) error {
 		return nil
 	}
 	if err != nil {
-		return err // it says what it was doing
+		return err // names the operation
 	}
 	e.lower = append(e.lower, t)
 	e.closers.Add(t.Name()+" tier", t.Close)
 	return nil
 }
 
-// noteOthers notes that others use part of the file tier's bound.
+// noteOthers adds a note if other identities use part of the file tier's bound.
 func (e *Engine) noteOthers(t *file.Tier) {
 	if s := t.Stats(); s.OthersBytes > 0 {
 		e.note(fmt.Sprintf("the bound of %d bytes is for all folders in the parents of the file tier's directories: other identities have %d bytes there",
@@ -154,7 +155,8 @@ func (e *Engine) noteOthers(t *file.Tier) {
 	}
 }
 
-// openFiles opens the stream that reads the files of a tier below the cache, where that is asked for; else nil.
+// openFiles opens the stream that reads the files of a tier below the cache. It returns nil unless
+// StoreConfig.StreamFiles is set.
 func (e *Engine) openFiles(ctx context.Context) (dirfs.Reader, error) {
 	c := &e.cfg.Store
 	dirs := c.Dirs
@@ -165,7 +167,7 @@ func (e *Engine) openFiles(ctx context.Context) (dirfs.Reader, error) {
 		return nil, nil
 	}
 	calibration := e.cfg.Stream.Calibration
-	if e.cfg.Device.Driver == Sim { // whose paths are not measured either
+	if e.cfg.Device.Driver == Sim { // its copy paths are not measured either
 		calibration = profile.Never
 	}
 	found, notes, err := profile.Files(ctx, existing(dirs), calibration, e.cfg.Stream.ProfileDir, streamfile.MeasureOptions{})
@@ -177,15 +179,15 @@ func (e *Engine) openFiles(ctx context.Context) (dirfs.Reader, error) {
 	}
 	s, err := streamfile.Open(streamfile.Options{Profile: found})
 	if err != nil {
-		return nil, err // it says what it was doing
+		return nil, err // names the operation
 	}
 	e.files = s
 	e.closers.Add("stream of files", s.Close)
 	return s, nil
 }
 
-// FileStats returns the figures of the stream that the tiers' files are read by: zeros where there is none. Safe for concurrent use, also
-// after Close.
+// FileStats returns the figures of the stream that reads the tiers' files, or zeros without it.
+// Safe for concurrent use, also after Close.
 func (e *Engine) FileStats() streamfile.Stats {
 	if e.files == nil {
 		return streamfile.Stats{}
@@ -193,7 +195,7 @@ func (e *Engine) FileStats() streamfile.Stats {
 	return e.files.Stats()
 }
 
-// existing are directories, or in the place of those that the tier will make the ones that they will be in.
+// existing returns the directories that exist, and for each other one its nearest existing parent.
 func existing(dirs []string) []string {
 	out := make([]string, len(dirs))
 	for i, d := range dirs {

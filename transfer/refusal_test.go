@@ -53,7 +53,7 @@ func refusedOnce(t *testing.T, plan *fault.Plan, optional bool) {
 		if optional || !errors.As(err, &f) {
 			t.Fatal(err)
 		}
-		if len(engines) == 2 && !strings.Contains(err.Error(), "ask for other paths") {
+		if len(engines) == 2 && !strings.Contains(err.Error(), "permit other paths") {
 			t.Errorf("it does not say what to do: %v", err)
 		}
 		return true

@@ -10,6 +10,7 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/transfer"
 	"github.com/kvlane/kvlane/transfer/mooncake"
 	"github.com/kvlane/kvlane/wire"
 )
@@ -78,9 +79,9 @@ func (m *Mooncake) Remote() int64 { return int64(min(m.target.Length, 1<<62)) }
 
 // Submit implements Driver.
 func (m *Mooncake) Submit(ctx context.Context, op Op, blocks []Block) (Pending, error) {
-	how := mooncake.Read
+	how := transfer.Read
 	if op == Write {
-		how = mooncake.Write
+		how = transfer.Write
 	}
 	tasks := make([]mooncake.Task, len(blocks))
 	for i, b := range blocks {

@@ -11,6 +11,7 @@ import (
 	"github.com/kvlane/kvlane/internal/ctxio"
 	"github.com/kvlane/kvlane/internal/kept"
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/transfer"
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
@@ -109,9 +110,9 @@ func (f *copyFlags) open(cmd *cobra.Command, segment string, use func(context.Co
 		return use(ctx, &window{
 			left: to.Length - uint64(f.offset), memory: b,
 			carry: func(ctx context.Context, write bool, n int) error {
-				t := mooncake.Task{Op: mooncake.Read, Local: uint64(r.CPU()), Remote: at, Length: uint64(n)}
+				t := mooncake.Task{Op: transfer.Read, Local: uint64(r.CPU()), Remote: at, Length: uint64(n)}
 				if write {
-					t.Op = mooncake.Write
+					t.Op = transfer.Write
 				}
 				b, err := remote.Submit(ctx, []mooncake.Task{t})
 				if err != nil {

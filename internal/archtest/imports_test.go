@@ -149,7 +149,7 @@ var mayImport = map[string]string{
 
 	// Transfers between processes.
 	"transfer":          onDevice + " stream share metadata rdma/rail wire",
-	"transfer/mooncake": "errdefs mem metadata wire",
+	"transfer/mooncake": "errdefs mem metadata wire transfer",
 	"transfer/handover": "errdefs mem share transfer",
 
 	// The wiring of NICs, and the profiles of what is wired.

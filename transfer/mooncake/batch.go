@@ -8,37 +8,14 @@ import (
 	"sync/atomic"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/transfer"
 )
 
 // Task moves Length bytes between local memory at Local and the segment at Remote. Each address is
 // one of the process that has the memory.
 type Task struct {
-	Op                    Op
+	Op                    transfer.Op
 	Local, Remote, Length uint64
-}
-
-// Status is the state of a task.
-type Status uint32
-
-// The states of a task. From Completed on they are final.
-const (
-	Waiting   Status = iota // no part of it has begun
-	Pending                 // a part of it has begun
-	Completed               // all bytes have arrived
-	Invalid                 // the target refused the address; nothing was moved
-	Canceled                // the batch's context was canceled; its bytes are undefined
-	TimedOut                // the batch's deadline passed; its bytes are undefined
-	Failed                  // its bytes are undefined
-)
-
-var statusNames = [...]string{"waiting", "pending", "completed", "invalid", "canceled", "timeout", "failed"}
-
-// String returns the name of the state.
-func (s Status) String() string {
-	if int(s) < len(statusNames) {
-		return statusNames[s]
-	}
-	return fmt.Sprintf("status(%d)", uint32(s))
 }
 
 // Batch is a list of tasks. When it is done, nothing touches its local memory any more. The
@@ -77,7 +54,7 @@ func (b *Batch) Done() <-chan struct{} { return b.done }
 func (b *Batch) Len() int { return len(b.tasks) }
 
 // Status returns the state of task i.
-func (b *Batch) Status(i int) Status { return Status(b.tasks[i].status.Load()) }
+func (b *Batch) Status(i int) transfer.Status { return transfer.Status(b.tasks[i].status.Load()) }
 
 // Wait waits until every task is final. It returns nil if all have completed, else the first error:
 // ErrInvalid for an address that the target refused, ErrCanceled for the end of the batch's
@@ -102,9 +79,9 @@ func (b *Batch) Wait(ctx context.Context) error {
 }
 
 // finish makes a part final. The first part that fails determines the status of its task.
-func (p *part) finish(s Status, err error) {
+func (p *part) finish(s transfer.Status, err error) {
 	b, t := p.b, &p.b.tasks[p.index]
-	if s != Completed {
+	if s != transfer.StatusCompleted {
 		t.failed.CompareAndSwap(0, uint32(s))
 		b.mu.Lock()
 		if b.err == nil {
@@ -116,7 +93,7 @@ func (p *part) finish(s Status, err error) {
 		return
 	}
 	if f := t.failed.Load(); f != 0 {
-		s = Status(f)
+		s = transfer.Status(f)
 	}
 	t.status.Store(uint32(s))
 	if b.left.Add(-1) == 0 {
@@ -127,13 +104,13 @@ func (p *part) finish(s Status, err error) {
 
 // failureOf returns the final status and the error of a part that failed with err. If the batch's
 // context has ended, that is the reason.
-func (p *part) failureOf(err error) (Status, error) {
+func (p *part) failureOf(err error) (transfer.Status, error) {
 	cause := context.Cause(p.b.ctx)
 	switch {
 	case cause == nil:
-		return Failed, err
+		return transfer.StatusFailed, err
 	case errors.Is(cause, context.DeadlineExceeded):
-		return TimedOut, fmt.Errorf("%w: %w", errdefs.ErrCanceled, cause)
+		return transfer.StatusTimeout, fmt.Errorf("%w: %w", errdefs.ErrCanceled, cause)
 	}
-	return Canceled, fmt.Errorf("%w: %w", errdefs.ErrCanceled, cause)
+	return transfer.StatusCanceled, fmt.Errorf("%w: %w", errdefs.ErrCanceled, cause)
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvlane/kvlane/transfer"
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
@@ -19,7 +20,7 @@ const span = 64 << 20
 // the machine does hits both.
 func BenchmarkLoopback(b *testing.B) {
 	for _, block := range []int64{64 << 10, 1 << 20} {
-		for _, op := range []mooncake.Op{mooncake.Read, mooncake.Write} {
+		for _, op := range []transfer.Op{transfer.Read, transfer.Write} {
 			for _, lanes := range []int{1, 2, 4} {
 				b.Run(fmt.Sprintf("%s/%dKiB/%dlanes", op, block>>10, lanes), func(b *testing.B) {
 					sockets, remote := bySockets(b, block), byRemote(b, op, block, lanes)
@@ -88,7 +89,7 @@ func bySockets(b *testing.B, block int64) func() {
 }
 
 // byRemote returns what moves a span by the protocol, as one batch.
-func byRemote(b *testing.B, op mooncake.Op, block int64, lanes int) func() {
+func byRemote(b *testing.B, op transfer.Op, block int64, lanes int) func() {
 	b.Helper()
 	s, there := serve(b, span, nil)
 	r, here := open(b, s.Segment().Name, span, func(o *mooncake.Options) { o.Lanes = lanes })

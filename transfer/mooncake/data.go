@@ -5,27 +5,8 @@ import (
 	"fmt"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/transfer"
 )
-
-// Op is the direction of a task, from the view of the initiator.
-type Op uint8
-
-// The operations.
-const (
-	Read  Op = 0 // from the segment into local memory
-	Write Op = 1 // from local memory into the segment
-)
-
-// String returns "read" or "write".
-func (o Op) String() string {
-	switch o {
-	case Read:
-		return "read"
-	case Write:
-		return "write"
-	}
-	return fmt.Sprintf("op(%d)", uint8(o))
-}
 
 // A request on a data connection is a header: u64 length, u64 address in the target, u8 operation,
 // 7 unused bytes, all little endian. Version 2 marks the operation and has a status in the answer.
@@ -33,6 +14,8 @@ func (o Op) String() string {
 const (
 	headerBytes = 24
 	statusBytes = 8
+	opRead      = 0
+	opWrite     = 1
 	version2    = 0x80 // flag of the operation
 
 	statusOK       = 0x4D43_5456_0000_0000
@@ -42,14 +25,17 @@ const (
 // header is the head of a request.
 type header struct {
 	length, addr uint64
-	op           Op
+	op           transfer.Op
 	v2           bool
 }
 
 func (h header) append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint64(b, h.length)
 	b = binary.LittleEndian.AppendUint64(b, h.addr)
-	op := byte(h.op)
+	op := byte(opRead)
+	if h.op == transfer.Write {
+		op = opWrite
+	}
 	if h.v2 {
 		op |= version2
 	}
@@ -61,10 +47,14 @@ func parseHeader(b []byte) (header, error) {
 	h := header{
 		length: binary.LittleEndian.Uint64(b),
 		addr:   binary.LittleEndian.Uint64(b[8:]),
-		op:     Op(b[16] &^ version2),
+		op:     transfer.Read,
 		v2:     b[16]&version2 != 0,
 	}
-	if h.op != Read && h.op != Write {
+	switch b[16] &^ version2 {
+	case opRead:
+	case opWrite:
+		h.op = transfer.Write
+	default:
 		return h, fmt.Errorf("request %#02x is neither a read nor a write: %w", b[16], errdefs.ErrInvalid)
 	}
 	return h, nil

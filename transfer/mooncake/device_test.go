@@ -11,6 +11,7 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	"github.com/kvlane/kvlane/transfer"
 	"github.com/kvlane/kvlane/transfer/mooncake"
 	"github.com/kvlane/kvlane/wire"
 )
@@ -36,7 +37,7 @@ func serveDevice(t *testing.T, n int64) (*mooncake.Server, *mem.Region) {
 }
 
 // staysAvailable moves n bytes a few times.
-func staysAvailable(t *testing.T, server *mooncake.Server, op mooncake.Op, gpu *mem.Region, n uint64) {
+func staysAvailable(t *testing.T, server *mooncake.Server, op transfer.Op, gpu *mem.Region, n uint64) {
 	t.Helper()
 	remote, here := open(t, server.Segment().Name, int64(n), nil)
 	for range 3 {
@@ -67,7 +68,7 @@ func TestDefectTrickleTakesChunks(t *testing.T) {
 			}
 		}()
 	}
-	staysAvailable(t, server, mooncake.Write, gpu, n)
+	staysAvailable(t, server, transfer.Write, gpu, n)
 }
 
 // TestDefectSlowReaderTakesChunks: as with readers, who take nothing for a while.
@@ -81,5 +82,5 @@ func TestDefectSlowReaderTakesChunks(t *testing.T) {
 		_, err := c.Write(request(n, mooncake.Address(gpu), 0x80))
 		must(t, err)
 	}
-	staysAvailable(t, server, mooncake.Read, gpu, 1<<20)
+	staysAvailable(t, server, transfer.Read, gpu, 1<<20)
 }

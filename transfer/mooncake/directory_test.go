@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/metadata"
+	"github.com/kvlane/kvlane/transfer"
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
@@ -83,7 +84,7 @@ func TestSegmentsByHTTP(t *testing.T) {
 		t.Errorf("a segment that is not there: %v", err)
 	}
 	r, here := open(t, "localhost", 4096, func(o *mooncake.Options) { o.Directory = d })
-	task := mooncake.Task{Op: mooncake.Write, Local: addr(here), Remote: addr(there), Length: 4096}
+	task := mooncake.Task{Op: transfer.Write, Local: addr(here), Remote: addr(there), Length: 4096}
 	must(t, do(t, r, task))
 	down.Store(true)
 	must(t, do(t, r, task))
@@ -165,7 +166,7 @@ func TestNameThatIsNoHost(t *testing.T) {
 			t.Errorf("%+v: %v", c, err)
 		}
 		r, here := open(t, s.Segment().Name, 4096, func(o *mooncake.Options) { o.Directory = d })
-		must(t, do(t, r, mooncake.Task{Op: mooncake.Write, Local: addr(here), Remote: addr(there), Length: 4096}))
+		must(t, do(t, r, mooncake.Task{Op: transfer.Write, Local: addr(here), Remote: addr(there), Length: 4096}))
 	}
 	for _, name := range []string{"127.0.0.1", "kvseg", "::1:17014", "a\xff:0"} {
 		_, err := mooncake.Serve(within(t), mooncake.ServerOptions{Name: name, Listen: "127.0.0.1:0", Memory: mooncake.NewRegions(nil)})

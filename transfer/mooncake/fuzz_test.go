@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/transfer"
 	"github.com/kvlane/kvlane/wire"
 )
 
@@ -96,10 +97,10 @@ func FuzzHandshake(f *testing.F) {
 func FuzzSession(f *testing.F) {
 	const base, edge, size = 1 << 20, 64, 256
 	h := func(h header) string { return string(h.append(nil)) }
-	f.Add([]byte(h(header{length: 4, addr: base, op: Read, v2: true}) + h(header{length: 3, addr: base + 1, op: Write, v2: true}) + "abc"))
-	f.Add([]byte(h(header{length: size, addr: base, op: Read}) + h(header{length: size + 1, addr: base, op: Write}) + strings.Repeat("x", size+1)))
-	f.Add([]byte(h(header{length: ^uint64(0) - base + 2, addr: base, op: Write, v2: true})))
-	f.Add([]byte(h(header{length: 2, addr: base - 1, op: Read})))
+	f.Add([]byte(h(header{length: 4, addr: base, op: transfer.Read, v2: true}) + h(header{length: 3, addr: base + 1, op: transfer.Write, v2: true}) + "abc"))
+	f.Add([]byte(h(header{length: size, addr: base, op: transfer.Read}) + h(header{length: size + 1, addr: base, op: transfer.Write}) + strings.Repeat("x", size+1)))
+	f.Add([]byte(h(header{length: ^uint64(0) - base + 2, addr: base, op: transfer.Write, v2: true})))
+	f.Add([]byte(h(header{length: 2, addr: base - 1, op: transfer.Read})))
 	f.Fuzz(func(t *testing.T, said []byte) {
 		b := make([]byte, size+2*edge)
 		for i := range b {
@@ -138,13 +139,13 @@ func FuzzAnswers(f *testing.F) {
 		batch := &Batch{ctx: context.Background(), r: r, done: make(chan struct{}), tasks: make([]taskState, 1), stop: func() bool { return true }}
 		batch.left.Store(1)
 		batch.tasks[0].parts.Store(1)
-		p := &part{b: batch, Task: Task{Op: Read, Local: 1 << 20, Remote: 1 << 20, Length: 8}, sent: true}
+		p := &part{b: batch, Task: Task{Op: transfer.Read, Local: 1 << 20, Remote: 1 << 20, Length: 8}, sent: true}
 		w := &fakeConn{in: bytes.NewReader(said)}
 		l := &lane{r: r, conn: w, inFlight: []*part{p}, bytes: 8}
 		l.fail(l.receive(newFlow(w, time.Second), true))
 		l.finishConn()
 		whole := len(said) >= 16 && binary.LittleEndian.Uint64(said) == statusOK
-		if (batch.Status(0) == Completed) != whole {
+		if (batch.Status(0) == transfer.StatusCompleted) != whole {
 			t.Fatalf("%s after %d bytes", batch.Status(0), len(said))
 		}
 		if !bytes.Equal(b[:4], make([]byte, 4)) || !bytes.Equal(b[12:], make([]byte, 4)) {

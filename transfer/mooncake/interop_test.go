@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/hex"
+	"errors"
 	"net"
 	"net/http/httptest"
 	"os"
@@ -19,6 +20,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/metadata"
+	"github.com/kvlane/kvlane/transfer"
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
@@ -141,8 +143,8 @@ func driveMooncake(t *testing.T, segment string) {
 		at := uint64(0)
 		for i := 0; at < n; i++ {
 			length := min([]uint64{1, 4096, 65536, 40000, 1 << 20, 9 << 20}[i%6], n-at)
-			writes = append(writes, mooncake.Task{Op: mooncake.Write, Local: addr(here) + at, Remote: s.Buffers[0].Addr + at, Length: length})
-			reads = append(reads, mooncake.Task{Op: mooncake.Read, Local: addr(here) + n + at, Remote: s.Buffers[0].Addr + at, Length: length})
+			writes = append(writes, mooncake.Task{Op: transfer.Write, Local: addr(here) + at, Remote: s.Buffers[0].Addr + at, Length: length})
+			reads = append(reads, mooncake.Task{Op: transfer.Read, Local: addr(here) + n + at, Remote: s.Buffers[0].Addr + at, Length: length})
 			at += length
 		}
 		must(t, do(t, r, writes...))
@@ -156,10 +158,10 @@ func driveMooncake(t *testing.T, segment string) {
 	}
 	lying := fixed(t, data, 2, mooncake.Buffer{Name: "cpu:0", Addr: 4096, Length: 1 << 62})
 	r, here := open(t, "x", 4096, func(o *mooncake.Options) { o.Directory = lying })
-	for _, op := range []mooncake.Op{mooncake.Read, mooncake.Write} {
+	for _, op := range []transfer.Op{transfer.Read, transfer.Write} {
 		b, err := r.Submit(within(t), []mooncake.Task{{Op: op, Local: addr(here), Remote: 4096, Length: 4096}})
 		must(t, err)
-		if err := b.Wait(within(t)); b.Status(0) != mooncake.Invalid {
+		if err := b.Wait(within(t)); !errors.Is(err, errdefs.ErrInvalid) || b.Status(0) != transfer.StatusFailed {
 			t.Errorf("%s of what it has not registered is %s: %v, want %v", op, b.Status(0), err, errdefs.ErrInvalid)
 		}
 	}

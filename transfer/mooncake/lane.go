@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/transfer"
 	"github.com/kvlane/kvlane/wire"
 )
 
@@ -91,7 +92,7 @@ func (l *lane) take(wait bool) *part {
 					l.moved.Store(time.Now().UnixNano())
 				}
 				l.inFlight, l.bytes = append(l.inFlight, p), l.bytes+p.Length
-				p.b.tasks[p.index].status.CompareAndSwap(uint32(Waiting), uint32(Pending))
+				p.b.tasks[p.index].status.CompareAndSwap(uint32(transfer.StatusWaiting), uint32(transfer.StatusPending))
 				return p
 			}
 		}
@@ -183,7 +184,7 @@ func (l *lane) finishConn() {
 		why = fmt.Errorf("%w: %w", errdefs.ErrBroken, why)
 	}
 	if refused != nil {
-		refused.finish(Invalid, errRejected)
+		refused.finish(transfer.StatusFailed, errRejected)
 	}
 	for _, p := range under {
 		p.finish(p.failureOf(why))
@@ -211,12 +212,12 @@ func (l *lane) send(f *flow, p *part, v2 bool) error {
 		if _, err := out.Write(h.append(head)); err != nil {
 			return stalled(err, f.stall)
 		}
-		if p.Op == Write {
+		if p.Op == transfer.Write {
 			if err := l.r.o.Memory.Send(l.r.ctx, out, p.Local, p.Length); err != nil {
 				return stalled(err, f.stall)
 			}
 			if !v2 { // the target carries out the read after the write
-				h := header{length: 1, addr: p.Remote + p.Length - 1, op: Read}
+				h := header{length: 1, addr: p.Remote + p.Length - 1, op: transfer.Read}
 				if _, err := out.Write(h.append(head)); err != nil {
 					return stalled(err, f.stall)
 				}
@@ -264,7 +265,7 @@ func (l *lane) receive(f *flow, v2 bool) error {
 		if !l.finishOldest(p) {
 			return nil
 		}
-		p.finish(Completed, nil)
+		p.finish(transfer.StatusCompleted, nil)
 	}
 }
 
@@ -303,7 +304,7 @@ func (l *lane) answer(p *part, in *bufferedConn, v2 bool) error {
 		}
 	}
 	switch {
-	case p.Op == Read:
+	case p.Op == transfer.Read:
 		return l.r.o.Memory.Receive(l.r.ctx, in, p.Local, p.Length)
 	case !v2:
 		_, err := in.ReadByte()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/transfer"
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
@@ -101,10 +102,10 @@ func TestInitiatorBytes(t *testing.T) {
 		d := fixed(t, address, version, mooncake.Buffer{Name: "cpu:0", Addr: 4096, Length: 4096})
 		r, here := open(t, "x", 4096, func(o *mooncake.Options) { o.Directory, o.Lanes = d, 1 })
 		copy(here.Bytes()[8:], "xyz")
-		if err := do(t, r, mooncake.Task{Op: mooncake.Read, Local: addr(here), Remote: 4096, Length: 4}); err != nil || string(here.Bytes()[:5]) != "abcd\x00" {
+		if err := do(t, r, mooncake.Task{Op: transfer.Read, Local: addr(here), Remote: 4096, Length: 4}); err != nil || string(here.Bytes()[:5]) != "abcd\x00" {
 			t.Errorf("version %d: %v, %q", version, err, here.Bytes()[:5])
 		}
-		if err := do(t, r, mooncake.Task{Op: mooncake.Write, Local: addr(here) + 8, Remote: 4097, Length: 3}); err != nil {
+		if err := do(t, r, mooncake.Task{Op: transfer.Write, Local: addr(here) + 8, Remote: 4097, Length: 3}); err != nil {
 			t.Errorf("version %d: %v", version, err)
 		}
 		if err := <-heard; err != nil {
@@ -151,9 +152,9 @@ func TestTargetsThatLie(t *testing.T) {
 		})
 		d := fixed(t, address, 2, mooncake.Buffer{Name: "cpu:0", Addr: 4096, Length: 4096})
 		r, here := open(t, "x", 4096, func(o *mooncake.Options) { o.Directory, o.Lanes = d, 1 })
-		b, err := r.Submit(within(t), []mooncake.Task{{Op: mooncake.Read, Local: addr(here), Remote: 4096, Length: 4}})
+		b, err := r.Submit(within(t), []mooncake.Task{{Op: transfer.Read, Local: addr(here), Remote: 4096, Length: 4}})
 		must(t, err)
-		if err := b.Wait(within(t)); !errors.Is(err, errdefs.ErrBroken) || b.Status(0) != mooncake.Failed {
+		if err := b.Wait(within(t)); !errors.Is(err, errdefs.ErrBroken) || b.Status(0) != transfer.StatusFailed {
 			t.Errorf("%s: %v, %s", name, err, b.Status(0))
 		}
 	}
@@ -181,12 +182,12 @@ func TestConfirmedBeforeItWasSent(t *testing.T) {
 	})
 	d := fixed(t, address, 2, mooncake.Buffer{Name: "cpu:0", Addr: 4096, Length: n})
 	r, here := open(t, "x", n, func(o *mooncake.Options) { o.Directory, o.Lanes = d, 1 })
-	b, err := r.Submit(within(t), []mooncake.Task{{Op: mooncake.Write, Local: addr(here), Remote: 4096, Length: n}})
+	b, err := r.Submit(within(t), []mooncake.Task{{Op: transfer.Write, Local: addr(here), Remote: 4096, Length: n}})
 	must(t, err)
 	<-confirmed
 	select {
 	case <-b.Done():
-		if b.Status(0) == mooncake.Completed {
+		if b.Status(0) == transfer.StatusCompleted {
 			t.Error("the task is complete, and its bytes are not sent")
 		}
 	case <-time.After(100 * time.Millisecond):

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/transfer"
 )
 
 // Options are the options of a Remote. Zero values are the defaults.
@@ -164,7 +165,7 @@ func (r *Remote) check(ctx context.Context, tasks []Task) error {
 	s := r.Segment()
 	asked := false
 	for i, t := range tasks {
-		if t.Op != Read && t.Op != Write || t.Length == 0 {
+		if t.Op != transfer.Read && t.Op != transfer.Write || t.Length == 0 {
 			return fmt.Errorf("task %d: %s %d bytes: %w", i, t.Op, t.Length, errdefs.ErrInvalid)
 		}
 		if err := r.o.Memory.Check(t.Local, t.Length); err != nil {
@@ -254,7 +255,7 @@ func (r *Remote) Close() error {
 	r.changed.Broadcast()
 	r.mu.Unlock()
 	for _, p := range gone {
-		p.finish(Failed, errdefs.ErrClosed)
+		p.finish(transfer.StatusFailed, errdefs.ErrClosed)
 	}
 	r.wg.Wait()
 	return nil

@@ -6,6 +6,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/kvlane/kvlane/transfer"
 	"github.com/kvlane/kvlane/wire"
 )
 
@@ -55,7 +56,7 @@ func (s *Server) carryOut(h header, f *flow, in *bufferedConn, out *bufferedWrit
 		return false
 	}
 	var err error
-	if h.op == Read {
+	if h.op == transfer.Read {
 		if h.v2 {
 			err = writeStatus(out, statusOK)
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/transfer"
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
@@ -27,8 +28,8 @@ func TestBothEnds(t *testing.T) {
 				at := uint64(0)
 				for i := 0; at < n; i++ {
 					length := min([]uint64{1, 24, 4096, 65536, 40000, 9 << 20}[i%6], n-at)
-					writes = append(writes, mooncake.Task{Op: mooncake.Write, Local: addr(here) + at, Remote: addr(there) + at, Length: length})
-					reads = append(reads, mooncake.Task{Op: mooncake.Read, Local: addr(here) + at, Remote: addr(there) + at, Length: length})
+					writes = append(writes, mooncake.Task{Op: transfer.Write, Local: addr(here) + at, Remote: addr(there) + at, Length: length})
+					reads = append(reads, mooncake.Task{Op: transfer.Read, Local: addr(here) + at, Remote: addr(there) + at, Length: length})
 					at += length
 				}
 				must(t, do(t, r, writes...))
@@ -61,8 +62,8 @@ func TestManyBatchesAtOnce(t *testing.T) {
 			for round := range rounds {
 				pattern(out, byte(u*31+round))
 				for _, task := range []mooncake.Task{
-					{Op: mooncake.Write, Local: local, Remote: remote, Length: block},
-					{Op: mooncake.Read, Local: local + block, Remote: remote, Length: block},
+					{Op: transfer.Write, Local: local, Remote: remote, Length: block},
+					{Op: transfer.Read, Local: local + block, Remote: remote, Length: block},
 				} {
 					b, err := r.Submit(t.Context(), []mooncake.Task{task})
 					if err == nil {
@@ -91,7 +92,7 @@ func TestWrongTasks(t *testing.T) {
 	const n = 1 << 16
 	s, there := serve(t, n, nil)
 	r, here := open(t, s.Segment().Name, n, nil)
-	good := mooncake.Task{Op: mooncake.Write, Local: addr(here), Remote: addr(there), Length: 4096}
+	good := mooncake.Task{Op: transfer.Write, Local: addr(here), Remote: addr(there), Length: 4096}
 	for _, wrong := range []struct {
 		name   string
 		change func(*mooncake.Task)
@@ -129,7 +130,7 @@ func TestRejectionIsOfOneTask(t *testing.T) {
 	s, err := mooncake.Serve(within(t), mooncake.ServerOptions{Name: "127.0.0.1:0", Memory: m})
 	must(t, err)
 	defer s.Close(within(t))
-	for _, op := range []mooncake.Op{mooncake.Read, mooncake.Write} {
+	for _, op := range []transfer.Op{transfer.Read, transfer.Write} {
 		r, here := open(t, s.Segment().Name, n, func(o *mooncake.Options) { o.Lanes = 1 })
 		pattern(here.Bytes(), 3)
 		pattern(kept.Bytes(), 3)
@@ -149,9 +150,9 @@ func TestRejectionIsOfOneTask(t *testing.T) {
 			t.Errorf("%s: %v, want ErrInvalid", op, err)
 		}
 		for i := range b.Len() {
-			want := mooncake.Completed
+			want := transfer.StatusCompleted
 			if i == 5 {
-				want = mooncake.Invalid
+				want = transfer.StatusFailed
 			}
 			if got := b.Status(i); got != want {
 				t.Errorf("%s: task %d is %s, want %s", op, i, got, want)
@@ -213,7 +214,7 @@ func fixed(t *testing.T, dataAddr string, version int, buffers ...mooncake.Buffe
 func TestDeadlineEndsABatch(t *testing.T) {
 	address := silent(t)
 	d := fixed(t, address, 2, mooncake.Buffer{Name: "cpu:0", Addr: 4096, Length: 64 << 20})
-	for _, op := range []mooncake.Op{mooncake.Read, mooncake.Write} {
+	for _, op := range []transfer.Op{transfer.Read, transfer.Write} {
 		r, here := open(t, "x", 64<<20, func(o *mooncake.Options) { o.Directory = d })
 		var b *mooncake.Batch
 		var err error
@@ -227,7 +228,7 @@ func TestDeadlineEndsABatch(t *testing.T) {
 			t.Errorf("%s: %v", op, err)
 		}
 		for i := range b.Len() {
-			if b.Status(i) != mooncake.TimedOut {
+			if b.Status(i) != transfer.StatusTimeout {
 				t.Errorf("%s: task %d is %s", op, i, b.Status(i))
 			}
 		}
@@ -235,7 +236,7 @@ func TestDeadlineEndsABatch(t *testing.T) {
 		b, err = r.Submit(ctx, []mooncake.Task{{Op: op, Local: addr(here), Remote: 4096, Length: 1}})
 		must(t, err)
 		stop()
-		if err := b.Wait(within(t)); !errors.Is(err, errdefs.ErrCanceled) || b.Status(0) != mooncake.Canceled {
+		if err := b.Wait(within(t)); !errors.Is(err, errdefs.ErrCanceled) || b.Status(0) != transfer.StatusCanceled {
 			t.Errorf("%s: %v, %s", op, err, b.Status(0))
 		}
 	}
@@ -247,7 +248,7 @@ func TestStallEndsABatch(t *testing.T) {
 	d := fixed(t, address, 2, mooncake.Buffer{Name: "cpu:0", Addr: 4096, Length: 64 << 20})
 	r, here := open(t, "x", 64<<20, func(o *mooncake.Options) { o.Directory, o.StallTime = d, 100*time.Millisecond })
 	for _, length := range []uint64{1, 64 << 20} {
-		if err := do(t, r, mooncake.Task{Op: mooncake.Write, Local: addr(here), Remote: 4096, Length: length}); !errors.Is(err, errdefs.ErrBroken) {
+		if err := do(t, r, mooncake.Task{Op: transfer.Write, Local: addr(here), Remote: 4096, Length: length}); !errors.Is(err, errdefs.ErrBroken) {
 			t.Errorf("%d bytes: %v, want ErrBroken", length, err)
 		}
 	}
@@ -259,7 +260,7 @@ func TestTargetRestarts(t *testing.T) {
 	s, err := mooncake.Serve(within(t), mooncake.ServerOptions{Name: "127.0.0.1:0", Memory: m})
 	must(t, err)
 	r, here := open(t, s.Segment().Name, 1<<16, nil)
-	task := mooncake.Task{Op: mooncake.Write, Local: addr(here), Remote: addr(there), Length: 1 << 16}
+	task := mooncake.Task{Op: transfer.Write, Local: addr(here), Remote: addr(there), Length: 1 << 16}
 	must(t, do(t, r, task))
 	for range 3 {
 		name := s.Segment().Name
@@ -286,10 +287,10 @@ func TestCloseFailsBatches(t *testing.T) {
 	address := silent(t)
 	d := fixed(t, address, 2, mooncake.Buffer{Name: "cpu:0", Addr: 4096, Length: 64 << 20})
 	r, here := open(t, "x", 64<<20, func(o *mooncake.Options) { o.Directory = d })
-	b, err := r.Submit(t.Context(), []mooncake.Task{{Op: mooncake.Write, Local: addr(here), Remote: 4096, Length: 64 << 20}})
+	b, err := r.Submit(t.Context(), []mooncake.Task{{Op: transfer.Write, Local: addr(here), Remote: 4096, Length: 64 << 20}})
 	must(t, err)
 	must(t, r.Close())
-	if err := b.Wait(within(t)); !errors.Is(err, errdefs.ErrClosed) || b.Status(0) != mooncake.Failed {
+	if err := b.Wait(within(t)); !errors.Is(err, errdefs.ErrClosed) || b.Status(0) != transfer.StatusFailed {
 		t.Errorf("%v, %s", err, b.Status(0))
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/transfer"
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
@@ -328,8 +329,8 @@ func TestNoTornWrites(t *testing.T) {
 		reader, to := open(t, s.Segment().Name, n, nil)
 		for i := range rounds {
 			pattern(from.Bytes(), byte(i))
-			must(t, do(t, writer, mooncake.Task{Op: mooncake.Write, Local: addr(from), Remote: addr(there), Length: n}))
-			must(t, do(t, reader, mooncake.Task{Op: mooncake.Read, Local: addr(to), Remote: addr(there), Length: n}))
+			must(t, do(t, writer, mooncake.Task{Op: transfer.Write, Local: addr(from), Remote: addr(there), Length: n}))
+			must(t, do(t, reader, mooncake.Task{Op: transfer.Read, Local: addr(to), Remote: addr(there), Length: n}))
 			if !bytes.Equal(from.Bytes(), to.Bytes()) {
 				t.Fatalf("version %d: write %d is torn", version, i)
 			}

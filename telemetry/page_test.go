@@ -23,8 +23,9 @@ const intro = `kvlane serves these metrics in Prometheus's text format:
 An address is HOST:PORT, on 127.0.0.1 without a host, or unix:/PATH, a socket of mode 0600. Each address serves
 /metrics, /healthz (the process runs) and /readyz (it can serve; 503 while it opens or closes).
 
-There are [alert rules](alerts.md) and a [dashboard](grafana/kvlane.json). The [glossary](glossary.md) defines the words.
-Metrics of the process and of Go have the names of Prometheus's own clients (process_cpu_seconds_total, go_goroutines).
+There are [alert rules](alerts.md) and a [dashboard](grafana/kvlane.json). The [glossary](glossary.md) defines the
+words. Metrics of the process and of Go have the names of Prometheus's own clients (process_cpu_seconds_total,
+go_goroutines).
 
 `
 

@@ -17,9 +17,11 @@ const intro = `# Settings
 
 This page is generated from the table in package internal/settings by ` + "`make generate`" + `; do not edit it.
 
-The library column has keys of the JSON object that ` + "`kvl_open`" + `, ` + "`kvlane.Store`" + ` and the adapters for engines take, and of the fields of
-` + "`kvlane.Config`" + `: [the C library](library.md#configuration). The name column has keys of the [configuration file](command-line.md#configuration),
-which are flags of commands too; ` + "`KVLANE_CACHE_BYTES`" + ` is the variable of ` + "`cache-bytes`" + `. A row with both means the same setting.
+- "library" is a key of the JSON object for ` + "`kvl_open`" + `, ` + "`kvlane.Store`" + ` and the adapters for engines
+  ([the C library](library.md#configuration)). The fields of ` + "`kvlane.Config`" + ` in Go correspond to these keys.
+- "name" is a key of the [configuration file](command-line.md#configuration) and a flag of commands.
+  ` + "`KVLANE_CACHE_BYTES`" + ` is the variable of ` + "`cache-bytes`" + `.
+- A row with both is the same setting.
 
 | library | name | meaning | default |
 |---|---|---|---|

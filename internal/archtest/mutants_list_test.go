@@ -61,7 +61,7 @@ var mutants = []mutant{
 	defect("gdr", "TestDefectGPUWritesNotFlushed",
 		"gdr/nics.go", "		if n.flush, err = flusher(dev); err != nil {\n			return err\n		}\n", ""),
 	defect("stream/copy/plan", "TestDefectFirstWildBatchLosesThePath",
-		"stream/copy/plan/cells.go", "	if a > 0 {\n		return max(min(a, b), 0)\n	}\n	return min(max(a, b), 0)\n", "	return b\n"),
+		"stream/copy/plan/correction.go", "	if a > 0 {\n		return max(min(a, b), 0)\n	}\n	return min(max(a, b), 0)\n", "	return b\n"),
 	defect("stream/copy", "TestDefectUnseenOutcomeIsLearned",
 		"stream/copy/choose.go", "	if left := o.left.Load(); left != 0 && time", "	if left := o.left.Load(); left < 0 && time"),
 }

@@ -121,9 +121,6 @@ func alone(can plan.Paths, last stream.Path) plan.Paths {
 // request is what the planner is asked.
 func request(b *move.Batch) plan.Request {
 	r := plan.Request{Dir: direction(b.Ways), Pieces: b.Copies, Runs: b.Runs, Bytes: b.Bytes, Awaited: b.At.Batch.Awaited}
-	if b.At.Batch.Paged != nil {
-		r.Form = plan.Paged
-	}
 	switch r.Dir {
 	case plan.H2D:
 		r.HostRuns = b.SrcRuns

@@ -354,7 +354,7 @@ func TestPlannerSendsBatchesByNIC(t *testing.T) {
 	g := newNICRig(t, dev, soft.Options{Schedule: &soft.Schedule{Seed: 1}})
 	profile := plan.Default()
 	for dir := range plan.D2H + 1 {
-		m := plan.Model{Path: stream.PathNICSoft, Dir: dir, Form: plan.List, Side: plan.Scattered}
+		m := plan.Model{Path: stream.PathNICSoft, Dir: dir, Side: plan.Scattered}
 		for _, size := range profile.Sizes {
 			for _, n := range profile.Counts {
 				m.Times = append(m.Times, 50e3+float64(n*size)/200)

@@ -152,7 +152,7 @@ func (c *calibration) fit(all []*series, duplex map[duplexID]float64) error {
 				if len(points) == 0 {
 					continue
 				}
-				m := plan.Model{Path: by.path, CTAs: by.ctas, Dir: dir, Form: by.form(dir), Side: side}
+				m := plan.Model{Path: by.path, CTAs: by.ctas, Dir: dir, Side: side}
 				if err := m.Fit(p, points); err != nil {
 					return err
 				}

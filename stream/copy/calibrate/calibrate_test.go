@@ -457,36 +457,3 @@ func TestEveryFault(t *testing.T) {
 		})
 	}
 }
-
-// TestWhatSticksOutIsMeasuredAgain: a batch that was held up when it was measured, and is measured only once as time is short,
-// does not say what such batches take.
-func TestWhatSticksOutIsMeasuredAgain(t *testing.T) {
-	m := newMachine(t)
-	held := make(map[work]bool)
-	m.cost = func(w work) float64 {
-		if w.path == stream.PathKernel && w.ctas == 16 && w.size == 64<<10 && (w.n == 64 || w.n == 256) && !held[w] {
-			held[w] = true
-			return 3 * honest(w)
-		}
-		return honest(w)
-	}
-	o := m.options()
-	o.Bytes, o.Budget = 64<<20, time.Microsecond
-	r, err := m.run(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(held) == 0 {
-		t.Fatal("nothing was held up")
-	}
-	pl, err := plan.New(r.Profile, plan.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for w := range held {
-		got, ok := pl.Predict(plan.Request{Dir: w.dir, Form: plan.Paged, Pieces: w.n, Runs: w.n, Bytes: int64(w.n) * w.size}, w.path, w.ctas)
-		if want := honest(w); !ok || math.Abs(float64(got)/want-1) > 0.03 {
-			t.Errorf("%+v predicted at %v, it takes %v", w, got, time.Duration(want))
-		}
-	}
-}

@@ -90,9 +90,6 @@ type series struct {
 func (c *calibration) measure(ctx context.Context) ([]*series, error) {
 	long := float64(max(leastPoint, c.o.Budget/longest))
 	all, err := c.first(ctx, long)
-	if err == nil {
-		err = c.doubt(ctx, all)
-	}
 	for err == nil && c.left() > 0 {
 		for _, s := range all {
 			if err = c.visit(ctx, s); err != nil || c.left() <= 0 {

@@ -70,7 +70,7 @@ func TestMeasuresANIC(t *testing.T) {
 		for side, hostRuns := range map[plan.Side]int{plan.Contiguous: 1, plan.Scattered: 0} {
 			for _, n := range []int{1, 3, 100, 10_000} {
 				for _, size := range []int64{256, 4096, 30_000, 1 << 20} {
-					q := plan.Request{Dir: dir, Form: plan.Paged, Pieces: n, Runs: n, HostRuns: hostRuns, Bytes: int64(n) * size}
+					q := plan.Request{Dir: dir, Pieces: n, Runs: n, HostRuns: hostRuns, Bytes: int64(n) * size}
 					truth := func(p stream.Path) float64 { return honest(work{path: p, dir: dir, side: side, n: n, size: size}) }
 					got, ok := pl.Predict(q, stream.PathNIC, 0)
 					if want := truth(stream.PathNIC); n > 1 && (!ok || math.Abs(float64(got)/want-1) > 0.03) {

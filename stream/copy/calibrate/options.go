@@ -109,18 +109,16 @@ type variant struct {
 	most int64
 }
 
-// form is how batches are described to measure v: to kernels as pages, which cost a CPU next to nothing, so that what small
-// copies take is the device's time, and to NICs, whose requests are of several pages where they can be; to engines, and
-// within the device, as lists.
-func (v *variant) form(dir plan.Direction) plan.Form {
+// paged reports whether batches that measure v are page lists. They cost the CPU less than lists of
+// extents, so that times of small copies are the device's, and a NIC can copy several pages with one
+// request. Copy engines, and copies within the device, are measured with lists of extents.
+func (v *variant) paged(dir plan.Direction) bool {
 	switch v.path {
 	case stream.PathKernel, stream.PathStaged, stream.PathNIC, stream.PathNICSoft:
-		if dir != plan.D2D {
-			return plan.Paged
-		}
+		return dir != plan.D2D
 	default:
+		return false
 	}
-	return plan.List
 }
 
 func (v *variant) String() string {

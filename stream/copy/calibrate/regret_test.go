@@ -105,7 +105,7 @@ func TestSlotsAreStaged(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, dir := range []plan.Direction{plan.H2D, plan.D2H} {
-			r := plan.Request{Dir: dir, Form: plan.Paged, Pieces: 65_536, Runs: 65_536, HostRuns: 1024, Bytes: 256 << 20}
+			r := plan.Request{Dir: dir, Pieces: 65_536, Runs: 65_536, HostRuns: 1024, Bytes: 256 << 20}
 			if c := pl.Choose(r, plan.PathSet(busPaths...)); c.Path != stream.PathStaged {
 				t.Errorf("%s %s: %+v", goal, dir, c)
 			}

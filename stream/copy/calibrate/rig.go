@@ -130,7 +130,7 @@ func (r *rig) batch(by opened, dir plan.Direction, side plan.Side, size int64, n
 	b := &r.blocks[r.next%backToBack]
 	r.next++
 	s := measure.Shape{
-		Dir: mem.ToPages, Near: r.gpu, Far: r.host, Size: size, Count: n, Most: n, Pages: by.form(dir) == plan.Paged,
+		Dir: mem.ToPages, Near: r.gpu, Far: r.host, Size: size, Count: n, Most: n, Pages: by.paged(dir),
 		NearRows: r.pool(onDevice, size),
 	}
 	switch {

@@ -81,7 +81,7 @@ func TestCacheSaysWhatIsWrong(t *testing.T) {
 		"half":            {string(good[:len(good)/2]), errdefs.ErrCorrupt},
 		"zeroes":          {string(make([]byte, 4096)), errdefs.ErrCorrupt},
 		"another key":     {strings.Replace(string(good), "GPU-1b2c", "GPU-9999", 1), errdefs.ErrMismatch},
-		"another version": {strings.Replace(string(good), `"version": 5`, `"version": 7`, 1), errdefs.ErrMismatch},
+		"another version": {strings.Replace(string(good), `"version": 6`, `"version": 7`, 1), errdefs.ErrMismatch},
 	} {
 		if err := os.WriteFile(name, []byte(b.bytes), 0o600); err != nil {
 			t.Fatal(err)

@@ -3,39 +3,35 @@
 //
 // # Model
 //
-// A Profile holds one Model for each path, number of thread blocks, direction, form and placement on the host side. A model is
-// a table: what n copies of s bytes take when nothing runs before them, measured at a few sizes and counts, and taken to lie
-// on straight lines between. That is exact for a cost a copy and a cost a byte, and it follows whatever else hardware does:
-// a kernel's first copies, which cost nothing as many warps wait for their bytes at the same time; a driver that goes over
-// to another engine at some size. Beyond the longest batch measured, each further copy costs what the last ones did.
+// A Profile has one Model for each path, number of thread blocks, direction and host side. A model is
+// a table of measured times by size and count, with straight lines between them. It is exact for a
+// cost of each copy and of each byte. It also follows a kernel whose first copies are free and a
+// driver that changes engines at some size. Beyond the longest measured batch, each copy costs as
+// much as the last ones.
 //
-// Behind other batches, Lead of that time passes while those still copy, a kernel's launch for instance; what is left is
-// the marginal cost. While the opposite direction is busy, or was when the last batch went, each byte takes Duplex longer.
+// Model.Lead of a batch's time passes while batches before it copy. The rest is its marginal cost. A
+// path in Request.Alone starts only after they end and hides nothing. While the opposite direction is
+// busy, or was during the last batch, each byte takes Model.Duplex longer.
 //
-// Behind other batches a path that waits until they have ended, as Request.Alone says, hides nothing of its start.
-//
-// Copy engines and NICs are asked once a run of neighbouring extents, so n is the runs; kernels copy pieces. A staged copy
-// gathers pieces and makes one engine copy a run of the host side while it gathers the next chunk: where it was measured
-// with a contiguous host only, it takes as long as the slower of the two. Pieces of many sizes are taken for as many of the
-// mean size. The planner knows no more than that, and has no thresholds.
+// Copy engines and NICs copy each run of adjacent extents at once, so their count is Request.Runs.
+// Kernels copy pieces. Staged copies gather pieces and copy each run of the host side by copy engine:
+// the slower of the two counts. Pieces of different sizes count as pieces of the mean size.
 //
 // # Choosing
 //
-// Every candidate's cost is predicted, and the lowest taken; among those within the margin (2% by default), the one that takes
-// the fewest thread blocks away from computing. The cost is time x (1 + weight x harm): harm is the share of its rate that work
-// beside the copies loses while they go by that path, and the Policy has the weight, none where throughput or latency is the goal.
+// The planner predicts the cost of every candidate and takes the lowest. Within Options.Margin it
+// takes the fewest thread blocks. The cost is time x (1 + weight x harm). harm is the share of its
+// rate that concurrent work loses, and the Policy has the weight: 0 for throughput and latency.
 //
 // # Learning
 //
-// Batches are alike that have the same direction and form, size and count within a factor of four, and meet the same
-// situation: an idle stream or a backlog, a host side that is contiguous or not, the opposite direction idle or busy. For
-// batches that are alike, Observe keeps for each path an average of the logarithm of actual over profiled time, which scales
-// later predictions. One batch counts for half as much again as expected at most. Averages fade (Options.HalfLife), so that a
-// path once seen slow is tried again. A path that was measured as slower than it is, and is not taken for that, is found out by
-// the next calibration only.
+// Observe keeps one correction for each path in each class of batches: by direction, three ranges of
+// bytes, and whether the opposite direction is busy. A correction is a decayed average of
+// log(actual / profiled time). It fades (Options.HalfLife), so that a path that was slow is tried
+// again. A path that calibration measured as too slow is not chosen until the next calibration.
 //
 // # Concurrency
 //
-// Profiles, requests and policies are values. A Planner and a Budget are safe for concurrent use. Choose allocates nothing,
-// Observe once for each direction and situation.
+// Profiles, requests and policies are values. A Planner and a Budget are safe for concurrent use.
+// Choose and Observe do not allocate.
 package plan

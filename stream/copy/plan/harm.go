@@ -12,7 +12,7 @@ type harm struct{ base, block float64 }
 // mostHarm is what nothing exceeds: a kernel that writes host memory as fast as the bus carries it.
 const mostHarm = 0.55
 
-// harms are an H100's (docs/benchmarks.md, ADRs 18 and 23): to the device the mean of what products of 4096 to 8192 rows of bf16 matrices lose,
+// harms are an H100's (docs/benchmarks.md, ADR 9): to the device the mean of what products of 4096 to 8192 rows of bf16 matrices lose,
 // 5 to 23% to kernels of 4 thread blocks, about as much to one multiprocessor that is taken, and 1 to 7% to staged
 // copies; back what products of 8192 rows lose: staged at 40 to 42 GB/s (0.1 to 2.2%), kernels at 46 by 16 (52%) and at 30 by 1 (4.8%). The
 // rest lies on lines through these, or is guessed after them.

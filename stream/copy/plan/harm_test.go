@@ -14,7 +14,7 @@ import (
 // blocks is a request for pages of 4 KiB, of which so many lie in a row in host memory.
 func blocks(dir plan.Direction, bytes int64, row int) plan.Request {
 	n := int(bytes >> 12)
-	return plan.Request{Dir: dir, Form: plan.Paged, Pieces: n, Runs: n, HostRuns: n / row, Bytes: bytes}
+	return plan.Request{Dir: dir, Pieces: n, Runs: n, HostRuns: n / row, Bytes: bytes}
 }
 
 // rows is r where so many runs of the host's side lie at equal distances each.

@@ -15,7 +15,7 @@ import (
 
 const (
 	formatName    = "kvlane-profile"
-	formatVersion = 5
+	formatVersion = 6
 	// maxEncoded bounds what is decoded: a profile is a hundred KiB.
 	maxEncoded = 4 << 20
 )
@@ -38,7 +38,6 @@ type modelDocument struct {
 	Path   string      `json:"path"`
 	CTAs   int         `json:"ctas"`
 	Dir    string      `json:"direction"`
-	Form   string      `json:"form"`
 	Side   string      `json:"host"`
 	Times  [][]float64 `json:"times_ns"` // by size, then by count
 	Lead   float64     `json:"lead_ns"`
@@ -62,7 +61,7 @@ func (p Profile) MarshalJSON() ([]byte, error) {
 	for i := range p.Models {
 		m := &p.Models[i]
 		d.Models[i] = modelDocument{
-			m.Path.String(), m.CTAs, m.Dir.String(), m.Form.String(), m.Side.String(),
+			m.Path.String(), m.CTAs, m.Dir.String(), m.Side.String(),
 			slices.Collect(slices.Chunk(m.Times, len(p.Counts))), m.Lead, m.Duplex, m.Spread, m.Points,
 		}
 	}
@@ -132,9 +131,8 @@ func (d *document) profile() (Profile, error) {
 		x := &d.Models[i]
 		path, errPath := stream.ParsePath(x.Path)
 		dir, errDir := parse[Direction](x.Dir, directions)
-		form, errForm := parse[Form](x.Form, forms)
 		side, errSide := parse[Side](x.Side, sides)
-		if err := errors.Join(errPath, errDir, errForm, errSide); err != nil {
+		if err := errors.Join(errPath, errDir, errSide); err != nil {
 			return p, fmt.Errorf("model %d: %w", i, err)
 		}
 		for k, row := range x.Times {
@@ -143,7 +141,7 @@ func (d *document) profile() (Profile, error) {
 			}
 		}
 		p.Models = append(p.Models, Model{
-			Path: path, CTAs: x.CTAs, Dir: dir, Form: form, Side: side, Times: slices.Concat(x.Times...),
+			Path: path, CTAs: x.CTAs, Dir: dir, Side: side, Times: slices.Concat(x.Times...),
 			Lead: x.Lead, Duplex: x.Duplex, Spread: x.Spread, Points: x.Points,
 		})
 	}

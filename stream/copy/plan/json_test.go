@@ -55,7 +55,7 @@ func TestDamageIsFound(t *testing.T) {
 		want     error
 	}{
 		"another format":     {`"kvlane-profile"`, `"kvlane-block"`, errdefs.ErrCorrupt},
-		"a later version":    {`"version":5`, `"version":6`, errdefs.ErrMismatch},
+		"a later version":    {`"version":6`, `"version":7`, errdefs.ErrMismatch},
 		"an unknown field":   {`"source"`, `"sauce"`, errdefs.ErrCorrupt},
 		"an unknown path":    {`"kernel"`, `"kernel-bulk"`, errdefs.ErrCorrupt},
 		"no path":            {`"kernel"`, `"none"`, errdefs.ErrCorrupt},
@@ -149,7 +149,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		pl := newPlanner(t, p, plan.Options{})
 		for _, r := range []plan.Request{
-			{Pieces: 1, Bytes: 1}, {Dir: plan.D2H, Form: plan.Paged, Pieces: 1 << 20, Runs: 1 << 20, HostRuns: 3, Bytes: 1 << 40},
+			{Pieces: 1, Bytes: 1}, {Dir: plan.D2H, Pieces: 1 << 20, Runs: 1 << 20, HostRuns: 3, Bytes: 1 << 40},
 		} {
 			if c := pl.Choose(r, allPaths); c.Path == stream.PathNone || c.Predicted < 0 {
 				t.Fatalf("%+v for %+v", c, r)

@@ -16,21 +16,21 @@ const driftAfter = 32
 
 var driftBy = math.Log(1.25)
 
-// learned is what observations add to a profile.
+// learned holds the corrections of a profile's predictions, and statistics.
 type learned struct {
 	clock clockwork.Clock
 	epoch time.Time
 	half  time.Duration
 
-	mu    sync.Mutex
-	cells [directions][situations]*cells // made when first observed
-	paths [directions][stream.PathCount]history
+	mu          sync.Mutex
+	corrections corrections
+	paths       [directions][stream.PathCount]history
 	traffic
 }
 
-// history is of one path in one direction, in whatever cell.
+// history is the statistics of one path in one direction, over all classes of batches.
 type history struct {
-	memory
+	correction
 	stats PathStats
 }
 
@@ -52,39 +52,33 @@ func (l *learned) init(clock clockwork.Clock, half time.Duration) {
 
 func (l *learned) now() time.Duration { return l.clock.Since(l.epoch) }
 
-// key returns the cell of r, for a batch that is chosen now. The caller holds the mutex.
-func (l *learned) key(r *Request, now time.Duration) cellKey {
-	return cellOf(r, l.opposed(r.Dir, now))
-}
-
-// cell returns the cell of k, or nil where nothing was ever seen there.
-func (l *learned) cell(k cellKey) *cell {
-	c := l.cells[k.dir][k.situation]
-	if c == nil {
-		return nil
-	}
-	return &c[k.size][k.count]
+// class returns the class of r if it starts now. The caller holds the mutex.
+func (l *learned) class(r *Request, now time.Duration) batchClass {
+	return classOf(r, l.opposed(r.Dir, now))
 }
 
 // scales are the factors of predictions, by path.
 type scales [stream.PathCount]float64
 
-// scales sets s to what was learned in c, which may be nil, for the paths in can.
-func (l *learned) scales(c *cell, can Paths, now time.Duration, s *scales) {
+// scales sets s to the corrections of the paths in can for batches of class c, and to 1 for other
+// paths. The caller holds the mutex.
+func (l *learned) scales(c batchClass, can Paths, now time.Duration, s *scales) {
+	all := l.corrections.of(c)
 	for p := range s {
-		if s[p] = 1; c != nil && can.Has(stream.Path(p)) {
-			_, s[p] = c[p].faded(now, l.half)
+		if s[p] = 1; can.Has(stream.Path(p)) {
+			_, s[p] = all[p].faded(now, l.half)
 		}
 	}
 }
 
-// Observe tells what became of a choice: actual is the time from the batch's start, or from the end of what was before
-// it if that was later, to its end. Batches that failed or were cancelled are not to be observed.
+// Observe corrects later predictions by the duration of a completed batch. actual starts at the start
+// of the batch or at the end of the batch before it, whichever is later. Do not pass batches that
+// failed or were canceled.
 func (p *Planner) Observe(c Choice, r Request, actual time.Duration) {
 	if actual <= 0 || c.Predicted <= 0 || c.scale <= 0 || c.Path >= stream.PathCount || r.Dir >= directions {
 		return
 	}
-	if p.budget != nil && p.policy.Goal.Weighs() && c.CTAs > 0 && !c.cell.duplex() {
+	if p.budget != nil && p.policy.Goal.Weighs() && c.CTAs > 0 && !c.class.opposed {
 		p.budget.Took(actual, time.Duration(float64(c.Predicted)/c.scale))
 	}
 	l := &p.learned
@@ -95,16 +89,12 @@ func (p *Planner) Observe(c Choice, r Request, actual time.Duration) {
 	h.stats.Observed++
 	h.stats.Predicted += c.Predicted
 	h.stats.Actual += actual
-	if met := l.ends(r.Dir, now, actual); met != c.cell.duplex() {
-		return // another situation than predicted
+	if met := l.ends(r.Dir, now, actual); met != c.class.opposed {
+		return // the prediction was for the other class
 	}
-	seen := math.Log(float64(actual) / float64(c.Predicted) * c.scale)
-	h.add(seen, now, l.half)
-	all := &l.cells[c.cell.dir][c.cell.situation]
-	if *all == nil {
-		*all = new(cells)
-	}
-	(*all)[c.cell.size][c.cell.count][c.Path].add(seen, now, l.half)
+	observed := math.Log(float64(actual) / float64(c.Predicted) * c.scale)
+	h.add(observed, now, l.half)
+	l.corrections.of(c.class)[c.Path].add(observed, now, l.half)
 }
 
 // Drift is a path that takes longer or shorter than the profile says, by Factor, while others do not.

@@ -196,7 +196,7 @@ func TestLinkHalves(t *testing.T) {
 	}
 }
 
-// TestSituationsAreApart: what is learned beside copies the other way, or behind a backlog, says nothing of batches alone.
+// TestSituationsAreApart: corrections learned beside opposite traffic do not change predictions of batches alone.
 func TestSituationsAreApart(t *testing.T) {
 	m := newMachine(t)
 	other := m.r
@@ -242,8 +242,8 @@ func TestShortBurstsChangeNothing(t *testing.T) {
 	}
 }
 
-// TestCellsAreApart: a profile that is wrong about small batches is corrected there, and left alone elsewhere.
-func TestCellsAreApart(t *testing.T) {
+// TestClassesAreApart: a profile that is wrong about small batches is corrected there, and left alone elsewhere.
+func TestClassesAreApart(t *testing.T) {
 	m := newMachine(t)
 	m.all(1)
 	large := m.r

@@ -12,7 +12,6 @@ type Model struct {
 	Path stream.Path
 	CTAs int // thread blocks; zero for a path without
 	Dir  Direction
-	Form Form
 	Side Side
 
 	// Times are what batches take alone, in nanoseconds: Profile.Counts[k] copies of Profile.Sizes[i] bytes at

@@ -60,7 +60,7 @@ type shared struct {
 	profile *Profile
 	margin  float64
 	without Paths
-	table   [directions][forms][]candidate
+	table   [directions][]candidate
 	learned learned
 }
 
@@ -80,9 +80,7 @@ func New(p Profile, o Options) (*Planner, error) {
 	}
 	s := &shared{profile: &p, margin: max(o.Margin, 0), without: o.Without}
 	for d := range s.table {
-		for f := range s.table[d] {
-			s.table[d][f] = p.candidates(Direction(d), Form(f))
-		}
+		s.table[d] = p.candidates(Direction(d))
 	}
 	s.learned.init(o.Clock, o.HalfLife)
 	return &Planner{shared: s, policy: o.Policy.withDefaults(), budget: o.Budget}, nil
@@ -105,18 +103,18 @@ func (p *Planner) Policy() Policy { return p.policy }
 // Predict returns what r takes by path with so many thread blocks, from its start or from the end of what is ahead. ok
 // is false where that was not measured.
 func (p *Planner) Predict(r Request, path stream.Path, ctas int) (_ time.Duration, ok bool) {
-	if r.Dir >= directions || r.Form >= forms {
+	if r.Dir >= directions {
 		return 0, false
 	}
-	list := p.table[r.Dir][r.Form]
+	list := p.table[r.Dir]
 	now := p.learned.now()
 	p.learned.mu.Lock()
 	defer p.learned.mu.Unlock()
-	key := p.learned.key(&r, now)
+	class := p.learned.class(&r, now)
 	var l load
-	p.profile.load(&r, key.duplex(), &l)
+	p.profile.load(&r, class.opposed, &l)
 	var s scales
-	p.learned.scales(p.learned.cell(key), PathSet(path), now, &s)
+	p.learned.scales(class, PathSet(path), now, &s)
 	for i := range list {
 		if c := &list[i]; c.path == path && c.ctas == ctas {
 			alone, met, lead := c.time(&l)
@@ -192,7 +190,7 @@ type costed struct {
 
 // Choose returns how r should travel, of the paths in can. It allocates nothing. A request of no bytes takes PathNone.
 func (p *Planner) Choose(r Request, can Paths) Choice {
-	if r.Bytes <= 0 || can == 0 || r.Dir >= directions || r.Form >= forms {
+	if r.Bytes <= 0 || can == 0 || r.Dir >= directions {
 		return Choice{Reason: ReasonNothing}
 	}
 	if left := can &^ p.without; left != 0 {
@@ -203,17 +201,17 @@ func (p *Planner) Choose(r Request, can Paths) Choice {
 
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	key := l.key(&r, now)
-	b := p.bounds(&r, key.duplex())
-	choice := Choice{ChunkBytes: b.chunk, Pace: b.pace(r.Bytes), cell: key}
+	class := l.class(&r, now)
+	b := p.bounds(&r, class.opposed)
+	choice := Choice{ChunkBytes: b.chunk, Pace: b.pace(r.Bytes), class: class}
 	var (
 		at  load
 		s   scales
 		buf [maxCandidates]costed
 	)
-	table := p.table[r.Dir][r.Form]
-	p.profile.load(&r, key.duplex(), &at)
-	l.scales(l.cell(key), can, now, &s)
+	table := p.table[r.Dir]
+	p.profile.load(&r, class.opposed, &at)
+	l.scales(class, can, now, &s)
 	list, fewest := p.cost(buf[:0], &r, &at, can, &b, &s)
 	if len(list) == 0 {
 		// Better to move the bytes in some way than not at all.
@@ -247,7 +245,7 @@ func (l *learned) count(d Direction, c *Choice) {
 // cost appends every candidate that can take r within the bounds. Where the bound on thread blocks leaves none, it
 // appends those with the fewest and says so: a bound must not starve a batch.
 func (p *Planner) cost(list []costed, r *Request, at *load, can Paths, b *bounds, s *scales) (_ []costed, fewest bool) {
-	table := p.table[r.Dir][r.Form]
+	table := p.table[r.Dir]
 	limit := b.ctas
 	for i := range table {
 		c := &table[i]

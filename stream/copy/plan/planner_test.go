@@ -73,7 +73,7 @@ func randomModel(rng *rand.Rand, m plan.Model) plan.Model {
 func randomRequest(rng *rand.Rand) plan.Request {
 	pieces := 1 << rng.IntN(17)
 	r := plan.Request{
-		Dir: plan.Direction(rng.IntN(4)), Form: plan.Form(rng.IntN(2)),
+		Dir:    plan.Direction(rng.IntN(4)),
 		Pieces: pieces, Runs: 1 + rng.IntN(pieces), HostRuns: 1 + rng.IntN(pieces),
 		Bytes: int64(pieces) * (1 + rng.Int64N(1<<rng.IntN(21))),
 	}
@@ -165,7 +165,7 @@ func TestPredictionsGrowWithTheCount(t *testing.T) {
 			for _, size := range []int64{1, 300, 4096, 10_000, 1 << 20, 50 << 20} {
 				last := time.Duration(0)
 				for _, n := range []int{1, 2, 3, 5, 8, 13, 64, 1000, 100_000} {
-					r := plan.Request{Dir: m.Dir, Form: m.Form, Pieces: n, Runs: n, HostRuns: n, Bytes: int64(n) * size}
+					r := plan.Request{Dir: m.Dir, Pieces: n, Runs: n, HostRuns: n, Bytes: int64(n) * size}
 					if m.Side == plan.Contiguous {
 						r.HostRuns = 1
 					}
@@ -233,7 +233,7 @@ func TestSumsByTheCPUCost(t *testing.T) {
 		{pl, 1 << 14, stream.PathKernel},
 		{background, 1 << 14, stream.PathStaged},
 	} {
-		r := plan.Request{Form: plan.Paged, Pieces: c.blocks, Runs: c.blocks, HostRuns: 1, Bytes: int64(c.blocks) << 12}
+		r := plan.Request{Pieces: c.blocks, Runs: c.blocks, HostRuns: 1, Bytes: int64(c.blocks) << 12}
 		without := c.planner.Choose(r, can)
 		r.Unsummed = unsummed
 		got := c.planner.Choose(r, can)

@@ -100,21 +100,20 @@ type modelID struct {
 	Path stream.Path
 	CTAs int
 	Dir  Direction
-	Form Form
 	Side Side
 }
 
 func (id modelID) String() string {
-	return fmt.Sprintf("%s with %d thread blocks, %s %s, host %s", id.Path, id.CTAs, id.Dir, id.Form, id.Side)
+	return fmt.Sprintf("%s with %d thread blocks, %s, host %s", id.Path, id.CTAs, id.Dir, id.Side)
 }
 
-func (m *Model) id() modelID { return modelID{m.Path, m.CTAs, m.Dir, m.Form, m.Side} }
+func (m *Model) id() modelID { return modelID{m.Path, m.CTAs, m.Dir, m.Side} }
 
 func (m *Model) validate(sizes, counts int) error {
 	switch {
 	case m.Path == stream.PathNone || m.Path >= stream.PathCount:
 		return fmt.Errorf("path %s: %w", m.Path, errdefs.ErrInvalid)
-	case m.Dir >= directions || m.Form >= forms || m.Side >= sides:
+	case m.Dir >= directions || m.Side >= sides:
 		return fmt.Errorf("%s: %w", m.id(), errdefs.ErrInvalid)
 	case m.CTAs < 0 || m.CTAs > maxCTAs:
 		return fmt.Errorf("%s: %w", m.id(), errdefs.ErrInvalid)
@@ -167,9 +166,9 @@ func (p *Profile) Fill(from Profile) {
 	}
 }
 
-// candidates returns, for a direction and form, everything that has a model, in a fixed order. Where a form or a side was
-// not measured the other stands in for it.
-func (p *Profile) candidates(dir Direction, form Form) []candidate {
+// candidates returns a direction's paths and numbers of thread blocks that have a model, in a fixed
+// order. The model of the other side stands in for one that was not measured.
+func (p *Profile) candidates(dir Direction) []candidate {
 	byID := make(map[modelID]*Model, len(p.Models))
 	variants := make(map[modelID]bool)
 	for i := range p.Models {
@@ -181,10 +180,8 @@ func (p *Profile) candidates(dir Direction, form Form) []candidate {
 	}
 	find := func(path stream.Path, ctas int, side Side) *Model {
 		for _, id := range []modelID{
-			{path, ctas, dir, form, side},
-			{path, ctas, dir, form, 1 - side},
-			{path, ctas, dir, 1 - form, side},
-			{path, ctas, dir, 1 - form, 1 - side},
+			{path, ctas, dir, side},
+			{path, ctas, dir, 1 - side},
 		} {
 			if m := byID[id]; m != nil {
 				return m

@@ -30,26 +30,6 @@ func (d Direction) String() string {
 	return fmt.Sprintf("direction(%d)", uint8(d))
 }
 
-// Form is how a batch describes its copies.
-type Form uint8
-
-// The forms.
-const (
-	List  Form = iota // a list of extents
-	Paged             // planes and page numbers
-	forms
-)
-
-var formNames = [...]string{"list", "paged"}
-
-// String returns the name as profiles and reports use it.
-func (f Form) String() string {
-	if int(f) < len(formNames) {
-		return formNames[f]
-	}
-	return fmt.Sprintf("form(%d)", uint8(f))
-}
-
 // Side is how the host's blocks lie.
 type Side uint8
 
@@ -72,8 +52,7 @@ func (s Side) String() string {
 
 // Request is what a prediction needs to know of a batch.
 type Request struct {
-	Dir  Direction
-	Form Form
+	Dir Direction
 	// Pieces is how many copies the batch stands for, those of no bytes left out.
 	Pieces int
 	// Runs is how many are left when neighbours on both sides are merged: what a copy engine is asked to do. Where
@@ -151,8 +130,8 @@ type Choice struct {
 	// Reason is one of the package's Reason texts.
 	Reason string
 
-	scale float64 // what observations made of the profile's prediction
-	cell  cellKey
+	scale float64 // correction of the profile's prediction
+	class batchClass
 }
 
 // The reasons of choices.

@@ -97,22 +97,6 @@ func (f Format) VerifyHeader(image []byte, key Key) error {
 	return err
 }
 
-// VerifyShard checks shard i and its padding against the header. VerifyHeader must have succeeded
-// before.
-func (f Format) VerifyShard(image []byte, i int) error {
-	if err := f.checkLen(image); err != nil {
-		return fmt.Errorf("verify shard %d: %w", i, err)
-	}
-	if i < 0 || i >= f.Layout.Shards() {
-		return fmt.Errorf("verify shard %d of %d: %w", i, f.Layout.Shards(), errdefs.ErrInvalid)
-	}
-	h, err := f.Verified(image)
-	if err != nil {
-		return fmt.Errorf("verify shard %d: %w", i, err)
-	}
-	return f.verifyShard(&h, image, i)
-}
-
 // Header checks the header like VerifyHeader and returns it.
 func (f Format) Header(image []byte, key Key) (Header, error) {
 	if err := f.checkLen(image); err != nil {

@@ -102,11 +102,6 @@ func TestSealedImageVerifies(t *testing.T) {
 		if err := f.Verify(image, key); err != nil {
 			t.Errorf("%v: %v", f.Layout, err)
 		}
-		for i := range shards {
-			if err := f.VerifyShard(image, i); err != nil {
-				t.Errorf("%v: %v", f.Layout, err)
-			}
-		}
 		h, err := block.DecodeHeader(image)
 		if err != nil {
 			t.Fatal(err)
@@ -180,12 +175,6 @@ func TestDefect7WrongSizesAreFound(t *testing.T) {
 		if err := f.Seal(b, key); !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("seal %d bytes: %v", len(b), err)
 		}
-		if err := f.VerifyShard(b, 0); !errors.Is(err, errdefs.ErrInvalid) {
-			t.Errorf("verify a shard of %d bytes: %v", len(b), err)
-		}
-	}
-	if err := f.VerifyShard(image, 1); !errors.Is(err, errdefs.ErrInvalid) {
-		t.Errorf("verify a shard too many: %v", err)
 	}
 	if err := (block.Format{}).Verify(image, key); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("verify without a layout: %v", err)
@@ -232,7 +221,6 @@ func TestSealAndVerifyAllocateNothing(t *testing.T) {
 		"SealWith":     func() error { return f.SealWith(image, key, sums) },
 		"Verify":       func() error { return f.Verify(image, key) },
 		"VerifyHeader": func() error { return f.VerifyHeader(image, key) },
-		"VerifyShard":  func() error { return f.VerifyShard(image, 3) },
 	} {
 		if err := f.Seal(image, key); err != nil {
 			t.Fatal(err)

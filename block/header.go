@@ -71,22 +71,6 @@ func (h *Header) Shard(i int) (off, bytes int64, sum uint64) {
 	return int64(binary.LittleEndian.Uint64(e)), int64(binary.LittleEndian.Uint64(e[8:])), binary.LittleEndian.Uint64(e[16:])
 }
 
-// VerifyLeaves checks the SumTree checksums of shard i's leaves against the header. It does not
-// read the image. It returns ErrCorrupt if they differ, ErrNotSupported if the header has another
-// algorithm, and ErrInvalid for a wrong number of leaves.
-func (h *Header) VerifyLeaves(i int, leaves []uint64) error {
-	if i < 0 || i >= h.Shards() {
-		return fmt.Errorf("verify leaves of shard %d of %d: %w", i, h.Shards(), errdefs.ErrInvalid)
-	}
-	if _, n, _ := h.Shard(i); len(leaves) != Leaves(n) {
-		return fmt.Errorf("verify leaves of shard %d: %d of %d: %w", i, len(leaves), Leaves(n), errdefs.ErrInvalid)
-	}
-	if h.SumAlgo != SumTree {
-		return fmt.Errorf("verify leaves of shard %d: block %s has checksums of %s: %w", i, h.Key, h.SumAlgo, errdefs.ErrNotSupported)
-	}
-	return h.compare(i, FoldLeaves(leaves))
-}
-
 // compare checks the checksum of shard i against the header.
 func (h *Header) compare(i int, got uint64) error {
 	if _, _, want := h.Shard(i); got != want {

@@ -147,14 +147,8 @@ func (c *Config) Validate() error {
 	if err := c.Formats.Validate(); err != nil {
 		return errors.Join(append(errs, fmt.Errorf("file tier: %w", err))...)
 	}
-	if n := len(c.Identities); n != 0 && n != len(c.Formats) {
-		bad("%d identities are given for %d formats", n, len(c.Formats))
-	} else {
-		for i, id := range c.Identities {
-			if id.Digest() != c.Formats[i].Identity {
-				bad("the identity's digest is %s, the format has %s", id.Digest(), c.Formats[i].Identity)
-			}
-		}
+	if err := blockdir.CheckIdentities(c.Formats, c.Identities); err != nil {
+		errs = append(errs, fmt.Errorf("file tier: %w", err))
 	}
 	image := c.Formats.MaxImageBytes()
 	switch {

@@ -224,11 +224,7 @@ func (v *verifier) found(name string, p Problem, detail string) {
 }
 
 func (v *verifier) foundBlock(key block.Key, name string, p Problem, detail string) {
-	path := v.root
-	if name != "." {
-		path += "/" + name
-	}
-	v.report.Findings = append(v.report.Findings, Finding{Path: path, Problem: p, Detail: detail, Key: key})
+	v.report.Add(v.root, key, name, p, detail)
 }
 
 // unjudged adds a finding for a file that could not be examined, unless the file is gone.

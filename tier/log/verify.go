@@ -48,11 +48,7 @@ func (v *verifier) found(name string, p blockdir.Problem, detail string) {
 }
 
 func (v *verifier) foundBlock(key block.Key, name string, p blockdir.Problem, detail string) {
-	path := v.root
-	if name != "." {
-		path += "/" + name
-	}
-	v.report.Findings = append(v.report.Findings, blockdir.Finding{Path: path, Problem: p, Detail: detail, Key: key})
+	v.report.Add(v.root, key, name, p, detail)
 }
 
 func (v *verifier) run(ctx context.Context) (err error) {

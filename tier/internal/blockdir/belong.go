@@ -9,6 +9,19 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
+// CheckIdentities returns ErrInvalid unless ids is empty or has the identity of each format.
+func CheckIdentities(formats block.Formats, ids []block.Identity) error {
+	if n := len(ids); n != 0 && n != len(formats) {
+		return fmt.Errorf("%d identities are given for %d formats: %w", n, len(formats), errdefs.ErrInvalid)
+	}
+	for i, id := range ids {
+		if d := id.Digest(); d != formats[i].Identity {
+			return fmt.Errorf("the identity's digest is %s, the format has %s: %w", d, formats[i].Identity, errdefs.ErrInvalid)
+		}
+	}
+	return nil
+}
+
 // Check returns ErrMismatch unless the directory is for blocks of exactly these formats and
 // identities.
 func (m *Marker) Check(formats block.Formats, ids []block.Identity) error {

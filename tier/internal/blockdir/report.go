@@ -92,6 +92,16 @@ type Report struct {
 	Sums map[block.SumAlgo]int64
 }
 
+// Add adds a finding about a file, named relative to the directory root. key is zero if it is not
+// about one block.
+func (r *Report) Add(root string, key block.Key, name string, p Problem, detail string) {
+	path := root
+	if name != "." {
+		path += "/" + name
+	}
+	r.Findings = append(r.Findings, Finding{Path: path, Problem: p, Detail: detail, Key: key})
+}
+
 // Clean reports whether there are no findings.
 func (r *Report) Clean() bool { return len(r.Findings) == 0 }
 

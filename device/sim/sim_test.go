@@ -12,6 +12,7 @@ import (
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestConformance(t *testing.T) {
+	testkit.SkipRace(t, "TestConformanceInterleaved runs the same goroutines")
 	devicetest.Run(t, func(t *testing.T) device.Device {
 		t.Helper()
 		d, err := sim.Open(sim.Options{})

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/kvlane/kvlane/device/host"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
@@ -26,6 +28,9 @@ func openHost(tb testing.TB) *host.Device {
 func TestConformanceHost(t *testing.T) {
 	for _, p := range paths {
 		t.Run(pathName(p), func(t *testing.T) {
+			if p != stream.PathNone {
+				testkit.SkipRace(t, "TestConformanceSim runs each path")
+			}
 			streamtest.Run(t, func(t *testing.T) streamtest.Env {
 				t.Helper()
 				return env(t, openHost(t), streamcopy.Options{Path: p, StagingBytes: 256 << 10})

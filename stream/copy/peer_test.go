@@ -47,6 +47,9 @@ func peerEnv(tb testing.TB, near, far device.Device, o streamcopy.Options) strea
 func TestConformancePeers(t *testing.T) {
 	for _, p := range peerPaths {
 		t.Run(pathName(p), func(t *testing.T) {
+			if p != stream.PathNone {
+				testkit.SkipRace(t, "TestConformanceSim runs each path")
+			}
 			streamtest.Run(t, func(t *testing.T) streamtest.Env {
 				t.Helper()
 				so := sim.Options{Faults: fault.New(1)}

@@ -7,6 +7,7 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
@@ -136,6 +137,7 @@ func (d *asked) Alloc(n int64, o device.AllocOptions) (*mem.Region, error) {
 // TestConformancePlannedChunks runs the suite where the planner says how large chunks are, with the queues' work interleaved in a seeded
 // order, and little staging memory, so that it is used again and again.
 func TestConformancePlannedChunks(t *testing.T) {
+	testkit.SkipRace(t, "TestConformanceInterleaved runs the same goroutines")
 	streamtest.Run(t, func(t *testing.T) streamtest.Env {
 		t.Helper()
 		return simEnv(t, sim.Options{Interleave: &sim.Interleave{Seed: 1}}, streamcopy.Options{

@@ -9,6 +9,7 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	"github.com/kvlane/kvlane/stream/copy/plan"
@@ -90,6 +91,7 @@ func TestConformanceSim(t *testing.T) {
 
 // TestConformanceOneByOne has a copy engine of a driver that takes single copies only.
 func TestConformanceOneByOne(t *testing.T) {
+	testkit.SkipRace(t, "TestConformanceSim runs the same goroutines")
 	streamtest.Run(t, func(t *testing.T) streamtest.Env {
 		t.Helper()
 		faults := fault.New(1)
@@ -101,6 +103,7 @@ func TestConformanceOneByOne(t *testing.T) {
 
 // TestConformanceSmallRing has the ring turn round many times in a batch.
 func TestConformanceSmallRing(t *testing.T) {
+	testkit.SkipRace(t, "TestConformanceSim runs the same goroutines")
 	streamtest.Run(t, func(t *testing.T) streamtest.Env {
 		t.Helper()
 		return simEnv(t, sim.Options{}, streamcopy.Options{Path: stream.PathKernel, Descriptors: streamcopy.MinDescriptors})

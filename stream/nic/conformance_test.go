@@ -5,11 +5,13 @@ import (
 
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/stream/nic"
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
 func TestConformance(t *testing.T) {
+	testkit.SkipRace(t, "TestConformanceStriped runs the same goroutines and more")
 	streamtest.Run(t, func(t *testing.T) streamtest.Env {
 		t.Helper()
 		plan := fault.New(1)

@@ -11,11 +11,12 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// benchBytes is what moves each way at a time: more than caches hold.
+// benchBytes is the number of bytes moved each way at a time: more than caches hold.
 const benchBytes = 256 << 20
 
-// BenchmarkTCP measures what goes over loopback between two engines, in blocks that are neighbours on neither side, each turn beside one of
-// two plain sockets with writes of 1 MiB; MB/s is the engines': go test -run - -bench TCP ./transfer
+// BenchmarkTCP measures the rate between two engines over loopback, in blocks that are not adjacent
+// on either side. Each round also runs two plain sockets with writes of 1 MiB. MB/s is the rate of
+// the engines: go test -run - -bench TCP ./transfer
 func BenchmarkTCP(b *testing.B) {
 	here, there := host(b, benchBytes), host(b, benchBytes)
 	pattern(here.Bytes(), 1)
@@ -44,7 +45,7 @@ func BenchmarkTCP(b *testing.B) {
 	}
 }
 
-// blocks are even ones, then odd ones, so that few are neighbours.
+// blocks returns the even blocks, then the odd ones, so that few are adjacent.
 func (p *pair) blocks(op Op, here *mem.Region, block int64) (tasks []Task) {
 	for start := range int64(2) {
 		for off := start * block; off < benchBytes; off += 2 * block {
@@ -72,7 +73,7 @@ func newSockets(b *testing.B) *sockets {
 	return s
 }
 
-// send sends half of src to half of dst by each.
+// send sends half of src to half of dst over each connection.
 func (s *sockets) send(b *testing.B, src, dst []byte) {
 	b.Helper()
 	var both sync.WaitGroup

@@ -7,13 +7,14 @@ import (
 	"time"
 )
 
-// fullConn always has something to read.
+// fullConn always has bytes to read.
 type fullConn struct{ net.Conn }
 
 func (fullConn) Read(p []byte) (int, error)      { return len(p), nil }
 func (fullConn) SetReadDeadline(time.Time) error { return nil }
 
-// Where heads and large pieces follow one another, up to 256 KiB of each 4 MiB were read ahead with the head, and so copied twice.
+// TestDefectLargePiecesAreReadAhead: with heads and large pieces in turn, up to 256 KiB of each 4
+// MiB were read ahead with the head, and so copied twice.
 func TestDefectLargePiecesAreReadAhead(t *testing.T) {
 	in := newBufferedConn(newPacedConn(fullConn{}, time.Minute), forData)
 	for _, tt := range []struct {
@@ -21,7 +22,7 @@ func TestDefectLargePiecesAreReadAhead(t *testing.T) {
 		want  int // bytes that are read ahead behind such pieces
 	}{{1 << 20, headBytes}, {4 << 10, dataBuffer}, {directBytes, headBytes}} {
 		s := shape{planes: []plane{{bytes: tt.piece}}, pages: make([]uint32, 4)}
-		if _, err := in.Peek(1); err != nil { // the head is there
+		if _, err := in.Peek(1); err != nil { // the head has arrived
 			t.Fatal(err)
 		}
 		if _, err := io.Copy(io.Discard, in.body(s.bytes(), &s)); err != nil {

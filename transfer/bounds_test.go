@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// greet opens a connection to the engine and returns it once it is welcome.
+// greet opens a connection to the engine and exchanges hello and welcome.
 func greet(t *testing.T, e *Engine, h hello) net.Conn {
 	t.Helper()
 	c := dialRaw(t, e.Address())
@@ -24,7 +24,8 @@ func greet(t *testing.T, e *Engine, h hello) net.Conn {
 	return c
 }
 
-// TestIdleConnectionsGiveWay: a peer that opens all connections and is silent does not keep others out.
+// TestIdleConnectionsGiveWay checks that a silent peer with all connections does not keep other
+// peers out.
 func TestIdleConnectionsGiveWay(t *testing.T) {
 	const most = 8
 	target := engine(t, Options{Conns: most})
@@ -49,7 +50,8 @@ func TestIdleConnectionsGiveWay(t *testing.T) {
 	})
 }
 
-// TestQueuePairsLeaveSlots: queue pairs, which are idle as long as they last, take half of the connections.
+// TestQueuePairsLeaveSlots checks that queue pairs, which are never idle, take at most half of the
+// connections.
 func TestQueuePairsLeaveSlots(t *testing.T) {
 	var s served
 	s.init(&Options{Conns: 4, Stall: time.Second})
@@ -66,7 +68,8 @@ func TestQueuePairsLeaveSlots(t *testing.T) {
 	}
 }
 
-// TestLargeRequestsWait: the memory of requests under way is bounded over all connections, and small requests pass those that wait.
+// TestLargeRequestsWait checks that the memory of requests in progress is limited over all
+// connections, and that small requests overtake waiting ones.
 func TestLargeRequestsWait(t *testing.T) {
 	here := host(t, 4096)
 	p := newPair(t, Options{Stall: time.Minute}, Options{}, host(t, 1<<20))
@@ -84,7 +87,7 @@ func TestLargeRequestsWait(t *testing.T) {
 		if first == nil {
 			first = c
 		}
-		go func() { _ = large.write(c) }() // its bytes never come
+		go func() { _ = large.write(c) }() // its bytes never arrive
 	}
 	requests := func(n int64) func() bool { return func() bool { return p.target.Stats().Requests == before+n } }
 	until(t, "not as many requests are read as the memory is for", requests(fit))
@@ -96,7 +99,7 @@ func TestLargeRequestsWait(t *testing.T) {
 	until(t, "a request that has ended keeps its memory", requests(fit+2))
 }
 
-// TestSlowPeerIsEnded: a peer that keeps a request under way by a byte now and then loses its connection.
+// TestSlowPeerIsEnded checks that a peer that sends a request too slowly loses its connection.
 func TestSlowPeerIsEnded(t *testing.T) {
 	p := newPair(t, Options{Stall: 300 * time.Millisecond}, Options{}, host(t, 1<<20))
 	c := greet(t, p.target, hello{purpose: forData, from: share.NewIdentity(), to: p.target.Identity(), conn: 1})
@@ -105,7 +108,7 @@ func TestSlowPeerIsEnded(t *testing.T) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		for sent := 0; sent < wire.PaceBytes-1; sent++ { // less than it has to send before the limit
+		for sent := 0; sent < wire.PaceBytes-1; sent++ { // less than the minimum before the limit
 			if _, err := c.Write([]byte{1}); err != nil || !pause(t.Context(), 50*time.Millisecond) {
 				return
 			}
@@ -118,7 +121,8 @@ func TestSlowPeerIsEnded(t *testing.T) {
 	}
 }
 
-// TestRequestOfManyPieces: a request whose pieces are listed in several turns moves every byte.
+// TestRequestOfManyPieces checks that a request whose pieces are listed in several turns moves
+// every byte.
 func TestRequestOfManyPieces(t *testing.T) {
 	const pieces, bytes, apart = listedPieces + 1000, 3, 8
 	here, there := host(t, pieces*apart), host(t, pieces*apart)
@@ -145,7 +149,7 @@ func TestRequestOfManyPieces(t *testing.T) {
 	}
 }
 
-// TestLongCallIsRefused: only replies are longer than maxRequestPayload.
+// TestLongCallIsRefused checks that a request longer than maxRequestPayload is refused.
 func TestLongCallIsRefused(t *testing.T) {
 	e := engine(t, Options{})
 	c := greet(t, e, hello{purpose: forControl, from: share.NewIdentity()})

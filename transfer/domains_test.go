@@ -11,12 +11,13 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// TestDefectDeviceForEachSegment: a thousand segments, a hundred at a time, open no NIC again, have no goroutine or descriptor each, and leave no
-// domain, registration, goroutine or descriptor behind.
+// TestDefectDeviceForEachSegment checks that a thousand segments, a hundred at a time, do not open
+// a NIC again, have no goroutine or descriptor each, and leave no domain, registration, goroutine
+// or descriptor behind.
 func TestDefectDeviceForEachSegment(t *testing.T) {
 	const atOnce, rounds = 100, 10
 	plan := fault.New(1)
-	limits := rdma.DeviceInfo{MaxPD: atOnce + 1, MaxMR: atOnce + 1} // the engine has one of its own
+	limits := rdma.DeviceInfo{MaxPD: atOnce + 1, MaxMR: atOnce + 1} // the engine has one too
 	p, err := soft.New(soft.Options{Devices: []soft.DeviceOptions{{Limits: limits}, {Limits: limits}}, Faults: plan})
 	must(t, err)
 	t.Cleanup(func() { must(t, p.Close()) })

@@ -14,7 +14,8 @@ import (
 	"github.com/kvlane/kvlane/share"
 )
 
-// TestWriteAndRead: bytes go to where they belong and come back, in one piece, in many scattered ones, over several lanes.
+// TestWriteAndRead checks that bytes arrive and come back, in one piece and in many scattered ones,
+// over several connections.
 func TestWriteAndRead(t *testing.T) {
 	t.Run("tcp", func(t *testing.T) { writeAndRead(t, nil, PathTCP) })
 	t.Run("rdma", func(t *testing.T) { writeAndRead(t, softNICs(t, nil, 2), PathRDMA) })
@@ -36,7 +37,7 @@ func writeAndRead(t *testing.T, nics *rail.NICs, path Path) {
 		t.Errorf("completion %+v", c)
 	}
 	same(t, "read", back.Bytes(), here.Bytes())
-	// Every second of small blocks, in another order on the other side.
+	// Every second small block, in another order on the other side.
 	pattern(here.Bytes(), 2)
 	const block = 1000
 	var tasks []Task
@@ -67,7 +68,7 @@ func writeAndRead(t *testing.T, nics *rail.NICs, path Path) {
 	}
 }
 
-// TestNeighboursAreOne: what follows one another on either side is one piece there.
+// TestNeighboursAreOne checks that adjacent extents of either side are one piece there.
 func TestNeighboursAreOne(t *testing.T) {
 	there, here := host(t, 1<<20), host(t, 1<<20)
 	p := newPair(t, Options{}, Options{}, there)
@@ -80,14 +81,15 @@ func TestNeighboursAreOne(t *testing.T) {
 	}
 }
 
-// TestPages: the compact form moves every page of every plane, of device memory on both sides.
+// TestPages checks that the compact form moves every page of every plane, with device memory on
+// both sides.
 func TestPages(t *testing.T) {
 	for _, part := range []int64{16 << 10, 8 << 20} {
 		t.Run(fmt.Sprintf("tcp/%d", part), func(t *testing.T) {
 			pagesMove(t, newGPU(t, sim.Options{}), newGPU(t, sim.Options{Index: 1}), nil, part, PathTCP)
 		})
 		t.Run(fmt.Sprintf("rdma/%d", part), func(t *testing.T) {
-			one := newGPU(t, sim.Options{}) // whose streams move what NICs in software do
+			one := newGPU(t, sim.Options{}) // its streams move the bytes of NICs in software
 			pagesMove(t, one, one, softNICs(t, one.Device, 1), part, PathRDMA)
 		})
 	}
@@ -136,7 +138,7 @@ func pagesMove(t *testing.T, near, far *gpu, nics *rail.NICs, part int64, path P
 	}
 }
 
-// TestSharedMemory: on one host memory goes by its mapping: the device's, and the host's.
+// TestSharedMemory checks that device and host memory of one host are moved through mappings.
 func TestSharedMemory(t *testing.T) {
 	const n = 1 << 20
 	near, far := newGPU(t, sim.Options{}), newGPU(t, sim.Options{Index: 1})
@@ -172,7 +174,7 @@ func TestSharedMemory(t *testing.T) {
 	if c := b.Completion(); c.Bytes[PathShm] != n {
 		t.Errorf("completion %+v", c)
 	}
-	// Pageable memory is none that a device copies: it goes by sockets.
+	// A device does not copy pageable memory: it goes by sockets.
 	if b = p.do(t, Task{Op: Read, Local: mem.All(mine)}); b.Completion().Bytes[PathTCP] != n || b.Completion().Fallback == nil {
 		t.Errorf("completion %+v", b.Completion())
 	}
@@ -180,7 +182,8 @@ func TestSharedMemory(t *testing.T) {
 	wantErr(t, "forced", wait(t, forced), errdefs.ErrNotSupported)
 }
 
-// TestPagesOfSharedMemory: pages go by imported memory as pages, where they lie apart in slots of their stride or between each other's.
+// TestPagesOfSharedMemory checks that pages of imported memory are moved as pages, in disjoint
+// slots or interleaved.
 func TestPagesOfSharedMemory(t *testing.T) {
 	const pages, bytes, planes, n = 16, 3000, 3, 3 * 16 * 4096
 	near, far := newGPU(t, sim.Options{}), newGPU(t, sim.Options{Index: 1})
@@ -197,7 +200,8 @@ func TestPagesOfSharedMemory(t *testing.T) {
 		pg := &Pages{}
 		for i := range int64(planes) {
 			pl := PagePlane{Region: here, Base: i * pages * 4096, Stride: 4096, Bytes: bytes, RemoteBase: i * pages * 4096, RemoteStride: 4096}
-			if !apart { // page by page, so that the last page of a plane is nearer to the end than a stride
+			// Page by page, so that the last page of a plane is nearer to the end than a stride.
+			if !apart {
 				pl.RemoteBase, pl.RemoteStride = i*4096, planes*4096
 			}
 			pg.Planes = append(pg.Planes, pl)
@@ -231,7 +235,7 @@ func TestPagesOfSharedMemory(t *testing.T) {
 	}
 }
 
-// TestNotify: a notification comes after its data, once.
+// TestNotify checks that a notification arrives once, after its data.
 func TestNotify(t *testing.T) {
 	there, here := host(t, 1<<20), host(t, 1<<20)
 	p := newPair(t, Options{}, Options{PartBytes: 64 << 10}, there)
@@ -254,7 +258,8 @@ func TestNotify(t *testing.T) {
 	}
 }
 
-// TestUnregister: what was unregistered is refused, also at the same place of another region; what was not goes on.
+// TestUnregister checks that unregistered memory is refused, also at the same offset of another
+// region, and that other memory still works.
 func TestUnregister(t *testing.T) {
 	a, b, here := host(t, 1<<16), host(t, 1<<16), host(t, 1<<16)
 	p := newPair(t, Options{}, Options{}, a)
@@ -279,7 +284,7 @@ func TestUnregister(t *testing.T) {
 	wantErr(t, "open", err, errdefs.ErrNotFound)
 }
 
-// TestSubmitRefuses: a batch with something wrong is not begun.
+// TestSubmitRefuses checks that a batch with an invalid task does not begin.
 func TestSubmitRefuses(t *testing.T) {
 	there, here := host(t, 1<<16), host(t, 1<<16)
 	p := newPair(t, Options{}, Options{}, there)
@@ -312,7 +317,7 @@ func TestSubmitRefuses(t *testing.T) {
 	p.do(t, Task{Op: Read, Local: mem.Extent{Region: here}})
 }
 
-// dependency is what a batch comes after.
+// dependency is a dependency of a batch.
 type dependency struct {
 	done chan struct{}
 	err  error

@@ -15,8 +15,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// TestFenceBeforeAnotherTry: the bytes of a connection that died come to nobody, however late, once its part has gone another way: the
-// target's memory may be used for something else when the batch is done.
+// TestFenceBeforeAnotherTry checks that bytes of a dead connection never arrive once its part has
+// taken another path: the target's memory may have another use when the batch is done.
 func TestFenceBeforeAnotherTry(t *testing.T) {
 	const n = 4 << 20
 	for name, after := range map[string]int64{"before the request": 0, "within the request": 20, "within the bytes": 300_000} {
@@ -41,7 +41,7 @@ func TestFenceBeforeAnotherTry(t *testing.T) {
 			if c := b.Completion(); c.Retries == 0 || p.initiator.Stats().Fences == 0 {
 				t.Errorf("completion %+v, stats %+v", c, p.initiator.Stats())
 			}
-			// The memory has another use now, and then the bytes come.
+			// The memory has another use now, and then the late bytes are released.
 			pattern(there.Bytes(), 9)
 			want := append([]byte(nil), there.Bytes()...)
 			x.set(func() { x.released = true })
@@ -55,8 +55,8 @@ func TestFenceBeforeAnotherTry(t *testing.T) {
 	}
 }
 
-// TestCutAndRestored: while nothing gets through batches end within their time, and when something does again they work, with nobody
-// restarted. A task that is done stays so.
+// TestCutAndRestored checks that batches end within their time while the network is cut, and work
+// again afterwards without a restart. A completed task stays completed.
 func TestCutAndRestored(t *testing.T) {
 	for _, how := range []string{"cut", "silent"} {
 		t.Run(how, func(t *testing.T) {
@@ -97,7 +97,7 @@ func TestCutAndRestored(t *testing.T) {
 			if perr == nil {
 				t.Error("a probe came through")
 			}
-			// One that is under way goes on when the way is free again.
+			// A batch in progress goes on when the network is restored.
 			b = p.submit(t, SubmitOptions{Timeout: patience}, all...)
 			time.Sleep(600 * time.Millisecond)
 			set(false)
@@ -105,7 +105,7 @@ func TestCutAndRestored(t *testing.T) {
 			clear(there.Bytes())
 			p.do(t, all...)
 			same(t, "written", there.Bytes(), here.Bytes())
-			// And in the middle of batches, again and again.
+			// And several times in the middle of batches.
 			b = p.submit(t, SubmitOptions{Timeout: patience}, all...)
 			done := make([]bool, tasks)
 			for range 5 {
@@ -131,7 +131,8 @@ func short(t *testing.T) context.Context {
 	return ctx
 }
 
-// TestSilentConnectionsDelayNobody: connections that say nothing, or half of something, are as if they were not there.
+// TestSilentConnectionsDelayNobody checks that connections with no request, or half of one, have no
+// effect on others.
 func TestSilentConnectionsDelayNobody(t *testing.T) {
 	there, here := host(t, 1<<16), host(t, 1<<16)
 	p := newPair(t, Options{Stall: time.Second}, Options{}, there)
@@ -145,7 +146,8 @@ func TestSilentConnectionsDelayNobody(t *testing.T) {
 	until(t, "they are kept", func() bool { return p.target.Stats().Connections <= 2 })
 }
 
-// TestImportedMemoryIsWithdrawn: what was going by memory that its owner takes back goes by sockets, and ends well.
+// TestImportedMemoryIsWithdrawn checks that a batch continues over sockets and succeeds when the
+// owner withdraws imported memory.
 func TestImportedMemoryIsWithdrawn(t *testing.T) {
 	const n = 1 << 20
 	faults := fault.New(1)
@@ -165,7 +167,7 @@ func TestImportedMemoryIsWithdrawn(t *testing.T) {
 	p.segment.mu.Lock()
 	export := p.segment.buffers[0].export
 	p.segment.mu.Unlock()
-	faults.Add(fault.Nth(sim.OpWork, int(faults.Seen(sim.OpWork))).Stall()) // the next
+	faults.Add(fault.Nth(sim.OpWork, int(faults.Seen(sim.OpWork))).Stall()) // the next one
 	b := p.submit(t, SubmitOptions{Timeout: patience}, Task{Op: Write, Local: mem.All(here)})
 	must(t, faults.Await(t.Context(), 1))
 	closed := make(chan error, 1)
@@ -188,8 +190,8 @@ func TestImportedMemoryIsWithdrawn(t *testing.T) {
 	same(t, "written by sockets", far.load(t, there), data)
 }
 
-// TestDefectUnregisterLeavesCopiesUnderWay: memory is unregistered when the copies of those who have imported it have ended. Until then the
-// error says who may still write it.
+// TestDefectUnregisterLeavesCopiesUnderWay checks that Unregister waits for the copies of
+// importers. Until then its error names the processes that may still write.
 func TestDefectUnregisterLeavesCopiesUnderWay(t *testing.T) {
 	const n = 1 << 20
 	faults := fault.New(1)
@@ -201,7 +203,7 @@ func TestDefectUnregisterLeavesCopiesUnderWay(t *testing.T) {
 	_, err := p.segment.Register(t.Context(), there, RegisterOptions{Source: far.sharer()})
 	must(t, err)
 	must(t, p.remote.Refresh(t.Context()))
-	faults.Add(fault.Nth(sim.OpWork, int(faults.Seen(sim.OpWork))).Stall()) // the next
+	faults.Add(fault.Nth(sim.OpWork, int(faults.Seen(sim.OpWork))).Stall()) // the next one
 	b := p.submit(t, SubmitOptions{Timeout: patience, Path: PathNVLink}, Task{Op: Write, Local: mem.All(here)})
 	must(t, faults.Await(t.Context(), 1))
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -217,7 +219,8 @@ func TestDefectUnregisterLeavesCopiesUnderWay(t *testing.T) {
 	wantErr(t, "a copy that ended later", wait(t, b), errdefs.ErrLost)
 }
 
-// TestDefectForcedPathIsAnother: a batch that is to go by one path does not go by another, though the memory is imported.
+// TestDefectForcedPathIsAnother checks that a batch with a forced path uses no other path, even if
+// the memory is imported.
 func TestDefectForcedPathIsAnother(t *testing.T) {
 	near, far := newGPU(t, sim.Options{}), newGPU(t, sim.Options{Index: 1})
 	there, here := far.alloc(t, 4096), near.alloc(t, 4096)
@@ -232,7 +235,8 @@ func TestDefectForcedPathIsAnother(t *testing.T) {
 	must(t, wait(t, p.submit(t, SubmitOptions{Path: PathNVLink}, Task{Op: Write, Local: mem.All(here)})))
 }
 
-// TestDeviceFails: where the device of one side fails the batch does, and says so; other memory goes on, by the same connection.
+// TestDeviceFails checks that a batch fails with the error of a device of one side, and that other
+// memory still works over the same connection.
 func TestDeviceFails(t *testing.T) {
 	const n = 1 << 20
 	for _, side := range []string{"near", "far"} {

@@ -12,7 +12,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// owing has the bytes of a write held on their way to there, and the write fail as the link is cut, so that a fence is owed. restore has others through.
+// owing holds the bytes of a write on their way to there and cuts the link, so that the write fails
+// and its connection is unfenced. restore lets other connections through.
 func owing(t *testing.T, there, here *mem.Region) (p *pair, x *proxy, restore func()) {
 	t.Helper()
 	var b *Batch
@@ -45,7 +46,7 @@ func owing(t *testing.T, there, here *mem.Region) (p *pair, x *proxy, restore fu
 	return p, x, func() { x.set(func() { x.down = false }) }
 }
 
-// comeLate has the bytes that were held come, and checks that nobody gets them.
+// comeLate releases the held bytes and checks that they do not arrive.
 func comeLate(t *testing.T, p *pair, x *proxy, there *mem.Region) {
 	t.Helper()
 	want := append([]byte(nil), there.Bytes()...)
@@ -58,7 +59,8 @@ func comeLate(t *testing.T, p *pair, x *proxy, there *mem.Region) {
 	same(t, "after late bytes", there.Bytes(), want)
 }
 
-// TestDefectReopenedSegmentIsNotFenced: what is owed outlives the Remote by which it came: who opens the segment again writes after the fence.
+// TestDefectReopenedSegmentIsNotFenced checks that an unfenced connection outlives its Remote: a
+// segment that is opened again is written after the fence.
 func TestDefectReopenedSegmentIsNotFenced(t *testing.T) {
 	there, here := host(t, 1<<20), host(t, 1<<20)
 	p, x, restore := owing(t, there, here)
@@ -72,7 +74,8 @@ func TestDefectReopenedSegmentIsNotFenced(t *testing.T) {
 	until(t, "connections stay", func() bool { return len(p.initiator.allPeers()) == 0 })
 }
 
-// TestDefectClosedSegmentIsNotFenced: a fence is made up for though nobody has the segment open any more, and then nothing is left of it.
+// TestDefectClosedSegmentIsNotFenced checks that a connection is fenced after its segment is
+// closed, and that nothing of it is left then.
 func TestDefectClosedSegmentIsNotFenced(t *testing.T) {
 	there, here := host(t, 1<<20), host(t, 1<<20)
 	p, x, restore := owing(t, there, here)
@@ -82,7 +85,8 @@ func TestDefectClosedSegmentIsNotFenced(t *testing.T) {
 	comeLate(t, p, x, there)
 }
 
-// TestDefectClosedEngineIsNotFenced: an engine that closes settles what it owes, or says to whom it could not.
+// TestDefectClosedEngineIsNotFenced checks that Close of an engine fences its connections or names
+// the targets for which that failed.
 func TestDefectClosedEngineIsNotFenced(t *testing.T) {
 	there, here := host(t, 1<<20), host(t, 1<<20)
 	p, x, restore := owing(t, there, here)
@@ -98,8 +102,8 @@ func TestDefectClosedEngineIsNotFenced(t *testing.T) {
 	comeLate(t, p, x, there)
 }
 
-// TestDefectFailureOvertakesTheFence: a notification of a batch without bytes, as that a request has failed, comes after the fence too: the
-// receiver uses the pages again then.
+// TestDefectFailureOvertakesTheFence checks that a notification of a batch without bytes, such as
+// that of a failed request, arrives after the fence: the receiver reuses the pages then.
 func TestDefectFailureOvertakesTheFence(t *testing.T) {
 	there, here := host(t, 1<<20), host(t, 1<<20)
 	p, x, restore := owing(t, there, here)

@@ -138,7 +138,7 @@ func FuzzDescription(f *testing.F) {
 	})
 }
 
-// script is a connection on which somebody has said something and gone.
+// script is a connection whose peer has sent some bytes and closed.
 type script struct {
 	net.Conn
 	in *bytes.Reader
@@ -150,7 +150,8 @@ func (s *script) Close() error                       { return nil }
 func (s *script) SetReadDeadline(_ time.Time) error  { return nil }
 func (s *script) SetWriteDeadline(_ time.Time) error { return nil }
 
-// FuzzServer: whatever somebody sends, it ends, holds nothing, and has written to registered memory alone.
+// FuzzServer checks that any bytes end the connection, that it holds no memory, and that only
+// registered memory was written.
 func FuzzServer(f *testing.F) {
 	id := share.NewIdentity()
 	f.Add(true, []byte{18, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, '{', '}'})
@@ -180,7 +181,7 @@ func FuzzServer(f *testing.F) {
 			t.Error("it ended without an error")
 		}
 		c.end()
-		must(t, s.table.Remove(t.Context(), 0)) // nobody holds it
+		must(t, s.table.Remove(t.Context(), 0)) // it is not held
 		must(t, s.table.Add(0, middle))
 		if len(e.served.conns) != 0 || !bytes.Equal(there.Bytes()[:4096], none) || !bytes.Equal(there.Bytes()[8192:], none) {
 			t.Errorf("%d lanes are left, or bytes are where none belong", len(e.served.conns))
@@ -191,7 +192,8 @@ func FuzzServer(f *testing.F) {
 	})
 }
 
-// TestHostile: who is not understood, calls another engine, or asks for what is not registered is refused, and counted.
+// TestHostile checks that malformed messages, hellos for another engine and requests for
+// unregistered memory are refused and counted.
 func TestHostile(t *testing.T) {
 	there := host(t, 1<<16)
 	p := newPair(t, Options{}, Options{}, there)
@@ -240,7 +242,7 @@ func TestHostile(t *testing.T) {
 			t.Errorf("%s: status %d, %q", name, got.status, got.text)
 		}
 	}
-	// A write that is refused is read to its end, and touches nothing.
+	// A refused write is read to its end and touches nothing.
 	q := request{op: Write, segment: p.segment.number, shape: shape{[]plane{{0, 0, 10}, {1 << 16, 0, 10}}, pageZero}}
 	must(t, q.write(w))
 	_, err := w.Write(bytes.Repeat([]byte{7}, 20))

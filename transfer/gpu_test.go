@@ -17,7 +17,7 @@ import (
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
-// gpuBytes is how much memory a target has of a GPU.
+// gpuBytes is the length of a target's GPU memory.
 const gpuBytes = 1 << 30
 
 func openGPU(index int) (device.Sharer, error) {
@@ -36,7 +36,8 @@ func openGPU(index int) (device.Sharer, error) {
 	return s, nil
 }
 
-// gpuMemory is memory of the GPU of that index, as a target has it, and the stream that its engine needs.
+// gpuMemory returns memory of the GPU with that index, for a target, and the stream that its engine
+// needs.
 func gpuMemory(text string) (dev device.Sharer, s *streamcopy.Stream, r *mem.Region, err error) {
 	index, err := strconv.Atoi(text)
 	if err != nil {
@@ -52,7 +53,7 @@ func gpuMemory(text string) (dev device.Sharer, s *streamcopy.Stream, r *mem.Reg
 	return dev, s, r, err
 }
 
-// initiatorGPU is the first GPU, or the test is skipped.
+// initiatorGPU returns the first GPU, or skips the test.
 func initiatorGPU(tb testing.TB) (*gpu, Options) {
 	tb.Helper()
 	dev := cudatest.Open(tb)
@@ -66,7 +67,7 @@ func initiatorGPU(tb testing.TB) (*gpu, Options) {
 	return &gpu{Device: dev, copy: s}, Options{Device: dev, Copy: s, Importer: importer(tb, dev)}
 }
 
-// gpuTarget starts a process with memory of the last GPU, and opens its segment.
+// gpuTarget starts a process with memory of the last GPU and opens its segment.
 func gpuTarget(tb testing.TB, e *Engine) *Remote {
 	tb.Helper()
 	p, err := startTarget(4096, tb.TempDir()+"/s", strconv.Itoa(cudatest.Count()-1))
@@ -77,10 +78,10 @@ func gpuTarget(tb testing.TB, e *Engine) *Remote {
 	return r
 }
 
-// gpuOffset is where a target's memory of a GPU is in its segment.
+// gpuOffset is the offset of a target's GPU memory in its segment.
 const gpuOffset = align
 
-// scattered are tasks of n blocks in any order, on both sides.
+// scattered returns tasks of n blocks in random order on both sides.
 func scattered(op Op, to *Remote, here *mem.Region, block int64, n int) []Task {
 	rng := rand.New(rand.NewPCG(1, uint64(block)))
 	mine, theirs := rng.Perm(int(here.Len()/block)), rng.Perm(int(gpuBytes/block))
@@ -92,7 +93,7 @@ func scattered(op Op, to *Remote, here *mem.Region, block int64, n int) []Task {
 	return tasks
 }
 
-// paged are the same blocks as pages of one task.
+// paged returns the same blocks as pages of one task.
 func paged(tasks []Task, block int64) []Task {
 	pages := &Pages{Planes: []PagePlane{{Region: tasks[0].Local.Region, Stride: block, Bytes: block, RemoteBase: gpuOffset, RemoteStride: block}}}
 	for _, t := range tasks {
@@ -101,7 +102,8 @@ func paged(tasks []Task, block int64) []Task {
 	return []Task{{Op: tasks[0].Op, Segment: tasks[0].Segment, Pages: pages}}
 }
 
-// TestGPUTransfers has two processes, each with a GPU where there are two, move scattered blocks by each path, and compares every byte.
+// TestGPUTransfers moves scattered blocks between two processes by each path and compares every
+// byte. Each process has its own GPU if there are two.
 func TestGPUTransfers(t *testing.T) {
 	g, o := initiatorGPU(t)
 	e := engine(t, o)
@@ -132,7 +134,8 @@ func TestGPUTransfers(t *testing.T) {
 	}
 }
 
-// BenchmarkGPUTransfers measures what goes between two processes' GPUs, two batches in flight: go test -run - -bench GPUTransfers ./transfer
+// BenchmarkGPUTransfers measures the rate between the GPUs of two processes with two batches in
+// flight: go test -run - -bench GPUTransfers ./transfer
 func BenchmarkGPUTransfers(b *testing.B) {
 	g, o := initiatorGPU(b)
 	e := engine(b, o)

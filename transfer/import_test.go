@@ -9,11 +9,12 @@ import (
 	"github.com/kvlane/kvlane/share"
 )
 
-// TestDefectLostImportsStay: a Remote that lives long maps no memory that its segment no longer has, once it was refreshed, or a batch has found that out.
+// TestDefectLostImportsStay checks that a long-lived Remote unmaps memory that its segment no
+// longer has, after a refresh or after a batch has detected it.
 func TestDefectLostImportsStay(t *testing.T) {
 	p := newPair(t, Options{Share: shareServer(t)}, Options{Importer: importer(t, nil)})
 	here := host(t, 1<<16)
-	// add returns the offset of memory that was imported, and what unregisters and frees it.
+	// add returns the offset of imported memory, and a function that unregisters and frees it.
 	add := func() (off int64, drop func() error) {
 		t.Helper()
 		h, err := share.AllocHost(nil, 1<<16)
@@ -39,7 +40,7 @@ func TestDefectLostImportsStay(t *testing.T) {
 	wantErr(t, "a write to what was unregistered", wait(t, b), errdefs.ErrNotFound)
 	noMore(t, before)
 
-	// What a copy still holds stays, and goes later.
+	// Memory of a copy in progress stays mapped until a later refresh.
 	off, drop = add()
 	buf, err := p.remote.buffer(off, 0)
 	must(t, err)

@@ -26,7 +26,7 @@ import (
 	"github.com/kvlane/kvlane/share"
 )
 
-// held is what a process has that a leak would add to.
+// held has the resources of a process that a leak would increase.
 type held struct{ files, mappings, goroutines, heap, resident int } // the last two in bytes
 
 func holds(tb testing.TB) (h held) {
@@ -35,7 +35,7 @@ func holds(tb testing.TB) (h held) {
 	must(tb, err)
 	maps, err := os.ReadFile("/proc/self/maps")
 	must(tb, err)
-	debug.FreeOSMemory() // collects garbage, too
+	debug.FreeOSMemory() // also collects garbage
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	statm, err := os.ReadFile("/proc/self/statm")
@@ -46,10 +46,12 @@ func holds(tb testing.TB) (h held) {
 	return held{len(files), strings.Count(string(maps), "memfd:kvlane"), runtime.NumGoroutine(), int(m.HeapAlloc), resident * os.Getpagesize()}
 }
 
-// noMore waits until the process has no more than it had, but for a few that others may have made.
+// noMore waits until the process has no more resources than before, except a few that other code
+// may have created.
 func noMore(tb testing.TB, before held) {
 	tb.Helper()
-	const few, heap, resident = 8, 2 << 20, 32 << 20 // of a thousand that leave a few kilobytes each, or a page of 64 KiB, nobody is overlooked
+	// A thousand leaks of a few kilobytes, or of a page of 64 KiB, exceed these.
+	const few, heap, resident = 8, 2 << 20, 32 << 20
 	var now held
 	until(tb, fmt.Sprintf("before: %+v", before), func() bool {
 		now = holds(tb)
@@ -59,8 +61,8 @@ func noMore(tb testing.TB, before held) {
 	tb.Logf("%+v, and before %+v", now, before)
 }
 
-// TestSegmentsComeAndGo: a thousand segments leave nothing behind, neither here nor in the store, nor does memory that comes and goes in a segment
-// that somebody has open all the time.
+// TestSegmentsComeAndGo checks that a thousand segments leave nothing behind in the process or the
+// store, and neither does memory that is registered and removed in an open segment.
 func TestSegmentsComeAndGo(t *testing.T) {
 	server := metadata.NewServer(metadata.ServerOptions{})
 	store := httpStore(t, server)
@@ -95,12 +97,12 @@ func TestSegmentsComeAndGo(t *testing.T) {
 	noMore(t, before)
 }
 
-// come has memory be in a segment for a while, and who has that open import it.
+// come registers memory in a segment for a while and has a Remote import it.
 func come(t *testing.T, s *Segment, r *Remote) {
 	t.Helper()
 	h, err := share.AllocHost(nil, 1<<16)
 	must(t, err)
-	clear(h.Region().Bytes()) // so that it takes memory
+	clear(h.Region().Bytes()) // so that it occupies memory
 	off, err := s.Register(t.Context(), h.Region(), RegisterOptions{Source: h})
 	must(t, err)
 	must(t, r.Refresh(t.Context()))
@@ -109,18 +111,18 @@ func come(t *testing.T, s *Segment, r *Remote) {
 	must(t, h.Close())
 }
 
-// targetProcess is a process that has a segment.
+// targetProcess is a process with a segment.
 type targetProcess struct {
 	cmd  *exec.Cmd
 	addr string
 }
 
-// startTarget starts one, which the caller kills.
+// startTarget starts a target process. The caller kills it.
 func startTarget(n int64, dir string, gpu ...string) (*targetProcess, error) {
 	p := &targetProcess{cmd: exec.CommandContext(context.Background(), "/proc/self/exe", append([]string{fmt.Sprint(n), dir}, gpu...)...)}
 	p.cmd.Env = append(os.Environ(), roleEnv+"=target")
 	p.cmd.Stderr = os.Stderr
-	if _, err := p.cmd.StdinPipe(); err != nil { // it ends with that
+	if _, err := p.cmd.StdinPipe(); err != nil { // it ends when the pipe is closed
 		return nil, err
 	}
 	out, err := p.cmd.StdoutPipe()
@@ -146,8 +148,9 @@ func (p *targetProcess) kill() {
 	}
 }
 
-// TestKilledPeers: processes that are killed in the middle of batches leave nothing behind, and every task ends long before its deadline.
-// Half of the memory is reached by sockets, and half is imported.
+// TestKilledPeers checks that processes killed in the middle of batches leave nothing behind, and
+// that every task ends long before its deadline. Half of the memory is reached by sockets, half is
+// imported.
 func TestKilledPeers(t *testing.T) {
 	peers := 200
 	if testing.Short() || testkit.Race {
@@ -214,7 +217,7 @@ func killOne(t *testing.T, e *Engine, here *mem.Region, dir string, i int) {
 	}
 }
 
-// TestRestartedPeer: what has the address of an engine that is gone is not taken for it.
+// TestRestartedPeer checks that an engine at the address of a dead one is not mistaken for it.
 func TestRestartedPeer(t *testing.T) {
 	t.Run("tcp", func(t *testing.T) { restartedPeer(t, nil) })
 	t.Run("rdma", func(t *testing.T) { restartedPeer(t, softNICs(t, nil, 1)) })
@@ -266,8 +269,8 @@ func httpStore(t *testing.T, h http.Handler) *metadata.Client {
 	return c
 }
 
-// TestMetadataServerIsGone: transfers go on, what is opened anew fails and says why, and when a server is there again, that has
-// forgotten all, so is everything that lives.
+// TestMetadataServerIsGone checks that transfers continue without the server, that opening fails
+// with a reason, and that an empty new server gets all live segments again.
 func TestMetadataServerIsGone(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
@@ -291,7 +294,8 @@ func TestMetadataServerIsGone(t *testing.T) {
 	_, err = s.Register(t.Context(), there, RegisterOptions{})
 	must(t, err)
 	var r *Remote
-	until(t, "the segment is not there", func() bool { // its lease may have ended before it was renewed
+	// Its lease may have ended before it was renewed.
+	until(t, "the segment is not there", func() bool {
 		r, err = initiator.OpenSegment(t.Context(), "kv")
 		return err == nil
 	})
@@ -332,7 +336,7 @@ func TestMetadataServerIsGone(t *testing.T) {
 	wantErr(t, "open what was closed", err, errdefs.ErrNotFound)
 }
 
-// TestClose: an engine that closes ends what is under way, and refuses what comes after.
+// TestClose checks that Close of an engine ends batches in progress and refuses later ones.
 func TestClose(t *testing.T) {
 	t.Run("tcp", func(t *testing.T) { closes(t, nil) })
 	t.Run("rdma", func(t *testing.T) { closes(t, softNICs(t, nil, 1)) })
@@ -358,13 +362,13 @@ func closes(t *testing.T, nics *rail.NICs) {
 	wantErr(t, "receive", err, errdefs.ErrClosed)
 }
 
-// TestDefectClosingEngineCutsItsAnswer: who closes an engine once it has received a notification does not make the batch fail that it is of: the
-// answer to it is still on its way.
+// TestDefectClosingEngineCutsItsAnswer checks that closing an engine after it has received a
+// notification does not fail the batch of the notification, whose reply is still on its way.
 func TestDefectClosingEngineCutsItsAnswer(t *testing.T) {
 	there, here := host(t, 4096), host(t, 4096)
 	p := newPair(t, Options{}, Options{}, there)
 	inbox := &p.target.inbox
-	inbox.mu.Lock() // the notification is being taken in
+	inbox.mu.Lock() // the notification is being received
 	b := p.submit(t, SubmitOptions{Notify: []byte{1}}, Task{Op: Write, Local: mem.All(here)})
 	stacks := make([]byte, 1<<20)
 	until(t, "the notification is there", func() bool { return bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("(*inbox).put(")) })

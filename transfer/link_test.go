@@ -15,10 +15,10 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// linkEnv has TestLinkIsCut cut the link of the network namespace that it is in.
+// linkEnv makes TestLinkIsCut cut the link of its network namespace.
 const linkEnv = "KVLANE_TRANSFER_LINK"
 
-// setLink takes the loopback device of the process's network namespace up or down.
+// setLink activates or deactivates the loopback device of the process's network namespace.
 func setLink(t *testing.T, up bool) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -35,8 +35,9 @@ func setLink(t *testing.T, up bool) {
 	must(t, unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, r))
 }
 
-// TestLinkIsCut: a link between two processes that is down for a while in mid-batch fails batches within their time or delays them, and then all
-// goes on, with neither side begun anew. The link is that of a network namespace of its own, which takes root.
+// TestLinkIsCut cuts the link between two processes in the middle of batches. The batches fail
+// within their time or are delayed, and later ones work without a restart. The link is that of a
+// new network namespace, which needs root.
 func TestLinkIsCut(t *testing.T) {
 	if os.Getenv(linkEnv) != "" {
 		cutLink(t)
@@ -87,7 +88,7 @@ func cutLink(t *testing.T) {
 				}
 			}
 		}()
-		time.Sleep(100 * time.Millisecond) // whatever is under way then
+		time.Sleep(100 * time.Millisecond) // in the middle of a batch
 		setLink(t, false)
 		time.Sleep(1500 * time.Millisecond)
 		setLink(t, true)

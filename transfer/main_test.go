@@ -18,13 +18,13 @@ import (
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
-// roleEnv has a process of the test binary play another part than testing.
+// roleEnv makes a process of the test binary a target instead of running tests.
 const roleEnv = "KVLANE_TRANSFER_ROLE"
 
-// lockedEnv is how much memory a process that plays the target may lock, in bytes, with NICs that are optional then.
+// lockedEnv is the number of bytes that a target process may lock. Its NICs are optional then.
 const lockedEnv = "KVLANE_TRANSFER_LOCKED"
 
-// patience is how long a test waits for what must happen.
+// patience is the time that a test waits for an expected event.
 var patience = testkit.Patience()
 
 func TestMain(m *testing.M) {
@@ -80,7 +80,7 @@ func closeEngine(tb testing.TB, e *Engine) {
 	}
 }
 
-// host returns host memory that the test frees, after its engines are closed.
+// host returns host memory that the test frees after it has closed its engines.
 func host(tb testing.TB, n int64) *mem.Region {
 	tb.Helper()
 	b, err := hostmem.Alloc(n)
@@ -95,7 +95,7 @@ func host(tb testing.TB, n int64) *mem.Region {
 	return r
 }
 
-// pattern fills b with what tells each 8 bytes from others of this seed, and those of other seeds.
+// pattern fills b with 8-byte words that differ from each other and from those of other seeds.
 func pattern(b []byte, seed byte) {
 	for i := range b {
 		b[i] = byte(i>>3)*31 ^ byte(i>>11)*17 ^ byte(i>>19) ^ byte(i)*7 ^ seed
@@ -114,7 +114,7 @@ func same(tb testing.TB, what string, got, want []byte) {
 	}
 }
 
-// pair is an engine with a segment of some regions, and another one that has opened it.
+// pair is an engine with a segment of some regions, and another engine that has opened it.
 type pair struct {
 	target, initiator *Engine
 	segment           *Segment
@@ -147,7 +147,7 @@ func (p *pair) open(tb testing.TB, addr string) {
 	must(tb, err)
 }
 
-// local registers memory of the initiator's with its NICs, if it has any.
+// local registers memory of the initiator with its NICs, if it has any.
 func (p *pair) local(tb testing.TB, regions ...*mem.Region) {
 	tb.Helper()
 	for _, r := range regions {
@@ -181,7 +181,7 @@ func wait(tb testing.TB, b *Batch) error {
 	return b.Wait(ctx)
 }
 
-// gpu is a device with a stream, a simulated one mostly, which the test closes.
+// gpu is a device with a stream, mostly a simulated one, which the test closes.
 type gpu struct {
 	device.Device
 	copy *streamcopy.Stream
@@ -250,7 +250,8 @@ func (g *gpu) run(tb testing.TB, dst, src mem.Extent) error {
 	return t.Wait(context.Background())
 }
 
-// shareServer and importer are this process's, as those of another one would be, but that it imports its own.
+// shareServer and importer are like those of other processes, but the process imports its own
+// memory.
 func shareServer(tb testing.TB) *share.Server {
 	tb.Helper()
 	s, err := share.NewServer(share.Options{Dir: tb.TempDir() + "/s"})
@@ -278,8 +279,8 @@ func importer(tb testing.TB, dev device.Device) *share.Importer {
 	return in
 }
 
-// playTarget has a segment "kv" with so many bytes, and gpuBytes of the GPU of an index where one is given, until its input ends or it is
-// killed.
+// playTarget offers a segment "kv" with that many bytes, and gpuBytes of a GPU if an index is
+// given, until its input ends or it is killed.
 func playTarget(args []string) error {
 	var n int64
 	if _, err := fmt.Sscan(args[0], &n); err != nil {
@@ -335,8 +336,8 @@ func playTarget(args []string) error {
 	return errors.Join(e.Close(ctx), closeNICs(), server.Close(ctx), h.Close())
 }
 
-// sharer returns the device as what exports its memory.
+// sharer returns the device as an exporter of its memory.
 func (g *gpu) sharer() share.Source {
-	s, _ := g.Device.(device.Sharer) // as all of them are
+	s, _ := g.Device.(device.Sharer) // all of them are
 	return s
 }

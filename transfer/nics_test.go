@@ -19,7 +19,8 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// softNICs returns NICs in software, which reach memory of a device as gdr has them do; nil: what the CPU reaches.
+// softNICs returns NICs in software that reach memory of dev like those of gdr, or memory that the
+// CPU reaches if dev is nil.
 func softNICs(tb testing.TB, dev device.Device, count int) *rail.NICs {
 	tb.Helper()
 	n, err := gdr.Open(dev, gdr.Config{Provider: gdr.Soft, Count: count}, nil)
@@ -34,7 +35,7 @@ func softNICs(tb testing.TB, dev device.Device, count int) *rail.NICs {
 	return nics
 }
 
-// faultyNICs returns NICs of so many pieces a request, whose operations go wrong as the plan says.
+// faultyNICs returns NICs with that many pieces in a request, whose operations fail by the plan.
 func faultyNICs(tb testing.TB, plan *fault.Plan, depth, sges int, names ...string) *rail.NICs {
 	tb.Helper()
 	p, err := soft.New(soft.Options{Devices: make([]soft.DeviceOptions, len(names)), Faults: plan})
@@ -54,7 +55,8 @@ func faultyNICs(tb testing.TB, plan *fault.Plan, depth, sges int, names ...strin
 	return n
 }
 
-// Environment variables, of names by commas: the NICs that tests may use, and those of a process that plays the target.
+// Environment variables with names separated by commas: the NICs that tests may use, and those of a
+// target process.
 const (
 	verbsNamesEnv = "KVLANE_VERBS_DEVICES"
 	nicEnv        = "KVLANE_TRANSFER_NICS"
@@ -77,7 +79,7 @@ func openVerbs(names []string) (*gdr.NICs, *rail.NICs, error) {
 	return n, nics, nil
 }
 
-// limitLocked has this goroutine's thread, of a process that is root, lock no more memory than that.
+// limitLocked limits the memory that this goroutine's thread, of a root process, may lock.
 func limitLocked(limit string) error {
 	n, err := strconv.ParseUint(limit, 10, 64)
 	if err != nil {
@@ -93,7 +95,7 @@ func limitLocked(limit string) error {
 	return errors.Join(unix.Capset(&h, &caps[0]), unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: n, Max: n}))
 }
 
-// targetNICs returns those of a process that plays the target, nil mostly, and what closes them.
+// targetNICs returns the NICs of a target process, mostly nil, and a function that closes them.
 func targetNICs() (*rail.NICs, func() error, error) {
 	names := namesIn(nicEnv)
 	if len(names) == 0 {

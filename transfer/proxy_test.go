@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// proxy stands between engines, and cuts and delays.
+// proxy forwards, cuts and delays connections between engines.
 type proxy struct {
 	l      net.Listener
 	to     string
@@ -15,13 +15,14 @@ type proxy struct {
 
 	mu     sync.Mutex
 	cond   *sync.Cond
-	down   bool // nobody gets through
-	silent bool // nothing gets through, and nobody is told
-	// holdAfter is how many bytes of a data connection's way to the target pass; those behind are held until release. Negative: all.
+	down   bool // no connection gets through
+	silent bool // no byte gets through, and connections stay open
+	// holdAfter is the number of bytes to the target that a data connection forwards; later ones
+	// are held until release. Negative: all.
 	holdAfter int64
-	deaf      bool  // until release targets are not told that their queue pairs' connections end
+	deaf      bool  // until release, targets do not see the end of connections for queue pairs
 	held      int64 // bytes
-	holding   int   // connections, until what they held has been written and they are no links any more
+	holding   int   // connections, until their held bytes are written and they have ended
 	released  bool
 	links     map[*link]struct{}
 }
@@ -29,8 +30,8 @@ type proxy struct {
 // link is a connection through the proxy.
 type link struct {
 	near, far   net.Conn
-	data, queue bool // what it is for
-	holds       bool // bytes, or has held some; with proxy.mu
+	data, queue bool // its purpose
+	holds       bool // it has held bytes; guarded by proxy.mu
 }
 
 func newProxy(tb testing.TB, to string) *proxy {
@@ -105,7 +106,7 @@ func (p *proxy) serve(near net.Conn) {
 	})
 }
 
-// forward copies one way. Where that ends for want of a reader or a writer the other side is told, but while its bytes are held.
+// forward copies in one direction. At the end it closes the other side, unless bytes are held.
 func (p *proxy) forward(l *link, dst, src net.Conn, up bool) {
 	var passed int64
 	b := make([]byte, 32<<10)
@@ -156,7 +157,7 @@ func (p *proxy) forward(l *link, dst, src net.Conn, up bool) {
 	}
 }
 
-// cut ends the links that f picks: of the near side alone, or both.
+// cut ends the links for which f is true, on the near side or on both.
 func (p *proxy) cut(f func(*link) bool, both bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -13,7 +13,8 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// TestDefectKeysOfARefreshedBuffer: a part of a buffer that had no keys when it was cut does not go by NICs, though the buffer has some since.
+// TestDefectKeysOfARefreshedBuffer checks that a part of a buffer without keys does not use NICs
+// when the buffer gets keys later.
 func TestDefectKeysOfARefreshedBuffer(t *testing.T) {
 	p, here, _ := rdmaPair(t, softNICs(t, nil, 1), Options{}, 4096)
 	must(t, p.remote.RDMA(0))
@@ -25,19 +26,21 @@ func TestDefectKeysOfARefreshedBuffer(t *testing.T) {
 	wantErr(t, "by NICs", g.beginRDMA(t.Context(), x, PathRDMA), errdefs.ErrNotSupported)
 }
 
-// TestDefectImpatienceTiresNICs: NICs do not rest because a batch ended while it connected queue pairs by them.
+// TestDefectImpatienceTiresNICs checks that NICs are not put into backoff because a batch ended
+// while it connected queue pairs.
 func TestDefectImpatienceTiresNICs(t *testing.T) {
 	p, here, _ := rdmaPair(t, softNICs(t, nil, 1), Options{}, 4096)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	for range 30 { // it may also find that it is over before it begins
+	for range 30 { // the batch may also end before it begins
 		_, err := p.remote.p.queue(ended, p.remote, true)
 		wantErr(t, "a queue pair for a batch that is over", err, context.Canceled)
 	}
 	wantPath(t, p.do(t, write(here)), PathRDMA, false)
 }
 
-// TestDefectClosedSegmentsAreReconnects: queue pairs that end with the segment that they were for did not die.
+// TestDefectClosedSegmentsAreReconnects checks that queue pairs that end with their segment do not
+// count as failed.
 func TestDefectClosedSegmentsAreReconnects(t *testing.T) {
 	p, here, _ := rdmaPair(t, softNICs(t, nil, 1), Options{Lanes: 1}, 4096)
 	first := p.remote
@@ -50,8 +53,9 @@ func TestDefectClosedSegmentsAreReconnects(t *testing.T) {
 	}
 }
 
-// TestDefectCloseWaitsForQueuePairs: a queue pair that does not end holds up neither the segment's end nor the engine's for longer than they
-// may take, nor others who ask about the segment. When it does they close.
+// TestDefectCloseWaitsForQueuePairs checks that a queue pair that does not end delays Close of the
+// segment and of the engine only until their contexts end, and does not delay other requests for
+// the segment. When it ends they close.
 func TestDefectCloseWaitsForQueuePairs(t *testing.T) {
 	plan := fault.New(1)
 	p, here, _ := rdmaPair(t, faultyNICs(t, plan, 16, 4, "soft0"), Options{Lanes: 1, Stall: 300 * time.Millisecond}, 4096)
@@ -78,10 +82,13 @@ func TestDefectCloseWaitsForQueuePairs(t *testing.T) {
 	must(t, p.remote.Close())
 }
 
-// TestDefectQueueThatDoesNotConnectNorClose: a queue pair that could not be connected, and that its NIC does not close, holds up neither the batch,
-// which goes another way, nor the ends of both engines. It is counted, there is no second one, and when the NIC closes queue pairs again all end.
+// TestDefectQueueThatDoesNotConnectNorClose checks that a queue pair that fails to connect and that
+// its NIC does not close delays neither the batch, which takes another path, nor Close of both
+// engines. It is counted, no second one is opened, and everything ends when the NIC closes queue
+// pairs again.
 func TestDefectQueueThatDoesNotConnectNorClose(t *testing.T) {
-	for side, steps := range map[string]int{"target": 1, "initiator": 4} { // the target connects its own first, in three steps
+	// The target connects its own first, in three steps.
+	for side, steps := range map[string]int{"target": 1, "initiator": 4} {
 		t.Run(side, func(t *testing.T) {
 			plan := fault.New(1)
 			nics := faultyNICs(t, plan, 16, 4, "soft0")
@@ -128,8 +135,8 @@ func TestDefectQueueThatDoesNotConnectNorClose(t *testing.T) {
 	}
 }
 
-// TestDefectTargetThatCouldNotConnectIsLeft: a queue pair that the target's NIC could not connect is tried again as long as its batch has time, where that
-// goes by NICs alone.
+// TestDefectTargetThatCouldNotConnectIsLeft checks that a batch by NICs only retries, until its
+// time ends, a queue pair that the target's NIC failed to connect.
 func TestDefectTargetThatCouldNotConnectIsLeft(t *testing.T) {
 	plan := fault.New(1)
 	p, here, there := rdmaPair(t, faultyNICs(t, plan, 16, 4, "soft0"), Options{Lanes: 1}, 4096)

@@ -18,7 +18,8 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// rdmaPair is a pair whose sides have NICs, and local memory as long as the target's.
+// rdmaPair returns a pair with NICs on both sides and local memory of the same length as the
+// target's.
 func rdmaPair(t *testing.T, nics *rail.NICs, o Options, n int64) (p *pair, here, there *mem.Region) {
 	t.Helper()
 	here, there = host(t, n), host(t, n)
@@ -31,7 +32,7 @@ func rdmaPair(t *testing.T, nics *rail.NICs, o Options, n int64) (p *pair, here,
 
 func write(local *mem.Region) Task { return Task{Op: Write, Local: mem.All(local)} }
 
-// wantPath reports how a batch travelled: all by one path, and whether another was left.
+// wantPath checks that a batch used only one path, and whether it has a fallback.
 func wantPath(t *testing.T, b *Batch, path Path, fellBack bool) {
 	t.Helper()
 	c := b.Completion()
@@ -45,7 +46,7 @@ func wantPath(t *testing.T, b *Batch, path Path, fellBack bool) {
 	}
 }
 
-// queues returns how many queue pairs there are to the segment, by the NICs of both sides.
+// queues returns the number of queue pairs to the segment by the NICs of both sides.
 func (p *pair) queues() map[nicPair]int {
 	by := make(map[nicPair]int)
 	peer := p.remote.p
@@ -59,13 +60,14 @@ func (p *pair) queues() map[nicPair]int {
 	return by
 }
 
-// TestRDMANICs: several queue pairs go by all NICs of both sides, and few requests a queue, of few pieces, do as well.
+// TestRDMANICs checks that queue pairs use all NICs of both sides, also with few requests in a
+// queue and few pieces in a request.
 func TestRDMANICs(t *testing.T) {
 	const n = 1 << 20
 	one := faultyNICs(t, fault.New(1), 3, 2, "soft0", "soft1", "soft2")
 	p, here, there := rdmaPair(t, one, Options{PartBytes: 16 << 10, Lanes: 5}, n)
 	var tasks []Task
-	for i := range int64(n / 1024) { // neighbours there, and not here
+	for i := range int64(n / 1024) { // adjacent at the target, but not here
 		tasks = append(tasks, Task{Op: Write, Local: mem.Extent{Region: here, Off: (i*37%1024)*1024 + 7, Len: 1000}, Offset: i * 1000})
 	}
 	b := p.do(t, tasks...)
@@ -82,7 +84,8 @@ func TestRDMANICs(t *testing.T) {
 	must(t, p.remote.RDMA(0))
 }
 
-// TestRDMALocalMemory: what is not registered here goes by sockets, and the batch says so; where a side has no NICs nobody expects it.
+// TestRDMALocalMemory checks that unregistered local memory goes by sockets with a fallback, and
+// that there is no fallback if a side has no NICs.
 func TestRDMALocalMemory(t *testing.T) {
 	const n = 1 << 16
 	nics := softNICs(t, nil, 1)
@@ -112,7 +115,8 @@ func TestRDMALocalMemory(t *testing.T) {
 	wantErr(t, "by rdma alone", wait(t, b), errdefs.ErrNotSupported)
 }
 
-// TestRDMAImportedMemory: another process's memory, which that may take back, is pinned by no NIC, here or in a segment.
+// TestRDMAImportedMemory checks that memory of another process, which may withdraw it, is not
+// pinned by a NIC, local or in a segment.
 func TestRDMAImportedMemory(t *testing.T) {
 	p, here, there := rdmaPair(t, softNICs(t, nil, 1), Options{}, 1<<16)
 	live := mem.NewOrigin("", func() error { return nil })
@@ -131,7 +135,8 @@ func TestRDMAImportedMemory(t *testing.T) {
 	same(t, "written", there.Bytes(), here.Bytes())
 }
 
-// TestRDMAKeysOfAnotherSegment: a queue pair of one segment gets at no other, though it be of the same engine and the keys be right.
+// TestRDMAKeysOfAnotherSegment checks that a queue pair of one segment cannot reach another one of
+// the same engine, even with valid keys.
 func TestRDMAKeysOfAnotherSegment(t *testing.T) { keysOfAnotherSegment(t, softNICs(t, nil, 1)) }
 
 func keysOfAnotherSegment(t *testing.T, nics *rail.NICs) {
@@ -160,14 +165,14 @@ func keysOfAnotherSegment(t *testing.T, nics *rail.NICs) {
 	if here.Bytes()[0] == secret.Bytes()[0] {
 		t.Error("the other segment was read")
 	}
-	// What was on its way beside it goes well.
+	// A concurrent batch succeeds.
 	b := p.submit(t, SubmitOptions{Timeout: patience, Path: PathRDMA}, write(here), Task{Op: Write, Local: mem.All(here), Offset: n})
 	wantErr(t, "keys of another segment", wait(t, b), errdefs.ErrInvalid)
 	if r := b.Task(1); r.Status != StatusCompleted || r.Path != PathRDMA {
 		t.Errorf("the task beside it: %+v", r)
 	}
 	same(t, "written beside it", beside.Bytes(), here.Bytes())
-	// Where it may go another way it does, to where it belongs.
+	// If it may use another path it does, and the bytes arrive.
 	b = p.do(t, write(here))
 	wantPath(t, b, PathTCP, true)
 	same(t, "written", there.Bytes(), here.Bytes())
@@ -178,7 +183,8 @@ func keysOfAnotherSegment(t *testing.T, nics *rail.NICs) {
 	must(t, other.Close(t.Context()))
 }
 
-// TestRDMAUnregister: memory that was taken back is reached no more, and its segment closes while queue pairs of it are open.
+// TestRDMAUnregister checks that unregistered memory is no longer reached, and that a segment with
+// open queue pairs closes.
 func TestRDMAUnregister(t *testing.T) {
 	const n = 1 << 16
 	p, here, there := rdmaPair(t, softNICs(t, nil, 1), Options{}, n)
@@ -202,8 +208,9 @@ func TestRDMAUnregister(t *testing.T) {
 	until(t, "queue pairs are left", func() bool { return p.target.Stats().Connections <= 2 })
 }
 
-// TestRDMABreaks: queue pairs that break in mid-batch are fenced, their parts go by sockets, and once their NICs have rested batches go by
-// new ones, with nobody restarted. Where there is no other way they are tried again.
+// TestRDMABreaks checks that queue pairs that break in the middle of a batch are fenced and their
+// parts use sockets. After the backoff of their NICs, batches use new ones without a restart.
+// Without another path the parts are retried.
 func TestRDMABreaks(t *testing.T) {
 	for _, op := range []Op{Write, Read} {
 		for _, path := range []Path{PathNone, PathRDMA} {
@@ -237,8 +244,9 @@ func TestRDMABreaks(t *testing.T) {
 	}
 }
 
-// TestRDMAFenceBeforeAnotherTry: a queue pair that is given up here is one at the target, until the fence: the target's end of its connection
-// knows nothing. When a part has gone by sockets the target has none.
+// TestRDMAFenceBeforeAnotherTry checks that a queue pair that is given up here remains at the
+// target until the fence, since the target does not notice. When a part has used sockets the target
+// has none.
 func TestRDMAFenceBeforeAnotherTry(t *testing.T) {
 	const n = 1 << 20
 	plan := fault.New(1)
@@ -281,23 +289,25 @@ func TestRDMAFenceBeforeAnotherTry(t *testing.T) {
 	plan.Clear()
 	time.Sleep(50 * time.Millisecond)
 	same(t, "after late bytes", there.Bytes(), want)
-	must(t, p.segment.Close(short(t))) // as long as there is a queue pair it does not
+	must(t, p.segment.Close(short(t))) // it does not close while there is a queue pair
 }
 
-// TestRDMASilence: a batch ends within its time, and a queue pair that gets nothing done within the stall.
+// TestRDMASilence checks that a batch ends within its time, and a queue pair without progress
+// within Options.Stall.
 func TestRDMASilence(t *testing.T) {
 	const n = 1 << 20
 	plan := fault.New(1)
 	p, here, there := rdmaPair(t, faultyNICs(t, plan, 16, 4, "soft0"), Options{Stall: 300 * time.Millisecond, Lanes: 1}, n)
 	p.do(t, write(here))
 	plan.Add(fault.After(soft.OpWrite, int(plan.Seen(soft.OpWrite))).Stall())
-	b := p.submit(t, SubmitOptions{Timeout: 100 * time.Millisecond, Path: PathRDMA}, write(here)) // it is waited for with a longer bound
+	// Its timeout is shorter than the wait.
+	b := p.submit(t, SubmitOptions{Timeout: 100 * time.Millisecond, Path: PathRDMA}, write(here))
 	wantErr(t, "a batch that stands still", wait(t, b), context.DeadlineExceeded)
 	b = p.submit(t, SubmitOptions{Timeout: patience}, write(here))
 	must(t, wait(t, b))
 	wantPath(t, b, PathTCP, true)
 	same(t, "written", there.Bytes(), here.Bytes())
-	// Local memory of a read that was given up is its owner's again.
+	// The owner has the local memory of a canceled read again.
 	plan.Add(fault.After(soft.OpRead, int(plan.Seen(soft.OpRead))).Stall())
 	b = p.submit(t, SubmitOptions{Timeout: 300 * time.Millisecond, Path: PathRDMA}, Task{Op: Read, Local: mem.All(here)})
 	wantErr(t, "a read that stands still", wait(t, b), context.DeadlineExceeded)
@@ -309,7 +319,8 @@ func TestRDMASilence(t *testing.T) {
 	plan.Clear()
 }
 
-// TestRDMAWritesAreReadBack: a write is done when its bytes can be read at the target, and not when they are on their way there.
+// TestRDMAWritesAreReadBack checks that a write is done only when its bytes can be read at the
+// target.
 func TestRDMAWritesAreReadBack(t *testing.T) {
 	plan := fault.New(1)
 	p, here, _ := rdmaPair(t, faultyNICs(t, plan, 16, 4, "soft0"), Options{Lanes: 1}, 1<<16)
@@ -325,7 +336,7 @@ func TestRDMAWritesAreReadBack(t *testing.T) {
 	wantPath(t, b, PathRDMA, false)
 }
 
-// FuzzQueue: whatever somebody says who asks for a queue pair, no queue pair outlives its connection.
+// FuzzQueue checks that no bytes of a peer leave a queue pair after the end of its connection.
 func FuzzQueue(f *testing.F) {
 	good := connectRequest{Segment: 1, From: rail.Endpoint{QP: 17, GID: make([]byte, 16), MTU: 5}}
 	for _, q := range []connectRequest{{}, {Segment: 1, NIC: -1}, {Segment: 1, NIC: 1 << 40, From: good.From}, good} {
@@ -356,7 +367,8 @@ func FuzzQueue(f *testing.F) {
 	})
 }
 
-// TestRDMAFaults: whatever of the verbs fails, once: it is reported, or the batch arrives all the same, and all can be closed.
+// TestRDMAFaults fails each verb once. The failure is reported or the batch succeeds, and
+// everything can be closed.
 func TestRDMAFaults(t *testing.T) {
 	for _, op := range append(rdmatest.Verbs(), soft.OpWrite, soft.OpRead) {
 		t.Run(op, func(t *testing.T) {
@@ -375,7 +387,7 @@ func TestRDMAFaults(t *testing.T) {
 	}
 }
 
-// withFault opens engines, moves a batch, and closes all.
+// withFault opens engines, moves a batch and closes all.
 func withFault(t *testing.T, nics *rail.NICs, plan *fault.Plan) {
 	t.Helper()
 	const n = 64 << 10
@@ -385,7 +397,7 @@ func withFault(t *testing.T, nics *rail.NICs, plan *fault.Plan) {
 		for i := len(closes) - 1; i >= 0; i-- {
 			err := closes[i](context.Background())
 			if err != nil {
-				err = closes[i](context.Background()) // one close failed, of those that a fault can
+				err = closes[i](context.Background()) // the fault may fail one close
 			}
 			must(t, err)
 		}
@@ -427,7 +439,8 @@ func withFault(t *testing.T, nics *rail.NICs, plan *fault.Plan) {
 	}
 }
 
-// TestRDMAComesAndGoes: segments that are opened, written and closed leave no queue pair, descriptor or goroutine behind.
+// TestRDMAComesAndGoes checks that opening, writing and closing segments leaves no queue pair,
+// descriptor or goroutine behind.
 func TestRDMAComesAndGoes(t *testing.T) {
 	const n = 1 << 16
 	nics := softNICs(t, nil, 2)

@@ -16,10 +16,11 @@ import (
 	"github.com/kvlane/kvlane/rdma/rdmatest"
 )
 
-// The tests of this file run on the NICs of this machine, tools/rxe/run's for example: this process has the first, its peer, which is another
-// one, the second, or each has both. They open them by gdr, as the commands do.
+// The tests of this file run on the NICs of this machine, for example those of tools/rxe/run. This
+// process has the first NIC and its peer, another process, the second, or each has both. They open
+// them with gdr, like the commands.
 
-// verbsNICs returns some of the machine's NICs, or skips the test where there are not two.
+// verbsNICs returns some of the machine's NICs, or skips the test if there are not two.
 func verbsNICs(t *testing.T, names []string) *rail.NICs {
 	t.Helper()
 	n, nics, err := openVerbs(names)
@@ -31,14 +32,15 @@ func verbsNICs(t *testing.T, names []string) *rail.NICs {
 	return nics
 }
 
-// verbsPair is a target in another process, and this one's engine with registered memory of n bytes, which is as long as the target's.
+// verbsPair returns a target in another process, and an engine of this one with n bytes of
+// registered memory, as many as the target's.
 func verbsPair(t *testing.T, o Options, n int64) (p *pair, target *targetProcess, here *mem.Region) {
 	t.Helper()
 	one, two := verbsNames(t)
 	return verbsPairBy(t, o, n, []string{one}, []string{two})
 }
 
-// verbsNames returns the names of two NICs, or skips the test where there are not so many.
+// verbsNames returns the names of two NICs, or skips the test if there are fewer.
 func verbsNames(t *testing.T) (one, two string) {
 	t.Helper()
 	names := namesIn(verbsNamesEnv)
@@ -63,7 +65,7 @@ func verbsPairBy(t *testing.T, o Options, n int64, ours, theirs []string) (p *pa
 	return p, target, here
 }
 
-// there reads the target's memory by sockets, whatever was written by RDMA.
+// there reads the target's memory by sockets.
 func (p *pair) there(t *testing.T, n int64) []byte {
 	t.Helper()
 	back := host(t, n)
@@ -72,8 +74,8 @@ func (p *pair) there(t *testing.T, n int64) []byte {
 	return back.Bytes()
 }
 
-// TestVerbsTwoProcesses: bytes go both ways between two processes by their NICs, in one piece and scattered, over several queue pairs, while
-// packets are lost or not.
+// TestVerbsTwoProcesses moves bytes both ways between two processes by their NICs, in one piece and
+// scattered, over several queue pairs, with and without lost packets.
 func TestVerbsTwoProcesses(t *testing.T) {
 	one, two := verbsNames(t)
 	t.Run("one NIC", func(t *testing.T) { verbsMove(t, []string{one}, []string{two}) })
@@ -93,7 +95,7 @@ func verbsMove(t *testing.T, ours, theirs []string) {
 	clear(here.Bytes())
 	must(t, wait(t, p.submit(t, alone, Task{Op: Read, Local: mem.All(here)})))
 	same(t, "read", here.Bytes(), want)
-	var tasks []Task // every second block, to where another one was
+	var tasks []Task // every second block, to the place of another one
 	const block = 3000
 	for i := int64(0); i < n/block-1; i += 2 {
 		tasks = append(tasks, Task{Op: Write, Local: mem.Extent{Region: here, Off: i * block, Len: block}, Offset: (i + 1) * block})
@@ -101,7 +103,7 @@ func verbsMove(t *testing.T, ours, theirs []string) {
 	}
 	must(t, wait(t, p.submit(t, alone, tasks...)))
 	same(t, "scattered", p.there(t, n), want)
-	b = p.do(t, tasks...) // by what can
+	b = p.do(t, tasks...) // by any path
 	wantPath(t, b, PathRDMA, false)
 	by := p.queues()
 	for i := range ours {
@@ -112,7 +114,8 @@ func verbsMove(t *testing.T, ours, theirs []string) {
 	t.Logf("queue pairs by NICs: %v, %+v", by, p.initiator.Stats())
 }
 
-// TestVerbsKilledPeer: when the peer is killed in mid-batch every task ends with an error, long before its time is over.
+// TestVerbsKilledPeer checks that every task ends with an error long before its deadline when the
+// peer is killed in the middle of a batch.
 func TestVerbsKilledPeer(t *testing.T) {
 	const n, limit = 8 << 20, 30 * time.Second
 	for _, path := range []Path{PathRDMA, PathNone} {
@@ -148,14 +151,15 @@ func TestVerbsKilledPeer(t *testing.T) {
 	}
 }
 
-// TestVerbsKeysOfAnotherSegment is TestRDMAKeysOfAnotherSegment by a real NIC.
+// TestVerbsKeysOfAnotherSegment is TestRDMAKeysOfAnotherSegment with a real NIC.
 func TestVerbsKeysOfAnotherSegment(t *testing.T) {
 	one, _ := verbsNames(t)
 	keysOfAnotherSegment(t, verbsNICs(t, []string{one}))
 }
 
-// TestVerbsLinkIsCut: while the link between the NICs is down what has another way takes that, after the queue pairs were fenced, and what has
-// none ends with its time. When the link is up again all goes by the NICs, with neither process begun anew.
+// TestVerbsLinkIsCut checks that parts with another path take it, after their queue pairs were
+// fenced, while the link between the NICs is down, and that others end with their time. When the
+// link is up again all use the NICs without a restart.
 func TestVerbsLinkIsCut(t *testing.T) {
 	const n = 16 << 20
 	if os.Geteuid() != 0 {
@@ -165,7 +169,7 @@ func TestVerbsLinkIsCut(t *testing.T) {
 	p.do(t, write(here))
 	pattern(here.Bytes(), 2)
 	b := p.submit(t, SubmitOptions{Timeout: patience}, write(here))
-	time.Sleep(5 * time.Millisecond) // whatever is under way then
+	time.Sleep(5 * time.Millisecond) // in the middle of a batch
 	lose(t, "100%")
 	restored := false
 	defer func() {
@@ -200,7 +204,8 @@ func TestVerbsLinkIsCut(t *testing.T) {
 	t.Logf("%+v", s)
 }
 
-// TestVerbsLockedMemoryIsShort: memory above the target's limit of locked memory goes by sockets, and the segment says so, with the limit.
+// TestVerbsLockedMemoryIsShort checks that memory above the target's limit on locked memory goes by
+// sockets, and that the description names the limit.
 func TestVerbsLockedMemoryIsShort(t *testing.T) {
 	const n, limit = 4 << 20, "1048576"
 	if os.Geteuid() != 0 {
@@ -228,7 +233,7 @@ func TestVerbsLockedMemoryIsShort(t *testing.T) {
 	t.Log(why)
 }
 
-// lose has both ends of the cable lose so much of what is sent; "": what they did before.
+// lose sets the packet loss of both ends of the cable; "" restores it.
 func lose(t *testing.T, loss string) {
 	t.Helper()
 	for _, end := range []string{"veth1", "veth2"} {

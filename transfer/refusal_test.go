@@ -12,8 +12,8 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// TestDefectRefusedRegistration: whichever registration NICs refuse that nobody asked for, the memory goes by other paths, every byte, counted
-// and explained; where they were asked for it is an error that says what to do.
+// TestDefectRefusedRegistration checks that memory that optional NICs refuse uses other paths, with
+// a count and a reason, and that a refusal of required NICs is an error with the next step.
 func TestDefectRefusedRegistration(t *testing.T) {
 	for _, optional := range []bool{true, false} {
 		for op, most := range map[string]int{soft.OpRegMR: 5, soft.OpAllocPD: 3, soft.OpOpen: 1} {
@@ -31,7 +31,7 @@ func TestDefectRefusedRegistration(t *testing.T) {
 	}
 }
 
-// refusedOnce moves batches between engines whose NICs refuse something, or not.
+// refusedOnce moves batches between engines whose NICs may refuse a registration.
 func refusedOnce(t *testing.T, plan *fault.Plan, optional bool) {
 	t.Helper()
 	const n = 64 << 10
@@ -43,7 +43,7 @@ func refusedOnce(t *testing.T, plan *fault.Plan, optional bool) {
 			closeEngine(t, e)
 		}
 	}()
-	// asked reports whether err is one of those that NICs which were asked for make.
+	// asked reports whether err is an error of required NICs.
 	asked := func(err error) bool {
 		t.Helper()
 		var f *fault.Error
@@ -112,7 +112,8 @@ func refusedOnce(t *testing.T, plan *fault.Plan, optional bool) {
 	must(t, p.segment.Unregister(ctx, n))
 }
 
-// TestRefusalsOfCallers: what the caller did wrong is an error, whether NICs are optional or not.
+// TestRefusalsOfCallers checks that mistakes of the caller are errors, with optional and required
+// NICs.
 func TestRefusalsOfCallers(t *testing.T) {
 	p, here, there := rdmaPair(t, softNICs(t, nil, 1), Options{NICsOptional: true}, 1<<16)
 	wantErr(t, "local memory again", p.initiator.RegisterLocal(here), errdefs.ErrExists)

@@ -7,7 +7,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// TestStatsOfPaths: bytes and tasks are counted by the path that had them and by how they ended, and connections that were made again.
+// TestStatsOfPaths checks the counts of bytes and tasks by path and final status, and of replaced
+// connections.
 func TestStatsOfPaths(t *testing.T) {
 	const n = 1 << 20
 	there, here := host(t, n), host(t, n)

@@ -7,53 +7,10 @@ package batch
 import (
 	"cmp"
 	"slices"
-	"time"
-
-	"github.com/jonboulle/clockwork"
 
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/store/pages"
-	"github.com/kvlane/kvlane/store/pool"
-	"github.com/kvlane/kvlane/stream"
-	"github.com/kvlane/kvlane/stream/renew"
 )
-
-// Env is what all groups of a store share in one direction.
-type Env struct {
-	Map      *pages.Map
-	Slots    mem.Slots // of the cache
-	Dir      mem.Direction
-	Stream   *renew.Stream
-	Clock    clockwork.Clock
-	Checks   *pool.Pool // runs check jobs
-	Checkers int        // goroutines of Checks
-}
-
-// Owner is the task that a group belongs to.
-type Owner interface {
-	// BatchResolved records a batch whose ticket has resolved. err is nil if it was copied.
-	BatchResolved(c stream.Completion, submittedAt time.Time, err error)
-	// Check verifies or seals the blocks of a job and adds the failed ones to it. It is called by a
-	// goroutine of Env.Checks.
-	Check(job *CheckJob)
-}
-
-// Buffers is the reusable memory of one task: its planes and the free lists of its groups and
-// batches. The task's goroutine owns it.
-type Buffers struct {
-	env         *Env
-	planes      []mem.Plane // of all layers by page group, in the order of their offsets in a slot
-	layerPlanes []Span      // by layer: positions in planes
-	freeGroups  []*Group
-	freeBatches []*inFlightBatch
-	wake        chan struct{} // has an element if a part may have completed or been checked
-}
-
-// Span is the range From to To-1 of positions.
-type Span struct{ From, To int }
-
-// Len returns the number of positions.
-func (s Span) Len() int { return s.To - s.From }
 
 // NewBuffers returns empty buffers.
 func NewBuffers(env *Env) *Buffers { return &Buffers{env: env, wake: make(chan struct{}, 1)} }

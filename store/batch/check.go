@@ -1,26 +1,5 @@
 package batch
 
-// Failure is a block that failed in one part.
-type Failure struct {
-	Item int32
-	Part int
-	Err  error
-}
-
-// CheckJob verifies or seals some blocks of a completed part. A goroutine of Env.Checks owns it
-// until the part has no pending jobs. Then the task's goroutine owns it.
-type CheckJob struct {
-	Group *Group
-	Part  *Part
-	// ByShard is scratch memory of Group.PartByShard.
-	ByShard []*Part
-
-	buf      *Buffers
-	index    int // of Part in Group.Parts
-	from, to int // positions in the part's blocks
-	failures []Failure
-}
-
 // EnqueueChecks divides the blocks of part n between up to Env.Checkers jobs.
 func (g *Group) EnqueueChecks(n int) {
 	env, p := g.buf.env, g.Parts[n]

@@ -3,73 +3,14 @@ package batch
 import (
 	"context"
 	"slices"
-	"sync/atomic"
-	"time"
 
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Group is a set of blocks that are copied together. The task's goroutine owns it. Check jobs read
-// the parts and blocks, and decrement Part.pendingJobs.
-type Group struct {
-	buf   *Buffers
-	owner Owner
-
-	Items  [][]int32        // by page group: blocks, as indices of the task's refs
-	pairs  [][]mem.PageSlot // by page group: pages and slots of these blocks
-	Blocks int              // number of blocks in all page groups
-
-	// Parts are in the order of copying. Each is allocated by itself, because check jobs hold
-	// pointers to parts while the slice grows.
-	Parts   []*Part
-	batches []*inFlightBatch // in the order of submission
-
-	Completed   int   // completed parts
-	Resolved    int   // batches whose tickets have resolved
-	MissingSums bool  // a completed part came without sums
-	Err         error // first failure of a batch, or the cause of cancellation
-	frozen      bool  // see Freeze
-
-	sums     []uint64 // checksums that the stream computes: see ReserveSums
-	usedSums int      // sums that are assigned to parts
-
-	jobs     []*CheckJob
-	freeJobs []*CheckJob // free list
-	Checked  int         // parts whose check jobs have finished
-	Failures []Failure
-}
-
-// Part is the unit of completion: some shards of some blocks of one page group. It is one
-// mem.PageGroup of a batch.
-type Part struct {
-	Group   int  // page group
-	Shards  Span // shards of the page group
-	Blocks  Span // positions in Group.Items of the page group
-	HasSums bool // completed, and its sums are valid
-
-	firstSum       int          // index in Group.sums; order: block, shard, leaf
-	leavesPerBlock int          // sums of one block
-	pendingJobs    atomic.Int32 // check jobs that have not finished
-}
-
 // Has reports whether the part has the block at this position of a page group.
 func (p *Part) Has(group, position int) bool {
 	return p.Group == group && position >= p.Blocks.From && position < p.Blocks.To
-}
-
-// inFlightBatch is a batch with parts first to end-1 of its group.
-type inFlightBatch struct {
-	first, end  int
-	pageGroups  []mem.PageGroup
-	paged       mem.Paged
-	batch       mem.Batch
-	ticket      *stream.Ticket
-	submittedAt time.Time
-	// reported is twice the number of completed parts that the stream reported, plus one if their
-	// sums are valid. notify stores it from a goroutine of the stream.
-	reported atomic.Int64
-	notify   func(parts int, hasSums bool)
 }
 
 // Add adds block i of a page group, which is copied between page and slot.

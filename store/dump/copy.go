@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/store/batch"
@@ -125,14 +124,6 @@ func (t *Task) submit(g *group, after []stream.Recorded) {
 	if hadErr == nil && g.Err != nil && ctx.Err() != nil && t.base.Context().Err() == nil {
 		g.Err = fmt.Errorf("the stream did not accept recorded work in %v: %w: %w", t.p.LeaseMax, errdefs.ErrExpired, g.Err)
 	}
-}
-
-// owner lets a batch group use its task.
-type owner Task
-
-// BatchResolved implements batch.Owner.
-func (t *owner) BatchResolved(c stream.Completion, submittedAt time.Time, err error) {
-	t.base.AddCompletion(t.d.Env.Stream.Name(), &t.p.Count.DumpPaths, c, submittedAt, err)
 }
 
 // waitProgress waits until a part has completed or was sealed, and processes it. If the task is

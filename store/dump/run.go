@@ -2,7 +2,6 @@ package dump
 
 import (
 	"github.com/kvlane/kvlane/store/pipeline"
-	"github.com/kvlane/kvlane/store/task"
 	"github.com/kvlane/kvlane/tier"
 )
 
@@ -87,75 +86,6 @@ func (t *Task) skipDurable() {
 		n++
 	}
 	sc.todo = sc.todo[:n]
-}
-
-// skip notes that block i is stored without a copy by this dump.
-func (t *Task) skip(i int32) {
-	t.sc.items[i].skipped = true
-	t.releaseSources(1)
-}
-
-// releaseSources counts n blocks whose pages are no longer read.
-func (t *Task) releaseSources(n int) {
-	if t.sourceLeft -= n; t.sourceLeft == 0 && n > 0 {
-		t.setSourceFree()
-	}
-}
-
-// setSourceFree reports that no page is read any more.
-func (t *Task) setSourceFree() {
-	t.p.ObserveSince(&t.p.Count.FreeTimes, t.startedAt)
-	close(t.sourceFree)
-}
-
-// failBlock sets the result of block i, whose page is no longer read.
-func (t *Task) failBlock(i int32, err error) {
-	t.releaseSources(1)
-	t.resolveBlock(i, err)
-}
-
-// failTodo fails all blocks of todo.
-func (t *Task) failTodo(err error) {
-	for _, i := range t.sc.todo {
-		t.failBlock(i, err)
-	}
-	t.sc.todo = t.sc.todo[:0]
-}
-
-// resolveBlock sets the result of block i. The last block ends the task, unless run goes on.
-func (t *Task) resolveBlock(i int32, err error) {
-	skipped := t.sc.items[i].skipped
-	c := &t.p.Count
-	switch {
-	case err != nil:
-		c.DumpErrors.Add(1)
-		ref := &t.sc.Refs.Refs[i]
-		t.base.SetErr(i, task.BlockError{Op: "dump", Key: ref.Key, Page: ref.Page, Err: err})
-	case skipped:
-		c.Skipped.Add(1)
-	default:
-		c.Dumped.Add(1)
-	}
-	t.mu.Lock()
-	t.blocksLeft--
-	if err == nil && skipped {
-		t.skipped++
-	}
-	last := t.blocksLeft == 0 && !t.running
-	t.mu.Unlock()
-	if last {
-		t.finish()
-	}
-}
-
-// finish ends the task.
-func (t *Task) finish() {
-	t.d.putScratch(t.sc)
-	t.sc = nil
-	t.p.ObserveSince(&t.p.Count.DurableTimes, t.startedAt)
-	t.base.CancelCause(nil)
-	t.base.SetDone()
-	t.d.Scheduler.End(task.Dump)
 }
 
 // waitForOthers waits, one after another, for the blocks that other tasks fill, and copies those

@@ -2,11 +2,43 @@ package load
 
 import (
 	"slices"
-	"time"
 
 	"github.com/kvlane/kvlane/store/batch"
-	"github.com/kvlane/kvlane/stream"
 )
+
+// startGroups starts copies of ready blocks, unless enough groups are in flight or more blocks are
+// about to become ready.
+func (t *Task) startGroups() {
+	for len(t.sc.ready) > 0 && t.inFlight < maxInFlight && len(t.groups) < 2*maxInFlight {
+		n := min(len(t.sc.ready), t.l.batchBlocks)
+		if t.layerwise {
+			// One group for all, so that the first layer of each block precedes the last layer of
+			// the others.
+			n = t.gatherReady(t.sc.items[t.sc.ready[0]].firstLayer)
+		}
+		if t.verifying > 0 && (t.layerwise || n < t.l.batchBlocks) {
+			return
+		}
+		t.startGroup(n)
+	}
+}
+
+// gatherReady moves the ready blocks that need layers from first on to the front, and counts them.
+// Blocks that are copied again need only layers that were not reported.
+func (t *Task) gatherReady(first int32) int {
+	ready, items := t.sc.ready, t.sc.items
+	n := 0
+	for k := range ready {
+		if items[ready[k]].firstLayer == first {
+			ready[n], ready[k] = ready[k], ready[n]
+			n++
+		}
+	}
+	return n
+}
+
+// span returns positions from to to-1.
+func span(from, to int) batch.Span { return batch.Span{From: from, To: to} }
 
 // startGroup starts copying the first n ready blocks, block by block in one batch, or layer by
 // layer.
@@ -60,32 +92,6 @@ func (t *Task) addReady(g *group, n int) {
 		g.Add(i, t.sc.Groups[i], t.sc.Refs.Refs[i].Page, it.slot.Index())
 	}
 	t.sc.ready = append(t.sc.ready[:0], t.sc.ready[n:]...)
-}
-
-// submit submits the parts of g that are planned and not yet submitted. awaited is set if a stream
-// of the host program waits for them.
-func (t *Task) submit(g *group, awaited bool) {
-	if g.Err != nil || len(g.Parts) == g.SubmittedParts() {
-		return
-	}
-	g.Submit(t.base.Context(), batch.SubmitOptions{Sums: t.copySums, Awaited: awaited})
-	if g.Err != nil {
-		return
-	}
-	if g.Batches() == 1 {
-		t.inFlight++
-	}
-	for i := range g.All {
-		t.sc.items[i].touched = true
-	}
-}
-
-// owner lets a batch group use its task.
-type owner Task
-
-// BatchResolved implements batch.Owner.
-func (t *owner) BatchResolved(c stream.Completion, submittedAt time.Time, err error) {
-	t.base.AddCompletion(t.l.Env.Stream.Name(), &t.p.Count.LoadPaths, c, submittedAt, err)
 }
 
 // advance processes completed, verified and failed parts.

@@ -7,6 +7,8 @@ import (
 	"github.com/jonboulle/clockwork"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/store/pipeline"
+	"github.com/kvlane/kvlane/store/task"
 )
 
 // Progress receives the progress of a load, for streams of the host program that wait for it. Its
@@ -31,15 +33,16 @@ type Progress interface {
 // that wait.
 type progress struct {
 	to    Progress
-	t     *Task
+	base  *task.Task
+	p     *pipeline.Pipeline
 	bound clockwork.Timer
 	ended atomic.Bool
 }
 
-func (p *progress) begin(to Progress, t *Task) {
+func (p *progress) begin(to Progress, t *task.Task, pl *pipeline.Pipeline) {
 	if to != nil {
-		p.to, p.t = to, t
-		p.bound = t.p.Clock.AfterFunc(t.p.WaitMax, p.expire)
+		p.to, p.base, p.p = to, t, pl
+		p.bound = pl.Clock.AfterFunc(pl.WaitMax, p.expire)
 	}
 }
 
@@ -69,8 +72,8 @@ func (p *progress) expire() {
 	if !p.ended.CompareAndSwap(false, true) {
 		return
 	}
-	err := fmt.Errorf("load has not ended in %v, and streams wait for it no longer: %w", p.t.p.WaitMax, errdefs.ErrExpired)
-	p.t.base.Expire(err) // before streams go on: later calls of Wait must return it
+	err := fmt.Errorf("load has not ended in %v, and streams wait for it no longer: %w", p.p.WaitMax, errdefs.ErrExpired)
+	p.base.Expire(err) // before streams go on: later calls of Wait must return it
 	p.to.Set(err)
-	p.t.p.CountExpired(err)
+	p.p.CountExpired(err)
 }

@@ -49,12 +49,6 @@ func (t *Task) lookUp(joined int) {
 	sc.todo = append(sc.todo[:0], sc.todo[n:]...)
 }
 
-// copiesUnchecked reports whether slots of the cache are copied without the CPU verifying them
-// first: they are trusted, or their copies are verified.
-func (t *Task) copiesUnchecked() bool {
-	return t.p.Verify == pipeline.VerifyFill || t.copySums && t.p.Verify == pipeline.VerifyDevice
-}
-
 // setCached sets the slot of a block that was in the cache.
 func (t *Task) setCached(i int32, slot tier.Slot) {
 	it := &t.sc.items[i]
@@ -283,24 +277,6 @@ func (t *Task) handleBadCopy(i int32) bool {
 	return false
 }
 
-// countCorruptRead counts a corrupt read of block i, if its tier has the block right. A corrupt
-// copy in the tier was counted when the tier found it.
-func (t *Task) countCorruptRead(i int32, cause error) {
-	it := &t.sc.items[i]
-	if !it.corruptRead {
-		return
-	}
-	it.corruptRead = false
-	t.p.CountCorrupt(t.p.TierName(it.tier), t.sc.Keys[i], fmt.Errorf("it was read wrong: %w: %w", errdefs.ErrCorrupt, cause))
-}
-
-// dropSlot unpins the slot of a block.
-func (t *Task) dropSlot(it *item) {
-	it.slot.Release()
-	it.slot = nil
-	t.open--
-}
-
 // waitForOther waits for one block that another task fills, and reports whether there was one. The
 // task holds no slots.
 func (t *Task) waitForOther() bool {
@@ -328,30 +304,4 @@ func (t *Task) waitForOther() bool {
 		t.failBlock(i, err)
 	}
 	return true
-}
-
-// failBlock sets the error of block i.
-func (t *Task) failBlock(i int32, err error) {
-	it := &t.sc.items[i]
-	if it.slot != nil {
-		t.dropSlot(it)
-	}
-	if !pipeline.IsCorrupt(err) && !pipeline.IsNotFound(err) { // else it was counted
-		t.countCorruptRead(i, it.cause)
-	}
-	if it.cause != nil {
-		err = fmt.Errorf("%w; and then: %w", it.cause, err)
-	}
-	t.base.SetErr(i, t.blockError(i, it.touched, err))
-	t.p.Count.LoadErrors.Add(1)
-	if t.lease == nil && pipeline.IsNotFound(err) {
-		t.p.Count.Misses.Add(1)
-	}
-	if t.layerwise {
-		for _, k := range t.p.Map.Layers[t.sc.Groups[i]] {
-			if k >= int(it.firstLayer) {
-				t.completeLayer(k, 1)
-			}
-		}
-	}
 }

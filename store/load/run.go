@@ -3,14 +3,7 @@ package load
 import (
 	"context"
 
-	"github.com/kvlane/kvlane/store/batch"
 	"github.com/kvlane/kvlane/store/task"
-)
-
-// Limits of one load.
-const (
-	firstBlocks = 128 // blocks of the first batch, so that copying starts early
-	maxInFlight = 2   // groups in the stream: one is copied while the next is built
 )
 
 // runner lets the scheduler run a task.
@@ -108,37 +101,6 @@ func (t *Task) stop() {
 	}
 }
 
-// startGroups starts copies of ready blocks, unless enough groups are in flight or more blocks are
-// about to become ready.
-func (t *Task) startGroups() {
-	for len(t.sc.ready) > 0 && t.inFlight < maxInFlight && len(t.groups) < 2*maxInFlight {
-		n := min(len(t.sc.ready), t.l.batchBlocks)
-		if t.layerwise {
-			// One group for all, so that the first layer of each block precedes the last layer of
-			// the others.
-			n = t.gatherReady(t.sc.items[t.sc.ready[0]].firstLayer)
-		}
-		if t.verifying > 0 && (t.layerwise || n < t.l.batchBlocks) {
-			return
-		}
-		t.startGroup(n)
-	}
-}
-
-// gatherReady moves the ready blocks that need layers from first on to the front, and counts them.
-// Blocks that are copied again need only layers that were not reported.
-func (t *Task) gatherReady(first int32) int {
-	ready, items := t.sc.ready, t.sc.items
-	n := 0
-	for k := range ready {
-		if items[ready[k]].firstLayer == first {
-			ready[n], ready[k] = ready[k], ready[n]
-			n++
-		}
-	}
-	return n
-}
-
 // finish ends the load.
 func (t *Task) finish() {
 	took := t.p.Clock.Now().Sub(t.startedAt)
@@ -167,12 +129,3 @@ func (t *Task) failExpired() {
 		t.p.Count.LoadErrors.Add(1)
 	}
 }
-
-// blockError returns the error of block i.
-func (t *Task) blockError(i int32, undefined bool, err error) task.BlockError {
-	ref := &t.sc.Refs.Refs[i]
-	return task.BlockError{Op: "load", Key: ref.Key, Page: ref.Page, Undefined: undefined, Err: err}
-}
-
-// span returns positions from to to-1.
-func span(from, to int) batch.Span { return batch.Span{From: from, To: to} }

@@ -11,6 +11,8 @@ import (
 
 // Limits of one load.
 const (
+	firstBlocks  = 128 // blocks of the first batch, so that copying starts early
+	maxInFlight  = 2   // groups in the stream: one is copied while the next is built
 	windowBlocks = 512 // blocks with a slot, if the CPU verifies slots before their copy
 	windowReads  = 128 // fetch jobs
 )
@@ -56,34 +58,6 @@ type result struct {
 	err     error
 }
 
-// takeScratch returns memory for n refs.
-func (l *Loader) takeScratch(n int) *scratch {
-	sc, ok := l.scratch.Get().(*scratch)
-	if !ok {
-		sc = &scratch{results: make(chan result, windowBlocks+windowReads), buffers: batch.NewBuffers(l.Env)}
-	}
-	if need := n + windowReads; cap(sc.results) < need {
-		sc.results = make(chan result, need)
-	}
-	if cap(sc.items) < n {
-		sc.items = make([]item, n)
-	}
-	sc.items = sc.items[:n]
-	for i := range n {
-		sc.todo = append(sc.todo, int32(i))
-	}
-	return sc
-}
-
-// putScratch returns sc to the pool.
-func (l *Loader) putScratch(sc *scratch) {
-	clear(sc.items)
-	clear(sc.unverified)
-	sc.buffers.Clear()
-	sc.todo, sc.toRead, sc.filling, sc.ready = sc.todo[:0], sc.toRead[:0], sc.filling[:0], sc.ready[:0]
-	l.scratch.Put(sc)
-}
-
 // reserveUnverified makes space for blocks that are read without being verified.
 func (sc *scratch) reserveUnverified(shards int) {
 	n := len(sc.Refs.Refs)
@@ -98,20 +72,6 @@ type group struct {
 	headBatches int // layerwise: number of batches of the first layer
 	// wantedSums are by page group the expected checksums by block and shard, as far as loaded.
 	wantedSums [][]uint64
-}
-
-// newGroup returns an empty group from the free list, or a new one.
-func (t *Task) newGroup() *group {
-	sc := t.sc
-	var g *group
-	if k := len(sc.groups); k > 0 {
-		g = sc.groups[k-1]
-		sc.groups = sc.groups[:k-1]
-	} else {
-		g = &group{wantedSums: make([][]uint64, len(t.p.Map.Layers))}
-	}
-	g.Group = sc.buffers.NewGroup((*owner)(t))
-	return g
 }
 
 // release returns g to the free list.

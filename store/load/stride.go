@@ -1,5 +1,9 @@
 package load
 
+import (
+	"github.com/kvlane/kvlane/store/batch"
+)
+
 // A layerwise load that streams of the host program wait for is copied in strides. While few layers
 // are ahead of the streams, a stride has single layers, which complete as early as possible. Once a
 // row of layers is ahead, a stride has a row: its copy takes longer, and less from the model that
@@ -93,4 +97,22 @@ func (t *Task) planSteps(g *group, last int, rowBytes, before int64) {
 		first = end
 	}
 	g.nextLayer = last
+}
+
+// submit submits the parts of g that are planned and not yet submitted. awaited is set if a stream
+// of the host program waits for them.
+func (t *Task) submit(g *group, awaited bool) {
+	if g.Err != nil || len(g.Parts) == g.SubmittedParts() {
+		return
+	}
+	g.Submit(t.base.Context(), batch.SubmitOptions{Sums: t.copySums, Awaited: awaited})
+	if g.Err != nil {
+		return
+	}
+	if g.Batches() == 1 {
+		t.inFlight++
+	}
+	for i := range g.All {
+		t.sc.items[i].touched = true
+	}
 }

@@ -55,26 +55,3 @@ func (m *Manager) Worth(blocks []Block, states []State, tokens int64) int {
 // Computed reports the time in which the engine has computed the KV of a number of tokens. Less
 // than 256 tokens are ignored.
 func (m *Manager) Computed(tokens int64, took time.Duration) { m.admission.Computed(tokens, took) }
-
-// loaded reports the time of a job that loads. All workers load as many bytes as the first, at the
-// same time.
-func (j *Job) loaded() {
-	var memory, files int64
-	for i := range j.blocks {
-		if n := j.m.blockBytes(j.blocks[i].name.Group); j.blocks[i].slot != nil {
-			memory += n
-		} else {
-			files += n
-		}
-	}
-	if memory+files > 0 {
-		j.m.admission.Loaded(memory, files, j.m.clock.Since(j.startedAt))
-	}
-}
-
-func (m *Manager) blockBytes(group int) int64 {
-	if group < 0 || group >= len(m.ranks[0].Formats) {
-		return 0
-	}
-	return m.ranks[0].Formats[group].Layout.ImageBytes()
-}

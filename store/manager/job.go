@@ -201,3 +201,19 @@ func (m *Manager) unpin(h *jobBlock, bad bool) {
 		h.slot.Release()
 	}
 }
+
+// loaded reports the time of a job that loads. All workers load as many bytes as the first, at the
+// same time.
+func (j *Job) loaded() {
+	var memory, files int64
+	for i := range j.blocks {
+		if n := j.m.blockBytes(j.blocks[i].name.Group); j.blocks[i].slot != nil {
+			memory += n
+		} else {
+			files += n
+		}
+	}
+	if memory+files > 0 {
+		j.m.admission.Loaded(memory, files, j.m.clock.Since(j.startedAt))
+	}
+}

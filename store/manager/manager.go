@@ -125,7 +125,7 @@ func Open(c Config) (*Manager, error) {
 	}
 	m := &Manager{ranks: c.Ranks, noWait: noWait, clock: c.Clock, always: c.AdmitAlways, names: make(map[block.Key]*Block), order: tier.NewOrder(tier.OrderKeys)}
 	if c.Ranks[0].Files != nil {
-		m.files = newFiles(&c)
+		m.files = newFiles(c.FilesMax, c.Clock)
 	}
 	pool, err := c.OpenPool(m.evict)
 	if err != nil {
@@ -177,45 +177,6 @@ func (m *Manager) keys(rank int, blocks []Block) ([]block.Key, error) {
 		keys[i] = fs.Key(b.Group, []byte(b.Hash))
 	}
 	return keys, nil
-}
-
-// Lookup returns the state of each block. blocks are in the order of a prompt; blocks of several
-// page groups are in the order of their tokens. Lookup pins nothing: the state may change until
-// Load. If the file tier fails, its blocks count as absent, and its error is returned with the
-// states: ErrBusy if it has not answered within Config.FilesMax. Until it answers, further calls
-// return ErrBusy at once.
-func (m *Manager) Lookup(ctx context.Context, blocks []Block) ([]State, error) {
-	keys, err := m.keys(0, blocks)
-	if err != nil {
-		return nil, fmt.Errorf("look up %d blocks: %w", len(blocks), err)
-	}
-	pooled := make([]tier.State, len(blocks))
-	if err := m.pool.Lookup(ctx, keys, pooled); err != nil {
-		return nil, fmt.Errorf("look up %d blocks: %w", len(blocks), err)
-	}
-	states := make([]State, len(blocks))
-	var below []Block
-	var at []int
-	for i, s := range pooled {
-		switch s {
-		case tier.Ready:
-			states[i] = InPool
-		case tier.Filling:
-			states[i] = UnderWay
-		default:
-			below, at = append(below, blocks[i]), append(at, i)
-		}
-	}
-	if len(at) > 0 {
-		m.note(block.Key{}, keys)
-	}
-	there, err := m.inFiles(ctx, below)
-	for k, i := range at {
-		if there != nil && there[k] {
-			states[i] = InFiles
-		}
-	}
-	return states, err
 }
 
 // note remembers the order of blocks that are not in the pool yet: the pool evicts the end of a
@@ -285,4 +246,11 @@ func (m *Manager) Reset() int {
 		}
 	}
 	return n
+}
+
+func (m *Manager) blockBytes(group int) int64 {
+	if group < 0 || group >= len(m.ranks[0].Formats) {
+		return 0
+	}
+	return m.ranks[0].Formats[group].Layout.ImageBytes()
 }

@@ -1,0 +1,110 @@
+package dump
+
+import (
+	"time"
+
+	"github.com/kvlane/kvlane/store/batch"
+	"github.com/kvlane/kvlane/store/task"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// takeScratch returns memory for n refs.
+func (d *Dumper) takeScratch(n int) *scratch {
+	sc, ok := d.scratch.Get().(*scratch)
+	if !ok {
+		sc = &scratch{buffers: batch.NewBuffers(d.Env)}
+	}
+	if cap(sc.items) < n {
+		sc.items = make([]item, n)
+	}
+	sc.items = sc.items[:n]
+	for i := range n {
+		sc.todo = append(sc.todo, int32(i))
+	}
+	return sc
+}
+
+// putScratch returns sc to the pool.
+func (d *Dumper) putScratch(sc *scratch) {
+	clear(sc.items)
+	sc.buffers.Clear()
+	sc.todo, sc.filling = sc.todo[:0], sc.filling[:0]
+	d.scratch.Put(sc)
+}
+
+// owner lets a batch group use its task.
+type owner Task
+
+// BatchResolved implements batch.Owner.
+func (t *owner) BatchResolved(c stream.Completion, submittedAt time.Time, err error) {
+	t.base.AddCompletion(t.d.Env.Stream.Name(), &t.p.Count.DumpPaths, c, submittedAt, err)
+}
+
+// skip notes that block i is stored without a copy by this dump.
+func (t *Task) skip(i int32) {
+	t.sc.items[i].skipped = true
+	t.releaseSources(1)
+}
+
+// releaseSources counts n blocks whose pages are no longer read.
+func (t *Task) releaseSources(n int) {
+	if t.sourceLeft -= n; t.sourceLeft == 0 && n > 0 {
+		t.setSourceFree()
+	}
+}
+
+// setSourceFree reports that no page is read any more.
+func (t *Task) setSourceFree() {
+	t.p.ObserveSince(&t.p.Count.FreeTimes, t.startedAt)
+	close(t.sourceFree)
+}
+
+// failBlock sets the result of block i, whose page is no longer read.
+func (t *Task) failBlock(i int32, err error) {
+	t.releaseSources(1)
+	t.resolveBlock(i, err)
+}
+
+// failTodo fails all blocks of todo.
+func (t *Task) failTodo(err error) {
+	for _, i := range t.sc.todo {
+		t.failBlock(i, err)
+	}
+	t.sc.todo = t.sc.todo[:0]
+}
+
+// resolveBlock sets the result of block i. The last block ends the task, unless run goes on.
+func (t *Task) resolveBlock(i int32, err error) {
+	skipped := t.sc.items[i].skipped
+	c := &t.p.Count
+	switch {
+	case err != nil:
+		c.DumpErrors.Add(1)
+		ref := &t.sc.Refs.Refs[i]
+		t.base.SetErr(i, task.BlockError{Op: "dump", Key: ref.Key, Page: ref.Page, Err: err})
+	case skipped:
+		c.Skipped.Add(1)
+	default:
+		c.Dumped.Add(1)
+	}
+	t.mu.Lock()
+	t.blocksLeft--
+	if err == nil && skipped {
+		t.skipped++
+	}
+	last := t.blocksLeft == 0 && !t.running
+	t.mu.Unlock()
+	if last {
+		t.finish()
+	}
+}
+
+// finish ends the task.
+func (t *Task) finish() {
+	t.d.putScratch(t.sc)
+	t.sc = nil
+	t.p.ObserveSince(&t.p.Count.DurableTimes, t.startedAt)
+	t.base.CancelCause(nil)
+	t.base.SetDone()
+	t.d.Scheduler.End(task.Dump)
+}

@@ -113,7 +113,7 @@ func TestSealedImageVerifies(t *testing.T) {
 	}
 }
 
-// Padding is written to storage with the rest: it must not carry what the memory held before.
+// Padding is stored too. It must not contain the memory's previous contents.
 func TestSealZeroesPadding(t *testing.T) {
 	f, key := someFormat(t, 5000, 100)
 	image := sealed(t, f, key, 1)

@@ -20,7 +20,8 @@ func preset(tb testing.TB, name string) block.Geometry {
 }
 
 func TestPresets(t *testing.T) {
-	// Bytes of KV cache a token, as the models' documentation and public calculators have them, in bfloat16.
+	// Bytes of KV cache a token, as the models' documentation and public calculators have them, in
+	// bfloat16.
 	perToken := map[string]int64{
 		"llama-3.1-8b": 131072, "llama-3.1-70b": 327680, "qwen2.5-7b": 57344, "qwen3-32b": 262144,
 		"mistral-7b": 131072, "deepseek-v3": 70272,
@@ -84,7 +85,7 @@ func TestGeometryOfARank(t *testing.T) {
 	}
 }
 
-// KV that is the same on several ranks has one identity: each finds what another dumped.
+// KV that is equal on several ranks has one identity: each rank finds the others' blocks.
 func TestReplicatedKVHitsOnEveryRank(t *testing.T) {
 	keys := func(g block.Geometry) int {
 		distinct := make(map[block.Digest]bool)
@@ -135,7 +136,8 @@ func TestGeometryValidateNamesEveryProblem(t *testing.T) {
 	}
 }
 
-// A type has one name in identities, whatever a configuration calls it: its blocks have the same keys.
+// A type has one name in identities, by whichever name a configuration gives it. So its blocks have
+// the same keys.
 func TestDTypeByAnyNameIsOneIdentity(t *testing.T) {
 	for name, want := range map[string]string{
 		"bf16": "bfloat16", "fp16": "float16", "f16": "float16", "half": "float16", "f32": "float32", "fp32": "float32", "fp8": "fp8_e4m3",

@@ -95,7 +95,8 @@ func FuzzDecodeHeader(f *testing.F) {
 	})
 }
 
-// check decodes b and, where that succeeds, makes sure that the header describes a layout and nothing else.
+// check decodes b and, where that succeeds, makes sure that the header describes a layout and
+// nothing else.
 func check(t *testing.T, b []byte) {
 	t.Helper()
 	h, err := block.DecodeHeader(b)

@@ -21,7 +21,8 @@ func someIdentity() block.Identity {
 	}
 }
 
-// Keys without dtype, layout, adapter, salt or multimodal input let the blocks of one serve another.
+// Keys without dtype, layout, adapter, salt or multimodal input let the blocks of one serve
+// another.
 func TestDefect9KeysOfIdentitiesThatDifferInOneFieldDiffer(t *testing.T) {
 	base := someIdentity()
 	hash := []byte("engine block hash")
@@ -77,7 +78,8 @@ func TestDefect9FieldsShiftedIntoEachOtherDiffer(t *testing.T) {
 	}
 }
 
-// Multimodal input reaches the key through the engine's block hash: every bit of it counts, whatever its length.
+// Multimodal input is part of the engine's block hash. Every bit of that affects the key, for any
+// length.
 func TestDefect9EveryBitOfTheEngineHashCounts(t *testing.T) {
 	d := someIdentity().Digest()
 	seen := make(map[block.Key]bool)
@@ -132,7 +134,8 @@ func TestIdentityValidateNamesEveryProblem(t *testing.T) {
 	}
 }
 
-// Half of a model's 16 heads are not all of another's 8. Blocks of all heads have the same key whether the number is given or not.
+// Half of a model's 16 heads are not all of another's 8. Blocks of all heads have the same key
+// whether the number is given or not.
 func TestModelsWithOtherHeadsHaveOtherKeys(t *testing.T) {
 	g := block.Geometry{Model: "m", DType: "int8", Layers: 1, KVHeads: 16, HeadSize: 8, BlockTokens: 16, TPSize: 2}
 	half := g.Identity("", "")

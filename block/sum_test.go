@@ -14,7 +14,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// The lengths around which the implementation takes another way: one leaf, few leaves, one buffer of leaf sums.
+// The lengths around which the implementation takes another way: one leaf, few leaves, one buffer
+// of leaf sums.
 var treeLengths = []int64{
 	1, 100, 4095, 4096, 4097, 5000, 8192, 16*4096 - 1, 16 * 4096, 16*4096 + 1, 17 * 4096,
 	256*4096 - 1, 256 * 4096, 256*4096 + 1, 300 * 4096, 512*4096 + 7,
@@ -155,8 +156,8 @@ func TestSumsAllocateNothing(t *testing.T) {
 	}
 }
 
-// BenchmarkSum compares the algorithms, and a plain copy, on shards that lie in the CPU's caches and on shards that come from
-// memory. The copy's target is one shard, in the caches.
+// BenchmarkSum compares the algorithms, and a plain copy, on shards that lie in the CPU's caches
+// and on shards that come from memory. The copy's target is one shard, in the caches.
 func BenchmarkSum(b *testing.B) {
 	const span = 128 << 20
 	mem := randomBytes(span, 1)

@@ -36,7 +36,7 @@ func pagedCache(tb testing.TB, layers, pairs int, dir mem.Direction) *mem.Paged 
 
 type copyPair struct{ dst, src mem.Extent }
 
-// expand is what Extents has to yield, spelled out.
+// expand is a simple implementation of Extents.
 func expand(b *mem.Batch) []copyPair {
 	var out []copyPair
 	for i := range b.Dst {
@@ -281,7 +281,8 @@ func BenchmarkPagedExtents(b *testing.B) {
 	}
 }
 
-// TestPairsAreLookedAtOnce: validating a group also tells in how many runs its slots, and its pairs on both sides, are in order.
+// TestPairRuns checks the number of runs of consecutive slots, and of pairs that are consecutive on
+// both sides.
 func TestPairRuns(t *testing.T) {
 	for name, tt := range map[string]struct {
 		pairs []mem.PageSlot
@@ -303,7 +304,8 @@ func TestPairRuns(t *testing.T) {
 	}
 }
 
-// TestPairRunsOfLongLists says what a sample finds: all or nothing in order exactly, and a mixture nearly.
+// TestPairRunsOfLongLists checks the sample: exact for lists fully in order or without order, and
+// close for a mixture.
 func TestPairRunsOfLongLists(t *testing.T) {
 	const n = 100_000
 	pairs := make([]mem.PageSlot, n)

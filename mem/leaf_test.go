@@ -8,7 +8,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// leafyPaged returns a valid batch of two groups whose planes are whole leaves: 3 leaves and 1 a page, 4 and 2 pairs.
+// leafyPaged returns a valid batch of two groups whose planes are whole leaves: 3 leaves and 1 a
+// page, 4 and 2 pairs.
 func leafyPaged(tb testing.TB) *mem.Paged {
 	tb.Helper()
 	gpu := deviceRegion(tb, devBase, 0, 1<<20)
@@ -36,7 +37,7 @@ func TestPagedSumsAreValidated(t *testing.T) {
 			t.Errorf("Validate with %d sums for %d leaves = %v", size, n, err)
 		}
 	}
-	// What copies nothing has no leaves, and is not looked at.
+	// A group without copies has no leaves.
 	p.Sums = p.Sums[:0]
 	for i := range p.Groups {
 		p.Groups[i].Pairs = nil

@@ -23,7 +23,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// memory returns host memory for n blocks and a few bytes more. That it is not pinned makes no difference to the tier.
+// memory returns host memory for n blocks and a few bytes more. That it is not pinned makes no
+// difference to the tier.
 func memory(tb testing.TB, f block.Format, n int) *mem.Region {
 	tb.Helper()
 	b, err := hostmem.Alloc(int64(n)*f.Layout.ImageBytes() + 100)
@@ -140,7 +141,7 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-// Close counts what is still in use, more exactly each time, and finds nothing when all was given back.
+// Close counts what is in use, and succeeds when everything was released.
 func TestCloseCountsWhatIsInUse(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	clock := clockwork.NewFakeClock()
@@ -257,8 +258,8 @@ func TestAllocations(t *testing.T) {
 	}
 }
 
-// TestSlotHammer lets many goroutines fill, abort, open, condemn and quarantine few blocks in fewer slots. What is open
-// is whole, and nothing is lost.
+// TestSlotHammer fills, aborts, opens, corrupts and quarantines few blocks in fewer slots from many
+// goroutines. An open block is sound, and no slot is lost.
 func TestSlotHammer(t *testing.T) {
 	const workers, blocks, slots, rounds = 6, 12, 8, 200
 	f := tiertest.NewFormat(t)
@@ -308,7 +309,7 @@ func hammerSlot(t *testing.T, c *cache.Tier, f block.Format, rng *rand.Rand, i i
 	case 1:
 		quiesced, b := make(chan struct{}), fill.Extent().Bytes()
 		fill.Quarantine(errors.New("abandoned"), quiesced)
-		clear(b) // the late write, which must reach nobody
+		clear(b) // the late write, which must reach no other block
 		close(quiesced)
 	default:
 		finish(t, f, fill, i).Release()

@@ -15,10 +15,11 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// The defects that stores of this sort are known for, one test each. tiertest checks most of them for every tier; here
-// they are spelled out.
+// The defects that stores of this sort are known for, one test each. tiertest checks most of them
+// for every tier; here they are spelled out.
 
-// TestDefectFailedOrEvictedBlockReportsHit: a failed or evicted block still reports a hit; lookup looks at shard 0 only.
+// TestDefectFailedOrEvictedBlockReportsHit: a failed or evicted block still reports a hit; lookup
+// looks at shard 0 only.
 func TestDefectFailedOrEvictedBlockReportsHit(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	c := open(t, f, 2)
@@ -47,7 +48,8 @@ func TestDefectFailedOrEvictedBlockReportsHit(t *testing.T) {
 	}
 }
 
-// TestDefectEndedFillWritesAnothersSums: a fill that has ended notes the checksums of its slot, which another fills by then.
+// TestDefectEndedFillWritesAnothersSums: a fill that has ended notes the checksums of its slot,
+// which another fills by then.
 func TestDefectEndedFillWritesAnothersSums(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	c := open(t, f, 1)
@@ -69,8 +71,8 @@ func TestDefectEndedFillWritesAnothersSums(t *testing.T) {
 	}
 }
 
-// TestDefectWaiterSpinsWhenLoaderDies: a waiter spins for ever when the loader of a shared block dies. In a bubble, a
-// waiter that spins never lets time pass.
+// TestDefectWaiterSpinsWhenLoaderDies: a waiter spins for ever when the loader of a shared block
+// dies. In a bubble, a waiter that spins never lets time pass.
 func TestDefectWaiterSpinsWhenLoaderDies(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -92,7 +94,8 @@ func TestDefectWaiterSpinsWhenLoaderDies(t *testing.T) {
 				t.Errorf("open: %v", err)
 			}
 		}
-		// A loader that neither publishes nor aborts keeps nobody longer than he wants, and is found out at the end.
+		// A filler that neither publishes nor aborts does not delay waiters beyond their contexts.
+		// Close reports it.
 		fill = reserve(t, c, 1)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
@@ -106,7 +109,8 @@ func TestDefectWaiterSpinsWhenLoaderDies(t *testing.T) {
 	})
 }
 
-// TestDefectAllocationSpinsWhenEveryBufferIsReferenced: allocation spins for ever when every buffer is referenced.
+// TestDefectAllocationSpinsWhenEveryBufferIsReferenced: allocation spins for ever when every buffer
+// is referenced.
 func TestDefectAllocationSpinsWhenEveryBufferIsReferenced(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -132,8 +136,9 @@ func TestDefectAllocationSpinsWhenEveryBufferIsReferenced(t *testing.T) {
 	})
 }
 
-// TestDefectDumpSkipsBlockThatSomeoneElseHolds: a dump skips a block someone else holds and still answers OK. Here it is
-// told so, waits for the outcome, and does the work itself when the other fails.
+// TestDefectDumpSkipsBlockThatSomeoneElseHolds: a dump skipped a block that another caller was
+// filling, and reported success. Now it gets an error, waits for the result, and fills the block
+// itself if the other fails.
 func TestDefectDumpSkipsBlockThatSomeoneElseHolds(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -163,8 +168,8 @@ func TestDefectDumpSkipsBlockThatSomeoneElseHolds(t *testing.T) {
 	})
 }
 
-// TestDefectFailedTaskLosesItsCause: a failed task loses its cause. The cause reaches those who wait and those who come
-// later.
+// TestDefectFailedTaskLosesItsCause: a failed fill lost its cause. Now present and later callers
+// get the cause.
 func TestDefectFailedTaskLosesItsCause(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	c := open(t, f, 2)
@@ -178,7 +183,7 @@ func TestDefectFailedTaskLosesItsCause(t *testing.T) {
 	}
 }
 
-// TestManyLoadersOneFill: of many who want one absent block, one fills it.
+// TestManyLoadersOneFill: if many callers want an absent block, one fills it.
 func TestManyLoadersOneFill(t *testing.T) {
 	const workers, rounds = 8, 30
 	f := tiertest.NewFormat(t)

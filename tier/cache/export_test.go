@@ -38,5 +38,5 @@ func (x Index) Add(slot uint32)                   { x.add(slot) }
 func (x Index) Forget(slot uint32)                { x.remove(slot) }
 func (x Index) Find(key block.Key) (uint32, bool) { return x.find(&key) }
 
-// SumsOf returns what the tier keeps of a slot's checksums, whatever holds the slot.
+// SumsOf returns the checksums kept for a slot, in any state of the slot.
 func (t *Tier) SumsOf(slot uint32) []uint64 { return t.sums[int(slot)*t.shards:][:t.shards] }

@@ -8,7 +8,8 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// Whatever comes and goes, in tables in which most blocks are behind others: those that are there are found, and no others.
+// Whatever comes and goes, in tables in which most blocks are behind others: those that are there
+// are found, and no others.
 func TestIndex(t *testing.T) {
 	t.Parallel()
 	rng := rand.New(rand.NewPCG(1, 2))

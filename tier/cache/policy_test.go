@@ -40,7 +40,7 @@ func TestPolicySkipsPinned(t *testing.T) {
 	}
 }
 
-// The end of a prompt is evicted before its beginning, whatever was used.
+// The end of a prompt is evicted before its beginning, regardless of uses.
 func TestPolicyEvictsPromptsFromTheirEnds(t *testing.T) {
 	const n = 40
 	p := cache.NewPolicy(n)
@@ -65,13 +65,15 @@ func TestPolicyEvictsPromptsFromTheirEnds(t *testing.T) {
 		if left[prompt]--; at != left[prompt] {
 			t.Fatalf("block %d of prompt %d was evicted, and %d after it were there", at, prompt, left[prompt]-at)
 		}
-		if prompt == 0 && left[1]+left[2]+left[3] >= n/4 { // below which the small queue keeps its own
+		// Below which the small queue keeps its own.
+		if prompt == 0 && left[1]+left[2]+left[3] >= n/4 {
 			t.Errorf("a prompt that was used went before the others: %v blocks are left", left)
 		}
 	}
 }
 
-// A block is evicted before others that have no successor if its own successors are pinned only where there is nothing else.
+// A block is evicted before others that have no successor if its own successors are pinned only
+// where there is nothing else.
 func TestPolicyKeepsBlocksBeforePinnedOnes(t *testing.T) {
 	p := cache.NewPolicy(4)
 	for slot := range uint32(4) {
@@ -118,8 +120,8 @@ type modelled struct {
 	parent        int // -1: none that is here
 }
 
-// The policy is compared with a model: a victim is there, not pinned, and has no successor that may be evicted; and it has one whenever a
-// slot is not pinned.
+// The policy is compared with a model: a victim is there, not pinned, and has no successor that may
+// be evicted; and it has one whenever a slot is not pinned.
 func TestPolicyModel(t *testing.T) {
 	for seed := range uint64(60) {
 		rng := rand.New(rand.NewPCG(seed, 1))

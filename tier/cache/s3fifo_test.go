@@ -8,7 +8,7 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// replacer is a cache of keys alone: access says whether key was there, and takes it in.
+// replacer is a cache of keys. access reports whether it has key, and adds it.
 type replacer interface{ access(key int) bool }
 
 // s3 runs the tier's policy without the tier.
@@ -69,8 +69,8 @@ func (c *recency) access(key int) bool {
 	return false
 }
 
-// scan uses a hot set of 60% of the capacity for a while, scans ten times the capacity once, and counts how much of the
-// hot set is still there.
+// scan uses a hot set of 60% of the capacity for a while, scans ten times the capacity once, and
+// counts how much of the hot set is still there.
 func scan(c replacer, capacity int) (kept, hot int) {
 	hot = capacity * 6 / 10
 	for range 5 {
@@ -103,7 +103,8 @@ func TestScanResistance(t *testing.T) {
 	}
 }
 
-// The same through the tier: blocks put, retained as a lookup does, and a scan that puts blocks used once.
+// The same through the tier: blocks put, retained as a lookup does, and a scan that puts blocks
+// used once.
 func TestScanDoesNotEvictHotBlocks(t *testing.T) {
 	const capacity, hot = 20, 12
 	f := tiertest.NewFormat(t)

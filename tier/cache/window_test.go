@@ -13,7 +13,8 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// A window has a block while it is being filled, open or retained, and forgets it with the last of these.
+// A window has a block while it is being filled, open or retained, and forgets it with the last of
+// these.
 func TestWindowForgets(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	kept := open(t, f, 2)
@@ -66,7 +67,8 @@ func TestWindowForgets(t *testing.T) {
 	}
 }
 
-// A tier without memory knows which blocks are in another's slots, tells what made room, and nothing of their bytes.
+// A tier without memory records which blocks are in slots elsewhere and reports evicted blocks. It
+// has no bytes.
 func TestBlocksElsewhere(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	var evicted []block.Key

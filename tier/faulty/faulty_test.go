@@ -80,8 +80,8 @@ func TestConformanceOfSlotTier(t *testing.T) {
 	})
 }
 
-// script does something of everything, gives back what it took, and returns every error. Blocks that it reads are right
-// or in error.
+// script runs all operations, releases what it took, and returns all errors. Blocks that it reads
+// are correct or an error.
 func script(t *testing.T, f block.Format, tr tier.Tier) error {
 	t.Helper()
 	const n = 6
@@ -145,7 +145,8 @@ func slotScript(t *testing.T, f block.Format, st tier.SlotTier, note func(error)
 	}
 }
 
-// Every operation is made to fail in turn, wholly and half way. No failure goes unreported, and nothing is left pinned.
+// Every operation is made to fail in turn, wholly and half way. No failure goes unreported, and
+// nothing is left pinned.
 func TestFailTheNth(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	tiers := map[string]struct {

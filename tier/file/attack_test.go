@@ -33,7 +33,7 @@ func bounded(t *testing.T, n int64) (file.Config, *faultfs.FS) {
 	return c, f
 }
 
-// within is a context for what must not take long.
+// within returns a context for a fast operation.
 func within(t *testing.T, d time.Duration) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), d)
@@ -41,7 +41,8 @@ func within(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-// A folder that cannot be listed for a while must not end all writing: rounds are repeated while somebody waits.
+// A folder that cannot be listed for a while must not stop writes: rounds are repeated while writes
+// wait.
 func TestDefectWritingStallsAfterAFailedRound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, f := bounded(t, 8)
@@ -66,8 +67,8 @@ func TestDefectWritingStallsAfterAFailedRound(t *testing.T) {
 	})
 }
 
-// A round removes what was too much when it began. What is written meanwhile, as by a Put that waited for the room, is no
-// reason to remove one more.
+// A round removes the excess at its beginning. Blocks written meanwhile, as by a Put that waited
+// for space, do not make it remove more.
 func TestDefectRoundRemovesForWhatIsWrittenMeanwhile(t *testing.T) {
 	c := config(t)
 	f := faultfs.New(dirfs.OS(), nil, nil)
@@ -124,7 +125,8 @@ func TestDefectOneFileThatStaysStopsEviction(t *testing.T) {
 	})
 }
 
-// Another process removes the candidates between listing and removing: there is room, and a Put takes it.
+// Another process removes the candidates between listing and removing: there is room, and a Put
+// takes it.
 func TestDefectCandidatesRemovedByOthersStallWriting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, f := bounded(t, 8)
@@ -145,8 +147,8 @@ func TestDefectCandidatesRemovedByOthersStallWriting(t *testing.T) {
 	})
 }
 
-// Where nothing can be removed a Put does not wait for ever, though its context has no end, and those after it fail at once;
-// writing resumes by itself.
+// Where nothing can be removed a Put does not wait for ever, though its context has no end, and
+// those after it fail at once; writing resumes by itself.
 func TestDefectWaitForRoomHasNoEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, f := bounded(t, 4)
@@ -220,7 +222,8 @@ func TestDefectWriteWaitsForAListing(t *testing.T) {
 	}
 }
 
-// Without a bound a full disk pauses writing: nobody tries again and again, the state can be seen, and it ends by itself.
+// Without a bound a full disk pauses writes: no write retries all the time, Stats shows the pause,
+// and it ends by itself.
 func TestDefectFullDiskFailsEveryLaterWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := config(t)
@@ -283,7 +286,8 @@ func TestDefectOpenWaitsForTheLockForEver(t *testing.T) {
 	}
 }
 
-// A file system that hangs does not hold up Close beyond its context, which says that memory is still in use.
+// A hanging file system does not delay Close beyond its context. The error states that memory is in
+// use.
 func TestDefectCloseWaitsForAHangingReadForEver(t *testing.T) {
 	c := config(t)
 	plan := fault.New(1)
@@ -321,7 +325,7 @@ func TestDefectRemovedTemporaryFolderFailsEveryWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	put(t, tr, c.Formats[0], all[1:]...)
-	// The session is known again: nobody takes its folder for a dead one's.
+	// The session exists again, and no process takes it for a dead one.
 	open(t, c)
 	put(t, tr, c.Formats[0], keys(10, 12)...)
 	if r, err := file.Verify(t.Context(), c.Dirs[0], nil); err != nil || !r.Clean() || r.LiveSessions != 2 {
@@ -329,7 +333,7 @@ func TestDefectRemovedTemporaryFolderFailsEveryWrite(t *testing.T) {
 	}
 }
 
-// What other processes remove shows in the counts of a tier without a bound too.
+// The counts of a tier without a bound include removals by other processes.
 func TestDefectCountsOfAnUnboundedTierStayWrong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := config(t)

@@ -12,8 +12,9 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 )
 
-// littered returns a directory of ten blocks, one of them set aside, with files that kvlane has not made, among them a folder with
-// something in it, and a sound block in quarantine, of which there is a copy by another name and none in its place.
+// littered returns a directory of ten blocks, one of them set aside, with files that kvlane has not
+// made, among them a folder with something in it, and a sound block in quarantine, of which there
+// is a copy by another name and none in its place.
 func littered(t *testing.T) (c file.Config, aside, sound string) {
 	t.Helper()
 	c = config(t)
@@ -65,8 +66,9 @@ func below(dir string, paths []string) (names []string) {
 
 func TestClearRemovesWhatIsAskedFor(t *testing.T) {
 	for what, c := range map[string]struct {
-		unwanted      file.Unwanted
-		removed, left string // the files, by commas; Q is that which was set aside, S the sound block there, J what is beside blocks
+		unwanted file.Unwanted
+		// Files, separated by commas; Q: quarantined, S: the sound block there, J: foreign.
+		removed, left string
 		unasked       string
 	}{
 		"nothing":              {},
@@ -127,7 +129,8 @@ func TestClearRemovesWhatIsAskedFor(t *testing.T) {
 	}
 }
 
-// A name that is no litter is refused before anything is removed: a block, the marker, what is outside.
+// A name that is not a foreign or quarantined file is refused before any removal: a block, the
+// marker, a path outside.
 func TestClearRefusesNames(t *testing.T) {
 	c, _, _ := littered(t)
 	dir := c.Dirs[0]
@@ -146,7 +149,8 @@ func TestClearRefusesNames(t *testing.T) {
 	}
 }
 
-// A sound block that lay in another folder while its own had it too went to quarantine, and could never leave it.
+// A sound block that lay in another folder while its own had it too went to quarantine, and could
+// never leave it.
 func TestDefectSecondSoundCopyStaysForEver(t *testing.T) {
 	for what, c := range map[string]struct {
 		spoil func(t *testing.T, own string)
@@ -193,7 +197,8 @@ func TestDefectSecondSoundCopyStaysForEver(t *testing.T) {
 	}
 }
 
-// Where something else has the quarantine's name it is foreign like any other file, and no reason to remove nothing.
+// Where something else has the quarantine's name it is foreign like any other file, and no reason
+// to remove nothing.
 func TestDefectForeignQuarantineStopsClear(t *testing.T) {
 	for what, plant := range map[string]func(path string) error{
 		"a link":         func(p string) error { return os.Symlink(t.TempDir(), p) },

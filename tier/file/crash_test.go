@@ -20,7 +20,7 @@ import (
 // writerDir names the environment variable that makes the test binary a writer into that directory.
 const writerDir = "KVLANE_TEST_FILE_WRITER_DIR"
 
-// A process that is killed at any moment leaves no torn block, and what it leaves is swept by the next.
+// A process killed at any time leaves no torn block, and the next process removes its files.
 func TestDefect7KilledWriterLeavesNoTornBlock(t *testing.T) {
 	const rounds = 8
 	c := killConfig(t.TempDir())
@@ -54,7 +54,8 @@ func TestDefect7KilledWriterLeavesNoTornBlock(t *testing.T) {
 	t.Logf("%d blocks written, %d temporary files swept in %d kills", n, swept, rounds)
 }
 
-// killConfig is that of the killed processes: blocks of 256 KiB, so that many a kill hits the middle of a write.
+// killConfig is that of the killed processes: blocks of 256 KiB, so that many a kill hits the
+// middle of a write.
 func killConfig(dir string) file.Config {
 	l, err := block.NewLayout([]int64{128 << 10, 100000})
 	if err != nil {
@@ -63,7 +64,7 @@ func killConfig(dir string) file.Config {
 	return file.Config{Dirs: []string{dir}, Formats: block.Formats{{Layout: l, Identity: block.Digest{1}}}, MaxBytes: 64 * l.ImageBytes()}
 }
 
-// writeUntilKilled is what the child process does.
+// writeUntilKilled is run by the child process.
 func writeUntilKilled(dir string) {
 	c := killConfig(dir)
 	tr, err := file.Open(context.Background(), c)
@@ -105,8 +106,8 @@ func writeOne(tr *file.Tier, f block.Format, rng *rand.Rand) error {
 	return hostmem.Free(b)
 }
 
-// Two tiers on one directory, as two processes have them: each finds what the other writes, both write and remove within
-// the bound or little more, and nothing is ever torn.
+// Two tiers on one directory, as of two processes: each finds the other's blocks, both stay near
+// the bound, and no block is torn.
 func TestTwoTiersShareADirectory(t *testing.T) {
 	const bound, n = 40, 120
 	c := config(t)

@@ -23,7 +23,7 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// A Put looks at the copy that is there as a Get would. Nothing tells a reader of the directory otherwise that it is wrong.
+// A Put checks an existing file as a Get does. No other operation would find the damage.
 func TestDefectDamagedCopyIsTakenForStored(t *testing.T) {
 	for name, damage := range map[string]func(t *testing.T, c *file.Config, path string) faultfs.Veto{
 		"bit flip": func(t *testing.T, c *file.Config, path string) faultfs.Veto {
@@ -74,12 +74,14 @@ func TestDefectDamagedCopyIsTakenForStored(t *testing.T) {
 				c.FS = f
 				tr, key := open(t, c), tiertest.Key(1)
 				put(t, tr, c.Formats[0], key)
-				time.Sleep(11 * time.Millisecond) // a change must show in the file's time, which is of the kernel's clock and its ticks of up to 10 ms
+				// A change must show in the file's time, which is of the kernel's clock and its
+				// ticks of up to 10 ms.
+				time.Sleep(11 * time.Millisecond)
 				f.Forbid(damage(t, &c, path(c.Dirs[0], key)))
 				if reopened {
 					tr = open(t, c)
 				} else {
-					// What a load sees makes a dump look again.
+					// A failed read makes the next Put check the file.
 					if err := get(t, tr, c.Formats[0], key); err == nil {
 						t.Fatal("the damage is none")
 					}
@@ -117,7 +119,7 @@ func replace(t *testing.T, path string, with func(path string) error) {
 	}
 }
 
-// What a process has written or read itself it does not read again.
+// A process does not read again what it has written or read.
 func TestCopiesThatThisProcessKnowsAreNotReadAgain(t *testing.T) {
 	c := config(t)
 	reads := 0
@@ -152,7 +154,7 @@ func TestCopiesThatThisProcessKnowsAreNotReadAgain(t *testing.T) {
 	}
 }
 
-// attack makes a directory of blocks in which somebody else has planted what plant plants.
+// attack makes a directory of blocks and calls plant to add hostile files.
 func attack(t *testing.T, plant func(dir, victim string) error) (c file.Config, victim string) {
 	t.Helper()
 	c = config(t)
@@ -171,7 +173,8 @@ func unharmed(t *testing.T, victim string) {
 	}
 }
 
-// Somebody plants links in a directory that others may write to: no command follows them, and nothing outside is changed.
+// No command follows links that another user has made in a shared directory, and nothing outside is
+// changed.
 func TestDefectLinksAreFollowed(t *testing.T) {
 	made := func(plant func(dir, victim string) error) func(dir, victim string) error {
 		return func(dir, victim string) error {
@@ -232,7 +235,7 @@ func TestDefectLinksAreFollowed(t *testing.T) {
 				func() error { _, err := file.GC(t.Context(), c.Dirs[0], 0); return err },
 				func() error { _, err := file.Inspect(t.Context(), c.Dirs[0]); return err },
 			} {
-				_ = do() // may find what it likes, may not harm
+				_ = do() // may find anything, but must not do harm
 			}
 			unharmed(t, victim)
 			if after := files(t, filepath.Dir(victim)); !slices.Equal(before, after) {
@@ -242,8 +245,8 @@ func TestDefectLinksAreFollowed(t *testing.T) {
 	}
 }
 
-// What a sweep cannot remove, a folder among temporary files as a network file system may leave, does not keep the directory from
-// being used.
+// A folder among temporary files, as a network file system may leave, cannot be swept. The
+// directory is usable all the same.
 func TestDefectFolderAmongTemporaryFilesStopsOpening(t *testing.T) {
 	c := config(t)
 	if err := open(t, c).Close(t.Context()); err != nil {
@@ -259,7 +262,7 @@ func TestDefectFolderAmongTemporaryFilesStopsOpening(t *testing.T) {
 	}
 }
 
-// Verify looks at everything, and says of what it could not look at that it did not.
+// Verify examines everything and reports files that it could not examine.
 func TestDefectVerifyHangsOrStopsAtWhatItShouldFind(t *testing.T) {
 	c := config(t)
 	all := keys(0, 12)
@@ -303,7 +306,7 @@ func TestDefectVerifyHangsOrStopsAtWhatItShouldFind(t *testing.T) {
 	}
 }
 
-// A marker that is no file is said to be one at once.
+// A marker that is not a regular file is reported at once.
 func TestDefectMarkerThatIsAFIFOHangsEveryCommand(t *testing.T) {
 	c := config(t)
 	if err := open(t, c).Close(t.Context()); err != nil {
@@ -396,7 +399,8 @@ func TestDefectReadOnlyMountCannotBeVerified(t *testing.T) {
 	if _, err := tr.GC(t.Context(), 0); !errors.Is(err, errdefs.ErrReadOnly) {
 		t.Errorf("gc: %v", err)
 	}
-	if st := tr.Stats(); st.Blocks != 4 || st.Corrupt != 1 || st.Errors != 2 { // the two that were refused
+	// The two that were refused.
+	if st := tr.Stats(); st.Blocks != 4 || st.Corrupt != 1 || st.Errors != 2 {
 		t.Errorf("%+v", st)
 	}
 	c.Dirs = []string{t.TempDir()}

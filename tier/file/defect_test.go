@@ -25,8 +25,8 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// The read hangs, its context ends, and whoever waits gives up; the buffer must not be given to somebody else before the
-// read has ended. Get therefore stays with it.
+// A read hangs after its context has ended. The buffer must not be reused before the read has
+// ended, so Get does not return before.
 func TestDefect5TimedOutReadDoesNotOverwriteReusedBuffer(t *testing.T) {
 	c := config(t)
 	plan := fault.New(1)
@@ -65,7 +65,8 @@ func TestDefect5TimedOutReadDoesNotOverwriteReusedBuffer(t *testing.T) {
 	}
 }
 
-// A torn block, however it came about, is a miss: it is set aside, counted and never answered as a hit again.
+// A torn block, however it came about, is a miss: it is set aside, counted and never answered as a
+// hit again.
 func TestDefect7TornBlockIsAMiss(t *testing.T) {
 	for name, tear := range map[string]func(t *testing.T, path string, size int64){
 		"cut off":   func(t *testing.T, p string, n int64) { truncate(t, p, n-1) },
@@ -266,7 +267,8 @@ func TestVanishedBlockIsAMiss(t *testing.T) {
 func TestDefect7FsyncPolicy(t *testing.T) {
 	for policy, want := range map[file.FsyncPolicy][]int64{
 		file.FsyncNever: {0, 0, 0},
-		// The file and its folder; for the first block of a folder also the directory that the folder is new in.
+		// The file and its folder; for the first block of a folder also the directory that the
+		// folder is new in.
 		file.FsyncFile: {3, 2, 0},
 	} {
 		c := config(t)
@@ -314,7 +316,7 @@ func TestDefect7OrphanedTemporaryFilesAreSwept(t *testing.T) {
 	if _, err := os.Stat(session); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the dead session's folder: %v", err)
 	}
-	// The first is alive: it writes on, and both find what the other wrote.
+	// The first tier lives: it writes on, and both find each other's blocks.
 	put(t, first, c.Formats[0], tiertest.Key(2))
 	put(t, second, c.Formats[0], tiertest.Key(3))
 	for _, k := range keys(1, 4) {
@@ -433,7 +435,8 @@ func TestDefect9AddingADirectoryMovesOnlyItsShare(t *testing.T) {
 	if h := hits(reversed); h != n {
 		t.Errorf("%d of %d blocks found with the directories in another order", h, n)
 	}
-	// A quarter of the keys belongs to the fourth directory: of 200, 150 stay, give or take four standard deviations.
+	// A quarter of the keys belongs to the fourth directory: of 200, 150 stay, give or take four
+	// standard deviations.
 	if h := hits(append(reversed, t.TempDir())); h < 125 || h > 175 {
 		t.Errorf("%d of %d blocks found with a fourth directory, want about 150", h, n)
 	}

@@ -42,7 +42,8 @@ func TestFullDiskMakesRoomWithinTheBound(t *testing.T) {
 	})
 }
 
-// On a disk that others fill, a bounded tier gives up a sixteenth of its blocks, or two, and then pauses as one without a bound does.
+// On a disk that others fill, a bounded tier gives up a sixteenth of its blocks, or two, and then
+// pauses as one without a bound does.
 func TestDiskFilledByOthersCostsFewBlocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, f := bounded(t, 100)

@@ -53,7 +53,8 @@ func groupBytes(c *file.Config, n int) int64 {
 	return bytes
 }
 
-// A directory that was made before there were page groups opens as it did, keeps its marker byte for byte, and has its block.
+// A directory that was made before there were page groups opens as it did, keeps its marker byte
+// for byte, and has its block.
 func TestDirectoryFromBeforeGroupsOpens(t *testing.T) {
 	const key = "3b4bc829107fac4e559d02c79cba560ea53aba8ad0b2db64fd403e39e91921d0"
 	dir := t.TempDir()
@@ -84,7 +85,8 @@ func TestDirectoryFromBeforeGroupsOpens(t *testing.T) {
 	}
 }
 
-// Files of several groups lie side by side, each as long as its own image, and are counted by their bytes.
+// Files of several groups lie side by side, each as long as its own image, and are counted by their
+// bytes.
 func TestGroupsShareADirectory(t *testing.T) {
 	c := groupsConfig(t)
 	all := groupKeys(&c, 10)
@@ -136,7 +138,8 @@ func TestGroupsShareADirectory(t *testing.T) {
 	}
 }
 
-// The bound holds for blocks of all groups together, within a process and for a directory that nobody has open.
+// The bound applies to blocks of all groups together, in a tier and in a directory without a
+// process.
 func TestBoundOfSeveralGroups(t *testing.T) {
 	c := groupsConfig(t)
 	longest := c.Formats.MaxImageBytes()

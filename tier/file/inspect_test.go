@@ -146,7 +146,7 @@ func TestGCOfADirectoryInUse(t *testing.T) {
 		}
 	}
 	put(t, tr, c.Formats[0], all...)
-	if _, err := tr.GC(t.Context(), 1<<40); err != nil { // counts anew
+	if _, err := tr.GC(t.Context(), 1<<40); err != nil { // recounts
 		t.Error(err)
 	}
 	if st := tr.Stats(); st.Blocks != 10 || st.Errors != 0 {
@@ -221,7 +221,7 @@ func TestQuarantineIsBounded(t *testing.T) {
 	}
 }
 
-// What cannot be moved to quarantine is removed: its name must not show it again.
+// A corrupt file that cannot be moved to quarantine is removed.
 func TestCorruptBlockIsRemovedWhereQuarantineFails(t *testing.T) {
 	c := config(t)
 	plan := fault.New(1)

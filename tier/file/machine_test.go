@@ -17,7 +17,8 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// machine is a computer whose power can fail, and on which processes come and go that have tiers on its disk.
+// machine is a computer whose power can fail, and on which processes come and go that have tiers on
+// its disk.
 type machine struct {
 	*testing.T
 	disk   *faultfs.Disk
@@ -52,7 +53,7 @@ func (m *machine) must(err error) {
 	}
 }
 
-// start starts a process that opens a tier, in /srv/kv if c says nothing else.
+// start starts a process that opens a tier, in /srv/kv unless c has a directory.
 func (m *machine) start(c file.Config) *proc {
 	m.Helper()
 	p, err := m.try(c, nil)
@@ -95,7 +96,8 @@ func (m *machine) bury(p *proc) {
 	}
 }
 
-// powerFail ends all processes; what they have in flight must have failed before bury is called.
+// powerFail ends all processes. Their operations in progress must have failed before bury is
+// called.
 func (m *machine) powerFail(s faultfs.Survival) {
 	m.Helper()
 	m.disk.PowerFail(s)
@@ -132,7 +134,7 @@ func survivals() map[string]faultfs.Survival {
 	return all
 }
 
-// survives checks that a block that script promises is there, whole, after a power failure, whatever else is.
+// survives checks that the block promised by script is sound after a power failure.
 func survives(t *testing.T, script func(m *machine) (promised block.Key)) {
 	t.Helper()
 	for name, s := range survivals() {
@@ -150,7 +152,7 @@ func survives(t *testing.T, script func(m *machine) (promised block.Key)) {
 	}
 }
 
-// later runs f, and returns a function that waits for what it returns.
+// later runs f in a goroutine, and returns a function that waits for its result.
 func (m *machine) later(f func() error) (wait func() error) {
 	done := make(chan error, 1)
 	go func() { done <- f() }()

@@ -12,7 +12,7 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// retainOne pins a block, which nobody in the process can delete then, and reads it.
+// retainOne pins a block and reads it. The process cannot delete it meanwhile.
 func (m *model) retainOne(i, k int) {
 	l, b := m.lives[i], &m.blocks[k]
 	keys := []block.Key{modelKey(k)}
@@ -95,7 +95,7 @@ func (m *model) collect(i int) {
 	}
 }
 
-// counts checks what a process has counted in its life.
+// counts checks the counters of a process.
 func (m *model) counts(i int) {
 	l := m.lives[i]
 	st := l.Stats()
@@ -133,7 +133,7 @@ func (m *model) killOne(i int) {
 	m.start(i)
 }
 
-// arm lets a process crash soon, in the midst of what it does then.
+// arm makes a process crash soon, during an operation.
 func (m *model) arm(i int) {
 	ops := []string{"open", "stat", "fstat", "mkdir", "rename", "rename", "remove", "write", "write", "sync", "sync", "sync", "readdir"}
 	op := ops[m.rng.IntN(len(ops))]
@@ -143,14 +143,15 @@ func (m *model) arm(i int) {
 	m.lives[i].blurred, m.lives[i].armed = true, true
 }
 
-// race lets both store the same block, or two, of which one may have to go for the other, at the same time.
+// race lets both store the same block, or two, of which one may have to go for the other, at the
+// same time.
 func (m *model) race(k int) {
 	other := k
 	if m.rng.IntN(2) == 0 {
 		other = (k + modelBuckets) % modelKeys // in the same folder, most often
 	}
 	if m.full || m.lives[0].armed || m.lives[1].armed {
-		return // who did what could not be told
+		return // it is not known which process did this
 	}
 	was := [2]blockState{m.blocks[k].state, m.blocks[other].state}
 	second := make(chan error)
@@ -159,7 +160,8 @@ func (m *model) race(k int) {
 	m.raced = true
 	m.stored(0, k, was[0], first)
 	m.stored(1, other, was[1], <-second)
-	if k == other || m.c.bound > 0 { // either may have written it, or have found it whole before it was evicted
+	// Either may have written it, or have found it whole before it was evicted.
+	if k == other || m.c.bound > 0 {
 		m.lives[0].blurred, m.lives[1].blurred = true, true
 	}
 }
@@ -177,7 +179,7 @@ func (m *model) buryCrashed() {
 	}
 }
 
-// powerFails lets the power fail, and compares what is left with what was promised.
+// powerFails simulates a power failure and compares the rest with the promises.
 func (m *model) powerFails() {
 	synctest.Wait()
 	s, seed := faultfs.KeepSynced(), uint64(0)
@@ -213,7 +215,7 @@ func (m *model) powerFails() {
 	}
 }
 
-// fill leaves little room on the disk, or gives it back and waits until those who had none try again.
+// fill limits the space on the disk, or removes the limit and waits until failed writers try again.
 func (m *model) fill() {
 	m.full = !m.full
 	for _, l := range m.lives {

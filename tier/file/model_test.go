@@ -21,19 +21,22 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// The model test: a random log of operations, drawn from a seed, of two processes that share directories, either of which may
-// be killed at any moment, on a machine whose power may fail and whose disk may be full. What it asserts:
+// The model test runs a random sequence of operations, drawn from a seed, of two processes that
+// share directories. Either may be killed at any time. The power may fail, and the disk may be
+// full. It checks:
 //
-//   - each operation answers as what the files are says: a whole block is read, byte for byte, a torn one is ErrCorrupt once
-//     and then a miss, and what nobody stored is not there;
-//   - what a Put said it stored is there until it is deleted, or evicted, which is counted; also when its process is killed;
-//   - what a Put with FsyncFile said it stored is there, whole, after a power failure, whatever else survives, even if it was
-//     another process without fsync that wrote it. Nothing is torn that such a process wrote;
-//   - after a crash of any kind the directory can be opened, and Verify finds the torn blocks, what the dead processes left
-//     in tmp, and nothing else;
-//   - counts add up.
+//   - Each operation agrees with the files: a sound block is read correctly, a torn one is
+//     ErrCorrupt once and then a miss, and a block that was not stored is missing.
+//   - A stored block stays until it is deleted, or evicted, which is counted. This holds after
+//     its process was killed too.
+//   - A block stored with FsyncFile is sound after a power failure, even if another process
+//     without fsync wrote it. Blocks written by such a process are never torn.
+//   - After any crash the directory can be opened. Verify finds the torn blocks and the files
+//     of dead processes in tmp, and nothing else.
+//   - The counts add up.
 //
-// KVLANE_FILE_SEEDS=n runs n seeds instead of a few and a random one; KVLANE_FILE_SEED=x runs that seed alone.
+// KVLANE_FILE_SEEDS=n runs n seeds instead of a few and a random one. KVLANE_FILE_SEED=x runs only
+// that seed.
 func TestModel(t *testing.T) {
 	t.Parallel()
 	for _, c := range []modelConfig{
@@ -50,7 +53,7 @@ func TestModel(t *testing.T) {
 		for _, seed := range modelSeeds(t) {
 			t.Run(fmt.Sprintf("%s/seed=%d", c.name, seed), func(t *testing.T) {
 				t.Parallel()
-				// In a bubble time passes when nobody has anything to do, so that no pause takes long.
+				// In a bubble, time passes when all goroutines are blocked, so pauses are short.
 				synctest.Test(t, func(t *testing.T) { runModel(t, c, seed) })
 			})
 		}
@@ -75,7 +78,8 @@ func modelSeeds(t *testing.T) []uint64 {
 	}
 	n, ok := number("KVLANE_FILE_SEEDS")
 	if !ok {
-		return append(slices.Clone(fixedSeeds), rand.Uint64N(1<<32)) // in the test's name if it fails
+		// In the test's name if it fails.
+		return append(slices.Clone(fixedSeeds), rand.Uint64N(1<<32))
 	}
 	var seeds []uint64
 	for i := range n {
@@ -92,7 +96,8 @@ type modelConfig struct {
 	fsync [2]file.FsyncPolicy
 	dirs  int // default 1
 	bound int // blocks; zero is unbounded
-	// racing lets both store a block at the same time; then a seed does not say all that happens.
+	// racing lets both processes store a block at the same time. Then a seed does not determine the
+	// run.
 	racing bool
 }
 
@@ -103,7 +108,7 @@ const (
 	modelStepsFast = 60
 )
 
-// blockState is what a block's file is.
+// blockState is the state of a block's file.
 type blockState uint8
 
 const (
@@ -113,15 +118,15 @@ const (
 	unknown // an operation crashed: it may be either
 )
 
-// modelBlock is what the model knows of a block.
+// modelBlock is the model's knowledge of a block.
 type modelBlock struct {
 	state    blockState
-	tried    bool // somebody tried to store it
+	tried    bool // a process tried to store it
 	promised bool // a Put with FsyncFile stored it, and nothing has removed it since
 	unsynced bool // a torn file of it is, or may come to be, on the disk
 }
 
-// life is a process, from its start to its end, and what it should have counted.
+// life is a process from start to end, with its expected counts.
 type life struct {
 	*proc
 	hits, misses, puts, corrupt int64
@@ -217,7 +222,7 @@ func (m *model) putOne(i, k int) {
 	m.stored(i, k, m.blocks[k].state, err)
 }
 
-// stored learns from what a Put said of a block that was something before.
+// stored updates the model after a Put of a block with the state was.
 func (m *model) stored(i, k int, was blockState, err error) {
 	m.log("%d puts %d: %v", i, k, err)
 	l, b := m.lives[i], &m.blocks[k]
@@ -250,7 +255,7 @@ func (m *model) stored(i, k int, was blockState, err error) {
 	}
 }
 
-// getOne reads a block, and says whether that says what its file is.
+// getOne reads a block, and checks the result against the file.
 func (m *model) getOne(i, k int) {
 	l, b := m.lives[i], &m.blocks[k]
 	clear(m.dst.Bytes())
@@ -277,7 +282,8 @@ func (m *model) getOne(i, k int) {
 	}
 }
 
-// fixIDs gives two directories ids that are always the same: which blocks each has must follow from the seed.
+// fixIDs gives two directories ids that are always the same: which blocks each has must follow from
+// the seed.
 func (m *model) fixIDs() {
 	if m.c.dirs < 2 {
 		return
@@ -297,7 +303,8 @@ func (m *model) fixIDs() {
 		}
 		_, err = f.WriteAt(bytes.Repeat([]byte{'a' + byte(n)}, 32), int64(at))
 		m.must(err)
-		_, err = f.WriteAt([]byte(`"its"`), int64(bytes.Index(b, []byte(sum)))) // that of other bytes
+		// That of other bytes.
+		_, err = f.WriteAt([]byte(`"its"`), int64(bytes.Index(b, []byte(sum))))
 		m.must(errors.Join(err, f.Sync(), f.Close()))
 	}
 }
@@ -336,7 +343,7 @@ func (m *model) start(i int) {
 	m.observe() // a power failure may have brought back more than the bound
 }
 
-// crashed notes that a process has crashed, as a plan said.
+// crashed handles an error of a process that has crashed by plan.
 func (m *model) crashed(l *life, err error) bool {
 	if !errors.Is(err, faultfs.ErrCrashed) {
 		return false
@@ -348,7 +355,7 @@ func (m *model) crashed(l *life, err error) bool {
 // modelKey is the i-th of the keys.
 func modelKey(i int) (key [32]byte) { return bucketKey(byte(i%modelBuckets), i) }
 
-// states says what the files of all blocks are.
+// states returns the states of all files.
 func (m *model) states() (found [modelKeys]blockState) {
 	process := m.disk.Process()
 	defer process.Kill()
@@ -381,9 +388,9 @@ func (m *model) states() (found [modelKeys]blockState) {
 	return found
 }
 
-// observe compares the files with the model, and learns what was evicted.
+// observe compares the files with the model, and finds evicted blocks.
 func (m *model) observe() {
-	synctest.Wait() // for what is removed in the background
+	synctest.Wait() // for removals in the background
 	vanished, evicted := int64(0), m.evicted
 	m.evicted = 0
 	for _, l := range m.lives {
@@ -435,7 +442,7 @@ func (m *model) finish() {
 		m.observe()
 	}
 	for i := range m.lives {
-		m.reopen(i) // from now on nobody crashes
+		m.reopen(i) // no crashes from now on
 	}
 	m.buryCrashed()
 	for k := range modelKeys {
@@ -458,7 +465,8 @@ func (m *model) finish() {
 	}
 }
 
-// verify checks that Verify finds the torn blocks, leftovers where processes have died, and nothing else.
+// verify checks that Verify finds the torn blocks, leftovers where processes have died, and nothing
+// else.
 func (m *model) verify() {
 	process := m.disk.Process()
 	defer process.Kill()

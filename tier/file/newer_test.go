@@ -15,7 +15,8 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// renew makes the image at path one of the next format version, with so many bytes more, as another host's build may have written.
+// renew makes the image at path one of the next format version, with so many bytes more, as another
+// host's build may have written.
 func renew(t *testing.T, path string, more int) []byte {
 	t.Helper()
 	b, err := os.ReadFile(path)
@@ -30,7 +31,8 @@ func renew(t *testing.T, path string, more int) []byte {
 	return b
 }
 
-// An intact image of a newer format version was set aside as damaged, and removed once enough others were.
+// An intact image of a newer format version was set aside as damaged, and removed once enough
+// others were.
 func TestDefectNewerImageIsSetAside(t *testing.T) {
 	for name, more := range map[string]int{"same length": 0, "another length": 4096} {
 		t.Run(name, func(t *testing.T) {
@@ -64,7 +66,8 @@ func TestDefectNewerImageIsSetAside(t *testing.T) {
 	}
 }
 
-// One in another folder than its own is not moved either: what its key means is for its version to say.
+// An image of another version in a wrong folder is not moved. Only its version knows the meaning of
+// its key.
 func TestRepairLeavesANewerImageWhereItIs(t *testing.T) {
 	c := config(t)
 	tr, key := open(t, c), tiertest.Key(1)

@@ -15,8 +15,8 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 )
 
-// A file that is removed while it is open keeps a name on NFS, and the folder that it is in cannot be removed: no tier could be closed
-// without an error.
+// A file that is removed while it is open keeps a name on NFS, and the folder that it is in cannot
+// be removed: no tier could be closed without an error.
 func TestDefectLockOpenWhenRemoved(t *testing.T) {
 	c := config(t)
 	ffs := faultfs.New(dirfs.OS(), nil, nil)
@@ -51,7 +51,8 @@ func TestDefectLockOpenWhenRemoved(t *testing.T) {
 	}
 }
 
-// Two hosts that mount one NFS export dump the same blocks at once, and each finds every block of the other's, removed ones aside.
+// Two hosts that mount one NFS export dump the same blocks at once, and each finds every block of
+// the other's, removed ones aside.
 func TestNFSHostsShareADirectory(t *testing.T) {
 	mounts := strings.Split(os.Getenv("KVLANE_NFS"), ",")
 	if len(mounts) != 2 {
@@ -95,7 +96,8 @@ func TestNFSHostsShareADirectory(t *testing.T) {
 			}
 		}
 	}
-	// What one removes, the other may still know: a block or a miss, and no error.
+	// A block removed by one tier may be known to the other: it finds a block or a miss, but no
+	// error.
 	for _, key := range keys(0, 2) {
 		if err := hosts[0].Delete(t.Context(), key); err != nil {
 			t.Error(err)

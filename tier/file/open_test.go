@@ -41,7 +41,8 @@ func TestOpenRefuses(t *testing.T) {
 		c.Formats[0].Identity = c.Identities[0].Digest()
 		return c
 	}
-	// Each case changes a directory that the base configuration has opened before, or the configuration.
+	// Each case changes a directory that the base configuration has opened before, or the
+	// configuration.
 	tests := []struct {
 		name   string
 		change func(t *testing.T, c *file.Config, marker string)
@@ -186,8 +187,8 @@ func TestConfigValidateNamesEveryProblem(t *testing.T) {
 	}
 }
 
-// Fail the Nth operation of every kind while a directory is made, filled and closed: the fault is reported, and a later
-// opening finds everything usable and nothing left behind.
+// Fail the Nth operation of every kind while a directory is made, filled and closed: the fault is
+// reported, and a later opening finds everything usable and nothing left behind.
 func TestOpenPutCloseWithEveryOperationFailing(t *testing.T) {
 	for _, op := range []string{"open", "stat", "readdir", "mkdir", "rename", "remove", "write", "sync", "lock", "close"} {
 		t.Run(op, func(t *testing.T) {

@@ -11,13 +11,14 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// Of two processes that make the same directory at once, the second opens what the first has made meanwhile.
+// If two processes make a directory at the same time, the second opens the one made by the first.
 func TestDefectDirectoryMadeByAnotherMeanwhile(t *testing.T) {
 	ffs := faultfs.New(dirfs.OS(), nil, nil)
 	c := file.Config{Dirs: []string{t.TempDir()}, Formats: block.Formats{tiertest.NewFormat(t)}}
 	var once sync.Once
 	ffs.Forbid(func(op, path string) error {
-		if op == "readdir" { // the second has found no marker, and is about to look whether there is anything else
+		// The second has found no marker, and is about to look whether there is anything else.
+		if op == "readdir" {
 			once.Do(func() { open(t, c) })
 		}
 		return nil

@@ -142,7 +142,7 @@ func TestDefectLookupIsNotReadyBeforeItIsDurable(t *testing.T) {
 	}
 }
 
-// A process that dies when it has just made a directory its own leaves one that can be used, whatever happens next.
+// A process that dies after making a directory leaves a usable one, in all cases.
 func TestMarkerIsDurableBeforeItsDirectoryIsUsed(t *testing.T) {
 	for n := range 40 {
 		plan := fault.New(1, fault.Nth("sync", n).Crash())
@@ -169,7 +169,8 @@ func TestMarkerIsDurableBeforeItsDirectoryIsUsed(t *testing.T) {
 	t.Error("opening never ends")
 }
 
-// A process finds a damaged block, and moves away what another has put in its place meanwhile.
+// A process finds a damaged block, and moves away the file that another process has put in its
+// place.
 func TestBlockThatIsGivenBackIsAsDurableAsItWas(t *testing.T) {
 	survives(t, func(m *machine) block.Key {
 		key := tiertest.Key(1)

@@ -17,8 +17,8 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// A directory that is removed while a tier has it open is made anew by the next Put. Its blocks are found after the tier was
-// opened again, and keep their places among several directories.
+// If a directory is removed while it is open, the next Put makes it again. Its blocks are found
+// after reopening, and keep their places among several directories.
 func TestDirectoryRemovedWhileOpen(t *testing.T) {
 	for _, policy := range []file.FsyncPolicy{file.FsyncNever, file.FsyncFile} {
 		c := config(t)
@@ -58,7 +58,7 @@ func TestDirectoryRemovedWhileOpen(t *testing.T) {
 	}
 }
 
-// Only what is in the directory is removed: the marker comes back with the next Put.
+// Only the contents are removed: the next Put writes the marker again.
 func TestContentsRemovedWhileOpen(t *testing.T) {
 	c := config(t)
 	tr := open(t, c)
@@ -79,7 +79,8 @@ func TestContentsRemovedWhileOpen(t *testing.T) {
 	}
 }
 
-// Within a minute a tier makes a removed marker anew, and one that only reads finds the blocks in a directory that was made anew.
+// Within a minute a tier writes a removed marker again. A read-only tier finds the blocks in a
+// directory that was made again.
 func TestRemovedDirectoryIsFoundOut(t *testing.T) {
 	c := config(t)
 	all := keys(0, 3)
@@ -113,7 +114,8 @@ func TestRemovedDirectoryIsFoundOut(t *testing.T) {
 	})
 }
 
-// A process that opens a directory while another removes it makes it anew, and never works in what was removed.
+// A process that opens a directory while another removes it makes it again. It never uses the
+// removed one.
 func TestOpenWhileTheDirectoryIsRemoved(t *testing.T) {
 	c := config(t)
 	first, err := file.Open(t.Context(), c)
@@ -140,7 +142,8 @@ func TestOpenWhileTheDirectoryIsRemoved(t *testing.T) {
 	}
 }
 
-// A lock whose file was removed while it was waited for keeps nobody out: it is taken again by the name.
+// A lock file removed during a wait for its lock blocks no process: the lock is taken again by
+// name.
 func TestLockOfARemovedFile(t *testing.T) {
 	dir := t.TempDir()
 	d, err := dirfs.OS().OpenDir(dir)
@@ -153,7 +156,8 @@ func TestLockOfARemovedFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	ffs.Forbid(func(op, _ string) error {
-		if op == "lock" { // the file is open; its owner removes it, and another process makes it anew
+		// The file is open; its owner removes it, and another process makes a new one.
+		if op == "lock" {
 			return os.Remove(filepath.Join(dir, blockdir.LockName))
 		}
 		return nil
@@ -169,7 +173,7 @@ func TestLockOfARemovedFile(t *testing.T) {
 	}
 }
 
-// A directory with blocks and without a marker is refused with the command that mends it.
+// A directory with blocks but without a marker is refused. The error names the repair command.
 func TestLostMarkerNamesTheRepair(t *testing.T) {
 	c := config(t)
 	tr, err := file.Open(t.Context(), c)

@@ -72,7 +72,7 @@ func TestRepairMakesALostMarkerAnew(t *testing.T) {
 			if err := tr.Close(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			flip(t, path(c.Dirs[0], all[0]), 40) // in the header: it has no say
+			flip(t, path(c.Dirs[0], all[0]), 40) // in the header: it does not count
 			marker := filepath.Join(c.Dirs[0], "kvlane.json")
 			if err := lose(marker); err != nil {
 				t.Fatal(err)
@@ -98,7 +98,7 @@ func TestRepairMakesALostMarkerAnew(t *testing.T) {
 	}
 }
 
-// Blocks of two identities: nobody knows whose the directory is, and Repair does not guess.
+// With blocks of two identities, Repair does not guess the directory's identity.
 func TestRepairDoesNotGuessWhoseBlocksTheyAre(t *testing.T) {
 	c, other := config(t), config(t)
 	other.Formats[0].Identity = block.Digest{9}
@@ -124,7 +124,7 @@ func TestRepairDoesNotGuessWhoseBlocksTheyAre(t *testing.T) {
 	}
 }
 
-// Two findings of one key are two files, and each is where its finding says.
+// Two findings about one key are two files, each with its own place.
 func TestDefectFindingsOfOneKeyShareAPlace(t *testing.T) {
 	c := config(t)
 	key := tiertest.Key(0)

@@ -32,8 +32,8 @@ func host(t *testing.T, c file.Config) (*file.Tier, *faultfs.FS) {
 	return open(t, c), ffs
 }
 
-// Two hosts dump the same blocks, and each is in the middle of giving a file its name when the other does so: both succeed, one file is
-// there, and no temporary one is left.
+// Two hosts dump the same blocks, and each is in the middle of giving a file its name when the
+// other does so: both succeed, one file is there, and no temporary one is left.
 func TestTwoHostsDumpTheSameBlocks(t *testing.T) {
 	for _, policy := range []file.FsyncPolicy{file.FsyncNever, file.FsyncFile} {
 		c := config(t)
@@ -85,7 +85,8 @@ func TestTwoHostsDumpTheSameBlocks(t *testing.T) {
 	}
 }
 
-// What a server answers to a request that it got twice, or of a file that another host has removed, fails no Put.
+// Replies of a server to a repeated request, or about a file removed by another host, do not fail a
+// Put.
 func TestDefectStaleHandlesFailAWrite(t *testing.T) {
 	for _, op := range []string{"open", "write", "rename"} {
 		for _, cause := range []error{unix.ESTALE, unix.ENOENT} {
@@ -109,7 +110,8 @@ func TestDefectStaleHandlesFailAWrite(t *testing.T) {
 	}
 }
 
-// Where locks do not reach from host to host, one that opens a directory takes the others' sessions for dead ones': they write on.
+// Where locks do not reach from host to host, one that opens a directory takes the others' sessions
+// for dead ones': they write on.
 func TestHostsWhoseLocksDoNotReachEachOther(t *testing.T) {
 	c := config(t)
 	one, _ := host(t, c)
@@ -118,7 +120,7 @@ func TestHostsWhoseLocksDoNotReachEachOther(t *testing.T) {
 	if err != nil || len(sessions) != 1 {
 		t.Fatal(sessions, err)
 	}
-	if err := os.Remove(filepath.Join(sessions[0], "lock")); err != nil { // as if nobody held it
+	if err := os.Remove(filepath.Join(sessions[0], "lock")); err != nil { // its lock is free
 		t.Fatal(err)
 	}
 	other, _ := host(t, c) // sweeps
@@ -134,7 +136,8 @@ func TestHostsWhoseLocksDoNotReachEachOther(t *testing.T) {
 	}
 }
 
-// Two hosts that make a directory at once, both under a lock of their own, agree on whose blocks it holds and on its id.
+// Two hosts that make a directory at once, both under a lock of their own, agree on whose blocks it
+// holds and on its id.
 func TestDefectTwoHostsMakeADirectory(t *testing.T) {
 	for when, before := range map[string]struct {
 		op    string
@@ -177,7 +180,8 @@ func TestDefectTwoHostsMakeADirectory(t *testing.T) {
 	}
 }
 
-// A directory with a bound of its own keeps to that, by its own coldest blocks; the others share the tier's.
+// A directory with a bound of its own keeps to that, by its own coldest blocks; the others share
+// the tier's.
 func TestDirectoriesWithBoundsOfTheirOwn(t *testing.T) {
 	c := config(t)
 	image := c.Formats[0].Layout.ImageBytes()
@@ -198,7 +202,8 @@ func TestDirectoriesWithBoundsOfTheirOwn(t *testing.T) {
 	}
 	var own, shared int64
 	st := tr.Stats()
-	for end := time.Now().Add(testkit.Patience()); time.Now().Before(end); { // what was written last may still make room
+	// The last writes may still free space.
+	for end := time.Now().Add(testkit.Patience()); time.Now().Before(end); {
 		own, shared = held(c.Dirs[1]), held(c.Dirs[0])+held(c.Dirs[2])
 		before := st
 		if st = tr.Stats(); st == before && st.Bytes == own+shared {
@@ -271,10 +276,12 @@ func TestBoundsOfDirectoriesAreValidated(t *testing.T) {
 	}
 }
 
-// What another program removes from the directory is no longer counted once a Get, a Retain or a Lookup has missed it.
+// A block removed by another program is no longer counted after a Get, Retain or Lookup has missed
+// it.
 func TestCountFallsWhenAFileIsFoundGone(t *testing.T) {
 	c := config(t)
-	c.Clock = clockwork.NewFakeClockAt(time.Now()) // which never comes to the recount of every minute
+	// Which never comes to the recount of every minute.
+	c.Clock = clockwork.NewFakeClockAt(time.Now())
 	tr := open(t, c)
 	all := keys(0, 9)
 	put(t, tr, c.Formats[0], all...)

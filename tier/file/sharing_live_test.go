@@ -18,7 +18,8 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// Owners that open their folders and write together are back at the bound within seconds, and evict no more than that takes.
+// Owners that open their folders and write together are back at the bound within seconds, and evict
+// no more than that takes.
 func TestOwnersThatStartTogether(t *testing.T) {
 	for _, owners := range []int{2, 4, 8} {
 		synctest.Test(t, func(t *testing.T) {
@@ -44,7 +45,8 @@ func TestOwnersThatStartTogether(t *testing.T) {
 	}
 }
 
-// A peak that no folder can have had costs another owner no more than a sixteenth of the bound, and its statistics show it.
+// A peak that no folder can have had costs another owner no more than a sixteenth of the bound, and
+// its statistics show it.
 func TestPeakOfARecordIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTenants(t)
@@ -81,7 +83,8 @@ func TestNothingIsYieldedWithoutNeighbours(t *testing.T) {
 	})
 }
 
-// A record that grows stale as its owner writes is renewed within seconds, so that others keep to what is left.
+// A record is renewed within seconds while its owner writes, so that others keep to the rest of the
+// bound.
 func TestRecordFollowsGrowth(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTenants(t)
@@ -102,7 +105,8 @@ func TestRecordFollowsGrowth(t *testing.T) {
 	})
 }
 
-// Names in another folder that are none of kvlane's neither keep its blocks from being counted and removed, nor are removed or followed.
+// Names in another folder that are none of kvlane's neither keep its blocks from being counted and
+// removed, nor are removed or followed.
 func TestForeignNamesInAnIdleFolder(t *testing.T) {
 	elsewhere := t.TempDir()
 	for name, place := range map[string]func(path string) error{

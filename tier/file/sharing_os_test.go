@@ -42,8 +42,8 @@ func leave(t *testing.T, c file.Config, blocks int) {
 	}
 }
 
-// A tenant opens its folder while another process removes blocks there, some of them or all with the folder: it waits, and then finds a
-// sound directory.
+// A tenant opens its folder while another process removes blocks there, some of them or all with
+// the folder: it waits, and then finds a sound directory.
 func TestOpenWhileTheFolderIsReclaimed(t *testing.T) {
 	for name, bound := range map[string]int64{"some": 40, "all": 8} {
 		t.Run(name, func(t *testing.T) {
@@ -125,7 +125,8 @@ func TestLinkedFolderIsLeftAlone(t *testing.T) {
 	}
 }
 
-// A folder that becomes a link between being looked at and being opened is left alone too, whenever that happens.
+// A folder that becomes a link between being looked at and being opened is left alone too, whenever
+// that happens.
 func TestFolderBecomesALink(t *testing.T) {
 	for nth := int64(1); nth <= 6; nth++ {
 		root, elsewhere := t.TempDir(), t.TempDir()
@@ -155,7 +156,8 @@ func TestFolderBecomesALink(t *testing.T) {
 	}
 }
 
-// What another host removes, which this one's locks do not keep out, is a miss. The next Put makes it anew.
+// A block removed by another host, which locks do not reach, is a miss. The next Put stores it
+// again.
 func TestFolderIsRemovedByAnotherHost(t *testing.T) {
 	root := t.TempDir()
 	c := tenantConfig(t, root, 0, 64)
@@ -173,7 +175,7 @@ func TestFolderIsRemovedByAnotherHost(t *testing.T) {
 	}
 }
 
-// The record is renewed once a minute, once more for what was written meanwhile, and when the tier is opened and closed.
+// The record is renewed once a minute, once after writes, and at open and close.
 func TestRecordIsRenewedOnceAMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTenants(t)

@@ -22,7 +22,8 @@ import (
 // sharedBlocks is the bound of the tests below, in blocks.
 const sharedBlocks = 64
 
-// tenants is processes that share a directory of a simulated disk, each with an identity of its own.
+// tenants is processes that share a directory of a simulated disk, each with an identity of its
+// own.
 type tenants struct {
 	t    *testing.T
 	disk *faultfs.Disk
@@ -77,7 +78,7 @@ func (s *tenants) close(tr *file.Tier) {
 	}
 }
 
-// blocks counts what the disk has in a tenant's folder.
+// blocks counts the blocks in a tenant's folder on disk.
 func (s *tenants) blocks(tenant int) int {
 	s.t.Helper()
 	n, d := 0, s.dir(".")
@@ -116,7 +117,7 @@ func (s *tenants) dir(name string) dirfs.Dir {
 	return d
 }
 
-// record makes a tenant's record say what it does not.
+// record changes a tenant's record.
 func (s *tenants) record(tenant int, change func(r *blockdir.Record)) {
 	s.t.Helper()
 	d := s.dir(folderOf(tenant))
@@ -136,8 +137,9 @@ func (s *tenants) exists(tenant int) bool {
 	return err == nil
 }
 
-// Identities that follow one another stay within one bound: the folders that no process has open go first, the one that was not used
-// for the longest time before the others, and a folder without blocks is removed.
+// Identities that follow one another stay within one bound: the folders that no process has open go
+// first, the one that was not used for the longest time before the others, and a folder without
+// blocks is removed.
 func TestFoldersShareOneBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTenants(t)
@@ -171,7 +173,8 @@ func TestFoldersShareOneBound(t *testing.T) {
 	})
 }
 
-// A tenant that writes much at once loses none of it, while folders that no process has open have blocks.
+// A tenant that writes much at once loses none of it, while folders that no process has open have
+// blocks.
 func TestIdleFoldersGoBeforeWhatIsWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTenants(t)
@@ -198,8 +201,8 @@ func TestIdleFoldersGoBeforeWhatIsWritten(t *testing.T) {
 	})
 }
 
-// Live owners share the bound: each evicts in proportion to what it has, and a new one can begin. The sum stays within the bound and a
-// sixteenth.
+// Live owners share the bound: each evicts in proportion to its bytes, and a new one can begin. The
+// sum stays within the bound and a sixteenth.
 func TestLiveOwnersShareTheBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTenants(t)
@@ -240,7 +243,8 @@ func TestLiveOwnersShareTheBound(t *testing.T) {
 	})
 }
 
-// One cut is answered by the others before the next: owners that are all above their share do not each evict for the others too.
+// One cut is answered by the others before the next: owners that are all above their share do not
+// each evict for the others too.
 func TestOwnersDoNotYieldTwice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTenants(t)
@@ -268,8 +272,8 @@ func TestOwnersDoNotYieldTwice(t *testing.T) {
 	})
 }
 
-// The folder of a killed owner is reclaimed at once where its locks show that it is dead. On another host it counts as live until its
-// record is ten minutes old.
+// The folder of a killed owner is reclaimed at once where its locks show that it is dead. On
+// another host it counts as live until its record is ten minutes old.
 func TestOwnerIsKilled(t *testing.T) {
 	for _, other := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -303,7 +307,8 @@ func TestOwnerIsKilled(t *testing.T) {
 	}
 }
 
-// A record of another host that is ahead of the clock counts as renewed when it was first seen, and not for ever.
+// A record of another host that is ahead of the clock counts as renewed when it was first seen, and
+// not for ever.
 func TestRecordAheadOfTheClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTenants(t)
@@ -328,8 +333,8 @@ func TestRecordAheadOfTheClock(t *testing.T) {
 	})
 }
 
-// What a record claims is checked before anything is removed for it: a folder that claims too much costs another none of its blocks, and
-// what an earlier release made, without a record, counts too.
+// Records are checked before blocks are removed: a folder that claims too much costs others no
+// blocks, and a folder without a record, of an earlier release, counts too.
 func TestRecordsAreChecked(t *testing.T) {
 	for name, lie := range map[string]func(s *tenants){
 		"too much":   func(s *tenants) { s.record(1, func(r *blockdir.Record) { r.Blocks, r.Bytes = 1<<30, 1<<40 }) },
@@ -375,7 +380,8 @@ func TestRecordsAreChecked(t *testing.T) {
 	}
 }
 
-// A live owner on another host that claims more than there can be leaves the others what a new folder may have.
+// If a live owner on another host claims more than possible, the others keep the minimum of a new
+// folder.
 func TestLiveOwnerClaimsEverything(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTenants(t)
@@ -437,7 +443,8 @@ func TestFoldersThatAreLeftAlone(t *testing.T) {
 	})
 }
 
-// Part of a bound: what the others leave of it, or a share. All parts together are no more than the bound and a sixteenth.
+// The part of a bound is the rest left by others, or a share. All parts together are at most the
+// bound and a sixteenth.
 func TestPartOfABound(t *testing.T) {
 	c := file.Config{Formats: block.Formats{tiertest.NewFormat(t)}}
 	unit := c.Formats.MaxImageBytes()

@@ -70,7 +70,7 @@ func TestTimesFollowTheOrderOfAPrompt(t *testing.T) {
 	}
 	wantTimes(t, c, "a new prompt", all[:8], began)
 
-	// What extends a prompt is as old as that.
+	// An extension of a prompt is as old as the prompt.
 	o.Note(all[8:10], o.After(all[7], all[8]))
 	put(t, tr, c.Formats[0], all[9], all[8])
 	wantTimes(t, c, "an extension", all[:10], began)
@@ -117,7 +117,8 @@ func TestTimeThatCannotBeSet(t *testing.T) {
 	}
 }
 
-// A block whose time is ahead of the clock counts as used now: it is evicted before blocks that are used later, in the order of the times.
+// A block whose time is ahead of the clock counts as used now: it is evicted before blocks that are
+// used later, in the order of the times.
 func TestTimesAheadOfTheClockAreCorrected(t *testing.T) {
 	collects := map[string]func(t *testing.T, tr *file.Tier, c file.Config, bytes int64){
 		"by the tier": func(t *testing.T, tr *file.Tier, _ file.Config, bytes int64) {
@@ -135,7 +136,8 @@ func TestTimesAheadOfTheClockAreCorrected(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := config(t)
 			tr, all := open(t, c), keys(0, 9)
-			tr.SetOrder(tier.NewOrder(100)) // else the times are the file system's, whose clock is some ms late
+			// Else the times are the file system's, whose clock is some ms late.
+			tr.SetOrder(tier.NewOrder(100))
 			n := c.Formats[0].Layout.ImageBytes()
 			put(t, tr, c.Formats[0], all[:4]...)
 			ahead := time.Now().Add(time.Hour)

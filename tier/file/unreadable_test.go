@@ -42,7 +42,7 @@ func TestDefectUnreadableOnceLosesADurableBlock(t *testing.T) {
 	}
 }
 
-// Nor is it lost where it was replaced, and the name of what replaced it cannot be made durable.
+// The block is not lost if it was replaced and the new name cannot be made durable.
 func TestDefectUnreadableOnceIsLostWithWhatReplacesIt(t *testing.T) {
 	ffs := faultfs.New(dirfs.OS(), nil, nil)
 	c := file.Config{Dirs: []string{t.TempDir()}, Formats: block.Formats{tiertest.NewFormat(t)}, FS: ffs, Fsync: file.FsyncFile}

@@ -20,11 +20,13 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// turnBytes is what a log and the disk alone write by turns. Turns have to be many: what a disk's own cache takes in is no rate.
+// turnBytes is written alternately by the log and to the disk alone. There must be many
+// alternations, as the cache of a disk distorts the rate.
 const turnBytes = 256 << 20
 
-// Blocks of one shard, put 32 at a time, and read one by one in any order. "disk" is a log from the first Put until all is durable,
-// by turns with O_DIRECT writes of 8 MiB in sequence to a preallocated file.
+// Blocks of one shard, put 32 at a time, and read one by one in any order. "disk" is a log from the
+// first Put until all is durable, by turns with O_DIRECT writes of 8 MiB in sequence to a
+// preallocated file.
 func BenchmarkLog(b *testing.B) {
 	for _, bytes := range []int64{4 << 10, 64 << 10, 2 << 20} {
 		l, err := block.NewLayout([]int64{bytes})

@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// What was set aside and what kvlane has not made goes where asked for; blocks and segments stay.
+// Quarantined and foreign files are removed on request. Blocks and segments stay.
 func TestClearRemovesWhatIsAskedFor(t *testing.T) {
 	c := config(t)
 	f := c.Formats[0]
@@ -80,7 +80,7 @@ func closed(t *testing.T) log.Config {
 	return c
 }
 
-// What Verify finds foreign and Clear leaves is said to be so, by both.
+// Verify and Clear report a foreign file that Clear leaves.
 func TestDefectSegmentOfAnotherLogIsLeftInSilence(t *testing.T) {
 	c, another := closed(t), closed(t)
 	b, err := os.ReadFile(segmentFiles(t, another.Dir)[0])
@@ -102,7 +102,7 @@ func TestDefectSegmentOfAnotherLogIsLeftInSilence(t *testing.T) {
 	}
 }
 
-// As in a directory of files, what has the quarantine's name and is no folder is one foreign file.
+// As in a directory of files, a file with the name of the quarantine is one foreign file.
 func TestDefectForeignQuarantineStopsClear(t *testing.T) {
 	c := closed(t)
 	at := filepath.Join(c.Dir, "quarantine")
@@ -129,7 +129,8 @@ func TestDefectMarkerOfADeadProcessIsForeign(t *testing.T) {
 	}
 }
 
-// A segment that was renamed, or moved to quarantine, was removed as a foreign file, with its blocks.
+// A segment that was renamed, or moved to quarantine, was removed as a foreign file, with its
+// blocks.
 func TestDefectClearRemovesARenamedSegment(t *testing.T) {
 	for _, aside := range []string{"seg-0000000000000001.bak", "quarantine/seg-0000000000000001", "quarantine/0000000000000001-copy"} {
 		t.Run(aside, func(t *testing.T) {

@@ -25,8 +25,8 @@ import (
 // writerDir names the environment variable that makes the test binary a writer into that directory.
 const writerDir = "KVLANE_TEST_LOG_WRITER_DIR"
 
-// A process that is killed at any moment, also while it makes room or writes a checkpoint, leaves no torn block, every block of which it said
-// that it is retained, and none of which it said that it is deleted.
+// A process killed at any time, also while it frees space or writes a checkpoint, leaves no torn
+// block, all blocks reported retained, and none of those reported deleted.
 func TestDefect7KilledWriterLeavesNoTornBlock(t *testing.T) {
 	dirs, rounds := 1, 25
 	switch {
@@ -53,7 +53,7 @@ func killMany(t *testing.T, rng *rand.Rand, rounds int) {
 		if err != nil || len(damaged(r)) > 0 {
 			t.Fatalf("after a kill: %+v, %v", r, err)
 		}
-		c.ReadOnly = round%2 == 0 // and leaves the next what the dead have left
+		c.ReadOnly = round%2 == 0 // it leaves files of dead processes to the next
 		tr, err := log.Open(t.Context(), c)
 		if err != nil {
 			t.Fatal(err)
@@ -77,7 +77,7 @@ func killMany(t *testing.T, rng *rand.Rand, rounds int) {
 	}
 }
 
-// damaged is what was found but for what a process that died left.
+// damaged returns the findings, without files left by dead processes.
 func damaged(r log.Report) (bad []string) {
 	for _, f := range r.Findings {
 		if f.Problem != "leftover" {
@@ -87,14 +87,15 @@ func damaged(r log.Report) (bad []string) {
 	return bad
 }
 
-// What a writer says of a block, before its number.
+// Prefixes of the lines that a writer prints, before the block's number.
 const (
 	isRetained = '+'
 	isDeleted  = '-'
 	isUnsure   = '?'
 )
 
-// killWriter starts a writer and kills it when it has written for so long. It notes what that said of blocks, and returns how much.
+// killWriter starts a writer and kills it after the given time. It records the printed lines in
+// said, and returns their number.
 func killWriter(t *testing.T, dir string, after time.Duration, said map[int]byte) (lines int) {
 	t.Helper()
 	tiertest.Kill(t, writerDir+"="+dir, after, func(out *bufio.Scanner) {
@@ -123,8 +124,8 @@ func killConfig(dir string) log.Config {
 	return c
 }
 
-// writeUntilKilled is what the child process does: it writes what may be evicted, and retains and deletes other blocks, of which it says a
-// line each.
+// writeUntilKilled is run by the child process. It writes evictable blocks, and retains and deletes
+// others, with a line for each.
 func writeUntilKilled(dir string) {
 	c := killConfig(dir)
 	tr, err := log.Open(context.Background(), c)

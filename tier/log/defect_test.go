@@ -146,7 +146,7 @@ func TestDefect6PutIsDurableWhenItReturns(t *testing.T) {
 	d.check(map[block.Key]bool{tiertest.Key(0): true, tiertest.Key(1): true, tiertest.Key(2): true}, keys(0, 3))
 }
 
-// A sync that failed was forgotten, and the next one said that all was well.
+// A failed sync was forgotten, and the next sync reported success.
 func TestDefect6FailedSyncIsNotForgotten(t *testing.T) {
 	d := newDisk(t, log.FsyncInterval)
 	d.c.SyncEvery = time.Hour
@@ -165,7 +165,7 @@ func TestDefect6FailedSyncIsNotForgotten(t *testing.T) {
 	if err := tr.Kept(t.Context(), keys(1, 2), kept); err != nil || kept[0] {
 		t.Errorf("a block that may not be durable is kept: %v, %v", kept[0], err)
 	}
-	put(t, tr, d.f, tiertest.Key(1)) // is written anew
+	put(t, tr, d.f, tiertest.Key(1)) // stored again
 	if st := tr.Stats(); st.Puts != 2 {
 		t.Errorf("%+v", st)
 	}
@@ -177,7 +177,8 @@ func TestDefect6FailedSyncIsNotForgotten(t *testing.T) {
 	d.check(map[block.Key]bool{tiertest.Key(1): true}, keys(1, 2))
 }
 
-// What was looked up was removed before it was loaded: a read that has begun ends well, or is a miss, and is never wrong.
+// A block was removed between lookup and load. A read in progress succeeds or is a miss, but is
+// never wrong.
 func TestDefect7ReadsRaceWithEviction(t *testing.T) {
 	c := config(t)
 	f := c.Formats[0]
@@ -232,7 +233,7 @@ func TestDefect9OtherIdentityIsRefused(t *testing.T) {
 	}
 }
 
-// A write that hung held up those behind it for as long, whatever became of their contexts.
+// A hanging write blocked later ones beyond their contexts.
 func TestDefectPutBehindAHungWriteHearsItsContext(t *testing.T) {
 	d := newDisk(t, log.FsyncInterval)
 	s := d.begin()

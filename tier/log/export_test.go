@@ -11,7 +11,7 @@ func VerifyOn(ctx context.Context, fsys dirfs.FS, dir string) (Report, error) {
 	return verify(ctx, fsys, dir, nil)
 }
 
-// GroupBytes sets what one write takes up at most. More segments than one are appended to while so much waits.
+// GroupBytes sets the maximum of one write. More appenders run while so much is waiting.
 func GroupBytes(c *Config, bytes int64) { c.groupBytes = bytes }
 
 // Checkpoint writes one now.
@@ -23,13 +23,13 @@ func Used(t *Tier) int64 { return t.space.usedBytes() }
 // Segments is how many there are.
 func Segments(t *Tier) int { return len(t.segments.list()) }
 
-// Sync makes durable what was written.
+// Sync makes all blocks durable.
 func Sync(t *Tier) error { return t.syncAll(context.Background()) }
 
 // CheckpointBytes sets how much is written between two checkpoints.
 func CheckpointBytes(c *Config, bytes int64) { c.checkpointBytes = bytes }
 
-// Bound sets the bound of a tier that is open: what is retained by then is not evicted.
+// Bound sets the bound of an open tier. Blocks retained by then are not evicted.
 func Bound(t *Tier, bytes int64) {
 	t.space.mu.Lock()
 	defer t.space.mu.Unlock()

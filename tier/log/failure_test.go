@@ -57,7 +57,7 @@ func TestDefectFailedWriteIsFound(t *testing.T) {
 	}
 }
 
-// A checkpoint said that it covers what a power failure took.
+// A checkpoint covered bytes that a power failure destroyed.
 func TestDefectCheckpointCoversWhatIsNotDurable(t *testing.T) {
 	d := newDisk(t, log.FsyncInterval)
 	d.c.SyncEvery = time.Hour
@@ -76,7 +76,7 @@ func TestDefectCheckpointCoversWhatIsNotDurable(t *testing.T) {
 	d.check(promised, keys(0, 5))
 }
 
-// A segment was closed under somebody who reads it.
+// A segment was closed during a read.
 func TestDefectSegmentIsClosedUnderARead(t *testing.T) {
 	c := config(t)
 	f := c.Formats[0]
@@ -103,7 +103,7 @@ func TestDefectSegmentIsClosedUnderARead(t *testing.T) {
 	}
 }
 
-// A block that was deleted came back, since the segment that said so had nothing of use any more.
+// A deleted block came back, as the segment with the deletion had no live blocks and was removed.
 func TestDefectDeletedBlockComesBack(t *testing.T) {
 	d := newDisk(t, log.FsyncAlways)
 	_ = d.run(nil, true, func(tr *log.Tier) error {
@@ -118,7 +118,7 @@ func TestDefectDeletedBlockComesBack(t *testing.T) {
 			t.Error(err)
 		}
 		collect(1 << 30)
-		collect(log.Used(tr) - 1) // removes the segment that says it
+		collect(log.Used(tr) - 1) // removes the segment with the deletion
 		return nil
 	})
 	err := d.run(nil, false, func(tr *log.Tier) error {
@@ -132,7 +132,7 @@ func TestDefectDeletedBlockComesBack(t *testing.T) {
 	}
 }
 
-// Blocks that somebody has retained were evicted.
+// Retained blocks were evicted.
 func TestDefectRetainedBlockIsEvicted(t *testing.T) {
 	c := config(t)
 	f := c.Formats[0]
@@ -153,7 +153,8 @@ func TestDefectRetainedBlockIsEvicted(t *testing.T) {
 	tr.Release(pinned)
 }
 
-// Collecting did not end where more was retained than fits into a segment: it moved the same blocks again and again.
+// Collecting did not end where more was retained than fits into a segment: it moved the same blocks
+// again and again.
 func TestDefectCollectMovesTheSameBlocksForEver(t *testing.T) {
 	c := config(t)
 	tr := open(t, c)
@@ -170,7 +171,8 @@ func TestDefectCollectMovesTheSameBlocksForEver(t *testing.T) {
 	}
 }
 
-// While a write waited for room, and all was retained, blocks were read to be moved again and again, without a pause.
+// While a write waited for room, and all was retained, blocks were read to be moved again and
+// again, without a pause.
 func TestDefectCollectorDoesNotPause(t *testing.T) {
 	d := newDisk(t, log.FsyncNever)
 	d.c.MaxBytes = 4 * d.c.SegmentBytes
@@ -196,7 +198,8 @@ func TestDefectCollectorDoesNotPause(t *testing.T) {
 	if err := put(len(pinned)); !errors.Is(err, errdefs.ErrBusy) {
 		t.Errorf("put with everything retained: %v", err)
 	}
-	if n := reads.Load(); n > 12*4*int64(len(pinned)) { // a dozen rounds, each of which reads group, header and block
+	// A dozen rounds, each of which reads group, header and block.
+	if n := reads.Load(); n > 12*4*int64(len(pinned)) {
 		t.Errorf("%d reads of %d blocks", n, len(pinned))
 	}
 	s.tr.Release(pinned)

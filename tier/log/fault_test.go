@@ -20,7 +20,7 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// ops are what may go wrong on a disk.
+// ops are the operations that can fail.
 var ops = []string{"opendir", "open", "stat", "readdir", "mkdir", "rename", "remove", "read", "write", "fstat", "sync", "lock", "allocate", "truncate", "close"}
 
 // disk is a tier's on a machine whose power may fail.
@@ -39,7 +39,8 @@ func newDisk(t *testing.T, policy log.FsyncPolicy) *disk {
 	}}
 }
 
-// run has a process open the tier, do something with it, and close it or die. It returns all that the tier reported.
+// run has a process open the tier, do something with it, and close it or die. It returns all that
+// the tier reported.
 func (d *disk) run(plan *fault.Plan, kill bool, do func(tr *log.Tier) error) error {
 	d.Helper()
 	process := d.Process()
@@ -61,7 +62,7 @@ func (d *disk) run(plan *fault.Plan, kill bool, do func(tr *log.Tier) error) err
 	return errors.Join(err, cerr)
 }
 
-// check says that every block that is in promised can be read, and that whatever else is there is whole.
+// check checks that every block in promised can be read, and that all others are sound or missing.
 func (d *disk) check(promised map[block.Key]bool, all []block.Key) {
 	d.Helper()
 	err := d.run(nil, false, func(tr *log.Tier) error {
@@ -88,20 +89,23 @@ func (d *disk) check(promised map[block.Key]bool, all []block.Key) {
 	}
 }
 
-// Whatever fails, and whenever: no wrong byte is read, no block that was promised is lost, nothing hangs, and the next who opens the
-// directory can use it.
+// Every operation fails once. No wrong byte is read, no promised block is lost, nothing hangs, and
+// the directory can be opened again.
 func TestEveryOperationFailsOnce(t *testing.T) {
 	eachFailsOnce(t, func(t *testing.T, plan *fault.Plan, _ uint64) { failOnce(t, plan, keys(0, 14)) })
 }
 
-// The same of a log that syncs now and then, and that moves blocks and evicts others, since its bound is reached.
+// The same of a log that syncs now and then, and that moves blocks and evicts others, since its
+// bound is reached.
 func TestEveryOperationFailsOnceAtTheBound(t *testing.T) {
 	eachFailsOnce(t, func(t *testing.T, plan *fault.Plan, n uint64) {
-		synctest.Test(t, func(t *testing.T) { failOnceAtTheBound(t, plan, n) }) // waits for room take no time
+		// Waits for room take no time.
+		synctest.Test(t, func(t *testing.T) { failOnceAtTheBound(t, plan, n) })
 	})
 }
 
-// eachFailsOnce does something under a plan by which the n-th operation of a name fails, for n = 0, 1, 2 ... until none does.
+// eachFailsOnce does something under a plan by which the n-th operation of a name fails, for n = 0,
+// 1, 2 ... until none does.
 func eachFailsOnce(t *testing.T, do func(t *testing.T, plan *fault.Plan, n uint64)) {
 	t.Helper()
 	for _, op := range ops {
@@ -154,7 +158,7 @@ func failOnce(t *testing.T, plan *fault.Plan, all []block.Key) {
 			if err := tr.Put(t.Context(), key, image(t, d.f, key)); err == nil {
 				promised[key] = true
 			}
-			// A fault is that of one operation: what was stored is there.
+			// A fault affects one operation: stored blocks are found.
 			if err := get(t, tr, d.f, key); err != nil && promised[key] && plan.Injected() == 0 {
 				t.Errorf("block %d: %v", i, err)
 			}
@@ -171,11 +175,12 @@ func failOnce(t *testing.T, plan *fault.Plan, all []block.Key) {
 	d.check(promised, all)
 }
 
-// failOnceAtTheBound promises what is retained, once it is durable. Whatever survives the power failure at the end is drawn from n.
+// failOnceAtTheBound promises retained blocks once they are durable. n selects the survivors of the
+// power failure.
 func failOnceAtTheBound(t *testing.T, plan *fault.Plan, n uint64) {
 	t.Helper()
 	d := newDisk(t, log.FsyncInterval)
-	d.c.SyncEvery = time.Hour // what is durable and what is not are known
+	d.c.SyncEvery = time.Hour // so that it is known which blocks are durable
 	all, promised := keys(0, 40), make(map[block.Key]bool)
 	if err := d.run(nil, false, func(tr *log.Tier) error {
 		put(t, tr, d.f, all[:4]...)
@@ -224,11 +229,11 @@ func failOnceAtTheBound(t *testing.T, plan *fault.Plan, n uint64) {
 		return nil
 	})
 	d.PowerFail(faultfs.KeepSome(n))
-	d.c.MaxBytes = 0 // what is there again is not evicted before it is looked at
+	d.c.MaxBytes = 0 // no block is evicted before the check
 	d.check(promised, all)
 }
 
-// What a policy promised is there after a power failure, whatever else survives, and what is there is whole.
+// Blocks are as durable as the policy promises, and all blocks found are sound.
 func TestPowerFailure(t *testing.T) {
 	for _, policy := range []log.FsyncPolicy{log.FsyncAlways, log.FsyncInterval, log.FsyncNever} {
 		t.Run(policy.String(), func(t *testing.T) {
@@ -282,7 +287,7 @@ func powerFails(t *testing.T, policy log.FsyncPolicy, seed uint64) {
 	}
 }
 
-// A process that is killed loses nothing of what it was told is stored, and a block that it deleted stays so.
+// A killed process loses no stored block, and deleted blocks stay deleted.
 func TestKilledProcessLosesNothing(t *testing.T) {
 	for _, policy := range []log.FsyncPolicy{log.FsyncAlways, log.FsyncInterval, log.FsyncNever} {
 		d := newDisk(t, policy)
@@ -311,7 +316,7 @@ func TestKilledProcessLosesNothing(t *testing.T) {
 	}
 }
 
-// A full disk makes room within the bound, and without one says so at once.
+// A full disk frees space within the bound. Without a bound it returns an error at once.
 func TestFullDisk(t *testing.T) {
 	d := newDisk(t, log.FsyncNever)
 	d.c.MaxBytes = 32 * d.c.SegmentBytes

@@ -24,7 +24,7 @@ func fuzzFormats(tb testing.TB) block.Formats {
 	return block.Formats{small, big}
 }
 
-// reseal makes the checksum of a header right, so that what is tried is what the fields say.
+// reseal corrects the checksum of a header, so that its fields are tested.
 func reseal(b []byte) {
 	if len(b) >= page {
 		sum := xxh3.Hash(b[:len(b)-sumBytes])
@@ -34,7 +34,7 @@ func reseal(b []byte) {
 	}
 }
 
-// What is accepted as a group's header is within its bounds, and says the same when it is written again.
+// An accepted group header is within its bounds, and is equal after encoding again.
 func FuzzDecodeHeader(f *testing.F) {
 	formats := fuzzFormats(f)
 	small, big := formats[0], formats[1]

@@ -24,8 +24,9 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// heads is a tier on a disk that appends to several segments: block 0 is in the first one, blocks 2 and 3 are in the second and the third, and the write of
-// block 1 to the first, which was begun before theirs, hangs until end.
+// heads is a tier on a disk that appends to several segments: block 0 is in the first one, blocks 2
+// and 3 are in the second and the third, and the write of block 1 to the first, which was begun
+// before theirs, hangs until end.
 type heads struct {
 	*disk
 	process *faultfs.Process
@@ -56,7 +57,7 @@ func newHeads(t *testing.T, policy log.FsyncPolicy, also ...func(*disk)) *heads 
 	put(t, h.tr, h.f, tiertest.Key(0))
 	h.hang("write", firstSegment, func() { h.err <- h.tr.Put(t.Context(), tiertest.Key(1), image(t, h.f, tiertest.Key(1))) })
 	put(t, h.tr, h.f, tiertest.Key(2))
-	if policy == log.FsyncInterval { // what is durable by now, the next group says
+	if policy == log.FsyncInterval { // the next group states the durable position
 		if err := log.Checkpoint(h.tr); err != nil {
 			t.Error(err)
 		}
@@ -91,7 +92,7 @@ func (h *heads) hang(op, name string, do func()) {
 	}
 }
 
-// end lets what hangs go on, under a plan.
+// end releases hanging operations, under a plan.
 func (h *heads) end(rules ...fault.Rule) {
 	h.fs.Use(fault.New(1, rules...))
 	close(h.gate)
@@ -103,8 +104,8 @@ func (h *heads) die() {
 	_ = h.tr.Close(context.WithoutCancel(h.Context()))
 }
 
-// Of several groups on their way the first one fails, is torn, or never ends: those that were written are there, it is not, and nothing
-// that a later process does brings it back.
+// Of several groups on their way the first one fails, is torn, or never ends: those that were
+// written are there, it is not, and nothing that a later process does brings it back.
 func TestOneOfManyGroupsFails(t *testing.T) {
 	torn := fault.Nth("write", 0).Partial(unix.EIO)
 	for name, rules := range map[string][]fault.Rule{
@@ -146,7 +147,7 @@ func TestOneOfManyGroupsFails(t *testing.T) {
 	}
 }
 
-// A power failure takes what hangs in a sync, and nothing that was promised beside it.
+// A power failure loses a group that hangs in a sync, but no promised block.
 func TestOneOfManyGroupsIsNotSynced(t *testing.T) {
 	for seed := range uint64(20) {
 		h := newHeads(t, log.FsyncAlways)
@@ -227,14 +228,15 @@ func TestDefectOldDeletionTakesANewBlock(t *testing.T) {
 	d.check(map[block.Key]bool{key: true}, []block.Key{key})
 }
 
-// A checkpoint said that it covers what was written while it made durable what it covers.
+// A checkpoint covered bytes written during its sync.
 func TestDefectCheckpointCoversWhatCameLater(t *testing.T) {
 	h := newHeads(t, log.FsyncInterval)
 	h.end()
 	if err := <-h.err; err != nil {
 		t.Fatal(err)
 	}
-	h.hang("sync", thirdSegment, func() { h.err <- log.Checkpoint(h.tr) }) // the first has been synced
+	// The first has been synced.
+	h.hang("sync", thirdSegment, func() { h.err <- log.Checkpoint(h.tr) })
 	put(t, h.tr, h.f, tiertest.Key(4))
 	h.end()
 	if err := <-h.err; err != nil {
@@ -249,7 +251,7 @@ func TestDefectCheckpointCoversWhatCameLater(t *testing.T) {
 	h.check(promised, keys(0, 5))
 }
 
-// What is collected is what is in every segment, also in those that were appended to.
+// Segments that were appended to are collected too.
 func TestCollectAfterManyAppended(t *testing.T) {
 	h := newHeads(t, log.FsyncNever)
 	h.end()
@@ -265,11 +267,13 @@ func TestCollectAfterManyAppended(t *testing.T) {
 	h.die()
 }
 
-// Writes waited for room without end, since all that the disk has room for was appended to and nothing was filled.
+// Writes waited for room without end, since all that the disk has room for was appended to and
+// nothing was filled.
 func TestDefectNoRoomBesideSegmentsThatAreAppendedTo(t *testing.T) {
 	h := newHeads(t, log.FsyncNever, func(d *disk) {
 		d.c.MaxBytes = 64 * d.c.SegmentBytes
-		d.c.Clock = clockwork.NewFakeClock() // which never reaches the time when more room is hoped for
+		// Which never reaches the time when more room is hoped for.
+		d.c.Clock = clockwork.NewFakeClock()
 		d.SetLimit(4*d.c.SegmentBytes - 4096)
 	})
 	h.end()
@@ -286,7 +290,8 @@ func TestDefectNoRoomBesideSegmentsThatAreAppendedTo(t *testing.T) {
 	h.die()
 }
 
-// While a write hangs, 128 KiB that wait for it are written beside it, and less is not; where each write is synced they share the next.
+// While a write hangs, 128 KiB that wait for it are written beside it, and less is not; where each
+// write is synced they share the next.
 func TestEnoughThatWaitsIsWrittenBeside(t *testing.T) {
 	for policy, beside := range map[log.FsyncPolicy]bool{log.FsyncAlways: false, log.FsyncInterval: true, log.FsyncNever: true} {
 		t.Run(policy.String(), func(t *testing.T) {

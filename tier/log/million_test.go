@@ -29,21 +29,24 @@ func openForMany(t *testing.T) (Config, *Tier) {
 	return c, tr
 }
 
-// newHollow makes the appender's next segment, as long as it should be, of which the disk has the first page.
+// newHollow makes the appender's next segment, as long as it should be, of which the disk has the
+// first page.
 func newHollow(t *testing.T, c Config, a *appender) {
 	t.Helper()
 	if err := a.newSegment(c.segmentBytes(), page); err != nil {
 		t.Fatal(err)
 	}
 	name := filepath.Join(c.Dir, segmentName(a.head.number))
-	for _, bytes := range []int64{page, c.segmentBytes()} { // the first gives back what was taken for the rest
+	// The first frees the rest of the allocation
+	for _, bytes := range []int64{page, c.segmentBytes()} {
 		if err := os.Truncate(name, bytes); err != nil {
 			t.Fatal(err)
 		}
 	}
 }
 
-// A log of a million blocks opens quickly: the time and the memory are printed, and judged by people.
+// A log of a million blocks opens quickly: the time and the memory are printed, and judged by
+// people.
 func TestOpenAMillionBlocks(t *testing.T) {
 	const blocks, perSegment = 1_000_000, 20000
 	c, tr := openForMany(t)
@@ -85,8 +88,8 @@ func TestOpenAMillionBlocks(t *testing.T) {
 	}
 }
 
-// The same without a checkpoint, as after a kill: every header is read, and only the blocks of the last group, which nothing says to be durable,
-// are verified.
+// The same without a checkpoint, as after a kill: all headers are read. Only the blocks of the last
+// group, which may not be durable, are verified.
 func TestOpenAMillionBlocksAfterAKill(t *testing.T) {
 	const blocks, perGroup = 1_000_000, 1000
 	c, tr := openForMany(t)
@@ -125,7 +128,8 @@ func TestOpenAMillionBlocksAfterAKill(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("%d blocks: opened in %v after a kill", blocks, time.Since(began))
-	if st := tr.Stats(); st.Blocks != blocks-perGroup || st.Errors != 0 { // those of the last are torn
+	// Those of the last are torn.
+	if st := tr.Stats(); st.Blocks != blocks-perGroup || st.Errors != 0 {
 		t.Errorf("%+v", st)
 	}
 	if err := tr.Close(t.Context()); err != nil {

@@ -23,15 +23,18 @@ import (
 	"github.com/kvlane/kvlane/tier/log"
 )
 
-// The model test: a random log of operations, drawn from a seed, of a process that may be killed at any moment, on a machine whose power
-// may fail. What it asserts: a block that is read is whole and its own; one that was stored is there until it was deleted, or evicted,
-// which is counted, also when its process was killed; one that was stored by FsyncAlways, or synced, is there after a power failure; one
-// that nobody stored, or that was deleted, is not there, but after a power failure; Verify finds nothing after any crash.
+// The model test runs a random sequence of operations, drawn from a seed, of a process that may be
+// killed at any time. The power may fail. It checks that a block that is read is correct. A stored
+// block stays until it is deleted, or evicted, which is counted. This holds after its process was
+// killed too. A block stored by FsyncAlways, or synced, survives a power failure. A block that was
+// not stored, or was deleted, is missing, except after a power failure. Verify finds nothing after
+// any crash.
 //
-// KVLANE_LOG_SEED=x runs that seed alone.
+// KVLANE_LOG_SEED=x runs only that seed.
 func TestModel(t *testing.T) {
 	t.Parallel()
-	seeds := []uint64{1, 3, 1683607657, 2564714159, 7, rand.Uint64N(1 << 32)} // one that has failed is added
+	// One that has failed is added.
+	seeds := []uint64{1, 3, 1683607657, 2564714159, 7, rand.Uint64N(1 << 32)}
 	if v := os.Getenv("KVLANE_LOG_SEED"); v != "" {
 		seed, err := strconv.ParseUint(v, 10, 64)
 		if err != nil {
@@ -170,7 +173,7 @@ func (m *model) step() {
 		m.verify()
 		m.start()
 		if m.c.Fsync != log.FsyncNever {
-			m.promise() // what is there was made durable when it was opened
+			m.promise() // opening made all found blocks durable
 		}
 	case x < 95:
 		m.crash()
@@ -241,7 +244,7 @@ func (m *model) delete(k int) {
 	m.say("deletes %d: %v", k, err)
 	b := m.blocks[k]
 	switch {
-	case errors.Is(err, errdefs.ErrNotFound) && b.unsure && m.crashed: // what a put had written by then may be found again
+	case errors.Is(err, errdefs.ErrNotFound) && b.unsure && m.crashed: // a block written by an earlier Put may be found again
 	case err == nil && (b.stored || b.unsure), errors.Is(err, errdefs.ErrNotFound) && (!b.stored || b.unsure):
 		m.blocks[k] = blockModel{}
 	case errors.Is(err, faultfs.ErrCrashed):
@@ -251,14 +254,14 @@ func (m *model) delete(k int) {
 	}
 }
 
-// crash lets the process crash within what it does next.
+// crash makes the process crash during the next operation.
 func (m *model) crash() {
 	m.Helper()
 	op := ops[m.rng.IntN(len(ops))]
 	m.say("crashes at %s", op)
 	m.faults.Use(fault.New(1, fault.Nth(op, m.rng.IntN(4)).Crash()))
 	m.put(3)
-	m.observe() // it may have evicted what is deleted
+	m.observe() // it may have evicted deleted blocks
 	m.delete(m.rng.IntN(modelKeys))
 	if m.rng.IntN(2) == 0 {
 		n, err := m.tr.GC(m.Context(), 0)
@@ -298,7 +301,8 @@ func (m *model) powerFails() {
 	}
 }
 
-// observe compares what is there with the model, and learns what was evicted. What was evicted may come back after a crash.
+// observe compares the stored blocks with the model, and finds evicted ones. Evicted blocks may
+// come back after a crash.
 func (m *model) observe() {
 	m.Helper()
 	states := make([]tier.State, modelKeys)
@@ -339,7 +343,7 @@ func (m *model) observe() {
 func (m *model) verify() {
 	m.Helper()
 	if m.c.Fsync == log.FsyncNever && m.failed {
-		return // what was never synced may be torn for as long as nobody looks
+		return // blocks that were never synced may be torn until they are read
 	}
 	process := m.Process()
 	defer process.Kill()

@@ -84,7 +84,8 @@ func TestNewerVersionIsRefused(t *testing.T) {
 	}
 }
 
-// One group of a newer version kept the whole log from being opened. It stays as it is, is counted and found, and the rest goes on.
+// One group of a newer version kept the whole log from being opened. It stays as it is, is counted
+// and found, and the rest goes on.
 func TestDefectNewerGroupKeepsTheLogClosed(t *testing.T) {
 	c := config(t)
 	f := c.Formats[0]
@@ -128,7 +129,7 @@ func TestDefectNewerGroupKeepsTheLogClosed(t *testing.T) {
 	}
 }
 
-// What is not the log's stays, and is found; the rest goes on.
+// Foreign files stay and are reported. The log works.
 func TestForeignFilesStay(t *testing.T) {
 	c := config(t)
 	tr := open(t, c)
@@ -159,7 +160,7 @@ func TestForeignFilesStay(t *testing.T) {
 	}
 }
 
-// A segment that is shorter than it should be loses what is missing; a lost or damaged checkpoint loses nothing.
+// A truncated segment loses only the missing part. A lost or damaged checkpoint loses nothing.
 func TestDamagedFilesLoseNoMore(t *testing.T) {
 	for what, damage := range map[string]func(t *testing.T, dir string){
 		"no checkpoint": func(t *testing.T, dir string) {
@@ -215,7 +216,8 @@ func TestDamagedFilesLoseNoMore(t *testing.T) {
 	}
 }
 
-// Keys that were alike once halved were taken for each other: one was found in the place of the other, and putting one lost the other.
+// Keys that were alike once halved were taken for each other: one was found in the place of the
+// other, and putting one lost the other.
 func TestDefectKeysWithEqualHalvesAreOne(t *testing.T) {
 	c := config(t)
 	f := c.Formats[0]

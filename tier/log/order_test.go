@@ -10,7 +10,8 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// A block that was deleted came back, since a checkpoint that was written meanwhile covered the deletion and had the block.
+// A block that was deleted came back, since a checkpoint that was written meanwhile covered the
+// deletion and had the block.
 func TestDefectCheckpointHasWhatItCoversTheDeletionOf(t *testing.T) {
 	f, key := tiertest.NewFormat(t), tiertest.Key(1)
 	disk := faultfs.NewDisk(nil)
@@ -40,7 +41,8 @@ func TestDefectCheckpointHasWhatItCoversTheDeletionOf(t *testing.T) {
 	removed, checked := make(chan error, 1), make(chan error, 1)
 	go func() { removed <- tr.Delete(t.Context(), key) }()
 	<-deleting
-	// Nobody gets at the block in the index until the deletion is in the log, and the checkpoint has noted what it covers, or waits.
+	// The block stays in the index until the deletion is in the log, and the checkpoint has read
+	// the ends or waits.
 	s := tr.table.shard(hashOf(key))
 	s.mu.Lock()
 	close(held)

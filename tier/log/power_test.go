@@ -74,9 +74,11 @@ func everySeed(t *testing.T, policy log.FsyncPolicy, do func(d *disk, power faul
 	}
 }
 
-// A block that was durable was lost: the segment that it was moved out of went before the copy was durable.
+// A block that was durable was lost: the segment that it was moved out of went before the copy was
+// durable.
 func TestDefectSegmentGoesBeforeItsCopiesAreDurable(t *testing.T) {
-	key, busy := tiertest.Key(1), tiertest.Key(0) // no more, so that nobody else finds the segment wasted
+	// No more, so that no round finds the segment wasted
+	key, busy := tiertest.Key(1), tiertest.Key(0)
 	// stored ends with a new process, that has verified nothing, and key retained.
 	stored := func(d *disk) *session {
 		s := d.begin()
@@ -154,7 +156,8 @@ func TestDefectSegmentGoesBeforeItsCopiesAreDurable(t *testing.T) {
 	}
 }
 
-// A block that a power failure has torn was a hit: a checkpoint covered it though its sync had failed.
+// A block that a power failure has torn was a hit: a checkpoint covered it though its sync had
+// failed.
 func TestDefectCheckpointAfterAFailedSyncHidesTornBlocks(t *testing.T) {
 	everySeed(t, log.FsyncInterval, func(d *disk, power faultfs.Survival) {
 		s := d.begin()
@@ -174,7 +177,8 @@ func TestDefectCheckpointAfterAFailedSyncHidesTornBlocks(t *testing.T) {
 	})
 }
 
-// A group that could not be written was torn by a power failure, and a hit: what was written after it said that all before was durable.
+// A group that could not be written was torn by a power failure, and was a hit: a later header
+// stated that all before it was durable.
 func TestDefectTornGroupIsTakenForDurable(t *testing.T) {
 	half, sync := fault.Nth("write", 0).Partial(nil), fault.Nth("sync", 0).Fail(nil)
 	for name, rules := range map[string][]fault.Rule{"it is torn": {half}, "it is not synced": {sync}, "it is not undone": {half, sync}} {
@@ -202,7 +206,8 @@ func TestDefectTornGroupIsTakenForDurable(t *testing.T) {
 	}
 }
 
-// A block was lost that was moved while a checkpoint was written: that covered where it had been, and did not have where it was.
+// A block was lost that was moved while a checkpoint was written: that covered where it had been,
+// and did not have where it was.
 func TestDefectCheckpointMissesWhatIsMovedMeanwhile(t *testing.T) {
 	seeds := uint64(30)
 	if testkit.Race {
@@ -220,7 +225,7 @@ func TestDefectCheckpointMissesWhatIsMovedMeanwhile(t *testing.T) {
 			var begun atomic.Bool
 			s.fs.Forbid(func(op, path string) error {
 				switch {
-				case op == "open" && strings.HasSuffix(path, "/index.tmp"): // the checkpoint has noted what it covers, and made that durable
+				case op == "open" && strings.HasSuffix(path, "/index.tmp"): // the checkpoint has read the ends and synced
 					<-writing
 				case op == "sync" && strings.HasSuffix(path, "/seg-0000000000000002") && begun.Swap(true):
 					<-syncing // the copy

@@ -20,10 +20,11 @@ import (
 
 const (
 	groupOfOne  = 28 << 10 // a block and the header of its group
-	lowerBlocks = 90       // what the lower bound has space for
+	lowerBlocks = 90       // blocks within the lower bound
 )
 
-// fill puts blocks into a log without a bound until the disk is full, or for so many blocks, and closes it.
+// fill puts blocks into a log without a bound until the disk is full, or for so many blocks, and
+// closes it.
 func fill(t *testing.T, c log.Config, most int) (n int) {
 	t.Helper()
 	tr, err := log.Open(t.Context(), c)
@@ -38,14 +39,15 @@ func fill(t *testing.T, c log.Config, most int) (n int) {
 			t.Fatal(err)
 		}
 	}
-	if err := tr.Close(t.Context()); err != nil && !errors.Is(err, errdefs.ErrNoSpace) { // there is no space for a checkpoint
+	// There is no space for a checkpoint.
+	if err := tr.Close(t.Context()); err != nil && !errors.Is(err, errdefs.ErrNoSpace) {
 		t.Fatal(err)
 	}
 	return n
 }
 
-// keepsAllThatFit opens a log that had no bound under one, and checks that the newest blocks stay that fit, with those that
-// are put meanwhile.
+// keepsAllThatFit opens a log that had no bound under one, and checks that the newest blocks stay
+// that fit, with those that are put meanwhile.
 func keepsAllThatFit(t *testing.T, c log.Config, n int) {
 	t.Helper()
 	c.SegmentBytes, c.MaxBytes = 0, lowerBlocks*groupOfOne
@@ -98,7 +100,8 @@ func keepsAllThatFit(t *testing.T, c log.Config, n int) {
 	}
 }
 
-// A log on a full disk that was opened under a lower bound evicted the blocks that it could not move, and then new ones.
+// A log on a full disk that was opened under a lower bound evicted the blocks that it could not
+// move, and then new ones.
 func TestDefectLowerBoundOnAFullDiskDropsBlocks(t *testing.T) {
 	c := config(t)
 	c.SegmentBytes = 8 << 20

@@ -78,11 +78,13 @@ func (p *prompts) request(some []block.Key) (found int) {
 	return found
 }
 
-// A log finds at least 99% of the blocks that plain recency finds with a little less space, where conversations go on among prompts that
-// never come again. Of a conversation that rests for longer than that its beginning is left.
+// A log finds at least 99% of the blocks that plain recency finds with a little less space, where
+// conversations go on among prompts that never come again. Of a conversation that rests for longer
+// than that its beginning is left.
 func TestRecencyBetweenPrompts(t *testing.T) {
 	p := newPrompts(t)
-	const recent = 70 // blocks that plain recency has space for, of the log's 100 without what it keeps free
+	// Capacity of plain recency: the log's 100 blocks, less its free space
+	const recent = 70
 	var used []block.Key
 	hits, want, next := 0, 0, 10000
 	request := func(some []block.Key) {
@@ -122,7 +124,8 @@ func TestRecencyBetweenPrompts(t *testing.T) {
 	}
 }
 
-// The beginning of a prompt was evicted before its end, which is of no use without it: of two prompts by turns nothing was found.
+// The beginning of a prompt was evicted before its end, which is of no use without it: of two
+// prompts by turns nothing was found.
 func TestDefectBeginningOfAPromptIsEvictedFirst(t *testing.T) {
 	p, sum := newPrompts(t), 0
 	for turn := range 8 {
@@ -198,7 +201,7 @@ func TestMovesNoMoreThanIsPut(t *testing.T) {
 	c.MaxBytes = 16 * segmentBytes
 	f := c.Formats[0]
 	tr := open(t, c)
-	used := keys(0, 40) // a third of what is put at first
+	used := keys(0, 40) // at first a third of the puts
 	for i := range 600 {
 		put(t, tr, f, tiertest.Key(1000+i))
 		if i%2 == 0 && i/2 < len(used) {

@@ -14,8 +14,8 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// Writers that put 64 blocks of 256 KiB at a time on a disk that takes 500 MB/s for each file, one write of it at a time, as the page
-// cache of a file system does. What is written is not kept.
+// Writers put 64 blocks of 256 KiB at a time on a disk that takes 500 MB/s for each file, one write
+// at a time, as the page cache of a file system does. Data are discarded.
 func BenchmarkPutOnSlowDisk(b *testing.B) {
 	const bytes, many, rate = 256 << 10, 64, 500e6
 	l, err := block.NewLayout([]int64{bytes})

@@ -25,7 +25,8 @@ func boundedLog(t *testing.T) log.Config {
 	return c
 }
 
-// stillUsable opens the log, and checks that its blocks are there, that another can be put, and that a note names the file.
+// stillUsable opens the log, and checks that its blocks are there, that another can be put, and
+// that a note names the file.
 func stillUsable(t *testing.T, c log.Config, name string) {
 	t.Helper()
 	tr := open(t, c)
@@ -33,7 +34,8 @@ func stillUsable(t *testing.T, c log.Config, name string) {
 		t.Errorf("%d of 20 blocks are left: %v", n, err)
 	}
 	tr.Release(keys(0, 20))
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second) // where there is no space, a put waits
+	// Where there is no space, a put waits.
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
 	for _, key := range keys(20, 30) {
 		if err := tr.Put(ctx, key, image(t, c.Formats[0], key)); err != nil {
@@ -52,7 +54,8 @@ func stillUsable(t *testing.T, c log.Config, name string) {
 	closeTier(t, tr)
 }
 
-// A file that the log can never empty counted toward its bound, so that all blocks were evicted and no other could be put.
+// A file that the log can never empty counted toward its bound, so that all blocks were evicted and
+// no other could be put.
 func TestDefectForeignFileCountsTowardTheBound(t *testing.T) {
 	for what, make := range map[string]func(t *testing.T, c log.Config, name string){
 		"foreign": func(t *testing.T, c log.Config, name string) {
@@ -114,7 +117,8 @@ func TestDefectNumberOfAForeignFileIsBelieved(t *testing.T) {
 	}
 }
 
-// The file of a segment that could not be read counts for the number of the next, which must be younger.
+// The file of a segment that could not be read counts for the number of the next, which must be
+// younger.
 func TestUnreadableSegmentIsOlderThanNewOnes(t *testing.T) {
 	c := boundedLog(t)
 	folder := filepath.Join(c.Dir, "seg-0000000000000077")
@@ -129,7 +133,8 @@ func TestUnreadableSegmentIsOlderThanNewOnes(t *testing.T) {
 	}
 }
 
-// A sparse file of a TiB under a segment's name was read from end to end by everything that opens the directory.
+// A sparse file of a TiB under a segment's name was read from end to end by everything that opens
+// the directory.
 func TestDefectSparseForeignFileIsReadWhole(t *testing.T) {
 	c := boundedLog(t)
 	name := filepath.Join(c.Dir, "seg-0000000000000077")
@@ -144,7 +149,8 @@ func TestDefectSparseForeignFileIsReadWhole(t *testing.T) {
 	}
 }
 
-// A file in the place of a segment that the checkpoint covers is not emptied, which would remove it.
+// A file in the place of a segment that the checkpoint covers is not emptied, which would remove
+// it.
 func TestDefectForeignFileInTheCheckpointIsTakenForASegment(t *testing.T) {
 	c := boundedLog(t)
 	name := segmentFiles(t, c.Dir)[0]
@@ -191,7 +197,7 @@ func TestDefectFolderInThePlaceOfTheCheckpoint(t *testing.T) {
 	}
 }
 
-// What to do about a segment of another version was said to be to verify it as another user.
+// The advice about a segment of another version was to verify as another user.
 func TestDefectNewerSegmentIsUnjudged(t *testing.T) {
 	c := boundedLog(t)
 	newer(t, segmentFiles(t, c.Dir)[0], 4096, 4096)

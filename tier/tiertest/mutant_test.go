@@ -46,7 +46,7 @@ func openCache(t *testing.T, f block.Format, n int) *cache.Tier {
 
 // The mutants: tiers with one defect each.
 
-// optimist answers hits for whatever it was ever asked to hold.
+// optimist reports every block it was asked for as a hit.
 type optimist struct{ *cache.Tier }
 
 func (o optimist) Lookup(ctx context.Context, keys []block.Key, states []tier.State) error {
@@ -69,7 +69,7 @@ func (f forgetful) Put(ctx context.Context, key block.Key, src mem.Extent) error
 	return nil
 }
 
-// loose does not hold what is retained.
+// loose does not pin retained blocks.
 type loose struct{ *cache.Tier }
 
 func (l loose) Retain(ctx context.Context, keys []block.Key) (int, error) {
@@ -80,7 +80,7 @@ func (l loose) Retain(ctx context.Context, keys []block.Key) (int, error) {
 
 func (l loose) Release([]block.Key) {}
 
-// gappy goes on past a block that is not there, and so pins more than it says.
+// gappy continues after a missing block, and so pins more than it returns.
 type gappy struct{ *cache.Tier }
 
 func (g gappy) Retain(ctx context.Context, keys []block.Key) (int, error) {
@@ -91,7 +91,7 @@ func (g gappy) Retain(ctx context.Context, keys []block.Key) (int, error) {
 	return n, err
 }
 
-// together fails all of what it is given with one.
+// together fails all blocks if one fails.
 type together struct{ *cache.Tier }
 
 func (m together) PutMany(ctx context.Context, keys []block.Key, srcs []mem.Extent, errs []error) {
@@ -106,7 +106,7 @@ func (m together) PutMany(ctx context.Context, keys []block.Key, srcs []mem.Exte
 	}
 }
 
-// careless takes what it reads for the block whatever it is.
+// careless does not check the blocks that it reads.
 type careless struct{ *faulty.SlotTier }
 
 func (c careless) Read(ctx context.Context, key block.Key, dst mem.Extent) error {
@@ -132,7 +132,8 @@ func (d disordered) Retain(ctx context.Context, keys []block.Key) (int, error) {
 	return len(keys), nil
 }
 
-// TestSuiteCatchesMutants runs the suite on each mutant in a process of its own, where it has to fail.
+// TestSuiteCatchesMutants runs the suite on each mutant in a process of its own, where it has to
+// fail.
 func TestSuiteCatchesMutants(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	mutants := map[string]func(t *testing.T, n int) tier.Tier{

@@ -10,7 +10,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// A directory whose marker had lost a bit was taken for one of another identity, which it was advised to remove.
+// A directory whose marker had lost a bit was taken for one of another identity, which it was
+// advised to remove.
 func TestDefectFlippedMarkerIsAnotherIdentity(t *testing.T) {
 	layout, err := block.NewLayout([]int64{4096, 100})
 	if err != nil {
@@ -39,7 +40,7 @@ func TestDefectFlippedMarkerIsAnotherIdentity(t *testing.T) {
 			damaged++
 		case err != nil:
 			t.Errorf("bit %d of %q: %v", i%8, b[max(0, i/8-20):min(len(b), i/8+20)], err)
-		case got.Directory != m.Directory || got.Check(m.Formats(), nil) != nil: // what it says of itself may be lost with the sum's name alone
+		case got.Directory != m.Directory || got.Check(m.Formats(), nil) != nil: // only the name of the checksum may be damaged
 			t.Errorf("bit %d of %q: another marker", i%8, b[max(0, i/8-20):min(len(b), i/8+20)])
 		}
 	}
@@ -89,7 +90,8 @@ func FuzzParseMarker(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(several)
-	f.Add(bytes.Replace(several, []byte(other.Digest().String()), []byte(id.Digest().String()), 1)) // two groups of one identity
+	// Two groups of one identity.
+	f.Add(bytes.Replace(several, []byte(other.Digest().String()), []byte(id.Digest().String()), 1))
 	f.Add([]byte("null"))
 	f.Add([]byte(`{"format": null}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -100,7 +102,7 @@ func FuzzParseMarker(f *testing.F) {
 			}
 			return
 		}
-		// What was accepted is complete: it can be written and read again.
+		// An accepted marker is complete: it can be written and read again.
 		b, err = m.encode()
 		if err != nil {
 			t.Fatal(err)

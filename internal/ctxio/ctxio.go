@@ -1,5 +1,6 @@
-// Package ctxio reads named files in a way that ends with a context: also a FIFO that nobody writes to, and a terminal. A
-// regular file's reads are not interrupted, but none begins once the context has ended.
+// Package ctxio reads named files until a context ends, also a FIFO without a writer and a
+// terminal. Reads of a regular file are not interrupted, but none starts after the end of the
+// context.
 package ctxio
 
 import (
@@ -14,18 +15,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// File is a file that is read until its context ends. One user at a time; Close may come from another goroutine, once.
+// File is a file that is read until its context ends. It is not safe for concurrent use, except
+// that Close may be called once from another goroutine.
 type File struct {
 	ctx     context.Context
 	f       *os.File
 	regular bool
-	stop    func() bool    // ends the watch for the context
-	woken   sync.WaitGroup // who watches
+	stop    func() bool    // stops watching the context
+	woken   sync.WaitGroup // the watching goroutine
 }
 
 // Open opens the named file for reading. It waits for the writer of a FIFO.
 func Open(ctx context.Context, name string) (*File, error) {
-	// Without O_NONBLOCK the system call would wait for a FIFO's writer, and nothing could end that.
+	// Without O_NONBLOCK the system call would wait for the writer of a FIFO, and could not be
+	// stopped.
 	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -42,7 +45,7 @@ func Open(ctx context.Context, name string) (*File, error) {
 	r.woken.Add(1)
 	r.stop = context.AfterFunc(ctx, func() {
 		defer r.woken.Done()
-		_ = f.SetReadDeadline(time.Unix(1, 0)) // a file that has no deadlines never blocks for long
+		_ = f.SetReadDeadline(time.Unix(1, 0)) // files without deadlines never block for long
 	})
 	if info.Mode()&fs.ModeNamedPipe != 0 {
 		if err := r.awaitWriter(); err != nil {
@@ -53,24 +56,25 @@ func Open(ctx context.Context, name string) (*File, error) {
 	return r, nil
 }
 
-// awaitWriter waits until a pipe has bytes or had a writer: without that, a read of a FIFO would take it for ended.
+// awaitWriter waits until a pipe has bytes or had a writer. Before that a read of a FIFO would
+// return the end of the file.
 func (r *File) awaitWriter() error {
 	c, err := r.f.SyscallConn()
 	if err != nil {
 		return fmt.Errorf("read %s: %w", r.f.Name(), err)
 	}
-	err = c.Read(func(fd uintptr) bool { // which waits for the file between its calls
+	err = c.Read(func(fd uintptr) bool { // waits for the file between its calls
 		ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		n, err := unix.Poll(ready, 0)
-		return n > 0 || err != nil && !errors.Is(err, unix.EINTR) // of an error the read will tell
+		return n > 0 || err != nil && !errors.Is(err, unix.EINTR) // the read will return the error
 	})
 	return r.because(err)
 }
 
-// Regular reports whether the file can be opened and read again, with the same bytes: not so a pipe.
+// Regular reports whether the file can be opened and read again with the same bytes, unlike a pipe.
 func (r *File) Regular() bool { return r.regular }
 
-// Read implements io.Reader. Once the context has ended it returns the context's cause.
+// Read implements io.Reader. After the end of the context it returns the context's cause.
 func (r *File) Read(p []byte) (int, error) {
 	if r.ctx.Err() != nil {
 		return 0, r.because(r.ctx.Err())
@@ -79,7 +83,7 @@ func (r *File) Read(p []byte) (int, error) {
 	return n, r.because(err)
 }
 
-// because returns the context's cause in place of what its end made of a read.
+// because replaces the error that the end of the context caused by the context's cause.
 func (r *File) because(err error) error {
 	if err != nil && r.ctx.Err() != nil {
 		return fmt.Errorf("read %s: %w", r.f.Name(), context.Cause(r.ctx))

@@ -4,8 +4,8 @@ import "context"
 
 type contextKey struct{}
 
-// With returns a context with which an engine opens its files on fs, in place of the operating system's. It is how tests of what is
-// wired above the tiers have files that fail: no configuration names one.
+// With returns a context with a file system that an engine uses instead of the operating system's.
+// Tests use it to inject faults into a whole engine.
 func With(ctx context.Context, fs FS) context.Context {
 	return context.WithValue(ctx, contextKey{}, fs)
 }

@@ -1,8 +1,9 @@
-// Package dirfs reaches the files below a directory that others may write to as well: every name is resolved below the
-// directory, no part of it may be a link, and nothing but regular files is ever opened. So whoever plants a link, a FIFO or a
-// device there can neither redirect an operation elsewhere nor make it hang.
+// Package dirfs accesses the files below a directory to which other users may write. Every name is
+// resolved below the directory, no part of it may be a link, and only regular files are opened. A
+// planted link, FIFO or device can neither redirect an operation nor block it.
 //
-// Package faultfs has implementations for tests: one that fails on demand, and a disk whose power fails.
+// Package faultfs has implementations for tests: one with injected faults, and a disk that loses
+// power.
 package dirfs
 
 import (
@@ -12,38 +13,40 @@ import (
 	"time"
 )
 
-// ErrIrregular is wrapped where a regular file was asked for and something else is there: a link, a FIFO, a socket, a device
-// or a directory.
+// ErrIrregular is returned if a link, FIFO, socket, device or directory is in the place of a
+// regular file.
 var ErrIrregular = errors.New("not a regular file")
 
-// FS opens directories by the paths that users give. OS returns the operating system's.
+// FS opens directories by paths of the configuration. OS returns the operating system's.
 type FS interface {
-	// OpenDir opens a directory. Its own path may lead through links: whoever configured the path answers for it.
+	// OpenDir opens a directory. Its own path may contain links, because it comes from the
+	// configuration.
 	OpenDir(path string) (Dir, error)
-	// SyncParents makes the names of the directories on the way to a directory durable, its own included. It passes over those
-	// that this process may not read, which it cannot have made.
+	// SyncParents makes the names of a directory and its parents durable. It skips directories that
+	// this process may not read; it cannot have created them.
 	SyncParents(path string) error
 }
 
-// Dir is an open directory. Names are relative to it, their parts separated by slashes; "." is the directory itself. No part
-// may be a link: an operation that meets one on its way fails with ENOTDIR or ELOOP. Errors wrap the errno, where there is
-// one. All methods but Close are safe for concurrent use.
+// Dir is an open directory. Names are relative to it, with slashes between their parts; "." is the
+// directory itself. No part may be a link; an operation that finds one fails with ENOTDIR or ELOOP.
+// Errors wrap the errno if there is one. All methods but Close are safe for concurrent use.
 type Dir interface {
-	// Open opens a regular file; flag is as in os.OpenFile. With O_DIRECTORY it opens a directory instead, which is of use
-	// for File.Sync alone. ErrIrregular where something else is there.
+	// Open opens a regular file; flag is as in os.OpenFile. With O_DIRECTORY it opens a directory,
+	// which is useful only for File.Sync. It returns ErrIrregular if the name is of another type.
 	Open(name string, flag int) (File, error)
-	// Stat describes what has the name, a link itself and not what it points at.
+	// Stat describes the file of a name. It does not follow a link.
 	Stat(name string) (Info, error)
 	// ReadDir returns the names in a directory, sorted.
 	ReadDir(name string) ([]string, error)
 	Mkdir(name string) error
-	// Rename gives what has oldname the name newname, atomically. What has that gives way if replace is set, else it is EEXIST.
+	// Rename renames oldname to newname atomically. If newname exists, it is replaced if replace is
+	// set; else Rename returns EEXIST.
 	Rename(oldname, newname string, replace bool) error
-	// Remove removes an empty directory, or anything else.
+	// Remove removes a file or an empty directory.
 	Remove(name string) error
 	// SetTime sets the access and modification times.
 	SetTime(name string, t time.Time) error
-	// Close gives the directory up. Nobody may be using it.
+	// Close closes the directory. It must not be in use.
 	Close() error
 }
 
@@ -55,15 +58,15 @@ type File interface {
 	Stat() (Info, error)
 	// Sync makes contents and length durable; of a directory, its entries.
 	Sync() error
-	// Lock locks the file for this open, exclusively, until Close. It does not wait: errdefs.ErrBusy where another holds the
-	// lock.
+	// Lock locks the file exclusively for this open, until Close. It does not wait: it returns
+	// errdefs.ErrBusy if the lock is taken.
 	Lock() error
 }
 
 // Descriptor is a File of the operating system.
 type Descriptor interface {
 	File
-	// Descriptor returns the file's descriptor, which stays the file's: nobody else closes it, and it is gone with Close.
+	// Descriptor returns the file's descriptor. It is valid until Close. Callers must not close it.
 	Descriptor() int
 }
 
@@ -71,16 +74,17 @@ type Descriptor interface {
 type Info struct {
 	Bytes    int64
 	Modified time.Time
-	Device   uint64      // of the file system that the file is on
-	Inode    uint64      // tells files apart that had the same name one after the other, while one of them is open
-	Type     fs.FileMode // the type's bits; zero for a regular file
-	Links    uint64      // names of the file; zero once it was removed
+	Device   uint64 // of the file system that the file is on
+	// distinguishes files with the same name at different times, while one of them is open
+	Inode uint64
+	Type  fs.FileMode // the type's bits; zero for a regular file
+	Links uint64      // names of the file; zero once it was removed
 }
 
-// Regular says whether it is a regular file.
+// Regular reports whether it is a regular file.
 func (i Info) Regular() bool { return i.Type == 0 }
 
-// Kind names what it is, for messages.
+// Kind returns the file type for messages.
 func (i Info) Kind() string {
 	switch i.Type {
 	case 0:

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The KV cache tells what its users wrote, so others on the machine may not read it.
+// The KV cache reveals the text of its users, so other users may not read it.
 const (
 	fileMode = 0o640
 	dirMode  = 0o750
@@ -41,7 +41,7 @@ func (osFS) SyncParents(path string) error {
 	}
 	fd, err := open(unix.AT_FDCWD, path, unix.O_PATH)
 	for err == nil {
-		// By "..", and not by the path, which may lead through links.
+		// By "..", because the path may contain links.
 		var up int
 		if up, err = open(fd, "..", unix.O_PATH); err != nil {
 			break
@@ -57,7 +57,7 @@ func (osFS) SyncParents(path string) error {
 			_, err = retry(func() (int, error) { return 0, unix.Fdatasync(readable) })
 			_ = unix.Close(readable)
 		}
-		// EINVAL: of a file system without anything to sync.
+		// EINVAL: the file system has nothing to sync.
 		if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EROFS) || errors.Is(err, unix.EINVAL) {
 			err = nil
 		}
@@ -71,14 +71,14 @@ func (osFS) SyncParents(path string) error {
 	return nil
 }
 
-// osDir resolves names one part after the other, none through a link.
+// osDir resolves names part by part, and never follows a link.
 type osDir struct {
 	fd   int
 	path string
 	kept map[string]*folder // folders right below it that stay open; guarded by keeper.mu
 }
 
-// at calls op with the folder that name is in and the last part of name.
+// at calls op with the folder of name and the last part of name.
 func (d *osDir) at(op, name string, call func(dir int, base string) error) error {
 	err := d.resolve(name, call)
 	if err != nil {
@@ -103,7 +103,7 @@ func (d *osDir) resolve(name string, call func(dir int, base string) error) erro
 	removed := (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESTALE)) && d.forget(first, f)
 	d.release(f)
 	if removed {
-		return d.resolve(name, call) // another folder may have the name by now
+		return d.resolve(name, call) // the name may refer to another folder now
 	}
 	return err
 }
@@ -135,7 +135,7 @@ func inFolder(folder int, name string, call func(dir int, base string) error) er
 	}
 }
 
-// sound says whether a part of a name leads to nothing but what has it.
+// sound reports whether a part of a name refers to an entry of its folder.
 func sound(part string) bool { return part != "" && part != "." && part != ".." }
 
 func openFolder(dir int, name string) (int, error) {
@@ -162,7 +162,7 @@ func retry(call func() (int, error)) (int, error) {
 func (d *osDir) Open(name string, flag int) (File, error) {
 	f := &osFile{path: d.path + "/" + name}
 	err := d.at("open", name, func(dir int, base string) (err error) {
-		// Not to wait for a FIFO's other end, and not to make a terminal the process's own.
+		// The flags prevent a wait for the other end of a FIFO, and a controlling terminal.
 		f.fd, err = unix.Openat(dir, base, flag|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, fileMode)
 		return err
 	})
@@ -235,8 +235,8 @@ func renameNew(from int, old string, to int, base string) error {
 	return renameByLink(from, old, to, base)
 }
 
-// renameByLink is renameNew for a file system that knows no such rename, such as NFS: it makes another name, and takes the old one
-// away. It can do so for files only.
+// renameByLink is renameNew for a file system without such a rename, such as NFS. It links the new
+// name and removes the old one. It works for files only.
 func renameByLink(from int, old string, to int, base string) error {
 	switch err := unix.Linkat(from, old, to, base, 0); err {
 	case nil:
@@ -245,7 +245,7 @@ func renameByLink(from int, old string, to int, base string) error {
 	default:
 		return err
 	}
-	// What comes in between is replaced.
+	// An entry that is created in between is replaced.
 	var st unix.Stat_t
 	if err := unix.Fstatat(to, base, &st, unix.AT_SYMLINK_NOFOLLOW); err != unix.ENOENT {
 		if err == nil {
@@ -262,7 +262,8 @@ func (d *osDir) Remove(name string) error {
 		if err == nil || err == unix.ENOENT {
 			return err
 		}
-		// What unlink says of a directory differs by system; rmdir says ENOTDIR of everything else.
+		// The error of unlink for a directory differs by system. rmdir returns ENOTDIR for
+		// everything else.
 		if rerr := unix.Unlinkat(dir, base, unix.AT_REMOVEDIR); rerr != unix.ENOTDIR {
 			return rerr
 		}
@@ -280,11 +281,12 @@ func (d *osDir) SetTime(name string, t time.Time) error {
 	})
 }
 
-// osFile is an open descriptor. It goes without os.File, which would ask the network poller to watch each.
+// osFile is an open descriptor. It does not use os.File, which would add each to the network
+// poller.
 type osFile struct {
 	fd     int
 	path   string
-	locked bool // it is in the table of locked descriptors
+	locked bool // in the table of locked descriptors
 }
 
 var _ Descriptor = (*osFile)(nil)
@@ -328,7 +330,7 @@ func (f *osFile) Stat() (Info, error) {
 	return info(&st), nil
 }
 
-// Sync is fdatasync: the times that it leaves out matter to nobody after a crash.
+// Sync is fdatasync. The times that it omits have no meaning after a crash.
 func (f *osFile) Sync() error {
 	_, err := retry(func() (int, error) { return 0, unix.Fdatasync(f.fd) })
 	return f.error("fdatasync", err)

@@ -10,25 +10,28 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Reader reads files by a way of its own: past the page cache, and many at a time. Package stream/file's streams do.
+// Reader reads files past the page cache, and many at a time. The streams of package stream/file
+// implement it.
 type Reader interface {
-	// Attach readies an open file, which has the name, for reads. The caller closes what it returns before the file. ErrNotSupported
-	// where the file can be read by ReadAt alone.
+	// Attach prepares an open file with the given name for reads. The caller closes the result
+	// before the file. It returns ErrNotSupported if the file can be read only by ReadAt.
 	Attach(f File, name string) (Attached, error)
 }
 
-// Attached is a file that a Reader reads. Its methods but Close are safe for concurrent use.
+// Attached is a file that a Reader reads. Its methods except Close are safe for concurrent use.
 type Attached interface {
-	// ReadExtent fills dst, host memory that is not of the Go heap, from byte off on; an error that wraps io.EOF says that the file ends
-	// before. When it returns nothing writes dst any more; the end of ctx may make that sooner.
+	// ReadExtent fills dst, host memory outside of the Go heap, from byte off on. It returns an
+	// error that wraps io.EOF if the file ends earlier. After it returned nothing writes dst. The
+	// end of ctx may stop it.
 	ReadExtent(ctx context.Context, dst mem.Extent, off int64) error
 	Close() error
 }
 
-// readChunk is how much ReadFull reads between two looks at its context, in bytes.
+// readChunk is the number of bytes that ReadFull reads between two checks of its context.
 const readChunk = 8 << 20
 
-// ReadFull fills b from byte off of f on, and looks at ctx before and between reads of 8 MiB or less. ErrCorrupt where the file ends before.
+// ReadFull fills b from byte off of f on, and checks ctx before each read of at most 8 MiB. It
+// returns ErrCorrupt if the file ends earlier.
 func ReadFull(ctx context.Context, f File, b []byte, off int64) error {
 	for at := 0; at < len(b); {
 		if ctx.Err() != nil {
@@ -39,14 +42,14 @@ func ReadFull(ctx context.Context, f File, b []byte, off int64) error {
 		if err != nil && !errors.Is(err, io.EOF) {
 			return err
 		}
-		if n == 0 { // less than asked for is read on
+		if n == 0 { // a short read continues
 			return fmt.Errorf("the file ends after %d of %d bytes: %w", off+int64(at), off+int64(len(b)), errdefs.ErrCorrupt)
 		}
 	}
 	return nil
 }
 
-// ReadExtent is ReadFull by what was attached.
+// ReadExtent is ReadFull for an attached file.
 func ReadExtent(ctx context.Context, a Attached, dst mem.Extent, off int64) error {
 	err := a.ReadExtent(ctx, dst, off)
 	if errors.Is(err, io.EOF) {

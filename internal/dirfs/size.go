@@ -10,36 +10,37 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Sizer is a File that room on the disk can be taken for before it is written, and that can be cut. Those of OS are.
+// Sizer is a File with preallocation and truncation. The files of OS implement it.
 type Sizer interface {
-	// Allocate makes the file so many bytes long and takes the room for them; what is new reads as zeros. ErrNotSupported where the
-	// file system cannot.
+	// Allocate sets the length of the file and allocates disk space. New bytes read as zeros. It
+	// returns ErrNotSupported if the file system cannot do that.
 	Allocate(bytes int64) error
-	// Truncate cuts the file to so many bytes.
+	// Truncate shortens the file to a number of bytes.
 	Truncate(bytes int64) error
 	// PunchHole frees the disk space of n bytes at off, which read as zeros afterwards. The file
 	// keeps its length. It returns ErrNotSupported if the file system cannot do that.
 	PunchHole(off, n int64) error
 }
 
-// Gatherer is a File that writes pieces of memory one behind the other without copying them together. Those of OS do.
+// Gatherer is a File that writes pieces of memory one after the other without copying them
+// together. The files of OS implement it.
 type Gatherer interface {
 	WriteAllAt(parts [][]byte, off int64) (int, error)
 }
 
-// WritebackStarter is a File that can be told to begin with what a later Sync will wait for. Those of OS are.
+// WritebackStarter is a File that can start the work of a later Sync. The files of OS implement it.
 type WritebackStarter interface {
-	// StartWriteback has the system begin to bring to the disk what was written to n bytes at off. It waits for room in the disk's
-	// queue at most. Nothing is durable before Sync, which says what failed.
+	// StartWriteback starts writing n dirty bytes at off to the disk. It waits at most for space in
+	// the disk's queue. Nothing is durable before Sync, which returns the errors.
 	StartWriteback(off, n int64) error
 }
 
 // DataFinder is a File that can skip its holes. The files of OS can.
 type DataFinder interface {
-	// NextData returns the first offset from off on that may hold data, or io.EOF where only holes
+	// NextData returns the first offset from off on that may hold data, or io.EOF if only holes
 	// follow.
 	NextData(off int64) (int64, error)
-	// NextHole returns the first offset from off on that begins a hole, or the end of the file.
+	// NextHole returns the first offset of a hole from off on, or the end of the file.
 	NextHole(off int64) (int64, error)
 }
 
@@ -80,7 +81,7 @@ func (f *osFile) Truncate(bytes int64) error {
 	return f.error("truncate", err)
 }
 
-// maxParts is how many pieces the system takes with one call.
+// maxParts is the number of pieces in one system call.
 const maxParts = 1024
 
 func (f *osFile) WriteAllAt(parts [][]byte, off int64) (int, error) {
@@ -90,7 +91,7 @@ func (f *osFile) WriteAllAt(parts [][]byte, off int64) (int, error) {
 	return n, f.error("write", err)
 }
 
-// writeAll writes all parts by calls that may write less; one that writes nothing ends it.
+// writeAll writes all parts by calls that may write less. A call that writes nothing ends it.
 func writeAll(parts [][]byte, off int64, call func(parts [][]byte, off int64) (int, error)) (n int, _ error) {
 	parts = append([][]byte(nil), parts...)
 	for len(parts) > 0 {

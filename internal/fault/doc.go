@@ -1,5 +1,5 @@
-// Package fault is the one language in which kvlane's simulated device and its decorators are told which operations
-// should go wrong, and how:
+// Package fault describes which operations of kvlane's simulated devices and decorators fail, and
+// how:
 //
 //	plan := fault.New(seed,
 //		fault.Nth("copy", 3).Fail(nil),         // the fourth copy fails with an *Error
@@ -9,9 +9,9 @@
 //		fault.After("append", 20).Fail(enospc), // from the 21st on, all of them, with this cause
 //	)
 //
-// A decorator calls Plan.Hit once for each operation that it is about to do, and does to it what the Fault says. Every
-// fault has a number, and its error carries it, so that a test can ask which injected faults were never reported.
-// Operations are named by whoever counts them; the names are part of that package's documentation.
+// A decorator calls Plan.Hit once before each operation, and applies the returned Fault. Every
+// fault has a number, and its error carries it, so that a test can find faults that were never
+// reported. The decorator's package documents the names of operations.
 //
-// A nil *Plan hits nothing. All methods of Plan are safe for concurrent use; rules are values.
+// A nil *Plan has no faults. All methods of Plan are safe for concurrent use. Rules are values.
 package fault

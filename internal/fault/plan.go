@@ -10,18 +10,18 @@ import (
 	"time"
 )
 
-// ErrInjected is what every *Error wraps.
+// ErrInjected is wrapped by every *Error.
 var ErrInjected = errors.New("injected fault")
 
-// Error is the failure of an operation that a plan made fail.
+// Error is the injected failure of an operation.
 type Error struct {
-	ID    int    // the fault's number within its plan, from 0
-	Op    string // the operation's name
-	N     int64  // its number among the operations of that name, from 0
-	Cause error  // what the rule gave; may be nil
+	ID    int    // number of the fault within its plan, from 0
+	Op    string // name of the operation
+	N     int64  // number among the operations of that name, from 0
+	Cause error  // cause of the rule; may be nil
 }
 
-// Error names the operation and the cause.
+// Error returns the operation and the cause.
 func (e *Error) Error() string {
 	s := fmt.Sprintf("injected fault %d in %s %d", e.ID, e.Op, e.N)
 	if e.Cause != nil {
@@ -38,12 +38,12 @@ func (e *Error) Unwrap() []error {
 	return []error{ErrInjected, e.Cause}
 }
 
-// Fault is what happens to one operation.
+// Fault is the fault of one operation.
 type Fault struct {
 	Action Action
-	Err    error         // an *Error; set for every action, to be reported by Fail and Partial
+	Err    error         // an *Error, set for every action; Fail and Partial report it
 	Delay  time.Duration // for Delay
-	Rand   uint64        // for Corrupt: any number, from the plan's seed; take it modulo the length
+	Rand   uint64        // for Corrupt: a random number of the plan's seed; use it modulo the length
 	gate   <-chan struct{}
 }
 
@@ -57,10 +57,10 @@ func (f *Fault) Wait(ctx context.Context) error {
 	}
 }
 
-// Released is closed when the plan releases stalled operations.
+// Released returns a channel that is closed when the plan releases stalled operations.
 func (f *Fault) Released() <-chan struct{} { return f.gate }
 
-// Plan counts operations and says which of them go wrong.
+// Plan counts operations and selects those that fail.
 type Plan struct {
 	mu       sync.Mutex
 	rng      *rand.Rand
@@ -68,12 +68,12 @@ type Plan struct {
 	seen     map[string]int64
 	injected []*Error
 	actions  []Action
-	changed  chan struct{} // closed and replaced when injected grows, while somebody waits
+	changed  chan struct{} // closed and replaced when injected grows and a caller waits
 	gate     chan struct{} // closed by Release
 }
 
-// New returns a plan of rules; the first that picks an operation decides. Equal seeds and equal orders of operations
-// give equal faults.
+// New returns a plan. The first rule that picks an operation decides. Equal seeds and equal orders
+// of operations give equal faults.
 func New(seed uint64, rules ...Rule) *Plan {
 	return &Plan{
 		rng: rand.New(rand.NewPCG(seed, 0x6b766c616e65)), rules: slices.Clone(rules),
@@ -81,14 +81,14 @@ func New(seed uint64, rules ...Rule) *Plan {
 	}
 }
 
-// Add appends a rule. Operations seen already count for it.
+// Add appends a rule. Earlier operations count for it.
 func (p *Plan) Add(r Rule) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.rules = append(p.rules, r)
 }
 
-// Clear drops all rules and releases stalled operations; what was counted stays.
+// Clear removes all rules and releases stalled operations. It keeps the counters.
 func (p *Plan) Clear() {
 	p.mu.Lock()
 	p.rules = nil
@@ -96,7 +96,7 @@ func (p *Plan) Clear() {
 	p.Release()
 }
 
-// Hit counts one operation and reports whether it goes wrong, and how.
+// Hit counts one operation and returns its fault, if any.
 func (p *Plan) Hit(op string) (Fault, bool) {
 	if p == nil {
 		return Fault{}, false
@@ -125,7 +125,7 @@ func (p *Plan) inject(r *Rule, i int64) Fault {
 	return Fault{Action: r.action, Err: e, Delay: r.delay, Rand: p.rng.Uint64(), gate: p.gate}
 }
 
-// Seen returns how many operations of that name were counted.
+// Seen returns the number of operations of a name.
 func (p *Plan) Seen(op string) int64 {
 	if p == nil {
 		return 0
@@ -135,7 +135,7 @@ func (p *Plan) Seen(op string) int64 {
 	return p.seen[op]
 }
 
-// Injected returns how many faults there were so far.
+// Injected returns the number of faults so far.
 func (p *Plan) Injected() int {
 	if p == nil {
 		return 0
@@ -145,8 +145,8 @@ func (p *Plan) Injected() int {
 	return len(p.injected)
 }
 
-// Await waits until at least n faults were injected, or until ctx ends and returns its cause: how a test knows that an
-// operation has stalled.
+// Await waits until at least n faults were injected, or until ctx ends and returns its cause. Tests
+// use it to wait for a stalled operation.
 func (p *Plan) Await(ctx context.Context, n int) error {
 	for {
 		p.mu.Lock()
@@ -167,7 +167,7 @@ func (p *Plan) Await(ctx context.Context, n int) error {
 	}
 }
 
-// Release lets every stalled operation go on, now and later. A second Release does nothing.
+// Release releases every stalled operation, now and later. A second call does nothing.
 func (p *Plan) Release() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -178,8 +178,8 @@ func (p *Plan) Release() {
 	}
 }
 
-// Unreported returns the faults of the actions Fail and Partial that none of errs wraps: failures that somebody
-// swallowed. Give it every error that the code under test returned.
+// Unreported returns the faults of Fail and Partial that no error in errs wraps. Pass every error
+// that the code under test returned.
 func (p *Plan) Unreported(errs ...error) []*Error {
 	reported := make(map[*Error]bool)
 	for _, err := range errs {
@@ -196,7 +196,7 @@ func (p *Plan) Unreported(errs ...error) []*Error {
 	return lost
 }
 
-// collect walks the whole tree of err: errors.As would stop at the first *Error of a join.
+// collect walks the whole tree of err. errors.As would stop at the first *Error of a join.
 func collect(err error, into map[*Error]bool) {
 	switch e := err.(type) { //nolint:errorlint // this walks the tree itself
 	case nil:

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Action says what a fault does to its operation.
+// Action is the effect of a fault.
 type Action uint8
 
 // The actions.
@@ -18,7 +18,7 @@ const (
 	Crash                     // nothing after it happens, as if the process had died there
 )
 
-// String returns the action's name.
+// String returns the name of the action.
 func (a Action) String() string {
 	switch a {
 	case Fail:
@@ -46,7 +46,7 @@ const (
 	rate
 )
 
-// Rule picks operations of one name and says what happens to them. Its action is Fail until another is chosen.
+// Rule picks operations of one name and has an action for them. The default action is Fail.
 type Rule struct {
 	op     string
 	mode   mode
@@ -71,7 +71,7 @@ func After(op string, n int) Rule { return Rule{op: op, mode: after, n: int64(n)
 // Rate picks each operation with probability p, drawn from the plan's seed.
 func Rate(op string, p float64) Rule { return Rule{op: op, mode: rate, p: p, action: Fail} }
 
-// Fail makes the operation fail without effect. cause is wrapped by the fault's error; it may be nil.
+// Fail makes the operation fail without effect. The fault's error wraps cause, which may be nil.
 func (r Rule) Fail(cause error) Rule { r.action, r.cause = Fail, cause; return r }
 
 // Partial makes the operation do about half of its work and then fail; cause as for Fail.
@@ -83,13 +83,14 @@ func (r Rule) Corrupt() Rule { r.action = Corrupt; return r }
 // Stall makes the operation wait for Plan.Release.
 func (r Rule) Stall() Rule { r.action = Stall; return r }
 
-// Delay makes the operation take d longer, by the clock of whoever runs it.
+// Delay makes the operation take d longer, by the clock of the decorator.
 func (r Rule) Delay(d time.Duration) Rule { r.action, r.delay = Delay, d; return r }
 
-// Crash makes the operation, and every one after it, not happen.
+// Crash prevents the operation and every later one.
 func (r Rule) Crash() Rule { r.action = Crash; return r }
 
-// picks reports whether the rule picks operation number i; draw is a number in [0, 1) for this operation and rule.
+// picks reports whether the rule picks operation number i; draw is a number in [0, 1) for this
+// operation and rule.
 func (r *Rule) picks(i int64, draw func() float64) bool {
 	switch r.mode {
 	case nth:

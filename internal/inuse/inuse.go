@@ -1,5 +1,5 @@
-// Package inuse knows what still touches memory that is to be taken back, so that taking it back waits. Safe for concurrent use, but for a
-// Use, which has one owner.
+// Package inuse tracks the tasks that use memory, so that releasing the memory can wait for them.
+// It is safe for concurrent use, except that a Use has one owner.
 package inuse
 
 import (
@@ -10,12 +10,12 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Set is the uses of some memory. The zero value has none.
+// Set is the uses of a memory region. The zero value is empty.
 type Set struct {
 	mu     sync.Mutex
 	closed bool   // guarded by mu
-	uses   []*Use // guarded by mu: those that may still touch the memory, and some that do not any more
-	many   int    // guarded by mu: uses are looked through when there are as many
+	uses   []*Use // guarded by mu: uses in progress, and some ended ones
+	many   int    // guarded by mu: length of uses at which ended ones are removed
 }
 
 // Use is a task on the memory, from before it starts.
@@ -24,7 +24,8 @@ type Use struct {
 	ended   func(context.Context) error
 }
 
-// Begin notes a task that is about to start, and for which Started is called whatever comes of it. ErrClosed after Close.
+// Begin adds a task that is about to start. The caller must call Started in any case. It returns
+// ErrClosed after Close.
 func (s *Set) Begin() (*Use, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -42,8 +43,9 @@ func (s *Set) Begin() (*Use, error) {
 	return u, nil
 }
 
-// Started says how the task's end is waited for: ended returns nil once it does not touch the memory any more, or ctx's cause, and nil
-// though ctx has ended. A nil ended is of a task that did not start.
+// Started sets the function that waits for the end of the task. ended returns nil when the task no
+// longer uses the memory, even if ctx has ended, or else the cause of ctx. A nil ended means that
+// the task did not start.
 func (u *Use) Started(ended func(ctx context.Context) error) {
 	u.ended = ended
 	close(u.started)
@@ -56,14 +58,15 @@ func (u *Use) wait(ctx context.Context) error {
 	return u.ended(ctx)
 }
 
-// Len returns how many tasks are noted, of which some may have ended.
+// Len returns the number of recorded tasks. Some may have ended.
 func (s *Set) Len() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.uses)
 }
 
-// Close refuses further tasks and waits until none touches the memory any more, or returns ctx's cause. It may be called again.
+// Close rejects further tasks and waits until none uses the memory, or returns the cause of ctx. It
+// may be called again.
 func (s *Set) Close(ctx context.Context) error {
 	s.mu.Lock()
 	s.closed = true
@@ -77,7 +80,8 @@ func (s *Set) Close(ctx context.Context) error {
 	return nil
 }
 
-// Wait waits until done is closed, and returns nil, also where ctx has ended then; or until ctx ends, and returns its cause.
+// Wait waits until done is closed and returns nil, even if ctx has ended. It returns the cause of
+// ctx if that ends first.
 func Wait(ctx context.Context, done <-chan struct{}) error {
 	select {
 	case <-done:

@@ -1,5 +1,5 @@
-// Package kept keeps what takes long to make, measured profiles, in a directory: a file each, whole or not there, made by one
-// process at a time.
+// Package kept stores measured profiles in a directory. Each is a complete file or missing, and is
+// made by one process at a time.
 package kept
 
 import (
@@ -17,17 +17,18 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// DefaultPatience is that of a Dir.
+// DefaultPatience is the default of Dir.Patience.
 const DefaultPatience = 30 * time.Second
 
-// lockPoll is how often a lock that another process has is asked for again.
+// lockPoll is the interval between attempts to take a lock.
 const lockPoll = 20 * time.Millisecond
 
-// Dir is where files are kept. The zero value is kvlane/profiles in the user's cache directory. Safe for concurrent use, by
-// several processes too.
+// Dir is a directory of files. The zero value is kvlane/profiles in the user's cache directory. It
+// is safe for concurrent use, also by several processes.
 type Dir struct {
 	Path string
-	// Patience bounds how long to wait for another process that makes something; it may be stuck. Zero: DefaultPatience.
+	// Patience is the longest wait for another process that makes a file and may hang. Zero:
+	// DefaultPatience.
 	Patience time.Duration
 }
 
@@ -42,7 +43,7 @@ func (d Dir) path() (string, error) {
 	return filepath.Join(base, "kvlane", "profiles"), nil
 }
 
-// File returns where what has the name is kept, whether it is there or not.
+// File returns the path for a name. The file may not exist.
 func (d Dir) File(name string) (string, error) {
 	dir, err := d.path()
 	if err != nil {
@@ -51,13 +52,13 @@ func (d Dir) File(name string) (string, error) {
 	return filepath.Join(dir, name+".json"), nil
 }
 
-// Read returns a file's bytes, limit at most. The error wraps ErrNotFound where there is none.
+// Read returns at most limit bytes of a file. The error wraps ErrNotFound if it does not exist.
 func (d Dir) Read(name string, limit int64) (b []byte, err error) {
 	file, err := d.File(name)
 	if err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0) // opening a FIFO does not wait
+	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0) // opening a FIFO does not block
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			err = fmt.Errorf("%w: %w", errdefs.ErrNotFound, err)
@@ -75,7 +76,7 @@ func (d Dir) Read(name string, limit int64) (b []byte, err error) {
 	return io.ReadAll(io.LimitReader(f, limit))
 }
 
-// Write writes a file, in place of what there was of its name. Readers see the old one or the new one.
+// Write writes or replaces a file atomically.
 func (d Dir) Write(name string, b []byte) error {
 	file, err := d.File(name)
 	if err != nil {
@@ -84,7 +85,8 @@ func (d Dir) Write(name string, b []byte) error {
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		return err
 	}
-	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() { // writing to a FIFO may wait forever
+	// writing to a FIFO may block forever
+	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() {
 		return fmt.Errorf("%s is no regular file: %w", file, errdefs.ErrInvalid)
 	}
 	return Replace(file, func(w io.Writer) error {
@@ -93,15 +95,17 @@ func (d Dir) Write(name string, b []byte) error {
 	})
 }
 
-// LoadOrMake returns what load returns, or else what make makes, and whether it was loaded. Things are made by one process of
-// this host at a time, whatever their names, since two that measure at once measure one another; who had to wait finds what the
-// other has stored. A process that keeps others waiting beyond Patience is ErrBusy.
+// LoadOrMake returns the result of load, or else that of make, and whether it was loaded. One
+// process of this host makes a file at a time, whatever its name, because concurrent measurements
+// would disturb each other. A process that waited loads the file of the other one. LoadOrMake
+// returns ErrBusy if the wait exceeds Patience.
 func LoadOrMake[T any](ctx context.Context, d Dir, load func() (T, error), make func() (T, error)) (v T, loaded bool, err error) {
 	if v, err := load(); err == nil {
 		return v, true, nil
 	}
 	err = d.Locked(ctx, func() (err error) {
-		// Whoever held the lock may have stored it. Why it cannot be loaded otherwise does not matter: it is made anew.
+		// The previous holder of the lock may have stored it. Any error of load means that it is
+		// made again.
 		if v, err = load(); err == nil {
 			loaded = true
 			return nil
@@ -128,12 +132,12 @@ func (d Dir) Locked(ctx context.Context, f func() error) (err error) {
 	if err != nil {
 		return fmt.Errorf("lock the profiles: %w", err)
 	}
-	// A child of fork() may have the file open too, so closing it would not end the lock.
+	// A child of fork() may also have the file open, so closing it would not release the lock.
 	defer func() { err = errors.Join(err, unix.Flock(int(lock.Fd()), unix.LOCK_UN), lock.Close()) }()
 	return f()
 }
 
-// lockFile opens name, making it if need be, and locks it. flock has no deadline of its own.
+// lockFile opens or creates name, and locks it. flock has no deadline.
 func lockFile(ctx context.Context, name string) (*os.File, error) {
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return nil, err

@@ -87,7 +87,7 @@ func temporary(path string, old fs.FileInfo) (*os.File, error) {
 	if err != nil {
 		var p *fs.PathError
 		if errors.As(err, &p) {
-			p.Path = path // the user knows this name
+			p.Path = path // name of the user's argument
 		}
 		return nil, err
 	}

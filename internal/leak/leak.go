@@ -1,6 +1,6 @@
-// Package leak counts what the process holds outside the Go heap, so that a test binary can say at its end what was not
-// given back. Whoever makes such a thing calls Add with a positive number, and whoever frees it with the same number
-// negative; nothing else in kvlane keeps package-level state.
+// Package leak counts the resources of the process outside the Go heap, so that a test binary can
+// report leaks at its end. Each owner calls Add with a positive number on allocation, and with the
+// same negative number on release. No other package of kvlane has package-level state.
 //
 // All functions are safe for concurrent use.
 package leak
@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 )
 
-// Kind says what is counted.
+// Kind is a kind of resource.
 type Kind uint8
 
 // The kinds. Those named Bytes count bytes, the others objects.
@@ -39,7 +39,7 @@ var names = [kinds]string{
 
 var live [kinds]atomic.Int64
 
-// String returns the kind's name, as Live has it.
+// String returns the name of the kind, as in Live.
 func (k Kind) String() string {
 	if k < kinds {
 		return names[k]
@@ -47,10 +47,10 @@ func (k Kind) String() string {
 	return fmt.Sprintf("kind(%d)", uint8(k))
 }
 
-// Add adds n, which is negative when something is given back, to what is held of kind.
+// Add adds n to the count of kind. n is negative on release.
 func Add(kind Kind, n int64) { live[kind].Add(n) }
 
-// Live returns the kinds of which the process holds another amount than zero. A negative amount is a double release.
+// Live returns the kinds with a count other than zero. A negative count is a double release.
 func Live() map[string]int64 {
 	m := make(map[string]int64)
 	for k := range kinds {

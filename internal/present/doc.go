@@ -1,9 +1,10 @@
-// Package present prints reports for people, all in one way: the verdict first, then tables, and at the end the legend of the words that
-// were used. A Page gathers a report for a Screen and is written at once.
+// Package present prints reports for people in one layout: the verdict, then tables, then a legend
+// of terms. A Page collects a report for a Screen and writes it at once.
 //
-// Lines keep to the width of the terminal, or to COLUMNS: text breaks between words, and a table that is too wide is continued below with
-// its first columns again. A single word that is longer, such as a path, is never broken. What is not written to a terminal has no bounds
-// unless COLUMNS is set, so that programs find every line whole. Colors are for terminals, and never where NO_COLOR is set.
+// Lines fit the width of the terminal, or COLUMNS. Text breaks between words, and a table that is
+// too wide continues below with its first columns repeated. A single longer word, such as a path,
+// is never broken. Without a terminal lines are unbounded unless COLUMNS is set, so that programs
+// get complete lines. Colors are for terminals, and disabled by NO_COLOR.
 //
 // A Page is for one goroutine.
 package present

@@ -7,14 +7,14 @@ import (
 	"unicode/utf8"
 )
 
-// Mark says how something stands.
+// Mark is the status of a line.
 type Mark int
 
 // The marks.
 const (
 	Plain Mark = iota
 	Good       // a tick
-	Warn       // it went on, but not as it should
+	Warn       // it continued, with a restriction
 	Bad        // a cross
 )
 
@@ -22,46 +22,46 @@ var marks = [...]struct{ sign, color string }{Good: {"✓", "32"}, Warn: {"!", "
 
 const bold = "1"
 
-// Page is a report under way. What it holds is written by Write.
+// Page is a report in progress. Write writes it.
 type Page struct {
 	screen Screen
 	b      strings.Builder
 	legend [][]string
-	gap    bool // an empty line comes before what comes next
+	gap    bool // an empty line precedes the next line
 }
 
 // NewPage returns an empty page for s.
 func NewPage(s Screen) *Page { return &Page{screen: s} }
 
-// Verdict writes what came of it all, in a sentence or two.
+// Verdict adds the result, in a sentence or two.
 func (p *Page) Verdict(m Mark, format string, args ...any) {
 	p.marked("", m, bold, fmt.Sprintf(format, args...))
 }
 
-// Check writes one thing that was looked at, and how it stands.
+// Check adds one checked item and its status.
 func (p *Page) Check(m Mark, format string, args ...any) {
 	lead := indent
 	if m == Plain {
-		lead += "  " // as wide as a mark
+		lead += "  " // width of a mark
 	}
 	p.marked(lead, m, "", fmt.Sprintf(format, args...))
 }
 
-// Text writes a paragraph.
+// Text adds a paragraph.
 func (p *Page) Text(format string, args ...any) {
 	p.marked("", Plain, "", fmt.Sprintf(format, args...))
 }
 
-// Heading begins a part of the page.
+// Heading starts a part of the page.
 func (p *Page) Heading(format string, args ...any) {
 	p.Gap()
 	p.marked("", Plain, bold, fmt.Sprintf(format, args...))
 }
 
-// Gap leaves a line empty, unless one is or nothing comes after.
+// Gap adds an empty line, unless there is one or the page ends.
 func (p *Page) Gap() { p.gap = p.b.Len() > 0 }
 
-// Define puts a word into the legend, once.
+// Define adds a term to the legend, once.
 func (p *Page) Define(word, meaning string) {
 	for _, row := range p.legend {
 		if row[0] == word {
@@ -71,7 +71,7 @@ func (p *Page) Define(word, meaning string) {
 	p.legend = append(p.legend, []string{word, meaning})
 }
 
-// Write writes the page, with its legend at the end, to w. The page is empty then.
+// Write writes the page and its legend to w, and clears the page.
 func (p *Page) Write(w io.Writer) error {
 	if len(p.legend) > 0 {
 		p.Gap()
@@ -85,7 +85,7 @@ func (p *Page) Write(w io.Writer) error {
 	return nil
 }
 
-// marked writes text behind a mark, both behind lead; further lines are below the text.
+// marked writes text after a mark, both after lead. Further lines are aligned with the text.
 func (p *Page) marked(lead string, m Mark, style, text string) {
 	hang := lead
 	if sign := marks[m].sign; sign != "" {
@@ -109,7 +109,7 @@ func (p *Page) line(s string) {
 	p.b.WriteByte('\n')
 }
 
-// paint gives s a color or weight, of ANSI's numbers.
+// paint adds a color or weight, by its ANSI number, to s.
 func (p *Page) paint(style, s string) string {
 	if !p.screen.Color || style == "" {
 		return s
@@ -117,7 +117,8 @@ func (p *Page) paint(style, s string) string {
 	return "\x1b[" + style + "m" + s + "\x1b[0m"
 }
 
-// wrap breaks text between words into lines of width less indent. A word that is longer has a line of its own. Line breaks of text stay.
+// wrap breaks text between words into lines of width less indent. A longer word gets its own line.
+// Line breaks in text are kept.
 func wrap(text string, width, indent int) []string {
 	var lines []string
 	for part := range strings.SplitSeq(text, "\n") {

@@ -8,17 +8,17 @@ import (
 	"golang.org/x/term"
 )
 
-// usualWidth is taken for that of a terminal which does not tell.
+// usualWidth is the width of a terminal of unknown size.
 const usualWidth = 80
 
-// Screen is where a page goes.
+// Screen is the output of a page.
 type Screen struct {
-	Width int  // columns; zero: lines may have any length
-	Color bool // whether escape sequences are understood and wanted
+	Width int  // columns; zero: unlimited
+	Color bool // escape sequences are supported and wanted
 }
 
-// ScreenOf returns what is known of w. COLUMNS goes before what a terminal says of itself, so that a script settles the width. Colors are
-// left out where NO_COLOR (https://no-color.org) or TERM=dumb is set.
+// ScreenOf returns the screen of w. COLUMNS overrides the width of the terminal, so that scripts
+// can set it. Colors are disabled by NO_COLOR (https://no-color.org) and by TERM=dumb.
 func ScreenOf(w io.Writer) Screen {
 	var s Screen
 	if n, err := strconv.Atoi(os.Getenv("COLUMNS")); err == nil && n > 0 {

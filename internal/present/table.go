@@ -8,19 +8,20 @@ import (
 const (
 	indent = "  "
 	gutter = 2
-	// leastProse is the narrowest column of prose that is readable beside others.
+	// leastProse is the smallest readable width of a column of prose.
 	leastProse = 24
 )
 
 // Table is rows of cells in aligned columns.
 type Table struct {
-	Head []string // nil: there is none
+	Head []string // nil: no header
 	Rows [][]string
-	// Keys is how many of the first columns are repeated where the table is continued below. Zero is one.
+	// Keys is the number of first columns that are repeated if the table continues below. Zero is
+	// one.
 	Keys int
-	// Prose says that the last column is text that breaks between words; the others do not.
+	// Prose makes the last column text that breaks between words.
 	Prose bool
-	// Right says which columns are numbers, and end below one another: a letter a column, 'r' for those that do.
+	// Right marks right-aligned columns: one letter per column, 'r' for right.
 	Right string
 }
 
@@ -65,8 +66,8 @@ func columnWidths(rows [][]string) []int {
 	return widths
 }
 
-// fit returns the columns of a part of the table: the keys, and as many from first on as there is room for, one at least; and the first
-// of the next part.
+// fit returns the columns of a part of the table: the keys, and as many from first on as fit, at
+// least one. next is the first column of the next part.
 func (t *Table) fit(screen int, widths []int, keys, first int) (columns []int, next int) {
 	used := len(indent)
 	for i := range keys {
@@ -76,7 +77,7 @@ func (t *Table) fit(screen int, widths []int, keys, first int) (columns []int, n
 	for next = first; next < len(widths); next++ {
 		w := widths[next]
 		if t.Prose && next == len(widths)-1 {
-			w = 0 // where there is no room it goes below the others
+			w = 0 // without space it goes below the others
 		}
 		if screen > 0 && next > first && used+w > screen {
 			break
@@ -87,7 +88,7 @@ func (t *Table) fit(screen int, widths []int, keys, first int) (columns []int, n
 	return columns, next
 }
 
-// row writes those columns of a row.
+// row writes columns of a row.
 func (p *Page) row(t *Table, row []string, columns, widths []int, head bool) {
 	var b strings.Builder
 	b.WriteString(indent)
@@ -129,7 +130,7 @@ func (p *Page) row(t *Table, row []string, columns, widths []int, head bool) {
 	}
 }
 
-// head makes a cell of the header stand out.
+// head highlights a cell of the header.
 func (p *Page) head(is bool, cell string) string {
 	if !is || cell == "" {
 		return cell

@@ -11,19 +11,19 @@ import (
 
 var byteUnits = [...]string{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
 
-// Bytes writes a number of bytes with the unit in which it is less than 1024, to one decimal: "79.2 GiB". A whole number of the unit
-// has none: "4 KiB".
+// Bytes returns a number of bytes with the unit in which it is less than 1024, with one decimal:
+// "79.2 GiB". Whole numbers have no decimal: "4 KiB".
 func Bytes(n int64) string {
 	v, u := float64(n), 0
-	// From 1023.95 on it would be rounded up to 1024.0.
+	// Values from 1023.95 on would be rounded up to 1024.0.
 	for math.Abs(v) >= 1023.95 && u < len(byteUnits)-1 {
 		v, u = v/1024, u+1
 	}
 	return decimals(v, 1) + " " + byteUnits[u]
 }
 
-// Size writes a number of bytes exactly, with the largest unit that leaves no fraction: "4 KiB", "1536 MiB". It is for sizes that were
-// chosen, of which two that differ must not look alike.
+// Size returns a number of bytes exactly, with the largest unit that leaves no fraction: "4 KiB",
+// "1536 MiB". It is for configured sizes, of which different ones must look different.
 func Size(n int64) string {
 	u := 0
 	for n != 0 && n%1024 == 0 && u < len(byteUnits)-1 {
@@ -58,7 +58,8 @@ var sizeUnits = []struct {
 // fraction of a byte is cut off.
 func ParseSize(s string) (int64, error) {
 	text := strings.ToLower(strings.TrimSpace(s))
-	if n, err := strconv.ParseInt(text, 10, 64); err == nil && n >= 0 { // more digits than a float64 has
+	// more digits than a float64 has
+	if n, err := strconv.ParseInt(text, 10, 64); err == nil && n >= 0 {
 		return n, nil
 	}
 	for _, u := range sizeUnits {
@@ -82,7 +83,7 @@ func ParseSize(s string) (int64, error) {
 	return 0, fmt.Errorf("%q is not a size such as 4096, 64KiB or 1.5GiB", s)
 }
 
-// decimals writes v with so many decimals, or with none where it is a whole number.
+// decimals returns v with n decimals, or none if it is a whole number.
 func decimals(v float64, n int) string {
 	if v == math.Trunc(v) {
 		n = 0
@@ -90,7 +91,7 @@ func decimals(v float64, n int) string {
 	return strconv.FormatFloat(v, 'f', n, 64)
 }
 
-// Count writes n with commas between thousands.
+// Count returns n with commas between thousands.
 func Count(n int64) string {
 	s := strconv.FormatInt(n, 10)
 	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
@@ -99,7 +100,7 @@ func Count(n int64) string {
 	return s
 }
 
-// Things writes n with the noun, in the plural unless it is one: "1 block", "2,000 blocks".
+// Things returns n with the noun, in the plural unless n is one: "1 block", "2,000 blocks".
 func Things(n int64, noun string) string {
 	if n != 1 {
 		noun += "s"
@@ -107,8 +108,8 @@ func Things(n int64, noun string) string {
 	return Count(n) + " " + noun
 }
 
-// Duration writes d to two or three digits with the unit in which it is less than 1000: "850 ns", "1.6 ms", "22 ms"; from a minute on to
-// a second, "1m22s". None is "0".
+// Duration returns d with two or three digits and the unit in which it is less than 1000: "850 ns",
+// "1.6 ms", "22 ms". From a minute on it has seconds: "1m22s". Zero is "0".
 func Duration(d time.Duration) string {
 	if d == 0 {
 		return "0"
@@ -127,10 +128,10 @@ func Duration(d time.Duration) string {
 	return decimals(v, n) + " " + units[0]
 }
 
-// Micros writes a number of microseconds as Duration does.
+// Micros returns a number of microseconds like Duration.
 func Micros(us float64) string { return Duration(time.Duration(math.Round(us * 1e3))) }
 
-// Rate writes a number to three digits: "0.36", "5.06", "51.2", "312".
+// Rate returns a number with three digits: "0.36", "5.06", "51.2", "312".
 func Rate(v float64) string {
 	switch a := math.Abs(v); {
 	case a >= 99.95:
@@ -141,8 +142,8 @@ func Rate(v float64) string {
 	return fmt.Sprintf("%.2f", v)
 }
 
-// Name writes a name that others have chosen, or a text that holds one: quoted if it has what is no valid UTF-8 or does not print, which
-// would forge lines of a report or command the terminal.
+// Name returns a foreign name or text, quoted if it has invalid UTF-8 or unprintable characters,
+// which could forge lines of a report or control the terminal.
 func Name(s string) string {
 	if utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return !strconv.IsPrint(r) }) < 0 {
 		return s
@@ -150,16 +151,16 @@ func Name(s string) string {
 	return strconv.Quote(s)
 }
 
-// Percent writes a share of one: "8.0%".
+// Percent returns a share as percent: "8.0%".
 func Percent(share float64) string { return fmt.Sprintf("%.1f%%", 100*share) }
 
-// Escape returns text on one line, with what is not printable escaped as Go does it: what names of files bring along ends no line and
-// moves no cursor.
+// Escape returns text on one line, with unprintable characters escaped as in Go. Names of files
+// then cannot end lines or move the cursor.
 func Escape(s string) string {
 	var b strings.Builder
 	for len(s) > 0 {
 		r, n := utf8.DecodeRuneInString(s)
-		if strconv.IsPrint(r) && (r != utf8.RuneError || n > 1) { // not a byte of no character
+		if strconv.IsPrint(r) && (r != utf8.RuneError || n > 1) { // a valid character
 			b.WriteString(s[:n])
 		} else {
 			b.WriteString(strings.Trim(strconv.Quote(s[:n]), `"`))

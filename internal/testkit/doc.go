@@ -1,5 +1,6 @@
-// Package testkit is what every test binary of kvlane shares: Main, which runs the tests and then checks that nothing was
-// left behind, Skip, the one way to skip a test, and Patience, how long tests wait.
+// Package testkit has common parts of kvlane's test binaries: Main runs the tests and then checks
+// for leaks, Skip is the only way to skip a test, and Patience is the longest wait of tests.
 //
-// Main is for TestMain and owns the process. Skip is safe for concurrent use, on the test's own goroutine.
+// Main is for TestMain and owns the process. Skip is safe for concurrent use, on the goroutine of
+// its test.
 package testkit

@@ -15,19 +15,21 @@ import (
 	"github.com/kvlane/kvlane/internal/leak"
 )
 
-// settle is how long Main waits for what was closed at the very end of the tests to be gone.
+// settle is the longest time that Main waits for resources that were closed at the end of the
+// tests.
 const settle = 2 * time.Second
 
-// Main runs the tests and exits the process: with the tests' status, or with 1 if goroutines, file descriptors or what
-// package leak counts were left behind, after printing them. Options are of goleak, for goroutines that a library
-// keeps for good.
+// Main runs the tests and exits the process with their status. It prints leaked goroutines, file
+// descriptors and resources of package leak, and then exits with 1. Options are of goleak, for
+// permanent goroutines of libraries.
 func Main(m *testing.M, o ...goleak.Option) {
 	os.Exit(run(m.Run, o...))
 }
 
 func run(tests func() int, o ...goleak.Option) int {
-	// The poller opens its own descriptors (epoll, eventfd) at the first file or socket that it watches, and keeps
-	// them; descriptors are therefore compared by what they are, and the poller's are left out.
+	// The poller opens descriptors (epoll, eventfd) for the first file or socket that it watches,
+	// and keeps them. Descriptors are therefore compared by their targets, without those of the
+	// poller.
 	before, errBefore := descriptors()
 	code := tests()
 	err := errors.Join(errBefore, goroutines(o), files(before), counted())
@@ -71,8 +73,8 @@ func files(before map[string]string) error {
 	}
 }
 
-// descriptors returns what every open descriptor of the process refers to. Where the system has no /proc it returns
-// nothing, and the check is void.
+// descriptors returns the target of every open descriptor of the process. Without /proc it returns
+// nothing, and there is no check.
 func descriptors() (map[string]string, error) {
 	const dir = "/proc/self/fd"
 	entries, err := os.ReadDir(dir)
@@ -86,7 +88,7 @@ func descriptors() (map[string]string, error) {
 	for _, e := range entries {
 		what, err := os.Readlink(dir + "/" + e.Name())
 		if err != nil {
-			continue // the descriptor that listed the directory, closed since
+			continue // the descriptor of the directory listing, closed since
 		}
 		if !ofPoller(what) {
 			fds[e.Name()] = what

@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// PatienceEnv names the environment variable that shortens Patience, for tests that are meant to fail.
+// PatienceEnv names the environment variable that shortens Patience, for tests that must fail.
 const PatienceEnv = "KVLANE_PATIENCE"
 
-// patience is longer than any machine takes for an event of a test.
+// patience is longer than any machine needs for an event of a test.
 const patience = 10 * time.Minute
 
 // Patience returns the time after which a test gives up waiting for an event that must happen. It

@@ -7,12 +7,12 @@ import (
 	"testing"
 )
 
-// RequireEnv names the environment variable that lists, separated by commas, the features without which a test must
-// fail rather than be skipped.
+// RequireEnv names the environment variable with a comma-separated list of features. If one of them
+// is missing, a test fails instead of being skipped.
 const RequireEnv = "KVLANE_REQUIRE"
 
-// Skip skips the test because feature (a word such as "cuda") is missing, for the reason given; where RequireEnv lists
-// the feature it fails the test instead. It does not return.
+// Skip skips the test because feature (a word such as "cuda") is missing, for the given reason. If
+// RequireEnv lists the feature, it fails the test instead. It does not return.
 func Skip(tb testing.TB, feature, reason string) {
 	tb.Helper()
 	if Required(feature) {
@@ -21,8 +21,8 @@ func Skip(tb testing.TB, feature, reason string) {
 	tb.Skipf("feature %s is missing: %s", feature, reason)
 }
 
-// SkipRace skips the test under the race detector: it takes long there, and for the reason given it
-// would find no race that another test does not find.
+// SkipRace skips the test under the race detector, because it takes long there and, for the given
+// reason, other tests find the same races.
 func SkipRace(tb testing.TB, reason string) {
 	tb.Helper()
 	if Race {
@@ -30,7 +30,7 @@ func SkipRace(tb testing.TB, reason string) {
 	}
 }
 
-// Required says whether RequireEnv lists the feature: what is quick without it is to be thorough then.
+// Required reports whether RequireEnv lists the feature. Shortened tests then run in full.
 func Required(feature string) bool { return required(os.Getenv(RequireEnv), feature) }
 
 func required(list, feature string) bool {

@@ -9,9 +9,10 @@ import (
 // sweepLimit stops a sweep whose operations never end.
 const sweepLimit = 10_000
 
-// Sweep runs body with the Nth operation named op failing, for N = 0, 1, 2, ... until a run has fewer operations than
-// that and succeeds. body returns the join of all errors that its code under test reported; the test fails when an
-// injected fault is not among them, and when a run without a fault fails. cause may be nil. With -short the steps of N grow, as N does.
+// Sweep runs body with the Nth operation named op failing, for N = 0, 1, 2, ... until a run has
+// fewer operations and succeeds. body returns the join of all errors that its code under test
+// reported. The test fails if an injected fault is not among them, or if a run without a fault
+// fails. cause may be nil. With -short the steps of N grow with N.
 func Sweep(t *testing.T, op string, cause error, body func(t *testing.T, plan *fault.Plan) error) {
 	t.Helper()
 	for n := 0; n < sweepLimit; n += step(n) {

@@ -1,4 +1,5 @@
-// Package unwind closes what was acquired, in reverse order, and goes on later where something is still in use.
+// Package unwind closes acquired resources in reverse order, and continues later if one is still in
+// use.
 package unwind
 
 import (
@@ -11,17 +12,19 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Timeout bounds the closing of what could not be opened whole, or is not wanted after all. Nothing has been copied there but by
-// those who tried and measured, so it takes milliseconds where all is well.
+// Timeout bounds the closing of resources after a failed or unwanted open. Only probes and
+// measurements have used them, so closing normally takes milliseconds.
 const Timeout = 30 * time.Second
 
-// Stack closes what was acquired, backwards. Adding is for whoever opens; Close is safe for concurrent use.
+// Stack closes acquired resources in reverse order. Add is for one goroutine; Close is safe for
+// concurrent use.
 type Stack struct {
-	turn chan struct{} // a lock that is waited for with a context: one close at a time
-	list []closer      // in order of acquiring; guarded by turn once all is open
+	turn chan struct{} // lock with context: one close at a time
+	list []closer      // in order of acquisition; guarded by turn after the open
 }
 
-// closer closes one thing. One that fails to, may tell so and have closed it all the same; called again, it then returns nil.
+// closer closes one resource. It may close the resource and still return an error. Called again, it
+// then returns nil.
 type closer struct {
 	what  string
 	close func(context.Context) error
@@ -30,18 +33,19 @@ type closer struct {
 // New returns an empty stack.
 func New() Stack { return Stack{turn: make(chan struct{}, 1)} }
 
-// Add adds something with what it is.
+// Add adds a resource with its name.
 func (c *Stack) Add(what string, f func(context.Context) error) {
 	c.list = append(c.list, closer{what, f})
 }
 
-// AddPlain adds what closes without waiting.
+// AddPlain adds a resource that closes without waiting.
 func (c *Stack) AddPlain(what string, f func() error) {
 	c.Add(what, func(context.Context) error { return f() })
 }
 
-// Close closes everything. It stops at what does not close, as that may still use all that is below, says what is left, and may
-// be called again. Once all is closed it returns nil.
+// Close closes everything. It stops at the first failure, because that resource may still use the
+// earlier ones. The error names the rest. Close may be called again. It returns nil if everything
+// is closed.
 func (c *Stack) Close(ctx context.Context) error {
 	select {
 	case c.turn <- struct{}{}:
@@ -67,14 +71,15 @@ func (c *Stack) Close(ctx context.Context) error {
 	return told
 }
 
-// Undo is Close for what nobody can close later, whether ctx has ended or not. It gives up after limit.
+// Undo is Close for resources that cannot be closed later, also if ctx has ended. It gives up after
+// limit.
 func (c *Stack) Undo(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
 	return c.Close(ctx)
 }
 
-// left names what is open.
+// left returns the names of open resources.
 func (c *Stack) left() string {
 	names := make([]string, len(c.list))
 	for i, o := range c.list {

@@ -1,5 +1,6 @@
-// Package dirfstest is the conformance suite of every dirfs.FS: what it checks is what package dirfs promises, and where that
-// is silent, what Linux does. What becomes of links and of what else is no regular file is tested where they can be made.
+// Package dirfstest is the conformance suite of dirfs.FS. It checks the contract of package dirfs,
+// and otherwise the behavior of Linux. Links and other special files are tested by the
+// implementations that have them.
 package dirfstest
 
 import (
@@ -40,7 +41,7 @@ func Run(t *testing.T, open func(t *testing.T) (fsys dirfs.FS, root string)) {
 	}
 }
 
-// suite is what one test works with: an empty directory.
+// suite is the environment of one test: an empty directory.
 type suite struct {
 	*testing.T
 	dirfs.Dir
@@ -55,7 +56,7 @@ func (s *suite) must(err error) {
 	}
 }
 
-// fails checks that err says want, and which path it is about.
+// fails checks that err is want, and that it has the path.
 func (s *suite) fails(what string, err, want error) {
 	s.Helper()
 	if !errors.Is(err, want) {

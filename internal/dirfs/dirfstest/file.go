@@ -81,7 +81,7 @@ func testFlags(s *suite) {
 	s.holds("f", "text")
 }
 
-// What has lost its name is there as long as it is open, and its successor is another.
+// A file without a name exists as long as it is open, and a new file with the name is another one.
 func testUnlinked(s *suite) {
 	s.write("a", "first")
 	f := s.open("a", os.O_RDWR)
@@ -135,7 +135,8 @@ func testSync(s *suite) {
 	s.holds("f", "x")
 }
 
-// A lock belongs to one open, whatever name it was opened by, and ends with it. Opened for writing: NFS locks nothing else.
+// A lock belongs to one open, by any name, and ends with it. The file is open for writing because
+// NFS locks no other files.
 func testLock(s *suite) {
 	s.write("f", "x")
 	s.write("other", "x")
@@ -156,7 +157,7 @@ func testLock(s *suite) {
 	s.must(again.Lock())
 }
 
-// Several goroutines replace one file and read it: each finds a whole one.
+// Several goroutines replace one file and read it. Each finds a complete one.
 func testConcurrent(s *suite) {
 	const workers, rounds = 4, 50
 	s.write("f", "0000")

@@ -77,7 +77,7 @@ func testOpenDir(s *suite) {
 	if err != nil || !slices.Equal(names, []string{"f"}) {
 		s.Errorf("list: %q, %v", names, err)
 	}
-	// It stays what it is, whatever becomes of its name.
+	// An open folder stays the same when its name changes.
 	s.must(s.Rename("folder", "moved", true))
 	if i, err := inner.Stat("."); err != nil || i.Inode != s.stat("moved").Inode {
 		s.Errorf("after it was renamed: %+v, %v", i, err)
@@ -90,7 +90,7 @@ func testOpenDir(s *suite) {
 	}
 }
 
-// Nothing can be made in a folder that somebody else has removed. NFS calls such a folder stale.
+// Nothing can be created in a removed folder. NFS returns a stale handle.
 func testRemovedFolder(s *suite) {
 	removed := func(what string, err error) {
 		want := unix.ENOENT

@@ -40,7 +40,7 @@ type Disk struct {
 	last      uint64 // the inode number that was given last
 	limit     int64
 	used      int64
-	processes map[*Process]bool // those that live
+	processes map[*Process]bool // living processes
 }
 
 // NewDisk returns an empty disk. Files get their times from clock; nil is the real one.
@@ -54,21 +54,21 @@ func NewDisk(clock clockwork.Clock) *Disk {
 	return d
 }
 
-// SetLimit bounds the lengths of all files together; zero, as in the beginning, is unbounded. What is there already stays.
+// SetLimit bounds the total length of all files; zero is unbounded. Existing files stay.
 func (d *Disk) SetLimit(bytes int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.limit = bytes
 }
 
-// Used returns the length of all files together, of those without a name as well while somebody has them open.
+// Used returns the total length of all files, including open files without a name.
 func (d *Disk) Used() int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.used
 }
 
-// room returns how many of n more bytes there is room for.
+// room returns the part of n more bytes that fits.
 func (d *Disk) room(n int64) int64 {
 	if d.limit == 0 {
 		return n
@@ -76,7 +76,7 @@ func (d *Disk) room(n int64) int64 {
 	return max(0, min(n, d.limit-d.used))
 }
 
-// Process returns the disk as a process sees it that starts now.
+// Process returns a view of the disk for a new process.
 func (d *Disk) Process() *Process {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -85,8 +85,7 @@ func (d *Disk) Process() *Process {
 	return p
 }
 
-// PowerFail kills all processes, and leaves on the disk what was synced and what else s picks. Processes that start later
-// find it like that.
+// PowerFail kills all processes, and keeps the synced content and the other content that s picks.
 func (d *Disk) PowerFail(s Survival) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -97,7 +96,7 @@ func (d *Disk) PowerFail(s Survival) {
 	d.settle(d.root, s, make(map[*inode]bool))
 }
 
-// settle makes n, and what can be reached from it, what a power failure leaves.
+// settle sets n and everything below it to the content after a power failure.
 func (d *Disk) settle(n *inode, s Survival, seen map[*inode]bool) {
 	seen[n] = true
 	n.links = 1
@@ -109,7 +108,7 @@ func (d *Disk) settle(n *inode, s Survival, seen map[*inode]bool) {
 		case !seen[c]:
 			c.parent = n
 			d.settle(c, s, seen)
-		case c.isDir(): // a rename left both names; as the check of a file system does, keep one
+		case c.isDir(): // a rename left both names; keep one, like a file system check
 			delete(n.names, name)
 			delete(n.syncedNames, name)
 		default:
@@ -118,25 +117,26 @@ func (d *Disk) settle(n *inode, s Survival, seen map[*inode]bool) {
 	}
 }
 
-// Survival says what outlives a power failure of what was not synced.
+// Survival decides which unsynced content survives a power failure.
 type Survival struct {
-	// draw is called for each file and directory, with its inode number. It returns how many bytes of a file survive or
-	// perish together, and what decides how many of n changes, the oldest first, have reached a place.
+	// draw is called for each file and directory, with its inode number. It returns the number of
+	// bytes of a file that survive or perish together, and a function that returns how many of n
+	// changes, oldest first, survive at a place.
 	draw func(inode uint64) (sector int64, reached func(n int) int)
 }
 
-// KeepSynced lets survive what was synced and nothing else.
+// KeepSynced keeps only synced content.
 func KeepSynced() Survival {
 	return Survival{func(uint64) (int64, func(int) int) { return 4096, func(int) int { return 0 } }}
 }
 
-// KeepAll lets survive everything, as if the cache had been written back just before.
+// KeepAll keeps all content, as if the cache had just been written back.
 func KeepAll() Survival {
 	return Survival{func(uint64) (int64, func(int) int) { return 4096, func(n int) int { return n } }}
 }
 
-// KeepSome draws from seed what survives: of each file and directory nothing, all, or some. After the same operations it is
-// the same, whatever the names.
+// KeepSome draws the surviving content from seed: of each file and directory nothing, all, or a
+// part. Equal operations give equal results, regardless of names.
 func KeepSome(seed uint64) Survival {
 	return Survival{func(inode uint64) (int64, func(int) int) {
 		rng := rand.New(rand.NewPCG(seed, inode))
@@ -151,14 +151,14 @@ func KeepSome(seed uint64) Survival {
 	}}
 }
 
-// Process is a Disk as one process sees it.
+// Process is the view of a Disk from one process.
 type Process struct {
 	disk *Disk
-	dead bool // guarded by disk.mu, as all is
+	dead bool // guarded by disk.mu
 	held map[opened]bool
 }
 
-// opened is what the system closes when a process dies.
+// opened is an open file or directory, which the system closes when its process dies.
 type opened interface{ release() }
 
 func (p *Process) hold(o opened) {
@@ -172,8 +172,8 @@ func (p *Process) drop(o opened) {
 	leak.Add(leak.Handles, -1)
 }
 
-// Kill ends the process as SIGKILL does: its files are closed, its locks released, and what it has written stays. All that
-// it tries later fails with ErrCrashed, but for Close.
+// Kill ends the process like SIGKILL. Its files are closed, its locks are released, and written
+// content stays. Later operations except Close fail with ErrCrashed.
 func (p *Process) Kill() {
 	p.disk.mu.Lock()
 	defer p.disk.mu.Unlock()
@@ -192,7 +192,7 @@ func (p *Process) die() {
 func (p *Process) OpenDir(name string) (dirfs.Dir, error) {
 	d := &diskDir{process: p, path: name}
 	err := p.do("open", name, func() error {
-		// A path is relative to the root whether it begins with a slash or not.
+		// A path is relative to the root with and without a leading slash.
 		clean := path.Clean("./" + path.Clean("/"+name))
 		n, err := p.disk.root.find(clean)
 		if err != nil {

@@ -18,7 +18,7 @@ type diskDir struct {
 	path    string
 }
 
-// do runs an operation on the folder that name is in.
+// do runs an operation on the folder of name.
 func (d *diskDir) do(op, name string, run func(folder *inode, base string) error) error {
 	return d.process.do(op, d.path+"/"+name, func() error {
 		if !d.process.held[d] {
@@ -32,7 +32,7 @@ func (d *diskDir) do(op, name string, run func(folder *inode, base string) error
 	})
 }
 
-// at runs an operation on what has the name.
+// at runs an operation on the inode of name.
 func (d *diskDir) at(op, name string, run func(n *inode) error) error {
 	return d.do(op, name, func(folder *inode, base string) error {
 		n, err := folder.find(base)
@@ -43,7 +43,7 @@ func (d *diskDir) at(op, name string, run func(n *inode) error) error {
 	})
 }
 
-// knownFlags are those of which the disk knows what they mean.
+// knownFlags are the flags that the disk implements.
 const knownFlags = unix.O_ACCMODE | os.O_CREATE | os.O_EXCL | os.O_TRUNC | unix.O_DIRECTORY
 
 func (d *diskDir) Open(name string, flag int) (dirfs.File, error) {
@@ -189,5 +189,5 @@ func (d *diskDir) SetTime(name string, t time.Time) error {
 
 func (d *diskDir) release() {}
 
-// Close of what a dead process has open does nothing: the system has closed it.
+// Close does nothing for a dead process, whose files the system has closed.
 func (d *diskDir) Close() error { return d.process.close(d, d.path) }

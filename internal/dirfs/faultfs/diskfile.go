@@ -30,7 +30,7 @@ func (f *diskFile) do(op string, run func() error) error {
 	})
 }
 
-// release is what closing does besides. The disk is locked.
+// release is the rest of closing. The caller holds the lock of the disk.
 func (f *diskFile) release() {
 	if f.inode.locker == f {
 		f.inode.locker = nil
@@ -70,7 +70,7 @@ func (f *diskFile) WriteAt(b []byte, off int64) (n int, err error) {
 			return nil
 		}
 		disk, size := f.process.disk, int64(len(f.inode.data))
-		// What does not fit is cut off, as far as a device writes before it is full.
+		// A write beyond the limit is cut short, like on a full device.
 		end := size + disk.room(max(0, off+int64(len(b))-size))
 		fits := min(end-off, int64(len(b)))
 		if fits > 0 {
@@ -114,5 +114,5 @@ func (f *diskFile) Lock() error {
 	return err
 }
 
-// Close of what a dead process has open does nothing: the system has closed it.
+// Close does nothing for a dead process, whose files the system has closed.
 func (f *diskFile) Close() error { return f.process.close(f, f.path) }

@@ -24,10 +24,10 @@ import (
 	"github.com/kvlane/kvlane/internal/fault"
 )
 
-// ErrCrashed is what every operation after a crash returns.
+// ErrCrashed is returned by every operation after a crash.
 var ErrCrashed = errors.New("the process has crashed")
 
-// FS does what its base does, but for the faults of its plan. It is safe for concurrent use.
+// FS is a decorator that applies the faults of its plan. It is safe for concurrent use.
 type FS struct {
 	base    dirfs.FS
 	plan    atomic.Pointer[fault.Plan]
@@ -36,7 +36,7 @@ type FS struct {
 	crashed atomic.Bool
 }
 
-// New returns base with the faults of plan. Delays are waited for by clock; nil is the real one.
+// New returns base with the faults of plan. Delays use clock; nil is the real one.
 func New(base dirfs.FS, plan *fault.Plan, clock clockwork.Clock) *FS {
 	if clock == nil {
 		clock = clockwork.NewRealClock()
@@ -46,20 +46,21 @@ func New(base dirfs.FS, plan *fault.Plan, clock clockwork.Clock) *FS {
 	return f
 }
 
-// Veto is asked before every operation, by its name and its file's path, and fails it by returning the cause. It is for what
-// goes wrong with one file and not with others; it may do something else than fail. It is called by many at once.
+// Veto is called before every operation, with its name and the file's path. A non-nil error is the
+// cause of its failure. It selects single files, or has other side effects. It is called
+// concurrently.
 type Veto func(op, path string) error
 
-// Forbid puts veto in the place of the one so far. Nil forbids nothing.
+// Forbid replaces the veto. Nil forbids nothing.
 func (f *FS) Forbid(veto Veto) { f.veto.Store(&veto) }
 
-// Use puts another plan in the place of the one so far, for what is open too. A nil plan has no faults.
+// Use replaces the plan, also for open files. A nil plan has no faults.
 func (f *FS) Use(plan *fault.Plan) { f.plan.Store(plan) }
 
-// Crash lets every operation from now on fail.
+// Crash makes every later operation fail.
 func (f *FS) Crash() { f.crashed.Store(true) }
 
-// hit counts the operation. It returns the fault that the operation itself must carry out, if any.
+// hit counts the operation. It returns a fault that the operation itself must apply, if any.
 func (f *FS) hit(op, path string) (fault.Fault, error) {
 	if f.crashed.Load() {
 		return fault.Fault{}, &fs.PathError{Op: op, Path: path, Err: ErrCrashed}
@@ -80,7 +81,7 @@ func (f *FS) hit(op, path string) (fault.Fault, error) {
 		f.Crash()
 		return fault.Fault{}, &fs.PathError{Op: op, Path: path, Err: ErrCrashed}
 	case fault.Stall:
-		// Only the plan's release ends it: a system call that hangs listens to nobody.
+		// Only the plan's release ends it, as a system call that hangs ignores contexts.
 		return fault.Fault{}, hit.Wait(context.Background())
 	case fault.Delay:
 		f.clock.Sleep(hit.Delay)
@@ -90,7 +91,7 @@ func (f *FS) hit(op, path string) (fault.Fault, error) {
 	return fault.Fault{}, nil
 }
 
-// whole is hit for operations that are done or not done: Partial fails them, Corrupt means nothing.
+// whole is hit for operations without a partial result: Partial fails them, Corrupt has no effect.
 func (f *FS) whole(op, path string) error {
 	hit, err := f.hit(op, path)
 	if err == nil && hit.Action == fault.Partial {
@@ -99,7 +100,7 @@ func (f *FS) whole(op, path string) error {
 	return err
 }
 
-// OpenDir opens a directory whose operations have faults.
+// OpenDir opens a directory with the faults of the plan.
 func (f *FS) OpenDir(path string) (dirfs.Dir, error) {
 	if err := f.whole("opendir", path); err != nil {
 		return nil, err
@@ -111,7 +112,7 @@ func (f *FS) OpenDir(path string) (dirfs.Dir, error) {
 	return &dir{Dir: d, fs: f, path: path}, nil
 }
 
-// SyncParents is one sync, whatever there is to be synced.
+// SyncParents is one sync operation.
 func (f *FS) SyncParents(path string) error {
 	if err := f.whole("sync", path); err != nil {
 		return err
@@ -125,7 +126,7 @@ type dir struct {
 	path string
 }
 
-// whole names the file as the operating system's errors do.
+// whole adds the path to errors, like the operating system.
 func (d *dir) whole(op, name string) error { return d.fs.whole(op, d.path+"/"+name) }
 
 func (d *dir) Open(name string, flag int) (dirfs.File, error) {
@@ -193,7 +194,7 @@ func (h *handle) ReadAt(b []byte, off int64) (int, error) {
 		return 0, err
 	}
 	if hit.Action == fault.Partial {
-		// A short read without an error is what a signal or a network file system makes of one.
+		// A short read without an error, like that of a signal or a network file system.
 		return h.File.ReadAt(b[:(len(b)+1)/2], off)
 	}
 	n, err := h.File.ReadAt(b, off)
@@ -213,7 +214,7 @@ func (h *handle) WriteAt(b []byte, off int64) (int, error) {
 		return n, errors.Join(&fs.PathError{Op: "write", Path: h.name, Err: hit.Err}, err)
 	}
 	if hit.Action == fault.Corrupt && len(b) > 0 {
-		b = append([]byte(nil), b...) // the caller's bytes stay as they are
+		b = append([]byte(nil), b...) // does not change the caller's bytes
 		b[hit.Rand%uint64(len(b))] ^= 1
 	}
 	return h.File.WriteAt(b, off)
@@ -240,7 +241,7 @@ func (h *handle) Lock() error {
 	return h.File.Lock()
 }
 
-// Close closes the file in any case: one that failed to close is closed all the same.
+// Close always closes the file, also if it returns an error.
 func (h *handle) Close() error {
 	err := h.File.Close()
 	if h.fs.crashed.Load() {

@@ -12,13 +12,13 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
-// inode is a file or a directory: as the cache has it, as the medium has it, and what happened in between.
+// inode is a file or a directory: its cached state, its durable state, and the changes in between.
 type inode struct {
 	number   uint64
 	modified time.Time
-	links    int       // its names
-	opens    int       // open files; it is gone when both are zero
-	locker   *diskFile // who has the lock
+	links    int       // number of names
+	opens    int       // open files; the inode is removed when both are zero
+	locker   *diskFile // holder of the lock
 
 	// Of a file.
 	data, synced []byte
@@ -30,14 +30,14 @@ type inode struct {
 	entries            []entry // since the last sync
 }
 
-// write is a change to a file's bytes; one without bytes cuts the file.
+// write is a change of a file's bytes. A write without bytes truncates the file.
 type write struct {
 	off  int64
 	b    []byte
 	size int64 // of the file after it
 }
 
-// entry is a change to a name: what it stands for from then on, nil for nothing.
+// entry is a change of a name: its new inode, or nil.
 type entry struct {
 	name string
 	now  *inode
@@ -72,7 +72,7 @@ func (n *inode) info() dirfs.Info {
 // list returns the names in a directory, sorted.
 func (n *inode) list() []string { return slices.Sorted(maps.Keys(n.names)) }
 
-// walk returns the folder that name is in, and the last part of name.
+// walk returns the folder of name, and the last part of name.
 func (n *inode) walk(name string) (*inode, string, error) {
 	for {
 		part, rest, more := strings.Cut(name, "/")
@@ -93,7 +93,7 @@ func (n *inode) walk(name string) (*inode, string, error) {
 	}
 }
 
-// find returns what has the name.
+// find returns the inode of name.
 func (n *inode) find(name string) (*inode, error) {
 	folder, base, err := n.walk(name)
 	if err != nil {
@@ -108,7 +108,7 @@ func (n *inode) find(name string) (*inode, error) {
 	return nil, unix.ENOENT
 }
 
-// set lets a name stand for c, or for nothing, in the cache.
+// set assigns an inode, or nil, to a name in the cache.
 func (d *Disk) set(folder *inode, name string, c *inode) {
 	old := folder.names[name]
 	if c != nil {
@@ -128,7 +128,7 @@ func (d *Disk) set(folder *inode, name string, c *inode) {
 	folder.modified = d.clock.Now()
 }
 
-// dropUnused gives the room back of a file that nobody can reach any more.
+// dropUnused frees the space of a file without names and opens.
 func (d *Disk) dropUnused(n *inode) {
 	if n.links == 0 && n.opens == 0 {
 		d.used -= int64(len(n.data))
@@ -136,7 +136,7 @@ func (d *Disk) dropUnused(n *inode) {
 	}
 }
 
-// change does w in the cache.
+// change applies w to the cache.
 func (d *Disk) change(n *inode, w write) {
 	d.used += w.size - int64(len(n.data))
 	if grow := int(w.size) - len(n.data); grow > 0 {
@@ -148,7 +148,7 @@ func (d *Disk) change(n *inode, w write) {
 	n.modified = d.clock.Now()
 }
 
-// apply does what w does to the part of the file that begins at at.
+// apply applies w to the part of the file that starts at at.
 func (w write) apply(part []byte, at int64) {
 	if w.b == nil {
 		clear(part[min(max(0, w.size-at), int64(len(part))):])
@@ -160,13 +160,13 @@ func (w write) apply(part []byte, at int64) {
 	}
 }
 
-// sync makes durable what the cache has.
+// sync makes the cached state durable.
 func (n *inode) sync() {
 	n.synced, n.writes = slices.Clone(n.data), nil
 	n.syncedNames, n.entries = maps.Clone(n.names), nil
 }
 
-// survive makes the inode what a power failure leaves of it.
+// survive sets the inode to its state after a power failure.
 func (n *inode) survive(s Survival) {
 	sector, reached := s.draw(n.number)
 	if n.isDir() {
@@ -179,7 +179,7 @@ func (n *inode) survive(s Survival) {
 
 func (n *inode) surviveNames(reached func(int) int) {
 	changes := make(map[string][]*inode)
-	var names []string // in the order in which they first changed
+	var names []string // in the order of their first change
 	for _, e := range n.entries {
 		if changes[e.name] == nil {
 			names = append(names, e.name)
@@ -207,7 +207,7 @@ func (n *inode) surviveBytes(sector int64, reached func(int) int) {
 		size = n.writes[k-1].size
 	}
 	if k < len(n.writes) {
-		// A write that makes the file longer does so page by page.
+		// A write that extends the file does so page by page.
 		size += int64(reached(int(max(0, n.writes[k].size-size))))
 	}
 	n.data = make([]byte, size)

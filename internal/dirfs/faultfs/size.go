@@ -64,7 +64,7 @@ func (h *handle) size(op string, do func(dirfs.Sizer) error) error {
 	return do(s)
 }
 
-// Allocate makes the file longer by zeros, which take up room.
+// Allocate extends the file by zeros, which use disk space.
 func (f *diskFile) Allocate(bytes int64) error {
 	return f.do("fallocate", func() error {
 		disk, size := f.process.disk, int64(len(f.inode.data))

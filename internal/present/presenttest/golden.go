@@ -1,4 +1,4 @@
-// Package presenttest checks how reports for people look: at two widths, piped and on terminals.
+// Package presenttest checks the layout of reports: at two widths, piped and on terminals.
 package presenttest
 
 import (
@@ -19,9 +19,10 @@ import (
 
 var escapes = regexp.MustCompile("\x1b\\[[0-9;]*m")
 
-// Check compares a report with testdata/name-80.txt and name-200.txt, or writes these anew: what is piped with COLUMNS, what a terminal of
-// that width shows with NO_COLOR, and, but for its colors, without. No line is wider. Environment variables are set, so that no
-// test beside it may run in parallel.
+// Check compares a report with testdata/name-80.txt and name-200.txt, or rewrites them. It checks
+// piped output with COLUMNS, the output of a terminal of that width with NO_COLOR, and, ignoring
+// colors, without it. No line may be wider. It sets environment variables, so tests that use it
+// cannot run in parallel.
 func Check(t *testing.T, name string, rewrite bool, write func(io.Writer) error) {
 	t.Helper()
 	t.Setenv("TERM", "xterm")
@@ -51,7 +52,7 @@ func Check(t *testing.T, name string, rewrite bool, write func(io.Writer) error)
 	}
 }
 
-// Fits reports a line of text that is wider than so many columns, and escape sequences.
+// Fits reports a line of text that is wider than columns, and escape sequences.
 func Fits(t *testing.T, text string, columns int) {
 	t.Helper()
 	if strings.Contains(text, "\x1b") {

@@ -13,13 +13,13 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/dl"
 )
 
-// Names are what the library is called, newest first.
+// names are the names of the library, newest first.
 var names = []string{"libcublasLt.so.13", "libcublasLt.so.12"}
 
 // status is cublasStatus_t; zero is success.
 type status int32
 
-// The statuses that kvlane decides by.
+// The statuses that kvlane handles.
 const (
 	statusSuccess        status = 0
 	statusNotInitialized status = 1
@@ -29,7 +29,7 @@ const (
 	statusNotSupported   status = 15
 )
 
-// What the library hands out.
+// Handles of the library.
 type (
 	handle     uintptr // cublasLtHandle_t
 	operation  uintptr // cublasLtMatmulDesc_t
@@ -75,8 +75,9 @@ type Library struct {
 		d uint64, ld layout, algo *algorithm, workspace, workspaceBytes uint64, stream uintptr) status
 }
 
-// Load opens the library: the file or the folder at path, or where the loader searches (dlopen(3)) if path is empty. The
-// error wraps ErrNotSupported and holds the loader's reasons, or names every missing function.
+// Load opens the library: the file or the folder at path, or the loader's path (dlopen(3)) if path
+// is empty. The error wraps ErrNotSupported, with the loader's reasons or the names of every
+// missing function.
 func Load(path string) (*Library, error) {
 	lib, err := dl.Open(candidates(path)...)
 	if err != nil {
@@ -116,7 +117,7 @@ func Load(path string) (*Library, error) {
 	return l, nil
 }
 
-// candidates are the names to try for a path.
+// candidates returns the names to try for a path.
 func candidates(path string) []string {
 	if path == "" {
 		return names
@@ -137,10 +138,10 @@ func (l *Library) Version() string {
 	return fmt.Sprintf("%d.%d.%d", v/10000, v/100%100, v%100)
 }
 
-// Name returns the name under which the library was found.
+// Name returns the name of the loaded library.
 func (l *Library) Name() string { return l.lib.Name() }
 
-// Close ends the use of the library. Its handles must have been closed.
+// Close closes the library. Its handles must be closed.
 func (l *Library) Close() error { return l.lib.Close() }
 
 func (l *Library) check(s status, call, format string, args ...any) error {

@@ -18,7 +18,7 @@ const (
 	attrMaxBytes int32 = 1  // CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
 )
 
-// WorkspaceBytes is what the library recommends for Hopper; older GPUs need less.
+// WorkspaceBytes is the library's recommendation for Hopper; older GPUs need less.
 const WorkspaceBytes = 32 << 20
 
 // Handle is a cublasLt handle, for the context that was current when it was opened.
@@ -36,24 +36,25 @@ func (l *Library) Open() (*Handle, error) {
 	return h, nil
 }
 
-// Close closes the handle. Nothing it enqueued may still run.
+// Close closes the handle. Its work must be complete.
 func (h *Handle) Close() error {
 	return h.lib.check(h.lib.destroy(h.h), "cublasLtDestroy", "")
 }
 
-// Product multiplies square matrices of bfloat16 with sums in 32 bits: D = transpose(A) * B, in column-major order, which
-// is the form that tensor cores like best.
+// Product multiplies square matrices of bfloat16 with sums in 32 bits: D = transpose(A) * B, in
+// column-major order, the fastest form for tensor cores.
 type Product struct {
 	h      *Handle
 	n      int
 	op     operation
-	matrix layout // all four are alike
+	matrix layout // of all four
 	best   heuristic
-	// alpha and beta are read during calls only.
+	// alpha and beta are read only during calls.
 	alpha, beta float32
 }
 
-// NewProduct prepares the product of n x n matrices with the algorithm that the library takes to be the fastest.
+// NewProduct prepares the product of n x n matrices with the algorithm that the library considers
+// the fastest.
 func (h *Handle) NewProduct(n int) (*Product, error) {
 	p := &Product{h: h, n: n, alpha: 1}
 	if err := p.prepare(); err != nil {
@@ -99,23 +100,24 @@ func (p *Product) choose(pref preference) error {
 	return l.check(p.best.State, "cublasLtMatmulAlgoGetHeuristic", "n=%d", p.n)
 }
 
-// Operations is how many floating-point operations a product takes.
+// Operations returns the number of floating-point operations of a product.
 func (p *Product) Operations() float64 {
 	n := float64(p.n)
 	return 2 * n * n * n
 }
 
-// MatrixBytes is the length of each of the three matrices.
+// MatrixBytes returns the length of each of the three matrices.
 func (p *Product) MatrixBytes() int64 { return int64(p.n) * int64(p.n) * 2 }
 
-// Enqueue enqueues a product on a CUstream: a, b and d are device addresses of matrices, workspace of WorkspaceBytes.
+// Enqueue enqueues a product on a CUstream: a, b and d are device addresses of matrices, workspace
+// of WorkspaceBytes.
 func (p *Product) Enqueue(a, b, d, workspace uint64, stream uintptr) error {
 	l, m := p.h.lib, p.matrix
 	s := l.matmul(p.h.h, p.op, &p.alpha, a, m, b, m, &p.beta, d, m, d, m, &p.best.Algorithm, workspace, WorkspaceBytes, stream)
 	return l.check(s, "cublasLtMatmul", "n=%d, a=%#x, b=%#x, d=%#x", p.n, a, b, d)
 }
 
-// Close gives back what the product holds on the host. What it enqueued may still run.
+// Close frees the host resources of the product. Enqueued products may still run.
 func (p *Product) Close() error {
 	l := p.h.lib
 	var errs []error

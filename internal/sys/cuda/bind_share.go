@@ -63,8 +63,9 @@ func (s *symbols) handle(call func(f *frame, data uintptr) Result) ([HandleBytes
 	return *data, r
 }
 
-// openIPC calls a function whose second parameter, behind where it puts its answer, is a structure of 64 bytes by value. On amd64 such a one is on the stack, where
-// integers behind the sixth are, and the parameters beside it are in the registers; on arm64 its address takes its place.
+// openIPC calls a function whose second parameter, after the result pointer, is a structure of 64
+// bytes by value. On amd64 such a structure is on the stack, like integers after the sixth, and the
+// other parameters are in registers. On arm64 its address takes its place.
 func (f *frame) openIPC(fn uintptr, data *[HandleBytes]byte, flags uintptr) Result {
 	if runtime.GOARCH != "amd64" {
 		return f.call(fn, f.outPtr(0), f.pin(0, unsafe.Pointer(data)), flags)

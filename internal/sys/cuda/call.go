@@ -8,16 +8,18 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// maxArgs is the most arguments of a function here: cuIpcOpenMemHandle has 14 words where its structure is on the stack.
+// maxArgs is the largest number of arguments: cuIpcOpenMemHandle has 14 words if its structure is
+// on the stack.
 const maxArgs = 14
 
-// frame is the memory of one call: its arguments and what it writes back. Frames are on the Go heap, whose objects do not
-// move, and reused: a call allocates nothing, where a literal argument list would.
+// frame is the memory of one call: its arguments and results. Frames are on the Go heap, whose
+// objects do not move, and reused. A call allocates nothing, unlike one with a literal argument
+// list.
 type frame struct {
 	args [maxArgs]uintptr
 	out  [2]uint64
-	// keep holds what arguments point at. Storing a pointer here is also what makes the compiler put the object on the
-	// heap: an address on a goroutine's stack may change before the driver reads it.
+	// keep holds the objects of pointer arguments. Storing a pointer here also forces the object
+	// onto the heap; an address on a goroutine's stack may change before the driver reads it.
 	keep [4]unsafe.Pointer
 }
 
@@ -42,7 +44,7 @@ func (c *caller) put(f *frame) {
 	c.frames.Put(f)
 }
 
-// call calls fn. A CUresult is an int: the register's upper half is undefined.
+// call calls fn. A CUresult is an int, so the upper half of the register is undefined.
 func (f *frame) call(fn uintptr, args ...uintptr) Result {
 	n := copy(f.args[:], args)
 	r, _, _ := purego.SyscallN(fn, f.args[:n]...)
@@ -53,13 +55,13 @@ func (f *frame) call(fn uintptr, args ...uintptr) Result {
 // outPtr returns the address of out[i].
 func (f *frame) outPtr(i int) uintptr { return uintptr(unsafe.Pointer(&f.out[i])) }
 
-// pin returns p as an argument, and keeps what it points at alive and in place until put.
+// pin returns p as an argument, and keeps its object alive and in place until put.
 func (f *frame) pin(i int, p unsafe.Pointer) uintptr {
 	f.keep[i] = p
 	return uintptr(p)
 }
 
-// do calls a function that takes values only.
+// do calls a function with only value arguments.
 func (c *caller) do(fn uintptr, args ...uintptr) Result {
 	f := c.get()
 	r := f.call(fn, args...)
@@ -67,7 +69,8 @@ func (c *caller) do(fn uintptr, args ...uintptr) Result {
 	return r
 }
 
-// out calls a function whose first parameter points at what it returns, of at most 8 bytes. The rest are values.
+// out calls a function whose first parameter points at a result of at most 8 bytes. The other
+// parameters are values.
 func (c *caller) out(fn uintptr, args ...uintptr) (uint64, Result) {
 	f := c.get()
 	f.args[0] = f.outPtr(0)
@@ -92,7 +95,7 @@ func (c *caller) text(fn uintptr, dev DeviceID) (string, Result) {
 	return string(buf), r
 }
 
-// constant calls a function that answers with a string of its own: (CUresult, const char **).
+// constant calls a function that returns a constant string: (CUresult, const char **).
 func (c *caller) constant(fn uintptr, code Result) string {
 	f := c.get()
 	defer c.put(f)
@@ -102,17 +105,17 @@ func (c *caller) constant(fn uintptr, code Result) string {
 	return goString(uintptr(f.out[0]))
 }
 
-// cString returns s with the terminating zero that C wants.
+// cString returns s with a terminating zero.
 func cString(s string) unsafe.Pointer {
 	return unsafe.Pointer(unsafe.SliceData(append([]byte(s), 0)))
 }
 
-// goString copies the C string at p, which is not Go's memory.
+// goString copies the C string at p, outside of the Go heap.
 func goString(p uintptr) string {
 	if p == 0 {
 		return ""
 	}
-	// The detour says to vet what is so: the address is not of an object that Go could move.
+	// The indirection lets vet accept the address, which is no Go object.
 	base := *(*unsafe.Pointer)(unsafe.Pointer(&p))
 	n := 0
 	for *(*byte)(unsafe.Add(base, n)) != 0 {

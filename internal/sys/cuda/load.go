@@ -7,17 +7,18 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/dl"
 )
 
-// The CUDA versions whose signatures of younger functions are meant here, as cuGetProcAddress counts.
+// CUDA versions of the signatures of newer functions, in the format of cuGetProcAddress.
 const (
 	cuda120 = 12000
 	cuda124 = 12040
 	cuda128 = 12080
 )
 
-// Load opens libcuda.so.1 and resolves its functions. It does not initialise the driver. The error wraps ErrNotSupported
-// and holds the loader's reason, or names every symbol that a driver older than CUDA 12.0 lacks.
+// Load opens libcuda.so.1 and resolves its functions. It does not initialize the driver. The error
+// wraps ErrNotSupported, with the loader's reason or the names of every symbol that a driver older
+// than CUDA 12.0 lacks.
 //
-// The library stays in the process for good, whatever becomes of the API: the driver has threads of its own in it.
+// The library stays in the process, because the driver has threads in it.
 func Load() (*API, error) { return load("libcuda.so.1") }
 
 func load(name string) (*API, error) {
@@ -35,21 +36,21 @@ func load(name string) (*API, error) {
 	s.bindStreams(a)
 	s.bindWork(a)
 	s.bindOptional(a)
-	// The addresses outlive the handle (see package dl), so nobody has to own it.
+	// The addresses outlive the handle (see package dl), so it can be closed.
 	if err := errors.Join(s.Missing(), lib.Close()); err != nil {
 		return nil, fmt.Errorf("load %s, of CUDA 12.0 or newer: %w", name, err)
 	}
 	return a, nil
 }
 
-// symbols makes functions of addresses.
+// symbols converts addresses to functions.
 type symbols struct {
 	*caller
 	*dl.Symbols
 }
 
-// optional returns the address of the variant of a function that has the signature of the CUDA version given, or zero.
-// name is without version suffix.
+// optional returns the address of a function with the signature of a CUDA version, or zero. name
+// has no version suffix.
 func (s *symbols) optional(getProcAddress uintptr, name string, version int) uintptr {
 	if getProcAddress == 0 {
 		return 0

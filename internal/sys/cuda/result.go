@@ -9,7 +9,7 @@ import (
 // Result is a CUresult.
 type Result int32
 
-// The results that kvlane decides by.
+// The results that kvlane handles.
 const (
 	Success                       Result = 0
 	ErrorInvalidValue             Result = 1
@@ -61,8 +61,7 @@ const (
 	ErrorUnknown                  Result = 999
 )
 
-// Sentinel returns the sentinel of package errdefs that callers decide by, or nil for results that say nothing but that
-// something went wrong.
+// Sentinel returns the sentinel of package errdefs for the result, or nil if there is none.
 func (r Result) Sentinel() error {
 	switch r {
 	case ErrorInvalidValue, ErrorInvalidDevice, ErrorInvalidContext, ErrorInvalidHandle, ErrorHostNotRegistered:
@@ -90,8 +89,9 @@ func (r Result) Sentinel() error {
 	}
 }
 
-// Sticky reports whether the result means that the context is lost: the driver answers every later call with it, until
-// the process ends. <cuda.h> says so of each ("leaves the process in an inconsistent state").
+// Sticky reports whether the result means that the context is lost. The driver then returns it from
+// every later call, until the process ends. <cuda.h> documents each ("leaves the process in an
+// inconsistent state").
 func (r Result) Sticky() bool {
 	switch r {
 	case ErrorECCUncorrectable, ErrorNVLinkUncorrectable, ErrorContained, ErrorIllegalAddress, ErrorLaunchTimeout, ErrorContextIsDestroyed,
@@ -103,5 +103,5 @@ func (r Result) Sticky() bool {
 	}
 }
 
-// String returns the number; API.ErrorName knows the name.
+// String returns the number. API.ErrorName returns the name.
 func (r Result) String() string { return fmt.Sprintf("CUresult(%d)", int32(r)) }

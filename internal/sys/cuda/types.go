@@ -32,27 +32,29 @@ const (
 	AttrComputeMajor        Attribute = 75
 	AttrComputeMinor        Attribute = 76
 	AttrStreamMemOps64      Attribute = 122 // cuStreamWaitValue64
-	AttrFlushRemoteWrites   Attribute = 98  // a stream's wait for a value can flush NICs' writes
-	AttrRDMAVirtualMemory   Attribute = 110 // NICs may reach memory of cuMemCreate
-	AttrRDMAFlushOptions    Attribute = 117 // how NICs' writes can be flushed, FlushByHost for example
-	AttrRDMAOrdering        Attribute = 118 // an RDMAScope: who sees NICs' writes without a flush
-	AttrDMABuf              Attribute = 124 // memory can be exported as a dma-buf
+	AttrFlushRemoteWrites   Attribute = 98  // a stream's wait for a value can flush writes of NICs
+	AttrRDMAVirtualMemory   Attribute = 110 // NICs can access memory of cuMemCreate
+	AttrRDMAFlushOptions    Attribute = 117 // ways to flush writes of NICs, such as FlushByHost
+	// an RDMAScope: the scope of writes of NICs without a flush
+	AttrRDMAOrdering Attribute = 118
+	AttrDMABuf       Attribute = 124 // memory can be exported as a dma-buf
 )
 
 // FunctionAttribute is a CUfunction_attribute.
 type FunctionAttribute int32
 
-// FuncMaxThreads is how many threads a block of a function can have. The function is loaded to tell it.
+// FuncMaxThreads is the maximum number of threads in a block of a function. The query loads the
+// function.
 const FuncMaxThreads FunctionAttribute = 0
 
-// Streams that are names for others: see <cuda.h>.
+// Aliases of streams: see <cuda.h>.
 const (
-	StreamLegacy    Stream = 1 // the default stream of the current context, as zero is
+	StreamLegacy    Stream = 1 // the default stream of the current context, like zero
 	StreamPerThread Stream = 2 // the default stream of the calling thread
 )
 
-// RDMAScope is a CUGPUDirectRDMAWritesOrdering, or a CUflushGPUDirectRDMAWritesScope: who sees what a NIC wrote to a
-// device's memory. Wider scopes are larger numbers.
+// RDMAScope is a CUGPUDirectRDMAWritesOrdering, or a CUflushGPUDirectRDMAWritesScope: the scope in
+// which a NIC's writes to device memory are visible. Wider scopes are larger numbers.
 type RDMAScope int32
 
 // The scopes.
@@ -65,18 +67,22 @@ const (
 // FlushByHost is CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST, a bit of AttrRDMAFlushOptions.
 const FlushByHost = 1
 
-// Flags of single calls, named after those of <cuda.h>.
+// Flags of functions, with names after <cuda.h>.
 const (
-	StreamNonBlocking    uint32 = 1       // CU_STREAM_NON_BLOCKING: no implicit order with the default stream
-	StreamWaitValueGEQ   uint32 = 0       // CU_STREAM_WAIT_VALUE_GEQ: (int64)(*addr - value) >= 0
-	StreamWaitValueFlush uint32 = 1 << 30 // CU_STREAM_WAIT_VALUE_FLUSH: NICs' writes before the value are seen after it
-	StreamWriteValue     uint32 = 0       // CU_STREAM_WRITE_VALUE_DEFAULT: what the stream wrote before is seen before it
-	EventDisableTiming   uint32 = 2       // CU_EVENT_DISABLE_TIMING
-	HostRegisterPortable uint32 = 1       // CU_MEMHOSTREGISTER_PORTABLE: pinned for every context
-	HostRegisterMapped   uint32 = 2       // CU_MEMHOSTREGISTER_DEVICEMAP: has a device address
+	// CU_STREAM_NON_BLOCKING: no implicit order with the default stream
+	StreamNonBlocking  uint32 = 1
+	StreamWaitValueGEQ uint32 = 0 // CU_STREAM_WAIT_VALUE_GEQ: (int64)(*addr - value) >= 0
+	// CU_STREAM_WAIT_VALUE_FLUSH: NIC writes before the value are visible after it
+	StreamWaitValueFlush uint32 = 1 << 30
+	// CU_STREAM_WRITE_VALUE_DEFAULT: earlier writes of the stream are visible before it
+	StreamWriteValue     uint32 = 0
+	EventDisableTiming   uint32 = 2 // CU_EVENT_DISABLE_TIMING
+	HostRegisterPortable uint32 = 1 // CU_MEMHOSTREGISTER_PORTABLE: pinned for every context
+	HostRegisterMapped   uint32 = 2 // CU_MEMHOSTREGISTER_DEVICEMAP: has a device address
 )
 
-// CaptureMode is a CUstreamCaptureMode: what other threads' captures forbid to a thread.
+// CaptureMode is a CUstreamCaptureMode: the restrictions on a thread during captures of other
+// threads.
 type CaptureMode int32
 
 // The capture modes.
@@ -88,7 +94,7 @@ const (
 // CaptureStatus is a CUstreamCaptureStatus.
 type CaptureStatus int32
 
-// CaptureNone says that a stream is not capturing.
+// CaptureNone means that a stream is not capturing.
 const CaptureNone CaptureStatus = 0
 
 // Values of the memory management structures.
@@ -115,11 +121,11 @@ const (
 // HandleBytes is CU_IPC_HANDLE_SIZE, and the size of a CUmemFabricHandle.
 const HandleBytes = 64
 
-// MemProp says what memory MemCreate makes.
+// MemProp describes the memory that MemCreate allocates.
 type MemProp struct {
 	Device DeviceID
-	RDMA   bool          // NICs may reach it
-	Handle MemHandleType // that it can be exported by
+	RDMA   bool          // NICs can access it
+	Handle MemHandleType // export type
 }
 
 // memLocation is CUmemLocation.
@@ -154,11 +160,11 @@ type memcpyAttributes struct {
 	Flags          uint32
 }
 
-// MemTypeUnified says that an address of Memcpy2D's is of the one space of addresses that CPU and GPUs share.
+// MemTypeUnified means that an address of Memcpy2D is in the address space that CPU and GPUs share.
 const MemTypeUnified uint32 = 4
 
-// Memcpy2D is CUDA_MEMCPY2D: Height rows of WidthInBytes, each so many bytes, a pitch, behind the one before. Of each side's three
-// addresses that counts which its type says.
+// Memcpy2D is CUDA_MEMCPY2D: Height rows of WidthInBytes, each a pitch after the previous one. The
+// type of each side selects one of its three addresses.
 type Memcpy2D struct {
 	SrcXInBytes, SrcY uint64
 	SrcType           uint32
@@ -179,7 +185,7 @@ type Memcpy2D struct {
 	WidthInBytes, Height uint64
 }
 
-// native returns what the driver takes for p.
+// native returns the driver's form of p.
 func (p MemProp) native() memAllocationProp {
 	n := memAllocationProp{
 		Type:             memAllocationTypePinned,

@@ -9,11 +9,12 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// maxArgs is the most arguments of a function here: cuFileReadAsync has 7.
+// maxArgs is the largest number of arguments: cuFileReadAsync has 7.
 const maxArgs = 7
 
-// frame is the memory of one call: its arguments and what it writes back. Frames are on the Go heap, whose objects do not
-// move, and reused: a call allocates nothing, where a literal argument list would.
+// frame is the memory of one call: its arguments and results. Frames are on the Go heap, whose
+// objects do not move, and reused. A call allocates nothing, unlike one with a literal argument
+// list.
 type frame struct {
 	args  [maxArgs]uintptr
 	out   uint64
@@ -46,14 +47,14 @@ func (f *frame) call(fn uintptr, args ...uintptr) uintptr {
 	return r
 }
 
-// result calls a function that returns a CUfileError_t. Both ABIs return a structure of two ints in the register of a 64-bit
-// integer, the first int in its lower half.
+// result calls a function that returns a CUfileError_t. Both ABIs return a structure of two ints in
+// the register of a 64-bit integer, with the first int in its lower half.
 func (f *frame) result(fn uintptr, args ...uintptr) Result {
 	r := uint64(f.call(fn, args...))
 	return Result{Status: Status(int32(uint32(r))), CUDA: int32(uint32(r >> 32))}
 }
 
-// do is result for a function that takes values only.
+// do is result for a function with only value arguments.
 func (c *caller) do(fn uintptr, args ...uintptr) Result {
 	f := c.get()
 	defer c.put(f)
@@ -68,7 +69,7 @@ func (c *caller) transfer(fn uintptr, args ...uintptr) (int64, syscall.Errno) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	p := f.call(c.errnoLocation)
-	errno := *(**int32)(unsafe.Pointer(&p)) // the detour says to vet that the address is not of Go's memory
+	errno := *(**int32)(unsafe.Pointer(&p)) // the indirection lets vet accept the address
 	*errno = 0
 	n := int64(f.call(fn, args...))
 	if n != -1 {
@@ -77,5 +78,5 @@ func (c *caller) transfer(fn uintptr, args ...uintptr) (int64, syscall.Errno) {
 	return n, syscall.Errno(*errno)
 }
 
-// outPtr returns the address of what the call writes back.
+// outPtr returns the address of the result.
 func (f *frame) outPtr() uintptr { return uintptr(unsafe.Pointer(&f.out)) }

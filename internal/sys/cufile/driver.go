@@ -6,9 +6,9 @@ import (
 	"sync"
 )
 
-// Driver is the library's driver, which a process has one of. It is opened for the first who uses it and closed after the last.
-// Once it has failed to open it is not tried again, as the library would then answer success and do nothing right. Safe for
-// concurrent use.
+// Driver is the driver of the library, one per process. It is opened for the first user and closed
+// after the last. A failed open is not repeated, because the library would then return success and
+// not work. It is safe for concurrent use.
 type Driver struct {
 	load func() (*API, error)
 
@@ -16,15 +16,15 @@ type Driver struct {
 	api     *API
 	failed  error
 	users   int
-	foreign bool // somebody else in the process had opened it, who closes it
+	foreign bool // another part of the process has opened it, and closes it
 }
 
-// NewDriver returns the driver of the library that load loads, at the first use.
+// NewDriver returns the driver of the library that load returns at the first use.
 func NewDriver(load func() (*API, error)) *Driver { return &Driver{load: load} }
 
-// Open returns the library, with its driver open until Close. The error wraps ErrNotSupported where there is no library; a
-// failure of the driver is returned again, the same, by every later call. It blocks while the driver starts. It needs a
-// context.
+// Open returns the library, with its driver open until Close. The error wraps ErrNotSupported if
+// there is no library. Every later call returns the error of a failed driver. It blocks while the
+// driver starts. It needs a context.
 func (d *Driver) Open() (*API, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -57,7 +57,7 @@ func (d *Driver) open() error {
 	return r.Err("cuFileDriverOpen", "")
 }
 
-// Close undoes an Open. It needs a context, and blocks while the driver ends.
+// Close undoes one Open. It needs a context, and blocks while the driver stops.
 func (d *Driver) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -69,7 +69,7 @@ func (d *Driver) Close() error {
 		return nil
 	}
 	if err := d.api.DriverClose().Err("cuFileDriverClose", ""); err != nil {
-		// What state it is in nobody knows.
+		// The state of the driver is unknown.
 		d.failed = fmt.Errorf("the driver of libcufile did not close before: %w", err)
 		return err
 	}

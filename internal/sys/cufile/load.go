@@ -9,11 +9,11 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/dl"
 )
 
-// library is the name under which systems with the GNU C library have it.
+// library is the name of the library on systems with the GNU C library.
 const library = "libcufile.so.0"
 
-// Load opens libcufile.so.0 and resolves its functions. It opens no driver. The error wraps ErrNotSupported and holds the
-// loader's reason, or names every symbol that is missing.
+// Load opens libcufile.so.0 and resolves its functions. It does not open the driver. The error
+// wraps ErrNotSupported, with the loader's reason or the names of every missing symbol.
 func Load() (*API, error) { return LoadFrom(library) }
 
 // LoadFrom is Load for a library of another name.
@@ -30,14 +30,14 @@ func LoadFrom(name string) (*API, error) {
 	s.bindTransfers(a)
 	s.bindAsync(a)
 	s.bindOptional(a)
-	// The addresses outlive the handle (see package dl), so nobody has to own it.
+	// The addresses outlive the handle (see package dl), so it can be closed.
 	if err := errors.Join(err, s.Missing(), lib.Close()); err != nil {
 		return nil, fmt.Errorf("load %s: %w", name, err)
 	}
 	return a, nil
 }
 
-// symbols makes functions of addresses.
+// symbols converts addresses to functions.
 type symbols struct {
 	*caller
 	*dl.Symbols

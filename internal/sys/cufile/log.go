@@ -10,12 +10,12 @@ import (
 	"strings"
 )
 
-// logTail is how much of the end of the log is looked at.
+// logTail is the number of bytes at the end of the log that are searched.
 const logTail = 64 << 10
 
-// LogFile returns where the library writes its log, as its documentation says: CUFILE_LOGFILE_PATH, or cufile.log in the
-// folder that its configuration names as "logging": "dir", or else in the working directory. The library looks when it is
-// loaded, so this is for the process itself, which has not changed either since.
+// LogFile returns the documented path of the library's log: CUFILE_LOGFILE_PATH, or cufile.log in
+// the folder "logging": "dir" of its configuration, or in the working directory. The library reads
+// these when it is loaded, so the process must not have changed them since.
 func LogFile() string {
 	if p := os.Getenv("CUFILE_LOGFILE_PATH"); p != "" {
 		return p
@@ -31,8 +31,8 @@ func LogFile() string {
 	return filepath.Join(dir, "cufile.log")
 }
 
-// logDir returns the folder of the log that a configuration names, or ".". The file is JSON with comments from // to the end
-// of a line.
+// logDir returns the folder of the log in a configuration, or ".". The file is JSON with comments
+// from // to the end of a line.
 func logDir(config []byte) string {
 	var clean bytes.Buffer
 	for line := range bytes.Lines(config) {
@@ -49,7 +49,7 @@ func logDir(config []byte) string {
 	return c.Logging.Dir
 }
 
-// withoutComment drops a comment of a line, but not the slashes of a string.
+// withoutComment removes the comment of a line, but not slashes in a string.
 func withoutComment(line []byte) []byte {
 	quoted := false
 	for i, c := range line {
@@ -63,8 +63,8 @@ func withoutComment(line []byte) []byte {
 	return line
 }
 
-// LogReasons returns the last n lines of the log at name in which a process tells of a failure, the oldest first; none where there
-// is no log.
+// LogReasons returns the last n lines of the log in which a process reports a failure, oldest
+// first. It returns nil if there is no log.
 func LogReasons(name string, pid, n int) []string {
 	f, err := os.Open(name)
 	if err != nil {
@@ -80,7 +80,8 @@ func LogReasons(name string, pid, n int) []string {
 	if err != nil {
 		return nil
 	}
-	// "22-11-2026 14:13:42:66 [pid=17954 tid=17954] ERROR  cufio_core:1104 cuFile initialization failed"
+	// "22-11-2026 14:13:42:66 [pid=17954 tid=17954] ERROR cufio_core:1104 cuFile initialization
+	// failed"
 	mark := fmt.Sprintf("[pid=%d ", pid)
 	var reasons []string
 	for line := range strings.Lines(string(b)) {

@@ -12,7 +12,7 @@ import (
 // Status is a CUfileOpError.
 type Status int32
 
-// The statuses that kvlane decides by.
+// The statuses that kvlane handles.
 const (
 	Success                 Status = 0
 	DriverNotInitialized    Status = 5001
@@ -46,7 +46,7 @@ const (
 	AsyncNotSupported       Status = 5038
 )
 
-// names are the library's for its statuses, without CU_FILE_.
+// names are the library's names of its statuses, without CU_FILE_.
 var names = map[Status]string{
 	0: "SUCCESS", 5001: "DRIVER_NOT_INITIALIZED", 5002: "DRIVER_INVALID_PROPS", 5003: "DRIVER_UNSUPPORTED_LIMIT",
 	5004: "DRIVER_VERSION_MISMATCH", 5005: "DRIVER_VERSION_READ_ERROR", 5006: "DRIVER_CLOSING", 5007: "PLATFORM_NOT_SUPPORTED",
@@ -67,8 +67,7 @@ func (s Status) String() string {
 	return fmt.Sprintf("CUfileOpError(%d)", int32(s))
 }
 
-// Sentinel returns the sentinel of package errdefs that callers decide by, or nil for statuses that say nothing but that
-// something went wrong.
+// Sentinel returns the sentinel of package errdefs for the status, or nil if there is none.
 func (s Status) Sentinel() error {
 	switch s {
 	case DriverNotInitialized, DriverVersionMismatch, DriverVersionReadError, PlatformNotSupported, IONotSupported, DeviceNotSupported,
@@ -92,10 +91,11 @@ func (s Status) Sentinel() error {
 // Result is a CUfileError_t.
 type Result struct {
 	Status Status
-	CUDA   int32 // a CUresult, where Status is CUDADriverError
+	CUDA   int32 // a CUresult, if Status is CUDADriverError
 }
 
-// Err returns nil for success, and otherwise a *device.Error. format and args give the arguments of the call that matter.
+// Err returns nil for success, and otherwise a *device.Error. format and args describe the
+// arguments of the call.
 func (r Result) Err(call, format string, args ...any) error {
 	if r.Status == Success {
 		return nil
@@ -109,8 +109,8 @@ func (r Result) Err(call, format string, args ...any) error {
 	return e
 }
 
-// Moved returns how many bytes a transfer says that it moved, or why it failed: n is what it answered, a count, or the negative of a
-// Status or of the system's number; errno goes with -1.
+// Moved returns the number of bytes that a transfer moved, or its error. n is its result: a count,
+// or the negative of a Status or of an errno. errno belongs to -1.
 func Moved(n int64, errno unix.Errno, call, format string, args ...any) (int64, error) {
 	switch {
 	case n >= 0:

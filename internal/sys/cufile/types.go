@@ -17,10 +17,10 @@ const handleTypeFD = 1
 
 // Properties is a CUfileDrvProps_t. Sizes are in KiB.
 type Properties struct {
-	Major, Minor          uint32 // of the kernel module nvidia-fs; zero where there is none
+	Major, Minor          uint32 // of the kernel module nvidia-fs; zero without it
 	PollThreshold         uint64
 	MaxDirectIO           uint64
-	Status                uint32 // a bit for each of the kinds of storage that transfers can be direct to
+	Status                uint32 // one bit for each type of storage with direct transfers
 	Control               uint32
 	Features              uint32
 	MaxDeviceCache        uint32
@@ -43,12 +43,12 @@ const (
 	StatusNVMeP2P = 11
 )
 
-// ControlAllowCompat is the bit of Properties.Control that says that the compatibility mode is allowed.
+// ControlAllowCompat is the bit of Properties.Control that allows the compatibility mode.
 const ControlAllowCompat = 1
 
 // ParamForceCompat is CUFILE_PARAM_FORCE_COMPAT_MODE of CUFileBoolConfigParameter_t.
 const ParamForceCompat = 2
 
-// Words are the addresses of what an asynchronous transfer reads when its turn has come (size_t and two off_t) and writes when
-// it is done (ssize_t).
+// Words are the addresses of values that an asynchronous transfer reads at its start (size_t and
+// two off_t) and writes at its end (ssize_t).
 type Words struct{ Size, FileOffset, BufferOffset, Moved uintptr }

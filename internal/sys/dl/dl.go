@@ -1,8 +1,9 @@
-// Package dl opens shared libraries at run time, so that kvlane builds without them and starts without them. A Library
-// resolves symbols when it is asked, never lazily at the first call: what is missing is an error while loading, not the
-// end of the process later. No cgo: the loader is called through purego.
+// Package dl opens shared libraries at run time, so that kvlane builds and starts without them. A
+// Library resolves symbols on request, never lazily at the first call. A missing symbol is an error
+// at load time, not a crash later. There is no cgo: the loader is called through purego.
 //
-// An opened library is never unloaded: closing it gives back the handle only. A Library is safe for concurrent use.
+// An opened library is never unloaded; closing it only releases the handle. A Library is safe for
+// concurrent use.
 package dl
 
 import (
@@ -18,8 +19,8 @@ import (
 	"github.com/kvlane/kvlane/internal/leak"
 )
 
-// rtldNoDelete keeps a library in the process after the last close (glibc and musl: <dlfcn.h>). Drivers start threads of
-// their own, which do not end with the handle.
+// rtldNoDelete keeps a library in the process after the last close (glibc and musl: <dlfcn.h>).
+// Drivers start threads that do not end with the handle.
 const rtldNoDelete = 0x1000
 
 // Library is an open shared library.
@@ -27,16 +28,17 @@ type Library struct {
 	name string
 
 	mu     sync.Mutex
-	handle uintptr // zero once closed
+	handle uintptr // zero after Close
 }
 
-// MissingError says that the loader found or took none of several libraries. It wraps ErrNotSupported and the loader's reasons.
+// MissingError is returned if the loader opened none of several libraries. It wraps ErrNotSupported
+// and the loader's reasons.
 type MissingError struct {
 	Names   []string
 	Reasons []error // of each name
 }
 
-// Error gives the names and the loader's reasons.
+// Error returns the names and the loader's reasons.
 func (e *MissingError) Error() string {
 	return fmt.Sprintf("open library %s: %v: %v", strings.Join(e.Names, " or "), errdefs.ErrNotSupported, errors.Join(e.Reasons...))
 }
@@ -46,10 +48,11 @@ func (e *MissingError) Unwrap() []error {
 	return append([]error{errdefs.ErrNotSupported}, e.Reasons...)
 }
 
-// Brief says the same in a few words where there simply is no such library, and else the loader's reasons alone.
+// Brief returns a short message if the library does not exist, and the loader's reasons otherwise.
 func (e *MissingError) Brief() string {
 	for i, reason := range e.Reasons {
-		// glibc begins with the name of what it lacks, which may be a library that this one needs.
+		// The message of glibc starts with the name of the missing library, which may be a
+		// dependency.
 		if text := reason.Error(); !strings.HasPrefix(text, e.Names[i]+":") || !strings.Contains(text, "No such file") {
 			return errors.Join(e.Reasons...).Error()
 		}
@@ -57,13 +60,13 @@ func (e *MissingError) Brief() string {
 	return strings.Join(e.Names, " or ") + " not found"
 }
 
-// Open opens the first of names that the loader finds; a name without a slash is searched for as dlopen(3) says. The
-// error is a *MissingError.
+// Open opens the first of names that the loader finds. A name without a slash is searched for as in
+// dlopen(3). The error is a *MissingError.
 func Open(names ...string) (*Library, error) {
 	if len(names) == 0 {
 		return nil, fmt.Errorf("open library: no name: %w", errdefs.ErrInvalid)
 	}
-	// The loader keeps its reason for the thread that asked.
+	// The loader keeps its error per thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var reasons []error
@@ -78,7 +81,7 @@ func Open(names ...string) (*Library, error) {
 	return nil, &MissingError{Names: names, Reasons: reasons}
 }
 
-// Name returns the name under which the library was found.
+// Name returns the name of the loaded library.
 func (l *Library) Name() string { return l.name }
 
 // Symbol returns the address of a function. The error wraps ErrNotSupported and names the symbol.
@@ -97,8 +100,8 @@ func (l *Library) Symbol(name string) (uintptr, error) {
 	return p, nil
 }
 
-// Close drops the handle: no more symbols. The code stays in the process, and addresses that Symbol returned stay valid. A
-// second Close returns nil.
+// Close releases the handle. Symbol fails afterwards. The code stays in the process, and addresses
+// of Symbol stay valid. A second Close returns nil.
 func (l *Library) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -2,7 +2,8 @@ package dl
 
 import "errors"
 
-// Symbols resolves the functions of a library and collects those that are missing, so that one error names them all.
+// Symbols resolves the functions of a library and collects the missing ones, so that one error
+// names them all.
 type Symbols struct {
 	lib     *Library
 	missing []error
@@ -11,7 +12,7 @@ type Symbols struct {
 // Symbols returns a Symbols of the library.
 func (l *Library) Symbols() *Symbols { return &Symbols{lib: l} }
 
-// Need returns the address of a function; zero where it is missing, which Missing then says.
+// Need returns the address of a function, or zero if it is missing. Missing then returns an error.
 func (s *Symbols) Need(name string) uintptr {
 	p, err := s.lib.Symbol(name)
 	if err != nil {
@@ -29,7 +30,7 @@ func (s *Symbols) Optional(name string) uintptr {
 	return p
 }
 
-// Missing names every function that was needed and is missing, or is nil.
+// Missing returns an error that names every missing function, or nil.
 func (s *Symbols) Missing() error { return errors.Join(s.missing...) }
 
 // ErrnoLocation returns the address of the C library's __errno_location: int *(void).

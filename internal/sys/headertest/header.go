@@ -1,5 +1,6 @@
-// Package headertest compares bindings with the C headers that they are written from: it has a C compiler check what Go believes of
-// layouts, constants and signatures. Where there is no header or no compiler, a change of a layout by mistake is found by a sum.
+// Package headertest compares bindings with their C headers. A C compiler checks the layouts,
+// constants and signatures of the Go code. Without a header or a compiler, a checksum detects
+// accidental changes of layouts.
 package headertest
 
 import (
@@ -16,14 +17,15 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// Header is what a binding is compared with. The compiler finds it by itself, by C_INCLUDE_PATH, or where CUDA is installed.
+// Header is the C header of a binding. The compiler finds it by itself, by C_INCLUDE_PATH, or in
+// the CUDA installation.
 type Header struct {
-	Feature string // without which tests are skipped
-	Include string // what is in front of each check
-	Struct  bool   // its types are structures by tag
+	Feature string // feature without which tests are skipped
+	Include string // text before each check
+	Struct  bool   // types are structures by tag
 }
 
-// Compiler returns a C compiler, or skips the test for the lack of feature.
+// Compiler returns a C compiler, or skips the test if feature is missing.
 func Compiler(t *testing.T, feature string) string {
 	t.Helper()
 	for _, name := range []string{"cc", "gcc", "clang"} {
@@ -35,13 +37,13 @@ func Compiler(t *testing.T, feature string) string {
 	return ""
 }
 
-// Compile has C check the body of a translation unit, or skips the test where the header cannot be used.
+// Compile compiles the body of a translation unit, or skips the test if the header cannot be used.
 func (h *Header) Compile(t *testing.T, body string) {
 	t.Helper()
 	cc := Compiler(t, h.Feature)
 	check := func(body string) ([]byte, error) {
 		src := filepath.Join(t.TempDir(), "check.c")
-		// Headers declare functions that older C libraries do not have in strict modes.
+		// Headers declare functions that older C libraries hide in strict modes.
 		if err := os.WriteFile(src, []byte("#define _GNU_SOURCE\n#include <stddef.h>\n#include <stdint.h>\n"+h.Include+"\n"+body), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -66,7 +68,7 @@ func firstLines(b []byte, n int) []byte {
 	return bytes.Join(lines[:min(n, len(lines))], nil)
 }
 
-// Layouts asserts in C where the members of types are, and how long types are: by "type.member", and by "type".
+// Layouts returns C assertions of the offsets ("type.member") and sizes ("type") of types.
 func (h *Header) Layouts(all map[string]uintptr) string {
 	tag := ""
 	if h.Struct {
@@ -83,7 +85,7 @@ func (h *Header) Layouts(all map[string]uintptr) string {
 	return Constants(asserts)
 }
 
-// Sum fails the test unless the layouts are those that were compared with the header when it was written.
+// Sum fails the test if the layouts differ from those that were compared with the header.
 func Sum(t *testing.T, all map[string]uintptr, want string) {
 	t.Helper()
 	sum := uint32(1)
@@ -95,7 +97,7 @@ func Sum(t *testing.T, all map[string]uintptr, want string) {
 	}
 }
 
-// Constants asserts them in C, by their names.
+// Constants returns C assertions of constants.
 func Constants(all map[string]int64) string {
 	var c strings.Builder
 	for name, got := range all {
@@ -104,8 +106,8 @@ func Constants(all map[string]int64) string {
 	return c.String()
 }
 
-// Signatures declares functions, by their names, as pointers f to what is bound: an incompatible prototype does not compile. Names
-// that the header also defines as macros are in parentheses.
+// Signatures declares a pointer of the bound type for each function, so that an incompatible
+// prototype does not compile. Names that are also macros are in parentheses.
 func Signatures(all map[string]string) string {
 	var c strings.Builder
 	for i, name := range slices.Sorted(maps.Keys(all)) {

@@ -9,7 +9,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// maxNodes is at least the number of NUMA nodes that kernels support.
+// maxNodes is an upper bound of the number of NUMA nodes.
 const maxNodes = 1024
 
 // mpolPreferred is MPOL_PREFERRED of linux/mempolicy.h: pages come from the node, or from others if

@@ -10,11 +10,12 @@ import (
 	"github.com/kvlane/kvlane/internal/leak"
 )
 
-// sealed is what a file of AllocShared can no longer suffer: who has mapped it would fault where it ends early.
+// sealed prevents changes of the length of a file of AllocShared. A process that has mapped a file
+// faults beyond its end.
 const sealed = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
-// AllocShared is Alloc for memory that other processes can map: that of a file in memory, whose descriptor the caller closes. It
-// may be closed before the memory is freed.
+// AllocShared is Alloc for memory that other processes can map: a file in memory. The caller closes
+// the descriptor, which may be closed before the memory is freed.
 func AllocShared(bytes int64) (b []byte, fd int, err error) {
 	if bytes <= 0 || bytes != int64(int(bytes)) {
 		return nil, -1, fmt.Errorf("map %d bytes of a file in memory: %w", bytes, errdefs.ErrInvalid)
@@ -36,8 +37,9 @@ func AllocShared(bytes int64) (b []byte, fd int, err error) {
 	return b, fd, nil
 }
 
-// MapShared maps the file of an AllocShared, of another process mostly, by its descriptor, which stays the caller's. Free unmaps it.
-// ErrMismatch for a file of another length, or one that may yet become shorter.
+// MapShared maps the file of an AllocShared, usually of another process, by its descriptor. The
+// caller closes the descriptor. Free unmaps the memory. It returns ErrMismatch for a file of
+// another length, or a file that may become shorter.
 func MapShared(fd int, bytes int64) ([]byte, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {

@@ -2,9 +2,10 @@ package ibverbs
 
 import "syscall"
 
-// API is the library's functions. Load fills it; a test may fill one of its own. Fields are not to be changed while the
-// API is in use. Each is named after the function that it calls and says what differs from it. An errno of zero is
-// success; what a failed call returns besides means nothing.
+// API is the functions of the library. Load fills it in; tests may fill in their own. Fields must
+// not change while the API is in use. Each field has the name of its function, and its comment
+// states differences. An errno of zero is success. The other results of a failed call are
+// undefined.
 type API struct {
 	// Devices.
 	GetDeviceList  func() (DeviceList, syscall.Errno)
@@ -15,22 +16,25 @@ type API struct {
 	QueryDevice    func(c Context, a *DeviceAttr) syscall.Errno
 	QueryPort      func(c Context, port uint8, a *PortAttr) syscall.Errno
 	QueryGIDEx     func(c Context, port, index uint32, e *GIDEntry) syscall.Errno
-	CompVectors    func(c Context) int // how many completion vectors a device has
+	CompVectors    func(c Context) int // number of completion vectors of a device
 
-	// Events of a device. Every event got must be acknowledged, or destroying what it is about waits for ever.
-	AsyncFD       func(c Context) int // the descriptor that is readable when there is one; the context's
+	// Events of a device. Every event must be acknowledged, or destroying its object blocks
+	// forever.
+	AsyncFD       func(c Context) int // readable if there is an event; owned by the context
 	GetAsyncEvent func(c Context) (AsyncEvent, syscall.Errno)
 	AckAsyncEvent func(e AsyncEvent)
 	QPNum         func(q QP) uint32 // of a queue pair in an event that is not acknowledged yet
 
 	// Protection domains and memory regions.
-	AllocPD     func(c Context) (PD, syscall.Errno)
-	DeallocPD   func(p PD) syscall.Errno
-	RegMR       func(p PD, addr, bytes, iova uint64, access uint32) (Registration, syscall.Errno)
-	RegDMABufMR func(p PD, off, bytes, iova uint64, fd int, access uint32) (Registration, syscall.Errno) // nil where missing
+	AllocPD   func(c Context) (PD, syscall.Errno)
+	DeallocPD func(p PD) syscall.Errno
+	RegMR     func(p PD, addr, bytes, iova uint64, access uint32) (Registration, syscall.Errno)
+	// nil if missing
+	RegDMABufMR func(p PD, off, bytes, iova uint64, fd int, access uint32) (Registration, syscall.Errno)
 	DeregMR     func(m MR) syscall.Errno
 
-	// Completion queues. A channel of zero is none. CreateCQ answers how many entries the queue holds.
+	// Completion queues. A channel of zero is none. CreateCQ returns the number of entries of the
+	// queue.
 	CreateCompChannel  func(c Context) (ch CompChannel, fd int, errno syscall.Errno)
 	DestroyCompChannel func(ch CompChannel) syscall.Errno
 	CreateCQ           func(c Context, entries int, ch CompChannel, vector int) (q CQ, got int, errno syscall.Errno)
@@ -38,9 +42,10 @@ type API struct {
 	GetCQEvent         func(ch CompChannel) (CQ, syscall.Errno)
 	AckCQEvents        func(q CQ, n uint32)
 	ReqNotifyCQ        func(q CQ, solicitedOnly bool) syscall.Errno
-	PollCQ             func(q CQ, a *WCArray, n int) int // the first n of the array; negative where the queue is lost
+	// the first n of the array; negative if the queue is lost
+	PollCQ func(q CQ, a *WCArray, n int) int
 
-	// Queue pairs. CreateQP and CreateSRQ write the capacities given to their attributes.
+	// Queue pairs. CreateQP and CreateSRQ write the actual capacities to their attributes.
 	CreateQP    func(p PD, a *QPInitAttr) (q QP, num uint32, errno syscall.Errno)
 	DestroyQP   func(q QP) syscall.Errno
 	ModifyQP    func(q QP, a *QPAttr, mask int32) syscall.Errno

@@ -9,16 +9,17 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// maxArgs is the most arguments of a function here.
+// maxArgs is the largest number of arguments.
 const maxArgs = 6
 
-// frame is the memory of one call: its arguments and what it writes back. Frames are on the Go heap, whose objects do not
-// move, and reused: a call allocates nothing, where a literal argument list would.
+// frame is the memory of one call: its arguments and results. Frames are on the Go heap, whose
+// objects do not move, and reused. A call allocates nothing, unlike one with a literal argument
+// list.
 type frame struct {
 	args [maxArgs]uintptr
 	out  [2]uintptr
-	// keep holds what arguments point at. Storing a pointer here is also what makes the compiler put the object on the
-	// heap: an address on a goroutine's stack may change before the library reads it.
+	// keep holds the objects of pointer arguments. Storing a pointer here also forces the object
+	// onto the heap; an address on a goroutine's stack may change before the library reads it.
 	keep [2]unsafe.Pointer
 }
 
@@ -53,13 +54,13 @@ func (f *frame) call(fn uintptr, args ...uintptr) uintptr {
 // outPtr returns the address of out[i].
 func (f *frame) outPtr(i int) uintptr { return uintptr(unsafe.Pointer(&f.out[i])) }
 
-// pin returns p as an argument, and keeps what it points at alive and in place until put.
+// pin returns p as an argument, and keeps its object alive and in place until put.
 func (f *frame) pin(i int, p unsafe.Pointer) uintptr {
 	f.keep[i] = p
 	return uintptr(p)
 }
 
-// errno calls fn and returns what it left in errno, which is cleared before.
+// errno clears errno, calls fn and returns errno.
 func (c *caller) errno(f *frame, fn uintptr, args ...uintptr) (uintptr, syscall.Errno) {
 	// errno belongs to the thread.
 	runtime.LockOSThread()
@@ -91,14 +92,14 @@ func (c *caller) status(f *frame, fn uintptr, args ...uintptr) syscall.Errno {
 	return result(r)
 }
 
-// do is status for a function that takes values only.
+// do is status for a function with only value arguments.
 func (c *caller) do(fn uintptr, args ...uintptr) syscall.Errno {
 	f := c.get()
 	defer c.put(f)
 	return c.status(f, fn, args...)
 }
 
-// result returns the errno that an int result means by itself: some providers answer it negative.
+// result returns the errno of an int result. Some providers return it as a negative number.
 func result(r uintptr) syscall.Errno {
 	switch v := int32(uint32(r)); {
 	case v == -1:
@@ -110,10 +111,10 @@ func result(r uintptr) syscall.Errno {
 	}
 }
 
-// pointer returns an address that is not of Go's memory as a pointer. The detour says to vet what is so.
+// pointer converts an address outside of the Go heap. The indirection lets vet accept it.
 func pointer(p uintptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&p)) }
 
-// member returns a pointer to what is off bytes into the library's structure at p.
+// member returns a pointer to the member at offset off of the library's structure at p.
 func member[T any](p uintptr, off uintptr) *T { return (*T)(unsafe.Add(pointer(p), off)) }
 
 // goString copies the C string at p.

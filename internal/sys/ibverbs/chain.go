@@ -11,8 +11,8 @@ import (
 // request is a kind of work request.
 type request interface{ SendWR | RecvWR }
 
-// chain is an array of work requests, linked in order, and the scatter-gather entries that they point at, which are
-// packed in the order of use. It is memory outside of the Go heap.
+// chain is an array of work requests, linked in order, and their scatter-gather entries, packed in
+// the order of use. Its memory is outside of the Go heap.
 type chain[W request] struct {
 	mem      []byte
 	wrs      []W
@@ -21,11 +21,11 @@ type chain[W request] struct {
 	used     int    // of wrs
 	usedSGEs int
 	usedByte int
-	linkOff  uintptr // of a request's pointer to the next
+	linkOff  uintptr // offset of a request's pointer to the next
 }
 
-// alloc makes a chain of depth requests with up to sges entries and inline bytes each. The memory is touched, and so
-// taken up, only as far as it is used.
+// alloc allocates a chain of depth requests with up to sges entries and inline bytes each. Only
+// used memory is touched.
 func (c *chain[W]) alloc(depth, sges, inline int, linkOff uintptr) error {
 	var w W
 	if depth < 1 || sges < 0 || inline < 0 {
@@ -46,7 +46,7 @@ func (c *chain[W]) alloc(depth, sges, inline int, linkOff uintptr) error {
 	return nil
 }
 
-// Free gives the memory back. The chain must not be used afterwards; a second Free returns nil.
+// Free frees the memory. The chain must not be used afterwards. A second Free returns nil.
 func (c *chain[W]) Free() error {
 	if c.mem == nil {
 		return nil
@@ -59,7 +59,7 @@ func (c *chain[W]) Free() error {
 // Reset empties the chain.
 func (c *chain[W]) Reset() { c.used, c.usedSGEs, c.usedByte = 0, 0, 0 }
 
-// Len returns how many requests are in the chain.
+// Len returns the number of requests in the chain.
 func (c *chain[W]) Len() int { return c.used }
 
 // next returns a zeroed request at the end of the chain, or nil if it is full.
@@ -95,7 +95,7 @@ func (c *chain[W]) link(i int) *uintptr {
 	return (*uintptr)(unsafe.Add(unsafe.Pointer(&c.wrs[i]), c.linkOff))
 }
 
-// index returns which request is at the address that a refusal answered; the first where it answered none of them.
+// index returns the index of the request at an address of a refusal, or 0 if there is none.
 func (c *chain[W]) index(address uintptr) int {
 	var w W
 	i := (address - c.address(0)) / unsafe.Sizeof(w)
@@ -105,11 +105,12 @@ func (c *chain[W]) index(address uintptr) int {
 	return int(i)
 }
 
-// SendChain is work requests for a send queue, which are posted with one call. It is memory outside of the Go heap, of
-// a fixed size, to be reused for every post. Not safe for concurrent use.
+// SendChain is a chain of work requests for a send queue, posted by one call. Its memory is outside
+// of the Go heap, of a fixed size, and reused for every post. It is not safe for concurrent use.
 type SendChain struct{ chain[SendWR] }
 
-// NewSendChain makes a chain for depth requests of up to sges scatter-gather entries and inline bytes each.
+// NewSendChain allocates a chain for depth requests of up to sges scatter-gather entries and inline
+// bytes each.
 func NewSendChain(depth, sges, inline int) (*SendChain, error) {
 	c := new(SendChain)
 	if err := c.alloc(depth, sges, inline, unsafe.Offsetof(SendWR{}.next)); err != nil {
@@ -118,8 +119,8 @@ func NewSendChain(depth, sges, inline int) (*SendChain, error) {
 	return c, nil
 }
 
-// Add adds a request with n scatter-gather entries, both of which are the caller's to fill until the chain is posted. It
-// returns nil where the chain is full.
+// Add adds a request with n scatter-gather entries. The caller fills both in before the chain is
+// posted. It returns nil if the chain is full.
 func (c *SendChain) Add(n int) (*SendWR, []SGE) {
 	w := c.next()
 	if w == nil {
@@ -130,7 +131,7 @@ func (c *SendChain) Add(n int) (*SendWR, []SGE) {
 	return w, sges
 }
 
-// AddInline adds a request that takes a copy of payload along. It returns nil where the chain is full.
+// AddInline adds a request with a copy of payload. It returns nil if the chain is full.
 func (c *SendChain) AddInline(payload []byte) *SendWR {
 	w := c.next()
 	if w == nil || len(payload) == 0 {
@@ -144,10 +145,10 @@ func (c *SendChain) AddInline(payload []byte) *SendWR {
 	return w
 }
 
-// RecvChain is work requests for a receive queue, as SendChain is for a send queue.
+// RecvChain is a chain of work requests for a receive queue, like SendChain.
 type RecvChain struct{ chain[RecvWR] }
 
-// NewRecvChain makes a chain for depth requests of up to sges scatter-gather entries each.
+// NewRecvChain allocates a chain for depth requests of up to sges scatter-gather entries each.
 func NewRecvChain(depth, sges int) (*RecvChain, error) {
 	c := new(RecvChain)
 	if err := c.alloc(depth, sges, 0, unsafe.Offsetof(RecvWR{}.next)); err != nil {
@@ -156,7 +157,7 @@ func NewRecvChain(depth, sges int) (*RecvChain, error) {
 	return c, nil
 }
 
-// Add adds a request, as SendChain.Add does.
+// Add adds a request, like SendChain.Add.
 func (c *RecvChain) Add(n int) (*RecvWR, []SGE) {
 	w := c.next()
 	if w == nil {
@@ -167,13 +168,13 @@ func (c *RecvChain) Add(n int) (*RecvWR, []SGE) {
 	return w, sges
 }
 
-// WCArray is room for completions, outside of the Go heap. Not safe for concurrent use.
+// WCArray is an array of completions outside of the Go heap. It is not safe for concurrent use.
 type WCArray struct {
 	mem []byte
 	wcs []WC
 }
 
-// NewWCArray makes room for n completions.
+// NewWCArray allocates an array of n completions.
 func NewWCArray(n int) (*WCArray, error) {
 	var wc WC
 	mem, err := hostmem.Alloc(int64(n) * int64(unsafe.Sizeof(wc)))
@@ -183,10 +184,10 @@ func NewWCArray(n int) (*WCArray, error) {
 	return &WCArray{mem: mem, wcs: unsafe.Slice((*WC)(unsafe.Pointer(unsafe.SliceData(mem))), n)}, nil
 }
 
-// WCs returns all completions that there is room for; the first are those that a poll has moved here.
+// WCs returns the whole array. The first entries are those of the last poll.
 func (a *WCArray) WCs() []WC { return a.wcs }
 
-// Free gives the memory back. The array must not be used afterwards; a second Free returns nil.
+// Free frees the memory. The array must not be used afterwards. A second Free returns nil.
 func (a *WCArray) Free() error {
 	if a.mem == nil {
 		return nil

@@ -2,12 +2,14 @@ package ibverbs
 
 import "syscall"
 
-// operation returns the function at off in the context of the queue at q, as the header's inline functions find it.
+// operation returns the function at off in the context of the queue at q, like the header's inline
+// functions.
 func operation(q uintptr, off uintptr) uintptr {
 	return *member[uintptr](*member[uintptr](q, offObjectContext), off)
 }
 
-// bindDataPath binds what must neither allocate nor lock threads: errors of these calls are in their results.
+// bindDataPath binds functions that must neither allocate nor lock threads. Their results contain
+// their errors.
 func (s *symbols) bindDataPath(a *API) {
 	a.PollCQ = func(q CQ, w *WCArray, n int) int {
 		f := s.get()
@@ -36,7 +38,7 @@ func (s *symbols) bindDataPath(a *API) {
 	}
 }
 
-// post calls fn, which is int (queue, first work request, address of the first one that was refused).
+// post calls fn: int (queue, first work request, address of the first refused one).
 func post[W request](s *symbols, fn, queue uintptr, c *chain[W]) (int, syscall.Errno) {
 	if c.used == 0 {
 		return 0, 0

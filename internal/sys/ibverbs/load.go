@@ -7,13 +7,13 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/dl"
 )
 
-// library is the name under which systems with the GNU C library have it.
+// library is the name of the library on systems with the GNU C library.
 const library = "libibverbs.so.1"
 
-// Load opens libibverbs.so.1 and resolves its functions. The error wraps ErrNotSupported and holds the loader's reason, or
-// names every symbol that a library older than rdma-core 33 lacks.
+// Load opens libibverbs.so.1 and resolves its functions. The error wraps ErrNotSupported, with the
+// loader's reason or the names of every symbol that a library older than rdma-core 33 lacks.
 //
-// The library stays in the process for good, whatever becomes of the API: it loads providers, which have state of their own.
+// The library stays in the process, because it loads providers with state of their own.
 func Load() (*API, error) { return load(library) }
 
 func load(name string) (*API, error) {
@@ -30,14 +30,14 @@ func load(name string) (*API, error) {
 	s.bindCompletions(a)
 	s.bindQueues(a)
 	s.bindDataPath(a)
-	// The addresses outlive the handle (see package dl), so nobody has to own it.
+	// The addresses outlive the handle (see package dl), so it can be closed.
 	if err := errors.Join(err, s.Missing(), lib.Close()); err != nil {
 		return nil, fmt.Errorf("load %s, of rdma-core 33 or newer: %w", name, err)
 	}
 	return a, nil
 }
 
-// symbols makes functions of addresses.
+// symbols converts addresses to functions.
 type symbols struct {
 	*caller
 	*dl.Symbols

@@ -20,13 +20,14 @@ type (
 	SRQ uintptr
 )
 
-// DeviceList is what ibv_get_device_list answered; Devices are valid until it is freed, and those opened beyond that.
+// DeviceList is the result of ibv_get_device_list. Devices are valid until it is freed; opened
+// devices stay valid.
 type DeviceList struct {
 	Devices []Device
 	array   uintptr
 }
 
-// Bits of an enum ibv_qp_attr_mask: which fields of a QPAttr count.
+// Bits of an enum ibv_qp_attr_mask: the fields of a QPAttr that are set.
 const (
 	MaskState           int32 = 1 << 0
 	MaskAccessFlags     int32 = 1 << 3
@@ -56,7 +57,8 @@ type SGE struct {
 	LKey   uint32
 }
 
-// SendWR is a struct ibv_send_wr of a read, a write or a send. A SendChain sets what is not exported.
+// SendWR is a struct ibv_send_wr of a read, a write or a send. A SendChain sets the unexported
+// fields.
 type SendWR struct {
 	WRID       uint64
 	next       uintptr
@@ -67,10 +69,10 @@ type SendWR struct {
 	Imm        uint32 // network byte order
 	RemoteAddr uint64
 	RKey       uint32
-	_          [76]byte // of other kinds of request
+	_          [76]byte // fields of other request types
 }
 
-// RecvWR is a struct ibv_recv_wr. A RecvChain sets what is not exported.
+// RecvWR is a struct ibv_recv_wr. A RecvChain sets the unexported fields.
 type RecvWR struct {
 	WRID   uint64
 	next   uintptr
@@ -97,7 +99,8 @@ type WC struct {
 	_            [2]byte
 }
 
-// AsyncEvent is a struct ibv_async_event. Element is a CQ, a QP, an SRQ or the number of a port, by the type.
+// AsyncEvent is a struct ibv_async_event. Element is a CQ, a QP, an SRQ or a port number, depending
+// on the type.
 type AsyncEvent struct {
 	Element uintptr
 	Type    int32
@@ -204,7 +207,7 @@ type QPInitAttr struct {
 	_       [4]byte
 }
 
-// AHAttr is a struct ibv_ah_attr, with the struct ibv_global_route that it begins with.
+// AHAttr is a struct ibv_ah_attr, including its struct ibv_global_route.
 type AHAttr struct {
 	DGID         [16]byte
 	FlowLabel    uint32
@@ -267,7 +270,7 @@ type srqInitAttr struct {
 	_       [4]byte
 }
 
-// Where members of the library's structures are, in bytes from their start, that this package reads: the offsets are
+// Offsets in bytes of the members of the library's structures that this package reads. They are
 // those of the public header, and cannot change within libibverbs.so.1.
 const (
 	offContextReqNotifyCQ = 104 // struct ibv_context: ops.req_notify_cq

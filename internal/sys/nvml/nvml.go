@@ -1,7 +1,9 @@
-// Package nvml asks NVIDIA's management library how GPUs are connected, and what has crossed their NVLinks. CUDA's driver would tell it too, but only of
-// devices that this process may use, and not over what.
+// Package nvml queries NVIDIA's management library for the connections between GPUs, and the
+// traffic of their NVLinks. CUDA's driver only knows devices that this process may use, and not the
+// type of connection.
 //
-// The constants are from nvml.h. A Library is safe for concurrent use, as NVML itself is; no call needs a CUDA context.
+// The constants are from nvml.h. A Library is safe for concurrent use, as NVML itself is. No call
+// needs a CUDA context.
 package nvml
 
 import (
@@ -38,7 +40,7 @@ type pciInfo struct {
 	BusID                                      [32]byte
 }
 
-// fieldValue is nvmlFieldValue_t, with the member of its union that counters have.
+// fieldValue is nvmlFieldValue_t, with the union member of counters.
 type fieldValue struct {
 	ID, Scope            uint32
 	Timestamp, LatencyUS int64
@@ -47,7 +49,7 @@ type fieldValue struct {
 	Value                uint64
 }
 
-// Counters of what has crossed NVLink, in KiB without what its protocol adds, and the scope of all links.
+// Counters of NVLink traffic in KiB without protocol overhead, and the scope of all links.
 const (
 	fieldNVLinkSent     = 138 // NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX
 	fieldNVLinkReceived = 139 // NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX
@@ -83,7 +85,8 @@ type Library struct {
 	fieldValues   func(h handle, n int32, values *fieldValue) result
 }
 
-// Load opens and initializes the library. The error wraps ErrNotSupported where it or one of its functions is missing.
+// Load opens and initializes the library. The error wraps ErrNotSupported if it or one of its
+// functions is missing.
 func Load() (*Library, error) {
 	lib, err := dl.Open("libnvidia-ml.so.1")
 	if err != nil {
@@ -117,7 +120,7 @@ func Load() (*Library, error) {
 	return l, nil
 }
 
-// Close ends the use of the library.
+// Close shuts the library down.
 func (l *Library) Close() error {
 	return errors.Join(l.check(l.shutdown(), "nvmlShutdown", ""), l.lib.Close())
 }
@@ -136,8 +139,9 @@ func (l *Library) DriverVersion() (string, error) {
 	return string(buf), nil
 }
 
-// Peer says how the GPU at PCI address from reaches the memory of the one at to. The error is nil if it reads and writes
-// it directly, and wraps ErrNotSupported with the reason if it cannot; nvlink says whether NVLink connects them.
+// Peer reports whether the GPU at PCI address from can access the memory of the GPU at to. The
+// error is nil if it accesses it directly, and wraps ErrNotSupported with the reason if it cannot.
+// nvlink reports whether NVLink connects them.
 func (l *Library) Peer(from, to string) (nvlink bool, err error) {
 	a, err := l.handle(from)
 	if err != nil {
@@ -152,7 +156,7 @@ func (l *Library) Peer(from, to string) (nvlink bool, err error) {
 		err := l.check(l.p2pStatus(a, b, caps, &s), "nvmlDeviceGetP2PStatus", fmt.Sprintf("from=%s to=%s caps=%d", from, to, caps))
 		return s, err
 	}
-	// A driver may not know the question about NVLink; then it is not claimed.
+	// A driver without this query does not report NVLink.
 	if s, err := status(capsNVLink); err == nil {
 		nvlink = s == 0
 	}
@@ -168,8 +172,9 @@ func (l *Library) Peer(from, to string) (nvlink bool, err error) {
 	return nvlink, nil
 }
 
-// NVLinks returns for each active link of the GPU at a PCI address the address of what is at its other end, or nothing where the
-// driver does not tell: in a virtual machine it may not. None, or ErrNotSupported, for a GPU without NVLink.
+// NVLinks returns for each active link of the GPU at a PCI address the address of its other end, or
+// "" if the driver does not report it, which happens in virtual machines. A GPU without NVLink has
+// none, or returns ErrNotSupported.
 func (l *Library) NVLinks(pci string) ([]string, error) {
 	h, err := l.handle(pci)
 	if err != nil {
@@ -180,7 +185,7 @@ func (l *Library) NVLinks(pci string) ([]string, error) {
 		var active uint32
 		switch r := l.linkState(h, link, &active); {
 		case r == errInvalidArgument, r == errNotSupported && link > 0:
-			return ends, nil // it has no more
+			return ends, nil // no more links
 		case r != success:
 			return nil, l.check(r, "nvmlDeviceGetNvLinkState", fmt.Sprintf("pci=%s link=%d", pci, link))
 		case active == 0:
@@ -196,8 +201,9 @@ func (l *Library) NVLinks(pci string) ([]string, error) {
 	return ends, nil
 }
 
-// NVLinkBytes returns how many bytes the GPU at a PCI address has sent over all of its NVLinks, and received, since the driver was loaded:
-// data, by counters of KiB. ErrNotSupported where there is no NVLink, or the driver does not count: in a virtual machine it may not.
+// NVLinkBytes returns the bytes that the GPU at a PCI address has sent and received over all
+// NVLinks since the driver was loaded: data, by counters of KiB. It returns ErrNotSupported without
+// NVLink, or if the driver does not count, which happens in virtual machines.
 func (l *Library) NVLinkBytes(pci string) (sent, received int64, err error) {
 	h, err := l.handle(pci)
 	if err != nil {

@@ -7,18 +7,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Argument points at what io_uring_register is given.
+// Argument is the argument of io_uring_register.
 type Argument = unsafe.Pointer
 
-// API is the system calls of io_uring, a table that a ring owns. System fills it; a test may fill or wrap one of its own. An errno of
-// zero is success.
+// API is the system calls of io_uring. A ring owns its table. System fills it in; tests may fill in
+// or wrap one. An errno of zero is success.
 type API struct {
 	Setup    func(entries uint32, p *Params) (fd int, errno syscall.Errno)
 	Enter    func(fd int, submit, atLeast, flags uint32) (submitted int, errno syscall.Errno)
 	Register func(fd int, what uint32, arg Argument, n uint32) syscall.Errno
 }
 
-// System returns the calls of the system. Enter may block its thread, with atLeast above zero until so many completions are there.
+// System returns the system calls. With atLeast above zero, Enter blocks its thread until that many
+// completions are available.
 func System() API {
 	return API{
 		Setup: func(entries uint32, p *Params) (int, syscall.Errno) {

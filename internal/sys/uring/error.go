@@ -7,11 +7,12 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// OpError is a request that failed. It wraps the errno and, where there is one, the sentinel of package errdefs that says what now.
+// OpError is a failed request. It wraps the errno and, if there is one, a sentinel of package
+// errdefs.
 type OpError struct {
 	Op    Opcode
 	FD    int
-	Off   int64 // in the file, bytes
+	Off   int64 // offset in the file, bytes
 	Len   int64
 	Errno syscall.Errno
 }
@@ -43,7 +44,8 @@ var sentinels = map[syscall.Errno]error{
 	syscall.EOPNOTSUPP: errdefs.ErrNotSupported,
 }
 
-// unavailable says why there is no ring: ErrNotSupported for a definite no, and anything else for an answer that another try may change.
+// unavailable returns the error of a failed setup. It wraps ErrNotSupported if a retry cannot
+// succeed.
 func unavailable(errno syscall.Errno) error {
 	switch errno {
 	case syscall.ENOSYS:

@@ -11,11 +11,12 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 )
 
-// Probe reports whether this process can have rings that do all that this package needs: nil, an error that wraps ErrNotSupported with
-// the reason, or one that does not, which says nothing for good (no memory or descriptors left, say). It makes a ring and closes it.
+// Probe reports whether this process can open rings with all features of this package. It returns
+// nil, or an error that wraps ErrNotSupported with the reason. Other errors are inconclusive, such
+// as a lack of memory or descriptors. It opens a ring and closes it.
 func Probe() error { return ProbeAPI(System()) }
 
-// ProbeAPI is Probe by other system calls.
+// ProbeAPI is Probe with other system calls.
 func ProbeAPI(a API) error {
 	r, err := Open(Options{Depth: 1, API: a})
 	if err != nil {
@@ -24,7 +25,7 @@ func ProbeAPI(a API) error {
 	return r.Close()
 }
 
-// probe asks which opcodes there are.
+// probe queries the supported opcodes.
 func (r *Ring) probe() error {
 	p := new(probe)
 	switch errno := r.api.Register(r.fd, registerProbe, unsafe.Pointer(p), uint32(len(p.ops))); errno {
@@ -43,9 +44,10 @@ func (r *Ring) probe() error {
 	return errors.Join(errs...)
 }
 
-// RegisterBuffers has the kernel pin buffers once and not for each request; requests name them by Op.Buffer. It may be called once. The
-// error wraps ErrNotSupported where the limit of locked memory (RLIMIT_MEMLOCK) or the kernel forbids it: the ring then
-// works without, and Op.Buffer means nothing.
+// RegisterBuffers pins buffers once instead of for each request. Requests name them by Op.Buffer.
+// It may be called once. The error wraps ErrNotSupported if the limit of locked memory
+// (RLIMIT_MEMLOCK) or the kernel forbids it. The ring then works without them and ignores
+// Op.Buffer.
 func (r *Ring) RegisterBuffers(buffers ...[]byte) error {
 	v, bytes := make([]iovec, len(buffers)), int64(0)
 	for i, b := range buffers {
@@ -69,7 +71,7 @@ func (r *Ring) RegisterBuffers(buffers ...[]byte) error {
 		return fmt.Errorf("%s with io_uring: %w: %w", what, errno, errdefs.ErrInvalid)
 	case syscall.EBUSY:
 		return fmt.Errorf("%s with io_uring, which has some: %w: %w", what, errno, errdefs.ErrExists)
-	default: // ENOMEM is what the limit of locked memory says
+	default: // ENOMEM is the limit of locked memory
 		return fmt.Errorf("%s with io_uring: %w: %w", what, errno, errdefs.ErrNotSupported)
 	}
 }

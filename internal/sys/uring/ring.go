@@ -14,21 +14,21 @@ import (
 	"github.com/kvlane/kvlane/internal/leak"
 )
 
-// Bounds and defaults.
+// Limits and defaults.
 const (
 	DefaultDepth = 32
 	MaxDepth     = 4096
-	// MaxBytes is the most of one request (MAX_RW_COUNT).
+	// MaxBytes is the maximum of one request (MAX_RW_COUNT).
 	MaxBytes = 0x7ffff000
 )
 
-// Options says what a ring is like. The zero value is the defaults.
+// Options configure a ring. The zero value is the defaults.
 type Options struct {
-	Depth int // the most requests in flight, 1 to MaxDepth; default DefaultDepth
+	Depth int // maximum of requests in flight, 1 to MaxDepth; default DefaultDepth
 	API   API // default System
 }
 
-// Ring is an io_uring. Its zero value is of no use; Open makes one. All methods are safe for concurrent use.
+// Ring is an io_uring, created by Open. All methods are safe for concurrent use.
 type Ring struct {
 	api   API
 	fd    int
@@ -36,7 +36,7 @@ type Ring struct {
 
 	rings, sqes []byte // mappings shared with the kernel
 
-	// The words that the kernel writes, or reads, while we do.
+	// Words that the kernel writes or reads concurrently.
 	sqHead, sqTail, cqHead, cqTail, cqOverflow *uint32
 	sqMask, cqMask                             uint32
 	sq                                         []sqe
@@ -46,21 +46,22 @@ type Ring struct {
 	waiting    sync.Mutex // guards the completion queue; taken before mu
 
 	mu      sync.Mutex
-	changed sync.Cond // more is in flight, or the ring is closed
-	slots   []Op      // of what is in flight, by user data
-	free    []uint32  // slots
-	// inFlight is what the kernel took less what was reaped. It is raised after the kernel took requests, and so may be below zero
-	// for a moment; where it is above, there is something to wait for.
+	changed sync.Cond // requests were submitted, or the ring was closed
+	slots   []Op      // requests in flight, by user data
+	free    []uint32  // free slots
+	// inFlight is the number of submitted requests that were not reaped. It is increased after the
+	// kernel took the requests, so it may be below zero for a moment. If it is positive, a
+	// completion will arrive.
 	inFlight    int
-	buffers     int // registered
+	buffers     int // number of registered buffers
 	bufferBytes int64
 	closed      bool
 	released    bool
 	broken      error
 }
 
-// Open makes a ring. Errors: ErrInvalid for the depth; ErrNotSupported, with the reason, where the kernel or a sandbox has none to
-// give; ErrNoMemory.
+// Open creates a ring. It returns ErrInvalid for the depth, ErrNotSupported with the reason if the
+// kernel or a sandbox offers no ring, or ErrNoMemory.
 func Open(o Options) (_ *Ring, err error) {
 	if o.Depth == 0 {
 		o.Depth = DefaultDepth
@@ -100,7 +101,7 @@ func Open(o Options) (_ *Ring, err error) {
 	return r, nil
 }
 
-// mapQueues maps the queues, both of which are in one mapping, and the entries of submission.
+// mapQueues maps both queues, which share a mapping, and the submission entries.
 func (r *Ring) mapQueues(p *Params) (err error) {
 	bytes := max(p.sqOff.array+4*p.sqEntries, p.cqOff.cqes+p.cqEntries*uint32(unsafe.Sizeof(cqe{})))
 	if r.rings, err = r.mmap(offSQRing, int(bytes)); err != nil {
@@ -116,7 +117,8 @@ func (r *Ring) mapQueues(p *Params) (err error) {
 	r.sqMask, r.cqMask = *word(p.sqOff.ringMask), *word(p.cqOff.ringMask)
 	r.sq = unsafe.Slice((*sqe)(unsafe.Pointer(&r.sqes[0])), p.sqEntries)
 	r.cq = unsafe.Slice((*cqe)(at(p.cqOff.cqes)), p.cqEntries)
-	// Entry i of the queue is always entry i of the array: the detour is there for those who reorder.
+	// Entry i of the queue is always entry i of the array. The indirection serves programs that
+	// reorder entries.
 	for i := range unsafe.Slice(word(p.sqOff.array), p.sqEntries) {
 		*word(p.sqOff.array + 4*uint32(i)) = uint32(i)
 	}
@@ -132,21 +134,22 @@ func (r *Ring) mmap(off int64, bytes int) ([]byte, error) {
 	return b, nil
 }
 
-// Depth returns the most requests in flight.
+// Depth returns the maximum of requests in flight.
 func (r *Ring) Depth() int { return r.depth }
 
-// InFlight returns how many requests were submitted whose completions Wait has not returned.
+// InFlight returns the number of submitted requests whose completions Wait has not returned.
 func (r *Ring) InFlight() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.depth - len(r.free)
 }
 
-// Close takes no more requests, waits until none is in flight, and frees the ring. Completions that no Wait took are dropped: who
-// wants them waits for them first. It blocks as long as the kernel holds a request. Where that cannot be found out the error says so, and
-// the ring stays, as does the memory of its requests. Closing twice does nothing.
+// Close rejects new requests, waits until none is in flight, and frees the ring. Completions that
+// no Wait returned are dropped. It blocks as long as the kernel holds a request. If it cannot wait,
+// it returns an error and keeps the ring and the memory of its requests. A second Close does
+// nothing.
 func (r *Ring) Close() error {
-	r.submitting.Lock() // what is being submitted is in flight afterwards
+	r.submitting.Lock() // afterwards all submissions are in flight
 	r.mu.Lock()
 	r.closed = true
 	r.changed.Broadcast()
@@ -169,7 +172,7 @@ func (r *Ring) Close() error {
 	return nil
 }
 
-// release gives everything back, in reverse order.
+// release frees everything in reverse order.
 func (r *Ring) release() error {
 	r.released = true
 	var errs []error
@@ -184,7 +187,7 @@ func (r *Ring) release() error {
 	return errors.Join(append(errs, unix.Close(r.fd))...)
 }
 
-// breaks notes what makes the ring of no more use, and returns it.
+// breaks records the error that makes the ring unusable, and returns it.
 func (r *Ring) breaks(what string, errno syscall.Errno) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -194,7 +197,7 @@ func (r *Ring) breaks(what string, errno syscall.Errno) error {
 	return r.broken
 }
 
-// lost reports completions that the kernel dropped.
+// lost returns an error if the kernel dropped completions.
 func (r *Ring) lost() error {
 	if n := atomic.LoadUint32(r.cqOverflow); n != 0 {
 		return r.breaks(fmt.Sprintf("io_uring dropped %d completions", n), syscall.EBADR)

@@ -9,15 +9,16 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 )
 
-// Op is a request. Memory that it names is never of the Go heap, and stays as it is until the completion is there.
+// Op is a request. Its memory is outside of the Go heap, and must not change until the completion
+// arrives.
 type Op struct {
 	Code Opcode
 	FD   int
-	// Buffer is 1 + the place among those that RegisterBuffers was given of the buffer that Buf lies in, or 0. Where the ring has none
-	// registered it means nothing.
+	// Buffer is 0, or 1 + the index of the buffer in RegisterBuffers that contains Buf. A ring
+	// without registered buffers ignores it.
 	Buffer int
-	Off    int64  // in the file, bytes
-	Buf    []byte // none of NOP
+	Off    int64  // offset in the file, bytes
+	Buf    []byte // nil for NOP
 	Token  any    // for the caller
 }
 
@@ -32,10 +33,11 @@ func (o *Op) validate() error {
 	return nil
 }
 
-// Submit gives requests to the kernel, in order, and returns how many it took: as many as there is room for. It waits for nothing in
-// flight. Errors, all of which leave the others alone: ErrBusy where there is no room or the kernel has none for now, after
-// which the caller waits for a completion; ErrInvalid for a request that cannot be, of which none was taken; ErrClosed;
-// ErrBroken. An error of the kernel about one request is that request's completion.
+// Submit passes requests to the kernel in order, and returns the number that it took, limited by
+// the free slots. It does not wait for requests in flight. Errors do not affect other requests:
+// ErrBusy if there are no slots or the kernel has no resources (wait for a completion), ErrInvalid
+// for an invalid request (none was taken), ErrClosed, and ErrBroken. An error of the kernel about
+// one request is the completion of that request.
 func (r *Ring) Submit(ops ...Op) (int, error) {
 	for i := range ops {
 		if err := ops[i].validate(); err != nil {
@@ -59,7 +61,7 @@ func (r *Ring) Submit(ops ...Op) (int, error) {
 	return 0, r.breaks("io_uring_enter", errno)
 }
 
-// prepare writes requests into the queue, as many as there is room for.
+// prepare writes requests into the queue, as many as fit.
 func (r *Ring) prepare(ops []Op) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -79,17 +81,18 @@ func (r *Ring) prepare(ops []Op) (int, error) {
 		r.fill(&r.sq[(tail+uint32(i))&r.sqMask], &ops[i], slot)
 	}
 	r.free = r.free[:len(r.free)-n]
-	// The entries are there before the kernel can see the tail.
+	// The kernel sees the entries before the tail.
 	atomic.StoreUint32(r.sqTail, tail+uint32(n))
 	return n, nil
 }
 
-// flush has the kernel take what is in the queue. What it does not take is taken out of the queue again: the kernel looks at it in
-// io_uring_enter only.
+// flush passes the queue to the kernel. Requests that the kernel does not take are removed from the
+// queue; the kernel reads the queue only in io_uring_enter.
 func (r *Ring) flush(n uint32) (taken int, errno syscall.Errno) {
 	for n > uint32(taken) {
 		var got int
-		// The kernel stops after a request that is wrong in itself: that has a completion, and the next call takes the rest.
+		// The kernel stops after an invalid request. That request has a completion, and the next
+		// call takes the rest.
 		got, errno = r.api.Enter(r.fd, n-uint32(taken), 0, 0)
 		if errno == syscall.EINTR {
 			continue
@@ -103,7 +106,7 @@ func (r *Ring) flush(n uint32) (taken int, errno syscall.Errno) {
 	return taken, errno
 }
 
-// take counts what the kernel took of the requests that were prepared last, and frees the slots of the others.
+// take counts the requests that the kernel took, and frees the slots of the others.
 func (r *Ring) take(ops []Op, taken int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -118,7 +121,7 @@ func (r *Ring) take(ops []Op, taken int) {
 	}
 }
 
-// fill writes a request as the kernel reads it.
+// fill writes the entry of a request.
 func (r *Ring) fill(e *sqe, o *Op, slot uint32) {
 	*e = sqe{opcode: uint8(o.Code), fd: int32(o.FD), off: uint64(o.Off), userData: uint64(slot)}
 	if o.Code == NOP {

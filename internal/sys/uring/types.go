@@ -2,11 +2,11 @@ package uring
 
 import "fmt"
 
-// Opcode is what a request does.
+// Opcode is the operation of a request.
 type Opcode uint8
 
-// The opcodes that are bound. Read and Write of a registered buffer become their fixed variants by themselves; NOP shows what the ring
-// itself costs.
+// The opcodes. Read and Write of a registered buffer become their fixed variants automatically. NOP
+// measures the cost of the ring.
 const (
 	NOP        Opcode = 0
 	readFixed  Opcode = 4
@@ -15,12 +15,12 @@ const (
 	Write      Opcode = 23
 )
 
-// needed are the opcodes without which there is no ring.
+// needed are the required opcodes.
 var needed = []Opcode{readFixed, writeFixed, Read, Write}
 
 var opcodeNames = map[Opcode]string{NOP: "nop", readFixed: "read", writeFixed: "write", Read: "read", Write: "write"}
 
-// String returns the opcode's name as errors use it.
+// String returns the name of the opcode for errors.
 func (o Opcode) String() string {
 	if s := opcodeNames[o]; s != "" {
 		return s
@@ -35,7 +35,8 @@ const (
 
 	featSingleMmap = 1 << 0
 	featNoDrop     = 1 << 1
-	featStable     = 1 << 2 // what a request points at, but its buffers, may go once it is submitted
+	// the data of a request, except its buffers, may be freed after submission
+	featStable = 1 << 2
 
 	enterGetEvents = 1 << 0
 
@@ -55,7 +56,7 @@ type cqOffsets struct {
 	resv2                                                           uint64
 }
 
-// Params are what io_uring_setup is asked for, and answers.
+// Params is the argument and result of io_uring_setup.
 type Params struct {
 	sqEntries, cqEntries, flags, sqThreadCPU, sqThreadIdle, features, wqFD uint32
 	resv                                                                   [3]uint32

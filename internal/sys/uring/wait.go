@@ -8,18 +8,20 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Completion is what became of a request.
+// Completion is the result of a request.
 type Completion struct {
 	Op Op
-	// N is how many bytes were moved. Fewer than asked for is no error here: a read at the end of a file is one.
+	// N is the number of moved bytes. A smaller number than requested is no error, for example at
+	// the end of a file.
 	N   int
 	Err error // an *OpError
 }
 
-// Wait returns completions, at least one and at most len(out), in the order in which requests ended. It blocks until there is one, and
-// where nothing is in flight until something is submitted. One goroutine waits at a time, the others for their turn. Errors: ErrClosed
-// once the ring is closed; ErrBroken once it takes no more and nothing is in flight, or where it cannot be waited for: the memory of what
-// is in flight must not be used then, and another Wait may find that it has ended; ErrInvalid for an empty out.
+// Wait returns at least one and at most len(out) completions, in the order in which requests ended.
+// It blocks until there is one, also if nothing is in flight. One goroutine waits at a time, the
+// others queue. It returns ErrClosed after Close, and ErrInvalid for an empty out. It returns
+// ErrBroken if the ring is broken and nothing is in flight, or if it cannot wait; the memory of
+// requests in flight must then not be used, and a later Wait may find that they ended.
 func (r *Ring) Wait(out []Completion) (int, error) {
 	if len(out) == 0 {
 		return 0, fmt.Errorf("wait for io_uring: no room for a completion: %w", errdefs.ErrInvalid)
@@ -35,7 +37,7 @@ func (r *Ring) Wait(out []Completion) (int, error) {
 	case r.closed:
 		err = errdefs.ErrClosed
 	case r.inFlight <= 0:
-		err = r.broken // what a broken ring has in flight ends as any other
+		err = r.broken // requests in flight of a broken ring end normally
 	}
 	r.mu.Unlock()
 	if err != nil {
@@ -44,7 +46,7 @@ func (r *Ring) Wait(out []Completion) (int, error) {
 	return r.reap(out)
 }
 
-// reap takes completions out of the queue, at least one. Something must be in flight.
+// reap takes completions out of the queue, at least one. A request must be in flight.
 func (r *Ring) reap(out []Completion) (int, error) {
 	for {
 		if n, err := r.collect(out); n > 0 || err != nil {
@@ -53,8 +55,8 @@ func (r *Ring) reap(out []Completion) (int, error) {
 		if err := r.lost(); err != nil {
 			return 0, err
 		}
-		// The kernel also moves completions here that did not fit into the queue. EAGAIN and EBUSY ask for patience, and
-		// what is in flight ends whatever they say.
+		// The kernel also moves completions here that did not fit into the queue. EAGAIN and EBUSY
+		// are temporary, and requests in flight end regardless of the error.
 		_, errno := r.api.Enter(r.fd, 0, 1, enterGetEvents)
 		switch errno {
 		case 0, syscall.EINTR, syscall.EAGAIN, syscall.EBUSY:
@@ -64,7 +66,7 @@ func (r *Ring) reap(out []Completion) (int, error) {
 	}
 }
 
-// collect takes the completions that are there.
+// collect takes the available completions.
 func (r *Ring) collect(out []Completion) (n int, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -86,7 +88,7 @@ func (r *Ring) collect(out []Completion) (n int, err error) {
 		r.free = append(r.free, uint32(c.userData))
 		r.inFlight--
 	}
-	// The entries were read before the kernel may write them again.
+	// The kernel may overwrite the entries after this store.
 	atomic.StoreUint32(r.cqHead, head)
 	if n > 0 {
 		return n, nil

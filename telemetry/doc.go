@@ -7,7 +7,8 @@
 //
 // docs/metrics.md is generated from the catalog.
 //
-// Metrics and Progress are safe for concurrent use. Sources are called on the goroutines of scrapes and must not block.
+// Metrics and Progress are safe for concurrent use. Sources are called on the goroutines of scrapes
+// and must not block.
 package telemetry
 
 //go:generate go test . -run TestDocumentationIsTheCatalog -update

@@ -35,7 +35,8 @@ type family[S any] struct {
 // emitTimes reports the times of a histogram, with a value for each of its labels.
 type emitTimes func(times *store.Latency, labels ...string)
 
-// timesFamily is a Metric of type Histogram together with how its times are read from a source of type S.
+// timesFamily is a Metric of type Histogram together with how its times are read from a source of
+// type S.
 type timesFamily[S any] struct {
 	Metric
 	read func(s S, out emitTimes)

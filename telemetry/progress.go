@@ -23,8 +23,8 @@ func NewProgress(total int64) *Progress {
 	return p
 }
 
-// Request counts one finished request: the blocks it accessed, those among them found as a prefix, the bytes verified
-// after loading and the bytes among those that were wrong.
+// Request counts one finished request: the blocks it accessed, those among them found as a prefix,
+// the bytes verified after loading and the bytes among those that were wrong.
 func (p *Progress) Request(accesses, hits, verifiedBytes, mismatches int64) {
 	p.accesses.Add(accesses)
 	p.hits.Add(hits)

@@ -2,7 +2,8 @@ package telemetry
 
 import "github.com/kvlane/kvlane/store"
 
-// storeTimes are the histograms of what a store has timed. By path there is one a path and direction that was taken, of a few.
+// storeTimes are the histograms of what a store has timed. By path there is one a path and
+// direction that was taken, of a few.
 var storeTimes = []timesFamily[*store.Stats]{
 	storeHistogram("kvlane_store_load_seconds", "Duration of a load, from its start until every block is verified on its page or has failed.", func(s *store.Stats) *store.Latency { return &s.LoadTimes }),
 	storeHistogram("kvlane_store_dump_free_seconds", "Duration of a dump, from its start until its pages may be written again.", func(s *store.Stats) *store.Latency { return &s.FreeTimes }),

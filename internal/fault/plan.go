@@ -43,7 +43,7 @@ type Fault struct {
 	Action Action
 	Err    error         // an *Error, set for every action; Fail and Partial report it
 	Delay  time.Duration // for Delay
-	Rand   uint64        // for Corrupt: a random number of the plan's seed; use it modulo the length
+	Rand   uint64        // for Corrupt: random; use it modulo the length
 	gate   <-chan struct{}
 }
 

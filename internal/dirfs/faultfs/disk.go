@@ -14,22 +14,25 @@ import (
 	"github.com/kvlane/kvlane/internal/leak"
 )
 
-// Disk is a disk in memory that loses what was not synced when its power fails, by the strictest reading of POSIX:
+// Disk is a disk in memory that loses unsynced content when its power fails, by the strictest
+// reading of POSIX:
 //
-//   - Bytes and length of a file are durable as of the Sync of that file, which says nothing of its name.
-//   - Names in a directory are durable as of the Sync of that directory, which says nothing of what the files contain, nor of
-//     the directory's own name.
-//   - What happened since is cached, and the cache may be written back at any time, in any order, in part. So each sector
-//     of a file, its length and each name in a directory comes back, apart from all others, as it was at any moment since
-//     the last Sync. A length may also lie between two that the file had, and bytes that never arrived are zeros.
-//   - What has no name then is gone.
+//   - Bytes and length of a file are durable after the Sync of the file. Its name is not.
+//   - Names in a directory are durable after the Sync of the directory. The content of its files,
+//     and its own name, are not.
+//   - Later changes are cached. The cache may be written back at any time, in any order, in part.
+//     So each sector of a file, its length and each name in a directory survives independently, in
+//     any state since the last Sync. A length may also be between two lengths of the file, and
+//     missing bytes are zeros.
+//   - Files without a name are lost.
 //
-// It follows that a rename over an existing name leaves the old file or the new one under it; that the old name may survive
-// beside it; and that neither may, even within one directory, unless both directories were synced. A file system without a
-// journal does all of this. Times outlive everything: nobody may rely on them, and tests need not.
+// Consequently a rename over an existing name leaves the old file or the new one under that name.
+// The old name may survive too, and neither may survive, even within one directory, unless both
+// directories were synced. A file system without a journal does all of this. Times always survive,
+// but code must not rely on them.
 //
-// Operations are atomic. A kill or a power failure in the midst of one is made by a plan: New(disk.Process(), plan, clock)
-// crashes at it, with Partial after half of a write, and then Kill or PowerFail is called.
+// Operations are atomic. A plan interrupts them: New(disk.Process(), plan, clock) crashes at an
+// operation, with Partial after half of a write, and the test then calls Kill or PowerFail.
 //
 // A Disk is safe for concurrent use.
 type Disk struct {

@@ -1,14 +1,17 @@
-// Package faultfs has file systems for tests: New's goes wrong as a plan says, over one that does not; a Disk's loses, when its
-// power fails, what no fsync covers.
+// Package faultfs has file systems for tests. New adds the faults of a plan to a file system. A
+// Disk loses unsynced content when its power fails.
 //
-// Operations of a plan are named as the methods of dirfs.Dir and dirfs.File: opendir; open, stat, readdir, mkdir, rename, remove,
-// settime; read, write, fstat, sync, lock, allocate, truncate, punch, close. A fault's cause is wrapped in an fs.PathError with the path, as the operating system's
-// are. Besides Fail:
-//   - Partial does half of a write and reports it with the error, as a device that fills up does;
-//   - Corrupt flips one bit of what a read returned or of what a write was given;
-//   - Stall and Delay come before the operation, which then is done;
-//   - Crash makes this operation and all later ones fail without effect, but for close: what a killed process leaves is
-//     then in the directory. Its locks are released with the files, as the system releases those of the dead.
+// The operations of a plan have the names of the methods of dirfs.Dir and dirfs.File: opendir;
+// open, stat, readdir, mkdir, rename, remove, settime; read, write, fstat, sync, lock, allocate,
+// truncate, punch, close. The cause of a fault is wrapped in an fs.PathError with the path, like
+// an error of the operating system. Actions other than Fail:
+//
+//   - Partial does half of a write and returns the error, like a full device.
+//   - Corrupt flips one bit of read or written bytes.
+//   - Stall and Delay precede the operation.
+//   - Crash makes this operation and all later ones except close fail without effect. The
+//     directory then has the state after a killed process. Its locks are released with its files,
+//     as the system does.
 package faultfs
 
 import (

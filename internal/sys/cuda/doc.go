@@ -1,21 +1,24 @@
-// Package cuda binds NVIDIA's driver library, libcuda.so.1, without cgo. Load opens it and resolves every function into
-// an API, a table of Go functions that its owner holds: nothing is resolved later, and nothing is global. What a driver
-// lacks is an error while loading, or, for the functions that newer drivers have, a nil field.
+// Package cuda binds NVIDIA's driver library, libcuda.so.1, without cgo. Load opens it and
+// resolves every function into an API, a table of Go functions. There is no later resolution and
+// no global state. A missing function is an error of Load, or a nil field for functions of newer
+// drivers.
 //
-// The functions are thin: they take and return Go values, and answer the driver's Result. Mapping results to errors,
-// having the right context current, and knowing which memory is whose is the business of package device/cuda. A test
-// may fill an API with functions of its own.
+// The functions are thin: they take and return Go values, and return the driver's Result. Package
+// device/cuda maps results to errors, sets the current context, and tracks the owners of memory.
+// Tests may fill an API with their own functions.
 //
 // # Versions
 //
-// A function's C signature goes with the name of its symbol: cuMemAlloc is the 32-bit one of CUDA 3, cuMemAlloc_v2 ours.
-// Symbols are therefore looked up under their versioned names, which is what <cuda.h>'s macros do in C. Functions
-// younger than CUDA 12.0 are asked from cuGetProcAddress together with the CUDA version whose signature is meant, as
-// the driver then answers that variant or none: cuMemcpyBatchAsync has one parameter less in 13.0 than in 12.8. The test
-// of the layouts compiles all signatures, sizes and constants used here against <cuda.h>.
+// The C signature of a function depends on the name of its symbol: cuMemAlloc is the 32-bit
+// function of CUDA 3, cuMemAlloc_v2 the current one. Symbols are therefore looked up by their
+// versioned names, like the macros of <cuda.h> do. Functions newer than CUDA 12.0 are requested
+// from cuGetProcAddress with the CUDA version of the signature; the driver then returns that
+// variant or none. For example, cuMemcpyBatchAsync has one parameter less in 13.0 than in 12.8.
+// The test of the layouts compiles all signatures, sizes and constants against <cuda.h>.
 //
 // # Concurrency and threads
 //
-// All functions of an API are safe for concurrent use. The current context, its stack, and the stream capture mode belong
-// to the calling OS thread: a caller that sets one and relies on it in a later call locks the thread meanwhile.
+// All functions of an API are safe for concurrent use. The current context, its stack, and the
+// stream capture mode belong to the calling OS thread. A caller that sets one for a later call
+// locks the thread in between.
 package cuda

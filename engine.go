@@ -171,7 +171,8 @@ func (e *Engine) openCache() error {
 // the root of the machine's file system.
 func checkMemory(files fs.FS, bytes int64) error {
 	if err := limits.Read(files).CheckMemory(bytes); err != nil {
-		return fmt.Errorf("allocate the cache: %w; make it smaller (cache_bytes), or raise the limit", err)
+		return errdefs.WithRemedy(fmt.Errorf("allocate the cache: %w", err),
+			"make the cache smaller (cache_bytes, --cache-bytes) or raise the limit; kvlane doctor shows the memory and its limits")
 	}
 	return nil
 }

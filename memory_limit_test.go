@@ -29,7 +29,7 @@ func TestCacheAboveTheMemoryLimitIsRefused(t *testing.T) {
 		t.Errorf("2 GiB of 512 MiB: %v, want ErrNoMemory", err)
 	}
 	for _, want := range []string{"2 GiB", "512 MiB", "32 MiB", "/sys/fs/cgroup/memory.max", "cache_bytes"} {
-		if err != nil && !strings.Contains(err.Error(), want) {
+		if err != nil && !strings.Contains(err.Error()+errdefs.Remedy(err), want) {
 			t.Errorf("%v, want %s", err, want)
 		}
 	}

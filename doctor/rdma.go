@@ -3,19 +3,18 @@ package doctor
 import (
 	"strconv"
 	"strings"
+
+	"github.com/kvlane/kvlane/rdma"
 )
 
 const infiniband = "sys/class/infiniband"
-
-// InstallVerbs is what to do where libibverbs is missing.
-const InstallVerbs = "install rdma-core (Debian: libibverbs1 and ibverbs-providers)"
 
 // nullGID fills the unused entries of a port's table.
 const nullGID = "0000:0000:0000:0000:0000:0000:0000:0000"
 
 func (m *Machine) rdma() RDMA {
 	r := RDMA{
-		Library: Answered(m.Library("libibverbs.so.1"), InstallVerbs),
+		Library: Answered(m.Library("libibverbs.so.1"), rdma.InstallVerbs),
 		Devices: []RDMADevice{},
 	}
 	for _, name := range m.names(infiniband) {

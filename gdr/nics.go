@@ -59,7 +59,7 @@ func open(dev device.Device, c Config, openCopy func() (stream.Stream, error), e
 	n := &NICs{cfg: c, closes: unwind.New()}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, n.closes.Undo(context.Background(), unwind.Timeout))
+			err = withRemedy(errors.Join(err, n.closes.Undo(context.Background(), unwind.Timeout)))
 		}
 	}()
 	if dev != nil && openCopy == nil {
@@ -73,6 +73,17 @@ func open(dev device.Device, c Config, openCopy func() (stream.Stream, error), e
 		return nil, err
 	}
 	return n, nil
+}
+
+// trySoft is the end of remedies.
+const trySoft = "the provider soft (--rdma-provider soft) tries the path without a NIC"
+
+// withRemedy adds a remedy to an error about missing or broken hardware that has none.
+func withRemedy(err error) error {
+	if errdefs.Remedy(err) != "" || !errors.Is(err, errdefs.ErrNotSupported) && !errors.Is(err, errdefs.ErrBroken) {
+		return err
+	}
+	return errdefs.WithRemedy(err, "use an RDMA NIC with an active port: kvlane doctor reports missing parts, and "+trySoft)
 }
 
 // openNICs opens the NICs of the provider and tests them with memory of dev, unless dev is nil.

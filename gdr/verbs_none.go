@@ -11,5 +11,6 @@ import (
 
 // loadVerbs returns ErrNotSupported: a build with the tag nonic has no binding of libibverbs.
 func loadVerbs() (rdma.Provider, func() error, error) {
-	return nil, nil, fmt.Errorf("this build has no code for NICs (build tag nonic): %w", errdefs.ErrNotSupported)
+	return nil, nil, errdefs.WithRemedy(fmt.Errorf("this build has no code for NICs (build tag nonic): %w", errdefs.ErrNotSupported),
+		"use a build with code for NICs: make build, or a release's binary")
 }

@@ -9,6 +9,9 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
+// InstallVerbs is the remedy for a missing libibverbs.
+const InstallVerbs = "install rdma-core (Debian: libibverbs1 and ibverbs-providers)"
+
 // Error is a failed verb. errors.Is finds its sentinel of errdefs and its errno.
 type Error struct {
 	Call  string        // the native function: "ibv_reg_mr"

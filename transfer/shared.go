@@ -27,7 +27,8 @@ func (e *Engine) beginImported(ctx context.Context, p *part, forced Path, finish
 		path = PathNVLink
 	}
 	if forced != PathNone && forced != path {
-		return PathNone, nil, fmt.Errorf("the memory is reached by %s: %w", path, errdefs.ErrNotSupported)
+		return PathNone, nil, errdefs.WithRemedy(fmt.Errorf("the memory is reached by %s: %w", path, errdefs.ErrNotSupported),
+			"select that path (--protocol), or none (--protocol auto)")
 	}
 	if there.Bytes() != nil && allHost(p) {
 		b := p.listed(there)

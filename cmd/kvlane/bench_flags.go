@@ -40,10 +40,10 @@ func (f *benchFlags) register(cmd *cobra.Command) {
 	fl.BoolVar(&f.run.Forms, "forms", false, "also compare lists of extents, page lists, and page lists with checksums")
 
 	fl.BoolVar(&f.highPriority, "high-priority", false, "copy on queues of the GPU's highest priority")
-	fl.StringVar(&f.profileDir, "profile-dir", "", "where profiles of GPUs are kept (default kvlane/profiles in the user's cache directory)")
+	fl.StringVar(&f.profileDir, "profile-dir", "", usageOf("profile-dir"))
 
-	f.rdma.registerNICs(fl, "in software, reported apart")
-	f.rdma.registerQueuePairs(fl)
+	f.rdma.registerNICs(fl)
+	registerSettings(fl, "rdma-queue-pairs")
 
 	fl.BoolVar(&f.json, "json", false, "print one JSON object")
 	fl.StringVar(&f.out, "out", "", "also write the JSON object to this file")
@@ -99,7 +99,8 @@ func (f *benchFlags) parse(cmd *cobra.Command) error {
 	for _, name := range f.left {
 		p, err := stream.ParsePath(name)
 		if err != nil || p.MovedBy() != stream.MovedByDevice {
-			return usagef("--without: %w", notOffered("without", "path", name))
+			words, _ := offers["without"](nil, nil, "")
+			return usagef("--without: there is no path %q: it is one of %s", name, strings.Join(words, ", "))
 		}
 		f.without = append(f.without, p)
 	}

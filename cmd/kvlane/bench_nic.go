@@ -30,7 +30,10 @@ func (f *benchFlags) openNICs(dev device.Device, openCopy func() (stream.Stream,
 		n.why = fmt.Errorf("no path by NICs is measured: %w", errdefs.ErrNotSupported)
 		return n, nil
 	}
-	c := f.rdma.config()
+	c, err := f.rdma.config()
+	if err != nil {
+		return nil, err
+	}
 	nics, err := gdr.Open(dev, c, openCopy)
 	switch {
 	case err == nil:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,7 +22,7 @@ import (
 
 // storeBench is what the command line says of a benchmark of requests.
 type storeBench struct {
-	engine            engineFlags
+	device            string
 	run               request.Options
 	still             bool
 	work, forms, hits []string
@@ -80,8 +81,8 @@ func geometryTexts() string {
 
 func (f *storeBench) register(fl *pflag.FlagSet) {
 	fl.SortFlags = false
-	registerDevice(fl, &f.engine.device)
-	fl.IntVar(&f.engine.index, "device-index", 0, "which device of the driver, from 0")
+	registerDevice(fl, &f.device)
+	registerSettings(fl, "device-index")
 	fl.BoolVar(&f.still, "still", false, "have the simulated device copy nothing")
 	fl.StringSliceVar(&f.run.Geometries, "geometry", nil, "models, and how their blocks lie, by commas (default 70b-tp8)")
 	fl.IntSliceVar(&f.run.Blocks, "blocks", nil, "blocks of one request, by commas (default 1,8,64,128,1024,8192)")
@@ -90,7 +91,7 @@ func (f *storeBench) register(fl *pflag.FlagSet) {
 	fl.StringSliceVar(&f.forms, "forms", nil, "how they wait: for the whole, or layer by layer: whole, layers (default both)")
 	fl.StringSliceVar(&f.hits, "hits", nil, "where loads find their blocks: cache, page-cache, disk (default cache, or page-cache where the pipeline has none)")
 	fl.StringVar(&f.run.Dir, "file-dir", "", "folder in which the file tier, or that of --pipeline, gets a directory of its own (default none: cache alone)")
-	f.engine.registerPipeline(fl)
+	registerSettings(fl, "pipeline")
 	fl.Var(sizeValue{&f.run.Bytes}, "bytes", "the most bytes of all requests at a time; larger ones are left out; 0 is 2GiB, or 8MiB simulated")
 	fl.Var(sizeValue{&f.run.Engine.Store.CacheBytes}, "cache-bytes", "bytes of pinned host memory for the cache; 0 is as little as the requests need")
 	fl.Var(sizeValue{&f.run.LargeBytes}, "large", "bytes of the one large copy; 0 is 256MiB, or 4MiB simulated")
@@ -98,8 +99,7 @@ func (f *storeBench) register(fl *pflag.FlagSet) {
 	fl.DurationVar(&f.run.Budget, "budget", 0, "how long the run takes in all, set-up included; what does not fit is left out; 0 is 2m, 15s with --quick, or 10s simulated, and more with --beside-matmul")
 	fl.Uint64Var(&f.run.Seed, "seed", 1, "by which pages are chosen: the same number chooses alike")
 
-	f.engine.registerCopies(fl)
-	f.engine.registerLower(fl)
+	registerSettings(fl, storeNames...)
 
 	fl.BoolVar(&f.besideProduct, "beside-matmul", false, "also measure requests beside a matrix product")
 	fl.IntVar(&f.productRows, "product-rows", matmul.MaxRows, fmt.Sprintf("rows and columns of the product's matrices, from %d on: models have smaller ones, which lose more", matmul.MinRows))
@@ -116,7 +116,7 @@ func (f *storeBench) register(fl *pflag.FlagSet) {
 
 func (f *storeBench) execute(cmd *cobra.Command) error {
 	f.run.Began = time.Now()
-	if err := f.parse(); err != nil {
+	if err := f.parse(cmd.Flags()); err != nil {
 		return err
 	}
 	if err := checkOutput(f.out); err != nil {
@@ -142,12 +142,11 @@ func (f *storeBench) execute(cmd *cobra.Command) error {
 }
 
 // parse reads what is still text, and returns everything that is wrong.
-func (f *storeBench) parse() error {
+func (f *storeBench) parse(flags *pflag.FlagSet) error {
 	o := &f.run
 	c := &o.Engine
-	c.Device = kvlane.DeviceConfig{Driver: kvlane.Driver(f.engine.device), Index: f.engine.index, Sim: sim.Options{Still: f.still}}
-	c.Store.Pipeline = f.engine.pipeline
-	errs := f.engine.choices(c)
+	c.Device = kvlane.DeviceConfig{Driver: kvlane.Driver(f.device), Sim: sim.Options{Still: f.still}}
+	errs := []error{applySettings(c, flags, append([]string{"device-index", "pipeline"}, storeNames...)...)}
 	if d := c.Device.Driver; d != kvlane.CUDA && d != kvlane.Sim && d != kvlane.Host {
 		errs = append(errs, fmt.Errorf("--device %q: it is cuda, sim or host", d))
 	}
@@ -180,13 +179,13 @@ func (f *storeBench) parse() error {
 	return nil
 }
 
-// engineOptions are the flags whose values differ from an engine's defaults.
-var engineOptions = []string{"path", "policy", "calibrate", "verify", "fsync", "log-fsync", "stream-files", "pipeline", "cache-bytes"}
+// storeNames are settings of the engine that is measured.
+var storeNames = []string{"path", "policy", "calibrate", "verify", "fsync", "log-fsync", "stream-files"}
 
 // engineGiven names the options of the engine that were given.
 func engineGiven(fl *pflag.FlagSet) string {
 	var texts []string
-	for _, name := range engineOptions {
+	for _, name := range append(slices.Clone(storeNames), "pipeline", "cache-bytes") {
 		if f := fl.Lookup(name); f.Changed {
 			texts = append(texts, fmt.Sprintf("--%s %s", name, f.Value))
 		}

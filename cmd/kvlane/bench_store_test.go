@@ -27,10 +27,11 @@ func TestBenchStoreFlagsAreChecked(t *testing.T) {
 		want []string
 	}{
 		"names": {
-			[]string{"--geometry", "70b", "--work", "idle", "--hits", "tape", "--path", "teleport", "--noise", "loud", "--compare", "x"},
+			[]string{"--geometry", "70b", "--work", "idle", "--hits", "tape", "--noise", "loud", "--compare", "x"},
 			exitUsage,
-			[]string{`no geometry "70b": it is one of 70b-tp8`, `"idle"`, `"tape"`, `"teleport"`, `"loud"`},
+			[]string{`no geometry "70b": it is one of 70b-tp8`, `"idle"`, `"tape"`, `"loud"`},
 		},
+		"a path": {[]string{"--path", "teleport"}, exitUsage, []string{`"teleport"`}},
 		"files without a place": {
 			[]string{"--hits", "disk"}, exitUsage, []string{"no directory is given"},
 		},

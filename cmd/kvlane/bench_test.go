@@ -203,7 +203,7 @@ func TestBenchReadsCommittedRuns(t *testing.T) {
 // --without names the paths that it takes, and no others.
 func TestDefectWithoutOffersOtherPaths(t *testing.T) {
 	for _, path := range []string{"nope", "posix", "nic", "none"} {
-		want := fmt.Sprintf("--without: there is no path %q: it is one of copy-engine, kernel, staged: ", path)
+		want := fmt.Sprintf("--without: there is no path %q: it is one of copy-engine, kernel, staged\nSee", path)
 		if code, _, stderr := execute(t, tinyBench("--without", path)...); code != exitUsage || !strings.Contains(stderr, want) {
 			t.Errorf("exit code %d: %s", code, stderr)
 		}

@@ -59,7 +59,7 @@ few hundred MiB are written, to a file without a name.`,
 	fl.DurationVar(&f.opts.Budget, "budget", 2*time.Second, "how long points are measured; with --file-dir in each directory, and 1s by default. Each point is measured once even if that takes longer, and finding out whether the GPU is idle comes on top")
 	fl.DurationVar(&f.opts.Wait, "wait", 0, "how long to wait for a GPU that is in use, or for another process that measures")
 	fl.Var(sizeValue{&f.opts.Bytes}, "memory", "device memory, and as much pinned memory, to measure with; 0 is 1GiB, or what there is")
-	fl.StringVar(&f.opts.Dir, "profile-dir", "", "where profiles are kept (default kvlane/profiles in the user's cache directory)")
+	fl.StringVar(&f.opts.Dir, "profile-dir", "", usageOf("profile-dir"))
 	fl.StringArrayVar(&f.fileDirs, "file-dir", nil, "directory whose file system is measured, in place of copy paths; repeatable")
 	f.rdma.register(fl)
 	fl.BoolVar(&f.full, "full", false, "show every figure that was measured, and what is chosen by each policy")
@@ -80,7 +80,7 @@ func runCalibrate(cmd *cobra.Command, f *calibrateFlags) (err error) {
 	if f.device == string(kvlane.Host) {
 		return usagef("--device host has one path, of which nothing is to be measured: give it with --file-dir only")
 	}
-	mode, err := kvlane.ParseGDR(f.rdma.gdr)
+	mode, err := kvlane.ParseGDR(string(f.rdma.gdr()))
 	if err != nil {
 		return &usageError{err}
 	}
@@ -143,7 +143,11 @@ func (f *calibrateFlags) openNICs(cmd *cobra.Command, dev device.Device, mode kv
 	if mode == kvlane.GDROff {
 		return nil, nil
 	}
-	nics, err := gdr.Open(dev, f.rdma.config(), nil)
+	c, err := f.rdma.config()
+	if err != nil {
+		return nil, err
+	}
+	nics, err := gdr.Open(dev, c, nil)
 	switch {
 	case err == nil:
 		return nics, nil

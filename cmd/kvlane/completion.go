@@ -13,42 +13,26 @@ import (
 	"github.com/kvlane/kvlane/bench/request"
 	"github.com/kvlane/kvlane/bench/transfer"
 	"github.com/kvlane/kvlane/block"
-	"github.com/kvlane/kvlane/gdr"
-	"github.com/kvlane/kvlane/profile"
-	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/internal/settings"
 	"github.com/kvlane/kvlane/stream"
-	"github.com/kvlane/kvlane/stream/copy/plan"
 	streamfile "github.com/kvlane/kvlane/stream/file"
-	"github.com/kvlane/kvlane/tier/file"
-	"github.com/kvlane/kvlane/tier/log"
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
 // offers are the values of flags that a shell completes, by the flag's name, or by command and name where commands differ.
 var offers = map[string]cobra.CompletionFunc{
-	"config":     completeFiles,
-	"log-level":  values("debug", "info", "warn", "error"),
-	"log-format": values("text", "json"),
+	"config": completeFiles,
 
 	"device":                  values(string(kvlane.CUDA), string(kvlane.Sim), string(kvlane.Host)),
-	"replay device":           values(autoDevice, string(kvlane.CUDA), string(kvlane.Sim), string(kvlane.Host)),
-	"demo device":             values(autoDevice, string(kvlane.CUDA), string(kvlane.Sim), string(kvlane.Host)),
+	"replay device":           values(settings.ByName("device").Words...),
+	"demo device":             values(settings.ByName("device").Words...),
 	"bench file device":       values(noDevice, string(kvlane.CUDA), string(kvlane.Sim)),
 	"dtype":                   values(block.DTypes()...),
 	"preset":                  names(block.Presets(), func(g block.Geometry) string { return g.Model }),
 	"geometry":                names(request.Geometries(), func(g request.Geometry) string { return g.Name }),
-	"path":                    names(stream.Paths(stream.MovedByDevice), stream.Path.String, "auto"),
 	"without":                 names(stream.Paths(stream.MovedByDevice), stream.Path.String),
 	"paths":                   values(contenderNames()...),
-	"policy":                  names([]plan.Goal{plan.Throughput, plan.Latency, plan.Balanced, plan.Background}, plan.Goal.String, serving),
-	"calibrate":               values(string(profile.Once), string(profile.Never)),
-	"verify":                  names([]store.VerifyPolicy{store.VerifyDevice, store.VerifyAlways, store.VerifyFill}, store.VerifyPolicy.String),
-	"fsync":                   names([]file.FsyncPolicy{file.FsyncNever, file.FsyncFile}, file.FsyncPolicy.String),
-	"log-fsync":               names([]log.FsyncPolicy{log.FsyncAlways, log.FsyncInterval, log.FsyncNever}, log.FsyncPolicy.String),
 	"pipeline":                values("cache", "cache|file", "cache|log", "file", "log"),
-	"gdr":                     values(string(kvlane.GDROff), string(kvlane.GDRAuto), string(kvlane.GDRRequire)),
-	"rdma-provider":           values(string(gdr.IBV), string(gdr.Soft)),
-	"rdma-mtu":                values(mtus...),
 	"nic":                     completeNICs,
 	"require":                 values(abilityNames()...),
 	"directions":              values(string(bench.ToDevice), string(bench.ToHost), string(bench.Both)),
@@ -78,14 +62,6 @@ var offers = map[string]cobra.CompletionFunc{
 	"profile-dir":             completeDirs,
 }
 
-// freeForm are the flags whose values nobody can list: numbers, sizes, times, names and addresses. A shell offers nothing, no files
-// above all.
-var freeForm = strings.Fields(`advertise at-once batch batch-size beside-blocks beside-requests block-size block-tokens blocks
-	budget buffer buffer-size bytes cache-bytes cluster concurrency counts cufile-queues data-port device-index duration fail-above file-bytes
-	file-dir-bytes gpu-id head-size kv-heads lanes large layers length limit listen log-bytes max-bytes memory metrics-addr
-	name noise notify offset pages pairs peer-index pool pprof-addr product-rows rdma-gid-index rdma-port rdma-queue-pairs reps requests seed
-	segment sizes slot speed threads threshold timeout tp tp-rank transfers wait window`)
-
 // operands are what is completed of the words that are no flags, by command. Others take none that a shell could know.
 var operandOffers = map[string]cobra.CompletionFunc{
 	"replay":       completeFiles,
@@ -104,7 +80,13 @@ func offerOf(path, flag string) cobra.CompletionFunc {
 	if complete := offers[path+" "+flag]; complete != nil {
 		return complete
 	}
-	return offers[flag]
+	if complete := offers[flag]; complete != nil {
+		return complete
+	}
+	if s := settings.ByName(flag); s != nil && len(s.Words) > 0 {
+		return values(s.Words...)
+	}
+	return nil
 }
 
 // registerCompletions has shells complete what offers and operandOffers say, below cmd.
@@ -112,10 +94,10 @@ func registerCompletions(cmd *cobra.Command) {
 	path := commandPath(cmd)
 	register := func(f *pflag.Flag) {
 		complete := offerOf(path, f.Name)
-		if complete == nil && slices.Contains(freeForm, f.Name) {
-			complete = cobra.NoFileCompletions
+		if complete == nil {
+			complete = cobra.NoFileCompletions // the value is a number, a time, a name or an address
 		}
-		if complete == nil || f.Value.Type() == "bool" {
+		if f.Value.Type() == "bool" {
 			return
 		}
 		if err := cmd.RegisterFlagCompletionFunc(f.Name, complete); err != nil {

@@ -46,8 +46,7 @@ func forEachValue(f func(path string, cmd *cobra.Command, flag *pflag.Flag)) {
 	})
 }
 
-// Every flag that takes a value completes it, as words, files or folders, or is declared to be of free form: a new flag has to be put
-// into offers or freeForm.
+// Flags complete the values that can be listed, and otherwise nothing, files least of all.
 func TestDefectFlagValuesComplete(t *testing.T) {
 	testkit.SkipRace(t, "one goroutine reads the command line")
 	used := map[string]bool{}
@@ -57,15 +56,11 @@ func TestDefectFlagValuesComplete(t *testing.T) {
 			key = f.Name
 		}
 		used[key] = true
-		free := slices.Contains(freeForm, f.Name)
-		if (offers[key] != nil) == free {
-			t.Errorf("--%s of %q: put it either into offers or into freeForm", f.Name, path)
-			return
-		}
+		offer := offerOf(path, f.Name)
 		words, directive := completed(t, append(strings.Fields(path), "--"+f.Name, "")...)
-		offer := cobra.NoFileCompletions
-		if !free {
-			offer = offers[key]
+		free := offer == nil
+		if free {
+			offer = cobra.NoFileCompletions
 		}
 		want, how := offer(nil, nil, "")
 		if !slices.Equal(words, want) || directive != fmt.Sprintf(":%d", how) {
@@ -78,11 +73,6 @@ func TestDefectFlagValuesComplete(t *testing.T) {
 	for key := range maps.Keys(offers) {
 		if !used[key] {
 			t.Errorf("offers has %q, which no command has", key)
-		}
-	}
-	for _, name := range freeForm {
-		if !used[name] {
-			t.Errorf("freeForm has %q, which no command has", name)
 		}
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
+
+	"github.com/kvlane/kvlane/internal/settings"
 )
 
 func newConfigCommand() *cobra.Command {
@@ -69,30 +71,25 @@ default. With a command it prints the settings that this command has, and behind
 	return cmd
 }
 
-// showAll shows every setting, whatever commands have it.
+// showAll returns every setting.
 func showAll(cmd *cobra.Command) (*shownConfig, error) {
 	c, all, err := readShown(cmd)
 	if err != nil {
 		return nil, err
 	}
-	known := newCatalog()
-	for i := range settings {
-		s := &settings[i]
-		if len(known.settings[s.name]) == 0 {
-			continue // in a build without its commands
+	for i := range settings.Table {
+		s := &settings.Table[i]
+		if s.Name == "" {
+			continue
 		}
-		shown := shownSetting{Name: s.name, Env: s.env(), Values: []string{}, Source: "default"}
-		for _, f := range known.settings[s.name] {
-			for _, v := range flagValues(f.Flag) {
-				if !slices.Contains(shown.Values, v) { // commands differ
-					shown.Values = append(shown.Values, v)
-				}
-			}
+		shown := shownSetting{Name: s.Name, Env: s.Env(), Values: []string{}, Source: "default"}
+		if v := s.Initial(); v != "" {
+			shown.Values = append(shown.Values, v)
 		}
-		if at := slices.IndexFunc(all, func(g supplied) bool { return g.setting == s }); at >= 0 {
-			shown.Values, shown.Source = all[at].values, all[at].from
+		if at := slices.IndexFunc(all, func(v settings.Value) bool { return v.Setting == s }); at >= 0 {
+			shown.Values, shown.Source = all[at].Texts, all[at].From
 		}
-		if f := cmd.Root().PersistentFlags().Lookup(s.name); f != nil && f.Changed {
+		if f := cmd.Root().PersistentFlags().Lookup(s.Name); f != nil && f.Changed {
 			shown.Values, shown.Source = flagValues(f), "flag"
 		}
 		c.Settings = append(c.Settings, shown)
@@ -100,7 +97,7 @@ func showAll(cmd *cobra.Command) (*shownConfig, error) {
 	return c, nil
 }
 
-func readShown(cmd *cobra.Command) (*shownConfig, []supplied, error) {
+func readShown(cmd *cobra.Command) (*shownConfig, []settings.Value, error) {
 	all, err := readSettings(cmd)
 	if err != nil {
 		return nil, nil, &usageError{err}
@@ -136,13 +133,13 @@ func showCommand(cmd *cobra.Command, args []string) (*shownConfig, error) {
 		return nil, err
 	}
 	c.Command = target.CommandPath()
-	for i := range settings {
-		s := &settings[i]
-		f := s.of(target)
+	for i := range settings.Table {
+		s := &settings.Table[i]
+		f := settingFlag(target, s)
 		if f == nil {
 			continue
 		}
-		shown := shownSetting{Name: s.name, Env: s.env(), Values: flagValues(f), Source: "default"}
+		shown := shownSetting{Name: s.Name, Env: s.Env(), Values: flagValues(f), Source: "default"}
 		if f.Changed {
 			if shown.Source = origin(f); shown.Source == "" {
 				shown.Source = "flag"
@@ -208,7 +205,7 @@ that commands take. What a command checks beyond the names and kinds of values i
 			if name == "" {
 				return usagef("there is no configuration file, neither %s: name one", strings.Join(usualConfigs(), " nor "))
 			}
-			all, err := readConfig(cmd.Context(), name, newCatalog)
+			all, err := settings.ReadFile(cmd.Context(), name)
 			if err != nil {
 				return &usageError{err}
 			}

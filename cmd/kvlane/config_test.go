@@ -13,7 +13,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
+
+	"github.com/kvlane/kvlane/internal/settings"
 )
 
 // configText writes a configuration file.
@@ -112,36 +116,36 @@ func TestDefectFlagEnvironmentFileDefault(t *testing.T) {
 // Everything that is wrong with a file is said at once, by file, line and key, and with what was meant.
 func TestDefectConfigurationNamesFileLineAndKey(t *testing.T) {
 	for text, want := range map[string]string{
-		"device: cdua":                        `:1: device: "cdua" is none of auto, cuda, host, sim; did you mean cuda?`,
-		"\n\ncache-bytes: much":               `:3: cache-bytes: "much" is not a size`,
-		"stream-files: yes":                   `:1: stream-files: "yes" is neither true nor false`,
-		"rdma-port: 1.5":                      `:1: rdma-port: "1.5" is not a whole number`,
-		"log-level: loud":                     `:1: log-level: "loud" is none of debug, info, warn or error`,
-		"pipeline: cache|files":               `:1: pipeline: parse pipeline "cache|files": unknown tier "files"`,
-		"fil-dir: /x":                         `:1: "fil-dir" is no setting; did you mean file-dir?`,
-		"cache_bytes: 1":                      `:1: "cache_bytes": the key is cache-bytes`,
-		"--device: sim":                       `:1: "--device": the key is device`,
-		"seed: 1":                             `:1: "seed" is no setting: --seed is given on the command line alone`,
-		"nonsense: 1":                         `:1: "nonsense" is no setting (kvlane config show`,
-		"device: sim\ndevice: host":           `:2: device is given in line 1 already`,
-		"device: [sim]":                       ":1: device: it takes one value, not a list",
-		"device: {a: b}":                      ":1: device: it takes a value\n",
-		"nic: [[a]]":                          ":1: nic: it takes a value or a list of values",
-		"nic: []":                             ":1: nic: the list is empty",
-		"fsync:":                              ":1: fsync: it has no value",
-		"fsync: ~":                            ":1: fsync: it has no value",
-		"- device":                            ":1: a configuration is lines of NAME: VALUE",
-		"device sim":                          ":1: a configuration is lines of NAME: VALUE",
-		"device: sim\n---\ngdr: off":          ":2: there is a second document",
-		"device: \"sim":                       ": found unexpected end of stream",
-		"? [a]\n: b":                          ":1: ",
-		"rdma-mtu: 77":                        `:1: rdma-mtu: "77" is none of 0, 256, 512`,
-		"metrics-addr: nonsense":              ":1: metrics-addr: address nonsense: missing port",
-		"pprof-addr: nonsense":                ":1: pprof-addr: address nonsense: missing port",
-		"file-dir-bytes: [0, -1]":             `:1: file-dir-bytes: the size "-1" is negative`,
-		"<<: {device: sim}":                   ` is no setting`,
-		"a: 1\nb: 2\nfsync: sometimes":        `:3: fsync: "sometimes" is none of file, never`,
-		strings.Repeat("#", maxConfigBytes+1): "is longer than 1048576 bytes",
+		"device: cdua":                 `:1: device: "cdua" is none of auto, cuda, sim, host; did you mean cuda?`,
+		"\n\ncache-bytes: much":        `:3: cache-bytes: "much" is not a size`,
+		"stream-files: yes":            `:1: stream-files: "yes" is neither true nor false`,
+		"rdma-port: 1.5":               `:1: rdma-port: "1.5" is not a whole number`,
+		"log-level: loud":              `:1: log-level: "loud" is none of debug, info, warn, error`,
+		"pipeline: cache|files":        `:1: pipeline: parse pipeline "cache|files": unknown tier "files"`,
+		"fil-dir: /x":                  `:1: "fil-dir" is no setting; did you mean file-dir?`,
+		"cache_bytes: 1":               `:1: "cache_bytes": the key is cache-bytes`,
+		"--device: sim":                `:1: "--device": the key is device`,
+		"seed: 1":                      `:1: "seed" is no setting (kvlane config show`,
+		"nonsense: 1":                  `:1: "nonsense" is no setting (kvlane config show`,
+		"device: sim\ndevice: host":    `:2: device is given in line 1 already`,
+		"device: [sim]":                ":1: device: it takes one value, not a list",
+		"device: {a: b}":               ":1: device: it takes a value\n",
+		"nic: [[a]]":                   ":1: nic: it takes a value or a list of values",
+		"nic: []":                      ":1: nic: the list is empty",
+		"fsync:":                       ":1: fsync: it has no value",
+		"fsync: ~":                     ":1: fsync: it has no value",
+		"- device":                     ":1: a configuration is lines of NAME: VALUE",
+		"device sim":                   ":1: a configuration is lines of NAME: VALUE",
+		"device: sim\n---\ngdr: off":   ":2: there is a second document",
+		"device: \"sim":                ": found unexpected end of stream",
+		"? [a]\n: b":                   ":1: ",
+		"rdma-mtu: 77":                 `:1: rdma-mtu: "77" is none of 0, 256, 512`,
+		"metrics-addr: nonsense":       ":1: metrics-addr: address nonsense: missing port",
+		"pprof-addr: nonsense":         ":1: pprof-addr: address nonsense: missing port",
+		"file-dir-bytes: [0, -1]":      `:1: file-dir-bytes: the size "-1" is negative`,
+		"<<: {device: sim}":            ` is no setting`,
+		"a: 1\nb: 2\nfsync: sometimes": `:3: fsync: "sometimes" is none of never, file`,
+		strings.Repeat("#", 1<<20+1):   "is longer than 1048576 bytes",
 	} {
 		name := configText(t, text)
 		for _, args := range [][]string{{"config", "check", name}, {"topo", "--config", name}, {"config", "show", "--config", name}} {
@@ -170,9 +174,9 @@ func TestConfigurationIsShared(t *testing.T) {
 		t.Errorf("the directory of the file: exit code %d: %s%s", code, stdout, stderr)
 	}
 	for args, want := range map[string]string{
-		"replay x --path kernel --policy latency":  "--policy has no effect with a forced --path: leave one of them out\nSee",
-		"replay x --file-read-only --log-fsync x":  "--log-fsync has no effect",
-		"replay x --log-dir /y --cache-bytes 4KiB": "The configuration gives --device (" + name + ":1), --policy (" + name + ":5), --log-fsync (",
+		"replay x --path kernel --policy latency":     "--policy has no effect with a forced --path: leave one of them out\nSee",
+		"replay x --file-read-only --log-fsync never": "--log-fsync has no effect",
+		"replay x --log-dir /y --cache-bytes 4KiB":    "The configuration gives --device (" + name + ":1), --policy (" + name + ":5), --log-fsync (",
 	} {
 		if code, _, stderr := execute(t, strings.Fields(args)...); code != exitUsage || !strings.Contains(stderr, want) {
 			t.Errorf("%s: exit code %d, want %q:\n%s", args, code, want, stderr)
@@ -182,7 +186,7 @@ func TestConfigurationIsShared(t *testing.T) {
 	if code, _, stderr := execute(t, "replay", "x", "--policy", "latency"); code != exitUsage || !strings.Contains(stderr, "--path is from "+os.Getenv(configEnv)+":1.\n") {
 		t.Errorf("exit code %d: %s", code, stderr)
 	}
-	if code, _, stderr := execute(t, "bench", "copy"); code != exitUsage || !strings.Contains(stderr, `:2: device: "auto" is not what "kvlane bench copy" takes, which is cuda, sim, host; give --device`) {
+	if code, _, stderr := execute(t, "bench", "copy"); code != exitUsage || !strings.Contains(stderr, "The configuration gives --device ("+os.Getenv(configEnv)+":2)") {
 		t.Errorf("exit code %d: %s", code, stderr)
 	}
 	// Without --use-vram no device is asked for.
@@ -299,7 +303,8 @@ func TestDefectConfigurationReadsPipelinesDifferently(t *testing.T) {
 	trace := traceFile(t, goodLine)
 	for _, wrong := range []string{"file|cache", "cache|files", "cache|", "cache|cache"} {
 		_, _, stderr := execute(t, "replay", trace, "--device", "sim", "--pipeline", wrong)
-		said, _, _ := strings.Cut(strings.TrimPrefix(stderr, "kvlane: "), "\n")
+		_, said, _ := strings.Cut(stderr, "--pipeline: ")
+		said, _, _ = strings.Cut(said, "\n")
 		name := configText(t, fmt.Sprintf("pipeline: %q", wrong))
 		for _, args := range [][]string{{"config", "check", name}, {"replay", trace, "--device", "sim", "--config", name}} {
 			code, _, stderr := execute(t, args...)
@@ -391,41 +396,68 @@ func TestConfigurationIsDocumented(t *testing.T) {
 	if code != exitFailure || !strings.Contains(stderr, "no such file") { // which is looked for when all flags are found right
 		t.Errorf("with the example: exit code %d: %s", code, stderr)
 	}
-	all, err := parseConfig("example", regexp.MustCompile("(?m)^#([a-z])").ReplaceAll([]byte(example), []byte("$1")), newCatalog())
+	all, err := settings.ParseFile("example", regexp.MustCompile("(?m)^#([a-z])").ReplaceAll([]byte(example), []byte("$1")))
 	if err != nil {
 		t.Error(err)
 	}
-	for i := range settings {
-		s := &settings[i]
-		if !slices.ContainsFunc(all, func(g supplied) bool { return g.setting == s }) {
-			t.Errorf("the example lacks %s", s.name)
+	for i := range settings.Table {
+		s := &settings.Table[i]
+		if s.Name == "" {
+			continue
 		}
-		for _, c := range s.but {
+		if !slices.ContainsFunc(all, func(v settings.Value) bool { return v.Setting == s }) {
+			t.Errorf("the example lacks %s", s.Name)
+		}
+		for _, c := range s.FlagOnly {
 			command, _, _ := strings.Cut(c, " ")
-			if ok, err := regexp.MatchString("(?m)^\\| .*`"+s.name+"`.* \\|.*`"+command, string(text)); err != nil || !ok {
-				t.Errorf("the documentation does not say that %s takes %s from the command line alone", c, s.name)
+			if ok, err := regexp.MatchString("(?m)^\\| .*`"+s.Name+"`.* \\|.*`"+command, string(text)); err != nil || !ok {
+				t.Errorf("the documentation does not say that %s takes %s from the command line only", c, s.Name)
 			}
 		}
 	}
 }
 
-// Every setting is a flag of a command, and its variable is nobody else's.
+// Every setting is a flag of a command, which accepts the setting's initial value and words unless
+// it accepts fewer by design, and its variable has no other meaning.
 func TestSettingsAreFlags(t *testing.T) {
-	known := newCatalog()
+	fewer := []string{"device", "protocol"}
+	flags := map[string]bool{}
+	forEachCommand(func(path string, cmd *cobra.Command) {
+		for i := range settings.Table {
+			s := &settings.Table[i]
+			f := settingFlag(cmd, s)
+			if f == nil {
+				continue
+			}
+			flags[s.Name] = true
+			if _, list := f.Value.(pflag.SliceValue); list != s.IsList() {
+				t.Errorf("--%s of %q is a list: %v, and its setting is %v", s.Name, path, list, s.IsList())
+			}
+			if slices.Contains(fewer, s.Name) {
+				continue
+			}
+			if v := s.Initial(); v != "" && f.DefValue != v {
+				t.Errorf("--%s of %q starts as %q, and its setting as %q", s.Name, path, f.DefValue, v)
+			}
+			if words := flagWords(path, f); s.Words != nil && !slices.Equal(words, s.Words) {
+				t.Errorf("--%s of %q accepts %q, and its setting %q", s.Name, path, words, s.Words)
+			}
+		}
+	})
 	env := map[string]bool{configEnv: true}
-	for i := range settings {
-		s := &settings[i]
-		if len(known.settings[s.name]) == 0 {
-			t.Errorf("%s is a flag of no command", s.name)
+	for i := range settings.Table {
+		s := &settings.Table[i]
+		if s.Name == "" {
+			continue
 		}
-		if env[s.env()] {
-			t.Errorf("%s is there twice", s.env())
+		if !flags[s.Name] {
+			t.Errorf("%s is a flag of no command", s.Name)
 		}
-		env[s.env()] = true
-		for _, c := range s.but {
+		env[s.Env()] = true
+		for _, c := range s.FlagOnly {
 			cmd, rest, err := newRootCommand().Find(strings.Fields(c))
-			if err != nil || len(rest) > 0 || s.of(cmd) != nil {
-				t.Errorf("%s: %q is no command, or takes it", s.name, c)
+			if err != nil || len(rest) > 0 || settingFlag(cmd, s) != nil {
+				t.Errorf("%s: %q is no command, or reads it from the configuration", s.Name, c)
 			}
 		}
 	}
@@ -453,32 +485,4 @@ func TestSettingsAreFlags(t *testing.T) {
 	if err != nil || read < 50 {
 		t.Errorf("%d names were found, %v: the test does not test", read, err)
 	}
-}
-
-func TestNearestWord(t *testing.T) {
-	words := []string{"cuda", "sim", "host", "copy-engine"}
-	for word, want := range map[string]string{"cdua": "cuda", "Sim": "sim", "copyengine": "copy-engine", "copy-engin": "copy-engine", "tpu": "", "": "", "hsot": "host"} {
-		if got := nearestWord(word, words); got != want {
-			t.Errorf("%q: %q, want %q", word, got, want)
-		}
-	}
-}
-
-// Whatever a file has, it is read or refused with its name, and what is read has values that its flag takes.
-func FuzzConfig(f *testing.F) {
-	for _, seed := range []string{"device: sim\nnic: [a, b]\n", "a: &x sim\ndevice: *x", "# nothing", "---\n...\n", "<<: *x", "{device: sim, gdr: off}", "fsync: !!binary aGk=", "\"device\": |\n  sim"} {
-		f.Add([]byte(seed))
-	}
-	known := newCatalog()
-	f.Fuzz(func(t *testing.T, text []byte) {
-		all, err := parseConfig("the file", text, known)
-		if err != nil && !strings.HasPrefix(err.Error(), "the file") {
-			t.Errorf("%v", err)
-		}
-		for _, g := range all {
-			if err := known.check(&g); err != nil || len(g.values) == 0 || !strings.HasPrefix(g.from, "the file:") {
-				t.Errorf("%s: %q from %q, %v", g.name, g.values, g.from, err)
-			}
-		}
-	})
 }

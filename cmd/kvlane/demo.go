@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane"
-	"github.com/kvlane/kvlane/replay/demo"
 )
 
 // demoCacheBytes is less than the blocks of the demo's trace take, so that the file tier has to serve too.
@@ -42,12 +41,16 @@ step fails.`,
 }
 
 func runDemo(cmd *cobra.Command, device string, rdma *rdmaFlags, temp string) error {
+	nics, err := rdma.config()
+	if err != nil {
+		return err
+	}
 	driver, noGPU := chooseDriver(device)
 	c := kvlane.Config{
 		Model:  smallGeometry,
 		Device: kvlane.DeviceConfig{Driver: driver},
-		Store:  kvlane.StoreConfig{CacheBytes: demoCacheBytes, GDR: kvlane.GDR(rdma.gdr)},
-		RDMA:   rdma.config(),
+		Store:  kvlane.StoreConfig{CacheBytes: demoCacheBytes, GDR: rdma.gdr()},
+		RDMA:   nics,
 	}
 	if err := c.Validate(); err != nil {
 		return &usageError{err}
@@ -56,15 +59,15 @@ func runDemo(cmd *cobra.Command, device string, rdma *rdmaFlags, temp string) er
 	if err := saySimulated(cmd.OutOrStdout(), noGPU); err != nil {
 		return err
 	}
-	return demo.Run(cmd.Context(), demo.Config{
-		Geometry: smallGeometry,
-		Dir:      temp,
-		Out:      cmd.OutOrStdout(),
-		Open: func(ctx context.Context, dir string) (demo.Engine, error) {
+	d := demo{
+		geometry: smallGeometry,
+		dir:      temp,
+		out:      cmd.OutOrStdout(),
+		open: func(ctx context.Context, dir string) (*kvlane.Engine, error) {
 			c.Store.Dirs = []string{dir}
 			e, err := kvlane.Open(ctx, c)
 			if err != nil {
-				return nil, asUsage(err) // not a nil *Engine in an interface
+				return nil, asUsage(err)
 			}
 			if err := e.ExportTo(metricsOf(ctx)); err != nil {
 				return nil, errors.Join(err, e.Close(ctx))
@@ -72,6 +75,7 @@ func runDemo(cmd *cobra.Command, device string, rdma *rdmaFlags, temp string) er
 			isReady(ctx)
 			return e, nil
 		},
-		Verify: verifyDir,
-	})
+		verify: verifyDir,
+	}
+	return d.run(cmd.Context())
 }

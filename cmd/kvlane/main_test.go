@@ -4,6 +4,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/kvlane/kvlane/internal/settings"
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
@@ -15,8 +16,8 @@ func TestMain(m *testing.M) {
 	if os.Getenv(commandEnv) != "" {
 		main() // which exits
 	}
-	for i := range settings {
-		_ = os.Unsetenv(settings[i].env()) // it fails for no name that there is
+	for i := range settings.Table {
+		_ = os.Unsetenv(settings.Table[i].Env()) // no name of a setting makes it fail
 	}
 	_ = os.Setenv(configEnv, os.DevNull)
 	testkit.Main(m)

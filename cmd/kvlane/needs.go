@@ -4,57 +4,34 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/bench"
-	"github.com/kvlane/kvlane/gdr"
-	"github.com/kvlane/kvlane/stream/copy/plan"
+	"github.com/kvlane/kvlane/internal/settings"
 	engine "github.com/kvlane/kvlane/transfer"
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
-// need is what flags of some commands need of the other flags to have an effect. A flag that has none is a wrong command line:
-// whoever gave it expects something of it.
+// need is a condition on which flags of some commands have an effect. A given flag without effect is
+// a wrong command line.
 type need struct {
 	commands []string // paths, without the program's name
-	flags    []string // empty: all of the command but those in but, and those of every command
+	flags    []string // empty: all of the command except but, and except those of every command
 	but      []string
 	met      func(*pflag.FlagSet) bool
-	// lacks is what to add to meet it, or clashes what to leave out.
+	// lacks names flags to add so that the condition holds, clashes a flag to remove.
 	lacks, clashes string
 }
 
-// rdmaNames are the flags of rdmaFlags but gdr.
-var rdmaNames = []string{"rdma-provider", "nic", "rdma-port", "rdma-gid-index", "rdma-mtu", "rdma-queue-pairs"}
-
-// needs are checked before any command runs. A flag that is not listed has an effect in every command line that is right.
-var needs = []need{
+// needs are checked before a command runs. Flags that are not listed always have an effect.
+var needs = append(settingNeeds(), []need{
 	{
 		commands: []string{"replay"}, but: []string{"list-presets"},
 		met: isNot("list-presets", "true"), clashes: "--list-presets",
-	},
-	{
-		commands: []string{"replay"}, flags: []string{"file-bytes", "file-dir-bytes", "fsync"},
-		met: given("file-dir"), lacks: "--file-dir DIR",
-	},
-	{
-		commands: []string{"replay"}, flags: []string{"file-read-only", "stream-files"},
-		met: either(given("file-dir"), given("log-dir")), lacks: "--file-dir DIR or --log-dir DIR",
-	},
-	{
-		commands: []string{"replay"}, flags: []string{"log-bytes", "log-fsync"},
-		met: given("log-dir"), lacks: "--log-dir DIR",
-	},
-	{
-		commands: []string{"replay"}, flags: []string{"log-bytes", "log-fsync"},
-		met: isNot("file-read-only", "true"), clashes: "--file-read-only, which writes nothing",
-	},
-	{
-		commands: []string{"replay"}, flags: []string{"file-bytes", "file-dir-bytes", "fsync"},
-		met: isNot("file-read-only", "true"), clashes: "--file-read-only, which writes nothing",
 	},
 	{
 		commands: []string{"bench store"}, flags: []string{"fsync"},
@@ -67,35 +44,6 @@ var needs = []need{
 	{
 		commands: []string{"bench store"}, flags: []string{"calibrate"},
 		met: isNot("device", string(kvlane.Sim), string(kvlane.Host)), clashes: "--device sim or host, whose paths are not measured",
-	},
-	{
-		commands: []string{"replay", "bench store"}, flags: []string{"policy"},
-		met: either(isNot("policy", plan.Throughput.String(), plan.Latency.String()), is("path", "auto")), clashes: "a forced --path",
-	},
-	{
-		commands: []string{"replay", "bench store"}, flags: []string{"policy"},
-		met: either(isNot("policy", plan.Throughput.String(), plan.Latency.String()), isNot("device", string(kvlane.Host))), clashes: "--device host, whose copies have one path",
-	},
-	{
-		commands: []string{"replay"}, flags: []string{"calibrate"},
-		met: isNot("device", string(kvlane.Host)), clashes: "--device host, whose copies have one path",
-	},
-	{
-		commands: []string{"replay"}, flags: []string{"calibrate"},
-		met: either(isNot("device", string(kvlane.Sim)), is("gdr", string(kvlane.GDRAuto))), clashes: "--device sim, whose paths are not measured",
-	},
-	{
-		commands: []string{"replay"}, flags: []string{"gdr"},
-		met: either(isNot("gdr", string(kvlane.GDRAuto)), is("path", "auto")), clashes: "a forced --path",
-	},
-	{
-		commands: []string{"replay", "demo", "calibrate"}, flags: rdmaNames,
-		met: isNot("gdr", string(kvlane.GDROff)), lacks: "--gdr auto or --gdr require",
-	},
-	{
-		commands: []string{"replay", "demo", "calibrate"}, flags: []string{"gdr"},
-		met:     either(isNot("gdr", string(kvlane.GDRAuto)), isNot("rdma-provider", string(gdr.Soft))),
-		clashes: "--rdma-provider soft, which only --gdr require takes",
 	},
 	{
 		commands: []string{"calibrate"}, but: []string{"file-dir", "device", "device-index", "budget", "profile-dir", "json"},
@@ -142,7 +90,7 @@ var needs = []need{
 		met: either(isNotGiven("host"), has("host", "slots"), is("forms", "true")), lacks: "--host slots",
 	},
 	{
-		commands: []string{"bench copy"}, flags: rdmaNames,
+		commands: []string{"bench copy"}, flags: settings.RDMANames,
 		met: measuring(bench.Contender.NIC), lacks: "a path by NIC among --paths",
 	},
 	{
@@ -186,6 +134,24 @@ var needs = []need{
 		commands: []string{"bench file"}, flags: []string{"direct", "cufile-queues"},
 		met: isNot("device", noDevice), lacks: "--device cuda or --device sim",
 	},
+}...)
+
+// settingNeeds returns the rules of settings as needs.
+func settingNeeds() []need {
+	needs := make([]need, len(settings.Rules))
+	for i := range settings.Rules {
+		r := &settings.Rules[i]
+		met := func(flags *pflag.FlagSet) bool {
+			return r.Met(func(name string) string {
+				if f := flags.Lookup(name); f != nil {
+					return strings.Join(flagValues(f), ",")
+				}
+				return ""
+			})
+		}
+		needs[i] = need{commands: r.Commands, flags: r.Names, met: met, lacks: r.Lacks, clashes: r.Clashes}
+	}
+	return needs
 }
 
 // noDevice is the value of --device that measures host memory alone.
@@ -215,7 +181,7 @@ func has(flag, value string) func(*pflag.FlagSet) bool {
 	}
 }
 
-// isNot is true also of a value that there is not, of which the command says more.
+// isNot also reports true for an invalid value, which the command refuses.
 func isNot(flag string, values ...string) func(*pflag.FlagSet) bool {
 	return func(f *pflag.FlagSet) bool { return !is(flag, values...)(f) }
 }
@@ -242,7 +208,7 @@ func measuresSome(f *pflag.FlagSet, kind func(bench.Contender) bool) bool {
 	})
 }
 
-// checkNeeds reports every flag of a command line that has no effect there, as a wrong command line.
+// checkNeeds returns a usage error that lists the flags without effect.
 func checkNeeds(cmd *cobra.Command) error {
 	var errs []error
 	forIdle(cmd, func(n *need, f *pflag.Flag) {
@@ -258,7 +224,7 @@ func checkNeeds(cmd *cobra.Command) error {
 	return nil
 }
 
-// forIdle calls f with each flag that was given and has no effect, and the need that is not met.
+// forIdle calls f with each given flag without effect, and the need that is not met.
 func forIdle(cmd *cobra.Command, f func(*need, *pflag.Flag)) {
 	path := commandPath(cmd)
 	for i := range needs {
@@ -274,7 +240,7 @@ func forIdle(cmd *cobra.Command, f func(*need, *pflag.Flag)) {
 	}
 }
 
-// about reports whether the need is that of a flag of cmd.
+// about reports whether the need applies to a flag of cmd.
 func (n *need) about(cmd *cobra.Command, flag string) bool {
 	if len(n.flags) > 0 {
 		return slices.Contains(n.flags, flag)

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/kvlane/kvlane/internal/settings"
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
@@ -116,6 +117,12 @@ func give(f *pflag.Flag) []string {
 		value = "latency"
 	case f.Name == "gdr":
 		value = "auto"
+	case settings.ByName(f.Name) != nil && len(settings.ByName(f.Name).Words) > 0:
+		value = settings.ByName(f.Name).Words[1]
+	case f.Name == "file-dir-bytes":
+		value = "1"
+	case f.Name == "pipeline":
+		value = "cache"
 	case value == "":
 		value = "x"
 	}

@@ -1,48 +1,44 @@
 package main
 
 import (
+	"slices"
+
 	"github.com/spf13/pflag"
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/gdr"
+	"github.com/kvlane/kvlane/internal/settings"
 )
 
-// rdmaFlags say whether and how copies travel by RDMA NICs.
-type rdmaFlags struct {
-	gdr      string
-	provider string
-	gid      int
-	nics     gdr.Config
-}
+// rdmaFlags select RDMA NICs for copies.
+type rdmaFlags struct{ flags *pflag.FlagSet }
 
+// register adds all flags.
 func (r *rdmaFlags) register(flags *pflag.FlagSet) {
-	flags.StringVar(&r.gdr, "gdr", string(kvlane.GDROff), "copy by RDMA NICs connected to themselves: off, auto (the batches that they are measured to be the fastest for), or require")
-	r.registerNICs(flags, "in software, to try the path; with --gdr require only")
-	r.registerQueuePairs(flags)
+	registerSettings(flags, "gdr")
+	r.registerNICs(flags)
+	registerSettings(flags, "rdma-queue-pairs")
 }
 
-// registerNICs adds the flags that select NICs. soft says what NICs in software are for.
-func (r *rdmaFlags) registerNICs(flags *pflag.FlagSet, soft string) {
-	flags.StringVar(&r.provider, "rdma-provider", string(gdr.IBV), "whose NICs: ibv (the machine's), or soft ("+soft+")")
-	flags.StringSliceVar(&r.nics.NICs, "nic", nil, "names of the NICs to use, by commas; default: the nearest to the device")
-	flags.IntVar(&r.nics.Port, "rdma-port", 0, "port of the NICs; 0 is the first that is active")
-	flags.IntVar(&r.gid, "rdma-gid-index", -1, "which address of the port; -1 is the best")
-	flags.IntVar(&r.nics.MTU, "rdma-mtu", 0, "bytes of a packet, 256 to 4096; 0 is the port's active MTU")
+// registerNICs adds the flags that select NICs.
+func (r *rdmaFlags) registerNICs(flags *pflag.FlagSet) {
+	r.flags = flags
+	registerSettings(flags, slices.DeleteFunc(slices.Clone(settings.RDMANames), func(name string) bool { return name == "rdma-queue-pairs" })...)
 }
 
-func (r *rdmaFlags) registerQueuePairs(flags *pflag.FlagSet) {
-	flags.IntVar(&r.nics.QueuePairs, "rdma-queue-pairs", 0, "queue pairs on each NIC; 0 is the default")
-}
-
-// config returns what the flags ask for. Its problems are found with those of the whole configuration.
-func (r *rdmaFlags) config() gdr.Config {
-	c := r.nics
-	c.Provider = gdr.Provider(r.provider)
-	if r.gid != -1 {
-		c.GIDIndex = &r.gid
+// config returns the NICs that the flags select.
+func (r *rdmaFlags) config() (gdr.Config, error) {
+	var c kvlane.Config
+	if err := applySettings(&c, r.flags, settings.RDMANames...); err != nil {
+		return gdr.Config{}, &usageError{err}
 	}
-	return c
+	return c.RDMA, nil
 }
 
-// soft reports whether NICs in software are asked for.
-func (r *rdmaFlags) soft() bool { return gdr.Provider(r.provider) == gdr.Soft }
+// gdr returns the value of the flag --gdr.
+func (r *rdmaFlags) gdr() kvlane.GDR { return kvlane.GDR(r.flags.Lookup("gdr").Value.String()) }
+
+// soft reports whether the flags select NICs in software.
+func (r *rdmaFlags) soft() bool {
+	return r.flags.Lookup("rdma-provider").Value.String() == string(gdr.Soft)
+}

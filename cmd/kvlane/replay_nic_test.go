@@ -51,7 +51,7 @@ func TestReplaySaysWhyThereIsNoNIC(t *testing.T) {
 		{
 			[]string{"--gdr", "often", "--rdma-provider", "fpga", "--nic", "a,a", "--rdma-port", "-1", "--rdma-gid-index", "-7", "--rdma-mtu", "9000", "--rdma-queue-pairs", "-2"},
 			exitUsage,
-			[]string{`"often"`, `"fpga"`, `"a" is named twice`, "port -1", "GID index -7", "MTU 9000", "-2"},
+			[]string{`"often"`, `"fpga"`, `"a" is named twice`, "port -1", "GID index -7", `"9000"`, "-2"},
 		},
 	} {
 		code, stdout, stderr := execute(t, small(append([]string{"replay", trace}, c.args...)...)...)

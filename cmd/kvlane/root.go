@@ -15,6 +15,7 @@ import (
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/gdr"
+	"github.com/kvlane/kvlane/internal/settings"
 	"github.com/kvlane/kvlane/wire"
 )
 
@@ -72,8 +73,8 @@ Exit codes:
 	root.SilenceUsage = true
 	root.SetFlagErrorFunc(flagError)
 	root.PersistentFlags().String(configFlag, "", configFlagUsage)
-	root.PersistentFlags().StringVar(&level, "log-level", "info", "least severe log records to print: debug, info, warn or error")
-	root.PersistentFlags().StringVar(&format, "log-format", "text", "form of log records on standard error: text or json")
+	root.PersistentFlags().StringVar(&level, "log-level", "info", usageOf("log-level"))
+	root.PersistentFlags().StringVar(&format, "log-format", "text", usageOf("log-format"))
 	watch.register(root.PersistentFlags())
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
 		if err := configure(cmd); err != nil {
@@ -120,7 +121,7 @@ func unknownCommand(cmd *cobra.Command, word string, but []string) error {
 	near := slices.DeleteFunc(cmd.SuggestionsFor(word), func(s string) bool {
 		c, _, err := cmd.Find([]string{s})
 		// Half the word and its first letter: that is another word.
-		return err != nil || within(c, but) || 2*distance(word, s) >= len(word) && !strings.HasPrefix(s, word[:min(1, len(word))])
+		return err != nil || within(c, but) || 2*settings.Distance(word, s) >= len(word) && !strings.HasPrefix(s, word[:min(1, len(word))])
 	})
 	var hint string
 	if len(near) > 0 {
@@ -135,7 +136,7 @@ func flagError(cmd *cobra.Command, err error) error {
 	if errors.As(err, &unknown) {
 		var names []string
 		cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
-		if near := nearestWord(unknown.GetSpecifiedName(), names); near != "" {
+		if near := settings.Nearest(unknown.GetSpecifiedName(), names); near != "" {
 			return usagef("%w; did you mean --%s?", err, near)
 		}
 	}

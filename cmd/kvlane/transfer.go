@@ -42,8 +42,8 @@ func (f *transferFlags) register(cmd *cobra.Command, protocols []string) {
 	fl.SortFlags = false
 	fl.StringVar(&f.protocol, "protocol", protocolMooncake,
 		"how processes talk: mooncake, or kvlane's own: auto (by whichever way works), or one way alone: "+strings.Join(protocols[2:], ", "))
-	fl.StringVar(&f.metadata, "metadata", mooncake.P2PHandshake, "where segments are found: P2PHANDSHAKE (at the address that is their name), or a server: http://HOST:PORT/metadata")
-	fl.StringVar(&f.cluster, "cluster", "", "name of the cluster, which sets its segments apart in a metadata server")
+	fl.StringVar(&f.metadata, "metadata", mooncake.P2PHandshake, usageOf("metadata"))
+	fl.StringVar(&f.cluster, "cluster", "", usageOf("cluster"))
 }
 
 // registerTimeout adds the bound of commands that ask a segment for something.

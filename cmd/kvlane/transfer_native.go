@@ -44,7 +44,7 @@ func (f *memoryFlags) registerMemory(cmd *cobra.Command) {
 	fl.BoolVar(&f.vram, "use-vram", false, "a device's memory, and not the host's")
 	fl.IntVar(&f.gpu, "gpu-id", 0, "which device of the driver, from 0")
 	registerDevice(fl, &f.device)
-	f.rdma.registerNICs(fl, "in software, which reach no other process")
+	f.rdma.registerNICs(fl)
 }
 
 // openNICs fills in the NICs by which a path may go, and returns what closes them: where NICs are one of several ways and none is named, there need
@@ -54,8 +54,12 @@ func (f *memoryFlags) openNICs(path engine.Path, o *transfer.NativeOptions) (don
 	if path != engine.PathNone && path != engine.PathRDMA {
 		return none, nil
 	}
-	o.NICsOptional = path == engine.PathNone && len(f.rdma.nics.NICs) == 0
-	n, err := gdr.Open(o.Device, f.rdma.config(), nil)
+	c, err := f.rdma.config()
+	if err != nil {
+		return nil, err
+	}
+	o.NICsOptional = path == engine.PathNone && len(c.NICs) == 0
+	n, err := gdr.Open(o.Device, c, nil)
 	if o.NICsOptional && (errors.Is(err, errdefs.ErrNotSupported) || errors.Is(err, errdefs.ErrBroken) || errors.Is(err, errdefs.ErrNoMemory)) {
 		return none, nil
 	}

@@ -66,7 +66,7 @@ func TestDefectAbsurdNumbersAreWrongUsage(t *testing.T) {
 		{soft, []string{"--rdma-queue-pairs", most}, "is not 0 to 256"},
 		{soft, []string{"--rdma-gid-index", most}, "0 to 255"},
 		{soft, []string{"--rdma-port", most}, "1 to 255"},
-		{soft, []string{"--rdma-mtu", most}, "MTU " + most},
+		{soft, []string{"--rdma-mtu", most}, `"` + most + `" is none of`},
 		{bench, []string{"--reps", most}, "are more than 1048576"},
 		{bench, []string{"--pool", tibs}, "are more than 8796093022208"},
 		{bench, []string{"--bytes", tibs}, "are more than 8796093022208"},

@@ -16,8 +16,8 @@ import (
 type watchFlags struct{ metricsAddr, pprofAddr string }
 
 func (f *watchFlags) register(flags *pflag.FlagSet) {
-	flags.StringVar(&f.metricsAddr, "metrics-addr", "", "serve Prometheus metrics at this HOST:PORT or unix:/PATH under /metrics, and /healthz and /readyz, while the command runs")
-	flags.StringVar(&f.pprofAddr, "pprof-addr", "", "serve Go's profiles at this host:port under /debug/pprof/ while the command runs; a loopback address")
+	flags.StringVar(&f.metricsAddr, "metrics-addr", "", usageOf("metrics-addr"))
+	flags.StringVar(&f.pprofAddr, "pprof-addr", "", usageOf("pprof-addr"))
 }
 
 // around has every command below cmd served while it runs.

@@ -101,8 +101,7 @@ var mayImport = map[string]string{
 	"store/dump":            onTier + " stream tier store/batch store/pages store/pipeline store/pool store/stat store/task",
 	"replay":                anyPlain + " store replay/kvcache bench internal/ctxio internal/present internal/sys/hostmem",
 	"replay/kvcache":        anyPlain + " store",
-	"replay/demo":           anyPlain + " store replay internal/present",
-	"doctor":                anyPlain + " internal/limits internal/present internal/sys/uring",
+	"doctor":                anyPlain + " rdma internal/limits internal/present internal/sys/uring",
 	"bench":                 anyPlain + " internal/present stream/copy/measure",
 	"bench/request":         anyPlain + " internal/present store bench bench/interference replay/kvcache stream/copy/measure ROOT",
 	"bench/file":            anyPlain + " bench internal/present stream/copy/measure internal/sys/uring internal/sys/hostmem",
@@ -164,7 +163,7 @@ var mayImport = map[string]string{
 	"internal/capi": anyPlain + " share store internal/inuse internal/settings ROOT",
 	"cmd/libkvlane": "errdefs mem block internal/capi internal/dirfs ROOT",
 	"examples/":     "mem block device stream ROOT",
-	"cmd/":          anyPlain + " gdr metadata profile share topology transfer transfer/ wire store replay replay/demo doctor bench bench/ telemetry telemetry/profiles device/ stream/ tier/ internal/ ROOT",
+	"cmd/":          anyPlain + " gdr metadata profile share topology transfer transfer/ wire store replay doctor bench bench/ telemetry telemetry/profiles device/ stream/ tier/ internal/ ROOT",
 }
 
 func TestImportGraph(t *testing.T) {

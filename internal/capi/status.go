@@ -77,7 +77,11 @@ func StatusOf(err error) Status {
 
 // Text returns the words of an error, on one line and without zero bytes.
 func Text(err error) string {
-	return strings.NewReplacer("\n", "; ", "\x00", " ").Replace(err.Error())
+	text := err.Error()
+	if remedy := errdefs.Remedy(err); remedy != "" {
+		text += "; " + remedy
+	}
+	return strings.NewReplacer("\n", "; ", "\x00", " ").Replace(text)
 }
 
 // Guard calls f. A panic of f is a bug of kvlane's: it comes back as an error that is Failed, and the program lives on.

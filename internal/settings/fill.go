@@ -13,13 +13,12 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Apply sets the fields of a configuration to values. A text that is the setting's initial one
-// leaves the field at its default.
+// Apply sets the fields of a configuration to values.
 func Apply(to any, values []Value) error {
 	var errs []error
 	for i := range values {
 		v := &values[i]
-		if v.Key == "" || len(v.Texts) == 0 || slices.Equal(v.Texts, []string{v.Initial()}) {
+		if v.Key == "" || len(v.Texts) == 0 || v.isUnset() {
 			continue
 		}
 		if err := v.Check(); err != nil {
@@ -35,6 +34,8 @@ func Apply(to any, values []Value) error {
 	return errors.Join(errs...)
 }
 
+func (v *Value) isUnset() bool { return slices.Equal(v.Texts, []string{v.Unset}) }
+
 // json returns the texts as a JSON value.
 func (v *Value) json() any {
 	switch v.Kind {
@@ -49,11 +50,9 @@ func (v *Value) json() any {
 			list[i] = text
 		}
 		return list
+	default:
+		return v.Texts[0]
 	}
-	if v.Name == "device" && v.Texts[0] == "auto" { // for commands; the library's default is CUDA
-		return nil
-	}
-	return v.Texts[0]
 }
 
 // field returns the field of a struct at a path of keys.
@@ -113,9 +112,6 @@ func merge(v any) error {
 	delete(object, "config")
 	for _, v := range effective(values, func(key string) (string, bool) { return lookup(object, key) }) {
 		section, name, nested := strings.Cut(v.Key, ".")
-		if v.json() == nil {
-			continue
-		}
 		if !nested {
 			object[section] = v.json()
 			continue
@@ -152,7 +148,7 @@ func effective(file []Value, given func(key string) (text string, ok bool)) []Va
 		}
 	}
 	file = slices.DeleteFunc(slices.Clone(file), func(v Value) bool {
-		return v.Key == "" || precedence[v.Name] > 0 || slices.Equal(v.Texts, []string{v.Initial()})
+		return v.Key == "" || precedence[v.Name] > 0 || v.isUnset()
 	})
 	for _, v := range file {
 		text[v.Name], precedence[v.Name] = strings.Join(v.Texts, ","), 1

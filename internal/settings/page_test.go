@@ -20,7 +20,7 @@ This page is generated from the table in package internal/settings by ` + "`make
 - "library" is a key of the JSON object for ` + "`kvl_open`" + `, ` + "`kvlane.Store`" + ` and the adapters for engines
   ([the C library](library.md#configuration)). The fields of ` + "`kvlane.Config`" + ` in Go correspond to these keys.
 - "name" is a key of the [configuration file](command-line.md#configuration) and a flag of commands.
-  ` + "`KVLANE_CACHE_BYTES`" + ` is the variable of ` + "`cache-bytes`" + `.
+  Its variable of the environment is the name in capitals behind ` + "`KVLANE_`" + `, with underscores.
 - A row with both is the same setting.
 
 | library | name | meaning | default |

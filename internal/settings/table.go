@@ -2,7 +2,6 @@ package settings
 
 import (
 	"fmt"
-	"log/slog"
 	"net"
 	"slices"
 	"strconv"
@@ -40,9 +39,12 @@ type Setting struct {
 	Name string
 	Kind Kind
 	Doc  string
-	// Default describes the value if none is given. Flag is the flag's initial value, if that is not
-	// Default.
-	Default, Flag string
+	// Default describes the value if none is given.
+	Default string
+	// Unset is the text that leaves the setting at its default, if a text does.
+	Unset string
+	// Flag is the flag's initial value, if that is neither Unset nor Default.
+	Flag string
 	// Words are the accepted values. Nil: any that Kind and Check accept.
 	Words []string
 	Check func(value string) error
@@ -77,14 +79,20 @@ var Table = []Setting{
 	{Key: "groups.layers", Doc: "the model's layers in the group, ascending from 0", Default: required},
 	{Key: "groups.geometry", Doc: "as `model`; its `layers` may be omitted", Default: required},
 
-	{Key: "device.driver", Name: "device", Doc: "`cuda`; `host`, the process's own memory, for engines on a CPU; or `sim`, a simulated GPU, for tests", Default: "cuda",
-		Words: []string{"auto", "cuda", "sim", "host"}, FlagOnly: []string{"bench file", "bench rdma"}},
-	{Key: "device.index", Name: "device-index", Kind: Int, Doc: "index among the driver's devices", Default: "0", FlagOnly: []string{"bench file", "bench rdma"}},
+	{
+		Key: "device.driver", Name: "device", Doc: "`cuda`; `host`, the process's own memory, for engines on a CPU; or `sim`, a simulated GPU, for tests", Default: "cuda", Unset: "auto",
+		Words: []string{"auto", "cuda", "sim", "host"}, FlagOnly: []string{"bench file"},
+	},
+	{Key: "device.index", Name: "device-index", Kind: Int, Doc: "index among the driver's devices", Default: "0", FlagOnly: []string{"bench file"}},
 	{Key: "host_streams", Kind: Bool, Doc: "loads and dumps can wait for CUDA streams of the program (`kvl_after`), and these for loads (`kvl_stream_wait`)", Default: "false"},
-	{Key: "stream.path", Name: "path", Doc: "forces a copy path", Default: "each batch's best", Flag: "auto",
-		Words: append([]string{"auto"}, names(stream.Paths(stream.MovedByDevice))...)},
-	{Key: "stream.policy", Name: "policy", Doc: "goal of the choice of paths: `throughput`, `latency`, `balanced` (time against interference with the model) or `background` (little interference)", Default: "loads `balanced`, dumps `background`", Flag: "serving",
-		Words: append([]string{"serving"}, names([]plan.Goal{plan.Throughput, plan.Latency, plan.Balanced, plan.Background})...)},
+	{
+		Key: "stream.path", Name: "path", Doc: "forces a copy path", Default: "each batch's best", Unset: "auto",
+		Words: append([]string{"auto"}, names(stream.Paths(stream.MovedByDevice))...),
+	},
+	{
+		Key: "stream.policy", Name: "policy", Doc: "goal of the choice of paths: `throughput`, `latency`, `balanced` (time against interference with the model) or `background` (little interference)", Default: "loads `balanced`, dumps `background`", Unset: "serving",
+		Words: append([]string{"serving"}, names([]plan.Goal{plan.Throughput, plan.Latency, plan.Balanced, plan.Background})...),
+	},
 	{Key: "stream.calibration", Name: "calibrate", Doc: "`once` measures a GPU's paths for two seconds if no profile is stored; `never`", Default: "once", Words: []string{"once", "never"}},
 	{Key: "stream.profile_dir", Name: "profile-dir", Doc: "directory of the stored profiles", Default: "`kvlane/profiles` in the user's cache directory", Flag: none},
 	{Key: "stream.staging_bytes", Kind: Size, Doc: "device memory in which a stream may gather", Default: "by the policy, 256 MiB at most"},
@@ -96,14 +104,16 @@ var Table = []Setting{
 	{Key: "rdma.nics_by_device", Doc: "the same for each device, by its index: an array of arrays", Default: "none"},
 	{Key: "rdma.count", Kind: Int, Doc: "number of NICs, if several are equally near", Default: "1"},
 	{Key: "rdma.port", Name: "rdma-port", Kind: Int, Doc: "port of each NIC, from 1", Default: "the first active", Flag: "0"},
-	{Key: "rdma.gid_index", Name: "rdma-gid-index", Kind: Int, Doc: "index in the port's address table", Default: "the best", Flag: "-1"},
+	{Key: "rdma.gid_index", Name: "rdma-gid-index", Kind: Int, Doc: "index in the port's address table", Default: "the best", Unset: "-1"},
 	{Key: "rdma.mtu", Name: "rdma-mtu", Kind: Int, Doc: "bytes per packet, a power of two from 256 to 4096", Default: "the port's", Flag: "0", Words: []string{"0", "256", "512", "1024", "2048", "4096"}},
 	{Key: "rdma.queue_pairs", Name: "rdma-queue-pairs", Kind: Int, Doc: "queue pairs per NIC and stream", Default: "the stream's", Flag: "0"},
 	{Key: "rdma.register_on_use", Kind: Bool, Doc: "registers memory that was not registered before its first copy", Default: "false"},
 
-	{Key: "store.pipeline", Name: "pipeline", Doc: "tiers from fast to slow: `cache`, `cache|file`, `cache|log`, `file` or `log`", Default: "a cache above the given directories", Flag: none,
-		Check: func(v string) error { _, err := store.ParsePipeline(v); return err }, FlagOnly: []string{"bench store"}},
-	{Key: "store.cache_bytes", Name: "cache-bytes", Kind: Size, Doc: "pinned host memory of the cache; without a cache, memory through which blocks pass (then 256 MiB by default)", Default: "required with a cache", Flag: "0", FlagOnly: []string{"bench store"}},
+	{
+		Key: "store.pipeline", Name: "pipeline", Doc: "tiers from fast to slow: `cache`, `cache|file`, `cache|log`, `file` or `log`", Default: "a cache above the given directories", Flag: none,
+		Check: func(v string) error { _, err := store.ParsePipeline(v); return err }, FlagOnly: []string{"bench store"},
+	},
+	{Key: "store.cache_bytes", Name: "cache-bytes", Kind: Size, Doc: "pinned host memory of the cache; without a cache, memory through which blocks pass (then 256 MiB by default)", Default: "required with a cache", Flag: "1GiB", FlagOnly: []string{"bench store"}},
 	{Key: "store.dirs", Name: "file-dir", Kind: Dirs, Doc: "directories of the file tier", Default: "none", Flag: none, FlagOnly: []string{"bench store", "calibrate"}},
 	{Key: "store.shared_bound", Kind: Bool, Doc: "`file_bytes` and `dir_bytes` bound all folders in the parent directory of each of `dirs`, of all identities and processes", Default: "false"},
 	{Key: "store.file_bytes", Name: "file-bytes", Kind: Size, Doc: "bound of the file tier", Default: "none", Flag: "0"},
@@ -130,7 +140,7 @@ var Table = []Setting{
 	{Key: "metrics_addr", Doc: "serves [metrics](metrics.md) until the engine closes: see \"Figures\"; the file's `metrics-addr` is for commands only", Default: "none"},
 	{Name: "metrics-addr", Doc: "serves Prometheus metrics at HOST:PORT or unix:/PATH under /metrics, and /healthz and /readyz, while the command runs", Check: checkAddress, FlagOnly: short},
 	{Name: "pprof-addr", Doc: "serves Go's profiles at HOST:PORT, a loopback address, under /debug/pprof/", Check: checkAddress, FlagOnly: short},
-	{Name: "log-level", Doc: "least severe log records to print: debug, info, warn or error", Flag: "info", Check: checkLevel},
+	{Name: "log-level", Doc: "least severe log records to print: debug, info, warn or error", Flag: "info", Words: []string{"debug", "info", "warn", "error"}},
 	{Name: "log-format", Doc: "form of log records on standard error: text or json", Flag: "text", Words: []string{"text", "json"}},
 }
 
@@ -151,13 +161,6 @@ func names[T fmt.Stringer](values []T) []string {
 func checkAddress(v string) error {
 	_, _, err := net.SplitHostPort(v)
 	return err
-}
-
-func checkLevel(v string) error {
-	if new(slog.Level).UnmarshalText([]byte(v)) != nil {
-		return fmt.Errorf("%q is none of debug, info, warn or error", v)
-	}
-	return nil
 }
 
 // ByName returns the setting with a name, or nil.
@@ -181,6 +184,8 @@ func (s *Setting) Initial() string {
 		return ""
 	case s.Flag != "":
 		return s.Flag
+	case s.Unset != "":
+		return s.Unset
 	}
 	return s.Default
 }
@@ -196,6 +201,11 @@ func (s *Setting) CheckValue(text string) error {
 	case len(s.Words) > 0 && !slices.Contains(s.Words, text):
 		return fmt.Errorf("%q is none of %s%s", text, strings.Join(s.Words, ", "), DidYouMean(text, s.Words))
 	}
+	return s.CheckKind(text)
+}
+
+// CheckKind returns an error if the text is not of the setting's kind.
+func (s *Setting) CheckKind(text string) error {
 	switch s.Kind {
 	case Bool:
 		if _, err := strconv.ParseBool(text); err != nil {
@@ -208,6 +218,7 @@ func (s *Setting) CheckValue(text string) error {
 	case Size, Sizes:
 		_, err := present.ParseSize(text)
 		return err
+	default:
 	}
 	return nil
 }

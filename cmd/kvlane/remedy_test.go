@@ -40,10 +40,10 @@ func TestDefectErrorsSayWhatToDoNext(t *testing.T) {
 	replay := "replay " + trace + " --device sim --cache-bytes 4MiB "
 	for args, want := range map[string]string{
 		// Words that were meant.
-		"replay x --device sin":                         "Did you mean --device sim?",
+		"replay x --device sin":                         "did you mean sim?",
 		"replay x --preset llama-3.1-8bb":               "Did you mean --preset llama-3.1-8b?",
 		"replay x --dtype bfloat61":                     "Did you mean --dtype bfloat16?",
-		"replay x --path kernle":                        "Did you mean --path kernel?",
+		"replay x --path kernle":                        "did you mean kernel?",
 		"replay x --policy serve":                       "throughput, latency, balanced, background",
 		"replay x --cahce-bytes 1":                      "did you mean --cache-bytes?",
 		"bench copy --device sim --paths kernel,stagde": "Did you mean --paths staged?",
@@ -51,31 +51,31 @@ func TestDefectErrorsSayWhatToDoNext(t *testing.T) {
 		"transfer ls a:1 --protocol moonkake":           "Did you mean --protocol mooncake?",
 		"config show replya":                            "did you mean replay?",
 		// Devices.
-		"bench copy":                         "Next: kvlane doctor says more; --device sim is a simulated GPU",
-		"replay " + trace + " --device cuda": "Next: kvlane doctor says more; --device sim is a simulated GPU",
+		"bench copy":                         "Next: kvlane doctor reports details; --device sim is a simulated GPU",
+		"replay " + trace + " --device cuda": "Next: kvlane doctor reports details; --device sim is a simulated GPU",
 		replay + "--device-index 3":          "Next: kvlane doctor lists the devices; indices count from 0.",
 		// Directories and files.
 		replay + "--file-dir " + logs:                  "Next: " + logs + " is a log: give it by --log-dir.",
 		replay + "--log-dir " + files:                  "Next: " + files + " is a directory of files: give it by --file-dir.",
 		replay + "--kv-heads 2 --file-dir " + files:    "give --kv-heads=1 for that",
-		replay + "--file-read-only --file-dir " + none: "Next: see that the name is right: a directory that is only read has to be there.",
-		"replay " + none + " --device sim":             "Next: see that the name is right; - is standard input",
-		"store ls " + empty:                            "has made, or the directory above such folders: see that DIR is one.",
-		"store stat " + empty:                          "Next: kvlane store takes a directory that kvlane replay --file-dir",
-		"store gc --max-bytes 0 " + empty:              "Next: kvlane store takes a directory that kvlane replay --file-dir",
-		"store verify --repair " + empty:               "see that DIR is one.",
-		"store gc --quarantine " + none:                "Next: kvlane store takes a directory that kvlane replay --file-dir",
+		replay + "--file-read-only --file-dir " + none: "Next: check the name: a directory that is only read must exist.",
+		"replay " + none + " --device sim":             "Next: check the name; - is standard input",
+		"store ls " + empty:                            "has made, or the directory above such folders: check DIR.",
+		"store stat " + empty:                          "Next: kvlane store reads a directory that kvlane replay --file-dir",
+		"store gc --max-bytes 0 " + empty:              "Next: kvlane store reads a directory that kvlane replay --file-dir",
+		"store verify --repair " + empty:               ": check DIR.",
+		"store gc --quarantine " + none:                "Next: kvlane store reads a directory that kvlane replay --file-dir",
 		"bench file --dir " + none:                     "Next: make it: mkdir -p '" + none + "'",
-		"bench file --dir /proc/1/x/y":                 "Next: no directory can be made there, among the kernel's files: give one elsewhere",
+		"bench file --dir /proc/1/x/y":                 "Next: no directory can be made among the kernel's files: give one elsewhere",
 		"demo --dir " + none:                           "Next: make it: mkdir -p '" + none + "'",
 		"topo --svg " + none:                           "Next: make its folder: mkdir -p '" + filepath.Dir(none) + "'",
-		"bench copy --from " + none:                    "Next: see that the name is right.",
+		"bench copy --from " + none:                    "Next: check the name.",
 		"bench copy --device sim --out " + none:        "Next: make its folder: mkdir -p '" + filepath.Dir(none) + "'",
 		// Addresses.
 		replay + "--metrics-addr " + taken.Addr().String(): "Next: another process serves at this address",
 		replay + "--metrics-addr 192.0.2.1:0":              "Next: this host has no such address",
 		replay + "--metrics-addr 127.0.0.1:port":           "See 'kvlane replay --help'.",
-		"transfer probe 127.0.0.1:1":                       "Next: nobody listens there: start kvlane transfer serve --name HOST:PORT",
+		"transfer probe 127.0.0.1:1":                       "Next: no process listens there: start kvlane transfer serve --name HOST:PORT",
 	} {
 		words := strings.Fields(strings.ReplaceAll(args, none, "NONE"))
 		for i := range words {
@@ -97,19 +97,15 @@ func TestNextStepByError(t *testing.T) {
 		err     error
 		want    string
 	}{
-		"another's directory":   {"replay", &fs.PathError{Op: "mkdir", Path: within, Err: syscall.EACCES}, filepath.Dir(filepath.Dir(within)) + " belongs to " + me + ": run it as a user who may use that, or give a directory of your own, such as /home/me/.cache/kvlane."},
-		"another's, of store":   {"store gc", &fs.PathError{Op: "open", Path: "/", Err: syscall.EPERM}, "/ belongs to root: run it as a user who may use that."},
-		"no file":               {"replay", syscall.EACCES, "run it as a user who may, or as root."},
+		"another's directory":   {"replay", &fs.PathError{Op: "mkdir", Path: within, Err: syscall.EACCES}, filepath.Dir(filepath.Dir(within)) + " belongs to " + me + ": run it as a user with permission, or give a directory of your own, such as /home/me/.cache/kvlane."},
+		"another's, of store":   {"store gc", &fs.PathError{Op: "open", Path: "/", Err: syscall.EPERM}, "/ belongs to root: run it as a user with permission."},
+		"no file":               {"replay", syscall.EACCES, "run it as a user with the permission, or as root."},
 		"a read-only mount":     {"replay", &fs.PathError{Op: "mkdir", Path: "/", Err: syscall.EROFS}, "the file system of / is mounted read-only: give a directory elsewhere, or --file-read-only to serve loads from it."},
 		"a full disk":           {"replay", errdefs.ErrNoSpace, "make room there: kvlane store gc DIR --max-bytes SIZE"},
 		"a log that is in use":  {"store verify", errdefs.ErrBusy, "a log belongs to one process: end the one that has it open"},
-		"a cache too large":     {"replay", fmt.Errorf("allocate the cache: %w", errdefs.ErrNoMemory), "give a smaller --cache-bytes; kvlane doctor shows"},
-		"no library":            {"replay", fmt.Errorf("libibverbs.so.1: %w", errdefs.ErrNotSupported), "install rdma-core (Debian: libibverbs1 and ibverbs-providers); kvlane doctor says"},
-		"a build without verbs": {"replay", fmt.Errorf("build tag nonic: %w", errdefs.ErrNotSupported), "take a build with the code for NICs: make build"},
-		"no active port":        {"bench copy", fmt.Errorf("open NICs: mlx5_0: %w", errdefs.ErrNotSupported), "this takes an RDMA NIC with an active port: kvlane doctor says what is missing, and --rdma-provider soft"},
-		"a NIC that fails":      {"replay", fmt.Errorf("gdr requires a NIC: %w", errdefs.ErrBroken), "this takes an RDMA NIC with an active port"},
+		"a carried remedy":      {"replay", errdefs.WithRemedy(errdefs.ErrNoMemory, "make the cache smaller"), "make the cache smaller."},
 		"a NIC of no name":      {"bench copy", fmt.Errorf("open NICs: %w", errdefs.ErrNotFound), ""},
-		"a damaged kvlane.json": {"store ls", errdefs.ErrCorrupt, "kvlane store verify DIR says what is damaged, and with --repair"},
+		"a damaged kvlane.json": {"store ls", errdefs.ErrCorrupt, "kvlane store verify DIR reports the damage, and with --repair"},
 		"nothing is known":      {"replay", errdefs.ErrCorrupt, ""},
 		"a GPU that is in use":  {"calibrate", errdefs.ErrBusy, ""},
 	} {

@@ -1,4 +1,4 @@
-package demo
+package main
 
 import (
 	"context"
@@ -13,47 +13,41 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/block"
-	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/replay"
 	"github.com/kvlane/kvlane/store"
 )
 
 //go:embed conversation-400.jsonl.gz
-var trace []byte
+var demoTrace []byte
 
-// ErrClaim is the error of a demo of which a claim did not hold.
-var ErrClaim = errors.New("the demo's claim does not hold")
+// errClaim is the error of a demo with a false claim.
+var errClaim = errors.New("the demo's claim does not hold")
 
-// Engine is what the demo opens and closes; *kvlane.Engine is one.
-type Engine interface {
-	Device() device.Device
-	Store() *store.Store
-	Identity() block.Identity
-	Notes() []string
-	replay.Memory
-	Close(ctx context.Context) error
+// demo replays a trace, restarts the store and damages a file, and prints claims with their outcome.
+type demo struct {
+	geometry block.Geometry
+	// open opens an engine with a cache smaller than the trace's blocks and a file tier in dir.
+	open func(ctx context.Context, dir string) (*kvlane.Engine, error)
+	// verify reads every block in dir and returns the number of sound and of damaged ones.
+	verify func(ctx context.Context, dir string) (sound, damaged int64, err error)
+	dir    string // empty at the start; run does not remove it
+	out    io.Writer
+	limit  int // number of requests of the trace; zero: all
+
+	blocks, trace string
+	first         *replay.Report // of the replay from nothing
+	introduced    bool           // the device was printed
+	failed        int            // claims that did not hold
+	err           error          // of writing to out
 }
 
-// Config describes a demo. All of it is required, but for Limit.
-type Config struct {
-	Geometry block.Geometry
-	// Open opens an engine with a cache smaller than the trace's blocks and a file tier in dir.
-	Open func(ctx context.Context, dir string) (Engine, error)
-	// Verify reads every block in dir and returns how many are sound, and how many are not.
-	Verify func(ctx context.Context, dir string) (sound, damaged int64, err error)
-	// Dir is an empty directory, which the demo fills and does not remove.
-	Dir string
-	Out io.Writer
-	// Limit uses the first requests of the trace only; zero uses all.
-	Limit int
-}
-
-// Run runs the demo and narrates it on c.Out. The error wraps ErrClaim where the store did not do as it should.
-func Run(ctx context.Context, c Config) error {
-	d := &demo{Config: c, blocks: filepath.Join(c.Dir, "blocks"), trace: filepath.Join(c.Dir, "trace.jsonl.gz")}
-	if err := os.WriteFile(d.trace, trace, 0o600); err != nil {
+// run runs the demo. The error wraps errClaim if a claim does not hold.
+func (d *demo) run(ctx context.Context) error {
+	d.blocks, d.trace = filepath.Join(d.dir, "blocks"), filepath.Join(d.dir, "trace.jsonl.gz")
+	if err := os.WriteFile(d.trace, demoTrace, 0o600); err != nil {
 		return fmt.Errorf("demo: write the trace: %w", err)
 	}
 	start := time.Now()
@@ -67,23 +61,13 @@ func Run(ctx context.Context, c Config) error {
 			p.Text("")
 			p.Verdict(present.Bad, "%d claims do NOT hold.", d.failed)
 		})
-		return fmt.Errorf("demo: %d times: %w", d.failed, ErrClaim)
+		return fmt.Errorf("demo: %d times: %w", d.failed, errClaim)
 	}
 	d.print(func(p *present.Page) {
 		p.Text("")
 		p.Verdict(present.Good, "All of it holds. %s.", present.Duration(time.Since(start)))
 	})
 	return d.err
-}
-
-// demo is one run of it.
-type demo struct {
-	Config
-	blocks, trace string
-	first         *replay.Report // of the replay from nothing
-	told          bool           // the device has been introduced
-	failed        int            // claims that did not hold
-	err           error          // of writing to Out
 }
 
 func (d *demo) fromNothing(ctx context.Context) error {
@@ -96,14 +80,14 @@ func (d *demo) fromNothing(ctx context.Context) error {
 	}
 	d.first = r
 	repeats := r.BlockAccesses - r.DistinctBlocks
-	d.say("%s requests asked for %s blocks, %s of them different; %s.", present.Count(r.Requests), present.Count(r.BlockAccesses),
+	d.report("%s requests asked for %s blocks, %s of them different; %s.", present.Count(r.Requests), present.Count(r.BlockAccesses),
 		present.Count(r.DistinctBlocks), present.Micros(r.Seconds*1e6))
 	paths := map[string][]string{}
 	for _, p := range r.Paths {
 		paths[p.Direction] = append(paths[p.Direction], fmt.Sprintf("%s by %s", present.Bytes(p.Bytes), p.Path))
 	}
 	for _, way := range slices.Sorted(maps.Keys(paths)) {
-		d.say("%s: %s.", map[string]string{"load": "Loads", "dump": "Dumps"}[way], strings.Join(paths[way], ", "))
+		d.report("%s: %s.", map[string]string{"load": "Loads", "dump": "Dumps"}[way], strings.Join(paths[way], ", "))
 	}
 	d.claim(r.Complete && r.PrefixHits == repeats, "every block asked for again was found: %s of %s", present.Count(r.PrefixHits), present.Count(repeats))
 	d.claim(r.Mismatches == 0 && r.BytesVerified > 0, "all %s that came back were right", present.Bytes(r.BytesVerified))
@@ -130,7 +114,7 @@ func (d *demo) damage(ctx context.Context) error {
 		return err
 	}
 	d.begin("3. Damage.", fmt.Sprintf("One bit of one file is flipped: byte %s of %s.", present.Count(off), name))
-	_, damaged, err := d.Verify(ctx, d.blocks)
+	_, damaged, err := d.verify(ctx, d.blocks)
 	if err != nil {
 		return err
 	}
@@ -143,7 +127,7 @@ func (d *demo) damage(ctx context.Context) error {
 	d.claim(r.Mismatches == 0, "no wrong byte reached a page: %d mismatches in %s", r.Mismatches, present.Bytes(r.BytesVerified))
 	d.claim(r.PrefixHits == r.BlockAccesses-1 && r.LoadErrors == 1 && r.DumpedBlocks == 1,
 		"the block was a miss, was computed again and stored again: %s of %s hits, %d dumped", present.Count(r.PrefixHits), present.Count(r.BlockAccesses), r.DumpedBlocks)
-	sound, damaged, err := d.Verify(ctx, d.blocks)
+	sound, damaged, err := d.verify(ctx, d.blocks)
 	if err != nil {
 		return err
 	}
@@ -153,7 +137,7 @@ func (d *demo) damage(ctx context.Context) error {
 
 // replay opens the engine, replays the trace and closes the engine again.
 func (d *demo) replay(ctx context.Context) (_ *replay.Report, err error) {
-	e, err := d.Open(ctx, d.blocks)
+	e, err := d.open(ctx, d.blocks)
 	if err != nil {
 		return nil, err
 	}
@@ -162,18 +146,18 @@ func (d *demo) replay(ctx context.Context) (_ *replay.Report, err error) {
 		defer cancel()
 		err = errors.Join(err, e.Close(last))
 	}()
-	if !d.told {
-		d.told = true
+	if !d.introduced {
+		d.introduced = true
 		info := e.Device().Info()
-		d.say("Device: %s (%s).", info.Name, info.Driver)
+		d.report("Device: %s (%s).", info.Name, info.Driver)
 		for _, n := range e.Notes() {
 			d.print(func(p *present.Page) { p.Check(present.Warn, "%s", n) })
 		}
 	}
 	r, err := replay.Run(ctx, replay.Config{
-		Device: e.Device(), Store: e.Store(), Memory: e, Geometry: d.Geometry, Identity: e.Identity(), Trace: d.trace, Limit: d.Limit,
+		Device: e.Device(), Store: e.Store(), Memory: e, Geometry: d.geometry, Identity: e.Identity(), Trace: d.trace, Limit: d.limit,
 	})
-	// Wrong bytes are what a claim is about; anything else ends the demo.
+	// A claim reports wrong bytes; other errors end the demo.
 	if errors.Is(err, replay.ErrWrongBytes) {
 		err = nil
 	}
@@ -186,7 +170,7 @@ func (d *demo) flip() (name string, off int64, err error) {
 	if err != nil || len(files) == 0 {
 		return "", 0, fmt.Errorf("there are no blocks in %s: %w", d.blocks, errors.Join(err, os.ErrNotExist))
 	}
-	layout, err := d.Geometry.Layout()
+	layout, err := d.geometry.Layout()
 	if err != nil {
 		return "", 0, err
 	}
@@ -209,7 +193,7 @@ func (d *demo) flip() (name string, off int64, err error) {
 	return rel, off, err
 }
 
-// claim says whether what the demo promises was so.
+// claim prints a promise of the demo and whether it held.
 func (d *demo) claim(holds bool, format string, args ...any) {
 	mark := present.Good
 	if !holds {
@@ -219,7 +203,7 @@ func (d *demo) claim(holds bool, format string, args ...any) {
 	d.print(func(p *present.Page) { p.Check(mark, format, args...) })
 }
 
-// begin begins a part of the demo with its title and what it is about.
+// begin prints the title and the introduction of a part.
 func (d *demo) begin(title, about string) {
 	d.print(func(p *present.Page) {
 		if d.first != nil {
@@ -230,15 +214,15 @@ func (d *demo) begin(title, about string) {
 	})
 }
 
-func (d *demo) say(format string, args ...any) {
+func (d *demo) report(format string, args ...any) {
 	d.print(func(p *present.Page) { p.Check(present.Plain, format, args...) })
 }
 
-// print prints a part of the page at once: what comes next may take a while.
+// print prints a part of the page immediately, as the next part may take long.
 func (d *demo) print(write func(*present.Page)) {
-	p := present.NewPage(present.ScreenOf(d.Out))
+	p := present.NewPage(present.ScreenOf(d.out))
 	write(p)
-	if err := p.Write(d.Out); d.err == nil {
+	if err := p.Write(d.out); d.err == nil {
 		d.err = err
 	}
 }

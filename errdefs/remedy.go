@@ -1,0 +1,29 @@
+package errdefs
+
+import "errors"
+
+// remedyError is an error with its remedy.
+type remedyError struct {
+	error
+	remedy string
+}
+
+func (e *remedyError) Unwrap() error { return e.error }
+
+// WithRemedy returns err with a sentence that states how to resolve it, without the full stop. The
+// text of the error does not change.
+func WithRemedy(err error, remedy string) error {
+	if err == nil {
+		return nil
+	}
+	return &remedyError{err, remedy}
+}
+
+// Remedy returns the outermost remedy of err, or "".
+func Remedy(err error) string {
+	var e *remedyError
+	if errors.As(err, &e) {
+		return e.remedy
+	}
+	return ""
+}

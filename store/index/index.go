@@ -12,8 +12,6 @@ package index
 
 import (
 	"errors"
-	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -63,46 +61,6 @@ type Stats struct {
 	Fallbacks int64 // failures of a tier, other than misses, after which the index went on
 }
 
-// Open returns an index over the tiers of c and starts its goroutine. Errors wrap ErrInvalid.
-func Open(c Config) (*Index, error) {
-	if len(c.Tiers) == 0 || slices.Contains(c.Tiers, nil) || c.LeaseMax < 0 {
-		return nil, fmt.Errorf("open index of %d tiers, with leases of at most %v: %w", len(c.Tiers), c.LeaseMax, errdefs.ErrInvalid)
-	}
-	if c.LeaseMax == 0 {
-		c.LeaseMax = DefaultLeaseMax
-	}
-	if c.Clock == nil {
-		c.Clock = clockwork.NewRealClock()
-	}
-	x := &Index{c: c, janitor: newJanitor(c.Clock), closing: make(chan struct{}), order: tier.NewOrder(tier.OrderKeys)}
-	for i, t := range c.Tiers {
-		ordered, ok := t.(tier.OrderedTier)
-		if !ok {
-			continue
-		}
-		ordered.SetOrder(x.order)
-		if i > 0 {
-			x.below = append(x.below, ordered)
-		}
-	}
-	return x, nil
-}
-
-// Close refuses new work and ends every lease. It does not wait: loads under a lease keep its pins
-// until they have ended.
-func (x *Index) Close() {
-	x.close.Do(func() {
-		close(x.closing)
-		x.janitor.close()
-	})
-}
-
-// Stats returns the current figures.
-func (x *Index) Stats() Stats {
-	live, expired := x.janitor.counts()
-	return Stats{Leases: x.leases.Load(), Live: live, Expired: expired, Cut: x.cut.Load(), Missed: x.missed.Load(), Fallbacks: x.fallbacks.Load()}
-}
-
 // FellBack counts a failure of a tier and calls Config.Fallback.
 func (x *Index) FellBack(t tier.Tier, key block.Key, err error) {
 	x.fallbacks.Add(1)
@@ -121,3 +79,38 @@ func (x *Index) usable() error {
 }
 
 func isBusy(err error) bool { return errors.Is(err, errdefs.ErrBusy) }
+
+// Lease pins blocks: they are not evicted or rewritten until the lease ends. It ends by Release, at
+// its deadline, or when its index closes. Loads that were started under it keep its pins until they
+// have ended. All methods are safe for concurrent use.
+type Lease struct {
+	x        *Index
+	keys     []block.Key
+	runs     []run  // the tiers that pin keys, in the order of keys
+	one      [1]run // memory of runs
+	deadline time.Time
+
+	mu       sync.Mutex
+	ended    bool              // new loads are refused
+	released bool              // the lease ended by Release
+	uses     int               // running loads, and one until the lease ends
+	index    map[block.Key]int // indices of keys; made for keys in another order
+}
+
+// run is a range of keys that one tier pins: from the end of the previous run to end.
+type run struct{ tier, end int }
+
+// janitor ends leases at their deadlines, by one goroutine.
+type janitor struct {
+	clock clockwork.Clock
+	wake  chan struct{} // has an element if the earliest deadline may have changed
+	quit  chan struct{}
+	done  chan struct{}
+
+	mu     sync.Mutex
+	live   map[*Lease]struct{}
+	next   time.Time // next wake-up of the goroutine
+	closed bool
+	// expired counts leases that ended by their deadline.
+	expired int64
+}

@@ -1,26 +1,10 @@
 package index
 
 import (
-	"sync"
 	"time"
 
 	"github.com/jonboulle/clockwork"
 )
-
-// janitor ends leases at their deadlines, by one goroutine.
-type janitor struct {
-	clock clockwork.Clock
-	wake  chan struct{} // has an element if the earliest deadline may have changed
-	quit  chan struct{}
-	done  chan struct{}
-
-	mu     sync.Mutex
-	live   map[*Lease]struct{}
-	next   time.Time // next wake-up of the goroutine
-	closed bool
-	// expired counts leases that ended by their deadline.
-	expired int64
-}
 
 func newJanitor(clock clockwork.Clock) *janitor {
 	j := &janitor{

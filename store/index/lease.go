@@ -4,33 +4,12 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/tier"
 )
-
-// Lease pins blocks: they are not evicted or rewritten until the lease ends. It ends by Release, at
-// its deadline, or when its index closes. Loads that were started under it keep its pins until they
-// have ended. All methods are safe for concurrent use.
-type Lease struct {
-	x        *Index
-	keys     []block.Key
-	runs     []run  // the tiers that pin keys, in the order of keys
-	one      [1]run // memory of runs
-	deadline time.Time
-
-	mu       sync.Mutex
-	ended    bool              // new loads are refused
-	released bool              // the lease ended by Release
-	uses     int               // running loads, and one until the lease ends
-	index    map[block.Key]int // indices of keys; made for keys in another order
-}
-
-// run is a range of keys that one tier pins: from the end of the previous run to end.
-type run struct{ tier, end int }
 
 // LeasePrefix pins the longest prefix of keys whose blocks are all Ready, each in the first tier
 // that has it, for up to ttl. Config.LeaseMax bounds ttl, and is the default if ttl is zero. A
@@ -166,21 +145,6 @@ func (l *Lease) Release() {
 	}
 }
 
-// finish refuses new loads and releases the lease's own use of the pins. It reports whether this is
-// the first call.
-func (l *Lease) finish(released bool) bool {
-	l.mu.Lock()
-	first := !l.ended
-	if first {
-		l.ended, l.released = true, released
-	}
-	l.mu.Unlock()
-	if first {
-		l.End()
-	}
-	return first
-}
-
 // Begin lets a load of keys run under the lease, until End. Errors: ErrInvalid if the lease is of
 // another index or does not pin all keys, ErrExpired if it has ended, also by Release.
 func (l *Lease) Begin(x *Index, keys []block.Key) error {
@@ -234,23 +198,4 @@ func (l *Lease) lacks(keys []block.Key) int {
 		next = at + 1
 	}
 	return -1
-}
-
-// End undoes one Begin that returned nil.
-func (l *Lease) End() {
-	l.mu.Lock()
-	l.uses--
-	last := l.uses == 0
-	l.mu.Unlock()
-	if last {
-		l.drop()
-	}
-}
-
-func (l *Lease) drop() {
-	from := 0
-	for _, r := range l.runs {
-		l.x.c.Tiers[r.tier].Release(l.keys[from:r.end])
-		from = r.end
-	}
 }

@@ -93,7 +93,7 @@ func TestRefusalOfAWorkingStreamIsReturned(t *testing.T) {
 	}
 }
 
-func TestCloseTellsReportedFromOpen(t *testing.T) {
+func TestCloseSeparatesReportedFromOpenErrors(t *testing.T) {
 	st := &fakeStream{failures: 1}
 	s, _, _ := open(st)
 	if err := s.Open(t.Context()); err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/kvlane/kvlane/gdr"
 )
 
-// TestSwitches checks the two switches for NICs together: the build tag nonic, as the build that runs
-// the test has it or not, and Config.GDR. Only the message of a build without verbs names the tag.
+// TestSwitches checks the two switches for NICs together: the build tag nonic of this build, and
+// Config.GDR. Only the message of a build without verbs names the tag.
 func TestSwitches(t *testing.T) {
 	for _, c := range []struct {
 		gdr      kvlane.GDR

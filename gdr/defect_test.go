@@ -23,7 +23,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// rig is a simulated device with NICs in software that are treated as the machine's, and memory that is registered with them.
+// rig is a simulated device with NICs in software that are handled like the machine's, and memory
+// registered with them.
 type rig struct {
 	nics      *NICs
 	host, gpu *mem.Region
@@ -61,7 +62,7 @@ func closed(t *testing.T, err error) {
 	}
 }
 
-// copy copies all of a region by a stream of its own.
+// copy copies all of a region with its own stream.
 func (r *rig) copy(t *testing.T, dst, src *mem.Region) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience())
@@ -80,8 +81,8 @@ func (r *rig) copy(t *testing.T, dst, src *mem.Region) error {
 	return err
 }
 
-// TestDefectGPUWritesNotFlushed: where the device's driver asks for it, a copy to the device is flushed before it is reported, and
-// fails with the flush. Copies from it need none.
+// TestDefectGPUWritesNotFlushed checks that a copy to the device is flushed before it is reported
+// if the driver needs that, and fails with the flush. Copies from the device need none.
 func TestDefectGPUWritesNotFlushed(t *testing.T) {
 	for _, needed := range []bool{false, true} {
 		plan := fault.New(1)
@@ -100,8 +101,8 @@ func TestDefectGPUWritesNotFlushed(t *testing.T) {
 	}
 }
 
-// TestDefectNoDMABufRegistration: what the device exports, NICs are given as dma-bufs, and where it exports nothing the reason of the
-// choice says so.
+// TestDefectNoDMABufRegistration checks that exported memory is registered as dma-bufs, and that
+// the reason of the choice says so if nothing is exported.
 func TestDefectNoDMABufRegistration(t *testing.T) {
 	for exports, want := range map[bool]string{true: "by " + registry.MethodDMABuf.String(), false: "by " + registry.MethodPeerMemory.String() + " ("} {
 		r := newRig(t, sim.Options{DMABufs: exports})
@@ -114,7 +115,8 @@ func TestDefectNoDMABufRegistration(t *testing.T) {
 	}
 }
 
-// TestDefectDeviceForTransfers: transfers have the NICs that are open, and open none again: that would take descriptors and a goroutine each.
+// TestDefectDeviceForTransfers checks that transfers use the open NICs and do not open them again,
+// which would take descriptors and a goroutine each.
 func TestDefectDeviceForTransfers(t *testing.T) {
 	plan := fault.New(1)
 	p, err := soft.New(soft.Options{Faults: plan})
@@ -141,7 +143,7 @@ func TestDefectDeviceForTransfers(t *testing.T) {
 	closed(t, d.Close())
 }
 
-// Whatever is asked for that there is not, nothing stays open: TestMain looks.
+// A request for a missing NIC leaves nothing open, as TestMain checks.
 func TestOpenRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
 		Config
@@ -156,7 +158,7 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-// retrying is a provider that has tried to connect queue pairs again.
+// retrying is a provider that has retried to connect queue pairs.
 type retrying struct {
 	rdma.Provider
 	retries map[string]int64
@@ -164,7 +166,8 @@ type retrying struct {
 
 func (p retrying) ConnectRetries(device string) int64 { return p.retries[device] }
 
-// What a provider tried again to connect is among the figures of each NIC, of transfers by it too, also once it is closed.
+// Retries of a provider are in the statistics of each NIC, also those of transfers, and also after
+// Close.
 func TestDefectConnectionIsTriedAgainInSilence(t *testing.T) {
 	p, err := soft.New(soft.Options{Devices: make([]soft.DeviceOptions, 2)})
 	if err != nil {
@@ -187,7 +190,8 @@ func TestDefectConnectionIsTriedAgainInSilence(t *testing.T) {
 	}
 }
 
-// NICs refuse what they say no to; what the caller did is no refusal, whatever became of undoing the rest.
+// A refusal of NICs is distinguished from a mistake of the caller, whether or not the rest could be
+// undone.
 func TestDefectFailureToUndoPassesForARefusal(t *testing.T) {
 	stuck, wrong := rdma.NewError("ibv_dereg_mr", "", unix.EIO, ""), rdma.NewError("ibv_reg_mr", "", unix.EINVAL, "")
 	for _, c := range []struct {

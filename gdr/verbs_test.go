@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// What the doctor tries, by NICs in software and by the machine's.
+// The probe of the doctor, with NICs in software and with those of the machine.
 func TestProbe(t *testing.T) {
 	probes(t, gdr.Config{Provider: gdr.Soft, Count: 2}, stream.PathNICSoft, 2)
 }

@@ -35,7 +35,8 @@ func serve(t *testing.T, o ServerOptions) (*Server, *Client) {
 	return s, c
 }
 
-// TestLeases: what is put is there until its lease ends or it is deleted, and without a lease for good.
+// TestLeases checks that a value stays until its lease ends or it is deleted, and without a lease
+// until it is deleted.
 func TestLeases(t *testing.T) {
 	clock := clockwork.NewFakeClock()
 	s, c := serve(t, ServerOptions{Clock: clock})
@@ -89,7 +90,7 @@ func TestBounds(t *testing.T) {
 		}
 	}
 	must(t, c.Put(ctx, "k", make([]byte, MaxValueBytes/2), 0))
-	must(t, c.Put(ctx, "k", make([]byte, MaxValueBytes-1000), 0)) // in place of that
+	must(t, c.Put(ctx, "k", make([]byte, MaxValueBytes-1000), 0)) // replaces it
 	for _, bad := range []string{"", "ftp://x/metadata", "http://", "http://x/?a=b", "%"} {
 		if _, err := NewClient(bad, 0); err == nil {
 			t.Errorf("%q is no address", bad)
@@ -97,7 +98,8 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// TestServerDown: a server that is gone is an error at once, and forgotten when it is back.
+// TestServerDown checks that a missing server is an error at once, and that requests succeed when
+// it is back.
 func TestServerDown(t *testing.T) {
 	s := NewServer(ServerOptions{})
 	h := httptest.NewServer(s)
@@ -116,7 +118,7 @@ func TestServerDown(t *testing.T) {
 	}
 }
 
-// stuck is a body that nothing comes of until it is closed.
+// stuck is a body without bytes until it is closed.
 type stuck struct{ read, closed chan struct{} }
 
 func (s stuck) Read([]byte) (int, error) {
@@ -127,7 +129,8 @@ func (s stuck) Read([]byte) (int, error) {
 
 func (s stuck) Close() error { return nil }
 
-// TestSlowPuts: values of which nothing comes take the memory of maxPuts, and other requests are answered.
+// TestSlowPuts checks that slow puts use the memory of at most maxPuts values, and that other
+// requests are answered.
 func TestSlowPuts(t *testing.T) {
 	s := NewServer(ServerOptions{})
 	body := stuck{make(chan struct{}, 2*maxPuts), make(chan struct{})}
@@ -150,7 +153,7 @@ func TestSlowPuts(t *testing.T) {
 	serving.Wait()
 }
 
-// FuzzRequest: whatever is asked of a server, it answers, and counts what it has.
+// FuzzRequest checks that a server answers every request, and counts its values and bytes.
 func FuzzRequest(f *testing.F) {
 	f.Add("GET", "key=a", []byte(nil))
 	f.Add("PUT", "key=a&ttl=100", []byte("value"))

@@ -38,7 +38,7 @@ func wait(t *testing.T, ticket *stream.Ticket) error {
 	return ticket.Wait(ctx)
 }
 
-// scattered copies every second block of src to every second of dst.
+// scattered copies every second block of src to every second one of dst.
 func scattered(dst, src *mem.Region, block int64) *mem.Batch {
 	b := new(mem.Batch)
 	for off := int64(0); off+block <= src.Len(); off += 2 * block {
@@ -48,8 +48,8 @@ func scattered(dst, src *mem.Region, block int64) *mem.Batch {
 	return b
 }
 
-// TestRequirement8Copies: streams copy between another process's memory and the device's own by the paths that there are, both ways,
-// and host memory of another process as they do their own.
+// TestRequirement8Copies checks that streams copy between another process's memory and the device's
+// own on all paths, both ways, and that they copy host memory of another process like their own.
 func TestRequirement8Copies(t *testing.T) {
 	const n = 1 << 20
 	other, d, host := startExporter(t, filepath.Join(t.TempDir(), "s"), "x.sock", n)
@@ -80,7 +80,7 @@ func TestRequirement8Copies(t *testing.T) {
 			t.Errorf("host memory of the other process: %#x, %#x", b[0], b[4096])
 		}
 	}
-	// Access is the importing device's alone.
+	// Only the importing device has access.
 	third := simDevice(t, sim.Options{})
 	must(t, third.EnablePeer(dev))
 	s := openStream(t, third, streamcopy.Options{})
@@ -93,8 +93,8 @@ func TestRequirement8Copies(t *testing.T) {
 	other.end()
 }
 
-// TestRequirement8GoodOnlyIfLive: a copy whose export ends before it does is not reported good, though its bytes have moved; the
-// stream goes on.
+// TestRequirement8GoodOnlyIfLive checks that a copy whose export ends before it is not reported as
+// successful, although its bytes have moved, and that the stream remains usable.
 func TestRequirement8GoodOnlyIfLive(t *testing.T) {
 	for _, how := range []string{"withdraw", "kill"} {
 		t.Run(how, func(t *testing.T) {

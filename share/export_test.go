@@ -10,33 +10,33 @@ import (
 	"github.com/kvlane/kvlane/device"
 )
 
-// GrantUnnamed has s answer the request of a process that it cannot name, and returns what it says.
+// GrantUnnamed answers the request of a process that s cannot identify, and returns the status.
 func (s *Server) GrantUnnamed(c *net.UnixConn) error {
 	_, why := s.grant(c, nil, 0)
 	return why.err()
 }
 
-// Heard reads a packet, the last one too.
+// Heard reads a packet, also the last one.
 var Heard = readPacket
 
-// Copies that are waited for.
+// Copies with a wait.
 var (
 	Through = through
 	Moved   = moved
 )
 
-// EncodeRequest returns what an importer sends.
+// EncodeRequest returns the request of an importer.
 func EncodeRequest(id Identity) []byte { return encodeRequest(id, forMemory) }
 
-// EncodeEnd returns what an importer says last.
+// EncodeEnd returns the end request of an importer.
 func EncodeEnd(id Identity) []byte { return encodeRequest(id, forEnd) }
 
-// EncodeReply returns what a server answers.
+// EncodeReply returns the reply of a server.
 func EncodeReply(h device.Handle, length int64) []byte {
 	return (&reply{status: statusOK, handle: h, length: length}).encode()
 }
 
-// Ends returns both ends of a connection, as between an importer and a server.
+// Ends returns both ends of a connection between an importer and a server.
 func Ends() (near, far *net.UnixConn, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

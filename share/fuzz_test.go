@@ -13,7 +13,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// FuzzDescriptor: a descriptor that is taken is valid, and comes back as it was written; one that is not is ErrInvalid.
+// FuzzDescriptor checks that an accepted descriptor is valid and equals its encoding, and that any
+// other is ErrInvalid.
 func FuzzDescriptor(f *testing.F) {
 	good := Descriptor{
 		Identity: Identity{1, 2, 3}, Type: device.HandlePosixFD, PID: 4, Socket: "/run/user/1000/kvlane/4-ab.sock", Device: "GPU-1", Bytes: 4 << 20, Offset: 100, Length: 200,
@@ -50,7 +51,7 @@ func FuzzDescriptor(f *testing.F) {
 	})
 }
 
-// FuzzRequest: a request that is understood is the one of its identity, to the byte.
+// FuzzRequest checks that an accepted request equals its encoding.
 func FuzzRequest(f *testing.F) {
 	f.Add(encodeRequest(Identity{1}, forMemory))
 	f.Add(encodeRequest(Identity{1}, forEnd))
@@ -67,7 +68,7 @@ func FuzzRequest(f *testing.F) {
 	})
 }
 
-// FuzzReply is the same for replies.
+// FuzzReply does the same for replies.
 func FuzzReply(f *testing.F) {
 	f.Add((&reply{status: statusOK, handle: device.Handle{Type: device.HandleFabric, Bytes: 5, Off: 1}, length: 4}).encode())
 	f.Add((&reply{status: statusWithdrawn}).encode())
@@ -92,7 +93,8 @@ func must(tb testing.TB, err error) {
 	}
 }
 
-// FuzzServe: whatever somebody asks, with a descriptor or without, is answered with what he named or refused, and then nothing of it is left.
+// FuzzServe checks that any request, with or without a file descriptor, is granted or refused, and
+// leaves nothing.
 func FuzzServe(f *testing.F) {
 	s, err := NewServer(Options{Dir: f.TempDir() + "/s"})
 	must(f, err)
@@ -121,9 +123,10 @@ func FuzzServe(f *testing.F) {
 		}
 		if _, _, err = near.WriteMsgUnix(b, rights, nil); err != nil {
 			_ = far.Close()
-			t.Skip(err) // longer than a packet may be
+			t.Skip(err) // longer than a packet
 		}
-		_, err = near.Write(encodeRequest(id, forEnd)) // else the end of this process would be waited for
+		// Otherwise the server waits for the end of this process.
+		_, err = near.Write(encodeRequest(id, forEnd))
 		must(t, err)
 		s.serve(far)
 		now := s.Stats()

@@ -21,7 +21,7 @@ import (
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
-// gpuShare is the feature whose tests want handles of both types that need no IMEX channel to work.
+// gpuShare is the feature whose tests need both types of handles that work without an IMEX channel.
 const gpuShare = "cuda-share"
 
 // gpuMemory is n bytes of a GPU for each type of handle that works.
@@ -62,7 +62,8 @@ func gpuMemory(n int64, index string) (dev device.Sharer, all []sharedMemory, fr
 	return dev, all, free, nil
 }
 
-// TestGPUProbe tries each type of handle on the first GPU, with a second process, and says what it found.
+// TestGPUProbe tests each type of handle on the first GPU with a second process and logs the
+// findings.
 func TestGPUProbe(t *testing.T) {
 	dev, ok := cudatest.Open(t).(device.Sharer)
 	if !ok {
@@ -89,10 +90,11 @@ func TestGPUProbe(t *testing.T) {
 	must(t, dev.Free(r))
 }
 
-// TestGPUImportsItsOwn has two processes share one GPU's memory.
+// TestGPUImportsItsOwn shares one GPU's memory between two processes.
 func TestGPUImportsItsOwn(t *testing.T) { shareGPU(t, 0) }
 
-// TestGPUImportsAPeers has a process on the first GPU copy from and to memory that another exports on the second.
+// TestGPUImportsAPeers copies, from a process on the first GPU, from and to memory that another one
+// exports on the second.
 func TestGPUImportsAPeers(t *testing.T) {
 	if n := cudatest.Count(); n < 2 {
 		testkit.Skip(t, "cuda-peer", fmt.Sprintf("there are %d GPUs", n))
@@ -138,7 +140,8 @@ func shareGPU(t *testing.T, exporter int) {
 	must(t, dev.Free(local))
 }
 
-// copyBothWays pulls what the other process has written, pushes something else, also block by block, and has it look.
+// copyBothWays copies from the memory of the other process, writes other bytes, also block by
+// block, and has that process check them.
 func copyBothWays(t *testing.T, other *process, dev device.Device, s *streamcopy.Stream, local *mem.Region, i *share.Import, v byte) {
 	t.Helper()
 	other.do(fmt.Sprintf("fill %d", v))
@@ -168,7 +171,8 @@ func copyBothWays(t *testing.T, other *process, dev device.Device, s *streamcopy
 	must(t, check(dev, i.Region(), v+100))
 }
 
-// BenchmarkGPUImport measures pulls from another process's memory on the second GPU: 1 GiB at once, and scattered blocks.
+// BenchmarkGPUImport measures copies from another process's memory on the second GPU: 1 GiB at
+// once, and scattered blocks.
 func BenchmarkGPUImport(b *testing.B) {
 	dev := cudatest.Open(b)
 	if cudatest.Count() < 2 {
@@ -200,7 +204,7 @@ func BenchmarkGPUImport(b *testing.B) {
 	must(b, dev.Free(local))
 }
 
-// benchBatch keeps two batches in flight, by the path that the stream chooses.
+// benchBatch keeps two batches in flight, on the path that the stream chooses.
 func benchBatch(b *testing.B, dev device.Device, batch *mem.Batch) {
 	b.Helper()
 	s, err := streamcopy.Open(dev, streamcopy.Options{})

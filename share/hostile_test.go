@@ -46,7 +46,7 @@ func rogue(t *testing.T, b []byte, files ...int) share.Descriptor {
 	return share.Descriptor{Identity: share.Identity{1}, Type: device.HandleMemFD, PID: 1, Socket: path, Device: "sim-0", Bytes: 4096, Length: 4096}
 }
 
-// TestRequirement4RogueExporter: descriptors that come with whatever reply are closed.
+// TestRequirement4RogueExporter checks that file descriptors of any reply are closed.
 func TestRequirement4RogueExporter(t *testing.T) {
 	null, err := os.Open(os.DevNull)
 	must(t, err)
@@ -81,7 +81,8 @@ func repeat(v, n int) []int {
 	return all
 }
 
-// TestRequirement4UnsealedFile: a file that its exporter could cut off is not mapped: who touched it would fault.
+// TestRequirement4UnsealedFile checks that a file that its exporter could truncate is not mapped:
+// access would fault.
 func TestRequirement4UnsealedFile(t *testing.T) {
 	fd, err := unix.MemfdCreate("kvlane-test", unix.MFD_CLOEXEC)
 	must(t, err)
@@ -92,12 +93,12 @@ func TestRequirement4UnsealedFile(t *testing.T) {
 		t.Errorf("imported: %v", err)
 	}
 	if err == nil {
-		must(t, i.Close()) // else the rogue waits
+		must(t, i.Close()) // otherwise the rogue waits
 	}
 	must(t, unix.Close(fd))
 }
 
-// TestRequirement9TypedErrors: what is not there, and what makes no sense, is an error to decide by.
+// TestRequirement9TypedErrors checks the sentinels for missing exports and malformed data.
 func TestRequirement9TypedErrors(t *testing.T) {
 	dev := simDevice(t, sim.Options{})
 	e, _ := exported(t, serve(t, share.Options{}), dev, 4096)
@@ -146,8 +147,8 @@ func TestRequirement9TypedErrors(t *testing.T) {
 	}
 }
 
-// TestImportEnds: an exporter that does not answer is not waited for longer than was asked, and whoever waited for another import that
-// gave up tries himself.
+// TestImportEnds checks the time limit for an exporter's reply, and that an import that waited for
+// another one that gave up connects itself.
 func TestImportEnds(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "silent.sock")
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
@@ -174,8 +175,9 @@ func TestImportEnds(t *testing.T) {
 	must(t, in.Close())
 }
 
-// TestDefectAbandonedImportIsWaitedForForever: an importer whose patience ends while the exporter answers tells it that it touches nothing: the
-// exporter, which may have granted the import by then, would wait for its process's death.
+// TestDefectAbandonedImportIsWaitedForForever checks that an importer whose context ends while the
+// exporter answers sends the end request: the exporter, which may have granted the import, would
+// wait for the death of the process.
 func TestDefectAbandonedImportIsWaitedForForever(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "late.sock")
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})

@@ -23,7 +23,8 @@ import (
 	"github.com/kvlane/kvlane/share"
 )
 
-// TestRequirement4NothingIsLeftOpen: of many imports, and of imports that fail in every way, no file and no mapping is left.
+// TestRequirement4NothingIsLeftOpen checks that imports, also failed ones of every kind, leave no
+// file and no mapping.
 func TestRequirement4NothingIsLeftOpen(t *testing.T) {
 	n := 10_000
 	if testing.Short() || testkit.Race {
@@ -38,7 +39,7 @@ func TestRequirement4NothingIsLeftOpen(t *testing.T) {
 	eh, err := s.Export(h, h.Region())
 	must(t, err)
 	in := importer(t, dev)
-	for _, d := range []share.Descriptor{e.Descriptor(), eh.Descriptor()} { // warm
+	for _, d := range []share.Descriptor{e.Descriptor(), eh.Descriptor()} { // warm up
 		if i, err := in.Import(t.Context(), d); err == nil {
 			must(t, i.Close())
 		}
@@ -70,8 +71,8 @@ func TestRequirement4NothingIsLeftOpen(t *testing.T) {
 	must(t, errors.Join(eh.Close(t.Context()), h.Close()))
 }
 
-// TestRequirement5Unwinds: of an import that fails at any step nothing is left, and the next one works. The calls of a driver are failed
-// in turn in device/cuda.
+// TestRequirement5Unwinds checks that an import that fails at any step leaves nothing, and that the
+// next one succeeds. device/cuda tests each call of the driver.
 func TestRequirement5Unwinds(t *testing.T) {
 	exporter := simDevice(t, sim.Options{})
 	s := serve(t, share.Options{})
@@ -99,8 +100,8 @@ func TestRequirement5Unwinds(t *testing.T) {
 	must(t, errors.Join(eh.Close(t.Context()), h.Close()))
 }
 
-// TestRequirement6Exports: what cannot be exported is an error at once; a region within an allocation keeps its offset, and its
-// export is withdrawn by itself.
+// TestRequirement6Exports checks that memory that cannot be exported is an error at once, that a
+// region keeps its offset in the allocation, and that its export is withdrawn separately.
 func TestRequirement6Exports(t *testing.T) {
 	dev, s := simDevice(t, sim.Options{}), serve(t, share.Options{})
 	plain, err := dev.Alloc(4096, device.AllocOptions{})
@@ -139,8 +140,8 @@ func TestRequirement6Exports(t *testing.T) {
 	must(t, errors.Join(some.Close(), all.Close()))
 }
 
-// TestRequirement7Identity: an exporter that was killed and started anew at the same socket has other exports: what was imported
-// before is lost, and what is imported anew by an old descriptor is not found.
+// TestRequirement7Identity checks that an exporter that was killed and restarted with the same
+// socket has other exports: earlier imports are lost, and old descriptors are not found.
 func TestRequirement7Identity(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "s")
 	dev := simDevice(t, sim.Options{Index: 1})
@@ -175,7 +176,8 @@ func TestRequirement7Identity(t *testing.T) {
 	second.end()
 }
 
-// TestRequirement7ForkedExporter: a child of the exporter that has inherited its connections does not keep the export alive.
+// TestRequirement7ForkedExporter checks that a child of the exporter with its connections does not
+// keep the export alive.
 func TestRequirement7ForkedExporter(t *testing.T) {
 	dev := simDevice(t, sim.Options{Index: 1})
 	other, d, _ := startExporter(t, filepath.Join(t.TempDir(), "s"), "x.sock", 4096)
@@ -196,7 +198,8 @@ func TestRequirement7ForkedExporter(t *testing.T) {
 	must(t, i.Close())
 }
 
-// TestRequirement7Cache: an export is mapped once, until its last import is closed, by however many at a time.
+// TestRequirement7Cache checks that an export is mapped once for all concurrent imports, until the
+// last one is closed.
 func TestRequirement7Cache(t *testing.T) {
 	s := serve(t, share.Options{})
 	e, _ := exported(t, s, simDevice(t, sim.Options{}), 4096)
@@ -240,7 +243,8 @@ func TestRequirement7Cache(t *testing.T) {
 	}
 }
 
-// TestKilledPeers: exporters and importers die in turn; each side hears of it, and nothing is left.
+// TestKilledPeers kills exporters and importers in turn. The other side detects it, and nothing is
+// left.
 func TestKilledPeers(t *testing.T) {
 	n := 200
 	if testing.Short() || testkit.Race {

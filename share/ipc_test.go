@@ -15,7 +15,8 @@ import (
 	"github.com/kvlane/kvlane/share"
 )
 
-// ipc is a device whose memory has handles of CUDA IPC: they keep nothing alive that the exporter frees.
+// ipc is a device whose memory has CUDA IPC handles: they do not keep memory alive that the
+// exporter frees.
 type ipc struct{ *sim.Device }
 
 func (ipc) HandleTypes() []device.HandleType { return []device.HandleType{device.HandleCUDAIPC} }
@@ -24,7 +25,7 @@ func (d ipc) ExportMemory(r *mem.Region, t device.HandleType) (device.Handle, er
 	return device.Handle{Type: t, Device: d.Info().UUID, FD: -1, Bytes: r.Len()}, nil
 }
 
-// exportedIPC returns an export of memory with such a handle, and what frees the memory.
+// exportedIPC returns an export of memory with such a handle, and a function that frees the memory.
 func exportedIPC(t *testing.T) (*share.Server, *share.Export, func()) {
 	t.Helper()
 	s := serve(t, share.Options{})
@@ -36,7 +37,7 @@ func exportedIPC(t *testing.T) (*share.Server, *share.Export, func()) {
 	return s, e, func() { must(t, dev.Free(r)) }
 }
 
-// ended is a context that has ended: a Close with it returns at once if there is anything to wait for.
+// ended is a context that has ended: Close returns at once if it would have to wait.
 func ended(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -44,11 +45,11 @@ func ended(t *testing.T) context.Context {
 	return ctx
 }
 
-// slowMapper maps memory with handles of CUDA IPC. It unmaps when gate is closed.
+// slowMapper maps memory with CUDA IPC handles. It unmaps when gate is closed.
 type slowMapper struct {
 	ipc
 	mapped  atomic.Pointer[mem.Region]
-	freeing chan struct{} // closed when it is to unmap
+	freeing chan struct{} // closed when unmapping begins
 	gate    chan struct{}
 }
 
@@ -66,7 +67,8 @@ func (m *slowMapper) Free(r *mem.Region) error {
 	return m.Device.Free(r)
 }
 
-// TestExporterFreesAfterImportersHaveUnmapped: a withdrawn export waits until importers have unmapped its memory, not only lost it.
+// TestExporterFreesAfterImportersHaveUnmapped checks that a withdrawn export waits until importers
+// have unmapped its memory.
 func TestExporterFreesAfterImportersHaveUnmapped(t *testing.T) {
 	_, e, free := exportedIPC(t)
 	m := &slowMapper{ipc: ipc{simDevice(t, sim.Options{Index: 1})}, freeing: make(chan struct{}), gate: make(chan struct{})}
@@ -82,7 +84,8 @@ func TestExporterFreesAfterImportersHaveUnmapped(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("the importer does not unmap memory that was withdrawn")
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond) // a defect shows within it, on most machines
+	// A defect shows within this time on most machines.
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if err := e.Close(ctx); !errors.Is(err, errdefs.ErrBusy) {
 		t.Errorf("the exporter may free memory that an importer has mapped: %v", err)
@@ -94,7 +97,7 @@ func TestExporterFreesAfterImportersHaveUnmapped(t *testing.T) {
 	free()
 }
 
-// askFor asks the server for the export and returns the status that it answers, with the connection.
+// askFor requests the export from the server and returns the status and the connection.
 func askFor(t *testing.T, s *share.Server, e *share.Export) (status byte, c io.ReadWriteCloser) {
 	t.Helper()
 	conn := dialServer(t, s)
@@ -109,7 +112,8 @@ func askFor(t *testing.T, s *share.Server, e *share.Export) (status byte, c io.R
 	return b[6], conn
 }
 
-// TestNoImportAfterTheWithdrawal: a withdrawn export takes no importers while it waits for those that it has.
+// TestNoImportAfterTheWithdrawal checks that a withdrawn export accepts no importers while it waits
+// for others.
 func TestNoImportAfterTheWithdrawal(t *testing.T) {
 	s, e, free := exportedIPC(t)
 	status, first := askFor(t, s, e)

@@ -26,10 +26,10 @@ import (
 	"github.com/kvlane/kvlane/share"
 )
 
-// roleEnv has a process of the test binary play another part than testing.
+// roleEnv gives a process of the test binary another role than testing.
 const roleEnv = "KVLANE_SHARE_ROLE"
 
-// patience is how long a test waits for what must happen.
+// patience is the time that a test waits for an expected event.
 var patience = testkit.Patience()
 
 func TestMain(m *testing.M) {
@@ -63,14 +63,14 @@ func openSim(string) (device.Device, error) {
 	return sim.Open(sim.Options{Index: 1})
 }
 
-// sharedMemory is what an exporter has, of one sort.
+// sharedMemory is memory of an exporter, of one kind.
 type sharedMemory struct {
 	share.Source
 	region *mem.Region
 }
 
-// playExporter exports so many bytes, of a simulated device and of the host or, where the index of a GPU is given, of that by every
-// type of handle that it has, and does what it is told on standard input.
+// playExporter exports that many bytes of a simulated device and of the host, or of a GPU with each
+// type of handle if an index is given. It executes commands from standard input.
 func playExporter(args []string) (err error) {
 	if len(args) < 3 {
 		return errors.New("the arguments are a directory, a name, a length, and the index of a GPU")
@@ -129,7 +129,7 @@ func exporterMemory(n int64, gpu []string) (dev device.Sharer, all []sharedMemor
 	return dev, []sharedMemory{{dev, r}, {h, h.Region()}}, free, nil
 }
 
-// obey does what is asked for on standard input, to the device's memory, and prints how that went.
+// obey executes commands from standard input on the device's memory and prints the results.
 func obey(dev device.Device, all []sharedMemory, exports []*share.Export) error {
 	commands := bufio.NewScanner(os.Stdin)
 	for commands.Scan() {
@@ -157,7 +157,8 @@ func obey(dev device.Device, all []sharedMemory, exports []*share.Export) error 
 	return commands.Err()
 }
 
-// leaveChild starts a process that has all of this one's sockets open, as one that was forked has, and writes its number to a file.
+// leaveChild starts a process with all of this one's sockets open, like a forked one, and writes
+// its number to a file.
 func leaveChild(file string) error {
 	cmd := exec.CommandContext(context.Background(), "sleep", "60")
 	open, err := os.ReadDir("/proc/self/fd")
@@ -184,7 +185,7 @@ func leaveChild(file string) error {
 	return os.WriteFile(file, []byte(strconv.Itoa(cmd.Process.Pid)), 0o600)
 }
 
-// playImporter imports what it is given, says so, and stays until its input ends.
+// playImporter imports the given memory, reports it, and waits until its input ends.
 func playImporter() error {
 	in := bufio.NewReader(os.Stdin)
 	line, err := in.ReadBytes('\n')
@@ -211,8 +212,8 @@ func playImporter() error {
 	return errors.Join(err, i.Close(), imp.Close(), dev.Close())
 }
 
-// playHangUp asks for what it is given and ends the connection, with an end that names another export if wrong is set, or without one. It stays
-// until its input ends.
+// playHangUp requests the given memory and closes the connection without an end request, or with
+// one of another export if wrong is set. It waits until its input ends.
 func playHangUp(wrong bool) error {
 	in := bufio.NewReader(os.Stdin)
 	line, err := in.ReadBytes('\n')
@@ -326,7 +327,7 @@ func prepare(tb testing.TB, cmd *exec.Cmd) *process {
 	return p
 }
 
-// startExporter returns an exporter and the descriptors of its device memory and its host memory.
+// startExporter returns an exporter and the descriptors of its device and host memory.
 func startExporter(t *testing.T, dir, name string, n int64) (p *process, dev, host share.Descriptor) {
 	t.Helper()
 	p = start(t, "export", dir, name, strconv.FormatInt(n, 10))
@@ -337,7 +338,7 @@ func startExporter(t *testing.T, dir, name string, n int64) (p *process, dev, ho
 	return p, all[0], all[1]
 }
 
-// descriptors reads what an exporter prints first.
+// descriptors reads the first output of an exporter.
 func (p *process) descriptors() (all []share.Descriptor) {
 	p.t.Helper()
 	for line := p.line(); line != ""; line = p.line() {
@@ -357,7 +358,7 @@ func (p *process) line() string {
 	return strings.TrimSpace(line)
 }
 
-// do has an exporter do something.
+// do executes a command in the exporter.
 func (p *process) do(what string) {
 	p.t.Helper()
 	_, err := fmt.Fprintln(p.in, what)
@@ -374,7 +375,7 @@ func (p *process) kill() {
 	_ = p.cmd.Wait()
 }
 
-// end lets the process end as it should.
+// end ends the process normally.
 func (p *process) end() {
 	p.t.Helper()
 	must(p.t, p.in.Close())
@@ -390,7 +391,7 @@ func must(tb testing.TB, err error) {
 	}
 }
 
-// simDevice opens a simulated device that the test closes, with nothing left open.
+// simDevice opens a simulated device. The test closes it and checks that nothing is left.
 func simDevice(tb testing.TB, o sim.Options) *sim.Device {
 	tb.Helper()
 	d, err := sim.Open(o)
@@ -432,7 +433,7 @@ func importer(tb testing.TB, dev device.Device) *share.Importer {
 	return in
 }
 
-// exported is device memory that s exports, until the test ends.
+// exported is device memory that s exports until the test ends.
 func exported(tb testing.TB, s *share.Server, dev *sim.Device, n int64) (*share.Export, *mem.Region) {
 	tb.Helper()
 	r, err := dev.Alloc(n, device.AllocOptions{Shareable: true})
@@ -454,7 +455,7 @@ func take(tb testing.TB, in *share.Importer, d share.Descriptor) *share.Import {
 	return i
 }
 
-// lost waits until i is.
+// lost waits until i is lost.
 func lost(tb testing.TB, i *share.Import) {
 	tb.Helper()
 	select {

@@ -19,7 +19,7 @@ import (
 	"github.com/kvlane/kvlane/share"
 )
 
-// peerDescriptors reports whether the kernel gives descriptors of peers' processes.
+// peerDescriptors reports whether the kernel has descriptors of peer processes.
 func peerDescriptors(tb testing.TB) bool {
 	tb.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -32,7 +32,8 @@ func peerDescriptors(tb testing.TB) bool {
 	return err == nil
 }
 
-// TestDefectImporterWithoutAName: who cannot be watched gets no device memory, and hears why.
+// TestDefectImporterWithoutAName checks that a process that cannot be watched gets no device
+// memory, with the reason.
 func TestDefectImporterWithoutAName(t *testing.T) {
 	s := serve(t, share.Options{})
 	e, _ := exported(t, s, simDevice(t, sim.Options{}), 4096)
@@ -47,8 +48,8 @@ func TestDefectImporterWithoutAName(t *testing.T) {
 	must(t, withdraw(e))
 }
 
-// TestDefectImporterOfAnotherNamespace: an exporter waits for the death of an importer too whose number it cannot know, as it is in another PID
-// namespace.
+// TestDefectImporterOfAnotherNamespace checks that an exporter waits for the death of an importer
+// in another PID namespace, whose number it cannot know.
 func TestDefectImporterOfAnotherNamespace(t *testing.T) {
 	if os.Geteuid() != 0 {
 		testkit.Skip(t, "root", "only root makes PID namespaces")

@@ -14,8 +14,8 @@ import (
 	"github.com/kvlane/kvlane/share"
 )
 
-// gpu is a simulated device that knows the handles of a GPU, as a host without an IMEX channel does: the calls for fabric handles are
-// there, and making memory for them is not permitted.
+// gpu is a simulated device with the handles of a GPU on a host without an IMEX channel: the calls
+// for fabric handles exist, and allocating memory for them is not permitted.
 type gpu struct {
 	*sim.Device
 	types []device.HandleType
@@ -30,7 +30,8 @@ func (g gpu) Alloc(n int64, o device.AllocOptions) (*mem.Region, error) {
 	return g.Device.Alloc(n, o)
 }
 
-// TestRequirement1ProbeByDoing: each type is tried, the best that works is chosen, and why another does not is kept.
+// TestRequirement1ProbeByDoing checks that each type is tested, that the best one that works is
+// chosen, and that the reasons of failures are kept.
 func TestRequirement1ProbeByDoing(t *testing.T) {
 	dev := gpu{simDevice(t, sim.Options{}), []device.HandleType{device.HandleFabric, device.HandlePosixFD, device.HandleCUDAIPC, device.HandleMemFD}}
 	for name, peer := range map[string]func(context.Context) *exec.Cmd{
@@ -43,7 +44,7 @@ func TestRequirement1ProbeByDoing(t *testing.T) {
 		if err := found[0].Err; !errors.Is(err, errdefs.ErrNotSupported) || !strings.Contains(err.Error(), "CUDA_ERROR_NOT_PERMITTED (800)") {
 			t.Errorf("%s: fabric: %v", name, err)
 		}
-		// Without a second process nobody knows of cuda-ipc; with one, it was tried.
+		// Without a second process the test of cuda-ipc is inconclusive.
 		if err := found[2].Err; err == nil || errors.Is(err, errdefs.ErrNotSupported) != (peer != nil) {
 			t.Errorf("%s: cuda-ipc: %v", name, err)
 		}

@@ -27,7 +27,8 @@ func mode(t *testing.T, path string) fs.FileMode {
 	return st.Mode().Perm()
 }
 
-// TestRequirement2Socket: the socket is this user's alone, whoever is not allowed is refused, and one that a dead exporter left is replaced.
+// TestRequirement2Socket checks that the socket is accessible to this user only, that other users
+// are refused, and that the socket of a dead exporter is replaced.
 func TestRequirement2Socket(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new")
 	s := serve(t, share.Options{Dir: dir, Name: "a.sock"})
@@ -78,7 +79,8 @@ func TestRequirement2Socket(t *testing.T) {
 	}
 }
 
-// TestRequirement2Users: on either side, processes of users who are not on the list are refused, and told.
+// TestRequirement2Users checks that both sides refuse processes of users that are not allowed, with
+// the reason.
 func TestRequirement2Users(t *testing.T) {
 	dev := simDevice(t, sim.Options{})
 	stranger := []int{os.Geteuid() + 1}
@@ -107,8 +109,8 @@ func dialServer(t *testing.T, s *share.Server) *net.UnixConn {
 	return c
 }
 
-// TestRequirement2Malformed: whatever else is sent is refused and counted, files that come with it are closed, and who says nothing
-// delays nobody.
+// TestRequirement2Malformed checks that malformed messages are refused and counted, that files in
+// them are closed, and that a silent connection does not delay others.
 func TestRequirement2Malformed(t *testing.T) {
 	s := serve(t, share.Options{RequestTimeout: patience})
 	dev := simDevice(t, sim.Options{})
@@ -152,7 +154,7 @@ func TestRequirement2Malformed(t *testing.T) {
 	until(t, "files are left open", func() bool { return descriptors(t) <= before })
 }
 
-// TestRequirement2Bounds: connections are bounded, and one that does not ask ends.
+// TestRequirement2Bounds checks the limit on connections and the time limit for a request.
 func TestRequirement2Bounds(t *testing.T) {
 	s := serve(t, share.Options{MaxImporters: 1, RequestTimeout: 300 * time.Millisecond})
 	dev := simDevice(t, sim.Options{})
@@ -171,8 +173,8 @@ func TestRequirement2Bounds(t *testing.T) {
 	})
 }
 
-// TestDefectTheEndIsToldBeforeTheLastPacket: who closes what was not read to its end, or in the moment in which the other one looks, has said
-// his last word all the same.
+// TestDefectTheEndIsToldBeforeTheLastPacket checks that the last packet is read even if its sender
+// closed with unread packets, or at the moment of the read.
 func TestDefectTheEndIsToldBeforeTheLastPacket(t *testing.T) {
 	near, far, err := share.Ends()
 	must(t, err)
@@ -212,7 +214,8 @@ func TestDefectTheEndIsToldBeforeTheLastPacket(t *testing.T) {
 	}
 }
 
-// TestRequirement3Lifecycle: a server starts once, after it was made, and stops once, with importers attached, who are told.
+// TestRequirement3Lifecycle checks that a server starts once and stops once, and that it notifies
+// its importers.
 func TestRequirement3Lifecycle(t *testing.T) {
 	dev := simDevice(t, sim.Options{})
 	r, err := dev.Alloc(4096, device.AllocOptions{Shareable: true})

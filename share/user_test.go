@@ -19,10 +19,10 @@ import (
 	"github.com/kvlane/kvlane/share"
 )
 
-// nobody is a user that the test is not.
+// nobody is another user than the test's.
 const nobody = 65534
 
-// playStranger imports what it is given, of an exporter that is root's, and says what came of it.
+// playStranger imports the given memory from an exporter of root and prints the result.
 func playStranger() error {
 	line, err := bufio.NewReader(os.Stdin).ReadBytes('\n')
 	if err != nil {
@@ -51,7 +51,7 @@ func playStranger() error {
 	return errors.Join(err, in.Close(), dev.Close())
 }
 
-// asNobody has another user's process import d, and returns what it says.
+// asNobody imports d in a process of another user and returns its output.
 func asNobody(t *testing.T, d share.Descriptor) string {
 	t.Helper()
 	self, err := os.Open("/proc/self/exe")
@@ -59,7 +59,8 @@ func asNobody(t *testing.T, d share.Descriptor) string {
 	defer func() { must(t, self.Close()) }()
 	text, err := json.Marshal(d)
 	must(t, err)
-	cmd := exec.CommandContext(t.Context(), "/proc/self/fd/3") // the folders above the file need not let others in
+	// Other users may have no access to the directories above the file.
+	cmd := exec.CommandContext(t.Context(), "/proc/self/fd/3")
 	cmd.ExtraFiles = []*os.File{self}
 	cmd.Env = append(os.Environ(), roleEnv+"=stranger")
 	cmd.Dir = "/"
@@ -76,16 +77,16 @@ func asNobody(t *testing.T, d share.Descriptor) string {
 	return strings.TrimSpace(string(out))
 }
 
-// TestRequirement2ASecondUser: a process of another user does not come as far as the socket, and where somebody has opened the way to
-// that, it is refused by who it is.
+// TestRequirement2ASecondUser checks that a process of another user cannot reach the socket, and is
+// refused by its credentials if the directories permit access.
 func TestRequirement2ASecondUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		testkit.Skip(t, "root", "only root starts processes of other users")
 	}
-	above, err := os.MkdirTemp("", "kvlane-users") //nolint:usetesting // the folders that a test is given let nobody else in
+	above, err := os.MkdirTemp("", "kvlane-users") //nolint:usetesting // other users have no access to the test's own directory
 	must(t, err)
 	t.Cleanup(func() { must(t, os.RemoveAll(above)) })
-	must(t, os.Chmod(above, 0o755)) //nolint:gosec // others are to come as far as the server's own directory
+	must(t, os.Chmod(above, 0o755)) //nolint:gosec // other users may reach the directory of the server
 	dev := simDevice(t, sim.Options{})
 	for _, c := range []struct {
 		name          string
@@ -101,8 +102,8 @@ func TestRequirement2ASecondUser(t *testing.T) {
 		s := serve(t, share.Options{Dir: filepath.Join(above, strings.ReplaceAll(c.name, " ", "-")), Allow: c.allow})
 		e, _ := exported(t, s, dev, 4096)
 		if c.open {
-			must(t, os.Chmod(filepath.Dir(s.Socket()), 0o755)) //nolint:gosec // as a careless hand would
-			must(t, os.Chmod(s.Socket(), 0o666))               //nolint:gosec // likewise
+			must(t, os.Chmod(filepath.Dir(s.Socket()), 0o755)) //nolint:gosec // like a careless user
+			must(t, os.Chmod(s.Socket(), 0o666))               //nolint:gosec // as above
 		}
 		if got := asNobody(t, e.Descriptor()); got != c.want {
 			t.Errorf("%s: another user's process: %q, want %q", c.name, got, c.want)

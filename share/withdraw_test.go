@@ -21,7 +21,8 @@ import (
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
-// holds fails the test unless withdrawing e ends with its time, and says that the process of that number may still write.
+// holds checks that withdrawing e ends with its context, with the number of a process that may
+// still write.
 func holds(t *testing.T, e *share.Export, pid int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -35,8 +36,8 @@ func holds(t *testing.T, e *share.Export, pid int) {
 	}
 }
 
-// TestDefectWithdrawnMemoryIsWrittenLater: memory is withdrawn when the copy of an importer that is under way has ended, and not before: who
-// reused it would find the importer's bytes there. What begins later does not begin.
+// TestDefectWithdrawnMemoryIsWrittenLater checks that Close of an export waits for the copies of
+// importers: reused memory would get their bytes. Later copies do not begin.
 func TestDefectWithdrawnMemoryIsWrittenLater(t *testing.T) {
 	const n = 64 << 10
 	exporter := simDevice(t, sim.Options{})
@@ -73,8 +74,9 @@ func TestDefectWithdrawnMemoryIsWrittenLater(t *testing.T) {
 	must(t, errors.Join(dev.Free(local), i.Close(), withdraw(e)))
 }
 
-// TestWithdrawalOfWhoDies: an importer that dies touches nothing any more, whether it is killed before the withdrawal or while that waits.
-// One that ends its connection without the end of that export may, as long as it lives.
+// TestWithdrawalOfWhoDies checks that a dead importer counts as finished, whether it dies before or
+// during the withdrawal. One that closes its connection without an end request counts only when its
+// process has ended.
 func TestWithdrawalOfWhoDies(t *testing.T) {
 	s := serve(t, share.Options{})
 	dev := simDevice(t, sim.Options{})

@@ -30,7 +30,7 @@ func must(tb testing.TB, err error) {
 	}
 }
 
-// rig is a simulated device with a Mover of few and short chunks.
+// rig is a simulated device with a Mover of few short chunks.
 type rig struct {
 	dev  *sim.Device
 	copy *streamcopy.Stream
@@ -73,7 +73,8 @@ func host(t *testing.T, n int64) *mem.Region {
 	return r
 }
 
-// TestMixedLists: host and device memory, in pieces of any length, comes and goes in the order of the list.
+// TestMixedLists checks that host and device memory, in pieces of any length, is sent and received
+// in the order of the list.
 func TestMixedLists(t *testing.T) {
 	r := newRig(t, sim.Options{})
 	gpu, cpu := r.alloc(t, 1<<20), host(t, 1<<20)
@@ -109,7 +110,7 @@ func TestMixedLists(t *testing.T) {
 	}
 }
 
-// failing fails after so many bytes.
+// failing fails after that many bytes.
 type failing struct{ left int }
 
 func (f *failing) Read(p []byte) (int, error)  { return f.take(p) }
@@ -124,7 +125,8 @@ func (f *failing) take(p []byte) (int, error) {
 	return n, nil
 }
 
-// TestChunksComeBack: whatever fails, socket, device or patience, every chunk is free afterwards.
+// TestChunksComeBack checks that every chunk is free after a failure of the socket, the device or
+// the context.
 func TestChunksComeBack(t *testing.T) {
 	for name, f := range map[string]struct {
 		rules []fault.Rule
@@ -159,11 +161,11 @@ func TestChunksComeBack(t *testing.T) {
 	}
 }
 
-// moody is a socket that takes what it likes.
+// moody is a socket that accepts any part of a write.
 type moody struct {
 	bytes.Buffer
 	rng  *rand.Rand
-	idle func() // is called where nobody waits for it with a chunk
+	idle func() // called while a transfer waits without a chunk
 }
 
 func (s *moody) Flush() error {
@@ -180,7 +182,8 @@ func (s *moody) WriteBy(p []byte, _ time.Time) (int, error) {
 	return s.Write(p[:s.rng.IntN(len(p)+1)])
 }
 
-// TestDefectSlowReaderKeepsChunks: no chunk is held while a socket takes nothing, and every byte goes to it once, in its place.
+// TestDefectSlowReaderKeepsChunks checks that no chunk is held while a socket accepts nothing, and
+// that every byte is sent once and in order.
 func TestDefectSlowReaderKeepsChunks(t *testing.T) {
 	r := newRig(t, sim.Options{})
 	gpu := r.alloc(t, 1<<20)
@@ -215,7 +218,7 @@ func TestDefectSlowReaderKeepsChunks(t *testing.T) {
 	}
 }
 
-// TestManyAtOnce: more transfers than chunks get on.
+// TestManyAtOnce checks that more transfers than chunks make progress.
 func TestManyAtOnce(t *testing.T) {
 	r := newRig(t, sim.Options{})
 	x := r.alloc(t, 1<<20)
@@ -275,7 +278,8 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// TestRemoveWaits: memory is removed for others at once, and for its owner when nobody touches it.
+// TestRemoveWaits checks that removed memory is not found any more, and that Remove waits until it
+// is released.
 func TestRemoveWaits(t *testing.T) {
 	m, err := NewMover(MoverOptions{})
 	must(t, err)
@@ -304,7 +308,7 @@ func TestRemoveWaits(t *testing.T) {
 	must(t, x.Add(0, a))
 }
 
-// TestNoDevice: without a device its memory is refused when it is registered, not when it is used.
+// TestNoDevice checks that without a device its memory is refused when it is registered.
 func TestNoDevice(t *testing.T) {
 	r := newRig(t, sim.Options{})
 	m, err := NewMover(MoverOptions{})
@@ -317,7 +321,8 @@ func TestNoDevice(t *testing.T) {
 	}
 }
 
-// TestBothWays: two that send to one another, more at a time than either has chunks, do not wait for each other.
+// TestBothWays checks that two movers that send to each other, each more than its chunks, do not
+// deadlock.
 func TestBothWays(t *testing.T) {
 	const n, links = 200_000, 7
 	ends := [2]*rig{newRig(t, sim.Options{}), newRig(t, sim.Options{Index: 1})}
@@ -329,8 +334,8 @@ func TestBothWays(t *testing.T) {
 			go func() { done <- ends[from].m.Send(t.Context(), w, []mem.Extent{mem.All(src)}) }()
 			go func() {
 				in := bufio.NewReader(r)
-				_, err := in.Peek(1) // nobody receives what was not announced
-				if i%2 == 0 {        // some come late
+				_, err := in.Peek(1) // nothing is received before it was announced
+				if i%2 == 0 {        // some arrive late
 					time.Sleep(5 * time.Millisecond)
 				}
 				done <- errors.Join(err, ends[1-from].m.Receive(t.Context(), in, []mem.Extent{mem.All(dst)}))
@@ -358,8 +363,8 @@ func (l *losing) take(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestDefectLostHostMemoryIsReportedGood: bytes of another process's host memory, which that took back while they were moved, are not reported
-// good, though the CPU could read and write them to the end.
+// TestDefectLostHostMemoryIsReportedGood checks that a transfer fails if another process withdraws
+// its host memory meanwhile, although the CPU could access it to the end.
 func TestDefectLostHostMemoryIsReportedGood(t *testing.T) {
 	m, err := NewMover(MoverOptions{})
 	must(t, err)
@@ -380,7 +385,7 @@ func TestDefectLostHostMemoryIsReportedGood(t *testing.T) {
 	}
 }
 
-// TestHoldsOnce: pieces that name two regions by turns hold each once.
+// TestHoldsOnce checks that pieces that alternate between two regions hold each once.
 func TestHoldsOnce(t *testing.T) {
 	m, err := NewMover(MoverOptions{})
 	must(t, err)

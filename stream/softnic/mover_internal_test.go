@@ -16,7 +16,7 @@ import (
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
-// fullStream has no room.
+// fullStream has no space.
 type fullStream struct{ stream.Stream }
 
 func (fullStream) Submit(ctx context.Context, _ *mem.Batch) (*stream.Ticket, error) {
@@ -38,8 +38,9 @@ func within(t *testing.T, what string, f func()) {
 	}
 }
 
-// TestDefectMoverWaitsForAStuckStreamWithoutEnd: a stream that takes no more fails the next transfer after a while, which has not
-// begun, and one that is being opened or copies holds up a Close no longer than its context says.
+// TestDefectMoverWaitsForAStuckStreamWithoutEnd checks that a full stream fails the next transfer
+// after a while, without beginning it, and that a stream that is being opened delays Close only
+// until its context ends.
 func TestDefectMoverWaitsForAStuckStreamWithoutEnd(t *testing.T) {
 	m := NewMover(func() (stream.Stream, error) { return fullStream{}, nil })
 	m.patience = 10 * time.Millisecond
@@ -80,8 +81,8 @@ func TestDefectMoverWaitsForAStuckStreamWithoutEnd(t *testing.T) {
 	}
 }
 
-// TestMoverClosesWhatBrokeUnseen: the device takes a copy and does not say when it is done. The copy ends once that stream is
-// closed, and the next goes by another.
+// TestMoverClosesWhatBrokeUnseen has a device that does not report the end of a copy. The copy ends
+// when its stream is closed, and the next one uses another stream.
 func TestMoverClosesWhatBrokeUnseen(t *testing.T) {
 	plan := fault.New(1)
 	dev, err := sim.Open(sim.Options{Faults: plan})

@@ -89,7 +89,7 @@ func newGPURig(t *testing.T, faults *fault.Plan) *gpuRig {
 	return r
 }
 
-// shuffle posts a piece at a time, from piece i of one side to piece i*step of the other.
+// shuffle posts one piece at a time, from piece i of one side to piece i*step of the other.
 func (r *gpuRig) shuffle(t *testing.T, op rdma.WROpcode, step int64) {
 	t.Helper()
 	wrs := make([]rdma.SendWR, gpuPieces)
@@ -103,7 +103,7 @@ func (r *gpuRig) shuffle(t *testing.T, op rdma.WROpcode, step int64) {
 	post(t, r.qp, wrs...)
 }
 
-// TestGPUMemory: a loopback queue pair writes to and reads from device memory through a stream.
+// TestGPUMemory writes to and reads from device memory with a loopback queue pair and a stream.
 func TestGPUMemory(t *testing.T) {
 	r := newGPURig(t, nil)
 	random(r.host.Bytes(), 3)
@@ -118,7 +118,7 @@ func TestGPUMemory(t *testing.T) {
 	}
 }
 
-// TestGPUFails: the failure of the stream is the cause of the completion's.
+// TestGPUFails checks that the failure of the stream is the cause of the completion's error.
 func TestGPUFails(t *testing.T) {
 	plan := fault.New(1, fault.Nth(sim.OpWork, 0).Fail(nil))
 	r := newGPURig(t, plan)

@@ -7,7 +7,7 @@ import (
 	"github.com/kvlane/kvlane/transfer"
 )
 
-// Whatever a notification says, it is counted or refused, and what is taken is what was written.
+// Any notification is recorded or refused, and an accepted one equals its encoding.
 func FuzzMessage(f *testing.F) {
 	f.Add(message{arrived, 3, 32, 7, []byte("a request")}.encode())
 	f.Add(message{failed, 0, 1, 1 << 63, nil}.encode())
@@ -32,7 +32,7 @@ func FuzzMessage(f *testing.F) {
 	})
 }
 
-// A receiver keeps count of so many requests, and says how many it has forgotten.
+// A receiver tracks a limited number of requests and counts dropped ones.
 func TestForgotten(t *testing.T) {
 	r := NewReceiver(nil, 2)
 	for _, id := range []string{"a", "b", "c"} {
@@ -43,7 +43,7 @@ func TestForgotten(t *testing.T) {
 	if e, ok := r.record(transfer.Notice{}, message{arrived, 1, 2, 0, []byte("c")}); !e.Complete || !ok {
 		t.Errorf("%+v", e)
 	}
-	// One that is over is forgotten before those that are not.
+	// Finished requests are dropped before others.
 	r.record(transfer.Notice{}, message{arrived, 0, 2, 0, []byte("d")})
 	if e, ok := r.record(transfer.Notice{}, message{arrived, 1, 2, 0, []byte("b")}); !e.Complete || !ok {
 		t.Errorf("%+v", e)
@@ -53,8 +53,8 @@ func TestForgotten(t *testing.T) {
 	}
 }
 
-// TestDefectRequestOfAnotherAttempt: layers that arrived of a request that was given up do not count for another of the same identifier, and
-// nothing is told of a request that has failed or is complete.
+// TestDefectRequestOfAnotherAttempt checks that layers of a failed request do not count for another
+// one with the same identifier, and that a failed or complete request has no more events.
 func TestDefectRequestOfAnotherAttempt(t *testing.T) {
 	r := NewReceiver(nil, 0)
 	hear := func(w kind, layer int, number uint64, complete, told bool) {
@@ -64,7 +64,7 @@ func TestDefectRequestOfAnotherAttempt(t *testing.T) {
 			t.Errorf("%+v, to be told: %v", e, ok)
 		}
 	}
-	hear(arrived, 0, 1, false, true) // and nobody could say that the rest does not come
+	hear(arrived, 0, 1, false, true) // a missing notification would not be noticed
 	hear(arrived, 1, 2, false, true)
 	hear(failed, 0, 1, false, true)
 	hear(arrived, 1, 1, false, false)

@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// patience is how long a test waits for what must happen.
+// patience is the time that a test waits for an expected event.
 var patience = testkit.Patience()
 
 func must(tb testing.TB, err error) {
@@ -35,14 +35,14 @@ const (
 	bytesAll  = layers * 2 * pages * pageBytes
 )
 
-// rig is two engines: what computes has memory here, what decodes there.
+// rig has two engines: the prefill side has memory here, the decode side there.
 type rig struct {
 	here, there *mem.Region
 	prefill     *transfer.Engine
 	remote      *transfer.Remote
 	sender      *handover.Sender
 	receiver    *handover.Receiver
-	at          string // where the segment is
+	at          string // of the segment
 }
 
 func newRig(t *testing.T, depth int) *rig {
@@ -73,7 +73,7 @@ func newRig(t *testing.T, depth int) *rig {
 	return r
 }
 
-// planes are K and V of each layer, page by page here and there.
+// planes are K and V of each layer, page by page on both sides.
 func planes(here *mem.Region) [][]transfer.PagePlane {
 	all := make([][]transfer.PagePlane, layers)
 	for k := range int64(layers) {
@@ -97,10 +97,10 @@ func host(t *testing.T) *mem.Region {
 	return r
 }
 
-// pairs are pages in other places there than here.
+// pairs are pages at different places on the two sides.
 var pairs = []transfer.PagePair{{Local: 3, Remote: 9}, {Local: 4, Remote: 2}, {Local: 5, Remote: 15}}
 
-// compute writes a layer's pages, with what tells them from all others.
+// compute writes a layer's pages with unique bytes.
 func (r *rig) compute(k int, seed byte) {
 	for i := range 2 {
 		for _, p := range pairs {
@@ -113,7 +113,7 @@ func (r *rig) page(of *mem.Region, layer, plane int, page uint32) []byte {
 	return of.Bytes()[((2*layer+plane)*pages+int(page))*pageBytes:][:pageBytes]
 }
 
-// same reports whether the layer's pages are there.
+// same reports whether the layer's pages have arrived.
 func (r *rig) same(k int) bool {
 	for i := range 2 {
 		for _, p := range pairs {
@@ -134,7 +134,7 @@ func (r *rig) next(t *testing.T) handover.Event {
 	return e
 }
 
-// work is a computation that others come after.
+// work is a computation that is a dependency.
 type work struct {
 	done chan struct{}
 	err  error
@@ -143,7 +143,7 @@ type work struct {
 func (w *work) Done() <-chan struct{} { return w.done }
 func (w *work) Err() error            { return w.err }
 
-// Each layer is sent when it has been computed, and is in its pages when the receiver hears of it.
+// Each layer is sent when it is computed, and is in its pages when the receiver reports it.
 func TestLayersArriveAsTheyAreComputed(t *testing.T) {
 	r := newRig(t, 0)
 	for n := range 3 {
@@ -180,7 +180,7 @@ func TestLayersArriveAsTheyAreComputed(t *testing.T) {
 	}
 }
 
-// While as many layers are under way as may be, the next waits.
+// While Depth layers are in progress, the next one waits.
 func TestBackPressure(t *testing.T) {
 	r := newRig(t, 2)
 	q, err := r.sender.Begin([]byte("slow"), pairs)
@@ -214,7 +214,8 @@ func TestBackPressure(t *testing.T) {
 	}
 }
 
-// A request fails as a whole: with a layer, where layers are missing, and when it is given up; the receiver hears of it, once.
+// A request fails as a whole: with a layer, with missing layers, and when it is canceled. The
+// receiver reports that once.
 func TestFailures(t *testing.T) {
 	broken := errors.New("the computation failed")
 	for name, c := range map[string]struct {
@@ -237,7 +238,7 @@ func TestFailures(t *testing.T) {
 			return q.Finish(t.Context())
 		}, errdefs.ErrCanceled},
 		"it is given up": {func(t *testing.T, r *rig, q *handover.Request) error {
-			w := &work{done: make(chan struct{})} // which never ends
+			w := &work{done: make(chan struct{})} // it never ends
 			for k := range layers {
 				if k == handover.DefaultDepth {
 					break
@@ -271,7 +272,7 @@ func TestFailures(t *testing.T) {
 			if err := q.Finish(t.Context()); !errors.Is(err, errdefs.ErrClosed) {
 				t.Errorf("a second end: %v", err)
 			}
-			// The next request is none the worse for it.
+			// The next request is not affected.
 			q, err = r.sender.Begin([]byte("another"), pairs)
 			must(t, err)
 			for k := range layers {
@@ -288,7 +289,8 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// A receiver that is gone fails the request within its time, and Finish says that it was not told.
+// A receiver that is gone fails the request within its time, and Finish returns that the
+// notification failed.
 func TestReceiverIsGone(t *testing.T) {
 	r := newRig(t, 0)
 	must(t, r.remoteGone(t))
@@ -320,7 +322,7 @@ func (r *rig) remoteGone(t *testing.T) error {
 	return e.Close(t.Context())
 }
 
-// What is no request, and what has no layers, is refused.
+// Invalid requests and layers are refused.
 func TestRefuses(t *testing.T) {
 	r := newRig(t, 0)
 	for name, o := range map[string]handover.Options{
@@ -349,7 +351,8 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-// TestGroups: the layers of each page group are in that group's pages, and those of a group without any arrive all the same.
+// TestGroups checks that the layers of each page group are in that group's pages, and that those of
+// an empty group arrive too.
 func TestGroups(t *testing.T) {
 	r := newRig(t, 0)
 	groups := []int{0, 1, 2, 0, 1, 2}
@@ -377,7 +380,7 @@ func TestGroups(t *testing.T) {
 		}
 	}
 	for k, group := range groups {
-		want := map[uint32]uint32{} // the page here by the one there
+		want := map[uint32]uint32{} // local page by remote page
 		for _, p := range [][]transfer.PagePair{pairs, nil, other}[group] {
 			want[p.Remote] = p.Local
 		}
@@ -397,8 +400,8 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// TestDefectLayerWaitsForAnother: a layer whose batch waits for room holds up neither another layer nor the end of the request for longer than
-// they may take, and ends with the request.
+// TestDefectLayerWaitsForAnother checks that a layer whose batch waits delays neither another layer
+// nor the end of the request beyond their limits, and ends with the request.
 func TestDefectLayerWaitsForAnother(t *testing.T) {
 	r := newRig(t, 0)
 	e, err := transfer.Open(transfer.Options{Batches: 1})
@@ -446,7 +449,8 @@ func TestDefectLayerWaitsForAnother(t *testing.T) {
 	}
 }
 
-// TestDefectIdentifierOfTheCaller: a request keeps its identifier, whatever the caller does with the memory.
+// TestDefectIdentifierOfTheCaller checks that a request keeps its identifier when the caller
+// changes the slice.
 func TestDefectIdentifierOfTheCaller(t *testing.T) {
 	r := newRig(t, 0)
 	id := []byte("request")

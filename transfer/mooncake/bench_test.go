@@ -12,12 +12,13 @@ import (
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
-// span is what a batch moves.
+// span is the number of bytes of a batch.
 const span = 64 << 20
 
-// BenchmarkLoopback moves a span block by block between two registered regions of this host by the protocol, and in turns with it by two plain
-// sockets that only write and read, a block a call: of-sockets is the median of what the first reached of the second, turn by turn, so that what else
-// the machine does hits both.
+// BenchmarkLoopback moves a span block by block between two registered regions of this host with
+// the protocol, and in turns over two plain sockets that only write and read, a block with each
+// call. of-sockets is the median of the ratio of the two, round by round, so that other load of the
+// machine affects both.
 func BenchmarkLoopback(b *testing.B) {
 	for _, block := range []int64{64 << 10, 1 << 20} {
 		for _, op := range []transfer.Op{transfer.Read, transfer.Write} {
@@ -49,7 +50,7 @@ func median(v []float64) float64 {
 	return v[len(v)/2]
 }
 
-// bySockets returns what moves a span by two connections, half by each.
+// bySockets returns a function that moves a span over two connections, half over each.
 func bySockets(b *testing.B, block int64) func() {
 	b.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -88,7 +89,7 @@ func bySockets(b *testing.B, block int64) func() {
 	}
 }
 
-// byRemote returns what moves a span by the protocol, as one batch.
+// byRemote returns a function that moves a span with the protocol, as one batch.
 func byRemote(b *testing.B, op transfer.Op, block int64, lanes int) func() {
 	b.Helper()
 	s, there := serve(b, span, nil)

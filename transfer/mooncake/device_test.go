@@ -18,7 +18,7 @@ import (
 
 const stagedChunks = 4
 
-// serveDevice serves n bytes of a device's memory by stagedChunks chunks each way.
+// serveDevice serves n bytes of a device's memory, staged through stagedChunks chunks each way.
 func serveDevice(t *testing.T, n int64) (*mooncake.Server, *mem.Region) {
 	t.Helper()
 	d, err := sim.Open(sim.Options{})
@@ -49,7 +49,8 @@ func staysAvailable(t *testing.T, server *mooncake.Server, op transfer.Op, gpu *
 	}
 }
 
-// TestDefectTrickleTakesChunks: more writers than there are chunks, who send a byte now and then, do not keep others' bytes from being staged.
+// TestDefectTrickleTakesChunks checks that slow writers, more than there are chunks, do not keep
+// other bytes from being staged.
 func TestDefectTrickleTakesChunks(t *testing.T) {
 	const n = 1 << 20
 	server, gpu := serveDevice(t, n)
@@ -71,13 +72,13 @@ func TestDefectTrickleTakesChunks(t *testing.T) {
 	staysAvailable(t, server, transfer.Write, gpu, n)
 }
 
-// TestDefectSlowReaderTakesChunks: as with readers, who take nothing for a while.
+// TestDefectSlowReaderTakesChunks does the same with readers that read nothing for a while.
 func TestDefectSlowReaderTakesChunks(t *testing.T) {
 	const n = 16 << 20 // more than sockets hold
 	server, gpu := serveDevice(t, n)
 	for range 2 * stagedChunks {
 		c := talk(t, dataAddr(server))
-		defer c.Close() // before all else
+		defer c.Close() // before everything else
 		must(t, c.SetReadBuffer(256<<10))
 		_, err := c.Write(request(n, mooncake.Address(gpu), 0x80))
 		must(t, err)

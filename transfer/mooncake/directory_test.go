@@ -17,7 +17,7 @@ import (
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
-// directory returns that of a metadata server that has texts by keys.
+// directory returns the directory of a metadata server with texts by key.
 func directory(t *testing.T, texts map[string]string) mooncake.Directory {
 	t.Helper()
 	web := httptest.NewServer(metadata.NewServer(metadata.ServerOptions{}))
@@ -52,7 +52,8 @@ func plain(t *testing.T, method, at, text string) (int, string) {
 	return resp.StatusCode, b.String()
 }
 
-// A segment by a metadata server: keys and texts as the protocol has them, transfers without the server, and its recovery.
+// A segment in a metadata server: keys and texts of the protocol, transfers without the server, and
+// its recovery.
 func TestSegmentsByHTTP(t *testing.T) {
 	store := metadata.NewServer(metadata.ServerOptions{})
 	var down atomic.Bool
@@ -98,13 +99,13 @@ func TestSegmentsByHTTP(t *testing.T) {
 	}
 }
 
-// A metadata server that was restarted, and has forgotten all, is told again.
+// A segment is published again in a metadata server that was restarted empty.
 func TestSegmentsAreRepublished(t *testing.T) {
 	d := directory(t, nil)
 	s, _ := serve(t, 4096, func(o *mooncake.ServerOptions) { o.Directory, o.RepublishTime = d, 10*time.Millisecond })
 	other, err := mooncake.Serve(within(t), mooncake.ServerOptions{Name: s.Segment().Name, Listen: "127.0.0.1:0", Directory: d, Memory: mooncake.NewRegions(nil)})
 	must(t, err)
-	must(t, other.Close(within(t))) // and takes the name's keys with it
+	must(t, other.Close(within(t))) // and removes the keys of the name
 	eventually(t, "the segment is there again", func() bool {
 		_, err := d.Find(within(t), s.Segment().Name)
 		return err == nil
@@ -130,7 +131,7 @@ func TestOpenDirectory(t *testing.T) {
 	}
 }
 
-// Descriptions that peers send, of Mooncake's own engine, of older ones, and wrong ones.
+// Descriptions of peers: Mooncake's own engine, older ones, and malformed ones.
 func TestParseSegment(t *testing.T) {
 	s, err := mooncake.ParseSegment([]byte(`{"buffers":[{"addr":140049588944896,"length":100663296,"name":"127.0.0.1:16471"}],"name":"127.0.0.1:16471",
 		"protocol":"tcp","rdma_server_name":"","tcp_data_host":"127.0.0.1","tcp_data_port":16821,"tcp_proto_version":2,"timestamp":"2026-11-23 00:57:41"}` + "\n"))
@@ -155,7 +156,8 @@ func TestParseSegment(t *testing.T) {
 	}
 }
 
-// TestNameThatIsNoHost: a directory names the host of Listen or of Advertise, so that any name will do.
+// TestNameThatIsNoHost checks that a directory has the host of Listen or of Advertise, so that any
+// name is valid.
 func TestNameThatIsNoHost(t *testing.T) {
 	for _, c := range []mooncake.ServerOptions{{Listen: "127.0.0.1:0"}, {Listen: "0.0.0.0:0", Advertise: "127.0.0.1"}, {Listen: "[::]:0", Advertise: "127.0.0.1:0"}} {
 		d := directory(t, nil)
@@ -176,8 +178,9 @@ func TestNameThatIsNoHost(t *testing.T) {
 	}
 }
 
-// TestNameOfTwoProcesses: of two processes that take a name one has it for as long as it answers. Then the other is found. The end of one leaves the
-// other's record.
+// TestNameOfTwoProcesses checks that of two processes with one name the first keeps it while it
+// answers, that the other one is found afterwards, and that closing one leaves the record of the
+// other.
 func TestNameOfTwoProcesses(t *testing.T) {
 	d := directory(t, nil)
 	change := func(o *mooncake.ServerOptions) {

@@ -17,7 +17,8 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// FuzzParseSegment: a description that is taken is one, and is taken again as it is written; what is not is ErrInvalid.
+// FuzzParseSegment checks that an accepted description is valid and accepted again after encoding,
+// and that any other is ErrInvalid.
 func FuzzParseSegment(f *testing.F) {
 	f.Add([]byte(`{"buffers":[{"addr":140049588944896,"length":100663296,"name":"cpu:0"}],"name":"a:1","protocol":"tcp","tcp_data_port":16821,"tcp_proto_version":2}`))
 	f.Add([]byte(`{"name":"a","buffers":[{"name":"b","addr":18446744073709551615,"length":1}]}`))
@@ -39,7 +40,7 @@ func FuzzParseSegment(f *testing.F) {
 	})
 }
 
-// wire is a connection whose peer has said all it will.
+// fakeConn is a connection whose peer has sent all of its bytes.
 type fakeConn struct {
 	in  io.Reader
 	out bytes.Buffer
@@ -54,7 +55,8 @@ func (w *fakeConn) SetDeadline(time.Time) error      { return nil }
 func (w *fakeConn) SetReadDeadline(time.Time) error  { return nil }
 func (w *fakeConn) SetWriteDeadline(time.Time) error { return nil }
 
-// testServer offers b, of which edge bytes at each end are not registered, and has no sockets. Addresses begin at base.
+// testServer returns a server without sockets that offers b from address base, except edge bytes at
+// each end.
 func testServer(b []byte, base uint64, edge int) *Server {
 	in := b[edge : len(b)-edge]
 	r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindHost, Device: mem.NoDevice, Len: int64(len(in)), CPU: mem.CPUAddr(base), Bytes: in})
@@ -70,7 +72,8 @@ func testServer(b []byte, base uint64, edge int) *Server {
 	return s
 }
 
-// FuzzHandshake: whatever comes, the server answers with at most one frame of the same kind, or counts it.
+// FuzzHandshake checks that the server answers with at most one frame of the same kind, or counts
+// the request.
 func FuzzHandshake(f *testing.F) {
 	f.Add([]byte("\x03\x00\x00\x00\x00\x00\x00\x00\x01{}"))
 	f.Add([]byte("\x03\x00\x00\x00\x00\x00\x00\x00\x00{}"))
@@ -92,8 +95,8 @@ func FuzzHandshake(f *testing.F) {
 	})
 }
 
-// FuzzSession: whatever requests come, what is beside the registered memory stays as it is, answers have the bytes of that memory only, and no more of
-// them than was asked for.
+// FuzzSession checks that memory beside the registered part is unchanged, and that answers have
+// only bytes of that part, and no more than requested.
 func FuzzSession(f *testing.F) {
 	const base, edge, size = 1 << 20, 64, 256
 	h := func(h header) string { return string(h.append(nil)) }
@@ -124,7 +127,8 @@ func FuzzSession(f *testing.F) {
 	})
 }
 
-// FuzzAnswers: whatever a target answers, a Remote takes no byte more than it asked for, and its task ends as completed only with all of them.
+// FuzzAnswers checks that a Remote takes no byte more than it requested, and that its task is
+// completed only with all of them.
 func FuzzAnswers(f *testing.F) {
 	ok := binary.LittleEndian.AppendUint64(nil, statusOK)
 	f.Add(append(ok, "12345678"...))

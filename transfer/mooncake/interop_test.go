@@ -24,10 +24,11 @@ import (
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
-// engineEnv names the directory that tools/mooncake has unpacked an engine of Mooncake's into.
+// engineEnv names the directory with an engine of Mooncake's unpacked by tools/mooncake.
 const engineEnv = "KVLANE_MOONCAKE"
 
-// engine returns a command of Mooncake's engine, which speaks that version of the data protocol and ends with the test.
+// engine returns a command of Mooncake's engine with that version of the data protocol. It ends
+// with the test.
 func engine(t *testing.T, version int, name string, args ...string) *exec.Cmd {
 	t.Helper()
 	dir := os.Getenv(engineEnv)
@@ -52,7 +53,8 @@ func freePort(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// Mooncake's engine writes to a segment of ours and reads back, by either directory and in either version, and its benchmark drives it.
+// Mooncake's engine writes to a segment of ours and reads it back, with either directory and
+// version, and its benchmark uses the segment.
 func TestMooncakeDrivesOurs(t *testing.T) {
 	web := httptest.NewServer(metadata.NewServer(metadata.ServerOptions{}))
 	t.Cleanup(web.Close)
@@ -88,7 +90,8 @@ func TestMooncakeDrivesOurs(t *testing.T) {
 	}
 }
 
-// We read and write a segment of Mooncake's engine, ask and notify it, and understand what it refuses.
+// Our engine reads, writes, probes and notifies a segment of Mooncake's engine, and handles its
+// refusals.
 func TestOursDrivesMooncake(t *testing.T) {
 	cmd := engine(t, 2, "", "--mode=target", "--protocol=tcp", "--metadata_server="+mooncake.P2PHandshake, "--local_server_name="+freePort(t), "--buffer_size=134217728", "--logtostderr")
 	log, err := cmd.StderrPipe()
@@ -136,7 +139,7 @@ func driveMooncake(t *testing.T, segment string) {
 	must(t, err)
 	data := net.JoinHostPort(s.DataHost, strconv.Itoa(s.DataPort))
 	const n = 48 << 20
-	for version := 1; version <= 2; version++ { // it tells of 2, and answers both
+	for version := 1; version <= 2; version++ { // it announces 2 and accepts both
 		r, here := open(t, "x", 2*n, func(o *mooncake.Options) { o.Directory = fixed(t, data, version, s.Buffers[0]) })
 		pattern(here.Bytes()[:n], byte(version))
 		var writes, reads []mooncake.Task

@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
-// patience is how long a test waits for what must happen.
+// patience is the time that a test waits for an expected event.
 var patience = testkit.Patience()
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -25,7 +25,7 @@ func must(tb testing.TB, err error) {
 	}
 }
 
-// within returns a context that ends with the test's patience.
+// within returns a context that ends after the test's patience.
 func within(tb testing.TB) context.Context {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -33,7 +33,7 @@ func within(tb testing.TB) context.Context {
 	return ctx
 }
 
-// eventually waits for what must become true.
+// eventually waits until a condition holds.
 func eventually(tb testing.TB, what string, is func() bool) {
 	tb.Helper()
 	for deadline := time.Now().Add(patience); !is(); time.Sleep(time.Millisecond) {
@@ -43,7 +43,7 @@ func eventually(tb testing.TB, what string, is func() bool) {
 	}
 }
 
-// hostRegion returns host memory that lives as long as the test.
+// hostRegion returns host memory that is freed at the end of the test.
 func hostRegion(tb testing.TB, bytes int64) *mem.Region {
 	tb.Helper()
 	b, err := hostmem.Alloc(bytes)
@@ -62,7 +62,7 @@ func registered(tb testing.TB, bytes int64) (*mooncake.Regions, *mem.Region) {
 	return m, r
 }
 
-// serve offers a region at a port of its own.
+// serve offers a region on a port of its own.
 func serve(tb testing.TB, bytes int64, change func(*mooncake.ServerOptions)) (*mooncake.Server, *mem.Region) {
 	tb.Helper()
 	m, r := registered(tb, bytes)
@@ -76,7 +76,7 @@ func serve(tb testing.TB, bytes int64, change func(*mooncake.ServerOptions)) (*m
 	return s, r
 }
 
-// open opens a segment with local memory of its own.
+// open opens a segment with its own local memory.
 func open(tb testing.TB, segment string, bytes int64, change func(*mooncake.Options)) (*mooncake.Remote, *mem.Region) {
 	tb.Helper()
 	m, r := registered(tb, bytes)
@@ -100,7 +100,7 @@ func do(tb testing.TB, r *mooncake.Remote, tasks ...mooncake.Task) error {
 	return b.Wait(within(tb))
 }
 
-// talk connects by plain sockets.
+// talk opens a plain connection.
 func talk(tb testing.TB, address string) *net.TCPConn {
 	tb.Helper()
 	c, err := net.Dial("tcp", address)
@@ -120,7 +120,7 @@ func take(tb testing.TB, r io.Reader, n int) []byte {
 	return b
 }
 
-// pattern fills b with bytes that are a seed's.
+// pattern fills b with bytes that depend on the seed.
 func pattern(b []byte, seed byte) {
 	for i := range b {
 		b[i] = byte(i>>8) ^ byte(i)*7 + seed

@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
-// playTarget takes connections and has play be the target of each, on plain sockets.
+// playTarget accepts connections and calls play as the target of each, on plain sockets.
 func playTarget(t *testing.T, play func(net.Conn)) (address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -40,7 +40,7 @@ func playTarget(t *testing.T, play func(net.Conn)) (address string) {
 	return l.Addr().String()
 }
 
-// expect reads the bytes that text has in hexadecimal; ok where those came.
+// expect reads the bytes that text has in hexadecimal and reports whether they arrived.
 func expect(c net.Conn, text string) error {
 	want, err := hex.DecodeString(strings.ReplaceAll(text, " ", ""))
 	if err != nil {
@@ -68,7 +68,7 @@ func answer(c net.Conn, text string) error {
 	return err
 }
 
-// What a Remote says, byte by byte, to a target of plain sockets, in both versions.
+// The bytes that a Remote sends to a target of plain sockets, in both versions.
 func TestInitiatorBytes(t *testing.T) {
 	for _, version := range []int{1, 2} {
 		heard := make(chan error, 100)
@@ -78,14 +78,15 @@ func TestInitiatorBytes(t *testing.T) {
 		}
 		address := playTarget(t, func(c net.Conn) {
 			for _, step := range []struct{ want, say string }{
-				{"0400000000000000 0010000000000000" + v2 + "00000000000000", ok + "61626364"}, // reads 4 bytes at 4096
+				// Reads 4 bytes at 4096.
+				{"0400000000000000 0010000000000000" + v2 + "00000000000000", ok + "61626364"},
 				{"0300000000000000 0110000000000000" + v2[:1] + "1 00000000000000 78797a", ok},
 			} {
 				if err := expect(c, step.want); err != nil {
 					heard <- err
 					return
 				}
-				if version == 1 && step.say == "" { // the byte that says that the write has been carried out
+				if version == 1 && step.say == "" { // the byte that confirms the write
 					if err := expect(c, "0100000000000000 0310000000000000 00 00000000000000"); err != nil {
 						heard <- err
 						return
@@ -114,7 +115,7 @@ func TestInitiatorBytes(t *testing.T) {
 	}
 }
 
-// What a Remote asks in the handshake, byte by byte.
+// The bytes that a Remote sends in the handshake.
 func TestHandshakeOfAnInitiator(t *testing.T) {
 	heard := make(chan error, 1)
 	segment := `{"name":"y","protocol":"tcp","tcp_data_port":7,"buffers":[]}`
@@ -136,7 +137,7 @@ func TestHandshakeOfAnInitiator(t *testing.T) {
 	}
 }
 
-// Targets that answer what they should not: the batch fails, and nothing else happens.
+// Targets with wrong answers: the batch fails without other effects.
 func TestTargetsThatLie(t *testing.T) {
 	for name, say := range map[string]string{
 		"no status":          "0123456789abcdef",
@@ -147,7 +148,7 @@ func TestTargetsThatLie(t *testing.T) {
 		"a status all zeros": "0000000000000000",
 	} {
 		address := playTarget(t, func(c net.Conn) {
-			_ = answer(c, say) // before anything is asked, too
+			_ = answer(c, say) // also before a request
 			_ = expect(c, strings.Repeat("00", 24))
 		})
 		d := fixed(t, address, 2, mooncake.Buffer{Name: "cpu:0", Addr: 4096, Length: 4096})
@@ -168,14 +169,15 @@ func TestTargetsThatLie(t *testing.T) {
 	}
 }
 
-// A target that confirms a write before it has taken it gets no byte of memory that is in use again: the task is not final before its last
-// byte was sent.
+// A target that confirms a write before it has received it gets no byte of reused memory: the task
+// is not final before its last byte was sent.
 func TestConfirmedBeforeItWasSent(t *testing.T) {
-	const n = 64 << 20 // more than the kernel takes on the way
+	const n = 64 << 20 // more than the kernel buffers
 	confirmed := make(chan struct{}, 100)
 	release := make(chan struct{})
 	address := playTarget(t, func(c net.Conn) {
-		_ = expect(c, "0000400000000000 0010000000000000 81 00000000000000") // the first 4 MiB of it
+		// The first 4 MiB of it.
+		_ = expect(c, "0000400000000000 0010000000000000 81 00000000000000")
 		_ = answer(c, statusOK)
 		confirmed <- struct{}{}
 		<-release

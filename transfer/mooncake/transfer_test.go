@@ -15,7 +15,8 @@ import (
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
-// Both ends of ours carry writes and reads, small and large, in both versions, over one lane and several.
+// Both ends are ours: small and large writes and reads, in both versions, over one lane and
+// several.
 func TestBothEnds(t *testing.T) {
 	const n = 24 << 20
 	for _, version := range []int{1, 2} {
@@ -49,7 +50,7 @@ func TestBothEnds(t *testing.T) {
 	}
 }
 
-// Many batches at once share lanes and mix nothing up.
+// Concurrent batches share lanes without mixing bytes.
 func TestManyBatchesAtOnce(t *testing.T) {
 	const users, block, rounds = 8, 10000, 20
 	s, there := serve(t, users*block, nil)
@@ -87,7 +88,7 @@ func TestManyBatchesAtOnce(t *testing.T) {
 	}
 }
 
-// What is wrong with a task is said at once, and what a target refuses is said of that task alone.
+// An invalid task is refused at once, and a refusal of the target concerns that task only.
 func TestWrongTasks(t *testing.T) {
 	const n = 1 << 16
 	s, there := serve(t, n, nil)
@@ -104,7 +105,7 @@ func TestWrongTasks(t *testing.T) {
 		{"remote end", func(t *mooncake.Task) { t.Remote += n - 4095 }},
 		{"remote unset", func(t *mooncake.Task) { t.Remote = 0 }},
 		{"remote too large", func(t *mooncake.Task) { t.Remote = ^uint64(0) - 100 }},
-		// Last, and after no other that was taken: a length that is not refused is split until there is no memory.
+		// Last, since an accepted length of this size would be split until memory is exhausted.
 		{"length overflow", func(t *mooncake.Task) { t.Length = ^uint64(0) }},
 	} {
 		task := good
@@ -121,7 +122,7 @@ func TestWrongTasks(t *testing.T) {
 	}
 }
 
-// A target that has withdrawn a buffer refuses what is for it, and carries out the rest of the batch.
+// A target that has withdrawn a buffer refuses its requests and carries out the rest of the batch.
 func TestRejectionIsOfOneTask(t *testing.T) {
 	const n = 16 << 20
 	m, kept := registered(t, n)
@@ -168,7 +169,7 @@ func TestRejectionIsOfOneTask(t *testing.T) {
 	}
 }
 
-// silent is a target that takes connections and says nothing.
+// silent is a target that accepts connections and sends nothing.
 func silent(t *testing.T) (address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -210,7 +211,7 @@ func fixed(t *testing.T, dataAddr string, version int, buffers ...mooncake.Buffe
 	return directory(t, map[string]string{"mooncake/ram/x": text + "]}"})
 }
 
-// A target that says nothing costs a batch its deadline and no more: every task is final then, and its memory is free.
+// With a silent target, every task is final at the batch's deadline, and its memory is free.
 func TestDeadlineEndsABatch(t *testing.T) {
 	address := silent(t)
 	d := fixed(t, address, 2, mooncake.Buffer{Name: "cpu:0", Addr: 4096, Length: 64 << 20})
@@ -242,7 +243,7 @@ func TestDeadlineEndsABatch(t *testing.T) {
 	}
 }
 
-// Without a deadline a target that stalls is given up after the stall time.
+// Without a deadline, a stalled target is given up after StallTime.
 func TestStallEndsABatch(t *testing.T) {
 	address := silent(t)
 	d := fixed(t, address, 2, mooncake.Buffer{Name: "cpu:0", Addr: 4096, Length: 64 << 20})
@@ -254,7 +255,8 @@ func TestStallEndsABatch(t *testing.T) {
 	}
 }
 
-// A target that is gone, and another of the name later: batches fail, and then go, with the same Remote.
+// With a target that is gone batches fail, and with a new one of the same name they succeed, with
+// the same Remote.
 func TestTargetRestarts(t *testing.T) {
 	m, there := registered(t, 1<<16)
 	s, err := mooncake.Serve(within(t), mooncake.ServerOptions{Name: "127.0.0.1:0", Memory: m})
@@ -268,7 +270,8 @@ func TestTargetRestarts(t *testing.T) {
 		if err := do(t, r, task); !errors.Is(err, errdefs.ErrBroken) {
 			t.Errorf("without a target: %v, want ErrBroken", err)
 		}
-		eventually(t, "its address is free", func() bool { // somebody else may have got it for a connection
+		// Another process may use it for a connection.
+		eventually(t, "its address is free", func() bool {
 			s, err = mooncake.Serve(within(t), mooncake.ServerOptions{Name: name, Memory: m})
 			return err == nil
 		})
@@ -282,7 +285,7 @@ func TestTargetRestarts(t *testing.T) {
 	}
 }
 
-// Closing with batches under way fails them, and leaves their memory.
+// Close with batches in progress fails them and no longer touches their memory.
 func TestCloseFailsBatches(t *testing.T) {
 	address := silent(t)
 	d := fixed(t, address, 2, mooncake.Buffer{Name: "cpu:0", Addr: 4096, Length: 64 << 20})
@@ -295,9 +298,9 @@ func TestCloseFailsBatches(t *testing.T) {
 	}
 }
 
-// Memory that is withdrawn while a peer reads it stays until the peer is done with it.
+// Withdrawn memory stays registered until a peer has read it.
 func TestRemoveWaitsForTransfers(t *testing.T) {
-	const n = 64 << 20 // more than the kernel takes on the way
+	const n = 64 << 20 // more than the kernel buffers
 	m, there := registered(t, n)
 	s, err := mooncake.Serve(within(t), mooncake.ServerOptions{Name: "127.0.0.1:0", Memory: m})
 	must(t, err)

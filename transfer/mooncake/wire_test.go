@@ -20,7 +20,8 @@ import (
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
-// What follows is written from the protocol's description by hand, and uses nothing of the package's own encoding.
+// These tests are written by hand from the protocol's description and do not use the package's
+// encoding.
 
 const (
 	statusOK       = "000000005654434d"
@@ -42,7 +43,7 @@ func dataAddr(s *mooncake.Server) string {
 	return net.JoinHostPort(seg.DataHost, strconv.Itoa(seg.DataPort))
 }
 
-// say sends bytes that are written in hexadecimal.
+// writeStatus sends bytes given in hexadecimal.
 func writeStatus(tb testing.TB, w io.Writer, text string) {
 	tb.Helper()
 	b, err := hex.DecodeString(strings.ReplaceAll(text, " ", ""))
@@ -60,7 +61,7 @@ func hear(tb testing.TB, r io.Reader, text string) {
 	}
 }
 
-// ended waits for the end of the connection, after nothing more, and returns it: EOF or a reset.
+// ended waits for the end of the connection without further bytes and returns it: EOF or a reset.
 func ended(tb testing.TB, c net.Conn) error {
 	tb.Helper()
 	n, err := c.Read(make([]byte, 100))
@@ -78,7 +79,7 @@ func isTimeout(err error) bool {
 	return errors.As(err, &n) && n.Timeout()
 }
 
-// Requests of the handshake, byte by byte, and their answers.
+// Handshake requests and their answers, byte by byte.
 func TestHandshakeBytes(t *testing.T) {
 	heard := make(chan mooncake.Notification, 10)
 	s, there := serve(t, 4096, func(o *mooncake.ServerOptions) {
@@ -99,7 +100,8 @@ func TestHandshakeBytes(t *testing.T) {
 	if n := <-heard; n != (mooncake.Notification{Name: "a", Message: "b"}) {
 		t.Errorf("heard %+v", n)
 	}
-	for _, body := range []string{"0100000000000000 01", "0300000000000000 01 7b7d", "0400000000000000 01 ffffff"} { // metadata, any body
+	// Metadata with any body.
+	for _, body := range []string{"0100000000000000 01", "0300000000000000 01 7b7d", "0400000000000000 01 ffffff"} {
 		c = ask(body)
 		n := binary.LittleEndian.Uint64(take(t, c, 8))
 		hear(t, c, "01")
@@ -125,7 +127,7 @@ func TestHandshakeBytes(t *testing.T) {
 	}
 }
 
-// Requests of data in both versions, byte by byte.
+// Data requests in both versions, byte by byte.
 func TestDataBytes(t *testing.T) {
 	s, there := serve(t, 4096, nil)
 	copy(there.Bytes(), "0123456789")
@@ -135,7 +137,8 @@ func TestDataBytes(t *testing.T) {
 	a := hex.EncodeToString(at)
 	writeStatus(t, c, "0300000000000000"+a+"00 00000000000000") // version 1 reads 3
 	hear(t, c, "323334")
-	writeStatus(t, c, "0300000000000000"+a+"80 ffffffffffffff") // version 2 does, with bytes that mean nothing
+	// Version 2 too, with unused bytes set.
+	writeStatus(t, c, "0300000000000000"+a+"80 ffffffffffffff")
 	hear(t, c, statusOK+"323334")
 	writeStatus(t, c, "0200000000000000"+a+"81 00000000000000 4142") // version 2 writes 2
 	hear(t, c, statusOK)
@@ -143,14 +146,15 @@ func TestDataBytes(t *testing.T) {
 		t.Errorf("memory is %q", got)
 	}
 	writeStatus(t, c, "0100000000000000"+a+"01 00000000000000 43"+ // version 1 writes 1,
-		"0200000000000000"+a+"80 00000000000000") // and reads it behind
+		"0200000000000000"+a+"80 00000000000000") // and reads it afterwards
 	hear(t, c, statusOK+"4342")
 	if st := s.Stats(); st.Reads != 3 || st.Writes != 2 || st.ReadBytes != 8 || st.WrittenBytes != 3 {
 		t.Errorf("%+v", st)
 	}
 }
 
-// What a target must refuse: version 2 is told and closed, version 1 is reset, memory stays as it is, and the rest goes on.
+// A target refuses wrong requests: with a status and a close in version 2, with a reset in version
+// 1. Memory is unchanged and other requests succeed.
 func TestHostileRequests(t *testing.T) {
 	const most = ^uint64(0)
 	s, there := serve(t, 4096, nil)
@@ -193,12 +197,12 @@ func TestHostileRequests(t *testing.T) {
 	c := talk(t, dataAddr(s)) // half a request
 	_, err := c.Write(request(8, base, 0x81)[:11])
 	must(t, err)
-	_ = c.CloseWrite() // it may have been closed already
+	_ = c.CloseWrite() // it may be closed already
 	_ = ended(t, c)
-	c = talk(t, dataAddr(s)) // half a write: what came is there, and nothing says that all is
+	c = talk(t, dataAddr(s)) // half a write: its bytes have arrived, and it is not confirmed
 	_, err = c.Write(append(request(8, base, 0x81), before[:4]...))
 	must(t, err)
-	_ = c.CloseWrite() // it may have been closed already
+	_ = c.CloseWrite() // it may be closed already
 	_ = ended(t, c)
 	if !bytes.Equal(there.Bytes(), before) {
 		t.Error("memory has changed")
@@ -208,7 +212,7 @@ func TestHostileRequests(t *testing.T) {
 	}
 }
 
-// A write that is rejected is read to its end, so that its sender, who may read only then, finds out why.
+// A rejected write is read to its end, so that a sender that reads only then gets the status.
 func TestRejectionMidBody(t *testing.T) {
 	s, there := serve(t, 4096, nil)
 	c := talk(t, dataAddr(s))
@@ -218,7 +222,8 @@ func TestRejectionMidBody(t *testing.T) {
 	_ = ended(t, c)
 }
 
-// Handshakes that are none are dropped and counted, whatever they say of their length, and delay nobody.
+// Malformed handshakes are dropped and counted, whatever their length field, and do not delay
+// others.
 func TestHostileHandshakes(t *testing.T) {
 	s, _ := serve(t, 4096, nil)
 	idle := make([]net.Conn, 20)
@@ -230,18 +235,19 @@ func TestHostileHandshakes(t *testing.T) {
 		"0100100000000000 01",
 		"ffffffffffffffff 01",
 		"0000000000000080 01",
-		"0300000000000000 09 7b7d", // a kind that is none
-		"0300000000000000 02 7b7b", // no JSON
+		"0300000000000000 09 7b7d", // an unknown kind
+		"0300000000000000 02 7b7b", // not JSON
 	} {
 		c := talk(t, s.Segment().Name)
 		writeStatus(t, c, text)
-		_ = c.CloseWrite() // it may have been closed already
+		_ = c.CloseWrite() // it may be closed already
 		_ = ended(t, c)
 	}
-	for _, text := range []string{"", "03", "0300000000000000", "0300000000000000 01 7b"} { // truncated
+	// Truncated.
+	for _, text := range []string{"", "03", "0300000000000000", "0300000000000000 01 7b"} {
 		c := talk(t, s.Segment().Name)
 		writeStatus(t, c, text)
-		_ = c.CloseWrite() // it may have been closed already
+		_ = c.CloseWrite() // it may be closed already
 		_ = ended(t, c)
 	}
 	eventually(t, "all are counted", func() bool { return s.Stats().Malformed == 10 })
@@ -258,7 +264,7 @@ func TestHostileHandshakes(t *testing.T) {
 	}
 }
 
-// Connections of data that say nothing are bounded in number and in time, and those that stop in the midst of a request too.
+// Silent data connections, and those that stop within a request, are limited in number and in time.
 func TestIdleAndStalledConnections(t *testing.T) {
 	brief, _ := serve(t, 4096, func(o *mooncake.ServerOptions) { o.IdleTime = 50 * time.Millisecond })
 	_ = ended(t, talk(t, dataAddr(brief)))
@@ -267,7 +273,7 @@ func TestIdleAndStalledConnections(t *testing.T) {
 	_, err := half.Write(append(request(8, addr(there), 0x81), 1, 2, 3))
 	must(t, err)
 	_ = ended(t, half)
-	deaf := talk(t, dataAddr(s)) // asks for more than the kernel takes on the way, and reads none of it
+	deaf := talk(t, dataAddr(s)) // requests more than the kernel buffers, and reads none of it
 	_, err = deaf.Write(request(64<<20, addr(there), 0x80))
 	must(t, err)
 	eventually(t, "the stalled ones are given up", func() bool { return s.Stats().Failed == 2 })
@@ -275,7 +281,8 @@ func TestIdleAndStalledConnections(t *testing.T) {
 	full, _ := serve(t, 4096, func(o *mooncake.ServerOptions) { o.MaxConnections = 2 })
 	for range 2 {
 		c := talk(t, dataAddr(full))
-		_, err = c.Write(append(request(1, addrOf(full), 0x80), 1)) // and the begin of another: one that is idle would give way
+		// And the begin of another request: an idle connection would be replaced.
+		_, err = c.Write(append(request(1, addrOf(full), 0x80), 1))
 		must(t, err)
 		take(t, c, 9)
 	}
@@ -285,7 +292,8 @@ func TestIdleAndStalledConnections(t *testing.T) {
 	}
 }
 
-// TestIdleConnectionsGiveWay: connections that say nothing keep no peer out, of the handshake nor of data, nor do those that send a byte now and then.
+// TestIdleConnectionsGiveWay checks that silent or slow connections do not keep peers out, of the
+// handshake or of data.
 func TestIdleConnectionsGiveWay(t *testing.T) {
 	s, there := serve(t, 4096, func(o *mooncake.ServerOptions) { o.MaxConnections, o.StallTime = 2, 200*time.Millisecond })
 	for range 256 {
@@ -299,7 +307,7 @@ func TestIdleConnectionsGiveWay(t *testing.T) {
 	_, err = slow.Write(request(4096, addr(there), 0x81))
 	must(t, err)
 	go func() {
-		for range 4095 { // too few to be done
+		for range 4095 { // too few to complete the request
 			if _, err := slow.Write([]byte{1}); err != nil {
 				return
 			}
@@ -319,8 +327,8 @@ func TestIdleConnectionsGiveWay(t *testing.T) {
 
 func addrOf(s *mooncake.Server) uint64 { return s.Segment().Buffers[0].Addr }
 
-// No write is confirmed before its bytes are in memory. The target's memory looks at each moment whether it is; another peer that reads as soon as
-// a write is confirmed finds all of it.
+// A write is confirmed only when its bytes are in memory. Another peer that reads after the
+// confirmation finds all of them.
 func TestNoTornWrites(t *testing.T) {
 	const n, rounds = 1 << 20, 100
 	for _, version := range []int{1, 2} {

@@ -39,7 +39,7 @@ func enums() map[string][]fmt.Stringer {
 	return all
 }
 
-// TestValuesAreThoseOfTheVerbs has a C compiler compare every name with its value.
+// TestValuesAreThoseOfTheVerbs compares every name with its value in C, using a C compiler.
 func TestValuesAreThoseOfTheVerbs(t *testing.T) {
 	var c strings.Builder
 	c.WriteString("#include <infiniband/verbs.h>\n")

@@ -38,7 +38,7 @@ func TestError(t *testing.T) {
 	}
 }
 
-// TestCompletionError: nothing that a failed completion says is dropped.
+// TestCompletionError checks that all information of a failed completion is in its error.
 func TestCompletionError(t *testing.T) {
 	if err := new(rdma.WC).Err(); err != nil {
 		t.Errorf("success is %v", err)
@@ -63,7 +63,7 @@ func TestCompletionError(t *testing.T) {
 	} {
 		err := (&rdma.WC{Status: status}).Err()
 		for _, known := range []error{errdefs.ErrInvalid, errdefs.ErrBusy, errdefs.ErrBroken} {
-			if is := errors.Is(err, known); is != (known == sentinel) { //nolint:errorlint // identity is what is meant
+			if is := errors.Is(err, known); is != (known == sentinel) { //nolint:errorlint // identity is intended
 				t.Errorf("%v is %q: %v", err, known, is)
 			}
 		}

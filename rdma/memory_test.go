@@ -7,7 +7,7 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// Pinned memory has two addresses, of which NICs use the CPU's.
+// Pinned memory has two addresses; NICs use that of the CPU.
 func TestOwnAddr(t *testing.T) {
 	b := make([]byte, 64)
 	for _, c := range []struct {

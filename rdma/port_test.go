@@ -87,7 +87,7 @@ func TestBestGID(t *testing.T) {
 	}
 }
 
-// gids is a device whose table mixes wire protocols, which the NIC in software does not.
+// gids is a device whose table mixes network protocols, unlike that of the NIC in software.
 type gids struct {
 	rdma.Device
 	table []rdma.GIDEntry
@@ -113,7 +113,7 @@ func TestBestGIDByType(t *testing.T) {
 		{GID: ipv4, Type: rdma.GIDTypeRoCEv1},
 		{GID: ipv4, Type: rdma.GIDTypeRoCEv2},
 	}}
-	for _, want := range []int{3, 1, 2, 0} { // the best of what is left
+	for _, want := range []int{3, 1, 2, 0} { // the best of the remaining ones
 		p, err := rdma.FindPort(d, rdma.PortOptions{})
 		if err != nil || p.GIDIndex != want {
 			t.Fatalf("GID %d, want %d: %v", p.GIDIndex, want, err)

@@ -7,7 +7,8 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// TestTimers: codes and durations are those of the InfiniBand specification, and a code is the least that is long enough.
+// TestTimers compares codes and durations with the InfiniBand specification, and checks that a code
+// is the least one that is long enough.
 func TestTimers(t *testing.T) {
 	for _, tt := range []struct {
 		name     string

@@ -28,7 +28,7 @@ func TestOpensWithinTheDevicesLimits(t *testing.T) {
 	if len(c.Pairs) != 2 || c.Depth != 75 || c.MaxSGE(rdma.WRRDMAWrite) != 5 || c.MaxSGE(rdma.WRRDMARead) != 2 || c.MessageBytes != 4096 {
 		t.Errorf("%d pairs %d deep, %d and %d entries, %d bytes", len(c.Pairs), c.Depth, c.MaxSGE(rdma.WRRDMAWrite), c.MaxSGE(rdma.WRRDMARead), c.MessageBytes)
 	}
-	check(t, c.Pairs[1].Connect(c.Pairs[1].Endpoint)) // by the port that is active
+	check(t, c.Pairs[1].Connect(c.Pairs[1].Endpoint)) // by the active port
 	for what, o := range map[string]channel.Options{
 		"no NIC": {}, "depth": {NIC: d.nic, Depth: -1}, "receives": {NIC: d.nic, Receives: -1}, "entries": {NIC: d.nic, SGEs: -1},
 		"pairs": {NIC: d.nic, Pairs: channel.MaxPairs + 1}, "port": {NIC: d.nic, Connect: rdma.ConnectOptions{Port: 9}},
@@ -41,7 +41,8 @@ func TestOpensWithinTheDevicesLimits(t *testing.T) {
 	wantErr(t, err, errdefs.ErrBroken)
 }
 
-// TestConnectsToAPeer of another domain, which has made its key known, and takes receives.
+// TestConnectsToAPeer connects to a peer of another domain, which has sent its key and has receives
+// posted.
 func TestConnectsToAPeer(t *testing.T) {
 	p := provider(t, soft.Options{})
 	near, far := newDomain(t, p), newDomain(t, p)
@@ -73,7 +74,8 @@ func TestConnectsToAPeer(t *testing.T) {
 	}
 }
 
-// TestDomainsAreApart: what one domain registered is not reached through a queue pair of another, whatever keys are known.
+// TestDomainsAreApart checks that a queue pair of one domain cannot reach memory of another one
+// with any key.
 func TestDomainsAreApart(t *testing.T) {
 	p := provider(t, soft.Options{})
 	own, other := newDomain(t, p), newDomain(t, p)
@@ -100,7 +102,8 @@ func TestDomainsAreApart(t *testing.T) {
 	}
 }
 
-// TestResetAfterAnError: a queue pair that failed is as good as new when it has been stopped and connected again.
+// TestResetAfterAnError checks that a failed queue pair works again after it is stopped and
+// connected.
 func TestResetAfterAnError(t *testing.T) {
 	d := newDomain(t, provider(t, soft.Options{}))
 	c, q := d.loopback(t, 4)
@@ -130,12 +133,14 @@ func TestResetAfterAnError(t *testing.T) {
 	}
 }
 
-// TestStopWithPostedWork: it is flushed, and nothing is outstanding or touches memory after the reset, polled or not.
+// TestStopWithPostedWork checks that posted requests are flushed, and that nothing is outstanding
+// or touches memory after the reset, polled or not.
 func TestStopWithPostedWork(t *testing.T) {
 	for _, polled := range []bool{true, false} {
 		d := newDomain(t, provider(t, soft.Options{}))
 		c, q := d.loopback(t, 8)
-		send := rdma.SendWR{Opcode: rdma.WRSend, SGEs: []rdma.SGE{d.info.SGE(0, 8)}} // nobody receives
+		// No receive is posted.
+		send := rdma.SendWR{Opcode: rdma.WRSend, SGEs: []rdma.SGE{d.info.SGE(0, 8)}}
 		post(t, q, send, send, send, d.write(d, 4096, 8))
 		const flush = 20 * time.Millisecond
 		began := time.Now()
@@ -158,7 +163,8 @@ func TestStopWithPostedWork(t *testing.T) {
 	}
 }
 
-// TestCloseWhileBusy: closing forgets what waits, and is ErrBusy while bytes are on their way.
+// TestCloseWhileBusy checks that Close forgets waiting requests, and returns ErrBusy while bytes
+// are on their way.
 func TestCloseWhileBusy(t *testing.T) {
 	m := &stuck{began: make(chan struct{}), let: make(chan struct{})}
 	d := newDomain(t, provider(t, soft.Options{Mover: m, DrainTimeout: 10 * time.Millisecond}))
@@ -178,7 +184,8 @@ func TestCloseWhileBusy(t *testing.T) {
 	check(t, c.Close())
 }
 
-// TestWaitAndAlarm: completions wake who waits, and what they may not tell is told.
+// TestWaitAndAlarm checks that completions end a wait, and that failures without a completion call
+// Alarm.
 func TestWaitAndAlarm(t *testing.T) {
 	d := newDomain(t, provider(t, soft.Options{}))
 	alarms := make(chan error, 1)
@@ -206,8 +213,8 @@ func TestWaitAndAlarm(t *testing.T) {
 	}
 }
 
-// TestEveryVerbFails: whichever call fails while a channel is opened, connected, used, reset and closed, that is said, and
-// nothing is left.
+// TestEveryVerbFails fails each call while a channel is opened, connected, used, reset and closed.
+// The failure is reported, and nothing is left.
 func TestEveryVerbFails(t *testing.T) {
 	for _, op := range []string{
 		soft.OpQueryPort, soft.OpQueryGID, soft.OpCreateChannel, soft.OpCreateCQ, soft.OpCreateQP, soft.OpModifyQP, soft.OpPostSend, soft.OpPoll,
@@ -220,7 +227,7 @@ func TestEveryVerbFails(t *testing.T) {
 	}
 }
 
-// useAll uses all that a channel has, up to the first failure, closes everything, and returns all failures.
+// useAll uses everything of a channel up to the first failure, closes it, and returns all failures.
 func useAll(t *testing.T, plan *fault.Plan, r *mem.Region) (err error) {
 	t.Helper()
 	twice := func(close func() error) {

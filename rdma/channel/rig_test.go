@@ -16,7 +16,7 @@ import (
 
 const access = rdma.AccessLocalWrite | rdma.AccessRemoteWrite | rdma.AccessRemoteRead
 
-// patience is how long a test waits for what must happen.
+// patience is the time that a test waits for an expected event.
 var patience = testkit.Patience()
 
 func check(tb testing.TB, err error) {
@@ -122,7 +122,7 @@ func next(tb testing.TB, q rdma.CQ) rdma.WC {
 	return rdma.WC{}
 }
 
-// stop stops p, and takes no completion.
+// stop stops p without polling completions.
 func stop(tb testing.TB, p *channel.Pair, flush time.Duration) {
 	tb.Helper()
 	for {
@@ -135,7 +135,7 @@ func stop(tb testing.TB, p *channel.Pair, flush time.Duration) {
 	}
 }
 
-// stuck is a mover that lets nothing land until it is let go.
+// stuck is a mover that completes no transfer until it is released.
 type stuck struct {
 	soft.CPUMover
 	began, let chan struct{}

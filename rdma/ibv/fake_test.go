@@ -11,8 +11,8 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/ibverbs"
 )
 
-// library is a libibverbs in Go with one device. It knows what is open, and that nothing may be freed while something
-// that was made of it is. Events are bytes in pipes.
+// library is a libibverbs in Go with one device. It tracks open objects and reports an error if one
+// is freed before its children. Events are bytes in pipes.
 type library struct {
 	tb testing.TB
 
@@ -20,7 +20,7 @@ type library struct {
 	next    uintptr
 	parents map[uintptr][]uintptr // of every open object
 	calls   int
-	failAt  int // the call that fails with errInjected; negative: none
+	failAt  int // index of the call that fails with errInjected; negative: none
 	failed  string
 
 	devices  []string
@@ -28,12 +28,13 @@ type library struct {
 	regErr   syscall.Errno
 	port     ibverbs.PortAttr
 	gids     []ibverbs.GIDEntry
-	pipes    map[uintptr][2]int // by context or channel: what a waiter reads, what a test writes
+	pipes    map[uintptr][2]int // by context or channel: the reading end and the writing end
 	async    []ibverbs.AsyncEvent
 	events   []ibverbs.CQ
 	unacked  int
 	modified []int32 // masks
-	// unresolved is for how many steps to RTR the peer's link address is not found in time.
+	// unresolved is the number of steps to RTR for which the peer's link address is not resolved in
+	// time.
 	unresolved int
 	attr       ibverbs.QPAttr
 	wcs        []ibverbs.WC
@@ -41,7 +42,7 @@ type library struct {
 	iova       uint64
 }
 
-// errInjected is an errno that nothing else here answers.
+// errInjected is an errno that has no other use here.
 const errInjected = unix.EXFULL
 
 func newLibrary(tb testing.TB) (*library, *ibverbs.API) {
@@ -66,7 +67,7 @@ func newLibrary(tb testing.TB) (*library, *ibverbs.API) {
 	return l, a
 }
 
-// fails counts a call and reports whether it is the one to fail.
+// fails counts a call and reports whether it should fail.
 func (l *library) fails(name string) bool {
 	l.calls++
 	if l.calls-1 != l.failAt {
@@ -76,7 +77,7 @@ func (l *library) fails(name string) bool {
 	return true
 }
 
-// make makes an object of parents.
+// make creates an object with parents.
 func (l *library) make(name string, parents ...uintptr) (uintptr, syscall.Errno) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -111,7 +112,7 @@ func (l *library) free(name string, object uintptr) syscall.Errno {
 	return 0
 }
 
-// call is a call that makes and frees nothing.
+// call is a call that creates and frees nothing.
 func (l *library) call(name string) syscall.Errno {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -146,7 +147,7 @@ func (l *library) signal(object uintptr) {
 	}
 }
 
-// drain reads the byte of one event; false where there is none.
+// drain reads the byte of one event, or returns false if there is none.
 func (l *library) drain(object uintptr) bool {
 	var b [1]byte
 	n, err := unix.Read(l.pipes[object][0], b[:])
@@ -287,7 +288,7 @@ func (l *library) bindObjects(a *ibverbs.API) {
 func (l *library) bindQueues(a *ibverbs.API) {
 	a.CreateQP = func(p ibverbs.PD, attr *ibverbs.QPInitAttr) (ibverbs.QP, uint32, syscall.Errno) {
 		q, errno := l.make("create_qp", uintptr(p), uintptr(attr.SendCQ), uintptr(attr.RecvCQ), uintptr(attr.SRQ))
-		attr.Cap.MaxSendWR += 2 // as devices do
+		attr.Cap.MaxSendWR += 2 // like devices
 		return ibverbs.QP(q), uint32(q), errno
 	}
 	a.DestroyQP = func(q ibverbs.QP) syscall.Errno { return l.free("destroy_qp", uintptr(q)) }
@@ -319,7 +320,7 @@ func (l *library) bindQueues(a *ibverbs.API) {
 	}
 }
 
-// post takes a chain; where it fails, all but the last request.
+// post accepts a chain, or all but the last request if it should fail.
 func (l *library) post(name string, n int) (int, syscall.Errno) {
 	if n == 0 {
 		return 0, 0

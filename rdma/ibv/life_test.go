@@ -19,7 +19,7 @@ import (
 	"github.com/kvlane/kvlane/rdma/rdmatest"
 )
 
-// rig is one of everything, opened in order.
+// rig has one object of each kind, opened in order.
 type rig struct {
 	memory  *mem.Region
 	p       *Provider
@@ -29,7 +29,7 @@ type rig struct {
 	cq      rdma.CQ
 	srq     rdma.SRQ
 	qp      rdma.QP
-	sharing rdma.QP // takes its receives from srq
+	sharing rdma.QP // uses receives of srq
 	mr      rdma.MR
 	opened  []interface{ Close() error }
 }
@@ -54,7 +54,7 @@ func newRig(tb testing.TB, api *ibverbs.API) *rig {
 	return r
 }
 
-// keep notes what was opened.
+// keep records an opened object.
 func keep[T interface{ Close() error }](r *rig, to *T, made T, err error) error {
 	if err == nil {
 		*to = made
@@ -63,7 +63,7 @@ func keep[T interface{ Close() error }](r *rig, to *T, made T, err error) error 
 	return err
 }
 
-// open makes everything, up to the first failure.
+// open opens all objects up to the first failure.
 func (r *rig) open() error {
 	steps := []func() error{
 		func() error { v, err := r.p.Open("fake0"); return keep(r, &r.dev, v, err) },
@@ -100,7 +100,7 @@ func (r *rig) open() error {
 	return nil
 }
 
-// close closes what is open, last first, and what fails once more.
+// close closes the open objects in reverse order, and retries failures once.
 func (r *rig) close() error {
 	var errs []error
 	for _, c := range slices.Backward(r.opened) {
@@ -132,7 +132,7 @@ func opened(tb testing.TB) (*library, *rig) {
 	return l, r
 }
 
-// use calls every verb that makes nothing.
+// use calls every verb that creates nothing.
 func (r *rig) use() error {
 	var errs []error
 	note := func(err error) { errs = append(errs, err) }
@@ -157,8 +157,8 @@ func (r *rig) use() error {
 	return errors.Join(errs...)
 }
 
-// Whatever verb fails, its errno is reported, what was made before is freed, and nothing is freed that something hangs
-// on; the library in Go sees to that.
+// A failure of any verb is reported with its errno, earlier objects are freed, and no object is
+// freed before its children, as the library in Go checks.
 func TestEveryVerbMayFail(t *testing.T) {
 	for n := 0; ; n++ {
 		l, api := newLibrary(t)
@@ -270,7 +270,7 @@ func TestEventsFindTheirQueue(t *testing.T) {
 	if !ok {
 		t.Fatal("not of this package")
 	}
-	// The first is of a queue that nobody knows any more.
+	// The first event is of an unknown queue.
 	l.events = []ibverbs.CQ{999, own.native}
 	l.signal(uintptr(channel.native))
 	l.signal(uintptr(channel.native))
@@ -299,7 +299,7 @@ func TestEventsFindTheirQueue(t *testing.T) {
 	}
 }
 
-// A wait ends with its own context and with no other's, and with the channel.
+// A wait ends with its own context or the channel, and with no other context.
 func TestWaitsEnd(t *testing.T) {
 	l, r := opened(t)
 	channel, ok := r.channel.(*CompChannel)
@@ -319,7 +319,7 @@ func TestWaitsEnd(t *testing.T) {
 	}
 	first := waits(ctx)
 	second := waits(t.Context())
-	time.Sleep(10 * time.Millisecond) // both wait by now; whichever has the descriptor
+	time.Sleep(10 * time.Millisecond) // both wait by now; one of them has the descriptor
 	cancel(enough)
 	if err := <-first; !errors.Is(err, enough) {
 		t.Errorf("the wait whose context ended: %v", err)

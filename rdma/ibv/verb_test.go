@@ -211,7 +211,7 @@ func TestStepsOfAConnection(t *testing.T) {
 	if err := rdmatest.Loopback(r.dev, r.qp, o); err != nil {
 		t.Fatal(err)
 	}
-	// The masks of ibv_modify_qp(3) for reliable connections, in numbers of the header.
+	// The masks of ibv_modify_qp(3) for reliable connections, as numbers of the header.
 	if want := []int32{1 | 16 | 32 | 8, 1 | 128 | 256 | 1<<20 | 4096 | 1<<17 | 1<<15, 1 | 1<<16 | 8192 | 1024 | 2048 | 512}; !slices.Equal(l.modified, want) {
 		t.Errorf("masks %v, want %v", l.modified, want)
 	}
@@ -317,7 +317,7 @@ func TestPostChecksRequests(t *testing.T) {
 			t.Errorf("%s: posted %d, %v; want 1, ErrInvalid", name, n, err)
 		}
 	}
-	// The library gave room for two more than were asked for.
+	// The library gave space for two more than requested.
 	if n, err := r.qp.PostSend(make([]rdma.SendWR, 7)); n != 6 || !errors.Is(err, errdefs.ErrBusy) {
 		t.Errorf("too many: posted %d, %v; want 6, ErrBusy", n, err)
 	}
@@ -354,7 +354,7 @@ func TestFullQueueIsBusy(t *testing.T) {
 	dev.api = r.p.api
 }
 
-// What a request costs on its way to the library, which does nothing with it, in a chain of 62.
+// The time of a request on its way to the library, which does nothing with it, in a chain of 62.
 func BenchmarkPostSend(b *testing.B) {
 	const depth = 62
 	_, r := opened(b)
@@ -385,7 +385,7 @@ func TestPollConverts(t *testing.T) {
 		{WRID: 1, Opcode: 1 << 7, ByteLen: 5, Imm: 0x04030201, QPNum: 9, Flags: 2},
 		{WRID: 2, Status: 10, VendorErr: 0x88, Imm: 7},
 	}
-	for i := range 20 { // more than are fetched at once
+	for i := range 20 { // more than one fetch
 		l.wcs = append(l.wcs, ibverbs.WC{WRID: uint64(i + 3)})
 	}
 	wcs := make([]rdma.WC, 30)
@@ -410,7 +410,8 @@ func TestPollConverts(t *testing.T) {
 	}
 }
 
-// TestDefectConnectionIsTriedAgainInSilence: what was tried again is counted, whether it succeeded in the end or not, over all that open the device.
+// TestDefectConnectionIsTriedAgainInSilence checks that retries are counted, whether or not the
+// last one succeeded, over all users of the device.
 func TestDefectConnectionIsTriedAgainInSilence(t *testing.T) {
 	l, r := opened(t)
 	want := int64(0)
@@ -430,8 +431,9 @@ func TestDefectConnectionIsTriedAgainInSilence(t *testing.T) {
 	}
 }
 
-// TestDefectLostPacketFailsAConnection: the kernel asks for the peer's link address once in the second that it allows itself. Where the packet is lost
-// it is asked for again; but not without end, and the error is what the device said.
+// TestDefectLostPacketFailsAConnection: the kernel sends one request for the peer's link address in
+// the second that it waits. If the packet is lost, the step is retried a limited number of times,
+// and the error is that of the device.
 func TestDefectLostPacketFailsAConnection(t *testing.T) {
 	for _, lost := range []int{1, 3, 4} {
 		l, r := opened(t)

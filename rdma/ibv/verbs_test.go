@@ -20,10 +20,10 @@ import (
 	"github.com/kvlane/kvlane/rdma/rdmatest"
 )
 
-// patience is how long a test waits for what must happen.
+// patience is the time that a test waits for an expected event.
 var patience = testkit.Patience()
 
-// closing closes what a test opened, when it ends.
+// closing closes an object at the end of the test.
 func closing(tb testing.TB, c interface{ Close() error }) {
 	tb.Helper()
 	tb.Cleanup(func() {
@@ -33,7 +33,7 @@ func closing(tb testing.TB, c interface{ Close() error }) {
 	})
 }
 
-// load returns the provider of this machine, or skips the test where it has no device.
+// load returns the provider of this machine, or skips the test if it has no device.
 func load(tb testing.TB) (*Provider, []string) {
 	tb.Helper()
 	p, err := Load()
@@ -54,7 +54,7 @@ func load(tb testing.TB) (*Provider, []string) {
 	return p, names
 }
 
-// loopback is a queue pair of the first device, connected to itself, with memory that it may reach.
+// loopback is a queue pair of the first device, connected to itself, with registered memory.
 type loopback struct {
 	dev rdma.Device
 	pd  rdma.PD
@@ -101,8 +101,8 @@ func newLoopback(tb testing.TB, entries, depth int) *loopback {
 	return l
 }
 
-// gidIndex returns an entry of the first port's table to connect by: one of an IPv4 address where there is one, since
-// such a GID is routed, else the first.
+// gidIndex returns the index of a GID of the first port: one of an IPv4 address, since such a GID
+// is routed, or else the first.
 func gidIndex(tb testing.TB, d rdma.Device) int {
 	tb.Helper()
 	port, err := d.QueryPort(1)
@@ -118,10 +118,10 @@ func gidIndex(tb testing.TB, d rdma.Device) int {
 	return 0
 }
 
-// devicesEnv names the environment variable that lists, separated by commas, devices that reach each other.
+// devicesEnv is the environment variable with devices that reach each other, separated by commas.
 const devicesEnv = "KVLANE_VERBS_DEVICES"
 
-// soft reports whether the device is of soft-RoCE, which does some things in its own way.
+// soft reports whether the device is one of soft-RoCE, which differs in some points.
 func soft(device string) bool { return strings.HasPrefix(device, "rxe") }
 
 func TestConformance(t *testing.T) {
@@ -189,13 +189,14 @@ func TestWriteReachesMemory(t *testing.T) {
 	}
 }
 
-// Soft-RoCE has no dma-bufs: what is refused must say so, and be told from a mistake.
+// Soft-RoCE has no dma-bufs: the error must say so, and differ from that of a mistake.
 func TestDMABufIsRefusedWithTheReason(t *testing.T) {
 	l := newLoopback(t, 1, 1)
 	if !soft(l.dev.Info().Name) {
 		t.Skip("a device of another kind may take dma-bufs")
 	}
-	absent, err := unix.Mmap(-1, 0, 4096, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS) // addresses that the kernel cannot pin
+	// Addresses that the kernel cannot pin.
+	absent, err := unix.Mmap(-1, 0, 4096, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +219,7 @@ func TestDMABufIsRefusedWithTheReason(t *testing.T) {
 	}
 }
 
-// A completion queue that overflows is the event that soft-RoCE can be made to have.
+// The overflow of a completion queue is an event that can be caused with soft-RoCE.
 func TestEventOfAnOverflownQueue(t *testing.T) {
 	l := newLoopback(t, 1, 64)
 	if !soft(l.dev.Info().Name) {

@@ -30,7 +30,7 @@ func region(tb testing.TB, n int64) *mem.Region {
 	return r
 }
 
-// ends are a queue here and one there, which are connected, with registered memory of both sides.
+// ends are a local and a remote queue, connected, with registered memory on both sides.
 type ends struct {
 	use, serve  *Domain
 	here, there *Queue
@@ -67,7 +67,7 @@ func connected(t *testing.T, o Options, n int64) *ends {
 	return e
 }
 
-// do does jobs, and returns how many requests were posted.
+// do carries out jobs and returns the number of posted requests.
 func (e *ends) do(t *testing.T, jobs ...*Job) uint64 {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience())
@@ -100,8 +100,9 @@ func (e *ends) job(t *testing.T, write bool, local []mem.Extent, remote []Span) 
 	return &Job{Write: write, Held: h, Local: local, Key: e.key, Remote: remote}
 }
 
-// TestFewRequests: neighbours there are one request, of as many pieces here as a request has, and neighbours here one piece; a write has one
-// more request, which reads back.
+// TestFewRequests checks that adjacent remote bytes are one request with as many local pieces as it
+// can have, that adjacent local bytes are one piece, and that a write has one more request, which
+// reads back.
 func TestFewRequests(t *testing.T) {
 	const n = 4 << 20
 	e := connected(t, Options{Depth: 64, MaxSGE: 4}, n)
@@ -151,7 +152,8 @@ func TestFewRequests(t *testing.T) {
 	}
 }
 
-// TestRefusals: what is refused is the first job that is not done, and a closed domain leaves nobody in.
+// TestRefusals checks that a refusal is of the first incomplete job, and that a closed domain
+// permits no use.
 func TestRefusals(t *testing.T) {
 	e := connected(t, Options{Depth: 1}, 1<<16)
 	list := []mem.Extent{{Region: e.local, Len: 100}}

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// FuzzEndpoint: what a peer says of itself fits where it goes.
+// FuzzEndpoint checks that an accepted endpoint of a peer fits its fields.
 func FuzzEndpoint(f *testing.F) {
 	for _, e := range []Endpoint{{QP: 17, PSN: 1, GID: make([]byte, 16), MTU: 5, Reads: 16}, {QP: 1 << 24, MTU: 6}} {
 		b, err := json.Marshal(e)

@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// slowProvider takes its time to open a NIC.
+// slowProvider opens a NIC slowly.
 type slowProvider struct {
 	rdma.Provider
 	asked, let chan struct{}
@@ -25,7 +25,8 @@ func (p slowProvider) Open(name string) (rdma.Device, error) {
 	return p.Provider.Open(name)
 }
 
-// TestDefectNobodyWaitsForANICToBeOpened: the provider takes its time, and no method has a context that could end a wait for it.
+// TestDefectNobodyWaitsForANICToBeOpened checks that no method waits for the provider, since none
+// has a context that could end the wait.
 func TestDefectNobodyWaitsForANICToBeOpened(t *testing.T) {
 	prov, err := soft.New(soft.Options{Mover: soft.CPUMover{}})
 	if err != nil {
@@ -65,8 +66,8 @@ func TestDefectNobodyWaitsForANICToBeOpened(t *testing.T) {
 	}
 }
 
-// TestDefectFailureToUndoPassesForARefusal: why a registration failed is told from why it could not be undone, and what is left is taken back by
-// Unregister.
+// TestDefectFailureToUndoPassesForARefusal checks that an error distinguishes why a registration
+// failed from why it was not undone, and that Unregister removes the rest.
 func TestDefectFailureToUndoPassesForARefusal(t *testing.T) {
 	for _, undone := range []bool{true, false} {
 		plan := fault.New(1)

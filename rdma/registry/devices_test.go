@@ -13,7 +13,8 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// TestSetsShareDevices: sets of Devices open a NIC once, with a domain each, hear its events, and close it with the last of them.
+// TestSetsShareDevices checks that sets of Devices open a NIC once, with a domain each, receive its
+// events, and close it with the last of them.
 func TestSetsShareDevices(t *testing.T) {
 	plan := fault.New(1)
 	p, err := soft.New(soft.Options{Mover: rdmatest.NullMover{}, Faults: plan})
@@ -55,7 +56,8 @@ func TestSetsShareDevices(t *testing.T) {
 	if err := b.Register(all, gpu(t, 0, 1<<20, 4096)); err != nil {
 		t.Errorf("register when another set is closed: %v", err)
 	}
-	plan.Add(fault.Nth(soft.OpClose, int(plan.Seen(soft.OpClose))+2).Fail(nil)) // behind memory and domain: the device
+	// After memory and domain: the device.
+	plan.Add(fault.Nth(soft.OpClose, int(plan.Seen(soft.OpClose))+2).Fail(nil))
 	if err := two.Close(); err == nil || len(plan.Unreported(err)) > 0 {
 		t.Errorf("close: %v", err)
 	}
@@ -70,7 +72,7 @@ func TestSetsShareDevices(t *testing.T) {
 	closeOK(t, three)
 }
 
-// TestSetsShareDevicesAtOnce: nobody gets a NIC that another is about to close.
+// TestSetsShareDevicesAtOnce checks that no set gets a NIC that another one is closing.
 func TestSetsShareDevicesAtOnce(t *testing.T) {
 	p, err := soft.New(soft.Options{Mover: rdmatest.NullMover{}})
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// exporter gives files that tell at their offset which memory they stand for, and otherwise are as dma-bufs.
+// exporter returns files that identify their memory at the offset, and otherwise are like dma-bufs.
 type exporter struct{ err error }
 
 func (x *exporter) ExportDMABuf(e mem.Extent) (int, int64, error) {
@@ -33,7 +33,7 @@ func (x *exporter) ExportDMABuf(e mem.Extent) (int, int64, error) {
 	return fd, off, err
 }
 
-// reader is a provider that reads which memory a dma-buf stands for, when it is registered.
+// reader is a provider that reads the identity of the memory from a dma-buf when it is registered.
 type reader struct{ rdma.Provider }
 
 type readerDevice struct{ rdma.Device }
@@ -58,8 +58,8 @@ func (p readerPD) RegDMABufMR(e mem.Extent, fd int, off int64, o rdma.MROptions)
 	return p.PD.RegDMABufMR(e, fd, off, o)
 }
 
-// TestDefectNoDMABufRegistration: device memory goes by dma-buf where there is one, else by peer memory, and where there is
-// neither the error names what is missing.
+// TestDefectNoDMABufRegistration checks that device memory is registered as a dma-buf if possible,
+// else through peer memory, and that the error names the missing parts if neither works.
 func TestDefectNoDMABufRegistration(t *testing.T) {
 	cannot, broken := errdefs.ErrNotSupported, errors.New("export broke")
 	for name, tt := range map[string]struct {

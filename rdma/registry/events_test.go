@@ -11,7 +11,7 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// TestEveryWatcherHearsOfAnEvent until it stops.
+// TestEveryWatcherHearsOfAnEvent checks that each watcher receives events until it stops.
 func TestEveryWatcherHearsOfAnEvent(t *testing.T) {
 	_, nics := machine(t, soft.Options{}, registry.Options{})
 	dev, ok := nics[0].Device().(*soft.Device)
@@ -48,7 +48,8 @@ func TestEveryWatcherHearsOfAnEvent(t *testing.T) {
 	}
 }
 
-// TestEventsThatCannotBeReadAreTold when the NIC is closed, and once.
+// TestEventsThatCannotBeReadAreTold checks that closing the NIC returns the error of reading
+// events, once.
 func TestEventsThatCannotBeReadAreTold(t *testing.T) {
 	plan := fault.New(1, fault.Nth(soft.OpWaitEvent, 0).Fail(nil))
 	p, err := soft.New(soft.Options{Mover: rdmatest.NullMover{}, Faults: plan})

@@ -1,4 +1,4 @@
 package registry
 
-// Table returns what lookups see now.
+// Table returns the current table.
 func (g *Registry) Table() []*Memory { return *g.table.Load() }

@@ -20,10 +20,10 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// all is what memory is registered for, unless a test says otherwise.
+// all has the default rights of memory in tests.
 var all = rdma.MROptions{Access: rdma.AccessLocalWrite | rdma.AccessRemoteWrite | rdma.AccessRemoteRead}
 
-// machine has NICs in software that move nothing. It must have no complaint when it is taken down.
+// machine returns NICs in software that move nothing. Closing them must succeed.
 func machine(tb testing.TB, so soft.Options, o registry.Options) (*registry.Set, []*registry.Registry) {
 	tb.Helper()
 	so.Mover = rdmatest.NullMover{}
@@ -57,7 +57,7 @@ func closeOK(tb testing.TB, c interface{ Close() error }) {
 	}
 }
 
-// gpu returns a region at an address that nobody dereferences.
+// gpu returns a region at an address that is not dereferenced.
 func gpu(tb testing.TB, device int, addr, n uint64) *mem.Region {
 	tb.Helper()
 	r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Device: device, Len: int64(n), Dev: mem.DevAddr(addr)})
@@ -95,7 +95,7 @@ func TestFindsInteriorAddresses(t *testing.T) {
 		{Region: h, Off: 8191, Len: 1},
 		{Region: d0, Off: 0x900, Len: 0x700},
 		{Region: d1, Off: 1, Len: 2},
-		{Region: gpu(t, 0, 0x10100, 0x100), Off: 3, Len: 5}, // another name for the same bytes
+		{Region: gpu(t, 0, 0x10100, 0x100), Off: 3, Len: 5}, // another region with the same bytes
 	} {
 		m, err := g.Acquire(e, all.Access)
 		if err != nil {
@@ -127,7 +127,8 @@ func TestOverlapsAreRefused(t *testing.T) {
 	} {
 		wantErr(t, g.Register(all, r), errdefs.ErrExists)
 	}
-	wantErr(t, g.Register(all, gpu(t, 0, 0x50000, 0x10), gpu(t, 0, 0x50008, 0x10)), errdefs.ErrExists) // each other
+	// Of each other.
+	wantErr(t, g.Register(all, gpu(t, 0, 0x50000, 0x10), gpu(t, 0, 0x50008, 0x10)), errdefs.ErrExists)
 	wantErr(t, g.Register(all, nil), errdefs.ErrInvalid)
 	if g.Len() != 2 {
 		t.Errorf("%d regions after refusals", g.Len())
@@ -137,7 +138,8 @@ func TestOverlapsAreRefused(t *testing.T) {
 	}
 }
 
-// TestDefectDeregistrationInFlight: memory stays registered while somebody has a reference, and cannot be acquired any more.
+// TestDefectDeregistrationInFlight checks that memory stays registered while it has references, and
+// that Acquire no longer returns it.
 func TestDefectDeregistrationInFlight(t *testing.T) {
 	set, nics := machine(t, soft.Options{}, registry.Options{})
 	g, r := nics[0], streamtest.Pageable(t, 4096)
@@ -153,7 +155,7 @@ func TestDefectDeregistrationInFlight(t *testing.T) {
 	if _, err := g.Acquire(mem.All(r), all.Access); !errors.Is(err, errdefs.ErrNotFound) {
 		t.Errorf("acquired what is to go: %v", err)
 	}
-	wantErr(t, g.Register(all, r), errdefs.ErrExists) // it is still there
+	wantErr(t, g.Register(all, r), errdefs.ErrExists) // it is still registered
 	wantErr(t, set.Close(), errdefs.ErrBusy)
 	if n := leak.Live()[leak.RegisteredBytes.String()]; n != before+4096 {
 		t.Errorf("%d bytes are registered", n-before)
@@ -197,8 +199,8 @@ func TestReleaseTooOftenPanics(t *testing.T) {
 	m.Release()
 }
 
-// TestDefectRangeTableReadWithoutLock looks memory up while others change the table, without a lock: so whoever has the table
-// must go on to find in it what he found, whatever comes and goes. The second part is for the race detector.
+// TestDefectRangeTableReadWithoutLock looks memory up without a lock while the table changes: a
+// reader must find in its table what it found before. The second part is for the race detector.
 func TestDefectRangeTableReadWithoutLock(t *testing.T) {
 	_, nics := machine(t, soft.Options{}, registry.Options{})
 	g := nics[0]
@@ -206,7 +208,7 @@ func TestDefectRangeTableReadWithoutLock(t *testing.T) {
 	if err := g.Register(all, stays, gpu(t, 0, 0x200000, 0x1000)); err != nil {
 		t.Fatal(err)
 	}
-	for i := range uint64(8) { // somewhere there would be room to change it in place
+	for i := range uint64(8) { // there may be space to change it in place
 		table := g.Table()
 		was := slices.Clone(table)
 		r := gpu(t, 0, 0x10000*(i+1), 0x1000)
@@ -264,7 +266,7 @@ func TestDefectRangeTableReadWithoutLock(t *testing.T) {
 	readers.Wait()
 }
 
-// TestLookupsAllocateNothing, since they are on the way of every batch.
+// TestLookupsAllocateNothing checks that lookups do not allocate, since every batch makes them.
 func TestLookupsAllocateNothing(t *testing.T) {
 	_, nics := machine(t, soft.Options{}, registry.Options{})
 	for i := range uint64(200) {
@@ -285,8 +287,8 @@ func TestLookupsAllocateNothing(t *testing.T) {
 	}
 }
 
-// TestPartialFailureRollsBack fails each verb in turn while several regions are registered with two NICs: all of them are
-// findable then, or none.
+// TestPartialFailureRollsBack fails each verb in turn while several regions are registered with two
+// NICs: all of them are registered then, or none.
 func TestPartialFailureRollsBack(t *testing.T) {
 	for _, op := range []string{soft.OpOpen, soft.OpAllocPD, soft.OpRegMR, soft.OpClose} {
 		t.Run(op, func(t *testing.T) {
@@ -337,7 +339,7 @@ func registerAll(t *testing.T, plan *fault.Plan) (told error) {
 		}
 	}
 	if said(err) {
-		// Nothing is in the way of another try, but what could not be deregistered.
+		// A retry succeeds, except for memory that could not be deregistered.
 		if err = registry.Register(set.NICs(), all, regions...); err != nil {
 			wantErr(t, err, errdefs.ErrExists)
 			return told

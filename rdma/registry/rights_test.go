@@ -11,8 +11,8 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// TestRightsAreNoMoreThanAskedFor: memory with fewer rights is not handed out to who needs more, and of several registrations
-// of the same memory it is one with no right too many.
+// TestRightsAreNoMoreThanAskedFor checks that Acquire does not return memory with too few rights,
+// and of several registrations returns one with minimal rights.
 func TestRightsAreNoMoreThanAskedFor(t *testing.T) {
 	_, nics := machine(t, soft.Options{}, registry.Options{})
 	g, r := nics[0], streamtest.Pageable(t, 8192)
@@ -43,7 +43,8 @@ func TestRightsAreNoMoreThanAskedFor(t *testing.T) {
 		wantErr(t, err, errdefs.ErrNotFound)
 	}
 	wantErr(t, g.Register(rdma.MROptions{Access: read}, r), errdefs.ErrExists)
-	wantErr(t, g.Register(rdma.MROptions{Access: write}, r), errdefs.ErrInvalid) // needs local write
+	// Needs local write.
+	wantErr(t, g.Register(rdma.MROptions{Access: write}, r), errdefs.ErrInvalid)
 	if err := g.Register(all, r); err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +59,8 @@ func TestRightsAreNoMoreThanAskedFor(t *testing.T) {
 	}
 }
 
-// TestAddressOnTheWire: requests name memory by its IOVA, and it is found by its own address all the same.
+// TestAddressOnTheWire checks that requests use the IOVA of memory, and that it is found by its own
+// address.
 func TestAddressOnTheWire(t *testing.T) {
 	_, nics := machine(t, soft.Options{}, registry.Options{})
 	r := streamtest.Pageable(t, 8192)

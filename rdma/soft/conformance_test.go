@@ -23,7 +23,7 @@ func TestConformance(t *testing.T) {
 
 func conform(t *testing.T, o soft.Options, devices ...string) {
 	t.Helper()
-	t.Parallel() // it waits more than it works
+	t.Parallel() // it mostly waits
 	rdmatest.Run(t, rdmatest.Config{Devices: devices, GIDIndex: 1, Open: func(t *testing.T) rdma.Provider {
 		t.Helper()
 		p, err := soft.New(o)

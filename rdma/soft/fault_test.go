@@ -17,7 +17,8 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// TestEveryVerbFails: whichever call fails, its failure is reported, everything can be closed, and nothing is left.
+// TestEveryVerbFails fails each call in turn. The failure is reported, everything can be closed,
+// and nothing is left.
 func TestEveryVerbFails(t *testing.T) {
 	host := region(t, 8192)
 	cause := errors.New("cause")
@@ -31,7 +32,7 @@ func TestEveryVerbFails(t *testing.T) {
 	}
 }
 
-// everything uses every verb, up to the first failure, closes what it has opened, and returns all failures.
+// everything uses every verb up to the first failure, closes all objects, and returns all failures.
 func everything(t *testing.T, plan *fault.Plan, host *mem.Region) (err error) {
 	t.Helper()
 	var opened []io.Closer
@@ -39,7 +40,7 @@ func everything(t *testing.T, plan *fault.Plan, host *mem.Region) (err error) {
 		for i := len(opened) - 1; i >= 0; i-- {
 			if e := opened[i].Close(); e != nil {
 				err = errors.Join(err, e)
-				check(t, opened[i].Close()) // what could not be closed is as it was
+				check(t, opened[i].Close()) // an object that failed to close is unchanged
 			}
 		}
 	}()

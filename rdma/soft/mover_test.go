@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// TestCompletionsWaitForBytes: nothing completes before the mover is done.
+// TestCompletionsWaitForBytes checks that no request completes before the mover is done.
 func TestCompletionsWaitForBytes(t *testing.T) {
 	m := newSlowMover(1)
 	r := newRig(t, soft.Options{Mover: m}, rdma.ConnectOptions{})
@@ -44,7 +44,8 @@ func TestCompletionsWaitForBytes(t *testing.T) {
 	}
 }
 
-// TestMoverFails: what the mover says is the cause of every request of the transfer, and the queue pair fails.
+// TestMoverFails checks that the mover's error is the cause of every request of the transfer, and
+// that the queue pair fails.
 func TestMoverFails(t *testing.T) {
 	m := newSlowMover(1)
 	m.err = errors.New("the GPU fell off the bus")
@@ -63,8 +64,8 @@ func TestMoverFails(t *testing.T) {
 	}
 }
 
-// TestNothingStartsBehindAFailure: what is posted behind a request that is bound to fail moves no bytes, also when those
-// before it are still under way.
+// TestNothingStartsBehindAFailure checks that requests behind one that will fail move no bytes,
+// even while earlier ones are in progress.
 func TestNothingStartsBehindAFailure(t *testing.T) {
 	m := newSlowMover(1)
 	r := newRig(t, soft.Options{Mover: m}, rdma.ConnectOptions{})
@@ -89,8 +90,8 @@ func TestNothingStartsBehindAFailure(t *testing.T) {
 	}
 }
 
-// TestErrorFlushesWhatIsUnderWay: when a queue pair is moved to the error state, requests under way are flushed too, and
-// only when their bytes have landed.
+// TestErrorFlushesWhatIsUnderWay checks that moving a queue pair to the error state also flushes
+// requests in progress, after their bytes have arrived.
 func TestErrorFlushesWhatIsUnderWay(t *testing.T) {
 	m := newSlowMover(1)
 	r := newRig(t, soft.Options{Mover: m}, rdma.ConnectOptions{})
@@ -118,8 +119,8 @@ func TestErrorFlushesWhatIsUnderWay(t *testing.T) {
 	idle(t, r.cq)
 }
 
-// TestReceivesFlushInOrder: a receive that a message is landing in completes before those behind it, also when the queue
-// pair has failed meanwhile.
+// TestReceivesFlushInOrder checks that a receive with a message in progress completes before later
+// ones, even if the queue pair fails meanwhile.
 func TestReceivesFlushInOrder(t *testing.T) {
 	m := newSlowMover(1)
 	r := newRig(t, soft.Options{Mover: m}, rdma.ConnectOptions{})
@@ -143,8 +144,8 @@ func TestReceivesFlushInOrder(t *testing.T) {
 	}
 }
 
-// TestCloseWaitsForBytes: closing a region or a queue pair on either side, and resetting one, wait for the mover, and give up
-// with ErrBusy, and what is closed still open, when that takes too long.
+// TestCloseWaitsForBytes checks that closing a region or a queue pair on either side, and resetting
+// one, wait for the mover. After too long they return ErrBusy, and the object is still open.
 func TestCloseWaitsForBytes(t *testing.T) {
 	reset := rdma.QPAttr{State: rdma.QPSReset}
 	for name, end := range map[string]func(r *rig, a, b rdma.QP) error{
@@ -180,8 +181,8 @@ func TestCloseWaitsForBytes(t *testing.T) {
 	}
 }
 
-// TestRequestsLandInOrder: whatever is posted, a mover that does the copies of a transfer in any order gives the bytes
-// that one request after the other would.
+// TestRequestsLandInOrder checks that a mover that makes the copies of a transfer in any order
+// gives the same bytes as one request after the other.
 func TestRequestsLandInOrder(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -189,7 +190,8 @@ func TestRequestsLandInOrder(t *testing.T) {
 			m := newSlowMover(seed)
 			r := newRig(t, soft.Options{Mover: m}, rdma.ConnectOptions{})
 			defer m.letGo()
-			// Few places, so that they collide; sizes and places that share blocks, and some that do not.
+			// Few places, so that they collide; sizes and places that share blocks, and some that
+			// do not.
 			const window = 64 << 10
 			model := bytes.Clone(r.mem.Bytes()[:window])
 			place := func(n int64) int64 {
@@ -203,7 +205,8 @@ func TestRequestsLandInOrder(t *testing.T) {
 				for i := range rigDepth {
 					n := []int64{1, 100, 512, 4096, 9000}[rng.IntN(5)]
 					far, near := place(n), place(n)
-					for far < near+n && near < far+n { // a request that overlaps itself has no meaning
+					// A request that overlaps itself is undefined.
+					for far < near+n && near < far+n {
 						far, near = place(n), place(n)
 					}
 					op := rdma.WRRDMAWrite
@@ -251,7 +254,7 @@ func TestRequestsLandInOrder(t *testing.T) {
 	}
 }
 
-// TestMemoryIsHeld: memory is not given up while bytes of it move.
+// TestMemoryIsHeld checks that memory is not released while its bytes move.
 func TestMemoryIsHeld(t *testing.T) {
 	m := newSlowMover(1)
 	r := newRig(t, soft.Options{Mover: m, DrainTimeout: 20 * time.Millisecond}, rdma.ConnectOptions{})

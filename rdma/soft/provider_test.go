@@ -17,7 +17,8 @@ type deviceMover struct{ soft.CPUMover }
 
 func (deviceMover) Reaches(*mem.Region) error { return errdefs.ErrNotSupported }
 
-// TestFaultsNeedAMoverOfHostMemory: requests could not be corrupted otherwise.
+// TestFaultsNeedAMoverOfHostMemory checks that faults need a mover of host memory, since requests
+// could not be corrupted otherwise.
 func TestFaultsNeedAMoverOfHostMemory(t *testing.T) {
 	p, err := soft.New(soft.Options{Mover: deviceMover{}, Faults: fault.New(1)})
 	if p != nil || !errors.Is(err, errdefs.ErrNotSupported) || !strings.Contains(err.Error(), "Faults") {
@@ -25,7 +26,7 @@ func TestFaultsNeedAMoverOfHostMemory(t *testing.T) {
 	}
 }
 
-// TestOptionsRefused: all that is wrong with the options is said at once.
+// TestOptionsRefused checks that all errors of the options are reported at once.
 func TestOptionsRefused(t *testing.T) {
 	gid := rdma.GID{15: 1}
 	o := soft.Options{
@@ -81,7 +82,7 @@ func TestDevicesAsConfigured(t *testing.T) {
 	}
 }
 
-// TestClosedProvider: a closed provider opens nothing, and closing it twice is fine.
+// TestClosedProvider checks that a closed provider opens nothing, and that closing it twice works.
 func TestClosedProvider(t *testing.T) {
 	p, err := soft.New(soft.Options{})
 	check(t, err)
@@ -95,7 +96,7 @@ func TestClosedProvider(t *testing.T) {
 	}
 }
 
-// TestManyDevices: devices work at the same time, also on memory of one another.
+// TestManyDevices checks that devices work concurrently, also on each other's memory.
 func TestManyDevices(t *testing.T) {
 	p, err := soft.New(soft.Options{Devices: make([]soft.DeviceOptions, 4)})
 	check(t, err)

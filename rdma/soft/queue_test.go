@@ -16,7 +16,8 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// TestUnsignaledRequestsFillTheQueue: whoever never asks for a completion never gets a place back.
+// TestUnsignaledRequestsFillTheQueue checks that without completions no place of a queue becomes
+// free.
 func TestUnsignaledRequestsFillTheQueue(t *testing.T) {
 	r := newRig(t, soft.Options{}, rdma.ConnectOptions{})
 	w := r.write(1, 0, 4096, 8)
@@ -35,7 +36,8 @@ func TestUnsignaledRequestsFillTheQueue(t *testing.T) {
 	good(t, r.cq, 1)
 }
 
-// TestPlacesAreFreeWhenPolled: not when the request is done.
+// TestPlacesAreFreeWhenPolled checks that a place is free when the completion is polled, not when
+// the request is done.
 func TestPlacesAreFreeWhenPolled(t *testing.T) {
 	r := newRig(t, soft.Options{}, rdma.ConnectOptions{})
 	w := r.write(1, 0, 4096, 8)
@@ -75,7 +77,7 @@ func TestLongMessages(t *testing.T) {
 	}
 }
 
-// TestVeryLongMessage: lengths that do not fit 32 bits are too long, not short.
+// TestVeryLongMessage checks that lengths above 32 bits are too long, not short.
 func TestVeryLongMessage(t *testing.T) {
 	r := newRig(t, soft.Options{Mover: rdmatest.NullMover{}}, rdma.ConnectOptions{})
 	w := r.write(1, 0, 0, 1<<31)
@@ -86,7 +88,7 @@ func TestVeryLongMessage(t *testing.T) {
 	}
 }
 
-// TestNoBytesNoKey: the key of no bytes is not looked at (InfiniBand specification, C9-88).
+// TestNoBytesNoKey checks that the key of no bytes is ignored (InfiniBand specification, C9-88).
 func TestNoBytesNoKey(t *testing.T) {
 	r := newRig(t, soft.Options{}, rdma.ConnectOptions{})
 	for _, op := range []rdma.WROpcode{rdma.WRRDMAWrite, rdma.WRRDMARead} {
@@ -95,7 +97,8 @@ func TestNoBytesNoKey(t *testing.T) {
 	good(t, r.cq, 2)
 }
 
-// TestKeysChange: the keys of memory that was deregistered are not those of the memory registered next.
+// TestKeysChange checks that the keys of deregistered memory are not those of the memory registered
+// next.
 func TestKeysChange(t *testing.T) {
 	r := newRig(t, soft.Options{}, rdma.ConnectOptions{})
 	seen := make(map[uint32]bool)
@@ -117,8 +120,8 @@ func TestKeysChange(t *testing.T) {
 	check(t, m.Close())
 }
 
-// TestLostQueue: a completion queue that overflowed gives what it holds and then says that it is lost, and the queue pairs
-// on it fail.
+// TestLostQueue checks that an overflowed completion queue returns its completions and then an
+// error, and that its queue pairs fail.
 func TestLostQueue(t *testing.T) {
 	r := newRig(t, soft.Options{}, rdma.ConnectOptions{})
 	small, err := r.dev.CreateCQ(rdma.CQOptions{Entries: 2})
@@ -147,8 +150,8 @@ func TestLostQueue(t *testing.T) {
 	}
 }
 
-// TestResetDropsCompletions: those not polled are gone, on both queues, and so are the places that they held; those of other
-// queue pairs are not.
+// TestResetDropsCompletions checks that a reset drops completions that are not polled, on both
+// queues, and frees their places, but keeps those of other queue pairs.
 func TestResetDropsCompletions(t *testing.T) {
 	r := newRig(t, soft.Options{}, rdma.ConnectOptions{})
 	recvs, err := r.dev.CreateCQ(rdma.CQOptions{Entries: 64})
@@ -182,8 +185,8 @@ func TestResetDropsCompletions(t *testing.T) {
 	}
 }
 
-// TestRefusedRequestFailsThePeer: a request that a peer's memory does not allow takes the peer to the error state, with an
-// event (InfiniBand specification, 9.9.3.1).
+// TestRefusedRequestFailsThePeer checks that a request that a peer's memory does not permit moves
+// the peer to the error state, with an event (InfiniBand specification, 9.9.3.1).
 func TestRefusedRequestFailsThePeer(t *testing.T) {
 	r := newRig(t, soft.Options{}, rdma.ConnectOptions{})
 	a, b := r.newQP(t, rdma.ConnectOptions{}), r.newQP(t, rdma.ConnectOptions{})
@@ -218,7 +221,7 @@ func join(t *testing.T, r *rig, a, b rdma.QP, o rdma.ConnectOptions) {
 	}
 }
 
-// TestRetryTimes: how long a peer is given is the product of retries and timers.
+// TestRetryTimes checks that a peer has the time of the retries times the timers.
 func TestRetryTimes(t *testing.T) {
 	connect := rdma.ConnectOptions{AckTimeout: rdma.AckTimeout(14), RetryCount: 3, RNRRetry: 5, RNRTimer: rdma.RNRTimer(20)}
 	run := func(name string, post func(t *testing.T, r *rig), status rdma.WCStatus, want time.Duration) {
@@ -243,7 +246,8 @@ func TestRetryTimes(t *testing.T) {
 	}, rdma.WCRetryExcErr, 4*rdma.AckTimeout(14))
 }
 
-// TestPortComesBack: retries get over a port that is down for a while, and the events tell of it.
+// TestPortComesBack checks that retries outlast a port that is inactive for a while, and that
+// events report it.
 func TestPortComesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, soft.Options{}, rdma.ConnectOptions{})
@@ -271,8 +275,8 @@ func TestPortComesBack(t *testing.T) {
 	})
 }
 
-// TestWrongSequence: queue pairs whose packet sequence numbers do not fit do not hear each other, nor does a peer that was
-// connected anew behind the other's back.
+// TestWrongSequence checks that queue pairs with wrong packet sequence numbers do not reach each
+// other, nor does a peer that was connected again meanwhile.
 func TestWrongSequence(t *testing.T) {
 	connect := rdma.ConnectOptions{AckTimeout: rdma.AckTimeout(5), RetryCount: 1, PSN: 7}
 	r := newRig(t, soft.Options{}, connect)
@@ -307,7 +311,7 @@ func TestWrongSequence(t *testing.T) {
 	}
 }
 
-// TestReadsNeedDepth: MaxRDAtomic of nothing allows no reads, on either side.
+// TestReadsNeedDepth checks that a MaxRDAtomic of zero on either side permits no reads.
 func TestReadsNeedDepth(t *testing.T) {
 	r := newRig(t, soft.Options{}, rdma.ConnectOptions{})
 	for name, tt := range map[string]struct {
@@ -334,7 +338,7 @@ func TestReadsNeedDepth(t *testing.T) {
 	}
 }
 
-// TestLimits: of the objects of a device there are as many as its limits say.
+// TestLimits checks that a device has at most as many objects as its limits.
 func TestLimits(t *testing.T) {
 	r := newRig(t, soft.Options{Devices: []soft.DeviceOptions{{Limits: rdma.DeviceInfo{MaxQP: 1, MaxMR: 1, MaxCQ: 1, MaxPD: 1, MaxSRQ: 1}}}}, rdma.ConnectOptions{})
 	s, err := r.pd.CreateSRQ(rdma.SRQCaps{MaxWR: 1})
@@ -357,7 +361,7 @@ func TestLimits(t *testing.T) {
 	check(t, m.Close())
 }
 
-// TestDeviceMemory: how it can be registered is for the machine to say.
+// TestDeviceMemory checks the ways of registering device memory, which depend on the machine.
 func TestDeviceMemory(t *testing.T) {
 	gpu, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Device: 0, Len: 1 << 20, Dev: 1 << 40})
 	check(t, err)
@@ -405,7 +409,8 @@ func TestDeviceMemory(t *testing.T) {
 	}
 }
 
-// TestDeviceOpenTwice: two users of a device have numbers and keys of their own and reach each other.
+// TestDeviceOpenTwice checks that two users of a device have different numbers and keys and reach
+// each other.
 func TestDeviceOpenTwice(t *testing.T) {
 	r := newRig(t, soft.Options{}, rdma.ConnectOptions{})
 	before := bytes.Clone(r.mem.Bytes()[4096:8192])

@@ -88,7 +88,8 @@ func random(b []byte, seed byte) {
 	}
 }
 
-// move is a request that moves n bytes between two places of the region: from near to far unless op is a read.
+// move returns a request that moves n bytes between two places of the region: from near to far
+// unless op is a read.
 func (r *rig) move(op rdma.WROpcode, wrid uint64, far, near int64, n uint32) rdma.SendWR {
 	return rdma.SendWR{
 		WRID: wrid, Opcode: op, Flags: rdma.SendSignaled, RKey: r.info.RKey, RemoteAddr: r.info.Addr + uint64(far),
@@ -100,7 +101,7 @@ func (r *rig) write(wrid uint64, far, near int64, n uint32) rdma.SendWR {
 	return r.move(rdma.WRRDMAWrite, wrid, far, near, n)
 }
 
-// from has w name an offset in other memory as the local side.
+// from makes w use an offset in other memory as the local side.
 func from(w rdma.SendWR, i rdma.MRInfo, off int64) rdma.SendWR {
 	w.SGEs = []rdma.SGE{i.SGE(off, w.SGEs[0].Length)}
 	return w
@@ -155,14 +156,15 @@ func state(t *testing.T, q rdma.QP) rdma.QPState {
 	return i.Attr.State
 }
 
-// slowMover keeps transfers until they are let go, in order. Then it does the copies of each in an order of its own.
+// slowMover keeps transfers until they are released in order. It makes the copies of each in a
+// random order.
 type slowMover struct {
 	mu      sync.Mutex
 	rng     *rand.Rand
 	open    bool
 	held    []*soft.Transfer
-	overlap bool  // a transfer had a destination twice, or as a source
-	err     error // what transfers end with
+	overlap bool  // a transfer had a destination twice, or also as a source
+	err     error // result of transfers
 }
 
 func newSlowMover(seed uint64) *slowMover {
@@ -180,7 +182,7 @@ func (m *slowMover) Move(t *soft.Transfer) {
 	}
 }
 
-// release is called with mu held.
+// release ends the held transfers. The caller holds mu.
 func (m *slowMover) release() {
 	for _, t := range m.held {
 		m.overlap = m.overlap || overlaps(t)
@@ -195,7 +197,7 @@ func (m *slowMover) release() {
 	m.held = nil
 }
 
-// letGo ends what is held, and from now on everything at once.
+// letGo releases the held transfers and all later ones.
 func (m *slowMover) letGo() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

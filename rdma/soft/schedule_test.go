@@ -13,8 +13,8 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// TestScheduleIsDrawn: requests of different queue pairs complete in many orders, those of one in one, and a seed always
-// draws the same order.
+// TestScheduleIsDrawn checks that requests of different queue pairs complete in several orders,
+// those of one in order, and that a seed always draws the same order.
 func TestScheduleIsDrawn(t *testing.T) {
 	orders := make(map[string]bool)
 	for seed := range uint64(30) {
@@ -62,8 +62,8 @@ func drawOrder(t *testing.T, seed uint64) []uint64 {
 	return order
 }
 
-// TestInterleavings: queue pairs at work on memory of their own leave, under every order of steps, the bytes that each
-// alone would, with posting, polling and failures in between.
+// TestInterleavings checks that queue pairs with separate memory leave the same bytes under every
+// order of steps as each alone, with posting, polling and failures in between.
 func TestInterleavings(t *testing.T) {
 	const pairs, own, rounds = 3, 32 << 10, 60
 	for seed := range uint64(60) {
@@ -101,7 +101,7 @@ func TestInterleavings(t *testing.T) {
 					op, dst, src = rdma.WRRDMARead, near, far
 				}
 				w := r.move(op, posted[i], far, near, uint32(n))
-				w.Flags |= rdma.SendFence // it may send what a read before it brings
+				w.Flags |= rdma.SendFence // it may send the bytes of an earlier read
 				post(t, qps[i], w)
 				posted[i]++
 				copy(model[dst:dst+n], model[src:src+n])
@@ -126,15 +126,16 @@ func TestInterleavings(t *testing.T) {
 	}
 }
 
-// TestMissingFence: a request that uses what a read before it brings needs SendFence: without it, under some order of
-// steps, it gets the old bytes, and with it under none. That a write at the peer overtakes the read it never happens.
+// TestMissingFence checks that a request that uses the bytes of an earlier read needs SendFence:
+// without it, it gets the old bytes under some order of steps, and with it under none. A write at
+// the peer never overtakes the read of its bytes.
 func TestMissingFence(t *testing.T) {
 	const host, gpu, other = 0, 1 << 19, 1 << 18
 	stale := func(fence rdma.SendFlags) (n int) {
 		for seed := range uint64(40) {
 			r := newRig(t, soft.Options{Schedule: &soft.Schedule{Seed: seed, Manual: true}}, rdma.ConnectOptions{})
 			old, brought := bytes.Clone(r.mem.Bytes()[host:host+64]), bytes.Clone(r.mem.Bytes()[gpu:gpu+64])
-			onto := r.write(2, gpu, other, 64) // overwrites what is read
+			onto := r.write(2, gpu, other, 64) // overwrites the source of the read
 			use := r.write(3, other+4096, host, 64)
 			use.Flags |= fence
 			post(t, r.qp, r.move(rdma.WRRDMARead, 1, gpu, host, 64), use, onto)
@@ -161,8 +162,8 @@ func TestMissingFence(t *testing.T) {
 	}
 }
 
-// TestLongReadIsNotOvertaken: that a write overtakes a read of what it writes does not happen either where the read is of so many
-// pieces that the mover is given page numbers.
+// TestLongReadIsNotOvertaken checks the same for a read of so many pieces that the mover gets page
+// numbers.
 func TestLongReadIsNotOvertaken(t *testing.T) {
 	const gpu, step, piece = 1 << 19, 16 << 10, 8 << 10
 	for seed := range uint64(20) {
@@ -184,8 +185,9 @@ func TestLongReadIsNotOvertaken(t *testing.T) {
 	}
 }
 
-// TestInterleavedFailure: under every order of steps, a request with a wrong key completes everything behind it with a
-// flush, whatever the other queue pairs do, and the queue pair works again after a reset.
+// TestInterleavedFailure checks that under every order of steps a request with a wrong key flushes
+// everything behind it, whatever the other queue pairs do, and that the queue pair works again
+// after a reset.
 func TestInterleavedFailure(t *testing.T) {
 	for seed := range uint64(40) {
 		rng := rand.New(rand.NewPCG(seed, 11))
@@ -223,8 +225,8 @@ func TestInterleavedFailure(t *testing.T) {
 	}
 }
 
-// TestResetBehindAFault: a reset while a request that fails without moving a byte is under way forgets it, and the queue
-// pair is as new.
+// TestResetBehindAFault checks that a reset forgets a request in progress that fails without bytes,
+// and that the queue pair is like new.
 func TestResetBehindAFault(t *testing.T) {
 	for steps := range 6 {
 		plan := fault.New(1, fault.Nth(soft.OpWrite, 1).Fail(nil))

@@ -6,7 +6,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Equal numbers are the same memory only where both are addresses of the CPU, or both of a device.
+// Equal numbers are the same memory only if both are addresses of the CPU, or both of a device.
 func TestMeet(t *testing.T) {
 	region := func(s mem.RegionSpec) mem.Extent {
 		s.Len = 64

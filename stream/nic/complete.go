@@ -8,36 +8,37 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// reap takes completions off, with hw held, and reports whether there were any.
+// reap polls the completion queues. It reports whether there were completions. The caller holds hw.
 func (s *Stream) reap() bool {
 	if s.outstanding == 0 {
 		return false
 	}
 	worked := false
 	for _, l := range s.rails {
-		worked = !l.deaf && s.reapRail(l) || worked
+		worked = !l.dead && s.reapRail(l) || worked
 	}
 	return worked
 }
 
-// reapRail leaves nothing in l's completion queue: of what it left, no channel would tell.
+// reapRail polls l until its completion queue is empty, since the channel reports only later
+// completions. The caller holds hw.
 func (s *Stream) reapRail(l *rail) bool {
 	for worked := false; ; worked = true {
 		n, err := l.CQ.Poll(l.wcs)
 		if err != nil {
-			s.deafen(l, err)
+			s.markDead(l, err)
 			return true
 		}
 		if n == 0 {
 			return worked
 		}
 		for i := range l.wcs[:n] {
-			s.completed(l, &l.wcs[i])
+			s.handleCompletion(l, &l.wcs[i])
 		}
-		s.heard = s.opts.Clock.Now()
+		s.lastCompletion = s.opts.Clock.Now()
 		s.completions += uint64(n)
-		if len(s.tellers) > 0 {
-			s.news.Store(true)
+		if len(s.reporting) > 0 {
+			s.reportPending.Store(true)
 		}
 		if n < len(l.wcs) {
 			return true
@@ -45,31 +46,32 @@ func (s *Stream) reapRail(l *rail) bool {
 	}
 }
 
-// completed takes in one completion of l.
-func (s *Stream) completed(l *rail, wc *rdma.WC) {
+// handleCompletion processes one completion of l. The caller holds hw.
+func (s *Stream) handleCompletion(l *rail, wc *rdma.WC) {
 	index, seq, over := l.Completed(wc)
 	if over == 0 {
 		return
 	}
 	q := l.pairs[index]
 	if wc.Status != rdma.WCSuccess {
-		q.complete(seq, nil) // those before it went well
-		s.fail(q, seq, wc)
+		q.complete(seq, nil) // earlier requests have succeeded
+		s.failRequest(q, seq, wc)
 	}
 	q.complete(seq+1, nil)
 	s.outstanding -= over
 }
 
-// arm has the channels tell of the next completion, and reports whether one came before that. While anything is outstanding
-// and hw is free, they are armed.
+// arm requests a notification of the next completion from each rail that has outstanding requests.
+// It polls after that and reports whether there were completions. Rails stay armed while requests
+// are outstanding and hw is free. The caller holds hw.
 func (s *Stream) arm() bool {
 	worked := false
 	for _, l := range s.rails {
-		if l.armed || l.deaf || l.Outstanding() == 0 {
+		if l.armed || l.dead || l.Outstanding() == 0 {
 			continue
 		}
 		if err := l.CQ.RequestNotify(false); err != nil {
-			s.deafen(l, err)
+			s.markDead(l, err)
 			worked = true
 			continue
 		}
@@ -79,13 +81,13 @@ func (s *Stream) arm() bool {
 	return worked
 }
 
-// deafen says that l's completions do not come any more.
-func (s *Stream) deafen(l *rail, err error) {
-	l.deaf = true
+// markDead records that l delivers no more completions, and breaks the stream. The caller holds hw.
+func (s *Stream) markDead(l *rail, err error) {
+	l.dead = true
 	s.breakDown(fmt.Errorf("NIC %s: %w", l.reg.Name(), err))
 }
 
-// listen is the completer of a rail.
+// listen waits for completions of a rail until ctx ends or the channel fails.
 func (s *Stream) listen(ctx context.Context, l *rail) {
 	for {
 		err := l.Wait(ctx)
@@ -95,12 +97,12 @@ func (s *Stream) listen(ctx context.Context, l *rail) {
 		s.hw.Lock()
 		l.armed = false
 		if err != nil {
-			s.deafen(l, err)
+			s.markDead(l, err)
 		}
 		s.reap()
 		s.arm()
 		s.hw.Unlock()
-		s.tell()
+		s.notify()
 		s.life.Issue(-1)
 		if err != nil {
 			return
@@ -108,7 +110,8 @@ func (s *Stream) listen(ctx context.Context, l *rail) {
 	}
 }
 
-// pollBytes is how large a batch may be for whoever waits for it to poll: it takes about as long as being woken up.
+// pollBytes is the largest batch for which Ticket.Wait polls. Copying it takes about as long as
+// waking a goroutine.
 const pollBytes = 512 << 10
 
 // Poll implements stream.Driver.
@@ -118,20 +121,20 @@ func (o *op) Poll() bool {
 		worked := s.reap()
 		s.hw.Unlock()
 		if worked {
-			s.tell()
+			s.notify()
 			s.life.Issue(1)
 		}
 	}
 	return o.bytes <= pollBytes
 }
 
-// Watch implements stream.Driver. Completers watch in any case.
+// Watch implements stream.Driver. Rails are always watched.
 func (o *op) Watch() {}
 
 // Finish implements ordered.Work.
 func (o *op) Finish(err error) (stream.Completion, error) {
 	s := o.stream
-	if s.conclude(o) {
+	if s.finalFlush(o) {
 		err = o.Verdict()
 	}
 	c := stream.Completion{Path: s.path, Reason: ReasonLoopback, Started: o.Started, Finished: s.opts.Clock.Now()}
@@ -144,8 +147,8 @@ func (o *op) Finish(err error) (stream.Completion, error) {
 	if err == nil {
 		c.Bytes, c.Pieces = o.bytes, o.pieces
 	}
-	s.giveBack(o.needs)
-	// The ticket may be kept for long, and leads here as its driver: let the batch go.
-	o.batch, o.needs, o.at = nil, nil, cursor{}
+	s.freeManifest(o.manifest)
+	// The ticket references o as its driver and may be kept for long: drop the batch.
+	o.batch, o.manifest, o.at = nil, nil, cursor{}
 	return c, err
 }

@@ -5,26 +5,26 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// piece is a copy, or what is left of it, in the addresses of requests.
+// piece is the rest of a copy, in the addresses of requests.
 type piece struct {
 	dst, src           uint64
-	dstIndex, srcIndex int32 // of the manifest
+	dstIndex, srcIndex int32 // in manifest.regions
 	n                  int64
 	opcode             rdma.WROpcode
 }
 
-// cursor walks through the copies of a batch.
+// cursor iterates over the copies of a batch.
 type cursor struct {
 	piece
-	i                    int         // of the list
-	dstRegion, srcRegion *mem.Region // of the copy before it
+	i                    int         // next copy of the list
+	dstRegion, srcRegion *mem.Region // of the copy before
 	dstBase, srcBase     uint64      // their addresses
 	group                int
 	pair                 int
-	first, plane         int // of manifest.planes: the group's first, and the next
+	first, plane         int // in manifest.planes: the group's first, and the next
 }
 
-// next moves to the next copy that has bytes. It returns false at the end.
+// next moves to the next nonempty copy. It returns false at the end.
 func (c *cursor) next(b *mem.Batch, m *manifest) bool {
 	for c.i < len(b.Dst) {
 		d, f := &b.Dst[c.i], &b.Src[c.i]
@@ -41,7 +41,7 @@ func (c *cursor) next(b *mem.Batch, m *manifest) bool {
 	return b.Paged != nil && c.nextPage(b.Paged, m)
 }
 
-// between makes these the regions of the next copies of the list.
+// between sets the regions of the next copies of the list.
 func (c *cursor) between(m *manifest, dst, src *mem.Region) {
 	c.dstRegion, c.srcRegion = dst, src
 	c.dstIndex, c.srcIndex = m.find(dst), m.find(src)
@@ -57,7 +57,7 @@ func (c *cursor) nextPage(p *mem.Paged, m *manifest) bool {
 		if c.plane == end {
 			c.plane, c.pair = c.first, c.pair+1
 		}
-		if c.pair >= len(pairs) || c.plane == end { // a group may have no planes with bytes
+		if c.pair >= len(pairs) || c.plane == end { // a group may have empty planes only
 			c.group, c.pair, c.first, c.plane = c.group+1, 0, end, end
 			continue
 		}
@@ -66,7 +66,7 @@ func (c *cursor) nextPage(p *mem.Paged, m *manifest) bool {
 		if p.Dir == mem.ToSlots {
 			to, from = from, to
 		}
-		// Field by field: a whole piece would be built aside and copied.
+		// Assign fields: a composite literal would be built on the stack and copied.
 		c.dst, c.src, c.n = pl.dst+uint64(to)*pl.dstStride, pl.src+uint64(from)*pl.srcStride, pl.n
 		c.dstIndex, c.srcIndex, c.opcode = pl.dstIndex, pl.srcIndex, pl.opcode
 		return true

@@ -6,29 +6,29 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// RequestError is a request that a NIC failed.
+// RequestError describes a request that a NIC failed.
 type RequestError struct {
-	NIC        string // its name
+	NIC        string // name
 	QPNum      uint32 // of the queue pair
 	Opcode     rdma.WROpcode
 	Bytes      int64
 	SGEs       int    // scatter-gather entries on the local side
-	Local      uint64 // address of the first
+	Local      uint64 // address of the first entry
 	RemoteAddr uint64
 	RKey       uint32
-	WC         *rdma.WCError // how it failed: status, vendor_err, and the cause where the provider knows one
+	WC         *rdma.WCError // status, vendor_err, and the cause if the provider has one
 }
 
-// Error names the request, and how it failed.
+// Error describes the request and its failure.
 func (e *RequestError) Error() string {
 	return fmt.Sprintf("%s of %d bytes in %d pieces, local %#x, remote %#x key %#x, on NIC %s queue pair %d: %v",
 		e.Opcode, e.Bytes, e.SGEs, e.Local, e.RemoteAddr, e.RKey, e.NIC, e.QPNum, e.WC)
 }
 
-// Unwrap returns how the request failed.
+// Unwrap returns the failure of the request.
 func (e *RequestError) Unwrap() error { return e.WC }
 
-// failedRequest describes the request that wc is of.
+// failedRequest describes the request of wc, at position seq.
 func (q *pair) failedRequest(seq uint64, wc *rdma.WC) *RequestError {
 	w := &q.wrs[seq&q.mask]
 	e := &RequestError{

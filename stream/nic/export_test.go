@@ -64,10 +64,10 @@ func (s *Stream) SubmitSpoiled(tb testing.TB, b *mem.Batch) *stream.Ticket {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	for i := range o.needs.keys {
-		o.needs.keys[i].rkey ^= 0x5a5a00
+	for i := range o.manifest.keys {
+		o.manifest.keys[i].rkey ^= 0x5a5a00
 	}
-	t, err := s.enter(tb.Context(), o)
+	t, err := s.submit(tb.Context(), o)
 	if err != nil {
 		tb.Fatal(err)
 	}

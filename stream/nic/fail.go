@@ -8,8 +8,9 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// fail notes the failure of the request at seq. A flush is the consequence of another failure, which came before.
-func (s *Stream) fail(q *pair, seq uint64, wc *rdma.WC) {
+// failRequest fails the batch of the request at seq. A flush follows an earlier failure. The caller
+// holds hw.
+func (s *Stream) failRequest(q *pair, seq uint64, wc *rdma.WC) {
 	o := q.owner(seq)
 	flush := wc.Status == rdma.WCWRFlushErr
 	if flush {
@@ -19,15 +20,16 @@ func (s *Stream) fail(q *pair, seq uint64, wc *rdma.WC) {
 	}
 	var err error = q.failedRequest(seq, wc)
 	if flush && s.lost {
-		err = givenUp(s.Err()) // by this stream
+		err = givenUp(s.Err()) // flushed by stopLost
 	}
 	s.failBatch(o, err, flush)
 }
 
-// failBatch notes how the NIC failed o, which breaks the stream. flush: as the consequence of another failure. The caller holds hw.
+// failBatch fails o and breaks the stream. flush marks a consequence of another failure. The caller
+// holds hw.
 func (s *Stream) failBatch(o *op, err error, flush bool) {
 	o.Fail(fmt.Errorf("batch %d by %s: %w", o.ID(), s.path, err), flush)
-	s.hush(o)
+	s.stopReporting(o)
 	s.countBroken()
 }
 
@@ -39,14 +41,15 @@ func (s *Stream) countBroken() {
 	})
 }
 
-// guard looks after what no completion tells: a NIC's silence, its alarms, and requests that have to be stopped.
+// guard handles conditions without completions: a silent NIC, asynchronous device errors, and
+// requests that must be stopped. It returns when ctx ends.
 func (s *Stream) guard(ctx context.Context) {
 	defer s.watchdog.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.alert:
+		case <-s.guardWake:
 		case <-s.watchdog.Chan():
 		}
 		s.checkHealth()
@@ -57,12 +60,12 @@ func (s *Stream) guard(ctx context.Context) {
 
 func (s *Stream) wakeGuard() {
 	select {
-	case s.alert <- struct{}{}:
+	case s.guardWake <- struct{}{}:
 	default:
 	}
 }
 
-// watch has the guard look for a NIC's silence after a while.
+// watch starts the watchdog unless it runs. The caller holds hw.
 func (s *Stream) watch() {
 	if !s.watching && s.outstanding > 0 {
 		s.watching = true
@@ -70,35 +73,36 @@ func (s *Stream) watch() {
 	}
 }
 
-// breakDown breaks the stream for a failure that is of no request: completions will not tell any more when the NICs have
-// stopped. The caller holds hw.
+// breakDown breaks the stream for a failure that belongs to no request, and gives up its requests.
+// The caller holds hw.
 func (s *Stream) breakDown(err error) {
 	s.life.Break(fmt.Errorf("by %s: %w", s.path, err))
 	s.countBroken()
 	s.giveUp()
 }
 
-// giveUp says that completions may not come any more.
+// giveUp records that completions may not arrive any more. The caller holds hw.
 func (s *Stream) giveUp() {
 	s.lost = true
 	s.wakeGuard()
 }
 
-// raise notes that a device tells of a failure of its own, or of a queue. It does not block.
-func (s *Stream) raise(alarm error) {
+// setDeviceErr records the first asynchronous error of a device or a queue pair. It does not block.
+func (s *Stream) setDeviceErr(alarm error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.alarm == nil {
-		s.alarm, s.alarmed = alarm, s.opts.Clock.Now()
+	if s.deviceErr == nil {
+		s.deviceErr, s.deviceErrAt = alarm, s.opts.Clock.Now()
 	}
 	s.wakeGuard()
 }
 
-// checkHealth breaks the stream if nothing has completed for too long, or if it was not broken within flushTime of an alarm by
-// what completions say: that is more. Otherwise it has the guard come back.
+// checkHealth breaks the stream if no request has completed for Options.Timeout. It also breaks a
+// stream that no failed completion has broken within flushTime of an asynchronous error, since the
+// completion has more detail. Otherwise it restarts the watchdog.
 func (s *Stream) checkHealth() {
 	s.mu.Lock()
-	why, since, limit := s.alarm, s.alarmed, flushTime
+	why, since, limit := s.deviceErr, s.deviceErrAt, flushTime
 	s.mu.Unlock()
 	s.hw.Lock()
 	defer s.hw.Unlock()
@@ -108,7 +112,7 @@ func (s *Stream) checkHealth() {
 	}
 	if why == nil {
 		why = fmt.Errorf("%d requests are outstanding and none has completed for %v: %w", s.outstanding, s.opts.Timeout, context.DeadlineExceeded)
-		since, limit = s.heard, s.opts.Timeout
+		since, limit = s.lastCompletion, s.opts.Timeout
 	}
 	left := limit - s.opts.Clock.Since(since)
 	if left <= 0 {
@@ -119,12 +123,13 @@ func (s *Stream) checkHealth() {
 	s.watchdog.Reset(left)
 }
 
-// flushTime is how long a queue pair in error has to flush its requests before it is reset; Options.Timeout if that is less.
+// flushTime is the time that a queue pair in the error state has to flush its requests before it is
+// reset. A shorter Options.Timeout replaces it.
 const flushTime = 100 * time.Millisecond
 
-// stopLost ends what is outstanding on a stream that has given up on its NICs. Queue pairs are moved to QPSErr, where their
-// requests complete as flushed; those that have requests left after flushTime are reset. What is refused is tried again when the
-// guard is woken next, by Close or the watchdog.
+// stopLost ends the outstanding requests of a lost stream. It moves queue pairs to QPSErr, where
+// requests complete as flushed, and resets pairs that still have requests after flushTime. After an
+// error, the watchdog or Close wakes the guard for a retry.
 func (s *Stream) stopLost() {
 	cause := s.Err()
 	if cause == nil {
@@ -135,7 +140,7 @@ func (s *Stream) stopLost() {
 	if !s.lost || s.outstanding == 0 {
 		return
 	}
-	s.reap() // a queue pair that has flushed everything is left alone
+	s.reap() // pairs that have flushed everything need no reset
 	next := s.opts.Timeout
 	for _, q := range s.pairs {
 		left := q.Outstanding()
@@ -145,7 +150,7 @@ func (s *Stream) stopLost() {
 		wait, err := q.Stop(min(flushTime, s.opts.Timeout))
 		switch {
 		case err != nil:
-			s.refused(q, err)
+			s.keepStopErr(q, err)
 		case wait > 0:
 			next = min(next, wait)
 		default:
@@ -159,14 +164,14 @@ func (s *Stream) stopLost() {
 	}
 }
 
-// refused notes that a queue pair could not be stopped, once.
-func (s *Stream) refused(q *pair, err error) {
-	if q.refused {
+// keepStopErr reports the first failure to stop a queue pair.
+func (s *Stream) keepStopErr(q *pair, err error) {
+	if q.stopFailed {
 		return
 	}
-	q.refused = true
+	q.stopFailed = true
 	s.life.Keep(fmt.Errorf("NIC %s: %w", q.rail.reg.Name(), err))
 }
 
-// givenUp is the error of a batch whose requests the NIC did not fail by itself.
+// givenUp returns the error of a batch whose requests were stopped by the stream.
 func givenUp(cause error) error { return fmt.Errorf("its requests were given up: %w", cause) }

@@ -10,16 +10,16 @@ import (
 // Issue implements ordered.Work.
 func (o *op) Issue() (whole, ok bool) {
 	whole, ok = o.stream.issue(o)
-	o.stream.tell()
+	o.stream.notify()
 	return whole, ok
 }
 
-// issue posts requests of o until a queue pair has no room.
+// issue posts requests of o until a queue pair is full.
 func (s *Stream) issue(o *op) (whole, ok bool) {
 	s.hw.Lock()
 	defer s.hw.Unlock()
 	s.reap()
-	if o.Started.IsZero() && !s.begin(o) {
+	if o.Started.IsZero() && !s.start(o) {
 		return false, s.arm()
 	}
 	worked, done := s.fill(o)
@@ -27,29 +27,30 @@ func (s *Stream) issue(o *op) (whole, ok bool) {
 	return whole, s.arm() || worked || whole
 }
 
-// begin begins o, unless it has to wait for what is in flight.
-func (s *Stream) begin(o *op) bool {
+// start starts o. It returns false if o must wait for batches in flight. The caller holds hw.
+func (s *Stream) start(o *op) bool {
 	if s.outstanding == 0 {
-		s.flying = uses{}
+		s.inFlight = uses{}
 	}
-	if s.flying.conflicts(&o.uses) {
+	if s.inFlight.conflicts(&o.uses) {
 		return false
 	}
-	s.flying.add(&o.uses)
+	s.inFlight.add(&o.uses)
 	o.Started = s.opts.Clock.Now()
-	s.beginTale(o)
+	s.startReporting(o)
 	return true
 }
 
-// uses is what batches do to memory: read it, and write it by RDMA writes (push) or RDMA reads (fetch).
+// uses is the memory that batches read, and write by RDMA writes (pushed) or RDMA reads (fetched).
 type uses struct {
 	reads, pushed, fetched classes
 }
 
 func (u *uses) writes() classes { return u.pushed | u.fetched }
 
-// conflicts reports whether o has to come after u has landed: it reads what u writes, or the other way round, or they write
-// the same memory by different opcodes. A queue pair keeps the order of writes by the same one.
+// conflicts reports whether o must wait until u has completed: one reads memory that the other
+// writes, or both write the same memory by different opcodes. A queue pair keeps the order of
+// writes by one opcode.
 func (u *uses) conflicts(o *uses) bool {
 	return u.writes()&o.reads != 0 || u.reads&o.writes() != 0 || u.pushed&o.fetched != 0 || u.fetched&o.pushed != 0
 }
@@ -60,14 +61,15 @@ func (u *uses) add(o *uses) {
 	u.fetched |= o.fetched
 }
 
-// fill builds requests of o until a queue pair has no room. done says that nothing of o is left.
+// fill builds requests of o until a queue pair is full. worked reports whether it built any, done
+// whether nothing of o is left. The caller holds hw.
 func (s *Stream) fill(o *op) (worked, done bool) {
 	c := &o.at
 	for {
 		if c.n == 0 {
-			more := c.next(o.batch, o.needs)
-			if t := &o.needs.tale; t.on && c.group > t.built {
-				s.mark(o)
+			more := c.next(o.batch, o.manifest)
+			if t := &o.manifest.progress; t.enabled && c.group > t.builtGroups {
+				s.markGroups(o)
 			}
 			if !more {
 				return worked, true
@@ -75,7 +77,7 @@ func (s *Stream) fill(o *op) (worked, done bool) {
 		}
 		q, n := s.route(c.dst, c.n)
 		t := transfer{opcode: c.opcode, n: n}
-		keys := o.needs.keys[q.rail.index:]
+		keys := o.manifest.keys[q.rail.index:]
 		dst, src := keys[int(c.dstIndex)*len(s.rails)], keys[int(c.srcIndex)*len(s.rails)]
 		if c.opcode == rdma.WRRDMARead {
 			t.local, t.lkey, t.remote, t.rkey = c.dst, dst.lkey, c.src, src.rkey
@@ -93,11 +95,12 @@ func (s *Stream) fill(o *op) (worked, done bool) {
 	}
 }
 
-// mixer spreads stripes over queue pairs whatever their stride: 2^64 divided by the golden ratio (Knuth, The Art of
-// Computer Programming, volume 3, 6.4).
+// mixer spreads stripes over queue pairs whatever their stride: 2^64 divided by the golden ratio
+// (Knuth, The Art of Computer Programming, volume 3, 6.4).
 const mixer = 0x9e3779b97f4a7c15
 
-// route returns the queue pair that writes to dst, and how many of n bytes one request may carry there.
+// route returns the queue pair that writes to dst, and the number of the n bytes that one request
+// may carry.
 func (s *Stream) route(dst uint64, n int64) (*pair, int64) {
 	q := s.pairs[0]
 	if len(s.pairs) > 1 {
@@ -110,7 +113,8 @@ func (s *Stream) route(dst uint64, n int64) (*pair, int64) {
 	return q, min(n, q.rail.requestBytes)
 }
 
-// post rings the doorbells for what was built of o. Where a queue pair refuses, the stream breaks, and it returns false.
+// post posts the built requests of o. If a queue pair refuses requests, post breaks the stream and
+// returns false. The caller holds hw.
 func (s *Stream) post(o *op) bool {
 	ok := true
 	for _, q := range s.pairs {
@@ -118,7 +122,7 @@ func (s *Stream) post(o *op) bool {
 			continue
 		}
 		if s.outstanding == 0 {
-			s.heard = s.opts.Clock.Now()
+			s.lastCompletion = s.opts.Clock.Now()
 		}
 		before := q.Posted()
 		err := q.post(o)

@@ -10,48 +10,48 @@ import (
 	"github.com/kvlane/kvlane/rdma/registry"
 )
 
-// manifest is the memory that a batch uses, kept registered until the batch has resolved. It is used again by later
-// batches, with the memory of its lists.
+// manifest holds the memory of a batch and keeps it registered until the batch resolves. Later
+// batches reuse its slices.
 type manifest struct {
 	regions []*mem.Region
-	base    []uint64 // by region: the address of its first byte in requests
-	// keys and held have one element for each region and NIC.
-	keys    []key
-	held    []*registry.Memory
-	origins mem.Holds // of those that are another process's
-	// planes are those of a Paged, in order, and groups where those of each group end.
-	planes []plane
-	groups []int
-	tale   tale
-	// index finds regions where there are many.
+	base    []uint64 // by region: address of its first byte in requests
+	// keys and memories have one element for each region and NIC.
+	keys     []key
+	memories []*registry.Memory
+	origins  mem.Holds // of regions of other processes
+	// planes has those of a Paged, in order. groups has the end of each group in planes.
+	planes   []plane
+	groups   []int
+	progress progress
+	// index finds regions if there are more than fewRegions.
 	index map[*mem.Region]int32
-	last  int32 // region found last
-	// reversed says that the copies of the list travel by the other opcode.
+	last  int32 // the region that find returned last
+	// reversed is set if the copies of the list use the other opcode.
 	reversed bool
 }
 
 type key struct{ lkey, rkey uint32 }
 
-// plane is a mem.Plane with the slots of its group, in the addresses of requests.
+// plane is a mem.Plane with its group's slots, in the addresses of requests.
 type plane struct {
-	dst, src             uint64 // of page 0, and of its part of slot 0
+	dst, src             uint64 // of page 0, and of the plane in slot 0
 	dstStride, srcStride uint64
 	n                    int64
 	dstIndex, srcIndex   int32
 	opcode               rdma.WROpcode
 }
 
-// fewRegions is up to how many regions are looked for one after the other.
+// fewRegions is the largest number of regions that find searches one by one.
 const fewRegions = 12
 
 func (m *manifest) reset() {
 	clear(m.regions)
-	clear(m.held)
+	clear(m.memories)
 	clear(m.index)
-	m.regions, m.base, m.keys, m.held = m.regions[:0], m.base[:0], m.keys[:0], m.held[:0]
+	m.regions, m.base, m.keys, m.memories = m.regions[:0], m.base[:0], m.keys[:0], m.memories[:0]
 	m.planes, m.groups = m.planes[:0], m.groups[:0]
 	m.last, m.reversed = 0, false
-	m.tale = tale{ends: m.tale.ends[:0]}
+	m.progress = progress{ends: m.progress.ends[:0]}
 }
 
 // find returns the index of r, or -1.
@@ -75,16 +75,16 @@ func (m *manifest) find(r *mem.Region) int32 {
 	return -1
 }
 
-// release gives the memory back.
+// release releases the memory and empties m.
 func (m *manifest) release() {
-	for _, h := range m.held {
+	for _, h := range m.memories {
 		h.Release()
 	}
 	m.origins.Release()
 	m.reset()
 }
 
-// add makes r the next region, and keeps it registered with every NIC.
+// add appends r to m.regions and keeps it registered with every NIC. It returns the index of r.
 func (s *Stream) add(m *manifest, r *mem.Region) (int32, error) {
 	if i := m.find(r); i >= 0 {
 		return i, nil
@@ -107,7 +107,7 @@ func (s *Stream) add(m *manifest, r *mem.Region) (int32, error) {
 		if err != nil {
 			return 0, fmt.Errorf("%w: %w", errdefs.ErrInvalid, err)
 		}
-		m.held = append(m.held, h)
+		m.memories = append(m.memories, h)
 		info := h.Info()
 		m.keys = append(m.keys, key{lkey: info.LKey, rkey: info.RKey})
 		switch addr := h.Addr(e); {
@@ -125,7 +125,7 @@ func (s *Stream) add(m *manifest, r *mem.Region) (int32, error) {
 	return i, nil
 }
 
-// reindex completes the index, which is only kept where there are many regions.
+// reindex adds new regions to the index.
 func (m *manifest) reindex() {
 	if m.index == nil {
 		m.index = make(map[*mem.Region]int32)
@@ -135,7 +135,7 @@ func (m *manifest) reindex() {
 	}
 }
 
-// registerAndAcquire is Acquire for memory that was not registered. Another stream may be faster.
+// registerAndAcquire registers and acquires memory. Another stream may register it first.
 func (l *rail) registerAndAcquire(e mem.Extent) (*registry.Memory, error) {
 	if err := l.reg.Register(rdma.MROptions{Access: Access}, e.Region); err != nil && !errors.Is(err, errdefs.ErrExists) {
 		return nil, err
@@ -143,12 +143,12 @@ func (l *rail) registerAndAcquire(e mem.Extent) (*registry.Memory, error) {
 	return l.reg.Acquire(e, Access)
 }
 
-// classes is a set of sorts of memory: the host's, and each device's.
+// classes is a set of memory classes: the host, and each device.
 type classes uint64
 
 const (
 	hostClass classes = 1 << 63
-	// maxDevice is the last device that is told apart; Submit refuses others.
+	// maxDevice is the highest device index that Submit accepts.
 	maxDevice = 62
 )
 
@@ -159,26 +159,26 @@ func classOf(r *mem.Region) classes {
 	return hostClass
 }
 
-// load checks o's batch, fills o's manifest, and says what o reads and writes. After an error the manifest holds what it
-// held: release it.
-func (s *Stream) load(o *op) error {
-	if err := s.loadList(o); err != nil {
+// buildManifest checks o's batch and fills o.manifest, o.uses and o.bytes. After an error the
+// caller releases the manifest.
+func (s *Stream) buildManifest(o *op) error {
+	if err := s.addList(o); err != nil {
 		return err
 	}
 	if o.batch.Paged == nil {
 		return nil
 	}
-	return s.loadPaged(o)
+	return s.addPaged(o)
 }
 
-// loadList does it for the list, at which it looks once: its loop calls nothing while the regions stay the same. If something
-// is wrong, Validate says what.
-func (s *Stream) loadList(o *op) error {
+// addList adds the list in one pass. The loop makes no calls while the regions stay the same.
+// mem.Batch.Validate describes invalid copies.
+func (s *Stream) addList(o *op) error {
 	b := o.batch
 	if len(b.Dst) != len(b.Src) {
 		return b.Validate()
 	}
-	if s.opts.RegisterOnUse { // a batch that is wrong registers nothing
+	if s.opts.RegisterOnUse { // do not register memory for an invalid batch
 		if err := b.Validate(); err != nil {
 			return err
 		}
@@ -189,11 +189,11 @@ func (s *Stream) loadList(o *op) error {
 	copies, to := 0, remote
 	for i := range b.Dst {
 		d, f := &b.Dst[i], &b.Src[i]
-		if d.Region == nil || f.Region == nil || d.Len != f.Len || !holds(d) || !holds(f) {
+		if d.Region == nil || f.Region == nil || d.Len != f.Len || !contains(d) || !contains(f) {
 			return b.Validate()
 		}
 		if d.Len == 0 {
-			continue // of an empty copy no memory is needed
+			continue // an empty copy needs no memory
 		}
 		if d.Region != dst || f.Region != src {
 			if err := s.addPair(o, d.Region, f.Region); err != nil {
@@ -212,18 +212,19 @@ func (s *Stream) loadList(o *op) error {
 		copies++
 		o.bytes += d.Len
 	}
-	s.orient(o, copies, &next)
+	s.chooseDirection(o, copies, &next)
 	return nil
 }
 
-// holds reports whether e, which names a region, lies within it. Negative numbers are large ones here.
-func holds(e *mem.Extent) bool {
+// contains reports whether e, whose region is not nil, lies within it. Negative numbers are large
+// ones here.
+func contains(e *mem.Extent) bool {
 	n := e.Region.Len()
 	return uint64(e.Len) <= uint64(n) && uint64(e.Off) <= uint64(n-e.Len)
 }
 
-func (s *Stream) loadPaged(o *op) error {
-	p, m := o.batch.Paged, o.needs
+func (s *Stream) addPaged(o *op) error {
+	p, m := o.batch.Paged, o.manifest
 	if err := p.Validate(); err != nil {
 		return err
 	}
@@ -251,9 +252,9 @@ func (s *Stream) loadPaged(o *op) error {
 	return nil
 }
 
-// addPlane appends a plane of o's pages, whose region and that of its slots have these indices.
+// addPlane appends a plane. pages and slots are the indices of its regions.
 func (o *op) addPlane(pl *mem.Plane, sl *mem.Slots, pages, slots int32, along bool) {
-	m := o.needs
+	m := o.manifest
 	page := plane{
 		dst: m.base[pages] + uint64(pl.Base), dstStride: uint64(pl.Stride), dstIndex: pages,
 		src: m.base[slots] + uint64(sl.Base+pl.SlotOff), srcStride: uint64(sl.Stride), srcIndex: slots, n: pl.Bytes,
@@ -268,23 +269,23 @@ func (o *op) addPlane(pl *mem.Plane, sl *mem.Slots, pages, slots int32, along bo
 	if along {
 		page.opcode = alongOpcode(dir)
 	}
-	o.account(dst, src, page.opcode)
+	o.addUse(dst, src, page.opcode)
 	m.planes = append(m.planes, page)
 }
 
 func (s *Stream) addPair(o *op, dst, src *mem.Region) error {
-	if _, err := s.add(o.needs, dst); err != nil {
+	if _, err := s.add(o.manifest, dst); err != nil {
 		return fmt.Errorf("destination: %w", err)
 	}
-	if _, err := s.add(o.needs, src); err != nil {
+	if _, err := s.add(o.manifest, src); err != nil {
 		return fmt.Errorf("source: %w", err)
 	}
-	o.account(dst, src, opcode(dst, src))
+	o.addUse(dst, src, opcode(dst, src))
 	return nil
 }
 
-// account notes a copy.
-func (o *op) account(dst, src *mem.Region, by rdma.WROpcode) {
+// addUse adds a copy to o.uses.
+func (o *op) addUse(dst, src *mem.Region, by rdma.WROpcode) {
 	o.uses.reads |= classOf(src)
 	if by == rdma.WRRDMARead {
 		o.uses.fetched |= classOf(dst)

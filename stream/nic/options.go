@@ -24,48 +24,55 @@ const (
 	DefaultTimeout      = 30 * time.Second
 )
 
-// Access is what memory has to be registered for: the same is the local side of one copy and the remote side of another. PCIe's
-// relaxed ordering is not asked for: streams rely on writes to the same bytes landing in the order of their requests.
+// Access is the access that memory must be registered with. A region is the local side of some
+// copies and the remote side of others. PCIe relaxed ordering is not requested: streams rely on
+// writes to the same bytes completing in order.
 const Access = rdma.AccessLocalWrite | rdma.AccessRemoteWrite | rdma.AccessRemoteRead
 
-// NIC is a NIC that a stream uses.
+// NIC is a NIC of a stream.
 type NIC struct {
 	// Registry is the open NIC with its registered memory. The stream does not own it.
 	Registry *registry.Registry
-	// Connect says how queue pairs are connected: port, GID and the rest. Port zero: the first active port, its best GID and
-	// its MTU, as rdma.FindPort finds them.
+	// Connect configures queue pairs: port, GID and others. Port zero selects the first active port
+	// with its best GID and its MTU, as rdma.FindPort does.
 	Connect rdma.ConnectOptions
-	// Counters are added to by the stream; nil: nobody wants to know.
+	// Counters is updated by the stream. It may be nil.
 	Counters *Counters
 }
 
-// Options say how a stream is opened. NICs is required; the zero value of every other field asks for its default.
+// Options configures a stream. NICs is required. The zero value of every other field selects its
+// default.
 type Options struct {
-	// NICs that the stream stripes its copies over, all of one provider. Memory must be registered with all of them.
+	// NICs carry the copies, striped over them. All are of one provider. Memory must be registered
+	// with all of them.
 	NICs []NIC
 	// QueuePairs is the number of queue pairs on each NIC.
 	QueuePairs int
-	// SendDepth is how many requests a queue pair has outstanding, a power of two. What the device has less, it is.
+	// SendDepth is the largest number of outstanding requests of a queue pair, a power of two. The
+	// device's limit bounds it.
 	SendDepth int
-	// MaxSGE is how many scatter-gather entries a request has at most. What the device has less, it is.
+	// MaxSGE is the largest number of scatter-gather entries of a request. The device's limit
+	// bounds it.
 	MaxSGE int
-	// RequestBytes is the longest request. What the port's max_msg_sz is less, it is.
+	// RequestBytes is the largest request. The port's max_msg_sz bounds it.
 	RequestBytes int64
-	// StripeBytes is the length of a stripe, a power of two, where there are several queue pairs.
+	// StripeBytes is the length of a stripe over several queue pairs, a power of two.
 	StripeBytes int64
-	// QueueDepth is how many batches may be accepted and unresolved.
+	// QueueDepth is the largest number of accepted and unresolved batches.
 	QueueDepth int
-	// Timeout is how long the NIC may be silent while requests are outstanding, before the stream gives up on it.
+	// Timeout is the longest time without a completion while requests are outstanding. After it,
+	// the stream breaks.
 	Timeout time.Duration
-	// RegisterOnUse registers memory that a batch names and that is not registered, which holds up that Submit for
-	// milliseconds. It stays registered: the owner of the memory calls registry.Unregister before it frees it. Without it
-	// such batches are ErrInvalid.
+	// RegisterOnUse registers a batch's memory that is not registered. That Submit takes
+	// milliseconds. The memory stays registered: its owner calls registry.Unregister before it
+	// frees it. Otherwise such batches are ErrInvalid.
 	RegisterOnUse bool
-	// Clock is where the stream has the time from. Nil: the system's.
+	// Clock is the stream's clock. Nil selects the system's.
 	Clock clockwork.Clock
-	// Flush, where it is not nil, is called with a device's index before a ticket resolves that has written the device's
-	// memory: for GPUs whose attribute says that they may see a NIC's writes late otherwise
-	// (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS). One call at a time; it may serve several tickets.
+	// Flush makes a NIC's writes to a device visible there. If it is set, the stream calls it
+	// before it resolves a ticket whose batch has written the device's memory.
+	// CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS states whether a GPU needs it. Calls
+	// do not overlap. One call may serve several tickets.
 	Flush func(device int) error
 }
 

@@ -5,10 +5,11 @@ import (
 	"github.com/kvlane/kvlane/rdma/channel"
 )
 
-// pair is a queue pair that is connected to itself. Its fields belong to whoever has the stream's turn.
+// pair is a queue pair connected to itself. Stream.hw guards its fields.
 //
-// Requests are built in a ring, as deep as the send queue, and stay there until they have completed, so that a failure
-// can say what the request was. Positions count requests since the start: those from Posted to built wait for their doorbell.
+// Requests are built in a ring as deep as the send queue. They stay there until they complete, so
+// that an error can describe its request. Positions count requests since the start. Those from
+// Posted to built wait for a doorbell.
 type pair struct {
 	*channel.Pair
 	rail *rail
@@ -16,22 +17,22 @@ type pair struct {
 	wrs       []rdma.SendWR
 	mask      uint64
 	built     uint64
-	remoteEnd uint64 // of the request built last
-	bytes     int64  // of the same
-	unposted  int64  // bytes of those from Posted to built
+	remoteEnd uint64 // end address of the last built request
+	bytes     int64  // size of the last built request
+	unposted  int64  // bytes of requests from Posted to built
 	chainMax  uint64
 
-	// ops has the batch of each chain, requests of it that were posted together, at the place of its last request. ended is up to
-	// where chains are known to have ended.
-	ops     []*op
-	ended   uint64
-	refused bool // to be stopped, once at least
+	// ops has the batch of each chain at the position of its last request. A chain is the requests
+	// of a batch posted together. ended is the position up to which chains have ended.
+	ops        []*op
+	ended      uint64
+	stopFailed bool // stopping it has failed; reported once
 }
 
-// newPair returns a pair of up to depth requests outstanding, a power of two.
+// newPair returns a pair of up to depth outstanding requests. depth is a power of two.
 func newPair(p *channel.Pair, r *rail, depth, sges int) *pair {
 	q := &pair{Pair: p, rail: r, wrs: make([]rdma.SendWR, depth), mask: uint64(depth) - 1, ops: make([]*op, depth)}
-	// A quarter of the queue: three chains are under way while the next is built.
+	// A quarter of the queue: three chains are in flight while the next is built.
 	q.chainMax = uint64(min(max(depth/4, 1), 256))
 	all := make([]rdma.SGE, depth*sges)
 	for i := range q.wrs {
@@ -40,7 +41,7 @@ func newPair(p *channel.Pair, r *rail, depth, sges int) *pair {
 	return q
 }
 
-// transfer is a copy of n bytes, or a part of one, as one side of it sees the other.
+// transfer is a copy of n bytes, or a part of one.
 type transfer struct {
 	opcode        rdma.WROpcode
 	local, remote uint64
@@ -48,7 +49,8 @@ type transfer struct {
 	n             int64
 }
 
-// extend adds t, which goes on where the request built last ends, to that, if it is not posted and has room.
+// extend adds t to the last built request. It returns false if the request is posted or t does not
+// fit. The caller has checked that the remote addresses are adjacent.
 func (q *pair) extend(t *transfer) bool {
 	if q.built == q.Posted() || q.bytes+t.n > q.rail.requestBytes {
 		return false
@@ -72,13 +74,13 @@ func (q *pair) extend(t *transfer) bool {
 	return true
 }
 
-// full reports whether no request can be added: to the queue, or to this chain.
+// full reports whether the queue or the current chain has no room for a request.
 func (q *pair) full() bool {
 	waiting := q.built - q.Posted()
 	return waiting == q.chainMax || waiting+q.Outstanding() > q.mask
 }
 
-// add builds a request. The queue is not full.
+// add builds a request. The queue must not be full.
 func (q *pair) add(t *transfer) {
 	w := &q.wrs[q.built&q.mask]
 	w.Opcode, w.Flags = t.opcode, 0
@@ -90,8 +92,9 @@ func (q *pair) add(t *transfer) {
 	q.unposted += t.n
 }
 
-// post rings the doorbell for what was built of o: once, and once more where it goes around the ring's end. What the
-// queue pair refuses is dropped: outstanding is what it has accepted, and the error says why that is not all.
+// post posts the built requests of o: with one doorbell, or two if they wrap around the ring. If
+// the queue pair refuses requests, post drops them and returns the error. Accepted requests count
+// as outstanding.
 func (q *pair) post(o *op) (err error) {
 	for q.Posted() < q.built {
 		from := q.Posted() & q.mask
@@ -125,7 +128,8 @@ func (q *pair) owner(seq uint64) *op {
 	return q.ops[seq&q.mask]
 }
 
-// complete ends the chains whose requests are all before position end, and have completed or been given up: each is told of them.
+// complete ends the chains before position end and calls each for their batches. Their requests
+// have completed or were given up.
 func (q *pair) complete(end uint64, each func(*op)) {
 	for ; q.ended < end; q.ended++ {
 		if at := &q.ops[q.ended&q.mask]; *at != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/kvlane/kvlane/rdma/registry"
 )
 
-// rail is what a stream has of one NIC.
+// rail is a stream's resources on one NIC.
 type rail struct {
 	*channel.Channel // nil until it is open
 	index            int
@@ -16,21 +16,22 @@ type rail struct {
 	counters         *Counters
 	requestBytes     int64
 	pairs            []*pair
-	counted          int64 // queue pairs that counters have as open
+	counted          int64 // queue pairs included in counters.pairs
 
-	// Of whoever has the turn.
-	armed bool // the channel will tell of the next completion
-	deaf  bool // completions do not come any more
+	// Stream.hw guards the following fields.
+	armed bool // the channel notifies of the next completion
+	dead  bool // no more completions
 	wcs   []rdma.WC
 }
 
-// pollBatch is how many completions are taken at once.
+// pollBatch is the largest number of completions polled at once.
 const pollBatch = 32
 
-// open makes queue pairs that are connected to themselves. What it has made stays for close.
+// open opens the channel and connects its queue pairs to themselves. After an error the caller
+// calls close.
 func (l *rail) open(s *Stream, connect rdma.ConnectOptions) (err error) {
 	l.Channel, err = channel.Open(channel.Options{
-		NIC: l.reg, Connect: connect, Pairs: s.opts.QueuePairs, Depth: s.opts.SendDepth, SGEs: s.opts.MaxSGE, Alarm: s.raise,
+		NIC: l.reg, Connect: connect, Pairs: s.opts.QueuePairs, Depth: s.opts.SendDepth, SGEs: s.opts.MaxSGE, Alarm: s.setDeviceErr,
 	})
 	if err != nil {
 		return err
@@ -53,7 +54,7 @@ func (l *rail) open(s *Stream, connect rdma.ConnectOptions) (err error) {
 // floorPower returns the largest power of two that is at most n, or 1.
 func floorPower(n int) int { return 1 << (bits.Len(uint(max(n, 1))) - 1) }
 
-// close closes what is open. It may be called again after a failure.
+// close closes the channel. It may be called again after an error.
 func (l *rail) close() error {
 	if l.Channel == nil {
 		return nil

@@ -16,48 +16,52 @@ import (
 	"github.com/kvlane/kvlane/stream/ordered"
 )
 
-// Stream is an ordered stream over the loopback queue pairs of NICs. It implements stream.Stream, and not
-// stream.EventStream, since no device queue can wait for a NIC. Safe for concurrent use.
+// Stream is an ordered stream over the loopback queue pairs of NICs. It implements stream.Stream.
+// It does not implement stream.EventStream, since no device queue can wait for a NIC. Safe for
+// concurrent use.
 type Stream struct {
 	opts   Options
 	path   stream.Path
 	life   *ordered.Stream
-	broken sync.Once // counted
+	broken sync.Once // increments the rails' broken counters
 
 	rails       []*rail
 	pairs       []*pair // of all rails, in order
 	stripeShift int
 
-	// hw is held by who posts or polls. The rest is his, and what rails and pairs say so of.
-	hw          sync.Mutex
-	outstanding uint64    // requests
-	completions uint64    // that were taken
-	flying      uses      // by the batches in flight
-	heard       time.Time // when a NIC last completed something, or had nothing to do
-	watching    bool      // watchdog runs
-	lost        bool      // given up: what is outstanding has to be stopped, as completions may not come
-	watchdog    clockwork.Timer
-	tellers     []*op // begun batches whose page groups are told of, in order
+	// hw guards queue pairs, completion queues, the fields up to reporting, and the fields of rails
+	// and pairs whose comments name it.
+	hw             sync.Mutex
+	outstanding    uint64    // requests posted and not completed
+	completions    uint64    // polled so far
+	inFlight       uses      // memory used by the batches in flight
+	lastCompletion time.Time // time of the last completion, or of the first post to idle NICs
+	watching       bool      // the watchdog timer runs
+	lost           bool      // completions may not arrive: stopLost ends outstanding requests
+	watchdog       clockwork.Timer
+	reporting      []*op // started batches with reports, in order
 
-	alert chan struct{} // tells the guard to look
-	news  atomic.Bool   // tellers may have something to tell
+	guardWake     chan struct{} // wakes guard
+	reportPending atomic.Bool   // reporting may have completed groups to report
 
-	// sight is held by who flushes, and by who tells what has landed. It is taken before hw.
-	sight sync.Mutex
-	// Devices where everything is visible that had landed when so many completions were taken.
+	// reportMu serializes flushes and reports. Acquire it before hw.
+	reportMu sync.Mutex
+	// visible has the devices where all writes are visible that had completed at completion number
+	// visibleAt.
 	visible   classes
 	visibleAt uint64
 
-	mu      sync.Mutex
-	spare   []*manifest
-	alarm   error // what a device said of itself, or nil
-	alarmed time.Time
+	mu            sync.Mutex
+	freeManifests []*manifest
+	deviceErr     error // first asynchronous error of a device, or nil
+	deviceErrAt   time.Time
 }
 
 var _ stream.Stream = (*Stream)(nil)
 
-// Open opens a stream with queue pairs of its own on every NIC. The stream does not own the NICs, whose Set must outlive it.
-// Errors: ErrInvalid for options, ErrBroken where no port is active, and those of the verbs; everything is closed again then.
+// Open opens a stream with its own queue pairs on every NIC. The stream does not own the NICs,
+// whose Set must outlive it. Errors: ErrInvalid for options, ErrBroken if no port is active, and
+// those of the verbs. After an error everything is closed.
 func Open(o Options) (*Stream, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("open NIC stream: %w", err)
@@ -65,14 +69,14 @@ func Open(o Options) (*Stream, error) {
 	o.setDefaults()
 	s := &Stream{
 		opts: o, stripeShift: bits.TrailingZeros64(uint64(o.StripeBytes)),
-		watchdog: o.Clock.NewTimer(time.Hour), alert: make(chan struct{}, 1),
+		watchdog: o.Clock.NewTimer(time.Hour), guardWake: make(chan struct{}, 1),
 	}
 	s.watchdog.Stop()
 	s.life = ordered.New(ordered.Options{Name: "NIC stream", Depth: o.QueueDepth, Free: s.free})
 	if err := s.build(); err != nil {
 		err = fmt.Errorf("open NIC stream: %w", err)
 		if closeErr := s.free(); closeErr != nil {
-			err = errors.Join(err, closeErr, s.free()) // once more: nobody else could
+			err = errors.Join(err, closeErr, s.free()) // retry: no caller has the stream
 		}
 		return nil, err
 	}
@@ -84,7 +88,7 @@ func Open(o Options) (*Stream, error) {
 	return s, nil
 }
 
-// build opens the rails, and says by which path they lead.
+// build opens the rails and sets s.path.
 func (s *Stream) build() error {
 	for i := range s.opts.NICs {
 		l := &rail{index: i, reg: s.opts.NICs[i].Registry, counters: s.opts.NICs[i].Counters}
@@ -107,25 +111,27 @@ func (s *Stream) build() error {
 	return nil
 }
 
-// softProvider is the name of the provider whose figures are kept apart.
+// softProvider is the provider name of NICs in software, which have a path of their own.
 const softProvider = "soft"
 
-// Path returns how the stream's batches travel: stream.PathNIC, or stream.PathNICSoft with NICs in software.
+// Path returns the path of the stream's batches: stream.PathNIC, or stream.PathNICSoft for NICs in
+// software.
 func (s *Stream) Path() stream.Path { return s.path }
 
-// Err returns why the stream is broken, or nil.
+// Err returns the error that broke the stream, or nil.
 func (s *Stream) Err() error { return s.life.Err() }
 
-// Close implements stream.Stream. An error that is not the context's comes from a NIC: calling again goes on where it
-// stopped, and returns nil once everything is given back. While requests have not ended it is errdefs.ErrBusy.
+// Close implements stream.Stream. Errors other than the context's come from a NIC. A further call
+// continues where Close stopped and returns nil once everything is released. While requests are
+// outstanding the error is errdefs.ErrBusy.
 func (s *Stream) Close(ctx context.Context) error {
 	s.wakeGuard()
 	return s.life.Close(ctx)
 }
 
-// free closes what the rails hold. What is closed is not closed again.
+// free closes the rails that are open.
 func (s *Stream) free() error {
-	s.hw.Lock() // somebody may still be polling for a ticket that has resolved
+	s.hw.Lock() // a Poll of a resolved ticket may still run
 	defer s.hw.Unlock()
 	var errs []error
 	for _, l := range s.rails {

@@ -20,67 +20,67 @@ const (
 // op is a batch that is accepted and unresolved.
 type op struct {
 	ordered.Batch
-	stream *Stream
-	bytes  int64
-	pieces int
-	uses   uses
-	batch  *mem.Batch
-	needs  *manifest
+	stream   *Stream
+	bytes    int64
+	pieces   int
+	uses     uses
+	batch    *mem.Batch
+	manifest *manifest
 
-	// Guarded by Stream.hw.
+	// at is guarded by Stream.hw.
 	at cursor
 }
 
-// Submit implements stream.Stream. It posts the first requests of the batch itself when nothing is before it; it waits for
-// nothing except a place in the stream, and memory to be registered with Options.RegisterOnUse.
+// Submit implements stream.Stream. It posts the first requests of the batch if the batch may start.
+// It blocks only for a place in the stream, and for registration with Options.RegisterOnUse.
 func (s *Stream) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
 	o, err := s.prepare(b)
 	if err != nil {
 		return nil, fmt.Errorf("submit batch: %w", err)
 	}
-	return s.enter(ctx, o)
+	return s.submit(ctx, o)
 }
 
-// enter appends o to the stream.
-func (s *Stream) enter(ctx context.Context, o *op) (*stream.Ticket, error) {
+// submit appends o to the stream.
+func (s *Stream) submit(ctx context.Context, o *op) (*stream.Ticket, error) {
 	t, err := s.life.Submit(ctx, o, &o.Batch, o.batch.After)
 	if err != nil {
-		s.giveBack(o.needs)
+		s.freeManifest(o.manifest)
 		return nil, fmt.Errorf("submit batch: %w", err)
 	}
 	return t, nil
 }
 
-// prepare checks b and takes hold of its memory.
+// prepare checks b and acquires its memory.
 func (s *Stream) prepare(b *mem.Batch) (*op, error) {
 	if b == nil {
 		return nil, fmt.Errorf("there is no batch: %w", errdefs.ErrInvalid)
 	}
-	o := &op{stream: s, batch: b, pieces: b.Pieces(), needs: s.manifest()}
-	if err := s.load(o); err != nil {
-		s.giveBack(o.needs)
+	o := &op{stream: s, batch: b, pieces: b.Pieces(), manifest: s.newManifest()}
+	if err := s.buildManifest(o); err != nil {
+		s.freeManifest(o.manifest)
 		return nil, err
 	}
 	return o, nil
 }
 
-// manifest returns an empty one.
-func (s *Stream) manifest() *manifest {
+// newManifest returns an empty manifest from the free list, or a new one.
+func (s *Stream) newManifest() *manifest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := len(s.spare)
+	n := len(s.freeManifests)
 	if n == 0 {
 		return new(manifest)
 	}
-	m := s.spare[n-1]
-	s.spare = s.spare[:n-1]
+	m := s.freeManifests[n-1]
+	s.freeManifests = s.freeManifests[:n-1]
 	return m
 }
 
-// giveBack releases m's memory.
-func (s *Stream) giveBack(m *manifest) {
+// freeManifest releases the memory of m and puts m on the free list.
+func (s *Stream) freeManifest(m *manifest) {
 	m.release()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.spare = append(s.spare, m)
+	s.freeManifests = append(s.freeManifests, m)
 }

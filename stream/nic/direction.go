@@ -5,13 +5,14 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// A request goes on through remote memory, and takes up to MaxSGE places of local memory. The device's side is the remote one
-// unless the copies are reversed, which pays where they are neighbours on the other side: blocks that lie together on the
-// host and are scattered over the device then take one request for many. With several queue pairs neighbours would travel by
-// different ones, so nothing is reversed. What is reversed waits for what is not, if both write the same memory: that a few
-// copies happen to be neighbours is not worth it.
+// A request covers adjacent remote memory and up to MaxSGE ranges of local memory. The device is
+// the remote side unless copies are reversed. Reversing saves requests if copies are adjacent on
+// the other side only: blocks in order on the host that are scattered over the device then share a
+// request. With several queue pairs adjacent copies use different ones, so nothing is reversed.
+// Reversed copies wait for others that write the same memory. A few adjacent copies are not worth
+// that.
 
-// opcode returns how a copy between these travels, unless it is reversed.
+// opcode returns the opcode of a copy that is not reversed.
 func opcode(dst, src *mem.Region) rdma.WROpcode {
 	if src.Kind() == mem.KindDevice && dst.Kind() != mem.KindDevice {
 		return rdma.WRRDMARead
@@ -19,7 +20,7 @@ func opcode(dst, src *mem.Region) rdma.WROpcode {
 	return rdma.WRRDMAWrite
 }
 
-// reversed returns the opcode by which the other side is the remote one.
+// reversed returns the opcode that makes the other side the remote one.
 func reversed(o rdma.WROpcode) rdma.WROpcode {
 	if o == rdma.WRRDMARead {
 		return rdma.WRRDMAWrite
@@ -27,19 +28,20 @@ func reversed(o rdma.WROpcode) rdma.WROpcode {
 	return rdma.WRRDMARead
 }
 
-// fewCopies is how many copies a list has at least that is reversed.
+// fewCopies is the least number of copies of a list that is reversed.
 const fewCopies = 8
 
-// mayReverse reports whether copies that travel by o may be reversed.
+// mayReverse reports whether copies by o may be reversed.
 func (s *Stream) mayReverse(o rdma.WROpcode) bool {
 	return len(s.pairs) == 1 && s.rails[0].MaxSGE(reversed(o)) > 1
 }
 
-// worthReversing reports whether to reverse n copies, of which so many begin where the one before ends on the local side, and on
-// the remote one: if it at least halves the requests.
+// worthReversing reports whether reversing n copies at least halves their requests. local and
+// remote are the numbers of copies that begin where the copy before ends, on each side.
 func worthReversing(n, local, remote int) bool { return local > remote && 2*local >= n }
 
-// neighbours are how many copies of a list begin where the one before ends, in local and in remote memory.
+// neighbours counts the copies of a list that begin where the copy before ends, in local and in
+// remote memory.
 type neighbours [2]int
 
 const (
@@ -47,7 +49,7 @@ const (
 	remote
 )
 
-// dstSide returns which side the destination of copies by o is.
+// dstSide returns the side of the destination of copies by o.
 func dstSide(o rdma.WROpcode) int {
 	if o == rdma.WRRDMARead {
 		return local
@@ -55,8 +57,9 @@ func dstSide(o rdma.WROpcode) int {
 	return remote
 }
 
-// orient reverses o's list, of n copies that have bytes, if that pays. All opcodes of the list change.
-func (s *Stream) orient(o *op, n int, next *neighbours) {
+// chooseDirection reverses o's list of n nonempty copies if that saves requests. All opcodes of the
+// list change.
+func (s *Stream) chooseDirection(o *op, n int, next *neighbours) {
 	if len(s.pairs) > 1 || n < fewCopies || !worthReversing(n, next[local], next[remote]) {
 		return
 	}
@@ -65,11 +68,12 @@ func (s *Stream) orient(o *op, n int, next *neighbours) {
 		return
 	}
 	u.pushed, u.fetched = u.fetched, u.pushed
-	o.needs.reversed = true
+	o.manifest.reversed = true
 }
 
-// alongSlots reports whether the copies of g travel along its slots, the remote side: of one page the planes are neighbours
-// there, or of one plane the slots of the pages.
+// alongSlots reports whether the copies of g use the slots as the remote side. That saves requests
+// if the planes of a page are adjacent in its slot, or if a single plane's pages have adjacent
+// slots.
 func (s *Stream) alongSlots(g *mem.PageGroup, dir mem.Direction) bool {
 	if !s.mayReverse(reversed(alongOpcode(dir))) {
 		return false
@@ -97,7 +101,7 @@ func (s *Stream) alongSlots(g *mem.PageGroup, dir mem.Direction) bool {
 	return worthReversing(len(g.Pairs), slots, pages)
 }
 
-// alongOpcode returns how the copies of a page group travel along its slots.
+// alongOpcode returns the opcode of a page group's copies with the slots as the remote side.
 func alongOpcode(dir mem.Direction) rdma.WROpcode {
 	if dir == mem.ToPages {
 		return rdma.WRRDMARead

@@ -47,6 +47,7 @@ func TestConformanceSmall(t *testing.T) {
 
 // TestConformanceBuffered has a file system that refuses O_DIRECT.
 func TestConformanceBuffered(t *testing.T) {
+	testkit.SkipRace(t, "TestConformanceSmall runs the same goroutines")
 	streamtest.Run(t, func(t *testing.T) streamtest.Env {
 		t.Helper()
 		fs := real(t)
@@ -69,6 +70,7 @@ func TestConformanceFaulty(t *testing.T) {
 
 // TestConformanceDevice goes through chunks, which a stream of copies takes to a device's memory.
 func TestConformanceDevice(t *testing.T) {
+	testkit.SkipRace(t, "TestConformanceDeviceFaulty runs the same goroutines")
 	streamtest.Run(t, func(t *testing.T) streamtest.Env {
 		t.Helper()
 		dev, copies := openSim(t, sim.Options{})

@@ -294,6 +294,7 @@ func TestPageCacheIsTriedFirst(t *testing.T) {
 
 // Of what is looked for in the page cache together some is there and some is not.
 func TestPageCacheHasSome(t *testing.T) {
+	testkit.SkipRace(t, "the conformance suites run the same goroutines")
 	needPageCache(t)
 	const pages, batches, patch = 1024, 8, 16 // in one patch of four nothing is in the page cache
 	dev, copies := openSim(t, sim.Options{})

@@ -9,15 +9,15 @@ import (
 var update = flag.Bool("update", false, "write generated files in place of comparing them")
 
 // Generated fails the test unless the file has the text. With the flag -update it writes the file.
-func Generated(t testing.TB, file, text string) {
-	t.Helper()
+func Generated(tb testing.TB, file, text string) {
+	tb.Helper()
 	if *update {
 		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		return
 	}
 	if b, err := os.ReadFile(file); err != nil || string(b) != text {
-		t.Errorf("%s is not up to date (%v): run make generate", file, err)
+		tb.Errorf("%s is not up to date (%v): run make generate", file, err)
 	}
 }

@@ -8,7 +8,8 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// worth leases blocks and says how many of them are worth loading, each saving a thousand tokens.
+// worth leases blocks and returns how many of them are worth loading if each saves a thousand
+// tokens.
 func (r *rig) worth(ns ...int) int {
 	r.tb.Helper()
 	l, err := r.st.LeasePrefix(r.ctx(), r.keys(ns...), 0)
@@ -20,7 +21,7 @@ func (r *rig) worth(ns ...int) int {
 	return r.st.Worth(l, int64(len(ns))*1000)
 }
 
-// drop leaves blocks to the files alone.
+// drop removes blocks from the cache. The files keep them.
 func (r *rig) drop(ns ...int) {
 	r.tb.Helper()
 	r.eventually(func() bool {
@@ -91,7 +92,7 @@ func TestEverythingIsWorthLoadingWhereThatIsAskedFor(t *testing.T) {
 	}
 }
 
-// Without a cache there is nowhere to bring blocks to see how fast that is: a load has to tell.
+// Without a cache a prefetch cannot measure files, so a load must.
 func TestWithoutACacheALoadIsTheProbe(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{window: true, dirs: []string{t.TempDir()}})

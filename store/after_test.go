@@ -16,8 +16,8 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// stuckShard starts a layerwise dump of blocks 1 and 2 whose second shard comes after an engine stream that is dead, and waits
-// until the dump holds slots.
+// stuckShard starts a layerwise dump of blocks 1 and 2 whose second shard depends on a dead engine
+// stream. It waits until the dump holds slots.
 func stuckShard(r *rig) *store.DumpTask {
 	r.tb.Helper()
 	d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, 1, 2), store.DumpOptions{Layerwise: true})
@@ -29,7 +29,7 @@ func stuckShard(r *rig) *store.DumpTask {
 	return d
 }
 
-// wantUnmet checks that every block of d failed for want, with an error that says what was waited for.
+// wantUnmet checks that every block of d failed with want, and that the error names the dependency.
 func wantUnmet(t *testing.T, r *rig, d *store.DumpTask, want error) {
 	t.Helper()
 	r.resolved(d.Done())
@@ -42,7 +42,7 @@ func wantUnmet(t *testing.T, r *rig, d *store.DumpTask, want error) {
 	r.must(d.SourceFree(r.ctx()))
 }
 
-// What a shard comes after may be of a dead engine. Its slots come back by LeaseMax.
+// A shard may depend on a dead engine. The slots of the dump are free after LeaseMax.
 func TestDefectLayerwiseDumpWaitsForADeadEngineUntilLeaseMaxOnly(t *testing.T) {
 	t.Parallel()
 	clock := clockwork.NewFakeClock()
@@ -70,7 +70,7 @@ func TestDefectLayerwiseDumpThatWaitsForADeadEngineEndsOnClose(t *testing.T) {
 	wantUnmet(t, r, d, errdefs.ErrClosed)
 }
 
-// A copy that failed meanwhile ends the wait too.
+// A failed copy ends the wait too.
 func TestDefectLayerwiseDumpThatWaitsForADeadEngineEndsWithAFailedCopy(t *testing.T) {
 	t.Parallel()
 	cause := errors.New("the copy failed")
@@ -86,7 +86,7 @@ func TestDefectLayerwiseDumpThatWaitsForADeadEngineEndsWithAFailedCopy(t *testin
 	wantErr(t, d.Errs()[0], cause)
 }
 
-// Before slots are held a dump waits for its dependencies as long as it takes; from Close on for LeaseMax.
+// A dump without slots waits for its dependencies without a limit, and for LeaseMax after Close.
 func TestDefectDumpThatWaitsForADeadEngineEndsAfterClose(t *testing.T) {
 	t.Parallel()
 	for _, layerwise := range []bool{false, true} {

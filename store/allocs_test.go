@@ -8,8 +8,9 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// What a task allocates, the simulated device's own included, is for its batches and blocks: a quarter at most of what would be
-// one allocation for each plane of each block. Not parallel: it counts what all goroutines allocate.
+// A task and the simulated device allocate for batches and blocks, not for planes: at most a
+// quarter of one allocation for each plane of each block. Not parallel, since it counts the
+// allocations of all goroutines.
 func TestTasksAllocateNothingForAnExtent(t *testing.T) {
 	const blocks, shards, planes = 64, 32, 2
 	for _, path := range []stream.Path{stream.PathKernel, stream.PathCopyEngine} { // with sums by the stream, and by the CPU

@@ -15,8 +15,8 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// slotFlipper flips a bit of a slot when the batch that reads it is submitted, once: after the CPU has checked the slot, if it
-// does, and before the copy. The bit stays.
+// slotFlipper flips a bit of a slot once, when the batch that reads the slot is submitted: after a
+// check by the CPU and before the copy. The bit stays flipped.
 type slotFlipper struct {
 	stream.Stream
 	at      int64 // in the block's first plane of the batch
@@ -31,8 +31,8 @@ func (s *slotFlipper) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket,
 	return s.Stream.Submit(ctx, b)
 }
 
-// Always is more than device: a bit that flips in a slot between the CPU's check and the copy is found, whether the path
-// sums, and whether streams can be asked to at all.
+// Under VerifyAlways a bit that flips between the CPU's check and the copy is found, with and
+// without sums by the stream.
 func TestDefectAlwaysFindsABitFlippedBetweenTheCheckAndTheCopy(t *testing.T) {
 	t.Parallel()
 	for _, every := range []int{noSums, 1, 2} {
@@ -73,7 +73,7 @@ func TestDefectAlwaysFindsABitFlippedBetweenTheCheckAndTheCopy(t *testing.T) {
 	}
 }
 
-// So is a transfer to pages that went wrong, where the path sums.
+// Under VerifyAlways a corrupt copy to pages is found if the path sums.
 func TestDefectAlwaysFindsACorruptTransferToPages(t *testing.T) {
 	t.Parallel()
 	for _, w := range summing {
@@ -90,8 +90,8 @@ func TestDefectAlwaysFindsACorruptTransferToPages(t *testing.T) {
 	}
 }
 
-// A dump's checksums are those of the pages where the path sums, and the slot is checked against them: what its transfer
-// did is no part of the block.
+// If the path sums, the checksums of a dump are those of the pages, and the slot is compared with
+// them: a corrupt copy is not stored.
 func TestDefectCorruptTransferFromPagesIsNoBlock(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []store.VerifyPolicy{store.VerifyAlways, store.VerifyFill} {

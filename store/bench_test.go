@@ -21,10 +21,11 @@ import (
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
-// benchBlocks is how many blocks a task of the benchmarks has; each stands for 64 planes.
+// benchBlocks is the number of blocks of a task. Each has 64 planes.
 const benchBlocks = 64
 
-// benchPolicy is a policy, and how the streams sum: rigOptions.sumEvery. A decorator's sums cost nothing, as on a GPU.
+// benchPolicy is a policy and the way in which streams sum: rigOptions.sumEvery. Sums of a
+// decorator cost nothing, as on a GPU.
 type benchPolicy struct {
 	name   string
 	policy store.VerifyPolicy
@@ -53,7 +54,8 @@ func benchRig(b *testing.B, p benchPolicy) (*rig, []int) {
 	return r, ns
 }
 
-// perBlock reports allocations and bytes of the Go heap for each block, and extent (a plane of a block), of the timed loop.
+// perBlock reports allocations and bytes of the Go heap in the timed loop, for each block and each
+// extent (a plane of a block).
 func perBlock(b *testing.B, r *rig, before *runtime.MemStats) {
 	b.Helper()
 	var after runtime.MemStats
@@ -107,7 +109,7 @@ func BenchmarkDumpToCache(b *testing.B) {
 	}
 }
 
-// bench times f, which moves benchBlocks, after a few rounds that fill pools.
+// bench times f, which copies benchBlocks, after a few rounds that fill pools.
 func bench(b *testing.B, r *rig, f func() error) {
 	b.Helper()
 	for range 4 {
@@ -124,7 +126,8 @@ func bench(b *testing.B, r *rig, f func() error) {
 	perBlock(b, r, &before)
 }
 
-// One block of a request, by a device that moves nothing: what the host takes.
+// BenchmarkOneBlockFromCache measures the host's time for a request of one block, with a device
+// that copies nothing.
 func BenchmarkOneBlockFromCache(b *testing.B) {
 	r := newRig(b, rigOptions{slots: 8, pages: 8, shards: 32, planes: 2, planeBytes: 4096, path: stream.PathKernel, still: true})
 	r.dump(1)
@@ -140,14 +143,14 @@ func BenchmarkOneBlockFromCache(b *testing.B) {
 	}
 }
 
-// link notes when the first groups of batches, which are a load's first layer, would have come through a link of 50 GB/s that takes
-// 10 us to begin.
+// link records when the first groups of batches, which are the first layer of a load, would have
+// arrived over a link of 50 GB/s with a delay of 10 us.
 type link struct {
 	stream.Stream
 	first, busy time.Time
 }
 
-// launches is a device that notes when the first kernel is launched.
+// launches is a device that records the first launch of a kernel.
 type launches struct {
 	*sim.Device
 	first *time.Time
@@ -192,9 +195,10 @@ func (l *link) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error)
 	return l.Stream.Submit(ctx, b)
 }
 
-// A request of many blocks, by a device that moves nothing: what the host takes until the first of them are submitted, and until all are
-// there, from the lease on, and CPU time, the simulated device's included. Of the first that is the lease, the call of Load, and what
-// follows until they are submitted; launched is when the first kernel is. Other work between two requests fills the CPU's caches.
+// BenchmarkManyFromCache measures requests of many blocks, with a device that copies nothing. Times
+// count from the lease: until the first blocks are submitted, until the first kernel is launched,
+// and until all blocks are there. CPU time includes the simulated device. Other work between
+// requests fills the CPU's caches.
 func BenchmarkManyFromCache(b *testing.B) {
 	for _, blocks := range []int{8, 128, 1024, 4096} {
 		for _, layerwise := range []bool{false, true} {
@@ -264,7 +268,7 @@ func benchMany(b *testing.B, blocks int, o store.LoadOptions) {
 	}
 }
 
-// A request's prefix of 1,000 blocks that are all in the cache: leased, and released.
+// BenchmarkLeasePrefix leases and releases a prefix of 1,000 cached blocks.
 func BenchmarkLeasePrefix(b *testing.B) {
 	const blocks = 1000
 	r := newRig(b, rigOptions{slots: 2 * blocks, pages: blocks, shards: 1, planes: 1, planeBytes: 64})

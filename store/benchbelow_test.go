@@ -13,7 +13,8 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 )
 
-// fastTier has the headers of blocks in memory, and brings those alone: what a load costs besides is the store's. Each read takes wait.
+// fastTier has the headers of blocks in memory and reads only those, so that a load measures the
+// store. Each read takes wait.
 type fastTier struct {
 	*file.Tier
 	headers map[block.Key][]byte
@@ -32,7 +33,7 @@ func (f *fastTier) Read(_ context.Context, key block.Key, dst mem.Extent) error 
 	return nil
 }
 
-// keep takes the headers of blocks that the file tier has.
+// keep copies the headers of blocks of the file tier.
 func (f *fastTier) keep(r *rig, ns []int) {
 	slot := mem.All(r.host).Sub(0, r.format.Layout.ImageBytes())
 	for _, n := range ns {
@@ -41,8 +42,8 @@ func (f *fastTier) keep(r *rig, ns []int) {
 	}
 }
 
-// BenchmarkLoadFromBelow loads blocks through a window: from files that the system has in memory, with a lease and without, and from a
-// tier that takes no time, or as long as a disk does.
+// BenchmarkLoadFromBelow loads blocks through a window: from files in the page cache, with and
+// without a lease, and from a tier without delay or with that of a disk.
 func BenchmarkLoadFromBelow(b *testing.B) {
 	const blocks, files = 2048, -1
 	for _, bb := range []struct {

@@ -15,7 +15,8 @@ import (
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
-// slow is a stream whose batches land as a link of that rate would bring them, one after another, and cost the CPU nothing meanwhile.
+// slow is a stream whose batches complete at the rate of a link, one after another, without CPU
+// time.
 type slow struct {
 	stream.Stream
 	bytesPerNano float64
@@ -77,8 +78,8 @@ func (s *slow) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error)
 	return outer, nil
 }
 
-// A dump of many blocks into a cache that has slots for twice as many, over a link: what share of the link's rate it reaches until its source
-// is free, whole and by layers that have all been computed.
+// BenchmarkDumpOverLink measures the share of a link's rate that a dump of many blocks reaches
+// until its source is free, whole and layerwise. The cache has slots for twice as many blocks.
 func BenchmarkDumpOverLink(b *testing.B) {
 	for _, blocks := range []int{256, 1024} {
 		for _, layerwise := range []bool{false, true} {

@@ -14,8 +14,9 @@ import (
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
-// What a load takes once its last part has landed, and until whoever waits for layer 0 hears of it, over a link; other work has filled the
-// CPU's caches while the first and the last part were on their way. CPU time is the load's and the simulated device's, without that work.
+// BenchmarkLoadTail measures the time from the completion of the last part of a load to its end,
+// and from that of layer 0 to the return of WaitShard, over a link. Other work fills the CPU's
+// caches during the copies. CPU time is that of the load and the simulated device.
 func BenchmarkLoadTail(b *testing.B) {
 	for _, blocks := range []int{8, 128, 1024} {
 		for _, layerwise := range []bool{false, true} {

@@ -9,11 +9,11 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// opBus is the operation of which bus asks its plan: a batch from slots to pages.
+// opBus is the operation for which bus asks its plan: a batch from slots to pages.
 const opBus = "bus"
 
-// bus is a stream of loads on whose way bytes change: what is copied has a wrong bit, and the slot that it came from has
-// not, before and afterwards.
+// bus is a stream of loads that corrupts copies: the page gets a wrong bit, and the slot is right
+// before and after.
 type bus struct {
 	stream.Stream
 	plan *fault.Plan

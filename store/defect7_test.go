@@ -248,7 +248,8 @@ func TestDefect09AddingADirectoryDoesNotRemapEveryKey(t *testing.T) {
 	one := r.o.dirs
 	r.o.dirs = append(slices.Clone(one), t.TempDir())
 	r.openStore()
-	// About half of the keys now belong to the new directory; of 60, some stay where they are for certain.
+	// About half of the keys now belong to the new directory; of 60, some stay where they are for
+	// certain.
 	stay := 0
 	for i, h := range r.hits(ns...) {
 		if h.State == tier.Ready {
@@ -285,7 +286,8 @@ func TestDefect10AbortedDumpKeepsItsPagesUntilTheHardwareStopped(t *testing.T) {
 		ctx, cancel := context.WithTimeout(r.ctx(), 20*time.Millisecond)
 		wantErr(t, d.SourceFree(ctx), context.DeadlineExceeded)
 		cancel()
-		// The slot that is still being written to is in quarantine: one of two is left, for anybody else.
+		// The slot that is still being written to is in quarantine: one of two is left, for anybody
+		// else.
 		r.eventually(func() bool { return r.st.Stats().Quarantined > 0 })
 		if n := r.st.Stats().Quarantined; n != 1 {
 			t.Fatalf("%d slots were quarantined, want 1", n)

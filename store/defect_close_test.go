@@ -31,8 +31,8 @@ func (s reluctantStream) Close(ctx context.Context) error {
 	return err
 }
 
-// TestDefectBrokenStreamThatDoesNotCloseAtOnceStaysOpen: under load streams break and are replaced, and one that its driver does
-// not let close at first held memory and queues of the device until the store was closed.
+// A broken stream whose first Close failed stayed open, with memory and queues of the device, until
+// the store was closed.
 func TestDefectBrokenStreamThatDoesNotCloseAtOnceStaysOpen(t *testing.T) {
 	t.Parallel()
 	var refusals, closed atomic.Int64
@@ -47,8 +47,7 @@ func TestDefectBrokenStreamThatDoesNotCloseAtOnceStaysOpen(t *testing.T) {
 	r.eventually(func() bool { return closed.Load() == 1 })
 }
 
-// TestDefectStoreForgetsAStreamThatDoesNotClose: as long as a stream is open it may be at the slots, so the tiers must not be
-// closed, and the next Close has to try again.
+// An open stream may access slots, so Close of the store fails, and the next Close must try again.
 func TestDefectStoreForgetsAStreamThatDoesNotClose(t *testing.T) {
 	t.Parallel()
 	var refusals, closed atomic.Int64

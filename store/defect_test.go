@@ -17,7 +17,8 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// The tests of this file are named after defects seen in stores of KV-cache blocks; each would catch its own.
+// The tests of this file are named after defects seen in stores of KV-cache blocks; each would
+// catch its own.
 
 // hookTier is a tier whose Get and Put a test can replace.
 type hookTier struct {
@@ -115,7 +116,7 @@ func TestDefect01LookupCountsEveryShard(t *testing.T) {
 	r.wantHits(false, 1)
 }
 
-// awaitSeen waits until the device has begun n operations of that name.
+// awaitSeen waits until the device has started n operations with this name.
 func (r *rig) awaitSeen(op string, n int64) {
 	r.tb.Helper()
 	for deadline := time.Now().Add(patience); r.plan.Seen(op) < n; time.Sleep(time.Millisecond) {
@@ -224,7 +225,8 @@ func TestDefect05AbandonedReadDoesNotWriteToAReusedSlot(t *testing.T) {
 	r.dump(1)
 	r.must(r.cache.Delete(r.ctx(), r.key(1)))
 
-	// The read hangs in the kernel, as one of a dead NFS server does: it does not heed its context, and writes late.
+	// The read hangs in the kernel, as one of a dead NFS server does: it does not heed its context,
+	// and writes late.
 	reading, thaw := make(chan struct{}), make(chan struct{})
 	hook.get = func(_ context.Context, key block.Key, dst mem.Extent) error {
 		close(reading)
@@ -238,7 +240,8 @@ func TestDefect05AbandonedReadDoesNotWriteToAReusedSlot(t *testing.T) {
 	if !unresolved(l.Done()) {
 		t.Fatal("a load was done while a read into its slot was still running")
 	}
-	// More blocks than slots pass through the cache meanwhile; none may get the slot that is being read into.
+	// More blocks than slots pass through the cache meanwhile; none may get the slot that is being
+	// read into.
 	for n := 10; n < 16; n++ {
 		r.dump(n)
 	}
@@ -270,7 +273,8 @@ func TestDefect06DumpDoesNotSkipABlockThatItsHolderNeverStores(t *testing.T) {
 		t.Fatal("a dump answered while another held its block unfinished")
 	}
 	holder.Cancel()
-	// The holder's page is still being read, but its block is given up: nobody has to wait for the hardware to say so.
+	// The holder's page is still being read, but its block is given up: nobody has to wait for the
+	// hardware to say so.
 	if !unresolved(holder.Done()) {
 		t.Fatal("the canceled dump was done while its page was still being read")
 	}
@@ -319,8 +323,8 @@ func TestDefect06DumpIsNotDurableBeforeItIs(t *testing.T) {
 	r.mustLoad(1)
 }
 
-// A block was published when its last-index shard landed, whatever the others did: torn blocks. Shards come in any order, and
-// the block is there with the last that comes.
+// A block was published when the shard with the last index completed, without the others. Shards
+// complete in any order, and the last of them makes the block complete.
 func TestDefectPublishedWhenLastIndexShardLands(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{})

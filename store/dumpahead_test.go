@@ -16,7 +16,7 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// pages returns how many pages the batches read.
+// pages returns the number of pages that the batches read.
 func (h *heldStream) pages() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -39,7 +39,7 @@ func (h *heldStream) resolve(n int, err error) {
 	t.Resolve(stream.Completion{}, err)
 }
 
-// dumpLayers starts a dump by layers of blocks from page 0 on, of which all shards are there.
+// dumpLayers starts a layerwise dump of blocks from page 0 on, and submits all shards.
 func (r *rig) dumpLayers(ns ...int) *store.DumpTask {
 	r.tb.Helper()
 	d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, ns...), store.DumpOptions{Layerwise: true})
@@ -50,8 +50,9 @@ func (r *rig) dumpLayers(ns ...int) *store.DumpTask {
 	return d
 }
 
-// TestDefectChunksOfADumpByLayersOneByOne: of a dump by layers that is larger than what may wait for layers, the rest is copied while the first
-// blocks are, once every layer has come; and the source is free when the last copy has ended, whatever became of the others.
+// A layerwise dump that is larger than the slots for waiting dumps copied its chunks one by one.
+// After every layer has come, later blocks are copied while the first are. The source is free after
+// the last copy, also after failures.
 func TestDefectChunksOfADumpByLayersOneByOne(t *testing.T) {
 	t.Parallel()
 	for _, cause := range []error{nil, errors.New("the copy failed")} {
@@ -83,8 +84,8 @@ func TestDefectChunksOfADumpByLayersOneByOne(t *testing.T) {
 	}
 }
 
-// A dump by layers is whole, however few slots there are: each block comes back, also where what may wait for layers is a single slot, and
-// where the cache has fewer slots than two chunks.
+// A layerwise dump is complete in any number of slots: with one slot for waiting dumps, and with
+// fewer slots than two chunks.
 func TestDumpByLayersInFewSlots(t *testing.T) {
 	t.Parallel()
 	for _, slots := range []int{2, 3, 4, 5, 9, 16} {
@@ -107,8 +108,8 @@ func TestDumpByLayersInFewSlots(t *testing.T) {
 	}
 }
 
-// TestDefectSlotsInQuarantineAreHeld: slots that a device may write to once the program's work ends, whose dumps have been given up, still count among
-// those that such dumps may hold; when the work has ended they do not.
+// Slots in quarantine that a device may still write to count as held by waiting dumps, until the
+// device has ended its work.
 func TestDefectSlotsInQuarantineAreHeld(t *testing.T) {
 	t.Parallel()
 	for _, layerwise := range []bool{false, true} {

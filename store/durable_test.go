@@ -22,7 +22,8 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 )
 
-// Damaged copies behind a missing first block: the dump has the right bytes in its pages, and must not take the copies for stored.
+// Damaged copies are behind a missing first block. The dump has the right bytes in its pages, and
+// must not skip the damaged ones.
 func TestDefectDumpTakesDamagedCopiesForStored(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -54,7 +55,7 @@ func TestDefectDumpTakesDamagedCopiesForStored(t *testing.T) {
 	}
 }
 
-// fullTier has no room, and says why.
+// fullTier has no space, and returns the reason.
 type fullTier struct{ tier.Tier }
 
 func (fullTier) Put(ctx context.Context, _ block.Key, _ mem.Extent) error {
@@ -66,7 +67,8 @@ func (t fullTier) Stats() tier.Stats {
 	return tier.Stats{Waiting: 1, Failure: errors.New("a file cannot be removed")}
 }
 
-// A dump that waits for room in a tier ends with an error by itself, and says meanwhile what it waits for.
+// A dump that waits for space in a tier ends with an error, and Durable returns the reason of the
+// delay before that.
 func TestDefectDurableHasNoEnd(t *testing.T) {
 	t.Parallel()
 	testkit.Grow(t, time.Second, func(waitMax time.Duration) error {
@@ -93,7 +95,7 @@ func TestDefectDurableHasNoEnd(t *testing.T) {
 	})
 }
 
-// A tier that was opened for reading only serves loads, and no dump fails for it.
+// A read-only tier serves loads, and dumps succeed without it.
 func TestReadOnlyTierServesLoads(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -109,7 +111,7 @@ func TestReadOnlyTierServesLoads(t *testing.T) {
 	}
 }
 
-// A file that a load could not read is written anew by the dump that follows, as an engine does that computes the block again.
+// A file that a load could not read is replaced by the next dump of the block.
 func TestDefectUnreadableFileIsNeverHealed(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

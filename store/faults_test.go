@@ -19,7 +19,7 @@ import (
 	"github.com/kvlane/kvlane/tier/faulty"
 )
 
-// errorLog keeps every error that a store reported, by task or by hook.
+// errorLog has every error that a store reported, by task or by hook.
 type errorLog struct {
 	mu   sync.Mutex
 	errs []error
@@ -41,8 +41,9 @@ func (l *errorLog) hooks() store.Hooks {
 	}
 }
 
-// TestEveryFaultIsReported makes the Nth operation of each kind fail, for N = 0, 1, 2 and so on until none fails any
-// more. Each time the store must report the fault, return no wrong byte, keep what it called durable, and go on working.
+// TestEveryFaultIsReported makes operation N of each kind fail, for N = 0, 1, 2 and so on until
+// none fails. Each time the store must report the fault, return no wrong byte, keep durable blocks,
+// and go on.
 func TestEveryFaultIsReported(t *testing.T) {
 	t.Parallel()
 	for _, layer := range []struct {
@@ -60,7 +61,8 @@ func TestEveryFaultIsReported(t *testing.T) {
 				if action == "corrupt" && op != sim.OpLaunch {
 					continue
 				}
-				// Calls have no half; and half of an Open or a Retain that misses is a miss like any other.
+				// Calls have no half; and half of an Open or a Retain that misses is a miss like
+				// any other.
 				if action == "partial" && !slices.Contains([]string{sim.OpWork, faulty.OpGet, faulty.OpPut, faulty.OpReserve}, op) {
 					continue
 				}
@@ -81,7 +83,7 @@ func TestEveryFaultIsReported(t *testing.T) {
 	}
 }
 
-// failNth runs the script with one fault and says whether it was injected.
+// failNth runs the script with one fault and reports whether it was injected.
 func failNth(t *testing.T, layer, op, action string, n int) bool {
 	t.Helper()
 	plan := fault.New(1)
@@ -137,7 +139,7 @@ func failNth(t *testing.T, layer, op, action string, n int) bool {
 	return injected > 0
 }
 
-// faultScript uses all of a store once. It returns the blocks that are durable, and which page holds which block.
+// faultScript uses all parts of a store. It returns the durable blocks, and the block of each page.
 func faultScript(r *rig, log *errorLog) (durable []int, loaded map[uint32]int) {
 	loaded = map[uint32]int{}
 	dump := func(layerwise bool, ns ...int) {

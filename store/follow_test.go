@@ -11,8 +11,8 @@ import (
 
 const followedShards = 14
 
-// followed is a rig of blocks of 14 layers, so many of which make a row, and loads of two blocks and more are long enough to be copied in
-// strides, of four layers of two blocks one by one.
+// followed returns options for blocks of 14 layers, of which row make a row. Loads of two or more
+// blocks are copied in strides, of four single layers of two blocks.
 func followed(row int64) rigOptions {
 	o := rigOptions{shards: followedShards, planeBytes: leafy, sumEvery: 1}
 	o.tune = func(c *store.Config) {
@@ -22,7 +22,7 @@ func followed(row int64) rigOptions {
 	return o
 }
 
-// strides returns how many layers the parts of each batch have, and loses them.
+// strides returns the number of layers of the parts of each batch, and clears them.
 func (s *recorder) strides(r *rig) (layers [][]int, awaited []bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -38,8 +38,8 @@ func (s *recorder) strides(r *rig) (layers [][]int, awaited []bool) {
 	return layers, awaited
 }
 
-// A load that streams follow has layers come one by one, and says that somebody stands still, until as many are ahead of the streams as make
-// a row; then rows.
+// A load that streams wait for copies single layers, as awaited batches, until a row is ahead of
+// the streams. Then it copies rows.
 func TestLoadFollowsStreams(t *testing.T) {
 	t.Parallel()
 	ones := func(n int) []int { return slices.Repeat([]int{1}, n) }
@@ -72,7 +72,7 @@ func TestLoadFollowsStreams(t *testing.T) {
 	}
 }
 
-// What nobody follows, and what is short, is one batch, for which nobody stands still.
+// A load without waiting streams and a short load are one batch that is not awaited.
 func TestOnlyLongLoadsFollow(t *testing.T) {
 	t.Parallel()
 	r, rec, ns := recorded(t, followed(4), 2)
@@ -89,7 +89,8 @@ func TestOnlyLongLoadsFollow(t *testing.T) {
 	}
 }
 
-// A load that is canceled between two strides copies nothing more, gives each block its result and its slot back.
+// A load that is canceled between two strides copies nothing more, and each block has its result
+// and no slot.
 func TestLoadCanceledBetweenStrides(t *testing.T) {
 	t.Parallel()
 	for n := 3; n <= 6; n++ { // the first two may be submitted before Load returns
@@ -120,8 +121,9 @@ func TestLoadCanceledBetweenStrides(t *testing.T) {
 	}
 }
 
-// A load in strides plans parts while check jobs verify earlier ones: no count of pending jobs may be lost when the slice of parts grows. A lost
-// count makes the load hang. The race detector reports the access that loses it.
+// A load in strides plans parts while check jobs verify earlier ones: no count of pending jobs may
+// be lost when the slice of parts grows. A lost count makes the load hang. The race detector
+// reports the access that loses it.
 func TestLoadPlansPartsWhileOthersAreChecked(t *testing.T) {
 	t.Parallel()
 	o := followed(1)

@@ -28,9 +28,9 @@ type geometry struct {
 	whole bool // every plane is whole leaves, aligned: streams can sum it
 }
 
-// TestSumsOfAnyGeometry dumps and loads random bytes of random geometries by the paths that sum. The checksums in the header
-// are those that the CPU makes of the slot, whoever has made them; and they were made on the way exactly where the planes
-// are whole, aligned leaves.
+// TestSumsOfAnyGeometry dumps and loads random bytes of random geometries by the paths that sum.
+// The checksums in the header equal those of the CPU for the slot. The copy computes them exactly
+// if the planes are whole, aligned leaves.
 func TestSumsOfAnyGeometry(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(24) {
@@ -84,7 +84,7 @@ func newGeometry(t *testing.T, seed uint64, path stream.Path) *geometry {
 	return g
 }
 
-// sizes draws the planes' bytes, by shard: whole leaves, but for some where odd is asked for.
+// sizes draws the sizes of planes by shard: whole leaves, except for some with odd.
 func (g *geometry) sizes(odd bool) [][]int64 {
 	sizes := make([][]int64, 1+g.rng.IntN(5))
 	for i := range sizes {
@@ -106,7 +106,7 @@ func (g *geometry) sizes(odd bool) [][]int64 {
 	return sizes
 }
 
-// place puts the planes into device memory, with gaps, and not all aligned where askew is true.
+// place allocates the planes in device memory with gaps, some unaligned with askew.
 func (g *geometry) place(sizes [][]int64, askew bool) {
 	g.tb.Helper()
 	at := int64(0)
@@ -162,7 +162,8 @@ func (g *geometry) all(b []byte, toDevice bool) {
 	g.must(g.dev.Free(stage))
 }
 
-// content fills b with what numbers are made of: noise, zeros, ones, and the NaNs and infinities of half precision.
+// content fills b with typical numbers: noise, zeros, ones, and the NaNs and infinities of half
+// precision.
 func (g *geometry) content(b []byte) {
 	patterns := []uint16{0, 0xffff, 0x7e00, 0x7c00, 0xfc00, 0x7fc0, 0xff80, 0x8000}
 	for len(b) > 0 {
@@ -232,7 +233,7 @@ func (g *geometry) check(layerwise bool) {
 	}
 }
 
-// sealedByTheCPU compares a cached image with what the CPU would have sealed.
+// sealedByTheCPU compares a cached image with one that the CPU seals.
 func (g *geometry) sealedByTheCPU(n int) {
 	g.tb.Helper()
 	sl, err := g.cache.Open(g.ctx(), g.key(n))

@@ -12,8 +12,8 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// TestModelOfGroups is TestModel with several page groups of different geometry, whose planes lie in the same memory; each task has
-// blocks of all of them.
+// TestModelOfGroups is TestModel with several page groups of different geometry, whose planes lie
+// in the same memory; each task has blocks of all of them.
 func TestModelOfGroups(t *testing.T) {
 	t.Parallel()
 	runModels(t, []modelConfig{
@@ -27,7 +27,7 @@ func TestModelOfGroups(t *testing.T) {
 	})
 }
 
-// A task's shards are the model's layers: one that no block of the task has waits for none but those before it.
+// A layer without blocks of the task waits only for the layers before it.
 func TestLayersThatNoBlockHas(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{groups: 2, shards: 5, planeBytes: leafy})
@@ -59,7 +59,7 @@ func TestLayersThatNoBlockHas(t *testing.T) {
 	}
 }
 
-// gated is a stream that takes nothing before the gate is open.
+// gated is a stream that accepts batches after the gate is open.
 type gated struct {
 	stream.Stream
 	gate <-chan struct{}

@@ -12,7 +12,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// recorder keeps what batches copy, and refuses some.
+// recorder records batches, and refuses some.
 type recorder struct {
 	stream.Stream
 	mu      sync.Mutex
@@ -43,7 +43,7 @@ func (s *recorder) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, er
 	return s.Stream.Submit(ctx, b)
 }
 
-// recorded returns a rig whose loads are recorded, with so many blocks in its cache.
+// recorded returns a rig that records the batches of loads, with blocks in its cache.
 func recorded(t *testing.T, o rigOptions, blocks int) (*rig, *recorder, []int) {
 	t.Helper()
 	rec := new(recorder)
@@ -61,13 +61,13 @@ func recorded(t *testing.T, o rigOptions, blocks int) (*rig, *recorder, []int) {
 	return r, rec, ns
 }
 
-// layerOf is the model's layer that a plane is of.
+// layerOf returns the model's layer of a plane.
 func (r *rig) layerOf(p mem.Plane) int {
 	return slices.IndexFunc(r.pages.Shards, func(planes []mem.Plane) bool { return slices.Contains(planes, p) })
 }
 
-// A load by layers of many blocks is begun before all of them have been looked up: every layer of each block is copied once, and none of
-// any block before one that precedes it of another.
+// A layerwise load of many blocks starts before all of them are looked up. It copies every layer of
+// each block once, and all layers in order.
 func TestLayersInOrderWhileBlocksAreLookedUp(t *testing.T) {
 	t.Parallel()
 	for _, o := range []rigOptions{{planeBytes: leafy, sumEvery: 1}, {tune: func(c *store.Config) { c.Verify = store.VerifyFill }}, {groups: 2, shards: 5, planeBytes: leafy, sumEvery: 1}} {
@@ -117,8 +117,8 @@ func TestLayersInOrderWhileBlocksAreLookedUp(t *testing.T) {
 	}
 }
 
-// Of a load by layers whose batches are refused from the n-th on, the blocks that an earlier batch had begun are undefined, and the others
-// as they were; also where streams follow it, and not all of it was planned.
+// If a layerwise load fails at batch n, the blocks of earlier batches are undefined, and the pages
+// of the others are unchanged. That also holds for strides.
 func TestLayersWhoseCopyIsRefusedOnTheWay(t *testing.T) {
 	t.Parallel()
 	refuse(t, rigOptions{planeBytes: leafy, sumEvery: 1}, store.LoadOptions{Layerwise: true})
@@ -166,8 +166,8 @@ func refuse(t *testing.T, rigged rigOptions, o store.LoadOptions) {
 	}
 }
 
-// A load by layers whose slots are to be carried as rows begins with a layer, and then has as many come together as came before, until
-// they are a row's length.
+// A layerwise load with rows starts with one layer. Each step is as large as all earlier ones, up
+// to the size of a row.
 func TestLayersComeTogetherAsRows(t *testing.T) {
 	t.Parallel()
 	const shards = 14

@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// heldStream accepts batches and copies nothing; the test resolves the tickets, in any way.
+// heldStream accepts batches and copies nothing. The test resolves the tickets.
 type heldStream struct {
 	stream.Stream
 	mu      sync.Mutex
@@ -42,7 +42,7 @@ func (h *heldStream) count() int {
 	return len(h.tickets)
 }
 
-// summed writes the sums of the n-th page group of the last batch: those of what the slots hold, or wrong ones.
+// summed writes the sums of page group n of the last batch: right or wrong ones.
 func (h *heldStream) summed(n int, right bool) {
 	p := h.batches[len(h.batches)-1].Paged
 	sums := p.Sums
@@ -63,7 +63,8 @@ func (h *heldStream) summed(n int, right bool) {
 	}
 }
 
-// landed tells that the n-th page group of the last batch has landed, with such sums, and resolves the ticket after the last.
+// landed reports the completion of page group n of the last batch, with right or wrong sums, and
+// resolves the ticket after the last group.
 func (h *heldStream) landed(n int, right bool) {
 	h.summed(n, right)
 	p := h.batches[len(h.batches)-1].Paged
@@ -77,10 +78,11 @@ func (h *heldStream) resolved() {
 	h.tickets[len(h.tickets)-1].Resolve(stream.Completion{Summed: true}, nil)
 }
 
-// failed resolves the last ticket badly.
+// failed resolves the last ticket with an error.
 func (h *heldStream) failed(err error) { h.tickets[len(h.tickets)-1].Resolve(stream.Completion{}, err) }
 
-// held starts a layerwise load of block 1 to page 0 by a stream that copies nothing, and waits for its batch.
+// held starts a layerwise load of block 1 to page 0 by a stream that copies nothing, and waits for
+// its batch.
 func (r *rig) held(h *heldStream) *store.LoadTask {
 	r.tb.Helper()
 	l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, 1), store.LoadOptions{Layerwise: true})
@@ -100,8 +102,8 @@ func heldRig(t *testing.T) (*rig, *heldStream) {
 	return r, h
 }
 
-// Of a batch that failed, what had landed before is there: whoever waits for a later shard is told, and not before nothing is copied any
-// more.
+// Of a batch that failed, what had landed before is there: whoever waits for a later shard is told,
+// and not before nothing is copied any more.
 func TestWaitShardTellsThatItsBatchFailed(t *testing.T) {
 	t.Parallel()
 	r, held := heldRig(t)
@@ -118,7 +120,8 @@ func TestWaitShardTellsThatItsBatchFailed(t *testing.T) {
 	wantErr(t, l.Wait(r.ctx()), cause)
 }
 
-// A wrong copy of a shard gives the block another chance that begins with that shard, and leaves out none.
+// A wrong copy of a shard gives the block another chance that begins with that shard, and leaves
+// out none.
 func TestWrongShardIsCopiedAgainWithThoseBehindIt(t *testing.T) {
 	t.Parallel()
 	r, held := heldRig(t)
@@ -138,8 +141,9 @@ func TestWrongShardIsCopiedAgainWithThoseBehindIt(t *testing.T) {
 	}
 }
 
-// The blocks of a whole load have their results, and their slots are free, part by part: what comes of later parts changes nothing. A block
-// whose copy was wrong keeps its slot, and is copied again when nothing else is.
+// The blocks of a whole load have their results, and their slots are free, part by part: what comes
+// of later parts changes nothing. A block whose copy was wrong keeps its slot, and is copied again
+// when nothing else is.
 func TestPartsOfAWholeLoadAreSettledAsTheyLand(t *testing.T) {
 	t.Parallel()
 	held, cause := &heldStream{}, errors.New("the copy failed")
@@ -189,7 +193,8 @@ func (e early) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error)
 	return e.heldStream.Submit(ctx, b)
 }
 
-// Blocks that have their results are not asked for checksums any more, though others of their batch are, which come with sums.
+// Blocks that have their results are not asked for checksums any more, though others of their batch
+// are, which come with sums.
 func TestSumsBehindPartsWithoutSums(t *testing.T) {
 	t.Parallel()
 	const batch, blocks = 128, 2 * 128 // checksums are asked for ahead, but of the first batch alone before what has landed is noted
@@ -241,8 +246,8 @@ func TestLoadWaitsForItsBatchBehindItsParts(t *testing.T) {
 	r.must(l.Errs()[0])
 }
 
-// The header that says which algorithm a block has lies in memory like the rest: what changes it after it was verified must
-// not spare the block its check.
+// The header that says which algorithm a block has lies in memory like the rest: what changes it
+// after it was verified must not spare the block its check.
 func TestHeaderThatChangesUnderACopyExcusesNothing(t *testing.T) {
 	t.Parallel()
 	r, held := heldRig(t)

@@ -20,7 +20,8 @@ func (r *rig) loadAfter(w mem.Dependency, layerwise bool, ns ...int) *store.Load
 	return l
 }
 
-// A program that has freed a page may still write to it: a step that was under way, or zeroes for who gets the page next.
+// A program that has freed a page may still write to it: a step that was under way, or zeroes for
+// who gets the page next.
 func TestDefectLoadIsOverwrittenByEarlierWork(t *testing.T) {
 	t.Parallel()
 	for _, layerwise := range []bool{false, true} {
@@ -96,7 +97,8 @@ func TestLoadAfterWhatIsOver(t *testing.T) {
 	wantErr(t, r.loadAfter(over, false, 1).Wait(r.ctx()), over.err)
 }
 
-// What the program does first is no part of what a load takes, by which is decided what is worth loading.
+// What the program does first is no part of what a load takes, by which is decided what is worth
+// loading.
 func TestTimeOfALoadIsItsOwn(t *testing.T) {
 	t.Parallel()
 	clock := clockwork.NewFakeClock()

@@ -21,8 +21,8 @@ import (
 	"github.com/kvlane/kvlane/tier/faulty"
 )
 
-// The metamorphic test: one random log of operations, drawn from a seed, runs under several configurations against a
-// model that is a map. What it asserts in each of them:
+// The metamorphic test: one random log of operations, drawn from a seed, runs under several
+// configurations against a model that is a map. What it asserts in each of them:
 //
 //   - a load that says OK put exactly the block's bytes on the page, and one that failed or was canceled writes nothing to
 //     it after it was done;
@@ -209,7 +209,8 @@ func (m *model) draw() []int {
 	return m.rng.Perm(modelBlocks)[:1+m.rng.IntN(6)]
 }
 
-// takePages takes pages out of free, and checks that nobody wrote to them since their last user was done with them.
+// takePages takes pages out of free, and checks that nobody wrote to them since their last user was
+// done with them.
 func (m *model) takePages(k int) []uint32 {
 	m.rng.Shuffle(len(m.free), func(i, j int) { m.free[i], m.free[j] = m.free[j], m.free[i] })
 	pages := m.free[:k:k]
@@ -286,7 +287,8 @@ func (m *model) begin(dump bool, ns []int, layerwise bool) *pending {
 	return p
 }
 
-// submitShards submits a layerwise dump's shards in a random order, and now and then leaves one out and cancels.
+// submitShards submits a layerwise dump's shards in a random order, and now and then leaves one out
+// and cancels.
 func (m *model) submitShards(p *pending) {
 	short := m.rng.IntN(10) == 0
 	for i, s := range m.rng.Perm(m.r.o.shards) {
@@ -404,7 +406,8 @@ func (m *model) damage() {
 	layout := m.r.groups[m.r.groupOf(n)].Layout
 	off := layout.ShardOff(m.rng.IntN(layout.Shards())) + m.rng.Int64N(16)
 	if m.rng.IntN(2) == 0 {
-		// Only while nobody copies: flipping a bit between check and copy is beyond what a checksum can find.
+		// Only while nobody copies: flipping a bit between check and copy is beyond what a checksum
+		// can find.
 		for len(m.tasks) > 0 {
 			m.finishOne()
 		}

@@ -18,8 +18,8 @@ func (r *rig) sumAlgo(n int) block.SumAlgo {
 	return h.SumAlgo
 }
 
-// A directory may hold blocks with checksums of either algorithm, whichever the store writes: they are loaded and verified,
-// from their files and from the cache, and blocks of both in one batch.
+// A directory may hold blocks with checksums of either algorithm, whichever the store writes: they
+// are loaded and verified, from their files and from the cache, and blocks of both in one batch.
 func TestDirectoryOfBothAlgorithms(t *testing.T) {
 	t.Parallel()
 	for _, first := range []block.SumAlgo{block.SumXXH3, block.SumTree} {

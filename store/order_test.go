@@ -8,7 +8,8 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// Dumps that name the block before their first make one prompt, of which the end is evicted first; so does a lease before them.
+// Dumps that name the block before their first make one prompt, of which the end is evicted first;
+// so does a lease before them.
 func TestDumpsInPiecesMakeOnePrompt(t *testing.T) {
 	for _, groups := range []int{1, 2} {
 		for _, leased := range []bool{false, true} {

@@ -28,7 +28,8 @@ func (f *firstBatch) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, 
 	return f.Stream.Submit(ctx, b)
 }
 
-// A reader began its next read from the page cache before the load that waited for the first block could run.
+// A reader began its next read from the page cache before the load that waited for the first block
+// could run.
 func TestDefectReaderDelaysTheCopyOfItsBlock(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	const blocks = 20 // of 1 MiB: more than readers of small loads yield for

@@ -21,7 +21,7 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// work is recorded work of a host program, which goes on for as long as the test wants. It implements stream.Recorded.
+// work is recorded work of a host program that lasts until end. It implements stream.Recorded.
 type work struct {
 	r     *rig
 	word  *mem.Region
@@ -30,7 +30,7 @@ type work struct {
 	asked atomic.Int32 // times a stream was told to wait
 }
 
-// work has the program write block n to a page, slowly.
+// work makes the program write block n to a page, until end.
 func (r *rig) work(page uint32, n int) *work {
 	r.tb.Helper()
 	w := &work{r: r}
@@ -87,7 +87,7 @@ func (w *work) Done() <-chan struct{} {
 
 func (w *work) Err() error { return nil }
 
-// dumpAfter starts a dump of blocks from page 0 on that comes after w.
+// dumpAfter starts a dump of blocks from page 0 on, after w.
 func (r *rig) dumpAfter(w mem.Dependency, layerwise bool, ns ...int) *store.DumpTask {
 	r.tb.Helper()
 	o := store.DumpOptions{Layerwise: layerwise}
@@ -106,7 +106,7 @@ func (r *rig) filling(n int) func() bool {
 	return func() bool { return r.hits(n)[0].State == tier.Filling }
 }
 
-// counted is a stream that counts the batches that it has taken.
+// counted is a stream that counts its batches.
 type counted struct {
 	stream.EventStream
 	given *atomic.Int32
@@ -120,8 +120,8 @@ func (c counted) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, erro
 	return t, err
 }
 
-// Slots of a dump behind work that does not end come back when a device cannot write to them any more, and nobody waits for its
-// blocks after LeaseMax, nor after Cancel.
+// The slots of a dump after endless work are released when the device can no longer write to them.
+// Waits for its blocks end after LeaseMax or Cancel.
 func TestDumpBehindRecordedWorkGivesUp(t *testing.T) {
 	t.Parallel()
 	for _, layerwise := range []bool{false, true} {
@@ -176,7 +176,7 @@ func TestDumpBehindRecordedWorkGivesUp(t *testing.T) {
 	}
 }
 
-// Dumps behind recorded work leave slots to others, however many blocks they have.
+// Dumps after recorded work leave slots to other tasks, for any number of blocks.
 func TestDumpBehindRecordedWorkHoldsFewSlots(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{slots: 8, dirs: []string{t.TempDir()}})
@@ -214,7 +214,7 @@ func TestDumpBehindRecordedWorkHoldsFewSlots(t *testing.T) {
 	r.mustLoad(all...)
 }
 
-// A stream that knows no events has the host wait, with no slot in hand.
+// For a stream without events the host waits, and the dump holds no slot.
 func TestDumpAfterRecordedWorkByAStreamWithoutEvents(t *testing.T) {
 	t.Parallel()
 	plain := func(st stream.Stream) stream.Stream { return struct{ stream.Stream }{st} }
@@ -229,7 +229,7 @@ func TestDumpAfterRecordedWorkByAStreamWithoutEvents(t *testing.T) {
 	r.mustLoad(1)
 }
 
-// frail is a stream that breaks when it is first given a batch.
+// frail is a stream that breaks at its first batch.
 type frail struct {
 	stream.EventStream
 	broken *atomic.Bool
@@ -242,7 +242,7 @@ func (f frail) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error)
 	return f.EventStream.Submit(ctx, b)
 }
 
-// What replaces a broken stream has to be told to wait too, or it reads pages that are not written yet.
+// The stream that replaces a broken one must wait too, or it reads pages that are not written yet.
 func TestReplacedStreamWaitsForRecordedWorkToo(t *testing.T) {
 	t.Parallel()
 	for _, layerwise := range []bool{false, true} {
@@ -269,7 +269,7 @@ func TestReplacedStreamWaitsForRecordedWorkToo(t *testing.T) {
 	}
 }
 
-// teller is a Progress that notes what it is told.
+// teller is a Progress that records its calls.
 type teller struct {
 	mu     sync.Mutex
 	steps  []int
@@ -319,7 +319,7 @@ func TestLoadTellsItsProgress(t *testing.T) {
 	}
 }
 
-// Who waits for several blocks that failed can tell them apart.
+// The error of Wait has one error for each failed block.
 func TestWaitJoinsOneErrorABlock(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{})
@@ -339,7 +339,7 @@ func TestWaitJoinsOneErrorABlock(t *testing.T) {
 	}
 }
 
-// Nobody waits on a device for a load that does not end. It goes on, and says that what was read meanwhile is not to be trusted.
+// Streams do not wait forever for a load that does not end. It goes on, and all of its blocks fail.
 func TestLoadThatIsWaitedForExpires(t *testing.T) {
 	t.Parallel()
 	clock := clockwork.NewFakeClock()

@@ -31,13 +31,14 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// patience is how long a test waits for what must happen; it fails then.
+// patience bounds each wait of a test.
 var patience = testkit.Patience()
 
-// storeTimers is how many timers of the clock an idle store has: its janitor, and a watcher for each of two streams.
+// storeTimers is the number of timers of an idle store: its janitor, and a watcher for each of two
+// streams.
 const storeTimers = 3
 
-// rigOptions says what a rig is made of. Zero fields get the defaults of newRig.
+// rigOptions configures a rig. Zero fields get the defaults of newRig.
 type rigOptions struct {
 	slots, pages   int
 	shards, planes int // planes a shard
@@ -62,7 +63,8 @@ type rigOptions struct {
 	window         bool // nothing is kept in the slots
 }
 
-// rig is a store on a simulated device, over real tiers, with a paged cache to load to and dump from.
+// rig is a store on a simulated device, over real tiers, with a paged cache to load to and dump
+// from.
 type rig struct {
 	tb     testing.TB
 	o      rigOptions
@@ -122,7 +124,7 @@ func newRig(tb testing.TB, o rigOptions) *rig {
 	return r
 }
 
-// makeGroup says what the blocks of page group g are.
+// makeGroup defines the blocks of page group g.
 func (r *rig) makeGroup(g int) {
 	o := &r.o
 	var layers []int
@@ -143,14 +145,14 @@ func (r *rig) makeGroup(g int) {
 	r.groups = append(r.groups, block.Format{Layout: layout, Identity: id.Digest()})
 }
 
-// planeBytes is the length of a page in the planes of a page group.
+// planeBytes returns the size of a page in the planes of a page group.
 func (r *rig) planeBytes(group int) int64 { return r.o.planeBytes * int64(1+group) }
 
-// groupOf is the page group that test block n is of.
+// groupOf returns the page group of test block n.
 func (r *rig) groupOf(n int) int { return n % r.o.groups }
 
-// makePages lays the planes out behind each other, with a gap after every page that nobody may write. The groups' n-th planes are in
-// the same place.
+// makePages allocates the planes one after another, with a gap after every page that must not be
+// written. The n-th planes of all groups are in the same place.
 func (r *rig) makePages() {
 	o := &r.o
 	stride := r.planeBytes(o.groups-1) + 64
@@ -173,7 +175,7 @@ func (r *rig) makePages() {
 	}
 }
 
-// blockBytes is the length of the longest block.
+// blockBytes returns the size of the largest block.
 func (r *rig) blockBytes() int64 {
 	n := int64(0)
 	for g := range r.groups {
@@ -182,7 +184,7 @@ func (r *rig) blockBytes() int64 {
 	return n
 }
 
-// openStore opens tiers and store, over whatever the directories hold.
+// openStore opens tiers and store over the content of the directories.
 func (r *rig) openStore() {
 	r.tb.Helper()
 	var err error
@@ -241,14 +243,14 @@ func (r *rig) opener(wrap func(stream.Stream) stream.Stream) func() (stream.Stre
 	}
 }
 
-// closeStore closes the store and its tiers, with write-behind finished.
+// closeStore closes the store and its tiers after all writes.
 func (r *rig) closeStore() {
 	r.tb.Helper()
 	r.must(r.st.Close(r.ctx()))
 	r.closeTiers()
 }
 
-// crash ends the store without letting it finish anything, and forgets what the cache held.
+// crash ends the store without completing anything, and drops the cache.
 func (r *rig) crash() {
 	r.tb.Helper()
 	ended, cancel := context.WithCancel(context.Background())
@@ -277,7 +279,8 @@ func (r *rig) close() {
 	r.must(r.dev.Close())
 }
 
-// ctx bounds waits, so that what hangs fails with a message. Cleanups need one too, hence not the test's own.
+// ctx bounds waits, so that a hanging test fails with a message. Cleanups need it too, so it is not
+// the context of the test.
 func (r *rig) ctx() context.Context {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), patience, errors.New("the test ran out of patience"))
 	r.tb.Cleanup(cancel)
@@ -313,7 +316,7 @@ func (r *rig) refs(first int, ns ...int) []store.Ref {
 	return out
 }
 
-// content is what block n holds: plane by plane, the pattern of device.KernelPatternFill.
+// content returns the bytes of block n: plane by plane, the pattern of device.KernelPatternFill.
 func (r *rig) content(n int) []byte {
 	out := make([]byte, 0, r.blockBytes())
 	g := r.groupOf(n)
@@ -366,7 +369,7 @@ func (r *rig) poison(page uint32) {
 	}
 }
 
-// holds says what is wrong with the page if it should hold block n.
+// holds returns an error unless the page has block n.
 func (r *rig) holds(page uint32, n int) error {
 	r.tb.Helper()
 	want := r.content(n)
@@ -413,7 +416,8 @@ func (r *rig) startDump(ns ...int) *store.DumpTask {
 	return t
 }
 
-// load loads blocks to pages 0, 1, ..., which are poisoned before, and checks the pages of those without an error.
+// load loads blocks to pages 0, 1, ..., which it poisons before, and checks the pages of those
+// without an error.
 func (r *rig) load(o store.LoadOptions, ns ...int) []error {
 	r.tb.Helper()
 	refs := r.refs(0, ns...)
@@ -431,7 +435,7 @@ func (r *rig) load(o store.LoadOptions, ns ...int) []error {
 	return errs
 }
 
-// loaded waits for the task and returns its blocks' errors. Every other time it may have to go on with the task itself.
+// loaded waits for the task and returns the errors of its blocks.
 func (r *rig) loaded(t *store.LoadTask) []error {
 	r.tb.Helper()
 	if r.loads.Add(1)%2 == 0 {
@@ -458,7 +462,7 @@ func (r *rig) mustLoad(ns ...int) {
 	}
 }
 
-// states returns where the blocks stand.
+// hits returns the places of the blocks.
 func (r *rig) hits(ns ...int) []store.Hit {
 	r.tb.Helper()
 	hits, err := r.st.Lookup(r.ctx(), r.keys(ns...))
@@ -466,7 +470,7 @@ func (r *rig) hits(ns ...int) []store.Hit {
 	return hits
 }
 
-// open reports whether c is not closed yet, after having given whoever might close it wrongly the time to do so.
+// unresolved reports whether c stays open for a while.
 func unresolved(c <-chan struct{}) bool {
 	select {
 	case <-c:
@@ -476,7 +480,7 @@ func unresolved(c <-chan struct{}) bool {
 	}
 }
 
-// next makes the rule pick the device's next operation of that name.
+// next makes the rule apply to the device's next operation with this name.
 func (r *rig) next(op string, rule func(op string, n int) fault.Rule) fault.Rule {
 	return rule(op, int(r.plan.Seen(op)))
 }

@@ -23,7 +23,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Numbers that nobody can mean are refused before anything is allocated by them.
+// Absurd numbers are refused before they are used to allocate.
 func TestDefectAbsurdNumbersOfTheConfigAreRefused(t *testing.T) {
 	t.Parallel()
 	_, err := store.Open(store.Config{Readers: math.MaxInt64, Writers: math.MaxInt64, Checkers: math.MaxInt64, Tasks: math.MaxInt64})
@@ -182,7 +182,7 @@ func TestBadRefsAreRefused(t *testing.T) {
 	r.mustLoad(1)
 }
 
-// eventually waits for what another goroutine is about to do.
+// eventually waits until ok.
 func (r *rig) eventually(ok func() bool) {
 	r.tb.Helper()
 	for deadline := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
@@ -235,7 +235,8 @@ func TestManyTasksShareAFewSlots(t *testing.T) {
 	}
 }
 
-// shareSlots dumps, leases and loads blocks that other workers use too, all pages being the worker's own.
+// shareSlots dumps, leases and loads blocks that other workers use too. All pages are the worker's
+// own.
 func shareSlots(r *rig, w, round int) error {
 	first := w * 8
 	var ns []int
@@ -315,7 +316,7 @@ func TestLayerwiseDumpIsNotKeptOpenForEver(t *testing.T) {
 	r.wantHits(false, 1)
 }
 
-// Slots are not kept for shards that can no longer make a block.
+// A layerwise dump releases its slots after a failed copy.
 func TestLayerwiseDumpEndsWithTheFirstCopyThatFails(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{path: stream.PathKernel, clock: clockwork.NewFakeClock()})
@@ -463,8 +464,9 @@ func TestPrefetchMovesBlocksUp(t *testing.T) {
 	r.mustLoad(1, 2, 3)
 }
 
-// A dump that finds its block in the cache writes that copy down. If it is damaged, no lower tier takes it, and the dump
-// says so: the copy goes, is counted, and the next dump stores the block.
+// A dump writes a cached copy of its block to the tiers below. If the copy is damaged, no tier
+// below accepts it, and the dump fails: the copy is dropped and counted, and the next dump stores
+// the block.
 func TestCorruptCachedCopyIsNotWrittenDown(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -22,8 +22,8 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// lostStream is a stream whose device is lost at the first batch: nobody can say whether it still works on that, before
-// the stream is closed.
+// lostStream is a stream whose device is lost at the first batch: whether it still works on that is
+// unknown until the stream is closed.
 type lostStream struct {
 	stream.Stream
 	mu     sync.Mutex
@@ -187,7 +187,8 @@ func TestCloseGivesUpWithItsContext(t *testing.T) {
 	r.must(r.st.Close(r.ctx()))
 }
 
-// Loads and dumps wait for their own kind: a dump ends when the slowest tier has it, which may be a disk that does not answer.
+// Loads and dumps wait for tasks of their own kind: a dump ends with the slowest tier, which may be
+// a disk that does not answer.
 func TestDefectDumpsKeepLoadsFromBeginning(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{tune: func(c *store.Config) { c.Tasks = 1 }})

@@ -14,14 +14,14 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// summer is a stream whose path sums what it copies: on the pages, from which a dump has read and to which a load has
-// written. What a simulated fault did to the bytes on their way is in the sums of a load, and not in those of a dump.
+// summer is a stream whose path sums its copies: the pages that a dump has read and a load has
+// written. Its sums of a load include simulated faults of the copy, and those of a dump do not.
 type summer struct {
 	stream.Stream
 	r     *rig
 	every int // which of the batches that ask for sums get them: 1 for all, 2 for every other, or noSums
-	// memo keeps the sums of pages that never change, for benchmarks: they cost nothing then, as on a GPU. By page and
-	// place of the first plane in a slot.
+	// memo keeps the sums of pages that never change, for benchmarks: they cost nothing then, as on
+	// a GPU. By page and place of the first plane in a slot.
 	memo map[[2]int64][]uint64
 
 	queue device.Queue
@@ -35,7 +35,7 @@ type summer struct {
 	broken error
 }
 
-// noSums makes a summer whose path takes no sums, whatever the stream below could do.
+// noSums makes a summer whose path computes no sums, even if the stream below does.
 const noSums = -1
 
 type submitted struct {
@@ -83,7 +83,7 @@ func (s *summer) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, erro
 	return w.outer, nil
 }
 
-// run resolves tickets in their order.
+// run resolves tickets in order.
 func (s *summer) run() {
 	defer close(s.done)
 	for w := range s.work {

@@ -7,7 +7,7 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// count is how many times l has.
+// count returns the number of times in l.
 func count(l *store.Latency) (n int64) {
 	for _, c := range l.Counts {
 		n += c
@@ -15,7 +15,7 @@ func count(l *store.Latency) (n int64) {
 	return n
 }
 
-// What a store has done is timed, once each: tasks, their batches by path, their waits, and what was asked of it.
+// A store times each operation once: tasks, their batches by path, their waits, and lookups.
 func TestStatsTimeWhatTheStoreDoes(t *testing.T) {
 	r := newRig(t, rigOptions{dirs: []string{t.TempDir()}})
 	r.dump(0, 1, 2)

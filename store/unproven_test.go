@@ -54,7 +54,7 @@ func (c *readTier) want(t *testing.T, reads, gets int64) {
 	c.gets.Store(0)
 }
 
-// newReadRig is a store over counted files, in which blocks were dumped that the slots have no more.
+// newReadRig returns a store over counted files with dumped blocks that the cache no longer has.
 func newReadRig(t *testing.T, o rigOptions, ns ...int) (*rig, *readTier, *told) {
 	t.Helper()
 	c, said := &readTier{}, &told{}
@@ -92,7 +92,7 @@ func (r *rig) forgetCached(ns ...int) {
 	}
 }
 
-// told is what a store said of corrupt blocks.
+// told records the corrupt blocks that a store reported.
 type told struct {
 	mu    sync.Mutex
 	tiers []string
@@ -129,7 +129,7 @@ func (r *rig) flipFile(n, k int) {
 	r.must(f.Close())
 }
 
-// announced is a stream that says when a batch is submitted, and holds it up.
+// announced is a stream that reports each submitted batch and delays it.
 type announced struct {
 	stream.Stream
 	submitted chan<- struct{}
@@ -142,7 +142,7 @@ func (a *announced) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, e
 	return a.Stream.Submit(ctx, b)
 }
 
-// What streams sum on its way nobody sums when it is read, and it is read once.
+// A block whose copy is summed is read once, and not summed by the read.
 func TestBlocksFromBelowAreVerifiedOnTheirWay(t *testing.T) {
 	t.Parallel()
 	for _, window := range []bool{false, true} {
@@ -166,7 +166,7 @@ func TestBlocksFromBelowAreVerifiedOnTheirWay(t *testing.T) {
 	}
 }
 
-// Who does not sum what it copies, trusts what is cached, or copies nothing, has every read verified.
+// Loads without sums, loads that trust the cache, and prefetches verify every read.
 func TestOnlyLoadsThatSumReadUnverified(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []store.VerifyPolicy{store.VerifyAlways, store.VerifyFill} {
@@ -189,7 +189,7 @@ func TestOnlyLoadsThatSumReadUnverified(t *testing.T) {
 	}
 }
 
-// A flipped bit in a file is found where the block arrives: the file is set aside, and the block is a miss.
+// A flipped bit in a file is found on the page: the file is set aside, and the block is a miss.
 func TestDefectDamagedFileIsFoundOnTheWay(t *testing.T) {
 	t.Parallel()
 	for _, window := range []bool{false, true} {
@@ -215,7 +215,7 @@ func TestDefectDamagedFileIsFoundOnTheWay(t *testing.T) {
 	}
 }
 
-// What the file tier had wrong is booked there, and not as an error of the cache whose slot it was read into.
+// A corrupt file is an error of the file tier, and not of the cache whose slot it was read into.
 func TestDefectDamagedFileIsAnErrorOfTheCache(t *testing.T) {
 	t.Parallel()
 	for _, every := range []int{0, noSums} {
@@ -229,7 +229,7 @@ func TestDefectDamagedFileIsAnErrorOfTheCache(t *testing.T) {
 	}
 }
 
-// What was read wrong once is read again, verified, and is right.
+// A block that was read wrong once is read again, verified, and is right.
 func TestBlockThatIsReadWrongIsReadAgain(t *testing.T) {
 	t.Parallel()
 	for _, window := range []bool{false, true} {
@@ -245,7 +245,7 @@ func TestBlockThatIsReadWrongIsReadAgain(t *testing.T) {
 	}
 }
 
-// Many load a damaged block at the same time: none gets a wrong byte, and it is set aside once.
+// Concurrent loads of a damaged block get no wrong byte, and the file is set aside once.
 func TestDefectManyLoadsOfADamagedFile(t *testing.T) {
 	t.Parallel()
 	for _, window := range []bool{false, true} {
@@ -280,7 +280,7 @@ func TestDefectManyLoadsOfADamagedFile(t *testing.T) {
 	}
 }
 
-// Until its bytes are verified a block that was read is nobody's hit in the cache, and no dump takes it for stored.
+// An unverified block is no hit in the cache, and dumps do not skip it.
 func TestDefectUnverifiedBlockIsNotTrusted(t *testing.T) {
 	t.Parallel()
 	submitted, release := make(chan struct{}, 8), make(chan struct{})
@@ -311,8 +311,8 @@ func TestDefectUnverifiedBlockIsNotTrusted(t *testing.T) {
 	}
 }
 
-// A block whose slot the cache refused to keep, once the CPU had verified it, was copied from that slot all the same, which another
-// block may have by then.
+// A block whose slot the cache refused after the CPU had verified it was copied from that slot,
+// which may belong to another block.
 func TestDefectRefusedSlotIsNotCopiedFrom(t *testing.T) {
 	plan := fault.New(1)
 	writes := block.SumXXH3 // which a stream makes none of, so that the CPU verifies before the copy

@@ -18,7 +18,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// leafy is the shortest plane that is whole leaves, twice.
+// leafy is the size of the smallest plane of two whole leaves.
 const leafy = 2 * mem.LeafBytes
 
 func TestVerifyPolicyNames(t *testing.T) {
@@ -37,7 +37,8 @@ func TestVerifyPolicyNames(t *testing.T) {
 	}
 }
 
-// Each package says for itself what a leaf is: the block's is a format, which stays; the others follow it.
+// Each package has its own size of a leaf. That of block is a format and fixed, and the others
+// equal it.
 func TestLeavesAreTheSameEverywhere(t *testing.T) {
 	t.Parallel()
 	if mem.LeafBytes != block.LeafBytes || device.LeafBytes != block.LeafBytes || device.LeafAlign != mem.LeafAlign {
@@ -46,7 +47,8 @@ func TestLeavesAreTheSameEverywhere(t *testing.T) {
 	}
 }
 
-// TestPolicies runs a round trip under every policy, with streams that sum all, some and none of their batches.
+// TestPolicies runs a round trip under every policy, with streams that sum all, some and none of
+// their batches.
 func TestPolicies(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []store.VerifyPolicy{store.VerifyDevice, store.VerifyAlways, store.VerifyFill} {
@@ -108,7 +110,7 @@ func TestSumsAreInTheOrderOfTheShardsBytes(t *testing.T) {
 	}
 }
 
-// verdicts counts what a store says about transfers and about tiers.
+// verdicts counts the bad copies and corrupt tiers that a store reports.
 type verdicts struct{ copies, tiers atomic.Int64 }
 
 func (v *verdicts) hooks(c *store.Config) {
@@ -116,7 +118,7 @@ func (v *verdicts) hooks(c *store.Config) {
 	c.Hooks.Corrupt = func(string, block.Key, error) { v.tiers.Add(1) }
 }
 
-// way is how what a test copies is summed.
+// way is a path and the way in which its copies are summed.
 type way struct {
 	path  stream.Path
 	every int // rigOptions.sumEvery
@@ -129,10 +131,10 @@ func (w way) String() string {
 	return fmt.Sprintf("beside %v", w.path)
 }
 
-// summing holds the ways by which every byte is summed on its way.
+// summing has the ways that sum every byte.
 var summing = []way{{stream.PathKernel, 0}, {stream.PathStaged, 0}, {stream.PathKernel, 1}}
 
-// crossing is the operation that takes bytes over the bus.
+// crossing returns the operation that copies bytes over the bus.
 func (w way) crossing() string {
 	if w.path == stream.PathStaged {
 		return sim.OpCopy
@@ -140,8 +142,8 @@ func (w way) crossing() string {
 	return sim.OpLaunch
 }
 
-// TestCorruptTransferToPagesIsMadeAgain damages the Nth copy to pages, for every N: the load finds it, makes the copy
-// again, and blames no tier.
+// TestCorruptTransferToPagesIsMadeAgain damages copy N to pages, for every N: the load finds it,
+// repeats the copy, and reports no tier.
 func TestCorruptTransferToPagesIsMadeAgain(t *testing.T) {
 	t.Parallel()
 	for _, w := range summing {
@@ -158,7 +160,7 @@ func TestCorruptTransferToPagesIsMadeAgain(t *testing.T) {
 	}
 }
 
-// corruptLoad damages the n-th copy of a load and says whether there was one.
+// corruptLoad damages copy n of a load and reports whether there was one.
 func corruptLoad(t *testing.T, w way, layerwise bool, n int) bool {
 	t.Helper()
 	var v verdicts
@@ -191,7 +193,7 @@ func corruptLoad(t *testing.T, w way, layerwise bool, n int) bool {
 	return hit > 0
 }
 
-// A link that damages everything must not keep a load for ever, nor make it succeed.
+// With a link that damages every copy, a load ends and fails.
 func TestTransferThatIsAlwaysCorruptNeverSucceeds(t *testing.T) {
 	t.Parallel()
 	for _, w := range summing {
@@ -216,8 +218,9 @@ func TestTransferThatIsAlwaysCorruptNeverSucceeds(t *testing.T) {
 	}
 }
 
-// TestCorruptTransferFromPagesIsFound damages the Nth copy from pages, for every N. The checksums are those of the pages,
-// so the damage is found: by the tier below before the block is durable, or else by the first load.
+// TestCorruptTransferFromPagesIsFound damages the Nth copy from pages, for every N. The checksums
+// are those of the pages, so the damage is found: by the tier below before the block is durable, or
+// else by the first load.
 func TestCorruptTransferFromPagesIsFound(t *testing.T) {
 	t.Parallel()
 	for _, w := range summing {
@@ -284,8 +287,8 @@ func corruptDump(t *testing.T, w way, layerwise, files bool, n int) bool {
 	return hit
 }
 
-// A header that was damaged in its slot is of no account to loads, which go by the checksums that the cache has kept. The tier below
-// refuses the block.
+// Loads ignore a damaged header in a slot: they use the checksums that the cache has kept. The tier
+// below refuses the block.
 func TestDamagedHeaderHarmsNoLoad(t *testing.T) {
 	t.Parallel()
 	for _, every := range []int{noSums, 0, 1} {
@@ -352,7 +355,7 @@ func (r *rig) flip(n int, off int64) {
 	sl.Extent().Bytes()[off] ^= 4
 }
 
-// A shard that has been waited for is right, and stays as it is, whatever happens to later ones.
+// A shard is right when WaitShard returns, and does not change after that.
 func TestWaitShardReturnsAfterTheShardWasVerified(t *testing.T) {
 	t.Parallel()
 	for _, every := range []int{noSums, 0, 1} {
@@ -392,7 +395,8 @@ func TestWaitShardReturnsAfterTheShardWasVerified(t *testing.T) {
 	}
 }
 
-// shard writes b to a shard of a page, if there is one, and else returns what is there. It touches nothing else.
+// shard writes b to a shard of a page, or returns its content if b is nil. It accesses nothing
+// else.
 func (r *rig) shard(page uint32, shard int, b []byte) []byte {
 	r.tb.Helper()
 	r.mu.Lock()
@@ -418,7 +422,7 @@ func (r *rig) shardContent(n, shard int) []byte {
 	return r.content(n)[shard*size:][:size]
 }
 
-// A load that is canceled while copies are being verified ends, and takes nothing back that it has said.
+// A load that is canceled while copies are being verified ends, and its reported shards stay valid.
 func TestCancelWhileCopiesAreVerified(t *testing.T) {
 	t.Parallel()
 	for _, every := range []int{noSums, 0, 1} {

@@ -14,7 +14,7 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// roomlessTier has no room until the context ends.
+// roomlessTier has no space until the context ends.
 type roomlessTier struct{ tier.Tier }
 
 func (roomlessTier) Put(ctx context.Context, _ block.Key, _ mem.Extent) error {
@@ -22,7 +22,7 @@ func (roomlessTier) Put(ctx context.Context, _ block.Key, _ mem.Extent) error {
 	return fmt.Errorf("no room: %w: %w", errdefs.ErrBusy, context.Cause(ctx))
 }
 
-// What is queued behind writes that wait for room does not wait as long again for each of them.
+// Writes that are queued behind a wait for space do not each wait as long again.
 func TestDefectWaitsForRoomAddUp(t *testing.T) {
 	t.Parallel()
 	testkit.Grow(t, time.Second, func(waitMax time.Duration) error {
@@ -41,7 +41,7 @@ func TestDefectWaitsForRoomAddUp(t *testing.T) {
 	})
 }
 
-// Who does not wait, as its context has ended, gets a place that is free all the same.
+// A task whose context has ended starts if a place is free.
 func TestTasksBeginWithoutWaitingWhereThereIsRoom(t *testing.T) {
 	r := newRig(t, rigOptions{slots: 8})
 	ctx, cancel := context.WithCancel(t.Context())

@@ -15,7 +15,8 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// newWindow is a store whose blocks only pass through slots. Put, if given, takes the place of the file tier's.
+// newWindow returns a store whose blocks only pass through slots. put, if not nil, replaces that of
+// the file tier.
 func newWindow(t *testing.T, o rigOptions, put func(inner tier.Tier) func(context.Context, block.Key, mem.Extent) error) *rig {
 	t.Helper()
 	o.window, o.dirs = true, []string{t.TempDir()}
@@ -32,7 +33,7 @@ func (r *rig) wantEmptyWindow() {
 	}
 }
 
-// What was stored is found below, as often as it is asked for, and nothing stays in the slots.
+// Stored blocks are found below, any number of times, and slots keep none.
 func TestWindowKeepsNothing(t *testing.T) {
 	t.Parallel()
 	r := newWindow(t, rigOptions{}, nil)
@@ -58,7 +59,7 @@ func TestWindowKeepsNothing(t *testing.T) {
 	}
 }
 
-// A block that is not written down yet is found where it waits for that.
+// A block that waits for its write is found in its slot.
 func TestWindowHasWhatIsNotDurableYet(t *testing.T) {
 	t.Parallel()
 	write := make(chan struct{})
@@ -88,7 +89,8 @@ func TestWindowHasWhatIsNotDurableYet(t *testing.T) {
 	r.mustLoad(1, 2)
 }
 
-// Loads and dumps, of the same blocks and of others, whole and by layers, share the fewest slots there may be.
+// Loads and dumps of the same and other blocks, whole and layerwise, share the smallest number of
+// slots.
 func TestWindowOfTwoSlotsIsShared(t *testing.T) {
 	t.Parallel()
 	const tasks, each, rounds = 6, 5, 4
@@ -138,7 +140,7 @@ func TestWindowOfTwoSlotsIsShared(t *testing.T) {
 	}
 }
 
-// Whoever waits for a slot in vain is told so in time.
+// A wait for a slot ends with ErrBusy.
 func TestWindowThatStaysFullIsBusy(t *testing.T) {
 	t.Parallel()
 	write := make(chan struct{})
@@ -165,7 +167,7 @@ func TestWindowThatStaysFullIsBusy(t *testing.T) {
 	r.wantEmptyWindow()
 }
 
-// Where all tiers below are for reading there is no place for a dump.
+// If all tiers below are read-only, dumps are refused.
 func TestWindowAboveReadOnlyTiersRefusesDumps(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -12,7 +12,7 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// manyTier stores many blocks at once, and those alone that come alone.
+// manyTier stores many blocks by one call, and single blocks one by one.
 type manyTier struct {
 	tier.Tier
 	begun chan struct{} // told of each call
@@ -59,7 +59,7 @@ func (m *manyTier) PutMany(ctx context.Context, keys []block.Key, srcs []mem.Ext
 	}
 }
 
-// newMany has one writer, and is in the middle of writing block 0, which that took alone.
+// newMany returns a store with one writer that is writing block 0 alone.
 func newMany(t *testing.T) (*rig, *manyTier, *store.DumpTask) {
 	t.Helper()
 	m := &manyTier{begun: make(chan struct{}, 64), gate: make(chan struct{}, 64)}
@@ -73,7 +73,7 @@ func newMany(t *testing.T) (*rig, *manyTier, *store.DumpTask) {
 	return r, m, d
 }
 
-// at dumps blocks from pages, published when it returns.
+// dumpAt dumps blocks from pages and waits until they are published.
 func (r *rig) dumpAt(first int, ns ...int) *store.DumpTask {
 	r.tb.Helper()
 	refs := r.refs(first, ns...)
@@ -86,7 +86,8 @@ func (r *rig) dumpAt(first int, ns ...int) *store.DumpTask {
 	return d
 }
 
-// What is to be written while a writer is busy it takes together afterwards; a block that fails fails alone.
+// A writer takes all blocks together that were queued while it was busy. A failure of one block
+// does not affect the others.
 func TestWriterTakesWhatIsQueuedTogether(t *testing.T) {
 	t.Parallel()
 	r, m, d := newMany(t)
@@ -113,7 +114,8 @@ func TestWriterTakesWhatIsQueuedTogether(t *testing.T) {
 	r.mustLoad(1, 2, 3, 5)
 }
 
-// A dump that is canceled takes nothing from others whose blocks are written with its own; once all are, so is the writing.
+// A canceled dump does not affect other dumps whose blocks are in the same write. After all are
+// canceled, the write is too.
 func TestCanceledDumpsInOneWriting(t *testing.T) {
 	t.Parallel()
 	for _, both := range []bool{false, true} {

@@ -234,7 +234,7 @@ func benchMany(b *testing.B, blocks int, o store.LoadOptions) {
 	}
 	r.must(r.st.OpenStreams(ctx))
 	took, cpu := make(map[string][]time.Duration), int64(0)
-	other := make([]byte, 32<<20) // what other work leaves in the CPU's caches
+	other := make([]byte, 32<<20) // other work fills the CPU's caches
 	b.ReportAllocs()
 	for round := 0; b.Loop(); round++ {
 		l.first, l.busy, launched = time.Time{}, time.Time{}, time.Time{}
@@ -280,7 +280,7 @@ func BenchmarkLeasePrefix(b *testing.B) {
 	keys, ctx := r.keys(ns...), r.ctx()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	best := time.Hour // of a round: what the machine's other work does not stretch
+	best := time.Hour // of a round: least affected by other work
 	for b.Loop() {
 		start := time.Now()
 		l, err := r.st.LeasePrefix(ctx, keys, 0)

@@ -20,7 +20,7 @@ import (
 type slow struct {
 	stream.Stream
 	bytesPerNano float64
-	landing      func(first, last bool) // is called before a batch's groups are told of; may be nil
+	landing      func(first, last bool) // called before the groups of a batch are reported; may be nil
 
 	mu     sync.Mutex
 	free   time.Time

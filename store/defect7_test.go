@@ -260,7 +260,7 @@ func TestDefect09AddingADirectoryDoesNotRemapEveryKey(t *testing.T) {
 	if stay < 5 {
 		t.Fatalf("of %d blocks %d are found after a directory was added", len(ns), stay)
 	}
-	// Nothing is lost: what moved is stored again, and the old directory still has its own.
+	// Nothing is lost: moved blocks are stored again, and the old directory keeps its blocks.
 	r.dump(ns...)
 	r.wantHits(true, ns...)
 	r.closeStore()

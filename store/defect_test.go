@@ -207,7 +207,7 @@ func TestDefect04FailedLoadIsNotDoneBeforeItsDMAStopped(t *testing.T) {
 		}
 		r.plan.Release()
 		r.loaded(l)
-		// From here on the pages are somebody else's.
+		// From here on the pages have another owner.
 		r.poison(0)
 		r.poison(1)
 		time.Sleep(10 * time.Millisecond)
@@ -273,8 +273,8 @@ func TestDefect06DumpDoesNotSkipABlockThatItsHolderNeverStores(t *testing.T) {
 		t.Fatal("a dump answered while another held its block unfinished")
 	}
 	holder.Cancel()
-	// The holder's page is still being read, but its block is given up: nobody has to wait for the
-	// hardware to say so.
+	// The page of the canceled dump is still being read, but its fill has ended: other tasks need
+	// not wait for the hardware.
 	if !unresolved(holder.Done()) {
 		t.Fatal("the canceled dump was done while its page was still being read")
 	}

@@ -57,7 +57,7 @@ func TestEveryFaultIsReported(t *testing.T) {
 	} {
 		for _, op := range layer.ops {
 			for _, action := range []string{"fail", "partial", "corrupt"} {
-				// Only what is summed on its way is safe from a wrong byte there.
+				// Only sums of the copy detect a wrong byte there.
 				if action == "corrupt" && op != sim.OpLaunch {
 					continue
 				}

@@ -46,7 +46,7 @@ func TestLoadFollowsStreams(t *testing.T) {
 	for _, c := range []struct {
 		what    string
 		row     int64
-		wanted  int // what streams have come to, before and after
+		wanted  int // shards that streams wait for, before and after
 		layers  [][]int
 		awaited []bool
 	}{

@@ -17,7 +17,7 @@ type recorder struct {
 	stream.Stream
 	mu      sync.Mutex
 	batches [][]mem.PageGroup // of which nothing is changed afterwards
-	awaited []bool            // of each: that somebody stands still until it is there
+	awaited []bool            // by batch: a stream waits for it
 	before  func(n int)       // is called before the n-th of them, counted from 1
 	refused int               // it and all after it, counted from 1; 0: none
 }

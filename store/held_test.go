@@ -102,8 +102,8 @@ func heldRig(t *testing.T) (*rig, *heldStream) {
 	return r, h
 }
 
-// Of a batch that failed, what had landed before is there: whoever waits for a later shard is told,
-// and not before nothing is copied any more.
+// Parts that completed before their batch failed count. WaitShard returns the error for later
+// shards once nothing is being copied.
 func TestWaitShardTellsThatItsBatchFailed(t *testing.T) {
 	t.Parallel()
 	r, held := heldRig(t)
@@ -120,8 +120,7 @@ func TestWaitShardTellsThatItsBatchFailed(t *testing.T) {
 	wantErr(t, l.Wait(r.ctx()), cause)
 }
 
-// A wrong copy of a shard gives the block another chance that begins with that shard, and leaves
-// out none.
+// A block with a wrong copy of a shard is copied again from that shard on.
 func TestWrongShardIsCopiedAgainWithThoseBehindIt(t *testing.T) {
 	t.Parallel()
 	r, held := heldRig(t)
@@ -141,9 +140,8 @@ func TestWrongShardIsCopiedAgainWithThoseBehindIt(t *testing.T) {
 	}
 }
 
-// The blocks of a whole load have their results, and their slots are free, part by part: what comes
-// of later parts changes nothing. A block whose copy was wrong keeps its slot, and is copied again
-// when nothing else is.
+// The blocks of a whole load have results and free slots part by part. Later parts do not change
+// them. A block with a wrong copy keeps its slot, and is copied again after all other copies.
 func TestPartsOfAWholeLoadAreSettledAsTheyLand(t *testing.T) {
 	t.Parallel()
 	held, cause := &heldStream{}, errors.New("the copy failed")
@@ -162,7 +160,7 @@ func TestPartsOfAWholeLoadAreSettledAsTheyLand(t *testing.T) {
 	held.landed(0, true)
 	r.eventually(pinned(3))
 	held.summed(1, true)
-	held.landed(2, false) // which tells of both
+	held.landed(2, false) // reports both
 	r.eventually(pinned(2))
 	if n := held.count(); n != 1 {
 		t.Fatalf("%d batches while the first is under way", n)
@@ -183,7 +181,7 @@ func TestPartsOfAWholeLoadAreSettledAsTheyLand(t *testing.T) {
 	}
 }
 
-// early is a held stream that tells at once that half of a batch has landed, without sums.
+// early is a held stream that reports at once that half of a batch has completed, without sums.
 type early struct{ *heldStream }
 
 func (e early) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
@@ -193,11 +191,11 @@ func (e early) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error)
 	return e.heldStream.Submit(ctx, b)
 }
 
-// Blocks that have their results are not asked for checksums any more, though others of their batch
-// are, which come with sums.
+// A block that has its result is not asked for checksums, although later parts of its batch have
+// sums.
 func TestSumsBehindPartsWithoutSums(t *testing.T) {
 	t.Parallel()
-	const batch, blocks = 128, 2 * 128 // checksums are asked for ahead, but of the first batch alone before what has landed is noted
+	const batch, blocks = 128, 2 * 128 // a batch of 128 blocks comes first
 	held := &heldStream{}
 	r := newRig(t, rigOptions{
 		slots: blocks, pages: blocks, shards: 1, planes: 1, planeBytes: mem.LeafBytes,
@@ -226,7 +224,7 @@ func TestSumsBehindPartsWithoutSums(t *testing.T) {
 	}
 }
 
-// A load whose blocks all have their results is not done while its batch is under way.
+// A load whose blocks all have results is not done before its batch resolves.
 func TestLoadWaitsForItsBatchBehindItsParts(t *testing.T) {
 	t.Parallel()
 	r, held := heldRig(t)
@@ -246,8 +244,8 @@ func TestLoadWaitsForItsBatchBehindItsParts(t *testing.T) {
 	r.must(l.Errs()[0])
 }
 
-// The header that says which algorithm a block has lies in memory like the rest: what changes it
-// after it was verified must not spare the block its check.
+// The algorithm in the header of a slot may be damaged after the slot was verified. The block must
+// still be checked.
 func TestHeaderThatChangesUnderACopyExcusesNothing(t *testing.T) {
 	t.Parallel()
 	r, held := heldRig(t)
@@ -264,7 +262,7 @@ func TestHeaderThatChangesUnderACopyExcusesNothing(t *testing.T) {
 	wantErr(t, l.Errs()[0], errdefs.ErrCorrupt)
 }
 
-// An error of a load says what became of the page.
+// The error of a load states whether the page is undefined.
 func TestBlockErrorSaysWhetherThePageIsUndefined(t *testing.T) {
 	t.Parallel()
 	r, held := heldRig(t)

@@ -7,8 +7,8 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// A block that a load is served counts once, in the tier that served it, with a lease and without
-// one. A dump that finds a block is no hit, and a block that no tier has is a miss, once.
+// Each loaded block counts once, in its tier, with and without a lease. A dump that finds a block
+// is no hit. A block in no tier is one miss.
 func TestHitsCountOnceInTheTierThatServed(t *testing.T) {
 	t.Parallel()
 	for _, leased := range []bool{false, true} {

@@ -25,7 +25,7 @@ func TestDefectLoadRefusesALeaseOfAnotherStore(t *testing.T) {
 	}
 }
 
-// A lease protects the blocks that it pinned, and no others: refs are any of those, in any order.
+// A lease protects the blocks that it pins, and no others. Refs may be any of those, in any order.
 func TestDefectLoadRefusesALeaseOfOtherKeys(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{})

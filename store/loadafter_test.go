@@ -12,7 +12,7 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// loadAfter starts a load of blocks to pages 0, 1, ... that comes after w.
+// loadAfter starts a load of blocks to pages 0, 1, ... after w.
 func (r *rig) loadAfter(w mem.Dependency, layerwise bool, ns ...int) *store.LoadTask {
 	r.tb.Helper()
 	l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, ns...), store.LoadOptions{Layerwise: layerwise, After: []mem.Dependency{w}})
@@ -20,8 +20,8 @@ func (r *rig) loadAfter(w mem.Dependency, layerwise bool, ns ...int) *store.Load
 	return l
 }
 
-// A program that has freed a page may still write to it: a step that was under way, or zeroes for
-// who gets the page next.
+// A program may still write to a page that it has freed: in a running step, or zeros for the next
+// owner.
 func TestDefectLoadIsOverwrittenByEarlierWork(t *testing.T) {
 	t.Parallel()
 	for _, layerwise := range []bool{false, true} {
@@ -52,7 +52,7 @@ func (r *rig) mustLoadTo(page, n int) {
 	r.must(r.holds(uint32(page), n))
 }
 
-// What a load waited for in vain leaves its pages as they were.
+// A load whose dependency fails leaves its pages unchanged.
 func TestLoadAfterWhatFails(t *testing.T) {
 	t.Parallel()
 	cause := errors.New("the computation failed")
@@ -84,7 +84,7 @@ func TestLoadAfterWhatFails(t *testing.T) {
 	}
 }
 
-// A dependency that has resolved costs nothing, and one that has failed is not passed over.
+// A resolved dependency costs nothing. A failed one fails the load.
 func TestLoadAfterWhatIsOver(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{})
@@ -97,8 +97,7 @@ func TestLoadAfterWhatIsOver(t *testing.T) {
 	wantErr(t, r.loadAfter(over, false, 1).Wait(r.ctx()), over.err)
 }
 
-// What the program does first is no part of what a load takes, by which is decided what is worth
-// loading.
+// The wait for dependencies does not count as load time, on which the admission depends.
 func TestTimeOfALoadIsItsOwn(t *testing.T) {
 	t.Parallel()
 	clock := clockwork.NewFakeClock()

@@ -21,18 +21,18 @@ import (
 	"github.com/kvlane/kvlane/tier/faulty"
 )
 
-// The metamorphic test: one random log of operations, drawn from a seed, runs under several
-// configurations against a model that is a map. What it asserts in each of them:
+// TestModel is the metamorphic test. A random log of operations, drawn from a seed, runs under
+// several configurations against a map as the model. In each configuration:
 //
-//   - a load that says OK put exactly the block's bytes on the page, and one that failed or was canceled writes nothing to
-//     it after it was done;
-//   - pages may be overwritten once SourceFree returned: what was stored is what they held before;
-//   - a block that a dump called durable is found after restarts and crashes, unless the test damaged it, and what fails
-//     names a fault that was injected;
+//   - a load without an error has put exactly the block's bytes on the page, and one that failed or was
+//     canceled writes nothing to it afterwards;
+//   - pages may be overwritten after SourceFree returned: the stored bytes are those before;
+//   - a durable block is found after restarts and crashes, unless the test damaged it, and each error names
+//     an injected fault;
 //   - a block that was never dumped is never found;
 //   - at the end nothing is pinned.
 //
-// KVLANE_STORE_SEEDS=n runs n seeds instead of a few; KVLANE_STORE_SEED=x runs that seed alone.
+// KVLANE_STORE_SEEDS=n runs n seeds instead of a few. KVLANE_STORE_SEED=x runs that seed alone.
 func TestModel(t *testing.T) {
 	t.Parallel()
 	runModels(t, []modelConfig{
@@ -72,7 +72,7 @@ type modelConfig struct {
 	planeBytes int64 // default 128, which is no leaf
 	sums       int   // rigOptions.sumEvery
 	corrupt    bool  // some copies flip a bit; found where all are summed
-	planned    bool  // by whatever path the planner chooses, not always by kernel
+	planned    bool  // the planner selects the path; else the kernel path
 }
 
 const (
@@ -81,7 +81,7 @@ const (
 	modelOps    = 120
 )
 
-// modelBlock is what the model knows of a block.
+// modelBlock is the expected state of a block.
 type modelBlock struct {
 	tried   bool // a dump of it was begun
 	durable bool // a dump said so, and nothing has damaged it since
@@ -89,7 +89,7 @@ type modelBlock struct {
 	dirty   bool // the test damaged the cached copy: a dump that finds it there cannot write it down
 }
 
-// pending is a task that has not been waited for.
+// pending is a task that was not waited for yet.
 type pending struct {
 	what  string
 	refs  []store.Ref
@@ -98,7 +98,7 @@ type pending struct {
 	dump  *store.DumpTask
 	lease *store.Lease
 	quit  bool         // canceled by the test, or by a crash
-	known []modelBlock // a load: what was known of each block when it began
+	known []modelBlock // a load: the expected state of each block at its start
 }
 
 type model struct {
@@ -107,7 +107,7 @@ type model struct {
 	r       *rig
 	rng     *rand.Rand
 	blocks  [modelBlocks]modelBlock
-	free    []uint32        // pages that belong to nobody
+	free    []uint32        // pages that no task uses
 	quiet   map[uint32]bool // free pages that were poisoned after a task was done with them
 	tasks   []*pending
 	leases  []*store.Lease
@@ -204,13 +204,13 @@ func (m *model) step() {
 	}
 }
 
-// draw returns some blocks, no two alike.
+// draw returns some different blocks.
 func (m *model) draw() []int {
 	return m.rng.Perm(modelBlocks)[:1+m.rng.IntN(6)]
 }
 
-// takePages takes pages out of free, and checks that nobody wrote to them since their last user was
-// done with them.
+// takePages removes pages from free, and checks that they were not written since their last task
+// ended.
 func (m *model) takePages(k int) []uint32 {
 	m.rng.Shuffle(len(m.free), func(i, j int) { m.free[i], m.free[j] = m.free[j], m.free[i] })
 	pages := m.free[:k:k]
@@ -287,8 +287,8 @@ func (m *model) begin(dump bool, ns []int, layerwise bool) *pending {
 	return p
 }
 
-// submitShards submits a layerwise dump's shards in a random order, and now and then leaves one out
-// and cancels.
+// submitShards submits the shards of a layerwise dump in a random order. Sometimes it omits one and
+// cancels.
 func (m *model) submitShards(p *pending) {
 	short := m.rng.IntN(10) == 0
 	for i, s := range m.rng.Perm(m.r.o.shards) {
@@ -371,7 +371,7 @@ func (m *model) checkLoad(p *pending) {
 	m.givePages(p.refs)
 }
 
-// excused says whether err has a reason that the test gave.
+// excused reports whether err has a cause that the test injected.
 func (m *model) excused(p *pending, err error) bool {
 	return p.quit && (errors.Is(err, errdefs.ErrCanceled) || errors.Is(err, errdefs.ErrClosed)) || m.c.faults && errors.Is(err, fault.ErrInjected) ||
 		m.c.corrupt && errors.Is(err, errdefs.ErrCorrupt)

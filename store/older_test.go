@@ -7,7 +7,7 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// sumAlgo returns which checksums the cached copy of a block has.
+// sumAlgo returns the checksum algorithm of the cached copy of a block.
 func (r *rig) sumAlgo(n int) block.SumAlgo {
 	r.tb.Helper()
 	sl, err := r.cache.Open(r.ctx(), r.key(n))
@@ -18,8 +18,8 @@ func (r *rig) sumAlgo(n int) block.SumAlgo {
 	return h.SumAlgo
 }
 
-// A directory may hold blocks with checksums of either algorithm, whichever the store writes: they
-// are loaded and verified, from their files and from the cache, and blocks of both in one batch.
+// A directory may hold blocks with checksums of both algorithms. They are loaded and verified, from
+// files and from the cache, and in one batch.
 func TestDirectoryOfBothAlgorithms(t *testing.T) {
 	t.Parallel()
 	for _, first := range []block.SumAlgo{block.SumXXH3, block.SumTree} {

@@ -8,8 +8,8 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// Dumps that name the block before their first make one prompt, of which the end is evicted first;
-// so does a lease before them.
+// Dumps that name the block before their first, and a lease before dumps, make one prompt. Its end
+// is evicted first.
 func TestDumpsInPiecesMakeOnePrompt(t *testing.T) {
 	for _, groups := range []int{1, 2} {
 		for _, leased := range []bool{false, true} {
@@ -50,7 +50,7 @@ func TestDumpsInPiecesMakeOnePrompt(t *testing.T) {
 	}
 }
 
-// What a load without a lease brings up is one prompt, too.
+// Loads without a lease make one prompt too.
 func TestLoadsInPiecesMakeOnePrompt(t *testing.T) {
 	r := newRig(t, rigOptions{slots: 16, pages: 16, dirs: []string{t.TempDir()}})
 	var all, others []int

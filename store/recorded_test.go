@@ -27,7 +27,7 @@ type work struct {
 	word  *mem.Region
 	queue device.Queue
 	event device.Event
-	asked atomic.Int32 // times a stream was told to wait
+	asked atomic.Int32 // number of waits on a stream
 }
 
 // work makes the program write block n to a page, until end.

@@ -359,7 +359,7 @@ func TestDumpWaitsForItsDependencies(t *testing.T) {
 			if !unresolved(d.Done()) {
 				t.Fatal("the dump did not wait for its dependency")
 			}
-			r.fill(0, 1) // what the dependency stands for
+			r.fill(0, 1) // the work of the dependency
 			close(dep.done)
 			err = d.Durable(r.ctx())
 			if result != nil {

@@ -265,7 +265,7 @@ func corruptDump(t *testing.T, w way, layerwise, files bool, n int) bool {
 		t.Fatalf("%d of %d bytes were summed, a copy was damaged: %v; the test does not test", p.Summed, p.Bytes, hit)
 	}
 	var bad []error
-	for i, err := range r.load(store.LoadOptions{}, ns...) { // checks the pages of those that it says it loaded
+	for i, err := range r.load(store.LoadOptions{}, ns...) { // checks the pages of blocks without an error
 		dumped := d.Errs()[i]
 		switch {
 		case err == nil:

@@ -15,7 +15,7 @@ import (
 // manyTier stores many blocks by one call, and single blocks one by one.
 type manyTier struct {
 	tier.Tier
-	begun chan struct{} // told of each call
+	begun chan struct{} // receives each call
 	gate  chan struct{} // each call takes one from it
 	bad   block.Key     // which it refuses
 

@@ -16,7 +16,8 @@ const (
 	blockBytes = 2 << 20
 )
 
-// machine is what a model is told of: a GPU that computes the prefix in 0.9 s, and memory and files that bring it in a time.
+// machine is simulated: its GPU computes the prefix in 0.9 s, and memory and files have fixed
+// rates.
 type machine struct {
 	admission.Model
 	memory, files time.Duration // for all blocks
@@ -76,7 +77,7 @@ func TestADiskThatIsSlowerThanComputingIsRefused(t *testing.T) {
 	}
 }
 
-// Probes of eight blocks, which nobody waits for, tell.
+// Probes of eight blocks measure.
 func TestADiskThatHasBecomeFastAgainIsUsed(t *testing.T) {
 	m := &machine{memory: 80 * time.Millisecond, files: 400 * time.Millisecond}
 	compute(m)

@@ -110,7 +110,8 @@ func span(from, to int) (out []int) {
 	return out
 }
 
-// Each block is pinned in the first tier that has it, and a prefix ends at the first that no tier has.
+// Each block is pinned in the first tier that has it, and a prefix ends at the first that no tier
+// has.
 func TestLeaseTakesEachBlockFromTheFirstTierThatHasIt(t *testing.T) {
 	r := newRig(t, 8, nil)
 	r.put(r.cache, 0, 1, 4, 6, 9)
@@ -127,7 +128,7 @@ func TestLeaseTakesEachBlockFromTheFirstTierThatHasIt(t *testing.T) {
 	r.wantFree()
 }
 
-// A run of blocks below is longer than what is looked up ahead.
+// A run of blocks below is longer than the look-ahead.
 func TestLeaseOfAThousandBlocksBelow(t *testing.T) {
 	r := newRig(t, 4, nil)
 	const n = 300
@@ -141,7 +142,7 @@ func TestLeaseOfAThousandBlocksBelow(t *testing.T) {
 	r.wantFree()
 }
 
-// Beyond what leases may hold blocks are pinned below, and what is held already may be held by more.
+// Beyond the limit of leases, blocks are pinned below. A pinned block may be pinned by more leases.
 func TestLeasesBeyondTheLimit(t *testing.T) {
 	r := newRig(t, 8, func(r *rig, _ *index.Config) { r.cache.LimitRetained(2) })
 	r.put(r.cache, 0, 1, 2, 3, 4)
@@ -156,7 +157,7 @@ func TestLeasesBeyondTheLimit(t *testing.T) {
 	r.wantFree()
 }
 
-// A tier that fails is passed over and told of, and keeps no pin.
+// A failing tier is skipped and reported, and keeps no pin.
 func TestTierThatFailsIsPassedOver(t *testing.T) {
 	for _, action := range []string{"fail", "half"} {
 		plan := fault.New(1)
@@ -235,7 +236,7 @@ func TestIndexOfFilesAlone(t *testing.T) {
 		t.Error(err)
 	}
 	l.Release()
-	r.x.Close() // ends after what the janitor has begun
+	r.x.Close() // waits for the janitor
 	r.wantFree()
 	if st := r.x.Stats(); st.Leases != 1 || st.Expired != 1 {
 		t.Errorf("%+v", st)

@@ -11,7 +11,7 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// ordered is a file tier that keeps what it is given of the order of blocks.
+// ordered is a file tier that records the order of blocks.
 type ordered struct {
 	*file.Tier
 	order *tier.Order
@@ -33,7 +33,8 @@ func (o *ordered) wantPlace(t *testing.T, i int) {
 	}
 }
 
-// A lease notes the order of the blocks that are not in the first tier, and reports all that it found to the others.
+// A lease notes the order of the blocks that are not in the first tier, and reports all that it
+// found to the others.
 func TestLeaseNotesTheOrder(t *testing.T) {
 	below := new(ordered)
 	r := newRig(t, 8, func(r *rig, c *index.Config) {
@@ -50,7 +51,7 @@ func TestLeaseNotesTheOrder(t *testing.T) {
 		below.wantPlace(t, i)
 	}
 
-	// A dump of what was missing, and one that names the block before it.
+	// A dump of the missing blocks, and one that names the block before it.
 	r.x.Use(block.Key{}, tiertest.Keys(6, 7, 8, 9))
 	r.x.Use(tiertest.Key(9), tiertest.Keys(10, 11))
 	for i := 6; i < 12; i++ {

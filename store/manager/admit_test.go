@@ -11,7 +11,7 @@ import (
 	"github.com/kvlane/kvlane/store/manager"
 )
 
-// Times are what jobs took, by what lies in pools and what in files, and what the engine says of computing.
+// The times are those of jobs, by blocks in pools and in files, and those that the engine reports.
 func TestFilesThatAreSlowerThanComputingAreRefused(t *testing.T) {
 	for _, always := range []bool{false, true} {
 		clock := clockwork.NewFakeClock()
@@ -35,7 +35,7 @@ func TestFilesThatAreSlowerThanComputingAreRefused(t *testing.T) {
 			end(t, j)
 			m.Computed(1000, time.Second)
 		}
-		end(t, loaded(t, m, "f19"), 0) // one that fails says nothing
+		end(t, loaded(t, m, "f19"), 0) // a failed job is not measured
 		want := 2
 		if always {
 			want = 5

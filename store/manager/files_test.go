@@ -29,7 +29,7 @@ func (h *hung) Lookup(ctx context.Context, keys []block.Key, states []tier.State
 	return h.files.Lookup(ctx, keys, states)
 }
 
-// A server of files that does not answer must not stop whoever schedules requests, nor take what is in memory from it.
+// A file server that does not answer must not block the scheduler, nor hide blocks in memory.
 func TestDefectHungFilesStopTheScheduler(t *testing.T) {
 	h := &hung{asked: make(chan struct{}, 100), answer: make(chan struct{})}
 	fs := formats(t, 0, 1, 1)

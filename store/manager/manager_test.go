@@ -185,7 +185,8 @@ func TestRoomIsMadeFromWhatNoJobHas(t *testing.T) {
 	}
 }
 
-// What is in the files of every rank is there, comes into the pools with a load, and is a miss where one rank has not got it.
+// What is in the files of every rank is there, comes into the pools with a load, and is a miss
+// where one rank has not got it.
 func TestFilesOfAllRanks(t *testing.T) {
 	m, below := open(t, 2, 2, 1)
 	has := func(rank int, hash string) { below[rank].there[formats(t, rank, 2, 1).Key(0, []byte(hash))] = true }
@@ -230,7 +231,7 @@ func TestForgottenBlockIsStoredAnew(t *testing.T) {
 		t.Errorf("evicts %v", got)
 	}
 	end(t, anew)
-	end(t, first, 0) // says so again of the block that was there before
+	end(t, first, 0) // reports the earlier block again
 	end(t, second, 0)
 	if got := states(t, m, "a", "b"); !slices.Equal(got, []manager.State{manager.InPool, manager.InPool}) {
 		t.Errorf("%v", got)
@@ -300,7 +301,7 @@ func TestCloseCountsJobs(t *testing.T) {
 	}
 }
 
-// worker is what a worker's pool has: it does what jobs say.
+// worker is the pool of a worker that runs jobs.
 type worker struct {
 	pool  map[manager.Block]bool
 	files *files
@@ -319,8 +320,9 @@ func (w *worker) take(b manager.Block) {
 	w.most = max(w.most, len(w.pool))
 }
 
-// TestModel has workers do what a manager says, in its order, with blocks lost and jobs that end in any order: what it says is there is
-// there, and no worker ever holds more than its pool has room for.
+// TestModel has workers do what a manager says, in its order, with blocks lost and jobs that end in
+// any order: what it says is there is there, and no worker ever holds more than its pool has room
+// for.
 func TestModel(t *testing.T) {
 	const room, universe = 12, 40
 	for seed := range uint64(30) {
@@ -377,12 +379,12 @@ func TestModel(t *testing.T) {
 				} else if !errors.Is(err, errdefs.ErrBusy) && !errors.Is(err, errdefs.ErrNotFound) {
 					t.Fatal(err)
 				}
-			case 5: // a worker writes to files what it has
+			case 5: // a worker writes its blocks to files
 				w := workers[rng.IntN(ranks)]
 				for b := range w.pool {
 					w.files.there[w.keys.Key(b.Group, []byte(b.Hash))] = true
 				}
-			case 6: // a worker loses a block, and tells
+			case 6: // a worker loses a block, and reports it
 				if bs := some(); rng.IntN(4) == 0 {
 					for _, w := range workers {
 						w.drop(bs[:1])
@@ -409,7 +411,7 @@ func TestModel(t *testing.T) {
 		for _, p := range jobs {
 			end(t, p.job, p.failed...)
 		}
-		// All that has been evicted is told with the next job.
+		// The next job has all evicted blocks.
 		last := stored(t, m)
 		end(t, last)
 		for _, w := range workers {

@@ -41,7 +41,8 @@ func TestLatencyBuckets(t *testing.T) {
 	}
 }
 
-// BenchmarkLatency measures the cost of timing a task: two readings of the clock, and an observation.
+// BenchmarkLatency measures the cost of timing a task: two readings of the clock, and an
+// observation.
 func BenchmarkLatency(b *testing.B) {
 	var l Histogram
 	b.Run("observe 50us", func(b *testing.B) {

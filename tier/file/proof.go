@@ -3,6 +3,7 @@ package file
 import (
 	"encoding/binary"
 	"sync"
+	"time"
 
 	"github.com/zeebo/xxh3"
 
@@ -21,10 +22,15 @@ type proofs struct {
 type proof struct {
 	key    uint64
 	file   uint64
+	before uint64 // the same file before its last renewal, or 0
 	synced bool
 }
 
-// proofCount is the number of slots, a power of two. The table has 1.5 MiB. It covers 16 GiB of
+func (e *proof) knows(key, file uint64) bool {
+	return e.key == key && (e.file == file || e.before == file)
+}
+
+// proofCount is the number of slots, a power of two. The table has 2 MiB. It covers 16 GiB of
 // blocks of 256 KiB.
 const proofCount = 1 << 16
 
@@ -47,11 +53,11 @@ func (p *proofs) add(key block.Key, info dirfs.Info, synced bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e, tag := p.slot(key)
-	f := fileOf(info)
-	if e.key == tag && e.file == f {
-		synced = synced || e.synced
+	if f := fileOf(info); !e.knows(tag, f) {
+		*e = proof{key: tag, file: f, synced: synced}
+	} else if synced {
+		e.synced = true
 	}
-	*e = proof{key: tag, file: f, synced: synced}
 }
 
 // has reports whether the file is known to be sound, and to be durable.
@@ -59,10 +65,22 @@ func (p *proofs) has(key block.Key, info dirfs.Info) (whole, synced bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e, tag := p.slot(key)
-	if e.key != tag || e.file != fileOf(info) {
+	if !e.knows(tag, fileOf(info)) {
 		return false, false
 	}
 	return true, e.synced
+}
+
+// renew records that the time of a sound file is about to become when. Until the next renewal has
+// accepts the file with either time, as other goroutines may see both.
+func (p *proofs) renew(key block.Key, info dirfs.Info, when time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e, tag := p.slot(key)
+	if f := fileOf(info); e.knows(tag, f) {
+		info.Modified = when
+		e.file, e.before = fileOf(info), f
+	}
 }
 
 // drop forgets the block's file.

@@ -228,15 +228,15 @@ func (t *Tier) touch(d *dir, key block.Key, info dirfs.Info) {
 // setTime sets the time of a block's file and returns the file's new Info. It returns info
 // unchanged on an error, which is counted: a hit does not fail because of it.
 func (t *Tier) setTime(d *dir, key block.Key, info dirfs.Info, when time.Time) dirfs.Info {
-	whole, synced := t.proofs.has(key, info)
+	t.proofs.renew(key, info, when)
 	err := d.SetTime(blockName(key), when)
 	if err == nil {
 		var changed dirfs.Info
 		if changed, err = d.Stat(blockName(key)); err == nil && changed.Inode == info.Inode {
-			info = changed // the same file with another time
-			if whole {
-				t.proofs.add(key, info, synced)
+			if info.Modified = when; !changed.Modified.Equal(when) { // rounded by the file system
+				t.proofs.renew(key, info, changed.Modified)
 			}
+			info = changed
 		}
 	}
 	if err != nil && !blockdir.Gone(err) {
@@ -245,21 +245,21 @@ func (t *Tier) setTime(d *dir, key block.Key, info dirfs.Info, when time.Time) d
 	return info
 }
 
-// given returns the tier's order, or nil.
+// getOrder returns the tier's order, or nil.
 func (w *times) getOrder() *tier.Order {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.order
 }
 
-// of returns the remembered time of a block.
+// lookup returns the remembered time of a block.
 func (w *times) lookup(key block.Key) (timed, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.find(key)
 }
 
-// find is of for a caller that holds mu.
+// find is lookup for a caller that holds mu.
 func (w *times) find(key block.Key) (timed, bool) {
 	when, ok := w.known[key]
 	if !ok {

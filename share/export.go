@@ -180,7 +180,7 @@ func (e *Export) admit(c *net.UnixConn, pid int32) status {
 	return statusOK
 }
 
-func (e *Export) leave(c *net.UnixConn) {
+func (e *Export) removeImporter(c *net.UnixConn) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.importers, c)

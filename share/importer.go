@@ -67,7 +67,7 @@ type mapping struct {
 
 	watching sync.WaitGroup
 	lost     chan struct{} // closed once when it is lost
-	tell     sync.Once
+	lostOnce sync.Once
 }
 
 // Import is one use of an imported Region.
@@ -192,7 +192,7 @@ func (in *Importer) establish(ctx context.Context, m *mapping, d *Descriptor) er
 	m.watching.Go(func() {
 		l.watch(func(why error) {
 			m.origin.Lose(why)
-			m.tell.Do(func() { close(m.lost) })
+			m.lostOnce.Do(func() { close(m.lost) })
 		})
 	})
 	m.watching.Go(func() {

@@ -292,11 +292,11 @@ func through(ctx context.Context, dev device.Device, n int64, f func(q device.Qu
 	if err == nil {
 		err = f(q, p)
 	}
-	rest := q.Close(ctx)
-	if rest == nil && p != nil {
-		rest = dev.Free(p)
+	closeErr := q.Close(ctx)
+	if closeErr == nil && p != nil {
+		closeErr = dev.Free(p)
 	}
-	return errors.Join(err, rest)
+	return errors.Join(err, closeErr)
 }
 
 func moved(ctx context.Context, q device.Queue, dst, src mem.Extent) error {

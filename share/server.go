@@ -249,7 +249,7 @@ func (s *Server) serveImporter(c *net.UnixConn, pid int32) status {
 		refuse(c, why)
 	case e != nil:
 		why = waitImporter(c, e.desc.Identity, p)
-		e.leave(c)
+		e.removeImporter(c)
 	}
 	return why
 }

@@ -167,7 +167,7 @@ var transferMutants = []mutant{
 	defect("transfer/mooncake", "TestInitiatorBytes",
 		"transfer/mooncake/lane.go", "			if !v2 { // the target carries", "			if v2 && !v2 { // the target carries"),
 	defect("transfer/mooncake", "TestRejectionIsOfOneTask",
-		"transfer/mooncake/lane.go", "			refused, under = under[0], under[1:]\n			again, under =", "			refused, under = under[0], under[1:]\n			_, under ="),
+		"transfer/mooncake/lane.go", "			refused, under = under[0], under[1:]\n			retry, under =", "			refused, under = under[0], under[1:]\n			_, under ="),
 	defect("transfer", "TestDefectLargePiecesAreReadAhead",
 		"transfer/body.go", "		in.readAhead = headBytes\n", "		in.most = laneBuffer\n"),
 	defect("transfer", "TestDefectReopenedSegmentIsNotFenced",

@@ -57,7 +57,7 @@ func (d *Device) createCQ(o rdma.CQOptions) (*CQ, error) {
 	if err := adoptAll(parents); err != nil {
 		return nil, err
 	}
-	room, err := ibverbs.NewWCArray(min(o.Entries, pollRoom))
+	buffer, err := ibverbs.NewWCArray(min(o.Entries, pollRoom))
 	if err != nil {
 		releaseAll(parents)
 		return nil, err
@@ -65,9 +65,9 @@ func (d *Device) createCQ(o rdma.CQOptions) (*CQ, error) {
 	native, got, errno := d.api.CreateCQ(d.ctx, o.Entries, channel, o.Vector)
 	if err := check(errno, "ibv_create_cq", "entries=%d vector=%d", o.Entries, o.Vector); err != nil {
 		releaseAll(parents)
-		return nil, errors.Join(err, room.Free())
+		return nil, errors.Join(err, buffer.Free())
 	}
-	q.native, q.entries, q.buffer = native, got, room
+	q.native, q.entries, q.buffer = native, got, buffer
 	q.open("completion queue of %s", d.info.Name)
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -263,7 +263,7 @@ func (d *Domain) Open(nic int) (*Queue, error) {
 		d.mu.Unlock()
 		m, err := d.nics[nic].Acquire(mem.All(scratch), d.access)
 		if err != nil {
-			return nil, errors.Join(err, d.leave(q))
+			return nil, errors.Join(err, d.closeOrKeep(q))
 		}
 		info := m.Info()
 		m.Release() // the domain keeps it until all of its queues are closed
@@ -275,9 +275,9 @@ func (d *Domain) Open(nic int) (*Queue, error) {
 // Leave closes a queue that has sent nothing. It does not wait: if the NIC cannot close the queue,
 // the domain keeps it and its memory stays registered. The domain retries before it opens another
 // queue of that NIC, and in Close.
-func (d *Domain) Leave(q *Queue) { _ = d.leave(q) }
+func (d *Domain) Leave(q *Queue) { _ = d.closeOrKeep(q) }
 
-func (d *Domain) leave(q *Queue) error {
+func (d *Domain) closeOrKeep(q *Queue) error {
 	err := q.Close()
 	if err != nil {
 		d.mu.Lock()
@@ -303,7 +303,7 @@ func (d *Domain) closeLeft(nic int) error {
 	d.mu.Unlock()
 	var errs []error
 	for _, q := range mine {
-		errs = append(errs, d.leave(q))
+		errs = append(errs, d.closeOrKeep(q))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("queues that never worked do not close: %w: %w", errdefs.ErrBusy, err)

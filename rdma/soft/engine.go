@@ -123,14 +123,14 @@ func (e *engine) loop() {
 			e.idle.Store(false)
 			continue
 		}
-		var alarm <-chan time.Time
+		var timeout <-chan time.Time
 		if d, ok := e.nextDue(); ok {
 			timer.Reset(d)
-			alarm = timer.C
+			timeout = timer.C
 		}
 		select {
 		case <-e.wakeup:
-		case <-alarm:
+		case <-timeout:
 		case <-e.quit:
 			return
 		}
@@ -194,7 +194,7 @@ func (e *engine) options(q *qp) bool {
 	r := &q.run
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.inflight) > 0 && r.inflight[0].landed.Load() {
+	if len(r.inflight) > 0 && r.inflight[0].moved.Load() {
 		e.possible = append(e.possible, step{q, finish})
 	}
 	if r.delayedRead != nil {
@@ -310,7 +310,7 @@ func (e *engine) inOrder(r *running, t *Transfer) (before, now *Transfer) {
 	}
 	switch {
 	case len(t.Batch.Dst) == 0:
-		t.landed.Store(true)
+		t.moved.Store(true)
 		return before, nil
 	case e.rng != nil && t.read && e.rng.IntN(2) == 1:
 		r.delayedRead = t

@@ -70,12 +70,12 @@ func (q *qp) postSend(call string, wrs []rdma.SendWR) (int, error) {
 		return 0, rdma.NewPostError(call, "state="+s.String(), unix.EINVAL, "the queue pair cannot send")
 	}
 	tail := q.tail.Load()
-	room := tail - q.freed.Load()
+	used := tail - q.freed.Load()
 	for i := range wrs {
 		w := &wrs[i]
-		if room == uint64(q.caps.MaxSendWR) {
+		if used == uint64(q.caps.MaxSendWR) {
 			// Check again: completions may have been polled.
-			if room = tail - q.freed.Load(); room == uint64(q.caps.MaxSendWR) {
+			if used = tail - q.freed.Load(); used == uint64(q.caps.MaxSendWR) {
 				q.tail.Store(tail)
 				return i, rdma.NewPostError(call, fmt.Sprintf("wr_id=%#x", w.WRID), unix.ENOMEM, fmt.Sprintf("all %d places are taken", q.caps.MaxSendWR))
 			}
@@ -85,7 +85,7 @@ func (q *qp) postSend(call string, wrs []rdma.SendWR) (int, error) {
 			return i, err
 		}
 		tail++
-		room++
+		used++
 	}
 	q.tail.Store(tail)
 	return len(wrs), nil

@@ -12,12 +12,12 @@ type Transfer struct {
 	// Batch has the copies as a list of extents. The mover owns it until it calls Done.
 	Batch mem.Batch
 
-	qp     *qp
-	pos    uint64       // of the request
-	read   bool         // of an RDMA read
-	ops    []*opCounter // counters in which the transfer is an operation
-	err    error
-	landed atomic.Bool
+	qp    *qp
+	pos   uint64       // of the request
+	read  bool         // of an RDMA read
+	ops   []*opCounter // counters in which the transfer is an operation
+	err   error
+	moved atomic.Bool
 
 	near, far []mem.Extent // local and remote extents of the request
 }
@@ -30,16 +30,16 @@ func (e *engine) transfer(q *qp, w *sendWQE) (t *Transfer) {
 		t = new(Transfer)
 	}
 	t.qp, t.pos, t.read, t.err = q, q.run.issued, w.opcode == rdma.WRRDMARead, nil
-	t.landed.Store(false)
+	t.moved.Store(false)
 	t.Batch.Dst, t.Batch.Src, t.ops = t.Batch.Dst[:0], t.Batch.Src[:0], t.ops[:0]
 	return t
 }
 
 // Done ends the transfer. An error fails its request; any part of the bytes may have been copied.
 func (t *Transfer) Done(err error) {
-	e := t.qp.engine() // the engine owns t once landed is set
+	e := t.qp.engine() // the engine owns t once moved is set
 	t.err = err
-	t.landed.Store(true)
+	t.moved.Store(true)
 	e.wake()
 }
 

@@ -203,16 +203,16 @@ func (r *Request) message(w kind, k int) []byte {
 // receiver if possible. When it returns, nothing touches the request's local pages.
 func (r *Request) Finish(ctx context.Context) error {
 	r.mu.Lock()
-	again := r.ended
+	finished := r.ended
 	r.ended = true
 	missing := 0
-	for _, given := range r.submitted {
-		if !given {
+	for _, submitted := range r.submitted {
+		if !submitted {
 			missing++
 		}
 	}
 	r.mu.Unlock()
-	if again {
+	if finished {
 		return fmt.Errorf("finish a request: it has ended before: %w", errdefs.ErrClosed)
 	}
 	defer r.s.requests.Add(-1)

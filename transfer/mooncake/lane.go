@@ -161,20 +161,20 @@ func (l *lane) finishConn() {
 	r.mu.Lock()
 	under, why, closed := l.inFlight, l.err, r.closed
 	var refused *part
-	var again []*part
+	var retry []*part
 	if len(under) > 0 {
 		r.idleLanes++
 		if l.refused {
 			refused, under = under[0], under[1:]
-			again, under = split(under, func(p *part) bool { return !closed && p.b.ctx.Err() == nil })
+			retry, under = split(under, func(p *part) bool { return !closed && p.b.ctx.Err() == nil })
 		}
 	}
 	l.conn, l.err, l.inFlight, l.bytes, l.refused, l.sendEnded = nil, nil, nil, 0, false, false
-	if len(again) > 0 {
-		for _, p := range again {
+	if len(retry) > 0 {
+		for _, p := range retry {
 			p.sent = false
 		}
-		r.queue, r.next = append(again, r.queue[r.next:]...), 0
+		r.queue, r.next = append(retry, r.queue[r.next:]...), 0
 		r.changed.Broadcast()
 	}
 	r.mu.Unlock()

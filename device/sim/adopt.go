@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// hostStream is a stream of the host program, which a queue plays.
+// hostStream is a stream of the host program, simulated by a queue.
 type hostStream struct{ queue *Queue }
 
 var _ device.StreamAdopter = (*Device)(nil)
@@ -18,8 +18,8 @@ var _ device.StreamAdopter = (*Device)(nil)
 // WaitLimit implements device.StreamAdopter.
 func (d *Device) WaitLimit() int { return math.MaxInt }
 
-// AdoptStream implements device.StreamAdopter. A stream of the host program is a queue of this device, named by Queue.Handle;
-// there is no default stream.
+// AdoptStream implements device.StreamAdopter. A stream of the host program is a queue of this
+// device, named by Queue.Handle. There is no default stream.
 func (d *Device) AdoptStream(handle uintptr) (device.HostStream, error) {
 	const call = "simStreamGetCtx"
 	h := &hostStream{queue: d.byHandle(handle)}
@@ -83,7 +83,7 @@ func (h *hostStream) WriteValue(word mem.Extent, value uint64) error {
 	return nil
 }
 
-// word begins a call that enqueues an operation on a word.
+// word checks a call that enqueues an operation on a word, and applies the call's faults.
 func (h *hostStream) word(name, call string, word mem.Extent) error {
 	q := h.queue
 	if err := q.call(name, call); err != nil {
@@ -101,7 +101,7 @@ func (h *hostStream) word(name, call string, word mem.Extent) error {
 	return nil
 }
 
-// park notes that a stream of the host program has been told to wait for a word.
+// park counts a wait for a word that a stream of the host program has enqueued.
 func (d *Device) park() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -110,7 +110,7 @@ func (d *Device) park() {
 	}
 }
 
-// unpark notes that such a wait is over.
+// unpark counts the end of such a wait.
 func (d *Device) unpark() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -119,7 +119,8 @@ func (d *Device) unpark() {
 	}
 }
 
-// standStill waits until no stream of the host program waits for a word, if the options say so.
+// standStill waits until no stream of the host program waits for a word. It returns at once unless
+// Options.WaitsHoldAllocation is set.
 func (d *Device) standStill(call string) error {
 	for d.o.WaitsHoldAllocation {
 		d.mu.Lock()

@@ -13,7 +13,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Alloc returns device memory filled with PoisonFresh. Shareable memory is that of a file, and has handles of type memfd alone.
+// Alloc returns device memory filled with PoisonFresh. A file backs shareable memory, which only
+// has handles of type memfd.
 func (d *Device) Alloc(bytes int64, o device.AllocOptions) (*mem.Region, error) {
 	const call = "simMemAlloc"
 	var r *mem.Region
@@ -39,8 +40,8 @@ func (d *Device) AllocHost(bytes int64) (*mem.Region, error) {
 	return r, nil
 }
 
-// RegisterHost gives b a device address. Go heap memory is refused with ErrInvalid, and memory that overlaps an earlier
-// registration with ErrExists.
+// RegisterHost gives b a device address. It returns ErrInvalid for Go heap memory, and ErrExists
+// for memory that overlaps an earlier registration.
 func (d *Device) RegisterHost(b []byte) (*mem.Region, error) {
 	const call = "simMemHostRegister"
 	args := fmt.Sprintf("address=%#x, bytes=%d", hostmem.Addr(b), len(b))
@@ -54,7 +55,8 @@ func (d *Device) RegisterHost(b []byte) (*mem.Region, error) {
 	return r, nil
 }
 
-// make is what the three ways to get a region have in common; given is the memory to register, or nil, and shared has memory of a file made.
+// make allocates or registers memory and returns its region. given is the memory to register, or
+// nil. With shared, a file backs the memory.
 func (d *Device) make(op, call string, kind mem.Kind, bytes int64, given []byte, shared bool) (*mem.Region, error) {
 	args := fmt.Sprintf("bytes=%d", bytes)
 	if f, hit := d.o.Faults.Hit(op); hit {
@@ -93,7 +95,7 @@ func (d *Device) make(op, call string, kind mem.Kind, bytes int64, given []byte,
 	return sp.region, nil
 }
 
-// back gives the span memory of its own.
+// back allocates the span's memory.
 func (sp *span) back(shared bool) (err error) {
 	if shared {
 		sp.bytes, sp.fd, err = hostmem.AllocShared(sp.len)
@@ -103,7 +105,7 @@ func (sp *span) back(shared bool) (err error) {
 	return err
 }
 
-// unshare closes the file that the span's memory is of, if there is one.
+// unshare closes the file that backs the span's memory, if there is one.
 func (sp *span) unshare() error {
 	if sp.fd < 0 {
 		return nil
@@ -113,10 +115,11 @@ func (sp *span) unshare() error {
 	return unix.Close(fd)
 }
 
-// enter gives sp an address and a region and puts it into the address space.
+// enter gives sp an address and a region and adds it to the address space.
 func (d *Device) enter(sp *span, spec mem.RegionSpec, call, args string) error {
 	if d.o.HostAddresses && sp.kind == mem.KindDevice {
-		// The one place where the simulated driver answers a CPU address as its own: that of what backs the memory.
+		// Only here does the simulated driver use a CPU address as a device address: the address of
+		// the memory that backs the span.
 		sp.base = mem.DevAddr(hostmem.Addr(sp.bytes))
 	} else {
 		sp.base = d.space.reserve(sp.len)
@@ -134,7 +137,7 @@ func (d *Device) enter(sp *span, spec mem.RegionSpec, call, args string) error {
 	return nil
 }
 
-// charge takes bytes off what is left of memory of that kind.
+// charge subtracts bytes from the free memory of that kind.
 func (d *Device) charge(call, args string, kind mem.Kind, bytes int64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

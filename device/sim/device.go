@@ -20,16 +20,17 @@ type Device struct {
 	link  link
 	sched *scheduler // nil unless Options.Interleave
 	dead  chan struct{}
-	life  context.Context // ends with dead; for what waits by context
+	life  context.Context // canceled when dead is closed
 	end   context.CancelFunc
 
-	mu         sync.Mutex
-	closed     bool
-	queues     []*Queue // open, ascending by id
-	nextQueue  int
-	parked     int             // waits for words that streams of the host program have been told and that are not over
-	unparked   chan struct{}   // closed when there are none again
-	peers      map[int]*Device // whose memory is within reach, by index
+	mu        sync.Mutex
+	closed    bool
+	queues    []*Queue // open, ascending by id
+	nextQueue int
+	// waits for words, enqueued by streams of the host program and unfinished
+	parked     int
+	unparked   chan struct{}   // closed when parked is zero again
+	peers      map[int]*Device // devices whose memory is reachable, by index
 	memBytes   int64
 	lockBytes  int64
 	quarantine []quarantined
@@ -37,17 +38,17 @@ type Device struct {
 	misuse     []error
 	moreMisuse int
 
-	files         sync.Mutex       // before mu
+	files         sync.Mutex       // acquire before mu
 	storage       *storage.Storage // open, or nil
-	storageFailed error            // why it did not open, for good
+	storageFailed error            // permanent error of opening the storage
 }
 
 var _ device.Device = (*Device)(nil)
 
-// maxMisuse is how many misuses Device.Close spells out.
+// maxMisuse is the number of misuses that the error of Device.Close describes.
 const maxMisuse = 8
 
-// Open makes a simulated device. Close it.
+// Open makes a simulated device. The caller closes it.
 func Open(o Options) (*Device, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("open simulated device: %w", err)
@@ -61,7 +62,7 @@ func Open(o Options) (*Device, error) {
 		},
 	}
 	if o.BandwidthGBps > 0 {
-		d.link.nsPerByte = 1 / o.BandwidthGBps // 1e9 bytes a second is a byte a nanosecond
+		d.link.nsPerByte = 1 / o.BandwidthGBps // 1e9 bytes per second are one byte per nanosecond
 	}
 	d.life, d.end = context.WithCancel(context.Background())
 	if o.Interleave != nil {
@@ -74,7 +75,8 @@ func Open(o Options) (*Device, error) {
 // Info describes the device.
 func (d *Device) Info() device.Info { return d.info }
 
-// OpenQueue opens a queue: a *Queue, which is a BatchCopier and a Launcher too. Options change nothing.
+// OpenQueue opens a *Queue, which also implements device.BatchCopier and device.Launcher. The
+// options have no effect.
 func (d *Device) OpenQueue(device.QueueOptions) (device.Queue, error) {
 	const call = "simQueueCreate"
 	if f, hit := d.o.Faults.Hit(OpOpen); hit {
@@ -96,7 +98,7 @@ func (d *Device) OpenQueue(device.QueueOptions) (device.Queue, error) {
 	return q, nil
 }
 
-// forget takes q off the list of open queues and reports whether it was there.
+// forget removes q from the list of open queues and reports whether it was in it.
 func (d *Device) forget(q *Queue) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -110,7 +112,8 @@ func (d *Device) forget(q *Queue) bool {
 	return false
 }
 
-// openQueues returns the open queues, ascending by id. The slice is not changed afterwards: forget copies.
+// openQueues returns the open queues, ascending by id. The slice does not change later, because
+// forget copies it.
 func (d *Device) openQueues() []*Queue {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -127,7 +130,7 @@ func (d *Device) byHandle(h uintptr) *Queue {
 	return nil
 }
 
-// misused notes a breach of contract that no call could report.
+// misused records a breach of contract that no call could report.
 func (d *Device) misused(err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -138,8 +141,8 @@ func (d *Device) misused(err error) {
 	}
 }
 
-// Close ends enqueued work where it stands, frees what was not freed, and reports: open queues, regions not freed, and
-// every misuse found. Events not yet done fail with ErrClosed.
+// Close stops enqueued work and frees all memory. Its error lists open queues, regions that were
+// not freed, and every misuse found. Events of unfinished work fail with ErrClosed.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	if d.closed {

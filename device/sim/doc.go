@@ -1,21 +1,27 @@
-// Package sim is a GPU in software, for machines that have none and for tests that need one to misbehave. It is honest:
+// Package sim is a GPU in software, for machines without a GPU and for tests that need a GPU to
+// fail. It models a GPU's behaviour strictly:
 //
-//   - Its addresses are made up. They lie where no CPU address can, the device address of pinned memory has nothing to do
-//     with its CPU address, and no address is used twice, but for Options.HostAddresses. Device memory has no CPU view.
-//   - Queues are asynchronous: each has a goroutine that does the work later, in order. Pages and descriptors are read
-//     when a kernel runs, not when it is launched.
-//   - Fresh device memory holds PoisonFresh, and freed pinned memory PoisonFreed. A use after free, an address outside
-//     every allocation and a misaligned argument are errors: of the call where the call can know, else sticky errors of
-//     the queue, as a GPU's illegal address is. Bytes written by the CPU into freed pinned memory, and events used after
-//     their Close, are reported by Device.Close.
-//   - Memory, page-locked memory and single registrations have settable limits; latency and bandwidth are modelled on a
-//     clock that may be injected; package fault says which operations fail, corrupt, stall or take longer.
-//   - With Options.Interleave, one operation of one queue runs at a time, in an order drawn from a seed.
+//   - Its addresses are invalid for the CPU. The device address of pinned memory is unrelated to
+//     its CPU address, and no address is used twice. Options.HostAddresses changes both. Device
+//     memory has no CPU view.
+//   - Queues are asynchronous: a goroutine per queue does the work later, in order. Pages and
+//     descriptors are read when a kernel runs, not when it is launched.
+//   - Fresh device memory holds PoisonFresh, and freed pinned memory holds PoisonFreed. A use after
+//     free, an address outside every allocation and a misaligned argument are errors. The call
+//     returns them if it can detect them. Otherwise they are sticky errors of the queue, like an
+//     illegal address on a GPU. Device.Close reports CPU writes to freed pinned memory, and events
+//     used after their Close.
+//   - Device memory, page-locked memory and single registrations have configurable limits. A model
+//     of latency and bandwidth uses a clock that tests may inject. Package fault selects the
+//     operations that fail, corrupt data, stall or take longer.
+//   - With Options.Interleave, one operation of one queue runs at a time, in an order drawn from a
+//     seed.
 //
 // # Concurrency
 //
-// Device and Event are safe for concurrent use. A Queue has one user at a time, but for the calls of a
-// device.HostStream, whose stream it plays. Goroutines belong to the queue, or the interleaving device, that started them and are joined by
-// its Close. Device memory is guarded by one lock, which operations hold for reading while they run: Alloc and Free
-// wait for running operations, never for enqueued ones.
+// Device and Event are safe for concurrent use. A Queue has one user at a time, apart from the
+// calls of a device.HostStream that the queue simulates. Goroutines belong to the queue, or to the
+// interleaving device, that started them, and its Close joins them. One lock guards device memory.
+// Operations hold it for reading while they run, so Alloc and Free wait for running operations but
+// never for enqueued ones.
 package sim

@@ -8,7 +8,7 @@ import (
 	"github.com/kvlane/kvlane/internal/fault"
 )
 
-// native makes the error that a driver would report. Codes are those of CUDA for the same failure.
+// native returns the error that a driver would report. Codes are CUDA's codes for the same failure.
 func native(call, args string, code int, name, text string, kind error) *device.Error {
 	return &device.Error{Call: call, Args: args, Code: code, Name: "SIM_ERROR_" + name, Text: text, Kind: kind}
 }
@@ -29,7 +29,7 @@ func errIllegalAddress(call, args, text string) error {
 	return native(call, args, 700, "ILLEGAL_ADDRESS", text, errdefs.ErrInvalid)
 }
 
-// errInjected makes a driver's failure out of a fault.
+// errInjected returns the driver error for a fault.
 func errInjected(call string, f *fault.Fault) error {
 	return fmt.Errorf("%w: %w", native(call, "", 999, "UNKNOWN", "", nil), f.Err)
 }

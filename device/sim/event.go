@@ -18,7 +18,7 @@ type Event struct {
 	closed atomic.Bool
 	// err and at are written before done is closed.
 	err error
-	at  time.Time // when the work was done, by the model
+	at  time.Time // when the work completed, in model time
 }
 
 var _ device.Event = (*Event)(nil)
@@ -33,7 +33,8 @@ func (e *Event) resolve(err error, at time.Time) {
 	close(e.done)
 }
 
-// Done reports whether the work is done. Failed work is done: it touches nothing any more.
+// Done reports whether the work has completed. Failed work counts as completed: it no longer
+// accesses memory.
 func (e *Event) Done() (bool, error) {
 	if err := e.usable("ask"); err != nil {
 		return false, err
@@ -46,7 +47,8 @@ func (e *Event) Done() (bool, error) {
 	}
 }
 
-// Wait waits until the work is done and returns its error, or until ctx ends and returns the context's cause.
+// Wait waits until the work has completed and returns its error. If ctx ends first, Wait returns
+// the context's cause.
 func (e *Event) Wait(ctx context.Context) error {
 	if err := e.usable("wait for"); err != nil {
 		return err
@@ -64,15 +66,15 @@ func (e *Event) Wait(ctx context.Context) error {
 	}
 }
 
-// verdict returns the error of an event that is done, to somebody who will act on it.
+// verdict returns the error of a completed event, and marks the queue's failure as reported.
 func (e *Event) verdict() error {
 	if e.err != nil {
-		e.queue.tell()
+		e.queue.markReported()
 	}
 	return e.err
 }
 
-// Close gives the event back. A queue that waits for it goes on waiting.
+// Close releases the event. A queue that waits for it keeps waiting.
 func (e *Event) Close() {
 	if !e.closed.CompareAndSwap(false, true) {
 		e.queue.dev.misused(fmt.Errorf("an event of %s was closed twice: %w", e.queue, errdefs.ErrClosed))
@@ -85,7 +87,7 @@ func (e *Event) usable(verb string) error {
 	if !e.closed.Load() {
 		return nil
 	}
-	err := fmt.Errorf("%s event of %s: it was given back: %w", verb, e.queue, errdefs.ErrClosed)
+	err := fmt.Errorf("%s event of %s after its Close: %w", verb, e.queue, errdefs.ErrClosed)
 	e.queue.dev.misused(err)
 	return err
 }

@@ -9,17 +9,17 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// executor is what running operations of one queue share. Its methods are called with what reach names held for reading,
-// but for at, which belongs to whoever runs the queue.
+// executor is the state that running operations of one queue share. Callers of its methods hold the
+// locks of reach for reading. The goroutine that runs the queue owns at.
 type executor struct {
 	space *space
-	reach reach     // what the operation that runs may touch; space alone where it is nil
-	at    time.Time // when the last operation was done, by the model
-	// lastDst and lastSrc are the spans found last: pieces of a batch mostly lie in the same two.
+	reach reach     // memory that the running operation may access; if nil, only space
+	at    time.Time // when the last operation completed, in model time
+	// lastDst and lastSrc are the spans found last. Most pieces of a batch lie in the same two.
 	lastDst, lastSrc seen
-	lastWord         seen           // what kernels looked at last beside that
-	traffic          *traffic       // where to count bytes by direction; nil: nowhere
-	machine          kernel.Machine // whose memory this is
+	lastWord         seen           // the other span that kernels accessed last
+	traffic          *traffic       // counts bytes by direction; nil: not counted
+	machine          kernel.Machine // accesses memory through this executor
 }
 
 var _ kernel.Memory = (*executor)(nil)
@@ -29,10 +29,11 @@ func (x *executor) Bytes(call string, addr mem.DevAddr, n uint64) ([]byte, error
 	return x.bytes(call, addr, n, &x.lastWord)
 }
 
-// seen remembers a span. It may have been freed since: then its bytes are nil, and it is looked up again.
+// seen caches a span. If the span has been freed since, its bytes are nil and the span is looked up
+// again.
 type seen struct{ *span }
 
-// bytes returns the n bytes at addr, looking at the span found last before it searches.
+// bytes returns the n bytes at addr. It tries the span found last before it searches.
 func (x *executor) bytes(call string, addr mem.DevAddr, n uint64, last *seen) ([]byte, error) {
 	if sp := last.span; sp != nil {
 		if off := uint64(addr - sp.base); off < uint64(len(sp.bytes)) && n <= uint64(len(sp.bytes))-off {
@@ -71,7 +72,7 @@ func (x *executor) Copy(call string, p kernel.Piece) error {
 
 func (x *executor) copyPieces(call string, pieces []kernel.Piece) error {
 	for i, p := range pieces {
-		if p.N == 0 || x.machine.Still { // hardware looks at nothing for a piece of no bytes
+		if p.N == 0 || x.machine.Still { // hardware does not check the addresses of an empty piece
 			continue
 		}
 		if err := x.Copy(call, p); err != nil {
@@ -93,13 +94,14 @@ func (x *executor) fill(p kernel.Piece, v byte) error {
 	return nil
 }
 
-// corrupt flips a bit of one byte that o has written, as damage on the bus would. A kernel that sums what arrives on the
-// device sums the damaged byte; what goes to the host is damaged after it was summed. Within the device there is no bus: there
-// the kernel has read the byte wrong, and sums what it read.
+// corrupt flips one bit of a byte that o has written, as damage on the bus would. A kernel that
+// sums bytes arriving on the device sums the damaged byte. Bytes copied to the host are damaged
+// after they were summed. Copies within the device use no bus: there the kernel has read a wrong
+// byte, and sums it.
 func (x *executor) corrupt(o *op) error {
 	r := o.fault.Rand
 	p := o.one[0]
-	var at uint64 // the piece's number
+	var at uint64 // index of the piece
 	switch o.kind {
 	case opBatch:
 		if len(o.pieces) == 0 {

@@ -7,7 +7,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// piece checks a copy and returns it in addresses.
+// piece checks a copy and returns its addresses.
 func (d *Device) piece(call string, dst, src mem.Extent) (kernel.Piece, error) {
 	if err := d.checkExtent(call, dst); err != nil {
 		return kernel.Piece{}, fmt.Errorf("destination: %w", err)
@@ -21,7 +21,7 @@ func (d *Device) piece(call string, dst, src mem.Extent) (kernel.Piece, error) {
 	return kernel.Piece{Dst: dst.Dev(), Src: src.Dev(), N: uint64(src.Len)}, nil
 }
 
-// checkExtent finds what is wrong with an extent that can be known before it is used.
+// checkExtent returns the errors of an extent that can be detected before its use.
 func (d *Device) checkExtent(call string, e mem.Extent) error {
 	if err := e.Validate(); err != nil {
 		return errInvalidExtent(call, err)

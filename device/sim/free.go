@@ -14,8 +14,8 @@ type quarantined struct {
 	dev   mem.DevAddr
 }
 
-// Free releases r. Like a driver it waits for operations that are running. Enqueued ones find that their memory is gone.
-// With Options.Interleave it waits for none.
+// Free releases r. Like a driver, it waits for running operations. Enqueued operations find their
+// memory freed. With Options.Interleave, Free does not wait.
 func (d *Device) Free(r *mem.Region) error {
 	const call = "simMemFree"
 	if f, hit := d.o.Faults.Hit(OpFree); hit {
@@ -41,7 +41,7 @@ func (d *Device) Free(r *mem.Region) error {
 	return nil
 }
 
-// whyNotMine says why r cannot be freed or used. The caller holds space.mu.
+// whyNotMine returns the reason why r cannot be freed or used. The caller holds space.mu.
 func (d *Device) whyNotMine(r *mem.Region) string {
 	if sp := d.space.find(r.Dev()); sp != nil && sp.region == r {
 		return "the region was freed already"
@@ -49,7 +49,7 @@ func (d *Device) whyNotMine(r *mem.Region) string {
 	return "the region is not of this device, or was freed long ago"
 }
 
-// dispose gives back the memory b of a span that is no longer in the address space.
+// dispose frees the memory b of a span that has left the address space.
 func (d *Device) dispose(sp *span, b []byte) {
 	if !sp.imported {
 		d.refund(sp.kind, sp.len)
@@ -72,7 +72,8 @@ func (d *Device) dispose(sp *span, b []byte) {
 	}
 }
 
-// release unmaps quarantined memory, oldest first, until at most keep bytes are left, and notes late writes to it.
+// release unmaps quarantined memory, oldest first, until at most keep bytes are left. It records
+// late writes to that memory.
 func (d *Device) release(keep int64) {
 	for {
 		d.mu.Lock()
@@ -100,7 +101,7 @@ func (d *Device) unmap(b []byte) {
 	}
 }
 
-// reclaim frees every region that its owner did not, and counts them.
+// reclaim frees every region that the owner did not free, and counts them.
 func (d *Device) reclaim() (regions int, bytes int64) {
 	d.space.mu.Lock()
 	left := d.space.live()

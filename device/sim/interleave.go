@@ -8,15 +8,15 @@ import (
 	"github.com/kvlane/kvlane/internal/fault"
 )
 
-// scheduler runs the operations of a device one at a time. A nil scheduler stops.
+// scheduler runs the operations of a device one at a time. stop does nothing on a nil scheduler.
 type scheduler struct {
 	dev     *Device
-	wake    chan struct{} // has one place
+	wake    chan struct{} // capacity 1
 	stopped chan struct{}
 
 	mu  sync.Mutex // held while an operation runs
 	rng *rand.Rand
-	can []*Queue // scratch
+	can []*Queue // scratch memory of step
 }
 
 func newScheduler(d *Device, o Interleave) *scheduler {
@@ -32,8 +32,8 @@ func newScheduler(d *Device, o Interleave) *scheduler {
 	return s
 }
 
-// loop steps while it can. When every queue is blocked, by a word or a stall that nobody announces, it looks again after
-// a while; when all are empty, it waits for work.
+// loop steps until no operation can run. If every queue is blocked by a word or a stall, which send
+// no notice, loop checks again after a pause. If all queues are empty, it waits for work.
 func (s *scheduler) loop() {
 	defer close(s.stopped)
 	t := time.NewTimer(pollFirst)
@@ -59,17 +59,17 @@ func (s *scheduler) loop() {
 	}
 }
 
-// stop waits until nothing runs any more. The device is dead.
+// stop waits until no operation is running. The device is dead.
 func (s *scheduler) stop() {
 	if s == nil {
 		return
 	}
 	<-s.stopped
-	s.mu.Lock() // a Step may be under way
+	s.mu.Lock() // a Step may be in progress
 	defer s.mu.Unlock()
 }
 
-// step runs one operation, if any can run, and else reports whether any is blocked.
+// step runs one operation if any can run. Otherwise it reports whether any is blocked.
 func (s *scheduler) step() (ran, blocked bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -97,7 +97,7 @@ func (s *scheduler) step() (ran, blocked bool) {
 	return true, false
 }
 
-// peek reports whether the queue has work, and whether its first operation would run without waiting.
+// peek reports whether the queue has work, and whether its first operation can run without waiting.
 func (q *Queue) peek() (work, ready bool) {
 	q.mu.Lock()
 	if q.head == len(q.ops) {
@@ -131,8 +131,8 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// Step runs one operation of one queue, on the caller's goroutine, and reports whether there was one that could run. It
-// is for devices with Options.Interleave; on others it does nothing.
+// Step runs one operation of one queue on the caller's goroutine, and reports whether any could
+// run. It works only on devices with Options.Interleave; on others it does nothing.
 func (d *Device) Step() bool {
 	if d.sched == nil {
 		return false

@@ -15,7 +15,7 @@ type direction uint8
 const (
 	toDevice direction = iota
 	toHost
-	inside // device to device: no link
+	inside // device to device: does not use the link
 	directions
 )
 
@@ -30,11 +30,12 @@ func directionOf(dst, src mem.Kind) direction {
 	}
 }
 
-// traffic is the bytes that one operation moved in each direction.
+// traffic counts the bytes that one operation moved, by direction.
 type traffic [directions]int64
 
-// link is what all queues of a device share: two directions, each busy with one operation at a time. It reckons in
-// model time, so that a sleep that lasts too long does not slow down what comes after it.
+// link is shared by all queues of a device. It has two directions, and one operation at a time
+// occupies each. It computes in model time, so a sleep that takes too long does not delay later
+// operations.
 type link struct {
 	clock     clockwork.Clock
 	latency   time.Duration
@@ -44,7 +45,7 @@ type link struct {
 	free [directions]time.Time
 }
 
-// on reports whether there is anything to model.
+// on reports whether latency or bandwidth is modelled.
 func (l *link) on() bool { return l.latency > 0 || l.nsPerByte > 0 }
 
 func (l *link) now() time.Time {
@@ -54,7 +55,8 @@ func (l *link) now() time.Time {
 	return l.clock.Now()
 }
 
-// reserve occupies direction dir from ready on, or as soon as it is free, and returns when that ends.
+// reserve occupies direction dir for cost, from ready on or as soon as it is free. It returns the
+// end of that time.
 func (l *link) reserve(ready time.Time, dir direction, cost time.Duration) time.Time {
 	if dir == inside {
 		return ready.Add(cost)
@@ -68,7 +70,7 @@ func (l *link) reserve(ready time.Time, dir direction, cost time.Duration) time.
 	return l.free[dir]
 }
 
-// move reserves the link for t and returns when the last byte has passed.
+// move reserves the link for t and returns the time at which the last byte arrives.
 func (l *link) move(ready time.Time, t *traffic) time.Time {
 	end := ready
 	for dir := range inside {
@@ -81,7 +83,8 @@ func (l *link) move(ready time.Time, t *traffic) time.Time {
 	return end
 }
 
-// sleep waits d by the clock, or until the device is closed. It reports whether it slept to the end.
+// sleep waits until the clock has advanced by wait, or the device is closed. It reports whether it
+// slept to the end.
 func (d *Device) sleep(wait time.Duration) bool {
 	if wait <= 0 {
 		return true

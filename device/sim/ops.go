@@ -33,16 +33,16 @@ type op struct {
 	kernel *kernel.Kernel  // of opLaunch
 	args   kernel.Args     // of opLaunch
 	ctas   int             // of opLaunch
-	word   uint64          // of opGate: what the word must reach; of opStore: what it becomes
+	word   uint64          // of opGate: the value to wait for; of opStore: the value to write
 	event  *Event          // of opRecord and opWait
 	file   *fileWork       // of opFile
-	at     time.Time       // when it was enqueued, by the model
-	// fault is decided when the operation comes to the queue's head.
+	at     time.Time       // when it was enqueued, in model time
+	// fault is chosen when the operation reaches the head of the queue.
 	decided, hit bool
 	fault        fault.Fault
 }
 
-// call counts a call that will enqueue work and answers with its fault.
+// call counts a call that will enqueue work, and returns the call's fault.
 func (q *Queue) call(name, native string) error {
 	if f, hit := q.dev.o.Faults.Hit(name); hit {
 		return errInjected(native, &f)
@@ -50,7 +50,8 @@ func (q *Queue) call(name, native string) error {
 	return nil
 }
 
-// enqueue adds o, unless the queue or the device is closed, or the queue is broken and o is work.
+// enqueue adds o. It fails if the queue or the device is closed, or if the queue is broken and o is
+// work.
 func (q *Queue) enqueue(o op) error {
 	o.at = q.dev.link.now()
 	q.mu.Lock()
@@ -66,7 +67,7 @@ func (q *Queue) enqueue(o op) error {
 	}
 	q.push(o)
 	q.mu.Unlock()
-	q.dev.kick(q)
+	q.dev.notify(q)
 	return nil
 }
 
@@ -80,7 +81,7 @@ func (q *Queue) push(o op) {
 	q.ops = append(q.ops, o)
 }
 
-// pop moves the oldest operation to o, and reports whether there was one.
+// pop moves the oldest operation to o, and reports whether there was an operation.
 func (q *Queue) pop(o *op) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -93,13 +94,13 @@ func (q *Queue) pop(o *op) bool {
 	return true
 }
 
-// borrow returns an empty list with room for n pieces.
+// borrow returns an empty list with space for n pieces.
 func (q *Queue) borrow(n int) []kernel.Piece {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if last := len(q.spare) - 1; last >= 0 {
-		l := q.spare[last]
-		q.spare = q.spare[:last]
+	if last := len(q.freeLists) - 1; last >= 0 {
+		l := q.freeLists[last]
+		q.freeLists = q.freeLists[:last]
 		return slices.Grow(l, n)
 	}
 	return make([]kernel.Piece, 0, n)
@@ -109,8 +110,8 @@ func (q *Queue) giveBack(l []kernel.Piece) {
 	const keep = 16
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if len(q.spare) < keep {
-		q.spare = append(q.spare, l[:0])
+	if len(q.freeLists) < keep {
+		q.freeLists = append(q.freeLists, l[:0])
 	}
 }
 
@@ -121,14 +122,14 @@ func (q *Queue) failure() error {
 	return q.err
 }
 
-// tell notes that somebody has been told of the queue's failure.
-func (q *Queue) tell() {
+// markReported records that a caller has received the queue's failure.
+func (q *Queue) markReported() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.reported = true
 }
 
-// fail breaks the queue, unless it is broken already.
+// fail breaks the queue unless it is already broken.
 func (q *Queue) fail(what string, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

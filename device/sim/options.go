@@ -11,9 +11,10 @@ import (
 	"github.com/kvlane/kvlane/internal/fault"
 )
 
-// Names of the operations that Options.Faults counts. Those of queues come in two kinds: the call, whose fault is the
-// call's error, and the work, which is counted when it runs and whose fault is the queue's sticky error. Work obeys
-// every action, and Crash as Fail; a call fails whatever the action.
+// Names of the operations that Options.Faults counts. Operations of queues have two names: one for
+// the call and one for the work. A fault of the call is returned by the call. Work is counted when
+// it runs, and its fault is the queue's sticky error. Work obeys every action, and treats Crash as
+// Fail; a call fails for any action.
 const (
 	OpAlloc     = "alloc"      // Device.Alloc
 	OpAllocHost = "alloc-host" // Device.AllocHost
@@ -30,73 +31,85 @@ const (
 	OpStore      = "store"       // HostStream.WriteValue
 
 	OpCopy   = "copy"   // the work of a Copy
-	OpBatch  = "batch"  // of a CopyBatch, all of it together
-	OpFill   = "fill"   // of a Fill
-	OpLaunch = "launch" // of a Launch, the whole kernel
-	OpWork   = "work"   // any of the five that moves bytes, counted together, where no rule for the one has hit it
+	OpBatch  = "batch"  // the work of a CopyBatch as a whole
+	OpFill   = "fill"   // the work of a Fill
+	OpLaunch = "launch" // the work of a Launch, the whole kernel
+	// OpWork counts all work that moves bytes. It applies if no rule for the work's own name did.
+	OpWork = "work"
 )
 
-// What memory holds when it should not be read.
+// Contents of memory that should not be read.
 const (
-	PoisonFresh = 0xcb // device memory never written since it was allocated
+	PoisonFresh = 0xcb // device memory not written since its allocation
 	PoisonFreed = 0xdb // pinned memory after Free
 )
 
-// Interleave makes a device run one operation at a time, from a queue drawn from Seed among those that can go on. The
-// latency and bandwidth model and delays do not apply then.
+// Interleave makes a device run one operation at a time, from a queue drawn by Seed among those
+// that can continue. Delays and the model of latency and bandwidth do not apply then.
 type Interleave struct {
 	Seed uint64
-	// Manual devices do nothing until Device.Step or StepAll is called; whoever waits without another goroutine that
-	// steps waits for ever. The rest step on a goroutine of their own, as soon as there is work.
+	// Manual devices run operations only in Device.Step and StepAll. A caller that waits needs
+	// another goroutine that steps, or it waits forever. Other devices step on their own goroutine
+	// as soon as there is work.
 	Manual bool
 }
 
-// Options describe a simulated device. The zero value is a device with the default memory and no limits, that works as
-// fast as it can.
+// Options describe a simulated device. The zero value is a device with the default memory, no
+// limits and no delays.
 type Options struct {
 	// Index of the device. Default 0.
 	Index int
 	// Name is the product name. Default "simulated GPU".
 	Name string
-	// MemoryBytes is how much device memory there is; it is backed by host memory as it is allocated. Default 16 GiB.
+	// MemoryBytes is the size of device memory. Host memory backs it as it is allocated. Default 16
+	// GiB.
 	MemoryBytes int64
-	// HostRegisterLimitBytes bounds page-locked host memory in all, by AllocHost and RegisterHost together; zero: no limit.
+	// HostRegisterLimitBytes limits page-locked host memory in total, of AllocHost and RegisterHost
+	// together. Zero means no limit.
 	HostRegisterLimitBytes int64
-	// HostRegisterMaxBytes bounds one registration or pinned allocation; zero: no limit.
+	// HostRegisterMaxBytes limits one registration or pinned allocation. Zero means no limit.
 	HostRegisterMaxBytes int64
-	// BandwidthGBps is the rate of the link to the host, per direction, that all queues share, in 1e9 bytes a second.
-	// Copies inside device memory are not held back. Zero: as fast as it goes.
+	// BandwidthGBps is the rate of the link to the host per direction, in 1e9 bytes per second. All
+	// queues share it. It does not slow copies inside device memory. Zero means no limit.
 	BandwidthGBps float64
-	// LatencyPerOp is what a copy, a batch, a fill or a kernel takes before its first byte moves, and occupies the link.
+	// LatencyPerOp is the time from the start of a copy, batch, fill or kernel to its first byte.
+	// It occupies the link.
 	LatencyPerOp time.Duration
 	// Clock paces the model. Default: the real clock.
 	Clock clockwork.Clock
-	// Still has copies and kvlane's copying kernels complete without moving a byte, as if all memory held zeros: sums are those of
-	// zeros, which is what pinned memory that nobody writes has. What the host does beside a device that does its work
-	// by itself can then be measured. Files are read and written all the same. Damage and the traffic model do not apply to what is not moved.
+	// Still makes copies and kvlane's copy kernels complete without moving a byte, as if all memory
+	// held zeros. Sums are those of zeros, which match pinned memory that is never written. Use it
+	// to measure the host's work beside a device that needs no CPU time. File reads and writes
+	// still happen. Faults that damage bytes and the traffic model ignore bytes that are not moved.
 	Still bool
-	// Storage is how the device reaches files.
+	// Storage describes the device's access to files.
 	Storage StorageModel
-	// Faults says which operations go wrong; nil: none.
+	// Faults selects the operations that fail; nil means none.
 	Faults *fault.Plan
-	// Interleave runs operations one at a time in a seeded order; nil: queues run concurrently.
+	// Interleave runs operations one at a time in a seeded order. If it is nil, queues run
+	// concurrently.
 	Interleave *Interleave
-	// QuarantineBytes is how much freed pinned memory is kept mapped, so that late reads find PoisonFreed and late
-	// writes are found. Default 64 MiB; negative: none, and late accesses crash the process.
+	// QuarantineBytes is the amount of freed pinned memory that stays mapped, so that late reads
+	// return PoisonFreed and late writes are detected. Default 64 MiB. A negative value disables
+	// it; late accesses then crash the process.
 	QuarantineBytes int64
-	// WaitsHoldAllocation has whoever allocates, registers or frees memory, or opens a queue, wait as long as a stream of the
-	// host program has been told to wait for a word and that is not over: what drivers may do. Kernels are always loaded.
+	// WaitsHoldAllocation makes calls that allocate, register or free memory, or open a queue, wait
+	// while a stream of the host program waits for a word. Drivers may behave so. Kernels are
+	// always loaded.
 	WaitsHoldAllocation bool
-	// HostAddresses puts device memory at the CPU addresses of what backs it, so that an RDMA NIC of this host can be given
-	// it, as NICs are given a GPU's memory by peer memory modules. Addresses are then used again.
+	// HostAddresses gives device memory the CPU addresses of the memory that backs it. An RDMA NIC
+	// of this host can then access it, as NICs access GPU memory through peer memory modules.
+	// Addresses are then reused.
 	HostAddresses bool
-	// DMABufs has memory exported as dma-bufs, which are files of their length in place of it: for NICs in software.
+	// DMABufs enables the export of memory as dma-bufs. Files of the same length stand in for them,
+	// for NICs in software.
 	DMABufs bool
-	// RemoteWritesNeedFlush has NeedsFlush say so. Nothing is late for all that.
+	// RemoteWritesNeedFlush is the value that NeedsFlush returns. Remote writes are not delayed in
+	// either case.
 	RemoteWritesNeedFlush bool
 }
 
-// Validate reports everything that is wrong with the options.
+// Validate reports every problem of the options.
 func (o *Options) Validate() error {
 	var errs []error
 	bad := func(field string, v any) {
@@ -114,7 +127,7 @@ func (o *Options) Validate() error {
 	if o.HostRegisterMaxBytes < 0 {
 		bad("HostRegisterMaxBytes", o.HostRegisterMaxBytes)
 	}
-	if !(o.BandwidthGBps >= 0) { // NaN too
+	if !(o.BandwidthGBps >= 0) { // also refuses NaN
 		bad("BandwidthGBps", o.BandwidthGBps)
 	}
 	if o.LatencyPerOp < 0 {

@@ -14,8 +14,9 @@ const OpPeer = "enable-peer"
 
 var _ device.Peerer = (*Device)(nil)
 
-// reach is the address spaces that operations of a device touch: its own and its peers', ascending by device. They are
-// locked in that order, so that two devices at work on each other's memory, with somebody freeing on either, go on.
+// reach lists the address spaces that operations of a device may access: its own and its peers',
+// ascending by device. They are locked in that order. Two devices that access each other's memory,
+// while other goroutines free memory on both, thus do not deadlock.
 type reach []*space
 
 func (r reach) lock() {
@@ -40,14 +41,14 @@ func (r reach) find(addr mem.DevAddr) *span {
 	return nil
 }
 
-// hold locks what operations of the space's device may touch.
+// hold locks the memory that operations of the space's device may access.
 func (s *space) hold() reach {
 	r := *s.reach.Load()
 	r.lock()
 	return r
 }
 
-// hold locks what the operation that runs may touch, until release.
+// hold locks the memory that the running operation may access, until release.
 func (x *executor) hold() { x.reach = x.space.hold() }
 
 func (x *executor) release() {
@@ -55,7 +56,7 @@ func (x *executor) release() {
 	x.reach = nil
 }
 
-// EnablePeer implements device.Peerer. Any two simulated devices of different index can be peers.
+// EnablePeer implements device.Peerer. Any two simulated devices of different indexes can be peers.
 func (d *Device) EnablePeer(other device.Device) error {
 	const call = "simCtxEnablePeerAccess"
 	o, ok := other.(*Device)
@@ -94,7 +95,7 @@ func (d *Device) Reaches(r *mem.Region) bool {
 	return r.Device() == d.o.Index || d.peer(r.Device()) != nil
 }
 
-// peer returns the open device of that index whose memory is within reach, or nil.
+// peer returns the open device of that index whose memory is reachable, or nil.
 func (d *Device) peer(index int) *Device {
 	d.mu.Lock()
 	o := d.peers[index]
@@ -111,7 +112,7 @@ func (d *Device) isClosed() bool {
 	return d.closed
 }
 
-// owner returns the device in whose address space r is to be looked for.
+// owner returns the device whose address space may contain r.
 func (d *Device) owner(r *mem.Region) *Device {
 	if r.Kind() == mem.KindDevice && r.Device() != d.o.Index && !d.imports(r) {
 		if o := d.peer(r.Device()); o != nil {

@@ -16,18 +16,18 @@ type Queue struct {
 	dev    *Device
 	id     int
 	handle uintptr
-	exec   executor // of whoever runs operations, one at a time
+	exec   executor // owned by the goroutine that runs operations
 
-	wake    chan struct{} // has one place; a token means that ops may not be empty
+	wake    chan struct{} // capacity 1; a token means that ops may not be empty
 	quit    chan struct{}
 	stopped chan struct{}
 
 	mu        sync.Mutex
-	ops       []op // ops[head:] wait
+	ops       []op // ops[head:] are pending
 	head      int
-	spare     [][]kernel.Piece // piece lists of past batches
+	freeLists [][]kernel.Piece // piece lists of past batches
 	err       error            // sticky
-	reported  bool             // somebody has been told err
+	reported  bool             // a caller has received err
 	capturing bool
 	closed    bool
 }
@@ -37,7 +37,7 @@ var (
 	_ device.KernelLister = (*Queue)(nil)
 )
 
-// handleStride keeps handles apart from small numbers, which bugs tend to produce.
+// handleStride keeps handles far from small numbers, which bugs tend to produce.
 const handleStride = 0x1000
 
 func newQueue(d *Device, id int) *Queue {
@@ -55,10 +55,12 @@ func (q *Queue) String() string {
 	return fmt.Sprintf("queue %d of simulated device %d", q.id, q.dev.o.Index)
 }
 
-// Handle returns the queue's native handle: how a test plays the host program whose stream is adopted.
+// Handle returns the queue's native handle. Tests pass it to AdoptStream in the role of the host
+// program.
 func (q *Queue) Handle() uintptr { return q.handle }
 
-// SetCapturing makes the queue look as a host program's stream does that is capturing a graph, or no longer so.
+// SetCapturing sets whether the queue reports that it is capturing a graph, as a stream of a host
+// program may.
 func (q *Queue) SetCapturing(on bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -113,7 +115,7 @@ func (q *Queue) copyBatch(call string, dst, src []mem.Extent) error {
 	return err
 }
 
-// Fill enqueues setting every byte of dst to v.
+// Fill enqueues a fill of dst with the byte v.
 func (q *Queue) Fill(dst mem.Extent, v byte) error {
 	const call = "simMemsetD8Async"
 	err := q.dev.checkExtent(call, dst)
@@ -129,7 +131,7 @@ func (q *Queue) Fill(dst mem.Extent, v byte) error {
 	return nil
 }
 
-// Launch enqueues a kernel. Its arguments are looked at when it runs.
+// Launch enqueues a kernel. Its arguments are checked when it runs.
 func (q *Queue) Launch(k *device.Kernel) error {
 	const call = "simLaunchKernel"
 	kern := kernel.Named(k.Name)
@@ -154,7 +156,7 @@ func (q *Queue) Launch(k *device.Kernel) error {
 // HasKernel reports whether there is a kernel of that name.
 func (q *Queue) HasKernel(name string) bool { return kernel.Named(name) != nil }
 
-// Record returns an event. A broken queue gives events too: they carry its error.
+// Record returns an event. It also works on a broken queue: the event then has the queue's error.
 func (q *Queue) Record() (device.Event, error) {
 	if f, hit := q.dev.o.Faults.Hit(OpRecord); hit {
 		return nil, fmt.Errorf("record event on %s: %w", q, errInjected("simEventRecord", &f))
@@ -167,8 +169,8 @@ func (q *Queue) Record() (device.Event, error) {
 	return e, nil
 }
 
-// Wait makes later work wait for e, of any queue of any simulated device. If the work that e stands for failed, this
-// queue fails too: what comes after would use bytes that never came.
+// Wait makes later work wait for e, of any queue of any simulated device. If e's work failed, this
+// queue fails too, because later work would use bytes that never arrived.
 func (q *Queue) Wait(e device.Event) error {
 	const call = "simStreamWaitEvent"
 	err := q.call(OpWait, call)
@@ -189,7 +191,8 @@ func (q *Queue) Wait(e device.Event) error {
 	return nil
 }
 
-// Close waits until the queue is idle and closes it. It returns a failure that no event and no call has reported.
+// Close waits until the queue is idle and closes it. It returns a failure that no event and no call
+// has reported.
 func (q *Queue) Close(ctx context.Context) error {
 	idle := newEvent(q)
 	defer idle.Close()
@@ -200,7 +203,7 @@ func (q *Queue) Close(ctx context.Context) error {
 	}
 	q.push(op{kind: opRecord, event: idle})
 	q.mu.Unlock()
-	q.dev.kick(q)
+	q.dev.notify(q)
 
 	select {
 	case <-idle.done:

@@ -44,7 +44,7 @@ func (d *Device) ExportDMABuf(e mem.Extent) (fd int, off int64, err error) {
 	return fd, off, nil
 }
 
-// NeedsFlush implements device.RemoteWriteFlusher: it answers Options.RemoteWritesNeedFlush.
+// NeedsFlush implements device.RemoteWriteFlusher. It returns Options.RemoteWritesNeedFlush.
 func (d *Device) NeedsFlush() (bool, error) {
 	if d.isClosed() {
 		return false, fmt.Errorf("ask for the order of NICs' writes: %w", errClosed("simDeviceGetAttribute"))
@@ -52,7 +52,8 @@ func (d *Device) NeedsFlush() (bool, error) {
 	return d.o.RemoteWritesNeedFlush, nil
 }
 
-// FlushRemoteWrites implements device.RemoteWriteFlusher. There is nothing to do, since simulated memory is written at once.
+// FlushRemoteWrites implements device.RemoteWriteFlusher. It has nothing to flush, because writes
+// to simulated memory are visible at once.
 func (d *Device) FlushRemoteWrites() error {
 	const call = "simFlushGPUDirectRDMAWrites"
 	if f, hit := d.o.Faults.Hit(OpFlush); hit {

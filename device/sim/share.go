@@ -24,7 +24,7 @@ var _ device.Sharer = (*Device)(nil)
 // HandleTypes implements device.Sharer.
 func (d *Device) HandleTypes() []device.HandleType { return []device.HandleType{device.HandleMemFD} }
 
-// ExportMemory implements device.Sharer, for memory that was made to be shared.
+// ExportMemory implements device.Sharer for memory allocated as shareable.
 func (d *Device) ExportMemory(r *mem.Region, t device.HandleType) (device.Handle, error) {
 	h, err := d.exportMemory(r, t)
 	if err != nil {
@@ -96,7 +96,8 @@ func (d *Device) importMemory(h device.Handle) (*mem.Region, error) {
 	return sp.region, nil
 }
 
-// indexOf returns the index of the device of that UUID. Simulated devices do not know of one another, but their UUIDs tell.
+// indexOf returns the index of the device of that UUID. Simulated devices have no list of each
+// other, but a UUID contains the index.
 func (d *Device) indexOf(uuid string) int {
 	index := -1
 	if n, err := fmt.Sscanf(uuid, "sim-%d", &index); n != 1 || err != nil || index < 0 {

@@ -11,39 +11,41 @@ import (
 )
 
 const (
-	// firstAddr has bits 47 to 63 neither all clear nor all set: on machines with 48-bit addresses, dereferencing it
-	// faults whatever is mapped.
+	// firstAddr has bits 47 to 63 neither all clear nor all set. On machines with 48-bit addresses
+	// an access always faults, regardless of the mappings.
 	firstAddr = 0x0d00_0000_0000_0000
-	// indexShift separates the devices of a process, so that an address of one is none of another.
+	// indexShift separates the address ranges of the devices of a process.
 	indexShift = 50
-	// alignment of every allocation, and guard the least distance between two.
+	// alignment is that of every allocation. guard is the minimum distance between two.
 	alignment = 1 << 16
 	guard     = 1 << 20
-	// tombstones is how many freed spans are remembered, to call a use after free by its name.
+	// tombstones is the number of freed spans that are remembered, so that errors can name a use
+	// after free.
 	tombstones = 1024
 )
 
-// span is one allocation or registration as the device sees it.
+// span is one allocation or registration, in the device's view.
 type span struct {
 	base  mem.DevAddr
 	len   int64
-	bytes []byte // what stands for the memory; nil once freed
+	bytes []byte // the memory; nil once freed
 	kind  mem.Kind
-	owned bool // bytes were mapped by the device, not by the caller of RegisterHost
-	// fd is of the file that the bytes are of, where they are shareable; else -1.
+	owned bool // the device mapped bytes, not the caller of RegisterHost
+	// fd is the file that backs bytes if they are shareable, or -1.
 	fd       int
-	imported bool // the memory is another process's
+	imported bool // the memory belongs to another process
 	region   *mem.Region
 }
 
 // space is the device's address space.
 type space struct {
-	// mu is held for reading by whoever touches the bytes of a span, and for writing to add or free one.
+	// mu is held for reading while the bytes of a span are accessed, and for writing to add or free
+	// a span.
 	mu    sync.RWMutex
 	index int // of the device
 	reach atomic.Pointer[reach]
 	next  mem.DevAddr
-	spans []*span // ascending by base, freed ones too
+	spans []*span // ascending by base, including freed spans
 	freed int
 }
 
@@ -53,7 +55,7 @@ func newSpace(index int) *space {
 	return s
 }
 
-// reserve returns the address for n bytes. These addresses only ascend: none is used twice.
+// reserve returns the address for n bytes. Addresses only ascend: none is used twice.
 func (s *space) reserve(n int64) mem.DevAddr {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -62,8 +64,8 @@ func (s *space) reserve(n int64) mem.DevAddr {
 	return a
 }
 
-// add enters a span, which may come in another order than its address was reserved. It refuses host memory that
-// overlaps a live span's, and returns that span.
+// add adds a span. Spans may be added in another order than their addresses were reserved. If host
+// memory overlaps that of a live span, add does nothing and returns that span.
 func (s *space) add(sp *span) (other *span) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -75,14 +77,14 @@ func (s *space) add(sp *span) (other *span) {
 		}
 	}
 	if sp.base < firstAddr {
-		s.bury(sp) // Options.HostAddresses
+		s.bury(sp) // needed with Options.HostAddresses
 	}
 	i := sort.Search(len(s.spans), func(i int) bool { return s.spans[i].base > sp.base })
 	s.spans = slices.Insert(s.spans, i, sp)
 	return nil
 }
 
-// bury forgets freed spans where sp lies now. The caller holds mu for writing.
+// bury forgets freed spans at the addresses of sp. The caller holds mu for writing.
 func (s *space) bury(sp *span) {
 	before := len(s.spans)
 	s.spans = slices.DeleteFunc(s.spans, func(o *span) bool {
@@ -94,7 +96,7 @@ func (s *space) bury(sp *span) {
 // find returns the live or freed span that holds addr, or nil. The caller holds mu.
 func (s *space) find(addr mem.DevAddr) *span {
 	lo, hi := 0, len(s.spans)
-	for lo < hi { // written out: this is the inner loop of kernels with scattered pieces
+	for lo < hi { // not sort.Search: this is the inner loop of kernels with scattered pieces
 		mid := int(uint(lo+hi) >> 1)
 		if s.spans[mid].base <= addr {
 			lo = mid + 1
@@ -119,9 +121,9 @@ func (s *space) of(r *mem.Region) *span {
 	return nil
 }
 
-// holds reports whether all of r is live memory. Drivers go by addresses: r may be a region of
-// another kind over a part of an allocation, such as a KV cache in pinned memory. The caller holds
-// mu.
+// holds reports whether all of r is live memory. Like drivers, it compares addresses: r may be a
+// region of another kind over a part of an allocation, such as a KV cache in pinned memory. The
+// caller holds mu.
 func (s *space) holds(r *mem.Region) bool {
 	sp := s.find(r.Dev())
 	return sp != nil && sp.bytes != nil && r.Dev()-sp.base+mem.DevAddr(r.Len()) <= mem.DevAddr(sp.len)
@@ -136,7 +138,7 @@ func (s *space) kill(sp *span) {
 	}
 }
 
-// live returns the spans not freed. The caller holds mu.
+// live returns the spans that are not freed. The caller holds mu.
 func (s *space) live() []*span {
 	var l []*span
 	for _, sp := range s.spans {
@@ -147,7 +149,7 @@ func (s *space) live() []*span {
 	return l
 }
 
-// explain says why n bytes at addr cannot be touched. The caller holds mu.
+// explain returns the reason why n bytes at addr cannot be accessed. The caller holds mu.
 func (s *space) explain(addr mem.DevAddr, n uint64) string {
 	sp := s.find(addr)
 	switch {

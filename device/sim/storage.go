@@ -13,9 +13,10 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Names of the operations of files that Options.Faults counts. The last two are counted when bytes are to be moved, on a queue as
-// well as by a call, and obey every action: Partial moves half of the bytes and says so, which is a short transfer and no error.
-// They are the transfer's failure alone, and not the queue's.
+// Names of file operations that Options.Faults counts. The last two are counted when bytes are to
+// be moved, by a call or on a queue, and obey every action. Partial moves half of the bytes and
+// reports that number, as a short transfer without an error. These faults fail the transfer, not
+// the queue.
 const (
 	OpStorageOpen    = "storage-open" // Device.OpenStorage
 	OpFileRegister   = "file-register"
@@ -25,18 +26,19 @@ const (
 	OpFileWrite      = "file-write"
 )
 
-// StorageModel is how a simulated device reaches files: by reads and writes of the host. The zero value is a machine with
-// GPUDirect Storage and no limits.
+// StorageModel describes the device's access to files, by reads and writes of the host. The zero
+// value is a machine with GPUDirect Storage and no limits.
 type StorageModel struct {
-	// Missing has OpenStorage answer that there is no library.
+	// Missing makes OpenStorage report that there is no library.
 	Missing bool
-	// NoAsync has files that are no device.StorageEnqueuers, as with an old library.
+	// NoAsync makes files that do not implement device.StorageEnqueuer, as with an old library.
 	NoAsync bool
-	// Compat is why files are in the compatibility mode. Empty: they are direct, if they were opened with O_DIRECT.
+	// Compat is the reason why files are in compatibility mode. If it is empty, files opened with
+	// O_DIRECT are direct.
 	Compat string
-	// MaxFiles bounds the files registered at a time; zero: no limit.
+	// MaxFiles limits the number of registered files. Zero means no limit.
 	MaxFiles int
-	// MaxBufferBytes bounds the memory registered as buffers; zero: no limit.
+	// MaxBufferBytes limits the memory registered as buffers. Zero means no limit.
 	MaxBufferBytes int64
 }
 
@@ -81,7 +83,7 @@ func (d *Device) openStorage(o device.StorageOptions) (*storage.Storage, error) 
 	return st, nil
 }
 
-// abandonStorage closes the storage that the device's owner did not.
+// abandonStorage closes the storage if the device's owner did not.
 func (d *Device) abandonStorage() error {
 	d.files.Lock()
 	st := d.storage
@@ -92,7 +94,7 @@ func (d *Device) abandonStorage() error {
 	return st.Abandon()
 }
 
-// storageDriver plays the library.
+// storageDriver simulates the library.
 type storageDriver struct {
 	dev *Device
 
@@ -101,8 +103,8 @@ type storageDriver struct {
 	buffers int64
 }
 
-// Register opens the file anew: reads and writes of any alignment go through the page cache then, and a descriptor that its
-// owner has closed or used again is found out.
+// Register reopens the file. Reads and writes of any alignment then go through the page cache. It
+// also allows transfers to detect a descriptor that its owner has closed or reused.
 func (s *storageDriver) Register(fd int) (storage.File, error) {
 	const call = "simFileHandleRegister"
 	if f, hit := s.dev.o.Faults.Hit(OpFileRegister); hit {
@@ -120,10 +122,10 @@ func (s *storageDriver) Register(fd int) (storage.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s(%s): %w", call, args, err)
 	}
-	if st.Nlink == 0 { // as libcufile 1.15, which opens it anew by its name
+	if st.Nlink == 0 { // as libcufile 1.15 does, which reopens the file by its name
 		return nil, native(call, args, 5031, "GETNEWFD_FAILED", "it has no name", errdefs.ErrNotSupported)
 	}
-	if flags&(unix.O_NONBLOCK|unix.O_APPEND|unix.O_PATH) != 0 { // as libcufile 1.15
+	if flags&(unix.O_NONBLOCK|unix.O_APPEND|unix.O_PATH) != 0 { // as libcufile 1.15 does
 		return nil, native(call, args, 5019, "INVALID_FILE_OPEN_FLAG", fmt.Sprintf("it was opened with flags %#x", flags), errdefs.ErrNotSupported)
 	}
 	s.mu.Lock()
@@ -172,7 +174,7 @@ func (s *storageDriver) RegisterBuffer(r *mem.Region) error {
 	return nil
 }
 
-// UnregisterBuffer implements storage.Driver. It finds out memory that was freed before.
+// UnregisterBuffer implements storage.Driver. It detects memory that was freed before.
 func (s *storageDriver) UnregisterBuffer(r *mem.Region) error {
 	s.mu.Lock()
 	s.buffers -= r.Len()
@@ -194,7 +196,7 @@ type simFile struct {
 	mode     device.StorageMode
 
 	mu       sync.Mutex
-	failures map[int64]error // what a transfer's result stands for
+	failures map[int64]error // errors of failed transfers, by the address of their words
 }
 
 // syncFile is a file without asynchronous transfers.
@@ -211,7 +213,7 @@ func (f *simFile) Mode() device.StorageMode { return f.mode }
 
 // Deregister implements storage.File.
 func (f *simFile) Deregister() {
-	_ = unix.Close(f.own) // it was opened by this package and is closed once
+	_ = unix.Close(f.own) // this package opened it and closes it once
 	f.s.mu.Lock()
 	defer f.s.mu.Unlock()
 	f.s.files--
@@ -227,7 +229,7 @@ func (f *simFile) Move(d storage.Direction, e mem.Extent, off int64) (int64, err
 	ft, hit := dev.o.Faults.Hit(fileOp(d))
 	var struck *fault.Fault
 	if hit {
-		if err := dev.suffer(fileOp(d), &ft); err != nil {
+		if err := dev.applyFault(fileOp(d), &ft); err != nil {
 			return 0, err
 		}
 		struck = &ft
@@ -242,7 +244,7 @@ func (f *simFile) Move(d storage.Direction, e mem.Extent, off int64) (int64, err
 	return f.carry(d, b, off, struck)
 }
 
-// carry moves bytes between the file and b. It reads and writes until the file or b ends.
+// carry moves bytes between the file and b, until the file or b ends.
 func (f *simFile) carry(d storage.Direction, b []byte, off int64, struck *fault.Fault) (int64, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(f.fd, &st); err != nil || st.Dev != f.dev || st.Ino != f.ino {

@@ -14,10 +14,10 @@ import (
 
 var _ storage.Enqueuer = (*simFile)(nil)
 
-// failedTransfer is the result of a transfer that failed: minus the number of an internal error.
+// failedTransfer is the result of a failed transfer: the negated code of an internal error.
 const failedTransfer = -5030
 
-// fileWork is a transfer on a queue. What it moves it learns from its words, when it runs.
+// fileWork is a transfer on a queue. It reads its size and offsets from its words when it runs.
 type fileWork struct {
 	f     *simFile
 	dir   storage.Direction
@@ -41,7 +41,7 @@ func (f *simFile) Enqueue(dq device.Queue, d storage.Direction, e mem.Extent, w 
 	return q.simulated().enqueue(op{kind: opFile, file: &fileWork{f: f, dir: d, at: e.Dev(), words: w.Dev()}})
 }
 
-// simulated returns the queue, also from what a test has put around it.
+// simulated returns the queue. Tests that wrap a queue can still reach it.
 func (q *Queue) simulated() *Queue { return q }
 
 // Outcome implements storage.Enqueuer.
@@ -57,12 +57,13 @@ func (f *simFile) Outcome(_ storage.Direction, _ mem.Extent, w storage.Words) (i
 	return 0, err
 }
 
-// moveFile does a transfer. Its own failure goes to its words; what it returns breaks the queue.
+// moveFile runs a transfer. It writes the transfer's own failure to its words. An error that it
+// returns breaks the queue.
 func (q *Queue) moveFile(o *op) error {
 	w := o.file
 	var failed error
 	if o.hit {
-		failed = q.dev.suffer(fileOp(w.dir), &o.fault)
+		failed = q.dev.applyFault(fileOp(w.dir), &o.fault)
 	}
 	x := &q.exec
 	x.hold()

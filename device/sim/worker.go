@@ -8,7 +8,7 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 )
 
-// start gives the queue its goroutine, unless the device runs operations one at a time.
+// start starts the queue's goroutine, unless the device runs operations one at a time.
 func (q *Queue) start() {
 	if q.dev.sched != nil {
 		close(q.stopped)
@@ -16,7 +16,7 @@ func (q *Queue) start() {
 	}
 	go func() {
 		defer close(q.stopped)
-		var o op // one for all: it is too large to make anew for each
+		var o op // reused: it is too large to allocate for each operation
 		for {
 			if q.pop(&o) {
 				q.run(&o)
@@ -37,7 +37,7 @@ func (q *Queue) stop() {
 	<-q.stopped
 }
 
-// abandon ends the queue of a closing device: what has not run fails.
+// abandon ends the queue of a closing device. Pending operations fail.
 func (q *Queue) abandon() {
 	q.fail("run", errClosed("simCtxDestroy"))
 	q.mu.Lock()
@@ -49,8 +49,8 @@ func (q *Queue) abandon() {
 	}
 }
 
-// kick tells whoever runs q's operations that there is one.
-func (d *Device) kick(q *Queue) {
+// notify wakes the goroutine that runs q's operations.
+func (d *Device) notify(q *Queue) {
 	wake := q.wake
 	if d.sched != nil {
 		wake = d.sched.wake
@@ -61,7 +61,7 @@ func (d *Device) kick(q *Queue) {
 	}
 }
 
-// run does one operation. Only one goroutine at a time runs operations of a queue.
+// run runs one operation. Only one goroutine at a time runs operations of a queue.
 func (q *Queue) run(o *op) {
 	x := &q.exec
 	if o.at.After(x.at) {
@@ -98,7 +98,7 @@ func (q *Queue) do(o *op) error {
 	case opCopy, opBatch, opFill, opLaunch, opRecord:
 	}
 	if o.hit {
-		if err := q.dev.suffer(o.name(), &o.fault); err != nil {
+		if err := q.dev.applyFault(o.name(), &o.fault); err != nil {
 			return err
 		}
 	}
@@ -117,7 +117,7 @@ func (q *Queue) perform(o *op, t *traffic) error {
 	return x.carryOut(o)
 }
 
-// carryOut does what o says, and what its fault adds to that.
+// carryOut performs o and applies its fault.
 func (x *executor) carryOut(o *op) error {
 	partial := o.hit && o.fault.Action == fault.Partial
 	var err error
@@ -158,8 +158,8 @@ func (x *executor) carryOut(o *op) error {
 	return err
 }
 
-// paced is perform in model time. The work starts when the latency is over; copies and fills, whose length is known, put
-// their bytes down at their end, kernels as they go.
+// paced is perform in model time. The work starts when the latency is over. Copies and fills, whose
+// length is known, write their bytes at their end; kernels write them as they run.
 func (q *Queue) paced(o *op) error {
 	x, l := &q.exec, &q.dev.link
 	var t traffic
@@ -182,7 +182,8 @@ func (q *Queue) paced(o *op) error {
 	return q.until(x.at)
 }
 
-// direction returns which part of the link the operation occupies first, and adds to t the bytes known beforehand.
+// direction returns the part of the link that the operation occupies first. It adds the bytes known
+// in advance to t.
 func (q *Queue) direction(o *op, t *traffic) direction {
 	r := q.dev.space.hold()
 	defer r.unlock()
@@ -194,9 +195,9 @@ func (q *Queue) direction(o *op, t *traffic) direction {
 	for i, p := range pieces {
 		dst, src := r.find(p.Dst), r.find(p.Src)
 		if dst == nil {
-			continue // perform will say so
+			continue // perform reports the error
 		}
-		if src == nil { // a fill
+		if src == nil { // o is a fill
 			src = dst
 		}
 		dir := directionOf(dst.kind, src.kind)
@@ -215,7 +216,7 @@ func (q *Queue) until(at time.Time) error {
 	return nil
 }
 
-// decide asks the fault plan about o, once.
+// decide looks up the fault of o once.
 func (q *Queue) decide(o *op) {
 	if o.decided {
 		return
@@ -223,15 +224,16 @@ func (q *Queue) decide(o *op) {
 	o.decided = true
 	switch o.kind {
 	case opCopy, opBatch, opFill, opLaunch:
-		o.fault, o.hit = q.dev.strike(o.work(), true)
+		o.fault, o.hit = q.dev.findFault(o.work(), true)
 	case opFile:
-		o.fault, o.hit = q.dev.strike(o.work(), false)
+		o.fault, o.hit = q.dev.findFault(o.work(), false)
 	case opRecord, opWait, opGate, opStore:
 	}
 }
 
-// strike asks the fault plan about an operation of that name; moves says that it moves bytes, and so is OpWork too.
-func (d *Device) strike(name string, moves bool) (fault.Fault, bool) {
+// findFault returns the fault of an operation of that name. If moves is set, the operation moves
+// bytes and also counts as OpWork.
+func (d *Device) findFault(name string, moves bool) (fault.Fault, bool) {
 	f, hit := d.o.Faults.Hit(name)
 	if !hit && moves {
 		f, hit = d.o.Faults.Hit(OpWork)
@@ -239,8 +241,8 @@ func (d *Device) strike(name string, moves bool) (fault.Fault, bool) {
 	return f, hit
 }
 
-// suffer does what a fault of the operation of that name does before the work, or instead of it.
-func (d *Device) suffer(name string, f *fault.Fault) error {
+// applyFault applies the effect of a fault before the work, or instead of it.
+func (d *Device) applyFault(name string, f *fault.Fault) error {
 	switch f.Action {
 	case fault.Fail, fault.Crash:
 		return errInjected(name, f)
@@ -252,7 +254,7 @@ func (d *Device) suffer(name string, f *fault.Fault) error {
 		if d.sched == nil && !d.sleep(f.Delay) {
 			return errClosed("simCtxDestroy")
 		}
-	case fault.Partial, fault.Corrupt: // whoever moves the bytes does these
+	case fault.Partial, fault.Corrupt: // applied while the bytes are moved
 	}
 	return nil
 }
@@ -277,8 +279,8 @@ const (
 	pollMost  = 500 * time.Microsecond
 )
 
-// awaitWord waits until the word is large enough. The CPU writes it without telling anybody, so it is polled: in real
-// time, whatever the clock, and less often the longer it takes.
+// awaitWord waits until the word is large enough. The CPU writes the word without a notice, so
+// awaitWord polls it: in real time even with an injected clock, and less often the longer it takes.
 func (q *Queue) awaitWord(o *op) error {
 	t := time.NewTimer(pollFirst)
 	defer t.Stop()
@@ -304,7 +306,7 @@ func (q *Queue) storeWord(o *op) error {
 	return q.onWord("simStreamWriteValue64", o, func(b []byte) { hostmem.StoreUint64(b, o.word) })
 }
 
-// onWord has do work on the word of o, which stays where it is meanwhile.
+// onWord calls do with the word of o. The word cannot be freed during the call.
 func (q *Queue) onWord(call string, o *op, do func(b []byte)) error {
 	q.dev.space.mu.RLock()
 	defer q.dev.space.mu.RUnlock()
@@ -315,7 +317,7 @@ func (q *Queue) onWord(call string, o *op, do func(b []byte)) error {
 	return err
 }
 
-// name is the operation in errors.
+// name returns the operation's name for errors.
 func (o *op) name() string {
 	switch o.kind {
 	case opWait:
@@ -331,7 +333,7 @@ func (o *op) name() string {
 	return o.work()
 }
 
-// work is the name that faults know it by.
+// work returns the operation's name for faults.
 func (o *op) work() string {
 	switch o.kind {
 	case opCopy:

@@ -63,5 +63,5 @@ var mutants = []mutant{
 	defect("stream/copy/plan", "TestDefectFirstWildBatchLosesThePath",
 		"stream/copy/plan/correction.go", "	if a > 0 {\n		return max(min(a, b), 0)\n	}\n	return min(max(a, b), 0)\n", "	return b\n"),
 	defect("stream/copy", "TestDefectUnseenOutcomeIsLearned",
-		"stream/copy/choose.go", "	if left := o.left.Load(); left != 0 && time", "	if left := o.left.Load(); left < 0 && time"),
+		"stream/copy/choose.go", "	if at := o.handOffAt.Load(); at != 0 && time", "	if at := o.handOffAt.Load(); at < 0 && time"),
 }

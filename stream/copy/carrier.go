@@ -11,22 +11,24 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// MinCarried is how many batches a Carrier's streams have to have places for.
+// MinCarried is the least number of batches that a Carrier's streams accept.
 const MinCarried = move.MaxCalls
 
-// Carrier is what copy streams have of RDMA NICs: the path nic, or nic-soft. Several streams use one at the same time, and all
-// those that have other paths leave it once it has failed one of them. The fields stay as they are once a stream has it.
+// Carrier is the path by RDMA NICs of copy streams: nic or nic-soft. Several streams may share it.
+// After it has failed one of them, streams that have other paths no longer use it. Do not change
+// the fields once a stream has it.
 //
-// A batch that the NICs fail breaks the stream, as any failure of the device does. One that they do not take, since they have
-// failed before or do not reach its memory any more, is issued by copy engine, and the path given up.
+// A batch that the NICs fail breaks the stream. NICs refuse a batch if they have failed before or
+// no longer reach its memory. Then the stream copies it by copy engine and gives the path up.
 type Carrier struct {
-	// Path is what the copies are reported as: stream.PathNIC or stream.PathNICSoft.
+	// Path is the path in completions: stream.PathNIC or stream.PathNICSoft.
 	Path stream.Path
-	// Open opens an ordered stream over the NICs, when a batch is first to travel by the path. It has places for MinCarried
-	// batches, so that Submit does not block, and bounds its own waits: no ticket stays unresolved because a NIC is silent.
-	// The copy stream closes it.
+	// Open opens an ordered stream over the NICs, when the path is first chosen. The stream accepts
+	// MinCarried batches, so that Submit does not block. It has deadlines: no ticket stays
+	// unresolved because a NIC is silent. The copy stream closes it.
 	Open func() (stream.Stream, error)
-	// Reaches reports whether the NICs may copy from and to r. Memory may cease to be within reach while no batch uses it.
+	// Reaches reports whether the NICs can access r. The result may become false while no batch
+	// uses r.
 	Reaches func(r *mem.Region) bool
 
 	broken atomic.Pointer[error]
@@ -41,7 +43,7 @@ func (c *Carrier) validate(bad func(format string, args ...any)) {
 	}
 }
 
-// Err returns why the NICs failed a batch or took none, or nil.
+// Err returns why the NICs failed or refused a batch, or nil.
 func (c *Carrier) Err() error {
 	if err := c.broken.Load(); err != nil {
 		return *err
@@ -49,10 +51,11 @@ func (c *Carrier) Err() error {
 	return nil
 }
 
-// fail notes why the NICs are of no use any more. The first cause stays.
+// fail records the first cause for which the NICs are given up.
 func (c *Carrier) fail(err error) { c.broken.CompareAndSwap(nil, &err) }
 
-// nicFailure returns why the NICs that p is the path of failed before, or nil. A stream that has no other path tries them again.
+// nicFailure returns why the NICs of path p failed before, or nil. A stream forced onto the path
+// uses them again.
 func (s *Stream) nicFailure(p stream.Path) error {
 	if c := s.opts.NIC; c != nil && c.Path == p && s.opts.Path != p {
 		return c.Err()
@@ -60,12 +63,13 @@ func (s *Stream) nicFailure(p stream.Path) error {
 	return nil
 }
 
-// refuse has o issued by copy engine, which its next step does: NICs that take no batch have not touched its memory.
-func (s *Stream) refuse(o *op, err error) {
+// fallBack makes the next step of o use a copy engine. NICs that refuse a batch have not accessed
+// its memory.
+func (s *Stream) fallBack(o *op, err error) {
 	s.opts.NIC.fail(err)
-	if plan.Paths(s.able.Load()).Has(o.choice.Path) { // once
-		o.lost = errors.Join(o.lost, fmt.Errorf("path %s: %w", o.choice.Path, err))
-		s.giveUp(o.choice.Path)
+	if plan.Paths(s.able.Load()).Has(o.choice.Path) { // report it once
+		o.givenUp = errors.Join(o.givenUp, fmt.Errorf("path %s: %w", o.choice.Path, err))
+		s.removePath(o.choice.Path)
 	}
 	o.choice.Path, o.choice.Reason, o.planned = stream.PathCopyEngine, ReasonRefused, false
 }

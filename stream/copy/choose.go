@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// The reasons that completions carry, beside those of package plan.
+// The reasons in completions, in addition to those of package plan.
 const (
 	ReasonForced     = "the path was forced by an option"
 	ReasonOnly       = "the only path of this device"
@@ -24,16 +24,17 @@ const (
 	ReasonUnstarted  = "ended before it started"
 )
 
-// Planner chooses a path for each batch. It is told of the outcome of each choice of its own. Safe for concurrent use; it
-// must not block.
+// Planner chooses a path for each batch and observes the outcome. Safe for concurrent use. It must
+// not block.
 type Planner interface {
-	// Choose returns how a batch should travel, by one of the paths in can.
+	// Choose returns the path of a batch, one of can, and its parameters.
 	Choose(r plan.Request, can plan.Paths) plan.Choice
-	// Observe says what a batch took that succeeded, from its start or from the end of the batch before it.
+	// Observe reports the duration of a successful batch, from its start or from the end of the
+	// batch before it.
 	Observe(c plan.Choice, r plan.Request, actual time.Duration)
 }
 
-// choose sets the path of o and what goes with it. An error says that the batch cannot be taken.
+// choose sets o.choice and related fields. After an error the batch is not accepted.
 func (s *Stream) choose(ctx context.Context, o *op) error {
 	forced := s.opts.Path
 	switch {
@@ -43,7 +44,7 @@ func (s *Stream) choose(ctx context.Context, o *op) error {
 	case forced == stream.PathNone:
 		return s.plan(ctx, o)
 	}
-	if ok, sums := s.movers[forced].Takes(&o.work); ok {
+	if ok, sums := s.movers[forced].Supports(&o.work); ok {
 		o.choice, o.work.At.Summed = plan.Choice{Path: forced, Reason: s.forcedReason()}, sums
 	} else {
 		o.choice = plan.Choice{Path: stream.PathCopyEngine, Reason: ReasonUnfit}
@@ -68,10 +69,10 @@ func (s *Stream) forcedReason() string {
 	return ReasonForced
 }
 
-// plan has the planner choose, among the paths that take the batch. Where it asks for sums, the planner hears which of them
-// leave those to a CPU. A path that cannot get what it needs is lost, and the batch tells why.
+// plan lets the planner choose among the paths that support the batch. The request names the paths
+// that leave checksums to a CPU. If a path cannot be prepared, plan drops it and chooses again.
 func (s *Stream) plan(ctx context.Context, o *op) error {
-	s.readmit()
+	s.resumePaths()
 	can, summing := s.can(o)
 	o.request = request(&o.work)
 	if o.request.Summed = o.work.WantsSums(); o.request.Summed {
@@ -87,19 +88,19 @@ func (s *Stream) plan(ctx context.Context, o *op) error {
 		if unprepared {
 			o.choice.Reason = ReasonUnprepared
 		}
-		lost, err := s.ready(ctx, o.choice.Path)
+		lost, err := s.ensurePrepared(ctx, o.choice.Path)
 		if lost == nil || err != nil {
 			return err
 		}
-		o.lost = errors.Join(o.lost, s.lose(o.choice.Path, lost))
+		o.givenUp = errors.Join(o.givenUp, s.dropPath(o.choice.Path, lost))
 		can = can.Without(o.choice.Path)
 	}
 }
 
-// can returns the paths that could carry o's batch, and which of them would make the sums that it asks for.
+// can returns the paths that support o's batch, and those of them that compute its checksums.
 func (s *Stream) can(o *op) (can, summing plan.Paths) {
 	for p := range plan.Paths(s.able.Load()).All {
-		ok, sums := s.movers[p].Takes(&o.work)
+		ok, sums := s.movers[p].Supports(&o.work)
 		if ok {
 			can = can.With(p)
 		}
@@ -110,15 +111,16 @@ func (s *Stream) can(o *op) (can, summing plan.Paths) {
 	return can, summing
 }
 
-// alone returns those of can by which a batch waits until all ahead of it has ended, which last took that path.
+// alone returns the paths of can by which a batch starts only after all batches ahead have ended.
+// last is the path of the batch before.
 func alone(can plan.Paths, last stream.Path) plan.Paths {
-	if isApart(last) {
+	if isUnordered(last) {
 		return can.Without(last)
 	}
-	return can & apartPaths
+	return can & unorderedPaths
 }
 
-// request is what the planner is asked.
+// request returns the planner's request for b.
 func request(b *move.Batch) plan.Request {
 	r := plan.Request{Dir: direction(b.Ways), Pieces: b.Copies, Runs: b.Runs, Bytes: b.Bytes, Awaited: b.At.Batch.Awaited}
 	switch r.Dir {
@@ -134,8 +136,7 @@ func request(b *move.Batch) plan.Request {
 	return r
 }
 
-// direction is a batch's direction as the planner knows it. What moves both ways, or partly within one memory, goes by the part
-// that crosses the bus.
+// direction returns the planner's direction of a batch. The part that crosses the bus decides.
 func direction(w describe.Ways) plan.Direction {
 	switch {
 	case w&describe.H2D != 0:
@@ -148,8 +149,8 @@ func direction(w describe.Ways) plan.Direction {
 	return plan.D2D
 }
 
-// account ends what choose began, for a batch that is about to resolve: c gets the prediction, and the planner the outcome.
-// One goroutine at a time calls it.
+// account completes o's part in the predictions before it resolves: it sets c.Predicted and reports
+// the duration to the planner. Calls do not overlap.
 func (s *Stream) account(o *op, c *stream.Completion, err error) {
 	s.ahead.Add(-int64(o.choice.Predicted))
 	before := time.Duration(s.finished.Swap(int64(c.Finished.Sub(s.epoch))))
@@ -161,16 +162,16 @@ func (s *Stream) account(o *op, c *stream.Completion, err error) {
 		return
 	}
 	c.Summed = o.work.At.Summed
-	if !o.planned || o.held || o.paced {
-		return // it waited for something else than the path
+	if !o.planned || o.afterEvent || o.paced {
+		return // it waited for other work
 	}
-	if left := o.left.Load(); left != 0 && time.Duration(s.finished.Load()-left) > unseen {
-		return // it waited for somebody to look
+	if at := o.handOffAt.Load(); at != 0 && time.Duration(s.finished.Load()-at) > maxUnseen {
+		return // completed before it was polled, at an unknown time
 	}
 	s.planner.Observe(o.choice, o.request, c.Finished.Sub(s.from(o, before)))
 }
 
-// from returns when o began to take time of its own: when it started, or when the batch before it had finished.
+// from returns the later of o's start and the end of the batch before.
 func (s *Stream) from(o *op, finished time.Duration) time.Time {
 	if before := s.epoch.Add(finished); before.After(o.Started) {
 		return before

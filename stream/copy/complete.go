@@ -14,71 +14,73 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/move"
 )
 
-// pollBytes is how large a batch may be for whoever waits for it to poll the device: 8 MiB take 170 us over PCIe 5. Waiting for more, a
-// goroutine's wake-up counts for little.
+// pollBytes is the largest batch for which a waiting goroutine polls. 8 MiB take 170 us over PCIe
+// 5. For larger ones the wake-up of a goroutine matters little.
 const pollBytes = 8 << 20
 
-// unattended is how long a batch may be left to a Ticket.Wait that does not come.
-const unattended = 200 * time.Microsecond
+// handOff is how long a batch is left to Ticket.Wait before the completer takes it.
+const handOff = 200 * time.Microsecond
 
-// unseen is how long nobody may have looked at a batch that has ended meanwhile, and what it took be believed: small ones take 5 to 40 us.
-const unseen = 40 * time.Microsecond
+// maxUnseen is the longest time without a poll after which the observed duration of a small batch
+// is used. Small batches take 5 to 40 us.
+const maxUnseen = 40 * time.Microsecond
 
-// Whoever completes holds Stream.completing: the completer goroutine, or a goroutine in Ticket.Wait that found it free. It takes
-// items off flight in order, and waits or asks for their events.
+// Steps are completed under Stream.completing, by the completer goroutine or by a goroutine in
+// Ticket.Wait that finds the lock free. They are removed from inFlight in order.
 
-// completeLoop is the completer. It sleeps until there is something that nobody may be polling for, and then completes
-// until nothing is in flight.
+// completeLoop is the completer. It sleeps until woken and then completes steps until nothing is in
+// flight. It returns when ctx ends.
 func (s *Stream) completeLoop(ctx context.Context) {
 	for {
 		select {
-		case <-s.watch:
+		case <-s.wake:
 		case <-ctx.Done():
 			return
 		}
-		s.awake.Store(true)
+		s.completerActive.Store(true)
 		s.completing.Lock()
 		s.complete(true)
 		s.completing.Unlock()
-		s.awake.Store(false)
+		s.completerActive.Store(false)
 	}
 }
 
-// lookLater is what the timer does that push sets. Whoever finds it set has pushed before this looks.
-func (s *Stream) lookLater() {
-	s.armed.Store(false)
-	s.look()
+// handOffExpired runs handOff after push. It clears handOffArmed before it wakes the completer: a
+// push that finds the timer armed is seen by this wake-up.
+func (s *Stream) handOffExpired() {
+	s.handOffArmed.Store(false)
+	s.wakeCompleter()
 }
 
-// look wakes the completer.
-func (s *Stream) look() {
+// wakeCompleter wakes the completer. It does not block.
+func (s *Stream) wakeCompleter() {
 	select {
-	case s.watch <- struct{}{}:
+	case s.wake <- struct{}{}:
 	default:
 	}
 }
 
-// push hands an item to who completes. A small batch on an idle stream, issued by Submit itself, is left to Ticket.Wait for a
-// while: waking the completer takes longer than Wait takes to come.
+// push adds a step to the steps in flight. A small batch on an idle stream is left to Ticket.Wait
+// for handOff: waking the completer takes longer than the start of Wait.
 func (s *Stream) push(it *item) {
 	o := it.op
 	o.Fly()
-	if only := s.flight.push(it); !only || !it.last || it.Lost || !o.small() || o.watched.Load() {
-		s.look()
+	if only := s.inFlight.push(it); !only || !it.last || it.Lost || !o.small() || o.watched.Load() {
+		s.wakeCompleter()
 	} else {
-		o.left.Store(int64(s.now()))
-		if s.armed.CompareAndSwap(false, true) {
-			s.later.Reset(unattended)
+		o.handOffAt.Store(int64(s.now()))
+		if s.handOffArmed.CompareAndSwap(false, true) {
+			s.handOffTimer.Reset(handOff)
 		}
 	}
 }
 
-// Watch implements stream.Driver. push looks at watched after the item is in, and the completer at the items after it
-// was woken, so one of them sees the other.
+// Watch implements stream.Driver. push reads watched after it adds the step, and the completer
+// reads the steps after it was woken. So one of them sees the other.
 func (o *op) Watch() {
 	if !o.watched.Load() {
 		o.watched.Store(true)
-		o.stream.look()
+		o.stream.wakeCompleter()
 	}
 }
 
@@ -86,7 +88,7 @@ func (o *op) Watch() {
 func (o *op) Poll() bool {
 	s := o.stream
 	if !s.completing.TryLock() {
-		return !s.awake.Load() // another one polls, for a moment only; the completer may be long
+		return !s.completerActive.Load() // the completer may hold the lock for long
 	}
 	left := s.complete(false)
 	s.completing.Unlock()
@@ -96,16 +98,17 @@ func (o *op) Poll() bool {
 // small reports whether polling for the batch is worthwhile.
 func (o *op) small() bool { return o.work.Bytes <= pollBytes }
 
-// complete takes items in flight whose events are done, in order, and settles. If wait is false it stops at the first that
-// is not done, and reports whether polling for that is worthwhile. The caller holds completing.
+// complete completes steps whose events are done, in order, and resolves their tickets. If wait is
+// false, it stops at the first event that is not done and reports whether polling for it is
+// worthwhile. The caller holds completing.
 func (s *Stream) complete(wait bool) (left bool) {
-	for it := s.flight.peek(); it != nil; {
+	for it := s.inFlight.peek(); it != nil; {
 		if wait && it.last {
 			s.expect(it)
 		}
 		over, quiet, err := it.poll(wait)
 		if !over {
-			it.op.left.Store(0)
+			it.op.handOffAt.Store(0)
 			return it.op.small()
 		}
 		switch {
@@ -116,33 +119,35 @@ func (s *Stream) complete(wait bool) (left bool) {
 			it.op.Tell(it.groups)
 		}
 		if err != nil || !quiet {
-			it.op.told = math.MaxInt // what comes after a failure counts for nothing
+			it.op.reportedGroups = math.MaxInt // no reports after a failure
 		}
 		if err != nil {
 			it.fail(err)
 		}
 		it.GiveBack()
 		o := it.op
-		it = s.flight.pop()
+		it = s.inFlight.pop()
 		o.Land()
 		s.life.Settle()
 	}
 	return false
 }
 
-// Tell implements move.Teller: it tells who wants to know that the first so many page groups of the batch have landed. The caller holds completing.
+// Tell implements move.Teller. It reports the first groups page groups of the batch as completed,
+// unless they were reported before. The caller holds completing.
 func (o *op) Tell(groups int) {
-	if groups > o.told {
+	if groups > o.reportedGroups {
 		if o.live() != nil {
-			o.told = math.MaxInt // Finish says so
+			o.reportedGroups = math.MaxInt // Finish returns the error
 			return
 		}
-		o.told = groups
+		o.reportedGroups = groups
 		o.work.At.Batch.Paged.Landed(groups, o.work.At.Summed)
 	}
 }
 
-// expect tells the event of a batch's last step when the planner predicted it. The caller holds completing.
+// expect passes the predicted end of a batch to the event of its last step. The caller holds
+// completing.
 func (s *Stream) expect(it *item) {
 	e, ok := it.Event.(device.ExpectedEvent)
 	o := it.op
@@ -152,20 +157,20 @@ func (s *Stream) expect(it *item) {
 	e.Expect(s.from(o, time.Duration(s.finished.Load())).Add(o.choice.Predicted))
 }
 
-// poll asks whether the step is done, or waits for it. quiet is false where the device cannot say that it has stopped.
-// Waiting has no deadline: whoever waits for the ticket has one, the memory does not.
+// poll reports whether the step is over, or waits for it. quiet is false if the device may still
+// access the memory. The wait has no deadline: the memory stays in use as long.
 func (it *item) poll(wait bool) (over, quiet bool, err error) {
 	if it.Lost {
-		return true, false, nil // the batch has the error
+		return true, false, nil // the batch has failed already
 	}
-	if over, quiet, err = ask(it.Event, wait); over {
+	if over, quiet, err = pollEvent(it.Event, wait); over {
 		it.Event.Close()
 	}
 	return over, quiet, err
 }
 
-// ask asks whether e is done, or waits for it.
-func ask(e device.Event, wait bool) (over, quiet bool, err error) {
+// pollEvent reports whether e is done or failed, or waits for that.
+func pollEvent(e device.Event, wait bool) (over, quiet bool, err error) {
 	if !wait {
 		quiet, err = e.Done()
 		return quiet || err != nil, quiet, err
@@ -183,7 +188,7 @@ func (o *op) Finish(err error) (stream.Completion, error) {
 		err = o.live()
 	}
 	c := stream.Completion{
-		Path: o.choice.Path, Reason: o.choice.Reason, GivenUp: o.lost, Started: o.Started, Finished: o.stream.opts.Clock.Now(),
+		Path: o.choice.Path, Reason: o.choice.Reason, GivenUp: o.givenUp, Started: o.Started, Finished: o.stream.opts.Clock.Now(),
 	}
 	if o.Started.IsZero() {
 		c.Path, c.Reason, c.Started = stream.PathNone, ReasonUnstarted, c.Finished
@@ -192,15 +197,15 @@ func (o *op) Finish(err error) (stream.Completion, error) {
 		c.Bytes, c.Pieces = o.work.Bytes, o.work.Pieces
 	}
 	o.stream.account(o, &c, err)
-	// The ticket may be kept for long, and leads here as its driver: let the batch go.
+	// The ticket references o as its driver and may be kept for long: drop the batch.
 	o.work.At = describe.Cursor{}
 	o.carried.Store(nil)
 	o.origins.Release()
 	return c, err
 }
 
-// fail notes why the device or the NICs failed the step. That NICs were cancelled, as was asked for, ends the batch and is no
-// failure of the stream.
+// fail records a failure of the device or the NICs. A NIC's cancellation on request ends the batch
+// and does not break the stream.
 func (it *item) fail(err error) {
 	o := it.op
 	if _, ok := it.Event.(move.Carried); ok {
@@ -213,7 +218,7 @@ func (it *item) fail(err error) {
 	o.Fail(o.failure(err), false)
 }
 
-// failure wraps what the device said about o.
+// failure adds the batch and its path to a cause.
 func (o *op) failure(cause error) error {
 	return fmt.Errorf("batch %d by %s: %w", o.ID(), o.choice.Path, cause)
 }

@@ -1,30 +1,34 @@
-// Package copy is the ordered stream between pinned host memory and one device's memory, within either, and between
-// devices: everything that has a device address. Importers call it streamcopy.
+// Package copy implements the ordered stream between pinned host memory and one device's memory,
+// within either, and between devices. It copies all memory with a device address. Importers call it
+// streamcopy.
 //
-// A batch is described, chosen for, moved and completed. Package describe says what is in it. Package plan, or a Planner of
-// one's own, chooses a path for it, unless Options.Path forces one. Package move has the paths, a mover each. This package has
-// the stream, which issues what the movers make of a batch, and completes it.
+// Package describe surveys a batch. Package plan, or another Planner, chooses its path, unless
+// Options.Path forces one. Package move has one mover for each path. This package has the stream,
+// which issues the movers' steps and completes them.
 //
 // # Life of a batch
 //
-// Submit validates, describes and has the planner choose. From then on the life is that of package ordered: a part that is
-// issued is a step, as much as fits the descriptor ring, staging memory and the device's queue, and every step ends with an
-// event. The completer goroutine, or whoever waits for a ticket, takes those events in order, gives memory back and has what
-// landed resolve; the planner then hears how long it took.
+// Submit validates and surveys a batch and asks the planner. Package ordered implements the rest of
+// its life. A step is the part of a batch that fits the descriptor ring, staging memory and the
+// device's queue. Every step ends with an event. The completer goroutine, or a goroutine that waits
+// for a ticket, takes events in order, releases memory and resolves tickets. The planner then
+// observes the duration.
 //
-// Batches take effect in the order of submission, whatever paths they travel by: all paths share one queue, or join theirs
-// with it when another path is next. A NIC joins no queue: the host holds a batch by another path until all batches by NIC
-// have completed, and the other way round.
+// Batches take effect in the order of submission on all paths. Paths share one queue, or join their
+// queues with it when the path changes. NICs join no queue. The host delays a batch by another path
+// until all batches by NIC have completed, and the reverse.
 //
-// A path gets its memory and queues when it is first chosen, or when the stream is opened (Options.Prepare). If the device
-// refuses them, the batch goes another way and its Completion says why. The path is given up: for want of memory until it is
-// tried again, after a second and then after twice as long each time, up to a minute; for other reasons for good.
+// A path acquires memory and queues when it is first chosen, or in Open (Options.Prepare). If the
+// device refuses them, the batch takes another path and its Completion has the cause. Without
+// memory, the path is retried after a second, then after twice as long each time, up to a minute.
+// After other causes it is not retried.
 //
 // # Failures
 //
-// A ticket resolves only when nothing can touch its memory. A batch that was cancelled, or whose dependency failed, ends
-// without breaking the stream. A failure of the device does break it: the batch fails with the native cause, everything
-// accepted later fails with errdefs.ErrBroken and that cause. So does one of a NIC, and no stream that has another path
-// takes that Carrier again. When not even an event can be recorded to tell when the device has stopped, the tickets stay
-// unresolved (Stream.Quarantined counts them) until Close has seen all queues idle.
+// A ticket resolves only when no hardware accesses its memory. A batch that was canceled, or whose
+// dependency failed, fails without breaking the stream. A failure of the device or a NIC breaks it:
+// the batch fails with the native cause, later batches with errdefs.ErrBroken and that cause.
+// Streams with other paths no longer use a Carrier that failed. If no event can be recorded,
+// nothing proves when the device stops. The tickets then stay unresolved (Stream.Quarantined counts
+// them) until Close has seen all queues idle.
 package copy

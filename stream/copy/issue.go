@@ -10,14 +10,14 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/move"
 )
 
-// Issue implements ordered.Work: it issues a step.
+// Issue implements ordered.Work. It issues one step.
 func (o *op) Issue() (whole, ok bool) {
 	s, m := o.stream, o.stream.movers[o.choice.Path]
-	if o.work.Runs == 0 { // there is nothing to copy, and nothing to wait for
+	if o.work.Runs == 0 { // nothing to copy and nothing to wait for
 		o.start()
 		return true, true
 	}
-	if !s.room(o, m) {
+	if !s.canStep(o, m) {
 		return false, false
 	}
 	it := s.step(o, m)
@@ -25,7 +25,7 @@ func (o *op) Issue() (whole, ok bool) {
 	return it.last, true
 }
 
-// start notes when o's first step is issued, and returns the time.
+// start records the time of o's first step. It returns the current time.
 func (o *op) start() time.Time {
 	now := o.stream.opts.Clock.Now()
 	if o.Started.IsZero() {
@@ -34,14 +34,14 @@ func (o *op) start() time.Time {
 	return now
 }
 
-// room reports whether o's pace, what is in flight and the mover let another step of it follow.
-func (s *Stream) room(o *op, m move.Mover) bool {
+// canStep reports whether the pace, the work in flight and the mover allow another step of o.
+func (s *Stream) canStep(o *op, m move.Mover) bool {
 	if s.paced(o) {
 		return false
 	}
-	flight, ok := s.flight.admits(o.choice.Path)
+	flight, ok := s.inFlight.admits(o.choice.Path)
 	if !ok || !m.Room(&o.work, flight) {
-		s.look() // who completes settles when it has given back
+		s.wakeCompleter() // it resumes issuing after it releases resources
 		return false
 	}
 	if o.Started.IsZero() {
@@ -50,13 +50,13 @@ func (s *Stream) room(o *op, m move.Mover) bool {
 	return true
 }
 
-// step issues a part of o, as much as its path takes at once, and makes sure of an event that ends it. What it returns is valid
+// step issues as much of o as its path takes at once, followed by an event. The result is valid
 // until the next call.
 func (s *Stream) step(o *op, m move.Mover) *item {
 	now := o.start()
 	it := &s.stepping
 	*it = item{op: o}
-	o.held, s.waited = o.held || s.waited, false
+	o.afterEvent, s.waitedForEvent = o.afterEvent || s.waitedForEvent, false
 	var done bool
 	err := s.switchTo(o.choice.Path)
 	if err == nil {
@@ -65,14 +65,14 @@ func (s *Stream) step(o *op, m move.Mover) *item {
 	o.steps++
 	o.work.Sent += it.Bytes
 	if it.Event == nil && !it.Lost {
-		// A call that failed may still have started something, so a failed step gets its event too. Where nothing proves when
-		// the device stops, the item is lost.
+		// A failed call may have started work, so a failed step gets an event too. Without an event
+		// nothing proves when the device stops: the step is lost.
 		it.Calls++
 		it.Event = move.Record(s.queue, &err)
 		it.Lost = it.Event == nil
 	}
 	if err != nil {
-		// A queue that refuses was broken by something before, maybe the batch's own first pieces: the event of that says how.
+		// A broken queue has an earlier cause, maybe a step of this batch. That step's event has it.
 		o.Fail(o.failure(err), errors.Is(err, errdefs.ErrBroken))
 	}
 	it.last = done || err != nil
@@ -80,11 +80,11 @@ func (s *Stream) step(o *op, m move.Mover) *item {
 	return it
 }
 
-// move has the mover issue a step of o.
+// move issues a step of o by its mover.
 func (s *Stream) move(o *op, m move.Mover, it *item) (done bool, err error) {
-	if isApart(o.choice.Path) && o.held && o.steps == 0 {
-		// The stream's queue was told to wait for somebody else's event, of which what runs apart from it knows nothing. The
-		// event of this empty step comes after that, and flight.admits holds the next step until it is done.
+	if isUnordered(o.choice.Path) && o.afterEvent && o.steps == 0 {
+		// The stream's queue waits for an event of another queue, which an unordered path does not
+		// see. The event of this empty step follows it, and admits delays the next step until then.
 		return false, nil
 	}
 	if err = s.nicFailure(o.choice.Path); err != nil {
@@ -94,7 +94,7 @@ func (s *Stream) move(o *op, m move.Mover, it *item) (done bool, err error) {
 	}
 	if err != nil {
 		if refused := (*move.Refused)(nil); errors.As(err, &refused) && s.opts.Path == stream.PathNone {
-			s.refuse(o, refused.Err)
+			s.fallBack(o, refused.Err)
 			return false, nil
 		}
 	}
@@ -104,17 +104,18 @@ func (s *Stream) move(o *op, m move.Mover, it *item) (done bool, err error) {
 			parts.To = o
 		}
 	}
-	it.apart = it.Event != nil && isApart(o.choice.Path)
+	it.unordered = it.Event != nil && isUnordered(o.choice.Path)
 	if c, ok := it.Event.(move.Carried); ok {
 		o.carried.Store(c.Ticket)
-		if o.Canceled() { // by somebody who did not see the ticket
+		if o.Canceled() { // Cancel may have run before the ticket was stored
 			c.Ticket.Cancel()
 		}
 	}
 	return done, err
 }
 
-// switchTo lets path be what issues next. PathNone: a control.
+// switchTo orders later steps by path after steps of the path before. PathNone is a call on the
+// stream's queue.
 func (s *Stream) switchTo(path stream.Path) error {
 	if s.latest == path && path != stream.PathNone {
 		return nil
@@ -128,10 +129,10 @@ func (s *Stream) switchTo(path stream.Path) error {
 	return nil
 }
 
-// Pacing: a choice with a Pace may take no more than its share of the link, so the next step begins no sooner than the
-// one before has had its time. Only steps of paced choices wait.
+// Pacing: a choice with a Pace may use its share of the link only. The next step begins no sooner
+// than the time of the one before has passed. Other choices do not wait.
 
-// paced reports whether o's next step has to wait, and has the issuer come back when it need not.
+// paced reports whether o's next step must wait, and starts a timer that resumes issuing.
 func (s *Stream) paced(o *op) bool {
 	if o.choice.Pace == 0 {
 		return false
@@ -144,7 +145,7 @@ func (s *Stream) paced(o *op) bool {
 	return wait > 0
 }
 
-// pace counts a step that began at begun: its share of o's time, by bytes.
+// pace counts a step that began at begun, with its share of o's pace by bytes.
 func (s *Stream) pace(o *op, it *item, begun time.Time) {
 	if o.choice.Pace == 0 {
 		return

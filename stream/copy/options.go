@@ -21,8 +21,8 @@ const (
 	DefaultCTAs        = move.DefaultCTAs
 
 	DefaultStagingBytes = 4 * 8 << 20
-	// BesideStagingBytes are four chunks of which each keeps the bus busy for about as long as it takes to get multiprocessors
-	// beside a large matrix product.
+	// BesideStagingBytes is four chunks. Copying one takes about as long as a kernel waits for
+	// multiprocessors beside a large matrix product.
 	BesideStagingBytes = 4 * 64 << 20
 	MinStagingBytes    = 4096
 
@@ -32,28 +32,34 @@ const (
 	MaxStagingBytes = 1 << 40
 )
 
-// Options says how a stream is opened. The zero value is the default.
+// Options configures a stream. The zero value is the default.
 type Options struct {
-	// Path forces every batch onto one path; PathNone has the planner choose.
+	// Path forces every batch onto one path. With PathNone the planner chooses.
 	Path stream.Path
-	// Planner chooses. Nil: one that predicts from plan.Default, figures of another machine maybe.
+	// Planner chooses paths. Nil selects one over plan.Default, whose times may be of another
+	// machine.
 	Planner Planner
-	// Policy says what to choose for. The zero value is what Planner is for, and throughput where there is none. With a Planner of
-	// one's own, anything else needs one that has With(plan.Policy) (*plan.Planner, error).
+	// Policy is the goal of choices. The zero value selects the Planner's policy, or throughput
+	// without a Planner. Other values require a Planner with a method With(plan.Policy)
+	// (*plan.Planner, error).
 	Policy plan.Policy
-	// QueueDepth is how many batches may be accepted and unresolved. Zero: DefaultQueueDepth.
+	// QueueDepth is the largest number of accepted and unresolved batches. Zero selects
+	// DefaultQueueDepth.
 	QueueDepth int
-	// Descriptors is the size of the ring of kernel descriptors in pinned memory, in pieces of device.CopyDescBytes;
-	// at least MinDescriptors. A longer batch is issued in parts. Zero: DefaultDescriptors.
+	// Descriptors is the size of the ring of kernel descriptors in pinned memory, in units of
+	// device.CopyDescBytes; at least MinDescriptors. A longer batch is issued in steps. Zero
+	// selects DefaultDescriptors.
 	Descriptors int
-	// CTAs is how many thread blocks a copy kernel may have where the planner does not say. Zero: what suits the path,
-	// DefaultCTAs for plain kernels.
+	// CTAs is the number of thread blocks of a copy kernel if the planner does not choose it. Zero
+	// selects the path's default, DefaultCTAs for plain kernels.
 	CTAs int
-	// StagingBytes is how much device memory staged batches are gathered in, in four chunks. It is allocated when one is
-	// first planned, or at once if the path is forced. Zero: DefaultStagingBytes, and under policies that weigh harm
-	// (balanced and background) BesideStagingBytes; negative: no staging.
+	// StagingBytes is the device memory of staged copies, in four chunks. It is allocated when a
+	// batch is first planned as staged, or by Open if the path is forced. Zero selects
+	// DefaultStagingBytes, or BesideStagingBytes under balanced and background policies. A negative
+	// value disables staging.
 	StagingBytes int64
-	// NIC adds the path of its name, for batches between host and device memory that the NIC reaches. Nil: there is none.
+	// NIC adds a path by NICs for batches between host and device memory that they reach. It may be
+	// nil.
 	NIC *Carrier
 	// Prepare makes Open acquire the resources of all paths, the NIC's included, instead of
 	// acquiring them when a path is first chosen. Until Close, nothing is allocated, registered,
@@ -63,10 +69,11 @@ type Options struct {
 	// pending work, or with a pending wait, uses one of the hardware's queues. If there are more
 	// such streams than queues, streams that share a queue with a waiting stream wait too.
 	Prepare bool
-	// HighPriority asks the device for queues of its highest priority. Policies that weigh harm always do: their kernels have few
-	// thread blocks, and should not wait for what computes beside them longer than they must.
+	// HighPriority requests queues of the device's highest priority. Balanced and background
+	// policies imply it: their kernels have few thread blocks and should not wait behind other
+	// work.
 	HighPriority bool
-	// Clock is where the stream has the time from. Nil: the system's.
+	// Clock is the stream's clock. Nil selects the system's.
 	Clock clockwork.Clock
 }
 
@@ -112,7 +119,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// events is how many events the queues of a stream make ahead: they share them.
+// events returns the number of events that the queues of a stream create in advance.
 func (o *Options) events() int {
 	if !o.Prepare {
 		return 0
@@ -120,7 +127,7 @@ func (o *Options) events() int {
 	return move.MaxCalls
 }
 
-// planner returns the planner under the policy.
+// planner returns the planner with the policy.
 func (o *Options) planner() (Planner, error) {
 	if o.Planner == nil {
 		return plan.New(plan.Default(), plan.Options{Policy: o.Policy})

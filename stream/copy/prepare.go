@@ -14,7 +14,8 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// findPaths makes the movers that the device has and the options want, and prepares what was asked for or most batches need.
+// findPaths creates the movers of the device and the options. It prepares the requested paths, and
+// by default the kernel path, which most batches take.
 func (s *Stream) findPaths() error {
 	o, forced, all := &s.opts, s.opts.Path, &s.movers
 	env := &move.Env{
@@ -49,7 +50,7 @@ func (s *Stream) findPaths() error {
 		}
 	case o.Prepare:
 		need = able
-	default: // most batches take a kernel; the others get what they need when they are first chosen
+	default: // other paths are prepared when they are first chosen
 		need = able & (1 << stream.PathKernel)
 	}
 	for p := range need.All {
@@ -60,7 +61,7 @@ func (s *Stream) findPaths() error {
 	return nil
 }
 
-// owners yields the movers that have something of their own.
+// owners yields the movers with resources of their own.
 func (s *Stream) owners(yield func(move.Owner) bool) {
 	for _, m := range s.movers {
 		if o, ok := m.(move.Owner); ok && !yield(o) {
@@ -69,13 +70,13 @@ func (s *Stream) owners(yield func(move.Owner) bool) {
 	}
 }
 
-// ready has a path get what it needs, if that was not done yet. lost is why it cannot be had; err, why the batch cannot be taken
-// at all: ctx ended, or the stream is down.
+// ensurePrepared prepares a path unless it is prepared. lost is why the path cannot be prepared,
+// err why the batch cannot be accepted: ctx ended, or the stream is closing or broken.
 //
-// The driver takes as long as it likes, so a goroutine calls it, which Close joins by the token. Who stops waiting leaves the
-// path to those who come after him.
-func (s *Stream) ready(ctx context.Context, p stream.Path) (lost, err error) {
-	if _, ok := s.movers[p].(move.Owner); !ok || s.has(p) {
+// The driver has no time limit, so a goroutine calls it. Close joins the goroutine by the token
+// s.preparing. If ctx ends, the goroutine continues for later batches.
+func (s *Stream) ensurePrepared(ctx context.Context, p stream.Path) (lost, err error) {
+	if _, ok := s.movers[p].(move.Owner); !ok || s.isPrepared(p) {
 		return nil, nil
 	}
 	select {
@@ -86,12 +87,12 @@ func (s *Stream) ready(ctx context.Context, p stream.Path) (lost, err error) {
 		return nil, fmt.Errorf("wait to prepare path %s: %w", p, context.Cause(ctx))
 	}
 	switch {
-	case s.has(p):
+	case s.isPrepared(p):
 		<-s.preparing
 		return nil, nil
 	case s.isDown():
 		<-s.preparing
-		return nil, s.life.Refusal() // what it got now, nobody would give back
+		return nil, s.life.Refusal() // Close would not free the resources
 	case ctx.Err() != nil:
 		<-s.preparing
 		return nil, context.Cause(ctx)
@@ -111,7 +112,7 @@ func (s *Stream) ready(ctx context.Context, p stream.Path) (lost, err error) {
 	}
 }
 
-// prepare has a path get what it needs. The caller has the token, or is Open.
+// prepare acquires the resources of a path. The caller has the token, or is Open.
 func (s *Stream) prepare(p stream.Path) error {
 	err := s.nicFailure(p)
 	if err != nil {
@@ -126,10 +127,10 @@ func (s *Stream) prepare(p stream.Path) error {
 	return nil
 }
 
-// has reports whether a path is prepared.
-func (s *Stream) has(p stream.Path) bool { return plan.Paths(s.prepared.Load()).Has(p) }
+// isPrepared reports whether a path is prepared.
+func (s *Stream) isPrepared(p stream.Path) bool { return plan.Paths(s.prepared.Load()).Has(p) }
 
-// isDown reports whether the stream takes no more batches.
+// isDown reports whether the stream accepts no more batches.
 func (s *Stream) isDown() bool {
 	select {
 	case <-s.life.Down():
@@ -139,37 +140,37 @@ func (s *Stream) isDown() bool {
 	}
 }
 
-// For how long a path is left alone that found no memory: the first time, and at most, as it doubles each time.
+// A path is suspended for minSuspension at first, and twice as long each further time.
 const (
-	firstAbsence = time.Second
-	maxAbsence   = time.Minute
+	minSuspension = time.Second
+	maxSuspension = time.Minute
 )
 
-// absent are the paths that found no memory, until they may be tried again. An engine beside the stream fills its device now and
-// then, and that passes.
-type absent struct {
-	next atomic.Int64 // when the first of them may be, in nanoseconds since the stream was opened; zero: there is none
+// suspensions has the paths without memory, which are retried later. Another program may fill the
+// device for a while.
+type suspensions struct {
+	next atomic.Int64 // end of the first suspension, in nanoseconds since epoch, or zero
 
-	mu    sync.Mutex
-	until [stream.PathCount]time.Duration // since the stream was opened; zero: not absent
-	last  [stream.PathCount]time.Duration // how long it was absent the last time
+	mu       sync.Mutex
+	until    [stream.PathCount]time.Duration // end, since epoch; zero if not suspended
+	duration [stream.PathCount]time.Duration // of the last suspension
 }
 
-// leave notes that p is absent from now on, and returns for how long; zero where it was so already.
-func (a *absent) leave(p stream.Path, now time.Duration) time.Duration {
+// suspend suspends p and returns for how long, or zero if it was suspended already.
+func (a *suspensions) suspend(p stream.Path, now time.Duration) time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.until[p] != 0 {
 		return 0
 	}
-	a.last[p] = min(max(2*a.last[p], firstAbsence), maxAbsence)
-	a.until[p] = now + a.last[p]
+	a.duration[p] = min(max(2*a.duration[p], minSuspension), maxSuspension)
+	a.until[p] = now + a.duration[p]
 	a.setNext()
-	return a.last[p]
+	return a.duration[p]
 }
 
-// back returns those that may be tried again.
-func (a *absent) back(now time.Duration) (paths plan.Paths) {
+// resume returns the paths whose suspension has ended.
+func (a *suspensions) resume(now time.Duration) (paths plan.Paths) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for p, until := range a.until {
@@ -182,8 +183,8 @@ func (a *absent) back(now time.Duration) (paths plan.Paths) {
 	return paths
 }
 
-// setNext is called with mu held.
-func (a *absent) setNext() {
+// setNext updates a.next. The caller holds mu.
+func (a *suspensions) setNext() {
 	var next time.Duration
 	for _, until := range a.until {
 		if until != 0 && (next == 0 || until < next) {
@@ -193,26 +194,26 @@ func (a *absent) setNext() {
 	a.next.Store(int64(next))
 }
 
-// giveUp takes a path away for good.
-func (s *Stream) giveUp(p stream.Path) { s.able.And(^uint32(1 << p)) }
+// removePath removes a path from the stream's choices.
+func (s *Stream) removePath(p stream.Path) { s.able.And(^uint32(1 << p)) }
 
-// lose takes a path away that could not be prepared: for a while where there was no memory, else for good. It returns why, and
-// for how long.
-func (s *Stream) lose(p stream.Path, why error) error {
-	s.giveUp(p)
+// dropPath removes a path that could not be prepared: for a while if memory was missing, otherwise
+// for good. It returns the cause, with the duration.
+func (s *Stream) dropPath(p stream.Path, why error) error {
+	s.removePath(p)
 	if s.nicFailure(p) != nil || !errors.Is(why, errdefs.ErrNoMemory) {
 		return why
 	}
-	if wait := s.absent.leave(p, s.now()); wait > 0 {
+	if wait := s.suspensions.suspend(p, s.now()); wait > 0 {
 		return fmt.Errorf("%w; it is tried again in %v", why, wait)
 	}
 	return why
 }
 
-// readmit gives back the paths that have been absent for long enough.
-func (s *Stream) readmit() {
-	if next := s.absent.next.Load(); next == 0 || s.now() < time.Duration(next) {
+// resumePaths returns paths whose suspension has ended to the stream's choices.
+func (s *Stream) resumePaths() {
+	if next := s.suspensions.next.Load(); next == 0 || s.now() < time.Duration(next) {
 		return
 	}
-	s.able.Or(uint32(s.absent.back(s.now())))
+	s.able.Or(uint32(s.suspensions.resume(s.now())))
 }

@@ -19,53 +19,56 @@ import (
 	"github.com/kvlane/kvlane/stream/ordered"
 )
 
-// Stream is an ordered stream on one queue of a device. It implements stream.EventStream. Safe for concurrent use.
+// Stream is an ordered stream on one queue of a device. It implements stream.EventStream. Safe for
+// concurrent use.
 type Stream struct {
 	dev   device.Device
-	index int // of dev
+	index int // device index
 	opts  Options
 	life  *ordered.Stream
 
-	// movers are the paths by stream.Path. able is the set of those that the device has and that are not absent, prepared of
-	// those that have what they need (plan.Paths both); preparing is a token: one at a time gets it.
+	// movers has the paths by stream.Path. able is the set of paths that may be chosen, prepared
+	// the set of paths with resources (both plan.Paths). preparing is a token: one goroutine at a
+	// time prepares a path.
 	movers         [stream.PathCount]move.Mover
 	able, prepared atomic.Uint32
-	absent         absent
+	suspensions    suspensions
 	preparing      chan struct{}
 	planner        Planner
-	epoch          time.Time    // when the stream was opened
-	finished       atomic.Int64 // when the last batch was, in nanoseconds since then
-	// ahead is the predicted time of what is accepted and unresolved, in nanoseconds.
+	epoch          time.Time    // time when the stream was opened
+	finished       atomic.Int64 // end of the last batch, in nanoseconds since epoch
+	// ahead is the predicted time of accepted and unresolved batches, in nanoseconds.
 	ahead atomic.Int64
-	last  atomic.Uint32 // the path of the batch that was accepted last
+	last  atomic.Uint32 // path of the last accepted batch
 
-	// watch tells the completer that something is in flight that nobody may be polling for. One token is enough.
-	watch chan struct{}
-	// completing is held by whoever completes, one goroutine at a time, while the completer waits for the device too.
+	// wake wakes the completer. It has one token.
+	wake chan struct{}
+	// completing is held while steps are completed, also while the completer waits for the device.
 	completing sync.Mutex
-	// awake: the completer holds that, or is about to take it.
-	awake atomic.Bool
-	// later wakes the completer for a batch that was left to Ticket.Wait; armed: it will.
-	later clockwork.Timer
-	armed atomic.Bool
-	// pacing has the issuer look again when the head of the backlog may go on.
+	// completerActive is set while the completer holds completing or is about to.
+	completerActive atomic.Bool
+	// handOffTimer wakes the completer for a batch left to Ticket.Wait. handOffArmed is set while
+	// it runs.
+	handOffTimer clockwork.Timer
+	handOffArmed atomic.Bool
+	// pacing resumes issuing when the first batch of the backlog may continue.
 	pacing clockwork.Timer
 
-	// The rest is used by whoever issues. latest is the path that issued last, waited that queue was told to wait for somebody
-	// else's event since.
-	queue    device.Queue
-	latest   stream.Path
-	waited   bool
-	stepping item // what step works on
-	pacer    plan.Pacer
+	// The issuing goroutine uses the following fields. latest is the path that issued last.
+	// waitedForEvent is set after the queue was made to wait for an event of another queue.
+	queue          device.Queue
+	latest         stream.Path
+	waitedForEvent bool
+	stepping       item // the step being issued
+	pacer          plan.Pacer
 
-	flight flight
+	inFlight stepQueue
 }
 
 var _ stream.EventStream = (*Stream)(nil)
 
-// Open opens a stream on a queue of its own. A forced path that the device lacks is ErrNotSupported. The stream does not
-// own dev, which must outlive it.
+// Open opens a stream with a queue of its own. A forced path that the device lacks is
+// ErrNotSupported. The stream does not own dev, which must outlive it.
 func Open(dev device.Device, o Options) (*Stream, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("open copy stream: %w", err)
@@ -80,25 +83,26 @@ func Open(dev device.Device, o Options) (*Stream, error) {
 		index:     dev.Info().Index,
 		opts:      o,
 		epoch:     o.Clock.Now(),
-		watch:     make(chan struct{}, 1),
+		wake:      make(chan struct{}, 1),
 		preparing: make(chan struct{}, 1),
 		queue:     q,
 	}
 	s.life = ordered.New(ordered.Options{Name: "copy stream", Depth: o.QueueDepth, Stop: s.stop, Free: s.free})
-	s.later = o.Clock.AfterFunc(unattended, s.lookLater)
-	s.pacing = o.Clock.AfterFunc(unattended, s.life.Poke)
+	s.handOffTimer = o.Clock.AfterFunc(handOff, s.handOffExpired)
+	s.pacing = o.Clock.AfterFunc(handOff, s.life.Poke)
 	if s.planner, err = o.planner(); err == nil {
 		err = s.findPaths()
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("open copy stream: %w", err), s.undo())
+		return nil, errors.Join(fmt.Errorf("open copy stream: %w", err), s.closeUnopened())
 	}
 	s.life.Start(s.completeLoop)
 	return s, nil
 }
 
-// undo gives back what a stream has got that could not be opened. As nobody could try again later, it does that itself.
-func (s *Stream) undo() error {
+// closeUnopened frees the resources of a stream that Open could not open. It retries once, since
+// the caller has no stream to close.
+func (s *Stream) closeUnopened() error {
 	ctx, cancel := context.WithTimeout(context.Background(), move.UndoTimeout)
 	defer cancel()
 	s.life.Start()
@@ -109,7 +113,7 @@ func (s *Stream) undo() error {
 	return err
 }
 
-// now is the time since the stream was opened.
+// now returns the time since the stream was opened.
 func (s *Stream) now() time.Duration { return s.opts.Clock.Since(s.epoch) }
 
 // reaches returns why the stream's device cannot address r, or nil.
@@ -128,25 +132,25 @@ func (s *Stream) reaches(r *mem.Region) error {
 	return nil
 }
 
-// Policy returns what the stream's batches are chosen for, as it was opened.
+// Policy returns the policy of the stream's options.
 func (s *Stream) Policy() plan.Policy { return s.opts.Policy }
 
-// Err returns why the stream is broken, or nil.
+// Err returns the error that broke the stream, or nil.
 func (s *Stream) Err() error { return s.life.Err() }
 
-// Quarantined returns how many tickets are unresolved because the device failed in a way that does not tell when it
-// stops touching their memory. They resolve when Close has seen the queue idle.
+// Quarantined returns the number of tickets that are unresolved after a failure, because the device
+// may still access their memory. They resolve when Close has seen the queue idle.
 func (s *Stream) Quarantined() int { return s.life.Quarantined() }
 
-// Close implements stream.Stream. An error that is not the context's comes from the device; calling again tries again. While
-// the device has not stopped it is errdefs.ErrBusy.
+// Close implements stream.Stream. Errors other than the context's come from the device; a further
+// call retries. While the device is active the error is errdefs.ErrBusy.
 func (s *Stream) Close(ctx context.Context) error {
-	s.look()
+	s.wakeCompleter()
 	return s.life.Close(ctx)
 }
 
-// stop closes the stream's queue and those of the movers, and keeps what they said. Some path may still be getting memory or
-// queues: once that is over no other begins, as the stream is down.
+// stop closes the queues of the stream and the movers, and keeps their errors. It waits for a path
+// that is being prepared. No other follows, as the stream is down.
 func (s *Stream) stop(ctx context.Context) error {
 	select {
 	case s.preparing <- struct{}{}:
@@ -154,7 +158,7 @@ func (s *Stream) stop(ctx context.Context) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	s.later.Stop()
+	s.handOffTimer.Stop()
 	s.pacing.Stop()
 	if s.queue != nil {
 		failed, err := move.CloseQueue(ctx, s.queue)
@@ -174,8 +178,7 @@ func (s *Stream) stop(ctx context.Context) error {
 	return nil
 }
 
-// free gives the memory back, once all queues are idle: all that the driver takes. What is done is forgotten, so that a Close
-// that failed half-way goes on where it stopped.
+// free frees all memory, once all queues are idle. After an error a further call continues.
 func (s *Stream) free() error {
 	var errs []error
 	for o := range s.owners {

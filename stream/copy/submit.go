@@ -18,26 +18,27 @@ import (
 // op is a batch that is accepted and unresolved.
 type op struct {
 	ordered.Batch
-	stream  *Stream
-	carried atomic.Pointer[stream.Ticket] // of a NIC's stream, while that has the batch
-	watched atomic.Bool                   // somebody waits without polling
-	left    atomic.Int64                  // when it was left to a Ticket.Wait, since the stream was opened, if nobody has looked since; or zero
-	told    int                           // page groups of which somebody was told that they have landed; of who completes
-	planned bool                          // request and choice are what the planner was asked and answered
-	origins mem.Holds                     // of memory of other processes that the batch touches
-	// Used by whoever issues.
-	held  bool  // the device was told to wait for somebody else's event before it
-	paced bool  // a step after its first waited for its pace
-	steps int32 // so far
-	work  move.Batch
+	stream         *Stream
+	carried        atomic.Pointer[stream.Ticket] // of the NIC's stream
+	watched        atomic.Bool                   // a goroutine waits without polling
+	handOffAt      atomic.Int64                  // see push; zero after a poll
+	reportedGroups int                           // guarded by completing
+	planned        bool                          // the planner made choice for request
+	origins        mem.Holds                     // memory of other processes that the batch uses
+	// The issuing goroutine uses the following fields.
+	afterEvent bool  // the device waits for an event of another queue before it
+	paced      bool  // a step after the first waited for the pace
+	steps      int32 // issued
+	work       move.Batch
 
-	lost    error // why paths were given up that were chosen first
+	givenUp error // why paths that were chosen first were given up
 	request plan.Request
-	choice  plan.Choice // an option's, or how it travels after all
+	choice  plan.Choice // the planner's, or the forced path
 }
 
-// Submit implements stream.Stream. It issues the batch itself when the stream is idle, so it may call the driver, but it
-// waits for nothing except a place in the stream, and, before the first batch of a path, for that to get memory and queues.
+// Submit implements stream.Stream. It issues the batch if the stream is idle, so it may call the
+// driver. It blocks only for a place in the stream, and while a path is prepared for its first
+// batch.
 func (s *Stream) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
 	t, err := s.submit(ctx, b)
 	if err != nil {
@@ -77,7 +78,8 @@ func (s *Stream) accept(ctx context.Context, o *op, b *mem.Batch) (*stream.Ticke
 	return t, err
 }
 
-// reaches returns why the stream's device cannot address r, or nil, and holds it if it is another process's.
+// reaches returns why the stream's device cannot address r, or nil. It holds memory of other
+// processes until the batch resolves.
 func (o *op) reaches(r *mem.Region) error {
 	if err := o.stream.reaches(r); err != nil {
 		return err
@@ -85,8 +87,8 @@ func (o *op) reaches(r *mem.Region) error {
 	return o.origins.Add(r)
 }
 
-// live returns ErrLost if memory of other processes that the batch touches is lost by now. What was copied before it is asked, and
-// found live, went where it should.
+// live returns ErrLost if the batch uses memory of another process that is lost. Bytes copied
+// before a successful check are in place.
 func (o *op) live() error {
 	if err := o.origins.Check(); err != nil {
 		return o.failure(err)
@@ -115,13 +117,13 @@ func (s *Stream) Record(ctx context.Context) (device.Event, error) {
 	return e, nil
 }
 
-// WaitEvent implements stream.EventStream. It returns when the device has been told to wait.
+// WaitEvent implements stream.EventStream. It returns when the queue waits for e.
 func (s *Stream) WaitEvent(ctx context.Context, e device.Event) error {
 	if e == nil {
 		return fmt.Errorf("wait for event: there is none: %w", errdefs.ErrInvalid)
 	}
 	wait := func() error {
-		s.waited = true
+		s.waitedForEvent = true
 		return s.queue.Wait(e)
 	}
 	if err := s.life.Call(ctx, func() (bool, error) { return s.control(wait) }, nil); err != nil {
@@ -130,11 +132,11 @@ func (s *Stream) WaitEvent(ctx context.Context, e device.Event) error {
 	return nil
 }
 
-// control calls act, which uses the stream's queue, once what other queues of the stream hold comes before that. ok is false
-// while the host has to wait for it.
+// control calls act, which uses the stream's queue, after it has ordered the queue behind the
+// stream's other queues. ok is false while the host must wait for those.
 func (s *Stream) control(act func() error) (ok bool, err error) {
-	if _, ok = s.flight.admits(stream.PathNone); !ok {
-		s.look()
+	if _, ok = s.inFlight.admits(stream.PathNone); !ok {
+		s.wakeCompleter()
 		return false, nil
 	}
 	if err = s.switchTo(stream.PathNone); err == nil {

@@ -13,7 +13,7 @@ type Engine struct {
 func NewEngine(env *Env) *Engine { return &Engine{copier: newCopier(env.Queue)} }
 
 // Takes implements Mover.
-func (e *Engine) Takes(*Batch) (ok, sums bool) { return true, false }
+func (e *Engine) Supports(*Batch) (ok, sums bool) { return true, false }
 
 // Room implements Mover: most calls are those of single copies, and an event.
 func (e *Engine) Room(_ *Batch, f Flight) bool { return f.admits(singleRuns + 1) }

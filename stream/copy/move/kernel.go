@@ -52,7 +52,7 @@ func NewKernel(env *Env) (Mover, error) {
 }
 
 // Takes implements Mover.
-func (k *Kernel) Takes(b *Batch) (ok, sums bool) {
+func (k *Kernel) Supports(b *Batch) (ok, sums bool) {
 	return true, k.summing && b.WantsSums() && describe.SumsFit(b.At.Batch.Paged, min(k.env.Ring.maxSpan, summedStep))
 }
 

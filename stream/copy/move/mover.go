@@ -14,7 +14,7 @@ import (
 // Mover is one path of a stream. Takes is safe for concurrent use, the others are of whoever issues.
 type Mover interface {
 	// Takes reports whether the path can carry b, and whether it then fills the sums that b asks for.
-	Takes(b *Batch) (ok, sums bool)
+	Supports(b *Batch) (ok, sums bool)
 	// Room reports whether another step of b may follow what is in flight.
 	Room(b *Batch, f Flight) bool
 	// Step issues a part of b, as much as fits at once, and reports whether that was the last. Room has just found place for it.

@@ -74,7 +74,7 @@ func NewStaged(env *Env, bytes int64) (Mover, error) {
 }
 
 // Takes implements Mover: within host or device memory there is nothing to gain, and a leaf that is summed has to fit into a chunk.
-func (p *Staged) Takes(b *Batch) (ok, sums bool) {
+func (p *Staged) Supports(b *Batch) (ok, sums bool) {
 	return b.Ways == describe.H2D || b.Ways == describe.D2H, p.summing && b.WantsSums() && p.staging.maxSpan >= mem.LeafBytes
 }
 

@@ -28,13 +28,13 @@ by each path and NIC (copy), how fast files are read and written (file), and how
 	return cmd
 }
 
-// benchFlags are what the command line says of a copy benchmark, some of it still as text.
+// benchFlags are the flags of a copy benchmark, some of them as text.
 type benchFlags struct {
 	device              string
 	index, peer         int
 	sizes, paths        []string
 	left                []string
-	without             []stream.Path // left, parsed
+	without             []stream.Path // parsed from left
 	directions, layouts []string
 	run                 bench.Options
 	json                bool
@@ -51,24 +51,24 @@ func newBenchCopyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "copy",
 		Short: "Measure copies of scattered blocks between host and GPU, by path",
-		Long: `copy shows how fast KV cache blocks are copied between the host's memory and a GPU's, by each copy path and block size: for whoever chooses
-a block size or a layout, or compares machines and versions.
+		Long: `copy measures how fast KV cache blocks are copied between the memory of the host and of a GPU, by each copy path and block size. Use it to
+choose a block size or a layout, or to compare machines and versions.
 
-Blocks lie scattered over the GPU's memory; the host's is pinned. Each path copies to the GPU, to the host and both ways at once, beside
-three baselines of the same run: one large copy (C), one call of the driver for each block (one-copy-each), and the driver's batched copy
-of at most 256 blocks a call (driver-batch). auto is what kvlane chooses by itself; --without takes a path from it, and two such runs show
-what that path gains. All take turns at every point, with a large copy in between. All bytes are compared: wrong ones fail the run.
+Blocks are scattered over the GPU's memory. The host's memory is pinned. Each path copies to the GPU, to the host and in both directions at
+once. References of the same run are one large copy (C), one call of the driver for each block (one-copy-each), and the driver's batched copy
+of at most 256 blocks a call (driver-batch). auto is kvlane's own choice. --without excludes a path from it; two such runs show the gain of
+that path. All paths are measured in interleaved rounds with large copies in between. All bytes are compared; wrong bytes fail the run.
 
-A run takes two minutes on a GPU, and about --budget at most, set-up included. --full measures 256 B to 16 MiB and 1 to 100,000 blocks, at
-most 4 GiB at a time. What does not fit is left out and named; slow points move fewer blocks than their column says, and are marked.
-Ctrl-C ends a run early, with what it measured until then.
+A run takes two minutes on a GPU, and at most about --budget including its set-up. --full measures 256 B to 16 MiB and 1 to 100,000 blocks, at
+most 4 GiB at a time. Points that do not fit are left out and named. Slow points move fewer blocks than their column says, and are marked.
+Ctrl-C ends a run early and prints the results so far.
 
 --forms also compares lists of extents, page lists, and page lists with checksums. --peer-index also measures copies between two GPUs.
 "kvlane bench store --beside-matmul" measures how much loads and dumps slow down a computation on the GPU.
 
-RDMA NICs, where there are any, are connected to themselves: nic is a stream of copies over them, nic-channel are bare requests by the
-first. --rdma-provider soft takes NICs in software instead (nic-soft, nic-soft-channel), one for each name of --nic, and reports them
-apart. Figures of the simulated device are labeled so.`,
+RDMA NICs are connected to themselves: nic is a stream of copies over them, nic-channel are requests on the first NIC without a stream.
+--rdma-provider soft uses NICs in software instead (nic-soft, nic-soft-channel), one for each name of --nic, and reports them separately.
+Results of the simulated device are marked.`,
 		Example: `  kvlane bench copy --device cuda --sizes 4KiB,1MiB --paths kernel,auto
   kvlane bench copy --forms --out run.json
   kvlane bench copy --compare run.json --fail-above 10%
@@ -116,7 +116,7 @@ func (f *benchFlags) benchCopy(cmd *cobra.Command) (err error) {
 	})
 }
 
-// printMeasured prints the report of a run that ended well, or as far as it came before it was interrupted.
+// printMeasured prints the report of a run that succeeded or was interrupted.
 func printMeasured[R any](ctx context.Context, r *R, err error, print func() error) error {
 	switch {
 	case err == nil:
@@ -132,7 +132,7 @@ func printMeasured[R any](ctx context.Context, r *R, err error, print func() err
 	return &interruptedError{"the report has what was measured before", err}
 }
 
-// interruptedError is what a run failed with that was interrupted, which is no more than that.
+// interruptedError is the error of an interrupted run.
 type interruptedError struct {
 	what string
 	err  error
@@ -168,7 +168,8 @@ func (f *benchFlags) measure(cmd *cobra.Command, dev device.Device) (_ *bench.Re
 		return nil, err
 	}
 	nics, err := f.openNICs(dev, func() (stream.Stream, error) {
-		p, err := f.newPlanner(profile, source) // of its own: what it learns beside others is not for the contender auto
+		// a planner of its own, because the contender auto must not learn from these copies
+		p, err := f.newPlanner(profile, source)
 		if err != nil {
 			return nil, err
 		}
@@ -194,12 +195,13 @@ func (f *benchFlags) measure(cmd *cobra.Command, dev device.Device) (_ *bench.Re
 	return r, err
 }
 
-// noticeOn returns what says something on standard error.
+// noticeOn returns a function that prints a message on standard error.
 func noticeOn(cmd *cobra.Command) func(text string) {
 	return func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), text) }
 }
 
-// drawProgress returns what draws a bar on standard error where that is a terminal, and what ends it.
+// drawProgress returns a function that draws a progress bar on standard error if that is a
+// terminal, and a function that removes it.
 func drawProgress(cmd *cobra.Command) (progress func(done, total int, what string), finish func()) {
 	var bar *progressbar.ProgressBar
 	progress = func(done, total int, what string) {
@@ -207,13 +209,13 @@ func drawProgress(cmd *cobra.Command) (progress func(done, total int, what strin
 			bar = progressbar.NewOptions(total, progressbar.OptionSetWriter(cmd.ErrOrStderr()), progressbar.OptionClearOnFinish(),
 				progressbar.OptionSetWidth(30), progressbar.OptionSetVisibility(present.Terminal(cmd.ErrOrStderr())))
 		}
-		bar.ChangeMax(total) // it shrinks where something turns out to be missing
+		bar.ChangeMax(total) // fewer if a contender is missing
 		bar.Describe(what)
-		_ = bar.Set(done) // a bar that cannot be drawn is no reason to stop
+		_ = bar.Set(done) // the bar is optional
 	}
 	return progress, func() {
 		if bar != nil {
-			_ = bar.Finish() // as above
+			_ = bar.Finish() // the bar is optional
 		}
 	}
 }

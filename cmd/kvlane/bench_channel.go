@@ -5,7 +5,7 @@ import (
 	"github.com/kvlane/kvlane/bench/nicchannel"
 )
 
-// openChannel implements bench.ChannelOpener: on the first of the NICs.
+// openChannel implements bench.ChannelOpener with the first of the NICs.
 func (n *benchNICs) openChannel(c bench.Contender) (bench.Channel, error) {
 	if err := n.ready(c); err != nil {
 		return nil, err

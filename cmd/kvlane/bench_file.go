@@ -14,7 +14,7 @@ import (
 	streamfile "github.com/kvlane/kvlane/stream/file"
 )
 
-// fileBench is what the command line says of a benchmark of files.
+// fileBench are the flags of a benchmark of files.
 type fileBench struct {
 	device             string
 	index              int
@@ -32,21 +32,21 @@ func newBenchFileCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "file",
 		Short: "Measure reads and writes of files, beside what the disk itself does",
-		Long: `file shows how fast KV cache blocks are read from a disk and written to it, and how much of what the disk itself can do kvlane's paths reach:
-for whoever chooses a disk, a block size or a path for the file tier.
+		Long: `file measures how fast KV cache blocks are read from a disk and written to it, relative to the disk itself. Use it to choose a disk, a block
+size or a path for the file tier.
 
-The disk itself (raw) is the best of pread and pwrite by 1, 4, 16 and 32 threads and of io_uring at depths 8, 32 and 128, by O_DIRECT. Beside
-it stand all paths to files that there are and, as auto, what kvlane chooses by itself, by what it measures in the directory first. All take
-turns at every place: block size, in sequence or scattered, read or written, and for reads cold or from the page cache, where the raw ones
-are buffered too. Cold is by O_DIRECT, or of a file that the operating system was told to drop before each batch; a hypervisor or the disk
-may have it in memory all the same.
+The disk itself (raw) is the best of pread and pwrite by 1, 4, 16 and 32 threads and of io_uring at depths 8, 32 and 128, by O_DIRECT. It is
+compared with all paths to files and with kvlane's own choice (auto), which first measures the directory. All are measured in interleaved
+rounds at each place: block size, in sequence or scattered, read or written, and for reads cold or from the page cache, where raw reads
+are buffered too. Cold means O_DIRECT, or a file that was dropped from the page cache before each batch. A hypervisor or the disk may
+still cache it.
 
-All bytes are compared, outside of what is timed: wrong ones fail the run. Two scratch files of --bytes each lie in a directory of their own
-in --dir, which is removed at the end. With --device the host's memory is pinned by that, and its own memory is measured as well. The report
-says whether cuFile carried the files by GPUDirect Storage or in its compatibility mode, and why.
+All bytes are compared outside the measured time; wrong bytes fail the run. Two scratch files of --bytes each are in a directory of their own
+in --dir, which is removed at the end. --device pins the host's memory by that device, and also measures the device's memory. The report
+states whether cuFile used GPUDirect Storage or its compatibility mode, and why.
 
-A run takes a minute, or as long as --budget says, set-up included; what does not fit is left out and named. Ctrl-C ends it early, with what
-it measured until then.`,
+A run takes a minute, or --budget including its set-up. Places that do not fit are left out and named. Ctrl-C ends a run early and prints the
+results so far.`,
 		Example: `  kvlane bench file --dir /mnt/nvme
   kvlane bench file --dir /mnt/nvme --device cuda --sizes 4KiB,64KiB,1MiB --out run.json
   kvlane bench file --dir /mnt/nvme --work read --from page-cache --budget 15s --json`,
@@ -80,7 +80,7 @@ it measured until then.`,
 	return cmd
 }
 
-// parse reads what is still text, and returns everything that is wrong.
+// parse parses flags that are still text, and returns every error.
 func (f *fileBench) parse() error {
 	var errs []error
 	if !slices.Contains([]string{noDevice, string(kvlane.CUDA), string(kvlane.Sim)}, f.device) {
@@ -149,7 +149,7 @@ func (f *fileBench) measure(cmd *cobra.Command) (*file.Report, error) {
 	return file.Run(cmd.Context(), f.run)
 }
 
-// print prints the report in the form asked for, and writes the files.
+// print prints the report as text or JSON, and writes the file.
 func (f *fileBench) print(cmd *cobra.Command, r *file.Report) (err error) {
 	if f.json {
 		err = writeJSON(cmd, r)

@@ -19,19 +19,19 @@ import (
 	streamfile "github.com/kvlane/kvlane/stream/file"
 )
 
-// fileStreams opens the streams of files that a benchmark measures.
+// fileStreams opens the measured streams of files.
 type fileStreams struct {
 	dir     string
-	dev     device.Device  // nil: memory of the host alone
-	storage device.Storage // the device's way to files; nil: it has none
+	dev     device.Device  // nil: only host memory
+	storage device.Storage // access of the device to files; nil: none
 	missing []bench.Missing
-	mode    *file.CuFileMode // of the files that were opened and are closed
+	mode    *file.CuFileMode // of files that were closed
 
 	direct            streamfile.Direct
 	transfers, queues int
 }
 
-// contenders are the paths of files, and the stream's own choice.
+// contenders returns the paths of files, and the stream's own choice.
 func (f *fileStreams) contenders(ctx context.Context) []file.Contender {
 	var all []file.Contender
 	paths := []stream.Path{stream.PathPosix, stream.PathURing, stream.PathCuFile, stream.PathNone}
@@ -58,7 +58,7 @@ func (f *fileStreams) contenders(ctx context.Context) []file.Contender {
 	return all
 }
 
-// openStorage opens the device's way to files, and reports whether it has one that takes those of all dirs.
+// openStorage opens the access of the device to files, and reports whether it supports all dirs.
 func (f *fileStreams) openStorage(ctx context.Context, dirs ...string) bool {
 	opener, ok := f.dev.(device.StorageOpener)
 	if !ok {
@@ -82,7 +82,8 @@ func (f *fileStreams) openStorage(ctx context.Context, dirs ...string) bool {
 	return err == nil
 }
 
-// openStream opens a stream that goes by a path, or by its own choice, which is by what it measures in the directory first.
+// openStream opens a stream with a path, or with its own choice of path, for which it first
+// measures the directory.
 func (f *fileStreams) openStream(ctx context.Context, p stream.Path) (_ stream.Stream, err error) {
 	o := streamfile.Options{
 		Path: p, Direct: f.direct, Transfers: f.transfers, Device: f.dev, CuFile: streamfile.CuFileOptions{Storage: f.storage, Queues: f.queues},
@@ -111,7 +112,7 @@ func (f *fileStreams) openStream(ctx context.Context, p stream.Path) (_ stream.S
 	return &withCopies{s, o.Copy}, nil
 }
 
-// withCopies is a stream of files and the stream that it copies by.
+// withCopies is a stream of files with the stream for its copies.
 type withCopies struct {
 	stream.Stream
 	copies stream.Stream
@@ -119,12 +120,12 @@ type withCopies struct {
 
 func (s *withCopies) Close(ctx context.Context) error {
 	if err := s.Stream.Close(ctx); err != nil {
-		return err // which may still use the other
+		return err // it may still use the other stream
 	}
 	return s.copies.Close(ctx)
 }
 
-// open opens a file as the streams know it.
+// open opens a file for the streams.
 func (f *fileStreams) open(name string, bytes int64) (*mem.Region, func(context.Context) error, error) {
 	dir, err := dirfs.OS().OpenDir(filepath.Dir(name))
 	if err != nil {
@@ -150,7 +151,7 @@ func (f *fileStreams) open(name string, bytes int64) (*mem.Region, func(context.
 	}, nil
 }
 
-// close closes the device's way to files, once nothing uses it.
+// close closes the access of the device to files, after all uses.
 func (f *fileStreams) close() error {
 	if f.storage == nil {
 		return nil

@@ -51,7 +51,8 @@ func (f *benchFlags) register(cmd *cobra.Command) {
 	f.comparing.register(fl)
 }
 
-// dropRepeated leaves out of a benchmark's lists what they have twice: it would be measured twice.
+// dropRepeated removes repeated values from the lists of a benchmark, which would be measured
+// twice.
 func dropRepeated(cmd *cobra.Command) error {
 	if !within(cmd, []string{"bench"}) {
 		return nil
@@ -79,7 +80,7 @@ func contenderNames() []string {
 	return names
 }
 
-// parse reads what is still text into f.run.
+// parse parses flags that are still text into f.run.
 func (f *benchFlags) parse(cmd *cobra.Command) error {
 	o := &f.run
 	if cmd.Flags().Changed("reps") && o.Reps < 1 {
@@ -137,7 +138,7 @@ func parseLayout(name string) (bench.Layout, error) {
 	return l, nil
 }
 
-// parsePercent reads a share: 10%, or 0.1. Empty is zero.
+// parsePercent parses a share: 10%, or 0.1. Empty is zero.
 func parsePercent(s string) (float64, error) {
 	if s == "" {
 		return 0, nil

@@ -14,15 +14,16 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// benchNICs are the NICs of a copy benchmark, or why there are none. It implements bench.Memory.
+// benchNICs are the NICs of a copy benchmark, or the error for which there are none. It implements
+// bench.Memory.
 type benchNICs struct {
 	nics *gdr.NICs // nil: none
 	soft bool
-	why  error // why none can be used
+	why  error // error for which none can be used
 }
 
-// openNICs opens the NICs, if a contender may need them. That there are none is only an error if they were asked for. Streams
-// that openCopy opens move the bytes of NICs in software.
+// openNICs opens the NICs if a contender may need them. Missing NICs are an error only if flags
+// name them. Streams of openCopy move the bytes of NICs in software.
 func (f *benchFlags) openNICs(dev device.Device, openCopy func() (stream.Stream, error)) (*benchNICs, error) {
 	n := &benchNICs{soft: f.rdma.soft()}
 	all := len(f.run.Contenders) == 0
@@ -48,13 +49,13 @@ func (f *benchFlags) openNICs(dev device.Device, openCopy func() (stream.Stream,
 	return n, nil
 }
 
-// use makes o measure by the NICs.
+// use adds the NICs to o.
 func (n *benchNICs) use(o *bench.Options) {
 	o.SoftNIC, o.Memory = n.soft, n
 	o.OpenChannel = n.openChannel
 }
 
-// describe says which NICs they are.
+// describe returns the names of the NICs with the reasons for their choice.
 func (n *benchNICs) describe() []string {
 	if n.nics == nil {
 		return nil
@@ -70,7 +71,8 @@ func (n *benchNICs) describe() []string {
 	return list
 }
 
-// Register implements bench.Memory. Memory that NICs of the machine cannot reach leaves them out.
+// Register implements bench.Memory. If the machine's NICs cannot access the memory, they are not
+// measured.
 func (n *benchNICs) Register(regions ...*mem.Region) error {
 	if n.nics == nil {
 		return nil
@@ -90,7 +92,7 @@ func (n *benchNICs) Unregister(ctx context.Context, regions ...*mem.Region) erro
 	return n.nics.Unregister(ctx, regions...)
 }
 
-// ready returns nil where c can be measured by these NICs.
+// ready returns nil if these NICs can measure c.
 func (n *benchNICs) ready(c bench.Contender) error {
 	switch {
 	case n.why != nil:

@@ -13,8 +13,8 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// profile returns by what paths are chosen, as an engine chooses them: the profile of this GPU, which is measured first if there
-// is none. The text says what profile that is.
+// profile returns the profile by which paths are chosen, like an engine: that of this GPU, measured
+// first if there is none. source describes the profile.
 func (f *benchFlags) profile(ctx context.Context, dev device.Device) (p plan.Profile, source string, err error) {
 	p, source = plan.Default(), "built-in figures"
 	if dev.Info().Driver != string(kvlane.Sim) {
@@ -33,7 +33,7 @@ func (f *benchFlags) profile(ctx context.Context, dev device.Device) (p plan.Pro
 	return p, source, nil
 }
 
-// newPlanner returns a planner that never chooses what --without names.
+// newPlanner returns a planner without the paths of --without.
 func (f *benchFlags) newPlanner(p plan.Profile, source string) (*plan.Planner, error) {
 	budget, err := plan.NewBudget(plan.BudgetOptions{})
 	if err != nil {
@@ -46,8 +46,8 @@ func (f *benchFlags) newPlanner(p plan.Profile, source string) (*plan.Planner, e
 	return planner, nil
 }
 
-// opener returns what opens the streams that the benchmark measures. Those that choose their paths themselves have one planner,
-// which learns from all.
+// opener returns a function that opens the measured streams. Streams that choose their paths share
+// one planner, which learns from all.
 func (f *benchFlags) opener(dev device.Device, planner *plan.Planner, nics *benchNICs) bench.Opener {
 	return func(c bench.Contender) (stream.Stream, error) {
 		if c.NIC() {

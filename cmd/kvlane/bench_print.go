@@ -14,13 +14,13 @@ import (
 	"github.com/kvlane/kvlane/internal/kept"
 )
 
-// readReport reads an earlier run's report.
+// readReport reads the report of an earlier run.
 func readReport(ctx context.Context, flag, name string) (*bench.Report, error) {
 	return readEarlier(ctx, flag, name, bench.Read)
 }
 
-// readEarlier reads an earlier run's report, compressed by gzip or not, or returns nil if the flag names none. It is read before anything is
-// measured: a wrong name should not cost a run.
+// readEarlier reads the report of an earlier run, compressed by gzip or not. It returns nil if the
+// flag is not given. It is called before the run, so that a wrong name does not cost a run.
 func readEarlier[T any](ctx context.Context, flag, name string, read func(io.Reader) (*T, error)) (*T, error) {
 	if name == "" {
 		return nil, nil //nolint:nilnil // no report is asked for
@@ -44,7 +44,7 @@ func readEarlier[T any](ctx context.Context, flag, name string, read func(io.Rea
 	return nil, fmt.Errorf("%s %s: %w", flag, name, err)
 }
 
-// print prints the report in the form asked for, writes the files, and compares.
+// print prints the report as text or JSON, writes the file, and compares.
 func (f *benchFlags) print(cmd *cobra.Command, r, earlier *bench.Report) error {
 	var err error
 	if f.json {
@@ -66,7 +66,8 @@ func (f *benchFlags) print(cmd *cobra.Command, r, earlier *bench.Report) error {
 	return f.comparing.print(cmd, f.json, func(noise float64) *bench.Comparison { return r.Compare(earlier, noise) })
 }
 
-// checkOutput reports before a run whether the report can be written to a file. An empty name is no file.
+// checkOutput reports before a run whether the report can be written to a file. An empty name is no
+// file.
 func checkOutput(name string) error {
 	if name == "" {
 		return nil
@@ -91,7 +92,7 @@ func writeFile(name string, r any) error {
 	return nil
 }
 
-// comparing is what the command line says of a comparison with an earlier run.
+// comparing are the flags of a comparison with an earlier run.
 type comparing struct{ with, noise, failAbove string }
 
 func (f *comparing) register(fl *pflag.FlagSet) {
@@ -100,7 +101,7 @@ func (f *comparing) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.failAbove, "fail-above", "", "exit with 1 if --compare finds a point slower by more than this share, such as 10%; points that only the earlier run has are counted, not judged")
 }
 
-// check reports what is no share.
+// check returns an error for values that are no share.
 func (f *comparing) check() error {
 	for flag, text := range map[string]string{"--noise": f.noise, "--fail-above": f.failAbove} {
 		if _, err := parsePercent(text); err != nil {
@@ -110,7 +111,7 @@ func (f *comparing) check() error {
 	return nil
 }
 
-// print prints the changes, beside the tables or, beside JSON and the like (aside), on standard error.
+// print prints the changes after the tables. With aside it prints them on standard error.
 func (f *comparing) print(cmd *cobra.Command, aside bool, compare func(noise float64) *bench.Comparison) error {
 	noise, err := parsePercent(f.noise)
 	if err != nil {
@@ -126,7 +127,7 @@ func (f *comparing) print(cmd *cobra.Command, aside bool, compare func(noise flo
 	if err := c.WriteText(out); err != nil {
 		return err
 	}
-	if n := c.Unjudged(); n != "" && !aside { // else it has been said there
+	if n := c.Unjudged(); n != "" && !aside { // else WriteText has printed it there
 		fmt.Fprintf(cmd.ErrOrStderr(), "%s: %s\n", f.with, n)
 	}
 	if f.failAbove == "" {

@@ -20,7 +20,7 @@ import (
 	"github.com/kvlane/kvlane/device/sim"
 )
 
-// storeBench is what the command line says of a benchmark of requests.
+// storeBench are the flags of a benchmark of requests.
 type storeBench struct {
 	device            string
 	run               request.Options
@@ -39,27 +39,27 @@ func newBenchStoreCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "store",
 		Short: "Measure how long requests to the store take: loads and dumps of KV cache",
-		Long: `store shows how long a request waits for its KV cache, as an inference engine asks for it: a load from the call of LeasePrefix until every
-byte is verified in the GPU's pages, a dump from the call of Dump until the pages may be reused, and until the blocks are durable. Requests
-are measured whole and layer by layer, one or many at a time, as loads, dumps, and both at once.
+		Long: `store measures the time of a request for KV cache, as an inference engine makes it: a load from the call of LeasePrefix until every byte is
+verified in the GPU's pages, a dump from the call of Dump until the pages may be reused, and until the blocks are durable. Requests are
+measured whole and layer by layer, one or many at a time, as loads, dumps, and both at once.
 
-Beside them stand one large copy of the same run (C) and the same pages in one batch of a bare stream (raw): the difference is what the store
-costs. All take turns. All bytes are compared: wrong ones fail the run.
+References of the same run are one large copy (C) and the same pages in one batch of a stream without the store (raw). All are measured in
+interleaved rounds. All bytes are compared; wrong bytes fail the run.
 
-A run takes two minutes on a GPU, 15 seconds with --quick, and about --budget at most, set-up included; what does not fit is left out and
-named. Ctrl-C ends it early, with what it measured until then. All options of the engine are the default unless given.
+A run takes two minutes on a GPU, 15 seconds with --quick, and at most about --budget including its set-up. Points that do not fit are left
+out and named. Ctrl-C ends a run early and prints the results so far. All options of the engine have their defaults unless given.
 
 Geometries:
 ` + geometryTexts() + `
 
-Without --file-dir the store is a cache in host memory, and a block is durable once lookups find it. With it there is a file tier too, in a
-directory of its own that is removed at the end, and --hits page-cache and --hits disk measure loads from files that the operating system
-has in memory, or was told to drop.
+Without --file-dir the store is a cache in host memory, and a block is durable when lookups find it. With it there is also a file tier, in a
+directory of its own that is removed at the end. --hits page-cache and --hits disk then measure loads from files that are in the page cache,
+or that were dropped from it.
 
 --beside-matmul measures how much requests slow down a matrix product that runs at the same time.
 
-The simulated device has to be asked for, and of its figures only ratios mean anything. With --still it copies nothing: CPU time and
-allocations are then what the host itself takes.`,
+Of the figures of the simulated device only ratios have a meaning. With --still it copies nothing; CPU time and allocations are then those of
+the host itself.`,
 		Example: `  kvlane bench store
   kvlane bench store --quick --out run.json
   kvlane bench store --geometry 8b,mla --blocks 16,128 --requests 1 --compare run.json
@@ -141,7 +141,7 @@ func (f *storeBench) execute(cmd *cobra.Command) error {
 	})
 }
 
-// parse reads what is still text, and returns everything that is wrong.
+// parse parses flags that are still text, and returns every error.
 func (f *storeBench) parse(flags *pflag.FlagSet) error {
 	o := &f.run
 	c := &o.Engine
@@ -166,7 +166,8 @@ func (f *storeBench) parse(flags *pflag.FlagSet) error {
 		o.OpenProduct = func(ctx context.Context, dev device.Device) (request.Product, error) {
 			p, err := matmul.Open(ctx, dev, f.cublaslt, f.productRows)
 			if err != nil {
-				return nil, fmt.Errorf("--beside-matmul: %w", err) // not a nil *Product in an interface
+				// not a nil *Product in an interface
+				return nil, fmt.Errorf("--beside-matmul: %w", err)
 			}
 			return p, nil
 		}
@@ -179,10 +180,10 @@ func (f *storeBench) parse(flags *pflag.FlagSet) error {
 	return nil
 }
 
-// storeNames are settings of the engine that is measured.
+// storeNames are the settings of the measured engine.
 var storeNames = []string{"path", "policy", "calibrate", "verify", "fsync", "log-fsync", "stream-files"}
 
-// engineGiven names the options of the engine that were given.
+// engineGiven returns the given options of the engine as text.
 func engineGiven(fl *pflag.FlagSet) string {
 	var texts []string
 	for _, name := range append(slices.Clone(storeNames), "pipeline", "cache-bytes") {
@@ -193,7 +194,7 @@ func engineGiven(fl *pflag.FlagSet) string {
 	return strings.Join(texts, " ")
 }
 
-// print prints the report in the form asked for, writes the files, and compares.
+// print prints the report as text or JSON, writes the file, and compares.
 func (f *storeBench) print(cmd *cobra.Command, r, earlier *request.Report) error {
 	var err error
 	if f.json {

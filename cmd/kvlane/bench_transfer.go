@@ -21,7 +21,7 @@ const (
 	modeTarget    = "target"
 )
 
-// benchTransfer is what the command line says of a benchmark of transfers.
+// benchTransfer are the flags of a benchmark of transfers.
 type benchTransfer struct {
 	serve   serveFlags
 	mode    string
@@ -40,18 +40,18 @@ func newBenchTransferCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "transfer",
 		Short: "Measure reads and writes of another process's memory",
-		Long: `transfer shows how fast blocks move between the memory of two processes, of one host or of two: for whoever connects engines for
-prefill and decode, or shares a cache. One process offers memory, a segment (--mode target, as "kvlane transfer serve" does); the other
-reads or writes it in batches of blocks, by several threads, and measures (--mode initiator).
+		Long: `transfer measures how fast blocks move between the memory of two processes, on one host or two. Use it when engines for prefill and decode are
+connected, or share a cache. One process offers memory, a segment (--mode target, like "kvlane transfer serve"). The other reads or
+writes it in batches of blocks, by several threads, and measures (--mode initiator).
 
---protocol mooncake is that of Mooncake's engine, which may be either side, with its transfer_engine_bench, whose flags are taken too
-(--segment_id, --metadata_server, --local_server_name, --block_size and so on). --protocol auto is kvlane's own, by whichever way
-works; nvlink, shm, rdma and tcp take one way alone. With --use-vram memory is a GPU's.
+--protocol mooncake is the protocol of Mooncake's engine. Mooncake's transfer_engine_bench may be either side, and its flags are accepted
+(--segment_id, --metadata_server, --local_server_name, --block_size and so on). --protocol auto is kvlane's own protocol with any path that
+works; nvlink, shm, rdma and tcp use one path. --use-vram uses memory of a GPU.
 
-The table has nixlbench's parts of a batch's time: prep writes the list of its blocks, post submits it, tx is from there until it is done; --nixl
-prints its columns. Below the table is the line of transfer_engine_bench, of all points. Each block size is measured with each batch
-size, for --duration; with --budget for less where that is needed, and what does not fit is left out and named. Ctrl-C ends it early,
-with what it measured until then. With --check all bytes are compared, outside of what is timed.`,
+The table has the parts of a batch's time as in nixlbench: prep writes the list of its blocks, post submits it, tx is the rest. --nixl prints
+nixlbench's columns. Below the table is the result line of transfer_engine_bench, for all points. Each block size is measured with each batch
+size, for --duration. --budget shortens that where needed, and points that do not fit are left out and named. Ctrl-C ends a run early and
+prints the results so far. --check compares all bytes outside the measured time.`,
 		Example: `  kvlane bench transfer --mode target --protocol mooncake --metadata P2PHANDSHAKE --name 127.0.0.1:15995 --buffer-size 64MiB
   kvlane bench transfer --mode initiator --protocol mooncake --metadata P2PHANDSHAKE --segment 127.0.0.1:15995 --threads 2 --batch-size 8 --duration 1s
   kvlane bench transfer --segment 127.0.0.1:15995 --operation write --block-size 4KiB,1MiB --batch-size 1,8 --threads 2 --budget 10s --check --json`,
@@ -90,7 +90,7 @@ with what it measured until then. With --check all bytes are compared, outside o
 	return cmd
 }
 
-// fieldNames takes the names that flags have in transfer_engine_bench.
+// fieldNames maps the flag names of transfer_engine_bench.
 func fieldNames(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 	name = strings.ReplaceAll(name, "_", "-")
 	if own := map[string]string{"segment-id": "segment", "metadata-server": "metadata", "local-server-name": "name"}[name]; own != "" {
@@ -99,10 +99,10 @@ func fieldNames(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 	return pflag.NormalizedName(name)
 }
 
-// secondsValue is a flag that holds a time, written as in Go or as seconds.
+// secondsValue is a duration flag. A number alone is seconds.
 type secondsValue struct{ *time.Duration }
 
-// Set reads a time.
+// Set parses a duration.
 func (v secondsValue) Set(text string) (err error) {
 	if _, number := strconv.ParseFloat(text, 64); number == nil {
 		text += "s"
@@ -111,7 +111,7 @@ func (v secondsValue) Set(text string) (err error) {
 	return err
 }
 
-// String writes the time.
+// String returns the duration as text.
 func (v secondsValue) String() string {
 	if v.Duration == nil {
 		return "0s"
@@ -119,10 +119,10 @@ func (v secondsValue) String() string {
 	return v.Duration.String()
 }
 
-// Type names the flag's value in help texts.
+// Type returns the type name for help texts.
 func (v secondsValue) Type() string { return "duration" }
 
-// parse reads what is still text.
+// parse parses flags that are still text.
 func (f *benchTransfer) parse() error {
 	o := &f.run
 	o.Op = transfer.Op(f.op)
@@ -151,7 +151,7 @@ func (f *benchTransfer) parse() error {
 	return nil
 }
 
-// measure measures as an initiator, and closes all once it is done.
+// measure measures as the initiator, and then closes everything.
 func (f *benchTransfer) measure(cmd *cobra.Command) (err error) {
 	f.run.Began = time.Now()
 	if err := f.parse(); err != nil {
@@ -193,7 +193,7 @@ func (f *benchTransfer) carry(cmd *cobra.Command, d transfer.Driver) error {
 	return printMeasured(cmd.Context(), r, asUsage(err), func() error { return f.print(cmd, r) })
 }
 
-// print prints the report in the form asked for, and writes the files.
+// print prints the report in the selected form, and writes the file.
 func (f *benchTransfer) print(cmd *cobra.Command, r *transfer.Report) (err error) {
 	r.Command = commandLine()
 	switch {

@@ -31,7 +31,7 @@ func (t *Task) copyChunk() {
 	err := t.d.heldSlots.Acquire(bounded, want)
 	cancel()
 	if err != nil {
-		t.failTodo(fmt.Errorf("other layerwise dumps, or dumps behind recorded work, hold all %d slots that such may: %w: %w",
+		t.failTodo(fmt.Errorf("dumps that wait for shards or recorded work hold all %d slots that they may hold: %w: %w",
 			t.d.HeldSlots, errdefs.ErrBusy, err))
 		return
 	}

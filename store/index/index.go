@@ -87,7 +87,7 @@ type Lease struct {
 	x        *Index
 	keys     []block.Key
 	runs     []run  // the tiers that pin keys, in the order of keys
-	one      [1]run // memory of runs
+	first    [1]run // memory of runs
 	deadline time.Time
 
 	mu       sync.Mutex

@@ -35,7 +35,7 @@ func (x *Index) LeasePrefix(ctx context.Context, keys []block.Key, ttl time.Dura
 		ttl = x.c.LeaseMax
 	}
 	l := &Lease{x: x, uses: 1, deadline: x.c.Clock.Now().Add(ttl), keys: slices.Clone(keys)}
-	l.runs = l.one[:0]
+	l.runs = l.first[:0]
 	l.pin(ctx)
 	if ctx.Err() != nil {
 		l.drop()

@@ -35,9 +35,9 @@ func newFiles(filesMax time.Duration, clock clockwork.Clock) *files {
 
 // look calls ask, unless an earlier call is overdue.
 func (f *files) look(ctx context.Context, ask func(ctx context.Context) ([]bool, error)) ([]bool, error) {
-	late := fmt.Errorf("look into files: they have not answered in %v: %w", f.max, errdefs.ErrBusy)
+	overdue := fmt.Errorf("look into files: they have not answered in %v: %w", f.max, errdefs.ErrBusy)
 	if since := f.since.Load(); since != nil && f.clock.Since(*since) > f.max {
-		return nil, late
+		return nil, overdue
 	}
 	timer := f.clock.NewTimer(f.max)
 	defer timer.Stop()
@@ -61,7 +61,7 @@ func (f *files) look(ctx context.Context, ask func(ctx context.Context) ([]bool,
 		case a := <-answers:
 			return a.there, a.err
 		case <-timer.Chan():
-			return nil, late
+			return nil, overdue
 		case <-ctx.Done():
 			return nil, fmt.Errorf("look into files: %w: %w", errdefs.ErrCanceled, context.Cause(ctx))
 		}

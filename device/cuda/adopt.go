@@ -12,19 +12,20 @@ import (
 )
 
 const (
-	// wordBytes is the size, and the alignment, of what a stream can wait for.
+	// wordBytes is the size and the alignment of a word that a stream can wait for.
 	wordBytes = 8
-	// hostEvents is how many events are made ahead for all streams of the host program together.
+	// hostEvents is the number of events created in advance for all streams of the host program
+	// together.
 	hostEvents = 256
 )
 
-// waits is what the device knows of waiting for a word in memory.
+// waits describes the GPU's ability to wait for a word in memory.
 type waits struct {
-	lack  error  // why streams cannot, or nil
+	lack  error  // reason why streams cannot wait, or nil
 	flags uint32 // of cuStreamWaitValue64
 }
 
-// probeWaits finds out whether streams of this GPU can wait for a word in memory.
+// probeWaits detects whether streams of this GPU can wait for a word in memory.
 func (d *Device) probeWaits() error {
 	const what = "waits of the host program's streams for loads"
 	can, err := d.attribute(cuda.AttrStreamMemOps64)
@@ -40,7 +41,8 @@ func (d *Device) probeWaits() error {
 		d.lacks = append(d.lacks, d.waits.lack)
 		return nil
 	}
-	// NICs' writes may still be on their way when a word tells of them, unless the GPU sees them in order.
+	// Writes of a NIC may arrive after the word that reports them, unless the GPU sees them in
+	// order.
 	ordering, err := d.attribute(cuda.AttrRDMAOrdering)
 	if err != nil {
 		return err
@@ -71,7 +73,7 @@ const (
 	// its dump stream have one each, and one each for the staged path.
 	ownConnections = 4
 	// defaultWaitLimit is the limit if the variable is unset. The driver then has 8 queues, but
-	// copies beside 4 waiting streams stalled on an H200 (ADR 19).
+	// copies concurrent with 4 waiting streams stalled on an H200 (ADR 19).
 	defaultWaitLimit = 3
 )
 
@@ -99,7 +101,7 @@ func (d *Device) AdoptStream(handle uintptr) (device.HostStream, error) {
 
 func (h *hostStream) adopt() error {
 	if h.handle == cuda.StreamPerThread {
-		return fmt.Errorf("the default stream of each thread is another one on every thread: %w", errdefs.ErrInvalid)
+		return fmt.Errorf("the per-thread default stream is not supported, because it differs on every thread: %w", errdefs.ErrInvalid)
 	}
 	d := h.dev
 	if err := h.begin(); err != nil {
@@ -136,7 +138,8 @@ func (h *hostStream) context() (cuda.Context, error) {
 	return ctx, nil
 }
 
-// begin is Device.begin for what enqueues on the stream, which must not be capturing a graph.
+// begin is Device.begin for calls that enqueue on the stream. It fails if the stream is capturing a
+// graph.
 func (h *hostStream) begin() error {
 	d := h.dev
 	if err := d.begin(); err != nil {
@@ -204,7 +207,7 @@ func (h *hostStream) WriteValue(word mem.Extent, value uint64) error {
 	return nil
 }
 
-// memOp enqueues a memory operation of the stream, by that call of the driver.
+// memOp enqueues a memory operation on the stream with the given driver call.
 func (h *hostStream) memOp(
 	name string, call func(cuda.Stream, cuda.DevicePtr, uint64, uint32) cuda.Result, flags uint32, word mem.Extent, value uint64,
 ) error {

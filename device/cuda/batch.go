@@ -8,31 +8,38 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// batcher makes a queue a device.BatchCopier.
+// batcher adds device.BatchCopier to a queue.
 type batcher struct {
 	q *queue
 	a *batchArrays
 }
 
-// batchArrays is what the driver reads during a call; it is kept, so that a batch allocates nothing.
+// batchArrays holds the arrays that the driver reads during a call. They are reused, so that a
+// batch allocates nothing.
 type batchArrays struct {
 	dst, src []cuda.DevicePtr
 	bytes    []uint64
-	other    []bool // a copy touches another region than the one before it, or another registration of one
-	rows     cuda.Memcpy2D
+	// other[i] reports whether copy i touches another region, or another registration of a region,
+	// than copy i-1
+	other []bool
+	rows  cuda.Memcpy2D
 }
 
 const (
-	// leastRows is how many copies at equal distances are worth a call of their own, which takes 4 to 6 us: as one of a batch each takes about 1.
+	// leastRows is the least number of copies at equal distances that get their own call. That call
+	// takes 4 to 6 us; in a batch each copy takes about 1 us.
 	leastRows = 16
-	// mostPitch is how far apart rows may lie: CU_DEVICE_ATTRIBUTE_MAX_PITCH is this on all GPUs.
+	// mostPitch is the largest distance between rows. CU_DEVICE_ATTRIBUTE_MAX_PITCH has this value
+	// on all GPUs.
 	mostPitch = 1<<31 - 1
-	// mostCopies is how many copies a call gets: the device copies while the driver looks at the next.
+	// mostCopies is the most copies in one call. The device copies them while the driver processes
+	// the next call.
 	mostCopies = 256
 )
 
-// CopyBatch enqueues the copies, each reading its source in the queue's order: rows at equal distances in one call, as a copy
-// engine moves those many times faster than one by one, and so many of the others in one.
+// CopyBatch enqueues the copies. Each reads its source in the queue's order. Rows at equal
+// distances go into one call, because a copy engine moves them many times faster than one by one.
+// Other copies share calls of up to mostCopies.
 func (b batcher) CopyBatch(dst, src []mem.Extent) error {
 	if err := b.q.usable(); err != nil {
 		return fmt.Errorf("copy batch: %w", err)
@@ -48,7 +55,7 @@ func (b batcher) CopyBatch(dst, src []mem.Extent) error {
 		return fmt.Errorf("copy batch: %w", err)
 	}
 	defer d.leave()
-	from := 0 // of the copies that are not enqueued
+	from := 0 // first copy that is not enqueued
 	for i := 0; i < len(b.a.dst); {
 		n := b.a.rowsAt(i)
 		if n < leastRows {
@@ -72,7 +79,7 @@ func (b batcher) CopyBatch(dst, src []mem.Extent) error {
 	return b.each(from, len(b.a.dst))
 }
 
-// each enqueues copies one by one, in one call.
+// each enqueues copies from to to-1 in one call.
 func (b batcher) each(from, to int) error {
 	if from == to {
 		return nil
@@ -84,14 +91,14 @@ func (b batcher) each(from, to int) error {
 	return nil
 }
 
-// rowsAt returns how many copies from i on, within one region on either side, are as long as that, and as far apart as the first two, and sets
-// rows to them.
+// rowsAt returns the number of copies from i on that form rows, and sets rows to them. They lie
+// within one region on either side, and have equal lengths and distances.
 func (a *batchArrays) rowsAt(i int) int {
 	width := a.bytes[i]
 	if i+1 == len(a.dst) || a.bytes[i+1] != width || a.other[i+1] {
 		return 1
 	}
-	// What lies in front of the one before is at a distance of more than any pitch.
+	// If a copy lies before the previous one, the unsigned distance exceeds any pitch.
 	to, from := uint64(a.dst[i+1]-a.dst[i]), uint64(a.src[i+1]-a.src[i])
 	if to < width || from < width || to > mostPitch || from > mostPitch {
 		return 1
@@ -106,7 +113,7 @@ func (a *batchArrays) rowsAt(i int) int {
 	return n
 }
 
-// set takes the addresses over, without those of empty copies, which the driver refuses.
+// set stores the addresses of the copies. It omits empty copies, which the driver refuses.
 func (a *batchArrays) set(dst, src []mem.Extent) error {
 	if len(dst) != len(src) {
 		return fmt.Errorf("%d sources for %d destinations: %w", len(src), len(dst), errdefs.ErrInvalid)
@@ -131,7 +138,7 @@ func (a *batchArrays) set(dst, src []mem.Extent) error {
 	return nil
 }
 
-// sides are the two sides of a copy: a registration each.
+// sides are the destination and the source of a copy, with a registration each.
 type sides struct {
 	dst, src             *mem.Region
 	dstNumber, srcNumber int64

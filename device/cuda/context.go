@@ -6,9 +6,9 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/cuda"
 )
 
-// enter makes the device's context current for the calls until leave. Pushing rather than setting it leaves the
-// thread's own context, if it has one, in place; the two cheap calls add less to a copy than asking which is current
-// and restoring it would.
+// enter makes the device's context current for the calls until leave. Pushing the context keeps the
+// thread's own context, if it has one. The two calls add less to a copy than a query and a restore
+// of the current context would.
 func (d *Device) enter() error {
 	runtime.LockOSThread()
 	if r := d.api.CtxPushCurrent(d.ctx); r != cuda.Success {
@@ -18,8 +18,8 @@ func (d *Device) enter() error {
 	return nil
 }
 
-// leave undoes enter. Popping fails only when the context is gone; that is kept as the device's fault, as nobody could
-// use it any more.
+// leave undoes enter. Popping fails only if the context is lost. leave then records the fault,
+// because the device is unusable.
 func (d *Device) leave() {
 	_, r := d.api.CtxPopCurrent()
 	runtime.UnlockOSThread()
@@ -28,8 +28,8 @@ func (d *Device) leave() {
 	}
 }
 
-// enterRelaxed is enter for calls that another thread's graph capture would forbid. It returns the mode for
-// leaveRelaxed.
+// enterRelaxed is enter for calls that are forbidden while another thread captures a graph. It
+// returns the mode for leaveRelaxed.
 func (d *Device) enterRelaxed() (cuda.CaptureMode, error) {
 	if err := d.enter(); err != nil {
 		return 0, err

@@ -24,32 +24,32 @@ type Device struct {
 	info device.Info
 	ctas int
 
-	// kernels is all kernels by name; nil where the queues are no Launchers. lacks says why. module is where they are; zero
-	// where nothing was loaded.
+	// kernels holds all kernels by name. It is nil if the queues are not Launchers; lacks has the
+	// reason. module contains the kernels, or is zero if none were loaded.
 	kernels map[string]kernel
 	module  cuda.Module
 	batch   bool
 	waits   waits
-	rdma    bool // NICs may reach memory that is made to be shared
+	rdma    bool // NICs can access shareable memory
 	lacks   []error
 
-	priority int // the highest that streams can have
+	priority int // the highest priority of streams
 	events   eventPool
 	adopting sync.Mutex
-	adopts   bool // events of the host program's streams are reserved; with adopting
-	// fault is the first answer of the driver that said that the context is lost.
+	adopts   bool // events for the host program's streams are reserved; guarded by adopting
+	// fault is the first driver error that reported the context as lost.
 	fault atomic.Pointer[device.Error]
 
 	cufile  *cufile.Driver
 	storing sync.Mutex
-	storage *storage.Storage // open, or nil; with storing
+	storage *storage.Storage // open, or nil; guarded by storing
 
 	peers peers
 	users sync.WaitGroup // calls between begin and end
 
-	imported atomic.Int32 // regions of other processes
+	imported atomic.Int32 // number of regions of other processes
 
-	maxRegistration int64                          // of a registration of host memory
+	maxRegistration int64                          // longest registration of host memory, in bytes
 	prefer          func(b []byte, node int) error // places memory on a NUMA node
 
 	mu      sync.Mutex
@@ -90,7 +90,7 @@ func openDevice(drv *Driver, index int, o Options) (*Device, error) {
 	return d, nil
 }
 
-// prepare makes what the queues share. release undoes it, wherever it stopped.
+// prepare creates the resources that queues share. release undoes it, also after a failure.
 func (d *Device) prepare() error {
 	mode, err := d.enterRelaxed()
 	if err != nil {
@@ -120,7 +120,7 @@ func (d *Device) lack(what, why string) error {
 	return fmt.Errorf("device %d: %s: %s: %w", d.info.Index, what, why, errdefs.ErrNotSupported)
 }
 
-// release gives back what openDevice acquired.
+// release frees the resources that openDevice acquired.
 func (d *Device) release() error {
 	var errs []error
 	if d.module != 0 || d.events.len() > 0 {
@@ -151,11 +151,12 @@ func (d *Device) releaseObjects() error {
 // Info describes the device.
 func (d *Device) Info() device.Info { return d.info }
 
-// Lacks returns why queues of this device are not BatchCopiers or Launchers, or streams of the host program cannot wait: an error
-// for each thing that is missing, wrapping ErrNotSupported.
+// Lacks returns the reasons why queues of this device are not BatchCopiers or Launchers, or streams
+// of the host program cannot wait. It has one error for each missing ability, wrapping
+// ErrNotSupported.
 func (d *Device) Lacks() []error { return d.lacks }
 
-// begin and end surround calls that Close must not overtake.
+// begin and end surround calls that must finish before Close proceeds.
 func (d *Device) begin() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -168,9 +169,9 @@ func (d *Device) begin() error {
 
 func (d *Device) end() { d.users.Done() }
 
-// Close closes the device. Queues and regions that are left over are reported and freed, except where a queue is still
-// at work or the device is broken: then all of them, and the context, stay for the rest of the process, because the GPU
-// may still write to what they name. A second Close returns nil.
+// Close closes the device. It reports and frees open queues and regions. If a queue is still busy
+// or the device is broken, all of them and the context stay for the rest of the process, because
+// the GPU may still write to their memory. A second Close returns nil.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	if d.closed {
@@ -182,7 +183,7 @@ func (d *Device) Close() error {
 	d.users.Wait()
 	leak.Add(leak.Handles, -1)
 
-	// Nobody changes the maps any more.
+	// The maps no longer change.
 	idle, err := d.abandonQueues()
 	if !idle {
 		return errors.Join(err, fmt.Errorf("close device %d: the GPU may still be at work, so its context and %d regions are not freed: %w",

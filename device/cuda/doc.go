@@ -1,22 +1,26 @@
-// Package cuda implements device.Device on NVIDIA's driver, libcuda.so.1, which it finds at run time: no cgo, no toolkit.
-// Load answers ErrNotSupported with the loader's reason where there is no driver.
+// Package cuda implements device.Device on NVIDIA's driver, libcuda.so.1. It loads the driver at
+// run time, without cgo or the CUDA toolkit. Without a driver, Load returns ErrNotSupported with
+// the loader's reason.
 //
 // # Contexts and threads
 //
-// A Device uses its GPU's primary context, the one that the CUDA runtime uses too, so that it shares memory, streams and
-// events with an inference engine in the same process. In CUDA the current context belongs to an OS thread, while a
-// goroutine may be on another thread at every call, and its thread may be one of the host program's. So every group of
-// driver calls that needs the context runs between enter and leave: the goroutine is locked to its thread, the context
-// pushed, and popped again. Each thread is left as it was found, and no call ever runs without a context, which is
-// when the runtime would make one on GPU 0.
+// A Device uses its GPU's primary context, like the CUDA runtime. It thus shares memory, streams
+// and events with an inference engine in the same process. In CUDA the current context belongs to
+// an OS thread. A goroutine may run on another thread at every call, and its thread may belong to
+// the host program. Every group of driver calls that needs the context therefore runs between enter
+// and leave: enter locks the goroutine to its thread and pushes the context, and leave pops it.
+// Each thread keeps its own state. No call runs without a context, because the runtime would then
+// create one on GPU 0.
 //
-// Calls that CUDA forbids to every thread while some thread captures a graph in global mode (allocating, querying an
-// event, ...) run in relaxed mode, which is set and restored in the same way: kvlane's threads take no part in a capture,
-// and would otherwise break the host program's.
+// While a thread captures a graph in global mode, CUDA forbids some calls to every thread, such as
+// allocations and event queries. Such calls run in relaxed mode, which is set and restored in the
+// same way. kvlane's threads take no part in a capture, and would otherwise break the host
+// program's capture.
 //
 // # Failures
 //
-// A fault of a kernel or a copy is a fault of the context: the driver answers every later call with the same code until
-// the process ends. The first such answer is kept, and every later call of every queue of the device returns
-// ErrBroken with it. Whether the hardware has stopped touching memory cannot be known then, so events do not become done.
+// A fault of a kernel or a copy is a fault of the context: every later driver call returns the same
+// code until the process ends. The device keeps the first such error, and every later call of its
+// queues returns ErrBroken with it. It is then unknown whether the hardware still accesses memory,
+// so events do not complete.
 package cuda

@@ -11,16 +11,16 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/cufile"
 )
 
-// Driver is the loaded and initialised driver. It has nothing to close: a driver stays in its process. Safe for
-// concurrent use.
+// Driver is the loaded and initialised driver. It needs no Close, because a driver stays in its
+// process. Safe for concurrent use.
 type Driver struct {
 	api     *cuda.API
 	version string
-	cufile  *cufile.Driver // shared by all of the process
+	cufile  *cufile.Driver // shared by the whole process
 }
 
-// Load loads and initialises the driver. Without a driver, without a GPU, or with a driver older than CUDA 12.0 the
-// error wraps ErrNotSupported and says which.
+// Load loads and initialises the driver. Without a driver or a GPU, or with a driver older than
+// CUDA 12.0, the error wraps ErrNotSupported and states the reason.
 func Load() (*Driver, error) {
 	api, err := cuda.Load()
 	if err != nil {
@@ -51,7 +51,8 @@ func newDriver(api *cuda.API) (*Driver, error) {
 	return d, nil
 }
 
-// versionText joins the version of the kernel's driver, where the kernel tells it, to that of the CUDA interface.
+// versionText joins the version of the kernel's driver, if it is known, to the version of the CUDA
+// interface.
 func versionText(v int) string {
 	s := fmt.Sprintf("CUDA %d.%d", v/1000, v%1000/10)
 	if b, err := os.ReadFile("/sys/module/nvidia/version"); err == nil {
@@ -63,7 +64,7 @@ func versionText(v int) string {
 // Version returns the driver's version: "580.159.03 (CUDA 13.0)".
 func (d *Driver) Version() string { return d.version }
 
-// Count returns how many GPUs the driver shows to this process.
+// Count returns the number of GPUs that the driver shows to this process.
 func (d *Driver) Count() (int, error) {
 	n, r := d.api.DeviceGetCount()
 	if r != cuda.Success {
@@ -91,14 +92,14 @@ func (d *Driver) Infos() ([]device.Info, error) {
 	return all, nil
 }
 
-// Options says how a device is opened. The zero value is ready to use.
+// Options configures a device. The zero value is ready to use.
 type Options struct {
-	// CTAs is the number of thread blocks of a launch that names none; zero is 16, with which copies reach the rate of
-	// PCIe 5 x16 and which leaves the other SMs to the engine.
+	// CTAs is the number of thread blocks of a launch that specifies none. Zero means DefaultCTAs.
 	CTAs int
 }
 
-// DefaultCTAs is the number of thread blocks of a launch where neither the launch nor the options name one.
+// DefaultCTAs is the number of thread blocks of a launch if neither the launch nor the options
+// specify one. With it, copies reach the rate of PCIe 5 x16 and leave the other SMs to the engine.
 const DefaultCTAs = 16
 
 // Validate reports every problem of the options.
@@ -109,8 +110,8 @@ func (o Options) Validate() error {
 	return nil
 }
 
-// Open opens GPU index, counted from zero among those that the driver shows. A GPU may be opened several times. The error
-// wraps ErrNotFound if there is no such GPU.
+// Open opens GPU index, counted from zero among the GPUs that the driver shows. A GPU may be opened
+// several times. The error wraps ErrNotFound if there is no such GPU.
 func (d *Driver) Open(index int, o Options) (device.Device, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("open device %d: %w", index, err)
@@ -129,7 +130,8 @@ func (d *Driver) Open(index int, o Options) (device.Device, error) {
 	return dev, nil
 }
 
-// OpenUUID opens the GPU of that UUID, as device.Info has it. The error wraps ErrNotFound if the driver shows none.
+// OpenUUID opens the GPU with the UUID of a device.Info. The error wraps ErrNotFound if the driver
+// does not show it.
 func (d *Driver) OpenUUID(uuid string, o Options) (device.Device, error) {
 	index, r, call := indexOf(d.api, uuid)
 	switch {
@@ -150,7 +152,7 @@ func OpenUUID(uuid string) (device.Device, error) {
 	return drv.OpenUUID(uuid, Options{})
 }
 
-// indexOf returns the index of the GPU of that UUID among those that this process sees, or -1.
+// indexOf returns the index of the GPU of that UUID among the GPUs visible to this process, or -1.
 func indexOf(api *cuda.API, uuid string) (index int, r cuda.Result, call string) {
 	n, r := api.DeviceGetCount()
 	if r != cuda.Success {

@@ -8,7 +8,8 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/cuda"
 )
 
-// nativeError describes what the driver answered. format and args give the arguments of the call that matter.
+// nativeError converts a driver result to an error. format and args describe the relevant arguments
+// of the call.
 func nativeError(api *cuda.API, r cuda.Result, call, format string, args ...any) *device.Error {
 	e := &device.Error{
 		Call: call,
@@ -19,12 +20,13 @@ func nativeError(api *cuda.API, r cuda.Result, call, format string, args ...any)
 		Kind: r.Sentinel(),
 	}
 	if e.Name == "" {
-		e.Name = r.String() // a driver newer than this program, or a code of none
+		e.Name = r.String() // r is unknown: the driver is newer than this program
 	}
 	return e
 }
 
-// fail returns the error for r, which is not Success, and remembers it if the context is lost.
+// fail returns the error for r, which is not Success. If r means that the context is lost, fail
+// records it.
 func (d *Device) fail(r cuda.Result, call, format string, args ...any) error {
 	err := nativeError(d.api, r, call, format, args...)
 	if r.Sticky() {
@@ -33,7 +35,8 @@ func (d *Device) fail(r cuda.Result, call, format string, args ...any) error {
 	return err
 }
 
-// check is fail for a result that may be Success. Its arguments cost allocations: not for hot paths.
+// check is fail for a result that may be Success. Its arguments are allocated, so do not use it in
+// hot paths.
 func (d *Device) check(r cuda.Result, call, format string, args ...any) error {
 	if r == cuda.Success {
 		return nil

@@ -15,16 +15,16 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/cuda"
 )
 
-// eventPool keeps the driver's events that are not in use. Recording one anew is safe whatever its former work is at:
-// who waits for it captured that state when the wait was enqueued.
+// eventPool keeps the driver's events that are not in use. An event may be recorded again while its
+// earlier work is running, because a wait captures the event's state when the wait is enqueued.
 type eventPool struct {
 	mu       sync.Mutex
 	free     []cuda.Event
-	made     int // all that there are
-	reserved int // at least so many shall be
+	made     int // all events, used or not
+	reserved int // the number of events to create in advance
 }
 
-// reserve asks for n events more than were asked for before, and returns how many are to be made.
+// reserve adds n events to the reservation, and returns the number to create.
 func (p *eventPool) reserve(n int) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -32,14 +32,14 @@ func (p *eventPool) reserve(n int) int {
 	return max(p.reserved-p.made, 0)
 }
 
-// release undoes reserve. The events stay for whoever asks next.
+// release undoes reserve. The events stay for later reservations.
 func (p *eventPool) release(n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.reserved -= n
 }
 
-// count notes that there is one more.
+// count adds an event to made.
 func (p *eventPool) count() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -81,14 +81,14 @@ func (p *eventPool) len() int {
 type event struct {
 	dev    *Device
 	handle cuda.Event
-	done   atomic.Bool // once done, an event stays so, whatever becomes of the device
+	done   atomic.Bool // a completed event stays completed, even if the device breaks or closes
 	closed atomic.Bool
-	due    atomic.Pointer[time.Time] // when it is expected to be done; nil: nobody said
+	due    atomic.Pointer[time.Time] // when it should be done; nil if unknown
 }
 
 var _ device.ExpectedEvent = (*event)(nil)
 
-// Record returns an event that is done once everything enqueued so far is.
+// Record returns an event that is done once all work enqueued so far is done.
 func (q *queue) Record() (device.Event, error) {
 	if err := q.usable(); err != nil {
 		return nil, fmt.Errorf("record event: %w", err)
@@ -136,7 +136,7 @@ func (d *Device) newEvent() (cuda.Event, error) {
 	return h, nil
 }
 
-// reserveEvents makes events ahead.
+// reserveEvents creates events in advance.
 func (d *Device) reserveEvents(n int) error {
 	for range d.events.reserve(n) {
 		h, err := d.newEvent()
@@ -179,8 +179,8 @@ func (e *event) usable() error {
 	return nil
 }
 
-// poll asks the driver. cuEventQuery is the one call here that needs no context, but it is one of those that a graph
-// capture in another thread forbids.
+// poll queries the driver. cuEventQuery needs no context, but a graph capture in another thread
+// forbids it.
 func (e *event) poll() (bool, error) {
 	if err := e.usable(); err != nil {
 		return false, err
@@ -192,7 +192,7 @@ func (e *event) poll() (bool, error) {
 	if err := d.broken(); err != nil {
 		return false, err
 	}
-	// An event may outlive its device's other users; its handle does not.
+	// An event may be used after the device is closed; its handle may not.
 	if err := d.begin(); err != nil {
 		return false, err
 	}
@@ -219,7 +219,8 @@ func (e *event) poll() (bool, error) {
 	return false, nil
 }
 
-// Done reports whether the work is done. With an error it is false: the GPU may still touch the work's memory.
+// Done reports whether the work is done. If it returns an error, done is false: the GPU may still
+// access the work's memory.
 func (e *event) Done() (bool, error) {
 	done, err := e.poll()
 	if err != nil {
@@ -231,7 +232,7 @@ func (e *event) Done() (bool, error) {
 // Expect implements device.ExpectedEvent.
 func (e *event) Expect(at time.Time) { e.due.Store(&at) }
 
-// Wait waits until the work is done or ctx ends, and then returns the context's cause.
+// Wait waits until the work is done. If ctx ends first, Wait returns the context's cause.
 func (e *event) Wait(ctx context.Context) error {
 	var due time.Time
 	if at := e.due.Load(); at != nil {
@@ -243,7 +244,7 @@ func (e *event) Wait(ctx context.Context) error {
 	return nil
 }
 
-// Close gives the event back. It needs no driver call, and closing twice is harmless.
+// Close releases the event. It needs no driver call, and may be called twice.
 func (e *event) Close() {
 	if !e.closed.CompareAndSwap(false, true) {
 		return

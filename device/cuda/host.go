@@ -16,13 +16,13 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// maxRegistration is the length of the longest registration, in bytes. Some drivers refuse 512 GiB
-// in one.
+// maxRegistration is the length of the longest registration, in bytes. Some drivers refuse a
+// registration of 512 GiB.
 const maxRegistration = 64 << 30
 
-// AllocHost returns page-locked host memory on the GPU's NUMA node, if that has enough. It maps
-// pages, touches them from several threads and then registers them: the driver's own allocation
-// touches them from one, which takes three times as long for gigabytes.
+// AllocHost returns page-locked host memory on the GPU's NUMA node, if that node has enough. It
+// maps pages, touches them from several threads and then registers them. The driver's own
+// allocation touches them from one thread, which takes three times as long for gigabytes.
 func (d *Device) AllocHost(bytes int64) (*mem.Region, error) {
 	r, err := d.allocHost(bytes, pageBytes)
 	if err != nil {
@@ -60,8 +60,8 @@ func (d *Device) allocHost(bytes, stride int64) (*mem.Region, error) {
 	})
 }
 
-// place has the kernel back b, which nothing has touched, with pages of the GPU's NUMA node. Where
-// it cannot, copies work and may be slower, so that is a note.
+// place makes the kernel back b, which is untouched, with pages of the GPU's NUMA node. If it
+// cannot, copies work but may be slower, so place only adds a note.
 func (d *Device) place(b []byte) {
 	node := d.info.NUMANode
 	if node < 0 {
@@ -72,7 +72,7 @@ func (d *Device) place(b []byte) {
 	}
 }
 
-// note adds a note, once.
+// note adds a note unless it exists.
 func (d *Device) note(text string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -88,7 +88,7 @@ func (d *Device) Notes() []string {
 	return slices.Clone(d.notes)
 }
 
-// RegisterHost page-locks memory of the caller's, which stays the caller's and mapped until Free.
+// RegisterHost page-locks the caller's memory. The caller keeps it mapped until Free.
 func (d *Device) RegisterHost(b []byte) (*mem.Region, error) {
 	r, err := d.make(leak.RegisteredBytes, int64(len(b)), func(a *allocation) (*mem.Region, error) { return d.pin(b, pageBytes, a) })
 	if err != nil {
@@ -97,9 +97,9 @@ func (d *Device) RegisterHost(b []byte) (*mem.Region, error) {
 	return r, nil
 }
 
-// pin registers b for all contexts and asks for its device address. A long b takes several
-// registrations, each of whole strides. A region has one device address, so where the driver's
-// answers for them are not contiguous b is registered at once.
+// pin registers b for all contexts and gets its device address. A long b takes several
+// registrations of whole strides. A region has one device address, so if the addresses of the
+// registrations are not contiguous, pin registers b in one call.
 func (d *Device) pin(b []byte, stride int64, a *allocation) (*mem.Region, error) {
 	each := registrationBytes(b, stride, d.maxRegistration)
 	before := len(a.steps)
@@ -121,9 +121,9 @@ func (d *Device) pin(b []byte, stride int64, a *allocation) (*mem.Region, error)
 	})
 }
 
-// registrationBytes returns the length of each registration of b, or zero if one will do. It is as
-// many whole strides as fit in most bytes. A stride that is no multiple of the page size is cut, as
-// no page may be in two registrations.
+// registrationBytes returns the length of each registration of b, or zero if one is enough. The
+// length is as many whole strides as fit in most bytes. A stride that is not a multiple of the page
+// size is cut, because no page may be in two registrations.
 func registrationBytes(b []byte, stride, most int64) int64 {
 	switch {
 	case int64(len(b)) <= most || hostmem.Addr(b)%pageBytes != 0:
@@ -137,8 +137,9 @@ func registrationBytes(b []byte, stride, most int64) int64 {
 	return 0
 }
 
-// register registers b by so many bytes each, or at once where each is zero. It returns the device
-// address of the first byte, and reports whether those of the registrations are contiguous.
+// register registers b in pieces of each bytes, or in one call if each is zero. It returns the
+// device address of the first byte, and reports whether the addresses of the registrations are
+// contiguous.
 func (d *Device) register(b []byte, each int64, a *allocation) (first mem.DevAddr, contiguous bool, err error) {
 	if each == 0 {
 		each = max(1, int64(len(b)))
@@ -166,7 +167,8 @@ func (d *Device) registerPart(b []byte, a *allocation) (mem.DevAddr, error) {
 	a.undo(func() error {
 		return d.check(d.api.MemHostUnregister(addr), "cuMemHostUnregister", "address=%#x", addr)
 	})
-	// The one place where a CPU address leads to a device address: the driver answers it, also where the two are equal.
+	// Only here does a CPU address lead to a device address. The driver returns it, even if the two
+	// are equal.
 	p, r := d.api.MemHostGetDevicePointer(addr)
 	if r != cuda.Success {
 		return 0, d.fail(r, "cuMemHostGetDevicePointer_v2", "address=%#x", addr)
@@ -176,8 +178,8 @@ func (d *Device) registerPart(b []byte, a *allocation) (mem.DevAddr, error) {
 
 const (
 	pageBytes   = 4 << 10
-	touchPart   = 64 << 20 // bytes that are worth a goroutine
-	touchAtOnce = 16       // beyond, the kernel's locks are the limit
+	touchPart   = 64 << 20 // bytes that justify a goroutine
+	touchAtOnce = 16       // more goroutines only wait for the kernel's locks
 )
 
 // touch makes the kernel back b, which is zero, with pages.

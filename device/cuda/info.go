@@ -11,7 +11,7 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/cuda"
 )
 
-// describe asks the driver for what Info holds. No context is needed.
+// describe gets the device's Info from the driver. No context is needed.
 func describe(api *cuda.API, dev cuda.DeviceID, index int, version string) (device.Info, error) {
 	in := device.Info{Driver: "cuda", Index: index, NUMANode: -1, DriverVersion: version}
 	var r cuda.Result
@@ -51,7 +51,7 @@ func uuidText(u [16]byte) string {
 	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])
 }
 
-// numaNode returns the NUMA node of a PCI device, or -1 where the kernel does not say.
+// numaNode returns the NUMA node of a PCI device, or -1 if the kernel does not report it.
 func numaNode(sysfs, pci string) int {
 	b, err := os.ReadFile(filepath.Join(sysfs, pci, "numa_node"))
 	if err != nil {

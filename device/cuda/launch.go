@@ -11,14 +11,15 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/cuda"
 )
 
-// kernel is a kernel of package kernels, as it was loaded.
+// kernel is a loaded kernel of package kernels.
 type kernel struct {
 	kernels.Kernel
 	function cuda.Function
 }
 
-// loadKernels has the driver compile the kernels for this GPU, which it does once and then remembers on disk. Where it
-// cannot, the device goes without and says so in Lacks; other failures are errors.
+// loadKernels makes the driver compile the kernels for this GPU. The driver caches the result on
+// disk. If the driver cannot compile them, the device works without them and Lacks has the reason.
+// Other failures are errors.
 func (d *Device) loadKernels() error {
 	if have := d.info.Compute; have[0] < kernels.MinCompute {
 		d.lacks = append(d.lacks, d.lack("kernels", fmt.Sprintf("compute capability is %d.%d, at least %d.0 is needed", have[0], have[1], kernels.MinCompute)))
@@ -51,18 +52,19 @@ func (d *Device) loadKernels() error {
 	return nil
 }
 
-// loadFunction puts a kernel on the device now, where the driver would do it before the first launch: that may take memory,
-// and wait for streams of the host program that wait for this very launch (CUDA_MODULE_LOADING is LAZY by default).
+// loadFunction loads a kernel on the device now. By default (CUDA_MODULE_LOADING is LAZY) the
+// driver would load it before the first launch. That may allocate memory, and wait for streams of
+// the host program that wait for this launch.
 func (d *Device) loadFunction(k kernel) error {
 	if d.api.FuncLoad != nil {
 		return d.check(d.api.FuncLoad(k.function), "cuFuncLoad", "function=%s", k.Name)
 	}
-	// Before CUDA 12.4 the answer to this needs the function loaded.
+	// Before CUDA 12.4 this query requires the function to be loaded.
 	_, r := d.api.FuncGetAttribute(cuda.FuncMaxThreads, k.function)
 	return d.check(r, "cuFuncGetAttribute", "function=%s", k.Name)
 }
 
-// launcher makes a queue a device.KernelLister.
+// launcher adds device.KernelLister to a queue.
 type launcher struct {
 	q      *queue
 	params *cuda.KernelParams
@@ -79,7 +81,7 @@ func (l launcher) HasKernel(name string) bool {
 	return ok
 }
 
-// find returns a kernel that can be launched as k says.
+// find returns the kernel of k, or an error if k cannot be launched.
 func (d *Device) find(k *device.Kernel) (kernel, error) {
 	fn, ok := d.kernels[k.Name]
 	switch {

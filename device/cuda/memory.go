@@ -12,18 +12,20 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// allocation is memory being made, or made: how to undo what was done for it so far. The same steps unwind an allocation
-// that fails halfway and free one that succeeded.
+// allocation is memory, complete or in creation, with the steps that undo its creation. The same
+// steps unwind an allocation that fails halfway and free one that succeeded.
 type allocation struct {
 	kind  leak.Kind
 	bytes int64
 	steps []func() error
-	// Of device memory: where it is, and how it can be exported.
-	at       cuda.DevicePtr
-	size     uint64
-	handle   cuda.MemHandle // of what cuMemCreate made, or zero: other devices then need access to it one by one
+	// For device memory: its address, and its abilities for export.
+	at   cuda.DevicePtr
+	size uint64
+	// handle is of memory of cuMemCreate, or zero. Other devices need access to such memory one by
+	// one.
+	handle   cuda.MemHandle
 	by       device.HandleType
-	imported bool // it is another process's, and this device alone has access
+	imported bool // it belongs to another process, and only this device has access
 }
 
 // holds reports whether all of r lies in a.
@@ -32,7 +34,8 @@ func (a *allocation) holds(r *mem.Region) bool {
 	return a.size > 0 && at >= uint64(a.at) && uint64(r.Len()) <= a.size && at-uint64(a.at) <= a.size-uint64(r.Len())
 }
 
-// piecemeal reports whether devices need access to this allocation, apart from that to the context's others.
+// piecemeal reports whether devices need access to this allocation separately from the context's
+// other memory.
 func (a *allocation) piecemeal() bool { return a.handle != 0 && !a.imported }
 
 // undo adds a step; steps run last first.
@@ -41,8 +44,8 @@ func (a *allocation) undo(step func() error) { a.steps = append(a.steps, step) }
 // free runs the steps.
 func (a *allocation) free() error { return a.unwind(0) }
 
-// unwind runs the steps that were added after the first n. It stops at one that fails, as those
-// before it depend on it; a later call goes on from there.
+// unwind runs the steps that were added after the first n. It stops at a step that fails, because
+// earlier steps depend on it. A later call continues from there.
 func (a *allocation) unwind(n int) error {
 	for len(a.steps) > n {
 		last := len(a.steps) - 1
@@ -54,7 +57,8 @@ func (a *allocation) unwind(n int) error {
 	return nil
 }
 
-// make runs acquire, with the context current, and keeps the region that it returns; if that fails, what it did is undone.
+// make runs acquire with the context current, and keeps the region that it returns. If acquire
+// fails, make undoes its steps.
 func (d *Device) make(kind leak.Kind, bytes int64, acquire func(a *allocation) (*mem.Region, error)) (*mem.Region, error) {
 	if bytes <= 0 {
 		return nil, fmt.Errorf("%d bytes: %w", bytes, errdefs.ErrInvalid)
@@ -69,7 +73,8 @@ func (d *Device) make(kind leak.Kind, bytes int64, acquire func(a *allocation) (
 	}
 	defer d.leaveRelaxed(mode)
 	a := &allocation{kind: kind, bytes: bytes}
-	// Between making memory and entering it among the regions no peer may come, as it would not find it.
+	// No peer may be added between the allocation and its entry in regions, because the peer would
+	// miss it.
 	d.peers.making.RLock()
 	defer d.peers.making.RUnlock()
 	r, err := acquire(a)
@@ -83,7 +88,7 @@ func (d *Device) make(kind leak.Kind, bytes int64, acquire func(a *allocation) (
 	return r, nil
 }
 
-// Alloc returns device memory. Shareable memory takes whole pages of the GPU, of 2 MiB mostly.
+// Alloc returns device memory. Shareable memory takes whole pages of the GPU, usually of 2 MiB.
 func (d *Device) Alloc(bytes int64, o device.AllocOptions) (*mem.Region, error) {
 	r, err := d.make(leak.DeviceBytes, bytes, func(a *allocation) (*mem.Region, error) {
 		p, err := d.acquireAs(uint64(bytes), o, a)
@@ -98,8 +103,8 @@ func (d *Device) Alloc(bytes int64, o device.AllocOptions) (*mem.Region, error) 
 	return r, nil
 }
 
-// ipcBytes is what the driver makes plain memory of. Processes that are given a part of one have all of it, so that what is shared has
-// such units to itself.
+// ipcBytes is the unit of the driver's plain allocations. A process that receives part of a unit
+// can access all of it, so shared memory gets units of its own.
 const ipcBytes = 2 << 20
 
 func (d *Device) acquireAs(bytes uint64, o device.AllocOptions, a *allocation) (cuda.DevicePtr, error) {
@@ -157,7 +162,8 @@ func (d *Device) acquireShareable(bytes uint64, by device.HandleType, handle cud
 	return a.at, nil
 }
 
-// mapped maps the memory of a handle that get makes, for this device. What it did is undone in the order unmap, release, free the address.
+// mapped maps the memory of a handle that get creates for this device. It is undone in the order
+// unmap, release, free the address.
 func (d *Device) mapped(size uint64, a *allocation, get func() (cuda.MemHandle, error)) error {
 	p, r := d.api.MemAddressReserve(size)
 	if r != cuda.Success {
@@ -182,7 +188,8 @@ func (d *Device) mapped(size uint64, a *allocation, get func() (cuda.MemHandle, 
 	return nil
 }
 
-// Free releases a region of this device. If the driver refuses, the region stays the device's and may be freed again.
+// Free releases a region of this device. If the driver refuses, the region stays allocated and may
+// be freed again.
 func (d *Device) Free(r *mem.Region) error {
 	if err := d.begin(); err != nil {
 		return fmt.Errorf("free %s: %w", r, err)
@@ -190,7 +197,7 @@ func (d *Device) Free(r *mem.Region) error {
 	defer d.end()
 	d.peers.making.RLock()
 	defer d.peers.making.RUnlock()
-	// Taken out first, so that of two concurrent calls one finds nothing.
+	// Removed first, so that only one of two concurrent calls finds it.
 	d.mu.Lock()
 	a, ok := d.regions[r]
 	delete(d.regions, r)
@@ -220,7 +227,7 @@ func (d *Device) free(a *allocation) error {
 	return nil
 }
 
-// abandonRegions frees what the owner of a device did not, at its end.
+// abandonRegions frees the regions that the owner did not free, when the device closes.
 func (d *Device) abandonRegions() error {
 	if len(d.regions) == 0 {
 		return nil

@@ -12,21 +12,21 @@ import (
 
 var _ device.Peerer = (*Device)(nil)
 
-// peers is what a device knows of others.
+// peers is the state of access between this device and others.
 type peers struct {
-	// making is held for reading while memory is made, and for writing while a reader is added: every region that is
-	// shareable gets every reader, whichever comes first.
-	// Freeing holds it for reading too, so that what a reader is given is there.
+	// making is held for reading while memory is allocated, and for writing while a reader is
+	// added. Every shareable region thus gets every reader, in either order. Freeing also holds it
+	// for reading, so that memory exists while a reader gets access.
 	making  sync.RWMutex
-	readers []*Device // those that reach this device's memory
+	readers []*Device // devices that can access this device's memory
 
 	mu    sync.Mutex
-	reach map[int]*Device // those whose memory this device reaches, by index
+	reach map[int]*Device // devices whose memory this device can access, by index
 }
 
-// EnablePeer implements device.Peerer. Memory of cuMemAlloc is opened by the context as a whole, shareable memory region
-// by region. Access that somebody else in the process enabled is as good, and neither is taken back before the context
-// ends: the host program may have come to use it.
+// EnablePeer implements device.Peerer. The context opens memory of cuMemAlloc as a whole, and
+// shareable memory region by region. Access that other code in the process enabled counts too.
+// Access is kept until the context ends, because the host program may rely on it.
 func (d *Device) EnablePeer(other device.Device) error {
 	o, ok := other.(*Device)
 	if !ok || o.id == d.id {
@@ -85,7 +85,7 @@ func (d *Device) enableContext(o *Device) error {
 	return nil
 }
 
-// openAll opens what shareable memory there is to reader. The caller holds making.
+// openAll opens all shareable memory to reader. The caller holds making.
 func (d *Device) openAll(reader *Device) error {
 	d.mu.Lock()
 	var all []*allocation
@@ -122,8 +122,8 @@ func (d *Device) open(a *allocation, reader *Device) error {
 	return nil
 }
 
-// Reaches implements device.Peerer. A device that was closed is not reached, even if it is opened again: its context may
-// be another one.
+// Reaches implements device.Peerer. A closed device is not reachable, even if it is opened again,
+// because its context may differ.
 func (d *Device) Reaches(r *mem.Region) bool {
 	switch {
 	case d.imports(r):

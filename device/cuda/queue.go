@@ -14,16 +14,17 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// queue is a CUDA stream that does not synchronise with the default stream. It implements device.Queue; what else a
-// queue can do is added by the types launcher and batcher.
+// queue is a CUDA stream that does not synchronise with the default stream. It implements
+// device.Queue. The types launcher and batcher add the optional interfaces.
 type queue struct {
 	dev    *Device
 	stream cuda.Stream
-	events int         // made ahead
-	closed atomic.Bool // atomic, as Device.Close may come from another goroutine than the queue's user
+	events int // reserved in advance
+	// closed is atomic, as Device.Close may run on another goroutine than the queue's user.
+	closed atomic.Bool
 }
 
-// OpenQueue opens a queue, which is also a BatchCopier and Launcher unless Lacks says why not.
+// OpenQueue opens a queue. It is also a BatchCopier and Launcher unless Lacks has a reason.
 func (d *Device) OpenQueue(o device.QueueOptions) (device.Queue, error) {
 	q, err := d.openQueue(o)
 	if err != nil {
@@ -62,10 +63,11 @@ func (d *Device) openQueue(o device.QueueOptions) (*queue, error) {
 	return q, nil
 }
 
-// Handle returns the queue's CUstream. A program that hands it to code of its own does not capture it.
+// Handle returns the queue's CUstream. A program that passes it to its own code must not capture
+// it.
 func (q *queue) Handle() uintptr { return uintptr(q.stream) }
 
-// able returns q as a type with exactly the optional interfaces that hold on its device.
+// able returns q as a type with exactly the optional interfaces that its device supports.
 func (q *queue) able() device.Queue {
 	l, b := launcher{q: q, params: new(cuda.KernelParams)}, batcher{q: q, a: new(batchArrays)}
 	switch d := q.dev; {
@@ -89,7 +91,7 @@ func (q *queue) able() device.Queue {
 	return q
 }
 
-// usable returns why nothing can be enqueued, or nil.
+// usable returns the reason why nothing can be enqueued, or nil.
 func (q *queue) usable() error {
 	if q.closed.Load() {
 		return fmt.Errorf("queue: %w", errdefs.ErrClosed)
@@ -123,7 +125,7 @@ func (q *queue) Copy(dst, src mem.Extent) error {
 	return nil
 }
 
-// Fill enqueues setting every byte of dst.
+// Fill enqueues a fill of dst with the byte v.
 func (q *queue) Fill(dst mem.Extent, v byte) error {
 	if err := q.usable(); err != nil {
 		return fmt.Errorf("fill: %w", err)
@@ -149,8 +151,8 @@ func (q *queue) Fill(dst mem.Extent, v byte) error {
 	return nil
 }
 
-// firstRegistration returns how many bytes of a copy, from its start on, are in one registration on
-// either side, and the numbers of these.
+// firstRegistration returns the length of the first part of a copy that lies in one registration on
+// either side, and the numbers of these registrations.
 func firstRegistration(dst, src mem.Extent) (bytes, to, from int64) {
 	n, to := dst.Registration()
 	m, from := src.Registration()
@@ -162,7 +164,7 @@ func skip(e mem.Extent, n int64) mem.Extent {
 	return mem.Extent{Region: e.Region, Off: e.Off + n, Len: e.Len - n}
 }
 
-// checkExtent reports why the GPU cannot use e.
+// checkExtent returns an error if the GPU cannot use e.
 func checkExtent(e mem.Extent) error {
 	if err := e.Validate(); err != nil {
 		return err
@@ -204,8 +206,8 @@ func (q *queue) poll() (bool, error) {
 	}
 }
 
-// Close waits until the queue is idle and closes it. On a broken device it closes the queue at once and returns the fault:
-// what the queue's work did, or still does, is unknown.
+// Close waits until the queue is idle and closes it. On a broken device it closes the queue at once
+// and returns the fault. Whether the queue's work completed, or is still running, is then unknown.
 func (q *queue) Close(ctx context.Context) error {
 	if q.closed.Load() {
 		return nil
@@ -243,8 +245,8 @@ func (q *queue) destroy() error {
 	return d.check(d.api.StreamDestroy(q.stream), "cuStreamDestroy_v2", "")
 }
 
-// abandonQueues closes what the owner of a device did not close, at its end. idle tells that no work of
-// the device can still be running.
+// abandonQueues closes the queues that the owner of a device did not close. idle reports that no
+// work of the device can still be running.
 func (d *Device) abandonQueues() (idle bool, err error) {
 	idle = d.fault.Load() == nil
 	if len(d.queues) == 0 {
@@ -256,7 +258,7 @@ func (d *Device) abandonQueues() (idle bool, err error) {
 		leak.Add(leak.Queues, -1)
 		done, err := q.poll()
 		idle = idle && done
-		// A stream that is destroyed still does what was enqueued; its handle is all that goes.
+		// A destroyed stream still completes its enqueued work; only its handle ends.
 		errs = append(errs, err, q.destroy())
 	}
 	return idle, errors.Join(errs...)

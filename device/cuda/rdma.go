@@ -16,7 +16,7 @@ var (
 	_ device.RemoteWriteFlusher = (*Device)(nil)
 )
 
-// attribute asks for an attribute of the device. No context is needed.
+// attribute returns an attribute of the device. No context is needed.
 func (d *Device) attribute(a cuda.Attribute) (int, error) {
 	v, r := d.api.DeviceGetAttribute(a, d.id)
 	if r != cuda.Success {
@@ -25,8 +25,8 @@ func (d *Device) attribute(a cuda.Attribute) (int, error) {
 	return v, nil
 }
 
-// ExportDMABuf implements device.DMABufExporter. The dma-buf is of whole pages of the host, of 4 or 64 KiB, as the driver
-// wants it, and so may begin before e and end after it.
+// ExportDMABuf implements device.DMABufExporter. The driver requires the dma-buf to consist of
+// whole pages of the host, of 4 or 64 KiB. It may thus begin before e and end after it.
 func (d *Device) ExportDMABuf(e mem.Extent) (fd int, off int64, err error) {
 	if fd, off, err = d.exportDMABuf(e); err != nil {
 		return -1, 0, fmt.Errorf("export dma-buf of %d bytes at %d of the %s: %w", e.Len, e.Off, e.Region, err)
@@ -69,7 +69,7 @@ func (d *Device) exportDMABuf(e mem.Extent) (fd int, off int64, err error) {
 	return fd, int64(uint64(e.Dev()) - start), nil
 }
 
-// pages returns the bounds of the pages that n bytes at addr lie in.
+// pages returns the bounds of the pages that contain n bytes at addr.
 func pages(addr, n, page uint64) (start, end uint64) {
 	return addr &^ (page - 1), (addr + n + page - 1) &^ (page - 1)
 }

@@ -36,7 +36,7 @@ func (d *Device) exportMemory(r *mem.Region, t device.HandleType) (h device.Hand
 		return h, err
 	}
 	defer d.end()
-	// What is freed meanwhile would be exported by a handle that is another's by then.
+	// Without the lock, memory freed in between could be exported by a handle that has been reused.
 	d.peers.making.Lock()
 	defer d.peers.making.Unlock()
 	mode, err := d.enterRelaxed()
@@ -74,8 +74,9 @@ func (d *Device) exportMemory(r *mem.Region, t device.HandleType) (h device.Hand
 	return h, nil
 }
 
-// allocationOf returns the allocation that r begins in, with what an export as t needs, until release. What the host program allocated, the
-// driver knows. The context is current.
+// allocationOf returns the allocation that r begins in. The resources that an export as t needs
+// stay until release. The driver finds memory that the host program allocated. The context is
+// current.
 func (d *Device) allocationOf(r *mem.Region, t device.HandleType) (a *allocation, release func(), err error) {
 	for _, own := range d.allocations() {
 		if !own.holds(r) {
@@ -102,7 +103,7 @@ func (d *Device) allocationOf(r *mem.Region, t device.HandleType) (a *allocation
 	return a, func() { _ = d.check(d.api.MemRelease(a.handle), "cuMemRelease", "handle=%#x", a.handle) }, nil
 }
 
-// allocations returns what there is.
+// allocations returns all allocations.
 func (d *Device) allocations() []*allocation {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -162,8 +163,9 @@ func (d *Device) importAs(h *device.Handle, a *allocation) error {
 	return d.lack("memory by handle "+h.Type.String(), "CUDA has none")
 }
 
-// spans checks that a mapping is as long as its exporter says: what is copied beyond its end breaks the context. Of a driver that knows nothing of
-// such mappings the exporter's word is taken.
+// spans checks that a mapping is as long as its exporter claims, because a copy beyond its end
+// breaks the context. If the driver cannot report the length of such mappings, spans trusts the
+// exporter.
 func (d *Device) spans(a *allocation) error {
 	at, size, r := d.api.MemGetAddressRange(a.at)
 	switch r {
@@ -174,13 +176,13 @@ func (d *Device) spans(a *allocation) error {
 		return d.fail(r, "cuMemGetAddressRange_v2", "address=%#x", a.at)
 	}
 	if off := uint64(a.at - at); off > size || a.size > size-off {
-		return fmt.Errorf("the exporter says that it has %d bytes, and it has %d: %w", a.size, size-min(off, size), errdefs.ErrMismatch)
+		return fmt.Errorf("the exporter states %d bytes, and the mapping has %d: %w", a.size, size-min(off, size), errdefs.ErrMismatch)
 	}
 	return nil
 }
 
-// understood is check for a call that is given a handle from elsewhere: to one that is none of its own the driver answers an unknown
-// error, and lives on.
+// understood is check for a call with a handle from another process. For an invalid handle the
+// driver returns an unknown error, and stays usable.
 func (d *Device) understood(r cuda.Result, call, format string, args ...any) error {
 	if r != cuda.ErrorUnknown {
 		return d.check(r, call, format, args...)

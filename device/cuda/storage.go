@@ -17,7 +17,7 @@ import (
 
 var _ device.StorageOpener = (*Device)(nil)
 
-// libcufile is the process's driver of cuFile, which has one: whoever opens a storage, by whichever Driver, shares it and its
+// libcufile is the only cuFile driver of the process. All storages of all Drivers share it and its
 // failure.
 var libcufile = cufile.NewDriver(cufile.Load)
 
@@ -50,7 +50,7 @@ func (d *Device) openStorage(o device.StorageOptions) (*storage.Storage, error) 
 	}
 	st, err := drv.open(o)
 	if err != nil {
-		_ = drv.Close() // the failure that counts is the first
+		_ = drv.Close() // only the first failure is returned
 		return nil, err
 	}
 	d.storage = st
@@ -78,7 +78,7 @@ func (s *storageDriver) open(o device.StorageOptions) (*storage.Storage, error) 
 	})
 }
 
-// abandonStorage closes the storage that the device's owner did not, while the context is still there.
+// abandonStorage closes the storage if the owner did not, before the context ends.
 func (d *Device) abandonStorage() error {
 	d.storing.Lock()
 	st := d.storage
@@ -89,8 +89,8 @@ func (d *Device) abandonStorage() error {
 	return st.Abandon()
 }
 
-// inContext calls f with the device's context current on the calling thread. f may block: no other call waits for it but the
-// device's Close.
+// inContext calls f with the device's context current on the calling thread. f may block: only the
+// device's Close waits for it.
 func (d *Device) inContext(f func() error) error {
 	mode, err := d.enterRelaxed()
 	if err != nil {
@@ -108,7 +108,7 @@ type storageDriver struct {
 	forced bool // the configuration asks for the compatibility mode
 }
 
-// use calls f in the device's context, unless the device is closed or broken.
+// use calls f in the device's context. It fails if the device is closed or broken.
 func (s *storageDriver) use(f func() error) error {
 	if err := s.dev.begin(); err != nil {
 		return err
@@ -148,7 +148,7 @@ func (s *storageDriver) RegisterBuffer(r *mem.Region) error {
 	})
 }
 
-// UnregisterBuffer implements storage.Driver. A closing device still lets go of its buffers.
+// UnregisterBuffer implements storage.Driver. It works on a closing device too.
 func (s *storageDriver) UnregisterBuffer(r *mem.Region) error {
 	return s.dev.inContext(func() error {
 		return s.api.BufDeregister(uint64(r.Dev())).Err("cuFileBufDeregister", "address=%#x", r.Dev())
@@ -169,7 +169,8 @@ type cuFile struct {
 // Mode implements storage.File.
 func (f *cuFile) Mode() device.StorageMode { return f.mode }
 
-// Move implements storage.File. The library is told where the region begins, as it knows registered buffers by that.
+// Move implements storage.File. It passes the start of the region, because the library identifies
+// registered buffers by it.
 func (f *cuFile) Move(d storage.Direction, e mem.Extent, off int64) (n int64, err error) {
 	call, move := "cuFileRead", f.s.api.Read
 	if d == storage.Write {
@@ -183,14 +184,14 @@ func (f *cuFile) Move(d storage.Direction, e mem.Extent, off int64) (n int64, er
 	return n, err
 }
 
-// Deregister implements storage.File. Also a closing device lets go of its files.
+// Deregister implements storage.File. It works on a closing device too.
 func (f *cuFile) Deregister() {
 	if f.s.dev.inContext(func() error { f.s.api.HandleDeregister(f.handle); return nil }) != nil {
 		return // the context is lost, and the library's handle with it
 	}
 }
 
-// cuFileAsync is a file of a library that has asynchronous transfers.
+// cuFileAsync is a file of a library with asynchronous transfers.
 type cuFileAsync struct{ *cuFile }
 
 var _ storage.Enqueuer = (*cuFileAsync)(nil)
@@ -227,19 +228,19 @@ func (f *cuFileAsync) Outcome(d storage.Direction, e mem.Extent, w storage.Words
 	return cufile.Moved(w.Load(storage.WordMoved), 0, call, "fd=%d, address=%#x", f.fd, e.Dev())
 }
 
-// native returns the queue of whatever type able has made of it.
+// native returns the queue. The types that able returns inherit it.
 func (q *queue) native() *queue { return q }
 
-// fileFacts is what decides how a file's bytes travel.
+// fileFacts are the properties of a file that determine the path of its bytes.
 type fileFacts struct {
-	fsType string // as mount calls it; "" where unknown
+	fsType string // as mount names it; a number if unknown
 	number string // of the device below the file system: "259:0"
-	block  string // its path in sysfs; "" where there is none
+	block  string // its path in sysfs, or ""
 	direct bool   // opened with O_DIRECT
 	nvfs   bool   // the kernel module nvidia-fs is loaded
 }
 
-// lookAt asks the system about the file behind fd.
+// lookAt returns the facts of the file behind fd.
 func lookAt(fd int) (fileFacts, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {

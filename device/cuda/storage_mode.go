@@ -9,20 +9,22 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/cufile"
 )
 
-// fsTypes are the file systems that libcufile knows, and others that are met often, by the numbers that statfs(2) has for them.
+// fsTypes are names of file systems by the numbers of statfs(2): those that libcufile supports, and
+// other common ones.
 var fsTypes = map[int64]string{
 	0xef53: "ext4", 0x58465342: "xfs", 0x6969: "nfs", 0x0bd00bd0: "lustre", 0x47504653: "gpfs", 0x19830326: "beegfs", 0x18031977: "wekafs",
 	0x01021994: "tmpfs", 0x9123683e: "btrfs", 0x794c7630: "overlay", 0x65735546: "fuse", 0x958458f6: "hugetlbfs", 0x2fc12fc1: "zfs",
 }
 
-// statusOf is the bit of the driver's properties that says that it reaches a file system over the network.
+// statusOf is the bit of the driver's properties that reports support for a network file system.
 var statusOf = map[string]int{
 	"nfs": cufile.StatusNFS, "lustre": cufile.StatusLustre, "gpfs": cufile.StatusGPFS, "beegfs": cufile.StatusBeeGFS, "wekafs": cufile.StatusWeka,
 }
 
-// modeOf says how a file's bytes travel. The library does not: where it cannot do without the host it takes the way by the host
-// and answers success. So this is what it goes by itself: its configuration, how the file was opened, what its kernel module
-// supports, and what lies below the file system.
+// modeOf returns the path of a file's bytes. The library does not report it: if it cannot bypass
+// the host, it copies through the host and returns success. modeOf therefore applies the library's
+// own criteria: its configuration, the flags of the open, the abilities of its kernel module, and
+// the disk below the file system.
 func (s *storageDriver) modeOf(f fileFacts) device.StorageMode {
 	compat := func(format string, args ...any) device.StorageMode {
 		return device.StorageMode{Reason: "compatibility mode: " + fmt.Sprintf(format, args...)}
@@ -49,11 +51,11 @@ func (s *storageDriver) modeOf(f fileFacts) device.StorageMode {
 	return device.StorageMode{Direct: true, Reason: fmt.Sprintf("nvidia_fs %d.%d supports %s", s.props.Major, s.props.Minor, f.fsType)}
 }
 
-// localMode is modeOf for a file system on a disk of this machine.
+// localMode is modeOf for a file system on a local disk.
 func (s *storageDriver) localMode(f fileFacts, disk string, compat func(string, ...any) device.StorageMode) device.StorageMode {
 	switch {
 	case disk == "":
-		return compat("what disk the file system %s is on is not known", f.fsType)
+		return compat("the disk of the file system %s is not known", f.fsType)
 	case strings.HasPrefix(disk, "nvme") && s.has(cufile.StatusNVMeP2P):
 		return device.StorageMode{Direct: true, Reason: fmt.Sprintf("%s on %s, by the kernel's peer-to-peer DMA", f.fsType, disk)}
 	case strings.HasPrefix(disk, "nvme") && s.has(cufile.StatusNVMe):
@@ -64,7 +66,8 @@ func (s *storageDriver) localMode(f fileFacts, disk string, compat func(string, 
 	return device.StorageMode{Direct: true, Reason: fmt.Sprintf("nvidia_fs %d.%d, %s on %s", s.props.Major, s.props.Minor, f.fsType, disk)}
 }
 
-// localDisk returns the name of the disk below a file system that lies on one, and whether it is such a file system.
+// localDisk returns the name of the disk below a file system, and reports whether the file system
+// is on a local disk.
 func localDisk(f fileFacts) (name string, local bool) {
 	if f.fsType != "ext4" && f.fsType != "xfs" {
 		return "", false
@@ -72,7 +75,7 @@ func localDisk(f fileFacts) (name string, local bool) {
 	// "devices/pci0000:00/0000:00:04.0/nvme/nvme0/nvme0n1/nvme0n1p1"
 	parent, last := path.Split(f.block)
 	if disk := path.Base(parent); strings.HasPrefix(last, disk) && disk != "" {
-		return disk, true // of a partition
+		return disk, true // the disk of a partition
 	}
 	return last, true
 }

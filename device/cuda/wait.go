@@ -8,13 +8,15 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/nap"
 )
 
-// poller is what can be waited for. An interface and not a function, so that waiting allocates nothing.
+// poller is an operation to wait for. It is an interface and not a function, so that waiting
+// allocates nothing.
 type poller interface {
 	poll() (done bool, err error)
 }
 
-// await polls p, which is expected to be done at due, if that is not zero, until it is done, fails, or ctx ends; then it
-// returns the context's cause. What is done already is never reported as canceled.
+// await polls p until it is done, fails, or ctx ends. In the last case it returns the context's
+// cause. due is the expected end, or zero. An operation that is already done is never reported as
+// canceled.
 func await(ctx context.Context, p poller, due time.Time) error {
 	start := time.Now()
 	for {

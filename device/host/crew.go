@@ -11,15 +11,17 @@ import (
 )
 
 const (
-	// most is how many goroutines work is divided over, of those that the runtime runs at a time: a few keep the memory's bus busy.
+	// most is the largest number of goroutines that share work, limited by GOMAXPROCS. A few
+	// goroutines saturate the memory bus.
 	most = 8
-	// share is the least that is worth another goroutine, which takes a few microseconds to begin.
+	// share is the least amount of bytes that justifies another goroutine, which takes a few
+	// microseconds to start.
 	share = 512 << 10
-	// pieceBytes is the longest piece of a copy that is not divided any more.
+	// pieceBytes is the longest piece of a copy that is not divided further.
 	pieceBytes = 1 << 20
 )
 
-// crew is the machines that do a queue's work, side by side.
+// crew is the machines that run a queue's work in parallel.
 type crew []kernel.Machine
 
 func (c *crew) muster() {
@@ -30,7 +32,8 @@ func (c *crew) muster() {
 	(*c)[0].Divide = c.divide
 }
 
-// divide runs f over 0 to n, which stand for so many bytes, in as many parts as are worth it.
+// divide runs f over the range 0 to n, which represents the given bytes. It splits the range into
+// parallel parts if it is large enough.
 func (c crew) divide(n, bytes uint64, f func(m *kernel.Machine, from, to uint64) error) error {
 	parts := min(uint64(runtime.GOMAXPROCS(0)), most, n, bytes/share)
 	if parts < 2 {
@@ -49,7 +52,7 @@ func (c crew) divide(n, bytes uint64, f func(m *kernel.Machine, from, to uint64)
 	return errors.Join(errs[:]...)
 }
 
-// guarded returns the error of f, or that of an address where there is no memory.
+// guarded returns the error of f, or an error if f accesses an address without memory.
 func guarded(f func() error) error {
 	return hostmem.Guard(f, func(at mem.CPUAddr) error { return errIllegal("touch memory", mem.DevAddr(at), 1) })
 }
@@ -59,18 +62,18 @@ func (c crew) launch(k *kernel.Kernel, a *kernel.Args, ctas int) error {
 	return guarded(func() error { return k.Run(&c[0], a) })
 }
 
-// cut appends p to pieces, in such as are short enough.
+// cut appends p to pieces, in parts of at most pieceBytes.
 func cut(pieces []kernel.Piece, p kernel.Piece) []kernel.Piece {
 	for ; p.N > pieceBytes; p = (kernel.Piece{Dst: p.Dst + pieceBytes, Src: p.Src + pieceBytes, N: p.N - pieceBytes}) {
 		pieces = append(pieces, kernel.Piece{Dst: p.Dst, Src: p.Src, N: pieceBytes})
 	}
-	if p.N > 0 { // nothing is looked at for a piece of no bytes
+	if p.N > 0 { // an empty piece is not checked
 		pieces = append(pieces, p)
 	}
 	return pieces
 }
 
-// copy moves pieces of so many bytes in all.
+// copy copies the pieces, which have the given bytes in total.
 func (c crew) copy(pieces []kernel.Piece, bytes uint64) error {
 	return guarded(func() error {
 		return c.divide(uint64(len(pieces)), bytes, func(m *kernel.Machine, from, to uint64) error {
@@ -87,7 +90,7 @@ func (c crew) copy(pieces []kernel.Piece, bytes uint64) error {
 // fill sets n bytes to v.
 func (c crew) fill(at mem.DevAddr, n uint64, v byte) error {
 	return guarded(func() error {
-		const block = 32 << 10 // what stays in the CPU's cache
+		const block = 32 << 10 // fits in the CPU's cache
 		if n == 0 {
 			return nil
 		}

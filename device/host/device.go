@@ -16,13 +16,13 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Driver is the name of the driver, as device.Info has it.
+// Driver is the driver name in device.Info.
 const Driver = "host"
 
 // Device is the CPU and its memory. It implements device.Device.
 type Device struct {
 	info device.Info
-	dead chan struct{} // closed when the device is
+	dead chan struct{} // closed by Close
 	work sync.WaitGroup
 
 	mu        sync.Mutex
@@ -34,7 +34,8 @@ type Device struct {
 
 var _ device.Device = (*Device)(nil)
 
-// Open opens the device. Close it. It may be opened several times in a process: each has its own regions and queues.
+// Open opens the device; the caller closes it. A process may open it several times: each has its
+// own regions and queues.
 func Open() (*Device, error) {
 	var memory unix.Sysinfo_t
 	var kernel unix.Utsname
@@ -51,9 +52,9 @@ func Open() (*Device, error) {
 	}, nil
 }
 
-// cpuName returns the processor's product name, or where the kernel has none its architecture.
+// cpuName returns the processor's product name, or its architecture if the kernel reports no name.
 func cpuName() string {
-	text, _ := os.ReadFile("/proc/cpuinfo") // empty where it is not there
+	text, _ := os.ReadFile("/proc/cpuinfo") // empty if the file does not exist
 	for line := range strings.Lines(string(text)) {
 		if key, name, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == "model name" {
 			return strings.TrimSpace(name)
@@ -62,10 +63,11 @@ func cpuName() string {
 	return runtime.GOARCH + " CPU"
 }
 
-// Info describes the device. It has no copy engines: copies are the CPU's.
+// Info describes the device. It has no copy engines, because the CPU copies.
 func (d *Device) Info() device.Info { return d.info }
 
-// OpenQueue opens a queue: a *Queue, which is a BatchCopier and a Launcher too. Options change nothing.
+// OpenQueue opens a *Queue, which also implements device.BatchCopier and device.Launcher. The
+// options have no effect.
 func (d *Device) OpenQueue(device.QueueOptions) (device.Queue, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -79,7 +81,7 @@ func (d *Device) OpenQueue(device.QueueOptions) (device.Queue, error) {
 	return q, nil
 }
 
-// forget takes q off the open queues.
+// forget removes q from the open queues.
 func (d *Device) forget(q *Queue) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -89,8 +91,8 @@ func (d *Device) forget(q *Queue) {
 	}
 }
 
-// Close waits for the work that runs, ends what is enqueued behind it with ErrClosed, frees what was not freed, and reports open queues
-// and regions not freed.
+// Close waits for running work. Enqueued work fails with ErrClosed. Close frees all memory, and
+// returns an error for open queues and regions that were not freed.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	if d.closed {

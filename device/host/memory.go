@@ -14,14 +14,14 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// span is what is behind a region.
+// span is the memory of a region.
 type span struct {
 	bytes []byte
-	owned bool // mapped by the device, not by the caller of RegisterHost
+	owned bool // the device mapped it, not the caller of RegisterHost
 	kind  leak.Kind
 }
 
-// Alloc maps memory. Options change nothing.
+// Alloc maps memory. The options have no effect.
 func (d *Device) Alloc(bytes int64, _ device.AllocOptions) (*mem.Region, error) {
 	r, err := d.alloc(mem.KindDevice, leak.DeviceBytes, bytes)
 	if err != nil {
@@ -30,7 +30,7 @@ func (d *Device) Alloc(bytes int64, _ device.AllocOptions) (*mem.Region, error) 
 	return r, nil
 }
 
-// AllocHost maps memory that the CPU has a view of. It is zeroed, and not locked.
+// AllocHost maps zeroed memory with a CPU view. It is not page-locked.
 func (d *Device) AllocHost(bytes int64) (*mem.Region, error) {
 	r, err := d.alloc(mem.KindHostPinned, leak.PinnedBytes, bytes)
 	if err != nil {
@@ -55,8 +55,8 @@ func (d *Device) alloc(kind mem.Kind, counted leak.Kind, bytes int64) (*mem.Regi
 	return r, nil
 }
 
-// RegisterHost names b as pinned memory; it stays its caller's. Go heap memory is refused with ErrInvalid, and memory that overlaps other
-// pinned memory with ErrExists.
+// RegisterHost names b as pinned memory, which the caller still owns. It returns ErrInvalid for Go
+// heap memory, and ErrExists for memory that overlaps other pinned memory.
 func (d *Device) RegisterHost(b []byte) (*mem.Region, error) {
 	var err error
 	var r *mem.Region
@@ -74,7 +74,7 @@ func (d *Device) RegisterHost(b []byte) (*mem.Region, error) {
 	return r, nil
 }
 
-// enter makes the region of s and notes it.
+// enter makes the region of s and records it.
 func (d *Device) enter(kind mem.Kind, s span) (*mem.Region, error) {
 	at := hostmem.Addr(s.bytes)
 	spec := mem.RegionSpec{Kind: kind, Len: int64(len(s.bytes)), Dev: mem.DevAddr(at)}
@@ -100,7 +100,7 @@ func (d *Device) enter(kind mem.Kind, s span) (*mem.Region, error) {
 	return r, nil
 }
 
-// Free releases r. It waits for nothing.
+// Free releases r. It does not wait.
 func (d *Device) Free(r *mem.Region) error {
 	d.mu.Lock()
 	s, ok := d.spans[r]
@@ -115,7 +115,7 @@ func (d *Device) Free(r *mem.Region) error {
 	return nil
 }
 
-// release gives back what is behind r, which nobody finds any more.
+// release frees the memory of r, which is no longer registered.
 func (s span) release(r *mem.Region) error {
 	leak.Add(s.kind, -r.Len())
 	if !s.owned {
@@ -124,8 +124,8 @@ func (s span) release(r *mem.Region) error {
 	return hostmem.Free(s.bytes)
 }
 
-// check finds what is wrong with an extent that can be known before it is used. Memory of kind device need not be the device's own: the host
-// program's is named by its address.
+// check returns the errors of an extent that can be detected before its use. Memory of kind device
+// need not be allocated by the device: memory of the host program is named by its address.
 func (d *Device) check(e mem.Extent) error {
 	if err := e.Validate(); err != nil {
 		return err
@@ -140,15 +140,16 @@ func (d *Device) check(e mem.Extent) error {
 	return nil
 }
 
-// space is the process's addresses.
+// space is the process's address space.
 type space struct{}
 
 var _ kernel.Memory = space{}
 
-// lowest is below any address that the kernel maps memory at for a process: there no fault can be told from that of a nil pointer.
+// lowest is below every address that the kernel maps for a process. A fault below it would look
+// like a nil pointer.
 const lowest = 1 << 12
 
-// Bytes implements kernel.Memory. It looks at nothing that can only be seen by touching it.
+// Bytes implements kernel.Memory. It detects only errors that are visible without an access.
 func (space) Bytes(call string, addr mem.DevAddr, n uint64) ([]byte, error) {
 	const most = 1 << 56
 	if addr < lowest || addr > most || n > most {

@@ -16,18 +16,18 @@ import (
 type Queue struct {
 	dev  *Device
 	id   int
-	crew crew // of whoever runs the work, one at a time
+	crew crew // owned by the goroutine that runs the work
 
 	mu       sync.Mutex
-	ops      []op // that have not begun
-	spare    []op // of no use until the list is exchanged for it
+	ops      []op // not started
+	freeOps  []op // reused as the next ops
 	running  bool // a goroutine runs the work
 	err      error
-	reported bool // somebody has been told err
+	reported bool // a caller has received err
 	closed   bool
 }
 
-// op is one piece of work, or with an event the end of all before it.
+// op is one unit of work. With an event, it marks the end of all earlier work.
 type op struct {
 	name  string
 	run   func() error
@@ -77,7 +77,7 @@ func (q *Queue) CopyBatch(dst, src []mem.Extent) error {
 	return q.enqueue(op{name: "copy", run: func() error { return q.crew.copy(pieces, bytes) }})
 }
 
-// Fill enqueues setting every byte of dst to v.
+// Fill enqueues a fill of dst with the byte v.
 func (q *Queue) Fill(dst mem.Extent, v byte) error {
 	if err := q.dev.check(dst); err != nil {
 		return fmt.Errorf("enqueue fill on %s: %w", q, err)
@@ -106,7 +106,7 @@ func (q *Queue) Launch(k *device.Kernel) error {
 	return q.enqueue(op{name: k.Name, run: func() error { return q.crew.launch(named, &args, ctas) }})
 }
 
-// Record returns an event. A broken queue gives events too: they carry its error.
+// Record returns an event. It also works on a broken queue: the event then has the queue's error.
 func (q *Queue) Record() (device.Event, error) {
 	e := newEvent(q)
 	if err := q.enqueue(op{name: "record event", event: e}); err != nil {
@@ -116,8 +116,8 @@ func (q *Queue) Record() (device.Event, error) {
 	return e, nil
 }
 
-// Wait makes later work wait for e, of any queue of any host device. If the work that e stands for failed, this queue fails too: what comes
-// after would use bytes that never came.
+// Wait makes later work wait for e, of any queue of any host device. If e's work failed, this queue
+// fails too, because later work would use bytes that never arrived.
 func (q *Queue) Wait(e device.Event) error {
 	ev, ok := e.(*Event)
 	if !ok || ev == nil {
@@ -130,7 +130,7 @@ func (q *Queue) Wait(e device.Event) error {
 			return errClosed()
 		}
 		if err := ev.verdict(); err != nil {
-			return fmt.Errorf("what it waited for failed: %w", err)
+			return fmt.Errorf("the work of the event failed: %w", err)
 		}
 		return nil
 	}})
@@ -154,19 +154,19 @@ func (q *Queue) Close(ctx context.Context) error {
 	}
 	q.mu.Lock()
 	q.closed = true
-	untold := q.err
+	unreportedErr := q.err
 	if q.reported {
-		untold = nil
+		unreportedErr = nil
 	}
 	q.mu.Unlock()
 	q.dev.forget(q)
-	if untold != nil {
-		return fmt.Errorf("close %s: it failed and nobody was told: %w", q, untold)
+	if unreportedErr != nil {
+		return fmt.Errorf("close %s: unreported failure: %w", q, unreportedErr)
 	}
 	return nil
 }
 
-// enqueue adds o, unless the queue is closed, or is broken and o is work.
+// enqueue adds o. It fails if the queue is closed, or if the queue is broken and o is work.
 func (q *Queue) enqueue(o op) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -181,7 +181,7 @@ func (q *Queue) enqueue(o op) error {
 	return nil
 }
 
-// push appends o, and starts the goroutine that runs it unless there is one. The caller holds mu.
+// push appends o, and starts the goroutine that runs it if none is running. The caller holds mu.
 func (q *Queue) push(o op) {
 	q.ops = append(q.ops, o)
 	if !q.running {
@@ -190,13 +190,13 @@ func (q *Queue) push(o op) {
 	}
 }
 
-// drain runs what is enqueued until there is nothing more.
+// drain runs enqueued work until there is none left.
 func (q *Queue) drain() {
 	for {
 		q.mu.Lock()
 		batch := q.ops
 		q.running = len(batch) > 0
-		q.ops, q.spare = q.spare[:0], batch
+		q.ops, q.freeOps = q.freeOps[:0], batch
 		q.mu.Unlock()
 		if len(batch) == 0 {
 			return
@@ -223,7 +223,7 @@ func (q *Queue) do(o *op) {
 	}
 }
 
-// fail breaks the queue, unless it is broken already.
+// fail breaks the queue unless it is already broken.
 func (q *Queue) fail(err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -232,7 +232,7 @@ func (q *Queue) fail(err error) {
 	}
 }
 
-// abandon ends the queue of a closing device: what has not begun fails.
+// abandon ends the queue of a closing device. Work that has not started fails.
 func (q *Queue) abandon() {
 	q.fail(errClosed())
 	q.mu.Lock()
@@ -253,7 +253,8 @@ func newEvent(q *Queue) *Event {
 	return &Event{queue: q, done: make(chan struct{})}
 }
 
-// Done reports whether the work is done. Failed work is done: it touches nothing any more.
+// Done reports whether the work has completed. Failed work counts as completed: it no longer
+// accesses memory.
 func (e *Event) Done() (bool, error) {
 	select {
 	case <-e.done:
@@ -263,7 +264,8 @@ func (e *Event) Done() (bool, error) {
 	}
 }
 
-// Wait waits until the work is done and returns its error, or until ctx ends and returns the context's cause.
+// Wait waits until the work has completed and returns its error. If ctx ends first, Wait returns
+// the context's cause.
 func (e *Event) Wait(ctx context.Context) error {
 	if done, err := e.Done(); done {
 		return err
@@ -276,7 +278,7 @@ func (e *Event) Wait(ctx context.Context) error {
 	}
 }
 
-// verdict returns the error of an event that is done, to somebody who will act on it.
+// verdict returns the error of a completed event, and marks the queue's failure as reported.
 func (e *Event) verdict() error {
 	if e.err != nil {
 		e.queue.mu.Lock()
@@ -286,5 +288,5 @@ func (e *Event) verdict() error {
 	return e.err
 }
 
-// Close gives the event back. A queue that waits for it goes on waiting.
+// Close releases the event. A queue that waits for it keeps waiting.
 func (e *Event) Close() { e.once.Do(func() { leak.Add(leak.Events, -1) }) }

@@ -12,46 +12,49 @@ import (
 )
 
 const (
-	// MaxWords is how many words a pool may have.
+	// MaxWords is the largest number of words of a pool.
 	MaxWords = 1 << 20
-	// lineBytes is how far words are apart: the CPU writes one while the GPU polls or writes its neighbour.
+	// lineBytes is the distance between words. The CPU writes one word while the GPU polls or
+	// writes the next.
 	lineBytes = 64
 )
 
-// word is a place in pinned memory, of one signal at a time.
+// word is a location in pinned memory. One signal owns it at a time.
 type word struct {
 	at    mem.Extent
-	come  mem.Extent // a word that streams write: what they have come to wait for
-	value uint64     // that it holds while no signal has it
+	come  mem.Extent // written by streams: the value that they have reached a wait for
+	value uint64     // value while no signal owns the word
 }
 
-// Pool is words on which streams of the host program wait.
+// Pool is a set of words that streams of the host program wait for.
 type Pool struct {
 	dev    device.Device
-	limit  int         // of streams that wait
-	region *mem.Region // nil once it is freed; of whoever closes
-	words  chan *word  // those that no signal has
+	limit  int         // of waiting streams
+	region *mem.Region // nil once it is freed; guarded by closer
+	words  chan *word  // words that no signal owns
 	down   chan struct{}
 	closer chan struct{} // token: one Close at a time
 
 	mu      sync.Mutex
 	closed  bool
-	holding sync.WaitGroup // calls of Hold that passed closed
+	holding sync.WaitGroup // calls of Hold that began before closed was set
 	out     map[*Signal]struct{}
 	streams map[device.HostStream]*passage
 }
 
-// passage is what a stream was told to wait for.
+// passage is the state of a stream's waits.
 type passage struct {
-	holders int // calls of Hold that have it; of the pool's mu
+	holders int // calls of Hold that use it; guarded by Pool.mu
 
-	mu   sync.Mutex   // held while the stream is told, so that last is the last one's
-	last device.Event // done when the stream has passed all of it; nil: it was told nothing
-	lost error        // why no event tells that
+	// held while operations are enqueued on the stream, so that last follows all of them
+	mu   sync.Mutex
+	last device.Event // done when the stream has passed all waits; nil if it has none
+	lost error        // why no event follows the waits
 }
 
-// Open pins a pool of so many words: as many signals can be out at a time. The pool does not own dev, which must outlive it.
-// ErrNotSupported where dev is no device.StreamAdopter. It blocks while the driver pins memory.
+// Open pins a pool of words. The number of words limits the number of signals in use. The pool does
+// not own dev, which must outlive it. Open returns ErrNotSupported if dev is not a
+// device.StreamAdopter. It blocks while the driver pins memory.
 func Open(dev device.Device, words int) (*Pool, error) {
 	if words <= 0 || words > MaxWords {
 		return nil, fmt.Errorf("open pool of signals: %d words are not 1 to %d: %w", words, MaxWords, errdefs.ErrInvalid)
@@ -77,8 +80,9 @@ func Open(dev device.Device, words int) (*Pool, error) {
 	return p, nil
 }
 
-// Take returns a signal of so many steps, one for a load that is waited for as a whole. It waits until a word is free, and no
-// longer than ctx; ErrClosed once the pool is closed. Whoever takes a signal sets it.
+// Take returns a signal with that number of steps; a load that is awaited as a whole has one. It
+// waits until a word is free or ctx ends. It returns ErrClosed once the pool is closed. The caller
+// must call Set on the signal.
 func (p *Pool) Take(ctx context.Context, steps int) (*Signal, error) {
 	if steps <= 0 {
 		return nil, fmt.Errorf("take signal of %d steps: %w", steps, errdefs.ErrInvalid)
@@ -110,8 +114,8 @@ func (p *Pool) take(w *word, steps int) (*Signal, error) {
 	return s, nil
 }
 
-// giveBack takes the word of a signal that was set.
-func (p *Pool) giveBack(s *Signal) {
+// recycle returns the word of a finished signal to the pool.
+func (p *Pool) recycle(s *Signal) {
 	p.mu.Lock()
 	delete(p.out, s)
 	p.mu.Unlock()
@@ -119,7 +123,8 @@ func (p *Pool) giveBack(s *Signal) {
 	p.words <- s.word
 }
 
-// passage returns what st was told, for Hold, which must call leave. It forgets streams that have passed all.
+// passage returns the state of st for Hold, which must call leave. It forgets streams that have
+// passed all their waits.
 func (p *Pool) passage(st device.HostStream) (*passage, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -152,7 +157,7 @@ func (p *Pool) leave(w *passage) {
 	p.holding.Done()
 }
 
-// passed reports whether a stream that nobody is telling has passed all that it waited for, and then gives its event back.
+// passed reports whether an unused stream has passed all its waits, and then closes its event.
 func (w *passage) passed() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -167,9 +172,10 @@ func (w *passage) passed() bool {
 	return done
 }
 
-// Close has every signal that is out end with ErrClosed, waits until no stream can look at the words any more, and unpins them.
-// If ctx ends first, or the device fails so that nobody knows, the words stay pinned, and Close may be called again. Work of
-// the program that was enqueued before a stream's last wait holds it up. A second Close after success returns nil.
+// Close ends every signal in use with ErrClosed, waits until no stream can access the words, and
+// unpins them. If ctx ends first, or the device fails so that the streams' progress is unknown, the
+// words stay pinned and Close may be called again. Work of the program enqueued before a stream's
+// last wait delays Close. A second Close after success returns nil.
 func (p *Pool) Close(ctx context.Context) error {
 	p.mu.Lock()
 	if !p.closed {
@@ -193,7 +199,7 @@ func (p *Pool) Close(ctx context.Context) error {
 	if p.region == nil {
 		return nil
 	}
-	if err := p.settle(ctx); err != nil {
+	if err := p.waitPassed(ctx); err != nil {
 		return fmt.Errorf("close pool of signals: %w", err)
 	}
 	if err := p.dev.Free(p.region); err != nil {
@@ -203,18 +209,18 @@ func (p *Pool) Close(ctx context.Context) error {
 	return nil
 }
 
-// settle waits until streams have passed all waits. Nobody tells them to wait any more.
-func (p *Pool) settle(ctx context.Context) error {
-	told := make(chan struct{})
-	go func() { p.holding.Wait(); close(told) }()
+// waitPassed waits until streams have passed all waits. No more waits are enqueued.
+func (p *Pool) waitPassed(ctx context.Context) error {
+	finished := make(chan struct{})
+	go func() { p.holding.Wait(); close(finished) }()
 	select {
-	case <-told:
+	case <-finished:
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
 	var errs []error
 	for st, w := range p.streams {
-		if err := w.settle(ctx); err != nil {
+		if err := w.waitPassed(ctx); err != nil {
 			errs = append(errs, err)
 			continue
 		}
@@ -223,18 +229,18 @@ func (p *Pool) settle(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-func (w *passage) settle(ctx context.Context) error {
+func (w *passage) waitPassed(ctx context.Context) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.lost != nil {
-		return fmt.Errorf("nobody knows when a stream has passed its wait: %w", w.lost)
+		return fmt.Errorf("unknown whether a stream has passed its wait: %w", w.lost)
 	}
 	if w.last == nil {
 		return nil
 	}
 	err := w.last.Wait(ctx)
 	if done, _ := w.last.Done(); !done {
-		return err // work that failed and is done touches nothing any more
+		return err // failed work that is done no longer accesses memory
 	}
 	w.last.Close()
 	w.last = nil

@@ -10,10 +10,11 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 )
 
-// wordBytes is the size of what a stream waits for.
+// wordBytes is the size of a word that a stream waits for.
 const wordBytes = 8
 
-// Signal counts the steps of a load. Streams that wait for one of them go on when it was reached, or when the signal is set.
+// Signal counts the steps of a load. A stream that waits for a step continues when that step is
+// reached, or when Set is called.
 type Signal struct {
 	pool  *Pool
 	word  *word // the signal's until it is set
@@ -26,10 +27,11 @@ type Signal struct {
 	err     error
 }
 
-// Hold makes what the program enqueues on st from now on wait until so many steps are reached, from 1 on. What was reached
-// already is not waited for. ErrBusy, before the stream waits, while as many wait as device.StreamAdopter.WaitLimit allows. After
-// another error the stream may wait all the same, and goes on when the signal is set. ErrClosed
-// once the pool is closed; ErrInvalid for a step that there is not; else what device.HostStream says.
+// Hold makes later work of the program on st wait until that step is reached, counted from 1. It
+// does nothing if the step is already reached. It returns ErrBusy, without a wait, while as many
+// streams wait as device.StreamAdopter.WaitLimit allows. It returns ErrClosed once the pool is
+// closed, ErrInvalid for a step out of range, and otherwise errors of device.HostStream. After such
+// an error the stream may wait nevertheless, and continues when Set is called.
 func (s *Signal) Hold(st device.HostStream, step int) error {
 	if step <= 0 || step > s.steps {
 		return fmt.Errorf("hold stream: step %d of %d: %w", step, s.steps, errdefs.ErrInvalid)
@@ -44,18 +46,19 @@ func (s *Signal) Hold(st device.HostStream, step int) error {
 	defer s.pool.leave(w)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if err := w.tell(st, s, step); err != nil {
+	if err := w.enqueue(st, s, step); err != nil {
 		return fmt.Errorf("hold stream: %w", err)
 	}
 	return nil
 }
 
-// tell makes the stream say that it has come to its wait, and wait, and records the event that says when it has waited. As the record may be
-// what failed, it gets a second chance. What failed may still have been enqueued, so it is followed by an event too.
-func (w *passage) tell(st device.HostStream, s *Signal, step int) error {
+// enqueue enqueues on the stream a report that it has reached its wait, the wait, and an event
+// after it. Failed operations may still have been enqueued, so the event follows them too. If
+// recording the event fails, enqueue tries once more.
+func (w *passage) enqueue(st device.HostStream, s *Signal, step int) error {
 	err := st.WriteValue(s.word.come, s.base+uint64(step))
 	if errors.Is(err, errdefs.ErrNotSupported) || errors.Is(err, errdefs.ErrInvalid) {
-		return err // before anything was enqueued
+		return err // nothing was enqueued
 	}
 	if err == nil {
 		err = st.WaitValue(s.word.at, s.base+uint64(step))
@@ -70,12 +73,12 @@ func (w *passage) tell(st device.HostStream, s *Signal, step int) error {
 	if w.last != nil {
 		w.last.Close()
 	}
-	w.last, w.lost = e, nil // it comes after all before
+	w.last, w.lost = e, nil // it follows all earlier waits
 	return err
 }
 
-// Advance says that the first so many steps have come and are verified. Fewer than before change nothing, and after Set
-// nothing does. It does not block.
+// Advance reports that the first steps, of that number, have arrived and are verified. A smaller
+// number than before has no effect, nor has any call after Set. It does not block.
 func (s *Signal) Advance(steps int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -86,15 +89,16 @@ func (s *Signal) Advance(steps int) {
 	s.store(steps)
 }
 
-// Set ends the signal: err is why the steps that were not reached did not come, or nil where all have. All streams that wait
-// for it go on. The first call counts. It does not block.
+// Set ends the signal. err is the reason why the remaining steps did not arrive, or nil if all did.
+// All streams that wait for the signal continue. Only the first call has an effect. It does not
+// block.
 func (s *Signal) Set(err error) {
 	if s.end(err) {
-		s.pool.giveBack(s)
+		s.pool.recycle(s)
 	}
 }
 
-// end reports whether it was the first.
+// end reports whether it was the first call.
 func (s *Signal) end(err error) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,28 +113,31 @@ func (s *Signal) end(err error) bool {
 	return true
 }
 
-// store lets streams go on that wait for so many steps. The verdict on them is there already for those that lock s.
+// store releases the streams that wait for that number of steps. The caller holds mu, so Verdict
+// already reports them.
 func (s *Signal) store(steps int) {
 	hostmem.StoreUint64(s.word.at.Bytes(), s.base+uint64(steps))
 }
 
-// Wanted returns how many steps a stream has come to wait for, as the last that came to a wait says: it has done what was enqueued before
-// that. Zero: none that is known. It does not block.
+// Wanted returns the step that a stream has reached a wait for, as last reported by a stream. That
+// stream has completed its work enqueued before the wait. Zero means that no such step is known. It
+// does not block.
 func (s *Signal) Wanted() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.set { // the word is another's
+	if s.set { // the word belongs to another signal
 		return 0
 	}
 	n := hostmem.LoadUint64(s.word.come.Bytes()) - s.base
-	if n > uint64(s.steps) { // a stream that has come late to a wait for a signal before
+	if n > uint64(s.steps) { // a stream was late to reach a wait for an earlier signal
 		return 0
 	}
 	return int(n)
 }
 
-// Verdict reports whether streams that wait for so many steps go on, and why what these bring must not be used, or nil: it was
-// reached. Once a stream has passed its wait, known is true. It does not block.
+// Verdict reports whether streams that wait for that step continue. err is the reason why the bytes
+// of the step must not be used, or nil if the step was reached. Once a stream has passed its wait,
+// known is true. It does not block.
 func (s *Signal) Verdict(step int) (known bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

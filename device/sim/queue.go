@@ -212,16 +212,16 @@ func (q *Queue) Close(ctx context.Context) error {
 	}
 	q.mu.Lock()
 	q.closed = true
-	untold := q.err
+	unreportedErr := q.err
 	if q.reported {
-		untold = nil
+		unreportedErr = nil
 	}
 	q.mu.Unlock()
 	if q.dev.forget(q) {
 		q.stop()
 	}
-	if untold != nil {
-		return fmt.Errorf("close %s: it failed and nobody was told: %w", q, untold)
+	if unreportedErr != nil {
+		return fmt.Errorf("close %s: unreported failure: %w", q, unreportedErr)
 	}
 	return nil
 }

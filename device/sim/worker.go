@@ -142,15 +142,15 @@ func (x *executor) carryOut(o *op) error {
 		if partial {
 			o.args[o.kernel.Count] /= 2
 		}
-		x.machine.CTAs, x.machine.Untold = o.ctas, o.hit
+		x.machine.CTAs, x.machine.Silent = o.ctas, o.hit
 		err = o.kernel.Run(&x.machine, &o.args)
 	case opRecord, opWait, opGate, opStore, opFile:
 	}
 	if err == nil && o.hit && o.fault.Action == fault.Corrupt {
 		err = x.corrupt(o)
 	}
-	if err == nil && o.hit && o.kind == opLaunch && o.kernel.Tell != nil {
-		err = o.kernel.Tell(&x.machine, &o.args)
+	if err == nil && o.hit && o.kind == opLaunch && o.kernel.Notify != nil {
+		err = o.kernel.Notify(&x.machine, &o.args)
 	}
 	if err == nil && partial {
 		err = errInjected(o.name(), &o.fault)
@@ -269,7 +269,7 @@ func (q *Queue) await(e *Event) error {
 		q.exec.at = e.at
 	}
 	if err := e.verdict(); err != nil {
-		return fmt.Errorf("what it waited for failed: %w", err)
+		return fmt.Errorf("the work of the event failed: %w", err)
 	}
 	return nil
 }

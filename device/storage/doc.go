@@ -1,15 +1,16 @@
-// Package storage is what implementations of device.Storage have in common, whatever library moves the bytes: the life of
-// files, and of transfers on queues with the words that belong to them. An implementation brings a Driver.
+// Package storage is the common part of implementations of device.Storage: the lifetime of files,
+// and of queued transfers with their words. An implementation provides a Driver for its library.
 //
 // # The words of a transfer
 //
-// A library reads size and offsets of a queued transfer when its turn has come, and writes how much it moved when it is done.
-// These four words are a block of pinned memory out of a pool. A block goes back only when the event that was recorded behind
-// its transfer is done, whoever has closed what by then. Where that cannot be known any more, because the queue is broken, the
-// block is not used again, and the file stays registered.
+// A library reads size and offsets of a queued transfer when the queue runs it, and writes the
+// number of moved bytes when it is done. These four words are a block of pinned memory from a pool.
+// A block returns to the pool only when the event recorded after its transfer is done, even if the
+// transfer was closed earlier. If the queue is broken, this is never known. The block is then not
+// reused, and the file stays registered.
 //
 // # Concurrency
 //
-// Everything is safe for concurrent use, but for device.Transfer's Close, and that a queue has one user at a time. No lock is
-// held while a Driver moves bytes.
+// Everything is safe for concurrent use, except that device.Transfer's Close is not, and a queue
+// has one user at a time. No lock is held while a Driver moves bytes.
 package storage

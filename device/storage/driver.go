@@ -8,37 +8,38 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Driver is a library that moves bytes between files and device memory. Its methods are safe for concurrent use and check
-// nothing that this package does: that a buffer is registered once, and that nothing is used after it was let go of.
+// Driver is a library that moves bytes between files and device memory. Its methods are safe for
+// concurrent use. This package makes sure that a buffer is registered once and that nothing is used
+// after its release, so a Driver need not check it.
 type Driver interface {
-	// Register makes the file behind fd known. What it returns may be an Enqueuer.
+	// Register registers the file behind fd. The returned File may be an Enqueuer.
 	Register(fd int) (File, error)
 	RegisterBuffer(r *mem.Region) error
 	UnregisterBuffer(r *mem.Region) error
-	// Close lets go of the library, when there are no files left.
+	// Close releases the library when no files are left.
 	Close() error
 }
 
 // File is a registered file.
 type File interface {
 	Mode() device.StorageMode
-	// Move reads or writes e at byte off of the file and answers how many bytes it moved.
+	// Move reads or writes e at byte off of the file and returns the number of moved bytes.
 	Move(d Direction, e mem.Extent, off int64) (int64, error)
-	// Deregister lets go of the file, which nothing uses.
+	// Deregister releases the file, which is no longer in use.
 	Deregister()
 }
 
-// Enqueuer is a File whose transfers queues run.
+// Enqueuer is a File with transfers that queues run.
 type Enqueuer interface {
 	File
-	// Enqueue enqueues a transfer between the file and e, as w says. What it enqueued in spite of an error does no harm: w stays
-	// until the queue is past it.
+	// Enqueue enqueues a transfer between the file and e with the words w. It may enqueue something
+	// and return an error, because w stays valid until the queue has passed it.
 	Enqueue(q device.Queue, d Direction, e mem.Extent, w Words) error
-	// Outcome says what came of the transfer, once the queue is past it.
+	// Outcome returns the result of the transfer, once the queue has passed it.
 	Outcome(d Direction, e mem.Extent, w Words) (int64, error)
 }
 
-// Direction is the way of a transfer.
+// Direction is the direction of a transfer.
 type Direction uint8
 
 // The directions.
@@ -47,7 +48,7 @@ const (
 	Write                  // from the device to the file
 )
 
-// String says what is done to the file.
+// String returns the verb for the file.
 func (d Direction) String() string {
 	if d == Write {
 		return "write"
@@ -55,21 +56,25 @@ func (d Direction) String() string {
 	return "read"
 }
 
-// The words of a transfer, by their offset in bytes: three that it reads when its turn has come, and one that it writes.
+// The words of a transfer, by their offset in bytes. The library reads three of them when the queue
+// runs the transfer, and writes one.
 const (
-	WordSize         = 0  // how many bytes to move
-	WordFileOffset   = 8  // where in the file
-	WordBufferOffset = 16 // where behind the extent's begin: always 0, as libcufile 1.15 fails where it is not (EIO, compatibility mode)
-	WordMoved        = 24 // how many bytes were moved, or a negative number of the library's
+	WordSize       = 0 // number of bytes to move
+	WordFileOffset = 8 // offset in the file
+	// WordBufferOffset is the offset in the extent. It is always 0, because libcufile 1.15 fails
+	// otherwise (EIO, compatibility mode).
+	WordBufferOffset = 16
+	WordMoved        = 24 // number of moved bytes, or a negative code of the library
 )
 
-// Unsaid is what WordMoved holds until the library writes it.
-const Unsaid = math.MinInt64
+// Unset is the value of WordMoved until the library writes it.
+const Unset = math.MinInt64
 
 // Words are the words of a transfer: WordsBytes of pinned memory.
 type Words struct{ mem.Extent }
 
-// WordsBytes is how much of the pinned memory a transfer has: a line of the CPU's cache, so that no two share one.
+// WordsBytes is the pinned memory of a transfer. It is a line of the CPU's cache, so that no two
+// transfers share a line.
 const WordsBytes = 64
 
 // Load returns the word at that offset.

@@ -19,13 +19,13 @@ type file struct {
 	mu      sync.Mutex
 	closing bool
 	gone    bool
-	calls   int                    // under way
-	live    map[*transfer]struct{} // not known to be over
-	left    []*transfer            // of those, what nobody holds any more
-	changed chan struct{}          // closed and replaced when a call ends or a transfer is over
+	calls   int                    // in progress
+	live    map[*transfer]struct{} // not known to be finished
+	left    []*transfer            // those of live that no caller uses
+	changed chan struct{}          // closed and replaced when a call ends or a transfer finishes
 }
 
-// enqueuer is a file whose library has asynchronous transfers.
+// enqueuer is a file of a library with asynchronous transfers.
 type enqueuer struct{ *file }
 
 var (
@@ -62,10 +62,10 @@ func (f *file) carry(d Direction, e mem.Extent, off int64) (int64, error) {
 	return checked(n, e.Len, err)
 }
 
-// checked refuses counts that cannot be.
+// checked returns an error for impossible counts.
 func checked(n, asked int64, err error) (int64, error) {
 	if err == nil && (n < 0 || n > asked) {
-		return 0, fmt.Errorf("%d bytes of %d are said to be moved: %w", n, asked, errdefs.ErrBroken)
+		return 0, fmt.Errorf("the library reports %d of %d bytes as moved: %w", n, asked, errdefs.ErrBroken)
 	}
 	return n, err
 }
@@ -104,7 +104,7 @@ func (f *file) end() {
 	f.changed = make(chan struct{})
 }
 
-// idle reports whether nothing uses the file, as far as can be known now.
+// idle reports whether the file is known to be unused.
 func (f *file) idle() bool {
 	f.reap()
 	f.mu.Lock()
@@ -112,7 +112,7 @@ func (f *file) idle() bool {
 	return f.calls == 0 && len(f.live) == 0
 }
 
-// reap looks which transfers are over whose owners do not ask any more.
+// reap finishes completed transfers, for owners that no longer poll them.
 func (f *file) reap() {
 	f.mu.Lock()
 	list := make([]*transfer, 0, len(f.live))
@@ -122,7 +122,7 @@ func (f *file) reap() {
 	f.mu.Unlock()
 	for _, t := range list {
 		if t.hold() {
-			_, _, _ = t.Done() // its owner, if there still is one, asks himself
+			_, _, _ = t.Done() // an owner that still exists gets the result from its own call
 			t.drop()
 		}
 	}
@@ -141,7 +141,7 @@ func (f *file) Close(ctx context.Context) error {
 			over := t.isOver()
 			t.drop()
 			if over {
-				err = nil // how it ended its owner is told
+				err = nil // the owner gets the transfer's error
 			}
 		} else {
 			select {
@@ -156,7 +156,8 @@ func (f *file) Close(ctx context.Context) error {
 	}
 }
 
-// step closes the file if nothing uses it, or says what to wait for: a transfer, held, or the end of a call.
+// step closes the file if it is unused. Otherwise it returns an object to wait for: a transfer,
+// held, or the end of a call.
 func (f *file) step() (t *transfer, changed <-chan struct{}, done bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -173,14 +174,14 @@ func (f *file) step() (t *transfer, changed <-chan struct{}, done bool) {
 		}
 	}
 	if len(f.live) > 0 {
-		return nil, f.changed, false // the last of them is just ending
+		return nil, f.changed, false // the last of them is about to finish
 	}
 	f.deregister()
 	f.s.forget(f)
 	return nil, nil, true
 }
 
-// deregister lets go of the file. The caller holds mu.
+// deregister releases the file. The caller holds mu.
 func (f *file) deregister() {
 	f.gone = true
 	f.drv.Deregister()
@@ -193,7 +194,7 @@ func (s *Storage) forget(f *file) {
 	delete(s.files, f)
 }
 
-// abandon is the end of a file that its owner did not close.
+// abandon closes a file that its owner did not close.
 func (f *file) abandon() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

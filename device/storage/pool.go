@@ -8,7 +8,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// pool is the blocks of words that are not in use, and the memory of all.
+// pool holds the free blocks of words, and the memory of all blocks.
 type pool struct {
 	dev device.Device
 
@@ -17,10 +17,10 @@ type pool struct {
 	free  []Words
 }
 
-// slabBlocks is how many blocks are made at a time: a page of them.
+// slabBlocks is the number of blocks that are allocated at a time: one page.
 const slabBlocks = 4096 / WordsBytes
 
-// grow makes n blocks more, or some more than that.
+// grow allocates at least n blocks.
 func (p *pool) grow(n int) error {
 	n = (n + slabBlocks - 1) / slabBlocks * slabBlocks
 	r, err := p.dev.AllocHost(int64(n) * WordsBytes)
@@ -65,7 +65,7 @@ func (p *pool) put(w Words) {
 	p.free = append(p.free, w)
 }
 
-// close frees the memory. Nothing uses a block.
+// close frees the memory. No block is in use.
 func (p *pool) close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

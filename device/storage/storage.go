@@ -11,7 +11,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// DefaultTransfers is how many transfers on queues are made ahead where nobody says.
+// DefaultTransfers is the default number of queued transfers that memory is allocated for in
+// advance.
 const DefaultTransfers = 64
 
 // Storage implements device.Storage on a Driver.
@@ -24,14 +25,15 @@ type Storage struct {
 	mu      sync.Mutex
 	closing bool
 	closed  bool
-	calls   int // Register, RegisterBuffer, UnregisterBuffer under way
+	calls   int // Register, RegisterBuffer, UnregisterBuffer in progress
 	files   map[*file]struct{}
-	buffers map[*mem.Region]bool // whether the driver has it already, or still
+	buffers map[*mem.Region]bool // false while the driver registers or unregisters the buffer
 }
 
 var _ device.Storage = (*Storage)(nil)
 
-// New returns a storage of dev. gone, if it is not nil, is called when it is closed. On an error drv is the caller's to close.
+// New returns a storage of dev. Closing the storage calls gone, unless it is nil. If New fails, the
+// caller closes drv.
 func New(dev device.Device, drv Driver, o device.StorageOptions, gone func()) (*Storage, error) {
 	s := &Storage{
 		drv: drv, index: dev.Info().Index, words: pool{dev: dev}, gone: gone,
@@ -51,7 +53,7 @@ func New(dev device.Device, drv Driver, o device.StorageOptions, gone func()) (*
 	return s, nil
 }
 
-// begin and end surround calls that Close must not overtake.
+// begin and end surround calls that must finish before Close proceeds.
 func (s *Storage) begin() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -145,7 +147,7 @@ func (s *Storage) UnregisterBuffer(r *mem.Region) error {
 	return nil
 }
 
-// mine reports why r is no memory of the device.
+// mine returns an error if r is not memory of the device.
 func (s *Storage) mine(r *mem.Region) error {
 	switch {
 	case r == nil:
@@ -159,8 +161,8 @@ func (s *Storage) mine(r *mem.Region) error {
 // Close implements device.Storage.
 func (s *Storage) Close() error { return s.shut(true) }
 
-// Abandon is Close for a device that is closing: no transfer runs any more, and the device frees the words with the rest of
-// its memory. It reports that the storage was open.
+// Abandon is Close for a closing device: no transfer is running, and the device frees the words
+// with its other memory. Its error reports that the storage was open.
 func (s *Storage) Abandon() error {
 	err := s.shut(false)
 	return errors.Join(fmt.Errorf("the storage of device %d was still open: %w", s.index, errdefs.ErrBusy), err)

@@ -10,8 +10,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// transfer is a read or write that a queue runs. It is in its file's live until it is over, so that it is there, and its words
-// with it, whoever still knows it.
+// transfer is a read or write that a queue runs. It stays in its file's live until it is finished,
+// which keeps its words valid even if the owner has closed it.
 type transfer struct {
 	f   *file
 	drv Enqueuer
@@ -19,16 +19,17 @@ type transfer struct {
 	mem mem.Extent
 	off int64
 	w   Words
-	// event is behind the transfer; nil where none could be recorded: lost says why, and the transfer is never known to be over.
+	// event follows the transfer. It is nil if none could be recorded; lost then has the reason,
+	// and the transfer never finishes.
 	event device.Event
 	lost  error
 
 	mu    sync.Mutex
-	gone  bool // its owner has closed it
-	refs  int  // of its owner, until Close, and of calls that use the event
+	gone  bool // the owner has closed it
+	refs  int  // one for the owner, until Close, and one for each call that uses the event
 	over  bool
 	moved int64
-	err   error // with over
+	err   error // valid once over is set
 }
 
 // EnqueueRead implements device.StorageEnqueuer.
@@ -66,16 +67,16 @@ func (f *enqueuer) start(d Direction, q device.Queue, e mem.Extent, off int64) (
 	w.Store(WordSize, e.Len)
 	w.Store(WordFileOffset, off)
 	w.Store(WordBufferOffset, 0)
-	w.Store(WordMoved, Unsaid)
+	w.Store(WordMoved, Unset)
 	t := &transfer{f: f.file, drv: drv, dir: d, mem: e, off: off, w: w, refs: 1}
 	if e.Len == 0 {
-		w.Store(WordMoved, 0) // libraries differ in what they say to that
+		w.Store(WordMoved, 0) // libraries differ for empty transfers
 	} else {
 		err = drv.Enqueue(q, d, e, w)
 	}
 	event, lost := q.Record()
 	if lost != nil {
-		t.lost = fmt.Errorf("nobody can know when it is over, as no event was recorded behind it: %w: %w", errdefs.ErrBroken, lost)
+		t.lost = fmt.Errorf("the end of the transfer is unknown, because no event was recorded after it: %w: %w", errdefs.ErrBroken, lost)
 	} else {
 		t.event = event
 	}
@@ -83,13 +84,14 @@ func (f *enqueuer) start(d Direction, q device.Queue, e mem.Extent, off int64) (
 	f.live[t] = struct{}{}
 	f.mu.Unlock()
 	if err != nil {
-		t.Close() // the words stay until the queue is past what there may be
+		// the words stay until the queue has passed a transfer that may have been enqueued
+		t.Close()
 		return nil, err
 	}
 	return t, nil
 }
 
-// reapLeft gives back the words of transfers that were closed before they were over and are over now.
+// reapLeft releases the words of transfers that were closed first and are finished now.
 func (f *file) reapLeft() {
 	f.mu.Lock()
 	left := f.left
@@ -97,13 +99,13 @@ func (f *file) reapLeft() {
 	f.mu.Unlock()
 	for _, t := range left {
 		if t.hold() {
-			_, _, _ = t.Done() // nobody asks any more
+			_, _, _ = t.Done() // the result has no reader
 			t.drop()
 		}
 	}
 }
 
-// hold keeps the event until drop, unless the transfer is over.
+// hold keeps the event until drop. It returns false if the transfer is finished.
 func (t *transfer) hold() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -114,8 +116,8 @@ func (t *transfer) hold() bool {
 	return true
 }
 
-// drop undoes hold, or ends what the owner has. The last one closes the event of a transfer that is over, and leaves one that
-// is not to the file.
+// drop undoes hold, or releases the owner's reference. The last drop closes the event of a finished
+// transfer. It adds an unfinished transfer to the file's left.
 func (t *transfer) drop() {
 	t.mu.Lock()
 	t.refs--
@@ -150,7 +152,7 @@ func (t *transfer) Done() (moved int64, done bool, err error) {
 	if !done {
 		return 0, false, err
 	}
-	t.settle(err)
+	t.finish(err)
 	return t.verdict()
 }
 
@@ -162,29 +164,30 @@ func (t *transfer) Wait(ctx context.Context) (moved int64, err error) {
 			return 0, t.lost
 		}
 		if err := t.event.Wait(ctx); err != nil {
-			// The context ended, or the queue is broken: whether the transfer is over the event still says.
+			// The context ended, or the queue is broken. The event still reports whether the
+			// transfer is done.
 			done, failed := t.event.Done()
 			if !done {
 				return 0, err
 			}
-			t.settle(failed)
+			t.finish(failed)
 		} else {
-			t.settle(nil)
+			t.finish(nil)
 		}
 	}
 	moved, _, err = t.verdict()
 	return moved, err
 }
 
-// verdict says how a transfer ended that is over.
+// verdict returns the result of a finished transfer.
 func (t *transfer) verdict() (moved int64, done bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.moved, true, t.err
 }
 
-// settle ends a transfer whose event is done: failed is the queue's error. It gives back the words.
-func (t *transfer) settle(failed error) {
+// finish ends a transfer whose event is done. failed is the queue's error. It releases the words.
+func (t *transfer) finish(failed error) {
 	t.mu.Lock()
 	if t.over {
 		t.mu.Unlock()
@@ -206,8 +209,8 @@ func (t *transfer) outcome(failed error) (n int64, err error) {
 	switch {
 	case failed != nil:
 		err = failed
-	case t.w.Load(WordMoved) == Unsaid:
-		err = fmt.Errorf("the queue is past it, and the library has not said what came of it: %w", errdefs.ErrBroken)
+	case t.w.Load(WordMoved) == Unset:
+		err = fmt.Errorf("the queue has passed the transfer, and the library has not written its result: %w", errdefs.ErrBroken)
 	case t.mem.Len > 0:
 		n, err = t.drv.Outcome(t.dir, t.mem, t.w)
 		n, err = checked(n, t.mem.Len, err)
@@ -218,7 +221,7 @@ func (t *transfer) outcome(failed error) (n int64, err error) {
 	return n, nil
 }
 
-// Close implements device.Transfer. A second one is harmless.
+// Close implements device.Transfer. It may be called twice.
 func (t *transfer) Close() {
 	t.mu.Lock()
 	again := t.gone

@@ -12,6 +12,6 @@ var storageMutants = []mutant{
 	defect("device/storage", "TestDefectFileLetGoOfUnderATransfer",
 		"device/storage/file.go",
 		"	for t := range f.live {\n		if t.hold() {\n			return t, nil, false\n		}\n	}\n	if len(f.live) > 0 {\n"+
-			"		return nil, f.changed, false // the last of them is just ending\n	}\n",
+			"		return nil, f.changed, false // the last of them is about to finish\n	}\n",
 		""),
 }

@@ -1,4 +1,4 @@
-// Package cudatest gives tests of other packages a real GPU, where there is one.
+// Package cudatest opens a real GPU for tests of other packages, if there is one.
 package cudatest
 
 import (
@@ -11,8 +11,8 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// Open opens GPU 0 until the test ends. Where there is no driver or no GPU the test is skipped, or fails if KVLANE_REQUIRE
-// names cuda.
+// Open opens GPU 0 until the test ends. Without a driver or a GPU the test is skipped, or fails if
+// KVLANE_REQUIRE names cuda.
 func Open(tb testing.TB) device.Device {
 	tb.Helper()
 	driver, err := cuda.Load()
@@ -34,8 +34,9 @@ func Open(tb testing.TB) device.Device {
 	return dev
 }
 
-// UseDriverOnce uses every GPU once, where there are any, and cuFile with it. The driver and libcufile open device files and start threads when
-// one is first used, and keep them: they are none of the tests' leaks, so that a TestMain calls this before the count begins.
+// UseDriverOnce uses every GPU and its cuFile once. On first use, the driver and libcufile open
+// device files and start threads, and keep them. Those are not leaks of a test, so TestMain calls
+// UseDriverOnce before it starts to count.
 func UseDriverOnce() {
 	for i := range Count() {
 		driver, err := cuda.Load()
@@ -55,7 +56,7 @@ func UseDriverOnce() {
 	}
 }
 
-// Count returns how many GPUs there are: none where there is no driver.
+// Count returns the number of GPUs, or zero without a driver.
 func Count() int {
 	driver, err := cuda.Load()
 	if err != nil {

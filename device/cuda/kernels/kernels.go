@@ -1,5 +1,6 @@
-// Package kernels holds kvlane's GPU kernels: CUDA C, and the PTX that clang makes of it, embedded here so that no machine
-// needs a compiler. device/kernel.go specifies what they do; device/cuda loads and launches them.
+// Package kernels holds kvlane's GPU kernels in CUDA C, and the PTX that clang compiles from them.
+// The PTX is embedded, so users need no compiler. device/kernel.go specifies the kernels;
+// device/cuda loads and launches them.
 package kernels
 
 import (
@@ -14,22 +15,23 @@ import (
 var ptx []byte
 
 const (
-	// MinCompute is the least compute capability that runs the kernels, its major number.
+	// MinCompute is the least major compute capability that runs the kernels.
 	MinCompute = 7
-	// Threads is how many a thread block has: what the kernels are compiled for.
+	// Threads is the number of threads per block that the kernels are compiled for.
 	Threads = 512
 )
 
-// Kernel is one of them.
+// Kernel is the name and the number of arguments of a kernel.
 type Kernel struct {
 	Name string
 	Args int
 }
 
-// PTX returns all kernels, in NVIDIA's portable assembly, which the driver compiles for the GPU at hand. It must not be changed.
+// PTX returns all kernels in NVIDIA's portable assembly. The driver compiles it for the GPU. The
+// caller must not change it.
 func PTX() []byte { return ptx }
 
-// Kernels returns what PTX holds.
+// Kernels returns the kernels that PTX contains.
 func Kernels() []Kernel {
 	return []Kernel{
 		{device.KernelCopyList, 2},

@@ -1,5 +1,6 @@
-// Package kernel is kvlane's kernels in Go, for devices whose work a CPU does: the copies of lists, pages and parts, with and
-// without sums, and the patterns of tests. What an address stands for is the device's to say (Memory).
+// Package kernel implements kvlane's kernels in Go, for devices whose work runs on a CPU: the
+// copies of lists, pages and parts, with and without sums, and the test patterns. The device maps
+// addresses to bytes (Memory).
 //
 // A Machine runs one kernel at a time. Kernels never change, and are safe for concurrent use.
 package kernel

@@ -10,16 +10,19 @@ import (
 // Kernel is one of kvlane's kernels in Go.
 type Kernel struct {
 	Name  string
-	NArgs int // how many arguments it takes
-	Count int // the argument that says how long the list is that it works through
+	NArgs int // number of arguments
+	Count int // index of the argument with the length of the kernel's list
 	Run   func(m *Machine, a *Args) error
-	// Pieces and Piece name what the kernel has written, after it ran without error, on the machine that ran it.
+	// Pieces and Piece list the bytes that the kernel has written. Call them after a run without
+	// error, on the machine that ran it.
 	Pieces func(m *Machine, a *Args) uint64
 	Piece  func(m *Machine, a *Args, i uint64) Piece
-	// Resum sums a leaf of piece i anew, which was damaged on its way to the device. Nil where the kernel makes no sums.
+	// Resum recomputes the sum of a leaf of piece i that was damaged on its way to the device. It
+	// is nil if the kernel makes no sums.
 	Resum func(m *Machine, a *Args, i, leaf uint64) error
-	// Tell says what has landed where Run did not (Machine.Untold). Nil where the kernel says nothing.
-	Tell func(m *Machine, a *Args) error
+	// Notify reports completed parts if Run did not (Machine.Silent). It is nil if the kernel
+	// reports nothing.
+	Notify func(m *Machine, a *Args) error
 }
 
 // Named returns the kernel of that name, or nil.
@@ -69,11 +72,11 @@ var (
 		Resum: resumPaged,
 	}
 	copyParts = Kernel{
-		Name: device.KernelCopyParts, NArgs: 4, Count: 1, Run: runCopyParts, Pieces: partsPieces, Piece: partsPiece, Tell: tellParts,
+		Name: device.KernelCopyParts, NArgs: 4, Count: 1, Run: runCopyParts, Pieces: partsPieces, Piece: partsPiece, Notify: notifyParts,
 	}
 	copyPartsSum = Kernel{
 		Name: device.KernelCopyPartsSum, NArgs: 4, Count: 1, Run: runCopyPartsSum, Pieces: partsPieces, Piece: partsPiece,
-		Resum: resumParts, Tell: tellParts,
+		Resum: resumParts, Notify: notifyParts,
 	}
 	patternFill = Kernel{
 		Name: device.KernelPatternFill, NArgs: 5, Count: 3, Run: runPatternFill, Pieces: pagePieces, Piece: patternPiece,
@@ -90,7 +93,8 @@ func runCopyList(m *Machine, a *Args) error {
 	return m.eachPiece(call, a, func(m *Machine, _ uint64, p Piece) error { return m.copy(call, p) })
 }
 
-// eachPiece calls f with every piece of a list and its number, maybe side by side on several machines.
+// eachPiece calls f with every piece of a list and its index, possibly in parallel on several
+// machines.
 func (m *Machine) eachPiece(call string, a *Args, f func(m *Machine, i uint64, p Piece) error) error {
 	l := device.ListArgsOf(a)
 	descs, err := m.array(call, l.Descs, l.Count, device.CopyDescBytes)
@@ -132,8 +136,8 @@ func runCopyPaged(m *Machine, a *Args) error {
 	return m.eachPlane(call, a, device.PlaneDescBytes, func(m *Machine, p Piece, _, _ uint64) error { return m.copy(call, p) })
 }
 
-// eachPlane calls f with the piece of every plane of every pair, the pair's number and the plane's, maybe side by side on several
-// machines.
+// eachPlane calls f with the piece of every plane of every pair, and the indexes of pair and plane.
+// It may call f in parallel on several machines.
 func (m *Machine) eachPlane(call string, a *Args, size uint64, f func(m *Machine, p Piece, pair, plane uint64) error) error {
 	p := device.PagedArgsOf(a)
 	pairs, err := m.prepare(call, p.Planes, p.NPlanes, size, p.Pairs, p.NPairs)
@@ -143,7 +147,7 @@ func (m *Machine) eachPlane(call string, a *Args, size uint64, f func(m *Machine
 	return m.eachPair(p, pairs, f)
 }
 
-// eachPair is eachPlane for pairs that have been read.
+// eachPair is eachPlane for pairs that are already read.
 func (m *Machine) eachPair(p device.PagedArgs, pairs []byte, f func(m *Machine, p Piece, pair, plane uint64) error) error {
 	return m.divide(p.NPlanes*p.NPairs, p.NPairs*m.pageBytes(), func(m *Machine, from, to uint64) error {
 		for i := from; i < to; i++ {
@@ -164,7 +168,8 @@ func checkDirection(call string, dir uint64) error {
 	return nil
 }
 
-// prepare reads the planes, whose descriptors are of that size, and returns the pairs of a paged kernel.
+// prepare reads the planes, with descriptors of the given size, and returns the pairs of a paged
+// kernel.
 func (m *Machine) prepare(call string, planes mem.DevAddr, nplanes, size uint64, at mem.DevAddr, npairs uint64) ([]byte, error) {
 	if err := m.loadPlanes(call, planes, nplanes, size); err != nil {
 		return nil, err
@@ -188,7 +193,8 @@ func pieceOf(pl *device.PlaneDesc, a *device.PagedArgs, page, slot uint32) Piece
 	return p
 }
 
-// pair returns pair i/planes of a kernel that ran over so many planes, and its plane i%planes.
+// pair returns pair i/planes of a kernel that ran over that number of planes, and its plane
+// i%planes.
 func (m *Machine) pair(pairs mem.DevAddr, planes, i uint64) (first, second uint32, pl *device.PlaneDesc) {
 	b, err := m.View("simCorrupt", pairs+mem.DevAddr(i/planes*device.PairBytes), device.PairBytes)
 	if err != nil || i%planes >= uint64(len(m.planes)) {

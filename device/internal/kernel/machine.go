@@ -9,15 +9,16 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Memory is what a device's addresses stand for.
+// Memory maps a device's addresses to bytes.
 type Memory interface {
-	// Bytes returns the n bytes at addr, of which there is at least one. They stay until the kernel has run.
+	// Bytes returns the n bytes at addr; n is at least one. They stay valid until the kernel has
+	// run.
 	Bytes(call string, addr mem.DevAddr, n uint64) ([]byte, error)
 	// Copy moves one piece of at least one byte.
 	Copy(call string, p Piece) error
 }
 
-// Piece is bytes to copy, by device address.
+// Piece is a range of bytes to copy, by device address.
 type Piece struct {
 	Dst, Src mem.DevAddr
 	N        uint64
@@ -29,21 +30,23 @@ type Args = [device.MaxKernelArgs]uint64
 // Machine runs kernels, one at a time.
 type Machine struct {
 	Memory Memory
-	// CTAs is the number of thread blocks of the launch, to whoever is told of each.
+	// CTAs is the number of thread blocks of the launch. Kernels that report completion per thread
+	// block use it.
 	CTAs int
-	// Still has nothing moved: sums are those of zeros.
+	// Still makes kernels move nothing. Sums are those of zeros.
 	Still bool
-	// Untold leaves it to Kernel.Tell to say what has landed.
-	Untold bool
-	// Divide runs f over 0 to n, which stand for so many bytes, in one piece or in several, side by side on machines of the same
-	// memory. Nil: in one, on this machine.
+	// Silent stops Run from reporting completed parts. Kernel.Notify reports them.
+	Silent bool
+	// Divide runs f over the range 0 to n, which represents the given bytes. It may split the range
+	// and run f in parallel on machines of the same memory. If it is nil, f runs once on this
+	// machine.
 	Divide func(n, bytes uint64, f func(m *Machine, from, to uint64) error) error
 
-	planes []device.PlaneDesc // of the kernel that runs
-	args   Args               // of the part that runs
+	planes []device.PlaneDesc // of the running kernel
+	args   Args               // of the running part
 }
 
-// divide runs f over 0 to n, on machines that have the planes of this one.
+// divide runs f over 0 to n, on machines with the planes of this machine.
 func (m *Machine) divide(n, bytes uint64, f func(m *Machine, from, to uint64) error) error {
 	if m.Divide == nil {
 		return f(m, 0, n)
@@ -68,7 +71,7 @@ func (m *Machine) View(call string, addr mem.DevAddr, n uint64) ([]byte, error) 
 	return m.Memory.Bytes(call, addr, n)
 }
 
-// array is View for count elements of size bytes, whose product may overflow.
+// array is View for count elements of size bytes. It detects overflow of their product.
 func (m *Machine) array(call string, addr mem.DevAddr, count, size uint64) ([]byte, error) {
 	const most = 1 << 48
 	if count > most/size {
@@ -77,7 +80,7 @@ func (m *Machine) array(call string, addr mem.DevAddr, count, size uint64) ([]by
 	return m.View(call, addr, count*size)
 }
 
-// copy moves one piece. Nothing is looked at for a piece of no bytes, as hardware does not either.
+// copy moves one piece. Like hardware, it does not check an empty piece.
 func (m *Machine) copy(call string, p Piece) error {
 	if p.N == 0 || m.Still {
 		return nil
@@ -85,7 +88,7 @@ func (m *Machine) copy(call string, p Piece) error {
 	return m.Memory.Copy(call, p)
 }
 
-// loadPlanes reads the descriptors of the kernel that runs, of size bytes each.
+// loadPlanes reads the descriptors of the running kernel, of size bytes each.
 func (m *Machine) loadPlanes(call string, addr mem.DevAddr, count, size uint64) error {
 	b, err := m.array(call, addr, count, size)
 	if err != nil {
@@ -98,7 +101,7 @@ func (m *Machine) loadPlanes(call string, addr mem.DevAddr, count, size uint64) 
 	return nil
 }
 
-// pageBytes is how much of a page the planes of the kernel that runs have.
+// pageBytes returns the bytes of a page that the planes of the running kernel cover.
 func (m *Machine) pageBytes() (n uint64) {
 	for i := range m.planes {
 		n += m.planes[i].Bytes
@@ -108,7 +111,8 @@ func (m *Machine) pageBytes() (n uint64) {
 
 func u64(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
 
-// native makes the error of a kernel that found its arguments wrong. Codes are those of CUDA for the same failure.
+// native returns the error of a kernel with invalid arguments. Codes are CUDA's codes for the same
+// failure.
 func native(call, args string, code int, name, text string) error {
 	return &device.Error{Call: call, Args: args, Code: code, Name: "KERNEL_ERROR_" + name, Text: text, Kind: errdefs.ErrInvalid}
 }

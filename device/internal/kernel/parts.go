@@ -8,8 +8,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// runCopyParts copies one part after the other, and says so of each: at once, or where a fault will damage some of it, once that has
-// happened (tellParts).
+// runCopyParts copies one part after the other, and reports each as completed. If a fault will
+// damage the bytes, notifyParts reports them after the damage.
 func runCopyParts(m *Machine, a *Args) error {
 	return m.copyParts(a, device.KernelCopyPaged, runCopyPaged)
 }
@@ -29,8 +29,8 @@ func (m *Machine) copyParts(a *Args, call string, run func(*Machine, *Args) erro
 		if err := run(m, &m.args); err != nil {
 			return fmt.Errorf("part %d: %w", p, err)
 		}
-		if !m.Untold {
-			if err := m.tellPart(&l, p); err != nil {
+		if !m.Silent {
+			if err := m.notifyPart(&l, p); err != nil {
 				return err
 			}
 		}
@@ -38,7 +38,7 @@ func (m *Machine) copyParts(a *Args, call string, run func(*Machine, *Args) erro
 	return nil
 }
 
-// part returns what one part would be as a launch of its own.
+// part returns the arguments of one part as a separate launch.
 func (m *Machine) part(call string, l *device.PartsArgs, p uint64) (device.PagedArgs, error) {
 	if l.NParts > device.MaxParts {
 		return device.PagedArgs{}, errInvalidValue(call, fmt.Sprintf("parts=%d", l.NParts))
@@ -54,15 +54,15 @@ func (m *Machine) part(call string, l *device.PartsArgs, p uint64) (device.Paged
 	}, nil
 }
 
-// tellPart writes the words that say that a part has landed, one a thread block.
-func (m *Machine) tellPart(l *device.PartsArgs, p uint64) error {
+// notifyPart writes the words that report a part as completed, one per thread block.
+func (m *Machine) notifyPart(l *device.PartsArgs, p uint64) error {
 	if l.Done == 0 {
 		return nil
 	}
 	n := uint64(m.CTAs) * device.PartDoneBytes
-	words, err := m.Memory.Bytes("tell part", l.Done+mem.DevAddr(p*n), n)
+	words, err := m.Memory.Bytes("notify part", l.Done+mem.DevAddr(p*n), n)
 	if err != nil {
-		return fmt.Errorf("say that part %d has landed: %w", p, err)
+		return fmt.Errorf("report part %d as completed: %w", p, err)
 	}
 	for ; len(words) > 0; words = words[device.PartDoneBytes:] {
 		hostmem.StoreUint64(words, 1)
@@ -70,11 +70,11 @@ func (m *Machine) tellPart(l *device.PartsArgs, p uint64) error {
 	return nil
 }
 
-// tellParts is tellPart for all.
-func tellParts(m *Machine, a *Args) error {
+// notifyParts calls notifyPart for all parts.
+func notifyParts(m *Machine, a *Args) error {
 	l := device.PartsArgsOf(a)
 	for p := range l.NParts {
-		if err := m.tellPart(&l, p); err != nil {
+		if err := m.notifyPart(&l, p); err != nil {
 			return err
 		}
 	}
@@ -91,7 +91,8 @@ func partsPieces(m *Machine, a *Args) (n uint64) {
 	return n
 }
 
-// partOf returns the part that piece i is of, and its number there; m.planes are those of that part.
+// partOf returns the part that contains piece i, and the piece's index in it. It sets m.planes to
+// those of that part.
 func (m *Machine) partOf(a *Args, i uint64) (k device.Kernel, at uint64, ok bool) {
 	l := device.PartsArgsOf(a)
 	for p := range l.NParts {

@@ -30,7 +30,7 @@ func runPatternCheck(m *Machine, a *Args) error {
 	})
 }
 
-// eachPage calls f with every plane of every page that the kernel names, and the plane's seed.
+// eachPage calls f with every plane of every page of the kernel, and the plane's seed.
 func (m *Machine) eachPage(call string, a *Args, f func(page []byte, seed uint64, index uint32) error) error {
 	p := device.PatternArgsOf(a)
 	pairs, err := m.prepare(call, p.Planes, p.NPlanes, device.PlaneDescBytes, p.Pairs, p.NPairs)

@@ -13,7 +13,8 @@ import (
 // zeroSum is the sum of a leaf of zeros.
 var zeroSum = xxh3.Hash(make([]byte, device.LeafBytes))
 
-// sumZeros stores the sums of the leaves of a paged kernel that moves nothing, whose planes are m.planes.
+// sumZeros stores the sums of the leaves of a paged kernel that moves nothing. m.planes are its
+// planes.
 func (m *Machine) sumZeros(call string, planes []byte, a *device.PagedArgs) error {
 	if len(m.planes) == 0 || a.NPairs == 0 {
 		return nil
@@ -23,7 +24,7 @@ func (m *Machine) sumZeros(call string, planes []byte, a *device.PagedArgs) erro
 	for i := range m.planes {
 		leaves += m.planes[i].Bytes / device.LeafBytes
 	}
-	if leaves == stride { // all of them
+	if leaves == stride { // contiguous words
 		words, err := m.array(call, a.Sums, a.NPairs*stride, 8)
 		if err != nil {
 			return fmt.Errorf("sums: %w", err)
@@ -48,8 +49,9 @@ func (m *Machine) sumZeros(call string, planes []byte, a *device.PagedArgs) erro
 	return nil
 }
 
-// copySummed moves one piece and stores the sums of its whole leaves from address sums on, where both sides are aligned. It goes leaf by
-// leaf, so that what is summed is still in the CPU's cache.
+// copySummed moves one piece and stores the sums of its whole leaves from address sums on, if both
+// sides are aligned. It copies leaf by leaf, so that each leaf is still in the CPU's cache when it
+// is summed.
 func (m *Machine) copySummed(call string, p Piece, sums mem.DevAddr) error {
 	if (p.Dst|p.Src)%device.LeafAlign != 0 {
 		return m.copy(call, p)
@@ -115,7 +117,8 @@ func runCopyPagedSum(m *Machine, a *Args) error {
 	return m.copyPlanesSummed(call, a, planes, p.Sums)
 }
 
-// copyPlanesSummed copies the planes, whose descriptors these are, and stores the sums of their leaves.
+// copyPlanesSummed copies the planes with the given descriptors, and stores the sums of their
+// leaves.
 func (m *Machine) copyPlanesSummed(call string, a *Args, planes []byte, sums mem.DevAddr) error {
 	return m.eachPlane(call, a, device.PlaneSumDescBytes, func(m *Machine, piece Piece, pair, plane uint64) error {
 		where := device.ReadPlaneSums(planes[plane*device.PlaneSumDescBytes:])
@@ -123,7 +126,8 @@ func (m *Machine) copyPlanesSummed(call string, a *Args, planes []byte, sums mem
 	})
 }
 
-// sum stores the sum of one leaf of p, as it was written, at that address. Only leaves that are whole and aligned have one.
+// sum stores the sum of one leaf of p, as written, at that address. Only whole, aligned leaves have
+// a sum.
 func (m *Machine) sum(call string, p Piece, leaf uint64, at mem.DevAddr) error {
 	if (leaf+1)*device.LeafBytes > p.N || (p.Dst|p.Src)%device.LeafAlign != 0 {
 		return nil

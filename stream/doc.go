@@ -1,15 +1,16 @@
-// Package stream is the one interface under which kvlane copies: a Stream takes Batches of Extents and answers with
-// Tickets. stream/copy has the paths inside one machine, stream/file those to files; streamtest is the conformance suite of every
-// implementation.
+// Package stream defines the interface of all copies: a Stream accepts Batches of Extents and
+// returns Tickets. stream/copy has the paths within one machine, stream/nic those by RDMA NICs, and
+// stream/file those to files. streamtest is the conformance suite of every implementation.
 //
-// Ordered streams complete as CUDA streams do: ticket n complete means that all before it are. A failure is
-// sticky: what is behind it and later Submits answer ErrBroken with the cause, and the stream is closed and opened anew. A batch that was
-// cancelled, or whose dependency failed, fails alone. Where a batch that failed was to write there may be anything, behind a failure too:
-// the hardware may have begun with it.
+// Ordered streams complete as CUDA streams do: if ticket n has completed, all before it have. A
+// failure breaks the stream: batches behind it and later Submits return ErrBroken with the cause,
+// and the stream must be closed and opened anew. A batch that was canceled, or whose dependency
+// failed, fails alone. The destination of a failed batch, and of batches behind a failure, has
+// undefined content.
 //
-// Unordered streams, as those of files are, copy batches in any order and complete them ticket by ticket, but for what a
-// batch names as After. A failure is its batch's alone: those beside it and behind it are copied, and the stream goes on.
+// Unordered streams, such as those of files, copy batches in any order, except after the
+// dependencies that a batch names in After. A failed batch fails alone, and the stream continues.
 //
-// A ticket resolves only when nothing can touch the batch's memory any more, whatever made it resolve; where that cannot
-// be proved it stays unresolved and its memory must not be reused.
+// A ticket resolves only when the batch's memory is no longer accessed. If that cannot be proved,
+// it stays unresolved and its memory must not be reused.
 package stream

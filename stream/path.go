@@ -7,25 +7,25 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Path is how a batch travelled.
+// Path is the way by which the bytes of a batch are copied.
 type Path uint8
 
-// The paths. Whoever keeps something for each of them has an array of PathCount elements.
+// The paths. An array of PathCount elements has one for each.
 const (
-	PathNone       Path = iota // nothing moved: an empty batch, or one that failed before it started
-	PathCopyEngine             // a copy engine, one copy for each run of neighbouring extents
-	PathKernel                 // a kernel that reads and writes what it copies where it lies
-	PathStaged                 // a copy engine over PCIe, and a kernel that gathers or scatters within device memory
+	PathNone       Path = iota // an empty batch, or one that failed before it started
+	PathCopyEngine             // a copy engine, one copy for each run of adjacent extents
+	PathKernel                 // a kernel that reads and writes the memory in place
+	PathStaged                 // a copy engine, and a kernel that gathers or scatters on the device
 	PathPosix                  // read and write system calls
 	PathNIC                    // an RDMA NIC that is connected to itself
-	PathNICSoft                // the same with a NIC in software: says nothing of what a NIC would do
-	PathURing                  // io_uring: reads and writes of files that the kernel has queued
-	PathCuFile                 // cuFile: files and device memory, with no staging memory of ours
+	PathNICSoft                // a NIC in software
+	PathURing                  // io_uring
+	PathCuFile                 // cuFile: files and device memory, without staging memory
 
 	PathCount = iota // with PathNone
 )
 
-// Mover is what moves a path's bytes.
+// Mover is the hardware that moves the bytes of a path.
 type Mover uint8
 
 // The movers.
@@ -36,7 +36,7 @@ const (
 	MovedByHost          // the host, to and from files
 )
 
-// registry is the one list of paths: what they are called, and who moves their bytes.
+// registry has the name and the mover of each path.
 var registry = [PathCount]struct {
 	name string
 	by   Mover
@@ -52,7 +52,7 @@ var registry = [PathCount]struct {
 	PathCuFile:     {"cufile", MovedByHost},
 }
 
-// Paths returns the paths whose bytes one of the movers moves, in order; without any, all but PathNone.
+// Paths returns the paths of the given movers, in order: without movers, all but PathNone.
 func Paths(by ...Mover) []Path {
 	var all []Path
 	for p := PathNone + 1; p < PathCount; p++ {
@@ -67,7 +67,7 @@ func Paths(by ...Mover) []Path {
 	return all
 }
 
-// ParsePath reads what Path.String writes. Anything else is ErrInvalid.
+// ParsePath parses a result of Path.String. Other names are ErrInvalid.
 func ParsePath(name string) (Path, error) {
 	var names []string
 	for p := range registry {
@@ -79,7 +79,7 @@ func ParsePath(name string) (Path, error) {
 	return PathNone, fmt.Errorf("there is no path %q: it is one of %s: %w", name, strings.Join(names, ", "), errdefs.ErrInvalid)
 }
 
-// MovedBy returns what moves the path's bytes.
+// MovedBy returns the mover of the path.
 func (p Path) MovedBy() Mover {
 	if p < PathCount {
 		return registry[p].by
@@ -87,7 +87,7 @@ func (p Path) MovedBy() Mover {
 	return MovedByNothing
 }
 
-// String returns the path's name as options and reports use it.
+// String returns the path's name in options and reports.
 func (p Path) String() string {
 	if p < PathCount {
 		return registry[p].name

@@ -7,44 +7,46 @@ import (
 	"time"
 )
 
-// Completion says how a batch travelled.
+// Completion describes how a batch was copied.
 type Completion struct {
 	Path   Path
-	Reason string // why this path: one of a few constant texts, not formatted per batch
+	Reason string // why this path: one of a few constants
 	Bytes  int64
-	Pieces int // copies that the batch stood for, before merging
-	// Summed says that the stream filled mem.Paged.Sums of a batch that asked for it and succeeded. Where it is false the
-	// path takes no sums, and who wants them computes them.
+	Pieces int // copies of the batch, before merging
+	// Summed is set if the batch asked for checksums, succeeded, and the stream filled
+	// mem.Paged.Sums. Otherwise the caller computes them.
 	Summed bool
-	// GivenUp is why the path that was chosen first cannot be had, memory or queues that the device refused, or a NIC that
-	// broke: the batch went another way, and later ones will. A path for which there was no memory is tried again after a while.
-	// It is told once a try. Nil mostly.
+	// GivenUp is why the first chosen path is not available: missing memory or queues, or a broken
+	// NIC. The batch took another path, as later ones do. A path without memory is retried after a
+	// while. Each attempt is reported once. Mostly nil.
 	GivenUp error
-	// Predicted is what the planner expected the batch to take from Started, or from the end of the batch before it if that
-	// was later; zero where nothing predicted.
+	// Predicted is the planned duration of the batch from Started, or from the end of the batch
+	// before it if that was later. Zero without a prediction.
 	Predicted time.Duration
-	// Started is when the first byte was handed to the hardware, Finished when the last was seen to have landed.
+	// Started is the time when the first byte was submitted to the hardware. Finished is the time
+	// when completion was observed.
 	Started, Finished time.Time
 }
 
-// Driver is what a ticket asks of the stream that made it. Its methods may be called from any goroutine, several times, also
-// after the ticket has resolved, and must not block.
+// Driver is a ticket's connection to its stream. Its methods may be called from any goroutine,
+// repeatedly, also after the ticket has resolved. They must not block.
 type Driver interface {
-	// Cancel is Ticket.Cancel.
+	// Cancel implements Ticket.Cancel.
 	Cancel()
-	// Poll resolves tickets whose copies have landed, on the caller's goroutine, and reports whether calling it again
-	// soon may resolve this one; otherwise somebody else is at it, or it will take long.
+	// Poll resolves tickets whose copies have completed, on the caller's goroutine. It reports
+	// whether polling again soon may resolve this one. Otherwise another goroutine polls, or the
+	// batch takes long.
 	Poll() bool
-	// Watch says that somebody has begun to wait without polling. A stream that was not told, and whose tickets were not
-	// polled, may leave a finished ticket unresolved until it has other things to do.
+	// Watch notifies the stream of a wait without polling. Without it, and without Poll, a stream
+	// may leave a completed ticket unresolved until it has other work.
 	Watch()
 }
 
-// Ticket stands for an accepted batch. Safe for concurrent use. It implements mem.Dependency.
+// Ticket is an accepted batch. Safe for concurrent use. It implements mem.Dependency.
 type Ticket struct {
 	id       uint64
 	done     chan struct{}
-	driver   Driver // nil where the stream needs none
+	driver   Driver // nil if the stream has none
 	cancel   func()
 	resolved atomic.Bool
 	// comp and err are written once, before done is closed.
@@ -52,19 +54,21 @@ type Ticket struct {
 	err  error
 }
 
-// NewTicket returns an unresolved ticket, for implementations of Stream. cancel is called by Cancel, maybe several times
-// and from any goroutine, and must not block; nil means that the stream cannot cancel.
+// NewTicket returns an unresolved ticket, for implementations of Stream. Ticket.Cancel calls
+// cancel, maybe several times and from any goroutine. cancel must not block. With nil the stream
+// cannot cancel.
 func NewTicket(id uint64, cancel func()) *Ticket {
 	return &Ticket{id: id, done: make(chan struct{}), cancel: cancel}
 }
 
-// Drive makes an unresolved ticket of t, which is zero: of a stream whose completion those who wait may drive. It lets the stream have the
-// ticket where it has the batch.
+// Drive makes a zero ticket an unresolved ticket of a stream with a Driver. The stream can embed
+// the ticket in its batch.
 func (t *Ticket) Drive(id uint64, d Driver) {
 	t.id, t.done, t.driver = id, make(chan struct{}), d
 }
 
-// Resolve ends the ticket; it is for the Stream that made it. It panics when called twice: that is a bug.
+// Resolve ends the ticket. Only the stream that made it may call it. A second call panics, since it
+// is a bug.
 func (t *Ticket) Resolve(c Completion, err error) {
 	if !t.resolved.CompareAndSwap(false, true) {
 		panic("stream: ticket resolved twice")
@@ -73,16 +77,16 @@ func (t *Ticket) Resolve(c Completion, err error) {
 	close(t.done)
 }
 
-// ID is the ticket's number, ascending within its stream, from 1.
+// ID returns the ticket's number, ascending within its stream from 1.
 func (t *Ticket) ID() uint64 { return t.id }
 
-// Done is closed when the ticket has resolved: nothing touches the batch's memory any more.
+// Done is closed when the ticket has resolved. The batch's memory is no longer accessed then.
 func (t *Ticket) Done() <-chan struct{} {
 	t.watch()
 	return t.done
 }
 
-// isDone reports whether the ticket has resolved; comp and err may be read then.
+// isDone reports whether the ticket has resolved. Then comp and err may be read.
 func (t *Ticket) isDone() bool {
 	select {
 	case <-t.done:
@@ -92,7 +96,7 @@ func (t *Ticket) isDone() bool {
 	}
 }
 
-// Err returns why the batch failed, or nil. Before Done is closed it returns nil too.
+// Err returns the error of the batch, or nil. It returns nil before Done is closed.
 func (t *Ticket) Err() error {
 	if !t.isDone() {
 		return nil
@@ -100,7 +104,7 @@ func (t *Ticket) Err() error {
 	return t.err
 }
 
-// Completion returns how the batch travelled; it is valid once Done is closed.
+// Completion returns how the batch was copied. It is valid once Done is closed.
 func (t *Ticket) Completion() Completion {
 	if !t.isDone() {
 		return Completion{}
@@ -108,21 +112,23 @@ func (t *Ticket) Completion() Completion {
 	return t.comp
 }
 
-// How long Wait polls before it sleeps. A copy of a few blocks takes 5 to 20 us, one of 8 MiB 170, and being woken up another 2 to 7; who
-// waits longer than that loses little by sleeping. Other goroutines get their turn every 10 to 25 us, when most small copies
-// are over: to yield wakes an idle processor up, which takes a microsecond. The number of polls is bounded too, for clocks
-// that stand still.
+// Limits of polling in Wait. A copy of a few blocks takes 5 to 20 us, one of 8 MiB 170 us, and a
+// wake-up 2 to 7 us more. Beyond spin, sleeping costs little. A yield may wake an idle processor,
+// which takes a microsecond, so Wait yields every 10 to 25 us. maxPolls is for clocks that stand
+// still.
 const (
 	spin       = 250 * time.Microsecond
 	yieldEvery = 256 // polls, of 40 to 100 ns each
 	maxPolls   = 32 * yieldEvery
 )
 
-// Wait waits until the ticket resolves and returns its error, or until ctx ends and returns the context's cause. Giving
-// up does not end the batch: its memory must not be reused until Done is closed.
+// Wait waits until the ticket resolves and returns its error, or until ctx ends and returns the
+// context's cause. The batch continues after ctx ends: do not reuse its memory before Done is
+// closed.
 //
-// For at most 250 us Wait polls the device itself, letting other goroutines run every 10 to 25, as being woken up takes about
-// as long as a small copy. It sleeps at once where the stream expects the copy to take longer.
+// Wait polls the device for at most 250 us, and yields to other goroutines every 10 to 25 us, since
+// a wake-up takes about as long as a small copy. It sleeps at once if the stream expects a longer
+// copy.
 func (t *Ticket) Wait(ctx context.Context) error {
 	if t.Spin(ctx) {
 		return t.err
@@ -136,8 +142,8 @@ func (t *Ticket) Wait(ctx context.Context) error {
 	}
 }
 
-// Poll resolves the ticket on the caller's goroutine if its copies have landed and the stream lets those who wait see to
-// that, and reports whether it has resolved. It does not block.
+// Poll resolves the ticket on the caller's goroutine if its copies have completed, and reports
+// whether it has resolved. It does not block.
 func (t *Ticket) Poll() bool {
 	if t.driver != nil && !t.resolved.Load() {
 		t.driver.Poll()
@@ -145,7 +151,7 @@ func (t *Ticket) Poll() bool {
 	return t.isDone()
 }
 
-// Spin is the first part of Wait, in which that polls, and reports whether the ticket has resolved.
+// Spin is the polling part of Wait. It reports whether the ticket has resolved.
 func (t *Ticket) Spin(ctx context.Context) bool {
 	if t.isDone() || t.driver == nil {
 		return t.isDone()
@@ -171,15 +177,16 @@ func (t *Ticket) Spin(ctx context.Context) bool {
 	return false
 }
 
-// watch tells the stream that somebody waits.
+// watch notifies the stream of a wait.
 func (t *Ticket) watch() {
 	if t.driver != nil && !t.resolved.Load() {
 		t.driver.Watch()
 	}
 }
 
-// Cancel asks the stream to issue no more of the batch. The ticket then resolves with ErrCanceled once nothing can touch
-// its memory, or as it would have if all was issued already. Cancelling a resolved ticket does nothing.
+// Cancel asks the stream to issue no more of the batch. The ticket resolves with ErrCanceled once
+// its memory is no longer accessed, or with its result if all was issued already. Cancel of a
+// resolved ticket has no effect.
 func (t *Ticket) Cancel() {
 	switch {
 	case t.driver != nil:

@@ -14,9 +14,10 @@ import (
 )
 
 const (
-	// MaxRows and MinRows bound the rows and columns of the matrices. Smaller products would fill
-	// the queue of the driver within a window, and the caller of Enqueue would block.
+	// MaxRows is the maximum number of rows and columns of the matrices.
 	MaxRows = 8192
+	// MinRows is the minimum. Smaller products would fill the queue of the driver within a window,
+	// and the caller of Enqueue would block.
 	MinRows = 4096
 	// RowStep divides the rows and columns, as the fast algorithms of the library require.
 	RowStep = 64

@@ -259,7 +259,21 @@ def number(value: Any, what: str, least: int = 0, most: int = 2**63 - 1) -> int:
 
 
 class Owned:
-    """An object of the library. It cannot be copied or pickled: the end of a copy would end the original."""
+    """An object of the library. Copies and pickles are refused, as the end of a copy would end the original."""
 
     def __reduce__(self) -> Any:
         raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: it belongs to this process and ends once")
+
+
+class Registered(Owned):
+    """Memory that is registered with a store."""
+
+    handle: int
+
+    def check(self) -> None:
+        """Raise Invalid if the memory was freed or moved since its registration."""
+        raise NotImplementedError
+
+    def close(self, timeout: float | None = None) -> None:
+        """Unregister the memory, after the last access to it. After Timeout, close may be called again."""
+        raise NotImplementedError

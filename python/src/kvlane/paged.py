@@ -147,7 +147,7 @@ def _uint64(numbers: Sequence[int]) -> Any:
     return (ctypes.c_uint64 * len(numbers))(*numbers)
 
 
-class PagedCache(_lib.Owned):
+class PagedCache(_lib.Registered):
     """A paged KV cache that a store loads into and dumps from: tensors with a memory layout, or a Group or Addresses for each
     page group.
 

@@ -18,8 +18,6 @@ from .task import Dump, Load, after_of, stream_of
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from .paged import PagedCache
-    from .stream import Region
 
 # The stores that are open, also those that the program has dropped: they keep memory that the library may write to. The set has a
 # reference more than names, so that the end of the interpreter does not free what is still open then.
@@ -82,9 +80,9 @@ class Store(_lib.Owned):
         self.config: dict[str, Any] = json.loads(text)
         self._lib = _lib.library()
         # No lock guards these, as a child of fork() might find it held for ever: each use is one operation of a dict.
-        self._caches: dict[int, PagedCache] = {}  # by handle: they keep the tensors
-        self._regions: dict[int, Region] = {}  # likewise
-        self._stuck: list[PagedCache | Region] = []  # whose memory was not registered, and has to stay all the same
+        self._caches: dict[int, _lib.Registered] = {}  # by handle; they keep the tensors
+        self._regions: dict[int, _lib.Registered] = {}  # likewise
+        self._stuck: list[_lib.Registered] = []  # memory that must stay although it is not registered
         handle = c.c_uint64()
         self._lib.call("open", text.encode(), c.byref(handle))
         self._handle, self.closed = handle.value, False
@@ -153,7 +151,7 @@ class Store(_lib.Owned):
 
     def load(
         self,
-        cache: PagedCache,
+        cache: _lib.Registered,
         keys: Keys,
         pages: Any,
         lease: Lease | None = None,
@@ -193,7 +191,7 @@ class Store(_lib.Owned):
 
     def dump(
         self,
-        cache: PagedCache,
+        cache: _lib.Registered,
         keys: Keys,
         pages: Any,
         after: Any = None,
@@ -297,7 +295,7 @@ class Store(_lib.Owned):
         owners[handle.value] = owner
         return handle.value
 
-    def _close_cache(self, cache: PagedCache, timeout: float | None) -> None:
+    def _close_cache(self, cache: _lib.Registered, timeout: float | None) -> None:
         if cache.handle in self._caches:
             self._finish("close_cache", cache.handle, timeout)
             self._caches.pop(cache.handle, None)

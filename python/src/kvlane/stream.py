@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .store import Store
 
 
-class Region(_lib.Owned):
+class Region(_lib.Registered):
     """A tensor's or an array's memory, for a store's streams to copy from and to: on the store's device, or the CPU's.
 
     The CPU's must not be pinned yet; it is until close. The tensor is contiguous, and is kept. Use it in a with statement, or

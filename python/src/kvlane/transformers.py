@@ -35,7 +35,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from . import _config, errors, identity
-from ._arrival import Arrival, ArrivingLayer
+from ._layer_loads import LayerLoads, LoadingLayer
 from ._metrics import opened
 from ._model import CACHE_OPTION, CACHE_OPTIONS, Shape, check_config, check_layers, ends_and_padding, media_tokens, probe, uses
 from ._weights import Weights
@@ -177,7 +177,7 @@ class KVLaneCache:
         self._writes = Writes(_logger)
         self._lock, self._process = threading.Lock(), os.getpid()
         self._watched: _Computation | None = None
-        self._arrival: Arrival | None = None
+        self._layer_loads: LayerLoads | None = None
         check_config(model.config)
         self._dtype, self._device, shapes = probe(model)
         self._shapes, self._groups = shapes, _groups_of(shapes)
@@ -248,7 +248,7 @@ class KVLaneCache:
             most = (len(rows[0]) - 1) // self.block_tokens * self.block_tokens
             keys = [self._keys(row[:most]) for row in rows]
             self.counts["tokens_asked"] += sum(len(row) for row in rows)
-            self._end_arrival()
+            self._end_layer_loads()
             leases: list[Lease] = []
             try:
                 for k in keys if all(keys) else ():
@@ -267,14 +267,14 @@ class KVLaneCache:
                 for lease in leases:
                     lease.release()
             # What waits for layers tells nothing of computing.
-            self._watch(past, 0 if self._arrival else sum(len(row) - int(past.get_seq_length()) for row in rows))
+            self._watch(past, 0 if self._layer_loads else sum(len(row) - int(past.get_seq_length()) for row in rows))
         return past
 
-    def _end_arrival(self) -> None:
-        """Ends the load before, which nobody may have waited for."""
-        arrival, self._arrival = self._arrival, None
-        if arrival:
-            arrival.end()
+    def _end_layer_loads(self) -> None:
+        """End the previous load, for which possibly no caller waited."""
+        loads, self._layer_loads = self._layer_loads, None
+        if loads:
+            loads.end()
 
     def _watch(self, past: Any, tokens: int) -> None:
         """Has it measured how long it takes to compute the rest of a prompt, where that tells something."""
@@ -311,12 +311,12 @@ class KVLaneCache:
             if layerwise:
                 for lease in leases:
                     registered.callback(lease.release)
-                self._arrival = Arrival(
-                    self.model, past, tasks, store=self.store, device=self._device, free=registered.pop_all(),
-                    ended=lambda error: self._count(error) if error else self.counts.update(tokens_loaded=tokens * n),
+                self._layer_loads = LayerLoads(
+                    self.model, past, tasks, store=self.store, device=self._device, resources=registered.pop_all(),
+                    on_end=lambda error: self._count(error) if error else self.counts.update(tokens_loaded=tokens * n),
                 )  # fmt: skip
                 leases.clear()
-                _give(past, parts, self._arrival)
+                _give(past, parts, self._layer_loads)
                 return
             good = min([self._loaded(task, found) for task in tasks])
         if good == 0:
@@ -362,14 +362,14 @@ class KVLaneCache:
         if length > len(rows[0]):
             raise errors.Invalid(f"the cache holds {length} tokens, and {len(rows[0])} are given")
         for layer in past.layers:
-            if isinstance(layer, ArrivingLayer):
-                layer.arrive()
+            if isinstance(layer, LoadingLayer):
+                layer.wait()
         layers = self._held(past, len(rows), length)
         blocks = length // self.block_tokens
         stored = 0
         with self._lock, torch.no_grad():
             self._check_weights()
-            self._end_arrival()
+            self._end_layer_loads()
             if self._watched and (seconds := self._watched.seconds()):
                 self.store.report_computed(self._watched.tokens, seconds)
                 self._watch(None, 0)
@@ -468,11 +468,11 @@ class KVLaneCache:
                 raise errors.NotSupported(f"{name}: KV would depend on more than the tokens")
         # A streamer is told of the prompt, which must not happen twice.
         past = self._load(ids, None, self._layerwise and options.get("streamer") is None)
-        arrival = next((layer.arrival for layer in past.layers if isinstance(layer, ArrivingLayer)), None)
+        loads = next((layer.loads for layer in past.layers if isinstance(layer, LoadingLayer)), None)
         try:
             out = self._generate(ids, past, options)
         except errors.Error as e:
-            if arrival is None or e is not arrival.error:
+            if loads is None or e is not loads.error:
                 raise
             past = self._load(ids, None, False)  # what is right of it: the model has come to no token yet
             out = self._generate(ids, past, options)
@@ -526,7 +526,7 @@ class KVLaneCache:
     def close(self, timeout: float | None = None) -> None:
         """Writes what is still to be written, and closes the store."""
         self._watch(None, 0)
-        self._end_arrival()
+        self._end_layer_loads()
         end = None if timeout is None else time.monotonic() + timeout
         if not self.store.closed:
             self._writes.finish(timeout)
@@ -539,7 +539,7 @@ class KVLaneCache:
         self.close()
 
 
-def _give(past: Any, parts: dict[int, tuple[Any, ...]], arrival: Arrival | None = None) -> None:
+def _give(past: Any, parts: dict[int, tuple[Any, ...]], loads: LayerLoads | None = None) -> None:
     """Makes each layer's K and V, which are taken out of parts, what an empty cache holds; layers that would copy them to no
     end keep these. Of a new DynamicCache they may be on their way.
     """
@@ -556,8 +556,8 @@ def _give(past: Any, parts: dict[int, tuple[Any, ...]], arrival: Arrival | None 
             its.lazy_initialization(k, v)
             like = dict(vars(its))
         vars(its).update(like, keys=k, values=v)
-        if arrival is not None:
-            ArrivingLayer.make(its, arrival, at)
+        if loads is not None:
+            LoadingLayer.convert(its, loads, at)
 
 
 def _in_rows(t: Any) -> Any:

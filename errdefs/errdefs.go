@@ -1,5 +1,5 @@
-// Package errdefs holds the sentinel errors that callers decide by. Every package of kvlane wraps one of them, with the
-// operation, the object and the native cause, so that errors.Is answers "what now?" and the text answers "why?".
+// Package errdefs has the sentinel errors of kvlane. Every error of its packages wraps one of them,
+// with the operation, the object and the native cause. Callers decide by the sentinel.
 package errdefs
 
 import "errors"
@@ -7,11 +7,12 @@ import "errors"
 var (
 	// ErrInvalid: the caller's arguments or input are wrong; the same call will fail again.
 	ErrInvalid = errors.New("invalid argument")
-	// ErrNotFound: the object is not there. For a store this is a miss, not a failure.
+	// ErrNotFound: the object does not exist. For a store this is a miss, not a failure.
 	ErrNotFound = errors.New("not found")
-	// ErrExists: the object is already there, or somebody is already making it.
+	// ErrExists: the object already exists, or another call is creating it.
 	ErrExists = errors.New("already exists")
-	// ErrNotSupported: this machine, driver or build lacks what the call needs; the text says what.
+	// ErrNotSupported: this machine, driver or build lacks a requirement of the call, named in
+	// the text.
 	ErrNotSupported = errors.New("not supported")
 	// ErrBusy: a bounded resource is used up for now; the call may succeed later.
 	ErrBusy = errors.New("busy")
@@ -25,11 +26,12 @@ var (
 	ErrCorrupt = errors.New("corrupt")
 	// ErrMismatch: the object belongs to another identity or format version.
 	ErrMismatch = errors.New("identity or format mismatch")
-	// ErrCanceled: the work was cancelled before it finished; what it touched is undefined.
+	// ErrCanceled: the work was cancelled before it finished; its target is undefined.
 	ErrCanceled = errors.New("canceled")
 	// ErrExpired: a lease ended before the call.
 	ErrExpired = errors.New("lease expired")
-	// ErrLost: another process, which this memory belongs to, has taken it back or is gone. What was copied last is undefined.
+	// ErrLost: the process that owns this memory has revoked it or ended. The last copies are
+	// undefined.
 	ErrLost = errors.New("lost")
 	// ErrClosed: the object was closed.
 	ErrClosed = errors.New("closed")

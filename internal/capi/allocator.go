@@ -16,13 +16,14 @@ import (
 )
 
 const (
-	// allocatorProbeTime bounds finding out by what handles a device's memory can be exported.
+	// allocatorProbeTime bounds the probe of handle types for exports of a device's memory.
 	allocatorProbeTime = time.Minute
-	// freeTime bounds how long freeing waits for the program's stream.
+	// freeTime bounds the wait of Deallocate for the program's stream.
 	freeTime = time.Minute
 )
 
-// allocators make device memory that other processes can import, one for each device, which stays open until the process ends.
+// allocators allocate device memory that other processes can import. There is one for each device,
+// open until the process ends.
 type allocators struct {
 	mu  sync.Mutex
 	all map[int]*allocator
@@ -37,16 +38,17 @@ type allocator struct {
 	kept    int64
 }
 
-// AllocatorStats is what an allocator has.
+// AllocatorStats has the figures of an allocator.
 type AllocatorStats struct {
 	Handle      string // type of the handles that the memory has
 	Allocations int
 	Bytes       int64
-	Kept        int64 // times that memory was to be freed and stayed, as nobody could tell that the device does not use it
+	Kept        int64 // allocations not freed because the device may still use them
 }
 
-// OpenAllocator opens the allocator of a device of "cuda", which is what is opened by itself, or of "sim". Opening it again does nothing.
-// ErrNotSupported, with each type's reason, where none of its memory can be exported; ErrExists for that of another driver.
+// OpenAllocator opens the allocator of a device of "cuda", the default, or "sim". Further calls do
+// nothing. The error is ErrNotSupported, with the reason of each handle type, if its memory cannot
+// be exported, and ErrExists if the allocator has another driver.
 func (l *Library) OpenAllocator(driver string, index int) error {
 	l.allocators.mu.Lock()
 	defer l.allocators.mu.Unlock()
@@ -54,7 +56,8 @@ func (l *Library) OpenAllocator(driver string, index int) error {
 	return err
 }
 
-// allocator returns that of a device; any driver's where that is empty. The caller holds the mutex.
+// allocator returns the allocator of a device, of any driver if driver is empty. The caller holds
+// the mutex.
 func (l *Library) allocator(driver kvlane.Driver, index int) (*allocator, error) {
 	a := l.allocators.all[index]
 	switch {
@@ -88,7 +91,7 @@ func (l *Library) allocator(driver kvlane.Driver, index int) (*allocator, error)
 	return a, nil
 }
 
-// Allocate returns the address of so many bytes of a device's memory. No bytes are at 0.
+// Allocate allocates memory of a device and returns its address, or 0 for no bytes.
 func (l *Library) Allocate(index int, bytes int64) (uint64, error) {
 	if bytes <= 0 {
 		if bytes < 0 {
@@ -111,8 +114,8 @@ func (l *Library) Allocate(index int, bytes int64) (uint64, error) {
 	return uint64(r.Dev()), nil
 }
 
-// Deallocate frees what is at an address, once what the program has enqueued on that stream is done. What nobody can say that of stays
-// allocated, and is counted.
+// Deallocate frees an allocation after the work that the program has enqueued on a stream. If that
+// cannot be determined, the memory stays allocated and is counted.
 func (l *Library) Deallocate(index int, address, stream uint64) error {
 	if address == 0 {
 		return nil
@@ -129,7 +132,7 @@ func (l *Library) Deallocate(index int, address, stream uint64) error {
 		return invalid("nothing is allocated at %#x of device %d", address, index)
 	}
 	var err error
-	if a.driver != kvlane.Sim || stream != 0 { // which has no default stream
+	if a.driver != kvlane.Sim || stream != 0 { // sim has no default stream
 		err = idle(a.dev, uintptr(stream)) // others allocate meanwhile
 	}
 	if err == nil {
@@ -146,7 +149,7 @@ func (l *Library) Deallocate(index int, address, stream uint64) error {
 	return nil
 }
 
-// idle waits until what the program has enqueued on a stream is done.
+// idle waits for the work that the program has enqueued on a stream.
 func idle(dev devices.StreamAdopter, stream uintptr) error {
 	s, err := dev.AdoptStream(stream)
 	if err != nil {
@@ -162,7 +165,8 @@ func idle(dev devices.StreamAdopter, stream uintptr) error {
 	return e.Wait(ctx)
 }
 
-// AllocatorStats returns, as JSON, what the allocator of a device has. ErrNotFound if it is not open.
+// AllocatorStats returns the figures of the allocator of a device as JSON. The error is ErrNotFound
+// if it is not open.
 func (l *Library) AllocatorStats(index int) ([]byte, error) {
 	l.allocators.mu.Lock()
 	defer l.allocators.mu.Unlock()

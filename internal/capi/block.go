@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// lease holds blocks where they are.
+// lease is a lease of blocks.
 type lease struct {
 	*kvlane.Lease
 	engine *engine
@@ -19,7 +19,7 @@ type lease struct {
 func (*lease) kind() kind   { return leaseKind }
 func (l *lease) of() object { return l.engine }
 
-// Keys writes the keys of blocks of a page group: of as many hashes of hashBytes each as keys has room for.
+// Keys writes the keys of blocks of a page group to keys, one for each hash of hashBytes bytes.
 func (l *Library) Keys(h Handle, group uint32, hashes []byte, hashBytes int, keys []kvlane.Key) error {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {
@@ -36,7 +36,7 @@ func (l *Library) Keys(h Handle, group uint32, hashes []byte, hashBytes int, key
 	return nil
 }
 
-// HashTokens writes the hashes of whole blocks of tokens: as many as hashes has room for, and tokens has.
+// HashTokens writes the hashes of whole blocks of tokens, as many as both slices have.
 func HashTokens(hashes [][block.HashBytes]byte, parent []byte, tokens []int64, blockTokens int) error {
 	all, err := block.HashTokens(make([]byte, 0, block.HashBytes*len(hashes)), parent, tokens, blockTokens)
 	for i := range hashes {
@@ -47,13 +47,13 @@ func HashTokens(hashes [][block.HashBytes]byte, parent []byte, tokens []int64, b
 	return err
 }
 
-// What Lookup says of a block that is there.
+// The states of a block that Lookup writes; zero is a missing block.
 const (
 	InMemory uint8 = 1
 	InFiles  uint8 = 2
 )
 
-// Lookup says of each key whether its block is there: InMemory, InFiles, or zero.
+// Lookup writes the state of the block of each key: InMemory, InFiles or zero.
 func (l *Library) Lookup(h Handle, keys []kvlane.Key, there []uint8, timeoutMillis int64) error {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {
@@ -78,7 +78,7 @@ func (l *Library) Lookup(h Handle, keys []kvlane.Key, there []uint8, timeoutMill
 	return nil
 }
 
-// Lease holds the longest prefix of the keys whose blocks are all there, and says how long it is.
+// Lease leases the longest prefix of the keys with stored blocks, and returns its length.
 func (l *Library) Lease(h Handle, keys []kvlane.Key, ttlMillis, timeoutMillis int64) (Handle, int, error) {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {
@@ -96,7 +96,7 @@ func (l *Library) Lease(h Handle, keys []kvlane.Key, ttlMillis, timeoutMillis in
 	return l.handles.add(&lease{Lease: got, engine: e}), got.Len(), nil
 }
 
-// Worth says how many of a lease's blocks, which save tokens from being computed, are worth loading.
+// Worth returns the number of blocks of a lease that are worth loading to save computing tokens.
 func (l *Library) Worth(h Handle, tokens int64) (int, error) {
 	got, err := find[*lease](&l.handles, h)
 	if err != nil {
@@ -108,10 +108,10 @@ func (l *Library) Worth(h Handle, tokens int64) (int, error) {
 	return got.engine.Worth(got.Lease, tokens), nil
 }
 
-// maxTokens bounds what a number of tokens may be.
+// maxTokens bounds a number of tokens.
 const maxTokens = 1 << 40
 
-// ReportComputed tells how long it took to compute the KV of so many tokens.
+// ReportComputed records the time that computing the KV of tokens took.
 func (l *Library) ReportComputed(h Handle, tokens int64, seconds float64) error {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {
@@ -124,10 +124,10 @@ func (l *Library) ReportComputed(h Handle, tokens int64, seconds float64) error 
 	return nil
 }
 
-// maxSeconds bounds what a time may be said to be.
+// maxSeconds bounds a reported time.
 const maxSeconds = 1e6
 
-// Release ends a lease, and frees its handle.
+// Release releases a lease and frees its handle.
 func (l *Library) Release(h Handle) error {
 	got, err := find[*lease](&l.handles, h)
 	if err != nil {

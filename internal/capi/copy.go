@@ -13,18 +13,18 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// registrar tells NICs of memory: *kvlane.Engine does.
+// registrar registers memory with NICs; *kvlane.Engine implements it.
 type registrar interface {
 	Register(regions ...*mem.Region) error
 	Unregister(ctx context.Context, regions ...*mem.Region) error
 }
 
-// memory is memory of the program that streams copy from and to.
+// memory is memory of the program or device for copies by streams.
 type memory struct {
 	engine *engine
 	nics   registrar
 	region *mem.Region
-	pinned bool // by this library, which ends it
+	pinned bool // by this library, which unpins it
 
 	uses  inuse.Set
 	mu    sync.Mutex
@@ -42,10 +42,10 @@ func (m *memory) of() object { return m.engine }
 func (*copier) kind() kind   { return streamKind }
 func (c *copier) of() object { return c.engine }
 
-// copied is the batch of a stream as what a task has.
+// copied is a batch of a stream as a task.
 type copied struct{ *stream.Ticket }
 
-// Errs returns why the batch failed.
+// Errs returns the error of the batch.
 func (c copied) Errs() []error {
 	if err := c.Err(); err != nil {
 		return []error{err}
@@ -53,7 +53,7 @@ func (c copied) Errs() []error {
 	return nil
 }
 
-// RegisterHost pins memory of the host program, so that streams can copy from and to it.
+// RegisterHost pins memory of the program for copies by streams.
 func (l *Library) RegisterHost(h Handle, b []byte) (Handle, error) {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {
@@ -70,7 +70,7 @@ func (l *Library) registerHost(e *engine, nics registrar, b []byte) (Handle, err
 	return l.register(&memory{engine: e, nics: nics, region: r, pinned: true})
 }
 
-// RegisterDevice names memory of the engine's device, so that streams can copy from and to it.
+// RegisterDevice registers memory of the engine's device for copies by streams.
 func (l *Library) RegisterDevice(h Handle, address uint64, bytes int64) (Handle, error) {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {
@@ -87,7 +87,8 @@ func (l *Library) registerDevice(e *engine, nics registrar, address uint64, byte
 	return l.register(&memory{engine: e, nics: nics, region: r})
 }
 
-// register tells NICs of memory and returns its handle. Where that fails and cannot be undone either, the memory is the engine's until that is closed.
+// register registers memory with NICs and returns its handle. If that fails and cannot be undone,
+// the engine keeps the memory until it is closed.
 func (l *Library) register(m *memory) (Handle, error) {
 	err := m.nics.Register(m.region)
 	if err == nil {
@@ -95,14 +96,15 @@ func (l *Library) register(m *memory) (Handle, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), freeTime)
 	defer cancel()
-	if left := m.close(ctx); left != nil { // a NIC has a part of it still
-		l.handles.add(m) // which nobody but Close knows
+	if left := m.close(ctx); left != nil { // a NIC still uses a part of it
+		l.handles.add(m) // without a handle for the caller; Close closes it
 		return 0, fmt.Errorf("%w; the memory must stay until the engine is closed: %w", err, left)
 	}
 	return 0, err
 }
 
-// UnregisterMemory takes memory back, once nothing copies from or to it. Once it has returned nil the handle is gone.
+// UnregisterMemory unregisters memory after the last copy from or to it. If it returns nil, the
+// handle has ended.
 func (l *Library) UnregisterMemory(h Handle, timeoutMillis int64) error {
 	m, err := find[*memory](&l.handles, h)
 	if err != nil {
@@ -151,7 +153,8 @@ func (l *Library) OpenStream(h Handle) (Handle, error) {
 	return l.handles.add(&copier{engine: e, stream: s}), nil
 }
 
-// CloseStream cancels what has not begun, and waits for the rest. Once it has returned nil the handle is gone.
+// CloseStream cancels copies that have not started and waits for the others. If it returns nil, the
+// handle has ended.
 func (l *Library) CloseStream(h Handle, timeoutMillis int64) error {
 	c, err := find[*copier](&l.handles, h)
 	if err != nil {
@@ -166,14 +169,14 @@ func (l *Library) CloseStream(h Handle, timeoutMillis int64) error {
 	return nil
 }
 
-// Copies are pieces of memory, each with a place in what they are copied to and from.
+// Copies are pieces of memory with their offsets in the target and the source.
 type Copies struct {
 	To, From           Handle
 	ToAt, FromAt, Size []uint64
 }
 
-// Copy begins to copy, once what has been enqueued so far on a stream of the program is done, where one is named. The timeout is for a
-// place in the stream.
+// Copy starts copies after the work enqueued on a stream of the program, if one is named. The
+// timeout bounds the wait for space in the stream.
 func (l *Library) Copy(h Handle, c *Copies, after *uint64, timeoutMillis int64) (Handle, error) {
 	s, err := find[*copier](&l.handles, h)
 	if err != nil {
@@ -204,7 +207,7 @@ func (l *Library) Copy(h Handle, c *Copies, after *uint64, timeoutMillis int64) 
 	}
 	b.Dst, b.Src = extents(to.region, c.ToAt, c.Size), extents(from.region, c.FromAt, c.Size)
 	if timeoutMillis == 0 {
-		timeoutMillis = 1 // a stream takes nothing from who has no time at all
+		timeoutMillis = 1 // a stream refuses a context that has ended
 	}
 	ctx, cancel := l.within(timeoutMillis)
 	defer cancel()
@@ -219,7 +222,7 @@ func (l *Library) Copy(h Handle, c *Copies, after *uint64, timeoutMillis int64) 
 	return l.handles.add(&task{engine: s.engine, work: copied{ticket}}), nil
 }
 
-// extents returns parts of a region. What does not lie within it Submit refuses.
+// extents returns parts of a region. Submit refuses parts outside of it.
 func extents(r *mem.Region, at, size []uint64) []mem.Extent {
 	out := make([]mem.Extent, len(at))
 	for i := range at {
@@ -228,7 +231,7 @@ func extents(r *mem.Region, at, size []uint64) []mem.Extent {
 	return out
 }
 
-// closeCopies closes the streams of an engine and takes back its memory.
+// closeCopies closes the streams of an engine and unregisters its memory.
 func (l *Library) closeCopies(ctx context.Context, e *engine) error {
 	var streams []*copier
 	var memories []*memory

@@ -1,6 +1,6 @@
-// Package capi is what the C library does, in Go: engines behind handles, JSON for configurations and figures, timeouts for
-// contexts, numbers for errors. The library (cmd/libkvlane) only converts between C's types and these.
+// Package capi implements the C library in Go: handles for engines, JSON for configurations and
+// figures, timeouts for contexts, numbers for errors. cmd/libkvlane converts the types of C.
 //
-// A Library holds what its callers have handles of. Handles are numbers that are never used twice, so one that was freed is found out.
-// All methods are safe for concurrent use; slices that are given are not kept.
+// A Library holds the objects behind its handles. A handle is a number that is never used again, so
+// a freed one is detected. All methods are safe for concurrent use and keep no slice of the caller.
 package capi

@@ -12,8 +12,8 @@ import (
 	"unicode"
 )
 
-// Stats returns an engine's figures as a JSON object: those of its store, of what chooses its streams' paths, of the stream of files, and
-// of each NIC. The names are those of the Go fields, in lower case with underscores; durations are in seconds.
+// Stats returns the figures of an engine as a JSON object: of the store, the planner, the stream of
+// files and each NIC. Names are those of Go fields in snake case; durations are in seconds.
 func (l *Library) Stats(h Handle) ([]byte, error) {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {
@@ -44,7 +44,7 @@ func (l *Library) Metrics(h Handle) ([]byte, error) {
 	return text.Bytes(), nil
 }
 
-// figures returns what stands for v in JSON.
+// figures returns the JSON value of v.
 func figures(v reflect.Value) any {
 	if !v.IsValid() {
 		return nil
@@ -60,7 +60,7 @@ func figures(v reflect.Value) any {
 	case fmt.Stringer:
 		return x.String()
 	}
-	switch v.Kind() { //nolint:exhaustive // the rest is as it is
+	switch v.Kind() { //nolint:exhaustive // other kinds need no conversion
 	case reflect.Struct:
 		out := make(map[string]any, v.NumField())
 		for i := range v.NumField() {
@@ -79,13 +79,13 @@ func figures(v reflect.Value) any {
 		return figures(v.Elem())
 	case reflect.Float32, reflect.Float64:
 		if f := v.Float(); math.IsNaN(f) || math.IsInf(f, 0) {
-			return nil // there is no such number in JSON
+			return nil // JSON has no such number
 		}
 	}
 	return v.Interface()
 }
 
-// snake writes a Go name in lower case with underscores: VerifiedByCPU is verified_by_cpu, and CTAs is ctas.
+// snake converts a Go name to snake case: VerifiedByCPU to verified_by_cpu, CTAs to ctas.
 func snake(name string) string {
 	var b strings.Builder
 	r := []rune(name)

@@ -56,17 +56,17 @@ func (releasedError) Error() string { return "the lease was released" }
 
 func (releasedError) Unwrap() error { return errdefs.ErrExpired }
 
-// handles are the things that callers have handles of.
+// handles maps handles to objects.
 type handles struct {
 	mu   sync.RWMutex
 	last Handle            // of all kinds, without the kind; guarded by mu
 	all  map[Handle]object // guarded by mu
 }
 
-// object is what a handle may stand for.
+// object is an object behind a handle.
 type object interface {
 	kind() kind
-	of() object // whose it is, with which it goes
+	of() object // the owner, whose end ends the object
 }
 
 func (h *handles) add(o object) Handle {
@@ -88,7 +88,7 @@ func (h *handles) remove(n Handle) {
 	delete(h.all, n)
 }
 
-// allOf returns what is an engine's.
+// allOf returns the objects of an engine.
 func (h *handles) allOf(e object) []object {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
@@ -101,7 +101,7 @@ func (h *handles) allOf(e object) []object {
 	return out
 }
 
-// removeOf forgets an engine or a manager, and all that is its.
+// removeOf forgets an engine or a manager, and its objects.
 func (h *handles) removeOf(e object) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -16,7 +16,7 @@ import (
 // maxMillis is the longest time in milliseconds that a time.Duration holds.
 const maxMillis = math.MaxInt64 / int64(time.Millisecond)
 
-// Library holds engines, and what belongs to them, behind handles. Make it with New.
+// Library holds engines and their objects behind handles. Create it with New.
 type Library struct {
 	handles    handles
 	allocators allocators
@@ -25,7 +25,7 @@ type Library struct {
 	refs       sync.Pool       // of *[]kvlane.Ref, which the store copies
 }
 
-// errNotNow is the cause for calls that do not wait for their turn.
+// errNotNow is the cause for calls that do not wait for a free task.
 var errNotNow = fmt.Errorf("too many loads, dumps and prefetches are under way: wait for one: %w", errdefs.ErrBusy)
 
 // New returns a library without any engine.
@@ -38,7 +38,8 @@ func New() *Library {
 	return &Library{past: ended(errPending), busy: ended(errNotNow)}
 }
 
-// within returns a context that ends after a timeout in milliseconds: has ended, of zero, and never does, of a negative one.
+// within returns a context with a timeout in milliseconds. A context of zero has ended; one of a
+// negative timeout never ends.
 func (l *Library) within(ms int64) (context.Context, context.CancelFunc) {
 	switch {
 	case ms == 0:
@@ -49,7 +50,7 @@ func (l *Library) within(ms int64) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(context.Background(), time.Duration(ms)*time.Millisecond, errPending)
 }
 
-// looking is within for what has nothing to wait for but the answers of the tiers: zero waits for these.
+// looking is within for calls that wait only for answers of tiers. They wait even if ms is zero.
 func (l *Library) looking(ms int64) (context.Context, context.CancelFunc) {
 	if ms == 0 {
 		ms = -1
@@ -57,7 +58,7 @@ func (l *Library) looking(ms int64) (context.Context, context.CancelFunc) {
 	return l.within(ms)
 }
 
-// engine is an engine, and the streams of the program that it has adopted.
+// engine is an engine with the adopted streams of the program.
 type engine struct {
 	*kvlane.Engine
 
@@ -70,13 +71,13 @@ func (e *engine) of() object { return e }
 func (*cache) kind() kind    { return cacheKind }
 func (c *cache) of() object  { return c.engine }
 
-// cache is a paged KV cache that an engine was told of.
+// cache is a registered paged KV cache.
 type cache struct {
 	*kvlane.Cache
 	engine *engine
 }
 
-// stream returns the program's stream of that native handle.
+// stream returns the adopted stream with a native handle.
 func (e *engine) stream(handle uint64) (*kvlane.HostStream, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -94,7 +95,7 @@ func (e *engine) stream(handle uint64) (*kvlane.HostStream, error) {
 	return s, nil
 }
 
-// recorded returns what has been enqueued on a stream so far, to come after; of none nothing.
+// recorded returns the dependency on the work enqueued on a stream so far; none without a stream.
 func (e *engine) recorded(after *uint64) ([]mem.Dependency, error) {
 	if after == nil {
 		return nil, nil
@@ -110,7 +111,7 @@ func (e *engine) recorded(after *uint64) ([]mem.Dependency, error) {
 	return []mem.Dependency{r}, nil
 }
 
-// Open opens an engine, as a configuration in JSON says.
+// Open opens an engine with a configuration in JSON.
 func (l *Library) Open(config []byte) (Handle, error) {
 	c, err := ParseConfig(config)
 	if err != nil {
@@ -123,7 +124,7 @@ func (l *Library) Open(config []byte) (Handle, error) {
 	return l.handles.add(&engine{Engine: e}), nil
 }
 
-// Close closes an engine. Once it has returned nil the handles of the engine, and of all that is its, are gone.
+// Close closes an engine. If it returns nil, the handles of the engine and its objects have ended.
 func (l *Library) Close(h Handle, timeoutMillis int64) error {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {
@@ -141,7 +142,7 @@ func (l *Library) Close(h Handle, timeoutMillis int64) error {
 	return nil
 }
 
-// RegisterCache tells an engine where a paged KV cache lies.
+// RegisterCache registers a paged KV cache with an engine.
 func (l *Library) RegisterCache(h Handle, memory []kvlane.CacheMemory) (Handle, error) {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {
@@ -154,7 +155,7 @@ func (l *Library) RegisterCache(h Handle, memory []kvlane.CacheMemory) (Handle, 
 	return l.handles.add(&cache{Cache: c, engine: e}), nil
 }
 
-// CloseCache takes a paged KV cache back. Once it has returned nil the handle is gone.
+// CloseCache unregisters a paged KV cache. If it returns nil, the handle has ended.
 func (l *Library) CloseCache(h Handle, timeoutMillis int64) error {
 	c, err := find[*cache](&l.handles, h)
 	if err != nil {
@@ -169,7 +170,7 @@ func (l *Library) CloseCache(h Handle, timeoutMillis int64) error {
 	return nil
 }
 
-// Notes returns, as a JSON array, what the user should know of how the engine was opened.
+// Notes returns the notes of the opening of an engine as a JSON array.
 func (l *Library) Notes(h Handle) ([]byte, error) {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {
@@ -182,7 +183,7 @@ func (l *Library) Notes(h Handle) ([]byte, error) {
 	return json.Marshal(notes)
 }
 
-// ReportSlowdown tells by how many percent the program's own work takes longer than without copies beside it.
+// ReportSlowdown records the slowdown of the program's own work by concurrent copies, in percent.
 func (l *Library) ReportSlowdown(h Handle, percent float64) error {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {
@@ -195,5 +196,5 @@ func (l *Library) ReportSlowdown(h Handle, percent float64) error {
 	return nil
 }
 
-// maxPercent bounds what a slowdown may be said to be.
+// maxPercent bounds a reported slowdown.
 const maxPercent = 1e6

@@ -19,7 +19,7 @@ type manager struct{ *kvlane.Manager }
 func (*manager) kind() kind   { return managerKind }
 func (m *manager) of() object { return m }
 
-// job is what a manager has all workers do.
+// job is a job of a manager for all workers.
 type job struct {
 	*kvlane.Job
 	manager *manager
@@ -28,7 +28,7 @@ type job struct {
 func (*job) kind() kind   { return jobKind }
 func (j *job) of() object { return j.manager }
 
-// Names are blocks as the caller names them: by page group, of the first where there are no groups, and by hash.
+// Names name blocks by page group and hash. Without groups, all are of the first.
 type Names struct {
 	Groups    []uint32
 	Hashes    []byte
@@ -90,7 +90,7 @@ func ParseManagerConfig(text []byte) (kvlane.ManagerConfig, error) {
 	return c, errors.Join(errs...)
 }
 
-// CloseManager closes a manager. Once it has returned nil its handle, and those of its jobs, are gone.
+// CloseManager closes a manager. If it returns nil, its handle and those of its jobs have ended.
 func (l *Library) CloseManager(h Handle, timeoutMillis int64) error {
 	m, err := find[*manager](&l.handles, h)
 	if err != nil {
@@ -123,7 +123,8 @@ const (
 	Below    uint8 = 3 // there, in files and not in every worker's memory
 )
 
-// ManagerLookup says where each block stands. What was found is written although a tier could not be asked, which the error says.
+// ManagerLookup writes the state of each block. If a tier does not answer, it writes the states
+// from the other tiers and returns an error.
 func (l *Library) ManagerLookup(h Handle, n *Names, states []uint8) error {
 	m, blocks, err := l.manage(h, n)
 	if err != nil {
@@ -136,8 +137,8 @@ func (l *Library) ManagerLookup(h Handle, n *Names, states []uint8) error {
 	return err
 }
 
-// ManagerWorth says how many of the blocks, from the first on, are worth loading. states is what ManagerLookup wrote, and tokens how many
-// all of them save.
+// ManagerWorth returns the number of blocks, from the first on, that are worth loading. states are
+// those of ManagerLookup. tokens is the number of tokens that all blocks save.
 func (l *Library) ManagerWorth(h Handle, n *Names, states []uint8, tokens int64) (int, error) {
 	m, blocks, err := l.manage(h, n)
 	if err != nil {
@@ -153,7 +154,7 @@ func (l *Library) ManagerWorth(h Handle, n *Names, states []uint8, tokens int64)
 	return m.Worth(blocks, known, tokens), nil
 }
 
-// ManagerComputed tells how long the KV of so many tokens took to compute.
+// ManagerComputed records the time that computing the KV of tokens took.
 func (l *Library) ManagerComputed(h Handle, tokens int64, seconds float64) error {
 	m, err := find[*manager](&l.handles, h)
 	if err != nil {
@@ -179,7 +180,8 @@ func (l *Library) ManagerLoad(h Handle, n *Names) (Handle, error) {
 	return l.handles.add(&job{j, m}), nil
 }
 
-// ManagerStore makes room for blocks that workers store, and writes 1 for each that the job is about, which may be none.
+// ManagerStore makes space for blocks that workers store, and writes 1 for each block of the job. A
+// job may have no blocks.
 func (l *Library) ManagerStore(h Handle, n *Names, chosen []uint8, before ...*Names) (Handle, error) {
 	m, blocks, err := l.manage(h, n)
 	if err != nil {
@@ -206,7 +208,8 @@ func (l *Library) ManagerStore(h Handle, n *Names, chosen []uint8, before ...*Na
 	return l.handles.add(&job{j, m}), nil
 }
 
-// JobEvicted writes which blocks the workers drop first: as many as JobSize says, whose hashes have hashBytes each.
+// JobEvicted writes the blocks that the workers drop first. JobSize returns their number; their
+// hashes have hashBytes each.
 func (l *Library) JobEvicted(h Handle, groups []uint32, hashes []byte, hashBytes int) error {
 	j, err := find[*job](&l.handles, h)
 	if err != nil {
@@ -234,7 +237,8 @@ func (l *Library) JobSize(h Handle) (blocks, evicted int, err error) {
 	return len(j.Blocks), len(j.Evicted), nil
 }
 
-// JobEnd ends a job, and frees its handle. A block is forgotten whose place in failed is not zero; nil is none.
+// JobEnd ends a job and frees its handle. It forgets the blocks with a nonzero element in failed;
+// none if failed is nil.
 func (l *Library) JobEnd(h Handle, failed []uint8) error {
 	j, err := find[*job](&l.handles, h)
 	if err != nil {
@@ -265,7 +269,7 @@ func (l *Library) ManagerForget(h Handle, n *Names) error {
 	return m.Forget(blocks)
 }
 
-// ManagerTouch says that blocks are in use.
+// ManagerTouch marks blocks as used.
 func (l *Library) ManagerTouch(h Handle, n *Names) error {
 	m, blocks, err := l.manage(h, n)
 	if err != nil {
@@ -293,7 +297,7 @@ func (l *Library) ManagerStats(h Handle) ([]byte, error) {
 	return json.Marshal(figures(reflect.ValueOf(m.Stats())))
 }
 
-// Drop takes blocks out of an engine's cache, and says how many stay for now.
+// Drop removes blocks from an engine's cache, and returns the number of those that stay for now.
 func (l *Library) Drop(h Handle, keys []kvlane.Key) (stay int, err error) {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {

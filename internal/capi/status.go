@@ -11,10 +11,10 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// Status is a kvl_status of the header: zero is success, above it is no failure.
+// Status is a kvl_status of the header. Zero is success.
 type Status int32
 
-// The statuses. Forked is here for completeness: a child of fork() never gets as far as Go.
+// The statuses. Go never returns Forked: a child of fork() does not reach it.
 const (
 	OK           Status = 0
 	Pending      Status = 1
@@ -39,7 +39,7 @@ const (
 // errPending is the cause of contexts that end with a timeout.
 var errPending = errors.New("the timeout passed")
 
-// sentinels are what statuses stand for. Of an error with several the first decides.
+// sentinels are the errors of the statuses. The first that matches an error decides.
 var sentinels = []struct {
 	err    error
 	status Status
@@ -62,7 +62,7 @@ var sentinels = []struct {
 	{errdefs.ErrNotFound, NotFound},
 }
 
-// StatusOf returns what an error is for a caller in C.
+// StatusOf returns the status of an error.
 func StatusOf(err error) Status {
 	if err == nil {
 		return OK
@@ -75,7 +75,7 @@ func StatusOf(err error) Status {
 	return Failed
 }
 
-// Text returns the words of an error, on one line and without zero bytes.
+// Text returns the text of an error and its remedy, on one line and without zero bytes.
 func Text(err error) string {
 	text := err.Error()
 	if remedy := errdefs.Remedy(err); remedy != "" {
@@ -84,7 +84,7 @@ func Text(err error) string {
 	return strings.NewReplacer("\n", "; ", "\x00", " ").Replace(text)
 }
 
-// Guard calls f. A panic of f is a bug of kvlane's: it comes back as an error that is Failed, and the program lives on.
+// Guard calls f and converts a panic, which is a bug of kvlane, to an error with the status Failed.
 func Guard(f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -94,7 +94,7 @@ func Guard(f func() error) (err error) {
 	return f()
 }
 
-// where names the places of kvlane's on the way to a panic, the innermost first.
+// where returns the places in kvlane's code that led to a panic, the innermost first.
 func where() string {
 	var at []string
 	calls := make([]uintptr, 32)
@@ -108,13 +108,13 @@ func where() string {
 	return strings.Join(at, ", ")
 }
 
-// invalid returns an error of the caller's.
+// invalid returns an ErrInvalid.
 func invalid(format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...)
 }
 
-// ofBlocks returns the first of the errors of blocks, and how many more there are: a thousand lines help nobody, and each block's own
-// status is in its result.
+// ofBlocks returns the first of the errors of blocks and the number of further ones. Results have
+// the status of each block.
 func ofBlocks(errs []error) error {
 	var first error
 	n := 0
@@ -132,7 +132,7 @@ func ofBlocks(errs []error) error {
 	return first
 }
 
-// ofJoined is ofBlocks for errors that a task has joined; others it returns as they are.
+// ofJoined applies ofBlocks to joined errors and returns others unchanged.
 func ofJoined(err error) error {
 	var b *store.BlockError
 	if j, ok := err.(interface{ Unwrap() []error }); ok && errors.As(err, &b) {

@@ -14,14 +14,14 @@ const (
 	Awaited   uint32 = 2
 )
 
-// What a task is waited for; zero and above are layers.
+// The states of a task that Wait waits for. Zero and above are layers.
 const (
 	Done       int32 = -1
 	SourceFree int32 = -2
 	Published  int32 = -3
 )
 
-// Result is what became of a block: a kvl_result of the header.
+// Result is the outcome of a block: a kvl_result of the header.
 type Result struct {
 	Status    Status
 	Undefined uint32
@@ -31,12 +31,12 @@ type Result struct {
 type task struct {
 	engine *engine
 	work   work
-	load   *kvlane.LoadTask // nil: it is none
-	dump   *kvlane.DumpTask // nil: it is none
+	load   *kvlane.LoadTask // nil for other tasks
+	dump   *kvlane.DumpTask // nil for other tasks
 	blocks int
 }
 
-// work is what all tasks have.
+// work is the common part of all tasks.
 type work interface {
 	Done() <-chan struct{}
 	Errs() []error
@@ -60,7 +60,7 @@ func (l *Library) pair(keys []kvlane.Key, pages []uint32, start func([]kvlane.Re
 	return start(*refs)
 }
 
-// transfer returns what a load or dump is between.
+// transfer returns the engine and the cache of a load or dump.
 func (l *Library) transfer(eh, ch Handle, keys []kvlane.Key, pages []uint32, flags, allowed uint32) (*engine, *cache, error) {
 	e, err := find[*engine](&l.handles, eh)
 	if err != nil {
@@ -78,7 +78,7 @@ func (l *Library) transfer(eh, ch Handle, keys []kvlane.Key, pages []uint32, fla
 	return e, c, nil
 }
 
-// blockBefore returns the block before the first of a call, or the zero key.
+// blockBefore returns the key of the block before the first of a call, or the zero key.
 func blockBefore(before []kvlane.Key) (key kvlane.Key) {
 	if len(before) > 0 {
 		key = before[0]
@@ -86,9 +86,9 @@ func blockBefore(before []kvlane.Key) (key kvlane.Key) {
 	return key
 }
 
-// Load begins to copy blocks to pages, once the work enqueued so far on the stream after is done,
-// if it is given. leaseHandle may be zero. before is the block before the first of keys in its
-// prompt, if there is one. Busy where too many tasks are under way.
+// Load starts a load of blocks to pages after the work enqueued on the stream after, if given.
+// leaseHandle may be zero. before is the block before the first of keys in its prompt, if any. The
+// error is Busy if too many tasks are in progress.
 func (l *Library) Load(eh, leaseHandle, ch Handle, keys []kvlane.Key, pages []uint32, flags uint32, after *uint64, before ...kvlane.Key) (Handle, error) {
 	e, c, err := l.transfer(eh, ch, keys, pages, flags, Layerwise|Awaited)
 	if err != nil {
@@ -117,9 +117,8 @@ func (l *Library) Load(eh, leaseHandle, ch Handle, keys []kvlane.Key, pages []ui
 	return l.handles.add(&task{engine: e, work: t, load: t, blocks: len(keys)}), nil
 }
 
-// Dump begins to store blocks from pages, once the work enqueued so far on the stream after is
-// done, if it is given. before is the block before the first of keys in its prompt, if there is
-// one.
+// Dump starts a dump of blocks from pages after the work enqueued on the stream after, if it is
+// given. before is the block before the first of keys in its prompt, if any.
 func (l *Library) Dump(eh, ch Handle, keys []kvlane.Key, pages []uint32, flags uint32, after *uint64, before ...kvlane.Key) (Handle, error) {
 	e, c, err := l.transfer(eh, ch, keys, pages, flags, Layerwise)
 	if err != nil {
@@ -140,7 +139,7 @@ func (l *Library) Dump(eh, ch Handle, keys []kvlane.Key, pages []uint32, flags u
 	return l.handles.add(&task{engine: e, work: t, dump: t, blocks: len(keys)}), nil
 }
 
-// SubmitLayer says that a layer of a layerwise dump may be read, once what has been enqueued so far on the stream is done.
+// SubmitLayer lets a layerwise dump read a layer after the work enqueued on the stream so far.
 func (l *Library) SubmitLayer(h Handle, layer uint32, after *uint64) error {
 	t, err := find[*task](&l.handles, h)
 	if err != nil {
@@ -156,7 +155,7 @@ func (l *Library) SubmitLayer(h Handle, layer uint32, after *uint64) error {
 	return t.dump.SubmitShard(context.Background(), int(layer), deps...)
 }
 
-// Prefetch begins to bring blocks into memory.
+// Prefetch starts a prefetch of blocks into memory.
 func (l *Library) Prefetch(h Handle, keys []kvlane.Key) (Handle, error) {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {
@@ -169,7 +168,7 @@ func (l *Library) Prefetch(h Handle, keys []kvlane.Key) (Handle, error) {
 	return l.handles.add(&task{engine: e, work: t, blocks: len(keys)}), nil
 }
 
-// Wait waits until a task has come as far as what, and returns the first error of its blocks by then.
+// Wait waits until a task reaches a state, and returns the first error of its blocks.
 func (l *Library) Wait(h Handle, what int32, timeoutMillis int64) error {
 	t, err := find[*task](&l.handles, h)
 	if err != nil {
@@ -193,7 +192,7 @@ func (l *Library) Wait(h Handle, what int32, timeoutMillis int64) error {
 // wait waits until the task has ended, and returns the first error of its blocks.
 func (t *task) wait(ctx context.Context) error {
 	if t.load != nil {
-		_ = t.load.Wait(ctx) // which hears of small loads sooner
+		_ = t.load.Wait(ctx) // returns sooner for small loads
 	}
 	select {
 	case <-t.work.Done():
@@ -208,7 +207,7 @@ func (t *task) wait(ctx context.Context) error {
 	}
 }
 
-// Results writes what became of each block, of a task that has ended.
+// Results writes the outcome of each block of a finished task.
 func (l *Library) Results(h Handle, results []Result) error {
 	t, err := find[*task](&l.handles, h)
 	if err != nil {
@@ -232,7 +231,7 @@ func (l *Library) Results(h Handle, results []Result) error {
 	return nil
 }
 
-// Cancel asks a task to do no more.
+// Cancel requests the cancellation of a task.
 func (l *Library) Cancel(h Handle) error {
 	t, err := find[*task](&l.handles, h)
 	if err == nil {
@@ -250,7 +249,7 @@ func (l *Library) Free(h Handle) error {
 	return err
 }
 
-// StreamWait makes a stream of the program wait for a load, or a layer of it.
+// StreamWait makes a stream of the program wait for a load or a layer of it.
 func (l *Library) StreamWait(eh Handle, stream uint64, h Handle, what int32) error {
 	e, err := find[*engine](&l.handles, eh)
 	if err != nil {

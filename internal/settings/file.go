@@ -21,11 +21,11 @@ const maxFileBytes = 1 << 20
 type Value struct {
 	*Setting
 	Texts []string
-	// From is the origin: "FILE:LINE", a variable of the environment, or empty for the command line.
+	// From is the origin: "FILE:LINE", a variable of the environment, or empty for flags.
 	From string
 }
 
-// Errorf returns an error about the value, which names its origin.
+// errorf returns an error about the value, which names its origin.
 func (v *Value) errorf(format string, args ...any) error {
 	if v.From == "" {
 		return fmt.Errorf("--"+v.Name+": "+format, args...)

@@ -11,7 +11,7 @@ import (
 type Rule struct {
 	Names    []string
 	Commands []string // with flags for all of them; libraries observe every rule
-	// Met reports whether the condition holds. value returns the text of a setting, empty by default.
+	// Met reports whether the condition holds. value returns the text of a setting, or "".
 	Met func(value func(name string) string) bool
 	// Lacks names flags to add so that the condition holds, Clashes a flag to remove.
 	Lacks, Clashes string

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import sys
 import threading
@@ -41,6 +42,7 @@ def run(plan: dict[str, Any]) -> None:
             kv_connector_extra_config=plan["kvlane"],
         )
     jobs, preempted = watch_jobs(), watch_preemptions()
+    fork_processes()
     llm = LLM(plan["model"], skip_tokenizer_init=True, enforce_eager=True, **plan["engine"], **more)
     if plan.get("metrics"):  # as vLLM's API server has them
         server, _ = prometheus_client.start_http_server(0, "127.0.0.1")
@@ -66,6 +68,12 @@ def run(plan: dict[str, Any]) -> None:
                 "preempted": len(preempted),
             }
         print("STEP " + json.dumps(out), flush=True)
+
+
+def fork_processes() -> None:
+    """Make vLLM fork its scheduler and workers. On CPUs it spawns them, and each one imports vLLM again for many seconds."""
+    context = multiprocessing.get_context("fork")
+    mock.patch.object(multiprocessing, "get_context", lambda *_: context).start()
 
 
 def watch_jobs() -> list[tuple[str, bool]]:
@@ -204,6 +212,10 @@ def main() -> None:
     import vllm.v1.executor.multiproc_executor
     import vllm.v1.executor.uniproc_executor
     import vllm.v1.worker.cpu_worker  # noqa: F401
+    from vllm.model_executor.models import registry
+
+    # vLLM inspects the class of a model in a process of its own, which imports vLLM again.
+    mock.patch.object(registry, "_run_in_subprocess", lambda inspect: inspect()).start()
 
     lock = threading.Lock()
 

@@ -6,7 +6,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// CopyDesc is a piece as KernelCopyList reads it.
+// CopyDesc is a piece in the layout of KernelCopyList.
 type CopyDesc struct {
 	Dst, Src mem.DevAddr
 	Bytes    uint64
@@ -20,19 +20,20 @@ func (d CopyDesc) Put(b []byte) {
 	binary.LittleEndian.PutUint64(b[16:24], d.Bytes)
 }
 
-// ReadCopyDesc reads what CopyDesc.Put wrote.
+// ReadCopyDesc reads the layout of CopyDesc.Put.
 func ReadCopyDesc(b []byte) CopyDesc {
 	_ = b[CopyDescBytes-1]
 	return CopyDesc{address(b), address(b[8:]), word(b[16:])}
 }
 
-// PlaneDesc is a plane as the paged and the pattern kernels read it: Base is the address of page 0.
+// PlaneDesc is a plane in the layout of the paged and pattern kernels. Base is the address of page
+// 0.
 type PlaneDesc struct {
 	Base                   mem.DevAddr
 	Stride, Bytes, SlotOff uint64
 }
 
-// PlaneDescOf describes p as it lies in the device's addresses.
+// PlaneDescOf describes p with device addresses.
 func PlaneDescOf(p *mem.Plane) PlaneDesc {
 	return PlaneDesc{p.Region.Dev() + mem.DevAddr(p.Base), uint64(p.Stride), uint64(p.Bytes), uint64(p.SlotOff)}
 }
@@ -46,35 +47,36 @@ func (d PlaneDesc) Put(b []byte) {
 	binary.LittleEndian.PutUint64(b[24:32], d.SlotOff)
 }
 
-// ReadPlaneDesc reads what PlaneDesc.Put wrote.
+// ReadPlaneDesc reads the layout of PlaneDesc.Put.
 func ReadPlaneDesc(b []byte) PlaneDesc {
 	_ = b[PlaneDescBytes-1]
 	return PlaneDesc{address(b), word(b[8:]), word(b[16:]), word(b[24:])}
 }
 
-// PlaneSums is where the sums of a plane go, behind its PlaneDesc for the kernels that make sums: those of pair i begin at word
-// i*Stride + Off.
+// PlaneSums is the location of a plane's sums, for the kernels that make sums: those of pair i
+// begin at word i*Stride + Off. It follows the PlaneDesc.
 type PlaneSums struct{ Off, Stride uint64 }
 
-// Put writes s into the PlaneSumDescBytes of a plane, behind its PlaneDesc.
+// Put writes s to the first bytes of b, which follow the plane's PlaneDesc.
 func (s PlaneSums) Put(b []byte) {
 	_ = b[PlaneSumDescBytes-1]
 	binary.LittleEndian.PutUint64(b[32:40], s.Off)
 	binary.LittleEndian.PutUint64(b[40:48], s.Stride)
 }
 
-// ReadPlaneSums reads what PlaneSums.Put wrote.
+// ReadPlaneSums reads the layout of PlaneSums.Put.
 func ReadPlaneSums(b []byte) PlaneSums {
 	_ = b[PlaneSumDescBytes-1]
 	return PlaneSums{word(b[32:]), word(b[40:])}
 }
 
-// PutPair writes a page and a slot, or for the pattern kernels a page and an index, to the first PairBytes of b.
+// PutPair writes a page and a slot, or for the pattern kernels a page and an index, to the first
+// PairBytes of b.
 func PutPair(b []byte, page, slot uint32) {
 	binary.LittleEndian.PutUint64(b, uint64(slot)<<32|uint64(page))
 }
 
-// ReadPair reads what PutPair wrote.
+// ReadPair reads the layout of PutPair.
 func ReadPair(b []byte) (page, slot uint32) {
 	w := word(b)
 	return uint32(w), uint32(w >> 32)
@@ -84,8 +86,8 @@ func word(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
 
 func address(b []byte) mem.DevAddr { return mem.DevAddr(word(b)) }
 
-// ListArgs are the arguments of KernelCopyList and of those named after it: Sums, an address that is not zero, of those that
-// make sums.
+// ListArgs are the arguments of KernelCopyList and KernelCopyListSum. Only the latter has Sums, a
+// nonzero address.
 type ListArgs struct {
 	Descs mem.DevAddr
 	Count uint64
@@ -102,8 +104,8 @@ func ListArgsOf(a *[MaxKernelArgs]uint64) ListArgs {
 	return ListArgs{mem.DevAddr(a[0]), a[1], mem.DevAddr(a[2])}
 }
 
-// PagedArgs are the arguments of KernelCopyPaged and of those named after it: Sums, an address that is not zero, of those that
-// make sums. Slots is the address of slot 0, and Direction a mem.Direction.
+// PagedArgs are the arguments of KernelCopyPaged and KernelCopyPagedSum. Only the latter has Sums,
+// a nonzero address. Slots is the address of slot 0, and Direction a mem.Direction.
 type PagedArgs struct {
 	Planes                mem.DevAddr
 	NPlanes               uint64
@@ -126,7 +128,7 @@ func PagedArgsOf(a *[MaxKernelArgs]uint64) PagedArgs {
 	return PagedArgs{mem.DevAddr(a[0]), a[1], mem.DevAddr(a[2]), a[3], mem.DevAddr(a[4]), a[5], a[6], mem.DevAddr(a[7])}
 }
 
-// PartDesc is a part as KernelCopyParts reads it: of PagedArgs, all but the direction.
+// PartDesc is a part in the layout of KernelCopyParts: all fields of PagedArgs but the direction.
 type PartDesc struct {
 	Planes     mem.DevAddr
 	NPlanes    uint64
@@ -145,13 +147,14 @@ func (d PartDesc) Put(b []byte) {
 	}
 }
 
-// ReadPartDesc reads what PartDesc.Put wrote.
+// ReadPartDesc reads the layout of PartDesc.Put.
 func ReadPartDesc(b []byte) PartDesc {
 	_ = b[PartDescBytes-1]
 	return PartDesc{address(b), word(b[8:]), address(b[16:]), word(b[24:]), address(b[32:]), word(b[40:]), address(b[48:])}
 }
 
-// PartsArgs are the arguments of KernelCopyParts and KernelCopyPartsSum. Direction is a mem.Direction.
+// PartsArgs are the arguments of KernelCopyParts and KernelCopyPartsSum. Direction is a
+// mem.Direction.
 type PartsArgs struct {
 	Parts             mem.DevAddr
 	NParts, Direction uint64
@@ -168,7 +171,8 @@ func PartsArgsOf(a *[MaxKernelArgs]uint64) PartsArgs {
 	return PartsArgs{mem.DevAddr(a[0]), a[1], a[2], mem.DevAddr(a[3])}
 }
 
-// PatternArgs are the arguments of KernelPatternFill and KernelPatternCheck: Counts of the latter.
+// PatternArgs are the arguments of KernelPatternFill and KernelPatternCheck. Only the latter has
+// Counts.
 type PatternArgs struct {
 	Planes        mem.DevAddr
 	NPlanes       uint64
@@ -177,7 +181,7 @@ type PatternArgs struct {
 	Seeds, Counts mem.DevAddr
 }
 
-// Kernel returns the launch of KernelPatternCheck, or without Counts of KernelPatternFill.
+// Kernel returns a launch of KernelPatternCheck, or of KernelPatternFill if Counts is zero.
 func (a PatternArgs) Kernel() Kernel {
 	name := KernelPatternFill
 	if a.Counts != 0 {
@@ -193,7 +197,7 @@ func PatternArgsOf(a *[MaxKernelArgs]uint64) PatternArgs {
 	return PatternArgs{mem.DevAddr(a[0]), a[1], mem.DevAddr(a[2]), a[3], mem.DevAddr(a[4]), mem.DevAddr(a[5])}
 }
 
-// kernelOf makes a launch of n arguments, and one more where the last is there.
+// kernelOf returns a launch of n arguments, and of one more if last is not zero.
 func kernelOf(name string, ctas, n int, last mem.DevAddr, args [MaxKernelArgs]uint64) Kernel {
 	if last != 0 {
 		n++

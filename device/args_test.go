@@ -8,7 +8,8 @@ import (
 	"github.com/kvlane/kvlane/device"
 )
 
-// What the kernels read is fixed: words of 64 bits, the lowest byte first, in the order that kernel.go gives.
+// What the kernels read is fixed: words of 64 bits, the lowest byte first, in the order that
+// kernel.go gives.
 func TestDescriptorsAreAsKernelsReadThem(t *testing.T) {
 	b := make([]byte, device.PlaneSumDescBytes)
 	for _, c := range []struct {

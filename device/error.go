@@ -8,11 +8,11 @@ type Error struct {
 	Args string // the arguments that matter: "bytes=4096"
 	Code int    // the native code: 2
 	Name string // its name: "CUDA_ERROR_OUT_OF_MEMORY"
-	Text string // the driver's own words, may be empty
+	Text string // the driver's message; may be empty
 	Kind error  // a sentinel of errdefs, or nil
 }
 
-// Error gives call, arguments, name, code and the driver's words.
+// Error returns call, arguments, name, code and the driver's message.
 func (e *Error) Error() string {
 	s := fmt.Sprintf("%s(%s): %s (%d)", e.Call, e.Args, e.Name, e.Code)
 	if e.Text != "" {
@@ -21,5 +21,5 @@ func (e *Error) Error() string {
 	return s
 }
 
-// Unwrap returns the sentinel to decide by.
+// Unwrap returns the sentinel.
 func (e *Error) Unwrap() error { return e.Kind }

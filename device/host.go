@@ -2,46 +2,53 @@ package device
 
 import "github.com/kvlane/kvlane/mem"
 
-// StreamAdopter is a Device that keeps order between its queues and streams that the host program has on the device. The
-// device has been opened in the program's process, and on CUDA in its context: the primary one, as the runtime's streams are.
+// StreamAdopter is a Device that orders its queues with streams of the host program. The device
+// must be open in the program's process. On CUDA it uses the primary context, like the runtime's
+// streams.
 //
-// Once a stream of the program waits, a driver may hold up whoever allocates, frees or registers memory, opens a queue or
-// loads a kernel until that wait is over. What ends the wait must need none of it: queues, memory and the words themselves
-// are made ahead. An implementation has all kernels loaded when the device is open, and makes nothing in a queue's methods
-// but for events beyond QueueOptions.Events.
+// While a stream of the program waits, a driver may block calls that allocate, free or register
+// memory, open a queue or load a kernel. Work that ends the wait must not need such calls: queues,
+// memory and the words themselves are allocated in advance. An implementation loads all kernels
+// when the device is opened, and allocates nothing in a queue's methods except events beyond
+// QueueOptions.Events.
 type StreamAdopter interface {
 	Device
-	// AdoptStream returns the program's stream of that native handle, a CUstream; zero is its default stream. The stream
-	// stays the program's, and there is nothing to give back. Safe for concurrent use. It may block while a driver makes
-	// what HostStream needs, the first time on this device: adopt a stream when the program makes it.
+	// AdoptStream returns the program's stream of that native handle, a CUstream. Zero is the
+	// default stream. The program still owns the stream, and there is nothing to close. Safe for
+	// concurrent use. The first call on a device may block while the driver allocates, so adopt a
+	// stream when the program creates it.
 	//
-	// ErrNotSupported if the stream is capturing a graph: what is enqueued then runs when the graph does, if ever.
-	// ErrInvalid if it belongs to another device or context, or is the default stream of each thread, which is nobody's
-	// here. A driver cannot tell a handle that was never a stream's, nor one whose stream is destroyed: the program sees
-	// to that, as long as it uses the HostStream.
+	// AdoptStream returns ErrNotSupported if the stream is capturing a graph, because enqueued work
+	// then runs only with the graph. It returns ErrInvalid if the stream belongs to another device
+	// or context, or is the per-thread default stream. A driver cannot detect an invalid handle or
+	// a destroyed stream. The program must keep the stream as long as it uses the HostStream.
 	AdoptStream(handle uintptr) (HostStream, error)
-	// WaitLimit is how many streams of the program may wait at a time, in the whole process, so that kernels still run on
-	// others: on four of them at the same time, the program's own counted in. Package signal keeps to it. It says nothing of
-	// streams with copies enqueued behind their waits, which take up queues of copy engines too.
+	// WaitLimit returns the number of streams of the program that may wait at a time, in the whole
+	// process. Within it, kernels still run on four other streams at the same time, including the
+	// program's own. Package signal enforces it. The limit does not cover streams with copies
+	// enqueued behind their waits, which also occupy queues of copy engines.
 	WaitLimit() int
 }
 
-// HostStream is a stream of the host program. Its methods enqueue behind what the program has enqueued so far, and return;
-// they block only where the driver does because the stream is full. They may be called from any thread, whatever its
-// context, concurrently too, and take no part in a capture of the program's. A stream that has begun to capture since it
-// was adopted is refused by each with ErrNotSupported; that it does not begin during a call, the program sees to.
+// HostStream is a stream of the host program. Its methods enqueue behind the program's work and
+// return. They block only if the driver blocks because the stream is full. They are safe for
+// concurrent use from any thread, in any context, and take no part in the program's graph captures.
+// If the stream has begun a capture since its adoption, each method returns ErrNotSupported. The
+// program must not begin a capture during a call.
 type HostStream interface {
-	// Record returns an event that is done once what the program has enqueued so far is, for Queue.Wait: the bytes that
-	// this work has written are then there for the queue's later work, and the host has waited for nothing. The event is
-	// recorded when Record returns.
+	// Record returns an event, for Queue.Wait, that is done once the program's work enqueued so far
+	// is done. The bytes that this work has written are then visible to the queue's later work,
+	// without a wait on the host. The event is recorded when Record returns.
 	Record() (Event, error)
-	// WaitValue makes what the program enqueues from now on wait until the aligned 64-bit word at word, in pinned memory of
-	// the device, has reached value: int64(word-value) >= 0, so that counters may wrap. What was complete on the device
-	// when the word was stored is seen by the work that waited. The word must stay until an event recorded afterwards is
-	// done. Package signal keeps such words. ErrNotSupported, with the reason, where the device or its driver cannot.
+	// WaitValue makes later work of the program wait until the aligned 64-bit word at word has
+	// reached value: int64(word-value) >= 0, so that counters may wrap. The word is in pinned
+	// memory of the device, and must stay valid until an event recorded afterwards is done. Package
+	// signal keeps such words. The waiting work sees everything that was complete on the device
+	// when the word was stored. WaitValue returns ErrNotSupported with the reason if the device or
+	// its driver cannot wait.
 	WaitValue(word mem.Extent, value uint64) error
-	// WriteValue stores value in the aligned 64-bit word at word, in pinned memory of the device, once what the program has enqueued
-	// so far is done. The word must stay until an event recorded afterwards is done. ErrNotSupported where WaitValue is not
-	// supported.
+	// WriteValue stores value in the aligned 64-bit word at word once the program's work enqueued
+	// so far is done. The word is in pinned memory of the device, and must stay valid until an
+	// event recorded afterwards is done. WriteValue returns ErrNotSupported if WaitValue does.
 	WriteValue(word mem.Extent, value uint64) error
 }

@@ -2,16 +2,18 @@ package device
 
 import "github.com/kvlane/kvlane/mem"
 
-// Peerer is a Device whose work may reach the memory of another device of the same implementation, directly: over NVLink
-// or over PCIe, and not by way of the host.
+// Peerer is a Device with direct access to the memory of another device of the same implementation,
+// over NVLink or PCIe and not through the host.
 type Peerer interface {
 	Device
-	// EnablePeer lets queues and kernels of this device read and write memory of other, whenever that was or will be
-	// allocated. Work of other reaches memory of this device only after other.EnablePeer has been called too. Enabling
-	// twice does nothing. ErrNotSupported where the hardware has no such way, ErrInvalid for a device of another
-	// implementation and for the device itself. It may block while a driver maps memory.
+	// EnablePeer lets queues and kernels of this device read and write all present and future
+	// memory of other. Access in the other direction needs other.EnablePeer. A second call does
+	// nothing. EnablePeer returns ErrNotSupported if the hardware has no direct path. It returns
+	// ErrInvalid for a device of another implementation and for the device itself. It may block
+	// while a driver maps memory.
 	EnablePeer(other Device) error
-	// Reaches reports whether work of this device reaches r, of kind device: its own memory, that of an open device for which
-	// EnablePeer has succeeded, and what this device has imported. It does not block.
+	// Reaches reports whether work of this device can access r, of kind device. This holds for its
+	// own memory, for memory of an open device for which EnablePeer has succeeded, and for memory
+	// that this device has imported. It does not block.
 	Reaches(r *mem.Region) bool
 }

@@ -2,25 +2,30 @@ package device
 
 import "github.com/kvlane/kvlane/mem"
 
-// DMABufExporter is a Device whose memory other drivers of the kernel can map, such as an RDMA NIC's.
+// DMABufExporter is a Device with memory that other kernel drivers can map, such as that of an RDMA
+// NIC.
 type DMABufExporter interface {
 	Device
-	// ExportDMABuf returns the descriptor of a new dma-buf that holds e, which lies in memory of this device, whoever
-	// allocated it, and the offset in bytes of e's first byte in it. The caller closes the descriptor. What has mapped the
-	// dma-buf by then goes on to reach the memory, which must not be freed before that has let go of it. ErrNotSupported,
-	// with the reason, where the device or its driver cannot; ErrInvalid for memory of the host or of another device.
+	// ExportDMABuf returns the descriptor of a new dma-buf that contains e, and the offset in bytes
+	// of e in it. e is any memory of this device, including memory that the host program allocated.
+	// The caller closes the descriptor. Drivers that have mapped the dma-buf keep access after
+	// that, so the memory must not be freed before they unmap it. ExportDMABuf returns
+	// ErrNotSupported with the reason if the device or its driver cannot export. It returns
+	// ErrInvalid for memory of the host or of another device.
 	ExportDMABuf(e mem.Extent) (fd int, off int64, err error)
 }
 
-// RemoteWriteFlusher is a Device that can tell when NICs' writes to its memory are seen. A NIC reports a write when it has
-// left for the bus, and the device may still read the old bytes then.
+// RemoteWriteFlusher is a Device that can make writes of NICs to its memory visible. A NIC reports
+// a write when it has left for the bus. The device may still read the old bytes then.
 type RemoteWriteFlusher interface {
 	Device
-	// NeedsFlush reports whether work of this device, or of others that reach its memory, may miss what a NIC wrote
-	// before, unless FlushRemoteWrites is called in between. It does not change while the device is open. ErrNotSupported,
-	// with the reason, where that is so and nothing can be done about it.
+	// NeedsFlush reports whether work of this device, or of others with access to its memory, may
+	// miss earlier writes of a NIC unless FlushRemoteWrites is called in between. The result does
+	// not change while the device is open. NeedsFlush returns ErrNotSupported with the reason if
+	// writes may be missed and cannot be flushed.
 	NeedsFlush() (bool, error)
-	// FlushRemoteWrites blocks until what NICs have written to the device's memory, as they report, is seen by work that
-	// starts later, on any device: some microseconds. Where no flush is needed it does no harm.
+	// FlushRemoteWrites blocks until all writes to the device's memory that NICs have reported are
+	// visible to later work on any device. It takes some microseconds. It is harmless if no flush
+	// is needed.
 	FlushRemoteWrites() error
 }

@@ -7,18 +7,22 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// HandleType says by what sort of handle another process maps memory.
+// HandleType is the type of handle that another process uses to map memory.
 type HandleType uint8
 
-// The types of handle, in the order in which they are preferred.
+// The types of handle, in order of preference.
 const (
-	HandleFabric  HandleType = iota + 1 // 64 bytes, also across hosts of one NVLink domain; needs an IMEX channel
-	HandlePosixFD                       // a file descriptor of the driver's
-	HandleCUDAIPC                       // 64 bytes, for memory of cuMemAlloc; no process opens its own
-	HandleMemFD                         // a file in memory: of the host, or what stands for a simulated device's memory
+	// HandleFabric is 64 bytes. It also works across hosts of one NVLink domain, and needs an IMEX
+	// channel.
+	HandleFabric  HandleType = iota + 1
+	HandlePosixFD            // a file descriptor of the driver
+	// HandleCUDAIPC is 64 bytes, for memory of cuMemAlloc. A process cannot open its own handles.
+	HandleCUDAIPC
+	// HandleMemFD is a file in memory: host memory, or the memory of a simulated device.
+	HandleMemFD
 )
 
-// HandleTypes returns all types, in the order in which they are preferred.
+// HandleTypes returns all types, in order of preference.
 func HandleTypes() []HandleType {
 	return []HandleType{HandleFabric, HandlePosixFD, HandleCUDAIPC, HandleMemFD}
 }
@@ -27,7 +31,7 @@ var handleNames = map[HandleType]string{
 	HandleFabric: "fabric", HandlePosixFD: "posix-fd", HandleCUDAIPC: "cuda-ipc", HandleMemFD: "memfd",
 }
 
-// String returns the type's name, as descriptors and reports have it.
+// String returns the type's name, as used in descriptors and reports.
 func (t HandleType) String() string {
 	if name, ok := handleNames[t]; ok {
 		return name
@@ -44,7 +48,7 @@ func (t HandleType) MarshalText() ([]byte, error) {
 	return []byte(name), nil
 }
 
-// UnmarshalText takes a name.
+// UnmarshalText sets t from a name.
 func (t *HandleType) UnmarshalText(text []byte) error {
 	for _, known := range HandleTypes() {
 		if string(text) == known.String() {
@@ -55,35 +59,40 @@ func (t *HandleType) UnmarshalText(text []byte) error {
 	return fmt.Errorf("there is no handle type %q: %w", text, errdefs.ErrInvalid)
 }
 
-// IsFD reports whether a handle of this type is a file descriptor; the others are HandleBytes bytes.
+// IsFD reports whether a handle of this type is a file descriptor; the others are HandleBytes
+// bytes.
 func (t HandleType) IsFD() bool { return t == HandlePosixFD || t == HandleMemFD }
 
-// HandleBytes is the length of handles that are no descriptors.
+// HandleBytes is the length of handles that are not descriptors.
 const HandleBytes = 64
 
-// Handle is what another process maps an allocation by: all of it, whatever part was asked for.
+// Handle lets another process map a whole allocation, even if only a part of it was exported.
 type Handle struct {
 	Type   HandleType
-	Device string            // UUID of the device that has the memory; empty for the host's
-	FD     int               // where Type.IsFD: its owner closes it
+	Device string            // UUID of the device of the memory; empty for host memory
+	FD     int               // if Type.IsFD; the owner of the handle closes it
 	Data   [HandleBytes]byte // otherwise
-	Bytes  int64             // of the allocation
-	Off    int64             // in it, of the region that was exported
+	Bytes  int64             // length of the allocation
+	Off    int64             // offset of the exported region in the allocation
 }
 
-// Sharer is a Device whose memory other processes can map, and that maps theirs.
+// Sharer is a Device with memory that other processes can map, and that can map theirs.
 type Sharer interface {
 	Device
-	// HandleTypes returns the types that the device has the calls for, the preferred first. Whether one works, only trying tells.
+	// HandleTypes returns the types that the device has driver calls for, in order of preference.
+	// Only a try shows whether a type works.
 	HandleTypes() []HandleType
-	// ExportMemory returns a handle of type t of the allocation that r lies in, whoever made it. Its FD is the caller's. Memory stays
-	// in use while a descriptor of it is open, whatever was freed. ErrNotSupported, with the reason, for memory that has no such
-	// handle, or lies in several allocations; ErrInvalid for memory of the host or of another device.
+	// ExportMemory returns a handle of type t of the allocation that contains r, including
+	// allocations of the host program. The caller owns its FD. While a descriptor is open, the
+	// memory stays in use even if it is freed. ExportMemory returns ErrNotSupported with the reason
+	// for memory that has no such handle or lies in several allocations. It returns ErrInvalid for
+	// memory of the host or of another device.
 	ExportMemory(r *mem.Region, t HandleType) (Handle, error)
-	// ImportMemory maps the allocation behind h for this device alone. The region is as long as the allocation, of kind device,
-	// and its Device is that of h.Device where the process has it, else DeviceElsewhere; Free unmaps it. h stays the caller's.
+	// ImportMemory maps the allocation of h for this device only. The region has the length of the
+	// allocation and kind device. Its Device is that of h.Device if the process has that device, or
+	// DeviceElsewhere. Free unmaps it. The caller still owns h.
 	ImportMemory(h Handle) (*mem.Region, error)
 }
 
-// DeviceElsewhere is the Region.Device of memory of a device that this process does not see.
+// DeviceElsewhere is the Region.Device of memory of a device that this process cannot see.
 const DeviceElsewhere = 1 << 30

@@ -8,8 +8,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// SlotAllocator is a Device that registers long memory with its driver in several calls, since
-// drivers bound the length of one.
+// SlotAllocator is a Device that registers long memory with its driver in several calls, because
+// drivers limit the length of one.
 type SlotAllocator interface {
 	Device
 	// AllocSlots is AllocHost for n slots of stride bytes. If stride is a multiple of the page
@@ -17,7 +17,8 @@ type SlotAllocator interface {
 	AllocSlots(n, stride int64) (*mem.Region, error)
 }
 
-// AllocSlots returns pinned memory for n slots of stride bytes, by AllocSlots of d if d has it.
+// AllocSlots returns pinned memory for n slots of stride bytes. It uses the AllocSlots method of d
+// if d is a SlotAllocator.
 func AllocSlots(d Device, n, stride int64) (*mem.Region, error) {
 	if n <= 0 || stride <= 0 || n > math.MaxInt64/stride {
 		return nil, fmt.Errorf("allocate %d slots of %d bytes: %w", n, stride, errdefs.ErrInvalid)
@@ -28,9 +29,9 @@ func AllocSlots(d Device, n, stride int64) (*mem.Region, error) {
 	return d.AllocHost(n * stride)
 }
 
-// Noter is a Device that reports facts its user should know, such as memory that lies on another
-// NUMA node than asked for.
+// Noter is a Device that reports facts for its user, such as memory that lies on another NUMA node
+// than requested.
 type Noter interface {
-	// Notes returns the facts so far. Safe for concurrent use.
+	// Notes returns the notes so far. Safe for concurrent use.
 	Notes() []string
 }

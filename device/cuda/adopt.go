@@ -68,9 +68,9 @@ var _ device.StreamAdopter = (*Device)(nil)
 
 const (
 	maxConnections = 32 // the largest value of CUDA_DEVICE_MAX_CONNECTIONS that the driver uses
-	// ownConnections is the number of hardware queues kept free for streams that end waits. A stream
-	// uses a queue while it has work or waits (ADR 19). An engine uses up to four: its load stream and
-	// its dump stream have one each, and one each for the staged path.
+	// ownConnections is the number of hardware queues kept free for streams that end waits. A
+	// stream uses a queue while it has work or waits (ADR 19). An engine uses up to four: its load
+	// stream and its dump stream have one each, and one each for the staged path.
 	ownConnections = 4
 	// defaultWaitLimit is the limit if the variable is unset. The driver then has 8 queues, but
 	// copies concurrent with 4 waiting streams stalled on an H200 (ADR 19).
@@ -80,8 +80,8 @@ const (
 // WaitLimit implements device.StreamAdopter.
 func (d *Device) WaitLimit() int { return waitLimit(os.Getenv("CUDA_DEVICE_MAX_CONNECTIONS")) }
 
-// waitLimit returns the limit for a value of CUDA_DEVICE_MAX_CONNECTIONS. An invalid value counts as
-// unset.
+// waitLimit returns the limit for a value of CUDA_DEVICE_MAX_CONNECTIONS. An invalid value counts
+// as unset.
 func waitLimit(connections string) int {
 	n, err := strconv.Atoi(connections)
 	if err != nil || n < 1 || n > maxConnections {

@@ -97,7 +97,8 @@ func TestEventsAreMadeAhead(t *testing.T) {
 	}
 }
 
-// A kernel that is first loaded when it is launched may have to wait for the stream that waits for it.
+// A kernel that is first loaded when it is launched may have to wait for the stream that waits for
+// it.
 func TestKernelsAreLoadedWhenTheDeviceOpens(t *testing.T) {
 	for _, call := range []string{"cuFuncLoad", "cuFuncGetAttribute"} {
 		f := newFake(t)

@@ -8,7 +8,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Copies of one length at equal distances are rows of one call where they are many; the others are a batch, in their order.
+// Copies of one length at equal distances are rows of one call where they are many; the others are
+// a batch, in their order.
 func TestBatchHasRows(t *testing.T) {
 	f, dev, q, d, h := fakeQueue(t)
 	var two [2]*mem.Region // the fake's reach into each other

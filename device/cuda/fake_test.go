@@ -21,8 +21,8 @@ const (
 	fakeName                   = "Fake GPU"
 )
 
-// fake is a driver in Go. It keeps account of what is alive, knows which context is current on which OS thread, and
-// fails the calls that a test says.
+// fake is a driver in Go. It keeps account of what is alive, knows which context is current on
+// which OS thread, and fails the calls that a test says.
 type fake struct {
 	tb testing.TB
 
@@ -240,8 +240,8 @@ func (f *fake) api() *cuda.API {
 			}
 			return r
 		},
-		// Popping, and restoring the mode, are no calls that a test can make fail by their number: they succeed while the
-		// context lives, and a device for which they do not is broken.
+		// Popping, and restoring the mode, are no calls that a test can make fail by their number:
+		// they succeed while the context lives, and a device for which they do not is broken.
 		CtxPopCurrent:                   func() (cuda.Context, cuda.Result) { return f.pop(), cuda.Success },
 		ThreadExchangeStreamCaptureMode: f.exchange,
 		CtxGetStreamPriorityRange: func() (int, int, cuda.Result) {
@@ -455,7 +455,8 @@ func (f *fake) work(a *cuda.API) {
 	}
 }
 
-// open opens the fake's first device and closes it at the end of the test, which then must have left nothing behind.
+// open opens the fake's first device and closes it at the end of the test, which then must have
+// left nothing behind.
 func (f *fake) open() device.Device {
 	f.tb.Helper()
 	dev := f.openOnly()

@@ -30,8 +30,8 @@ func newKernelBench(tb testing.TB) *kernelBench {
 	}
 }
 
-// describe writes descriptors of blocks scattered over device memory and, if scattered, over host memory, and returns their
-// number and bytes.
+// describe writes descriptors of blocks scattered over device memory and, if scattered, over host
+// memory, and returns their number and bytes.
 func (k *kernelBench) describe(block int64, toHost, scattered bool, most int64) (pieces, bytes int64) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	blocks := min(most/block, benchPieces*min(device.PieceBytes, block)/block, benchHost/block)
@@ -60,8 +60,9 @@ var ways = []struct {
 	toHost bool
 }{{"h2d", false}, {"d2h", true}}
 
-// BenchmarkGPUKernels reports the rate of the list kernels over thread blocks, block sizes and directions, scattered on both
-// sides, with the host side contiguous too, and C, the rate of one large copy.
+// BenchmarkGPUKernels reports the rate of the list kernels over thread blocks, block sizes and
+// directions, scattered on both sides, with the host side contiguous too, and C, the rate of one
+// large copy.
 func BenchmarkGPUKernels(b *testing.B) {
 	k := newKernelBench(b)
 	l, ok := k.q.(device.KernelLister)

@@ -13,7 +13,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// TestGPUExportsDMABuf exports memory of either sort, keeps a descriptor over the memory's end, and says how long it takes.
+// TestGPUExportsDMABuf exports memory of either sort, keeps a descriptor over the memory's end, and
+// says how long it takes.
 func TestGPUExportsDMABuf(t *testing.T) {
 	f := newFixture(t)
 	x, ok := f.dev.(device.DMABufExporter)

@@ -142,7 +142,8 @@ func waitIdle(t *testing.T, q device.Queue) {
 	}
 }
 
-// logCopyAcross logs the driver's answer to a copy that crosses registrations, which no copy of this package does.
+// logCopyAcross logs the driver's answer to a copy that crosses registrations, which no copy of
+// this package does.
 func logCopyAcross(t *testing.T, d *Device, q device.Queue, host, dev *mem.Region) {
 	t.Helper()
 	n, _ := mem.All(host).Registration()

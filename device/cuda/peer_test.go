@@ -33,7 +33,8 @@ func fakePeers(t *testing.T, f *fake) (a, b *Device) {
 	return both[0], both[1]
 }
 
-// TestPeersOpenShareableMemory: memory of cuMemCreate is opened to every reader, whichever of the two comes first.
+// TestPeersOpenShareableMemory: memory of cuMemCreate is opened to every reader, whichever of the
+// two comes first.
 func TestPeersOpenShareableMemory(t *testing.T) {
 	f := newFake(t)
 	a, b := fakePeers(t, f)

@@ -152,7 +152,8 @@ func TestOpenUndoesWhatItDidWhenTheNthCallFails(t *testing.T) {
 	f.clean()
 }
 
-// Goroutines are on any thread at any call, also on threads of a host program with a context of their own.
+// Goroutines are on any thread at any call, also on threads of a host program with a context of
+// their own.
 func TestCallsRunInTheirContextOnEveryThread(t *testing.T) {
 	f, dev, _, d, h := fakeQueue(t)
 	var wg sync.WaitGroup
@@ -396,7 +397,8 @@ func TestFaultBreaksEveryQueueForGood(t *testing.T) {
 	leak.Add(leak.HostBytes, -h.Len())
 }
 
-// A thread whose context cannot be popped would run other people's calls in it: the device says so from then on.
+// A thread whose context cannot be popped would run other people's calls in it: the device says so
+// from then on.
 func TestContextThatIsLostBreaksTheDevice(t *testing.T) {
 	f := newFake(t)
 	dev := f.openOnly()

@@ -13,8 +13,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// exporting returns a device that knows dma-bufs, and makes its driver answer with memory files instead. ranges are what was
-// asked for.
+// exporting returns a device that knows dma-bufs, and makes its driver answer with memory files
+// instead. ranges are what was asked for.
 func exporting(t *testing.T, f *fake) (d *Device, ranges *[][2]uint64) {
 	t.Helper()
 	f.rdma = map[cuda.Attribute]int{cuda.AttrDMABuf: 1}
@@ -40,7 +40,8 @@ func foreign(t *testing.T, index int, addr mem.DevAddr, n int64) *mem.Region {
 	return r
 }
 
-// TestExportIsOfWholePages: the driver takes whole pages of the host, and the offset says where in them the bytes begin.
+// TestExportIsOfWholePages: the driver takes whole pages of the host, and the offset says where in
+// them the bytes begin.
 func TestExportIsOfWholePages(t *testing.T) {
 	d, ranges := exporting(t, newFake(t))
 	page := uint64(unix.Getpagesize())

@@ -76,8 +76,8 @@ func TestSlotsOfUnevenLengthAreRegisteredByPages(t *testing.T) {
 	free(t, d, r)
 }
 
-// Where the driver gives registrations device addresses that are not contiguous, the memory is registered at once, so that the
-// region's one device address is right.
+// Where the driver gives registrations device addresses that are not contiguous, the memory is
+// registered at once, so that the region's one device address is right.
 func TestScatteredRegistrationsBecomeOne(t *testing.T) {
 	f := newFake(t)
 	d := openShort(t, f)
@@ -102,7 +102,8 @@ func TestScatteredRegistrationsBecomeOne(t *testing.T) {
 	}
 }
 
-// Copies and fills of any length, one by one, in batches and in rows, never cross two registrations: the fake checks each.
+// Copies and fills of any length, one by one, in batches and in rows, never cross two
+// registrations: the fake checks each.
 func TestCopiesDoNotCrossRegistrations(t *testing.T) {
 	f := newFake(t)
 	d := openShort(t, f)
@@ -170,7 +171,8 @@ func TestCopiesDoNotCrossRegistrations(t *testing.T) {
 	}
 }
 
-// A registration of 512 GiB fails on some drivers, and one of less does not. The memory is mapped, never touched.
+// A registration of 512 GiB fails on some drivers, and one of less does not. The memory is mapped,
+// never touched.
 func TestMemoryAboveOneRegistration(t *testing.T) {
 	const bytes = 600 << 30
 	b, err := unix.Mmap(-1, 0, bytes, unix.PROT_NONE, unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_NORESERVE)
@@ -204,7 +206,8 @@ func TestMemoryAboveOneRegistration(t *testing.T) {
 	}
 }
 
-// Pinned memory is placed on the GPU's NUMA node before it is touched. Where it cannot be, that is a note.
+// Pinned memory is placed on the GPU's NUMA node before it is touched. Where it cannot be, that is
+// a note.
 func TestPinnedMemoryIsPlacedOnTheNodeOfTheGPU(t *testing.T) {
 	d := concrete(t, newFake(t).open())
 	placed := -1

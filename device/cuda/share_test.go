@@ -12,8 +12,9 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// TestExportMemory: of the device's own memory each sort has its handle and no other, and of the host program's what the driver says.
-// A region within an allocation has its base exported, and keeps its offset.
+// TestExportMemory: of the device's own memory each sort has its handle and no other, and of the
+// host program's what the driver says. A region within an allocation has its base exported, and
+// keeps its offset.
 func TestExportMemory(t *testing.T) {
 	f := newFake(t)
 	d := concrete(t, f.open())
@@ -44,8 +45,8 @@ func TestExportMemory(t *testing.T) {
 	f.clean()
 }
 
-// TestExportForeignMemory: memory that the host program allocated is found by its address, and what lies in several allocations is
-// refused, not exported in part.
+// TestExportForeignMemory: memory that the host program allocated is found by its address, and what
+// lies in several allocations is refused, not exported in part.
 func TestExportForeignMemory(t *testing.T) {
 	f := newFake(t)
 	d := concrete(t, f.open())
@@ -99,8 +100,9 @@ func memoryOfDevice(t *testing.T, index int) *mem.Region {
 	return r
 }
 
-// TestImportMemory: what is imported is within reach of the importing device alone, whatever peers there are and come, is not
-// exported again, and is undone in the order unmap, release, free the address.
+// TestImportMemory: what is imported is within reach of the importing device alone, whatever peers
+// there are and come, is not exported again, and is undone in the order unmap, release, free the
+// address.
 func TestImportMemory(t *testing.T) {
 	f := newFake(t)
 	a, b := fakePeers(t, f)
@@ -158,7 +160,8 @@ func TestImportMemory(t *testing.T) {
 	f.clean()
 }
 
-// TestDefectImportIsAsLongAsItsExporterSays: memory that an exporter makes longer than it is would be copied from and to beyond its end.
+// TestDefectImportIsAsLongAsItsExporterSays: memory that an exporter makes longer than it is would
+// be copied from and to beyond its end.
 func TestDefectImportIsAsLongAsItsExporterSays(t *testing.T) {
 	f := newFake(t)
 	d := f.open()
@@ -213,7 +216,8 @@ func (f *fake) sharing(a *cuda.API) {
 	}
 }
 
-// To a descriptor that is none of its own the driver answers an unknown error, which was taken for the loss of the context.
+// To a descriptor that is none of its own the driver answers an unknown error, which was taken for
+// the loss of the context.
 func TestDefectForeignDescriptorBreaksTheDevice(t *testing.T) {
 	a, _ := fakePeers(t, newFake(t))
 	if _, err := a.ImportMemory(device.Handle{Type: device.HandlePosixFD, Device: fakeUUID, FD: -1, Bytes: fakeGrain}); !errors.Is(err, errdefs.ErrInvalid) {

@@ -303,7 +303,8 @@ func TestStorageWordsBelongToTransfers(t *testing.T) {
 	must(t, l.dev.Free(r))
 }
 
-// Without an event behind it nobody knows when a transfer is over: it says so, and neither words nor file are let go of.
+// Without an event behind it nobody knows when a transfer is over: it says so, and neither words
+// nor file are let go of.
 func TestTransferWithoutEventIsNeverOver(t *testing.T) {
 	f := newFake(t)
 	l := &library{fake: f, dev: concrete(t, f.openOnly())}

@@ -15,10 +15,10 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// handler is a queue that tells its native handle, so that it can play a stream of the host program.
+// handler is a queue with a native handle, so that it can stand for a stream of the host program.
 type handler interface{ Handle() uintptr }
 
-// adopter returns the device as one that adopts streams.
+// adopter returns the device as a device.StreamAdopter.
 func (h *harness) adopter(t *testing.T) device.StreamAdopter {
 	t.Helper()
 	a, ok := h.dev.(device.StreamAdopter)
@@ -28,7 +28,7 @@ func (h *harness) adopter(t *testing.T) device.StreamAdopter {
 	return a
 }
 
-// adopt opens a queue that plays a stream of the host program, and adopts it.
+// adopt opens a queue that stands for a stream of the host program, and adopts it.
 func (h *harness) adopt(t *testing.T) (st device.HostStream, host device.Queue) {
 	t.Helper()
 	a := h.adopter(t)
@@ -42,14 +42,16 @@ func (h *harness) adopt(t *testing.T) (st device.HostStream, host device.Queue) 
 	return st, host
 }
 
-// word returns 64 zero bytes of pinned memory to wait on. Call it before adopt, so that it outlives the queues.
+// word returns 64 zero bytes of pinned memory to wait on. Call it before adopt, so that it outlives
+// the queues.
 func (h *harness) word(t *testing.T) *mem.Region {
 	t.Helper()
 	return h.pinned(t, 64)
 }
 
-// release lets everybody go on who waits for the first two words, at the end of a test that may have failed before it did
-// so itself. Call it after adopt, so that queues are released before they are closed.
+// release releases all streams that wait for the first two words, at the end of a test that may
+// have failed earlier. Call it after adopt, so that streams are released before their queues are
+// closed.
 func release(t *testing.T, word *mem.Region) {
 	t.Helper()
 	t.Cleanup(func() {
@@ -58,11 +60,12 @@ func release(t *testing.T, word *mem.Region) {
 	})
 }
 
-// releaseWord lets everybody go on who waits for the first word.
+// releaseWord releases all streams that wait for the first word.
 func releaseWord(word *mem.Region) { hostmem.StoreUint64(word.Bytes(), 1<<62) }
 
-// testWaitValue holds the host program's stream with a word that first is too small and then is reached, by the CPU and
-// by another queue, and looks at when the work behind it is done.
+// testWaitValue makes the host program's stream wait for a word that is first too small and then
+// reached. The CPU writes the word, then another queue. The test checks when the work behind the
+// wait is done.
 func testWaitValue(t *testing.T, h *harness) {
 	word, d, p, verdict := h.word(t), h.device(t, 4096), h.pinned(t, 4096), h.pinned(t, 8)
 	st, host := h.adopt(t)
@@ -77,7 +80,7 @@ func testWaitValue(t *testing.T, h *harness) {
 	must(t, host.Copy(mem.All(p), mem.All(d)))
 	after, err := host.Record()
 	must(t, err)
-	must(t, wait(t, before)) // work before the wait is not held
+	must(t, wait(t, before)) // the wait does not delay earlier work
 	notDone(t, "word is 0, wanted 5", after)
 	hostmem.StoreUint64(at.Bytes(), 4)
 	notDone(t, "word is 4, wanted 5", after)
@@ -92,22 +95,23 @@ func testWaitValue(t *testing.T, h *harness) {
 	before.Close()
 	after.Close()
 
-	must(t, st.WaitValue(at, 5)) // reached already
+	must(t, st.WaitValue(at, 5)) // already reached
 	sync(t, host)
 
-	// A queue of ours writes the word, as the last step of a transfer.
+	// A queue of the device writes the word, as the last step of a transfer.
 	const large = 1 << 40
 	binary.LittleEndian.PutUint64(verdict.Bytes(), large+3)
 	must(t, st.WaitValue(at, large))
 	gated, err := host.Record()
 	must(t, err)
-	notDone(t, "nobody has written the word", gated)
+	notDone(t, "the word is unwritten", gated)
 	must(t, h.queue(t).Copy(at, mem.All(verdict)))
 	must(t, wait(t, gated))
 	gated.Close()
 }
 
-// testWriteValue has the host program's stream say where it is: not before it is there, and as soon as it is.
+// testWriteValue makes the host program's stream write its position. The word must not change
+// before the stream has reached that position, and must change once it has.
 func testWriteValue(t *testing.T, h *harness) {
 	word := h.word(t)
 	st, host := h.adopt(t)
@@ -119,10 +123,10 @@ func testWriteValue(t *testing.T, h *harness) {
 		t.Errorf("the word is %#x once the stream was there, want 1<<40", got)
 	}
 	must(t, st.WaitValue(extent(word, 0, 8), 1))
-	must(t, st.WriteValue(at, 7)) // less than it is
+	must(t, st.WriteValue(at, 7)) // less than the current value
 	held, err := host.Record()
 	must(t, err)
-	notDone(t, "what is before the value waits", held)
+	notDone(t, "work before the value waits", held)
 	if got := hostmem.LoadUint64(at.Bytes()); got != 1<<40 {
 		t.Errorf("the word is %#x before the stream is there", got)
 	}
@@ -153,7 +157,8 @@ func testWaitValueRefuses(t *testing.T, h *harness) {
 	sync(t, host)
 }
 
-// testHostStreamRecord lets a queue wait for the host program's stream: a dump that waits for the pages to be computed.
+// testHostStreamRecord makes a queue wait for the host program's stream, as a dump waits until the
+// pages are computed.
 func testHostStreamRecord(t *testing.T, h *harness) {
 	const n = 4 << 20
 	word, d, p := h.word(t), h.device(t, n), h.pinned(t, n)
@@ -163,7 +168,7 @@ func testHostStreamRecord(t *testing.T, h *harness) {
 	must(t, host.Fill(mem.All(d), 1))
 	sync(t, host)
 	q := h.queue(t)
-	must(t, st.WaitValue(at, 1)) // the host program is slow
+	must(t, st.WaitValue(at, 1)) // stands for slow work of the host program
 	must(t, host.Fill(mem.All(d), 2))
 	e, err := st.Record()
 	must(t, err)
@@ -182,7 +187,8 @@ func testHostStreamRecord(t *testing.T, h *harness) {
 	copied.Close()
 }
 
-// testHeldQueueClose closes a queue whose work is held: the close gives up, changes nothing, and works later.
+// testHeldQueueClose closes a queue with work that cannot run yet. Close times out, changes
+// nothing, and succeeds later.
 func testHeldQueueClose(t *testing.T, h *harness) {
 	word, d, p := h.word(t), h.device(t, 4096), h.pinned(t, 4096)
 	a := h.adopter(t)
@@ -228,7 +234,7 @@ func testAdoptRefuses(t *testing.T, h *harness) {
 		SetCapturing(on bool)
 	})
 	if !ok {
-		return // only a simulated stream can be told to look like that
+		return // only a simulated stream supports this
 	}
 	word := h.word(t)
 	st, err := a.AdoptStream(c.Handle())
@@ -248,12 +254,14 @@ func testAdoptRefuses(t *testing.T, h *harness) {
 	e.Close()
 }
 
-// parkedStreams is how many streams of the program wait where as many may.
+// parkedStreams is the number of streams of the program that wait, if the device's limit allows as
+// many.
 const parkedStreams = 32
 
-// testParked parks streams of the host program, and has two queues that were opened before do all that queues can, one of them
-// or both at a time: none of it may wait for them. Behind their waits the streams have kernels, and one of them copies too: what has
-// copies behind a wait takes up queues of copy engines, of which there are fewer.
+// testParked parks streams of the host program. Meanwhile two queues, opened earlier, do all that
+// queues can, alone and both at a time. None of their work may wait for the streams. The streams
+// have kernels behind their waits, and one also has copies. Copies behind a wait occupy queues of
+// copy engines, which are fewer.
 func testParked(t *testing.T, h *harness) {
 	const n = 1 << 20
 	streams := min(parkedStreams, h.adopter(t).WaitLimit())
@@ -304,7 +312,7 @@ func testParked(t *testing.T, h *harness) {
 	}
 }
 
-// prepared opens a queue as for work that streams of the host program wait for.
+// prepared opens a queue for work that streams of the host program wait for.
 func (h *harness) prepared(t *testing.T) device.Queue {
 	t.Helper()
 	q, err := h.dev.OpenQueue(device.QueueOptions{HighPriority: true, Events: 8})
@@ -313,8 +321,8 @@ func (h *harness) prepared(t *testing.T) device.Queue {
 	return q
 }
 
-// within fails the test where f takes too long, and then lets the parked streams go: f may be in a call of the driver that
-// nothing else ends.
+// within fails the test if f takes too long, and then releases the parked streams, because f may be
+// in a driver call that would not return otherwise.
 func within(t *testing.T, word *mem.Region, f func()) {
 	t.Helper()
 	stuck := time.AfterFunc(patience/6, func() {
@@ -325,7 +333,7 @@ func within(t *testing.T, word *mem.Region, f func()) {
 	f()
 }
 
-// launchAll launches every kernel on nothing.
+// launchAll launches every kernel with empty arguments.
 func (h *harness) launchAll(t *testing.T, q device.Queue) {
 	t.Helper()
 	l, ok := q.(device.Launcher)

@@ -15,8 +15,8 @@ import (
 // lengths around the widths in which hardware and kernels copy.
 var lengths = []int64{1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 127, 256, 511, 4095, 4096, 4097, 65537}
 
-// testCopy takes bytes from pinned memory to the device, across it, and back to pinned memory, by way of unaligned
-// places, and looks at what lies around them.
+// testCopy copies bytes from pinned memory to the device, across it, and back to pinned memory, at
+// unaligned offsets. It checks that the bytes around them stay unchanged.
 func testCopy(t *testing.T, h *harness) {
 	const room = 96 << 10
 	q := h.queue(t)
@@ -62,7 +62,7 @@ func testCopyLarge(t *testing.T, h *harness) {
 	diff(t, "large copy", dst.Bytes()[off:], src.Bytes()[:n])
 }
 
-// refused are pairs of extents that no queue may accept.
+// refused returns pairs of extents that every queue must refuse.
 func refused(t *testing.T, h *harness) map[string][2]mem.Extent {
 	t.Helper()
 	b, err := hostmem.Alloc(4096)
@@ -95,13 +95,13 @@ func testCopyRefuses(t *testing.T, h *harness) {
 			t.Errorf("copy with %s: %v", name, err)
 		}
 		if name == "another length" || pair[0].Validate() == nil && pair[0].Region.Dev() != 0 {
-			continue // the destination alone is good enough for a fill
+			continue // a fill uses only the destination, which is valid
 		}
 		if err := q.Fill(pair[0], 1); !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("fill with %s: %v", name, err)
 		}
 	}
-	sync(t, q) // refusals break nothing
+	sync(t, q) // a refused call leaves the queue usable
 }
 
 func testFill(t *testing.T, h *harness) {
@@ -120,7 +120,7 @@ func testFill(t *testing.T, h *harness) {
 	}
 }
 
-// testOrder overwrites one place again and again and reads it in between.
+// testOrder overwrites the same range repeatedly and reads it in between.
 func testOrder(t *testing.T, h *harness) {
 	const steps, n = 500, 1 << 10
 	q, d, out := h.queue(t), h.device(t, n), h.pinned(t, steps*n)
@@ -137,7 +137,7 @@ func testOrder(t *testing.T, h *harness) {
 	}
 }
 
-// testBatch copies many scattered pieces of all lengths in one call and lets go of the lists at once.
+// testBatch copies many scattered pieces of all lengths in one call, and reuses the lists at once.
 func testBatch(t *testing.T, h *harness) {
 	q := h.batcher(t)
 	const count, cell = 600, 70_000
@@ -167,7 +167,8 @@ func testBatch(t *testing.T, h *harness) {
 	diff(t, "batch there and back", back.Bytes(), want)
 }
 
-// testBatchOfRows copies rows at equal distances among other copies, to packed memory and back to rows that lie further apart.
+// testBatchOfRows copies rows at equal distances among other copies, to packed memory and back to
+// rows at larger distances.
 func testBatchOfRows(t *testing.T, h *harness) {
 	q := h.batcher(t)
 	const count, row, near, far, tail = 300, 1000, 4096, 5000, 3

@@ -12,17 +12,17 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// patience is how long a test waits for work that must come to an end.
+// patience is how long a test waits for work that must complete.
 const patience = 30 * time.Second
 
-// glance is how long a test looks at work that must not come to an end.
+// glance is how long a test observes work that must not complete.
 const glance = 20 * time.Millisecond
 
-// guardByte is what destinations hold where nothing may be written.
+// guardByte fills destinations outside the bytes that may be written.
 const guardByte = 0xee
 
-// Run runs the suite. open opens a device that the suite closes; it is called many times, and by some tests twice, with
-// the devices open at the same time (they may be the same GPU).
+// Run runs the suite. open opens a device, and the suite closes it. Run calls open many times. Some
+// tests have two devices open at the same time, which may be the same GPU.
 func Run(t *testing.T, open func(t *testing.T) device.Device) {
 	t.Helper()
 	tests := []struct {
@@ -92,7 +92,7 @@ func Run(t *testing.T, open func(t *testing.T) device.Device) {
 	}
 }
 
-// harness is one test's device.
+// harness is the device of one test.
 type harness struct {
 	open func(t *testing.T) device.Device
 	dev  device.Device
@@ -106,7 +106,8 @@ func newHarness(open func(t *testing.T) device.Device) *harness {
 	return &harness{open: open, rng: rand.New(seeded), bytes: seeded}
 }
 
-// another opens a device and closes it at the test's end, when nothing may be left open.
+// another opens a device and closes it at the end of the test. By then all its queues and regions
+// must be released.
 func (h *harness) another(t *testing.T) device.Device {
 	t.Helper()
 	d := h.open(t)
@@ -143,7 +144,7 @@ func (h *harness) keep(t *testing.T, r *mem.Region, err error) *mem.Region {
 	return r
 }
 
-// queue opens a queue and closes it at the test's end.
+// queue opens a queue and closes it at the end of the test.
 func (h *harness) queue(t *testing.T) device.Queue {
 	t.Helper()
 	q, err := h.dev.OpenQueue(device.QueueOptions{})
@@ -154,7 +155,7 @@ func (h *harness) queue(t *testing.T) device.Queue {
 	return q
 }
 
-// closing closes q at the test's end.
+// closing closes q at the end of the test.
 func (h *harness) closing(t *testing.T, q device.Queue) {
 	t.Helper()
 	t.Cleanup(func() {
@@ -181,7 +182,8 @@ func (h *harness) random(b []byte) {
 	_, _ = h.bytes.Read(b) // never fails
 }
 
-// fillBytes sets every byte of b to v, most of them by copying: suites run under the race detector too.
+// fillBytes sets every byte of b to v, mostly by copying, because suites also run under the race
+// detector.
 func fillBytes(b []byte, v byte) {
 	if len(b) == 0 {
 		return
@@ -192,10 +194,10 @@ func fillBytes(b []byte, v byte) {
 	}
 }
 
-// extent is n bytes of r from byte off.
+// extent returns n bytes of r from byte off.
 func extent(r *mem.Region, off, n int64) mem.Extent { return mem.Extent{Region: r, Off: off, Len: n} }
 
-// must fails the test at once if a call that enqueues, or any other, did not work.
+// must stops the test if err is not nil.
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -212,7 +214,7 @@ func sync(t *testing.T, q device.Queue) {
 	must(t, wait(t, e))
 }
 
-// wait waits for e, but not for ever.
+// wait waits for e, with a time limit.
 func wait(t *testing.T, e device.Event) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -220,7 +222,8 @@ func wait(t *testing.T, e device.Event) error {
 	return e.Wait(ctx)
 }
 
-// put copies b to the start of r, and get returns the first n bytes of r, through a pinned buffer of their own.
+// put copies b to the start of r, and get returns the first n bytes of r, each through its own
+// pinned buffer.
 func (h *harness) put(t *testing.T, q device.Queue, r *mem.Region, b []byte) {
 	t.Helper()
 	p, err := h.dev.AllocHost(int64(len(b)))
@@ -242,7 +245,7 @@ func (h *harness) get(t *testing.T, q device.Queue, r *mem.Region, n int64) []by
 	return b
 }
 
-// diff reports the first byte in which got differs from want.
+// diff reports the first byte that differs between got and want.
 func diff(t *testing.T, what string, got, want []byte) {
 	t.Helper()
 	if bytes.Equal(got, want) {

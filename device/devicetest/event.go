@@ -39,7 +39,7 @@ func testEvent(t *testing.T, h *harness) {
 	if bytes.Count(p.Bytes(), []byte{8}) != n {
 		t.Error("the last event was done before the copy before it")
 	}
-	for i, e := range events { // older events are done as well
+	for i, e := range events { // earlier events are done as well
 		if done, err := e.Done(); !done || err != nil {
 			t.Errorf("event %d after a later one: done %v, %v", i, done, err)
 		}
@@ -64,7 +64,7 @@ func testCrossQueueWait(t *testing.T, h *harness) {
 		must(t, q2.Copy(mem.All(p), mem.All(d)))
 		e2, err := q2.Record()
 		must(t, err)
-		must(t, q1.Wait(e2)) // or the next fill would overtake the copy
+		must(t, q1.Wait(e2)) // without it, the next fill would overtake the copy
 		must(t, wait(t, e2))
 		if got := p.Bytes(); got[0] != byte(i) || got[n-1] != byte(i) || bytes.Count(got, []byte{byte(i)}) != n {
 			t.Fatalf("round %d: the second queue did not wait for the first", i)
@@ -78,7 +78,7 @@ func testCrossQueueWait(t *testing.T, h *harness) {
 	}
 }
 
-// foreignEvent is of no device.
+// foreignEvent belongs to no device.
 type foreignEvent struct{}
 
 func (foreignEvent) Done() (bool, error)        { return true, nil }
@@ -111,8 +111,8 @@ func testQueueClose(t *testing.T, h *harness) {
 	}
 }
 
-// testThreads uses one device from many goroutines, some of which are tied to threads that have never seen it, and hands
-// queues and events from one to another.
+// testThreads uses one device from many goroutines, and passes queues and events between them. Some
+// goroutines are locked to threads that have not used the device before.
 func testThreads(t *testing.T, h *harness) {
 	const workers, rounds = 8, 12
 	type job struct {
@@ -170,7 +170,7 @@ func testThreads(t *testing.T, h *harness) {
 	}
 }
 
-// roundTrip sends bytes of value v to memory of its own on the device and back.
+// roundTrip copies bytes of value v to its own device memory and back.
 func roundTrip(ctx context.Context, d device.Device, q device.Queue, v byte) (err error) {
 	const n = 64 << 10
 	dev, err := d.Alloc(n, device.AllocOptions{})

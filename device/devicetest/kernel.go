@@ -11,7 +11,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// kernel makes a launch of name with args.
+// kernel returns a launch of name with args.
 func kernel(name string, ctas int, args ...uint64) *device.Kernel {
 	k := &device.Kernel{Name: name, CTAs: ctas, NArgs: len(args)}
 	copy(k.Args[:], args)
@@ -32,8 +32,8 @@ func putList(b []byte, dst, src []mem.Extent) {
 	}
 }
 
-// testCopyListAlignments copies every length from every alignment to every alignment in every direction, and looks at
-// all bytes in between.
+// testCopyListAlignments copies every length from every alignment to every alignment in every
+// direction, and checks all bytes in between.
 func testCopyListAlignments(t *testing.T, h *harness, name string) {
 	const align, longest = 17, 20_000
 	q := h.launcher(t)
@@ -64,7 +64,8 @@ func testCopyListAlignments(t *testing.T, h *harness, name string) {
 			}
 			out := extent(way[0], 0, int64(len(used)))
 			must(t, q.Fill(out, guardByte))
-			must(t, q.Launch(copyList(name, list, i%3*4, dst, src))) // 0 lets the device choose
+			// 0 selects the device's default
+			must(t, q.Launch(copyList(name, list, i%3*4, dst, src)))
 			if way[0] == d2 {
 				must(t, q.Copy(extent(p2, 0, out.Len), out))
 			}
@@ -74,7 +75,7 @@ func testCopyListAlignments(t *testing.T, h *harness, name string) {
 	}
 }
 
-// testCopyListLong gives one launch more pieces than any grid has threads.
+// testCopyListLong launches one kernel with more pieces than any grid has threads.
 func testCopyListLong(t *testing.T, h *harness, name string) {
 	const pieces, n = 60_000, 100
 	q := h.launcher(t)
@@ -99,19 +100,19 @@ func testCopyListLong(t *testing.T, h *harness, name string) {
 	}
 }
 
-// pagedCase is a paged copy and the memory that it works on.
+// pagedCase is a paged copy and its memory.
 type pagedCase struct {
 	name  string
 	bytes []int64 // of each plane
-	gap   int64   // between pages, beyond their bytes
+	gap   int64   // between pages, after their bytes
 	base  int64   // of page 0
 	pages int
 	slots int
 	inHBM bool // slots in device memory
 }
 
-// pagedCases have planes of equal and of different sizes, odd and even, and gaps that keep some pages aligned and
-// others not.
+// pagedCases have planes of equal and of different sizes, odd and even. Some gaps keep the pages
+// aligned and others do not.
 func pagedCases() []pagedCase {
 	return []pagedCase{
 		{name: "llama-like", bytes: []int64{4096, 4096, 4096, 4096, 4096, 4096}, pages: 40, slots: 24},
@@ -131,11 +132,11 @@ func repeat(v int64, n int) []int64 {
 	return s
 }
 
-// build lays the case out in memory of h: one region a plane, as engines have it.
+// build allocates the case's memory on h, with one region per plane, as engines do.
 func (c *pagedCase) build(t *testing.T, h *harness) *mem.PageGroup {
 	t.Helper()
 	g := &mem.PageGroup{}
-	off := int64(7) // slots begin with something that is not copied
+	off := int64(7) // the first bytes of a slot are not copied
 	for _, n := range c.bytes {
 		r := h.device(t, c.base+int64(c.pages)*(n+c.gap))
 		g.Planes = append(g.Planes, mem.Plane{Region: r, Base: c.base, Stride: n + c.gap, Bytes: n, SlotOff: off})
@@ -184,8 +185,8 @@ func pagedArgs(g *mem.PageGroup, dir mem.Direction, planes, pairs *mem.Region) d
 	}
 }
 
-// testCopyPaged copies two groups in each direction and compares all of their memory, copied or not, with what
-// mem.Paged says.
+// testCopyPaged copies two groups in each direction. It compares all of their memory, copied or
+// not, with the result of mem.Paged.
 func testCopyPaged(t *testing.T, h *harness, name string) {
 	if mem.ToSlots != 1 || mem.ToPages != 2 {
 		t.Fatal("directions of the kernel and of package mem differ")

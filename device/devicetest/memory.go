@@ -102,7 +102,7 @@ func testRegisterHost(t *testing.T, h *harness) {
 	diff(t, "device memory", h.get(t, q, d, n), b)
 
 	must(t, h.dev.Free(r))
-	b[0]++ // still ours, and mapped
+	b[0]++ // b is still mapped and owned by the test
 	if err := h.dev.Free(r); err == nil {
 		t.Error("unregistered twice")
 	}
@@ -164,7 +164,7 @@ func testDeviceClose(t *testing.T, h *harness) {
 			t.Errorf("%s on a closed device: %v", name, err)
 		}
 	}
-	// Its neighbour, which may be the same GPU, goes on.
+	// The other device, which may be the same GPU, keeps working.
 	q, r := h.queue(t), h.device(t, 4096)
 	must(t, q.Fill(mem.All(r), 1))
 	sync(t, q)

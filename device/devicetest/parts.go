@@ -10,8 +10,9 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// testCopyParts copies several groups of pages in one launch. Each part's words become 1, and by then its bytes and its sums are there,
-// which those that land later cannot have changed: parts share nothing.
+// testCopyParts copies several groups of pages in one launch. Once a part's words are 1, its bytes
+// and sums are complete. Parts that complete later cannot change them, because parts share no
+// memory.
 func testCopyParts(t *testing.T, h *harness, name string) {
 	for _, dir := range []mem.Direction{mem.ToSlots, mem.ToPages} {
 		for _, ctas := range []int{1, 3, 16} {
@@ -24,7 +25,7 @@ func testCopyParts(t *testing.T, h *harness, name string) {
 	}
 }
 
-// parts are some groups of pages, and what the kernel reads and writes for them.
+// parts are several groups of pages, with the descriptors and results of the kernel.
 type parts struct {
 	t     *testing.T
 	h     *harness
@@ -116,7 +117,8 @@ func (p *parts) run(ctas int) {
 	}
 }
 
-// watch waits for the words of each part, and looks at its sums, and at its slots where the host can, as soon as they are there.
+// watch waits for the words of each part. It then checks the part's sums at once, and its slots if
+// the host can read them.
 func (p *parts) watch(done []byte, ctas int) {
 	t := p.t
 	t.Helper()

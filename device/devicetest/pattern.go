@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// patternBytes is what plane p of a page holds, computed as device.KernelPatternFill is specified.
+// patternBytes returns the pattern of plane p of a page, as device.KernelPatternFill is specified.
 func patternBytes(seed uint64, p int, n int64) []byte {
 	b := make([]byte, 0, n+7)
 	for o := int64(0); o < n; o += 8 {
@@ -19,7 +19,7 @@ func patternBytes(seed uint64, p int, n int64) []byte {
 	return b[:n]
 }
 
-// patternRun is what both pattern kernels are launched with.
+// patternRun is the input of both pattern kernels.
 type patternRun struct {
 	group    *mem.PageGroup // slots serve as indexes
 	seeds    *mem.Region
@@ -90,7 +90,8 @@ func testPatternFill(t *testing.T, h *harness) {
 	}
 }
 
-// testPatternCheck corrupts known numbers of bytes of some pages, in all parts of a plane, and compares the counters.
+// testPatternCheck corrupts known numbers of bytes of some pages, in all regions of a plane, and
+// compares the counters.
 func testPatternCheck(t *testing.T, h *harness) {
 	for _, c := range pagedCases() {
 		t.Run(c.name, func(t *testing.T) {
@@ -105,7 +106,7 @@ func testPatternCheck(t *testing.T, h *harness) {
 			}
 			for i, ps := range r.group.Pairs {
 				if i%3 == 2 {
-					continue // these stay good
+					continue // these pages stay intact
 				}
 				pi := h.rng.IntN(len(r.group.Planes))
 				pl := &r.group.Planes[pi]
@@ -116,7 +117,7 @@ func testPatternCheck(t *testing.T, h *harness) {
 				}
 				want[ps.Slot] = uint64(len(hits))
 			}
-			for round := range uint64(2) { // counters are added to, not set
+			for round := range uint64(2) { // the kernel adds to counters and does not reset them
 				must(t, q.Launch(r.check()))
 				sync(t, q)
 				expect := slices.Clone(want)

@@ -9,8 +9,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// RunPeers runs what must hold for two devices of one implementation that can reach each other's memory. open opens them,
-// of different index and without access yet; the suite closes them.
+// RunPeers tests two devices of one implementation that can reach each other's memory. open opens
+// them, with different indexes and without access; the suite closes them.
 func RunPeers(t *testing.T, open func(t *testing.T) (a, b device.Peerer)) {
 	t.Helper()
 	for name, test := range map[string]func(t *testing.T, a, b device.Peerer){
@@ -30,7 +30,7 @@ func RunPeers(t *testing.T, open func(t *testing.T) (a, b device.Peerer)) {
 	}
 }
 
-// stranger is a device of no implementation that anybody knows.
+// stranger is a device of an unknown implementation.
 type stranger struct{ device.Device }
 
 func testPeerRefuses(t *testing.T, a, b device.Peerer) {
@@ -50,7 +50,7 @@ func testPeerRefuses(t *testing.T, a, b device.Peerer) {
 	}
 }
 
-// memoryOf returns a region that says that it is memory of the device of that index.
+// memoryOf returns a region that claims to be memory of the device of that index.
 func memoryOf(t *testing.T, index int, o *mem.Origin) *mem.Region {
 	t.Helper()
 	r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Device: index, Len: 1, Dev: 4096, Origin: o})
@@ -74,7 +74,8 @@ func testPeerOneWay(t *testing.T, a, b device.Peerer) {
 	}
 }
 
-// testPeerCopies pushes and pulls with every means, memory of either sort, made before and after access was enabled.
+// testPeerCopies copies to and from the peer in every way that a queue has, with both sorts of
+// memory, allocated before and after access was enabled.
 func testPeerCopies(t *testing.T, a, b device.Peerer) {
 	h, o := newPeerHarness(a), newPeerHarness(b)
 	const n = 1 << 20
@@ -105,7 +106,7 @@ func testPeerCopies(t *testing.T, a, b device.Peerer) {
 		}
 	}
 	if r := far[0]; r.Device() == near[0].Device() {
-		t.Errorf("both regions say that they are of device %d", r.Device())
+		t.Errorf("both regions claim device %d", r.Device())
 	}
 }
 
@@ -121,7 +122,8 @@ func (h *harness) means(t *testing.T, q device.Queue) map[string]func(dst, src m
 	all := map[string]func(dst, src mem.Extent) error{"a copy engine": q.Copy}
 	if b, ok := q.(device.BatchCopier); ok {
 		all["a batch"] = func(dst, src mem.Extent) error { return b.CopyBatch([]mem.Extent{dst}, []mem.Extent{src}) }
-		all["a batch of rows"] = func(dst, src mem.Extent) error { // every second one, the others, and what is left
+		// every second row, the other rows, and the remainder
+		all["a batch of rows"] = func(dst, src mem.Extent) error {
 			const row = 4097
 			var d, s []mem.Extent
 			whole := src.Len / (2 * row) * (2 * row)

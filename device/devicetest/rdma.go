@@ -12,7 +12,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// testExportDMABuf wants descriptors that are long enough, are the caller's, and close.
+// testExportDMABuf checks that descriptors are long enough, belong to the caller, and can be
+// closed.
 func testExportDMABuf(t *testing.T, h *harness) {
 	x, ok := h.dev.(device.DMABufExporter)
 	if !ok {
@@ -43,14 +44,15 @@ func testExportDMABuf(t *testing.T, h *harness) {
 	}
 }
 
-// checkDMABuf checks that the descriptor is of a dma-buf that holds e at off, and closes it.
+// checkDMABuf checks that the descriptor is a dma-buf that contains e at off, and closes it.
 func checkDMABuf(t *testing.T, fd int, off int64, e mem.Extent) {
 	t.Helper()
 	size, err := unix.Seek(fd, 0, unix.SEEK_END)
 	if err != nil || off < 0 || off > size-e.Len {
 		t.Errorf("%d bytes at %d of a dma-buf of %d: %v", e.Len, off, size, err)
 	}
-	if page := int64(unix.Getpagesize()); off%page != int64(e.Dev())%page { // as ibv_reg_dmabuf_mr demands
+	// ibv_reg_dmabuf_mr requires this
+	if page := int64(unix.Getpagesize()); off%page != int64(e.Dev())%page {
 		t.Errorf("offset %d, and the address is %#x", off, uint64(e.Dev()))
 	}
 	if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
@@ -61,7 +63,8 @@ func checkDMABuf(t *testing.T, fd int, off int64, e mem.Extent) {
 	}
 }
 
-// testFlushRemoteWrites cannot write as a NIC does: it wants the answers to go together.
+// testFlushRemoteWrites cannot write as a NIC does. It only checks that the results of the two
+// methods agree.
 func testFlushRemoteWrites(t *testing.T, h *harness) {
 	open := func(d device.Device) device.RemoteWriteFlusher {
 		f, ok := d.(device.RemoteWriteFlusher)

@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// sharer returns the device as one that shares memory.
+// sharer returns the device as a device.Sharer.
 func sharer(t *testing.T, d device.Device) device.Sharer {
 	t.Helper()
 	s, ok := d.(device.Sharer)
@@ -23,7 +23,8 @@ func sharer(t *testing.T, d device.Device) device.Sharer {
 	return s
 }
 
-// exported allocates memory that is shared by a handle of that type, and exports it from off. Where the machine lacks the type, ok is false.
+// exported allocates memory that is shared by a handle of that type, and exports it from off. If
+// the machine lacks the type, ok is false.
 func (h *harness) exported(t *testing.T, n, off int64, by device.HandleType) (r *mem.Region, out device.Handle, ok bool) {
 	t.Helper()
 	s := sharer(t, h.dev)
@@ -54,12 +55,12 @@ func (h *harness) exported(t *testing.T, n, off int64, by device.HandleType) (r 
 	return r, out, true
 }
 
-// imported imports on dev, which the driver may refuse in the exporter's own process.
+// imported imports memory on dev. A driver may refuse that in the exporter's own process.
 func imported(t *testing.T, dev device.Device, in device.Handle) *mem.Region {
 	t.Helper()
 	r, err := sharer(t, dev).ImportMemory(in)
 	if in.Type.IsFD() {
-		must(t, unix.Close(in.FD)) // the mapping needs it no longer
+		must(t, unix.Close(in.FD)) // the mapping no longer needs it
 	}
 	if err != nil && in.Type == device.HandleCUDAIPC {
 		t.Logf("%s in the process that exports: %v", in.Type, err)
@@ -72,7 +73,8 @@ func imported(t *testing.T, dev device.Device, in device.Handle) *mem.Region {
 	return r
 }
 
-// testShareMemory has what one device writes read by another, or the same GPU opened again, and the other way round.
+// testShareMemory checks that another device, or the same GPU opened again, reads the bytes that
+// one device writes, and the reverse.
 func testShareMemory(t *testing.T, h *harness) {
 	const n, off = 1<<20 + 100, 12345
 	worked := 0
@@ -110,12 +112,13 @@ func testShareMemory(t *testing.T, h *harness) {
 	}
 }
 
-// testShareOutlives: memory that was freed stays what it was to whoever has it mapped, and a second mapping to whoever has another.
+// testShareOutlives checks that freed memory stays intact for devices that map it, and that
+// mappings are independent of each other.
 func testShareOutlives(t *testing.T, h *harness) {
 	const n = 4 << 20
 	for _, by := range sharer(t, h.dev).HandleTypes() {
 		if by == device.HandleCUDAIPC {
-			continue // its exporter must not free before its importers
+			continue // the exporter must not free memory before its importers
 		}
 		r, handle, ok := h.exported(t, n, 0, by)
 		if !ok {
@@ -138,12 +141,13 @@ func testShareOutlives(t *testing.T, h *harness) {
 	}
 }
 
-// testShareRefuses: what cannot be exported or imported is an error at once, and leaves nothing behind.
+// testShareRefuses checks that an export or import that is impossible returns an error at once and
+// leaves nothing behind.
 func testShareRefuses(t *testing.T, h *harness) {
 	s := sharer(t, h.dev)
 	pinned := h.pinned(t, 4096)
 	for _, by := range append(device.HandleTypes(), 0, 99) {
-		for name, r := range map[string]*mem.Region{"nothing": nil, "host memory": pinned, "memory of nobody": memoryOf(t, s.Info().Index, nil)} {
+		for name, r := range map[string]*mem.Region{"nothing": nil, "host memory": pinned, "memory of no device": memoryOf(t, s.Info().Index, nil)} {
 			if out, err := s.ExportMemory(r, by); err == nil {
 				t.Errorf("%s is exported as %s: %+v", name, by, out)
 			}
@@ -164,7 +168,7 @@ func testShareRefuses(t *testing.T, h *harness) {
 		}
 		must(t, null.Close())
 	}
-	// Memory for one type has no handle of another.
+	// Memory allocated for one type has no handle of another.
 	for _, by := range s.HandleTypes() {
 		r, err := s.Alloc(4096, device.AllocOptions{Shareable: true, Handle: by})
 		if errors.Is(err, errdefs.ErrNotSupported) {

@@ -12,7 +12,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// pool opens a pool of signals and closes it at the test's end. Call it after adopt: what holds streams goes before them.
+// pool opens a pool of signals and closes it at the end of the test. Call it after adopt, so that
+// the pool is closed before the streams that wait on it.
 func (h *harness) pool(t *testing.T, words int) *signal.Pool {
 	t.Helper()
 	h.adopter(t)
@@ -37,7 +38,7 @@ func take(t *testing.T, p *signal.Pool, steps int) *signal.Signal {
 	return s
 }
 
-// verdict fails the test where a signal says something else of a step.
+// verdict fails the test if a signal reports another result for a step.
 func verdict(t *testing.T, s *signal.Signal, step int, known bool, want error) {
 	t.Helper()
 	if k, err := s.Verdict(step); k != known || !errors.Is(err, want) {
@@ -45,8 +46,8 @@ func verdict(t *testing.T, s *signal.Signal, step int, known bool, want error) {
 	}
 }
 
-// testSignalSteps loads layer by layer into pages that the host program's stream reads behind a wait for each layer, and has
-// the load fail before the last.
+// testSignalSteps loads layer by layer into pages that the host program's stream reads, with a wait
+// for each layer. The load fails before the last layer.
 func testSignalSteps(t *testing.T, h *harness) {
 	const layers, n = 4, 64 << 10
 	d, out, from := h.device(t, layers*n), h.pinned(t, layers*n), h.pinned(t, layers*n)
@@ -54,7 +55,7 @@ func testSignalSteps(t *testing.T, h *harness) {
 	q := h.queue(t)
 	p := h.pool(t, 1)
 	s := take(t, p, layers)
-	must(t, q.Fill(mem.All(d), 0xaa)) // what pages hold before the load
+	must(t, q.Fill(mem.All(d), 0xaa)) // contents of the pages before the load
 	sync(t, q)
 	passed := make([]device.Event, layers)
 	for i := range layers {
@@ -79,18 +80,18 @@ func testSignalSteps(t *testing.T, h *harness) {
 		if got := out.Bytes()[i*n:][:n]; bytes.Count(got, []byte{byte(i + 1)}) != n {
 			t.Errorf("layer %d: the program read old bytes", i)
 		}
-		s.Advance(i) // it went further already
+		s.Advance(i) // the signal is already further
 	}
 	notDone(t, "the last layer has not come", passed[layers-1])
 	s.Set(errdefs.ErrCorrupt)
 	s.Set(nil)
 	must(t, wait(t, passed[layers-1]))
 	if n := s.Wanted(); n != 0 {
-		t.Errorf("once it was set, streams are said to want %d layers", n)
+		t.Errorf("after Set, Wanted returns %d layers", n)
 	}
 	verdict(t, s, layers, true, errdefs.ErrCorrupt)
 	verdict(t, s, 1, true, nil)
-	must(t, s.Hold(st, layers)) // no longer
+	must(t, s.Hold(st, layers)) // it no longer waits
 	sync(t, host)
 	for _, step := range []int{0, layers + 1} {
 		if err := s.Hold(st, step); !errors.Is(err, errdefs.ErrInvalid) {
@@ -102,8 +103,8 @@ func testSignalSteps(t *testing.T, h *harness) {
 	}
 }
 
-// testSignalReuse has the only word of a pool go from one signal to the next, while a stream has not come to its wait for the
-// first.
+// testSignalReuse moves the only word of a pool from one signal to the next, before a stream has
+// reached its wait for the first.
 func testSignalReuse(t *testing.T, h *harness) {
 	word, marks := h.word(t), h.pinned(t, 64)
 	st, host := h.adopt(t)
@@ -111,7 +112,7 @@ func testSignalReuse(t *testing.T, h *harness) {
 	release(t, word)
 	p := h.pool(t, 1)
 	first := take(t, p, 3)
-	must(t, late.WaitValue(extent(word, 0, 8), 1)) // it has much to do before
+	must(t, late.WaitValue(extent(word, 0, 8), 1)) // stands for much earlier work of the stream
 	must(t, first.Hold(late, 3))
 	must(t, lateHost.Fill(extent(marks, 0, 1), 1))
 	passed, err := lateHost.Record()
@@ -124,7 +125,7 @@ func testSignalReuse(t *testing.T, h *harness) {
 	first.Set(nil)
 	second := take(t, p, 2)
 	if n := second.Wanted(); n != 0 {
-		t.Errorf("nobody has come to a wait, and %d steps are wanted", n)
+		t.Errorf("no stream has reached a wait, and Wanted returns %d steps", n)
 	}
 	first.Set(errdefs.ErrCorrupt)
 	first.Advance(3)
@@ -142,7 +143,7 @@ func testSignalReuse(t *testing.T, h *harness) {
 	releaseWord(word)
 	must(t, wait(t, passed))
 	if n := second.Wanted(); n != 0 {
-		t.Errorf("a stream has come late to the signal before, and is said to want %d steps", n)
+		t.Errorf("a stream was late for the earlier signal, and Wanted returns %d steps", n)
 	}
 	notDone(t, "only the signal before was set", held)
 	second.Advance(1)
@@ -152,7 +153,8 @@ func testSignalReuse(t *testing.T, h *harness) {
 	held.Close()
 }
 
-// testSignalPoolClose closes a pool while streams wait: they go on, and the words stay until they have.
+// testSignalPoolClose closes a pool while streams wait. The streams continue, and the words stay
+// until they have.
 func testSignalPoolClose(t *testing.T, h *harness) {
 	word, marks := h.word(t), h.pinned(t, 64)
 	st, host := h.adopt(t)
@@ -178,7 +180,7 @@ func testSignalPoolClose(t *testing.T, h *harness) {
 	if _, err := p.Take(t.Context(), 1); !errors.Is(err, errdefs.ErrClosed) {
 		t.Errorf("taking a signal of a closed pool: %v", err)
 	}
-	must(t, one.Hold(st, 1)) // it is set
+	must(t, one.Hold(st, 1)) // already set
 	releaseWord(word)
 	must(t, p.Close(t.Context()))
 	must(t, p.Close(t.Context()))

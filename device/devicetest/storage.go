@@ -17,10 +17,10 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// fileBytes is the length of the files of these tests: no multiple of anything.
+// fileBytes is the length of the files of these tests. It is aligned to nothing.
 const fileBytes = 1<<20 + 4096 + 777
 
-// storageOpener returns the device as one that reaches files.
+// storageOpener returns the device as a device.StorageOpener.
 func (h *harness) storageOpener(t *testing.T) device.StorageOpener {
 	t.Helper()
 	o, ok := h.dev.(device.StorageOpener)
@@ -30,7 +30,8 @@ func (h *harness) storageOpener(t *testing.T) device.StorageOpener {
 	return o
 }
 
-// storage opens the device's way to files until the test ends. Call it before what it is to outlive.
+// storage opens the device's storage until the end of the test. Call it before resources that must
+// be released earlier.
 func (h *harness) storage(t *testing.T) device.Storage {
 	t.Helper()
 	st, err := h.storageOpener(t).OpenStorage(device.StorageOptions{})
@@ -46,7 +47,8 @@ func (h *harness) storage(t *testing.T) device.Storage {
 	return st
 }
 
-// tempFile makes a file of random bytes and returns it opened with O_DIRECT, where the file system has that, and its bytes.
+// tempFile makes a file of random bytes and returns it with its bytes. It opens the file with
+// O_DIRECT if the file system supports that.
 func (h *harness) tempFile(t *testing.T) (*os.File, []byte) {
 	t.Helper()
 	b := make([]byte, fileBytes)
@@ -62,7 +64,7 @@ func (h *harness) tempFile(t *testing.T) (*os.File, []byte) {
 	return f, b
 }
 
-// contents returns what a file holds.
+// contents returns the bytes of a file.
 func contents(t *testing.T, f *os.File) []byte {
 	t.Helper()
 	b, err := os.ReadFile(f.Name())
@@ -70,7 +72,7 @@ func contents(t *testing.T, f *os.File) []byte {
 	return b
 }
 
-// register registers a file until the test ends.
+// register registers a file until the end of the test.
 func register(t *testing.T, st device.Storage, f *os.File) device.StorageFile {
 	t.Helper()
 	sf, err := st.Register(int(f.Fd()))
@@ -89,7 +91,7 @@ func closeFile(t *testing.T, sf device.StorageFile) error {
 	return sf.Close(ctx)
 }
 
-// enqueuer registers a file whose transfers queues run.
+// enqueuer registers a file with transfers that queues run.
 func enqueuer(t *testing.T, st device.Storage, f *os.File) device.StorageEnqueuer {
 	t.Helper()
 	e, ok := register(t, st, f).(device.StorageEnqueuer)
@@ -99,7 +101,7 @@ func enqueuer(t *testing.T, st device.Storage, f *os.File) device.StorageEnqueue
 	return e
 }
 
-// ended waits for a transfer and gives it back.
+// ended waits for a transfer and closes it.
 func ended(t *testing.T, x device.Transfer) (int64, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -107,7 +109,7 @@ func ended(t *testing.T, x device.Transfer) (int64, error) {
 	defer x.Close()
 	n, err := x.Wait(ctx)
 	if again, done, errAgain := x.Done(); !done || again != n || (errAgain == nil) != (err == nil) {
-		t.Errorf("a transfer that moved %d bytes (%v) then says %d, %v, %v", n, err, again, done, errAgain)
+		t.Errorf("a transfer that moved %d bytes (%v) then returns %d, %v, %v", n, err, again, done, errAgain)
 	}
 	return n, err
 }
@@ -118,7 +120,7 @@ type mover struct {
 	read, write func(e mem.Extent, off int64) (int64, error)
 }
 
-// movers returns the ways that the file has.
+// movers returns the movers that the file supports.
 func movers(t *testing.T, q device.Queue, sf device.StorageFile) []mover {
 	t.Helper()
 	m := []mover{{"call", sf.Read, sf.Write}}
@@ -138,14 +140,15 @@ func movers(t *testing.T, q device.Queue, sf device.StorageFile) []mover {
 	return append(m, mover{"queue", by(e.EnqueueRead), by(e.EnqueueWrite)})
 }
 
-// testStorageMoves reads and writes pieces of all alignments, and looks that nothing beside them changes.
+// testStorageMoves reads and writes pieces of all alignments, and checks that bytes around them do
+// not change.
 func testStorageMoves(t *testing.T, h *harness) {
 	st := h.storage(t)
 	f, want := h.tempFile(t)
 	d, q := h.device(t, 300<<10), h.queue(t)
 	sf := register(t, st, f)
 	if m := sf.Mode(); m.Reason == "" {
-		t.Errorf("mode %+v does not say why", m)
+		t.Errorf("mode %+v has no reason", m)
 	} else {
 		t.Logf("mode: %+v", m)
 	}
@@ -186,7 +189,7 @@ func testStorageMoves(t *testing.T, h *harness) {
 	}
 }
 
-// testStorageShort reads across and behind the end of a file, and writes there.
+// testStorageShort reads across and after the end of a file, and writes there.
 func testStorageShort(t *testing.T, h *harness) {
 	st := h.storage(t)
 	f, want := h.tempFile(t)
@@ -202,7 +205,7 @@ func testStorageShort(t *testing.T, h *harness) {
 				t.Errorf("%s: read at %d of %d bytes: %d, %v, want %d", m.name, off, fileBytes, n, err, left)
 				continue
 			}
-			diff(t, m.name+": what is left of the file", h.get(t, q, d, left+1)[:left], want[fileBytes-left:])
+			diff(t, m.name+": rest of the file", h.get(t, q, d, left+1)[:left], want[fileBytes-left:])
 		}
 	}
 	for _, m := range movers(t, q, sf) {
@@ -218,7 +221,7 @@ func testStorageShort(t *testing.T, h *harness) {
 	}
 }
 
-// testStorageRefuses wants every refusal to be the refused call's alone.
+// testStorageRefuses checks that a refused call affects no other call.
 func testStorageRefuses(t *testing.T, h *harness) {
 	st := h.storage(t)
 	f, _ := h.tempFile(t)
@@ -256,7 +259,7 @@ func testStorageRefuses(t *testing.T, h *harness) {
 		}
 	}
 
-	// A file that may only be read: its write fails, and nothing else does.
+	// The file is open for reading only: its write fails, and nothing else does.
 	ro, err := os.Open(f.Name())
 	must(t, err)
 	defer func() { must(t, ro.Close()) }()
@@ -276,10 +279,10 @@ func testStorageRefuses(t *testing.T, h *harness) {
 	}
 	must(t, closeFile(t, rf))
 	diff(t, "the file that was opened for reading", contents(t, f), before)
-	sync(t, q) // which is not broken
+	sync(t, q) // the queue is not broken
 }
 
-// testStorageLeftOpen wants what is left open reported.
+// testStorageLeftOpen checks that Close reports open files and buffers.
 func testStorageLeftOpen(t *testing.T, h *harness) {
 	o := h.storageOpener(t)
 	st := h.storage(t)
@@ -301,15 +304,15 @@ func testStorageLeftOpen(t *testing.T, h *harness) {
 	if _, err := left.Read(mem.All(d), 0); !errors.Is(err, errdefs.ErrClosed) {
 		t.Errorf("read of a file that was left open: %v", err)
 	}
-	st = h.storage(t) // may be opened again
+	st = h.storage(t) // it can be opened again
 	sf := register(t, st, f)
 	if n, err := sf.Read(mem.All(d), 0); n != 4096 || err != nil {
 		t.Errorf("read after the storage was opened again: %d, %v", n, err)
 	}
-	diff(t, "what it read", h.get(t, q, d, 4096), want[:4096])
+	diff(t, "bytes read", h.get(t, q, d, 4096), want[:4096])
 }
 
-// testStorageBuffers uses memory that is registered, and memory that is not, beside each other.
+// testStorageBuffers uses registered and unregistered memory together.
 func testStorageBuffers(t *testing.T, h *harness) {
 	st := h.storage(t)
 	f, want := h.tempFile(t)
@@ -326,7 +329,7 @@ func testStorageBuffers(t *testing.T, h *harness) {
 			if n, err := m.read(extent(d, at, 8192), 4096); n != 8192 || err != nil {
 				t.Fatalf("%s: read to byte %d of a buffer: %d, %v", m.name, at, n, err)
 			}
-			diff(t, m.name+": what it read", h.get(t, q, d, at+8192)[at:], want[4096:4096+8192])
+			diff(t, m.name+": bytes read", h.get(t, q, d, at+8192)[at:], want[4096:4096+8192])
 		}
 	}
 	must(t, st.UnregisterBuffer(d))
@@ -343,7 +346,8 @@ func testStorageBuffers(t *testing.T, h *harness) {
 	}
 }
 
-// testStorageManyFiles registers one file several times, and others, and uses all of them after the path is gone.
+// testStorageManyFiles registers one file several times, and others, and uses all of them after the
+// path is removed.
 func testStorageManyFiles(t *testing.T, h *harness) {
 	st := h.storage(t)
 	f, want := h.tempFile(t)
@@ -368,6 +372,6 @@ func testStorageManyFiles(t *testing.T, h *harness) {
 		}
 		diff(t, "a file without a name", h.get(t, q, d, 4096), want[i*4096:(i+1)*4096])
 	}
-	_, err := f.Seek(0, io.SeekStart) // the descriptors are still the caller's
+	_, err := f.Seek(0, io.SeekStart) // the caller still owns the descriptors
 	must(t, err)
 }

@@ -11,7 +11,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// testStorageQueueOrder has transfers take their turn among other work of the queue, which is held until all is enqueued.
+// testStorageQueueOrder checks that transfers run in order with other work of the queue. The queue
+// is held until all work is enqueued.
 func testStorageQueueOrder(t *testing.T, h *harness) {
 	st := h.storage(t)
 	f, want := h.tempFile(t)
@@ -31,10 +32,10 @@ func testStorageQueueOrder(t *testing.T, h *harness) {
 		keep(sf.EnqueueWrite(q, mem.All(d), 0))
 		must(t, q.Fill(mem.All(d), 2))
 		keep(sf.EnqueueWrite(q, mem.All(d), n))
-		keep(sf.EnqueueRead(q, extent(d, 0, n/2), 0)) // of what was just written
+		keep(sf.EnqueueRead(q, extent(d, 0, n/2), 0)) // the bytes written above
 		keep(sf.EnqueueWrite(q, mem.All(d), 2*n))
 	})
-	held.letGo()
+	held.release()
 	for _, x := range all {
 		if moved, err := ended(t, x); err != nil || moved != n && moved != n/2 {
 			t.Errorf("moved %d, %v", moved, err)
@@ -47,8 +48,8 @@ func testStorageQueueOrder(t *testing.T, h *harness) {
 	diff(t, "the file", contents(t, f), want)
 }
 
-// heldQueue is a queue that can be held. Everything is made before hold is called: a driver may hold up whoever allocates while
-// a stream waits.
+// heldQueue is a queue that can be held. Allocate everything before hold: a driver may block
+// allocations while a stream waits.
 type heldQueue struct {
 	device.Queue
 	st   device.HostStream
@@ -63,15 +64,15 @@ func (h *harness) heldQueue(t *testing.T) *heldQueue {
 	return &heldQueue{q, st, word}
 }
 
-// hold has the queue do nothing of what comes until letGo.
+// hold stops the queue until release.
 func (q *heldQueue) hold(t *testing.T) {
 	t.Helper()
 	must(t, q.st.WaitValue(extent(q.word, 0, 8), 1))
 }
 
-func (q *heldQueue) letGo() { releaseWord(q.word) }
+func (q *heldQueue) release() { releaseWord(q.word) }
 
-// warm moves a few bytes by each queue, so that the library has made what it makes at the first time.
+// warm moves a few bytes on each queue, so that the library has made its first-use allocations.
 func warm(t *testing.T, sf device.StorageEnqueuer, r *mem.Region, queues ...device.Queue) {
 	t.Helper()
 	for _, q := range queues {
@@ -82,8 +83,8 @@ func warm(t *testing.T, sf device.StorageEnqueuer, r *mem.Region, queues ...devi
 	}
 }
 
-// testStorageWordsLive closes transfers before their turn has come, and then makes as many others: each moves what it was told
-// to.
+// testStorageWordsLive closes transfers before the queue runs them, and then makes as many others.
+// Each must move the bytes that it was enqueued for.
 func testStorageWordsLive(t *testing.T, h *harness) {
 	st := h.storage(t)
 	f, want := h.tempFile(t)
@@ -104,7 +105,7 @@ func testStorageWordsLive(t *testing.T, h *harness) {
 		}
 	})
 	within(t, held.word, func() {
-		for i := range int64(count) { // they would use the words again
+		for i := range int64(count) { // they could reuse the words
 			x, err := sf.EnqueueRead(free, mem.All(scratch), i)
 			must(t, err)
 			if moved, err := ended(t, x); moved != n || err != nil {
@@ -112,15 +113,15 @@ func testStorageWordsLive(t *testing.T, h *harness) {
 			}
 		}
 	})
-	held.letGo()
+	held.release()
 	sync(t, held.Queue)
 	got := h.get(t, held.Queue, d, n*count)
 	for i := range count {
-		diff(t, "what was read by a transfer closed early", got[i*n:(i+1)*n], want[i*(n+1):i*(n+1)+n])
+		diff(t, "bytes of a transfer closed early", got[i*n:(i+1)*n], want[i*(n+1):i*(n+1)+n])
 	}
 }
 
-// testStorageClose closes files and the storage at the right and at the wrong time.
+// testStorageClose closes files and the storage, while they are in use and after it.
 func testStorageClose(t *testing.T, h *harness) {
 	st := h.storage(t)
 	f, want := h.tempFile(t)
@@ -155,12 +156,12 @@ func testStorageClose(t *testing.T, h *harness) {
 			t.Errorf("use after close: %v", err)
 		}
 	}
-	held.letGo()
+	held.release()
 	must(t, closeFile(t, sf))
 	if n, err := ended(t, x); n != 4096 || err != nil {
 		t.Errorf("the transfer whose file was closed: %d, %v", n, err)
 	}
-	diff(t, "what it read", h.get(t, q, d, 4096), want[4096:8192])
+	diff(t, "bytes read", h.get(t, q, d, 4096), want[4096:8192])
 	must(t, closeFile(t, sf))
 	must(t, st.Close())
 	must(t, st.Close())

@@ -12,7 +12,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// needKernel skips where the device lacks a kernel that not every device has.
+// needKernel skips the test if the device lacks an optional kernel.
 func needKernel(t *testing.T, q device.Launcher, name string) {
 	t.Helper()
 	if l, ok := q.(device.KernelLister); !ok || !l.HasKernel(name) {
@@ -20,10 +20,10 @@ func needKernel(t *testing.T, q device.Launcher, name string) {
 	}
 }
 
-// noSum is what words of sums hold that no kernel may write.
+// noSum fills the words of sums that no kernel may write.
 const noSum = 0x5555_aaaa_5555_aaaa
 
-// sums returns pinned memory for n sums and a few that must stay as they are.
+// sums returns pinned memory for n sums, and for a few more that must stay unchanged.
 func (h *harness) sums(t *testing.T, n int) *mem.Region {
 	t.Helper()
 	r := h.pinned(t, int64(n+8)*8)
@@ -46,7 +46,8 @@ func checkSums(t *testing.T, what string, r *mem.Region, want []uint64) {
 	}
 }
 
-// testCopyListSum copies leaves in every direction, among them some that are none: other lengths, and misaligned.
+// testCopyListSum copies leaves in every direction. Some pieces are not leaves: they have other
+// lengths or are misaligned.
 func testCopyListSum(t *testing.T, h *harness, name string) {
 	q := h.launcher(t)
 	needKernel(t, q, name)
@@ -91,7 +92,8 @@ func testCopyListSum(t *testing.T, h *harness, name string) {
 	}
 }
 
-// sumCases have planes of one leaf and of many, and one that is no multiple and so goes without for its end.
+// sumCases have planes of one leaf and of many. One plane is not a multiple of a leaf, so that its
+// end has no sum.
 func sumCases() []pagedCase {
 	const leaf = device.LeafBytes
 	return []pagedCase{
@@ -101,7 +103,7 @@ func sumCases() []pagedCase {
 	}
 }
 
-// testCopyPagedSum copies pages in two launches, of a part of the planes each.
+// testCopyPagedSum copies pages in two launches, each with some of the planes.
 func testCopyPagedSum(t *testing.T, h *harness, name string) {
 	for _, c := range sumCases() {
 		for _, dir := range []mem.Direction{mem.ToSlots, mem.ToPages} {
@@ -136,7 +138,8 @@ func testCopyPagedSum(t *testing.T, h *harness, name string) {
 	}
 }
 
-// wantSums returns the sums of g's leaves after the copy, the number of leaves before each plane, and of all.
+// wantSums returns the sums of g's leaves after the copy, the number of leaves before each plane,
+// and the number of all leaves.
 func wantSums(g *mem.PageGroup, model map[*mem.Region][]byte) (want []uint64, off []int, all int) {
 	for i := range g.Planes {
 		off = append(off, all)

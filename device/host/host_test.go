@@ -107,8 +107,8 @@ func TestAddressesAreTheProcesss(t *testing.T) {
 	must(t, errors.Join(q.Close(t.Context()), d.Free(own), d.Free(pinned), hostmem.Free(b)))
 }
 
-// Memory that is not there is an error of the queue that touched it, by copies, by fills and by kernels, in long and in short work, and of
-// no other queue.
+// Memory that is not there is an error of the queue that touched it, by copies, by fills and by
+// kernels, in long and in short work, and of no other queue.
 func TestBadAddressesBreakTheQueue(t *testing.T) {
 	const n = 4 << 20
 	d := opened(t)

@@ -136,7 +136,8 @@ func (q *Queue) Wait(e device.Event) error {
 	}})
 }
 
-// Close waits until the queue is idle and closes it. It returns a failure that no event and no call has reported.
+// Close waits until the queue is idle and closes it. It returns a failure that no event and no call
+// has reported.
 func (q *Queue) Close(ctx context.Context) error {
 	idle := newEvent(q)
 	defer idle.Close()

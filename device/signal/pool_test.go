@@ -9,9 +9,9 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// TestDefectStreamForgottenWhileItIsTold: a stream that has passed all its waits is forgotten when another one comes, and must
-// not be between the moment when Hold finds it and the moment when it tells it to wait again: nothing would then keep the words
-// pinned.
+// TestDefectStreamForgottenWhileItIsTold: a stream that has passed all its waits is forgotten when
+// another one comes, and must not be between the moment when Hold finds it and the moment when it
+// tells it to wait again: nothing would then keep the words pinned.
 func TestDefectStreamForgottenWhileItIsTold(t *testing.T) {
 	dev, err := sim.Open(sim.Options{})
 	must(t, err)

@@ -177,7 +177,8 @@ func TestHoldReportsTheNthFailingCall(t *testing.T) {
 	}
 }
 
-// A stream that was told to write, and then refused to wait, writes all the same once it is there: until then the words stay.
+// A stream that was told to write, and then refused to wait, writes all the same once it is there:
+// until then the words stay.
 func TestWordsStayUntilAStreamHasWrittenThem(t *testing.T) {
 	faults := fault.New(1)
 	r := newRig(t, sim.Options{Faults: faults}, 1)
@@ -202,7 +203,8 @@ func TestWordsStayUntilAStreamHasWrittenThem(t *testing.T) {
 	must(t, r.dev.Close())
 }
 
-// Where no event can tell when a stream has waited, the word is not unpinned until a later one does.
+// Where no event can tell when a stream has waited, the word is not unpinned until a later one
+// does.
 func TestWordsStayWhereNobodyKnowsWhoReadsThem(t *testing.T) {
 	faults := fault.New(1)
 	r := newRig(t, sim.Options{Faults: faults}, 1)
@@ -236,7 +238,8 @@ func TestCloseEndsTakes(t *testing.T) {
 	go func() { _, err := r.pool.Take(t.Context(), 1); ended <- err }()
 	time.Sleep(10 * time.Millisecond)
 	must(t, r.pool.Close(t.Context()))
-	// The word that came back may have been what the waiting one got, for a pool that is closed already.
+	// The word that came back may have been what the waiting one got, for a pool that is closed
+	// already.
 	if err := <-ended; !errors.Is(err, errdefs.ErrClosed) {
 		t.Errorf("take: %v", err)
 	}
@@ -248,8 +251,8 @@ type few struct{ *sim.Device }
 
 func (few) WaitLimit() int { return 2 }
 
-// TestDefectWaitingStreamsStarveKernels: what ends a wait may need kernels, so a stream that would take the last queues of the
-// hardware from them is refused, and may wait once others have passed.
+// TestDefectWaitingStreamsStarveKernels: what ends a wait may need kernels, so a stream that would
+// take the last queues of the hardware from them is refused, and may wait once others have passed.
 func TestDefectWaitingStreamsStarveKernels(t *testing.T) {
 	r := newRig(t, sim.Options{}, 1)
 	defer r.close(t)

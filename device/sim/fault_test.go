@@ -14,7 +14,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// everything uses each operation of a device twice and returns every error that it was told. It gives back all it got.
+// everything uses each operation of a device twice and returns every error that it was told. It
+// gives back all it got.
 func everything(t *testing.T, plan *fault.Plan) error {
 	t.Helper()
 	d, err := sim.Open(sim.Options{Faults: plan})
@@ -81,8 +82,8 @@ func TestRegistrationFails(t *testing.T) {
 	}
 }
 
-// patternKernels prepares one page of 64 bytes in r and returns the launches that fill and check it. Its counter is at
-// byte 256 of p.
+// patternKernels prepares one page of 64 bytes in r and returns the launches that fill and check
+// it. Its counter is at byte 256 of p.
 func patternKernels(r, p *mem.Region) (fill, check *device.Kernel) {
 	words(p, 512, uint64(r.Dev()), 64, 64, 0, 0, 99) // plane, pair, seed
 	a := uint64(p.Dev()) + 512

@@ -13,7 +13,8 @@ import (
 
 var patience = testkit.Patience()
 
-// rig is a device under test. Nothing is closed or freed by itself unless it says so: many tests are about that.
+// rig is a device under test. Nothing is closed or freed by itself unless it says so: many tests
+// are about that.
 type rig struct {
 	t *testing.T
 	*sim.Device

@@ -10,7 +10,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// trace lets three queues fill one byte each, again and again, and returns the order in which they came.
+// trace lets three queues fill one byte each, again and again, and returns the order in which they
+// came.
 func trace(t *testing.T, seed uint64) []int {
 	t.Helper()
 	const queues, each = 3, 5
@@ -55,8 +56,8 @@ func TestInterleavingIsSeeded(t *testing.T) {
 	}
 }
 
-// TestInterleavingFindsAMissingWait shows what the mode is for: a copy that does not wait for the fill of another queue
-// goes wrong under some seed, and one that waits under none.
+// TestInterleavingFindsAMissingWait shows what the mode is for: a copy that does not wait for the
+// fill of another queue goes wrong under some seed, and one that waits under none.
 func TestInterleavingFindsAMissingWait(t *testing.T) {
 	for _, waits := range []bool{false, true} {
 		wrong := 0

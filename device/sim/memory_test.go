@@ -251,8 +251,8 @@ func TestDeviceCloseEndsHeldWork(t *testing.T) {
 	}
 }
 
-// TestAnotherNameForMemory: a region that somebody else made of an allocation's address serves as the allocation's own does,
-// as long as that lives and holds all of it.
+// TestAnotherNameForMemory: a region that somebody else made of an allocation's address serves as
+// the allocation's own does, as long as that lives and holds all of it.
 func TestAnotherNameForMemory(t *testing.T) {
 	d := open(t, sim.Options{})
 	r, host := d.dev(4096), d.pin(4096)

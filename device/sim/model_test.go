@@ -31,8 +31,8 @@ func openTimed(t *testing.T, o sim.Options) timed {
 	return timed{open(t, o), clock, ctx}
 }
 
-// finishes moves the clock, from one waiting queue to the next, until e is done, and checks how long that took. sleepers
-// is how many queues sleep at a time.
+// finishes moves the clock, from one waiting queue to the next, until e is done, and checks how
+// long that took. sleepers is how many queues sleep at a time.
 func (d *timed) finishes(e device.Event, want time.Duration) {
 	d.t.Helper()
 	const tick = time.Microsecond

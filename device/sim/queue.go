@@ -11,7 +11,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Queue is a queue of a simulated device. It implements device.Queue and every optional interface of queues.
+// Queue is a queue of a simulated device. It implements device.Queue and every optional interface
+// of queues.
 type Queue struct {
 	dev    *Device
 	id     int

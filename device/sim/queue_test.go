@@ -15,7 +15,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// TestKernelsFindBadAddresses launches kernels whose arguments are wrong in ways that only show when they run.
+// TestKernelsFindBadAddresses launches kernels whose arguments are wrong in ways that only show
+// when they run.
 func TestKernelsFindBadAddresses(t *testing.T) {
 	const illegal, misaligned = "_ERROR_ILLEGAL_ADDRESS", "_ERROR_MISALIGNED_ADDRESS" // of the device, or of the kernel
 	d := open(t, sim.Options{})

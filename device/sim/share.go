@@ -13,7 +13,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Names of the operations that Options.Faults counts for Device.ExportMemory and Device.ImportMemory.
+// Names of the operations that Options.Faults counts for Device.ExportMemory and
+// Device.ImportMemory.
 const (
 	OpExport = "export-memory"
 	OpImport = "import-memory"

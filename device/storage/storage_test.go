@@ -69,8 +69,8 @@ func (r *rig) queue(t *testing.T) device.Queue {
 	return q
 }
 
-// Everybody at once: users of queues that close their transfers early and late, callers, and somebody who closes the file in the
-// middle of it. Whoever was not refused has his bytes.
+// Everybody at once: users of queues that close their transfers early and late, callers, and
+// somebody who closes the file in the middle of it. Whoever was not refused has his bytes.
 func TestManyUsersOfOneFile(t *testing.T) {
 	r := newRig(t, sim.Options{})
 	var wg sync.WaitGroup
@@ -120,7 +120,8 @@ func TestManyUsersOfOneFile(t *testing.T) {
 	wg.Wait()
 }
 
-// A transfer that its owner closed while it was running gives its words back: what is made is bounded by what runs at a time.
+// A transfer that its owner closed while it was running gives its words back: what is made is
+// bounded by what runs at a time.
 func TestWordsOfClosedTransfersComeBack(t *testing.T) {
 	plan := fault.New(1)
 	r := newRig(t, sim.Options{Faults: plan})
@@ -143,7 +144,8 @@ func TestWordsOfClosedTransfersComeBack(t *testing.T) {
 	}
 }
 
-// A transfer that could not be enqueued leaves words that the queue may still be told of: they wait for the queue too.
+// A transfer that could not be enqueued leaves words that the queue may still be told of: they wait
+// for the queue too.
 func TestRefusedTransferIsForgotten(t *testing.T) {
 	plan := fault.New(1, fault.Nth(sim.OpFileEnqueue, 0).Fail(nil))
 	r := newRig(t, sim.Options{Faults: plan})
@@ -172,7 +174,8 @@ func TestQueueOfAnotherDeviceIsRefused(t *testing.T) {
 	}
 }
 
-// fill makes the file hold at byte i the lowest byte of i/512, and returns what n bytes from off are then.
+// fill makes the file hold at byte i the lowest byte of i/512, and returns what n bytes from off
+// are then.
 func (r *rig) fill(t *testing.T, off, n int64) []byte {
 	t.Helper()
 	p, err := r.dev.AllocHost(1 << 20)
@@ -197,7 +200,8 @@ func (r *rig) copy(t *testing.T, dst, src mem.Extent) {
 	must(t, q.Close(t.Context()))
 }
 
-// A transfer stands still before it has read its words, and its owner closes it. Others come and go meanwhile.
+// A transfer stands still before it has read its words, and its owner closes it. Others come and go
+// meanwhile.
 func TestDefectWordsUsedAgainBeforeTheTransferIsDone(t *testing.T) {
 	plan := fault.New(1, fault.Nth(sim.OpFileRead, 0).Stall())
 	r := newRig(t, sim.Options{Faults: plan})

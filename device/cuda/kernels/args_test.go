@@ -33,7 +33,8 @@ func source(t *testing.T) []byte {
 	return all
 }
 
-// fields returns the names of a struct's fields, in order, as the CUDA C has them but for underscores.
+// fields returns the names of a struct's fields, in order, as the CUDA C has them but for
+// underscores.
 func fields(args any) (names []string) {
 	for _, f := range reflect.VisibleFields(reflect.TypeOf(args)) {
 		names = append(names, strings.ToLower(f.Name))
@@ -50,7 +51,8 @@ func number[T any](args T) T {
 	return args
 }
 
-// Each kernel's parameters are the fields of its arguments, by name and in order, and a launch has as many as it takes.
+// Each kernel's parameters are the fields of its arguments, by name and in order, and a launch has
+// as many as it takes.
 func TestArgumentsAreTheKernelsParameters(t *testing.T) {
 	src := source(t)
 	list, paged, pattern := number(device.ListArgs{}), number(device.PagedArgs{}), number(device.PatternArgs{})

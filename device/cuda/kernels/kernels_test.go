@@ -91,7 +91,8 @@ func xxh3Words(t *testing.T) []uint64 {
 	return words
 }
 
-// leafSum is XXH3-64 of a leaf in the order of xxh3.cuh: what each lane adds is summed first, and scrambled afterwards.
+// leafSum is XXH3-64 of a leaf in the order of xxh3.cuh: what each lane adds is summed first, and
+// scrambled afterwards.
 func leafSum(leaf []byte, words []uint64) uint64 {
 	const last, merge, start, scramble = 24, 32, 40, 16
 	var blocks [4][8]uint64

@@ -8,8 +8,8 @@ import (
 	"github.com/kvlane/kvlane/device"
 )
 
-// What the kernels read is fixed: words of 64 bits, the lowest byte first, in the order that
-// kernel.go gives.
+// The kernels' input has a fixed layout: 64-bit little-endian words, in the order that kernel.go
+// gives.
 func TestDescriptorsAreAsKernelsReadThem(t *testing.T) {
 	b := make([]byte, device.PlaneSumDescBytes)
 	for _, c := range []struct {

@@ -42,7 +42,7 @@ func TestStreamsOfOthersAreRefused(t *testing.T) {
 	}
 }
 
-// What streams of the host program are ordered by is made before one of them waits.
+// Events for streams of the host program are created before one of the streams waits.
 func TestAdoptReportsTheNthFailingCall(t *testing.T) {
 	f, dev, _, _, _ := fakeQueue(t)
 	for n := 0; ; n++ {
@@ -65,7 +65,7 @@ func TestEventsAreMadeAhead(t *testing.T) {
 	const ahead = 20
 	f := newFake(t)
 	dev := f.open()
-	for range 3 { // what one queue reserved serves the next
+	for range 3 { // the next queue uses the events that the previous one reserved
 		q, err := dev.OpenQueue(device.QueueOptions{Events: ahead})
 		must(t, err)
 		if n := f.count("cuEventCreate"); n != ahead {
@@ -97,8 +97,7 @@ func TestEventsAreMadeAhead(t *testing.T) {
 	}
 }
 
-// A kernel that is first loaded when it is launched may have to wait for the stream that waits for
-// it.
+// A kernel that is loaded at its first launch may have to wait for the stream that waits for it.
 func TestKernelsAreLoadedWhenTheDeviceOpens(t *testing.T) {
 	for _, call := range []string{"cuFuncLoad", "cuFuncGetAttribute"} {
 		f := newFake(t)
@@ -117,7 +116,7 @@ func TestKernelsAreLoadedWhenTheDeviceOpens(t *testing.T) {
 	}
 }
 
-// NICs' writes are flushed by the wait where the GPU may see them late and can flush them.
+// The wait flushes writes of NICs if the GPU may see them late and can flush them.
 func TestWaitFlushesWhereItMust(t *testing.T) {
 	for _, tt := range []struct {
 		name              string

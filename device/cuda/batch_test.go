@@ -8,11 +8,11 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Copies of one length at equal distances are rows of one call where they are many; the others are
-// a batch, in their order.
+// Many copies of one length at equal distances become rows of one call. The others are a batch, in
+// their order.
 func TestBatchHasRows(t *testing.T) {
 	f, dev, q, d, h := fakeQueue(t)
-	var two [2]*mem.Region // the fake's reach into each other
+	var two [2]*mem.Region // regions of the fake overlap if they are larger than fakeGrain
 	for i := range two {
 		r, err := dev.Alloc(4<<20, device.AllocOptions{})
 		must(t, err)

@@ -15,14 +15,14 @@ import (
 const (
 	fakeContext   cuda.Context = 0xc0de
 	fakeGrain                  = 2 << 20
-	fakeFD                     = 1 << 20 // no file's
+	fakeFD                     = 1 << 20 // not an open descriptor
 	fakeUUID                   = "GPU-01020304-0506-0708-090a-0b0c0d0e0f10"
 	strangeStream cuda.Stream  = 0xbad // of another context
 	fakeName                   = "Fake GPU"
 )
 
-// fake is a driver in Go. It keeps account of what is alive, knows which context is current on
-// which OS thread, and fails the calls that a test says.
+// fake is a driver in Go. It records live objects and the current context of each OS thread, and
+// fails the calls that a test selects.
 type fake struct {
 	tb testing.TB
 
@@ -32,16 +32,16 @@ type fake struct {
 	alive     map[string]map[uint64]bool // by kind of object
 	next      uint64
 	calls     []string
-	failAt    int // of the calls from now on, the index of one that fails; -1 for none
+	failAt    int // index, counted from now, of the call that fails; -1 for none
 	failAll   bool
 	failBy    cuda.Result
 	failed    string             // the call that failed last
-	state     cuda.Result        // what StreamQuery and EventQuery answer
-	capture   cuda.CaptureStatus // what StreamIsCapturing answers
+	state     cuda.Result        // result of StreamQuery and EventQuery
+	capture   cuda.CaptureStatus // result of StreamIsCapturing
 	compute   int
 	memops    int
 	waitFlags uint32                 // of the last cuStreamWaitValue64
-	rdma      map[cuda.Attribute]int // what the driver says of RDMA
+	rdma      map[cuda.Attribute]int // attributes of RDMA
 	hosts     map[uint64]uint64      // lengths of registered host memory, by address
 	maxHost   uint64                 // of a registration; zero: no limit
 	gap       uint64                 // between the device addresses of registrations and the host addresses, times the number before
@@ -55,7 +55,7 @@ func newFake(tb testing.TB) *fake {
 	}
 }
 
-// What a call needs of its thread.
+// Requirements of a call on its thread.
 const (
 	nothing = iota
 	withContext
@@ -63,7 +63,7 @@ const (
 	relaxedOnly
 )
 
-// enter notes a call, checks its thread and says what it answers.
+// enter records a call, checks its thread and returns its result.
 func (f *fake) enter(name string, needs int) cuda.Result {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -122,7 +122,7 @@ func (f *fake) gone(kind string, id uint64, r cuda.Result) cuda.Result {
 	return r
 }
 
-// left returns how many objects of each kind are alive, or nil.
+// left returns the number of live objects by kind, or nil.
 func (f *fake) left() map[string]int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -240,8 +240,8 @@ func (f *fake) api() *cuda.API {
 			}
 			return r
 		},
-		// Popping, and restoring the mode, are no calls that a test can make fail by their number:
-		// they succeed while the context lives, and a device for which they do not is broken.
+		// Popping the context and restoring the mode are not counted as calls that a test can fail.
+		// They succeed while the context lives, and a device on which they fail is broken.
 		CtxPopCurrent:                   func() (cuda.Context, cuda.Result) { return f.pop(), cuda.Success },
 		ThreadExchangeStreamCaptureMode: f.exchange,
 		CtxGetStreamPriorityRange: func() (int, int, cuda.Result) {
@@ -455,8 +455,8 @@ func (f *fake) work(a *cuda.API) {
 	}
 }
 
-// open opens the fake's first device and closes it at the end of the test, which then must have
-// left nothing behind.
+// open opens the fake's first device and closes it at the end of the test. The device must leave no
+// objects behind.
 func (f *fake) open() device.Device {
 	f.tb.Helper()
 	dev := f.openOnly()

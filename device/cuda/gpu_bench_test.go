@@ -18,7 +18,7 @@ func descriptor(r *mem.Region, i, dst, src, n uint64) {
 	hostmem.StoreUint64(b[16:], n)
 }
 
-// blocks is a benchmark's work: count blocks scattered over device memory, contiguous in host
+// blocks returns a benchmark's work: count blocks scattered over device memory, contiguous in host
 // memory.
 func blocks(f *fixture, bytes, count int64) (dev, host []mem.Extent) {
 	const span = 2 << 30

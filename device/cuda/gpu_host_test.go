@@ -12,7 +12,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// hostProgram is a program that uses the GPU beside kvlane, through the same primary context.
+// hostProgram is a program that shares the GPU's primary context with kvlane.
 type hostProgram struct {
 	api *syscuda.API
 	ctx syscuda.Context
@@ -101,7 +101,7 @@ func TestGPUCaptureOfTheHostProgram(t *testing.T) {
 	if err := host.WaitValue(word, 1); !notSupported(err) {
 		t.Errorf("wait on a capturing stream: %v, want ErrNotSupported", err)
 	}
-	// All of these are forbidden to threads in the default mode while a capture is on.
+	// CUDA forbids all of these to threads in the default mode during a capture.
 	other := f.queue()
 	r, err := f.dev.Alloc(1<<20, device.AllocOptions{})
 	f.must(err)
@@ -117,12 +117,12 @@ func TestGPUCaptureOfTheHostProgram(t *testing.T) {
 	f.must(f.dev.Free(r))
 	h.with(t, func() {
 		g, r := h.api.StreamEndCapture(st)
-		result(t, r) // an error if anything above had broken the capture
+		result(t, r) // an error if a call above has broken the capture
 		result(t, h.api.GraphDestroy(g))
 	})
 }
 
-// Every thread is left without the context that kvlane used on it.
+// kvlane leaves no context of its own on any thread.
 func TestGPULeavesNoContextBehind(t *testing.T) {
 	f := newFixture(t)
 	h := newHostProgram(t, 0)

@@ -11,7 +11,8 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// openPeers opens two GPUs, or skips the test where there are none that reach each other's memory.
+// openPeers opens two GPUs that can access each other's memory. It skips the test if there are
+// none.
 func openPeers(t *testing.T) (a, b device.Peerer) {
 	t.Helper()
 	drv, n := driver(t)

@@ -13,8 +13,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// TestGPUExportsDMABuf exports memory of either sort, keeps a descriptor over the memory's end, and
-// says how long it takes.
+// TestGPUExportsDMABuf exports memory of either sort, keeps a descriptor open after the memory is
+// freed, and logs the time of an export.
 func TestGPUExportsDMABuf(t *testing.T) {
 	f := newFixture(t)
 	x, ok := f.dev.(device.DMABufExporter)
@@ -45,7 +45,7 @@ func TestGPUExportsDMABuf(t *testing.T) {
 	}
 }
 
-// TestGPUFlushesNICWrites asks the driver whether NICs' writes need a flush, and has it flush.
+// TestGPUFlushesNICWrites queries whether writes of NICs need a flush, and flushes.
 func TestGPUFlushesNICWrites(t *testing.T) {
 	f := newFixture(t)
 	w, ok := f.dev.(device.RemoteWriteFlusher)

@@ -16,7 +16,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// openGPU opens the first GPU, or skips the test where this machine has none.
+// openGPU opens the first GPU, or skips the test if this machine has none.
 func openGPU(t *testing.T) *Device {
 	t.Helper()
 	drv, err := Load()
@@ -69,7 +69,7 @@ func TestGPUCopiesMemoryOfSeveralRegistrations(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	var rows, rowsBack, there []mem.Extent // a part of each slot, as layers are
+	var rows, rowsBack, there []mem.Extent // a part of each slot, like a layer
 	for at := int64(0); at < from.Len(); at += slot {
 		rows = append(rows, mem.Extent{Region: from, Off: at + 4096, Len: 1 << 20})
 		rowsBack = append(rowsBack, mem.Extent{Region: back, Off: at + 4096, Len: 1 << 20})
@@ -142,8 +142,8 @@ func waitIdle(t *testing.T, q device.Queue) {
 	}
 }
 
-// logCopyAcross logs the driver's answer to a copy that crosses registrations, which no copy of
-// this package does.
+// logCopyAcross logs the driver's result for a copy that crosses registrations. No copy of this
+// package does so.
 func logCopyAcross(t *testing.T, d *Device, q device.Queue, host, dev *mem.Region) {
 	t.Helper()
 	n, _ := mem.All(host).Registration()
@@ -162,7 +162,7 @@ func logCopyAcross(t *testing.T, d *Device, q device.Queue, host, dev *mem.Regio
 	waitIdle(t, q)
 }
 
-// Pinned memory lies on the GPU's NUMA node, where the kernel says which that is.
+// Pinned memory lies on the GPU's NUMA node, if the kernel reports that node.
 func TestGPUPinnedMemoryLiesOnItsNode(t *testing.T) {
 	const size = 256 << 20
 	d := openGPU(t)

@@ -14,7 +14,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// driver returns the driver, or skips the test where this machine has no GPU.
+// driver returns the driver, or skips the test if this machine has no GPU.
 func driver(tb testing.TB) (drv *cuda.Driver, gpus int) {
 	tb.Helper()
 	drv, err := cuda.Load()
@@ -31,7 +31,7 @@ func driver(tb testing.TB) (drv *cuda.Driver, gpus int) {
 	return drv, n
 }
 
-// fixture is one GPU with a queue, and helpers that fail the test.
+// fixture is one GPU with a queue. Its methods fail the test on errors.
 type fixture struct {
 	testing.TB
 	dev device.Device
@@ -106,7 +106,7 @@ func (f *fixture) launch(name string, args ...uint64) {
 	f.must(l.Launch(&k))
 }
 
-// sync waits for everything enqueued.
+// sync waits until all enqueued work is done.
 func (f *fixture) sync() {
 	f.Helper()
 	e, err := f.q.Record()

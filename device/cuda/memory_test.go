@@ -104,7 +104,7 @@ func sameCounts[N int | int64](t *testing.T, want, got map[string]N) {
 	}
 }
 
-// A free that fails halfway can be repeated, and goes on where it stopped.
+// A free that fails halfway can be repeated, and continues where it stopped.
 func TestFreeCanBeRepeatedAfterTheNthCallFailed(t *testing.T) {
 	for name, alloc := range allocators(t) {
 		t.Run(name, func(t *testing.T) {
@@ -149,7 +149,7 @@ func TestAllocKeepsTheErrorOfUndoing(t *testing.T) {
 			t.Errorf("error %v lacks %s", err, want)
 		}
 	}
-	// What could not be undone is left, as it must be; the test does it.
+	// The step that could not be undone is left, as intended; the test undoes it.
 	api.MemAddressFree = free
 	f.set(func() { clear(f.alive["reservation"]); clear(f.alive["handle"]) })
 }
@@ -178,7 +178,7 @@ func TestRegions(t *testing.T) {
 			if err := other.Free(r); !errors.Is(err, errdefs.ErrInvalid) {
 				t.Errorf("another device frees it: %v, want ErrInvalid", err)
 			}
-			// Of two who free it at a time, one does.
+			// Of two concurrent calls of Free, one succeeds.
 			var freed atomic.Int32
 			var wg sync.WaitGroup
 			for range 2 {
@@ -240,7 +240,7 @@ func TestTouchReachesEveryPage(t *testing.T) {
 func TestAllocHostRefusesMoreThanThereIs(t *testing.T) {
 	f := newFake(t)
 	dev := f.open()
-	// More than any machine has, and little enough to be mapped.
+	// More than any machine has, but little enough to be mapped.
 	if _, err := dev.AllocHost(100 << 40); !errors.Is(err, errdefs.ErrNoMemory) {
 		t.Errorf("alloc 100 TiB: %v, want ErrNoMemory", err)
 	}

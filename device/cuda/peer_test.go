@@ -33,8 +33,8 @@ func fakePeers(t *testing.T, f *fake) (a, b *Device) {
 	return both[0], both[1]
 }
 
-// TestPeersOpenShareableMemory: memory of cuMemCreate is opened to every reader, whichever of the
-// two comes first.
+// TestPeersOpenShareableMemory: every reader gets access to memory of cuMemCreate, whether it was
+// allocated before or after.
 func TestPeersOpenShareableMemory(t *testing.T) {
 	f := newFake(t)
 	a, b := fakePeers(t, f)
@@ -114,7 +114,7 @@ func TestPeersThatCannotBe(t *testing.T) {
 	}
 	a.api.DeviceCanAccessPeer = func(_, _ cuda.DeviceID) (bool, cuda.Result) { return true, cuda.Success }
 	a.api.CtxEnablePeerAccess = func(cuda.Context) cuda.Result { return cuda.ErrorPeerAccessAlreadyEnabled }
-	must(t, a.EnablePeer(b)) // the host program was faster
+	must(t, a.EnablePeer(b)) // the host program was first
 	if !a.reachesPeer(1) {
 		t.Error("not reached")
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// all is what a queue of a device that lacks nothing is.
+// all is the interface of a queue of a device with every ability.
 type all interface {
 	device.BatchCopier
 	device.Launcher
@@ -76,7 +76,7 @@ func adopt(tb testing.TB, dev device.Device) device.HostStream {
 	return st
 }
 
-// operations are one of each of a queue's calls, and of those of a stream of the host program.
+// operations has one of each call of a queue and of a stream of the host program.
 func operations(q all, st device.HostStream, d, h *mem.Region) map[string]func() error {
 	k := device.Kernel{Name: device.KernelCopyList, NArgs: 2}
 	return map[string]func() error{
@@ -152,8 +152,8 @@ func TestOpenUndoesWhatItDidWhenTheNthCallFails(t *testing.T) {
 	f.clean()
 }
 
-// Goroutines are on any thread at any call, also on threads of a host program with a context of
-// their own.
+// A goroutine may be on any thread at any call, also on a thread of the host program with its own
+// context.
 func TestCallsRunInTheirContextOnEveryThread(t *testing.T) {
 	f, dev, _, d, h := fakeQueue(t)
 	var wg sync.WaitGroup
@@ -282,7 +282,7 @@ func TestQueueRefuses(t *testing.T) {
 	if err := q.Launch(&device.Kernel{Name: "kvlane_none"}); !errors.Is(err, errdefs.ErrNotFound) {
 		t.Errorf("launch of no kernel: %v, want ErrNotFound", err)
 	}
-	// Nothing to do is done.
+	// An empty copy succeeds.
 	must(t, q.Copy(mem.Extent{Region: d}, mem.Extent{Region: h}))
 	must(t, q.Fill(mem.Extent{Region: d}, 0))
 	must(t, q.CopyBatch([]mem.Extent{{Region: d}}, []mem.Extent{{Region: h}}))
@@ -311,7 +311,7 @@ func TestEventsAreReused(t *testing.T) {
 	}
 }
 
-// A wait ends with its context, soon, and does not keep a core busy before.
+// A wait ends soon after its context, and does not keep a core busy before.
 func TestWaitEndsWithItsContext(t *testing.T) {
 	f, _, q, _, _ := fakeQueue(t)
 	e, err := q.Record()
@@ -328,12 +328,13 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 	if err := q.Close(ctx); !errors.Is(err, cause) {
 		t.Errorf("close: %v, want its context's cause", err)
 	}
-	// After the first moments one query a nap; before, they grow from some microseconds.
+	// After the first moments there is one query per nap. Before that, naps grow from a few
+	// microseconds.
 	if n, most := f.count("cuEventQuery"), int(wait/(200*time.Microsecond))+1000; n > most {
 		t.Errorf("%d queries in %v, expected at most %d", n, wait, most)
 	}
 	f.set(func() { f.state = cuda.Success })
-	must(t, e.Wait(ctx)) // what is done is done, even for a context that has ended
+	must(t, e.Wait(ctx)) // completed work stays completed, even for a context that has ended
 }
 
 func TestFaultBreaksEveryQueueForGood(t *testing.T) {
@@ -370,7 +371,7 @@ func TestFaultBreaksEveryQueueForGood(t *testing.T) {
 		broken("done", err)
 	}
 	broken("wait", e.Wait(t.Context()))
-	// Even if the driver answered better later, the device would not trust it.
+	// The device stays broken even if the driver succeeds later.
 	f.set(func() { f.state = cuda.Success })
 	for i, q := range qs {
 		for name, op := range operations(q, st, d, h) {
@@ -391,14 +392,14 @@ func TestFaultBreaksEveryQueueForGood(t *testing.T) {
 	if left["memory"] != 1 || left["registration"] != 1 || left["context"] != 1 {
 		t.Errorf("what the GPU may still use was freed: left are %v", left)
 	}
-	// It stays so on purpose; the test ends its account.
+	// The region stays on purpose, so the test removes it from the leak count.
 	leak.Add(leak.DeviceBytes, -d.Len())
 	leak.Add(leak.PinnedBytes, -h.Len())
 	leak.Add(leak.HostBytes, -h.Len())
 }
 
-// A thread whose context cannot be popped would run other people's calls in it: the device says so
-// from then on.
+// A thread with a context that cannot be popped would run other code's calls in it. The device
+// reports this from then on.
 func TestContextThatIsLostBreaksTheDevice(t *testing.T) {
 	f := newFake(t)
 	dev := f.openOnly()

@@ -13,8 +13,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// exporting returns a device that knows dma-bufs, and makes its driver answer with memory files
-// instead. ranges are what was asked for.
+// exporting returns a device with dma-bufs. Its driver returns memory files instead of dma-bufs.
+// ranges are the requested ranges.
 func exporting(t *testing.T, f *fake) (d *Device, ranges *[][2]uint64) {
 	t.Helper()
 	f.rdma = map[cuda.Attribute]int{cuda.AttrDMABuf: 1}
@@ -40,8 +40,8 @@ func foreign(t *testing.T, index int, addr mem.DevAddr, n int64) *mem.Region {
 	return r
 }
 
-// TestExportIsOfWholePages: the driver takes whole pages of the host, and the offset says where in
-// them the bytes begin.
+// TestExportIsOfWholePages: the driver takes whole pages of the host, and the offset is the
+// position of the bytes in them.
 func TestExportIsOfWholePages(t *testing.T) {
 	d, ranges := exporting(t, newFake(t))
 	page := uint64(unix.Getpagesize())
@@ -87,7 +87,7 @@ func TestExportRefuses(t *testing.T) {
 	}
 }
 
-// TestNothingToExportWith: what is missing is said, and that it is missing.
+// TestNothingToExportWith: the error names the missing ability and wraps ErrNotSupported.
 func TestNothingToExportWith(t *testing.T) {
 	f := newFake(t)
 	d, ranges := exporting(t, f)
@@ -108,7 +108,7 @@ func TestNothingToExportWith(t *testing.T) {
 	}
 }
 
-// TestNeedsFlush goes through what a driver may say of the order of NICs' writes.
+// TestNeedsFlush covers every order of NICs' writes that a driver may report.
 func TestNeedsFlush(t *testing.T) {
 	for _, tt := range []struct {
 		ordering cuda.RDMAScope
@@ -140,7 +140,7 @@ func TestNeedsFlush(t *testing.T) {
 	}
 }
 
-// TestRDMACallsReport: every call of the driver that fails is in the error.
+// TestRDMACallsReport: every driver call that fails is in the error.
 func TestRDMACallsReport(t *testing.T) {
 	f := newFake(t)
 	d, _ := exporting(t, f)
@@ -186,7 +186,7 @@ func TestClosedDeviceExportsNothing(t *testing.T) {
 	}
 }
 
-// TestShareableMemoryIsForNICsToo where the device has that.
+// TestShareableMemoryIsForNICsToo: NICs can access shareable memory if the device supports it.
 func TestShareableMemoryIsForNICsToo(t *testing.T) {
 	for _, can := range []int{0, 1} {
 		f := newFake(t)

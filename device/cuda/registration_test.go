@@ -60,7 +60,8 @@ func TestSlotsAreRegisteredWhole(t *testing.T) {
 	}
 }
 
-// A slot that is not of whole pages cannot end a registration, as no page may be registered twice.
+// A slot that is not a multiple of the page size cannot end a registration, because no page may be
+// registered twice.
 func TestSlotsOfUnevenLengthAreRegisteredByPages(t *testing.T) {
 	f := newFake(t)
 	d := openShort(t, f)
@@ -76,8 +77,8 @@ func TestSlotsOfUnevenLengthAreRegisteredByPages(t *testing.T) {
 	free(t, d, r)
 }
 
-// Where the driver gives registrations device addresses that are not contiguous, the memory is
-// registered at once, so that the region's one device address is right.
+// If the driver gives registrations device addresses that are not contiguous, the memory is
+// registered in one call, so that the region's one device address is right.
 func TestScatteredRegistrationsBecomeOne(t *testing.T) {
 	f := newFake(t)
 	d := openShort(t, f)
@@ -155,7 +156,8 @@ func TestCopiesDoNotCrossRegistrations(t *testing.T) {
 	moves("a fill", 0, q.Fill(all, 1))
 	b := q.(device.BatchCopier) //nolint:forcetypeassert,errcheck // the fake's driver has it
 	var dst, src []mem.Extent
-	for at := int64(0); at+stride/2 <= host.Len(); at += stride / 2 { // adjacent halves of slots: rows where they can be
+	// adjacent halves of slots, which may form rows
+	for at := int64(0); at+stride/2 <= host.Len(); at += stride / 2 {
 		dst, src = append(dst, there.Sub(at, stride/2)), append(src, all.Sub(at, stride/2))
 	}
 	moves("a batch of halves", host.Len(), b.CopyBatch(dst, src))
@@ -171,8 +173,8 @@ func TestCopiesDoNotCrossRegistrations(t *testing.T) {
 	}
 }
 
-// A registration of 512 GiB fails on some drivers, and one of less does not. The memory is mapped,
-// never touched.
+// A registration of 512 GiB fails on some drivers, and a shorter one does not. The memory is
+// mapped, never touched.
 func TestMemoryAboveOneRegistration(t *testing.T) {
 	const bytes = 600 << 30
 	b, err := unix.Mmap(-1, 0, bytes, unix.PROT_NONE, unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_NORESERVE)
@@ -199,15 +201,15 @@ func TestMemoryAboveOneRegistration(t *testing.T) {
 		t.Errorf("%d bytes in %d registrations, want %d in 10", sum, len(f.hosts), int64(bytes))
 	}
 	free(t, d, r)
-	// Of slots of 24 MiB and 4 KiB, each registration has whole ones.
+	// With slots of 24 MiB and 4 KiB, each registration has whole slots.
 	const slot = 24<<20 + 4<<10
 	if p := registrationBytes(b, slot, maxRegistration); p%slot != 0 || p > maxRegistration || p < maxRegistration-slot {
 		t.Errorf("registrations are of %d bytes, which are slots of %d", p, slot)
 	}
 }
 
-// Pinned memory is placed on the GPU's NUMA node before it is touched. Where it cannot be, that is
-// a note.
+// Pinned memory is placed on the GPU's NUMA node before it is touched. If that fails, the device
+// adds a note.
 func TestPinnedMemoryIsPlacedOnTheNodeOfTheGPU(t *testing.T) {
 	d := concrete(t, newFake(t).open())
 	placed := -1

@@ -12,9 +12,9 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// TestExportMemory: of the device's own memory each sort has its handle and no other, and of the
-// host program's what the driver says. A region within an allocation has its base exported, and
-// keeps its offset.
+// TestExportMemory: the device's own memory has only the handle of its type, and memory of the host
+// program has the handles that the driver supports. The export of a region within an allocation
+// covers the whole allocation and keeps the region's offset.
 func TestExportMemory(t *testing.T) {
 	f := newFake(t)
 	d := concrete(t, f.open())
@@ -45,8 +45,8 @@ func TestExportMemory(t *testing.T) {
 	f.clean()
 }
 
-// TestExportForeignMemory: memory that the host program allocated is found by its address, and what
-// lies in several allocations is refused, not exported in part.
+// TestExportForeignMemory: memory that the host program allocated is found by its address. Memory
+// of several allocations is refused, not exported in part.
 func TestExportForeignMemory(t *testing.T) {
 	f := newFake(t)
 	d := concrete(t, f.open())
@@ -74,7 +74,7 @@ func TestExportForeignMemory(t *testing.T) {
 				must(t, err)
 				break
 			}
-			if failed != "cuMemRelease" { // the handle is exported by then
+			if failed != "cuMemRelease" { // the handle is already exported by then
 				namesCall(t, failed, err)
 			} else {
 				f.set(func() { clear(f.alive["handle"]) })
@@ -100,8 +100,8 @@ func memoryOfDevice(t *testing.T, index int) *mem.Region {
 	return r
 }
 
-// TestImportMemory: what is imported is within reach of the importing device alone, whatever peers
-// there are and come, is not exported again, and is undone in the order unmap, release, free the
+// TestImportMemory: only the importing device can access imported memory, with earlier and with
+// later peers. It cannot be exported again, and is undone in the order unmap, release, free the
 // address.
 func TestImportMemory(t *testing.T) {
 	f := newFake(t)
@@ -118,7 +118,7 @@ func TestImportMemory(t *testing.T) {
 		if !a.Reaches(r) {
 			t.Errorf("%s: not reached", by)
 		}
-		must(t, b.EnablePeer(a)) // the first time it opens what there is
+		must(t, b.EnablePeer(a)) // the first time it opens existing memory
 		part, err := mem.NewRegion(mem.RegionSpec{
 			Kind: mem.KindDevice, Device: r.Device(), Len: 1, Dev: r.Dev() + 1, Origin: mem.NewOrigin(fakeUUID, func() error { return nil }),
 		})
@@ -160,8 +160,8 @@ func TestImportMemory(t *testing.T) {
 	f.clean()
 }
 
-// TestDefectImportIsAsLongAsItsExporterSays: memory that an exporter makes longer than it is would
-// be copied from and to beyond its end.
+// TestDefectImportIsAsLongAsItsExporterSays: if an exporter claimed more memory than it has, copies
+// would access addresses after its end.
 func TestDefectImportIsAsLongAsItsExporterSays(t *testing.T) {
 	f := newFake(t)
 	d := f.open()
@@ -216,8 +216,8 @@ func (f *fake) sharing(a *cuda.API) {
 	}
 }
 
-// To a descriptor that is none of its own the driver answers an unknown error, which was taken for
-// the loss of the context.
+// For an invalid descriptor the driver returns an unknown error, which was taken for the loss of
+// the context.
 func TestDefectForeignDescriptorBreaksTheDevice(t *testing.T) {
 	a, _ := fakePeers(t, newFake(t))
 	if _, err := a.ImportMemory(device.Handle{Type: device.HandlePosixFD, Device: fakeUUID, FD: -1, Bytes: fakeGrain}); !errors.Is(err, errdefs.ErrInvalid) {

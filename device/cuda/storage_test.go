@@ -21,19 +21,19 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// library is a libcufile in Go over the fake driver, which checks contexts and notes calls.
+// library is a libcufile in Go over the fake driver. It checks contexts and records calls.
 type library struct {
 	*fake
 	dev    *Device
 	queued []func()
-	moved  int64 // what transfers answer; as many as asked for where it is zero
+	moved  int64 // result of transfers; zero means the requested number
 	errno  syscall.Errno
-	status cufile.Status // of what fails next
+	status cufile.Status // status of the next failure
 	last   [5]uint64     // of Read and Write
 	words  cufile.Words  // of the last asynchronous transfer
 }
 
-// open returns a device with that library.
+// withLibrary returns a device with that library.
 func withLibrary(t *testing.T, change func(*cufile.API)) *library {
 	t.Helper()
 	f := newFake(t)
@@ -155,7 +155,7 @@ func (l *library) enqueuer(t *testing.T, st device.Storage) device.StorageEnqueu
 	return e
 }
 
-// since returns which of the calls named were made, in order.
+// since returns the calls with the given names that were made, in order.
 func (l *library) since(names ...string) []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -199,7 +199,7 @@ func TestStorageTransfersAreOfRegions(t *testing.T) {
 	if n, err := sf.Read(mem.Extent{Region: r, Off: 100, Len: 50}, 7); n != 50 || err != nil {
 		t.Errorf("read: %d, %v", n, err)
 	}
-	// Registered buffers are known by where they begin.
+	// The library identifies registered buffers by their start.
 	if want := [5]uint64{l.last[0], uint64(r.Dev()), 50, 7, 100}; l.last != want {
 		t.Errorf("the library was told %d, want %d", l.last, want)
 	}
@@ -285,7 +285,7 @@ func TestStorageWordsBelongToTransfers(t *testing.T) {
 		}
 		x.Close()
 	}
-	// A library that says nothing.
+	// The library writes no result.
 	x, err := sf.EnqueueRead(q, mem.Extent{Region: r, Len: 64}, 0)
 	must(t, err)
 	if _, err := x.Wait(t.Context()); !errors.Is(err, errdefs.ErrBroken) {
@@ -303,8 +303,8 @@ func TestStorageWordsBelongToTransfers(t *testing.T) {
 	must(t, l.dev.Free(r))
 }
 
-// Without an event behind it nobody knows when a transfer is over: it says so, and neither words
-// nor file are let go of.
+// Without an event after a transfer, its end is unknown. Its error reports that, and neither words
+// nor file are released.
 func TestTransferWithoutEventIsNeverOver(t *testing.T) {
 	f := newFake(t)
 	l := &library{fake: f, dev: concrete(t, f.openOnly())}
@@ -334,7 +334,7 @@ func TestTransferWithoutEventIsNeverOver(t *testing.T) {
 	if err := st.Close(); !errors.Is(err, errdefs.ErrBusy) {
 		t.Errorf("close the storage: %v", err)
 	}
-	must(t, q.Close(t.Context())) // after which it is over
+	must(t, q.Close(t.Context())) // after that the transfer is finished
 	if err := l.dev.Close(); !errors.Is(err, errdefs.ErrBusy) {
 		t.Errorf("close the device: %v", err)
 	}

@@ -23,10 +23,10 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// defectEnv names the defect that TestDevice's device has; without it, none.
+// defectEnv names the defect of TestDevice's device. If it is unset, the device has none.
 const defectEnv = "KVLANE_DEVICETEST_DEFECT"
 
-// TestDevice runs the suite, on a good device unless TestSuiteFindsDefects asks for another.
+// TestDevice runs the suite on a good device, unless TestSuiteFindsDefects selects another.
 func TestDevice(t *testing.T) {
 	defect := os.Getenv(defectEnv)
 	devicetest.Run(t, func(t *testing.T) device.Device {
@@ -148,7 +148,7 @@ func (d *damagedDevice) Close() error {
 	return err
 }
 
-// ExportDMABuf exports memory files, which are as long as they say.
+// ExportDMABuf exports memory files of the right length.
 func (d *damagedDevice) ExportDMABuf(e mem.Extent) (fd int, off int64, err error) {
 	if d.defect != "anything is a dma-buf" {
 		if err := e.Validate(); err != nil {
@@ -204,7 +204,7 @@ type damagedQueue struct {
 	*sim.Queue
 	dev    device.Device
 	defect string
-	held   func() error // a fill that waits to be overtaken
+	held   func() error // a delayed fill
 }
 
 func (q *damagedQueue) Fill(dst mem.Extent, v byte) error {

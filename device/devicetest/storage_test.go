@@ -66,7 +66,7 @@ func (f *damagedFile) Read(dst mem.Extent, off int64) (int64, error) {
 	return n, err
 }
 
-// EnqueueRead of a damaged file may overtake what is queued before it, by not waiting at all.
+// EnqueueRead of a damaged file may overtake earlier queued work, because it does not wait.
 func (f *damagedFile) EnqueueRead(q device.Queue, dst mem.Extent, off int64) (device.Transfer, error) {
 	if f.defect == "transfers overtake" {
 		n, err := f.StorageEnqueuer.Read(dst, off)

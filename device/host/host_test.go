@@ -28,7 +28,7 @@ func open(t *testing.T) device.Device {
 
 func TestConformance(t *testing.T) { devicetest.Run(t, open) }
 
-// opened is a device that is closed without complaint at the test's end.
+// opened returns a device, which must close without an error at the end of the test.
 func opened(t *testing.T) device.Device {
 	t.Helper()
 	d := open(t)
@@ -60,7 +60,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// finish waits for what q has to do, and returns how that ended.
+// finish waits for the work of q and returns its error.
 func finish(t *testing.T, q device.Queue) error {
 	t.Helper()
 	e, err := q.Record()
@@ -71,7 +71,7 @@ func finish(t *testing.T, q device.Queue) error {
 	return e.Wait(ctx)
 }
 
-// mapped is memory of the process that no device knows.
+// mapped returns memory of the process that is not registered with any device.
 func mapped(t *testing.T, n int64) []byte {
 	t.Helper()
 	b, err := hostmem.Alloc(n)
@@ -79,7 +79,7 @@ func mapped(t *testing.T, n int64) []byte {
 	return b
 }
 
-// region names memory as the host program does: by its address.
+// region names memory by its address, as the host program does.
 func region(t *testing.T, b []byte, index int) *mem.Region {
 	t.Helper()
 	r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Device: index, Len: int64(len(b)), Dev: mem.DevAddr(hostmem.Addr(b))})
@@ -107,8 +107,8 @@ func TestAddressesAreTheProcesss(t *testing.T) {
 	must(t, errors.Join(q.Close(t.Context()), d.Free(own), d.Free(pinned), hostmem.Free(b)))
 }
 
-// Memory that is not there is an error of the queue that touched it, by copies, by fills and by
-// kernels, in long and in short work, and of no other queue.
+// An address without memory is an error of the queue that accessed it, and of no other queue. This
+// holds for copies, fills and kernels, in long and in short work.
 func TestBadAddressesBreakTheQueue(t *testing.T) {
 	const n = 4 << 20
 	d := opened(t)
@@ -164,7 +164,7 @@ func waitForBroken(t *testing.T, d device.Device, q *host.Queue, bad *mem.Region
 	must(t, err)
 	err = q.Wait(e)
 	e.Close()
-	_ = broken.Close(t.Context()) // it may be the first to be told
+	_ = broken.Close(t.Context()) // it may be the first to report the failure
 	return err
 }
 
@@ -207,7 +207,7 @@ func TestRefusals(t *testing.T) {
 	must(t, errors.Join(q.Close(t.Context()), d.Free(p), hostmem.Free(b)))
 }
 
-// Close joins what runs, ends what has not begun, and says so to whoever waits.
+// Close joins running work. Work that has not started fails, and its waiters receive the error.
 func TestCloseEndsWork(t *testing.T) {
 	const n = 64 << 20
 	d := open(t)

@@ -10,8 +10,8 @@ import (
 )
 
 // TestDefectStreamForgottenWhileItIsTold: a stream that has passed all its waits is forgotten when
-// another one comes, and must not be between the moment when Hold finds it and the moment when it
-// tells it to wait again: nothing would then keep the words pinned.
+// another stream arrives. This must not happen between the lookup in Hold and the enqueue of the
+// next wait, because nothing would then keep the words pinned.
 func TestDefectStreamForgottenWhileItIsTold(t *testing.T) {
 	dev, err := sim.Open(sim.Options{})
 	must(t, err)
@@ -42,11 +42,12 @@ func TestDefectStreamForgottenWhileItIsTold(t *testing.T) {
 	other, err := pool.passage(streams[1])
 	must(t, err)
 	if pool.streams[streams[0]] != found {
-		t.Error("the stream that is about to be told is forgotten")
+		t.Error("the stream that is about to wait is forgotten")
 	}
 	pool.leave(found)
 	pool.leave(other)
-	// Once nobody tells them they are: the first has passed, the second was told nothing.
+	// Once no call uses the streams, they are forgotten: the first has passed its waits, and the
+	// second has none.
 	again, err := pool.passage(streams[1])
 	must(t, err)
 	pool.leave(again)
@@ -54,7 +55,7 @@ func TestDefectStreamForgottenWhileItIsTold(t *testing.T) {
 	must(t, err)
 	pool.leave(third)
 	if n := len(pool.streams); n != 1 {
-		t.Errorf("%d streams are remembered, where only the last is new", n)
+		t.Errorf("%d streams are remembered, want only the last", n)
 	}
 	must(t, pool.Close(t.Context()))
 	for _, q := range queues {

@@ -17,7 +17,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// What signals do to streams is in devicetest, which the simulated device and GPUs run.
+// devicetest tests the effect of signals on streams, on the simulated device and on GPUs.
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
@@ -55,7 +55,7 @@ func newRig(t *testing.T, o sim.Options, words int) rig {
 	return rig{dev: dev, host: host, stream: st, pool: pool}
 }
 
-// close closes everything, in the order that frees.
+// close closes everything, in the order that frees it.
 func (r rig) close(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -156,7 +156,7 @@ func (r rig) use(t *testing.T, host device.Queue, st device.HostStream, rounds i
 	}
 }
 
-// Whichever call fails, the stream goes on once the signal is set, and the words stay until it has.
+// If any call fails, the stream continues once the signal is set, and the words stay until it has.
 func TestHoldReportsTheNthFailingCall(t *testing.T) {
 	for _, op := range []string{sim.OpStore, sim.OpWait, sim.OpRecord} {
 		for n := range 3 {
@@ -167,7 +167,7 @@ func TestHoldReportsTheNthFailingCall(t *testing.T) {
 			must(t, err)
 			first, second := s.Hold(r.stream, 1), s.Hold(r.stream, 1)
 			reported := errors.Is(first, fault.ErrInjected) || errors.Is(second, fault.ErrInjected)
-			// A record is tried again.
+			// Hold repeats a failed record once.
 			if want := op != sim.OpRecord && n < 2; reported != want {
 				t.Errorf("%s %d failed: %v, then %v", op, n, first, second)
 			}
@@ -177,8 +177,8 @@ func TestHoldReportsTheNthFailingCall(t *testing.T) {
 	}
 }
 
-// A stream that was told to write, and then refused to wait, writes all the same once it is there:
-// until then the words stay.
+// If the write is enqueued and the wait then refused, the stream still writes when it reaches that
+// point. The words stay until then.
 func TestWordsStayUntilAStreamHasWrittenThem(t *testing.T) {
 	faults := fault.New(1)
 	r := newRig(t, sim.Options{Faults: faults}, 1)
@@ -203,8 +203,7 @@ func TestWordsStayUntilAStreamHasWrittenThem(t *testing.T) {
 	must(t, r.dev.Close())
 }
 
-// Where no event can tell when a stream has waited, the word is not unpinned until a later one
-// does.
+// If no event can report that a stream has waited, the word stays pinned until a later event does.
 func TestWordsStayWhereNobodyKnowsWhoReadsThem(t *testing.T) {
 	faults := fault.New(1)
 	r := newRig(t, sim.Options{Faults: faults}, 1)
@@ -229,7 +228,7 @@ func TestWordsStayWhereNobodyKnowsWhoReadsThem(t *testing.T) {
 	}
 }
 
-// A pool that closes ends the waits of those who want a signal.
+// Closing a pool ends pending calls of Take.
 func TestCloseEndsTakes(t *testing.T) {
 	r := newRig(t, sim.Options{}, 1)
 	_, err := r.pool.Take(t.Context(), 1)
@@ -238,21 +237,20 @@ func TestCloseEndsTakes(t *testing.T) {
 	go func() { _, err := r.pool.Take(t.Context(), 1); ended <- err }()
 	time.Sleep(10 * time.Millisecond)
 	must(t, r.pool.Close(t.Context()))
-	// The word that came back may have been what the waiting one got, for a pool that is closed
-	// already.
+	// The waiting Take may have received the returned word after the pool was closed.
 	if err := <-ended; !errors.Is(err, errdefs.ErrClosed) {
 		t.Errorf("take: %v", err)
 	}
 	r.close(t)
 }
 
-// few is a device that kernels stand still on when more than two streams wait.
+// few is a device on which kernels stall if more than two streams wait.
 type few struct{ *sim.Device }
 
 func (few) WaitLimit() int { return 2 }
 
-// TestDefectWaitingStreamsStarveKernels: what ends a wait may need kernels, so a stream that would
-// take the last queues of the hardware from them is refused, and may wait once others have passed.
+// TestDefectWaitingStreamsStarveKernels: work that ends a wait may need kernels. A stream that
+// would take the last hardware queues is therefore refused, and may wait once others have passed.
 func TestDefectWaitingStreamsStarveKernels(t *testing.T) {
 	r := newRig(t, sim.Options{}, 1)
 	defer r.close(t)
@@ -271,7 +269,7 @@ func TestDefectWaitingStreamsStarveKernels(t *testing.T) {
 	must(t, err)
 	must(t, sig.Hold(streams[0], 1))
 	must(t, sig.Hold(streams[1], 1))
-	must(t, sig.Hold(streams[1], 1)) // it waits already
+	must(t, sig.Hold(streams[1], 1)) // it already waits
 	if err := sig.Hold(streams[2], 1); !errors.Is(err, errdefs.ErrBusy) {
 		t.Fatalf("a third stream that waits: %v", err)
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// BenchmarkPieces copies 32 MiB in pieces of one size, by each way that a queue has. Allocations
+// BenchmarkPieces copies 32 MiB in pieces of one size, in each way that a queue has. Allocations
 // are per 32 MiB.
 func BenchmarkPieces(b *testing.B) {
 	const total = 32 << 20

@@ -14,8 +14,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// everything uses each operation of a device twice and returns every error that it was told. It
-// gives back all it got.
+// everything uses each operation of a device twice, joins all errors and releases all resources.
 func everything(t *testing.T, plan *fault.Plan) error {
 	t.Helper()
 	d, err := sim.Open(sim.Options{Faults: plan})

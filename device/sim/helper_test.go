@@ -13,14 +13,14 @@ import (
 
 var patience = testkit.Patience()
 
-// rig is a device under test. Nothing is closed or freed by itself unless it says so: many tests
-// are about that.
+// rig is a device under test. Unless a method's comment states it, nothing is closed or freed
+// automatically, because many tests need that.
 type rig struct {
 	t *testing.T
 	*sim.Device
 }
 
-// open opens a device and closes it at the test's end without asking what it reports.
+// open opens a device. It closes the device at the end of the test and ignores the error.
 func open(t *testing.T, o sim.Options) rig {
 	t.Helper()
 	d, err := sim.Open(o)
@@ -71,7 +71,7 @@ func (r rig) queue() *sim.Queue {
 	return asQueue(r.t, q)
 }
 
-// asQueue gets at what only queues of this package have.
+// asQueue returns q as a *sim.Queue.
 func asQueue(tb testing.TB, q device.Queue) *sim.Queue {
 	tb.Helper()
 	sq, ok := q.(*sim.Queue)
@@ -81,7 +81,7 @@ func asQueue(tb testing.TB, q device.Queue) *sim.Queue {
 	return sq
 }
 
-// event records an event that the test's end gives back.
+// event records an event and closes it at the end of the test.
 func (r rig) event(q device.Queue) device.Event {
 	r.t.Helper()
 	e, err := q.Record()
@@ -90,7 +90,7 @@ func (r rig) event(q device.Queue) device.Event {
 	return e
 }
 
-// sync runs what is enqueued and returns the queue's error.
+// sync runs all enqueued work and returns the queue's error.
 func (r rig) sync(q device.Queue) error {
 	r.t.Helper()
 	e := r.event(q)
@@ -100,7 +100,7 @@ func (r rig) sync(q device.Queue) error {
 	return e.Wait(ctx)
 }
 
-// read returns what memory of the device holds.
+// read returns the bytes of device memory.
 func (r rig) read(reg *mem.Region) []byte {
 	r.t.Helper()
 	q, p := r.queue(), r.pin(reg.Len())

@@ -10,8 +10,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// trace lets three queues fill one byte each, again and again, and returns the order in which they
-// came.
+// trace makes three queues fill one byte each, repeatedly, and returns their order.
 func trace(t *testing.T, seed uint64) []int {
 	t.Helper()
 	const queues, each = 3, 5
@@ -56,8 +55,8 @@ func TestInterleavingIsSeeded(t *testing.T) {
 	}
 }
 
-// TestInterleavingFindsAMissingWait shows what the mode is for: a copy that does not wait for the
-// fill of another queue goes wrong under some seed, and one that waits under none.
+// TestInterleavingFindsAMissingWait shows the purpose of the mode. A copy that does not wait for
+// the fill of another queue fails with some seed, and one that waits fails with none.
 func TestInterleavingFindsAMissingWait(t *testing.T) {
 	for _, waits := range []bool{false, true} {
 		wrong := 0

@@ -72,7 +72,7 @@ func TestQuarantineIsBounded(t *testing.T) {
 		views = append(views, p.Bytes())
 		must(t, d.Free(p))
 		if i == 0 {
-			views[0][5] = 0 // found when the third pushes the first out
+			views[0][5] = 0 // found when the third region evicts the first
 		}
 	}
 	if views[1][0] != sim.PoisonFreed || views[2][0] != sim.PoisonFreed {
@@ -251,8 +251,8 @@ func TestDeviceCloseEndsHeldWork(t *testing.T) {
 	}
 }
 
-// TestAnotherNameForMemory: a region that somebody else made of an allocation's address serves as
-// the allocation's own does, as long as that lives and holds all of it.
+// TestAnotherNameForMemory: a region that other code made of an allocation's address works like the
+// allocation's own region, while the allocation lives and contains all of it.
 func TestAnotherNameForMemory(t *testing.T) {
 	d := open(t, sim.Options{})
 	r, host := d.dev(4096), d.pin(4096)

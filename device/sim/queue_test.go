@@ -15,10 +15,11 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// TestKernelsFindBadAddresses launches kernels whose arguments are wrong in ways that only show
-// when they run.
+// TestKernelsFindBadAddresses launches kernels with arguments that are wrong in ways that are only
+// visible when they run.
 func TestKernelsFindBadAddresses(t *testing.T) {
-	const illegal, misaligned = "_ERROR_ILLEGAL_ADDRESS", "_ERROR_MISALIGNED_ADDRESS" // of the device, or of the kernel
+	// errors of the device, or of the kernel
+	const illegal, misaligned = "_ERROR_ILLEGAL_ADDRESS", "_ERROR_MISALIGNED_ADDRESS"
 	d := open(t, sim.Options{})
 	r, p := d.dev(4096), d.pin(4096)
 	dev, pin := uint64(r.Dev()), uint64(p.Dev())
@@ -182,7 +183,7 @@ func TestHostStreams(t *testing.T) {
 	}
 }
 
-// TestWaitsHoldAllocation: until the stream that waits goes on, memory and queues have to wait.
+// TestWaitsHoldAllocation: while a stream waits, allocations and opened queues have to wait.
 func TestWaitsHoldAllocation(t *testing.T) {
 	d := open(t, sim.Options{WaitsHoldAllocation: true})
 	word, old := d.pin(8), d.dev(8)
@@ -200,7 +201,7 @@ func TestWaitsHoldAllocation(t *testing.T) {
 	for range 3 {
 		must(t, <-done)
 	}
-	// A device that closes does not leave them waiting.
+	// Closing the device ends their wait.
 	must(t, d.adopt(d.queue()).WaitValue(mem.All(word), 2))
 	go func() { _, err := d.AllocHost(8); done <- err }()
 	_ = d.Close()
@@ -222,7 +223,7 @@ func TestWaitValueFindsThatItsWordWasFreed(t *testing.T) {
 	}
 }
 
-// TestWaitValueComparesAsHardwareDoes: a counter may pass the largest number and go on from zero.
+// TestWaitValueComparesAsHardwareDoes: a counter may wrap around to zero.
 func TestWaitValueComparesAsHardwareDoes(t *testing.T) {
 	d := manual(t, sim.Options{})
 	q, word := d.queue(), d.pin(8)

@@ -59,7 +59,7 @@ func registerFile(t *testing.T, st device.Storage, f *os.File) device.StorageEnq
 	return e
 }
 
-// reachFiles uses each operation of files twice and returns every error that it was told.
+// reachFiles uses each file operation twice and joins all errors.
 func reachFiles(t *testing.T, plan *fault.Plan) error {
 	t.Helper()
 	f := tempFile(t, 8192)
@@ -130,7 +130,7 @@ func TestDefectDescriptorUsedAgainIsAnotherFile(t *testing.T) {
 	st := openStorage(t, d.Device)
 	f, other := tempFile(t, 4096), tempFile(t, 4096)
 	sf := registerFile(t, st, f)
-	must(t, unix.Dup2(int(other.Fd()), int(f.Fd()))) // what was f's is other's now
+	must(t, unix.Dup2(int(other.Fd()), int(f.Fd()))) // f's descriptor now refers to other's file
 	if _, err := sf.Write(mem.All(r), 0); !errors.Is(err, unix.EBADF) {
 		t.Errorf("write to a file whose descriptor is another's: %v", err)
 	}

@@ -69,8 +69,8 @@ func (r *rig) queue(t *testing.T) device.Queue {
 	return q
 }
 
-// Everybody at once: users of queues that close their transfers early and late, callers, and
-// somebody who closes the file in the middle of it. Whoever was not refused has his bytes.
+// Concurrent use: users of queues that close their transfers early and late, callers, and a
+// goroutine that closes the file in between. Every transfer that was accepted has its bytes.
 func TestManyUsersOfOneFile(t *testing.T) {
 	r := newRig(t, sim.Options{})
 	var wg sync.WaitGroup
@@ -120,8 +120,8 @@ func TestManyUsersOfOneFile(t *testing.T) {
 	wg.Wait()
 }
 
-// A transfer that its owner closed while it was running gives its words back: what is made is
-// bounded by what runs at a time.
+// A transfer that its owner closed while it was running returns its words. The number of allocated
+// words is limited by the transfers in progress.
 func TestWordsOfClosedTransfersComeBack(t *testing.T) {
 	plan := fault.New(1)
 	r := newRig(t, sim.Options{Faults: plan})
@@ -132,7 +132,7 @@ func TestWordsOfClosedTransfersComeBack(t *testing.T) {
 			x, err := r.f.EnqueueRead(q, mem.Extent{Region: r.mem, Len: 8}, 0)
 			must(t, err)
 			x.Close()
-			x.Close() // harmless
+			x.Close() // may be called twice
 		}
 		e, err := q.Record()
 		must(t, err)
@@ -144,8 +144,8 @@ func TestWordsOfClosedTransfersComeBack(t *testing.T) {
 	}
 }
 
-// A transfer that could not be enqueued leaves words that the queue may still be told of: they wait
-// for the queue too.
+// If a transfer could not be enqueued, the queue may still use its words, so the words wait for the
+// queue.
 func TestRefusedTransferIsForgotten(t *testing.T) {
 	plan := fault.New(1, fault.Nth(sim.OpFileEnqueue, 0).Fail(nil))
 	r := newRig(t, sim.Options{Faults: plan})
@@ -174,8 +174,7 @@ func TestQueueOfAnotherDeviceIsRefused(t *testing.T) {
 	}
 }
 
-// fill makes the file hold at byte i the lowest byte of i/512, and returns what n bytes from off
-// are then.
+// fill sets byte i of the file to the lowest byte of i/512, and returns the n bytes from off.
 func (r *rig) fill(t *testing.T, off, n int64) []byte {
 	t.Helper()
 	p, err := r.dev.AllocHost(1 << 20)
@@ -200,7 +199,7 @@ func (r *rig) copy(t *testing.T, dst, src mem.Extent) {
 	must(t, q.Close(t.Context()))
 }
 
-// A transfer stands still before it has read its words, and its owner closes it. Others come and go
+// A transfer stalls before it has read its words, and its owner closes it. Other transfers run
 // meanwhile.
 func TestDefectWordsUsedAgainBeforeTheTransferIsDone(t *testing.T) {
 	plan := fault.New(1, fault.Nth(sim.OpFileRead, 0).Stall())
@@ -248,7 +247,7 @@ func TestDefectFileLetGoOfUnderATransfer(t *testing.T) {
 	x.Close()
 }
 
-// A wait that gives up leaves the transfer as it was.
+// A wait that ends early leaves the transfer unchanged.
 func TestWaitGivesUp(t *testing.T) {
 	plan := fault.New(1, fault.Nth(sim.OpFileRead, 0).Stall())
 	r := newRig(t, sim.Options{Faults: plan})

@@ -33,8 +33,7 @@ func source(t *testing.T) []byte {
 	return all
 }
 
-// fields returns the names of a struct's fields, in order, as the CUDA C has them but for
-// underscores.
+// fields returns the names of a struct's fields in order, as in the CUDA C but without underscores.
 func fields(args any) (names []string) {
 	for _, f := range reflect.VisibleFields(reflect.TypeOf(args)) {
 		names = append(names, strings.ToLower(f.Name))
@@ -52,7 +51,7 @@ func number[T any](args T) T {
 }
 
 // Each kernel's parameters are the fields of its arguments, by name and in order, and a launch has
-// as many as it takes.
+// as many arguments as the kernel.
 func TestArgumentsAreTheKernelsParameters(t *testing.T) {
 	src := source(t)
 	list, paged, pattern := number(device.ListArgs{}), number(device.PagedArgs{}), number(device.PatternArgs{})
@@ -96,7 +95,7 @@ func TestArgumentsAreTheKernelsParameters(t *testing.T) {
 	}
 }
 
-// The sizes and offsets that the CUDA C has written out are those of package device.
+// The sizes and offsets in the CUDA C are those of package device.
 func TestDescriptorsAreTheKernels(t *testing.T) {
 	src := source(t)
 	for _, want := range []string{

@@ -53,7 +53,8 @@ func TestPTXHasEveryKernel(t *testing.T) {
 	}
 }
 
-// What an older driver or GPU would refuse, and what would make the kernels slow.
+// The PTX has nothing that an older driver or GPU would refuse, or that would make the kernels
+// slow.
 func TestPTXIsPortableAndKeepsDataInRegisters(t *testing.T) {
 	text := string(PTX())
 	for _, want := range []string{".version 7.0\n", ".target sm_70\n", "ld.global.cs.v4.u32", "st.global.cs.v4.u32"} {
@@ -91,8 +92,8 @@ func xxh3Words(t *testing.T) []uint64 {
 	return words
 }
 
-// leafSum is XXH3-64 of a leaf in the order of xxh3.cuh: what each lane adds is summed first, and
-// scrambled afterwards.
+// leafSum is XXH3-64 of a leaf in the order of xxh3.cuh: the additions of each lane are summed
+// first, and scrambled afterwards.
 func leafSum(leaf []byte, words []uint64) uint64 {
 	const last, merge, start, scramble = 24, 32, 40, 16
 	var blocks [4][8]uint64

@@ -1,9 +1,10 @@
 """kvlane: a store of KV cache within the process of an inference engine.
 
-Store opens it, PagedCache names an engine's tensors, and a request is Store.lease, Store.load and Store.dump. Stream copies
-what is no block between Regions, and torch_allocator makes tensors' memory that other processes can import.
-kvlane.transformers has a cache for generate(). The library is loaded at the first call, and errors are exceptions of one
-hierarchy, kvlane.Error.
+Store opens the store and PagedCache registers an engine's tensors. A request uses Store.lease,
+Store.load and Store.dump. Stream copies other data between Regions. torch_allocator allocates
+tensors that other processes can import. kvlane.transformers has a cache for generate().
+
+The library is loaded on the first call. Errors are exceptions derived from kvlane.Error.
 """
 
 from ._version import __version__

@@ -1,5 +1,6 @@
-"""`python -m kvlane` and the command `kvlane`: the binary, in this process's place. `kvlane doctor` and `kvlane demo` are
-where to start; `kvlane bench copy` measures copies.
+"""`python -m kvlane` and the command `kvlane`. Both replace this process by the binary.
+
+Start with `kvlane doctor` and `kvlane demo`. `kvlane bench copy` measures copies.
 """
 
 import os
@@ -9,7 +10,7 @@ from . import _lib
 
 
 def main() -> None:
-    """Executes the binary that came with this package, or the one that KVLANE_BINARY names."""
+    """Execute the binary in this package, or the one that KVLANE_BINARY names."""
     path = os.environ.get("KVLANE_BINARY") or str(_lib.HERE / "kvlane")
     try:
         os.execv(path, ["kvlane", *sys.argv[1:]])

@@ -1,4 +1,4 @@
-"""Configurations as programs write them, checked before they go to the library or into an identity."""
+"""Checks of configurations before they go to the library or into an identity."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from . import _lib, errors
 
 
 def encode(config: Mapping[str, Any]) -> str:
-    """A configuration as JSON. Paths are texts there. Invalid for a value that JSON does not have."""
+    """Return a configuration as JSON, with paths as texts.
+
+    Raises Invalid for a value that JSON does not have.
+    """
 
     def path(value: Any) -> Any:
         if isinstance(value, os.PathLike):
@@ -27,14 +30,17 @@ def encode(config: Mapping[str, Any]) -> str:
 
 
 def merged(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `config` with the settings of the file that its key `config` names. Its own keys take precedence."""
+    """Return `config` with the settings of the file that its key `config` names.
+
+    Its own keys take precedence.
+    """
     if "config" not in config:
         return dict(config)
     return dict(json.loads(_lib.library().text("read_config", encode(config).encode())))
 
 
 def directories(store: Mapping[str, Any]) -> list[str]:
-    """The directories of the section `store`. A text or a path is one directory."""
+    """Return the directories of the section `store`. A text or a path is one directory."""
     given = store.get("dirs")
     if given is None:
         return []
@@ -49,13 +55,19 @@ def directories(store: Mapping[str, Any]) -> list[str]:
 
 
 def with_folder(store: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The section `store` with the folder `name` in each directory, for one identity. All folders there share their bound."""
+    """Return the section `store` with the folder `name` in each directory, for one identity.
+
+    All folders in a directory share its bound.
+    """
     dirs = [os.path.join(d, name) for d in directories(store)]
     return {"shared_bound": True, **store, "dirs": dirs} if dirs else dict(store)
 
 
 def tenant(value: Any) -> str:
-    """A tenant's name. Invalid unless it is a text: a number and its digits would be one tenant."""
+    """Return a tenant's name.
+
+    Raises Invalid unless it is a text: a number and its digits would be one tenant.
+    """
     if not isinstance(value, str):
         raise errors.Invalid(f"tenant is {value!r}: give a text")
     return value

@@ -1,4 +1,7 @@
-"""libkvlane by ctypes: found and loaded at the first use, never unloaded. The one place that knows kvlane.h."""
+"""Binding of libkvlane by ctypes. The library is loaded on first use and never unloaded.
+
+This is the only module that knows kvlane.h.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ DONE, SOURCE_FREE, PUBLISHED = -1, -2, -3
 LAYERWISE, AWAITED = 1, 2
 HOST, DEVICE = 0, 1
 
-# How long the library waits before Python looks for signals, in seconds.
+# Seconds of one wait in the library. Between waits Python handles signals.
 SLICE = 0.1
 
 HERE = Path(__file__).parent / "lib"
@@ -60,10 +63,10 @@ class Blocks(c.Structure):
 
 
 _handle, _out = c.c_uint64, c.POINTER(c.c_uint64)
-# Keys, hashes and pages go as addresses: c_void_p takes bytes, arrays and numbers alike.
+# Keys, hashes and pages are passed as addresses: c_void_p takes bytes, arrays and numbers.
 _bytes, _n, _ms = c.c_void_p, c.c_size_t, c.c_int64
 
-# The functions that return a status, and what they take.
+# The functions that return a status, with the types of their arguments.
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "open": (c.c_char_p, _out),
     "read_config": (c.c_char_p, _bytes, c.POINTER(_n)),
@@ -116,7 +119,10 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 class Library:
-    """The functions of a library. `call` raises what a function returns as an error; `status` returns it."""
+    """The functions of a loaded library.
+
+    `call` raises a returned status as an error. `status` returns it.
+    """
 
     def __init__(self, path: str) -> None:
         try:
@@ -137,27 +143,27 @@ class Library:
         self._error, self._version = lib.kvl_error, lib.kvl_version
 
     def version(self) -> str:
-        """The library's version."""
+        """Return the library's version."""
         return str(self._version().decode())
 
     def status(self, name: str, *args: Any) -> int:
-        """Calls kvl_<name>. Python's lock is not held meanwhile."""
+        """Call kvl_<name> and return its status. Releases the GIL during the call."""
         return int(self._functions[name](*args))
 
     def error(self, status: int) -> errors.Error:
-        """The exception for what the last call of this thread returned."""
+        """Return the exception for the last status returned to this thread."""
         return errors.of(status, self._error().decode(errors="replace") or Status(status).name)
 
     def call(self, name: str, *args: Any) -> None:
-        """Calls kvl_<name>, and raises unless it returns KVL_OK."""
+        """Call kvl_<name>. Raises unless it returns KVL_OK."""
         if status := self.status(name, *args):
             raise self.error(status)
 
     def finish(self, name: str, handle: int, timeout: float | None) -> None:
-        """Calls kvl_<name> with a timeout in seconds, and raises unless it returns KVL_OK.
+        """Call kvl_<name> with a timeout in seconds. Raises unless it returns KVL_OK.
 
-        In the main thread Ctrl-C ends the wait, and the call goes on in a thread of its own. Cut into slices it would give up
-        what is not done at the end of the first.
+        In the main thread Ctrl-C ends the wait, and the call continues in a thread of its own. The
+        call is not cut into slices, because each end of a slice would abandon unfinished work.
         """
         args = (name, handle, milliseconds(timeout))
         if (timeout is not None and timeout <= SLICE) or threading.current_thread() is not threading.main_thread():
@@ -168,14 +174,14 @@ class Library:
         def run() -> None:
             try:
                 self.call(*args)
-            except BaseException as e:  # which the waiting thread raises
+            except BaseException as e:  # the waiting thread raises it
                 outcome.put(e)
             else:
                 outcome.put(None)
 
         try:
             threading.Thread(target=run, name=f"kvlane {name}", daemon=True).start()
-        except RuntimeError:  # the interpreter ends, and starts no thread any more
+        except RuntimeError:  # the interpreter is shutting down and starts no threads
             self.call(*args)
             return
         while True:
@@ -185,11 +191,11 @@ class Library:
                 return
 
     def json(self, name: str, handle: int) -> Any:
-        """The JSON that kvl_<name> writes of a handle."""
+        """Return the parsed JSON that kvl_<name> writes for a handle."""
         return json.loads(self.text(name, handle))
 
     def text(self, name: str, handle: int | bytes) -> bytes:
-        """The text that kvl_<name> writes for a handle or a text."""
+        """Return the text that kvl_<name> writes for a handle or a text."""
         size = c.c_size_t(1 << 12)
         while True:
             buffer = c.create_string_buffer(size.value)
@@ -204,21 +210,25 @@ _library: Library | None = None
 
 
 def path() -> str:
-    """Where the library is: KVLANE_LIBRARY, or within this package."""
+    """Return the path of the library: KVLANE_LIBRARY, or the file in this package."""
     return os.environ.get("KVLANE_LIBRARY") or str(HERE / "libkvlane.so")
 
 
 def library() -> Library:
-    """The library, loaded at the first call."""
-    global _library  # noqa: PLW0603 -- one a process, as it is never unloaded
-    # No lock, which a child of fork() might find held for ever: of threads that come at once each makes a table of one library.
+    """Return the library. The first call loads it."""
+    global _library  # noqa: PLW0603 -- one per process, as it is never unloaded
+    # No lock: a child of fork() could inherit it locked. Concurrent first calls each make a table
+    # of the same library.
     if _library is None:
         _library = Library(path())
     return _library
 
 
 def address(buffer: Any, kind: str) -> tuple[Any, int]:
-    """What to pass for a contiguous buffer, without a copy where there can be none, and its length in bytes."""
+    """Return a ctypes argument for a contiguous buffer, and its length in bytes.
+
+    Only read-only buffers are copied.
+    """
     if isinstance(buffer, bytes):
         return buffer, len(buffer)
     view = memoryview(buffer)
@@ -234,7 +244,10 @@ _MAX_MS = 2**63 - 1
 
 
 def milliseconds(timeout: float | None) -> int:
-    """The library's timeout for one in seconds; None and infinity wait without an end."""
+    """Convert a timeout from seconds to milliseconds.
+
+    None and infinity give -1, which waits without limit.
+    """
     if timeout is None:
         return -1
     if math.isnan(timeout):
@@ -244,14 +257,17 @@ def milliseconds(timeout: float | None) -> int:
 
 
 def duration(seconds: float) -> int:
-    """A time in milliseconds, at least 1 unless it is 0. Invalid if it is negative, infinite or not a number."""
+    """Convert a duration from seconds to milliseconds, rounded up to at least 1 unless it is 0.
+
+    Raises Invalid if it is negative, infinite or not a number.
+    """
     if not 0 <= seconds < math.inf:
         raise errors.Invalid(f"a time of {seconds} seconds: give a positive number, or 0 for the longest allowed")
     return min(_MAX_MS, max(1, round(seconds * 1000))) if seconds else 0
 
 
 def number(value: Any, what: str, least: int = 0, most: int = 2**63 - 1) -> int:
-    """A whole number for the library. Invalid outside least..most, as ctypes would truncate it."""
+    """Return value as an int. Raises Invalid outside least..most, as ctypes would truncate it."""
     n = operator.index(value)
     if not least <= n <= most:
         raise errors.Invalid(f"{what} of {n}: it is {least} to {most}")
@@ -259,7 +275,10 @@ def number(value: Any, what: str, least: int = 0, most: int = 2**63 - 1) -> int:
 
 
 class Owned:
-    """An object of the library. Copies and pickles are refused, as the end of a copy would end the original."""
+    """An object of the library.
+
+    It cannot be copied or pickled: closing the copy would close the original.
+    """
 
     def __reduce__(self) -> Any:
         raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: it belongs to this process and ends once")

@@ -1,4 +1,4 @@
-"""Where the processes of an engine serve their metrics."""
+"""Addresses at which the processes of an engine serve their metrics."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ _T = TypeVar("_T")
 
 
 def address(addr: str, ranks: int, rank: int | None, replica: int = 0) -> str:
-    """The address of one process of an engine of `ranks` workers. rank None is its scheduler.
+    """Return the address of one process of an engine of `ranks` workers. rank None is its
+    scheduler.
 
-    HOST:PORT is PORT for the scheduler and PORT + 1 + rank for a worker. Data-parallel replicas follow each other.
-    In the path of unix:/PATH {rank} becomes the worker's number among all replicas, or "scheduler" and the replica's number.
+    HOST:PORT is PORT for the scheduler and PORT + 1 + rank for a worker. Data-parallel replicas
+    follow each other. In the path of unix:/PATH {rank} becomes the worker's number among all
+    replicas, or "scheduler" and the replica's number.
     """
     if addr.startswith("unix:"):
         name = f"scheduler{replica or ''}" if rank is None else str(replica * ranks + rank)
@@ -30,7 +32,7 @@ def address(addr: str, ranks: int, rank: int | None, replica: int = 0) -> str:
 
 
 def opened(make: Callable[[dict[str, Any]], _T], config: Mapping[str, Any], logger: logging.Logger) -> _T:
-    """What make opens with a configuration. If its metrics_addr cannot be served, a warning is logged and none is."""
+    """Return make(config). If metrics_addr cannot be served, log a warning and open without it."""
     try:
         return make(dict(config))
     except errors.Error as e:

@@ -1,4 +1,7 @@
-"""What a model of transformers keeps of a token, and whether that can be stored: the reason where it cannot."""
+"""Inspection of a transformers model: the KV it keeps for a token, and whether kvlane can store it.
+
+Unsupported models raise NotSupported with the reason.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +18,31 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, St
 from . import errors
 
 CACHE_OPTIONS = ("cache", "past_key_values")
-"""The names of the option by which models and generate() take a cache: cache since transformers 5.24, past_key_values before."""
+"""Option names under which models and generate() take a cache: cache since transformers 5.24,
+past_key_values before.
+"""
 
 CACHE_OPTION = next(n for n in CACHE_OPTIONS if n in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters)
-"""That of the transformers that is installed."""
+"""The option name in the installed transformers."""
 
-# The layers whose keys and values are all there is to them, of these types exactly: what derives from them may keep more.
+# Layer types that keep only keys and values. Subclasses may keep more, so types are compared
+# exactly.
 _EXACT = (DynamicLayer, StaticLayer, DynamicSlidingWindowLayer, StaticSlidingWindowLayer)
 _EXACT_NAMES = {"full_attention", "sliding_attention"}
-# RoPE whose frequencies depend on how long the sequence is: KV of a prefix is another one in a longer sequence.
+# RoPE types whose frequencies depend on the sequence length. The KV of a prefix differs in a longer
+# sequence.
 _VARYING_ROPE = {"dynamic", "longrope", "su"}
 
 
 def uses(past: weakref.ref[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a computation of those arguments goes on from a cache."""
+    """Report whether a forward pass with these arguments continues from the cache `past`."""
     cache = past()
     return cache is not None and any(kwargs.get(name) is cache for name in CACHE_OPTIONS)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a layer keeps of a token."""
+    """Shape of a layer's KV of one token."""
 
     heads: int
     k: int
@@ -43,12 +50,12 @@ class Shape:
 
     @property
     def elements(self) -> int:
-        """Of a token."""
+        """The number of elements of one token."""
         return self.heads * (self.k + self.v)
 
 
 def check_layers(layers: Sequence[Any]) -> None:
-    """Raises where a cache has layers that keep anything but keys and values."""
+    """Raise NotSupported if a layer keeps anything but keys and values."""
     for i, layer in enumerate(layers):
         if type(layer) not in _EXACT and type(layer).__name__ != "DummyLayer":
             raise errors.NotSupported(
@@ -57,7 +64,8 @@ def check_layers(layers: Sequence[Any]) -> None:
 
 
 def check_config(config: Any) -> None:
-    """Raises where KV of a prefix is not the same in every sequence, or is not kept token by token."""
+    """Raise NotSupported if KV of a prefix depends on later tokens, or is not kept token by token.
+    """
     text = config.get_text_config(decoder=True)
     if getattr(config, "is_encoder_decoder", False):
         raise errors.NotSupported("an encoder-decoder model: KV depends on what the encoder was given")
@@ -82,14 +90,15 @@ def _rope_types(value: Any) -> set[str]:
 
 
 def media_tokens(config: Any) -> set[int]:
-    """The tokens that stand for something that is not text."""
+    """Return the tokens that stand for images, video or audio."""
     names = (f"{kind}_token_{end}" for kind in ("image", "video", "audio") for end in ("id", "index"))
     return {t for t in (getattr(config, n, None) for n in names) if isinstance(t, int)}
 
 
 def ends_and_padding(model: Any) -> tuple[set[int], set[int]]:
-    """The tokens that end a text, and those that generate() masks where it is given no mask: what is computed after them is
-    another KV.
+    """Return the tokens that end a text, and the padding tokens.
+
+    generate() masks padding tokens if it gets no mask. The KV after them then differs.
     """
     sources = [x for x in (model.config.get_text_config(decoder=True), model.config, model.generation_config) if x is not None]
 
@@ -102,7 +111,10 @@ def ends_and_padding(model: Any) -> tuple[set[int], set[int]]:
 
 
 def probe(model: Any) -> tuple[Any, Any, dict[int, Shape]]:
-    """The dtype and device of a model's KV, and what each layer keeps of a token; layers that use another's KV keep nothing."""
+    """Compute the KV of one token. Return its dtype, its device and the shape of each layer.
+
+    Layers that use the KV of another layer keep nothing and have no shape.
+    """
     past = DynamicCache()
     with torch.no_grad():
         model(torch.zeros(1, 1, dtype=torch.long, device=model.device), **{CACHE_OPTION: past}, use_cache=True)

@@ -1,4 +1,7 @@
-"""Engines' interfaces change from release to release: each that is supported has a module, named after its first release."""
+"""Adapters by engine release.
+
+Each supported interface has a module, named after its first release.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,17 @@ from . import errors
 
 @dataclass(frozen=True)
 class Adapters:
-    """The modules of a package for an engine's releases: by the beginning of its version, up to a dot or a plus sign."""
+    """The adapter modules of a package.
+
+    The key is the beginning of a version, up to a dot or a plus sign.
+    """
 
     package: str
     engine: str
     modules: Mapping[str, str]
 
     def module(self, version: str) -> str:
-        """The module for a version of the engine. NotSupported where there is none."""
+        """Return the module for a version of the engine. Raises NotSupported if there is none."""
         for release, name in self.modules.items():
             if version == release or version.startswith((release + ".", release + "+")):
                 return f"{self.package}.{name}"
@@ -27,6 +33,6 @@ class Adapters:
         raise errors.NotSupported(f"{self.engine} {version}: {self.package} has adapters for the releases {releases}")
 
     def get(self, name: str) -> Any:
-        """What the module for the engine that is installed has by that name."""
+        """Return the attribute `name` of the module for the installed engine."""
         engine = importlib.import_module(self.engine.lower())
         return getattr(importlib.import_module(self.module(engine.__version__)), name)

@@ -1,4 +1,4 @@
-"""Whether a model still computes what it did: its modules, weights and adapters, looked at by each load and save."""
+"""Detection of changes to a model's modules, weights and adapters. Each load and save checks."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ _MODULES, _PARAMETERS, _BUFFERS, _VERSION, _VALUES = (
     operator.attrgetter("_modules"), operator.attrgetter("_parameters"), operator.attrgetter("_buffers"),
     operator.attrgetter("_version"), dict.values,
 )  # fmt: skip
-# How many elements of each tensor are read, or a few more. Few see a write to all of a tensor, as by an optimiser, an average or
-# a copy of other weights.
+# Elements that are read of each tensor (approximately). A few detect a write to the whole tensor,
+# as by an optimiser, an average or a copy of other weights.
 _ELEMENTS = 16
-_HOST = "cpu"  # the device whose memory is read by addresses
+_HOST = "cpu"  # the device whose memory is read by address
 
 
 class Weights:
-    """A model's modules and what they compute with."""
+    """A model's modules, tensors and adapters."""
 
     def __init__(self, model: Any) -> None:
-        # The modules are looked for once: that takes longer than all else. Another one is another child of one of them.
+        # The modules are listed once, as listing them takes longer than all other checks. A
+        # replaced module shows as a different child.
         self._modules = list(model.modules())
         self._adapted = [m for m in self._modules if identity.adapted(m)]
         configs = (vars(m).get("config") for m in self._modules)
@@ -35,15 +36,20 @@ class Weights:
         self._samples = _Samples(())
 
     def implementations(self) -> list[str]:
-        """Of attention and experts, for each of the model's configurations."""
+        """Return the implementations of attention and experts, for each of the model's
+        configurations.
+        """
         names = ("_attn_implementation", "_experts_implementation")
         return [str(getattr(c, name, None)) for c in self._configs for name in names]
 
     def state(self) -> tuple[Any, ...]:
-        """Changes when a module, parameter or buffer is replaced, written to or moved, when an adapter is switched, and with the
-        implementations. Writes that torch does not count, those through `data`, are seen by samples of the values.
+        """Return a value that changes with the model's modules, tensors, adapters or
+        implementations.
+
+        It changes if a module, parameter or buffer is replaced, written to or moved. torch does not
+        count writes through `data`; samples of the values detect them.
         """
-        # There are hundreds of tensors, at each load: what is done with each is a call from C.
+        # Each load checks hundreds of tensors, so loops over them run in C.
         every = itertools.chain.from_iterable
         children = tuple(map(id, every(map(_VALUES, map(_MODULES, self._modules)))))
         held = itertools.chain(map(_PARAMETERS, self._modules), map(_BUFFERS, self._modules))
@@ -51,7 +57,7 @@ class Weights:
         places = tuple(map(torch.Tensor.data_ptr, tensors)), tuple(map(torch.Tensor.numel, tensors))
         try:
             versions = tuple(map(_VERSION, tensors))
-        except RuntimeError:  # made under inference_mode: these have none
+        except RuntimeError:  # made under inference_mode: these tensors have no version
             versions = tuple(-1 if t.is_inference() else t._version for t in tensors)
         if places != self._places:
             self._places, self._samples = places, _Samples(tensors)
@@ -60,13 +66,15 @@ class Weights:
 
 
 class _Samples:
-    """Which elements of tensors are read, evenly spread, for as long as the tensors lie where they are. It keeps none of them,
-    since what the model lets go of has to be freed.
+    """Evenly spread elements of tensors, valid while the tensors stay in place.
+
+    It keeps no tensor: memory that the model releases must be freed.
     """
 
     def __init__(self, tensors: Sequence[Any]) -> None:
-        addresses: dict[tuple[int, int], list[int]] = {}  # by the size of elements, and what is left of an address
-        # Of other devices: numbers of tensors, and sizes and strides of what is read of each.
+        # by element size and address modulo that size
+        addresses: dict[tuple[int, int], list[int]] = {}
+        # For other devices: indices of tensors, and the size and stride of each sample.
         self._groups: dict[Any, tuple[list[int], list[tuple[int]], list[tuple[int]]]] = {}
         for i, t in enumerate(tensors):
             if not t.numel() or not t.data_ptr():
@@ -84,7 +92,7 @@ class _Samples:
         self._host = [_memory(size, places) for (size, _), places in addresses.items()]
 
     def read(self, tensors: Sequence[Any]) -> list[bytes]:
-        """The elements of these tensors, the ones that it was made with."""
+        """Return the samples of these tensors. They must be the ones passed to the constructor."""
         out = [memory[at] for memory, at in self._host]
         with torch.no_grad():
             for numbers, sizes, strides in self._groups.values():
@@ -93,8 +101,10 @@ class _Samples:
 
 
 def _memory(size: int, addresses: Sequence[int]) -> tuple[Any, Any]:
-    """The host's memory as one tensor of elements of a size, which owns nothing, and where in it these are: a call for each of
-    hundreds of tensors would take longer than all else of a load.
+    """Return host memory as one tensor of elements of a size, and the indices of the addresses in
+    it.
+
+    The tensor owns nothing. One call per sampled tensor would take longer than the rest of a load.
     """
     kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}[size]
     first, end = min(addresses), max(addresses) + size

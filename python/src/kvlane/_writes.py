@@ -1,4 +1,4 @@
-"""Blocks that are found in memory and are still written to files, and those that could not be written."""
+"""Dumps whose files are still being written, and counts of blocks that could not be written."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ LOG_SECONDS = 60.0
 
 
 class LimitedLog:
-    """Counts failures by kind. It logs the first failure of a kind, and then at most one in LOG_SECONDS, with the count.
+    """Counts failures by kind.
 
-    Safe from any thread.
+    Logs the first failure of a kind, and then at most one in LOG_SECONDS, with the count. Safe from
+    any thread.
     """
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self.counts: Counter[str] = Counter()
         self._logger, self._clock = logger, clock
         self._lock = threading.Lock()
-        self._logged: dict[str, tuple[float, int]] = {}  # by kind: the time and the count of the last record
+        # by kind: the time and the count of the last record
+        self._logged: dict[str, tuple[float, int]] = {}
 
     def add(self, kind: str, n: int, text: str) -> None:
-        """Counts n failures. text describes them. Its %d is the number since the last record."""
+        """Count n failures. text describes them. Its %d is the number since the last record."""
         with self._lock:
             self.counts[kind] += n
             total, now = self.counts[kind], self._clock()
@@ -43,8 +45,8 @@ class LimitedLog:
 class Writes:
     """Dumps whose blocks are published and are still written to files.
 
-    A block that cannot be written stays in memory and is found there. It is counted and logged; the dump does not fail.
-    Safe from any thread.
+    A block that cannot be written stays in memory and is found there. It is counted and logged; the
+    dump does not fail. Safe from any thread.
     """
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
@@ -58,14 +60,14 @@ class Writes:
         return self._log.counts
 
     def add(self, task: Dump) -> None:
-        """Follows a dump whose blocks are published."""
-        task._keep = None  # its pages are not read any more
+        """Follow a dump whose blocks are published."""
+        task._keep = None  # its pages are no longer read
         with self._lock:
             self._tasks.append(task)
         self.poll()
 
     def poll(self) -> None:
-        """Counts the failed blocks of the dumps that have ended since the last call."""
+        """Count the failed blocks of the dumps that have ended since the last call."""
         with self._lock:
             ended = [t for t in self._tasks if t.done()]
             self._tasks = [t for t in self._tasks if t not in ended]
@@ -78,7 +80,7 @@ class Writes:
                 )
 
     def note(self, statuses: Iterable[Status]) -> None:
-        """Counts the blocks that were not written, by the statuses of blocks that are in memory."""
+        """Count the blocks that were not written, by the statuses of blocks that are in memory."""
         for status, n in Counter(s for s in statuses if s not in STORED).items():
             self._log.add(
                 status.name,
@@ -88,7 +90,9 @@ class Writes:
             )
 
     def finish(self, timeout: float | None = None) -> None:
-        """Waits until the dumps have ended, and counts their failed blocks. timeout is for all dumps, in seconds."""
+        """Wait until the dumps have ended, and count their failed blocks. timeout covers all dumps,
+        in seconds.
+        """
         end = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             tasks = list(self._tasks)

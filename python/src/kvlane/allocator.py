@@ -1,4 +1,4 @@
-"""Memory of a GPU that other processes can import, for tensors of PyTorch."""
+"""GPU memory for PyTorch tensors that other processes can import."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from . import _lib
 
 
 def torch_allocator(device: int = 0, *, driver: str = "cuda") -> Any:
-    """An allocator for PyTorch (torch.cuda.memory.CUDAPluggableAllocator) whose memory other processes can import.
+    """Return an allocator for PyTorch whose memory other processes can import.
 
-    What it makes has handles of the best type that works for the GPU of that index: fabric, a file descriptor, or CUDA IPC.
-    NotSupported says why none does. Use it for a pool of tensors, so that PyTorch keeps what it has freed for the next one and
-    knows of all its streams:
+    The result is a torch.cuda.memory.CUDAPluggableAllocator. Its memory has handles of the best type
+    that works for the GPU `device`: fabric, file descriptor or CUDA IPC. If none works, NotSupported
+    gives the reason. Use it for a pool of tensors, so that PyTorch reuses freed memory and tracks all
+    streams of it:
 
         pool = torch.cuda.MemPool(kvlane.torch_allocator().allocator())
         with torch.cuda.use_mem_pool(pool):
             kv = torch.empty(shape, device="cuda")
 
-    Memory is freed when the stream that PyTorch names is done. driver "sim" is for tests: nobody can touch its memory.
+    Memory is freed once the stream that PyTorch names is done. driver "sim" is for tests: its memory
+    cannot be accessed.
     """
     lib = _lib.library()
     lib.call("open_allocator", driver.encode(), device)
@@ -28,5 +30,5 @@ def torch_allocator(device: int = 0, *, driver: str = "cuda") -> Any:
 
 
 def allocator_stats(device: int = 0) -> dict[str, Any]:
-    """The type of handle, how many allocations and bytes there are, and how often memory stayed that was to be freed."""
+    """Return the handle type, the number and bytes of allocations, and the count of failed frees."""
     return dict(_lib.library().json("allocator_stats", device))

@@ -1,4 +1,4 @@
-"""What goes wrong, as exceptions of one hierarchy: Error, with the library's status."""
+"""Exceptions of the library. Each class derives from Error and has a status."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class Status(enum.IntEnum):
-    """What the library's functions return, as kvlane.h has it."""
+    """Statuses of the library's functions, as in kvlane.h."""
 
     OK = 0
     PENDING = 1
@@ -29,19 +29,19 @@ class Status(enum.IntEnum):
 
 
 class Error(Exception):
-    """An error of the library. Its text says what and, where there is something, what to do."""
+    """An error of the library. Its text describes the failure and, if possible, a remedy."""
 
     status = Status.FAILED
 
 
 class Timeout(Error, TimeoutError):
-    """The time passed; the same call may be made again."""
+    """The timeout expired. The call may be repeated."""
 
     status = Status.PENDING
 
 
 class Invalid(Error, ValueError):
-    """Wrong arguments: the same call will fail again."""
+    """Wrong arguments. The same call will fail again."""
 
     status = Status.INVALID
 
@@ -53,25 +53,25 @@ class NotFound(Error, LookupError):
 
 
 class Exists(Error):
-    """Is there already, or somebody is making it."""
+    """The block exists already, or another task is storing it."""
 
     status = Status.EXISTS
 
 
 class NotSupported(Error):
-    """The machine, driver, build or model lacks what the call needs."""
+    """The machine, driver, build or model lacks a feature that the call needs."""
 
     status = Status.NOT_SUPPORTED
 
 
 class Busy(Error):
-    """A bounded resource is used up for now."""
+    """A bounded resource is in use. The call may be repeated later."""
 
     status = Status.BUSY
 
 
 class NoMemory(Error, MemoryError):
-    """No memory."""
+    """Memory is exhausted."""
 
     status = Status.NO_MEMORY
 
@@ -89,19 +89,19 @@ class ReadOnly(Error):
 
 
 class Corrupt(Error):
-    """Stored bytes failed their check: a miss."""
+    """Stored bytes failed verification. Counts as a miss."""
 
     status = Status.CORRUPT
 
 
 class Mismatch(Error):
-    """Of another model, layout or format."""
+    """Stored data belongs to another model, layout or format."""
 
     status = Status.MISMATCH
 
 
 class Canceled(Error):
-    """Was cancelled."""
+    """The task was cancelled."""
 
     status = Status.CANCELED
 
@@ -119,21 +119,22 @@ class Closed(Error):
 
 
 class Broken(Error):
-    """An earlier failure stopped this."""
+    """An earlier failure stopped the operation."""
 
     status = Status.BROKEN
 
 
 class Forked(Error):
-    """Called in a child of fork(), where the library's threads are not: open a store in the child, before the parent does,
-    or use "spawn".
+    """Called in a child of fork(), which does not have the library's threads.
+
+    Open a store in the child, before the parent does, or use "spawn".
     """
 
     status = Status.FORKED
 
 
 class Failed(Error):
-    """Anything else."""
+    """Any other failure."""
 
     status = Status.FAILED
 
@@ -148,5 +149,5 @@ _BY_STATUS: dict[int, type[Error]] = {
 
 
 def of(status: int, text: str) -> Error:
-    """The exception for a status. One that this package does not know is Failed."""
+    """Return the exception for a status. Unknown statuses give Failed."""
     return _BY_STATUS.get(status, Failed)(text)

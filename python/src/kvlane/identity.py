@@ -1,7 +1,7 @@
-"""What KV belongs to: everything that two models would have to share for one's KV to be right for the other.
+"""Identity of KV: all properties that two models must share for their KV to be interchangeable.
 
-Nothing here depends on the process: the same configuration and weights have the same identity in every process and on every
-machine.
+Nothing here depends on the process. The same configuration and weights have the same identity in
+every process and on every machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from . import errors
 
-# What a Hugging Face configuration says that KV does not depend on, or that is given apart.
+# Keys of a Hugging Face configuration that do not affect KV, or that are passed separately.
 _IRRELEVANT = frozenset({
     "transformers_version", "architectures", "_name_or_path", "_commit_hash", "name_or_path", "dtype",
     "torch_dtype", "use_cache", "return_dict", "output_attentions", "output_hidden_states",
@@ -33,7 +33,10 @@ def _as_dict(config: Any) -> dict[str, Any]:
 
 
 def _relevant(value: Any, config: bool = True) -> Any:
-    """value without what KV does not depend on: of configurations, those of a model's parts too, but of nothing else within."""
+    """Return value without keys that do not affect KV.
+
+    Configurations of a model's parts are filtered too; other nested mappings are kept.
+    """
     if isinstance(value, Mapping):
         return {
             str(k): _relevant(v, str(k).endswith("_config") and k != "quantization_config")
@@ -54,12 +57,16 @@ def revision(
     layout: str = "",
     code: str = "",
 ) -> str:
-    """The `revision` of a store's configuration, for a model with that Hugging Face configuration (an object or a dict).
+    """Return the `revision` of a store's configuration, from a Hugging Face configuration (object
+    or dict).
 
-    All of config counts, but for names, labels and special tokens: RoPE's parameters, sliding windows, quantisation, layer
-    types. weights is a fingerprint of the weights, commit their commit hash (the configuration's own by default): one of
-    them has to be known. attention names the implementation that computes KV, where that is to count. layout is the memory
-    layout, how a page holds tokens and heads ("NHD", "HND"). code is what computes KV, where that is to count.
+    All of config counts except names, labels and special tokens: RoPE's parameters, sliding
+    windows, quantisation, layer types.
+
+    weights is a fingerprint of the weights. commit is their commit hash, by default the
+    configuration's own. One of them must be known. attention names the implementation that computes
+    KV, if it should count. layout is the memory layout, the order of tokens and heads in a page
+    ("NHD", "HND"). code identifies the code that computes KV, if it should count.
     """
     commit = commit or getattr(config, "_commit_hash", None)
     if not weights and not commit:
@@ -91,9 +98,10 @@ def from_hf_config(
     tp_size: int = 1,
     tp_rank: int = 0,
 ) -> dict[str, Any]:
-    """The keys `model` and `revision` of a store's configuration: Store({**from_hf_config(...), "store": ...}).
+    """Return the keys `model` and `revision` of a store's configuration.
 
-    dtype is that of the KV cache, by default the configuration's. See revision for the rest.
+    Use: Store({**from_hf_config(...), "store": ...}). dtype is the element type of the KV cache, by
+    default the configuration's. See revision for the rest.
     """
     whole = _as_dict(config)
     text = dict(whole.get("text_config") or whole)
@@ -130,8 +138,11 @@ def from_hf_config(
 
 
 def fingerprint(model: Any, elements: int | None = 4096) -> str:
-    """A hash of a torch model's weights: of each parameter's and buffer's name, shape, dtype, and of `elements` of its
-    values, evenly spread; None takes all, which reads the whole model. Adapters (peft) count, and which of them are active.
+    """Return a hash of a torch model's weights.
+
+    It covers the name, shape and dtype of each parameter and buffer, and `elements` evenly spread
+    values of each. None takes all values, reading the whole model. Adapters (peft) count, and so
+    does their activation.
     """
     import torch
 
@@ -145,15 +156,18 @@ def fingerprint(model: Any, elements: int | None = 4096) -> str:
                 if elements is not None and flat.numel() > elements:
                     flat = flat[:: -(-flat.numel() // elements)]
                 samples.setdefault(tensor.device, []).append(flat.contiguous().view(torch.uint8))
-        for device in sorted(samples, key=str):  # one copy a device
+        for device in sorted(samples, key=str):  # one copy per device
             h.update(bytes(memoryview(_bytes(torch.cat(samples[device]).cpu()))))
     h.update(repr([(name, *adapters(m)) for name, m in model.named_modules() if adapted(m)]).encode())
     return h.hexdigest()
 
 
 def code(model: Any) -> str:
-    """What computes a model of transformers: the release of transformers, that of torch without its last number, and a hash of
-    the files that have the classes of the model's modules, with what code from the model's folder imports there.
+    """Identify the code that computes a transformers model.
+
+    It consists of the release of transformers, the release of torch without its last number, and a
+    hash of source files. These are the files that define the classes of the model's modules, and
+    the files that code from the model's folder imports.
     """
     import torch
     import transformers
@@ -166,7 +180,7 @@ def code(model: Any) -> str:
             continue
         try:
             file = inspect.getsourcefile(kind)
-        except (TypeError, OSError):  # it was typed in, or is no Python
+        except (TypeError, OSError):  # typed interactively, or not Python
             continue
         if file:
             files.update([file, *(get_relative_import_files(file) if package == "transformers_modules" else ())])
@@ -182,14 +196,17 @@ def _bytes(tensor: Any) -> Any:
 
 
 def model_folder(model: str, revision: str | None) -> Path | None:
-    """Where a model's files are: its folder, or its snapshot in the cache of Hugging Face. None if neither is known."""
+    """Return the folder of a model's files: its own, or its snapshot in the Hugging Face cache.
+
+    Returns None if neither is known.
+    """
     if os.path.isdir(model):
         return Path(model)
     try:
         from huggingface_hub import try_to_load_from_cache
 
         found = try_to_load_from_cache(model, "config.json", revision=revision)
-    except Exception:  # whatever is wrong with the cache: the folder is not known
+    except Exception:  # any failure of the cache means that the folder is unknown
         return None
     return Path(found).parent if isinstance(found, str) else None
 
@@ -198,11 +215,11 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
 def folder_fingerprint(folder: Path | None, samples: int = 64, sample_bytes: int = 4096) -> str | None:
-    """A hash of the weights in a folder. None if there are none.
+    """Return a hash of the weights in a folder, or None if there are none.
 
-    Files of a snapshot in Hugging Face's cache count by what they are called there, the hashes of what was fetched, unless they
-    were written to since. Of others their names, lengths, times of the last change, and samples, evenly spread, count: a copy
-    that does not keep the times has another fingerprint.
+    Files of a snapshot in the Hugging Face cache count by the names of their blobs, which are
+    content hashes, unless they were modified since. Other files count by name, length, modification
+    time and evenly spread samples. A copy with other modification times has another fingerprint.
     """
     h, found = hashlib.sha256(), False
     for path in sorted(p for p in folder.iterdir() if p.suffix in _WEIGHTS) if folder else ():
@@ -221,7 +238,10 @@ def folder_fingerprint(folder: Path | None, samples: int = 64, sample_bytes: int
 
 
 def _blob(path: Path) -> str | None:
-    """The name of a file in Hugging Face's cache; None where it is elsewhere, or was written to after it was linked there."""
+    """Return the name of a file's blob in the Hugging Face cache.
+
+    Returns None if the file is elsewhere, or was modified after it was linked.
+    """
     file = path.resolve()
     if file.parent.name != "blobs" or not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", file.name):
         return None
@@ -229,11 +249,11 @@ def _blob(path: Path) -> str | None:
 
 
 def adapted(module: Any) -> bool:
-    """Whether a module has adapters."""
-    # Not hasattr of the module, which is slow where it answers no.
+    """Report whether a module has adapters."""
+    # hasattr on the module is slow if the attribute is missing.
     return ("merged_adapters" in vars(module) or hasattr(type(module), "merged_adapters")) and hasattr(module, "disable_adapters")
 
 
 def adapters(m: Any) -> tuple[Any, ...]:
-    """Which adapters of a module that has some are active, and how strong."""
+    """Return the active adapters of a module that has some, and their scaling."""
     return str(m.active_adapters), bool(m.disable_adapters), str(m.merged_adapters), str(getattr(m, "scaling", ""))

@@ -1,4 +1,7 @@
-"""Keys of blocks, and the hashes they are made of: many in one object, which goes to the library as it is."""
+"""Keys of blocks and the hashes they derive from.
+
+One object holds many keys in the library's format.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from . import _lib, errors
 
 
 class Keys:
-    """n keys of 32 bytes each. Immutable; keys[i] is a key's bytes, keys[i:j] are Keys, and so is keys + keys."""
+    """n keys of 32 bytes each. Immutable.
+
+    keys[i] is the bytes of one key. keys[i:j] and keys + keys are Keys.
+    """
 
     __slots__ = ("raw",)
     raw: bytes
@@ -55,9 +61,10 @@ class Keys:
 
 
 def hash_tokens(tokens: Any, block_tokens: int, parent: bytes | None = None) -> bytes:
-    """Hashes the whole blocks of a prompt's tokens, each chained to those before it: hash i, of 32 bytes, stands for all
-    tokens up to the end of block i. The same in every process and on every machine. parent is the hash of the block before
-    the first token.
+    """Hash the whole blocks of a prompt's tokens. Each hash is chained to those before it.
+
+    Hash i, of 32 bytes, identifies all tokens up to the end of block i. It is the same in every
+    process and on every machine. parent is the hash of the block before the first token.
     """
     if parent is not None and len(parent) != _lib.HASH_BYTES:
         raise errors.Invalid(f"a parent of {len(parent)} bytes is not a hash of {_lib.HASH_BYTES}")
@@ -72,7 +79,9 @@ def hash_tokens(tokens: Any, block_tokens: int, parent: bytes | None = None) -> 
 
 
 def _int64(tokens: Any) -> Any:
-    """Tokens as a buffer of int64: numpy arrays and arrays of int64 as they are, tensors and lists converted."""
+    """Return tokens as a buffer of int64. numpy arrays and arrays of int64 are not copied; tensors
+    and lists are converted.
+    """
     if isinstance(tokens, array.array) and tokens.typecode == "q":
         return tokens
     if hasattr(tokens, "__array_interface__") and tokens.dtype.str == "<i8" and tokens.flags.c_contiguous:
@@ -86,7 +95,10 @@ def _int64(tokens: Any) -> Any:
 
 
 def page_numbers(pages: Any) -> Any:
-    """Page numbers as a buffer of uint32: buffers of 4-byte numbers as they are, everything else converted."""
+    """Return page numbers as a buffer of uint32.
+
+    Buffers of 4-byte numbers are not copied; other types are converted.
+    """
     try:
         view = memoryview(pages)
     except TypeError:  # lists, tensors

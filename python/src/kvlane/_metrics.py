@@ -12,8 +12,9 @@ _T = TypeVar("_T")
 
 
 def address(addr: str, ranks: int, rank: int | None, replica: int = 0) -> str:
-    """Return the address of one process of an engine of `ranks` workers. rank None is its
-    scheduler.
+    """Return the address of one process of an engine of `ranks` workers.
+
+    rank None is the scheduler.
 
     HOST:PORT is PORT for the scheduler and PORT + 1 + rank for a worker. Data-parallel replicas
     follow each other. In the path of unix:/PATH {rank} becomes the worker's number among all

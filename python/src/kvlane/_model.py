@@ -64,8 +64,7 @@ def check_layers(layers: Sequence[Any]) -> None:
 
 
 def check_config(config: Any) -> None:
-    """Raise NotSupported if KV of a prefix depends on later tokens, or is not kept token by token.
-    """
+    """Raise NotSupported if KV depends on later tokens, or is not kept token by token."""
     text = config.get_text_config(decoder=True)
     if getattr(config, "is_encoder_decoder", False):
         raise errors.NotSupported("an encoder-decoder model: KV depends on what the encoder was given")

@@ -36,15 +36,12 @@ class Weights:
         self._samples = _Samples(())
 
     def implementations(self) -> list[str]:
-        """Return the implementations of attention and experts, for each of the model's
-        configurations.
-        """
+        """Return the implementations of attention and experts of each configuration."""
         names = ("_attn_implementation", "_experts_implementation")
         return [str(getattr(c, name, None)) for c in self._configs for name in names]
 
     def state(self) -> tuple[Any, ...]:
-        """Return a value that changes with the model's modules, tensors, adapters or
-        implementations.
+        """Return a value that changes with modules, tensors, adapters or implementations.
 
         It changes if a module, parameter or buffer is replaced, written to or moved. torch does not
         count writes through `data`; samples of the values detect them.
@@ -101,8 +98,7 @@ class _Samples:
 
 
 def _memory(size: int, addresses: Sequence[int]) -> tuple[Any, Any]:
-    """Return host memory as one tensor of elements of a size, and the indices of the addresses in
-    it.
+    """Return host memory as one tensor of elements of a size, and the indices of addresses.
 
     The tensor owns nothing. One call per sampled tensor would take longer than the rest of a load.
     """

@@ -1,8 +1,9 @@
-"""The index of blocks that stores in other processes have, for engines whose scheduler and workers are processes of their own.
+"""Index of the blocks in the stores of other processes, for engines with separate workers.
 
-The scheduler has a Manager, which needs no device and moves nothing; each worker has a Store. The scheduler's jobs travel to the
-workers as hashes, from which each worker makes the keys of its own rank, and are carried out in the order in which they were
-made: docs/library.md, "Separate scheduler and worker processes".
+The scheduler has a Manager, which needs no device and moves no data. Each worker has a Store. The
+scheduler sends its jobs to the workers as hashes. Each worker makes the keys of its own rank from
+them, and runs the jobs in the order of their creation. See docs/library.md, "Separate scheduler and
+worker processes".
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ ABSENT, UNDER_WAY, THERE, BELOW = 0, 1, 2, 3
 
 
 class Block(NamedTuple):
-    """What a block is called: the hash of its tokens, and its page group."""
+    """Name of a block: the hash of its tokens, and its page group."""
 
     hash: bytes
     group: int = 0
 
 
 class _Names:
-    """Blocks as the library takes them."""
+    """Blocks in the library's format."""
 
     def __init__(self, blocks: Sequence[Block], size: int) -> None:
         self.n = len(blocks)
@@ -50,7 +51,10 @@ class _Names:
 
 
 class Job(_lib.Owned):
-    """What all workers do for some blocks: `blocks`, after they have dropped `evicted` from their memory (Store.drop)."""
+    """A job of all workers for `blocks`.
+
+    Before it, they drop `evicted` from memory (Store.drop).
+    """
 
     def __init__(self, handle: int, blocks: Sequence[Block], size: int) -> None:
         self._handle, self.blocks = handle, list(blocks)
@@ -65,8 +69,10 @@ class Job(_lib.Owned):
             self.evicted = [Block(raw[i * size : (i + 1) * size], g) for i, g in enumerate(groups)]
 
     def end(self, failed: Sequence[int] = ()) -> None:
-        """Says that every worker is through with it. Blocks at the places in `failed` some worker could not store or load:
-        they are forgotten. Once only: later calls do nothing.
+        """End the job after every worker has finished it. Later calls do nothing.
+
+        `failed` holds the indices of blocks that a worker could not store or load. The Manager
+        forgets them.
         """
         handle = self._handle
         if not handle:
@@ -80,9 +86,11 @@ class Job(_lib.Owned):
 
 
 class Manager(_lib.Owned):
-    """The index of what all workers' stores have: `ranks` are the configurations of their Stores, and `blocks` how many each
-    worker's memory may be given (None: as many as fit, less a sixteenth). metrics_addr is where its metrics are served. Safe from
-    any thread.
+    """Index of the blocks in the stores of all workers. Safe from any thread.
+
+    `ranks` are the configurations of the workers' Stores. `blocks` is the number of blocks that
+    each worker's memory may hold (None: as many as fit, less a sixteenth). metrics_addr is the
+    address that serves the metrics.
     """
 
     def __init__(self, ranks: Sequence[Mapping[str, Any]], blocks: int | None = None, metrics_addr: str | None = None) -> None:
@@ -95,15 +103,17 @@ class Manager(_lib.Owned):
         handle = c.c_uint64()
         self._lib.call("open_manager", _config.encode(config).encode(), c.byref(handle))
         self._handle, self._closed = handle.value, False
-        self._hash_bytes = 0  # of all blocks, once one was stored
+        self._hash_bytes = 0  # of all blocks; set by the first store
 
     def _names(self, blocks: Sequence[Block]) -> _Names:
         return _Names(blocks, self._hash_bytes or (len(blocks[0].hash) if blocks else _lib.HASH_BYTES))
 
     def lookup(self, blocks: Sequence[Block]) -> bytes:
-        """A byte for each block: ABSENT, UNDER_WAY (a job that has not ended stores or brings it), THERE in all memories,
-        or BELOW: there, in files. Files that have not answered in a second, or since, have nothing; stats() counts the blocks
-        (overdue).
+        """Return a byte for each block: ABSENT, UNDER_WAY, THERE or BELOW.
+
+        UNDER_WAY: an unfinished job stores or loads the block. THERE: it is in the memory of all
+        workers. BELOW: it is in files. If files do not answer within a second, their blocks are
+        absent; stats() counts them (overdue).
         """
         names = self._names(blocks)
         states = bytearray(len(names))
@@ -114,9 +124,11 @@ class Manager(_lib.Owned):
         return bytes(states)
 
     def worth(self, blocks: Sequence[Block], states: bytes, tokens: int) -> int:
-        """How many of the blocks, of one page group and from the first on, are worth loading, as that is faster than computing
-        them again: the others are best taken for misses. states is what lookup said, tokens how many need not be computed where
-        all are loaded. All blocks, until it is known what jobs that load take and, by computed, what computing does.
+        """Return how many of the blocks, from the first on, are faster to load than to compute.
+
+        The blocks are of one page group. Treat the others as misses. states is the result of
+        lookup. tokens is the number of tokens that need not be computed if all blocks are loaded.
+        Returns all blocks until the durations of loading and, by computed, of computing are known.
         """
         names, out = self._names(blocks), c.c_size_t()
         if len(states) != len(names):
@@ -128,19 +140,27 @@ class Manager(_lib.Owned):
         return out.value
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """Tells that the KV of so many tokens was computed in that time. Fewer than 256 are passed over."""
+        """Report that computing the KV of `tokens` tokens took `seconds`.
+
+        Ignored below 256 tokens.
+        """
         self._lib.call("manager_computed", self._handle, _lib.number(tokens, "tokens"), seconds)
 
     def load(self, blocks: Sequence[Block]) -> Job:
-        """Pins blocks, all THERE or BELOW, for workers to load. NotFound or Busy otherwise: then nothing is pinned."""
+        """Pin blocks, all THERE or BELOW, for workers to load.
+
+        Raises NotFound or Busy otherwise, and pins nothing.
+        """
         names = self._names(blocks)
         job = c.c_uint64()
         self._lib.call("manager_load", self._handle, c.byref(names.raw), c.byref(job))
         return Job(job.value, blocks, names.size)
 
     def store(self, blocks: Sequence[Block], before: Block | None = None) -> Job:
-        """Makes space for the blocks that are neither in memory nor being stored: the job's blocks. Busy if there is no space.
-        The blocks are in the order of a prompt: the last is evicted first. before: the block before the first, if any.
+        """Reserve space for the blocks that are neither in memory nor being stored.
+
+        They form the job. Raises Busy if there is no space. Give the blocks in the order of the prompt: the last is
+        evicted first. before: the block before the first, if any.
         """
         names = self._names(blocks)
         earlier = None if before is None else _Names([before], names.size)
@@ -153,31 +173,34 @@ class Manager(_lib.Owned):
         return Job(job.value, [b for b, k in zip(blocks, chosen, strict=True) if k], names.size)
 
     def forget(self, blocks: Sequence[Block]) -> None:
-        """Makes misses of blocks that a worker found wrong."""
+        """Mark blocks as misses that a worker found corrupt."""
         names = self._names(blocks)
         self._lib.call("manager_forget", self._handle, c.byref(names.raw))
 
     def touch(self, blocks: Sequence[Block]) -> None:
-        """Says that blocks are in use, so that others are evicted before them."""
+        """Mark blocks as used, so that others are evicted before them."""
         names = self._names(blocks)
         self._lib.call("manager_touch", self._handle, c.byref(names.raw))
 
     def reset(self) -> None:
-        """Forgets what is in the workers' memory and in no job. Files stay."""
+        """Forget blocks that are in the workers' memory and in no job. Files stay."""
         self._lib.call("manager_reset", self._handle)
 
     def stats(self) -> dict[str, Any]:
-        """What it has done so far."""
+        """Return the manager's counters since it was opened."""
         return dict(self._lib.json("manager_stats", self._handle))
 
     def metrics(self) -> str:
-        """The manager's metrics in Prometheus's text format."""
+        """Return the manager's metrics in Prometheus's text format."""
         return self._lib.text("metrics", self._handle).decode(errors="replace")
 
     def close(self, timeout: float | None = None) -> None:
-        """Refuses new jobs, and closes. Busy while jobs have not ended: then it may be called again."""
+        """Refuse new jobs and close.
+
+        Raises Busy while jobs have not ended; then it may be called again.
+        """
         if not self._closed:
-            with suppress(errors.Closed):  # a call that was interrupted has closed it meanwhile
+            with suppress(errors.Closed):  # an interrupted call has closed it meanwhile
                 self._lib.finish("close_manager", self._handle, timeout)
             self._closed = True
 

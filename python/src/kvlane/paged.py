@@ -1,4 +1,4 @@
-"""Paged KV caches in tensors and arrays: where the pages lie, found out without importing torch or numpy."""
+"""Paged KV caches in tensors and arrays. Finds the pages without importing torch or numpy."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
     from .store import Store
 
-# Element types by the library's names, where torch, numpy or a configuration call them otherwise.
+# The library's names of element types, by the names of torch, numpy or configurations.
 _DTYPES = {
     "bf16": "bfloat16", "fp16": "float16", "f16": "float16", "half": "float16", "fp32": "float32", "f32": "float32",
     "fp8": "fp8_e4m3", "float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2",
 }  # fmt: skip
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1}
-# What engines call bytes that they do not say the type of, by size.
+# Element types of engines that store raw bytes, by size.
 _RAW = {1: ("int8", "uint8"), 2: ("int16", "uint16"), 4: ("int32", "uint32")}
 
 
 @dataclass(frozen=True)
 class Memory:
-    """A tensor's or array's memory: an address, and sizes and strides, in bytes, of its dimensions."""
+    """Memory of a tensor or array: its address, and the sizes and byte strides of dimensions."""
 
     address: int
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class Memory:
 
     @classmethod
     def of(cls, tensor: Any) -> Memory:
-        """The memory of a torch tensor or of whatever has __array_interface__."""
+        """Return the memory of a torch tensor, or of an object that has __array_interface__."""
         if hasattr(tensor, "data_ptr"):
             size = tensor.element_size()
             return cls(
@@ -56,14 +56,14 @@ class Memory:
         return cls(address, tuple(face["shape"]), tuple(tensor.strides), tensor.itemsize, str(tensor.dtype), "cpu", tensor)
 
     def moved(self) -> bool:
-        """Whether the tensor's memory is not where it was, or shorter than it was."""
+        """Report whether the tensor's memory was freed or moved."""
         t = self.owner
         if not hasattr(t, "data_ptr"):
             return False
         return t.data_ptr() != self.address or self.address == 0
 
     def check(self, dtype: str, driver: str, index: int) -> list[str]:
-        """What is wrong with the tensor for an engine of that element type and device."""
+        """Return the reasons why the tensor does not fit that element type and device."""
         wrong = []
         name, dtype = _DTYPES.get(self.dtype, self.dtype), _DTYPES.get(dtype, dtype)
         if name != dtype and (self.itemsize != _BYTES.get(dtype) or name not in _RAW.get(self.itemsize, ())):
@@ -77,12 +77,14 @@ class Memory:
 
 
 class Group:
-    """The tensors of a page group and how pages lie in them.
+    """The tensors of a page group and the position of pages in them.
 
-    layout is their memory layout, by the leading dimensions of each: l is the layer, k is K and V, p the page. What follows
-    is inside a page. "kp": a tensor for each layer, [2, pages, ...]. "p": [pages, ...], for MLA, for K and V that are
-    together in a page, and for K and V in tensors of their own, which are given as K of layer 0, V of layer 0, and so on.
-    "lkp": all layers in one tensor; "plk": blocks first.
+    layout names the leading dimensions of each tensor: l is the layer, k is K and V, p the page.
+    The other dimensions are inside a page.
+
+    "kp": one tensor per layer, [2, pages, ...]. "p": [pages, ...], for MLA, for pages that hold
+    both K and V, and for separate tensors of K and V in the order K of layer 0, V of layer 0, and
+    so on. "lkp": all layers in one tensor. "plk": pages first.
     """
 
     def __init__(self, tensors: Any, layout: str = "kp") -> None:
@@ -117,7 +119,8 @@ class Group:
                 raise errors.Invalid("its pages are not contiguous")
             expected *= size
         at = layout.index("p")
-        order = [i for i in sorted(range(n), key=lambda i: "lkp".index(layout[i])) if i != at]  # layer by layer, K before V
+        # layer by layer, K before V
+        order = [i for i in sorted(range(n), key=lambda i: "lkp".index(layout[i])) if i != at]
         if any(m.strides[i] < 0 for i in range(n)):
             raise errors.Invalid("it runs backwards")
         for place in itertools.product(*(range(m.shape[i]) for i in order)):
@@ -128,8 +131,9 @@ class Group:
 
 @dataclass
 class Addresses:
-    """A page group by addresses on the store's device, for memory that is no tensor. keep is whatever must not be freed
-    before.
+    """A page group by addresses on the store's device, for memory without tensors.
+
+    keep references objects that must outlive the group.
     """
 
     planes: Sequence[int]
@@ -141,17 +145,21 @@ class Addresses:
 
 
 def _uint64(numbers: Sequence[int]) -> Any:
-    """The numbers as the library takes them: an array of uint64 as it is."""
+    """Return the numbers as an array of uint64 for the library.
+
+    An array.array("Q") is not copied.
+    """
     if isinstance(numbers, array.array) and numbers.typecode == "Q":
         return (ctypes.c_uint64 * len(numbers)).from_buffer(numbers)
     return (ctypes.c_uint64 * len(numbers))(*numbers)
 
 
 class PagedCache(_lib.Registered):
-    """A paged KV cache that a store loads into and dumps from: tensors with a memory layout, or a Group or Addresses for each
-    page group.
+    """A paged KV cache that a store loads into and dumps from.
 
-    It keeps the tensors. Use it in a with statement, or close it before the store; the store's close does it else.
+    It consists of tensors with a memory layout, or a Group or Addresses for each page group. It
+    keeps the tensors. Use it in a with statement, or close it before the store. Otherwise the
+    store's close closes it.
     """
 
     def __init__(
@@ -177,7 +185,7 @@ class PagedCache(_lib.Registered):
         self._tensors = [m for group in self.groups for m in group.memory if hasattr(m.owner, "data_ptr")]
 
     def check(self) -> None:
-        """Raises where a tensor's memory was freed or moved since it was registered."""
+        """Raise Invalid if a tensor's memory was freed or moved since it was registered."""
         for m in self._tensors:
             if m.moved():
                 raise errors.Invalid(
@@ -185,7 +193,10 @@ class PagedCache(_lib.Registered):
                 )
 
     def close(self, timeout: float | None = None) -> None:
-        """Waits for what still touches the pages. After Timeout it may be called again, and the tensors must stay."""
+        """Wait until the pages are no longer accessed and unregister them.
+
+        After Timeout the tensors must stay, and close may be called again.
+        """
         self.store._close_cache(self, timeout)
 
     def __enter__(self) -> PagedCache:

@@ -1,4 +1,4 @@
-"""The store of an engine's process: what is opened, and the few calls of a request."""
+"""The store of an engine's process, with the calls that serve a request."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-# The stores that are open, also those that the program has dropped: they keep memory that the library may write to. The set has a
-# reference more than names, so that the end of the interpreter does not free what is still open then.
+# Open stores, including those that the program has dropped: the library may still write to the
+# memory that they keep. The extra reference keeps the set alive when the interpreter shuts down.
 _open: set[Store] = set()
 c.pythonapi.Py_IncRef(c.py_object(_open))
 _logger = logging.getLogger("kvlane")
-_LAST = 10.0  # how long the end of a program waits for them, in seconds
+_LAST = 10.0  # seconds that the exit of the program waits for open stores
 
 
 class Lease(_lib.Owned):
-    """Blocks that stay where they are until release, or for the time that was asked for. `found` is how many, from the first
-    key on. Calls with a released lease raise Expired.
+    """Lease of blocks, held until release or for the requested time.
+
+    `found` is the number of leased blocks, from the first key on. Calls with a released lease raise
+    Expired.
     """
 
     def __init__(self, handle: int, found: int) -> None:
@@ -40,20 +42,22 @@ class Lease(_lib.Owned):
         return self.found
 
     def worth(self, tokens: int) -> int:
-        """How many of the blocks, from the first on, are worth loading, as that is faster than computing them again. tokens is
-        how many need not be computed where all are loaded. All blocks, until it is known what loads take and, by
-        Store.report_computed, what computing does.
+        """Return how many of the blocks, from the first on, are faster to load than to compute.
+
+        tokens is the number of tokens that need not be computed if all blocks are loaded. Returns
+        all blocks until the durations of loading and, by Store.report_computed, of computing are
+        known.
         """
         out = c.c_size_t()
         _lib.library().call("worth", self.handle, _lib.number(tokens, "tokens"), c.byref(out))
         return out.value
 
     def release(self) -> None:
-        """Ends the lease. Loads under way keep their blocks. May be called twice."""
+        """Release the lease. Loads in progress keep their blocks. May be called twice."""
         if self._released:
             return
         self._released = True
-        with suppress(errors.Expired, errors.Closed):  # its store's close has released it
+        with suppress(errors.Expired, errors.Closed):  # closing the store has released it
             _lib.library().call("release", self.handle)
 
     def __enter__(self) -> Lease:
@@ -68,21 +72,24 @@ class Lease(_lib.Owned):
 
 
 class Store(_lib.Owned):
-    """A device with a store over it, as `config` says: docs/library.md has its keys.
+    """A store over one device, opened from `config`. docs/library.md documents its keys.
 
-    Use it in a with statement, or close it: until then it stays, and so do the tensors of its caches and regions. The end of the
-    program closes what is open, within ten seconds. Safe from any thread. A child of fork() cannot use its parent's: Forked.
-    Timeouts are in seconds, None waits without an end. Calls of a closed store raise Closed.
+    Use it in a with statement, or close it. Until then the store and the tensors of its caches and
+    regions stay alive. The exit of the program closes open stores within ten seconds.
+
+    Safe from any thread. In a child of fork(), the parent's store raises Forked. Timeouts are in
+    seconds; None waits without limit. Calls of a closed store raise Closed.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         text = _config.encode(_config.merged(config))
         self.config: dict[str, Any] = json.loads(text)
         self._lib = _lib.library()
-        # No lock guards these, as a child of fork() might find it held for ever: each use is one operation of a dict.
-        self._caches: dict[int, _lib.Registered] = {}  # by handle; they keep the tensors
+        # No lock guards these, as a child of fork() could inherit it locked. Each use is one dict
+        # operation.
+        self._caches: dict[int, _lib.Registered] = {}  # by handle; keeps the tensors
         self._regions: dict[int, _lib.Registered] = {}  # likewise
-        self._stuck: list[_lib.Registered] = []  # memory that must stay although it is not registered
+        self._stuck: list[_lib.Registered] = []  # registration failed, but the memory must stay
         handle = c.c_uint64()
         self._lib.call("open", text.encode(), c.byref(handle))
         self._handle, self.closed = handle.value, False
@@ -90,16 +97,16 @@ class Store(_lib.Owned):
 
     @property
     def driver(self) -> str:
-        """The device's driver: "cuda", "host" or "sim"."""
+        """Return the device's driver: "cuda", "host" or "sim"."""
         return str((self.config.get("device") or {}).get("driver") or "cuda")
 
     @property
     def device_index(self) -> int:
-        """The number of the device among the driver's."""
+        """Return the index of the device in the driver."""
         return int((self.config.get("device") or {}).get("index") or 0)
 
     def dtype(self, group: int = 0) -> str:
-        """The element type of a page group's KV cache."""
+        """Return the element type of a page group's KV cache."""
         groups = self.config.get("groups")
         if groups and not 0 <= group < len(groups):
             raise errors.Invalid(f"page group {group}: the configuration has {len(groups)}")
@@ -107,7 +114,10 @@ class Store(_lib.Owned):
         return str(model.get("dtype"))
 
     def keys(self, hashes: bytes, group: int = 0, hash_bytes: int = _lib.HASH_BYTES) -> Keys:
-        """The keys of a page group's blocks, from hashes of hash_bytes each: hash_tokens', or the engine's own."""
+        """Return the keys of a page group's blocks, from hashes of hash_bytes each.
+
+        The hashes are those of hash_tokens, or the engine's own.
+        """
         n, rest = divmod(len(hashes), _lib.number(hash_bytes, "hash_bytes", least=1))
         if rest:
             raise errors.Invalid(f"{len(hashes)} bytes are not whole hashes of {hash_bytes}")
@@ -118,12 +128,13 @@ class Store(_lib.Owned):
         return Keys(out)
 
     def token_keys(self, tokens: Any, block_tokens: int, group: int = 0) -> Keys:
-        """The keys of the whole blocks of a prompt."""
+        """Return the keys of the whole blocks of a prompt."""
         return self.keys(hash_tokens(tokens, block_tokens), group)
 
     def lookup(self, keys: Keys, timeout: float | None = None) -> bytes:
-        """A byte for each key: 1 where its block is in memory, 2 where it is in files, else 0. Nothing keeps it there; lease
-        does.
+        """Return a byte for each key: 1 if its block is in memory, 2 if it is in files, else 0.
+
+        A lookup does not keep the blocks; a lease does.
         """
         there = bytearray(len(keys))
         if keys:
@@ -133,8 +144,10 @@ class Store(_lib.Owned):
         return bytes(there)
 
     def lease(self, keys: Keys, ttl: float = 0, timeout: float | None = None) -> Lease:
-        """The longest prefix of the keys whose blocks are all there, kept there for ttl seconds (0: the longest allowed) or
-        until released. Invalid for a ttl that is negative or infinite.
+        """Lease the longest prefix of the keys whose blocks are all present.
+
+        The lease lasts ttl seconds (0: the longest allowed) or until released. Raises Invalid for a
+        negative or infinite ttl.
         """
         handle, found = c.c_uint64(), c.c_size_t()
         self._lib.call(
@@ -161,13 +174,15 @@ class Store(_lib.Owned):
         awaited: bool = False,
         before: bytes | Keys | None = None,
     ) -> Load:
-        """Copies block keys[i] to page pages[i], verified. The pages are not to be touched until the task, or a layer of it,
-        is done.
+        """Copy block keys[i] to page pages[i] and verify it.
 
-        after: a CUDA stream, a torch.cuda.Stream or its number, whose work so far may still touch the pages; the copies come
-        after it. Without it, pages that such work writes are not the blocks.
-        layerwise: layer 0 comes first, and the task's wait_layer works. awaited: CUDA streams will wait for it by stream_wait.
-        before: the key of the block before keys[0] in the prompt. Not needed with a lease.
+        Do not access the pages until the task, or the layer in question, is done.
+
+        after: a CUDA stream (torch.cuda.Stream or its number) whose current work may still access
+        the pages. The copies wait for it. Without it, such work may overwrite the loaded blocks.
+        layerwise: layer 0 is loaded first, and the task's wait_layer works. awaited: CUDA streams
+        will wait for the load by stream_wait. before: the key of the block before keys[0] in the
+        prompt. Not needed with a lease.
         """
         cache.check()
         numbers = self._pages(keys, pages)
@@ -199,12 +214,14 @@ class Store(_lib.Owned):
         layerwise: bool = False,
         before: bytes | Keys | None = None,
     ) -> Dump:
-        """Stores block keys[i] from page pages[i]. The pages are not to be changed until the task's source_free. The keys are in
-        the order of a prompt, of all page groups by their tokens: the last is evicted first.
+        """Store block keys[i] from page pages[i].
 
-        after: a CUDA stream, a torch.cuda.Stream or its number, whose work so far writes the pages; the copies wait for it
-        on the device. layerwise: a layer is read once the task's submit_layer was called. before: the key before keys[0],
-        where a prompt is stored in pieces.
+        Do not change the pages until the task's source_free returns. Give the keys in the order of
+        the prompt, with all page groups ordered by their tokens: the last is evicted first.
+
+        after: a CUDA stream (torch.cuda.Stream or its number) whose current work writes the pages.
+        The copies wait for it on the device. layerwise: a layer is read after the task's
+        submit_layer. before: the key before keys[0], if a prompt is stored in pieces.
         """
         cache.check()
         numbers = self._pages(keys, pages)
@@ -242,14 +259,16 @@ class Store(_lib.Owned):
         return raw
 
     def prefetch(self, keys: Keys) -> Load:
-        """Brings blocks into memory, so that a later load finds them there."""
+        """Bring blocks into memory, so that a later load finds them there."""
         task = c.c_uint64()
         self._lib.call("prefetch", self._handle, keys.raw, len(keys), c.byref(task))
         return Load(task.value, len(keys))
 
     def drop(self, keys: Keys) -> int:
-        """Takes blocks out of memory, and leaves files alone: what a Manager's job has evicted. Does not wait, and passes over
-        blocks that are not there. Returns how many stay for now, since something still uses them.
+        """Drop blocks from memory, but not from files. For blocks that a Manager's job has evicted.
+
+        Does not wait. Absent blocks are ignored. Returns the number of blocks that stay because
+        they are in use.
         """
         stay = c.c_size_t()
         if keys:
@@ -257,31 +276,39 @@ class Store(_lib.Owned):
         return stay.value
 
     def stream_wait(self, stream: Any, task: Load, layer: int | None = None) -> None:
-        """Makes a CUDA stream wait, on the device, until an awaited load has ended or has brought a layer. It goes on after
-        failures too, and without the load after wait_max_ms, when its blocks are Expired: look at the task's result before what
-        was computed is used.
+        """Make a CUDA stream wait, on the device, for an awaited load or for one of its layers.
+
+        The stream continues even if the load fails. After wait_max_ms it continues without the
+        load, whose blocks are then Expired. Check the task's result before using anything that was
+        computed from the pages.
         """
         what = _lib.DONE if layer is None else _lib.number(layer, "layer", most=2**31 - 1)
         self._lib.call("stream_wait", self._handle, stream_of(stream), task._handle, what)
 
     def stats(self) -> dict[str, Any]:
-        """What the store has done so far."""
+        """Return the store's counters since it was opened."""
         return dict(self._lib.json("stats", self._handle))
 
     def metrics(self) -> str:
-        """The store's metrics in Prometheus's text format, for a program that serves its own: docs/metrics.md."""
+        """Return the store's metrics in Prometheus's text format.
+
+        For a program with an endpoint of its own. docs/metrics.md documents the metrics.
+        """
         return self._lib.text("metrics", self._handle).decode(errors="replace")
 
     def notes(self) -> list[Any]:
-        """What the user should know of how the store was opened: fallbacks, and why."""
+        """Return notices about the opened store: fallbacks and their reasons."""
         return list(self._lib.json("notes", self._handle))
 
     def report_slowdown(self, percent: float) -> None:
-        """Tells by how many percent the program's own work takes longer than without copies beside it."""
+        """Report by how many percent copies slow down the program's own work."""
         self._lib.call("report_slowdown", self._handle, percent)
 
     def report_computed(self, tokens: int, seconds: float) -> None:
-        """Tells that the KV of so many tokens of a prompt was computed in that time. Fewer than 256 are passed over."""
+        """Report that computing the KV of `tokens` tokens of a prompt took `seconds`.
+
+        Ignored below 256 tokens.
+        """
         self._lib.call("report_computed", self._handle, _lib.number(tokens, "tokens"), seconds)
 
     def _register(self, name: str, owner: Any, owners: dict[int, Any], *memory: Any) -> int:
@@ -301,12 +328,14 @@ class Store(_lib.Owned):
             self._caches.pop(cache.handle, None)
 
     def _finish(self, name: str, handle: int, timeout: float | None) -> None:
-        with suppress(errors.Closed):  # a call that was interrupted has closed it meanwhile
+        with suppress(errors.Closed):  # an interrupted call has closed it meanwhile
             self._lib.finish(name, handle, timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """Closes its caches, writes what is still to be written, and closes everything. Dumps that are not durable when the
-        time is up are given up. After Timeout, Busy or KeyboardInterrupt it may be called again.
+        """Close the caches, write pending blocks to files and close the store.
+
+        Dumps that are not durable at the timeout are abandoned. After Timeout, Busy or
+        KeyboardInterrupt it may be called again.
         """
         if self.closed:
             return
@@ -332,7 +361,7 @@ def _close_all() -> None:
     for store in list(_open):
         try:
             store.close(end - time.monotonic())
-        except errors.Forked:  # it is the parent's
+        except errors.Forked:  # the store is the parent's
             pass
         except errors.Error as e:
             _logger.warning("a store was still open at the end of the program, and was not closed in %g s: %s", _LAST, e)

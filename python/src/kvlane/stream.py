@@ -1,4 +1,4 @@
-"""Copies that are no blocks: between the device's memory and the program's, by the paths that loads take."""
+"""Copies of other data than blocks, between device and host memory, over the paths of the store."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 
 class Region(_lib.Registered):
-    """A tensor's or an array's memory, for a store's streams to copy from and to: on the store's device, or the CPU's.
+    """Memory of a tensor or array that a store's streams copy from and to.
 
-    The CPU's must not be pinned yet; it is until close. The tensor is contiguous, and is kept. Use it in a with statement, or
-    close it before the store; the store's close does it else.
+    It is on the store's device or on the host. Host memory must not be pinned yet; it is pinned
+    until close. The tensor must be contiguous, and the region keeps a reference to it. Use the
+    region in a with statement, or close it before the store. Otherwise the store's close closes it.
     """
 
     def __init__(self, store: Store, tensor: Any) -> None:
@@ -41,14 +42,17 @@ class Region(_lib.Registered):
         self.handle = store._register("register_memory", self, store._regions, memory.address, self.bytes, kind)
 
     def check(self) -> None:
-        """Raises where the tensor's memory was freed or moved since it was registered."""
+        """Raise Invalid if the tensor's memory was freed or moved since it was registered."""
         if self._closed:
             raise errors.Closed("the region is closed")
         if self._memory.moved():
             raise errors.Invalid("the memory of the region's tensor was freed or moved")
 
     def close(self, timeout: float | None = None) -> None:
-        """Waits for copies under way. After Timeout it may be called again, and the tensor must stay."""
+        """Wait for copies in progress and unregister the memory.
+
+        After Timeout the tensor must stay, and close may be called again.
+        """
         if self.handle in self.store._regions:
             self.store._finish("unregister_memory", self.handle, timeout)
             self.store._regions.pop(self.handle, None)
@@ -62,8 +66,10 @@ class Region(_lib.Registered):
 
 
 class Stream(_lib.Owned):
-    """Copies between regions, begun in the order in which they are given, by the paths that the store's loads take. Safe from
-    any thread. Use it in a with statement, or close it before the store; the store's close does it else.
+    """Copies between regions, over the same paths as the store's loads. Safe from any thread.
+
+    Copies start in the order of submission. Use the stream in a with statement, or close it before
+    the store. Otherwise the store's close closes it.
     """
 
     def __init__(self, store: Store) -> None:
@@ -82,12 +88,15 @@ class Stream(_lib.Owned):
         after: Any = None,
         timeout: float | None = None,
     ) -> Task:
-        """Begins to copy pieces: bytes[i] bytes from source_at[i] in one region to to_at[i] in the other, or in the same one.
-        One number stands for as many as there are pieces; by default all of the source is one. Pieces that are written to
-        overlap no other. Wait for the task, or await it, before they are touched.
+        """Start copying pieces: bytes[i] bytes from source_at[i] in source to to_at[i] in `to`.
 
-        after: a CUDA stream whose work so far comes before (the store's "host_streams"). timeout: for a place in the stream,
-        in seconds; Busy where it stays full.
+        Both regions may be the same. A single number applies to all pieces. By default the whole
+        source is one piece. Destination pieces must not overlap any other piece. Wait for the task,
+        or await it, before accessing the pieces.
+
+        after: a CUDA stream; the copies wait for its current work (needs the store's
+        "host_streams"). timeout: seconds to wait for a place in the stream. Raises Busy if it stays
+        full.
         """
         to.check()
         source.check()
@@ -106,7 +115,10 @@ class Stream(_lib.Owned):
         return Task(task.value, 0, (to, source))
 
     def close(self, timeout: float | None = None) -> None:
-        """Cancels copies that have not begun, and waits for the rest. After Timeout it may be called again."""
+        """Cancel copies that have not started and wait for the rest.
+
+        After Timeout it may be called again.
+        """
         if not self._closed and not self.store.closed:
             self.store._finish("close_stream", self._handle, timeout)
         self._closed = True

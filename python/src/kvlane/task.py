@@ -1,4 +1,4 @@
-"""Loads, dumps and prefetches under way."""
+"""Loads, dumps and prefetches in progress."""
 
 from __future__ import annotations
 
@@ -15,30 +15,37 @@ from typing import Any, NamedTuple
 from . import _lib, errors
 from .errors import Status
 
-# Between two looks at what is awaited: a sixteenth of what the latest wait has taken, but no more than the pause. A young wait
-# is made in the library. In seconds.
+# Seconds. A wait younger than _YOUNG runs in the library. After that, the pause between two polls
+# is a sixteenth of the age of the latest wait, at most _PAUSE.
 _PAUSE, _YOUNG = 10e-3, 16e-3
 
 
 class Result(NamedTuple):
-    """What became of a block. undefined: a load may have written to its page, which is not the block: nobody may read it."""
+    """Outcome of one block.
+
+    undefined: a load may have written to the block's page, and the page does not hold the block. Do
+    not read it.
+    """
 
     status: Status
     undefined: bool
 
 
 class Task(_lib.Owned):
-    """Something under way in the library. It goes on without this object; await it, or wait. Safe from any thread."""
+    """A task of the library. Await it, or wait for it. Safe from any thread.
+
+    The task continues if this object is deleted.
+    """
 
     def __init__(self, handle: int, n: int, keep: Any = None) -> None:
         self._handle, self._n = handle, n
-        self._keep = keep  # what the library reads or writes until the task has ended
+        self._keep = keep  # memory that the library reads or writes until the task has ended
 
     def __len__(self) -> int:
         return self._n
 
     def _status(self, what: int, timeout: float | None) -> int:
-        endless = _lib.milliseconds(timeout) < 0  # also checks it
+        endless = _lib.milliseconds(timeout) < 0  # also validates timeout
         call, deadline = _lib.library().status, None if endless or timeout is None else time.monotonic() + timeout
         if (status := call("wait", self._handle, what, 0)) != Status.PENDING:
             return status
@@ -54,26 +61,32 @@ class Task(_lib.Owned):
             raise errors.Timeout("wait for a task: the time passed") if status == Status.PENDING else _lib.library().error(status)
 
     def done(self) -> bool:
-        """Whether it has ended, well or not. A dump has ended when it is durable."""
+        """Report whether the task has ended, with or without an error.
+
+        A dump has ended once it is durable.
+        """
         return self._status(_lib.DONE, 0) != Status.PENDING
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until it has ended, well or not. False: the time passed. In seconds; None waits for ever."""
+        """Wait until the task has ended, with or without an error. Returns False on timeout.
+
+        timeout is in seconds; None waits without limit.
+        """
         return self._status(_lib.DONE, timeout) != Status.PENDING
 
     def result(self, timeout: float | None = None) -> None:
-        """Waits until it has ended, and raises the first block's error if any failed; Timeout where the time passed."""
+        """Wait until the task has ended. Raises the error of the first failed block, or Timeout."""
         self._wait(_lib.DONE, timeout)
 
     def results(self) -> list[Result]:
-        """What became of each block. Timeout before the task has ended."""
+        """Return the outcome of each block. Raises Timeout if the task has not ended."""
         out = (_lib.BlockResult * self._n)()
         if status := _lib.library().status("results", self._handle, out, self._n):
             raise _lib.library().error(status)
         return [Result(Status(r.status), bool(r.undefined)) for r in out]
 
     def cancel(self) -> None:
-        """Asks it to do no more. It ends when the hardware has stopped."""
+        """Request cancellation. The task ends when the hardware has stopped."""
         _lib.library().call("cancel", self._handle)
 
     def __await__(self) -> Generator[Any, None, None]:
@@ -105,8 +118,9 @@ _awaited: queue.SimpleQueue[_Wait] = queue.SimpleQueue()
 
 @functools.cache
 def _watch() -> None:
-    """Starts the thread that looks at all that is awaited. A thread for each wait would be one of few, which might all wait for
-    what is done after another wait.
+    """Start the thread that polls all awaited tasks.
+
+    A pool of waiting threads could fill with waits that depend on a wait outside the pool.
     """
     threading.Thread(target=_look, name="kvlane", daemon=True).start()
 
@@ -120,25 +134,29 @@ def _look() -> None:
                 waits.append(_awaited.get(timeout=pause if waits else None))
                 pause = 0
         begin = time.monotonic()
-        waits = [w for w in waits if not _came(w)]
+        waits = [w for w in waits if not _resolved(w)]
         age = begin - waits[-1].begin if waits else 0
         if waits and age < _YOUNG:
-            # In the library, which tells of the end at once, and has small loads carried on by whoever waits.
+            # Wait in the library: it returns at the end at once, and its waiters advance small
+            # loads.
             waits[-1].task._status(waits[-1].what, 1e-3)
         else:
             pause = max(min(age / 16, _PAUSE), 4 * (time.monotonic() - begin))
 
 
-def _came(wait: _Wait) -> bool:
-    """Whether a task has come as far as it is awaited, or nobody does that any more; who does is told."""
+def _resolved(wait: _Wait) -> bool:
+    """Wake the waiter if its task has reached the awaited state or the waiter is cancelled.
+
+    Returns False if the wait continues.
+    """
     if not wait.future.cancelled() and wait.task._status(wait.what, 0) == Status.PENDING:
         return False
     with suppress(RuntimeError):  # the loop is closed
-        wait.future.get_loop().call_soon_threadsafe(_tell, wait.future)
+        wait.future.get_loop().call_soon_threadsafe(_wake, wait.future)
     return True
 
 
-def _tell(future: asyncio.Future[None]) -> None:
+def _wake(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
 
@@ -147,35 +165,35 @@ class Load(Task):
     """A load or a prefetch."""
 
     def wait_layer(self, layer: int, timeout: float | None = None) -> None:
-        """Waits until layers 0 to layer are on every page that gets them; for loads that are layerwise."""
+        """Wait until layers 0 to layer are on all their pages. For layerwise loads."""
         self._wait(_lib.number(layer, "layer", most=2**31 - 1), timeout)
 
     async def layer(self, layer: int) -> None:
-        """wait_layer for asyncio."""
+        """Like wait_layer, for asyncio."""
         await self._awaited(_lib.number(layer, "layer", most=2**31 - 1))
 
 
 class Dump(Task):
-    """A dump. It has ended when it is durable."""
+    """A dump. It has ended once it is durable."""
 
     def source_free(self, timeout: float | None = None) -> None:
-        """Waits until its pages may be changed."""
+        """Wait until the pages may be changed."""
         self._wait(_lib.SOURCE_FREE, timeout)
 
     def published(self, timeout: float | None = None) -> None:
-        """Waits until lookups find its blocks."""
+        """Wait until lookups find the blocks."""
         self._wait(_lib.PUBLISHED, timeout)
 
     def submit_layer(self, layer: int, after: Any = None) -> None:
-        """Says that a layer of a layerwise dump may be read, once what is on the stream `after` by now is done."""
+        """Let a layerwise dump read a layer once the current work on the stream `after` is done."""
         _lib.library().call("submit_layer", self._handle, _lib.number(layer, "layer", most=2**32 - 1), after_of(after))
 
 
 def stream_of(stream: Any) -> int:
-    """The handle of a CUDA stream: a number, or a torch.cuda.Stream."""
+    """Return the handle of a CUDA stream, given as a number or a torch.cuda.Stream."""
     return int(getattr(stream, "cuda_stream", stream))
 
 
 def after_of(stream: Any) -> Any:
-    """A kvl_after, or NULL for None."""
+    """Return a kvl_after, or NULL for None."""
     return None if stream is None else ctypes.byref(_lib.After(stream_of(stream)))

@@ -1,6 +1,8 @@
-"""kvlane in SGLang: Storage, a storage backend of HiCache, and Linker, which goes from the device's pools to the store.
+"""kvlane in SGLang: Storage and Linker.
 
-SGLang loads them by their names and the module path kvlane.sglang. docs/sglang.md says how to start SGLang with them.
+Storage is a storage backend of HiCache. Linker moves pages between the device's pools and the
+store. SGLang loads them by their names and the module path kvlane.sglang. docs/sglang.md documents
+the options of SGLang.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What kvlane's stores are told of an SGLang engine: their options, and the identity of the KV.
+"""Options and KV identity of kvlane's stores in an SGLang engine.
 
-The ranks compute it each for themselves, and after a restart anew: nothing here depends on the process.
+Each rank computes them by itself, again after a restart. Nothing here depends on the process.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from .. import _config, errors, identity
 from .._metrics import address
 from .pages import Group
 
-# What the object "kvlane" of SGLang's options may have.
+# Keys of the object "kvlane" in SGLang's options.
 _OPTIONS = ("store", "stream", "rdma", "device", "weights", "tenant", "wait_seconds", "metrics_addr", "config")
 WAIT_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Rank:
-    """Which part of a page this process has."""
+    """Position of this process among the ranks.
+
+    It determines the part of a page that the process has.
+    """
 
     tp_rank: int = 0
     tp_size: int = 1
@@ -31,14 +34,14 @@ class Rank:
     pp_size: int = 1
     cp_rank: int = 0
     cp_size: int = 1
-    replica: int = 0  # of data parallelism
+    replica: int = 0  # index of the data-parallel replica
 
 
 @dataclass(frozen=True)
 class Engine:
-    """An SGLang engine, for the identity of its KV: its release, its model, and what else it was started with that counts.
+    """Properties of an SGLang engine that identify its KV: release, model and relevant arguments.
 
-    adapters: LoRA adapters may be loaded, whose names do not say what their weights are.
+    adapters: LoRA adapters may be loaded. Their names do not identify their weights.
     """
 
     release: str
@@ -50,7 +53,7 @@ class Engine:
 
 
 def options(extra_config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """kvlane's own options out of SGLang's. Invalid where they cannot be right."""
+    """Return kvlane's own options from SGLang's. Raises Invalid if they are missing or unknown."""
     own = (extra_config or {}).get("kvlane")
     if not isinstance(own, Mapping):
         raise errors.Invalid('SGLang\'s extra config has no object "kvlane", such as {"store": {"cache_bytes": 17179869184}}')
@@ -60,7 +63,10 @@ def options(extra_config: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def nonce(group: Any) -> bytes:
-    """Random bytes, the same on all ranks of a torch process group, which all call this. None: of this process alone."""
+    """Return random bytes, the same on all ranks of a torch process group. All ranks must call it.
+
+    group None gives bytes of this process alone.
+    """
     import torch
 
     out = [os.urandom(32)]
@@ -79,8 +85,10 @@ def store_config(
     groups: list[Group],
     layers: list[list[int]],
 ) -> dict[str, Any]:
-    """The configuration of a rank's store. form is what is known of how pages hold KV. Ranks that hold the same KV have the
-    same configuration, and share files.
+    """Return the configuration of a rank's store.
+
+    form describes the layout of KV in pages. Ranks that hold the same KV have the same
+    configuration and share files.
     """
     store = dict(own.get("store") or {})
     persistent = bool(_config.directories(store) or store.get("log_dir"))

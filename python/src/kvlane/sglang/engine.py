@@ -1,4 +1,4 @@
-"""What SGLang 0.5 says of itself in its runtime context."""
+"""Access to the runtime context of SGLang 0.5."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .. import errors
 from .config import Engine
 from .pages import Pages, Part
 
-# Of what SGLang was started with, what its KV depends on.
+# Arguments of SGLang that affect KV.
 _MODEL = (
     "dtype",
     "quantization",
@@ -26,7 +26,11 @@ _SPEC = ("speculative_algorithm", "speculative_draft_model_path", "speculative_d
 
 
 def _field(bag: Any, name: str) -> Any:
-    """What SGLang was started with. NotSupported where it no longer says so: KV of other values would be taken for the same."""
+    """Return an argument of SGLang.
+
+    Raises NotSupported if SGLang no longer has it: KV of different values would be taken for the
+    same.
+    """
     try:
         return getattr(bag, name)
     except AttributeError as e:
@@ -34,7 +38,7 @@ def _field(bag: Any, name: str) -> Any:
 
 
 def engine(model: str | None = None) -> Engine:
-    """The engine that runs here. model is its name where SGLang says it otherwise."""
+    """Return the running engine. model overrides the name of its model."""
     bag, spec, lora = get_model(), get_spec(), get_lora()
     arguments = {name: _field(bag, name) for name in _MODEL} | {name: _field(spec, name) for name in _SPEC}
     return Engine(
@@ -48,7 +52,10 @@ def engine(model: str | None = None) -> Engine:
 
 
 def replica() -> int:
-    """The number of this process's data-parallel replica: of the engine, or of its attention."""
+    """Return the index of this process's data-parallel replica.
+
+    It is the replica of the engine, or of its attention.
+    """
     ranks = get_parallel()
     for name in ("dp_rank", "attn_dp_rank"):
         try:
@@ -61,8 +68,10 @@ def replica() -> int:
 
 
 def restorable(pages: Pages, hashes: list[str], transfers: list[PoolTransfer], keep: str) -> PoolTransferResult:
-    """How long a prefix of pages can be restored, by what is there in each pool and the pools' policies. What is there of the
-    longest is kept by that name.
+    """Return the length of the longest prefix of pages that can be restored.
+
+    It depends on the pages that each pool has and on the pools' policies. The pages found in the
+    longest prefix are leased under the name `keep`.
     """
     known = [t for t in transfers if t.name != "kv"]
     parts = [Part("kv", hashes)] if "kv" in pages.pools else []
@@ -73,14 +82,14 @@ def restorable(pages: Pages, hashes: list[str], transfers: list[PoolTransfer], k
     def prefix(found: list[bool]) -> int:
         return found.index(False) if False in found else len(found)
 
-    # A model without a pool of that name has all its KV in others, whose policy is that of KV.
+    # Without a pool "kv", the other pools hold all KV, and their policies decide.
     kv = prefix(there["kv"]) if "kv" in there else len(hashes)
     hits = {"kv": kv} if kv and "kv" in there else {}
     lengths = set(range(1, kv + 1))
     for t in known:
         found = there.get(str(t.name), absent)
         if t.hit_policy == PoolHitPolicy.BLOCK_GROUPS:
-            continue  # never gates the others, and is not kept
+            continue  # never limits the others, and is not leased
         if t.hit_policy == PoolHitPolicy.ALL_PAGES:
             own = set(range(1, prefix(found[:kv]) + 1))
         else:

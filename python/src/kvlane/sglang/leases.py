@@ -1,4 +1,4 @@
-"""Pages that SGLang was told are there, kept until it has loaded them."""
+"""Leases of pages that SGLang found in a lookup, held until it has loaded them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ MOST = 64
 
 
 class Leases:
-    """A lease for each name, of which there are MOST at a time, for SECONDS each. Safe from any thread."""
+    """Leases by name: at most MOST, each for at most SECONDS. Safe from any thread."""
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()  # how they have begun and ended
+        self.counts: Counter[str] = Counter()  # leases taken, and leases ended by reason
         self._lock = threading.Lock()
-        self._held: dict[str, tuple[Lease, float]] = {}  # with its deadline, the oldest first
+        self._held: dict[str, tuple[Lease, float]] = {}  # with the deadline, oldest first
 
     def keep(self, name: str, lease: Lease) -> None:
-        """Holds a lease in place of what the name had. The oldest one goes where there are too many."""
+        """Add a lease, replacing the previous one of that name.
+
+        Above MOST the oldest is released.
+        """
         with self._lock:
             self._pass(time.monotonic())
             self._end(name, "replaced")
@@ -31,25 +34,25 @@ class Leases:
             self.counts["taken"] += 1
 
     def release(self, name: str, why: str) -> None:
-        """Ends a name's lease, if it has one."""
+        """Release a name's lease, if it has one."""
         with self._lock:
             self._pass(time.monotonic())
             self._end(name, why)
 
     def clear(self, why: str) -> None:
-        """Ends all."""
+        """Release all leases."""
         with self._lock:
             for name in list(self._held):
                 self._end(name, why)
 
     def stats(self) -> dict[str, int]:
-        """How many are held, and how others have ended."""
+        """Return the number of leases held, and the number ended by reason."""
         with self._lock:
             self._pass(time.monotonic())
             return {"held": len(self._held), **self.counts}
 
     def _pass(self, now: float) -> None:
-        """Ends those whose time has passed, which the store has let go by itself."""
+        """Remove leases past their deadline. The store has released them already."""
         for name in [name for name, (_, deadline) in self._held.items() if deadline <= now]:
             self._end(name, "expired")
 

@@ -1,4 +1,7 @@
-"""SGLang's UnifiedCacheLinker: pages go from the device's pools to the store and back, without SGLang's pools in host memory."""
+"""SGLang's UnifiedCacheLinker. It moves pages between device pools and the store.
+
+It needs none of SGLang's pools in host memory.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,8 @@ logger = logging.getLogger(__name__)
 
 
 def device_pool(entry: DevicePoolEntry, replicated: bool) -> Pool:
-    """A pool on SGLang's device: a plane for each of its buffers."""
-    layers: dict[int, int] = {}  # of each buffer, by its place in its component
+    """Return a pool on SGLang's device, with a plane for each of its buffers."""
+    layers: dict[int, int] = {}  # layer of each buffer, by its index in its component
     for layer, buffers in entry.layer_mapping.items():
         for i in [buffers] if isinstance(buffers, int) else buffers:
             layers[i] = min(layer, layers.get(i, layer))
@@ -54,7 +57,10 @@ def device_pool(entry: DevicePoolEntry, replicated: bool) -> Pool:
 
 
 def device_pools(params: CacheInitParams, components: Any) -> DevicePoolGroup:
-    """SGLang's pools on its device. SGLang has groups for hybrid models; here are those of plain ones."""
+    """Return SGLang's pools on its device.
+
+    SGLang resolves the groups of hybrid models. This function builds the group of a plain model.
+    """
     kvcache = params.token_to_kv_pool_allocator.get_kvcache()
     if type(kvcache) not in (MHATokenToKVPool, MLATokenToKVPool):
         return resolve_hybrid_device_pool_group(kvcache=kvcache, page_size=params.page_size, params=params, components=components)
@@ -79,11 +85,13 @@ def device_pools(params: CacheInitParams, components: Any) -> DevicePoolGroup:
 
 
 class Linker(UnifiedCacheLinker):
-    """SGLang makes it by `--unified-cache-external-linker-backend dynamic`, with "linker": "Linker". SGLang's scheduler calls
-    it, in one thread; loads and offloads run in a thread each, in their order.
+    """Linker that SGLang creates by `--unified-cache-external-linker-backend dynamic`.
 
-    A load that fails makes finish_layer_wise_loading False, and SGLang aborts the requests of that batch. Nothing writes to
-    their pages then.
+    The option's object has "linker": "Linker". SGLang's scheduler calls it from one thread. Loads
+    and offloads each run in order in a thread of their own.
+
+    If a load fails, finish_layer_wise_loading returns False, and SGLang aborts the requests of that
+    batch. Their pages are not written to afterwards.
     """
 
     def __init__(
@@ -142,8 +150,9 @@ class Linker(UnifiedCacheLinker):
         self._closed = False
 
     def lookup(self, rid: str, transfers: list[PoolTransfer]) -> list[int]:
-        """The lengths of prefixes, in pages, that can be restored on this rank. They are kept until the request's load has
-        ended, for a time.
+        """Return the lengths of prefixes, in pages, that this rank can restore.
+
+        The pages are leased for a limited time, or until the request's load has ended.
         """
         self._check()
         expanded = self._group.resolve_transfers(transfers)
@@ -162,7 +171,10 @@ class Linker(UnifiedCacheLinker):
         ]
 
     def load(self, rid: str, transfers: list[PoolTransfer]) -> bool:
-        """Queues a load, for start_layer_wise_loading. Invalid: the request has one already."""
+        """Queue a load for start_layer_wise_loading.
+
+        Raises Invalid if the request has one already.
+        """
         self._check()
         expanded = self._group.resolve_transfers(transfers, allow_partial=True, allow_missing_kv=True)
         if not expanded:
@@ -173,12 +185,15 @@ class Linker(UnifiedCacheLinker):
         return True
 
     def cancel_queued_load(self, rid: str) -> bool:
-        """Takes a load back that has not been started. Whether there was one."""
+        """Remove a queued load that has not started. Reports whether there was one."""
         self.pages.leases.release(rid, "canceled")
         return self._pending.pop(rid, None) is not None
 
     def start_layer_wise_loading(self) -> int:
-        """Starts the queued loads, behind what is on the current stream. Returns their number, or -1."""
+        """Start the queued loads, after the current work on the current stream.
+
+        Returns the index of the batch in the counter, or -1 if no load is queued.
+        """
         if not self._pending:
             return -1
         rids, parts = list(self._pending), [part for each in self._pending.values() for part in each]
@@ -194,7 +209,8 @@ class Linker(UnifiedCacheLinker):
 
         def on_layer(layer: int) -> None:
             nonlocal done
-            if layer < counter.num_layers - 1:  # the last one is complete when the results are known
+            # the last layer completes once the results are known
+            if layer < counter.num_layers - 1:
                 counter.complete(index, layer)
                 done = layer + 1
 
@@ -214,11 +230,11 @@ class Linker(UnifiedCacheLinker):
                 self.pages.leases.release(rid, "loaded")
 
     def finish_layer_wise_loading(self, counter_index: int) -> bool:
-        """Waits until a batch writes to no page any more. Whether all its pages were brought."""
+        """Wait until a batch's pages are no longer written to. Reports whether all were loaded."""
         return bool(self.layer_done_counter.finish(counter_index))
 
     def offload(self, transfers: list[PoolTransfer], session_id: str | None = None) -> bool:
-        """Queues pages to be stored, behind what is on the current and the forward stream."""
+        """Queue a dump of pages, after the current work on the current and the forward stream."""
         self._check()
         expanded = self._group.resolve_transfers(transfers, allow_partial=True)
         if not expanded:
@@ -239,16 +255,17 @@ class Linker(UnifiedCacheLinker):
             self._results.put(good)
 
     def num_completed_offloads(self) -> int:
-        """How many offloads have ended and wait for pop_completed_offload."""
+        """Return the number of ended offloads that pop_completed_offload has not returned yet."""
         return self._results.qsize()
 
     def pop_completed_offload(self) -> bool:
-        """Whether the oldest of them stored all its pages."""
+        """Remove the oldest ended offload. Reports whether it stored all its pages."""
         return self._results.get_nowait()
 
     def reset(self) -> None:
-        """Forgets queued loads, waits until nothing touches the pools, and finds nothing again that was stored before: SGLang
-        flushes its cache with every change of weights, and does not say why.
+        """Drop queued loads, wait for running work, and make all stored pages misses.
+
+        SGLang flushes its cache after every change of weights, and gives no reason with the call.
         """
         self._pending.clear()
         self._loads.wait()
@@ -259,7 +276,10 @@ class Linker(UnifiedCacheLinker):
         self.layer_done_counter.reset()
 
     def close(self) -> None:
-        """Ends what is under way, writes what is to be written, and closes the store. May be called twice."""
+        """End running work, write pending blocks to files and close the store.
+
+        May be called twice.
+        """
         if self._closed:
             return
         self._closed = True
@@ -271,7 +291,7 @@ class Linker(UnifiedCacheLinker):
 
 
 class _Worker:
-    """A thread that does one thing after the other."""
+    """A thread that runs jobs in order."""
 
     def __init__(self, name: str) -> None:
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue()
@@ -279,17 +299,17 @@ class _Worker:
         self._thread.start()
 
     def _run(self) -> None:
-        while (what := self._queue.get()) is not None:
+        while (job := self._queue.get()) is not None:
             try:
-                what()
+                job()
             finally:
                 self._queue.task_done()
 
-    def do(self, what: Callable[[], None]) -> None:
-        self._queue.put(what)
+    def do(self, job: Callable[[], None]) -> None:
+        self._queue.put(job)
 
     def wait(self) -> None:
-        """Waits until everything is done."""
+        """Wait until all jobs are done."""
         self._queue.join()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""SGLang's pools as page groups of one store, and transfers of their pages by SGLang's hashes."""
+"""SGLang's pools as page groups of one store, with transfers of pages by SGLang's hashes."""
 
 from __future__ import annotations
 
@@ -29,13 +29,16 @@ logger = logging.getLogger(__name__)
 HASH_BYTES = 32
 MAX_DIMENSION = 1 << 20  # of a geometry's numbers
 LOOKUP_SECONDS = 5.0
-# Errors that are a mistake or an end, and no miss.
+# Errors that are raised: misuse or the end of the store. Other errors are misses.
 _FATAL = (errors.Invalid, errors.Closed, errors.Forked)
 
 
 @dataclass(frozen=True)
 class Plane:
-    """A part of every page of a pool: page p has `size` bytes at address + p * stride. layer is when a load brings it."""
+    """A part of every page of a pool. Page p has `size` bytes at address + p * stride.
+
+    layer is the layer with which a load completes the plane.
+    """
 
     layer: int
     address: int
@@ -45,14 +48,17 @@ class Plane:
 
 @dataclass(frozen=True)
 class Pool:
-    """A pool of SGLang's. A page has page_size of its indices. replicated: every tensor-parallel rank has the same."""
+    """A pool of SGLang's. A page has page_size of its indices.
+
+    replicated: every tensor-parallel rank has the same bytes.
+    """
 
     name: str
     pages: int
     page_size: int
     planes: tuple[Plane, ...]
     replicated: bool
-    keep: Any = None  # what must not be freed before
+    keep: Any = None  # reference to memory that must not be freed
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,10 @@ class Group:
         return self.planes[0].size
 
     def geometry(self, model: str, tp_size: int, tp_rank: int) -> dict[str, Any]:
-        """The group's geometry. To kvlane a plane's part of a page is opaque: `heads` pieces of bytes."""
+        """Return the group's geometry.
+
+        A plane's part of a page is opaque: `heads` pieces of bytes.
+        """
         heads = 1
         while self.page_bytes // heads > MAX_DIMENSION or self.page_bytes % heads:
             heads += 1
@@ -86,7 +95,7 @@ class Group:
         }
 
     def memory(self) -> Addresses:
-        """Where the group's pages lie."""
+        """Return the addresses of the group's pages."""
         return Addresses(
             [p.address for p in self.planes], self.pool.pages, self.page_bytes, self.planes[0].stride, keep=self.pool.keep
         )
@@ -94,7 +103,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Part:
-    """Pages of a pool, by the hashes that SGLang has for them."""
+    """Pages of a pool, by SGLang's hashes."""
 
     pool: str
     hashes: Sequence[str]
@@ -103,8 +112,9 @@ class Part:
 
 @dataclass
 class Batch:
-    """The keys and pages of a load or dump, with the entry of the parts for each key. before is the key before the first
-    one, if it is known.
+    """Keys and pages of a load or dump, with the entry of the parts for each key.
+
+    before is the key before the first one, if it is known.
     """
 
     keys: Keys
@@ -114,7 +124,7 @@ class Batch:
     before: bytes | None
 
     def answers(self, good: Sequence[bool]) -> list[list[bool]]:
-        """For each part's entries, whether all their keys are good."""
+        """Report for each part's entries whether all their keys are good."""
         out = [[True] * len(p.hashes) for p in self.parts]
         for (part, i), ok in zip(self.entries, good, strict=True):
             out[part][i] &= ok
@@ -129,19 +139,21 @@ class Failures:
 
     @property
     def counts(self) -> Counter[str]:
-        """Pages by operation and reason."""
+        """Failed pages by operation and reason."""
         return self._log.counts
 
     def add(self, what: str, why: str, n: int, detail: str = "") -> None:
-        """Counts n failures."""
+        """Count n failures."""
         self._log.add(f"{what}: {why}", n, f"kvlane failed to {what} %d pages: " + (detail or why).replace("%", "%%"))
 
 
 def digest(name: str, salt: bytes = b"") -> bytes:
-    """A block's hash from SGLang's name for a page: sha256 in hexadecimal digits as it is, any other text hashed; with a salt
-    another one.
+    """Return a block's hash for SGLang's name of a page.
+
+    A name of 64 hexadecimal digits is the hash itself. Other names are hashed. A salt changes the
+    result.
     """
-    # fromhex alone takes spaces and upper case too: names that differ would be one block.
+    # fromhex also accepts spaces and upper case. Different names would then be one block.
     if re.fullmatch("[0-9a-f]{64}", name):
         raw = bytes.fromhex(name)
     else:
@@ -150,7 +162,11 @@ def digest(name: str, salt: bytes = b"") -> bytes:
 
 
 def numbers(indices: Any, page_size: int, n: int) -> list[int]:
-    """The pages of n pages' indices, of which each page has page_size, aligned and in order. Invalid if they are not so."""
+    """Return the page numbers of n pages from their indices.
+
+    Each page has page_size indices, aligned and in order.
+    Raises Invalid if the indices are not so.
+    """
     flat = indices.detach().cpu().flatten()
     if flat.numel() != n * page_size:
         raise errors.Invalid(f"{flat.numel()} indices for {n} pages of {page_size}")
@@ -164,11 +180,13 @@ def numbers(indices: Any, page_size: int, n: int) -> list[int]:
 
 
 class Pages:
-    """A store of the pages of some pools. Safe from any thread; every call that waits does so for wait_seconds at most.
+    """A store of the pages of some pools.
 
-    configure makes the store's configuration from the page groups; nonce is random, and the same on ranks that share files. What
-    is not there, not right or in nobody's reach is a miss: False in the answers, counted and logged once. Invalid, Closed and
-    Forked are raised.
+    Safe from any thread. Each call waits at most wait_seconds.
+
+    configure returns the store's configuration for the page groups. nonce is random, and the same
+    on ranks that share files. Pages that are absent, corrupt or unreachable are misses: False in
+    the answers, counted and logged. Invalid, Closed and Forked are raised.
     """
 
     def __init__(
@@ -207,19 +225,19 @@ class Pages:
             raise
 
     def reset(self) -> None:
-        """Nothing that was stored so far is found again by this process: the engine may have got other weights."""
+        """Make all stored pages misses for this process: the engine's weights may have changed."""
         self.leases.clear("reset")
         self._resets += 1
         self._salt = hashlib.sha256(self._nonce + self._resets.to_bytes(8, "big")).digest()
 
     def close(self) -> None:
-        """Waits for what is under way, writes what is to be written, and closes the store."""
+        """Wait for running work, write pending blocks to files and close the store."""
         self.leases.clear("closed")
         self.writes.finish(self.wait_seconds)
         self.store.close(self.wait_seconds)
 
     def stats(self) -> dict[str, Any]:
-        """The store's figures, what failed, and what became of leases."""
+        """Return the store's counters, the failures and the counts of leases."""
         self.writes.poll()
         return {
             **self.store.stats(),
@@ -229,7 +247,10 @@ class Pages:
         }
 
     def batch(self, parts: Sequence[Part], before: str | None = None) -> Batch:
-        """The keys of parts, part by part, and page by page in each. before: the page before the first of the first part."""
+        """Return the keys of parts, part by part and page by page.
+
+        before: the page before the first of the first part.
+        """
         raw = bytearray()
         pages: list[int] = []
         entries: list[tuple[int, int]] = []
@@ -245,7 +266,7 @@ class Pages:
         return Batch(Keys(raw), pages, entries, parts, end)
 
     def there(self, parts: Sequence[Part]) -> list[list[bool]]:
-        """Which pages are there. Nothing keeps them; keep does."""
+        """Report which pages are present. A lookup does not keep them; keep does."""
         batch = self.batch(parts)
         try:
             found = self.store.lookup(batch.keys, min(LOOKUP_SECONDS, self.wait_seconds))
@@ -257,8 +278,12 @@ class Pages:
         return batch.answers([bool(b) for b in found])
 
     def keep(self, name: str, parts: Sequence[Part]) -> None:
-        """Keeps pages that are there for a load to come, which ends with leases.release(name), or for a time. In place of what
-        was kept by that name. Where that cannot be, it is counted: the load may find fewer pages.
+        """Lease present pages for a later load, under a name.
+
+        It replaces the name's previous lease.
+
+        leases.release(name) ends the lease; otherwise it expires. A failure is counted, and the
+        load may then find fewer pages.
         """
         self.leases.release(name, "replaced")
         batch = self.batch(parts)
@@ -282,8 +307,10 @@ class Pages:
         cache: PagedCache | None = None,
         before: str | None = None,
     ) -> list[list[bool]]:
-        """Brings pages into the pools, or into another cache, and returns when nothing writes to them any more. on_layer is
-        called with each of SGLang's layers once it is on all pages, in order, until a page fails. before: as for batch.
+        """Load pages into the pools, or into another cache. Returns after the last write to them.
+
+        on_layer is called in order with each of SGLang's layers once it is on all pages, until a
+        page fails. before: as for batch.
         """
         batch = self.batch(parts, before)
         if not batch.keys:
@@ -306,7 +333,7 @@ class Pages:
                     on_layer(layer)
             task.wait(max(0.0, deadline - time.monotonic()))
         except errors.Error:
-            pass  # the results say it
+            pass  # the results report it
         finally:
             self._quiesce(task)
         return batch.answers(self._results("load", task, (Status.OK,)))
@@ -314,10 +341,13 @@ class Pages:
     def dump(
         self, parts: Sequence[Part], cache: PagedCache | None = None, *, written: bool = False, before: str | None = None
     ) -> list[list[bool]]:
-        """Stores pages. Returns when the pages may be changed and are found. Files are written later. Pages that cannot be
-        written are counted, and are found in memory. before: as for batch.
+        """Store pages. Returns when the pages may be changed and lookups find them.
 
-        written: waits for files too, at most wait_seconds. The answer is False for pages that could not be written.
+        Files are written later. Pages that cannot be written are counted and stay in memory.
+        before: as for batch.
+
+        written: wait for files too, at most wait_seconds. The answer is False for pages that could
+        not be written.
         """
         batch = self.batch(parts, before)
         if not batch.keys:
@@ -339,7 +369,10 @@ class Pages:
         return batch.answers(self._results("store", task, STORED))
 
     def _quiesce(self, task: Load | Dump) -> None:
-        """Waits until the task has ended, if need be by asking it to; the memory is its until then."""
+        """Wait until the task no longer uses its memory.
+
+        A load is cancelled at once, a dump after wait_seconds.
+        """
         if not task.wait(0 if isinstance(task, Load) else self.wait_seconds):
             task.cancel()
             task.wait()
@@ -356,7 +389,10 @@ class Pages:
 
 
 class Staging:
-    """Memory for one page of every pool, that of `pool` in one piece, plane after plane. For one thread at a time."""
+    """Memory for one page of every pool. For one thread at a time.
+
+    The page of `pool` is contiguous, plane after plane.
+    """
 
     def __init__(self, pages: Pages, pool: str) -> None:
         self.size = sum(p.size for p in pages.pools[pool].planes)
@@ -376,12 +412,12 @@ class Staging:
         )
 
     def write(self, tensor: Any) -> None:
-        """Copies a page from a tensor in the process's memory."""
+        """Copy a page from a tensor in the process's memory."""
         tensor = tensor.contiguous()
         ctypes.memmove(self._address, self._check(tensor), self.size)
 
     def read(self, tensor: Any) -> None:
-        """Copies the page to a tensor."""
+        """Copy the page to a tensor."""
         ctypes.memmove(self._check(tensor), self._address, self.size)
 
     def _check(self, tensor: Any) -> int:

@@ -1,4 +1,4 @@
-"""A storage backend of SGLang's HiCache: pages of its pools in host memory, stored and brought without a copy between."""
+"""A storage backend of SGLang's HiCache. It stores pages of host pools without an extra copy."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ from .pages import Pages, Part, Plane, Pool, Staging, numbers
 logger = logging.getLogger(__name__)
 
 KV = "kv"
-# Pools that each rank has its own of, also where KV is the same on all ranks.
+# Pools that differ between ranks even if KV is the same on all ranks.
 _SHARDED = ("mamba",)
 
 
 def host_pool(name: str, pool: Any, replicated: bool) -> Pool | None:
-    """A host pool of SGLang's, as it says itself that its pages lie. None if it only numbers the pages of others."""
+    """Return a host pool of SGLang's, with the layout that it reports.
+
+    Returns None if the pool only numbers the pages of others.
+    """
     if getattr(pool, "kv_buffer", pool) is None:
         return None
     if getattr(pool, "dcp_size", 1) != 1:
@@ -55,7 +58,7 @@ def host_pool(name: str, pool: Any, replicated: bool) -> Pool | None:
     if sizes != final_sizes or any(a + s * last != b for a, s, b in zip(first, strides, final, strict=True)):
         what = f"pool {name}, a {type(pool).__name__} of memory layout {pool.layout}"
         raise errors.NotSupported(f"{what}: pages are not evenly spaced")
-    # In the order of memory, which is that of the pages that get and set are given.
+    # In memory order, which is the order of the pages that get and set receive.
     planes = sorted(zip(first, sizes, strides, strict=True))
     return Pool(
         name,
@@ -68,20 +71,27 @@ def host_pool(name: str, pool: Any, replicated: bool) -> Pool | None:
 
 
 def _name(keys: Sequence[str] | None) -> str:
-    """What pages are kept by between a lookup and a load, which SGLang gives no name: those that begin with the same page."""
+    """Return the lease name of pages between a lookup and a load: the first page's key.
+
+    SGLang gives no name.
+    """
     return keys[0] if keys else ""
 
 
 def _before(extra_info: HiCacheStorageExtraInfo | None) -> str | None:
-    """The page before the first of a call. SGLang names it with "hicache_storage_pass_prefix_keys" alone."""
+    """Return the page before the first of a call.
+
+    SGLang passes it only with "hicache_storage_pass_prefix_keys".
+    """
     earlier = extra_info.prefix_keys if extra_info else None
     return earlier[-1] if earlier else None
 
 
 class Storage(HiCacheStorage):
-    """SGLang makes it by `--hicache-storage-backend dynamic`, with "class_name": "Storage". Safe from any thread.
+    """Storage that SGLang creates by `--hicache-storage-backend dynamic`. Safe from any thread.
 
-    What cannot be stored, found or brought is False or None, counted, and logged once; SGLang computes it anew.
+    The option's object has "class_name": "Storage". Pages that cannot be stored, found or loaded
+    give False or None, and are counted and logged. SGLang computes them again.
     """
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any] | None = None) -> None:
@@ -101,7 +111,7 @@ class Storage(HiCacheStorage):
         self._lock = threading.Lock()
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
-        """SGLang's pool of KV in host memory."""
+        """Add SGLang's pool of KV in host memory."""
         super().register_mem_pool_host(mem_pool_host)
         self._clear_with(mem_pool_host)
         entries = mem_pool_host.entries if isinstance(mem_pool_host, HostPoolGroup) else ()
@@ -111,8 +121,11 @@ class Storage(HiCacheStorage):
             self._host[KV] = mem_pool_host
 
     def _clear_with(self, pool: Any) -> None:
-        """SGLang flushes its cache with every change of weights, and tells a storage backend nothing of it. What it does then,
-        and at no other time, is to clear this pool, while its storage threads have nothing to do.
+        """Call clear() whenever SGLang clears this pool.
+
+        SGLang flushes its cache after every change of weights, but does not notify storage
+        backends. It clears this pool then, and at no other time, while its storage threads are
+        idle.
         """
         clear = pool.clear
 
@@ -123,14 +136,14 @@ class Storage(HiCacheStorage):
         pool.clear = cleared
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-        """A further pool. NotSupported once pages were registered."""
+        """Add a further pool. Raises NotSupported after pages were registered."""
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         if self._pages is not None and self._host.get(str(host_pool_name)) is not host_pool:
             raise errors.NotSupported(f"pool {host_pool_name}: it comes after the others were registered")
         self._host[str(host_pool_name)] = host_pool
 
     def on_host_pools_registered(self) -> None:
-        """Opens the store over the pools' memory."""
+        """Open the store over the pools' memory."""
         if self._pages is not None:
             return
         pools = [p for name, pool in self._host.items() if (p := host_pool(name, pool, self._replicated))]
@@ -148,7 +161,10 @@ class Storage(HiCacheStorage):
         )
 
     def _sharing(self) -> Any:
-        """The process group of the ranks that read each other's files. None where each has its own."""
+        """Return the process group of the ranks that share files.
+
+        Returns None if each rank has its own files.
+        """
         if not self._replicated or self._rank.tp_size == 1:
             return None
         parallel = get_parallel()
@@ -156,7 +172,7 @@ class Storage(HiCacheStorage):
 
     @property
     def pages(self) -> Pages:
-        """The store. Closed before the pools are registered, and after close."""
+        """The store. Raises Closed before the pools are registered and after close."""
         if self._pages is None:
             raise errors.Closed("the store is not open: SGLang has not registered its pools, or has closed it")
         return self._pages
@@ -167,18 +183,21 @@ class Storage(HiCacheStorage):
     def batch_get_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
     ) -> list[bool]:
-        """Brings pages into the pool's memory."""
+        """Load pages into the pool's memory."""
         try:
             return self.pages.load([self._part(KV, keys, host_indices)], before=_before(extra_info))[0]
         finally:
-            if len(self.pages.pools) == 1:  # else SGLang brings those of the others by batch_get_v2
+            # otherwise SGLang loads pages of the other pools by batch_get_v2
+            if len(self.pages.pools) == 1:
                 self.pages.leases.release(_name(keys), "loaded")
 
     def batch_set_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
     ) -> list[bool]:
-        """Stores pages from the pool's memory, which may be changed when this returns. False for pages that are not in files,
-        where there are files; they may still be found in memory.
+        """Store pages from the pool's memory, which may be changed when this returns.
+
+        With files, the result is False for pages that are not in files. They may still be found in
+        memory.
         """
         return self.pages.dump([self._part(KV, keys, host_indices)], written=True, before=_before(extra_info))[0]
 
@@ -210,11 +229,15 @@ class Storage(HiCacheStorage):
         return out | {t.name: a for (t, _), a in zip(known, answers, strict=True)}
 
     def exists(self, key: str) -> bool:
-        """Whether a page of KV is there."""
+        """Report whether a page of KV is present."""
         return self.pages.there([Part(KV, [key])])[0][0]
 
     def batch_exists(self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None) -> int:
-        """How many pages are there, from the first on. They are kept until batch_get_v1 begins with the same one, for a time."""
+        """Return the number of present pages, from the first on.
+
+        They are leased for a limited time, or until batch_get_v1 is called with the same first
+        page.
+        """
         found = self.pages.there([Part(KV, keys)])[0]
         n = found.index(False) if False in found else len(found)
         self.pages.keep(_name(keys), [Part(KV, keys[:n])])
@@ -226,11 +249,17 @@ class Storage(HiCacheStorage):
         pool_transfers: list[PoolTransfer] | None = None,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> PoolTransferResult:
-        """How long a prefix is there in all pools. It is kept as by batch_exists."""
+        """Return the length of the prefix that is present in all pools.
+
+        Leased as by batch_exists.
+        """
         return restorable(self.pages, keys, list(pool_transfers or ()), _name(keys))
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> torch.Tensor | None:
-        """A page, copied to target_location, a flat tensor as long as a page. None if it is not there."""
+        """Copy a page to target_location, a flat tensor of a page's length.
+
+        Returns None on a miss.
+        """
         if target_location is None:
             raise errors.Invalid("get a page: no target_location")
         with self._lock:
@@ -241,11 +270,11 @@ class Storage(HiCacheStorage):
         return target_location
 
     def batch_get(self, keys: list[str], target_locations: Any = None, target_sizes: Any = None) -> list[torch.Tensor | None]:
-        """get of several pages."""
+        """get for several pages."""
         return [self.get(k, t) for k, t in zip(keys, target_locations, strict=True)]
 
     def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
-        """Stores a page from value, a flat tensor as the pool's get_data_page gives it."""
+        """Store a page from value, a flat tensor as the pool's get_data_page returns it."""
         if value is None:
             raise errors.Invalid("set a page: no value")
         with self._lock:
@@ -254,7 +283,7 @@ class Storage(HiCacheStorage):
             return self.pages.dump([Part(KV, [key], [0])], cache=staging.cache, written=True)[0][0]
 
     def batch_set(self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None) -> bool:
-        """set of several pages; whether all were stored."""
+        """set for several pages. Reports whether all were stored."""
         stored = [self.set(k, v) for k, v in zip(keys, values, strict=True)]
         return all(stored)
 
@@ -264,12 +293,15 @@ class Storage(HiCacheStorage):
         return self._staging
 
     def clear(self) -> None:
-        """Nothing that was stored so far is found again by this process. Files stay until they make room for others."""
+        """Make all stored pages misses for this process. Files stay until their space is needed."""
         if self._pages is not None:
             self._pages.reset()
 
     def close(self) -> None:
-        """Waits for what is under way, writes what is still to be written, and closes the store. May be called twice."""
+        """Wait for running work, write pending blocks to files and close the store.
+
+        May be called twice.
+        """
         pages, self._pages = self._pages, None
         if pages is not None:
             logger.info("kvlane's figures: %s", pages.stats())

@@ -1,4 +1,4 @@
-"""What SGLang 0.5.23 loads."""
+"""The classes for SGLang 0.5.23."""
 
 from .linker import Linker
 from .storage import Storage

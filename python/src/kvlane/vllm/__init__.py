@@ -1,7 +1,9 @@
-"""kvlane in vLLM: Connector, and LayerwiseConnector, which loads layer by layer while the model runs.
+"""kvlane in vLLM: Connector and LayerwiseConnector.
 
-vLLM loads them by `"kv_connector": "Connector", "kv_connector_module_path": "kvlane.vllm"`. docs/vllm.md says how to start vLLM
-with them, and which to take.
+LayerwiseConnector loads layer by layer while the model runs.
+
+vLLM loads them by `"kv_connector": "Connector", "kv_connector_module_path": "kvlane.vllm"`.
+docs/vllm.md documents the options of vLLM and the choice between the two.
 """
 
 from __future__ import annotations

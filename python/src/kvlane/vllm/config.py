@@ -1,7 +1,7 @@
-"""What kvlane's stores are told of a vLLM engine: its page groups, and the identity of their KV.
+"""Page groups and KV identity of kvlane's stores in a vLLM engine.
 
-Scheduler and workers compute it each for themselves, and have to come to the same: nothing here depends on the process, but for
-`kernels`, which the workers tell the scheduler.
+The scheduler and the workers compute them separately and must get the same result. Nothing here
+depends on the process, except `kernels`, which the workers send to the scheduler.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from typing import Any
 
 from .. import _config, errors, identity
 
-# What kv_connector_extra_config may have: what is kvlane's, and what is vLLM's OffloadingConnector's.
+# Keys of kv_connector_extra_config: kvlane's own, and those of vLLM's OffloadingConnector.
 _OURS = ("store", "stream", "rdma", "device", "weights", "tenant", "log_seconds", "layerwise_files", "metrics_addr", "config")
 _VLLMS = ("offload_prompt_only", "self_describing_kv_events")
-# The least that the head size of a geometry has to be able to say.
+# The smallest upper bound of the head size that every geometry can express.
 _MAX_HEAD_SIZE = 1 << 20
 
 
 @dataclass(frozen=True)
 class PageGroup:
-    """A page group: vLLM's number for it, and how many bytes one worker has of a block in each of its layers."""
+    """A page group: vLLM's number for it, and one worker's bytes of a block in each layer."""
 
     group_id: int
     layers: int
     page_bytes: int
-    shards: int  # how many workers have different bytes
+    shards: int  # the number of workers with different bytes
     block_tokens: int
-    what: str  # all that is known of its KV's form
+    what: str  # vLLM's description of the form of its KV
 
 
 def page_groups(vllm_config: Any, kv_cache_config: Any, group_ids: tuple[int, ...]) -> list[PageGroup]:
-    """The page groups that vLLM offloads, in its order."""
+    """Return the page groups that vLLM offloads, in its order."""
     from vllm.v1.kv_cache_interface import AttentionSpec, MambaSpec, MLAAttentionSpec, UniformTypeKVCacheSpecs, iter_layer_specs
 
     tp = vllm_config.parallel_config.tensor_parallel_size
@@ -65,7 +65,10 @@ def page_groups(vllm_config: Any, kv_cache_config: Any, group_ids: tuple[int, ..
 
 
 def check_layerwise(vllm_config: Any) -> None:
-    """Raises where vLLM would give out tokens that were computed from KV whose load has failed in the same step."""
+    """Raise NotSupported if vLLM could return tokens computed from KV that failed to load.
+
+    The load and the computation are in the same step.
+    """
     if vllm_config.scheduler_config.async_scheduling:
         raise errors.NotSupported(
             "LayerwiseConnector with asynchronous scheduling, which computes a token from one whose KV may be found wrong: "
@@ -79,7 +82,7 @@ def check_layerwise(vllm_config: Any) -> None:
 
 
 def why_whole(vllm_config: Any, kv_cache_config: Any) -> str | None:
-    """Why KV cannot be moved layer by layer within a step. None if it can."""
+    """Return the reason why KV cannot be moved layer by layer within a step, or None if it can."""
     from vllm.v1.kv_cache_interface import AttentionSpec, iter_layer_specs
 
     groups = kv_cache_config.kv_cache_groups
@@ -93,8 +96,11 @@ def why_whole(vllm_config: Any, kv_cache_config: Any) -> str | None:
 
 
 def kernels(vllm_config: Any, kv_cache_config: Any, group_ids: tuple[int, ...]) -> dict[str, Any]:
-    """How this worker's kernels hold KV in a page, as far as its specification does not say: vLLM's version, the platform, the
-    layers' attention backends, and on CPUs the instruction set, by which K and V are packed. Workers alone know their layers.
+    """Return the properties of this worker's kernels that determine the form of KV in a page.
+
+    The KV cache specification does not contain them: vLLM's version, the platform, the layers'
+    attention backends, and on CPUs the instruction set that packs K and V. Only workers know their
+    layers.
     """
     import torch
     import vllm
@@ -118,7 +124,7 @@ def kernels(vllm_config: Any, kv_cache_config: Any, group_ids: tuple[int, ...]) 
                 dtype, cache = vllm_config.model_config.dtype, vllm_config.cache_config.cache_dtype
                 isas.add(cpu_attn._get_attn_isa(dtype, spec.block_size, spec.head_size, cache))
     out: dict[str, Any] = {"vllm": vllm.__version__, "platform": current_platform.device_name, "backends": backends}
-    if current_platform.is_cpu():  # of one set there are kernels for several generations of an architecture
+    if current_platform.is_cpu():  # a set has kernels for several generations of an architecture
         out["cpu"] = [platform.machine(), torch.backends.cpu.get_cpu_capability(), *sorted(isas)]
     return out
 
@@ -126,7 +132,10 @@ def kernels(vllm_config: Any, kv_cache_config: Any, group_ids: tuple[int, ...]) 
 def store_config(
     vllm_config: Any, kv_cache_config: Any, groups: list[PageGroup], kernels: Mapping[str, Any], rank: int
 ) -> dict[str, Any]:
-    """The configuration of the store of a rank's worker. Ranks that hold the same KV have the same, and share files."""
+    """Return the configuration of the store of a rank's worker.
+
+    Ranks that hold the same KV have the same configuration and share files.
+    """
     extra: Mapping[str, Any] = _config.merged(vllm_config.kv_transfer_config.kv_connector_extra_config)
     if wrong := sorted(set(extra) - set(_OURS) - set(_VLLMS)):
         raise errors.Invalid(f"kv_connector_extra_config has {wrong}, and kvlane knows {sorted(_OURS + _VLLMS)}")
@@ -146,7 +155,7 @@ def store_config(
         if size > _MAX_HEAD_SIZE and size % 4 == 0:
             dtype, size = "float32", size // 4
         geometry = {
-            # To kvlane a page is one opaque plane a layer, of which each shard has one "head".
+            # A page is one opaque plane per layer, of which each shard has one "head".
             "name": model,
             "dtype": dtype,
             "layers": g.layers,
@@ -168,8 +177,10 @@ def store_config(
 
 
 def of_worker(stores: list[dict[str, Any]], rank: int) -> dict[str, Any]:
-    """The store of a rank's worker, of those of all ranks. Where several have the same KV each keeps it in its own memory, and
-    the first of them alone writes it to files, which all read.
+    """Return the configuration of a rank's worker, from those of all ranks.
+
+    If several ranks have the same KV, each keeps it in its own memory. Only the first of them
+    writes files; all read them.
     """
     own = stores[rank]
     if stores.index(own) == rank or not own["store"].get("dirs"):
@@ -178,7 +189,7 @@ def of_worker(stores: list[dict[str, Any]], rank: int) -> dict[str, Any]:
 
 
 def _revision(vllm_config: Any, kv_cache_config: Any, groups: list[PageGroup], kernels: Mapping[str, Any], durable: bool) -> str:
-    """All that has to be the same for KV to be right, but for what the groups' geometries say, as one text."""
+    """Return a text of all properties that KV depends on, except the groups' geometries."""
     cache, model = vllm_config.cache_config, vllm_config.model_config
     extra = vllm_config.kv_transfer_config.kv_connector_extra_config
     algorithm = str(cache.prefix_caching_hash_algo)
@@ -213,7 +224,8 @@ def _hash_algorithm(name: str, durable: bool) -> list[str]:
             f"prefix_caching_hash_algo is {name}, whose hashes differ from process to process, and blocks are stored on disk: "
             "set --prefix-caching-hash-algo sha256_cbor (or sha256), or the environment variable PYTHONHASHSEED to a number"
         )
-    python = "" if name.endswith("_cbor") else ".".join(platform.python_version_tuple()[:2])  # the others hash what pickle makes
+    # the other algorithms hash the output of pickle
+    python = "" if name.endswith("_cbor") else ".".join(platform.python_version_tuple()[:2])
     return [name, str(seed), python]
 
 
@@ -235,8 +247,7 @@ def _model(model: Any, load: Any, weights: Any, durable: bool) -> dict[str, Any]
         "revision": str(model.revision),
         "dtype": str(model.dtype),
         "quantization": str(model.quantization),
-        "max_model_len": model.max_model_len
-        if "longrope" in str(config.to_dict())
-        else 0,  # which says which of its factors count
+        # selects the factors of longrope
+        "max_model_len": model.max_model_len if "longrope" in str(config.to_dict()) else 0,
         "config": identity.revision(config, weights=str(weights or "unknown")),
     }

@@ -1,4 +1,4 @@
-"""What the scheduler's side of kvlane.vllm tells the workers' side, and what it is told."""
+"""Blocks of jobs that the scheduler's side of kvlane.vllm sends to the workers' side."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ GROUP_BYTES = 4
 
 @dataclass
 class Blocks(LoadStoreSpec):
-    """A job's blocks, in the order of its pages, and those that the workers drop before.
+    """The blocks of a job, in the order of its pages, and the blocks that workers drop before it.
 
-    A block's name is a hash and the number of its page group: 4 bytes, most significant first. layerwise: the model runs
-    meanwhile, and says layer by layer what it needs or has computed. before: the name of the block before the first in its
-    prompt, if a job that stores begins within one.
+    A block's name is a hash followed by the number of its page group: 4 bytes, most significant
+    first. layerwise: the job runs layer by layer during the step. before: the name of the block
+    that precedes the first in its prompt, for a store that starts within a prompt.
     """
 
     names: list[bytes]
@@ -26,7 +26,7 @@ class Blocks(LoadStoreSpec):
 
 
 def by_group(names: Iterable[bytes]) -> dict[int, list[bytes]]:
-    """The hashes of blocks by page group, in the order of the names."""
+    """Return the hashes of blocks by page group, in the order of the names."""
     out: dict[int, list[bytes]] = {}
     for name in names:
         out.setdefault(int.from_bytes(name[-GROUP_BYTES:], "big"), []).append(name[:-GROUP_BYTES])

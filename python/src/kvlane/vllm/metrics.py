@@ -1,8 +1,9 @@
 """kvlane's metrics on vLLM's own /metrics.
 
-A worker reads its store's metrics at most once a second, in a step, and sends what has changed to the scheduler, with the
-scheduler's own. vLLM passes that on to its API server, whose Prometheus client has the metrics under the names of
-docs/metrics.md, with vLLM's labels and the label "rank".
+During a step, at most once a second, a worker reads its store's metrics and sends the changes to
+the scheduler. The scheduler adds its own. vLLM passes them on to its API server. The API server's
+Prometheus client has them under the names of docs/metrics.md, with vLLM's labels and the label
+"rank".
 """
 
 from __future__ import annotations
@@ -18,16 +19,20 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import Offl
 from .. import errors
 
 _SECONDS = 1.0  # between two readings
-_OURS = "kvlane"  # the key of our part of the statistics
+_OURS = "kvlane"  # the key of kvlane's part of the statistics
 _PREFIX = "kvlane_"
 
-# A family: {"type", "help", "labels": names, "bounds": of buckets, "values": [[label values, value], ...]}. The value of a
-# counter is its growth, that of a gauge is its value, that of a histogram is the growth of each bucket alone and of the sum.
+# A family: {"type", "help", "labels": names, "bounds": of buckets, "values": [[label values,
+# value], ...]}. The value of a counter is its growth, that of a gauge its value, that of a
+# histogram the growth of each bucket by itself and of the sum.
 Families = dict[str, dict[str, Any]]
 
 
 def parse(text: str) -> Families:
-    """kvlane's metrics in Prometheus's text format, as families with absolute values."""
+    """Parse metrics in Prometheus's text format.
+
+    Returns kvlane's families, with absolute values.
+    """
     out: Families = {}
     help_text, family = "", dict[str, Any]()
     for line in text.splitlines():
@@ -68,7 +73,7 @@ def _sample(family: dict[str, Any], line: str) -> None:
 
 
 class Reader:
-    """The changes of a store's or a manager's metrics since the last reading."""
+    """Reader of the changes of a store's or a manager's metrics."""
 
     def __init__(self, read: Callable[[], str]) -> None:
         self._read = read
@@ -76,14 +81,17 @@ class Reader:
         self._due = 0.0
 
     def changed(self) -> Families:
-        """The changes, at most once a second: all metrics at the first call."""
+        """Return the changes since the last reading, at most once a second.
+
+        The first call returns all metrics.
+        """
         if (now := time.monotonic()) < self._due:
             return {}
         self._due = now + _SECONDS
         out: Families = {}
         try:
             text = self._read()
-        except errors.Error:  # it is not open yet, or no more
+        except errors.Error:  # not open yet, or closed
             return out
         for name, family in parse(text).items():
             values = []
@@ -111,7 +119,7 @@ class Stats(OffloadingConnectorStats):
     """vLLM's statistics of offloading, with kvlane's metrics by rank."""
 
     def add(self, rank: str, families: Families) -> None:
-        """Adds the changes of a rank."""
+        """Add the changes of a rank."""
         ours = self.data.setdefault(_OURS, {}).setdefault(rank, {})
         for name, family in families.items():
             if name not in ours:
@@ -124,18 +132,21 @@ class Stats(OffloadingConnectorStats):
             ours[name]["values"] = [[list(labels), value] for labels, value in known.items()]
 
     def aggregate(self, other: KVConnectorStats) -> Stats:
-        """Adds the statistics of another process, or of a later step."""
+        """Add the statistics of another process, or of a later step."""
         super().aggregate(other)
         for rank, families in other.data.get(_OURS, {}).items():
             self.add(rank, families)
         return self
 
     def is_empty(self) -> bool:
-        """Whether nothing has changed."""
+        """Report whether nothing has changed."""
         return super().is_empty() and not any(self.data.get(_OURS, {}).values())
 
     def reduce(self) -> dict[str, int | float]:
-        """vLLM's log line, with the counters of kvlane's that have grown, summed over ranks and labels."""
+        """Return the values of vLLM's log line.
+
+        kvlane's counters that have grown are added, summed over ranks and labels.
+        """
         out: dict[str, int | float] = super().reduce()
         for families in self.data.get(_OURS, {}).values():
             for name, family in families.items():
@@ -152,9 +163,12 @@ def _sum(kind: str, a: Any, b: Any) -> Any:
 
 
 def spread(counts: list[float], bounds: list[float], total: float) -> list[tuple[float, int]]:
-    """Values with those counts in the buckets that end at the bounds, whose sum is total: (value, how often)."""
+    """Return (value, count) pairs that reproduce a histogram's buckets and its sum.
+
+    counts are those of the buckets that end at the bounds. total is the sum of the values.
+    """
     low = sum(n * lo for n, lo in zip(counts, [0.0, *bounds], strict=True))
-    # The last bucket has no bound: its durations share the rest of the total.
+    # The last bucket has no bound: its values share the rest of the total.
     last = counts[-1]
     most = bounds[-1] + max(0.0, total - low) / last if last else bounds[-1]
     wide = sum(n * (hi - lo) for n, lo, hi in zip(counts, [0.0, *bounds], [*bounds, most], strict=True))
@@ -165,11 +179,11 @@ def spread(counts: list[float], bounds: list[float], total: float) -> list[tuple
 
 
 class PromMetrics(OffloadPromMetrics):
-    """vLLM's metrics of offloading, and kvlane's. A metric is made when its first value comes."""
+    """vLLM's metrics of offloading, and kvlane's. A metric is created with its first value."""
 
     def __init__(self, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: Any) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        # As vLLM does with its own: those of an engine that this process had before.
+        # Unregister the metrics of an earlier engine in this process, as vLLM does with its own.
         for collector in list(REGISTRY._collector_to_names):
             if str(getattr(collector, "_name", "")).startswith(_PREFIX):
                 REGISTRY.unregister(collector)
@@ -188,7 +202,7 @@ class PromMetrics(OffloadPromMetrics):
         return self._made[name]
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        """Adds the changes to the metrics."""
+        """Add the changes to the metrics."""
         super().observe(transfer_stats_data, engine_idx)
         for rank, families in transfer_stats_data.get(_OURS, {}).items():
             for name, family in families.items():

@@ -1,24 +1,29 @@
-"""How long vLLM takes to compute, as its scheduler sees it."""
+"""Measurement of vLLM's computing speed in its scheduler."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
 
-_FEW_TOKENS = 256  # fewer tell of a step's overhead more than of computing
+_FEW_TOKENS = 256  # below this the overhead of a step dominates
 
 
 class Pace:
-    """Steps follow one another without a gap while a request goes on from one to the next: then the time between them is what the
-    one that has just ended took. lag is how many steps the scheduler is ahead of the model, and one.
+    """Durations of steps.
+
+    Steps follow one another without a gap while a request continues from one to the next. The time
+    between them is then the duration of the step that just ended. lag is one plus the number of
+    steps by which the scheduler is ahead of the model.
     """
 
     def __init__(self, lag: int) -> None:
         self._steps: deque[tuple[float, Mapping[str, int], bool]] = deque(maxlen=lag + 1)
 
     def step(self, now: float, tokens: Mapping[str, int], loads: bool) -> tuple[int, float] | None:
-        """A step is scheduled, of so many tokens of each request; loads: it waits for some. The tokens and seconds of an earlier
-        one, if they tell anything.
+        """Record a scheduled step, with the number of tokens of each request.
+
+        loads: the step waits for loads. Returns the tokens and seconds of an earlier step, or None
+        if its duration cannot be determined.
         """
         self._steps.append((now, dict(tokens), loads))
         if len(self._steps) < (self._steps.maxlen or 0):

@@ -1,4 +1,4 @@
-"""The scheduler's side: vLLM's OffloadingManager over kvlane's Manager, which knows what blocks the workers have."""
+"""The scheduler's side: vLLM's OffloadingManager over kvlane's Manager, the index of blocks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .jobs import GROUP_BYTES, Blocks
 if TYPE_CHECKING:
     from ..manager import Job, Manager
 
-logger = init_logger("vllm.kvlane")  # what vLLM sets up are loggers below its own name
+logger = init_logger("vllm.kvlane")  # vLLM configures only the loggers below its own name
 
 _RESULTS = (LookupResult.MISS, LookupResult.HIT_PENDING, LookupResult.HIT, LookupResult.HIT)
 
@@ -43,16 +43,19 @@ def _named(blocks: Iterable[Block]) -> list[bytes]:
 
 
 def _in_order(keys: Iterable[OffloadKey], context: ReqContext) -> list[OffloadKey]:
-    """Keys of a request in the order of its prompt, of all page groups by their tokens."""
+    """Return the keys of a request in the order of its prompt.
+
+    Blocks of all page groups are ordered by their tokens.
+    """
     positions = context._offload_key_positions
     return sorted(keys, key=lambda k: (positions.get(k, 0), k[-GROUP_BYTES:]))
 
 
 class Scheduler(OffloadingManager):
-    """vLLM's scheduler calls it, in one thread. A block that is not there raises nothing: it is a miss, now or at the worker.
+    """Called by vLLM's scheduler, in one thread. An absent block is a miss, here or at the worker.
 
-    block_tokens is that of the only page group; 0 where there are several, whose prefixes end in places of their own. It is to be
-    opened before the first step.
+    block_tokens is that of the only page group, or 0 if there are several, whose prefixes end at
+    different tokens. Call open before the first step.
     """
 
     def __init__(self, group_ids: tuple[int, ...], events: bool, log_seconds: float, block_tokens: int = 0) -> None:
@@ -61,17 +64,19 @@ class Scheduler(OffloadingManager):
         self._groups = {g: i.to_bytes(GROUP_BYTES, "big") for i, g in enumerate(group_ids)}
         self._same = list(group_ids) == list(range(len(group_ids)))
         self._salt = b""  # set by reset_cache
-        self._seen: dict[str, dict[OffloadKey, int]] = {}  # by request: what Manager.lookup said in this step
-        self._loads: dict[str, Job | None] = {}  # by request, which has one at a time
+        # by request: the result of Manager.lookup in this step
+        self._seen: dict[str, dict[OffloadKey, int]] = {}
+        self._loads: dict[str, Job | None] = {}  # by request; a request has one load at a time
         self._stores: dict[OffloadKey, Job] = {}  # by each key of a job
-        self._owed: list[bytes] = []  # evicted, and no worker was told yet
-        self._failed: set[bytes] = set()  # of jobs that some worker is not through with
+        self._pending_drops: list[bytes] = []  # evicted blocks not sent to the workers yet
+        self._failed: set[bytes] = set()  # failed blocks of jobs that some worker has not finished
         self._events: list[OffloadingEvent] | None = [] if events else None
-        self._told: dict[bytes, OffloadKey] = {}  # vLLM's keys of what events have said is there, by name
+        # by name: vLLM's keys of the blocks that events reported as stored
+        self._reported: dict[bytes, OffloadKey] = {}
         self._log_seconds, self._logged = log_seconds, 0.0
 
     def open(self, manager: Manager) -> None:
-        """Gives it the Manager, which it will close."""
+        """Set the Manager. shutdown closes it."""
         self._manager = manager
 
     @property
@@ -90,7 +95,7 @@ class Scheduler(OffloadingManager):
         return name + self._groups[int.from_bytes(key[-GROUP_BYTES:], "big")]
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """One call to the Manager for all keys of a request, in each step."""
+        """Look a key up. Each step calls the Manager once for all keys of a request."""
         seen = self._seen.get(req_context.req_id)
         if seen is None or key not in seen:
             keys = _in_order(req_context._offload_key_positions, req_context)
@@ -107,8 +112,9 @@ class Scheduler(OffloadingManager):
         return _RESULTS[seen[key]]
 
     def _admitted(self, blocks: list[Block], states: bytes, first: int) -> bytes:
-        """The states, with misses where blocks in files are computed faster than they are loaded. first is what vLLM asks for
-        first: it has those before.
+        """Return the states, with misses for blocks in files whose loads take longer.
+
+        A load is compared with computing. first is the index of the first key that vLLM looks up. vLLM has the blocks before it.
         """
         end = first
         while end < len(states) and states[end] in (THERE, BELOW):
@@ -119,16 +125,22 @@ class Scheduler(OffloadingManager):
         return states[: first + worth] + bytes(end - first - worth) + states[end:]
 
     def in_files(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> bool:
-        """Whether one of the keys that a request was told of in this step has its block in files, and not in all pools."""
+        """Report whether the last lookup found one of the keys only in files.
+
+        The block is then not in the memory of all workers.
+        """
         seen = self._seen.get(req_context.req_id, {})
         return any(seen.get(key) == BELOW for key in keys)
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """The engine has computed that many tokens in that time."""
+        """Report that computing `tokens` tokens took `seconds`."""
         self.manager.computed(tokens, seconds)
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Blocks:
-        """Pins the blocks. Where that fails the workers are told all the same, and report what they do not have."""
+        """Pin the blocks.
+
+        If that fails, the workers still get the job and report the blocks they do not have.
+        """
         names = [self._name(k) for k in keys]
         job: Job | None = None
         try:
@@ -142,12 +154,12 @@ class Scheduler(OffloadingManager):
         return Blocks(names, self._drop(evicted))
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
-        """Every worker is through with a request's load."""
+        """End a request's load, which every worker has finished."""
         job = self._loads.pop(req_context.req_id, None)
         self._end(job, keys)
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
-        """None where there is no room: everything is in use."""
+        """Reserve space for blocks to store. Returns None if all space is in use."""
         named = {self._name(k): k for k in keys}
         ordered = _in_order(named.values(), req_context)
         before = self._before(ordered, req_context)
@@ -162,10 +174,10 @@ class Scheduler(OffloadingManager):
         evicted = _named(job.evicted)
         self._removed(evicted)
         chosen = set(_named(job.blocks))
-        names = [n for n in named if n in chosen]  # in vLLM's order, in which it will name the pages
+        names = [n for n in named if n in chosen]  # in vLLM's order, in which it names the pages
         taken = [named[n] for n in names]
-        if not taken:  # vLLM makes no job of it, so the next one tells the workers
-            self._owed += evicted
+        if not taken:  # vLLM creates no job, so the next job carries the evicted blocks
+            self._pending_drops += evicted
             job.end()
             return PrepareStoreOutput([], Blocks([], []), [])
         for k in taken:
@@ -174,21 +186,23 @@ class Scheduler(OffloadingManager):
         return PrepareStoreOutput(taken, Blocks(names, self._drop(evicted), before=before), [])
 
     def _before(self, keys: list[OffloadKey], req_context: ReqContext) -> bytes | None:
-        """The name of the block before the first of a request's keys, if there is one of the same page group. Requests store
-        their last blocks, so it looks from the end.
+        """Return the name of the block before the first of a request's keys, or None.
+
+        Both must be of the same page group. Requests store their last blocks, so the search starts
+        at the end.
         """
         earlier = reversed(req_context._offload_key_positions)
-        if not keys or keys[0] not in earlier:  # reads up to the key
+        if not keys or keys[0] not in earlier:  # consumes the iterator up to the key
             return None
         before = next(earlier, None)
         return self._name(before) if before is not None and before[-GROUP_BYTES:] == keys[0][-GROUP_BYTES:] else None
 
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
-        """Every worker is through with a job."""
+        """End a store, which every worker has finished."""
         jobs = {id(j): j for k in keys if (j := self._stores.pop(k, None)) is not None}
         stored = {n: k for k in keys if success and (n := self._name(k)) not in self._failed}
         if self._events is not None and stored:
-            self._told |= stored
+            self._reported |= stored
             self._events.append(OffloadingEvent(list(stored.values()), Medium.CPU, removed=False))
         for job in jobs.values():
             self._end(job, keys, success)
@@ -207,39 +221,39 @@ class Scheduler(OffloadingManager):
             logger.info("kvlane: %s", json.dumps(self.stats()))
 
     def failed(self, names: Iterable[bytes]) -> None:
-        """A worker could not store or load these blocks, of a job that has not ended."""
+        """Record blocks of an unfinished job that a worker could not store or load."""
         self._failed.update(names)
 
     def _removed(self, names: Iterable[bytes]) -> None:
-        """Tells of blocks that are in the workers' memory no more."""
-        keys = [key for n in names if (key := self._told.pop(n, None)) is not None]
+        """Add events for blocks that are no longer in the workers' memory."""
+        keys = [key for n in names if (key := self._reported.pop(n, None)) is not None]
         if self._events is not None and keys:
             self._events.append(OffloadingEvent(keys, Medium.CPU, removed=True))
 
     def _drop(self, evicted: list[bytes]) -> list[bytes]:
-        """What the workers drop before a job, which is the next that they get."""
-        out, self._owed = [*self._owed, *evicted], []
+        """Return the blocks that the workers drop before the next job."""
+        out, self._pending_drops = [*self._pending_drops, *evicted], []
         return out
 
     def _changed(self) -> None:
         self._seen.clear()
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        """Nothing is known of a request yet."""
+        """Return an empty context: no state is kept for a new request."""
         return RequestOffloadingContext()
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
-        """What lookups said counts for one step."""
+        """Discard lookup results. They are valid for one step."""
         self._changed()
 
     def take_events(self) -> Iterable[OffloadingEvent]:
-        """What was stored and removed since the last call."""
+        """Return the events since the last call."""
         if self._events:
             taken, self._events = self._events, []
             yield from taken
 
     def reset_cache(self) -> None:
-        """Nothing that was stored so far is found again by this process: the engine may have got other weights."""
+        """Make all stored blocks misses for this process: the engine's weights may have changed."""
         self._salt = os.urandom(32)
         for job in [*self._loads.values(), *{id(j): j for j in self._stores.values()}.values()]:
             if job is not None:
@@ -247,21 +261,21 @@ class Scheduler(OffloadingManager):
         self._loads.clear()
         self._stores.clear()
         self._failed.clear()
-        self._removed(list(self._told))
+        self._removed(list(self._reported))
         self._changed()
 
     def stats(self) -> dict[str, Any]:
-        """The Manager's figures."""
+        """Return the Manager's counters."""
         return self.manager.stats()
 
     def metrics(self) -> str:
-        """The Manager's metrics."""
+        """Return the Manager's metrics."""
         return self.manager.metrics()
 
     def shutdown(self) -> None:
-        """Closes the Manager."""
+        """Close the Manager."""
         if self._manager is None:
             return
         logger.info("kvlane: %s", json.dumps(self.stats()))
-        self.reset_cache()  # ends jobs that no worker answers for any more
+        self.reset_cache()  # ends jobs that no worker will complete
         self.manager.close()

@@ -1,8 +1,9 @@
 """The connectors for vLLM 0.32 and 0.33.
 
-vLLM's OffloadingConnector does the scheduling: what of a request is looked up, loaded and stored, page group by page group.
-It takes it that no job fails. What is added here is the way of a failure: from the worker to the engine, which computes the pages
-anew, and to the scheduler's Manager, which forgets the blocks; and, in LayerwiseConnector, loads within the step that needs them.
+vLLM's OffloadingConnector schedules: it selects the parts of a request to look up, load and store,
+by page group. It assumes that no job fails. This module adds the handling of failures: the engine
+computes the pages again, and the scheduler's Manager forgets the blocks. LayerwiseConnector also
+adds loads within the step that needs them.
 """
 
 from __future__ import annotations
@@ -41,17 +42,17 @@ from .pace import Pace
 from .scheduler import Scheduler
 from .worker import Failure, Worker, open_worker
 
-logger = init_logger("vllm.kvlane")  # what vLLM sets up are loggers below its own name
+logger = init_logger("vllm.kvlane")  # vLLM configures only the loggers below its own name
 
 
 @dataclass
 class WorkerMetadata(OffloadingWorkerMetadata):
-    """What workers tell the scheduler, with the names of blocks that failed, by job."""
+    """Metadata from workers to the scheduler, with the names of failed blocks by job."""
 
     failed: dict[int, set[bytes]] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerMetadata:
-        """What two workers tell in one step."""
+        """Return the combined metadata of two workers in one step."""
         assert isinstance(other, WorkerMetadata)
         both = super().aggregate(other)
         assert isinstance(both, OffloadingWorkerMetadata)
@@ -63,13 +64,13 @@ class WorkerMetadata(OffloadingWorkerMetadata):
 
 @dataclass
 class Kernels(KVConnectorHandshakeMetadata):
-    """What a worker tells the scheduler before the first step: see config.kernels."""
+    """Handshake from a worker to the scheduler before the first step: see config.kernels."""
 
     kernels: dict[str, Any]
 
 
 class Spec(OffloadingSpec):
-    """How vLLM's OffloadingConnector gets kvlane's manager and worker."""
+    """Specification from which vLLM's OffloadingConnector creates kvlane's two sides."""
 
     def __init__(self, config: OffloadingConfig, vllm_config: Any, kv_cache_config: Any) -> None:
         super().__init__(config)
@@ -82,42 +83,42 @@ class Spec(OffloadingSpec):
         self._vllm = (vllm_config, kv_cache_config)
 
     def kernels(self) -> dict[str, Any]:
-        """This worker's kernels."""
+        """Return the properties of this worker's kernels."""
         return configs.kernels(*self._vllm, self.group_ids)
 
     def _stores(self, kernels: dict[str, Any]) -> list[dict[str, Any]]:
-        """The configurations of all ranks' stores."""
+        """Return the configurations of all ranks' stores."""
         ranks = range(self.config.parallel.tp_size)
         return [configs.store_config(*self._vllm, self.groups, kernels, rank) for rank in ranks]
 
     def get_manager(self) -> OffloadingManager:
-        """The scheduler's, without its Manager."""
+        """Return the scheduler's side, without its Manager."""
         log_seconds = float(self.extra_config.get("log_seconds", 60))
         tokens = self.groups[0].block_tokens if len(self.groups) == 1 else 0
         return Scheduler(self.group_ids, self.kv_events_config.enable_kv_cache_events, log_seconds, tokens)
 
     def open_manager(self, kernels: dict[str, Any]) -> Manager:
-        """The index of the blocks of workers with such kernels."""
+        """Open the index of the blocks of workers with such kernels."""
         stores = self._stores(kernels)
         ranks = [c for i, c in enumerate(stores) if c not in stores[:i]]
         served = self._served(None)
         return opened(lambda config: Manager(ranks, metrics_addr=config.get("metrics_addr")), served, logger)
 
     def _served(self, rank: int | None) -> dict[str, str]:
-        """The part of a configuration with the metrics address of a worker or the scheduler."""
+        """Return the configuration of the metrics address of a worker or the scheduler."""
         addr, parallel = self.extra_config.get("metrics_addr"), self.config.parallel
         if not addr:
             return {}
         return {"metrics_addr": address(str(addr), parallel.tp_size, rank, parallel.data_parallel_index)}
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
-        """A worker's."""
+        """Open the side of one worker."""
         stores = self._stores(self.kernels())
         rank = self.config.parallel.rank % len(stores)
         own = configs.of_worker(stores, rank)
         if own is not stores[rank]:
             logger.info("kvlane: rank %d has the KV of another rank, which writes the files of both", rank)
-            Manager([stores[rank]], 1).close()  # makes the directories, which may not be there yet
+            Manager([stores[rank]], 1).close()  # makes the directories, which may be absent
         return open_worker(own | self._served(self.config.parallel.rank), kv_caches, self.groups)
 
 
@@ -125,7 +126,8 @@ class Connector(OffloadingConnector):
     """vLLM's OffloadingConnector, with kvlane below it. See docs/vllm.md."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
-        # Not OffloadingConnector's own, which would make its specification from what kv_connector_extra_config names.
+        # Not OffloadingConnector's constructor: it would create the specification that
+        # kv_connector_extra_config names.
         KVConnectorBase_V1.__init__(self, vllm_config, role, kv_cache_config)
         config = build_offloading_config(vllm_config, kv_cache_config)
         self._canonical_layout = False
@@ -143,7 +145,7 @@ class Connector(OffloadingConnector):
             self.connector_scheduler = OffloadingConnectorScheduler(spec, vllm_config, kv_cache_config)
         else:
             self.connector_worker = OffloadingConnectorWorker(spec, vllm_config, kv_cache_config)
-        # Block numbers name a request's blocks only where there is one page group.
+        # Block numbers identify a request's blocks only if there is one page group.
         self._by_page = len(kv_cache_config.kv_cache_groups) == 1
 
     @staticmethod
@@ -151,7 +153,7 @@ class Connector(OffloadingConnector):
         return Spec(config, vllm_config, kv_cache_config)
 
     def get_kv_connector_stats(self) -> Stats | None:
-        """vLLM's statistics, and the changes of kvlane's metrics in this process."""
+        """Return vLLM's statistics, with the changes of kvlane's metrics in this process."""
         theirs = super().get_kv_connector_stats()
         stats = Stats() if theirs is None else Stats(data=theirs.data)
         if self._metrics is None and self.connector_scheduler is not None:
@@ -170,33 +172,36 @@ class Connector(OffloadingConnector):
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
-        """Statistics as another process has sent them."""
+        """Return the statistics that another process has sent."""
         return Stats() if data is None else Stats(data=data)
 
     @classmethod
     def build_prom_metrics(
         cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
     ) -> PromMetrics:
-        """The metrics on vLLM's own /metrics."""
+        """Return the metrics for vLLM's own /metrics."""
         return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def get_handshake_metadata(self) -> Kernels:
-        """What the scheduler has to know of this worker's kernels."""
+        """Return this worker's kernels for the scheduler."""
         assert isinstance(self.spec, Spec)
         return Kernels(self.spec.kernels())
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
-        """The workers' kernels, by rank: what KV belongs to is known now, so that the scheduler can look for blocks."""
-        told = [m.kernels for m in metadata.values() if isinstance(m, Kernels)]
-        if not told or any(other != told[0] for other in told):
-            raise errors.NotSupported(f"workers whose kernels may hold KV in different ways: {told}")
+        """Receive the workers' kernels, by rank, and open the Manager.
+
+        The identity of KV is now known.
+        """
+        reported = [m.kernels for m in metadata.values() if isinstance(m, Kernels)]
+        if not reported or any(other != reported[0] for other in reported):
+            raise errors.NotSupported(f"workers whose kernels may hold KV in different ways: {reported}")
         manager = self.scheduler.manager
         assert isinstance(self.spec, Spec)
         assert isinstance(manager, Scheduler)
-        manager.open(self.spec.open_manager(told[0]))
+        manager.open(self.spec.open_manager(reported[0]))
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Any:
-        """The jobs of a step. The Manager is told how long earlier ones took."""
+        """Return the jobs of a step. Reports the duration of an earlier step to the Manager."""
         meta = super().build_connector_meta(scheduler_output)
         took = self._pace.step(time.monotonic(), scheduler_output.num_scheduled_tokens, bool(meta.load_jobs))
         manager = self.scheduler.manager
@@ -205,7 +210,10 @@ class Connector(OffloadingConnector):
         return meta
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """The requests whose loads have ended, and with several page groups those of them that failed."""
+        """Return the requests whose loads have ended.
+
+        With several page groups, failed loads are returned as failed requests.
+        """
         assert self.connector_worker is not None
         worker = self.connector_worker.worker
         loads = dict(self.connector_worker._load_jobs)
@@ -222,12 +230,12 @@ class Connector(OffloadingConnector):
         )
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """The pages that loads failed for, where there is one page group."""
+        """Return the pages whose loads failed, if there is one page group."""
         pages, self._bad_pages = self._bad_pages, set()
         return pages
 
     def build_connector_worker_meta(self) -> WorkerMetadata | None:
-        """What this worker tells the scheduler in this step."""
+        """Return this worker's metadata for the scheduler in this step."""
         meta = super().build_connector_worker_meta()
         if meta is None:
             return None
@@ -235,7 +243,7 @@ class Connector(OffloadingConnector):
         return WorkerMetadata(meta.completed_jobs, meta.transfer_stats, {job: set(f.names) for job, f in failures.items()})
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """What the workers told: failed blocks are forgotten, and those of loads will be stored anew."""
+        """Process the workers' metadata: forget failed blocks, and store those of loads again."""
         meta, scheduler = connector_output.kv_connector_worker_meta, self.scheduler
         if isinstance(meta, WorkerMetadata):
             manager = scheduler.manager
@@ -243,7 +251,7 @@ class Connector(OffloadingConnector):
             for job, names in meta.failed.items():
                 status = scheduler._jobs.get(job)
                 if status is None:
-                    continue  # from before reset_cache
+                    continue  # the job precedes reset_cache
                 manager.failed(names)
                 request = scheduler._req_status.get(status.req_id)
                 if not status.is_store and request is not None:
@@ -255,12 +263,14 @@ class Connector(OffloadingConnector):
 
 
 class LayerwiseConnector(Connector):
-    """Connector whose loads are part of the step that computes the rest of the prompt: a layer waits for its own KV alone. What
-    a step computes is stored layer by layer, too. See docs/vllm.md for what it asks of vLLM.
+    """Connector with loads inside the step that computes the rest of the prompt.
 
-    A load is whole, before the request's first step, as Connector's are, where it is not for one page group of attention,
-    where tokens of that step would be written to pages that are being loaded, and where blocks come from files, which are slow:
-    other requests of the step would wait with it.
+    Each layer waits only for its own KV. The blocks that a step computes are stored layer by layer
+    too. See docs/vllm.md for the requirements.
+
+    In three cases a load completes before the request's first step, as in Connector: it is not for
+    a single page group of attention; tokens of the step would be written to pages that are being
+    loaded; or blocks come from files, whose slow loads would delay other requests of the step.
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -276,15 +286,19 @@ class LayerwiseConnector(Connector):
         self._saves = bool(layers) and vllm_config.speculative_config is None
         self._begun: Any = None  # the step whose loads were submitted
         self._in_step: set[str] = set()  # the requests that are to be loaded within a step
-        self._loading: dict[int, tuple[str, list[int]]] = {}  # by job of this step: request, and pages that depend on it
+        # by job of this step: the request, and the pages that depend on the job
+        self._loading: dict[int, tuple[str, list[int]]] = {}
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """The calls for each layer have to be made."""
+        """Return True: vLLM must call the connector for each layer."""
         return True
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """How many tokens can be loaded, and whether before the request's first step."""
+        """Return the number of tokens that can be loaded.
+
+        The second value is True if they are loaded before the request's first step.
+        """
         self._in_step.discard(request.request_id)
         if self._layers and self._shares(request, num_computed_tokens):
             return None, False
@@ -300,14 +314,14 @@ class LayerwiseConnector(Connector):
         return found, False
 
     def _in_files(self, request: Request, first: int, end: int) -> bool:
-        """Whether a block of these tokens is in files, and not in all workers' memory."""
+        """Report whether a block of these tokens is in files, and not in all workers' memory."""
         status, manager = self.scheduler._req_status[request.request_id], self.scheduler.manager
         assert isinstance(manager, Scheduler)
         size = self.scheduler.config.kv_group_configs[0].tokens_per_chunk
         return manager.in_files(status.group_states[0].offload_keys[first // size : end // size], status.req_context)
 
     def _shares(self, request: Request, num_computed_tokens: int) -> bool:
-        """Whether vLLM has pages for a request that are still being loaded for another, and may fail."""
+        """Report whether pages of the request are still being loaded for another one."""
         scheduler = self.scheduler
         if not scheduler._chunks_being_loaded:
             return False
@@ -317,12 +331,13 @@ class LayerwiseConnector(Connector):
         return any(key in scheduler._chunks_being_loaded for key in status.group_states[0].offload_keys[:chunks])
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        """Makes the job of a load."""
+        """Create the job of a load."""
         if not num_external_tokens or request.request_id not in self._in_step:
             super().update_state_after_alloc(request, blocks, num_external_tokens)
             return
         self._in_step.discard(request.request_id)
-        # Pages that are filled in this step have their hashes already, by which vLLM's connector would take them for filled.
+        # Pages that are filled in this step have their hashes already. vLLM's connector would treat
+        # them as filled.
         (pages,) = blocks.blocks
         unfilled = [KVCacheBlock(p.block_id, is_null=p.is_null) for p in pages]
         super().update_state_after_alloc(request, KVCacheBlocks((unfilled,)), num_external_tokens)
@@ -333,13 +348,19 @@ class LayerwiseConnector(Connector):
         self._loading[number] = (request.request_id, [p.block_id for p in pages[first:] if not p.is_null])
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Any:
-        """The jobs of a step. What depends on its loads is stored by the next one, when these are known to be right."""
+        """Return the jobs of a step.
+
+        Blocks that depend on its loads are stored by the next step, after verification.
+        """
         loading = {request for request, _ in self._loading.values()}
         tokens = {r: n for r, n in scheduler_output.num_scheduled_tokens.items() if r not in loading}
         return super().build_connector_meta(replace(scheduler_output, num_scheduled_tokens=tokens))
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """What the workers told. vLLM must not find pages by their hashes that a failed load has left wrong."""
+        """Process the workers' metadata.
+
+        Pages that a failed load left wrong are evicted from vLLM's cache.
+        """
         meta = connector_output.kv_connector_worker_meta
         for job in meta.completed_jobs if isinstance(meta, WorkerMetadata) else ():
             _, pages = self._loading.pop(job, ("", []))
@@ -348,29 +369,29 @@ class LayerwiseConnector(Connector):
         super().update_connector_output(connector_output)
 
     def reset_cache(self) -> bool | None:
-        """Forgets all blocks and jobs."""
+        """Forget all blocks and jobs."""
         self._loading.clear()
         return bool(super().reset_cache())
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Begins the step's loads, and the stores that were put off to it."""
+        """Start the step's loads, and the stores deferred to this step."""
         if self._begun is not self._connector_metadata:
             self._begun = self._connector_metadata
             super().start_load_kv(forward_context, **kwargs)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Waits for a layer of the step's loads: on the current CUDA stream, or here."""
+        """Wait for a layer of the step's loads, on the current CUDA stream or on the host."""
         layer = self._layers.get(layer_name)
         if layer is not None:
             self._worker().wait_layer(layer)
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Begins to store a layer of the pages that the step fills."""
+        """Start storing a layer of the pages that the step fills."""
         layer, meta = self._layers.get(layer_name), self._connector_metadata
         if layer is None or not self._saves or not self._side()._is_store_writer:
             return
         if meta.store_jobs:
-            self.start_load_kv(None)  # jobs begin in the order in which they were made
+            self.start_load_kv(None)  # jobs start in the order of their creation
             for number, job in meta.store_jobs.items():
                 job.dst_spec.layerwise = True
                 self._worker().submit_store(number, job.src_spec, job.dst_spec)
@@ -378,12 +399,15 @@ class LayerwiseConnector(Connector):
         self._worker().save_layer(layer)
 
     def wait_for_save(self) -> None:
-        """Ends what is stored layer by layer; other stores begin with the next step."""
+        """Complete the layerwise stores. Other stores start with the next step."""
         self._worker().end_stores()
         super().wait_for_save()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """The requests that have waited for a load. Those of the step have not, and what failed of them is known now."""
+        """Return the requests that waited for a load.
+
+        Requests loaded within the step did not wait. Their failures are known now.
+        """
         loads = dict(self._side()._load_jobs)
         in_step = {loads[job] for job in self._worker().end_loads()}
         results = super().get_transfer_results(finished_req_ids)

@@ -1,4 +1,4 @@
-"""A worker's side: vLLM's OffloadingWorker over a kvlane.Store, which has the pinned memory and moves the blocks."""
+"""The worker's side: vLLM's OffloadingWorker over a kvlane.Store."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from ..task import Dump, Load
 from .config import PageGroup
 from .jobs import Blocks, by_group
 
-logger = init_logger("vllm.kvlane")  # what vLLM sets up are loggers below its own name
+logger = init_logger("vllm.kvlane")  # vLLM configures only the loggers below its own name
 
 _POLL = 0.0005  # seconds
-_LOOKUP = 1.0  # seconds for which blocks are looked for that were not written
-_PATIENCE = 30.0  # seconds for which a job that cannot begin keeps its pages from others
+_LOOKUP = 1.0  # timeout in seconds of the lookup of blocks that were not written
+_PATIENCE = 30.0  # seconds after which a job that cannot start fails, releasing its pages
 
 
 class Failure(NamedTuple):
-    """What of a job failed: names of blocks, and the pages of a load that are not to be read."""
+    """The failed part of a job: names of blocks, and the pages of a load that must not be read."""
 
     names: list[bytes]
     pages: set[int]
@@ -49,22 +49,26 @@ class _Job:
     task: Load | Dump | None = None
     error: errors.Error | None = None
     begun: float = 0.0
-    given_up: float = 0.0  # when, if it has not begun by then
+    fail_after: float = 0.0  # time at which the job fails if it has not started
 
 
 class Worker(OffloadingWorker):
-    """vLLM's worker calls it, in one thread. A job that fails ends like any other for vLLM; take_failures says what failed."""
+    """Called by vLLM's worker, in one thread.
+
+    For vLLM all jobs succeed; take_failures returns the failures.
+    """
 
     def __init__(self, store: Store, cache: PagedCache, groups: list[PageGroup]) -> None:
         self.store, self.cache = store, cache
         self._block_bytes = [g.layers * g.page_bytes for g in groups]
-        # Not begun, as too many are under way. Loads do not wait for stores, which a disk may hold up.
+        # Jobs that have not started because too many are running. Loads do not wait for stores,
+        # which a slow disk may delay.
         self._loads: deque[_Job] = deque()
         self._stores: deque[_Job] = deque()
         self._running: dict[int, _Job] = {}
         self._failures: dict[int, Failure] = {}
         self.writes = Writes(logger)  # stores reported to vLLM that are not in files yet
-        self._layers = groups[0].layers  # where jobs are layerwise there is one page group
+        self._layers = groups[0].layers  # layerwise jobs exist only with a single page group
         self._saved: set[int] = set()  # layers that this step has computed
 
     def _keys(self, names: list[bytes]) -> Keys:
@@ -73,11 +77,11 @@ class Worker(OffloadingWorker):
         )
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
-        """Begins to store blocks."""
+        """Start a store of blocks."""
         return self._submit(job_id, False, dst_spec, src_spec)
 
     def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
-        """Begins to load blocks."""
+        """Start a load of blocks."""
         return self._submit(job_id, True, src_spec, dst_spec)
 
     def _submit(self, job_id: int, load: bool, blocks: LoadStoreSpec, pages: GPULoadStoreSpec) -> bool:
@@ -86,7 +90,7 @@ class Worker(OffloadingWorker):
         job = _Job(job_id, load, blocks.names, numbers, blocks.evicted, blocks.layerwise, blocks.before)
         if len(numbers) != len(blocks.names):
             job.error = errors.Failed(f"{len(blocks.names)} blocks for {len(numbers)} pages")
-        job.given_up = time.monotonic() + _PATIENCE
+        job.fail_after = time.monotonic() + _PATIENCE
         self._running[job_id] = job
         (self._loads if load else self._stores).append(job)
         self._begin()
@@ -99,7 +103,7 @@ class Worker(OffloadingWorker):
                 try:
                     self._start(job)
                 except errors.Busy as e:
-                    if time.monotonic() < job.given_up:
+                    if time.monotonic() < job.fail_after:
                         break
                     job.error = e
                 except errors.Error as e:
@@ -107,7 +111,7 @@ class Worker(OffloadingWorker):
                 waiting.popleft()
 
     def _withdraw(self, job: _Job, why: str) -> None:
-        """Ends a job that has not begun, and touches no page."""
+        """Fail a job that has not started. It does not touch its pages."""
         waiting = self._loads if job.load else self._stores
         if job in waiting:
             waiting.remove(job)
@@ -119,7 +123,7 @@ class Worker(OffloadingWorker):
         if job.evicted:
             self.store.drop(self._keys(job.evicted))
             job.evicted = []
-        if job.load:  # which an older store would drop that has not begun
+        if job.load:  # an older store that has not started would drop these blocks
             names = set(job.names)
             for older in self._stores:
                 older.evicted = [name for name in older.evicted if name not in names]
@@ -133,19 +137,23 @@ class Worker(OffloadingWorker):
             for layer in self._saved if job.layerwise else ():
                 self._save(job.task, layer)
             return
-        # Behind what vLLM has given the stream: it may still write to pages that are new to the request. It zeroes them there,
-        # and with asynchronous scheduling a step that is under way writes a token of a request that has ended meanwhile.
+        # The load waits for vLLM's current work on the stream, which may still write to pages that
+        # are new to the request. vLLM zeroes new pages there. With asynchronous scheduling, a
+        # running step also writes a token of a request that has ended meanwhile.
         job.task = self.store.load(
             self.cache, keys, job.pages, after=stream, layerwise=job.layerwise, awaited=job.layerwise and stream is not None
         )
 
     def _stream(self) -> Any:
-        """The current CUDA stream; None where vLLM computes on the host."""
+        """Return the current CUDA stream, or None if vLLM computes on the host."""
         return torch.cuda.current_stream() if self.store.driver == "cuda" else None
 
     @staticmethod
     def _ended(job: _Job) -> bool:
-        """Whether a load has ended, or whether a store is there for loads; one that failed has ended when the pages are free."""
+        """Report whether a load has ended, or a store's blocks can be loaded.
+
+        A failed store has ended once its pages are free.
+        """
         if job.error is not None:
             return True
         if job.task is None:
@@ -191,7 +199,7 @@ class Worker(OffloadingWorker):
         return Failure([job.names[i] for i in bad], {job.pages[i] for i in bad})
 
     def _there(self, names: list[bytes]) -> list[bool]:
-        """Which blocks are there all the same: those in memory that could not be written to files."""
+        """Report which failed blocks are present: in memory, but not written to files."""
         try:
             return [bool(b) for b in self.store.lookup(self._keys(names), _LOOKUP)]
         except errors.Error as e:
@@ -199,7 +207,10 @@ class Worker(OffloadingWorker):
             return [False] * len(names)
 
     def get_finished(self) -> list[TransferResult]:
-        """The jobs that have ended since the last call, all of them as successes: vLLM knows no other."""
+        """Return the jobs that have ended since the last call.
+
+        All are returned as successes: vLLM accepts no other result.
+        """
         self._begin()
         self.writes.poll()
         out = []
@@ -213,12 +224,12 @@ class Worker(OffloadingWorker):
         return out
 
     def take_failures(self) -> dict[int, Failure]:
-        """What failed, of the jobs that get_finished has returned since the last call."""
+        """Return the failures of the jobs that get_finished has returned since the last call."""
         out, self._failures = self._failures, {}
         return out
 
     def wait(self, job_ids: set[int]) -> None:
-        """Waits until nothing of these jobs touches the pages."""
+        """Wait until these jobs no longer access their pages."""
         for job in [self._running[i] for i in job_ids if i in self._running]:
             self._withdraw(job, "its pages were asked for before it could begin")
             if isinstance(job.task, Dump):
@@ -229,8 +240,8 @@ class Worker(OffloadingWorker):
             elif job.task is not None:
                 job.task.wait()
 
-    def _begun(self, job: _Job) -> None:
-        """Waits until a load has begun, or cannot."""
+    def _wait_started(self, job: _Job) -> None:
+        """Wait until a load has started or failed."""
         while job in self._loads:
             self._begin()
             time.sleep(_POLL)
@@ -239,11 +250,13 @@ class Worker(OffloadingWorker):
         return [job for job in self._running.values() if job.layerwise and job.load == load]
 
     def wait_layer(self, layer: int) -> None:
-        """Makes what the model does next wait until layerwise loads have brought a layer: the current CUDA stream, or this
-        call. It goes on after failures too, which end_loads is followed by.
+        """Make the model's next work wait until layerwise loads have completed a layer.
+
+        The current CUDA stream waits, or this call. Both continue after failures too. end_loads
+        must follow.
         """
         for job in self._layerwise(load=True):
-            self._begun(job)
+            self._wait_started(job)
             if not isinstance(job.task, Load):
                 continue
             if (stream := self._stream()) is not None:
@@ -252,27 +265,33 @@ class Worker(OffloadingWorker):
                     continue
                 except errors.Error as e:
                     logger.warning("Job %d: its stream cannot wait for layer %d, so the host does: %s", job.id, layer, e)
-            with suppress(errors.Error):  # the job's results say it
+            with suppress(errors.Error):  # the job's results report it
                 job.task.wait_layer(layer)
 
     def end_loads(self) -> set[int]:
-        """Waits on the host until layerwise loads have ended, so that get_finished says how. Returns their numbers."""
+        """Wait on the host until layerwise loads have ended. Returns their numbers.
+
+        get_finished then returns the loads.
+        """
         ids = {job.id for job in self._layerwise(load=True)}
         for i in ids:
-            self._begun(self._running[i])
+            self._wait_started(self._running[i])
         self.wait(ids)
         return ids
 
     def save_layer(self, layer: int) -> None:
-        """Says that a layer of the pages of layerwise stores is complete, once what is on the current CUDA stream is done."""
+        """Mark a layer of layerwise stores as complete.
+
+        The stores read it once the current work on the CUDA stream is done.
+        """
         for job in self._layerwise(load=False):
-            if isinstance(job.task, Dump):  # one that has not begun yet gets all such layers when it does
+            if isinstance(job.task, Dump):  # a store that starts later submits all such layers then
                 self._save(job.task, layer)
         self._saved.add(layer)
         self._begin()
 
     def end_stores(self) -> None:
-        """Says that all layers of layerwise stores are complete, those too that no call has named."""
+        """Mark all layers of layerwise stores as complete, including those without a call."""
         for job in self._layerwise(load=False):
             if isinstance(job.task, Dump):
                 for layer in set(range(self._layers)) - self._saved:
@@ -288,7 +307,7 @@ class Worker(OffloadingWorker):
             task.cancel()  # it would wait for the layer
 
     def shutdown(self) -> None:
-        """Ends what is under way, and closes the store, which writes what is still to be written."""
+        """Stop the jobs and close the store, which writes pending blocks to files."""
         for job in [*self._loads, *self._stores]:
             self._withdraw(job, "the worker shuts down")
         self.writes.finish(_PATIENCE)
@@ -296,7 +315,7 @@ class Worker(OffloadingWorker):
 
 
 def open_worker(config: dict[str, Any], kv_caches: CanonicalKVCaches, groups: list[PageGroup]) -> Worker:
-    """Opens a worker's store over vLLM's KV cache."""
+    """Open a worker's store over vLLM's KV cache."""
     if len(kv_caches.group_data_refs) != len(groups):
         raise errors.NotSupported(
             f"vLLM has {len(kv_caches.group_data_refs)} page groups of tensors and {len(groups)} of specifications"
@@ -318,7 +337,7 @@ def open_worker(config: dict[str, Any], kv_caches: CanonicalKVCaches, groups: li
         )
     if device.type == "cpu":
         config = {**config, "device": {"driver": "host"}}
-    else:  # stores come after what is on vLLM's stream, which waits for layers
+    else:  # stores wait for vLLM's stream, and the stream waits for layers
         config = {"device": {"driver": "cuda", "index": device.index or 0}, **config, "host_streams": True}
     store = opened(Store, config, logger)
     try:

@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Level is how near a NIC is to memory; less is nearer.
+// Level is the distance class of a NIC from memory. A lower level is nearer.
 type Level uint8
 
 // The levels.
@@ -19,10 +19,10 @@ const (
 	LevelHostBridge                  // below the same host bridge
 	LevelNUMA                        // at the same NUMA node
 	LevelSystem                      // across the links between CPUs
-	LevelUnknown                     // the place of one of them is not known
+	LevelUnknown                     // the place of one of the devices is unknown
 )
 
-// String returns what the level means.
+// String describes the level.
 func (l Level) String() string {
 	switch l {
 	case LevelSwitch:
@@ -39,11 +39,11 @@ func (l Level) String() string {
 	return fmt.Sprintf("level(%d)", uint8(l))
 }
 
-// MarshalText returns what String does.
+// MarshalText returns the text of String.
 func (l Level) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
 
-// Distance returns how near two devices are to each other, and over how many PCIe bridges and devices the way leads that is
-// not shared; zero hops where they share none.
+// Distance returns the level of two devices, and the number of PCIe bridges and devices on their
+// paths that they do not share. hops is zero if they share none.
 func Distance(a, b Place) (l Level, hops int) {
 	shared := 0
 	for shared < min(len(a.Bridges), len(b.Bridges)) && a.Bridges[shared] == b.Bridges[shared] {
@@ -71,24 +71,25 @@ type Candidate struct {
 	Level  Level  `json:"level"`
 	Hops   int    `json:"hops,omitempty"` // of Distance
 	Down   bool   `json:"-"`              // no port is active, as far as sysfs knows
-	Reason string `json:"-"`              // why it ranks where it does
+	Reason string `json:"-"`              // reason for its rank
 }
 
-// Options say which NICs a GPU uses. The zero value asks for the nearest one.
+// Options select the NICs that a GPU uses. The zero value selects the nearest one.
 type Options struct {
-	// Named are the names of NICs by the index of the GPU, and no other is used then.
+	// Named has names of NICs by the index of the GPU. If set, no other NICs are used.
 	Named [][]string
-	// Count is how many NICs to use at most, of those that are equally near. Zero: one.
+	// Count is the maximum number of NICs, of those that are equally near. Zero means one.
 	Count int
-	// Sysfs is where the system's device tree is. Default: DefaultSysfs.
+	// Sysfs is the root of the device tree. Default: DefaultSysfs.
 	Sysfs string
 }
 
-// Choose returns the NICs, of those called names, that a GPU should use, the nearest first. names is what a provider has:
-// rdma.Provider.Devices. Among NICs that are equally near, GPUs begin at different ones, by their index.
+// Choose returns the NICs that a GPU should use, nearest first. names are the NICs of the provider
+// (rdma.Provider.Devices). GPUs start with different NICs of those that are equally near, by index.
 //
-// Where NICs are named: ErrInvalid if there is no entry for the GPU, or an empty one, or a name twice; ErrNotFound, with the
-// names there are, for a NIC that is not there. Otherwise ErrBroken if no NIC has an active port.
+// With Options.Named it returns ErrInvalid if the GPU has no entry, an empty entry, or a name
+// twice, and ErrNotFound with the existing names if a NIC does not exist. Otherwise it returns
+// ErrBroken if no NIC has an active port.
 func Choose(names []string, gpu device.Info, o Options) ([]Candidate, error) {
 	all, err := Rank(names, gpu, o.Sysfs)
 	if err == nil {
@@ -104,7 +105,8 @@ func Choose(names []string, gpu device.Info, o Options) ([]Candidate, error) {
 	return all, nil
 }
 
-// Rank returns all NICs, those with an active port first, then the nearest, then in the order of names.
+// Rank returns all NICs: first those with an active port, then by distance, then in the order of
+// names.
 func Rank(names []string, gpu device.Info, sysfs string) ([]Candidate, error) {
 	sysfs = cmp.Or(sysfs, DefaultSysfs)
 	known, err := scanNICs(sysfs)
@@ -117,7 +119,7 @@ func Rank(names []string, gpu device.Info, sysfs string) ([]Candidate, error) {
 	}
 	nics := make([]NIC, len(names))
 	for i, name := range names {
-		nics[i] = NIC{Name: name, Place: Place{NUMANode: -1}} // it may be there all the same
+		nics[i] = NIC{Name: name, Place: Place{NUMANode: -1}} // sysfs does not list it, but it may exist
 		if k := slices.IndexFunc(known, func(n NIC) bool { return n.Name == name }); k >= 0 {
 			nics[i] = known[k]
 		}
@@ -125,7 +127,7 @@ func Rank(names []string, gpu device.Info, sysfs string) ([]Candidate, error) {
 	return rank(at, nics), nil
 }
 
-// rank returns the NICs as seen from a place.
+// rank orders the NICs by their distance from a place.
 func rank(at Place, nics []NIC) []Candidate {
 	all := make([]Candidate, len(nics))
 	for i, n := range nics {
@@ -146,7 +148,7 @@ func rank(at Place, nics []NIC) []Candidate {
 	return all
 }
 
-// equallyNear returns how many of the candidates are as near as the first.
+// equallyNear returns the number of candidates that are as near as the first.
 func equallyNear(all []Candidate) int {
 	for i, c := range all {
 		if c.Level != all[0].Level || c.Hops != all[0].Hops || c.Down {

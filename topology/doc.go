@@ -1,5 +1,5 @@
-// Package topology says where GPUs and RDMA NICs lie, by NUMA node, PCIe and NVLink, and which NICs suit a GPU. It reads the
-// system's files below a root directory that is handed to it, and keeps no state.
+// Package topology finds the places of GPUs and RDMA NICs (NUMA node, PCIe, NVLink), and the NICs
+// that are nearest to a GPU. It reads sysfs below a given root directory, and keeps no state.
 //
 // Safe for concurrent use.
 package topology

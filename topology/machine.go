@@ -15,29 +15,29 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// DefaultSysfs is where Linux has its device tree.
+// DefaultSysfs is the root of the device tree of Linux.
 const DefaultSysfs = "/sys"
 
-// Machine is where a machine's memory, GPUs and RDMA NICs lie, and which of them suit each other.
+// Machine has the places of memory, GPUs and RDMA NICs, and the NICs nearest to each memory.
 type Machine struct {
-	Nodes   []Node   `json:"numa_nodes"` // one at least
-	GPUs    []GPU    `json:"gpus"`       // those that the driver offers, by their index, then others on the bus
+	Nodes   []Node   `json:"numa_nodes"` // at least one
+	GPUs    []GPU    `json:"gpus"`       // those that the driver offers, by index, then others on the bus
 	NICs    []NIC    `json:"nics"`       // by name
 	NVLinks []NVLink `json:"nvlinks"`
 	Memory  []Memory `json:"memory"`
-	Notes   []string `json:"notes,omitempty"` // what could not be told, and why
+	Notes   []string `json:"notes,omitempty"` // facts that are unknown, with the reasons
 }
 
 // Node is a NUMA node.
 type Node struct {
 	Number      int    `json:"number"`
 	CPUs        string `json:"cpus,omitempty"`         // "0-55,112-167"
-	MemoryBytes int64  `json:"memory_bytes,omitempty"` // zero where unknown
+	MemoryBytes int64  `json:"memory_bytes,omitempty"` // zero if unknown
 }
 
 // GPU is a GPU that the driver offers, or one of NVIDIA's on the PCI bus.
 type GPU struct {
-	Index int    `json:"index"` // device.Info's; -1: the driver does not offer it
+	Index int    `json:"index"` // of device.Info; -1 if the driver does not offer it
 	Name  string `json:"name,omitempty"`
 	UUID  string `json:"uuid,omitempty"`
 	PCI   string `json:"pci,omitempty"`
@@ -52,15 +52,16 @@ type NIC struct {
 	Place
 }
 
-// Memory is a place of memory and the NICs that suit it. A NIC without an active port suits none.
+// Memory is the memory of a NUMA node or GPU, and the NICs that can serve it. NICs without an
+// active port are left out.
 type Memory struct {
 	Location  string      `json:"location"`  // "cpu:0" is NUMA node 0's, "cuda:0" the first GPU's
-	Preferred []Candidate `json:"preferred"` // those that are nearest, all equally near
+	Preferred []Candidate `json:"preferred"` // the nearest ones, all equally near
 	Available []Candidate `json:"available"` // the others, the nearest first
 }
 
-// Scan returns what is below sysfs, such as DefaultSysfs, and the GPUs that a driver offers. A machine without a GPU or without a NIC is
-// no error.
+// Scan reads the machine from sysfs, such as DefaultSysfs. offered are the GPUs that the driver
+// offers. A machine without a GPU or a NIC is no error.
 func Scan(sysfs string, offered []device.Info) (*Machine, error) {
 	m := &Machine{NVLinks: []NVLink{}}
 	var err error
@@ -88,7 +89,7 @@ func suited(location string, at Place, nics []NIC) Memory {
 	return Memory{location, all[:n:n], all[n:]}
 }
 
-// list lists a directory in order; one that is not there is empty.
+// list returns the sorted names in a directory. A missing directory is empty.
 func list(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -101,7 +102,7 @@ func list(dir string) ([]string, error) {
 	return all, err
 }
 
-// text returns the contents of a file of sysfs, or nothing where it cannot be read.
+// text returns the contents of a file of sysfs, or "" if it cannot be read.
 func text(path ...string) string {
 	b, err := os.ReadFile(filepath.Join(path...))
 	if err != nil {
@@ -126,7 +127,7 @@ func scanNodes(sysfs string) ([]Node, error) {
 		node := Node{Number: n, CPUs: text(dir, name, "cpulist")}
 		// "Node 0 MemTotal:       1056703488 kB"
 		if _, after, ok := strings.Cut(text(dir, name, "meminfo"), "MemTotal:"); ok {
-			kib, _ := strconv.ParseInt(strings.Fields(after + " 0")[0], 10, 64) // zero is unknown
+			kib, _ := strconv.ParseInt(strings.Fields(after + " 0")[0], 10, 64) // zero means unknown
 			node.MemoryBytes = kib << 10
 		}
 		nodes = append(nodes, node)
@@ -138,7 +139,7 @@ func scanNodes(sysfs string) ([]Node, error) {
 	return nodes, nil
 }
 
-// scanGPUs returns those that are offered, then others on the bus.
+// scanGPUs returns the offered GPUs, then others on the bus.
 func scanGPUs(sysfs string, offered []device.Info) ([]GPU, error) {
 	gpus := []GPU{}
 	for i := range offered {
@@ -168,7 +169,7 @@ func scanGPUs(sysfs string, offered []device.Info) ([]GPU, error) {
 	return gpus, nil
 }
 
-// placeOfGPU returns where a GPU is. What sysfs does not know its driver may.
+// placeOfGPU returns the place of a GPU, from sysfs, or else from the driver.
 func placeOfGPU(sysfs string, gpu *device.Info) (Place, error) {
 	at := Place{NUMANode: -1}
 	if gpu.PCI != "" {
@@ -183,7 +184,8 @@ func placeOfGPU(sysfs string, gpu *device.Info) (Place, error) {
 	return at, nil
 }
 
-// scanNICs returns the RDMA devices by name. What only a part of the system knows (a NIC in software is on no bus) is left out.
+// scanNICs returns the RDMA devices by name. Fields that sysfs lacks are empty: a software NIC is
+// on no bus.
 func scanNICs(sysfs string) ([]NIC, error) {
 	class := filepath.Join(sysfs, "class", "infiniband")
 	found, err := list(class)
@@ -205,7 +207,7 @@ func scanNICs(sysfs string) ([]NIC, error) {
 	return nics, nil
 }
 
-// hasActivePort looks for a state of "4: ACTIVE" below dir.
+// hasActivePort reports whether a port below dir has the state "4: ACTIVE".
 func hasActivePort(dir string) (bool, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

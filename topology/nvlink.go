@@ -9,27 +9,29 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// NVLink is what joins two GPUs.
+// NVLink is the connection of two GPUs.
 type NVLink struct {
 	A      int  `json:"a"` // places of the GPUs in Machine.GPUs, A before B
 	B      int  `json:"b"`
-	Links  int  `json:"links"`  // zero where unknown
-	Switch bool `json:"switch"` // over a switch, whose other GPUs share these links
+	Links  int  `json:"links"`  // zero if unknown
+	Switch bool `json:"switch"` // through a switch; its other GPUs share these links
 }
 
-// Linker knows NVLinks: NVIDIA's management library does.
+// Linker finds NVLinks, with NVIDIA's management library.
 type Linker interface {
-	// NVLinks returns for each active link of the GPU at a PCI address the address of what is at its other end, or nothing where
-	// that is not known. ErrNotSupported, or none, where the GPU has no NVLink.
+	// NVLinks returns the PCI address of the other end of each active link of a GPU, or "" if it is
+	// unknown. If the GPU has no NVLink it returns none or ErrNotSupported.
 	NVLinks(pci string) ([]string, error)
-	// Peer says whether NVLink joins two GPUs. The error is why one does not reach the other's memory.
+	// Peer reports whether NVLink connects two GPUs. It returns an error if one cannot access the
+	// memory of the other.
 	Peer(from, to string) (nvlink bool, err error)
 }
 
-// FindNVLinks asks how the GPUs that the driver offers are joined: of others nobody may be told. What cannot be told is noted.
+// FindNVLinks finds the connections of the GPUs that the driver offers. It adds a note for each
+// connection that is unknown.
 func (m *Machine) FindNVLinks(l Linker) {
-	ends := make([]map[string]int, len(m.GPUs)) // how many links of a GPU lead to an address
-	switched := make([]int, len(m.GPUs))        // how many lead to no GPU
+	ends := make([]map[string]int, len(m.GPUs)) // number of links of a GPU by address
+	switched := make([]int, len(m.GPUs))        // number of links that lead to no GPU
 	offered := m.GPUs[:m.offered()]
 	for i, g := range offered {
 		ends[i] = make(map[string]int)
@@ -63,7 +65,7 @@ func (m *Machine) FindNVLinks(l Linker) {
 	}
 }
 
-// offered returns how many of the GPUs, which come first, the driver offers.
+// offered returns the number of GPUs that the driver offers. They come first.
 func (m *Machine) offered() int {
 	if i := slices.IndexFunc(m.GPUs, func(g GPU) bool { return g.Index < 0 }); i >= 0 {
 		return i
@@ -71,12 +73,12 @@ func (m *Machine) offered() int {
 	return len(m.GPUs)
 }
 
-// note notes what could not be told.
+// note adds a note about an unknown fact.
 func (m *Machine) note(err error, format string, args ...any) {
 	m.Notes = append(m.Notes, fmt.Sprintf(format, args...)+" is not known: "+err.Error())
 }
 
-// title names the GPU: "GPU 0".
+// title returns the name of the GPU, such as "GPU 0".
 func (g *GPU) title() string {
 	if g.Index < 0 {
 		return "GPU " + g.PCI
@@ -84,7 +86,7 @@ func (g *GPU) title() string {
 	return fmt.Sprintf("GPU %d", g.Index)
 }
 
-// model is the GPU's name without its maker.
+// model returns the GPU's name without its maker.
 func (g *GPU) model() string {
 	if g.Index < 0 {
 		return "not offered by the driver"

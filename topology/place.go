@@ -13,15 +13,15 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Place is where a device sits. The zero value, but for NUMANode, is that of a device which is not on PCIe, or not known.
+// Place is the place of a device. All but NUMANode is zero if the device is unknown or not on PCIe.
 type Place struct {
-	// Bridges leads from the host bridge ("pci0000:80") over PCIe bridges ("0000:80:01.0", ...) to the device itself. Empty
-	// where the device is not on PCIe.
+	// Bridges is the path from the host bridge ("pci0000:80") over PCIe bridges ("0000:80:01.0",
+	// ...) to the device itself. It is empty if the device is not on PCIe.
 	Bridges  []string `json:"path,omitempty"`
-	NUMANode int      `json:"numa_node"` // -1 where unknown
+	NUMANode int      `json:"numa_node"` // -1 if unknown
 }
 
-// PCI returns the device's address ("0000:81:00.0"), or nothing.
+// PCI returns the device's address ("0000:81:00.0"), or "".
 func (p *Place) PCI() string {
 	if len(p.Bridges) < 2 {
 		return ""
@@ -29,8 +29,9 @@ func (p *Place) PCI() string {
 	return p.Bridges[len(p.Bridges)-1]
 }
 
-// PlaceOf returns the place of the PCI device at an address such as "0000:81:00.0", as drivers write it: in capitals or not,
-// with a domain of four digits or eight. ErrNotFound where sysfs does not have it.
+// PlaceOf returns the place of the PCI device at an address such as "0000:81:00.0". The address may
+// be in capitals, and its domain may have four or eight digits. If sysfs lacks the device, PlaceOf
+// returns ErrNotFound.
 func PlaceOf(sysfs, pci string) (Place, error) {
 	address, err := normalize(pci)
 	if err != nil {
@@ -43,7 +44,7 @@ func PlaceOf(sysfs, pci string) (Place, error) {
 	return p, err
 }
 
-// normalize writes a PCI address as sysfs does.
+// normalize returns a PCI address in the form of sysfs.
 func normalize(pci string) (string, error) {
 	domain, rest, ok := strings.Cut(strings.ToLower(pci), ":")
 	n, err := strconv.ParseUint(domain, 16, 32)
@@ -53,7 +54,8 @@ func normalize(pci string) (string, error) {
 	return fmt.Sprintf("%04x:%s", n, rest), nil
 }
 
-// place follows link, of sysfs, to a device. One that does not exist has the zero place.
+// place returns the place of the device to which a link of sysfs leads. A missing device has the
+// zero place.
 func place(sysfs, link string) (Place, error) {
 	unknown := Place{NUMANode: -1}
 	path, err := filepath.EvalSymlinks(link)
@@ -72,7 +74,7 @@ func place(sysfs, link string) (Place, error) {
 		return unknown, fmt.Errorf("place %s: %w", path, err)
 	}
 	p := unknown
-	// A host bridge may be below something else, such as a virtual machine's bus.
+	// A host bridge may be below another bus, such as that of a virtual machine.
 	parts := strings.Split(rel, string(filepath.Separator))
 	if i := slices.IndexFunc(parts, func(s string) bool { return strings.HasPrefix(s, "pci") }); i >= 0 {
 		p.Bridges = parts[i:]

@@ -11,7 +11,8 @@ import (
 	"strings"
 )
 
-// Lengths of the picture in pixels. The font has one width, so that what is written keeps its place wherever it is shown.
+// Lengths of the picture in pixels. The font is monospaced, so that text has the same width in all
+// viewers.
 const (
 	lineHeight = 16
 	charWidth  = 7.3 // of 12 pixels, in the widest of the usual fonts
@@ -19,7 +20,7 @@ const (
 	laneHeight = 22 // between NVLinks
 )
 
-// The colors are Okabe and Ito's, paler where something is written on them.
+// The colors are those of Okabe and Ito, lighter below text.
 const style = `
 text { font: 12px "DejaVu Sans Mono", Menlo, Consolas, "Liberation Mono", monospace; fill: #000 }
 .head { font-weight: bold }
@@ -34,9 +35,10 @@ rect { fill: #fff; stroke: #999 }
 .bar { fill: #fbe3d3; stroke: #d55e00; stroke-width: 1.5 }
 `
 
-// box is a rectangle with lines of text, and below them rows of boxes, whose last is at the bottom.
+// box is a rectangle with lines of text and below them rows of boxes. The last row is at the
+// bottom.
 type box struct {
-	class string // none: it is not drawn
+	class string // "": not drawn
 	lines []string
 	rows  [][]*box
 	gpu   int // place in Machine.GPUs, or -1
@@ -44,7 +46,7 @@ type box struct {
 	w, h  float64
 }
 
-// fit gives the box and all in it their sizes, and places within it.
+// fit sets the sizes of the box and its contents, and their positions within it.
 func (b *box) fit() {
 	pad := float64(padding)
 	if b.class == "" {
@@ -77,7 +79,8 @@ func (b *box) fit() {
 	b.h = y + pad
 }
 
-// boxOf returns the box of a part of the machine: NICs stand above GPUs, so that nothing is below these but NVLinks.
+// boxOf returns the box of a part of the machine. NICs are above GPUs, so that only NVLinks are
+// below GPUs.
 func (m *Machine) boxOf(t *branch) *box {
 	switch {
 	case t.gpu >= 0:
@@ -115,7 +118,7 @@ func (m *Machine) boxOf(t *branch) *box {
 // picture writes the elements of a picture.
 type picture struct {
 	b    strings.Builder
-	gpus map[int]*box // whose places are those in the picture
+	gpus map[int]*box // with positions in the picture
 }
 
 func (p *picture) rect(class string, x, y, w, h float64) {
@@ -132,7 +135,7 @@ func (p *picture) path(format string, args ...any) {
 	fmt.Fprintf(&p.b, "<path class=\"link\" d=\"%s\"/>\n", fmt.Sprintf(format, args...))
 }
 
-// box draws b, which is in a box at x and y, and what is in it.
+// box draws b and its contents. x and y are the position of the enclosing box.
 func (p *picture) box(b *box, x, y float64) {
 	b.x, b.y = b.x+x, b.y+y
 	if b.gpu >= 0 {
@@ -155,9 +158,10 @@ func (p *picture) box(b *box, x, y float64) {
 	}
 }
 
-// links draws the NVLinks below y and returns where they end: those over switches in one bar, each other one in a lane of its own.
+// links draws the NVLinks below y, and returns the y below them. Links over switches share one bar.
+// Each other link has a row of its own.
 func (p *picture) links(m *Machine, y float64) float64 {
-	peers := make(map[int][]int) // of a GPU, in the order in which their lines leave it, from the left
+	peers := make(map[int][]int) // of each GPU, from left to right
 	switched := make(map[int]int)
 	var lanes []NVLink
 	for _, l := range m.NVLinks {
@@ -168,7 +172,7 @@ func (p *picture) links(m *Machine, y float64) float64 {
 		lanes = append(lanes, l)
 		peers[l.A], peers[l.B] = append(peers[l.A], l.B), append(peers[l.B], l.A)
 	}
-	for gpu, all := range peers { // so that no line that leaves a GPU crosses another of it
+	for gpu, all := range peers { // so that lines of one GPU do not cross
 		slices.SortFunc(all, func(a, b int) int { return cmp.Or(compareBool(a > gpu, b > gpu), cmp.Compare(b, a)) })
 	}
 	end := func(gpu, peer int) (x, y float64) {
@@ -207,7 +211,7 @@ func (p *picture) switched(links map[int]int, y float64) float64 {
 	return y + lineHeight + padding
 }
 
-// times says how many links there are: " x4", or nothing where that is not known.
+// times returns the number of links, such as " x4", or "" if it is unknown.
 func (l *NVLink) times() string {
 	if l.Links == 0 {
 		return ""
@@ -215,8 +219,8 @@ func (l *NVLink) times() string {
 	return fmt.Sprintf(" x%d", l.Links)
 }
 
-// WriteSVG writes the machine as a picture: NUMA nodes, PCIe switches, GPUs and NICs as boxes within each other, NVLinks as lines between
-// GPUs. It returns the writer's error.
+// WriteSVG writes the machine as a picture: NUMA nodes, PCIe switches, GPUs and NICs are nested
+// boxes, NVLinks are lines. It returns the error of the writer.
 func (m *Machine) WriteSVG(w io.Writer) error {
 	p := picture{gpus: make(map[int]*box)}
 	whole := &box{gpu: -1, rows: [][]*box{nil}}

@@ -10,7 +10,8 @@ import (
 // columns is the width of the text.
 const columns = 80
 
-// WriteText writes the machine for people, as a tree and lists of 80 columns. It returns the writer's error.
+// WriteText writes the machine as a tree and lists of 80 columns. It returns the error of the
+// writer.
 func (m *Machine) WriteText(w io.Writer) error {
 	var p printer
 	for _, t := range m.trees() {
@@ -40,7 +41,7 @@ type printer struct{ b strings.Builder }
 
 func (p *printer) line(s string) { p.b.WriteString(strings.TrimRight(s, " ") + "\n") }
 
-// wrap prints s behind first, and what does not fit in lines behind next.
+// wrap prints s, wrapped at columns. first starts the first line, next the other lines.
 func (p *printer) wrap(first, next, s string) {
 	at := first
 	for word := range strings.FieldsSeq(s) {
@@ -79,7 +80,7 @@ func (p *printer) tree(m *Machine, b *branch, indent string) {
 	}
 }
 
-// where is the NIC's address, and whether it is down.
+// where returns the NIC's address, and whether it is down.
 func (n *NIC) where() string {
 	s := n.PCI
 	if s == "" {
@@ -91,7 +92,7 @@ func (n *NIC) where() string {
 	return s
 }
 
-// links prints for each GPU those that NVLink joins it to, in groups that have as many links.
+// links prints for each GPU its NVLink peers, grouped by the number of links.
 func (p *printer) links(m *Machine) {
 	if len(m.NVLinks) > 0 {
 		p.line("\nNVLink")
@@ -115,7 +116,7 @@ func (p *printer) links(m *Machine) {
 	}
 }
 
-// title says how many links there are: "18 links by switch".
+// title returns the number of links, such as "18 links by switch".
 func (l *NVLink) title() string {
 	s := "links"
 	if l.Links == 1 {

@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// branch is a part of a machine: a NUMA node, a host bridge, a place where ways over PCIe part, or what is at the end of one.
+// branch is a part of a machine: a NUMA node, a host bridge, a PCIe bridge where paths divide, or a
+// device.
 type branch struct {
 	name  string // of sysfs, or the NIC's
 	depth int    // host bridges have 1
@@ -16,7 +17,8 @@ type branch struct {
 	below []*branch
 }
 
-// trees returns a tree for each NUMA node, and for what is at an unknown one. Where there is but one node, everything is there.
+// trees returns a tree for each NUMA node, and one for devices of unknown nodes. If there is only
+// one node, it has all devices.
 func (m *Machine) trees() []*branch {
 	var roots []*branch
 	for _, n := range m.Nodes {
@@ -59,7 +61,7 @@ func (b *branch) add(way []string, leaf *branch) {
 
 func (b *branch) isLeaf() bool { return b.gpu >= 0 || b.nic != nil }
 
-// tidy leaves out bridges where no ways part, but for host bridges, and orders what is left by address.
+// tidy removes bridges where no paths divide, except host bridges, and sorts the rest by address.
 func (b *branch) tidy() {
 	for i := range b.below {
 		for c := b.below[i]; c.depth > 1 && len(c.below) == 1; c = c.below[0] {
@@ -81,7 +83,7 @@ func (b *branch) address() string {
 	return b.name
 }
 
-// title says what the branch is.
+// title names the branch.
 func (b *branch) title() string {
 	switch b.depth {
 	case 0:

@@ -294,5 +294,8 @@ class Registered(Owned):
         raise NotImplementedError
 
     def close(self, timeout: float | None = None) -> None:
-        """Unregister the memory, after the last access to it. After Timeout, close may be called again."""
+        """Unregister the memory, after the last access to it.
+
+        After Timeout, close may be called again.
+        """
         raise NotImplementedError

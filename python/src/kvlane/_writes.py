@@ -90,8 +90,9 @@ class Writes:
             )
 
     def finish(self, timeout: float | None = None) -> None:
-        """Wait until the dumps have ended, and count their failed blocks. timeout covers all dumps,
-        in seconds.
+        """Wait until the dumps have ended, and count their failed blocks.
+
+        timeout covers all dumps, in seconds.
         """
         end = None if timeout is None else time.monotonic() + timeout
         with self._lock:

@@ -57,10 +57,9 @@ def revision(
     layout: str = "",
     code: str = "",
 ) -> str:
-    """Return the `revision` of a store's configuration, from a Hugging Face configuration (object
-    or dict).
+    """Return the `revision` of a store's configuration, from a Hugging Face configuration.
 
-    All of config counts except names, labels and special tokens: RoPE's parameters, sliding
+    config is an object or a dict. All of it counts except names, labels and special tokens: RoPE's parameters, sliding
     windows, quantisation, layer types.
 
     weights is a fingerprint of the weights. commit is their commit hash, by default the

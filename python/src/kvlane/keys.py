@@ -79,8 +79,9 @@ def hash_tokens(tokens: Any, block_tokens: int, parent: bytes | None = None) -> 
 
 
 def _int64(tokens: Any) -> Any:
-    """Return tokens as a buffer of int64. numpy arrays and arrays of int64 are not copied; tensors
-    and lists are converted.
+    """Return tokens as a buffer of int64.
+
+    numpy arrays and arrays of int64 are not copied; tensors and lists are converted.
     """
     if isinstance(tokens, array.array) and tokens.typecode == "q":
         return tokens

@@ -159,8 +159,8 @@ class Manager(_lib.Owned):
     def store(self, blocks: Sequence[Block], before: Block | None = None) -> Job:
         """Reserve space for the blocks that are neither in memory nor being stored.
 
-        They form the job. Raises Busy if there is no space. Give the blocks in the order of the prompt: the last is
-        evicted first. before: the block before the first, if any.
+        They form the job. Raises Busy if there is no space. Give the blocks in the order of the
+        prompt: the last is evicted first. before: the block before the first, if any.
         """
         names = self._names(blocks)
         earlier = None if before is None else _Names([before], names.size)

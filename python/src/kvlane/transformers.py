@@ -1,16 +1,17 @@
-"""Reuse of a prompt's prefix in generate(), for decoder-only models of Hugging Face transformers.
+"""Reuse of prompt prefixes in generate(), for decoder-only models of Hugging Face transformers.
 
     with KVLaneCache(model, {"cache_bytes": 1 << 30, "dirs": ["/var/cache/kvlane"]}) as cache:
         out = cache.generate(ids, max_new_tokens=100)
 
-or, in its parts:
+or step by step (past_key_values=past instead of cache=past before transformers 5.24):
 
     past = cache.load(ids)
-    out = model.generate(ids, cache=past, max_new_tokens=100)    # past_key_values=past before transformers 5.24
+    out = model.generate(ids, cache=past, max_new_tokens=100)
     cache.save(out, past)
 
-KV is stored as the model computed it, bit by bit, under the hash of all tokens up to it and the identity of model and
-weights. What cannot be exact is refused with the reason; what is not provably right is a miss, and is computed.
+KV is stored as the model computed it, bit by bit. Its key is the hash of all tokens up to it and
+the identity of the model and its weights. A model or option without exact results is refused with
+the reason. Stored KV that cannot be verified is a miss and is computed.
 """
 
 from __future__ import annotations
@@ -54,17 +55,20 @@ __all__ = ["CACHE_OPTION", "KVLaneCache"]
 
 _logger = logging.getLogger("kvlane")
 
-# What makes KV depend on more than tokens, in calls of generate.
+# Options of generate() that make KV depend on more than tokens.
 _REFUSED = ("assistant_model", "prompt_lookup_num_tokens", *CACHE_OPTIONS, "cache_implementation", "prefill_chunk_size")
-# Fewer tokens do not tell what computing takes: the library passes over them.
+# The library ignores durations of fewer tokens.
 _FEW_TOKENS = 256
-# Errors that are the caller's, or of the store as a whole. After all others the blocks are computed anew.
+# Errors of the caller, or of the store as a whole. After any other error the blocks are computed.
 _FATAL = (errors.Invalid, errors.Closed, errors.Forked)
 
 
 @dataclass
 class _Group:
-    """Layers of one shape, and which of their tensors make up a block: K and V, or one of them where they differ in length."""
+    """Layers of one shape, and the tensors that form a block.
+
+    They are K and V, or one of them if their sizes differ.
+    """
 
     heads: int
     size: int
@@ -75,16 +79,19 @@ class _Group:
         common = {"dtype": dtype, "block_tokens": block_tokens, "tp_size": 1, "tp_rank": 0, "layers": len(self.layers)}
         if len(self.tensors) == 2:
             return {**common, "kv_heads": self.heads, "head_size": self.size, "mla": False}
-        return {**common, "kv_heads": 1, "head_size": self.heads * self.size, "mla": True}  # a layer is one tensor
+        # a layer is one tensor
+        return {**common, "kv_heads": 1, "head_size": self.heads * self.size, "mla": True}
 
     def memory(self, layers: Mapping[int, tuple[Any, ...]], row: int, block_tokens: int) -> Addresses:
-        """A row of the layers' tensors, [rows, heads, tokens, elements] of any strides between rows and heads, as pages of
-        block_tokens each: every head of every tensor is a plane of the block.
+        """Return a row of the layers' tensors as pages of block_tokens each.
+
+        The tensors are [rows, heads, tokens, elements], with any strides between rows and heads.
+        Every head of every tensor is a plane of the block.
         """
         every = [layers[layer][i] for layer in self.layers for i in self.tensors]
         item, pages = every[0].element_size(), every[0].shape[2] // block_tokens
         planes, heads = array.array("Q"), range(self.heads)
-        for t in every:  # few calls of torch's for each: there are hundreds of planes
+        for t in every:  # few calls of torch per tensor, as there are hundreds of planes
             rows, step, *_ = t.stride()
             first, step = t.data_ptr() + row * rows * item, step * item
             planes.extend([first + head * step for head in heads])
@@ -92,7 +99,7 @@ class _Group:
 
 
 class _Computation:
-    """The model's next computation that goes on from a cache, and how long it takes."""
+    """Duration of the model's next forward pass that continues from a cache."""
 
     def __init__(self, model: Any, past: Any, tokens: int, device: Any) -> None:
         self.tokens, self._past, self._device = tokens, weakref.ref(past), device
@@ -120,12 +127,12 @@ class _Computation:
             self.stop()
 
     def stop(self) -> None:
-        """Watches no more."""
+        """Stop watching."""
         for hook in self._hooks:
             hook.remove()
 
     def seconds(self) -> float:
-        """How long it took; 0: it has not ended, or was not seen."""
+        """Return the duration in seconds, or 0 if the pass has not ended or was not seen."""
         if len(self._marks) < 2:
             return 0
         begin, end = self._marks[:2]
@@ -135,7 +142,7 @@ class _Computation:
 
 
 def _groups_of(shapes: Mapping[int, Shape]) -> list[_Group]:
-    """The model's layers by what they keep of a token."""
+    """Group the model's layers by the shape of their KV."""
     out: dict[tuple[int, int, tuple[int, ...]], _Group] = {}
     for layer, s in shapes.items():
         for size, tensors in [(s.k, (0, 1))] if s.k == s.v else [(s.k, (0,)), (s.v, (1,))]:
@@ -144,19 +151,21 @@ def _groups_of(shapes: Mapping[int, Shape]) -> list[_Group]:
 
 
 class KVLaneCache:
-    """A store of a model's KV, and its use by generate().
+    """A store of a model's KV, for use with generate(). Calls of several threads run in turn.
 
-    store is the section `store` of a store's configuration (docs/library.md): cache_bytes, dirs, log_dir and so on.
-    block_tokens is how many tokens are kept together: shorter blocks find longer prefixes, longer ones are faster. weights
-    identifies the model's weights; by default a fingerprint of them does (kvlane.identity.fingerprint), which is taken here.
-    tenant keeps tenants apart. config has further sections of the configuration ("stream", "rdma") and
-    metrics_addr, where the store's metrics are served; a warning is logged if that address is taken.
+    store is the section `store` of a store's configuration (docs/library.md): cache_bytes, dirs,
+    log_dir and so on. block_tokens is the number of tokens of a block: shorter blocks find longer
+    prefixes, longer blocks are faster. weights identifies the model's weights; by default the
+    constructor takes their fingerprint (kvlane.identity.fingerprint). tenant separates tenants.
+    config has further sections of the configuration ("stream", "rdma") and metrics_addr, the
+    address that serves the store's metrics. If that address is in use, a warning is logged.
 
-    layerwise has the model compute while KV is loaded: each layer waits for its own. For as long as that lasts it takes twice the
-    memory on the device that the KV of the prefix has. Where layers keep keys and values of several shapes, or load is given a
-    cache to fill, all is there when load returns, as without it.
+    layerwise: the model computes while KV is loaded, and each layer waits for its own KV. Meanwhile
+    the KV of the prefix takes twice its memory on the device. If layers have keys and values of
+    several shapes, or load gets a cache to fill, load returns after all KV is loaded, as without
+    layerwise.
 
-    The model is asked for the KV of one token here, to see what it keeps. Calls of several threads wait for each other.
+    The constructor computes the KV of one token to find its shape.
     """
 
     def __init__(
@@ -173,7 +182,8 @@ class KVLaneCache:
         if block_tokens < 1:
             raise errors.Invalid(f"blocks of {block_tokens} tokens")
         self.model, self.block_tokens = model, block_tokens
-        self.counts: Counter[str] = Counter()  # tokens asked for, loaded, refused and saved; failed loads and saves, by status
+        # tokens requested, loaded, refused and saved; failed loads and saves, by status
+        self.counts: Counter[str] = Counter()
         self._writes = Writes(_logger)
         self._lock, self._process = threading.Lock(), os.getpid()
         self._watched: _Computation | None = None
@@ -214,7 +224,8 @@ class KVLaneCache:
         geometries = [{"name": name, **g.geometry(dtype, self.block_tokens)} for g in self._groups]
         if len(geometries) == 1:
             return _in_own_directory({**out, "model": geometries[0]}, store)
-        parts = sorted((layer, g.tensors) for g in self._groups for layer in g.layers)  # without layers that keep nothing
+        # without layers that keep nothing
+        parts = sorted((layer, g.tensors) for g in self._groups for layer in g.layers)
         groups = [
             {
                 "name": f"{g.heads}x{g.size} of {'KV' if len(g.tensors) == 2 else 'KV'[g.tensors[0]]}",
@@ -226,15 +237,18 @@ class KVLaneCache:
         return _in_own_directory({**out, "groups": groups}, store)
 
     def load(self, ids: Any, past: Any = None) -> Any:
-        """A cache for model.generate(ids, cache=...) with as much of ids, [batch, tokens] or [tokens], as is
-        stored: whole blocks, and at least the last token is left to compute. Rows of a batch get the same length, the
-        shortest row's. Tokens from a row's first padding token on are neither loaded nor saved.
+        """Return a cache for model.generate(ids, cache=...) with the stored prefix of ids.
 
-        past is an empty cache to fill, a StaticCache for instance. By default it is a DynamicCache that keeps all tokens,
-        those before a sliding window too, since only then save() can store them.
+        ids are [batch, tokens] or [tokens]. The prefix consists of whole blocks, and at least the
+        last token remains to compute. All rows of a batch get the length of the row with the
+        shortest prefix. Tokens from a row's first padding token on are neither loaded nor saved.
 
-        Where the KVLaneCache is layerwise, and past is not given, the KV may still be on its way. If it does not come, or is
-        wrong, the model's computation raises why, and a load after that has what is right.
+        past is an empty cache to fill, for instance a StaticCache. By default it is a DynamicCache
+        that keeps all tokens, including those before a sliding window, as save() needs them.
+
+        If the KVLaneCache is layerwise and past is not given, the KV may still be loading. If the
+        load fails, the model's forward pass raises the error, and a later load returns the valid
+        blocks.
         """
         return self._load(ids, past, self._layerwise and past is None)
 
@@ -266,38 +280,40 @@ class KVLaneCache:
             finally:
                 for lease in leases:
                     lease.release()
-            # What waits for layers tells nothing of computing.
+            # A pass that waits for layers does not measure computing.
             self._watch(past, 0 if self._layer_loads else sum(len(row) - int(past.get_seq_length()) for row in rows))
         return past
 
     def _end_layer_loads(self) -> None:
-        """End the previous load, for which possibly no caller waited."""
+        """End the previous load, if its result was not awaited."""
         loads, self._layer_loads = self._layer_loads, None
         if loads:
             loads.end()
 
     def _watch(self, past: Any, tokens: int) -> None:
-        """Has it measured how long it takes to compute the rest of a prompt, where that tells something."""
+        """Measure how long the rest of a prompt takes to compute, unless it is too short."""
         if self._watched:
             self._watched.stop()
         self._watched = _Computation(self.model, past, tokens, self._device) if tokens >= _FEW_TOKENS else None
 
     def _count(self, e: errors.Error) -> None:
-        """Counts an error after which blocks are computed anew, and raises one that is not of that kind."""
+        """Count an error after which blocks are computed. Raises other errors."""
         if isinstance(e, _FATAL):
             raise e
         self.counts[f"failed_{e.status.name.lower()}"] += 1
 
     def _fill(self, past: Any, keys: Sequence[Keys], leases: list[Lease], found: int, layerwise: bool) -> None:
-        """Loads the first `found` blocks of each row into past: as many as are right in all of them. They are copied to
-        where they stay. layerwise: they may still be on their way, and need the leases.
+        """Load the first `found` blocks of each row into past, as many as are valid in all rows.
+
+        The blocks are loaded into their final memory. layerwise: loads may still be in progress on
+        return, and hold the leases.
         """
         tokens, n = found * self.block_tokens, len(keys)
         parts = {layer: self._empty(s, n, tokens) for layer, s in self._shapes.items()}
         groups = len(self._groups)
-        self._quiesce()  # what this memory was used for before
+        self._quiesce()  # earlier use of this memory
         awaited = layerwise and self._device.type == "cuda"
-        with contextlib.ExitStack() as registered:  # which waits for what still touches the pages
+        with contextlib.ExitStack() as registered:  # its exit waits for accesses to the pages
             tasks = []
             for row in range(n):
                 pages = registered.enter_context(self._registered(parts, row))
@@ -328,18 +344,21 @@ class KVLaneCache:
         self.counts["tokens_loaded"] += end * n
 
     def _empty(self, s: Shape, rows: int, tokens: int) -> tuple[Any, ...]:
-        """Memory for a layer's K and V. Layers have their own, so that each is free once the model has copied it."""
+        """Return memory for a layer's K and V.
+
+        Each layer has its own memory, so that it is freed once the model has copied it.
+        """
         options = {"dtype": self._dtype, "device": self._device}
         if s.k == s.v:
             return tuple(torch.empty(2, rows, s.heads, tokens, s.k, **options).unbind(0))
         return tuple(torch.empty(rows, s.heads, tokens, size, **options) for size in (s.k, s.v))
 
     def _registered(self, layers: Mapping[int, tuple[Any, ...]], row: int) -> PagedCache:
-        """A row of the layers' tensors as pages of the store."""
+        """Register a row of the layers' tensors as pages of the store."""
         return PagedCache(self.store, groups=[g.memory(layers, row, self.block_tokens) for g in self._groups])
 
     def _loaded(self, task: Any, found: int) -> int:
-        """How many of a row's blocks were loaded and are right, from the first on."""
+        """Return the number of a row's blocks that are loaded and valid, from the first on."""
         try:
             task.result()
             return found
@@ -350,12 +369,14 @@ class KVLaneCache:
         return next(bad, found * len(self._groups)) // len(self._groups)
 
     def save(self, ids: Any, past: Any, *, durable: bool = False) -> int:
-        """Stores the KV that past holds of ids, which may be what generate returned, and returns how many blocks of it were
-        not there before.
+        """Store the KV of ids that past holds.
 
-        It returns when lookups find them; with durable, when the slowest tier has them. Blocks that cannot be stored now
-        (Busy, NoSpace) are counted and left out. Without durable a block that cannot be written to files stays in memory:
-        not_written counts it, and a record is logged once in a while.
+        Returns the number of blocks that were not stored before.
+
+        ids may be the output of generate. Returns once lookups find the blocks; with durable, once
+        they are in the slowest tier. Blocks that cannot be stored now (Busy, NoSpace) are counted
+        and left out. Without durable, a block that cannot be written to files stays in memory:
+        not_written counts it, and the failure is logged at a limited rate.
         """
         rows = self._rows(ids)
         length = int(past.get_seq_length())
@@ -384,7 +405,7 @@ class KVLaneCache:
         missing = [b for b in range(len(keys) // groups) if not all(there[b * groups : (b + 1) * groups])]
         if not missing:
             return 0
-        self._quiesce()  # what computes them
+        self._quiesce()  # the work that computes them
         with self._registered(layers, row) as pages:
             chosen = Keys(k for b in missing for k in keys[b * groups : (b + 1) * groups])
             before = keys[missing[0] * groups - 1] if missing[0] else None
@@ -411,12 +432,18 @@ class KVLaneCache:
 
     @property
     def not_written(self) -> Counter[str]:
-        """Blocks that were saved and could not be written to files, by status. They are found while memory has them."""
+        """Saved blocks that could not be written to files, by status.
+
+        They are found while they are in memory.
+        """
         self._writes.poll()
         return self._writes.counts
 
     def _held(self, past: Any, rows: int, length: int) -> dict[int, tuple[Any, ...]]:
-        """K and V of each layer, as long as `length`; raises where they are not the model's, or not all there."""
+        """Return K and V of each layer, cut to `length`.
+
+        Raises if they do not fit the model or are incomplete.
+        """
         check_layers(past.layers)
         out: dict[int, tuple[Any, ...]] = {}
         for number, s in self._shapes.items() if length else ():
@@ -438,8 +465,9 @@ class KVLaneCache:
         return out
 
     def generate(self, ids: Any = None, **options: Any) -> Any:
-        """model.generate(ids, **options) from the longest stored prefix of ids on; what was computed is stored. Returns what
-        generate does.
+        """Call model.generate(ids, **options) from the longest stored prefix of ids.
+
+        Stores the new KV. Returns the result of generate.
         """
         ids = options.pop("input_ids", None) if ids is None else ids
         if not isinstance(ids, torch.Tensor) or ids.dim() != 2:
@@ -466,7 +494,7 @@ class KVLaneCache:
         for name, value in options.items():
             if isinstance(value, torch.Tensor):
                 raise errors.NotSupported(f"{name}: KV would depend on more than the tokens")
-        # A streamer is told of the prompt, which must not happen twice.
+        # A streamer receives the prompt, and must not receive it twice.
         past = self._load(ids, None, self._layerwise and options.get("streamer") is None)
         loads = next((layer.loads for layer in past.layers if isinstance(layer, LoadingLayer)), None)
         try:
@@ -474,7 +502,8 @@ class KVLaneCache:
         except errors.Error as e:
             if loads is None or e is not loads.error:
                 raise
-            past = self._load(ids, None, False)  # what is right of it: the model has come to no token yet
+            # the valid part; the model has computed no token yet
+            past = self._load(ids, None, False)
             out = self._generate(ids, past, options)
         self.save(out if isinstance(out, torch.Tensor) else out.sequences, past)
         return out
@@ -483,7 +512,10 @@ class KVLaneCache:
         return self.model.generate(ids, **{CACHE_OPTION: past}, attention_mask=torch.ones_like(ids), **options)
 
     def _keys(self, tokens: Sequence[int]) -> Keys:
-        """The keys of the whole blocks before any padding, and of each block those of all page groups."""
+        """Return the keys of the whole blocks before any padding.
+
+        The keys of all page groups of a block follow one another.
+        """
         if self._padding and not self._padding.isdisjoint(tokens):
             tokens = tokens[: next((i for i, t in enumerate(tokens) if t in self._padding), len(tokens))]
         hashes = hash_tokens(tokens, self.block_tokens)
@@ -493,7 +525,7 @@ class KVLaneCache:
         return Keys(itertools.chain.from_iterable(zip(*by_group, strict=True)))
 
     def _rows(self, ids: Any) -> list[list[int]]:
-        if os.getpid() != self._process:  # where another thread's call may hold the lock for ever
+        if os.getpid() != self._process:  # another thread of the parent may hold the lock
             raise errors.Forked("a KVLaneCache was made before fork(): make one in the child, or start it by spawn")
         ids = ids.tolist() if hasattr(ids, "tolist") else list(ids)
         rows: list[list[int]] = [ids] if not ids or isinstance(ids[0], int) else [list(r) for r in ids]
@@ -513,9 +545,12 @@ class KVLaneCache:
             raise errors.Invalid("the model's weights, adapters, place or attention have changed: make a new KVLaneCache")
 
     def weights_changed(self) -> None:
-        """Says that the model's weights were changed in a way that is not seen: load, save and generate are Invalid from now on.
-        Writes that torch counts are seen, and those through `data` to a tensor as a whole, by samples of its values; those to
-        a part of one are not.
+        """Report a change of the model's weights that is not detected.
+
+        Afterwards load, save and generate raise Invalid.
+
+        Writes that torch counts are detected. So are writes to a whole tensor through `data`, by
+        samples of its values. Writes to a part of a tensor through `data` are not.
         """
         self._state = None
 
@@ -524,7 +559,7 @@ class KVLaneCache:
             torch.cuda.current_stream(self._device).synchronize()
 
     def close(self, timeout: float | None = None) -> None:
-        """Writes what is still to be written, and closes the store."""
+        """Write pending blocks and close the store."""
         self._watch(None, 0)
         self._end_layer_loads()
         end = None if timeout is None else time.monotonic() + timeout
@@ -540,12 +575,15 @@ class KVLaneCache:
 
 
 def _give(past: Any, parts: dict[int, tuple[Any, ...]], loads: LayerLoads | None = None) -> None:
-    """Makes each layer's K and V, which are taken out of parts, what an empty cache holds; layers that would copy them to no
-    end keep these. Of a new DynamicCache they may be on their way.
+    """Move each layer's K and V from parts into an empty cache.
+
+    Layers that would copy them needlessly keep these tensors. Tensors of a new DynamicCache may
+    still be loading.
     """
     while past.layer_class_to_replicate is not None and len(past.layers) <= max(parts):
         past.layers.append(past.layer_class_to_replicate())
-    like: dict[str, Any] | None = None  # what transformers makes of the first such layer, with tensors that cost a call each
+    # vars of the first such layer as transformers initializes it; its tensors cost a call each
+    like: dict[str, Any] | None = None
     for at, number in enumerate(sorted(parts)):
         k, v = parts.pop(number)
         its = past.layers[number]
@@ -561,17 +599,20 @@ def _give(past: Any, parts: dict[int, tuple[Any, ...]], loads: LayerLoads | None
 
 
 def _in_rows(t: Any) -> Any:
-    """The tensor, or a copy of it, in which the tokens of a head follow one another."""
+    """Return the tensor, or a copy in which the tokens of a head are contiguous."""
     return t if t.stride(3) == 1 and t.stride(2) == t.shape[3] else t.contiguous()
 
 
 def _numbers(blocks: Sequence[int], groups: int) -> array.array[int]:
-    """The pages of blocks, of all page groups."""
+    """Return the page numbers of blocks, of all page groups."""
     return array.array("I", blocks if groups == 1 else [b for b in blocks for _ in range(groups)])
 
 
 def _in_own_directory(config: dict[str, Any], store: Mapping[str, Any]) -> dict[str, Any]:
-    """config with the store's section. Each identity has a folder of its own in the directories, and all share their bounds."""
+    """Return config with the section `store`, with a directory for this identity.
+
+    All identities in a directory share its bound.
+    """
     own = {k: config.get(k) for k in ("model", "groups", "revision", "tenant", "adapter")}
     name = "kv-" + hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:24]
     out = _config.with_folder(store, name)

@@ -73,7 +73,7 @@ def run(plan: dict[str, Any]) -> None:
 def fork_processes() -> None:
     """Make vLLM fork its scheduler and workers. On CPUs it spawns them, and each one imports vLLM again for many seconds."""
     context = multiprocessing.get_context("fork")
-    mock.patch.object(multiprocessing, "get_context", lambda *_: context).start()
+    mock.patch.object(multiprocessing, "get_context", return_value=context).start()
 
 
 def watch_jobs() -> list[tuple[str, bool]]:

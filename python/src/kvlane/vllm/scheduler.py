@@ -81,7 +81,7 @@ class Scheduler(OffloadingManager):
 
     @property
     def manager(self) -> Manager:
-        """The index of the workers' blocks. NotSupported before open."""
+        """The index of the workers' blocks. Raises NotSupported before open."""
         if self._manager is None:
             raise errors.NotSupported("vLLM has not passed on what its workers tell of their kernels (get_handshake_metadata)")
         return self._manager
@@ -114,7 +114,8 @@ class Scheduler(OffloadingManager):
     def _admitted(self, blocks: list[Block], states: bytes, first: int) -> bytes:
         """Return the states, with misses for blocks in files whose loads take longer.
 
-        A load is compared with computing. first is the index of the first key that vLLM looks up. vLLM has the blocks before it.
+        A load is compared with computing. first is the index of the first key that vLLM looks up.
+        vLLM has the blocks before it.
         """
         end = first
         while end < len(states) and states[end] in (THERE, BELOW):

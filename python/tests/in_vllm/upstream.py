@@ -12,14 +12,7 @@ from vllm.v1.kv_offload.base import OffloadingManager, OffloadingWorker
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
 from kvlane.vllm import v0_32
-
-
-class NoMetrics:
-    """The metrics of vLLM's managers and workers: they have none of kvlane's."""
-
-    def changed(self) -> dict[str, Any]:
-        """Returns no changes."""
-        return {}
+from kvlane.vllm.metrics import Reader
 
 
 class OffloadingConnector(v0_32.Connector):
@@ -27,7 +20,7 @@ class OffloadingConnector(v0_32.Connector):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._metrics = NoMetrics()
+        self._metrics = Reader(str)  # empty: vLLM's managers and workers have none of kvlane's metrics
 
     @staticmethod
     def _spec(config: Any, vllm_config: Any, kv_cache_config: Any) -> Any:

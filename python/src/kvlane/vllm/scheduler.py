@@ -112,10 +112,9 @@ class Scheduler(OffloadingManager):
         return _RESULTS[seen[key]]
 
     def _admitted(self, blocks: list[Block], states: bytes, first: int) -> bytes:
-        """Return the states, with misses for blocks in files whose loads take longer.
+        """Return the states, with misses for blocks in files that compute faster than they load.
 
-        A load is compared with computing. first is the index of the first key that vLLM looks up.
-        vLLM has the blocks before it.
+        first is the index of the first key that vLLM looks up. vLLM has the blocks before it.
         """
         end = first
         while end < len(states) and states[end] in (THERE, BELOW):

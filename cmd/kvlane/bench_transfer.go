@@ -176,7 +176,7 @@ func (f *benchTransfer) measure(cmd *cobra.Command) (err error) {
 			Directory: d, Segment: f.segment, LocalBytes: f.serve.bufferBytes, Lanes: f.lanes, Device: dev, Copy: s,
 		})
 		if err != nil {
-			return asUsage(err)
+			return printMeasured[transfer.Report](cmd.Context(), nil, asUsage(err), nil)
 		}
 		defer func() { err = errors.Join(err, m.Close()) }()
 		return f.carry(cmd, m)

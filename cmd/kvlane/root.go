@@ -86,6 +86,9 @@ Exit codes:
 		}
 		slog.SetDefault(log)
 		warnOfEnv()
+		if err := cmd.ValidateFlagGroups(); err != nil { // cobra would return it as a failure
+			return &usageError{err}
+		}
 		if err := dropRepeated(cmd); err != nil {
 			return err
 		}

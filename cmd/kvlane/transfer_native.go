@@ -197,7 +197,7 @@ func (f *benchTransfer) measureNative(cmd *cobra.Command, path engine.Path) erro
 		defer func() { err = errors.Join(err, done()) }()
 		n, err := transfer.OpenNative(cmd.Context(), f.segment, path, o)
 		if err != nil {
-			return asUsage(err)
+			return printMeasured[transfer.Report](cmd.Context(), nil, asUsage(err), nil)
 		}
 		defer func() { err = errors.Join(err, n.Close()) }()
 		noteRefusal(cmd, n.Engine().Stats())

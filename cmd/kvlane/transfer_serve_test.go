@@ -96,13 +96,14 @@ func TestServeRefusesNames(t *testing.T) {
 	}
 }
 
-// TestPathThatDoesNotReachTheMemory: the next step names the paths that do.
+// TestPathThatDoesNotReachTheMemory: the error names the path that reaches the memory, and the flag that selects it.
 func TestPathThatDoesNotReachTheMemory(t *testing.T) {
 	p := interruptible(t, "transfer", "serve", "--protocol", "auto", "--use-vram", "--device", "sim", "--name", "127.0.0.1:0", "--buffer-size", "1MiB")
 	name, _, _ := strings.Cut(p.word(t, "segment "), ": ")
 	code, _, stderr := execute(t, "bench", "transfer", "--segment", name, "--protocol", "shm", "--use-vram", "--device", "sim",
 		"--duration", "1ms", "--block-size", "4KiB", "--batch-size", "1", "--threads", "1", "--buffer-size", "1MiB")
-	if code != exitFailure || strings.Count(stderr, "not supported") != 1 || !strings.Contains(stderr, "Next: give --protocol") {
+	if code != exitFailure || strings.Count(stderr, "not supported") != 1 || !strings.Contains(stderr, "reached by nvlink") ||
+		!strings.Contains(stderr, "Next: select that path (--protocol)") {
 		t.Errorf("exit code %d: %s", code, stderr)
 	}
 }

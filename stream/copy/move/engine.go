@@ -12,7 +12,7 @@ type Engine struct {
 // NewEngine makes the path. Every queue has it.
 func NewEngine(env *Env) *Engine { return &Engine{copier: newCopier(env.Queue)} }
 
-// Takes implements Mover.
+// Supports implements Mover.
 func (e *Engine) Supports(*Batch) (ok, sums bool) { return true, false }
 
 // Room implements Mover: most calls are those of single copies, and an event.

@@ -51,7 +51,7 @@ func NewKernel(env *Env) (Mover, error) {
 	}, nil
 }
 
-// Takes implements Mover.
+// Supports implements Mover.
 func (k *Kernel) Supports(b *Batch) (ok, sums bool) {
 	return true, k.summing && b.WantsSums() && describe.SumsFit(b.At.Batch.Paged, min(k.env.Ring.maxSpan, summedStep))
 }

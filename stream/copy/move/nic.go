@@ -25,7 +25,7 @@ func NewNIC(env *Env, open func() (stream.Stream, error), reaches func(*mem.Regi
 	return &NIC{forced: env.Forced, open: open, reaches: reaches}
 }
 
-// Takes implements Mover: within host or device memory a NIC has nothing to gain.
+// Supports implements Mover: within host or device memory a NIC has nothing to gain.
 func (n *NIC) Supports(b *Batch) (ok, sums bool) {
 	crosses := b.Ways&^(describe.H2D|describe.D2H) == 0
 	return (n.forced || crosses) && describe.Reached(b.At.Batch, n.reaches), false

@@ -73,7 +73,7 @@ func NewStaged(env *Env, bytes int64) (Mover, error) {
 	return p, nil
 }
 
-// Takes implements Mover: within host or device memory there is nothing to gain, and a leaf that is summed has to fit into a chunk.
+// Supports implements Mover: within host or device memory there is nothing to gain, and a leaf that is summed has to fit into a chunk.
 func (p *Staged) Supports(b *Batch) (ok, sums bool) {
 	return b.Ways == describe.H2D || b.Ways == describe.D2H, p.summing && b.WantsSums() && p.staging.maxSpan >= mem.LeafBytes
 }

@@ -384,15 +384,11 @@ func (e *compaction) flush(ctx context.Context) {
 	}
 }
 
-// paceSlice is the interval at which pace checks for waiting writes.
-const paceSlice = 10 * time.Millisecond
-
 // pace waits for d, or until a write waits for space.
 func (t *Tier) pace(ctx context.Context, d time.Duration) {
-	for ; d > 0 && t.space.waiting() == 0 && ctx.Err() == nil; d -= paceSlice {
-		select {
-		case <-t.clock.After(min(d, paceSlice)):
-		case <-ctx.Done():
-		}
+	select {
+	case <-t.clock.After(d):
+	case <-t.space.demanded():
+	case <-ctx.Done():
 	}
 }

@@ -17,6 +17,7 @@ type space struct {
 	fullAt     time.Time
 	used       int64
 	waiters    int
+	demand     chan struct{} // closed while there are waiters
 	freed      uint64        // counts events that may have freed space
 	wake       chan struct{} // closed and replaced at such an event if there are waiters
 }
@@ -96,7 +97,9 @@ func (s *space) notifyFreed() {
 func (s *space) wait(since uint64) <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.waiters++
+	if s.waiters++; s.waiters == 1 {
+		close(s.demand)
+	}
 	if s.freed != since {
 		now := make(chan struct{})
 		close(now)
@@ -108,7 +111,16 @@ func (s *space) wait(since uint64) <-chan struct{} {
 func (s *space) stopWaiting() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.waiters--
+	if s.waiters--; s.waiters == 0 {
+		s.demand = make(chan struct{})
+	}
+}
+
+// demanded returns a channel that is closed as long as a write waits for space.
+func (s *space) demanded() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.demand
 }
 
 func (s *space) waiting() int64 {

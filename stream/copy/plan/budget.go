@@ -17,28 +17,30 @@ const (
 	DefaultHarmPercent = 3
 	DefaultMaxCTAs     = 8
 	DefaultQueueing    = 0.5
-	// Beside a large matrix product a kernel waits up to 1.4 ms for multiprocessors: what is worth that takes longer. Where none
-	// waits, 8 MiB are as fast, and the first bytes are there sooner.
+	// Next to a large matrix product a kernel waits up to 1.4 ms for multiprocessors, so only long
+	// chunks are worth a wait. Without waits, 8 MiB chunks are as fast as larger ones and their
+	// first bytes arrive sooner.
 	DefaultMinChunkBytes = 8 << 20
 	DefaultMaxChunkBytes = 128 << 20
 	DefaultInterval      = 20 * time.Millisecond
 )
 
-// BudgetOptions says what a Budget keeps to. The zero value is the default.
+// BudgetOptions configures a Budget. The zero value selects the defaults.
 type BudgetOptions struct {
-	// HarmPercent is the slow-down that the host program may suffer, as it reports it with Hint. Zero:
+	// HarmPercent is the acceptable slow-down of the host program, in the unit of Hint. Zero:
 	// DefaultHarmPercent.
 	HarmPercent float64
-	// Queueing is how much longer than expected batches with kernels may take, as a fraction, before that is taken for waiting
-	// for multiprocessors: 1 is twice as long. Zero: DefaultQueueing, since beside a large product chunks of 8 MiB take 0.8 longer (H200).
+	// Queueing is the accepted delay of batches with kernels, as a fraction of the expected time: 1
+	// is twice the expected time. A longer delay counts as waiting for multiprocessors. Zero:
+	// DefaultQueueing. Next to a large product, chunks of 8 MiB take 0.8 longer (H200).
 	Queueing float64
-	// MaxCTAs is the most thread blocks ever allowed. Zero: DefaultMaxCTAs.
+	// MaxCTAs is the highest number of thread blocks that the budget allows. Zero: DefaultMaxCTAs.
 	MaxCTAs int
-	// MinChunkBytes and MaxChunkBytes bound what is given to the device at once. Zero: DefaultMinChunkBytes,
+	// MinChunkBytes and MaxChunkBytes bound the size of chunks. Zero: DefaultMinChunkBytes,
 	// DefaultMaxChunkBytes.
 	MinChunkBytes, MaxChunkBytes int64
-	// Interval is how long a bound is kept before the next change, so that its effect is seen before it is judged. Zero:
-	// DefaultInterval.
+	// Interval is the least time between two changes of a limit, so that the effect of a change is
+	// observed before the next one. Zero: DefaultInterval.
 	Interval time.Duration
 	// Clock times the intervals. Default: the real clock.
 	Clock clockwork.Clock
@@ -68,56 +70,59 @@ func (o BudgetOptions) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Limits are what a Budget allows now.
+// Limits are the current limits of a Budget.
 type Limits struct {
 	CTAs       int
 	ChunkBytes int64
 }
 
-// Budget bounds copies by what is seen of the work beside them. It lowers thread blocks when the host program reports more harm
-// than the budget allows, and raises them when it is well below. Raising is by one step, lowering by half (AIMD: additive
-// increase, multiplicative decrease), so that it leaves what does harm fast and comes back to it slowly. It never goes below one
-// thread block, so what is planned under it always moves.
+// Budget adapts the limits of copies to their observed effect on concurrent work. It halves the
+// number of thread blocks if the host program reports more harm than HarmPercent. It adds one if
+// the harm stays well below that (AIMD: additive increase, multiplicative decrease). At least one
+// thread block is always allowed, so every batch can be planned.
 //
-// Chunks are as large as they may be while kernels wait for multiprocessors, since each waits once, and are halved while none
-// does. That they wait is no harm, and fewer thread blocks would wait as long. It begins with the highest limits. Safe for
-// concurrent use; nothing blocks.
+// Chunks have MaxChunkBytes while kernels wait for multiprocessors, since each chunk waits once.
+// They are halved while no kernel waits. Such waits do not count as harm: fewer thread blocks would
+// wait as long. A budget starts with the highest limits. It is safe for concurrent use, and no
+// method blocks.
 type Budget struct {
 	o BudgetOptions
 
 	mu       sync.Mutex
 	limits   Limits
-	since    time.Time // when the limits last changed, or were confirmed
-	hint     gauge     // of percents, one a hint
-	queue    gauge     // of time waited, to time expected
-	harm     float64   // of the last interval, as a multiple of the budget
-	calm     int       // intervals in a row that were well below the budget
-	idle     int       // intervals in a row in which kernels waited for little
-	ceiling  int       // thread blocks that did harm when they were last tried; zero: none known
+	since    time.Time // end of the last interval
+	hint     gauge     // reported slow-downs in percent, one per hint
+	queue    gauge     // time waited, relative to the expected time
+	harm     float64   // of the last interval with hints, as a multiple of HarmPercent
+	calm     int       // consecutive intervals with harm well below the budget
+	idle     int       // consecutive intervals in which kernels waited little
+	ceiling  int       // thread blocks at which harm was last too high; zero: none known
 	patience int       // calm intervals to wait before the ceiling is tried again
 }
 
-// gauge is what came in during an interval, as a ratio of two sums.
+// gauge accumulates the ratio of two sums during an interval.
 type gauge struct{ sum, of float64 }
 
 func (g *gauge) ratio() float64 { return g.sum / g.of }
 
 const (
-	// relief is the part of the budget below which harm counts as well below: what lies between is left alone.
+	// relief is the share of the budget below which harm counts as well below it. Between relief
+	// and 1 the limits do not change.
 	relief = 0.5
-	// waitRelief is relief where nothing has to wait: it is nearer, as batches take a little longer than profiled on an idle device too.
+	// waitRelief is the same for waits. It is closer to 1, because batches take a little longer
+	// than profiled on an idle device too.
 	waitRelief = 0.7
-	// calmIntervals is how many intervals in a row must be that before anything is raised.
+	// calmIntervals is the number of consecutive calm intervals before a limit is raised.
 	calmIntervals = 2
-	// quietIntervals is how many in a row nothing has to wait before chunks are halved: a batch keeps the chunks that it began with, and
-	// one whose chunks are short when a model begins to compute beside it takes several times as long.
+	// quietIntervals is the number of consecutive intervals without waits before chunks are halved.
+	// A batch keeps the chunk size that it started with. If a model starts to compute during the
+	// batch, short chunks take several times as long.
 	quietIntervals = 25
-	// maxPatience bounds how long a bound that did harm is left alone, in calm intervals. The wait doubles each time that
-	// trying it again did harm again.
+	// maxPatience bounds Budget.patience, which doubles each time the same ceiling does harm again.
 	maxPatience = 256
 )
 
-// NewBudget returns a budget that begins with the highest limits.
+// NewBudget returns a budget with the highest limits.
 func NewBudget(o BudgetOptions) (*Budget, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("make budget: %w", err)
@@ -154,29 +159,30 @@ func (o *BudgetOptions) setDefaults() {
 	}
 }
 
-// Limits returns what is allowed now.
+// Limits returns the current limits.
 func (b *Budget) Limits() Limits {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.limits
 }
 
-// Harm returns the harm that was seen last, as a multiple of what the budget allows: beyond 1 is too much.
+// Harm returns the last observed harm as a multiple of the budget. Above 1 it exceeds the budget.
 func (b *Budget) Harm() float64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.harm
 }
 
-// Hint tells the slow-down that the host program sees, in percent of the time of its work without copies beside it.
-// Negative values count as none; NaN is ignored.
+// Hint records a slow-down that the host program measured, in percent of the time that its work
+// takes without concurrent copies. Negative values count as zero; NaN is ignored.
 func (b *Budget) Hint(slowdownPercent float64) {
 	if !math.IsNaN(slowdownPercent) {
 		b.told(&b.hint, slowdownPercent, 1)
 	}
 }
 
-// Took tells how long a batch with kernels took, and how long it would have if nothing had run beside it.
+// Took records the duration of a batch with kernels, and its expected duration without concurrent
+// work.
 func (b *Budget) Took(actual, expected time.Duration) {
 	if expected > 0 {
 		b.told(&b.queue, float64(actual-expected), float64(expected))
@@ -194,7 +200,7 @@ func (b *Budget) told(g *gauge, v, of float64) {
 	}
 }
 
-// judge ends an interval: it compares what was seen during it with the budget.
+// judge ends an interval: it compares the observations with the budget and adapts the limits.
 func (b *Budget) judge() {
 	if b.hint.of > 0 {
 		b.judgeHarm(b.hint.ratio() / b.o.HarmPercent)
@@ -232,7 +238,8 @@ func (b *Budget) judgeHarm(harm float64) {
 	}
 }
 
-// lower halves. The bound that did harm is remembered, and left alone twice as long as the last time.
+// lower halves the number of thread blocks and remembers the old number as the ceiling. If that was
+// the ceiling already, patience doubles.
 func (b *Budget) lower() {
 	if b.ceiling == b.limits.CTAs {
 		b.patience = min(2*b.patience, maxPatience)
@@ -242,7 +249,7 @@ func (b *Budget) lower() {
 	b.limits.CTAs = max(1, b.limits.CTAs/2)
 }
 
-// raise goes one step up, unless that did harm lately.
+// raise allows one more thread block, unless that is the ceiling and patience has not passed.
 func (b *Budget) raise() {
 	if next := b.limits.CTAs + 1; next <= b.o.MaxCTAs && (next != b.ceiling || b.calm >= b.patience) {
 		b.limits.CTAs = next

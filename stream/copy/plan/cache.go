@@ -10,24 +10,25 @@ import (
 	"github.com/kvlane/kvlane/internal/kept"
 )
 
-// DefaultPatience is that of a Cache.
+// DefaultPatience is the default of Cache.Patience.
 const DefaultPatience = kept.DefaultPatience
 
-// Cache keeps profiles in a directory, one file a key. The zero value keeps them in the user's cache directory, under
-// kvlane/profiles. Safe for concurrent use, by several processes too.
+// Cache stores profiles in a directory, one file per key. The zero value uses kvlane/profiles in
+// the user's cache directory. Safe for concurrent use, also by several processes.
 type Cache struct {
 	Dir string
-	// Patience bounds how long to wait for another process that measures; it may be stuck. Zero: DefaultPatience.
+	// Patience bounds the wait for another process that is measuring and may be stuck. Zero:
+	// DefaultPatience.
 	Patience time.Duration
 }
 
 func (c Cache) dir() kept.Dir { return kept.Dir{Path: c.Dir, Patience: c.Patience} }
 
-// File returns where the profile of k is kept, whether it is there or not.
+// File returns the path of the profile of k. The file need not exist.
 func (c Cache) File(k Key) (string, error) { return c.dir().File(k.hash()) }
 
-// Load returns the profile of k. The error wraps ErrNotFound where there is none, ErrCorrupt where the file is damaged
-// and ErrMismatch where it is of another key or version.
+// Load returns the profile of k. The error wraps ErrNotFound if there is none, ErrCorrupt if the
+// file is damaged, and ErrMismatch if it has another key or version.
 func (c Cache) Load(k Key) (Profile, error) {
 	name, err := c.File(k)
 	if err != nil {
@@ -47,7 +48,8 @@ func (c Cache) Load(k Key) (Profile, error) {
 	return p, nil
 }
 
-// Store writes p, in place of what there was of its key. Readers see the old file or the new one.
+// Store writes p and replaces the stored profile of its key. Readers see the old file or the new
+// one.
 func (c Cache) Store(p Profile) error {
 	b, err := json.MarshalIndent(p, "", " ")
 	if err == nil {
@@ -59,15 +61,16 @@ func (c Cache) Store(p Profile) error {
 	return nil
 }
 
-// LoadOrMake returns the profile of k, and whether it was loaded. Where it cannot be loaded, make makes it: in one process
-// of this host at a time, whatever the key, since two that measure at once measure one another; who had to wait finds
-// what the other has stored. A file that is damaged or of another version is replaced. What make returns is stored if
-// store agrees. A process that keeps others waiting beyond Patience is ErrBusy.
+// LoadOrMake returns the profile of k, and whether it was loaded. If it cannot be loaded, because
+// it is missing, damaged or of another version, LoadOrMake calls make. One process of this host
+// makes a profile at a time, for any key, because concurrent measurements would disturb each other.
+// A process that waited loads the profile of the other one. The made profile is stored if make
+// returns store. The error wraps ErrBusy if the wait exceeds Patience.
 func (c Cache) LoadOrMake(ctx context.Context, k Key, make func(context.Context) (p Profile, store bool, err error)) (p Profile, loaded bool, err error) {
 	return kept.LoadOrMake(ctx, c.dir(), func() (Profile, error) { return c.Load(k) }, func() (Profile, error) { return c.make(ctx, make) })
 }
 
-// Make makes and stores a profile as LoadOrMake does, whether there is one or not.
+// Make makes and stores a profile as LoadOrMake does, even if one is stored.
 func (c Cache) Make(ctx context.Context, make func(context.Context) (p Profile, store bool, err error)) (p Profile, err error) {
 	err = c.dir().Locked(ctx, func() (err error) {
 		p, err = c.make(ctx, make)

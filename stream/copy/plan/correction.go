@@ -14,8 +14,8 @@ type batchClass struct {
 	size    uint8
 }
 
-// Batches of up to smallBytes are bound by their start, batches of more than mediumBytes by a path's
-// rate. Batches in between are a class of their own.
+// Batches of up to smallBytes are bound by their start, batches of more than mediumBytes by a
+// path's rate. Batches in between are a class of their own.
 const (
 	smallBytes  = 256 << 10
 	mediumBytes = 4 << 20
@@ -66,7 +66,8 @@ const (
 )
 
 // add adds an observation. It counts up to the value that the observation before it supports:
-// otherwise one slow batch could move all batches to another path, and the average would not recover.
+// otherwise one slow batch could move all batches to another path, and the average would not
+// recover.
 func (m *correction) add(observed float64, now, half time.Duration) {
 	if !m.fresh(now, half) {
 		m.average, _ = m.faded(now, half)

@@ -9,10 +9,12 @@ import (
 // DefaultSource is the Source of Default's profile.
 const DefaultSource = "default: H100 PCIe 5 x16, not measured on this machine"
 
-// Default returns the profile that is used where none was measured on the machine. Its figures are an H100's over PCIe 5
-// x16 (docs/benchmarks.md), those between devices two H200s' over NVLink, of copy engines two H100s'; copies within a device, which were not
-// measured, are given those of two H200s one by one, which are a lower bound. The rate of sums is a core's of the same machines. It is good for knowing
-// one copy each from a kernel; how many thread blocks a machine needs, it cannot know.
+// Default returns the profile that is used if none was measured on the machine. Its figures are
+// those of an H100 over PCIe 5 x16 (docs/benchmarks.md). Between devices, kernels have the figures
+// of two H200s over NVLink, and copy engines those of two H100s. Copies within a device were not
+// measured: they have the figures of single copies between two H200s, a lower bound. The rate of
+// sums is that of one core of these machines. The profile is good enough to choose between a copy
+// engine and a kernel. It cannot predict how many thread blocks a machine needs.
 func Default() Profile {
 	p := Profile{Source: DefaultSource, SumGBps: 12, Sizes: slices.Clone(defaultSizes), Counts: slices.Clone(defaultCounts)}
 	p.GBps = [directions]float64{H2D: 54.3, D2H: 54.4, D2D: 396, Peer: 396}
@@ -28,22 +30,24 @@ var (
 	defaultCounts = []int64{1, 4, 16, 64, 256, 1 << 10, 4 << 10, 16 << 10}
 )
 
-// defaultPath is what was measured of a path in one direction: what the start of a batch takes and how much of that a batch
-// before hides, in nanoseconds, and how fast long batches go then, in GB/s at defaultSizes.
+// defaultPath holds the measurements of a path in one direction. start is the start-up time of a
+// batch and lead the part of it that an earlier batch hides, in nanoseconds. rate is the rate of
+// long batches at defaultSizes, in GB/s.
 type defaultPath struct {
 	path        stream.Path
 	ctas        int
 	dir         Direction
 	start, lead float64
-	// serial is how fast a single copy goes, in GB/s, where further ones go at the same time as the first; zero: one goes
-	// after another.
+	// serial is the rate of a single copy, in GB/s, if further copies run at the same time as the
+	// first. Zero: copies run one after another.
 	serial float64
 	rate   [13]float64
 }
 
-// The figures: kernels with 16 B loads, 512 threads a block; staged copies in batches of
-// 64 MiB; of peers the slower of pulls and pushes, kernels in
-// pages, copy engines in calls of 256 copies. Copies of 256 B to 2 KiB by copy engine are from what one costs at 4 KiB, peers' of 8 KiB too.
+// defaults holds the measurements. Kernels use 16-byte loads and 512 threads per block. Staged
+// copies have batches of 64 MiB. Figures of peers are the slower of pulls and pushes, with pages
+// for kernels and with calls of 256 copies for copy engines. Copies of 256 B to 2 KiB by copy
+// engine are derived from the cost at 4 KiB; between peers, those of 8 KiB are too.
 var defaults = []defaultPath{
 	{stream.PathCopyEngine, 0, D2D, 7000, 5000, 0, [13]float64{0.103, 0.206, 0.4125, 0.825, 1.65, 3.2, 6.3, 12.5, 24.6, 80, 206, 340, 385}},
 	{stream.PathCopyEngine, 0, H2D, 9000, 6000, 0, [13]float64{0.4, 0.8, 1.6, 3.2, 6.5, 7.5, 20, 36, 45, 48, 51.5, 53.6, 54.4}},
@@ -72,14 +76,15 @@ var defaults = []defaultPath{
 }
 
 const (
-	// serialBytes is what one warp copies of a batch at a time.
+	// serialBytes is the part of a batch that one warp copies at a time.
 	serialBytes = 16 << 10
-	// describeNanos is what it takes the CPU to describe a piece to a kernel, which is slower than kernels are with the
-	// smallest.
+	// describeNanos is the CPU time to describe a piece to a kernel. It exceeds the kernel's own
+	// time for the smallest pieces.
 	describeNanos = 18
 )
 
-// defaultDuplex is what a byte takes longer, in nanoseconds, while as much goes the opposite way.
+// defaultDuplex is the additional time of each byte, in nanoseconds, while as many bytes go the
+// opposite way.
 var defaultDuplex = map[stream.Path]float64{
 	stream.PathCopyEngine: 0.003, stream.PathStaged: 0.003,
 	stream.PathKernel: 0.014,

@@ -1,21 +1,22 @@
-// Package plan predicts how long a batch takes on each path of a copy stream, and chooses among them. It is pure: it
-// reaches no device and starts no goroutine; package stream/copy asks it, package stream/copy/calibrate measures for it.
+// Package plan predicts how long a batch takes on each path of a copy stream, and chooses a path.
+// It accesses no device and starts no goroutine. Package stream/copy asks it for choices, and
+// package stream/copy/calibrate measures for it.
 //
 // # Model
 //
-// A Profile has one Model for each path, number of thread blocks, direction and host side. A model is
-// a table of measured times by size and count, with straight lines between them. It is exact for a
-// cost of each copy and of each byte. It also follows a kernel whose first copies are free and a
-// driver that changes engines at some size. Beyond the longest measured batch, each copy costs as
-// much as the last ones.
+// A Profile has one Model for each path, number of thread blocks, direction and host side. A model
+// is a table of measured times by size and count, interpolated linearly. It is exact for a cost of
+// each copy and of each byte. It also follows a kernel whose first copies are free, and a driver
+// that changes engines at some size. Beyond the longest measured batch, each copy costs as much as
+// the last ones.
 //
-// Model.Lead of a batch's time passes while batches before it copy. The rest is its marginal cost. A
-// path in Request.Alone starts only after they end and hides nothing. While the opposite direction is
-// busy, or was during the last batch, each byte takes Model.Duplex longer.
+// Model.Lead of a batch's time passes while batches before it copy. The rest is its marginal cost.
+// A path in Request.Alone starts only after they end and hides nothing. While the opposite
+// direction is busy, or was during the last batch, each byte takes Model.Duplex longer.
 //
 // Copy engines and NICs copy each run of adjacent extents at once, so their count is Request.Runs.
-// Kernels copy pieces. Staged copies gather pieces and copy each run of the host side by copy engine:
-// the slower of the two counts. Pieces of different sizes count as pieces of the mean size.
+// Kernels copy pieces. Staged copies gather pieces and copy each run of the host side by copy
+// engine: the slower of the two counts. Pieces of different sizes count as pieces of the mean size.
 //
 // # Choosing
 //
@@ -25,8 +26,8 @@
 //
 // # Learning
 //
-// Observe keeps one correction for each path in each class of batches: by direction, three ranges of
-// bytes, and whether the opposite direction is busy. A correction is a decayed average of
+// Observe keeps one correction for each path in each class of batches: by direction, three ranges
+// of bytes, and whether the opposite direction is busy. A correction is a decayed average of
 // log(actual / profiled time). It fades (Options.HalfLife), so that a path that was slow is tried
 // again. A path that calibration measured as too slow is not chosen until the next calibration.
 //

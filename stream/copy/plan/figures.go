@@ -1,14 +1,14 @@
 package plan
 
-// Figures are what a planner has seen, and what its budget allows where harm counts, of about one moment.
+// Figures holds the statistics of a planner and the state of its budget, all of about one moment.
 type Figures struct {
 	Paths   []PathStats
-	Drifted bool    // the profile should be measured anew
-	Limits  Limits  // of the budget; zero where there is none
-	Harm    float64 // as Budget.Harm has it
+	Drifted bool    // the profile should be measured again
+	Limits  Limits  // of the budget; zero without a budget
+	Harm    float64 // see Budget.Harm
 }
 
-// Figures returns the figures of now. Safe for concurrent use.
+// Figures returns the current figures. Safe for concurrent use.
 func (p *Planner) Figures() Figures {
 	f := Figures{Paths: p.Stats()}
 	_, f.Drifted = p.Drifted()

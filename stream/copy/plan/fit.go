@@ -8,9 +8,9 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Point is one batch that was measured: Count copies of Size bytes took Nanos alone, and Marginal nanoseconds more for each
-// further batch like it behind one another; zero where that was not measured. Spread is how far its repetitions lay apart,
-// relative to Nanos.
+// Point is one measured batch: Count copies of Size bytes took Nanos alone. Each further batch of
+// the same kind submitted behind it added Marginal nanoseconds; zero if that was not measured.
+// Spread is the spread of the repetitions, relative to Nanos.
 type Point struct {
 	Count    int
 	Size     int64
@@ -19,16 +19,18 @@ type Point struct {
 	Spread   float64
 }
 
-// leastGrowth bounds from below what a further copy takes beyond the longest batch that was measured, as a share of what a
-// copy took there on average.
+// leastGrowth is a lower bound for the time of each copy beyond the longest measured batch, as a
+// share of the mean time of a copy in that batch.
 const leastGrowth = 0.1
 
-// atMostFaster bounds how much faster than one large copy, whose start counts, further copies are taken to be.
+// atMostFaster bounds how much faster further copies can be than one large copy, whose time
+// includes its start.
 const atMostFaster = 1.05
 
-// Fit sets the figures of m from measurements at the sizes and counts of p: Times, Lead, Spread and Points. Times that fall
-// as the count grows are noise and become their mean. What was not measured is taken to lie on the line through the nearest
-// that was. An error means that there is nothing to fit, or that a point is none of p's.
+// Fit sets Times, Lead, Spread and Points of m from measurements at the sizes and counts of p.
+// Times that fall as the count grows are noise and become their mean. Missing times are
+// interpolated between the nearest measured ones, or extrapolated from them. Fit returns an error
+// if there are no points, or if a point is invalid or not at a size and count of p.
 func (m *Model) Fit(p *Profile, points []Point) error {
 	width := len(p.Counts)
 	m.Times = make([]float64, len(p.Sizes)*width)
@@ -43,7 +45,8 @@ func (m *Model) Fit(p *Profile, points []Point) error {
 		return fmt.Errorf("fit %s: no points: %w", m.id(), errdefs.ErrInvalid)
 	}
 	for i := range p.Sizes {
-		least := 0.0 // of a copy more: nothing is much faster than one large copy
+		// least is the time of a further copy at atMostFaster times the rate of a large copy.
+		least := 0.0
 		if gbps := p.GBps[m.Dir]; gbps > 0 {
 			least = float64(p.Sizes[i]) / (atMostFaster * gbps)
 		}
@@ -55,8 +58,9 @@ func (m *Model) Fit(p *Profile, points []Point) error {
 	return nil
 }
 
-// fillRow makes the times of one size rise, and fills those that are zero; beyond the longest batch that was measured a copy
-// more takes least at least. A row without any stays as it is.
+// fillRow makes the times of one size rise and fills those that are zero. Beyond the longest
+// measured batch, each further copy takes at least least. A row without measurements stays
+// unchanged.
 func fillRow(counts []int64, row []float64, least float64) {
 	var at []int
 	for k, t := range row {
@@ -75,7 +79,7 @@ func fillRow(counts []int64, row []float64, least float64) {
 		switch {
 		case row[k] > 0 && k != last:
 		case k < first:
-			// Fewer copies than were measured: a batch of one may be all start.
+			// The start may dominate a batch with fewer copies than were measured.
 			row[k] = row[first]
 		case k < last:
 			i, _ := slices.BinarySearch(at, k)
@@ -86,7 +90,7 @@ func fillRow(counts []int64, row []float64, least float64) {
 			row[k] = row[last] + each*(n-float64(counts[last]))
 		}
 	}
-	// What lies beyond the profile's counts goes on as the last two end.
+	// Counts beyond the profile's are extrapolated from the last two entries.
 	n := len(row)
 	before := row[n-1] - each*float64(counts[n-1]-counts[n-2])
 	if n > 2 {
@@ -98,9 +102,10 @@ func fillRow(counts []int64, row []float64, least float64) {
 	}
 }
 
-// growth is what each further copy takes beyond the longest batch that was measured: what the last ones did. The two longest
-// batches alone may be off, and then by much: it lies between what a copy took on average there, and the same without
-// all of what the shortest batch took.
+// growth returns the time of each copy beyond the longest measured batch. It is the growth between
+// the two longest batches, whose measurements may be off. It is therefore bounded from above by the
+// mean time of a copy in the longest batch, and from below by that mean without the time of the
+// shortest batch.
 func growth(counts []int64, row []float64, at []int) float64 {
 	last := at[len(at)-1]
 	most := row[last] / float64(counts[last])
@@ -112,8 +117,8 @@ func growth(counts []int64, row []float64, at []int) float64 {
 	return max(min(each, most), (row[last]-row[at[0]])/float64(counts[last]), leastGrowth*most)
 }
 
-// flatten makes the entries at the given places rise, each run that falls becoming its mean: the rising sequence that is
-// nearest by least squares.
+// flatten makes the entries at the given indices rise: each falling run becomes its mean. The
+// result is the nearest rising sequence by least squares.
 func flatten(row []float64, at []int) {
 	type level struct {
 		sum float64
@@ -139,8 +144,9 @@ func flatten(row []float64, at []int) {
 	}
 }
 
-// fillSizes fills the rows of sizes that were not measured: between two that were on the line that joins them, below the
-// smallest the same, beyond the largest as so many more copies of that.
+// fillSizes fills the rows of sizes without measurements. It interpolates between measured sizes.
+// Smaller sizes get the times of the smallest measured one. Larger copies count as several copies
+// of the largest measured size.
 func (m *Model) fillSizes(p *Profile) {
 	width := len(p.Counts)
 	var known []int
@@ -175,7 +181,8 @@ func (m *Model) fillSizes(p *Profile) {
 	}
 }
 
-// medianOf returns the median of what of says of the points that it takes; zero where it takes none.
+// medianOf returns the median of the values that of returns with ok set, except NaN. It returns
+// zero if there are none.
 func medianOf(points []Point, of func(*Point) (v float64, ok bool)) float64 {
 	var all []float64
 	for i := range points {

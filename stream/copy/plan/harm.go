@@ -6,16 +6,18 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// harm is the share of a matrix product's rate that a path takes while it works: base, and block more for each thread block.
+// harm is the share of its rate that a matrix product loses while a path works: base, and block
+// more for each thread block.
 type harm struct{ base, block float64 }
 
-// mostHarm is what nothing exceeds: a kernel that writes host memory as fast as the bus carries it.
+// mostHarm is the highest harm. A kernel that writes host memory at the rate of the bus reaches it.
 const mostHarm = 0.55
 
-// harms are an H100's (docs/benchmarks.md, ADR 9): to the device the mean of what products of 4096 to 8192 rows of bf16 matrices lose,
-// 5 to 23% to kernels of 4 thread blocks, about as much to one multiprocessor that is taken, and 1 to 7% to staged
-// copies; back what products of 8192 rows lose: staged at 40 to 42 GB/s (0.1 to 2.2%), kernels at 46 by 16 (52%) and at 30 by 1 (4.8%). The
-// rest lies on lines through these, or is guessed after them.
+// harms holds the figures of an H100 (docs/benchmarks.md, ADR 9). H2D: mean losses of products of
+// 4096 to 8192 rows of bf16 matrices. Kernels of 4 thread blocks cost 5 to 23%, about as much as
+// the loss of one multiprocessor, and staged copies 1 to 7%. D2H: losses of products of 8192 rows.
+// Staged copies at 40 to 42 GB/s cost 0.1 to 2.2%, kernels of 16 thread blocks at 46 GB/s 52%, and
+// kernels of one at 30 GB/s 4.8%. Other values are interpolated or estimated from these.
 var harms = [directions][stream.PathCount]harm{
 	H2D: {
 		stream.PathKernel:     {base: 0.10, block: 0.006},
@@ -27,23 +29,24 @@ var harms = [directions][stream.PathCount]harm{
 		stream.PathStaged:     {base: 0.015},
 		stream.PathCopyEngine: {base: 0.01}, stream.PathNIC: {base: 0.01}, stream.PathNICSoft: {base: 0.01},
 	},
-	// Not measured: kernels are taken to cost their share of 132 multiprocessors.
+	// Not measured: a kernel is assumed to cost its share of 132 multiprocessors.
 	D2D:  {stream.PathKernel: {block: 1.0 / 132}, stream.PathCopyEngine: {base: 0.01}},
 	Peer: {stream.PathKernel: {block: 1.0 / 132}, stream.PathCopyEngine: {base: 0.01}},
 }
 
-// harmOf returns what a path takes with so many thread blocks.
+// harmOf returns the harm of path p with the given number of thread blocks.
 func harmOf(d Direction, p stream.Path, ctas int) float64 {
 	h := harms[d][p]
 	return max(0, min(mostHarm, h.base+h.block*float64(ctas)))
 }
 
-// harmless is how long a batch may work and do no harm that counts, if nothing is ahead of it: it is over before anybody notices,
-// and who waits for so little feels every microsecond.
+// harmless is the working time of a batch that does not count as harm if nothing is ahead of the
+// batch. So short a batch does not disturb other work, and each microsecond of its latency matters.
 const harmless = 50 * time.Microsecond
 
-// weigh returns what counts of the harm of a batch that works for so long, in nanoseconds of the time of what computes beside it.
-// Waits for multiprocessors count as work: they are as long for few thread blocks as for many, and must not speak for many.
+// weigh returns the harm of a batch that works for the given nanoseconds, as time that concurrent
+// work loses. Waits for multiprocessors count as work: they do not depend on the number of thread
+// blocks and must not favor a large one.
 func (c *candidate) weigh(works float64, ahead time.Duration) float64 {
 	return c.harm * max(0, works-float64(max(0, harmless-ahead)))
 }

@@ -16,11 +16,11 @@ import (
 const (
 	formatName    = "kvlane-profile"
 	formatVersion = 6
-	// maxEncoded bounds what is decoded: a profile is a hundred KiB.
+	// maxEncoded bounds the size of an encoded profile. A usual profile has about 100 KiB.
 	maxEncoded = 4 << 20
 )
 
-// document is a profile as it is stored.
+// document is the stored form of a profile.
 type document struct {
 	Format  string             `json:"format"`
 	Version int                `json:"version"`
@@ -46,7 +46,7 @@ type modelDocument struct {
 	Points int         `json:"points"`
 }
 
-// MarshalJSON encodes a valid profile.
+// MarshalJSON encodes p. It returns an error if p is invalid.
 func (p Profile) MarshalJSON() ([]byte, error) {
 	if err := p.Validate(); err != nil {
 		return nil, fmt.Errorf("encode profile: %w", err)
@@ -68,8 +68,8 @@ func (p Profile) MarshalJSON() ([]byte, error) {
 	return json.Marshal(d)
 }
 
-// UnmarshalJSON decodes and validates a profile. What is no profile or a damaged one is ErrCorrupt, one of another
-// version ErrMismatch; p is then unchanged.
+// UnmarshalJSON decodes and validates a profile. The error wraps ErrMismatch if the profile has
+// another version, and ErrCorrupt if b is otherwise not a valid profile. p is then unchanged.
 func (p *Profile) UnmarshalJSON(b []byte) error {
 	q, err := Decode(b)
 	if err == nil {
@@ -148,7 +148,7 @@ func (d *document) profile() (Profile, error) {
 	return p, nil
 }
 
-// parse finds the value below limit that has the name.
+// parse returns the value below limit with the given name.
 func parse[T interface {
 	~uint8
 	fmt.Stringer

@@ -6,20 +6,22 @@ import (
 	"fmt"
 )
 
-// Key is what a profile's figures depend on. Profiles of different keys never stand in for one another.
+// Key identifies the hardware and software that a profile's figures depend on. A profile is never
+// used for another key.
 type Key struct {
 	GPU       string `json:"gpu"`        // UUID
 	Driver    string `json:"driver"`     // version of the driver
-	PCI       string `json:"pci"`        // address on the bus, which decides what is between GPU and memory
-	LinkSpeed string `json:"link_speed"` // "32.0 GT/s", or empty where the bus does not say
-	LinkWidth int    `json:"link_width"` // lanes; zero where the bus does not say
-	NUMANode  int    `json:"numa_node"`  // of the GPU; -1 where unknown
+	PCI       string `json:"pci"`        // bus address; it determines the way from GPU to memory
+	LinkSpeed string `json:"link_speed"` // for example "32.0 GT/s"; empty if unknown
+	LinkWidth int    `json:"link_width"` // lanes; zero if unknown
+	NUMANode  int    `json:"numa_node"`  // of the GPU; -1 if unknown
 	Kernels   string `json:"kernels"`    // hash of the copy kernels
-	// NIC names the NICs that the profile has figures of, with what these depend on. Empty: of none.
+	// NIC names the NICs in the profile and the properties that their figures depend on. Empty: no
+	// NIC.
 	NIC string `json:"nic,omitempty"`
 }
 
-// String names the key in reports, without what is not known.
+// String describes the key in reports, without unknown fields.
 func (k Key) String() string {
 	s := "GPU " + k.GPU
 	if k.PCI != "" {
@@ -38,7 +40,8 @@ func (k Key) String() string {
 	return s
 }
 
-// hash names the key's file. The format's version is part of it, so that builds of two versions do not fight over one.
+// hash names the key's file. It includes the format's version, so that two builds do not overwrite
+// each other's files.
 func (k Key) hash() string {
 	all := fmt.Appendf(nil, "%d\x00%q\x00%q\x00%q\x00%q\x00%d\x00%d\x00%q",
 		formatVersion, k.GPU, k.Driver, k.PCI, k.LinkSpeed, k.LinkWidth, k.NUMANode, k.Kernels)

@@ -10,8 +10,8 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// driftAfter and driftBy say when the profile is called outdated: after so many observations in a row that were not
-// too old, when paths that should cost the same differ by so much.
+// driftAfter and driftBy define when a profile is outdated: driftAfter is the least number of
+// recent observations of a path, and driftBy the least difference between paths, as a logarithm.
 const driftAfter = 32
 
 var driftBy = math.Log(1.25)
@@ -28,21 +28,22 @@ type learned struct {
 	traffic
 }
 
-// history is the statistics of one path in one direction, over all classes of batches.
+// history holds the correction and the statistics of one path in one direction, over all classes of
+// batches.
 type history struct {
 	correction
 	stats PathStats
 }
 
-// PathStats counts what was chosen and what came of it.
+// PathStats counts the choices of a path and their outcomes.
 type PathStats struct {
 	Path stream.Path
 	Dir  Direction
-	// Choices is how often the path was chosen, Observed how many of those had an outcome; the two times are the sums over
-	// those that had.
+	// Choices counts the choices of the path, and Observed those with a known outcome. Predicted
+	// and Actual are sums over the latter.
 	Choices, Observed int64
 	Predicted, Actual time.Duration
-	// Scale is what the path takes lately, as a multiple of what the profile says; 1 where it was not seen lately.
+	// Scale is the recent ratio of actual to profiled time. It returns to 1 without observations.
 	Scale float64
 }
 
@@ -57,7 +58,7 @@ func (l *learned) class(r *Request, now time.Duration) batchClass {
 	return classOf(r, l.opposed(r.Dir, now))
 }
 
-// scales are the factors of predictions, by path.
+// scales holds the factors of predictions by path.
 type scales [stream.PathCount]float64
 
 // scales sets s to the corrections of the paths in can for batches of class c, and to 1 for other
@@ -71,9 +72,9 @@ func (l *learned) scales(c batchClass, can Paths, now time.Duration, s *scales) 
 	}
 }
 
-// Observe corrects later predictions by the duration of a completed batch. actual starts at the start
-// of the batch or at the end of the batch before it, whichever is later. Do not pass batches that
-// failed or were canceled.
+// Observe corrects later predictions by the duration of a completed batch. actual starts at the
+// start of the batch or at the end of the batch before it, whichever is later. Do not pass batches
+// that failed or were canceled.
 func (p *Planner) Observe(c Choice, r Request, actual time.Duration) {
 	if actual <= 0 || c.Predicted <= 0 || c.scale <= 0 || c.Path >= stream.PathCount || r.Dir >= directions {
 		return
@@ -97,16 +98,16 @@ func (p *Planner) Observe(c Choice, r Request, actual time.Duration) {
 	l.corrections.of(c.class)[c.Path].add(observed, now, l.half)
 }
 
-// Drift is a path that takes longer or shorter than the profile says, by Factor, while others do not.
+// Drift is a path whose times differ from the profile by Factor while those of other paths do not.
 type Drift struct {
 	Path   stream.Path
 	Dir    Direction
 	Factor float64
 }
 
-// Drifted reports whether the profile should be measured anew: some path is faster than it was when measured, or two
-// paths seen lately, often enough, have moved apart. All of them slower by the same factor is another tenant on the link;
-// it says nothing about the profile.
+// Drifted reports whether the profile should be measured again: a path is faster than measured, or
+// two paths with enough recent observations have drifted apart. If all paths are slower by the same
+// factor, another tenant uses the link and the profile stays valid.
 func (p *Planner) Drifted() (Drift, bool) {
 	l := &p.learned
 	now := l.now()
@@ -142,7 +143,7 @@ func (p *Planner) Drifted() (Drift, bool) {
 	return Drift{}, false
 }
 
-// Stats returns the figures of every path that was ever chosen, by direction and path.
+// Stats returns the statistics of every path that was chosen, by direction and path.
 func (p *Planner) Stats() []PathStats {
 	l := &p.learned
 	now := l.now()

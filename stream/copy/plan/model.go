@@ -7,35 +7,38 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Model predicts one path with one number of thread blocks, in one direction, from measured times.
+// Model predicts the times of one path with one number of thread blocks, in one direction, from
+// measured times.
 type Model struct {
 	Path stream.Path
 	CTAs int // thread blocks; zero for a path without
 	Dir  Direction
 	Side Side
 
-	// Times are what batches take alone, in nanoseconds: Profile.Counts[k] copies of Profile.Sizes[i] bytes at
-	// i·len(Counts)+k. They do not fall as the count grows.
+	// Times holds the times of single batches, in nanoseconds. Entry i*len(Counts)+k is that of
+	// Profile.Counts[k] copies of Profile.Sizes[i] bytes. Times do not fall as the count grows.
 	Times []float64
-	// Lead is how much of a batch's time passes while the batch before it still copies, in nanoseconds; of a short one it is
-	// mostLead of its time at most.
+	// Lead is the part of a batch's time that passes while the batch before it still copies, in
+	// nanoseconds. For a short batch it is at most mostLead of its time.
 	Lead float64
-	// Duplex is what each byte takes longer while as much goes the opposite way by the same path, in nanoseconds.
+	// Duplex is the additional time of each byte while as many go the opposite way by the same
+	// path, in nanoseconds.
 	Duplex float64
-	// Spread is how far repeated measurements lay apart, relative to their median, in the typical case: 0.1 is 10%.
+	// Spread is the typical spread of repeated measurements, relative to their median: 0.1 is 10%.
 	Spread float64
-	// Points is how many of Times were measured; zero where the model is of another machine.
+	// Points is the number of measured entries of Times. It is zero if the model was measured on
+	// another machine.
 	Points int
 }
 
-// place is where a value lies among the ascending steps of a profile: frac of the way from step i to step i+1, more than
-// all of it beyond the last.
+// place is the position of a value among the ascending steps of a profile: frac of the way from
+// step i to step i+1. Beyond the last step frac exceeds 1.
 type place struct {
 	i    int
 	frac float64
 }
 
-// locate finds v. Below the first step it is at the first.
+// locate returns the place of v. Values below the first step are at the first step.
 func locate(steps []int64, v float64) place {
 	last := len(steps) - 1
 	if v <= float64(steps[0]) {
@@ -46,13 +49,14 @@ func locate(steps []int64, v float64) place {
 	return place{i, (v - low) / (high - low)}
 }
 
-// spot is where n copies of a size lie among a profile's counts and sizes.
+// spot is the position of n copies of a size among a profile's counts and sizes.
 type spot struct {
 	count, size place
-	width       int // counts a size
+	width       int // counts per size
 }
 
-// locate finds n copies of size bytes. What is larger than the largest size counts as so many more of that size.
+// locate returns the spot of n copies of size bytes. A copy larger than the largest size counts as
+// several copies of that size.
 func (p *Profile) locate(n, size float64) spot {
 	if last := float64(p.Sizes[len(p.Sizes)-1]); size > last {
 		n, size = n*size/last, last
@@ -60,8 +64,9 @@ func (p *Profile) locate(n, size float64) spot {
 	return spot{locate(p.Counts, n), locate(p.Sizes, size), len(p.Counts)}
 }
 
-// time returns what a batch at s takes alone: on straight lines between what was measured. A cost a copy and a cost a byte
-// lie on such lines; what bends, as the start of many warps at once does, lies a little below them.
+// time returns the predicted time of a batch at s without other traffic, interpolated linearly
+// between measured times. Costs per copy and per byte are linear. Other costs, such as the
+// concurrent start of many warps, lie slightly below the lines.
 func (m *Model) time(s spot) float64 {
 	at := s.size.i*s.width + s.count.i
 	t := between(m.Times[at:], s.count.frac)
@@ -76,19 +81,21 @@ func between(t []float64, frac float64) float64 { return t[0] + frac*(t[1]-t[0])
 // row returns the times of size i by count.
 func (m *Model) row(i, counts int) []float64 { return m.Times[i*counts : (i+1)*counts] }
 
-// Rows are worth a call where there are so many of them, and take a copy engine so long each, in nanoseconds, however short they are (H100:
-// 8 KiB at 41 to 44 GB/s). What they take longer beside a model is learned.
+// The host's runs count as rows if a row has at least leastRows runs on average. Each run then
+// takes a copy engine at least rowNanos, however short it is (H100: 8 KiB at 41 to 44 GB/s). The
+// additional time next to a model is learned.
 const (
 	leastRows = 16
 	rowNanos  = 190
 )
 
-// load is a request as models see it.
+// load is a request in the form that models need.
 type load struct {
-	pieces, runs, host             spot
-	rows                           float64 // what rows take at least; zero where the host side has none
-	piecesScattered, runsScattered float64 // how scattered the host side is: 0 contiguous, 1 a run each
-	opposed                        float64 // bytes that meet as many that go the opposite way
+	pieces, runs, host spot
+	rows               float64 // least time of the rows; zero if the host side has none
+	// Scatter of the host side: 0 is contiguous, 1 is one run per copy.
+	piecesScattered, runsScattered float64
+	opposed                        float64 // bytes that meet as many in the opposite direction
 }
 
 func (p *Profile) load(r *Request, duplex bool, l *load) {
@@ -117,7 +124,7 @@ func (p *Profile) load(r *Request, duplex bool, l *load) {
 	}
 }
 
-// scattered is the share of n copies that begin a new run on the host's side, the first left out.
+// scattered returns the share of n copies that start a new run on the host side, without the first.
 func scattered(hostRuns, n int) float64 {
 	if hostRuns <= 1 || n <= 1 {
 		return 0
@@ -125,7 +132,7 @@ func scattered(hostRuns, n int) float64 {
 	return min(1, float64(hostRuns-1)/float64(n-1))
 }
 
-// perRun reports whether the path is asked once a run of neighbouring extents, not once a piece.
+// perRun reports whether the path copies runs of adjacent extents, rather than pieces.
 func perRun(p stream.Path) bool {
 	switch p {
 	case stream.PathCopyEngine, stream.PathNIC, stream.PathNICSoft:
@@ -135,11 +142,11 @@ func perRun(p stream.Path) bool {
 	}
 }
 
-// stagedIdle is how many of staged copies' thread blocks count as one: they work for one part in so many of the time, as device
-// memory is that much faster than the bus, and are gone for the rest.
+// stagedIdle is the number of thread blocks of staged copies that count as one. They are busy for
+// one stagedIdle-th of the time, since device memory is that much faster than the bus.
 const stagedIdle = 32
 
-// footprint is what a path takes away from computing, in thread blocks that never rest.
+// footprint returns the use of the device by a path, in thread blocks that are always busy.
 func footprint(p stream.Path, ctas int) int {
 	if p == stream.PathStaged {
 		return (ctas + stagedIdle - 1) / stagedIdle
@@ -147,31 +154,33 @@ func footprint(p stream.Path, ctas int) int {
 	return ctas
 }
 
-// mostLead bounds the part of a short batch's time that may pass while the one before it copies.
+// mostLead bounds the share of a short batch's time that can pass while the batch before it copies.
 const mostLead = 0.75
 
-// candidate is a path with a number of thread blocks, as it is predicted: a model for each side, the same one twice where
-// only one was measured.
+// candidate is a path with a number of thread blocks and its models by side. If only one side was
+// measured, both have the same model.
 type candidate struct {
 	path   stream.Path
 	ctas   int
 	taken  int     // footprint
-	harm   float64 // what it takes from work beside it
+	harm   float64 // share of its rate that concurrent work loses
 	perRun bool
-	widest bool // no other of the path has more thread blocks
+	widest bool // no other candidate of the path has more thread blocks
 	model  [sides]*Model
-	// engine is what carries the host side of a staged copy; nil for others.
+	// engine is the copy engine's model for the host side of a staged copy; nil for other paths.
 	engine *Model
 }
 
-// time returns what l takes alone, what opposite traffic adds to that, and the lead, all unscaled.
+// time returns the time of l without other traffic, the additional time due to opposite traffic,
+// and the lead. Corrections are not applied.
 func (c *candidate) time(l *load) (alone, met, lead float64) {
 	at, mix := l.pieces, l.piecesScattered
 	if c.perRun {
 		at, mix = l.runs, l.runsScattered
 	}
 	if c.engine != nil && c.model[Scattered] == c.model[Contiguous] {
-		// The gather, or the engine that makes a copy of each of the host's runs meanwhile, whichever is slower.
+		// Gathering overlaps with copying the host's runs by copy engine. The slower of the two
+		// counts.
 		m := c.model[Contiguous]
 		alone, lead = max(m.time(at), c.engine.time(l.host), l.rows), m.Lead
 		return alone, l.opposed * m.Duplex, min(lead, mostLead*alone)
@@ -188,8 +197,8 @@ func (c *candidate) time(l *load) (alone, met, lead float64) {
 	return alone, l.opposed * m.Duplex, min(lead, mostLead*alone)
 }
 
-// rising reports whether times, by count, never fall and end in growth: without that a long enough batch would be for
-// nothing.
+// rising reports whether times, by count, never fall and grow at the end. Without growth, any
+// number of further copies would take no time.
 func rising(row []float64) bool {
 	n := len(row)
 	return slices.IsSorted(row) && row[n-1] > row[n-2]

@@ -2,18 +2,18 @@ package plan
 
 import "time"
 
-// Pacer spreads work over time: it keeps the sum of the paces of what was begun from running ahead of the clock. The zero
-// value is ready. It is for one goroutine.
+// Pacer spreads work over time: the sum of the paces of started work does not run ahead of the
+// clock. The zero value is ready. It is not safe for concurrent use.
 type Pacer struct {
-	free time.Time // when what was begun so far has had its share
+	free time.Time // end of the time assigned to all work so far
 }
 
-// paceSlack is how late and how early work may begin and still be counted as begun when it was due. Timers fire late, by a
-// millisecond as most do: that must neither make everything after it late, nor leave the link idle meanwhile.
+// paceSlack is the tolerance for work that starts early or late. Timers usually fire up to a
+// millisecond late, which must neither delay all later work nor leave the link idle.
 const paceSlack = 2 * time.Millisecond
 
-// Next returns how long to wait from now until work that is to take pace may begin, and counts it as begun when it is due. A
-// pacer that was idle has saved up next to nothing: a burst after a pause is paced like any other.
+// Next returns how long to wait from now until work with the given pace may start, and counts the
+// work as started when due. Idle time is not saved up: a burst after a pause is paced as well.
 func (p *Pacer) Next(now time.Time, pace time.Duration) time.Duration {
 	start := now
 	if p.free.After(now.Add(-paceSlack)) {

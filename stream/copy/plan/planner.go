@@ -19,20 +19,21 @@ const (
 	DefaultHalfLife = 10 * time.Second
 )
 
-// Options says how a planner is made. The zero value is the default.
+// Options configures a planner. The zero value selects the defaults.
 type Options struct {
 	Policy Policy
-	// Margin is by how much a path may be slower than the fastest, as a fraction of its time, and be taken since it needs
-	// fewer thread blocks. Zero: DefaultMargin; negative: none.
+	// Margin is the fraction by which a path may be slower than the fastest and still be chosen for
+	// its fewer thread blocks. Zero: DefaultMargin; negative: none.
 	Margin float64
-	// HalfLife is how long an observation counts in full; after that it loses half of its weight against the profile with
-	// each further HalfLife. Zero: DefaultHalfLife.
+	// HalfLife is how long an observation has its full weight. The weight then halves with each
+	// further HalfLife. Zero: DefaultHalfLife.
 	HalfLife time.Duration
-	// Without is paths that are not chosen for a batch that another can take: what they gain is what the others lose.
+	// Without holds paths that are not chosen for a batch that another path can take. It serves to
+	// measure the gain of these paths.
 	Without Paths
-	// Budget, where there is one, bounds thread blocks and chunks under policies that weigh harm.
+	// Budget, if not nil, bounds thread blocks and chunks under policies that weigh harm.
 	Budget *Budget
-	// Clock tells how old observations are. Default: the real clock.
+	// Clock measures the age of observations. Default: the real clock.
 	Clock clockwork.Clock
 }
 
@@ -48,14 +49,15 @@ func (o Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Planner chooses paths for the batches of streams under one policy. Safe for concurrent use; nothing blocks.
+// Planner chooses paths for the batches of streams under one policy. It is safe for concurrent use,
+// and no method blocks.
 type Planner struct {
 	*shared
 	policy Policy
 	budget *Budget
 }
 
-// shared is what planners of several policies for the same device have in common.
+// shared is the common state of planners with different policies for the same device.
 type shared struct {
 	profile *Profile
 	margin  float64
@@ -64,7 +66,7 @@ type shared struct {
 	learned learned
 }
 
-// New returns a planner over p, which must not change afterwards.
+// New returns a planner for p, which must not change afterwards.
 func New(p Profile, o Options) (*Planner, error) {
 	if err := errors.Join(p.Validate(), o.Validate()); err != nil {
 		return nil, fmt.Errorf("make planner: %w", err)
@@ -86,7 +88,7 @@ func New(p Profile, o Options) (*Planner, error) {
 	return &Planner{shared: s, policy: o.Policy.withDefaults(), budget: o.Budget}, nil
 }
 
-// With returns a planner under another policy that shares profile, observations and budget with p.
+// With returns a planner with another policy that shares p's profile, observations and budget.
 func (p *Planner) With(policy Policy) (*Planner, error) {
 	if err := policy.Validate(); err != nil {
 		return nil, fmt.Errorf("make planner: %w", err)
@@ -94,14 +96,14 @@ func (p *Planner) With(policy Policy) (*Planner, error) {
 	return &Planner{shared: p.shared, policy: policy.withDefaults(), budget: p.budget}, nil
 }
 
-// Profile returns what the planner predicts from.
+// Profile returns the profile that predictions are based on.
 func (p *Planner) Profile() *Profile { return p.profile }
 
-// Policy returns what the planner chooses for, with defaults filled in.
+// Policy returns the planner's policy, with defaults filled in.
 func (p *Planner) Policy() Policy { return p.policy }
 
-// Predict returns what r takes by path with so many thread blocks, from its start or from the end of what is ahead. ok
-// is false where that was not measured.
+// Predict returns the predicted time of r by path with ctas thread blocks, from its start or from
+// the end of the work ahead of it. ok is false if that was not measured.
 func (p *Planner) Predict(r Request, path stream.Path, ctas int) (_ time.Duration, ok bool) {
 	if r.Dir >= directions {
 		return 0, false
@@ -125,7 +127,7 @@ func (p *Planner) Predict(r Request, path stream.Path, ctas int) (_ time.Duratio
 	return 0, false
 }
 
-// aheadOf is how long what is ahead of r goes on once r has started by path.
+// aheadOf returns how long the work ahead of r continues once r has started by path.
 func (r *Request) aheadOf(path stream.Path) time.Duration {
 	if r.Alone.Has(path) {
 		return 0
@@ -133,29 +135,32 @@ func (r *Request) aheadOf(path stream.Path) time.Duration {
 	return r.Ahead
 }
 
-// behind is what is left of a batch's time when what is ahead of it is done.
+// behind returns the part of a batch's time that remains when the work ahead of it ends.
 func behind(alone, lead float64, ahead time.Duration) float64 {
 	return alone - min(lead, float64(ahead))
 }
 
-// duration is ns as a duration, of at most what a profile may hold.
+// duration converts nanoseconds to a duration of at most maxNanos.
 func duration(ns float64) time.Duration { return time.Duration(min(ns, maxNanos)) }
 
-// bounds are what a choice must keep to, after policy and budget.
+// bounds are the limits of a choice, from policy and budget.
 type bounds struct {
 	goal   Goal
 	weight float64 // of harm
 	ctas   int
 	chunk  int64
-	// rate is what the background keeps to, in bytes a nanosecond; zero: not known.
+	// rate bounds background copies, in bytes per nanosecond; zero: no bound.
 	rate float64
-	// ease is the rate from which on more thread blocks do harm, as copies go the opposite way; zero: none do.
+	// ease is the rate that suffices while copies go the opposite way: thread blocks beyond it do
+	// harm. Zero: no bound.
 	ease float64
 }
 
-// easeShare is the share of the link, by direction, that is enough while copies go the opposite way. What waits in the GPU for a
-// full link holds up what goes the other way, writes to the host more than reads: on an H100, 4 KiB blocks scattered on both sides
-// go at 55 to 69 GB/s in sum by 16 thread blocks each way, and at 83 by 4 and 1, which reach 48.6 and 38.4 alone.
+// easeShare is the share of the link's rate, by direction, that suffices while copies go the
+// opposite way. Requests that wait in the GPU for a full link delay the opposite direction, writes
+// to the host more than reads. On an H100, 4 KiB blocks scattered on both sides reach 55 to 69 GB/s
+// in total with 16 thread blocks each way. With 4 and 1, which reach 48.6 and 38.4 alone, they
+// reach 83.
 var easeShare = [directions]float64{H2D: 0.75, D2H: 0.65}
 
 func (p *Planner) bounds(r *Request, opposed bool) bounds {
@@ -180,15 +185,17 @@ func (p *Planner) bounds(r *Request, opposed bool) bounds {
 	return b
 }
 
-// costed is a candidate in a choice: its index in the table and its footprint, what is compared, which has the harm in it, and what
-// is predicted.
+// costed is a candidate of a choice: its index in the table and its footprint, the compared cost,
+// the harm included in that cost, and the predicted time.
 type costed struct {
 	at, taken           int32
 	cost, harm, predict float64
-	lone                float64 // what it takes alone, as profiled
+	// lone is the time without opposite traffic, for paths with thread blocks without correction.
+	lone float64
 }
 
-// Choose returns how r should travel, of the paths in can. It allocates nothing. A request of no bytes takes PathNone.
+// Choose returns the choice for r among the paths in can. It does not allocate. A request of no
+// bytes gets PathNone.
 func (p *Planner) Choose(r Request, can Paths) Choice {
 	if r.Bytes <= 0 || can == 0 || r.Dir >= directions {
 		return Choice{Reason: ReasonNothing}
@@ -214,7 +221,7 @@ func (p *Planner) Choose(r Request, can Paths) Choice {
 	l.scales(class, can, now, &s)
 	list, fewest := p.cost(buf[:0], &r, &at, can, &b, &s)
 	if len(list) == 0 {
-		// Better to move the bytes in some way than not at all.
+		// No path was measured. Any path is better than none.
 		choice.Path, choice.Reason = stream.Path(bits.TrailingZeros32(uint32(can))), ReasonUnmeasured
 		l.count(r.Dir, &choice)
 		return choice
@@ -234,7 +241,7 @@ func (p *Planner) Choose(r Request, can Paths) Choice {
 	return choice
 }
 
-// count adds a choice to the figures. The caller holds the mutex.
+// count adds a choice to the statistics. The caller holds the mutex.
 func (l *learned) count(d Direction, c *Choice) {
 	if c.Path >= stream.PathCount {
 		return
@@ -242,8 +249,9 @@ func (l *learned) count(d Direction, c *Choice) {
 	l.paths[d][c.Path].stats.Choices++
 }
 
-// cost appends every candidate that can take r within the bounds. Where the bound on thread blocks leaves none, it
-// appends those with the fewest and says so: a bound must not starve a batch.
+// cost appends every candidate that can take r within the bounds. If the bound on thread blocks
+// excludes all of them, it appends those with the fewest and sets fewest, so that every batch
+// moves.
 func (p *Planner) cost(list []costed, r *Request, at *load, can Paths, b *bounds, s *scales) (_ []costed, fewest bool) {
 	table := p.table[r.Dir]
 	limit := b.ctas
@@ -262,7 +270,8 @@ func (p *Planner) cost(list []costed, r *Request, at *load, can Paths, b *bounds
 		lone, met, lead := c.time(at)
 		scale := s[c.path]
 		alone, lead, works := (lone+met)*scale, lead*scale, lone*scale
-		if c.taken == 0 { // what is learned of engines is not of how many thread blocks they had
+		// The correction of a path with thread blocks may stem from another number of them.
+		if c.taken == 0 {
 			lone *= scale
 		}
 		x := costed{at: int32(i), taken: int32(c.taken), lone: lone, predict: behind(alone, lead, r.aheadOf(c.path))}
@@ -270,14 +279,17 @@ func (p *Planner) cost(list []costed, r *Request, at *load, can Paths, b *bounds
 		case b.goal == Latency:
 			x.cost = alone
 		case b.goal == Background && c.taken > 0:
-			// What computes waits for multiprocessors beside other work. To take what waits less is not what this is for.
+			// The correction includes waits for multiprocessors that other work holds. Background
+			// copies must not choose a path because it waits less.
 			x.cost, works = x.predict/scale, works/scale
 		default:
 			x.cost = x.predict
 		}
 		x.harm = b.weight * c.weigh(works, r.aheadOf(c.path))
-		x.cost = max(x.cost, float64(b.pace(r.Bytes))) + x.harm                      // to be faster than the pace is of no use
-		if r.Unsummed.Has(c.path) && p.profile.SumGBps > 0 && b.goal != Background { // nobody waits for a CPU in the background
+		// A path that is faster than the pace has no advantage.
+		x.cost = max(x.cost, float64(b.pace(r.Bytes))) + x.harm
+		// In the background, the time of a CPU that computes sums does not matter.
+		if r.Unsummed.Has(c.path) && p.profile.SumGBps > 0 && b.goal != Background {
 			x.cost += float64(r.Bytes) / p.profile.SumGBps
 		}
 		list = append(list, x)
@@ -285,7 +297,7 @@ func (p *Planner) cost(list []costed, r *Request, at *load, can Paths, b *bounds
 	return list, fewest
 }
 
-// pick returns the choice, and why it is that.
+// pick returns the chosen candidate and the reason.
 func (p *Planner) pick(list []costed, r *Request, b *bounds) (*costed, string) {
 	best, soonest := &list[0], &list[0]
 	for i := range list {
@@ -299,7 +311,8 @@ func (p *Planner) pick(list []costed, r *Request, b *bounds) (*costed, string) {
 	}
 	if b.ease > 0 {
 		enough := float64(r.Bytes) / b.ease
-		// One thread block holds up nothing: a path without any is no better for that than a staged one, which is faster.
+		// One thread block does not delay the opposite direction. A path without any is therefore
+		// no better than a staged one, which is faster.
 		if x := leanestOf(list, 1, func(x *costed) bool { return x.lone <= enough }); x != nil {
 			return x, ReasonOpposed
 		}
@@ -315,8 +328,8 @@ func (p *Planner) pick(list []costed, r *Request, b *bounds) (*costed, string) {
 	return x, ReasonFastest
 }
 
-// leanestOf returns the candidate with the fewest thread blocks, up to few of which are no matter, and of these the cheapest, among those
-// that ok takes; nil if there is none.
+// leanestOf returns the candidate with the fewest thread blocks among those that ok accepts, and
+// the cheapest of these. Numbers up to few count as equal. It returns nil if there is none.
 func leanestOf(list []costed, few int32, ok func(*costed) bool) *costed {
 	var least *costed
 	for i := range list {

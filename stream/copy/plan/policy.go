@@ -8,35 +8,37 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Goal is what a policy asks for.
+// Goal is the objective of a policy.
 type Goal uint8
 
 // The goals.
 const (
-	// Unset names none: a stream or a planner by itself is for Throughput then, an engine as it says.
+	// Unset is no goal. A planner, or a stream opened by itself, then uses Throughput. An engine
+	// uses Balanced for loads and Background for dumps.
 	Unset Goal = iota
-	// Throughput finishes each batch soonest, given what is ahead of it in the stream: of an idle stream that is the
-	// lowest time of the batch alone, behind a long backlog the lowest marginal cost.
+	// Throughput finishes each batch soonest, given the work ahead of it in the stream. In an idle
+	// stream that is the lowest time of the batch alone, behind a long backlog the lowest marginal
+	// cost.
 	Throughput
-	// Latency takes the lowest time of the batch alone, whatever is ahead.
+	// Latency takes the lowest time of the batch alone and ignores the work ahead.
 	Latency
-	// Balanced weighs the time of a batch against what it takes from the work beside it: loads that a model waits for, beside
-	// one that computes.
+	// Balanced weighs the time of a batch against the loss of concurrent work. It suits loads that
+	// a model waits for while another model computes.
 	Balanced
-	// Background gives that harm several times the weight, and keeps to a share of the link.
+	// Background gives harm several times that weight and keeps to a share of the link.
 	Background
 )
 
 var goalNames = [...]string{"unset", "throughput", "latency", "balanced", "background"}
 
-// weights say how much of its own time a batch is worth that the work beside it loses in the meantime: a path that takes a tenth
-// of a model's rate counts as twice as slow as it is under Balanced, and six times under Background.
+// weights are the weights of harm, relative to a batch's own time. A path that takes a tenth of a
+// model's rate counts as twice as slow under Balanced, and as six times as slow under Background.
 var weights = [len(goalNames)]float64{Balanced: 10, Background: 50}
 
-// Weighs reports whether the goal counts what is taken from work beside.
+// Weighs reports whether the goal considers harm to concurrent work.
 func (g Goal) Weighs() bool { return int(g) < len(weights) && weights[g] > 0 }
 
-// String returns the name as options use it.
+// String returns the name that options use.
 func (g Goal) String() string {
 	if int(g) < len(goalNames) {
 		return goalNames[g]
@@ -44,21 +46,21 @@ func (g Goal) String() string {
 	return fmt.Sprintf("goal(%d)", uint8(g))
 }
 
-// DefaultLinkShare is that of the background policy.
+// DefaultLinkShare is the default of Policy.LinkShare.
 const DefaultLinkShare = 0.8
 
-// Policy says what a stream's batches are chosen for. The zero value bounds nothing, and leaves the goal to whoever has it.
+// Policy controls the choices for a stream's batches. The zero value has no bounds and no goal.
 type Policy struct {
 	Goal Goal
-	// MaxCTAs bounds the thread blocks of a path, under any goal. Thirty-two of staged copies, which work a small part of the
-	// time, count as one. Zero: no bound.
+	// MaxCTAs bounds the thread blocks of a path, under any goal. Of staged copies, 32 count as
+	// one, since they work a small part of the time. Zero: no bound.
 	MaxCTAs int
-	// LinkShare is the share of the link's rate that Background asks for and keeps to, above 0 and up to 1. Zero:
-	// DefaultLinkShare. Other goals ignore it.
+	// LinkShare is the share of the link's rate that Background copies use at most, above 0 and up
+	// to 1. Zero: DefaultLinkShare. Other goals ignore it.
 	LinkShare float64
 }
 
-// ParseGoal reads what Goal.String writes of every goal but Unset.
+// ParseGoal returns the goal with the given name. Unset has none.
 func ParseGoal(s string) (Goal, error) {
 	for g := Throughput; int(g) < len(goalNames); g++ {
 		if s == goalNames[g] {

@@ -12,32 +12,37 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Bounds of what a profile may hold. They are far beyond what calibration makes; a file that exceeds them is damaged.
+// Bounds of a profile. They are far beyond the results of a calibration: a file that exceeds them
+// is damaged.
 const (
 	maxSteps  = 64
 	maxModels = 1024
-	// maxCandidates bounds what one choice looks at.
+	// maxCandidates bounds the candidates of one choice.
 	maxCandidates = 40
 	maxNanos      = 1e15 // eleven days
 	maxCTAs       = 1 << 16
 )
 
-// Profile is what is known of a machine's paths. It is immutable once a Planner has it.
+// Profile holds the measurements of a machine's paths. It must not change once a Planner uses it.
 type Profile struct {
 	Key Key
-	// Source says where the figures come from, for people: "measured", or what a default is a default of.
+	// Source describes the origin of the figures for people: "measured", or the machine of a
+	// default.
 	Source string
 	Made   time.Time
-	// GBps is the rate of one large copy by a copy engine, by Direction, in 1e9 bytes a second; zero where unknown.
+	// GBps is the rate of one large copy by copy engine, by Direction, in 1e9 bytes per second;
+	// zero if unknown.
 	GBps [directions]float64
-	// SumGBps is how fast one CPU makes the sums of mem.Paged.Sums from memory, in 1e9 bytes a second; zero where unknown.
+	// SumGBps is the rate at which one CPU computes mem.Paged.Sums from memory, in 1e9 bytes per
+	// second; zero if unknown.
 	SumGBps float64
-	// Sizes and Counts are the sizes of a copy and the numbers of copies, both ascending, at which models have their times.
+	// Sizes and Counts are the sizes of a copy and the numbers of copies at which models have
+	// times. Both ascend.
 	Sizes, Counts []int64
 	Models        []Model
 }
 
-// Validate reports everything that makes the profile useless, and ErrInvalid.
+// Validate reports every problem that makes the profile useless. The error wraps ErrInvalid.
 func (p *Profile) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) {
@@ -95,7 +100,7 @@ func (p *Profile) Validate() error {
 	return errors.Join(errs...)
 }
 
-// modelID names what a model is of.
+// modelID identifies a model.
 type modelID struct {
 	Path stream.Path
 	CTAs int
@@ -136,11 +141,12 @@ func (m *Model) validate(sizes, counts int) error {
 	return nil
 }
 
-// inRange reports whether 0 <= v <= limit; NaN is not.
+// inRange reports whether 0 <= v <= limit. It returns false for NaN.
 func inRange(v, limit float64) bool { return v >= 0 && v <= limit }
 
-// Fill adds from's models of every direction that p has none of, at p's sizes and counts: they are not measured, but
-// better than nothing. The rate of a large copy goes with them. So does the rate of sums where p has none.
+// Fill adds the models of from for every direction in which p has none, at p's sizes and counts.
+// They were not measured, but are better than no models. The rates of a large copy are added with
+// them, and the rate of sums if p has none.
 func (p *Profile) Fill(from Profile) {
 	if p.SumGBps == 0 {
 		p.SumGBps = from.SumGBps
@@ -167,7 +173,7 @@ func (p *Profile) Fill(from Profile) {
 }
 
 // candidates returns a direction's paths and numbers of thread blocks that have a model, in a fixed
-// order. The model of the other side stands in for one that was not measured.
+// order. The model of the other side replaces one that was not measured.
 func (p *Profile) candidates(dir Direction) []candidate {
 	byID := make(map[modelID]*Model, len(p.Models))
 	variants := make(map[modelID]bool)

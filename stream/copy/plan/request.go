@@ -8,7 +8,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Direction is which way bytes go, seen from the device of the stream.
+// Direction is the direction of a copy, seen from the device of the stream.
 type Direction uint8
 
 // The directions.
@@ -22,7 +22,7 @@ const (
 
 var directionNames = [...]string{"h2d", "d2h", "d2d", "peer"}
 
-// String returns the name as profiles and reports use it.
+// String returns the name that profiles and reports use.
 func (d Direction) String() string {
 	if int(d) < len(directionNames) {
 		return directionNames[d]
@@ -30,7 +30,7 @@ func (d Direction) String() string {
 	return fmt.Sprintf("direction(%d)", uint8(d))
 }
 
-// Side is how the host's blocks lie.
+// Side is the placement of blocks in host memory.
 type Side uint8
 
 // The placements on the host side.
@@ -42,7 +42,7 @@ const (
 
 var sideNames = [...]string{"contiguous", "scattered"}
 
-// String returns the name as profiles and reports use it.
+// String returns the name that profiles and reports use.
 func (s Side) String() string {
 	if int(s) < len(sideNames) {
 		return sideNames[s]
@@ -50,42 +50,43 @@ func (s Side) String() string {
 	return fmt.Sprintf("side(%d)", uint8(s))
 }
 
-// Request is what a prediction needs to know of a batch.
+// Request describes a batch for predictions.
 type Request struct {
 	Dir Direction
-	// Pieces is how many copies the batch stands for, those of no bytes left out.
+	// Pieces is the number of copies in the batch, without empty ones.
 	Pieces int
-	// Runs is how many are left when neighbours on both sides are merged: what a copy engine is asked to do. Where
-	// nobody has looked (a Paged) it is Pieces.
+	// Runs is the number of copies that remain after copies adjacent on both sides are merged:
+	// those of a copy engine. Zero: Pieces.
 	Runs int
-	// HostRuns is how many unbroken spans the host side has: 1 where it is contiguous. Zero is taken for Pieces. For
-	// D2D and Peer it has no meaning.
+	// HostRuns is the number of contiguous spans on the host side. Zero: Pieces. It has no meaning
+	// for D2D and Peer.
 	HostRuns int
-	// HostRows is how many of these are left where spans of one length at equal distances count as one: a copy engine takes them in one
-	// call. Zero is taken for HostRuns.
+	// HostRows is the number of spans that remain if spans of one length at equal distances count
+	// as one: a copy engine takes them in one call. Zero: HostRuns.
 	HostRows int
 	// Bytes is the sum of the pieces.
 	Bytes int64
-	// Summed says that the batch asks for sums. Few thread blocks that keep up with a link may not while they make sums, so the most
-	// that a path has are taken where harm does not count.
+	// Summed is set if the batch asks for sums. Thread blocks that just keep up with a link may not
+	// do so while they compute sums. If harm has no weight, a path therefore uses the most thread
+	// blocks that it has.
 	Summed bool
-	// Awaited is mem.Batch.Awaited: harm to what computes beside the batch has no weight.
+	// Awaited is mem.Batch.Awaited: harm to concurrent work then has no weight.
 	Awaited bool
-	// Unsummed is the paths that do not make the sums that the batch asks for, so that a CPU has to, which takes the time of
-	// a pass over the bytes. None where the batch asks for none.
+	// Unsummed holds the paths that do not compute the sums that the batch asks for. A CPU then
+	// computes them in a pass over the bytes. Empty if the batch asks for none.
 	Unsummed Paths
-	// Ahead is how long what the stream has accepted and not finished will still take, as far as predicted: zero for an
-	// idle stream. It decides how much of a path's start can be hidden.
+	// Ahead is the predicted time until the stream finishes all accepted work; zero for an idle
+	// stream. It bounds how much of a path's start can be hidden.
 	Ahead time.Duration
-	// Alone is the paths by which the batch would not start before all that is ahead has ended: nothing of their start is
-	// hidden.
+	// Alone holds the paths on which the batch would start only after all work ahead has ended, so
+	// that no part of its start is hidden.
 	Alone Paths
 }
 
 // Paths is a set of paths.
 type Paths uint32
 
-var _ [32 - stream.PathCount]struct{} // the set holds them all
+var _ [32 - stream.PathCount]struct{} // a set holds every path
 
 // PathSet returns the set of ps.
 func PathSet(ps ...stream.Path) Paths {
@@ -114,18 +115,18 @@ func (s Paths) All(yield func(stream.Path) bool) {
 	}
 }
 
-// Choice is how a batch should travel.
+// Choice describes how to copy a batch.
 type Choice struct {
 	Path stream.Path
-	// CTAs is the number of thread blocks to launch, for a path that takes any; else zero.
+	// CTAs is the number of thread blocks to launch; zero for a path without.
 	CTAs int
-	// ChunkBytes is how long a chunk of staging memory may be; zero: as the stream likes.
+	// ChunkBytes bounds a chunk of staging memory; zero: the stream decides.
 	ChunkBytes int64
-	// Pace is the least time that the batch should take up of the link, waiting included; zero: none. A stream that
-	// paces starts its next batch or chunk no sooner than that, in proportion to the bytes.
+	// Pace is the least time of the link that the batch should take, waiting included; zero: none.
+	// A stream that paces starts its next batch or chunk no sooner, in proportion to the bytes.
 	Pace time.Duration
-	// Predicted is what the batch will take from its start, or from the end of what was before it if that is later.
-	// Zero where nothing is known of the path.
+	// Predicted is the predicted time from the start of the batch, or from the end of the work
+	// before it if that is later. Zero if the path has no model.
 	Predicted time.Duration
 	// Reason is one of the package's Reason texts.
 	Reason string

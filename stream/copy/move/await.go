@@ -8,12 +8,13 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/nap"
 )
 
-// awaitYield is how many polls await makes before others get a turn: most of what it waits for takes less, and to yield wakes an idle
-// processor up.
+// awaitYield is the number of polls before await yields the processor. Most waits are shorter, and
+// a yield wakes an idle processor.
 const awaitYield = 256
 
-// await asks until it is done or has failed, or until ctx ends. due says when something new is expected; zero: nobody knows. It asks
-// with the driver's help, which takes a while, once that is likely to be needed.
+// await polls ask until it reports completion or an error, or until ctx ends. due returns when the
+// next completion is expected; zero: unknown. After nap.Spin await calls ask with driver set, to
+// ask the driver too, which is slower.
 func await(ctx context.Context, due func() time.Time, ask func(driver bool) (bool, error)) error {
 	begun := time.Now()
 	for polls := 1; ; polls++ {

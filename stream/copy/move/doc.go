@@ -1,15 +1,17 @@
-// Package move has the ways by which a copy stream's batches travel, a Mover each:
+// Package move implements the paths on which a copy stream's batches are copied, one Mover each:
 //
-//   - Engine (copy-engine): a copy for each run of extents that are neighbours on both sides, many in one call of a queue that is
-//     a device.BatchCopier, but one by one between two devices;
-//   - Kernel (kernel): a kernel reads descriptors from pinned memory and copies itself, over the bus or between two devices. Lists
-//     of extents become 24 bytes a piece; a mem.Paged stays a table of planes and 8 bytes a page, and the addresses behind it are
-//     computed on the device;
-//   - Staged (staged): a copy engine crosses the bus, one copy for each run of the host's side, and a kernel gathers or scatters
-//     within device memory, chunk by chunk, on a queue of its own;
-//   - NIC (nic, nic-soft): another ordered stream, over RDMA NICs, is given whole batches.
+//   - Engine (copy-engine) copies each run of extents that are adjacent on both sides. If the queue
+//     is a device.BatchCopier, one call takes many copies, but between two devices they are made
+//     one by one;
+//   - Kernel (kernel) launches a kernel that reads descriptors from pinned memory and copies over
+//     the bus or between two devices. A list of extents takes 24 bytes per piece. A mem.Paged stays
+//     a table of planes and takes 8 bytes per page; the device computes the addresses;
+//   - Staged (staged) crosses the bus by copy engine, with one copy per run of the host side, and
+//     gathers or scatters within device memory by kernel. It works chunk by chunk, with a queue of
+//     its own;
+//   - NIC (nic, nic-soft) submits whole batches to another ordered stream, over RDMA NICs.
 //
-// A mover gets what it needs when it is made (Env) and when it issues (Batch), and knows nothing of the stream. It issues a batch
-// step by step; what was issued, and what holds memory until it is done, the Step says. One goroutine at a time issues, and one
-// takes what is done.
+// A mover gets its resources from an Env and its work from a Batch. It does not depend on the
+// stream. It issues a batch step by step. A Step records the issued work and the memory that this
+// work holds. One goroutine at a time issues steps, and one completes them.
 package move

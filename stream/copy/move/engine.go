@@ -2,23 +2,23 @@ package move
 
 import "github.com/kvlane/kvlane/mem"
 
-// Engine is copy-engine: a copy for each run.
+// Engine is the path copy-engine: one copy per run.
 type Engine struct {
 	copier copier
-	// dst and src hold the runs of one step, so that issuing allocates nothing.
+	// dst and src hold the runs of one step, so that Step does not allocate.
 	dst, src [batchRuns]mem.Extent
 }
 
-// NewEngine makes the path. Every queue has it.
+// NewEngine returns the path. Every queue supports it.
 func NewEngine(env *Env) *Engine { return &Engine{copier: newCopier(env.Queue)} }
 
 // Supports implements Mover.
 func (e *Engine) Supports(*Batch) (ok, sums bool) { return true, false }
 
-// Room implements Mover: most calls are those of single copies, and an event.
+// Room implements Mover. Single copies need the most calls, and one more is for the event.
 func (e *Engine) Room(_ *Batch, f Flight) bool { return f.admits(singleRuns + 1) }
 
-// Step issues as many runs as one step may have.
+// Step issues as many runs as one step can have.
 func (e *Engine) Step(b *Batch, st *Step) (done bool, err error) {
 	n := 0
 	for n < e.copier.runs() && st.Bytes < b.limit() {

@@ -9,12 +9,12 @@ import (
 	"github.com/kvlane/kvlane/device"
 )
 
-// joint is several events as one.
+// joint combines several events into one.
 type joint []device.Event
 
 var _ device.ExpectedEvent = joint(nil)
 
-// record adds an event of q.
+// record records an event on q and appends it to j.
 func (j *joint) record(q device.Queue) (device.Event, error) {
 	e, err := q.Record()
 	if err != nil {
@@ -24,7 +24,8 @@ func (j *joint) record(q device.Queue) (device.Event, error) {
 	return e, nil
 }
 
-// Done implements device.Event. One that cannot know when it is done makes all of them so.
+// Done implements device.Event. It returns true once all events are done. If the completion of one
+// cannot be determined, it returns false and that event's error.
 func (j joint) Done() (bool, error) {
 	var errs []error
 	pending := false
@@ -54,7 +55,7 @@ func (j joint) Expect(at time.Time) {
 	}
 }
 
-// Wait implements device.Event: it waits for every one, whatever becomes of the others.
+// Wait implements device.Event. It waits for every event, even if one fails.
 func (j joint) Wait(ctx context.Context) error {
 	var errs []error
 	for _, e := range j {

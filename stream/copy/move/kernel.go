@@ -9,36 +9,37 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/describe"
 )
 
-// DefaultCTAs is how many thread blocks a kernel has that copies over the bus.
+// DefaultCTAs is the default number of thread blocks of a kernel that copies over the bus.
 const DefaultCTAs = 16
 
-// A kernel that copies between GPUs keeps as many bytes in flight as its multiprocessors can: over 18 NVLinks, of 387
-// GB/s, 32 thread blocks push 348 in scattered 4 KiB pages and 354 in larger ones, 132 push 362 and 369 (H200). More
-// multiprocessors than that have not been measured.
+// minPeerCTAs and maxPeerCTAs bound the thread blocks of a kernel that copies between GPUs. It uses
+// one per multiprocessor, to keep as many bytes in flight as possible. Over 18 NVLinks (387 GB/s),
+// 32 thread blocks push 348 GB/s in scattered 4 KiB pages and 354 in larger ones; 132 push 362 and
+// 369 (H200). Devices with more multiprocessors were not measured.
 const (
 	minPeerCTAs = 32
 	maxPeerCTAs = 132
 )
 
-// summedStep is how much of the ring a step may take that leaves sums there: what the host has to do with them when the step is
-// done, it does while the next one copies.
+// summedStep bounds the part of the ring for a step that leaves sums there. The host copies the
+// sums of a completed step while the next step runs.
 const summedStep = 256 << 10
 
-// Kernel is the path on which kernels copy over the bus themselves, from descriptors in the ring.
+// Kernel is the path on which kernels copy over the bus themselves, with descriptors in the ring.
 type Kernel struct {
 	env      *Env
 	launcher device.Launcher
 	summing  bool // the device has the kernel that sums pages
-	telling  bool // the device has the kernels that say what has landed
+	telling  bool // the device has the kernels that report completed parts
 	peerCTAs int
 	span     span // of the next step
 	launch   device.Kernel
-	spare    sync.Pool // of *Parts
+	spare    sync.Pool // free list of *Parts
 }
 
 var _ Owner = (*Kernel)(nil)
 
-// NewKernel makes the path, or returns why the queue lacks it: an ErrNotSupported.
+// NewKernel returns the path, or an ErrNotSupported with the reason why the queue lacks it.
 func NewKernel(env *Env) (Mover, error) {
 	l, err := env.launcher(device.KernelCopyList)
 	if err != nil {
@@ -59,10 +60,10 @@ func (k *Kernel) Supports(b *Batch) (ok, sums bool) {
 // Prepare implements Owner.
 func (k *Kernel) Prepare() error { return k.env.Ring.prepare() }
 
-// Quiesce implements Owner: all kernels ran on the stream's queue.
+// Quiesce implements Owner. All kernels ran on the stream's queue, which is closed already.
 func (k *Kernel) Quiesce(context.Context) (failed, err error) { return nil, nil }
 
-// Free implements Owner: the ring is Staged's too, which no device has without this path.
+// Free implements Owner. Staged uses the ring too, but no device has Staged without this path.
 func (k *Kernel) Free() error { return k.env.Ring.free() }
 
 // Room implements Mover.
@@ -83,7 +84,7 @@ func (k *Kernel) Room(b *Batch, f Flight) (ok bool) {
 	return ok
 }
 
-// most is how many thread blocks a kernel for b may have.
+// most returns the highest number of thread blocks of a kernel for b.
 func (k *Kernel) most(b *Batch) int {
 	most := DefaultCTAs
 	if b.Ways&describe.Peer != 0 {
@@ -92,12 +93,13 @@ func (k *Kernel) most(b *Batch) int {
 	return k.env.ctas(b, most)
 }
 
-// tells reports whether a launch should say what has landed of b.
+// tells reports whether a launch should report completed parts of b.
 func (k *Kernel) tells(b *Batch) bool { return k.telling && b.At.Tells() }
 
-// Step writes descriptors into the ring and launches kernels on them until the batch is through, the span is full, or as many
-// launches are made as a step may have. The device reads the descriptors when a kernel runs, so they stay until the step's event.
-// Where somebody wants to hear what has landed it is one launch that says so.
+// Step writes descriptors into the ring and launches kernels on them, until b is fully issued, the
+// span is full, or the step has its highest number of launches. The device reads the descriptors
+// when a kernel runs, so they stay until the step's event. If completed parts of b are to be
+// reported and a page group fits, the step is a single launch that reports them.
 func (k *Kernel) Step(b *Batch, st *Step) (done bool, err error) {
 	sp, most := k.span, k.most(b)
 	if k.tells(b) {
@@ -128,7 +130,7 @@ func (k *Kernel) Step(b *Batch, st *Step) (done bool, err error) {
 	return err == nil && b.At.Done(), err
 }
 
-// parts launches as many whole page groups as fit, if one does.
+// parts launches a kernel for as many whole page groups as fit. If none fits, st is unchanged.
 func (k *Kernel) parts(b *Batch, st *Step, ctas int) (done bool, err error) {
 	sp := k.span
 	e, ok := k.spare.Get().(*Parts)

@@ -11,46 +11,52 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/describe"
 )
 
-// Mover is one path of a stream. Takes is safe for concurrent use, the others are of whoever issues.
+// Mover is one path of a stream. Supports is safe for concurrent use. Only the goroutine that
+// issues calls the other methods.
 type Mover interface {
-	// Takes reports whether the path can carry b, and whether it then fills the sums that b asks for.
+	// Supports reports whether the path can carry b, and whether it then fills the sums that b asks
+	// for.
 	Supports(b *Batch) (ok, sums bool)
-	// Room reports whether another step of b may follow what is in flight.
+	// Room reports whether another step of b fits beside the work in flight.
 	Room(b *Batch, f Flight) bool
-	// Step issues a part of b, as much as fits at once, and reports whether that was the last. Room has just found place for it.
-	// If it leaves st.Event and st.Lost unset, the caller records an event on the stream's queue.
+	// Step issues as much of b as fits at once, and reports whether all of b is issued. Room must
+	// have returned true for the step. If Step leaves st.Event and st.Lost unset, the caller
+	// records an event on the stream's queue.
 	Step(b *Batch, st *Step) (done bool, err error)
 }
 
 // Owner is a mover with memory or queues of its own.
 type Owner interface {
-	// Prepare gets them, before the first batch. Where it fails half-way it may be called again; what it has got so far,
-	// Quiesce and Free give back.
+	// Prepare acquires them, before the first batch. It may be called again after a failure.
+	// Quiesce and Free release all that it acquired.
 	Prepare() error
-	// Quiesce waits until nothing that the mover issued runs, and closes its queues. failed is what those said that are
-	// closed all the same, once; after err it may be called again. The stream's queue is closed already.
+	// Quiesce waits until the mover's work has ended, and closes its queues. failed is the error of
+	// queues that are closed nevertheless; it is returned once. After err, Quiesce may be called
+	// again. The stream's queue is closed already.
 	Quiesce(ctx context.Context) (failed, err error)
-	// Free gives the memory back, after Quiesce. It may be called again.
+	// Free releases the memory, after Quiesce. It may be called again.
 	Free() error
 }
 
-// Joiner is a mover with a queue beside the stream's. Join puts what is enqueued on the stream's queue from now on behind what
-// the mover has issued, and what the mover issues later behind that.
+// Joiner is a mover with a queue besides the stream's. Join orders later work on the stream's queue
+// after all work that the mover has issued, and later work of the mover after that.
 type Joiner interface{ Join() error }
 
-// Env is what a stream's movers are made of.
+// Env holds the resources of a stream's movers.
 type Env struct {
 	Device device.Device
 	Queue  device.Queue
 	Ring   *Ring // of descriptors
-	// CTAs is how many thread blocks a kernel may have where the batch does not say. Zero: what suits the path.
+	// CTAs is the number of thread blocks of a kernel if the batch sets none. Zero: the path's
+	// default.
 	CTAs         int
 	HighPriority bool // of queues
 	Forced       bool // batches have no other path
 	Now          func() time.Duration
 }
 
-// launcher returns the queue's ability to run a kernel.
+// launcher returns the queue as a device.Launcher. The error wraps ErrNotSupported if the queue
+// lacks the kernel.
 func (e *Env) launcher(kernel string) (device.Launcher, error) {
 	l, ok := e.Queue.(device.Launcher)
 	if !ok {
@@ -62,7 +68,7 @@ func (e *Env) launcher(kernel string) (device.Launcher, error) {
 	return l, nil
 }
 
-// hasKernel reports whether l has a kernel: the plain ones every Launcher has.
+// hasKernel reports whether l has a kernel. Every Launcher has the two plain copy kernels.
 func hasKernel(l device.Launcher, name string) bool {
 	if name == device.KernelCopyList || name == device.KernelCopyPaged {
 		return true
@@ -71,15 +77,16 @@ func hasKernel(l device.Launcher, name string) bool {
 	return ok && lister.HasKernel(name)
 }
 
-// Batch is a batch as movers know it.
+// Batch is a batch in the form that movers need.
 type Batch struct {
 	describe.Shape
-	At describe.Cursor // which has the batch itself
-	// ChunkBytes is the most that a step may carry, and CTAs how many thread blocks a kernel may have; zero: as the mover likes.
+	At describe.Cursor // has the batch itself
+	// ChunkBytes bounds the bytes of a step, and CTAs the thread blocks of a kernel. Zero: the
+	// mover decides.
 	ChunkBytes int64
 	CTAs       int
 	Begun      time.Duration // when its first step was issued, by Env.Now
-	Sent       int64         // bytes that steps before carried
+	Sent       int64         // bytes of the steps before
 }
 
 // WantsSums reports whether the batch asks for sums.
@@ -88,7 +95,7 @@ func (b *Batch) WantsSums() bool {
 	return p != nil && len(p.Sums) > 0
 }
 
-// limit is the most that one step may carry.
+// limit returns the most bytes that one step may carry.
 func (b *Batch) limit() int64 {
 	if b.ChunkBytes > 0 {
 		return b.ChunkBytes
@@ -96,7 +103,7 @@ func (b *Batch) limit() int64 {
 	return math.MaxInt64
 }
 
-// ctas returns how many thread blocks a kernel for b may have.
+// ctas returns the highest number of thread blocks of a kernel for b, or otherwise if none is set.
 func (e *Env) ctas(b *Batch, otherwise int) int {
 	switch {
 	case b.CTAs > 0:
@@ -107,31 +114,31 @@ func (e *Env) ctas(b *Batch, otherwise int) int {
 	return otherwise
 }
 
-// MaxCalls is how many calls of the device a stream has in flight. Drivers block the caller when about a thousand are pending,
-// which would hold up Submit.
+// MaxCalls is the highest number of device calls that a stream has in flight. Drivers block the
+// caller at about a thousand pending calls, which would block Submit.
 const MaxCalls = 512
 
-// Flight is what a stream has in flight.
+// Flight counts the work that a stream has in flight.
 type Flight struct{ Steps, Calls int }
 
-// admits reports whether so many calls more may be made.
+// admits reports whether the given number of further calls may be made.
 func (f Flight) admits(calls int) bool { return f.Calls+calls <= MaxCalls }
 
 // Step is a part of a batch that was issued.
 type Step struct {
 	Event device.Event // done when the step is
-	Lost  bool         // something may have been issued, and no event tells when it is done
+	Lost  bool         // work may have been issued, and no event reports its end
 	Calls int
-	Bytes int64 // that it copies
+	Bytes int64 // copied bytes
 
 	sums []describe.SumRows
-	// What it took memory of, and the position up to which.
+	// Memory that the step holds, and the position up to which.
 	ring                *Ring
 	staging             *space
 	ringEnd, stagingEnd uint64
 }
 
-// Collect copies the sums of a step that is done to where the batch wants them.
+// Collect copies the sums of a completed step to the batch's Sums.
 func (st *Step) Collect() {
 	for i := range st.sums {
 		rows := &st.sums[i]
@@ -139,8 +146,8 @@ func (st *Step) Collect() {
 	}
 }
 
-// GiveBack frees what the step held, once nothing touches that any more: a step that failed too, as a broken stream writes no
-// more descriptors.
+// GiveBack releases the step's memory. Call it after the last access to that memory, also for a
+// step that failed: a broken stream writes no further descriptors.
 func (st *Step) GiveBack() {
 	if st.ring != nil {
 		st.ring.giveBack(st.ringEnd)
@@ -150,7 +157,8 @@ func (st *Step) GiveBack() {
 	}
 }
 
-// Refused is the error of a mover that has not touched b's memory and takes nothing of it: another path may.
+// Refused is the error of a mover that has not accessed b's memory and takes no part of b, so that
+// another path may.
 type Refused struct{ Err error }
 
 func (r *Refused) Error() string { return r.Err.Error() }

@@ -9,23 +9,24 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/describe"
 )
 
-// NIC is the path nic, or nic-soft. It hands whole batches to a stream over the NICs, which keeps their order among themselves.
-// Between that stream and the queue of this one nobody does but the host.
+// NIC is the path nic, or nic-soft. It submits whole batches to a stream over the NICs, which keeps
+// their order. Only the host orders that stream and the queue of the copy stream.
 type NIC struct {
 	forced  bool
 	open    func() (stream.Stream, error)
 	reaches func(*mem.Region) bool
-	over    stream.Stream // nil until it is prepared, and when it is closed
+	over    stream.Stream // nil before Prepare and after Quiesce
 }
 
 var _ Owner = (*NIC)(nil)
 
-// NewNIC makes the path: open opens a stream with places for MaxCalls batches, and reaches says of which memory NICs may copy.
+// NewNIC returns the path. open opens a stream that accepts MaxCalls batches without blocking.
+// reaches reports whether NICs can access a region.
 func NewNIC(env *Env, open func() (stream.Stream, error), reaches func(*mem.Region) bool) *NIC {
 	return &NIC{forced: env.Forced, open: open, reaches: reaches}
 }
 
-// Supports implements Mover: within host or device memory a NIC has nothing to gain.
+// Supports implements Mover. A NIC has no advantage within host or device memory.
 func (n *NIC) Supports(b *Batch) (ok, sums bool) {
 	crosses := b.Ways&^(describe.H2D|describe.D2H) == 0
 	return (n.forced || crosses) && describe.Reached(b.At.Batch, n.reaches), false
@@ -43,7 +44,7 @@ func (n *NIC) Prepare() error {
 	return err
 }
 
-// Step hands the batch over. It does not block: as many batches as are in flight at most have places.
+// Step submits the batch. It does not block, since the stream accepts all batches in flight.
 func (n *NIC) Step(b *Batch, st *Step) (done bool, err error) {
 	t, err := n.over.Submit(context.Background(), b.At.Batch)
 	if err != nil {
@@ -67,12 +68,13 @@ func (n *NIC) Quiesce(ctx context.Context) (failed, err error) {
 // Free implements Owner.
 func (n *NIC) Free() error { return nil }
 
-// Carried is the event of a batch that NICs have: done when their ticket has resolved.
+// Carried is the event of a batch that NICs copy. It is done when the ticket has resolved.
 type Carried struct{ Ticket *stream.Ticket }
 
 var _ device.Event = Carried{}
 
-// Done implements device.Event. A ticket that has resolved proves that nothing touches the memory any more, whatever it says.
+// Done implements device.Event. A resolved ticket proves that the memory is no longer accessed,
+// even if the batch failed.
 func (c Carried) Done() (bool, error) {
 	if !c.Ticket.Poll() {
 		return false, nil

@@ -10,26 +10,28 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/describe"
 )
 
-// Parts is the event of a launch that says of each of its parts when that has landed. It is for one goroutine at a time, that which
-// completes.
+// Parts is the event of a launch that reports the completion of each of its parts. Only the
+// goroutine that completes steps uses it.
 type Parts struct {
 	describe.Parts
-	// To is told what has landed. Whoever issues sets it.
+	// To receives reports of completed parts. The goroutine that issues sets it.
 	To Teller
 
 	of         *Kernel
-	landed     int // parts
+	landed     int // completed parts
 	table      []byte
 	end        device.Event // of the launch
-	began, due time.Time    // when it was first waited for, and when its end is expected; zero: nobody said
+	began, due time.Time    // start of the first wait, and expected end; zero: unknown
 }
 
-// Teller is told how many page groups of a batch have landed; their sums are where the batch wants them.
+// Teller receives the number of completed page groups of a batch. Their sums are in the batch's
+// Sums.
 type Teller interface{ Tell(groups int) }
 
 var _ device.ExpectedEvent = (*Parts)(nil)
 
-// ask takes note of parts that have landed, and reports whether all have. The event of the launch tells of a kernel that failed.
+// ask processes completed parts and reports whether all have completed. If driver is set, it also
+// asks for the event of the launch, which reports a failed kernel.
 func (p *Parts) ask(driver bool) (done bool, err error) {
 	var over bool
 	if driver {
@@ -62,7 +64,7 @@ func (p *Parts) Done() (bool, error) { return p.ask(true) }
 // Expect implements device.ExpectedEvent.
 func (p *Parts) Expect(at time.Time) { p.due = at }
 
-// next is when the next part is expected: they take their shares of the time.
+// next returns when the next part is expected. All parts are assumed to take the same time.
 func (p *Parts) next() time.Time {
 	if p.due.IsZero() {
 		return p.due
@@ -76,7 +78,7 @@ func (p *Parts) next() time.Time {
 // Wait implements device.Event.
 func (p *Parts) Wait(ctx context.Context) error { return await(ctx, p.next, p.ask) }
 
-// Close implements device.Event. The path uses what is left again.
+// Close implements device.Event. It returns p to the free list.
 func (p *Parts) Close() {
 	p.end.Close()
 	clear(p.Rows)

@@ -10,19 +10,22 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Bounds of what a step gives to a queue.
+// Bounds of the work that a step gives to a queue.
 const (
-	singleRuns = 64   // copies one by one
-	batchRuns  = 256  // copies of a BatchCopier
-	chunkRuns  = 2048 // copies of one between staging memory and a host: a layer of so many blocks, which lies in few rows
-	batchCalls = 8    // what a batch counts for, and one more for every so many copies of it
+	singleRuns = 64  // copies without a BatchCopier
+	batchRuns  = 256 // copies of a BatchCopier
+	// chunkRuns is the number of copies of a BatchCopier between staging memory and a host: a layer
+	// of so many blocks, which lie in few rows.
+	chunkRuns = 2048
+	// A call for several copies counts as batchCalls, and one more for every callRuns of them.
+	batchCalls = 8
 	callRuns   = 32
 )
 
-// copier copies runs on a queue, many in a call where the driver has such calls.
+// copier copies runs on a queue, many in a call if the driver has such calls.
 type copier struct {
 	queue device.Queue
-	batch device.BatchCopier // the queue, if it can and should; else nil
+	batch device.BatchCopier // the queue, if it is a BatchCopier; else nil
 }
 
 func newCopier(q device.Queue) copier {
@@ -30,7 +33,7 @@ func newCopier(q device.Queue) copier {
 	return copier{queue: q, batch: b}
 }
 
-// runs is how many runs one step may have.
+// runs returns the highest number of runs of one step.
 func (c copier) runs() int {
 	if c.batch != nil {
 		return batchRuns
@@ -38,7 +41,7 @@ func (c copier) runs() int {
 	return singleRuns
 }
 
-// chunk is how many runs a chunk of staging memory may have.
+// chunk returns the highest number of runs of a chunk of staging memory.
 func (c copier) chunk() int {
 	if c.batch != nil {
 		return chunkRuns
@@ -46,7 +49,7 @@ func (c copier) chunk() int {
 	return singleRuns
 }
 
-// calls is what copy of n runs counts for.
+// calls returns the number of calls that a copy of n runs counts as.
 func (c copier) calls(n int) int {
 	if c.batch != nil && n > 1 {
 		return batchCalls + n/callRuns
@@ -54,7 +57,7 @@ func (c copier) calls(n int) int {
 	return min(n, singleRuns)
 }
 
-// copy copies runs: several in one call, a single one as a plain copy.
+// copy copies runs, several of them in one call if the queue is a BatchCopier.
 func (c copier) copy(dst, src []mem.Extent) error {
 	if c.batch != nil && len(dst) > 1 {
 		return c.batch.CopyBatch(dst, src)
@@ -67,8 +70,8 @@ func (c copier) copy(dst, src []mem.Extent) error {
 	return nil
 }
 
-// Record records an event of q. As a record can be what failed, it gets a second chance; the first failure is added to err all
-// the same. Without an event it returns nil.
+// Record records an event on q. If that fails, it adds the error to err and tries once more, since
+// the record may be the call that failed. It returns nil if there is no event.
 func Record(q device.Queue, err *error) device.Event {
 	e, recordErr := q.Record()
 	if recordErr == nil {
@@ -81,8 +84,8 @@ func Record(q device.Queue, err *error) device.Event {
 	return e
 }
 
-// follow puts what q does from now on behind all that other was given so far. The event may be given back at once: q waits for
-// the state that it stood for.
+// follow orders later work of q after all work that other has so far. The event is closed at once,
+// because q waits for the state that it captured.
 func follow(q, other device.Queue) error {
 	e, err := other.Record()
 	if err != nil {
@@ -95,7 +98,7 @@ func follow(q, other device.Queue) error {
 	return nil
 }
 
-// UndoTimeout bounds the closing of queues that are idle: there is nothing to wait for.
+// UndoTimeout bounds the closing of idle queues.
 const UndoTimeout = 10 * time.Second
 
 // closer is a queue, or another stream.
@@ -103,8 +106,8 @@ type closer interface {
 	Close(ctx context.Context) error
 }
 
-// CloseQueue closes q. What failed may say so when it is closed, and be closed all the same: only the second answer tells.
-// The first is failed then.
+// CloseQueue closes q. If q has failed, its Close may return that error although q is closed, as a
+// second call shows. CloseQueue then returns the first error as failed.
 func CloseQueue(ctx context.Context, q closer) (failed, err error) {
 	if failed = q.Close(ctx); failed == nil {
 		return nil, nil

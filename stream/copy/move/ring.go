@@ -9,23 +9,25 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/describe"
 )
 
-// space is memory that is taken in order and given back in order. Positions count bytes since the start and never wrap; their
-// remainder by the size is the place. One goroutine at a time takes, and one gives back.
+// space is memory that is taken and given back in order. Positions count bytes since the start and
+// never wrap; a position modulo the size is an offset. One goroutine at a time takes, and one gives
+// back.
 type space struct {
 	size    uint64
 	maxSpan uint64        // a quarter of the memory, so that filling overlaps with copying
-	head    uint64        // end of what was taken
-	tail    atomic.Uint64 // start of what is not yet given back
+	head    uint64        // end of the taken memory
+	tail    atomic.Uint64 // start of the memory that is not yet given back
 }
 
-// setSize is for so many bytes, or a little more.
+// setSize sets the size to bytes, rounded up.
 func (p *space) setSize(bytes int64) {
 	p.size = describe.Align(uint64(bytes), 4*describe.TableAlign)
 	p.maxSpan = p.size / 4
 }
 
-// reserve returns the place of want bytes, or of maxSpan if that is less, without taking them, and the position of their
-// end. ok is false while that much is not free in one piece: some event has to be done first.
+// reserve returns the offset of min(want, maxSpan) bytes without taking them, and the position of
+// their end. ok is false if no contiguous range of that size is free; more is free after the next
+// event.
 func (p *space) reserve(want uint64) (at, bytes, end uint64, ok bool) {
 	bytes = min(describe.Align(want, describe.TableAlign), p.maxSpan)
 	start := p.head
@@ -44,22 +46,23 @@ func (p *space) take(end uint64) { p.head = max(p.head, end) }
 // giveBack frees positions up to end.
 func (p *space) giveBack(end uint64) { p.tail.Store(max(p.tail.Load(), end)) }
 
-// Ring is pinned memory for descriptors, and for what kernels have to say about them.
+// Ring is pinned memory for descriptors and for the results of kernels.
 type Ring struct {
 	space
 	dev    device.Device
 	descs  int
-	region *mem.Region // nil before it is first prepared
+	region *mem.Region // nil before the first prepare
 }
 
-// NewRing makes a ring for so many descriptors, of which those movers get the memory who need it.
+// NewRing returns a ring for the given number of descriptors. The first mover that needs the memory
+// allocates it.
 func NewRing(dev device.Device, descs int) *Ring {
 	r := &Ring{dev: dev, descs: descs}
 	r.setSize(int64(descs) * device.CopyDescBytes)
 	return r
 }
 
-// prepare allocates the memory, if that was not done.
+// prepare allocates the memory unless it is allocated.
 func (r *Ring) prepare() (err error) {
 	if r.region != nil {
 		return nil
@@ -70,7 +73,7 @@ func (r *Ring) prepare() (err error) {
 	return nil
 }
 
-// free gives the memory back. It may be called again.
+// free releases the memory. It may be called again.
 func (r *Ring) free() error {
 	if r.region == nil {
 		return nil
@@ -82,17 +85,18 @@ func (r *Ring) free() error {
 	return nil
 }
 
-// span is what one step may fill of the ring.
+// span is the part of the ring that one step may fill.
 type span struct {
 	buf []byte
 	dev mem.DevAddr // of buf
 	end uint64      // position of its end
 }
 
-// start is the position of the span's start.
+// start returns the position of the span's start.
 func (sp *span) start() uint64 { return sp.end - uint64(len(sp.buf)) }
 
-// reserve returns a span of want bytes, or of maxSpan if that is less, without taking it.
+// reserve returns a span of min(want, maxSpan) bytes without taking it. ok is false if that much is
+// not free.
 func (r *Ring) reserve(want uint64) (sp span, ok bool) {
 	at, bytes, end, ok := r.space.reserve(want)
 	if !ok {

@@ -11,31 +11,36 @@ import (
 )
 
 const (
-	// stagedCTAs is how many thread blocks gather or scatter where nobody says otherwise. More make no difference on an idle
-	// device (H200, 4 KiB pieces): within device memory they are much faster than the bus. Beside other work, where a
-	// kernel has to wait for its multiprocessors, it should be through soon once it has them.
+	// stagedCTAs is the default number of thread blocks that gather or scatter. More make no
+	// difference on an idle device (H200, 4 KiB pieces), since device memory is much faster than
+	// the bus. stagedBackgroundCTAs is the default next to other work, where a kernel has to wait
+	// for multiprocessors and should end soon once it has them.
 	stagedCTAs           = 16
 	stagedBackgroundCTAs = 32
-	// stagedCalls is what a step counts for: a launch, two waits, three records, and copies.
+	// stagedCalls is the highest number of calls of a step besides its copies: a launch, two waits
+	// and three records.
 	stagedCalls = 6
-	// stagedChunks is into how many chunks a batch is cut at least, so that one is gathered while another crosses the bus,
-	// and stagedLeast how short they may get by that: between two chunks the bus is idle for 3 us.
+	// stagedChunks is the least number of chunks of a batch, so that one is gathered while another
+	// crosses the bus. stagedLeast is the least size of these chunks: the bus is idle for 3 us
+	// between two of them.
 	stagedChunks = 4
 	stagedLeast  = 1 << 20
 )
 
-// Staged is the path between host and device memory on which a copy engine crosses the bus, host run by host run, and a
-// kernel gathers or scatters the pieces within device memory. A step is a chunk of staging memory:
+// Staged is the path between host and device memory through staging memory on the device. A copy
+// engine crosses the bus, one host run at a time, and a kernel gathers or scatters the pieces
+// within device memory. A step is a chunk of staging memory:
 //
 //	to host:    kernel gathers -> event -> engine copies
 //	to device:  engine copies -> event -> kernel scatters
 //
-// Where the batch asks for sums, the kernel makes them, of what it gathers or scatters: each leaf is a piece.
+// If the batch asks for sums, the kernel computes them from the pieces, each of which is then a
+// leaf.
 //
-// The kernel runs on the stream's queue and the engine on one of the path's own, so that a chunk is gathered while the one
-// before it crosses the bus. All touching of the batch's device memory is on the first queue and all touching of its host
-// memory on the second; so staged batches need no more than that to stay in order among themselves. Towards other paths,
-// Join joins the queues. A chunk's memory is used again when the events of both queues are done.
+// The kernel runs on the stream's queue and the engine on aux, so that a chunk is gathered while
+// the one before it crosses the bus. Only the stream's queue accesses the batch's device memory,
+// and only aux its host memory, which keeps staged batches in order. Join orders them with other
+// paths. A chunk's memory is reused when the events of both queues are done.
 type Staged struct {
 	env      *Env
 	launcher device.Launcher
@@ -46,11 +51,11 @@ type Staged struct {
 	staging  space // of area
 	place    describe.Place
 	placeEnd uint64
-	span     span // as place, of the next step
+	span     span // of the next step, as place
 	launch   device.Kernel
-	chunk    describe.Chunk // that is put together
-	// behind: aux comes after all that other paths have issued. ahead: aux holds work that the stream's queue does not
-	// come after.
+	chunk    describe.Chunk // of the current step
+	// behind is set if aux is ordered after all work that other paths have issued. ahead is set if
+	// aux has work that the stream's queue is not ordered after.
 	behind, ahead bool
 }
 
@@ -59,7 +64,8 @@ var (
 	_ Joiner = (*Staged)(nil)
 )
 
-// NewStaged makes the path with so many bytes of staging memory, or returns why there is none: an ErrNotSupported.
+// NewStaged returns the path with bytes of staging memory, or an ErrNotSupported with the reason
+// why there is none.
 func NewStaged(env *Env, bytes int64) (Mover, error) {
 	if bytes < 0 {
 		return nil, fmt.Errorf("staging memory is turned off: %w", errdefs.ErrNotSupported)
@@ -73,7 +79,8 @@ func NewStaged(env *Env, bytes int64) (Mover, error) {
 	return p, nil
 }
 
-// Supports implements Mover: within host or device memory there is nothing to gain, and a leaf that is summed has to fit into a chunk.
+// Supports implements Mover. Staging has no advantage within host or device memory. A leaf that is
+// summed must fit into a chunk.
 func (p *Staged) Supports(b *Batch) (ok, sums bool) {
 	return b.Ways == describe.H2D || b.Ways == describe.D2H, p.summing && b.WantsSums() && p.staging.maxSpan >= mem.LeafBytes
 }
@@ -98,19 +105,21 @@ func (p *Staged) Prepare() (err error) {
 	return nil
 }
 
-// Room reserves staging memory for the next chunk, and descriptors for the pieces that it will have on average and some
-// more: a chunk may end early for want of them.
+// Room reserves staging memory for the next chunk, and descriptors for its expected number of
+// pieces and some more. A chunk may end early if it runs out of descriptors.
 //
-// A batch is cut into several chunks, so that they overlap, unless it says how large a chunk is. It does so where a kernel that
-// gathers waits long for multiprocessors that something else holds: each chunk costs that wait, whatever its size. Of
-// layers, for each of which somebody may wait, a chunk is one page group, if there is room for it: it lands as a whole.
+// A batch is cut into several chunks that overlap, unless it sets ChunkBytes. ChunkBytes is set for
+// a kernel that waits long for multiprocessors, since each chunk waits once, whatever its size. If
+// the batch has layers that may be awaited, a chunk is one page group, if it fits, so that it
+// completes as a whole.
 func (p *Staged) Room(b *Batch, f Flight) bool {
 	if !f.admits(stagedCalls + p.copier.calls(p.copier.chunk())) {
 		return false
 	}
 	chunk := max(uint64(b.Bytes)/stagedChunks, stagedLeast)
 	if b.ChunkBytes > 0 {
-		if chunk = uint64(b.ChunkBytes); b.At.Summed { // a chunk has room for a leaf, whatever was planned: see Takes
+		// A chunk holds at least one leaf: see Supports.
+		if chunk = uint64(b.ChunkBytes); b.At.Summed {
 			chunk = max(chunk, mem.LeafBytes)
 		}
 	}
@@ -177,7 +186,7 @@ func (p *Staged) ctas(b *Batch) int {
 	return p.env.ctas(b, stagedCTAs)
 }
 
-// toHost has the kernel gather, and the engine copy after it.
+// toHost launches the kernel that gathers, and then the engine's copies.
 func (p *Staged) toHost(events *joint, dst, src []mem.Extent) error {
 	if err := p.launcher.Launch(&p.launch); err != nil {
 		return err
@@ -197,7 +206,7 @@ func (p *Staged) toHost(events *joint, dst, src []mem.Extent) error {
 	return err
 }
 
-// toDevice has the engine copy, and the kernel scatter after it.
+// toDevice issues the engine's copies, and then launches the kernel that scatters.
 func (p *Staged) toDevice(events *joint, dst, src []mem.Extent) error {
 	if !p.behind {
 		if err := follow(p.aux, p.env.Queue); err != nil {
@@ -223,8 +232,8 @@ func (p *Staged) toDevice(events *joint, dst, src []mem.Extent) error {
 	return err
 }
 
-// fence records the events of a step that failed half-way, on both queues: either may have work of it. It reports whether
-// both can say when they stop.
+// fence records events on both queues for a step that failed half-way, since either queue may have
+// work of it. It reports whether both succeeded.
 func (p *Staged) fence(events *joint, err *error) bool {
 	p.ahead = true
 	for _, q := range []device.Queue{p.env.Queue, p.aux} {

@@ -6,33 +6,36 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Shape is how the blocks of a repetition lie: each goes between a row of the far side and the near side, a device's. Blocks of a
-// row are neighbors on the far side, and anywhere on the near one.
+// Shape describes the blocks of a repetition. Each block is copied between a row of the far side
+// and the near side, which is a device's. Blocks of a row are adjacent on the far side and anywhere
+// on the near one.
 type Shape struct {
 	Dir       mem.Direction // ToPages: to the near side; ToSlots: to the far one
 	Near, Far *mem.Region
 	Size      int64 // bytes of a block
-	// Row is how many blocks a row has: 1, or those of a slot that holds a block's image. Count is how many blocks there are, a
-	// multiple of it, and Most how many a batch has at most, rounded so.
+	// Row is the number of blocks of a row: 1, or those of a slot that holds a block's image. Count
+	// is the number of blocks, a multiple of Row. Most is the highest number of blocks of a batch,
+	// rounded to rows.
 	Row, Count, Most int
-	// Pages has batches say page numbers in place of extents, and Sums ask for checksums on the way. Rows are slots then, with one
-	// plane on the near side for each block of a row.
+	// Pages selects page lists in place of extents, and Sums requests checksums. Rows are then
+	// slots, with one plane on the near side for each block of a row.
 	Pages, Sums bool
-	// NearRows is from where on the near side blocks are taken; nil: in order from its start.
+	// NearRows supplies positions of blocks on the near side; nil: in order from its start.
 	NearRows *Pool
-	// FarRows is from which rows of the far side. Nil: as many as there are, if Scatter, in an order made for them; or else in
-	// order.
+	// FarRows supplies rows of the far side. Nil: the first rows, in random order if Scatter is
+	// set.
 	FarRows *Pool
 	Scatter bool
 }
 
-// Pool is numbers in random order, of which each repetition takes some.
+// Pool holds numbers in random order, of which each repetition takes some.
 type Pool struct {
 	numbers []uint32
 	at      int
 }
 
-// NewPool draws n of all numbers from base on, each at most once, in no order: one of each n-th part.
+// NewPool returns a pool of n distinct numbers from base to base+all-1 in random order. Each n-th
+// part of that range supplies one of them.
 func NewPool(rng *rand.Rand, n, all, base int) *Pool {
 	p := &Pool{numbers: make([]uint32, n)}
 	for i := range p.numbers {
@@ -43,8 +46,8 @@ func NewPool(rng *rand.Rand, n, all, base int) *Pool {
 	return p
 }
 
-// take fills to, which is no longer than the pool, from a place that is drawn: not from among those that the call before took, so
-// that they are in no cache, if there are others.
+// take fills to from a random position. to must not be longer than the pool. If the pool is large
+// enough, take skips the numbers of the call before, whose blocks may be in a cache.
 func (p *Pool) take(to []uint32, rng *rand.Rand) {
 	if spare := len(p.numbers) - 2*len(to); spare >= 0 {
 		p.at += rng.IntN(spare + 1)
@@ -57,11 +60,12 @@ func (p *Pool) take(to []uint32, rng *rand.Rand) {
 	p.at = (p.at + len(to)) % len(p.numbers)
 }
 
-// Blocks is the batches of one repetition. The memory of its lists is used again by the next; the zero value has none.
+// Blocks holds the batches of one repetition. The next one reuses the memory of its lists. The zero
+// value is empty.
 type Blocks struct {
 	Shape
-	near, far []uint32 // of each row
-	order     *Pool    // of far rows, where there is no pool
+	near, far []uint32 // by row
+	order     *Pool    // of far rows, if there is no pool
 
 	dst, src []mem.Extent
 	pairs    []mem.PageSlot
@@ -69,8 +73,8 @@ type Blocks struct {
 	batches  []mem.Batch
 }
 
-// Reset makes b one of another shape, in as few batches as that takes, of about the same length. What was submitted of it must be
-// done.
+// Reset changes b to another shape, in as few batches as possible, of about the same length. All
+// submitted batches of b must have completed.
 func (b *Blocks) Reset(s Shape) {
 	s.Row, s.Most = max(s.Row, 1), max(s.Most, s.Row, 1)
 	b.Shape = s
@@ -113,13 +117,13 @@ func identity(list []uint32, n int) []uint32 {
 	return list
 }
 
-// leaves is how many checksums a block has.
+// leaves returns the number of checksums of a block.
 func (s *Shape) leaves() int { return int(s.Size / mem.LeafBytes) }
 
-// planeRows is how many pages each plane of the near side has.
+// planeRows returns the number of pages of each plane of the near side.
 func (s *Shape) planeRows() int64 { return s.Near.Len() / s.Size / int64(s.Row) }
 
-// paged is a batch's pages without its pairs.
+// paged returns a batch's pages without its pairs.
 func (s *Shape) paged() *mem.Paged {
 	g := mem.PageGroup{Slots: mem.Slots{Region: s.Far, Stride: int64(s.Row) * s.Size}}
 	for i := range int64(s.Row) {
@@ -130,7 +134,8 @@ func (s *Shape) paged() *mem.Paged {
 	return &mem.Paged{Dir: s.Dir, Groups: []mem.PageGroup{g}}
 }
 
-// Resize makes the batches ones of the first n blocks together, rounded down to whole rows.
+// Resize limits the batches to the first n blocks in total, rounded down to whole rows, but to at
+// least one row.
 func (b *Blocks) Resize(n int) {
 	rows := max(1, n/b.Row)
 	b.Count, b.order = rows*b.Row, nil
@@ -149,8 +154,9 @@ func (b *Blocks) Resize(n int) {
 	}
 }
 
-// Draw takes other blocks in another order, or pairs them otherwise. It must not be called while they are being copied. It costs
-// little beside a repetition: orders are made once; where they begin is drawn.
+// Draw selects other blocks in another order, or pairs them differently. It must not be called
+// while they are being copied. It is cheap next to a repetition: orders are made once, and only
+// their start is random.
 func (b *Blocks) Draw(rng *rand.Rand) {
 	rows := b.Count / b.Row
 	if b.NearRows != nil {
@@ -168,7 +174,7 @@ func (b *Blocks) Draw(rng *rand.Rand) {
 	}
 }
 
-// Write writes the batches' lists: what a user who knows the block numbers does before Submit.
+// Write fills the batches' lists, as a user with given block numbers does before Submit.
 func (b *Blocks) Write() {
 	if b.Pages {
 		for i := range b.Count / b.Row {
@@ -186,10 +192,10 @@ func (b *Blocks) Write() {
 	}
 }
 
-// Batches returns the batches that Write wrote.
+// Batches returns the batches that Write filled.
 func (b *Blocks) Batches() []mem.Batch { return b.batches }
 
-// Bytes is what the batches move.
+// Bytes returns the number of bytes of all batches.
 func (b *Blocks) Bytes() int64 { return int64(b.Count) * b.Size }
 
 func (b *Blocks) nearOff(i int) int64 {
@@ -203,7 +209,7 @@ func (b *Blocks) farOff(i int) int64 {
 	return (int64(b.far[i/b.Row])*int64(b.Row) + int64(i%b.Row)) * b.Size
 }
 
-// Offs returns where block i goes and where it comes from, in their regions.
+// Offs returns the offsets of block i at its destination and its source.
 func (b *Blocks) Offs(i int) (dst, src int64) {
 	if b.Dir == mem.ToPages {
 		return b.nearOff(i), b.farOff(i)

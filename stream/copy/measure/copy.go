@@ -16,8 +16,9 @@ type Job struct {
 	Batch *mem.Batch
 }
 
-// Copy submits all jobs before it waits for the first, and returns their tickets, appended to to, and when the last had been
-// accepted. If it fails, those that were accepted have resolved, unless ctx ended.
+// Copy submits all jobs before it waits for the first. It returns their tickets, appended to to,
+// and the time at which the last was accepted. If it fails, accepted jobs have resolved, unless ctx
+// ended.
 func Copy(ctx context.Context, to []*stream.Ticket, jobs []Job) (_ []*stream.Ticket, posted time.Time, err error) {
 	first := len(to)
 	for _, j := range jobs {
@@ -31,7 +32,8 @@ func Copy(ctx context.Context, to []*stream.Ticket, jobs []Job) (_ []*stream.Tic
 	return to, posted, wait(ctx, to[first:])
 }
 
-// wait waits for all. The last first: it is done when all of its stream are, and who waits for it may see to the others.
+// wait waits for all tickets. It starts with the last, which resolves after all others of its
+// stream.
 func wait(ctx context.Context, tickets []*stream.Ticket) (err error) {
 	for i := len(tickets) - 1; i >= 0; i-- {
 		if e := tickets[i].Wait(ctx); err == nil {
@@ -41,8 +43,8 @@ func wait(ctx context.Context, tickets []*stream.Ticket) (err error) {
 	return err
 }
 
-// Turns yields the numbers below n in the order in which they take their turns in a round: another begins in each, so that everybody
-// follows upon everybody else.
+// Turns yields the numbers below n in the order of their turns in a round. Each round begins with
+// the next number.
 func Turns(round, n int) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		for i := range n {

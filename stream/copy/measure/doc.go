@@ -1,5 +1,6 @@
-// Package measure is what the benchmark and the calibration of copies measure with: memory that is freed once everything that may
-// touch it is closed (Rig), batches of scattered blocks (Blocks), submitting them (Copy), turns, and medians.
+// Package measure provides the tools of the benchmark and the calibration of copies: memory that is
+// freed after everything that may access it is closed (Rig), batches of scattered blocks (Blocks),
+// their submission (Copy), turns, and medians.
 //
-// Nothing here is safe for concurrent use, and nothing runs on goroutines of its own.
+// Nothing here is safe for concurrent use, and the package starts no goroutines.
 package measure

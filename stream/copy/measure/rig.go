@@ -11,24 +11,26 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// closeTimeout bounds each wait for work that a failed run left behind.
+// closeTimeout bounds each wait for the remaining work of a failed run.
 const closeTimeout = 30 * time.Second
 
-// Memory is what has to know of the memory that is copied: NICs.
+// Memory registers memory before it is copied, for example with NICs.
 type Memory interface {
-	// Register is told of memory before any stream on it is opened. An error ends the run.
+	// Register is called before any stream on the memory is opened. An error ends the run.
 	Register(regions ...*mem.Region) error
-	// Unregister follows once the streams are closed, before the memory is freed.
+	// Unregister is called after the streams are closed and before the memory is freed.
 	Unregister(ctx context.Context, regions ...*mem.Region) error
 }
 
-// Rig is memory to measure with, and what has to be closed before it is freed. The zero value is empty.
+// Rig holds memory to measure with, and everything to close before that is freed. The zero value is
+// empty.
 type Rig struct{ closers []closer }
 
-// closer is something that was opened.
+// closer closes something that was opened.
 type closer struct {
 	close func() error
-	// last says that memory becomes free: only when everything opened later is closed.
+	// last is set if close releases memory. It then runs only after everything opened later is
+	// closed.
 	last bool
 }
 
@@ -56,12 +58,13 @@ func (r *Rig) frees(dev device.Device, m *mem.Region) {
 	r.OnFree(func() error { return dev.Free(m) })
 }
 
-// OnFree frees memory of the caller's, once everything opened later is closed.
+// OnFree registers f to free memory of the caller after everything opened later is closed.
 func (r *Rig) OnFree(f func() error) { r.closers = append(r.closers, closer{f, true}) }
 
-// Register tells m of the memory, until the rig is closed.
+// Register registers the memory with m, until the rig is closed.
 func (r *Rig) Register(m Memory, regions ...*mem.Region) error {
-	r.OnClose(func(ctx context.Context) error { return m.Unregister(ctx, regions...) }) // a failure may leave a part of it registered
+	// A failed Register may leave a part of the memory registered.
+	r.OnClose(func(ctx context.Context) error { return m.Unregister(ctx, regions...) })
 	r.closers[len(r.closers)-1].last = true
 	if err := m.Register(regions...); err != nil {
 		return fmt.Errorf("register memory: %w", err)
@@ -69,7 +72,8 @@ func (r *Rig) Register(m Memory, regions ...*mem.Region) error {
 	return nil
 }
 
-// OnClose closes something that may have to wait. The run's context may have ended by then, so the wait has its own.
+// OnClose registers f to close something that may have to wait. f gets a context of its own with
+// closeTimeout, since the run's may have ended.
 func (r *Rig) OnClose(f func(context.Context) error) {
 	r.closers = append(r.closers, closer{close: func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
@@ -78,11 +82,12 @@ func (r *Rig) OnClose(f func(context.Context) error) {
 	}})
 }
 
-// Mark is a place to close back to.
+// Mark returns a position for CloseTo.
 func (r *Rig) Mark() int { return len(r.closers) }
 
-// CloseTo closes what was opened after the mark, in reverse order. Where something does not close, memory that came before it
-// stays: it may still be in use. What is left may be closed again.
+// CloseTo closes everything opened after the mark, in reverse order. If something does not close,
+// memory from before it is not freed, since it may still be in use. A later call tries the rest
+// again.
 func (r *Rig) CloseTo(mark int) error {
 	var errs []error
 	var left []closer

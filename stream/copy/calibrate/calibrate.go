@@ -19,17 +19,19 @@ const (
 	SourceSimulated = "simulated"
 )
 
-// Result is what a calibration found.
+// Result is the result of a calibration.
 type Result struct {
 	Profile plan.Profile
-	// Missing says what the device does not have, and why.
+	// Missing lists the paths that the device lacks, with the reasons.
 	Missing []Missing
-	// Loaded says why somebody else seems to have come to use the GPU or the link meanwhile; empty: nobody. A simulated
-	// device is as fast as the machine lets it, and is not judged.
+	// Loaded describes a sign that other work began to use the GPU or the link during the
+	// calibration; empty: none. It stays empty for a simulated device, whose rates depend on the
+	// load of the machine.
 	Loaded string
-	// Bytes of device memory, and of pinned memory, over which blocks were scattered.
+	// Bytes is the size of the device memory, and of the pinned memory, over which blocks were
+	// scattered.
 	Bytes int64
-	// Took is how long it took, waiting for others included.
+	// Took is the duration of the calibration, including waits for an idle device.
 	Took time.Duration
 }
 
@@ -39,15 +41,16 @@ type Missing struct {
 	Reason string
 }
 
-// Storable reports whether the profile says something about the machine: it was measured, on a real device, that nobody
-// else used.
+// Storable reports whether the profile describes the machine: it was measured on a real device that
+// no other work used.
 func (r *Result) Storable() bool { return r.Loaded == "" && r.Profile.Source == SourceMeasured }
 
-// Run measures dev's paths. It needs o.Bytes of device memory and of pinned memory while it runs. A device that others use
-// is ErrBusy, after o.Wait. A context that ends stops it; failures of the device are errors, and so is a device on which
-// no path works.
+// Run measures the paths of dev. It needs o.Bytes of device memory and of pinned memory while it
+// runs. If other work uses the device for longer than o.Wait, the error wraps ErrBusy. Run ends
+// early if ctx ends. It returns an error if the device fails, or if no path works on it.
 //
-// Where a stream does not close, its memory is not freed: something may still use it. The error says so.
+// If a stream does not close, its memory is not freed, since it may still be in use. The error then
+// reports the memory.
 func Run(ctx context.Context, dev device.Device, open Opener, o Options) (_ *Result, err error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
@@ -73,10 +76,10 @@ func Run(ctx context.Context, dev device.Device, open Opener, o Options) (_ *Res
 type calibration struct {
 	*rig
 	o         *Options
-	begun     time.Time // of everything
-	start     time.Time // of measuring
+	begun     time.Time // start of the calibration
+	start     time.Time // start of measuring
 	simulated bool
-	summed    uint64 // keeps the sums from being optimized away
+	summed    uint64 // keeps the compiler from removing the sums
 	result    Result
 }
 
@@ -137,7 +140,7 @@ func (c *calibration) run(ctx context.Context, open Opener) error {
 	return nil
 }
 
-// fit adds a model to the profile for each way in which a variant was measured.
+// fit adds a model to the profile for each direction and side in which a variant was measured.
 func (c *calibration) fit(all []*series, duplex map[duplexID]float64) error {
 	p := &c.result.Profile
 	for _, by := range c.streams {
@@ -167,7 +170,8 @@ func (c *calibration) fit(all []*series, duplex map[duplexID]float64) error {
 	return nil
 }
 
-// lack notes that v was not measured. With fewer thread blocks it would say the same.
+// lack records that v was not measured, once per path: variants with fewer thread blocks lack the
+// same.
 func (c *calibration) lack(v *variant, why error) {
 	for _, m := range c.result.Missing {
 		if m.Path == v.path {
@@ -177,10 +181,10 @@ func (c *calibration) lack(v *variant, why error) {
 	c.result.Missing = append(c.result.Missing, Missing{v.path, why.Error()})
 }
 
-// left is what is left of the budget.
+// left returns the remaining part of the budget.
 func (c *calibration) left() time.Duration { return c.o.Budget - c.o.Clock.Since(c.start) }
 
-// progress says how far the budget is used up.
+// progress reports the used share of the budget.
 func (c *calibration) progress(what string) {
 	if c.o.Progress != nil {
 		const parts = 100

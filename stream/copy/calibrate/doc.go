@@ -1,15 +1,17 @@
 // Package calibrate measures a device's copy paths for package stream/copy/plan.
 //
-// It measures through streams that are forced onto one path each, so that what is measured is what a batch will take: the
-// stream's own work included. Every size is copied in batches of 1, 4, 16, ... copies by every path, with every number of
-// thread blocks, and then all again for as long as time is left; the median of each counts. The paths take turns at each
-// point, so that whatever disturbs the machine disturbs them alike. Blocks are scattered over a gigabyte of device memory
-// and, but for staged copies, which are for hosts that lie contiguous, as much of the host's. What a device does not have is
-// noted and left out. NICs that copy beside the device's paths (Options.NIC) are measured as those are, by the same batches.
+// It measures through streams that are forced onto one path each, so the times include the stream's
+// own work. Every size is copied in batches of 1, 4, 16, ... copies by every path, with every
+// number of thread blocks. This repeats for as long as time is left; the median of each counts. The
+// paths take turns at each point, so that disturbances affect them alike. Blocks are scattered over
+// a gigabyte of device memory and over host memory. Only staged copies use contiguous host memory.
+// Anything that the device lacks is recorded and left out. NICs that copy beside the device's paths
+// (Options.NIC) are measured with the same batches.
 //
-// A device that others use is not measured. Large copies that go at different rates show others on the link, and a kernel
-// that takes much longer than a copy engine for one block shows others on the multiprocessors. The same is looked at
-// afterwards: where it has changed, the result says so, and should not be stored.
+// A device that is in use is not measured. Different rates of the same large copy show other work
+// on the link. A kernel that takes much longer than a copy engine for one block shows other work on
+// the multiprocessors. The check is repeated afterwards: if the load has changed, Result.Loaded
+// reports it, and the profile should not be stored.
 //
-// Nothing here runs on goroutines of its own.
+// The package starts no goroutines.
 package calibrate

@@ -11,8 +11,9 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// What both ways at once are measured with: batches of duplexBytes, in copies of duplexSize, duplexRepeats times after one that
-// warms up. Engines copy larger ones: what the calls take of a CPU is another matter than what the bytes do.
+// Both directions at once are measured with batches of duplexBytes in copies of duplexSize, with
+// duplexRepeats repetitions after one that warms up. Engines copy pieces of duplexEngineSize, so
+// that the time of the bytes counts and not the CPU time of the calls.
 const (
 	duplexBytes      = 16 << 20
 	duplexSize       = 64 << 10
@@ -20,15 +21,15 @@ const (
 	duplexRepeats    = 3
 )
 
-// duplexID is a path in a direction.
+// duplexID is a path and a direction.
 type duplexID struct {
 	path stream.Path
 	dir  plan.Direction
 }
 
-// duplex measures, for each path that crosses the bus, what a byte takes longer while as many go the opposite way, in
-// nanoseconds, on the average of both ways: with as many thread blocks as the path ever has. A path that a second stream
-// does not get is left out.
+// duplex measures, for each path that crosses the bus, the additional time of a byte while as many
+// go the opposite way, in nanoseconds. It is the mean of both directions, with the path's highest
+// number of thread blocks. A path without a second stream is left out.
 func (c *calibration) duplex(ctx context.Context, open Opener) (map[duplexID]float64, error) {
 	widest := make(map[stream.Path]opened)
 	for _, by := range c.streams {
@@ -50,7 +51,7 @@ func (c *calibration) duplex(ctx context.Context, open Opener) (map[duplexID]flo
 			return nil, fmt.Errorf("measure %s both ways at once: %w", in, err)
 		}
 		c.progress(in.String() + ", both ways")
-		// What does not do what it says, measuring it alone will tell.
+		// A path that does not copy as requested fails later, when it is measured alone.
 		size := int64(duplexSize)
 		if in.path == stream.PathCopyEngine {
 			size = duplexEngineSize
@@ -64,7 +65,8 @@ func (c *calibration) duplex(ctx context.Context, open Opener) (map[duplexID]flo
 	return all, nil
 }
 
-// oppose copies to the device by in, and to the host by out: each alone, and both at once.
+// oppose copies to the device by in, and to the host by out: each alone, and both at once. It adds
+// the additional time of a byte to all.
 func (c *calibration) oppose(ctx context.Context, in, out opened, size int64, count int, all map[duplexID]float64) error {
 	streams := [2]opened{plan.H2D: in, plan.D2H: out}
 	side := in.sides[0]
@@ -93,8 +95,8 @@ func (c *calibration) oppose(ctx context.Context, in, out opened, size int64, co
 			}
 		}
 	}
-	// The mean of both ways: some paths give more of the bus to what goes to the host, others to what goes to the device. Each
-	// way by itself would seem best by a path that takes it from the other.
+	// Take the mean of both directions. Some paths give more of the bus to one direction and would
+	// look best in it, at the expense of the other.
 	var longer float64
 	for dir := range streams {
 		longer += max(0, measure.LowMedian(both[dir])-measure.LowMedian(alone[dir])) / float64(len(streams))

@@ -9,8 +9,9 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// Key returns what a profile of the device is stored under. kernels identifies the copy kernels' code. sysfs is the
-// machine's /sys; a link that it does not tell of stays unknown, as it does in many virtual machines.
+// Key returns the key under which a profile of the device is stored. kernels identifies the code of
+// the copy kernels. sysfs is the machine's /sys. A link without an entry there stays unknown, as in
+// many virtual machines.
 func Key(info device.Info, kernels string, sysfs fs.FS) plan.Key {
 	k := plan.Key{GPU: info.UUID, Driver: info.DriverVersion, PCI: strings.ToLower(info.PCI), NUMANode: info.NUMANode, Kernels: kernels}
 	if k.GPU == "" {
@@ -26,8 +27,8 @@ func Key(info device.Info, kernels string, sysfs fs.FS) plan.Key {
 		}
 		return strings.TrimSpace(string(b))
 	}
-	// The width is what was negotiated with the slot. The speed is the most that the GPU can do: what it runs at now is
-	// lower while the GPU is idle, to save power.
+	// The width is the one negotiated with the slot. The speed is the GPU's maximum, since the
+	// current one is lower while the GPU is idle.
 	if n, err := strconv.Atoi(read("current_link_width")); err == nil {
 		k.LinkWidth = n
 	}

@@ -14,28 +14,31 @@ import (
 )
 
 const (
-	// largeBytes is one large copy, of which largeRepeats are made, after one that warms up.
+	// largeBytes is the size of a large copy. largeRepeats of them are made after one that warms
+	// up.
 	largeBytes   = 64 << 20
 	largeRepeats = 9
 	smallRepeats = 15
-	// steadyBy is how far two measurements of the same large copy may be apart, on a device that nobody else uses.
+	// steadyBy is the tolerated relative difference between measurements of the same large copy on
+	// an idle device.
 	steadyBy = 0.1
-	// crowdedBy is by how much longer a kernel may take for one block than a copy engine. An idle GPU launches a kernel in
-	// about twice that time; one that computes has it wait for multiprocessors, some milliseconds maybe.
+	// crowdedBy is the tolerated ratio of a kernel's time for one block to a copy engine's. On an
+	// idle GPU it is about two; on a busy one a kernel may wait milliseconds for multiprocessors.
 	crowdedBy = 8
-	// lookAgain is how often a device that is in use is looked at again.
+	// lookAgain is the interval between samples of a device in use.
 	lookAgain = 250 * time.Millisecond
 	smallSize = 4 << 10
 )
 
-// sight is what a device looks like from outside: the rates of one large copy, several times each way, in GB/s, and what one
-// small copy takes by copy engine and by kernel, in nanoseconds; zero where there is no kernel.
+// sight is a sample of the device's load: the rates of several large copies in each direction, in
+// GB/s, and the times of one small copy by copy engine and by kernel, in nanoseconds. The kernel's
+// time is zero if there is no kernel.
 type sight struct {
 	large          [2][]float64
 	engine, kernel float64
 }
 
-// idle waits until nobody else seems to use the device or its link, as long as the options allow.
+// idle waits until no other work seems to use the device or its link, for at most Options.Wait.
 func (c *calibration) idle(ctx context.Context) (sight, error) {
 	end := c.begun.Add(c.o.Wait)
 	for {
@@ -59,7 +62,7 @@ func (c *calibration) idle(ctx context.Context) (sight, error) {
 	}
 }
 
-// look copies what shows whether somebody else is there.
+// look samples the load of the device.
 func (c *calibration) look(ctx context.Context) (s sight, err error) {
 	for _, by := range c.streams {
 		switch by.path {
@@ -100,7 +103,7 @@ func (c *calibration) lookAtLink(ctx context.Context, by opened, s *sight) error
 	return nil
 }
 
-// small returns what one small copy takes, at the median.
+// small returns the median time of one small copy, in nanoseconds.
 func (c *calibration) small(ctx context.Context, by opened) (float64, error) {
 	b := c.single(plan.H2D, min(smallSize, c.gpu.Len()))
 	var times []float64
@@ -114,11 +117,11 @@ func (c *calibration) small(ctx context.Context, by opened) (float64, error) {
 	return measure.LowMedian(times), nil
 }
 
-// loaded says what shows that somebody else uses the device or the link; empty: nothing.
+// loaded describes a sign that other work uses the device or the link; empty: none.
 func (s *sight) loaded() string {
 	for dir, rates := range s.large {
 		sorted := slices.Sorted(slices.Values(rates))
-		// One of them may be hit by anything.
+		// Ignore the slowest copy, which any disturbance may have hit.
 		if low, high := sorted[1], sorted[len(sorted)-1]; low < high*(1-2*steadyBy) {
 			return fmt.Sprintf("one large copy %s goes at %.1f to %.1f GB/s", plan.Direction(dir), low, high)
 		}
@@ -129,7 +132,7 @@ func (s *sight) loaded() string {
 	return ""
 }
 
-// changed says what shows that somebody came between two looks, or left; empty: nothing.
+// changed describes how the device's load differs between two samples; empty: it does not.
 func changed(before, after sight) string {
 	for dir := range before.large {
 		a, b := measure.LowMedian(before.large[dir]), measure.LowMedian(after.large[dir])

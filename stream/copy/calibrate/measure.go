@@ -16,32 +16,34 @@ import (
 )
 
 const (
-	// maxCount and maxBytes bound a measured batch: beyond, time grows by the piece and by the byte. fewBytes are enough to know
-	// a kernel with few thread blocks by, that no chunks overlap in.
+	// maxCount and maxBytes bound a measured batch: beyond them, time grows linearly with pieces
+	// and bytes. fewBytes suffices for a kernel with few thread blocks, in which no chunks overlap.
 	maxCount = 16 << 10
 	maxBytes = 64 << 20
 	fewBytes = 16 << 20
 
-	// brief is how short a batch is that is measured briefRepeats times at once, after one that warms up.
+	// brief is the limit below which a batch is measured briefRepeats times in a row, after one
+	// that warms up.
 	brief        = 50 * time.Microsecond
 	briefRepeats = 2
 
-	// backToBack is how many batches are submitted at once to see what one costs behind others, and leadBytes how long they
-	// are, in copies of leadSize: long enough that the device is what they wait for, and not whoever submits.
+	// backToBack is the number of batches that are submitted at once to measure their marginal
+	// cost. They have leadBytes, in copies of leadSize: long enough to wait for the device and not
+	// for the goroutine that submits.
 	backToBack = 4
 	leadBytes  = 4 << 20
 	leadSize   = 64 << 10
 
-	// longest is the share of the budget that one batch may be expected to take.
+	// longest is the divisor of the budget that bounds the expected time of one batch.
 	longest = 400
-	// leastPoint is what a batch may take however small the budget is.
+	// leastPoint is the time that a batch may take even if the budget is small.
 	leastPoint = time.Millisecond
 )
 
-// errOtherPath is a stream that was forced onto a path and took another.
+// errOtherPath is returned if a stream that was forced onto a path took another one.
 var errOtherPath = errors.New("the batch took another path")
 
-// timed copies b and returns how many nanoseconds the stream says it took.
+// timed copies b and returns its duration in nanoseconds, as measured by the stream.
 func timed(ctx context.Context, s opened, b *mem.Batch) (float64, error) {
 	done, err := copied(ctx, measure.Job{By: s.stream, Batch: b})
 	if err != nil {
@@ -68,7 +70,7 @@ func copied(ctx context.Context, jobs ...measure.Job) ([]stream.Completion, erro
 
 func nanos(from, to time.Time) float64 { return float64(max(1, to.Sub(from).Nanoseconds())) }
 
-// point is what is measured: batches of count copies of size bytes.
+// point identifies a measurement: batches of count copies of size bytes.
 type point struct {
 	dir   plan.Direction
 	side  plan.Side
@@ -76,7 +78,7 @@ type point struct {
 	count int64
 }
 
-// series is the measurements of a point by one stream.
+// series holds the measurements of a point by one stream.
 type series struct {
 	point
 	by    opened
@@ -84,9 +86,9 @@ type series struct {
 	adds  []float64 // marginal times
 }
 
-// measure measures every point by every stream, the streams by turns, so that whatever disturbs the machine meanwhile
-// disturbs all paths alike; and then again and again until the budget is used up. Where a batch would take too long, it and
-// those with more copies are left out.
+// measure measures every point by every stream, and repeats that until the budget is used up. The
+// streams take turns, so that disturbances affect all paths alike. If a batch would take too long,
+// it and those with more copies are left out.
 func (c *calibration) measure(ctx context.Context) ([]*series, error) {
 	long := float64(max(leastPoint, c.o.Budget/longest))
 	all, err := c.first(ctx, long)
@@ -101,7 +103,7 @@ func (c *calibration) measure(ctx context.Context) ([]*series, error) {
 	return all, err
 }
 
-// first measures every point once. A path that turns out not to work is left out, and noted.
+// first measures every point once. A path that does not work is left out and recorded.
 func (c *calibration) first(ctx context.Context, long float64) ([]*series, error) {
 	type kind struct {
 		point
@@ -109,7 +111,7 @@ func (c *calibration) first(ctx context.Context, long float64) ([]*series, error
 	}
 	var (
 		all     []*series
-		last    = make(map[kind]float64) // what the batch with fewer copies took
+		last    = make(map[kind]float64) // time of the batch with fewer copies
 		missing = make(map[stream.Path]bool)
 		fewer   int64
 	)
@@ -141,7 +143,8 @@ func (c *calibration) first(ctx context.Context, long float64) ([]*series, error
 	return slices.DeleteFunc(all, func(s *series) bool { return missing[s.by.path] }), nil
 }
 
-// points yields every batch of count copies that is measured, and by what: the streams by turns.
+// points yields every measured batch of count copies with each stream that measures it. The streams
+// take turns.
 func (c *calibration) points(count int64) iter.Seq2[point, opened] {
 	return func(yield func(point, opened) bool) {
 		round := 0
@@ -201,8 +204,8 @@ func (c *calibration) visit(ctx context.Context, s *series) error {
 	return nil
 }
 
-// marginal copies several batches, all submitted before the first is waited for, and returns what each but the first
-// added.
+// marginal submits several batches before it waits for the first, and returns the additional time
+// of each but the first.
 func (c *calibration) marginal(ctx context.Context, s *series) (float64, error) {
 	var jobs [backToBack]measure.Job
 	for i := range jobs {
@@ -216,7 +219,7 @@ func (c *calibration) marginal(ctx context.Context, s *series) (float64, error) 
 	return max(1, (all-measure.LowMedian(s.times))/(backToBack-1)), nil
 }
 
-// fitted returns what was measured of s as the planner's models take it.
+// fitted returns the measurements of s as a point for plan.Model.Fit.
 func (s *series) fitted() plan.Point {
 	p := plan.Point{Count: int(s.count), Size: s.size, Nanos: measure.LowMedian(s.times), Spread: spread(s.times)}
 	if len(s.adds) > 0 {
@@ -225,7 +228,7 @@ func (s *series) fitted() plan.Point {
 	return p
 }
 
-// spread returns half of how far the middle half of v lies apart, relative to the median.
+// spread returns half of the interquartile range of v, relative to the median.
 func spread(v []float64) float64 {
 	sorted := slices.Sorted(slices.Values(v))
 	return (sorted[len(sorted)*3/4] - sorted[len(sorted)/4]) / 2 / measure.LowMedian(v)

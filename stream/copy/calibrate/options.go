@@ -17,45 +17,45 @@ import (
 // Defaults of Options.
 const (
 	DefaultBudget = 2 * time.Second
-	// DefaultBytes is more than the GPU's address translation caches reach: blocks of a cache of keys and values lie
-	// scattered over gigabytes, and batches are slower for it.
+	// DefaultBytes exceeds the reach of the GPU's address translation caches. The blocks of a KV
+	// cache are scattered over gigabytes too, and their batches are slower for it.
 	DefaultBytes = 1 << 30
-	// MinBytes is what is made do with where DefaultBytes are not to be had.
+	// MinBytes is the least memory to use if DefaultBytes are not available.
 	MinBytes = 64 << 20
-	// MaxBytes is more than any device has.
+	// MaxBytes is more than the memory of any device.
 	MaxBytes = 1 << 43
 )
 
-// Opener opens a stream of the device on which every batch takes path, with so many thread blocks; zero for a path that
-// takes none. What the device lacks is ErrNotSupported.
+// Opener opens a stream of the device on which every batch takes path, with ctas thread blocks;
+// zero for a path without. The error wraps ErrNotSupported if the device lacks the path.
 type Opener func(path stream.Path, ctas int) (stream.Stream, error)
 
-// NIC is the path by RDMA NICs, which the Opener opens, and what these have to be told.
+// NIC is the path over RDMA NICs, which the Opener opens, and the registration of memory with them.
 type NIC struct {
 	Path   stream.Path // stream.PathNIC or stream.PathNICSoft
 	Memory measure.Memory
 }
 
-// Options says how a device is measured. The zero value is the default.
+// Options configures a calibration. The zero value selects the defaults.
 type Options struct {
-	// Key is what the profile will be stored under.
+	// Key is the key of the profile.
 	Key plan.Key
-	// NIC is measured beside the device's own paths. Nil: there is none.
+	// NIC is measured in addition to the device's own paths. Nil: none.
 	NIC *NIC
-	// Budget is how long measuring should take. All points are measured once even if that takes longer. Zero:
-	// DefaultBudget.
+	// Budget is the intended time of measuring. All points are measured once even if that takes
+	// longer. Zero: DefaultBudget.
 	Budget time.Duration
-	// Wait is how long to wait for a device that others use to become idle, before giving up. Zero: not at all.
+	// Wait bounds the wait for a device in use to become idle. Zero: no wait.
 	Wait time.Duration
-	// Sizes are those of single copies, Counts the numbers of copies in a batch; both ascend, two at least. Zero: those of
-	// plan.Default.
+	// Sizes are the sizes of single copies, Counts the numbers of copies in a batch. Both ascend
+	// and have at least two values. Empty: those of plan.Default.
 	Sizes, Counts []int64
-	// Bytes of device memory, and as much pinned host memory, over which blocks are scattered. Zero: DefaultBytes, or
-	// what there is, MinBytes at least.
+	// Bytes is the size of the device memory, and of the pinned host memory, over which blocks are
+	// scattered. Zero: DefaultBytes, or less if that is not available, but at least MinBytes.
 	Bytes int64
-	// Progress, where it is not nil, is called now and then with what was done, of how much.
+	// Progress, if not nil, is called now and then with the completed and the total work.
 	Progress func(done, total int, what string)
-	// Clock keeps the budget; single times are the streams' own. Default: the real clock.
+	// Clock measures the budget; the streams measure single times. Default: the real clock.
 	Clock clockwork.Clock
 }
 
@@ -102,16 +102,16 @@ func (o *Options) setDefaults() {
 type variant struct {
 	path stream.Path
 	ctas int
-	// sides are the placements on the host side for which it is measured, ways the directions.
+	// sides are the host placements for which it is measured, ways the directions.
 	sides []plan.Side
 	ways  []plan.Direction
-	// most is the longest batch that is measured, in bytes.
+	// most is the size of the longest measured batch, in bytes.
 	most int64
 }
 
 // paged reports whether batches that measure v are page lists. They cost the CPU less than lists of
-// extents, so that times of small copies are the device's, and a NIC can copy several pages with one
-// request. Copy engines, and copies within the device, are measured with lists of extents.
+// extents, so that times of small copies are the device's, and a NIC can copy several pages with
+// one request. Copy engines, and copies within the device, are measured with lists of extents.
 func (v *variant) paged(dir plan.Direction) bool {
 	switch v.path {
 	case stream.PathKernel, stream.PathStaged, stream.PathNIC, stream.PathNICSoft:
@@ -144,7 +144,7 @@ func variants(nic *NIC) []*variant {
 	for _, n := range []int{4, 2, 1} {
 		list = append(list, &variant{stream.PathKernel, n, scattered, bus, fewBytes})
 	}
-	// Of the host's side a staged copy takes what a copy engine does: see plan.
+	// The host side of a staged copy takes as long as by copy engine: see plan.
 	list = append(list, &variant{stream.PathStaged, 32, []plan.Side{plan.Contiguous}, bus, maxBytes})
 	if nic != nil {
 		list = append(list, &variant{nic.Path, 0, both, bus, maxBytes})

@@ -16,25 +16,30 @@ import (
 )
 
 const (
-	// minBlocks is how many blocks of a size must fit the memory for the size to be measured.
+	// minBlocks is the number of blocks of a size that must fit the memory for the size to be
+	// measured.
 	minBlocks = 8
-	// hostSpan is over how many bytes the smallest blocks are scattered on the host's side. Over more of them, that many
-	// translations of addresses limit all paths alike, and say nothing of which is best for a batch whose blocks lie closer.
+	// hostSpan is the range of host memory over which the smallest blocks are scattered. Over a
+	// larger one, address translations limit all paths alike. That does not show which path is best
+	// for a batch whose blocks lie closer.
 	hostSpan = 64 << 20
-	// seed of the places of blocks; it is the same each time, so that two calibrations measure the same.
+	// seed is the seed of block positions. It is constant, so that two calibrations measure the
+	// same.
 	seed = 0x6b766c616e65
 )
 
-// rig is the memory, the streams and the batches of a calibration.
+// rig holds the memory, the streams and the batches of a calibration.
 type rig struct {
 	measure.Rig
 	dev       device.Device
 	host, gpu *mem.Region
 	streams   []opened
 	sizes     []int64
-	// Blocks are drawn from more than the longest batch needs, so that one batch hardly meets what the one before left in caches.
-	pools  map[poolID]*measure.Pool
-	blocks [backToBack]measure.Blocks // of the batches that are under way at once, in turn
+	// pools have more blocks than the longest batch needs, so that a batch finds few blocks of the
+	// one before in caches.
+	pools map[poolID]*measure.Pool
+	// blocks holds the batches in flight, used in turn.
+	blocks [backToBack]measure.Blocks
 	next   int
 	rng    *rand.Rand
 }
@@ -45,8 +50,8 @@ type opened struct {
 	stream stream.Stream
 }
 
-// poolID names the places that blocks of a size are taken from: on the device, on the host, or in the half of the device that
-// copies within it write to or read.
+// poolID identifies the positions that blocks of a size are taken from: on the device, on the host,
+// or in the half of the device that copies within it write or read.
 type poolID struct {
 	size  int64
 	place place
@@ -61,7 +66,8 @@ const (
 	highHalf
 )
 
-// newRig allocates the memory. Where o leaves its size open, less will do.
+// newRig allocates the memory. If o.Bytes is zero, it halves the size until the memory is
+// available, down to MinBytes.
 func newRig(dev device.Device, o *Options) (*rig, error) {
 	r := &rig{dev: dev, pools: make(map[poolID]*measure.Pool), rng: rand.New(rand.NewPCG(seed, seed))}
 	bytes, least := o.Bytes, o.Bytes
@@ -76,7 +82,7 @@ func newRig(dev device.Device, o *Options) (*rig, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A block must have somewhere else to go.
+	// Each size needs at least minBlocks positions.
 	r.sizes = slices.DeleteFunc(slices.Clone(o.Sizes), func(s int64) bool { return s > bytes/minBlocks })
 	if len(r.sizes) < 2 {
 		err := fmt.Errorf("fewer than two sizes fit %d bytes of memory %d times: %w", bytes, minBlocks, errdefs.ErrInvalid)
@@ -110,8 +116,8 @@ func (r *rig) openStream(open Opener, v *variant) (opened, error) {
 	return opened{v, s}, nil
 }
 
-// close closes the streams and frees the memory. Where a stream does not close, or a NIC does not let go of the memory, that
-// stays: they may still use it.
+// close closes the streams and frees the memory. If a stream does not close, or a NIC does not
+// release the memory, that stays allocated, since it may still be in use.
 func (r *rig) close() error {
 	if err := r.Close(); err != nil {
 		return fmt.Errorf("%d bytes of memory are left allocated: %w", r.gpu.Len()+r.host.Len(), err)
@@ -119,13 +125,13 @@ func (r *rig) close() error {
 	return nil
 }
 
-// most is how many copies of size a batch may have.
+// most returns the highest number of copies of size in a batch.
 func (r *rig) most(size int64) int64 {
 	return min(maxCount, r.gpu.Len()/size/2, max(maxBytes/size, minBlocks/2))
 }
 
-// batch returns n copies of size bytes, as by takes them. No block is in it twice. The lists of the batch before the last
-// backToBack are used again.
+// batch returns n copies of size bytes, in the form in which by is measured. No block is in it
+// twice. It reuses the lists of the batch that was returned backToBack calls before.
 func (r *rig) batch(by opened, dir plan.Direction, side plan.Side, size int64, n int) *mem.Batch {
 	b := &r.blocks[r.next%backToBack]
 	r.next++
@@ -134,7 +140,7 @@ func (r *rig) batch(by opened, dir plan.Direction, side plan.Side, size int64, n
 		NearRows: r.pool(onDevice, size),
 	}
 	switch {
-	case dir == plan.D2D: // what is written is not read
+	case dir == plan.D2D: // source and destination do not overlap
 		s.Far, s.NearRows, s.FarRows = r.gpu, r.pool(lowHalf, size), r.pool(highHalf, size)
 	case side == plan.Scattered:
 		s.FarRows = r.pool(onHost, size)
@@ -166,7 +172,7 @@ func (r *rig) pool(at place, size int64) *measure.Pool {
 	return r.pools[id]
 }
 
-// single is a batch of one copy.
+// single returns a batch of one copy.
 func (r *rig) single(dir plan.Direction, size int64) *mem.Batch {
 	host, gpu := mem.Extent{Region: r.host, Len: size}, mem.Extent{Region: r.gpu, Len: size}
 	if dir == plan.H2D {

@@ -7,14 +7,14 @@ import (
 )
 
 const (
-	// sumBytes is what is summed at a time: little enough to take a millisecond or two.
+	// sumBytes is the size of the memory that is summed at a time, in a millisecond or two.
 	sumBytes = 16 << 20
-	// sumRounds is how often; the fastest counts, as disturbances only ever slow.
+	// sumRounds is the number of rounds. The fastest counts, since disturbances only slow a round.
 	sumRounds = 3
 )
 
-// sumGBps returns how fast this CPU sums leaves of pinned memory, other ones each round, in GB/s. Zero where the clock did
-// not move.
+// sumGBps returns the rate at which this CPU sums leaves of pinned memory, in GB/s. Each round uses
+// other leaves. It returns zero if the clock did not move.
 func (c *calibration) sumGBps() float64 {
 	all := c.host.Bytes()
 	n := min(sumBytes, len(all)/sumRounds/mem.LeafBytes*mem.LeafBytes)

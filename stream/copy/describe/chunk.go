@@ -5,46 +5,46 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// RunAlign is what the start of a run in staging memory is aligned to, but for what the pages' own addresses have over it:
-// kernels copy 16 bytes at a time where both sides allow.
+// RunAlign is the alignment of runs in staging memory. A run starts at the same offset from it as
+// the page's own address, since kernels copy 16 bytes at a time if both sides allow.
 const RunAlign = 16
 
-// Place is where a chunk goes.
+// Place is the memory for a chunk: of Area, Room bytes from At on with gaps, or Bytes without gaps.
 type Place struct {
-	Area *mem.Region // staging memory: Room bytes of it from At on with gaps, Bytes without
+	Area *mem.Region // staging memory
 	At   uint64
-	Buf  []byte // for descriptors, and sums behind them
+	Buf  []byte // for descriptors, followed by sums
 
 	Bytes, Room uint64
 }
 
-// Chunk is what one step carries that goes by staging memory.
+// Chunk is the part of a batch that one step copies through staging memory.
 type Chunk struct {
 	Descs int
 	Bytes uint64  // without gaps
-	Rows  SumRows // where sums will be, of the descriptors that are leaves; At counts from the chunk's first
+	Rows  SumRows // location of the sums of leaves; At counts from the chunk's first sum
 
 	place Place
 	most  int    // descriptors that fit
 	used  uint64 // of staging memory, with gaps
-	// host and part are where the runs lie in host and in staging memory; the last has no length before endRun. A neighbour
-	// of the last would start at hostEnd of hostRegion.
+	// host and part hold the runs in host and in staging memory; endRun sets the length of the last
+	// one. A copy adjacent to the last one would start at hostEnd of hostRegion.
 	host, part []mem.Extent
 	runs       int
 	hostRegion *mem.Region
 	hostEnd    int64
-	// toHost is the way it goes. piece is how long its pieces are at most, and unit what their lengths are multiples of:
-	// where leaves are summed, each is a piece.
+	// toHost is the direction. piece is the greatest length of a piece, and lengths are multiples
+	// of unit. If leaves are summed, each is a piece.
 	toHost      bool
 	piece, unit uint64
 }
 
-// NewChunk returns a chunk of so many runs at most, for describing again and again.
+// NewChunk returns a chunk of at most runs runs, on which Describe may be called repeatedly.
 func NewChunk(runs int) Chunk {
 	return Chunk{host: make([]mem.Extent, runs), part: make([]mem.Extent, runs)}
 }
 
-// Describe describes as much of a batch as fits into the place.
+// Describe describes as much of a batch as fits into place.
 func (c *Chunk) Describe(at *Cursor, place Place, toHost bool) {
 	*c = Chunk{
 		place: place, most: mostDescs(len(place.Buf), at.Summed), host: c.host, part: c.part, toHost: toHost,
@@ -55,10 +55,11 @@ func (c *Chunk) Describe(at *Cursor, place Place, toHost bool) {
 	c.endRun()
 }
 
-// Runs returns where the runs lie in host and in staging memory. They are valid until Describe is called again.
+// Runs returns the runs in host and in staging memory. They are valid until the next Describe.
 func (c *Chunk) Runs() (host, staging []mem.Extent) { return c.host[:c.runs], c.part[:c.runs] }
 
-// ChunkSpace returns how many bytes so many descriptors take, with their sums, which begin a cache line.
+// ChunkSpace returns the size in bytes of descs descriptors and, if summed, of their sums, which
+// start at a cache line.
 func ChunkSpace(descs int, summed bool) uint64 {
 	n := Align(uint64(descs)*device.CopyDescBytes, TableAlign)
 	if summed {
@@ -67,7 +68,7 @@ func ChunkSpace(descs int, summed bool) uint64 {
 	return n
 }
 
-// mostDescs returns how many descriptors fit into so many bytes of the ring.
+// mostDescs returns the number of descriptors that fit into bytes of the ring.
 func mostDescs(bytes int, summed bool) int {
 	if !summed {
 		return bytes / device.CopyDescBytes
@@ -75,7 +76,7 @@ func mostDescs(bytes int, summed bool) int {
 	return (bytes - TableAlign) / (device.CopyDescBytes + sumBytes)
 }
 
-// addList describes as much of the list as fits, and reports whether that is all.
+// addList describes as much of the list as fits, and reports whether that is all of it.
 func (c *Chunk) addList(at *Cursor) bool {
 	c.piece, c.unit = device.PieceBytes, 1
 	hosts, pages := at.Batch.Src, at.Batch.Dst
@@ -95,7 +96,8 @@ func (c *Chunk) addList(at *Cursor) bool {
 	return true
 }
 
-// addPaged describes as much of the Paged as fits, pair by pair and plane by plane: the order of mem.Paged.Sums.
+// addPaged describes as much of the Paged as fits, pair by pair and plane by plane, in the order of
+// mem.Paged.Sums.
 func (c *Chunk) addPaged(at *Cursor) {
 	p := at.Batch.Paged
 	if p == nil {
@@ -114,8 +116,8 @@ func (c *Chunk) addPaged(at *Cursor) {
 	}
 }
 
-// addGroup describes as much of what is left of a group as fits, and reports whether that is all. slotsHost: the slots are
-// in host memory, and the planes on the device.
+// addGroup describes as much of the rest of a group as fits, and reports whether that is all of it.
+// slotsHost is set if the slots are in host memory and the planes on the device.
 func (c *Chunk) addGroup(at *Cursor, g *mem.PageGroup, slotsHost bool) bool {
 	slots := g.Slots.Region
 	for ; at.pair < len(g.Pairs); at.pair++ {
@@ -145,8 +147,8 @@ func (c *Chunk) addGroup(at *Cursor, g *mem.PageGroup, slotsHost bool) bool {
 	return true
 }
 
-// take describes as much as fits of n bytes, those of host from off on and those at address page in device memory, and
-// returns how many that is.
+// take describes as much as fits of n bytes, which are at off in host and at address page in device
+// memory. It returns the number of described bytes.
 func (c *Chunk) take(host *mem.Region, off int64, page mem.DevAddr, n int64) (taken int64) {
 	for taken < n && c.Descs < c.most {
 		start, fresh := c.used, host != c.hostRegion || off != c.hostEnd || c.unit == mem.LeafBytes && c.used%mem.LeafAlign != 0
@@ -180,7 +182,7 @@ func (c *Chunk) take(host *mem.Region, off int64, page mem.DevAddr, n int64) (ta
 	return taken
 }
 
-// beginRun begins a run that lies at off in host, and at start in the chunk's staging memory.
+// beginRun starts a run at off in host, and at start in the chunk's staging memory.
 func (c *Chunk) beginRun(host *mem.Region, off int64, start uint64) {
 	c.endRun()
 	c.host[c.runs] = mem.Extent{Region: host, Off: off}
@@ -189,7 +191,7 @@ func (c *Chunk) beginRun(host *mem.Region, off int64, start uint64) {
 	c.hostRegion = host
 }
 
-// endRun gives the last run its length.
+// endRun sets the length of the last run.
 func (c *Chunk) endRun() {
 	if c.runs > 0 {
 		host := &c.host[c.runs-1]

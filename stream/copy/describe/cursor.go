@@ -2,36 +2,38 @@ package describe
 
 import "github.com/kvlane/kvlane/mem"
 
-// Cursor is how far a batch has been issued. Kernels move it by descriptors, engines by runs, the staged path by pieces; one
-// batch takes one path.
+// Cursor is the position up to which a batch has been issued. Kernels move it by descriptors,
+// engines by runs, and the staged path by pieces; a batch takes one path.
 type Cursor struct {
 	Batch *mem.Batch
-	// Summed: kernels leave the sums that the batch asks for. Behind: other work is in flight ahead of the batch, so that there
-	// is time to describe more of it at once.
+	// Summed is set if kernels compute the sums that the batch asks for. Behind is set if other
+	// work is in flight ahead of the batch, so that there is time to describe more of it at once.
 	Summed   bool
 	Behind   bool
-	ended    bool  // nothing is left behind rest
+	ended    bool  // no run follows rest
 	ahead    bool  // dst and src are set
 	launches int32 // described so far
-	// The list: copy i, from byte off on (not of runs).
+	// Position in the list: copy i, from byte off on. Runs do not use off.
 	i      int
 	off    int64
 	listed int // descriptors written so far
-	// The Paged: the next plane and pair of a group, and of pieces, from byte off on. Of descriptors: how many planes this
-	// pass over the pairs is of. sums is the first sum of the group; of pieces, the next.
+	// Position in the Paged: the next plane and pair of a group and, for pieces, the byte off. For
+	// descriptors, planes is the number of planes in this pass over the pairs. sums is the index of
+	// the group's first sum; for pieces, that of the next sum.
 	group, plane, pair int
 	planes             int
 	sums               int
-	// One copy is read ahead of the run that is merged, which began in a group.
+	// dst and src are the run that is being merged, read ahead of the one that was returned last.
+	// It started in group aheadGroup.
 	dst, src   mem.Extent
 	aheadGroup int
-	// What is left of the run that was cut last, which began in a group.
+	// restDst and restSrc are the rest of the run that was cut last. It started in group restGroup.
 	restDst, restSrc mem.Extent
 	restGroup        int
 }
 
-// Run returns the next run, neighbours on both sides made one, or its first limit bytes. ok is false when there are none
-// left; Over tells beforehand.
+// Run returns the next run, in which copies adjacent on both sides are merged, or its first limit
+// bytes. ok is false if there are none left; Over reports that in advance.
 func (c *Cursor) Run(limit int64) (dst, src mem.Extent, ok bool) {
 	if c.restDst.Len == 0 {
 		d, f, ok := c.merge()
@@ -48,10 +50,10 @@ func (c *Cursor) Run(limit int64) (dst, src mem.Extent, ok bool) {
 	return dst, src, true
 }
 
-// Over reports whether Run has returned all.
+// Over reports whether Run has returned everything.
 func (c *Cursor) Over() bool { return c.ended && c.restDst.Len == 0 }
 
-// merge returns the next run. ended is set when this was the last.
+// merge returns the next run. It sets ended if that is the last one.
 func (c *Cursor) merge() (dst, src mem.Extent, ok bool) {
 	for {
 		d, f, more := c.piece()
@@ -78,7 +80,7 @@ func (c *Cursor) merge() (dst, src mem.Extent, ok bool) {
 	}
 }
 
-// piece returns the next copy of the list, then of the Paged page by page.
+// piece returns the next copy: first of the list, then of the Paged, page by page.
 func (c *Cursor) piece() (dst, src mem.Extent, ok bool) {
 	b := c.Batch
 	if c.i < len(b.Dst) {
@@ -109,7 +111,7 @@ func (c *Cursor) piece() (dst, src mem.Extent, ok bool) {
 	return mem.Extent{}, mem.Extent{}, false
 }
 
-// successors is how many of the pairs continue the first on both sides.
+// successors returns the number of pairs after the first that continue it on both sides.
 func successors(pairs []mem.PageSlot) int {
 	page, slot := pairs[0].Page, pairs[0].Slot
 	for i, ps := range pairs[1:] {

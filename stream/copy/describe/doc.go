@@ -1,5 +1,7 @@
-// Package describe says what is in a batch: its shape, for whoever chooses a path, and the runs, descriptors and sums that movers
-// give to a device. It calls no device and holds no memory of one: who calls says where to write.
+// Package describe computes the shape of a batch, for the choice of a path, and the runs,
+// descriptors and sums that movers pass to a device. It calls no device and allocates no device
+// memory: the caller supplies the memory to write to.
 //
-// A Cursor is how far a batch was described. One goroutine at a time uses it, and the types around it.
+// A Cursor is the position up to which a batch was described. It and the types around it are not
+// safe for concurrent use.
 package describe

@@ -8,39 +8,41 @@ import (
 // TableAlign is the alignment of tables: a cache line, so that no two launches share one.
 const TableAlign = 64
 
-// MaxLaunches is how many launches one step has at most.
+// MaxLaunches is the highest number of launches of one step.
 const MaxLaunches = 16
 
-// The first launch of a batch copies a little, each further one several times as much: the device starts early, and describing,
-// which is faster than copying, goes on meanwhile. Between two launches the bus is idle for 5 us (H100), so there should be
-// few of them. A list costs the CPU so much more a block than pages do, whose pairs are what the kernel reads, that pages are
-// counted, and by larger numbers.
+// The first launch of a batch copies little, and each further one several times as much. The device
+// then starts early, while describing, which is faster than copying, continues. The bus is idle for
+// 5 us between two launches (H100), so there should be few of them. A list costs the CPU much more
+// per block than pages, whose pairs the kernel reads as they are. Launches of pages are therefore
+// larger and counted in pairs.
 const (
-	firstLaunch  = 2 << 20 // bytes of a list to copy
+	firstLaunch  = 2 << 20 // bytes of a list
 	launchGrowth = 2       // bits
 	firstPairs   = 4096
 	pairsGrowth  = 3 // bits
-	pairLaunches = 4 // more than the first, of any number of pairs that is likely
+	pairLaunches = 4 // beyond the first, for any likely number of pairs
 	longList     = firstLaunch / device.PieceBytes
 )
 
-// Table is what one launch reads: where it goes, and what came of it.
+// Table is the memory that one launch reads, and its contents.
 type Table struct {
 	Buf   []byte
 	Dev   mem.DevAddr // of Buf
-	Limit int64       // about so many bytes to copy at most; one page of one plane always passes
-	// Left is how many bytes of the batch are left, if the launch should take a growing share of them; zero: as many as the
-	// limit.
+	Limit int64       // approximate limit of bytes to copy; one page of one plane always passes
+	// Left is the number of remaining bytes of the batch, if the launch should take a growing share
+	// of them; zero: as many as Limit.
 	Left int64
 
 	Bytes int64   // to copy
-	Rows  SumRows // where sums will be; At counts from Buf
+	Rows  SumRows // location of the sums; At counts from Buf
 
-	summed bool // of a Paged
+	summed bool // sums of a Paged are computed
 }
 
-// Launch writes the descriptors of one launch to t and moves on. It sets CTAs to the number of copies, the most that can
-// be busy. used is how much of t.Buf it took, to the next table; zero where that is too short or nothing is left.
+// Launch writes the descriptors of one launch to t and moves on. It sets k.CTAs to the number of
+// copies, the most that can be busy. used is the size of the used part of t.Buf, up to the next
+// table. It is zero if t.Buf is too short or nothing is left.
 func (c *Cursor) Launch(t *Table, k *device.Kernel) (used uint64) {
 	if c.i < len(c.Batch.Dst) {
 		limit := t.Limit
@@ -66,11 +68,12 @@ func (c *Cursor) Launch(t *Table, k *device.Kernel) (used uint64) {
 	return t.upTo(used)
 }
 
-// upTo is where another table may begin behind used bytes.
+// upTo returns the offset at which another table may begin after used bytes.
 func (t *Table) upTo(used uint64) uint64 { return min(Align(used, TableAlign), uint64(len(t.Buf))) }
 
-// share is how much of left the next launch should take, where the first takes so much and each further one so many bits
-// more: all of it where less than one more launch would remain.
+// share returns the part of left that the next launch should take. The first launch takes first,
+// and each further one 2^growth times as much. It is all of left if less than one more launch would
+// remain.
 func (c *Cursor) share(left, first int64, growth int) int64 {
 	n := int(c.launches)
 	if c.Behind {
@@ -82,7 +85,7 @@ func (c *Cursor) share(left, first int64, growth int) int64 {
 	return first << (growth * n)
 }
 
-// Done reports whether nothing is left to describe, and skips page groups that copy nothing.
+// Done reports whether nothing is left to describe. It skips page groups that copy nothing.
 func (c *Cursor) Done() bool {
 	if c.i < len(c.Batch.Dst) {
 		return false
@@ -97,9 +100,9 @@ func (c *Cursor) Done() bool {
 	return c.group == len(p.Groups)
 }
 
-// Space returns how many bytes the tables of the rest of the batch want, in several launches where it is long: each has a
-// table of its own, and what does not fit for want of that would be one launch more. listDescs is the list's total of
-// descriptors.
+// Space returns the size of the tables for the rest of the batch, in several launches if it is
+// long. Each launch has a table of its own; without space for that, one more launch would be
+// needed. listDescs is the number of descriptors of the whole list.
 func (c *Cursor) Space(listDescs int) uint64 {
 	n := uint64(0)
 	if c.i < len(c.Batch.Dst) {

@@ -8,10 +8,10 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// pages writes planes and then pairs of the current group, and leaves room for sums behind them: all planes if
-// they leave room for the pairs that are left or fill half of the table at most, else as many as do; and as many pairs as
-// fit. Planes that do not fit take another pass over the pairs, which is of the same planes from its first launch to its
-// last.
+// pages writes planes and then pairs of the current group, and leaves room for sums after them. It
+// writes all planes if they leave room for the remaining pairs or fill at most half of the table;
+// otherwise as many as do. It writes as many pairs as fit. Planes that do not fit take another pass
+// over the pairs. All launches of a pass have the same planes.
 func (c *Cursor) pages(t *Table, k *device.Kernel) (used uint64) {
 	p := c.Batch.Paged
 	g := &p.Groups[c.group]
@@ -36,7 +36,8 @@ func (c *Cursor) pages(t *Table, k *device.Kernel) (used uint64) {
 	if n = min(n, len(pairs)); n <= 0 {
 		return 0
 	}
-	// A pair in memory is what the kernel reads: page and slot, of 32 bits each, little-endian as all of CUDA's hosts.
+	// The kernel reads a pair as it is in memory: page and slot, of 32 bits each, little-endian
+	// like all hosts of CUDA.
 	copy(t.Buf[at:], hostmem.Bytes(pairs[:n]))
 	used = uint64(at + n*device.PairBytes)
 
@@ -56,7 +57,7 @@ func (c *Cursor) pages(t *Table, k *device.Kernel) (used uint64) {
 	return used
 }
 
-// pass moves on by pairs of the pass over so many planes.
+// pass moves on by pairs pairs in a pass over planes planes.
 func (c *Cursor) pass(g *mem.PageGroup, planes, pairs int) {
 	c.planes = planes
 	if c.pair += pairs; c.pair < len(g.Pairs) {
@@ -76,7 +77,7 @@ func (t *Table) planeBytes() int {
 	return device.PlaneDescBytes
 }
 
-// planeRoom is how much of the table planes may fill when so many pairs are left.
+// planeRoom returns the size of the part of the table that planes may fill if pairs pairs are left.
 func (t *Table) planeRoom(pairs int) int {
 	if t.summed {
 		return len(t.Buf) / 2
@@ -84,7 +85,7 @@ func (t *Table) planeRoom(pairs int) int {
 	return max(len(t.Buf)/2, len(t.Buf)-pairs*device.PairBytes)
 }
 
-// pairsThatFit returns how many pairs fit into so many bytes, with their sums.
+// pairsThatFit returns the number of pairs that fit into bytes with their sums.
 func (t *Table) pairsThatFit(bytes, leaves int) int {
 	if !t.summed {
 		return bytes / device.PairBytes
@@ -92,14 +93,15 @@ func (t *Table) pairsThatFit(bytes, leaves int) int {
 	return (bytes - TableAlign) / (device.PairBytes + leaves*sumBytes)
 }
 
-// planeSet is what describePlanes wrote: how many planes, and what one page of them comes to.
+// planeSet describes the planes that describePlanes wrote: their number, and the units, leaves and
+// bytes of one page of all of them.
 type planeSet struct {
-	n, units, leaves int // units are of device.PieceBytes; the kernel itself cuts long planes into pieces
+	n, units, leaves int // units are of device.PieceBytes; the kernel cuts long planes into pieces
 	bytes            int64
 }
 
-// describePlanes writes planes to buf: as many as fit with half of the table left for the sums of a page and within the
-// limit, or all that fit.
+// describePlanes writes planes to buf. If all is set, it writes all that fit. Otherwise it writes
+// as many as stay within the limit and leave half of the table for the sums of a page.
 func (t *Table) describePlanes(buf []byte, planes []mem.Plane, all bool) (ps planeSet) {
 	size := t.planeBytes()
 	for ps.n < len(planes) && len(buf) >= size {

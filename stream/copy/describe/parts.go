@@ -8,16 +8,17 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Parts is a launch that copies several page groups, one after the other, and says of each when it has landed.
+// Parts is a launch that copies several page groups one after the other and reports the completion
+// of each.
 type Parts struct {
 	First, N int       // groups of the batch
-	CTAs     int       // thread blocks of the launch, each of which has a word a part
+	CTAs     int       // thread blocks of the launch, each with a word per part
 	Words    []byte    // of the parts, in the table
-	Rows     []SumRows // one a part, where sums are wanted; At counts from the table's start
+	Rows     []SumRows // one per part if sums are wanted; At counts from the table's start
 	Bytes    int64     // to copy
 }
 
-// Landed reports whether part i of them has landed.
+// Landed reports whether part i has completed.
 func (p *Parts) Landed(i int) bool {
 	words := p.Words[i*p.CTAs*device.PartDoneBytes:][:p.CTAs*device.PartDoneBytes]
 	for ; len(words) > 0; words = words[device.PartDoneBytes:] {
@@ -28,14 +29,15 @@ func (p *Parts) Landed(i int) bool {
 	return true
 }
 
-// Tells reports whether the batch wants to be told what has landed, which is of use where it has several page groups.
+// Tells reports whether the batch asks for reports of completed page groups, and has several of
+// them.
 func (c *Cursor) Tells() bool {
 	p := c.Batch.Paged
 	return p != nil && p.Landed != nil && len(p.Groups) > 1
 }
 
-// LayerLeft is how much is left of the group that is next, where the group before or behind has the same pairs: layers of the same blocks, for each
-// of which somebody may wait.
+// LayerLeft returns the remaining bytes of the next group if the group before or after it has the
+// same pairs. Such groups are layers of the same blocks, each of which may be awaited.
 func (c *Cursor) LayerLeft() (bytes int64, ok bool) {
 	if !c.Tells() || c.i < len(c.Batch.Dst) || c.group == len(c.Batch.Paged.Groups) {
 		return 0, false
@@ -54,8 +56,8 @@ func (c *Cursor) LayerLeft() (bytes int64, ok bool) {
 	return bytes - c.off, true
 }
 
-// groupSpace is how much of a table a part needs for its planes, pairs and sums, behind another, or nil, whose planes and pairs may be
-// the same.
+// groupSpace returns the size in a table of a part's planes, pairs and sums. Planes and pairs that
+// are those of the group before take no space. before may be nil.
 func (c *Cursor) groupSpace(g, before *mem.PageGroup) (bytes uint64) {
 	t := Table{summed: c.Summed}
 	if !samePlanes(g, before) {
@@ -70,7 +72,7 @@ func (c *Cursor) groupSpace(g, before *mem.PageGroup) (bytes uint64) {
 	return bytes
 }
 
-// partSpace is what n parts need besides.
+// partSpace returns the additional size of n parts.
 func partSpace(n, ctas int) uint64 {
 	return Align(uint64(n*device.PartDescBytes), TableAlign) + Align(uint64(n*ctas*device.PartDoneBytes), TableAlign)
 }
@@ -93,8 +95,8 @@ func before(groups []mem.PageGroup, i int) *mem.PageGroup {
 	return &groups[i-1]
 }
 
-// fit returns how many of the groups that are left fit into so many bytes of a table as parts, and how many bytes that takes; of
-// about so many bytes to copy at most.
+// fit returns how many of the remaining groups fit as parts into room bytes of a table, and the
+// size that they take. It stops at about limit bytes to copy.
 func (c *Cursor) fit(room uint64, limit int64, ctas int) (n int, space uint64) {
 	groups := c.Batch.Paged.Groups[c.group:]
 	bytes, used, planes := int64(0), uint64(0), 0
@@ -121,15 +123,17 @@ func groupBytes(g *mem.PageGroup) (n int64) {
 	return n
 }
 
-// PartsSpace is how many bytes the table of all groups that are left wants.
+// PartsSpace returns the size of the table for all remaining groups, as far as one launch takes
+// them.
 func (c *Cursor) PartsSpace(ctas int) uint64 {
 	const any = 1 << 62
 	_, space := c.fit(any, any, ctas)
 	return space
 }
 
-// LaunchParts is Launch for as many whole groups as fit into t, which p says what landed of. used is how much of t.Buf it took; zero
-// where not even one fits, or something of the batch comes before them that is to be described otherwise.
+// LaunchParts is Launch for as many whole groups as fit into t. p then reports their completion.
+// used is the size of the used part of t.Buf. It is zero if no group fits, or if another part of
+// the batch must be described first.
 func (c *Cursor) LaunchParts(t *Table, k *device.Kernel, ctas int, p *Parts) (used uint64) {
 	if c.i < len(c.Batch.Dst) || c.Done() || c.pair > 0 || c.plane > 0 {
 		return 0
@@ -188,7 +192,7 @@ func (c *Cursor) LaunchParts(t *Table, k *device.Kernel, ctas int, p *Parts) (us
 	return t.upTo(used)
 }
 
-// describeAll writes the planes of a group, of which a page has so many leaves.
+// describeAll writes the planes of a group. all is the number of leaves of one page.
 func (c *Cursor) describeAll(t *Table, g *mem.PageGroup, at uint64, all int) {
 	size, leaves := t.planeBytes(), 0
 	for i := range g.Planes {
@@ -201,7 +205,8 @@ func (c *Cursor) describeAll(t *Table, g *mem.PageGroup, at uint64, all int) {
 	}
 }
 
-// Groups returns how many page groups, from the first on, have been described or returned whole.
+// Groups returns the number of page groups, from the first on, that have been described or returned
+// completely.
 func (c *Cursor) Groups() int {
 	switch {
 	case c.Batch.Paged == nil || c.i < len(c.Batch.Dst):

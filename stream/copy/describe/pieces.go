@@ -5,8 +5,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// listPieces writes as much of the list as fits and is about limit bytes, in pieces of device.PieceBytes, and returns the number
-// of pieces.
+// listPieces writes the next part of the list, in pieces of at most device.PieceBytes, until t is
+// full or has about limit bytes. It returns the number of pieces.
 func (c *Cursor) listPieces(t *Table, limit int64) int {
 	dsts, srcs, buf := c.Batch.Dst, c.Batch.Src, t.Buf
 	i, off, bytes := c.i, c.off, int64(0)
@@ -31,8 +31,8 @@ list:
 	return n
 }
 
-// Pieces writes as much of the batch as fits, of list and Paged, in pieces of device.PieceBytes, and returns the number of
-// pieces.
+// Pieces writes the next part of the batch, in pieces of at most device.PieceBytes, until t is full
+// or has about t.Limit bytes. A call covers the list or the Paged. It returns the number of pieces.
 func (c *Cursor) Pieces(t *Table) int {
 	if c.i < len(c.Batch.Dst) {
 		return c.listPieces(t, t.Limit)
@@ -57,7 +57,7 @@ func (c *Cursor) Pieces(t *Table) int {
 	return n
 }
 
-// advance moves on by so many bytes of the current plane of the current pair.
+// advance moves on by n bytes of the current plane of the current pair.
 func (c *Cursor) advance(g *mem.PageGroup, n int64) {
 	if c.off += n; c.off < g.Planes[c.plane].Bytes {
 		return

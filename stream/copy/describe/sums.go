@@ -10,14 +10,15 @@ import (
 // sumBytes is the size of one sum, in the ring as in mem.Paged.Sums.
 const sumBytes = 8
 
-// SumRows is where a launch leaves its sums: one row a pair, of words for the planes of the launch. They wait in the ring
-// until the step's event is done, and go to mem.Paged.Sums then: kernels write pinned memory, and Sums is the caller's.
+// SumRows is the location of a launch's sums: one row per pair, with the sums of the launch's
+// planes. The sums stay in the ring until the step's event is done, and are then copied to
+// mem.Paged.Sums: kernels write pinned memory, and Sums belongs to the caller.
 type SumRows struct {
 	At     uint64   // position in the ring
-	Words  int      // a row; zero: there are no sums
+	Words  int      // per row; zero: there are no sums
 	to     []uint64 // Sums from the first row on
 	rows   int
-	stride int // words from row to row of Sums
+	stride int // words between rows of Sums
 }
 
 // leavesOf returns how many leaves one page of planes has.
@@ -29,7 +30,8 @@ func leavesOf(planes []mem.Plane) int {
 	return n
 }
 
-// rows says where the sums of the next n pairs go, for words leaves of the planes from c.plane on.
+// rows returns the location of the sums of the next n pairs, with words leaves of the planes from
+// c.plane on.
 func (c *Cursor) rows(g *mem.PageGroup, words, n int, at uint64) SumRows {
 	stride := leavesOf(g.Planes)
 	return SumRows{
@@ -38,7 +40,7 @@ func (c *Cursor) rows(g *mem.PageGroup, words, n int, at uint64) SumRows {
 	}
 }
 
-// strides writes into the planes that were described how many sums a pair has.
+// strides sets the number of sums per pair in all described planes.
 func (t *Table) strides(ps planeSet) {
 	for i := range ps.n {
 		d := t.Buf[i*device.PlaneSumDescBytes:]
@@ -48,7 +50,8 @@ func (t *Table) strides(ps planeSet) {
 	}
 }
 
-// SumsFit reports whether a ring of such spans has room for the sums of any one page of any one plane.
+// SumsFit reports whether a ring with spans of the given size has room for the sums of any one page
+// of any one plane.
 func SumsFit(p *mem.Paged, span uint64) bool {
 	const around = device.PlaneSumDescBytes + device.PairBytes + 3*TableAlign
 	for i := range p.Groups {
@@ -61,10 +64,10 @@ func SumsFit(p *mem.Paged, span uint64) bool {
 	return true
 }
 
-// Read copies the sums of a step that is done to where the batch wants them: from is the ring from At on.
+// Read copies the sums of a completed step to the batch's Sums. from is the ring from r.At on.
 func (r *SumRows) Read(from []byte) {
 	rows, words := r.rows, r.Words
-	if words == r.stride { // the rows follow each other on both sides
+	if words == r.stride { // the rows are contiguous on both sides
 		rows, words = 1, rows*words
 	}
 	for row := range rows {

@@ -10,21 +10,22 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Shape is what choosing a path and moving need to know of a batch before it is issued.
+// Shape describes a batch before it is issued, for the choice of a path and for movers.
 type Shape struct {
 	Bytes      int64
 	Pieces     int
-	Copies     int // pieces that have bytes
-	Runs       int // about how many copies are left after merging neighbours
-	Descs      int // descriptors of device.PieceBytes at most that the list needs
-	PagedDescs int // descriptors that the Paged would need as a list
-	// DstRuns and SrcRuns are the unbroken spans of either side. Of a Paged, the side of its slots is looked at, the side
-	// of its pages taken for scattered. Where spans at equal distances, rows, count as one, the slots have SlotRows.
+	Copies     int // pieces that are not empty
+	Runs       int // approximate number of copies after adjacent ones are merged
+	Descs      int // descriptors of at most device.PieceBytes for the list
+	PagedDescs int // descriptors for the Paged as a list
+	// DstRuns and SrcRuns are the contiguous spans of either side. Of a Paged, the side of the
+	// slots is measured, and the side of the pages counts as scattered. SlotRows is the number of
+	// spans of the slots if spans at equal distances, rows, count as one.
 	DstRuns, SrcRuns, SlotRows int
 	Ways                       Ways
 }
 
-// Ways are the ways that bytes of a batch go, a set.
+// Ways is a set of directions in which the bytes of a batch are copied.
 type Ways uint8
 
 // The ways.
@@ -48,8 +49,9 @@ func wayOf(dst, src *mem.Region) Ways {
 	return Within
 }
 
-// Survey validates b and returns its shape, without allocating. A list is looked at once, with the checks of Batch.Validate
-// written out; if one fails, Validate says what is wrong. reaches returns why the device cannot address a region, or nil.
+// Survey validates b and returns its shape, without allocating. It reads a list once, with the
+// checks of Batch.Validate inlined; if one fails, it returns the error of Validate. reaches returns
+// the reason why the device cannot address a region, or nil.
 func Survey(b *mem.Batch, reaches func(*mem.Region) error) (Shape, error) {
 	if b == nil {
 		return Shape{}, fmt.Errorf("no batch: %w", errdefs.ErrInvalid)
@@ -72,14 +74,14 @@ func Survey(b *mem.Batch, reaches func(*mem.Region) error) (Shape, error) {
 	return v, nil
 }
 
-// side is where a walk over one side of a list stands.
+// side is the state of a pass over one side of a list.
 type side struct {
 	region *mem.Region // of the last copy, known to be within reach
 	len    int64       // of region
-	end    int64       // where a neighbour of the last copy would start; negative where there is none
+	end    int64       // start of a copy adjacent to the last one; negative: none
 }
 
-// moves makes e's region the current one, if it is not.
+// moves makes the region of e the current one.
 func (d *side) moves(e *mem.Extent, reaches func(*mem.Region) error) error {
 	if e.Region == d.region {
 		return nil
@@ -91,13 +93,14 @@ func (d *side) moves(e *mem.Extent, reaches func(*mem.Region) error) error {
 	return nil
 }
 
-// holds reports whether e, not moved, lies within the region. Negative numbers are large ones here.
+// holds reports whether e, whose region is the current one, lies within it. Negative numbers count
+// as large ones.
 func (d *side) holds(e *mem.Extent) bool {
 	return uint64(e.Len) <= uint64(d.len) && uint64(e.Off) <= uint64(d.len-e.Len)
 }
 
-// surveyList measures the list. ok is false where Batch.Validate will find something wrong. A list of small blocks is in
-// the way of those that it is about to be faster than: its loop calls nothing while regions stay the same.
+// surveyList measures the list. ok is false if Batch.Validate will return an error. Its time
+// matters for lists of small blocks, so the loop calls no function while the regions stay the same.
 func surveyList(b *mem.Batch, reaches func(*mem.Region) error) (v Shape, ok bool, err error) {
 	dsts, srcs := b.Dst, b.Src
 	if len(dsts) != len(srcs) {
@@ -152,14 +155,15 @@ func surveyPaged(p *mem.Paged, v *Shape, reaches func(*mem.Region) error) error 
 	var order mem.PairRuns
 	var set planes
 	var top highest
-	page, slot := int64(0), int64(0) // limits that the pairs of the group before are within
+	page, slot := int64(0), int64(0) // limits that hold for the pairs of the group before
 	for i := range p.Groups {
 		g := &p.Groups[i]
 		n := len(g.Pairs)
 		if n == 0 {
 			continue
 		}
-		// The layers of a load have the same pairs, and parts of whole blocks the same planes, which are looked at once.
+		// The layers of a load share their pairs, and parts of whole blocks their planes. They are
+		// checked once.
 		last := before(p.Groups, i)
 		pairs, err := samePairs(g, last), error(nil)
 		known := samePlanes(g, last) && len(last.Pairs) > 0 && g.Slots == last.Slots
@@ -192,11 +196,11 @@ func surveyPaged(p *mem.Paged, v *Shape, reaches func(*mem.Region) error) error 
 		v.Ways |= set.ways
 		slots := set.runs * n
 		if set.full {
-			slots = order.Slots // those that follow each other make one span
+			slots = order.Slots // adjacent slots form one span
 		}
 		rows := slots
 		if set.runs == 1 {
-			rows = order.Slots // or rows
+			rows = order.Slots // adjacent slots form one row
 		}
 		if p.Dir == mem.ToSlots {
 			v.SrcRuns, v.DstRuns = v.SrcRuns+set.n*n, v.DstRuns+slots
@@ -209,19 +213,20 @@ func surveyPaged(p *mem.Paged, v *Shape, reaches func(*mem.Region) error) error 
 	return p.ValidateForm()
 }
 
-// planes is what is known of the planes of a page group, and of one page and one slot by them.
+// planes describes the planes of a page group, with the bytes and spans of one page and one slot.
 type planes struct {
-	page, slot int64 // the highest that are in range
+	page, slot int64 // highest ones in range
 	bytes      int64
-	n          int  // that have bytes
-	whole      int  // of them, those of pages in a row that are slots in a row
-	descs      int  // of device.PieceBytes
-	runs       int  // unbroken spans of the slot
-	full       bool // the only one is all of the slot
-	ways       Ways
+	n          int // planes that have bytes
+	// whole is the number of planes whose adjacent pages are adjacent slots.
+	whole int
+	descs int  // of at most device.PieceBytes
+	runs  int  // contiguous spans of the slot
+	full  bool // the single span is all of the slot
+	ways  Ways
 }
 
-// survey sets all but the limits.
+// survey sets all fields but the limits.
 func (s *planes) survey(g *mem.PageGroup, dir mem.Direction, reaches func(*mem.Region) error) error {
 	*s = planes{page: s.page, slot: s.slot}
 	if err := reaches(g.Slots.Region); err != nil {
@@ -264,8 +269,8 @@ func (s *planes) survey(g *mem.PageGroup, dir mem.Direction, reaches func(*mem.R
 	return nil
 }
 
-// Reached reports whether all memory that copies of b touch is within reach. Neighbours are mostly of the same region, so each is
-// asked for once.
+// Reached reports whether all memory that b copies is within reach. It checks a region once for
+// successive copies of the same region.
 func Reached(b *mem.Batch, reaches func(*mem.Region) bool) bool {
 	var dst, src *mem.Region
 	for i := range b.Dst {
@@ -306,9 +311,10 @@ func Reached(b *mem.Batch, reaches func(*mem.Region) bool) bool {
 	return true
 }
 
-// within reports whether no pair is above page and slot; that it does not say so need not mean that one is. It looks at
-// both numbers of a pair at once, 32 bits each with the page in the lower ones, as on all hosts of GPUs: a bit that is set above
-// each limit is gone after the subtraction where the number was larger, if none has that bit itself.
+// within reports whether no pair exceeds page and slot. A false result is not certain. It compares
+// both numbers of a pair at once, 32 bits each with the page in the lower ones, as on all hosts of
+// GPUs. A bit that is set above each limit is cleared by the subtraction if the number is larger,
+// provided that no number has that bit itself.
 func within(pairs []mem.PageSlot, page, slot int64) bool {
 	const above = 1<<63 | 1<<31
 	words := hostmem.Words(pairs)
@@ -317,7 +323,7 @@ func within(pairs []mem.PageSlot, page, slot int64) bool {
 	}
 	limits := uint64(min(slot, math.MaxInt32))<<32 | uint64(min(page, math.MaxInt32)) | above
 	all, left := uint64(0), uint64(above)
-	for len(words) >= 4 { // four at a time take half as long as one
+	for len(words) >= 4 { // four at a time take half the time of one by one
 		w := (*[4]uint64)(words)
 		all |= w[0] | w[1] | w[2] | w[3]
 		left &= (limits - w[0]) & (limits - w[1]) & (limits - w[2]) & (limits - w[3])
@@ -330,13 +336,13 @@ func within(pairs []mem.PageSlot, page, slot int64) bool {
 	return all&above == 0 && left == above
 }
 
-// highest is the highest page and slot of pairs that are held to several limits, one after the other.
+// highest holds the highest page and slot of pairs that are checked against several limits.
 type highest struct {
 	known      bool
 	page, slot uint32
 }
 
-// within is within, exactly.
+// within reports whether no pair exceeds page and slot. Its result is certain.
 func (h *highest) within(pairs []mem.PageSlot, page, slot int64) bool {
 	if !h.known {
 		*h = highest{known: true}
@@ -347,7 +353,7 @@ func (h *highest) within(pairs []mem.PageSlot, page, slot int64) bool {
 	return int64(h.page) <= page && int64(h.slot) <= slot
 }
 
-// wholeSlots reports whether a group is of one plane that fills its slots.
+// wholeSlots reports whether a group has one plane, which fills its slots.
 func wholeSlots(g *mem.PageGroup) bool {
 	return len(g.Planes) == 1 && g.Planes[0].SlotOff == 0 && g.Planes[0].Bytes == g.Slots.Stride
 }

@@ -12,50 +12,55 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Work is what a stream's hardware does for one batch. What implements it embeds the Batch.
+// Work is the hardware side of one batch. An implementation embeds Batch.
 type Work interface {
 	stream.Driver
-	// Issue gives the hardware a part of the batch; whole says that it was the last. ok is false where there is no room:
-	// who makes some calls Stream.Settle or Stream.Issue. One goroutine at a time issues.
+	// Issue submits a part of the batch to the hardware. whole reports whether it was the last
+	// part. ok is false if the hardware has no space; the goroutine that frees space then calls
+	// Stream.Settle or Stream.Issue. Only one goroutine at a time issues.
 	Issue() (whole, ok bool)
-	// Finish lets go of what the batch holds, once it has landed, and says how it travelled and what became of it: verdict is
-	// that, if Finish itself does not fail it (Batch.Verdict). One goroutine at a time finishes.
+	// Finish releases the resources of a completed batch. It returns the completion and the error
+	// of the ticket: verdict (see Batch.Verdict), unless Finish itself fails the batch. Only one
+	// goroutine at a time calls Finish.
 	Finish(verdict error) (stream.Completion, error)
 }
 
-// Batch is a batch that is accepted and unresolved. Work embeds it; its zero value is ready for Stream.Submit.
+// Batch is an accepted, unresolved batch. An implementation of Work embeds it. The zero value is
+// ready for Stream.Submit.
 type Batch struct {
-	// Started is when the first part was issued, and zero before. Work.Issue sets it.
+	// Started is the time when the first part was issued, or zero. Work.Issue sets it.
 	Started time.Time
 
 	stream   *Stream
-	work     Work // nil: a call
+	work     Work // nil for a call
 	call     *call
 	ticket   stream.Ticket
 	id       uint64
 	next     *Batch // in its list; guarded by Stream.mu
 	after    []mem.Dependency
-	met      int32 // dependencies known to have succeeded; of whoever issues
+	met      int32 // number of dependencies known to have succeeded; used by the issuing goroutine
 	flying   atomic.Int32
 	canceled atomic.Bool
 
 	// Guarded by Stream.mu.
 	lost        bool
-	consequence bool  // failed is one, of another failure
-	ended       error // why it is issued no further, or nil
-	failed      error // how the hardware failed it, or nil
+	consequence bool  // whether failed follows from another failure
+	ended       error // why issuing stopped, or nil
+	failed      error // failure of the hardware, or nil
 }
 
-// ID is the ticket's number.
+// ID returns the ticket's number.
 func (b *Batch) ID() uint64 { return b.id }
 
-// Canceled reports whether no more of the batch may be issued since somebody wants so.
+// Canceled reports whether the batch was canceled. No more of it may be issued.
 func (b *Batch) Canceled() bool { return b.canceled.Load() }
 
-// Fly notes that something of the batch is in flight, before anything can tell that it has landed. It is for Work.Issue.
+// Fly counts a transfer of the batch as in flight. Work.Issue calls it before the transfer can be
+// seen to complete.
 func (b *Batch) Fly() { b.flying.Add(1) }
 
-// Land notes that something has landed that Fly was called for. Stream.Settle or Stream.Issue is called after it.
+// Land counts a transfer that Fly counted as completed. Call Stream.Settle or Stream.Issue after
+// it.
 func (b *Batch) Land() { b.flying.Add(-1) }
 
 // Cancel implements stream.Driver.
@@ -64,15 +69,16 @@ func (b *Batch) Cancel() {
 	b.stream.Poke()
 }
 
-// End has the batch fail alone.
+// End makes the batch fail without breaking the stream.
 func (b *Batch) End(err error) {
 	b.stream.mu.Lock()
 	defer b.stream.mu.Unlock()
 	b.ended = err
 }
 
-// Fail notes how the hardware failed the batch, which breaks the stream. The first failure stays, but for one that was the
-// consequence of another: that breaks only what is not broken.
+// Fail records a hardware failure of the batch and breaks the stream. The first failure is kept,
+// except that an original failure replaces a consequence of another failure. A consequence breaks
+// only a stream that is not broken yet.
 func (b *Batch) Fail(err error, consequence bool) {
 	s := b.stream
 	s.mu.Lock()
@@ -85,16 +91,16 @@ func (b *Batch) Fail(err error, consequence bool) {
 	}
 }
 
-// Lose says that a part of the batch may be in flight, and that nothing tells when it has landed. Fly and Land are about
-// the other parts.
+// Lose records that a part of the batch may be in flight and that its completion cannot be
+// observed. Fly and Land count the other parts.
 func (b *Batch) Lose() {
 	b.stream.mu.Lock()
 	defer b.stream.mu.Unlock()
 	b.lost = true
 }
 
-// Verdict returns the error of the batch's ticket. What came after the failure that broke the stream has failed too, even if
-// its own copies went well.
+// Verdict returns the error of the batch's ticket. All batches after the failure that broke the
+// stream fail, even if their copies succeeded.
 func (b *Batch) Verdict() error {
 	b.stream.mu.Lock()
 	defer b.stream.mu.Unlock()
@@ -112,14 +118,16 @@ func (b *Batch) verdict() error {
 		}
 		return err
 	case b.failed != nil:
-		s.told = s.told || s.causeID == b.id // it tells the cause, which is of this batch
+		// The ticket's error reports the cause, since the cause belongs to this batch.
+		s.told = s.told || s.causeID == b.id
 		return b.failed
 	}
 	return b.ended
 }
 
-// Submit accepts the batch that w embeds, to be issued after those dependencies, and issues a part of it if nothing is before
-// it. It waits for nothing except a place in the stream. After an error nothing knows the batch.
+// Submit accepts the batch that w embeds, to be issued after its dependencies. If the backlog is
+// empty, Submit issues a part of it. It blocks only while the stream is full. After an error the
+// stream does not know the batch.
 func (s *Stream) Submit(ctx context.Context, w Work, b *Batch, after []mem.Dependency) (*stream.Ticket, error) {
 	for i, d := range after {
 		if d == nil {
@@ -133,7 +141,8 @@ func (s *Stream) Submit(ctx context.Context, w Work, b *Batch, after []mem.Depen
 	return &b.ticket, nil
 }
 
-// enter takes a place in the stream, appends b to the backlog and issues a part of it if nothing is before it.
+// enter takes a slot and appends b to the backlog. If the backlog was empty, enter issues a part of
+// b.
 func (s *Stream) enter(ctx context.Context, b *Batch) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -175,7 +184,7 @@ func (s *Stream) enter(ctx context.Context, b *Batch) error {
 	return nil
 }
 
-// Poke has the stream's goroutine issue what it can.
+// Poke wakes the stream's goroutine, which issues as much as it can.
 func (s *Stream) Poke() {
 	select {
 	case s.wake <- struct{}{}:
@@ -183,7 +192,8 @@ func (s *Stream) Poke() {
 	}
 }
 
-// issueLoop is the issuer: it issues what waits for a dependency, and what others leave.
+// issueLoop issues batches that waited for a dependency and parts that other goroutines left in the
+// backlog.
 func (s *Stream) issueLoop() {
 	var unmet <-chan struct{}
 	for {
@@ -199,8 +209,9 @@ func (s *Stream) issueLoop() {
 	}
 }
 
-// Issue issues from the backlog's head until it is empty, must wait, or that many parts are issued (negative: no bound), which
-// the stream's goroutine goes on with. Then it settles.
+// Issue issues parts of the backlog in order until the limit is reached, the backlog is empty or
+// its head must wait. A negative limit means none. If the limit is reached or a dependency is
+// unresolved, Issue wakes the stream's goroutine. It also resolves completed batches.
 func (s *Stream) Issue(parts int) {
 	s.mu.Lock()
 	unmet, more := s.issue(parts)
@@ -210,10 +221,12 @@ func (s *Stream) Issue(parts int) {
 	}
 }
 
-// issue is Issue with the mutex held, which it releases while it calls others. unmet ends what the head waits for, if that
-// is a dependency; more says that the bound was reached.
+// issue implements Issue. The caller holds mu; issue releases it around calls of Work and tickets.
+// unmet is the channel of the dependency that the head waits for, or nil. more reports whether the
+// limit was reached.
 func (s *Stream) issue(parts int) (unmet <-chan struct{}, more bool) {
-	if s.issuing { // one at a time, as the order of the backlog is that of the hardware
+	// One goroutine at a time issues: the hardware order is the backlog order.
+	if s.issuing {
 		s.look = true
 		return nil, false
 	}
@@ -229,8 +242,8 @@ func (s *Stream) issue(parts int) (unmet <-chan struct{}, more bool) {
 	return unmet, more
 }
 
-// advance issues a part of b, the backlog's head, and reports whether Issue can go on. It is called with the mutex held, and
-// releases it while it calls others.
+// advance issues a part of b, the head of the backlog. more reports whether issuing can continue.
+// The caller holds mu; advance releases it while it calls b.
 func (s *Stream) advance(b *Batch) (more bool, unmet <-chan struct{}) {
 	if why := s.mustEnd(b); why != nil {
 		s.issued(why)
@@ -273,7 +286,8 @@ func (s *Stream) mustEnd(b *Batch) error {
 	return nil
 }
 
-// unmet looks at the dependencies in turn. It returns the channel of one that has not resolved, or why one failed.
+// unmet checks the dependencies in order. It returns the channel of the first unresolved one, or
+// the error of a failed one.
 func (b *Batch) unmet() (<-chan struct{}, error) {
 	for ; int(b.met) < len(b.after); b.met++ {
 		d := b.after[b.met]
@@ -289,7 +303,8 @@ func (b *Batch) unmet() (<-chan struct{}, error) {
 	return nil, nil
 }
 
-// issued takes the backlog's head off, of which no more will be issued: because it is whole, or for that reason.
+// issued removes the head of the backlog: it is issued whole, or issuing stopped for the reason
+// why.
 func (s *Stream) issued(why error) {
 	b := s.backlog.pop()
 	if b.work == nil {
@@ -303,7 +318,8 @@ func (s *Stream) issued(why error) {
 	s.flight.push(b)
 }
 
-// Settle resolves what has landed, from the oldest batch on, and has the stream's goroutine issue what may have room now.
+// Settle resolves completed batches in order, oldest first. It wakes the stream's goroutine, since
+// the hardware may have space for the backlog.
 func (s *Stream) Settle() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -313,9 +329,10 @@ func (s *Stream) Settle() {
 	}
 }
 
-// settle is Settle with the mutex held, which it releases while it calls others.
+// settle resolves completed batches. The caller holds mu; settle releases it around calls.
 func (s *Stream) settle() {
-	if s.settling { // one at a time, as tickets resolve in order; he looks again after each
+	// One goroutine at a time settles: tickets resolve in order. It rechecks after each ticket.
+	if s.settling {
 		return
 	}
 	s.settling = true
@@ -335,15 +352,16 @@ func (s *Stream) settle() {
 	s.endIfOver()
 }
 
-// resolve ends b's ticket. Nothing touches its memory any more.
+// resolve finishes b and resolves its ticket. No hardware accesses its memory any more.
 func (s *Stream) resolve(b *Batch, verdict error) {
 	c, err := b.work.Finish(verdict)
-	b.after = nil // the ticket may be kept for long, and leads here
+	// A ticket may be kept for long and references b.
+	b.after = nil
 	<-s.slots
 	b.ticket.Resolve(c, err)
 }
 
-// list is a list of batches, each in one at most.
+// list is a linked list of batches. A batch is in at most one list.
 type list struct{ head, tail *Batch }
 
 func (l *list) push(b *Batch) {

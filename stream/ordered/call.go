@@ -4,20 +4,20 @@ import (
 	"context"
 )
 
-// call is a call that keeps its place among the batches.
+// call is a function call that is ordered among the batches.
 type call struct {
 	act  func() (ok bool, err error)
 	undo func()
 	done chan struct{} // closed when err is valid
 	err  error
-	// abandoned: nobody waits any more. Guarded by Stream.mu.
+	// abandoned is set when the caller of Call stopped waiting. Guarded by Stream.mu.
 	abandoned bool
 	stream    *Stream
 }
 
-// Call calls act when all batches that were accepted before have been issued whole, and returns its error; nothing else is
-// issued meanwhile. ok is false where it has to wait for what is in flight, as in Work.Issue. If ctx ends first, act is not called any more,
-// or undone if it went well.
+// Call runs act after all previously accepted batches have been issued whole, and returns its
+// error. Nothing else is issued meanwhile. If act returns false for ok, it is run again later, like
+// Work.Issue. If ctx ends first, act is not started; if it succeeds nevertheless, undo is run.
 func (s *Stream) Call(ctx context.Context, act func() (ok bool, err error), undo func()) error {
 	c := &call{act: act, undo: undo, done: make(chan struct{}), stream: s}
 	b := &Batch{call: c}
@@ -32,7 +32,7 @@ func (s *Stream) Call(ctx context.Context, act func() (ok bool, err error), undo
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	select {
-	case <-c.done: // it was faster
+	case <-c.done: // act finished first
 		return c.err
 	default:
 		c.abandoned = true
@@ -41,13 +41,14 @@ func (s *Stream) Call(ctx context.Context, act func() (ok bool, err error), undo
 	}
 }
 
-// issue is Work.Issue.
+// issue implements the contract of Work.Issue.
 func (c *call) issue() (whole, ok bool) {
 	ok, c.err = c.act()
 	return ok, ok
 }
 
-// end is called once, with the mutex held: the call was made, or why it was not.
+// end completes the call. why is the reason why act did not run, or nil. It is called once, with mu
+// held.
 func (c *call) end(why error) {
 	switch {
 	case why != nil:

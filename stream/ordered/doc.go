@@ -1,34 +1,41 @@
-// Package ordered is the life of an ordered stream, whatever hardware copies its batches. A stream of this sort has a Stream of
-// this package, and says by Work how a batch reaches its hardware and when it has landed.
+// Package ordered manages the batches of an ordered stream, independently of the hardware that
+// copies them. Such a stream has a Stream of this package and implements Work, which submits a
+// batch to the hardware and releases its resources.
 //
 // # Life of a batch
 //
-// Stream.Submit admits it: at most Options.Depth batches are unresolved, a full stream blocks the caller until his context
-// ends, and what is refused leaves nothing behind. The batch gets its number and its ticket, and goes to the end of the
-// backlog. If nothing is before it, Submit issues a part of it itself, as no other goroutine should stand between a caller and
-// idle hardware; a goroutine of the stream does the rest.
+// Stream.Submit accepts a batch. At most Options.Depth batches and calls are unresolved. A full
+// stream blocks the caller until its context ends, and a refused batch leaves nothing behind. The
+// batch gets its number and its ticket, and goes to the end of the backlog. If the backlog was
+// empty, Submit issues a part of the batch itself, which saves a switch to another goroutine. A
+// goroutine of the stream issues the rest.
 //
-// The head of the backlog is issued once its dependencies have resolved, part by part (Work.Issue) as the hardware has room,
-// and holds up all behind it: the order of the backlog is that of the hardware. Issued whole, it is in flight.
+// The head of the backlog is issued after its dependencies have resolved, part by part (Work.Issue)
+// as the hardware has space. It delays all batches after it: the hardware order is the backlog
+// order. A batch that is issued whole is in flight.
 //
-// The head of those in flight resolves once it has landed (Work.Landed). So tickets resolve in order, in whatever order the
-// hardware completes, and each when nothing touches its memory any more. Who has seen something land calls Stream.Settle: how
-// to see it is the stream's own matter.
+// The oldest batch in flight resolves when all its parts have completed (Batch.Land). So tickets
+// resolve in order, in whatever order the hardware completes, and no hardware accesses a batch's
+// memory afterwards. A goroutine that observes a completion calls Stream.Settle. The owner of the
+// stream decides how to observe completions.
 //
-// # Ends
+// # Failures
 //
-// A batch that is cancelled, whose dependency failed, or that has not started when the stream closes, is issued no further and
-// resolves in its turn, when what was issued of it has landed. It fails alone.
+// Issuing stops if a batch is canceled, if a dependency fails, or if the stream closes before the
+// batch has started. The batch resolves in order, after its issued parts have completed. It fails
+// alone.
 //
-// A batch that the hardware fails (Batch.Fail) breaks the stream: everything behind it fails too, with errdefs.ErrBroken and
-// that failure as the cause, and nothing more is admitted or issued. Of several failures the cause is the one that comes first
-// in the stream's order. A failure of no batch is one of the oldest that is unresolved (Stream.Break). One that no ticket tells,
-// Close does.
+// A hardware failure (Batch.Fail) breaks the stream. All batches after it fail with
+// errdefs.ErrBroken and that failure as the cause, and no batch is accepted or issued any more. Of
+// several failures, the first in stream order is the cause. A failure of no batch (Stream.Break)
+// counts as one of the oldest unresolved batch. Close reports a failure that no ticket reports.
 //
-// A batch of which nothing tells when it has landed is lost (Batch.Lose). It and all behind it are in quarantine: they stay
-// unresolved, and their memory held, until Close has proved by Options.Stop that the hardware has stopped.
+// A batch is lost if its completion cannot be observed (Batch.Lose). It and all batches after it
+// are quarantined: they stay unresolved and keep their memory until Options.Stop reports to Close
+// that the hardware has stopped.
 //
 // # Concurrency
 //
-// One goroutine at a time issues, and one settles; each may be any. Nobody calls Work with a lock of this package held.
+// One goroutine at a time issues, and one settles; each may be any goroutine. This package holds no
+// lock when it calls Work.
 package ordered

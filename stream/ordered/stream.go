@@ -9,53 +9,56 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Options say how a stream is made. All but Stop is required.
+// Options configure a stream. All fields except Stop are required.
 type Options struct {
-	Name  string // of the sort of stream, for errors: "copy stream"
-	Depth int    // how many batches and calls may be accepted and unresolved
-	// Stop returns nil once the hardware has stopped, for good. Close calls it when nothing is in flight but what is in
-	// quarantine, and again after an error. Nil: batches that have landed prove it.
+	Name  string // kind of stream for errors, such as "copy stream"
+	Depth int    // maximum number of unresolved batches and calls
+	// Stop returns nil when the hardware has stopped permanently. Close calls it when only
+	// quarantined batches are left, and again after an error. With nil, an idle stream counts as
+	// stopped.
 	Stop func(ctx context.Context) error
-	// Free gives back what the stream holds, after Stop; after an error it is called again, for what is left.
+	// Free releases the stream's resources after Stop. After an error it is called again for the
+	// rest.
 	Free func() error
 }
 
-// Stream is the life of an ordered stream. Safe for concurrent use.
+// Stream manages the batches of an ordered stream. It is safe for concurrent use.
 type Stream struct {
 	opts Options
 
-	// slots has one element for each batch or call that is accepted and unresolved.
+	// slots has one element for each unresolved batch or call.
 	slots chan struct{}
-	// down is closed when the stream takes no more batches: broken or closing.
+	// down is closed when the stream is broken or closing and accepts no more batches.
 	down chan struct{}
-	// wake tells the issuer to look again. One token is enough: it looks at everything.
+	// wake makes the issuing goroutine check the whole backlog, so one token is enough.
 	wake chan struct{}
-	// ended ends the stream's goroutines, when it is closing and nothing is left to issue or to land; stopped is closed when
-	// they have returned.
+	// ended ends the stream's goroutines when the stream is closing and has nothing left to issue
+	// or complete. stopped is closed when they have returned.
 	ended   context.Context
 	end     context.CancelFunc
 	running sync.WaitGroup
 	stopped chan struct{}
 	closer  chan struct{} // token: one Close at a time
 
-	mu          sync.Mutex
-	lastID      uint64
-	backlog     list // accepted, and not issued whole
-	issuing     bool // somebody issues the head of the backlog
-	look        bool // he has to look at it again before he stops
-	flight      list // issued whole
-	settling    bool // somebody resolves the head of those in flight
-	quarantine  list // landed as far as is known, behind a batch that is lost or that itself
-	lost        bool // a batch was
+	mu       sync.Mutex
+	lastID   uint64
+	backlog  list // accepted, not issued whole
+	issuing  bool // a goroutine is issuing the head of the backlog
+	look     bool // that goroutine must check the head again before it stops
+	flight   list // issued whole
+	settling bool // a goroutine is resolving the head of flight
+	// quarantine holds a lost batch and the completed batches after it.
+	quarantine  list
+	lost        bool // whether a batch was lost
 	quarantined int
 	closing     bool
 	cause       error // why the stream is broken, or nil
 	causeID     uint64
-	told        bool  // somebody was told the cause
-	untold      error // failures that no ticket tells
+	told        bool  // whether cause was reported
+	untold      error // failures that no ticket reports
 }
 
-// New makes a stream whose goroutines do not run yet: see Start.
+// New returns a stream. Call Start to run its goroutines.
 func New(o Options) *Stream {
 	s := &Stream{
 		opts: o, slots: make(chan struct{}, o.Depth), down: make(chan struct{}), wake: make(chan struct{}, 1),
@@ -65,8 +68,8 @@ func New(o Options) *Stream {
 	return s
 }
 
-// Start starts the stream's goroutine, and others of who has it, which return when their context ends: then nothing is left to
-// issue or to land, but what is lost.
+// Start starts the stream's goroutine and the owner's goroutines others. Their context ends when
+// nothing is left to issue or complete except lost batches; they must return then.
 func (s *Stream) Start(others ...func(ctx context.Context)) {
 	s.running.Go(s.issueLoop)
 	for _, f := range others {
@@ -75,7 +78,8 @@ func (s *Stream) Start(others ...func(ctx context.Context)) {
 	go func() { s.running.Wait(); close(s.stopped) }()
 }
 
-// Down is closed when the stream takes no more batches: broken or closing.
+// Down returns a channel that is closed when the stream is broken or closing and accepts no more
+// batches.
 func (s *Stream) Down() <-chan struct{} { return s.down }
 
 // Err returns why the stream is broken, or nil.
@@ -85,7 +89,7 @@ func (s *Stream) Err() error {
 	return s.cause
 }
 
-// Refusal says why the stream takes nothing more, once Down is closed.
+// Refusal returns why the stream accepts no more batches. Call it after Down is closed.
 func (s *Stream) Refusal() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -100,8 +104,8 @@ func (s *Stream) refusal() error {
 	return fmt.Errorf("%s: %w", s.opts.Name, errdefs.ErrClosed)
 }
 
-// Break breaks the stream by a failure that is of no batch: as one of the oldest that is unresolved. If it is broken already,
-// Close tells.
+// Break breaks the stream because of a failure that belongs to no batch. The failure counts as one
+// of the oldest unresolved batch. If the stream is broken already, Close reports the failure.
 func (s *Stream) Break(cause error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -118,7 +122,8 @@ func (s *Stream) Break(cause error) {
 	s.breakBy(id, cause)
 }
 
-// breakBy makes the stream refuse and fail all that comes after batch id. The first cause in the order of the stream stays.
+// breakBy makes the stream refuse new batches and fail all batches after number id. The cause that
+// is first in stream order is kept. The caller holds mu.
 func (s *Stream) breakBy(id uint64, cause error) {
 	if s.cause != nil && s.causeID <= id {
 		return
@@ -130,23 +135,24 @@ func (s *Stream) breakBy(id uint64, cause error) {
 	s.Poke()
 }
 
-// Keep notes a failure that no ticket tells, for Close.
+// Keep records a failure for Close that no ticket reports.
 func (s *Stream) Keep(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.untold = errors.Join(s.untold, err)
 }
 
-// Quarantined returns how many batches have nothing left to land, and are unresolved since one that is lost, or one before
-// them is.
+// Quarantined returns the number of quarantined batches: lost ones, and those after them that have
+// nothing in flight.
 func (s *Stream) Quarantined() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.quarantined
 }
 
-// Close is that of stream.Stream. An error that is not the context's comes from the hardware, or tells what no ticket told;
-// calling again goes on where it stopped. While the hardware has not stopped it is errdefs.ErrBusy.
+// Close implements stream.Stream. An error other than that of ctx comes from the hardware, or is a
+// failure that no ticket reported. It wraps errdefs.ErrBusy until the hardware has stopped. Calling
+// Close again continues where it stopped.
 func (s *Stream) Close(ctx context.Context) error {
 	s.mu.Lock()
 	if !s.closing {
@@ -192,7 +198,7 @@ func (s *Stream) Close(ctx context.Context) error {
 	return nil
 }
 
-// release resolves what is in quarantine: the hardware has stopped.
+// release resolves quarantined batches after the hardware has stopped.
 func (s *Stream) release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -203,14 +209,14 @@ func (s *Stream) release() {
 	s.settle()
 }
 
-// endIfOver ends the stream's goroutines if nothing is left for them.
+// endIfOver ends the stream's goroutines if they have no work left. The caller holds mu.
 func (s *Stream) endIfOver() {
 	if s.closing && s.backlog.head == nil && s.flight.head == nil && !s.issuing && !s.settling {
 		s.end()
 	}
 }
 
-// unclosed says why the stream is not closed.
+// unclosed returns the error of a Close that could not finish.
 func (s *Stream) unclosed(cause error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,34 +16,36 @@ import (
 const (
 	filesFormat  = "kvlane-file-profile"
 	filesVersion = 2
-	// maxFilesEncoded bounds what is decoded: a profile is 20 KiB.
+	// maxFilesEncoded limits the size of a file before decoding. A profile has about 20 KiB.
 	maxFilesEncoded = 1 << 20
 )
 
-// FileOptions says how CalibrateFiles goes about it. The zero value is the default.
+// FileOptions configure CalibrateFiles. The zero value has the defaults.
 type FileOptions struct {
-	// Force measures even if there is a stored profile.
+	// Force measures even if a profile is stored.
 	Force bool
-	// Dir keeps the profiles. Empty: kvlane/profiles in the user's cache directory.
+	// Dir is the directory of the profiles. Empty: kvlane/profiles in the user's cache directory.
 	Dir string
-	// Measure says for how long, and with which device's memory beside the host's. A simulated device is passed over.
+	// Measure sets the duration, and the device whose memory is measured besides host memory. A
+	// simulated device is ignored.
 	Measure streamfile.MeasureOptions
 }
 
-// CalibratedFiles is a profile of a file system and where it comes from.
+// CalibratedFiles is a profile of a file system and its origin.
 type CalibratedFiles struct {
 	FileSystem FileSystem
-	// Profile has what was measured, as of the directory's device number now.
+	// Profile has the measured points, with the current device number of the directory.
 	Profile streamfile.Profile
 	Made    time.Time
-	// File is where the profile is kept; Stored says whether it is, Measured whether it was measured just now.
+	// File is the path of the stored profile. Stored reports whether the profile is stored,
+	// Measured whether this call measured it.
 	File             string
 	Stored, Measured bool
-	// Note says why a stored profile could not be used, or this one not be stored. Empty: neither.
+	// Note is why a stored profile could not be used or this one could not be stored, or empty.
 	Note string
 }
 
-// filesDocument is a profile as it is stored.
+// filesDocument is the stored form of a profile.
 type filesDocument struct {
 	Format     string             `json:"format"`
 	Version    int                `json:"version"`
@@ -52,9 +54,10 @@ type filesDocument struct {
 	Points     []streamfile.Point `json:"points"`
 }
 
-// Files returns what streams of files choose their paths by in directories, measured or not as c says and kept in profileDir, and
-// what the user should know of it. o is as FileOptions.Measure. A directory of which nothing can be had goes by the stream's
-// defaults, and a note says why. The error is that of ctx.
+// Files returns the profile by which file streams choose paths in dirs, and notes for the user. It
+// measures as c allows and stores profiles in profileDir. o is FileOptions.Measure. If a directory
+// has no profile, a note gives the reason, and the stream's defaults apply. The only error is that
+// of ctx.
 func Files(
 	ctx context.Context, dirs []string, c Calibration, profileDir string, o streamfile.MeasureOptions,
 ) (p *streamfile.Profile, notes []string, err error) {
@@ -91,9 +94,9 @@ func files(ctx context.Context, dir string, c Calibration, o FileOptions) (*Cali
 	return f.load(kept.Dir{Path: o.Dir})
 }
 
-// CalibrateFiles returns the profile of the paths to files on a directory's file system: the stored one, or else it measures them,
-// for o.Measure.Budget, and stores what it finds. One process of a host measures at a time; the others wait for it, and are
-// told ErrBusy if that takes too long. Other errors are those of file.Measure.
+// CalibrateFiles returns the profile of the file system of dir. If none is stored, it measures one
+// for o.Measure.Budget and stores it. One process of a host measures at a time; others wait for it,
+// and get ErrBusy if that takes too long. Other errors are those of file.Measure.
 func CalibrateFiles(ctx context.Context, dir string, o FileOptions) (c *CalibratedFiles, err error) {
 	f, err := o.fileSystem(dir)
 	if err != nil {
@@ -118,7 +121,7 @@ func CalibrateFiles(ctx context.Context, dir string, o FileOptions) (c *Calibrat
 	return c, err
 }
 
-// fileSystem says what a profile measured in dir would be of, and passes over a simulated device.
+// fileSystem returns the identity of a profile measured in dir. It drops a simulated device.
 func (o *FileOptions) fileSystem(dir string) (FileSystem, error) {
 	m := &o.Measure.Stream
 	if m.Device != nil && m.Device.Info().Driver == simDriver {
@@ -131,7 +134,7 @@ func (o *FileOptions) fileSystem(dir string) (FileSystem, error) {
 	return f, err
 }
 
-// store writes the profile; where that fails the note says why.
+// store writes the profile. On failure it sets c.Note.
 func (c *CalibratedFiles) store(to kept.Dir) {
 	b, err := json.MarshalIndent(filesDocument{filesFormat, filesVersion, c.FileSystem, c.Made, c.Profile.Points}, "", " ")
 	if err == nil {
@@ -145,8 +148,8 @@ func (c *CalibratedFiles) store(to kept.Dir) {
 	}
 }
 
-// load returns the stored profile. The error wraps ErrNotFound where there is none, ErrCorrupt where the file is damaged and
-// ErrMismatch where it is of another file system or version.
+// load returns the stored profile. The error wraps ErrNotFound if none is stored, ErrCorrupt if the
+// file is damaged, and ErrMismatch if it belongs to another file system or version.
 func (f FileSystem) load(from kept.Dir) (*CalibratedFiles, error) {
 	name, err := from.File(f.hash())
 	if err != nil {
@@ -163,7 +166,7 @@ func (f FileSystem) load(from kept.Dir) (*CalibratedFiles, error) {
 	err = json.Unmarshal(b, &d)
 	d.FileSystem.dev = f.dev
 	switch {
-	case d.Format == filesFormat && d.Version != filesVersion: // whatever else it has
+	case d.Format == filesFormat && d.Version != filesVersion: // even if decoding failed
 		return fail(fmt.Errorf("version %d is not %d: %w", d.Version, filesVersion, errdefs.ErrMismatch))
 	case err != nil:
 		return fail(fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err))
@@ -179,7 +182,7 @@ func (f FileSystem) load(from kept.Dir) (*CalibratedFiles, error) {
 		if _, err := stream.ParsePath(p.Path); err != nil || p.Bytes < 1 || p.Depth < 1 || p.Depth > streamfile.MaxTransfers || p.GBps <= 0 {
 			return fail(fmt.Errorf("point %d: %+v: %w", i, *p, errdefs.ErrCorrupt))
 		}
-		p.Dev = f.dev // which another boot numbers anew
+		p.Dev = f.dev // may change at a boot
 	}
 	return &CalibratedFiles{FileSystem: f, Profile: streamfile.Profile{Points: d.Points}, Made: d.Made, File: name, Stored: true}, nil
 }

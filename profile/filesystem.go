@@ -12,22 +12,23 @@ import (
 	streamfile "github.com/kvlane/kvlane/stream/file"
 )
 
-// FileSystem is what a profile of files depends on. It tells file systems apart for longer than a device number does, which a boot
-// may change.
+// FileSystem identifies a file system in a profile. The stored form omits the device number, which
+// a boot may change.
 type FileSystem struct {
-	Magic  int64  `json:"magic"`            // of the type, as statfs has it
-	ID     string `json:"id"`               // as statfs has it; zeroes where it has none
-	Type   string `json:"type,omitempty"`   // as mount calls it; empty where unknown
-	Source string `json:"source,omitempty"` // what is mounted; empty where unknown
-	Blocks string `json:"blocks,omitempty"` // length of the block device, in 512 bytes; empty where there is none
-	Kernel string `json:"kernel"`           // its release
-	// Device names the device whose memory was measured too. Empty: none.
+	Magic  int64  `json:"magic"`            // type number from statfs
+	ID     string `json:"id"`               // from statfs; zeros if it has none
+	Type   string `json:"type,omitempty"`   // type name from mountinfo; empty if unknown
+	Source string `json:"source,omitempty"` // mount source; empty if unknown
+	// size of the block device in units of 512 bytes; empty without one
+	Blocks string `json:"blocks,omitempty"`
+	Kernel string `json:"kernel"` // kernel release
+	// Device is the device whose memory was measured too. Empty: none.
 	Device string `json:"device,omitempty"`
 
-	dev uint64 // of the directory, now
+	dev uint64 // current device number of the directory
 }
 
-// String names the file system in reports.
+// String describes the file system in reports.
 func (f FileSystem) String() string {
 	s := fmt.Sprintf("file system %s of %s (type %#x, ID %s), kernel %s", f.Type, f.Source, f.Magic, f.ID, f.Kernel)
 	if f.Device != "" {
@@ -36,14 +37,15 @@ func (f FileSystem) String() string {
 	return s
 }
 
-// hash names the profile's file. The format's version is part of it, so that builds of two versions do not fight over one.
+// hash returns the name of the profile's file. It covers the format's version, so that builds of
+// two versions use separate files.
 func (f FileSystem) hash() string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%d\x00%d\x00%q\x00%q\x00%q\x00%q\x00%q\x00%q",
 		filesFormat, filesVersion, f.Magic, f.ID, f.Type, f.Source, f.Blocks, f.Kernel, f.Device))
 	return "files-" + hex.EncodeToString(sum[:16])
 }
 
-// fileSystemOf returns what tells a directory's file system from others.
+// fileSystemOf returns the identity of the file system of dir.
 func fileSystemOf(dir string) (FileSystem, error) {
 	fail := func(call string, err error) (FileSystem, error) {
 		return FileSystem{}, &os.PathError{Op: call, Path: dir, Err: err}
@@ -64,20 +66,20 @@ func fileSystemOf(dir string) (FileSystem, error) {
 		return fail("uname", err)
 	}
 	number := fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))
-	// What these two lack, the rest has to tell.
+	// Both are optional: without them the other fields identify the file system.
 	mounts, _ := os.ReadFile("/proc/self/mountinfo")
 	blocks, _ := os.ReadFile("/sys/dev/block/" + number + "/size")
 	f := FileSystem{
 		Magic: fs.Type, ID: fmt.Sprintf("%08x%08x", uint32(fs.Fsid.Val[0]), uint32(fs.Fsid.Val[1])),
 		Blocks: strings.TrimSpace(string(blocks)), Kernel: unix.ByteSliceToString(name.Release[:]), dev: st.Dev,
 	}
-	// A profile is stored as JSON, which takes UTF-8 alone: the file system is compared with the
-	// stored one.
+	// JSON has only UTF-8, and load compares the stored identity with this one.
 	f.Type, f.Source = mounted(strings.ToValidUTF8(string(mounts), "?"), number)
 	return f, nil
 }
 
-// mounted returns type and source of the file system with a device number, from the text of proc(5)'s mountinfo.
+// mounted returns type and source of the file system with a device number. mountinfo is the text of
+// /proc/self/mountinfo, see proc(5).
 func mounted(mountinfo, number string) (fsType, source string) {
 	for line := range strings.Lines(mountinfo) {
 		mount, super, ok := strings.Cut(line, " - ")
@@ -89,7 +91,7 @@ func mounted(mountinfo, number string) (fsType, source string) {
 	return "", ""
 }
 
-// deviceOf names the device whose memory is measured, with what its figures depend on.
+// deviceOf describes the device and the versions on which its figures depend.
 func deviceOf(o *streamfile.Options) string {
 	i := o.Device.Info()
 	s := fmt.Sprintf("device %s %s %s, driver %s", i.Driver, i.Name, i.UUID, i.DriverVersion)

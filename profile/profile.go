@@ -1,5 +1,5 @@
-// Package profile has the measured profiles of this machine's devices, by which copy paths are chosen: stored ones, or those that it
-// measures where none is stored.
+// Package profile provides measured profiles of devices and file systems, by which streams choose
+// paths. It loads a stored profile, or measures one and stores it.
 package profile
 
 import (
@@ -22,18 +22,18 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// Calibration says when a GPU's copy paths are measured.
+// Calibration selects when a GPU's copy paths are measured.
 type Calibration string
 
-// The ways to come to a profile of the GPU.
+// The values of Calibration.
 const (
-	// Once measures a GPU of which no profile is stored, for about two seconds, and stores it.
+	// Once measures a GPU without a stored profile for about two seconds and stores the result.
 	Once Calibration = "once"
-	// Never uses the stored profile, or the built-in one where there is none.
+	// Never uses the stored profile, or the built-in one if none is stored.
 	Never Calibration = "never"
 )
 
-// ParseCalibration reads "once" or "never".
+// ParseCalibration parses "once" or "never".
 func ParseCalibration(s string) (Calibration, error) {
 	switch c := Calibration(s); c {
 	case Once, Never:
@@ -42,55 +42,58 @@ func ParseCalibration(s string) (Calibration, error) {
 	return "", fmt.Errorf("unknown calibration %q: it is once or never: %w", s, errdefs.ErrInvalid)
 }
 
-// Options says how Calibrate goes about it. The zero value is the default.
+// Options configure Calibrate. The zero value has the defaults.
 type Options struct {
-	// Force measures even if there is a stored profile.
+	// Force measures even if a profile is stored.
 	Force bool
-	// Budget is how long measuring should take. Zero: calibrate.DefaultBudget.
+	// Budget is the target duration of the measurement. Zero: calibrate.DefaultBudget.
 	Budget time.Duration
-	// Wait is how long to wait for a GPU that others use to become idle, and at least how long for another process that
-	// measures. Zero: not at all for others, and plan.DefaultPatience for another process.
+	// Wait is how long to wait until a GPU that other processes use is idle. Zero: not at all. It
+	// also raises the wait for another process that measures, which is at least
+	// plan.DefaultPatience.
 	Wait time.Duration
-	// Bytes of device memory and of pinned memory to measure with. Zero: calibrate.DefaultBytes, or what there is.
+	// Bytes is the size of device memory and of pinned memory to measure with. Zero:
+	// calibrate.DefaultBytes, or the available memory if that is less.
 	Bytes int64
-	// Dir keeps the profiles. Empty: kvlane/profiles in the user's cache directory.
+	// Dir is the directory of the profiles. Empty: kvlane/profiles in the user's cache directory.
 	Dir string
-	// NICs are measured beside the device's own paths, and the profile is kept apart from those of other NICs, or of none. What
-	// NICs in software take is not stored. Nil: there are none.
+	// NICs are measured besides the device's own paths. Each set of NICs has a separate profile.
+	// Results of software NICs are not stored. Nil: none.
 	NICs NICs
-	// Progress, where it is not nil, is called as measuring goes on.
+	// Progress is called during the measurement, if not nil.
 	Progress func(done, total int, what string)
 }
 
-// NICs are RDMA NICs that copies may travel by, as gdr.NICs.
+// NICs are RDMA NICs that can carry copies, such as gdr.NICs.
 type NICs interface {
-	// Identity names the NICs with all that what they take depends on.
+	// Identity describes the NICs and everything on which their copy times depend.
 	Identity() string
 	Carrier() *streamcopy.Carrier
 	Register(regions ...*mem.Region) error
 	Unregister(ctx context.Context, regions ...*mem.Region) error
 }
 
-// Calibrated is a profile of a device and where it comes from.
+// Calibrated is a profile of a device and its origin.
 type Calibrated struct {
 	Profile plan.Profile
-	// File is where profiles of this device are kept; Stored says whether this one is.
+	// File is the path for profiles of this device. Stored reports whether this profile is stored
+	// there.
 	File   string
 	Stored bool
-	// Note says why a profile that was stored could not be used: it is damaged, or of something else. Empty: there was
-	// none, or it could.
+	// Note is why a stored profile could not be used: it is damaged or does not match. Otherwise
+	// empty.
 	Note string
-	// Result is what measuring found, or nil where the profile was stored already.
+	// Result is the result of the measurement, or nil if the profile was stored already.
 	Result *calibrate.Result
 }
 
-// measureDevice is replaced in tests: no machine that runs them is idle, and measuring judges that.
+// measureDevice is replaced in tests, since calibrate.Run checks that the machine is idle.
 var measureDevice = calibrate.Run
 
-// Calibrate returns the profile of dev's copy paths: the stored one, or else it measures them and stores what it finds.
-// A GPU that others use is ErrBusy, after o.Wait; what was measured while somebody came is not stored, nor is what was
-// measured of a simulated device. One process of a host measures at a time; the others wait for it, and are told ErrBusy
-// if that takes too long.
+// Calibrate returns the profile of dev's copy paths. If none is stored, it measures one and stores
+// it. The error is ErrBusy if other processes still use the GPU after o.Wait. A profile is not
+// stored if another process started to use the GPU meanwhile, or if the device is simulated. One
+// process of a host measures at a time; others wait for it, and get ErrBusy if that takes too long.
 func Calibrate(ctx context.Context, dev device.Device, o Options) (*Calibrated, error) {
 	if p := streamcopy.OnlyPath(dev); p != stream.PathNone {
 		return nil, fmt.Errorf("measure the copy paths of %s: the CPU copies, by the path %s alone: %w", dev.Info().Name, p, errdefs.ErrNotSupported)
@@ -128,8 +131,9 @@ func Calibrate(ctx context.Context, dev device.Device, o Options) (*Calibrated, 
 	return c, nil
 }
 
-// Stored returns the stored profile of dev's copy paths, without NICs; it measures nothing. dir is as Options.Dir. The error
-// wraps ErrNotFound where none is stored, ErrCorrupt or ErrMismatch where it cannot be used.
+// Stored returns the stored profile of dev's copy paths without NICs, and never measures. dir is
+// Options.Dir. The error wraps ErrNotFound if none is stored, and ErrCorrupt or ErrMismatch if it
+// cannot be used.
 func Stored(dev device.Device, dir string) (*Calibrated, error) {
 	cache, key := plan.Cache{Dir: dir}, Key(dev, nil)
 	file, err := cache.File(key)
@@ -143,7 +147,7 @@ func Stored(dev device.Device, dir string) (*Calibrated, error) {
 	return &Calibrated{Profile: p, File: file, Stored: true}, nil
 }
 
-// measured returns what measuring has to know of the NICs, which may be nil.
+// measured returns the calibrate.NIC of nics, or nil for nil.
 func measured(nics NICs) *calibrate.NIC {
 	if nics == nil {
 		return nil
@@ -151,7 +155,7 @@ func measured(nics NICs) *calibrate.NIC {
 	return &calibrate.NIC{Path: nics.Carrier().Path, Memory: nics}
 }
 
-// pathOpener opens streams of dev on one path each, by nics too unless they are nil.
+// pathOpener returns a function that opens streams of dev with a single path. nics may be nil.
 func pathOpener(dev device.Device, nics NICs) calibrate.Opener {
 	var nic *streamcopy.Carrier
 	if nics != nil {
@@ -162,7 +166,7 @@ func pathOpener(dev device.Device, nics NICs) calibrate.Opener {
 	}
 }
 
-// Key returns what a profile of dev is stored under, of its own paths and of nics, which may be nil.
+// Key returns the key of dev's profile with nics, which may be nil.
 func Key(dev device.Device, nics NICs) plan.Key {
 	sum := sha256.Sum256(kernels.PTX())
 	k := calibrate.Key(dev.Info(), hex.EncodeToString(sum[:8]), os.DirFS("/sys"))
@@ -172,14 +176,14 @@ func Key(dev device.Device, nics NICs) plan.Key {
 	return k
 }
 
-// HasFigures reports whether p has what copies by that path take.
+// HasFigures reports whether p has a model of the path.
 func HasFigures(p *plan.Profile, path stream.Path) bool {
 	return slices.ContainsFunc(p.Models, func(m plan.Model) bool { return m.Path == path })
 }
 
-// Find returns what to plan dev's copies with, measured or not as c says and kept in dir, and what the user should know of it. It has
-// figures of nics, which may be nil, or a note says why not; where there is nothing else it is the built-in profile. The error is
-// that of ctx.
+// Find returns the profile for dev's copies and notes for the user. It measures as c allows and
+// stores profiles in dir. The profile covers nics, which may be nil, or a note gives the reason why
+// not. The built-in profile is the last resort. The only error is that of ctx.
 func Find(ctx context.Context, dev device.Device, nics NICs, c Calibration, dir string) (p plan.Profile, notes []string, err error) {
 	note := func(n string) {
 		if n != "" {
@@ -214,14 +218,15 @@ func Find(ctx context.Context, dev device.Device, nics NICs, c Calibration, dir 
 	return p, notes, nil
 }
 
-// What a simulated device, which is measured each time anew, is measured with.
+// A simulated device is measured each time, with little memory and a small budget.
 const (
 	simDriver = "sim"
 	simBytes  = 16 << 20
 	simBudget = 100 * time.Millisecond
 )
 
-// find returns the stored profile, or measures it if c has it so. The note says what was wrong with a stored one.
+// find returns the stored profile, or measures one if c allows it. note is why a stored profile
+// could not be used, or empty.
 func find(ctx context.Context, dev device.Device, nics NICs, c Calibration, dir string) (p plan.Profile, note string, err error) {
 	if c == Never {
 		p, err := (plan.Cache{Dir: dir}).Load(Key(dev, nics))

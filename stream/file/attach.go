@@ -13,7 +13,8 @@ import (
 
 var _ dirfs.Reader = (*Stream)(nil)
 
-// Attach implements dirfs.Reader: f is read by the stream. ErrNotSupported where f has no descriptor, so that there is no other way.
+// Attach implements dirfs.Reader: the stream reads f. It returns ErrNotSupported if f has no
+// descriptor, since only ReadAt can read such a file.
 func (s *Stream) Attach(f dirfs.File, name string) (dirfs.Attached, error) {
 	d, ok := f.(dirfs.Descriptor)
 	if !ok {
@@ -57,5 +58,5 @@ func (a *attached) ReadExtent(ctx context.Context, dst mem.Extent, off int64) er
 	return err
 }
 
-// Close implements dirfs.Attached. Nobody reads, so that there is nothing to wait for.
+// Close implements dirfs.Attached. It does not wait, since the caller has no read in progress.
 func (a *attached) Close() error { return a.file.Close(context.Background()) }

@@ -15,7 +15,8 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// batch is a batch that is accepted and unresolved. Its goroutine does everything but what transfers' ends call.
+// batch is an accepted, unresolved batch. Its goroutine does all work except the handling of
+// finished transfers, which runs on goroutines of queues.
 type batch struct {
 	stream *Stream
 	ticket *stream.Ticket
@@ -23,29 +24,30 @@ type batch struct {
 	bytes  int64
 	pieces int
 	files  []*File
-	holds  mem.Holds // of memory of other processes
+	holds  mem.Holds // holds on memory of other processes
 	cut    cutter
 	by     choice
-	ctx    context.Context // ends when no more is to be issued: cancelled, or failed
+	// ctx ends when the batch is canceled or has failed. Nothing is begun afterwards.
+	ctx    context.Context
 	cancel context.CancelCauseFunc
 
 	started time.Time
-	wake    chan struct{} // look again: one token is enough
-	flying  atomic.Int32  // transfers unfinished
-	cached  atomic.Int64  // bytes that were in the page cache
+	wake    chan struct{} // makes the goroutine check again; one token is enough
+	flying  atomic.Int32  // unfinished transfers
+	cached  atomic.Int64  // bytes read from the page cache
 	refused atomic.Bool   // a file refused O_DIRECT
 
 	noDirect error // why a file has no descriptor with O_DIRECT
 
-	current  *part      // its transfers are being begun
-	sweep    *sweep     // of those that are begun, that no worker has yet; nil: none
-	ready    []*part    // theirs can be
-	waiting  []*part    // to cross to or from the device
-	crossing []crossing // under way, in the inner stream's order
+	current  *part      // part with transfers left to begin
+	sweep    *sweep     // begun transfers not yet sent to a worker, or nil
+	ready    []*part    // parts with transfers that can begin
+	waiting  []*part    // parts to be copied to or from the device
+	crossing []crossing // in flight, in the inner stream's order
 
 	mu   sync.Mutex
-	done []*part // all transfers are finished
-	err  error   // the first failure
+	done []*part // parts without unfinished transfers
+	err  error   // first failure
 }
 
 // run is the batch's goroutine.
@@ -93,7 +95,7 @@ func (b *batch) await() error {
 	return context.Cause(b.ctx)
 }
 
-// fail has the batch end with err, if it has not failed yet.
+// fail records err if it is the first failure, and ends the batch.
 func (b *batch) fail(err error) {
 	b.mu.Lock()
 	if b.err == nil {
@@ -103,7 +105,8 @@ func (b *batch) fail(err error) {
 	b.cancel(err)
 }
 
-// failed is fail for what a transfer says.
+// failed fails the batch with a transfer's error. If the path is not supported, it gives the path
+// up for the file system.
 func (b *batch) failed(t *transfer, err error) {
 	err = t.explain(err)
 	if errors.Is(err, errdefs.ErrNotSupported) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
@@ -118,13 +121,14 @@ func (b *batch) verdict() error {
 	return b.err
 }
 
-// mayDirect reports whether p's file is to be moved with O_DIRECT where that is aligned.
+// mayDirect reports whether aligned ranges of p may be moved with O_DIRECT. If not, it records the
+// reason.
 func (b *batch) mayDirect(p *piece) bool {
 	f := p.file
 	switch {
 	case !f.refused.Load():
 		return !p.buffered
-	case f.fd < 0: // of which nothing is known
+	case f.fd < 0: // no descriptor
 	case f.noDirect == nil:
 		b.refused.Store(true)
 		b.stream.refuse(f)
@@ -158,7 +162,7 @@ func (b *batch) completion(err error) stream.Completion {
 	return c
 }
 
-// holdFiles keeps the files of the pieces open, and holds their memory.
+// holdFiles keeps the files of the pieces open and holds their memory until dropFiles.
 func (b *batch) holdFiles() error {
 	for i := range b.cut.pieces {
 		if err := b.holds.Add(b.cut.pieces[i].mem.Region); err != nil {
@@ -166,7 +170,8 @@ func (b *batch) holdFiles() error {
 			return err
 		}
 		f := b.cut.pieces[i].file
-		if n := len(b.files); n > 0 && b.files[n-1] == f { // the pieces of a file are in a row
+		// Pieces of a file are adjacent.
+		if n := len(b.files); n > 0 && b.files[n-1] == f {
 			continue
 		}
 		if err := f.hold(); err != nil {

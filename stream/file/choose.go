@@ -7,7 +7,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// The reasons that completions carry.
+// Reasons in completions.
 const (
 	ReasonForced    = "forced"
 	ReasonDefault   = "not measured here: a plain default"
@@ -15,18 +15,18 @@ const (
 	ReasonGDS       = "the device reaches the file system"
 	ReasonCached    = "in the page cache"
 	ReasonRefused   = "buffered: the file system refuses O_DIRECT"
-	ReasonUnopened  = "buffered: a file could not be opened with O_DIRECT" // GivenUp says why
+	ReasonUnopened  = "buffered: a file could not be opened with O_DIRECT" // see GivenUp
 	ReasonEmpty     = "nothing to copy"
 	ReasonUnstarted = "ended before it started"
 )
 
-// choice is how a batch travels: between files and host memory by one queue, and by another between files and the device, if
-// that does not go through chunks.
+// choice describes how a batch is moved. files is the queue between files and host memory. device
+// is the queue between files and device memory, if that needs no chunks.
 type choice struct {
-	path    stream.Path // of what most of the batch's bytes go by
+	path    stream.Path // path of most bytes of the batch
 	files   queue
-	device  queue // nil: through chunks
-	depth   int   // transfers of the batch that may be unfinished; zero: no bound of its own
+	device  queue // nil: use chunks
+	depth   int   // limit of the batch's unfinished transfers; zero: none
 	reason  string
 	givenUp error
 }
@@ -48,7 +48,7 @@ func (c *choice) queueOf(s *Stream, t *transfer) queue {
 	return c.files
 }
 
-// refusal is why a path is not taken on a file system.
+// refusal is the reason why a path is not used on a file system.
 type refusal struct {
 	err  error
 	told bool
@@ -56,10 +56,10 @@ type refusal struct {
 
 type wayTo struct {
 	path stream.Path
-	dev  uint64 // the file system
+	dev  uint64 // file system
 }
 
-// giveUp has a path not be taken on f's file system any more, unless it must be.
+// giveUp stops the use of path p on f's file system, unless p is posix or required.
 func (s *Stream) giveUp(p stream.Path, f *File, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -71,7 +71,7 @@ func (s *Stream) giveUp(p stream.Path, f *File, err error) {
 	s.stats.givenUp.Add(1)
 }
 
-// choose says how b travels. After an error it cannot.
+// choose selects how b is moved.
 func (s *Stream) choose(b *batch) (choice, error) {
 	first := &b.cut.pieces[0]
 	r := Request{Dev: first.file.info.Device, Write: first.write, Bytes: min(b.bytes/int64(len(b.cut.pieces)), s.opts.ChunkBytes)}
@@ -89,7 +89,8 @@ func (s *Stream) choose(b *batch) (choice, error) {
 		}
 	}
 	can, givenUp := s.can(r.Dev)
-	can[stream.PathCuFile] = can[stream.PathCuFile] && r.GDS // else it goes through memory of the host as chunks do, past the page cache
+	// Without GDS, cuFile copies through host memory as chunks do, but bypasses the page cache.
+	can[stream.PathCuFile] = can[stream.PathCuFile] && r.GDS
 	var picked Choice
 	switch forced := s.opts.Path; {
 	case r.Device && s.opts.Direct == DirectRequire:
@@ -112,13 +113,14 @@ func (s *Stream) choose(b *batch) (choice, error) {
 	return c, nil
 }
 
-// needsCuFile reports whether device memory is to be reached by cuFile and by nothing else.
+// needsCuFile reports whether only cuFile may reach device memory.
 func (s *Stream) needsCuFile() bool {
 	return s.opts.Direct == DirectRequire || s.opts.Path == stream.PathCuFile
 }
 
-// gds registers b's files with cuFile where that may be how they travel, and reports whether the device reaches them itself. The
-// first file tells for its file system, which way others go that have not got to be registered.
+// gds registers b's files with cuFile if cuFile may move them, and reports whether the device
+// reaches all of them directly. Unless cuFile is required, it returns false without a registration
+// for a file system that cuFile cannot use, or not directly.
 func (s *Stream) gds(b *batch) (bool, error) {
 	must := s.needsCuFile()
 	all := true
@@ -147,7 +149,8 @@ func (s *Stream) gds(b *batch) (bool, error) {
 	return all, nil
 }
 
-// can returns the paths that the stream has for a file system, and what has been given up and not been told.
+// can returns the available paths for a file system. givenUp is the reason of a path that was given
+// up, if no completion has reported it yet.
 func (s *Stream) can(dev uint64) (can [stream.PathCount]bool, givenUp error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

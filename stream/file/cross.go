@@ -6,21 +6,23 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// crossing is parts whose copies between their chunks and the device are one batch of the inner stream.
+// crossing is a set of parts that one batch of the inner stream copies between chunks and device.
 type crossing struct {
 	parts  []*part
 	ticket *stream.Ticket
 }
 
-// While crossings are under way, what can cross next is gathered, as a chunk by itself is copied in less time than it takes to
-// be told so. crossings is how many there are at once, so that one is copied while what follows it is submitted, and
-// crossingBytes how much chunks one may have, so that chunks come free while others are copied.
+// Parts are gathered while crossings are in flight, because the copy of one chunk takes less time
+// than its completion. crossings is the number in flight at once: one is copied while the next is
+// submitted. crossingBytes limits the chunks of a crossing, so that chunks become free during other
+// copies.
 const (
 	crossings     = 2
 	crossingBytes = 8 << 20
 )
 
-// copy copies between p's chunk and its pieces: by the CPU, or in a crossing, which takeCopied looks for.
+// copy copies between p's chunk and its pieces. The CPU copies host memory. Device memory waits for
+// a crossing.
 func (b *batch) copy(p *part) {
 	if p.device {
 		b.waiting = append(b.waiting, p)
@@ -32,7 +34,7 @@ func (b *batch) copy(p *part) {
 	b.copied(p)
 }
 
-// cross has the inner stream copy what waits for it.
+// cross submits waiting parts to the inner stream.
 func (b *batch) cross() {
 	most := int(max(crossingBytes/b.stream.opts.ChunkBytes, 1))
 	for len(b.waiting) > 0 && len(b.crossing) < crossings {
@@ -52,7 +54,7 @@ func (b *batch) cross() {
 	}
 }
 
-// lose lets go of what the inner stream did not copy.
+// lose fails the batch and releases the chunks of a crossing that was not copied.
 func (b *batch) lose(c crossing, err error) {
 	b.fail(fmt.Errorf("copy between staging memory and the device: %w", err))
 	for _, p := range c.parts {
@@ -60,7 +62,8 @@ func (b *batch) lose(c crossing, err error) {
 	}
 }
 
-// takeCopied begins what can cross, takes what has crossed, and returns what tells that more has.
+// takeCopied submits crossings and continues with the parts of copied ones, in order. It returns
+// the channel of the oldest crossing in flight, or nil.
 func (b *batch) takeCopied() <-chan struct{} {
 	for {
 		b.cross()

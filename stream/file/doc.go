@@ -1,37 +1,43 @@
-// Package file is the unordered stream between files and memory: of the host, and of a device. A batch's copies have a file on
-// exactly one side.
+// Package file is the unordered stream between files and memory of the host or of a device. Each
+// copy of a batch has a file on exactly one side.
 //
 // # Life of a batch
 //
-// Submit checks the batch, takes a place (Options.Depth) and starts its goroutine. That waits for the batch's dependencies, on
-// the host, and then cuts the batch in parts. What neighbours in a file is one transfer, as long as it may be.
+// Submit checks the batch, takes a slot (Options.Depth) and starts the batch's goroutine. The
+// goroutine waits on the host for the batch's dependencies, and then splits the batch into parts.
+// Ranges that are adjacent in a file become one transfer, up to the maximum length.
 //
-//   - Memory of the host that is contiguous is read into and written from where it lies.
-//   - What is scattered, and what is a device's, goes through chunks of pinned memory: transfers fill a chunk, and one batch of
-//     the stream of Options.Copy takes it to where its pieces belong; writes the other way round. While one chunk is copied the
-//     next is read.
-//   - By cuFile (Options.Storage) a device's memory is read into and written from with no chunk.
+//   - Contiguous host memory is read and written in place.
+//   - Scattered memory and device memory use chunks of pinned memory. For reads, transfers fill a
+//     chunk, and one batch of the stream Options.Copy copies it to its pieces. Writes do the
+//     reverse. One chunk is copied while the next is read.
+//   - With cuFile (CuFileOptions.Storage) device memory is read and written without a chunk.
 //
-// A transfer is one range of a file and one extent of memory. A queue moves it, by one of the paths posix, uring and cufile;
-// which one, the profile says (Measure) or a plain default. Each queue has at most so many under way, over
-// all batches, and as many again that wait to be next.
+// A transfer is one range of a file and one extent of memory. A queue moves it by one of the paths
+// posix, uring and cufile. The profile (see Measure) or a plain default selects the path. Each
+// queue has a limit of transfers in flight, over all batches, and as many more may wait.
 //
 // # Direct and buffered
 //
-// A file that is known by its descriptor is opened a second time with O_DIRECT. What is aligned to Align goes by that, past
-// the page cache: reads of chunks are widened until they are, the ends of other reads go buffered, and a batch's writes to a
-// file are direct if all of them are aligned. The kernel keeps both views of a page the same as long as no page is written by
-// both at once, which is why a batch writes a file one way only. Reads try the page cache first where tries have succeeded, several
-// small ones in a row by one worker, and every 16th time where they have not. A file system that refuses O_DIRECT is used buffered,
-// as is a file that cannot be opened with it for another reason; completions say which, and Stats counts it.
+// A file with a descriptor is opened a second time with O_DIRECT. Ranges that are aligned to Align
+// use it and bypass the page cache. Reads into chunks are widened to be aligned. The unaligned ends
+// of other reads are buffered. The writes of a batch to a file are direct if all of them are
+// aligned. The kernel keeps both views of a page the same unless both write it at once, so a batch
+// writes a file only one way.
 //
-// # Ends
+// Reads try the page cache first while that succeeds. One worker tries several small ones in a row.
+// While it fails, only every 16th read tries. A file is moved buffered if its file system refuses
+// O_DIRECT, or if it cannot be opened with O_DIRECT for another reason. Completions have the
+// reason, and Stats counts it.
 //
-// A ticket resolves when none of its transfers is unfinished and no batch of the inner stream either. A failure is its batch's
-// alone. A path that a file system has refused is not taken there again, unless it is required (Direct): Stats counts it, and the
-// next completion says why.
+// # Failures
 //
-// When a queue of the device breaks that has transfers of cuFile, nothing tells what it still touches before it is idle. If that
-// takes too long, its transfers are in quarantine (Stats.Quarantined): their tickets stay unresolved until Close has seen it idle. So
-// are those of an io_uring that cannot be waited for, until they are found to have ended.
+// A ticket resolves when no transfer and no batch of the inner stream is unfinished. A failure
+// affects only its batch. A path that a file system has refused is not used there again, unless it
+// is required (Direct). Stats counts it, and the next completion has the reason.
+//
+// If a device queue with transfers of cuFile breaks, it may access their memory until it is idle.
+// If that takes too long, its transfers are quarantined (Stats.Quarantined): their tickets stay
+// unresolved until Close finds the queue idle. Transfers of an io_uring that cannot be waited for
+// are quarantined until they are found to have ended.
 package file

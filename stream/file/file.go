@@ -17,35 +17,38 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Align is what offset, length and address of a direct transfer are multiples of, in bytes.
+// Align is the alignment of offset, length and address of a direct transfer, in bytes.
 const Align = device.StorageAlign
 
-// File is an open file that streams move: what stands behind a region of kind file. Safe for concurrent use.
+// File is an open file that streams move. A region of kind file refers to it. It is safe for
+// concurrent use.
 type File struct {
 	base   dirfs.File
 	name   string
-	info   dirfs.Info // as it was when the file was opened
+	info   dirfs.Info // as of the time of opening
 	fd     int        // base's descriptor, or -1
-	direct int        // a second one of the same file, with O_DIRECT, or -1
-	// refused: direct is not to be used, since there is none, or the file system refused a transfer; counted: a stream has counted that.
+	direct int        // descriptor of the same file with O_DIRECT, or -1
+	// refused means that direct must not be used: it is missing, or the file system refused a
+	// transfer. counted means that a stream has counted that.
 	refused, counted atomic.Bool
-	noDirect         error // why there is none, where it is not the file system that refuses
+	noDirect         error // why direct is missing, unless the file system refuses O_DIRECT
 
 	mu      sync.Mutex
-	users   int  // batches that move it
-	closing bool // no batch may begin to
+	users   int  // batches that move the file
+	closing bool // no batch may start to move it
 	idle    chan struct{}
 	closed  bool
 
 	registering   sync.Mutex
-	registered    device.StorageFile // by cuFile, or nil
-	failed        error              // why it could not be registered
-	registrations *atomic.Int64      // counts those that were tried
+	registered    device.StorageFile // with cuFile, or nil
+	failed        error              // error of the registration
+	registrations *atomic.Int64      // counts attempted registrations
 }
 
 var _ mem.File = (*File)(nil)
 
-// New takes over base, which is open: Close closes it. After an error it is the caller's still.
+// New returns a File that owns base, an open file. Close closes base. After an error the caller
+// still owns it.
 func New(base dirfs.File, name string) (*File, error) { return open(base, name, openDirect) }
 
 func open(base dirfs.File, name string, direct func(fd int) (int, error)) (*File, error) {
@@ -57,7 +60,7 @@ func open(base dirfs.File, name string, direct func(fd int) (int, error)) (*File
 	if d, ok := base.(dirfs.Descriptor); ok {
 		f.fd = d.Descriptor()
 		if f.direct, err = direct(f.fd); err != nil {
-			f.direct = -1 // there is the other one, and completions say so
+			f.direct = -1 // fd remains, and completions report it
 			if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EOPNOTSUPP) {
 				f.noDirect = fmt.Errorf("open file %s with O_DIRECT: %w", name, err)
 			}
@@ -68,8 +71,8 @@ func open(base dirfs.File, name string, direct func(fd int) (int, error)) (*File
 	return f, nil
 }
 
-// openDirect opens the regular file behind fd once more, whatever its name is by now, with no flag but the one that it is for: cuFile
-// refuses others.
+// openDirect opens the regular file behind fd again, even if it was renamed or removed. It sets no
+// status flag except O_DIRECT, because cuFile refuses others.
 func openDirect(fd int) (int, error) {
 	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
 	if err != nil {
@@ -86,10 +89,11 @@ func openDirect(fd int) (int, error) {
 // Name implements mem.File.
 func (f *File) Name() string { return f.name }
 
-// Info returns what the file was when it was opened.
+// Info returns the description of the file at the time of opening.
 func (f *File) Info() dirfs.Info { return f.info }
 
-// Region returns a region of the file's first bytes; they may lie behind its end, to be written. It is of use until Close.
+// Region returns a region of the first bytes of the file. It may extend beyond the end of the file,
+// for writes. It is valid until Close.
 func (f *File) Region(bytes int64) (*mem.Region, error) {
 	return mem.NewRegion(mem.RegionSpec{Kind: mem.KindFile, Device: mem.NoDevice, Len: bytes, File: f})
 }
@@ -113,7 +117,7 @@ func (f *File) drop() {
 	}
 }
 
-// isOpen reports whether Close has yet to close the file.
+// isOpen reports whether Close has not yet closed the file.
 func (f *File) isOpen() bool {
 	f.registering.Lock()
 	defer f.registering.Unlock()
@@ -127,8 +131,9 @@ func (f *File) inUse() bool {
 	return f.users > 0
 }
 
-// Close refuses new batches, waits for those that move the file, and closes it: first cuFile lets go of it, then its descriptors
-// are closed. If ctx ends first the file stays open, and Close may be called again. A second Close after success returns nil.
+// Close refuses new batches, waits for those that move the file, deregisters the file from cuFile,
+// and closes its descriptors. If ctx ends first, the file stays open and Close may be called again.
+// A second Close after success returns nil.
 func (f *File) Close(ctx context.Context) error {
 	f.mu.Lock()
 	if !f.closing {
@@ -170,7 +175,8 @@ func (f *File) Close(ctx context.Context) error {
 	return nil
 }
 
-// CuFileMode says how cuFile carries the file, if a stream has registered it and it is open.
+// CuFileMode returns how cuFile moves the file. known is false unless the file is open and
+// registered.
 func (f *File) CuFileMode() (mode device.StorageMode, known bool) {
 	f.registering.Lock()
 	defer f.registering.Unlock()
@@ -180,7 +186,7 @@ func (f *File) CuFileMode() (mode device.StorageMode, known bool) {
 	return f.registered.Mode(), true
 }
 
-// storage registers the file with cuFile, once, and remembers a failure.
+// storage registers the file with cuFile, once. It keeps the error of a failure.
 func (f *File) storage(s device.Storage) (device.StorageFile, error) {
 	f.registering.Lock()
 	defer f.registering.Unlock()

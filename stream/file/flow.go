@@ -8,7 +8,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// move moves the batch, and returns when nothing touches its memory any more.
+// move moves the batch. It returns when no hardware accesses the batch's memory any more.
 func (b *batch) move() error {
 	s := b.stream
 	if len(b.cut.pieces) == 0 {
@@ -37,12 +37,12 @@ func (b *batch) move() error {
 		case e := <-chunk:
 			b.stage(e)
 		case room <- struct{}{}:
-			b.begin(false) // issue has more join it, and sends all
+			b.begin(false) // issue adds more transfers and sends all
 		}
 	}
 }
 
-// over reports whether nothing is left to do, or may be done, and nothing is in flight.
+// over reports whether the batch has nothing in flight and nothing left to do.
 func (b *batch) over() bool {
 	if b.flying.Load() != 0 || len(b.crossing) != 0 {
 		return false
@@ -55,8 +55,9 @@ func (b *batch) over() bool {
 	return b.cut.empty() && b.current == nil && len(b.ready) == 0
 }
 
-// issue begins what can be begun without waiting. chunk is not nil if it needs one to go on, room if it needs room for a
-// transfer. A batch that has ended lets go of what has not begun.
+// issue begins transfers until it would have to wait. chunk is not nil if it needs a chunk to
+// continue, and room if it needs room for a transfer. If the batch has ended, issue drops
+// everything that has not begun.
 func (b *batch) issue() (chunk <-chan mem.Extent, room chan<- struct{}) {
 	s := b.stream
 	defer b.flush()
@@ -68,7 +69,7 @@ func (b *batch) issue() (chunk <-chan mem.Extent, room chan<- struct{}) {
 		switch {
 		case b.current != nil:
 			if !b.admits(b.current) {
-				return nil, nil // a transfer that ends wakes us
+				return nil, nil // a finished transfer wakes the goroutine
 			}
 			if b.joins(b.current) {
 				b.begin(true)
@@ -106,28 +107,29 @@ func (b *batch) issue() (chunk <-chan mem.Extent, room chan<- struct{}) {
 	}
 }
 
-// admits reports whether another transfer of p may be unfinished: as many as the disk is fastest with, but for reads that look in the page
-// cache while that has what they ask for.
+// admits reports whether another transfer of p may begin. The limit is the depth that was measured
+// as fastest for the disk. It does not apply to reads that try the page cache while those succeed.
 func (b *batch) admits(p *part) bool {
 	return b.by.depth == 0 || int(b.flying.Load()) < b.by.depth || b.looks(p) && b.stream.warm.hot.Load()
 }
 
-// looks reports whether p's next transfer may be found in the page cache first.
+// looks reports whether p's next transfer may try the page cache first.
 func (b *batch) looks(p *part) bool {
 	t := &p.transfers[p.begun]
 	return t.mem.Region.CPU() != 0 && b.stream.looks(t.file, p.write)
 }
 
-// looks reports whether what a transfer of f asks for may be found in the page cache first.
+// looks reports whether a transfer of f may try the page cache first.
 func (s *Stream) looks(f *File, write bool) bool {
 	return !write && f.fd >= 0 && s.opts.Path == stream.PathNone
 }
 
-// cachedBytes is how long a transfer into a chunk is while the page cache answers: that takes no longer in all for being in more parts, and several
-// fill a chunk at once, so that it crosses earlier and little is left to cross when all is read.
+// cachedBytes is the maximum length of a transfer into a chunk while reads hit the page cache.
+// Shorter transfers take no longer in total there. Several of them fill a chunk at once, so that it
+// is copied earlier and less is left to copy after the last read.
 const cachedBytes = 256 << 10
 
-// grain is how long a transfer between p's file and a chunk is at most.
+// grain returns the maximum length of a transfer between p's file and a chunk.
 func (b *batch) grain(p *piece) int64 {
 	if b.stream.looks(p.file, p.write) && b.stream.warm.hot.Load() {
 		return cachedBytes
@@ -135,7 +137,7 @@ func (b *batch) grain(p *piece) int64 {
 	return b.cut.most
 }
 
-// stage makes the next part, which has that chunk. What is written is gathered first.
+// stage makes the next part, with the given chunk. Data to write is first gathered in the chunk.
 func (b *batch) stage(chunk mem.Extent) {
 	p := b.cut.nextStaged(b, chunk)
 	p.pending.Store(int32(len(p.transfers)))
@@ -146,7 +148,8 @@ func (b *batch) stage(chunk mem.Extent) {
 	}
 }
 
-// begin begins the current part's next transfer. It joins the sweep, or there is room for it.
+// begin begins the next transfer of the current part. With joins the transfer joins the sweep.
+// Otherwise the caller has acquired room for it.
 func (b *batch) begin(joins bool) {
 	p := b.current
 	t := &p.transfers[p.begun]
@@ -169,41 +172,43 @@ func (b *batch) begin(joins bool) {
 	b.sweep.add(t)
 }
 
-// joins reports whether p's next transfer goes with those of the sweep: while the page cache answers, to wake a worker takes longer than to read
-// little.
+// joins reports whether p's next transfer joins the sweep. While reads hit the page cache, waking a
+// worker takes longer than a small read.
 func (b *batch) joins(p *part) bool {
 	return b.sweep != nil && b.stream.warm.hot.Load() && b.looks(p) && b.sweep.takes(&p.transfers[p.begun])
 }
 
-// send gives the sweep to a worker.
+// send passes the sweep to a worker.
 func (b *batch) send() {
 	if s := b.sweep; s != nil {
 		b.sweep = nil
 		s.left.Store(s.n)
-		b.flying.Add(s.n - 1) // those that joined the first
+		b.flying.Add(s.n - 1) // begin counted the first
 		s.first.begin(b.stream.workers)
 	}
 }
 
-// flush has everything that was begun be under way.
+// flush submits all begun transfers.
 func (b *batch) flush() {
 	b.send()
 	b.by.flush()
 }
 
-// landed is called when n transfers are finished, which are of sweep s if that is not nil: p's, or of several parts without chunks.
+// landed records n finished transfers of p, or of several parts without chunks. s is their sweep,
+// or nil.
 func (b *batch) landed(p *part, s *sweep, n int32) {
 	if s == nil || s.left.Add(-n) == 0 {
 		<-b.stream.room
 	}
 	b.settle(p, n)
-	// The last that is done with b: its goroutine may be gone afterwards.
+	// This is the last use of b: its goroutine may return once no transfer is left.
 	if b.flying.Add(-n) == 0 || b.by.depth > 0 {
 		b.poke()
 	}
 }
 
-// settle takes n from what p waits for, and notes that nothing is left, where it has a chunk to go on with.
+// settle records n finished transfers of p. If p has a chunk and none are left, settle queues p for
+// takeDone.
 func (b *batch) settle(p *part, n int32) {
 	if p.straight || p.pending.Add(-n) != 0 {
 		return
@@ -221,7 +226,7 @@ func (b *batch) poke() {
 	}
 }
 
-// takeDone takes what was read to where it belongs, and gives back the chunks of what was written.
+// takeDone copies finished reads from their chunks and releases the chunks of finished writes.
 func (b *batch) takeDone() {
 	b.mu.Lock()
 	done := b.done
@@ -240,7 +245,8 @@ func (b *batch) takeDone() {
 	}
 }
 
-// copied goes on with p.
+// copied continues with p after its copy. It releases the chunk of a read and makes the transfers
+// of a write ready.
 func (b *batch) copied(p *part) {
 	switch {
 	case !p.write:
@@ -254,7 +260,7 @@ func (b *batch) copied(p *part) {
 	}
 }
 
-// release gives p's chunk back.
+// release returns p's chunk to the free list.
 func (b *batch) release(p *part) {
 	if p.chunk.Region != nil {
 		b.stream.staging.free <- p.chunk
@@ -262,7 +268,7 @@ func (b *batch) release(p *part) {
 	}
 }
 
-// abandon lets go of what has not begun: the batch has ended.
+// abandon drops everything that has not begun. The batch has ended.
 func (b *batch) abandon() {
 	if b.current == nil && len(b.ready) == 0 && b.cut.empty() {
 		return
@@ -278,5 +284,5 @@ func (b *batch) abandon() {
 	}
 }
 
-// stop is fail for what was left out of a batch that has ended.
+// stop fails a batch that ended before all of it was moved.
 func (b *batch) stop() { b.fail(context.Cause(b.ctx)) }

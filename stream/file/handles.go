@@ -19,39 +19,40 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// DefaultHandles is how many files Handles keep open that nobody holds.
+// DefaultHandles is the default limit of open files of Handles.
 const DefaultHandles = 1024
 
-// closePatience is how long closing a file that nobody holds may take before it is left to Handles.Close.
+// closePatience limits the time to close a file without handles. After that Handles.Close closes
+// it.
 const closePatience = 10 * time.Second
 
-// Handles keeps files open, so that whoever needs one again opens and registers nothing. A file is known by its directory and
-// name, and by its device and inode: never by a descriptor's number, which is another file's once it is closed. Safe for
-// concurrent use.
+// Handles keeps files open, so that a later use neither opens nor registers them again. A file is
+// identified by directory and name, and by device and inode number. Descriptor numbers are
+// unsuitable, since the system reuses them. Handles is safe for concurrent use.
 type Handles struct {
 	max int
 
 	mu       sync.Mutex
 	named    map[handleKey]*entry
 	entries  int       // open or being opened, named or not
-	idle     list.List // of *entry, that nobody holds: the least recently used first
-	parted   []*entry  // idle ones that have lost their names, and that a batch moved
-	leftover []*File   // that could not be closed
-	failed   []error   // of files that were closed and are known no more
+	idle     list.List // of *entry without a handle, least recently used first
+	parted   []*entry  // idle entries without a name, waiting for batches that move them
+	leftover []*File   // files that could not be closed
+	failed   []error   // errors of files that are closed and forgotten
 	closing  bool
 	stats    HandleStats
 
 	registrations atomic.Int64
 }
 
-// HandleStats counts what Handles have done.
+// HandleStats counts the operations of Handles.
 type HandleStats struct {
-	Open          int   // files that are open, or being opened
-	Held          int   // by somebody
-	Hits          int64 // acquired, and open already
-	Opens         int64 // files opened
+	Open          int   // files open or being opened
+	Held          int   // files with a handle
+	Hits          int64 // acquisitions of files that were open already
+	Opens         int64 // opened files
 	Registrations int64 // with cuFile, by streams that moved the files
-	Evictions     int64 // closed to make room
+	Evictions     int64 // files closed because of the limit
 }
 
 type handleKey struct {
@@ -60,7 +61,8 @@ type handleKey struct {
 	flag int
 }
 
-// entry is an open file. But for file and err, which are written before ready is closed, its fields are guarded by Handles.mu.
+// entry is an open file. Handles.mu guards its fields, except file and err, which are written
+// before ready is closed.
 type entry struct {
 	key   handleKey
 	ready chan struct{}
@@ -78,8 +80,8 @@ type Handle struct {
 	once    sync.Once
 }
 
-// NewHandles returns an empty cache that keeps at most so many files open that nobody holds; zero: DefaultHandles. What is held
-// stays open, and be it more.
+// NewHandles returns an empty cache. It closes files without a handle while more than maximum are
+// open; zero: DefaultHandles. Files with a handle stay open even beyond that.
 func NewHandles(maximum int) *Handles {
 	if maximum <= 0 {
 		maximum = DefaultHandles
@@ -89,10 +91,11 @@ func NewHandles(maximum int) *Handles {
 	return h
 }
 
-// Acquire returns the file that has the name in dir, opened with flag, as dirfs.Dir.Open has it. Where it is open already that
-// costs a look at what has the name now: a file that took the place of another is opened, and those who hold the other keep it.
-// O_EXCL refuses a file that is there, and O_TRUNC empties it, for those who hold it too.
-// Of several that acquire a name at once, one opens it. dir must stay open until Close. Errors are those of dir, and ErrClosed.
+// Acquire returns the file with the name in dir, opened with flag as by dirfs.Dir.Open. For an open
+// file it checks only that the file still has the name. If another file has it now, Acquire opens
+// that one, and existing handles keep the old file. O_EXCL fails if the file exists. O_TRUNC
+// empties the file, also for other handles. Of concurrent calls for a name, one opens the file. dir
+// must stay open until Close. The error is that of dir, or ErrClosed.
 func (h *Handles) Acquire(ctx context.Context, dir dirfs.Dir, name string, flag int) (*Handle, error) {
 	key := handleKey{dir, name, flag &^ (os.O_CREATE | os.O_EXCL | os.O_TRUNC)}
 	for {
@@ -137,7 +140,8 @@ func (h *Handles) Acquire(ctx context.Context, dir dirfs.Dir, name string, flag 
 		default:
 			now = e.file.info
 		}
-		r, err := e.file.Region(max(now.Bytes, 1)) // of an empty file, to be written
+		// The region of an empty file may be written.
+		r, err := e.file.Region(max(now.Bytes, 1))
 		if err != nil {
 			h.leave(e, false)
 			return nil, fmt.Errorf("acquire file %s: %w", name, err)
@@ -146,7 +150,7 @@ func (h *Handles) Acquire(ctx context.Context, dir dirfs.Dir, name string, flag 
 	}
 }
 
-// enter takes a reference to what has the name, and says whether it is the caller's to open.
+// enter takes a reference to the entry of key. mine reports whether the caller must open it.
 func (h *Handles) enter(key handleKey) (e *entry, mine bool, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -192,8 +196,9 @@ func (h *Handles) open(e *entry, flag int) {
 	h.mu.Unlock()
 }
 
-// leave gives a reference back; gone: the name is no longer this file's. A file that nobody holds is closed if it has no name,
-// and the least recently used ones while there are too many.
+// leave releases a reference. gone means that the name no longer refers to the entry. Unreferenced
+// files are closed if they have lost their name. Others are closed while too many are open, least
+// recently used first.
 func (h *Handles) leave(e *entry, gone bool) {
 	h.mu.Lock()
 	if gone && h.named[e.key] == e {
@@ -218,7 +223,8 @@ func (h *Handles) leave(e *entry, gone bool) {
 	}
 }
 
-// evict forgets an idle entry and appends its file, to be closed, unless a batch still moves that.
+// evict forgets an idle entry and appends its file to out, to be closed. It does nothing if a batch
+// moves the file.
 func (h *Handles) evict(e *entry, out []*File) []*File {
 	if e.file == nil {
 		h.forget(e)
@@ -234,7 +240,7 @@ func (h *Handles) evict(e *entry, out []*File) []*File {
 	return append(out, e.file)
 }
 
-// part evicts what has lost its name, as batches are done with it.
+// part evicts idle entries without a name after the last batch that moves them.
 func (h *Handles) part(out []*File) []*File {
 	h.parted = slices.DeleteFunc(h.parted, func(e *entry) bool {
 		if e.at != nil {
@@ -245,7 +251,7 @@ func (h *Handles) part(out []*File) []*File {
 	return out
 }
 
-// forget takes an idle entry out.
+// forget removes an idle entry.
 func (h *Handles) forget(e *entry) {
 	h.idle.Remove(e.at)
 	e.at = nil
@@ -269,8 +275,9 @@ func (h *Handles) discard(f *File) {
 	}
 }
 
-// Close refuses to acquire, closes what nobody holds, and waits for batches that move it. It tells what went wrong as files were
-// closed earlier, too. ErrBusy while somebody holds a file; it may be called again.
+// Close refuses new acquisitions, closes files without a handle, and waits for batches that move
+// them. It also returns errors of files that were closed earlier. While a handle is left the error
+// is ErrBusy, and Close may be called again.
 func (h *Handles) Close(ctx context.Context) error {
 	h.mu.Lock()
 	h.closing = true
@@ -305,7 +312,7 @@ func (h *Handles) Close(ctx context.Context) error {
 	return nil
 }
 
-// Stats returns what the cache has done so far.
+// Stats returns the counters.
 func (h *Handles) Stats() HandleStats {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -314,12 +321,12 @@ func (h *Handles) Stats() HandleStats {
 	return s
 }
 
-// Region is the file, as long as it was when it was acquired. It is of use until Release.
+// Region returns the file with its length at Acquire. The region is valid until Release.
 func (h *Handle) Region() *mem.Region { return h.region }
 
-// File is the open file, for a region that reaches beyond its end.
+// File returns the open file, for a region that extends beyond its end.
 func (h *Handle) File() *File { return h.entry.file }
 
-// Release gives the handle back. Batches that still move the file end as they would; if it has lost its name the next Release after them
-// closes it. A second call does nothing.
+// Release releases the handle. Batches that still move the file continue. If the file has lost its
+// name, the next Release after them closes it. A second call does nothing.
 func (h *Handle) Release() { h.once.Do(func() { h.handles.leave(h.entry, false) }) }

@@ -19,15 +19,17 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// MeasureOptions says what is measured.
+// MeasureOptions configure Measure.
 type MeasureOptions struct {
-	// Budget is how long moving bytes may take, after the first size. Zero: a second.
+	// Budget limits the time for transfers after the first size. Zero: one second.
 	Budget time.Duration
-	// Stream has the ends and the ways: its Device with Copy and CuFile, or memory of the host alone. The rest does not matter.
+	// Stream selects the memory and the paths: Device with Copy and CuFile, or only host memory.
+	// Its other fields are ignored.
 	Stream Options
 }
 
-// What is measured: how many transfers at a time, sizes of transfers, and the scratch file that they have room in.
+// The measured numbers of concurrent transfers, the transfer sizes, and the limits of the scratch
+// file.
 var (
 	measuredDepths = []int{DefaultTransfers, 8}
 	measuredSizes  = []int64{4 << 10, 64 << 10, 1 << 20}
@@ -35,20 +37,21 @@ var (
 
 const (
 	scratchBytes = 32 << 20
-	// writtenBytes is about what is written in all, however fast that goes: it wears disks out. A batch is finished.
+	// writtenBytes is the approximate limit of all written bytes, to spare disks. A begun batch is
+	// completed.
 	writtenBytes = 256 << 20
-	// freeBytes is what the file system must have room for, so that measuring is not what fills it.
+	// freeBytes is the required free space, so that the measurement does not fill the file system.
 	freeBytes = 4 * scratchBytes
 )
 
-// errSpent ends what is in flight when the budget is spent.
+// errSpent ends batches in flight when the budget is spent.
 var errSpent = errors.New("the budget for measuring is spent")
 
-// Measure moves a scratch file of 32 MiB in a directory by every path there is, and returns what
-// each did. The file has no name by the time that it is measured, so nothing is left behind. A few
-// hundred MiB are written at most. The first size is measured even if the budget is too short. When
-// the budget is spent Measure leaves out the rest: every size and depth has figures of all paths,
-// or none. If the file system has too little space the error wraps ErrNoSpace.
+// Measure moves a scratch file of 32 MiB in a directory by every available path, and returns the
+// results. The file has no name during the measurement, so nothing is left behind. At most a few
+// hundred MiB are written. The first size is measured even if the budget is too short. When the
+// budget is spent, Measure skips the rest: a size and depth has figures of all paths or none. The
+// error wraps ErrNoSpace if the file system has too little space.
 func Measure(ctx context.Context, path string, o MeasureOptions) (p Profile, err error) {
 	fail := func(err error) (Profile, error) {
 		return Profile{}, fmt.Errorf("measure directory %s: %w", path, err)
@@ -81,7 +84,7 @@ func Measure(ctx context.Context, path string, o MeasureOptions) (p Profile, err
 		m.ends = append(m.ends, r)
 	}
 	budget := cmp.Or(o.Budget, time.Second)
-	m.until = time.Now().Add(budget / 8 * 7) // the rest is for what takes longer than its share
+	m.until = time.Now().Add(budget / 8 * 7) // the rest is a reserve for overruns
 	bounded, cancel := context.WithTimeoutCause(ctx, budget, errSpent)
 	defer cancel()
 	for i, depth := range measuredDepths {
@@ -118,7 +121,8 @@ func scratch(path string, storage device.Storage) (*File, error) {
 		return nil, errors.Join(err, dir.Remove(name), base.Close())
 	}
 	if storage != nil {
-		_, _ = f.storage(storage) // which finds no file without a name; a failure is remembered
+		// cuFile registers only a file with a name. f keeps an error.
+		_, _ = f.storage(storage)
 	}
 	if err := dir.Remove(name); err != nil {
 		return nil, errors.Join(err, f.Close(context.Background()))
@@ -131,21 +135,21 @@ type measuring struct {
 	region *mem.Region
 	ends   []*mem.Region
 	o      Options
-	gds    bool      // cuFile has the device reach the file system itself, which alone it is chosen for
-	until  time.Time // what each size and depth has a share in
+	gds    bool      // cuFile moves directly; otherwise it is never chosen
+	until  time.Time // end of the time that sizes and depths share
 	filled bool
 	points []Point
 }
 
-// way is a path to an end.
+// way is a path between the file and one memory.
 type way struct {
 	path   stream.Path
 	stream *Stream
 	end    *mem.Region
 }
 
-// depth measures all sizes with so many transfers at a time. depths are yet to be measured, with
-// this one. The first size of all is measured under ctx, the others under bounded.
+// depth measures all sizes with depth concurrent transfers. depths counts the depths to measure,
+// including this one. The very first size is measured under ctx, the others under bounded.
 func (m *measuring) depth(ctx, bounded context.Context, depth, depths int) (err error) {
 	var ways []way
 	for _, by := range []stream.Path{stream.PathPosix, stream.PathURing, stream.PathCuFile} {
@@ -162,7 +166,8 @@ func (m *measuring) depth(ctx, bounded context.Context, depth, depths int) (err 
 			return err
 		}
 		defer func() {
-			if closed := s.Close(context.WithoutCancel(ctx)); closed != nil { // errSpent is no reason to pass over it
+			// An error of Close replaces errSpent.
+			if closed := s.Close(context.WithoutCancel(ctx)); closed != nil {
 				err = closed
 			}
 		}()
@@ -197,7 +202,7 @@ func (m *measuring) depth(ctx, bounded context.Context, depth, depths int) (err 
 	return nil
 }
 
-// both measures a way in both directions. Where it cannot be gone there are no points.
+// both measures a way in both directions. It returns no points if the way is not supported.
 func (m *measuring) both(ctx context.Context, w way, size int64, left int) (points []Point, err error) {
 	for i, write := range []bool{true, false} {
 		p, err := m.place(ctx, w, size, write, left-i)
@@ -212,7 +217,7 @@ func (m *measuring) both(ctx context.Context, w way, size int64, left int) (poin
 	return points, nil
 }
 
-// fill writes all of the file, once: holes are read from nowhere.
+// fill writes the whole file once, since reads of holes do not access the disk.
 func (m *measuring) fill(ctx context.Context, w way) error {
 	for at := int64(0); at < scratchBytes && !m.filled; at += w.end.Len() {
 		file := mem.Extent{Region: m.region, Off: at, Len: w.end.Len()}
@@ -224,12 +229,14 @@ func (m *measuring) fill(ctx context.Context, w way) error {
 	return nil
 }
 
-// place measures transfers of one size, in one direction, for its share of the time and of the writing: left are yet to come.
+// place measures transfers of one size and direction, within its share of the time and of the
+// written bytes. left counts the measurements to come, including this one.
 func (m *measuring) place(ctx context.Context, w way, size int64, write bool, left int) (Point, error) {
 	b := m.batch(w.end, size, write)
 	begun, bytes := time.Now(), int64(0)
 	share := time.Until(m.until) / time.Duration(left)
-	most := int64(writtenBytes / (len(measuredDepths) * len(measuredSizes) * 2 * len(m.ends))) // by two paths, or three to a device
+	// The factor 2 counts the paths. Device memory may have a third.
+	most := int64(writtenBytes / (len(measuredDepths) * len(measuredSizes) * 2 * len(m.ends)))
 	for bytes == 0 || time.Since(begun) < share && (!write || bytes < most) {
 		n, err := move(ctx, w.stream, b)
 		if err != nil {
@@ -243,7 +250,7 @@ func (m *measuring) place(ctx context.Context, w way, size int64, write bool, le
 	}, nil
 }
 
-// batch has transfers of that size that are no neighbours in the file.
+// batch returns a batch of transfers of the given size that are not adjacent in the file.
 func (m *measuring) batch(end *mem.Region, size int64, write bool) *mem.Batch {
 	const most = 2 * DefaultTransfers
 	b := &mem.Batch{}
@@ -257,7 +264,8 @@ func (m *measuring) batch(end *mem.Region, size int64, write bool) *mem.Batch {
 	return b
 }
 
-// move has a batch moved. When ctx ends no more of it is begun, and what is in flight is waited for: its memory is freed afterwards.
+// move moves a batch. When ctx ends it begins nothing more and waits for transfers in flight, since
+// the caller frees their memory.
 func move(ctx context.Context, s *Stream, b *mem.Batch) (int64, error) {
 	t, err := s.Submit(ctx, b)
 	if err != nil {

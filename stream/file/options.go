@@ -10,14 +10,14 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Direct says whether files and a device's memory are to exchange bytes with no way through the host: cuFile with GPU Direct
-// Storage.
+// Direct selects whether bytes move between files and device memory without passing through the
+// host, by cuFile with GPU Direct Storage.
 type Direct uint8
 
 // The values of Direct.
 const (
-	DirectAuto    Direct = iota // where that is there, or the profile says so
-	DirectRequire               // or fail, and say what is missing
+	DirectAuto    Direct = iota // if available, unless the profile prefers another path
+	DirectRequire               // or fail with the reason
 	DirectNever                 // no cuFile
 )
 
@@ -31,7 +31,7 @@ func (d Direct) String() string {
 	return fmt.Sprintf("direct(%d)", uint8(d))
 }
 
-// ParseDirect reads what Direct.String writes. Anything else is ErrInvalid.
+// ParseDirect parses the result of Direct.String. Anything else is ErrInvalid.
 func ParseDirect(name string) (Direct, error) {
 	for d, s := range directs {
 		if s == name {
@@ -49,40 +49,48 @@ const (
 	DefaultChunks     = 48
 	MaxTransfers      = 4096
 
-	// mostWorkers bounds the threads that wait for a transfer each: more made no disk faster, and io_uring needs none.
+	// mostWorkers limits the threads that each wait for a transfer. More threads made no disk
+	// faster, and io_uring needs none.
 	mostWorkers = 32
 )
 
-// Options says how a stream is opened. The zero value moves files and memory of the host.
+// Options configure a stream. The zero value moves files to and from host memory.
 type Options struct {
-	// Depth is how many batches may be accepted and unresolved. Zero: DefaultDepth.
+	// Depth is the maximum number of unresolved batches. Zero: DefaultDepth.
 	Depth int
-	// Transfers is how many transfers a queue may have under way, over all batches; workers are as many, but 32 at most. Zero:
-	// DefaultTransfers.
+	// Transfers is the maximum number of transfers in flight on a queue, over all batches. It is
+	// also the number of workers, up to 32. Zero: DefaultTransfers.
 	Transfers int
-	// ChunkBytes is how long a transfer is at most, and a chunk of staging memory: a multiple of Align. Zero: DefaultChunkBytes.
+	// ChunkBytes is the maximum length of a transfer and the size of a chunk of staging memory. It
+	// must be a multiple of Align. Zero: DefaultChunkBytes.
 	ChunkBytes int64
-	// Chunks is how many chunks of staging memory there are, allocated when one is first needed. Zero: DefaultChunks.
+	// Chunks is the number of chunks of staging memory. They are allocated on first use. Zero:
+	// DefaultChunks.
 	Chunks int
-	// Device page-locks staging memory, which Copy reaches. Nil: batches have memory of the host only.
+	// Device page-locks staging memory, so that Copy reaches it. Nil: batches have only host
+	// memory.
 	Device device.Device
-	// Copy moves between staging memory and Device's memory. It stays the caller's, and outlives the stream.
+	// Copy copies between staging memory and Device's memory. The caller owns it and closes it
+	// after the stream.
 	Copy stream.Stream
-	// Path has all batches go by one path, where the memory lets them; PathNone has the profile choose.
+	// Path makes all batches use one path, if their memory permits. PathNone: the profile selects
+	// it.
 	Path stream.Path
-	// Direct is about CuFile.
+	// Direct selects the use of CuFile.
 	Direct Direct
-	// CuFile says how Device's memory is reached by cuFile.
+	// CuFile configures the access to Device's memory by cuFile.
 	CuFile CuFileOptions
-	// Profile says what has been measured. Nil: nothing has been.
+	// Profile has measured figures. Nil: none.
 	Profile *Profile
 }
 
-// CuFileOptions say how cuFile is used.
+// CuFileOptions configure cuFile.
 type CuFileOptions struct {
-	// Storage is Device's way to files. It stays the caller's, and outlives the files. Nil: there is no cuFile.
+	// Storage moves bytes between files and Device's memory. The caller owns it and closes it after
+	// the files. Nil: no cuFile.
 	Storage device.Storage
-	// Queues is by how many queues of the device transfers go, asynchronously; zero: by workers that wait for each.
+	// Queues is the number of device queues that run transfers asynchronously. Zero: workers wait
+	// for each transfer.
 	Queues int
 }
 
@@ -114,6 +122,6 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// begun is how many transfers queues have at most: as many as are under way wait there to be next. So a queue goes on by itself, and
-// not when a batch's goroutine, which may be in a call of Copy or wait for a CPU, comes to hand it another.
+// begun returns the maximum number of begun transfers of a queue: Transfers in flight, and as many
+// waiting. So a queue continues while a batch's goroutine is in a call of Copy or waits for a CPU.
 func (o *Options) begun() int { return 2 * o.Transfers }

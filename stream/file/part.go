@@ -6,37 +6,40 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// part is transfers of a batch that go one way, and with a chunk the copies between that and the pieces.
+// part is a set of transfers of a batch in one direction. With a chunk it includes the copies
+// between the chunk and the pieces.
 type part struct {
 	batch     *batch
 	transfers []transfer
-	first     [1]transfer // what most have that need no chunk
+	first     [1]transfer // storage for most parts without a chunk
 	begun     int
-	pending   atomic.Int32 // transfers unfinished, of a part with a chunk
+	pending   atomic.Int32 // unfinished transfers of a part with a chunk
 
-	straight bool       // its transfers are to and from the pieces' own memory
-	chunk    mem.Extent // else; with no region: it was given back
+	straight bool       // transfers use the memory of the pieces
+	chunk    mem.Extent // if not straight; without a region after release
 	write    bool
 	device   bool
-	list     mem.Batch // chunk to pieces, or pieces to chunk; of a crossing's first part, for all of them
+	// list has the copies between chunk and pieces. The first part of a crossing has those of all
+	// its parts.
+	list mem.Batch
 }
 
 func alignDown(n int64) int64 { return n &^ (Align - 1) }
 func alignUp(n int64) int64   { return alignDown(n + Align - 1) }
 
-// cutter hands out a batch's pieces part by part.
+// cutter splits a batch's pieces into parts.
 type cutter struct {
 	pieces []piece
-	cut    int64 // bytes of the first that are handed out
-	most   int64 // bytes of a transfer
-	whole  bool  // pieces of device memory are moved where they lie too
+	cut    int64 // bytes of the first piece already in parts
+	most   int64 // maximum bytes of a transfer
+	whole  bool  // pieces of device memory need no chunk either
 	parts  []part
 }
 
-// partsAtOnce is how many parts are allocated together: of scattered pieces each is one.
+// partsAtOnce is the number of parts allocated together. Each scattered piece needs a part.
 const partsAtOnce = 32
 
-// part returns a part for pieces like p.
+// part returns an empty part with p's direction and kind of memory.
 func (c *cutter) part(b *batch, p *piece) *part {
 	if len(c.parts) == 0 {
 		c.parts = make([]part, min(len(c.pieces)+1, partsAtOnce))
@@ -52,7 +55,7 @@ func (c *cutter) empty() bool { return len(c.pieces) == 0 }
 // straight reports whether the next part needs no chunk.
 func (c *cutter) straight() bool { return c.pieces[0].straight || c.whole && c.pieces[0].device() }
 
-// take takes n bytes of the first piece.
+// take removes n bytes from the first piece.
 func (c *cutter) take(n int64) {
 	if c.cut += n; c.cut == c.pieces[0].mem.Len {
 		c.pieces, c.cut = c.pieces[1:], 0
@@ -64,7 +67,7 @@ func (c *cutter) nextStraight(b *batch) *part {
 	p := c.pieces[0]
 	off := p.off + c.cut
 	n := p.end() - off
-	if n > c.most { // so that what comes after is aligned
+	if n > c.most { // keep the next part aligned
 		n = alignDown(off+c.most) - off
 	}
 	e := p.mem.Sub(c.cut, n)
@@ -88,12 +91,13 @@ func (c *cutter) nextStraight(b *batch) *part {
 	return q
 }
 
-// nextStaged fills the chunk with the next pieces that are alike.
+// nextStaged fills the chunk with the next pieces of the same direction and kind of memory.
 func (c *cutter) nextStaged(b *batch, chunk mem.Extent) *part {
 	first := c.pieces[0]
 	q := c.part(b, &first)
 	q.chunk = chunk
-	most := min(int(chunk.Len/alignUp(min(first.mem.Len, chunk.Len))), len(c.pieces)) // where they are scattered
+	// most is the number of pieces in the chunk if they are scattered.
+	most := min(int(chunk.Len/alignUp(min(first.mem.Len, chunk.Len))), len(c.pieces))
 	q.transfers, q.list.Dst, q.list.Src = make([]transfer, 0, most), make([]mem.Extent, 0, most), make([]mem.Extent, 0, most)
 	for at := int64(0); at < chunk.Len && !c.empty() && !c.straight() && c.pieces[0].with(&first); {
 		at += c.fill(q, chunk.Sub(at, chunk.Len-at))
@@ -101,8 +105,9 @@ func (c *cutter) nextStaged(b *batch, chunk mem.Extent) *part {
 	return q
 }
 
-// fill has one transfer of q's to or from the start of room, for pieces that are neighbours in a file, and returns how much of it
-// that takes: whole pages. The place of a byte in its page is that which it has in the file.
+// fill adds one transfer to q, between the start of room and pieces that are adjacent in a file. It
+// returns the bytes of room used, in whole pages. A byte has the same offset within its page in
+// room and in the file.
 func (c *cutter) fill(q *part, room mem.Extent) int64 {
 	first := c.pieces[0]
 	start := first.off + c.cut
@@ -111,7 +116,7 @@ func (c *cutter) fill(q *part, room mem.Extent) int64 {
 	for !c.empty() && !c.straight() {
 		p := &c.pieces[0]
 		off := p.off + c.cut
-		// What lies between two pieces that are read from neighbouring pages of the file is read too.
+		// A read includes a gap before the next piece, up to the next page boundary.
 		if p.file != first.file || !p.with(&first) || off >= limit || off != end && (q.write || off > alignUp(end) || off < start) {
 			break
 		}
@@ -126,7 +131,8 @@ func (c *cutter) fill(q *part, room mem.Extent) int64 {
 	}
 	used := alignUp(end) - page
 	t := transfer{file: first.file, off: start, mem: room.Sub(start-page, end-start), write: q.write, part: q, need: end - start}
-	if q.batch.mayDirect(&first) && (!q.write || start%Align == 0) { // placeFile has made writes with another end buffered
+	// placeFile made writes with an unaligned end buffered.
+	if q.batch.mayDirect(&first) && (!q.write || start%Align == 0) {
 		t.off, t.mem, t.need, t.direct = page, room.Sub(0, used), end-page, true
 	}
 	q.transfers = append(q.transfers, t)

@@ -9,28 +9,29 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// straightBytes is how long pieces of scattered host memory are that are moved where they lie, one by one. Shorter ones are
-// gathered in a chunk, and copied by the CPU.
+// straightBytes is the minimum length at which scattered pieces of host memory are moved in place.
+// Shorter ones are gathered in a chunk and copied by the CPU.
 const straightBytes = 64 << 10
 
-// piece is one copy of a batch, or several neighbours.
+// piece is one copy of a batch, or several adjacent ones.
 type piece struct {
 	file     *File
 	off      int64 // in the file
 	mem      mem.Extent
 	write    bool
-	straight bool // its memory is host memory, and it is moved where it lies
-	buffered bool // it must not be moved with O_DIRECT
+	straight bool // host memory that is moved in place
+	buffered bool // must not be moved with O_DIRECT
 }
 
 func (p *piece) end() int64   { return p.off + p.mem.Len }
 func (p *piece) device() bool { return p.mem.Region.CPU() == 0 }
 
-// with reports whether two pieces may be of one part.
+// with reports whether two pieces may be in one part.
 func (p *piece) with(o *piece) bool { return p.write == o.write && p.device() == o.device() }
 
-// survey returns the batch's copies, by direction, file and offset, neighbours merged. ErrInvalid where one has no file, or two,
-// or memory that the stream does not reach.
+// survey returns the batch's copies sorted by direction, file and offset, with adjacent ones
+// merged. It returns ErrInvalid if a copy does not have a file on exactly one side, or if the
+// stream does not reach its memory.
 func (s *Stream) survey(b *mem.Batch) ([]piece, error) {
 	pieces := make([]piece, 0, min(b.Pieces(), 1<<16))
 	for dst, src := range b.Extents() {
@@ -71,7 +72,7 @@ func (s *Stream) piece(dst, src mem.Extent) (piece, error) {
 	return p, nil
 }
 
-// source is a file and the direction to or from it.
+// source is a file and a direction.
 type source struct {
 	file  *File
 	write bool
@@ -79,7 +80,7 @@ type source struct {
 
 func (p *piece) source() source { return source{p.file, p.write} }
 
-// order has reads first, and files as they are numbered on disk.
+// order compares sources: reads first, then by device and inode number.
 func order(a, b source) int {
 	if a.write != b.write {
 		if a.write {
@@ -91,7 +92,7 @@ func order(a, b source) int {
 	return cmp.Or(cmp.Compare(x.info.Device, y.info.Device), cmp.Compare(x.info.Inode, y.info.Inode), cmp.Compare(x.fd, y.fd))
 }
 
-// ordered returns the pieces by source and offset, and what is the same in both in the batch's order.
+// ordered returns the pieces sorted by source and offset. Equal ones stay in the batch's order.
 func ordered(pieces []piece) []piece {
 	if len(pieces) < 2 {
 		return pieces
@@ -127,11 +128,11 @@ func ordered(pieces []piece) []piece {
 	return out
 }
 
-// key is what a piece is ordered by: less to move than the piece, and quicker to compare.
+// key is the sort key of a piece. It is smaller than a piece and faster to compare.
 type key struct {
-	source int // its place among the batch's
+	source int // rank of the source in the batch
 	off    int64
-	at     int // the piece's place in the batch
+	at     int // index of the piece in the batch
 }
 
 func (a key) compare(b key) int {
@@ -144,10 +145,10 @@ func (a key) compare(b key) int {
 	return cmp.Compare(a.at, b.at)
 }
 
-// place says of each piece how it is moved.
+// place decides for each piece how it is moved.
 func (s *Stream) place(pieces []piece) {
 	for i := 0; i < len(pieces); {
-		j := i + 1 // the file's
+		j := i + 1 // end of the pieces of this file and direction
 		for j < len(pieces) && pieces[j].file == pieces[i].file && pieces[j].write == pieces[i].write {
 			j++
 		}
@@ -156,12 +157,12 @@ func (s *Stream) place(pieces []piece) {
 	}
 }
 
-// placeFile does it for those of one file and one direction. Neighbours are gathered to make one transfer of them, but where the page cache
-// has them: that would only copy them twice.
+// placeFile places the pieces of one file and direction. Adjacent pieces are gathered into one
+// transfer, unless the page cache has them: then that would only copy them twice.
 func (s *Stream) placeFile(pieces []piece) {
 	buffered, looks := false, s.warm.hot.Load() && s.looks(pieces[0].file, pieces[0].write)
 	for i := 0; i < len(pieces); {
-		j, end := i+1, pieces[i].end() // the run of neighbours
+		j, end := i+1, pieces[i].end() // the run of adjacent pieces
 		for j < len(pieces) && pieces[j].off <= end && pieces[j].with(&pieces[i]) {
 			end = max(end, pieces[j].end())
 			j++
@@ -178,7 +179,7 @@ func (s *Stream) placeFile(pieces []piece) {
 				buffered = buffered || (p.off|p.mem.Len|int64(p.mem.CPU()))%Align != 0
 			}
 		}
-		// What is gathered in chunks between straight pieces is a run of its own.
+		// Staged pieces between straight ones are a run of their own.
 		for k := i; k < j; k++ {
 			if p := &pieces[k]; !p.straight {
 				buffered = buffered || (k == i || pieces[k-1].straight) && p.off%Align != 0 ||

@@ -4,31 +4,31 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Request is what a path is chosen by.
+// Request has the criteria for the choice of a path.
 type Request struct {
-	Dev    uint64 // the file system
+	Dev    uint64 // file system
 	Write  bool
-	Device bool  // the other end is a device's memory
+	Device bool  // the memory is a device's
 	Bytes  int64 // of a transfer
-	GDS    bool  // cuFile has the device reach the file system itself
+	GDS    bool  // cuFile moves directly between device and file system
 }
 
-// Choice is how a batch should travel.
+// Choice is the path and depth for a batch.
 type Choice struct {
 	Path   stream.Path
-	Depth  int // transfers at a time; zero: as many as there may be
+	Depth  int // concurrent transfers; zero: no limit of its own
 	Reason string
 }
 
-// Profile is what was measured of files: by file system, direction, end and size class. It is plain data, written and read as
-// JSON. A nil Profile has measured nothing.
+// Profile has measured figures of files by file system, direction, kind of memory and size. It is
+// plain data for JSON. A nil Profile has no figures.
 type Profile struct {
 	Points []Point `json:"points"`
 }
 
-// Point is what one path did.
+// Point is the measured rate of one path.
 type Point struct {
-	Dev    uint64  `json:"dev"` // the file system, as stat has it
+	Dev    uint64  `json:"dev"` // file system, from stat
 	Write  bool    `json:"write"`
 	Device bool    `json:"device"`
 	Bytes  int64   `json:"bytes"` // of a transfer
@@ -37,13 +37,13 @@ type Point struct {
 	GBps   float64 `json:"gbps"`
 }
 
-// clearly is how much faster posix must have been than other paths to be taken, and few transfers at a time than many: what is measured
-// in a moment errs by less.
+// clearly is the factor by which posix must be faster than other paths to be chosen, and a lower
+// depth faster than DefaultTransfers. It exceeds the error of short measurements.
 const clearly = 1.2
 
-// Choose returns the fastest path for r of those that there are, as it was measured for the nearest size: posix, and fewer transfers at a
-// time than DefaultTransfers, only where they were clearly faster. Where nothing was measured: cuFile where the device
-// reaches the file system by it, else posix.
+// Choose returns the path in can that was measured as fastest at the size nearest to r's. Posix,
+// and a depth below DefaultTransfers, must be clearly faster. Without figures it returns cuFile if
+// the device reaches the file system directly, otherwise posix.
 func (p *Profile) Choose(r Request, can [stream.PathCount]bool) Choice {
 	var best *Point
 	if p != nil {
@@ -60,7 +60,7 @@ func (p *Profile) Choose(r Request, can [stream.PathCount]bool) Choice {
 	}
 	switch {
 	case best != nil:
-		path, _ := stream.ParsePath(best.Path) // it was read before
+		path, _ := stream.ParsePath(best.Path) // parsed above
 		return Choice{Path: path, Depth: best.Depth, Reason: ReasonMeasured}
 	case r.GDS && can[stream.PathCuFile]:
 		return Choice{Path: stream.PathCuFile, Reason: ReasonGDS}
@@ -68,7 +68,7 @@ func (p *Profile) Choose(r Request, can [stream.PathCount]bool) Choice {
 	return Choice{Path: stream.PathPosix, Reason: ReasonDefault}
 }
 
-// score is the rate that p is compared by.
+// score returns the rate by which p is compared.
 func (p *Point) score() float64 {
 	v := p.GBps
 	if p.Path != stream.PathPosix.String() {
@@ -80,7 +80,7 @@ func (p *Point) score() float64 {
 	return v
 }
 
-// far says how many times one size is the other.
+// far returns the ratio of the larger size to the smaller.
 func far(a, b int64) float64 {
 	a, b = max(a, 1), max(b, 1)
 	return float64(max(a, b)) / float64(min(a, b))

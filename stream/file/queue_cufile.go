@@ -16,7 +16,8 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// openCuFile opens a queue of path cufile: workers that wait for each transfer, or queues of the device that run them.
+// openCuFile opens a queue of path cufile: workers that wait for each transfer, or device queues
+// that run transfers asynchronously.
 func openCuFile(o *Options) (queue, error) {
 	storage := o.CuFile.Storage
 	calls := newWorkers(stream.PathCuFile, o, nil, func(t *transfer) (int64, error) { return cuFile(storage, t) })
@@ -40,7 +41,7 @@ func openCuFile(o *Options) (queue, error) {
 	return q, nil
 }
 
-// cuFile moves the rest of t, and waits for it.
+// cuFile moves the rest of t and waits for it.
 func cuFile(s device.Storage, t *transfer) (int64, error) {
 	f, err := t.file.storage(s)
 	if err != nil {
@@ -55,15 +56,16 @@ func cuFile(s device.Storage, t *transfer) (int64, error) {
 
 func (t *transfer) rest() mem.Extent { return t.mem.Sub(t.done, t.mem.Len-t.done) }
 
-// idlePatience is how long a queue of the device that broke may take until it is idle. After that its transfers are quarantined.
+// idlePatience is how long a broken device queue may take to become idle. After that its transfers
+// are quarantined.
 const idlePatience = 10 * time.Second
 
-// cuFileQueues is a queue of transfers that queues of the device run, each in order.
+// cuFileQueues distributes transfers to device queues. Each queue runs its transfers in order.
 type cuFileQueues struct {
 	once    sync.Once
 	running sync.WaitGroup
 	lanes   []*cuFileLane
-	calls   *workers // for what cannot be enqueued
+	calls   *workers // for transfers that cannot be enqueued
 	waited  atomic.Int64
 }
 
@@ -72,7 +74,7 @@ var _ quarantineQueue = (*cuFileQueues)(nil)
 func (q *cuFileQueues) path() stream.Path { return stream.PathCuFile }
 func (q *cuFileQueues) flush()            {}
 
-// begin gives t to the lane that has least to do.
+// begin gives t to the least loaded lane.
 func (q *cuFileQueues) begin(t *transfer) {
 	least := q.lanes[0]
 	for _, l := range q.lanes[1:] {
@@ -89,7 +91,7 @@ func (q *cuFileQueues) close(ctx context.Context) error {
 		for _, l := range q.lanes {
 			close(l.todo)
 		}
-		q.running.Wait() // for nothing: there are no transfers
+		q.running.Wait() // returns at once: there are no transfers
 		_ = q.calls.close(ctx)
 	})
 	for _, l := range q.lanes {
@@ -117,25 +119,25 @@ func (q *cuFileQueues) release(ctx context.Context) {
 	}
 }
 
-// cuFileLane is one queue of the device, with a goroutine that enqueues and one that completes.
+// cuFileLane is one device queue with a goroutine that enqueues and one that completes.
 type cuFileLane struct {
 	storage  device.Storage
 	calls    *workers
-	waited   *atomic.Int64 // counts transfers that went to calls
+	waited   *atomic.Int64 // counts transfers passed to calls
 	todo     chan *transfer
-	load     atomic.Int64 // transfers unfinished
+	load     atomic.Int64 // unfinished transfers
 	on       device.Queue
-	using    chan struct{} // token: a queue of the device has one user at a time
+	using    chan struct{} // token: a device queue has one user at a time
 	flying   chan flight
 	patience time.Duration
 
 	mu     sync.Mutex
-	broken error     // nothing is enqueued any more
-	until  time.Time // the queue may take to be idle
-	lost   []flight  // in quarantine
+	broken error     // why nothing is enqueued any more, or nil
+	until  time.Time // deadline for the broken queue to become idle
+	lost   []flight  // quarantined
 }
 
-// flight is a transfer that the queue has.
+// flight is a transfer that was enqueued.
 type flight struct {
 	t   *transfer
 	x   device.Transfer
@@ -148,13 +150,13 @@ func (l *cuFileLane) enqueue() {
 	for t := range l.todo {
 		f, err := t.file.storage(l.storage)
 		e, able := f.(device.StorageEnqueuer)
-		// libcufile 1.15 damages its heap by many asynchronous transfers in its compatibility mode, in which its own threads
-		// do no more than a call.
+		// libcufile 1.15 corrupts its heap under many asynchronous transfers in compatibility mode,
+		// where they are no faster than calls.
 		waits := err == nil && (!able || !f.Mode().Direct)
 		var x device.Transfer
 		if err == nil && !waits {
 			x, err = l.start(e, t)
-			waits = errors.Is(err, errdefs.ErrNotSupported) // as an older library says
+			waits = errors.Is(err, errdefs.ErrNotSupported) // returned by older libraries
 		}
 		switch {
 		case waits:
@@ -174,7 +176,8 @@ func (l *cuFileLane) start(e device.StorageEnqueuer, t *transfer) (device.Transf
 	l.using <- struct{}{}
 	defer func() { <-l.using }()
 	if broken := l.why(); broken != nil {
-		return nil, fmt.Errorf("use queue for cuFile: %w: %w", broken, unix.EOPNOTSUPP) // the path is of no more use
+		// EOPNOTSUPP makes the stream give up the path.
+		return nil, fmt.Errorf("use queue for cuFile: %w: %w", broken, unix.EOPNOTSUPP)
 	}
 	if t.write {
 		return e.EnqueueWrite(l.on, t.rest(), t.off+t.done)
@@ -182,8 +185,9 @@ func (l *cuFileLane) start(e device.StorageEnqueuer, t *transfer) (device.Transf
 	return e.EnqueueRead(l.on, t.rest(), t.off+t.done)
 }
 
-// complete waits for the transfers in their order, which is the device's. Once the queue broke nobody knows what it still touches
-// before it is idle. If it is not in time, its transfers are quarantined: unfinished, and their batches unresolved.
+// complete waits for the transfers in the order of the device queue. A broken queue may access
+// memory until it is idle. If it is not idle in time, its transfers are quarantined: they stay
+// unfinished, and their batches unresolved.
 func (l *cuFileLane) complete() {
 	for f := range l.flying {
 		f.n, f.err = f.x.Wait(context.Background())
@@ -203,7 +207,8 @@ func (l *cuFileLane) complete() {
 	}
 }
 
-// release ends what is lost, if the queue is idle before ctx ends: nothing touches the memory any more then.
+// release finishes the quarantined transfers if the queue becomes idle before ctx ends. After that
+// the queue accesses no memory.
 func (l *cuFileLane) release(ctx context.Context) {
 	if l.why() == nil {
 		return
@@ -234,7 +239,7 @@ func (l *cuFileLane) end(f flight) {
 	f.t.finish(f.n, f.err)
 }
 
-// why says why the queue is of no more use, if it is not.
+// why returns why the queue is broken, or nil.
 func (l *cuFileLane) why() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

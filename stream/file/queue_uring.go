@@ -17,16 +17,18 @@ import (
 )
 
 const (
-	// fixedBytes is the most that the kernel takes for one registered buffer.
+	// fixedBytes is the kernel's limit for one registered buffer.
 	fixedBytes = 1 << 30
-	// A kernel that has no memory for a request is asked again every submitPause, submitTries times.
+	// If the kernel has no memory for a request, it is retried submitTries times, every
+	// submitPause.
 	submitPause = time.Millisecond
 	submitTries = 1000
-	// A ring that cannot be waited for is looked at every brokenPause, as what it has in flight ends all the same.
+	// A ring that cannot be waited for is checked every brokenPause, since its requests still
+	// complete.
 	brokenPause = 10 * time.Millisecond
 )
 
-// ring is what a *uring.Ring does, and in tests one whose requests fail.
+// ring is implemented by *uring.Ring, and in tests by a ring with failing requests.
 type ring interface {
 	Depth() int
 	InFlight() int
@@ -36,18 +38,18 @@ type ring interface {
 	Close() error
 }
 
-// uringQueue moves transfers by one io_uring. What is begun is submitted by the next flush, in one system call; one goroutine
-// takes completions.
+// uringQueue moves transfers by one io_uring. The next flush submits all begun transfers with one
+// system call. One goroutine handles completions.
 type uringQueue struct {
 	ring   ring
 	reaped chan struct{} // closed when the goroutine has ended
 
 	mu      sync.Mutex
 	begun   []*transfer // not submitted
-	flying  int         // submitted, or about to be, and not finished
-	broken  bool        // the ring cannot be waited for, and takes nothing
-	taking  bool        // completions are being told, and a flush follows
-	staging *mem.Region // registered with the ring, in pieces of fixedBytes
+	flying  int         // being submitted or submitted, and not finished
+	broken  bool        // the ring cannot be waited for and accepts nothing
+	taking  bool        // completions are being handled, and a flush follows
+	staging *mem.Region // registered with the ring in pieces of fixedBytes
 }
 
 var (
@@ -55,8 +57,8 @@ var (
 	_ quarantineQueue = (*uringQueue)(nil)
 )
 
-// openURing opens a queue of at most depth unfinished transfers. ErrNotSupported, with the reason, where the kernel or a sandbox
-// has no io_uring to give.
+// openURing opens a queue of at most depth unfinished transfers. It returns ErrNotSupported, with
+// the reason, if the kernel or a sandbox provides no io_uring.
 func openURing(depth int) (queue, error) {
 	r, err := uring.Open(uring.Options{Depth: depth})
 	if err != nil {
@@ -79,7 +81,8 @@ func (q *uringQueue) begin(t *transfer) {
 	q.mu.Unlock()
 }
 
-// flush submits what was begun, as far as the ring has room. While completions are told it leaves that to the end of them.
+// flush submits begun transfers up to the ring's capacity. While reap handles completions, flush
+// leaves that to reap.
 func (q *uringQueue) flush() {
 	for {
 		all, ops := q.next()
@@ -89,18 +92,18 @@ func (q *uringQueue) flush() {
 		n, err := q.submit(ops)
 		q.ended(len(all) - n)
 		for _, t := range all[n:] {
-			t.finish(0, err) // the kernel never had it
+			t.finish(0, err) // the kernel never received it
 		}
 	}
 }
 
-// next takes what the ring has room for.
+// next removes transfers from begun, as many as the ring has space for.
 func (q *uringQueue) next() ([]*transfer, []uring.Op) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	n := min(len(q.begun), q.ring.Depth()-q.flying)
 	if q.broken {
-		n = len(q.begun) // all are told why
+		n = len(q.begun) // all fail with the reason
 	}
 	if q.taking || n == 0 {
 		return nil, nil
@@ -115,14 +118,14 @@ func (q *uringQueue) next() ([]*transfer, []uring.Op) {
 	return all, ops
 }
 
-// ended notes that n are in flight no more, or never were.
+// ended records that n transfers are not in flight any more or were never submitted.
 func (q *uringQueue) ended(n int) {
 	q.mu.Lock()
 	q.flying -= n
 	q.mu.Unlock()
 }
 
-// submit submits all, or returns how many it did and why no more.
+// submit submits ops. It returns the number submitted, and the error if not all were.
 func (q *uringQueue) submit(ops []uring.Op) (sent int, err error) {
 	for tries := 0; sent < len(ops); {
 		n, err := q.ring.Submit(ops[sent:]...)
@@ -131,19 +134,20 @@ func (q *uringQueue) submit(ops []uring.Op) (sent int, err error) {
 		case err == nil:
 			tries = 0
 		case errors.Is(err, errdefs.ErrBusy) && tries < submitTries:
-			// No more are unfinished than the ring has room for, so this is the kernel's want of memory.
+			// The ring has space for all unfinished transfers, so the kernel lacks memory.
 			tries++
 			time.Sleep(submitPause)
-		case errors.Is(err, errdefs.ErrBusy): // and no cause to try once more
+		case errors.Is(err, errdefs.ErrBusy): // tries used up
 			return sent, fmt.Errorf("the kernel took nothing for %v: %w", submitTries*submitPause, unix.EOPNOTSUPP)
 		default:
-			return sent, fmt.Errorf("%w: %w", err, unix.EOPNOTSUPP) // the path is of no more use
+			// EOPNOTSUPP makes the stream give up the path.
+			return sent, fmt.Errorf("%w: %w", err, unix.EOPNOTSUPP)
 		}
 	}
 	return sent, nil
 }
 
-// op returns t as the ring takes it.
+// op returns the ring's operation for the rest of t.
 func (q *uringQueue) op(t *transfer) uring.Op {
 	b := t.mem.Bytes()[t.done:]
 	o := uring.Op{Code: uring.Read, FD: t.file.fd, Off: t.off + t.done, Buf: b[:min(len(b), uring.MaxBytes)], Token: t}
@@ -162,8 +166,9 @@ func (q *uringQueue) op(t *transfer) uring.Op {
 	return o
 }
 
-// reap tells transfers that they are over, until the ring is closed, or has broken and has none. While it cannot be waited for nobody
-// knows what it still touches: its transfers are in quarantine until they are found to have ended.
+// reap finishes transfers until the ring is closed, or is broken and has none in flight. Transfers
+// of a broken ring may still access memory, so they are quarantined until they are seen to have
+// completed.
 func (q *uringQueue) reap() {
 	defer close(q.reaped)
 	done := make([]uring.Completion, q.ring.Depth())
@@ -204,7 +209,7 @@ func (q *uringQueue) quarantined() int {
 	return 0
 }
 
-// release implements quarantineQueue: reap does it, whoever closes.
+// release implements quarantineQueue. It does nothing, since reap finishes the transfers.
 func (q *uringQueue) release(context.Context) {}
 
 func (q *uringQueue) take(taking bool) {
@@ -213,7 +218,7 @@ func (q *uringQueue) take(taking bool) {
 	q.mu.Unlock()
 }
 
-// native returns the errno of a request that failed.
+// native returns the errno of a failed request.
 func native(err error) error {
 	if e := (*uring.OpError)(nil); errors.As(err, &e) {
 		return e.Errno
@@ -238,7 +243,8 @@ func (q *uringQueue) useBuffer(r *mem.Region) error {
 
 func (q *uringQueue) close(ctx context.Context) error {
 	closed := make(chan error, 1)
-	go func() { closed <- q.ring.Close() }() // it waits for what is in flight, which is nothing
+	// Ring.Close waits for requests in flight, and there are none.
+	go func() { closed <- q.ring.Close() }()
 	select {
 	case err := <-closed:
 		if err == nil {

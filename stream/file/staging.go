@@ -10,7 +10,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// staging is the chunks of host memory that scattered memory is gathered in, page-locked where there is a device.
+// staging has the chunks of host memory in which scattered memory is gathered. They are page-locked
+// if there is a device.
 type staging struct {
 	dev    device.Device
 	bytes  int64 // of a chunk
@@ -20,14 +21,15 @@ type staging struct {
 
 	mu     sync.Mutex
 	region *mem.Region // nil: not allocated
-	memory []byte      // what region is of
+	memory []byte      // memory of region
 }
 
 func newStaging(o *Options) *staging {
 	return &staging{dev: o.Device, bytes: o.ChunkBytes, chunks: o.Chunks, free: make(chan mem.Extent, o.Chunks)}
 }
 
-// ready allocates the chunks, the first time. slow is why a queue could not register them, which is about speed alone.
+// ready allocates the chunks on first use. slow is why a queue could not register them, which only
+// reduces speed.
 func (s *staging) ready() (slow, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -67,7 +69,7 @@ func (s *staging) allocate(bytes int64) error {
 	return nil
 }
 
-// close frees the chunks. All are free.
+// close frees the chunks. None may be in use.
 func (s *staging) close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -13,18 +13,18 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Stream is an unordered stream between files and memory. Safe for concurrent use.
+// Stream is an unordered stream between files and memory. It is safe for concurrent use.
 type Stream struct {
 	opts    Options
 	workers queue // of path posix
 	queues  [stream.PathCount]queue
-	lossy   []quarantineQueue // of queues
+	lossy   []quarantineQueue // from queues
 	staging *staging
 	warm    warmth
 	stats   stats
 
-	slots   chan struct{} // one element for each batch that is accepted and unresolved
-	room    chan struct{} // one for each transfer that is begun and unfinished
+	slots   chan struct{} // one element for each unresolved batch
+	room    chan struct{} // one element for each unfinished transfer or sweep
 	down    chan struct{} // closed when no batch is accepted any more
 	running sync.WaitGroup
 	closer  chan struct{} // token: one Close at a time
@@ -39,17 +39,27 @@ type Stream struct {
 
 var _ stream.Stream = (*Stream)(nil)
 
-// Stats counts what a stream has done.
+// Stats counts the operations of a stream.
 type Stats struct {
-	Batches, Bytes [stream.PathCount]int64 // by the path that completions name; failed ones have none
+	// Batches and Bytes are indexed by the path in completions. Failed batches are not counted.
+	Batches, Bytes [stream.PathCount]int64
 	Failed         int64
-	Refused        int64 // files that were to be moved with O_DIRECT, and whose file system refused
-	Unopened       int64 // files that could not be opened with O_DIRECT for another reason: want of descriptors, say
-	GivenUp        int64 // paths that were given up, each for a file system
-	Unregistered   int64 // staging memory that io_uring could not register: it pins it for each transfer. GivenUp of a completion says why
-	Waited         int64 // transfers of cuFile that calls moved, as the library or its compatibility mode has none for the queues there are
-	// Quarantined is transfers, now, of which nothing tells whether they are over, as a queue of the device or io_uring broke. Their
-	// batches are unresolved, their memory and files in use, until they are found to have ended; a queue of the device shows that to Close.
+	// Refused counts files that should be moved with O_DIRECT but whose file system refuses it.
+	Refused int64
+	// Unopened counts files that could not be opened with O_DIRECT for another reason, such as a
+	// lack of descriptors.
+	Unopened int64
+	// GivenUp counts paths that were given up, once for each file system.
+	GivenUp int64
+	// Unregistered counts staging memory that io_uring could not register, so that the kernel pins
+	// it for each transfer. A completion's GivenUp has the reason.
+	Unregistered int64
+	// Waited counts cuFile transfers that blocking calls moved, because the library or its
+	// compatibility mode cannot enqueue them.
+	Waited int64
+	// Quarantined is the current number of transfers with an unknown end, because a device queue or
+	// the io_uring broke. Their batches stay unresolved, and their memory and files in use, until
+	// they are found to have ended. For a device queue, Close checks that.
 	Quarantined int
 }
 
@@ -67,7 +77,8 @@ func (s *stats) add(c *stream.Completion, err error) {
 	s.bytes[c.Path].Add(c.Bytes)
 }
 
-// Open opens a stream. Errors: ErrInvalid for options, ErrNotSupported for a path or a way that is required and not there.
+// Open opens a stream. The error is ErrInvalid for bad options, and ErrNotSupported if a required
+// path is not available.
 func Open(o Options) (*Stream, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("open file stream: %w", err)
@@ -94,7 +105,8 @@ func Open(o Options) (*Stream, error) {
 	return s, nil
 }
 
-// openURing opens the queue of path uring. Where there is none, that is an error only of a stream that must have it.
+// openURing opens the queue of path uring. If it is not available, that is an error only for a
+// stream that requires it.
 func (s *Stream) openURing() error {
 	if s.opts.Path != stream.PathNone && s.opts.Path != stream.PathURing {
 		return nil
@@ -170,7 +182,7 @@ func (s *Stream) submit(ctx context.Context, mb *mem.Batch) (*stream.Ticket, err
 	return b.ticket, nil
 }
 
-// prepare checks mb.
+// prepare validates mb and returns its batch.
 func (s *Stream) prepare(mb *mem.Batch) (*batch, error) {
 	if mb == nil {
 		return nil, fmt.Errorf("there is no batch: %w", errdefs.ErrInvalid)
@@ -193,7 +205,7 @@ func (s *Stream) prepare(mb *mem.Batch) (*batch, error) {
 	}, nil
 }
 
-// refuse notes that f's file system refuses O_DIRECT.
+// refuse records that f's file system refuses O_DIRECT.
 func (s *Stream) refuse(f *File) {
 	f.refused.Store(true)
 	if !f.counted.Swap(true) {
@@ -201,7 +213,7 @@ func (s *Stream) refuse(f *File) {
 	}
 }
 
-// Stats returns what the stream has done so far.
+// Stats returns the counters of the stream.
 func (s *Stream) Stats() Stats {
 	var r Stats
 	for p := range r.Batches {
@@ -219,7 +231,8 @@ func (s *Stream) Stats() Stats {
 	return r
 }
 
-// Close implements stream.Stream. It is what ends transfers in quarantine, if their queue is idle before ctx ends.
+// Close implements stream.Stream. It also finishes quarantined transfers if their queue becomes
+// idle before ctx ends.
 func (s *Stream) Close(ctx context.Context) error {
 	s.mu.Lock()
 	if !s.closing {
@@ -252,7 +265,8 @@ func (s *Stream) unclosed(ctx context.Context) error {
 	return fmt.Errorf("close file stream: %d batches are unresolved: %w: %w", len(s.slots), errdefs.ErrBusy, context.Cause(ctx))
 }
 
-// free gives back what the stream holds: no batch is left. After an error it is called again, for what is left.
+// free releases the stream's resources. No batch is left. After an error it is called again for the
+// rest.
 func (s *Stream) free(ctx context.Context) error {
 	var errs []error
 	for p, q := range s.queues {
@@ -265,7 +279,7 @@ func (s *Stream) free(ctx context.Context) error {
 		}
 		s.queues[p] = nil
 	}
-	if len(errs) == 0 { // a queue may know the staging memory
+	if len(errs) == 0 { // an open queue may use the staging memory
 		errs = append(errs, s.staging.close())
 	}
 	return errors.Join(errs...)

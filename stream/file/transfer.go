@@ -10,33 +10,35 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// transfer is one range of a file, to or from one extent of memory.
+// transfer moves one range of a file to or from one extent of memory.
 type transfer struct {
-	file  *File
-	off   int64      // of the range in the file
-	mem   mem.Extent // as long as the range; Bytes is nil of device memory, which only cuFile is given
+	file *File
+	off  int64 // of the range in the file
+	// mem is as long as the range. Only cuFile gets device memory, for which Bytes is nil.
+	mem   mem.Extent
 	write bool
-	// direct: by the file's descriptor with O_DIRECT (File.direct), as offset, length and address are multiples of Align.
-	// Otherwise by the buffered one (File.fd), or where that is negative by File.base.
+	// direct selects File.direct, the descriptor with O_DIRECT: offset, length and address are
+	// multiples of Align. Otherwise File.fd is used, or File.base if that is negative.
 	direct bool
-	// try: a worker looks in the page cache first, and hands the transfer on to home if it is not there.
+	// try makes a worker try the page cache first. On a miss it passes the transfer to home.
 	try   bool
 	home  queue
-	q     queue     // that has it
-	sweep *sweep    // that it is of, or nil
-	next  *transfer // of the sweep
+	q     queue     // queue that has the transfer
+	sweep *sweep    // its sweep, or nil
+	next  *transfer // in the sweep
 
 	part *part
-	need int64 // bytes from off on that must be moved: a direct read may end behind the file's end
+	need int64 // bytes to move; a direct read may extend beyond the end of the file
 	done int64 // bytes moved so far
-	idle int   // times in a row that it was to be tried again with nothing moved
+	idle int   // consecutive attempts without progress
 }
 
-// mostIdle bounds how often a transfer is tried again that the system interrupts, or puts off, each time.
+// mostIdle limits the attempts without progress that end with EINTR or EAGAIN.
 const mostIdle = 1000
 
-// finish is called by a queue when nothing touches the memory of t any more. n is how many bytes were moved, from t.done
-// on: fewer, without an error, is for the stream to go on from. err is the native cause.
+// finish is called by a queue when no hardware accesses t's memory any more. n is the number of
+// bytes moved from t.done on. If fewer were moved without an error, the stream continues from
+// there. err is the native error.
 func (t *transfer) finish(n int64, err error) {
 	b := t.part.batch
 	again, err := t.advance(n, err)
@@ -59,7 +61,7 @@ func (t *transfer) begin(q queue) {
 	q.begin(t)
 }
 
-// advance notes what was moved. again says that the rest has to be.
+// advance records the moved bytes. again reports whether the rest must be moved.
 func (t *transfer) advance(n int64, err error) (again bool, _ error) {
 	t.done += max(n, 0)
 	if t.idle++; n > 0 {
@@ -70,7 +72,8 @@ func (t *transfer) advance(n int64, err error) (again bool, _ error) {
 		return false, nil
 	case t.idle < mostIdle && (errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN)):
 		return true, nil
-	case t.direct && errors.Is(err, unix.EINVAL): // the file system takes no such transfers, as it seems: it may have other reasons
+	case t.direct && errors.Is(err, unix.EINVAL):
+		// The file system probably refuses direct transfers, but EINVAL has other causes too.
 		t.part.batch.stream.refuse(t.file)
 		t.part.batch.refused.Store(true)
 		t.direct = false
@@ -88,7 +91,7 @@ func (t *transfer) advance(n int64, err error) (again bool, _ error) {
 	return true, nil
 }
 
-// explain says what went wrong with t.
+// explain adds the operation, the file and the path of t to err.
 func (t *transfer) explain(err error) error {
 	op := "read"
 	if t.write {

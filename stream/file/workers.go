@@ -14,7 +14,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// workers is a queue of goroutines that move one transfer after the other, and wait for each.
+// workers is a queue of goroutines. Each moves one transfer at a time and waits for it.
 type workers struct {
 	by      stream.Path
 	todo    chan *transfer
@@ -37,7 +37,7 @@ func (w *workers) flush()            {}
 
 func (w *workers) close(context.Context) error {
 	close(w.todo)
-	w.running.Wait() // for nothing: they have no work
+	w.running.Wait() // returns soon: they have no work
 	return nil
 }
 
@@ -48,21 +48,23 @@ func (w *workers) work() {
 			continue
 		}
 		w.look(t)
-		// Whom that has woken goes first: where every processor has such a worker, it would wait for as long as the next calls
-		// take. After a call that waits for a disk this is wrong: no more of those would be under way than there are processors.
+		// Let the goroutine that look woke run first. If each processor had such a worker, it would
+		// wait for the worker's next calls. This would be wrong after a call that waits for a disk,
+		// since it would limit such calls to one for each processor.
 		runtime.Gosched()
 	}
 }
 
-// sweep is transfers of a batch that one worker looks for in the page cache, one after the other, and that take the room of one.
+// sweep is a list of transfers of a batch that one worker tries in the page cache, one after the
+// other. It takes the room of one transfer.
 type sweep struct {
 	first, last *transfer
 	n           int32
 	bytes       int64
-	left        atomic.Int32 // that are unfinished, once it is sent
+	left        atomic.Int32 // unfinished transfers after send
 }
 
-// A sweep is no longer than that, so that others have something to do beside its worker.
+// Limits of a sweep, so that other workers have work too.
 const (
 	sweepLength = 16
 	sweepBytes  = cachedBytes
@@ -81,13 +83,13 @@ func (s *sweep) add(t *transfer) {
 	s.bytes += t.need
 }
 
-// look moves what the page cache has of the sweep that begins with t, and hands on what it has not. What is finished is told together, but of
-// each part that has a chunk for itself.
+// look moves the transfers of the sweep that begins with t from the page cache, and passes misses
+// on. It reports finished transfers together, but separately for each part with a chunk.
 func (w *workers) look(t *transfer) {
 	s, b := t.sweep, t.part.batch
 	p := t.part
-	var n int32     // that are finished and not told: of p, or of several without chunks, of which it is one
-	var bytes int64 // likewise
+	var n int32     // finished and not reported: of p, or of p and other parts without chunks
+	var bytes int64 // their bytes
 	tell := func() {
 		b.cached.Add(bytes)
 		if n > 0 {
@@ -144,8 +146,10 @@ func posix(t *transfer) (int64, error) {
 	return int64(n), err
 }
 
-// cached reads what the page cache has of t from its start on, and returns how much: whole pages, unless that is all of it. It asks
-// first what there is unless that is sure, as a read that does not wait may begin to read ahead; kernels before 6.5 cannot be asked.
+// cached reads the start of t from the page cache and returns the number of bytes. A partial read
+// for a direct transfer counts only whole pages. Unless sure is set, cached first queries the page
+// cache, since a read that does not wait may start read-ahead. Kernels before 6.5 have no such
+// query.
 func (f *File) cached(t *transfer, sure bool) int64 {
 	if !sure {
 		if there, known := f.has(t.off, t.need); known && !there {
@@ -162,7 +166,8 @@ func (f *File) cached(t *transfer, sure bool) int64 {
 	return int64(n)
 }
 
-// has reports whether the page cache has a range of the file. Not known: the kernel does not tell.
+// has reports whether the page cache has a range of the file. known is false if the kernel cannot
+// report it.
 func (f *File) has(off, n int64) (there, known bool) {
 	first := alignDown(off)
 	pages := (alignUp(off+n) - first) / Align
@@ -171,16 +176,17 @@ func (f *File) has(off, n int64) (there, known bool) {
 	return int64(stat.Cache)*int64(os.Getpagesize()) >= pages*Align, err == nil
 }
 
-// warmth says whether it is worth looking in the page cache: each time while reads are found there, and rarely while they are
-// not, as the kernel may read ahead for who looks.
+// warmth decides whether to try the page cache: always while reads hit it, and rarely while they
+// miss, since a try may make the kernel read ahead.
 type warmth struct {
-	hot    atomic.Bool  // the last look was a hit
+	hot    atomic.Bool  // the last try was a hit
 	misses atomic.Int64 // since the last hit
-	hits   atomic.Int64 // since the last miss, as far as they are told
+	hits   atomic.Int64 // since the last miss, as far as reported
 	skips  atomic.Int64
 }
 
-// patience is how many misses in a row it takes, and tryEvery how rare a look is then; confidence is how many hits in a row it takes to be sure.
+// patience is the number of consecutive misses after which only every tryEvery-th read tries.
+// confidence is the number of consecutive hits after which the page cache is not queried.
 const (
 	patience   = 4
 	tryEvery   = 16
@@ -191,10 +197,12 @@ func (w *warmth) try() bool {
 	return w.misses.Load() < patience || w.skips.Add(1)%tryEvery == 0
 }
 
-// sure reports whether the page cache need not be asked what it has, which takes a third of the time that reading a page does.
+// sure reports whether to skip the query of the page cache, which takes a third of the time to read
+// a page.
 func (w *warmth) sure() bool { return w.hits.Load() >= confidence }
 
-// saw notes what a look found. Who sees what all the others do writes nothing: they share the cache line.
+// saw records the result of a try. A hit after hits writes nothing, since all workers share the
+// cache line.
 func (w *warmth) saw(hit bool) {
 	if w.hot.Load() != hit {
 		w.hot.Store(hit)

@@ -12,8 +12,8 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// testOrder copies from region to region, each batch what the one before brought: any two of them the wrong way round
-// leave other bytes.
+// testOrder makes each batch copy the bytes that the previous one wrote, so that a wrong order of
+// any two batches leaves other bytes.
 func testOrder(t *testing.T, env Env) {
 	w := newWorld(t, env, 64, 20)
 	const n = 5000
@@ -21,7 +21,8 @@ func testOrder(t *testing.T, env Env) {
 	var tickets []*stream.Ticket
 	for i := range 200 {
 		dst, src := regions[(i+1)%len(regions)], regions[i%len(regions)]
-		// Sometimes one copy, sometimes many: neighbours in the stream take different paths where it chooses.
+		// Alternate between one copy and many. A stream that chooses paths may choose different
+		// ones.
 		b := whole(dst, src)
 		if i%3 != 0 {
 			b = w.scatter(dst, src, 1+w.rng.IntN(40), func(int) int64 { return 1 + w.rng.Int64N(100) })
@@ -154,7 +155,7 @@ func testBadBatches(t *testing.T, env Env) {
 	w.check()
 }
 
-// strangeFile is no stream's.
+// strangeFile is a file that belongs to no stream.
 type strangeFile struct{}
 
 func (strangeFile) Name() string { return "strange" }
@@ -174,7 +175,7 @@ func testFull(t *testing.T, env Env) {
 		t.Fatalf("a full stream answered %v, %v", ticket != nil, err)
 	}
 
-	// One that keeps waiting gets the place that a completion frees.
+	// A waiting Submit gets the slot that a completion frees.
 	waited := make(chan *stream.Ticket, 1)
 	go func() {
 		ticket, err := w.s.Submit(deadline(t), &mem.Batch{})

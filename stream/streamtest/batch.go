@@ -7,7 +7,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Strided returns n copies of size bytes, of which no two are neighbours on either side.
+// Strided returns a batch of n copies of size bytes. No two of them are adjacent in src or dst.
 func Strided(dst, src *mem.Region, n int, size int64) *mem.Batch {
 	var b mem.Batch
 	for i := range int64(n) {
@@ -17,7 +17,8 @@ func Strided(dst, src *mem.Region, n int, size int64) *mem.Batch {
 	return &b
 }
 
-// Pageable returns host memory that no device and no NIC knows of. It is freed when the test ends.
+// Pageable returns host memory that is not registered with a device or NIC. It is freed when the
+// test ends.
 func Pageable(tb testing.TB, bytes int64) *mem.Region {
 	tb.Helper()
 	b, err := hostmem.Alloc(bytes)

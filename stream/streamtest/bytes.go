@@ -7,7 +7,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// sizes around every width and limit that an implementation may have.
+// sizes has values around the widths and limits that an implementation may have.
 var sizes = []int64{
 	1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 255, 256, 257, 511, 512, 513, 1000, 2047, 4095, 4096, 4097,
 	16383, 16384, 16385, 65535, 65536, 65537, 1<<18 + 1,
@@ -31,7 +31,7 @@ func testSizes(t *testing.T, env Env) {
 		w := newWorld(t, env, 0, 1)
 		r, f := w.region(dst, 1<<18+64), w.region(src, 1<<18+64)
 		for i, n := range sizes {
-			// Both sides move through all alignments to 16, the second against the first.
+			// Destinations take all alignments to 16, and sources shift against them.
 			b := &mem.Batch{
 				Dst: []mem.Extent{{Region: r, Off: int64(i % 16), Len: n}},
 				Src: []mem.Extent{{Region: f, Off: int64(i * 7 / 16 % 16), Len: n}},
@@ -53,7 +53,8 @@ func testScatter(t *testing.T, env Env) {
 	})
 }
 
-// testNeighbours has runs that may be merged, and runs that may be on one side only.
+// testNeighbours copies runs that are adjacent on both sides and may be merged, and runs that are
+// adjacent on one side only.
 func testNeighbours(t *testing.T, env Env) {
 	w := newWorld(t, env, 0, 3)
 	r, f := w.region(env.B, 1<<16), w.region(env.A, 1<<16)
@@ -63,7 +64,7 @@ func testNeighbours(t *testing.T, env Env) {
 		b.Src = append(b.Src, mem.Extent{Region: f, Off: from, Len: n})
 	}
 	for i := range int64(8) {
-		add(i*100, i*100, 100) // both
+		add(i*100, i*100, 100) // adjacent on both sides
 	}
 	for i := range int64(8) {
 		add(1000+i*100, 2000+i*200, 100) // destinations only
@@ -71,7 +72,7 @@ func testNeighbours(t *testing.T, env Env) {
 	for i := range int64(8) {
 		add(4000+i*200, 1000+i*100, 100) // sources only
 	}
-	add(8000, 8000, 0) // an empty one between two neighbours
+	add(8000, 8000, 0) // empty, between two adjacent copies
 	add(8000, 8000, 10)
 	add(9000, 9000, 0)
 	add(8010, 8010, 10)
@@ -102,7 +103,7 @@ func testPaged(t *testing.T, env Env) {
 	}
 }
 
-// testNeighbouringPages has pages in order, on both sides or one, of which a stream may make one copy.
+// testNeighbouringPages copies runs of adjacent pages and slots, which a stream may merge.
 func testNeighbouringPages(t *testing.T, env Env) {
 	const bytes, n = 512, 40
 	for _, dir := range []mem.Direction{mem.ToSlots, mem.ToPages} {
@@ -110,7 +111,7 @@ func testNeighbouringPages(t *testing.T, env Env) {
 			w := newWorld(t, env, 0, 12)
 			b := w.paged(dir, env.A, env.B, n, []int64{bytes})
 			g := &b.Paged.Groups[0]
-			for i, p := range []mem.PageSlot{ // where runs begin
+			for i, p := range []mem.PageSlot{ // starts of runs
 				0: {Page: 3, Slot: 9}, 1: {}, 2: {}, 3: {}, 4: {Page: 20, Slot: 13}, 5: {}, 6: {Page: 30, Slot: 20},
 				7: {Page: 0, Slot: 30}, 8: {}, 9: {},
 			} {
@@ -160,7 +161,8 @@ func testEmpty(t *testing.T, env Env) {
 	w.check()
 }
 
-// less is n, or with -short, as under the race detector, which takes ten times as long, a part of it.
+// less returns n, or about an eighth of it with -short. The race detector, which takes ten times as
+// long, is used with -short.
 func less(n int) int {
 	if testing.Short() {
 		return (n + 7) / 8
@@ -168,7 +170,7 @@ func less(n int) int {
 	return n
 }
 
-// huge is how many pieces are more than any list or ring of a device holds.
+// huge returns a number of pieces that exceeds every list or ring of a device.
 func huge() int { return less(100_000) }
 
 func testHugeList(t *testing.T, env Env) {

@@ -22,7 +22,7 @@ func testCancelUnstarted(t *testing.T, env Env) {
 	first.Cancel()
 	w.fails(first, errdefs.ErrCanceled)
 	w.fails(second, errdefs.ErrCanceled)
-	w.ok(third) // a cancelled batch breaks nothing, and the gate is still shut
+	w.ok(third) // cancellation does not break the stream; the gate is still closed
 	if c := first.Completion(); c.Bytes != 0 || c.Path != stream.PathNone {
 		t.Errorf("completion of a cancelled batch: %+v", c)
 	}
@@ -41,8 +41,9 @@ func testCancelResolved(t *testing.T, env Env) {
 	w.check()
 }
 
-// testCancelAnyTime cancels a large batch sooner or later, and overwrites its destination as soon as the ticket has
-// resolved, as whoever gets the pages next would. Nothing may change them after that.
+// testCancelAnyTime cancels a large batch after various delays. It overwrites the destination as
+// soon as the ticket has resolved, like the next user of the pages. Nothing may change the bytes
+// after that.
 func testCancelAnyTime(t *testing.T, env Env) {
 	const size, rounds = 64, 8
 	extents := less(20_000)
@@ -70,14 +71,14 @@ func testCancelAnyTime(t *testing.T, env Env) {
 			t.Fatal(err)
 		}
 		w.sentinelStays(r)
-		// The stream goes on.
+		// The stream still works.
 		w.ok(w.submit(whole(f, w.region(env.B, 1000))))
 		w.check()
 	}
 	t.Logf("%d of %d cancelled in time", canceled, rounds)
 }
 
-// sentinelStays overwrites r and looks whether something else writes it afterwards.
+// sentinelStays overwrites r and checks that nothing else writes it afterwards.
 func (w *world) sentinelStays(r *mem.Region) {
 	w.Helper()
 	w.fill(r, bytes.Repeat([]byte{0xa5}, int(r.Len())))
@@ -85,8 +86,8 @@ func (w *world) sentinelStays(r *mem.Region) {
 	w.check()
 }
 
-// testAbortReuse is defect 10 of the field: abort, then page reuse, while the transfer still runs. The device stalls in
-// the middle of a batch that is cancelled then.
+// testAbortReuse cancels a batch while the device stalls in the middle of it, and then reuses its
+// pages. The ticket must not resolve while the transfer runs.
 func testAbortReuse(t *testing.T, env Env) {
 	w := newWorld(t, env, 0, 60)
 	r, f := w.region(env.B, 1<<16), w.region(env.A, 1<<16)

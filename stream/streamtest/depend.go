@@ -13,7 +13,7 @@ func testDependency(t *testing.T, env Env) {
 	w := newWorld(t, env, 0, 30)
 	r, f, g, h := w.region(env.B, 100), w.region(env.A, 100), newGate(), newGate()
 	gated := w.submit(whole(r, f, g, h))
-	behind := w.submit(whole(w.region(env.A, 100), r)) // takes what the gated one brings
+	behind := w.submit(whole(w.region(env.A, 100), r)) // reads the bytes that gated writes
 	for _, open := range []*gate{h, g} {
 		time.Sleep(pause)
 		if resolved(gated) || resolved(behind) {
@@ -22,7 +22,7 @@ func testDependency(t *testing.T, env Env) {
 		open.open(nil)
 	}
 	w.ok(behind)
-	w.ok(w.submit(whole(r, f, g, gated, behind))) // resolved dependencies hold nothing up
+	w.ok(w.submit(whole(r, f, g, gated, behind))) // resolved dependencies delay nothing
 	w.check()
 }
 
@@ -33,7 +33,7 @@ func testFailedDependency(t *testing.T, env Env) {
 	g, held := newGate(), newGate()
 	failing := w.submitOnly(whole(r, f, g))
 	second := w.submitOnly(whole(r, f, failing))      // fails with the first
-	third := w.submit(whole(w.region(env.A, 100), r)) // does not depend on it
+	third := w.submit(whole(w.region(env.A, 100), r)) // independent of them
 	g.open(cause)
 	w.fails(failing, cause)
 	w.fails(second, cause)
@@ -42,7 +42,7 @@ func testFailedDependency(t *testing.T, env Env) {
 		t.Errorf("completion of a batch that never started: %+v", c)
 	}
 	held.open(nil)
-	w.fails(w.submitOnly(whole(r, f, held, g)), cause) // one of two, resolved beforehand
+	w.fails(w.submitOnly(whole(r, f, held, g)), cause) // two resolved dependencies, one failed
 	w.check()
 }
 

@@ -11,37 +11,39 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Env is one kind of stream on one machine. Run asks for a fresh one for every test.
+// Env describes one kind of stream on one machine. Run uses a new Env for each test.
 type Env struct {
-	// Open opens a stream with places for depth unresolved batches; zero: its default. The suite closes it.
+	// Open opens a stream that takes depth unresolved batches. Zero: its default. The suite closes
+	// it.
 	Open func(tb testing.TB, depth int) stream.Stream
-	// A and B are the memories that batches copy between, both ways and within.
+	// A and B are the memories of all copies: between them in both directions, and within each.
 	A, B Memory
-	// Unordered: the stream is one, and copies between A and B only, not within.
+	// Unordered means that the stream is unordered and copies only between A and B.
 	Unordered bool
-	// Path is what every batch that moves bytes must report; PathNone where the stream chooses.
+	// Path is the path that batches with bytes must report. PathNone: the stream chooses.
 	Path stream.Path
-	// Sums holds the paths by which the stream must fill mem.Paged.Sums; by others it may.
+	// Sums has the paths by which the stream must fill mem.Paged.Sums. Other paths may fill them.
 	Sums map[stream.Path]bool
-	// Unreachable is a region that the stream must refuse; nil where it reaches all memory.
+	// Unreachable is a region that the stream must refuse, or nil if it reaches all memory.
 	Unreachable *mem.Region
-	// Plan makes work below the stream fail and stall; nil where nothing can. It counts under the name Work whatever
-	// moves bytes, that of Memory.Read and Write too.
+	// Plan makes work below the stream fail and stall, or is nil if that is not possible. It counts
+	// all operations that move bytes under the name Work, including those of Memory.Read and Write.
 	Plan *fault.Plan
 	Work string
 }
 
-// Memory is a sort of memory: how to get it, and how to see it other than through the stream under test.
+// Memory is a kind of memory, with functions to allocate it and to access it without the stream
+// under test.
 type Memory struct {
 	Name string
-	// Alloc returns a region that lasts until the test ends.
+	// Alloc returns a region that is valid until the test ends.
 	Alloc func(tb testing.TB, bytes int64) *mem.Region
-	// Write and Read wait until the bytes have moved.
+	// Write and Read return after the bytes have been moved.
 	Write func(tb testing.TB, to mem.Extent, b []byte)
 	Read  func(tb testing.TB, from mem.Extent) []byte
 }
 
-// Pinned is page-locked memory of dev.
+// Pinned returns page-locked memory of dev.
 func Pinned(dev device.Device) Memory {
 	return Memory{
 		Name:  "pinned",
@@ -54,7 +56,7 @@ func Pinned(dev device.Device) Memory {
 	}
 }
 
-// DeviceMemory is dev's own memory, seen through a queue and pinned staging.
+// DeviceMemory returns dev's own memory. It is accessed with a queue and pinned staging memory.
 func DeviceMemory(dev device.Device) Memory {
 	return Memory{
 		Name: "device",
@@ -101,7 +103,8 @@ func freeAtEnd(tb testing.TB, dev device.Device, r *mem.Region) {
 	})
 }
 
-// move runs enqueue on a queue of its own with n bytes of staging memory, and returns what that holds in the end.
+// move runs enqueue on a new queue with n bytes of staging memory, and returns the final bytes of
+// that memory.
 func move(tb testing.TB, dev device.Device, n int64, enqueue func(device.Queue, mem.Extent) error) []byte {
 	tb.Helper()
 	ctx := deadline(tb)
@@ -126,13 +129,14 @@ func move(tb testing.TB, dev device.Device, n int64, enqueue func(device.Queue, 
 	return b
 }
 
-// patience is how long the suite waits for what must happen. It is long since machines are shared; it costs nothing.
+// patience is the limit for waits that must succeed. It is long because machines are shared, and
+// costs nothing.
 const patience = 30 * time.Second
 
-// pause is how long the suite gives something that must not happen.
+// pause is the time in which an event that must not happen is awaited.
 const pause = 3 * time.Millisecond
 
-// deadline returns a context for waits that must succeed, also in cleanups.
+// deadline returns a context for waits that must succeed. It is valid in cleanups too.
 func deadline(tb testing.TB) context.Context {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(tb.Context()), patience)

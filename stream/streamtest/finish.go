@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// stallNext and failNext pick the next work that the device does.
+// stallNext makes the next work of the device stall. failNext makes it fail.
 func (e *Env) stallNext() { e.Plan.Add(fault.Nth(e.Work, int(e.Plan.Seen(e.Work))).Stall()) }
 
 func (e *Env) failNext(cause error) {
@@ -95,7 +95,7 @@ func testCloseGivesUp(t *testing.T, env Env) {
 	w.check()
 }
 
-// testSticky breaks the device under the second of three batches.
+// testSticky breaks the device during the second of three batches.
 func testSticky(t *testing.T, env Env) {
 	w := newWorld(t, env, 0, 73)
 	r, f := w.region(env.B, 1<<16), w.region(env.A, 1<<16)
@@ -125,7 +125,8 @@ func testSticky(t *testing.T, env Env) {
 	if _, err := w.s.Submit(t.Context(), &mem.Batch{}); !errors.Is(err, errdefs.ErrBroken) && !errors.Is(err, errdefs.ErrClosed) {
 		t.Errorf("submit on a broken and closed stream: %v", err)
 	}
-	// What failed batches were to write is undefined until it is written anew; a fresh stream works.
+	// The destinations of failed batches are undefined until the test writes them again. A new
+	// stream works.
 	w.s = w.open(0)
 	w.fill(f, w.want[f])
 	w.fill(r, bytes.Repeat([]byte{0xa5}, int(r.Len())))

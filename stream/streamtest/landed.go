@@ -14,7 +14,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Hearing is what a batch has told of its page groups: Hear.
+// Hearing records the reports about a batch's page groups, see Hear.
 type Hearing struct {
 	tb      testing.TB
 	groups  int
@@ -24,9 +24,10 @@ type Hearing struct {
 	ticket  atomic.Pointer[stream.Ticket]
 }
 
-// Hear has p, whose batch is submitted then, tell of its page groups. check is called for each of them, in order, while that it
-// has landed is told. It is an error if numbers do not ascend, if there are no such groups, if two goroutines tell at once, or if
-// one tells when the ticket has resolved.
+// Hear records the reports about the page groups of p, which is submitted afterwards. It calls
+// check for each completed group in order, during the report. The test fails if the reported
+// numbers do not ascend or exceed the number of groups. It also fails if two goroutines report at
+// once, or if a report comes after the ticket has resolved.
 func Hear(tb testing.TB, p *mem.Paged, check func(group int)) *Hearing {
 	tb.Helper()
 	h := &Hearing{tb: tb, groups: len(p.Groups), check: check}
@@ -34,10 +35,10 @@ func Hear(tb testing.TB, p *mem.Paged, check func(group int)) *Hearing {
 	return h
 }
 
-// Of says which ticket the batch has.
+// Of sets the ticket of the batch.
 func (h *Hearing) Of(t *stream.Ticket) { h.ticket.Store(t) }
 
-// Heard returns how many groups have landed, as was told.
+// Heard returns the number of groups reported as completed.
 func (h *Hearing) Heard() int { return int(h.heard.Load()) }
 
 func (h *Hearing) landed(groups int, _ bool) {
@@ -53,7 +54,8 @@ func (h *Hearing) landed(groups int, _ bool) {
 		h.check(g)
 	}
 	h.heard.Store(int64(groups))
-	h.early("tells") // who waits for the ticket may have given up what telling needs
+	// A waiter for the ticket may have freed memory that reports need.
+	h.early("tells")
 	h.calling.Store(false)
 }
 
@@ -63,14 +65,16 @@ func (h *Hearing) early(does string) {
 	}
 }
 
-// hear has b tell of its page groups. What it tells must be true, as far as can be seen while work may be stalled or fail.
+// hear records the reports about b's page groups and checks the bytes of each reported group. With
+// faults it checks only host memory, since the check of device memory is work that may stall or
+// fail.
 func (w *world) hear(b *mem.Batch, faults bool) *Hearing {
 	w.Helper()
 	return Hear(w, b.Paged, func(group int) {
 		one := mem.Paged{Dir: b.Paged.Dir, Groups: b.Paged.Groups[group : group+1]}
 		for dst, src := range one.Extents() {
 			if faults && dst.Region.Bytes() == nil || dst.Len == 0 {
-				continue // seeing it is work too
+				continue // reading it is work of the device too
 			}
 			if !bytes.Equal(w.in[dst.Region].Read(w, dst), w.want[src.Region][src.Off:src.Off+src.Len]) {
 				w.Errorf("group %d has not landed when that is told", group)
@@ -80,7 +84,7 @@ func (w *world) hear(b *mem.Batch, faults bool) *Hearing {
 	})
 }
 
-// testLanded looks at what has landed when a stream says so. It need not say anything.
+// testLanded checks the bytes of page groups when the stream reports them. Reports are optional.
 func testLanded(t *testing.T, env Env) {
 	many := func(n int, sizes ...int64) [][]int64 { return slices.Repeat([][]int64{sizes}, n) }
 	large := func(n int) int64 { return int64(less(n)) }
@@ -99,7 +103,9 @@ func testLanded(t *testing.T, env Env) {
 		for _, dir := range []mem.Direction{mem.ToSlots, mem.ToPages} {
 			t.Run(name+" "+dir.String(), func(t *testing.T) {
 				w := newWorld(t, env, 0, 110)
-				batches := []*mem.Batch{ // all there before the first tells, which looks at what is there
+				// All batches exist before the first report, because its check reads the maps that
+				// region writes.
+				batches := []*mem.Batch{
 					w.paged(dir, env.A, env.B, shape.pairs, shape.groups...), w.paged(dir, env.A, env.B, shape.pairs, shape.groups...),
 					w.paged(dir, env.B, env.A, shape.pairs, shape.groups...),
 				}
@@ -121,7 +127,7 @@ func testLanded(t *testing.T, env Env) {
 	}
 }
 
-// testLandedCancel cancels batches in the middle, and gives what they write to somebody else.
+// testLandedCancel cancels batches at various times and then reuses the memory that they write.
 func testLandedCancel(t *testing.T, env Env) {
 	for round := range 5 {
 		w := newWorld(t, env, 0, 111)
@@ -150,7 +156,7 @@ func testLandedCancel(t *testing.T, env Env) {
 	}
 }
 
-// testLandedFails has one work after another of a batch fail.
+// testLandedFails makes one operation after another of a batch fail.
 func testLandedFails(t *testing.T, env Env) {
 	for n := 0; ; n += 1 + n/4 {
 		w := newWorld(t, env, 0, 112)

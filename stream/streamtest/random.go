@@ -9,8 +9,9 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// testRandom runs seeded programs over three streams: batches of every shape, some cancelled, that use each other's bytes.
-// Whatever uses a region depends on what used it last, so the order of submission is the only right outcome.
+// testRandom runs seeded programs on three streams. Batches of every shape use each other's bytes,
+// and some are canceled. Each use of a region depends on the previous one, so the only correct
+// result is that of the order of submission.
 func testRandom(t *testing.T, env Env) {
 	for seed := range uint64(6) {
 		newProgram(t, env, 1000+seed).run(60)
@@ -22,7 +23,7 @@ type program struct {
 	streams []stream.Stream
 	regions []*mem.Region
 	last    map[*mem.Region]*stream.Ticket
-	waste   *mem.Region // destination of what is cancelled; its bytes do not matter
+	waste   *mem.Region // destination of canceled batches; its bytes are undefined
 	doomed  []*stream.Ticket
 }
 
@@ -47,7 +48,7 @@ func (p *program) run(steps int) {
 		p.s = p.streams[p.rng.IntN(len(p.streams))]
 		to, from := p.rng.IntN(len(p.regions)), p.rng.IntN(len(p.regions))
 		if p.env.Unordered && to%2 == from%2 {
-			continue // they are of the same memory
+			continue // same memory
 		}
 		dst, src := p.regions[to], p.regions[from]
 		if p.rng.IntN(5) == 0 && (!p.env.Unordered || from%2 == 1) {
@@ -95,7 +96,8 @@ func (p *program) shape(dst, src *mem.Region) *mem.Batch {
 		Slots:  mem.Slots{Region: slots, Stride: size},
 		Planes: []mem.Plane{{Region: planes, Stride: size, Bytes: size / 2}, {Region: planes, Base: size / 2, Stride: size, Bytes: size - size/2, SlotOff: size / 2}},
 	}
-	g.Planes[1].Bytes = min(g.Planes[1].Bytes, size/2) // the last page of the second plane ends inside the region
+	// Keep the last page of the second plane inside the region.
+	g.Planes[1].Bytes = min(g.Planes[1].Bytes, size/2)
 	from, to := p.rng.Perm(pages), p.rng.Perm(pages)
 	for i := range 1 + p.rng.IntN(pages) {
 		g.Pairs = append(g.Pairs, mem.PageSlot{Page: uint32(from[i]), Slot: uint32(to[i])})
@@ -103,7 +105,8 @@ func (p *program) shape(dst, src *mem.Region) *mem.Batch {
 	return &mem.Batch{Paged: &mem.Paged{Dir: dir, Groups: []mem.PageGroup{g}}}
 }
 
-// after returns what used these regions last. What is to be cancelled ends first: its readings need no other order.
+// after returns the last uses of the regions. It first ends the batches to cancel, so
+// that their reads need no dependency.
 func (p *program) after(regions ...*mem.Region) []mem.Dependency {
 	p.Helper()
 	p.endDoomed()
@@ -116,7 +119,7 @@ func (p *program) after(regions ...*mem.Region) []mem.Dependency {
 	return after
 }
 
-// endDoomed cancels what is to be cancelled and waits for it.
+// endDoomed cancels the batches to cancel and waits for them.
 func (p *program) endDoomed() {
 	p.Helper()
 	for _, t := range p.doomed {

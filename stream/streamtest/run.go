@@ -2,7 +2,7 @@ package streamtest
 
 import "testing"
 
-// sort says of which streams a test is.
+// sort selects the streams that a test applies to.
 type sort uint8
 
 const (
@@ -11,7 +11,7 @@ const (
 	unordered
 )
 
-// Run runs the suite. open is called once for each test, with that test.
+// Run runs the suite. It calls open once for each test, with that test.
 func Run(t *testing.T, open func(t *testing.T) Env) {
 	t.Helper()
 	tests := []struct {
@@ -71,7 +71,8 @@ func Run(t *testing.T, open func(t *testing.T) Env) {
 				return
 			}
 			if tt.faults && env.Plan == nil {
-				// Not a skip of what this machine lacks: no implementation over hardware can run it.
+				// This is not a skip because of this machine: no stream on real hardware can run
+				// the test.
 				t.Log("the environment has no fault plan")
 				return
 			}

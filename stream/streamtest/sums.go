@@ -9,8 +9,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// testSums asks for the sums of what is copied. A stream that says it has filled them must have the right ones at the right
-// places; one that does not may leave what it likes.
+// testSums requests checksums of the copied bytes. If the stream reports that it filled them, they
+// must be correct. Otherwise they may have any value.
 func testSums(t *testing.T, env Env) {
 	geometries := map[string][][]int64{
 		"one plane":    {{mem.LeafBytes}},
@@ -27,7 +27,8 @@ func testSums(t *testing.T, env Env) {
 				for _, pairs := range []int{1, less(19), 0} {
 					w.summed(w.leafPaged(dir, pairs, groups...))
 				}
-				// A list in the same batch, the same way or the other, has no sums and changes none.
+				// A list in the same batch, in either direction, has no sums and must not change
+				// them.
 				for range 2 {
 					b := w.leafPaged(dir, 3, groups...)
 					list := w.scatter(w.region(env.B, 1<<14), w.region(env.A, 1<<14), 50, func(i int) int64 { return int64(i * 3) })
@@ -41,7 +42,7 @@ func testSums(t *testing.T, env Env) {
 	}
 }
 
-// summed submits b and compares its sums with those of its bytes.
+// summed submits b and compares its checksums with those of its bytes.
 func (w *world) summed(b *mem.Batch) {
 	w.Helper()
 	for i := range b.Paged.Sums {
@@ -71,7 +72,8 @@ func (w *world) summed(b *mem.Batch) {
 	}
 }
 
-// leafPaged is a batch of whole leaves that asks for their sums, slots in A and pages in B.
+// leafPaged returns a batch of whole leaves that requests checksums, with slots in A and pages in
+// B.
 func (w *world) leafPaged(dir mem.Direction, pairs int, groups ...[]int64) *mem.Batch {
 	w.Helper()
 	p := &mem.Paged{Dir: dir}

@@ -12,7 +12,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// testOutOfOrder has batches pass one that waits.
+// testOutOfOrder lets batches complete before an earlier one that waits for a dependency.
 func testOutOfOrder(t *testing.T, env Env) {
 	w := newWorld(t, env, 8, 120)
 	r, f, g := w.region(env.B, 100), w.region(env.A, 100), newGate()
@@ -39,7 +39,7 @@ func testUnorderedDependency(t *testing.T, env Env) {
 	w := newWorld(t, env, 0, 121)
 	r, f, g, h := w.region(env.B, 5000), w.region(env.A, 5000), newGate(), newGate()
 	gated := w.submit(whole(r, f, g, h))
-	behind := w.submit(whole(w.region(env.A, 5000), r, gated)) // takes what the gated one brings
+	behind := w.submit(whole(w.region(env.A, 5000), r, gated)) // reads the bytes that gated writes
 	for _, open := range []*gate{h, g} {
 		time.Sleep(pause)
 		if resolved(gated) || resolved(behind) {
@@ -48,7 +48,7 @@ func testUnorderedDependency(t *testing.T, env Env) {
 		open.open(nil)
 	}
 	w.ok(behind)
-	w.ok(w.submit(whole(r, f, g, gated, behind))) // resolved dependencies hold nothing up
+	w.ok(w.submit(whole(r, f, g, gated, behind))) // resolved dependencies delay nothing
 	w.check()
 }
 
@@ -96,7 +96,7 @@ func testUnorderedCloseWaiting(t *testing.T, env Env) {
 	w.check()
 }
 
-// testAlone has one of three batches fail.
+// testAlone makes one of three batches fail.
 func testAlone(t *testing.T, env Env) {
 	w := newWorld(t, env, 0, 125)
 	r, f := w.region(env.B, 1<<16), w.region(env.A, 1<<16)
@@ -115,8 +115,8 @@ func testAlone(t *testing.T, env Env) {
 	w.check()
 }
 
-// testNthFails has one work after another of a batch fail, until there is none left: the ticket says so each time, and the next
-// batch is none the worse.
+// testNthFails makes one operation after another of a batch fail, until all succeed. The ticket
+// must report each failure, and the next batch must be unaffected.
 func testNthFails(t *testing.T, env Env) {
 	w := newWorld(t, env, 0, 126)
 	list := w.scatter(w.region(env.B, 1<<20), w.region(env.A, 1<<20), 60, func(i int) int64 { return sizes[i%len(sizes)] })
@@ -140,7 +140,8 @@ func testNthFails(t *testing.T, env Env) {
 	w.check()
 }
 
-// testUnorderedAbort cancels a batch whose work hangs: it resolves when the work is over, and its pages are somebody else's.
+// testUnorderedAbort cancels a batch while its work stalls. The ticket resolves after the work has
+// ended, and its pages can be reused then.
 func testUnorderedAbort(t *testing.T, env Env) {
 	w := newWorld(t, env, 0, 127)
 	r, f := w.region(env.B, 1<<16), w.region(env.A, 1<<16)
@@ -168,8 +169,9 @@ func testUnorderedAbort(t *testing.T, env Env) {
 	w.check()
 }
 
-// goesOnBeside submits batches until one is over while other work hangs, and returns those that are not. A stream that hands its
-// work to queues in order may have put a batch behind what hangs, but not all of them.
+// goesOnBeside submits batches until one completes while other work stalls, and returns those that
+// have not completed. A stream with ordered queues may put some batches behind the stalled work,
+// but not all.
 func (w *world) goesOnBeside() (waiting []*stream.Ticket) {
 	w.Helper()
 	for range 8 {

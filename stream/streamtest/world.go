@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// world is what a test has: a stream, regions, and what each of them must hold.
+// world is the state of a test: a stream, regions, and the expected bytes of each region.
 type world struct {
 	testing.TB
 	env   Env
@@ -22,7 +22,8 @@ type world struct {
 	made  []*mem.Region // in order
 }
 
-// newWorld opens a stream of so many places. The seed makes the bytes and all that the test draws.
+// newWorld opens a stream that takes depth unresolved batches. The seed determines all random bytes
+// and choices.
 func newWorld(tb testing.TB, env Env, depth int, seed uint64) *world {
 	tb.Helper()
 	w := &world{
@@ -33,7 +34,7 @@ func newWorld(tb testing.TB, env Env, depth int, seed uint64) *world {
 	return w
 }
 
-// open opens one more stream and closes it when the test ends.
+// open opens another stream and closes it when the test ends.
 func (w *world) open(depth int) stream.Stream {
 	w.Helper()
 	s := w.env.Open(w, depth)
@@ -56,14 +57,14 @@ func (w *world) region(m Memory, n int64) *mem.Region {
 	return r
 }
 
-// fill writes b to r, around the stream.
+// fill writes b to r without the stream.
 func (w *world) fill(r *mem.Region, b []byte) {
 	w.Helper()
 	w.in[r].Write(w, mem.All(r), b)
 	w.want[r] = b
 }
 
-// submit submits b and does to the model what b must do.
+// submit submits b and applies it to the model.
 func (w *world) submit(b *mem.Batch) *stream.Ticket {
 	w.Helper()
 	t := w.submitOnly(b)
@@ -71,7 +72,7 @@ func (w *world) submit(b *mem.Batch) *stream.Ticket {
 	return t
 }
 
-// submitOnly leaves the model as it is: for batches that must not happen.
+// submitOnly submits b without a change of the model, for batches that must not take effect.
 func (w *world) submitOnly(b *mem.Batch) *stream.Ticket {
 	w.Helper()
 	t, err := w.s.Submit(deadline(w), b)
@@ -95,7 +96,7 @@ func (w *world) ok(t *stream.Ticket) {
 	}
 }
 
-// fails waits for t, whose error must be every one of those.
+// fails waits for t and checks that its error wraps all given ones.
 func (w *world) fails(t *stream.Ticket, is ...error) {
 	w.Helper()
 	wantErr(w, t.Wait(deadline(w)), is...)
@@ -152,8 +153,8 @@ func (g *gate) open(err error) {
 	close(g.done)
 }
 
-// scatter returns n extents of both regions, in random order on either side, of the sizes that size draws, with random
-// gaps so that every alignment occurs. It stops when a region is full.
+// scatter returns up to n copies between the regions, in random order on both sides. size gives
+// their sizes. Random gaps make every alignment occur. It stops when a region is full.
 func (w *world) scatter(dst, src *mem.Region, n int, size func(i int) int64) *mem.Batch {
 	var b mem.Batch
 	var to, from int64
@@ -167,7 +168,8 @@ func (w *world) scatter(dst, src *mem.Region, n int, size func(i int) int64) *me
 		b.Src = append(b.Src, mem.Extent{Region: src, Off: from, Len: l})
 		to, from = to+l, from+l
 	}
-	// Equal lengths may change places; shuffling pairs keeps lengths together in any case.
+	// Pairs are shuffled, and then sources of equal length are swapped, so that the lengths still
+	// match.
 	w.rng.Shuffle(len(b.Dst), func(i, j int) {
 		b.Dst[i], b.Dst[j] = b.Dst[j], b.Dst[i]
 		b.Src[i], b.Src[j] = b.Src[j], b.Src[i]
@@ -180,7 +182,7 @@ func (w *world) scatter(dst, src *mem.Region, n int, size func(i int) int64) *me
 	return &b
 }
 
-// paged returns a batch of page groups between slots and a cache of planes, both made for it.
+// paged returns a batch of page groups with new regions for slots and planes.
 func (w *world) paged(dir mem.Direction, slots, pages Memory, pairs int, groups ...[]int64) *mem.Batch {
 	w.Helper()
 	p := &mem.Paged{Dir: dir}
@@ -212,7 +214,7 @@ func (w *world) pageGroup(slots, pages Memory, pairs int, planeBytes []int64) me
 	return g
 }
 
-// whole is the batch that copies all of src over the start of dst.
+// whole returns a batch that copies all of src to the start of dst.
 func whole(dst, src *mem.Region, after ...mem.Dependency) *mem.Batch {
 	return &mem.Batch{
 		Dst: []mem.Extent{mem.All(dst).Sub(0, src.Len())}, Src: []mem.Extent{mem.All(src)},

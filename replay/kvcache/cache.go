@@ -16,33 +16,35 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// Cache is the paged KV cache of an engine: one region of device memory with one plane for each layer's K and V, and
-// a free list of its pages. Safe for concurrent use.
+// Cache is the paged KV cache of an engine: one region of device memory, with one plane for each
+// layer's K and one for its V, and a free list of its pages. It is safe for concurrent use.
 type Cache struct {
 	dev       device.Device
 	region    *mem.Region
-	planeDesc *mem.Region // pinned: the planes as kernels read them
+	planeDesc *mem.Region // pinned: the planes in the kernels' format
 	planes    []mem.Plane // layer by layer, K before V
 	perShard  int
 	pages     store.Pages
 
-	// avail counts free pages, so that a wait for several is one wait, first come first served.
+	// avail counts the free pages. A caller waits once for all its pages, in order of arrival.
 	avail     *semaphore.Weighted
 	mu        sync.Mutex
 	free      []uint32 // guarded by mu
 	abandoned int      // guarded by mu
 }
 
-// New allocates a cache of n pages for blocks of that layout, whose shards are of one length and have perShard planes each. The free
-// list is shuffled by seed, so that a request's pages are scattered from the start, as they are in an engine that has run for a
-// while.
+// New allocates a cache of n pages for blocks of a layout, whose shards have the same length and
+// perShard planes each. seed shuffles the free list, so that a request's pages are scattered from
+// the start, as in an engine that has run for a while.
 func New(dev device.Device, layout *block.Layout, perShard, n int, seed uint64) (*Cache, error) {
 	c := &Cache{dev: dev, perShard: perShard, avail: semaphore.NewWeighted(int64(n))}
 	count := layout.Shards() * perShard
 	planeBytes := layout.ShardBytes(0) / int64(perShard)
-	// Descriptors and patterns are defined in words; aligned planes keep every load of the kernels aligned too.
+	// Descriptors and patterns consist of words. Aligned planes keep the accesses of kernels
+	// aligned.
 	stride := (planeBytes + 15) &^ 15
-	total := int64(count) * int64(n) * stride // fits: MaxPages times block.MaxImageBytes does, with room for the gaps
+	// No overflow: MaxPages times block.MaxImageBytes fits, with space for the gaps.
+	total := int64(count) * int64(n) * stride
 	var err error
 	if c.region, err = dev.Alloc(total, device.AllocOptions{}); err != nil {
 		return nil, fmt.Errorf("allocate a KV cache of %d pages, %d bytes: %w", n, total, err)
@@ -61,7 +63,7 @@ func New(dev device.Device, layout *block.Layout, perShard, n int, seed uint64) 
 		c.pages.Shards[layer] = append(c.pages.Shards[layer], pl)
 		device.PlaneDescOf(&pl).Put(c.planeDesc.Bytes()[p*device.PlaneDescBytes:])
 	}
-	c.free = make([]uint32, n) // after the device has found room for so many pages
+	c.free = make([]uint32, n) // after the allocation, which limits n
 	for i := range c.free {
 		c.free[i] = uint32(i)
 	}
@@ -73,25 +75,25 @@ func New(dev device.Device, layout *block.Layout, perShard, n int, seed uint64) 
 // Region returns the memory of all pages.
 func (c *Cache) Region() *mem.Region { return c.region }
 
-// Pages returns the planes as the store takes them.
+// Pages returns the planes in the form for the store.
 func (c *Cache) Pages() *store.Pages { return &c.pages }
 
 // Planes returns the planes in the order of a block's image.
 func (c *Cache) Planes() []mem.Plane { return c.planes }
 
-// All is every plane.
+// All returns the span of all planes.
 func (c *Cache) All() Span { return Span{0, len(c.planes)} }
 
-// Shard is the planes of one shard.
+// Shard returns the span of the planes of one shard.
 func (c *Cache) Shard(i int) Span { return Span{i * c.perShard, c.perShard} }
 
-// PerShard returns how many planes a shard has.
+// PerShard returns the number of planes of a shard.
 func (c *Cache) PerShard() int { return c.perShard }
 
-// BlockBytes is what one block holds on the device.
+// BlockBytes returns the number of bytes of a block on the device.
 func (c *Cache) BlockBytes() int64 { return int64(len(c.planes)) * c.planes[0].Bytes }
 
-// Part names what plane p holds of its shard.
+// Part returns the content of plane p: "k", "v" or "latent".
 func (c *Cache) Part(p int) string {
 	switch {
 	case c.perShard == 1:
@@ -102,7 +104,7 @@ func (c *Cache) Part(p int) string {
 	return "v"
 }
 
-// Take appends n free pages to dst, waiting until there are as many or ctx ends.
+// Take appends n free pages to dst. It blocks until there are as many, or until ctx ends.
 func (c *Cache) Take(ctx context.Context, dst []uint32, n int) ([]uint32, error) {
 	if err := c.avail.Acquire(ctx, int64(n)); err != nil {
 		return dst, fmt.Errorf("wait for %d free pages: %w", n, context.Cause(ctx))
@@ -115,7 +117,7 @@ func (c *Cache) Take(ctx context.Context, dst []uint32, n int) ([]uint32, error)
 	return dst, nil
 }
 
-// Give returns pages to the free list. Nothing may write or read them any more.
+// Give returns pages to the free list. The last access to them must be over.
 func (c *Cache) Give(pages []uint32) {
 	c.mu.Lock()
 	c.free = append(c.free, pages...)
@@ -123,15 +125,15 @@ func (c *Cache) Give(pages []uint32) {
 	c.avail.Release(int64(len(pages)))
 }
 
-// Abandon says that n pages may still be touched by a transfer that did not come to rest.
+// Abandon reports that a transfer that has not ended may still access n pages.
 func (c *Cache) Abandon(n int) {
 	c.mu.Lock()
 	c.abandoned += n
 	c.mu.Unlock()
 }
 
-// Close frees the memory; every queue that used it is idle. Where transfers have not come to rest the memory is kept,
-// and ErrBusy says so.
+// Close frees the memory. All queues that used it must be idle. If pages were abandoned, Close
+// keeps the memory and returns ErrBusy.
 func (c *Cache) Close() error {
 	c.mu.Lock()
 	n := c.abandoned

@@ -6,24 +6,27 @@ import (
 	"github.com/kvlane/kvlane/device"
 )
 
-// Two families of seeds that share no member in practice: the content of a block, and the poison of a page.
+// contentSalt and poisonSalt separate the seeds of contents and of poison: in practice no seed is
+// of both.
 const (
 	contentSalt = 0x6b766c616e65_0001
 	poisonSalt  = 0x6b766c616e65_0002
 )
 
-// ContentSeed returns the seed of the pattern that the block with this hash id holds.
+// ContentSeed returns the seed of the pattern in the block with a hash id.
 func ContentSeed(hashID int64) uint64 {
 	return device.Mix64(uint64(hashID) ^ device.Mix64(contentSalt))
 }
 
-// PoisonSeed returns the seed of the nth poison; no two allocations of a page have the same.
+// PoisonSeed returns the seed of the nth poison. No two allocations of a page have the same.
 func PoisonSeed(n uint64) uint64 { return device.Mix64(n ^ device.Mix64(poisonSalt)) }
 
-// planeSeed returns the seed with which a kernel that counts planes from zero writes what plane first+p of seed holds.
+// planeSeed returns the seed with which a kernel, which counts planes from 0, writes plane first+p
+// of the pattern to plane p.
 func planeSeed(seed uint64, first int) uint64 { return seed + uint64(first)<<40 }
 
-// pattern writes into b what plane p of the pattern holds from its start on, as device.KernelPatternFill defines it.
+// pattern fills b with a plane of the pattern, from its start, as device.KernelPatternFill defines
+// it.
 func pattern(b []byte, seed uint64, plane int) {
 	base := planeSeed(seed, plane)
 	var word [8]byte
@@ -37,7 +40,8 @@ func pattern(b []byte, seed uint64, plane int) {
 	}
 }
 
-// wrongBytes counts the bytes of b that differ from the pattern and returns the offset of the first, or -1.
+// wrongBytes returns the number of bytes of b that differ from the pattern, and the offset of the
+// first, or -1.
 func wrongBytes(b []byte, seed uint64, plane int) (wrong int64, first int64) {
 	base := planeSeed(seed, plane)
 	first = -1

@@ -23,33 +23,37 @@ type Config struct {
 	Geometry block.Geometry
 	Identity block.Identity // of the store's blocks
 	Trace    string         // file name
-	// Limit replays the first requests only; zero replays all.
+	// Limit is the number of requests to replay, from the first. Zero: all.
 	Limit int
-	// Pages is the number of pages of the KV cache, MaxPages at most. Zero gives room for Concurrency requests of the trace's
-	// longest.
+	// Pages is the number of pages of the KV cache, at most MaxPages. Zero: enough for Concurrency
+	// requests as long as the trace's longest.
 	Pages int
-	// Concurrency is the number of requests at a time, MaxConcurrency at most; their blocks are together no more than MaxPages.
-	// Default 1.
+	// Concurrency is the number of requests at a time, at most MaxConcurrency. Multiplied by the
+	// blocks of the longest request it must not exceed MaxPages. Default 1.
 	Concurrency int
-	// Layerwise loads and dumps layer by layer, as an engine does that overlaps them with its computing.
+	// Layerwise loads and dumps layer by layer, as an engine that overlaps copies with computing.
 	Layerwise bool
-	// Seed chooses which pages are used first. It has no say over the content of blocks.
+	// Seed selects the order in which pages are used. It does not affect the content of blocks.
 	Seed uint64
-	// Backlog is how many dumps may be not yet durable while the replay goes on, MaxBacklog at most. Default 64.
+	// Backlog bounds the queue of dumps that are not yet known to be durable, at most MaxBacklog.
+	// Default 64.
 	Backlog int
-	// Timeout bounds every single wait but that for a request's time. Default one minute.
+	// Timeout bounds every wait, except the wait until a request is due. Default one minute.
 	Timeout time.Duration
-	// Speed keeps the trace's times, so many times as fast: no request starts before its timestamp, counted from that of the first, divided
-	// by Speed. Zero goes on as fast as it can.
+	// Speed replays the trace's timestamps, that many times as fast. A request is due at its
+	// timestamp, counted from the first one's and divided by Speed, and starts no earlier. Zero:
+	// requests start without a delay.
 	Speed float64
-	// Clock is what Speed goes by. Default the real one.
+	// Clock times requests if Speed is set. Default: the real clock.
 	Clock clockwork.Clock
-	// Summary is what Scan found in the trace with this Limit; it stays open until Run returns. Nil has Run scan it.
+	// Summary is the result of Scan for this trace and Limit. It must stay open until Run returns.
+	// Nil: Run scans the trace.
 	Summary *Summary
-	// Memory is told of the KV cache's memory before a load or dump names it, and before it is freed: for stores whose
-	// streams reach only what is registered. Nil: nobody is told.
+	// Memory, if not nil, registers the memory of the KV cache before loads and dumps use it, and
+	// unregisters it before it is freed. Stores need it if their streams access registered memory
+	// only.
 	Memory Memory
-	// Progress is told of each request that is done, from several goroutines at once. Nil tells nobody.
+	// Progress, if not nil, is called after each request, by several goroutines at once.
 	Progress func(Step)
 }
 
@@ -60,24 +64,26 @@ const (
 	MaxBacklog     = 1 << 16
 )
 
-// Memory registers device memory for loads and dumps. *kvlane.Engine does.
+// Memory registers device memory for loads and dumps. *kvlane.Engine implements it.
 type Memory interface {
-	// Register registers all regions or none. Where it fails Unregister takes back what could not be undone.
+	// Register registers all regions or none. If it fails, Unregister removes registrations that
+	// could not be undone.
 	Register(regions ...*mem.Region) error
-	// Unregister takes that back. The regions must not be freed unless it returns nil.
+	// Unregister removes the registrations. The caller must not free the regions unless it returns
+	// nil.
 	Unregister(ctx context.Context, regions ...*mem.Region) error
 }
 
-// Step is one request done.
+// Step is the result of one request.
 type Step struct {
 	Total         int   // requests of the whole replay
-	Accesses      int64 // blocks asked for
+	Accesses      int64 // blocks of the request
 	Hits          int64 // blocks found by prefix and loaded
 	VerifiedBytes int64
 	WrongBytes    int64
 }
 
-// Validate reports everything wrong with the configuration at once. It does not look at the trace.
+// Validate returns every problem of the configuration at once. It does not read the trace.
 func (c *Config) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) {
@@ -132,8 +138,9 @@ func (c *Config) setDefaults() {
 	}
 }
 
-// Fits reports whether the KV cache that c asks for has room for the trace: a *TraceError where a request is longer than Pages, or
-// ErrInvalid where Concurrency of the longest would take more than MaxPages. Run asks it too.
+// Fits returns an error if the KV cache of c is too small for the trace. It is a *TraceError if a
+// request has more blocks than Pages, and wraps ErrInvalid if Concurrency of the longest requests
+// have more blocks than MaxPages. Run calls it too.
 func (c *Config) Fits(s *Summary) error {
 	n := max(c.Concurrency, 1)
 	switch {
@@ -149,7 +156,7 @@ func (c *Config) Fits(s *Summary) error {
 	return nil
 }
 
-// pages returns how many pages the KV cache has for a trace that fits.
+// pages returns the number of pages of the KV cache, for a trace that fits.
 func (c *Config) pages(s *Summary) int {
 	if c.Pages > 0 {
 		return c.Pages

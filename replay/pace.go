@@ -10,10 +10,10 @@ import (
 	"github.com/kvlane/kvlane/block"
 )
 
-// pace keeps a trace's times. begin and wait are the reader's alone.
+// pace delays requests until they are due. Only the reader calls begin and wait.
 type pace struct {
 	clock clockwork.Clock
-	speed float64 // zero: there is no time to keep
+	speed float64 // zero: no delays
 	start time.Time
 	first int64 // timestamp of the first request
 }
@@ -22,13 +22,13 @@ type pace struct {
 type turn struct {
 	Request
 	keys []block.Key // of its blocks
-	due  time.Time   // when it may start, where the trace's times are kept
+	due  time.Time   // zero if speed is zero
 }
 
-// begin has the trace's times begin now, with its first request.
+// begin makes the current time the due time of the first request, req.
 func (p *pace) begin(req *turn) { p.start, p.first = p.clock.Now(), req.Timestamp }
 
-// wait waits until the request's time has come, or returns the cause of ctx.
+// wait blocks until the request is due, or returns the cause of ctx.
 func (p *pace) wait(ctx context.Context, req *turn) error {
 	if p.speed == 0 {
 		return nil
@@ -48,8 +48,8 @@ func (p *pace) wait(ctx context.Context, req *turn) error {
 	}
 }
 
-// after returns when a request is due, from the first on. A timestamp before the first's, in a trace that is out of order, is due at once;
-// one that a time.Duration cannot hold is due in 292 years.
+// after returns the due time of a timestamp, relative to the first request's. It is 0 for earlier
+// timestamps (of a trace that is out of order), and at most 292 years, the longest time.Duration.
 func (p *pace) after(timestamp int64) time.Duration {
 	nanos := (float64(timestamp) - float64(p.first)) * float64(time.Millisecond) / p.speed
 	switch {
@@ -61,5 +61,5 @@ func (p *pace) after(timestamp int64) time.Duration {
 	return 0
 }
 
-// late returns by how much a request that starts now is behind its time.
+// late returns the time since the request was due.
 func (p *pace) late(req *turn) time.Duration { return p.clock.Since(req.due) }

@@ -9,10 +9,11 @@ import (
 	"github.com/kvlane/kvlane/internal/present"
 )
 
-// shownSamples is how many failures are spelled out for people.
+// shownSamples is the number of failures that Print shows.
 const shownSamples = 5
 
-// Print writes the report for people: what came of it, what was asked, what was moved and how fast, and what was checked.
+// Print writes the report as text: a verdict, the options, hits, latencies, paths, tiers and
+// checks. It returns the error of w.
 func (r *Report) Print(w io.Writer) error {
 	p := present.NewPage(present.ScreenOf(w))
 	r.verdict(p)
@@ -32,7 +33,7 @@ func (r *Report) Print(w io.Writer) error {
 	return p.Write(w)
 }
 
-// verdict says in a sentence what came of it.
+// verdict adds a sentence with the outcome.
 func (r *Report) verdict(p *present.Page) {
 	mark, bytes := present.Good, "every byte right"
 	switch {
@@ -60,7 +61,7 @@ func (r *Report) verdict(p *present.Page) {
 		present.Micros(r.Seconds*1e6), present.Rate(rate(r.Requests, r.Seconds)), present.Percent(r.HitRate), bytes)
 }
 
-// asked says what was replayed, and on what.
+// asked returns the table of the replay's input and options.
 func (r *Report) asked() *present.Table {
 	t := &present.Table{Prose: true}
 	t.Row("trace", r.Trace)
@@ -93,7 +94,8 @@ func (r *Report) asked() *present.Table {
 	return t
 }
 
-// volume says how what was moved compares with what the trace stands for.
+// volume returns the bytes of all requested blocks, and compares them with the bytes that the
+// trace's tokens would have.
 func (r *Report) volume() string {
 	a := &r.Asked
 	here := fmt.Sprintf("%s of blocks asked for", present.Bytes(r.BlockAccesses*a.BlockBytes))
@@ -113,7 +115,7 @@ func (r *Report) volume() string {
 		here, times, a.IDTokens, full(r.BlockAccesses*a.BlockBytes), full(a.BlockBytes))
 }
 
-// hits says where the blocks came from, and how many went there.
+// hits returns the table of the requested blocks: hits by tier, and misses.
 func (r *Report) hits() *present.Table {
 	t := &present.Table{Prose: true, Right: " rr"}
 	share := func(name string, n int64, more string) {
@@ -174,7 +176,7 @@ func (r *Report) paths(p *present.Page) {
 	}
 }
 
-// footnote is a letter for each of the first reasons, and then two.
+// footnote returns the letter of reason i, or two letters from the 27th on.
 func footnote(i int) string {
 	if i >= 26 {
 		return string(rune('a'+i/26-1)) + string(rune('a'+i%26))
@@ -216,7 +218,7 @@ func (r *Report) tiers(p *present.Page) {
 	p.Table(t)
 }
 
-// checks says of everything that was checked how it stands.
+// checks adds the result of every check.
 func (r *Report) checks(p *present.Page) {
 	check := func(bad present.Mark, n int64, good, format string, args ...any) {
 		if n == 0 {
@@ -267,7 +269,7 @@ func (r *Report) checkLoads(p *present.Page, check func(bad present.Mark, n int6
 	}
 }
 
-// rate returns n by d, and zero by zero.
+// rate returns n divided by d, or 0 if d is 0.
 func rate(n int64, d float64) float64 {
 	if d == 0 {
 		return 0

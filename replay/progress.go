@@ -8,7 +8,8 @@ import (
 	"github.com/schollz/progressbar/v3"
 )
 
-// Bar returns a function for Config.Progress that draws a progress bar with requests a second on w.
+// Bar returns a function for Config.Progress that draws a progress bar with requests per second on
+// w.
 func Bar(w io.Writer) func(Step) {
 	var once sync.Once
 	var bar *progressbar.ProgressBar
@@ -21,7 +22,7 @@ func Bar(w io.Writer) func(Step) {
 				progressbar.OptionClearOnFinish(),
 			)
 		})
-		// A bar that cannot be drawn is no reason to stop.
+		// An error of w must not stop the replay.
 		_ = bar.Add(1)
 	}
 }

@@ -14,44 +14,47 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// Report is what a replay did. Its JSON form is an interface: fields are added, never renamed.
+// Report is the result of a replay. Its JSON form is an interface: fields are added, never renamed.
 type Report struct {
 	Trace    string   `json:"trace"`
 	Device   string   `json:"device"`
-	Version  string   `json:"version,omitempty"` // of the program; for the caller to fill in
+	Version  string   `json:"version,omitempty"` // of the program; set by the caller
 	Notes    []string `json:"notes,omitempty"`
-	Complete bool     `json:"complete"` // every request asked for was replayed
+	Complete bool     `json:"complete"` // all requests, up to Config.Limit, were replayed
 	Seconds  float64  `json:"seconds"`
 
-	Machine bench.Facts `json:"machine"` // Command is for the caller to fill in
+	Machine bench.Facts `json:"machine"` // the caller sets Command
 
 	Requests       int64            `json:"requests"`
 	BlockAccesses  int64            `json:"block_accesses"`
 	DistinctBlocks int64            `json:"distinct_blocks"`
 	PrefixHits     int64            `json:"prefix_hits"` // blocks found by prefix and loaded
-	HitRate        float64          `json:"hit_rate"`    // prefix hits by block accesses
+	HitRate        float64          `json:"hit_rate"`    // prefix hits divided by block accesses
 	HitsByTier     map[string]int64 `json:"hits_by_tier"`
 	DumpedBlocks   int64            `json:"dumped_blocks"`
-	SkippedBlocks  int64            `json:"skipped_blocks"` // not dumped, since the store had them by then
+	SkippedBlocks  int64            `json:"skipped_blocks"` // not dumped, as the store had them
 
-	// Loaded blocks by who verified their checksums: the copy on its way, or the CPU.
+	// VerifiedOnWay and VerifiedByCPU count the loaded blocks whose checksums the copy, or the CPU,
+	// has verified.
 	VerifiedOnWay int64 `json:"verified_on_way"`
 	VerifiedByCPU int64 `json:"verified_by_cpu"`
 
-	BytesVerified   int64      `json:"bytes_verified"` // after that, every byte on the pages
-	Mismatches      int64      `json:"mismatches"`     // blocks that held a wrong byte
+	BytesVerified   int64      `json:"bytes_verified"` // compared on the pages after the load
+	Mismatches      int64      `json:"mismatches"`     // blocks with wrong bytes
 	MismatchedBytes int64      `json:"mismatched_bytes"`
 	MismatchSamples []Mismatch `json:"mismatch_samples,omitempty"`
 
-	Corrupt       int64    `json:"corrupt"`        // stored blocks that failed their check, and were misses
-	BadCopies     int64    `json:"bad_copies"`     // copies that failed their check on the page, and were made again
-	LoadErrors    int64    `json:"load_errors"`    // blocks found but not loaded; they were computed instead
-	DumpErrors    int64    `json:"dump_errors"`    // blocks not stored
-	DurableErrors int64    `json:"durable_errors"` // dumps of which not every block became durable
+	Corrupt       int64    `json:"corrupt"`        // stored blocks that failed their check
+	BadCopies     int64    `json:"bad_copies"`     // repeated, as they failed their check
+	LoadErrors    int64    `json:"load_errors"`    // found blocks that failed to load: computed
+	DumpErrors    int64    `json:"dump_errors"`    // blocks that were not stored
+	DurableErrors int64    `json:"durable_errors"` // dumps with blocks that did not become durable
 	ErrorSamples  []string `json:"error_samples,omitempty"`
-	failures      int      // of which ErrorSamples has the first
+	failures      int      // failures so far; ErrorSamples has the first of them
 
-	PathsGivenUp int64 `json:"paths_given_up"` // times a copy path was not to be had, and another was taken; Notes say why
+	// PathsGivenUp is how often a stream gave up a copy path and took another. Notes has the latest
+	// cause.
+	PathsGivenUp int64 `json:"paths_given_up"`
 
 	Paths     []PathReport `json:"paths"`
 	LoadUS    Latency      `json:"load_us"`    // from Load to the last block verified by the store
@@ -59,13 +62,14 @@ type Report struct {
 	DurableUS Latency      `json:"durable_us"` // from Dump until every block is durable
 	Tiers     []TierReport `json:"tiers,omitempty"`
 
-	LagUS      Latency           `json:"lag_us,omitzero"` // from a request's time until it started, with Config.Speed
+	// LagUS is the time from a request's due time to its start, if Config.Speed is set.
+	LagUS      Latency           `json:"lag_us,omitzero"`
 	Thresholds []ThresholdReport `json:"thresholds,omitempty"`
 
-	Asked Asked `json:"-"` // for people: programs know what they asked for
+	Asked Asked `json:"-"` // for Print
 }
 
-// Asked is what a replay was asked for, and how its blocks differ from the trace's.
+// Asked has the options of a replay, and the sizes of its blocks and of the trace's hash ids.
 type Asked struct {
 	Limit, Concurrency int
 	Layerwise          bool
@@ -87,20 +91,21 @@ type PathReport struct {
 	Path      string  `json:"path"`
 	Direction string  `json:"direction"` // "load" or "dump"
 	Bytes     int64   `json:"bytes"`
-	Summed    int64   `json:"summed"` // of the bytes, those whose checksums were made on the way
-	GBps      float64 `json:"gbps"`   // bytes by the time in which at least one batch was under way
-	// Predicted is the time that the planner expected by the time that it took; zero where the path was not planned.
+	Summed    int64   `json:"summed"` // bytes whose checksums the copy computed
+	GBps      float64 `json:"gbps"`   // bytes divided by the time with a batch in flight
+	// Predicted is the time that the planner expected, divided by the measured time. Zero: the path
+	// was not planned.
 	Predicted float64 `json:"predicted_by_actual,omitempty"`
 	Reason    string  `json:"reason,omitempty"`
 }
 
-// Latency is two quantiles, in microseconds.
+// Latency has two quantiles, in microseconds.
 type Latency struct {
 	P50 int64 `json:"p50"`
 	P99 int64 `json:"p99"`
 }
 
-// TierReport is what a tier holds at the end, and what it counted since it was opened.
+// TierReport has the contents of a tier at the end, and its counters since it was opened.
 type TierReport struct {
 	Name          string `json:"name"`
 	Blocks        int64  `json:"blocks"`
@@ -114,7 +119,8 @@ type TierReport struct {
 	Swept         int64  `json:"swept"`
 }
 
-// Mismatch is a loaded block that held a wrong byte: silent corruption, which must never happen.
+// Mismatch describes a loaded block with wrong bytes. This is silent corruption: there must be
+// none.
 type Mismatch struct {
 	Line       int    `json:"line"` // of the request
 	HashID     int64  `json:"hash_id"`
@@ -127,16 +133,16 @@ type Mismatch struct {
 	WrongBytes int64  `json:"wrong_bytes"`
 }
 
-// String says where the block is wrong.
+// String describes the block and its first wrong byte.
 func (m Mismatch) String() string {
 	return fmt.Sprintf("line %d: block %d (key %s) from tier %s on page %d: %d wrong bytes, the first in layer %d, %s, at byte %d",
 		m.Line, m.HashID, m.Key, m.Tier, m.Page, m.WrongBytes, m.Layer, m.Part, m.Offset)
 }
 
-// mostSamples bounds the mismatches and errors that a report spells out.
+// mostSamples bounds MismatchSamples, and ErrorSamples.
 const mostSamples = 20
 
-// tally gathers a Report while workers run. Safe for concurrent use.
+// tally collects a Report while workers run. It is safe for concurrent use.
 type tally struct {
 	mu       sync.Mutex
 	r        Report // guarded by mu, as all below
@@ -157,7 +163,8 @@ func newTally() *tally {
 	}
 }
 
-// see counts the ids of a request. Ids are dense in real traces, so a set of 64-bit masks is small.
+// see counts the hash ids of a request. Ids are dense in real traces, so that a set of 64-bit masks
+// is small.
 func (t *tally) see(ids []int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -171,14 +178,14 @@ func (t *tally) see(ids []int64) {
 	}
 }
 
-// update changes the report under its lock.
+// update calls f with the report while it holds the lock.
 func (t *tally) update(f func(r *Report)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	f(&t.r)
 }
 
-// failLoad counts a block that was found but not loaded.
+// failLoad counts a found block that failed to load.
 func (t *tally) failLoad(err error) {
 	t.update(func(r *Report) {
 		r.LoadErrors++
@@ -186,7 +193,7 @@ func (t *tally) failLoad(err error) {
 	})
 }
 
-// failDump counts a dump of which not every block became durable.
+// failDump counts a dump with blocks that did not become durable.
 func (t *tally) failDump(err error) {
 	t.update(func(r *Report) {
 		r.DurableErrors++
@@ -197,14 +204,14 @@ func (t *tally) failDump(err error) {
 	})
 }
 
-// dumpError returns why the first dump failed, or nil.
+// dumpError returns the error of the first failed dump, or nil.
 func (t *tally) dumpError() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.dumpErr
 }
 
-// sample keeps err, unless there are plenty.
+// sample counts a failure, and keeps the error if it is among the first mostSamples.
 func (r *Report) sample(err error) {
 	r.failures++
 	if len(r.ErrorSamples) < mostSamples {
@@ -215,11 +222,11 @@ func (r *Report) sample(err error) {
 func (t *tally) latency(h *hdrhistogram.Histogram, d time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	// A latency beyond the histogram's range counts as its largest: better than not at all.
+	// A latency beyond the histogram's range counts as its largest value.
 	_ = h.RecordValue(min(max(d.Microseconds(), 1), h.HighestTrackableValue()))
 }
 
-// report returns a copy of the report as it stands.
+// report returns a copy of the report as it stands, with the derived figures.
 func (t *tally) report(elapsed time.Duration) *Report {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -238,7 +245,8 @@ func (t *tally) report(elapsed time.Duration) *Report {
 	return &r
 }
 
-// addStore adds what the store counted between two moments.
+// addStore adds the change of the store's counters between two samples, and the tiers of the
+// second.
 func (r *Report) addStore(before, after *store.Stats) {
 	r.Paths = appendPaths([]PathReport{}, "load", before.LoadPaths, after.LoadPaths)
 	r.Paths = appendPaths(r.Paths, "dump", before.DumpPaths, after.DumpPaths)

@@ -18,15 +18,15 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// ErrWrongBytes is the error of a replay in which a loaded block held a wrong byte.
+// ErrWrongBytes is the error of a replay in which a loaded block had wrong bytes.
 var ErrWrongBytes = errors.New("loaded blocks held wrong bytes")
 
-// Run replays the trace and returns what it did. The report is there whenever the replay began, also with an error, and
-// then covers the requests that were replayed until then. A canceled context ends the replay in order: transfers under
-// way are canceled and waited for.
+// Run replays the trace and returns a report. Once the replay has begun there is a report, also
+// with an error: it covers the requests replayed until then. If ctx is canceled, Run cancels the
+// running transfers and waits for them.
 //
-// Errors: ErrInvalid for a bad configuration or trace, found before the first request; ErrWrongBytes; whatever kept
-// blocks from being stored; the context's cause.
+// The error wraps ErrInvalid if the configuration or the trace is invalid, before the first
+// request. Later it wraps ErrWrongBytes, the cause of the first failed dump, or the cause of ctx.
 func Run(ctx context.Context, c Config) (_ *Report, err error) {
 	c.setDefaults()
 	if err := c.Validate(); err != nil {
@@ -56,7 +56,8 @@ func Run(ctx context.Context, c Config) (_ *Report, err error) {
 	return rep, errors.Join(err, r.close(), verdict(rep, r.tally.dumpError()))
 }
 
-// verdict turns what a report counted into the error that the replay ends with. cause is why the first dump failed.
+// verdict returns the error for the counts of a report, or nil. cause is the error of the first
+// failed dump.
 func verdict(r *Report, cause error) error {
 	var errs []error
 	if r.Mismatches > 0 {
@@ -68,7 +69,7 @@ func verdict(r *Report, cause error) error {
 	return errors.Join(errs...)
 }
 
-// run is one replay. It is made by newRun and taken apart by close.
+// run is one replay. newRun allocates its memory and close frees it.
 type run struct {
 	cfg     Config
 	total   int
@@ -76,11 +77,11 @@ type run struct {
 	tally   *tally
 	pace    pace
 	workers []*worker
-	// requests go to the workers in the trace's order; spare brings their memory back to the reader.
+	// requests go to the workers in the trace's order. They come back by spare, for reuse.
 	requests, spare chan *turn
-	// behind holds the dumps that are not known to be durable.
+	// behind has the dumps that are not yet known to be durable.
 	behind chan pendingDump
-	// poisoned numbers the poisons, so that no two are alike.
+	// poisoned counts the poison patterns, so that no two are equal.
 	poisoned atomic.Uint64
 	digest   block.Digest
 }
@@ -109,7 +110,8 @@ func newRun(c Config) (_ *run, err error) {
 	}
 	if c.Memory != nil {
 		if err := c.Memory.Register(r.cache.Region()); err != nil {
-			return nil, errors.Join(fmt.Errorf("replay: register the KV cache: %w", err), r.close()) // a part of it may be registered still
+			// A part of the memory may still be registered: close unregisters it.
+			return nil, errors.Join(fmt.Errorf("replay: register the KV cache: %w", err), r.close())
 		}
 	}
 	for range cap(r.spare) {
@@ -125,9 +127,10 @@ func newRun(c Config) (_ *run, err error) {
 	return r, nil
 }
 
-// run returns when every goroutine has ended.
+// run replays all requests. All its goroutines end before it returns.
 func (r *run) run(ctx context.Context) error {
-	// The one who waits for durability is not of the group: he goes on after a failure, for as long as there are dumps.
+	// The goroutine that waits for durability is not in the group: after a failure it goes on until
+	// there are no more dumps.
 	waited := make(chan struct{})
 	go func() {
 		defer close(waited)
@@ -147,7 +150,7 @@ func (r *run) run(ctx context.Context) error {
 	return err
 }
 
-// read hands the trace's requests to the workers.
+// read sends the trace's requests to the workers.
 func (r *run) read(ctx context.Context) (err error) {
 	defer close(r.requests)
 	t, err := r.cfg.Summary.open(ctx, r.cfg.Trace)
@@ -183,7 +186,8 @@ func (r *run) read(ctx context.Context) (err error) {
 	return nil
 }
 
-// awaitDurable waits for each dump to become durable. A canceled replay stops waiting; the store's Close finishes them.
+// awaitDurable waits for each dump to become durable. Once ctx is canceled it no longer waits.
+// Close of the store finishes these dumps.
 func (r *run) awaitDurable(ctx context.Context) {
 	for d := range r.behind {
 		if ctx.Err() != nil {
@@ -201,7 +205,7 @@ func (r *run) awaitDurable(ctx context.Context) {
 	}
 }
 
-// finished counts a request and tells the progress.
+// finished counts a request and calls Config.Progress.
 func (r *run) finished(s Step) {
 	r.tally.update(func(rep *Report) { rep.Requests++ })
 	if r.cfg.Progress != nil {
@@ -210,7 +214,8 @@ func (r *run) finished(s Step) {
 	}
 }
 
-// close frees what the run holds once nothing touches it any more.
+// close waits until the queues are idle, unregisters the KV cache and frees it. If it fails, memory
+// that may still be accessed is not freed.
 func (r *run) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), r.cfg.Timeout)
 	defer cancel()
@@ -219,7 +224,7 @@ func (r *run) close() error {
 		errs = append(errs, w.painter.Close(ctx))
 	}
 	if err := errors.Join(errs...); err != nil {
-		// A queue that is not idle may still write pages.
+		// A queue that is not idle may still write to pages.
 		return err
 	}
 	if r.cfg.Memory != nil {

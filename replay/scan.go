@@ -11,22 +11,25 @@ import (
 	"github.com/kvlane/kvlane/internal/ctxio"
 )
 
-// Summary is what a replay must know of a trace before it begins.
+// Summary describes a trace before its replay.
 type Summary struct {
 	Requests    int
-	Accesses    int64 // blocks asked for, over all requests
-	MaxBlocks   int   // of one request
-	LongestLine int   // of the trace, where the request with MaxBlocks is
+	Accesses    int64 // blocks of all requests
+	MaxBlocks   int   // of the longest request
+	LongestLine int   // of the longest request
 
-	leastTokens, mostTokens int64 // that one id can stand for, by every request so far; zero before the first
+	// leastTokens and mostTokens bound the tokens per hash id that agree with all requests so far.
+	// Zero: there was none yet.
+	leastTokens, mostTokens int64
 
-	spool *os.File // what was read of a trace that can be read only once; has no name any more
+	// spool has the text of a trace that can be read only once. The file has no name.
+	spool *os.File
 }
 
-// Scan reads the trace in the named file, or its first limit requests where limit is positive. It finds everything that
-// is wrong with it, so that a replay does not fail half way. The memory it takes does not grow with the trace. What can be
-// read only once (a pipe, /dev/stdin) is kept in a temporary file for the replay. The caller closes the summary. The
-// context's cause where ctx ends first.
+// Scan reads the trace in a file, or its first limit requests if limit is positive. It finds every
+// error in them, so that a replay does not fail half way. Its memory does not grow with the trace.
+// If the trace can be read only once (a pipe, /dev/stdin), a temporary file keeps it for the
+// replay. The caller closes the summary. If ctx ends first, Scan returns its cause.
 func Scan(ctx context.Context, path string, limit int) (_ *Summary, err error) {
 	in, err := ctxio.Open(ctx, path)
 	if err != nil {
@@ -47,7 +50,8 @@ func Scan(ctx context.Context, path string, limit int) (_ *Summary, err error) {
 	return s, nil
 }
 
-// newSpool makes a file in the place for temporary ones (TMPDIR) that is gone when it is closed, whatever becomes of the process.
+// newSpool creates a temporary file (in TMPDIR) and removes its name, so that the file is gone when
+// it is closed or the process ends.
 func newSpool() (*os.File, error) {
 	f, err := os.CreateTemp("", "kvlane-trace-")
 	if err != nil {
@@ -83,7 +87,8 @@ func (s *Summary) scan(path string, text io.Reader, limit int) error {
 	return nil
 }
 
-// narrow keeps to what an id can stand for if those of a request of so many tokens are as many as it takes.
+// narrow restricts leastTokens and mostTokens to the values that agree with a request: all of its
+// blocks but the last are full.
 func (s *Summary) narrow(tokens, ids int64) {
 	if ids == 0 {
 		return
@@ -98,11 +103,12 @@ func (s *Summary) narrow(tokens, ids int64) {
 	s.leastTokens, s.mostTokens = max(s.leastTokens, least), min(s.mostTokens, most)
 }
 
-// mooncakeTokens is how many tokens an id of Mooncake's traces stands for (testdata/README.md).
+// mooncakeTokens is the number of tokens per hash id in Mooncake's traces (testdata/README.md).
 const mooncakeTokens = 512
 
-// IDTokens returns how many tokens of the input a hash id stands for, the last one of a request for up to as many: Mooncake's 512 where
-// the requests' lengths agree with that, or else the least number that they agree with, or zero if there is none.
+// IDTokens returns the number of input tokens per hash id; the last block of a request may have
+// fewer. It is Mooncake's 512 if that agrees with the lengths of all requests, else the least
+// number that does, or 0 if none does.
 func (s *Summary) IDTokens() int64 {
 	switch {
 	case s.leastTokens > s.mostTokens:
@@ -113,7 +119,7 @@ func (s *Summary) IDTokens() int64 {
 	return s.leastTokens
 }
 
-// open opens what was scanned once more, under the trace's name.
+// open opens the scanned trace again. path is its name in errors.
 func (s *Summary) open(ctx context.Context, path string) (*TraceReader, error) {
 	if s.spool == nil {
 		return OpenTrace(ctx, path)
@@ -121,7 +127,7 @@ func (s *Summary) open(ctx context.Context, path string) (*TraceReader, error) {
 	return NewTraceReader(path, io.NewSectionReader(s.spool, 0, math.MaxInt64))
 }
 
-// Close gives back what Scan kept of the trace. It may be called again.
+// Close frees the copy of the trace, if there is one. It may be called again.
 func (s *Summary) Close() error {
 	if s.spool == nil {
 		return nil

@@ -17,29 +17,32 @@ import (
 // ErrThreshold is the error of a replay that missed a threshold.
 var ErrThreshold = errors.New("threshold missed")
 
-// Threshold is a bound on what a replay reaches, such as "hit_rate>=0.3" or "load_p99<5ms". The zero value bounds nothing.
+// Threshold is a bound on a result of a replay, such as "hit_rate>=0.3" or "load_p99<5ms". The zero
+// value bounds nothing.
 type Threshold struct {
 	text  string
 	of    *measure
 	sign  string
 	bound float64
-	unit  string // of a time, as the bound has it
+	unit  string // of a time, as in the text
 }
 
-// ThresholdReport says whether a threshold was met.
+// ThresholdReport reports whether a threshold was met.
 type ThresholdReport struct {
 	Threshold string  `json:"threshold"`
 	Value     float64 `json:"value"`
-	Unit      string  `json:"unit,omitempty"` // of a time, that of its bound ("ms" of load_p99<5ms, "us" where that is 0); none of a number
-	Met       bool    `json:"met"`
+	// Unit is the unit of a time: that of the bound ("ms" of load_p99<5ms), or "us" if the bound
+	// has none. Numbers have no unit.
+	Unit string `json:"unit,omitempty"`
+	Met  bool   `json:"met"`
 
-	said string // the value for people
+	said string // the value as text
 }
 
-// measure is something that a threshold can be about.
+// measure is a result that a threshold can bound.
 type measure struct {
 	name   string
-	micros bool // a time in microseconds, and not a number
+	micros bool // a time in microseconds, not a number
 	value  func(*Report) float64
 }
 
@@ -57,10 +60,10 @@ var measures = []measure{
 	{"lag_p99", true, func(r *Report) float64 { return float64(r.LagUS.P99) }},
 }
 
-// signs are tried in this order: the longer ones before those that they begin with.
+// signs are tried in this order: longer ones before their prefixes.
 var signs = []string{"<=", ">=", "<", ">"}
 
-// ThresholdNames returns what thresholds can be about.
+// ThresholdNames returns the names of the results that thresholds can bound.
 func ThresholdNames() []string {
 	var names []string
 	for i := range measures {
@@ -69,7 +72,8 @@ func ThresholdNames() []string {
 	return names
 }
 
-// ParseThreshold reads a name, one of < <= > >=, and a number, or for a time one with its unit. The error wraps ErrInvalid.
+// ParseThreshold parses a name, one of < <= > >=, and a number, or a time with its unit. The error
+// wraps ErrInvalid.
 func ParseThreshold(s string) (Threshold, error) {
 	bad := func(format string, args ...any) (Threshold, error) {
 		return Threshold{}, fmt.Errorf("threshold %q: %s: %w", abridge([]byte(s)), fmt.Sprintf(format, args...), errdefs.ErrInvalid)
@@ -101,7 +105,7 @@ func ParseThreshold(s string) (Threshold, error) {
 	return t, nil
 }
 
-// NeedsSpeed reports whether the threshold is about what there is only where a trace's times are kept.
+// NeedsSpeed reports whether the bounded result exists only with Config.Speed.
 func (t *Threshold) NeedsSpeed() bool { return t.of != nil && strings.HasPrefix(t.of.name, "lag_") }
 
 func (t *Threshold) met(v float64) bool {
@@ -116,8 +120,8 @@ func (t *Threshold) met(v float64) bool {
 	return v >= t.bound
 }
 
-// Judge adds to the report whether it meets each threshold. The error names those that it misses, and wraps ErrThreshold. A latency of
-// which there was none is zero.
+// Judge adds the result of each threshold to the report. The error names the missed ones and wraps
+// ErrThreshold. A latency without samples is 0.
 func (r *Report) Judge(thresholds []Threshold) error {
 	var missed []string
 	for i := range thresholds {
@@ -129,7 +133,7 @@ func (r *Report) Judge(thresholds []Threshold) error {
 		j := ThresholdReport{Threshold: t.text, Value: v, Met: t.met(v), said: strconv.FormatFloat(v, 'g', 4, 64)}
 		if t.of.micros {
 			j.said = present.Micros(v)
-			one, _ := time.ParseDuration("1" + t.unit) // which was parsed as part of the bound
+			one, _ := time.ParseDuration("1" + t.unit) // valid: part of the parsed bound
 			j.Value, j.Unit = v*float64(time.Microsecond)/float64(one), t.unit
 		}
 		if !j.Met {

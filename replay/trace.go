@@ -17,10 +17,10 @@ import (
 // MaxLineBytes is the longest line of a trace. It bounds the memory of a TraceReader.
 const MaxLineBytes = 4 << 20
 
-// byteOrderMark is what some editors begin a file with.
+// byteOrderMark is written by some editors at the start of a file.
 const byteOrderMark = "\ufeff"
 
-// format is what errors show of a trace.
+// format describes a trace, for errors.
 const format = `a trace has one JSON object a line, such as {"timestamp":0,"input_length":1024,"output_length":5,"hash_ids":[0,1]}`
 
 // Request is one line of a trace.
@@ -32,15 +32,15 @@ type Request struct {
 	HashIDs      []int64 // of the input's blocks; equal ids share a prefix block
 }
 
-// TraceError says where a trace is wrong. It wraps errdefs.ErrInvalid.
+// TraceError describes an error in a trace. It wraps errdefs.ErrInvalid.
 type TraceError struct {
 	File    string
-	Line    int    // from 1; zero where the whole file is wrong
-	Field   string // "hash_ids[3]"; empty where the whole line is wrong
+	Line    int    // from 1; 0: the whole file
+	Field   string // "hash_ids[3]"; empty: the whole line
 	Problem string
 }
 
-// Error gives file, line, field and problem.
+// Error returns file, line, field and problem.
 func (e *TraceError) Error() string {
 	s := e.File + ":"
 	if e.Line > 0 {
@@ -55,9 +55,10 @@ func (e *TraceError) Error() string {
 // Unwrap returns errdefs.ErrInvalid.
 func (e *TraceError) Unwrap() error { return errdefs.ErrInvalid }
 
-// TraceReader reads a trace: one JSON object a line, {"timestamp", "input_length", "output_length", "hash_ids"}, as the
-// Mooncake traces have it; other fields, blank lines and a byte order mark are ignored. Gzip is recognized by its content. One
-// user at a time.
+// TraceReader reads a trace in the format of Mooncake's traces. Each line is a JSON object with
+// "timestamp", "input_length", "output_length" and "hash_ids". Other fields, blank lines and a byte
+// order mark are ignored. Gzip is recognized by its content. A TraceReader is not safe for
+// concurrent use.
 type TraceReader struct {
 	name  string
 	lines *bufio.Scanner
@@ -67,7 +68,7 @@ type TraceReader struct {
 	line, requests int // read so far
 }
 
-// rawRequest keeps its fields' buffers from line to line.
+// rawRequest reuses the buffers of its fields for every line.
 type rawRequest struct {
 	Timestamp    json.RawMessage `json:"timestamp"`
 	InputLength  json.RawMessage `json:"input_length"`
@@ -75,13 +76,14 @@ type rawRequest struct {
 	HashIDs      json.RawMessage `json:"hash_ids"`
 }
 
-// NewTraceReader reads a trace from r; name stands for it in errors.
+// NewTraceReader returns a reader of the trace in r. name is its name in errors.
 func NewTraceReader(name string, r io.Reader) (*TraceReader, error) {
 	buf, err := ctxio.Decompress(r)
 	if err != nil {
 		return nil, fmt.Errorf("read trace %s: %w", name, err)
 	}
-	if mark, _ := buf.Peek(len(byteOrderMark)); string(mark) == byteOrderMark { // an error comes again with the first line
+	// Reading the first line returns an error of Peek again.
+	if mark, _ := buf.Peek(len(byteOrderMark)); string(mark) == byteOrderMark {
 		_, _ = buf.Discard(len(mark))
 	}
 	lines := bufio.NewScanner(buf)
@@ -89,7 +91,8 @@ func NewTraceReader(name string, r io.Reader) (*TraceReader, error) {
 	return &TraceReader{name: name, lines: lines, close: func() error { return nil }}, nil
 }
 
-// OpenTrace opens the trace in the named file. Reading ends with ctx, also of a FIFO that nobody writes to.
+// OpenTrace opens the trace in a file. Reading ends when ctx ends, also from a FIFO without a
+// writer.
 func OpenTrace(ctx context.Context, path string) (*TraceReader, error) {
 	f, err := ctxio.Open(ctx, path)
 	if err != nil {
@@ -106,10 +109,11 @@ func OpenTrace(ctx context.Context, path string) (*TraceReader, error) {
 // Close closes the file of OpenTrace.
 func (t *TraceReader) Close() error { return t.close() }
 
-// Next reads the next request into req, reusing its HashIDs. It returns io.EOF after the last, a *TraceError for a line
-// that is wrong, and an error that wraps the cause where reading failed. A trace without a request is a *TraceError.
+// Next reads the next request into req, and reuses its HashIDs. It returns io.EOF after the last
+// request, a *TraceError for an invalid line or a trace without requests, and an error that wraps
+// the cause if reading fails.
 func (t *TraceReader) Next(req *Request) error {
-	// A Scanner hands out what was read before an error as if it were a line.
+	// After a read error, Scan returns the incomplete line as if it were a line.
 	for t.lines.Scan() && t.lines.Err() == nil {
 		t.line++
 		line := bytes.TrimSpace(t.lines.Bytes())
@@ -163,8 +167,8 @@ func (t *TraceReader) parse(line []byte, req *Request) error {
 	return t.parseHashIDs(r.HashIDs, req)
 }
 
-// parseHashIDs reads an array of integers that encoding/json has found to be valid JSON. It is done by hand because
-// json would take a null for a zero, and would not say which element is wrong.
+// parseHashIDs parses an array of integers that encoding/json has accepted as JSON. json itself
+// would decode null as 0, and would not name the invalid element.
 func (t *TraceReader) parseHashIDs(raw []byte, req *Request) error {
 	const field = "hash_ids"
 	req.HashIDs = req.HashIDs[:0]
@@ -187,7 +191,7 @@ func (t *TraceReader) parseHashIDs(raw []byte, req *Request) error {
 	return nil
 }
 
-// parseCount returns the non-negative integer that raw is, or what is wrong with it.
+// parseCount returns the non-negative integer in raw, or the problem with it.
 func parseCount(raw []byte) (v int64, problem string) {
 	v, err := strconv.ParseInt(string(raw), 10, 64)
 	switch {
@@ -201,7 +205,7 @@ func parseCount(raw []byte) (v int64, problem string) {
 	return v, ""
 }
 
-// abridge keeps a hostile value from filling the terminal.
+// abridge shortens a long value for an error.
 func abridge(raw []byte) string {
 	const most = 40
 	if len(raw) > most {

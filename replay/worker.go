@@ -12,7 +12,7 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// worker replays one request at a time. What it works with is kept from request to request.
+// worker replays one request at a time. It reuses its buffers for the next request.
 type worker struct {
 	run     *run
 	painter *kvcache.Painter
@@ -22,12 +22,12 @@ type worker struct {
 	pages []uint32
 	seeds []uint64
 	wrong []int64
-	tiers []string // where each leased block lay
-	errs  []error  // of each of them that was loaded, or nil
-	// unjudged: they are being compared.
+	tiers []string // tier of each leased block
+	errs  []error  // error of each leased block, or nil if it was loaded
+	// unjudged is set from the load of a prefix until judge has counted its blocks.
 	unjudged bool
-	step     Step // what this request amounted to
-	// The blocks of the request that are loaded, and those that are computed and dumped.
+	step     Step // result of this request
+	// load has the blocks to load, compute those to compute and dump.
 	load, compute work
 }
 
@@ -51,7 +51,7 @@ func newWorker(r *run, most int) (*worker, error) {
 	return &worker{run: r, painter: p, all: r.cache.All()}, nil
 }
 
-// add puts block i of the request into s.
+// add adds block i of the request to s.
 func (w *worker) add(s *work, req *Request, i int) {
 	s.at = append(s.at, i)
 	s.refs = append(s.refs, store.Ref{Key: w.keys[i], Page: w.pages[i]})
@@ -59,7 +59,8 @@ func (w *worker) add(s *work, req *Request, i int) {
 	s.seeds = append(s.seeds, kvcache.ContentSeed(req.HashIDs[i]))
 }
 
-// work replays requests until there are no more, or until one fails in a way that makes going on pointless.
+// work replays requests until there are no more, or until one fails. Failures of single blocks are
+// counted only.
 func (w *worker) work(ctx context.Context) error {
 	for {
 		var req *turn
@@ -84,7 +85,8 @@ func (w *worker) work(ctx context.Context) error {
 	}
 }
 
-// request replays one request: pages, prefix, compute, load, dump. What was loaded is verified while the rest is dumped.
+// request replays one request: pages, prefix, compute, load, dump. Loaded blocks are verified while
+// the others are dumped.
 func (w *worker) request(ctx context.Context, req *Request) (err error) {
 	n := len(req.HashIDs)
 	w.run.tally.see(req.HashIDs)
@@ -95,7 +97,7 @@ func (w *worker) request(ctx context.Context, req *Request) (err error) {
 	if err := w.take(ctx, n); err != nil {
 		return err
 	}
-	// Pages go back only when nothing can touch them any more.
+	// Pages return to the free list only after the last access to them.
 	quiesced := true
 	defer func() {
 		if !quiesced {
@@ -115,7 +117,7 @@ func (w *worker) request(ctx context.Context, req *Request) (err error) {
 	}
 	unloaded := len(w.compute.at) - (n - hits)
 	if unloaded > 0 {
-		if err := w.judge(ctx, req); err != nil { // who computes them needs the painter
+		if err := w.judge(ctx, req); err != nil { // computing needs the painter
 			return err
 		}
 	}
@@ -125,7 +127,7 @@ func (w *worker) request(ctx context.Context, req *Request) (err error) {
 	return errors.Join(err, w.judge(ctx, req))
 }
 
-// take takes n pages.
+// take takes n free pages from the cache.
 func (w *worker) take(ctx context.Context, n int) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, w.run.cfg.Timeout)
 	defer cancel()
@@ -133,8 +135,9 @@ func (w *worker) take(ctx context.Context, n int) (err error) {
 	return err
 }
 
-// paint computes the blocks of the request behind its first hits, and poisons the pages of those: what is not loaded then shows as
-// wrong bytes, and so does what is loaded to a page of another. Layers are computed when they are dumped.
+// paint fills the request's pages: the first hits of them with poison, the others with their
+// content. Layerwise replays poison all pages, and compute each layer just before its dump. A load
+// that is missing, or that writes to the page of another block, then shows as wrong bytes.
 func (w *worker) paint(ctx context.Context, req *Request, hits int) error {
 	ctx, cancel := context.WithTimeout(ctx, w.run.cfg.Timeout)
 	defer cancel()
@@ -152,8 +155,9 @@ func (w *worker) paint(ctx context.Context, req *Request, hits int) error {
 	return nil
 }
 
-// loadPrefix leases the request's longest prefix, loads it into the pages and has it compared, for judge, and computes the rest. It returns
-// how many blocks were found; those of them that could not be loaded are in w.compute. quiet says that no transfer is left.
+// loadPrefix leases the request's longest prefix, computes the other blocks, loads the prefix and
+// starts to compare it; judge completes the comparison. It returns the number of blocks found.
+// Those that failed to load are in w.compute. quiet reports whether no transfer is left.
 func (w *worker) loadPrefix(ctx context.Context, req *Request) (hits int, quiet bool, err error) {
 	looking, done := context.WithTimeout(ctx, w.run.cfg.Timeout)
 	defer done()
@@ -206,8 +210,8 @@ func (w *worker) loadPrefix(ctx context.Context, req *Request) (hits int, quiet 
 	return hits, true, nil
 }
 
-// checkLayers compares each layer as it arrives, when an engine would use it. Blocks that fail to load are compared
-// too, to no effect: judge does not look at their counts.
+// checkLayers compares each layer when it has been loaded, as an engine would use it. Blocks that
+// fail to load are compared too, but judge ignores their counts.
 func (w *worker) checkLayers(ctx context.Context, task *store.LoadTask) error {
 	for layer := range w.run.cfg.Geometry.Layers {
 		if err := task.WaitShard(ctx, layer); err != nil && ctx.Err() != nil {
@@ -220,7 +224,8 @@ func (w *worker) checkLayers(ctx context.Context, task *store.LoadTask) error {
 	return nil
 }
 
-// judge counts the blocks that were loaded and reports those that hold wrong bytes, unless that has been done.
+// judge counts the loaded blocks and reports those with wrong bytes. Further calls for the same
+// load do nothing.
 func (w *worker) judge(ctx context.Context, req *Request) error {
 	if !w.unjudged {
 		return nil
@@ -258,7 +263,7 @@ func (w *worker) judge(ctx context.Context, req *Request) error {
 	return nil
 }
 
-// mismatch reports block i of the request, whose page holds wrong bytes.
+// mismatch reports block i of the request, whose page has wrong bytes.
 func (w *worker) mismatch(ctx context.Context, req *Request, i int) error {
 	plane, off, err := w.painter.Locate(ctx, w.pages[i], kvcache.ContentSeed(req.HashIDs[i]))
 	if err != nil {
@@ -279,8 +284,10 @@ func (w *worker) mismatch(ctx context.Context, req *Request, i int) error {
 	return nil
 }
 
-// dump dumps the blocks of w.compute, of which it first computes those that could not be loaded, or all layer by layer. It returns once
-// the pages may be reused; quiet says whether that is so. Blocks that cannot be stored are counted, and do not end the replay.
+// dump dumps the blocks of w.compute. It first computes the unloaded ones, those that failed to
+// load; layerwise replays compute each layer of all blocks. It waits until the pages may be reused,
+// and quiet reports whether they may. Blocks that cannot be stored are counted, and do not end the
+// replay.
 func (w *worker) dump(ctx context.Context, req *Request, unloaded int) (quiet bool, err error) {
 	wait, cancel := context.WithTimeout(ctx, w.run.cfg.Timeout)
 	defer cancel()
@@ -308,7 +315,7 @@ func (w *worker) dump(ctx context.Context, req *Request, unloaded int) (quiet bo
 		return true, fmt.Errorf("dump %d blocks: %w", len(w.compute.at), err)
 	}
 	w.run.tally.latency(w.run.tally.dump, time.Since(start))
-	// The next request must find these blocks, or the number of hits would depend on who is faster.
+	// The next request must find these blocks. Otherwise the number of hits would depend on timing.
 	if err := task.Published(wait); err != nil {
 		return true, fmt.Errorf("publish %d blocks: %w", len(w.compute.at), err)
 	}
@@ -320,7 +327,8 @@ func (w *worker) dump(ctx context.Context, req *Request, unloaded int) (quiet bo
 	return true, nil
 }
 
-// computeLayers fills one layer after the other and hands each to the dump while the next is filled.
+// computeLayers computes one layer after the other, and submits each to the dump before the next is
+// computed.
 func (w *worker) computeLayers(ctx context.Context, task *store.DumpTask) error {
 	for layer := range w.run.cfg.Geometry.Layers {
 		if err := w.painter.Fill(ctx, w.run.cache.Shard(layer), w.compute.pages, w.compute.seeds); err != nil {
@@ -333,7 +341,8 @@ func (w *worker) computeLayers(ctx context.Context, task *store.DumpTask) error 
 	return nil
 }
 
-// sourceFree waits until the dump reads no page any more. When ctx ends it cancels the dump and gives it grace.
+// sourceFree waits until the dump no longer reads pages, and reports whether it does not. If ctx
+// ends first, it cancels the dump and waits for Config.Timeout at most.
 func (w *worker) sourceFree(ctx context.Context, task *store.DumpTask) bool {
 	if task.SourceFree(ctx) == nil {
 		return true
@@ -344,9 +353,10 @@ func (w *worker) sourceFree(ctx context.Context, task *store.DumpTask) bool {
 	return task.SourceFree(last) == nil
 }
 
-// settle waits until the task has come to rest. When ctx ends it cancels the task and gives it grace more.
+// settle waits until the task has ended, and reports whether it has. If ctx ends first, it cancels
+// the task and waits for grace at most.
 func settle(ctx context.Context, task *store.LoadTask, grace time.Duration) bool {
-	_ = task.Wait(ctx) // its blocks' errors are looked at one by one
+	_ = task.Wait(ctx) // the caller reads the errors of the blocks
 	if ctx.Err() == nil {
 		return true
 	}

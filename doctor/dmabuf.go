@@ -11,7 +11,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// ProbeDMABuf exports a little memory of dev as NICs want it, and says whether writes of NICs to it are seen at once.
+// ProbeDMABuf exports memory of dev in the form for NICs, and reports whether writes of NICs must
+// be flushed.
 func ProbeDMABuf(dev device.Device) Finding {
 	f := Answered(exportOnce(dev), "the open kernel modules of the NVIDIA driver and Linux 5.12; without, NICs need nvidia_peermem")
 	if f.Answer == Yes {

@@ -1,9 +1,10 @@
-// Package doctor says what a machine has for moving KV cache: GPUs and how they are attached, RDMA devices, cuFile,
-// io_uring, huge pages, locked memory, file systems, and which of kvlane's paths that makes available.
+// Package doctor examines a machine for moving KV cache: GPUs and their links, RDMA devices,
+// cuFile, io_uring, huge pages, locked memory and file systems. It reports which of kvlane's paths
+// are available.
 //
-// Every answer is one of three: yes, no with the reason, or unknown with the reason why it could not be told. A no, where
-// something can be done about it, comes with what to do.
+// An answer is yes, no, or unknown if a probe was inconclusive. A no and an unknown have a reason,
+// and a remedy if there is one.
 //
-// What is asked of the machine goes through Machine, whose fields can be replaced: Local is this machine, tests use
-// recorded ones. Examine keeps nothing and may be called concurrently.
+// All access to the machine is by the fields of Machine, which can be replaced. Local returns this
+// machine; tests use recorded ones. Examine keeps no state and may be called concurrently.
 package doctor

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// keepsFiles are the types of file system that a directory of blocks would be put on; the rest of a mount table is the
-// kernel's own.
+// keepsFiles has the types of file systems that are suitable for a directory of blocks. Other
+// mounts are the kernel's own.
 var keepsFiles = map[string]bool{
 	"ext2": true, "ext3": true, "ext4": true, "xfs": true, "btrfs": true, "zfs": true, "f2fs": true, "bcachefs": true, "tmpfs": true,
 	"overlay": true, "nfs": true, "nfs4": true, "ceph": true, "lustre": true, "beegfs": true, "gpfs": true, "wekafs": true, "9p": true,
@@ -19,7 +19,8 @@ type mount struct {
 	source, dir, fsType, options string
 }
 
-// mounts returns the machine's mount table. Of several mounts on one directory only the last is seen, as by programs.
+// mounts returns the machine's mount table. Of several mounts on one directory, programs see only
+// the last, and so does the table.
 func (m *Machine) mounts() []mount {
 	var table []mount
 	at := make(map[string]int)
@@ -39,7 +40,7 @@ func (m *Machine) mounts() []mount {
 	return table
 }
 
-// unescape undoes the octal escapes of /proc/mounts: space, tab, newline and backslash.
+// unescape decodes the octal escapes of /proc/mounts: space, tab, newline and backslash.
 func unescape(s string) string {
 	if !strings.Contains(s, `\`) {
 		return s
@@ -58,7 +59,7 @@ func unescape(s string) string {
 	return b.String()
 }
 
-// mountOf returns the mount that holds dir, an absolute and clean path.
+// mountOf returns the mount that has dir, an absolute and clean path.
 func mountOf(table []mount, dir string) mount {
 	var best mount
 	for _, mt := range table {
@@ -83,7 +84,7 @@ func (m *Machine) fileSystems(dirs []string) []FileSystem {
 		return list
 	}
 	for _, mt := range table {
-		// What lies under these is the system's own, even on a type that keeps files.
+		// Mounts below these are the system's own, even if their type keeps files.
 		system := under(mt.dir, "/proc") || under(mt.dir, "/sys") || under(mt.dir, "/dev") || under(mt.dir, "/run")
 		if keepsFiles[mt.fsType] && !system {
 			list = append(list, m.fileSystem(mt, mt.dir))

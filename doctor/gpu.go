@@ -12,7 +12,9 @@ import (
 const (
 	pciDevices   = "sys/bus/pci/devices"
 	vendorNVIDIA = "0x10de"
-	classDisplay = "0x03" // PCI base class 03h, display controllers; data-center GPUs are 0302, 3D controllers
+	// classDisplay is PCI base class 03h, display controllers. Data-center GPUs are 0302, 3D
+	// controllers.
+	classDisplay = "0x03"
 )
 
 func (m *Machine) nvidia(ctx context.Context) NVIDIA {
@@ -36,7 +38,8 @@ func (m *Machine) nvidia(ctx context.Context) NVIDIA {
 	return n
 }
 
-// driverRemedy says what would make the driver work, from what is on the bus and in the kernel.
+// driverRemedy returns the remedy for a missing driver, by the GPUs on the bus and the kernel
+// module.
 func (n *NVIDIA) driverRemedy() string {
 	switch {
 	case len(n.OnBus) == 0 && n.KernelModule == "":
@@ -56,7 +59,7 @@ func (m *Machine) gpu(d *CUDADevice) GPU {
 		Sharing: append([]Sharing{}, d.Sharing...),
 	}
 	if d.Err != nil {
-		// Nothing was tried on a device that did not open.
+		// A device that did not open was not probed.
 		f := Finding{Answer: Unknown, Reason: "the device could not be opened"}
 		if errors.Is(d.Err, errdefs.ErrNotSupported) {
 			f.Answer = No
@@ -85,7 +88,8 @@ func (m *Machine) pciLink(addr string) PCILink {
 	}
 }
 
-// linkSpeed drops what the kernel adds after the rate ("32.0 GT/s PCIe"); a virtual machine's bus says "Unknown".
+// linkSpeed returns the rate without the kernel's suffix ("32.0 GT/s PCIe"). It is empty for
+// "Unknown", as on the bus of a virtual machine.
 func linkSpeed(s string) string {
 	if strings.HasPrefix(s, "Unknown") {
 		return ""

@@ -27,7 +27,8 @@ func (m *Machine) host() Host {
 	return h
 }
 
-// hugePages lists the pools in the order of the kernel's directory, which names them "hugepages-2048kB".
+// hugePages returns the pools in the order of the kernel's directory, where they are named
+// "hugepages-2048kB".
 func (m *Machine) hugePages() []HugePages {
 	const dir = "sys/kernel/mm/hugepages"
 	pools := []HugePages{}
@@ -92,7 +93,7 @@ func (m *Machine) ioUring() Finding {
 	if err == nil {
 		return Finding{Answer: Yes}
 	}
-	// The sysctl tells why the kernel said no (admin-guide/sysctl/kernel.rst, io_uring_disabled).
+	// The sysctl explains a refusal (admin-guide/sysctl/kernel.rst, io_uring_disabled).
 	switch m.textOr(sysctl, "") {
 	case "1":
 		err = fmt.Errorf("%w: kernel.io_uring_disabled is 1, so that only privileged processes and one group may use it", err)
@@ -103,7 +104,7 @@ func (m *Machine) ioUring() Finding {
 	return Answered(err, "a kernel of 5.6 or later with CONFIG_IO_URING, and a container runtime whose seccomp profile allows it")
 }
 
-// notSupported returns an error that makes found answer no.
+// notSupported returns an error that Answered converts to a no.
 func notSupported(format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, errdefs.ErrNotSupported)...)
 }

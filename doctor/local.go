@@ -12,11 +12,12 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/uring"
 )
 
-// directBytes is written by the O_DIRECT probe: a multiple of every logical block size in use.
+// directBytes is the size of the O_DIRECT probe's write. It is a multiple of all logical block
+// sizes in use.
 const directBytes = 4 << 10
 
-// Local is the machine that the process runs on. How to ask for GPUs and libraries is the caller's to say, as the
-// bindings belong to other packages.
+// Local returns the machine on which the process runs. The caller provides the functions for GPUs
+// and libraries, as other packages have these bindings.
 func Local(cuda func(context.Context) (CUDA, error), cuFile func(ctx context.Context, dirs []string) CuFileProbe, library func(name string) error) Machine {
 	return Machine{
 		Files:      osFiles(),
@@ -60,7 +61,7 @@ func statFS(dir string) (total, free int64, err error) {
 	return int64(s.Blocks) * block, int64(s.Bavail) * block, nil
 }
 
-// tryDirectIO writes one aligned page to a file that has no name, so that nothing stays behind whatever happens.
+// tryDirectIO writes one aligned page to a file without a name, so that no file can remain.
 func tryDirectIO(dir string) error {
 	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_DIRECT|unix.O_CLOEXEC, 0o600)
 	switch {
@@ -75,7 +76,7 @@ func tryDirectIO(dir string) error {
 }
 
 func writeDirect(fd int) error {
-	// Memory of its own mapping is aligned to a page, which O_DIRECT asks for and the Go heap does not promise.
+	// O_DIRECT requires memory aligned to a page. A mapping is; the Go heap may not be.
 	page, err := unix.Mmap(-1, 0, directBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
 		return fmt.Errorf("not tried: map a page: %w", err)

@@ -9,41 +9,45 @@ import (
 	"strings"
 )
 
-// Machine is where the answers come from. Every field is needed.
+// Machine has the sources of the answers. All fields are required.
 type Machine struct {
-	// Files is the machine's file system from its root. Only what lies under proc and sys is read through it.
+	// Files is the machine's file system from its root. Only files in proc and sys are read.
 	Files fs.FS
 	// CPUs is the number of processors that the process may use.
 	CPUs int
-	// CUDA asks the CUDA driver. Its error wraps ErrNotSupported where there is none.
+	// CUDA queries the CUDA driver. Its error wraps ErrNotSupported if there is none.
 	CUDA func(ctx context.Context) (CUDA, error)
-	// Library loads a shared library and lets go of it again. Its error wraps ErrNotSupported where there is none.
+	// Library loads a shared library and releases it. Its error wraps ErrNotSupported if it is
+	// missing.
 	Library func(name string) error
-	// CuFile tries cuFile on a GPU, with a file in each of dirs. It is asked only where there is a GPU and the library.
+	// CuFile tries cuFile on a GPU, with a file in each of dirs. It is called only if there are a
+	// GPU and the library.
 	CuFile func(ctx context.Context, dirs []string) CuFileProbe
-	// IOUring asks the kernel for io_uring. Its error wraps ErrNotSupported for a definite no.
+	// IOUring probes the kernel for io_uring. Its error wraps ErrNotSupported if the answer is no.
 	IOUring func() error
-	// OpenFiles returns the limits on descriptors; math.MaxUint64 is none.
+	// OpenFiles returns the limits on descriptors. math.MaxUint64: there is none.
 	OpenFiles func() (soft, hard uint64, err error)
-	// MemoryLock returns the limits of locked memory in bytes; math.MaxUint64 is none.
+	// MemoryLock returns the limits on locked memory in bytes. math.MaxUint64: there is none.
 	MemoryLock func() (soft, hard uint64, err error)
-	// StatFS returns the size of dir's file system and what of it this user may still fill.
+	// StatFS returns the bytes of dir's file system, and those still free for this user.
 	StatFS func(dir string) (total, free int64, err error)
-	// DirectIO tries a write with O_DIRECT in dir and leaves nothing behind. Its error wraps ErrNotSupported where the
-	// file system refuses it.
+	// DirectIO tries a write with O_DIRECT in dir, and leaves no file behind. Its error wraps
+	// ErrNotSupported if the file system refuses it.
 	DirectIO func(dir string) error
 }
 
-// Options says what to examine beyond the machine itself.
+// Options are the options of Examine.
 type Options struct {
-	// Dirs are the directories whose file systems are examined. Empty: every mounted file system that keeps files.
+	// Dirs are the directories whose file systems are examined. Empty: every mounted file system
+	// that keeps files.
 	Dirs []string
-	// Require is what the report answers in Required.
+	// Require lists the abilities that Report.Required answers for.
 	Require []Ability
 }
 
-// Examine asks the machine everything and never fails as a whole: what could not be told is an answer too. It reads a few
-// hundred small files, opens every GPU for a moment, and writes small files that are gone afterwards.
+// Examine examines the machine. It always returns a report, as an inconclusive probe is an answer
+// too. It reads a few hundred small files, opens every GPU for a moment, and writes small files,
+// which it removes.
 func Examine(ctx context.Context, m Machine, o Options) *Report {
 	r := &Report{
 		Host:      m.host(),
@@ -61,7 +65,8 @@ func Examine(ctx context.Context, m Machine, o Options) *Report {
 	return r
 }
 
-// text returns the trimmed contents of a file of the machine, named from its root without the leading slash.
+// text returns the trimmed contents of a file of the machine. name is its path without the first
+// slash.
 func (m *Machine) text(name string) (string, error) {
 	b, err := fs.ReadFile(m.Files, name)
 	if err != nil {
@@ -70,7 +75,8 @@ func (m *Machine) text(name string) (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-// textOr returns the contents of a file, or otherwise where it cannot be read: for facts that are good to have only.
+// textOr returns the contents of a file, or otherwise if it cannot be read. It is for optional
+// facts.
 func (m *Machine) textOr(name, otherwise string) string {
 	s, err := m.text(name)
 	if err != nil {
@@ -88,7 +94,7 @@ func (m *Machine) numberOr(name string, otherwise int64) int64 {
 	return n
 }
 
-// names lists a directory of the machine; a directory that is not there is empty.
+// names returns the names in a directory of the machine, or none if it cannot be read.
 func (m *Machine) names(dir string) []string {
 	entries, err := fs.ReadDir(m.Files, dir)
 	if err != nil {
@@ -106,5 +112,5 @@ func (m *Machine) exists(name string) bool {
 	return err == nil
 }
 
-// osFiles is the machine's own file system.
+// osFiles returns the file system of this machine.
 func osFiles() fs.FS { return os.DirFS("/") }

@@ -7,8 +7,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// paths tells for each way of moving bytes whether this machine has it: what the probes of the GPUs and of the file
-// systems add up to.
+// paths reports for each way of moving bytes whether the machine has it, by the findings of r.
 func paths(r *Report) []Path {
 	gpu := func(name stream.Path, what string, pick func(*Probe) Finding) Path {
 		return Path{Name: name.String(), What: what, Available: r.anyGPU(func(g *GPU) Finding { return pick(&g.Probe) })}
@@ -21,7 +20,7 @@ func paths(r *Report) []Path {
 		{Name: "checksums on the way", What: "host <-> GPU, by the kernels that copy", Available: r.anyGPU(func(g *GPU) Finding { return g.Probe.Sums })},
 		{Name: stream.PathNIC.String(), What: "host <-> GPU, by an RDMA NIC connected to itself", Available: r.anyGPU(func(g *GPU) Finding {
 			if g.NIC.Answer == Yes {
-				return Finding{Answer: Yes} // which one is said with the GPU
+				return Finding{Answer: Yes} // its name is printed with the GPU
 			}
 			return g.NIC
 		})},
@@ -37,7 +36,9 @@ func paths(r *Report) []Path {
 	}
 }
 
-// anyGPU is a yes when one GPU has the ability, and says which do not; without any it is the best answer there is.
+// anyGPU returns yes if one GPU has the ability. Its reason then has the number of GPUs, if others
+// lack it. Otherwise it returns unknown if the answer of any GPU is unknown, and no if it is not.
+// Without a GPU it returns the finding about the driver.
 func (r *Report) anyGPU(pick func(*GPU) Finding) Finding {
 	if len(r.NVIDIA.GPUs) == 0 {
 		return r.NVIDIA.Driver
@@ -51,7 +52,7 @@ func (r *Report) anyGPU(pick func(*GPU) Finding) Finding {
 			have++
 			continue
 		}
-		// A no is conclusive, an unknown is not: the unknown wins, as a claim of "no" for all must hold for all.
+		// An unknown takes precedence, as a no must hold for all GPUs.
 		if missing.Answer != Unknown {
 			missing = f.of(fmt.Sprintf("GPU %d", g.Index))
 		}
@@ -65,7 +66,8 @@ func (r *Report) anyGPU(pick func(*GPU) Finding) Finding {
 	return Finding{Answer: Yes}
 }
 
-// shares is a yes by the first type of handle that works for the GPU's memory.
+// shares returns yes if one type of handle works for the GPU's memory, or else the last type's
+// answer.
 func (g *GPU) shares() Finding {
 	best := Finding{Answer: Unknown, Reason: "it was not tried"}
 	for _, s := range g.Sharing {
@@ -79,7 +81,7 @@ func (g *GPU) shares() Finding {
 	return best
 }
 
-// anyPeer is a yes when one GPU reaches another's memory.
+// anyPeer returns yes if one GPU can access another's memory.
 func (r *Report) anyPeer() Finding {
 	n := &r.NVIDIA
 	if len(n.GPUs) == 0 {
@@ -99,7 +101,7 @@ func (r *Report) anyPeer() Finding {
 	return best
 }
 
-// uring is a yes where files can be moved and the kernel has io_uring for it.
+// uring returns yes if the kernel has io_uring and a file system can be written to.
 func (r *Report) uring() Finding {
 	if r.IOUring.Answer != Yes {
 		return r.IOUring

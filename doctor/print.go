@@ -9,7 +9,7 @@ import (
 	"github.com/kvlane/kvlane/internal/present"
 )
 
-// WriteText writes the report for people. It returns the writer's error.
+// WriteText writes the report as text. It returns the error of w.
 func (r *Report) WriteText(w io.Writer) error {
 	p := &printer{Page: present.NewPage(present.ScreenOf(w)), said: map[Finding]string{}}
 	p.verdict(r)
@@ -25,10 +25,10 @@ func (r *Report) WriteText(w io.Writer) error {
 type printer struct {
 	*present.Page
 	section present.Table
-	said    map[Finding]string // titles of the findings that were printed with their reasons
+	said    map[Finding]string // titles of findings printed with their reasons
 }
 
-// begin begins a section, and end writes what line and finding have put into it.
+// begin starts a section. end writes the rows of line and finding to the page.
 func (p *printer) begin(title string) {
 	p.Heading("%s", title)
 	p.section = present.Table{Prose: true}
@@ -40,7 +40,8 @@ func (p *printer) line(title, format string, args ...any) {
 	p.section.Row(title, fmt.Sprintf(format, args...))
 }
 
-// finding adds one answer under a title, and the reason and the remedy where there are any: once, and then where they were.
+// finding adds an answer under a title, with its reason and remedy. If these were printed before,
+// it adds the title under which they are instead.
 func (p *printer) finding(title string, f Finding) {
 	if before := p.said[f]; before != "" {
 		p.line(title, "%s: see %s above", f.Answer, before)
@@ -56,7 +57,7 @@ func (p *printer) finding(title string, f Finding) {
 	}
 }
 
-// why returns the reason in as few words as there are.
+// why returns the shortest form of the reason.
 func (f Finding) why() string {
 	if f.Brief != "" {
 		return f.Brief
@@ -71,7 +72,8 @@ func (f Finding) inline() string {
 	return string(f.Answer) + ": " + f.why()
 }
 
-// verdict says what is to be had, what is not, and what was required of it.
+// verdict adds the usable GPUs, the available and missing paths, and the number of met
+// requirements.
 func (p *printer) verdict(r *Report) {
 	have := map[Answer][]string{}
 	for i := range r.Paths {
@@ -166,7 +168,7 @@ func (p *printer) nvidia(n *NVIDIA) {
 	for i := range n.GPUs {
 		p.gpu(&n.GPUs[i])
 	}
-	// A GPU on the bus that the driver offers was described above.
+	// GPUs that the driver offers were printed above.
 	if len(n.GPUs) == 0 {
 		for i := range n.OnBus {
 			p.line("on the PCI bus", "%s", n.OnBus[i].text())
@@ -208,7 +210,7 @@ func (p *printer) gpu(g *GPU) {
 	}
 }
 
-// summary says in one line which paths a GPU has: yes for all of them, or those that it lacks.
+// summary returns one finding for the paths of a GPU: all, or not all with the missing ones.
 func (p *Probe) summary() Finding {
 	var lacks []string
 	for _, a := range p.abilities() {
@@ -340,7 +342,7 @@ func (p *printer) required(r *Report) {
 	p.end()
 }
 
-// count writes a limit.
+// count formats a limit.
 func count(n uint64) string {
 	if n > math.MaxInt64 {
 		return "unlimited"

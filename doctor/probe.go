@@ -15,17 +15,18 @@ import (
 )
 
 const (
-	// probeBytes is moved each way by each path of a probe, in two pieces with a gap, so that a batch is one.
+	// probeBytes is copied in each direction by each path of a probe, in two pieces with a gap
+	// between them, so that it is a batch of two copies.
 	probeBytes = 8 << 10
-	// probeTimeout bounds the wait for one direction: a healthy device takes microseconds.
+	// probeTimeout bounds the wait for one path. A healthy device takes microseconds.
 	probeTimeout = 10 * time.Second
 )
 
-// Opener opens a stream on a device that moves everything by one path.
+// Opener opens a stream on a device that makes all its copies by one path.
 type Opener func(dev device.Device, path stream.Path) (stream.Stream, error)
 
-// ProbeDevice tries each path on dev: it copies a few KiB to the device and back and compares them. An ability is thus
-// claimed only where it worked.
+// ProbeDevice tries each path on dev: it copies a few KiB to the device and back and compares them.
+// It therefore reports an ability only if it has worked.
 func ProbeDevice(ctx context.Context, dev device.Device, open Opener) Probe {
 	var p Probe
 	for _, a := range p.abilities() {
@@ -40,24 +41,25 @@ type NICs interface {
 	registrar
 }
 
-// registrar is what memory is given to before streams reach it.
+// registrar registers memory before streams access it.
 type registrar interface {
 	Register(regions ...*mem.Region) error
 	Unregister(ctx context.Context, regions ...*mem.Region) error
 }
 
-// unregistered is the registrar of streams that need none.
+// unregistered is the registrar of streams that need no registration.
 type unregistered struct{}
 
 func (unregistered) Register(...*mem.Region) error                    { return nil }
 func (unregistered) Unregister(context.Context, ...*mem.Region) error { return nil }
 
-// ProbeNICs copies a few KiB to dev and back by NICs, whose copies have that path.
+// ProbeNICs copies a few KiB to dev and back by NICs. path is the path that completions of their
+// copies have.
 func ProbeNICs(ctx context.Context, dev device.Device, nics NICs, path stream.Path) error {
 	return tryPath(ctx, dev, nics, nics.OpenStream, path, roundTrip)
 }
 
-// ability is something that a probe tries.
+// ability is a feature that a probe tries.
 type ability struct {
 	name  string
 	found *Finding
@@ -80,7 +82,7 @@ func (p *Probe) abilities() []ability {
 	}
 }
 
-// batched looks whether dev's queues take many copies in one call.
+// batched returns an error unless queues of dev take many copies in one call.
 func batched(ctx context.Context, dev device.Device, _ Opener) error {
 	q, err := dev.OpenQueue(device.QueueOptions{})
 	if err != nil {
@@ -92,11 +94,11 @@ func batched(ctx context.Context, dev device.Device, _ Opener) error {
 	return errors.Join(err, q.Close(ctx))
 }
 
-// trial uses a stream whose every batch takes path.
+// trial uses a stream. Each of its batches must take path.
 type trial func(ctx context.Context, s stream.Stream, host, gpu *mem.Region, path stream.Path) error
 
-// tryPath opens a stream and has try copy by it, between memory that reg was given. What does not come to rest keeps its memory, to the
-// process's end.
+// tryPath opens a stream and calls try with it, and with memory registered with reg. If the stream
+// does not close, its memory is never freed.
 func tryPath(ctx context.Context, dev device.Device, reg registrar, open func() (stream.Stream, error), path stream.Path, try trial) (err error) {
 	s, err := open()
 	if err != nil {
@@ -131,7 +133,8 @@ func tryPath(ctx context.Context, dev device.Device, reg registrar, open func() 
 	return try(ctx, s, host, gpu, path)
 }
 
-// roundTrip copies the first half of host to gpu and from there to the second half, in two pieces each way.
+// roundTrip copies the first half of host to gpu, and from there to the second half, in two pieces
+// each way.
 func roundTrip(ctx context.Context, s stream.Stream, host, gpu *mem.Region, path stream.Path) error {
 	want := host.Bytes()[:probeBytes]
 	for i := range want {
@@ -155,7 +158,7 @@ func roundTrip(ctx context.Context, s stream.Stream, host, gpu *mem.Region, path
 	return nil
 }
 
-// carry has s copy b, by that path.
+// carry copies b with s, and returns an error if the copy took another path.
 func carry(ctx context.Context, s stream.Stream, b *mem.Batch, path stream.Path) (stream.Completion, error) {
 	t, err := s.Submit(ctx, b)
 	if err != nil {
@@ -171,7 +174,7 @@ func carry(ctx context.Context, s stream.Stream, b *mem.Batch, path stream.Path)
 	return c, nil
 }
 
-// summed copies a leaf to gpu and compares the checksum that came with it.
+// summed copies a leaf to gpu, and compares the checksum of the copy with the leaf's.
 func summed(ctx context.Context, s stream.Stream, host, gpu *mem.Region, path stream.Path) error {
 	leaf := host.Bytes()[:mem.LeafBytes]
 	for i := range leaf {

@@ -14,20 +14,20 @@ type Answer string
 const (
 	Yes     Answer = "yes"
 	No      Answer = "no"
-	Unknown Answer = "unknown" // the question could not be put: no permission, an unexpected failure
+	Unknown Answer = "unknown" // inconclusive: no permission, or an unexpected failure
 )
 
 // Finding is an answer with its reason.
 type Finding struct {
 	Answer Answer `json:"answer"`
 	Reason string `json:"reason,omitempty"`
-	Remedy string `json:"remedy,omitempty"` // what would make it a yes, where something would
-	// Brief is the reason in fewer words, for people; empty where Reason is as brief as it gets.
+	Remedy string `json:"remedy,omitempty"` // change that would make it a yes, if known
+	// Brief is a shorter reason, for the text form. Empty: Reason is short.
 	Brief string `json:"-"`
 }
 
-// Answered turns the outcome of a probe into a Finding: nil is a yes, ErrNotSupported a no, and any other error leaves the
-// question open. The remedy counts only for what is not a yes.
+// Answered converts the outcome of a probe to a Finding: nil is a yes, ErrNotSupported a no, any
+// other error an unknown. A yes has no remedy.
 func Answered(err error, remedy string) Finding {
 	if err == nil {
 		return Finding{Answer: Yes}
@@ -43,7 +43,7 @@ func Answered(err error, remedy string) Finding {
 	return f
 }
 
-// of returns f with its reason said of a part of the machine.
+// of returns f with the name of a part of the machine before its reason.
 func (f Finding) of(part string) Finding {
 	f.Reason = part + ": " + f.Reason
 	if f.Brief != "" {
@@ -52,7 +52,7 @@ func (f Finding) of(part string) Finding {
 	return f
 }
 
-// Report is what Examine found.
+// Report is the result of Examine.
 type Report struct {
 	Host        Host         `json:"host"`
 	NVIDIA      NVIDIA       `json:"nvidia"`
@@ -64,15 +64,15 @@ type Report struct {
 	FileSystems []FileSystem `json:"file_systems"`
 	SharedMem   FileSystem   `json:"shared_memory"`
 	Paths       []Path       `json:"paths"`
-	// Required answers for each of Options.Require, in that order.
+	// Required has the answers to Options.Require, in that order.
 	Required []Path `json:"required,omitempty"`
 }
 
-// Host is the machine without its devices.
+// Host describes the machine without its devices.
 type Host struct {
 	Kernel         string `json:"kernel"`
-	CPUs           int    `json:"cpus"`       // that this process may use
-	NUMANodes      int    `json:"numa_nodes"` // zero where unknown
+	CPUs           int    `json:"cpus"`       // available to this process
+	NUMANodes      int    `json:"numa_nodes"` // 0 if unknown
 	MemoryBytes    int64  `json:"memory_bytes"`
 	AvailableBytes int64  `json:"available_bytes"`
 	// MemoryLimit is the limit in bytes, and PIDLimit the limit on processes and threads, that
@@ -97,14 +97,14 @@ type OpenFiles struct {
 	err  error
 }
 
-// NVIDIA is what there is of NVIDIA's hardware and driver.
+// NVIDIA describes NVIDIA's hardware and driver.
 type NVIDIA struct {
-	// Driver says whether CUDA's driver library could be loaded and initialized.
+	// Driver reports whether CUDA's driver library was loaded and initialized.
 	Driver Finding `json:"driver"`
-	// DriverVersion is what the driver library says of itself, KernelModule the version of the kernel's part.
+	// DriverVersion is the version of the driver library, KernelModule that of the kernel module.
 	DriverVersion string `json:"driver_version,omitempty"`
 	KernelModule  string `json:"kernel_module,omitempty"`
-	// OnBus lists the GPUs on the PCI bus, whether or not the driver has them.
+	// OnBus lists the GPUs on the PCI bus, whether or not the driver offers them.
 	OnBus []PCILink `json:"on_bus"`
 	GPUs  []GPU     `json:"gpus"`
 	Peers []Peer    `json:"peers"`
@@ -119,65 +119,70 @@ type GPU struct {
 	Compute     string  `json:"compute_capability"`
 	Multiprocs  int     `json:"multiprocessors"`
 	CopyEngines int     `json:"copy_engines"`
-	NUMANode    int     `json:"numa_node"` // -1 where unknown
+	NUMANode    int     `json:"numa_node"` // -1 if unknown
 	PCI         PCILink `json:"pci"`
-	// Usable says whether the GPU could be opened.
+	// Usable reports whether the GPU could be opened.
 	Usable Finding `json:"usable"`
 	Probe  Probe   `json:"probe"`
-	// Profile says whether what the GPU's paths take was measured and stored, for the planner.
+	// Profile reports whether there is a stored profile, with measurements of the GPU's paths for
+	// the planner.
 	Profile Finding `json:"profile"`
-	// NIC says which RDMA NIC carries the GPU's copies where one is asked for, and why that one, or why none can.
+	// NIC reports which RDMA NIC copies for the GPU if copies by NICs are on, and the reason for
+	// the choice, or why none can.
 	NIC Finding `json:"nic"`
-	// DMABuf says whether the GPU's memory can be given to NICs as a dma-buf, and whether their writes have to be flushed.
+	// DMABuf reports whether the GPU's memory can be exported to NICs as a dma-buf, and whether
+	// writes of NICs must be flushed.
 	DMABuf Finding `json:"dma_buf"`
-	// Sharing says by which types of handle other processes can map the GPU's memory, the best first, and host memory pinned for it.
+	// Sharing reports by type of handle, the best first, whether other processes can map the GPU's
+	// memory, and at last host memory pinned for it.
 	Sharing []Sharing `json:"sharing"`
 }
 
-// Sharing says whether memory was exported, imported by another process, and read and written there.
+// Sharing reports whether memory was exported, imported by another process, and read and written
+// there.
 type Sharing struct {
-	Handle string  `json:"handle"` // "fabric", "posix-fd", "cuda-ipc", or "memfd", which is host memory
+	Handle string  `json:"handle"` // "fabric", "posix-fd", "cuda-ipc", or "memfd" for host memory
 	Works  Finding `json:"works"`
 }
 
-// PCILink is how a device is attached. Empty fields are unknown.
+// PCILink describes the link of a device. Empty fields are unknown.
 type PCILink struct {
 	Address  string `json:"address"` // "0000:81:00.0"
 	Speed    string `json:"speed,omitempty"`
 	Width    int    `json:"width,omitempty"`
 	MaxSpeed string `json:"max_speed,omitempty"`
 	MaxWidth int    `json:"max_width,omitempty"`
-	NUMANode int    `json:"numa_node"` // -1 where unknown
+	NUMANode int    `json:"numa_node"` // -1 if unknown
 }
 
-// Peer says whether one GPU reaches another's memory directly.
+// Peer reports whether one GPU can access another's memory directly.
 type Peer struct {
 	From   int     `json:"from"`
 	To     int     `json:"to"`
 	Access Finding `json:"access"`
-	Link   string  `json:"link,omitempty"` // what carries it, where known
+	Link   string  `json:"link,omitempty"` // interconnect, if known
 }
 
-// Probe says which ways of copying worked when tried on one device.
+// Probe reports which ways of copying have worked on one device.
 type Probe struct {
 	CopyEngine Finding `json:"copy_engine"`
 	Kernel     Finding `json:"kernel"`
 	Staged     Finding `json:"staged"`
-	// Batch says whether many copies go to a copy engine in one call.
+	// Batch reports whether copy engines take many copies in one call.
 	Batch Finding `json:"batched_copies"`
-	// Sums says whether kernels make the checksums of blocks on the way.
+	// Sums reports whether kernels compute the checksums of the blocks that they copy.
 	Sums Finding `json:"sums"`
 }
 
-// CUDA is what the CUDA driver answered, for Machine.
+// CUDA is the result of Machine.CUDA.
 type CUDA struct {
 	Version string
 	Devices []CUDADevice
 	Peers   []Peer
 }
 
-// CUDADevice is one device of the driver. Where Err is not nil the device could not be opened and Info holds its index
-// at least.
+// CUDADevice is one device of the driver. If Err is not nil, the device could not be opened, and
+// Info has at least its index.
 type CUDADevice struct {
 	Info    device.Info
 	Err     error
@@ -188,11 +193,11 @@ type CUDADevice struct {
 	Sharing []Sharing
 }
 
-// RDMA is what there is of RDMA.
+// RDMA describes the RDMA library and devices.
 type RDMA struct {
 	Library Finding      `json:"libibverbs"`
 	Devices []RDMADevice `json:"devices"`
-	// PeerMemory says whether a kernel module lets NICs reach GPU memory the old way (without dma-buf).
+	// PeerMemory reports whether a kernel module lets NICs access GPU memory without a dma-buf.
 	PeerMemory Finding `json:"nvidia_peermem"`
 }
 
@@ -200,7 +205,7 @@ type RDMA struct {
 type RDMADevice struct {
 	Name     string     `json:"name"`
 	Firmware string     `json:"firmware,omitempty"`
-	NUMANode int        `json:"numa_node"` // -1 where unknown
+	NUMANode int        `json:"numa_node"` // -1 if unknown
 	Ports    []RDMAPort `json:"ports"`
 }
 
@@ -220,14 +225,15 @@ type GID struct {
 	Type  string `json:"type,omitempty"` // "IB/RoCE v1", "RoCE v2"
 }
 
-// CuFile is what there is of GPUDirect Storage.
+// CuFile describes GPUDirect Storage.
 type CuFile struct {
 	Library Finding `json:"libcufile"`
-	// Driver says whether the library's driver opened on a GPU.
+	// Driver reports whether the library's driver opened on a GPU.
 	Driver Finding `json:"driver"`
-	// Direct says whether file bytes can go to GPU memory without passing through host memory.
+	// Direct reports whether bytes of files reach GPU memory without passing through host memory.
 	Direct Finding `json:"direct"`
-	// LogFile is where the library writes its log, and Log what it wrote there of failures just now, the oldest first.
+	// LogFile is the path of the library's log. Log has the failures that it recorded during the
+	// probe, the oldest first.
 	LogFile string   `json:"log_file,omitempty"`
 	Log     []string `json:"log,omitempty"`
 }
@@ -239,11 +245,11 @@ type HugePages struct {
 	Free      int64 `json:"free"`
 }
 
-// LockedMemory is how much memory this process may lock.
+// LockedMemory is the amount of memory that this process may lock.
 type LockedMemory struct {
 	SoftBytes uint64 `json:"soft_bytes"` // math.MaxUint64: no limit
 	HardBytes uint64 `json:"hard_bytes"`
-	// Exempt says whether the process has CAP_IPC_LOCK, so that the limit does not bind it.
+	// Exempt reports whether the process has CAP_IPC_LOCK. The limit does not apply to it then.
 	Exempt Answer  `json:"exempt"`
 	Enough Finding `json:"enough"`
 }
@@ -257,11 +263,12 @@ type FileSystem struct {
 	FreeBytes  int64   `json:"free_bytes"` // for this user
 	Usable     Finding `json:"usable"`
 	DirectIO   Finding `json:"direct_io"`
-	// CuFile says whether cuFile moved bytes between a GPU and a file here, and by which way. Absent where it was not tried.
+	// CuFile reports whether cuFile moved bytes between a GPU and a file in Dir, and how. It is
+	// absent if that was not tried.
 	CuFile Finding `json:"cufile,omitzero"`
 }
 
-// Path says whether one of kvlane's ways to move bytes, or something that was required, is available here.
+// Path reports whether one of kvlane's ways of moving bytes, or a requirement, is available.
 type Path struct {
 	Name      string  `json:"name"`
 	What      string  `json:"what"`

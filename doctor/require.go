@@ -9,15 +9,15 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Ability is something that a deployment can require of a machine. Where it is one of GPUs or of file systems, one of those that were
-// examined is enough. The zero value is none.
+// Ability is a feature that a deployment can require of a machine. An ability of GPUs or file
+// systems is met if one of the examined ones has it. The zero value is no ability.
 type Ability struct {
 	Name string // "cuda"
-	What string // what it stands for, in a few words
+	What string // short description
 	ask  func(*Report) Finding
 }
 
-// abilities are those that there are, devices first.
+// abilities has all abilities, devices first.
 var abilities = []Ability{
 	{"cuda", "a GPU that can be opened", func(r *Report) Finding { return r.anyGPU(func(g *GPU) Finding { return g.Usable }) }},
 	{"calibrated", "a GPU whose copy paths were measured", func(r *Report) Finding { return r.anyGPU(func(g *GPU) Finding { return g.Profile }) }},
@@ -38,10 +38,10 @@ var abilities = []Ability{
 	{"dev-shm", "/dev/shm", func(r *Report) Finding { return r.SharedMem.Usable }},
 }
 
-// Abilities returns everything that can be required.
+// Abilities returns all abilities that can be required.
 func Abilities() []Ability { return slices.Clone(abilities) }
 
-// ParseAbility returns the ability of that name. The error wraps ErrInvalid and says which there are.
+// ParseAbility returns the ability with a name. The error wraps ErrInvalid and lists the names.
 func ParseAbility(name string) (Ability, error) {
 	names := make([]string, len(abilities))
 	for i := range abilities {
@@ -55,11 +55,11 @@ func ParseAbility(name string) (Ability, error) {
 func pathAbility(name string) func(*Report) Finding {
 	return func(r *Report) Finding {
 		i := slices.IndexFunc(r.Paths, func(p Path) bool { return p.Name == name })
-		return r.Paths[i].Available // a test asks for each
+		return r.Paths[i].Available // a test covers every ability
 	}
 }
 
-// activePort is a yes when the library is there and one port is up.
+// activePort returns yes if there is the library, and a port that is active.
 func (r *Report) activePort() Finding {
 	if r.RDMA.Library.Answer != Yes {
 		return r.RDMA.Library
@@ -77,7 +77,7 @@ func (r *Report) activePort() Finding {
 	return Finding{Answer: No, Reason: "no port is active", Remedy: "a cable, or the link brought up (ip link, ibstat)"}
 }
 
-// directIO is a yes when one file system has it, and otherwise the last one's answer.
+// directIO returns yes if one file system has O_DIRECT, or else the last one's answer.
 func (r *Report) directIO() Finding {
 	last := Finding{Answer: Unknown, Reason: "no file system was examined", Remedy: "name a directory with --dir"}
 	for i := range r.FileSystems {
@@ -90,7 +90,7 @@ func (r *Report) directIO() Finding {
 	return last
 }
 
-// required answers for what the options ask.
+// required returns the findings of abilities.
 func (r *Report) required(abilities []Ability) []Path {
 	var list []Path
 	for _, a := range abilities {

@@ -14,25 +14,26 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// CuFileProbe is what came of trying cuFile, for Machine.
+// CuFileProbe is the result of Machine.CuFile.
 type CuFileProbe struct {
-	// Err says why it did not open. It wraps ErrNotSupported where there is no GPU, no library or no support.
+	// Err is nil if cuFile opened and closed. It wraps ErrNotSupported if there is no GPU, no
+	// library or no support.
 	Err  error
-	Dirs []DirProbe // one for each directory asked about, where it opened
-	// LogFile is where the library writes its log, and Log what it says there of failures, the oldest first.
+	Dirs []DirProbe // one for each directory, if cuFile opened
+	// LogFile is the path of the library's log, and Log has the failures in it, the oldest first.
 	LogFile string
 	Log     []string
 }
 
-// DirProbe is what came of a file in one directory.
+// DirProbe is the result for one directory.
 type DirProbe struct {
 	Mode   device.StorageMode
 	Err    error
-	Remedy string // where something helps against Err
+	Remedy string // remedy for Err, if known
 }
 
-// ProbeStorage tries in each of dirs to write a page of dev's memory to a file and to read it back, and says how the bytes
-// traveled. The files are gone afterwards.
+// ProbeStorage writes a page of dev's memory to a file in each of dirs, reads it back, and reports
+// how the bytes were moved. It removes the files.
 func ProbeStorage(ctx context.Context, dev device.Device, dirs []string) CuFileProbe {
 	o, ok := dev.(device.StorageOpener)
 	if !ok {
@@ -59,7 +60,7 @@ func tryStorage(ctx context.Context, dev device.Device, st device.Storage, dir s
 		return mode, fmt.Errorf("not tried: %w", err)
 	}
 	defer func() { err = errors.Join(err, f.Close(), os.Remove(f.Name())) }()
-	// Without O_DIRECT, which some file systems do not have, the mode says so.
+	// If the file system lacks O_DIRECT, the mode shows it.
 	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
 	if err == nil {
 		_, _ = unix.FcntlInt(f.Fd(), unix.F_SETFL, flags|unix.O_DIRECT)
@@ -76,7 +77,8 @@ func tryStorage(ctx context.Context, dev device.Device, st device.Storage, dir s
 	return sf.Mode(), writeAndRead(ctx, dev, sf)
 }
 
-// writeAndRead writes a page of device memory to a file, reads it to another, and compares them.
+// writeAndRead writes a page of device memory to a file, reads it to another page, and compares
+// them.
 func writeAndRead(ctx context.Context, dev device.Device, sf device.StorageFile) (err error) {
 	const page = device.StorageAlign
 	host, err := dev.AllocHost(2 * page)
@@ -115,7 +117,7 @@ func writeAndRead(ctx context.Context, dev device.Device, sf device.StorageFile)
 	return nil
 }
 
-// copyNow copies by a queue of its own and waits.
+// copyNow copies by its own queue and waits.
 func copyNow(ctx context.Context, dev device.Device, dst, src mem.Extent) error {
 	q, err := dev.OpenQueue(device.QueueOptions{})
 	if err != nil {
@@ -126,10 +128,11 @@ func copyNow(ctx context.Context, dev device.Device, dst, src mem.Extent) error 
 	return errors.Join(q.Copy(dst, src), q.Close(ctx))
 }
 
-// handleNotRegistered is what cuFileHandleRegister answers where udev has no record of the disk, CU_FILE_HANDLE_NOT_REGISTERED.
+// handleNotRegistered is CU_FILE_HANDLE_NOT_REGISTERED: cuFileHandleRegister returns it if udev has
+// no record of the disk.
 const handleNotRegistered = 5027
 
-// storageRemedy says what helps against err in dir.
+// storageRemedy returns the remedy for err in dir, or "".
 func storageRemedy(err error, dir string) string {
 	var e *device.Error
 	if !errors.As(err, &e) || e.Code != handleNotRegistered {
@@ -143,7 +146,7 @@ func storageRemedy(err error, dir string) string {
 		"E:ID_FS_USAGE=filesystem and E:ID_FS_TYPE=ext4 (or xfs)", unix.Major(st.Dev), unix.Minor(st.Dev))
 }
 
-// cuFile tries cuFile where there is a GPU, on every file system of r that can be written to.
+// cuFile tries cuFile on every writable file system of r, if there is a GPU.
 func (m *Machine) cuFile(ctx context.Context, r *Report) CuFile {
 	c := CuFile{Library: Answered(m.Library("libcufile.so.0"), "install GPUDirect Storage (package gds-tools or libcufile of the CUDA toolkit)")}
 	switch {
@@ -191,7 +194,7 @@ func (m *Machine) tryCuFile(ctx context.Context, r *Report, c *CuFile) {
 	}
 }
 
-// direct is the answer where no file was tried.
+// direct returns the answer if no file was tried.
 func (m *Machine) direct(c *CuFile) Finding {
 	const compatibility = "libcufile then works in its compatibility mode, through host memory, and does not say so"
 	switch {

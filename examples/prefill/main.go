@@ -1,7 +1,8 @@
-// Command prefill computes the KV of a prompt in one process and has it in the pages of another, layer by layer: go run ./examples/prefill
+// Command prefill computes the KV of a prompt in one process and transfers it, layer by layer, to
+// the pages of another: go run ./examples/prefill
 //
-// Both engines compute on the CPU, so that the layers go over TCP. With -device cuda both are on the first GPU, and the layers go by its
-// memory, which the one process has shared and the other imported.
+// Both engines compute on the CPU, and the layers go over TCP. With -device cuda both use the first
+// GPU: one process shares its memory, the other imports it, and the layers are copied there.
 package main
 
 import (
@@ -23,7 +24,8 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// A model of 8 layers, K and V, whose pages have 64 KiB; 64 pages on either side, of which the request takes 4.
+// layers is that of the model, and pages the number of pages in each process. A page of K or V has
+// 64 KiB. The request takes 4 pages.
 const layers, pages = 8, 64
 
 var (
@@ -46,11 +48,11 @@ func main() {
 	}
 }
 
-// worker is an engine with a paged KV cache, and its transfers.
+// worker is an engine with a paged KV cache and its transfers.
 type worker struct {
 	engine   *kvlane.Engine
-	kv       *mem.Region // stands for what an inference engine has allocated
-	host     *mem.Region // the request's pages, as the CPU has them
+	kv       *mem.Region // in place of the memory of an inference engine
+	host     *mem.Region // the request's pages on the host
 	cache    *kvlane.Cache
 	stream   stream.EventStream
 	transfer *kvlane.Transfer
@@ -94,7 +96,7 @@ func (w *worker) page(layer, plane int, n uint32) mem.Extent {
 	return mem.Extent{Region: w.kv, Off: (int64(2*layer+plane)*pages + int64(n)) * size, Len: size}
 }
 
-// onHost returns where the CPU has the i-th of the request's pages.
+// onHost returns the host memory of the i-th page of the request.
 func (w *worker) onHost(layer, plane, i int) mem.Extent {
 	size := model.PlaneBytes()
 	return mem.Extent{Region: w.host, Off: int64((2*layer+plane)*len(pairs)+i) * size, Len: size}
@@ -102,12 +104,12 @@ func (w *worker) onHost(layer, plane, i int) mem.Extent {
 
 func (w *worker) bytes(e mem.Extent) []byte { return w.host.Bytes()[e.Off:][:e.Len] }
 
-// want stands for what a model computes for a page.
+// want returns the content of a page, in place of a model's result.
 func want(layer, plane int, page uint32) []byte {
 	return bytes.Repeat([]byte{byte(layer*31 + plane*7 + int(page) + 1)}, int(model.PlaneBytes()))
 }
 
-// compute stands for a model that computes a layer. What comes after the ticket finds it in the pages.
+// compute writes a layer to its pages, in place of a model. Work after the ticket reads the layer.
 func (w *worker) compute(ctx context.Context, layer int) (*stream.Ticket, error) {
 	b := new(mem.Batch)
 	for plane := range 2 {
@@ -120,7 +122,7 @@ func (w *worker) compute(ctx context.Context, layer int) (*stream.Ticket, error)
 	return w.stream.Submit(ctx, b)
 }
 
-// check wants a layer to be in the pages that the request has been given.
+// check returns an error unless the request's pages have a layer's content.
 func (w *worker) check(ctx context.Context, layer int) error {
 	b := new(mem.Batch)
 	for plane := range 2 {
@@ -145,7 +147,7 @@ func (w *worker) check(ctx context.Context, layer int) error {
 	return nil
 }
 
-// prefill computes, and hands each layer over.
+// prefill computes the layers, and sends each to the other process.
 func prefill(ctx context.Context, driver kvlane.Driver) (err error) {
 	other := exec.CommandContext(ctx, os.Args[0], "-device", string(driver), "decode")
 	other.Stderr = os.Stderr
@@ -177,7 +179,7 @@ func prefill(ctx context.Context, driver kvlane.Driver) (err error) {
 	for k := range layers {
 		ticket, err := w.compute(ctx, k)
 		if err == nil {
-			err = request.Layer(ctx, k, ticket) // behind what computes it: nobody waits here
+			err = request.Layer(ctx, k, ticket) // runs after the computation, without a wait
 		}
 		if err != nil {
 			return errors.Join(err, request.Finish(ctx))
@@ -197,7 +199,7 @@ func prefill(ctx context.Context, driver kvlane.Driver) (err error) {
 	return other.Wait()
 }
 
-// decode offers its pages, and waits for a request.
+// decode offers its pages, and waits for the layers of a request.
 func decode(ctx context.Context, driver kvlane.Driver) (err error) {
 	w, err := open(ctx, driver)
 	if err != nil {

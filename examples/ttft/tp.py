@@ -1,15 +1,20 @@
-"""A model on several GPUs, whose requests have most of their prompt in common with earlier ones.
+"""Time to first token on several GPUs, for requests that have most of their prompt in common.
 
-    torchrun --nproc-per-node 2 tp.py --preset 8b        # on two GPUs
-    torchrun --nproc-per-node 2 tp.py                    # a tiny model, two processes on the CPU
+    # on two GPUs
+    torchrun --nproc-per-node 2 tp.py --preset 8b
+    # a tiny model, two processes on the CPU
+    torchrun --nproc-per-node 2 tp.py
 
-Tensor parallel by hand: each process has its part of the heads and of the feed-forward layers, whose results two sums a
-layer bring together, and a store of its own of its heads' KV. A request's prefix is what all of them have. Requests come one
-after another: 1,024 tokens, of which 80 % are one of a few prefixes, and 32 tokens are generated. Without the store the whole
-prompt is computed. The KV that is loaded has to be, bit for bit, that of a prefix kept on the GPUs. Tokens are compared too, and
-said how often two runs from the prefix that was kept differ: sums over GPUs need not be the same twice.
+The model is tensor parallel by hand: each process has a part of the heads and of the feed-forward
+layers, and two sums per layer combine their results. Each process has a store of its own for the KV
+of its heads. The prefix of a request is the longest one in all stores.
 
---requests is how many, and --budget after how many seconds, from the start on, no further one begins.
+Requests run one after another. Each has 1,024 tokens, of which 80 % are one of a few prefixes, and
+generates 32 tokens. Without the store, the whole prompt is computed. The loaded KV must equal that
+of a prefix kept on the GPUs, bit for bit. Tokens are compared too, and so are those of two runs
+from the kept prefix: sums over GPUs may differ from run to run.
+
+--requests is the number of requests. None begins later than --budget seconds after the start.
 """
 
 from __future__ import annotations
@@ -40,21 +45,21 @@ ROWS = ("self_attn.o_proj", "mlp.down_proj")
 
 
 class Summed(nn.Module):  # type: ignore[misc]
-    """A linear layer of which each process has some of the inputs: the sum of what they compute is its result."""
+    """A linear layer with some of its inputs in each process. Its result is the sum of theirs."""
 
     def __init__(self, weight: Any) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
 
     def forward(self, x: Any) -> Any:
-        """The same in every process."""
+        """Return the result, the same in every process."""
         out = nn.functional.linear(x, self.weight)
         dist.all_reduce(out)
         return out
 
 
 def split(layer: Any, number: int, count: int) -> None:
-    """Leaves of a decoder layer's linear layers, which have no biases, the part of one process."""
+    """Reduce a decoder layer's linear layers, which have no biases, to one process's part."""
     for name in COLUMNS:
         linear = layer.get_submodule(name)
         linear.weight = nn.Parameter(linear.weight.chunk(count, 0)[number].clone(), requires_grad=False)
@@ -65,13 +70,13 @@ def split(layer: Any, number: int, count: int) -> None:
 
 
 class Rank:
-    """This process's part of the model, and its store."""
+    """The part of the model in this process, and its store."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.number, self.count = args, dist.get_rank(), dist.get_world_size()
         cuda = args.device == "cuda"
         self.device = torch.device("cuda", self.number) if cuda else torch.device("cpu")
-        torch.manual_seed(0)  # the same weights everywhere, of which each keeps its part
+        torch.manual_seed(0)  # all processes draw the same weights, and keep their part
         config = LlamaConfig(**PRESETS[args.preset], bos_token_id=1, eos_token_id=None, pad_token_id=None)
         with self.device:
             self.model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if cuda else torch.float32).eval()
@@ -88,17 +93,17 @@ class Rank:
         )
 
     def in_time(self) -> bool:
-        """Whether every process has seconds of the budget left."""
+        """Return whether the budget of every process lasts."""
         return bool(self.common(time.perf_counter() - STARTED < self.args.budget))
 
     def common(self, n: int) -> int:
-        """The least of what all processes say."""
+        """Return the minimum of n over all processes."""
         t = torch.tensor([n], device=self.device)
         dist.all_reduce(t, op=dist.ReduceOp.MIN)
         return int(t)
 
     def load(self, ids: Any) -> Any:
-        """The longest prefix that all processes have."""
+        """Return the longest prefix that all processes have."""
         past = self.cache.load(ids)
         found = int(past.get_seq_length())
         if (n := self.common(found)) < found:
@@ -106,7 +111,7 @@ class Rank:
         return past
 
     def generate(self, ids: Any, past: Any) -> tuple[list[float], list[int]]:
-        """Tokens after ids, greedily, and when each was known. past is used up."""
+        """Generate tokens after ids greedily. Return their times, and the tokens. Changes past."""
         stamps, out = [], list[int]()
         rest = ids[:, int(past.get_seq_length()) :].to(self.device)
         with torch.no_grad():
@@ -119,7 +124,7 @@ class Rank:
 
 
 def prompts(args: argparse.Namespace) -> list[Any]:
-    """[1, tokens] each: a prefix of whole blocks, one of a few in turn, and what only this request has."""
+    """Return prompts of [1, tokens]: one of a few prefixes of whole blocks, and a random rest."""
     shared = int(args.reuse * args.tokens) // args.block_tokens * args.block_tokens
     g = torch.Generator().manual_seed(1)
     heads = [torch.randint(3, 1000, (1, shared), generator=g) for _ in range(args.prefixes)]
@@ -128,7 +133,7 @@ def prompts(args: argparse.Namespace) -> list[Any]:
 
 
 def summary(name: str, firsts: list[float], gaps: list[list[float]]) -> dict[str, Any]:
-    """Milliseconds: to the first token, a further token of a request on average, and between two tokens."""
+    """Return the milliseconds to the first token, per further token, and between two tokens."""
     each = sorted(g for gap in gaps for g in gap)
 
     def ms(values: list[float], share: float) -> float:
@@ -143,13 +148,14 @@ def summary(name: str, firsts: list[float], gaps: list[list[float]]) -> dict[str
 
 
 def measure(rank: Rank, args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[int]]:
-    """Requests without and with the store, in turns, and the first one's tokens. Exits where KV is not that of prefixes kept on
-    the device.
+    """Run each request without and with the store. Return summaries, and the first one's tokens.
+
+    Exits if loaded KV differs from that of the prefixes kept on the device.
     """
     every = prompts(args)
     shared = int(args.reuse * args.tokens) // args.block_tokens * args.block_tokens
     kept = []
-    for ids in every[: args.prefixes]:  # computed and stored once, as earlier requests would have
+    for ids in every[: args.prefixes]:  # computed and stored once, as by earlier requests
         past = DynamicCache()
         rank.generate(ids, past)
         rank.cache.save(ids[:, :shared], DynamicCache([(x.keys[:, :, :shared], x.values[:, :, :shared]) for x in past.layers]))
@@ -173,7 +179,7 @@ def measure(rank: Rank, args: argparse.Namespace) -> tuple[list[dict[str, Any]],
             found = int(past.get_seq_length())
             held = [(x.keys, x.values) for x in past.layers]
             stamps, out = rank.generate(ids, past)
-            if i >= args.prefixes:  # not of the first ones, which load kernels and fill caches
+            if i >= args.prefixes:  # not the first ones: they load kernels and fill caches
                 firsts[kind].append(stamps[0] - begin)
                 gaps[kind].append([b - a for a, b in itertools.pairwise(stamps)])
             if kind != "without":
@@ -195,7 +201,7 @@ def measure(rank: Rank, args: argparse.Namespace) -> tuple[list[dict[str, Any]],
 
 
 def main() -> int:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=PRESETS, default="tiny", help="the model's shape")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="by default cuda for 8b")

@@ -1,11 +1,14 @@
-"""Time to first token with transformers: a prompt computed in full, and again with its prefix from where it was kept.
+"""Time to first token with transformers: of a prompt computed in full, and with its prefix loaded.
 
-    python ttft.py                                     # a tiny model on the CPU
-    python ttft.py --preset 8b --json ttft.json        # the shape of Llama 3.1 8B, random weights, bfloat16, on a GPU
+    # a tiny model on the CPU
+    python ttft.py
+    # the shape of Llama 3.1 8B with random weights in bfloat16, on a GPU
+    python ttft.py --preset 8b --json ttft.json
 
-The prefix is kept on the device by transformers (the reference: every other run's KV and logits have to equal its, bit by
-bit), by transformers' offloading, in pinned memory copied by hand, and in kvlane: in memory, in files in the page cache, in
-files on disk, and in files after a restart of the process.
+In the reference, transformers keeps the prefix on the device. KV and logits of every other run must
+equal those of the reference, bit for bit. The others are transformers' offloading, pinned memory
+copied by hand, and kvlane: in memory, in files in the page cache, in files on disk, and in files
+after a restart of the process.
 """
 
 from __future__ import annotations
@@ -54,12 +57,12 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 LENGTHS = {"tiny": "256,512,1024", "8b": "2048,4096,8192,16384,32768"}
 MIB, PAGE = 1 << 20, 4096
-READERS = 16  # threads of the plain reads that files are compared with
+READERS = 16  # threads of the plain reads of files, for comparison
 
 
 @dataclass
 class Row:
-    """One line of the table: seconds of `n` runs. identical: whether logits, and KV, were the reference's in all of them."""
+    """A line of the table. identical: all KV and logits equal the reference. Times are seconds."""
 
     tokens: int
     source: str
@@ -67,23 +70,23 @@ class Row:
     median: float
     p99: float
     identical: bool | None = None
-    kv_bytes: int = 0  # what was loaded, where `of` says what the rate is compared with
+    kv_bytes: int = 0  # loaded bytes; `of` names the rate for comparison
     of: str = ""
 
     @property
     def rate(self) -> float:
-        """In GB/s."""
+        """Return GB/s."""
         return self.kv_bytes / self.median / 1e9
 
 
 def row(tokens: int, source: str, times: list[float], **more: Any) -> Row:
-    """The median of the times and, of fewer than a hundred, the longest."""
+    """Return a row with the median and the 99th percentile, the longest of fewer than 100 times."""
     ordered = sorted(times)
     return Row(tokens, source, len(ordered), statistics.median(ordered), ordered[math.ceil(0.99 * len(ordered)) - 1], **more)
 
 
 def machine(device: str, began: datetime, gpu: Any) -> dict[str, Any]:
-    """Where, when and how the figures were made, in the fields of kvlane's benchmarks."""
+    """Return where, when and how the figures were made, in the fields of kvlane's benchmarks."""
     facts: dict[str, Any] = {
         "device": device, "driver": "host" if gpu is None else "cuda", "cpus": os.cpu_count(),
         "date": began.strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -97,7 +100,7 @@ def machine(device: str, began: datetime, gpu: Any) -> dict[str, Any]:
 
 
 def driver_version() -> str:
-    """NVIDIA's driver and the CUDA it is for, which torch does not say; nothing where NVML does not say it either."""
+    """Return NVML's version of the driver and of its CUDA, which torch lacks, or nothing."""
     text, number = ctypes.create_string_buffer(80), ctypes.c_int()
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
@@ -111,7 +114,7 @@ def driver_version() -> str:
 
 
 class Bench:
-    """A model, its prompts, and how long things take on its device."""
+    """A model, its prompts, and the times of work on its device."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
@@ -130,21 +133,21 @@ class Bench:
         self.token_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * head * self.model.dtype.itemsize
 
     def prompt(self, tokens: int) -> Any:
-        """[1, tokens], another one for each length."""
+        """Return a prompt of [1, tokens], another one for each length."""
         generator = torch.Generator().manual_seed(tokens)
         return torch.randint(3, self.model.config.vocab_size, (1, tokens), generator=generator)
 
     def prefix(self, tokens: int) -> int:
-        """How many of a prompt's tokens are looked for: whole blocks, and at least one token is left."""
+        """Return the length of a prompt's prefix: whole blocks, followed by at least one token."""
         return (tokens - 1) // int(self.args.block_tokens) * int(self.args.block_tokens)
 
     def sync(self) -> None:
-        """Waits for the device."""
+        """Wait for the device."""
         if self.cuda:
             torch.cuda.synchronize(self.device)
 
     def first_token(self, ids: Any, past: Any) -> Any:
-        """Logits of the token after the prompt, of which past has the beginning; the token has been on the CPU."""
+        """Return the logits of the token after ids, once it is on the CPU. past has a prefix."""
         rest = ids[:, int(past.get_seq_length()) :].to(self.device)
         with torch.no_grad():
             logits = self.model(rest, **{CACHE_OPTION: past}, use_cache=True, logits_to_keep=1).logits[0, -1]
@@ -152,7 +155,7 @@ class Bench:
         return logits
 
     def time(self, work: Callable[[], Any]) -> tuple[float, Any]:
-        """Seconds of work, which is done on the device too, and what it returns."""
+        """Return the seconds of work, with its part on the device, and its result."""
         self.sync()
         begin = time.perf_counter()
         out = work()
@@ -160,12 +163,12 @@ class Bench:
         return time.perf_counter() - begin, out
 
     def config(self, directory: str | None, tokens: int) -> dict[str, Any]:
-        """The store's section, with memory for so many tokens: a lease holds five eighths of it at most."""
+        """Return the store's section, with memory for the tokens. A lease may pin 5/8 of it."""
         out: dict[str, Any] = {"cache_bytes": 2 * tokens * self.token_bytes + 64 * MIB, "admit_always": True}
         return {**out, "dirs": [directory]} if directory else out
 
     def from_cache(self, ids: Any, get: Callable[[], Any]) -> tuple[float, Any, Any]:
-        """Seconds to the first token from the cache that get() returns, the logits, and the cache."""
+        """Return the seconds to the first token after get(), the logits, and the cache of get()."""
         self.sync()
         begin = time.perf_counter()
         past = get()
@@ -173,7 +176,7 @@ class Bench:
         return time.perf_counter() - begin, logits, past
 
     def open(self, directory: str, tokens: int) -> KVLaneCache:
-        """kvlane for the model, with memory for so many tokens."""
+        """Open kvlane for the model, with memory for the tokens."""
         more = {"stream": {"policy": self.args.policy}} if self.args.policy else {}
         return KVLaneCache(
             self.model, self.config(directory, tokens),
@@ -182,7 +185,7 @@ class Bench:
 
 
 class Reference:
-    """A prompt computed in full, its KV kept on the device by transformers, and the logits of a run that continues from it."""
+    """A prompt computed in full, its KV on the device, and the logits of a run from its prefix."""
 
     def __init__(self, bench: Bench, ids: Any) -> None:
         self.ids, self.bench, self.prefix = ids, bench, bench.prefix(ids.shape[1])
@@ -193,13 +196,13 @@ class Reference:
         self.logits = bench.first_token(ids, self.kept())
 
     def kept(self) -> Any:
-        """A cache that holds the prefix without a copy."""
+        """Return a cache with the prefix, without a copy."""
         past = DynamicCache(self.whole)
         past.crop(self.prefix - self.ids.shape[1])
         return past
 
     def equal(self, past: Any, logits: Any) -> bool:
-        """Whether a run had the same KV of the prefix, and came to the same logits."""
+        """Return whether a run had the same KV of the prefix, and the same logits."""
         loaded = ((layer.keys[:, :, : self.prefix], layer.values[:, :, : self.prefix]) for layer in past.layers)
         return torch.equal(logits, self.logits) and all(
             torch.equal(a.to(b.device), b) for pair, want in zip(loaded, self.parts, strict=True)
@@ -207,12 +210,12 @@ class Reference:
         )  # fmt: skip
 
     def measure(self, source: str, get: Callable[[], Any], before: Callable[[], None] = lambda: None, **more: Any) -> Row:
-        """Runs from the cache that get() returns, the first one untimed."""
+        """Time runs from the result of get(). The first run is not counted."""
         times, same = [], True
         for i in range(self.bench.args.repeat + 1):
             before()
             seconds, logits, past = self.bench.from_cache(self.ids, get)
-            self.bench.sync()  # offloading is still under way
+            self.bench.sync()  # offloading may still run
             same = same and self.equal(past, logits)
             if i:
                 times.append(seconds)
@@ -220,14 +223,14 @@ class Reference:
 
 
 def by_transformers(bench: Bench, ref: Reference) -> Iterator[Row]:
-    """What transformers and torch offer by themselves."""
+    """Measure the means of transformers and of torch."""
     tokens, times = ref.ids.shape[1], []
     for i in range(bench.args.repeat + 1):
         seconds, _ = bench.time(lambda: bench.first_token(ref.ids, DynamicCache()))
         if i:
             times.append(seconds)
     yield row(tokens, "computed in full", times)
-    # The cache is made before the clock starts: it would simply have stayed.
+    # The cache is made before the time starts: it would have stayed on the device.
     box: list[Any] = []
     yield ref.measure("kept on the device", lambda: box[-1], lambda: box.append(ref.kept()))
     box.clear()
@@ -246,12 +249,12 @@ def by_transformers(bench: Bench, ref: Reference) -> Iterator[Row]:
 
 
 def files_of(directory: str) -> list[Path]:
-    """All files below a directory."""
+    """Return all files below a directory."""
     return [p for p in Path(directory).rglob("*") if p.is_file()]
 
 
 def out_of_page_cache(directory: str) -> None:
-    """Drops what the kernel keeps of the files: they have to be on disk before."""
+    """Write the files to disk, and drop them from the page cache."""
     for path in files_of(directory):
         fd = os.open(path, os.O_RDONLY)
         try:
@@ -262,9 +265,9 @@ def out_of_page_cache(directory: str) -> None:
 
 
 def of_kvlane(bench: Bench, cache: KVLaneCache, ref: Reference, directory: str) -> Iterator[Row]:
-    """kvlane's hits: first in memory, then, memory emptied before each run, in files."""
+    """Measure kvlane's hits in memory, and in files, with an emptied memory before each run."""
     tokens, keys = ref.ids.shape[1], cache.store.token_keys(ref.ids[0].tolist(), bench.args.block_tokens)
-    # The first run stores: what that takes beside computing, and until all is in files.
+    # The first row is the time to store, without computing and without the writes to files.
     stored, _ = bench.time(lambda: cache.save(ref.ids, ref.past))
     yield row(tokens, "kvlane, storing", [stored], kv_bytes=len(keys) * bench.args.block_tokens * bench.token_bytes, of="copy")
     wait_for_files(cache)
@@ -295,7 +298,7 @@ def of_kvlane(bench: Bench, cache: KVLaneCache, ref: Reference, directory: str) 
 
 
 def drop_all_of(store: kvlane.Store, keys: kvlane.Keys, timeout: float = 60) -> None:
-    """Takes blocks out of memory, so that files alone have them."""
+    """Drop blocks from memory, so that only files have them."""
     end = time.monotonic() + timeout
     while stay := store.drop(keys):
         if time.monotonic() > end:
@@ -304,7 +307,7 @@ def drop_all_of(store: kvlane.Store, keys: kvlane.Keys, timeout: float = 60) -> 
 
 
 def wait_for_files(cache: KVLaneCache, timeout: float = 600) -> None:
-    """Waits until all that was saved is in files."""
+    """Wait until all saved blocks are in files."""
     end = time.monotonic() + timeout
     while cache.store.stats()["store"]["running"]:
         if time.monotonic() > end:
@@ -313,7 +316,7 @@ def wait_for_files(cache: KVLaneCache, timeout: float = 600) -> None:
 
 
 def copy_rate(bench: Bench) -> float:
-    """Bytes a second of one plain copy from pinned memory to the device: the best of several."""
+    """Return the best of eight rates, in bytes per second, of a copy from pinned memory."""
     size = (1024 if bench.cuda else 64) * MIB
     source = torch.zeros(size, dtype=torch.uint8, pin_memory=bench.cuda)
     target = torch.empty(size, dtype=torch.uint8, device=bench.device)
@@ -321,8 +324,10 @@ def copy_rate(bench: Bench) -> float:
 
 
 def file_rate(bench: Bench, directory: str, *, direct: bool) -> float:
-    """Bytes a second of plain reads of the same files by READERS threads, through the page cache or past it, into as much memory
-    as they are long, pinned where there is a GPU: into a few buffers, again and again, they would end in the CPUs' caches.
+    """Return the bytes per second of plain reads of the files by READERS threads.
+
+    The reads go through the page cache, or past it if direct. The memory is as long as the files,
+    and pinned if there is a GPU. A few buffers, used in turn, would stay in the caches of the CPUs.
     """
     files = files_of(directory)
     ends = list(itertools.accumulate(-(-p.stat().st_size // PAGE) * PAGE for p in files))
@@ -352,7 +357,7 @@ def file_rate(bench: Bench, directory: str, *, direct: bool) -> float:
 
 
 def loads_alone(bench: Bench, lengths: list[int], directory: str) -> Iterator[Row]:
-    """The store's load call by itself, into the pages of a paged KV cache, under both policies, and from files."""
+    """Measure the store's load call alone into a paged cache: by both policies, and from files."""
     most = max(bench.prefix(n) for n in lengths)
     blocks, g = most // bench.args.block_tokens, bench.geometry
     shape = (g["layers"], 2, blocks, g["kv_heads"], g["block_tokens"], g["head_size"])
@@ -400,8 +405,10 @@ def loads_alone(bench: Bench, lengths: list[int], directory: str) -> Iterator[Ro
 
 
 class Decoding:
-    """Another request, which decodes in a thread on a stream of its own: the same token again and again, by a CUDA graph as
-    engines do. Where kernels are launched one by one, and memory is asked for on the way, a model this small mostly waits for
+    """Another request, decoded in a thread on a stream of its own.
+
+    It decodes the same token again and again, with a CUDA graph as engines do. If kernels were
+    launched one by one, and memory allocated in between, a model this small would mostly wait for
     its process.
     """
 
@@ -417,7 +424,7 @@ class Decoding:
             stream = torch.cuda.Stream(self.bench.device) if self.bench.cuda else None
             with torch.cuda.stream(stream), torch.no_grad():
                 self._decode()
-        except BaseException as e:  # is raised by __exit__
+        except BaseException as e:  # raised by __exit__
             self._error = e
         finally:
             self._warm.set()
@@ -451,8 +458,10 @@ class Decoding:
                 self._warm.set()
 
     def rate(self, begin: float, end: float) -> float:
-        """Tokens a second of the whole batch between two times, by how long it is from the first of them to the last: to count
-        them would be wrong by up to one in some eighty.
+        """Return the tokens per second of the whole batch between two times.
+
+        The rate is that from the first to the last token in between. The number of tokens divided
+        by the time would be wrong by up to one in about eighty.
         """
         stamps = [s for s in self.stamps if begin <= s < end]
         steps, seconds = (len(stamps) - 1, stamps[-1] - stamps[0]) if len(stamps) > 1 else (len(stamps), end - begin)
@@ -471,8 +480,10 @@ class Decoding:
 
 
 def decode_beside(bench: Bench, cache: KVLaneCache, ids: Any) -> dict[str, Any]:
-    """Tokens a second of another request alone, while this prompt's prefix is loaded again and again, and while plain copies are
-    made to the device; by turns, so that what the machine does besides falls on all.
+    """Measure the rate of another request: alone, beside loads, and beside plain copies.
+
+    The loads are of this prompt's prefix. The three take turns, so that other work of the machine
+    affects all of them.
     """
     seconds, rounds = bench.args.decode_seconds, 4
     size = bench.prefix(ids.shape[1]) * bench.token_bytes
@@ -522,7 +533,7 @@ def decode_beside(bench: Bench, cache: KVLaneCache, ids: Any) -> dict[str, Any]:
 
 
 def after_restart(args: argparse.Namespace, directory: str, lengths: list[int], scratch: str) -> list[Row]:
-    """The same prompts in a process that was started anew, over the same files."""
+    """Run the same prompts in a new process, over the same files."""
     out = os.path.join(scratch, "child.json")
     command = [sys.executable, os.path.abspath(__file__), "--child", out, "--dir", directory, "--scratch", scratch]
     command += ["--preset", args.preset, "--device", args.device, "--tokens", ",".join(map(str, lengths))]
@@ -533,9 +544,10 @@ def after_restart(args: argparse.Namespace, directory: str, lengths: list[int], 
 
 
 def child(args: argparse.Namespace, lengths: list[int]) -> None:
-    """What the process does that was started anew."""
+    """Run the prompts in the new process."""
     bench, rows = Bench(args), []
-    bench.first_token(bench.prompt(max(lengths) - 1), DynamicCache())  # the device's libraries are loaded at their first use
+    # The first use loads the device's libraries.
+    bench.first_token(bench.prompt(max(lengths) - 1), DynamicCache())
     with bench.open(args.dir, sum(lengths)) as cache:
         for tokens in lengths:
             want = torch.load(os.path.join(args.scratch, f"{tokens}.pt"), map_location=bench.device)
@@ -547,7 +559,7 @@ def child(args: argparse.Namespace, lengths: list[int]) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=PRESETS, default="tiny", help="the model's shape")
     parser.add_argument("--tokens", help="lengths of prompts, separated by commas; by default the preset's")
@@ -570,7 +582,7 @@ def arguments() -> argparse.Namespace:
 
 
 def show(r: Row, rates: dict[str, float]) -> None:
-    """Prints a line of the table."""
+    """Print a line of the table."""
     line = f"{r.tokens:>7}  {r.source:<38} {1e3 * r.median:>10.2f} {1e3 * r.p99:>10.2f}"
     line += f" {r.rate:>8.2f}" if r.of else " " * 9
     line += f" {100 * r.rate * 1e9 / rates[r.of]:>4.0f}% of {r.of:<10}" if r.of in rates else " " * 20
@@ -578,7 +590,7 @@ def show(r: Row, rates: dict[str, float]) -> None:
 
 
 def main() -> int:
-    """Prints the table; the exit status is 1 where something was not identical."""
+    """Print the table. The exit status is 1 if a run was not identical."""
     args = arguments()
     lengths = [int(n) for n in args.tokens.split(",")]
     if args.child:
@@ -593,7 +605,7 @@ def main() -> int:
 
 
 def measure(args: argparse.Namespace, lengths: list[int], directory: str, scratch: str) -> int:
-    """Measures everything, with files below one directory and what a child is given in the other."""
+    """Measure everything. Blocks go to files in directory, and data for the child to scratch."""
     began = datetime.now(timezone.utc)
     bench, rows = Bench(args), list[Row]()
     rates = {"copy": copy_rate(bench)}
@@ -623,7 +635,7 @@ def measure(args: argparse.Namespace, lengths: list[int], directory: str, scratc
         add(r)
     rates["page cache"] = file_rate(bench, alone, direct=False)
     rates["disk"] = file_rate(bench, alone, direct=True)
-    del bench.model, cache  # the child makes its own
+    del bench.model, cache  # the child has its own
     if bench.cuda:
         torch.cuda.empty_cache()
     for r in after_restart(args, blocks, lengths, scratch):

@@ -1,10 +1,13 @@
-"""Time to first token in vLLM: a prompt computed in full, and again with its prefix from where it was kept.
+"""Time to first token in vLLM: of a prompt computed in full, and with its prefix loaded.
 
-    python ttft_vllm.py                                           # a tiny model, on what vLLM finds
-    python ttft_vllm.py --preset 8b --json ttft-vllm.json         # the shape of Llama 3.1 8B, random weights, bfloat16, on a GPU
+    # a tiny model, on the device that vLLM finds
+    python ttft_vllm.py
+    # the shape of Llama 3.1 8B with random weights in bfloat16, on a GPU
+    python ttft_vllm.py --preset 8b --json ttft-vllm.json
 
-The prefix is kept on the device by vLLM (the reference, whose token and logprobs every other hit has to come to, bit by bit), in
-pinned memory by kvlane's connectors and by vLLM's own offloading, and by kvlane in files, which a new engine finds.
+In the reference, vLLM keeps the prefix on the device. Token and logprobs of every other hit must
+equal those of the reference, bit for bit. The others are pinned memory of kvlane's connectors and
+of vLLM's own offloading, and kvlane's files, from which a new engine loads.
 """
 
 from __future__ import annotations
@@ -26,8 +29,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine's core is in the process that measures
-os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # as LayerwiseConnector wants it; so for all
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the core runs in this process
+os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # required by LayerwiseConnector
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
@@ -40,20 +43,20 @@ from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.platforms import current_platform
 
-REST = 8  # tokens of a prompt beyond its prefix: less than a block
+REST = 8  # tokens of a prompt after its prefix, less than a block
 LENGTHS = {"tiny": "256,512", "8b": "2048,8192,32768"}
 KVLANE = {"kv_connector_module_path": "kvlane.vllm", "kv_load_failure_policy": "recompute"}
 
 
 @register_model_loader("random_normal")
 class RandomLoader(BaseModelLoader):  # type: ignore[misc]
-    """Weights as a model has them before it is trained: with vLLM's own dummy ones, KV hardly changes what comes out."""
+    """Random weights, as before training. With vLLM's dummy weights, KV hardly affects outputs."""
 
     def download_model(self, model_config: Any) -> None:
-        """There is nothing to download."""
+        """Do nothing."""
 
     def load_weights(self, model: Any, model_config: Any) -> None:
-        """Fills parameters in, the same in every process."""
+        """Set the parameters, to the same values in every process."""
         for i, (_, p) in enumerate(sorted(model.named_parameters())):
             if p.dim() == 1:
                 p.data.fill_(1)
@@ -62,7 +65,7 @@ class RandomLoader(BaseModelLoader):  # type: ignore[misc]
 
 
 class Engine:
-    """vLLM with one connector, or none, and its time to the first token."""
+    """vLLM with one connector or none, and its time to the first token."""
 
     def __init__(self, args: argparse.Namespace, connector: dict[str, Any] | None) -> None:
         self.args = args
@@ -77,7 +80,7 @@ class Engine:
             max_model_len=longest + 64, max_num_seqs=4, max_num_batched_tokens=min(8192, longest + 64), enforce_eager=True,
             async_scheduling=False, seed=0, **more,
         )  # fmt: skip
-        # Kernels are made and loaded at their first use.
+        # Kernels are compiled and loaded at their first use.
         first = self.prompt(min(args.lengths), -1)
         for reset in (False, True, True):
             self.ask(first)
@@ -86,12 +89,15 @@ class Engine:
                 self.reset()
 
     def prompt(self, tokens: int, i: int) -> list[int]:
-        """The i-th prompt whose prefix has so many tokens. All end alike: what differs in what comes out is by the prefix' KV."""
+        """Return the i-th prompt with a prefix of that length.
+
+        All prompts end alike, so that outputs differ only by the KV of the prefix.
+        """
         vocabulary = PRESETS[self.args.preset]["vocab_size"]
         return [*random.Random(f"{tokens} {i}").choices(range(3, vocabulary), k=tokens), *range(3, 3 + REST)]
 
     def ask(self, prompt: list[int]) -> tuple[float, dict[str, Any]]:
-        """Seconds to the first token, and what came out: the likeliest tokens, and how many of the prompt's were there."""
+        """Return the seconds to the first token, the likeliest tokens, and how many were cached."""
         how = SamplingParams(max_tokens=1, temperature=0, detokenize=False, logprobs=8)
         begin = time.perf_counter()
         (out,) = self.llm.generate([{"prompt_token_ids": prompt}], how, use_tqdm=False)
@@ -100,7 +106,7 @@ class Engine:
         return seconds, {"cached": out.num_cached_tokens, "likely": {str(t): p.logprob for t, p in likely.items()}}
 
     def settle(self, directory: str | None = None, timeout: float = 300) -> None:
-        """Lets what was computed be stored: in steps of the engine, and until no more files come."""
+        """Run steps of the engine, so that computed blocks are stored, until no more files come."""
         end, seen, since = time.monotonic() + timeout, -1, time.monotonic()
         for i in range(10):
             self.ask(random.Random(f"settle {i} {end}").choices(range(3, 500), k=REST))
@@ -112,7 +118,7 @@ class Engine:
             time.sleep(0.1)
 
     def reset(self, timeout: float = 30) -> None:
-        """The engine forgets the KV that it keeps on the device."""
+        """Reset the KV that the engine keeps on the device."""
         end = time.monotonic() + timeout
         while not self.llm.reset_prefix_cache():
             if time.monotonic() > end:
@@ -121,23 +127,23 @@ class Engine:
 
 
 def dtype() -> str:
-    """Of weights and KV."""
+    """Return the type of weights and KV."""
     return "float32" if current_platform.is_cpu() else "bfloat16"
 
 
 def token_bytes(args: argparse.Namespace) -> int:
-    """Of the KV of one token."""
+    """Return the bytes of the KV of one token."""
     shape = PRESETS[args.preset]
     head: int = shape["hidden_size"] // shape["num_attention_heads"]
     heads: int = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"]
     return heads * head * (4 if dtype() == "float32" else 2)
 
 
-Runs = list[dict[str, Any]]  # what was asked, how long it took, and what came out
+Runs = list[dict[str, Any]]  # the request, the time and the output of each run
 
 
 def each(engine: Engine, source: str, before: Callable[[], None] = lambda: None, repeat: int = 1) -> Runs:
-    """Asks for every prompt, so often."""
+    """Run every prompt repeat times."""
     return [
         run
         for tokens in engine.args.lengths
@@ -148,14 +154,14 @@ def each(engine: Engine, source: str, before: Callable[[], None] = lambda: None,
 
 
 def one(engine: Engine, source: str, tokens: int, i: int, before: Callable[[], None] = lambda: None) -> Runs:
-    """Asks for one prompt once."""
+    """Run one prompt once."""
     before()
     seconds, out = engine.ask(engine.prompt(tokens, i))
     return [{"source": source, "tokens": tokens, "i": i, "seconds": seconds, **out}]
 
 
 def of_vllm(args: argparse.Namespace) -> Runs:
-    """Without a connector: computed, and, right after that, from the device."""
+    """Run without a connector: compute each prompt, then run it with its prefix on the device."""
     engine, runs = Engine(args, None), Runs()
     for tokens in args.lengths:
         for i in range(args.prompts):
@@ -166,7 +172,7 @@ def of_vllm(args: argparse.Namespace) -> Runs:
 
 
 def in_memory(args: argparse.Namespace, name: str, connector: dict[str, Any], directory: str | None = None) -> Runs:
-    """Computed and stored, and then, forgotten by the engine before each, from pinned memory."""
+    """Compute and store every prompt, then load each from pinned memory into a reset engine."""
     engine = Engine(args, connector)
     runs = each(engine, f"{name}: computed and stored", engine.reset)
     engine.settle(directory)
@@ -174,12 +180,12 @@ def in_memory(args: argparse.Namespace, name: str, connector: dict[str, Any], di
 
 
 def restarted(args: argparse.Namespace, source: str, connector: dict[str, Any]) -> Runs:
-    """By an engine that has not seen the prompts: from files."""
+    """Run the prompts with an engine that has not computed them, from files."""
     return each(Engine(args, connector), source)
 
 
 def kvlane(args: argparse.Namespace, name: str, directory: str | None) -> dict[str, Any]:
-    """A connector of kvlane, whose memory has room for all prompts and more."""
+    """Return the configuration of a kvlane connector, with memory for all prompts and more."""
     store: dict[str, Any] = {"cache_bytes": pool_bytes(args), "admit_always": True}
     if directory:
         store["dirs"] = [directory]
@@ -187,13 +193,16 @@ def kvlane(args: argparse.Namespace, name: str, directory: str | None) -> dict[s
 
 
 def pool_bytes(args: argparse.Namespace) -> int:
-    """Pinned memory for all prompts: and half as much more, as one request holds five eighths of it at most."""
+    """Return the bytes of pinned memory: one and a half times those of all prompts, and more.
+
+    A request pins at most five eighths of the memory.
+    """
     tokens: int = args.prompts * sum(args.lengths) + min(args.lengths)
     return 3 * tokens * token_bytes(args) // 2 + (256 << 20)
 
 
 def plans(args: argparse.Namespace, directory: str) -> dict[str, tuple[Callable[[], None], Callable[..., Runs], tuple[Any, ...]]]:
-    """By name: what to do before, in this process, and what to run in one of its own."""
+    """Return by name the preparation in this process, and the work of a process of its own."""
     files, whole = os.path.join(directory, "blocks"), functools.partial(kvlane, args, "Connector")
     own = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": pool_bytes(args)}}
 
@@ -215,18 +224,18 @@ def plans(args: argparse.Namespace, directory: str) -> dict[str, tuple[Callable[
 
 
 def child(out: str, work: Callable[..., Runs], args: argparse.Namespace, rest: tuple[Any, ...]) -> None:
-    """Runs in a process of its own, and leaves its results in a file."""
+    """Do work in a process of its own, and write its results to a file."""
     try:
         Path(out).write_text(json.dumps(work(args, *rest)))
     except BaseException:
         traceback.print_exc()
         os._exit(1)
     sys.stdout.flush()
-    os._exit(0)  # vLLM's orderly end is not what is measured
+    os._exit(0)  # vLLM's shutdown is not measured
 
 
 def table(args: argparse.Namespace, runs: Runs) -> tuple[list[Row], list[str]]:
-    """The rows, printed, and what is wrong with them."""
+    """Print the rows. Return them, and the errors."""
     reference = {(r["tokens"], r["i"]): r for r in reversed(runs) if r["source"] == "kept on the device"}
     rows, wrong = list[Row](), list[str]()
     if len({str(r["likely"]) for r in reference.values()}) < len(reference):
@@ -246,7 +255,7 @@ def table(args: argparse.Namespace, runs: Runs) -> tuple[list[Row], list[str]]:
                 wrong.append(f"{tokens} tokens, {source}: {found} tokens were there")
             elif same is False:
                 wrong.append(f"{tokens} tokens, {source}: NOT IDENTICAL")
-            # What is beyond the time with KV that never left is the load's.
+            # The load takes the time beyond that with KV kept on the device.
             rate = f"{line.kv_bytes / (line.median - kept) / 1e9:8.2f}" if loaded and kept and line.median > kept else " " * 8
             said = {True: "identical", False: "NOT IDENTICAL", None: ""}[same] if found == [tokens * loaded] else "NOT FOUND"
             print(f"{tokens:>7}  {source:<38} {1e3 * line.median:>10.2f} {1e3 * line.p99:>10.2f} {rate}  {said}".rstrip())
@@ -254,7 +263,7 @@ def table(args: argparse.Namespace, runs: Runs) -> tuple[list[Row], list[str]]:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=PRESETS, default="tiny", help="the model's shape")
     parser.add_argument("--tokens", help="lengths of prefixes, separated by commas, whole blocks each; by default the preset's")
@@ -275,7 +284,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Prints the table; the exit status is 1 where something failed, was not there, or was not identical."""
+    """Print the table. The exit status is 1 if a run failed, missed its prefix or was not equal."""
     args = arguments()
     directory = tempfile.mkdtemp(prefix="kvlane-ttft-", dir=args.dir)
     try:
@@ -289,9 +298,9 @@ def main() -> int:
 
 
 def measure(args: argparse.Namespace, directory: str) -> int:
-    """Runs the engines one after another, each in a process of its own."""
+    """Run the engines one after another, each in a process of its own."""
     began = datetime.now(timezone.utc)
-    # A fork has vLLM imported already. It cannot be one where this process has touched a GPU.
+    # A fork has imported vLLM already. It is not possible after this process has used a GPU.
     processes: Any = multiprocessing.get_context("spawn" if torch.cuda.is_initialized() else "fork")
     runs, wrong, all_plans, end = Runs(), list[str](), plans(args, directory), time.monotonic() + args.budget
     for name in args.engines.split(","):

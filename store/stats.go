@@ -14,7 +14,7 @@ type Stats struct {
 	Loads, Dumps, Prefetches int64 // tasks started
 	Running                  int   // tasks that have not ended
 	LoadErrors, DumpErrors   int64 // blocks that failed
-	Misses                   int64 // blocks that leases, and loads without a lease, found in no tier
+	Misses                   int64 // blocks that leases, or loads without one, found in no tier
 	Dumped, Skipped          int64 // blocks that dumps stored; blocks that were stored already
 	Prefetched               int64 // blocks that prefetches read into the cache
 	Backlog                  int   // writes to the tiers below that wait for a writer
@@ -24,17 +24,23 @@ type Stats struct {
 	// VerifyAlways both may count a block.
 	VerifiedOnWay, VerifiedByCPU int64
 
-	Mismatches      int64 // blocks that failed their check, or were unreadable when written, in any tier
-	BadCopies       int64 // copies to pages that failed their check although their slot was right
-	Refills         int64 // blocks that failed their check in a slot and were read again from below
-	Retries         int64 // retries of a block or a batch
-	Fallbacks       int64 // failures of a tier, other than misses and failed checks, after which the store went on
+	// Mismatches is the number of blocks that failed their check, or were unreadable when written,
+	// in any tier.
+	Mismatches int64
+	BadCopies  int64 // copies to pages that failed their check although their slot was right
+	Refills    int64 // blocks that failed their check in a slot and were read again from below
+	Retries    int64 // retries of a block or a batch
+	// Fallbacks is the number of failures of a tier, except misses and failed checks, after which
+	// the store continued.
+	Fallbacks       int64
 	TierErrors      int64 // failed operations of a tier, other than misses and failed checks
 	DurableFailures int64 // failed writes of blocks to a tier below
 	Quarantined     int64 // slots put in quarantine because hardware might still access them
 	BatchesFailed   int64 // batches that a stream failed, without canceled ones
 	StreamsReopened int64
-	LoadsExpired    int64 // loads that streams of the host program waited for longer than Config.WaitMax
+	// LoadsExpired is the number of loads for which streams of the host program waited longer than
+	// Config.WaitMax.
+	LoadsExpired int64
 
 	Leases        int64 // leases given
 	LeasesLive    int

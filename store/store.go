@@ -36,9 +36,9 @@ type Store struct {
 	readers   *pool.Pool
 	checks    *pool.Pool
 
-	closeLock   chan struct{} // one Close at a time; unlike a mutex it can be awaited with a context
+	closeLock   chan struct{} // held by Close; a mutex cannot be awaited with a context
 	stopped     bool          // pools and streams are closed; guarded by closeLock
-	reportedErr error         // errors of streams that are closed nevertheless; guarded by closeLock
+	reportedErr error         // errors of closed streams; guarded by closeLock
 }
 
 // Open returns a store over the tiers of c. It starts the goroutines of pools, and opens no stream
@@ -210,7 +210,8 @@ func (s *Store) Close(ctx context.Context) error {
 	reportedLoads, errLoads := s.loads.Close(ctx)
 	reportedDumps, errDumps := s.dumps.Close(ctx)
 	s.reportedErr = errors.Join(s.reportedErr, reportedLoads, reportedDumps)
-	if err := errors.Join(errLoads, errDumps); err != nil { // a stream is open, and may access the slots
+	// On error a stream is still open, and may access the slots.
+	if err := errors.Join(errLoads, errDumps); err != nil {
 		if ctx.Err() != nil {
 			return errors.Join(closeError(ctx), err)
 		}

@@ -131,7 +131,8 @@ func (t *Task) isSubmitted(k int) bool {
 		}
 	}
 	sub := &t.submissions[k]
-	if !sub.resolved && task.Pending(sub.after) { // waitSubmission returns the error of a dependency
+	// waitSubmission returns the error of a dependency.
+	if !sub.resolved && task.Pending(sub.after) {
 		return false
 	}
 	sub.resolved = true

@@ -27,7 +27,7 @@ type Config struct {
 	Scheduler *task.Scheduler
 	Env       *batch.Env // of copies to slots
 	Writers   int        // goroutines that write to the tiers below
-	HeldSlots int64      // slots that dumps may hold while they wait for the client: see package store
+	HeldSlots int64      // slots for dumps that wait for the client: see package store
 	// BatchBytes is that of store.Config. PartBytes is the size of a part.
 	BatchBytes, PartBytes int64
 }

@@ -85,7 +85,8 @@ func (d *Dumper) writeTier(n int, blocks []blockWrite) {
 	defer cancel()
 	_ = d.put(ctx, n, func(wait context.Context) error {
 		many.PutMany(wait, keys, images, errs)
-		return errs[max(0, slices.IndexFunc(errs, pipeline.IsBusy))] // without space for one, the next waits as well
+		// Without space for one block, the next waits as well.
+		return errs[max(0, slices.IndexFunc(errs, pipeline.IsBusy))]
 	})
 	for k, b := range together {
 		b.handleResult(t, errs[k])

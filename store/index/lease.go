@@ -55,7 +55,8 @@ func (x *Index) LeasePrefix(ctx context.Context, keys []block.Key, ttl time.Dura
 // writes them.
 func (l *Lease) pin(ctx context.Context) {
 	tiers := l.x.c.Tiers
-	at, short := 0, false // short: the first tier has the next key, but leases may hold no more slots
+	// short: the first tier has the next key, but leases may hold no more slots.
+	at, short := 0, false
 	noted := false
 	for ti := 0; ti < len(tiers) && at < len(l.keys); {
 		ask := l.keys[at:]

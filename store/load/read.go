@@ -72,8 +72,8 @@ type (
 // copied in fewer batches without it.
 const yieldBytes = 16 << 20
 
-// Run implements pool.Job: it reads block i from a tier below. In large loads it yields, so that the
-// task copies the block before the next one is read from the page cache.
+// Run implements pool.Job: it reads block i from a tier below. In large loads it yields, so that
+// the task copies the block before the next one is read from the page cache.
 func (j *fetchJob) Run(i int32) {
 	t := (*Task)(j)
 	if int64(len(t.sc.Keys))*t.p.Map.Formats[t.sc.Groups[i]].Layout.ImageBytes() > yieldBytes {

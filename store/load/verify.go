@@ -74,7 +74,8 @@ func (o *owner) Check(job *batch.CheckJob) {
 	t := (*Task)(o)
 	for _, i := range job.Items() {
 		it := &t.sc.items[i]
-		if it.checked && t.p.Verify != pipeline.VerifyAlways { // VerifyAlways ignores checks before the copy
+		// VerifyAlways ignores checks before the copy.
+		if it.checked && t.p.Verify != pipeline.VerifyAlways {
 			continue
 		}
 		image := t.p.Map.Image(it.slot.Extent(), t.sc.Groups[i]).Bytes()

@@ -194,7 +194,8 @@ func (m *Manager) unpin(h *jobBlock, bad bool) {
 		}
 		slot.Release()
 	default:
-		if bad && m.names[h.key] == h.name { // else it was forgotten, and may have been stored again
+		// With another name the block was forgotten, and may have been stored again.
+		if bad && m.names[h.key] == h.name {
 			h.slot.Corrupt(errForgotten)
 			m.gone(h.key)
 		}

@@ -21,7 +21,8 @@ func (r *Refs) Set(m *pages.Map, p *pages.Pages, refs []pages.Ref, unique bool) 
 	r.Keys, r.Groups = r.Keys[:0], r.Groups[:0]
 	for i := range refs {
 		r.Keys = append(r.Keys, refs[i].Key)
-		r.Groups = append(r.Groups, uint8(m.Formats.Group(refs[i].Key))) // Check refuses keys of no group
+		// Check refuses keys of no group.
+		r.Groups = append(r.Groups, uint8(m.Formats.Group(refs[i].Key)))
 	}
 	r.checker.Reset(m, p, unique)
 	return r.checker.Check(refs, r.Groups)

@@ -21,7 +21,7 @@ const DefaultSysfs = "/sys"
 // Machine has the places of memory, GPUs and RDMA NICs, and the NICs nearest to each memory.
 type Machine struct {
 	Nodes   []Node   `json:"numa_nodes"` // at least one
-	GPUs    []GPU    `json:"gpus"`       // those that the driver offers, by index, then others on the bus
+	GPUs    []GPU    `json:"gpus"`       // offered ones by index, then others on the bus
 	NICs    []NIC    `json:"nics"`       // by name
 	NVLinks []NVLink `json:"nvlinks"`
 	Memory  []Memory `json:"memory"`

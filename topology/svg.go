@@ -179,7 +179,8 @@ func (p *picture) links(m *Machine, y float64) float64 {
 		b := p.gpus[gpu]
 		return b.x + b.w*float64(1+slices.Index(peers[gpu], peer))/float64(1+len(peers[gpu])), b.y + b.h
 	}
-	slices.SortStableFunc(lanes, func(a, b NVLink) int { return (a.B - a.A) - (b.B - b.A) }) // the short ones first
+	// Short links come first.
+	slices.SortStableFunc(lanes, func(a, b NVLink) int { return (a.B - a.A) - (b.B - b.A) })
 	for _, l := range lanes {
 		y += laneHeight
 		ax, ay := end(l.A, l.B)

@@ -17,17 +17,20 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// library holds what the process has handles of. It is the one state of the package, as the library is loaded once.
+// library holds the objects behind the handles of the process. It is the package's only state,
+// because a process loads the library once.
 var library = start()
 
-// start prepares the process for children by fork(), and returns the library.
+// start passes the table of locks to the C code and returns the library. The C code closes the
+// locks in children of fork().
 func start() *capi.Library {
-	locks := dirfs.Locked() // not of the heap: C may keep its address
+	locks := dirfs.Locked() // a global variable, so C may keep its address
 	C.started((*C.int32_t)(unsafe.Pointer(&locks[0])), C.size_t(len(locks)))
 	return capi.New()
 }
 
-// call runs f, returns its status, and gives its error's words to why.
+// call runs f and returns its status. If f fails, call sets why to the text of the error, and the C
+// code frees it.
 func call(why **C.char, f func() error) C.int32_t {
 	err := capi.Guard(f)
 	if err != nil {
@@ -36,7 +39,7 @@ func call(why **C.char, f func() error) C.int32_t {
 	return C.int32_t(capi.StatusOf(err))
 }
 
-// args gathers what is wrong with the arguments of a call.
+// args collects the errors of a call's arguments.
 type args struct{ errs []error }
 
 func (a *args) err() error { return errors.Join(a.errs...) }
@@ -45,17 +48,18 @@ func (a *args) bad(format string, v ...any) {
 	a.errs = append(a.errs, fmt.Errorf(format+": %w", append(v, errdefs.ErrInvalid)...))
 }
 
-// need refuses NULL.
+// need adds an error if p is NULL.
 func need[T any](a *args, name string, p *T) {
 	if p == nil {
 		a.bad("%s is NULL", name)
 	}
 }
 
-// maxElements bounds the arrays of a call, so that no product with the length of an element overflows.
+// maxElements limits the arrays of a call, so that their lengths in bytes do not overflow.
 const maxElements = 1 << 32
 
-// array returns n elements at p, in C's memory.
+// array returns the n elements at p, which are in C memory. It adds an error and returns nil if p
+// is NULL or n is too large.
 func array[T any](a *args, name string, p unsafe.Pointer, n C.size_t) []T {
 	switch {
 	case n == 0:
@@ -74,7 +78,7 @@ func keysOf(a *args, keys *C.uint8_t, n C.size_t) []kvlane.Key {
 	return array[kvlane.Key](a, "keys", unsafe.Pointer(keys), n)
 }
 
-// give runs make, and writes the handle that it returns to out.
+// give calls make and writes the handle to out.
 func give(a *args, name string, out *C.uint64_t, make func() (capi.Handle, error)) error {
 	if need(a, name, out); a.err() != nil {
 		return a.err()
@@ -156,7 +160,8 @@ func kvlGoNotes(engine C.kvl_engine, buffer *C.char, bytes *C.size_t, why **C.ch
 	})
 }
 
-// text writes what make returns to a buffer, with a zero at its end, if there is room.
+// text writes the bytes of make and a zero byte to a buffer. It sets bytes to their number. If the
+// buffer is smaller, it writes nothing to it and returns ErrNoSpace.
 func text(buffer *C.char, bytes *C.size_t, make func() ([]byte, error)) error {
 	var a args
 	if need(&a, "bytes", bytes); a.err() != nil {

@@ -21,7 +21,7 @@ func kvlGoRegisterMemory(engine C.kvl_engine, address C.uint64_t, bytes C.uint64
 			if kind == C.KVL_DEVICE {
 				return library.RegisterDevice(capi.Handle(engine), uint64(address), int64(bytes))
 			}
-			p := *(*unsafe.Pointer)(unsafe.Pointer(&address)) // in C's memory
+			p := *(*unsafe.Pointer)(unsafe.Pointer(&address)) // an address of C memory
 			return library.RegisterHost(capi.Handle(engine), unsafe.Slice((*byte)(p), uint64(bytes)))
 		})
 	})

@@ -9,7 +9,8 @@ import (
 	"github.com/kvlane/kvlane/internal/capi"
 )
 
-// names returns the blocks that are named.
+// names converts a list of blocks, each named by its hash and page group. It adds an error for each
+// wrong argument.
 func names(a *args, blocks *C.kvl_blocks) *capi.Names {
 	if need(a, "blocks", blocks); blocks == nil {
 		return nil

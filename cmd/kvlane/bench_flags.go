@@ -51,7 +51,7 @@ func (f *benchFlags) register(cmd *cobra.Command) {
 	f.comparing.register(fl)
 }
 
-// dropRepeated removes repeated values from the lists of a benchmark, which would be measured
+// dropRepeated removes repeated values from the lists of a benchmark, so that none is measured
 // twice.
 func dropRepeated(cmd *cobra.Command) error {
 	if !within(cmd, []string{"bench"}) {

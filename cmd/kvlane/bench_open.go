@@ -47,7 +47,7 @@ func (f *benchFlags) newPlanner(p plan.Profile, source string) (*plan.Planner, e
 }
 
 // opener returns a function that opens the measured streams. Streams that choose their paths share
-// one planner, which learns from all.
+// one planner, so it learns from all of them.
 func (f *benchFlags) opener(dev device.Device, planner *plan.Planner, nics *benchNICs) bench.Opener {
 	return func(c bench.Contender) (stream.Stream, error) {
 		if c.NIC() {

@@ -23,7 +23,7 @@ type calibrateFlags struct {
 	index  int
 	opts   profile.Options
 	rdma   rdmaFlags
-	// fileDirs are measured in place of the device's copy paths.
+	// fileDirs are the directories to measure, in place of the device's copy paths.
 	fileDirs []string
 	full     bool
 	json     bool
@@ -85,7 +85,7 @@ func runCalibrate(cmd *cobra.Command, f *calibrateFlags) (err error) {
 		return &usageError{err}
 	}
 	dev, err := openDevice(f.device, f.index, sim.Options{
-		HostAddresses: mode != kvlane.GDROff && !f.rdma.soft(), // where NICs can be given it
+		HostAddresses: mode != kvlane.GDROff && !f.rdma.soft(), // for NICs of the machine
 	})
 	if err != nil {
 		return err
@@ -120,7 +120,7 @@ func runCalibrate(cmd *cobra.Command, f *calibrateFlags) (err error) {
 	return r.WriteText(cmd.OutOrStdout(), f.full)
 }
 
-// calibrate shows how far it is.
+// calibrate measures the copy paths behind a progress bar.
 func (f *calibrateFlags) calibrate(cmd *cobra.Command, dev device.Device) (*profile.Calibrated, error) {
 	var bar *progressbar.ProgressBar
 	f.opts.Progress = func(done, total int, what string) {
@@ -129,16 +129,17 @@ func (f *calibrateFlags) calibrate(cmd *cobra.Command, dev device.Device) (*prof
 				progressbar.OptionSetWidth(30), progressbar.OptionSetVisibility(present.Terminal(cmd.ErrOrStderr())))
 		}
 		bar.Describe(what)
-		_ = bar.Set(done) // a bar that cannot be drawn is no reason to stop
+		_ = bar.Set(done) // the bar is optional
 	}
 	c, err := profile.Calibrate(cmd.Context(), dev, f.opts)
 	if bar != nil {
-		_ = bar.Finish() // as above
+		_ = bar.Finish() // the bar is optional
 	}
 	return c, asUsage(err)
 }
 
-// openNICs opens the NICs that are measured too, or none: where they need not be had, it says why they are not.
+// openNICs opens the NICs to measure, or returns nil. If mode is auto and no NIC can be opened, it
+// prints the reason.
 func (f *calibrateFlags) openNICs(cmd *cobra.Command, dev device.Device, mode kvlane.GDR) (*gdr.NICs, error) {
 	if mode == kvlane.GDROff {
 		return nil, nil
@@ -160,12 +161,12 @@ func (f *calibrateFlags) openNICs(cmd *cobra.Command, dev device.Device, mode kv
 	return nil, fmt.Errorf("gdr requires a NIC: %w", err)
 }
 
-// calibrateReport is what the command prints.
+// calibrateReport is the output of the command.
 type calibrateReport struct {
 	Profile plan.Profile `json:"profile"`
 	File    string       `json:"file"`
 	Stored  bool         `json:"stored"`
-	// Measured is false where the profile was stored before.
+	// Measured is false if the profile was stored earlier.
 	Measured bool            `json:"measured"`
 	Millis   int64           `json:"measured_in_ms,omitempty"`
 	Bytes    int64           `json:"measured_over_bytes,omitempty"`
@@ -179,7 +180,7 @@ type missingPath struct {
 	Reason string `json:"reason"`
 }
 
-// plannedChoice is what the planner says of Count scattered copies of Size bytes, on an idle stream.
+// plannedChoice is the planner's choice for Count scattered copies of Size bytes on an idle stream.
 type plannedChoice struct {
 	Dir    string  `json:"direction"`
 	Policy string  `json:"policy"`
@@ -193,7 +194,7 @@ type plannedChoice struct {
 	Reason string  `json:"reason"`
 }
 
-// choiceCounts are the counts for which choices are shown; the sizes are the profile's.
+// choiceCounts are the counts for which choices are shown. The sizes are those of the profile.
 var choiceCounts = []int{1, 4, 16, 64, 1024, 16384}
 
 func newCalibrateReport(c *profile.Calibrated) (*calibrateReport, error) {
@@ -208,7 +209,7 @@ func newCalibrateReport(c *profile.Calibrated) (*calibrateReport, error) {
 	for i := range c.Profile.Models {
 		can = can.With(c.Profile.Models[i].Path)
 	}
-	can = can.Without(stream.PathNICSoft) // which nothing chooses
+	can = can.Without(stream.PathNICSoft) // never chosen
 	for goal := plan.Throughput; goal <= plan.Background; goal++ {
 		pl, err := plan.New(c.Profile, plan.Options{Policy: plan.Policy{Goal: goal}})
 		if err != nil {

@@ -16,7 +16,7 @@ import (
 	streamfile "github.com/kvlane/kvlane/stream/file"
 )
 
-// filesReport is what the command prints of a directory.
+// filesReport is the output of the command for a directory.
 type filesReport struct {
 	Dir        string             `json:"dir"`
 	FileSystem profile.FileSystem `json:"file_system"`
@@ -26,7 +26,8 @@ type filesReport struct {
 	Points     []streamfile.Point `json:"points"`
 }
 
-// runCalibrateFiles measures the file systems of directories. One that fails is no matter for the others.
+// runCalibrateFiles measures the file systems of directories. If one fails, it continues with the
+// others and returns the error at the end.
 func runCalibrateFiles(cmd *cobra.Command, f *calibrateFlags) (err error) {
 	o := profile.FileOptions{Force: true, Dir: f.opts.Dir}
 	if cmd.Flags().Changed("budget") {
@@ -62,7 +63,8 @@ func runCalibrateFiles(cmd *cobra.Command, f *calibrateFlags) (err error) {
 	return errors.Join(errs...)
 }
 
-// openEnds opens the device whose memory is measured too, and its ways to files.
+// openEnds opens the device whose memory is also measured, and its access to files. The returned
+// function closes both.
 func (f *calibrateFlags) openEnds(cmd *cobra.Command, o *streamfile.Options) (func() error, error) {
 	dev, err := openDevice(f.device, f.index, sim.Options{})
 	if err != nil {
@@ -85,7 +87,7 @@ func (f *calibrateFlags) openEnds(cmd *cobra.Command, o *streamfile.Options) (fu
 	}, nil
 }
 
-// WriteText prints the report for people.
+// WriteText prints the report as text.
 func (r *filesReport) WriteText(w io.Writer) error {
 	p := present.NewPage(present.ScreenOf(w))
 	p.Verdict(present.Good, "The paths to files of %s were measured in %s.", r.FileSystem, r.Dir)

@@ -11,13 +11,13 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// What the short report shows of the choices: the fastest path of one block and of many, at a few sizes.
+// The short report has the fastest path of one block and of manyBlocks, at shownSizes sizes.
 const (
 	shownSizes = 5
 	manyBlocks = 1024
 )
 
-// WriteText prints the report for people, with every figure if it is to be full.
+// WriteText prints the report as text, with every figure if full is set.
 func (r *calibrateReport) WriteText(w io.Writer, full bool) error {
 	p := present.NewPage(present.ScreenOf(w))
 	r.verdict(p)
@@ -61,7 +61,7 @@ func (r *calibrateReport) verdict(p *present.Page) {
 	}
 }
 
-// writeFastest says which path is the fastest, by size.
+// writeFastest prints the fastest path by size.
 func (r *calibrateReport) writeFastest(p *present.Page) {
 	var sizes []int64
 	for i := range shownSizes {
@@ -82,7 +82,7 @@ func (r *calibrateReport) writeFastest(p *present.Page) {
 				i := slices.IndexFunc(r.Choices, func(c plannedChoice) bool {
 					return c.Policy == plan.Throughput.String() && c.Host == plan.Scattered.String() && c.Dir == way.String() && c.Size == size && c.Count == count
 				})
-				row = append(row, r.Choices[i].Path) // choices are made of all of these
+				row = append(row, r.Choices[i].Path) // every combination has a choice
 			}
 			t.Row(row...)
 		}
@@ -90,7 +90,7 @@ func (r *calibrateReport) writeFastest(p *present.Page) {
 	p.Table(t)
 }
 
-// writeModels writes what was measured of each way to copy.
+// writeModels prints the measurements of each path.
 func (r *calibrateReport) writeModels(p *present.Page) {
 	k := &r.Profile
 	most := len(k.Counts) - 1
@@ -107,7 +107,7 @@ func (r *calibrateReport) writeModels(p *present.Page) {
 	for i := range k.Models {
 		m := &k.Models[i]
 		if m.Points == 0 {
-			continue // of the built-in profile
+			continue // not measured: from the built-in profile
 		}
 		row := []string{m.Path.String(), fmt.Sprint(m.CTAs), m.Dir.String(), m.Side.String()}
 		facts.Row(append(slices.Clone(row), present.Percent(m.Spread), fmt.Sprint(m.Points), present.Micros(m.Lead/1e3),
@@ -137,7 +137,7 @@ func (r *calibrateReport) writeModels(p *present.Page) {
 	p.Define("peer", "from another device")
 }
 
-// writeChoices writes what each policy chooses.
+// writeChoices prints the choices of each policy.
 func (r *calibrateReport) writeChoices(p *present.Page) {
 	type title struct{ policy, dir, host string }
 	var last title

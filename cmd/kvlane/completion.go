@@ -19,7 +19,8 @@ import (
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
-// offers are the values of flags that a shell completes, by the flag's name, or by command and name where commands differ.
+// offers are the completions of flag values, by the flag's name, or by command and name if commands
+// differ.
 var offers = map[string]cobra.CompletionFunc{
 	"config": completeFiles,
 
@@ -62,7 +63,7 @@ var offers = map[string]cobra.CompletionFunc{
 	"profile-dir":             completeDirs,
 }
 
-// operands are what is completed of the words that are no flags, by command. Others take none that a shell could know.
+// operandOffers are the completions of operands, by command. Operands of other commands have none.
 var operandOffers = map[string]cobra.CompletionFunc{
 	"replay":       completeFiles,
 	"store ls":     completeDirs,
@@ -75,7 +76,7 @@ var operandOffers = map[string]cobra.CompletionFunc{
 	"transfer get": completeSecondFile,
 }
 
-// offerOf returns what completes a flag of a command, or nil.
+// offerOf returns the completion of a command's flag, or nil.
 func offerOf(path, flag string) cobra.CompletionFunc {
 	if complete := offers[path+" "+flag]; complete != nil {
 		return complete
@@ -89,7 +90,7 @@ func offerOf(path, flag string) cobra.CompletionFunc {
 	return nil
 }
 
-// registerCompletions has shells complete what offers and operandOffers say, below cmd.
+// registerCompletions registers offers and operandOffers for cmd and its subcommands.
 func registerCompletions(cmd *cobra.Command) {
 	path := commandPath(cmd)
 	register := func(f *pflag.Flag) {
@@ -101,7 +102,7 @@ func registerCompletions(cmd *cobra.Command) {
 			return
 		}
 		if err := cmd.RegisterFlagCompletionFunc(f.Name, complete); err != nil {
-			panic(err) // there is no such flag, or it has one already
+			panic(err) // the flag does not exist or has a completion
 		}
 	}
 	cmd.LocalNonPersistentFlags().VisitAll(register)
@@ -114,7 +115,8 @@ func registerCompletions(cmd *cobra.Command) {
 	}
 }
 
-// values completes one of a few words, or, where the flag takes several by commas, the last of them.
+// values completes one of several words. For a flag with values separated by commas it completes
+// the last value, without the words already given.
 func values(words ...string) cobra.CompletionFunc {
 	return func(_ *cobra.Command, _ []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		before := typed[:strings.LastIndexByte(typed, ',')+1]
@@ -128,7 +130,7 @@ func values(words ...string) cobra.CompletionFunc {
 	}
 }
 
-// names completes what name says of each of all, and more before them.
+// names completes the words in more and the names of all.
 func names[T any](all []T, name func(T) string, more ...string) cobra.CompletionFunc {
 	for _, one := range all {
 		more = append(more, name(one))
@@ -139,13 +141,13 @@ func names[T any](all []T, name func(T) string, more ...string) cobra.Completion
 // completeNICs completes the names of this machine's RDMA devices.
 func completeNICs(cmd *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	entries, err := os.ReadDir("/sys/class/infiniband")
-	if err != nil { // there is none
+	if err != nil { // no RDMA devices
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	return names(entries, os.DirEntry.Name)(cmd, args, typed)
 }
 
-// completeCommands completes the words of another command.
+// completeCommands completes the name of a command below the command in args.
 func completeCommands(cmd *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	var words []string
 	if at, rest, err := cmd.Root().Find(args); err == nil && len(rest) == 0 {
@@ -166,7 +168,7 @@ func completeDirs(*cobra.Command, []string, string) ([]cobra.Completion, cobra.S
 	return nil, cobra.ShellCompDirectiveFilterDirs
 }
 
-// completeSecondFile is for commands that take a file behind a segment.
+// completeSecondFile completes the operands SEGMENT FILE: only FILE has a completion.
 func completeSecondFile(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	if len(args) == 1 {
 		return nil, cobra.ShellCompDirectiveDefault

@@ -34,14 +34,14 @@ func configFile(cmd *cobra.Command) (string, error) {
 // usualConfigs returns the usual places of the configuration file, in order.
 func usualConfigs() []string {
 	var places []string
-	if dir, err := os.UserConfigDir(); err == nil { // else there is no home, or none by an absolute path
+	if dir, err := os.UserConfigDir(); err == nil { // else $HOME is not set or a path is relative
 		places = append(places, filepath.Join(dir, "kvlane", "config.yaml"))
 	}
 	return append(places, systemConfig)
 }
 
-// firstFile returns the first of places that exists. A home that this user may not enter, as a
-// service's user often may not, has no file for this user; the system's file is never passed over.
+// firstFile returns the first of places that exists. It skips places without permission, such as
+// the home of a service's user, but never the system's file.
 func firstFile(places []string) (string, error) {
 	for _, p := range places {
 		_, err := os.Stat(p)

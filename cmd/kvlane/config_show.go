@@ -24,15 +24,17 @@ The file is that of --config or KVLANE_CONFIG, or the first that there is of $XD
 	return cmd
 }
 
-// shownSetting is a setting with its value and where that is from.
+// shownSetting is a setting with its value and the source of the value.
 type shownSetting struct {
 	Name   string   `json:"name"`
 	Env    string   `json:"env"`
 	Values []string `json:"values"`
-	Source string   `json:"source"` // "flag", the environment variable, "FILE:LINE" or "default", and what has no effect
+	// Source is "flag", the environment variable, "FILE:LINE" or "default". A source without effect
+	// follows after a semicolon.
+	Source string `json:"source"`
 }
 
-// shownConfig is what "kvlane config show" prints.
+// shownConfig is the output of "kvlane config show".
 type shownConfig struct {
 	File     string         `json:"file,omitempty"`
 	Command  string         `json:"command,omitempty"`
@@ -106,7 +108,7 @@ func readShown(cmd *cobra.Command) (*shownConfig, []settings.Value, error) {
 	return &shownConfig{File: name}, all, err
 }
 
-// showCommand shows the settings of the command that args name, with the flags in them.
+// showCommand returns the settings of the command that args name, with the flags in args.
 func showCommand(cmd *cobra.Command, args []string) (*shownConfig, error) {
 	c, _, err := readShown(cmd)
 	if err != nil {
@@ -164,7 +166,7 @@ func (c *shownConfig) maskPasswords() {
 	}
 }
 
-// print prints the settings for people.
+// print prints the settings as text.
 func (c *shownConfig) print(cmd *cobra.Command) error {
 	w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 8, 2, ' ', 0)
 	if c.File == "" {

@@ -11,7 +11,8 @@ import (
 	"github.com/kvlane/kvlane"
 )
 
-// demoCacheBytes is less than the blocks of the demo's trace take, so that the file tier has to serve too.
+// demoCacheBytes is smaller than the blocks of the demo's trace, so that the file tier must serve
+// loads too.
 const demoCacheBytes = 16 << 20
 
 func newDemoCommand() *cobra.Command {

@@ -26,19 +26,19 @@ var demoTrace []byte
 // errClaim is the error of a demo with a false claim.
 var errClaim = errors.New("the demo's claim does not hold")
 
-// demo replays a trace, restarts the store and damages a file, and prints claims with their outcome.
+// demo replays a trace, restarts the store and damages a file. It prints claims with their outcome.
 type demo struct {
 	geometry block.Geometry
 	// open opens an engine with a cache smaller than the trace's blocks and a file tier in dir.
 	open func(ctx context.Context, dir string) (*kvlane.Engine, error)
-	// verify reads every block in dir and returns the number of sound and of damaged ones.
+	// verify reads every block in dir and returns the number of sound and of damaged blocks.
 	verify func(ctx context.Context, dir string) (sound, damaged int64, err error)
 	dir    string // empty at the start; run does not remove it
 	out    io.Writer
 	limit  int // number of requests of the trace; zero: all
 
 	blocks, trace string
-	first         *replay.Report // of the replay from nothing
+	first         *replay.Report // of the first replay
 	introduced    bool           // the device was printed
 	failed        int            // claims that did not hold
 	err           error          // of writing to out

@@ -17,21 +17,23 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/dl"
 )
 
-// autoDevice is the value of --device that takes the GPU if there is one, and else the simulated device. Only commands of which
-// nobody takes figures for those of a GPU have it.
+// autoDevice is the value of --device that selects the GPU, or the simulated device if there is no
+// GPU. Commands that measure do not accept it, because their figures would be taken for those of a
+// GPU.
 const autoDevice = "auto"
 
 func registerAutoDevice(flags *pflag.FlagSet, device *string) {
 	flags.StringVar(device, "device", autoDevice, "auto, cuda, sim (simulated GPU) or host (CPU); auto is cuda if there is a GPU, else sim")
 }
 
-// registerDevice registers the flag of commands that measure: they simulate a GPU, or do without one, only by name.
+// registerDevice registers the flag of commands that measure. They use the simulated device or the
+// host only if the flag names it.
 func registerDevice(flags *pflag.FlagSet, device *string) {
 	flags.StringVar(device, "device", string(kvlane.CUDA), "cuda, sim, or host: the CPU and its memory")
 }
 
-// chooseDriver returns the driver that a value of --device means, and if that is the simulated device for want of a GPU, why there is
-// none to use.
+// chooseDriver returns the driver for a value of --device. If auto selects the simulated device,
+// noGPU is the reason.
 func chooseDriver(device string) (driver kvlane.Driver, noGPU error) {
 	if device != autoDevice {
 		return kvlane.Driver(device), nil
@@ -42,7 +44,8 @@ func chooseDriver(device string) (driver kvlane.Driver, noGPU error) {
 	return kvlane.CUDA, nil
 }
 
-// missingGPU returns why there is no GPU to use, or nil. Only the absence of one counts; a GPU that fails to open is there.
+// missingGPU returns the reason for which there is no GPU to use, or nil. It does not open a GPU:
+// one that fails to open is not missing.
 func missingGPU() error {
 	if _, err := cuda.Load(); errors.Is(err, errdefs.ErrNotSupported) {
 		return err
@@ -50,12 +53,13 @@ func missingGPU() error {
 	return nil
 }
 
-// simulatedNote says in a report for programs that a GPU was simulated.
+// simulatedNote returns the note on a simulated GPU for reports in JSON.
 func simulatedNote(noGPU error) string {
 	return fmt.Sprintf("SIMULATED DEVICE: there is no GPU to use: %v", noGPU)
 }
 
-// saySimulated says it to people, or nothing where noGPU is nil.
+// saySimulated prints the note on a simulated GPU for reports in text. It prints nothing if noGPU
+// is nil.
 func saySimulated(w io.Writer, noGPU error) error {
 	if noGPU == nil {
 		return nil
@@ -63,14 +67,14 @@ func saySimulated(w io.Writer, noGPU error) error {
 	return sayNote(w, noDriver(noGPU)+" Using the simulated GPU; figures are not hardware.")
 }
 
-// sayNote says to people what a command went without, before its report.
+// sayNote prints a note on a fallback before the report of a command.
 func sayNote(w io.Writer, note string) error {
 	p := present.NewPage(present.ScreenOf(w))
 	p.Verdict(present.Warn, "%s", note)
 	return p.Write(w)
 }
 
-// noDriver says in a sentence why there is no GPU to use.
+// noDriver returns a sentence with the reason for which there is no GPU to use.
 func noDriver(err error) string {
 	var missing *dl.MissingError
 	if !errors.As(err, &missing) {
@@ -89,13 +93,14 @@ func openDevice(driver string, index int, o sim.Options) (device.Device, error) 
 	return dev, asUsage(orNoGPU(c.Driver, err))
 }
 
-// noGPUError is why there is no GPU to use, where the command line asks for one.
+// noGPUError is the error of a command line that selects a GPU if there is no GPU to use.
 type noGPUError struct{ err error }
 
 func (e *noGPUError) Error() string { return noDriver(e.err) }
 func (e *noGPUError) Unwrap() error { return e.err }
 
-// orNoGPU makes the error of a device that is not to be had a sentence without Go's words, where the machine has no GPU at all.
+// orNoGPU replaces the error of opening a device by a noGPUError, whose text is a sentence, if the
+// machine has no GPU.
 func orNoGPU(driver kvlane.Driver, err error) error {
 	if driver != kvlane.CUDA || !errors.Is(err, errdefs.ErrNotSupported) {
 		return err

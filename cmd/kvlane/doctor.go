@@ -95,7 +95,7 @@ func abilityNames() []string {
 	return names
 }
 
-// abilityTable lists what can be required, a line each.
+// abilityTable lists the names that --require accepts, one per line.
 func abilityTable() string {
 	var b strings.Builder
 	for _, a := range doctor.Abilities() {
@@ -104,7 +104,8 @@ func abilityTable() string {
 	return b.String()
 }
 
-// missing returns an error that names what was required and is not a yes, with the exit code that says so.
+// missing returns an error that lists the required names whose answer is not yes, or nil. The error
+// has the exit code exitMissing or exitUndecided.
 func missing(required []doctor.Path) error {
 	var no, unknown []string
 	for i := range required {
@@ -142,7 +143,7 @@ func writeJSON(cmd *cobra.Command, v any) error {
 	return nil
 }
 
-// loadable reports whether the loader finds a library.
+// loadable returns an error if the loader cannot open a library.
 func loadable(name string) error {
 	l, err := dl.Open(name)
 	if err != nil {
@@ -151,7 +152,7 @@ func loadable(name string) error {
 	return l.Close()
 }
 
-// askCUDA opens every device of the driver in turn and tries its paths.
+// askCUDA opens every device of the driver in turn and tests its paths.
 func askCUDA(ctx context.Context) (doctor.CUDA, error) {
 	drv, err := cuda.Load()
 	if err != nil {
@@ -187,10 +188,10 @@ func askDevice(ctx context.Context, drv *cuda.Driver, index int) doctor.CUDADevi
 	return d
 }
 
-// cuFileReasons is how many lines of libcufile's log are shown.
+// cuFileReasons is the maximum number of lines shown from libcufile's log.
 const cuFileReasons = 5
 
-// askCuFile tries cuFile on the first GPU.
+// askCuFile tests cuFile on the first GPU.
 func askCuFile(ctx context.Context, dirs []string) doctor.CuFileProbe {
 	drv, err := cuda.Load()
 	if err != nil {
@@ -207,7 +208,8 @@ func askCuFile(ctx context.Context, dirs []string) doctor.CuFileProbe {
 	return p
 }
 
-// askProfile says whether the device's copy paths have been measured. Without that, built-in figures choose them.
+// askProfile reports whether a profile of the device's copy paths is stored. Without a profile,
+// built-in figures select the paths.
 func askProfile(dev device.Device) doctor.Finding {
 	c, err := profile.Stored(dev, "")
 	switch {
@@ -219,7 +221,8 @@ func askProfile(dev device.Device) doctor.Finding {
 	return doctor.Finding{Answer: doctor.Unknown, Reason: err.Error(), Remedy: "kvlane calibrate --force"}
 }
 
-// askNIC says which NIC copies for the device, and why that one: after it has.
+// askNIC tests copies by the device's NICs. It returns the names of the NICs with the reasons for
+// their choice.
 func askNIC(ctx context.Context, dev device.Device) doctor.Finding {
 	nics, err := gdr.Open(dev, gdr.Config{}, nil)
 	if err != nil {
@@ -235,7 +238,7 @@ func nicFinding(nics []gdr.Choice, err error) doctor.Finding {
 	if err != nil {
 		f := doctor.Answered(err, "an RDMA NIC with an active port, rdma-core, and a kernel through which the NIC reaches the GPU's memory (dma-buf, or nvidia_peermem)")
 		if errors.Is(err, errdefs.ErrBroken) || errors.Is(err, errdefs.ErrNotFound) {
-			f.Answer = doctor.No // there is none, or none with a port that is up
+			f.Answer = doctor.No // no NIC, or no active port
 		}
 		return f
 	}
@@ -250,7 +253,7 @@ func openPath(dev device.Device, path stream.Path) (stream.Stream, error) {
 	return streamcopy.Open(dev, streamcopy.Options{Path: path})
 }
 
-// askPeers asks about every ordered pair of devices.
+// askPeers reports access and link of every ordered pair of devices.
 func askPeers(devices []doctor.CUDADevice) []doctor.Peer {
 	if len(devices) < 2 {
 		return nil
@@ -267,7 +270,8 @@ func askPeers(devices []doctor.CUDADevice) []doctor.Peer {
 			if err == nil {
 				nvlink, err = lib.Peer(devices[i].Info.PCI, devices[j].Info.PCI)
 			} else {
-				// Without the library the question was not put, which is no "no".
+				// Without the library the answer is unknown. The new error hides ErrNotSupported,
+				// for which Answered returns no.
 				err = errors.New(err.Error())
 			}
 			p.Access = doctor.Answered(err, "")

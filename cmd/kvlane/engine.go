@@ -16,14 +16,15 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// How long a command waits at its end for what the store still has to write, or hardware to do; and once it was interrupted.
+// A command that ends waits up to closeTimeout for writes of the store and work of hardware, and up
+// to interruptGrace after an interruption.
 const (
 	closeTimeout   = 2 * time.Minute
 	interruptGrace = 10 * time.Second
 )
 
-// closing returns the context of a command's end: it lasts for most although ctx may have ended, and no longer than grace from when
-// it has.
+// closing returns the context for the end of a command. It ends after most, or grace after ctx has
+// ended. If ctx has already ended, the grace period starts now.
 func closing(ctx context.Context, most, grace time.Duration) (context.Context, context.CancelFunc) {
 	c, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), most, fmt.Errorf("not closed within %v: %w", most, context.DeadlineExceeded))
 	end := make(chan struct{})
@@ -75,7 +76,7 @@ func (e *engineFlags) config(g block.Geometry) (kvlane.Config, error) {
 	err := applySettings(&c, e.flags, engineNames...)
 	c.Device.Driver, e.noGPU = chooseDriver(e.flags.Lookup("device").Value.String())
 	if tiers, err := store.ParsePipeline(c.Store.Pipeline); err == nil && tiers[0] != store.TierCache && !e.flags.Changed("cache-bytes") {
-		c.Store.CacheBytes = 0 // the engine's own
+		c.Store.CacheBytes = 0 // the engine's default
 	}
 	if g.Validate() != nil { // the caller reports it; other errors do not depend on it
 		c.Model = smallGeometry
@@ -83,7 +84,7 @@ func (e *engineFlags) config(g block.Geometry) (kvlane.Config, error) {
 	return c, errors.Join(err, c.Validate())
 }
 
-// openEngine opens the engine and tells what it fell back to, each time in a sentence.
+// openEngine opens the engine and reports each fallback as a sentence.
 func openEngine(ctx context.Context, c kvlane.Config, tell func(string)) (*kvlane.Engine, error) {
 	e, err := kvlane.Open(ctx, c)
 	if err != nil {
@@ -95,10 +96,10 @@ func openEngine(ctx context.Context, c kvlane.Config, tell func(string)) (*kvlan
 	return e, nil
 }
 
-// logNote tells it to the log.
+// logNote logs a note as a warning.
 func logNote(note string) { slog.Warn(note) }
 
-// closeEngine closes e although the command's context may have ended: what was dumped is still written.
+// closeEngine closes e. Even if ctx has ended, it waits until the store has written dumped blocks.
 func closeEngine(ctx context.Context, e *kvlane.Engine) error {
 	ctx, cancel := closing(ctx, closeTimeout, interruptGrace)
 	defer cancel()

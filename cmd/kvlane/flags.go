@@ -128,8 +128,8 @@ func usageOf(name string) string {
 	return strings.ReplaceAll(usage, "`", "")
 }
 
-// applySettings sets the fields of c to the flags of settings. The error lists the flags with values
-// that their settings do not accept.
+// applySettings sets the fields of c to the flags of settings. The error lists the flags with
+// invalid values.
 func applySettings(c *kvlane.Config, flags *pflag.FlagSet, names ...string) error {
 	var values []settings.Value
 	for _, name := range names {

@@ -12,12 +12,13 @@ import (
 	"github.com/kvlane/kvlane/internal/present"
 )
 
-// smallGeometry is what is replayed where no model is named: small enough for a laptop, with K, V and several layers.
+// smallGeometry is the geometry of replays without a model. It is small enough for a laptop and has
+// K, V and several layers.
 var smallGeometry = block.Geometry{
 	Model: "small", DType: "bfloat16", Layers: 2, KVHeads: 1, HeadSize: 64, BlockTokens: 16, TPSize: 1,
 }
 
-// geometryFlags select the shape of the KV cache: a preset, and what differs from it.
+// geometryFlags select the geometry of the KV cache: a preset, and values that override it.
 type geometryFlags struct {
 	preset string
 	given  block.Geometry
@@ -37,7 +38,8 @@ func (g *geometryFlags) register(flags *pflag.FlagSet) {
 	flags.BoolVar(&g.given.MLA, "mla", g.given.MLA, "one plane of latents a layer, in place of K and V")
 }
 
-// geometry returns the geometry that the flags select, or everything that is wrong with it.
+// geometry returns the geometry that the flags select. The error lists everything that is wrong
+// with it.
 func (g *geometryFlags) geometry() (block.Geometry, error) {
 	out := smallGeometry
 	if g.preset != "" {
@@ -63,8 +65,8 @@ func (g *geometryFlags) geometry() (block.Geometry, error) {
 	return out, out.Validate()
 }
 
-// heldInstead adds to the error of a directory that holds blocks of another geometry than want which one it is, and the flags that
-// select it, where some do.
+// heldInstead extends the error of a directory with blocks of another geometry than want. It adds
+// that geometry and, if possible, the flags that select it.
 func heldInstead(want block.Geometry, err error) error {
 	var other *block.IdentityError
 	if !errors.As(err, &other) {
@@ -79,8 +81,9 @@ func heldInstead(want block.Geometry, err error) error {
 	return err
 }
 
-// flagsOfHeld returns the flags by which want's geometry has the identity id, or "" if none do. That its rank has other heads may be another
-// split over ranks, or another number of heads.
+// flagsOfHeld returns the flags that change want to a geometry with the identity id, or "" if no
+// flags do. Other heads can mean another split over ranks or another number of heads, so it tries
+// both.
 func flagsOfHeld(want block.Geometry, id block.Identity) string {
 	g := want
 	g.DType, g.Layers, g.HeadSize, g.BlockTokens, g.MLA = id.DType, id.LayerEnd, id.HeadSize, id.BlockTokens, id.Layout == block.LayoutMLA
@@ -113,7 +116,7 @@ func flagsOfHeld(want block.Geometry, id block.Identity) string {
 	return ""
 }
 
-// listPresets prints the geometries that have names, and what a block of each has on one rank.
+// listPresets prints the presets with the size of a block on one rank.
 func listPresets(w io.Writer) error {
 	p := present.NewPage(present.ScreenOf(w))
 	t := &present.Table{Head: []string{"preset", "layers", "KV heads", "head size", "dtype", "MLA", "tokens", "block"}, Right: " rrr  rr"}

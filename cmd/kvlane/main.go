@@ -1,7 +1,7 @@
-// Command kvlane moves and keeps the KV cache of language models: it replays traces against the store, measures this
-// machine's copy paths and says what the machine has.
+// Command kvlane moves and keeps the KV cache of language models. It replays traces against the
+// store, measures this machine's copy paths and reports its hardware.
 //
-// exitMeanings has its exit codes.
+// exitMeanings describes the exit codes.
 package main
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/kvlane/kvlane/internal/present"
 )
 
-// The exit codes of the process; exitMeanings has the meaning of each.
+// Exit codes of the process. exitMeanings describes each.
 const (
 	exitOK        = 0
 	exitFailure   = 1
@@ -26,7 +26,7 @@ const (
 	exitUndecided = 4
 )
 
-// exitMeanings are by code.
+// exitMeanings has the meaning of each exit code.
 var exitMeanings = []string{
 	exitOK:        "the command succeeded",
 	exitFailure:   "the command failed, was interrupted, or found damage, a slower benchmark, or a missed threshold",
@@ -35,7 +35,7 @@ var exitMeanings = []string{
 	exitUndecided: "doctor --require: nothing is known to be missing, but something could not be determined",
 }
 
-// exitTable lists them for the help, a line each.
+// exitTable lists the exit codes for the help, one per line.
 func exitTable() string {
 	var b strings.Builder
 	for code, means := range exitMeanings {
@@ -57,8 +57,9 @@ func main() {
 	os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// run executes one command line and returns its exit code. The first interrupt or termination signal cancels the
-// command's context, so that it can put its work down in order; the second one kills the process as usual.
+// run executes one command line and returns its exit code. The first interrupt or termination
+// signal cancels the command's context, so that the command can end in order. The second one kills
+// the process.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -77,7 +78,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitOK
 	}
 	var noGPU *noGPUError
-	if errors.As(err, &noGPU) { // what was to be opened on it says no more
+	if errors.As(err, &noGPU) { // the text around it adds nothing
 		err = noGPU
 	}
 	fmt.Fprintln(stderr, "kvlane: "+errorText(err))
@@ -99,7 +100,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return exitFailure
 }
 
-// errorText is the text of an error with a line for each of several that are joined, and none for what names of files have in them.
+// errorText returns the text of an error, with one line for each joined error. It escapes
+// unprintable characters, so that names of files add no lines.
 func errorText(err error) string {
 	var inner []error
 	switch e := any(err).(type) {
@@ -115,7 +117,7 @@ func errorText(err error) string {
 			continue
 		}
 		before, after, found := strings.Cut(rest, in.Error())
-		if !found { // it is told otherwise
+		if !found { // the text of err omits it
 			continue
 		}
 		if i > 0 && before == "\n" { // errors.Join

@@ -16,8 +16,8 @@ import (
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
-// need is a condition on which flags of some commands have an effect. A given flag without effect is
-// a wrong command line.
+// need is a condition under which flags of some commands have an effect. A given flag without
+// effect is a wrong command line.
 type need struct {
 	commands []string // paths, without the program's name
 	flags    []string // empty: all of the command except but, and except those of every command

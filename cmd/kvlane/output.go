@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// output is the standard output of a command. It keeps the first error of a write: cobra prints the
-// help without looking at errors. Safe for concurrent use where the inner writer is.
+// output is the standard output of a command. It keeps the first write error, because cobra ignores
+// errors when it prints the help. It is safe for concurrent use if the inner writer is.
 type output struct {
 	io.Writer
 	failed atomic.Pointer[outputError]
@@ -28,7 +28,7 @@ func (o *output) Write(p []byte) (int, error) {
 	return n, failed
 }
 
-// Unwrap returns the writer below, by which a terminal is recognized.
+// Unwrap returns the inner writer, so that a terminal can be detected.
 func (o *output) Unwrap() io.Writer { return o.Writer }
 
 // err returns the first failed write, or nil.

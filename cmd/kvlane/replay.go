@@ -25,7 +25,7 @@ type replayCommand struct {
 	json     bool
 	progress bool
 	presets  bool
-	// texts of --threshold, and what they mean
+	// texts are the values of --threshold, and thresholds their parsed form.
 	texts      []string
 	thresholds []replay.Threshold
 }
@@ -93,7 +93,7 @@ func (r *replayCommand) execute(ctx context.Context, stdout, stderr io.Writer) (
 		return &usageError{err}
 	}
 	notReady(ctx)
-	// The trace is looked through before anything is opened or made on account of it.
+	// Scan the trace first, so that nothing is opened or created for a wrong one.
 	summary, err := replay.Scan(ctx, r.run.Trace, r.run.Limit)
 	if err != nil {
 		return err
@@ -106,7 +106,7 @@ func (r *replayCommand) execute(ctx context.Context, stdout, stderr io.Writer) (
 		return asUsage(err)
 	}
 	tell := logNote
-	if !r.json { // what it falls back to is told before it takes its time, where the report comes
+	if !r.json { // print notes before a long replay
 		if err := saySimulated(stdout, r.engine.noGPU); err != nil {
 			return err
 		}
@@ -133,7 +133,7 @@ func (r *replayCommand) execute(ctx context.Context, stdout, stderr io.Writer) (
 	}
 	this := releaseOf(debug.ReadBuildInfo())
 	rep.Machine.Command, rep.Version = commandLine(), this.tag()
-	if r.json { // others were told at the start
+	if r.json { // text output has the notes already
 		if r.engine.noGPU != nil {
 			rep.Notes = append(rep.Notes, simulatedNote(r.engine.noGPU))
 		}
@@ -142,7 +142,8 @@ func (r *replayCommand) execute(ctx context.Context, stdout, stderr io.Writer) (
 	return errors.Join(err, rep.Judge(r.thresholds), printReport(stdout, rep, r.json))
 }
 
-// config returns what the flags ask for, or everything that is wrong with them.
+// config returns the configuration that the flags select. The error lists everything that is wrong
+// with it.
 func (r *replayCommand) config() (kvlane.Config, error) {
 	var errs []error
 	for _, f := range []struct {
@@ -181,7 +182,7 @@ func (r *replayCommand) config() (kvlane.Config, error) {
 	return c, errors.Join(errs...)
 }
 
-// bar returns the function that draws the progress bar on w, or nil where none is wanted.
+// bar returns the function that draws the progress bar on w, or nil for no bar.
 func (r *replayCommand) bar(w io.Writer) func(replay.Step) {
 	if !r.progress && !present.Terminal(w) {
 		return nil
@@ -189,7 +190,8 @@ func (r *replayCommand) bar(w io.Writer) func(replay.Step) {
 	return replay.Bar(w)
 }
 
-// progress returns what a replay of total requests tells its steps: the metrics, and draw unless it is nil.
+// progress returns the function that receives the steps of a replay of total requests. It updates
+// the metrics, and calls draw unless that is nil.
 func progress(m *telemetry.Metrics, total int64, draw func(replay.Step)) func(replay.Step) {
 	p := telemetry.NewProgress(total)
 	m.SetReplay(p)
@@ -201,7 +203,7 @@ func progress(m *telemetry.Metrics, total int64, draw func(replay.Step)) func(re
 	}
 }
 
-// printReport writes the report to w, for people or as JSON.
+// printReport prints the report to w as text or JSON.
 func printReport(w io.Writer, rep *replay.Report, asJSON bool) error {
 	if !asJSON {
 		return rep.Print(w)

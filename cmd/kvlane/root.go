@@ -19,7 +19,7 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// usageError is a wrong command line, as against a command that failed.
+// usageError is the error of a wrong command line. Other errors are failures of the command.
 type usageError struct{ err error }
 
 func (e *usageError) Error() string { return e.err.Error() }
@@ -30,8 +30,8 @@ func usagef(format string, args ...any) error {
 	return &usageError{err: fmt.Errorf(format, args...)}
 }
 
-// asUsage makes a refusal of what the command line asked for a wrong command line. It is for what opens and checks, not for the work:
-// a trace or a file that is wrong is no fault of the command line.
+// asUsage converts a rejection of values of the command line to a usageError. It is for errors of
+// opening and checking, not of the work: a wrong trace or file is not a wrong command line.
 func asUsage(err error) error {
 	if refused(err) {
 		return &usageError{err: err}
@@ -39,14 +39,15 @@ func asUsage(err error) error {
 	return err
 }
 
-// refused reports whether err refuses what was asked for, by what is known of it beforehand: what a driver or a NIC calls invalid as it works is
-// a failure, as is an invalid answer of another process.
+// refused reports whether err rejects arguments before any work. It returns false for arguments
+// that a driver or NIC rejects at work, and for invalid answers of other processes: these are
+// failures.
 func refused(err error) bool {
 	var driver *device.Error
 	return errors.Is(err, errdefs.ErrInvalid) && !errors.As(err, &driver) && !gdr.Answered(err) && !wire.Answered(err)
 }
 
-// usageArgs makes an argument check of cobra report a wrong command line.
+// usageArgs converts errors of an argument check of cobra to usage errors.
 func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {
@@ -86,7 +87,7 @@ Exit codes:
 		}
 		slog.SetDefault(log)
 		warnOfEnv()
-		if err := cmd.ValidateFlagGroups(); err != nil { // cobra would return it as a failure
+		if err := cmd.ValidateFlagGroups(); err != nil { // cobra's own check returns no usageError
 			return &usageError{err}
 		}
 		if err := dropRepeated(cmd); err != nil {
@@ -100,14 +101,14 @@ Exit codes:
 	return root
 }
 
-// newGroupCommand returns a command that only holds others: alone it prints its help, and a word that names none of its
-// commands is a wrong command line.
+// newGroupCommand returns a command that only groups others. Without arguments it prints its help.
+// A word that names none of its commands is a usage error.
 func newGroupCommand(use, short, long string) *cobra.Command {
 	return &cobra.Command{
 		Use:   use,
 		Short: short,
 		Long:  long,
-		// Set here as cobra fills it in only on its own way to a suggestion.
+		// Cobra sets this default only for its own suggestions, not in SuggestionsFor.
 		SuggestionsMinimumDistance: 2,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -119,11 +120,12 @@ func newGroupCommand(use, short, long string) *cobra.Command {
 	}
 }
 
-// unknownCommand says that a word names no command below cmd, and which it may have meant, of all but some.
+// unknownCommand returns the error for a word that names no command below cmd. It suggests similar
+// commands, except those in but.
 func unknownCommand(cmd *cobra.Command, word string, but []string) error {
 	near := slices.DeleteFunc(cmd.SuggestionsFor(word), func(s string) bool {
 		c, _, err := cmd.Find([]string{s})
-		// Half the word and its first letter: that is another word.
+		// Drop a suggestion if half of the letters differ, and the first one too.
 		return err != nil || within(c, but) || 2*settings.Distance(word, s) >= len(word) && !strings.HasPrefix(s, word[:min(1, len(word))])
 	})
 	var hint string
@@ -133,7 +135,7 @@ func unknownCommand(cmd *cobra.Command, word string, but []string) error {
 	return usagef("unknown command %q for %q%s", word, cmd.CommandPath(), hint)
 }
 
-// flagError adds to the error of an unknown flag the one that was most likely meant.
+// flagError returns a usage error. For an unknown flag it suggests the most similar flag.
 func flagError(cmd *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	if errors.As(err, &unknown) {

@@ -130,8 +130,8 @@ func withdraw(f *pflag.Flag) error {
 	return f.Value.Set(f.DefValue)
 }
 
-// readSettings returns the values of the file and the environment, which takes precedence. The
-// error lists everything that is wrong.
+// readSettings returns the values of the file and the environment. The environment takes
+// precedence. The error lists everything that is wrong.
 func readSettings(cmd *cobra.Command) ([]settings.Value, error) {
 	name, err := configFile(cmd)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/kvlane/kvlane/share"
 )
 
-// shareProbeCommand is what a probe of shared memory runs as its second process.
+// shareProbeCommand is the command of the second process of a probe of shared memory.
 const shareProbeCommand = "share-probe"
 
 func newShareProbeCommand() *cobra.Command {
@@ -29,7 +29,7 @@ func newShareProbeCommand() *cobra.Command {
 	}
 }
 
-// askSharing tries each type of handle, between this process and another of this program.
+// askSharing tests each type of handle between this process and a second process of this program.
 func askSharing(ctx context.Context, dev device.Device) []doctor.Sharing {
 	s, ok := dev.(device.Sharer)
 	if !ok {
@@ -46,7 +46,7 @@ func askSharing(ctx context.Context, dev device.Device) []doctor.Sharing {
 	return all
 }
 
-// sharingRemedies says what would make a type of handle work.
+// sharingRemedies has remedies for types of handles that do not work.
 var sharingRemedies = map[device.HandleType]string{
 	device.HandleFabric: "an IMEX channel (nvidia-imex, /dev/nvidia-caps-imex-channels); within a host posix-fd does the same",
 }

@@ -9,10 +9,10 @@ import (
 	"github.com/kvlane/kvlane/internal/present"
 )
 
-// sizeValue is a flag that holds a number of bytes, written as people write them: 4096, 64KiB, 1.5GiB, 2GB.
+// sizeValue is a flag with a number of bytes, such as 4096, 64KiB, 1.5GiB or 2GB.
 type sizeValue struct{ bytes *int64 }
 
-// Set reads a size.
+// Set parses a size.
 func (v sizeValue) Set(s string) error {
 	n, err := present.ParseSize(s)
 	if err == nil {
@@ -21,7 +21,8 @@ func (v sizeValue) Set(s string) error {
 	return err
 }
 
-// String writes the size with the largest binary unit that leaves no fraction. A negative size stands for none, and is "".
+// String returns the size in the largest binary unit without a fraction. A negative size means none
+// and returns "".
 func (v sizeValue) String() string {
 	if v.bytes != nil && *v.bytes < 0 {
 		return ""
@@ -32,10 +33,11 @@ func (v sizeValue) String() string {
 	return strings.ReplaceAll(present.Size(*v.bytes), " ", "")
 }
 
-// Type names the flag's value in help texts.
+// Type returns the type name for help texts.
 func (v sizeValue) Type() string { return "size" }
 
-// parseSizes reads the sizes of a flag that lists them, each once. Those that are none are missing, and in the error.
+// parseSizes parses the sizes of a flag and drops repetitions. The error lists the invalid sizes,
+// which are not in the result.
 func parseSizes(flag string, texts []string) ([]int64, error) {
 	var sizes []int64
 	var errs []error
@@ -50,7 +52,7 @@ func parseSizes(flag string, texts []string) ([]int64, error) {
 	return sizes, errors.Join(errs...)
 }
 
-// appendOnce appends v to what lacks it.
+// appendOnce appends v unless the list contains it.
 func appendOnce[T comparable](list []T, v T) []T {
 	if slices.Contains(list, v) {
 		return list

@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/tier/log"
 )
 
-// keeper is how blocks are kept in directories of a sort, as far as the commands below have to know.
+// keeper has the operations on one kind of directory, of a file tier or of a log.
 type keeper struct {
 	inspect func(ctx context.Context, dir string) (file.Inspection, error)
 	list    func(ctx context.Context, dir string, yield func(file.Entry) error) error
@@ -25,7 +25,8 @@ type keeper struct {
 	clear   func(ctx context.Context, dir string, u file.Unwanted) (file.Cleared, error)
 }
 
-// keeperOf returns that of a directory. What is none is taken for one of files, which say what it lacks.
+// keeperOf returns the operations for a directory. Those of the file tier also serve directories of
+// neither kind: their errors explain the missing parts.
 func keeperOf(dir string) keeper {
 	if log.Recognises(dir) {
 		return keeper{log.Inspect, log.List, log.Verify, log.Repair, log.GC, log.Clear}
@@ -46,7 +47,8 @@ verify --repair.
 	cmd.AddCommand(newStoreListCommand(), newStoreStatCommand(), newStoreVerifyCommand(), newStoreGCCommand())
 	for _, c := range cmd.Commands() {
 		do := c.RunE
-		c.RunE = func(cmd *cobra.Command, args []string) error { return asUsage(do(cmd, args)) } // of DIR
+		// A wrong DIR is a wrong command line.
+		c.RunE = func(cmd *cobra.Command, args []string) error { return asUsage(do(cmd, args)) }
 	}
 	return cmd
 }
@@ -58,11 +60,11 @@ func plural(n int, one, many string) string {
 	return many
 }
 
-// counted says how many of something there are.
+// counted returns a number with the singular or plural of its noun.
 func counted(n int, one, many string) string { return fmt.Sprintf("%d %s", n, plural(n, one, many)) }
 
-// shellWord returns a word as a shell takes it, in the C locale too: it has the bytes of what does not print, in octal, which ends after three digits
-// whatever follows.
+// shellWord quotes a word for a shell, in the C locale too. Unprintable characters are bytes in
+// octal, with three digits so that a digit may follow.
 func shellWord(s string) string {
 	plain := func(r rune) bool {
 		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("/._-+=:,@%", r)
@@ -89,7 +91,7 @@ func shellWord(s string) string {
 	return "$'" + b.String() + "'"
 }
 
-// inQuarantine is the hint of a directory that has files in quarantine, or nothing.
+// inQuarantine returns a hint about the files in quarantine, or nothing if there are none.
 func inQuarantine(dir string, n int) (next []string) {
 	if n > 0 {
 		next = append(next, fmt.Sprintf("%s in quarantine: kvlane store gc --quarantine %s", counted(n, "file", "files"), shellWord(dir)))
@@ -97,7 +99,7 @@ func inQuarantine(dir string, n int) (next []string) {
 	return next
 }
 
-// nextRows are the hints as rows.
+// nextRows returns hints as rows.
 func nextRows(next []string) (rows [][2]string) {
 	for _, n := range next {
 		rows = append(rows, [2]string{"next", n})
@@ -105,7 +107,7 @@ func nextRows(next []string) (rows [][2]string) {
 	return rows
 }
 
-// printResult writes v as one JSON object, or rows as a table for people, values that do not print quoted.
+// printResult prints v as one JSON object, or rows as a table. The table quotes unprintable values.
 func printResult(w io.Writer, asJSON bool, v any, rows [][2]string) error {
 	if asJSON {
 		enc := json.NewEncoder(w)

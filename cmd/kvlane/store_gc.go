@@ -11,29 +11,30 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 )
 
-// dirCollected is what "kvlane store gc" says it did. What it was not asked for is absent.
+// dirCollected is the result of "kvlane store gc". Parts that were not requested are absent.
 type dirCollected struct {
 	Directory string `json:"directory"`
 	*collectedBlocks
 	*clearedFiles
 }
 
-// collectedBlocks is what --max-bytes did.
+// collectedBlocks is the result of --max-bytes.
 type collectedBlocks struct {
 	BytesBefore int64 `json:"bytes_before"`
 	BytesAfter  int64 `json:"bytes_after"`
 	Removed     int64 `json:"removed_blocks"`
 	Swept       int   `json:"swept_files"`
-	// Left says what could not be removed or looked at.
+	// Left is the error of files that could not be removed or examined.
 	Left string `json:"left,omitempty"`
 }
 
-// clearedFiles is what --quarantine, --foreign and --remove did.
+// clearedFiles is the result of --quarantine, --foreign and --remove.
 type clearedFiles struct {
 	Files     []string     `json:"removed_files"`
 	FileBytes int64        `json:"removed_file_bytes"`
 	FilesLeft []dirFinding `json:"left_files"`
-	Unasked   []string     `json:"foreign_files,omitempty"` // in quarantine, where only what was set aside is removed
+	// Unasked are files in quarantine that kvlane has not put there. --quarantine leaves them.
+	Unasked []string `json:"foreign_files,omitempty"`
 }
 
 func newStoreGCCommand() *cobra.Command {
@@ -102,7 +103,8 @@ empty, stay. Exit code 1 if something that was asked for could not be removed.`,
 	return cmd
 }
 
-// collect removes what is asked for. Its error says what stays, and what it did is in d all the same.
+// collect removes the requested files and blocks and stores the result in d. The error describes
+// the files and blocks that stay.
 func (d *dirCollected) collect(ctx context.Context, to targets, clears bool, unwanted file.Unwanted) error {
 	var left error
 	if clears {

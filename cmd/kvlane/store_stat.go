@@ -10,23 +10,23 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 )
 
-// dirStat is what "kvlane store stat" says of a directory.
+// dirStat is the output of "kvlane store stat" for a directory.
 type dirStat struct {
 	Directory     string `json:"directory"`
 	FormatVersion int    `json:"format_version"`
-	*formatStat          // of the only page group
+	*formatStat          // if there is one page group
 	heldStat
-	Groups      []groupStat `json:"groups,omitempty"` // where there are several
+	Groups      []groupStat `json:"groups,omitempty"` // if there are several
 	Temporary   int         `json:"temporary_files"`
 	Quarantined int         `json:"quarantined_files"`
-	// Of a log.
+	// Segments and SegmentBytes are of a log.
 	Segments     int   `json:"segments,omitempty"`
 	SegmentBytes int64 `json:"segment_bytes,omitempty"`
-	// Next says what to do about it.
+	// Next lists the next steps.
 	Next []string `json:"next,omitempty"`
 }
 
-// formatStat is what the blocks of a page group are.
+// formatStat is the format of a page group's blocks.
 type formatStat struct {
 	Digest     string          `json:"identity_digest"`
 	Identity   *block.Identity `json:"identity,omitempty"`

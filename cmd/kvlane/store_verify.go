@@ -16,40 +16,40 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 )
 
-// errUnclean is the error of a verification that found something.
+// errUnclean is the error of a verification with findings.
 var errUnclean = errors.New("the directory is not clean")
 
-// dirFinding is a file that "kvlane store verify" found wrong.
+// dirFinding is a problem that "kvlane store verify" found.
 type dirFinding struct {
 	Path    string `json:"path"`
 	Problem string `json:"problem"`
 	Detail  string `json:"detail"`
 	Key     string `json:"key,omitempty"` // of a block
-	// Done is what --repair did with it; it has moved it to MovedTo.
+	// Done is the action of --repair on the file. MovedTo is the new path if the file was moved.
 	Done    string `json:"done,omitempty"`
 	MovedTo string `json:"moved_to,omitempty"`
-	// ByHand says that gc leaves it.
+	// ByHand is set if "kvlane store gc" does not remove the file.
 	ByHand bool `json:"by_hand,omitempty"`
 }
 
-// dirVerdict is what "kvlane store verify" says of a directory.
+// dirVerdict is the output of "kvlane store verify" for a directory.
 type dirVerdict struct {
 	Directory string `json:"directory"`
 	Clean     bool   `json:"clean"`
 	Blocks    int64  `json:"blocks"`
 	Bytes     int64  `json:"bytes"`
-	// Checksums counts the sound blocks by the algorithm of their checksums.
+	// Checksums counts the sound blocks by checksum algorithm.
 	Checksums    map[string]int64 `json:"checksums"`
 	Findings     []dirFinding     `json:"findings"`
-	Quarantined  int              `json:"quarantined_files"` // with those that --repair set aside
+	Quarantined  int              `json:"quarantined_files"` // also those of --repair
 	LiveSessions int              `json:"live_sessions"`
-	// Repaired says what was done about the findings, with --repair.
+	// Repaired is the result of --repair.
 	Repaired *dirRepair `json:"repaired,omitempty"`
-	// Next says what to do about what is left.
+	// Next lists the next steps.
 	Next []string `json:"next,omitempty"`
 }
 
-// dirRepair is what "kvlane store verify --repair" did.
+// dirRepair is the result of "kvlane store verify --repair".
 type dirRepair struct {
 	MarkerMade bool         `json:"marker_made"`
 	SetAside   int          `json:"set_aside"`
@@ -97,7 +97,7 @@ has not made stays. The exit code is then 1 if anything wrong is left.`,
 	return cmd
 }
 
-// verdict verifies the directory, and repairs it where asked to.
+// verdict verifies a directory, and repairs it if repair is set.
 func verdict(ctx context.Context, dir string, repair bool) (*dirVerdict, error) {
 	if !repair {
 		r, err := keeperOf(dir).verify(ctx, dir, nil)
@@ -125,7 +125,7 @@ func verdict(ctx context.Context, dir string, repair bool) (*dirVerdict, error) 
 	return v, nil
 }
 
-// What --repair does with a file.
+// Actions of --repair on a file.
 const (
 	didSetAside = "set aside"
 	didMove     = "moved to its folder"
@@ -135,7 +135,7 @@ const (
 	didLeave    = "left as it is"
 )
 
-// done says what was done about a finding.
+// done returns the action of --repair on a finding.
 func (v *dirVerdict) done(f *dirFinding) string {
 	marker := filepath.Base(f.Path) == "kvlane.json"
 	switch {
@@ -153,12 +153,12 @@ func (v *dirVerdict) done(f *dirFinding) string {
 	return didMend
 }
 
-// among reports whether the same was found of the file.
+// among reports whether all has a finding with the same file, problem and key.
 func (f *dirFinding) among(all []dirFinding) bool {
 	return slices.ContainsFunc(all, func(o dirFinding) bool { return o.Path == f.Path && o.Problem == f.Problem && o.Key == f.Key })
 }
 
-// next says what to do about what is wrong now.
+// next returns the next steps for the remaining problems.
 func (v *dirVerdict) next() (next []string) {
 	count, byHand := map[file.Problem]int{}, 0
 	for _, f := range v.wrong() {
@@ -215,7 +215,7 @@ func (v *dirVerdict) markerIsLost() bool {
 	return damaged && v.Blocks == 0
 }
 
-// countProblems says how many findings there are of each problem.
+// countProblems returns a text with the number of findings of each problem.
 func countProblems(found []dirFinding) string {
 	count := map[file.Problem]int{}
 	for _, f := range found {
@@ -255,7 +255,7 @@ func findings(from []file.Finding) []dirFinding {
 	return out
 }
 
-// wrong is what is wrong now.
+// wrong returns the remaining findings: those after a repair, if there was one.
 func (v *dirVerdict) wrong() []dirFinding {
 	if v.Repaired != nil {
 		return v.Repaired.Left
@@ -293,7 +293,7 @@ func (v *dirVerdict) rows() [][2]string {
 		}...)
 		for _, f := range r.Left {
 			if f.among(v.Findings) {
-				continue // it has been said
+				continue // already listed
 			}
 			rows = append(rows, [2]string{"left: " + f.Problem, f.Path + ": " + f.Detail})
 		}
@@ -304,7 +304,7 @@ func (v *dirVerdict) rows() [][2]string {
 	return append(rows, nextRows(v.Next)...)
 }
 
-// verifyDir returns how many blocks of the directory are sound, and how many files are not as they should be.
+// verifyDir returns the number of sound blocks in the directory, and the number of findings.
 func verifyDir(ctx context.Context, dir string) (sound, wrong int64, err error) {
 	r, err := keeperOf(dir).verify(ctx, dir, nil)
 	sound = r.Blocks

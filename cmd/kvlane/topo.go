@@ -49,7 +49,7 @@ It reads sysfs and asks the drivers; it opens no GPU and no NIC.`,
 	return cmd
 }
 
-// machineTopology asks the kernel, the driver of GPUs and the library that knows NVLinks.
+// machineTopology combines the topology from sysfs with the GPUs of the driver and their NVLinks.
 func machineTopology(sysfs string) (*topology.Machine, error) {
 	gpus, noDriver := offeredGPUs()
 	m, err := topology.Scan(sysfs, gpus)
@@ -57,7 +57,7 @@ func machineTopology(sysfs string) (*topology.Machine, error) {
 		return nil, err
 	}
 	if len(m.GPUs) == 0 {
-		return m, nil // nobody misses the driver
+		return m, nil // the driver is not needed
 	}
 	if noDriver != nil {
 		m.Notes = append(m.Notes, "GPUs are not asked: "+noDriver.Error())
@@ -77,7 +77,7 @@ func machineTopology(sysfs string) (*topology.Machine, error) {
 	return m, nil
 }
 
-// offeredGPUs returns the GPUs of CUDA's driver.
+// offeredGPUs returns the GPUs of the CUDA driver.
 func offeredGPUs() ([]device.Info, error) {
 	drv, err := cuda.Load()
 	if err != nil {

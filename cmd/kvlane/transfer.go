@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
-// protocolMooncake is Mooncake's protocol, which is the default of --protocol.
+// protocolMooncake is Mooncake's protocol, the default of --protocol.
 const protocolMooncake = "mooncake"
 
 func newTransferCommand() *cobra.Command {
@@ -28,14 +28,15 @@ authentication: whoever reaches the ports of a segment reads and writes its memo
 	return cmd
 }
 
-// transferFlags say where segments are.
+// transferFlags select the protocol and how segments are found.
 type transferFlags struct {
 	protocol, metadata, cluster string
-	protocols                   []string // that there are
+	protocols                   []string // accepted values of protocol
 	timeout                     time.Duration
 }
 
-// register adds them, for a command that has those protocols: Mooncake's, auto, and others of kvlane's own.
+// register adds the flags for a command with these protocols: Mooncake's, auto, and single paths of
+// kvlane's own.
 func (f *transferFlags) register(cmd *cobra.Command, protocols []string) {
 	f.protocols = protocols
 	fl := cmd.Flags()
@@ -46,12 +47,12 @@ func (f *transferFlags) register(cmd *cobra.Command, protocols []string) {
 	fl.StringVar(&f.cluster, "cluster", "", usageOf("cluster"))
 }
 
-// registerTimeout adds the bound of commands that ask a segment for something.
+// registerTimeout adds the time limit of commands that access a segment.
 func (f *transferFlags) registerTimeout(fl *pflag.FlagSet) {
 	fl.DurationVar(&f.timeout, "timeout", time.Minute, "how long all of it may take before it fails")
 }
 
-// directory returns what the flags name.
+// directory returns the directory of segments that the flags select.
 func (f *transferFlags) directory() (mooncake.Directory, error) {
 	if f.protocol != protocolMooncake {
 		return nil, usagef("--protocol %q: it is %s", f.protocol, protocolMooncake)
@@ -63,7 +64,8 @@ func (f *transferFlags) directory() (mooncake.Directory, error) {
 	return d, nil
 }
 
-// ask calls use with what the flags name, and with a context that their timeout bounds.
+// ask calls use with the directory that the flags select, and with a context that has their
+// timeout.
 func (f *transferFlags) ask(cmd *cobra.Command, use func(context.Context, mooncake.Directory) error) error {
 	d, err := f.directory()
 	if err != nil {
@@ -74,12 +76,12 @@ func (f *transferFlags) ask(cmd *cobra.Command, use func(context.Context, moonca
 	return use(ctx, d)
 }
 
-// bound returns the command's context, with its timeout.
+// bound returns the command's context with the timeout of the flags.
 func (f *transferFlags) bound(cmd *cobra.Command) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(cmd.Context(), f.timeout, fmt.Errorf("--timeout %v: %w", f.timeout, context.DeadlineExceeded))
 }
 
-// probeAnswer is what "kvlane transfer probe --json" prints.
+// probeAnswer is the output of "kvlane transfer probe --json".
 type probeAnswer struct {
 	Segment string  `json:"segment"`
 	Micros  float64 `json:"answered_in_us"`
@@ -113,7 +115,7 @@ func newTransferProbeCommand() *cobra.Command {
 	return cmd
 }
 
-// probe asks a segment's process, and returns how long the answer took.
+// probe sends a request to a segment's process and returns the time until the answer.
 func (f *transferFlags) probe(cmd *cobra.Command, segment string) (took time.Duration, err error) {
 	if f.protocol != protocolMooncake {
 		return f.probeNative(cmd, segment)
@@ -166,7 +168,7 @@ func printSegment(cmd *cobra.Command, s *mooncake.Segment) error {
 	return t.Flush()
 }
 
-// oneOf reports a flag's value that is none of those that there are.
+// oneOf returns a usage error if a flag's value is not one of values.
 func oneOf(flag, value string, values ...string) error {
 	if !slices.Contains(values, value) {
 		return usagef("--%s %q: it is %s or %s", flag, value, values[0], values[1])

@@ -15,10 +15,10 @@ import (
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
-// copyBytes is how much of a file is on the way at a time.
+// copyBytes is the number of bytes of a file that are copied at a time.
 const copyBytes = 64 << 20
 
-// copyFlags say what of a segment is read or written.
+// copyFlags select the part of a segment to read or write.
 type copyFlags struct {
 	transferFlags
 	buffer         int
@@ -65,16 +65,17 @@ func newTransferGetCommand() *cobra.Command {
 	return cmd
 }
 
-// window is a part of a buffer of a segment, and memory through which its bytes go.
+// window is a part of a segment's buffer, and local memory for its bytes.
 type window struct {
 	left   uint64
 	memory []byte
-	// carry carries the next n bytes between the memory and the segment, and notify tells the segment's process something.
+	// carry copies the next n bytes between the memory and the segment. notify sends a message to
+	// the segment's process.
 	carry  func(ctx context.Context, write bool, n int) error
 	notify func(ctx context.Context, message string) error
 }
 
-// open calls use with the part of the buffer that the flags name.
+// open calls use with the part of the buffer that the flags select.
 func (f *copyFlags) open(cmd *cobra.Command, segment string, use func(context.Context, *window) error) (err error) {
 	b, err := hostmem.Alloc(copyBytes)
 	if err != nil {
@@ -119,7 +120,8 @@ func (f *copyFlags) open(cmd *cobra.Command, segment string, use func(context.Co
 					return err
 				}
 				at += uint64(n)
-				return b.Wait(context.WithoutCancel(ctx)) // ctx bounds the batch, whose memory is free when it is done
+				// The end of ctx also ends the batch. The memory is in use until then.
+				return b.Wait(context.WithoutCancel(ctx))
 			},
 			notify: func(ctx context.Context, message string) error {
 				return mooncake.Notify(ctx, d, segment, mooncake.Notification{Name: "kvlane", Message: message})
@@ -128,7 +130,7 @@ func (f *copyFlags) open(cmd *cobra.Command, segment string, use func(context.Co
 	})
 }
 
-// move carries the next n bytes.
+// move copies the next n bytes.
 func (w *window) move(ctx context.Context, write bool, n int) error {
 	w.left -= uint64(n)
 	return w.carry(ctx, write, n)
@@ -159,8 +161,7 @@ func (f *copyFlags) put(cmd *cobra.Command, segment, name string) error {
 	})
 }
 
-// writeAll writes all of in, which is called name, to the segment, and returns how many bytes that
-// was.
+// writeAll writes all of in to the segment and returns the number of bytes. Errors have the name.
 func (w *window) writeAll(ctx context.Context, in io.Reader, name string) (total int, err error) {
 	for {
 		n, err := io.ReadFull(in, w.memory)
@@ -205,7 +206,7 @@ func (f *copyFlags) get(cmd *cobra.Command, segment, name string) error {
 	})
 }
 
-// readAll writes the next bytes of the segment to out.
+// readAll copies the next bytes of the segment to out.
 func (w *window) readAll(ctx context.Context, out io.Writer, bytes uint64) error {
 	for bytes > 0 {
 		n := int(min(bytes, uint64(len(w.memory))))

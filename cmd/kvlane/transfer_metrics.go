@@ -5,7 +5,7 @@ import (
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
-// mooncakeStats are the figures of a Mooncake server, as those of an engine that offers one segment.
+// mooncakeStats returns the figures of a Mooncake server in the form of an engine with one segment.
 func mooncakeStats(s *mooncake.Server) transfer.Stats {
 	t := s.Stats()
 	return transfer.Stats{

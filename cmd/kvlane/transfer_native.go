@@ -22,16 +22,17 @@ import (
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
-// protocolAuto is kvlane's own, by whichever path can; others of its paths have their names.
+// protocolAuto is kvlane's own protocol by any path that works. Other protocols of its own are
+// named after their only path.
 const protocolAuto = "auto"
 
-// protocols are the values of --protocol where segments are offered and measured, and hostProtocols where a file is one end of copies: by hand
-// neither NICs nor a device are opened.
+// protocols are the values of --protocol of commands that offer or measure segments. hostProtocols
+// are those of commands that open neither NICs nor a device.
 var protocols = []string{protocolMooncake, protocolAuto, engine.PathNVLink.String(), engine.PathShm.String(), engine.PathRDMA.String(), engine.PathTCP.String()}
 
 var hostProtocols = []string{protocolMooncake, protocolAuto, engine.PathShm.String(), engine.PathTCP.String()}
 
-// memoryFlags say what memory a side of kvlane's own transfers has.
+// memoryFlags select the memory and the NICs of one side of transfers.
 type memoryFlags struct {
 	vram   bool
 	device string
@@ -47,8 +48,9 @@ func (f *memoryFlags) registerMemory(cmd *cobra.Command) {
 	f.rdma.registerNICs(fl)
 }
 
-// openNICs fills in the NICs by which a path may go, and returns what closes them: where NICs are one of several ways and none is named, there need
-// be none that is active, and what they refuse goes another way.
+// openNICs opens the NICs that a path may use and sets them in o. done closes them. NICs are
+// optional if other paths are possible and no NIC is named: o then has none if none can be opened,
+// and memory that they refuse uses other paths.
 func (f *memoryFlags) openNICs(path engine.Path, o *transfer.NativeOptions) (done func() error, err error) {
 	none := func() error { return nil }
 	if path != engine.PathNone && path != engine.PathRDMA {
@@ -77,14 +79,15 @@ func (f *memoryFlags) openNICs(path engine.Path, o *transfer.NativeOptions) (don
 	return done, nil
 }
 
-// noteRefusal says what goes without NICs.
+// noteRefusal prints the error with which NICs refused memory, if there is one.
 func noteRefusal(cmd *cobra.Command, s engine.Stats) {
 	if s.Refusal != nil {
 		fmt.Fprintf(cmd.ErrOrStderr(), "not by NICs: %s\n", errorText(s.Refusal))
 	}
 }
 
-// open calls use with the device of the memory and a stream that copies it, none for the host's.
+// open calls use with the device of the memory and a stream that copies it, or with nil for host
+// memory.
 func (f *memoryFlags) open(use func(device.Device, stream.Stream) error) (err error) {
 	if !f.vram {
 		return use(nil, nil)
@@ -106,7 +109,7 @@ func (f *memoryFlags) open(use func(device.Device, stream.Stream) error) (err er
 	return use(dev, s)
 }
 
-// native returns the path that the flags ask for, and whether segments are kvlane's own.
+// native returns the path that the flags select. ok is false for Mooncake's protocol.
 func (f *transferFlags) native() (path engine.Path, ok bool, err error) {
 	switch {
 	case !slices.Contains(f.protocols, f.protocol):
@@ -120,7 +123,8 @@ func (f *transferFlags) native() (path engine.Path, ok bool, err error) {
 	return path, true, err
 }
 
-// store returns where kvlane's own segments are found, and what gives that back; nil: at their engine's address.
+// store returns the metadata store of kvlane's own segments, or nil if segments are found at the
+// address of their engine. done closes it.
 func (f *transferFlags) store() (_ metadata.Store, done func(), err error) {
 	if f.metadata == mooncake.P2PHandshake {
 		return nil, func() {}, nil
@@ -132,10 +136,10 @@ func (f *transferFlags) store() (_ metadata.Store, done func(), err error) {
 	return c, c.Close, nil
 }
 
-// nativeSegment is the name of a segment that is found at its engine's address.
+// nativeSegment is the name of a segment that is found at the address of its engine.
 const nativeSegment = "memory"
 
-// serveNative offers memory to kvlane's own transfers until the command's context ends.
+// serveNative offers memory by kvlane's own protocol until the command's context ends.
 func (f *serveFlags) serveNative(cmd *cobra.Command, path engine.Path) error {
 	store, done, err := f.store()
 	if err != nil {
@@ -175,13 +179,13 @@ func (f *serveFlags) serveNative(cmd *cobra.Command, path engine.Path) error {
 			if n, err = t.Engine().Receive(ctx); err == nil {
 				err = out.print(ctx, "notification for %q: %q\n", n.Segment, n.Body)
 			}
-		} // the command was interrupted, which is how it is meant to end
+		} // the normal end is an interruption
 		had := t.Engine().Stats()
 		return out.close("%d requests over sockets, %d bytes read, %d bytes written, %d refused\n", had.Requests, had.BytesOut, had.BytesIn, had.Refused)
 	})
 }
 
-// measureNative measures as an initiator of kvlane's own transfers.
+// measureNative measures as an initiator of kvlane's own protocol.
 func (f *benchTransfer) measureNative(cmd *cobra.Command, path engine.Path) error {
 	store, done, err := f.serve.store()
 	if err != nil {
@@ -209,7 +213,8 @@ func (f *benchTransfer) measureNative(cmd *cobra.Command, path engine.Path) erro
 	})
 }
 
-// countLinks has what crosses the NVLinks of a GPU's counted, where the driver tells, until done is called.
+// countLinks counts the bytes over the NVLinks of a GPU until done is called, if the driver has
+// counters.
 func (f *benchTransfer) countLinks(cmd *cobra.Command, dev device.Device) (done func()) {
 	if dev == nil || dev.Info().PCI == "" {
 		return func() {}
@@ -222,7 +227,7 @@ func (f *benchTransfer) countLinks(cmd *cobra.Command, dev device.Device) (done 
 				sent, received, err := lib.NVLinkBytes(pci)
 				return sent + received, err
 			}
-			return func() { _ = lib.Close() } // of no use to anybody any more
+			return func() { _ = lib.Close() } // the counters are no longer read
 		}
 		err = errors.Join(err, lib.Close())
 	}

@@ -16,7 +16,8 @@ import (
 	engine "github.com/kvlane/kvlane/transfer"
 )
 
-// askNative calls use with a segment of kvlane's own transfers, and with a context that the timeout bounds.
+// askNative calls use with a segment of kvlane's own protocol, a function that submits tasks to it,
+// and a context with the timeout.
 func (f *transferFlags) askNative(cmd *cobra.Command, segment string, use func(context.Context, *engine.Remote, submitter) error) (err error) {
 	path, _, err := f.native()
 	if err != nil {
@@ -57,15 +58,16 @@ func (f *transferFlags) askNative(cmd *cobra.Command, segment string, use func(c
 			return err
 		}
 		defer context.AfterFunc(ctx, b.Cancel)()
-		<-b.Done() // it has a timeout, and its memory is free then
+		<-b.Done() // the batch has a timeout, and uses the memory until it ends
 		return b.Err()
 	})
 }
 
-// submitter carries one task, and tells the segment's process of it where notify is not nil.
+// submitter executes one task and waits until it is done. If notify is not nil, it also notifies
+// the segment's process.
 type submitter func(ctx context.Context, t engine.Task, notify []byte) error
 
-// openNative calls use with the part of a buffer of kvlane's own that the flags name.
+// openNative calls use with the part of a buffer that the flags select, for kvlane's own protocol.
 func (f *copyFlags) openNative(cmd *cobra.Command, segment string, local *mem.Region, use func(context.Context, *window) error) error {
 	return f.askNative(cmd, segment, func(ctx context.Context, r *engine.Remote, submit submitter) error {
 		buffers := r.Describe().Buffers
@@ -94,7 +96,7 @@ func (f *copyFlags) openNative(cmd *cobra.Command, segment string, local *mem.Re
 	})
 }
 
-// probeNative asks an engine for a sign of life.
+// probeNative returns the time until the engine of a segment answers.
 func (f *transferFlags) probeNative(cmd *cobra.Command, segment string) (took time.Duration, err error) {
 	err = f.askNative(cmd, segment, func(ctx context.Context, r *engine.Remote, _ submitter) (err error) {
 		took, err = r.Probe(ctx)
@@ -103,7 +105,7 @@ func (f *transferFlags) probeNative(cmd *cobra.Command, segment string) (took ti
 	return took, err
 }
 
-// listNative prints what a segment of kvlane's own has.
+// listNative prints the buffers of a segment of kvlane's own protocol.
 func (f *transferFlags) listNative(cmd *cobra.Command, segment string, json bool) error {
 	return f.askNative(cmd, segment, func(_ context.Context, r *engine.Remote, _ submitter) error {
 		d := r.Describe()

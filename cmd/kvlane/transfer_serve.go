@@ -22,7 +22,7 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// serveFlags say what segment is offered.
+// serveFlags select the segment to offer.
 type serveFlags struct {
 	transferFlags
 	name, listen, advertise string
@@ -61,7 +61,7 @@ or in place, and peers that have RDMA NICs use them, if this machine has some to
 	return cmd
 }
 
-// serve offers a segment until the command's context ends, which is how it is meant to end.
+// serve offers a segment until the command's context ends. An interruption is the normal end.
 func (f *serveFlags) serve(cmd *cobra.Command) (err error) {
 	if f.name == "" {
 		return usagef("--name is needed")
@@ -80,7 +80,8 @@ func (f *serveFlags) serve(cmd *cobra.Command) (err error) {
 	return f.memory.open(func(dev device.Device, s stream.Stream) error { return f.serveMooncake(cmd, d, dev, s) })
 }
 
-// mooncakeMemory calls use with registered memory, of zeros: the host's, or that of the device.
+// mooncakeMemory calls use with registered memory filled with zeros. It is memory of dev, or of the
+// host if dev is nil.
 func (f *serveFlags) mooncakeMemory(ctx context.Context, dev device.Device, s stream.Stream, use func(*mooncake.Regions) error) (err error) {
 	m, err := wire.NewMover(wire.MoverOptions{Device: dev, Copy: s})
 	if err != nil {
@@ -92,7 +93,7 @@ func (f *serveFlags) mooncakeMemory(ctx context.Context, dev device.Device, s st
 		if err != nil {
 			return asUsage(fmt.Errorf("--buffer-size: %w", err))
 		}
-		defer func() { err = errors.Join(err, hostmem.Free(b)) }() // after the server, which has left it then
+		defer func() { err = errors.Join(err, hostmem.Free(b)) }() // the server is closed
 		if r, err = hostmem.Region(b); err != nil {
 			return err
 		}
@@ -119,9 +120,9 @@ func zeroed(ctx context.Context, dev device.Device, bytes int64) (_ *mem.Region,
 	if err != nil {
 		return nil, errors.Join(err, dev.Free(r))
 	}
-	err = errors.Join(q.Fill(mem.All(r), 0), q.Close(ctx)) // which waits for it
+	err = errors.Join(q.Fill(mem.All(r), 0), q.Close(ctx)) // Close waits for the fill
 	if err != nil {
-		return nil, err // the device may still write it
+		return nil, err // not freed: the device may still write to it
 	}
 	return r, nil
 }
@@ -164,7 +165,7 @@ func (f *serveFlags) serveRegions(cmd *cobra.Command, d mooncake.Directory, m *m
 		case n := <-notices:
 			err = out.print(ctx, "notification from %q: %q\n", n.Name, n.Message)
 		case <-ctx.Done():
-			err = ctx.Err() // the command was interrupted, which is how it is meant to end
+			err = ctx.Err() // the normal end is an interruption
 		}
 	}
 	t := s.Stats()
@@ -205,7 +206,7 @@ func serveMetadata(cmd *cobra.Command, listen string) error {
 	})
 	fmt.Fprintf(cmd.OutOrStdout(), "metadata http://%s/metadata; interrupt to end\n", l.Addr())
 	err = s.Serve(l)
-	if stop() { // it ended by itself
+	if stop() { // the server failed without an interruption
 		return fmt.Errorf("serve metadata: %w", err)
 	}
 	return <-stopped

@@ -12,13 +12,14 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// built is the time of the build, RFC 3339 in UTC, where the linker was given one (-X main.built=...), as by `make build`.
+// built is the time of the build (RFC 3339, UTC), or "". The linker sets it with -X main.built=...,
+// as in `make build`.
 var built string
 
-// release says which build this is. What the build did not record is empty.
+// release describes a build. Fields that the build did not record are empty.
 type release struct {
-	Version    string `json:"version"`               // of the module, by Go's rules; "(devel)" where the build knew none
-	Commit     string `json:"commit,omitempty"`      // whole where the build was of a working tree, else its first 12 digits
+	Version    string `json:"version"`               // of the module, or "(devel)"
+	Commit     string `json:"commit,omitempty"`      // 12 digits if from a pseudo-version
 	Modified   bool   `json:"modified"`              // the working tree had changes
 	CommitDate string `json:"commit_date,omitempty"` // RFC 3339, UTC
 	BuildDate  string `json:"build_date,omitempty"`  // RFC 3339, UTC
@@ -27,12 +28,12 @@ type release struct {
 	Arch       string `json:"arch"`
 }
 
-// pseudo matches the time and the commit in the version of a module that has no release there
+// pseudo matches the time and the commit in a pseudo-version of a module
 // (https://go.dev/ref/mod#pseudo-versions).
 var pseudo = regexp.MustCompile(`[-.](\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)-([0-9a-f]{12})(\+|$)`)
 
-// releaseOf reads what the build recorded: a build of a working tree names its commit, `go install` the module's version alone,
-// of which a pseudo-version has the commit in it.
+// releaseOf returns the release that the build recorded. A build of a working tree records its
+// commit. `go install` records only the module's version, and a pseudo-version contains the commit.
 func releaseOf(info *debug.BuildInfo, ok bool) release {
 	r := release{Version: "(devel)", BuildDate: built, Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH}
 	if !ok {
@@ -56,7 +57,7 @@ func releaseOf(info *debug.BuildInfo, ok bool) release {
 	return r
 }
 
-// tag is the version of the release that was built, and "(devel)" if it was none.
+// tag returns the version if a release was built, or "(devel)".
 func (r *release) tag() string {
 	if r.Modified || pseudo.MatchString(r.Version) || strings.HasSuffix(r.Version, "+dirty") {
 		return "(devel)"
@@ -64,7 +65,7 @@ func (r *release) tag() string {
 	return r.Version
 }
 
-// String is what `kvlane version` prints.
+// String returns the output of `kvlane version`.
 func (r *release) String() string {
 	commit := cmp.Or(r.Commit, "not recorded")
 	if r.Modified {
@@ -82,7 +83,7 @@ func (r *release) String() string {
 	} {
 		fmt.Fprintf(t, "%s:\t%s\n", row[0], row[1])
 	}
-	t.Flush() //nolint:errcheck // a strings.Builder takes everything
+	t.Flush() //nolint:errcheck // a strings.Builder accepts all writes
 	return b.String()
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/kvlane/kvlane/telemetry/profiles"
 )
 
-// watchFlags say where a command can be watched while it runs.
+// watchFlags select where metrics and profiles are served while a command runs.
 type watchFlags struct{ metricsAddr, pprofAddr string }
 
 func (f *watchFlags) register(flags *pflag.FlagSet) {
@@ -20,7 +20,7 @@ func (f *watchFlags) register(flags *pflag.FlagSet) {
 	flags.StringVar(&f.pprofAddr, "pprof-addr", "", usageOf("pprof-addr"))
 }
 
-// around has every command below cmd served while it runs.
+// around wraps every command below cmd, so that metrics and profiles are served while it runs.
 func (f *watchFlags) around(cmd *cobra.Command) {
 	for _, c := range cmd.Commands() {
 		f.around(c)
@@ -37,7 +37,8 @@ func (f *watchFlags) around(cmd *cobra.Command) {
 	}
 }
 
-// serve serves what the flags ask for until stop is called. The context that it returns has the metrics that are served.
+// serve starts the servers that the flags select and runs them until stop is called. The returned
+// context has the served metrics.
 func (f *watchFlags) serve(ctx context.Context) (_ context.Context, stop func() error, err error) {
 	var open []*telemetry.Server
 	stop = func() error {
@@ -73,12 +74,12 @@ func (f *watchFlags) serve(ctx context.Context) (_ context.Context, stop func() 
 
 type metricsKey struct{}
 
-// withMetrics returns a context whose commands make themselves sources of m.
+// withMetrics returns a context with m, to which commands add their figures.
 func withMetrics(ctx context.Context, m *telemetry.Metrics) context.Context {
 	return context.WithValue(ctx, metricsKey{}, m)
 }
 
-// metricsOf returns the metrics that a command is to be a source of: those of the context, or some that nobody sees.
+// metricsOf returns the metrics of the context, or new metrics that are not served.
 func metricsOf(ctx context.Context) *telemetry.Metrics {
 	if m, ok := ctx.Value(metricsKey{}).(*telemetry.Metrics); ok {
 		return m

@@ -32,7 +32,8 @@ func TestDefectNoSegmentFitsOnTheDisk(t *testing.T) {
 			switch s := tr.Stats(); {
 			case bound == 0 && (!errors.Is(err, errdefs.ErrNoSpace) || s.Blocks < 75):
 				t.Errorf("%d blocks of %d bytes on a disk of 2 MiB: %v", s.Blocks, d.f.Layout.ImageBytes(), err)
-			case bound > 0 && (err != nil || s.Evictions == 0 || s.Blocks < 50):
+			// The collector may have emptied more than half of the segments, for those to come.
+			case bound > 0 && (err != nil || s.Evictions == 0 || s.Blocks < 20):
 				t.Errorf("%d blocks of %d bytes are left after %d puts and %d evictions: %v", s.Blocks, d.f.Layout.ImageBytes(), n, s.Evictions, err)
 			}
 			closeTier(t, tr)

@@ -180,12 +180,12 @@ func TestDefectCollectorDoesNotPause(t *testing.T) {
 	defer s.die()
 	var pinned []block.Key
 	var reads atomic.Int64
-	put := func(i int) error {
-		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	put := func(i int, patience time.Duration) error {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		return s.tr.Put(ctx, tiertest.Key(i), image(t, d.f, tiertest.Key(i)))
 	}
-	for i := 0; put(i) == nil; i++ {
+	for i := 0; put(i, 300*time.Millisecond) == nil; i++ {
 		s.retain(tiertest.Key(i))
 		pinned = append(pinned, tiertest.Key(i))
 	}
@@ -195,7 +195,7 @@ func TestDefectCollectorDoesNotPause(t *testing.T) {
 		}
 		return nil
 	})
-	if err := put(len(pinned)); !errors.Is(err, errdefs.ErrBusy) {
+	if err := put(len(pinned), 2*time.Second); !errors.Is(err, errdefs.ErrBusy) {
 		t.Errorf("put with everything retained: %v", err)
 	}
 	// A dozen rounds, each of which reads group, header and block.

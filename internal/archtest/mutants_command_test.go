@@ -31,7 +31,7 @@ var commandMutants = []mutant{
 	defect("cmd/kvlane", "TestDefectConfigShowNamesAnotherCommand",
 		"cmd/kvlane/root.go", " || 2*settings.Distance(word, s) >= len(word) && !strings.HasPrefix(s, word[:min(1, len(word))])", ""),
 	defect("cmd/kvlane", "TestDefectCommandLineDidNotOverruleTheTiersOfAConfiguration",
-		"cmd/kvlane/settings.go", "		errs = append(errs, withdraw(cmd.Flags().Lookup(name)))\n", ""),
+		"cmd/kvlane/settings.go", "		errs = append(errs, withdraw(cmd.Flags().Lookup(name)))\n", "		_ = name\n"),
 	defect("cmd/kvlane", "TestDefectCommandLineDidNotOverruleTheTiersOfAConfiguration",
 		"internal/settings/rules.go", " && !is(other)", ""),
 	defect("cmd/kvlane", "TestDefectPipelineInOtherWordsOverruledItsOwnTiers",

@@ -62,7 +62,7 @@ var storeMutants = []mutant{
 		"tier/file/neighbour.go", "if err == nil && (opened.Inode != named.Inode ||", "if err == nil && false && (opened.Inode != named.Inode ||"),
 	// Copies that are there already.
 	defect("tier/file", "TestDefectDamagedCopyIsTakenForStored",
-		"tier/file/put.go", "	if !whole {\n		info, err = t.examine(ctx, d, key, info)\n	}\n", "	if !whole {\n		err = t.plausible(key, info)\n	}\n"),
+		"tier/file/put.go", "	if !whole {\n		info, err = t.examine(ctx, d, key, info)\n	}\n", "	if !whole {\n		err = t.checkInfo(key, info)\n	}\n"),
 	defect("store", "TestDefectLoadIsOverwrittenByEarlierWork",
 		"store/load/load.go", "	if task.Pending(o.After) {\n", "	if false {\n"),
 	defect("store/manager", "TestDefectHungFilesStopTheScheduler",

@@ -61,7 +61,7 @@ func TestWhyThereIsNoGPU(t *testing.T) {
 func TestDefectMissingGPUIsToldInGo(t *testing.T) {
 	withoutGPU(t)
 	const (
-		said = "kvlane: No NVIDIA driver found (libcuda.so.1).\nNext: kvlane doctor reports details; --device sim is a simulated GPU, "
+		said = "kvlane: No NVIDIA driver found (libcuda.so.1).\nNext: kvlane doctor has details; --device sim is a simulated GPU, "
 		cpu  = "host the CPU.\n"
 		none = "none the host.\n"
 	)

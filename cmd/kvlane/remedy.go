@@ -111,7 +111,7 @@ func (f *failure) withoutGPU() string {
 	if flag := f.cmd.Flags().Lookup("device"); flag != nil && flag.DefValue == noDevice {
 		other = "none the host"
 	}
-	return "kvlane doctor reports details; --device sim is a simulated GPU, " + other + "."
+	return "kvlane doctor has details; --device sim is a simulated GPU, " + other + "."
 }
 
 // notAllowed explains a file that this user may not use, or that is on a read-only file system.

@@ -51,8 +51,8 @@ func TestDefectErrorsSayWhatToDoNext(t *testing.T) {
 		"transfer ls a:1 --protocol moonkake":           "Did you mean --protocol mooncake?",
 		"config show replya":                            "did you mean replay?",
 		// Devices.
-		"bench copy":                         "Next: kvlane doctor reports details; --device sim is a simulated GPU",
-		"replay " + trace + " --device cuda": "Next: kvlane doctor reports details; --device sim is a simulated GPU",
+		"bench copy":                         "Next: kvlane doctor has details; --device sim is a simulated GPU",
+		"replay " + trace + " --device cuda": "Next: kvlane doctor has details; --device sim is a simulated GPU",
 		replay + "--device-index 3":          "Next: kvlane doctor lists the devices; indices count from 0.",
 		// Directories and files.
 		replay + "--file-dir " + logs:                  "Next: " + logs + " is a log: give it by --log-dir.",

@@ -209,8 +209,8 @@ type StoreConfig struct {
 	Tasks int `config:"tasks"`
 	// GDR says whether loads and dumps travel by RDMA NICs. Default GDROff.
 	GDR GDR `config:"gdr"`
-	// AdmitAlways makes all blocks worth loading (Engine.Worth), whatever that takes.
-	AdmitAlways bool `config:"admit_always"`
+	// Admission selects which blocks are worth loading (Engine.Worth). Default AdmissionAuto.
+	Admission Admission `config:"admission"`
 	// LeaseMax bounds how long a lease may last. Zero is the store's default.
 	LeaseMax time.Duration `config:"lease_max_ms"`
 	// WaitMax bounds how long a block waits for a slot, for another's fill, or for room in a tier
@@ -219,6 +219,15 @@ type StoreConfig struct {
 	// Hooks are told of what should not pass in silence.
 	Hooks store.Hooks
 }
+
+// Admission selects which blocks are worth loading.
+type Admission string
+
+// The choices.
+const (
+	AdmissionAuto   Admission = "auto"   // by measured times
+	AdmissionAlways Admission = "always" // all blocks
+)
 
 // MaxCacheBytes bounds StoreConfig.CacheBytes: more than any host has.
 const MaxCacheBytes = 1 << 44
@@ -283,6 +292,9 @@ func (s *StoreConfig) validate(formats block.Formats) error {
 	}
 	if s.Verify > store.VerifyFill {
 		bad("unknown verify policy %d", s.Verify)
+	}
+	if a := s.Admission; a != "" && a != AdmissionAuto && a != AdmissionAlways {
+		bad("unknown choice %q for admission: it is auto or always", a)
 	}
 	for _, n := range []struct {
 		name    string

@@ -70,7 +70,7 @@ func OpenManager(ctx context.Context, c ManagerConfig) (_ *Manager, err error) {
 		if err := c.Ranks[i].readFile(ctx); err != nil {
 			return nil, fmt.Errorf("rank %d: %w", i, err)
 		}
-		mc.AdmitAlways = mc.AdmitAlways || c.Ranks[i].Store.AdmitAlways
+		mc.AdmitAlways = mc.AdmitAlways || c.Ranks[i].Store.Admission == AdmissionAlways
 	}
 	for i := range c.Ranks {
 		r, slots, err := m.openRank(ctx, &c.Ranks[i])

@@ -164,7 +164,7 @@ class Bench:
 
     def config(self, directory: str | None, tokens: int) -> dict[str, Any]:
         """Return the store's section, with memory for the tokens. A lease may pin 5/8 of it."""
-        out: dict[str, Any] = {"cache_bytes": 2 * tokens * self.token_bytes + 64 * MIB, "admit_always": True}
+        out: dict[str, Any] = {"cache_bytes": 2 * tokens * self.token_bytes + 64 * MIB, "admission": "always"}
         return {**out, "dirs": [directory]} if directory else out
 
     def from_cache(self, ids: Any, get: Callable[[], Any]) -> tuple[float, Any, Any]:

@@ -186,7 +186,7 @@ def restarted(args: argparse.Namespace, source: str, connector: dict[str, Any]) 
 
 def kvlane(args: argparse.Namespace, name: str, directory: str | None) -> dict[str, Any]:
     """Return the configuration of a kvlane connector, with memory for all prompts and more."""
-    store: dict[str, Any] = {"cache_bytes": pool_bytes(args), "admit_always": True}
+    store: dict[str, Any] = {"cache_bytes": pool_bytes(args), "admission": "always"}
     if directory:
         store["dirs"] = [directory]
     return {"kv_connector": name, **KVLANE, "kv_connector_extra_config": {"weights": "random", "store": store}}

@@ -32,7 +32,7 @@ func TestConfigurationReachesTheEngine(t *testing.T) {
 		"stream": {"path": "kernel", "policy": "background", "calibration": "never", "profile_dir": "/p", "staging_bytes": 1048576},
 		"store": {"pipeline": "cache|file", "cache_bytes": 1048576, "dirs": ["/a", "/b"], "file_bytes": 1073741824, "dir_bytes": [536870912, 0],
 			"fsync": "file", "read_only": true, "stream_files": true, "verify": "always", "readers": 3, "writers": 2, "tasks": 4, "gdr": "auto",
-			"admit_always": true, "lease_max_ms": 1500, "wait_max_ms": 2500},
+			"admission": "always", "lease_max_ms": 1500, "wait_max_ms": 2500},
 		"rdma": {"provider": "ibv", "nics": ["n"], "count": 1, "port": 2, "gid_index": 3, "mtu": 4096, "queue_pairs": 5, "register_on_use": true}
 	}`))
 	if err != nil {
@@ -47,7 +47,7 @@ func TestConfigurationReachesTheEngine(t *testing.T) {
 		},
 		Store: kvlane.StoreConfig{
 			Pipeline: "cache|file", CacheBytes: 1 << 20, Dirs: []string{"/a", "/b"}, FileBytes: 1 << 30, DirBytes: []int64{1 << 29, 0},
-			Fsync: file.FsyncFile, ReadOnly: true, StreamFiles: true, Verify: store.VerifyAlways, Readers: 3, Writers: 2, Tasks: 4, GDR: kvlane.GDRAuto, AdmitAlways: true,
+			Fsync: file.FsyncFile, ReadOnly: true, StreamFiles: true, Verify: store.VerifyAlways, Readers: 3, Writers: 2, Tasks: 4, GDR: kvlane.GDRAuto, Admission: kvlane.AdmissionAlways,
 			LeaseMax: 1500 * time.Millisecond, WaitMax: 2500 * time.Millisecond,
 		},
 		RDMA: gdr.Config{Provider: gdr.IBV, NICs: []string{"n"}, Count: 1, Port: 2, GIDIndex: &three, MTU: 4096, QueuePairs: 5, RegisterOnUse: true},
@@ -96,6 +96,7 @@ func TestConfigurationTellsAllThatIsWrong(t *testing.T) {
 		"{\"tenant\": \"caf\xe9\"}":                   {"is not UTF-8"},
 		`{"model": {"name": "\udce9"}}`:               {`\udce9 is half of a surrogate pair`},
 		`{"store": {"lease_max_ms": 9e18}}`:           {"lease_max_ms"},
+		`{"store": {"admission": "sometimes"}}`:       {`"sometimes"`, "auto or always"},
 		`{"store": [1]}`:                              {"store"},
 		`{"model": {"name": "m"}, "revision": "r"} x`: {"invalid character"},
 		``:     {"unexpected end"},

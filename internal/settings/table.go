@@ -124,7 +124,7 @@ var Table = []Setting{
 	{Key: "store.log_bytes", Name: "log-bytes", Kind: Size, Doc: "bound of the log tier", Default: "none", Flag: "0"},
 	{Key: "store.log_fsync", Name: "log-fsync", Doc: "when the log is synced: `interval` (ten times a second), `always` (before blocks count as durable) or `never`", Default: "interval", Words: []string{"always", "interval", "never"}},
 	{Key: "store.stream_files", Name: "stream-files", Kind: Bool, Doc: "reads blocks of 64 KiB and more past the page cache", Default: "false"},
-	{Key: "store.admit_always", Kind: Bool, Doc: "all blocks are worth loading; otherwise measured times decide (`kvl_worth`)", Default: "false"},
+	{Key: "store.admission", Doc: "which blocks are worth loading (`kvl_worth`): `auto`, by measured times, or `always`, all", Default: "auto", Words: []string{"auto", "always"}},
 	{Key: "store.readers", Kind: Int, Doc: "threads that read from the tiers below the cache", Default: "16"},
 	{Key: "store.writers", Kind: Int, Doc: "threads that write to the tiers below the cache", Default: "4"},
 	{Key: "store.tasks", Kind: Int, Doc: "concurrent loads and prefetches, and as many dumps, which end when they are durable; further calls are `KVL_BUSY`", Default: "256"},

@@ -164,7 +164,7 @@ def test_files_that_are_slower_than_computing_are_refused(tmp_path: Path) -> Non
     for always in (False, True):
         ranks = [rank_config(r, tmp_path) for r in range(RANKS)]
         for rank in ranks:
-            rank["store"]["admit_always"] = always
+            rank["store"]["admission"] = "always" if always else "auto"
         with kvlane.Manager(ranks, 4) as m:
             for i in (1, 2, 3):
                 m.load(named(i)).end()

@@ -78,6 +78,6 @@ store.close()
 
 
 def test_most_descriptors_are_the_programs(tmp_path: Path) -> None:
-    store = {"dirs": [str(tmp_path / str(i)) for i in range(4)], "admit_always": True}
+    store = {"dirs": [str(tmp_path / str(i)) for i in range(4)], "admission": "always"}
     plane = conftest.HEADS * conftest.SIZE * conftest.TOKENS * 4
     subprocess.run([sys.executable, "-c", FEW, json.dumps(conftest.config(store=store)), str(plane)], check=True)

@@ -103,7 +103,7 @@ def test_a_full_disk_is_no_miss(make: Make, small_disk: pathlib.Path, caplog: py
     """What cannot be written stays in memory, and is counted and logged once in a while."""
     (small_disk / "filler").write_bytes(bytes(5 << 20))
     model = tiny.model("llama")
-    cache = make(model, {"dirs": small_disk / "d", "admit_always": True})
+    cache = make(model, {"dirs": small_disk / "d", "admission": "always"})
     ids = prompt()
     for seed in range(1000):
         ids = prompt(seed=seed)
@@ -550,7 +550,7 @@ def test_what_is_computed_faster_than_loaded_is_refused(make: Make, tmp_path: pa
     ids = prompt()
     want = model.generate(ids, **GREEDY)
     for always, refused in ((False, 72), (True, 0)):
-        cache = make(model, {"dirs": [str(tmp_path)], "admit_always": always})
+        cache = make(model, {"dirs": [str(tmp_path)], "admission": "always" if always else "auto"})
         cache.generate(ids, **GREEDY)
         for _ in range(4):
             assert cache.load(ids).get_seq_length() == 72  # nothing is known of computing

@@ -79,7 +79,7 @@ def test_stored_reset_loaded(start: Any, name: str, layerwise: bool) -> None:
 def test_a_full_disk_is_no_miss(start: Any, small_disk: Path) -> None:
     (small_disk / "filler").write_bytes(bytes(5 << 20))
     prompts = [prompt(seed, 320) for seed in range(6)]
-    store = {"store": POOL | {"dirs": [str(small_disk / "kv")], "admit_always": True}}
+    store = {"store": POOL | {"dirs": [str(small_disk / "kv")], "admission": "always"}}
     steps = [*(ask(p) for p in prompts), DRAIN, RESET, *(ask(p) for p in prompts)]
     ran = start(steps, kvlane=store).ended()
     again = ran.steps[-len(prompts) :]

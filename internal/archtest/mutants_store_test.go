@@ -183,7 +183,7 @@ var storeMutants = []mutant{
 		"device/signal/signal.go", "	e, failed := st.Record()", "	if errors.Is(err, errdefs.ErrNotSupported) {\n		return err\n	}\n	e, failed := st.Record()"),
 	defect("device/devicetest", "TestDevice/SignalSteps",
 		"device/signal/signal.go", "if s.set { // the word", "if false { // the word"),
-	defect("stream/copy/plan", "TestHarmChoices",
+	defect("stream/copy/plan", "TestInterferenceChoices",
 		"stream/copy/plan/planner.go", "	if r.Awaited {", "	if r.Awaited && r.Dir == D2H {"),
 	defect("stream/copy", "TestPlannerIsAsked",
 		"stream/copy/choose.go", ", Awaited: b.At.Batch.Awaited", ""),

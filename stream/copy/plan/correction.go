@@ -55,9 +55,6 @@ type correction struct {
 	n       int           // observations since the average last faded
 }
 
-// maxOff bounds the difference of one observation: a few batches that were held up change little.
-var maxOff = math.Log(1.5)
-
 const (
 	// gain is the weight of an observation. The first ones weigh more.
 	gain = 0.0625
@@ -75,7 +72,7 @@ func (m *correction) add(observed float64, now, half time.Duration) {
 	}
 	m.n++
 	before := m.off
-	m.off = min(max(observed-m.average, -maxOff), maxOff)
+	m.off = observed - m.average
 	m.average += max(gain, 1/float64(m.n)) * common(before, m.off)
 	m.average = min(max(m.average, -maxAverage), maxAverage)
 	m.factor, m.seen = math.Exp(m.average), now

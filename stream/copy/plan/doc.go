@@ -21,8 +21,9 @@
 // # Choosing
 //
 // The planner predicts the cost of every candidate and takes the lowest. Within Options.Margin it
-// takes the fewest thread blocks. The cost is time x (1 + weight x harm). harm is the share of its
-// rate that concurrent work loses, and the Policy has the weight: 0 for throughput and latency.
+// takes the fewest thread blocks. The cost is time x (1 + weight x interference). Interference is
+// the share of its rate that concurrent work loses, and the Policy has the weight: 0 for throughput
+// and latency.
 //
 // # Learning
 //

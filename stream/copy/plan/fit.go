@@ -19,10 +19,6 @@ type Point struct {
 	Spread   float64
 }
 
-// leastGrowth is a lower bound for the time of each copy beyond the longest measured batch, as a
-// share of the mean time of a copy in that batch.
-const leastGrowth = 0.1
-
 // atMostFaster bounds how much faster further copies can be than one large copy, whose time
 // includes its start.
 const atMostFaster = 1.05
@@ -45,7 +41,6 @@ func (m *Model) Fit(p *Profile, points []Point) error {
 		return fmt.Errorf("fit %s: no points: %w", m.id(), errdefs.ErrInvalid)
 	}
 	for i := range p.Sizes {
-		// least is the time of a further copy at atMostFaster times the rate of a large copy.
 		least := 0.0
 		if gbps := p.GBps[m.Dir]; gbps > 0 {
 			least = float64(p.Sizes[i]) / (atMostFaster * gbps)
@@ -103,18 +98,13 @@ func fillRow(counts []int64, row []float64, least float64) {
 }
 
 // growth returns the time of each copy beyond the longest measured batch. It is the growth between
-// the two longest batches, whose measurements may be off. It is therefore bounded from above by the
-// mean time of a copy in the longest batch, and from below by that mean without the time of the
-// shortest batch.
+// the two longest batches, or the mean time of a copy if there is none.
 func growth(counts []int64, row []float64, at []int) float64 {
-	last := at[len(at)-1]
-	most := row[last] / float64(counts[last])
-	if len(at) == 1 {
-		return most
+	last, before := at[len(at)-1], at[max(0, len(at)-2)]
+	if row[last] == row[before] {
+		return row[last] / float64(counts[last])
 	}
-	before := at[len(at)-2]
-	each := (row[last] - row[before]) / float64(counts[last]-counts[before])
-	return max(min(each, most), (row[last]-row[at[0]])/float64(counts[last]), leastGrowth*most)
+	return (row[last] - row[before]) / float64(counts[last]-counts[before])
 }
 
 // flatten makes the entries at the given indices rise: each falling run becomes its mean. The

@@ -223,25 +223,6 @@ func TestSituationsAreApart(t *testing.T) {
 	}
 }
 
-// TestShortBurstsChangeNothing: what holds up one short batch may hold up the next few; the path is no slower for it.
-func TestShortBurstsChangeNothing(t *testing.T) {
-	m := newMachine(t)
-	r, can := scattered(plan.H2D, 1, 4096), plan.PathSet(stream.PathCopyEngine, stream.PathKernel)
-	usual := m.pl.Choose(r, can).Predicted
-	for i := range 2000 {
-		c := m.pl.Choose(r, can)
-		if c.Path != stream.PathCopyEngine {
-			t.Fatalf("batch %d: %+v, and was predicted at %v first", i, c, usual)
-		}
-		actual := usual
-		if i%200 >= 195 {
-			actual *= 10
-		}
-		m.clock.Advance(actual)
-		m.pl.Observe(c, r, actual)
-	}
-}
-
 // TestClassesAreApart: a profile that is wrong about small batches is corrected there, and left alone elsewhere.
 func TestClassesAreApart(t *testing.T) {
 	m := newMachine(t)

@@ -160,13 +160,13 @@ const mostLead = 0.75
 // candidate is a path with a number of thread blocks and its models by side. If only one side was
 // measured, both have the same model.
 type candidate struct {
-	path   stream.Path
-	ctas   int
-	taken  int     // footprint
-	harm   float64 // share of its rate that concurrent work loses
-	perRun bool
-	widest bool // no other candidate of the path has more thread blocks
-	model  [sides]*Model
+	path         stream.Path
+	ctas         int
+	taken        int     // footprint
+	interference float64 // share of its rate that concurrent work loses
+	perRun       bool
+	widest       bool // no other candidate of the path has more thread blocks
+	model        [sides]*Model
 	// engine is the copy engine's model for the host side of a staged copy; nil for other paths.
 	engine *Model
 }

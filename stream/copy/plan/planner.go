@@ -31,7 +31,7 @@ type Options struct {
 	// Without holds paths that are not chosen for a batch that another path can take. It serves to
 	// measure the gain of these paths.
 	Without Paths
-	// Budget, if not nil, bounds thread blocks and chunks under policies that weigh harm.
+	// Budget, if not nil, bounds thread blocks and chunks under policies that weigh interference.
 	Budget *Budget
 	// Clock measures the age of observations. Default: the real clock.
 	Clock clockwork.Clock
@@ -146,13 +146,13 @@ func duration(ns float64) time.Duration { return time.Duration(min(ns, maxNanos)
 // bounds are the limits of a choice, from policy and budget.
 type bounds struct {
 	goal   Goal
-	weight float64 // of harm
+	weight float64 // of interference
 	ctas   int
 	chunk  int64
 	// rate bounds background copies, in bytes per nanosecond; zero: no bound.
 	rate float64
-	// ease is the rate that suffices while copies go the opposite way: thread blocks beyond it do
-	// harm. Zero: no bound.
+	// ease is the rate that suffices while copies go the opposite way: thread blocks beyond it
+	// cause interference. Zero: no bound.
 	ease float64
 }
 
@@ -186,10 +186,10 @@ func (p *Planner) bounds(r *Request, opposed bool) bounds {
 }
 
 // costed is a candidate of a choice: its index in the table and its footprint, the compared cost,
-// the harm included in that cost, and the predicted time.
+// the interference included in that cost, and the predicted time.
 type costed struct {
-	at, taken           int32
-	cost, harm, predict float64
+	at, taken                   int32
+	cost, interference, predict float64
 	// lone is the time without opposite traffic, for paths with thread blocks without correction.
 	lone float64
 }
@@ -285,9 +285,9 @@ func (p *Planner) cost(list []costed, r *Request, at *load, can Paths, b *bounds
 		default:
 			x.cost = x.predict
 		}
-		x.harm = b.weight * c.weigh(works, r.aheadOf(c.path))
+		x.interference = b.weight * c.weightedCost(works, r.aheadOf(c.path))
 		// A path that is faster than the pace has no advantage.
-		x.cost = max(x.cost, float64(b.pace(r.Bytes))) + x.harm
+		x.cost = max(x.cost, float64(b.pace(r.Bytes))) + x.interference
 		// In the background, the time of a CPU that computes sums does not matter.
 		if r.Unsummed.Has(c.path) && p.profile.SumGBps > 0 && b.goal != Background {
 			x.cost += float64(r.Bytes) / p.profile.SumGBps
@@ -305,7 +305,7 @@ func (p *Planner) pick(list []costed, r *Request, b *bounds) (*costed, string) {
 		if x.cost < best.cost {
 			best = x
 		}
-		if x.cost-x.harm < soonest.cost-soonest.harm {
+		if x.cost-x.interference < soonest.cost-soonest.interference {
 			soonest = x
 		}
 	}
@@ -320,8 +320,8 @@ func (p *Planner) pick(list []costed, r *Request, b *bounds) (*costed, string) {
 	limit := best.cost * (1 + p.margin)
 	x := leanestOf(list, 0, func(x *costed) bool { return x.cost <= limit })
 	switch {
-	case x.cost-x.harm > (soonest.cost-soonest.harm)*(1+p.margin):
-		return x, ReasonHarm
+	case x.cost-x.interference > (soonest.cost-soonest.interference)*(1+p.margin):
+		return x, ReasonInterference
 	case x.taken < best.taken:
 		return x, ReasonLeanest
 	}

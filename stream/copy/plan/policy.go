@@ -25,17 +25,18 @@ const (
 	// Balanced weighs the time of a batch against the loss of concurrent work. It suits loads that
 	// a model waits for while another model computes.
 	Balanced
-	// Background gives harm several times that weight and keeps to a share of the link.
+	// Background gives interference several times that weight and keeps to a share of the link.
 	Background
 )
 
 var goalNames = [...]string{"unset", "throughput", "latency", "balanced", "background"}
 
-// weights are the weights of harm, relative to a batch's own time. A path that takes a tenth of a
-// model's rate counts as twice as slow under Balanced, and as six times as slow under Background.
+// weights are the weights of interference, relative to a batch's own time. A path that takes a
+// tenth of a model's rate counts as twice as slow under Balanced, and as six times as slow under
+// Background.
 var weights = [len(goalNames)]float64{Balanced: 10, Background: 50}
 
-// Weighs reports whether the goal considers harm to concurrent work.
+// Weighs reports whether the goal considers interference to concurrent work.
 func (g Goal) Weighs() bool { return int(g) < len(weights) && weights[g] > 0 }
 
 // String returns the name that options use.

@@ -197,7 +197,7 @@ func (p *Profile) candidates(dir Direction) []candidate {
 	}
 	var list []candidate
 	for v := range variants {
-		c := candidate{path: v.Path, ctas: v.CTAs, taken: footprint(v.Path, v.CTAs), harm: harmOf(dir, v.Path, v.CTAs), perRun: perRun(v.Path)}
+		c := candidate{path: v.Path, ctas: v.CTAs, taken: footprint(v.Path, v.CTAs), interference: interferenceOf(dir, v.Path, v.CTAs), perRun: perRun(v.Path)}
 		c.model = [sides]*Model{find(v.Path, v.CTAs, Contiguous), find(v.Path, v.CTAs, Scattered)}
 		if v.Path == stream.PathStaged {
 			c.engine = find(stream.PathCopyEngine, 0, Scattered)

@@ -67,10 +67,10 @@ type Request struct {
 	// Bytes is the sum of the pieces.
 	Bytes int64
 	// Summed is set if the batch asks for sums. Thread blocks that just keep up with a link may not
-	// do so while they compute sums. If harm has no weight, a path therefore uses the most thread
-	// blocks that it has.
+	// do so while they compute sums. If interference has no weight, a path therefore uses the most
+	// thread blocks that it has.
 	Summed bool
-	// Awaited is mem.Batch.Awaited: harm to concurrent work then has no weight.
+	// Awaited is mem.Batch.Awaited: interference to concurrent work then has no weight.
 	Awaited bool
 	// Unsummed holds the paths that do not compute the sums that the batch asks for. A CPU then
 	// computes them in a pass over the bytes. Empty if the batch asks for none.
@@ -137,12 +137,12 @@ type Choice struct {
 
 // The reasons of choices.
 const (
-	ReasonFastest    = "planned: lowest predicted time"
-	ReasonLeanest    = "planned: about as fast as the fastest path, with fewer multiprocessors"
-	ReasonOpposed    = "planned: fewest multiprocessors that leave the opposite direction its share of the link"
-	ReasonHarm       = "planned: lowest sum of time and weighted cost to other work"
-	ReasonFewest     = "planned: fewest thread blocks, as every path exceeds the bound"
-	ReasonUnmeasured = "planned: no suitable path has been measured"
-	ReasonOnly       = "planned: only suitable path"
-	ReasonNothing    = "planned: nothing to copy, or no path to copy it"
+	ReasonFastest      = "planned: lowest predicted time"
+	ReasonLeanest      = "planned: about as fast as the fastest path, with fewer multiprocessors"
+	ReasonOpposed      = "planned: fewest multiprocessors that leave the opposite direction its share of the link"
+	ReasonInterference = "planned: lowest sum of time and weighted cost to other work"
+	ReasonFewest       = "planned: fewest thread blocks, as every path exceeds the bound"
+	ReasonUnmeasured   = "planned: no suitable path has been measured"
+	ReasonOnly         = "planned: only suitable path"
+	ReasonNothing      = "planned: nothing to copy, or no path to copy it"
 )

@@ -23,10 +23,10 @@ func rows(r plan.Request, n int) plan.Request {
 	return r
 }
 
-// TestHarmChoices says how a store's batches travel under each policy, on an idle H100: slots of 256 KiB in a row are staged, layers
+// TestInterferenceChoices says how a store's batches travel under each policy, on an idle H100: slots of 256 KiB in a row are staged, layers
 // of such slots, of which 8 KiB lie in a row, go by kernels of few thread blocks unless the slots lie side by side, and what is over in some tens of microseconds by
 // whatever is the fastest.
-func TestHarmChoices(t *testing.T) {
+func TestInterferenceChoices(t *testing.T) {
 	type way struct {
 		path stream.Path
 		ctas int
@@ -72,7 +72,7 @@ func TestHarmChoices(t *testing.T) {
 			if goal != plan.Balanced {
 				continue
 			}
-			c.r.Awaited = true // so that harm has no weight
+			c.r.Awaited = true // so that interference has no weight
 			got = newPlanner(t, plan.Default(), plan.Options{Policy: plan.Policy{Goal: goal}}).Choose(c.r, can)
 			if (way{got.Path, got.CTAs}) != c.throughput || got.ChunkBytes != 0 {
 				t.Errorf("%s, awaited: %+v, want %v and chunks as the stream likes", c.what, got, c.throughput)
@@ -82,24 +82,24 @@ func TestHarmChoices(t *testing.T) {
 	}
 }
 
-// TestHarmAddsUp: a batch that does no harm by itself does when it is one of many.
-func TestHarmAddsUp(t *testing.T) {
+// TestInterferenceAddsUp: a batch that causes no interference by itself does when it is one of many.
+func TestInterferenceAddsUp(t *testing.T) {
 	pl := newPlanner(t, plan.Default(), plan.Options{Policy: plan.Policy{Goal: plan.Balanced}})
 	can := plan.PathSet(stream.PathCopyEngine, stream.PathKernel)
 	r := scattered(plan.D2H, 100, 4<<10)
-	if c := pl.Choose(r, can); c.CTAs < 2 || c.Reason == plan.ReasonHarm {
+	if c := pl.Choose(r, can); c.CTAs < 2 || c.Reason == plan.ReasonInterference {
 		t.Errorf("alone: %+v", c)
 	}
 	r.Ahead = time.Millisecond
-	if c := pl.Choose(r, can); c.CTAs != 1 || c.Reason != plan.ReasonHarm {
+	if c := pl.Choose(r, can); c.CTAs != 1 || c.Reason != plan.ReasonInterference {
 		t.Errorf("behind others: %+v", c)
 	}
 }
 
-// TestHarmIsNotLearnedAway: where everything that computes waits for multiprocessors, neither policy takes more of them than on an
+// TestInterferenceIsNotLearnedAway: where everything that computes waits for multiprocessors, neither policy takes more of them than on an
 // idle device. Under the balanced one what is learned counts as time nonetheless: staged copies that hardly move are left for a
 // kernel that does.
-func TestHarmIsNotLearnedAway(t *testing.T) {
+func TestInterferenceIsNotLearnedAway(t *testing.T) {
 	can := plan.PathSet(stream.PathCopyEngine, stream.PathKernel, stream.PathStaged)
 	for _, goal := range []plan.Goal{plan.Balanced, plan.Background} {
 		for _, dir := range []plan.Direction{plan.H2D, plan.D2H} {
@@ -139,8 +139,8 @@ func TestHarmIsNotLearnedAway(t *testing.T) {
 	}
 }
 
-// TestHarmAndOppositeTraffic: loads and dumps at once leave each other their share under the balanced policy too.
-func TestHarmAndOppositeTraffic(t *testing.T) {
+// TestInterferenceAndOppositeTraffic: loads and dumps at once leave each other their share under the balanced policy too.
+func TestInterferenceAndOppositeTraffic(t *testing.T) {
 	can := plan.PathSet(stream.PathCopyEngine, stream.PathKernel, stream.PathStaged)
 	for row, want := range map[int]string{64: "staged staged", 2: "kernel/4 kernel/1"} {
 		loads := newPlanner(t, plan.Default(), plan.Options{Policy: plan.Policy{Goal: plan.Balanced}})

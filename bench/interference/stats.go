@@ -1,24 +1,17 @@
 package interference
 
-import "math"
+import (
+	"math"
 
-func mean(v []float64) float64 {
-	if len(v) == 0 {
-		return 0
-	}
-	var sum float64
-	for _, x := range v {
-		sum += x
-	}
-	return sum / float64(len(v))
-}
+	"github.com/kvlane/kvlane/stream/copy/measure"
+)
 
 // deviation returns the standard deviation of a sample, with n-1 in the denominator.
 func deviation(v []float64) float64 {
 	if len(v) < 2 {
 		return 0
 	}
-	m, sum := mean(v), 0.0
+	m, sum := measure.Mean(v), 0.0
 	for _, x := range v {
 		sum += (x - m) * (x - m)
 	}
@@ -31,7 +24,7 @@ type interval struct{ mean, low, high float64 }
 // meanInterval returns the mean of v with the interval of Student's t, for independent samples of a
 // normal distribution. For fewer than two samples the interval is infinite.
 func meanInterval(v []float64) interval {
-	m := mean(v)
+	m := measure.Mean(v)
 	if len(v) < 2 {
 		return interval{m, math.Inf(-1), math.Inf(1)}
 	}

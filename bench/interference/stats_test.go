@@ -4,6 +4,8 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+
+	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
 func near(t *testing.T, what string, got, want, by float64) {
@@ -21,7 +23,7 @@ func TestSummaryOfAKnownDistribution(t *testing.T) {
 		v[i] = rng.ExpFloat64()
 	}
 	near(t, "deviation", deviation(v), 1, 0.02)
-	near(t, "mean", mean(v), 1, 0.01)
+	near(t, "mean", measure.Mean(v), 1, 0.01)
 }
 
 func TestStudent(t *testing.T) {

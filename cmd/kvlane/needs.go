@@ -22,7 +22,7 @@ type need struct {
 	commands []string // paths, without the program's name
 	flags    []string // empty: all of the command except but, and except those of every command
 	but      []string
-	met      func(*pflag.FlagSet) bool
+	met      settings.Condition
 	// lacks names flags to add so that the condition holds, clashes a flag to remove.
 	lacks, clashes string
 }
@@ -31,63 +31,63 @@ type need struct {
 var needs = append(settingNeeds(), []need{
 	{
 		commands: []string{"replay"}, but: []string{"list-presets"},
-		met: isNot("list-presets", "true"), clashes: "--list-presets",
+		met: settings.IsNot("list-presets", "true"), clashes: "--list-presets",
 	},
 	{
 		commands: []string{"bench store"}, flags: []string{"fsync"},
-		met: given("file-dir"), lacks: "--file-dir DIR",
+		met: settings.Given("file-dir"), lacks: "--file-dir DIR",
 	},
 	{
 		commands: []string{"bench store"}, flags: []string{"log-fsync", "stream-files"},
-		met: given("file-dir"), lacks: "--file-dir DIR",
+		met: settings.Given("file-dir"), lacks: "--file-dir DIR",
 	},
 	{
 		commands: []string{"bench store"}, flags: []string{"calibrate"},
-		met: isNot("device", string(kvlane.Sim), string(kvlane.Host)), clashes: "--device sim or host, whose paths are not measured",
+		met: settings.IsNot("device", string(kvlane.Sim), string(kvlane.Host)), clashes: "--device sim or host, whose paths are not measured",
 	},
 	{
 		commands: []string{"calibrate"}, but: []string{"file-dir", "device", "device-index", "budget", "profile-dir", "json"},
-		met: isNotGiven("file-dir"), clashes: "--file-dir, which measures no copy path",
+		met: settings.Not(settings.Given("file-dir")), clashes: "--file-dir, which measures no copy path",
 	},
 	{
 		commands: []string{"calibrate"}, flags: []string{"full"},
-		met: isNot("json", "true"), clashes: "--json, which has every figure",
+		met: settings.IsNot("json", "true"), clashes: "--json, which has every figure",
 	},
 	{
 		commands: []string{"calibrate"}, flags: []string{"file-dir"},
-		met: isNot("device", string(kvlane.Sim)), clashes: "--device sim, whose paths to files are not measured",
+		met: settings.IsNot("device", string(kvlane.Sim)), clashes: "--device sim, whose paths to files are not measured",
 	},
 	{
 		commands: []string{"bench copy"}, but: []string{"from", "json", "out", "compare", "noise", "fail-above"},
-		met: isNotGiven("from"), clashes: "--from, which measures nothing",
+		met: settings.Not(settings.Given("from")), clashes: "--from, which measures nothing",
 	},
 	{
 		commands: []string{"bench copy", "bench store"}, flags: []string{"noise", "fail-above"},
-		met: given("compare"), lacks: "--compare FILE",
+		met: settings.Given("compare"), lacks: "--compare FILE",
 	},
 	{
 		commands: []string{"bench store"}, flags: []string{"still"},
-		met: is("device", string(kvlane.Sim)), lacks: "--device sim",
+		met: settings.Is("device", string(kvlane.Sim)), lacks: "--device sim",
 	},
 	{
 		commands: []string{"bench store"}, flags: []string{"product-rows", "beside-blocks", "beside-requests", "pairs", "window", "cublaslt"},
-		met: is("beside-matmul", "true"), lacks: "--beside-matmul",
+		met: settings.Is("beside-matmul", "true"), lacks: "--beside-matmul",
 	},
 	{
 		commands: []string{"bench store"}, flags: []string{"cublaslt"},
-		met: isNot("device", string(kvlane.Sim), string(kvlane.Host)), clashes: "--device sim or host, which run no matrix product",
+		met: settings.IsNot("device", string(kvlane.Sim), string(kvlane.Host)), clashes: "--device sim or host, which run no matrix product",
 	},
 	{
 		commands: []string{"bench copy"}, flags: []string{"budget"},
-		met: isNotGiven("reps"), clashes: "--reps, which settles how long it takes",
+		met: settings.Is("reps", "0"), clashes: "--reps, which settles how long it takes",
 	},
 	{
 		commands: []string{"bench copy"}, flags: []string{"profile-dir"},
-		met: isNot("device", string(kvlane.Sim), string(kvlane.Host)), clashes: "--device sim or host, whose paths are not measured",
+		met: settings.IsNot("device", string(kvlane.Sim), string(kvlane.Host)), clashes: "--device sim or host, whose paths are not measured",
 	},
 	{
 		commands: []string{"bench copy"}, flags: []string{"slot"},
-		met: either(isNotGiven("host"), has("host", "slots"), is("forms", "true")), lacks: "--host slots",
+		met: settings.Either(settings.Not(settings.Given("host")), settings.Is("host", "slots"), settings.Is("forms", "true")), lacks: "--host slots",
 	},
 	{
 		commands: []string{"bench copy"}, flags: settings.RDMANames,
@@ -95,61 +95,52 @@ var needs = append(settingNeeds(), []need{
 	},
 	{
 		commands: []string{"bench copy"}, flags: []string{"without"},
-		met: either(measuring(bench.Contender.Chooses), is("forms", "true")), lacks: "auto among --paths",
+		met: settings.Either(measuring(bench.Contender.Chooses), settings.Is("forms", "true")), lacks: "auto among --paths",
 	},
 	{
 		commands: []string{"bench transfer"},
 		flags:    []string{"segment", "operation", "block-size", "batch-size", "threads", "duration", "budget", "lanes", "check", "timeout", "json", "nixl", "out"},
-		met:      isNot("mode", modeTarget), clashes: "--mode target, which measures nothing",
+		met:      settings.IsNot("mode", modeTarget), clashes: "--mode target, which measures nothing",
 	},
 	{
 		commands: []string{"bench transfer"}, flags: []string{"name", "listen", "data-port"},
-		met: is("mode", modeTarget), lacks: "--mode target",
+		met: settings.Is("mode", modeTarget), lacks: "--mode target",
 	},
 	{
 		commands: []string{"transfer serve"}, flags: []string{"advertise"},
-		met: isNot("metadata", mooncake.P2PHandshake), lacks: "--metadata http://HOST:PORT/metadata, as with P2PHANDSHAKE --name is the address",
+		met: settings.IsNot("metadata", mooncake.P2PHandshake), lacks: "--metadata http://HOST:PORT/metadata, as with P2PHANDSHAKE --name is the address",
 	},
 	{
 		commands: []string{"bench transfer", "transfer serve", "transfer probe", "transfer ls", "transfer put", "transfer get"}, flags: []string{"cluster"},
-		met: is("protocol", protocolMooncake), lacks: "--protocol mooncake",
+		met: settings.Is("protocol", protocolMooncake), lacks: "--protocol mooncake",
 	},
 	{
 		commands: []string{"transfer serve"}, flags: []string{"data-port"},
-		met: is("protocol", protocolMooncake), lacks: "--protocol mooncake",
+		met: settings.Is("protocol", protocolMooncake), lacks: "--protocol mooncake",
 	},
 	{
 		commands: []string{"bench transfer", "transfer serve"}, flags: []string{"device", "gpu-id"},
-		met: is("use-vram", "true"), lacks: "--use-vram",
+		met: settings.Is("use-vram", "true"), lacks: "--use-vram",
 	},
 	{
 		commands: []string{"bench transfer", "transfer serve"}, flags: []string{"rdma-provider", "nic", "rdma-port", "rdma-gid-index", "rdma-mtu"},
-		met: is("protocol", protocolAuto, engine.PathRDMA.String()), lacks: "--protocol auto or --protocol rdma",
+		met: settings.Is("protocol", protocolAuto, engine.PathRDMA.String()), lacks: "--protocol auto or --protocol rdma",
 	},
 	{
 		commands: []string{"bench file"}, flags: []string{"device-index"},
-		met: isNot("device", noDevice), lacks: "--device cuda or --device sim",
+		met: settings.IsNot("device", noDevice), lacks: "--device cuda or --device sim",
 	},
 	{
 		commands: []string{"bench file"}, flags: []string{"direct", "cufile-queues"},
-		met: isNot("device", noDevice), lacks: "--device cuda or --device sim",
+		met: settings.IsNot("device", noDevice), lacks: "--device cuda or --device sim",
 	},
 }...)
 
 // settingNeeds returns the rules of settings as needs.
 func settingNeeds() []need {
 	needs := make([]need, len(settings.Rules))
-	for i := range settings.Rules {
-		r := &settings.Rules[i]
-		met := func(flags *pflag.FlagSet) bool {
-			return r.Met(func(name string) string {
-				if f := flags.Lookup(name); f != nil {
-					return strings.Join(flagValues(f), ",")
-				}
-				return ""
-			})
-		}
-		needs[i] = need{commands: r.Commands, flags: r.Names, met: met, lacks: r.Lacks, clashes: r.Clashes}
+	for i, r := range settings.Rules {
+		needs[i] = need{commands: r.Commands, flags: r.Names, met: r.Met, lacks: r.Lacks, clashes: r.Clashes}
 	}
 	return needs
 }
@@ -157,54 +148,24 @@ func settingNeeds() []need {
 // noDevice is the value of --device that measures host memory alone.
 const noDevice = "none"
 
-func given(flag string) func(*pflag.FlagSet) bool {
-	return func(f *pflag.FlagSet) bool { return f.Changed(flag) }
-}
-
-func isNotGiven(flag string) func(*pflag.FlagSet) bool {
-	return func(f *pflag.FlagSet) bool { return !f.Changed(flag) }
-}
-
-// is reports whether the flag has one of the values, given or by default.
-func is(flag string, values ...string) func(*pflag.FlagSet) bool {
-	return func(f *pflag.FlagSet) bool {
-		fl := f.Lookup(flag) // nil in a build that lacks the command's code
-		return fl != nil && slices.Contains(values, fl.Value.String())
+// measuring holds if --paths names a contender of a kind, or is not given.
+func measuring(kind func(bench.Contender) bool) settings.Condition {
+	return func(value func(string) string) bool {
+		names := value("paths")
+		return names == "" || slices.ContainsFunc(strings.Split(names, ","), func(name string) bool {
+			c, err := bench.ParseContender(name)
+			return err != nil || kind(c)
+		})
 	}
 }
 
-// has reports whether a flag that takes several values has that one.
-func has(flag, value string) func(*pflag.FlagSet) bool {
-	return func(f *pflag.FlagSet) bool {
-		values, err := f.GetStringSlice(flag)
-		return err == nil && slices.Contains(values, value)
-	}
-}
-
-// isNot also reports true for an invalid value, which the command refuses.
-func isNot(flag string, values ...string) func(*pflag.FlagSet) bool {
-	return func(f *pflag.FlagSet) bool { return !is(flag, values...)(f) }
-}
-
-func either(conditions ...func(*pflag.FlagSet) bool) func(*pflag.FlagSet) bool {
-	return func(f *pflag.FlagSet) bool {
-		return slices.ContainsFunc(conditions, func(met func(*pflag.FlagSet) bool) bool { return met(f) })
-	}
-}
-
-// measuring is met if --paths names a contender of a kind, or is not given.
-func measuring(kind func(bench.Contender) bool) func(*pflag.FlagSet) bool {
-	return func(f *pflag.FlagSet) bool { return measuresSome(f, kind) }
-}
-
-func measuresSome(f *pflag.FlagSet, kind func(bench.Contender) bool) bool {
-	names, err := f.GetStringSlice("paths")
-	if err != nil || len(names) == 0 {
-		return true
-	}
-	return slices.ContainsFunc(names, func(name string) bool {
-		c, err := bench.ParseContender(name)
-		return err != nil || kind(c)
+// effective reports whether the flags that n is about have an effect.
+func (n *need) effective(flags *pflag.FlagSet) bool {
+	return n.met(func(name string) string {
+		if f := flags.Lookup(name); f != nil { // nil in a build that lacks the command's code
+			return strings.Join(flagValues(f), ",")
+		}
+		return ""
 	})
 }
 
@@ -229,7 +190,7 @@ func forIdle(cmd *cobra.Command, f func(*need, *pflag.Flag)) {
 	path := commandPath(cmd)
 	for i := range needs {
 		n := &needs[i]
-		if !slices.Contains(n.commands, path) || n.met(cmd.Flags()) {
+		if !slices.Contains(n.commands, path) || n.effective(cmd.Flags()) {
 			continue
 		}
 		cmd.Flags().Visit(func(flag *pflag.Flag) {

@@ -208,7 +208,7 @@ func TestNeedsThatAreMet(t *testing.T) {
 					}
 				}
 			}
-			if !n.met(cmd.Flags()) {
+			if !n.effective(cmd.Flags()) {
 				t.Errorf("%q: %v are not met", path, n.lacks+n.clashes)
 			}
 			if err := checkNeeds(cmd); err != nil && n.lacks != "" && !strings.Contains(path, "bench copy") {

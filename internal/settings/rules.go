@@ -11,8 +11,7 @@ import (
 type Rule struct {
 	Names    []string
 	Commands []string // with flags for all of them; libraries observe every rule
-	// Met reports whether the condition holds. value returns the text of a setting, or "".
-	Met func(value func(name string) string) bool
+	Met      Condition
 	// Lacks names flags to add so that the condition holds, Clashes a flag to remove.
 	Lacks, Clashes string
 }
@@ -22,44 +21,54 @@ var RDMANames = []string{"rdma-provider", "nic", "rdma-port", "rdma-gid-index", 
 
 // Rules are checked before a command runs, and when a library reads a file.
 var Rules = []Rule{
-	{Names: []string{"file-bytes", "file-dir-bytes", "fsync"}, Commands: replay, Met: given("file-dir"), Lacks: "--file-dir DIR"},
-	{Names: []string{"file-read-only", "stream-files"}, Commands: replay, Met: either(given("file-dir"), given("log-dir")), Lacks: "--file-dir DIR or --log-dir DIR"},
-	{Names: []string{"log-bytes", "log-fsync"}, Commands: replay, Met: given("log-dir"), Lacks: "--log-dir DIR"},
-	{Names: []string{"log-bytes", "log-fsync", "file-bytes", "file-dir-bytes", "fsync"}, Commands: replay, Met: isNot("file-read-only", "true"), Clashes: "--file-read-only, which writes nothing"},
-	{Names: []string{"policy"}, Commands: []string{"replay", "bench store"}, Met: either(isNot("policy", "throughput", "latency"), is("path", "auto")), Clashes: "a forced --path"},
-	{Names: []string{"policy"}, Commands: []string{"replay", "bench store"}, Met: either(isNot("policy", "throughput", "latency"), isNot("device", "host")), Clashes: "--device host, whose copies have one path"},
-	{Names: []string{"calibrate"}, Commands: replay, Met: isNot("device", "host"), Clashes: "--device host, whose copies have one path"},
-	{Names: []string{"calibrate"}, Commands: replay, Met: either(isNot("device", "sim"), is("gdr", "auto")), Clashes: "--device sim, whose paths are not measured"},
-	{Names: []string{"gdr"}, Commands: replay, Met: either(isNot("gdr", "auto"), is("path", "auto")), Clashes: "a forced --path"},
-	{Names: RDMANames, Commands: []string{"replay", "demo", "calibrate"}, Met: isNot("gdr", "off"), Lacks: "--gdr auto or --gdr require"},
-	{Names: []string{"gdr"}, Commands: []string{"replay", "demo", "calibrate"}, Met: either(isNot("gdr", "auto"), isNot("rdma-provider", "soft")), Clashes: "--rdma-provider soft, which only --gdr require takes"},
+	{Names: []string{"file-bytes", "file-dir-bytes", "fsync"}, Commands: replay, Met: Given("file-dir"), Lacks: "--file-dir DIR"},
+	{Names: []string{"file-read-only", "stream-files"}, Commands: replay, Met: Either(Given("file-dir"), Given("log-dir")), Lacks: "--file-dir DIR or --log-dir DIR"},
+	{Names: []string{"log-bytes", "log-fsync"}, Commands: replay, Met: Given("log-dir"), Lacks: "--log-dir DIR"},
+	{Names: []string{"log-bytes", "log-fsync", "file-bytes", "file-dir-bytes", "fsync"}, Commands: replay, Met: IsNot("file-read-only", "true"), Clashes: "--file-read-only, which writes nothing"},
+	{Names: []string{"policy"}, Commands: []string{"replay", "bench store"}, Met: Either(IsNot("policy", "throughput", "latency"), Is("path", "auto")), Clashes: "a forced --path"},
+	{Names: []string{"policy"}, Commands: []string{"replay", "bench store"}, Met: Either(IsNot("policy", "throughput", "latency"), IsNot("device", "host")), Clashes: "--device host, whose copies have one path"},
+	{Names: []string{"calibrate"}, Commands: replay, Met: IsNot("device", "host"), Clashes: "--device host, whose copies have one path"},
+	{Names: []string{"calibrate"}, Commands: replay, Met: Either(IsNot("device", "sim"), Is("gdr", "auto")), Clashes: "--device sim, whose paths are not measured"},
+	{Names: []string{"gdr"}, Commands: replay, Met: Either(IsNot("gdr", "auto"), Is("path", "auto")), Clashes: "a forced --path"},
+	{Names: RDMANames, Commands: []string{"replay", "demo", "calibrate"}, Met: IsNot("gdr", "off"), Lacks: "--gdr auto or --gdr require"},
+	{Names: []string{"gdr"}, Commands: []string{"replay", "demo", "calibrate"}, Met: Either(IsNot("gdr", "auto"), IsNot("rdma-provider", "soft")), Clashes: "--rdma-provider soft, which only --gdr require takes"},
 }
 
 var replay = []string{"replay"}
 
-type condition = func(value func(string) string) bool
+// Condition reports whether a condition holds. value returns the text of a setting or another flag,
+// with commas between several values, or "".
+type Condition = func(value func(name string) string) bool
 
-func given(name string) condition {
+// Given holds if name has a value.
+func Given(name string) Condition {
 	return func(value func(string) string) bool { return value(name) != "" }
 }
 
-// is reports whether a setting has one of the words, given or initially.
-func is(name string, words ...string) condition {
+// Is holds if name has one of the words, given or initially. One of several values is enough.
+func Is(name string, words ...string) Condition {
 	return func(value func(string) string) bool {
 		v := value(name)
 		if s := ByName(name); v == "" && s != nil {
 			v = s.Initial()
 		}
-		return slices.Contains(words, v)
+		return slices.ContainsFunc(strings.Split(v, ","), func(one string) bool { return slices.Contains(words, one) })
 	}
 }
 
-func isNot(name string, words ...string) condition {
-	return func(value func(string) string) bool { return !is(name, words...)(value) }
+// Not holds if c does not.
+func Not(c Condition) Condition {
+	return func(value func(string) string) bool { return !c(value) }
 }
 
-func either(a, b condition) condition {
-	return func(value func(string) string) bool { return a(value) || b(value) }
+// IsNot is Not of Is. It holds for an invalid value, which is refused elsewhere.
+func IsNot(name string, words ...string) Condition { return Not(Is(name, words...)) }
+
+// Either holds if one of the conditions does.
+func Either(conditions ...Condition) Condition {
+	return func(value func(string) string) bool {
+		return slices.ContainsFunc(conditions, func(c Condition) bool { return c(value) })
+	}
 }
 
 // tierNames are the settings that select tiers. They can contradict each other.

@@ -2,6 +2,15 @@ package measure
 
 import "slices"
 
+// Mean returns the mean of v, or zero if v is empty.
+func Mean(v []float64) float64 {
+	var sum float64
+	for _, x := range v {
+		sum += x
+	}
+	return sum / float64(max(len(v), 1))
+}
+
 // Quantile returns the q-quantile of v, interpolated between the two nearest samples (type 7 of
 // Hyndman and Fan, "Sample quantiles in statistical packages", 1996), or zero if v is empty. It
 // sorts v.

@@ -17,7 +17,7 @@ MUTANTS ?= all
 
 # What has tests that need an RDMA device: all of a package's, or those of Verbs. And the virtual machine that has two.
 VERBS := ./internal/sys/ibverbs ./rdma/ibv
-ATOP  := ./stream/nic .
+ATOP  := ./stream/nic ./internal/acceptance
 RXE   := $(CURDIR)/$(BIN)/.rxe
 LOSSY := /(LocalKeys|RemoteKeys|PeerForbids|TooLongForReceive|Reset)$$
 MANY  := ^TestVerbsCarryThousandsOfRequests$$
@@ -151,7 +151,7 @@ hardware-kit: ## build what verifies a GPU on a machine without Go: bin/hardware
 	$(GO) test -trimpath -c -o $(BIN)/hardware/stream-nic.test ./stream/nic
 	$(GO) test -trimpath -c -o $(BIN)/hardware/share.test ./share
 	$(GO) test -trimpath -c -o $(BIN)/hardware/transfer.test ./transfer
-	$(GO) test -trimpath -c -o $(BIN)/hardware/engine.test .
+	$(GO) test -trimpath -c -o $(BIN)/hardware/engine.test ./internal/acceptance
 	install -m 644 tools/kit.sh $(BIN)/hardware/kit.sh
 	install -m 755 tools/hardware $(BIN)/hardware/run
 	install -m 755 tools/hardware-rdma $(BIN)/hardware/run-rdma

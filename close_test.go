@@ -94,37 +94,3 @@ func TestDefectSecondEngineCloseHonoursItsContext(t *testing.T) {
 		t.Error(err)
 	}
 }
-
-// What is called of a closed engine fails with ErrClosed, whether memory is registered with NICs or not.
-func TestClosedEngineRefusesCalls(t *testing.T) {
-	c := testConfig(t)
-	c.Device.Driver = kvlane.Host
-	e, err := kvlane.Open(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cache, err := e.RegisterCache(cacheMemory(c, 1<<32, false))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(cache.Close(t.Context()), e.Close(t.Context())); err != nil {
-		t.Fatal(err)
-	}
-	keys := []kvlane.Key{e.Key([]byte("a"))}
-	for name, call := range map[string]func() error{
-		"RegisterCache": func() error { _, err := e.RegisterCache(cacheMemory(c, 1<<32, false)); return err },
-		"Register":      func() error { return e.Register() },
-		"OpenStream":    func() error { _, err := e.OpenStream(); return err },
-		"OpenTransfer":  func() error { _, err := e.OpenTransfer(t.Context(), kvlane.TransferConfig{}); return err },
-		"Lookup":        func() error { _, err := e.Lookup(t.Context(), keys); return err },
-		"LeasePrefix":   func() error { _, err := e.LeasePrefix(t.Context(), keys, 0); return err },
-		"Prefetch":      func() error { _, err := e.Prefetch(t.Context(), keys); return err },
-		"Load":          func() error { _, err := e.Load(t.Context(), nil, cache, nil, kvlane.LoadOptions{}); return err },
-		"Dump":          func() error { _, err := e.Dump(t.Context(), cache, nil, kvlane.DumpOptions{}); return err },
-		"Drop":          func() error { _, err := e.Drop(t.Context(), keys); return err },
-	} {
-		if err := call(); !errors.Is(err, errdefs.ErrClosed) {
-			t.Errorf("%s of a closed engine: %v, want ErrClosed", name, err)
-		}
-	}
-}

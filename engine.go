@@ -48,8 +48,6 @@ type Engine struct {
 
 	exporter *exporter
 
-	softUnderAuto bool // GDRAuto uses software NICs too
-
 	mu       sync.Mutex
 	notes    []string // guarded by mu
 	refusals int64    // refused registrations under GDRAuto; guarded by mu
@@ -59,10 +57,7 @@ type Engine struct {
 // Open validates c, opens the device and the tiers, and returns the engine over them. After a
 // failure it closes everything that it has opened. Parts that do not close within half a minute are
 // left open, and named in the error. ctx bounds the opening only.
-func Open(ctx context.Context, c Config) (*Engine, error) { return open(ctx, c, false) }
-
-// open is Open. If softUnderAuto is set, GDRAuto uses software NICs too.
-func open(ctx context.Context, c Config, softUnderAuto bool) (_ *Engine, err error) {
+func Open(ctx context.Context, c Config) (_ *Engine, err error) {
 	if err := c.readFile(ctx); err != nil {
 		return nil, fmt.Errorf("open engine: %w", err)
 	}
@@ -73,14 +68,14 @@ func open(ctx context.Context, c Config, softUnderAuto bool) (_ *Engine, err err
 	if err != nil {
 		return nil, fmt.Errorf("open engine: %w", err)
 	}
-	e := &Engine{cfg: c, groups: groups, closers: unwind.New(), exporter: newExporter(), softUnderAuto: softUnderAuto}
+	e := &Engine{cfg: c, groups: groups, closers: unwind.New(), exporter: newExporter()}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, closing(e.closers.Undo(ctx, unwind.Timeout)))
 		}
 	}()
 	with := func(step func(context.Context) error) func() error { return func() error { return step(ctx) } }
-	for _, step := range []func() error{with(e.serveMetrics), e.openDevice, e.openNICs, with(e.openPlanner), e.openCache, with(e.openLower), e.openHostStreams, with(e.openStore)} {
+	for _, step := range []func() error{with(e.serveMetrics), e.openDevice, with(e.openNICs), with(e.openPlanner), e.openCache, with(e.openLower), e.openHostStreams, with(e.openStore)} {
 		if err := ctx.Err(); err != nil {
 			return nil, context.Cause(ctx)
 		}

@@ -12,9 +12,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/internal/testkit"
-	"github.com/kvlane/kvlane/mem"
 )
 
 func testConfig(t *testing.T) kvlane.Config {
@@ -31,22 +29,10 @@ func testConfig(t *testing.T) kvlane.Config {
 	}
 }
 
-// softUnderAuto is the provider of configurations in tests that have NICs in software, also under auto.
-const softUnderAuto gdr.Provider = "soft under auto"
-
-func openConfig(t *testing.T, c kvlane.Config) (*kvlane.Engine, error) {
-	t.Helper()
-	if c.RDMA.Provider == softUnderAuto {
-		c.RDMA.Provider = gdr.Soft
-		return kvlane.OpenSoftUnderAuto(t.Context(), c)
-	}
-	return kvlane.Open(t.Context(), c)
-}
-
 // openEngine opens an engine, and closes it when the test ends.
 func openEngine(t *testing.T, c kvlane.Config) *kvlane.Engine {
 	t.Helper()
-	e, err := openConfig(t, c)
+	e, err := kvlane.Open(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,60 +131,6 @@ func TestOpenUnwindsWhateverStepFails(t *testing.T) {
 			t.Errorf("Open = %v, want an error that names %s", err, path)
 		}
 	})
-}
-
-func TestDirectoryOfAnotherIdentityIsRefused(t *testing.T) {
-	c := testConfig(t)
-	e, err := kvlane.Open(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := e.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	c.Tenant = "another"
-	if _, err := kvlane.Open(t.Context(), c); !errors.Is(err, errdefs.ErrMismatch) {
-		t.Errorf("Open = %v, want ErrMismatch", err)
-	}
-}
-
-// dumpOneBlock stores a block by an engine that is closed at the end of the test.
-func dumpOneBlock(t *testing.T, c kvlane.Config) {
-	t.Helper()
-	e := openEngine(t, c)
-	page := c.Model.PlaneBytes()
-	kv := newMirror(t, e, 4*page)
-	m := kvlane.CacheMemory{Pages: 1, PageBytes: page}
-	for plane := range mem.DevAddr(4) {
-		m.Planes = append(m.Planes, kv.kv.Dev()+plane*mem.DevAddr(page))
-	}
-	cache, err := e.RegisterCache(m)
-	if err != nil {
-		t.Fatal(err)
-	}
-	d, err := e.Dump(t.Context(), cache, []kvlane.Ref{{Key: e.Key([]byte("a block"))}}, kvlane.DumpOptions{})
-	if err == nil {
-		err = d.Durable(t.Context())
-	}
-	if err := errors.Join(err, cache.Close(t.Context())); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// Another identity has a folder of its own below the same directory. What it has there counts for the bound, and a note names it.
-func TestIdentitiesShareADirectory(t *testing.T) {
-	c := testConfig(t)
-	parent := c.Store.Dirs[0]
-	c.Store.Dirs, c.Store.SharedBound, c.Store.FileBytes = []string{filepath.Join(parent, "one")}, true, 64<<20
-	t.Run("one", func(t *testing.T) { dumpOneBlock(t, c) })
-	if _, err := os.Stat(filepath.Join(parent, "one", "kvlane.json")); err != nil {
-		t.Error(err)
-	}
-	c.Tenant, c.Store.Dirs = "another", []string{filepath.Join(parent, "two")}
-	other := openEngine(t, c)
-	if notes := strings.Join(other.Notes(), "\n"); !strings.Contains(notes, "other identities have") {
-		t.Errorf("notes: %s", notes)
-	}
 }
 
 func TestSimulatedDeviceIndexThatDoesNotExist(t *testing.T) {

@@ -6,18 +6,11 @@ import (
 
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/stream"
-	"github.com/kvlane/kvlane/stream/copy/plan"
 	"github.com/kvlane/kvlane/transfer"
 )
 
-// OpenSoftUnderAuto is Open, but that GDRAuto takes NICs in software too.
-func OpenSoftUnderAuto(ctx context.Context, c Config) (*Engine, error) { return open(ctx, c, true) }
-
 // HoldClose has e closed by f first.
 func HoldClose(e *Engine, f func(context.Context) error) { e.closers.Add("held", f) }
-
-// Uses returns how many tasks c has on its list.
-func Uses(c *Cache) int { return c.uses.Len() }
 
 // StoreStreams returns what opens the streams of e's store.
 func StoreStreams(e *Engine) (loads, dumps func() (stream.Stream, error)) {
@@ -34,9 +27,6 @@ func RegisterLocal(t *Transfer, c *Cache) error { return t.registerLocal(c) }
 
 // Regions returns where c lies.
 func Regions(c *Cache) []*mem.Region { return c.regions }
-
-// Profile returns what e plans with.
-func Profile(e *Engine) *plan.Profile { return e.planner.Profile() }
 
 // CheckMemory is the check of a cache's size, with the files of a machine.
 func CheckMemory(files fs.FS, bytes int64) error { return checkMemory(files, bytes) }

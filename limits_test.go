@@ -1,7 +1,6 @@
 package kvlane_test
 
 import (
-	"context"
 	"errors"
 	"math"
 	"reflect"
@@ -117,34 +116,5 @@ func TestDefectFileTierIsValidatedWithTheConfig(t *testing.T) {
 		if err := c.Validate(); !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
 		}
-	}
-}
-
-// Who has more to do at once than the configuration allows waits for its turn.
-func TestTasksAreBounded(t *testing.T) {
-	c := testConfig(t)
-	c.Store.Tasks = 1
-	e := openEngine(t, c)
-	cache, err := e.RegisterCache(cacheMemory(c, 1<<40, false))
-	if err != nil {
-		t.Fatal(err)
-	}
-	refs := []kvlane.Ref{{Key: e.Key([]byte("a")), Page: 0}}
-	dump, err := e.Dump(t.Context(), cache, refs, kvlane.DumpOptions{Layerwise: true}) // runs until it is cancelled
-	if err != nil {
-		t.Fatal(err)
-	}
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := e.Dump(ended, cache, refs, kvlane.DumpOptions{}); !errors.Is(err, errdefs.ErrBusy) {
-		t.Errorf("a second dump: %v", err)
-	}
-	dump.Cancel()
-	<-dump.Done()
-	if _, err := e.Load(t.Context(), nil, cache, refs, kvlane.LoadOptions{}); err != nil {
-		t.Errorf("when the first has ended: %v", err)
-	}
-	if err := cache.Close(t.Context()); err != nil {
-		t.Error(err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/gdr"
+	"github.com/kvlane/kvlane/internal/autonic"
 	"github.com/kvlane/kvlane/internal/unwind"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/profile"
@@ -64,13 +65,13 @@ func (c *Config) wantsNICs() bool {
 }
 
 // openNICs opens the configured NICs, or adds a note with the reason why the engine uses none.
-func (e *Engine) openNICs() error {
+func (e *Engine) openNICs(ctx context.Context) error {
 	c := &e.cfg
 	auto := c.Store.GDR == GDRAuto
 	switch {
 	case !auto && c.Store.GDR != GDRRequire:
 		return nil
-	case auto && c.RDMA.Provider == gdr.Soft && !e.softUnderAuto:
+	case auto && c.RDMA.Provider == gdr.Soft && !autonic.Soft(ctx):
 		e.noteWithoutNIC("gdr is auto, which never takes a NIC in software")
 		return nil
 	case auto && c.Stream.Path != stream.PathNone: // then there is nothing to plan

@@ -120,7 +120,9 @@ var mayImport = map[string]string{
 	"internal/published":    "", // but for its tests
 	"internal/testkit":      "internal/leak internal/fault",
 	"internal/fault":        "errdefs",
+	"internal/acceptance":   "", // but for its tests
 	"internal/archtest":     "",
+	"internal/autonic":      "",
 	"internal/stress":       "", // but for its tests
 	"internal/sys/dl":       "errdefs internal/leak",
 	"internal/sys/cuda":     "errdefs internal/leak internal/sys/dl",

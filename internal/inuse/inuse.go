@@ -58,13 +58,6 @@ func (u *Use) wait(ctx context.Context) error {
 	return u.ended(ctx)
 }
 
-// Len returns the number of recorded tasks. Some may have ended.
-func (s *Set) Len() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.uses)
-}
-
 // Close rejects further tasks and waits until none uses the memory, or returns the cause of ctx. It
 // may be called again.
 func (s *Set) Close(ctx context.Context) error {

@@ -1,4 +1,4 @@
-package kvlane_test
+package acceptance_test
 
 import (
 	"bytes"

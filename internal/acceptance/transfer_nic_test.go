@@ -1,4 +1,4 @@
-package kvlane_test
+package acceptance_test
 
 import (
 	"bufio"
@@ -14,10 +14,8 @@ import (
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/device"
-	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/internal/testkit"
-	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/transfer"
 )
 
@@ -31,47 +29,6 @@ func TestTransferWithoutNICs(t *testing.T) {
 		if len(notes) != 1 || !strings.Contains(notes[0], want) || !strings.Contains(notes[0], "sockets") {
 			t.Errorf("notes %q do not say %q", notes, want)
 		}
-	}
-}
-
-// TestDefectMemoryOfOthersPassesForTheCaches: a cache that was connected before is registered; memory that overlaps it and is not the Transfer's own is
-// an error, since NICs may not reach all of the cache by that.
-func TestDefectMemoryOfOthersPassesForTheCaches(t *testing.T) {
-	c := testConfig(t)
-	c.Device.Driver = kvlane.Host
-	_, memory := ordinary(t, c)
-	e := openEngine(t, c)
-	cache := registered(t, e, memory)
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	nics, err := gdr.Open(e.Device(), gdr.Config{Provider: gdr.Soft}, nil)
-	must(err)
-	t.Cleanup(func() { must(nics.Close(context.Background())) })
-	by, err := nics.Transfers()
-	must(err)
-	s, err := e.OpenStream()
-	must(err)
-	t.Cleanup(func() { must(s.Close(context.Background())) })
-	open := func() *transfer.Engine {
-		engine, err := transfer.Open(transfer.Options{NICs: by, Device: e.Device(), Copy: s})
-		must(err)
-		t.Cleanup(func() { must(engine.Close(context.Background())) })
-		return engine
-	}
-	tr, region := kvlane.TransferBy(e, open()), kvlane.Regions(cache)[0]
-	for range 2 {
-		must(kvlane.RegisterLocal(tr, cache))
-	}
-	engine := open()
-	others, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindDevice, Device: region.Device(), Len: region.Len(), Dev: region.Dev()})
-	must(err)
-	must(engine.RegisterLocal(others))
-	if err := kvlane.RegisterLocal(kvlane.TransferBy(e, engine), cache); !errors.Is(err, errdefs.ErrExists) {
-		t.Errorf("memory that another has registered: %v", err)
 	}
 }
 

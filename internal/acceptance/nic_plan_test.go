@@ -1,4 +1,4 @@
-package kvlane_test
+package acceptance_test
 
 import (
 	"bytes"
@@ -10,6 +10,7 @@ import (
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/profile"
@@ -26,13 +27,24 @@ func autoConfig(t *testing.T) kvlane.Config {
 	return c
 }
 
-// measured returns what an engine of c plans with, and has later ones plan with what is stored.
+// measured returns the profile of c's device and NICs, and makes later engines of c use only stored profiles.
 func measured(t *testing.T, c *kvlane.Config) plan.Profile {
 	t.Helper()
 	e := openEngine(t, *c)
-	p := *kvlane.Profile(e)
+	of := c.RDMA
+	if of.Provider == softUnderAuto {
+		of.Provider = gdr.Soft
+	}
+	nics, err := gdr.Open(e.Device(), of, func() (stream.Stream, error) { return e.OpenStream() })
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, notes, err := profile.Find(t.Context(), e.Device(), nics, c.Stream.Calibration, c.Stream.ProfileDir)
+	if err := errors.Join(err, nics.Close(t.Context())); err != nil {
+		t.Fatal(err)
+	}
 	if p.Key.NIC == "" || len(e.NICs()) == 0 {
-		t.Fatalf("profile of %s; notes: %q", p.Key, e.Notes())
+		t.Fatalf("profile of %s; notes: %q, %q", p.Key, notes, e.Notes())
 	}
 	c.Stream.Calibration = profile.Never
 	return p

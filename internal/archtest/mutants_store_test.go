@@ -189,7 +189,7 @@ var storeMutants = []mutant{
 		"stream/copy/choose.go", ", Awaited: b.At.Batch.Awaited", ""),
 	defect("stream/copy", "TestChunksOfLayers",
 		"stream/copy/move/staged.go", "layer, ok := b.At.LayerLeft(); ok {", "layer, ok := b.At.LayerLeft(); ok && b.Sent == 0 {"),
-	defect("stream/copy", "TestConformanceSim/kernel/what_has_landed",
+	defect("stream/copy", "TestConformanceSim/kernel/completed_groups",
 		"stream/copy/move/parts.go", "	for p.landed < p.N && p.Landed(p.landed) {", "	for p.landed < p.N {"),
 	defect("store", "TestWrongShardIsCopiedAgainWithThoseBehindIt",
 		"store/load/copy.go", "			t.setFirstLayer(g, f.Item, f.Part)\n", "			t.setFirstLayer(g, f.Item, len(g.Parts)-1)\n"),

@@ -24,7 +24,7 @@ import (
 
 // layers is a batch of a page group a layer, between blocks on the host and a paged cache on the device, that tells what has landed.
 type layers struct {
-	*streamtest.Hearing
+	*streamtest.Reports
 	batch *mem.Batch
 }
 
@@ -63,7 +63,7 @@ func (g *rig) layers(tb testing.TB, dir mem.Direction, groups, pages int, plane 
 		}
 		return dev.Read(tb, e)
 	}
-	l.Hearing = streamtest.Hear(tb, p, func(group int) {
+	l.Reports = streamtest.Record(tb, p, func(group int) {
 		one := mem.Paged{Dir: dir, Groups: p.Groups[group : group+1]}
 		for dst, src := range one.Extents() {
 			want := noise[src.Off : src.Off+src.Len]
@@ -79,19 +79,19 @@ func (g *rig) layers(tb testing.TB, dir mem.Direction, groups, pages int, plane 
 func (l *layers) submit(tb testing.TB, s *nic.Stream) *stream.Ticket {
 	tb.Helper()
 	t := submit(tb, s, l.batch)
-	l.Of(t)
+	l.SetTicket(t)
 	return t
 }
 
 // eventually waits until l has told of n groups, and looks whether it tells of more.
 func (l *layers) eventually(tb testing.TB, n int) {
 	tb.Helper()
-	for end := time.Now().Add(testkit.Patience()); l.Heard() < n && time.Now().Before(end); {
+	for end := time.Now().Add(testkit.Patience()); l.Completed() < n && time.Now().Before(end); {
 		time.Sleep(100 * time.Microsecond)
 	}
 	time.Sleep(3 * time.Millisecond)
-	if l.Heard() != n {
-		tb.Errorf("told of %d groups, want %d", l.Heard(), n)
+	if l.Completed() != n {
+		tb.Errorf("told of %d groups, want %d", l.Completed(), n)
 	}
 }
 
@@ -179,7 +179,7 @@ func TestTellsInOrder(t *testing.T) {
 						l.eventually(t, group)
 					}
 					time.Sleep(3 * time.Millisecond)
-					if n := l.Heard(); n > group { // a NIC in software has one engine, and may have had no time for all before it
+					if n := l.Completed(); n > group { // a NIC in software has one engine, and may have had no time for all before it
 						t.Errorf("told of %d groups, while a request of group %d is held", n, group)
 					}
 					h.release()
@@ -216,7 +216,7 @@ func TestTellsNothingThatFailed(t *testing.T) {
 			l := g.layers(t, dir, 5, 2, 128<<10)
 			ticket := l.submit(t, s)
 			err := ticket.Wait(deadline(t))
-			if told := l.Heard(); err != nil && told == 5 {
+			if told := l.Completed(); err != nil && told == 5 {
 				t.Errorf("%s %d failed, and %d groups have landed", op, n, told)
 			}
 			if err := s.Close(deadline(t)); err != nil {
@@ -252,8 +252,8 @@ func TestTellsWhatDevicesSee(t *testing.T) {
 			}})
 			l := g.layers(t, mem.ToPages, tt.groups, tt.pages, tt.plane)
 			ok(t, l.submit(t, s))
-			if l.Heard() == 0 || flushes.Load() > tt.flushes {
-				t.Errorf("told of %d groups of %d, with %d flushes", l.Heard(), tt.groups, flushes.Load())
+			if l.Completed() == 0 || flushes.Load() > tt.flushes {
+				t.Errorf("told of %d groups of %d, with %d flushes", l.Completed(), tt.groups, flushes.Load())
 			}
 		})
 	}
@@ -278,8 +278,8 @@ func TestTellsNothingThatCannotBeFlushed(t *testing.T) {
 	}
 	h.release()
 	wantErr(t, ticket.Wait(deadline(t)), cause)
-	if l.Heard() > 0 {
-		t.Errorf("told of %d groups", l.Heard())
+	if l.Completed() > 0 {
+		t.Errorf("told of %d groups", l.Completed())
 	}
 }
 

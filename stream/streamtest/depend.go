@@ -9,11 +9,20 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
+// ifUnordered returns d, or nothing if the order of the stream implies it.
+func (e *Env) ifUnordered(d mem.Dependency) []mem.Dependency {
+	if e.Unordered {
+		return []mem.Dependency{d}
+	}
+	return nil
+}
+
 func testDependency(t *testing.T, env Env) {
 	w := newWorld(t, env, 0, 30)
 	r, f, g, h := w.region(env.B, 100), w.region(env.A, 100), newGate(), newGate()
 	gated := w.submit(whole(r, f, g, h))
-	behind := w.submit(whole(w.region(env.A, 100), r)) // reads the bytes that gated writes
+	// Reads the bytes that gated writes.
+	behind := w.submit(whole(w.region(env.A, 100), r, env.ifUnordered(gated)...))
 	for _, open := range []*gate{h, g} {
 		time.Sleep(pause)
 		if resolved(gated) || resolved(behind) {

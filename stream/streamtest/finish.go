@@ -44,7 +44,7 @@ func testCloseWaiting(t *testing.T, env Env) {
 	r, f := w.region(env.B, 100), w.region(env.A, 100)
 	g := newGate()
 	first := w.submitOnly(whole(r, f, g))
-	second := w.submitOnly(whole(r, f))
+	second := w.submitOnly(whole(r, f, env.ifUnordered(g)...))
 	blocked := make(chan error, 1)
 	go func() {
 		_, err := w.s.Submit(deadline(t), whole(r, f))

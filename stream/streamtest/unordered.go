@@ -35,23 +35,6 @@ func testOutOfOrder(t *testing.T, env Env) {
 	w.check()
 }
 
-func testUnorderedDependency(t *testing.T, env Env) {
-	w := newWorld(t, env, 0, 121)
-	r, f, g, h := w.region(env.B, 5000), w.region(env.A, 5000), newGate(), newGate()
-	gated := w.submit(whole(r, f, g, h))
-	behind := w.submit(whole(w.region(env.A, 5000), r, gated)) // reads the bytes that gated writes
-	for _, open := range []*gate{h, g} {
-		time.Sleep(pause)
-		if resolved(gated) || resolved(behind) {
-			t.Fatal("a batch did not wait for its dependencies")
-		}
-		open.open(nil)
-	}
-	w.ok(behind)
-	w.ok(w.submit(whole(r, f, g, gated, behind))) // resolved dependencies delay nothing
-	w.check()
-}
-
 func testBothWays(t *testing.T, env Env) {
 	w := newWorld(t, env, 0, 122)
 	b := w.scatter(w.region(env.B, 1<<17), w.region(env.A, 1<<17), 200, func(i int) int64 { return sizes[i%28] })
@@ -67,31 +50,6 @@ func testWithin(t *testing.T, env Env) {
 		if ticket, err := w.s.Submit(t.Context(), whole(w.region(m, 10), w.region(m, 10))); ticket != nil || !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("a copy within %s memory: %v, %v", m.Name, ticket != nil, err)
 		}
-	}
-	w.check()
-}
-
-func testUnorderedCloseWaiting(t *testing.T, env Env) {
-	w := newWorld(t, env, 2, 124)
-	r, f, g := w.region(env.B, 100), w.region(env.A, 100), newGate()
-	held := []*stream.Ticket{w.submitOnly(whole(r, f, g)), w.submitOnly(whole(r, f, g))}
-	blocked := make(chan error, 1)
-	go func() {
-		_, err := w.s.Submit(deadline(t), whole(r, f))
-		blocked <- err
-	}()
-	time.Sleep(pause)
-	if err := w.s.Close(deadline(t)); err != nil {
-		t.Fatal(err)
-	}
-	for _, ticket := range held {
-		if !resolved(ticket) {
-			t.Error("close left a ticket unresolved")
-		}
-		w.fails(ticket, errdefs.ErrCanceled)
-	}
-	if err := <-blocked; !errors.Is(err, errdefs.ErrClosed) {
-		t.Errorf("a submit that was waiting when the stream closed: %v", err)
 	}
 	w.check()
 }
@@ -128,7 +86,7 @@ func testNthFails(t *testing.T, env Env) {
 			err := w.submitOnly(b).Wait(deadline(t))
 			failed := env.Plan.Injected() > before
 			if failed != errors.Is(err, fault.ErrInjected) || !failed && err != nil {
-				t.Fatalf("batch %d, work %d failed: %t; the ticket says %v", i, n, failed, err)
+				t.Fatalf("batch %d, work %d failed: %t; the ticket: %v", i, n, failed, err)
 			}
 			env.Plan.Clear()
 			if !failed {

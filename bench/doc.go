@@ -32,10 +32,9 @@
 // rounds, but their points are in Report.Soft and separate in all output. Their figures describe
 // the software. Point.BusyCPUs is the number of processors that a contender used.
 //
-// # Forms and peers
+// # Peers
 //
-// Options.Forms also compares lists, page lists, and page lists with checksums. Options.Peer also
-// compares the paths between two devices.
+// Options.Peer also compares the paths between two devices.
 //
 // Run measures one device, from one goroutine at a time. Nothing else should use the device. On the
 // simulated device the figures describe the simulation, and every output is labeled so.

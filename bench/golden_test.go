@@ -48,12 +48,6 @@ func sample() *Report {
 			}
 		}
 	}
-	for i, f := range formNames {
-		p := samplePoint(Auto, f, place{Cell{4096, 10_000}, ToDevice, HostScattered}, 50-0.5*float64(i), 55)
-		p.PostMicros, p.PostP50Micros, p.AllocsPerBlock = 250, 300/float64(1+2*i), 0.0004
-		p.Summed = f == PagesSummed
-		r.Forms = append(r.Forms, p)
-	}
 	r.Peers = &PeerReport{
 		Device: "another GPU", Reference: Reference{ToDevice: Rate{GBps: 396, Low: 390, High: 398, Samples: 16}, ToHost: Rate{GBps: 395, Low: 391, High: 397, Samples: 16}},
 		Points: []Point{
@@ -88,7 +82,7 @@ func samplePoint(path string, f Form, at place, gbps, large float64) Point {
 func TestForms(t *testing.T) {
 	r := sample()
 	simulated := sample()
-	simulated.Machine.Simulated, simulated.Points, simulated.Forms, simulated.Peers = true, simulated.Points[:1], nil, nil
+	simulated.Machine.Simulated, simulated.Points, simulated.Peers = true, simulated.Points[:1], nil
 	presenttest.Check(t, "report", *rewrite, r.WriteText)
 	presenttest.Check(t, "simulated", *rewrite, simulated.WriteText)
 }
@@ -173,16 +167,6 @@ func TestViews(t *testing.T) {
 			t.Errorf("regret %+v", l)
 		}
 	}
-	summed := &r.Forms[2]
-	cost, ok := r.ChecksumCost(summed)
-	near(t, "cost of checksums", cost, 1-49.0/49.5, 1e-9)
-	if summed.Summed = false; !ok {
-		t.Error("checksums have no cost")
-	}
-	if _, ok := r.ChecksumCost(summed); ok {
-		t.Error("checksums that were not made have a cost")
-	}
-	near(t, "cost of Submit", r.Forms[1].SubmitNanos(), 10, 1e-9)
 }
 
 // A burst of something else in one turn hits both, and does not show as a loss of the one that was slower over all.

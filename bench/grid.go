@@ -34,20 +34,11 @@ func (o *Options) largest() int64 {
 	for _, c := range o.cells() {
 		largest = max(largest, c.Size)
 	}
-	if o.Forms {
-		largest = max(largest, formSizes[len(formSizes)-1])
-	}
 	return largest
 }
 
 // hostBytes returns the bytes of pinned memory at each end of the copies.
-func (o *Options) hostBytes() int64 {
-	bytes := max(o.Bytes, o.ReferenceBytes)
-	if o.Forms && SubmitBlocks*SubmitBytes <= o.PoolBytes {
-		bytes = max(bytes, SubmitBlocks*SubmitBytes)
-	}
-	return bytes
-}
+func (o *Options) hostBytes() int64 { return max(o.Bytes, o.ReferenceBytes) }
 
 // groups returns the places between host and device. Those of a cell are adjacent.
 func (o *Options) groups() []place {

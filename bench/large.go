@@ -49,7 +49,7 @@ func (l *large) copy(ctx context.Context, dir Direction) (gbps float64, err erro
 	crew := newCrew(ctx, l.movers, plans)
 	defer crew.dismiss()
 	took, err := crew.move(ctx)
-	return rate(crew.bytes(), took), err
+	return GBps(crew.bytes(), took), err
 }
 
 // sample makes a copy that counts, and returns its rate.
@@ -68,7 +68,7 @@ func (l *large) rates(dir Direction) Rate {
 	return Rate{GBps: measure.Median(v), Low: measure.Quantile(v, 0.05), High: measure.Quantile(v, 0.95), Samples: len(v)}
 }
 
-// rate returns GB/s.
-func rate(bytes int64, took time.Duration) float64 {
+// GBps returns the rate in 1e9 bytes per second.
+func GBps(bytes int64, took time.Duration) float64 {
 	return float64(bytes) / float64(max(took.Nanoseconds(), 1))
 }

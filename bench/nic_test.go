@@ -19,7 +19,7 @@ import (
 // nicSample is a report with copies by NICs.
 func nicSample(nic, channel string) *Report {
 	r := sample()
-	r.Forms, r.Peers, r.Missing, r.Points = nil, nil, nil, nil
+	r.Peers, r.Missing, r.Points = nil, nil, nil
 	r.Setup.NICs = []string{"mlx5_0: same PCIe switch"}
 	var points []Point
 	for i, path := range []string{"one-copy-each", "kernel", "auto", channel, nic} {

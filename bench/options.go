@@ -43,7 +43,7 @@ type Options struct {
 	Reps int
 	// Budget is the duration of the run including its set-up, counted from Began (zero: the call of
 	// Run). Points that do not fit are left out and named. The first measured points are far apart
-	// in the grid. Default 2 minutes, with Full 8 (simulated: 30 s), and more with Forms or Peer.
+	// in the grid. Default 2 minutes, with Full 8 (simulated: 30 s), and more with Peer.
 	// With Reps there is no limit.
 	Budget time.Duration
 	Began  time.Time
@@ -65,9 +65,7 @@ type Options struct {
 	// Form is the form of batches. Default Pages, as in engines. PagesSummed needs sizes of whole
 	// leaves, and limits the default grid to them.
 	Form Form
-	// Forms also compares all forms of batches: the cost of checksums, and of Submit.
-	Forms bool
-	Seed  uint64
+	Seed uint64
 
 	// Peer is an optional second device. Streams of the first copy between the two. PeerBytes is
 	// the maximum of a repetition, PeerReferenceBytes the length of the one large copy. Twice the
@@ -143,9 +141,6 @@ func (o Options) withDefaults(i device.Info) Options {
 
 // defaultBudget adds the time of optional parts to that of the grid.
 func (o *Options) defaultBudget(grid time.Duration) time.Duration {
-	if o.Forms {
-		grid += grid / 4
-	}
 	if o.Peer != nil {
 		grid += grid / 4
 	}

@@ -22,7 +22,9 @@ const (
 	poison  = 0xa5
 )
 
-func writePattern(b []byte, tag uint64, off int64) {
+// WritePattern fills b, whole words of 8 bytes, with the sequence of a tag from byte off on. Words
+// of sequences whose tags are far apart differ except by accident.
+func WritePattern(b []byte, tag uint64, off int64) {
 	word := tag + uint64(off)/wordBytes
 	for ; len(b) >= wordBytes; b = b[wordBytes:] {
 		binary.LittleEndian.PutUint64(b, device.Mix64(word))
@@ -30,7 +32,9 @@ func writePattern(b []byte, tag uint64, off int64) {
 	}
 }
 
-func checkPattern(b []byte, tag uint64, off int64) error {
+// CheckPattern compares b with the bytes of WritePattern. ErrCorrupt names the first word that
+// differs.
+func CheckPattern(b []byte, tag uint64, off int64) error {
 	word := tag + uint64(off)/wordBytes
 	for i := 0; i+wordBytes <= len(b); i += wordBytes {
 		if got, want := binary.LittleEndian.Uint64(b[i:]), device.Mix64(word); got != want {
@@ -41,8 +45,8 @@ func checkPattern(b []byte, tag uint64, off int64) error {
 	return nil
 }
 
-// parallel calls f for n elements in one part per processor, and returns the first error.
-func parallel(n int64, f func(from, to int64) error) error {
+// Parallel calls f for n elements in one part per processor, and returns the first error.
+func Parallel(n int64, f func(from, to int64) error) error {
 	var g errgroup.Group
 	workers := int64(runtime.GOMAXPROCS(0))
 	for w := range workers {

@@ -12,13 +12,13 @@ import (
 
 func TestPatternKnowsItsPlace(t *testing.T) {
 	b := make([]byte, 64)
-	writePattern(b, farTag, 128)
-	if err := checkPattern(b, farTag, 128); err != nil {
+	WritePattern(b, farTag, 128)
+	if err := CheckPattern(b, farTag, 128); err != nil {
 		t.Error(err)
 	}
 	for name, err := range map[string]error{
-		"another place":  checkPattern(b, farTag, 136),
-		"another source": checkPattern(b, nearTag, 128),
+		"another place":  CheckPattern(b, farTag, 136),
+		"another source": CheckPattern(b, nearTag, 128),
 	} {
 		if !errors.Is(err, errdefs.ErrCorrupt) {
 			t.Errorf("%s: %v, want ErrCorrupt", name, err)

@@ -16,12 +16,11 @@ type samples struct {
 	paths                          []stream.Path
 	rounds                         []int // index in all of the start of each round
 
-	mallocs, before uint64 // heap objects allocated during rounds
-
-	// Duration of all rounds, and the CPU time during them.
-	wall, cpu  time.Duration
-	started    time.Time
-	cpuStarted time.Duration
+	// Duration of all rounds, and the CPU time and allocated heap objects during them.
+	wall, cpu time.Duration
+	mallocs   uint64
+	started   time.Time
+	before    Usage
 }
 
 func newSamples(n int) *samples {
@@ -34,15 +33,14 @@ func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 // begin begins a round.
 func (s *samples) begin() {
 	s.rounds = append(s.rounds, len(s.all))
-	s.before = mallocs()
-	s.started, s.cpuStarted = time.Now(), cpuTime()
+	s.before, s.started = UsageNow(), time.Now()
 }
 
 // end ends a round.
 func (s *samples) end() {
 	s.wall += time.Since(s.started)
-	s.cpu += cpuTime() - s.cpuStarted
-	s.mallocs += mallocs() - s.before
+	u := s.before.Since()
+	s.cpu, s.mallocs = s.cpu+u.CPU, s.mallocs+u.Allocs
 }
 
 // cpuTime returns the CPU time of the process.

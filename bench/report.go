@@ -26,9 +26,7 @@ type Report struct {
 	Points    []Point   `json:"points"`
 	// Soft are the points of NICs in software, whose bytes copy streams move. They show the cost of
 	// a stream over NICs, not the rate of a NIC.
-	Soft []Point `json:"nic_soft,omitempty"`
-	// Forms compares lists, page lists and page lists with checksums, with the stream's own choice.
-	Forms   []Point     `json:"forms,omitempty"`
+	Soft    []Point     `json:"nic_soft,omitempty"`
 	Peers   *PeerReport `json:"peers,omitempty"`
 	Missing []Missing   `json:"missing"`
 	// LeftOut are places that did not fit the budget. Incomplete is the reason for an early end.

@@ -75,7 +75,7 @@ type bench struct {
 // plan counts the points and divides the time among them.
 func (b *bench) plan() {
 	o := b.o
-	units := b.gridUnits() + b.formUnits()
+	units := b.gridUnits()
 	if o.Peer != nil {
 		units += len(o.peerPlaces()) * len(o.PeerContenders)
 	}
@@ -84,13 +84,6 @@ func (b *bench) plan() {
 }
 
 func (b *bench) gridUnits() int { return len(b.groups) * len(b.o.Contenders) }
-
-func (b *bench) formUnits() int {
-	if !b.o.Forms {
-		return 0
-	}
-	return len(b.o.formPlaces()) * len(formNames)
-}
 
 // host measures everything between host and device.
 func (b *bench) host(ctx context.Context) (err error) {
@@ -105,16 +98,7 @@ func (b *bench) host(ctx context.Context) (err error) {
 		}
 	}()
 	b.budget.Part(b.gridUnits())
-	if err := b.grid(ctx); err != nil {
-		return err
-	}
-	if o.Forms {
-		b.budget.Part(b.formUnits())
-		if err := b.forms(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
+	return b.grid(ctx)
 }
 
 // grid measures the cells. The first ones are far apart in the grid.

@@ -248,37 +248,6 @@ func TestSlots(t *testing.T) {
 	}
 }
 
-func TestFormsAreCompared(t *testing.T) {
-	o := small(kernel)
-	// Enough bytes that a CPU's pass over them is not worth it.
-	o.Sizes, o.Bytes, o.PoolBytes, o.Forms = []int64{4 << 10}, 4<<20, 5<<20, true
-	rep, err := run(t, t.Context(), nil, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	summed := 0
-	// Blocks of 4 KiB, 64 KiB and 1 MiB, and of 4 and 8 KiB in slots, each way.
-	if len(rep.Forms) != 5*3*2 {
-		t.Fatalf("%d points", len(rep.Forms))
-	}
-	for i := range rep.Forms {
-		p := &rep.Forms[i]
-		if p.Path != Auto || p.Form != formNames[i%3] || p.SubmitNanos() <= 0 || p.AllocsPerBlock <= 0 {
-			t.Errorf("point %+v", p)
-		}
-		if _, ok := rep.ChecksumCost(p); ok != p.Summed || p.Summed && p.Form != PagesSummed {
-			t.Errorf("checksums of %s, by %s: made %v, cost known %v", p.Form, p.Traveled, p.Summed, ok)
-		}
-		if p.Summed {
-			summed++
-		}
-	}
-	// On a busy machine a batch may take a path that makes none.
-	if summed == 0 {
-		t.Error("no checksums were made")
-	}
-}
-
 // Whatever fails first, the run reports it and frees all that it took.
 func TestNoFailureGoesUnreported(t *testing.T) {
 	for _, op := range []string{

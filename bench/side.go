@@ -33,8 +33,8 @@ func (r *rig) hostSide(bytes int64) (s side, err error) {
 			return s, err
 		}
 	}
-	return s, parallel(bytes/wordBytes, func(from, to int64) error {
-		writePattern(s.src.Bytes()[from*wordBytes:to*wordBytes], s.tag, from*wordBytes)
+	return s, Parallel(bytes/wordBytes, func(from, to int64) error {
+		WritePattern(s.src.Bytes()[from*wordBytes:to*wordBytes], s.tag, from*wordBytes)
 		return nil
 	})
 }
@@ -69,8 +69,8 @@ func (r *rig) deviceSide(ctx context.Context, dev device.Device, bytes, largest 
 func (s *side) writeSource(ctx context.Context) error {
 	for chunk := range chunks(s.src.Len(), s.scratch.Len()) {
 		staged := mem.Extent{Region: s.scratch, Len: chunk.Len}
-		err := parallel(chunk.Len/wordBytes, func(from, to int64) error {
-			writePattern(staged.Bytes()[from*wordBytes:to*wordBytes], s.tag, chunk.Off+from*wordBytes)
+		err := Parallel(chunk.Len/wordBytes, func(from, to int64) error {
+			WritePattern(staged.Bytes()[from*wordBytes:to*wordBytes], s.tag, chunk.Off+from*wordBytes)
 			return nil
 		})
 		if err != nil {
@@ -90,7 +90,7 @@ func (s *side) onHost() bool { return s.queue == nil }
 func (s *side) poison(ctx context.Context, bytes int64) error {
 	if s.onHost() {
 		host := s.dst.Bytes()[:bytes]
-		return parallel(bytes, func(from, to int64) error {
+		return Parallel(bytes, func(from, to int64) error {
 			fill(host[from:to])
 			return nil
 		})

@@ -19,7 +19,6 @@ func (r *Report) WriteText(w io.Writer) error {
 	r.head(p)
 	r.summary(p)
 	r.few(p)
-	r.forms(p)
 	r.nics(p)
 	for _, layout := range hostLayouts {
 		for _, d := range []Direction{ToDevice, ToHost, Both} {
@@ -235,37 +234,6 @@ func (r *Report) latencies(p *present.Page) {
 			return at.latency()
 		})
 	}
-}
-
-// forms writes the comparison of lists, page lists and checksums.
-func (r *Report) forms(p *present.Page) {
-	if len(r.Forms) == 0 {
-		return
-	}
-	p.Heading("Forms of batches, by the stream's own choice")
-	t := &present.Table{
-		Head: []string{"blocks", "way", "host", "form", "path", "GB/s (% of C)", "sums", "Submit", "allocs"},
-		Keys: 4, Right: "     rrrr",
-	}
-	for i := range r.Forms {
-		at := &r.Forms[i]
-		against := ""
-		if cost, ok := r.ChecksumCost(at); ok {
-			against = fmt.Sprintf("%+.1f%%", -100*cost)
-		} else if at.Form == PagesSummed {
-			against = "none made"
-		}
-		// For few blocks the value is the cost of a batch.
-		submit, allocs := "", ""
-		if at.Blocks >= SubmitBlocks {
-			submit, allocs = present.Rate(at.SubmitNanos()), fmt.Sprintf("%.4f", at.AllocsPerBlock)
-		}
-		t.Row(at.cell(), string(at.Direction), strings.TrimPrefix(string(at.Layout), "host "), string(at.Form), at.Traveled, at.share(), against, submit, allocs)
-	}
-	p.Table(t)
-	p.Define("sums", "how the rate with checksums differs from that of pages without")
-	p.Define("Submit", "what the call costs the CPU, in ns a block")
-	p.Define("allocs", "allocations a block")
 }
 
 // moved returns the copied bytes as text.

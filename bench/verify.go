@@ -40,14 +40,14 @@ func (s *side) checkByReading(ctx context.Context, tag uint64, p *plan) error {
 // checkBlocks compares every block of the batches in b with the source. b is the destination from
 // byte start on.
 func (p *plan) checkBlocks(b []byte, tag uint64, start int64) error {
-	return parallel(int64(p.Count), func(first, last int64) error {
+	return Parallel(int64(p.Count), func(first, last int64) error {
 		for i := int(first); i < int(last); i++ {
 			off, from := p.Offs(i)
 			off -= start
 			if off < 0 || off >= int64(len(b)) {
 				continue
 			}
-			if err := checkPattern(b[off:][:p.Size], tag, from); err != nil {
+			if err := CheckPattern(b[off:][:p.Size], tag, from); err != nil {
 				return fmt.Errorf("block %d of %d: %w", i, p.Count, err)
 			}
 		}
@@ -109,7 +109,7 @@ func (s *side) wrong(ctx context.Context, tag uint64, p *plan, block int, bytes 
 	staged := mem.Extent{Region: s.scratch, Len: p.Size}
 	err := s.copyOne(ctx, staged, mem.Extent{Region: s.dst, Off: to, Len: p.Size})
 	if err == nil {
-		err = checkPattern(staged.Bytes(), tag, from)
+		err = CheckPattern(staged.Bytes(), tag, from)
 	}
 	switch {
 	case err == nil:

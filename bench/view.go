@@ -68,31 +68,3 @@ func (r *Report) LatencySize() int64 {
 	}
 	return best
 }
-
-// SubmitNanos returns the median CPU cost of Submit per block.
-func (p *Point) SubmitNanos() float64 {
-	if p.Blocks == 0 {
-		return 0
-	}
-	return 1e3 * p.PostP50Micros / float64(p.Blocks)
-}
-
-// formPoint returns the point of another form at p's place in Forms, or nil.
-func (r *Report) formPoint(p *Point, f Form) *Point {
-	for i := range r.Forms {
-		if q := &r.Forms[i]; q.Form == f && q.place() == p.place() {
-			return q
-		}
-	}
-	return nil
-}
-
-// ChecksumCost returns the share of the rate that a point of Forms loses by its checksums. It
-// returns false if the point has none, or has no counterpart.
-func (r *Report) ChecksumCost(p *Point) (share float64, ok bool) {
-	plain := r.formPoint(p, Pages)
-	if p.Form != PagesSummed || !p.Summed || plain == nil {
-		return 0, false
-	}
-	return p.behind(plain), true
-}

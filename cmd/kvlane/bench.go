@@ -63,14 +63,14 @@ A run takes two minutes on a GPU, and at most about --budget including its set-u
 most 4 GiB at a time. Points that do not fit are left out and named. Slow points move fewer blocks than their column says, and are marked.
 Ctrl-C ends a run early and prints the results so far.
 
---forms also compares lists of extents, page lists, and page lists with checksums. --peer-index also measures copies between two GPUs.
+--peer-index also measures copies between two GPUs.
 "kvlane bench store --beside-matmul" measures how much loads and dumps slow down a computation on the GPU.
 
 RDMA NICs are connected to themselves: nic is a stream of copies over them, nic-channel are requests on the first NIC without a stream.
 --rdma-provider soft uses NICs in software instead (nic-soft, nic-soft-channel), one for each name of --nic, and reports them separately.
 Results of the simulated device are marked.`,
 		Example: `  kvlane bench copy --device cuda --sizes 4KiB,1MiB --paths kernel,auto
-  kvlane bench copy --forms --out run.json
+  kvlane bench copy --out run.json
   kvlane bench copy --compare run.json --fail-above 10%
   kvlane bench copy --rdma-provider soft --nic soft0,soft1 --paths auto,nic-soft,nic-soft-channel`,
 		Args: usageArgs(cobra.NoArgs),

@@ -37,8 +37,6 @@ func (f *benchFlags) register(cmd *cobra.Command) {
 	fl.Uint64Var(&f.run.Seed, "seed", 1, "by which blocks are scattered: the same number scatters them alike")
 	fl.BoolVar(&f.lists, "lists", false, "hand batches over as lists of extents, not as page lists")
 	fl.BoolVar(&f.sums, "sums", false, "have blocks' checksums made on the way; for page lists alone")
-	fl.BoolVar(&f.run.Forms, "forms", false, "also compare lists of extents, page lists, and page lists with checksums")
-
 	fl.BoolVar(&f.highPriority, "high-priority", false, "copy on queues of the GPU's highest priority")
 	fl.StringVar(&f.profileDir, "profile-dir", "", usageOf("profile-dir"))
 

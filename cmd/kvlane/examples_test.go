@@ -41,7 +41,7 @@ var examples = map[string]example{
 	"doctor --require":                    {want: "required and not there"},
 	"calibrate --device":                  {want: noGPU},
 	"bench copy --device":                 {small: smallCopy},
-	"bench copy --forms":                  {small: append(smallCopy, "--sizes", "4KiB")},
+	"bench copy --out":                    {small: append(smallCopy, "--sizes", "4KiB")},
 	"bench copy --compare":                {small: append(smallCopy, "--sizes", "4KiB"), want: "slower"},
 	"bench copy --rdma":                   {small: append(smallCopy, "--sizes", "4KiB")},
 	"bench store":                         {small: smallStore},

@@ -87,7 +87,7 @@ var needs = append(settingNeeds(), []need{
 	},
 	{
 		commands: []string{"bench copy"}, flags: []string{"slot"},
-		met: settings.Either(settings.Not(settings.Given("host")), settings.Is("host", "slots"), settings.Is("forms", "true")), lacks: "--host slots",
+		met: settings.Either(settings.Not(settings.Given("host")), settings.Is("host", "slots")), lacks: "--host slots",
 	},
 	{
 		commands: []string{"bench copy"}, flags: settings.RDMANames,
@@ -95,7 +95,7 @@ var needs = append(settingNeeds(), []need{
 	},
 	{
 		commands: []string{"bench copy"}, flags: []string{"without"},
-		met: settings.Either(measuring(bench.Contender.Chooses), settings.Is("forms", "true")), lacks: "auto among --paths",
+		met: measuring(bench.Contender.Chooses), lacks: "auto among --paths",
 	},
 	{
 		commands: []string{"bench transfer"},

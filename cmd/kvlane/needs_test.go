@@ -25,7 +25,7 @@ var alwaysEffective = map[string]string{
 
 	"config show": "json",
 	"calibrate":   "device device-index force budget wait memory profile-dir full json",
-	"bench copy": `device device-index peer-index full sizes counts paths directions host batch bytes pool large reps seed lists sums forms
+	"bench copy": `device device-index peer-index full sizes counts paths directions host batch bytes pool large reps seed lists sums
 		high-priority json out from compare`,
 	"bench store": `device device-index geometry blocks requests work forms hits file-dir pipeline bytes cache-bytes large quick budget seed path verify
 		beside-matmul json out compare`,

@@ -68,9 +68,6 @@ func (b *Budget) Part(units int) {
 	b.until = now.Add(portion(b.begin.Add(b.total-b.reserve).Sub(now), units, b.left))
 }
 
-// Spend ends the reservation after its work is done.
-func (b *Budget) Spend() { b.reserve = 0 }
-
 func portion(d time.Duration, n, of int) time.Duration {
 	return time.Duration(float64(d) * float64(n) / float64(max(of, 1)))
 }

@@ -14,24 +14,19 @@ import (
 // it. An exporter that reclaims its memory waits until there are no holders. An Origin is safe for
 // concurrent use. A nil Origin is that of the process's own memory, which is never lost.
 type Origin struct {
-	device string
-	live   func() error
-	lost   atomic.Pointer[error]
+	live func() error
+	lost atomic.Pointer[error]
 
 	mu      sync.Mutex
 	holders int
 	quiet   chan struct{}
 }
 
-// NewOrigin returns the origin of memory of the device with that UUID, or of the host if it is
-// empty. live returns an error if the memory is no longer exported. It must not block, and must
-// reflect all events before the call.
-func NewOrigin(device string, live func() error) *Origin {
-	return &Origin{device: device, live: live, quiet: make(chan struct{})}
+// NewOrigin returns the origin of memory. live returns an error if the memory is no longer exported.
+// It must not block, and must reflect all events before the call.
+func NewOrigin(live func() error) *Origin {
+	return &Origin{live: live, quiet: make(chan struct{})}
 }
-
-// Device returns the UUID of the memory's device, or "" for host memory.
-func (o *Origin) Device() string { return o.device }
 
 // Lose marks the memory as lost. The first cause stays.
 func (o *Origin) Lose(cause error) {

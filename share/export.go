@@ -28,7 +28,6 @@ type Source interface {
 // freed or reused before Close has returned nil, since copies of importers may still arrive.
 type Export struct {
 	server *Server
-	from   Source
 	desc   Descriptor
 	handle device.Handle
 
@@ -55,7 +54,7 @@ func (s *Server) export(from Source, r *mem.Region) (*Export, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Export{server: s, from: from, handle: h, importers: make(map[*net.UnixConn]int32), idle: make(chan struct{}), desc: Descriptor{
+	e := &Export{server: s, handle: h, importers: make(map[*net.UnixConn]int32), idle: make(chan struct{}), desc: Descriptor{
 		Identity: NewIdentity(), Type: h.Type, PID: os.Getpid(), Socket: s.path, Device: h.Device, Bytes: h.Bytes, Offset: h.Off, Length: r.Len(),
 	}}
 	if err := e.desc.Validate(); err != nil {

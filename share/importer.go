@@ -188,7 +188,7 @@ func (in *Importer) establish(ctx context.Context, m *mapping, d *Descriptor) er
 	if err != nil {
 		return errors.Join(err, l.closeAll())
 	}
-	m.link, m.origin = l, mem.NewOrigin(d.Device, l.checkExported)
+	m.link, m.origin = l, mem.NewOrigin(l.checkExported)
 	m.watching.Go(func() {
 		l.watch(func(why error) {
 			m.origin.Lose(why)

@@ -119,7 +119,7 @@ func TestRDMALocalMemory(t *testing.T) {
 // pinned by a NIC, local or in a segment.
 func TestRDMAImportedMemory(t *testing.T) {
 	p, here, there := rdmaPair(t, softNICs(t, nil, 1), Options{}, 1<<16)
-	live := mem.NewOrigin("", func() error { return nil })
+	live := mem.NewOrigin(func() error { return nil })
 	theirs := func(r *mem.Region) *mem.Region {
 		x, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindHost, Device: mem.NoDevice, Len: r.Len(), CPU: r.CPU(), Bytes: r.Bytes(), Origin: live})
 		must(t, err)

@@ -370,7 +370,7 @@ func TestDefectLostHostMemoryIsReportedGood(t *testing.T) {
 	must(t, err)
 	theirs := func() (*mem.Region, *losing) {
 		own := host(t, 4096)
-		o := mem.NewOrigin("", func() error { return nil })
+		o := mem.NewOrigin(func() error { return nil })
 		r, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindHost, Device: mem.NoDevice, Len: own.Len(), CPU: own.CPU(), Bytes: own.Bytes(), Origin: o})
 		must(t, err)
 		return r, &losing{o, 4096}

@@ -120,7 +120,7 @@ func TestImportMemory(t *testing.T) {
 		}
 		must(t, b.EnablePeer(a)) // the first time it opens existing memory
 		part, err := mem.NewRegion(mem.RegionSpec{
-			Kind: mem.KindDevice, Device: r.Device(), Len: 1, Dev: r.Dev() + 1, Origin: mem.NewOrigin(fakeUUID, func() error { return nil }),
+			Kind: mem.KindDevice, Device: r.Device(), Len: 1, Dev: r.Dev() + 1, Origin: mem.NewOrigin(func() error { return nil }),
 		})
 		must(t, err)
 		if !a.Reaches(part) || b.Reaches(part) {

@@ -44,7 +44,7 @@ func testPeerRefuses(t *testing.T, a, b device.Peerer) {
 			t.Errorf("%s is reached: %v, and nothing was enabled", r, !want)
 		}
 	}
-	imported := memoryOf(t, a.Info().Index, mem.NewOrigin(a.Info().UUID, func() error { return nil }))
+	imported := memoryOf(t, a.Info().Index, mem.NewOrigin(func() error { return nil }))
 	if a.Reaches(imported) {
 		t.Error("memory is reached that another device has imported")
 	}

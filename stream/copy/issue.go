@@ -29,7 +29,7 @@ func (o *op) Issue() (whole, ok bool) {
 func (o *op) start() time.Time {
 	now := o.stream.opts.Clock.Now()
 	if o.Started.IsZero() {
-		o.Started, o.work.Begun = now, now.Sub(o.stream.epoch)
+		o.Started = now
 	}
 	return now
 }

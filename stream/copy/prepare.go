@@ -20,7 +20,7 @@ func (s *Stream) findPaths() error {
 	o, forced, all := &s.opts, s.opts.Path, &s.movers
 	env := &move.Env{
 		Device: s.dev, Queue: s.queue, Ring: move.NewRing(s.dev, o.Descriptors), CTAs: o.CTAs, HighPriority: o.HighPriority,
-		Forced: forced != stream.PathNone, Now: s.now,
+		Forced: forced != stream.PathNone,
 	}
 	var why [stream.PathCount]error
 	all[stream.PathCopyEngine] = move.NewEngine(env)

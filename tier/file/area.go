@@ -71,11 +71,10 @@ func (t *Tier) makeAreas() {
 			shared = append(shared, d)
 			continue
 		}
-		t.areas = append(t.areas, t.newArea("directory "+d.root, t.cfg.limitsOf(own, 0, 0), own, d))
+		t.areas = append(t.areas, t.newArea("directory "+d.root, t.cfg.limitsOf(own), own, d))
 	}
 	if len(shared) > 0 {
-		l := t.cfg.limitsOf(t.cfg.MaxBytes, t.cfg.HighBytes, t.cfg.LowBytes)
-		t.areas = append(t.areas, t.newArea("the tier", l, t.cfg.MaxBytes, shared...))
+		t.areas = append(t.areas, t.newArea("the tier", t.cfg.limitsOf(t.cfg.MaxBytes), t.cfg.MaxBytes, shared...))
 	}
 }
 

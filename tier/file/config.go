@@ -70,8 +70,6 @@ type Config struct {
 	// DirBytes bounds single directories, in the order of Dirs. Each evicts its own coldest blocks.
 	// Directories with zero, and those without an element, share MaxBytes.
 	DirBytes []int64
-	// Eviction starts at HighBytes and stops at LowBytes. The defaults are 95% and 90% of MaxBytes.
-	HighBytes, LowBytes int64
 	// TouchAfter is the age from which a hit renews the time of a block. The default is a minute.
 	TouchAfter time.Duration
 	// QuarantineMax is the number of quarantined files that each directory keeps. The default is
@@ -156,10 +154,6 @@ func (c *Config) Validate() error {
 		bad("the bound of %d bytes is negative", c.MaxBytes)
 	case c.MaxBytes > 0 && c.MaxBytes < image:
 		bad("the bound of %d bytes does not hold one block of %d", c.MaxBytes, image)
-	case c.HighBytes < 0 || c.HighBytes > c.MaxBytes:
-		bad("the high watermark of %d bytes is not between 0 and the bound of %d", c.HighBytes, c.MaxBytes)
-	case c.LowBytes < 0 || c.LowBytes > c.MaxBytes || c.HighBytes > 0 && c.LowBytes > c.HighBytes:
-		bad("the low watermark of %d bytes is above the high one or the bound", c.LowBytes)
 	}
 	errs = append(errs, c.validateDirBytes(image))
 	if c.TouchAfter < 0 {
@@ -198,23 +192,16 @@ func (c *Config) dirBytes(i int) int64 {
 	return 0
 }
 
-// limits are bounds in bytes. Each is a multiple of the longest image.
+// limits are bounds in bytes. Each is a multiple of the longest image. Eviction starts at high, 95%
+// of the bound, and stops at low, 90%.
 type limits struct{ most, high, low int64 }
 
-func (c *Config) limitsOf(bound, highBytes, lowBytes int64) limits {
+func (c *Config) limitsOf(bound int64) limits {
 	if bound == 0 {
 		return limits{}
 	}
 	image := c.Formats.MaxImageBytes()
 	most := bound / image // in images
-	l := limits{most: most, high: most - most/20, low: most - max(1, most/10)}
-	if highBytes > 0 {
-		l.high = highBytes / image
-	}
-	if lowBytes > 0 {
-		l.low = lowBytes / image
-	}
 	// A round must free space for at least one block.
-	l.low = min(l.low, most-1, l.high)
-	return limits{most: l.most * image, high: l.high * image, low: l.low * image}
+	return limits{most: most * image, high: (most - most/20) * image, low: (most - max(1, most/10)) * image}
 }

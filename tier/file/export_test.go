@@ -19,7 +19,7 @@ func OnHost(c Config, name string) Config {
 
 // Part returns the bounds of folders that hold own bytes of a bound, where others hold so many.
 func Part(c *Config, own, others int64, folders int) (most, high, low int64) {
-	l := c.limitsOf(c.MaxBytes, 0, 0)
+	l := c.limitsOf(c.MaxBytes)
 	l = l.part(own, others, folders, c.Formats.MaxImageBytes())
 	return l.most, l.high, l.low
 }

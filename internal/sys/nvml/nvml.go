@@ -74,15 +74,14 @@ type handle uintptr
 
 // Library is the loaded and initialized library.
 type Library struct {
-	lib           *dl.Library
-	shutdown      func() result
-	errorString   func(result) string
-	handleByPCI   func(pci string, h *handle) result
-	p2pStatus     func(a, b handle, caps int32, status *int32) result
-	driverVersion func(buf *byte, bytes uint32) result
-	linkState     func(h handle, link uint32, active *uint32) result
-	linkRemote    func(h handle, link uint32, info *pciInfo) result
-	fieldValues   func(h handle, n int32, values *fieldValue) result
+	lib         *dl.Library
+	shutdown    func() result
+	errorString func(result) string
+	handleByPCI func(pci string, h *handle) result
+	p2pStatus   func(a, b handle, caps int32, status *int32) result
+	linkState   func(h handle, link uint32, active *uint32) result
+	linkRemote  func(h handle, link uint32, info *pciInfo) result
+	fieldValues func(h handle, n int32, values *fieldValue) result
 }
 
 // Load opens and initializes the library. The error wraps ErrNotSupported if it or one of its
@@ -103,7 +102,6 @@ func Load() (*Library, error) {
 		{"nvmlErrorString", &l.errorString},
 		{"nvmlDeviceGetHandleByPciBusId_v2", &l.handleByPCI},
 		{"nvmlDeviceGetP2PStatus", &l.p2pStatus},
-		{"nvmlSystemGetDriverVersion", &l.driverVersion},
 		{"nvmlDeviceGetNvLinkState", &l.linkState},
 		{"nvmlDeviceGetNvLinkRemotePciInfo_v2", &l.linkRemote},
 		{"nvmlDeviceGetFieldValues", &l.fieldValues},
@@ -123,20 +121,6 @@ func Load() (*Library, error) {
 // Close shuts the library down.
 func (l *Library) Close() error {
 	return errors.Join(l.check(l.shutdown(), "nvmlShutdown", ""), l.lib.Close())
-}
-
-// DriverVersion returns the version of the installed driver: "580.65.06".
-func (l *Library) DriverVersion() (string, error) {
-	buf := make([]byte, 80) // NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE
-	if err := l.check(l.driverVersion(&buf[0], uint32(len(buf))), "nvmlSystemGetDriverVersion", ""); err != nil {
-		return "", err
-	}
-	for i, c := range buf {
-		if c == 0 {
-			return string(buf[:i]), nil
-		}
-	}
-	return string(buf), nil
 }
 
 // Peer reports whether the GPU at PCI address from can access the memory of the GPU at to. The

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"time"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
@@ -52,7 +51,6 @@ type Env struct {
 	CTAs         int
 	HighPriority bool // of queues
 	Forced       bool // batches have no other path
-	Now          func() time.Duration
 }
 
 // launcher returns the queue as a device.Launcher. The error wraps ErrNotSupported if the queue
@@ -85,8 +83,7 @@ type Batch struct {
 	// mover decides.
 	ChunkBytes int64
 	CTAs       int
-	Begun      time.Duration // when its first step was issued, by Env.Now
-	Sent       int64         // bytes of the steps before
+	Sent       int64 // bytes of the steps before
 }
 
 // WantsSums reports whether the batch asks for sums.

@@ -22,6 +22,7 @@ import (
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 	streamfile "github.com/kvlane/kvlane/stream/file"
+	"github.com/kvlane/kvlane/stream/hoststream"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/cache"
 )
@@ -42,7 +43,7 @@ type Engine struct {
 	cache   *cache.Tier
 	lower   []tier.Tier
 	files   *streamfile.Stream // reads the files of lower; or nil
-	hosts   *hostStreams       // nil without Config.HostStreams
+	hosts   *hoststream.Set    // nil without Config.HostStreams
 	store   *store.Store
 	closers unwind.Stack
 
@@ -228,6 +229,28 @@ func (e *Engine) openCopyStream(nic *streamcopy.Carrier, goal plan.Goal) (stream
 	}
 	return streamcopy.Open(e.dev, o)
 }
+
+// openHostStreams must come before the store. The store closes first, and ends the loads that
+// streams wait for.
+func (e *Engine) openHostStreams() (err error) {
+	if !e.cfg.HostStreams {
+		return nil
+	}
+	if e.hosts, err = hoststream.Open(e.dev, store.DefaultTasks, e.groups.shards()); err != nil {
+		return err // names the operation
+	}
+	e.closers.Add("host streams", e.hosts.Close)
+	return nil
+}
+
+// AdoptStream returns the program's stream with this native handle, a CUstream or cudaStream_t.
+// Zero is the default stream. It needs Config.HostStreams. The program keeps the stream, and must
+// not destroy it while it uses the HostStream. There is nothing to release. Adopt each stream once:
+// few streams may wait at the same time (HostStream.WaitLoad).
+//
+// Errors: ErrNotSupported if the stream is capturing a graph, ErrInvalid if it belongs to another
+// device or context or is the default stream of each thread. See device.StreamAdopter.
+func (e *Engine) AdoptStream(handle uintptr) (*HostStream, error) { return e.hosts.Adopt(handle) }
 
 // Device returns the device. The engine closes it.
 func (e *Engine) Device() device.Device { return e.dev }

@@ -6,11 +6,11 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/block"
-	"github.com/kvlane/kvlane/device/signal"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/inuse"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream/hoststream"
 )
 
 // The types of the engine's methods. Packages block and store document them.
@@ -28,6 +28,8 @@ type (
 	DumpOptions = store.DumpOptions
 	// DumpTask is a running dump.
 	DumpTask = store.DumpTask
+	// HostStream is a stream of the host program: Engine.AdoptStream.
+	HostStream = hoststream.Stream
 	// PrefetchTask is a running prefetch.
 	PrefetchTask = store.PrefetchTask
 )
@@ -52,8 +54,7 @@ type LoadOptions struct {
 // LoadTask is a running load: see store.LoadTask.
 type LoadTask struct {
 	*store.LoadTask
-	signal *signal.Signal // nil without LoadOptions.Awaited
-	steps  int            // of signal: the number of shards, or one
+	hoststream.Load // zero without LoadOptions.Awaited
 }
 
 // Key returns the key of the block whose tokens, and all tokens before them, have this hash. With
@@ -107,20 +108,16 @@ func (e *Engine) Load(ctx context.Context, lease *Lease, c *Cache, refs []Ref, o
 	}
 	var ended func(context.Context) error
 	defer func() { u.Started(ended) }()
-	task := &LoadTask{steps: 1}
+	task := &LoadTask{}
 	so := store.LoadOptions{Layerwise: o.Layerwise, After: o.After, Before: o.Before}
-	if o.Layerwise {
-		task.steps = e.groups.shards()
-	}
 	if o.Awaited {
-		if task.signal, err = e.hosts.take(ctx, task.steps); err != nil {
+		if task.Load, so.Progress, err = e.hosts.NewLoad(ctx, o.Layerwise); err != nil {
 			return nil, fmt.Errorf("load %d blocks: %w", len(refs), err)
 		}
-		so.Progress = task.signal
 	}
 	if task.LoadTask, err = e.store.Load(ctx, lease, &c.pages, refs, so); err != nil {
-		if task.signal != nil {
-			task.signal.Set(err)
+		if so.Progress != nil {
+			so.Progress.Set(err)
 		}
 		return nil, err
 	}

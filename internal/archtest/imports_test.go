@@ -58,6 +58,9 @@ var mayImport = map[string]string{
 	// The life of an ordered stream, whatever copies its batches.
 	"stream/ordered": onDevice + " stream",
 
+	// Streams of the host program.
+	"stream/hoststream": onDevice + " device/signal stream internal/inuse",
+
 	// A stream that replaces broken ones.
 	"stream/renew": onDevice + " stream",
 

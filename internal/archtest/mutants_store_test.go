@@ -133,7 +133,7 @@ var storeMutants = []mutant{
 		"store/pages/pages.go", "			if p.overlap(m.Layers[o], m.Layers[g]) {\n", "			if g < o {\n"),
 	// Order with streams of the host program.
 	defect("internal/acceptance", "TestDumpComesAfterRecordedWork",
-		"hoststream.go", "	return s.WaitEvent(ctx, e)\n", "	_ = e\n	return nil\n"),
+		"stream/hoststream/recorded.go", "	return s.WaitEvent(ctx, e)\n", "	_ = e\n	return nil\n"),
 	defect("internal/acceptance", "TestHostStreamsGetAllAhead",
 		"engine.go", "Prepare: e.cfg.HostStreams", "Prepare: false"),
 	defect("store", "TestReplacedStreamWaitsForRecordedWorkToo",

@@ -36,9 +36,6 @@ type Tier struct {
 	ops    usage.OpCounter
 	ctx    context.Context // canceled by Close
 	cancel context.CancelFunc
-	// closing has an element during a Close; unlike a mutex it can be awaited with a context.
-	closing chan struct{}
-	closed  bool // guarded by closing
 }
 
 type counters struct {
@@ -62,8 +59,7 @@ func Open(ctx context.Context, c Config) (*Tier, error) {
 	c.setDefaults()
 	t := &Tier{
 		cfg: c, clock: c.Clock, formats: c.Formats,
-		locks:   usage.NewKeyLocks(),
-		closing: make(chan struct{}, 1),
+		locks: usage.NewKeyLocks(),
 	}
 	t.proofs.init()
 	t.ops.Init()
@@ -139,35 +135,17 @@ func (t *Tier) closeDirs() error {
 func (t *Tier) Close(ctx context.Context) error {
 	t.ops.Close()
 	t.cancel()
-	busy := func() error {
-		active, _ := t.ops.Count()
-		return fmt.Errorf("close file tier: %d reads and writes of files have not ended: %w: %w", active, errdefs.ErrBusy, context.Cause(ctx))
-	}
-	select {
-	case t.closing <- struct{}{}:
-		defer func() { <-t.closing }()
-	case <-ctx.Done():
-		return busy()
-	}
-	if t.closed {
-		return nil
-	}
-	ends := []<-chan struct{}{t.ops.Idle}
+	var ended []<-chan struct{}
 	for _, a := range t.areas {
-		ends = append(ends, a.done)
+		ended = append(ended, a.done)
 	}
-	for _, ended := range ends {
-		select {
-		case <-ended:
-		case <-ctx.Done():
-			return busy()
+	err := t.ops.Release(ctx, ended, func() error {
+		for _, a := range t.areas {
+			a.writeRecords(true)
 		}
-	}
-	t.closed = true
-	for _, a := range t.areas {
-		a.writeRecords(true)
-	}
-	if err := t.closeDirs(); err != nil {
+		return t.closeDirs()
+	})
+	if err != nil {
 		return fmt.Errorf("close file tier: %w", err)
 	}
 	return nil
@@ -181,10 +159,7 @@ func (t *Tier) ReadOnly() bool { return t.cfg.ReadOnly }
 
 // beginOp begins an operation. endOp ends it.
 func (t *Tier) beginOp(ctx context.Context) error {
-	if err := context.Cause(ctx); err != nil {
-		return fmt.Errorf("use file tier: %w", err)
-	}
-	if err := t.ops.BeginOp(); err != nil {
+	if err := t.ops.BeginOp(ctx); err != nil {
 		return fmt.Errorf("use file tier: %w", err)
 	}
 	return nil

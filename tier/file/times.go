@@ -1,6 +1,7 @@
 package file
 
 import (
+	"context"
 	"slices"
 	"sync"
 	"time"
@@ -64,7 +65,7 @@ func (t *Tier) Use(keys []block.Key, at tier.Place) {
 		return
 	}
 	if !w.running {
-		if t.ops.BeginOp() != nil {
+		if t.beginOp(context.Background()) != nil {
 			return
 		}
 		w.running = true

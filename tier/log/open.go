@@ -51,7 +51,7 @@ func newTier(c Config) *Tier {
 		first: make(chan *appender, 1), others: make(chan *appender, maxAppenders),
 		sealLock: make(chan struct{}, 1), makeLock: make(chan struct{}, 1),
 		unsynced: make(chan struct{}, 1), unstarted: make(chan struct{}, 1), syncLock: make(chan struct{}, 1),
-		roundLock: make(chan struct{}, 1), wake: make(chan struct{}, 1), closing: make(chan struct{}, 1), covered: make(map[uint32]int64),
+		roundLock: make(chan struct{}, 1), wake: make(chan struct{}, 1), covered: make(map[uint32]int64),
 		space: space{
 			whole: c.SegmentBytes, unit: c.SegmentBytes, least: c.leastSegment(), ahead: 1 + c.appenders(),
 			most: c.MaxBytes, configured: c.MaxBytes, wake: make(chan struct{}), demand: make(chan struct{}),

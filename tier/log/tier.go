@@ -82,8 +82,6 @@ type Tier struct {
 	ctx     context.Context // canceled by Close
 	cancel  context.CancelFunc
 	failure atomic.Pointer[error]
-	closing chan struct{}
-	closed  bool // guarded by closing
 }
 
 type counters struct {
@@ -103,37 +101,18 @@ var errReadOnly = fmt.Errorf("the tier was opened for reading only: %w", errdefs
 func (t *Tier) Close(ctx context.Context) error {
 	t.ops.Close()
 	t.cancel()
-	busy := func() error {
-		active, _ := t.ops.Count()
-		return fmt.Errorf("close log tier: %d reads and writes have not ended: %w: %w", active, errdefs.ErrBusy, context.Cause(ctx))
-	}
-	select {
-	case t.closing <- struct{}{}:
-		defer func() { <-t.closing }()
-	case <-ctx.Done():
-		return busy()
-	}
-	if t.closed {
-		return nil
-	}
 	ended := make(chan struct{})
 	go func() {
 		t.background.Wait()
 		close(ended)
 	}()
-	for _, c := range []<-chan struct{}{ended, t.ops.Idle} {
-		select {
-		case <-c:
-		case <-ctx.Done():
-			return busy()
+	err := t.ops.Release(ctx, []<-chan struct{}{ended}, func() (err error) {
+		if !t.cfg.ReadOnly {
+			err = errors.Join(t.sealAll(), t.checkpoint())
 		}
-	}
-	t.closed = true
-	var err error
-	if !t.cfg.ReadOnly {
-		err = errors.Join(t.sealAll(), t.checkpoint())
-	}
-	if err = errors.Join(err, t.closeFiles()); err != nil {
+		return errors.Join(err, t.closeFiles())
+	})
+	if err != nil {
 		return fmt.Errorf("close log tier: %w", err)
 	}
 	return nil
@@ -161,11 +140,7 @@ func (t *Tier) ReadOnly() bool { return t.cfg.ReadOnly }
 
 // beginOp begins an operation. t.ops.EndOp ends it.
 func (t *Tier) beginOp(ctx context.Context) error {
-	err := context.Cause(ctx)
-	if err == nil {
-		err = t.ops.BeginOp()
-	}
-	if err != nil {
+	if err := t.ops.BeginOp(ctx); err != nil {
 		return fmt.Errorf("use log tier: %w", err)
 	}
 	return nil

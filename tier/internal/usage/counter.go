@@ -1,6 +1,8 @@
 package usage
 
 import (
+	"context"
+	"fmt"
 	"sync"
 
 	"github.com/kvlane/kvlane/errdefs"
@@ -12,14 +14,22 @@ type OpCounter struct {
 	closed bool
 	active int
 	total  int64
-	Idle   chan struct{} // closed after Close, when no operation is in progress
+	idle   chan struct{} // closed after Close, when no operation is in progress
+
+	// releasing has an element during a Release; unlike a mutex it can be awaited with a context.
+	releasing chan struct{}
+	released  bool // guarded by releasing
 }
 
 // Init makes the counter ready for use.
-func (c *OpCounter) Init() { c.Idle = make(chan struct{}) }
+func (c *OpCounter) Init() { c.idle, c.releasing = make(chan struct{}), make(chan struct{}, 1) }
 
-// BeginOp counts an operation. It returns ErrClosed after Close.
-func (c *OpCounter) BeginOp() error {
+// BeginOp counts an operation. It returns ErrClosed after Close, and the cause of ctx if that has
+// ended.
+func (c *OpCounter) BeginOp(ctx context.Context) error {
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -35,7 +45,7 @@ func (c *OpCounter) EndOp() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.active--; c.active == 0 && c.closed {
-		close(c.Idle)
+		close(c.idle)
 	}
 }
 
@@ -48,7 +58,7 @@ func (c *OpCounter) Close() {
 	}
 	c.closed = true
 	if c.active == 0 {
-		close(c.Idle)
+		close(c.idle)
 	}
 }
 
@@ -57,4 +67,31 @@ func (c *OpCounter) Count() (active int, total int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.active, c.total
+}
+
+// Release waits until the counter is closed and idle, and until the channels of ended are closed.
+// Then it calls release, unless an earlier Release has. It returns ErrBusy if ctx ends first.
+func (c *OpCounter) Release(ctx context.Context, ended []<-chan struct{}, release func() error) error {
+	busy := func() error {
+		active, _ := c.Count()
+		return fmt.Errorf("%d reads and writes have not ended: %w: %w", active, errdefs.ErrBusy, context.Cause(ctx))
+	}
+	select {
+	case c.releasing <- struct{}{}:
+		defer func() { <-c.releasing }()
+	case <-ctx.Done():
+		return busy()
+	}
+	if c.released {
+		return nil
+	}
+	for _, e := range append(ended, c.idle) {
+		select {
+		case <-e:
+		case <-ctx.Done():
+			return busy()
+		}
+	}
+	c.released = true
+	return release()
 }

@@ -2,10 +2,8 @@ package kvlane
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"slices"
-	"strings"
+	"strconv"
 	"time"
 
 	"github.com/kvlane/kvlane/block"
@@ -16,7 +14,6 @@ import (
 	"github.com/kvlane/kvlane/profile"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
-	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/log"
@@ -220,6 +217,41 @@ type StoreConfig struct {
 	Hooks store.Hooks
 }
 
+// GDR selects whether the store's loads and dumps use RDMA NICs that are connected to themselves
+// (GPUDirect RDMA).
+type GDR string
+
+// The choices.
+const (
+	// GDROff does not use a NIC.
+	GDROff GDR = "off"
+	// GDRAuto adds the NICs of Config.RDMA to the paths of the engine's copy streams, if they can
+	// be used. They are measured with the GPU's own paths (StreamConfig.Calibration), and the
+	// planner selects them for the batches for which they are fastest. Engine.Notes has the reason
+	// if they cannot be used. A NIC that fails or refuses a batch is not used again: store.Stats
+	// counts that with its cause. GDRAuto uses no software NIC. Engine.RegisterCache and
+	// Engine.Register declare the memory of the host program. Other memory is copied by the other
+	// paths.
+	GDRAuto GDR = "auto"
+	// GDRRequire uses NICs, and returns an error if that is not possible. With gdr.Soft it uses a
+	// software NIC.
+	GDRRequire GDR = "require"
+)
+
+// ParseGDR reads "off", "auto" or "require".
+func ParseGDR(s string) (GDR, error) {
+	switch g := GDR(s); g {
+	case GDROff, GDRAuto, GDRRequire:
+		return g, nil
+	}
+	return "", fmt.Errorf("unknown choice %q for gdr: it is off, auto or require: %w", s, errdefs.ErrInvalid)
+}
+
+// wantsNICs reports whether NICs of the machine are used, if possible.
+func (c *Config) wantsNICs() bool {
+	return (c.Store.GDR == GDRAuto || c.Store.GDR == GDRRequire) && c.RDMA.Provider != gdr.Soft
+}
+
 // Admission selects which blocks are worth loading.
 type Admission string
 
@@ -250,99 +282,11 @@ func (c *Config) readFile(ctx context.Context) error {
 	return settings.Fill(ctx, c, name)
 }
 
-// Validate reports everything wrong with the configuration at once. Values of ConfigFile are not
-// checked until Open reads it.
-func (c *Config) Validate() error {
-	groups, groupsErr := c.groups()
-	return errors.Join(
-		groupsErr, c.Device.validate(), c.Stream.validate(), c.RDMA.Validate(), c.validateGDR(), c.Store.validate(groups.formats),
-		checkMetricsAddr(c.MetricsAddr),
-	)
+// rank returns the configuration's tensor-parallel rank.
+func (c *Config) rank() string {
+	g := c.Model
+	if len(c.Groups) > 0 {
+		g = c.Groups[0].Geometry
+	}
+	return strconv.Itoa(g.TPRank)
 }
-
-// validate reports everything wrong with the store and its tiers, for blocks of these formats.
-// Without any their length is not known.
-func (s *StoreConfig) validate(formats block.Formats) error {
-	var errs []error
-	bad := func(format string, args ...any) {
-		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
-	}
-	missing := s.CacheBytes == 0 && !s.passing()
-	switch {
-	case missing && formats != nil:
-		bad("store.cache_bytes is not given: the cache holds at least %d blocks of %d bytes", minSlots, formats.MaxImageBytes())
-	case missing:
-		bad("store.cache_bytes is not given")
-	case formats != nil && s.slotBytes(formats) < minSlots*formats.MaxImageBytes():
-		bad("store.cache_bytes: the cache of %d bytes does not hold %d blocks of %d bytes", s.CacheBytes, minSlots, formats.MaxImageBytes())
-	}
-	if s.CacheBytes > MaxCacheBytes {
-		bad("store.cache_bytes: a cache of %d bytes is more than %d", s.CacheBytes, int64(MaxCacheBytes))
-	}
-	if tiers, err := s.tiers(); err != nil {
-		errs = append(errs, err)
-	} else {
-		errs = append(errs, s.validateFile(formats, slices.Contains(tiers, store.TierFile)), s.validateLog(formats, slices.Contains(tiers, store.TierLog)))
-		if s.StreamFiles && slices.Equal(tiers, []string{store.TierCache}) {
-			bad("files are to be read by a stream, but there is no tier of files: give a directory")
-		}
-	}
-	if s.FileBytes < 0 {
-		bad("the file tier's bound is negative: %d bytes", s.FileBytes)
-	}
-	if s.Verify > store.VerifyFill {
-		bad("unknown verify policy %d", s.Verify)
-	}
-	if a := s.Admission; a != "" && a != AdmissionAuto && a != AdmissionAlways {
-		bad("unknown choice %q for admission: it is auto or always", a)
-	}
-	for _, n := range []struct {
-		name    string
-		v, most int
-	}{{"readers", s.Readers, store.MaxWorkers}, {"writers", s.Writers, store.MaxWorkers}, {"tasks", s.Tasks, store.MaxTasks}} {
-		if n.v < 0 || n.v > n.most {
-			bad("%d %s are not 0 to %d", n.v, n.name, n.most)
-		}
-	}
-	if s.LeaseMax < 0 {
-		bad("the longest lease, %v, is negative", s.LeaseMax)
-	}
-	if s.WaitMax < 0 {
-		bad("the longest wait, %v, is negative", s.WaitMax)
-	}
-	return errors.Join(errs...)
-}
-
-func (d *DeviceConfig) validate() error {
-	switch d.Driver {
-	case "", CUDA, Sim, Host:
-	default:
-		return fmt.Errorf("unknown device driver %q: it is cuda, sim or host: %w", d.Driver, errdefs.ErrInvalid)
-	}
-	if d.Index < 0 {
-		return fmt.Errorf("device index %d is negative: %w", d.Index, errdefs.ErrInvalid)
-	}
-	return nil
-}
-
-func (s *StreamConfig) validate() error {
-	o := streamcopy.Options{QueueDepth: s.QueueDepth, CTAs: s.CTAs, StagingBytes: s.StagingBytes, Policy: s.Policy}
-	errs := []error{o.Validate(), s.Budget.Validate()}
-	if s.Path != stream.PathNone && !slices.Contains(copyPaths(), s.Path) {
-		var names []string
-		for _, p := range copyPaths() {
-			names = append(names, p.String())
-		}
-		errs = append(errs, fmt.Errorf("path %s is not accepted here; it is one of %s; for NICs use gdr require (--gdr require): %w",
-			s.Path, strings.Join(names, ", "), errdefs.ErrInvalid))
-	}
-	if s.Calibration != "" {
-		_, err := profile.ParseCalibration(string(s.Calibration))
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
-}
-
-// copyPaths returns the paths of a copy stream between a device and its host: all loads and dumps
-// are such copies.
-func copyPaths() []stream.Path { return stream.Paths(stream.MovedByDevice) }

@@ -52,3 +52,15 @@ func openCUDA(index int) (device.Device, error) {
 	}
 	return drv.Open(index, cuda.Options{})
 }
+
+func (d *DeviceConfig) validate() error {
+	switch d.Driver {
+	case "", CUDA, Sim, Host:
+	default:
+		return fmt.Errorf("unknown device driver %q: it is cuda, sim or host: %w", d.Driver, errdefs.ErrInvalid)
+	}
+	if d.Index < 0 {
+		return fmt.Errorf("device index %d is negative: %w", d.Index, errdefs.ErrInvalid)
+	}
+	return nil
+}

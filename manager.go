@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 
 	"github.com/kvlane/kvlane/block"
@@ -150,3 +151,6 @@ func (m *Manager) Close(ctx context.Context) error {
 func (e *Engine) Drop(ctx context.Context, keys []Key) (stay int, err error) {
 	return e.store.Drop(ctx, keys)
 }
+
+// WriteMetrics writes the manager's metrics in Prometheus's text format.
+func (m *Manager) WriteMetrics(w io.Writer) error { return m.exporter.metrics.WriteText(w) }

@@ -2,11 +2,8 @@ package kvlane
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"net"
-	"strconv"
 	"strings"
 	"sync/atomic"
 
@@ -82,32 +79,3 @@ func checkMetricsAddr(addr string) error {
 	}
 	return nil
 }
-
-// rank returns the configuration's tensor-parallel rank.
-func (c *Config) rank() string {
-	g := c.Model
-	if len(c.Groups) > 0 {
-		g = c.Groups[0].Geometry
-	}
-	return strconv.Itoa(g.TPRank)
-}
-
-// ExportTo makes the engine the source of the engine metrics in m, for programs that serve m
-// themselves. The figures stay readable after Close.
-func (e *Engine) ExportTo(m *telemetry.Metrics) error {
-	m.SetStore(e.store.Stats)
-	m.SetPlanner(e.PlanFigures)
-	m.SetNICs(e.NICStats)
-	m.SetFiles(e.FileStats)
-	var errs []error
-	for _, t := range e.Tiers() {
-		errs = append(errs, m.SetTier(t.Name(), t))
-	}
-	return errors.Join(errs...)
-}
-
-// WriteMetrics writes the engine's metrics in Prometheus's text format.
-func (e *Engine) WriteMetrics(w io.Writer) error { return e.exporter.metrics.WriteText(w) }
-
-// WriteMetrics writes the manager's metrics in Prometheus's text format.
-func (m *Manager) WriteMetrics(w io.Writer) error { return m.exporter.metrics.WriteText(w) }

@@ -2,10 +2,8 @@ package kvlane
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
-	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/gdr"
 	"github.com/kvlane/kvlane/internal/autonic"
 	"github.com/kvlane/kvlane/internal/unwind"
@@ -15,54 +13,6 @@ import (
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
-
-// GDR selects whether the store's loads and dumps use RDMA NICs that are connected to themselves
-// (GPUDirect RDMA).
-type GDR string
-
-// The choices.
-const (
-	// GDROff does not use a NIC.
-	GDROff GDR = "off"
-	// GDRAuto adds the NICs of Config.RDMA to the paths of the engine's copy streams, if they can
-	// be used. They are measured with the GPU's own paths (StreamConfig.Calibration), and the
-	// planner selects them for the batches for which they are fastest. Engine.Notes has the reason
-	// if they cannot be used. A NIC that fails or refuses a batch is not used again: store.Stats
-	// counts that with its cause. GDRAuto uses no software NIC. Engine.RegisterCache and
-	// Engine.Register declare the memory of the host program. Other memory is copied by the other
-	// paths.
-	GDRAuto GDR = "auto"
-	// GDRRequire uses NICs, and returns an error if that is not possible. With gdr.Soft it uses a
-	// software NIC.
-	GDRRequire GDR = "require"
-)
-
-// ParseGDR reads "off", "auto" or "require".
-func ParseGDR(s string) (GDR, error) {
-	switch g := GDR(s); g {
-	case GDROff, GDRAuto, GDRRequire:
-		return g, nil
-	}
-	return "", fmt.Errorf("unknown choice %q for gdr: it is off, auto or require: %w", s, errdefs.ErrInvalid)
-}
-
-// validateGDR returns every conflict of the settings of NICs.
-func (c *Config) validateGDR() error {
-	var errs []error
-	if c.Store.GDR != "" {
-		_, err := ParseGDR(string(c.Store.GDR))
-		errs = append(errs, err)
-	}
-	if p := c.Stream.Path; p != stream.PathNone && c.Store.GDR == GDRRequire && c.RDMA.Provider != gdr.Soft {
-		errs = append(errs, fmt.Errorf("path %s is forced, and gdr requires a NIC: %w", p, errdefs.ErrInvalid))
-	}
-	return errors.Join(errs...)
-}
-
-// wantsNICs reports whether NICs of the machine are used, if possible.
-func (c *Config) wantsNICs() bool {
-	return (c.Store.GDR == GDRAuto || c.Store.GDR == GDRRequire) && c.RDMA.Provider != gdr.Soft
-}
 
 // openNICs opens the configured NICs, or adds a note with the reason why the engine uses none.
 func (e *Engine) openNICs(ctx context.Context) error {
@@ -115,43 +65,6 @@ func (e *Engine) planNICs(ctx context.Context) {
 }
 
 func (e *Engine) noteWithoutNIC(why string) { e.note("copies go without a NIC: " + why) }
-
-// openLoads opens the store's stream for loads.
-func (e *Engine) openLoads() (stream.Stream, error) {
-	loads, _ := e.cfg.Stream.Goals()
-	return e.openStoreStream(loads)
-}
-
-func (e *Engine) openDumps() (stream.Stream, error) {
-	_, dumps := e.cfg.Stream.Goals()
-	return e.openStoreStream(dumps)
-}
-
-// openStoreStream opens a stream of the store for a goal.
-func (e *Engine) openStoreStream(goal plan.Goal) (stream.Stream, error) {
-	if e.cfg.Store.GDR == GDRRequire {
-		return e.nics.OpenStream()
-	}
-	return e.openCopyStream(e.carrier, goal)
-}
-
-// NICs returns the NICs that copies use, with the reasons of their choice. Under GDRAuto the
-// planner selects them for each batch. It may be empty.
-func (e *Engine) NICs() []gdr.Choice {
-	if e.nics == nil {
-		return nil
-	}
-	return e.nics.Choices()
-}
-
-// NICStats returns the figures of each NIC, in the order of Engine.NICs. Safe for concurrent use,
-// also after Close.
-func (e *Engine) NICStats() []stream.NICStats {
-	if e.nics == nil {
-		return nil
-	}
-	return e.nics.Stats()
-}
 
 // Register declares memory of streams of OpenStream, or of loads and dumps of Engine.Store.
 // RegisterCache does that for a KV cache. NICs access registered memory only. Registering takes

@@ -10,7 +10,6 @@ import (
 	"slices"
 
 	"github.com/kvlane/kvlane/block"
-	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/profile"
 	"github.com/kvlane/kvlane/store"
@@ -54,58 +53,9 @@ func (s *StoreConfig) fileTier(formats block.Formats) file.Config {
 	}
 }
 
-// validateFile returns every problem of the file tier. Without a file tier, its settings are
-// errors.
-func (s *StoreConfig) validateFile(formats block.Formats, there bool) error {
-	var errs []error
-	bad := func(format string, args ...any) {
-		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
-	}
-	switch {
-	case there && len(s.Dirs) == 0:
-		bad("pipeline %q has a file tier, but no directory is given", s.Pipeline)
-	case there && formats != nil:
-		c := s.fileTier(formats)
-		c.MaxBytes = max(0, c.MaxBytes) // a negative value is reported already
-		errs = append(errs, c.Validate())
-	case !there && len(s.Dirs) > 0:
-		bad("directory %q is given, but pipeline %q has no file tier", s.Dirs[0], s.Pipeline)
-	case !there && s.SharedBound:
-		bad("the file tier's bound is shared, but there is none: give a directory")
-	case !there && s.FileBytes > 0:
-		bad("the file tier is bounded to %d bytes, but there is none: give a directory", s.FileBytes)
-	case !there && len(s.DirBytes) > 0:
-		bad("%d directories of the file tier are bounded, but there is none: give a directory", len(s.DirBytes))
-	case !there && s.Fsync != file.FsyncNever:
-		bad("the file tier is to sync files (%s), but there is none: give a directory", s.Fsync)
-	}
-	return errors.Join(errs...)
-}
-
 // logTier returns the configuration of the log tier.
 func (s *StoreConfig) logTier(formats block.Formats) log.Config {
 	return log.Config{Dir: s.LogDir, Formats: formats, Fsync: s.LogFsync, MaxBytes: s.LogBytes, ReadOnly: s.ReadOnly}
-}
-
-// validateLog is validateFile for the log tier.
-func (s *StoreConfig) validateLog(formats block.Formats, there bool) error {
-	var errs []error
-	bad := func(format string, args ...any) {
-		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
-	}
-	switch {
-	case there && s.LogDir == "":
-		bad("pipeline %q has a log tier, but no directory is given", s.Pipeline)
-	case there && formats != nil:
-		errs = append(errs, func() error { c := s.logTier(formats); return c.Validate() }())
-	case !there && s.LogDir != "":
-		bad("directory %q is given, but pipeline %q has no log tier", s.LogDir, s.Pipeline)
-	case !there && s.LogBytes > 0:
-		bad("the log tier is bounded to %d bytes, but there is none: give a directory", s.LogBytes)
-	case !there && s.LogFsync != log.FsyncInterval:
-		bad("the log tier is to sync its segments (%s), but there is none: give a directory", s.LogFsync)
-	}
-	return errors.Join(errs...)
 }
 
 // openLower opens the tier below the cache, if there is one.
@@ -184,15 +134,6 @@ func (e *Engine) openFiles(ctx context.Context) (dirfs.Reader, error) {
 	e.files = s
 	e.closers.Add("stream of files", s.Close)
 	return s, nil
-}
-
-// FileStats returns the figures of the stream that reads the tiers' files, or zeros without it.
-// Safe for concurrent use, also after Close.
-func (e *Engine) FileStats() streamfile.Stats {
-	if e.files == nil {
-		return streamfile.Stats{}
-	}
-	return e.files.Stats()
 }
 
 // existing returns the directories that exist, and for each other one its nearest existing parent.

@@ -135,7 +135,7 @@ var storeMutants = []mutant{
 	defect("internal/acceptance", "TestDumpComesAfterRecordedWork",
 		"stream/hoststream/recorded.go", "	return s.WaitEvent(ctx, e)\n", "	_ = e\n	return nil\n"),
 	defect("internal/acceptance", "TestHostStreamsGetAllAhead",
-		"engine.go", "Prepare: e.cfg.HostStreams", "Prepare: false"),
+		"streams.go", "Prepare: e.cfg.HostStreams", "Prepare: false"),
 	defect("store", "TestReplacedStreamWaitsForRecordedWorkToo",
 		"stream/renew/stream.go", "if err = orderAfter(ctx, st, after); err == nil {", "if err = orderAfter(ctx, st, after[:len(after)*(1-try)]); err == nil {"),
 	defect("store", "TestDumpBehindRecordedWorkHoldsFewSlots",

@@ -1,0 +1,165 @@
+package kvlane
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/gdr"
+	"github.com/kvlane/kvlane/profile"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	"github.com/kvlane/kvlane/tier/file"
+	"github.com/kvlane/kvlane/tier/log"
+)
+
+// Validate reports everything wrong with the configuration at once. Values of ConfigFile are not
+// checked until Open reads it.
+func (c *Config) Validate() error {
+	groups, groupsErr := c.groups()
+	return errors.Join(
+		groupsErr, c.Device.validate(), c.Stream.validate(), c.RDMA.Validate(), c.validateGDR(), c.Store.validate(groups.formats),
+		checkMetricsAddr(c.MetricsAddr),
+	)
+}
+
+// validate reports everything wrong with the store and its tiers, for blocks of these formats.
+// Without any their length is not known.
+func (s *StoreConfig) validate(formats block.Formats) error {
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
+	}
+	missing := s.CacheBytes == 0 && !s.passing()
+	switch {
+	case missing && formats != nil:
+		bad("store.cache_bytes is not given: the cache holds at least %d blocks of %d bytes", minSlots, formats.MaxImageBytes())
+	case missing:
+		bad("store.cache_bytes is not given")
+	case formats != nil && s.slotBytes(formats) < minSlots*formats.MaxImageBytes():
+		bad("store.cache_bytes: the cache of %d bytes does not hold %d blocks of %d bytes", s.CacheBytes, minSlots, formats.MaxImageBytes())
+	}
+	if s.CacheBytes > MaxCacheBytes {
+		bad("store.cache_bytes: a cache of %d bytes is more than %d", s.CacheBytes, int64(MaxCacheBytes))
+	}
+	if tiers, err := s.tiers(); err != nil {
+		errs = append(errs, err)
+	} else {
+		errs = append(errs, s.validateFile(formats, slices.Contains(tiers, store.TierFile)), s.validateLog(formats, slices.Contains(tiers, store.TierLog)))
+		if s.StreamFiles && slices.Equal(tiers, []string{store.TierCache}) {
+			bad("files are to be read by a stream, but there is no tier of files: give a directory")
+		}
+	}
+	if s.FileBytes < 0 {
+		bad("the file tier's bound is negative: %d bytes", s.FileBytes)
+	}
+	if s.Verify > store.VerifyFill {
+		bad("unknown verify policy %d", s.Verify)
+	}
+	if a := s.Admission; a != "" && a != AdmissionAuto && a != AdmissionAlways {
+		bad("unknown choice %q for admission: it is auto or always", a)
+	}
+	for _, n := range []struct {
+		name    string
+		v, most int
+	}{{"readers", s.Readers, store.MaxWorkers}, {"writers", s.Writers, store.MaxWorkers}, {"tasks", s.Tasks, store.MaxTasks}} {
+		if n.v < 0 || n.v > n.most {
+			bad("%d %s are not 0 to %d", n.v, n.name, n.most)
+		}
+	}
+	if s.LeaseMax < 0 {
+		bad("the longest lease, %v, is negative", s.LeaseMax)
+	}
+	if s.WaitMax < 0 {
+		bad("the longest wait, %v, is negative", s.WaitMax)
+	}
+	return errors.Join(errs...)
+}
+
+// validateFile returns every problem of the file tier. Without a file tier, its settings are
+// errors.
+func (s *StoreConfig) validateFile(formats block.Formats, there bool) error {
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
+	}
+	switch {
+	case there && len(s.Dirs) == 0:
+		bad("pipeline %q has a file tier, but no directory is given", s.Pipeline)
+	case there && formats != nil:
+		c := s.fileTier(formats)
+		c.MaxBytes = max(0, c.MaxBytes) // a negative value is reported already
+		errs = append(errs, c.Validate())
+	case !there && len(s.Dirs) > 0:
+		bad("directory %q is given, but pipeline %q has no file tier", s.Dirs[0], s.Pipeline)
+	case !there && s.SharedBound:
+		bad("the file tier's bound is shared, but there is none: give a directory")
+	case !there && s.FileBytes > 0:
+		bad("the file tier is bounded to %d bytes, but there is none: give a directory", s.FileBytes)
+	case !there && len(s.DirBytes) > 0:
+		bad("%d directories of the file tier are bounded, but there is none: give a directory", len(s.DirBytes))
+	case !there && s.Fsync != file.FsyncNever:
+		bad("the file tier is to sync files (%s), but there is none: give a directory", s.Fsync)
+	}
+	return errors.Join(errs...)
+}
+
+// validateLog is validateFile for the log tier.
+func (s *StoreConfig) validateLog(formats block.Formats, there bool) error {
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
+	}
+	switch {
+	case there && s.LogDir == "":
+		bad("pipeline %q has a log tier, but no directory is given", s.Pipeline)
+	case there && formats != nil:
+		errs = append(errs, func() error { c := s.logTier(formats); return c.Validate() }())
+	case !there && s.LogDir != "":
+		bad("directory %q is given, but pipeline %q has no log tier", s.LogDir, s.Pipeline)
+	case !there && s.LogBytes > 0:
+		bad("the log tier is bounded to %d bytes, but there is none: give a directory", s.LogBytes)
+	case !there && s.LogFsync != log.FsyncInterval:
+		bad("the log tier is to sync its segments (%s), but there is none: give a directory", s.LogFsync)
+	}
+	return errors.Join(errs...)
+}
+
+func (s *StreamConfig) validate() error {
+	o := streamcopy.Options{QueueDepth: s.QueueDepth, CTAs: s.CTAs, StagingBytes: s.StagingBytes, Policy: s.Policy}
+	errs := []error{o.Validate(), s.Budget.Validate()}
+	if s.Path != stream.PathNone && !slices.Contains(copyPaths(), s.Path) {
+		var names []string
+		for _, p := range copyPaths() {
+			names = append(names, p.String())
+		}
+		errs = append(errs, fmt.Errorf("path %s is not accepted here; it is one of %s; for NICs use gdr require (--gdr require): %w",
+			s.Path, strings.Join(names, ", "), errdefs.ErrInvalid))
+	}
+	if s.Calibration != "" {
+		_, err := profile.ParseCalibration(string(s.Calibration))
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// validateGDR returns every conflict of the settings of NICs.
+func (c *Config) validateGDR() error {
+	var errs []error
+	if c.Store.GDR != "" {
+		_, err := ParseGDR(string(c.Store.GDR))
+		errs = append(errs, err)
+	}
+	if p := c.Stream.Path; p != stream.PathNone && c.Store.GDR == GDRRequire && c.RDMA.Provider != gdr.Soft {
+		errs = append(errs, fmt.Errorf("path %s is forced, and gdr requires a NIC: %w", p, errdefs.ErrInvalid))
+	}
+	return errors.Join(errs...)
+}
+
+// copyPaths returns the paths of a copy stream between a device and its host: all loads and dumps
+// are such copies.
+func copyPaths() []stream.Path { return stream.Paths(stream.MovedByDevice) }

@@ -86,12 +86,12 @@ func OpenManager(ctx context.Context, c ManagerConfig) (_ *Manager, err error) {
 	if c.Blocks > smallest && len(c.Ranks) > 0 {
 		return nil, fmt.Errorf("blocks is %d, and the smallest cache of the workers has slots for %d: give at most that: %w", c.Blocks, smallest, errdefs.ErrInvalid)
 	}
-	room := c.Blocks
-	if room == 0 {
-		room = max(1, smallest-max(1, smallest/16))
+	slots := c.Blocks
+	if slots == 0 {
+		slots = max(1, smallest-max(1, smallest/16))
 	}
 	mc.OpenPool = func(evicted func(key block.Key)) (manager.Pool, error) {
-		return cache.Open(cache.Config{Blocks: room, Formats: mc.Ranks[0].Formats, Evicted: evicted})
+		return cache.Open(cache.Config{Blocks: slots, Formats: mc.Ranks[0].Formats, Evicted: evicted})
 	}
 	if m.Manager, err = manager.Open(mc); err != nil {
 		return nil, err

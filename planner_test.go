@@ -112,7 +112,7 @@ func TestServingStagesBlocks(t *testing.T) {
 func TestStreamConfigIsChecked(t *testing.T) {
 	for name, s := range map[string]kvlane.StreamConfig{
 		"policy":      {Policy: plan.Policy{MaxCTAs: -1}},
-		"budget":      {Budget: plan.BudgetOptions{HarmPercent: -3}},
+		"budget":      {Budget: plan.BudgetOptions{InterferencePercent: -3}},
 		"calibration": {Calibration: "daily"},
 	} {
 		c := kvlane.Config{Stream: s}

@@ -101,13 +101,13 @@ func (b *Budget) Skip(units int) { b.left, b.part = b.left-units, b.part-units }
 // ended with ErrOverBudget; the latter with their duration, because they may have hung. It returns
 // ErrInvalid if no unit was measured in time. progress and notice may be nil.
 func (b *Budget) Each(ctx context.Context, names []string, progress func(done, total int, what string), notice func(text string), measure func(ctx context.Context, k int, until time.Time) error) (leftOut []string, err error) {
-	tell := func(done int, what string) {
+	report := func(done int, what string) {
 		if progress != nil {
 			progress(done, len(names), what)
 		}
 	}
 	for i, k := range Spread(len(names)) {
-		tell(i, names[k])
+		report(i, names[k])
 		until, fits := b.Begin(1)
 		err, name := ErrOverBudget, names[k]
 		if fits {
@@ -132,7 +132,7 @@ func (b *Budget) Each(ctx context.Context, names []string, progress func(done, t
 			}
 		}
 	}
-	tell(len(names), "")
+	report(len(names), "")
 	return leftOut, nil
 }
 

@@ -76,7 +76,7 @@ func (g *group) measure(ctx context.Context) ([]Point, error) {
 		if err := g.reference(ctx); err != nil {
 			return nil, err
 		}
-		for i := range measure.Turns(round, len(g.entrants)) {
+		for i := range measure.Order(round, len(g.entrants)) {
 			e := g.entrants[i]
 			if round == 0 {
 				b.step("%s, %s", g.at, e.who.Name())

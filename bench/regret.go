@@ -57,10 +57,10 @@ func (r *Report) Regrets() []Regret {
 		}
 		l := Regret{Cell: p.Cell, Direction: p.Direction, Layout: p.Layout, Traveled: p.Traveled}
 		if b := best[p.place()]; b != nil {
-			l.Best, l.Lost = b.Path, p.behind(b)
+			l.Best, l.Lost = b.Path, p.shortfall(b)
 		}
 		if b := base[p.place()]; b != nil {
-			l.Baseline, l.Beaten = b.Path, p.behind(b)
+			l.Baseline, l.Beaten = b.Path, p.shortfall(b)
 		}
 		if p.P50Micros > 0 {
 			l.Predicted = p.PredictedMicros / p.P50Micros
@@ -72,8 +72,8 @@ func (r *Report) Regrets() []Regret {
 
 func (p *Point) place() place { return place{p.Cell, p.Direction, p.Layout} }
 
-// behind returns the share of other's rate that p does not reach.
-func (p *Point) behind(other *Point) float64 {
+// shortfall returns the share of other's rate that p does not reach.
+func (p *Point) shortfall(other *Point) float64 {
 	if len(p.RoundGBps) != len(other.RoundGBps) || slices.Contains(other.RoundGBps, 0) || len(p.RoundGBps) == 0 {
 		return 1 - p.GBps/other.GBps
 	}

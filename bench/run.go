@@ -201,7 +201,7 @@ func (b *bench) measure(ctx context.Context, places []place, who []entry, most i
 	mark := b.rig.Mark()
 	defer func() { err = errors.Join(err, b.rig.CloseTo(mark)) }()
 	expected := len(who)
-	entrants, err := b.enter(who)
+	entrants, err := b.openEntrants(who)
 	for i := 0; err == nil && i < len(places); {
 		gone := (expected - len(entrants)) * (len(places) - i) // a missing contender has no points
 		b.budget.Skip(gone)
@@ -229,7 +229,7 @@ func (b *bench) measure(ctx context.Context, places []place, who []entry, most i
 			// Its streams may still use the memory. All contenders start again without it.
 			b.done = before
 			if err = b.rig.CloseTo(mark); err == nil {
-				entrants, err = b.enter(who)
+				entrants, err = b.openEntrants(who)
 			}
 		default:
 			err = fmt.Errorf("%s: %w", places[i], err)
@@ -262,9 +262,9 @@ func (b *bench) notice() {
 	}
 }
 
-// enter opens two movers for each contender. It skips missing contenders, and adds unsupported ones
-// to them.
-func (b *bench) enter(who []entry) ([]*entrant, error) {
+// openEntrants opens two movers for each contender. It skips missing contenders, and adds
+// unsupported ones to them.
+func (b *bench) openEntrants(who []entry) ([]*entrant, error) {
 	var all []*entrant
 	for _, c := range who {
 		if b.rep.missing(c.who) {

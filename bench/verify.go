@@ -95,16 +95,16 @@ func (c *checker) check(ctx context.Context, s *side, tag uint64, p *plan) error
 			return fmt.Errorf("check device memory: %w", err)
 		}
 		for i := range n {
-			if wrong := le.Uint64(b[countsAt+8*i:]); wrong != 0 {
-				return s.wrong(ctx, tag, p, first+i, wrong)
+			if mismatched := le.Uint64(b[countsAt+8*i:]); mismatched != 0 {
+				return s.describeMismatch(ctx, tag, p, first+i, mismatched)
 			}
 		}
 	}
 	return nil
 }
 
-// wrong reads a wrong block back to describe the difference.
-func (s *side) wrong(ctx context.Context, tag uint64, p *plan, block int, bytes uint64) error {
+// describeMismatch reads a wrong block back to describe the difference.
+func (s *side) describeMismatch(ctx context.Context, tag uint64, p *plan, block int, bytes uint64) error {
 	to, from := p.Offs(block)
 	staged := mem.Extent{Region: s.scratch, Len: p.Size}
 	err := s.copyOne(ctx, staged, mem.Extent{Region: s.dst, Off: to, Len: p.Size})

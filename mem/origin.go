@@ -19,13 +19,13 @@ type Origin struct {
 
 	mu      sync.Mutex
 	holders int
-	quiet   chan struct{}
+	drained chan struct{}
 }
 
 // NewOrigin returns the origin of memory. live returns an error if the memory is no longer exported.
 // It must not block, and must reflect all events before the call.
 func NewOrigin(live func() error) *Origin {
-	return &Origin{live: live, quiet: make(chan struct{})}
+	return &Origin{live: live, drained: make(chan struct{})}
 }
 
 // Lose marks the memory as lost. The first cause stays.
@@ -34,13 +34,13 @@ func (o *Origin) Lose(cause error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.lost.CompareAndSwap(nil, &err) && o.holders == 0 {
-		close(o.quiet)
+		close(o.drained)
 	}
 }
 
-// Hold permits the caller to access the memory until Release. It returns ErrLost if the memory is
-// lost.
-func (o *Origin) Hold() error {
+// Acquire permits the caller to access the memory until Release. It returns ErrLost if the memory
+// is lost.
+func (o *Origin) Acquire() error {
 	if o == nil {
 		return nil
 	}
@@ -61,13 +61,13 @@ func (o *Origin) Release() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.holders--; o.holders == 0 && o.lost.Load() != nil {
-		close(o.quiet)
+		close(o.drained)
 	}
 }
 
-// Quiet returns a channel that is closed when the memory is lost and has no holders: it will not be
-// accessed again.
-func (o *Origin) Quiet() <-chan struct{} { return o.quiet }
+// Drained returns a channel that is closed when the memory is lost and has no holders: it will not
+// be accessed again.
+func (o *Origin) Drained() <-chan struct{} { return o.drained }
 
 // Holds is the set of origins that a batch holds. It is not safe for concurrent use.
 type Holds []*Origin
@@ -78,7 +78,7 @@ func (h *Holds) Add(r *Region) error {
 	if o == nil || slices.Contains(*h, o) {
 		return nil
 	}
-	if err := o.Hold(); err != nil {
+	if err := o.Acquire(); err != nil {
 		return err
 	}
 	*h = append(*h, o)

@@ -76,12 +76,12 @@ type Paged struct {
 	// reports whether Sums was filled. If it was not, or the batch failed, the contents are
 	// undefined. The stream owns Sums until the batch has resolved.
 	Sums []uint64
-	// Landed, unless nil, is called during the copy when more groups have completed: the first
+	// Completed, unless nil, is called during the copy when more groups have completed: the first
 	// groups of the batch. summed reports whether their sums are in Sums. groups increases with
 	// each call. Calls are optional, and there are none after the batch has resolved. The memory of
 	// a completed group is no longer accessed, even if the batch fails later. Calls are serialized,
-	// on any goroutine. Landed must not block or call the stream.
-	Landed func(groups int, summed bool)
+	// on any goroutine. Completed must not block or call the stream.
+	Completed func(groups int, summed bool)
 }
 
 // Validate returns the first error in the batch: no direction, a plane that does not fit its slot,

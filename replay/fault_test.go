@@ -116,15 +116,15 @@ func TestNoFailureOfTheDeviceGoesUnreported(t *testing.T) {
 // given up, and that no byte was wrong.
 func reported(t *testing.T, n int, rep *Report, err error) {
 	t.Helper()
-	told := err != nil && errors.Is(err, fault.ErrInjected)
+	reported := err != nil && errors.Is(err, fault.ErrInjected)
 	if rep != nil {
-		told = told || rep.LoadErrors > 0 && strings.Contains(strings.Join(rep.ErrorSamples, ""), "injected fault") ||
+		reported = reported || rep.LoadErrors > 0 && strings.Contains(strings.Join(rep.ErrorSamples, ""), "injected fault") ||
 			rep.PathsGivenUp == 1 && strings.Contains(strings.Join(rep.Notes, ""), "injected fault")
 		if rep.Mismatches > 0 {
 			t.Errorf("operation %d: %d mismatches", n, rep.Mismatches)
 		}
 	}
-	if !told {
+	if !reported {
 		t.Errorf("operation %d failed, and the replay says %v; %+v", n, err, rep)
 	}
 }

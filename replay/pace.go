@@ -61,5 +61,5 @@ func (p *pace) after(timestamp int64) time.Duration {
 	return 0
 }
 
-// late returns the time since the request was due.
-func (p *pace) late(req *turn) time.Duration { return p.clock.Since(req.due) }
+// delay returns the time since the request was due.
+func (p *pace) delay(req *turn) time.Duration { return p.clock.Since(req.due) }

@@ -69,13 +69,13 @@ func troubled() *Report {
 func TestReportForPeople(t *testing.T) {
 	presenttest.Check(t, "served", *rewrite, served().Print)
 	presenttest.Check(t, "troubled", *rewrite, troubled().Print)
-	many, told := troubled(), new(strings.Builder)
+	many, reported := troubled(), new(strings.Builder)
 	many.ErrorSamples = nil
 	for range 1234 {
 		many.sample(errors.New("one cause"))
 	}
-	if err := many.Print(told); err != nil || strings.Count(told.String(), "failure: one cause\n") != 5 || !strings.Contains(told.String(), "and 1,229 more\n") || len(many.ErrorSamples) != mostSamples {
-		t.Errorf("many failures: %v, %d samples:\n%s", err, len(many.ErrorSamples), told)
+	if err := many.Print(reported); err != nil || strings.Count(reported.String(), "failure: one cause\n") != 5 || !strings.Contains(reported.String(), "and 1,229 more\n") || len(many.ErrorSamples) != mostSamples {
+		t.Errorf("many failures: %v, %d samples:\n%s", err, len(many.ErrorSamples), reported)
 	}
 	full := errors.New("disk full")
 	if err := served().Print(failingWriter{full}); !errors.Is(err, full) {

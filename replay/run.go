@@ -78,7 +78,7 @@ type run struct {
 	pace    pace
 	workers []*worker
 	// requests go to the workers in the trace's order. They come back by spare, for reuse.
-	requests, spare chan *turn
+	requests, freeTurns chan *turn
 	// behind has the dumps that are not yet known to be durable.
 	behind chan pendingDump
 	// poisoned counts the poison patterns, so that no two are equal.
@@ -103,7 +103,7 @@ func newRun(c Config) (_ *run, err error) {
 	}
 	r := &run{
 		cfg: c, digest: c.Identity.Digest(), total: s.Requests, tally: newTally(), pace: pace{clock: c.Clock, speed: c.Speed},
-		requests: make(chan *turn), spare: make(chan *turn, c.Concurrency+1), behind: make(chan pendingDump, c.Backlog),
+		requests: make(chan *turn), freeTurns: make(chan *turn, c.Concurrency+1), behind: make(chan pendingDump, c.Backlog),
 	}
 	if r.cache, err = kvcache.New(c.Device, layout, c.Geometry.PlanesPerLayer(), c.pages(s), c.Seed); err != nil {
 		return nil, err
@@ -114,8 +114,8 @@ func newRun(c Config) (_ *run, err error) {
 			return nil, errors.Join(fmt.Errorf("replay: register the KV cache: %w", err), r.close())
 		}
 	}
-	for range cap(r.spare) {
-		r.spare <- &turn{}
+	for range cap(r.freeTurns) {
+		r.freeTurns <- &turn{}
 	}
 	for range c.Concurrency {
 		w, err := newWorker(r, s.MaxBlocks)
@@ -161,7 +161,7 @@ func (r *run) read(ctx context.Context) (err error) {
 	for i := range r.total {
 		var req *turn
 		select {
-		case req = <-r.spare:
+		case req = <-r.freeTurns:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}

@@ -139,9 +139,9 @@ func (t *TraceReader) parse(line []byte, req *Request) error {
 	r := &t.raw
 	r.Timestamp, r.InputLength, r.OutputLength, r.HashIDs = r.Timestamp[:0], r.InputLength[:0], r.OutputLength[:0], r.HashIDs[:0]
 	if err := json.Unmarshal(line, r); err != nil {
-		var wrong *json.UnmarshalTypeError
-		if errors.As(err, &wrong) {
-			return t.fail(t.line, "", "the line is a JSON "+wrong.Value+", not an object; "+format)
+		var typeErr *json.UnmarshalTypeError
+		if errors.As(err, &typeErr) {
+			return t.fail(t.line, "", "the line is a JSON "+typeErr.Value+", not an object; "+format)
 		}
 		return t.fail(t.line, "", "the line is not JSON: "+err.Error()+"; "+format)
 	}

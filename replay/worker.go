@@ -18,12 +18,12 @@ type worker struct {
 	painter *kvcache.Painter
 	all     kvcache.Span
 
-	keys  []block.Key
-	pages []uint32
-	seeds []uint64
-	wrong []int64
-	tiers []string // tier of each leased block
-	errs  []error  // error of each leased block, or nil if it was loaded
+	keys       []block.Key
+	pages      []uint32
+	seeds      []uint64
+	mismatched []int64
+	tiers      []string // tier of each leased block
+	errs       []error  // error of each leased block, or nil if it was loaded
 	// unjudged is set from the load of a prefix until judge has counted its blocks.
 	unjudged bool
 	step     Step // result of this request
@@ -74,14 +74,14 @@ func (w *worker) work(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 		if w.run.cfg.Speed > 0 {
-			w.run.tally.latency(w.run.tally.lag, w.run.pace.late(req))
+			w.run.tally.latency(w.run.tally.lag, w.run.pace.delay(req))
 		}
 		w.keys = req.keys
 		if err := w.request(ctx, &req.Request); err != nil {
 			return fmt.Errorf("replay line %d: %w", req.Line, err)
 		}
 		w.run.finished(w.step)
-		w.run.spare <- req
+		w.run.freeTurns <- req
 	}
 }
 
@@ -177,8 +177,8 @@ func (w *worker) loadPrefix(ctx context.Context, req *Request) (hits int, quiet 
 		w.tiers = append(w.tiers, lease.Tier(i))
 		w.add(&w.load, req, i)
 	}
-	w.wrong = slices.Grow(w.wrong[:0], hits)[:hits]
-	clear(w.wrong)
+	w.mismatched = slices.Grow(w.mismatched[:0], hits)[:hits]
+	clear(w.mismatched)
 	start := time.Now()
 	task, err := w.run.cfg.Store.Load(wait, lease, w.run.cache.Pages(), w.load.refs, store.LoadOptions{Layerwise: w.run.cfg.Layerwise})
 	if err != nil {
@@ -187,7 +187,7 @@ func (w *worker) loadPrefix(ctx context.Context, req *Request) (hits int, quiet 
 	if w.run.cfg.Layerwise {
 		err = w.checkLayers(wait, task)
 	}
-	if !settle(wait, task, w.run.cfg.Timeout) {
+	if !waitEnded(wait, task, w.run.cfg.Timeout) {
 		return 0, false, fmt.Errorf("load %d blocks: the transfer did not come to rest: %w", hits, context.Cause(wait))
 	}
 	if err = errors.Join(err, wait.Err()); err != nil {
@@ -217,7 +217,7 @@ func (w *worker) checkLayers(ctx context.Context, task *store.LoadTask) error {
 		if err := task.WaitShard(ctx, layer); err != nil && ctx.Err() != nil {
 			return err
 		}
-		if err := w.painter.Check(ctx, w.run.cache.Shard(layer), w.load.pages, w.load.seeds, w.wrong); err != nil {
+		if err := w.painter.Check(ctx, w.run.cache.Shard(layer), w.load.pages, w.load.seeds, w.mismatched); err != nil {
 			return fmt.Errorf("verify layer %d: %w", layer, err)
 		}
 	}
@@ -234,8 +234,8 @@ func (w *worker) judge(ctx context.Context, req *Request) error {
 	ctx, cancel := context.WithTimeout(ctx, w.run.cfg.Timeout)
 	defer cancel()
 	if !w.run.cfg.Layerwise {
-		if err := w.painter.Compared(ctx, w.wrong); err != nil {
-			return fmt.Errorf("verify %d blocks: %w", len(w.wrong), err)
+		if err := w.painter.Compared(ctx, w.mismatched); err != nil {
+			return fmt.Errorf("verify %d blocks: %w", len(w.mismatched), err)
 		}
 	}
 	var good int64
@@ -244,7 +244,7 @@ func (w *worker) judge(ctx context.Context, req *Request) error {
 			continue
 		}
 		good++
-		if w.wrong[i] > 0 {
+		if w.mismatched[i] > 0 {
 			if err := w.mismatch(ctx, req, i); err != nil {
 				return err
 			}
@@ -271,7 +271,7 @@ func (w *worker) mismatch(ctx context.Context, req *Request, i int) error {
 	}
 	m := Mismatch{
 		Line: req.Line, HashID: req.HashIDs[i], Key: w.keys[i].String(), Tier: w.tiers[i], Page: w.pages[i],
-		Layer: plane / w.run.cache.PerShard(), Part: w.run.cache.Part(plane), Offset: off, WrongBytes: w.wrong[i],
+		Layer: plane / w.run.cache.PerShard(), Part: w.run.cache.Part(plane), Offset: off, WrongBytes: w.mismatched[i],
 	}
 	w.step.WrongBytes += m.WrongBytes
 	w.run.tally.update(func(r *Report) {
@@ -353,9 +353,9 @@ func (w *worker) sourceFree(ctx context.Context, task *store.DumpTask) bool {
 	return task.SourceFree(last) == nil
 }
 
-// settle waits until the task has ended, and reports whether it has. If ctx ends first, it cancels
-// the task and waits for grace at most.
-func settle(ctx context.Context, task *store.LoadTask, grace time.Duration) bool {
+// waitEnded waits until the task has ended, and reports whether it has. If ctx ends first, it
+// cancels the task and waits for grace at most.
+func waitEnded(ctx context.Context, task *store.LoadTask, grace time.Duration) bool {
 	_ = task.Wait(ctx) // the caller reads the errors of the blocks
 	if ctx.Err() == nil {
 		return true

@@ -16,8 +16,8 @@ func (s *Server) GrantUnnamed(c *net.UnixConn) error {
 	return why.err()
 }
 
-// Heard reads a packet, also the last one.
-var Heard = readPacket
+// ReadPacket reads a packet, also the last one.
+var ReadPacket = readPacket
 
 // Copies with a wait.
 var (

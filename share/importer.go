@@ -196,7 +196,7 @@ func (in *Importer) establish(ctx context.Context, m *mapping, d *Descriptor) er
 		})
 	})
 	m.watching.Go(func() {
-		<-m.origin.Quiet()
+		<-m.origin.Drained()
 		// Memory by cuda-ipc must be unmapped before its exporter frees it. Other memory stays
 		// valid while it is mapped, and its Regions' bytes remain readable.
 		if d.Type != device.HandleCUDAIPC || in.unmap(m) == nil {
@@ -260,7 +260,7 @@ func (in *Importer) drop(m *mapping) error {
 	if m.origin != nil {
 		m.origin.Lose(errImportClosed)
 		select {
-		case <-m.origin.Quiet():
+		case <-m.origin.Drained():
 		default:
 			return fmt.Errorf("copies are under way: %w", errdefs.ErrBusy)
 		}

@@ -157,11 +157,11 @@ func (s *Server) Close(ctx context.Context) error {
 		}
 	}
 	s.mu.Unlock()
-	var held []error
+	var unclosed []error
 	for _, e := range all {
-		held = append(held, e.waitImporters(ctx))
+		unclosed = append(unclosed, e.waitImporters(ctx))
 	}
-	err := errors.Join(held...)
+	err := errors.Join(unclosed...)
 	if err == nil {
 		s.serving.Wait() // all connections have ended
 	}

@@ -183,7 +183,7 @@ func TestDefectTheEndIsToldBeforeTheLastPacket(t *testing.T) {
 	_, err = far.Write([]byte("the last"))
 	must(t, errors.Join(err, far.Close()))
 	b, tries := make([]byte, 100), 0
-	n, err := share.Heard(func() (int, error) {
+	n, err := share.ReadPacket(func() (int, error) {
 		tries++
 		return near.Read(b)
 	})
@@ -196,7 +196,7 @@ func TestDefectTheEndIsToldBeforeTheLastPacket(t *testing.T) {
 		"a packet": {nil}, "the end": {io.EOF, nil}, "a reset": {unix.ECONNRESET, nil}, "both": {io.EOF, unix.ECONNRESET, nil},
 	} {
 		tries := 0
-		n, err := share.Heard(func() (int, error) {
+		n, err := share.ReadPacket(func() (int, error) {
 			tries++
 			if first[tries-1] != nil {
 				return 0, first[tries-1]
@@ -208,7 +208,7 @@ func TestDefectTheEndIsToldBeforeTheLastPacket(t *testing.T) {
 		}
 	}
 	for _, last := range []error{io.EOF, unix.ECONNRESET, os.ErrDeadlineExceeded} {
-		if _, err := share.Heard(func() (int, error) { return 0, last }); !errors.Is(err, last) {
+		if _, err := share.ReadPacket(func() (int, error) { return 0, last }); !errors.Is(err, last) {
 			t.Errorf("of %v is said %v", last, err)
 		}
 	}

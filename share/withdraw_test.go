@@ -58,7 +58,7 @@ func TestDefectWithdrawnMemoryIsWrittenLater(t *testing.T) {
 	if _, err := s.Submit(t.Context(), batch); !errors.Is(err, errdefs.ErrLost) {
 		t.Errorf("a copy to withdrawn memory begins: %v", err)
 	}
-	if err := i.Region().Origin().Hold(); !errors.Is(err, errdefs.ErrLost) {
+	if err := i.Region().Origin().Acquire(); !errors.Is(err, errdefs.ErrLost) {
 		t.Errorf("withdrawn memory is held: %v", err)
 	}
 	if err := i.Close(); !errors.Is(err, errdefs.ErrBusy) {

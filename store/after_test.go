@@ -74,14 +74,14 @@ func TestDefectLayerwiseDumpThatWaitsForADeadEngineEndsOnClose(t *testing.T) {
 func TestDefectLayerwiseDumpThatWaitsForADeadEngineEndsWithAFailedCopy(t *testing.T) {
 	t.Parallel()
 	cause := errors.New("the copy failed")
-	held := &heldStream{}
-	r := newRig(t, rigOptions{slots: 4, wrapDump: func(st stream.Stream) stream.Stream { held.Stream = st; return held }})
+	leased := &heldStream{}
+	r := newRig(t, rigOptions{slots: 4, wrapDump: func(st stream.Stream) stream.Stream { leased.Stream = st; return leased }})
 	d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, 1), store.DumpOptions{Layerwise: true})
 	r.must(err)
 	r.must(d.SubmitShard(r.ctx(), 0))
 	r.must(d.SubmitShard(r.ctx(), 1, &dependency{done: make(chan struct{})}))
-	r.eventually(func() bool { return held.count() == 1 })
-	held.tickets[0].Resolve(stream.Completion{}, cause)
+	r.eventually(func() bool { return leased.count() == 1 })
+	leased.tickets[0].Resolve(stream.Completion{}, cause)
 	r.resolved(d.Done())
 	wantErr(t, d.Errs()[0], cause)
 }

@@ -32,7 +32,7 @@ func (s *slow) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error)
 		return s.Stream.Submit(ctx, b)
 	}
 	paged := *b.Paged
-	paged.Landed = nil
+	paged.Completed = nil
 	inner, err := s.Stream.Submit(ctx, &mem.Batch{Paged: &paged})
 	if err != nil {
 		return nil, err
@@ -54,7 +54,7 @@ func (s *slow) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error)
 	before, landed := s.before, make(chan struct{})
 	s.before = landed
 	s.mu.Unlock()
-	outer, tell := stream.NewTicket(inner.ID(), inner.Cancel), b.Paged.Landed
+	outer, tell := stream.NewTicket(inner.ID(), inner.Cancel), b.Paged.Completed
 	go func() {
 		defer close(landed)
 		<-inner.Done()

@@ -27,8 +27,8 @@
 // in the cache, and written to every tier below while pinned: then the blocks are durable.
 //
 // A batch consists of parts, which complete one after the other. A part is a layer of all blocks of
-// the batch, or some whole blocks. The stream reports each completed part (mem.Paged.Landed), and
-// the part is checked while later parts are copied.
+// the batch, or some whole blocks. The stream reports each completed part (mem.Paged.Completed),
+// and the part is checked while later parts are copied.
 //
 // An error concerns one block. The other blocks of the task go on. A block that fails its check is
 // a miss: it is dropped from the tier that had it, counted, reported to Hooks.Corrupt, and read

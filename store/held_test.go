@@ -68,7 +68,7 @@ func (h *heldStream) summed(n int, right bool) {
 func (h *heldStream) landed(n int, right bool) {
 	h.summed(n, right)
 	p := h.batches[len(h.batches)-1].Paged
-	if p.Landed(n+1, true); n+1 == len(p.Groups) {
+	if p.Completed(n+1, true); n+1 == len(p.Groups) {
 		h.resolved()
 	}
 }
@@ -106,15 +106,15 @@ func heldRig(t *testing.T) (*rig, *heldStream) {
 // shards once nothing is being copied.
 func TestWaitShardTellsThatItsBatchFailed(t *testing.T) {
 	t.Parallel()
-	r, held := heldRig(t)
-	l := r.held(held)
-	held.landed(0, true)
+	r, leased := heldRig(t)
+	l := r.held(leased)
+	leased.landed(0, true)
 	r.must(l.WaitShard(r.ctx(), 0))
 	ctx, cancel := context.WithTimeout(r.ctx(), 20*time.Millisecond)
 	defer cancel()
 	wantErr(t, l.WaitShard(ctx, 1), context.DeadlineExceeded)
 	cause := errors.New("the copy failed")
-	held.failed(cause)
+	leased.failed(cause)
 	wantErr(t, l.WaitShard(r.ctx(), 1), cause)
 	wantErr(t, l.WaitShard(r.ctx(), 2), cause)
 	wantErr(t, l.Wait(r.ctx()), cause)
@@ -123,17 +123,17 @@ func TestWaitShardTellsThatItsBatchFailed(t *testing.T) {
 // A block with a wrong copy of a shard is copied again from that shard on.
 func TestWrongShardIsCopiedAgainWithThoseBehindIt(t *testing.T) {
 	t.Parallel()
-	r, held := heldRig(t)
-	l := r.held(held)
-	held.landed(0, true)
-	held.landed(1, false)
-	held.landed(2, true)
-	r.eventually(func() bool { return held.count() == 2 })
-	if n := len(held.batches[1].Paged.Groups); n != r.o.shards-1 {
+	r, leased := heldRig(t)
+	l := r.held(leased)
+	leased.landed(0, true)
+	leased.landed(1, false)
+	leased.landed(2, true)
+	r.eventually(func() bool { return leased.count() == 2 })
+	if n := len(leased.batches[1].Paged.Groups); n != r.o.shards-1 {
 		t.Fatalf("%d shards are copied again, want %d", n, r.o.shards-1)
 	}
-	held.landed(0, true)
-	held.failed(errors.New("the copy failed"))
+	leased.landed(0, true)
+	leased.failed(errors.New("the copy failed"))
 	r.resolved(l.Done())
 	if err := l.Errs()[0]; err == nil {
 		t.Error("the block is there, and its last shard did not land")
@@ -144,30 +144,30 @@ func TestWrongShardIsCopiedAgainWithThoseBehindIt(t *testing.T) {
 // them. A block with a wrong copy keeps its slot, and is copied again after all other copies.
 func TestPartsOfAWholeLoadAreSettledAsTheyLand(t *testing.T) {
 	t.Parallel()
-	held, cause := &heldStream{}, errors.New("the copy failed")
+	leased, cause := &heldStream{}, errors.New("the copy failed")
 	r := newRig(t, rigOptions{
-		planeBytes: leafy, wrapLoad: func(st stream.Stream) stream.Stream { held.Stream = st; return held },
+		planeBytes: leafy, wrapLoad: func(st stream.Stream) stream.Stream { leased.Stream = st; return leased },
 		tune: func(c *store.Config) { c.PartBytes = 1 }, // a block a part
 	})
 	r.dump(1, 2, 3, 4)
 	l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, 1, 2, 3, 4), store.LoadOptions{})
 	r.must(err)
-	r.eventually(func() bool { return held.count() == 1 })
+	r.eventually(func() bool { return leased.count() == 1 })
 	pinned := func(n int64) func() bool { return func() bool { return r.cache.Stats().Retained == n } }
-	if n := len(held.batches[0].Paged.Groups); n != 4 || !pinned(4)() {
+	if n := len(leased.batches[0].Paged.Groups); n != 4 || !pinned(4)() {
 		t.Fatalf("the batch has %d page groups, and %d slots are pinned; want 4", n, r.cache.Stats().Retained)
 	}
-	held.landed(0, true)
+	leased.landed(0, true)
 	r.eventually(pinned(3))
-	held.summed(1, true)
-	held.landed(2, false) // reports both
+	leased.summed(1, true)
+	leased.landed(2, false) // reports both
 	r.eventually(pinned(2))
-	if n := held.count(); n != 1 {
+	if n := leased.count(); n != 1 {
 		t.Fatalf("%d batches while the first is under way", n)
 	}
-	held.failed(cause)
-	r.eventually(func() bool { return held.count() == 2 })
-	held.landed(0, true)
+	leased.failed(cause)
+	r.eventually(func() bool { return leased.count() == 2 })
+	leased.landed(0, true)
 	r.resolved(l.Done())
 	for i, err := range l.Errs() {
 		var b *store.BlockError
@@ -186,7 +186,7 @@ type early struct{ *heldStream }
 
 func (e early) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
 	if p := b.Paged; p != nil {
-		p.Landed(len(p.Groups)/2, false)
+		p.Completed(len(p.Groups)/2, false)
 	}
 	return e.heldStream.Submit(ctx, b)
 }
@@ -196,10 +196,10 @@ func (e early) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error)
 func TestSumsBehindPartsWithoutSums(t *testing.T) {
 	t.Parallel()
 	const batch, blocks = 128, 2 * 128 // a batch of 128 blocks comes first
-	held := &heldStream{}
+	leased := &heldStream{}
 	r := newRig(t, rigOptions{
 		slots: blocks, pages: blocks, shards: 1, planes: 1, planeBytes: mem.LeafBytes,
-		wrapLoad: func(st stream.Stream) stream.Stream { held.Stream = st; return early{held} },
+		wrapLoad: func(st stream.Stream) stream.Stream { leased.Stream = st; return early{leased} },
 		tune:     func(c *store.Config) { c.PartBytes = 1 }, // a block a part
 	})
 	ns := make([]int, blocks)
@@ -209,15 +209,15 @@ func TestSumsBehindPartsWithoutSums(t *testing.T) {
 	r.dump(ns...)
 	l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, ns...), store.LoadOptions{})
 	r.must(err)
-	r.eventually(func() bool { return held.count() == 2 && r.cache.Stats().Retained == blocks/2 })
-	if n := len(held.batches[1].Paged.Groups); n != batch {
+	r.eventually(func() bool { return leased.count() == 2 && r.cache.Stats().Retained == blocks/2 })
+	if n := len(leased.batches[1].Paged.Groups); n != batch {
 		t.Fatalf("the second batch has %d page groups, want %d", n, batch)
 	}
 	for k := batch / 2; k < batch; k++ {
-		held.landed(k, true)
+		leased.landed(k, true)
 	}
-	held.batches[0].Paged.Landed(batch, false)
-	held.tickets[0].Resolve(stream.Completion{}, nil)
+	leased.batches[0].Paged.Completed(batch, false)
+	leased.tickets[0].Resolve(stream.Completion{}, nil)
 	r.must(l.Wait(r.ctx()))
 	if st := r.st.Stats(); st.VerifiedByCPU != 3*batch/2 || st.VerifiedOnWay != batch/2 {
 		t.Errorf("%d blocks were verified by the CPU and %d on their way, want %d and %d", st.VerifiedByCPU, st.VerifiedOnWay, 3*batch/2, batch/2)
@@ -227,19 +227,19 @@ func TestSumsBehindPartsWithoutSums(t *testing.T) {
 // A load whose blocks all have results is not done before its batch resolves.
 func TestLoadWaitsForItsBatchBehindItsParts(t *testing.T) {
 	t.Parallel()
-	r, held := heldRig(t)
-	l := r.held(held)
+	r, leased := heldRig(t)
+	l := r.held(leased)
 	for k := range r.o.shards {
-		held.summed(k, true)
+		leased.summed(k, true)
 	}
-	held.batches[0].Paged.Landed(r.o.shards, true)
+	leased.batches[0].Paged.Completed(r.o.shards, true)
 	r.eventually(func() bool { return r.cache.Stats().Retained == 0 })
 	select {
 	case <-l.Done():
 		t.Error("the load is done, and its batch is not")
 	case <-time.After(20 * time.Millisecond):
 	}
-	held.resolved()
+	leased.resolved()
 	r.resolved(l.Done())
 	r.must(l.Errs()[0])
 }
@@ -248,15 +248,15 @@ func TestLoadWaitsForItsBatchBehindItsParts(t *testing.T) {
 // still be checked.
 func TestHeaderThatChangesUnderACopyExcusesNothing(t *testing.T) {
 	t.Parallel()
-	r, held := heldRig(t)
-	l := r.held(held)
+	r, leased := heldRig(t)
+	l := r.held(leased)
 	sl, err := r.cache.Open(r.ctx(), r.key(1))
 	r.must(err)
 	const sumAlgo = 24 // its place in the header
 	binary.LittleEndian.PutUint32(sl.Extent().Bytes()[sumAlgo:], uint32(block.SumXXH3))
 	sl.Release()
 	for k := range r.o.shards {
-		held.landed(k, false)
+		leased.landed(k, false)
 	}
 	r.resolved(l.Done())
 	wantErr(t, l.Errs()[0], errdefs.ErrCorrupt)
@@ -265,7 +265,7 @@ func TestHeaderThatChangesUnderACopyExcusesNothing(t *testing.T) {
 // The error of a load states whether the page is undefined.
 func TestBlockErrorSaysWhetherThePageIsUndefined(t *testing.T) {
 	t.Parallel()
-	r, held := heldRig(t)
+	r, leased := heldRig(t)
 	blockError := func(l *store.LoadTask) *store.BlockError {
 		r.resolved(l.Done())
 		var e *store.BlockError
@@ -279,10 +279,10 @@ func TestBlockErrorSaysWhetherThePageIsUndefined(t *testing.T) {
 	if e := blockError(l); e.Undefined || e.Key != r.key(2) || !errors.Is(e, errdefs.ErrNotFound) {
 		t.Errorf("a block that is nowhere: %+v", e)
 	}
-	l = r.held(held)
-	held.landed(0, true)
-	held.landed(1, true)
-	held.failed(errdefs.ErrBroken)
+	l = r.held(leased)
+	leased.landed(0, true)
+	leased.landed(1, true)
+	leased.failed(errdefs.ErrBroken)
 	if e := blockError(l); !e.Undefined || e.Key != r.key(1) || !errors.Is(e, errdefs.ErrBroken) {
 		t.Errorf("a block of which some was copied: %+v", e)
 	}

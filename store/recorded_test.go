@@ -191,7 +191,7 @@ func TestDumpBehindRecordedWorkHoldsFewSlots(t *testing.T) {
 	for n := 10; n < 14; n++ {
 		dumps = append(dumps, r.dumpAfter(w, n%2 == 0, n))
 	}
-	held := func() (n int) {
+	leased := func() (n int) {
 		for _, h := range r.hits(append(slices.Clone(all), 10, 11, 12, 13)...) {
 			if h.State == tier.Filling {
 				n++
@@ -199,10 +199,10 @@ func TestDumpBehindRecordedWorkHoldsFewSlots(t *testing.T) {
 		}
 		return n
 	}
-	r.eventually(func() bool { return held() > 0 })
+	r.eventually(func() bool { return leased() > 0 })
 	time.Sleep(20 * time.Millisecond)
-	if held := held(); held > 2 {
-		t.Errorf("%d of 8 slots are held behind work that does not end, want 1 or 2", held)
+	if leased := leased(); leased > 2 {
+		t.Errorf("%d of 8 slots are held behind work that does not end, want 1 or 2", leased)
 	}
 	l, err := r.st.Load(r.ctx(), nil, r.pages, []store.Ref{{Key: r.key(20), Page: 15}}, store.LoadOptions{})
 	r.must(err)
@@ -343,34 +343,34 @@ func TestWaitJoinsOneErrorABlock(t *testing.T) {
 func TestLoadThatIsWaitedForExpires(t *testing.T) {
 	t.Parallel()
 	clock := clockwork.NewFakeClock()
-	held := &heldStream{}
-	var told atomic.Int32
+	leased := &heldStream{}
+	var reported atomic.Int32
 	r := newRig(t, rigOptions{
-		clock: clock, planeBytes: 4096, wrapLoad: func(st stream.Stream) stream.Stream { held.Stream = st; return held },
+		clock: clock, planeBytes: 4096, wrapLoad: func(st stream.Stream) stream.Stream { leased.Stream = st; return leased },
 		tune: func(c *store.Config) {
 			c.WaitMax = time.Minute
-			c.Hooks.LoadExpired = func(error) { told.Add(1) }
+			c.Hooks.LoadExpired = func(error) { reported.Add(1) }
 		},
 	})
 	r.dump(1)
 	p := &teller{}
 	l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, 1), store.LoadOptions{Progress: p})
 	r.must(err)
-	r.eventually(func() bool { return held.count() == 1 })
+	r.eventually(func() bool { return leased.count() == 1 })
 	clock.Advance(time.Minute - time.Millisecond)
 	time.Sleep(10 * time.Millisecond)
 	if _, ends := p.told(); len(ends) != 0 {
 		t.Fatalf("it ended before its time: %v", ends)
 	}
 	clock.Advance(time.Millisecond)
-	r.eventually(func() bool { return told.Load() == 1 })
+	r.eventually(func() bool { return reported.Load() == 1 })
 	if _, ends := p.told(); len(ends) != 1 || !errors.Is(ends[0], errdefs.ErrExpired) {
 		t.Errorf("told %v", ends)
 	}
 	if n := r.st.Stats().LoadsExpired; n != 1 || !unresolved(l.Done()) {
 		t.Errorf("%d loads expired, and this one is over: %v", n, l.Errs())
 	}
-	held.landed(0, true)
+	leased.landed(0, true)
 	if err := l.Wait(r.ctx()); !errors.Is(err, errdefs.ErrExpired) {
 		t.Errorf("who asks how it ended is told %v", err)
 	}

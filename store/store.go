@@ -55,8 +55,8 @@ func Open(c Config) (*Store, error) {
 	// Leases may hold five eighths of the slots and waiting dumps a quarter. The rest is always in
 	// motion: see the package comment.
 	slots := slotCount(&c)
-	held, rest := max(1, slots/4), max(1, slots/8)
-	c.Cache.LimitRetained(int(max(0, slots-held-rest)))
+	leased, rest := max(1, slots/4), max(1, slots/8)
+	c.Cache.LimitRetained(int(max(0, slots-leased-rest)))
 	x, err := index.Open(index.Config{
 		Tiers: append([]tier.Tier{c.Cache}, c.Next...), LeaseMax: c.LeaseMax, Clock: c.Clock, Fallback: c.Hooks.Fallback,
 	})
@@ -80,7 +80,7 @@ func Open(c Config) (*Store, error) {
 		BatchBytes: c.BatchBytes, PartBytes: c.PartBytes, RowBytes: c.RowBytes,
 	})
 	s.dumper = dump.New(dump.Config{
-		Pipeline: s.pipeline, Scheduler: s.sched, Env: s.newEnv(mem.ToSlots, s.dumps), Writers: c.Writers, HeldSlots: held,
+		Pipeline: s.pipeline, Scheduler: s.sched, Env: s.newEnv(mem.ToSlots, s.dumps), Writers: c.Writers, HeldSlots: leased,
 		BatchBytes: c.BatchBytes, PartBytes: load.WholeParts * c.PartBytes,
 	})
 	return s, nil

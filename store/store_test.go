@@ -289,13 +289,13 @@ func shareSlots(r *rig, w, round int) error {
 
 func TestLayerwiseLoadHandsOutShardsInOrder(t *testing.T) {
 	t.Parallel()
-	r, held := heldRig(t)
-	l := r.held(held)
+	r, leased := heldRig(t)
+	l := r.held(leased)
 	for k := range r.o.shards {
 		ctx, cancel := context.WithTimeout(r.ctx(), 10*time.Millisecond)
 		wantErr(t, l.WaitShard(ctx, k), context.DeadlineExceeded)
 		cancel()
-		held.landed(k, true)
+		leased.landed(k, true)
 		r.must(l.WaitShard(r.ctx(), k))
 	}
 	r.must(l.Wait(r.ctx()))
@@ -377,9 +377,9 @@ func TestCorruptCachedCopyIsReadAnewFromBelow(t *testing.T) {
 	t.Parallel()
 	for _, files := range []bool{true, false} {
 		var mu sync.Mutex
-		var told []string
+		var reported []string
 		o := rigOptions{tune: func(c *store.Config) {
-			c.Hooks.Corrupt = func(tr string, _ block.Key, _ error) { mu.Lock(); told = append(told, tr); mu.Unlock() }
+			c.Hooks.Corrupt = func(tr string, _ block.Key, _ error) { mu.Lock(); reported = append(reported, tr); mu.Unlock() }
 		}}
 		if files {
 			o.dirs = []string{t.TempDir()}
@@ -405,8 +405,8 @@ func TestCorruptCachedCopyIsReadAnewFromBelow(t *testing.T) {
 			wantErr(t, errs[0], errdefs.ErrCorrupt)
 			r.wantHits(false, 1)
 		}
-		if st := r.st.Stats(); st.Mismatches != 1 || !slices.Equal(told, []string{"cache"}) {
-			t.Fatalf("counted %d mismatches, told %q", st.Mismatches, told)
+		if st := r.st.Stats(); st.Mismatches != 1 || !slices.Equal(reported, []string{"cache"}) {
+			t.Fatalf("counted %d mismatches, told %q", st.Mismatches, reported)
 		}
 	}
 }

@@ -105,12 +105,12 @@ func TestLostDeviceDoesNotHoldItsTaskForEver(t *testing.T) {
 func TestBrokenStreamIsReopened(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
-	var told []string
+	var reported []string
 	r := newRig(t, rigOptions{tune: func(c *store.Config) {
 		c.Hooks.StreamReopened = func(direction string, err error) {
 			mu.Lock()
 			defer mu.Unlock()
-			told = append(told, fmt.Sprintf("%s: %v", direction, errors.Is(err, fault.ErrInjected)))
+			reported = append(reported, fmt.Sprintf("%s: %v", direction, errors.Is(err, fault.ErrInjected)))
 		}
 	}})
 	r.fill(0, 1)
@@ -129,8 +129,8 @@ func TestBrokenStreamIsReopened(t *testing.T) {
 	r.mustLoad(1, 2)
 	mu.Lock()
 	defer mu.Unlock()
-	if want := []string{"dump: true", "load: true"}; !slices.Equal(told, want) || r.st.Stats().StreamsReopened != 2 {
-		t.Fatalf("told %q, counted %d", told, r.st.Stats().StreamsReopened)
+	if want := []string{"dump: true", "load: true"}; !slices.Equal(reported, want) || r.st.Stats().StreamsReopened != 2 {
+		t.Fatalf("told %q, counted %d", reported, r.st.Stats().StreamsReopened)
 	}
 }
 

@@ -161,11 +161,11 @@ func (t *Ticket) Spin(ctx context.Context) bool {
 	}
 	begun := time.Now()
 	for polls := 1; polls <= maxPolls; polls++ {
-		again := t.driver.Poll()
+		more := t.driver.Poll()
 		switch {
 		case t.resolved.Load() && t.isDone():
 			return true
-		case !again:
+		case !more:
 			return false
 		case polls%yieldEvery != 0:
 			continue

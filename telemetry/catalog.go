@@ -167,7 +167,7 @@ var replayFamilies = []family[*Progress]{
 	replayFamily("kvlane_replay_block_accesses_total", "blocks", Counter, "Blocks accessed by those requests.", func(p *Progress) float64 { return float64(p.accesses.Load()) }),
 	replayFamily("kvlane_replay_prefix_hits_total", "blocks", Counter, "Of these, blocks found as a prefix.", func(p *Progress) float64 { return float64(p.hits.Load()) }),
 	replayFamily("kvlane_replay_verified_bytes_total", "bytes", Counter, "Bytes verified after loading.", func(p *Progress) float64 { return float64(p.verified.Load()) }),
-	replayFamily("kvlane_replay_wrong_bytes_total", "bytes", Counter, "Of these, wrong bytes.", func(p *Progress) float64 { return float64(p.wrong.Load()) }),
+	replayFamily("kvlane_replay_wrong_bytes_total", "bytes", Counter, "Of these, wrong bytes.", func(p *Progress) float64 { return float64(p.mismatched.Load()) }),
 	replayFamily("kvlane_replay_seconds", "seconds", Gauge, "Time since the replay began.", func(p *Progress) float64 { return time.Since(p.start).Seconds() }),
 }
 

@@ -29,7 +29,7 @@ var plannerFamilies = []family[*plan.Figures]{
 	},
 	limitFamily("kvlane_plan_budget_thread_blocks", "blocks", "Thread blocks that copies may use under a policy that limits interference.", func(f *plan.Figures) float64 { return float64(f.Limits.CTAs) }),
 	limitFamily("kvlane_plan_budget_chunk_bytes", "bytes", "Bytes that they may submit to the device at once.", func(f *plan.Figures) float64 { return float64(f.Limits.ChunkBytes) }),
-	limitFamily("kvlane_plan_budget_harm", "ratio", "Slow-down last reported by the host program, as a multiple of the budget.", func(f *plan.Figures) float64 { return f.Harm }),
+	limitFamily("kvlane_plan_budget_harm", "ratio", "Slow-down last reported by the host program, as a multiple of the budget.", func(f *plan.Figures) float64 { return f.Interference }),
 }
 
 func planFamily(name, unit string, typ Type, help string, read func(*plan.PathStats) float64) family[*plan.Figures] {

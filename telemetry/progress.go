@@ -7,13 +7,13 @@ import (
 
 // Progress is how far a replay has come. Its counters only grow.
 type Progress struct {
-	start    time.Time
-	total    atomic.Int64
-	requests atomic.Int64
-	accesses atomic.Int64
-	hits     atomic.Int64
-	verified atomic.Int64
-	wrong    atomic.Int64
+	start      time.Time
+	total      atomic.Int64
+	requests   atomic.Int64
+	accesses   atomic.Int64
+	hits       atomic.Int64
+	verified   atomic.Int64
+	mismatched atomic.Int64
 }
 
 // NewProgress returns the progress of a replay of total requests that starts now.
@@ -29,7 +29,7 @@ func (p *Progress) Request(accesses, hits, verifiedBytes, mismatches int64) {
 	p.accesses.Add(accesses)
 	p.hits.Add(hits)
 	p.verified.Add(verifiedBytes)
-	p.wrong.Add(mismatches)
+	p.mismatched.Add(mismatches)
 	p.requests.Add(1)
 }
 

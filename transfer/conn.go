@@ -38,8 +38,8 @@ type conn struct {
 
 // pendingPart is a part that a conn carries.
 type pendingPart struct {
-	part *part
-	held *rail.Held // local memory of the part, if NICs move it
+	part  *part
+	lease *rail.Lease // local memory of the part, if NICs move it
 	// finish is called once, when this process no longer touches the part's memory.
 	finish  func(error)
 	id      uint64
@@ -75,14 +75,14 @@ func (c *conn) load() int64 {
 }
 
 // submit queues a part. It does not block.
-func (c *conn) submit(p *part, held *rail.Held, finish func(error)) (*pendingPart, error) {
+func (c *conn) submit(p *part, lease *rail.Lease, finish func(error)) (*pendingPart, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.err != nil {
 		return nil, c.err
 	}
 	c.last++
-	f := &pendingPart{part: p, held: held, finish: finish, id: c.last, written: make(chan struct{})}
+	f := &pendingPart{part: p, lease: lease, finish: finish, id: c.last, written: make(chan struct{})}
 	c.queue = append(c.queue, f)
 	c.bytes += p.bytes
 	c.paced.expect(1)

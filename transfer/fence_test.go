@@ -27,9 +27,9 @@ func owing(t *testing.T, there, here *mem.Region) (p *pair, x *proxy, restore fu
 		b = p.submit(t, SubmitOptions{Timeout: d}, Task{Op: Write, Local: mem.All(here)})
 		for {
 			x.mu.Lock()
-			held := x.held > 100_000
+			lease := x.held > 100_000
 			x.mu.Unlock()
-			if held {
+			if lease {
 				return nil
 			}
 			select {
@@ -107,11 +107,11 @@ func TestDefectClosedEngineIsNotFenced(t *testing.T) {
 func TestDefectFailureOvertakesTheFence(t *testing.T) {
 	there, here := host(t, 1<<20), host(t, 1<<20)
 	p, x, restore := owing(t, there, here)
-	told := p.submit(t, SubmitOptions{Timeout: patience, Notify: []byte("failed")}, Task{Op: Write, Local: mem.Extent{Region: here}})
+	reported := p.submit(t, SubmitOptions{Timeout: patience, Notify: []byte("failed")}, Task{Op: Write, Local: mem.Extent{Region: here}})
 	restore()
 	_, err := p.target.Receive(t.Context())
 	must(t, err)
 	pattern(there.Bytes(), 9)
 	comeLate(t, p, x, there)
-	must(t, wait(t, told))
+	must(t, wait(t, reported))
 }

@@ -226,8 +226,8 @@ func TestHostile(t *testing.T) {
 	if s != statusOK {
 		t.Fatalf("status %d", s)
 	}
-	if again, _, _ := welcome(good.encode()); again != statusInvalid {
-		t.Errorf("a lane of the same number: %d", again)
+	if retry, _, _ := welcome(good.encode()); retry != statusInvalid {
+		t.Errorf("a lane of the same number: %d", retry)
 	}
 	for name, q := range map[string]request{
 		"beyond the region": {op: Read, segment: p.segment.number, shape: shape{[]plane{{1, 0, 1 << 16}}, pageZero}},

@@ -120,10 +120,10 @@ func (g *group) begin(ctx context.Context, p *part) error {
 }
 
 // send submits a part to a conn.
-func (g *group) send(p *part, path Path, c *conn, held *rail.Held) error {
-	f, err := c.submit(p, held, func(err error) {
-		if held != nil {
-			held.Release()
+func (g *group) send(p *part, path Path, c *conn, lease *rail.Lease) error {
+	f, err := c.submit(p, lease, func(err error) {
+		if lease != nil {
+			lease.Release()
 		}
 		g.results <- result{p, path, err}
 	})

@@ -45,7 +45,7 @@ func TestDefectLostImportsStay(t *testing.T) {
 	buf, err := p.remote.buffer(off, 0)
 	must(t, err)
 	origin := buf.imported.Region().Origin()
-	must(t, origin.Hold())
+	must(t, origin.Acquire())
 	dropped := make(chan error, 1)
 	go func() { dropped <- drop() }()
 	until(t, "nobody tells that the memory is lost", func() bool { return p.remote.Shared(off) != nil })

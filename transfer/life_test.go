@@ -233,10 +233,10 @@ func restartedPeer(t *testing.T, nics *rail.NICs) {
 	closeEngine(t, p.target)
 	gone := p.submit(t, SubmitOptions{Timeout: patience}, Task{Op: Write, Local: mem.All(here)})
 	wantErr(t, "a write to an engine that is gone", wait(t, gone), errdefs.ErrLost)
-	var again *Engine
+	var retry *Engine
 	until(t, "the address is not free", func() (ok bool) {
 		var err error
-		again, err = Open(Options{Listen: addr, NICs: nics})
+		retry, err = Open(Options{Listen: addr, NICs: nics})
 		return err == nil
 	})
 	old := p.remote
@@ -245,8 +245,8 @@ func restartedPeer(t *testing.T, nics *rail.NICs) {
 	if !strings.Contains(err.Error(), "restart") {
 		t.Errorf("a refresh after the restart: %v", err)
 	}
-	p.target = again
-	t.Cleanup(func() { closeEngine(t, again) })
+	p.target = retry
+	t.Cleanup(func() { closeEngine(t, retry) })
 	p.publish(t, there)
 	pattern(here.Bytes(), 1)
 	before := append([]byte(nil), there.Bytes()...)

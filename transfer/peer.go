@@ -167,9 +167,9 @@ func (p *peer) call(ctx context.Context, t call, v, answer any) error {
 		return fmt.Errorf("call engine at %s: %w", p.addr, errdefs.ErrClosed)
 	}
 	var out frame
-	for again := p.control != nil; ; again = false {
+	for retry := p.control != nil; ; retry = false {
 		out, err = p.exchange(ctx, &f)
-		if err == nil || !again || ctx.Err() != nil {
+		if err == nil || !retry || ctx.Err() != nil {
 			break
 		}
 	}

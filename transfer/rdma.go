@@ -117,12 +117,12 @@ func (g *group) beginRDMA(ctx context.Context, p *part, forced Path) error {
 	if err != nil {
 		return err
 	}
-	held, err := g.e.local.Hold(c.nics.local, p.extents())
+	lease, err := g.e.local.Lease(c.nics.local, p.extents())
 	if err != nil {
 		return &localError{err}
 	}
-	if err := g.send(p, PathRDMA, c, held); err != nil {
-		held.Release()
+	if err := g.send(p, PathRDMA, c, lease); err != nil {
+		lease.Release()
 		return err
 	}
 	return nil
@@ -130,11 +130,11 @@ func (g *group) beginRDMA(ctx context.Context, p *part, forced Path) error {
 
 // queue returns the queue pair to a segment with the least load. If spare is true, it does not open
 // one on NICs in backoff.
-func (p *peer) queue(ctx context.Context, to *Remote, spare bool) (*conn, error) {
+func (p *peer) queue(ctx context.Context, to *Remote, skipBackoff bool) (*conn, error) {
 	here, there := len(p.e.o.NICs.Names()), to.nics()
 	most := max(p.e.o.Lanes, here, there)
 	return p.pick(ctx, to, most, func(ctx context.Context) (*conn, error) {
-		v, err := p.choose(to, most, here, there, spare)
+		v, err := p.choose(to, most, here, there, skipBackoff)
 		if err != nil {
 			return nil, err
 		}
@@ -150,7 +150,7 @@ func (p *peer) queue(ctx context.Context, to *Remote, spare bool) (*conn, error)
 }
 
 // choose returns the NICs of the next queue pair, of at most most.
-func (p *peer) choose(to *Remote, most, here, there int, spare bool) (nicPair, error) {
+func (p *peer) choose(to *Remote, most, here, there int, skipBackoff bool) (nicPair, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	have := make(map[nicPair]int)
@@ -169,7 +169,7 @@ func (p *peer) choose(to *Remote, most, here, there int, spare bool) (nicPair, e
 			have[v]--
 			continue
 		}
-		if r := p.backoffs[v]; r != nil && spare && time.Now().Before(r.until) {
+		if r := p.backoffs[v]; r != nil && skipBackoff && time.Now().Before(r.until) {
 			err = fmt.Errorf("it went wrong less than %v ago: %w", r.delay, r.err)
 			continue
 		}
@@ -189,7 +189,7 @@ func (p *peer) openQueue(ctx context.Context, to *Remote, v nicPair) (*conn, err
 	}
 	c, err := p.connect(ctx, to, v, q)
 	if err != nil {
-		p.e.local.Leave(q)
+		p.e.local.Retire(q)
 	}
 	return c, err
 }
@@ -263,7 +263,7 @@ func (c *queueConn) post() error {
 			continue
 		}
 		p := f.part
-		job := rail.Job{Write: p.op == Write, Held: f.held, Local: p.extents(), Key: p.buf.Keys[c.nics.remote]}
+		job := rail.Job{Write: p.op == Write, Lease: f.lease, Local: p.extents(), Key: p.buf.Keys[c.nics.remote]}
 		_ = p.shape.each(func(off, n int64) error { // returns the errors of the function only
 			job.Remote = rail.AppendSpan(job.Remote, off-p.buf.Offset, n)
 			return nil

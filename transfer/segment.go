@@ -162,7 +162,7 @@ func (s *Segment) register(ctx context.Context, r *mem.Region, o RegisterOptions
 		return 0, err
 	}
 	defer func() { <-s.changeLock }()
-	if err := s.room(); err != nil {
+	if err := s.checkSpace(); err != nil {
 		return 0, err
 	}
 	if err := s.e.mover.Moves(r); err != nil {
@@ -209,8 +209,8 @@ func (s *Segment) lockChange(ctx context.Context) error {
 	}
 }
 
-// room returns an error if no buffer can be added.
-func (s *Segment) room() error {
+// checkSpace returns an error if no buffer can be added.
+func (s *Segment) checkSpace() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {

@@ -30,7 +30,7 @@ func TestDefectStoppedImporterStopsTheSegment(t *testing.T) {
 	theirs, err := importer(t, nil).Import(t.Context(), *p.segment.Describe().Buffers[0].Share)
 	must(t, err)
 	origin := theirs.Region().Origin()
-	must(t, origin.Hold())
+	must(t, origin.Acquire())
 	unregistered := make(chan error, 1)
 	defer func() {
 		origin.Release()

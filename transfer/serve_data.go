@@ -47,11 +47,11 @@ func (e *Engine) serveRequest(c *servedConn, q *request) error {
 
 // do carries out one request and replies. It returns an error if the connection cannot go on.
 func (e *Engine) do(c *servedConn, q *request) error {
-	l, err := e.hold(q, c.end)
+	l, err := e.leasePieces(q, c.end)
 	if err != nil {
 		e.counters.refused.Add(1)
 	} else {
-		defer l.held.Release()
+		defer l.lease.Release()
 	}
 	n := q.shape.bytes()
 	if q.op == Read {
@@ -60,7 +60,7 @@ func (e *Engine) do(c *servedConn, q *request) error {
 	in := c.r.body(n, &q.shape)
 	for more := true; more && err == nil; {
 		if more, err = l.next(); more {
-			err = e.mover.Receive(c.ctx, in, l.held.List)
+			err = e.mover.Receive(c.ctx, in, l.lease.List)
 		}
 	}
 	if err != nil { // skip the rest to find the next request
@@ -82,12 +82,12 @@ func (e *Engine) doRead(c *servedConn, q *request, l *pieceList, n int64, refuse
 	if err != nil {
 		return err
 	}
-	if err := head(c.w, (&reply{status: statusOK, id: q.id, bytes: n}).write, &q.shape, l.held.List); err != nil {
+	if err := head(c.w, (&reply{status: statusOK, id: q.id, bytes: n}).write, &q.shape, l.lease.List); err != nil {
 		return err
 	}
 	socket := &watchedWriter{w: c.w, conn: c.pacedConn}
 	for more && err == nil {
-		if err = e.mover.Send(c.ctx, socket, l.held.List); err == nil {
+		if err = e.mover.Send(c.ctx, socket, l.lease.List); err == nil {
 			more, err = l.next()
 		}
 	}
@@ -101,41 +101,41 @@ func (e *Engine) doRead(c *servedConn, q *request, l *pieceList, n int64, refuse
 
 // pieceList lists the pieces of a held request, a limited number at a time.
 type pieceList struct {
-	held        *wire.Held
+	lease       *wire.Lease
 	shape       *shape
 	plane, page int // the next piece
 }
 
 // next lists the next pieces in held.List, and reports whether there are any.
 func (l *pieceList) next() (more bool, err error) {
-	l.held.List = l.held.List[:0]
+	l.lease.List = l.lease.List[:0]
 	for n := 0; n < listedPieces && l.plane < len(l.shape.planes); n++ {
 		pl := &l.shape.planes[l.plane]
-		if err := l.held.Add(uint64(pl.base+int64(l.shape.pages[l.page])*pl.stride), pl.bytes); err != nil {
+		if err := l.lease.Add(uint64(pl.base+int64(l.shape.pages[l.page])*pl.stride), pl.bytes); err != nil {
 			return false, err
 		}
 		if l.page++; l.page == len(l.shape.pages) {
 			l.plane, l.page = l.plane+1, 0
 		}
 	}
-	return len(l.held.List) > 0, nil
+	return len(l.lease.List) > 0, nil
 }
 
-// hold holds the memory of a request without listing it. end ends the request. It returns
+// leasePieces holds the memory of a request without listing it. end ends the request. It returns
 // ErrNotFound if memory is not registered.
-func (e *Engine) hold(q *request, end func()) (*pieceList, error) {
+func (e *Engine) leasePieces(q *request, end func()) (*pieceList, error) {
 	e.mu.Lock()
 	s := e.numbers[q.segment]
 	e.mu.Unlock()
 	if s == nil {
 		return nil, fmt.Errorf("segment number %d: %w", q.segment, errdefs.ErrNotFound)
 	}
-	h := s.table.Hold(end)
-	if err := q.shape.each(func(off, n int64) error { return h.Hold(uint64(off), n) }); err != nil {
+	h := s.table.NewLease(end)
+	if err := q.shape.each(func(off, n int64) error { return h.Keep(uint64(off), n) }); err != nil {
 		h.Release()
 		return nil, err
 	}
-	return &pieceList{held: h, shape: &q.shape}, nil
+	return &pieceList{lease: h, shape: &q.shape}, nil
 }
 
 // watchedWriter counts the bytes written to a connection and keeps the connection's error.

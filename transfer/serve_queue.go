@@ -74,7 +74,7 @@ func (e *Engine) connectQueue(c *servedConn, f *frame) (*rail.Queue, error) {
 		return nil, err
 	}
 	if err := q.Connect(r.From); err != nil {
-		d.Leave(q)
+		d.Retire(q)
 		return nil, err
 	}
 	return q, nil

@@ -32,7 +32,7 @@ func (e *Engine) beginImported(ctx context.Context, p *part, forced Path, finish
 	}
 	if there.Bytes() != nil && allHost(p) {
 		b := p.listed(there)
-		holds, err := hold(b)
+		holds, err := keepMapped(b)
 		if err != nil {
 			return PathNone, nil, err
 		}
@@ -122,8 +122,8 @@ func allHost(p *part) bool {
 	return true
 }
 
-// hold keeps imported memory of the batch mapped until the result is released.
-func hold(b *mem.Batch) (holds mem.Holds, err error) {
+// keepMapped keeps imported memory of the batch mapped until the result is released.
+func keepMapped(b *mem.Batch) (holds mem.Holds, err error) {
 	for i := range b.Dst {
 		if err := errors.Join(holds.Add(b.Dst[i].Region), holds.Add(b.Src[i].Region)); err != nil {
 			holds.Release()

@@ -89,7 +89,7 @@ type BriefWriter interface {
 // deadlines of w those for the peer. After an error, w may have any part of the bytes. ErrLost:
 // another process took its memory back, and bytes that w has may be wrong.
 func (m *Mover) Send(ctx context.Context, w io.Writer, list []mem.Extent) error {
-	holds, err := hold(list)
+	holds, err := keepMapped(list)
 	if err != nil {
 		return fmt.Errorf("send memory: %w", err)
 	}
@@ -128,7 +128,7 @@ type BriefReader interface {
 // staged. Receive returns when it no longer touches the memory. If it returns nil, every byte is
 // visible there. ctx is used as in Send.
 func (m *Mover) Receive(ctx context.Context, r io.Reader, list []mem.Extent) error {
-	holds, err := hold(list)
+	holds, err := keepMapped(list)
 	if err != nil {
 		return fmt.Errorf("receive into memory: %w", err)
 	}
@@ -156,8 +156,8 @@ func (m *Mover) Receive(ctx context.Context, r io.Reader, list []mem.Extent) err
 	return nil
 }
 
-// hold keeps the memory of other processes in the list mapped until the result is released.
-func hold(list []mem.Extent) (holds mem.Holds, err error) {
+// keepMapped keeps the memory of other processes in the list mapped until the result is released.
+func keepMapped(list []mem.Extent) (holds mem.Holds, err error) {
 	for i := range list {
 		if err := holds.Add(list[i].Region); err != nil {
 			holds.Release()

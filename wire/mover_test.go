@@ -286,7 +286,7 @@ func TestRemoveWaits(t *testing.T) {
 	x := NewTable(m)
 	a := host(t, 4096)
 	must(t, x.Add(0, a))
-	h := x.Hold(nil)
+	h := x.NewLease(nil)
 	must(t, h.Add(0, 10))
 	must(t, h.Add(10, 10))
 	if len(h.List) != 1 || h.List[0].Len != 20 {
@@ -392,9 +392,9 @@ func TestHoldsOnce(t *testing.T) {
 	table := NewTable(m)
 	must(t, table.Add(0, host(t, 4096)))
 	must(t, table.Add(4096, host(t, 4096)))
-	h := table.Hold(nil)
+	h := table.NewLease(nil)
 	for i := range uint64(1000) {
-		must(t, h.Hold(i%2*4096+i, 1))
+		must(t, h.Keep(i%2*4096+i, 1))
 	}
 	for i, s := range table.spans {
 		if len(s.holders) != 1 || h.spans[i] != s {

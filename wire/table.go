@@ -24,7 +24,7 @@ type Table struct {
 type span struct {
 	at      uint64
 	region  *mem.Region
-	holders []*Held       // without duplicates
+	holders []*Lease      // without duplicates
 	removed bool          // no longer found
 	idle    chan struct{} // closed when it is removed and has no holder
 }
@@ -108,7 +108,7 @@ func (t *Table) End(at uint64) {
 	}
 }
 
-func (t *Table) holders(at uint64) []*Held {
+func (t *Table) holders(at uint64) []*Lease {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	i := t.indexAfter(at) - 1
@@ -142,7 +142,7 @@ func (t *Table) Check(at uint64, n int64) error {
 
 // Send is Mover.Send of the n bytes at address at. If it returns ErrNotFound, nothing was sent.
 func (t *Table) Send(ctx context.Context, w io.Writer, at uint64, n int64) error {
-	h := Held{table: t}
+	h := Lease{table: t}
 	defer h.Release()
 	if err := h.Add(at, n); err != nil {
 		return err
@@ -153,7 +153,7 @@ func (t *Table) Send(ctx context.Context, w io.Writer, at uint64, n int64) error
 // Receive is Mover.Receive into the n bytes at address at. If it returns ErrNotFound, nothing was
 // received.
 func (t *Table) Receive(ctx context.Context, r io.Reader, at uint64, n int64) error {
-	h := Held{table: t}
+	h := Lease{table: t}
 	defer h.Release()
 	if err := h.Add(at, n); err != nil {
 		return err
@@ -161,8 +161,9 @@ func (t *Table) Receive(ctx context.Context, r io.Reader, at uint64, n int64) er
 	return t.mover.Receive(ctx, r, h.List)
 }
 
-// Held is memory of a table that stays registered until Release. It is not safe for concurrent use.
-type Held struct {
+// Lease is memory of a table that stays registered until Release. It is not safe for concurrent
+// use.
+type Lease struct {
 	List  []mem.Extent // added extents; adjacent ones are merged
 	table *Table
 	spans []*span // by address, without duplicates
@@ -170,13 +171,13 @@ type Held struct {
 	end   func()
 }
 
-// Hold returns an empty Held. It may be reused after Release. end asks its user to release it soon;
-// it may be called at any time from any goroutine.
-func (t *Table) Hold(end func()) *Held { return &Held{table: t, end: end} }
+// NewLease returns an empty Held. It may be reused after Release. end asks its user to release it
+// soon; it may be called at any time from any goroutine.
+func (t *Table) NewLease(end func()) *Lease { return &Lease{table: t, end: end} }
 
 // Add holds the n bytes at address at and appends them to List. It may return ErrNotFound.
-func (h *Held) Add(at uint64, n int64) error {
-	s, err := h.hold(at, n)
+func (h *Lease) Add(at uint64, n int64) error {
+	s, err := h.keep(at, n)
 	if err != nil {
 		return err
 	}
@@ -184,15 +185,15 @@ func (h *Held) Add(at uint64, n int64) error {
 	return nil
 }
 
-// Hold holds the n bytes at address at. It may return ErrNotFound.
-func (h *Held) Hold(at uint64, n int64) error {
-	_, err := h.hold(at, n)
+// Keep holds the n bytes at address at. It may return ErrNotFound.
+func (h *Lease) Keep(at uint64, n int64) error {
+	_, err := h.keep(at, n)
 	return err
 }
 
-// hold returns the span with the bytes. A request may have a million pieces, mostly in one span, so
+// keep returns the span with the bytes. A request may have a million pieces, mostly in one span, so
 // hold takes no lock for a span that is held already.
-func (h *Held) hold(at uint64, n int64) (*span, error) {
+func (h *Lease) keep(at uint64, n int64) (*span, error) {
 	if s := h.last; s != nil && s.has(at, n) {
 		return s, nil
 	}
@@ -237,7 +238,7 @@ func Append(list []mem.Extent, e mem.Extent) []mem.Extent {
 }
 
 // Release releases all memory that was added.
-func (h *Held) Release() {
+func (h *Lease) Release() {
 	h.table.mu.Lock()
 	for _, s := range h.spans {
 		i := slices.Index(s.holders, h)

@@ -125,7 +125,7 @@ func (r *run) open(ctx context.Context) error {
 		return err
 	}
 	for _, n := range r.o.Threads {
-		r.enter(&entrant{mover: threads(n), name: fmt.Sprintf("threads-%d", n), raw: true, end: Host})
+		r.openEntrant(&entrant{mover: threads(n), name: fmt.Sprintf("threads-%d", n), raw: true, end: Host})
 	}
 	for _, n := range r.o.Depths {
 		m, err := openRing(n, r.host)
@@ -133,7 +133,7 @@ func (r *run) open(ctx context.Context) error {
 			r.rep.miss("io_uring", err)
 			break
 		}
-		r.enter(&entrant{mover: m, name: fmt.Sprintf("io_uring-%d", n), raw: true, end: Host})
+		r.openEntrant(&entrant{mover: m, name: fmt.Sprintf("io_uring-%d", n), raw: true, end: Host})
 	}
 	for _, c := range r.o.Contenders {
 		s, err := c.Open(ctx)
@@ -156,7 +156,7 @@ func (r *run) open(ctx context.Context) error {
 	return nil
 }
 
-func (r *run) enter(e *entrant) {
+func (r *run) openEntrant(e *entrant) {
 	r.entrants = append(r.entrants, e)
 	r.onClose(e.close)
 }
@@ -243,7 +243,7 @@ func (r *run) measure(ctx context.Context, p Place, deadline time.Time) error {
 		if round > minRounds && r.o.clock().After(deadline) {
 			break
 		}
-		for i := range measure.Turns(round, len(r.entrants)) {
+		for i := range measure.Order(round, len(r.entrants)) {
 			if err := context.Cause(ctx); err != nil {
 				return err
 			}

@@ -114,9 +114,9 @@ func TestDefectContendersKeepToPlaces(t *testing.T) {
 
 func TestRawDeviceIsMeasured(t *testing.T) {
 	o := tiny(t)
-	var told int
+	var reported int
 	o.Progress = func(done, total int, what string) {
-		if told++; done > total || (what == "") != (done == total) {
+		if reported++; done > total || (what == "") != (done == total) {
 			t.Errorf("progress %d of %d, %q", done, total, what)
 		}
 	}
@@ -126,8 +126,8 @@ func TestRawDeviceIsMeasured(t *testing.T) {
 	}
 	const places = 2 * (2 + 1) * 2 // sizes; reads cold and not, writes; orders
 	each := 4 - 2*min(len(r.Missing), 1)
-	if len(r.Points) != places*each || told != places+1 {
-		t.Errorf("%d points, told of %d places", len(r.Points), told)
+	if len(r.Points) != places*each || reported != places+1 {
+		t.Errorf("%d points, told of %d places", len(r.Points), reported)
 	}
 	best := 0
 	for i := range r.Points {

@@ -58,7 +58,7 @@ func measurePairs(ctx context.Context, st *stage, pairs int, length time.Duratio
 	if err != nil {
 		return Loss{}, err
 	}
-	var alone, beside, losses []float64
+	var alone, concurrent, losses []float64
 	var moved int64
 	var moving time.Duration
 	operations := st.product.Operations() * float64(st.windowProducts)
@@ -70,12 +70,12 @@ func measurePairs(ctx context.Context, st *stage, pairs int, length time.Duratio
 		moved += on.moved
 		moving += on.took
 		alone = append(alone, operations/off.took.Seconds()/1e12)
-		beside = append(beside, operations/on.took.Seconds()/1e12)
+		concurrent = append(concurrent, operations/on.took.Seconds()/1e12)
 		losses = append(losses, 1-off.took.Seconds()/on.took.Seconds())
 	}
 	in := meanInterval(losses)
 	return Loss{
-		AloneTFLOPS: measure.Median(alone), BesideTFLOPS: measure.Median(beside),
+		AloneTFLOPS: measure.Median(alone), BesideTFLOPS: measure.Median(concurrent),
 		Loss: in.mean, Low: in.low, High: in.high, GBps: float64(moved) / float64(max(moving.Nanoseconds(), 1)),
 	}, nil
 }

@@ -22,27 +22,27 @@ func (o *Options) besideTime() time.Duration {
 	return time.Duration(places*2*o.Pairs) * o.Window * 4 / 3
 }
 
-// beside measures the cost of loads and dumps for the product.
-func (r *run) beside(ctx context.Context, rig *rig) (err error) {
+// measureProductCost measures the cost of loads and dumps for the product.
+func (r *run) measureProductCost(ctx context.Context, rig *rig) (err error) {
 	p, err := r.o.OpenProduct(ctx, rig.engine.Device())
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.Close()) }()
-	if r.rep.Beside == nil {
-		r.rep.Beside = &Beside{What: p.Describe(), Pairs: r.o.Pairs}
+	if r.rep.ProductCost == nil {
+		r.rep.ProductCost = &ProductCost{What: p.Describe(), Pairs: r.o.Pairs}
 	}
 	g := &group{rig: rig, blocks: r.o.BesideBlocks, requests: r.o.BesideRequests}
-	g.enter()
+	g.openEntrants()
 	for _, e := range g.entrants {
-		if e.bare() || e.place.Work == Load && e.place.Hits != InCache {
+		if e.isBare() || e.place.Work == Load && e.place.Hits != InCache {
 			continue
 		}
 		l, err := interference.Measure(ctx, p, r.o.Pairs, r.o.Window, e.work)
 		if err != nil {
 			return fmt.Errorf("%s: %w", e.place, err)
 		}
-		r.rep.Beside.Losses = append(r.rep.Beside.Losses, Loss{
+		r.rep.ProductCost.Losses = append(r.rep.ProductCost.Losses, Loss{
 			Place: e.place, GBps: l.GBps, AloneTFLOPS: l.AloneTFLOPS, BesideTFLOPS: l.BesideTFLOPS, Loss: l.Loss, Low: l.Low, High: l.High,
 		})
 	}

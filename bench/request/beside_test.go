@@ -51,11 +51,11 @@ func TestRequestsBesideAProduct(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Beside == nil || !strings.HasPrefix(r.Beside.What, "fills") || len(r.Beside.Losses) != 3 {
-		t.Fatalf("beside %+v", r.Beside)
+	if r.ProductCost == nil || !strings.HasPrefix(r.ProductCost.What, "fills") || len(r.ProductCost.Losses) != 3 {
+		t.Fatalf("beside %+v", r.ProductCost)
 	}
 	var moved float64
-	for _, l := range r.Beside.Losses {
+	for _, l := range r.ProductCost.Losses {
 		moved += l.GBps // a window may be too short for a request to end in it
 		if l.AloneTFLOPS <= 0 || l.BesideTFLOPS <= 0 || l.Low > l.Loss || l.High < l.Loss || l.Blocks != 2 || l.Requests != 2 {
 			t.Errorf("loss %+v", l)

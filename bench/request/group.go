@@ -47,8 +47,8 @@ func (g *group) name() string {
 	return fmt.Sprintf("%s, %d x %d blocks", g.rig.geometry.Name, g.requests, g.blocks)
 }
 
-// enter creates the contenders.
-func (g *group) enter() {
+// openEntrants creates the contenders.
+func (g *group) openEntrants() {
 	o := g.rig.o
 	for _, w := range o.Work {
 		hits := []Hits{""}
@@ -66,10 +66,10 @@ func (g *group) enter() {
 		}
 	}
 	if g.rig.loads.pages != nil {
-		g.add(Place{Work: Load}, g.bare)
+		g.add(Place{Work: Load}, g.bareLane)
 	}
 	if g.rig.dumps.pages != nil {
-		g.add(Place{Work: Dump}, g.bare)
+		g.add(Place{Work: Dump}, g.bareLane)
 	}
 }
 
@@ -104,8 +104,8 @@ func (g *group) lanes(p Place) []*lane {
 	return all
 }
 
-// bare returns the lane that copies the pages of all requests by a bare stream.
-func (g *group) bare(p Place) []*lane {
+// bareLane returns the lane that copies the pages of all requests by a bare stream.
+func (g *group) bareLane(p Place) []*lane {
 	r, n := g.rig, g.requests*g.blocks
 	paged := &mem.Paged{Dir: mem.ToPages}
 	set := &r.loads
@@ -128,7 +128,7 @@ func (g *group) bare(p Place) []*lane {
 // measure measures until the deadline, and each contender at least minRounds times unless the
 // budget ends first.
 func (g *group) measure(ctx context.Context, deadline time.Time, budget *bench.Budget) ([]Point, error) {
-	g.enter()
+	g.openEntrants()
 	g.large = make(map[Work][]float64)
 	if err := g.verify(ctx); err != nil {
 		return nil, fmt.Errorf("%s: %w", g.name(), err)
@@ -180,7 +180,7 @@ func (g *group) full() bool {
 	return !slices.ContainsFunc(g.entrants, func(e *entrant) bool { return len(e.samples.walls) < maxReps })
 }
 
-func (e *entrant) bare() bool { return e.lanes[0].raw != nil }
+func (e *entrant) isBare() bool { return e.lanes[0].raw != nil }
 
 // reps returns the number of repetitions of the next round.
 func (e *entrant) reps() int {
@@ -188,7 +188,7 @@ func (e *entrant) reps() int {
 	if e.place.Hits == InPageCache || e.place.Hits == OnDisk || n < 1 {
 		return 1 // loaded blocks are in the cache afterwards
 	}
-	if e.place.Work != Load && !e.bare() {
+	if e.place.Work != Load && !e.isBare() {
 		n = min(n, e.rig.most/(e.place.Blocks*e.place.Requests)) // limit of the cache
 	}
 	return max(min(n, mostReps, maxReps-len(e.samples.walls)), 1)
@@ -219,7 +219,7 @@ func (e *entrant) measureRound(ctx context.Context, reps int) error {
 // after they were loaded again.
 func (e *entrant) verify(ctx context.Context) error {
 	n := e.place.Blocks * e.place.Requests
-	loads, dumps := e.place.Work != Dump && !e.bare(), e.place.Work != Load && !e.bare()
+	loads, dumps := e.place.Work != Dump && !e.isBare(), e.place.Work != Load && !e.isBare()
 	if loads {
 		if err := e.rig.poison(ctx, &e.rig.loads, n); err != nil {
 			return err
@@ -266,7 +266,7 @@ func (r *rig) loadBack(ctx context.Context, refs []kvlane.Ref) error {
 // dumps.
 func (e *entrant) prepare(ctx context.Context, reps int, ask bool) (dumped []kvlane.Ref, err error) {
 	r, n := e.rig, e.place.Blocks*e.place.Requests
-	if e.bare() {
+	if e.isBare() {
 		return nil, nil
 	}
 	if e.place.Work != Load {

@@ -25,9 +25,9 @@ type Report struct {
 	Machine bench.Facts `json:"machine"`
 	Setup   Setup       `json:"setup"`
 	// Reference is one large copy, of all groups.
-	Reference bench.Reference `json:"reference"`
-	Points    []Point         `json:"points"`
-	Beside    *Beside         `json:"beside,omitempty"`
+	Reference   bench.Reference `json:"reference"`
+	Points      []Point         `json:"points"`
+	ProductCost *ProductCost    `json:"beside,omitempty"`
 	// places that were not measured, with the reason
 	LeftOut []string `json:"left_out,omitempty"`
 	Notes   []string `json:"notes,omitempty"` // fallbacks of the engines, with the reason
@@ -115,8 +115,8 @@ type Point struct {
 	Path string `json:"path,omitempty"`
 }
 
-// Beside is the cost of requests for a product that ran at the same time.
-type Beside struct {
+// ProductCost is the cost of requests for a product that ran at the same time.
+type ProductCost struct {
 	What   string `json:"what"`
 	Pairs  int    `json:"pairs"`
 	Losses []Loss `json:"losses"`

@@ -66,7 +66,7 @@ func sample() *Report {
 		}
 	}
 	r.Points[3].Requests, r.Points[3].SlowestOverFair = 8, 1.45
-	r.Beside = &Beside{What: "products of 8192 x 8192 bf16 matrices", Pairs: 20, Losses: []Loss{{
+	r.ProductCost = &ProductCost{What: "products of 8192 x 8192 bf16 matrices", Pairs: 20, Losses: []Loss{{
 		Place: r.Points[2].Place, GBps: 40.5, AloneTFLOPS: 801, BesideTFLOPS: 790, Loss: 0.0137, Low: 0.01, High: 0.02,
 	}}}
 	return r
@@ -76,7 +76,7 @@ func TestText(t *testing.T) {
 	presenttest.Check(t, "report", *rewrite, sample().WriteText)
 	simulated := sample()
 	simulated.Machine.Simulated, simulated.Setup.Still, simulated.Setup.Engine = true, true, ""
-	simulated.Points, simulated.Beside, simulated.LeftOut, simulated.Notes = simulated.Points[:1], nil, nil, nil
+	simulated.Points, simulated.ProductCost, simulated.LeftOut, simulated.Notes = simulated.Points[:1], nil, nil, nil
 	simulated.Setup.DumpPolicy = "latency"
 	presenttest.Check(t, "still", *rewrite, simulated.WriteText)
 }

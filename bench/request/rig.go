@@ -52,10 +52,10 @@ type rig struct {
 	dumps    pageSet
 	most     int // blocks of a repetition, in each direction
 
-	fresh    atomic.Uint64 // number of created keys
-	poisoned uint64
-	wrong    []int64
-	closers  []func(context.Context) error
+	fresh      atomic.Uint64 // number of created keys
+	poisoned   uint64
+	mismatched []int64
+	closers    []func(context.Context) error
 }
 
 func (r *rig) onClose(f func(context.Context) error) { r.closers = append(r.closers, f) }
@@ -192,7 +192,7 @@ func (r *rig) allocate(ctx context.Context, loads, dumps bool) (err error) {
 	if r.large, err = newLarge(r); err != nil {
 		return err
 	}
-	r.wrong = make([]int64, r.most)
+	r.mismatched = make([]int64, r.most)
 	for i, set := range []*pageSet{&r.loads, &r.dumps} {
 		if i == 0 && !loads || i == 1 && !dumps {
 			continue
@@ -319,13 +319,13 @@ func (r *rig) check(ctx context.Context, set *pageSet, n int) error {
 }
 
 func (r *rig) checkGroup(ctx context.Context, set *pageSet, n, group int) error {
-	wrong, p := r.wrong[:n], r.painters[group]
-	clear(wrong)
+	mismatched, p := r.mismatched[:n], r.painters[group]
+	clear(mismatched)
 	pages, seeds := set.of(group, len(r.caches), n)
-	if err := p.Check(ctx, r.caches[group].All(), pages, seeds, wrong); err != nil {
+	if err := p.Check(ctx, r.caches[group].All(), pages, seeds, mismatched); err != nil {
 		return err
 	}
-	for i, bytes := range wrong {
+	for i, bytes := range mismatched {
 		if bytes == 0 {
 			continue
 		}

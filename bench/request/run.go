@@ -159,7 +159,7 @@ func (r *run) geometry(ctx context.Context, g Geometry) (err error) {
 	}
 	if r.o.OpenProduct != nil {
 		r.step(g.Name + " beside the product")
-		if err := r.beside(ctx, rig); err != nil {
+		if err := r.measureProductCost(ctx, rig); err != nil {
 			return fmt.Errorf("beside a product: %w", err)
 		}
 	}

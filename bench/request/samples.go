@@ -72,20 +72,20 @@ func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 func (g *group) points() []Point {
 	raw := make(map[Work]*samples)
 	for _, e := range g.entrants {
-		if e.bare() {
+		if e.isBare() {
 			raw[e.place.Work] = &e.samples
 		}
 	}
 	var points []Point
 	for _, e := range g.entrants {
-		if e.bare() {
+		if e.isBare() {
 			continue
 		}
-		beside := raw[e.place.Work]
+		cost := raw[e.place.Work]
 		if e.place.Work == Both {
-			beside = raw[Load]
+			cost = raw[Load]
 		}
-		points = append(points, e.point(beside, g.large[e.place.Work]))
+		points = append(points, e.point(cost, g.large[e.place.Work]))
 	}
 	for i := range points {
 		both := &points[i]

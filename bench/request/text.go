@@ -24,7 +24,7 @@ func (r *Report) WriteText(w io.Writer) error {
 		r.tables(p, name)
 		r.arrivals(p, name)
 	}
-	r.beside(p)
+	r.printProductCost(p)
 	return p.Write(w)
 }
 
@@ -204,15 +204,15 @@ func (r *Report) arrivals(p *present.Page, geometry string) {
 	}
 }
 
-func (r *Report) beside(p *present.Page) {
-	if r.Beside == nil {
+func (r *Report) printProductCost(p *present.Page) {
+	if r.ProductCost == nil {
 		return
 	}
-	p.Heading("Beside %s: %% of the product's rate that is lost, with its 95%% interval over %d pairs of windows", r.Beside.What, r.Beside.Pairs)
+	p.Heading("Beside %s: %% of the product's rate that is lost, with its 95%% interval over %d pairs of windows", r.ProductCost.What, r.ProductCost.Pairs)
 	t := &present.Table{Head: []string{"geometry", "requests", "work", "form", "GB/s", "lost, %", "from", "to", "alone", "beside"}, Keys: 4, Right: "    rrrrrr"}
 	percent := func(share float64) string { return fmt.Sprintf("%.1f", 100*share) }
-	for i := range r.Beside.Losses {
-		l := &r.Beside.Losses[i]
+	for i := range r.ProductCost.Losses {
+		l := &r.ProductCost.Losses[i]
 		t.Row(l.Geometry, l.requests(), string(l.Work), string(l.form()), present.Rate(l.GBps), percent(l.Loss), percent(l.Low), percent(l.High),
 			fmt.Sprintf("%.0f", l.AloneTFLOPS), fmt.Sprintf("%.0f", l.BesideTFLOPS))
 	}

@@ -74,30 +74,30 @@ func (o *Options) SetDefaults() {
 // Validate reports every problem, except those that depend on the driver.
 func (o *Options) Validate() error {
 	var errs []error
-	wrong := func(format string, args ...any) {
+	fail := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), errdefs.ErrInvalid))
 	}
 	if o.Op != Read && o.Op != Write {
-		wrong("operation %q is neither %s nor %s", o.Op, Read, Write)
+		fail("operation %q is neither %s nor %s", o.Op, Read, Write)
 	}
 	for _, n := range o.BlockBytes {
 		if n < 1 || n > 1<<40 {
-			wrong("a block of %d bytes: it has 1 to %d", n, int64(1)<<40)
+			fail("a block of %d bytes: it has 1 to %d", n, int64(1)<<40)
 		}
 	}
 	for _, n := range o.Batches {
 		if n < 1 || n > maxBatch {
-			wrong("a batch of %d blocks: it has 1 to %d", n, maxBatch)
+			fail("a batch of %d blocks: it has 1 to %d", n, maxBatch)
 		}
 	}
 	if o.Threads < 1 || o.Threads > maxThreads {
-		wrong("%d threads: there are 1 to %d", o.Threads, maxThreads)
+		fail("%d threads: there are 1 to %d", o.Threads, maxThreads)
 	}
 	if need := float64(slices.Max(o.BlockBytes)) * float64(slices.Max(o.Batches)) * float64(o.Threads); need > 1<<50 {
-		wrong("%.0f bytes of blocks under way are more than %d", need, int64(1)<<50)
+		fail("%.0f bytes of blocks under way are more than %d", need, int64(1)<<50)
 	}
 	if o.Duration < 0 || o.Timeout < 0 || o.Budget < 0 {
-		wrong("duration %v, timeout %v, budget %v: none may be negative", o.Duration, o.Timeout, o.Budget)
+		fail("duration %v, timeout %v, budget %v: none may be negative", o.Duration, o.Timeout, o.Budget)
 	}
 	return errors.Join(errs...)
 }

@@ -84,13 +84,13 @@ func TestRun(t *testing.T) {
 	for _, op := range []transfer.Op{transfer.Read, transfer.Write} {
 		for _, check := range []bool{false, true} {
 			d := newCopying(t, 1<<20)
-			var told []string
+			var reported []string
 			r, err := transfer.Run(t.Context(), transfer.Options{
 				Driver: d, Op: op, BlockBytes: []int64{100, 4096}, Batches: []int{1, 16}, Threads: 3, Duration: 2 * time.Millisecond, Check: check,
-				Progress: func(done, total int, what string) { told = append(told, what) },
+				Progress: func(done, total int, what string) { reported = append(reported, what) },
 			})
 			must(t, err)
-			if len(r.Points) != 4 || len(told) != 5 || r.Op != op || r.Checked != check {
+			if len(r.Points) != 4 || len(reported) != 5 || r.Op != op || r.Checked != check {
 				t.Fatalf("%+v", r)
 			}
 			for _, p := range r.Points {
@@ -169,7 +169,7 @@ func TestDefectBudgetOfTransfersIsExceeded(t *testing.T) {
 		Notice: func(text string) { notices = append(notices, text) },
 	}
 	var r *transfer.Report
-	within := func(wrong func() error) {
+	within := func(fail func() error) {
 		testkit.Grow(t, time.Second, func(budget time.Duration) (err error) {
 			o.Budget = budget
 			if _, is := o.Driver.(slow); is { // the batch of many takes ten budgets
@@ -181,7 +181,7 @@ func TestDefectBudgetOfTransfersIsExceeded(t *testing.T) {
 			if r, err = transfer.Run(ctx, o); err != nil {
 				return err
 			}
-			return wrong()
+			return fail()
 		})
 	}
 	within(func() error {

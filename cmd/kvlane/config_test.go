@@ -301,11 +301,11 @@ func TestDefectPipelineInOtherWordsOverruledItsOwnTiers(t *testing.T) {
 // A pipeline is right or wrong in a configuration as it is on the command line, and in the same words.
 func TestDefectConfigurationReadsPipelinesDifferently(t *testing.T) {
 	trace := traceFile(t, goodLine)
-	for _, wrong := range []string{"file|cache", "cache|files", "cache|", "cache|cache"} {
-		_, _, stderr := execute(t, "replay", trace, "--device", "sim", "--pipeline", wrong)
+	for _, bad := range []string{"file|cache", "cache|files", "cache|", "cache|cache"} {
+		_, _, stderr := execute(t, "replay", trace, "--device", "sim", "--pipeline", bad)
 		_, said, _ := strings.Cut(stderr, "--pipeline: ")
 		said, _, _ = strings.Cut(said, "\n")
-		name := configText(t, fmt.Sprintf("pipeline: %q", wrong))
+		name := configText(t, fmt.Sprintf("pipeline: %q", bad))
 		for _, args := range [][]string{{"config", "check", name}, {"replay", trace, "--device", "sim", "--config", name}} {
 			code, _, stderr := execute(t, args...)
 			if want := "kvlane: " + name + ":1: pipeline: " + said + "\n"; code != exitUsage || said == "" || !strings.HasPrefix(stderr, want) {

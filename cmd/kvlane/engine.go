@@ -85,13 +85,13 @@ func (e *engineFlags) config(g block.Geometry) (kvlane.Config, error) {
 }
 
 // openEngine opens the engine and reports each fallback as a sentence.
-func openEngine(ctx context.Context, c kvlane.Config, tell func(string)) (*kvlane.Engine, error) {
+func openEngine(ctx context.Context, c kvlane.Config, report func(string)) (*kvlane.Engine, error) {
 	e, err := kvlane.Open(ctx, c)
 	if err != nil {
 		return nil, asUsage(orNoGPU(c.Device.Driver, err))
 	}
 	for _, n := range e.Notes() {
-		tell(n)
+		report(n)
 	}
 	return e, nil
 }

@@ -100,19 +100,19 @@ func (r *replayCommand) execute(ctx context.Context, stdout, stderr io.Writer) (
 	}
 	defer func() { err = errors.Join(err, summary.Close()) }()
 	if err := r.run.Fits(summary); err != nil {
-		if wrong := (*replay.TraceError)(nil); errors.As(err, &wrong) {
+		if bad := (*replay.TraceError)(nil); errors.As(err, &bad) {
 			return err
 		}
 		return asUsage(err)
 	}
-	tell := logNote
+	report := logNote
 	if !r.json { // print notes before a long replay
 		if err := saySimulated(stdout, r.engine.noGPU); err != nil {
 			return err
 		}
-		tell = func(note string) { err = errors.Join(err, sayNote(stdout, note)) }
+		report = func(note string) { err = errors.Join(err, sayNote(stdout, note)) }
 	}
-	e, err := openEngine(ctx, c, tell)
+	e, err := openEngine(ctx, c, report)
 	if err != nil {
 		return heldInstead(c.Model, err)
 	}

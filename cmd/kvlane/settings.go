@@ -84,22 +84,22 @@ func configure(cmd *cobra.Command) error {
 			return err
 		}
 	}
-	return withdrawIdle(cmd)
+	return resetUnused(cmd)
 }
 
-// withdrawIdle withdraws flags of the configuration that contradict others or have no effect beside
+// resetUnused resets flags of the configuration that contradict others or have no effect beside
 // them, as the configuration is for other commands too.
-func withdrawIdle(cmd *cobra.Command) error {
+func resetUnused(cmd *cobra.Command) error {
 	var errs []error
 	for _, name := range settings.Overruled(func(name string) (string, int) { return precedence(cmd.Flags().Lookup(name)) }) {
-		errs = append(errs, withdraw(cmd.Flags().Lookup(name)))
+		errs = append(errs, resetFlag(cmd.Flags().Lookup(name)))
 	}
-	for again := true; again; {
-		again = false
+	for repeat := true; repeat; {
+		repeat = false
 		forIdle(cmd, func(_ *need, f *pflag.Flag) {
 			if origin(f) != "" && f.Changed {
-				again = true // another flag may have needed it
-				errs = append(errs, withdraw(f))
+				repeat = true // another flag may have needed it
+				errs = append(errs, resetFlag(f))
 			}
 		})
 	}
@@ -119,8 +119,8 @@ func precedence(f *pflag.Flag) (string, int) {
 	return f.Value.String(), 1
 }
 
-// withdraw resets a flag of the configuration to its default.
-func withdraw(f *pflag.Flag) error {
+// resetFlag resets a flag of the configuration to its default.
+func resetFlag(f *pflag.Flag) error {
 	from := origin(f)
 	f.Changed = false
 	f.Annotations[fromKey], f.Annotations[idleKey] = nil, []string{from}

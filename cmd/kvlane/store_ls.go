@@ -50,7 +50,7 @@ func listBlocks(ctx context.Context, w io.Writer, dir string, asJSON, named bool
 	const row = "%-*s %9s %4s\n" // fits in 80 columns
 	const keyWidth = 2 * len(block.Key{})
 	enc := json.NewEncoder(w)
-	now, headed := time.Now(), false
+	now, printedHeader := time.Now(), false
 	err := keeperOf(dir).list(ctx, dir, func(e file.Entry) error {
 		if asJSON {
 			folder := ""
@@ -66,8 +66,8 @@ func listBlocks(ctx context.Context, w io.Writer, dir string, asJSON, named bool
 				Modified time.Time `json:"modified"`
 			}{folder, e.Key.String(), e.Bytes, e.Group, e.Shards, e.Modified})
 		}
-		if !headed {
-			headed = true
+		if !printedHeader {
+			printedHeader = true
 			if _, err := fmt.Fprintf(w, row, keyWidth, "KEY", "SIZE", "AGE"); err != nil {
 				return err
 			}
@@ -75,7 +75,7 @@ func listBlocks(ctx context.Context, w io.Writer, dir string, asJSON, named bool
 		_, err := fmt.Fprintf(w, row, keyWidth, e.Key, present.Bytes(e.Bytes), ageText(now.Sub(e.Modified)))
 		return err
 	})
-	if err == nil && !headed && !asJSON {
+	if err == nil && !printedHeader && !asJSON {
 		_, err = fmt.Fprintln(w, "no blocks")
 	}
 	return err

@@ -86,7 +86,7 @@ has not made stays. The exit code is then 1 if anything wrong is left.`,
 					return folderResult{}, err
 				}
 				if !v.Clean {
-					err = fmt.Errorf("verify %s: %w: %s", dir, errUnclean, countProblems(v.wrong()))
+					err = fmt.Errorf("verify %s: %w: %s", dir, errUnclean, countProblems(v.remaining()))
 				}
 				return folderResult{v, v.rows()}, err
 			})
@@ -161,7 +161,7 @@ func (f *dirFinding) among(all []dirFinding) bool {
 // next returns the next steps for the remaining problems.
 func (v *dirVerdict) next() (next []string) {
 	count, byHand := map[file.Problem]int{}, 0
-	for _, f := range v.wrong() {
+	for _, f := range v.remaining() {
 		if f.ByHand {
 			byHand++
 		} else {
@@ -204,7 +204,7 @@ func (v *dirVerdict) next() (next []string) {
 // markerIsLost reports whether kvlane.json is damaged and no block is left to make it from.
 func (v *dirVerdict) markerIsLost() bool {
 	damaged := false
-	for _, f := range v.wrong() {
+	for _, f := range v.remaining() {
 		switch p := file.Problem(f.Problem); {
 		case p == file.Damaged && filepath.Base(f.Path) == "kvlane.json":
 			damaged = true
@@ -255,8 +255,8 @@ func findings(from []file.Finding) []dirFinding {
 	return out
 }
 
-// wrong returns the remaining findings: those after a repair, if there was one.
-func (v *dirVerdict) wrong() []dirFinding {
+// remaining returns the remaining findings: those after a repair, if there was one.
+func (v *dirVerdict) remaining() []dirFinding {
 	if v.Repaired != nil {
 		return v.Repaired.Left
 	}
@@ -305,7 +305,7 @@ func (v *dirVerdict) rows() [][2]string {
 }
 
 // verifyDir returns the number of sound blocks in the directory, and the number of findings.
-func verifyDir(ctx context.Context, dir string) (sound, wrong int64, err error) {
+func verifyDir(ctx context.Context, dir string) (sound, bad int64, err error) {
 	r, err := keeperOf(dir).verify(ctx, dir, nil)
 	sound = r.Blocks
 	for _, f := range r.Findings {

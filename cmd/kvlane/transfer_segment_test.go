@@ -88,14 +88,14 @@ func TestTransferNativeByHand(t *testing.T) {
 		if got := do("probe", segment, "--protocol", "auto"); !strings.Contains(got, "answered in") {
 			t.Errorf("%s", got)
 		}
-		for _, wrong := range [][]string{
+		for _, bad := range [][]string{
 			{"put", segment, file, "--protocol", "tape"},
 			{"get", segment, "-", "--protocol", "tcp", "--buffer", "1"},
 			{"get", segment, "-", "--protocol", "tcp", "--offset", "1MiB"},
 			{"ls", segment, "--protocol", "tcp", "--cluster", "c"},
 		} {
-			if code, _, stderr := execute(t, append(append([]string{"transfer"}, wrong...), where...)...); code != exitUsage {
-				t.Errorf("%v: exit code %d: %s", wrong, code, stderr)
+			if code, _, stderr := execute(t, append(append([]string{"transfer"}, bad...), where...)...); code != exitUsage {
+				t.Errorf("%v: exit code %d: %s", bad, code, stderr)
 			}
 		}
 		p.stop()

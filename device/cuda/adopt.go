@@ -126,11 +126,11 @@ func (h *hostStream) adopt() error {
 
 func (h *hostStream) context() (cuda.Context, error) {
 	d := h.dev
-	mode, err := d.enterRelaxed()
+	mode, err := d.pushContextRelaxed()
 	if err != nil {
 		return 0, err
 	}
-	defer d.leaveRelaxed(mode)
+	defer d.popContextRelaxed(mode)
 	ctx, r := d.api.StreamGetCtx(h.handle)
 	if r != cuda.Success {
 		return 0, d.fail(r, "cuStreamGetCtx", "stream=%#x", h.handle)
@@ -158,11 +158,11 @@ func (h *hostStream) begin() error {
 // capturing returns an error if the stream is capturing a graph.
 func (h *hostStream) capturing() error {
 	d := h.dev
-	mode, err := d.enterRelaxed()
+	mode, err := d.pushContextRelaxed()
 	if err != nil {
 		return err
 	}
-	defer d.leaveRelaxed(mode)
+	defer d.popContextRelaxed(mode)
 	status, r := d.api.StreamIsCapturing(h.handle)
 	if r != cuda.Success {
 		return d.fail(r, "cuStreamIsCapturing", "stream=%#x", h.handle)
@@ -222,11 +222,11 @@ func (h *hostStream) memOp(
 		return err
 	}
 	defer d.end()
-	mode, err := d.enterRelaxed()
+	mode, err := d.pushContextRelaxed()
 	if err != nil {
 		return err
 	}
-	defer d.leaveRelaxed(mode)
+	defer d.popContextRelaxed(mode)
 	if r := call(h.handle, cuda.DevicePtr(word.Dev()), value, flags); r != cuda.Success {
 		return d.fail(r, name, "stream=%#x, address=%#x, value=%d", h.handle, word.Dev(), value)
 	}

@@ -51,10 +51,10 @@ func (b batcher) CopyBatch(dst, src []mem.Extent) error {
 		return nil
 	}
 	d := b.q.dev
-	if err := d.enter(); err != nil {
+	if err := d.pushContext(); err != nil {
 		return fmt.Errorf("copy batch: %w", err)
 	}
-	defer d.leave()
+	defer d.popContext()
 	from := 0 // first copy that is not enqueued
 	for i := 0; i < len(b.a.dst); {
 		n := b.a.rowsAt(i)

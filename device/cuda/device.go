@@ -92,11 +92,11 @@ func openDevice(drv *Driver, index int, o Options) (*Device, error) {
 
 // prepare creates the resources that queues share. release undoes it, also after a failure.
 func (d *Device) prepare() error {
-	mode, err := d.enterRelaxed()
+	mode, err := d.pushContextRelaxed()
 	if err != nil {
 		return err
 	}
-	defer d.leaveRelaxed(mode)
+	defer d.popContextRelaxed(mode)
 	_, greatest, r := d.api.CtxGetStreamPriorityRange()
 	if r != cuda.Success {
 		return d.fail(r, "cuCtxGetStreamPriorityRange", "")
@@ -133,11 +133,11 @@ func (d *Device) release() error {
 }
 
 func (d *Device) releaseObjects() error {
-	mode, err := d.enterRelaxed()
+	mode, err := d.pushContextRelaxed()
 	if err != nil {
 		return err
 	}
-	defer d.leaveRelaxed(mode)
+	defer d.popContextRelaxed(mode)
 	var errs []error
 	for _, e := range d.events.drain() {
 		errs = append(errs, d.check(d.api.EventDestroy(e), "cuEventDestroy_v2", "event=%#x", e))

@@ -11,10 +11,10 @@ func (d *Device) Do(f func() error) error {
 		return fmt.Errorf("use context: %w", err)
 	}
 	defer d.end()
-	mode, err := d.enterRelaxed()
+	mode, err := d.pushContextRelaxed()
 	if err != nil {
 		return fmt.Errorf("use context: %w", err)
 	}
-	defer d.leaveRelaxed(mode)
+	defer d.popContextRelaxed(mode)
 	return f()
 }

@@ -109,11 +109,11 @@ func (d *Device) record(st cuda.Stream) (*event, error) {
 			return nil, err
 		}
 	}
-	if err := d.enter(); err != nil {
+	if err := d.pushContext(); err != nil {
 		d.events.put(h)
 		return nil, err
 	}
-	defer d.leave()
+	defer d.popContext()
 	if r := d.api.EventRecord(h, st); r != cuda.Success {
 		d.events.put(h)
 		return nil, d.fail(r, "cuEventRecord", "stream=%#x", st)
@@ -123,11 +123,11 @@ func (d *Device) record(st cuda.Stream) (*event, error) {
 }
 
 func (d *Device) newEvent() (cuda.Event, error) {
-	mode, err := d.enterRelaxed()
+	mode, err := d.pushContextRelaxed()
 	if err != nil {
 		return 0, err
 	}
-	defer d.leaveRelaxed(mode)
+	defer d.popContextRelaxed(mode)
 	h, r := d.api.EventCreate(cuda.EventDisableTiming)
 	if r != cuda.Success {
 		return 0, d.fail(r, "cuEventCreate", "flags=disable-timing")
@@ -162,10 +162,10 @@ func (q *queue) Wait(e device.Event) error {
 		return fmt.Errorf("wait on queue: %w", err)
 	}
 	d := q.dev
-	if err := d.enter(); err != nil {
+	if err := d.pushContext(); err != nil {
 		return fmt.Errorf("wait on queue: %w", err)
 	}
-	defer d.leave()
+	defer d.popContext()
 	if r := d.api.StreamWaitEvent(q.stream, ev.handle); r != cuda.Success {
 		return fmt.Errorf("wait on queue: %w", d.fail(r, "cuStreamWaitEvent", ""))
 	}

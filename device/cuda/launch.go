@@ -109,10 +109,10 @@ func (l launcher) Launch(k *device.Kernel) error {
 	if ctas == 0 {
 		ctas = d.ctas
 	}
-	if err := d.enter(); err != nil {
+	if err := d.pushContext(); err != nil {
 		return fmt.Errorf("launch %s: %w", k.Name, err)
 	}
-	defer d.leave()
+	defer d.popContext()
 	l.params.Args = k.Args
 	if r := d.api.LaunchKernel(fn.function, uint32(ctas), kernels.Threads, l.q.stream, l.params); r != cuda.Success {
 		return fmt.Errorf("launch: %w", d.fail(r, "cuLaunchKernel", "kernel=%s, blocks=%d, threads=%d", k.Name, ctas, kernels.Threads))

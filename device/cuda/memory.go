@@ -67,11 +67,11 @@ func (d *Device) make(kind leak.Kind, bytes int64, acquire func(a *allocation) (
 		return nil, err
 	}
 	defer d.end()
-	mode, err := d.enterRelaxed()
+	mode, err := d.pushContextRelaxed()
 	if err != nil {
 		return nil, err
 	}
-	defer d.leaveRelaxed(mode)
+	defer d.popContextRelaxed(mode)
 	a := &allocation{kind: kind, bytes: bytes}
 	// No peer may be added between the allocation and its entry in regions, because the peer would
 	// miss it.
@@ -215,11 +215,11 @@ func (d *Device) Free(r *mem.Region) error {
 }
 
 func (d *Device) free(a *allocation) error {
-	mode, err := d.enterRelaxed()
+	mode, err := d.pushContextRelaxed()
 	if err != nil {
 		return err
 	}
-	defer d.leaveRelaxed(mode)
+	defer d.popContextRelaxed(mode)
 	if err := a.free(); err != nil {
 		return err
 	}

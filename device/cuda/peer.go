@@ -74,11 +74,11 @@ func (d *Device) enablePeer(o *Device) error {
 }
 
 func (d *Device) enableContext(o *Device) error {
-	mode, err := d.enterRelaxed()
+	mode, err := d.pushContextRelaxed()
 	if err != nil {
 		return err
 	}
-	defer d.leaveRelaxed(mode)
+	defer d.popContextRelaxed(mode)
 	if r := d.api.CtxEnablePeerAccess(o.ctx); r != cuda.Success && r != cuda.ErrorPeerAccessAlreadyEnabled {
 		return d.fail(r, "cuCtxEnablePeerAccess", "peer=%d", o.info.Index)
 	}
@@ -98,11 +98,11 @@ func (d *Device) openAll(reader *Device) error {
 	if len(all) == 0 {
 		return nil
 	}
-	mode, err := d.enterRelaxed()
+	mode, err := d.pushContextRelaxed()
 	if err != nil {
 		return err
 	}
-	defer d.leaveRelaxed(mode)
+	defer d.popContextRelaxed(mode)
 	for _, a := range all {
 		if err := d.open(a, reader); err != nil {
 			return err

@@ -38,11 +38,11 @@ func (d *Device) openQueue(o device.QueueOptions) (*queue, error) {
 		return nil, err
 	}
 	defer d.end()
-	mode, err := d.enterRelaxed()
+	mode, err := d.pushContextRelaxed()
 	if err != nil {
 		return nil, err
 	}
-	defer d.leaveRelaxed(mode)
+	defer d.popContextRelaxed(mode)
 	priority := 0
 	if o.HighPriority {
 		priority = d.priority
@@ -111,10 +111,10 @@ func (q *queue) Copy(dst, src mem.Extent) error {
 		return nil
 	}
 	d := q.dev
-	if err := d.enter(); err != nil {
+	if err := d.pushContext(); err != nil {
 		return fmt.Errorf("copy: %w", err)
 	}
-	defer d.leave()
+	defer d.popContext()
 	for dst.Len > 0 {
 		n, _, _ := firstRegistration(dst, src)
 		if r := d.api.MemcpyAsync(cuda.DevicePtr(dst.Dev()), cuda.DevicePtr(src.Dev()), uint64(n), q.stream); r != cuda.Success {
@@ -137,10 +137,10 @@ func (q *queue) Fill(dst mem.Extent, v byte) error {
 		return nil
 	}
 	d := q.dev
-	if err := d.enter(); err != nil {
+	if err := d.pushContext(); err != nil {
 		return fmt.Errorf("fill: %w", err)
 	}
-	defer d.leave()
+	defer d.popContext()
 	for dst.Len > 0 {
 		n, _ := dst.Registration()
 		if r := d.api.MemsetD8Async(cuda.DevicePtr(dst.Dev()), v, uint64(n), q.stream); r != cuda.Success {
@@ -191,11 +191,11 @@ func checkCopy(dst, src mem.Extent) error {
 // poll reports whether the queue is idle.
 func (q *queue) poll() (bool, error) {
 	d := q.dev
-	mode, err := d.enterRelaxed()
+	mode, err := d.pushContextRelaxed()
 	if err != nil {
 		return false, err
 	}
-	defer d.leaveRelaxed(mode)
+	defer d.popContextRelaxed(mode)
 	switch r := d.api.StreamQuery(q.stream); r {
 	case cuda.Success:
 		return true, nil
@@ -237,11 +237,11 @@ func (q *queue) Close(ctx context.Context) error {
 
 func (q *queue) destroy() error {
 	d := q.dev
-	mode, err := d.enterRelaxed()
+	mode, err := d.pushContextRelaxed()
 	if err != nil {
 		return err
 	}
-	defer d.leaveRelaxed(mode)
+	defer d.popContextRelaxed(mode)
 	return d.check(d.api.StreamDestroy(q.stream), "cuStreamDestroy_v2", "")
 }
 

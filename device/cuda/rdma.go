@@ -55,11 +55,11 @@ func (d *Device) exportDMABuf(e mem.Extent) (fd int, off int64, err error) {
 	case d.api.MemExportDMABuf == nil:
 		return -1, 0, d.lack("dma-bufs", "driver "+d.info.DriverVersion+" has no cuMemGetHandleForAddressRange")
 	}
-	mode, err := d.enterRelaxed()
+	mode, err := d.pushContextRelaxed()
 	if err != nil {
 		return -1, 0, err
 	}
-	defer d.leaveRelaxed(mode)
+	defer d.popContextRelaxed(mode)
 	start, end := pages(uint64(e.Dev()), uint64(e.Len), uint64(unix.Getpagesize()))
 	fd, r := d.api.MemExportDMABuf(cuda.DevicePtr(start), end-start)
 	if r != cuda.Success {
@@ -107,11 +107,11 @@ func (d *Device) FlushRemoteWrites() error {
 	if d.api.FlushGPUDirectRDMAWrites == nil {
 		return fmt.Errorf("flush NICs' writes: %w", d.lack("cuFlushGPUDirectRDMAWrites", "driver "+d.info.DriverVersion+" does not have it"))
 	}
-	mode, err := d.enterRelaxed()
+	mode, err := d.pushContextRelaxed()
 	if err != nil {
 		return fmt.Errorf("flush NICs' writes: %w", err)
 	}
-	defer d.leaveRelaxed(mode)
+	defer d.popContextRelaxed(mode)
 	if r := d.api.FlushGPUDirectRDMAWrites(cuda.RDMAScopeAllDevices); r != cuda.Success {
 		return fmt.Errorf("flush NICs' writes: %w", d.fail(r, "cuFlushGPUDirectRDMAWrites", "target=current, to=all devices"))
 	}

@@ -39,11 +39,11 @@ func (d *Device) exportMemory(r *mem.Region, t device.HandleType) (h device.Hand
 	// Without the lock, memory freed in between could be exported by a handle that has been reused.
 	d.peers.making.Lock()
 	defer d.peers.making.Unlock()
-	mode, err := d.enterRelaxed()
+	mode, err := d.pushContextRelaxed()
 	if err != nil {
 		return h, err
 	}
-	defer d.leaveRelaxed(mode)
+	defer d.popContextRelaxed(mode)
 	a, release, err := d.allocationOf(r, t)
 	if err != nil {
 		return h, err

@@ -92,11 +92,11 @@ func (d *Device) abandonStorage() error {
 // inContext calls f with the device's context current on the calling thread. f may block: only the
 // device's Close waits for it.
 func (d *Device) inContext(f func() error) error {
-	mode, err := d.enterRelaxed()
+	mode, err := d.pushContextRelaxed()
 	if err != nil {
 		return err
 	}
-	defer d.leaveRelaxed(mode)
+	defer d.popContextRelaxed(mode)
 	return f()
 }
 

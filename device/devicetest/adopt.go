@@ -124,18 +124,18 @@ func testWriteValue(t *testing.T, h *harness) {
 	}
 	must(t, st.WaitValue(extent(word, 0, 8), 1))
 	must(t, st.WriteValue(at, 7)) // less than the current value
-	held, err := host.Record()
+	blocked, err := host.Record()
 	must(t, err)
-	notDone(t, "work before the value waits", held)
+	notDone(t, "work before the value waits", blocked)
 	if got := hostmem.LoadUint64(at.Bytes()); got != 1<<40 {
 		t.Errorf("the word is %#x before the stream is there", got)
 	}
 	releaseWord(word)
-	must(t, wait(t, held))
+	must(t, wait(t, blocked))
 	if got := hostmem.LoadUint64(at.Bytes()); got != 7 {
 		t.Errorf("the word is %#x once the stream was there, want 7", got)
 	}
-	held.Close()
+	blocked.Close()
 }
 
 func testWaitValueRefuses(t *testing.T, h *harness) {
@@ -187,9 +187,9 @@ func testHostStreamRecord(t *testing.T, h *harness) {
 	copied.Close()
 }
 
-// testHeldQueueClose closes a queue with work that cannot run yet. Close times out, changes
+// testBlockedQueueClose closes a queue with work that cannot run yet. Close times out, changes
 // nothing, and succeeds later.
-func testHeldQueueClose(t *testing.T, h *harness) {
+func testBlockedQueueClose(t *testing.T, h *harness) {
 	word, d, p := h.word(t), h.device(t, 4096), h.pinned(t, 4096)
 	a := h.adopter(t)
 	release(t, word)

@@ -62,7 +62,7 @@ func Run(t *testing.T, open func(t *testing.T) device.Device) {
 		{"WaitValueRefuses", testWaitValueRefuses},
 		{"WriteValue", testWriteValue},
 		{"HostStreamRecord", testHostStreamRecord},
-		{"HeldQueueClose", testHeldQueueClose},
+		{"HeldQueueClose", testBlockedQueueClose},
 		{"AdoptRefuses", testAdoptRefuses},
 		{"Parked", testParked},
 		{"SignalSteps", testSignalSteps},
@@ -254,13 +254,13 @@ func diff(t *testing.T, what string, got, want []byte) {
 	if len(got) != len(want) {
 		t.Fatalf("%s: %d bytes, want %d", what, len(got), len(want))
 	}
-	wrong, first := 0, -1
+	mismatches, first := 0, -1
 	for i := range got {
 		if got[i] != want[i] {
-			if wrong++; first < 0 {
+			if mismatches++; first < 0 {
 				first = i
 			}
 		}
 	}
-	t.Fatalf("%s: %d of %d bytes are wrong, the first at %d: %#02x, want %#02x", what, wrong, len(got), first, got[first], want[first])
+	t.Fatalf("%s: %d of %d bytes are wrong, the first at %d: %#02x, want %#02x", what, mismatches, len(got), first, got[first], want[first])
 }

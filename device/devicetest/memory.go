@@ -17,8 +17,8 @@ func testInfo(t *testing.T, h *harness) {
 	if i.Driver == "" || i.Name == "" || i.UUID == "" || i.Index < 0 || i.MemoryBytes <= 0 || i.Multiprocs <= 0 || i.NUMANode < -1 {
 		t.Errorf("info is incomplete: %+v", i)
 	}
-	if again := h.dev.Info(); again != i {
-		t.Errorf("info changed from %+v to %+v", i, again)
+	if second := h.dev.Info(); second != i {
+		t.Errorf("info changed from %+v to %+v", i, second)
 	}
 }
 
@@ -106,9 +106,9 @@ func testRegisterHost(t *testing.T, h *harness) {
 	if err := h.dev.Free(r); err == nil {
 		t.Error("unregistered twice")
 	}
-	again, err := h.dev.RegisterHost(b)
+	second, err := h.dev.RegisterHost(b)
 	must(t, err)
-	must(t, h.dev.Free(again))
+	must(t, h.dev.Free(second))
 
 	if r, err := h.dev.RegisterHost(nil); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("registering nothing = %v, %v", r, err)

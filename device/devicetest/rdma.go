@@ -75,8 +75,8 @@ func testFlushRemoteWrites(t *testing.T, h *harness) {
 	}
 	f := open(h.dev)
 	needs, err := f.NeedsFlush()
-	if again, againErr := f.NeedsFlush(); again != needs || (err == nil) != (againErr == nil) {
-		t.Errorf("needs a flush: first %v, %v, then %v, %v", needs, err, again, againErr)
+	if second, againErr := f.NeedsFlush(); second != needs || (err == nil) != (againErr == nil) {
+		t.Errorf("needs a flush: first %v, %v, then %v, %v", needs, err, second, againErr)
 	}
 	if err != nil && !errors.Is(err, errdefs.ErrNotSupported) {
 		t.Fatal(err)

@@ -128,11 +128,11 @@ func testShareOutlives(t *testing.T, h *harness) {
 		want := make([]byte, n)
 		h.random(want)
 		h.put(t, q, r, want)
-		again, err := sharer(t, h.dev).ImportMemory(handle)
+		second, err := sharer(t, h.dev).ImportMemory(handle)
 		must(t, err)
 		far := imported(t, h.dev, handle)
 		must(t, h.dev.Free(r))
-		must(t, h.dev.Free(again))
+		must(t, h.dev.Free(second))
 		diff(t, by.String()+" after its owner freed it", h.get(t, q, far, n), want)
 		must(t, h.dev.Free(far))
 		if err := h.dev.Free(far); !errors.Is(err, errdefs.ErrInvalid) {

@@ -59,7 +59,7 @@ func testSignalSteps(t *testing.T, h *harness) {
 	sync(t, q)
 	passed := make([]device.Event, layers)
 	for i := range layers {
-		must(t, s.Hold(st, i+1))
+		must(t, s.Block(st, i+1))
 		must(t, host.Copy(extent(out, int64(i)*n, n), extent(d, int64(i)*n, n)))
 		var err error
 		passed[i], err = host.Record()
@@ -91,10 +91,10 @@ func testSignalSteps(t *testing.T, h *harness) {
 	}
 	verdict(t, s, layers, true, errdefs.ErrCorrupt)
 	verdict(t, s, 1, true, nil)
-	must(t, s.Hold(st, layers)) // it no longer waits
+	must(t, s.Block(st, layers)) // it no longer waits
 	sync(t, host)
 	for _, step := range []int{0, layers + 1} {
-		if err := s.Hold(st, step); !errors.Is(err, errdefs.ErrInvalid) {
+		if err := s.Block(st, step); !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("waiting for step %d of %d: %v", step, layers, err)
 		}
 	}
@@ -108,14 +108,14 @@ func testSignalSteps(t *testing.T, h *harness) {
 func testSignalReuse(t *testing.T, h *harness) {
 	word, marks := h.word(t), h.pinned(t, 64)
 	st, host := h.adopt(t)
-	late, lateHost := h.adopt(t)
+	waiting, waitingHost := h.adopt(t)
 	release(t, word)
 	p := h.pool(t, 1)
 	first := take(t, p, 3)
-	must(t, late.WaitValue(extent(word, 0, 8), 1)) // stands for much earlier work of the stream
-	must(t, first.Hold(late, 3))
-	must(t, lateHost.Fill(extent(marks, 0, 1), 1))
-	passed, err := lateHost.Record()
+	must(t, waiting.WaitValue(extent(word, 0, 8), 1)) // stands for much earlier work of the stream
+	must(t, first.Block(waiting, 3))
+	must(t, waitingHost.Fill(extent(marks, 0, 1), 1))
+	passed, err := waitingHost.Record()
 	must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), glance)
 	defer cancel()
@@ -129,11 +129,11 @@ func testSignalReuse(t *testing.T, h *harness) {
 	}
 	first.Set(errdefs.ErrCorrupt)
 	first.Advance(3)
-	must(t, second.Hold(st, 1))
+	must(t, second.Block(st, 1))
 	must(t, host.Fill(extent(marks, 1, 1), 1))
-	held, err := host.Record()
+	blocked, err := host.Record()
 	must(t, err)
-	notDone(t, "only the signal before was set", held)
+	notDone(t, "only the signal before was set", blocked)
 	if n := second.Wanted(); n != 1 {
 		t.Errorf("streams have come to %d steps, want 1", n)
 	}
@@ -145,12 +145,12 @@ func testSignalReuse(t *testing.T, h *harness) {
 	if n := second.Wanted(); n != 0 {
 		t.Errorf("a stream was late for the earlier signal, and Wanted returns %d steps", n)
 	}
-	notDone(t, "only the signal before was set", held)
+	notDone(t, "only the signal before was set", blocked)
 	second.Advance(1)
-	must(t, wait(t, held))
+	must(t, wait(t, blocked))
 	second.Set(nil)
 	passed.Close()
-	held.Close()
+	blocked.Close()
 }
 
 // testSignalPoolClose closes a pool while streams wait. The streams continue, and the words stay
@@ -158,15 +158,15 @@ func testSignalReuse(t *testing.T, h *harness) {
 func testSignalPoolClose(t *testing.T, h *harness) {
 	word, marks := h.word(t), h.pinned(t, 64)
 	st, host := h.adopt(t)
-	late, lateHost := h.adopt(t)
+	waiting, waitingHost := h.adopt(t)
 	release(t, word)
 	p := h.pool(t, 4)
 	one, other := take(t, p, 1), take(t, p, 2)
-	must(t, one.Hold(st, 1))
+	must(t, one.Block(st, 1))
 	must(t, host.Fill(extent(marks, 0, 1), 1))
-	must(t, late.WaitValue(extent(word, 0, 8), 1))
-	must(t, other.Hold(late, 2))
-	must(t, lateHost.Fill(extent(marks, 1, 1), 1))
+	must(t, waiting.WaitValue(extent(word, 0, 8), 1))
+	must(t, other.Block(waiting, 2))
+	must(t, waitingHost.Fill(extent(marks, 1, 1), 1))
 	other.Advance(1)
 	ctx, cancel := context.WithTimeout(t.Context(), glance)
 	defer cancel()
@@ -180,11 +180,11 @@ func testSignalPoolClose(t *testing.T, h *harness) {
 	if _, err := p.Take(t.Context(), 1); !errors.Is(err, errdefs.ErrClosed) {
 		t.Errorf("taking a signal of a closed pool: %v", err)
 	}
-	must(t, one.Hold(st, 1)) // already set
+	must(t, one.Block(st, 1)) // already set
 	releaseWord(word)
 	must(t, p.Close(t.Context()))
 	must(t, p.Close(t.Context()))
-	sync(t, lateHost)
+	sync(t, waitingHost)
 	if got := marks.Bytes(); got[0] != 1 || got[1] != 1 {
 		t.Error("a stream did not go on")
 	}

@@ -108,8 +108,8 @@ func ended(t *testing.T, x device.Transfer) (int64, error) {
 	defer cancel()
 	defer x.Close()
 	n, err := x.Wait(ctx)
-	if again, done, errAgain := x.Done(); !done || again != n || (errAgain == nil) != (err == nil) {
-		t.Errorf("a transfer that moved %d bytes (%v) then returns %d, %v, %v", n, err, again, done, errAgain)
+	if second, done, errAgain := x.Done(); !done || second != n || (errAgain == nil) != (err == nil) {
+		t.Errorf("a transfer that moved %d bytes (%v) then returns %d, %v, %v", n, err, second, done, errAgain)
 	}
 	return n, err
 }
@@ -286,10 +286,10 @@ func testStorageRefuses(t *testing.T, h *harness) {
 func testStorageLeftOpen(t *testing.T, h *harness) {
 	o := h.storageOpener(t)
 	st := h.storage(t)
-	if again, err := o.OpenStorage(device.StorageOptions{}); !errors.Is(err, errdefs.ErrBusy) {
+	if second, err := o.OpenStorage(device.StorageOptions{}); !errors.Is(err, errdefs.ErrBusy) {
 		t.Errorf("open the storage a second time: %v", err)
 		if err == nil {
-			must(t, again.Close())
+			must(t, second.Close())
 		}
 	}
 	if _, err := o.OpenStorage(device.StorageOptions{Transfers: -1}); err == nil {
@@ -354,10 +354,10 @@ func testStorageManyFiles(t *testing.T, h *harness) {
 	d, q := h.device(t, 4096), h.queue(t)
 	var files []device.StorageFile
 	for range 3 {
-		again, err := os.OpenFile(f.Name(), os.O_RDWR, 0) // without O_DIRECT
+		second, err := os.OpenFile(f.Name(), os.O_RDWR, 0) // without O_DIRECT
 		must(t, err)
-		t.Cleanup(func() { must(t, again.Close()) })
-		sf := register(t, st, again)
+		t.Cleanup(func() { must(t, second.Close()) })
+		sf := register(t, st, second)
 		if m := sf.Mode(); m.Direct || m.Reason == "" {
 			t.Errorf("mode of a file opened without O_DIRECT: %+v", m)
 		}

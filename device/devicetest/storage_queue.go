@@ -17,8 +17,8 @@ func testStorageQueueOrder(t *testing.T, h *harness) {
 	st := h.storage(t)
 	f, want := h.tempFile(t)
 	const n = 32 << 10
-	d, held := h.device(t, n), h.heldQueue(t)
-	q := held.Queue
+	d, blocked := h.device(t, n), h.blockedQueue(t)
+	q := blocked.Queue
 	sf := enqueuer(t, st, f)
 	warm(t, sf, d, q)
 	var all []device.Transfer
@@ -26,8 +26,8 @@ func testStorageQueueOrder(t *testing.T, h *harness) {
 		must(t, err)
 		all = append(all, x)
 	}
-	held.hold(t)
-	within(t, held.word, func() {
+	blocked.block(t)
+	within(t, blocked.word, func() {
 		must(t, q.Fill(mem.All(d), 1))
 		keep(sf.EnqueueWrite(q, mem.All(d), 0))
 		must(t, q.Fill(mem.All(d), 2))
@@ -35,7 +35,7 @@ func testStorageQueueOrder(t *testing.T, h *harness) {
 		keep(sf.EnqueueRead(q, extent(d, 0, n/2), 0)) // the bytes written above
 		keep(sf.EnqueueWrite(q, mem.All(d), 2*n))
 	})
-	held.release()
+	blocked.release()
 	for _, x := range all {
 		if moved, err := ended(t, x); err != nil || moved != n && moved != n/2 {
 			t.Errorf("moved %d, %v", moved, err)
@@ -48,29 +48,29 @@ func testStorageQueueOrder(t *testing.T, h *harness) {
 	diff(t, "the file", contents(t, f), want)
 }
 
-// heldQueue is a queue that can be held. Allocate everything before hold: a driver may block
+// blockedQueue is a queue that can be stopped. Allocate everything before block: a driver may block
 // allocations while a stream waits.
-type heldQueue struct {
+type blockedQueue struct {
 	device.Queue
 	st   device.HostStream
 	word *mem.Region
 }
 
-func (h *harness) heldQueue(t *testing.T) *heldQueue {
+func (h *harness) blockedQueue(t *testing.T) *blockedQueue {
 	t.Helper()
 	word := h.word(t)
 	st, q := h.adopt(t)
 	release(t, word)
-	return &heldQueue{q, st, word}
+	return &blockedQueue{q, st, word}
 }
 
-// hold stops the queue until release.
-func (q *heldQueue) hold(t *testing.T) {
+// block stops the queue until release.
+func (q *blockedQueue) block(t *testing.T) {
 	t.Helper()
 	must(t, q.st.WaitValue(extent(q.word, 0, 8), 1))
 }
 
-func (q *heldQueue) release() { releaseWord(q.word) }
+func (q *blockedQueue) release() { releaseWord(q.word) }
 
 // warm moves a few bytes on each queue, so that the library has made its first-use allocations.
 func warm(t *testing.T, sf device.StorageEnqueuer, r *mem.Region, queues ...device.Queue) {
@@ -90,13 +90,13 @@ func testStorageWordsLive(t *testing.T, h *harness) {
 	f, want := h.tempFile(t)
 	const n, count = 4096, 16
 	d, scratch := h.device(t, n*count), h.device(t, n)
-	held, free := h.heldQueue(t), h.queue(t)
+	blocked, free := h.blockedQueue(t), h.queue(t)
 	sf := enqueuer(t, st, f)
-	warm(t, sf, scratch, held.Queue, free)
-	held.hold(t)
-	within(t, held.word, func() {
+	warm(t, sf, scratch, blocked.Queue, free)
+	blocked.block(t)
+	within(t, blocked.word, func() {
 		for i := range int64(count) {
-			x, err := sf.EnqueueRead(held.Queue, extent(d, i*n, n), i*(n+1))
+			x, err := sf.EnqueueRead(blocked.Queue, extent(d, i*n, n), i*(n+1))
 			must(t, err)
 			if _, done, err := x.Done(); done || err != nil {
 				t.Errorf("transfer %d is done: %v", i, err)
@@ -104,7 +104,7 @@ func testStorageWordsLive(t *testing.T, h *harness) {
 			x.Close()
 		}
 	})
-	within(t, held.word, func() {
+	within(t, blocked.word, func() {
 		for i := range int64(count) { // they could reuse the words
 			x, err := sf.EnqueueRead(free, mem.All(scratch), i)
 			must(t, err)
@@ -113,9 +113,9 @@ func testStorageWordsLive(t *testing.T, h *harness) {
 			}
 		}
 	})
-	held.release()
-	sync(t, held.Queue)
-	got := h.get(t, held.Queue, d, n*count)
+	blocked.release()
+	sync(t, blocked.Queue)
+	got := h.get(t, blocked.Queue, d, n*count)
 	for i := range count {
 		diff(t, "bytes of a transfer closed early", got[i*n:(i+1)*n], want[i*(n+1):i*(n+1)+n])
 	}
@@ -126,13 +126,13 @@ func testStorageClose(t *testing.T, h *harness) {
 	st := h.storage(t)
 	f, want := h.tempFile(t)
 	d := h.device(t, 4096)
-	held := h.heldQueue(t)
-	q := held.Queue
+	blocked := h.blockedQueue(t)
+	q := blocked.Queue
 	sf := enqueuer(t, st, f)
 	warm(t, sf, d, q)
-	held.hold(t)
+	blocked.block(t)
 	var x device.Transfer
-	within(t, held.word, func() {
+	within(t, blocked.word, func() {
 		var err error
 		x, err = sf.EnqueueRead(q, mem.All(d), 4096)
 		must(t, err)
@@ -156,7 +156,7 @@ func testStorageClose(t *testing.T, h *harness) {
 			t.Errorf("use after close: %v", err)
 		}
 	}
-	held.release()
+	blocked.release()
 	must(t, closeFile(t, sf))
 	if n, err := ended(t, x); n != 4096 || err != nil {
 		t.Errorf("the transfer whose file was closed: %d, %v", n, err)

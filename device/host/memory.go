@@ -48,7 +48,7 @@ func (d *Device) alloc(kind mem.Kind, counted leak.Kind, bytes int64) (*mem.Regi
 	if err != nil {
 		return nil, err
 	}
-	r, err := d.enter(kind, span{bytes: b, owned: true, kind: counted})
+	r, err := d.addRegion(kind, span{bytes: b, owned: true, kind: counted})
 	if err != nil {
 		return nil, errors.Join(err, hostmem.Free(b))
 	}
@@ -66,7 +66,7 @@ func (d *Device) RegisterHost(b []byte) (*mem.Region, error) {
 	case hostmem.OnGoHeap(b):
 		err = errInvalid("%d bytes at %#x are Go heap memory, which the collector may reuse", len(b), hostmem.Addr(b))
 	default:
-		r, err = d.enter(mem.KindHostPinned, span{bytes: b, kind: leak.RegisteredBytes})
+		r, err = d.addRegion(mem.KindHostPinned, span{bytes: b, kind: leak.RegisteredBytes})
 	}
 	if err != nil {
 		return nil, fmt.Errorf("register host memory: %w", err)
@@ -74,8 +74,8 @@ func (d *Device) RegisterHost(b []byte) (*mem.Region, error) {
 	return r, nil
 }
 
-// enter makes the region of s and records it.
-func (d *Device) enter(kind mem.Kind, s span) (*mem.Region, error) {
+// addRegion makes the region of s and records it.
+func (d *Device) addRegion(kind mem.Kind, s span) (*mem.Region, error) {
 	at := hostmem.Addr(s.bytes)
 	spec := mem.RegionSpec{Kind: kind, Len: int64(len(s.bytes)), Dev: mem.DevAddr(at)}
 	if kind == mem.KindHostPinned {

@@ -15,7 +15,7 @@
 // # Concurrency
 //
 // All methods are safe for concurrent use. Pool.Take and Pool.Close wait until their context ends.
-// Signal.Hold calls the driver, which blocks if the stream is full. It then holds no lock that
+// Signal.Block calls the driver, which blocks if the stream is full. It then holds no lock that
 // Advance, Set or Verdict need. After Take, nothing is allocated on the device (see
 // device.StreamAdopter).
 package signal

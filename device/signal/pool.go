@@ -149,8 +149,8 @@ func (p *Pool) passage(st device.HostStream) (*passage, error) {
 	return w, nil
 }
 
-// leave ends a call of Hold.
-func (p *Pool) leave(w *passage) {
+// endBlock ends a call of Hold.
+func (p *Pool) endBlock(w *passage) {
 	p.mu.Lock()
 	w.holders--
 	p.mu.Unlock()

@@ -27,7 +27,7 @@ func TestDefectStreamForgottenWhileItIsTold(t *testing.T) {
 	}
 	sig, err := pool.Take(t.Context(), 1)
 	must(t, err)
-	must(t, sig.Hold(streams[0], 1))
+	must(t, sig.Block(streams[0], 1))
 	sig.Set(nil)
 	for end := time.Now().Add(testkit.Patience()); ; time.Sleep(time.Millisecond) {
 		if done, _ := pool.streams[streams[0]].last.Done(); done {
@@ -44,16 +44,16 @@ func TestDefectStreamForgottenWhileItIsTold(t *testing.T) {
 	if pool.streams[streams[0]] != found {
 		t.Error("the stream that is about to wait is forgotten")
 	}
-	pool.leave(found)
-	pool.leave(other)
+	pool.endBlock(found)
+	pool.endBlock(other)
 	// Once no call uses the streams, they are forgotten: the first has passed its waits, and the
 	// second has none.
 	again, err := pool.passage(streams[1])
 	must(t, err)
-	pool.leave(again)
+	pool.endBlock(again)
 	third, err := pool.passage(nil)
 	must(t, err)
-	pool.leave(third)
+	pool.endBlock(third)
 	if n := len(pool.streams); n != 1 {
 		t.Errorf("%d streams are remembered, want only the last", n)
 	}

@@ -27,12 +27,12 @@ type Signal struct {
 	err     error
 }
 
-// Hold makes later work of the program on st wait until that step is reached, counted from 1. It
+// Block makes later work of the program on st wait until that step is reached, counted from 1. It
 // does nothing if the step is already reached. It returns ErrBusy, without a wait, while as many
 // streams wait as device.StreamAdopter.WaitLimit allows. It returns ErrClosed once the pool is
 // closed, ErrInvalid for a step out of range, and otherwise errors of device.HostStream. After such
 // an error the stream may wait nevertheless, and continues when Set is called.
-func (s *Signal) Hold(st device.HostStream, step int) error {
+func (s *Signal) Block(st device.HostStream, step int) error {
 	if step <= 0 || step > s.steps {
 		return fmt.Errorf("hold stream: step %d of %d: %w", step, s.steps, errdefs.ErrInvalid)
 	}
@@ -43,7 +43,7 @@ func (s *Signal) Hold(st device.HostStream, step int) error {
 	if err != nil {
 		return fmt.Errorf("hold stream: %w", err)
 	}
-	defer s.pool.leave(w)
+	defer s.pool.endBlock(w)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err := w.enqueue(st, s, step); err != nil {

@@ -133,7 +133,7 @@ func (r rig) use(t *testing.T, host device.Queue, st device.HostStream, rounds i
 			t.Error(err)
 			return
 		}
-		err = errors.Join(s.Hold(st, 1), host.Copy(mem.All(seen), mem.All(loaded)), s.Hold(st, 2))
+		err = errors.Join(s.Block(st, 1), host.Copy(mem.All(seen), mem.All(loaded)), s.Block(st, 2))
 		e, errRecord := host.Record()
 		if err = errors.Join(err, errRecord); err != nil {
 			t.Error(err)
@@ -165,7 +165,7 @@ func TestHoldReportsTheNthFailingCall(t *testing.T) {
 			faults.Add(fault.Nth(op, n))
 			s, err := r.pool.Take(t.Context(), 1)
 			must(t, err)
-			first, second := s.Hold(r.stream, 1), s.Hold(r.stream, 1)
+			first, second := s.Block(r.stream, 1), s.Block(r.stream, 1)
 			reported := errors.Is(first, fault.ErrInjected) || errors.Is(second, fault.ErrInjected)
 			// Hold repeats a failed record once.
 			if want := op != sim.OpRecord && n < 2; reported != want {
@@ -188,7 +188,7 @@ func TestWordsStayUntilAStreamHasWrittenThem(t *testing.T) {
 	s, err := r.pool.Take(t.Context(), 1)
 	must(t, err)
 	faults.Add(fault.Nth(sim.OpWait, 1).Fail(errdefs.ErrNotSupported))
-	if err := s.Hold(r.stream, 1); !errors.Is(err, errdefs.ErrNotSupported) {
+	if err := s.Block(r.stream, 1); !errors.Is(err, errdefs.ErrNotSupported) {
 		t.Errorf("hold: %v", err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
@@ -210,7 +210,7 @@ func TestWordsStayWhereNobodyKnowsWhoReadsThem(t *testing.T) {
 	faults.Add(fault.After(sim.OpRecord, 0))
 	s, err := r.pool.Take(t.Context(), 1)
 	must(t, err)
-	if err := s.Hold(r.stream, 1); !errors.Is(err, fault.ErrInjected) {
+	if err := s.Block(r.stream, 1); !errors.Is(err, fault.ErrInjected) {
 		t.Errorf("hold: %v", err)
 	}
 	for range 2 {
@@ -267,17 +267,17 @@ func TestDefectWaitingStreamsStarveKernels(t *testing.T) {
 	}
 	sig, err := pool.Take(t.Context(), 1)
 	must(t, err)
-	must(t, sig.Hold(streams[0], 1))
-	must(t, sig.Hold(streams[1], 1))
-	must(t, sig.Hold(streams[1], 1)) // it already waits
-	if err := sig.Hold(streams[2], 1); !errors.Is(err, errdefs.ErrBusy) {
+	must(t, sig.Block(streams[0], 1))
+	must(t, sig.Block(streams[1], 1))
+	must(t, sig.Block(streams[1], 1)) // it already waits
+	if err := sig.Block(streams[2], 1); !errors.Is(err, errdefs.ErrBusy) {
 		t.Fatalf("a third stream that waits: %v", err)
 	}
 	sig.Set(nil)
 	again, err := pool.Take(t.Context(), 1)
 	must(t, err)
 	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-		if err = again.Hold(streams[2], 1); !errors.Is(err, errdefs.ErrBusy) || time.Now().After(end) {
+		if err = again.Block(streams[2], 1); !errors.Is(err, errdefs.ErrBusy) || time.Now().After(end) {
 			break
 		}
 	}

@@ -22,7 +22,7 @@ func TestHostAddressesAreUsedAgain(t *testing.T) {
 	}
 	rng := rand.New(rand.NewPCG(1, 2))
 	var live []*mem.Region
-	seen, again := make(map[mem.DevAddr]bool), 0
+	seen, timer := make(map[mem.DevAddr]bool), 0
 	for range 400 {
 		if len(live) == 8 {
 			i := rng.IntN(len(live))
@@ -39,7 +39,7 @@ func TestHostAddressesAreUsedAgain(t *testing.T) {
 			t.Fatal("device memory has a CPU address")
 		}
 		if seen[r.Dev()] {
-			again++
+			timer++
 		}
 		seen[r.Dev()] = true
 		live = append(live, r)
@@ -57,7 +57,7 @@ func TestHostAddressesAreUsedAgain(t *testing.T) {
 		}
 		e.Close()
 	}
-	if again == 0 {
+	if timer == 0 {
 		t.Error("no address was used again: the test shows nothing")
 	}
 	for _, r := range live {

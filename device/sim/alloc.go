@@ -84,7 +84,7 @@ func (d *Device) make(op, call string, kind mem.Kind, bytes int64, given []byte,
 	} else {
 		spec.Bytes, spec.CPU = sp.bytes, hostmem.Addr(sp.bytes)
 	}
-	if err := d.enter(sp, spec, call, args); err != nil {
+	if err := d.addSpan(sp, spec, call, args); err != nil {
 		d.refund(kind, bytes)
 		if sp.owned {
 			return nil, errors.Join(err, sp.unshare(), hostmem.Free(sp.bytes))
@@ -115,8 +115,8 @@ func (sp *span) unshare() error {
 	return unix.Close(fd)
 }
 
-// enter gives sp an address and a region and adds it to the address space.
-func (d *Device) enter(sp *span, spec mem.RegionSpec, call, args string) error {
+// addSpan gives sp an address and a region and adds it to the address space.
+func (d *Device) addSpan(sp *span, spec mem.RegionSpec, call, args string) error {
 	if d.o.HostAddresses && sp.kind == mem.KindDevice {
 		// Only here does the simulated driver use a CPU address as a device address: the address of
 		// the memory that backs the span.

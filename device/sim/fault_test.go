@@ -19,29 +19,29 @@ func everything(t *testing.T, plan *fault.Plan) error {
 	t.Helper()
 	d, err := sim.Open(sim.Options{Faults: plan})
 	must(t, err)
-	var told []error
-	tell := func(err error) bool { told = append(told, err); return err == nil }
+	var reported []error
+	report := func(err error) bool { reported = append(reported, err); return err == nil }
 	hold := func(r *mem.Region, err error) *mem.Region {
-		tell(err)
+		report(err)
 		return r
 	}
 	for range 2 {
 		r, p := hold(d.Alloc(4096, device.AllocOptions{})), hold(d.AllocHost(4096))
 		q, err := d.OpenQueue(device.QueueOptions{})
-		if tell(err) && r != nil && p != nil {
-			told = append(told, work(t, asQueue(t, q), r, p))
+		if report(err) && r != nil && p != nil {
+			reported = append(reported, work(t, asQueue(t, q), r, p))
 		}
 		if err == nil {
-			tell(q.Close(t.Context()))
+			report(q.Close(t.Context()))
 		}
 		for _, reg := range []*mem.Region{r, p} {
-			if reg != nil && !tell(d.Free(reg)) {
-				tell(d.Free(reg))
+			if reg != nil && !report(d.Free(reg)) {
+				report(d.Free(reg))
 			}
 		}
 	}
-	tell(d.Close())
-	return errors.Join(told...)
+	report(d.Close())
+	return errors.Join(reported...)
 }
 
 func work(t *testing.T, q *sim.Queue, r, p *mem.Region) error {

@@ -44,14 +44,14 @@ func (s *scheduler) loop() {
 			pause = pollFirst
 			continue
 		}
-		var again <-chan time.Time
+		var timer <-chan time.Time
 		if blocked {
 			t.Reset(pause)
-			again = t.C
+			timer = t.C
 			pause = min(2*pause, pollMost)
 		}
 		select {
-		case <-again:
+		case <-timer:
 		case <-s.wake:
 		case <-s.dev.dead:
 			return

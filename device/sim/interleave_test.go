@@ -45,8 +45,8 @@ func TestInterleavingIsSeeded(t *testing.T) {
 	orders := make(map[string]bool)
 	for seed := range uint64(20) {
 		order := trace(t, seed)
-		if again := trace(t, seed); !slices.Equal(order, again) {
-			t.Fatalf("seed %d gave %v, then %v", seed, order, again)
+		if timer := trace(t, seed); !slices.Equal(order, timer) {
+			t.Fatalf("seed %d gave %v, then %v", seed, order, timer)
 		}
 		orders[fmt.Sprint(order)] = true
 	}

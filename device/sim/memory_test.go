@@ -130,8 +130,8 @@ func TestUseAfterFree(t *testing.T) {
 			if !errors.As(err, &native) || native.Name != "SIM_ERROR_ILLEGAL_ADDRESS" || !strings.Contains(err.Error(), "use after free") {
 				t.Fatalf("the event says: %v", err)
 			}
-			if again := d.sync(q); !errors.Is(again, native) {
-				t.Errorf("the next event says: %v", again)
+			if timer := d.sync(q); !errors.Is(timer, native) {
+				t.Errorf("the next event says: %v", timer)
 			}
 			if err := q.Fill(mem.All(p), 0); !errors.Is(err, errdefs.ErrBroken) || !errors.Is(err, native) {
 				t.Errorf("the next call says: %v", err)

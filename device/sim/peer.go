@@ -41,15 +41,15 @@ func (r reach) find(addr mem.DevAddr) *span {
 	return nil
 }
 
-// hold locks the memory that operations of the space's device may access.
-func (s *space) hold() reach {
+// lockMemory locks the memory that operations of the space's device may access.
+func (s *space) lockMemory() reach {
 	r := *s.reach.Load()
 	r.lock()
 	return r
 }
 
-// hold locks the memory that the running operation may access, until release.
-func (x *executor) hold() { x.reach = x.space.hold() }
+// lockMemory locks the memory that the running operation may access, until release.
+func (x *executor) lockMemory() { x.reach = x.space.lockMemory() }
 
 func (x *executor) release() {
 	x.reach.unlock()

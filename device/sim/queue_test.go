@@ -116,19 +116,19 @@ func TestWaitingForFailedWorkFails(t *testing.T) {
 }
 
 func TestQueueCloseReportsWhatNobodyWasTold(t *testing.T) {
-	for _, told := range []bool{false, true} {
+	for _, reported := range []bool{false, true} {
 		plan := fault.New(1, fault.Nth(sim.OpFill, 0).Fail(nil))
 		d := open(t, sim.Options{Faults: plan})
 		q, r := d.queue(), d.dev(64)
 		must(t, q.Fill(mem.All(r), 1))
-		if told {
+		if reported {
 			if err := d.sync(q); err == nil {
 				t.Fatal("the fill did not fail")
 			}
 		}
 		err := q.Close(t.Context())
-		if got := errors.Is(err, fault.ErrInjected); got == told {
-			t.Errorf("told %v, and close says: %v", told, err)
+		if got := errors.Is(err, fault.ErrInjected); got == reported {
+			t.Errorf("told %v, and close says: %v", reported, err)
 		}
 		if err := q.Close(t.Context()); err != nil {
 			t.Errorf("second close: %v", err)

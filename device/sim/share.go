@@ -90,7 +90,7 @@ func (d *Device) importMemory(h device.Handle) (*mem.Region, error) {
 		return nil, err
 	}
 	sp := &span{len: h.Bytes, kind: mem.KindDevice, owned: true, bytes: b, fd: -1, imported: true}
-	if err := d.enter(sp, mem.RegionSpec{Kind: mem.KindDevice, Device: d.indexOf(h.Device), Len: h.Bytes}, call, args); err != nil {
+	if err := d.addSpan(sp, mem.RegionSpec{Kind: mem.KindDevice, Device: d.indexOf(h.Device), Len: h.Bytes}, call, args); err != nil {
 		return nil, errors.Join(err, hostmem.Free(b))
 	}
 	leak.Add(sp.counter(), sp.len)

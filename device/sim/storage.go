@@ -235,7 +235,7 @@ func (f *simFile) Move(d storage.Direction, e mem.Extent, off int64) (int64, err
 		struck = &ft
 	}
 	x := executor{space: dev.space}
-	x.hold()
+	x.lockMemory()
 	defer x.release()
 	b, err := x.bytes(call, e.Dev(), uint64(e.Len), &x.lastDst)
 	if err != nil {

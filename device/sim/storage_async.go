@@ -66,7 +66,7 @@ func (q *Queue) moveFile(o *op) error {
 		failed = q.dev.applyFault(fileOp(w.dir), &o.fault)
 	}
 	x := &q.exec
-	x.hold()
+	x.lockMemory()
 	defer x.release()
 	words, err := x.machine.View("simFileEnqueue", w.words, storage.WordsBytes)
 	if err != nil {

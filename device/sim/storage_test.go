@@ -65,45 +65,45 @@ func reachFiles(t *testing.T, plan *fault.Plan) error {
 	f := tempFile(t, 8192)
 	d, err := sim.Open(sim.Options{Faults: plan})
 	must(t, err)
-	var told []error
-	tell := func(err error) bool { told = append(told, err); return err == nil }
+	var reported []error
+	report := func(err error) bool { reported = append(reported, err); return err == nil }
 	r, err := d.Alloc(4096, device.AllocOptions{})
 	must(t, err)
 	q, err := d.OpenQueue(device.QueueOptions{})
 	must(t, err)
 	ended := func(x device.Transfer, err error) {
-		if tell(err) {
+		if report(err) {
 			_, err := x.Wait(t.Context())
-			tell(err)
+			report(err)
 			x.Close()
 		}
 	}
 	st, err := d.OpenStorage(device.StorageOptions{})
-	if tell(err) {
+	if report(err) {
 		for range 2 {
-			if tell(st.RegisterBuffer(r)) {
-				tell(st.UnregisterBuffer(r))
+			if report(st.RegisterBuffer(r)) {
+				report(st.UnregisterBuffer(r))
 			}
 			sf, err := st.Register(int(f.Fd()))
-			if !tell(err) {
+			if !report(err) {
 				continue
 			}
 			_, err = sf.Read(mem.All(r), 0)
-			tell(err)
+			report(err)
 			_, err = sf.Write(mem.All(r), 0)
-			tell(err)
+			report(err)
 			if e, ok := sf.(device.StorageEnqueuer); ok {
 				ended(e.EnqueueRead(q, mem.All(r), 0))
 				ended(e.EnqueueWrite(q, mem.All(r), 0))
 			}
-			tell(sf.Close(t.Context()))
+			report(sf.Close(t.Context()))
 		}
-		tell(st.Close())
+		report(st.Close())
 	}
-	tell(q.Close(t.Context()))
-	tell(d.Free(r))
-	tell(d.Close())
-	return errors.Join(told...)
+	report(q.Close(t.Context()))
+	report(d.Free(r))
+	report(d.Close())
+	return errors.Join(reported...)
 }
 
 func TestEveryOperationOfFilesFailsAlone(t *testing.T) {
@@ -117,8 +117,8 @@ func TestEveryOperationOfFilesFailsAlone(t *testing.T) {
 func TestDefectSecondStorageOpenForgetsTheFailure(t *testing.T) {
 	d := open(t, sim.Options{Faults: fault.New(1, fault.Nth(sim.OpStorageOpen, 0).Fail(nil))})
 	_, first := d.OpenStorage(device.StorageOptions{})
-	if _, again := d.OpenStorage(device.StorageOptions{}); first == nil || again == nil || first.Error() != again.Error() {
-		t.Errorf("first %v, then %v", first, again)
+	if _, timer := d.OpenStorage(device.StorageOptions{}); first == nil || timer == nil || first.Error() != timer.Error() {
+		t.Errorf("first %v, then %v", first, timer)
 	}
 }
 
@@ -240,8 +240,8 @@ func TestStorageModelIsKept(t *testing.T) {
 			t.Errorf("a file too many: %v", err)
 		}
 		must(t, sf.Close(t.Context()))
-		again := registerFile(t, st, f)
-		must(t, again.Close(t.Context()))
+		timer := registerFile(t, st, f)
+		must(t, timer.Close(t.Context()))
 		a, err := d.Alloc(4096, device.AllocOptions{})
 		must(t, err)
 		b, err := d.Alloc(4096, device.AllocOptions{})

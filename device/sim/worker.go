@@ -111,7 +111,7 @@ func (q *Queue) do(o *op) error {
 // perform moves the bytes.
 func (q *Queue) perform(o *op, t *traffic) error {
 	x := &q.exec
-	x.hold()
+	x.lockMemory()
 	defer x.release()
 	x.traffic = t
 	return x.carryOut(o)
@@ -185,7 +185,7 @@ func (q *Queue) paced(o *op) error {
 // direction returns the part of the link that the operation occupies first. It adds the bytes known
 // in advance to t.
 func (q *Queue) direction(o *op, t *traffic) direction {
-	r := q.dev.space.hold()
+	r := q.dev.space.lockMemory()
 	defer r.unlock()
 	first := inside
 	pieces := o.pieces

@@ -121,7 +121,7 @@ func (f *file) reap() {
 	}
 	f.mu.Unlock()
 	for _, t := range list {
-		if t.hold() {
+		if t.retain() {
 			_, _, _ = t.Done() // an owner that still exists gets the result from its own call
 			t.drop()
 		}
@@ -169,7 +169,7 @@ func (f *file) step() (t *transfer, changed <-chan struct{}, done bool) {
 		return nil, f.changed, false
 	}
 	for t := range f.live {
-		if t.hold() {
+		if t.retain() {
 			return t, nil, false
 		}
 	}

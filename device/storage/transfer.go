@@ -98,15 +98,15 @@ func (f *file) reapLeft() {
 	f.left = nil
 	f.mu.Unlock()
 	for _, t := range left {
-		if t.hold() {
+		if t.retain() {
 			_, _, _ = t.Done() // the result has no reader
 			t.drop()
 		}
 	}
 }
 
-// hold keeps the event until drop. It returns false if the transfer is finished.
-func (t *transfer) hold() bool {
+// retain keeps the event until drop. It returns false if the transfer is finished.
+func (t *transfer) retain() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.over {
@@ -141,7 +141,7 @@ func (t *transfer) isOver() bool {
 
 // Done implements device.Transfer.
 func (t *transfer) Done() (moved int64, done bool, err error) {
-	if !t.hold() {
+	if !t.retain() {
 		return t.verdict()
 	}
 	defer t.drop()
@@ -158,7 +158,7 @@ func (t *transfer) Done() (moved int64, done bool, err error) {
 
 // Wait implements device.Transfer.
 func (t *transfer) Wait(ctx context.Context) (moved int64, err error) {
-	if t.hold() {
+	if t.retain() {
 		defer t.drop()
 		if t.event == nil {
 			return 0, t.lost
@@ -224,10 +224,10 @@ func (t *transfer) outcome(failed error) (n int64, err error) {
 // Close implements device.Transfer. It may be called twice.
 func (t *transfer) Close() {
 	t.mu.Lock()
-	again := t.gone
+	repeat := t.gone
 	t.gone = true
 	t.mu.Unlock()
-	if !again {
+	if !repeat {
 		t.drop()
 	}
 }

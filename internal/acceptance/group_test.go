@@ -297,10 +297,10 @@ func TestDirectoryIsOfOneSetOfGroups(t *testing.T) {
 	if err := openEngine(t, c).Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	again := c
-	again.Groups = slices.Clone(c.Groups)
-	slices.Reverse(again.Groups)
-	if err := openEngine(t, again).Close(t.Context()); err != nil {
+	second := c
+	second.Groups = slices.Clone(c.Groups)
+	slices.Reverse(second.Groups)
+	if err := openEngine(t, second).Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for name, tt := range map[string]struct {

@@ -124,11 +124,11 @@ func receiveKV(t *testing.T, nic string, driver kvlane.Driver) {
 	ctx, cancel := context.WithTimeout(t.Context(), receiverTime)
 	defer cancel()
 	for {
-		heard, err := tr.Receive(ctx)
-		if err != nil || heard.Failed {
-			t.Fatalf("heard %+v: %v", heard, err)
+		received, err := tr.Receive(ctx)
+		if err != nil || received.Failed {
+			t.Fatalf("heard %+v: %v", received, err)
 		}
-		if heard.Complete {
+		if received.Complete {
 			break
 		}
 	}

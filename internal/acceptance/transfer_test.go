@@ -54,16 +54,16 @@ func registered(t *testing.T, e *kvlane.Engine, m kvlane.CacheMemory) *kvlane.Ca
 var handedOver = []kvlane.PagePair{{Local: 0, Remote: 3}, {Local: 1, Remote: 0}, {Local: 4, Remote: 5}}
 
 // handOver hands three pages of every layer over, and returns what the receiver heard last.
-func handOver(t *testing.T, from, to *kvlane.Transfer, name string, here *kvlane.Cache, layers int) (heard kvlane.HandoverEvent) {
+func handOver(t *testing.T, from, to *kvlane.Transfer, name string, here *kvlane.Cache, layers int) (received kvlane.HandoverEvent) {
 	t.Helper()
 	sendKV(t, from, name, here, layers)
 	var err error
 	for range layers {
-		if heard, err = to.Receive(t.Context()); err != nil {
+		if received, err = to.Receive(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return heard
+	return received
 }
 
 func sendKV(t *testing.T, from *kvlane.Transfer, name string, here *kvlane.Cache, layers int) {
@@ -111,8 +111,8 @@ func TestTransferHandsKVOver(t *testing.T) {
 		if tc.Metadata == "" {
 			name = to.Address() + "/decode"
 		}
-		if heard := handOver(t, from, to, name, ch, c.Model.Layers); !heard.Complete || string(heard.Request) != "request 1" {
-			t.Errorf("heard %+v", heard)
+		if received := handOver(t, from, to, name, ch, c.Model.Layers); !received.Complete || string(received.Request) != "request 1" {
+			t.Errorf("heard %+v", received)
 		}
 		n := int(here.PageBytes)
 		for p := range here.Planes {
@@ -163,8 +163,8 @@ func TestTransferShares(t *testing.T) {
 		if err := to.Offer(t.Context(), "decode", ct); err != nil {
 			t.Fatal(err)
 		}
-		if heard := handOver(t, from, to, to.Address(), ch, a.Model.Layers); !heard.Complete {
-			t.Errorf("heard %+v", heard)
+		if received := handOver(t, from, to, to.Address(), ch, a.Model.Layers); !received.Complete {
+			t.Errorf("heard %+v", received)
 		}
 		by := transfer.PathTCP
 		if shareable {
@@ -265,11 +265,11 @@ func TestTransferOfPageGroups(t *testing.T) {
 		t.Fatal(err)
 	}
 	for n := 1; ; n++ {
-		heard, err := to.Receive(t.Context())
-		if err != nil || heard.Failed || heard.Complete != (n == 6) {
-			t.Fatalf("%d: heard %+v, %v", n, heard, err)
+		received, err := to.Receive(t.Context())
+		if err != nil || received.Failed || received.Complete != (n == 6) {
+			t.Fatalf("%d: heard %+v, %v", n, received, err)
 		}
-		if heard.Complete {
+		if received.Complete {
 			break
 		}
 	}

@@ -136,7 +136,7 @@ var fileMutants = []mutant{
 	defect("stream/file", "TestPageCacheHasSome",
 		"stream/file/workers.go", "		case got >= t.need:\n", "		case got >= 0:\n"),
 	defect("stream/file", "TestDefectChunkIsReadByOneTransfer",
-		"stream/file/part.go", "min(room.Len, q.batch.grain(&first))", "room.Len"),
+		"stream/file/part.go", "min(space.Len, q.batch.grain(&first))", "space.Len"),
 	defect("stream/file", "TestDefectForcedPathAsksCuFile",
 		"stream/file/choose.go", " && (s.opts.Path == stream.PathNone || s.needsCuFile())", ""),
 	defect("stream/file", "TestDefectChunksCrossOneByOne",

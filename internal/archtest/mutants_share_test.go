@@ -41,7 +41,7 @@ var shareMutants = []mutant{
 	defect("share", "TestRequirement7Cache",
 		"share/importer.go", "	last := m.refs == 0\n", "	last := m.refs >= 0\n"),
 	defect("share", "TestDefectWithdrawnMemoryIsWrittenLater",
-		"share/importer.go", "		<-m.origin.Quiet()\n", "		<-m.lost\n"),
+		"share/importer.go", "		<-m.origin.Drained()\n", "		<-m.lost\n"),
 	defect("share", "TestDefectWithdrawnMemoryIsWrittenLater",
 		"mem/origin.go", "	if err := o.Lost(); err != nil {\n		return err\n	}\n	o.holders++\n", "	o.holders++\n"),
 	defect("share", "TestDefectAbandonedImportIsWaitedForForever",

@@ -11,7 +11,7 @@ var storageMutants = []mutant{
 		"	case last && t.event != nil:\n		t.f.s.words.put(t.w)\n"),
 	defect("device/storage", "TestDefectFileLetGoOfUnderATransfer",
 		"device/storage/file.go",
-		"	for t := range f.live {\n		if t.hold() {\n			return t, nil, false\n		}\n	}\n	if len(f.live) > 0 {\n"+
+		"	for t := range f.live {\n		if t.retain() {\n			return t, nil, false\n		}\n	}\n	if len(f.live) > 0 {\n"+
 			"		return nil, f.changed, false // the last of them is about to finish\n	}\n",
 		""),
 }

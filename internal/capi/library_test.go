@@ -91,16 +91,16 @@ func TestHandlesAreNeverUsedTwice(t *testing.T) {
 	want(t, "a freed task", lib.Wait(task, capi.Done, 0), capi.Invalid)
 	want(t, "a freed task", lib.Cancel(task), capi.Invalid)
 	want(t, "a freed task", lib.Results(task, nil), capi.Invalid)
-	again, err := lib.Prefetch(p.engine, nil)
+	second, err := lib.Prefetch(p.engine, nil)
 	p.must(err)
-	if again <= task {
-		t.Errorf("handle %d follows %d", again, task)
+	if second <= task {
+		t.Errorf("handle %d follows %d", second, task)
 	}
 	if _, _, err = lib.Lease(p.engine, nil, -1, 0); err == nil {
 		t.Error("a lease of less than no time")
 	}
 	p.close()
-	want(t, "a task of a closed engine", lib.Free(again), capi.Invalid)
+	want(t, "a task of a closed engine", lib.Free(second), capi.Invalid)
 	want(t, "a closed engine", lib.Close(p.engine, 0), capi.Closed)
 	want(t, "a closed cache", lib.CloseCache(p.cache, 0), capi.Closed)
 	want(t, "a closed engine's lookup", lib.Lookup(p.engine, nil, nil, 0), capi.Closed)

@@ -96,11 +96,11 @@ func (l *Library) Load(eh, leaseHandle, ch Handle, keys []kvlane.Key, pages []ui
 	}
 	var under *kvlane.Lease
 	if leaseHandle != 0 {
-		held, err := find[*lease](&l.handles, leaseHandle)
+		leased, err := find[*lease](&l.handles, leaseHandle)
 		if err != nil {
 			return 0, err
 		}
-		under = held.Lease
+		under = leased.Lease
 	}
 	o := kvlane.LoadOptions{Layerwise: flags&Layerwise != 0, Awaited: flags&Awaited != 0, Before: blockBefore(before)}
 	if o.After, err = e.recorded(after); err != nil {

@@ -123,10 +123,10 @@ func TestPartsComeWithTheirRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, shows := range []string{"harm", "harm, 4096 rows"} {
-		rep := &request.Report{Beside: &request.Beside{}}
+		rep := &request.Report{ProductCost: &request.ProductCost{}}
 		for _, at := range []request.Place{{Work: request.Load}, {Work: request.Load, Layerwise: true}, {Work: request.Dump}, {Work: request.Dump, Layerwise: true}} {
 			at.Geometry, at.Blocks, at.Requests = "70b-tp8", 1024, 2
-			rep.Beside.Losses = append(rep.Beside.Losses, request.Loss{Place: at, GBps: 40 + float64(i), Loss: 0.02, Low: 0.015, High: 0.026})
+			rep.ProductCost.Losses = append(rep.ProductCost.Losses, request.Loss{Place: at, GBps: 40 + float64(i), Loss: 0.02, Low: 0.015, High: 0.026})
 		}
 		all[fmt.Sprint("harm", i)] = &run{entry: entry{File: "harm.json.gz", Shows: shows, Date: "2026-01-02"}, store: rep}
 		text := measured(t, all)

@@ -59,10 +59,10 @@ func (f figures) times(names, work string, blocks int, form string) (string, err
 
 // losses are what a run's requests cost the product beside them.
 func (r *run) losses() []request.Loss {
-	if r.store == nil || r.store.Beside == nil {
+	if r.store == nil || r.store.ProductCost == nil {
 		return nil
 	}
-	return r.store.Beside.Losses
+	return r.store.ProductCost.Losses
 }
 
 // beside says which requests were made beside a product.

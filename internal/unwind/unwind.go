@@ -57,18 +57,18 @@ func (c *Stack) Close(ctx context.Context) error {
 		}
 	}
 	defer func() { <-c.turn }()
-	var told error
+	var reported error
 	for len(c.list) > 0 {
 		last := c.list[len(c.list)-1]
 		if err := last.close(ctx); err != nil {
-			told = errors.Join(told, err)
+			reported = errors.Join(reported, err)
 			if ctx.Err() != nil || last.close(ctx) != nil {
-				return fmt.Errorf("%s are still open: %w", c.left(), told)
+				return fmt.Errorf("%s are still open: %w", c.left(), reported)
 			}
 		}
 		c.list = c.list[:len(c.list)-1]
 	}
-	return told
+	return reported
 }
 
 // Undo is Close for resources that cannot be closed later, also if ctx has ended. It gives up after

@@ -29,10 +29,10 @@ type Options struct {
 	// SGEs is the maximum number of scatter-gather entries of a request. Default 1. It is limited
 	// to that of the device.
 	SGEs int
-	// Alarm is called for failures that completions may not report: of the device, a completion
+	// OnFailure is called for failures that completions may not report: of the device, a completion
 	// queue or a queue pair. It must not block. It may be called once more after Close has
 	// returned. Nil: not called.
-	Alarm func(error)
+	OnFailure func(error)
 }
 
 // Channel is a set of queue pairs of one NIC with a completion queue. Its fields are set by Open
@@ -122,14 +122,14 @@ func (c *Channel) open(o *Options) (err error) {
 			return err
 		}
 	}
-	if o.Alarm != nil {
-		c.unwatch = c.nic.Watch(func(e rdma.AsyncEvent) { c.reportFailure(e, o.Alarm) })
+	if o.OnFailure != nil {
+		c.unwatch = c.nic.Watch(func(e rdma.AsyncEvent) { c.reportFailure(e, o.OnFailure) })
 	}
 	return nil
 }
 
 // reportFailure calls alarm if e is a failure of the channel's objects.
-func (c *Channel) reportFailure(e rdma.AsyncEvent, alarm func(error)) {
+func (c *Channel) reportFailure(e rdma.AsyncEvent, onFailure func(error)) {
 	switch e.Type {
 	case rdma.EventDeviceFatal:
 	case rdma.EventCQErr:
@@ -143,7 +143,7 @@ func (c *Channel) reportFailure(e rdma.AsyncEvent, alarm func(error)) {
 	default: // other events are no failures, or completions report them
 		return
 	}
-	alarm(fmt.Errorf("NIC %s: %s", c.nic.Name(), e.Type))
+	onFailure(fmt.Errorf("NIC %s: %s", c.nic.Name(), e.Type))
 }
 
 // MaxSGE returns the maximum number of scatter-gather entries of a request.

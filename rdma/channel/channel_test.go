@@ -189,7 +189,7 @@ func TestCloseWhileBusy(t *testing.T) {
 func TestWaitAndAlarm(t *testing.T) {
 	d := newDomain(t, provider(t, soft.Options{}))
 	alarms := make(chan error, 1)
-	c, peer := d.open(t, channel.Options{Depth: 1}), d.open(t, channel.Options{Alarm: func(err error) { alarms <- err }})
+	c, peer := d.open(t, channel.Options{Depth: 1}), d.open(t, channel.Options{OnFailure: func(err error) { alarms <- err }})
 	q := c.Pairs[0]
 	check(t, q.Connect(peer.Pairs[0].Endpoint))
 	check(t, peer.Pairs[0].Connect(q.Endpoint))
@@ -251,7 +251,7 @@ func useAll(t *testing.T, plan *fault.Plan, r *mem.Region) (err error) {
 	check(t, err)
 	defer m.Release()
 	d := &domain{nic: nic, region: r, info: m.Info()}
-	c, err := channel.Open(channel.Options{NIC: nic, Pairs: 2, Depth: 2, Receives: 1, Alarm: func(error) {}})
+	c, err := channel.Open(channel.Options{NIC: nic, Pairs: 2, Depth: 2, Receives: 1, OnFailure: func(error) {}})
 	if err != nil {
 		return err
 	}

@@ -202,15 +202,15 @@ func (d *Domain) Unregister(ctx context.Context, r *mem.Region) error {
 	return registry.Unregister(ctx, d.nics, r)
 }
 
-// Held is memory that stays registered until Release.
-type Held struct {
+// Lease is memory that stays registered until Release.
+type Lease struct {
 	by map[*mem.Region]*registry.Memory
 }
 
-// Hold keeps the memory of the extents registered with a NIC. It returns ErrNotFound for memory
+// Lease keeps the memory of the extents registered with a NIC. It returns ErrNotFound for memory
 // that is not registered.
-func (d *Domain) Hold(nic int, list []mem.Extent) (*Held, error) {
-	h := &Held{by: make(map[*mem.Region]*registry.Memory)}
+func (d *Domain) Lease(nic int, list []mem.Extent) (*Lease, error) {
+	h := &Lease{by: make(map[*mem.Region]*registry.Memory)}
 	for i := range list {
 		r := list[i].Region
 		if h.by[r] != nil {
@@ -227,7 +227,7 @@ func (d *Domain) Hold(nic int, list []mem.Extent) (*Held, error) {
 }
 
 // Release releases the memory. No request may use it any more.
-func (h *Held) Release() {
+func (h *Lease) Release() {
 	for _, m := range h.by {
 		m.Release()
 	}
@@ -272,10 +272,10 @@ func (d *Domain) Open(nic int) (*Queue, error) {
 	return q, nil
 }
 
-// Leave closes a queue that has sent nothing. It does not wait: if the NIC cannot close the queue,
+// Retire closes a queue that has sent nothing. It does not wait: if the NIC cannot close the queue,
 // the domain keeps it and its memory stays registered. The domain retries before it opens another
 // queue of that NIC, and in Close.
-func (d *Domain) Leave(q *Queue) { _ = d.closeOrKeep(q) }
+func (d *Domain) Retire(q *Queue) { _ = d.closeOrKeep(q) }
 
 func (d *Domain) closeOrKeep(q *Queue) error {
 	err := q.Close()

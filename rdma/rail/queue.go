@@ -40,7 +40,7 @@ type sentJob struct {
 // have the same length.
 type Job struct {
 	Write  bool // false: read
-	Held   *Held
+	Lease  *Lease
 	Local  []mem.Extent
 	Key    Key
 	Remote []Span
@@ -167,7 +167,7 @@ func (q *Queue) flushWrites(j *Job) error {
 	if j.Write || q.d.o.Flush == nil {
 		return nil
 	}
-	for r := range j.Held.by {
+	for r := range j.Lease.by {
 		if r.Kind() == mem.KindDevice {
 			if err := q.d.o.Flush(r.Device()); err != nil {
 				return fmt.Errorf("flush a NIC's writes: %w", err)
@@ -223,7 +223,7 @@ func (b *builder) request(sges []rdma.SGE) (w rdma.SendWR, bytes int64) {
 	for bytes < limit && len(w.SGEs) < b.q.c.MaxSGE(b.op) {
 		e := b.local[0]
 		n := min(e.Len-b.at, limit-bytes)
-		m := b.j.Held.by[e.Region]
+		m := b.j.Lease.by[e.Region]
 		w.SGEs = append(w.SGEs, rdma.SGE{Addr: m.Addr(e) + uint64(b.at), Length: uint32(n), LKey: m.Info().LKey})
 		bytes += n
 		if b.at += n; b.at == e.Len {

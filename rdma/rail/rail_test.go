@@ -94,10 +94,10 @@ func (e *ends) do(t *testing.T, jobs ...*Job) uint64 {
 
 func (e *ends) job(t *testing.T, write bool, local []mem.Extent, remote []Span) *Job {
 	t.Helper()
-	h, err := e.use.Hold(0, local)
+	h, err := e.use.Lease(0, local)
 	must(t, err)
 	t.Cleanup(h.Release)
-	return &Job{Write: write, Held: h, Local: local, Key: e.key, Remote: remote}
+	return &Job{Write: write, Lease: h, Local: local, Key: e.key, Remote: remote}
 }
 
 // TestFewRequests checks that adjacent remote bytes are one request with as many local pieces as it
@@ -170,7 +170,7 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("NIC %d: %v", nic, err)
 		}
 	}
-	if _, err := e.use.Hold(0, []mem.Extent{mem.All(e.remote)}); !errors.Is(err, errdefs.ErrNotFound) {
+	if _, err := e.use.Lease(0, []mem.Extent{mem.All(e.remote)}); !errors.Is(err, errdefs.ErrNotFound) {
 		t.Errorf("memory that is not registered: %v", err)
 	}
 	if err := e.serve.Close(); !errors.Is(err, errdefs.ErrBusy) {

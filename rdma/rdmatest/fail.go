@@ -211,7 +211,7 @@ func testTooLongForReceive(t *testing.T, h *harness) {
 // short timeout.
 func testPeerGone(t *testing.T, h *harness) {
 	quick := options{connect: rdma.ConnectOptions{AckTimeout: rdma.AckTimeout(12), RetryCount: 3}}
-	for name, leave := range map[string]func(t *testing.T, b *end){
+	for name, disconnect := range map[string]func(t *testing.T, b *end){
 		"closed": func(t *testing.T, b *end) { must(t, b.qp.Close()) },
 		"reset":  func(t *testing.T, b *end) { b.reset(t) },
 		"error":  func(t *testing.T, b *end) { must(t, b.qp.Modify(rdma.QPAttr{State: rdma.QPSErr})) },
@@ -220,7 +220,7 @@ func testPeerGone(t *testing.T, h *harness) {
 			a, b := h.pair(t, quick)
 			a.post(t, a.write(b, 0, 0, 8))
 			ok(t, a.scq, 1)
-			leave(t, b)
+			disconnect(t, b)
 			start := time.Now()
 			a.post(t, a.write(b, 1, 0, 8), a.write(b, 2, 0, 8))
 			wcs := await(t, a.scq, 2)

@@ -32,12 +32,12 @@ func testDevices(t *testing.T, h *harness) {
 			t.Errorf("%s is %d", what, v)
 		}
 	}
-	again, err := h.prov.Open(h.c.Devices[0])
+	second, err := h.prov.Open(h.c.Devices[0])
 	must(t, err)
-	if again.Info() != i {
-		t.Errorf("opened again it is %+v", again.Info())
+	if second.Info() != i {
+		t.Errorf("opened again it is %+v", second.Info())
 	}
-	must(t, again.Close())
+	must(t, second.Close())
 }
 
 func testPort(t *testing.T, h *harness) {

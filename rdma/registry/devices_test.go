@@ -36,9 +36,9 @@ func TestSetsShareDevices(t *testing.T) {
 	if a.Device() != b.Device() || a.PD() == b.PD() || plan.Seen(soft.OpOpen) != 1 {
 		t.Errorf("opened %d times, devices %v and %v, domains %v and %v", plan.Seen(soft.OpOpen), a.Device(), b.Device(), a.PD(), b.PD())
 	}
-	heard := make(chan rdma.EventType, 10)
+	received := make(chan rdma.EventType, 10)
 	for _, g := range []*registry.Registry{a, b} {
-		defer g.Watch(func(e rdma.AsyncEvent) { heard <- e.Type })()
+		defer g.Watch(func(e rdma.AsyncEvent) { received <- e.Type })()
 	}
 	dev, ok := a.Device().(*soft.Device)
 	if !ok {
@@ -48,7 +48,7 @@ func TestSetsShareDevices(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if e := <-heard; e != rdma.EventPortErr {
+		if e := <-received; e != rdma.EventPortErr {
 			t.Errorf("heard of %s", e)
 		}
 	}

@@ -18,9 +18,9 @@ func TestEveryWatcherHearsOfAnEvent(t *testing.T) {
 	if !ok {
 		t.Fatalf("device is a %T", nics[0].Device())
 	}
-	heard := [2]chan rdma.EventType{make(chan rdma.EventType, 10), make(chan rdma.EventType, 10)}
+	received := [2]chan rdma.EventType{make(chan rdma.EventType, 10), make(chan rdma.EventType, 10)}
 	var stops []func()
-	for _, h := range heard {
+	for _, h := range received {
 		stops = append(stops, nics[0].Watch(func(e rdma.AsyncEvent) { h <- e.Type }))
 	}
 	setPort := func(active bool) {
@@ -30,19 +30,19 @@ func TestEveryWatcherHearsOfAnEvent(t *testing.T) {
 		}
 	}
 	setPort(false)
-	for i, h := range heard {
+	for i, h := range received {
 		if e := <-h; e != rdma.EventPortErr {
 			t.Errorf("watcher %d heard of %s", i, e)
 		}
 	}
 	stops[0]()
 	setPort(true)
-	if e := <-heard[1]; e != rdma.EventPortActive {
+	if e := <-received[1]; e != rdma.EventPortActive {
 		t.Errorf("heard of %s", e)
 	}
 	stops[1]()
 	select {
-	case e := <-heard[0]:
+	case e := <-received[0]:
 		t.Errorf("heard of %s after it had stopped", e)
 	default:
 	}

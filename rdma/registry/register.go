@@ -89,7 +89,7 @@ func (g *Registry) Register(o rdma.MROptions, regions ...*mem.Region) error {
 // stage registers r without publishing it. After an error, the caller deregisters the memory unless
 // it is nil.
 func (g *Registry) stage(r *mem.Region, o rdma.MROptions) (*Memory, error) {
-	m, err := g.claim(r, o.Access)
+	m, err := g.reserve(r, o.Access)
 	if err != nil {
 		return nil, err
 	}

@@ -139,9 +139,9 @@ func (g *Registry) Covers(e mem.Extent, need rdma.Access) bool {
 	return m != nil && uint64(e.Len) <= m.end()-addr
 }
 
-// claim reserves the addresses of r with these rights. It returns ErrExists if another claim with
+// reserve reserves the addresses of r with these rights. It returns ErrExists if another claim with
 // the same rights overlaps.
-func (g *Registry) claim(r *mem.Region, access rdma.Access) (*Memory, error) {
+func (g *Registry) reserve(r *mem.Region, access rdma.Access) (*Memory, error) {
 	if r == nil {
 		return nil, fmt.Errorf("there is no region: %w", errdefs.ErrInvalid)
 	}

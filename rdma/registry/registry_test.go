@@ -297,10 +297,10 @@ func TestPartialFailureRollsBack(t *testing.T) {
 	}
 }
 
-func registerAll(t *testing.T, plan *fault.Plan) (told error) {
+func registerAll(t *testing.T, plan *fault.Plan) (reported error) {
 	t.Helper()
 	said := func(err error) bool {
-		told = errors.Join(told, err)
+		reported = errors.Join(reported, err)
 		return err != nil
 	}
 	twice := func(f func() error) {
@@ -317,7 +317,7 @@ func registerAll(t *testing.T, plan *fault.Plan) (told error) {
 	defer twice(set.Close)
 	for _, name := range []string{"soft0", "soft1"} {
 		if _, err := set.NIC(name); said(err) {
-			return told
+			return reported
 		}
 	}
 	var regions []*mem.Region
@@ -342,11 +342,11 @@ func registerAll(t *testing.T, plan *fault.Plan) (told error) {
 		// A retry succeeds, except for memory that could not be deregistered.
 		if err = registry.Register(set.NICs(), all, regions...); err != nil {
 			wantErr(t, err, errdefs.ErrExists)
-			return told
+			return reported
 		}
 	}
 	twice(func() error { return registry.Unregister(t.Context(), set.NICs(), regions...) })
-	return told
+	return reported
 }
 
 func TestSetOpensEachNICOnce(t *testing.T) {

@@ -54,7 +54,7 @@ func (c *channel) Close() error {
 	}
 	if ended {
 		c.events.close()
-		c.dev.disown()
+		c.dev.removeChild()
 	}
 	return nil
 }
@@ -68,7 +68,7 @@ type cq struct {
 	mu       sync.Mutex
 	ring     []cqe
 	head     int
-	held     int // number of completions
+	count    int // number of completions
 	armed    arming
 	lost     error
 	attached []*qp
@@ -112,7 +112,7 @@ func (d *Device) CreateCQ(o rdma.CQOptions) (rdma.CQ, error) {
 	if q.channel != nil {
 		if err := q.channel.adopt(call); err != nil {
 			d.nic.cqs.giveBack()
-			d.disown()
+			d.removeChild()
 			return nil, fmt.Errorf("create completion queue: %w", err)
 		}
 	}
@@ -134,7 +134,7 @@ func (q *cq) Poll(wcs []rdma.WC) (int, error) {
 	if err := q.check(call); err != nil {
 		return 0, fmt.Errorf("poll completion queue: %w", err)
 	}
-	n := min(len(wcs), q.held)
+	n := min(len(wcs), q.count)
 	for i := range n {
 		c := &q.ring[q.head]
 		wcs[i] = c.wc
@@ -143,7 +143,7 @@ func (q *cq) Poll(wcs []rdma.WC) (int, error) {
 			q.head = 0
 		}
 	}
-	if q.held -= n; n > 0 || len(wcs) == 0 || q.lost == nil {
+	if q.count -= n; n > 0 || len(wcs) == 0 || q.lost == nil {
 		return n, nil
 	}
 	return 0, fmt.Errorf("poll completion queue: %w: %w", errdefs.ErrBroken, q.lost)
@@ -171,14 +171,14 @@ func (q *cq) pollFault(call string) error {
 // completion and all later ones are lost, and so is the queue.
 func (q *cq) push(c *cqe, solicited bool) {
 	q.mu.Lock()
-	if q.lost != nil || q.held == len(q.ring) {
+	if q.lost != nil || q.count == len(q.ring) {
 		q.mu.Unlock()
 		c.free()
 		q.lose(errOverflow)
 		return
 	}
-	q.ring[(q.head+q.held)%len(q.ring)] = *c
-	q.held++
+	q.ring[(q.head+q.count)%len(q.ring)] = *c
+	q.count++
 	wake := q.armed == armedAny || q.armed == armedSolicited && (solicited || c.wc.Status != rdma.WCSuccess)
 	if wake {
 		q.armed = disarmed
@@ -249,7 +249,7 @@ func (q *cq) detach(p *qp) {
 	q.mu.Lock()
 	q.attached = slices.DeleteFunc(q.attached, func(o *qp) bool { return o == p })
 	q.mu.Unlock()
-	q.disown()
+	q.removeChild()
 }
 
 // purge drops the completions of p.
@@ -257,7 +257,7 @@ func (q *cq) purge(p *qp) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	kept := 0
-	for i := range q.held {
+	for i := range q.count {
 		c := q.ring[(q.head+i)%len(q.ring)]
 		if c.qp == p {
 			c.free()
@@ -266,7 +266,7 @@ func (q *cq) purge(p *qp) {
 		q.ring[(q.head+kept)%len(q.ring)] = c
 		kept++
 	}
-	q.held = kept
+	q.count = kept
 }
 
 func (q *cq) Close() error {
@@ -279,9 +279,9 @@ func (q *cq) Close() error {
 	}
 	if q.channel != nil {
 		q.channel.events.remove(q)
-		q.channel.disown()
+		q.channel.removeChild()
 	}
 	q.dev.nic.cqs.giveBack()
-	q.dev.disown()
+	q.dev.removeChild()
 	return nil
 }

@@ -121,7 +121,7 @@ func (d *Device) Close() error {
 	delete(d.nic.devices, d)
 	d.nic.mu.Unlock()
 	d.events.close()
-	d.nic.prov.disown()
+	d.nic.prov.removeChild()
 	return nil
 }
 

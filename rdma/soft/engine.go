@@ -46,11 +46,11 @@ type engine struct {
 	mu       sync.Mutex
 	notified []*qp // queue pairs notified since the last look of the engine
 
-	steps    sync.Mutex // held during a step
-	rng      *rand.Rand // draws the steps; nil: queue pairs take turns
-	active   []*qp      // queue pairs with steps to do or requests in progress
-	possible []step     // reused buffer of possible steps
-	spare    []*Transfer
+	steps         sync.Mutex // held during a step
+	rng           *rand.Rand // draws the steps; nil: queue pairs take turns
+	active        []*qp      // queue pairs with steps to do or requests in progress
+	possible      []step     // reused buffer of possible steps
+	freeTransfers []*Transfer
 }
 
 // step is a possible action on a queue pair.
@@ -254,10 +254,10 @@ func (e *engine) do(s step) bool {
 		return true
 	case land:
 		q.run.mu.Lock()
-		late := q.run.delayedRead
+		delayed := q.run.delayedRead
 		q.run.delayedRead = nil
 		q.run.mu.Unlock()
-		e.prov.o.Mover.Move(late)
+		e.prov.o.Mover.Move(delayed)
 		return true
 	case begin:
 	}
@@ -305,8 +305,8 @@ func (e *engine) begin(q *qp) bool {
 // local memory. At the peer the read sees none of their writes, and reads arrive in order.
 func (e *engine) inOrder(r *running, t *Transfer) (before, now *Transfer) {
 	w := &t.qp.sq[t.pos&t.qp.mask]
-	if late := r.delayedRead; late != nil && (t.read || w.flags&rdma.SendFence != 0 || overlaps(t.Batch.Dst, late.Batch.Src)) {
-		before, r.delayedRead = late, nil
+	if delayed := r.delayedRead; delayed != nil && (t.read || w.flags&rdma.SendFence != 0 || overlaps(t.Batch.Dst, delayed.Batch.Src)) {
+		before, r.delayedRead = delayed, nil
 	}
 	switch {
 	case len(t.Batch.Dst) == 0:

@@ -35,7 +35,7 @@ func (p *pd) Close() error {
 	}
 	if ended {
 		p.dev.nic.pds.giveBack()
-		p.dev.disown()
+		p.dev.removeChild()
 	}
 	return nil
 }
@@ -122,7 +122,7 @@ func (m *mr) Close() error {
 		return err
 	}
 	d.nic.mrs.giveBack()
-	m.pd.disown()
+	m.pd.removeChild()
 	return nil
 }
 

@@ -19,7 +19,7 @@ import (
 func TestCompletionsWaitForBytes(t *testing.T) {
 	m := newSlowMover(1)
 	r := newRig(t, soft.Options{Mover: m}, rdma.ConnectOptions{})
-	defer m.letGo()
+	defer m.releaseAll()
 	if n, err := r.qp.PostRecv([]rdma.RecvWR{{WRID: 9, SGEs: []rdma.SGE{r.info.SGE(0, 8)}}}); n != 1 || err != nil {
 		t.Fatal(err)
 	}
@@ -29,7 +29,7 @@ func TestCompletionsWaitForBytes(t *testing.T) {
 	// An empty request does not overtake those with bytes.
 	post(t, r.qp, r.write(3, 0, 0, 0))
 	idle(t, r.cq)
-	m.letGo()
+	m.releaseAll()
 	seen := make(map[uint64]bool)
 	for _, wc := range good(t, r.cq, 4) {
 		seen[wc.WRID] = true
@@ -69,7 +69,7 @@ func TestMoverFails(t *testing.T) {
 func TestNothingStartsBehindAFailure(t *testing.T) {
 	m := newSlowMover(1)
 	r := newRig(t, soft.Options{Mover: m}, rdma.ConnectOptions{})
-	defer m.letGo()
+	defer m.releaseAll()
 	before := bytes.Clone(r.mem.Bytes()[64:72])
 	bad := r.write(2, 0, 4096, 8)
 	bad.RKey++
@@ -78,7 +78,7 @@ func TestNothingStartsBehindAFailure(t *testing.T) {
 	idle(t, r.cq)
 	post(t, r.qp, r.write(3, 64, 4096, 8))
 	idle(t, r.cq)
-	m.letGo()
+	m.releaseAll()
 	wcs := await(t, r.cq, 3)
 	for i, want := range []rdma.WCStatus{rdma.WCSuccess, rdma.WCRemAccessErr, rdma.WCWRFlushErr} {
 		if wcs[i].WRID != uint64(i+1) || wcs[i].Status != want {
@@ -95,7 +95,7 @@ func TestNothingStartsBehindAFailure(t *testing.T) {
 func TestErrorFlushesWhatIsUnderWay(t *testing.T) {
 	m := newSlowMover(1)
 	r := newRig(t, soft.Options{Mover: m}, rdma.ConnectOptions{})
-	defer m.letGo()
+	defer m.releaseAll()
 	if n, err := r.qp.PostRecv([]rdma.RecvWR{{WRID: 8, SGEs: []rdma.SGE{r.info.SGE(0, 8)}}, {WRID: 9}}); n != 2 || err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +105,7 @@ func TestErrorFlushesWhatIsUnderWay(t *testing.T) {
 	m.holds(t, 1)
 	check(t, r.qp.Modify(rdma.QPAttr{State: rdma.QPSErr}))
 	idle(t, r.cq)
-	m.letGo()
+	m.releaseAll()
 	seen := make(map[uint64]bool)
 	for _, wc := range await(t, r.cq, 4) {
 		if wc.Status != rdma.WCWRFlushErr {
@@ -124,7 +124,7 @@ func TestErrorFlushesWhatIsUnderWay(t *testing.T) {
 func TestReceivesFlushInOrder(t *testing.T) {
 	m := newSlowMover(1)
 	r := newRig(t, soft.Options{Mover: m}, rdma.ConnectOptions{})
-	defer m.letGo()
+	defer m.releaseAll()
 	a, b := r.newQP(t, rdma.ConnectOptions{}), r.newQP(t, rdma.ConnectOptions{})
 	join(t, r, a, b, rdma.ConnectOptions{})
 	if n, err := b.PostRecv([]rdma.RecvWR{{WRID: 8, SGEs: []rdma.SGE{r.info.SGE(0, 8)}}, {WRID: 9}}); n != 2 || err != nil {
@@ -136,7 +136,7 @@ func TestReceivesFlushInOrder(t *testing.T) {
 	m.holds(t, 1)
 	check(t, b.Modify(rdma.QPAttr{State: rdma.QPSErr}))
 	idle(t, r.cq)
-	m.letGo()
+	m.releaseAll()
 	for i, wc := range await(t, r.cq, 2) {
 		if wc.WRID != uint64(8+i) || wc.Status != rdma.WCWRFlushErr {
 			t.Errorf("completion %d: %+v", i, wc)
@@ -159,7 +159,7 @@ func TestCloseWaitsForBytes(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := newSlowMover(1)
 				r := newRig(t, soft.Options{Mover: m}, rdma.ConnectOptions{})
-				defer m.letGo()
+				defer m.releaseAll()
 				a, b := r.newQP(t, rdma.ConnectOptions{}), r.newQP(t, rdma.ConnectOptions{})
 				join(t, r, a, b, rdma.ConnectOptions{})
 				post(t, a, r.write(1, 0, 4096, 8))
@@ -173,7 +173,7 @@ func TestCloseWaitsForBytes(t *testing.T) {
 				ended := make(chan error, 1)
 				go func() { ended <- end(r, a, b) }()
 				time.Sleep(9 * time.Second)
-				m.letGo()
+				m.releaseAll()
 				check(t, <-ended)
 				check(t, end(r, a, b))
 			})
@@ -189,7 +189,7 @@ func TestRequestsLandInOrder(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 2))
 			m := newSlowMover(seed)
 			r := newRig(t, soft.Options{Mover: m}, rdma.ConnectOptions{})
-			defer m.letGo()
+			defer m.releaseAll()
 			// Few places, so that they collide; sizes and places that share blocks, and some that
 			// do not.
 			const window = 64 << 10
@@ -223,14 +223,14 @@ func TestRequestsLandInOrder(t *testing.T) {
 				}
 				post(t, r.qp, wrs...)
 				if round == 5 {
-					m.letGo()
+					m.releaseAll()
 				}
 				if round >= 5 {
 					good(t, r.cq, rigDepth)
 					continue
 				}
 				m.mu.Lock()
-				for len(m.held) > 0 {
+				for len(m.blocked) > 0 {
 					m.release()
 				}
 				m.mu.Unlock()
@@ -270,7 +270,7 @@ func TestMemoryIsHeld(t *testing.T) {
 				t.Fatalf("memory of round %d: %v", n, err)
 			}
 		}
-		m.letGo()
+		m.releaseAll()
 		good(t, r.cq, 2)
 		m.shut()
 	}

@@ -48,8 +48,8 @@ func (o *owner) adopt(call string) error {
 	return nil
 }
 
-// disown removes a child.
-func (o *owner) disown() {
+// removeChild removes a child.
+func (o *owner) removeChild() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.children--

@@ -76,7 +76,7 @@ func (p *Provider) Open(name string) (rdma.Device, error) {
 			return openDevice(n), nil
 		}
 	}
-	p.disown()
+	p.removeChild()
 	names, err := p.Devices()
 	if err != nil {
 		return nil, fmt.Errorf("open device %s: %w", name, err)

@@ -65,7 +65,7 @@ func (p *pd) CreateQP(o rdma.QPOptions) (rdma.QP, error) {
 	}
 	if err := q.attach(call); err != nil {
 		nic.qps.giveBack()
-		p.disown()
+		p.removeChild()
 		return nil, fmt.Errorf("create queue pair: %w", err)
 	}
 	nic.register(q)
@@ -143,7 +143,7 @@ func (q *qp) attach(call string) error {
 	if err := q.allocInline(); err != nil {
 		undo()
 		if q.srq != nil {
-			q.srq.disown()
+			q.srq.removeChild()
 		}
 		return err
 	}
@@ -156,7 +156,7 @@ func (q *qp) detach() {
 		q.recvCQ.detach(q)
 	}
 	if q.srq != nil {
-		q.srq.disown()
+		q.srq.removeChild()
 	}
 }
 
@@ -250,7 +250,7 @@ func (q *qp) Close() error {
 	n.delist(q)
 	q.detach()
 	n.qps.giveBack()
-	q.pd.disown()
+	q.pd.removeChild()
 	if q.inline != nil {
 		err = errors.Join(err, hostmem.Free(q.inline.Bytes()))
 	}

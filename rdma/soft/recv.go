@@ -180,7 +180,7 @@ func (s *srq) Close() error {
 	}
 	if ended {
 		s.pd.dev.nic.srqs.giveBack()
-		s.pd.disown()
+		s.pd.removeChild()
 	}
 	return nil
 }

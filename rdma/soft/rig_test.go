@@ -162,7 +162,7 @@ type slowMover struct {
 	mu      sync.Mutex
 	rng     *rand.Rand
 	open    bool
-	held    []*soft.Transfer
+	blocked []*soft.Transfer
 	overlap bool  // a transfer had a destination twice, or also as a source
 	err     error // result of transfers
 }
@@ -176,7 +176,7 @@ func (m *slowMover) Reaches(*mem.Region) error { return nil }
 func (m *slowMover) Move(t *soft.Transfer) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.held = append(m.held, t)
+	m.blocked = append(m.blocked, t)
 	if m.open {
 		m.release()
 	}
@@ -184,7 +184,7 @@ func (m *slowMover) Move(t *soft.Transfer) {
 
 // release ends the held transfers. The caller holds mu.
 func (m *slowMover) release() {
-	for _, t := range m.held {
+	for _, t := range m.blocked {
 		m.overlap = m.overlap || overlaps(t)
 		if m.err == nil {
 			dst, src := extents(t)
@@ -194,18 +194,18 @@ func (m *slowMover) release() {
 		}
 		t.Done(m.err)
 	}
-	m.held = nil
+	m.blocked = nil
 }
 
-// letGo releases the held transfers and all later ones.
-func (m *slowMover) letGo() {
+// releaseAll releases the held transfers and all later ones.
+func (m *slowMover) releaseAll() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.open = true
 	m.release()
 }
 
-// shut undoes letGo.
+// shut undoes releaseAll.
 func (m *slowMover) shut() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -217,7 +217,7 @@ func (m *slowMover) holds(t *testing.T, n int) {
 	t.Helper()
 	for range 6_000_000 {
 		m.mu.Lock()
-		have := len(m.held)
+		have := len(m.blocked)
 		m.mu.Unlock()
 		if have >= n {
 			return

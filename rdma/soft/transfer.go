@@ -24,8 +24,8 @@ type Transfer struct {
 
 // transfer returns an empty transfer for the next request of q.
 func (e *engine) transfer(q *qp, w *sendWQE) (t *Transfer) {
-	if n := len(e.spare); n > 0 {
-		t, e.spare = e.spare[n-1], e.spare[:n-1]
+	if n := len(e.freeTransfers); n > 0 {
+		t, e.freeTransfers = e.freeTransfers[n-1], e.freeTransfers[:n-1]
 	} else {
 		t = new(Transfer)
 	}
@@ -57,7 +57,7 @@ func (e *engine) end(t *Transfer) {
 	for _, g := range t.ops {
 		g.end()
 	}
-	e.spare = append(e.spare, t)
+	e.freeTransfers = append(e.freeTransfers, t)
 }
 
 // add appends a copy.

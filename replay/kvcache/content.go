@@ -40,9 +40,9 @@ func pattern(b []byte, seed uint64, plane int) {
 	}
 }
 
-// wrongBytes returns the number of bytes of b that differ from the pattern, and the offset of the
-// first, or -1.
-func wrongBytes(b []byte, seed uint64, plane int) (wrong int64, first int64) {
+// mismatchedBytes returns the number of bytes of b that differ from the pattern, and the offset of
+// the first, or -1.
+func mismatchedBytes(b []byte, seed uint64, plane int) (mismatched int64, first int64) {
 	base := planeSeed(seed, plane)
 	first = -1
 	var want [8]byte
@@ -50,12 +50,12 @@ func wrongBytes(b []byte, seed uint64, plane int) (wrong int64, first int64) {
 		binary.LittleEndian.PutUint64(want[:], device.Mix64(base+uint64(o/8)))
 		for i := o; i < min(o+8, len(b)); i++ {
 			if b[i] != want[i-o] {
-				wrong++
+				mismatched++
 				if first < 0 {
 					first = int64(i)
 				}
 			}
 		}
 	}
-	return wrong, first
+	return mismatched, first
 }

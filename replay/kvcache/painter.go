@@ -79,11 +79,11 @@ func (p *Painter) Fill(ctx context.Context, s Span, pages []uint32, seeds []uint
 
 // Check adds to wrong[i] the number of bytes of pages[i], in the span's planes, that differ from
 // the pattern of seeds[i].
-func (p *Painter) Check(ctx context.Context, s Span, pages []uint32, seeds []uint64, wrong []int64) error {
+func (p *Painter) Check(ctx context.Context, s Span, pages []uint32, seeds []uint64, mismatched []int64) error {
 	if err := p.Compare(ctx, s, pages, seeds); err != nil {
 		return err
 	}
-	return p.Compared(ctx, wrong)
+	return p.Compared(ctx, mismatched)
 }
 
 // Compare starts a check, and Compared completes it. In between the painter must not be used, and
@@ -104,7 +104,7 @@ func (p *Painter) Compare(ctx context.Context, s Span, pages []uint32, seeds []u
 			if err := p.copy(ctx, p.stage, p.cache.planes[pl].Page(page)); err != nil {
 				return fmt.Errorf("check page %d: %w", page, err)
 			}
-			n, _ := wrongBytes(p.stage.Bytes(), seeds[i], pl)
+			n, _ := mismatchedBytes(p.stage.Bytes(), seeds[i], pl)
 			total += n
 		}
 		binary.LittleEndian.PutUint64(counts[8*i:], uint64(total))
@@ -113,7 +113,7 @@ func (p *Painter) Compare(ctx context.Context, s Span, pages []uint32, seeds []u
 }
 
 // Compared waits for the last Compare, and adds the wrong bytes of its i-th page to wrong[i].
-func (p *Painter) Compared(ctx context.Context, wrong []int64) error {
+func (p *Painter) Compared(ctx context.Context, mismatched []int64) error {
 	if p.compared > 0 && p.kernels != nil {
 		if err := p.finish(ctx); err != nil {
 			return err
@@ -121,7 +121,7 @@ func (p *Painter) Compared(ctx context.Context, wrong []int64) error {
 	}
 	counts := p.counts.Bytes()
 	for i := range p.compared {
-		wrong[i] += int64(binary.LittleEndian.Uint64(counts[8*i:]))
+		mismatched[i] += int64(binary.LittleEndian.Uint64(counts[8*i:]))
 	}
 	p.compared = 0
 	return nil
@@ -134,7 +134,7 @@ func (p *Painter) Locate(ctx context.Context, page uint32, seed uint64) (plane i
 		if err := p.copy(ctx, p.stage, p.cache.planes[pl].Page(page)); err != nil {
 			return -1, -1, fmt.Errorf("read page %d back: %w", page, err)
 		}
-		if _, first := wrongBytes(p.stage.Bytes(), seed, pl); first >= 0 {
+		if _, first := mismatchedBytes(p.stage.Bytes(), seed, pl); first >= 0 {
 			return pl, first, nil
 		}
 	}

@@ -50,22 +50,22 @@ func TestPainterFindsEveryWrongByte(t *testing.T) {
 				if err := p.Fill(t.Context(), all, pages, seeds); err != nil {
 					t.Fatal(err)
 				}
-				wrong := make([]int64, 3)
+				mismatched := make([]int64, 3)
 				for first := range c.planes { // plane by plane, as layers are checked
-					if err := p.Check(t.Context(), Span{first, 1}, pages, seeds, wrong); err != nil {
+					if err := p.Check(t.Context(), Span{first, 1}, pages, seeds, mismatched); err != nil {
 						t.Fatal(err)
 					}
 				}
-				if wrong[0]+wrong[1]+wrong[2] != 0 {
-					t.Fatalf("wrong bytes right after filling: %v", wrong)
+				if mismatched[0]+mismatched[1]+mismatched[2] != 0 {
+					t.Fatalf("wrong bytes right after filling: %v", mismatched)
 				}
 				plane := len(c.planes) - 1
 				damagePage(t, c, p, plane, 0, 5)
-				if err := p.Check(t.Context(), all, pages, seeds, wrong); err != nil {
+				if err := p.Check(t.Context(), all, pages, seeds, mismatched); err != nil {
 					t.Fatal(err)
 				}
-				if wrong[0] != 0 || wrong[1] != 1 || wrong[2] != 0 {
-					t.Errorf("wrong bytes: got %v, want [0 1 0]", wrong)
+				if mismatched[0] != 0 || mismatched[1] != 1 || mismatched[2] != 0 {
+					t.Errorf("wrong bytes: got %v, want [0 1 0]", mismatched)
 				}
 				gotPlane, off, err := p.Locate(t.Context(), 0, seeds[1])
 				if err != nil || gotPlane != plane || off != 5 {
@@ -96,18 +96,18 @@ func damagePage(t *testing.T, c *Cache, p *Painter, plane int, page uint32, off 
 func TestPainterOnHostAndDeviceAgree(t *testing.T) {
 	c, onDevice := newTestCache(t, layered, 2, true)
 	onHost := &Painter{cache: c, queue: onDevice.queue, most: onDevice.most, scratch: onDevice.scratch, stage: onDevice.stage, counts: onDevice.counts}
-	all, wrong := Span{0, len(c.planes)}, make([]int64, 1)
+	all, mismatched := Span{0, len(c.planes)}, make([]int64, 1)
 	for i, pair := range [][2]*Painter{{onDevice, onHost}, {onHost, onDevice}} {
 		seeds := []uint64{ContentSeed(int64(i))}
 		if err := pair[0].Fill(t.Context(), all, []uint32{1}, seeds); err != nil {
 			t.Fatal(err)
 		}
-		if err := pair[1].Check(t.Context(), all, []uint32{1}, seeds, wrong); err != nil {
+		if err := pair[1].Check(t.Context(), all, []uint32{1}, seeds, mismatched); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if wrong[0] != 0 {
-		t.Errorf("%d bytes differ", wrong[0])
+	if mismatched[0] != 0 {
+		t.Errorf("%d bytes differ", mismatched[0])
 	}
 }
 
@@ -118,11 +118,11 @@ func TestContentIsFixed(t *testing.T) {
 	if got := fmt.Sprintf("%x", b); got != contentOf42 {
 		t.Errorf("plane 3 of block 42 begins with %s, want %s", got, contentOf42)
 	}
-	if n, first := wrongBytes(b, ContentSeed(42), 3); n != 0 || first != -1 {
+	if n, first := mismatchedBytes(b, ContentSeed(42), 3); n != 0 || first != -1 {
 		t.Errorf("%d wrong bytes from %d", n, first)
 	}
 	b[9] ^= 1
-	if n, first := wrongBytes(b, ContentSeed(42), 3); n != 1 || first != 9 {
+	if n, first := mismatchedBytes(b, ContentSeed(42), 3); n != 1 || first != 9 {
 		t.Errorf("%d wrong bytes from %d, want 1 from 9", n, first)
 	}
 }

@@ -136,7 +136,7 @@ func (g *Group) build(o SubmitOptions) *inFlightBatch {
 			Planes: g.buf.partPlanes(p), Slots: g.buf.env.Slots, Pairs: g.pairs[p.Group][p.Blocks.From:p.Blocks.To],
 		})
 	}
-	b.paged = mem.Paged{Dir: g.buf.env.Dir, Groups: b.pageGroups, Landed: b.notify}
+	b.paged = mem.Paged{Dir: g.buf.env.Dir, Groups: b.pageGroups, Completed: b.notify}
 	if o.Sums {
 		b.paged.Sums = g.sums[g.Parts[b.first].firstSum:g.usedSums]
 	}

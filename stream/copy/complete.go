@@ -64,7 +64,7 @@ func (s *Stream) wakeCompleter() {
 // for handOff: waking the completer takes longer than the start of Wait.
 func (s *Stream) push(it *item) {
 	o := it.op
-	o.Fly()
+	o.AddInFlight()
 	if only := s.inFlight.push(it); !only || !it.last || it.Lost || !o.small() || o.watched.Load() {
 		s.wakeCompleter()
 	} else {
@@ -116,7 +116,7 @@ func (s *Stream) complete(wait bool) (left bool) {
 			it.op.Lose()
 		case err == nil:
 			it.Collect()
-			it.op.Tell(it.groups)
+			it.op.Notify(it.groups)
 		}
 		if err != nil || !quiet {
 			it.op.reportedGroups = math.MaxInt // no reports after a failure
@@ -128,21 +128,21 @@ func (s *Stream) complete(wait bool) (left bool) {
 		o := it.op
 		it = s.inFlight.pop()
 		o.Land()
-		s.life.Settle()
+		s.life.ResolveCompleted()
 	}
 	return false
 }
 
-// Tell implements move.Teller. It reports the first groups page groups of the batch as completed,
+// Notify implements move.Teller. It reports the first groups page groups of the batch as completed,
 // unless they were reported before. The caller holds completing.
-func (o *op) Tell(groups int) {
+func (o *op) Notify(groups int) {
 	if groups > o.reportedGroups {
 		if o.live() != nil {
 			o.reportedGroups = math.MaxInt // Finish returns the error
 			return
 		}
 		o.reportedGroups = groups
-		o.work.At.Batch.Paged.Landed(groups, o.work.At.Summed)
+		o.work.At.Batch.Paged.Completed(groups, o.work.At.Summed)
 	}
 }
 

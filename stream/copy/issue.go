@@ -40,7 +40,7 @@ func (s *Stream) canStep(o *op, m move.Mover) bool {
 		return false
 	}
 	flight, ok := s.inFlight.admits(o.choice.Path)
-	if !ok || !m.Room(&o.work, flight) {
+	if !ok || !m.Fits(&o.work, flight) {
 		s.wakeCompleter() // it resumes issuing after it releases resources
 		return false
 	}
@@ -72,7 +72,8 @@ func (s *Stream) step(o *op, m move.Mover) *item {
 		it.Lost = it.Event == nil
 	}
 	if err != nil {
-		// A broken queue has an earlier cause, maybe a step of this batch. That step's event has it.
+		// A broken queue has an earlier cause, maybe a step of this batch. That step's event has
+		// it.
 		o.Fail(o.failure(err), errors.Is(err, errdefs.ErrBroken))
 	}
 	it.last = done || err != nil

@@ -254,7 +254,7 @@ func TestUnpreparedPath(t *testing.T) {
 		if c.Path != stream.PathCopyEngine || c.Reason != reason {
 			t.Errorf("path %s (%s)", c.Path, c.Reason)
 		}
-		if told := errors.Is(c.GivenUp, errdefs.ErrNoMemory); told != (i == 0) {
+		if reported := errors.Is(c.GivenUp, errdefs.ErrNoMemory); reported != (i == 0) {
 			t.Errorf("batch %d says that a path was given up: %v", i, c.GivenUp)
 		}
 	}

@@ -107,11 +107,11 @@ func (o Options) withDefaults() Options {
 	if o.Clock == nil {
 		o.Clock = clockwork.NewRealClock()
 	}
-	beside := o.Policy.Goal.Weighs()
-	o.HighPriority = o.HighPriority || beside || o.Prepare
+	weighs := o.Policy.Goal.Weighs()
+	o.HighPriority = o.HighPriority || weighs || o.Prepare
 	switch {
 	case o.StagingBytes != 0:
-	case beside:
+	case weighs:
 		o.StagingBytes = BesideStagingBytes
 	default:
 		o.StagingBytes = DefaultStagingBytes

@@ -66,7 +66,7 @@ func park(t *testing.T, dev device.Device, o device.QueueOptions) *program {
 	p.sig, err = p.pool.Take(t.Context(), 1)
 	must(t, err)
 	for i, st := range streams {
-		must(t, p.sig.Hold(st, 1))
+		must(t, p.sig.Block(st, 1))
 		own := func(r *mem.Region) mem.Extent { return mem.Extent{Region: r, Off: int64(i), Len: 1} }
 		must(t, p.hosts[i].Copy(own(gpu), own(ones)))
 		must(t, p.hosts[i].Fill(own(gpu), 1))

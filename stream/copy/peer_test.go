@@ -66,8 +66,8 @@ func TestConformancePeers(t *testing.T) {
 // batch is refused.
 func TestPeerBatches(t *testing.T) {
 	near, far := openSim(t, sim.Options{}), openSim(t, sim.Options{Index: 1})
-	told := &decider{choice: plan.Choice{Path: stream.PathKernel}}
-	s := open(t, near, streamcopy.Options{Planner: told})
+	reported := &decider{choice: plan.Choice{Path: stream.PathKernel}}
+	s := open(t, near, streamcopy.Options{Planner: reported})
 	defer closeStream(t, s)
 	a, b := streamtest.DeviceMemory(near).Alloc(t, 1<<20), streamtest.DeviceMemory(far).Alloc(t, 1<<20)
 	if _, err := s.Submit(t.Context(), streamtest.Strided(a, b, 10, 100)); !errors.Is(err, errdefs.ErrInvalid) {
@@ -96,10 +96,10 @@ func TestPeerBatches(t *testing.T) {
 		if err := ticket.Wait(deadline(t)); err != nil {
 			t.Fatalf("%s: %v", tt.name, err)
 		}
-		if dir := told.asked[len(told.asked)-1].Dir; (dir == plan.Peer) != tt.want {
+		if dir := reported.asked[len(reported.asked)-1].Dir; (dir == plan.Peer) != tt.want {
 			t.Errorf("%s: the planner heard %s", tt.name, dir)
 		}
-		if can := told.can[len(told.can)-1]; tt.want && can != between {
+		if can := reported.can[len(reported.can)-1]; tt.want && can != between {
 			t.Errorf("%s: it may go by %b", tt.name, can)
 		}
 	}

@@ -199,13 +199,13 @@ func TestSumsNeedRoomForALeaf(t *testing.T) {
 		want    bool
 	}{{4 * mem.LeafBytes, true}, {4*mem.LeafBytes - 1, true}, {4*mem.LeafBytes - 256, false}, {streamcopy.MinStagingBytes, false}} {
 		dev := openSim(t, sim.Options{})
-		told := &sumsTold{path: stream.PathStaged}
-		s := open(t, dev, streamcopy.Options{Planner: told, StagingBytes: tt.staging})
+		reported := &sumsTold{path: stream.PathStaged}
+		s := open(t, dev, streamcopy.Options{Planner: reported, StagingBytes: tt.staging})
 		for _, dir := range []mem.Direction{mem.ToSlots, mem.ToPages} {
 			l := newLeaves(t, dev, rand.New(rand.NewPCG(1, 2)), dir, 3, 7, true)
 			c := complete(t, s, l.Batch)
-			if c.Path != stream.PathStaged || c.Summed != tt.want || told.unsummed.Has(stream.PathStaged) == tt.want {
-				t.Errorf("%d bytes of staging: by %s, summed %t, the planner heard that it is not: %t", tt.staging, c.Path, c.Summed, told.unsummed.Has(stream.PathStaged))
+			if c.Path != stream.PathStaged || c.Summed != tt.want || reported.unsummed.Has(stream.PathStaged) == tt.want {
+				t.Errorf("%d bytes of staging: by %s, summed %t, the planner heard that it is not: %t", tt.staging, c.Path, c.Summed, reported.unsummed.Has(stream.PathStaged))
 			}
 			if dst, src := l.sums(t, dev); !slices.Equal(dst, src) || tt.want && !slices.Equal(l.Paged.Sums, src) {
 				t.Errorf("%d bytes of staging: sums %x, of what arrived %x, of what was sent %x", tt.staging, l.Paged.Sums, dst, src)

@@ -72,7 +72,7 @@ func TestChunksOfLayers(t *testing.T) {
 		faults := fault.New(1)
 		dev := openSim(t, sim.Options{Faults: faults})
 		slots, pages := pinned(t, dev, layers*blocks*piece), deviceMemory(t, dev, layers*blocks*piece)
-		p := &mem.Paged{Dir: mem.ToPages, Landed: func(int, bool) {}}
+		p := &mem.Paged{Dir: mem.ToPages, Completed: func(int, bool) {}}
 		pairs := make([]mem.PageSlot, layers*blocks)
 		for i := range pairs {
 			pairs[i] = mem.PageSlot{Page: uint32(i * 5 % len(pairs)), Slot: uint32(i)}

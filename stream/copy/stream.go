@@ -89,7 +89,7 @@ func Open(dev device.Device, o Options) (*Stream, error) {
 	}
 	s.life = ordered.New(ordered.Options{Name: "copy stream", Depth: o.QueueDepth, Stop: s.stop, Free: s.free})
 	s.handOffTimer = o.Clock.AfterFunc(handOff, s.handOffExpired)
-	s.pacing = o.Clock.AfterFunc(handOff, s.life.Poke)
+	s.pacing = o.Clock.AfterFunc(handOff, s.life.Wake)
 	if s.planner, err = o.planner(); err == nil {
 		err = s.findPaths()
 	}

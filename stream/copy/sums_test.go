@@ -29,25 +29,25 @@ func (*sumsTold) Observe(plan.Choice, plan.Request, time.Duration) {}
 func TestPlannerHearsWhoSums(t *testing.T) {
 	dev := openSim(t, sim.Options{})
 	host, pages := pinned(t, dev, 1<<20), deviceMemory(t, dev, 1<<20)
-	told := &sumsTold{path: stream.PathCopyEngine}
-	s := open(t, dev, streamcopy.Options{Planner: told})
+	reported := &sumsTold{path: stream.PathCopyEngine}
+	s := open(t, dev, streamcopy.Options{Planner: reported})
 	summed := 0
 	for _, p := range stream.Paths() {
-		if !told.can.Has(p) && p != told.path {
+		if !reported.can.Has(p) && p != reported.path {
 			continue
 		}
-		told.path = p
+		reported.path = p
 		b := benchPaged(host, pages, 4, 8, mem.LeafBytes)
 		b.Paged.Sums = make([]uint64, 4*8)
 		c := complete(t, s, b)
-		if c.Path != p || c.Summed == told.unsummed.Has(p) {
-			t.Errorf("by %s, summed %t; the planner heard of %s: not summed %t", c.Path, c.Summed, p, told.unsummed.Has(p))
+		if c.Path != p || c.Summed == reported.unsummed.Has(p) {
+			t.Errorf("by %s, summed %t; the planner heard of %s: not summed %t", c.Path, c.Summed, p, reported.unsummed.Has(p))
 		}
 		if c.Summed {
 			summed++
 		}
 		b.Paged.Sums = nil
-		if complete(t, s, b); told.unsummed != 0 {
+		if complete(t, s, b); reported.unsummed != 0 {
 			t.Errorf("by %s: the planner heard that sums are wanted", p)
 		}
 	}

@@ -31,11 +31,11 @@ type batch struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 
-	started time.Time
-	wake    chan struct{} // makes the goroutine check again; one token is enough
-	flying  atomic.Int32  // unfinished transfers
-	cached  atomic.Int64  // bytes read from the page cache
-	refused atomic.Bool   // a file refused O_DIRECT
+	started  time.Time
+	wake     chan struct{} // makes the goroutine check again; one token is enough
+	inFlight atomic.Int32  // unfinished transfers
+	cached   atomic.Int64  // bytes read from the page cache
+	refused  atomic.Bool   // a file refused O_DIRECT
 
 	noDirect error // why a file has no descriptor with O_DIRECT
 
@@ -174,7 +174,7 @@ func (b *batch) holdFiles() error {
 		if n := len(b.files); n > 0 && b.files[n-1] == f {
 			continue
 		}
-		if err := f.hold(); err != nil {
+		if err := f.retain(); err != nil {
 			b.dropFiles()
 			return err
 		}

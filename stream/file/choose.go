@@ -50,8 +50,8 @@ func (c *choice) queueOf(s *Stream, t *transfer) queue {
 
 // refusal is the reason why a path is not used on a file system.
 type refusal struct {
-	err  error
-	told bool
+	err      error
+	reported bool
 }
 
 type wayTo struct {
@@ -157,8 +157,8 @@ func (s *Stream) can(dev uint64) (can [stream.PathCount]bool, givenUp error) {
 	for p, q := range s.queues {
 		r := s.absent[wayTo{stream.Path(p), dev}]
 		can[p] = q != nil && r == nil
-		if r != nil && !r.told && givenUp == nil {
-			r.told, givenUp = true, r.err
+		if r != nil && !r.reported && givenUp == nil {
+			r.reported, givenUp = true, r.err
 		}
 	}
 	return can, givenUp

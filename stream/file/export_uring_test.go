@@ -17,8 +17,8 @@ func (s *Stream) UseAPI(ctx context.Context, a uring.API, plan *fault.Plan) erro
 	}
 	q, old := newURingQueue(faultyRing{r, plan}), s.queues[stream.PathURing]
 	s.queues[stream.PathURing] = q
-	for i, told := range s.staging.told {
-		if told == old {
+	for i, reported := range s.staging.told {
+		if reported == old {
 			s.staging.told[i] = q
 		}
 	}

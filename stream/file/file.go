@@ -98,8 +98,8 @@ func (f *File) Region(bytes int64) (*mem.Region, error) {
 	return mem.NewRegion(mem.RegionSpec{Kind: mem.KindFile, Device: mem.NoDevice, Len: bytes, File: f})
 }
 
-// hold keeps the file open until drop.
-func (f *File) hold() error {
+// retain keeps the file open until drop.
+func (f *File) retain() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.closing {

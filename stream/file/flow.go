@@ -20,7 +20,7 @@ func (b *batch) move() error {
 	}
 	b.cut.whole = b.by.device != nil
 	for {
-		chunk, room := b.issue()
+		chunk, space := b.issue()
 		b.takeDone()
 		head := b.takeCopied()
 		if b.over() {
@@ -36,7 +36,7 @@ func (b *batch) move() error {
 		case <-ended:
 		case e := <-chunk:
 			b.stage(e)
-		case room <- struct{}{}:
+		case space <- struct{}{}:
 			b.begin(false) // issue adds more transfers and sends all
 		}
 	}
@@ -44,7 +44,7 @@ func (b *batch) move() error {
 
 // over reports whether the batch has nothing in flight and nothing left to do.
 func (b *batch) over() bool {
-	if b.flying.Load() != 0 || len(b.crossing) != 0 {
+	if b.inFlight.Load() != 0 || len(b.crossing) != 0 {
 		return false
 	}
 	b.mu.Lock()
@@ -58,7 +58,7 @@ func (b *batch) over() bool {
 // issue begins transfers until it would have to wait. chunk is not nil if it needs a chunk to
 // continue, and room if it needs room for a transfer. If the batch has ended, issue drops
 // everything that has not begun.
-func (b *batch) issue() (chunk <-chan mem.Extent, room chan<- struct{}) {
+func (b *batch) issue() (chunk <-chan mem.Extent, space chan<- struct{}) {
 	s := b.stream
 	defer b.flush()
 	for {
@@ -76,10 +76,10 @@ func (b *batch) issue() (chunk <-chan mem.Extent, room chan<- struct{}) {
 				continue
 			}
 			select {
-			case s.room <- struct{}{}:
+			case s.space <- struct{}{}:
 				b.begin(false)
 			default:
-				return nil, s.room
+				return nil, s.space
 			}
 		case len(b.ready) > 0:
 			b.current, b.ready = b.ready[0], b.ready[1:]
@@ -110,7 +110,7 @@ func (b *batch) issue() (chunk <-chan mem.Extent, room chan<- struct{}) {
 // admits reports whether another transfer of p may begin. The limit is the depth that was measured
 // as fastest for the disk. It does not apply to reads that try the page cache while those succeed.
 func (b *batch) admits(p *part) bool {
-	return b.by.depth == 0 || int(b.flying.Load()) < b.by.depth || b.looks(p) && b.stream.warm.hot.Load()
+	return b.by.depth == 0 || int(b.inFlight.Load()) < b.by.depth || b.looks(p) && b.stream.warm.hot.Load()
 }
 
 // looks reports whether p's next transfer may try the page cache first.
@@ -162,7 +162,7 @@ func (b *batch) begin(joins bool) {
 		b.sweep.add(t)
 		return
 	}
-	b.flying.Add(1)
+	b.inFlight.Add(1)
 	if !t.try {
 		t.begin(t.home)
 		return
@@ -183,7 +183,7 @@ func (b *batch) send() {
 	if s := b.sweep; s != nil {
 		b.sweep = nil
 		s.left.Store(s.n)
-		b.flying.Add(s.n - 1) // begin counted the first
+		b.inFlight.Add(s.n - 1) // begin counted the first
 		s.first.begin(b.stream.workers)
 	}
 }
@@ -194,32 +194,32 @@ func (b *batch) flush() {
 	b.by.flush()
 }
 
-// landed records n finished transfers of p, or of several parts without chunks. s is their sweep,
+// finish records n finished transfers of p, or of several parts without chunks. s is their sweep,
 // or nil.
-func (b *batch) landed(p *part, s *sweep, n int32) {
+func (b *batch) finish(p *part, s *sweep, n int32) {
 	if s == nil || s.left.Add(-n) == 0 {
-		<-b.stream.room
+		<-b.stream.space
 	}
-	b.settle(p, n)
+	b.finishPart(p, n)
 	// This is the last use of b: its goroutine may return once no transfer is left.
-	if b.flying.Add(-n) == 0 || b.by.depth > 0 {
-		b.poke()
+	if b.inFlight.Add(-n) == 0 || b.by.depth > 0 {
+		b.signal()
 	}
 }
 
-// settle records n finished transfers of p. If p has a chunk and none are left, settle queues p for
-// takeDone.
-func (b *batch) settle(p *part, n int32) {
+// finishPart records n finished transfers of p. If p has a chunk and none are left, finishPart
+// queues p for takeDone.
+func (b *batch) finishPart(p *part, n int32) {
 	if p.straight || p.pending.Add(-n) != 0 {
 		return
 	}
 	b.mu.Lock()
 	b.done = append(b.done, p)
 	b.mu.Unlock()
-	b.poke()
+	b.signal()
 }
 
-func (b *batch) poke() {
+func (b *batch) signal() {
 	select {
 	case b.wake <- struct{}{}:
 	default:
@@ -256,7 +256,7 @@ func (b *batch) copied(p *part) {
 		b.release(p)
 	default:
 		b.ready = append(b.ready, p)
-		b.poke()
+		b.signal()
 	}
 }
 
@@ -280,7 +280,7 @@ func (b *batch) abandon() {
 	b.ready, b.cut.pieces = nil, nil
 	if p := b.current; p != nil {
 		b.current = nil
-		b.settle(p, int32(len(p.transfers)-p.begun))
+		b.finishPart(p, int32(len(p.transfers)-p.begun))
 	}
 }
 

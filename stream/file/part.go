@@ -108,11 +108,11 @@ func (c *cutter) nextStaged(b *batch, chunk mem.Extent) *part {
 // fill adds one transfer to q, between the start of room and pieces that are adjacent in a file. It
 // returns the bytes of room used, in whole pages. A byte has the same offset within its page in
 // room and in the file.
-func (c *cutter) fill(q *part, room mem.Extent) int64 {
+func (c *cutter) fill(q *part, space mem.Extent) int64 {
 	first := c.pieces[0]
 	start := first.off + c.cut
 	page := alignDown(start)
-	end, limit := start, page+min(room.Len, q.batch.grain(&first))
+	end, limit := start, page+min(space.Len, q.batch.grain(&first))
 	for !c.empty() && !c.straight() {
 		p := &c.pieces[0]
 		off := p.off + c.cut
@@ -121,7 +121,7 @@ func (c *cutter) fill(q *part, room mem.Extent) int64 {
 			break
 		}
 		n := min(p.end()-off, limit-off)
-		in, own := room.Sub(off-page, n), p.mem.Sub(c.cut, n)
+		in, own := space.Sub(off-page, n), p.mem.Sub(c.cut, n)
 		if q.write {
 			in, own = own, in
 		}
@@ -130,10 +130,10 @@ func (c *cutter) fill(q *part, room mem.Extent) int64 {
 		c.take(n)
 	}
 	used := alignUp(end) - page
-	t := transfer{file: first.file, off: start, mem: room.Sub(start-page, end-start), write: q.write, part: q, need: end - start}
+	t := transfer{file: first.file, off: start, mem: space.Sub(start-page, end-start), write: q.write, part: q, need: end - start}
 	// placeFile made writes with an unaligned end buffered.
 	if q.batch.mayDirect(&first) && (!q.write || start%Align == 0) {
-		t.off, t.mem, t.need, t.direct = page, room.Sub(0, used), end-page, true
+		t.off, t.mem, t.need, t.direct = page, space.Sub(0, used), end-page, true
 	}
 	q.transfers = append(q.transfers, t)
 	return used

@@ -32,7 +32,7 @@ func openCuFile(o *Options) (queue, error) {
 		}
 		lane := &cuFileLane{
 			storage: storage, on: on, calls: calls, waited: &q.waited, using: make(chan struct{}, 1), patience: idlePatience,
-			todo: make(chan *transfer, o.begun()), flying: make(chan flight, o.Transfers),
+			todo: make(chan *transfer, o.begun()), inFlight: make(chan flight, o.Transfers),
 		}
 		q.lanes = append(q.lanes, lane)
 		q.running.Go(lane.enqueue)
@@ -128,7 +128,7 @@ type cuFileLane struct {
 	load     atomic.Int64 // unfinished transfers
 	on       device.Queue
 	using    chan struct{} // token: a device queue has one user at a time
-	flying   chan flight
+	inFlight chan flight
 	patience time.Duration
 
 	mu     sync.Mutex
@@ -146,7 +146,7 @@ type flight struct {
 }
 
 func (l *cuFileLane) enqueue() {
-	defer close(l.flying)
+	defer close(l.inFlight)
 	for t := range l.todo {
 		f, err := t.file.storage(l.storage)
 		e, able := f.(device.StorageEnqueuer)
@@ -167,7 +167,7 @@ func (l *cuFileLane) enqueue() {
 			l.load.Add(-1)
 			t.finish(0, err)
 		default:
-			l.flying <- flight{t: t, x: x}
+			l.inFlight <- flight{t: t, x: x}
 		}
 	}
 }
@@ -189,7 +189,7 @@ func (l *cuFileLane) start(e device.StorageEnqueuer, t *transfer) (device.Transf
 // memory until it is idle. If it is not idle in time, its transfers are quarantined: they stay
 // unfinished, and their batches unresolved.
 func (l *cuFileLane) complete() {
-	for f := range l.flying {
+	for f := range l.inFlight {
 		f.n, f.err = f.x.Wait(context.Background())
 		if _, done, _ := f.x.Done(); done {
 			l.end(f)

@@ -44,12 +44,12 @@ type uringQueue struct {
 	ring   ring
 	reaped chan struct{} // closed when the goroutine has ended
 
-	mu      sync.Mutex
-	begun   []*transfer // not submitted
-	flying  int         // being submitted or submitted, and not finished
-	broken  bool        // the ring cannot be waited for and accepts nothing
-	taking  bool        // completions are being handled, and a flush follows
-	staging *mem.Region // registered with the ring in pieces of fixedBytes
+	mu       sync.Mutex
+	begun    []*transfer // not submitted
+	inFlight int         // being submitted or submitted, and not finished
+	broken   bool        // the ring cannot be waited for and accepts nothing
+	taking   bool        // completions are being handled, and a flush follows
+	staging  *mem.Region // registered with the ring in pieces of fixedBytes
 }
 
 var (
@@ -101,7 +101,7 @@ func (q *uringQueue) flush() {
 func (q *uringQueue) next() ([]*transfer, []uring.Op) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	n := min(len(q.begun), q.ring.Depth()-q.flying)
+	n := min(len(q.begun), q.ring.Depth()-q.inFlight)
 	if q.broken {
 		n = len(q.begun) // all fail with the reason
 	}
@@ -110,7 +110,7 @@ func (q *uringQueue) next() ([]*transfer, []uring.Op) {
 	}
 	all := slices.Clone(q.begun[:n])
 	q.begun = slices.Delete(q.begun, 0, n)
-	q.flying += n
+	q.inFlight += n
 	ops := make([]uring.Op, n)
 	for i, t := range all {
 		ops[i] = q.op(t)
@@ -121,7 +121,7 @@ func (q *uringQueue) next() ([]*transfer, []uring.Op) {
 // ended records that n transfers are not in flight any more or were never submitted.
 func (q *uringQueue) ended(n int) {
 	q.mu.Lock()
-	q.flying -= n
+	q.inFlight -= n
 	q.mu.Unlock()
 }
 

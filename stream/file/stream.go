@@ -24,7 +24,7 @@ type Stream struct {
 	stats   stats
 
 	slots   chan struct{} // one element for each unresolved batch
-	room    chan struct{} // one element for each unfinished transfer or sweep
+	space   chan struct{} // one element for each unfinished transfer or sweep
 	down    chan struct{} // closed when no batch is accepted any more
 	running sync.WaitGroup
 	closer  chan struct{} // token: one Close at a time
@@ -85,7 +85,7 @@ func Open(o Options) (*Stream, error) {
 	}
 	o = o.withDefaults()
 	s := &Stream{
-		opts: o, staging: newStaging(&o), slots: make(chan struct{}, o.Depth), room: make(chan struct{}, o.begun()),
+		opts: o, staging: newStaging(&o), slots: make(chan struct{}, o.Depth), space: make(chan struct{}, o.begun()),
 		down: make(chan struct{}), closer: make(chan struct{}, 1), idle: make(chan struct{}),
 		absent: make(map[wayTo]*refusal), modes: make(map[uint64]device.StorageMode),
 	}

@@ -41,18 +41,18 @@ const mostIdle = 1000
 // there. err is the native error.
 func (t *transfer) finish(n int64, err error) {
 	b := t.part.batch
-	again, err := t.advance(n, err)
+	more, err := t.advance(n, err)
 	switch {
-	case again && b.ctx.Err() == nil:
+	case more && b.ctx.Err() == nil:
 		t.begin(t.home)
 		t.home.flush()
 		return
-	case again:
+	case more:
 		b.stop()
 	case err != nil:
 		b.failed(t, err)
 	}
-	b.landed(t.part, t.sweep, 1)
+	b.finish(t.part, t.sweep, 1)
 }
 
 // begin gives t to q.
@@ -62,7 +62,7 @@ func (t *transfer) begin(q queue) {
 }
 
 // advance records the moved bytes. again reports whether the rest must be moved.
-func (t *transfer) advance(n int64, err error) (again bool, _ error) {
+func (t *transfer) advance(n int64, err error) (more bool, _ error) {
 	t.done += max(n, 0)
 	if t.idle++; n > 0 {
 		t.idle = 0

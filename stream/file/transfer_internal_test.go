@@ -36,9 +36,9 @@ func TestAdvance(t *testing.T) {
 	} {
 		b := &batch{stream: &Stream{}}
 		x := &transfer{file: &File{}, write: tt.write, direct: true, need: 8192, part: &part{batch: b}}
-		again, err := x.advance(tt.moved, tt.err)
-		if again != tt.again || !errors.Is(err, tt.want) || x.direct != tt.direct {
-			t.Errorf("%s: again %t, direct %t, %v", name, again, x.direct, err)
+		more, err := x.advance(tt.moved, tt.err)
+		if more != tt.again || !errors.Is(err, tt.want) || x.direct != tt.direct {
+			t.Errorf("%s: again %t, direct %t, %v", name, more, x.direct, err)
 		}
 		if said := b.stream.Stats().Refused == 1; said != tt.refused || b.refused.Load() != tt.refused || x.file.refused.Load() != tt.refused {
 			t.Errorf("%s: refused: %t", name, said)
@@ -51,11 +51,11 @@ func TestDefectTransferIsTriedWithoutEnd(t *testing.T) {
 	for _, errno := range []error{unix.EAGAIN, unix.EINTR} {
 		x := &transfer{need: 8192}
 		for tries := 0; ; tries++ {
-			again, err := x.advance(0, errno)
+			more, err := x.advance(0, errno)
 			if tries == mostIdle/2 {
-				again, err = x.advance(1, errno) // which begins to count anew
+				more, err = x.advance(1, errno) // which begins to count anew
 			}
-			if !again {
+			if !more {
 				if !errors.Is(err, errno) || tries < mostIdle {
 					t.Errorf("after %d tries: %v", tries, err)
 				}
@@ -82,12 +82,12 @@ func TestDefectPageCacheKeepsToTheDisksDepth(t *testing.T) {
 		p         *part
 		hit, want bool
 	}{{reads(3, false), false, false}, {reads(3, false), true, true}, {reads(3, true), true, false}, {reads(-1, false), true, false}, {reads(3, false), false, false}} {
-		b.flying.Store(4)
+		b.inFlight.Store(4)
 		b.stream.warm.saw(tt.hit)
 		if got := b.admits(tt.p); got != tt.want {
 			t.Errorf("%+v: %v", tt, got)
 		}
-		if b.flying.Store(3); !b.admits(tt.p) {
+		if b.inFlight.Store(3); !b.admits(tt.p) {
 			t.Errorf("%+v: fewer than the depth are refused", tt)
 		}
 	}
@@ -135,7 +135,7 @@ func TestDefectWorkerIsWokenForEachSmallRead(t *testing.T) {
 		{true, Align, (n + sweepLength - 1) / sweepLength}, {true, sweepBytes / 4, n / 4}, {true, sweepBytes, n}, {false, Align, n},
 	} {
 		w := &workers{todo: make(chan *transfer, n)}
-		s := &Stream{room: make(chan struct{}, n), workers: w}
+		s := &Stream{space: make(chan struct{}, n), workers: w}
 		s.warm.saw(tt.hit)
 		p := &part{}
 		for i := range int64(n) {
@@ -146,16 +146,16 @@ func TestDefectWorkerIsWokenForEachSmallRead(t *testing.T) {
 		p.batch = b
 		p.pending.Store(n)
 		b.issue()
-		if len(w.todo) != tt.want || len(s.room) != tt.want || b.flying.Load() != n {
-			t.Errorf("%+v: %d sweeps that take the room of %d, of %d transfers", tt, len(w.todo), len(s.room), b.flying.Load())
+		if len(w.todo) != tt.want || len(s.space) != tt.want || b.inFlight.Load() != n {
+			t.Errorf("%+v: %d sweeps that take the room of %d, of %d transfers", tt, len(w.todo), len(s.space), b.inFlight.Load())
 		}
 		for range tt.want {
 			for x := <-w.todo; x != nil; x = x.next {
-				b.landed(p, x.sweep, 1)
+				b.finish(p, x.sweep, 1)
 			}
 		}
-		if len(s.room) != 0 || b.flying.Load() != 0 || p.pending.Load() != 0 {
-			t.Errorf("%+v: at the end room of %d is taken, %d transfers are unfinished, %d of the part", tt, len(s.room), b.flying.Load(), p.pending.Load())
+		if len(s.space) != 0 || b.inFlight.Load() != 0 || p.pending.Load() != 0 {
+			t.Errorf("%+v: at the end room of %d is taken, %d transfers are unfinished, %d of the part", tt, len(s.space), b.inFlight.Load(), p.pending.Load())
 		}
 	}
 }
@@ -168,7 +168,7 @@ func TestDefectLongBatchReadsItsPiecesOneByOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := &workers{todo: make(chan *transfer, n)}
-	s := &Stream{room: make(chan struct{}, room), workers: w, opts: Options{ChunkBytes: DefaultChunkBytes}}
+	s := &Stream{space: make(chan struct{}, room), workers: w, opts: Options{ChunkBytes: DefaultChunkBytes}}
 	s.queues[stream.PathPosix] = w
 	s.warm.saw(true)
 	b := &batch{stream: s, ctx: t.Context(), wake: make(chan struct{}, 1), cut: cutter{most: DefaultChunkBytes}}
@@ -183,7 +183,7 @@ func TestDefectLongBatchReadsItsPiecesOneByOne(t *testing.T) {
 		case x := <-w.todo:
 			sweeps++
 			for ; x != nil; x = x.next {
-				b.landed(x.part, x.sweep, 1)
+				b.finish(x.part, x.sweep, 1)
 			}
 		case err := <-moved:
 			if want := (n + sweepLength - 1) / sweepLength; err != nil || sweeps != want {
@@ -203,8 +203,8 @@ func TestSweepOfSeveralParts(t *testing.T) {
 		t.Fatal(err)
 	}
 	home := &workers{todo: make(chan *transfer, pages)}
-	b := &batch{stream: &Stream{room: make(chan struct{}, 1)}, wake: make(chan struct{}, 1)}
-	b.stream.room <- struct{}{}
+	b := &batch{stream: &Stream{space: make(chan struct{}, 1)}, wake: make(chan struct{}, 1)}
+	b.stream.space <- struct{}{}
 	var w workers
 	w.warm = &b.stream.warm
 	sw := &sweep{}
@@ -219,18 +219,18 @@ func TestSweepOfSeveralParts(t *testing.T) {
 		}
 		p.pending.Store(int32(len(of)))
 	}
-	b.flying.Store(sw.n)
+	b.inFlight.Store(sw.n)
 	sw.left.Store(sw.n)
 	w.look(sw.first)
-	if !slices.Equal(b.done, parts[2:3]) || b.flying.Load() != 2 || len(home.todo) != 2 || len(b.stream.room) != 1 || b.cached.Load() != 6*Align {
+	if !slices.Equal(b.done, parts[2:3]) || b.inFlight.Load() != 2 || len(home.todo) != 2 || len(b.stream.space) != 1 || b.cached.Load() != 6*Align {
 		t.Fatalf("parts %v are done, %d transfers unfinished, %d are sent home, room of %d is taken, %d bytes were there",
-			b.done, b.flying.Load(), len(home.todo), len(b.stream.room), b.cached.Load())
+			b.done, b.inFlight.Load(), len(home.todo), len(b.stream.space), b.cached.Load())
 	}
 	for range 2 {
 		x := <-home.todo
 		x.finish(Align, nil)
 	}
-	if !slices.Equal(b.done, []*part{parts[2], parts[4]}) || b.flying.Load() != 0 || len(b.stream.room) != 0 {
-		t.Errorf("at the end parts %v are done, %d transfers unfinished, room of %d is taken", b.done, b.flying.Load(), len(b.stream.room))
+	if !slices.Equal(b.done, []*part{parts[2], parts[4]}) || b.inFlight.Load() != 0 || len(b.stream.space) != 0 {
+		t.Errorf("at the end parts %v are done, %d transfers unfinished, room of %d is taken", b.done, b.inFlight.Load(), len(b.stream.space))
 	}
 }

@@ -90,11 +90,11 @@ func (w *workers) look(t *transfer) {
 	p := t.part
 	var n int32     // finished and not reported: of p, or of p and other parts without chunks
 	var bytes int64 // their bytes
-	tell := func() {
+	report := func() {
 		b.cached.Add(bytes)
 		if n > 0 {
 			w.warm.hits.Add(int64(n))
-			b.landed(p, s, n)
+			b.finish(p, s, n)
 		}
 		n, bytes = 0, 0
 	}
@@ -102,7 +102,7 @@ func (w *workers) look(t *transfer) {
 		next := t.next
 		t.next, t.try = nil, false
 		if t.part != p && (!p.straight || !t.part.straight) {
-			tell()
+			report()
 		}
 		p = t.part
 		got := t.file.cached(t, w.warm.sure())
@@ -112,7 +112,7 @@ func (w *workers) look(t *transfer) {
 		case got >= t.need:
 			n++
 		case got > 0:
-			tell()
+			report()
 			t.finish(got, nil)
 		default:
 			t.begin(t.home)
@@ -120,7 +120,7 @@ func (w *workers) look(t *transfer) {
 		}
 		t = next
 	}
-	tell()
+	report()
 }
 
 // posix moves the rest of t by read and write calls.

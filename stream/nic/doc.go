@@ -27,7 +27,7 @@
 //
 // # Reports
 //
-// If mem.Paged.Landed is set, the stream reports completed page groups while a batch is copied.
+// If mem.Paged.Completed is set, the stream reports completed page groups while a batch is copied.
 // After at least 256 KiB of groups, the last request on each queue pair is signaled. Groups have
 // completed when every queue pair has completed the requests built for them. A report follows the
 // flush that a ticket would wait for. One flush serves all groups completed before it. A failed

@@ -88,11 +88,11 @@ func (s *Stream) giveUp() {
 }
 
 // setDeviceErr records the first asynchronous error of a device or a queue pair. It does not block.
-func (s *Stream) setDeviceErr(alarm error) {
+func (s *Stream) setDeviceErr(deviceErr error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.deviceErr == nil {
-		s.deviceErr, s.deviceErrAt = alarm, s.opts.Clock.Now()
+		s.deviceErr, s.deviceErrAt = deviceErr, s.opts.Clock.Now()
 	}
 	s.wakeGuard()
 }

@@ -106,7 +106,7 @@ func (q *pair) post(o *op) (err error) {
 		if accepted > 0 {
 			q.rail.counters.posted(accepted)
 			q.ops[(q.Posted()-1)&q.mask] = o
-			o.Fly()
+			o.AddInFlight()
 		}
 		if err != nil {
 			for ; q.built > q.Posted(); q.built-- {

@@ -31,7 +31,7 @@ const pollBatch = 32
 // calls close.
 func (l *rail) open(s *Stream, connect rdma.ConnectOptions) (err error) {
 	l.Channel, err = channel.Open(channel.Options{
-		NIC: l.reg, Connect: connect, Pairs: s.opts.QueuePairs, Depth: s.opts.SendDepth, SGEs: s.opts.MaxSGE, Alarm: s.setDeviceErr,
+		NIC: l.reg, Connect: connect, Pairs: s.opts.QueuePairs, Depth: s.opts.SendDepth, SGEs: s.opts.MaxSGE, OnFailure: s.setDeviceErr,
 	})
 	if err != nil {
 		return err

@@ -17,7 +17,7 @@ type progress struct {
 	builtGroups     int      // groups whose requests are built
 	ends            []uint64 // end position of each built group on each queue pair
 	unsignaledBytes int64    // bytes built since the last signaled completion
-	reported        int      // groups passed to mem.Paged.Landed
+	reported        int      // groups passed to mem.Paged.Completed
 }
 
 // startReporting adds o to s.reporting if its batch has a Landed callback and more than one page
@@ -25,7 +25,7 @@ type progress struct {
 // holds hw.
 func (s *Stream) startReporting(o *op) {
 	paged := o.batch.Paged
-	if paged == nil || paged.Landed == nil || len(paged.Groups) < 2 {
+	if paged == nil || paged.Completed == nil || len(paged.Groups) < 2 {
 		return
 	}
 	o.manifest.progress.enabled = true
@@ -76,8 +76,9 @@ func (s *Stream) completedGroups(o *op) int {
 	return p.builtGroups
 }
 
-// notify reports completed page groups through mem.Paged.Landed. If another goroutine is reporting,
-// notify returns and that goroutine checks again. Call it without hw, after polling completions.
+// notify reports completed page groups through mem.Paged.Completed. If another goroutine is
+// reporting, notify returns and that goroutine checks again. Call it without hw, after polling
+// completions.
 func (s *Stream) notify() {
 	for s.reportPending.Load() && s.reportMu.TryLock() {
 		s.reportPending.Store(false)
@@ -87,7 +88,7 @@ func (s *Stream) notify() {
 				break
 			}
 			if s.flushDevices(o, at) {
-				o.batch.Paged.Landed(groups, false)
+				o.batch.Paged.Completed(groups, false)
 			}
 		}
 		s.reportMu.Unlock()

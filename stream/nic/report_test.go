@@ -216,8 +216,8 @@ func TestTellsNothingThatFailed(t *testing.T) {
 			l := g.layers(t, dir, 5, 2, 128<<10)
 			ticket := l.submit(t, s)
 			err := ticket.Wait(deadline(t))
-			if told := l.Completed(); err != nil && told == 5 {
-				t.Errorf("%s %d failed, and %d groups have landed", op, n, told)
+			if reported := l.Completed(); err != nil && reported == 5 {
+				t.Errorf("%s %d failed, and %d groups have landed", op, n, reported)
 			}
 			if err := s.Close(deadline(t)); err != nil {
 				t.Error(err)

@@ -17,7 +17,7 @@ type Work interface {
 	stream.Driver
 	// Issue submits a part of the batch to the hardware. whole reports whether it was the last
 	// part. ok is false if the hardware has no space; the goroutine that frees space then calls
-	// Stream.Settle or Stream.Issue. Only one goroutine at a time issues.
+	// Stream.ResolveCompleted or Stream.Issue. Only one goroutine at a time issues.
 	Issue() (whole, ok bool)
 	// Finish releases the resources of a completed batch. It returns the completion and the error
 	// of the ticket: verdict (see Batch.Verdict), unless Finish itself fails the batch. Only one
@@ -31,16 +31,16 @@ type Batch struct {
 	// Started is the time when the first part was issued, or zero. Work.Issue sets it.
 	Started time.Time
 
-	stream   *Stream
-	work     Work // nil for a call
-	call     *call
-	ticket   stream.Ticket
-	id       uint64
-	next     *Batch // in its list; guarded by Stream.mu
-	after    []mem.Dependency
-	met      int32 // number of dependencies known to have succeeded; used by the issuing goroutine
-	flying   atomic.Int32
-	canceled atomic.Bool
+	stream       *Stream
+	work         Work // nil for a call
+	call         *call
+	ticket       stream.Ticket
+	id           uint64
+	next         *Batch // in its list; guarded by Stream.mu
+	after        []mem.Dependency
+	depsResolved int32 // number of dependencies known to have succeeded; used by the issuing goroutine
+	inFlight     atomic.Int32
+	canceled     atomic.Bool
 
 	// Guarded by Stream.mu.
 	lost        bool
@@ -55,18 +55,18 @@ func (b *Batch) ID() uint64 { return b.id }
 // Canceled reports whether the batch was canceled. No more of it may be issued.
 func (b *Batch) Canceled() bool { return b.canceled.Load() }
 
-// Fly counts a transfer of the batch as in flight. Work.Issue calls it before the transfer can be
-// seen to complete.
-func (b *Batch) Fly() { b.flying.Add(1) }
+// AddInFlight counts a transfer of the batch as in flight. Work.Issue calls it before the transfer
+// can be seen to complete.
+func (b *Batch) AddInFlight() { b.inFlight.Add(1) }
 
-// Land counts a transfer that Fly counted as completed. Call Stream.Settle or Stream.Issue after
-// it.
-func (b *Batch) Land() { b.flying.Add(-1) }
+// Land counts a transfer that Fly counted as completed. Call Stream.ResolveCompleted or
+// Stream.Issue after it.
+func (b *Batch) Land() { b.inFlight.Add(-1) }
 
 // Cancel implements stream.Driver.
 func (b *Batch) Cancel() {
 	b.canceled.Store(true)
-	b.stream.Poke()
+	b.stream.Wake()
 }
 
 // End makes the batch fail without breaking the stream.
@@ -111,7 +111,7 @@ func (b *Batch) verdict() error {
 	s := b.stream
 	switch {
 	case s.cause != nil && s.causeID < b.id && (b.ended == nil || b.failed != nil):
-		s.told = true
+		s.causeReported = true
 		err := fmt.Errorf("batch %d: %w: %w", b.id, errdefs.ErrBroken, s.cause)
 		if b.failed != nil && !b.consequence {
 			err = errors.Join(err, b.failed)
@@ -119,7 +119,7 @@ func (b *Batch) verdict() error {
 		return err
 	case b.failed != nil:
 		// The ticket's error reports the cause, since the cause belongs to this batch.
-		s.told = s.told || s.causeID == b.id
+		s.causeReported = s.causeReported || s.causeID == b.id
 		return b.failed
 	}
 	return b.ended
@@ -135,15 +135,15 @@ func (s *Stream) Submit(ctx context.Context, w Work, b *Batch, after []mem.Depen
 		}
 	}
 	b.work, b.after = w, after
-	if err := s.enter(ctx, b); err != nil {
+	if err := s.enqueue(ctx, b); err != nil {
 		return nil, err
 	}
 	return &b.ticket, nil
 }
 
-// enter takes a slot and appends b to the backlog. If the backlog was empty, enter issues a part of
-// b.
-func (s *Stream) enter(ctx context.Context, b *Batch) error {
+// enqueue takes a slot and appends b to the backlog. If the backlog was empty, enter issues a part
+// of b.
+func (s *Stream) enqueue(ctx context.Context, b *Batch) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -174,18 +174,18 @@ func (s *Stream) enter(ctx context.Context, b *Batch) error {
 	s.backlog.push(b)
 	wait := true
 	if s.backlog.head == b {
-		unmet, more := s.issue(1)
-		wait = more || unmet != nil
+		pending, more := s.issue(1)
+		wait = more || pending != nil
 	}
 	s.mu.Unlock()
 	if wait {
-		s.Poke()
+		s.Wake()
 	}
 	return nil
 }
 
-// Poke wakes the stream's goroutine, which issues as much as it can.
-func (s *Stream) Poke() {
+// Wake wakes the stream's goroutine, which issues as much as it can.
+func (s *Stream) Wake() {
 	select {
 	case s.wake <- struct{}{}:
 	default:
@@ -195,16 +195,16 @@ func (s *Stream) Poke() {
 // issueLoop issues batches that waited for a dependency and parts that other goroutines left in the
 // backlog.
 func (s *Stream) issueLoop() {
-	var unmet <-chan struct{}
+	var pending <-chan struct{}
 	for {
 		select {
 		case <-s.wake:
-		case <-unmet:
+		case <-pending:
 		case <-s.ended.Done():
 			return
 		}
 		s.mu.Lock()
-		unmet, _ = s.issue(-1)
+		pending, _ = s.issue(-1)
 		s.mu.Unlock()
 	}
 }
@@ -214,45 +214,45 @@ func (s *Stream) issueLoop() {
 // unresolved, Issue wakes the stream's goroutine. It also resolves completed batches.
 func (s *Stream) Issue(parts int) {
 	s.mu.Lock()
-	unmet, more := s.issue(parts)
+	pending, more := s.issue(parts)
 	s.mu.Unlock()
-	if more || unmet != nil {
-		s.Poke()
+	if more || pending != nil {
+		s.Wake()
 	}
 }
 
 // issue implements Issue. The caller holds mu; issue releases it around calls of Work and tickets.
 // unmet is the channel of the dependency that the head waits for, or nil. more reports whether the
 // limit was reached.
-func (s *Stream) issue(parts int) (unmet <-chan struct{}, more bool) {
+func (s *Stream) issue(parts int) (pending <-chan struct{}, more bool) {
 	// One goroutine at a time issues: the hardware order is the backlog order.
 	if s.issuing {
-		s.look = true
+		s.recheck = true
 		return nil, false
 	}
 	s.issuing = true
 	for more = true; more && s.backlog.head != nil && parts != 0; parts-- {
-		s.look = false
-		more, unmet = s.advance(s.backlog.head)
-		more = more || s.look
+		s.recheck = false
+		more, pending = s.advance(s.backlog.head)
+		more = more || s.recheck
 	}
 	s.issuing = false
 	more = more && s.backlog.head != nil
-	s.settle()
-	return unmet, more
+	s.resolveCompleted()
+	return pending, more
 }
 
 // advance issues a part of b, the head of the backlog. more reports whether issuing can continue.
 // The caller holds mu; advance releases it while it calls b.
-func (s *Stream) advance(b *Batch) (more bool, unmet <-chan struct{}) {
+func (s *Stream) advance(b *Batch) (more bool, pending <-chan struct{}) {
 	if why := s.mustEnd(b); why != nil {
 		s.issued(why)
 		return true, nil
 	}
 	s.mu.Unlock()
-	unmet, err := b.unmet()
+	pending, err := b.pendingDep()
 	var whole, ok bool
-	if unmet == nil && err == nil {
+	if pending == nil && err == nil {
 		whole, ok = b.issue()
 	}
 	s.mu.Lock()
@@ -263,7 +263,7 @@ func (s *Stream) advance(b *Batch) (more bool, unmet <-chan struct{}) {
 	if whole {
 		s.issued(nil)
 	}
-	return ok, unmet
+	return ok, pending
 }
 
 func (b *Batch) issue() (whole, ok bool) {
@@ -286,15 +286,15 @@ func (s *Stream) mustEnd(b *Batch) error {
 	return nil
 }
 
-// unmet checks the dependencies in order. It returns the channel of the first unresolved one, or
-// the error of a failed one.
-func (b *Batch) unmet() (<-chan struct{}, error) {
-	for ; int(b.met) < len(b.after); b.met++ {
-		d := b.after[b.met]
+// pendingDep checks the dependencies in order. It returns the channel of the first unresolved one,
+// or the error of a failed one.
+func (b *Batch) pendingDep() (<-chan struct{}, error) {
+	for ; int(b.depsResolved) < len(b.after); b.depsResolved++ {
+		d := b.after[b.depsResolved]
 		select {
 		case <-d.Done():
 			if err := d.Err(); err != nil {
-				return nil, fmt.Errorf("dependency %d failed: %w", b.met, err)
+				return nil, fmt.Errorf("dependency %d failed: %w", b.depsResolved, err)
 			}
 		default:
 			return d.Done(), nil
@@ -315,29 +315,30 @@ func (s *Stream) issued(why error) {
 	if why != nil {
 		b.ended = fmt.Errorf("batch %d: %w", b.id, why)
 	}
-	s.flight.push(b)
+	s.inFlight.push(b)
 }
 
-// Settle resolves completed batches in order, oldest first. It wakes the stream's goroutine, since
-// the hardware may have space for the backlog.
-func (s *Stream) Settle() {
+// ResolveCompleted resolves completed batches in order, oldest first. It wakes the stream's
+// goroutine, since the hardware may have space for the backlog.
+func (s *Stream) ResolveCompleted() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.settle()
+	s.resolveCompleted()
 	if s.backlog.head != nil {
-		s.Poke()
+		s.Wake()
 	}
 }
 
-// settle resolves completed batches. The caller holds mu; settle releases it around calls.
-func (s *Stream) settle() {
+// resolveCompleted resolves completed batches. The caller holds mu; resolveCompleted releases it
+// around calls.
+func (s *Stream) resolveCompleted() {
 	// One goroutine at a time settles: tickets resolve in order. It rechecks after each ticket.
 	if s.settling {
 		return
 	}
 	s.settling = true
-	for s.flight.head != nil && s.flight.head.flying.Load() == 0 {
-		b := s.flight.pop()
+	for s.inFlight.head != nil && s.inFlight.head.inFlight.Load() == 0 {
+		b := s.inFlight.pop()
 		if s.lost = s.lost || b.lost; s.lost {
 			s.quarantine.push(b)
 			s.quarantined++

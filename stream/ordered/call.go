@@ -21,7 +21,7 @@ type call struct {
 func (s *Stream) Call(ctx context.Context, act func() (ok bool, err error), undo func()) error {
 	c := &call{act: act, undo: undo, done: make(chan struct{}), stream: s}
 	b := &Batch{call: c}
-	if err := s.enter(ctx, b); err != nil {
+	if err := s.enqueue(ctx, b); err != nil {
 		return err
 	}
 	select {

@@ -16,8 +16,8 @@
 //
 // The oldest batch in flight resolves when all its parts have completed (Batch.Land). So tickets
 // resolve in order, in whatever order the hardware completes, and no hardware accesses a batch's
-// memory afterwards. A goroutine that observes a completion calls Stream.Settle. The owner of the
-// stream decides how to observe completions.
+// memory afterwards. A goroutine that observes a completion calls Stream.ResolveCompleted. The
+// owner of the stream decides how to observe completions.
 //
 // # Failures
 //

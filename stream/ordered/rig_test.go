@@ -55,7 +55,7 @@ func (r *rig) set(change func()) {
 	r.mu.Lock()
 	change()
 	r.mu.Unlock()
-	r.s.Settle()
+	r.s.ResolveCompleted()
 	synctest.Wait()
 }
 
@@ -92,7 +92,7 @@ func (b *batch) Issue() (whole, ok bool) {
 	b.Started = time.Now()
 	b.parts--
 	b.flying++
-	b.Fly()
+	b.AddInFlight()
 	r.issued = append(r.issued, b.ID())
 	if b.onIssue != nil {
 		b.onIssue()

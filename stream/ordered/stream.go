@@ -44,18 +44,18 @@ type Stream struct {
 	lastID   uint64
 	backlog  list // accepted, not issued whole
 	issuing  bool // a goroutine is issuing the head of the backlog
-	look     bool // that goroutine must check the head again before it stops
-	flight   list // issued whole
+	recheck  bool // that goroutine must check the head again before it stops
+	inFlight list // issued whole
 	settling bool // a goroutine is resolving the head of flight
 	// quarantine holds a lost batch and the completed batches after it.
-	quarantine  list
-	lost        bool // whether a batch was lost
-	quarantined int
-	closing     bool
-	cause       error // why the stream is broken, or nil
-	causeID     uint64
-	told        bool  // whether cause was reported
-	untold      error // failures that no ticket reports
+	quarantine    list
+	lost          bool // whether a batch was lost
+	quarantined   int
+	closing       bool
+	cause         error // why the stream is broken, or nil
+	causeID       uint64
+	causeReported bool  // whether cause was reported
+	unreportedErr error // failures that no ticket reports
 }
 
 // New returns a stream. Call Start to run its goroutines.
@@ -98,7 +98,7 @@ func (s *Stream) Refusal() error {
 
 func (s *Stream) refusal() error {
 	if s.cause != nil {
-		s.told = true
+		s.causeReported = true
 		return fmt.Errorf("%w: %w", errdefs.ErrBroken, s.cause)
 	}
 	return fmt.Errorf("%s: %w", s.opts.Name, errdefs.ErrClosed)
@@ -110,11 +110,11 @@ func (s *Stream) Break(cause error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.cause != nil {
-		s.untold = errors.Join(s.untold, cause)
+		s.unreportedErr = errors.Join(s.unreportedErr, cause)
 		return
 	}
 	id := s.lastID
-	for _, l := range []*list{&s.backlog, &s.flight} {
+	for _, l := range []*list{&s.backlog, &s.inFlight} {
 		if l.head != nil {
 			id = min(id, l.head.id)
 		}
@@ -132,14 +132,14 @@ func (s *Stream) breakBy(id uint64, cause error) {
 		close(s.down)
 	}
 	s.cause, s.causeID = cause, id
-	s.Poke()
+	s.Wake()
 }
 
 // Keep records a failure for Close that no ticket reports.
 func (s *Stream) Keep(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.untold = errors.Join(s.untold, err)
+	s.unreportedErr = errors.Join(s.unreportedErr, err)
 }
 
 // Quarantined returns the number of quarantined batches: lost ones, and those after them that have
@@ -163,7 +163,7 @@ func (s *Stream) Close(ctx context.Context) error {
 	}
 	s.endIfOver()
 	s.mu.Unlock()
-	s.Poke()
+	s.Wake()
 
 	select {
 	case s.closer <- struct{}{}:
@@ -186,10 +186,10 @@ func (s *Stream) Close(ctx context.Context) error {
 	err := s.opts.Free()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	err = errors.Join(err, s.untold)
-	s.untold = nil
-	if s.cause != nil && !s.told {
-		s.told = true
+	err = errors.Join(err, s.unreportedErr)
+	s.unreportedErr = nil
+	if s.cause != nil && !s.causeReported {
+		s.causeReported = true
 		err = errors.Join(err, s.cause)
 	}
 	if err != nil {
@@ -202,16 +202,16 @@ func (s *Stream) Close(ctx context.Context) error {
 func (s *Stream) release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lost, s.flight, s.quarantine, s.quarantined = false, s.quarantine, list{}, 0
-	for b := s.flight.head; b != nil; b = b.next {
+	s.lost, s.inFlight, s.quarantine, s.quarantined = false, s.quarantine, list{}, 0
+	for b := s.inFlight.head; b != nil; b = b.next {
 		b.lost = false
 	}
-	s.settle()
+	s.resolveCompleted()
 }
 
 // endIfOver ends the stream's goroutines if they have no work left. The caller holds mu.
 func (s *Stream) endIfOver() {
-	if s.closing && s.backlog.head == nil && s.flight.head == nil && !s.issuing && !s.settling {
+	if s.closing && s.backlog.head == nil && s.inFlight.head == nil && !s.issuing && !s.settling {
 		s.end()
 	}
 }
@@ -225,8 +225,8 @@ func (s *Stream) unclosed(cause error) error {
 		text = fmt.Sprintf("%d batches are quarantined, %s", s.quarantined, text)
 	}
 	err := fmt.Errorf("close %s: %s: %w: %w", s.opts.Name, text, errdefs.ErrBusy, cause)
-	if s.untold != nil {
-		err = fmt.Errorf("%w: %w", err, s.untold)
+	if s.unreportedErr != nil {
+		err = fmt.Errorf("%w: %w", err, s.unreportedErr)
 	}
 	return err
 }

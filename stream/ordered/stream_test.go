@@ -336,7 +336,7 @@ func TestConcurrent(t *testing.T) {
 				r.room = 4
 				r.mu.Unlock()
 				mu.Unlock()
-				r.s.Settle()
+				r.s.ResolveCompleted()
 			}
 		})
 	}

@@ -31,7 +31,7 @@ type Reports struct {
 func Record(tb testing.TB, p *mem.Paged, check func(group int)) *Reports {
 	tb.Helper()
 	h := &Reports{tb: tb, groups: len(p.Groups), check: check}
-	p.Landed = h.report
+	p.Completed = h.report
 	return h
 }
 

@@ -39,7 +39,7 @@ func testFailedDependency(t *testing.T, env Env) {
 	w := newWorld(t, env, 0, 31)
 	r, f := w.region(env.B, 100), w.region(env.A, 100)
 	cause := errors.New("the dump went wrong")
-	g, held := newGate(), newGate()
+	g, blocked := newGate(), newGate()
 	failing := w.submitOnly(whole(r, f, g))
 	second := w.submitOnly(whole(r, f, failing))      // fails with the first
 	third := w.submit(whole(w.region(env.A, 100), r)) // independent of them
@@ -50,8 +50,8 @@ func testFailedDependency(t *testing.T, env Env) {
 	if c := failing.Completion(); c.Bytes != 0 || c.Path != stream.PathNone || c.Reason == "" {
 		t.Errorf("completion of a batch that never started: %+v", c)
 	}
-	held.open(nil)
-	w.fails(w.submitOnly(whole(r, f, held, g)), cause) // two resolved dependencies, one failed
+	blocked.open(nil)
+	w.fails(w.submitOnly(whole(r, f, blocked, g)), cause) // two resolved dependencies, one failed
 	w.check()
 }
 

@@ -16,22 +16,22 @@ import (
 func testOutOfOrder(t *testing.T, env Env) {
 	w := newWorld(t, env, 8, 120)
 	r, f, g := w.region(env.B, 100), w.region(env.A, 100), newGate()
-	held := w.submit(whole(r, f, g))
+	blocked := w.submit(whole(r, f, g))
 	empty := w.submit(&mem.Batch{})
-	beside := w.submit(whole(w.region(env.A, 50_000), w.region(env.B, 50_000)))
-	w.ok(beside)
+	concurrent := w.submit(whole(w.region(env.A, 50_000), w.region(env.B, 50_000)))
+	w.ok(concurrent)
 	w.ok(empty)
 	if c := empty.Completion(); c.Bytes != 0 || c.Path != stream.PathNone || c.Reason == "" {
 		t.Errorf("completion of an empty batch: %+v", c)
 	}
-	if resolved(held) {
+	if resolved(blocked) {
 		t.Error("a batch did not wait for its dependency")
 	}
-	if held.ID() != 1 || empty.ID() != 2 || beside.ID() != 3 {
-		t.Errorf("tickets %d, %d, %d", held.ID(), empty.ID(), beside.ID())
+	if blocked.ID() != 1 || empty.ID() != 2 || concurrent.ID() != 3 {
+		t.Errorf("tickets %d, %d, %d", blocked.ID(), empty.ID(), concurrent.ID())
 	}
 	g.open(nil)
-	w.ok(held)
+	w.ok(blocked)
 	w.check()
 }
 
@@ -59,7 +59,7 @@ func testAlone(t *testing.T, env Env) {
 	w := newWorld(t, env, 0, 125)
 	r, f := w.region(env.B, 1<<16), w.region(env.A, 1<<16)
 	g := newGate()
-	beside := w.submit(whole(w.region(env.B, 1<<16), f, g))
+	concurrent := w.submit(whole(w.region(env.B, 1<<16), f, g))
 	native := errors.New("the bus fell off")
 	env.failNext(native)
 	failing := w.submitOnly(whole(r, f))
@@ -68,7 +68,7 @@ func testAlone(t *testing.T, env Env) {
 		t.Errorf("a failure broke the stream: %v", failing.Err())
 	}
 	g.open(nil)
-	w.ok(beside)
+	w.ok(concurrent)
 	w.ok(w.submit(whole(r, f)))
 	w.check()
 }

@@ -242,11 +242,11 @@ func (t *Tier) PutMany(ctx context.Context, keys []block.Key, srcs []mem.Extent,
 	var from []mem.Extent
 	for i, key := range keys {
 		f, err := t.in.before(ctx, OpPut)
-		wrong := err != nil
-		if !wrong {
-			wrong, err = t.putFaulty(ctx, f, key, srcs[i])
+		failed := err != nil
+		if !failed {
+			failed, err = t.putFaulty(ctx, f, key, srcs[i])
 		}
-		if errs[i] = err; !wrong {
+		if errs[i] = err; !failed {
 			at, well, from = append(at, i), append(well, key), append(from, srcs[i])
 		}
 	}

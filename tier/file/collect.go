@@ -40,10 +40,10 @@ func (a *area) collector() {
 	var later <-chan time.Time // a round due after renewEvery
 	for {
 		retry := a.round()
-		var again <-chan time.Time
+		var next <-chan time.Time
 		if (retry || a.space.hasWaiters()) && !a.cfg.ReadOnly {
 			pause = min(max(2*pause, roundPauseLeast), roundPauseMost)
-			again = a.clock.After(pause)
+			next = a.clock.After(pause)
 		} else {
 			pause = 0
 		}
@@ -60,7 +60,7 @@ func (a *area) collector() {
 		case <-a.ctx.Done():
 			return
 		case <-a.wake:
-		case <-again:
+		case <-next:
 		case <-later:
 			later = nil
 		case <-tick.Chan():
@@ -85,7 +85,7 @@ func (a *area) start() {
 	}
 	a.setFailure(a.readNeighbours(a.ctx))
 	a.others.Store(a.neighbourPeaks())
-	a.space.setLimits(a.whole.part(a.held(), a.neighbourBytes(), len(a.neighbours), a.space.unit))
+	a.space.setLimits(a.whole.part(a.storedBytes(), a.neighbourBytes(), len(a.neighbours), a.space.unit))
 }
 
 // restoreDirs restores open directories that were removed or replaced.
@@ -177,13 +177,13 @@ func (t *Tier) GC(ctx context.Context, targetBytes int64) (removed int, err erro
 	all := int64(0)
 	for _, a := range t.areas {
 		a.space.markStale() // GC counts the files again
-		all += a.held()
+		all += a.storedBytes()
 	}
 	var errs []error
 	for _, a := range t.areas {
 		target := targetBytes
 		if len(t.areas) > 1 {
-			target = int64(float64(targetBytes) * float64(a.held()) / float64(max(all, 1)))
+			target = int64(float64(targetBytes) * float64(a.storedBytes()) / float64(max(all, 1)))
 		}
 		n, err := a.collect(ctx, target)
 		removed, errs = removed+n, append(errs, err)
@@ -214,7 +214,7 @@ func (a *area) collect(ctx context.Context, target int64) (removed int, err erro
 	return r.removed, errors.Join(err, r.counting, r.listing, joinFew(errs))
 }
 
-func (a *area) held() int64 {
+func (a *area) storedBytes() int64 {
 	_, bytes := a.space.stored()
 	return bytes
 }
@@ -236,12 +236,12 @@ func (r *round) run(ctx context.Context, target int64) error {
 	}
 	// Blocks written during the round do not count. Otherwise the round would evict a block for
 	// each, beyond the target.
-	enough := r.freed + a.held() - target
+	enough := r.freed + a.storedBytes() - target
 	for listed := false; ; {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if r.freed >= enough || a.held() <= target {
+		if r.freed >= enough || a.storedBytes() <= target {
 			return nil
 		}
 		if len(a.cold) == 0 {
@@ -249,7 +249,7 @@ func (r *round) run(ctx context.Context, target int64) error {
 				return nil // all candidates were tried
 			}
 			r.listing = r.list(ctx, target)
-			enough = r.freed + a.held() - target // blocks of other processes may have been counted
+			enough = r.freed + a.storedBytes() - target // blocks of other processes may have been counted
 			if listed = true; len(a.cold) == 0 {
 				return nil
 			}
@@ -293,7 +293,7 @@ func (r *round) list(ctx context.Context, target int64) error {
 	if _, _, sure := a.space.due(); sure || !a.alone() {
 		r.counting = a.recount(ctx)
 	}
-	held, bytes := a.space.stored()
+	stored, bytes := a.space.stored()
 	need := blocksOf(a.formats, bytes-target)
 	if need <= 0 {
 		return nil
@@ -303,7 +303,7 @@ func (r *round) list(ctx context.Context, target int64) error {
 	for i, d := range a.dirs {
 		dirs[i] = d
 	}
-	cold, err := coldest(ctx, dirs, a.clock.Now(), max(need, min(need+max(coldMore, held/4), coldMost)), func(key block.Key) bool {
+	cold, err := coldest(ctx, dirs, a.clock.Now(), max(need, min(need+max(coldMore, stored/4), coldMost)), func(key block.Key) bool {
 		pinned, w := a.locks.State(key)
 		_, failed := r.failed[key]
 		return !pinned && w == usage.Idle && !failed

@@ -204,12 +204,12 @@ func TestDefect7EveryFailureOfAPutIsReportedAndLeavesNothing(t *testing.T) {
 				testkit.Sweep(t, op, syscall.EIO, func(t *testing.T, plan *fault.Plan) error {
 					c := config(t)
 					c.Fsync = fsync
-					late := faultfs.New(dirfs.OS(), nil, nil) // healthy at first
-					c.FS = late
+					deadline := faultfs.New(dirfs.OS(), nil, nil) // healthy at first
+					c.FS = deadline
 					tr, key := open(t, c), tiertest.Key(1)
-					late.Use(plan)
+					deadline.Use(plan)
 					err := tr.Put(t.Context(), key, image(t, c.Formats[0], key))
-					late.Use(nil)
+					deadline.Use(nil)
 					if left := files(t, c.Dirs[0]); err != nil && len(left) > 0 {
 						t.Errorf("left behind: %q", left)
 					}
@@ -229,13 +229,13 @@ func TestDefect7EveryFailureOfAGetIsReported(t *testing.T) {
 		t.Run(op, func(t *testing.T) {
 			testkit.Sweep(t, op, syscall.EIO, func(t *testing.T, plan *fault.Plan) error {
 				c := config(t)
-				late := faultfs.New(dirfs.OS(), nil, nil) // healthy at first
-				c.FS = late
+				deadline := faultfs.New(dirfs.OS(), nil, nil) // healthy at first
+				c.FS = deadline
 				tr, key := open(t, c), tiertest.Key(1)
 				put(t, tr, c.Formats[0], key)
-				late.Use(plan)
+				deadline.Use(plan)
 				err := get(t, tr, c.Formats[0], key)
-				late.Use(nil)
+				deadline.Use(nil)
 				if err != nil && (errors.Is(err, errdefs.ErrCorrupt) || errors.Is(err, errdefs.ErrNotFound)) {
 					t.Errorf("a device's failure is no corruption and no miss: %v", err)
 				}

@@ -181,15 +181,15 @@ func (d *existing) collect(ctx context.Context, targetBytes int64, c *Collected)
 	if left > 0 {
 		errs = append(errs, fmt.Errorf("%d temporary files of processes that have died cannot be removed", left))
 	}
-	var held Totals
+	var stored Totals
 	for b := range buckets {
 		keys, _, err := listBucket(d, byte(b))
 		if err != nil {
 			errs = append(errs, err)
 		}
-		addTotals(keys, d.formats, &held, make([]Totals, len(d.formats)))
+		addTotals(keys, d.formats, &stored, make([]Totals, len(d.formats)))
 	}
-	c.Before, c.After = held.Bytes, held.Bytes
+	c.Before, c.After = stored.Bytes, stored.Bytes
 	failed := make(map[block.Key]bool)
 	for c.After > targetBytes {
 		cold, err := coldest(ctx, []dirfs.Dir{d}, time.Now(), blocksOf(d.formats, c.After-targetBytes), func(key block.Key) bool { return !failed[key] })

@@ -80,18 +80,18 @@ func (m *model) deleteOne(i, k int) {
 func (m *model) collect(i int) {
 	l := m.lives[i]
 	target := m.rng.Int64N(2 * modelKeys)
-	held := m.present()
+	stored := m.present()
 	removed, err := l.GC(m.Context(), target*m.format.Layout.ImageBytes())
-	m.log("%d collects %d to %d: %d, %v", i, held, target, removed, err)
+	m.log("%d collects %d to %d: %d, %v", i, stored, target, removed, err)
 	if m.crashed(l, err) {
 		return
 	}
 	m.must(err)
-	if want := max(0, held-target); int64(removed) != want {
+	if want := max(0, stored-target); int64(removed) != want {
 		m.Fatalf("%d were removed, not %d", removed, want)
 	}
-	if st := l.Stats(); st.Blocks != min(held, target) || st.Bytes != st.Blocks*m.format.Layout.ImageBytes() {
-		m.Fatalf("%d blocks are left: %+v", min(held, target), st)
+	if st := l.Stats(); st.Blocks != min(stored, target) || st.Bytes != st.Blocks*m.format.Layout.ImageBytes() {
+		m.Fatalf("%d blocks are left: %+v", min(stored, target), st)
 	}
 }
 

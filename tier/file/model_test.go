@@ -417,7 +417,7 @@ func (m *model) observe() {
 		b.promised = b.promised && is != absent
 	}
 	// One that was evicted while both stored may have been stored again.
-	if again := evicted - vanished; again != 0 && (!m.raced || again < 0 || again > 2) {
+	if next := evicted - vanished; next != 0 && (!m.raced || next < 0 || next > 2) {
 		m.Fatalf("blocks %v are gone, and %d evictions are counted", gone, evicted)
 	}
 	if evicted > 0 {

@@ -197,11 +197,11 @@ func TestBlockThatIsGivenBackIsAsDurableAsItWas(t *testing.T) {
 func TestDefectLateUnsyncedPutUndoesASyncedOne(t *testing.T) {
 	survives(t, func(m *machine) block.Key {
 		key := tiertest.Key(1)
-		late, first := m.start(never), m.start(durable)
-		m.put(late, bucketKey(key[0], 2)) // the folder is there
+		deadline, first := m.start(never), m.start(durable)
+		m.put(deadline, bucketKey(key[0], 2)) // the folder is there
 		plan := fault.New(1, fault.Nth("rename", 0).Stall())
-		late.faults.Use(plan)
-		wait := m.later(func() error { return late.Put(m.Context(), key, image(t, m.format, key)) })
+		deadline.faults.Use(plan)
+		wait := m.later(func() error { return deadline.Put(m.Context(), key, image(t, m.format, key)) })
 		m.stalled(plan)
 		m.put(first, key)
 		plan.Release()

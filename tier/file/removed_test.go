@@ -44,9 +44,9 @@ func TestDirectoryRemovedWhileOpen(t *testing.T) {
 		if err := tr.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
-		again := open(t, c)
+		next := open(t, c)
 		for _, key := range all {
-			if err := get(t, again, c.Formats[0], key); err != nil {
+			if err := get(t, next, c.Formats[0], key); err != nil {
 				t.Errorf("%s: after opening again: %v", policy, err)
 			}
 		}

@@ -192,7 +192,7 @@ func TestDirectoriesWithBoundsOfTheirOwn(t *testing.T) {
 	for _, key := range keys(0, n) {
 		put(t, tr, c.Formats[0], key)
 	}
-	held := func(dir string) int64 {
+	stored := func(dir string) int64 {
 		t.Helper()
 		in, err := file.Inspect(t.Context(), dir)
 		if err != nil {
@@ -204,7 +204,7 @@ func TestDirectoriesWithBoundsOfTheirOwn(t *testing.T) {
 	st := tr.Stats()
 	// The last writes may still free space.
 	for end := time.Now().Add(testkit.Patience()); time.Now().Before(end); {
-		own, shared = held(c.Dirs[1]), held(c.Dirs[0])+held(c.Dirs[2])
+		own, shared = stored(c.Dirs[1]), stored(c.Dirs[0])+stored(c.Dirs[2])
 		before := st
 		if st = tr.Stats(); st == before && st.Bytes == own+shared {
 			break
@@ -220,7 +220,7 @@ func TestDirectoriesWithBoundsOfTheirOwn(t *testing.T) {
 	if _, err := tr.GC(t.Context(), st.Bytes/2); err != nil || tr.Stats().Bytes > st.Bytes/2 {
 		t.Errorf("%d of %d bytes are left: %v", tr.Stats().Bytes, st.Bytes, err)
 	}
-	if now := held(c.Dirs[1]); now == 0 || now >= own {
+	if now := stored(c.Dirs[1]); now == 0 || now >= own {
 		t.Errorf("%d of %d bytes are left in the directory with a bound of its own", now, own)
 	}
 }

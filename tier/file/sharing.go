@@ -156,7 +156,7 @@ func (a *area) setShare(total int64) {
 			n.answered = false
 		}
 	}
-	a.space.setLimits(a.whole.part(a.held(), others, len(a.neighbours), a.space.unit))
+	a.space.setLimits(a.whole.part(a.storedBytes(), others, len(a.neighbours), a.space.unit))
 }
 
 // allAnswered reports whether the records of all folders in use were renewed since setShare set the

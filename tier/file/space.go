@@ -60,7 +60,7 @@ func (s *space) reserve(now time.Time, bytes int64) (ok bool, freed uint64, wake
 // fulls is timesFull before that write. shrink reports whether to write again. It returns false if
 // nothing is held, or if less is held than when the disk was full before. Then others have taken
 // the space that was freed, and would take more.
-func (s *space) shrink(now time.Time, fulls uint64, cause error) (again bool) {
+func (s *space) shrink(now time.Time, fulls uint64, cause error) (next bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.configured.most == 0 || s.held == 0 {

@@ -82,11 +82,11 @@ func Open(ctx context.Context, c Config) (*Tier, error) {
 
 // awaitCount waits for the first count for at most countPatience.
 func (t *Tier) awaitCount(ctx context.Context) error {
-	late := t.clock.After(countPatience)
+	deadline := t.clock.After(countPatience)
 	for _, a := range t.areas {
 		select {
 		case <-a.counted:
-		case <-late:
+		case <-deadline:
 			return nil
 		case <-ctx.Done():
 			return context.Cause(ctx)

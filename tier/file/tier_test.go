@@ -58,9 +58,9 @@ func conform(t *testing.T, f block.Format, dirs int, reader func(*testing.T) dir
 			if err := tr.Close(context.WithoutCancel(t.Context())); err != nil {
 				t.Fatal(err)
 			}
-			again := open(t, c)
-			configs[again] = c
-			return again
+			next := open(t, c)
+			configs[next] = c
+			return next
 		},
 	})
 }

@@ -214,7 +214,7 @@ func decodeEntry(b []byte) entry {
 // readCheckpoint reads a checkpoint. It calls cover with the coverage and then enter for every
 // entry. It verifies each chunk before use. It returns ErrCorrupt for damage and ErrMismatch for
 // another version.
-func readCheckpoint(f io.ReaderAt, id [16]byte, cover func(of []coverage, blocks, uses int64), enter func(entry)) (synced bool, err error) {
+func readCheckpoint(f io.ReaderAt, id [16]byte, cover func(of []coverage, blocks, uses int64), add func(entry)) (synced bool, err error) {
 	r := io.NewSectionReader(f, 0, 1<<50)
 	head := make([]byte, page)
 	if _, err := io.ReadFull(r, head); err != nil {
@@ -261,7 +261,7 @@ func readCheckpoint(f io.ReaderAt, id [16]byte, cover func(of []coverage, blocks
 				}
 				continue
 			}
-			enter(decodeEntry(b))
+			add(decodeEntry(b))
 		}
 	}
 	return le.Uint64(head[offIndexFlags:])&indexSynced != 0, nil

@@ -26,9 +26,9 @@ func (t *Tier) collector() {
 	var pause time.Duration
 	for {
 		t.setFailure(t.round())
-		var again <-chan time.Time
+		var retry <-chan time.Time
 		if pause = min(max(2*pause, roundPauseLeast), roundPauseMost); t.space.waiting() > 0 {
-			again = t.clock.After(pause)
+			retry = t.clock.After(pause)
 		} else {
 			pause = 0
 		}
@@ -36,7 +36,7 @@ func (t *Tier) collector() {
 		case <-t.ctx.Done():
 			return
 		case <-t.wake:
-		case <-again:
+		case <-retry:
 		}
 	}
 }

@@ -84,9 +84,9 @@ func FuzzDecodeHeader(f *testing.F) {
 		if at != h.groupBytes {
 			t.Fatalf("blocks end at %d of %d", at, h.groupBytes)
 		}
-		again := make([]byte, h.bytes)
-		h.encode(again, formats)
-		if _, err := decodeHeader(again, formats); err != nil {
+		retry := make([]byte, h.bytes)
+		h.encode(retry, formats)
+		if _, err := decodeHeader(retry, formats); err != nil {
 			t.Fatal(err)
 		}
 	})

@@ -147,37 +147,37 @@ func (t *Tier) putRound(ctx context.Context, jobs []*job) (left []*job) {
 		j.pending.put, recs[i] = w, &j.pending
 	}
 	t.commit(ctx, w, recs)
-	var again []*job
+	var retry []*job
 	for _, j := range ready {
 		if t.committed(j) {
-			again = append(again, j)
+			retry = append(retry, j)
 		} else {
 			j.finish()
 		}
 	}
-	if len(again) == 0 {
+	if len(retry) == 0 {
 		return left
 	}
 	// Blocks without space are unlocked during the wait.
-	for _, j := range again {
+	for _, j := range retry {
 		t.locks.Unlock(j.key)
 		j.owned = false
 	}
 	if err := t.waitForSpace(ctx, since); err != nil {
-		for _, j := range again {
+		for _, j := range retry {
 			j.err = err
 			j.finish()
 		}
 		return left
 	}
-	return append(left, again...)
+	return append(left, retry...)
 }
 
 // fullTries is the number of attempts of a block to free space on a full disk.
 const fullTries = 4
 
 // committed handles the result of a write. It reports whether to try again when there is space.
-func (t *Tier) committed(j *job) (again bool) {
+func (t *Tier) committed(j *job) (retry bool) {
 	switch err := j.pending.err; {
 	case err == nil:
 		t.pause.End()

@@ -297,8 +297,8 @@ func repair(ctx context.Context, fsys dirfs.FS, path string) (r Repaired, err er
 			return r, fmt.Errorf("repair directory %s: %w", v.root, blockdir.WriteError(err))
 		}
 	}
-	again, err := verify(ctx, fsys, path, nil)
-	r.SetAfter(again)
+	retry, err := verify(ctx, fsys, path, nil)
+	r.SetAfter(retry)
 	return r, err
 }
 

@@ -79,13 +79,13 @@ func testQuarantine(s *slotSuite) {
 	if st, ok := s.stats(s.st); ok && st.Quarantined != 1 {
 		s.Errorf("%d slots are counted in quarantine, want 1", st.Quarantined)
 	}
-	var held []tier.Slot
+	var leased []tier.Slot
 	for i := range slotCapacity - 1 {
 		slot := s.store(Key(10 + i))
 		if slot.Index() == f.Index() {
 			s.Error("a slot in quarantine was given away")
 		}
-		held = append(held, slot)
+		leased = append(leased, slot)
 	}
 	ctx, cancel := context.WithTimeout(s.Context(), time.Hour)
 	defer cancel()
@@ -96,14 +96,14 @@ func testQuarantine(s *slotSuite) {
 	synctest.Wait()
 	f.Extent().Bytes()[0] = 0xff // the late write
 	close(quiesced)
-	again := <-reserved
-	if again.Index() != f.Index() {
-		s.Errorf("slot %d was reserved, want the one out of quarantine", again.Index())
+	second := <-reserved
+	if second.Index() != f.Index() {
+		s.Errorf("slot %d was reserved, want the one out of quarantine", second.Index())
 	}
-	s.fill(again, Key(1))
-	s.publish(again).Release()
+	s.fill(second, Key(1))
+	s.publish(second).Release()
 	s.mustGet(s.st, Key(1))
-	for _, slot := range held {
+	for _, slot := range leased {
 		slot.Release()
 	}
 }

@@ -140,13 +140,13 @@ func testFill(s *slotSuite) {
 	if slot.Index() != f.Index() || slot.Extent() != f.Extent() {
 		s.Error("the published slot is not the filled one")
 	}
-	again := s.mustOpen(Key(1))
-	if again.Index() != slot.Index() || again.Extent() != s.st.Slots().At(slot.Index()) {
+	second := s.mustOpen(Key(1))
+	if second.Index() != slot.Index() || second.Extent() != s.st.Slots().At(slot.Index()) {
 		s.Error("the opened slot is not the published one")
 	}
-	s.check(again, Key(1))
+	s.check(second, Key(1))
 	s.mustGet(s.st, Key(1))
-	again.Release()
+	second.Release()
 	slot.Release()
 	s.mustGet(s.st, Key(1))
 }
@@ -157,8 +157,8 @@ func testFillEndsOnce(s *slotSuite) {
 	slot := s.publish(f)
 	f.Abort(errors.New("too late"))
 	f.Quarantine(errors.New("too late"), nil)
-	if again, err := f.Publish(); err == nil {
-		again.Release()
+	if second, err := f.Publish(); err == nil {
+		second.Release()
 		s.Error("published twice")
 	}
 	s.mustGet(s.st, Key(1))

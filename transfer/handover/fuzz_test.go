@@ -57,10 +57,10 @@ func TestForgotten(t *testing.T) {
 // one with the same identifier, and that a failed or complete request has no more events.
 func TestDefectRequestOfAnotherAttempt(t *testing.T) {
 	r := NewReceiver(nil, 0)
-	hear := func(w kind, layer int, number uint64, complete, told bool) {
+	hear := func(w kind, layer int, number uint64, complete, reported bool) {
 		t.Helper()
 		e, ok := r.record(transfer.Notice{}, message{w, layer, 2, number, []byte("a")})
-		if e.Complete != complete || ok != told {
+		if e.Complete != complete || ok != reported {
 			t.Errorf("%+v, to be told: %v", e, ok)
 		}
 	}

@@ -71,7 +71,7 @@ func answer(c net.Conn, text string) error {
 // The bytes that a Remote sends to a target of plain sockets, in both versions.
 func TestInitiatorBytes(t *testing.T) {
 	for _, version := range []int{1, 2} {
-		heard := make(chan error, 100)
+		received := make(chan error, 100)
 		v2, ok := "00", ""
 		if version == 2 {
 			v2, ok = "80", statusOK
@@ -83,22 +83,22 @@ func TestInitiatorBytes(t *testing.T) {
 				{"0300000000000000 0110000000000000" + v2[:1] + "1 00000000000000 78797a", ok},
 			} {
 				if err := expect(c, step.want); err != nil {
-					heard <- err
+					received <- err
 					return
 				}
 				if version == 1 && step.say == "" { // the byte that confirms the write
 					if err := expect(c, "0100000000000000 0310000000000000 00 00000000000000"); err != nil {
-						heard <- err
+						received <- err
 						return
 					}
 					step.say = "7a"
 				}
 				if err := answer(c, step.say); err != nil {
-					heard <- err
+					received <- err
 					return
 				}
 			}
-			heard <- nil
+			received <- nil
 		})
 		d := fixed(t, address, version, mooncake.Buffer{Name: "cpu:0", Addr: 4096, Length: 4096})
 		r, here := open(t, "x", 4096, func(o *mooncake.Options) { o.Directory, o.Lanes = d, 1 })
@@ -109,7 +109,7 @@ func TestInitiatorBytes(t *testing.T) {
 		if err := do(t, r, mooncake.Task{Op: transfer.Write, Local: addr(here) + 8, Remote: 4097, Length: 3}); err != nil {
 			t.Errorf("version %d: %v", version, err)
 		}
-		if err := <-heard; err != nil {
+		if err := <-received; err != nil {
 			t.Errorf("version %d: %v", version, err)
 		}
 	}
@@ -117,7 +117,7 @@ func TestInitiatorBytes(t *testing.T) {
 
 // The bytes that a Remote sends in the handshake.
 func TestHandshakeOfAnInitiator(t *testing.T) {
-	heard := make(chan error, 1)
+	received := make(chan error, 1)
 	segment := `{"name":"y","protocol":"tcp","tcp_data_port":7,"buffers":[]}`
 	address := playTarget(t, func(c net.Conn) {
 		err := expect(c, "0300000000000000 01 7b7d")
@@ -125,13 +125,13 @@ func TestHandshakeOfAnInitiator(t *testing.T) {
 			b := binary.LittleEndian.AppendUint64(nil, uint64(len(segment)+1))
 			_, err = c.Write(append(append(b, 1), segment...))
 		}
-		heard <- err
+		received <- err
 	})
 	d, err := mooncake.OpenDirectory(mooncake.P2PHandshake, "")
 	must(t, err)
 	s, err := d.Find(within(t), address)
 	must(t, err)
-	must(t, <-heard)
+	must(t, <-received)
 	if s.Name != "y" || s.DataPort != 7 || s.DataHost != "127.0.0.1" || s.Version != 0 {
 		t.Errorf("%+v", s)
 	}

@@ -82,36 +82,36 @@ func (o *ServerOptions) setDefaults() {
 
 func (o *ServerOptions) validate() error {
 	var errs []error
-	wrong := func(format string, args ...any) {
+	fail := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), errdefs.ErrInvalid))
 	}
 	if o.Name == "" {
-		wrong("Name is empty")
+		fail("Name is empty")
 	}
 	if !utf8.ValidString(o.Name) {
-		wrong("Name %q is not UTF-8", o.Name)
+		fail("Name %q is not UTF-8", o.Name)
 	}
 	host, _, err := net.SplitHostPort(o.Name)
 	if err == nil && unspecified(host) {
-		wrong("Name %q has no host that peers reach; Listen may say where to listen", o.Name)
+		fail("Name %q has no host that peers reach; Listen may say where to listen", o.Name)
 	}
 	if _, own := o.Directory.(p2p); own && err != nil {
-		wrong("Name %q is not the HOST:PORT at which peers reach the segment, an IPv6 address in brackets", o.Name)
+		fail("Name %q is not the HOST:PORT at which peers reach the segment, an IPv6 address in brackets", o.Name)
 	}
 	if advertised, _ := hostPort(o.Advertise); o.Advertise != "" && unspecified(advertised) {
-		wrong("Advertise %q has no host that peers reach", o.Advertise)
+		fail("Advertise %q has no host that peers reach", o.Advertise)
 	}
 	if o.Memory == nil {
-		wrong("Memory is not set")
+		fail("Memory is not set")
 	}
 	if o.DataPort < 0 || o.DataPort > 65535 {
-		wrong("DataPort %d is not 0 to 65535", o.DataPort)
+		fail("DataPort %d is not 0 to 65535", o.DataPort)
 	}
 	if o.Version != 1 && o.Version != 2 {
-		wrong("Version %d is not 1 or 2", o.Version)
+		fail("Version %d is not 1 or 2", o.Version)
 	}
 	if o.MaxConnections < 1 || o.IdleTime < 0 || o.StallTime < 0 || o.RepublishTime < 0 {
-		wrong("MaxConnections %d, IdleTime %v, StallTime %v, RepublishTime %v: none may be negative", o.MaxConnections, o.IdleTime, o.StallTime, o.RepublishTime)
+		fail("MaxConnections %d, IdleTime %v, StallTime %v, RepublishTime %v: none may be negative", o.MaxConnections, o.IdleTime, o.StallTime, o.RepublishTime)
 	}
 	return errors.Join(errs...)
 }
@@ -318,9 +318,9 @@ func (s *Server) removeConn(c net.Conn) {
 // directory.
 func (s *Server) Close(ctx context.Context) error {
 	s.mu.Lock()
-	again := s.closed
+	wasClosed := s.closed
 	s.mu.Unlock()
-	if err := s.stop(); again || err != nil {
+	if err := s.stop(); wasClosed || err != nil {
 		return err
 	}
 	if mine, _, err := s.isListed(ctx); err == nil && !mine || errors.Is(err, errdefs.ErrNotFound) {

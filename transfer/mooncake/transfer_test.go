@@ -94,7 +94,7 @@ func TestWrongTasks(t *testing.T) {
 	s, there := serve(t, n, nil)
 	r, here := open(t, s.Segment().Name, n, nil)
 	good := mooncake.Task{Op: transfer.Write, Local: addr(here), Remote: addr(there), Length: 4096}
-	for _, wrong := range []struct {
+	for _, fail := range []struct {
 		name   string
 		change func(*mooncake.Task)
 	}{
@@ -109,9 +109,9 @@ func TestWrongTasks(t *testing.T) {
 		{"length overflow", func(t *mooncake.Task) { t.Length = ^uint64(0) }},
 	} {
 		task := good
-		wrong.change(&task)
+		fail.change(&task)
 		if _, err := r.Submit(t.Context(), []mooncake.Task{good, task}); !errors.Is(err, errdefs.ErrInvalid) {
-			t.Fatalf("%s: %v, want ErrInvalid", wrong.name, err)
+			t.Fatalf("%s: %v, want ErrInvalid", fail.name, err)
 		}
 	}
 	if _, err := r.Submit(t.Context(), nil); !errors.Is(err, errdefs.ErrInvalid) {

@@ -81,9 +81,9 @@ func isTimeout(err error) bool {
 
 // Handshake requests and their answers, byte by byte.
 func TestHandshakeBytes(t *testing.T) {
-	heard := make(chan mooncake.Notification, 10)
+	received := make(chan mooncake.Notification, 10)
 	s, there := serve(t, 4096, func(o *mooncake.ServerOptions) {
-		o.OnNotify = func(_ context.Context, n mooncake.Notification) error { heard <- n; return nil }
+		o.OnNotify = func(_ context.Context, n mooncake.Notification) error { received <- n; return nil }
 	})
 	ask := func(text string) net.Conn {
 		c := talk(t, s.Segment().Name)
@@ -97,7 +97,7 @@ func TestHandshakeBytes(t *testing.T) {
 	c = ask("1e00000000000000 02 7b226e616d65223a2261222c226e6f746966795f6d7367223a2262227d")
 	hear(t, c, "2300000000000000 02 7b226e616d65223a22222c226e6f746966795f6d7367223a2273756363657373227d")
 	_ = ended(t, c)
-	if n := <-heard; n != (mooncake.Notification{Name: "a", Message: "b"}) {
+	if n := <-received; n != (mooncake.Notification{Name: "a", Message: "b"}) {
 		t.Errorf("heard %+v", n)
 	}
 	// Metadata with any body.

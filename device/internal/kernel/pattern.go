@@ -25,7 +25,7 @@ func runPatternCheck(m *Machine, a *Args) error {
 		if err != nil {
 			return fmt.Errorf("counter: %w", err)
 		}
-		binary.LittleEndian.PutUint64(counter, u64(counter)+wrongBytes(page, seed))
+		binary.LittleEndian.PutUint64(counter, u64(counter)+mismatchedBytes(page, seed))
 		return nil
 	})
 }
@@ -72,7 +72,7 @@ func fillPattern(b []byte, seed uint64) {
 	}
 }
 
-func wrongBytes(b []byte, seed uint64) (wrong uint64) {
+func mismatchedBytes(b []byte, seed uint64) (mismatched uint64) {
 	for len(b) > 0 {
 		want := device.Mix64(seed)
 		seed++
@@ -83,13 +83,13 @@ func wrongBytes(b []byte, seed uint64) (wrong uint64) {
 		n := min(len(b), 8)
 		for _, v := range b[:n] {
 			if v != byte(want) {
-				wrong++
+				mismatched++
 			}
 			want >>= 8
 		}
 		b = b[n:]
 	}
-	return wrong
+	return mismatched
 }
 
 func patternPiece(m *Machine, a *Args, i uint64) Piece {

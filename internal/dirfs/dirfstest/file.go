@@ -146,15 +146,15 @@ func testLock(s *suite) {
 	s.must(f.Lock())
 	s.must(s.open("other", os.O_RDWR).Lock())
 	s.must(s.Rename("f", "g", true))
-	again := s.open("g", os.O_RDWR)
-	s.fails("lock what is locked", again.Lock(), errdefs.ErrBusy)
-	beside, err := s.openDir(s.root).Open("g", os.O_WRONLY)
+	second := s.open("g", os.O_RDWR)
+	s.fails("lock what is locked", second.Lock(), errdefs.ErrBusy)
+	other, err := s.openDir(s.root).Open("g", os.O_WRONLY)
 	s.must(err)
-	s.fails("lock what is locked", beside.Lock(), errdefs.ErrBusy)
-	s.must(beside.Close())
-	s.fails("lock what is locked", again.Lock(), errdefs.ErrBusy)
+	s.fails("lock what is locked", other.Lock(), errdefs.ErrBusy)
+	s.must(other.Close())
+	s.fails("lock what is locked", second.Lock(), errdefs.ErrBusy)
 	s.must(f.Close())
-	s.must(again.Lock())
+	s.must(second.Lock())
 }
 
 // Several goroutines replace one file and read it. Each finds a complete one.

@@ -71,8 +71,8 @@ func (d *Disk) Used() int64 {
 	return d.used
 }
 
-// room returns the part of n more bytes that fits.
-func (d *Disk) room(n int64) int64 {
+// available returns the part of n more bytes that fits.
+func (d *Disk) available(n int64) int64 {
 	if d.limit == 0 {
 		return n
 	}
@@ -83,7 +83,7 @@ func (d *Disk) room(n int64) int64 {
 func (d *Disk) Process() *Process {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	p := &Process{disk: d, held: make(map[opened]bool)}
+	p := &Process{disk: d, open: make(map[opened]bool)}
 	d.processes[p] = true
 	return p
 }
@@ -96,11 +96,11 @@ func (d *Disk) PowerFail(s Survival) {
 		p.die()
 	}
 	d.used = 0
-	d.settle(d.root, s, make(map[*inode]bool))
+	d.restore(d.root, s, make(map[*inode]bool))
 }
 
-// settle sets n and everything below it to the content after a power failure.
-func (d *Disk) settle(n *inode, s Survival, seen map[*inode]bool) {
+// restore sets n and everything below it to the content after a power failure.
+func (d *Disk) restore(n *inode, s Survival, seen map[*inode]bool) {
 	seen[n] = true
 	n.links = 1
 	n.survive(s)
@@ -110,7 +110,7 @@ func (d *Disk) settle(n *inode, s Survival, seen map[*inode]bool) {
 		switch {
 		case !seen[c]:
 			c.parent = n
-			d.settle(c, s, seen)
+			d.restore(c, s, seen)
 		case c.isDir(): // a rename left both names; keep one, like a file system check
 			delete(n.names, name)
 			delete(n.syncedNames, name)
@@ -158,19 +158,19 @@ func KeepSome(seed uint64) Survival {
 type Process struct {
 	disk *Disk
 	dead bool // guarded by disk.mu
-	held map[opened]bool
+	open map[opened]bool
 }
 
 // opened is an open file or directory, which the system closes when its process dies.
 type opened interface{ release() }
 
-func (p *Process) hold(o opened) {
-	p.held[o] = true
+func (p *Process) addOpen(o opened) {
+	p.open[o] = true
 	leak.Add(leak.Handles, 1)
 }
 
 func (p *Process) drop(o opened) {
-	delete(p.held, o)
+	delete(p.open, o)
 	o.release()
 	leak.Add(leak.Handles, -1)
 }
@@ -186,7 +186,7 @@ func (p *Process) Kill() {
 func (p *Process) die() {
 	p.dead = true
 	delete(p.disk.processes, p)
-	for o := range p.held {
+	for o := range p.open {
 		p.drop(o)
 	}
 }
@@ -203,7 +203,7 @@ func (p *Process) OpenDir(name string) (dirfs.Dir, error) {
 		}
 		d.inode = n
 		if err = n.mustBeDir(); err == nil {
-			p.hold(d)
+			p.addOpen(d)
 		}
 		return err
 	})
@@ -243,7 +243,7 @@ func (p *Process) do(op, name string, run func() error) error {
 
 func (p *Process) close(o opened, name string) error {
 	err := p.do("close", name, func() error {
-		if !p.held[o] {
+		if !p.open[o] {
 			return unix.EBADF
 		}
 		p.drop(o)

@@ -21,7 +21,7 @@ type diskDir struct {
 // do runs an operation on the folder of name.
 func (d *diskDir) do(op, name string, run func(folder *inode, base string) error) error {
 	return d.process.do(op, d.path+"/"+name, func() error {
-		if !d.process.held[d] {
+		if !d.process.open[d] {
 			return unix.EBADF
 		}
 		folder, base, err := d.inode.walk(name)
@@ -51,7 +51,7 @@ func (d *diskDir) Open(name string, flag int) (dirfs.File, error) {
 	err := d.do("open", name, func(folder *inode, base string) (err error) {
 		if f.inode, err = d.process.disk.openInode(folder, base, flag); err == nil {
 			f.inode.opens++
-			d.process.hold(f)
+			d.process.addOpen(f)
 		}
 		return err
 	})

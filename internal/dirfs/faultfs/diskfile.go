@@ -23,7 +23,7 @@ type diskFile struct {
 
 func (f *diskFile) do(op string, run func() error) error {
 	return f.process.do(op, f.path, func() error {
-		if !f.process.held[f] {
+		if !f.process.open[f] {
 			return unix.EBADF
 		}
 		return run()
@@ -71,7 +71,7 @@ func (f *diskFile) WriteAt(b []byte, off int64) (n int, err error) {
 		}
 		disk, size := f.process.disk, int64(len(f.inode.data))
 		// A write beyond the limit is cut short, like on a full device.
-		end := size + disk.room(max(0, off+int64(len(b))-size))
+		end := size + disk.available(max(0, off+int64(len(b))-size))
 		fits := min(end-off, int64(len(b)))
 		if fits > 0 {
 			n = int(fits)

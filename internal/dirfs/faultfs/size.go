@@ -73,7 +73,7 @@ func (f *diskFile) Allocate(bytes int64) error {
 			return unix.EBADF
 		case more <= 0:
 			return nil
-		case disk.room(more) < more:
+		case disk.available(more) < more:
 			return unix.ENOSPC
 		}
 		disk.change(f.inode, write{size, make([]byte, bytes-size), bytes})

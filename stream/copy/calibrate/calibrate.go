@@ -115,7 +115,7 @@ func (c *calibration) run(ctx context.Context, open Opener) error {
 	if err != nil {
 		return err
 	}
-	after, err := c.look(ctx)
+	after, err := c.takeSample(ctx)
 	if err != nil {
 		return err
 	}

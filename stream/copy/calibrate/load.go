@@ -30,19 +30,19 @@ const (
 	smallSize = 4 << 10
 )
 
-// sight is a sample of the device's load: the rates of several large copies in each direction, in
+// sample is a sample of the device's load: the rates of several large copies in each direction, in
 // GB/s, and the times of one small copy by copy engine and by kernel, in nanoseconds. The kernel's
 // time is zero if there is no kernel.
-type sight struct {
+type sample struct {
 	large          [2][]float64
 	engine, kernel float64
 }
 
 // idle waits until no other work seems to use the device or its link, for at most Options.Wait.
-func (c *calibration) idle(ctx context.Context) (sight, error) {
+func (c *calibration) idle(ctx context.Context) (sample, error) {
 	end := c.begun.Add(c.o.Wait)
 	for {
-		s, err := c.look(ctx)
+		s, err := c.takeSample(ctx)
 		if err != nil {
 			return s, err
 		}
@@ -62,8 +62,8 @@ func (c *calibration) idle(ctx context.Context) (sight, error) {
 	}
 }
 
-// look samples the load of the device.
-func (c *calibration) look(ctx context.Context) (s sight, err error) {
+// takeSample samples the load of the device.
+func (c *calibration) takeSample(ctx context.Context) (s sample, err error) {
 	for _, by := range c.streams {
 		switch by.path {
 		case stream.PathCopyEngine:
@@ -86,7 +86,7 @@ func (c *calibration) look(ctx context.Context) (s sight, err error) {
 	return s, nil
 }
 
-func (c *calibration) lookAtLink(ctx context.Context, by opened, s *sight) error {
+func (c *calibration) lookAtLink(ctx context.Context, by opened, s *sample) error {
 	size := min(c.gpu.Len()/2, largeBytes)
 	for _, dir := range []plan.Direction{plan.H2D, plan.D2H} {
 		b := c.single(dir, size)
@@ -118,7 +118,7 @@ func (c *calibration) small(ctx context.Context, by opened) (float64, error) {
 }
 
 // loaded describes a sign that other work uses the device or the link; empty: none.
-func (s *sight) loaded() string {
+func (s *sample) loaded() string {
 	for dir, rates := range s.large {
 		sorted := slices.Sorted(slices.Values(rates))
 		// Ignore the slowest copy, which any disturbance may have hit.
@@ -133,7 +133,7 @@ func (s *sight) loaded() string {
 }
 
 // changed describes how the device's load differs between two samples; empty: it does not.
-func changed(before, after sight) string {
+func changed(before, after sample) string {
 	for dir := range before.large {
 		a, b := measure.LowMedian(before.large[dir]), measure.LowMedian(after.large[dir])
 		if math.Abs(a/b-1) > steadyBy {

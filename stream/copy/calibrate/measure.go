@@ -155,7 +155,7 @@ func (c *calibration) points(count int64) iter.Seq2[point, opened] {
 						continue
 					}
 					round++
-					for i := range measure.Turns(round, len(c.streams)) {
+					for i := range measure.Order(round, len(c.streams)) {
 						by := c.streams[i]
 						if !slices.Contains(by.ways, dir) || !slices.Contains(by.sides, side) || count > 1 && count*size > by.most {
 							continue

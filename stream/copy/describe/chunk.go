@@ -15,7 +15,7 @@ type Place struct {
 	At   uint64
 	Buf  []byte // for descriptors, followed by sums
 
-	Bytes, Room uint64
+	Bytes, Space uint64
 }
 
 // Chunk is the part of a batch that one step copies through staging memory.
@@ -157,10 +157,10 @@ func (c *Chunk) take(host *mem.Region, off int64, page mem.DevAddr, n int64) (ta
 				break
 			}
 		}
-		if start >= c.place.Room {
+		if start >= c.place.Space {
 			break
 		}
-		m := min(uint64(n-taken), c.piece, c.place.Bytes-c.Bytes, c.place.Room-start) &^ (c.unit - 1)
+		m := min(uint64(n-taken), c.piece, c.place.Bytes-c.Bytes, c.place.Space-start) &^ (c.unit - 1)
 		if m == 0 {
 			break
 		}

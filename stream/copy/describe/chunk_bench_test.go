@@ -57,9 +57,9 @@ func BenchmarkFillChunk(b *testing.B) {
 func fillChunks(b *testing.B, name string, area *mem.Region, batch *mem.Batch, summed bool) {
 	b.Helper()
 	b.Run(name, func(b *testing.B) {
-		room := 2 * uint64(batch.Bytes())
+		available := 2 * uint64(batch.Bytes())
 		c := NewChunk(256)
-		place := Place{Area: area, Bytes: room, Room: room, Buf: make([]byte, ChunkSpace(2*batch.Pieces(), true))}
+		place := Place{Area: area, Bytes: available, Space: available, Buf: make([]byte, ChunkSpace(2*batch.Pieces(), true))}
 		described := 0
 		for b.Loop() {
 			at := Cursor{Batch: batch, Summed: summed}

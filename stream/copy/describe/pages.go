@@ -17,11 +17,11 @@ func (c *Cursor) pages(t *Table, k *device.Kernel) (used uint64) {
 	g := &p.Groups[c.group]
 	pairs := g.Pairs[c.pair:]
 	planes := g.Planes[c.plane:]
-	room := t.planeRoom(len(pairs))
+	available := t.planeSpace(len(pairs))
 	if c.pair > 0 {
-		planes, room = planes[:c.planes], len(t.Buf)
+		planes, available = planes[:c.planes], len(t.Buf)
 	}
-	ps := t.describePlanes(t.Buf[:max(room, 0)], planes, c.pair > 0)
+	ps := t.describePlanes(t.Buf[:max(available, 0)], planes, c.pair > 0)
 	if ps.n == 0 || c.pair > 0 && ps.n < c.planes {
 		return 0
 	}
@@ -77,8 +77,9 @@ func (t *Table) planeBytes() int {
 	return device.PlaneDescBytes
 }
 
-// planeRoom returns the size of the part of the table that planes may fill if pairs pairs are left.
-func (t *Table) planeRoom(pairs int) int {
+// planeSpace returns the size of the part of the table that planes may fill if pairs pairs are
+// left.
+func (t *Table) planeSpace(pairs int) int {
 	if t.summed {
 		return len(t.Buf) / 2
 	}

@@ -18,8 +18,8 @@ type Parts struct {
 	Bytes    int64     // to copy
 }
 
-// Landed reports whether part i has completed.
-func (p *Parts) Landed(i int) bool {
+// Completed reports whether part i has completed.
+func (p *Parts) Completed(i int) bool {
 	words := p.Words[i*p.CTAs*device.PartDoneBytes:][:p.CTAs*device.PartDoneBytes]
 	for ; len(words) > 0; words = words[device.PartDoneBytes:] {
 		if hostmem.LoadUint64(words) == 0 {
@@ -33,7 +33,7 @@ func (p *Parts) Landed(i int) bool {
 // them.
 func (c *Cursor) Tells() bool {
 	p := c.Batch.Paged
-	return p != nil && p.Landed != nil && len(p.Groups) > 1
+	return p != nil && p.Completed != nil && len(p.Groups) > 1
 }
 
 // LayerLeft returns the remaining bytes of the next group if the group before or after it has the
@@ -97,7 +97,7 @@ func before(groups []mem.PageGroup, i int) *mem.PageGroup {
 
 // fit returns how many of the remaining groups fit as parts into room bytes of a table, and the
 // size that they take. It stops at about limit bytes to copy.
-func (c *Cursor) fit(room uint64, limit int64, ctas int) (n int, space uint64) {
+func (c *Cursor) fit(available uint64, limit int64, ctas int) (n int, space uint64) {
 	groups := c.Batch.Paged.Groups[c.group:]
 	bytes, used, planes := int64(0), uint64(0), 0
 	for n < len(groups) && n < device.MaxParts && (n == 0 || bytes < limit) {
@@ -106,7 +106,7 @@ func (c *Cursor) fit(room uint64, limit int64, ctas int) (n int, space uint64) {
 			planes += len(g.Planes)
 		}
 		more := c.groupSpace(g, last)
-		if planes > device.MaxPartPlanes || used+more+partSpace(n+1, ctas) > room {
+		if planes > device.MaxPartPlanes || used+more+partSpace(n+1, ctas) > available {
 			break
 		}
 		used += more

@@ -28,7 +28,7 @@ func TestLayerLeft(t *testing.T) {
 		"a list before":     {Cursor{}, []mem.PageGroup{group(pairs), group(pairs)}, tell, 0, false},
 		"nobody is told of": {Cursor{}, []mem.PageGroup{group(pairs), group(pairs)}, nil, 0, false},
 	} {
-		b := &mem.Batch{Paged: &mem.Paged{Groups: tt.groups, Landed: tt.landed}}
+		b := &mem.Batch{Paged: &mem.Paged{Groups: tt.groups, Completed: tt.landed}}
 		if name == "a list before" {
 			b.Dst, b.Src = make([]mem.Extent, 1), make([]mem.Extent, 1)
 		}

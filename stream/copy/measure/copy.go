@@ -43,9 +43,9 @@ func wait(ctx context.Context, tickets []*stream.Ticket) (err error) {
 	return err
 }
 
-// Turns yields the numbers below n in the order of their turns in a round. Each round begins with
+// Order yields the numbers below n in the order of their turns in a round. Each round begins with
 // the next number.
-func Turns(round, n int) iter.Seq[int] {
+func Order(round, n int) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		for i := range n {
 			if !yield((i + round) % n) {

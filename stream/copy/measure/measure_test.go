@@ -235,7 +235,7 @@ func TestCopyWaitsForWhatWasAccepted(t *testing.T) {
 
 func TestTurns(t *testing.T) {
 	for round, want := range [][]int{{0, 1, 2}, {1, 2, 0}, {2, 0, 1}, {0, 1, 2}} {
-		if got := slices.Collect(measure.Turns(round, 3)); !slices.Equal(got, want) {
+		if got := slices.Collect(measure.Order(round, 3)); !slices.Equal(got, want) {
 			t.Errorf("round %d: %v, want %v", round, got, want)
 		}
 	}

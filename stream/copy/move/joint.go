@@ -9,13 +9,13 @@ import (
 	"github.com/kvlane/kvlane/device"
 )
 
-// joint combines several events into one.
-type joint []device.Event
+// eventSet combines several events into one.
+type eventSet []device.Event
 
-var _ device.ExpectedEvent = joint(nil)
+var _ device.ExpectedEvent = eventSet(nil)
 
 // record records an event on q and appends it to j.
-func (j *joint) record(q device.Queue) (device.Event, error) {
+func (j *eventSet) record(q device.Queue) (device.Event, error) {
 	e, err := q.Record()
 	if err != nil {
 		return nil, fmt.Errorf("record event: %w", err)
@@ -26,7 +26,7 @@ func (j *joint) record(q device.Queue) (device.Event, error) {
 
 // Done implements device.Event. It returns true once all events are done. If the completion of one
 // cannot be determined, it returns false and that event's error.
-func (j joint) Done() (bool, error) {
+func (j eventSet) Done() (bool, error) {
 	var errs []error
 	pending := false
 	for _, e := range j {
@@ -47,7 +47,7 @@ func (j joint) Done() (bool, error) {
 }
 
 // Expect implements device.ExpectedEvent.
-func (j joint) Expect(at time.Time) {
+func (j eventSet) Expect(at time.Time) {
 	for _, e := range j {
 		if e, ok := e.(device.ExpectedEvent); ok {
 			e.Expect(at)
@@ -56,7 +56,7 @@ func (j joint) Expect(at time.Time) {
 }
 
 // Wait implements device.Event. It waits for every event, even if one fails.
-func (j joint) Wait(ctx context.Context) error {
+func (j eventSet) Wait(ctx context.Context) error {
 	var errs []error
 	for _, e := range j {
 		errs = append(errs, e.Wait(ctx))
@@ -65,7 +65,7 @@ func (j joint) Wait(ctx context.Context) error {
 }
 
 // Close implements device.Event.
-func (j joint) Close() {
+func (j eventSet) Close() {
 	for _, e := range j {
 		e.Close()
 	}

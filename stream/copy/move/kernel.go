@@ -27,14 +27,14 @@ const summedStep = 256 << 10
 
 // Kernel is the path on which kernels copy over the bus themselves, with descriptors in the ring.
 type Kernel struct {
-	env      *Env
-	launcher device.Launcher
-	summing  bool // the device has the kernel that sums pages
-	telling  bool // the device has the kernels that report completed parts
-	peerCTAs int
-	span     span // of the next step
-	launch   device.Kernel
-	spare    sync.Pool // free list of *Parts
+	env       *Env
+	launcher  device.Launcher
+	summing   bool // the device has the kernel that sums pages
+	telling   bool // the device has the kernels that report completed parts
+	peerCTAs  int
+	span      span // of the next step
+	launch    device.Kernel
+	freeParts sync.Pool // free list of *Parts
 }
 
 var _ Owner = (*Kernel)(nil)
@@ -66,8 +66,8 @@ func (k *Kernel) Quiesce(context.Context) (failed, err error) { return nil, nil 
 // Free implements Owner. Staged uses the ring too, but no device has Staged without this path.
 func (k *Kernel) Free() error { return k.env.Ring.free() }
 
-// Room implements Mover.
-func (k *Kernel) Room(b *Batch, f Flight) (ok bool) {
+// Fits implements Mover.
+func (k *Kernel) Fits(b *Batch, f Flight) (ok bool) {
 	if !f.admits(describe.MaxLaunches + 1) {
 		return false
 	}
@@ -133,7 +133,7 @@ func (k *Kernel) Step(b *Batch, st *Step) (done bool, err error) {
 // parts launches a kernel for as many whole page groups as fit. If none fits, st is unchanged.
 func (k *Kernel) parts(b *Batch, st *Step, ctas int) (done bool, err error) {
 	sp := k.span
-	e, ok := k.spare.Get().(*Parts)
+	e, ok := k.freeParts.Get().(*Parts)
 	if !ok {
 		e = new(Parts)
 	}

@@ -16,8 +16,8 @@ type Mover interface {
 	// Supports reports whether the path can carry b, and whether it then fills the sums that b asks
 	// for.
 	Supports(b *Batch) (ok, sums bool)
-	// Room reports whether another step of b fits beside the work in flight.
-	Room(b *Batch, f Flight) bool
+	// Fits reports whether another step of b fits beside the work in flight.
+	Fits(b *Batch, f Flight) bool
 	// Step issues as much of b as fits at once, and reports whether all of b is issued. Room must
 	// have returned true for the step. If Step leaves st.Event and st.Lost unset, the caller
 	// records an event on the stream's queue.

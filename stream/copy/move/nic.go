@@ -32,8 +32,8 @@ func (n *NIC) Supports(b *Batch) (ok, sums bool) {
 	return (n.forced || crosses) && describe.Reached(b.At.Batch, n.reaches), false
 }
 
-// Room implements Mover.
-func (n *NIC) Room(_ *Batch, f Flight) bool { return f.admits(1) }
+// Fits implements Mover.
+func (n *NIC) Fits(_ *Batch, f Flight) bool { return f.admits(1) }
 
 // Prepare opens the stream over the NICs.
 func (n *NIC) Prepare() error {

@@ -15,18 +15,18 @@ import (
 type Parts struct {
 	describe.Parts
 	// To receives reports of completed parts. The goroutine that issues sets it.
-	To Teller
+	To Notifier
 
 	of         *Kernel
-	landed     int // completed parts
+	completed  int // completed parts
 	table      []byte
 	end        device.Event // of the launch
 	began, due time.Time    // start of the first wait, and expected end; zero: unknown
 }
 
-// Teller receives the number of completed page groups of a batch. Their sums are in the batch's
+// Notifier receives the number of completed page groups of a batch. Their sums are in the batch's
 // Sums.
-type Teller interface{ Tell(groups int) }
+type Notifier interface{ Notify(groups int) }
 
 var _ device.ExpectedEvent = (*Parts)(nil)
 
@@ -39,21 +39,21 @@ func (p *Parts) ask(driver bool) (done bool, err error) {
 			return over, err
 		}
 	}
-	for p.landed < p.N && p.Landed(p.landed) {
+	for p.completed < p.N && p.Completed(p.completed) {
 		if len(p.Rows) > 0 {
-			rows := &p.Rows[p.landed]
+			rows := &p.Rows[p.completed]
 			rows.Read(p.table[rows.At:])
 		}
-		p.landed++
+		p.completed++
 		if p.To != nil {
-			p.To.Tell(p.First + p.landed)
+			p.To.Notify(p.First + p.completed)
 		}
 	}
 	switch {
-	case p.landed == p.N:
+	case p.completed == p.N:
 		return true, nil
 	case over:
-		return true, fmt.Errorf("the kernel ended, and part %d of %d has not landed: %w", p.landed, p.N, errdefs.ErrBroken)
+		return true, fmt.Errorf("the kernel ended, and part %d of %d has not landed: %w", p.completed, p.N, errdefs.ErrBroken)
 	}
 	return false, nil
 }
@@ -72,7 +72,7 @@ func (p *Parts) next() time.Time {
 	if p.began.IsZero() {
 		p.began = time.Now()
 	}
-	return p.due.Add(-p.due.Sub(p.began) * time.Duration(p.N-p.landed-1) / time.Duration(p.N))
+	return p.due.Add(-p.due.Sub(p.began) * time.Duration(p.N-p.completed-1) / time.Duration(p.N))
 }
 
 // Wait implements device.Event.
@@ -82,5 +82,5 @@ func (p *Parts) Wait(ctx context.Context) error { return await(ctx, p.next, p.as
 func (p *Parts) Close() {
 	p.end.Close()
 	clear(p.Rows)
-	p.of.spare.Put(p)
+	p.of.freeParts.Put(p)
 }

@@ -105,14 +105,14 @@ func (p *Staged) Prepare() (err error) {
 	return nil
 }
 
-// Room reserves staging memory for the next chunk, and descriptors for its expected number of
+// Fits reserves staging memory for the next chunk, and descriptors for its expected number of
 // pieces and some more. A chunk may end early if it runs out of descriptors.
 //
 // A batch is cut into several chunks that overlap, unless it sets ChunkBytes. ChunkBytes is set for
 // a kernel that waits long for multiprocessors, since each chunk waits once, whatever its size. If
 // the batch has layers that may be awaited, a chunk is one page group, if it fits, so that it
 // completes as a whole.
-func (p *Staged) Room(b *Batch, f Flight) bool {
+func (p *Staged) Fits(b *Batch, f Flight) bool {
 	if !f.admits(stagedCalls + p.copier.calls(p.copier.chunk())) {
 		return false
 	}
@@ -128,7 +128,7 @@ func (p *Staged) Room(b *Batch, f Flight) bool {
 	}
 	chunk = min(chunk, p.staging.maxSpan, uint64(b.Bytes-b.Sent))
 	// Runs that are not aligned take a little more.
-	at, room, end, ok := p.staging.reserve(chunk + uint64(min(p.copier.chunk(), b.Copies))*2*describe.RunAlign)
+	at, size, end, ok := p.staging.reserve(chunk + uint64(min(p.copier.chunk(), b.Copies))*2*describe.RunAlign)
 	if !ok {
 		return false
 	}
@@ -137,7 +137,7 @@ func (p *Staged) Room(b *Batch, f Flight) bool {
 		piece = min(piece, mem.LeafBytes)
 	}
 	p.span, ok = p.env.Ring.reserve(describe.ChunkSpace(int(chunk/piece*5/4+64), b.At.Summed))
-	p.place = describe.Place{Area: p.area, At: at, Bytes: min(chunk, room), Room: room, Buf: p.span.buf}
+	p.place = describe.Place{Area: p.area, At: at, Bytes: min(chunk, size), Space: size, Buf: p.span.buf}
 	p.placeEnd = end
 	return ok
 }
@@ -162,7 +162,7 @@ func (p *Staged) Step(b *Batch, st *Step) (done bool, err error) {
 	st.ring.take(st.ringEnd)
 	st.staging.take(st.stagingEnd)
 
-	var events joint
+	var events eventSet
 	host, part := c.Runs()
 	st.Calls = stagedCalls + p.copier.calls(len(host)) - 1
 	if toHost {
@@ -187,7 +187,7 @@ func (p *Staged) ctas(b *Batch) int {
 }
 
 // toHost launches the kernel that gathers, and then the engine's copies.
-func (p *Staged) toHost(events *joint, dst, src []mem.Extent) error {
+func (p *Staged) toHost(events *eventSet, dst, src []mem.Extent) error {
 	if err := p.launcher.Launch(&p.launch); err != nil {
 		return err
 	}
@@ -207,7 +207,7 @@ func (p *Staged) toHost(events *joint, dst, src []mem.Extent) error {
 }
 
 // toDevice issues the engine's copies, and then launches the kernel that scatters.
-func (p *Staged) toDevice(events *joint, dst, src []mem.Extent) error {
+func (p *Staged) toDevice(events *eventSet, dst, src []mem.Extent) error {
 	if !p.behind {
 		if err := follow(p.aux, p.env.Queue); err != nil {
 			return err
@@ -217,11 +217,11 @@ func (p *Staged) toDevice(events *joint, dst, src []mem.Extent) error {
 	if err := p.copier.copy(dst, src); err != nil {
 		return err
 	}
-	landed, err := events.record(p.aux)
+	recorded, err := events.record(p.aux)
 	if err != nil {
 		return err
 	}
-	if err := p.env.Queue.Wait(landed); err != nil {
+	if err := p.env.Queue.Wait(recorded); err != nil {
 		return fmt.Errorf("wait for staging: %w", err)
 	}
 	p.ahead = false
@@ -234,7 +234,7 @@ func (p *Staged) toDevice(events *joint, dst, src []mem.Extent) error {
 
 // fence records events on both queues for a step that failed half-way, since either queue may have
 // work of it. It reports whether both succeeded.
-func (p *Staged) fence(events *joint, err *error) bool {
+func (p *Staged) fence(events *eventSet, err *error) bool {
 	p.ahead = true
 	for _, q := range []device.Queue{p.env.Queue, p.aux} {
 		e := Record(q, err)

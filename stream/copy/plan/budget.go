@@ -14,9 +14,9 @@ import (
 
 // Defaults of BudgetOptions.
 const (
-	DefaultHarmPercent = 3
-	DefaultMaxCTAs     = 8
-	DefaultQueueing    = 0.5
+	DefaultInterferencePercent = 3
+	DefaultMaxCTAs             = 8
+	DefaultQueueing            = 0.5
 	// Next to a large matrix product a kernel waits up to 1.4 ms for multiprocessors, so only long
 	// chunks are worth a wait. Without waits, 8 MiB chunks are as fast as larger ones and their
 	// first bytes arrive sooner.
@@ -27,9 +27,9 @@ const (
 
 // BudgetOptions configures a Budget. The zero value selects the defaults.
 type BudgetOptions struct {
-	// HarmPercent is the acceptable slow-down of the host program, in the unit of Hint. Zero:
-	// DefaultHarmPercent.
-	HarmPercent float64
+	// InterferencePercent is the acceptable slow-down of the host program, in the unit of Hint.
+	// Zero: DefaultInterferencePercent.
+	InterferencePercent float64
 	// Queueing is the accepted delay of batches with kernels, as a fraction of the expected time: 1
 	// is twice the expected time. A longer delay counts as waiting for multiprocessors. Zero:
 	// DefaultQueueing. Next to a large product, chunks of 8 MiB take 0.8 longer (H200).
@@ -52,8 +52,8 @@ func (o BudgetOptions) Validate() error {
 	bad := func(field string, v any) {
 		errs = append(errs, fmt.Errorf("budget: %s is %v: %w", field, v, errdefs.ErrInvalid))
 	}
-	if !inRange(o.HarmPercent, 100) {
-		bad("HarmPercent", o.HarmPercent)
+	if !inRange(o.InterferencePercent, 100) {
+		bad("InterferencePercent", o.InterferencePercent)
 	}
 	if !inRange(o.Queueing, math.MaxFloat64) {
 		bad("Queueing", o.Queueing)
@@ -77,9 +77,9 @@ type Limits struct {
 }
 
 // Budget adapts the limits of copies to their observed effect on concurrent work. It halves the
-// number of thread blocks if the host program reports more harm than HarmPercent. It adds one if
-// the harm stays well below that (AIMD: additive increase, multiplicative decrease). At least one
-// thread block is always allowed, so every batch can be planned.
+// number of thread blocks if the host program reports more harm than InterferencePercent. It adds
+// one if the harm stays well below that (AIMD: additive increase, multiplicative decrease). At
+// least one thread block is always allowed, so every batch can be planned.
 //
 // Chunks have MaxChunkBytes while kernels wait for multiprocessors, since each chunk waits once.
 // They are halved while no kernel waits. Such waits do not count as harm: fewer thread blocks would
@@ -88,16 +88,16 @@ type Limits struct {
 type Budget struct {
 	o BudgetOptions
 
-	mu       sync.Mutex
-	limits   Limits
-	since    time.Time // end of the last interval
-	hint     gauge     // reported slow-downs in percent, one per hint
-	queue    gauge     // time waited, relative to the expected time
-	harm     float64   // of the last interval with hints, as a multiple of HarmPercent
-	calm     int       // consecutive intervals with harm well below the budget
-	idle     int       // consecutive intervals in which kernels waited little
-	ceiling  int       // thread blocks at which harm was last too high; zero: none known
-	patience int       // calm intervals to wait before the ceiling is tried again
+	mu           sync.Mutex
+	limits       Limits
+	since        time.Time // end of the last interval
+	hint         gauge     // reported slow-downs in percent, one per hint
+	queue        gauge     // time waited, relative to the expected time
+	interference float64   // of the last interval with hints, as a multiple of InterferencePercent
+	belowCount   int       // consecutive intervals with harm well below the budget
+	idle         int       // consecutive intervals in which kernels waited little
+	ceiling      int       // thread blocks at which harm was last too high; zero: none known
+	patience     int       // calm intervals to wait before the ceiling is tried again
 }
 
 // gauge accumulates the ratio of two sums during an interval.
@@ -133,8 +133,8 @@ func NewBudget(o BudgetOptions) (*Budget, error) {
 }
 
 func (o *BudgetOptions) setDefaults() {
-	if o.HarmPercent == 0 {
-		o.HarmPercent = DefaultHarmPercent
+	if o.InterferencePercent == 0 {
+		o.InterferencePercent = DefaultInterferencePercent
 	}
 	if o.Queueing == 0 {
 		o.Queueing = DefaultQueueing
@@ -166,11 +166,12 @@ func (b *Budget) Limits() Limits {
 	return b.limits
 }
 
-// Harm returns the last observed harm as a multiple of the budget. Above 1 it exceeds the budget.
-func (b *Budget) Harm() float64 {
+// Interference returns the last observed harm as a multiple of the budget. Above 1 it exceeds the
+// budget.
+func (b *Budget) Interference() float64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.harm
+	return b.interference
 }
 
 // Hint records a slow-down that the host program measured, in percent of the time that its work
@@ -203,7 +204,7 @@ func (b *Budget) told(g *gauge, v, of float64) {
 // judge ends an interval: it compares the observations with the budget and adapts the limits.
 func (b *Budget) judge() {
 	if b.hint.of > 0 {
-		b.judgeHarm(b.hint.ratio() / b.o.HarmPercent)
+		b.judgeInterference(b.hint.ratio() / b.o.InterferencePercent)
 	}
 	if b.queue.of > 0 {
 		b.judgeWaits(b.queue.ratio() / b.o.Queueing)
@@ -223,18 +224,18 @@ func (b *Budget) judgeWaits(waits float64) {
 	}
 }
 
-func (b *Budget) judgeHarm(harm float64) {
-	b.harm = harm
+func (b *Budget) judgeInterference(interference float64) {
+	b.interference = interference
 	switch {
-	case harm > 1:
-		b.calm = 0
+	case interference > 1:
+		b.belowCount = 0
 		b.lower()
-	case harm < relief:
-		if b.calm++; b.calm >= calmIntervals {
+	case interference < relief:
+		if b.belowCount++; b.belowCount >= calmIntervals {
 			b.raise()
 		}
 	default:
-		b.calm = 0
+		b.belowCount = 0
 	}
 }
 
@@ -251,8 +252,8 @@ func (b *Budget) lower() {
 
 // raise allows one more thread block, unless that is the ceiling and patience has not passed.
 func (b *Budget) raise() {
-	if next := b.limits.CTAs + 1; next <= b.o.MaxCTAs && (next != b.ceiling || b.calm >= b.patience) {
+	if next := b.limits.CTAs + 1; next <= b.o.MaxCTAs && (next != b.ceiling || b.belowCount >= b.patience) {
 		b.limits.CTAs = next
-		b.calm = 0
+		b.belowCount = 0
 	}
 }

@@ -21,9 +21,9 @@ type plant struct {
 	harm   func(ctas int) float64
 }
 
-func newPlant(t *testing.T, o plan.BudgetOptions, harm func(ctas int) float64) *plant {
+func newPlant(t *testing.T, o plan.BudgetOptions, interference func(ctas int) float64) *plant {
 	t.Helper()
-	p := &plant{clock: clockwork.NewFakeClock(), harm: harm}
+	p := &plant{clock: clockwork.NewFakeClock(), harm: interference}
 	o.Clock = p.clock
 	b, err := plan.NewBudget(o)
 	if err != nil {
@@ -141,8 +141,8 @@ func TestBudgetDoesNotOscillate(t *testing.T) {
 		rng := rand.New(rand.NewPCG(uint64(bound), 1))
 		p := newPlant(t, o, func(ctas int) float64 {
 			// A third of the budget up to the bound, twice the budget at one more.
-			harm := 1 + 5*max(0, float64(ctas-bound))
-			return harm * (0.8 + 0.4*rng.Float64())
+			interference := 1 + 5*max(0, float64(ctas-bound))
+			return interference * (0.8 + 0.4*rng.Float64())
 		})
 		p.run(500)
 		changes, beyond, last := 0, 0, p.budget.Limits()
@@ -216,8 +216,8 @@ func TestBudgetChunk(t *testing.T) {
 	budget.Hint(50)
 	clock.Advance(plan.DefaultInterval)
 	budget.Hint(50)
-	if got := budget.Limits(); got != (plan.Limits{CTAs: plan.DefaultMaxCTAs / 2, ChunkBytes: most}) || budget.Harm() < 10 {
-		t.Errorf("%+v, harm %.1f times the budget, after a report of harm", got, budget.Harm())
+	if got := budget.Limits(); got != (plan.Limits{CTAs: plan.DefaultMaxCTAs / 2, ChunkBytes: most}) || budget.Interference() < 10 {
+		t.Errorf("%+v, harm %.1f times the budget, after a report of harm", got, budget.Interference())
 	}
 }
 
@@ -263,7 +263,7 @@ func TestBudgetJudgesWaitsByTime(t *testing.T) {
 
 func TestBudgetOptionsAreChecked(t *testing.T) {
 	for name, o := range map[string]plan.BudgetOptions{
-		"harm":     {HarmPercent: -1},
+		"harm":     {InterferencePercent: -1},
 		"queueing": {Queueing: math.NaN()},
 		"CTAs":     {MaxCTAs: -1},
 		"chunks":   {MinChunkBytes: 2, MaxChunkBytes: 1},

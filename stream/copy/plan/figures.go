@@ -2,10 +2,10 @@ package plan
 
 // Figures holds the statistics of a planner and the state of its budget, all of about one moment.
 type Figures struct {
-	Paths   []PathStats
-	Drifted bool    // the profile should be measured again
-	Limits  Limits  // of the budget; zero without a budget
-	Harm    float64 // see Budget.Harm
+	Paths        []PathStats
+	Drifted      bool    // the profile should be measured again
+	Limits       Limits  // of the budget; zero without a budget
+	Interference float64 // see Budget.Interference
 }
 
 // Figures returns the current figures. Safe for concurrent use.
@@ -13,7 +13,7 @@ func (p *Planner) Figures() Figures {
 	f := Figures{Paths: p.Stats()}
 	_, f.Drifted = p.Drifted()
 	if p.budget != nil {
-		f.Limits, f.Harm = p.budget.Limits(), p.budget.Harm()
+		f.Limits, f.Interference = p.budget.Limits(), p.budget.Interference()
 	}
 	return f
 }

@@ -82,7 +82,7 @@ func Clear(ctx context.Context, d dirfs.Dir, root string, blocks Blocks, foreign
 			c.Unasked = append(c.Unasked, root+"/"+name)
 		}
 		if why := byHand[name]; can[name] && why != "" {
-			r.leave(name, "%s: remove it by hand", why)
+			r.keep(name, "%s: remove it by hand", why)
 		} else if can[name] {
 			r.remove(name)
 		}
@@ -99,7 +99,7 @@ type remover struct {
 	*Cleared
 }
 
-func (r *remover) leave(name, format string, args ...any) {
+func (r *remover) keep(name, format string, args ...any) {
 	r.Left = append(r.Left, Finding{Path: r.root + "/" + name, Problem: Foreign, Detail: fmt.Sprintf(format, args...)})
 }
 
@@ -111,16 +111,16 @@ func (r *remover) remove(name string) {
 		if key, sound, err = r.soundImage(name, info); sound {
 			switch {
 			case r.blocks.Place == nil:
-				r.leave(name, "a sound block of this directory: it stays; remove it by hand")
+				r.keep(name, "a sound block of this directory: it stays; remove it by hand")
 				return
 			case !r.inPlace(key):
-				r.leave(name, "a sound block that its own place lacks: it stays; move it to %s/%s, or remove it by hand", r.root, r.blocks.Place(key))
+				r.keep(name, "a sound block that its own place lacks: it stays; move it to %s/%s, or remove it by hand", r.root, r.blocks.Place(key))
 				return
 			}
 		}
 		if why := ""; err == nil {
 			if why, err = r.holds(name, info); why != "" {
-				r.leave(name, "%s: it stays; remove it by hand", why)
+				r.keep(name, "%s: it stays; remove it by hand", why)
 				return
 			}
 		}
@@ -132,10 +132,10 @@ func (r *remover) remove(name string) {
 	case Gone(err):
 		return
 	case err != nil && info.Type.IsDir():
-		r.leave(name, "%v; a folder that is not empty stays: remove it by hand", err)
+		r.keep(name, "%v; a folder that is not empty stays: remove it by hand", err)
 		return
 	case err != nil:
-		r.leave(name, "%v", err)
+		r.keep(name, "%v", err)
 		return
 	}
 	r.Removed = append(r.Removed, r.root+"/"+name)

@@ -107,9 +107,9 @@ func FuzzParseMarker(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		again, err := parseMarker(b)
-		if err != nil || again.Directory != m.Directory || again.Check(m.Formats(), nil) != nil {
-			t.Fatalf("%+v became %+v, %v", m, again, err)
+		after, err := parseMarker(b)
+		if err != nil || after.Directory != m.Directory || after.Check(m.Formats(), nil) != nil {
+			t.Fatalf("%+v became %+v, %v", m, after, err)
 		}
 	})
 }

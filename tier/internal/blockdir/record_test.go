@@ -89,10 +89,10 @@ func FuzzParseRecord(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		again, err := blockdir.ParseRecord(b)
-		if err != nil || again.Bytes != r.Bytes || again.Blocks != r.Blocks || again.Peak != r.Peak || again.Host != r.Host || again.Closed != r.Closed ||
-			!again.Used.Equal(r.Used) || !again.Renewed.Equal(r.Renewed) {
-			t.Fatalf("%+v became %+v, %v", r, again, err)
+		after, err := blockdir.ParseRecord(b)
+		if err != nil || after.Bytes != r.Bytes || after.Blocks != r.Blocks || after.Peak != r.Peak || after.Host != r.Host || after.Closed != r.Closed ||
+			!after.Used.Equal(r.Used) || !after.Renewed.Equal(r.Renewed) {
+			t.Fatalf("%+v became %+v, %v", r, after, err)
 		}
 	})
 }

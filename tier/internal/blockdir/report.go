@@ -116,8 +116,8 @@ type Repaired struct {
 }
 
 // SetAfter replaces the report by the one after the repair, but keeps Findings.
-func (r *Repaired) SetAfter(again Report) {
+func (r *Repaired) SetAfter(after Report) {
 	before := r.Findings
-	r.Report, r.Unrepaired = again, again.Findings
+	r.Report, r.Unrepaired = after, after.Findings
 	r.Findings = before
 }

@@ -191,7 +191,7 @@ func TestScrape(t *testing.T) {
 		"kvlane_replay_wrong_bytes_total 3",
 		`kvlane_plan_choices_total{path="copy-engine",direction="h2d"} 2`,
 		`kvlane_plan_observed_total{path="copy-engine",direction="h2d"} 2`,
-		`kvlane_plan_scale{path="copy-engine",direction="h2d"} 1.22`, // of two, a half counts, and of the twice as much that they took half as much again
+		`kvlane_plan_scale{path="copy-engine",direction="h2d"} 1.414213562373095`, // twice the time, of which half counts
 		"kvlane_plan_budget_harm 0",
 		`kvlane_file_batches_total{path="uring"} 7`,
 		`kvlane_file_bytes_total{path="uring"} 4096`,

@@ -212,5 +212,5 @@ func (s *Stream) wait(t Task, step int) error {
 	if l.signal == nil {
 		return fmt.Errorf("make host stream wait: the load is not LoadOptions.Awaited: %w", errdefs.ErrInvalid)
 	}
-	return l.signal.Hold(s.dev, step)
+	return l.signal.Block(s.dev, step)
 }

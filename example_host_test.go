@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane"
-	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/mem"
 )
 
@@ -15,7 +14,7 @@ import (
 func Example_hostDevice() {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	model := block.Geometry{Model: "example", Layers: 2, KVHeads: 1, HeadSize: 64, DType: "bfloat16", BlockTokens: 16, TPSize: 1}
+	model := kvlane.Geometry{Model: "example", Layers: 2, KVHeads: 1, HeadSize: 64, DType: "bfloat16", BlockTokens: 16, TPSize: 1}
 	e, err := kvlane.Open(ctx, kvlane.Config{
 		Model:  model,
 		Device: kvlane.DeviceConfig{Driver: kvlane.Host},

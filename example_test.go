@@ -8,9 +8,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane"
-	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/device"
-	"github.com/kvlane/kvlane/mem"
 )
 
 // An engine dumps a block from its GPU pages, and later finds it by its prefix and loads it into another page.
@@ -22,7 +20,7 @@ func Example() {
 	defer os.RemoveAll(dir) //nolint:errcheck // a leftover directory does not change what the example shows
 
 	// The shape of the KV cache: 2 layers, one KV head of 64 bf16 elements, 16 tokens a block. Or block.PresetByName("llama-3.1-8b").
-	model := block.Geometry{Model: "example", Layers: 2, KVHeads: 1, HeadSize: 64, DType: "bfloat16", BlockTokens: 16, TPSize: 1}
+	model := kvlane.Geometry{Model: "example", Layers: 2, KVHeads: 1, HeadSize: 64, DType: "bfloat16", BlockTokens: 16, TPSize: 1}
 	e, err := kvlane.Open(ctx, kvlane.Config{
 		Model:  model,
 		Device: kvlane.DeviceConfig{Driver: kvlane.Sim}, // leave it out on a machine with a GPU
@@ -37,8 +35,8 @@ func Example() {
 	check(err)
 	defer e.Device().Free(kv) //nolint:errcheck // the example ends here
 	m := kvlane.CacheMemory{Pages: pages, PageBytes: model.PlaneBytes()}
-	for plane := range mem.DevAddr(4) {
-		m.Planes = append(m.Planes, kv.Dev()+plane*pages*mem.DevAddr(m.PageBytes))
+	for plane := range kvlane.DevAddr(4) {
+		m.Planes = append(m.Planes, kv.Dev()+plane*pages*kvlane.DevAddr(m.PageBytes))
 	}
 	cache, err := e.RegisterCache(m)
 	check(err)

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane"
-	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
@@ -15,7 +14,7 @@ import (
 )
 
 // tiny is a model of 2 layers, one KV head of 64 bf16 elements, 16 tokens a block.
-var tiny = block.Geometry{Model: "example", Layers: 2, KVHeads: 1, HeadSize: 64, DType: "bfloat16", BlockTokens: 16, TPSize: 1}
+var tiny = kvlane.Geometry{Model: "example", Layers: 2, KVHeads: 1, HeadSize: 64, DType: "bfloat16", BlockTokens: 16, TPSize: 1}
 
 // openTiny returns an engine on the simulated device, with the memory of a paged KV cache of 8 pages and the key of one block.
 func openTiny(ctx context.Context) (e *kvlane.Engine, kv *mem.Region, key kvlane.Key) {

@@ -2,8 +2,16 @@ package kvlane
 
 import (
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/gdr"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/profile"
 	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/stream/copy/plan"
 	"github.com/kvlane/kvlane/stream/hoststream"
+	"github.com/kvlane/kvlane/tier/file"
+	"github.com/kvlane/kvlane/tier/log"
 )
 
 // The types of the engine's methods. Packages block and store document them.
@@ -25,4 +33,56 @@ type (
 	HostStream = hoststream.Stream
 	// PrefetchTask is a running prefetch.
 	PrefetchTask = store.PrefetchTask
+)
+
+// The types of options in Config and its parts. The packages of their names document them.
+type (
+	// Geometry is the shape of a KV cache: Config.Model.
+	Geometry = block.Geometry
+	// Identity identifies the blocks of a model: Blocks.Identity.
+	Identity = block.Identity
+	// Layout divides a block into shards: Blocks.Layout.
+	Layout = block.Layout
+	// CopyPath is a path of copies: StreamConfig.Path.
+	CopyPath = stream.Path
+	// CopyPolicy controls the choice of paths: StreamConfig.Policy.
+	CopyPolicy = plan.Policy
+	// CopyBudget bounds interference: StreamConfig.Budget.
+	CopyBudget = plan.BudgetOptions
+	// Calibration defines when paths are measured: StreamConfig.Calibration.
+	Calibration = profile.Calibration
+	// VerifyPolicy defines when copies are verified: StoreConfig.Verify.
+	VerifyPolicy = store.VerifyPolicy
+	// FileFsync defines when files become durable: StoreConfig.Fsync.
+	FileFsync = file.FsyncPolicy
+	// LogFsync defines when writes of the log become durable: StoreConfig.LogFsync.
+	LogFsync = log.FsyncPolicy
+	// Hooks are functions that the store calls for events: StoreConfig.Hooks.
+	Hooks = store.Hooks
+	// RDMAConfig selects NICs: Config.RDMA.
+	RDMAConfig = gdr.Config
+	// SimOptions configures the simulated device: DeviceConfig.Sim.
+	SimOptions = sim.Options
+	// DevAddr is an address of device memory: CacheMemory.Planes.
+	DevAddr = mem.DevAddr
+	// Dependency is work that a load or dump waits for: LoadOptions.After, DumpOptions.After.
+	Dependency = mem.Dependency
+)
+
+// The values of these options.
+const (
+	CopyThroughput   = plan.Throughput
+	CopyLatency      = plan.Latency
+	CopyBalanced     = plan.Balanced
+	CopyBackground   = plan.Background
+	CalibrateOnce    = profile.Once
+	CalibrateNever   = profile.Never
+	VerifyDevice     = store.VerifyDevice
+	VerifyAlways     = store.VerifyAlways
+	VerifyFill       = store.VerifyFill
+	FileFsyncNever   = file.FsyncNever
+	FileFsyncFile    = file.FsyncFile
+	LogFsyncInterval = log.FsyncInterval
+	LogFsyncAlways   = log.FsyncAlways
+	LogFsyncNever    = log.FsyncNever
 )

@@ -24,7 +24,7 @@ type slow struct {
 
 	mu     sync.Mutex
 	free   time.Time
-	before <-chan struct{} // closed when the batch before has landed
+	before <-chan struct{} // closed when the batch before has completed
 }
 
 func (s *slow) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
@@ -51,12 +51,12 @@ func (s *slow) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error)
 		s.free = s.free.Add(time.Duration(float64(n) / s.bytesPerNano))
 		ends = append(ends, s.free)
 	}
-	before, landed := s.before, make(chan struct{})
-	s.before = landed
+	before, completed := s.before, make(chan struct{})
+	s.before = completed
 	s.mu.Unlock()
-	outer, tell := stream.NewTicket(inner.ID(), inner.Cancel), b.Paged.Completed
+	outer, report := stream.NewTicket(inner.ID(), inner.Cancel), b.Paged.Completed
 	go func() {
-		defer close(landed)
+		defer close(completed)
 		<-inner.Done()
 		if before != nil {
 			<-before
@@ -69,8 +69,8 @@ func (s *slow) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error)
 				s.landing(before == nil && i == 0, i == len(ends)-1)
 				late += time.Since(start)
 			}
-			if tell != nil && inner.Err() == nil {
-				tell(i+1, inner.Completion().Summed)
+			if report != nil && inner.Err() == nil {
+				report(i+1, inner.Completion().Summed)
 			}
 		}
 		outer.Resolve(inner.Completion(), inner.Err())

@@ -292,7 +292,7 @@ func TestDefect06DumpDoesNotSkipABlockThatItsHolderNeverStores(t *testing.T) {
 func TestDefect06DumpIsNotDurableBeforeItIs(t *testing.T) {
 	t.Parallel()
 	hook := &hookTier{}
-	gate := make(chan struct{})
+	unblock := make(chan struct{})
 	var failed []string
 	r := newRig(t, rigOptions{
 		dirs:     []string{t.TempDir()},
@@ -301,13 +301,13 @@ func TestDefect06DumpIsNotDurableBeforeItIs(t *testing.T) {
 			c.Hooks.DurableFailed = func(tr string, _ block.Key, _ error) { failed = append(failed, tr) }
 		},
 	})
-	hook.put = func(context.Context, block.Key, mem.Extent) error { <-gate; return errdefs.ErrNoSpace }
+	hook.put = func(context.Context, block.Key, mem.Extent) error { <-unblock; return errdefs.ErrNoSpace }
 	d := r.startDump(1)
 	r.must(d.SourceFree(r.ctx()))
 	if !unresolved(d.Done()) {
 		t.Fatal("a dump was durable while its write was still running")
 	}
-	close(gate)
+	close(unblock)
 	wantErr(t, d.Durable(r.ctx()), errdefs.ErrNoSpace)
 	wantErr(t, d.Errs()[0], errdefs.ErrNoSpace)
 	if n := r.st.Stats().DurableFailures; n != 1 || len(failed) != 1 || failed[0] != "file" {
@@ -332,12 +332,12 @@ func TestDefectPublishedWhenLastIndexShardLands(t *testing.T) {
 		r.fill(0, 10+missing)
 		d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, 10+missing), store.DumpOptions{Layerwise: true})
 		r.must(err)
-		landed := 0
+		written := 0
 		for k := r.o.shards - 1; k >= 0; k-- {
 			if k != missing {
 				r.must(d.SubmitShard(r.ctx(), k))
-				landed++
-				r.eventually(func() bool { return len(d.Paths()) == landed })
+				written++
+				r.eventually(func() bool { return len(d.Paths()) == written })
 			}
 		}
 		ctx, cancel := context.WithTimeout(r.ctx(), 20*time.Millisecond)

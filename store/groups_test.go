@@ -38,9 +38,9 @@ func TestLayersThatNoBlockHas(t *testing.T) {
 		r.must(d.SubmitShard(r.ctx(), k))
 	}
 	r.must(d.Durable(r.ctx()))
-	gate := make(chan struct{})
+	unblock := make(chan struct{})
 	r.closeStore()
-	r.o.wrapLoad = func(st stream.Stream) stream.Stream { return &gated{st, gate} }
+	r.o.wrapLoad = func(st stream.Stream) stream.Stream { return &gated{st, unblock} }
 	r.openStore()
 	r.dump(1, 3)
 	l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(4, 1, 3), store.LoadOptions{Layerwise: true})
@@ -49,7 +49,7 @@ func TestLayersThatNoBlockHas(t *testing.T) {
 	if !unresolved(l.Done()) {
 		t.Error("the load ended before its copies began")
 	}
-	close(gate)
+	close(unblock)
 	for k := range 5 {
 		r.must(l.WaitShard(r.ctx(), k))
 	}
@@ -59,15 +59,15 @@ func TestLayersThatNoBlockHas(t *testing.T) {
 	}
 }
 
-// gated is a stream that accepts batches after the gate is open.
+// gated is a stream that accepts batches after the unblock is open.
 type gated struct {
 	stream.Stream
-	gate <-chan struct{}
+	unblock <-chan struct{}
 }
 
 func (g *gated) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
 	select {
-	case <-g.gate:
+	case <-g.unblock:
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}

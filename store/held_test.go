@@ -65,7 +65,7 @@ func (h *heldStream) summed(n int, right bool) {
 
 // landed reports the completion of page group n of the last batch, with right or wrong sums, and
 // resolves the ticket after the last group.
-func (h *heldStream) landed(n int, right bool) {
+func (h *heldStream) complete(n int, right bool) {
 	h.summed(n, right)
 	p := h.batches[len(h.batches)-1].Paged
 	if p.Completed(n+1, true); n+1 == len(p.Groups) {
@@ -108,7 +108,7 @@ func TestWaitShardTellsThatItsBatchFailed(t *testing.T) {
 	t.Parallel()
 	r, leased := heldRig(t)
 	l := r.held(leased)
-	leased.landed(0, true)
+	leased.complete(0, true)
 	r.must(l.WaitShard(r.ctx(), 0))
 	ctx, cancel := context.WithTimeout(r.ctx(), 20*time.Millisecond)
 	defer cancel()
@@ -125,14 +125,14 @@ func TestWrongShardIsCopiedAgainWithThoseBehindIt(t *testing.T) {
 	t.Parallel()
 	r, leased := heldRig(t)
 	l := r.held(leased)
-	leased.landed(0, true)
-	leased.landed(1, false)
-	leased.landed(2, true)
+	leased.complete(0, true)
+	leased.complete(1, false)
+	leased.complete(2, true)
 	r.eventually(func() bool { return leased.count() == 2 })
 	if n := len(leased.batches[1].Paged.Groups); n != r.o.shards-1 {
 		t.Fatalf("%d shards are copied again, want %d", n, r.o.shards-1)
 	}
-	leased.landed(0, true)
+	leased.complete(0, true)
 	leased.failed(errors.New("the copy failed"))
 	r.resolved(l.Done())
 	if err := l.Errs()[0]; err == nil {
@@ -157,17 +157,17 @@ func TestPartsOfAWholeLoadAreSettledAsTheyLand(t *testing.T) {
 	if n := len(leased.batches[0].Paged.Groups); n != 4 || !pinned(4)() {
 		t.Fatalf("the batch has %d page groups, and %d slots are pinned; want 4", n, r.cache.Stats().Retained)
 	}
-	leased.landed(0, true)
+	leased.complete(0, true)
 	r.eventually(pinned(3))
 	leased.summed(1, true)
-	leased.landed(2, false) // reports both
+	leased.complete(2, false) // reports both
 	r.eventually(pinned(2))
 	if n := leased.count(); n != 1 {
 		t.Fatalf("%d batches while the first is under way", n)
 	}
 	leased.failed(cause)
 	r.eventually(func() bool { return leased.count() == 2 })
-	leased.landed(0, true)
+	leased.complete(0, true)
 	r.resolved(l.Done())
 	for i, err := range l.Errs() {
 		var b *store.BlockError
@@ -214,7 +214,7 @@ func TestSumsBehindPartsWithoutSums(t *testing.T) {
 		t.Fatalf("the second batch has %d page groups, want %d", n, batch)
 	}
 	for k := batch / 2; k < batch; k++ {
-		leased.landed(k, true)
+		leased.complete(k, true)
 	}
 	leased.batches[0].Paged.Completed(batch, false)
 	leased.tickets[0].Resolve(stream.Completion{}, nil)
@@ -256,7 +256,7 @@ func TestHeaderThatChangesUnderACopyExcusesNothing(t *testing.T) {
 	binary.LittleEndian.PutUint32(sl.Extent().Bytes()[sumAlgo:], uint32(block.SumXXH3))
 	sl.Release()
 	for k := range r.o.shards {
-		leased.landed(k, false)
+		leased.complete(k, false)
 	}
 	r.resolved(l.Done())
 	wantErr(t, l.Errs()[0], errdefs.ErrCorrupt)
@@ -280,8 +280,8 @@ func TestBlockErrorSaysWhetherThePageIsUndefined(t *testing.T) {
 		t.Errorf("a block that is nowhere: %+v", e)
 	}
 	l = r.held(leased)
-	leased.landed(0, true)
-	leased.landed(1, true)
+	leased.complete(0, true)
+	leased.complete(1, true)
 	leased.failed(errdefs.ErrBroken)
 	if e := blockError(l); !e.Undefined || e.Key != r.key(1) || !errors.Is(e, errdefs.ErrBroken) {
 		t.Errorf("a block of which some was copied: %+v", e)

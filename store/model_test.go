@@ -108,7 +108,7 @@ type model struct {
 	rng     *rand.Rand
 	blocks  [modelBlocks]modelBlock
 	free    []uint32        // pages that no task uses
-	quiet   map[uint32]bool // free pages that were poisoned after a task was done with them
+	freed   map[uint32]bool // free pages that were poisoned after a task was done with them
 	tasks   []*pending
 	leases  []*store.Lease
 	history []string
@@ -116,7 +116,7 @@ type model struct {
 
 func runModel(t *testing.T, c modelConfig, seed uint64) {
 	t.Helper()
-	m := &model{t: t, c: c, rng: rand.New(rand.NewPCG(seed, 0x6d6f64656c)), quiet: map[uint32]bool{}}
+	m := &model{t: t, c: c, rng: rand.New(rand.NewPCG(seed, 0x6d6f64656c)), freed: map[uint32]bool{}}
 	o := rigOptions{slots: 8, pages: modelPages, planeBytes: 128, path: stream.PathKernel}
 	if c.slots > 0 {
 		o.slots = c.slots
@@ -216,10 +216,10 @@ func (m *model) takePages(k int) []uint32 {
 	pages := m.free[:k:k]
 	m.free = m.free[k:]
 	for _, p := range pages {
-		if m.quiet[p] && !m.r.poisoned(p) {
+		if m.freed[p] && !m.r.poisoned(p) {
 			m.t.Fatalf("page %d was written to after its task was done", p)
 		}
-		delete(m.quiet, p)
+		delete(m.freed, p)
 	}
 	return pages
 }
@@ -227,7 +227,7 @@ func (m *model) takePages(k int) []uint32 {
 func (m *model) givePages(refs []store.Ref) {
 	for _, ref := range refs {
 		m.r.poison(ref.Page)
-		m.quiet[ref.Page] = true
+		m.freed[ref.Page] = true
 		m.free = append(m.free, ref.Page)
 	}
 }

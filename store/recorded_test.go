@@ -291,7 +291,7 @@ func (p *teller) Set(err error) {
 	p.ends = append(p.ends, err)
 }
 
-func (p *teller) told() (steps []int, ends []error) {
+func (p *teller) reported() (steps []int, ends []error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.steps), slices.Clone(p.ends)
@@ -306,14 +306,14 @@ func TestLoadTellsItsProgress(t *testing.T) {
 		for _, err := range r.load(store.LoadOptions{Layerwise: layerwise, Progress: p}, 1, 2) {
 			r.must(err)
 		}
-		r.eventually(func() bool { _, ends := p.told(); return len(ends) > 0 })
-		if steps, ends := p.told(); !slices.Equal(steps, want) || len(ends) != 1 || ends[0] != nil {
+		r.eventually(func() bool { _, ends := p.reported(); return len(ends) > 0 })
+		if steps, ends := p.reported(); !slices.Equal(steps, want) || len(ends) != 1 || ends[0] != nil {
 			t.Errorf("layerwise %v: told of %v and %v", layerwise, steps, ends)
 		}
 		p = &teller{}
 		r.load(store.LoadOptions{Layerwise: layerwise, Progress: p}, 1, 9)
-		r.eventually(func() bool { _, ends := p.told(); return len(ends) > 0 })
-		if _, ends := p.told(); len(ends) != 1 || !errors.Is(ends[0], errdefs.ErrNotFound) {
+		r.eventually(func() bool { _, ends := p.reported(); return len(ends) > 0 })
+		if _, ends := p.reported(); len(ends) != 1 || !errors.Is(ends[0], errdefs.ErrNotFound) {
 			t.Errorf("layerwise %v: a load that fails ends with %v", layerwise, ends)
 		}
 	}
@@ -359,20 +359,20 @@ func TestLoadThatIsWaitedForExpires(t *testing.T) {
 	r.eventually(func() bool { return leased.count() == 1 })
 	clock.Advance(time.Minute - time.Millisecond)
 	time.Sleep(10 * time.Millisecond)
-	if _, ends := p.told(); len(ends) != 0 {
+	if _, ends := p.reported(); len(ends) != 0 {
 		t.Fatalf("it ended before its time: %v", ends)
 	}
 	clock.Advance(time.Millisecond)
 	r.eventually(func() bool { return reported.Load() == 1 })
-	if _, ends := p.told(); len(ends) != 1 || !errors.Is(ends[0], errdefs.ErrExpired) {
-		t.Errorf("told %v", ends)
+	if _, ends := p.reported(); len(ends) != 1 || !errors.Is(ends[0], errdefs.ErrExpired) {
+		t.Errorf("reported %v", ends)
 	}
 	if n := r.st.Stats().LoadsExpired; n != 1 || !unresolved(l.Done()) {
 		t.Errorf("%d loads expired, and this one is over: %v", n, l.Errs())
 	}
-	leased.landed(0, true)
+	leased.complete(0, true)
 	if err := l.Wait(r.ctx()); !errors.Is(err, errdefs.ErrExpired) {
-		t.Errorf("who asks how it ended is told %v", err)
+		t.Errorf("who asks how it ended is reported %v", err)
 	}
 	for i, err := range l.Errs() {
 		var of *store.BlockError
@@ -383,7 +383,7 @@ func TestLoadThatIsWaitedForExpires(t *testing.T) {
 	if n := r.st.Stats().LoadErrors; n != 1 {
 		t.Errorf("%d blocks are counted as failed", n)
 	}
-	if _, ends := p.told(); len(ends) != 1 {
+	if _, ends := p.reported(); len(ends) != 1 {
 		t.Errorf("told twice: %v", ends)
 	}
 }

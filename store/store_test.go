@@ -295,7 +295,7 @@ func TestLayerwiseLoadHandsOutShardsInOrder(t *testing.T) {
 		ctx, cancel := context.WithTimeout(r.ctx(), 10*time.Millisecond)
 		wantErr(t, l.WaitShard(ctx, k), context.DeadlineExceeded)
 		cancel()
-		leased.landed(k, true)
+		leased.complete(k, true)
 		r.must(l.WaitShard(r.ctx(), k))
 	}
 	r.must(l.Wait(r.ctx()))

@@ -137,10 +137,10 @@ func TestBrokenStreamIsReopened(t *testing.T) {
 func TestCloseFinishesWrites(t *testing.T) {
 	t.Parallel()
 	hook := &hookTier{}
-	gate := make(chan struct{})
+	unblock := make(chan struct{})
 	r := newRig(t, rigOptions{dirs: []string{t.TempDir()}, wrapFile: func(next tier.Tier) tier.Tier { hook.Tier = next; return hook }})
 	hook.put = func(ctx context.Context, key block.Key, src mem.Extent) error {
-		<-gate
+		<-unblock
 		return hook.Tier.Put(ctx, key, src)
 	}
 	d := r.startDump(1, 2, 3)
@@ -161,7 +161,7 @@ func TestCloseFinishesWrites(t *testing.T) {
 	wantErr(t, err, errdefs.ErrClosed)
 	_, err = r.st.Lookup(r.ctx(), nil)
 	wantErr(t, err, errdefs.ErrClosed)
-	close(gate)
+	close(unblock)
 	r.must(<-closed)
 	r.must(r.st.Close(r.ctx()))
 	r.must(d.Durable(r.ctx()))

@@ -55,9 +55,9 @@ func (c *readTier) want(t *testing.T, reads, gets int64) {
 }
 
 // newReadRig returns a store over counted files with dumped blocks that the cache no longer has.
-func newReadRig(t *testing.T, o rigOptions, ns ...int) (*rig, *readTier, *told) {
+func newReadRig(t *testing.T, o rigOptions, ns ...int) (*rig, *readTier, *corruptReports) {
 	t.Helper()
-	c, said := &readTier{}, &told{}
+	c, said := &readTier{}, &corruptReports{}
 	o.dirs, o.planeBytes = []string{t.TempDir()}, leafy
 	o.wrapFile = func(tr tier.Tier) tier.Tier {
 		f, ok := tr.(*file.Tier)
@@ -93,18 +93,18 @@ func (r *rig) forgetCached(ns ...int) {
 }
 
 // told records the corrupt blocks that a store reported.
-type told struct {
+type corruptReports struct {
 	mu    sync.Mutex
 	tiers []string
 }
 
-func (s *told) corrupt(tier string, _ block.Key, _ error) {
+func (s *corruptReports) corrupt(tier string, _ block.Key, _ error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.tiers = append(s.tiers, tier)
 }
 
-func (s *told) want(t *testing.T, tiers ...string) {
+func (s *corruptReports) want(t *testing.T, tiers ...string) {
 	t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()

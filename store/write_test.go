@@ -15,9 +15,9 @@ import (
 // manyTier stores many blocks by one call, and single blocks one by one.
 type manyTier struct {
 	tier.Tier
-	begun chan struct{} // receives each call
-	gate  chan struct{} // each call takes one from it
-	bad   block.Key     // which it refuses
+	begun   chan struct{} // receives each call
+	unblock chan struct{} // each call takes one from it
+	bad     block.Key     // which it refuses
 
 	mu    sync.Mutex
 	calls []int // blocks of each
@@ -29,7 +29,7 @@ func (m *manyTier) called(ctx context.Context, n int) error {
 	m.mu.Unlock()
 	m.begun <- struct{}{}
 	select {
-	case <-m.gate:
+	case <-m.unblock:
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -62,7 +62,7 @@ func (m *manyTier) PutMany(ctx context.Context, keys []block.Key, srcs []mem.Ext
 // newMany returns a store with one writer that is writing block 0 alone.
 func newMany(t *testing.T) (*rig, *manyTier, *store.DumpTask) {
 	t.Helper()
-	m := &manyTier{begun: make(chan struct{}, 64), gate: make(chan struct{}, 64)}
+	m := &manyTier{begun: make(chan struct{}, 64), unblock: make(chan struct{}, 64)}
 	r := newRig(t, rigOptions{
 		slots: 16, dirs: []string{t.TempDir()},
 		wrapFile: func(next tier.Tier) tier.Tier { m.Tier = next; return m },
@@ -93,9 +93,9 @@ func TestWriterTakesWhatIsQueuedTogether(t *testing.T) {
 	r, m, d := newMany(t)
 	m.bad = r.key(4)
 	first, second := r.dumpAt(1, 1, 2, 3), r.dumpAt(4, 4, 5, 1)
-	m.gate <- struct{}{}
+	m.unblock <- struct{}{}
 	r.must(d.Durable(r.ctx()))
-	m.gate <- struct{}{}
+	m.unblock <- struct{}{}
 	r.must(first.Durable(r.ctx()))
 	err := second.Durable(r.ctx())
 	wantErr(t, err, errdefs.ErrNoSpace)
@@ -122,14 +122,14 @@ func TestCanceledDumpsInOneWriting(t *testing.T) {
 		r, m, d := newMany(t)
 		one, other, late := r.dumpAt(1, 1, 2), r.dumpAt(3, 3, 4), r.dumpAt(5, 5)
 		late.Cancel() // before it is taken
-		m.gate <- struct{}{}
+		m.unblock <- struct{}{}
 		r.must(d.Durable(r.ctx()))
 		<-m.begun
 		one.Cancel()
 		if both {
 			other.Cancel()
 		} else {
-			m.gate <- struct{}{}
+			m.unblock <- struct{}{}
 		}
 		r.resolved(one.Done())
 		err := other.Durable(r.ctx())

@@ -161,12 +161,12 @@ func TestLeasesBeyondTheLimit(t *testing.T) {
 func TestTierThatFailsIsPassedOver(t *testing.T) {
 	for _, action := range []string{"fail", "half"} {
 		plan := fault.New(1)
-		var told []string
+		var reported []string
 		r := newRig(t, 8, func(r *rig, c *index.Config) {
 			c.Tiers[0] = faulty.NewSlots(r.cache, plan, nil)
 			c.Fallback = func(tier string, _ block.Key, err error) {
 				if errors.Is(err, fault.ErrInjected) {
-					told = append(told, tier)
+					reported = append(reported, tier)
 				}
 			}
 		})
@@ -184,8 +184,8 @@ func TestTierThatFailsIsPassedOver(t *testing.T) {
 		if hits[0].Tier != "file" || hits[1].State != tier.Absent {
 			t.Errorf("with a cache that cannot be asked: %+v", hits)
 		}
-		if n := r.x.Stats().Fallbacks; int(n) != len(told) || n < 3 || slices.Contains(told, "file") {
-			t.Errorf("%d failures are counted, told of %v", n, told)
+		if n := r.x.Stats().Fallbacks; int(n) != len(reported) || n < 3 || slices.Contains(reported, "file") {
+			t.Errorf("%d failures are counted, reported %v", n, reported)
 		}
 		r.wantFree()
 	}

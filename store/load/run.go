@@ -103,10 +103,10 @@ func (t *Task) stop() {
 
 // finish ends the load.
 func (t *Task) finish() {
-	took := t.p.Clock.Now().Sub(t.startedAt)
-	t.p.Count.LoadTimes.Observe(took)
+	elapsed := t.p.Clock.Now().Sub(t.startedAt)
+	t.p.Count.LoadTimes.Observe(elapsed)
 	if t.cacheBytes+t.lowerBytes > 0 {
-		t.l.Admission.Loaded(t.cacheBytes, t.lowerBytes, took)
+		t.l.Admission.Loaded(t.cacheBytes, t.lowerBytes, elapsed)
 	}
 	t.failExpired()
 	t.layersDone.Advance(t.p.Map.NumLayers())

@@ -44,14 +44,16 @@ func (m *Manager) Worth(blocks []Block, states []State, tokens int64) int {
 	}
 	// The caller need not load the blocks. So the probe ends here, with the expected time of a
 	// load.
-	took := time.Duration(0)
+	elapsed := time.Duration(0)
 	if rate := m.admission.Stats().FileRate; rate > 0 {
-		took = time.Duration(float64(below) / rate * float64(time.Second))
+		elapsed = time.Duration(float64(below) / rate * float64(time.Second))
 	}
-	m.admission.Probed(m.clock.Now(), took)
+	m.admission.Probed(m.clock.Now(), elapsed)
 	return n
 }
 
 // Computed reports the time in which the engine has computed the KV of a number of tokens. Less
 // than 256 tokens are ignored.
-func (m *Manager) Computed(tokens int64, took time.Duration) { m.admission.Computed(tokens, took) }
+func (m *Manager) Computed(tokens int64, elapsed time.Duration) {
+	m.admission.Computed(tokens, elapsed)
+}

@@ -73,7 +73,7 @@ type batch struct {
 	ticket *stream.Ticket
 
 	parts    int // left to issue
-	flying   int
+	inFlight int
 	finished bool
 	onIssue  func()
 }
@@ -91,7 +91,7 @@ func (b *batch) Issue() (whole, ok bool) {
 	r.room--
 	b.Started = time.Now()
 	b.parts--
-	b.flying++
+	b.inFlight++
 	b.AddInFlight()
 	r.issued = append(r.issued, b.ID())
 	if b.onIssue != nil {
@@ -103,7 +103,7 @@ func (b *batch) Issue() (whole, ok bool) {
 func (b *batch) Finish(verdict error) (stream.Completion, error) {
 	b.rig.mu.Lock()
 	defer b.rig.mu.Unlock()
-	if b.flying > 0 || b.finished {
+	if b.inFlight > 0 || b.finished {
 		panic("finished before it has landed, or twice")
 	}
 	b.finished = true
@@ -114,7 +114,7 @@ func (b *batch) Finish(verdict error) (stream.Completion, error) {
 func (b *batch) land(parts int) { b.rig.set(func() { b.landed(parts) }) }
 
 func (b *batch) landed(parts int) {
-	for b.flying -= parts; parts > 0; parts-- {
+	for b.inFlight -= parts; parts > 0; parts-- {
 		b.Land()
 	}
 }

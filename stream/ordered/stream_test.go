@@ -206,7 +206,7 @@ func TestClose(t *testing.T) {
 		}
 		wantIs(t, r.try(t.Context(), &batch{parts: 1}), errdefs.ErrClosed)
 		r.set(func() { r.room = 9 })
-		r.set(func() { a.landed(a.flying); r.free = errHardware })
+		r.set(func() { a.landed(a.inFlight); r.free = errHardware })
 		wantIs(t, r.s.Close(t.Context()), errHardware)
 		wantDone(t, "ox", a, b)
 		wantIs(t, b.ticket.Err(), errdefs.ErrCanceled, errdefs.ErrClosed)
@@ -331,7 +331,7 @@ func TestConcurrent(t *testing.T) {
 				mu.Lock()
 				r.mu.Lock()
 				for _, i := range rand.Perm(len(all)) {
-					all[i].landed(all[i].flying)
+					all[i].landed(all[i].inFlight)
 				}
 				r.room = 4
 				r.mu.Unlock()

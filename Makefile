@@ -28,7 +28,7 @@ GUEST := KVLANE_REQUIRE=verbs,nfs,root $(GO) test -count 1 -p 1 -timeout 20m -ex
 export CGO_ENABLED = 0
 
 .DEFAULT_GOAL := help
-.PHONY: build lib wheel dist python vllm sglang mooncake demo test short verbs mutants nonic lint race generate drift fuzz bench crash stress hardware-kit hardware clean help
+.PHONY: build lib wheel dist python vllm sglang mooncake demo test short verbs mutants nonic lint race generate drift fuzz bench codepaths crash stress hardware-kit hardware clean help
 
 # SOURCE_DATE_EPOCH, seconds since 1970, is the date of builds that shall be the same again (reproducible-builds.org).
 build: ## build the one binary, bin/kvlane
@@ -142,6 +142,9 @@ stress: ## strain everything at once for TIME: processes, faults, kills, damage;
 
 bench: ## run every benchmark once
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...
+
+codepaths: ## count the functions and files that LeasePrefix and a load of one cached block enter
+	tools/codepaths
 
 hardware-kit: ## build what verifies a GPU on a machine without Go: bin/hardware
 	$(GO) build -trimpath -o $(BIN)/hardware/kvlane ./cmd/kvlane

@@ -126,6 +126,7 @@ var mayImport = map[string]string{
 	"internal/acceptance":   "", // but for its tests
 	"internal/archtest":     "",
 	"internal/autonic":      "",
+	"internal/codepaths":    "device ROOT",
 	"internal/stress":       "", // but for its tests
 	"internal/sys/dl":       "errdefs internal/leak",
 	"internal/sys/cuda":     "errdefs internal/leak internal/sys/dl",

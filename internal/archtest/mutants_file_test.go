@@ -47,8 +47,6 @@ var fileMutants = []mutant{
 		"tier/log/checkpoint.go", " && g.synced.Load() < c.end {", " && g.synced.Load() < 0 {"),
 	defect("tier/log", "TestCollectAfterManyAppended",
 		"tier/log/write.go", "	for _, a := range t.appenders { // as many as there are\n", "	for _, a := range t.appenders[:1] {\n"),
-	defect("tier/log", "TestDefectNoRoomBesideSegmentsThatAreAppendedTo",
-		"tier/log/collect.go", "		if v == nil && mayEnd && t.space.waiting() > 0 {", "		if v == nil && mayEnd && t.space.waiting() < 0 {"),
 	// The file tier.
 	defect("tier/file", "TestDefectNewerImageIsSetAside",
 		"tier/file/get.go", " && !errors.Is(err, block.ErrVersion) {", " {"),

@@ -118,16 +118,8 @@ func (t *Tier) collect(ctx context.Context, excess func() int64, s sweep) (remov
 	t.order.Unlock()
 	failed := make(map[uint32]bool)
 	var errs []error
-	mayEnd := len(t.appenders) > 1 && !s.all // the segments being appended to may be ended
 	for excess() > 0 && ctx.Err() == nil {
 		v := t.victim(failed, s, last)
-		if v == nil && mayEnd && t.space.waiting() > 0 { // on a full disk there may be no others
-			mayEnd = false
-			if err := t.sealAll(); err != nil {
-				errs = append(errs, err)
-			}
-			continue
-		}
 		if v == nil {
 			break
 		}

@@ -267,8 +267,8 @@ func TestCollectAfterManyAppended(t *testing.T) {
 	h.die()
 }
 
-// Writes waited for room without end, since all that the disk has room for was appended to and
-// nothing was filled.
+// TestDefectNoRoomBesideSegmentsThatAreAppendedTo checks that writes end on a disk that has space for
+// segments being appended to only. The writer's own full segment is then evicted.
 func TestDefectNoRoomBesideSegmentsThatAreAppendedTo(t *testing.T) {
 	h := newHeads(t, log.FsyncNever, func(d *disk) {
 		d.c.MaxBytes = 64 * d.c.SegmentBytes

@@ -118,7 +118,7 @@ var mayImport = map[string]string{
 	"internal/limits":       "errdefs internal/present",
 	"internal/present":      "",
 	"internal/strictjson":   "",
-	"internal/settings":     anyPlain + " store stream/copy/plan tier/file tier/log internal/present internal/strictjson",
+	"internal/settings":     anyPlain + " store stream/copy/plan tier/file tier/log internal/present internal/strictjson internal/ctxio",
 	"internal/ctxio":        "errdefs",
 	"internal/published":    "", // but for its tests
 	"internal/testkit":      "internal/leak internal/fault",

@@ -6,12 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/kvlane/kvlane/internal/ctxio"
 )
 
 // maxFileBytes bounds a configuration file.
@@ -46,7 +47,7 @@ func (v *Value) Check() error {
 // ReadFile returns the values of a configuration file. The error lists everything that is wrong.
 // It blocks on a FIFO without a writer until ctx ends.
 func ReadFile(ctx context.Context, name string) ([]Value, error) {
-	text, err := readUntil(ctx, name)
+	text, err := read(ctx, name)
 	if err != nil {
 		return nil, fmt.Errorf("read the configuration: %w", err)
 	}
@@ -56,35 +57,14 @@ func ReadFile(ctx context.Context, name string) ([]Value, error) {
 	return ParseFile(name, text)
 }
 
-// readUntil reads a file, but at most one byte more than maxFileBytes. Opening a FIFO blocks until
-// it has a writer. A goroutine opens it, which ends with the process if ctx ends first.
-func readUntil(ctx context.Context, name string) ([]byte, error) {
-	read := func() ([]byte, error) {
-		f, err := os.Open(name)
-		if err != nil {
-			return nil, err
-		}
-		text, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
-		return text, errors.Join(err, f.Close())
+// read reads a file, but at most one byte more than maxFileBytes.
+func read(ctx context.Context, name string) ([]byte, error) {
+	f, err := ctxio.Open(ctx, name)
+	if err != nil {
+		return nil, err
 	}
-	if info, err := os.Stat(name); err != nil || info.Mode()&fs.ModeNamedPipe == 0 {
-		return read()
-	}
-	type result struct {
-		text []byte
-		err  error
-	}
-	done := make(chan result, 1)
-	go func() {
-		text, err := read()
-		done <- result{text, err}
-	}()
-	select {
-	case r := <-done:
-		return r.text, r.err
-	case <-ctx.Done():
-		return nil, fmt.Errorf("wait for %s: %w", name, context.Cause(ctx))
-	}
+	text, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
+	return text, errors.Join(err, f.Close())
 }
 
 // ParseFile parses a YAML mapping of names to a value, or to a list of values.

@@ -38,5 +38,3 @@ func (p *PD) Close() error {
 		return nil
 	})
 }
-
-func (p *PD) deviceOf() *Device { return p.dev }

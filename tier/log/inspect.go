@@ -16,29 +16,25 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// Inspection describes the contents of a directory.
-type Inspection = blockdir.Inspection
-
-// Totals counts blocks and their bytes.
-type Totals = blockdir.Totals
-
-// Entry is a block in a directory.
-type Entry = blockdir.Entry
-
-// Collected is the result of GC.
-type Collected = blockdir.Collected
-
-// Report is the result of Verify.
-type Report = blockdir.Report
-
-// Repaired is the result of Repair.
-type Repaired = blockdir.Repaired
-
-// Unwanted selects files for Clear.
-type Unwanted = blockdir.Unwanted
-
-// Cleared is the result of Clear.
-type Cleared = blockdir.Cleared
+// Types of reports about a directory.
+type (
+	// Inspection describes the contents of a directory.
+	Inspection = blockdir.Inspection
+	// Totals counts blocks and their bytes.
+	Totals = blockdir.Totals
+	// Entry is a block in a directory.
+	Entry = blockdir.Entry
+	// Collected is the result of GC.
+	Collected = blockdir.Collected
+	// Report is the result of Verify.
+	Report = blockdir.Report
+	// Repaired is the result of Repair.
+	Repaired = blockdir.Repaired
+	// Unwanted selects files for Clear.
+	Unwanted = blockdir.Unwanted
+	// Cleared is the result of Clear.
+	Cleared = blockdir.Cleared
+)
 
 // Recognises reports whether a directory is one of a log, by its marker. If the marker cannot be
 // read it looks for segments.

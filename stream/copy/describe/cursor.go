@@ -3,7 +3,7 @@ package describe
 import "github.com/kvlane/kvlane/mem"
 
 // Cursor is the position up to which a batch has been issued. Kernels move it by descriptors,
-// engines by runs, and the staged path by pieces; a batch takes one path.
+// engines by runs, and the staged path by chunks; a batch takes one path.
 type Cursor struct {
 	Batch *mem.Batch
 	// Summed is set if kernels compute the sums that the batch asks for. Behind is set if other
@@ -17,9 +17,9 @@ type Cursor struct {
 	i      int
 	off    int64
 	listed int // descriptors written so far
-	// Position in the Paged: the next plane and pair of a group and, for pieces, the byte off. For
+	// Position in the Paged: the next plane and pair of a group and, for chunks, the byte off. For
 	// descriptors, planes is the number of planes in this pass over the pairs. sums is the index of
-	// the group's first sum; for pieces, that of the next sum.
+	// the group's first sum; for chunks, that of the next sum.
 	group, plane, pair int
 	planes             int
 	sums               int

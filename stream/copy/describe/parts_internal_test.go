@@ -6,7 +6,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// TestLayerLeft: what is left of a layer is what was not described of it, and only layers of the same blocks are layers.
+// TestLayerLeft: what is left of a layer is what was not described of it, and only layers of the
+// same blocks are layers.
 func TestLayerLeft(t *testing.T) {
 	pairs, others := make([]mem.PageSlot, 10), make([]mem.PageSlot, 10)
 	planes := []mem.Plane{{Bytes: 100}, {Bytes: 20}}

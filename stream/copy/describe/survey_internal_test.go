@@ -11,8 +11,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// TestWithinIsExact: pairs are within the limits if each number is, whatever the others are; numbers of 2^31 and more are
-// left to who looks at them one by one.
+// TestWithinIsExact: pairs are within the limits if each number is, whatever the others are;
+// numbers of 2^31 and more are left to who looks at them one by one.
 func TestWithinIsExact(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 31))
 	edges := []uint32{0, 1, 2, 1 << 16, 1<<31 - 2, 1<<31 - 1, 1 << 31, 1<<31 + 1, math.MaxUint32}
@@ -83,7 +83,8 @@ func TestSurveyHoldsEachGroupToItsOwnMemory(t *testing.T) {
 	}
 }
 
-// benchRequest is a request of 1,024 blocks as a load has it, of 64 planes: layer by layer, or so many blocks a part.
+// benchRequest is a request of 1,024 blocks as a load has it, of 64 planes: layer by layer, or so
+// many blocks a part.
 func benchRequest(tb testing.TB, layers bool) *mem.Batch {
 	tb.Helper()
 	const planes, blocks, bytes = 64, 1024, 4096

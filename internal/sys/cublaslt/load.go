@@ -6,8 +6,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/ebitengine/purego"
-
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/sys/dl"
@@ -84,35 +82,23 @@ func Load(path string) (*Library, error) {
 		return nil, fmt.Errorf("load cublasLt: %w", err)
 	}
 	l := &Library{lib: lib}
-	var missing []error
-	for _, f := range []struct {
-		name string
-		fn   any
-	}{
-		{"cublasLtGetVersion", &l.version},
-		{"cublasLtGetStatusName", &l.statusName},
-		{"cublasLtCreate", &l.create},
-		{"cublasLtDestroy", &l.destroy},
-		{"cublasLtMatmulDescCreate", &l.operationCreate},
-		{"cublasLtMatmulDescSetAttribute", &l.operationSet},
-		{"cublasLtMatmulDescDestroy", &l.operationDestroy},
-		{"cublasLtMatrixLayoutCreate", &l.layoutCreate},
-		{"cublasLtMatrixLayoutDestroy", &l.layoutDestroy},
-		{"cublasLtMatmulPreferenceCreate", &l.preferenceCreate},
-		{"cublasLtMatmulPreferenceSetAttribute", &l.preferenceSet},
-		{"cublasLtMatmulPreferenceDestroy", &l.preferenceDestroy},
-		{"cublasLtMatmulAlgoGetHeuristic", &l.heuristics},
-		{"cublasLtMatmul", &l.matmul},
-	} {
-		addr, err := lib.Symbol(f.name)
-		if err != nil {
-			missing = append(missing, err)
-			continue
-		}
-		purego.RegisterFunc(f.fn, addr)
-	}
-	if len(missing) > 0 {
-		return nil, errors.Join(append(missing, lib.Close())...)
+	symbols := lib.Symbols()
+	symbols.Bind(&l.version, "cublasLtGetVersion")
+	symbols.Bind(&l.statusName, "cublasLtGetStatusName")
+	symbols.Bind(&l.create, "cublasLtCreate")
+	symbols.Bind(&l.destroy, "cublasLtDestroy")
+	symbols.Bind(&l.operationCreate, "cublasLtMatmulDescCreate")
+	symbols.Bind(&l.operationSet, "cublasLtMatmulDescSetAttribute")
+	symbols.Bind(&l.operationDestroy, "cublasLtMatmulDescDestroy")
+	symbols.Bind(&l.layoutCreate, "cublasLtMatrixLayoutCreate")
+	symbols.Bind(&l.layoutDestroy, "cublasLtMatrixLayoutDestroy")
+	symbols.Bind(&l.preferenceCreate, "cublasLtMatmulPreferenceCreate")
+	symbols.Bind(&l.preferenceSet, "cublasLtMatmulPreferenceSetAttribute")
+	symbols.Bind(&l.preferenceDestroy, "cublasLtMatmulPreferenceDestroy")
+	symbols.Bind(&l.heuristics, "cublasLtMatmulAlgoGetHeuristic")
+	symbols.Bind(&l.matmul, "cublasLtMatmul")
+	if err := symbols.Missing(); err != nil {
+		return nil, errors.Join(err, lib.Close())
 	}
 	return l, nil
 }

@@ -95,3 +95,22 @@ func TestOpenTakesTheFirstThatIsThere(t *testing.T) {
 		t.Errorf("live handles went from %d to %d", before, after)
 	}
 }
+
+// Bind sets functions that the library has, and reports the others.
+func TestBind(t *testing.T) {
+	lib, err := Open("libc.so.6")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lib.Close()
+	var abs, none func(int32) int32
+	s := lib.Symbols()
+	s.Bind(&abs, "abs")
+	s.Bind(&none, "kvlane_no_such_function")
+	if err := s.Missing(); !errors.Is(err, errdefs.ErrNotSupported) || none != nil {
+		t.Errorf("a missing function: %v", err)
+	}
+	if got := abs(-7); got != 7 {
+		t.Errorf("abs(-7) is %d", got)
+	}
+}

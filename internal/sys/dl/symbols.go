@@ -1,6 +1,10 @@
 package dl
 
-import "errors"
+import (
+	"errors"
+
+	"github.com/ebitengine/purego"
+)
 
 // Symbols resolves the functions of a library and collects the missing ones, so that one error
 // names them all.
@@ -19,6 +23,13 @@ func (s *Symbols) Need(name string) uintptr {
 		s.missing = append(s.missing, err)
 	}
 	return p
+}
+
+// Bind sets fn, a pointer to a variable of a func type, to a function unless it is missing.
+func (s *Symbols) Bind(fn any, name string) {
+	if p := s.Need(name); p != 0 {
+		purego.RegisterFunc(fn, p)
+	}
 }
 
 // Optional returns the address of a function, or zero.

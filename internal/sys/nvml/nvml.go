@@ -11,8 +11,6 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/ebitengine/purego"
-
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/sys/dl"
@@ -93,24 +91,17 @@ func Load() (*Library, error) {
 	}
 	l := &Library{lib: lib}
 	var start func() result
-	for _, f := range []struct {
-		name string
-		fn   any
-	}{
-		{"nvmlInit_v2", &start},
-		{"nvmlShutdown", &l.shutdown},
-		{"nvmlErrorString", &l.errorString},
-		{"nvmlDeviceGetHandleByPciBusId_v2", &l.handleByPCI},
-		{"nvmlDeviceGetP2PStatus", &l.p2pStatus},
-		{"nvmlDeviceGetNvLinkState", &l.linkState},
-		{"nvmlDeviceGetNvLinkRemotePciInfo_v2", &l.linkRemote},
-		{"nvmlDeviceGetFieldValues", &l.fieldValues},
-	} {
-		addr, err := lib.Symbol(f.name)
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("load NVML: %w", err), lib.Close())
-		}
-		purego.RegisterFunc(f.fn, addr)
+	symbols := lib.Symbols()
+	symbols.Bind(&start, "nvmlInit_v2")
+	symbols.Bind(&l.shutdown, "nvmlShutdown")
+	symbols.Bind(&l.errorString, "nvmlErrorString")
+	symbols.Bind(&l.handleByPCI, "nvmlDeviceGetHandleByPciBusId_v2")
+	symbols.Bind(&l.p2pStatus, "nvmlDeviceGetP2PStatus")
+	symbols.Bind(&l.linkState, "nvmlDeviceGetNvLinkState")
+	symbols.Bind(&l.linkRemote, "nvmlDeviceGetNvLinkRemotePciInfo_v2")
+	symbols.Bind(&l.fieldValues, "nvmlDeviceGetFieldValues")
+	if err := symbols.Missing(); err != nil {
+		return nil, errors.Join(fmt.Errorf("load NVML: %w", err), lib.Close())
 	}
 	if err := l.check(start(), "nvmlInit_v2", ""); err != nil {
 		return nil, errors.Join(fmt.Errorf("load NVML: %w", err), lib.Close())

@@ -51,7 +51,7 @@ func (r *Report) Compare(earlier *Report, noise float64) *Comparison {
 	differ("the form of batches", string(earlier.Setup.Form), string(r.Setup.Form))
 	differ("the length of batches", strconv.Itoa(earlier.Setup.BatchBlocks), strconv.Itoa(r.Setup.BatchBlocks))
 	differ("the longest call of the driver's batched copy", strconv.Itoa(earlier.Setup.DriverCall), strconv.Itoa(r.Setup.DriverCall))
-	differ("what auto had to do without", strings.Join(earlier.Setup.Without, ", "), strings.Join(r.Setup.Without, ", "))
+	differ("paths that auto could not use", strings.Join(earlier.Setup.Without, ", "), strings.Join(r.Setup.Without, ", "))
 	differ("the length of slots", BytesText(earlier.Setup.SlotBytes), BytesText(r.Setup.SlotBytes))
 	differ("the pool", BytesText(earlier.Setup.PoolBytes), BytesText(r.Setup.PoolBytes))
 	for _, d := range []Direction{ToDevice, ToHost, Both} {
@@ -152,7 +152,7 @@ func (c *Comparison) WriteText(w io.Writer) error {
 		p.Gap()
 		p.Table(t)
 		p.Define("before, now", "GB/s")
-		p.Define("noise", "what may be chance")
+		p.Define("noise", "differences within chance")
 	}
 	return p.Write(w)
 }

@@ -28,7 +28,7 @@ func (h *Head) LeftOut(places []string, budgetSeconds float64) {
 func (h *Head) Print(p *present.Page, verdict string) {
 	mark := present.Good
 	if h.Incomplete != "" {
-		p.Verdict(present.Bad, "INCOMPLETE: %s. What follows was measured before.", h.Incomplete)
+		p.Verdict(present.Bad, "INCOMPLETE: %s. The figures below were measured before.", h.Incomplete)
 		mark = present.Plain
 	}
 	p.Verdict(mark, "%s", verdict)

@@ -74,7 +74,7 @@ func (h *Header) Shard(i int) (off, bytes int64, sum uint64) {
 // compare checks the checksum of shard i against the header.
 func (h *Header) compare(i int, got uint64) error {
 	if _, _, want := h.Shard(i); got != want {
-		return fmt.Errorf("verify block %s: checksum of shard %d is %016x, the header says %016x: %w", h.Key, i, got, want, errdefs.ErrCorrupt)
+		return fmt.Errorf("verify block %s: checksum of shard %d is %016x, the header has %016x: %w", h.Key, i, got, want, errdefs.ErrCorrupt)
 	}
 	return nil
 }
@@ -122,7 +122,7 @@ func DecodeHeader(b []byte) (Header, error) {
 	}
 	b = b[:n]
 	if want, got := binary.LittleEndian.Uint64(b[n-sumBytes:]), xxh3.Hash(b[:n-sumBytes]); want != got {
-		return Header{}, fmt.Errorf("decode block header: header checksum is %016x, the header says %016x: %w", got, want, errdefs.ErrCorrupt)
+		return Header{}, fmt.Errorf("decode block header: header checksum is %016x, the header has %016x: %w", got, want, errdefs.ErrCorrupt)
 	}
 	h := Header{
 		Version:    binary.LittleEndian.Uint32(b[offVersion:]),

@@ -32,7 +32,7 @@ func paths(r *Report) []Path {
 		{Name: "transfer/tcp", What: "between processes and hosts, over sockets", Available: Finding{Answer: Yes}},
 		{Name: "transfer/rdma", What: "between processes and hosts, by an RDMA NIC", Available: r.activePort()},
 		{Name: "host device", What: "the CPU and its memory, for engines that compute there; asked for by name", Available: Finding{Answer: Yes}},
-		{Name: "simulated device", What: "stands in for a GPU; its figures say nothing of hardware", Available: Finding{Answer: Yes}},
+		{Name: "simulated device", What: "simulates a GPU; its figures are not those of hardware", Available: Finding{Answer: Yes}},
 	}
 }
 

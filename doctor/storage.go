@@ -173,7 +173,7 @@ func (m *Machine) tryCuFile(ctx context.Context, r *Report, c *CuFile) {
 	}
 	p := m.CuFile(ctx, dirs)
 	c.LogFile, c.Log = p.LogFile, p.Log
-	c.Driver = Answered(p.Err, "what the library's log says")
+	c.Driver = Answered(p.Err, "the library's log")
 	var indirect []string
 	for i := range min(len(p.Dirs), len(at)) {
 		d := &p.Dirs[i]

@@ -241,7 +241,7 @@ func find(ctx context.Context, dev device.Device, nics NICs, c Calibration, dir 
 	case err != nil:
 		return plan.Profile{}, "", err
 	case got.Result != nil && got.Result.Loaded != "":
-		return plan.Profile{}, got.Note, fmt.Errorf("somebody else used this GPU while it was measured: %s: %w", got.Result.Loaded, errdefs.ErrBusy)
+		return plan.Profile{}, got.Note, fmt.Errorf("another process used this GPU during the measurement: %s: %w", got.Result.Loaded, errdefs.ErrBusy)
 	}
 	return got.Profile, got.Note, nil
 }

@@ -180,7 +180,7 @@ func askPeer(ctx context.Context, cmd *exec.Cmd, d *Descriptor) error {
 	}
 	var v verdict
 	if err := json.NewDecoder(&out).Decode(&v); err != nil {
-		return fmt.Errorf("the second process said nothing: %w", errors.Join(ran, errors.New(strings.TrimSpace(log.String()))))
+		return fmt.Errorf("the second process sent nothing: %w", errors.Join(ran, errors.New(strings.TrimSpace(log.String()))))
 	}
 	switch {
 	case v.NotSupported:

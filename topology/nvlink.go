@@ -37,7 +37,7 @@ func (m *Machine) FindNVLinks(l Linker) {
 		ends[i] = make(map[string]int)
 		remotes, err := l.NVLinks(g.PCI)
 		if err != nil && !errors.Is(err, errdefs.ErrNotSupported) {
-			m.note(err, "what NVLinks %s has", g.title())
+			m.note(err, "the NVLinks of %s", g.title())
 		}
 		for _, pci := range remotes {
 			ends[i][pci]++

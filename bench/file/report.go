@@ -157,7 +157,7 @@ func (r *Report) WriteText(w io.Writer) error {
 		}
 	}
 	p.Define("raw", "the device itself: the best of pread and pwrite by threads and of io_uring by depths, by O_DIRECT; of reads from the page cache, buffered")
-	p.Define("cold", "by O_DIRECT, or of a file that the operating system was told to drop before the batch")
+	p.Define("cold", "by O_DIRECT, or of a file that was dropped from the page cache before the batch")
 	p.Define("p50, p99", "µs a batch, of so many blocks")
 	return p.Write(w)
 }

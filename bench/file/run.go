@@ -98,7 +98,7 @@ func (r *run) close() error {
 		err := f(ctx)
 		cancel()
 		if err != nil {
-			return fmt.Errorf("close what was measured with: %w", err)
+			return fmt.Errorf("close the files: %w", err)
 		}
 	}
 	return nil

@@ -77,7 +77,7 @@ func dropFile(dir, name string, ask bool) (err error) {
 	case errors.Is(err, unix.EAGAIN):
 		return nil
 	case err == nil:
-		return fmt.Errorf("the file system of %s keeps files in memory that it is told to drop: choose a directory on a disk: %w", dir, errdefs.ErrNotSupported)
+		return fmt.Errorf("the file system of %s does not drop files from memory: choose a directory on a disk: %w", dir, errdefs.ErrNotSupported)
 	}
 	return fmt.Errorf("whether the file system of %s has dropped a file cannot be found out: %w: %w", dir, errdefs.ErrNotSupported, err)
 }

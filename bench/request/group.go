@@ -240,7 +240,7 @@ func (e *entrant) verify(ctx context.Context) error {
 	}
 	if dumps {
 		if err := e.rig.loadBack(ctx, dumped); err != nil {
-			return fmt.Errorf("load what was dumped: %w", err)
+			return fmt.Errorf("load the dumped blocks: %w", err)
 		}
 	}
 	return e.rig.forget(ctx, dumped, allTiers)

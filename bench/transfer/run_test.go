@@ -199,7 +199,7 @@ func TestDefectBudgetOfTransfersIsExceeded(t *testing.T) {
 		}
 		return nil
 	})
-	// What was measured of the only point counts, and not the batch that was under way.
+	// Measured times of the only point counts, and not the batch that was under way.
 	o.Driver, o.Batches = stuck{}, []int{20}
 	within(func() error {
 		if len(r.Points) != 1 || r.Points[0].Batches != 1 || r.Points[0].GivenUp != 1 {

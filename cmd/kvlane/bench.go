@@ -22,8 +22,8 @@ import (
 )
 
 func newBenchCommand() *cobra.Command {
-	cmd := newGroupCommand("bench", "Measure this machine's paths", `bench measures how fast this machine moves KV cache: what a request to the store waits for (store), what copies between host and GPU reach
-by each path and NIC (copy), how fast files are read and written (file), and how fast processes reach each other's memory (transfer).`)
+	cmd := newGroupCommand("bench", "Measure this machine's paths", `bench measures how fast this machine moves KV cache: requests to the store (store), copies between host and GPU by each path and NIC (copy),
+reads and writes of files (file), and reads and writes of another process's memory (transfer).`)
 	cmd.AddCommand(newBenchStoreCommand(), newBenchCopyCommand(), newBenchFileCommand(), newBenchTransferCommand())
 	return cmd
 }
@@ -129,7 +129,7 @@ func printMeasured[R any](ctx context.Context, r *R, err error, print func() err
 	if failed := print(); failed != nil {
 		return errors.Join(&interruptedError{"and the report could not be printed", err}, failed)
 	}
-	return &interruptedError{"the report has what was measured before", err}
+	return &interruptedError{"the report has the earlier measurements", err}
 }
 
 // interruptedError is the error of an interrupted run.

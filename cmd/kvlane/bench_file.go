@@ -31,7 +31,7 @@ func newBenchFileCommand() *cobra.Command {
 	var f fileBench
 	cmd := &cobra.Command{
 		Use:   "file",
-		Short: "Measure reads and writes of files, beside what the disk itself does",
+		Short: "Measure reads and writes of files, and compare with the disk itself",
 		Long: `file measures how fast KV cache blocks are read from a disk and written to it, relative to the disk itself. Use it to choose a disk, a block
 size or a path for the file tier.
 
@@ -64,16 +64,16 @@ results so far.`,
 	fl.Var(sizeValue{&f.run.Bytes}, "bytes", "bytes of a scratch file; 0 is 1GiB, or 32MiB a second of a --budget of less than 32s, and 64MiB at least")
 	fl.StringSliceVar(&f.sizes, "sizes", nil, "block sizes, by commas (default 4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB)")
 	fl.Var(sizeValue{&f.run.AtOnce}, "at-once", "bytes that are moved at once, as a request has them, 8 blocks at least; 0 is 64MiB, or 2048 blocks where that is less")
-	fl.StringSliceVar(&f.work, "work", nil, "what is done: read, write (default both)")
+	fl.StringSliceVar(&f.work, "work", nil, "directions: read, write (default both)")
 	fl.StringSliceVar(&f.orders, "order", nil, "in which order: sequential, scattered (default both)")
-	fl.StringSliceVar(&f.from, "from", nil, "where the operating system has what is read: cold (on the disk), page-cache (default both)")
+	fl.StringSliceVar(&f.from, "from", nil, "where the file is before a read: cold (on the disk), page-cache (default both)")
 	fl.StringVar(&f.device, "device", noDevice, "whose memory is measured beside the host's: none, cuda or sim")
 	fl.IntVar(&f.index, "device-index", 0, "which device of the driver, from 0")
 	fl.StringVar(&f.direct, "direct", streamfile.DirectAuto.String(),
 		"cuFile for the device's memory: auto, require (only where it passes the host by, else fail), or never")
 	fl.IntVar(&f.transfers, "transfers", streamfile.DefaultTransfers, "how many transfers of a path may be under way")
 	fl.IntVar(&f.queues, "cufile-queues", 0, "queues of the GPU for cuFile's transfers; 0 has a thread wait for each")
-	fl.DurationVar(&f.run.Budget, "budget", 0, "how long the run takes in all, set-up included; what does not fit is left out; 0 is 1m")
+	fl.DurationVar(&f.run.Budget, "budget", 0, "duration of the run, set-up included; points that do not fit are omitted; 0 is 1m")
 	fl.Uint64Var(&f.run.Seed, "seed", 1, "by which blocks are scattered: the same number scatters them alike")
 	fl.BoolVar(&f.json, "json", false, "print one JSON object")
 	fl.StringVar(&f.out, "out", "", "also write the JSON object to this file")

@@ -87,7 +87,7 @@ func (f *storeBench) register(fl *pflag.FlagSet) {
 	fl.StringSliceVar(&f.run.Geometries, "geometry", nil, "models, and how their blocks lie, by commas (default 70b-tp8)")
 	fl.IntSliceVar(&f.run.Blocks, "blocks", nil, "blocks of one request, by commas (default 1,8,64,128,1024,8192)")
 	fl.IntSliceVar(&f.run.Requests, "requests", nil, "requests at a time, by commas (default 1,8,32)")
-	fl.StringSliceVar(&f.work, "work", nil, "what requests do: load, dump, both at once (default all)")
+	fl.StringSliceVar(&f.work, "work", nil, "kinds of requests: load, dump, both at once (default all)")
 	fl.StringSliceVar(&f.forms, "forms", nil, "how they wait: for the whole, or layer by layer: whole, layers (default both)")
 	fl.StringSliceVar(&f.hits, "hits", nil, "where loads find their blocks: cache, page-cache, disk (default cache, or page-cache where the pipeline has none)")
 	fl.StringVar(&f.run.Dir, "file-dir", "", "folder in which the file tier, or that of --pipeline, gets a directory of its own (default none: cache alone)")
@@ -96,7 +96,7 @@ func (f *storeBench) register(fl *pflag.FlagSet) {
 	fl.Var(sizeValue{&f.run.Engine.Store.CacheBytes}, "cache-bytes", "bytes of pinned host memory for the cache; 0 is as little as the requests need")
 	fl.Var(sizeValue{&f.run.LargeBytes}, "large", "bytes of the one large copy; 0 is 256MiB, or 4MiB simulated")
 	fl.BoolVar(&f.run.Quick, "quick", false, "measure loads and dumps of 1, 64 and 1024 blocks, one at a time, in 15 s")
-	fl.DurationVar(&f.run.Budget, "budget", 0, "how long the run takes in all, set-up included; what does not fit is left out; 0 is 2m, 15s with --quick, or 10s simulated, and more with --beside-matmul")
+	fl.DurationVar(&f.run.Budget, "budget", 0, "duration of the run, set-up included; points that do not fit are omitted; 0 is 2m, 15s with --quick, or 10s simulated, and more with --beside-matmul")
 	fl.Uint64Var(&f.run.Seed, "seed", 1, "by which pages are chosen: the same number chooses alike")
 
 	registerSettings(fl, storeNames...)

@@ -73,7 +73,7 @@ prints the results so far. --check compares all bytes outside the measured time.
 	fl.Var(sizeValue{&f.serve.bufferBytes}, "buffer-size", "bytes of memory that the target offers, or the initiator has")
 	f.serve.registerServe(cmd)
 	fl.StringVar(&f.segment, "segment", "", "name of the target's segment; required to measure")
-	fl.StringVar(&f.op, "operation", string(transfer.Read), "what is measured: read or write")
+	fl.StringVar(&f.op, "operation", string(transfer.Read), "direction: read or write")
 	fl.StringSliceVar(&f.sizes, "block-size", nil, "block sizes, by commas (default 64KiB)")
 	fl.IntSliceVar(&f.run.Batches, "batch-size", []int{128}, "blocks of a batch, by commas")
 	fl.IntVar(&f.run.Threads, "threads", 12, "threads, each with one batch at a time")

@@ -33,14 +33,14 @@ func newCalibrateCommand() *cobra.Command {
 	var f calibrateFlags
 	cmd := &cobra.Command{
 		Use:   "calibrate",
-		Short: "Measure a GPU's copy paths, and show what is chosen when",
+		Short: "Measure a GPU's copy paths, and show which is chosen for each batch",
 		Long: `calibrate measures how long each copy path of a GPU takes, by size, number of copies and direction, and fits a model to the times, by which
 the planner chooses each batch's path. The profile is stored per GPU, driver, PCIe link and kernels, and used by all of the user's
 processes. It is measured again with --force, or when one of these has changed. With --gdr auto or require NICs are measured too, for a
-profile of their own. --device host has one path, of which nothing is measured: it is for --file-dir only.
+profile of their own. --device host has one path and measures nothing: it is for --file-dir only.
 
-Measuring takes two seconds and needs the GPU to itself. If the GPU is in use, the command says what shows that and fails, or waits as
-long as --wait allows. A profile that was disturbed while it was measured is shown and not stored, and so is one of the simulated device.
+Measuring takes two seconds and needs the GPU to itself. If the GPU is in use, the command reports the reason and fails, or waits
+for up to --wait. A profile that was disturbed during the measurement is shown and not stored, and so is one of the simulated device.
 One process of a host measures at a time.
 
 With --file-dir it measures the paths to files instead, for a second per directory. --stream-files reads the profile of host memory. With
@@ -58,11 +58,11 @@ few hundred MiB are written, to a file without a name.`,
 	fl.BoolVar(&f.opts.Force, "force", false, "measure even if a profile is stored")
 	fl.DurationVar(&f.opts.Budget, "budget", 2*time.Second, "how long points are measured; with --file-dir in each directory, and 1s by default. Each point is measured once even if that takes longer, and finding out whether the GPU is idle comes on top")
 	fl.DurationVar(&f.opts.Wait, "wait", 0, "how long to wait for a GPU that is in use, or for another process that measures")
-	fl.Var(sizeValue{&f.opts.Bytes}, "memory", "device memory, and as much pinned memory, to measure with; 0 is 1GiB, or what there is")
+	fl.Var(sizeValue{&f.opts.Bytes}, "memory", "device memory, and as much pinned memory, to measure with; 0 is 1GiB, or less if less is free")
 	fl.StringVar(&f.opts.Dir, "profile-dir", "", usageOf("profile-dir"))
 	fl.StringArrayVar(&f.fileDirs, "file-dir", nil, "directory whose file system is measured, in place of copy paths; repeatable")
 	f.rdma.register(fl)
-	fl.BoolVar(&f.full, "full", false, "show every figure that was measured, and what is chosen by each policy")
+	fl.BoolVar(&f.full, "full", false, "show every measured figure, and the choices of each policy")
 	fl.BoolVar(&f.json, "json", false, "print one JSON object")
 	return cmd
 }

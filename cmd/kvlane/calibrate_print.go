@@ -27,7 +27,7 @@ func (r *calibrateReport) WriteText(w io.Writer, full bool) error {
 	} else {
 		r.writeFastest(p)
 		p.Gap()
-		p.Text("--full shows every figure, and what each policy chooses.")
+		p.Text("--full shows every figure, and the choices of each policy.")
 	}
 	p.Define("h2d", "host to device")
 	p.Define("d2h", "device to host")
@@ -121,7 +121,7 @@ func (r *calibrateReport) writeModels(p *present.Page) {
 		times.Row(one...)
 		rates.Row(many...)
 	}
-	p.Heading("What was measured")
+	p.Heading("Measured times")
 	p.Table(facts)
 	p.Heading("Time of one copy, by size")
 	p.Table(times)
@@ -132,7 +132,7 @@ func (r *calibrateReport) writeModels(p *present.Page) {
 	p.Define("spread", "how far repeated measurements lay apart, relative to their median")
 	p.Define("points", "sizes and counts that were measured")
 	p.Define("overlap", "part of a batch's time that passes while the batch before it still copies")
-	p.Define("opposed", "what a byte takes longer while as much goes the opposite way, of what it takes in one large copy")
+	p.Define("opposed", "additional time per byte with as much opposite traffic, as a share of the time in one large copy")
 	p.Define("d2d", "device to device")
 	p.Define("peer", "from another device")
 }

@@ -16,9 +16,9 @@ func newConfigCommand() *cobra.Command {
 	cmd := newGroupCommand("config", "Show the configuration and where each value is from; check a configuration file",
 		`Settings that several commands share may be given by a flag, by the environment, or by a configuration file in YAML; the first of
 these that has a setting decides. A key of the file is the flag's name, and a variable is KVLANE_ with that name in capitals: --cache-bytes,
-KVLANE_CACHE_BYTES, cache-bytes. A command leaves alone what it has no flag for.
+KVLANE_CACHE_BYTES, cache-bytes. A command ignores settings for which it has no flag.
 
-The file is that of --config or KVLANE_CONFIG, or the first that there is of $XDG_CONFIG_HOME/kvlane/config.yaml and
+The file is that of --config or KVLANE_CONFIG, or the first that exists of $XDG_CONFIG_HOME/kvlane/config.yaml and
 /etc/kvlane/config.yaml.`)
 	cmd.AddCommand(newConfigShowCommand(), newConfigCheckCommand())
 	return cmd
@@ -192,8 +192,8 @@ func newConfigCheckCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "check [FILE]",
 		Short: "Check a configuration file, or the one that commands take; exit code 2 if anything is wrong",
-		Long: `check reads a configuration file and says everything that is wrong with it, by file, line and key. Without FILE it checks the one
-that commands take. What a command checks beyond the names and kinds of values is said when it runs.`,
+		Long: `check reads a configuration file and reports every error in it, with file, line and key. Without FILE it checks the file
+that commands use. A command that runs may check more than the names and kinds of values.`,
 		Example: `  kvlane config check /etc/kvlane/config.yaml`,
 		Args:    usageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {

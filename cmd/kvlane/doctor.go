@@ -33,16 +33,16 @@ func newDoctorCommand() *cobra.Command {
 	var dirs, require []string
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Say what this machine has and which paths are available",
-		Long: `doctor reports what this machine has for moving KV cache: GPUs and how they are attached, RDMA devices, cuFile, io_uring, huge pages,
-file systems, and the limits on memory (of cgroups too), locked memory, open files and /dev/shm. For each copy path it says whether it is available, and if not, why and what would make it so.
+		Short: "Report the hardware of this machine and the available paths",
+		Long: `doctor reports the means of this machine for moving KV cache: GPUs and how they are attached, RDMA devices, cuFile, io_uring, huge pages,
+file systems, and the limits on memory (of cgroups too), locked memory, open files and /dev/shm. For each copy path it reports whether it is available, and if not, the reason and the remedy.
 
 Every answer is yes, no or unknown, the last two with a reason. A GPU's path is a yes only if it was tried: doctor opens every GPU for a
 moment, copies a few KiB to it and back, also by the RDMA NIC nearest to it, and has a second process map its memory by each type of
-handle. It measures nothing, and says whether kvlane calibrate has. It writes one page to each file system, to try O_DIRECT and with a
+handle. It measures nothing, and reports whether kvlane calibrate has. It writes one page to each file system, to try O_DIRECT and with a
 GPU cuFile, and removes it; libcufile may write its log, cufile.log.
 
-With --require the report ends in an answer for each name, and the exit code says whether all of it is there:
+With --require the report ends with an answer for each name, and the exit code shows whether all are available:
 
 ` + abilityTable() + `
 One GPU and one of the examined file systems are enough for each. The exit code is ` + strconv.Itoa(exitMissing) + ` if something is missing, and ` + strconv.Itoa(exitUndecided) + ` if nothing is
@@ -83,7 +83,7 @@ known to be missing but something could not be determined.`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	cmd.Flags().StringArrayVar(&dirs, "dir", nil, "examine the file system of this directory, in place of every mounted one; may be repeated")
-	cmd.Flags().StringSliceVar(&require, "require", nil, "what this machine must have, by commas; see above")
+	cmd.Flags().StringSliceVar(&require, "require", nil, "abilities that this machine must have, separated by commas; see above")
 	return cmd
 }
 
@@ -122,7 +122,7 @@ func missing(required []doctor.Path) error {
 		text = append(text, "required and not there: "+strings.Join(no, ", "))
 	}
 	if len(unknown) > 0 {
-		text = append(text, "required, and it could not be told whether it is there: "+strings.Join(unknown, ", "))
+		text = append(text, "required, and not known to be available: "+strings.Join(unknown, ", "))
 	}
 	switch {
 	case len(no) > 0:

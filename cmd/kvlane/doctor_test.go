@@ -45,8 +45,8 @@ func TestDoctorRequires(t *testing.T) {
 		"nothing":       {nil, exitOK, ""},
 		"there":         {[]doctor.Path{is("cuda", doctor.Yes), is("posix", doctor.Yes)}, exitOK, ""},
 		"not there":     {[]doctor.Path{is("cuda", doctor.No), is("posix", doctor.Yes), is("nic", doctor.No)}, exitMissing, "required and not there: cuda, nic"},
-		"not told":      {[]doctor.Path{is("posix", doctor.Yes), is("nic", doctor.Unknown)}, exitUndecided, "could not be told whether it is there: nic"},
-		"both":          {[]doctor.Path{is("nic", doctor.Unknown), is("cuda", doctor.No)}, exitMissing, "not there: cuda; required, and it could not be told whether it is there: nic"},
+		"not told":      {[]doctor.Path{is("posix", doctor.Yes), is("nic", doctor.Unknown)}, exitUndecided, "not known to be available: nic"},
+		"both":          {[]doctor.Path{is("nic", doctor.Unknown), is("cuda", doctor.No)}, exitMissing, "not there: cuda; required, and not known to be available: nic"},
 		"not an answer": {[]doctor.Path{is("nic", "")}, exitUndecided, "nic"},
 	} {
 		err := missing(c.required)

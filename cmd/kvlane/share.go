@@ -20,7 +20,7 @@ const shareProbeCommand = "share-probe"
 func newShareProbeCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    shareProbeCommand,
-		Short:  "Import what a descriptor on standard input says, read and write it, and say whether that went well",
+		Short:  "Import the memory of a descriptor on standard input, read and write it, and report the result",
 		Hidden: true,
 		Args:   usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -38,12 +38,12 @@ func newStoreCommand() *cobra.Command {
 	cmd := newGroupCommand("store", "Look into the directories of a file or log tier, check them, make room in them",
 		`The commands below work on a directory that "kvlane replay --file-dir", "kvlane replay --log-dir" or a program with the library has
 made; its kvlane.json describes the contents. DIR may also be one that has such folders right below it, as the connectors for vLLM, SGLang and transformers
-make them: then each folder is shown. Others may use the directory meanwhile, except that of a log, which belongs to one process, for gc --max-bytes and
-verify --repair.
+make them: then each folder is shown. Other processes may use the directory meanwhile. But gc --max-bytes and verify --repair need the directory of a log
+for themselves.
 
-  kvlane store verify DIR            what is damaged or does not belong there
-  kvlane store verify --repair DIR   set damaged blocks aside in DIR/quarantine, and mend what can be mended
-  kvlane store gc --quarantine DIR   remove what was set aside`)
+  kvlane store verify DIR            report damaged and foreign files
+  kvlane store verify --repair DIR   move damaged blocks to DIR/quarantine, and repair the rest
+  kvlane store gc --quarantine DIR   remove the files in quarantine`)
 	cmd.AddCommand(newStoreListCommand(), newStoreStatCommand(), newStoreVerifyCommand(), newStoreGCCommand())
 	for _, c := range cmd.Commands() {
 		do := c.RunE

@@ -44,9 +44,9 @@ func newStoreGCCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "gc DIR",
 		Short: "Make room: remove the coldest blocks down to a size, files in quarantine, files that are not kvlane's",
-		Long: `Remove what is asked for, and nothing else:
+		Long: `Remove the given kinds of files, and nothing else:
 
-  --max-bytes    the coldest blocks, until so many bytes of them are left, and what dead processes left
+  --max-bytes    the coldest blocks, until so many bytes of them are left, and files left by dead processes
   --quarantine   the files that were set aside, by a tier or by "kvlane store verify --repair"
   --foreign      the files that "kvlane store verify" finds foreign: kvlane has not made them; those in quarantine too
   --remove       one of either, by its name; repeatable
@@ -59,7 +59,7 @@ In a log whole segments are removed, those with the least in them that is used f
 
 A sound block stays wherever it lies, while its own place has none, unless --max-bytes makes it go; but a tier that has the
 directory open keeps only the newest files in quarantine, 16 by default. Segments of another log, and folders that are not
-empty, stay. Exit code 1 if something that was asked for could not be removed.`,
+empty, stay. The exit code is 1 if something could not be removed.`,
 		Example: `  kvlane store gc /var/cache/kvlane --max-bytes 100GiB
   kvlane store gc /var/cache/kvlane --quarantine
   kvlane store gc /var/cache/kvlane --remove notes.txt`,
@@ -67,8 +67,8 @@ empty, stay. Exit code 1 if something that was asked for could not be removed.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			clears := unwanted.Quarantine || unwanted.Foreign || len(unwanted.Names) > 0
 			if target < 0 && !clears {
-				return usagef("store gc removes what it is asked for: give --max-bytes SIZE, such as 10GiB, --quarantine, --foreign or --remove FILE; " +
-					"kvlane store verify DIR says what there is")
+				return usagef("store gc needs to know what to remove: give --max-bytes SIZE, such as 10GiB, --quarantine, --foreign or --remove FILE; " +
+					"kvlane store verify DIR lists the files")
 			}
 			dirs, err := foldersOf(args[0])
 			if err == nil && len(dirs) > 1 && len(unwanted.Names) > 0 {

@@ -240,7 +240,7 @@ func TestDefectFromVerifyToACleanDirectory(t *testing.T) {
 			}
 		}
 	}
-	says(exitFailure, "verify", "1 damaged file: run kvlane store verify --repair "+quoted, "1 foreign file: if nobody needs it, kvlane store gc --foreign "+quoted,
+	says(exitFailure, "verify", "1 damaged file: run kvlane store verify --repair "+quoted, "1 foreign file: if it can go, kvlane store gc --foreign "+quoted,
 		"not clean: 1 damaged file, 1 foreign file\n")
 	says(exitFailure, "verify --repair", "  set aside            to "+dir+"/quarantine/", "  left as it is        notes.txt",
 		"1 file in quarantine: kvlane store gc --quarantine "+quoted, "not clean: 1 foreign file\n")
@@ -275,7 +275,7 @@ func TestDefectNextNamesACommandThatLeavesTheFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	code, stdout, _ := execute(t, "store", "verify", dir)
-	if code != exitFailure || !strings.Contains(stdout, "1 foreign file that kvlane store gc leaves: if nobody needs it, remove it by hand") || strings.Contains(stdout, "gc --foreign") {
+	if code != exitFailure || !strings.Contains(stdout, "1 foreign file that kvlane store gc leaves: if it can go, remove it by hand") || strings.Contains(stdout, "gc --foreign") {
 		t.Errorf("exit code %d: %s", code, stdout)
 	}
 	if code, stdout, _ := execute(t, "store", "gc", "--foreign", dir); code != exitFailure || !strings.Contains(stdout, "a folder that is not empty: remove it by hand") {

@@ -63,15 +63,13 @@ func newStoreVerifyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify DIR",
 		Short: "Read every block and check it; exit code 1 if anything is wrong",
-		Long: `Read every block and check its length, identity, key and every checksum; look for files that do not belong there and
-for what dead processes left. What cannot be looked at is listed as unjudged, and blocks of another format version, which are
-left as they are, as newer. Nothing is changed, and a read-only mount will do: a damaged block is a miss for whoever loads it, who then
-removes it.
+		Long: `Read every block and check its length, identity, key and every checksum; look for foreign files
+and for files left by dead processes. Files that cannot be read are listed as unjudged, and blocks of another format version as newer; both
+stay. Nothing is changed, and a read-only mount is enough. A damaged block is a miss for its next reader, which removes it.
 
-With --repair, damaged blocks are moved to the directory's quarantine, misplaced ones to their folder, what dead processes left is
-removed, and a lost or damaged kvlane.json is made anew from the blocks' headers where all of them agree. It says of each file what
-it did, and where the file is now; the blocks that it counts are those that are there afterwards. What kvlane
-has not made stays. The exit code is then 1 if anything wrong is left.`,
+With --repair, damaged blocks are moved to the directory's quarantine, and misplaced ones to their folder. Files left by dead processes are
+removed. A lost or damaged kvlane.json is made again from the blocks' headers if all of them agree. The report states each change and
+the new place of each file, and counts the blocks after the repair. Foreign files stay. The exit code is 1 if problems are left.`,
 		Example: `  kvlane store verify /var/cache/kvlane
   kvlane store verify --repair /var/cache/kvlane`,
 		Args: usageArgs(cobra.ExactArgs(1)),
@@ -93,7 +91,7 @@ has not made stays. The exit code is then 1 if anything wrong is left.`,
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, jsonOfFolders)
-	cmd.Flags().BoolVar(&repair, "repair", false, "set aside what is wrong, and mend what can be mended")
+	cmd.Flags().BoolVar(&repair, "repair", false, "move damaged files to the quarantine, and repair the rest")
 	return cmd
 }
 
@@ -170,14 +168,14 @@ func (v *dirVerdict) next() (next []string) {
 	}
 	dir := shellWord(v.Directory)
 	if n := count[file.Foreign]; n > 0 {
-		next = append(next, fmt.Sprintf("%s: if nobody needs %s, kvlane store gc --foreign %s, or --remove FILE for one", counted(n, "foreign file", "foreign files"), plural(n, "it", "them"), dir))
+		next = append(next, fmt.Sprintf("%s: if %s can go, kvlane store gc --foreign %s, or --remove FILE for one", counted(n, "foreign file", "foreign files"), plural(n, "it", "them"), dir))
 	}
 	delete(count, file.Foreign)
 	if byHand > 0 {
-		next = append(next, fmt.Sprintf("%s that kvlane store gc leaves: if nobody needs %s, remove %[2]s by hand", counted(byHand, "foreign file", "foreign files"), plural(byHand, "it", "them")))
+		next = append(next, fmt.Sprintf("%s that kvlane store gc leaves: if %s can go, remove %[2]s by hand", counted(byHand, "foreign file", "foreign files"), plural(byHand, "it", "them")))
 	}
 	if n := count[file.Unjudged]; n > 0 {
-		next = append(next, counted(n, "file", "files")+" could not be looked at: see why above, and verify again as a user who may")
+		next = append(next, counted(n, "file", "files")+" could not be read: see the reason above, and verify again as a user with permission")
 	}
 	delete(count, file.Unjudged)
 	if n := count[file.Newer]; n > 0 {
@@ -185,7 +183,7 @@ func (v *dirVerdict) next() (next []string) {
 	}
 	delete(count, file.Newer)
 	if v.markerIsLost() {
-		next = append(next, fmt.Sprintf("kvlane.json is damaged, and there is no block to make it from: if nobody needs the files in it, remove the directory: rm -r %s", dir))
+		next = append(next, fmt.Sprintf("kvlane.json is damaged, and there is no block to make it from: if its files are not needed, remove the directory: rm -r %s", dir))
 		if count[file.Damaged]--; count[file.Damaged] == 0 {
 			delete(count, file.Damaged)
 		}

@@ -19,11 +19,11 @@ import (
 const protocolMooncake = "mooncake"
 
 func newTransferCommand() *cobra.Command {
-	cmd := newGroupCommand("transfer", "Offer memory to other processes, and read and write theirs", `transfer gives other processes memory of this one to read and write, and reads and writes theirs, by hand: to try a network, to look at what an
-engine offers, or to bring a file to it. Memory that is offered under a name is a segment.
+	cmd := newGroupCommand("transfer", "Offer memory to other processes, and read and write theirs", `transfer offers memory of this process to others, and reads and writes theirs: to try a network, to list the memory of an engine,
+or to copy a file to it. Memory that is offered under a name is a segment.
 
 The protocol is that of Mooncake's transfer engine over TCP, so that either side may be Mooncake's, or with --protocol auto kvlane's own. Neither has
-authentication: whoever reaches the ports of a segment reads and writes its memory.`)
+authentication: every peer that reaches the ports of a segment can read and write its memory.`)
 	cmd.AddCommand(newTransferServeCommand(), newTransferMetadataCommand(), newTransferProbeCommand(), newTransferListCommand(), newTransferPutCommand(), newTransferGetCommand())
 	return cmd
 }
@@ -93,7 +93,7 @@ func newTransferProbeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "probe SEGMENT",
 		Short: "Ask whether a segment's process answers",
-		Long:  `probe tells whether the process that offers a segment answers, and how long that took. It fails if no answer comes within --timeout.`,
+		Long:  `probe reports whether the process that offers a segment answers, and the time until the answer. It fails without an answer within --timeout.`,
 		Example: `  kvlane transfer probe 127.0.0.1:15995
   kvlane transfer probe 127.0.0.1:15995 --timeout 2s --json`,
 		Args: usageArgs(cobra.ExactArgs(1)),
@@ -133,7 +133,7 @@ func newTransferListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "ls SEGMENT",
 		Short:   "List the buffers of a segment",
-		Long:    `ls shows what a segment has to be read and written: how it is reached, and its buffers, by the numbers that put and get take.`,
+		Long:    `ls shows how a segment is reached, and its buffers, with the numbers that put and get take.`,
 		Example: `  kvlane transfer ls 127.0.0.1:15995`,
 		Args:    usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -44,11 +44,11 @@ func newTransferServeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Offer memory as a segment",
-		Long: `serve gives other processes memory to read and write, a segment, until it is interrupted: a target for bench transfer, put, get and engines. The
+		Long: `serve offers memory as a segment that other processes can read and write, until it is interrupted: a target for bench transfer, put, get and engines. The
 memory is all zeros. It prints the segment's name and buffer once peers reach it, and each notification that comes for it.
 
-Whoever reaches its ports reads and writes the memory: name an address of a network that is trusted. With --use-vram it is a GPU's, and its bytes
-go by way of pinned memory. By kvlane's own protocol (--protocol auto) processes of this host and user share the memory where that works, by NVLink
+Every peer that reaches its ports can read and write the memory: name an address of a trusted network. With --use-vram it is memory of a GPU,
+and its bytes pass through pinned memory. By kvlane's own protocol (--protocol auto) processes of this host and user share the memory where that works, by NVLink
 or in place, and peers that have RDMA NICs use them, if this machine has some too.`,
 		Example: `  kvlane transfer serve --protocol mooncake --metadata P2PHANDSHAKE --name 127.0.0.1:15995 --buffer-size 64MiB`,
 		Args:    usageArgs(cobra.NoArgs),
@@ -178,7 +178,7 @@ func newTransferMetadataCommand() *cobra.Command {
 		Use:   "metadata",
 		Short: "Run a metadata server",
 		Long: `metadata runs a server in which processes find segments by name, over HTTP, until it is interrupted. Where names are addresses (P2PHANDSHAKE) none is
-needed. It keeps what it is told in memory; kvlane tells a server again that has forgotten its segments. Whoever reaches it may change what it says.`,
+needed. It keeps its records in memory; kvlane registers its segments again after the server has lost them. Every client that reaches it can change its records.`,
 		Example: `  kvlane transfer metadata --listen 127.0.0.1:15980`,
 		Args:    usageArgs(cobra.NoArgs),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return serveMetadata(cmd, listen) },

@@ -89,7 +89,7 @@ func metricsOf(ctx context.Context) *telemetry.Metrics {
 
 // notReady makes /readyz of a command's metrics fail until isReady is called.
 func notReady(ctx context.Context) {
-	metricsOf(ctx).SetReady(func() error { return errors.New("the command is opening what it serves") })
+	metricsOf(ctx).SetReady(func() error { return errors.New("the command has not opened the store yet") })
 }
 
 func isReady(ctx context.Context) { metricsOf(ctx).SetReady(nil) }

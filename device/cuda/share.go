@@ -50,7 +50,7 @@ func (d *Device) exportMemory(r *mem.Region, t device.HandleType) (h device.Hand
 	}
 	defer release()
 	if !a.holds(r) {
-		return h, fmt.Errorf("it lies in several allocations: %w", errdefs.ErrNotSupported)
+		return h, fmt.Errorf("it spans several allocations: %w", errdefs.ErrNotSupported)
 	}
 	h = device.Handle{Type: t, Device: d.info.UUID, FD: -1, Bytes: int64(a.size), Off: int64(uint64(r.Dev()) - uint64(a.at))}
 	var res cuda.Result

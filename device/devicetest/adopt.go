@@ -35,7 +35,7 @@ func (h *harness) adopt(t *testing.T) (st device.HostStream, host device.Queue) 
 	host = h.queue(t)
 	hd, ok := host.(handler)
 	if !ok {
-		testkit.Skip(t, "host-streams", "queues of this device tell no handle, so none can play a stream of the host program")
+		testkit.Skip(t, "host-streams", "queues of this device have no handle, so none can act as a stream of the host program")
 	}
 	st, err := a.AdoptStream(hd.Handle())
 	must(t, err)
@@ -197,7 +197,7 @@ func testBlockedQueueClose(t *testing.T, h *harness) {
 	must(t, err)
 	hd, ok := q.(handler)
 	if !ok {
-		testkit.Skip(t, "host-streams", "queues of this device tell no handle")
+		testkit.Skip(t, "host-streams", "queues of this device have no handle")
 	}
 	st, err := a.AdoptStream(hd.Handle())
 	must(t, err)

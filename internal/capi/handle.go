@@ -43,7 +43,7 @@ func (k kind) ended() error {
 	case leaseKind:
 		return releasedError{}
 	case taskKind, jobKind:
-		return invalid("the %s was freed, or what it belongs to was closed", k)
+		return invalid("the %s was freed, or its owner was closed", k)
 	case engineKind, cacheKind, memoryKind, streamKind, managerKind:
 	}
 	return fmt.Errorf("the %s is closed: %w", k, errdefs.ErrClosed)

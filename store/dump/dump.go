@@ -55,7 +55,7 @@ func (d *Dumper) Dump(ctx context.Context, pg *pages.Pages, refs []pages.Ref, o 
 		return fail(err)
 	}
 	if p.Transient && len(p.Durable) == 0 {
-		return fail(fmt.Errorf("no tier of the pipeline keeps what is written: %w", errdefs.ErrReadOnly))
+		return fail(fmt.Errorf("no tier of the pipeline is writable: %w", errdefs.ErrReadOnly))
 	}
 	if err := d.Scheduler.Begin(ctx, task.Dump); err != nil {
 		return fail(err)

@@ -102,7 +102,7 @@ func (t *Tier) checkpointInRound() error {
 	}
 	t.order.Unlock()
 	if err := t.syncAll(context.WithoutCancel(t.ctx)); err != nil {
-		return fmt.Errorf("make durable what a checkpoint covers: %w", err)
+		return fmt.Errorf("sync the segments of a checkpoint: %w", err)
 	}
 	synced := t.cfg.Fsync != FsyncNever
 	for i := range cover {

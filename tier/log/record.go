@@ -221,7 +221,7 @@ func decodeHeader(b []byte, formats block.Formats) (*header, error) {
 	b = b[:n]
 	le := binary.LittleEndian
 	if want, got := le.Uint64(b[n-sumBytes:]), xxh3.Hash(b[:n-sumBytes]); want != got {
-		return nil, bad("its checksum is %016x, it says %016x", got, want)
+		return nil, bad("its checksum is %016x, it has %016x", got, want)
 	}
 	if v := le.Uint32(b[offVersion:]); v != formatVersion {
 		return nil, fmt.Errorf("group header: format version %d, this build reads %d: %w", v, formatVersion, errdefs.ErrMismatch)

@@ -93,7 +93,7 @@ func (o *ServerOptions) validate() error {
 	}
 	host, _, err := net.SplitHostPort(o.Name)
 	if err == nil && unspecified(host) {
-		fail("Name %q has no host that peers reach; Listen may say where to listen", o.Name)
+		fail("Name %q has no host that peers reach; set Listen to the local address", o.Name)
 	}
 	if _, own := o.Directory.(p2p); own && err != nil {
 		fail("Name %q is not the HOST:PORT at which peers reach the segment, an IPv6 address in brackets", o.Name)

@@ -51,13 +51,13 @@ func (c *calibration) idle(ctx context.Context) (sample, error) {
 			return s, nil
 		}
 		if c.o.Clock.Now().Add(lookAgain).After(end) {
-			return s, fmt.Errorf("somebody else uses it: %s: %w", why, errdefs.ErrBusy)
+			return s, fmt.Errorf("another process uses it: %s: %w", why, errdefs.ErrBusy)
 		}
 		c.progress("waiting: " + why)
 		select {
 		case <-c.o.Clock.After(lookAgain):
 		case <-ctx.Done():
-			return s, fmt.Errorf("wait until nobody else uses it (%s): %w", why, context.Cause(ctx))
+			return s, fmt.Errorf("wait until no other process uses it (%s): %w", why, context.Cause(ctx))
 		}
 	}
 }

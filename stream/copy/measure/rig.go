@@ -104,7 +104,7 @@ func (r *Rig) CloseTo(mark int) error {
 	slices.Reverse(left)
 	r.closers = append(r.closers[:mark], left...)
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("close what was measured with: %w", err)
+		return fmt.Errorf("close the memory: %w", err)
 	}
 	return nil
 }

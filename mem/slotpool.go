@@ -1,0 +1,235 @@
+package mem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// Allocator allocates memory of one kind. Implementations are safe for concurrent use.
+type Allocator interface {
+	// Alloc returns a region of that many bytes. It returns ErrNoMemory if there is none left.
+	Alloc(bytes int64) (*Region, error)
+	// Free frees a region of Alloc, which no hardware may access any more.
+	Free(r *Region) error
+}
+
+// SlotPool lends slots of equal length from one region. All methods are safe for concurrent use.
+type SlotPool struct {
+	alloc Allocator
+	slots Slots
+
+	mu      sync.Mutex
+	closing bool
+	freed   bool
+	free    []uint32      // stack of free slots
+	lent    []uint32      // by slot: the number of its loan, or zero while it is free
+	loans   uint32        // number of the last loan
+	waiters []*slotWaiter // in the order of their calls
+	calm    chan struct{} // closed when the last slot leaves quarantine; nil while none is there
+	stats   SlotPoolStats
+}
+
+// SlotPoolStats describes a pool.
+type SlotPoolStats struct {
+	Slots       int   // of the pool
+	Lent        int   // including Quarantined
+	Quarantined int   // slots that hardware may still access
+	Waiting     int   // calls of Acquire that wait
+	Waits       int64 // calls of Acquire that have waited
+}
+
+// PoolSlot is a lent slot. It has one owner, and may be copied.
+type PoolSlot struct {
+	pool  *SlotPool
+	index uint32
+	loan  uint32
+}
+
+// slotWaiter is an Acquire that waits. Its result is written under mu before done is closed.
+type slotWaiter struct {
+	done chan struct{}
+	slot PoolSlot
+	err  error
+}
+
+// NewSlotPool returns a pool of n slots of stride bytes, which it allocates from a. It returns
+// ErrInvalid for other than positive numbers, and the error of a.
+func NewSlotPool(a Allocator, n, stride int64) (*SlotPool, error) {
+	if n <= 0 || n > math.MaxInt32 || stride <= 0 || n > math.MaxInt64/stride {
+		return nil, fmt.Errorf("open pool of %d slots of %d bytes: %w", n, stride, errdefs.ErrInvalid)
+	}
+	r, err := a.Alloc(n * stride)
+	if err != nil {
+		return nil, fmt.Errorf("open pool of %d slots of %d bytes: %w", n, stride, err)
+	}
+	p := &SlotPool{alloc: a, slots: Slots{Region: r, Stride: stride}, free: make([]uint32, n), lent: make([]uint32, n)}
+	for i := range p.free {
+		p.free[i] = uint32(n) - 1 - uint32(i) // slot 0 is lent first
+	}
+	p.stats.Slots = int(n)
+	return p, nil
+}
+
+// Slots returns the array of slots.
+func (p *SlotPool) Slots() Slots { return p.slots }
+
+// Stats returns the figures of the pool.
+func (p *SlotPool) Stats() SlotPoolStats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.stats
+	s.Lent, s.Waiting = s.Slots-len(p.free), len(p.waiters)
+	return s
+}
+
+// Acquire lends a slot. While all are lent it waits until ctx ends, in the order of the calls; then
+// it returns ErrBusy with the cause. It does not wait if ctx has ended already. It returns ErrClosed
+// after Close was called.
+func (p *SlotPool) Acquire(ctx context.Context) (PoolSlot, error) {
+	s, w, err := p.tryAcquire()
+	if w == nil {
+		return s, err
+	}
+	select {
+	case <-w.done:
+		return w.slot, w.err
+	case <-ctx.Done():
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	at := slices.Index(p.waiters, w)
+	if at < 0 {
+		return w.slot, w.err // resolved concurrently
+	}
+	p.waiters = slices.Delete(p.waiters, at, at+1)
+	return PoolSlot{}, fmt.Errorf("acquire a slot: all %d are lent: %w: %w", p.stats.Slots, errdefs.ErrBusy, context.Cause(ctx))
+}
+
+func (p *SlotPool) tryAcquire() (PoolSlot, *slotWaiter, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.closing:
+		return PoolSlot{}, nil, errPoolClosed
+	case len(p.free) > 0: // then no call waits
+		return p.lend(), nil, nil
+	}
+	w := &slotWaiter{done: make(chan struct{})}
+	p.waiters = append(p.waiters, w)
+	p.stats.Waits++
+	return PoolSlot{}, w, nil
+}
+
+var errPoolClosed = fmt.Errorf("acquire a slot: the pool is closed: %w", errdefs.ErrClosed)
+
+// lend lends the top of the free slots. The caller holds mu.
+func (p *SlotPool) lend() PoolSlot {
+	n := len(p.free) - 1
+	i := p.free[n]
+	p.free = p.free[:n]
+	p.loans++
+	if p.loans == 0 { // zero marks free slots
+		p.loans++
+	}
+	p.lent[i] = p.loans
+	return PoolSlot{p, i, p.loans}
+}
+
+// end ends a loan. The caller holds mu.
+func (p *SlotPool) end(i uint32) {
+	p.lent[i] = 0
+	p.free = append(p.free, i)
+	if len(p.waiters) > 0 {
+		w := p.waiters[0]
+		p.waiters = slices.Delete(p.waiters, 0, 1)
+		w.slot = p.lend()
+		close(w.done)
+	}
+}
+
+// Close refuses new loans and frees the memory. It first waits until ctx ends for slots in
+// quarantine. It returns ErrBusy while slots are lent, and may be called again. A second Close after
+// success returns nil.
+func (p *SlotPool) Close(ctx context.Context) error {
+	p.mu.Lock()
+	p.closing = true
+	for _, w := range p.waiters {
+		w.err = errPoolClosed
+		close(w.done)
+	}
+	p.waiters = nil
+	calm := p.calm
+	p.mu.Unlock()
+	if calm != nil {
+		select {
+		case <-calm:
+		case <-ctx.Done():
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if lent := p.stats.Slots - len(p.free); lent > 0 {
+		return fmt.Errorf("close pool of slots: %d of %d are lent, %d of them in quarantine: %w", lent, p.stats.Slots, p.stats.Quarantined, errdefs.ErrBusy)
+	}
+	if p.freed {
+		return nil
+	}
+	if err := p.alloc.Free(p.slots.Region); err != nil {
+		return fmt.Errorf("close pool of slots: %w", err)
+	}
+	p.freed = true
+	return nil
+}
+
+// Index returns the number of the slot in SlotPool.Slots.
+func (s PoolSlot) Index() uint32 { return s.index }
+
+// Extent returns the memory of the slot.
+func (s PoolSlot) Extent() Extent { return s.pool.slots.At(s.index) }
+
+// Release ends the loan. No hardware may access the slot any more; if that is not certain, call
+// Quarantine. It panics if the loan has ended already: the slot may have another owner, which would
+// get wrong bytes.
+func (s PoolSlot) Release() {
+	s.pool.mu.Lock()
+	defer s.pool.mu.Unlock()
+	s.check("released")
+	s.pool.end(s.index)
+}
+
+// Quarantine ends the loan when quiesced is closed. Until then the slot is not lent again. It panics
+// like Release.
+func (s PoolSlot) Quarantine(quiesced <-chan struct{}) {
+	p := s.pool
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s.check("put in quarantine")
+	p.loans++
+	p.lent[s.index] = p.loans // so that a second call is found
+	if p.stats.Quarantined++; p.calm == nil {
+		p.calm = make(chan struct{})
+	}
+	go func() { // Close waits for it
+		<-quiesced
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.end(s.index)
+		if p.stats.Quarantined--; p.stats.Quarantined == 0 {
+			close(p.calm)
+			p.calm = nil
+		}
+	}()
+}
+
+// check panics unless the loan is open. The caller holds mu.
+func (s PoolSlot) check(op string) {
+	if s.pool.lent[s.index] != s.loan || s.loan == 0 {
+		panic(errors.New("mem: slot " + fmt.Sprint(s.index) + " of a pool is " + op + " after its loan has ended"))
+	}
+}

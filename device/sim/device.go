@@ -41,6 +41,10 @@ type Device struct {
 	files         sync.Mutex       // acquire before mu
 	storage       *storage.Storage // open, or nil
 	storageFailed error            // permanent error of opening the storage
+	figures       struct {
+		sync.Mutex
+		StorageFigures
+	}
 }
 
 var _ device.Device = (*Device)(nil)

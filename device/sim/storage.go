@@ -40,6 +40,31 @@ type StorageModel struct {
 	MaxFiles int
 	// MaxBufferBytes limits the memory registered as buffers. Zero means no limit.
 	MaxBufferBytes int64
+	// Aligned makes transfers fail whose offset, length or address is not a multiple of
+	// device.StorageAlign.
+	Aligned bool
+}
+
+// StorageFigures counts the use of the device's access to files.
+type StorageFigures struct {
+	Files         int   // registered now
+	Registrations int64 // successful ones
+	Transfers     int64 // that moved bytes, by calls and queues
+	Misaligned    int64 // transfers that are not aligned: they would pass through the host
+	Bytes         int64
+}
+
+// StorageFigures returns the counters since the device was opened. Safe for concurrent use.
+func (d *Device) StorageFigures() StorageFigures {
+	d.figures.Lock()
+	defer d.figures.Unlock()
+	return d.figures.StorageFigures
+}
+
+func (d *Device) countFiles(add func(f *StorageFigures)) {
+	d.figures.Lock()
+	defer d.figures.Unlock()
+	add(&d.figures.StorageFigures)
 }
 
 var _ device.StorageOpener = (*Device)(nil)
@@ -138,6 +163,7 @@ func (s *storageDriver) Register(fd int) (storage.File, error) {
 		return nil, fmt.Errorf("%s(%s): %w", call, args, err)
 	}
 	s.files++
+	s.dev.countFiles(func(f *StorageFigures) { f.Files++; f.Registrations++ })
 	f := &simFile{s: s, fd: fd, own: own, dev: st.Dev, ino: st.Ino, mode: s.dev.storageMode(flags), failures: make(map[int64]error)}
 	if s.dev.o.Storage.NoAsync {
 		return syncFile{f}, nil
@@ -197,6 +223,7 @@ type simFile struct {
 
 	mu       sync.Mutex
 	failures map[int64]error // errors of failed transfers, by the address of their words
+	gone     bool            // deregistered
 }
 
 // syncFile is a file without asynchronous transfers.
@@ -213,7 +240,16 @@ func (f *simFile) Mode() device.StorageMode { return f.mode }
 
 // Deregister implements storage.File.
 func (f *simFile) Deregister() {
+	f.mu.Lock()
+	again := f.gone
+	f.gone = true
+	f.mu.Unlock()
+	if again {
+		f.s.dev.misused(fmt.Errorf("fd=%d was deregistered twice: %w", f.fd, errdefs.ErrClosed))
+		return
+	}
 	_ = unix.Close(f.own) // this package opened it and closes it once
+	f.s.dev.countFiles(func(f *StorageFigures) { f.Files-- })
 	f.s.mu.Lock()
 	defer f.s.mu.Unlock()
 	f.s.files--
@@ -241,11 +277,36 @@ func (f *simFile) Move(d storage.Direction, e mem.Extent, off int64) (int64, err
 	if err != nil {
 		return 0, err
 	}
-	return f.carry(d, b, off, struck)
+	return f.carry(d, e.Dev(), b, off, struck)
 }
 
-// carry moves bytes between the file and b, until the file or b ends.
-func (f *simFile) carry(d storage.Direction, b []byte, off int64, struck *fault.Fault) (int64, error) {
+// admit returns an error for a file that is deregistered, and for a transfer that is not aligned if
+// the model refuses those.
+func (f *simFile) admit(d storage.Direction, at mem.DevAddr, n int, off int64) error {
+	f.mu.Lock()
+	gone := f.gone
+	f.mu.Unlock()
+	if gone {
+		err := native(fileCall(d), fmt.Sprintf("fd=%d", f.fd), 5027, "HANDLE_NOT_REGISTERED", "the file is deregistered", errdefs.ErrClosed)
+		f.s.dev.misused(err)
+		return err
+	}
+	misaligned := (uint64(at)|uint64(n)|uint64(off))%device.StorageAlign != 0
+	if misaligned && f.s.dev.o.Storage.Aligned {
+		return fmt.Errorf("%s(fd=%d, address=%#x, bytes=%d, offset=%d): not aligned: %w", fileCall(d), f.fd, uint64(at), n, off, unix.EINVAL)
+	}
+	if misaligned {
+		f.s.dev.countFiles(func(f *StorageFigures) { f.Misaligned++ })
+	}
+	return nil
+}
+
+// carry moves bytes between the file and b, the device's memory at that address, until the file or b
+// ends.
+func (f *simFile) carry(d storage.Direction, at mem.DevAddr, b []byte, off int64, struck *fault.Fault) (int64, error) {
+	if err := f.admit(d, at, len(b), off); err != nil {
+		return 0, err
+	}
 	var st unix.Stat_t
 	if err := unix.Fstat(f.fd, &st); err != nil || st.Dev != f.dev || st.Ino != f.ino {
 		return 0, fmt.Errorf("%s(fd=%d): the descriptor is no longer that of the registered file: %w", fileCall(d), f.fd, unix.EBADF)
@@ -278,6 +339,7 @@ func (f *simFile) carry(d storage.Direction, b []byte, off int64, struck *fault.
 	if d == storage.Read && struck != nil && struck.Action == fault.Corrupt && done > 0 {
 		damage(b[:done], struck.Rand)
 	}
+	f.s.dev.countFiles(func(f *StorageFigures) { f.Transfers++; f.Bytes += int64(done) })
 	return int64(done), nil
 }
 

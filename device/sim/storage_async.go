@@ -87,7 +87,7 @@ func (q *Queue) moveFile(o *op) error {
 		if o.hit {
 			struck = &o.fault
 		}
-		n, failed = w.f.carry(w.dir, b, int64(off), struck)
+		n, failed = w.f.carry(w.dir, w.at, b, int64(off), struck)
 	}
 	if failed != nil {
 		n = failedTransfer

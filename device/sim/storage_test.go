@@ -290,3 +290,37 @@ func TestDeviceCloseReportsWhatIsLeftOfFiles(t *testing.T) {
 		t.Errorf("close the device: %v", err)
 	}
 }
+
+func TestMisalignedTransfersAreCountedOrRefused(t *testing.T) {
+	for _, refuse := range []bool{false, true} {
+		d := open(t, sim.Options{Storage: sim.StorageModel{Aligned: refuse}})
+		r, err := d.Alloc(3*4096, device.AllocOptions{})
+		must(t, err)
+		q, err := d.OpenQueue(device.QueueOptions{})
+		must(t, err)
+		sf := registerFile(t, openStorage(t, d.Device), tempFile(t, 3*4096))
+		before := d.StorageFigures()
+		for k, at := range []struct{ mem, n, off int64 }{{0, 4096, 0}, {4096, 8192, 4096}, {512, 4096, 0}, {0, 100, 0}, {0, 4096, 512}} {
+			wrong := refuse && k >= 2
+			e := mem.Extent{Region: r, Off: at.mem, Len: at.n}
+			if n, err := sf.Read(e, at.off); errors.Is(err, unix.EINVAL) != wrong || !wrong && n != at.n {
+				t.Errorf("refuse %t: transfer %d: %d, %v", refuse, k, n, err)
+			}
+			x, err := sf.EnqueueRead(q, e, at.off)
+			must(t, err)
+			if n, err := x.Wait(t.Context()); errors.Is(err, unix.EINVAL) != wrong || !wrong && n != at.n {
+				t.Errorf("refuse %t: transfer %d on a queue: %d, %v", refuse, k, n, err)
+			}
+			x.Close()
+		}
+		must(t, q.Close(t.Context()))
+		must(t, d.Free(r))
+		want := sim.StorageFigures{Files: 1, Registrations: 1, Transfers: 10, Misaligned: 6, Bytes: 2 * (3*4096 + 4096 + 100 + 4096)}
+		if refuse {
+			want = sim.StorageFigures{Files: 1, Registrations: 1, Transfers: 4, Bytes: 2 * 3 * 4096}
+		}
+		if got := d.StorageFigures(); got != want || before != (sim.StorageFigures{Files: 1, Registrations: 1}) {
+			t.Errorf("refuse %t: figures %+v, want %+v; before: %+v", refuse, got, want, before)
+		}
+	}
+}

@@ -102,7 +102,29 @@ func (f Format) Header(image []byte, key Key) (Header, error) {
 	if err := f.checkLen(image); err != nil {
 		return Header{}, fmt.Errorf("verify block %s: %w", key, err)
 	}
-	h, err := DecodeHeader(image)
+	return f.decode(image, key)
+}
+
+// HeaderSums checks the first Layout.HeaderBytes bytes of an image like VerifyHeader, and appends the
+// checksums of the shards to sums. It returns ErrNotSupported if they are not SumTree.
+func (f Format) HeaderSums(sums []uint64, header []byte, key Key) ([]uint64, error) {
+	h, err := f.decode(header, key)
+	if err != nil {
+		return sums, err
+	}
+	if h.SumAlgo != SumTree {
+		return sums, fmt.Errorf("block %s has checksums of %s: %w", key, h.SumAlgo, errdefs.ErrNotSupported)
+	}
+	for i := range h.Shards() {
+		_, _, sum := h.Shard(i)
+		sums = append(sums, sum)
+	}
+	return sums, nil
+}
+
+// decode checks the header at the start of b, and its identity, layout and key.
+func (f Format) decode(b []byte, key Key) (Header, error) {
+	h, err := DecodeHeader(b)
 	if err != nil {
 		return Header{}, fmt.Errorf("verify block %s: %w", key, err)
 	}

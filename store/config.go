@@ -69,6 +69,9 @@ type Config struct {
 	WaitMax time.Duration
 	// AdmitAlways makes all blocks worth loading: see Store.Worth.
 	AdmitAlways bool
+	// Direct makes loads read blocks to memory of the device: see Direct. The caller closes the pool
+	// after the store. Nil: all blocks pass through the cache's slots.
+	Direct *Direct
 	// Clock times leases and waits. Default: the real one.
 	Clock clockwork.Clock
 	// Hooks are called on events.
@@ -150,6 +153,9 @@ func (c *Config) Validate() error {
 	}
 	if c.Cache != nil && pipeline.IsTransient(c.Cache) && len(c.Next) == 0 {
 		bad("store config: the first tier keeps nothing, and there is no tier below it")
+	}
+	if d := c.Direct; d != nil && (d.Pool == nil || formatsErr == nil && d.Pool.Slots().Stride < c.Formats.MaxImageBytes()) {
+		bad("store config: the slots of direct storage are too small for blocks of %d bytes", c.Formats.MaxImageBytes())
 	}
 	for i, t := range c.Next {
 		if t == nil {

@@ -61,6 +61,7 @@ type rigOptions struct {
 	fileFS         dirfs.FS
 	readOnly       bool
 	window         bool // nothing is kept in the slots
+	direct         *directOptions
 }
 
 // rig is a store on a simulated device, over real tiers, with a paged cache to load to and dump
@@ -81,6 +82,7 @@ type rig struct {
 	loads  atomic.Int64 // that were waited for
 	cache  *cache.Tier
 	file   *file.Tier
+	direct *directRig // or nil
 	st     *store.Store
 
 	mu    sync.Mutex // guards the queue and the staging memory of fill, read and poison
@@ -110,7 +112,11 @@ func newRig(tb testing.TB, o rigOptions) *rig {
 		r.makeGroup(g)
 	}
 	r.id, r.format = r.ids[0], r.groups[0]
-	r.dev, err = sim.Open(sim.Options{Faults: r.plan, Still: o.still})
+	so := sim.Options{Faults: r.plan, Still: o.still}
+	if o.direct != nil {
+		so.Storage = o.direct.model
+	}
+	r.dev, err = sim.Open(so)
 	r.must(err)
 	r.host, err = r.dev.AllocHost(int64(o.slots) * r.groups.MaxImageBytes())
 	r.must(err)
@@ -205,7 +211,11 @@ func (r *rig) openStore() {
 		c.Cache = r.o.wrapCache(r.cache)
 	}
 	if len(r.o.dirs) > 0 {
-		r.file, err = file.Open(r.ctx(), file.Config{Dirs: r.o.dirs, Formats: r.groups, Identities: r.ids, Fsync: r.o.fsync, FS: r.o.fileFS, ReadOnly: r.o.readOnly})
+		fc := file.Config{Dirs: r.o.dirs, Formats: r.groups, Identities: r.ids, Fsync: r.o.fsync, FS: r.o.fileFS, ReadOnly: r.o.readOnly}
+		if r.o.direct != nil {
+			r.openDirect(&c, &fc)
+		}
+		r.file, err = file.Open(r.ctx(), fc)
 		r.must(err)
 		var t tier.Tier = r.file
 		if r.o.wrapFile != nil {
@@ -267,6 +277,7 @@ func (r *rig) closeTiers() {
 	if r.file != nil {
 		r.must(r.file.Close(r.ctx()))
 	}
+	r.closeDirect()
 }
 
 func (r *rig) close() {

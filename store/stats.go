@@ -38,6 +38,9 @@ type Stats struct {
 	Quarantined     int64 // slots put in quarantine because hardware might still access them
 	BatchesFailed   int64 // batches that a stream failed, without canceled ones
 	StreamsReopened int64
+	// Direct is the number of blocks that loads read to device memory without host memory, and
+	// DirectFailed that of failed attempts.
+	Direct, DirectFailed int64
 	// LoadsExpired is the number of loads for which streams of the host program waited longer than
 	// Config.WaitMax.
 	LoadsExpired int64
@@ -85,6 +88,7 @@ func (s *Store) Stats() Stats {
 		Fallbacks: x.Fallbacks, TierErrors: c.TierErrors.Load() + x.Fallbacks,
 		DurableFailures: c.DurableFailures.Load(), Quarantined: c.Quarantined.Load(),
 		BatchesFailed: c.BatchesFailed.Load(), StreamsReopened: c.Reopened.Load(), LoadsExpired: c.Expired.Load(),
+		Direct: c.Direct.Load(), DirectFailed: c.DirectFailed.Load(),
 		Leases: x.Leases, LeasesLive: x.Live, LeasesExpired: x.Expired, LeasesCut: x.Cut,
 		Admission: s.admission.Stats(),
 		LoadPaths: c.LoadPaths.Read(), DumpPaths: c.DumpPaths.Read(),

@@ -67,7 +67,7 @@ func Open(c Config) (*Store, error) {
 		cfg: c,
 		pipeline: pipeline.New(pipeline.Config{
 			Map: m, Index: x, Cache: c.Cache, Lower: c.Next, Verify: c.Verify, Hooks: c.Hooks,
-			Clock: c.Clock, WaitMax: c.WaitMax, LeaseMax: c.LeaseMax,
+			Clock: c.Clock, WaitMax: c.WaitMax, LeaseMax: c.LeaseMax, Direct: c.Direct,
 		}),
 		sched:     task.NewScheduler(c.Tasks, c.Clock),
 		readers:   pool.New(c.Readers),

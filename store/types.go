@@ -35,6 +35,8 @@ type (
 	BlockError = task.BlockError
 	// Hooks are called on events that an operator may want to know of.
 	Hooks = pipeline.Hooks
+	// Direct makes loads read blocks to memory of the device.
+	Direct = pipeline.Direct
 	// VerifyPolicy selects where checksums are computed and verified.
 	VerifyPolicy = pipeline.VerifyPolicy
 	// Latency is a histogram of times.

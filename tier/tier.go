@@ -2,6 +2,7 @@ package tier
 
 import (
 	"context"
+	"errors"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/mem"
@@ -122,6 +123,30 @@ type Reader interface {
 	// The caller verifies every shard by the header's checksums before use. If one is wrong it
 	// calls Get, which sets the block aside.
 	Read(ctx context.Context, key block.Key, dst mem.Extent) error
+}
+
+// Errors of DirectReader that do not describe the block.
+var (
+	// ErrNotDirect means that the tier does not read this block directly. Read shows its state.
+	ErrNotDirect = errors.New("the block is not read directly")
+	// ErrDirectFailed means that a transfer failed, or was refused. Read may succeed.
+	ErrDirectFailed = errors.New("direct storage failed")
+)
+
+// DirectReader is a Tier that can read blocks to memory of a device, without host memory.
+type DirectReader interface {
+	// ReadDirect is Reader.Read to dst, memory of a device of the image's length. It writes the
+	// shards, and leaves the header's bytes as they are. It appends the checksums in the header to
+	// sums; they are block.SumTree. Errors wrap ErrNotDirect or ErrDirectFailed, or are those of a
+	// tier that is closed, or of ctx. If quiesced is not nil, dst may be written until it is closed.
+	ReadDirect(ctx context.Context, key block.Key, dst mem.Extent, sums []uint64) (_ []uint64, quiesced <-chan struct{}, err error)
+}
+
+// Admitter is a SlotTier that decides whether to keep a block that is read from a tier below.
+type Admitter interface {
+	// Admit reports whether the block was requested, by Admit or as a block of the cache, not long
+	// before. Otherwise it notes the request, and the caller need not bring the block.
+	Admit(key block.Key) bool
 }
 
 // ManyPutter is a Tier that stores many blocks in less time than single Puts.

@@ -59,6 +59,7 @@ type Group struct {
 	Items  [][]int32        // by page group: blocks, as indices of the task's refs
 	pairs  [][]mem.PageSlot // by page group: pages and slots of these blocks
 	Blocks int              // number of blocks in all page groups
+	Slots  mem.Slots        // Env.Slots, unless the blocks are in other slots
 
 	// Parts are in the order of copying. Each is allocated by itself, because check jobs hold
 	// pointers to parts while the slice grows.

@@ -67,11 +67,11 @@ func (b *Buffers) NewGroup(owner Owner) *Group {
 	if k := len(b.freeGroups); k > 0 {
 		g := b.freeGroups[k-1]
 		b.freeGroups = b.freeGroups[:k-1]
-		g.owner = owner
+		g.owner, g.Slots = owner, b.env.Slots
 		return g
 	}
 	n := len(b.env.Map.Layers)
-	return &Group{buf: b, owner: owner, Items: make([][]int32, n), pairs: make([][]mem.PageSlot, n)}
+	return &Group{buf: b, owner: owner, Slots: b.env.Slots, Items: make([][]int32, n), pairs: make([][]mem.PageSlot, n)}
 }
 
 // Release clears g and returns it to the free list. All its tickets must have resolved and all its

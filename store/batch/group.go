@@ -133,7 +133,7 @@ func (g *Group) build(o SubmitOptions) *inFlightBatch {
 	b.pageGroups = b.pageGroups[:0]
 	for _, p := range g.Parts[b.first:b.end] {
 		b.pageGroups = append(b.pageGroups, mem.PageGroup{
-			Planes: g.buf.partPlanes(p), Slots: g.buf.env.Slots, Pairs: g.pairs[p.Group][p.Blocks.From:p.Blocks.To],
+			Planes: g.buf.partPlanes(p), Slots: g.Slots, Pairs: g.pairs[p.Group][p.Blocks.From:p.Blocks.To],
 		})
 	}
 	b.paged = mem.Paged{Dir: g.buf.env.Dir, Groups: b.pageGroups, Completed: b.notify}

@@ -10,11 +10,11 @@ import (
 // about to become ready.
 func (t *Task) startGroups() {
 	for len(t.sc.ready) > 0 && t.inFlight < maxInFlight && len(t.groups) < 2*maxInFlight {
-		n := min(len(t.sc.ready), t.l.batchBlocks)
-		if t.layerwise {
-			// One group for all, so that the first layer of each block precedes the last layer of
-			// the others.
-			n = t.gatherReady(t.sc.items[t.sc.ready[0]].firstLayer)
+		// One group for all of a layerwise load, so that the first layer of each block precedes the
+		// last layer of the others.
+		n := t.gatherReady(t.sc.items[t.sc.ready[0]].firstLayer, t.isDirect(t.sc.ready[0]))
+		if !t.layerwise {
+			n = min(n, t.l.batchBlocks)
 		}
 		if t.verifying > 0 && (t.layerwise || n < t.l.batchBlocks) {
 			return
@@ -23,13 +23,14 @@ func (t *Task) startGroups() {
 	}
 }
 
-// gatherReady moves the ready blocks that need layers from first on to the front, and counts them.
-// Blocks that are copied again need only layers that were not reported.
-func (t *Task) gatherReady(first int32) int {
+// gatherReady moves the ready blocks that need layers from first on to the front, and counts them:
+// those in memory of the device, or the others. Blocks that are copied again need only layers that
+// were not reported.
+func (t *Task) gatherReady(first int32, direct bool) int {
 	ready, items := t.sc.ready, t.sc.items
 	n := 0
 	for k := range ready {
-		if items[ready[k]].firstLayer == first {
+		if items[ready[k]].firstLayer == first && t.isDirect(ready[k]) == direct {
 			ready[n], ready[k] = ready[k], ready[n]
 			n++
 		}
@@ -43,8 +44,9 @@ func span(from, to int) batch.Span { return batch.Span{From: from, To: to} }
 // startGroup starts copying the first n ready blocks, block by block in one batch, or layer by
 // layer.
 func (t *Task) startGroup(n int) {
-	g, first := t.newGroup(), t.sc.items[t.sc.ready[0]].firstLayer
+	g, first := t.newGroup(t.isDirect(t.sc.ready[0])), t.sc.items[t.sc.ready[0]].firstLayer
 	t.addReady(g, n)
+	t.addDirect(g)
 	if t.copySums {
 		g.ReserveSums(len(t.sc.todo))
 	}
@@ -79,7 +81,7 @@ func (t *Task) copyHead(g *group, first int32) int {
 	for plan(); len(t.sc.todo) > 0 && g.Err == nil; plan() {
 		t.submit(g, awaited)
 		t.lookUp(g.Blocks)
-		t.addReady(g, t.gatherReady(first))
+		t.addReady(g, t.gatherReady(first, g.direct))
 	}
 	return int(first) + 1
 }
@@ -169,6 +171,10 @@ func (t *Task) resolveBlocks(g *group, n int) {
 			t.dropSlot(it)
 			continue
 		}
+		if g.direct {
+			t.dropSlot(it)
+			continue
+		}
 		sc.slots = append(sc.slots, it.slot)
 		it.slot = nil
 	}
@@ -185,7 +191,11 @@ func (t *Task) recheckFailed(g *group) {
 		f := &g.Failures[k]
 		if g.FirstFailure(f.Item) == f {
 			t.setFirstLayer(g, f.Item, f.Part)
-			t.recheck(f.Item, f.Err)
+			if g.direct {
+				t.readAgain(f.Item, f.Err)
+			} else {
+				t.recheck(f.Item, f.Err)
+			}
 		}
 	}
 }

@@ -53,8 +53,13 @@ func (l *Loader) Load(ctx context.Context, lease *index.Lease, pg *pages.Pages, 
 	t.groups = t.groupsArray[:0]
 	sc.buffers.SetPages(pg)
 	t.copySums = p.Verify != pipeline.VerifyFill && sc.buffers.CanSum()
-	if t.unverified = t.copySums && p.Verify == pipeline.VerifyDevice && p.Unverified; t.unverified {
-		sc.reserveUnverified(p.Map.Formats.MaxShards())
+	verifiedByCopy := t.copySums && p.Verify == pipeline.VerifyDevice
+	t.unverified, t.direct = verifiedByCopy && p.Unverified, verifiedByCopy && p.Direct != nil
+	if t.unverified || t.direct {
+		sc.reserveUnverified(p.Map.Formats.MaxShards(), t.direct)
+	}
+	if p.Direct != nil && !t.direct {
+		t.noteNotDirect(errNoLeaves)
 	}
 	if t.layerwise {
 		t.countLayers()

@@ -82,7 +82,7 @@ func (j *fetchJob) Run(i int32) {
 	it := &t.sc.items[i]
 	var err error
 	it.slot, it.tier, err = t.p.Fetch(t.base.Context(), t.sc.Keys[i:i+1],
-		pipeline.FetchOptions{Wait: true, Leased: t.lease != nil, Unverified: t.unverifiedSlot(i)})
+		pipeline.FetchOptions{Wait: true, Leased: t.lease != nil, Unverified: t.unverifiedSlot(i), Direct: t.directBlock(i)})
 	t.sc.results <- result{true, i, err}
 }
 
@@ -120,9 +120,8 @@ func (t *Task) unverifiedSlot(i int32) *pipeline.Unverified {
 	if !t.unverified || it.badCopies > 0 || it.cause != nil {
 		return nil
 	}
-	n := t.p.Map.Formats.MaxShards()
 	u := &t.sc.unverified[i]
-	u.Reset(t.sc.unverifiedSums[int(i)*n : int(i)*n : int(i+1)*n])
+	u.Reset(t.sumsOf(i))
 	return u
 }
 
@@ -184,7 +183,12 @@ func (t *Task) handleVerified(i int32, err error) {
 func (t *Task) handleFetched(i int32, err error) {
 	t.reading--
 	it := &t.sc.items[i]
-	if err == nil && t.isUnverified(i) {
+	t.noteDirect(i)
+	switch {
+	case err == nil && t.isDirect(i):
+		t.setReady(i)
+		return
+	case err == nil && t.isUnverified(i):
 		t.setUnverified(i)
 		return
 	}

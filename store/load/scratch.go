@@ -33,7 +33,8 @@ type scratch struct {
 	buffers   *batch.Buffers
 	groups    []*group // free list
 
-	unverified     []pipeline.Unverified // by ref
+	unverified     []pipeline.Unverified  // by ref
+	direct         []pipeline.DirectBlock // by ref
 	unverifiedSums []uint64
 }
 
@@ -59,8 +60,11 @@ type result struct {
 }
 
 // reserveUnverified makes space for blocks that are read without being verified.
-func (sc *scratch) reserveUnverified(shards int) {
+func (sc *scratch) reserveUnverified(shards int, direct bool) {
 	n := len(sc.Refs.Refs)
+	if direct {
+		sc.direct = slices.Grow(sc.direct[:0], n)[:n]
+	}
 	sc.unverified = slices.Grow(sc.unverified[:0], n)[:n]
 	sc.unverifiedSums = slices.Grow(sc.unverifiedSums[:0], n*shards)[:n*shards]
 }
@@ -68,8 +72,9 @@ func (sc *scratch) reserveUnverified(shards int) {
 // group is a batch group of a load.
 type group struct {
 	*batch.Group
-	nextLayer   int // layerwise: first layer without a planned part
-	headBatches int // layerwise: number of batches of the first layer
+	direct      bool // the blocks are in slots of device memory
+	nextLayer   int  // layerwise: first layer without a planned part
+	headBatches int  // layerwise: number of batches of the first layer
 	// wantedSums are by page group the expected checksums by block and shard, as far as loaded.
 	wantedSums [][]uint64
 }

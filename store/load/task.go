@@ -78,6 +78,7 @@ type Task struct {
 	layerwise  bool
 	copySums   bool // the stream sums copies, and blocks are verified by these sums
 	unverified bool // tiers below read without verifying, since copies are verified
+	direct     bool // tiers below read to memory of the device, if they can
 	progress   progress
 
 	layersDone pool.Watermark // layerwise: layers that no block waits for, from the first
@@ -94,6 +95,7 @@ type Task struct {
 	groups      []*group // being copied or checked
 	inFlight    int      // groups being copied
 	stopped     bool     // see stop
+	notDirect   bool     // noteNotDirect has reported a reason
 	groupsArray [2]*group
 }
 
@@ -185,13 +187,14 @@ func (l *Loader) takeScratch(n int) *scratch {
 func (l *Loader) putScratch(sc *scratch) {
 	clear(sc.items)
 	clear(sc.unverified)
+	clear(sc.direct)
 	sc.buffers.Clear()
 	sc.todo, sc.toRead, sc.filling, sc.ready = sc.todo[:0], sc.toRead[:0], sc.filling[:0], sc.ready[:0]
 	l.scratch.Put(sc)
 }
 
 // newGroup returns an empty group from the free list, or a new one.
-func (t *Task) newGroup() *group {
+func (t *Task) newGroup(direct bool) *group {
 	sc := t.sc
 	var g *group
 	if k := len(sc.groups); k > 0 {
@@ -201,6 +204,9 @@ func (t *Task) newGroup() *group {
 		g = &group{wantedSums: make([][]uint64, len(t.p.Map.Layers))}
 	}
 	g.Group = sc.buffers.NewGroup((*owner)(t))
+	if g.direct = direct; direct {
+		g.Slots = t.p.Direct.Pool.Slots()
+	}
 	return g
 }
 

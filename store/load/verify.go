@@ -17,6 +17,10 @@ func (t *Task) checkPart(g *group, n int) {
 	switch {
 	case g.Parts[n].HasSums && t.copySums:
 		t.compareSums(g, n)
+	case g.direct: // the CPU cannot verify the slots
+		for _, i := range g.ItemsOf(g.Parts[n]) {
+			g.AddFailure(i, n, errNoSums)
+		}
 	case t.copySums || t.p.Verify == pipeline.VerifyAlways:
 		g.EnqueueChecks(n)
 	}

@@ -19,6 +19,9 @@ type FetchOptions struct {
 	// Unverified, if not nil, receives the block if its tier can read without verifying
 	// (tier.Reader). Fetch then returns it as the slot, and does not publish the block.
 	Unverified *Unverified
+	// Direct, if not nil, receives the block if its tier can read it to memory of the device. Fetch
+	// then returns it as the slot, and does not publish the block.
+	Direct *DirectBlock
 }
 
 // Fetch reads a block into a slot from the first tier below the cache that has it, and publishes
@@ -41,6 +44,15 @@ func (p *Pipeline) Fetch(ctx context.Context, key []block.Key, o FetchOptions) (
 		}
 		if err == nil && n == 0 {
 			continue
+		}
+		if err == nil {
+			var done bool
+			if done, err = p.fetchDirect(ctx, t, key[0], o.Direct); done {
+				release(t, key, leased)
+				return o.Direct, int8(i + 1), nil
+			} else if err != nil {
+				release(t, key, leased)
+			}
 		}
 		if err == nil && fill == nil {
 			fill, err = p.Reserve(ctx, key[0], o.Wait)

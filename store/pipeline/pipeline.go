@@ -47,6 +47,7 @@ type Config struct {
 	Clock    clockwork.Clock
 	WaitMax  time.Duration // longest wait for a slot, or for a block that another task fills
 	LeaseMax time.Duration // longest wait for the client while a task holds slots
+	Direct   *Direct       // nil: all blocks pass through the cache
 }
 
 // Counters count events of all tasks.
@@ -62,6 +63,7 @@ type Counters struct {
 	TierErrors                    atomic.Int64
 	BatchesFailed, Reopened       atomic.Int64
 	Expired                       atomic.Int64   // loads
+	Direct, DirectFailed          atomic.Int64   // blocks read directly; failed transfers
 	Hits                          []atomic.Int64 // by tier
 	LoadTimes, FreeTimes          stat.Histogram
 	DurableTimes                  stat.Histogram

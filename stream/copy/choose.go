@@ -76,6 +76,9 @@ func (s *Stream) plan(ctx context.Context, o *op) error {
 	can, summing := s.can(o)
 	o.request = request(&o.work)
 	if o.request.Summed = o.work.WantsSums(); o.request.Summed {
+		if o.request.Dir == plan.D2D && summing != 0 { // no CPU can sum what stays on the device
+			can &= summing
+		}
 		o.request.Unsummed = can &^ summing
 	}
 	if o.request.Ahead = time.Duration(s.ahead.Load()); o.request.Ahead > 0 {

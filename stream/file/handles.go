@@ -223,6 +223,36 @@ func (h *Handles) leave(e *entry, gone bool) {
 	}
 }
 
+// Forget closes the file of a name, opened with no flag but its mode, once it has no handle. Later calls of Acquire open the name's
+// file again. Call it before the name is removed, so that the file's space is free afterwards.
+func (h *Handles) Forget(dir dirfs.Dir, name string) {
+	h.mu.Lock()
+	var out []*File
+	for _, flag := range []int{os.O_RDONLY, os.O_WRONLY, os.O_RDWR} {
+		if e := h.named[handleKey{dir, name, flag}]; e != nil {
+			out = h.unname(e, out)
+		}
+	}
+	h.mu.Unlock()
+	for _, f := range out {
+		h.discard(f)
+	}
+}
+
+// unname makes Acquire find an entry no more, and evicts it if it is idle. Otherwise its last user
+// evicts it.
+func (h *Handles) unname(e *entry, out []*File) []*File {
+	if h.named[e.key] != e {
+		return out
+	}
+	delete(h.named, e.key)
+	if e.at != nil {
+		h.parted = append(h.parted, e)
+		out = h.part(out)
+	}
+	return out
+}
+
 // evict forgets an idle entry and appends its file to out, to be closed. It does nothing if a batch
 // moves the file.
 func (h *Handles) evict(e *entry, out []*File) []*File {
@@ -326,6 +356,13 @@ func (h *Handle) Region() *mem.Region { return h.region }
 
 // File returns the open file, for a region that extends beyond its end.
 func (h *Handle) File() *File { return h.entry.file }
+
+// forget makes later calls of Acquire open the file again.
+func (h *Handle) forget() {
+	h.handles.mu.Lock()
+	defer h.handles.mu.Unlock()
+	h.handles.unname(h.entry, nil) // not idle: nothing is evicted
+}
 
 // Release releases the handle. Batches that still move the file continue. If the file has lost its
 // name, the next Release after them closes it. A second call does nothing.

@@ -56,6 +56,17 @@ func (t *Tier) reserve(ctx context.Context, key block.Key) (*fill, error) {
 	return nil, fmt.Errorf("reserve a slot for block %s: all %d are pinned: %w: %w", key, len(t.entries), errdefs.ErrBusy, context.Cause(ctx))
 }
 
+// Admit implements tier.Admitter: it reports whether the block was requested or evicted lately. A
+// window admits none.
+func (t *Tier) Admit(key block.Key) bool {
+	if t.transient {
+		return false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.policy.wants(key)
+}
+
 // tryReserve reserves a slot, or returns a waiter if none is free.
 func (t *Tier) tryReserve(key block.Key) (*fill, *waiter, error) {
 	t.mu.Lock()

@@ -84,6 +84,16 @@ func (p *policy) admit(slot uint32, key block.Key) {
 	p.nodes[slot] = n
 }
 
+// wants reports whether a block was requested or evicted lately. Otherwise it remembers the request.
+func (p *policy) wants(key block.Key) bool {
+	f := fingerprint(key)
+	if _, lately := p.ghost.get(f); lately {
+		return true
+	}
+	p.ghost.add(f, struct{}{})
+	return false
+}
+
 // follow notes that the block in slot comes after the block in parent. It does nothing if the block
 // before it is known and cached, as a block has only one.
 func (p *policy) follow(slot, parent uint32) {

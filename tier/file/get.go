@@ -10,6 +10,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
@@ -39,12 +40,17 @@ func (t *Tier) getInto(ctx context.Context, key block.Key, dst mem.Extent, whole
 		return err
 	}
 	defer t.endOp()
-	err = t.get(ctx, dirOf(t.dirs, key), key, buf, dst, whole)
+	return t.countRead(key, int64(len(buf)), t.get(ctx, dirOf(t.dirs, key), key, buf, dst, whole))
+}
+
+// countRead counts a read of n bytes that ended with err, and returns its error.
+func (t *Tier) countRead(key block.Key, n int64, err error) error {
 	switch {
 	case err == nil:
 		t.count.hits.Add(1)
-		t.count.readBytes.Add(int64(len(buf)))
+		t.count.readBytes.Add(n)
 		return nil
+	case errors.Is(err, tier.ErrNotDirect) || errors.Is(err, tier.ErrDirectFailed): // Read follows
 	case errors.Is(err, errdefs.ErrCorrupt):
 		t.count.corrupt.Add(1)
 		t.count.misses.Add(1)
@@ -186,9 +192,11 @@ func (t *Tier) quarantineFile(d *dir, key block.Key, bad dirfs.Info) error {
 func (t *Tier) removeName(d *dir, key block.Key, op func() error) error {
 	t.proofs.drop(key)
 	t.times.forget(key)
+	t.forgetDirect(d, key)
 	b, a := &d.buckets[key[0]], d.area
 	a.space.beginChange(b)
 	err := op()
+	t.forgetDirect(d, key) // a reader may have opened it meanwhile
 	switch {
 	case err == nil:
 		a.space.endChange(b, -1, t.formats.ImageBytes(key))

@@ -1,0 +1,240 @@
+package store_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// Blocks go from files to pages without host memory, whole and by layers, by calls and by queues, in
+// either mode of the library.
+func TestLoadsReadDirectly(t *testing.T) {
+	t.Parallel()
+	for _, window := range []bool{false, true} {
+		for _, queues := range []int{0, 2} {
+			for _, compat := range []string{"", "forced"} {
+				for _, layerwise := range []bool{false, true} {
+					r, c, said := newDirectRig(t, rigOptions{
+						window: window, pages: 32, direct: &directOptions{model: sim.StorageModel{Aligned: true, Compat: compat}, queues: queues},
+					}, 1, 2, 3, 4, 5, 6)
+					again := 7 // of another block with a cache, to which a second request brings it
+					if window {
+						again = 1
+					} else {
+						r.dump(7)
+						r.forgetCached(7)
+					}
+					for _, err := range r.load(store.LoadOptions{Layerwise: layerwise}, 1, 2, 3, 4, 5, 6, again) {
+						r.must(err)
+					}
+					c.want(t, 0, 0)
+					said.want(t)
+					st := r.st.Stats()
+					if st.VerifiedOnWay != 7 || st.VerifiedByCPU != 0 || st.Tiers[1].Hits != 7 || st.Fallbacks != 0 {
+						t.Errorf("%d blocks verified on their way, %d by the CPU, %d hits, %d fallbacks", st.VerifiedOnWay, st.VerifiedByCPU, st.Tiers[1].Hits, st.Fallbacks)
+					}
+					r.wantDirect(7, 0)
+					if f := r.direct.files.Stats(); f.Handles.Registrations+f.Handles.Hits != 7 || window == (f.Handles.Hits == 0) || f.Bytes != 7*(r.format.Layout.ImageBytes()-r.format.Layout.HeaderBytes()) {
+						t.Errorf("files: %+v", f)
+					}
+				}
+			}
+		}
+	}
+}
+
+// The completions of a load have the path and the reason of the reads.
+func TestDirectReadsAreReported(t *testing.T) {
+	t.Parallel()
+	r, _, _ := newDirectRig(t, rigOptions{window: true}, 1, 2)
+	l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, 1, 2), store.LoadOptions{})
+	r.must(err)
+	r.must(l.Wait(r.ctx()))
+	read := int64(0)
+	for _, c := range l.Paths() {
+		if c.Path == stream.PathCuFile {
+			if c.Reason != "simulated" || c.Finished.Before(c.Started) || c.Started.IsZero() {
+				t.Errorf("completion %+v", c)
+			}
+			read += c.Bytes
+		} else if c.Path != stream.PathKernel || !c.Summed {
+			t.Errorf("completion %+v", c)
+		}
+	}
+	if want := 2 * r.format.Layout.ImageBytes(); read != want {
+		t.Errorf("%d bytes were read directly, want %d", read, want)
+	}
+	for _, p := range r.st.Stats().LoadPaths {
+		if p.Path == stream.PathCuFile && p.Bytes != read {
+			t.Errorf("the path's figures have %d bytes, want %d", p.Bytes, read)
+		}
+	}
+}
+
+// With a cache the first request of a block is read directly. The second brings the block to the
+// cache, where the third finds it.
+func TestDirectBlockIsPromotedAtItsSecondRequest(t *testing.T) {
+	t.Parallel()
+	r, c, _ := newDirectRig(t, rigOptions{}, 1)
+	r.mustLoad(1)
+	r.wantDirect(1, 0)
+	c.want(t, 0, 0)
+	r.mustLoad(1)
+	r.wantDirect(1, 0)
+	c.want(t, 1, 0)
+	r.mustLoad(1)
+	c.want(t, 0, 0)
+	if hits := r.st.Stats().Tiers[0].Hits; hits != 1 {
+		t.Errorf("%d hits in the cache, want 1", hits)
+	}
+}
+
+// A damaged file is found on the page, by whatever path it was read.
+func TestDefectDamagedFileReadDirectly(t *testing.T) {
+	t.Parallel()
+	for _, require := range []bool{false, true} {
+		for _, layerwise := range []bool{false, true} {
+			r, c, said := newDirectRig(t, rigOptions{window: true, direct: &directOptions{model: sim.StorageModel{Aligned: true}, require: require}}, 1, 2)
+			r.flipFile(1, 1)
+			errs := r.load(store.LoadOptions{Layerwise: layerwise}, 1, 2)
+			wantErr(t, errs[0], errdefs.ErrCorrupt)
+			r.must(errs[1])
+			c.want(t, 0, 1) // the CPU examines the block that failed
+			said.want(t, "file")
+			if st := r.st.Stats(); st.Mismatches != 1 || st.Tiers[1].Tier.Quarantined != 1 || st.Tiers[1].Tier.Errors != 0 {
+				t.Errorf("%d mismatches, %d set aside, %d errors", st.Mismatches, st.Tiers[1].Tier.Quarantined, st.Tiers[1].Tier.Errors)
+			}
+			if n := r.direct.files.Stats().Handles.Open; n != 1 {
+				t.Errorf("%d files are open: that in quarantine must not be", n)
+			}
+			wantErr(t, r.load(store.LoadOptions{}, 1)[0], errdefs.ErrNotFound)
+			r.wantDirect(2, 0)
+			r.dump(1)
+			r.mustLoad(1, 2)
+		}
+	}
+}
+
+// Bytes that cuFile reads wrong never reach the caller as right.
+func TestDefectDirectReadIsWrong(t *testing.T) {
+	t.Parallel()
+	r, c, said := newDirectRig(t, rigOptions{window: true}, 1, 2, 3)
+	for n := range 6 {
+		r.plan.Clear()
+		r.plan.Add(fault.Nth(sim.OpFileRead, int(r.plan.Seen(sim.OpFileRead))+n%3).Corrupt())
+		for _, err := range r.load(store.LoadOptions{Layerwise: n%2 == 1}, 1, 2, 3) {
+			r.must(err)
+		}
+	}
+	c.want(t, 0, 6)
+	said.want(t, "file", "file", "file", "file", "file", "file")
+	r.wantDirect(18, 0)
+}
+
+// A registration or a transfer that fails, or is short, fails its block only: the block is read
+// through host memory, or, if direct storage is required, fails.
+func TestDirectFailureIsItsBlocks(t *testing.T) {
+	t.Parallel()
+	for _, require := range []bool{false, true} {
+		for _, queues := range []int{0, 1} {
+			for name, f := range map[string]struct {
+				op   string
+				rule func(r fault.Rule) fault.Rule
+			}{
+				"registration": {sim.OpFileRegister, func(r fault.Rule) fault.Rule { return r.Fail(nil) }},
+				"transfer":     {sim.OpFileRead, func(r fault.Rule) fault.Rule { return r.Fail(nil) }},
+				"short":        {sim.OpFileRead, func(r fault.Rule) fault.Rule { return r.Partial(nil) }},
+			} {
+				r, c, said := newDirectRig(t, rigOptions{window: true, direct: &directOptions{
+					model: sim.StorageModel{Aligned: true}, require: require, queues: queues,
+				}}, 1, 2, 3)
+				for n := range 3 {
+					r.plan.Add(f.rule(fault.Nth(f.op, int(r.plan.Seen(f.op))+n)))
+					before := r.plan.Injected()
+					failed := 0
+					for _, err := range r.load(store.LoadOptions{Layerwise: n == 1}, 1, 2, 3) {
+						if err != nil {
+							wantErr(t, err, tier.ErrDirectFailed)
+							failed++
+						}
+					}
+					want := 0
+					if require {
+						want = 1
+					}
+					if faults := r.plan.Injected() - before; failed != want || faults != 1 {
+						t.Errorf("require %t, %s: %d of 3 blocks failed, want %d; %d faults", require, name, failed, want, faults)
+					}
+					r.plan.Clear()
+					r.closeStore()
+					r.openStore()
+				}
+				if require {
+					c.want(t, 0, 0)
+				} else {
+					c.want(t, 3, 0)
+				}
+				said.want(t)
+			}
+		}
+	}
+}
+
+// Without host memory for sums the copy must have them: else the block is read through the cache.
+func TestDirectBlockWithoutSumsIsReadAgain(t *testing.T) {
+	t.Parallel()
+	r, c, _ := newDirectRig(t, rigOptions{window: true, sumEvery: noSums}, 1, 2)
+	r.mustLoad(1, 2)
+	c.want(t, 0, 2)
+	if st := r.st.Stats(); st.VerifiedOnWay != 0 || st.VerifiedByCPU != 2 || st.Mismatches != 0 {
+		t.Errorf("%d blocks verified on their way, %d by the CPU, %d mismatches", st.VerifiedOnWay, st.VerifiedByCPU, st.Mismatches)
+	}
+}
+
+// Pages that are not whole leaves, and other policies, use host memory, and say so.
+func TestLoadsThatCannotBeDirect(t *testing.T) {
+	t.Parallel()
+	for _, policy := range []store.VerifyPolicy{store.VerifyAlways, store.VerifyFill} {
+		r, _, _ := newDirectRig(t, rigOptions{window: true, tune: func(c *store.Config) { c.Verify = policy }}, 1)
+		l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, 1), store.LoadOptions{})
+		r.must(err)
+		r.must(l.Wait(r.ctx()))
+		r.wantDirect(0, 0)
+		if p := l.Paths(); p[0].Path != stream.PathNone || p[0].GivenUp == nil {
+			t.Errorf("the first completion is %+v", p[0])
+		}
+	}
+}
+
+// A load is larger than the slots of device memory: it goes in pieces.
+func TestDirectSlotsAreShared(t *testing.T) {
+	t.Parallel()
+	ns := []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}
+	r, _, _ := newDirectRig(t, rigOptions{window: true, pages: 64, direct: &directOptions{model: sim.StorageModel{Aligned: true}, slots: 4, handles: 3}}, ns...)
+	done := make(chan error, 4)
+	for k := range 4 {
+		go func() {
+			l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(16*k, ns...), store.LoadOptions{Layerwise: k%2 == 0})
+			if err == nil {
+				err = l.Wait(r.ctx())
+			}
+			for i, n := range ns {
+				err = errors.Join(err, r.holds(uint32(16*k+i), n))
+			}
+			done <- err
+		}()
+	}
+	for range 4 {
+		r.must(<-done)
+	}
+	r.wantDirect(48, 0)
+	if h := r.direct.files.Stats().Handles; h.Open > 3 {
+		t.Errorf("%d files are kept open, 3 may be", h.Open)
+	}
+}

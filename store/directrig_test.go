@@ -1,0 +1,83 @@
+package store_test
+
+import (
+	"testing"
+
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
+	streamfile "github.com/kvlane/kvlane/stream/file"
+	"github.com/kvlane/kvlane/tier/file"
+)
+
+// directOptions makes the loads of a rig use direct storage.
+type directOptions struct {
+	model   sim.StorageModel
+	require bool
+	slots   int64 // default 4
+	queues  int
+	handles int
+}
+
+// directRig is the direct storage of a rig.
+type directRig struct {
+	st    device.Storage
+	files *streamfile.DirectFiles
+	pool  *mem.SlotPool
+}
+
+// deviceMemory allocates memory of a device.
+type deviceMemory struct{ device.Device }
+
+func (d deviceMemory) Alloc(n int64) (*mem.Region, error) {
+	return d.Device.Alloc(n, device.AllocOptions{})
+}
+
+func (r *rig) openDirect(sc *store.Config, fc *file.Config) {
+	r.tb.Helper()
+	o, d := r.o.direct, &directRig{}
+	var err error
+	d.st, err = r.dev.OpenStorage(device.StorageOptions{})
+	r.must(err)
+	d.files, err = streamfile.OpenDirect(streamfile.DirectOptions{Storage: d.st, Device: r.dev, Queues: o.queues, Handles: o.handles, OnlyGDS: o.require})
+	r.must(err)
+	d.pool, err = mem.NewSlotPool(deviceMemory{r.dev}, max(o.slots, 4), r.groups.MaxImageBytes())
+	r.must(err)
+	fc.Direct, sc.Direct = d.files, &store.Direct{Pool: d.pool, Require: o.require, Reason: "simulated"}
+	r.direct = d
+}
+
+func (r *rig) closeDirect() {
+	r.tb.Helper()
+	if d := r.direct; d != nil {
+		r.must(d.pool.Close(r.ctx()))
+		r.must(d.files.Close(r.ctx()))
+		r.must(d.st.Close())
+		r.direct = nil
+	}
+}
+
+// newDirectRig is newReadRig with direct storage.
+func newDirectRig(t *testing.T, o rigOptions, ns ...int) (*rig, *readTier, *told) {
+	t.Helper()
+	if o.direct == nil {
+		o.direct = &directOptions{model: sim.StorageModel{Aligned: true}}
+	}
+	if o.sumEvery == 0 && o.path == stream.PathNone {
+		o.path = stream.PathKernel
+	}
+	return newReadRig(t, o, ns...)
+}
+
+// wantDirect checks the numbers of blocks that were read directly, and of failed attempts.
+func (r *rig) wantDirect(blocks, failed int64) {
+	r.tb.Helper()
+	if st := r.st.Stats(); st.Direct != blocks || st.DirectFailed != failed {
+		r.tb.Errorf("%d blocks were read directly, %d attempts failed, want %d and %d", st.Direct, st.DirectFailed, blocks, failed)
+	}
+	if st := r.direct.pool.Stats(); st.Lent != 0 {
+		r.tb.Errorf("%d slots of device memory are still lent", st.Lent)
+	}
+}

@@ -1,0 +1,97 @@
+package load
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/store/pipeline"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// Blocks of direct storage are read to slots of device memory, and copied from there to pages. They
+// are verified by the sums of that copy. A block that fails its check, or whose copy has no sums, is
+// read again through the cache, where the CPU can examine it.
+
+var (
+	errNoSums   = fmt.Errorf("the copy from device memory has no checksums: %w", errdefs.ErrNotSupported)
+	errNoLeaves = errors.New("direct storage needs verify device and pages of whole 4 KiB leaves: the blocks pass through host memory")
+)
+
+// sumsOf returns memory for the checksums of block i.
+func (t *Task) sumsOf(i int32) []uint64 {
+	n := t.p.Map.Formats.MaxShards()
+	return t.sc.unverifiedSums[int(i)*n : int(i)*n : int(i+1)*n]
+}
+
+// directBlock returns memory for reading block i directly, or nil if it must pass through the cache.
+// After any failure of a block the CPU must be able to examine it.
+func (t *Task) directBlock(i int32) *pipeline.DirectBlock {
+	it := &t.sc.items[i]
+	if !t.direct || it.badCopies > 0 || it.cause != nil {
+		return nil
+	}
+	b := &t.sc.direct[i]
+	b.Reset(t.sumsOf(i))
+	return b
+}
+
+// isDirect reports whether block i is in a slot of device memory.
+func (t *Task) isDirect(i int32) bool {
+	_, ok := t.sc.items[i].slot.(*pipeline.DirectBlock)
+	return ok
+}
+
+// noteDirect reports the reason if block i was to be read directly and was not.
+func (t *Task) noteDirect(i int32) {
+	if !t.direct {
+		return
+	}
+	if b := &t.sc.direct[i]; b.Failed != nil {
+		t.noteNotDirect(b.Failed)
+		b.Failed = nil
+	}
+}
+
+// noteNotDirect reports the first reason why a block of the load passes through host memory.
+func (t *Task) noteNotDirect(why error) {
+	if t.notDirect {
+		return
+	}
+	t.notDirect = true
+	now := t.p.Clock.Now()
+	t.addCompletion(stream.Completion{Reason: "not by direct storage", GivenUp: why, Started: now, Finished: now})
+}
+
+// addDirect reports the reads of the blocks of a group.
+func (t *Task) addDirect(g *group) {
+	if !g.direct {
+		return
+	}
+	c := stream.Completion{Path: stream.PathCuFile, Reason: t.p.Direct.Reason}
+	for i := range g.All {
+		b := &t.sc.direct[i]
+		c.Bytes += t.p.Map.Formats[t.sc.Groups[i]].Layout.ImageBytes()
+		c.Pieces++
+		if c.Started.IsZero() || b.Started.Before(c.Started) {
+			c.Started = b.Started
+		}
+		if b.Finished.After(c.Finished) {
+			c.Finished = b.Finished
+		}
+	}
+	t.addCompletion(c)
+}
+
+func (t *Task) addCompletion(c stream.Completion) {
+	t.base.AddCompletion(t.l.Env.Stream.Name(), &t.p.Count.LoadPaths, c, c.Started, nil)
+}
+
+// readAgain drops a direct block that failed with err, and reads it through the cache. If it was
+// wrong, the read shows whether the tier has it wrong.
+func (t *Task) readAgain(i int32, err error) {
+	it := &t.sc.items[i]
+	it.corruptRead = pipeline.IsCorrupt(err)
+	t.dropSlot(it)
+	t.retry(i, err)
+}

@@ -1,0 +1,116 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// Direct makes loads read blocks from tiers below to memory of the device, without host memory.
+type Direct struct {
+	// Pool lends slots of device memory that are as long as those of the cache.
+	Pool *mem.SlotPool
+	// Require fails blocks whose transfer fails. Otherwise they are read through host memory.
+	Require bool
+	// Reason is the reason of completions: how the bytes travel.
+	Reason string
+}
+
+// DirectBlock is a block that was read to a slot of device memory without being verified. Lookups
+// never find it. It implements tier.Slot.
+type DirectBlock struct {
+	slot              mem.PoolSlot
+	lent              bool
+	sums              []uint64 // checksums in the header of the block
+	Started, Finished time.Time
+	// Failed is why the block was not read directly, or nil.
+	Failed error
+}
+
+// Reset prepares b for Fetch. sums is memory for the checksums of all shards.
+func (b *DirectBlock) Reset(sums []uint64) { *b = DirectBlock{sums: sums[:0]} }
+
+// Index returns the number of the slot in Direct.Pool.
+func (b *DirectBlock) Index() uint32 { return b.slot.Index() }
+
+// Extent returns the memory of the slot, which the CPU cannot reach.
+func (b *DirectBlock) Extent() mem.Extent { return b.slot.Extent() }
+
+// Sums returns the checksums in the header of the block.
+func (b *DirectBlock) Sums() []uint64 { return b.sums }
+
+// Corrupt releases the slot: the tier below still has the block, and verifies it.
+func (b *DirectBlock) Corrupt(error) { b.Release() }
+
+// Release releases the slot. A second call has no effect.
+func (b *DirectBlock) Release() {
+	if b.lent {
+		b.lent = false
+		b.slot.Release()
+	}
+}
+
+// readDirect reads a block from a tier to a slot of device memory. Errors wrap ErrNotDirect or
+// ErrDirectFailed, unless ctx has ended. It waits for a slot for up to WaitMax.
+func (p *Pipeline) readDirect(ctx context.Context, t tier.Tier, key block.Key, b *DirectBlock) error {
+	r, ok := t.(tier.DirectReader)
+	if !ok {
+		return fmt.Errorf("%w: tier %s: %w", tier.ErrNotDirect, t.Name(), errdefs.ErrNotSupported)
+	}
+	if a, ok := p.Cache.(tier.Admitter); ok && a.Admit(key) {
+		return fmt.Errorf("%w: it is requested often, and goes to the cache", tier.ErrNotDirect)
+	}
+	bounded, cancel := p.WithTimeout(ctx, p.WaitMax)
+	slot, err := p.Direct.Pool.Acquire(bounded)
+	cancel()
+	if err != nil {
+		return fmt.Errorf("%w: %w", tier.ErrDirectFailed, err)
+	}
+	b.Started = p.Clock.Now()
+	image := p.Map.Image(slot.Extent(), uint8(p.Map.Formats.Group(key)))
+	sums, quiesced, err := r.ReadDirect(ctx, key, image, b.sums)
+	switch {
+	case err == nil:
+		b.slot, b.lent, b.sums, b.Finished = slot, true, sums, p.Clock.Now()
+		return nil
+	case quiesced != nil:
+		p.Count.Quarantined.Add(1)
+		slot.Quarantine(quiesced)
+	default:
+		slot.Release()
+	}
+	return err
+}
+
+// fetchDirect is readDirect for Fetch. It returns false if the block must be read through the cache.
+func (p *Pipeline) fetchDirect(ctx context.Context, t tier.Tier, key block.Key, b *DirectBlock) (bool, error) {
+	if b == nil {
+		return false, nil
+	}
+	err := p.readDirect(ctx, t, key, b)
+	switch {
+	case err == nil:
+		p.Count.Direct.Add(1)
+		return true, nil
+	case ctx.Err() != nil:
+		return false, err
+	case errors.Is(err, tier.ErrDirectFailed):
+		p.Count.DirectFailed.Add(1)
+		if p.Direct.Require {
+			return false, err
+		}
+		p.Index.FellBack(t, key, err)
+		b.Failed = err
+	case errors.Is(err, tier.ErrNotDirect):
+		b.Failed = err
+	default:
+		return false, err
+	}
+	return false, nil
+}

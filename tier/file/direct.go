@@ -1,0 +1,92 @@
+package file
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/tier"
+)
+
+var _ tier.DirectReader = (*Tier)(nil)
+
+// ReadDirect implements tier.DirectReader. It reads the header to host memory, checks it as Read
+// does, and then reads all shards by one transfer.
+func (t *Tier) ReadDirect(ctx context.Context, key block.Key, dst mem.Extent, sums []uint64) ([]uint64, <-chan struct{}, error) {
+	fail := func(err error) ([]uint64, <-chan struct{}, error) {
+		return sums, nil, fmt.Errorf("read block %s directly: %w", key, err)
+	}
+	if t.cfg.Direct == nil {
+		return fail(fmt.Errorf("%w: %w", tier.ErrNotDirect, errdefs.ErrNotSupported))
+	}
+	f, err := t.formats.Of(key)
+	if err == nil {
+		err = dst.Validate()
+	}
+	if err == nil && dst.Len != f.Layout.ImageBytes() {
+		err = fmt.Errorf("the extent has %d bytes, an image %d: %w", dst.Len, f.Layout.ImageBytes(), errdefs.ErrInvalid)
+	}
+	if err != nil {
+		return fail(err)
+	}
+	if err := t.beginOp(ctx); err != nil {
+		return sums, nil, err
+	}
+	defer t.endOp()
+	sums, quiesced, err := t.getDirect(ctx, dirOf(t.dirs, key), f, key, dst, sums)
+	return sums, quiesced, t.countRead(key, dst.Len, err)
+}
+
+func (t *Tier) getDirect(ctx context.Context, d *dir, f block.Format, key block.Key, dst mem.Extent, sums []uint64) (_ []uint64, quiesced <-chan struct{}, err error) {
+	file, err := t.cfg.Direct.Open(ctx, d.Dir, blockName(key))
+	switch {
+	case ctx.Err() != nil:
+		return sums, nil, context.Cause(ctx)
+	case err != nil:
+		return sums, nil, notDirect(err)
+	}
+	defer file.Release()
+	n := len(sums)
+	info, err := file.Stat()
+	if err == nil {
+		sums, err = t.readHead(file, info, f, key, sums)
+	}
+	if err != nil {
+		return sums[:n], nil, notDirect(err)
+	}
+	head := f.Layout.HeaderBytes()
+	if quiesced, err = file.ReadDirect(ctx, dst.Sub(head, dst.Len-head), head); err != nil {
+		return sums[:n], quiesced, fmt.Errorf("%w: %w", tier.ErrDirectFailed, err)
+	}
+	t.touch(d, key, info)
+	return sums, nil, nil
+}
+
+// readHead reads and checks the header of a file.
+func (t *Tier) readHead(file dirfs.DirectFile, info dirfs.Info, f block.Format, key block.Key, sums []uint64) ([]uint64, error) {
+	if err := t.checkInfo(key, info); err != nil {
+		return sums, err
+	}
+	head := make([]byte, f.Layout.HeaderBytes())
+	if _, err := io.ReadFull(io.NewSectionReader(file, 0, int64(len(head))), head); err != nil {
+		return sums, err
+	}
+	return f.HeaderSums(sums, head, key)
+}
+
+// notDirect wraps ErrNotDirect, and hides the class of err: Read finds the fault again, sets the
+// file aside if it is corrupt, and counts it.
+func notDirect(err error) error {
+	return fmt.Errorf("%w: %v", tier.ErrNotDirect, err) //nolint:errorlint // its class is that of Read
+}
+
+// forgetDirect closes the file of a block that is kept open for direct reads, before its name goes.
+func (t *Tier) forgetDirect(d *dir, key block.Key) {
+	if t.cfg.Direct != nil {
+		t.cfg.Direct.Forget(d.Dir, blockName(key))
+	}
+}

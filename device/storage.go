@@ -21,6 +21,14 @@ type StorageOpener interface {
 	OpenStorage(o StorageOptions) (Storage, error)
 }
 
+// StorageLooker is a StorageOpener that can predict the mode of files.
+type StorageLooker interface {
+	StorageOpener
+	// LookStorage returns the mode that files in dir, an absolute and clean path, will probably
+	// have. It loads no library and opens no file there. Safe for concurrent use.
+	LookStorage(dir string) StorageMode
+}
+
 // StorageOptions configures a Storage. The zero value is ready to use.
 type StorageOptions struct {
 	// Transfers is the number of queued transfers for which pinned memory is allocated in advance.

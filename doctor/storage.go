@@ -1,17 +1,16 @@
 package doctor
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"os"
+	"path"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/device"
-	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/device/storage"
 )
 
 // CuFileProbe is the result of Machine.CuFile.
@@ -46,86 +45,12 @@ func ProbeStorage(ctx context.Context, dev device.Device, dirs []string) CuFileP
 	var p CuFileProbe
 	for _, dir := range dirs {
 		d := DirProbe{}
-		d.Mode, d.Err = tryStorage(ctx, dev, st, dir)
+		d.Mode, d.Err = storage.Try(ctx, dev, st, dir)
 		d.Remedy = storageRemedy(d.Err, dir)
 		p.Dirs = append(p.Dirs, d)
 	}
 	p.Err = st.Close()
 	return p
-}
-
-func tryStorage(ctx context.Context, dev device.Device, st device.Storage, dir string) (mode device.StorageMode, err error) {
-	f, err := os.CreateTemp(dir, ".kvlane-doctor-*")
-	if err != nil {
-		return mode, fmt.Errorf("not tried: %w", err)
-	}
-	defer func() { err = errors.Join(err, f.Close(), os.Remove(f.Name())) }()
-	// If the file system lacks O_DIRECT, the mode shows it.
-	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
-	if err == nil {
-		_, _ = unix.FcntlInt(f.Fd(), unix.F_SETFL, flags|unix.O_DIRECT)
-	}
-	sf, err := st.Register(int(f.Fd()))
-	if err != nil {
-		return mode, err
-	}
-	defer func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), probeTimeout)
-		defer cancel()
-		err = errors.Join(err, sf.Close(ctx))
-	}()
-	return sf.Mode(), writeAndRead(ctx, dev, sf)
-}
-
-// writeAndRead writes a page of device memory to a file, reads it to another page, and compares
-// them.
-func writeAndRead(ctx context.Context, dev device.Device, sf device.StorageFile) (err error) {
-	const page = device.StorageAlign
-	host, err := dev.AllocHost(2 * page)
-	if err != nil {
-		return fmt.Errorf("allocate pinned memory: %w", err)
-	}
-	defer func() { err = errors.Join(err, dev.Free(host)) }()
-	gpu, err := dev.Alloc(2*page, device.AllocOptions{})
-	if err != nil {
-		return fmt.Errorf("allocate device memory: %w", err)
-	}
-	defer func() { err = errors.Join(err, dev.Free(gpu)) }()
-	half := func(r *mem.Region, i int64) mem.Extent { return mem.Extent{Region: r, Off: i * page, Len: page} }
-	want := host.Bytes()[:page]
-	for i := range want {
-		want[i] = byte(device.Mix64(uint64(i)))
-	}
-	if err := copyNow(ctx, dev, half(gpu, 0), half(host, 0)); err != nil {
-		return err
-	}
-	for i, move := range []func(mem.Extent, int64) (int64, error){sf.Write, sf.Read} {
-		n, err := move(half(gpu, int64(i)), 0)
-		if err != nil {
-			return err
-		}
-		if n != page {
-			return fmt.Errorf("%d bytes of %d were moved", n, page)
-		}
-	}
-	if err := copyNow(ctx, dev, half(host, 1), half(gpu, 1)); err != nil {
-		return err
-	}
-	if !bytes.Equal(want, host.Bytes()[page:]) {
-		return errors.New("other bytes came back")
-	}
-	return nil
-}
-
-// copyNow copies by its own queue and waits.
-func copyNow(ctx context.Context, dev device.Device, dst, src mem.Extent) error {
-	q, err := dev.OpenQueue(device.QueueOptions{})
-	if err != nil {
-		return fmt.Errorf("open queue: %w", err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
-	defer cancel()
-	return errors.Join(q.Copy(dst, src), q.Close(ctx))
 }
 
 // handleNotRegistered is CU_FILE_HANDLE_NOT_REGISTERED: cuFileHandleRegister returns it if udev has
@@ -158,7 +83,7 @@ func (m *Machine) cuFile(ctx context.Context, r *Report) CuFile {
 		m.tryCuFile(ctx, r, &c)
 	}
 	if c.Direct.Answer == "" {
-		c.Direct = m.direct(&c)
+		c.Direct = m.direct(r, &c)
 	}
 	return c
 }
@@ -195,13 +120,24 @@ func (m *Machine) tryCuFile(ctx context.Context, r *Report, c *CuFile) {
 }
 
 // direct returns the answer if no file was tried.
-func (m *Machine) direct(c *CuFile) Finding {
-	const compatibility = "libcufile then works in its compatibility mode, through host memory, and does not say so"
-	switch {
-	case c.Driver.Answer != Yes && c.Library.Answer != Yes:
+func (m *Machine) direct(r *Report, c *CuFile) Finding {
+	if c.Driver.Answer != Yes && c.Library.Answer != Yes {
 		return c.Driver
-	case m.exists("proc/driver/nvidia-fs") || m.exists("sys/module/nvidia_fs"):
-		return Finding{Answer: Yes, Reason: "the kernel module nvidia_fs is loaded; whether a file system supports it shows only when a file is opened"}
 	}
-	return Finding{Answer: No, Reason: "the kernel module nvidia_fs is not loaded; " + compatibility, Remedy: "install nvidia-fs and modprobe nvidia_fs"}
+	const compatibility = "libcufile then works in its compatibility mode, through host memory, and does not say so"
+	f := Finding{Answer: No, Reason: "there is no directory to examine"}
+	for i := range r.FileSystems {
+		fs := &r.FileSystems[i]
+		if fs.Usable.Answer != Yes {
+			continue
+		}
+		p := storage.Look(m.Files, path.Clean(fs.Dir))
+		if p.Direct {
+			return Finding{Answer: Yes, Reason: p.Reason + "; the mode shows when a file is opened"}
+		}
+		if f.Remedy == "" {
+			f = Finding{Answer: No, Reason: p.Reason + "; " + compatibility, Remedy: p.Remedy}
+		}
+	}
+	return f
 }

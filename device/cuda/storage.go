@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-var _ device.StorageOpener = (*Device)(nil)
+var _ device.StorageLooker = (*Device)(nil)
 
 // libcufile is the only cuFile driver of the process. All storages of all Drivers share it and its
 // failure.
@@ -28,6 +28,11 @@ func (d *Device) OpenStorage(o device.StorageOptions) (device.Storage, error) {
 		return nil, fmt.Errorf("open storage of device %d: %w", d.info.Index, err)
 	}
 	return st, nil
+}
+
+// LookStorage implements device.StorageLooker.
+func (d *Device) LookStorage(dir string) device.StorageMode {
+	return storage.Look(os.DirFS("/"), dir).StorageMode
 }
 
 func (d *Device) openStorage(o device.StorageOptions) (*storage.Storage, error) {

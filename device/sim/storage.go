@@ -67,7 +67,7 @@ func (d *Device) countFiles(add func(f *StorageFigures)) {
 	add(&d.figures.StorageFigures)
 }
 
-var _ device.StorageOpener = (*Device)(nil)
+var _ device.StorageLooker = (*Device)(nil)
 
 // OpenStorage implements device.StorageOpener.
 func (d *Device) OpenStorage(o device.StorageOptions) (device.Storage, error) {
@@ -76,6 +76,14 @@ func (d *Device) OpenStorage(o device.StorageOptions) (device.Storage, error) {
 		return nil, fmt.Errorf("open storage of simulated device %d: %w", d.o.Index, err)
 	}
 	return st, nil
+}
+
+// LookStorage implements device.StorageLooker.
+func (d *Device) LookStorage(string) device.StorageMode {
+	if d.o.Storage.Missing {
+		return device.StorageMode{Reason: "there is no simulated libcufile"}
+	}
+	return d.storageMode(unix.O_DIRECT)
 }
 
 func (d *Device) openStorage(o device.StorageOptions) (*storage.Storage, error) {

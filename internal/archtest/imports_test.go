@@ -30,7 +30,7 @@ var mayImport = map[string]string{
 	// The kernels in Go, over whatever a device's addresses stand for.
 	"device/internal/kernel": onDevice + " internal/sys/hostmem",
 	// The life of files and transfers, whatever library moves the bytes.
-	"device/storage": onDevice + " internal/leak",
+	"device/storage": onDevice + " internal/leak internal/mounts",
 
 	// Conformance suites and fault decorators know the interface that they are about.
 	"device/devicetest": onDevice + " device/signal internal/testkit internal/fault internal/leak internal/sys/hostmem",
@@ -104,7 +104,7 @@ var mayImport = map[string]string{
 	"store/dump":            onTier + " stream tier store/batch store/pages store/pipeline store/pool store/stat store/task",
 	"replay":                anyPlain + " store replay/kvcache bench internal/ctxio internal/present internal/sys/hostmem",
 	"replay/kvcache":        anyPlain + " store",
-	"doctor":                anyPlain + " rdma internal/limits internal/present internal/sys/uring",
+	"doctor":                anyPlain + " device/storage rdma internal/limits internal/mounts internal/present internal/sys/uring",
 	"bench":                 anyPlain + " internal/present stream/copy/measure",
 	"bench/request":         anyPlain + " internal/present store bench bench/interference replay/kvcache stream/copy/measure ROOT",
 	"bench/file":            anyPlain + " bench internal/present stream/copy/measure internal/sys/uring internal/sys/hostmem",
@@ -116,6 +116,7 @@ var mayImport = map[string]string{
 	"telemetry/profiles":    "errdefs telemetry",
 	"internal/leak":         "",
 	"internal/limits":       "errdefs internal/present",
+	"internal/mounts":       "",
 	"internal/present":      "",
 	"internal/strictjson":   "",
 	"internal/settings":     anyPlain + " store stream/copy/plan tier/file tier/log internal/present internal/strictjson internal/ctxio",

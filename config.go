@@ -193,6 +193,15 @@ type StoreConfig struct {
 	// faster (Stream.Calibration). Without it, system calls read them, which was 5 to 27% faster
 	// from the page cache, and as fast from a disk of 1 GB/s.
 	StreamFiles bool `config:"stream_files"`
+	// Direct selects whether loads read files and logs without pinned memory. Empty:
+	// DirectAuto.
+	Direct Direct `config:"direct"`
+	// DirectBytes is the memory of the device through which such blocks pass, at least two blocks.
+	// Zero: DefaultDirectBytes.
+	DirectBytes int64 `config:"direct_bytes"`
+	// DirectQueues is the number of device queues that read files asynchronously, with GPUDirect
+	// Storage only. Zero: the store's readers wait for each read.
+	DirectQueues int
 	// Verify defines where and when checksums are made and checked in copies from and to the
 	// device. Default store.VerifyDevice.
 	Verify store.VerifyPolicy `config:"verify"`

@@ -37,13 +37,15 @@ type Engine struct {
 	nics    *gdr.NICs           // or nil
 	carrier *streamcopy.Carrier // of nics, for copy streams; or nil
 
-	pinned  *mem.Region
-	cache   *cache.Tier
-	lower   []tier.Tier
-	files   *streamfile.Stream // reads the files of lower; or nil
-	hosts   *hoststream.Set    // nil without Config.HostStreams
-	store   *store.Store
-	closers unwind.Stack
+	pinned     *mem.Region
+	cache      *cache.Tier
+	lower      []tier.Tier
+	files      *streamfile.Stream // reads the files of lower; or nil
+	direct     *directStorage     // or nil
+	directMode device.StorageMode // see DirectStatus.Mode
+	hosts      *hoststream.Set    // nil without Config.HostStreams
+	store      *store.Store
+	closers    unwind.Stack
 
 	exporter *exporter
 

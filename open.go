@@ -41,7 +41,7 @@ func Open(ctx context.Context, c Config) (_ *Engine, err error) {
 		}
 	}()
 	with := func(step func(context.Context) error) func() error { return func() error { return step(ctx) } }
-	for _, step := range []func() error{with(e.serveMetrics), e.openDevice, with(e.openNICs), with(e.openPlanner), e.openCache, with(e.openLower), e.openHostStreams, with(e.openStore)} {
+	for _, step := range []func() error{with(e.serveMetrics), e.openDevice, with(e.openNICs), with(e.openPlanner), e.openCache, with(e.openDirect), with(e.openLower), e.openHostStreams, with(e.openStore)} {
 		if err := ctx.Err(); err != nil {
 			return nil, context.Cause(ctx)
 		}
@@ -164,6 +164,7 @@ func (e *Engine) openStore(ctx context.Context) error {
 		Formats: e.groups.formats, Layers: e.groups.layers, Cache: e.cache, Next: e.lower,
 		OpenLoad: e.openLoads, OpenDump: e.openDumps,
 		Verify: e.cfg.Store.Verify, Readers: e.cfg.Store.Readers, Writers: e.cfg.Store.Writers, Tasks: e.cfg.Store.Tasks,
+		Direct: e.storeDirect(),
 		RowBytes: e.cfg.Stream.rowBytes(), LeaseMax: e.cfg.Store.LeaseMax, WaitMax: e.cfg.Store.WaitMax, AdmitAlways: e.cfg.Store.Admission == AdmissionAlways, Hooks: e.cfg.Store.Hooks,
 	})
 	if err != nil {

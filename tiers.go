@@ -73,6 +73,7 @@ func (e *Engine) openLower(ctx context.Context) error {
 	case slices.Contains(tiers, store.TierFile):
 		c := e.cfg.Store.fileTier(e.groups.formats)
 		c.Identities, c.FS, c.Reader = e.groups.ids, dirfs.Of(ctx), reader
+		c.Direct = e.directFiles()
 		var ft *file.Tier
 		if ft, err = file.Open(ctx, c); err == nil {
 			t = ft
@@ -81,6 +82,7 @@ func (e *Engine) openLower(ctx context.Context) error {
 	case slices.Contains(tiers, store.TierLog):
 		c := e.cfg.Store.logTier(e.groups.formats)
 		c.Identities, c.FS, c.Reader = e.groups.ids, dirfs.Of(ctx), reader
+		c.Direct = e.directFiles()
 		var l *log.Tier
 		if l, err = log.Open(ctx, c); err == nil {
 			e.note(l.Notes()...)

@@ -22,7 +22,7 @@ import (
 func (c *Config) Validate() error {
 	groups, groupsErr := c.groups()
 	return errors.Join(
-		groupsErr, c.Device.validate(), c.Stream.validate(), c.RDMA.Validate(), c.validateGDR(), c.Store.validate(groups.formats),
+		groupsErr, c.Device.validate(), c.Stream.validate(), c.RDMA.Validate(), c.validateGDR(), c.validateDirect(), c.Store.validate(groups.formats),
 		checkMetricsAddr(c.MetricsAddr),
 	)
 }

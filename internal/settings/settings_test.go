@@ -41,6 +41,7 @@ type config struct {
 		LogBytes    int64            `config:"log_bytes"`
 		LogFsync    string           `config:"log_fsync"`
 		StreamFiles bool             `config:"stream_files"`
+		Direct      string           `config:"direct"`
 	} `config:"store"`
 	RDMA struct {
 		Provider   string   `config:"provider"`

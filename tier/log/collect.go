@@ -238,10 +238,12 @@ func (t *Tier) removeSegment(v *segment) error {
 			return err
 		}
 	}
+	t.forgetDirect(v)
 	if err := blockdir.Remove(t.dir, segmentName(v.number)); err != nil {
 		return blockdir.WriteError(err)
 	}
 	err := t.segments.remove(v)
+	t.forgetDirect(v) // a reader may have opened it meanwhile
 	t.space.add(-v.used())
 	return err
 }

@@ -79,6 +79,8 @@ type Config struct {
 	ReadOnly bool
 	// Reader reads segments instead of system calls through the page cache. It may be nil.
 	Reader dirfs.Reader
+	// Direct reads segments to memory of a device: see Tier.ReadDirect. It may be nil.
+	Direct dirfs.Direct
 	// FS and Clock replace the operating system's in tests.
 	FS    dirfs.FS
 	Clock clockwork.Clock

@@ -1,0 +1,281 @@
+package kvlane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/storage"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
+	streamfile "github.com/kvlane/kvlane/stream/file"
+)
+
+// Direct selects whether loads read blocks from files to memory of the device without host memory of
+// the engine, by cuFile (GPUDirect Storage).
+type Direct string
+
+// The choices.
+const (
+	// DirectOff always uses the engine's pinned memory.
+	DirectOff Direct = "off"
+	// DirectAuto uses GPUDirect Storage where it works. It loads the library only if the kernel's
+	// modules, the file systems and the disks support it. The default.
+	DirectAuto Direct = "auto"
+	// DirectAlways uses cuFile wherever it works, also in its compatibility mode, which copies
+	// through memory of the library. Blocks that cuFile cannot read pass through pinned memory.
+	DirectAlways Direct = "always"
+	// DirectRequire uses GPUDirect Storage, and Open returns an error with the reason if that is
+	// not possible. A block whose transfer fails is not loaded.
+	DirectRequire Direct = "require"
+)
+
+// DefaultDirectBytes is the default of StoreConfig.DirectBytes.
+const DefaultDirectBytes = 64 << 20
+
+// DirectStatus describes the use of direct storage by an engine.
+type DirectStatus struct {
+	// On is set if loads use it, where they can.
+	On bool
+	// Mode is the mode of the files, with its reason, or else why loads do not use direct storage.
+	Mode device.StorageMode
+	// Stats has the figures of the reads.
+	Stats streamfile.DirectStats
+}
+
+// validateDirect returns every problem of the settings of direct storage.
+func (c *Config) validateDirect() error {
+	s := &c.Store
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
+	}
+	switch s.Direct {
+	case "", DirectOff, DirectAuto, DirectAlways:
+	case DirectRequire:
+		if s.GDR == GDRRequire {
+			bad("direct requires direct storage, and gdr a NIC: require one of them")
+		}
+		if tiers, err := s.tiers(); err == nil && len(s.directDirs(tiers)) == 0 {
+			bad("direct requires direct storage, but there is no tier of files: give a directory")
+		}
+	default:
+		bad("unknown choice %q for direct: it is off, auto, always or require", s.Direct)
+	}
+	if s.DirectBytes < 0 || s.DirectBytes > MaxCacheBytes {
+		bad("the memory of direct storage, %d bytes, is not 0 to %d", s.DirectBytes, int64(MaxCacheBytes))
+	}
+	if s.DirectQueues < 0 || s.DirectQueues > maxDirectQueues {
+		bad("%d queues of direct storage are not 0 to %d", s.DirectQueues, maxDirectQueues)
+	}
+	return errors.Join(errs...)
+}
+
+// maxDirectQueues bounds StoreConfig.DirectQueues.
+const maxDirectQueues = 1024
+
+// directDirs returns the directories of the tier that direct storage reads. There are none without a
+// tier of files.
+func (s *StoreConfig) directDirs(tiers []string) []string {
+	switch {
+	case slices.Contains(tiers, store.TierFile):
+		return s.Dirs
+	case slices.Contains(tiers, store.TierLog):
+		return []string{s.LogDir}
+	}
+	return nil
+}
+
+// deviceMemory allocates memory of a device.
+type deviceMemory struct{ device.Device }
+
+// Alloc implements mem.Allocator.
+func (d deviceMemory) Alloc(bytes int64) (*mem.Region, error) {
+	return d.Device.Alloc(bytes, device.AllocOptions{})
+}
+
+// openDirect opens direct storage for a tier of files. If that is not possible, DirectRequire fails,
+// and otherwise Engine.Direct and, unless Direct was left empty, Engine.Notes have the reason.
+func (e *Engine) openDirect(ctx context.Context) error {
+	c := &e.cfg.Store
+	if c.Direct == DirectOff {
+		e.directMode.Reason = "direct is off"
+		return nil
+	}
+	tiers, err := c.tiers()
+	if err != nil {
+		return err
+	}
+	why := errNoFiles
+	if dirs := existing(c.directDirs(tiers)); len(dirs) > 0 {
+		why = e.tryDirect(ctx, dirs)
+	}
+	switch {
+	case why == nil:
+		e.note("loads read files by cuFile: " + e.directMode.Reason)
+	case c.Direct == DirectRequire:
+		return fmt.Errorf("direct requires GPU Direct Storage: %w", why)
+	default:
+		e.directMode = device.StorageMode{Reason: why.Error()}
+		if c.Direct != "" {
+			e.note("loads do not use direct storage: " + why.Error())
+		}
+	}
+	return nil
+}
+
+var errNoFiles = fmt.Errorf("there is no tier of files: %w", errdefs.ErrNotSupported)
+
+// tryDirect opens direct storage, or returns why that is not possible, and leaves nothing open.
+func (e *Engine) tryDirect(ctx context.Context, dirs []string) error {
+	c := &e.cfg.Store
+	if err := e.canDirect(); err != nil {
+		return err
+	}
+	opener, ok := e.dev.(device.StorageOpener)
+	if !ok {
+		return fmt.Errorf("the device cannot read files: %w", errdefs.ErrNotSupported)
+	}
+	if looker, ok := e.dev.(device.StorageLooker); ok && (c.Direct == DirectAuto || c.Direct == "") {
+		for _, dir := range dirs {
+			if m := looker.LookStorage(absolute(dir)); !m.Direct {
+				return fmt.Errorf("%s: %w", m.Reason, errdefs.ErrNotSupported)
+			}
+		}
+	}
+	st, err := opener.OpenStorage(device.StorageOptions{})
+	if err != nil {
+		return err // names the operation
+	}
+	d := &directStorage{storage: st}
+	if err := e.fillDirect(ctx, d, dirs); err != nil {
+		return errors.Join(err, d.close(context.WithoutCancel(ctx)))
+	}
+	e.direct = d
+	e.closers.Add("direct storage", d.close)
+	return nil
+}
+
+// absolute returns the absolute, clean path of a directory.
+func absolute(dir string) string {
+	if abs, err := filepath.Abs(dir); err == nil {
+		return abs
+	}
+	return dir
+}
+
+// canDirect returns an error if the configuration rules direct storage out.
+func (e *Engine) canDirect() error {
+	c := &e.cfg
+	no := func(format string, args ...any) error {
+		return fmt.Errorf(format+": %w", append(args, errdefs.ErrNotSupported)...)
+	}
+	switch path := c.Stream.Path; {
+	case c.Store.GDR == GDRRequire:
+		return no("gdr requires NICs, which do not copy within the device")
+	case c.Store.Verify != store.VerifyDevice:
+		return no("verify is %s: the CPU must see every block", c.Store.Verify)
+	case path != stream.PathNone && path != stream.PathKernel:
+		return no("path %s is forced, which computes no checksums within the device", path)
+	}
+	for _, f := range e.groups.formats {
+		if f.Algo() != block.SumTree {
+			return no("checksums of %s cannot be made by copies", f.Algo())
+		}
+		for i := range f.Layout.Shards() {
+			if n := f.Layout.ShardBytes(i); n%block.LeafBytes != 0 {
+				return no("a layer of %d bytes is not whole leaves of %d", n, block.LeafBytes)
+			}
+		}
+	}
+	return nil
+}
+
+// directStorage is the parts of direct storage, in the order of opening.
+type directStorage struct {
+	storage device.Storage
+	files   *streamfile.DirectFiles // or nil
+	pool    *mem.SlotPool           // or nil
+}
+
+// fillDirect opens the parts of d, and sets the mode of the files.
+func (e *Engine) fillDirect(ctx context.Context, d *directStorage, dirs []string) (err error) {
+	c := &e.cfg.Store
+	onlyGDS := c.Direct != DirectAlways
+	mode := device.StorageMode{Reason: "the mode shows when a file is opened: the directories are read-only"}
+	for i, dir := range dirs {
+		if c.ReadOnly {
+			break
+		}
+		m, err := storage.Try(ctx, e.dev, d.storage, dir)
+		switch {
+		case err != nil:
+			return fmt.Errorf("%s: %w", dir, err)
+		case onlyGDS && !m.Direct:
+			return fmt.Errorf("%s: %s: %w", dir, m.Reason, errdefs.ErrNotSupported)
+		case i == 0 || !m.Direct:
+			mode = m
+		}
+	}
+	image := e.groups.formats.MaxImageBytes()
+	bytes := c.DirectBytes
+	if bytes == 0 {
+		bytes = DefaultDirectBytes
+	}
+	if d.pool, err = mem.NewSlotPool(deviceMemory{e.dev}, max(minSlots, bytes/image), image); err != nil {
+		return err
+	}
+	if d.files, err = streamfile.OpenDirect(streamfile.DirectOptions{
+		Storage: d.storage, Device: e.dev, Queues: c.DirectQueues, OnlyGDS: onlyGDS,
+	}); err != nil {
+		return err
+	}
+	e.directMode = mode
+	return nil
+}
+
+func (d *directStorage) close(ctx context.Context) error {
+	if d.pool != nil {
+		if err := d.pool.Close(ctx); err != nil {
+			return err
+		}
+	}
+	if d.files != nil {
+		if err := d.files.Close(ctx); err != nil {
+			return err
+		}
+	}
+	return d.storage.Close()
+}
+
+// directFiles returns direct storage for tiers, or nil.
+func (e *Engine) directFiles() dirfs.Direct {
+	if e.direct == nil {
+		return nil
+	}
+	return e.direct.files
+}
+
+// storeDirect returns the store's configuration of direct storage, or nil.
+func (e *Engine) storeDirect() *store.Direct {
+	if e.direct == nil {
+		return nil
+	}
+	return &store.Direct{Pool: e.direct.pool, Require: e.cfg.Store.Direct == DirectRequire, Reason: e.directMode.Reason}
+}
+
+// Direct returns the use of direct storage, and its reason. Safe for concurrent use, also after
+// Close.
+func (e *Engine) Direct() DirectStatus {
+	if e.direct == nil {
+		return DirectStatus{Mode: e.directMode}
+	}
+	return DirectStatus{On: true, Mode: e.directMode, Stats: e.direct.files.Stats()}
+}

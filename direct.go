@@ -18,8 +18,8 @@ import (
 	streamfile "github.com/kvlane/kvlane/stream/file"
 )
 
-// Direct selects whether loads read blocks from files to memory of the device without host memory of
-// the engine, by cuFile (GPUDirect Storage).
+// Direct selects whether loads read blocks from files to memory of the device without host memory
+// of the engine, by cuFile (GPUDirect Storage).
 type Direct string
 
 // The choices.
@@ -81,8 +81,8 @@ func (c *Config) validateDirect() error {
 // maxDirectQueues bounds StoreConfig.DirectQueues.
 const maxDirectQueues = 1024
 
-// directDirs returns the directories of the tier that direct storage reads. There are none without a
-// tier of files.
+// directDirs returns the directories of the tier that direct storage reads. There are none without
+// a tier of files.
 func (s *StoreConfig) directDirs(tiers []string) []string {
 	switch {
 	case slices.Contains(tiers, store.TierFile):
@@ -101,8 +101,9 @@ func (d deviceMemory) Alloc(bytes int64) (*mem.Region, error) {
 	return d.Device.Alloc(bytes, device.AllocOptions{})
 }
 
-// openDirect opens direct storage for a tier of files. If that is not possible, DirectRequire fails,
-// and otherwise Engine.Direct and, unless Direct was left empty, Engine.Notes have the reason.
+// openDirect opens direct storage for a tier of files. If that is not possible, DirectRequire
+// fails, and otherwise Engine.Direct and, unless Direct was left empty, Engine.Notes have the
+// reason.
 func (e *Engine) openDirect(ctx context.Context) error {
 	c := &e.cfg.Store
 	if c.Direct == DirectOff {
@@ -180,6 +181,9 @@ func (e *Engine) canDirect() error {
 	switch path := c.Stream.Path; {
 	case c.Store.GDR == GDRRequire:
 		return no("gdr requires NICs, which do not copy within the device")
+	case c.HostStreams && (c.Store.Direct == "" || c.Store.Direct == DirectAuto):
+		// Not measured on hardware yet: cuFile allocates memory in calls that a driver may block.
+		return no("host_streams is set: while streams of the program wait for a load, cuFile must not allocate memory")
 	case c.Store.Verify != store.VerifyDevice:
 		return no("verify is %s: the CPU must see every block", c.Store.Verify)
 	case path != stream.PathNone && path != stream.PathKernel:
@@ -242,13 +246,14 @@ func (e *Engine) fillDirect(ctx context.Context, d *directStorage, dirs []string
 }
 
 func (d *directStorage) close(ctx context.Context) error {
-	if d.pool != nil {
-		if err := d.pool.Close(ctx); err != nil {
+	// A broken queue may access slots until it is closed.
+	if d.files != nil {
+		if err := d.files.Close(ctx); err != nil {
 			return err
 		}
 	}
-	if d.files != nil {
-		if err := d.files.Close(ctx); err != nil {
+	if d.pool != nil {
+		if err := d.pool.Close(ctx); err != nil {
 			return err
 		}
 	}

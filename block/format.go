@@ -105,8 +105,8 @@ func (f Format) Header(image []byte, key Key) (Header, error) {
 	return f.decode(image, key)
 }
 
-// HeaderSums checks the first Layout.HeaderBytes bytes of an image like VerifyHeader, and appends the
-// checksums of the shards to sums. It returns ErrNotSupported if they are not SumTree.
+// HeaderSums checks the first Layout.HeaderBytes bytes of an image like VerifyHeader, and appends
+// the checksums of the shards to sums. It returns ErrNotSupported if they are not SumTree.
 func (f Format) HeaderSums(sums []uint64, header []byte, key Key) ([]uint64, error) {
 	h, err := f.decode(header, key)
 	if err != nil {

@@ -89,8 +89,8 @@ func (p *SlotPool) Stats() SlotPoolStats {
 }
 
 // Acquire lends a slot. While all are lent it waits until ctx ends, in the order of the calls; then
-// it returns ErrBusy with the cause. It does not wait if ctx has ended already. It returns ErrClosed
-// after Close was called.
+// it returns ErrBusy with the cause. It does not wait if ctx has ended already. It returns
+// ErrClosed after Close was called.
 func (p *SlotPool) Acquire(ctx context.Context) (PoolSlot, error) {
 	s, w, err := p.tryAcquire()
 	if w == nil {
@@ -154,8 +154,8 @@ func (p *SlotPool) end(i uint32) {
 }
 
 // Close refuses new loans and frees the memory. It first waits until ctx ends for slots in
-// quarantine. It returns ErrBusy while slots are lent, and may be called again. A second Close after
-// success returns nil.
+// quarantine. It returns ErrBusy while slots are lent, and may be called again. A second Close
+// after success returns nil.
 func (p *SlotPool) Close(ctx context.Context) error {
 	p.mu.Lock()
 	p.closing = true
@@ -203,8 +203,8 @@ func (s PoolSlot) Release() {
 	s.pool.end(s.index)
 }
 
-// Quarantine ends the loan when quiesced is closed. Until then the slot is not lent again. It panics
-// like Release.
+// Quarantine ends the loan when quiesced is closed. Until then the slot is not lent again. It
+// panics like Release.
 func (s PoolSlot) Quarantine(quiesced <-chan struct{}) {
 	p := s.pool
 	p.mu.Lock()

@@ -52,8 +52,8 @@ func (r *rig) openDirect(sc *store.Config, fc *file.Config) {
 func (r *rig) closeDirect() {
 	r.tb.Helper()
 	if d := r.direct; d != nil {
-		r.must(d.pool.Close(r.ctx()))
 		r.must(d.files.Close(r.ctx()))
+		r.must(d.pool.Close(r.ctx()))
 		r.must(d.st.Close())
 		r.direct = nil
 	}

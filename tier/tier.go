@@ -138,7 +138,8 @@ type DirectReader interface {
 	// ReadDirect is Reader.Read to dst, memory of a device of the image's length. It writes the
 	// shards, and leaves the header's bytes as they are. It appends the checksums in the header to
 	// sums; they are block.SumTree. Errors wrap ErrNotDirect or ErrDirectFailed, or are those of a
-	// tier that is closed, or of ctx. If quiesced is not nil, dst may be written until it is closed.
+	// tier that is closed, or of ctx. If quiesced is not nil, dst may be written until it is
+	// closed.
 	ReadDirect(ctx context.Context, key block.Key, dst mem.Extent, sums []uint64) (_ []uint64, quiesced <-chan struct{}, err error)
 }
 

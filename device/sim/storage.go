@@ -309,8 +309,8 @@ func (f *simFile) admit(d storage.Direction, at mem.DevAddr, n int, off int64) e
 	return nil
 }
 
-// carry moves bytes between the file and b, the device's memory at that address, until the file or b
-// ends.
+// carry moves bytes between the file and b, the device's memory at that address, until the file or
+// b ends.
 func (f *simFile) carry(d storage.Direction, at mem.DevAddr, b []byte, off int64, struck *fault.Fault) (int64, error) {
 	if err := f.admit(d, at, len(b), off); err != nil {
 		return 0, err

@@ -24,8 +24,8 @@ var (
 	networkTypes = map[string]bool{"nfs": true, "nfs4": true, "lustre": true, "gpfs": true, "beegfs": true, "wekafs": true}
 )
 
-// Look reports whether files in dir, an absolute and clean path, can probably be read to memory of a
-// GPU without passing through the host. It reads only proc and sys of the machine, and loads no
+// Look reports whether files in dir, an absolute and clean path, can probably be read to memory of
+// a GPU without passing through the host. It reads only proc and sys of the machine, and loads no
 // library. The mode of an open file is exact: see device.StorageFile.
 func Look(machine fs.FS, dir string) Prospect {
 	no := func(remedy, format string, args ...any) Prospect {

@@ -92,4 +92,3 @@ func copyNow(ctx context.Context, dev device.Device, dst, src mem.Extent) error 
 	defer cancel()
 	return errors.Join(q.Copy(dst, src), q.Close(ctx))
 }
-

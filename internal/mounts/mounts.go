@@ -26,8 +26,8 @@ func (m Mount) Has(option string) bool {
 // and so does the table.
 type Table []Mount
 
-// Read returns the table of the machine with these files, from its root. It is empty if it cannot be
-// read.
+// Read returns the table of the machine with these files, from its root. It is empty if it cannot
+// be read.
 func Read(machine fs.FS) Table {
 	text, err := fs.ReadFile(machine, "proc/mounts")
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 )
 
 // Blocks of direct storage are read to slots of device memory, and copied from there to pages. They
-// are verified by the sums of that copy. A block that fails its check, or whose copy has no sums, is
-// read again through the cache, where the CPU can examine it.
+// are verified by the sums of that copy. A block that fails its check, or whose copy has no sums,
+// is read again through the cache, where the CPU can examine it.
 
 var (
 	errNoSums   = fmt.Errorf("the copy from device memory has no checksums: %w", errdefs.ErrNotSupported)
@@ -24,8 +24,8 @@ func (t *Task) sumsOf(i int32) []uint64 {
 	return t.sc.unverifiedSums[int(i)*n : int(i)*n : int(i+1)*n]
 }
 
-// directBlock returns memory for reading block i directly, or nil if it must pass through the cache.
-// After any failure of a block the CPU must be able to examine it.
+// directBlock returns memory for reading block i directly, or nil if it must pass through the
+// cache. After any failure of a block the CPU must be able to examine it.
 func (t *Task) directBlock(i int32) *pipeline.DirectBlock {
 	it := &t.sc.items[i]
 	if !t.direct || it.badCopies > 0 || it.cause != nil {

@@ -88,7 +88,8 @@ func (p *Pipeline) readDirect(ctx context.Context, t tier.Tier, key block.Key, b
 	return err
 }
 
-// fetchDirect is readDirect for Fetch. It returns false if the block must be read through the cache.
+// fetchDirect is readDirect for Fetch. It returns false if the block must be read through the
+// cache.
 func (p *Pipeline) fetchDirect(ctx context.Context, t tier.Tier, key block.Key, b *DirectBlock) (bool, error) {
 	if b == nil {
 		return false, nil

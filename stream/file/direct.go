@@ -20,8 +20,8 @@ import (
 // MaxDirectHandles is the largest number of files that DirectFiles keeps open without a use.
 const MaxDirectHandles = 256
 
-// DirectFiles moves bytes between files and memory of a device by cuFile. A call moves one range. It
-// keeps files open and registered. It implements dirfs.Direct.
+// DirectFiles moves bytes between files and memory of a device by cuFile. A call moves one range.
+// It keeps files open and registered. It implements dirfs.Direct.
 type DirectFiles struct {
 	opts    DirectOptions
 	handles *Handles
@@ -88,13 +88,14 @@ func (d *DirectFiles) Stats() DirectStats {
 	}
 }
 
-// Close closes the kept files and the queues. While a file is in use it returns ErrBusy, and may be
-// called again.
+// Close closes the queues and the kept files. Reads fail from then on. While a file is in use, or a
+// broken queue may access memory until ctx ends, it returns ErrBusy and may be called again.
 func (d *DirectFiles) Close(ctx context.Context) error {
-	if err := d.handles.Close(ctx); err != nil {
+	// Files close only after the transfers of broken queues.
+	if err := d.closeLanes(ctx); err != nil {
 		return fmt.Errorf("close direct storage: %w", err)
 	}
-	if err := d.closeLanes(ctx); err != nil {
+	if err := d.handles.Close(ctx); err != nil {
 		return fmt.Errorf("close direct storage: %w", err)
 	}
 	return nil
@@ -193,6 +194,10 @@ func (d *DirectFiles) read(ctx context.Context, reg device.StorageFile, dst mem.
 	}
 	l := d.lanes[d.next.Add(1)%uint64(len(d.lanes))]
 	x, err := l.enqueue(ctx, e, dst, off)
+	if errors.Is(err, errdefs.ErrNotSupported) { // returned by older libraries
+		n, err := reg.Read(dst, off)
+		return n, nil, err
+	}
 	if err != nil {
 		return 0, nil, err
 	}
@@ -232,26 +237,23 @@ func (l *directLane) enqueue(ctx context.Context, e device.StorageEnqueuer, dst 
 		return nil, context.Cause(ctx)
 	}
 	l.mu.Lock()
-	broken := l.broken
+	broken, closed := l.broken, l.closed
 	l.mu.Unlock()
-	if broken {
+	switch {
+	case closed:
+		return nil, fmt.Errorf("direct storage: %w", errdefs.ErrClosed)
+	case broken:
 		return nil, fmt.Errorf("the queue of direct storage is broken: %w", errdefs.ErrBroken)
 	}
 	return e.EnqueueRead(l.queue, dst, off)
 }
 
-// whenIdle marks the queue as broken. It calls f when the queue is idle: soon, or else during close.
+// whenIdle marks the queue as broken, and makes close call f when the queue is idle.
 func (l *directLane) whenIdle(f func()) {
 	l.mu.Lock()
-	first := !l.broken
+	defer l.mu.Unlock()
 	l.broken = true
 	l.idle = append(l.idle, f)
-	l.mu.Unlock()
-	if first {
-		ctx, cancel := context.WithTimeout(context.Background(), idlePatience)
-		defer cancel()
-		_ = l.close(ctx) // DirectFiles.Close closes the queue again
-	}
 }
 
 // close closes the queue, and calls the functions of whenIdle once nothing is in progress.
@@ -268,7 +270,7 @@ func (l *directLane) close(ctx context.Context) error {
 	var err error
 	if !closed {
 		if err = l.queue.Close(ctx); err != nil && ctx.Err() != nil {
-			return fmt.Errorf("close queue for cuFile: %w", err) // it is open still
+			return fmt.Errorf("close queue for cuFile: %w: %w", errdefs.ErrBusy, err) // it is open still
 		}
 	}
 	l.mu.Lock()

@@ -223,8 +223,9 @@ func (h *Handles) leave(e *entry, gone bool) {
 	}
 }
 
-// Forget closes the file of a name, opened with no flag but its mode, once it has no handle. Later calls of Acquire open the name's
-// file again. Call it before the name is removed, so that the file's space is free afterwards.
+// Forget closes the file of a name, opened with no flag but its mode, once it has no handle. Later
+// calls of Acquire open the name's file again. Call it before the name is removed, so that the
+// file's space is free afterwards.
 func (h *Handles) Forget(dir dirfs.Dir, name string) {
 	h.mu.Lock()
 	var out []*File

@@ -84,7 +84,8 @@ func (p *policy) admit(slot uint32, key block.Key) {
 	p.nodes[slot] = n
 }
 
-// wants reports whether a block was requested or evicted lately. Otherwise it remembers the request.
+// wants reports whether a block was requested or evicted lately. Otherwise it remembers the
+// request.
 func (p *policy) wants(key block.Key) bool {
 	f := fingerprint(key)
 	if _, lately := p.ghost.get(f); lately {

@@ -1,0 +1,136 @@
+package acceptance_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/device/sim"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/replay"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
+)
+
+// directConfig returns an engine's configuration for blocks of whole leaves in a tier of files.
+func directConfig(t *testing.T, pipeline string) kvlane.Config {
+	t.Helper()
+	c := testConfig(t)
+	c.Model.Layers, c.Model.KVHeads, c.Model.HeadSize = 3, 4, 128 // planes of 16 KiB
+	layout, err := c.Model.Layout()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Store.Pipeline, c.Store.CacheBytes = pipeline, 16*layout.ImageBytes()
+	if dir := c.Store.Dirs[0]; strings.HasSuffix(pipeline, "log") {
+		c.Store.Dirs, c.Store.LogDir = nil, dir
+	}
+	c.Device.Sim.Storage = sim.StorageModel{Aligned: true} // with GPU Direct Storage
+	return c
+}
+
+// The trace replays exactly with every value of the setting, over every tier of files, whole and by layers.
+func TestReplayIsExactWithDirectStorage(t *testing.T) {
+	limit := 24
+	if testing.Short() || testkit.Race {
+		limit = 12
+	}
+	for _, pipeline := range []string{"file", "log", "cache|file", "cache|log"} {
+		for _, direct := range []kvlane.Direct{kvlane.DirectOff, kvlane.DirectAuto, kvlane.DirectAlways, kvlane.DirectRequire} {
+			for _, layerwise := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s/%s/layerwise=%t", pipeline, direct, layerwise), func(t *testing.T) {
+					t.Parallel()
+					c := directConfig(t, pipeline)
+					c.Store.Direct, c.Store.DirectQueues = direct, 2
+					if direct == kvlane.DirectAlways {
+						c.Device.Sim.Storage.Compat = "asked for"
+					}
+					e := openEngine(t, c)
+					rep, err := replay.Run(t.Context(), replay.Config{
+						Device: e.Device(), Store: e.Store(), Memory: e, Geometry: c.Model, Identity: e.Identity(),
+						Trace: "../../replay/testdata/mooncake-conversation.jsonl.gz", Limit: limit, Layerwise: layerwise, Concurrency: 4,
+					})
+					if err != nil {
+						t.Fatal(err)
+					}
+					if rep.Mismatches != 0 || rep.LoadErrors != 0 || rep.PrefixHits == 0 || !rep.Complete {
+						t.Errorf("%d wrong bytes, %d load errors, %d hits, complete %t", rep.Mismatches, rep.LoadErrors, rep.PrefixHits, rep.Complete)
+					}
+					st, on := e.Store().Stats(), direct != kvlane.DirectOff
+					if (st.Direct > 0) != on || st.DirectFailed != 0 || e.Direct().On != on {
+						t.Errorf("%d blocks were read directly, %d attempts failed; %+v", st.Direct, st.DirectFailed, e.Direct())
+					}
+					if gds := e.Direct().Mode.Direct; gds != (on && direct != kvlane.DirectAlways) {
+						t.Errorf("mode %+v", e.Direct().Mode)
+					}
+					dev, _ := e.Device().(*sim.Device)
+					read := st.Direct * (c.Model.PlaneBytes() * 6)
+					if f := dev.StorageFigures(); f.Misaligned != 0 || on && f.Bytes != read+2*4096 { // and the trial when it was opened
+						t.Errorf("%+v, want %d bytes", f, read)
+					}
+				})
+			}
+		}
+	}
+}
+
+// Where direct storage cannot be used, require fails, and other values go through pinned memory. Both say why.
+func TestDirectStorageThatCannotBeUsed(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(c *kvlane.Config)
+		always bool // it can be used by always
+		why    string
+	}{
+		{"compatibility mode", func(c *kvlane.Config) { c.Device.Sim.Storage.Compat = "no module" }, true, "no module"},
+		{"no library", func(c *kvlane.Config) { c.Device.Sim.Storage.Missing = true }, false, "no simulated libcufile"},
+		{"the simulated device", func(c *kvlane.Config) { c.Device.Sim.Storage = sim.StorageModel{} }, true, "has no GPU Direct Storage"},
+		{"the host device", func(c *kvlane.Config) { c.Device = kvlane.DeviceConfig{Driver: kvlane.Host} }, false, "the device cannot read files"},
+		{"verify", func(c *kvlane.Config) { c.Store.Verify = store.VerifyAlways }, false, "verify is always"},
+		{"path", func(c *kvlane.Config) { c.Stream.Path = stream.PathStaged }, false, "path staged is forced"},
+		{"geometry", func(c *kvlane.Config) { c.Model.HeadSize = 40 }, false, "whole leaves"},
+		{"memory", func(c *kvlane.Config) { c.Device.Sim.MemoryBytes = 1 << 20; c.Store.DirectBytes = 2 << 20 }, false, "pool of"},
+	} {
+		for _, direct := range []kvlane.Direct{kvlane.DirectAuto, kvlane.DirectAlways, kvlane.DirectRequire} {
+			cfg := directConfig(t, "file")
+			cfg.Store.Direct = direct
+			c.change(&cfg)
+			if direct == kvlane.DirectRequire {
+				if e, err := kvlane.Open(t.Context(), cfg); !errors.Is(err, errdefs.ErrNotSupported) && !errors.Is(err, errdefs.ErrNoMemory) || !strings.Contains(err.Error(), c.why) {
+					t.Errorf("%s, require: %v", c.name, err)
+					if err == nil {
+						_ = e.Close(t.Context())
+					}
+				}
+				continue
+			}
+			e := openEngine(t, cfg)
+			on := c.always && direct == kvlane.DirectAlways
+			if st := e.Direct(); st.On != on || st.Mode.Direct || !strings.Contains(st.Mode.Reason, c.why) || !strings.Contains(strings.Join(e.Notes(), "\n"), c.why) {
+				t.Errorf("%s, %s: %+v; notes: %q", c.name, direct, st, e.Notes())
+			}
+		}
+	}
+}
+
+func TestDirectSettingsThatContradict(t *testing.T) {
+	for name, change := range map[string]func(c *kvlane.Config){
+		"with gdr require":  func(c *kvlane.Config) { c.Store.GDR = kvlane.GDRRequire },
+		"without files":     func(c *kvlane.Config) { c.Store.Pipeline, c.Store.Dirs = "cache", nil },
+		"unknown":           func(c *kvlane.Config) { c.Store.Direct = "sometimes" },
+		"negative memory":   func(c *kvlane.Config) { c.Store.DirectBytes = -1 },
+		"negative queues":   func(c *kvlane.Config) { c.Store.DirectQueues = -1 },
+		"countless queues":  func(c *kvlane.Config) { c.Store.DirectQueues = 1 << 20 },
+		"more than any GPU": func(c *kvlane.Config) { c.Store.DirectBytes = 1 << 60 },
+	} {
+		c := directConfig(t, "file")
+		c.Store.Direct = kvlane.DirectRequire
+		change(&c)
+		if err := c.Validate(); !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "direct") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

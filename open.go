@@ -164,7 +164,7 @@ func (e *Engine) openStore(ctx context.Context) error {
 		Formats: e.groups.formats, Layers: e.groups.layers, Cache: e.cache, Next: e.lower,
 		OpenLoad: e.openLoads, OpenDump: e.openDumps,
 		Verify: e.cfg.Store.Verify, Readers: e.cfg.Store.Readers, Writers: e.cfg.Store.Writers, Tasks: e.cfg.Store.Tasks,
-		Direct: e.storeDirect(),
+		Direct:   e.storeDirect(),
 		RowBytes: e.cfg.Stream.rowBytes(), LeaseMax: e.cfg.Store.LeaseMax, WaitMax: e.cfg.Store.WaitMax, AdmitAlways: e.cfg.Store.Admission == AdmissionAlways, Hooks: e.cfg.Store.Hooks,
 	})
 	if err != nil {

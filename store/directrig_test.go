@@ -60,7 +60,7 @@ func (r *rig) closeDirect() {
 }
 
 // newDirectRig is newReadRig with direct storage.
-func newDirectRig(t *testing.T, o rigOptions, ns ...int) (*rig, *readTier, *told) {
+func newDirectRig(t *testing.T, o rigOptions, ns ...int) (*rig, *readTier, *corruptReports) {
 	t.Helper()
 	if o.direct == nil {
 		o.direct = &directOptions{model: sim.StorageModel{Aligned: true}}

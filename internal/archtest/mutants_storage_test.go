@@ -43,5 +43,5 @@ var storageMutants = []mutant{
 	defect("store", "TestDirectBlockWithoutSumsIsReadAgain",
 		"store/load/verify.go", "			g.AddFailure(i, n, errNoSums)", "			_ = i"),
 	defect("store", "TestDefectDirectReadIsWrong",
-		"store/load/direct.go", "	if !t.direct || it.badCopies > 0 || it.cause != nil {", "	if !t.direct {"),
+		"store/load/direct.go", "	if !t.direct || it.badCopies > 0 || it.cause != nil {", "	if !t.direct || it.tries > 100 {"),
 }

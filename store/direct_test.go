@@ -238,3 +238,22 @@ func TestDirectSlotsAreShared(t *testing.T) {
 		t.Errorf("%d files are kept open, 3 may be", h.Open)
 	}
 }
+
+// Misses and blocks for the cache are no failures of direct storage: no completion reports them.
+func TestUsualBlocksAreNoFallbacks(t *testing.T) {
+	t.Parallel()
+	r, _, _ := newDirectRig(t, rigOptions{}, 1)
+	for range 3 {
+		l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, 1, 2), store.LoadOptions{})
+		r.must(err)
+		wantErr(t, l.Wait(r.ctx()), errdefs.ErrNotFound)
+		for _, c := range l.Paths() {
+			if c.GivenUp != nil {
+				t.Errorf("completion %+v", c)
+			}
+		}
+	}
+	if st := r.st.Stats(); st.Fallbacks != 0 || st.PathsGivenUp != 0 || st.Direct != 1 {
+		t.Errorf("%d fallbacks, %d paths given up, %d blocks read directly", st.Fallbacks, st.PathsGivenUp, st.Direct)
+	}
+}

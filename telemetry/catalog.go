@@ -56,6 +56,8 @@ var storeFamilies = []family[*store.Stats]{
 	storeCounter("kvlane_store_refills_total", "blocks", "Corrupt cached blocks that were read again from a lower tier.", func(s *store.Stats) int64 { return s.Refills }),
 	storeCounter("kvlane_store_retries_total", "tries", "Retries of a block or a batch.", func(s *store.Stats) int64 { return s.Retries }),
 	storeCounter("kvlane_store_fallbacks_total", "blocks", "Times a tier failed, other than by a miss, and the store continued without it.", func(s *store.Stats) int64 { return s.Fallbacks }),
+	storeCounter("kvlane_store_direct_blocks_total", "blocks", "Blocks that loads read to device memory by cuFile.", func(s *store.Stats) int64 { return s.Direct }),
+	storeCounter("kvlane_store_direct_failures_total", "blocks", "Blocks whose read by cuFile failed.", func(s *store.Stats) int64 { return s.DirectFailed }),
 	storeCounter("kvlane_store_tier_errors_total", "operations", "Tier operations that failed, other than by a miss or a failed check.", func(s *store.Stats) int64 { return s.TierErrors }),
 	storeCounter("kvlane_store_quarantined_total", "slots", "Slots moved to quarantine because hardware might still access them.", func(s *store.Stats) int64 { return s.Quarantined }),
 	storeCounter("kvlane_copy_paths_given_up_total", "paths", "Times a stream gave up a path because the device refused a resource, or a NIC failed.", func(s *store.Stats) int64 { return s.PathsGivenUp }),

@@ -48,7 +48,7 @@ func full(t *testing.T) *telemetry.Metrics {
 	m.SetStore(func() store.Stats {
 		return store.Stats{
 			Tiers: []store.TierStats{{Name: "cache", Hits: 7}, {Name: "file", Hits: 3}}, Loads: 11, Mismatches: 1, DurableFailures: 2,
-			StreamsReopened: 4, LoadsExpired: 5,
+			StreamsReopened: 4, LoadsExpired: 5, Direct: 61, DirectFailed: 62,
 			LoadPaths: []store.PathStats{{
 				Path: stream.PathKernel, Bytes: 4096, Busy: 1500 * time.Millisecond, Copied: store.Latency{Counts: [20]int64{1, 2, 19: 4}, Sum: 50 * time.Second},
 			}},

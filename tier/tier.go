@@ -127,7 +127,8 @@ type Reader interface {
 
 // Errors of DirectReader that do not describe the block.
 var (
-	// ErrNotDirect means that the tier does not read this block directly. Read shows its state.
+	// ErrNotDirect means that the tier does not read this block directly. Read shows its state. It
+	// comes with ErrNotSupported if the reason is the block's form.
 	ErrNotDirect = errors.New("the block is not read directly")
 	// ErrDirectFailed means that a transfer failed, or was refused. Read may succeed.
 	ErrDirectFailed = errors.New("direct storage failed")

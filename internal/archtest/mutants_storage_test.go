@@ -22,8 +22,6 @@ var storageMutants = []mutant{
 		"mem/slotpool.go", "		<-quiesced\n		p.mu.Lock()", "		p.mu.Lock()"),
 	defect("stream/file", "TestDefectRemovedFileKeepsItsSpace",
 		"stream/file/handles.go", "		if e := h.named[handleKey{dir, name, flag}]; e != nil {", "		if e := h.named[handleKey{dir, name, flag}]; false {"),
-	defect("stream/file", "TestDefectRemovedFileKeepsItsSpace",
-		"stream/file/handles.go", "	if e.at != nil {\n		h.parted = append(h.parted, e)", "	if true {\n		h.parted = append(h.parted, e)"),
 	defect("stream/file", "TestDefectMemoryOfABrokenQueueIsReused",
 		"stream/file/direct.go", "	return 0, quiesced, errors.Join(errdefs.ErrBroken, err)", "	return 0, nil, errors.Join(errdefs.ErrBroken, err)"),
 	defect("stream/file", "TestDirectRefuses",

@@ -29,7 +29,7 @@ type DirectBlock struct {
 	lent              bool
 	sums              []uint64 // checksums in the header of the block
 	Started, Finished time.Time
-	// Failed is why the block was not read directly, or nil.
+	// Failed is why the block was not read directly, or nil if it was, or is not there.
 	Failed error
 }
 
@@ -108,8 +108,9 @@ func (p *Pipeline) fetchDirect(ctx context.Context, t tier.Tier, key block.Key, 
 		}
 		p.Index.FellBack(t, key, err)
 		b.Failed = err
-	case errors.Is(err, tier.ErrNotDirect):
+	case errors.Is(err, errdefs.ErrNotSupported) && errors.Is(err, tier.ErrNotDirect):
 		b.Failed = err
+	case errors.Is(err, tier.ErrNotDirect): // as usual: a miss, or a block for the cache
 	default:
 		return false, err
 	}

@@ -2,6 +2,7 @@ package file
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 
@@ -78,9 +79,12 @@ func (t *Tier) readHead(file dirfs.DirectFile, info dirfs.Info, f block.Format, 
 	return f.HeaderSums(sums, head, key)
 }
 
-// notDirect wraps ErrNotDirect, and hides the class of err: Read finds the fault again, sets the
-// file aside if it is corrupt, and counts it.
+// notDirect wraps ErrNotDirect, and hides the class of err, except ErrNotSupported: Read finds the
+// fault again, sets the file aside if it is corrupt, and counts it.
 func notDirect(err error) error {
+	if errors.Is(err, errdefs.ErrNotSupported) {
+		return fmt.Errorf("%w: %w", tier.ErrNotDirect, err)
+	}
 	return fmt.Errorf("%w: %v", tier.ErrNotDirect, err) //nolint:errorlint // its class is that of Read
 }
 

@@ -2,6 +2,7 @@ package log
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 
@@ -32,7 +33,7 @@ func (t *Tier) ReadDirect(ctx context.Context, key block.Key, dst mem.Extent, su
 	case t.cfg.Direct == nil:
 		return fail(fmt.Errorf("%w: %w", tier.ErrNotDirect, errdefs.ErrNotSupported))
 	case kindOf(f) != whole:
-		return fail(fmt.Errorf("%w: the log keeps blocks of this length without a header", tier.ErrNotDirect))
+		return fail(fmt.Errorf("%w: the log keeps blocks of this length without a header: %w", tier.ErrNotDirect, errdefs.ErrNotSupported))
 	}
 	if err := t.beginOp(ctx); err != nil {
 		return sums, nil, err
@@ -89,9 +90,12 @@ func (t *Tier) getDirect(ctx context.Context, f block.Format, key block.Key, dst
 	return sums, nil, nil
 }
 
-// notDirect wraps ErrNotDirect, and hides the class of err: Read finds the fault again, sets the
-// block aside if it is corrupt, and counts it.
+// notDirect wraps ErrNotDirect, and hides the class of err, except ErrNotSupported: Read finds the
+// fault again, sets the block aside if it is corrupt, and counts it.
 func notDirect(err error) error {
+	if errors.Is(err, errdefs.ErrNotSupported) {
+		return fmt.Errorf("%w: %w", tier.ErrNotDirect, err)
+	}
 	return fmt.Errorf("%w: %v", tier.ErrNotDirect, err) //nolint:errorlint // its class is that of Read
 }
 

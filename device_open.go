@@ -35,9 +35,6 @@ func openSim(c DeviceConfig) (device.Device, error) {
 	if c.Index != 0 {
 		return nil, fmt.Errorf("open simulated device %d: there is one, with index 0: %w", c.Index, errdefs.ErrNotFound)
 	}
-	if c.Sim.Storage == (sim.StorageModel{}) {
-		c.Sim.Storage.Compat = "the simulated device has no GPU Direct Storage"
-	}
 	return sim.Open(c.Sim)
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"github.com/kvlane/kvlane/device"
+	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/limits"
 	"github.com/kvlane/kvlane/internal/unwind"
@@ -64,6 +65,9 @@ func (e *Engine) openDevice() error {
 	c := e.cfg.Device
 	// NICs of this machine can access simulated device memory only at host addresses.
 	c.Sim.HostAddresses = c.Sim.HostAddresses || e.cfg.wantsNICs()
+	if c.Sim.Storage == (sim.StorageModel{}) {
+		c.Sim.Storage.Compat = "the simulated device has no GPU Direct Storage"
+	}
 	d, err := OpenDevice(c)
 	if err != nil {
 		return err

@@ -70,7 +70,7 @@ results so far.`,
 	fl.StringVar(&f.device, "device", noDevice, "whose memory is measured beside the host's: none, cuda or sim")
 	fl.IntVar(&f.index, "device-index", 0, "which device of the driver, from 0")
 	fl.StringVar(&f.direct, "direct", streamfile.DirectAuto.String(),
-		"cuFile for the device's memory: auto, require (only where it passes the host by, else fail), or never")
+		"cuFile for the device's memory: auto, require (only where it passes the host by, else fail), or off")
 	fl.IntVar(&f.transfers, "transfers", streamfile.DefaultTransfers, "how many transfers of a path may be under way")
 	fl.IntVar(&f.queues, "cufile-queues", 0, "queues of the GPU for cuFile's transfers; 0 has a thread wait for each")
 	fl.DurationVar(&f.run.Budget, "budget", 0, "duration of the run, set-up included; points that do not fit are omitted; 0 is 1m")

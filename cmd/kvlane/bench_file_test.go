@@ -79,7 +79,7 @@ func TestBenchFileKeepsToDirect(t *testing.T) {
 	for direct, want := range map[string]string{
 		"auto":    "auto device,auto host,cufile device,posix device,posix host",
 		"require": "auto device,auto host,cufile device",
-		"never":   "auto device,auto host,posix device,posix host",
+		"off":     "auto device,auto host,posix device,posix host",
 	} {
 		code, stdout, stderr := executeWhole(t, tinyFile(t.TempDir(), "--device", "sim", "--direct", direct, "--transfers", "2", "--cufile-queues", "1",
 			"--work", "read", "--from", "page-cache", "--json")...)
@@ -93,10 +93,10 @@ func TestBenchFileKeepsToDirect(t *testing.T) {
 			if p.Raw || p.Name == stream.PathURing.String() { // which not every machine has
 				continue
 			}
-			if direct == "never" && r.Setup.CuFile != nil {
+			if direct == "off" && r.Setup.CuFile != nil {
 				t.Errorf("never: cuFile's mode is %s", r.Setup.CuFile)
 			}
-			if direct == "never" && p.By == stream.PathCuFile.String() {
+			if direct == "off" && p.By == stream.PathCuFile.String() {
 				t.Errorf("never: %s went by cuFile", p.Name)
 			}
 			seen = append(seen, p.Name+" "+string(p.End))

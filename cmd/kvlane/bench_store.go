@@ -181,7 +181,7 @@ func (f *storeBench) parse(flags *pflag.FlagSet) error {
 }
 
 // storeNames are the settings of the measured engine.
-var storeNames = []string{"path", "policy", "calibrate", "verify", "fsync", "log-fsync", "stream-files"}
+var storeNames = []string{"path", "policy", "calibrate", "verify", "fsync", "log-fsync", "stream-files", "direct"}
 
 // engineGiven returns the given options of the engine as text.
 func engineGiven(fl *pflag.FlagSet) string {

@@ -412,7 +412,7 @@ func TestConfigurationIsDocumented(t *testing.T) {
 // Every setting is a flag of a command, which accepts the setting's initial value and words unless
 // it accepts fewer by design, and its variable has no other meaning.
 func TestSettingsAreFlags(t *testing.T) {
-	fewer := []string{"device", "protocol"}
+	fewer := []string{"device", "protocol", "direct"}
 	flags := map[string]bool{}
 	forEachCommand(func(path string, cmd *cobra.Command) {
 		for i := range settings.Table {

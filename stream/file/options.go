@@ -21,9 +21,9 @@ const (
 	DirectNever                 // no cuFile
 )
 
-var directs = [...]string{DirectAuto: "auto", DirectRequire: "require", DirectNever: "never"}
+var directs = [...]string{DirectAuto: "auto", DirectRequire: "require", DirectNever: "off"}
 
-// String returns "auto", "require" or "never".
+// String returns "auto", "require" or "off".
 func (d Direct) String() string {
 	if int(d) < len(directs) {
 		return directs[d]
@@ -38,7 +38,7 @@ func ParseDirect(name string) (Direct, error) {
 			return Direct(d), nil
 		}
 	}
-	return 0, fmt.Errorf("direct is auto, require or never, not %q: %w", name, errdefs.ErrInvalid)
+	return 0, fmt.Errorf("direct is auto, require or off, not %q: %w", name, errdefs.ErrInvalid)
 }
 
 // Defaults and limits of Options.

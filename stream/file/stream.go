@@ -124,7 +124,7 @@ func (s *Stream) openCuFile() error {
 	must := s.needsCuFile()
 	switch storage := s.opts.CuFile.Storage; {
 	case s.opts.Direct == DirectNever && must:
-		return fmt.Errorf("path cufile is forced, and direct is never: %w", errdefs.ErrInvalid)
+		return fmt.Errorf("path cufile is forced, and direct is off: %w", errdefs.ErrInvalid)
 	case storage == nil && must:
 		return fmt.Errorf("direct is required, and there is no cuFile: %w", errdefs.ErrNotSupported)
 	case storage == nil || s.opts.Direct == DirectNever || s.opts.Device == nil:

@@ -55,6 +55,9 @@ func TestModel(t *testing.T) {
 		{name: "window,file", window: true, slots: 2, dirs: 1},
 		{name: "device,window,two directories,some sums", window: true, planeBytes: leafy, slots: 4, dirs: 2, sums: 2, layerwise: true},
 		{name: "device,window,file,the stream's sums,wrong transfers,faults", window: true, planeBytes: leafy, slots: 3, dirs: 1, faults: true, layerwise: true, corrupt: true},
+		{name: "direct,window,file", window: true, planeBytes: leafy, slots: 3, dirs: 1, layerwise: true, direct: true},
+		{name: "direct,cache-tiny,two directories,faults", planeBytes: leafy, slots: 3, dirs: 2, layerwise: true, direct: true, faults: true},
+		{name: "direct,window,file,groups,faults", window: true, planeBytes: leafy, slots: 4, dirs: 1, groups: 2, layerwise: true, direct: true, faults: true},
 		{name: "always,cache,file,faults", policy: store.VerifyAlways, planeBytes: leafy, dirs: 1, faults: true, layerwise: true},
 	})
 }
@@ -73,6 +76,7 @@ type modelConfig struct {
 	sums       int   // rigOptions.sumEvery
 	corrupt    bool  // some copies flip a bit; found where all are summed
 	planned    bool  // the planner selects the path; else the kernel path
+	direct     bool  // loads read files to device memory; with faults, also wrong bytes
 }
 
 const (
@@ -146,10 +150,21 @@ func runModel(t *testing.T, c modelConfig, seed uint64) {
 		for _, op := range []string{faulty.OpRetain, faulty.OpOpen, faulty.OpReserve, faulty.OpPublish} {
 			cp.Add(fault.Rate(op, 0.01).Fail(nil))
 		}
-		o.wrapFile = func(tr tier.Tier) tier.Tier { return faulty.New(tr, fp, clock) }
+		if !c.direct { // which the decorator hides
+			o.wrapFile = func(tr tier.Tier) tier.Tier { return faulty.New(tr, fp, clock) }
+		}
 		o.wrapCache = func(tr tier.SlotTier) tier.SlotTier { return faulty.NewSlots(tr, cp, clock) }
 	}
+	if c.direct {
+		o.direct = &directOptions{model: sim.StorageModel{Aligned: true}, queues: int(seed % 3), handles: 5}
+	}
 	m.r = newRig(t, o)
+	if c.direct && c.faults {
+		m.r.plan.Add(fault.Rate(sim.OpFileRegister, 0.05).Fail(nil))
+		m.r.plan.Add(fault.Rate(sim.OpFileRead, 0.03).Fail(nil))
+		m.r.plan.Add(fault.Rate(sim.OpFileRead, 0.05).Partial(nil))
+		m.r.plan.Add(fault.Rate(sim.OpFileRead, 0.05).Corrupt())
+	}
 	if c.faults {
 		// Only the store's streams launch kernels; the test's own copies use copy engines.
 		m.r.plan.Add(fault.Rate(sim.OpLaunch, 0.02).Fail(nil))

@@ -24,7 +24,6 @@ var Rules = []Rule{
 	{Names: []string{"file-bytes", "file-dir-bytes", "fsync"}, Commands: replay, Met: Given("file-dir"), Lacks: "--file-dir DIR"},
 	{Names: []string{"file-read-only", "stream-files"}, Commands: replay, Met: Either(Given("file-dir"), Given("log-dir")), Lacks: "--file-dir DIR or --log-dir DIR"},
 	{Names: []string{"direct"}, Commands: replay, Met: Either(Given("file-dir"), Given("log-dir")), Lacks: "--file-dir DIR or --log-dir DIR"},
-	{Names: []string{"direct"}, Commands: replay, Met: Either(IsNot("direct", "require"), IsNot("gdr", "require")), Clashes: "--gdr require: require one of them"},
 	{Names: []string{"log-bytes", "log-fsync"}, Commands: replay, Met: Given("log-dir"), Lacks: "--log-dir DIR"},
 	{Names: []string{"log-bytes", "log-fsync", "file-bytes", "file-dir-bytes", "fsync"}, Commands: replay, Met: IsNot("file-read-only", "true"), Clashes: "--file-read-only, which writes nothing"},
 	{Names: []string{"policy"}, Commands: []string{"replay", "bench store"}, Met: Either(IsNot("policy", "throughput", "latency"), Is("path", "auto")), Clashes: "a forced --path"},

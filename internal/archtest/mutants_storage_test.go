@@ -42,4 +42,8 @@ var storageMutants = []mutant{
 		"store/load/verify.go", "			g.AddFailure(i, n, errNoSums)", "			_ = i"),
 	defect("store", "TestDefectDirectReadIsWrong",
 		"store/load/direct.go", "	if !t.direct || it.badCopies > 0 || it.cause != nil {", "	if !t.direct || it.tries > 100 {"),
+	defect("tier/file", "TestDefectCanceledDirectReadHoldsItsFile",
+		"tier/file/direct.go", "	if err != nil {\n		return sums, nil, asNotDirect(ctx, err)", "	if err != nil || ctx.Err() != nil {\n		return sums, nil, asNotDirect(ctx, err)"),
+	defect("tier/log", "TestDefectCanceledDirectReadHoldsItsFile",
+		"tier/log/direct.go", "	if err != nil {\n		return sums, nil, asNotDirect(ctx, err)", "	if err != nil || ctx.Err() != nil {\n		return sums, nil, asNotDirect(ctx, err)"),
 }

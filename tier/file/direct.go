@@ -44,11 +44,8 @@ func (t *Tier) ReadDirect(ctx context.Context, key block.Key, dst mem.Extent, su
 
 func (t *Tier) getDirect(ctx context.Context, d *dir, f block.Format, key block.Key, dst mem.Extent, sums []uint64) (_ []uint64, quiesced <-chan struct{}, err error) {
 	file, err := t.cfg.Direct.Open(ctx, d.Dir, blockName(key))
-	switch {
-	case ctx.Err() != nil:
-		return sums, nil, context.Cause(ctx)
-	case err != nil:
-		return sums, nil, notDirect(err)
+	if err != nil {
+		return sums, nil, asNotDirect(ctx, err)
 	}
 	defer file.Release()
 	n := len(sums)
@@ -77,6 +74,14 @@ func (t *Tier) readHead(file dirfs.DirectFile, info dirfs.Info, f block.Format, 
 		return sums, err
 	}
 	return f.HeaderSums(sums, head, key)
+}
+
+// asNotDirect is notDirect, unless ctx has ended.
+func asNotDirect(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return notDirect(err)
 }
 
 // notDirect wraps ErrNotDirect, and hides the class of err, except ErrNotSupported: Read finds the

@@ -65,11 +65,8 @@ func (t *Tier) getDirect(ctx context.Context, f block.Format, key block.Key, dst
 		}
 	}()
 	file, err := t.cfg.Direct.Open(ctx, t.dir, segmentName(g.number))
-	switch {
-	case ctx.Err() != nil:
-		return sums, nil, context.Cause(ctx)
-	case err != nil:
-		return sums, nil, notDirect(err)
+	if err != nil {
+		return sums, nil, asNotDirect(ctx, err)
 	}
 	defer file.Release()
 	head := make([]byte, f.Layout.HeaderBytes())
@@ -88,6 +85,14 @@ func (t *Tier) getDirect(ctx context.Context, f block.Format, key block.Key, dst
 		return sums, nil, fmt.Errorf("%w: it was moved", tier.ErrNotDirect)
 	}
 	return sums, nil, nil
+}
+
+// asNotDirect is notDirect, unless ctx has ended.
+func asNotDirect(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return notDirect(err)
 }
 
 // notDirect wraps ErrNotDirect, and hides the class of err, except ErrNotSupported: Read finds the

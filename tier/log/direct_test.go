@@ -99,3 +99,18 @@ func TestDefectRemovedSegmentKeepsItsSpace(t *testing.T) {
 		t.Errorf("%d segments were kept open, then %d; %d were forgotten too late", before, after, len(d.Missed()))
 	}
 }
+
+// The file of a read whose context ended while it was being opened stayed in use.
+func TestDefectCanceledDirectReadHoldsItsFile(t *testing.T) {
+	c, d := directConfig(t)
+	f := c.Formats[0]
+	tr := open(t, c)
+	key := keys(0, 1)[0]
+	put(t, tr, f, key)
+	ctx, cancel := context.WithCancel(t.Context())
+	d.Opened = cancel
+	_, _, _ = tr.ReadDirect(ctx, key, tiertest.Buffer(t, f.Layout.ImageBytes()), nil) // with or without an error
+	if n := d.Held(); n != 0 {
+		t.Errorf("%d files are in use", n)
+	}
+}

@@ -19,9 +19,11 @@ type Direct struct {
 	testing.TB
 	Fail   error  // returned by reads, which then write half of their bytes
 	Before func() // called before each read
+	Opened func() // called before Open returns
 
 	mu     sync.Mutex
 	kept   map[string]dirfs.File
+	held   int // files that were not released
 	missed []string // names that were gone when they were first forgotten
 }
 
@@ -46,6 +48,13 @@ func (d *Direct) Kept() int {
 	return len(d.kept)
 }
 
+// Held returns the number of files in use.
+func (d *Direct) Held() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.held
+}
+
 // Missed returns the names of files that were forgotten only after they were removed.
 func (d *Direct) Missed() []string {
 	d.mu.Lock()
@@ -68,6 +77,10 @@ func (d *Direct) Open(_ context.Context, dir dirfs.Dir, name string) (dirfs.Dire
 		}
 		d.kept[name] = f
 	}
+	if d.Opened != nil {
+		d.Opened()
+	}
+	d.held++
 	return &directFile{f, d}, nil
 }
 
@@ -106,7 +119,11 @@ func (f *directFile) ReadDirect(ctx context.Context, dst mem.Extent, off int64) 
 }
 
 // Release implements dirfs.DirectFile.
-func (f *directFile) Release() {}
+func (f *directFile) Release() {
+	f.d.mu.Lock()
+	defer f.d.mu.Unlock()
+	f.d.held--
+}
 
 // LeafFormat returns a format of two shards of whole leaves, 68 KiB together.
 func LeafFormat(tb testing.TB) block.Format {

@@ -23,7 +23,7 @@ type Direct struct {
 
 	mu     sync.Mutex
 	kept   map[string]dirfs.File
-	held   int // files that were not released
+	held   int      // files that were not released
 	missed []string // names that were gone when they were first forgotten
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -59,6 +60,9 @@ func ReadFile(ctx context.Context, name string) ([]Value, error) {
 
 // read reads a file, but at most one byte more than maxFileBytes.
 func read(ctx context.Context, name string) ([]byte, error) {
+	if info, err := os.Stat(name); err == nil && info.Mode()&fs.ModeNamedPipe == 0 {
+		ctx = context.WithoutCancel(ctx) // only a FIFO blocks
+	}
 	f, err := ctxio.Open(ctx, name)
 	if err != nil {
 		return nil, err

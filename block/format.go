@@ -74,6 +74,21 @@ func (f Format) SealWith(image []byte, key Key, sums []uint64) error {
 	return nil
 }
 
+// SealHeader writes the header of an image whose shards are elsewhere and have no padding. head has
+// Layout.HeaderBytes bytes. sums are the checksums of the shards. Errors wrap ErrInvalid.
+func (f Format) SealHeader(head []byte, key Key, sums []uint64) error {
+	if f.Layout == nil || int64(len(head)) != f.Layout.header || len(sums) != f.Layout.Shards() || !f.Algo().known() {
+		return fmt.Errorf("seal the header of block %s: %d bytes, %d checksums: %w", key, len(head), len(sums), errdefs.ErrInvalid)
+	}
+	for i, n := range f.Layout.lens {
+		if n != align(n) {
+			return fmt.Errorf("seal the header of block %s: shard %d of %d bytes has padding: %w", key, i, n, errdefs.ErrInvalid)
+		}
+	}
+	putHeader(head, f, key, sums)
+	return nil
+}
+
 // Verify checks the whole image: the header, its identity, layout and key, every shard and the
 // padding. It returns ErrCorrupt for changed bytes, ErrMismatch for an intact header of another
 // block, and ErrInvalid unless image has Layout.ImageBytes bytes.

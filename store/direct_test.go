@@ -40,7 +40,10 @@ func TestLoadsReadDirectly(t *testing.T) {
 						t.Errorf("%d blocks verified on their way, %d by the CPU, %d hits, %d fallbacks", st.VerifiedOnWay, st.VerifiedByCPU, st.Tiers[1].Hits, st.Fallbacks)
 					}
 					r.wantDirect(7, 0)
-					if f := r.direct.files.Stats(); f.Handles.Registrations+f.Handles.Hits != 7 || window == (f.Handles.Hits == 0) || f.Bytes != 7*(r.format.Layout.ImageBytes()-r.format.Layout.HeaderBytes()) {
+					if window != (st.DirectDumped == 6) || !window && st.DirectDumped != 0 {
+						t.Errorf("window %t: %d blocks were dumped directly", window, st.DirectDumped)
+					}
+					if f := r.direct.files.Stats(); f.Handles.Registrations+f.Handles.Hits != 7 || window == (f.Handles.Hits == 0) || f.Bytes != (7+f.Writes)*(r.format.Layout.ImageBytes()-r.format.Layout.HeaderBytes()) {
 						t.Errorf("files: %+v", f)
 					}
 				}

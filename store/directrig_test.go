@@ -26,6 +26,8 @@ type directRig struct {
 	st    device.Storage
 	files *streamfile.DirectFiles
 	pool  *mem.SlotPool
+	dumps *mem.SlotPool
+	spare *mem.Region
 }
 
 // deviceMemory allocates memory of a device.
@@ -45,7 +47,11 @@ func (r *rig) openDirect(sc *store.Config, fc *file.Config) {
 	r.must(err)
 	d.pool, err = mem.NewSlotPool(deviceMemory{r.dev}, max(o.slots, 4), r.groups.MaxImageBytes())
 	r.must(err)
-	fc.Direct, sc.Direct = d.files, &store.Direct{Pool: d.pool, Require: o.require, Reason: "simulated"}
+	d.dumps, err = mem.NewSlotPool(deviceMemory{r.dev}, max(o.slots, 4), r.groups.MaxImageBytes())
+	r.must(err)
+	d.spare, err = r.dev.AllocHost(r.groups.MaxImageBytes())
+	r.must(err)
+	fc.Direct, sc.Direct = d.files, &store.Direct{Pool: d.pool, Dumps: d.dumps, Spare: d.spare, Require: o.require, Reason: "simulated"}
 	r.direct = d
 }
 
@@ -54,6 +60,8 @@ func (r *rig) closeDirect() {
 	if d := r.direct; d != nil {
 		r.must(d.files.Close(r.ctx()))
 		r.must(d.pool.Close(r.ctx()))
+		r.must(d.dumps.Close(r.ctx()))
+		r.must(r.dev.Free(d.spare))
 		r.must(d.st.Close())
 		r.direct = nil
 	}
@@ -77,7 +85,9 @@ func (r *rig) wantDirect(blocks, failed int64) {
 	if st := r.st.Stats(); st.Direct != blocks || st.DirectFailed != failed {
 		r.tb.Errorf("%d blocks were read directly, %d attempts failed, want %d and %d", st.Direct, st.DirectFailed, blocks, failed)
 	}
-	if st := r.direct.pool.Stats(); st.Lent != 0 {
-		r.tb.Errorf("%d slots of device memory are still lent", st.Lent)
+	for _, p := range []*mem.SlotPool{r.direct.pool, r.direct.dumps} {
+		if st := p.Stats(); st.Lent != 0 {
+			r.tb.Errorf("%d slots of device memory are still lent", st.Lent)
+		}
 	}
 }

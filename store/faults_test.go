@@ -53,8 +53,9 @@ func TestEveryFaultIsReported(t *testing.T) {
 		{"device", []string{sim.OpWork, sim.OpCallLaunch, sim.OpRecord, sim.OpOpen}},
 		{"summing device", []string{sim.OpLaunch, sim.OpRecord, sim.OpOpen}},
 		{"file", []string{faulty.OpLookup, faulty.OpRetain, faulty.OpGet, faulty.OpPut}},
-		{"direct", []string{sim.OpFileRegister, sim.OpFileRead, sim.OpLaunch}},
-		{"direct by queues", []string{sim.OpFileEnqueue, sim.OpFileRead}},
+		{"direct", []string{sim.OpFileRegister, sim.OpFileRead, sim.OpFileWrite}},
+		{"direct below a cache", []string{sim.OpLaunch, sim.OpFileRead}},
+		{"direct by queues", []string{sim.OpFileEnqueue, sim.OpFileRead, sim.OpFileWrite}},
 		{"cache", []string{faulty.OpLookup, faulty.OpRetain, faulty.OpOpen, faulty.OpReserve, faulty.OpPublish}},
 	} {
 		for _, op := range layer.ops {
@@ -65,7 +66,7 @@ func TestEveryFaultIsReported(t *testing.T) {
 				}
 				// Calls have no half; and half of an Open or a Retain that misses is a miss like
 				// any other.
-				if action == "partial" && !slices.Contains([]string{sim.OpWork, faulty.OpGet, faulty.OpPut, faulty.OpReserve, sim.OpFileRead}, op) {
+				if action == "partial" && !slices.Contains([]string{sim.OpWork, faulty.OpGet, faulty.OpPut, faulty.OpReserve, sim.OpFileRead, sim.OpFileWrite}, op) {
 					continue
 				}
 				t.Run(layer.name+"/"+op+"/"+action, func(t *testing.T) {
@@ -96,10 +97,10 @@ func failNth(t *testing.T, layer, op, action string, n int) bool {
 	switch layer {
 	case "summing device":
 		o.planeBytes = leafy
-	case "direct", "direct by queues":
-		o.planeBytes, o.window = leafy, true
+	case "direct", "direct by queues", "direct below a cache":
+		o.planeBytes, o.window = leafy, layer != "direct below a cache"
 		o.direct = &directOptions{model: sim.StorageModel{Aligned: true}}
-		if layer != "direct" {
+		if layer == "direct by queues" {
 			o.direct.queues = 2
 		}
 	case "file":
@@ -127,7 +128,7 @@ func failNth(t *testing.T, layer, op, action string, n int) bool {
 	durable, loaded := faultScript(r, log)
 	injected := plan.Injected()
 	plan.Clear()
-	short := action == "partial" && op == sim.OpFileRead // which no error of the library reports
+	short := action == "partial" && (op == sim.OpFileRead || op == sim.OpFileWrite) // which no error of the library reports
 	if short && injected > 0 && r.st.Stats().DirectFailed == 0 {
 		t.Fatalf("%s %d: a short transfer was not found", op, n)
 	}

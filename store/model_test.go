@@ -162,6 +162,8 @@ func runModel(t *testing.T, c modelConfig, seed uint64) {
 	if c.direct && c.faults {
 		m.r.plan.Add(fault.Rate(sim.OpFileRegister, 0.05).Fail(nil))
 		m.r.plan.Add(fault.Rate(sim.OpFileRead, 0.03).Fail(nil))
+		m.r.plan.Add(fault.Rate(sim.OpFileWrite, 0.03).Fail(nil))
+		m.r.plan.Add(fault.Rate(sim.OpFileWrite, 0.05).Partial(nil))
 		m.r.plan.Add(fault.Rate(sim.OpFileRead, 0.05).Partial(nil))
 		m.r.plan.Add(fault.Rate(sim.OpFileRead, 0.05).Corrupt())
 	}

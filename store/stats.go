@@ -39,8 +39,9 @@ type Stats struct {
 	BatchesFailed   int64 // batches that a stream failed, without canceled ones
 	StreamsReopened int64
 	// Direct is the number of blocks that loads read to device memory without host memory, and
-	// DirectFailed that of failed attempts.
-	Direct, DirectFailed int64
+	// DirectDumped that of blocks that dumps wrote in the same way. DirectFailed is the number of
+	// failed attempts of both.
+	Direct, DirectDumped, DirectFailed int64
 	// LoadsExpired is the number of loads for which streams of the host program waited longer than
 	// Config.WaitMax.
 	LoadsExpired int64
@@ -88,7 +89,7 @@ func (s *Store) Stats() Stats {
 		Fallbacks: x.Fallbacks, TierErrors: c.TierErrors.Load() + x.Fallbacks,
 		DurableFailures: c.DurableFailures.Load(), Quarantined: c.Quarantined.Load(),
 		BatchesFailed: c.BatchesFailed.Load(), StreamsReopened: c.Reopened.Load(), LoadsExpired: c.Expired.Load(),
-		Direct: c.Direct.Load(), DirectFailed: c.DirectFailed.Load(),
+		Direct: c.Direct.Load(), DirectDumped: c.DirectDumped.Load(), DirectFailed: c.DirectFailed.Load(),
 		Leases: x.Leases, LeasesLive: x.Live, LeasesExpired: x.Expired, LeasesCut: x.Cut,
 		Admission: s.admission.Stats(),
 		LoadPaths: c.LoadPaths.Read(), DumpPaths: c.DumpPaths.Read(),

@@ -144,6 +144,15 @@ type DirectReader interface {
 	ReadDirect(ctx context.Context, key block.Key, dst mem.Extent, sums []uint64) (_ []uint64, quiesced <-chan struct{}, err error)
 }
 
+// DirectWriter is a Tier that can store blocks from memory of a device, without host memory.
+type DirectWriter interface {
+	// PutDirect is Put of a block with the sealed header head, and with its shards in src, memory of
+	// a device of the image's length, after the header's bytes. It does not verify the shards. Errors
+	// are those of Put, or wrap ErrNotDirect or ErrDirectFailed: then Put may succeed. If quiesced is
+	// not nil, src may be read until it is closed.
+	PutDirect(ctx context.Context, key block.Key, head []byte, src mem.Extent) (quiesced <-chan struct{}, err error)
+}
+
 // Admitter is a SlotTier that decides whether to keep a block that is read from a tier below.
 type Admitter interface {
 	// Admit reports whether the block was requested, by Admit or as a block of the cache, not long

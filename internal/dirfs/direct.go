@@ -13,6 +13,8 @@ type Direct interface {
 	// Open returns the file with that name for reading: one that is kept open, if it still has the
 	// name. The errors are those of Dir.Open. The caller releases the file.
 	Open(ctx context.Context, d Dir, name string) (DirectFile, error)
+	// Create makes a new file for writing. It is not kept open: the caller closes it.
+	Create(d Dir, name string) (DirectNew, error)
 	// Forget closes the file with that name when its last user has released it. Call it before the
 	// name is removed or given to another file, so that the file's space is free afterwards.
 	Forget(d Dir, name string)
@@ -28,4 +30,12 @@ type DirectFile interface {
 	ReadDirect(ctx context.Context, dst mem.Extent, off int64) (quiesced <-chan struct{}, err error)
 	// Release ends the use of the file. A second call does nothing.
 	Release()
+}
+
+// DirectNew is a new file of a Direct.
+type DirectNew interface {
+	File
+	// WriteDirect writes src, memory of the device, from byte off on. Otherwise it is like
+	// DirectFile.ReadDirect: without quiesced nothing reads src afterwards.
+	WriteDirect(ctx context.Context, src mem.Extent, off int64) (quiesced <-chan struct{}, err error)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/kvlane/kvlane/store/batch"
 	"github.com/kvlane/kvlane/store/pipeline"
 	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/tier"
 )
 
 const (
@@ -59,6 +60,9 @@ func (t *Task) startGroup(n int, wait bool) bool {
 func (t *Task) reserveGroup(n int, wait bool) *group {
 	sc := t.sc
 	g := &group{Group: sc.buffers.NewGroup((*owner)(t))}
+	if t.direct {
+		g.Slots = t.p.Direct.Dumps.Slots()
+	}
 	used := 0
 	for _, i := range sc.todo {
 		if g.Blocks == n {
@@ -70,7 +74,7 @@ func (t *Task) reserveGroup(n int, wait bool) *group {
 			continue
 		}
 		first := wait && g.Blocks == 0
-		fill, err := t.p.Reserve(t.base.Context(), sc.Keys[i], first)
+		fill, err := t.reserve(i, first)
 		if err != nil && !first && pipeline.IsBusy(err) {
 			break
 		}
@@ -94,6 +98,18 @@ func (t *Task) reserveGroup(n int, wait bool) *group {
 		g.ReserveSums(0)
 	}
 	return g
+}
+
+// reserve reserves a slot for block i.
+func (t *Task) reserve(i int32, wait bool) (tier.Fill, error) {
+	if !t.direct {
+		return t.p.Reserve(t.base.Context(), t.sc.Keys[i], wait)
+	}
+	d, err := t.p.ReserveDump(t.base.Context(), wait)
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
 }
 
 // handleExisting handles a block that is in the cache or that another task fills.

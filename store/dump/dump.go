@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/store/pages"
+	"github.com/kvlane/kvlane/store/pipeline"
 	"github.com/kvlane/kvlane/store/pool"
 	"github.com/kvlane/kvlane/store/stat"
 	"github.com/kvlane/kvlane/store/task"
@@ -30,6 +31,10 @@ func New(c Config) *Dumper {
 		chunkBlocks: int(min((c.HeldSlots+1)/2, maxChunk)), // two large dumps at a time
 		heldSlots:   semaphore.NewWeighted(c.HeldSlots),
 		full:        make([]atomic.Bool, len(c.Pipeline.Durable)),
+	}
+	if p := c.Pipeline; p.Direct != nil && p.Direct.Dumps != nil && p.Transient && p.Verify == pipeline.VerifyDevice && len(p.Durable) == 1 {
+		d.direct, _ = p.Durable[0].(tier.DirectWriter)
+		d.spare = make(chan struct{}, 1)
 	}
 	maxItems := 1
 	for _, t := range c.Pipeline.Durable {

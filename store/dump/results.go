@@ -101,6 +101,9 @@ func (t *Task) resolveBlock(i int32, err error) {
 
 // finish ends the task.
 func (t *Task) finish() {
+	if t.direct {
+		close(t.published)
+	}
 	t.d.putScratch(t.sc)
 	t.sc = nil
 	t.p.ObserveSince(&t.p.Count.DurableTimes, t.startedAt)

@@ -19,7 +19,9 @@ func (t *Task) run() {
 		t.copyTodo()
 		t.waitForOthers()
 	}
-	close(t.published)
+	if !t.direct { // else when the tier has the blocks
+		close(t.published)
+	}
 	if t.base.Blocks() == 0 {
 		t.setSourceFree()
 	}
@@ -36,6 +38,8 @@ func (t *Task) run() {
 func (t *Task) prepare() error {
 	t.after, t.deviceDeps = t.d.Env.Stream.SplitDeps(t.base.Context(), t.after)
 	t.depsResolved = !t.layerwise && len(t.deviceDeps) == 0
+	// Dumps that wait for the client hold slots for long.
+	t.direct = t.d.direct != nil && t.copySums && t.depsResolved
 	if err := t.base.WaitAll(t.after); err != nil {
 		return err
 	}

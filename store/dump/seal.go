@@ -18,8 +18,12 @@ func (o *owner) Check(job *batch.CheckJob) {
 		it := &t.sc.items[i]
 		fill := it.fill
 		it.fill = nil
-		image := t.p.Map.Image(fill.Extent(), t.sc.Groups[i]).Bytes()
-		err := t.seal(job, job.Position(k), image, t.sc.Keys[i])
+		var err error
+		if d, ok := fill.(*pipeline.DirectDump); ok {
+			err = t.sealDirect(job, job.Position(k), d, t.sc.Keys[i])
+		} else {
+			err = t.seal(job, job.Position(k), t.p.Map.Image(fill.Extent(), t.sc.Groups[i]).Bytes(), t.sc.Keys[i])
+		}
 		switch {
 		case err == nil:
 			it.slot, err = pipeline.Publish(fill)

@@ -39,7 +39,9 @@ type Dumper struct {
 	chunkBlocks int                 // blocks that wait for the client at a time
 	heldSlots   *semaphore.Weighted // of Config.HeldSlots
 	writers     *pool.Pool
-	full        []atomic.Bool // by durable tier: the last write waited for space in vain
+	direct      tier.DirectWriter // the durable tier, if dumps pass through device memory; or nil
+	spare       chan struct{}     // token of pipeline.Direct.Spare
+	full        []atomic.Bool     // by durable tier: the last write waited for space in vain
 	scratch     sync.Pool
 }
 
@@ -77,6 +79,7 @@ type Task struct {
 	startedAt  time.Time
 	layerwise  bool
 	copySums   bool // the stream sums copies
+	direct     bool // blocks pass through slots of device memory
 	sourceFree chan struct{}
 	published  chan struct{}
 	shards     chan submission // layerwise: has space for every shard

@@ -68,6 +68,8 @@ func (d *Dumper) writeTier(n int, blocks []blockWrite) {
 		switch err := context.Cause(ctx); {
 		case err != nil:
 			b.handleResult(t, err)
+		case b.direct() != nil:
+			b.handleResult(t, d.put(ctx, n, func(wait context.Context) error { return d.putDirect(wait, t, b) }))
 		case ok && len(blocks) > 1:
 			together = append(together, b)
 		default:

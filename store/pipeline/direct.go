@@ -18,6 +18,12 @@ type Direct struct {
 	Pool *mem.SlotPool
 	// Require fails blocks whose transfer fails. Otherwise they are read through host memory.
 	Require bool
+	// Dumps lends slots to dumps in the same way, so that they take none from loads. It is nil if
+	// dumps use the cache. They use it only without a cache.
+	Dumps *mem.SlotPool
+	// Spare is pinned memory of the length of a slot. A dump copies a block to it that could not be
+	// written directly. It is required with Dumps.
+	Spare *mem.Region
 	// Reason is the reason of completions: how the bytes travel.
 	Reason string
 }
@@ -115,4 +121,67 @@ func (p *Pipeline) fetchDirect(ctx context.Context, t tier.Tier, key block.Key, 
 		return false, err
 	}
 	return false, nil
+}
+
+// DirectDump is a block that a dump copies to a slot of device memory, and that a tier stores from
+// there. Lookups do not find it before. It implements tier.Fill and tier.Slot.
+type DirectDump struct {
+	slot mem.PoolSlot
+	lent bool
+	// Head is the sealed header, or nil if the copy had no checksums.
+	Head []byte
+	// Quiesced, if not nil, is closed when the tier no longer reads the slot.
+	Quiesced <-chan struct{}
+}
+
+// ReserveDump acquires a slot for a dump. If wait is set it waits for up to WaitMax, else it returns
+// ErrBusy if none is free.
+func (p *Pipeline) ReserveDump(ctx context.Context, wait bool) (*DirectDump, error) {
+	if !wait {
+		ctx = p.noWait
+	}
+	bounded, cancel := p.WithTimeout(ctx, p.WaitMax)
+	defer cancel()
+	slot, err := p.Direct.Dumps.Acquire(bounded)
+	if err != nil {
+		return nil, err
+	}
+	return &DirectDump{slot: slot, lent: true}, nil
+}
+
+// Index returns the number of the slot in Direct.Dumps.
+func (d *DirectDump) Index() uint32 { return d.slot.Index() }
+
+// Extent returns the memory of the slot, which the CPU cannot reach.
+func (d *DirectDump) Extent() mem.Extent { return d.slot.Extent() }
+
+// Publish returns d.
+func (d *DirectDump) Publish() (tier.Slot, error) { return d, nil }
+
+// Abort releases the slot.
+func (d *DirectDump) Abort(error) { d.Release() }
+
+// Quarantine releases the slot when quiesced is closed.
+func (d *DirectDump) Quarantine(_ error, quiesced <-chan struct{}) {
+	if d.lent {
+		d.lent = false
+		d.slot.Quarantine(quiesced)
+	}
+}
+
+// Sums returns nil.
+func (d *DirectDump) Sums() []uint64 { return nil }
+
+// Corrupt does nothing: no other task can use the slot.
+func (d *DirectDump) Corrupt(error) {}
+
+// Release releases the slot, when the tier no longer reads it. A second call has no effect.
+func (d *DirectDump) Release() {
+	if d.Quiesced != nil {
+		d.Quarantine(nil, d.Quiesced)
+	}
+	if d.lent {
+		d.lent = false
+		d.slot.Release()
+	}
 }

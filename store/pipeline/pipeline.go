@@ -64,6 +64,7 @@ type Counters struct {
 	BatchesFailed, Reopened       atomic.Int64
 	Expired                       atomic.Int64   // loads
 	Direct, DirectFailed          atomic.Int64   // blocks read directly; failed transfers
+	DirectDumped                  atomic.Int64   // blocks
 	Hits                          []atomic.Int64 // by tier
 	LoadTimes, FreeTimes          stat.Histogram
 	DurableTimes                  stat.Histogram

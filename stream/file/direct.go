@@ -28,8 +28,8 @@ type DirectFiles struct {
 	lanes   []*directLane // of asynchronous transfers; none: callers wait in the library
 	next    atomic.Uint64
 
-	reads, bytes, failed atomic.Int64
-	quarantined          atomic.Int64
+	reads, writes, bytes, failed atomic.Int64
+	quarantined                  atomic.Int64
 }
 
 // DirectOptions configure DirectFiles.
@@ -50,10 +50,10 @@ type DirectOptions struct {
 
 // DirectStats counts the work of DirectFiles.
 type DirectStats struct {
-	Reads, Bytes int64 // successful transfers
-	Failed       int64 // transfers and registrations that failed
-	Quarantined  int64 // transfers with an unknown end
-	Handles      HandleStats
+	Reads, Writes, Bytes int64 // successful transfers
+	Failed               int64 // transfers and registrations that failed
+	Quarantined          int64 // transfers with an unknown end
+	Handles              HandleStats
 }
 
 var _ dirfs.Direct = (*DirectFiles)(nil)
@@ -84,7 +84,7 @@ func OpenDirect(o DirectOptions) (*DirectFiles, error) {
 // Stats returns the counters.
 func (d *DirectFiles) Stats() DirectStats {
 	return DirectStats{
-		Reads: d.reads.Load(), Bytes: d.bytes.Load(), Failed: d.failed.Load(), Quarantined: d.quarantined.Load(), Handles: d.handles.Stats(),
+		Reads: d.reads.Load(), Writes: d.writes.Load(), Bytes: d.bytes.Load(), Failed: d.failed.Load(), Quarantined: d.quarantined.Load(), Handles: d.handles.Stats(),
 	}
 }
 
@@ -162,40 +162,110 @@ func (f *directFile) ReadDirect(ctx context.Context, dst mem.Extent, off int64) 
 	if err != nil {
 		return nil, err
 	}
-	name, mode := f.h.File().name, reg.Mode()
+	quiesced, err := f.d.move(ctx, f.h.File().name, reg, storageRead, dst, off)
+	if err == nil {
+		f.d.reads.Add(1)
+	}
+	return quiesced, err
+}
+
+// Create implements dirfs.Direct.
+func (d *DirectFiles) Create(dir dirfs.Dir, name string) (dirfs.DirectNew, error) {
+	base, err := dir.Open(name, os.O_RDWR|os.O_CREATE|os.O_EXCL)
+	if err != nil {
+		return nil, err
+	}
+	f, err := New(base, name)
+	if err != nil {
+		return nil, errors.Join(err, base.Close(), dir.Remove(name))
+	}
+	return &directNew{File: base, d: d, f: f}, nil
+}
+
+// directNew is a file that is being written.
+type directNew struct {
+	dirfs.File
+	d *DirectFiles
+	f *File
+}
+
+// WriteDirect implements dirfs.DirectNew.
+func (n *directNew) WriteDirect(ctx context.Context, src mem.Extent, off int64) (<-chan struct{}, error) {
+	reg, err := n.f.storage(n.d.opts.Storage)
+	if err != nil {
+		n.d.failed.Add(1)
+		return nil, err
+	}
+	quiesced, err := n.d.move(ctx, n.f.name, reg, storageWrite, src, off)
+	if err == nil {
+		n.d.writes.Add(1)
+	}
+	return quiesced, err
+}
+
+// Close closes the file. A file that a broken queue may still access is closed with the DirectFiles.
+func (n *directNew) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), closePatience)
+	defer cancel()
+	err := n.f.Close(ctx)
+	if n.f.isOpen() {
+		n.d.handles.keep(n.f)
+	}
+	return err
+}
+
+// The directions of move.
+const (
+	storageRead = iota
+	storageWrite
+)
+
+// move moves one range of a file. The quiesced channel is that of dirfs.DirectFile.
+func (d *DirectFiles) move(ctx context.Context, name string, reg device.StorageFile, way int, e mem.Extent, off int64) (<-chan struct{}, error) {
+	mode := reg.Mode()
 	switch {
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
-	case f.d.opts.OnlyGDS && !mode.Direct:
+	case d.opts.OnlyGDS && !mode.Direct:
 		return nil, fmt.Errorf("file %s: no GPU Direct Storage: %s: %w", name, mode.Reason, errdefs.ErrNotSupported)
-	case (uint64(off)|uint64(dst.Len)|uint64(dst.Dev()))%Align != 0:
-		return nil, fmt.Errorf("file %s: %d bytes at %d to %#x are not aligned to %d: %w", name, dst.Len, off, uint64(dst.Dev()), Align, errdefs.ErrInvalid)
+	case (uint64(off)|uint64(e.Len)|uint64(e.Dev()))%Align != 0:
+		return nil, fmt.Errorf("file %s: %d bytes at %d to %#x are not aligned to %d: %w", name, e.Len, off, uint64(e.Dev()), Align, errdefs.ErrInvalid)
 	}
-	n, quiesced, err := f.d.read(ctx, reg, dst, off)
-	if err == nil && n != dst.Len {
+	n, quiesced, err := d.transfer(ctx, reg, way, e, off)
+	if err == nil && n != e.Len {
 		err = io.ErrUnexpectedEOF
+		if way == storageWrite {
+			err = io.ErrShortWrite
+		}
 	}
 	if err != nil {
-		f.d.failed.Add(1)
-		return quiesced, fmt.Errorf("read file %s by cuFile: %d of %d bytes at %d: %w", name, n, dst.Len, off, err)
+		d.failed.Add(1)
+		return quiesced, fmt.Errorf("%s file %s by cuFile: %d of %d bytes at %d: %w", [...]string{"read", "write"}[way], name, n, e.Len, off, err)
 	}
-	f.d.reads.Add(1)
-	f.d.bytes.Add(n)
+	d.bytes.Add(n)
 	return nil, nil
 }
 
-// read moves one range, on a queue if that is possible.
-func (d *DirectFiles) read(ctx context.Context, reg device.StorageFile, dst mem.Extent, off int64) (int64, <-chan struct{}, error) {
+// transfer moves one range, on a queue if that is possible.
+func (d *DirectFiles) transfer(ctx context.Context, reg device.StorageFile, way int, m mem.Extent, off int64) (int64, <-chan struct{}, error) {
+	call := reg.Read
+	if way == storageWrite {
+		call = reg.Write
+	}
 	e, able := reg.(device.StorageEnqueuer)
 	// libcufile 1.15 corrupts its heap under many asynchronous transfers in compatibility mode.
 	if !able || !reg.Mode().Direct || len(d.lanes) == 0 {
-		n, err := reg.Read(dst, off)
+		n, err := call(m, off)
 		return n, nil, err
 	}
 	l := d.lanes[d.next.Add(1)%uint64(len(d.lanes))]
-	x, err := l.enqueue(ctx, e, dst, off)
+	enqueue := e.EnqueueRead
+	if way == storageWrite {
+		enqueue = e.EnqueueWrite
+	}
+	x, err := l.enqueue(ctx, enqueue, m, off)
 	if errors.Is(err, errdefs.ErrNotSupported) { // returned by older libraries
-		n, err := reg.Read(dst, off)
+		n, err := call(m, off)
 		return n, nil, err
 	}
 	if err != nil {
@@ -228,8 +298,8 @@ type directLane struct {
 	idle   []func() // called when the broken queue accesses no memory any more
 }
 
-// enqueue enqueues a read. It returns ErrBroken for a queue that is broken.
-func (l *directLane) enqueue(ctx context.Context, e device.StorageEnqueuer, dst mem.Extent, off int64) (device.Transfer, error) {
+// enqueue enqueues a transfer. It returns ErrBroken for a queue that is broken.
+func (l *directLane) enqueue(ctx context.Context, call func(device.Queue, mem.Extent, int64) (device.Transfer, error), e mem.Extent, off int64) (device.Transfer, error) {
 	select {
 	case l.using <- struct{}{}:
 		defer func() { <-l.using }()
@@ -245,7 +315,7 @@ func (l *directLane) enqueue(ctx context.Context, e device.StorageEnqueuer, dst 
 	case broken:
 		return nil, fmt.Errorf("the queue of direct storage is broken: %w", errdefs.ErrBroken)
 	}
-	return e.EnqueueRead(l.queue, dst, off)
+	return call(l.queue, e, off)
 }
 
 // whenIdle marks the queue as broken, and makes close call f when the queue is idle.

@@ -306,6 +306,13 @@ func (h *Handles) discard(f *File) {
 	}
 }
 
+// keep makes Close close a file that could not be closed.
+func (h *Handles) keep(f *File) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.leftover = append(h.leftover, f)
+}
+
 // Close refuses new acquisitions, closes files without a handle, and waits for batches that move
 // them. It also returns errors of files that were closed earlier. While a handle is left the error
 // is ErrBusy, and Close may be called again.

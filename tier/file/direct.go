@@ -11,9 +11,13 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-var _ tier.DirectReader = (*Tier)(nil)
+var (
+	_ tier.DirectReader = (*Tier)(nil)
+	_ tier.DirectWriter = (*Tier)(nil)
+)
 
 // ReadDirect implements tier.DirectReader. It reads the header to host memory, checks it as Read
 // does, and then reads all shards by one transfer.
@@ -98,4 +102,83 @@ func (t *Tier) forgetDirect(d *dir, key block.Key) {
 	if t.cfg.Direct != nil {
 		t.cfg.Direct.Forget(d.Dir, blockName(key))
 	}
+}
+
+// content is the image of a block: in host memory, or its header there and its shards in memory of a
+// device.
+type content struct {
+	image    []byte
+	head     []byte
+	src      mem.Extent      // of the image's length, without a valid header
+	quiesced <-chan struct{} // see tier.DirectWriter
+}
+
+func (c *content) bytes() int64 {
+	if c.image == nil {
+		return c.src.Len
+	}
+	return int64(len(c.image))
+}
+
+// verify verifies the image, or of a direct one the header.
+func (c *content) verify(formats block.Formats, key block.Key) error {
+	if c.image != nil {
+		return formats.Verify(c.image, key)
+	}
+	f, err := formats.Of(key)
+	if err == nil {
+		_, err = f.HeaderSums(nil, c.head, key)
+	}
+	return err
+}
+
+// writeContent writes a new file. It removes the file if it fails.
+func (t *Tier) writeContent(ctx context.Context, d *dir, name string, c *content, sync bool) (dirfs.Info, error) {
+	if c.image != nil {
+		return blockdir.WriteFile(d, name, c.image, sync)
+	}
+	f, err := t.cfg.Direct.Create(d.Dir, name)
+	if err != nil {
+		return dirfs.Info{}, err
+	}
+	n := int64(len(c.head))
+	if c.quiesced, err = f.WriteDirect(ctx, c.src.Sub(n, c.src.Len-n), n); err != nil {
+		err = fmt.Errorf("%w: %w", tier.ErrDirectFailed, err)
+	} else {
+		err = blockdir.WriteAll(f, name, c.head, 0) // last: a torn file has no header
+	}
+	return blockdir.FinishFile(d, name, f, err, sync)
+}
+
+// PutDirect implements tier.DirectWriter. The block is verified when it is read. It stores the shards
+// by one transfer, and the header by a write of the host.
+func (t *Tier) PutDirect(ctx context.Context, key block.Key, head []byte, src mem.Extent) (<-chan struct{}, error) {
+	fail := func(err error) (<-chan struct{}, error) {
+		return nil, fmt.Errorf("write block %s directly: %w", key, err)
+	}
+	f, err := t.formats.Of(key)
+	if err == nil {
+		err = src.Validate()
+	}
+	switch {
+	case err != nil:
+		return fail(err)
+	case src.Len != f.Layout.ImageBytes():
+		return fail(fmt.Errorf("the extent has %d bytes, an image %d: %w", src.Len, f.Layout.ImageBytes(), errdefs.ErrInvalid))
+	case t.cfg.Direct == nil:
+		return fail(fmt.Errorf("%w: %w", tier.ErrNotDirect, errdefs.ErrNotSupported))
+	}
+	if err := t.beginOp(ctx); err != nil {
+		return nil, err
+	}
+	defer t.endOp()
+	c := &content{head: head, src: src}
+	if err := t.put(ctx, key, c); err != nil {
+		err = fmt.Errorf("write block %s directly: %w", key, err)
+		if errors.Is(err, tier.ErrDirectFailed) && !errors.Is(err, errdefs.ErrNoSpace) {
+			return c.quiesced, err // Put follows
+		}
+		return c.quiesced, t.fail(err)
+	}
+	return nil, nil
 }

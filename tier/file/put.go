@@ -37,17 +37,17 @@ func (t *Tier) Put(ctx context.Context, key block.Key, src mem.Extent) error {
 		return err
 	}
 	defer t.endOp()
-	if err := t.put(ctx, key, image); err != nil {
+	if err := t.put(ctx, key, &content{image: image}); err != nil {
 		return t.fail(fmt.Errorf("write block %s: %w", key, err))
 	}
 	return nil
 }
 
-func (t *Tier) put(ctx context.Context, key block.Key, image []byte) error {
+func (t *Tier) put(ctx context.Context, key block.Key, c *content) error {
 	if t.cfg.ReadOnly {
 		return errReadOnly
 	}
-	if err := t.formats.Verify(image, key); err != nil {
+	if err := c.verify(t.formats, key); err != nil {
 		return err
 	}
 	if err := t.locks.Lock(ctx, t.ctx.Done(), key, usage.Writing); err != nil {
@@ -63,13 +63,13 @@ func (t *Tier) put(ctx context.Context, key block.Key, image []byte) error {
 		if there || err != nil {
 			return err
 		}
-		err = t.write(ctx, d, key, image, over)
+		err = t.write(ctx, d, key, c, over)
 		if err == nil {
 			if over != nil {
 				t.count.replaced.Add(1)
 			}
 			t.count.puts.Add(1)
-			t.count.writtenBytes.Add(int64(len(image)))
+			t.count.writtenBytes.Add(c.bytes())
 			return nil
 		}
 		// Another process has stored the block, perhaps durably, which a Put here may not be. Or a
@@ -201,32 +201,32 @@ func (t *Tier) syncName(d *dir, key block.Key) error {
 // fullTries is the number of attempts of a write to free space on a full disk.
 const fullTries = 4
 
-// write stores the image under the block's name. It replaces over if that is not nil. On an error
+// write stores the content under the block's name. It replaces over if that is not nil. On an error
 // nothing changes.
-func (t *Tier) write(ctx context.Context, d *dir, key block.Key, image []byte, over *unreadable) error {
+func (t *Tier) write(ctx context.Context, d *dir, key block.Key, c *content, over *unreadable) error {
 	a := d.area
 	if err := a.pause.Err(t.clock.Now()); errors.Is(err, errdefs.ErrNoSpace) {
 		return err
 	}
 	for try := 1; ; try++ {
-		if err := a.reserve(ctx, int64(len(image))); err != nil {
+		if err := a.reserve(ctx, c.bytes()); err != nil {
 			return err
 		}
 		fulls := a.space.timesFull()
-		err := blockdir.WriteError(t.writeOnce(ctx, d, key, image, over))
+		err := blockdir.WriteError(t.writeOnce(ctx, d, key, c, over))
 		switch {
 		case err == nil:
 			a.pause.End()
-			if a.space.commit(int64(len(image))) {
+			if a.space.commit(c.bytes()) {
 				a.collectSoon()
 			}
 			return nil
 		case !errors.Is(err, errdefs.ErrNoSpace):
-			a.space.cancel(int64(len(image)))
+			a.space.cancel(c.bytes())
 			return err
 		}
 		full := try == fullTries || !a.space.shrink(t.clock.Now(), fulls, err)
-		a.space.cancel(int64(len(image)))
+		a.space.cancel(c.bytes())
 		if full {
 			a.pause.Begin(t.clock.Now(), err)
 			return err
@@ -237,16 +237,16 @@ func (t *Tier) write(ctx context.Context, d *dir, key block.Key, image []byte, o
 
 // writeOnce writes a temporary file and renames it. It tries again if the temporary folder was
 // removed. Another host removes it if locks do not reach it and this process seems dead to it.
-func (t *Tier) writeOnce(ctx context.Context, d *dir, key block.Key, image []byte, over *unreadable) error {
+func (t *Tier) writeOnce(ctx context.Context, d *dir, key block.Key, c *content, over *unreadable) error {
 	s := d.session.Load()
-	info, err := t.publish(d, s, key, image, over)
+	info, err := t.publish(ctx, d, s, key, c, over)
 	if blockdir.Gone(err) {
 		if rerr := d.renew(ctx, &t.cfg, s); rerr != nil {
 			return errors.Join(err, rerr)
 		}
 		t.count.errors.Add(1)
 		d.area.space.markStale() // the directory or its folders
-		info, err = t.publish(d, d.session.Load(), key, image, over)
+		info, err = t.publish(ctx, d, d.session.Load(), key, c, over)
 	}
 	if err == nil {
 		t.proofs.add(key, info, t.cfg.Fsync == FsyncFile)
@@ -254,10 +254,10 @@ func (t *Tier) writeOnce(ctx context.Context, d *dir, key block.Key, image []byt
 	return err
 }
 
-func (t *Tier) publish(d *dir, s *session, key block.Key, image []byte, over *unreadable) (dirfs.Info, error) {
+func (t *Tier) publish(ctx context.Context, d *dir, s *session, key block.Key, c *content, over *unreadable) (dirfs.Info, error) {
 	temp, sync, name := s.temp(), t.cfg.Fsync == FsyncFile, blockName(key)
 	// A replaced file may be durable: then the new one must be, under either name.
-	info, err := blockdir.WriteFile(d, temp, image, sync || over != nil)
+	info, err := t.writeContent(ctx, d, temp, c, sync || over != nil)
 	if err != nil {
 		return info, err
 	}
@@ -296,7 +296,7 @@ func (t *Tier) publish(d *dir, s *session, key block.Key, image []byte, over *un
 			return info, err
 		}
 	}
-	d.area.space.endChange(b, added, int64(len(image)))
+	d.area.space.endChange(b, added, c.bytes())
 	d.area.lateCold.add(candidate{key, slices.Index(d.area.dirs, d), info.Modified, info.Modified})
 	return info, nil
 }

@@ -84,6 +84,15 @@ func (d *Direct) Open(_ context.Context, dir dirfs.Dir, name string) (dirfs.Dire
 	return &directFile{f, d}, nil
 }
 
+// Create implements dirfs.Direct.
+func (d *Direct) Create(dir dirfs.Dir, name string) (dirfs.DirectNew, error) {
+	f, err := dir.Open(name, os.O_RDWR|os.O_CREATE|os.O_EXCL)
+	if err != nil {
+		return nil, err
+	}
+	return &directNew{f, d}, nil
+}
+
 // Forget implements dirfs.Direct.
 func (d *Direct) Forget(dir dirfs.Dir, name string) {
 	d.mu.Lock()
@@ -123,6 +132,21 @@ func (f *directFile) Release() {
 	f.d.mu.Lock()
 	defer f.d.mu.Unlock()
 	f.d.held--
+}
+
+type directNew struct {
+	dirfs.File
+	d *Direct
+}
+
+// WriteDirect implements dirfs.DirectNew.
+func (f *directNew) WriteDirect(_ context.Context, src mem.Extent, off int64) (<-chan struct{}, error) {
+	b := src.Bytes()
+	if f.d.Fail != nil {
+		b = b[:len(b)/2]
+	}
+	_, err := f.WriteAt(b, off)
+	return nil, errors.Join(err, f.d.Fail)
 }
 
 // LeafFormat returns a format of two shards of whole leaves, 68 KiB together.

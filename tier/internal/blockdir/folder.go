@@ -85,10 +85,21 @@ func WriteFile(d dirfs.Dir, name string, b []byte, sync bool) (info dirfs.Info, 
 	if err != nil {
 		return dirfs.Info{}, err
 	}
-	n, err := f.WriteAt(b, 0)
+	return FinishFile(d, name, f, WriteAll(f, name, b, 0), sync)
+}
+
+// WriteAll writes b to a file, from byte off on.
+func WriteAll(f dirfs.File, name string, b []byte, off int64) error {
+	n, err := f.WriteAt(b, off)
 	if err == nil && n != len(b) {
 		err = fmt.Errorf("write %s: %d of %d bytes: %w", name, n, len(b), io.ErrShortWrite)
 	}
+	return err
+}
+
+// FinishFile syncs, if requested, and closes a new file after a write that ended with err. It
+// returns the file's description after the write. It removes the file if anything failed.
+func FinishFile(d dirfs.Dir, name string, f dirfs.File, err error, sync bool) (info dirfs.Info, _ error) {
 	if err == nil && sync {
 		err = f.Sync()
 	}

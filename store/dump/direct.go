@@ -1,0 +1,112 @@
+package dump
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store/batch"
+	"github.com/kvlane/kvlane/store/pipeline"
+	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/tier"
+)
+
+// Without a cache, blocks of a dump that waits for nothing may pass through slots of device memory
+// instead of the window. The copy to the slot sums them, the CPU makes the header of the sums, and
+// the tier stores both. If that fails, the block is copied from its slot to pinned memory, and
+// stored from there: its page may have been written since.
+
+// sealDirect makes the header of a block in a slot of device memory. It leaves it out if a copy had
+// no sums: then the CPU sums the block in pinned memory.
+func (t *Task) sealDirect(job *batch.CheckJob, position int, d *pipeline.DirectDump, key block.Key) error {
+	sums := make([]uint64, len(job.ByShard))
+	for k, p := range job.ByShard {
+		if !p.HasSums {
+			return nil
+		}
+		sums[k] = block.FoldLeaves(job.Group.LeafSums(p, position-p.Blocks.From, k))
+	}
+	f := t.p.Map.Formats[job.Part.Group]
+	head := make([]byte, f.Layout.HeaderBytes())
+	if err := f.SealHeader(head, key, sums); err != nil {
+		return err
+	}
+	d.Head = head
+	return nil
+}
+
+// direct returns the slot of device memory of the block, or nil.
+func (b *blockWrite) direct() *pipeline.DirectDump {
+	d, _ := b.slot.(*pipeline.DirectDump)
+	return d
+}
+
+// putDirect stores a block from a slot of device memory.
+func (d *Dumper) putDirect(ctx context.Context, t tier.Tier, b *blockWrite) error {
+	p, slot := d.Pipeline, b.direct()
+	why := fmt.Errorf("%w: the copy to device memory has no checksums", tier.ErrNotDirect)
+	if slot.Head != nil {
+		c := stream.Completion{Path: stream.PathCuFile, Reason: p.Direct.Reason, Bytes: b.image().Len, Pieces: 1, Started: p.Clock.Now()}
+		slot.Quiesced, why = d.direct.PutDirect(ctx, b.key(), slot.Head, b.image())
+		if why == nil {
+			p.Count.DirectDumped.Add(1)
+			c.Finished = p.Clock.Now()
+			b.t.base.AddCompletion(d.Env.Stream.Name(), &p.Count.DumpPaths, c, c.Started, nil)
+			return nil
+		}
+		if slot.Quiesced != nil {
+			p.Count.Quarantined.Add(1)
+		}
+	}
+	failed := errors.Is(why, tier.ErrDirectFailed)
+	if failed {
+		p.Count.DirectFailed.Add(1)
+	}
+	switch {
+	case ctx.Err() != nil, errors.Is(why, errdefs.ErrNoSpace):
+		return why
+	case failed && p.Direct.Require:
+		return why
+	case !failed && !errors.Is(why, tier.ErrNotDirect):
+		return why
+	}
+	p.Index.FellBack(t, b.key(), why)
+	if err := d.putCopy(ctx, t, b); err != nil {
+		return errors.Join(why, err)
+	}
+	return nil
+}
+
+// putCopy copies a block from its slot of device memory to the spare memory, and stores it from there.
+// Not to a slot of the window: the caller is a writer, which slots there may wait for.
+func (d *Dumper) putCopy(ctx context.Context, t tier.Tier, b *blockWrite) error {
+	select {
+	case d.spare <- struct{}{}:
+		defer func() { <-d.spare }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	group := b.t.sc.Groups[b.i]
+	f := d.Pipeline.Map.Formats[group]
+	dst, src := d.Pipeline.Map.Image(mem.All(d.Pipeline.Direct.Spare), group), b.image()
+	head := f.Layout.HeaderBytes()
+	ticket, err := d.Env.Stream.Submit(ctx, &mem.Batch{Dst: []mem.Extent{dst.Sub(head, dst.Len-head)}, Src: []mem.Extent{src.Sub(head, src.Len-head)}})
+	if err != nil {
+		return err
+	}
+	err = ticket.Wait(context.WithoutCancel(ctx)) // both are in use until then
+	d.Env.Stream.Resolved()
+	if err != nil {
+		return err
+	}
+	image := dst.Bytes()
+	if sealed := b.direct().Head; sealed != nil {
+		copy(image, sealed) // the tier verifies the copy by it
+	} else if err := f.Seal(image, b.key()); err != nil {
+		return err
+	}
+	return t.Put(ctx, b.key(), dst)
+}

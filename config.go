@@ -193,7 +193,7 @@ type StoreConfig struct {
 	// faster (Stream.Calibration). Without it, system calls read them, which was 5 to 27% faster
 	// from the page cache, and as fast from a disk of 1 GB/s.
 	StreamFiles bool `config:"stream_files"`
-	// Direct selects whether loads read files and logs without pinned memory. Empty:
+	// Direct selects whether blocks go between files and the device without pinned memory. Empty:
 	// DirectAuto.
 	Direct Direct `config:"direct"`
 	// DirectBytes is the memory of the device through which such blocks pass, at least two blocks.

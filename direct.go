@@ -18,8 +18,9 @@ import (
 	streamfile "github.com/kvlane/kvlane/stream/file"
 )
 
-// Direct selects whether loads read blocks from files to memory of the device without host memory
-// of the engine, by cuFile (GPUDirect Storage).
+// Direct selects whether blocks go between files and memory of the device without host memory of
+// the engine, by cuFile (GPUDirect Storage). Loads do so, and dumps of pipeline "file" that are not
+// layerwise and wait for no recorded work.
 type Direct string
 
 // The choices.
@@ -33,7 +34,7 @@ const (
 	// through memory of the library. Blocks that cuFile cannot read pass through pinned memory.
 	DirectAlways Direct = "always"
 	// DirectRequire uses GPUDirect Storage, and Open returns an error with the reason if that is
-	// not possible. A block whose transfer fails is not loaded.
+	// not possible. A block whose transfer fails is neither loaded nor stored.
 	DirectRequire Direct = "require"
 )
 
@@ -120,13 +121,13 @@ func (e *Engine) openDirect(ctx context.Context) error {
 	}
 	switch {
 	case why == nil:
-		e.note("loads read files by cuFile: " + e.directMode.Reason)
+		e.note("files are read by cuFile: " + e.directMode.Reason)
 	case c.Direct == DirectRequire:
 		return fmt.Errorf("direct requires GPU Direct Storage: %w", why)
 	default:
 		e.directMode = device.StorageMode{Reason: why.Error()}
 		if c.Direct != "" {
-			e.note("loads do not use direct storage: " + why.Error())
+			e.note("direct storage is not used: " + why.Error())
 		}
 	}
 	return nil
@@ -155,7 +156,7 @@ func (e *Engine) tryDirect(ctx context.Context, dirs []string) error {
 	if err != nil {
 		return err // names the operation
 	}
-	d := &directStorage{storage: st}
+	d := &directStorage{storage: st, dev: e.dev}
 	if err := e.fillDirect(ctx, d, dirs); err != nil {
 		return errors.Join(err, d.close(context.WithoutCancel(ctx)))
 	}
@@ -206,7 +207,10 @@ func (e *Engine) canDirect() error {
 type directStorage struct {
 	storage device.Storage
 	files   *streamfile.DirectFiles // or nil
-	pool    *mem.SlotPool           // or nil
+	pool    *mem.SlotPool           // of loads, or nil
+	dumps   *mem.SlotPool           // of dumps, or nil
+	spare   *mem.Region             // pinned memory for dumps, or nil
+	dev     device.Device
 }
 
 // fillDirect opens the parts of d, and sets the mode of the files.
@@ -233,7 +237,17 @@ func (e *Engine) fillDirect(ctx context.Context, d *directStorage, dirs []string
 	if bytes == 0 {
 		bytes = DefaultDirectBytes
 	}
-	if d.pool, err = mem.NewSlotPool(deviceMemory{e.dev}, max(minSlots, bytes/image), image); err != nil {
+	slots := max(minSlots, bytes/image)
+	if c.passing() && len(c.Dirs) > 0 && !c.ReadOnly { // dumps to a log or a cache need pinned memory
+		slots = max(1, slots/2)
+		if d.dumps, err = mem.NewSlotPool(deviceMemory{e.dev}, slots, image); err != nil {
+			return err
+		}
+		if d.spare, err = e.dev.AllocHost(image); err != nil {
+			return err
+		}
+	}
+	if d.pool, err = mem.NewSlotPool(deviceMemory{e.dev}, slots, image); err != nil {
 		return err
 	}
 	if d.files, err = streamfile.OpenDirect(streamfile.DirectOptions{
@@ -252,10 +266,19 @@ func (d *directStorage) close(ctx context.Context) error {
 			return err
 		}
 	}
-	if d.pool != nil {
-		if err := d.pool.Close(ctx); err != nil {
+	for _, p := range []*mem.SlotPool{d.pool, d.dumps} {
+		if p == nil {
+			continue
+		}
+		if err := p.Close(ctx); err != nil {
 			return err
 		}
+	}
+	if d.spare != nil {
+		if err := d.dev.Free(d.spare); err != nil {
+			return err
+		}
+		d.spare = nil
 	}
 	return d.storage.Close()
 }
@@ -273,7 +296,7 @@ func (e *Engine) storeDirect() *store.Direct {
 	if e.direct == nil {
 		return nil
 	}
-	return &store.Direct{Pool: e.direct.pool, Require: e.cfg.Store.Direct == DirectRequire, Reason: e.directMode.Reason}
+	return &store.Direct{Pool: e.direct.pool, Dumps: e.direct.dumps, Spare: e.direct.spare, Require: e.cfg.Store.Direct == DirectRequire, Reason: e.directMode.Reason}
 }
 
 // Direct returns the use of direct storage, and its reason. Safe for concurrent use, also after

@@ -67,9 +67,12 @@ func TestReplayIsExactWithDirectStorage(t *testing.T) {
 						t.Errorf("mode %+v", e.Direct().Mode)
 					}
 					dev, _ := e.Device().(*sim.Device)
-					read := st.Direct * (c.Model.PlaneBytes() * 6)
-					if f := dev.StorageFigures(); f.Misaligned != 0 || on && f.Bytes != read+2*4096 { // and the trial when it was opened
-						t.Errorf("%+v, want %d bytes", f, read)
+					x := e.Direct().Stats
+					if f := dev.StorageFigures(); f.Misaligned != 0 || on && f.Bytes != x.Bytes+2*4096 || x.Bytes != (x.Reads+x.Writes)*c.Model.PlaneBytes()*6 { // and the trial when it was opened
+						t.Errorf("%+v, want %+v", f, x)
+					}
+					if dumps := on && pipeline == "file" && !layerwise; x.Reads < st.Direct || (x.Writes > 0) != dumps || (st.DirectDumped > 0) != dumps {
+						t.Errorf("%+v; %d blocks were read directly and %d written", x, st.Direct, st.DirectDumped)
 					}
 				})
 			}

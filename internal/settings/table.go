@@ -125,10 +125,10 @@ var Table = []Setting{
 	{Key: "store.log_fsync", Name: "log-fsync", Doc: "when the log is synced: `interval` (ten times a second), `always` (before blocks count as durable) or `never`", Default: "interval", Words: []string{"always", "interval", "never"}},
 	{Key: "store.stream_files", Name: "stream-files", Kind: Bool, Doc: "reads blocks of 64 KiB and more past the page cache", Default: "false"},
 	{
-		Key: "store.direct", Name: "direct", Doc: "loads read files by cuFile, without pinned memory: `off`, `auto` (GPUDirect Storage where it works), `always` (also the compatibility mode) or `require`", Default: "auto", Unset: "auto",
+		Key: "store.direct", Name: "direct", Doc: "loads, and dumps of pipeline `file`, use cuFile, without pinned memory: `off`, `auto` (GPUDirect Storage where it works), `always` (also the compatibility mode) or `require`", Default: "auto", Unset: "auto",
 		Words: []string{"off", "auto", "always", "require"}, FlagOnly: []string{"bench file"},
 	},
-	{Key: "store.direct_bytes", Kind: Size, Doc: "GPU memory through which such loads pass", Default: "64 MiB"},
+	{Key: "store.direct_bytes", Kind: Size, Doc: "GPU memory through which such blocks pass", Default: "64 MiB"},
 	{Key: "store.admission", Doc: "which blocks are worth loading (`kvl_worth`): `auto`, by measured times, or `always`, all", Default: "auto", Words: []string{"auto", "always"}},
 	{Key: "store.readers", Kind: Int, Doc: "threads that read from the tiers below the cache", Default: "16"},
 	{Key: "store.writers", Kind: Int, Doc: "threads that write to the tiers below the cache", Default: "4"},

@@ -357,3 +357,50 @@ func TestDefectMemoryOfABrokenQueueIsReused(t *testing.T) {
 		t.Errorf("%d transfers in quarantine after close", n)
 	}
 }
+
+func TestDirectWrites(t *testing.T) {
+	for _, queues := range []int{0, 2} {
+		x := newDirect(t, sim.StorageModel{Aligned: true}, file.DirectOptions{Queues: queues})
+		want := x.write("from", 9)
+		x.use("from", want) // the device's memory has its bytes
+		for _, fault := range []func() error{nil, func() error { return errdefs.ErrNoSpace }} {
+			n, err := x.d.Create(x.dir, "new")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := x.d.Create(x.dir, "new"); !errors.Is(err, unix.EEXIST) {
+				t.Errorf("a second file of the name: %v", err)
+			}
+			if fault != nil {
+				x.plan.Add(faultNth(x, sim.OpFileWrite))
+			}
+			if _, err = n.WriteDirect(within(t), mem.All(x.gpu), 0); (err != nil) != (fault != nil) {
+				t.Errorf("%d queues: %v", queues, err)
+			}
+			if _, err := n.WriteDirect(within(t), mem.All(x.gpu).Sub(0, 512), directBytes); !errors.Is(err, errdefs.ErrInvalid) {
+				t.Errorf("a write that is not aligned: %v", err)
+			}
+			if err := n.Close(); err != nil {
+				t.Error(err)
+			}
+			if fault == nil {
+				x.use("new", want)
+				x.d.Forget(x.dir, "new")
+			}
+			if err := x.dir.Remove("new"); err != nil {
+				t.Error(err)
+			}
+			if n := descriptors(t, filepath.Join(x.path, "new")); n != 0 {
+				t.Errorf("%d descriptors are left", n)
+			}
+		}
+		if st := x.d.Stats(); st.Writes != 1 || st.Failed != 1 {
+			t.Errorf("%+v", st)
+		}
+	}
+}
+
+// faultNth makes the next write short, which is no error of the library.
+func faultNth(x *direct, op string) fault.Rule {
+	return fault.Nth(op, int(x.plan.Seen(op))).Partial(nil)
+}

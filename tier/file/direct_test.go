@@ -1,13 +1,16 @@
 package file_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/tiertest"
@@ -129,5 +132,81 @@ func TestDefectCanceledDirectReadHoldsItsFile(t *testing.T) {
 	_, _, _ = tr.ReadDirect(ctx, key, tiertest.Buffer(t, f.Layout.ImageBytes()), nil) // with or without an error
 	if n := d.Held(); n != 0 {
 		t.Errorf("%d files are in use", n)
+	}
+}
+
+// A block that is stored from memory of a device is read as any other.
+func TestPutDirect(t *testing.T) {
+	for _, policy := range []file.FsyncPolicy{file.FsyncNever, file.FsyncFile} {
+		c, d := directConfig(t)
+		c.Fsync, c.MaxBytes = policy, 8*c.Formats[0].Layout.ImageBytes()
+		f := c.Formats[0]
+		tr := open(t, c)
+		split := func(key block.Key) (head []byte, e mem.Extent) {
+			e = image(t, f, key)
+			head = bytes.Clone(e.Bytes()[:f.Layout.HeaderBytes()])
+			clear(e.Bytes()[:len(head)])
+			return head, e
+		}
+		ks := keys(0, 30)
+		for _, key := range ks { // beyond the bound
+			head, src := split(key)
+			if quiesced, err := tr.PutDirect(t.Context(), key, head, src); err != nil || quiesced != nil {
+				t.Fatal(err)
+			}
+			if err := get(t, tr, f, key); err != nil {
+				t.Error(err)
+			}
+			if _, err := tr.PutDirect(t.Context(), key, head, src); err != nil { // it is there
+				t.Error(err)
+			}
+		}
+		st := tr.Stats()
+		if st.Puts != 30 || st.WrittenBytes != 30*f.Layout.ImageBytes() || st.Blocks > 8 {
+			t.Errorf("%+v", st)
+		}
+		head, src := split(keys(40, 41)[0])
+		key := keys(40, 41)[0]
+		d.Fail = errors.New("no luck")
+		if _, err := tr.PutDirect(t.Context(), key, head, src); !errors.Is(err, tier.ErrDirectFailed) || !errors.Is(err, d.Fail) {
+			t.Error(err)
+		}
+		d.Fail = nil
+		if state(t, tr, key) != tier.Absent || tr.Stats().Errors != st.Errors {
+			t.Errorf("after a failure it is %s; %d errors", state(t, tr, key), tr.Stats().Errors)
+		}
+		for _, name := range files(t, c.Dirs[0]) {
+			if strings.HasPrefix(name, "tmp") {
+				t.Errorf("%s is left", name)
+			}
+		}
+		other, _ := split(keys(41, 42)[0])
+		head[100] ^= 1
+		for name, h := range map[string][]byte{"damaged": head, "another block's": other, "none": nil} {
+			if _, err := tr.PutDirect(t.Context(), key, h, src); err == nil {
+				t.Errorf("a header that is %s was stored", name)
+			}
+		}
+		if err := tr.Put(t.Context(), key, image(t, f, key)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A file that was torn while it was written directly has no header.
+func TestDefectTornDirectWriteHasAHeader(t *testing.T) {
+	c, d := directConfig(t)
+	f := c.Formats[0]
+	tr := open(t, c)
+	key := keys(0, 1)[0]
+	e := image(t, f, key)
+	head := bytes.Clone(e.Bytes()[:f.Layout.HeaderBytes()])
+	var first []byte
+	d.Writing = func(b []byte) { first = b }
+	if _, err := tr.PutDirect(t.Context(), key, head, e); err != nil {
+		t.Fatal(err)
+	}
+	if len(first) < len(head) || !bytes.Equal(first[:len(head)], make([]byte, len(head))) {
+		t.Errorf("after the shards the file has %d bytes, and a header", len(first))
 	}
 }

@@ -20,6 +20,8 @@ type Direct struct {
 	Fail   error  // returned by reads, which then write half of their bytes
 	Before func() // called before each read
 	Opened func() // called before Open returns
+	// Writing is called with the contents of a file after each write.
+	Writing func(b []byte)
 
 	mu     sync.Mutex
 	kept   map[string]dirfs.File
@@ -145,7 +147,14 @@ func (f *directNew) WriteDirect(_ context.Context, src mem.Extent, off int64) (<
 	if f.d.Fail != nil {
 		b = b[:len(b)/2]
 	}
-	_, err := f.WriteAt(b, off)
+	n, err := f.WriteAt(b, off)
+	if f.d.Writing != nil {
+		all := make([]byte, off+int64(n))
+		if _, err := f.ReadAt(all, 0); err != nil {
+			f.d.Error(err)
+		}
+		f.d.Writing(all)
+	}
 	return nil, errors.Join(err, f.d.Fail)
 }
 

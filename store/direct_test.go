@@ -260,3 +260,130 @@ func TestUsualBlocksAreNoFallbacks(t *testing.T) {
 		t.Errorf("%d fallbacks, %d paths given up, %d blocks read directly", st.Fallbacks, st.PathsGivenUp, st.Direct)
 	}
 }
+
+// Without a cache dumps write from device memory: the pages are free early, and the blocks are found
+// when they are durable.
+func TestDumpsWriteDirectly(t *testing.T) {
+	t.Parallel()
+	for _, queues := range []int{0, 2} {
+		for _, groups := range []int{1, 2} {
+			r, _, said := newDirectRig(t, rigOptions{window: true, groups: groups, pages: 64, direct: &directOptions{model: sim.StorageModel{Aligned: true}, queues: queues}})
+			ns := []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12} // more than there are slots
+			d := r.startDump(ns...)
+			r.must(d.SourceFree(r.ctx()))
+			for i := range ns {
+				r.poison(uint32(i))
+			}
+			r.must(d.Published(r.ctx()))
+			r.wantHits(true, ns...)
+			r.must(d.Durable(r.ctx()))
+			st := r.st.Stats()
+			if st.DirectDumped != 12 || st.Dumped != 12 || st.DirectFailed != 0 {
+				t.Errorf("%d of %d blocks were written directly, %d attempts failed", st.DirectDumped, st.Dumped, st.DirectFailed)
+			}
+			read := int64(0)
+			for _, c := range d.Paths() {
+				if c.Path == stream.PathCuFile {
+					read++
+				}
+			}
+			if read != 12 {
+				t.Errorf("%d completions of writes, want 12", read)
+			}
+			if d := r.dump(ns...); d.Skipped() != 12 {
+				t.Errorf("%d blocks were skipped, want 12", d.Skipped())
+			}
+			r.mustLoad(ns...)
+			r.closeStore()
+			r.openStore()
+			r.mustLoad(ns...)
+			said.want(t)
+			// Layerwise dumps wait for the client, and hold no slots of device memory.
+			l, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, 13), store.DumpOptions{Layerwise: true})
+			r.must(err)
+			for k := range r.o.shards {
+				r.must(l.SubmitShard(r.ctx(), k))
+			}
+			r.must(l.Durable(r.ctx()))
+			if st := r.st.Stats(); st.DirectDumped != 0 {
+				t.Errorf("%d blocks of a layerwise dump were written directly", st.DirectDumped)
+			}
+			r.wantDirect(12, 0)
+		}
+	}
+}
+
+// A block that cannot be written directly is written from pinned memory with the bytes that its page
+// had, or fails where direct storage is required.
+func TestFailedDirectWriteIsItsBlocks(t *testing.T) {
+	t.Parallel()
+	for _, require := range []bool{false, true} {
+		for name, rule := range map[string]func(r fault.Rule) fault.Rule{
+			"fails": func(r fault.Rule) fault.Rule { return r.Fail(nil) }, "is short": func(r fault.Rule) fault.Rule { return r.Partial(nil) },
+		} {
+			for n := range 3 {
+				r, _, _ := newDirectRig(t, rigOptions{window: true, direct: &directOptions{model: sim.StorageModel{Aligned: true}, require: require}})
+				r.plan.Add(rule(fault.Nth(sim.OpFileWrite, int(r.plan.Seen(sim.OpFileWrite))+n)))
+				d := r.startDump(1, 2, 3)
+				r.must(d.SourceFree(r.ctx()))
+				for i := range 3 {
+					r.poison(uint32(i))
+				}
+				err := d.Durable(r.ctx())
+				var good []int
+				for i, err := range d.Errs() {
+					if err == nil {
+						good = append(good, i+1)
+					} else {
+						wantErr(t, err, tier.ErrDirectFailed)
+					}
+				}
+				if want := map[bool]int{false: 3, true: 2}[require]; len(good) != want {
+					t.Errorf("require %t, write %d %s: %d of 3 blocks were stored, want %d: %v", require, n, name, len(good), want, err)
+				}
+				if st := r.st.Stats(); st.DirectFailed != 1 || st.DirectDumped != 2 {
+					t.Errorf("%d attempts failed, %d blocks were written directly", st.DirectFailed, st.DirectDumped)
+				}
+				r.mustLoad(good...)
+			}
+		}
+	}
+}
+
+// A dump whose copies have no sums is summed by the CPU.
+func TestDirectDumpWithoutSums(t *testing.T) {
+	t.Parallel()
+	r, _, _ := newDirectRig(t, rigOptions{window: true, sumEvery: noSums}, 1, 2, 3)
+	if st := r.st.Stats(); st.DirectDumped != 0 || st.Dumped != 3 || st.DumpErrors != 0 {
+		t.Errorf("%d of %d blocks were written directly, %d failed", st.DirectDumped, st.Dumped, st.DumpErrors)
+	}
+	r.mustLoad(1, 2, 3)
+}
+
+// A canceled dump gives its slots back once nothing accesses them, and leaves nothing half written.
+func TestCanceledDirectDump(t *testing.T) {
+	t.Parallel()
+	r, _, _ := newDirectRig(t, rigOptions{window: true})
+	for k := range 20 {
+		d := r.startDump(1, 2, 3, 4, 5, 6)
+		if k%2 == 0 {
+			r.must(d.SourceFree(r.ctx()))
+		}
+		d.Cancel()
+		<-d.Done()
+		for i, err := range d.Errs() {
+			if err == nil {
+				r.mustLoad(i + 1)
+			} else {
+				wantErr(t, err, errdefs.ErrCanceled)
+			}
+		}
+	}
+	for _, p := range []int{r.direct.pool.Stats().Lent, r.direct.dumps.Stats().Lent} {
+		if p != 0 {
+			t.Errorf("%d slots are still lent", p)
+		}
+	}
+	r.dump(1, 2, 3, 4, 5, 6)
+	r.mustLoad(1, 2, 3, 4, 5, 6)
+}

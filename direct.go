@@ -205,12 +205,12 @@ func (e *Engine) canDirect() error {
 
 // directStorage is the parts of direct storage, in the order of opening.
 type directStorage struct {
-	storage device.Storage
-	files   *streamfile.DirectFiles // or nil
-	pool    *mem.SlotPool           // of loads, or nil
-	dumps   *mem.SlotPool           // of dumps, or nil
-	spare   *mem.Region             // pinned memory for dumps, or nil
-	dev     device.Device
+	storage  device.Storage
+	files    *streamfile.DirectFiles // or nil
+	pool     *mem.SlotPool           // of loads, or nil
+	dumps    *mem.SlotPool           // of dumps, or nil
+	hostSlot *mem.Region             // pinned memory for dumps, or nil
+	dev      device.Device
 }
 
 // fillDirect opens the parts of d, and sets the mode of the files.
@@ -243,7 +243,7 @@ func (e *Engine) fillDirect(ctx context.Context, d *directStorage, dirs []string
 		if d.dumps, err = mem.NewSlotPool(deviceMemory{e.dev}, slots, image); err != nil {
 			return err
 		}
-		if d.spare, err = e.dev.AllocHost(image); err != nil {
+		if d.hostSlot, err = e.dev.AllocHost(image); err != nil {
 			return err
 		}
 	}
@@ -274,11 +274,11 @@ func (d *directStorage) close(ctx context.Context) error {
 			return err
 		}
 	}
-	if d.spare != nil {
-		if err := d.dev.Free(d.spare); err != nil {
+	if d.hostSlot != nil {
+		if err := d.dev.Free(d.hostSlot); err != nil {
 			return err
 		}
-		d.spare = nil
+		d.hostSlot = nil
 	}
 	return d.storage.Close()
 }
@@ -296,7 +296,7 @@ func (e *Engine) storeDirect() *store.Direct {
 	if e.direct == nil {
 		return nil
 	}
-	return &store.Direct{Pool: e.direct.pool, Dumps: e.direct.dumps, Spare: e.direct.spare, Require: e.cfg.Store.Direct == DirectRequire, Reason: e.directMode.Reason}
+	return &store.Direct{Pool: e.direct.pool, Dumps: e.direct.dumps, HostSlot: e.direct.hostSlot, Require: e.cfg.Store.Direct == DirectRequire, Reason: e.directMode.Reason}
 }
 
 // Direct returns the use of direct storage, and its reason. Safe for concurrent use, also after

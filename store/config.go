@@ -69,8 +69,8 @@ type Config struct {
 	WaitMax time.Duration
 	// AdmitAlways makes all blocks worth loading: see Store.Worth.
 	AdmitAlways bool
-	// Direct makes loads read blocks to memory of the device: see Direct. The caller closes the pool
-	// after the store. Nil: all blocks pass through the cache's slots.
+	// Direct makes loads read blocks to memory of the device: see Direct. The caller closes the
+	// pool after the store. Nil: all blocks pass through the cache's slots.
 	Direct *Direct
 	// Clock times leases and waits. Default: the real one.
 	Clock clockwork.Clock
@@ -154,7 +154,7 @@ func (c *Config) Validate() error {
 	if c.Cache != nil && pipeline.IsTransient(c.Cache) && len(c.Next) == 0 {
 		bad("store config: the first tier keeps nothing, and there is no tier below it")
 	}
-	if d := c.Direct; d != nil && (d.Pool == nil || (d.Dumps == nil) != (d.Spare == nil) || formatsErr == nil && d.Pool.Slots().Stride < c.Formats.MaxImageBytes()) {
+	if d := c.Direct; d != nil && (d.Pool == nil || (d.Dumps == nil) != (d.HostSlot == nil) || formatsErr == nil && d.Pool.Slots().Stride < c.Formats.MaxImageBytes()) {
 		bad("store config: the slots of direct storage are too small for blocks of %d bytes", c.Formats.MaxImageBytes())
 	}
 	for i, t := range c.Next {

@@ -23,11 +23,11 @@ type directOptions struct {
 
 // directRig is the direct storage of a rig.
 type directRig struct {
-	st    device.Storage
-	files *streamfile.DirectFiles
-	pool  *mem.SlotPool
-	dumps *mem.SlotPool
-	spare *mem.Region
+	st       device.Storage
+	files    *streamfile.DirectFiles
+	pool     *mem.SlotPool
+	dumps    *mem.SlotPool
+	hostSlot *mem.Region
 }
 
 // deviceMemory allocates memory of a device.
@@ -49,9 +49,9 @@ func (r *rig) openDirect(sc *store.Config, fc *file.Config) {
 	r.must(err)
 	d.dumps, err = mem.NewSlotPool(deviceMemory{r.dev}, max(o.slots, 4), r.groups.MaxImageBytes())
 	r.must(err)
-	d.spare, err = r.dev.AllocHost(r.groups.MaxImageBytes())
+	d.hostSlot, err = r.dev.AllocHost(r.groups.MaxImageBytes())
 	r.must(err)
-	fc.Direct, sc.Direct = d.files, &store.Direct{Pool: d.pool, Dumps: d.dumps, Spare: d.spare, Require: o.require, Reason: "simulated"}
+	fc.Direct, sc.Direct = d.files, &store.Direct{Pool: d.pool, Dumps: d.dumps, HostSlot: d.hostSlot, Require: o.require, Reason: "simulated"}
 	r.direct = d
 }
 
@@ -61,7 +61,7 @@ func (r *rig) closeDirect() {
 		r.must(d.files.Close(r.ctx()))
 		r.must(d.pool.Close(r.ctx()))
 		r.must(d.dumps.Close(r.ctx()))
-		r.must(r.dev.Free(d.spare))
+		r.must(r.dev.Free(d.hostSlot))
 		r.must(d.st.Close())
 		r.direct = nil
 	}

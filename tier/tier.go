@@ -3,8 +3,10 @@ package tier
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
 )
 
@@ -134,6 +136,19 @@ var (
 	ErrDirectFailed = errors.New("direct storage failed")
 )
 
+// NotDirect returns the error of ReadDirect for a block that Read must examine: the cause of ctx,
+// or ErrNotDirect. It hides the class of err, except ErrNotSupported, since Read finds the fault
+// again and counts it.
+func NotDirect(ctx context.Context, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case errors.Is(err, errdefs.ErrNotSupported):
+		return fmt.Errorf("%w: %w", ErrNotDirect, err)
+	}
+	return fmt.Errorf("%w: %v", ErrNotDirect, err) //nolint:errorlint // its class is that of Read
+}
+
 // DirectReader is a Tier that can read blocks to memory of a device, without host memory.
 type DirectReader interface {
 	// ReadDirect is Reader.Read to dst, memory of a device of the image's length. It writes the
@@ -146,10 +161,10 @@ type DirectReader interface {
 
 // DirectWriter is a Tier that can store blocks from memory of a device, without host memory.
 type DirectWriter interface {
-	// PutDirect is Put of a block with the sealed header head, and with its shards in src, memory of
-	// a device of the image's length, after the header's bytes. It does not verify the shards. Errors
-	// are those of Put, or wrap ErrNotDirect or ErrDirectFailed: then Put may succeed. If quiesced is
-	// not nil, src may be read until it is closed.
+	// PutDirect is Put of a block with the sealed header head, and with its shards in src, memory
+	// of a device of the image's length, after the header's bytes. It does not verify the shards.
+	// Errors are those of Put, or wrap ErrNotDirect or ErrDirectFailed: then Put may succeed. If
+	// quiesced is not nil, src may be read until it is closed.
 	PutDirect(ctx context.Context, key block.Key, head []byte, src mem.Extent) (quiesced <-chan struct{}, err error)
 }
 

@@ -68,14 +68,14 @@ func TestRunMeasuresEveryPlace(t *testing.T) {
 	}
 	for i := range r.Points {
 		p := &r.Points[i]
-		mismatched := p.GBps <= 0 || p.LowGBps > p.GBps || p.HighGBps < p.GBps || p.PercentOfC <= 0 || p.RawGBps <= 0 || p.P50Micros <= 0 || p.P99Micros < p.P50Micros ||
+		inconsistent := p.GBps <= 0 || p.LowGBps > p.GBps || p.HighGBps < p.GBps || p.PercentOfC <= 0 || p.RawGBps <= 0 || p.P50Micros <= 0 || p.P99Micros < p.P50Micros ||
 			p.Reps < minRounds || p.CPUMicrosPerBlock <= 0 || p.AllocsPerBlock <= 0 || p.BlockBytes != 256<<10 || p.PieceBytes != 4096 || p.Path == ""
-		mismatched = mismatched || (p.Work != Load) != (p.DurableP50Micros > 0) || (p.Work == Both) != (p.DumpP50Micros > 0) || (p.Work != Dump) != (p.Hits == InCache)
-		mismatched = mismatched || (p.Work == Both) != (p.LoadsOverAlone > 0) || (p.Requests > 1) != (p.SlowestOverFair > 0)
-		mismatched = mismatched || p.Requests > 1 && p.SlowestOverFair < 0.99*p.LargeGBps/p.GBps // as the slowest ends when all have
-		mismatched = mismatched || (p.Layerwise && p.Work != Dump) != (len(p.LayersMicros) == 32)
-		mismatched = mismatched || (p.Work != Dump) != (p.LeasedMicros > 0) || p.BegunMicros < p.LeasedMicros || p.BegunMicros > p.P50Micros
-		if mismatched {
+		inconsistent = inconsistent || (p.Work != Load) != (p.DurableP50Micros > 0) || (p.Work == Both) != (p.DumpP50Micros > 0) || (p.Work != Dump) != (p.Hits == InCache)
+		inconsistent = inconsistent || (p.Work == Both) != (p.LoadsOverAlone > 0) || (p.Requests > 1) != (p.SlowestOverFair > 0)
+		inconsistent = inconsistent || p.Requests > 1 && p.SlowestOverFair < 0.99*p.LargeGBps/p.GBps // as the slowest ends when all have
+		inconsistent = inconsistent || (p.Layerwise && p.Work != Dump) != (len(p.LayersMicros) == 32)
+		inconsistent = inconsistent || (p.Work != Dump) != (p.LeasedMicros > 0) || p.BegunMicros < p.LeasedMicros || p.BegunMicros > p.P50Micros
+		if inconsistent {
 			t.Errorf("point %+v", p)
 		}
 		for k := 1; k < len(p.LayersMicros); k++ {

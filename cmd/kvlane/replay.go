@@ -100,7 +100,7 @@ func (r *replayCommand) execute(ctx context.Context, stdout, stderr io.Writer) (
 	}
 	defer func() { err = errors.Join(err, summary.Close()) }()
 	if err := r.run.Fits(summary); err != nil {
-		if bad := (*replay.TraceError)(nil); errors.As(err, &bad) {
+		if traceErr := (*replay.TraceError)(nil); errors.As(err, &traceErr) {
 			return err
 		}
 		return asUsage(err)

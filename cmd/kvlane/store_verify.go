@@ -303,7 +303,7 @@ func (v *dirVerdict) rows() [][2]string {
 }
 
 // verifyDir returns the number of sound blocks in the directory, and the number of findings.
-func verifyDir(ctx context.Context, dir string) (sound, bad int64, err error) {
+func verifyDir(ctx context.Context, dir string) (sound, findings int64, err error) {
 	r, err := keeperOf(dir).verify(ctx, dir, nil)
 	sound = r.Blocks
 	for _, f := range r.Findings {

@@ -224,10 +224,10 @@ func (t *transfer) outcome(failed error) (n int64, err error) {
 // Close implements device.Transfer. It may be called twice.
 func (t *transfer) Close() {
 	t.mu.Lock()
-	repeat := t.gone
+	closed := t.gone
 	t.gone = true
 	t.mu.Unlock()
-	if !repeat {
+	if !closed {
 		t.drop()
 	}
 }

@@ -80,18 +80,19 @@ func (d *Dumper) putDirect(ctx context.Context, t tier.Tier, b *blockWrite) erro
 	return nil
 }
 
-// putCopy copies a block from its slot of device memory to the spare memory, and stores it from there.
-// Not to a slot of the window: the caller is a writer, which slots there may wait for.
+// putCopy copies a block from its slot of device memory to Direct.HostSlot, and stores it from
+// there. It takes no slot of the window: a dump that waits for such a slot may wait for this
+// writer.
 func (d *Dumper) putCopy(ctx context.Context, t tier.Tier, b *blockWrite) error {
 	select {
-	case d.spare <- struct{}{}:
-		defer func() { <-d.spare }()
+	case d.hostSlot <- struct{}{}:
+		defer func() { <-d.hostSlot }()
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
 	group := b.t.sc.Groups[b.i]
 	f := d.Pipeline.Map.Formats[group]
-	dst, src := d.Pipeline.Map.Image(mem.All(d.Pipeline.Direct.Spare), group), b.image()
+	dst, src := d.Pipeline.Map.Image(mem.All(d.Pipeline.Direct.HostSlot), group), b.image()
 	head := f.Layout.HeaderBytes()
 	ticket, err := d.Env.Stream.Submit(ctx, &mem.Batch{Dst: []mem.Extent{dst.Sub(head, dst.Len-head)}, Src: []mem.Extent{src.Sub(head, src.Len-head)}})
 	if err != nil {

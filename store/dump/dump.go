@@ -34,7 +34,7 @@ func New(c Config) *Dumper {
 	}
 	if p := c.Pipeline; p.Direct != nil && p.Direct.Dumps != nil && p.Transient && p.Verify == pipeline.VerifyDevice && len(p.Durable) == 1 {
 		d.direct, _ = p.Durable[0].(tier.DirectWriter)
-		d.spare = make(chan struct{}, 1)
+		d.hostSlot = make(chan struct{}, 1)
 	}
 	maxItems := 1
 	for _, t := range c.Pipeline.Durable {

@@ -40,7 +40,7 @@ type Dumper struct {
 	heldSlots   *semaphore.Weighted // of Config.HeldSlots
 	writers     *pool.Pool
 	direct      tier.DirectWriter // the durable tier, if dumps pass through device memory; or nil
-	spare       chan struct{}     // token of pipeline.Direct.Spare
+	hostSlot    chan struct{}     // token of pipeline.Direct.HostSlot
 	full        []atomic.Bool     // by durable tier: the last write waited for space in vain
 	scratch     sync.Pool
 }

@@ -21,9 +21,9 @@ type Direct struct {
 	// Dumps lends slots to dumps in the same way, so that they take none from loads. It is nil if
 	// dumps use the cache. They use it only without a cache.
 	Dumps *mem.SlotPool
-	// Spare is pinned memory of the length of a slot. A dump copies a block to it that could not be
-	// written directly. It is required with Dumps.
-	Spare *mem.Region
+	// HostSlot is pinned memory of the length of a slot. A dump copies a block to it that could not
+	// be written directly. It is required with Dumps.
+	HostSlot *mem.Region
 	// Reason is the reason of completions: how the bytes travel.
 	Reason string
 }
@@ -134,8 +134,8 @@ type DirectDump struct {
 	Quiesced <-chan struct{}
 }
 
-// ReserveDump acquires a slot for a dump. If wait is set it waits for up to WaitMax, else it returns
-// ErrBusy if none is free.
+// ReserveDump acquires a slot for a dump. If wait is set it waits for up to WaitMax, else it
+// returns ErrBusy if none is free.
 func (p *Pipeline) ReserveDump(ctx context.Context, wait bool) (*DirectDump, error) {
 	if !wait {
 		ctx = p.noWait

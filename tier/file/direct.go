@@ -49,7 +49,7 @@ func (t *Tier) ReadDirect(ctx context.Context, key block.Key, dst mem.Extent, su
 func (t *Tier) getDirect(ctx context.Context, d *dir, f block.Format, key block.Key, dst mem.Extent, sums []uint64) (_ []uint64, quiesced <-chan struct{}, err error) {
 	file, err := t.cfg.Direct.Open(ctx, d.Dir, blockName(key))
 	if err != nil {
-		return sums, nil, asNotDirect(ctx, err)
+		return sums, nil, tier.NotDirect(ctx, err)
 	}
 	defer file.Release()
 	n := len(sums)
@@ -58,7 +58,7 @@ func (t *Tier) getDirect(ctx context.Context, d *dir, f block.Format, key block.
 		sums, err = t.readHead(file, info, f, key, sums)
 	}
 	if err != nil {
-		return sums[:n], nil, notDirect(err)
+		return sums[:n], nil, tier.NotDirect(ctx, err)
 	}
 	head := f.Layout.HeaderBytes()
 	if quiesced, err = file.ReadDirect(ctx, dst.Sub(head, dst.Len-head), head); err != nil {
@@ -78,23 +78,6 @@ func (t *Tier) readHead(file dirfs.DirectFile, info dirfs.Info, f block.Format, 
 		return sums, err
 	}
 	return f.HeaderSums(sums, head, key)
-}
-
-// asNotDirect is notDirect, unless ctx has ended.
-func asNotDirect(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	return notDirect(err)
-}
-
-// notDirect wraps ErrNotDirect, and hides the class of err, except ErrNotSupported: Read finds the
-// fault again, sets the file aside if it is corrupt, and counts it.
-func notDirect(err error) error {
-	if errors.Is(err, errdefs.ErrNotSupported) {
-		return fmt.Errorf("%w: %w", tier.ErrNotDirect, err)
-	}
-	return fmt.Errorf("%w: %v", tier.ErrNotDirect, err) //nolint:errorlint // its class is that of Read
 }
 
 // forgetDirect closes the file of a block that is kept open for direct reads, before its name goes.

@@ -39,8 +39,8 @@ func repair(ctx context.Context, fsys dirfs.FS, path string) (r Repaired, err er
 		return r, fmt.Errorf("repair directory %s: %w", v.root, blockdir.WriteError(err))
 	}
 	// A second run finds the rest.
-	next, err := verify(ctx, fsys, path, nil)
-	r.SetAfter(next)
+	after, err := verify(ctx, fsys, path, nil)
+	r.SetAfter(after)
 	return r, err
 }
 

@@ -2,7 +2,6 @@ package log
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 
@@ -66,15 +65,15 @@ func (t *Tier) getDirect(ctx context.Context, f block.Format, key block.Key, dst
 	}()
 	file, err := t.cfg.Direct.Open(ctx, t.dir, segmentName(g.number))
 	if err != nil {
-		return sums, nil, asNotDirect(ctx, err)
+		return sums, nil, tier.NotDirect(ctx, err)
 	}
 	defer file.Release()
 	head := make([]byte, f.Layout.HeaderBytes())
 	if _, err := io.ReadFull(io.NewSectionReader(file, e.off(), int64(len(head))), head); err != nil {
-		return sums, nil, notDirect(err)
+		return sums, nil, tier.NotDirect(ctx, err)
 	}
 	if sums, err = f.HeaderSums(sums, head, key); err != nil {
-		return sums, nil, notDirect(err)
+		return sums, nil, tier.NotDirect(ctx, err)
 	}
 	from := int64(len(head))
 	if quiesced, err = file.ReadDirect(ctx, dst.Sub(from, dst.Len-from), e.off()+from); err != nil {
@@ -85,23 +84,6 @@ func (t *Tier) getDirect(ctx context.Context, f block.Format, key block.Key, dst
 		return sums, nil, fmt.Errorf("%w: it was moved", tier.ErrNotDirect)
 	}
 	return sums, nil, nil
-}
-
-// asNotDirect is notDirect, unless ctx has ended.
-func asNotDirect(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	return notDirect(err)
-}
-
-// notDirect wraps ErrNotDirect, and hides the class of err, except ErrNotSupported: Read finds the
-// fault again, sets the block aside if it is corrupt, and counts it.
-func notDirect(err error) error {
-	if errors.Is(err, errdefs.ErrNotSupported) {
-		return fmt.Errorf("%w: %w", tier.ErrNotDirect, err)
-	}
-	return fmt.Errorf("%w: %v", tier.ErrNotDirect, err) //nolint:errorlint // its class is that of Read
 }
 
 // forgetDirect closes a segment that is kept open for direct reads, before its name goes.

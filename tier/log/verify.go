@@ -297,8 +297,8 @@ func repair(ctx context.Context, fsys dirfs.FS, path string) (r Repaired, err er
 			return r, fmt.Errorf("repair directory %s: %w", v.root, blockdir.WriteError(err))
 		}
 	}
-	retry, err := verify(ctx, fsys, path, nil)
-	r.SetAfter(retry)
+	after, err := verify(ctx, fsys, path, nil)
+	r.SetAfter(after)
 	return r, err
 }
 

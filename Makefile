@@ -31,17 +31,17 @@ export CGO_ENABLED = 0
 .PHONY: build lib wheel dist python vllm sglang mooncake demo test short verbs mutants nonic lint race generate drift fuzz bench codepaths crash stress hardware-kit hardware clean help
 
 # SOURCE_DATE_EPOCH, seconds since 1970, is the date of builds that shall be the same again (reproducible-builds.org).
-build: ## build the one binary, bin/kvlane
+build: ## build the binary, bin/kvlane
 	$(GO) build -trimpath -ldflags "-X main.built=$$(date -u $${SOURCE_DATE_EPOCH:+-d @$$SOURCE_DATE_EPOCH} +%Y-%m-%dT%H:%M:%SZ)" -o $(BIN)/kvlane ./cmd/kvlane
 
 lib: ## build the C library, bin/lib/libkvlane.so, and its header; needs pip, for a compiler against an old C library
 	tools/lib $(BIN)
 
-wheel: lib ## build the Python package with library and binary inside, bin/wheel/kvlane-*.whl; needs pip
+wheel: lib ## build the Python package with library and binary, bin/wheel/kvlane-*.whl; needs pip
 	tools/wheel $(BIN)
 
 # VERSION names the release; without it, the commit's tag does, or Go.
-dist: ## make what a release of the last commit has, bin/dist: binaries, completions, checksums, a module proxy; and try the README's lines on it
+dist: ## build the release files of the last commit in bin/dist: binaries, completions, checksums, a module proxy; and test the README's commands with them
 	tools/dist $(BIN)
 	GOARCH=arm64 $(GO) vet ./...
 	KVLANE_REQUIRE=dist KVLANE_DIST=$(CURDIR)/$(BIN)/dist $(GO) test -count 1 -run Dist ./cmd/kvlane
@@ -52,14 +52,14 @@ python: wheel ## check the Python package: linters, tests on torch and transform
 	KVLANE_REQUIRE=wheel KVLANE_WHEEL=$(CURDIR)/$(BIN)/wheel $(GO) test -count 1 -run DistWheel ./cmd/kvlane
 
 # The environment with vLLM takes 3 GB below bin/.venv-vllm. KVLANE_KILLS says how often vLLM is killed.
-vllm: lib ## run vLLM for CPUs with kvlane, in an environment that this makes; needs Python 3.11, pip and binutils
+vllm: lib ## run vLLM for CPUs with kvlane, in an environment created for it; needs Python 3.11, pip and binutils
 	tools/python-env vllm $(BIN)/.venv-vllm vllm
 	KVLANE_REQUIRE=vllm,$(KVLANE_REQUIRE) KVLANE_LIBRARY=$(CURDIR)/$(BIN)/lib/libkvlane.so PYTHONPATH=$(CURDIR)/python/src timeout 3000 \
 	    $(BIN)/.venv-vllm/bin/python -m pytest -c python/pyproject.toml --rootdir python -p no:cacheprovider -q python/tests/in_vllm
 	tools/vllm-upstream $(BIN)
 
 # The environment with SGLang takes 3 GB below bin/.venv-sglang.
-sglang: lib ## run SGLang's cache classes with kvlane, in an environment that this makes; needs Python 3.11, pip and binutils
+sglang: lib ## run SGLang's cache classes with kvlane, in an environment created for it; needs Python 3.11, pip and binutils
 	tools/python-env sglang $(BIN)/.venv-sglang sglang.srt.mem_cache.unified_radix_cache
 	cd python/tests/in_sglang && KVLANE_REQUIRE=sglang,$(KVLANE_REQUIRE) KVLANE_LIBRARY=$(CURDIR)/$(BIN)/lib/libkvlane.so PYTHONPATH=$(CURDIR)/python/src \
 	    timeout 3000 $(CURDIR)/$(BIN)/.venv-sglang/bin/python -W ignore -m pytest -c $(CURDIR)/python/pyproject.toml -p no:cacheprovider -q .
@@ -69,14 +69,14 @@ mooncake: ## run Mooncake's transfer engine against kvlane's side of its protoco
 	tools/mooncake $(BIN)/.mooncake
 	KVLANE_REQUIRE=mooncake KVLANE_MOONCAKE=$(CURDIR)/$(BIN)/.mooncake $(GO) test -count 1 -v -run Mooncake ./transfer/mooncake
 
-demo: build ## replay a small trace end to end on what this machine has
+demo: build ## replay a small trace end to end on this machine
 	$(BIN)/kvlane demo
 
 # The limit is for a package, on a machine that is busy with other work as well.
 test: ## run the tests
 	$(GO) test -timeout 30m ./...
 
-short: ## run the tests without those that take longest
+short: ## run the tests without the slowest
 	$(GO) test -short -timeout 30m ./...
 
 # The layouts are compared with the headers, which the machine brings. With packets lost all must hold as well, but for
@@ -86,7 +86,7 @@ short: ## run the tests without those that take longest
 # was lost; and calibration and what posts 1 MiB at a time, since soft-RoCE gives such a message up after a few losses; at 1% it once
 # gave up a batch of small ones too, so that the longer tests lose 0.5%. The longest replay runs then only.
 # The last step is NFS: files that two hosts share.
-verbs: ## run the RDMA tests, those of files on NFS, and what takes a second user or a link to cut, in a virtual machine with soft-RoCE, which is made of Debian packages
+verbs: ## run the tests of RDMA, files on NFS, a second user and a cut link in a virtual machine with soft-RoCE, built from Debian packages
 	tools/rxe/build $(RXE)
 	KVLANE_REQUIRE=verbs-headers C_INCLUDE_PATH=$(RXE)/root/usr/include $(GO) test -count 1 -run Header ./internal/sys/ibverbs
 	$(GUEST) $(CURDIR)/tools/rxe/run $(VERBS)
@@ -102,7 +102,7 @@ verbs: ## run the RDMA tests, those of files on NFS, and what takes a second use
 	$(GUEST) $(CURDIR)/tools/rxe/run -run VerbsBenchTransfer ./cmd/kvlane
 
 # Each mutant is built as an overlay: nothing of the tree is changed.
-mutants: ## put each named defect into the source and check that its test fails
+mutants: ## apply each named defect to the source and check that its test fails
 	KVLANE_MUTANTS=$(MUTANTS) $(GO) test -count 1 -v -timeout 90m -parallel 6 -run 'Mutants|Defects' ./internal/archtest
 
 # Only package gdr has files with the tag.
@@ -124,29 +124,29 @@ lint: $(LINT) ## run the linters and check the formatting
 $(LINT): tools/go.mod tools/go.sum
 	$(GO) build -C tools -o ../$(LINT) github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 
-generate: ## regenerate what is generated: kernels (needs clang), tables of the documentation
+generate: ## regenerate the kernels (needs clang) and the tables of the documentation
 	$(GO) generate ./...
 
 drift: ## check that generated files and go.mod are up to date
 	tools/drift
 	$(GO) mod tidy -diff
 
-fuzz: ## give every fuzz target FUZZTIME inputs
+fuzz: ## run every fuzz target with FUZZTIME inputs
 	tools/fuzz $(FUZZTIME)
 
-crash: ## kill replays at random moments and check what they left; `make test` does it too, this one tells of it
+crash: ## kill replays at random times and check their files, with a report; `make test` runs this test too
 	$(GO) test -count=1 -v -run 'Killed|Interrupted' ./cmd/kvlane
 
-stress: ## strain everything at once for TIME: processes, faults, kills, damage; with RACE=1 under the race detector, which needs a C compiler
+stress: ## run processes with faults, kills and damage concurrently for TIME; with RACE=1 under the race detector, which needs a C compiler
 	$(if $(RACE),CGO_ENABLED=1 $(GO) test -race,$(GO) test) -count=1 -v -timeout 60m -run Stress ./internal/stress -stress $(TIME) -seed $(SEED)
 
 bench: ## run every benchmark once
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...
 
-codepaths: ## count the functions and files that LeasePrefix and a load of one cached block enter
+codepaths: ## count the functions and files executed by LeasePrefix and by a load of one cached block
 	tools/codepaths
 
-hardware-kit: ## build what verifies a GPU on a machine without Go: bin/hardware
+hardware-kit: ## build the GPU verification for machines without Go: bin/hardware
 	$(GO) build -trimpath -o $(BIN)/hardware/kvlane ./cmd/kvlane
 	$(GO) test -trimpath -c -o $(BIN)/hardware/device-cuda.test ./device/cuda
 	$(GO) test -trimpath -c -o $(BIN)/hardware/stream-copy.test ./stream/copy
@@ -163,7 +163,7 @@ hardware-kit: ## build what verifies a GPU on a machine without Go: bin/hardware
 hardware: hardware-kit ## verify kvlane on this machine's GPU
 	$(BIN)/hardware/run $(BIN)/hardware/out
 
-clean: ## remove what was built
+clean: ## remove build output
 	rm -rf $(BIN)
 
 help: ## list the targets

@@ -83,7 +83,7 @@ func (c *Cache) undoRegister(cause error) error {
 // validateMemory returns the memory of the groups with defaults, and every problem of it.
 func (g *groups) validateMemory(memory []CacheMemory) ([]CacheMemory, error) {
 	if len(memory) != len(g.formats) {
-		return nil, fmt.Errorf("memory of %d page groups is given, and there are %d: %w", len(memory), len(g.formats), errdefs.ErrInvalid)
+		return nil, fmt.Errorf("memory of %d page groups is given, expected %d: %w", len(memory), len(g.formats), errdefs.ErrInvalid)
 	}
 	memory = slices.Clone(memory)
 	var errs []error
@@ -245,7 +245,7 @@ func (c *Cache) setShards(planes [][]mem.Plane) {
 // begin starts a use of the pages by a task of e.
 func (c *Cache) begin(e *Engine) (*inuse.Use, error) {
 	if c == nil || c.engine != e {
-		return nil, fmt.Errorf("the KV cache is none of this engine's: %w", errdefs.ErrInvalid)
+		return nil, fmt.Errorf("the KV cache belongs to another engine: %w", errdefs.ErrInvalid)
 	}
 	u, err := c.uses.Begin()
 	if err != nil {

@@ -253,7 +253,7 @@ func ParseGDR(s string) (GDR, error) {
 	case GDROff, GDRAuto, GDRRequire:
 		return g, nil
 	}
-	return "", fmt.Errorf("unknown choice %q for gdr: it is off, auto or require: %w", s, errdefs.ErrInvalid)
+	return "", fmt.Errorf("unknown choice %q for gdr: must be off, auto or require: %w", s, errdefs.ErrInvalid)
 }
 
 // wantsNICs reports whether NICs of the machine are used, if possible.

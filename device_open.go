@@ -33,14 +33,14 @@ func OpenDevice(c DeviceConfig) (device.Device, error) {
 
 func openSim(c DeviceConfig) (device.Device, error) {
 	if c.Index != 0 {
-		return nil, fmt.Errorf("open simulated device %d: there is one, with index 0: %w", c.Index, errdefs.ErrNotFound)
+		return nil, fmt.Errorf("open simulated device %d: only device 0 exists: %w", c.Index, errdefs.ErrNotFound)
 	}
 	return sim.Open(c.Sim)
 }
 
 func openHost(c DeviceConfig) (device.Device, error) {
 	if c.Index != 0 {
-		return nil, fmt.Errorf("open host device %d: there is one, with index 0: %w", c.Index, errdefs.ErrNotFound)
+		return nil, fmt.Errorf("open host device %d: only device 0 exists: %w", c.Index, errdefs.ErrNotFound)
 	}
 	return host.Open()
 }
@@ -57,7 +57,7 @@ func (d *DeviceConfig) validate() error {
 	switch d.Driver {
 	case "", CUDA, Sim, Host:
 	default:
-		return fmt.Errorf("unknown device driver %q: it is cuda, sim or host: %w", d.Driver, errdefs.ErrInvalid)
+		return fmt.Errorf("unknown device driver %q: must be cuda, sim or host: %w", d.Driver, errdefs.ErrInvalid)
 	}
 	if d.Index < 0 {
 		return fmt.Errorf("device index %d is negative: %w", d.Index, errdefs.ErrInvalid)

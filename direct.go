@@ -65,10 +65,10 @@ func (c *Config) validateDirect() error {
 			bad("direct requires direct storage, and gdr a NIC: require one of them")
 		}
 		if tiers, err := s.tiers(); err == nil && len(s.directDirs(tiers)) == 0 {
-			bad("direct requires direct storage, but there is no tier of files: give a directory")
+			bad("direct requires direct storage, but no file tier is configured: give a directory")
 		}
 	default:
-		bad("unknown choice %q for direct: it is off, auto, always or require", s.Direct)
+		bad("unknown choice %q for direct: must be off, auto, always or require", s.Direct)
 	}
 	if s.DirectBytes < 0 || s.DirectBytes > MaxCacheBytes {
 		bad("the memory of direct storage, %d bytes, is not 0 to %d", s.DirectBytes, int64(MaxCacheBytes))
@@ -133,7 +133,7 @@ func (e *Engine) openDirect(ctx context.Context) error {
 	return nil
 }
 
-var errNoFiles = fmt.Errorf("there is no tier of files: %w", errdefs.ErrNotSupported)
+var errNoFiles = fmt.Errorf("no file tier is configured: %w", errdefs.ErrNotSupported)
 
 // tryDirect opens direct storage, or returns why that is not possible, and leaves nothing open.
 func (e *Engine) tryDirect(ctx context.Context, dirs []string) error {

@@ -86,7 +86,7 @@ func (e *Engine) Notes() []string {
 	defer e.mu.Unlock()
 	notes := slices.Clone(e.notes)
 	if e.refusal != nil {
-		notes = append(notes, fmt.Sprintf("NICs have refused memory %d times, whose copies go without them: %v", e.refusals, e.refusal))
+		notes = append(notes, fmt.Sprintf("NICs rejected memory %d times, its copies use other paths; the last error: %v", e.refusals, e.refusal))
 	}
 	return notes
 }

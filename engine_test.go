@@ -55,7 +55,7 @@ func TestConfigReportsEveryProblemAtOnce(t *testing.T) {
 	if !errors.Is(err, errdefs.ErrInvalid) {
 		t.Fatalf("Validate = %v, want ErrInvalid", err)
 	}
-	for _, want := range []string{`"tpu"`, "tape", "negative", "the model is not named", "layers 0"} {
+	for _, want := range []string{`"tpu"`, "tape", "negative", "the model has no name", "layers 0"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("the error does not mention %q:\n%v", want, err)
 		}

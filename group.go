@@ -58,7 +58,7 @@ func (c *Config) groups() (groups, error) {
 	var g groups
 	var errs []error
 	if c.Model != (block.Geometry{}) || c.Blocks != nil {
-		errs = append(errs, fmt.Errorf("page groups are given, and so is a model or blocks for all layers: %w", errdefs.ErrInvalid))
+		errs = append(errs, fmt.Errorf("page groups are given in addition to a model, or to blocks for all layers: %w", errdefs.ErrInvalid))
 	}
 	for i := range c.Groups {
 		name := fmt.Sprintf("page group %d (%q)", i, c.Groups[i].Name)
@@ -115,7 +115,7 @@ func (c *Config) blocks(g block.Geometry, given *Blocks, more bool) (Blocks, err
 			err = errors.Join(err, fmt.Errorf("blocks have no layout: %w", errdefs.ErrInvalid))
 		}
 		if g != (block.Geometry{}) || more {
-			err = errors.Join(err, fmt.Errorf("blocks are given, and so is the model, its revision, an adapter or a tenant, which belong into the blocks' identity: %w", errdefs.ErrInvalid))
+			err = errors.Join(err, fmt.Errorf("blocks are given, so the model, its revision, adapter and tenant must be set in the blocks' identity instead: %w", errdefs.ErrInvalid))
 		}
 		return *b, err
 	}

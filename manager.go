@@ -84,7 +84,7 @@ func OpenManager(ctx context.Context, c ManagerConfig) (_ *Manager, err error) {
 		}
 	}
 	if c.Blocks > smallest && len(c.Ranks) > 0 {
-		return nil, fmt.Errorf("blocks is %d, and the smallest cache of the workers has slots for %d: give at most that: %w", c.Blocks, smallest, errdefs.ErrInvalid)
+		return nil, fmt.Errorf("blocks is %d, but the smallest cache of the workers has %d slots: give at most that number: %w", c.Blocks, smallest, errdefs.ErrInvalid)
 	}
 	slots := c.Blocks
 	if slots == 0 {
@@ -119,7 +119,7 @@ func (m *Manager) openRank(ctx context.Context, c *Config) (manager.Rank, int, e
 	slots := int(c.Store.slotBytes(groups.formats) / groups.formats.MaxImageBytes())
 	switch {
 	case tiers[0] != store.TierCache || slices.Contains(tiers, store.TierLog):
-		return r, 0, fmt.Errorf("the pipeline is %q, where a manager knows %s, and %s above %s: %w",
+		return r, 0, fmt.Errorf("the pipeline is %q, a manager supports %s, or %s above %s: %w",
 			c.Store.Pipeline, store.TierCache, store.TierCache, store.TierFile, errdefs.ErrNotSupported)
 	case slices.Contains(tiers, store.TierFile):
 		fc := c.Store.fileTier(groups.formats)

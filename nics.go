@@ -22,7 +22,7 @@ func (e *Engine) openNICs(ctx context.Context) error {
 	case !auto && c.Store.GDR != GDRRequire:
 		return nil
 	case auto && c.RDMA.Provider == gdr.Soft && !autonic.Soft(ctx):
-		e.noteWithoutNIC("gdr is auto, which never takes a NIC in software")
+		e.noteWithoutNIC("gdr is auto, which never uses a NIC in software")
 		return nil
 	case auto && c.Stream.Path != stream.PathNone: // then there is nothing to plan
 		why := fmt.Sprintf("path %s is forced", c.Stream.Path)
@@ -64,7 +64,7 @@ func (e *Engine) planNICs(ctx context.Context) {
 	e.nics, e.carrier = nil, nil
 }
 
-func (e *Engine) noteWithoutNIC(why string) { e.note("copies go without a NIC: " + why) }
+func (e *Engine) noteWithoutNIC(why string) { e.note("copies do not use a NIC: " + why) }
 
 // Register declares memory of streams of OpenStream, or of loads and dumps of Engine.Store.
 // RegisterCache does that for a KV cache. NICs access registered memory only. Registering takes

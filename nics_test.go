@@ -23,7 +23,7 @@ func TestNICConfigReportsEveryProblemAtOnce(t *testing.T) {
 		t.Fatalf("Validate = %v, want ErrInvalid", err)
 	}
 	for _, want := range []string{
-		`"perhaps"`, "path nic", `"smartnic"`, "NIC 1 of those named has no name", `"mlx5_0" is named twice`, `"mlx5_4" is named twice`, "both for this device and by device", "-3", "port 256", "GID index -2", "MTU 1500", "-4",
+		`"perhaps"`, "path nic", `"smartnic"`, "NIC 1 of the list has no name", `"mlx5_0" is given twice`, `"mlx5_4" is given twice`, "both for this device and by device", "-3", "port 256", "GID index -2", "MTU 1500", "-4",
 	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("the error does not say %q:\n%v", want, err)

@@ -102,7 +102,7 @@ func (e *Engine) openLower(ctx context.Context) error {
 // noteOthers adds a note if other identities use part of the file tier's bound.
 func (e *Engine) noteOthers(t *file.Tier) {
 	if s := t.Stats(); s.OthersBytes > 0 {
-		e.note(fmt.Sprintf("the bound of %d bytes is for all folders in the parents of the file tier's directories: other identities have %d bytes there",
+		e.note(fmt.Sprintf("the limit of %d bytes is for all folders in the parent directories of the file tier: other identities use %d bytes there",
 			s.CapacityBytes, s.OthersBytes))
 	}
 }

@@ -111,7 +111,7 @@ func (e *Engine) OpenTransfer(ctx context.Context, c TransferConfig) (_ *Transfe
 		}
 		t.closers.AddPlain("importer", o.Importer.Close)
 	} else {
-		t.note("the memory of the %s device is shared with no process: KV goes over NICs or sockets", e.dev.Info().Driver)
+		t.note("memory of the %s device cannot be shared with other processes: KV is transferred over NICs or sockets", e.dev.Info().Driver)
 	}
 	if t.engine, err = transfer.Open(o); err != nil {
 		return nil, err
@@ -134,7 +134,7 @@ func (t *Transfer) startSharing(ctx context.Context, dir string) (*share.Server,
 		t.closers.Add("export server", s.Close)
 		return s, nil
 	case dir == "" && ctx.Err() == nil:
-		t.note("memory is not shared with processes of this host, KV goes over NICs or sockets: %v", err)
+		t.note("memory is not shared with processes of this host, KV is transferred over NICs or sockets: %v", err)
 		return nil, nil
 	}
 	return nil, err
@@ -146,17 +146,17 @@ func (t *Transfer) useNICs(o *transfer.Options) (err error) {
 	auto := c.Store.GDR == GDRAuto
 	switch {
 	case auto && t.e.nics == nil:
-		t.note("the engine goes without NICs, and KV over sockets: Engine.Notes has the reason")
+		t.note("the engine uses no NICs, KV is transferred over sockets: Engine.Notes has the reason")
 		return nil
 	case t.e.nics == nil: // none configured
 		return nil
 	case c.RDMA.Provider == gdr.Soft:
-		t.note("NICs in software reach no other process: KV goes over sockets")
+		t.note("NICs in software reach no other process: KV is transferred over sockets")
 		return nil
 	}
 	o.NICsOptional = auto && !c.RDMA.Named()
 	if o.NICs, err = t.e.nics.Transfers(); err != nil && o.NICsOptional {
-		t.note("KV goes over sockets: %v", err)
+		t.note("KV is transferred over sockets: %v", err)
 		err = nil
 	}
 	return err
@@ -177,7 +177,7 @@ func (t *Transfer) Notes() []string {
 	defer t.mu.Unlock()
 	notes := slices.Clone(t.notes)
 	if s.Refusal != nil {
-		notes = append(notes, fmt.Sprintf("NICs have refused memory %d times, which goes over sockets: %v", s.Refusals, s.Refusal))
+		notes = append(notes, fmt.Sprintf("NICs rejected memory %d times, it is transferred over sockets; the last error: %v", s.Refusals, s.Refusal))
 	}
 	return notes
 }
@@ -253,7 +253,7 @@ func (t *Transfer) offer(ctx context.Context, name string, c *Cache) (left bool,
 		o.Source, _ = t.e.dev.(device.Sharer)
 		_, err := s.Register(ctx, r, o)
 		if errors.Is(err, errdefs.ErrNotSupported) && o.Source != nil {
-			t.note("KV cache %q is not shared with processes of this host, which reach it over NICs or sockets: %v", name, err)
+			t.note("KV cache %q is not shared with processes of this host, and is transferred over NICs or sockets: %v", name, err)
 			o.Source = nil
 			_, err = s.Register(ctx, r, o)
 		}
@@ -307,7 +307,7 @@ func (t *Transfer) connect(ctx context.Context, name string, c *Cache) (_ *Recei
 	}
 	at := layers[0][0].RemoteBase
 	if shared, rdma := remote.Shared(at), remote.RDMA(at); shared != nil && rdma != nil {
-		t.note("KV cache %q is reached over sockets: not by its mapping (%v), nor by RDMA (%v)", name, shared, rdma)
+		t.note("KV cache %q is transferred over sockets: it could not be mapped (%v), and RDMA failed (%v)", name, shared, rdma)
 	}
 	s, err := handover.NewSender(t.engine, remote, handover.Options{Layers: layers, Groups: t.e.groups.ofLayers()})
 	if err != nil {

@@ -51,7 +51,7 @@ func (s *StoreConfig) validate(formats block.Formats) error {
 	} else {
 		errs = append(errs, s.validateFile(formats, slices.Contains(tiers, store.TierFile)), s.validateLog(formats, slices.Contains(tiers, store.TierLog)))
 		if s.StreamFiles && slices.Equal(tiers, []string{store.TierCache}) {
-			bad("files are to be read by a stream, but there is no tier of files: give a directory")
+			bad("stream_files is set, but no file tier is configured: give a directory")
 		}
 	}
 	if s.FileBytes < 0 {
@@ -61,7 +61,7 @@ func (s *StoreConfig) validate(formats block.Formats) error {
 		bad("unknown verify policy %d", s.Verify)
 	}
 	if a := s.Admission; a != "" && a != AdmissionAuto && a != AdmissionAlways {
-		bad("unknown choice %q for admission: it is auto or always", a)
+		bad("unknown choice %q for admission: must be auto or always", a)
 	}
 	for _, n := range []struct {
 		name    string
@@ -97,13 +97,13 @@ func (s *StoreConfig) validateFile(formats block.Formats, there bool) error {
 	case !there && len(s.Dirs) > 0:
 		bad("directory %q is given, but pipeline %q has no file tier", s.Dirs[0], s.Pipeline)
 	case !there && s.SharedBound:
-		bad("the file tier's bound is shared, but there is none: give a directory")
+		bad("the bound of the file tier is shared, but no file tier is configured: give a directory")
 	case !there && s.FileBytes > 0:
-		bad("the file tier is bounded to %d bytes, but there is none: give a directory", s.FileBytes)
+		bad("the file tier is limited to %d bytes, but no file tier is configured: give a directory", s.FileBytes)
 	case !there && len(s.DirBytes) > 0:
-		bad("%d directories of the file tier are bounded, but there is none: give a directory", len(s.DirBytes))
+		bad("%d directories of the file tier are limited, but no file tier is configured: give a directory", len(s.DirBytes))
 	case !there && s.Fsync != file.FsyncNever:
-		bad("the file tier is to sync files (%s), but there is none: give a directory", s.Fsync)
+		bad("sync of files is %s, but no file tier is configured: give a directory", s.Fsync)
 	}
 	return errors.Join(errs...)
 }
@@ -122,9 +122,9 @@ func (s *StoreConfig) validateLog(formats block.Formats, there bool) error {
 	case !there && s.LogDir != "":
 		bad("directory %q is given, but pipeline %q has no log tier", s.LogDir, s.Pipeline)
 	case !there && s.LogBytes > 0:
-		bad("the log tier is bounded to %d bytes, but there is none: give a directory", s.LogBytes)
+		bad("the log tier is limited to %d bytes, but no log tier is configured: give a directory", s.LogBytes)
 	case !there && s.LogFsync != log.FsyncInterval:
-		bad("the log tier is to sync its segments (%s), but there is none: give a directory", s.LogFsync)
+		bad("sync of the log is %s, but no log tier is configured: give a directory", s.LogFsync)
 	}
 	return errors.Join(errs...)
 }
@@ -137,7 +137,7 @@ func (s *StreamConfig) validate() error {
 		for _, p := range copyPaths() {
 			names = append(names, p.String())
 		}
-		errs = append(errs, fmt.Errorf("path %s is not accepted here; it is one of %s; for NICs use gdr require (--gdr require): %w",
+		errs = append(errs, fmt.Errorf("path %s is not accepted here: must be one of %s; for NICs use gdr require (--gdr require): %w",
 			s.Path, strings.Join(names, ", "), errdefs.ErrInvalid))
 	}
 	if s.Calibration != "" {

@@ -192,7 +192,7 @@ func (b *Budget) Least() time.Duration {
 // TooShort returns the error of a run that measured nothing in its time.
 func (b *Budget) TooShort() error {
 	spent := b.now().Sub(b.begin)
-	return fmt.Errorf("the budget of %v was used up before anything was measured, which took %v: allow %v or more: %w",
+	return fmt.Errorf("the budget of %v was used up before the first measurement, which took %v: allow %v or more: %w",
 		b.total, spent.Round(time.Millisecond), max(2*spent, b.total).Round(time.Second)+time.Second, errdefs.ErrInvalid)
 }
 
@@ -205,7 +205,7 @@ func (b *Budget) Notice(what string) string {
 	if fit >= b.part*9/10 {
 		return ""
 	}
-	return fmt.Sprintf("a budget of %v is too short for all: about %d of %d %s will be measured, and the others named; all take about %v",
+	return fmt.Sprintf("a budget of %v is too short for all points: about %d of %d %s will be measured, and the others listed; all take about %v",
 		b.total, b.done+max(fit, 0), b.done+b.part, what, b.Least().Round(time.Second))
 }
 

@@ -36,7 +36,7 @@ func (m channelMover) last() outcome { return outcome{path: m.Path()} }
 
 func (b *bench) openChannel(c Contender) (mover, error) {
 	if b.o.OpenChannel == nil {
-		return nil, fmt.Errorf("there is no NIC: %w", errdefs.ErrNotSupported)
+		return nil, fmt.Errorf("no NIC is available: %w", errdefs.ErrNotSupported)
 	}
 	ch, err := b.o.OpenChannel(c)
 	if err != nil {

@@ -114,7 +114,7 @@ func (c *Comparison) Unjudged() string {
 	if c.Gone == 0 {
 		return ""
 	}
-	return fmt.Sprintf("of %d points of the earlier run %d were not measured, and so not judged", c.Gone+len(c.Changes), c.Gone)
+	return fmt.Sprintf("%[2]d of %[1]d points of the earlier run were not measured, so not compared", c.Gone+len(c.Changes), c.Gone)
 }
 
 // WriteText writes the changes beyond noise, and the number of the others.

@@ -106,7 +106,7 @@ func ParseContender(name string) (Contender, error) {
 			return c, nil
 		}
 	}
-	return Contender{}, fmt.Errorf("there is no path %q: it is one of %s: %w", name, strings.Join(names, ", "), errdefs.ErrInvalid)
+	return Contender{}, fmt.Errorf("unknown path %q: must be one of %s: %w", name, strings.Join(names, ", "), errdefs.ErrInvalid)
 }
 
 // defaultContenders returns all contenders except the policies that give up bandwidth. It includes

@@ -58,7 +58,7 @@ func (b *bench) openMover(c Contender) (mover, error) {
 		return &queueMover{q: q, batcher: batcher, path: stream.PathCopyEngine}, nil
 	case NoBaseline, NICChannel, NICSoftChannel:
 	}
-	return nil, fmt.Errorf("there is no baseline %q: %w", c.Baseline, errdefs.ErrInvalid)
+	return nil, fmt.Errorf("unknown baseline %q: %w", c.Baseline, errdefs.ErrInvalid)
 }
 
 // streamMover copies by a stream.

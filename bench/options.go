@@ -176,11 +176,11 @@ func (o *Options) validate() error {
 		}
 	}
 	if o.Form != Lists && o.Form != Pages && o.Form != PagesSummed {
-		bad("there is no form of batches %q", o.Form)
+		bad("unknown form of batches %q", o.Form)
 	}
 	for _, s := range o.Sizes {
 		if o.Form == PagesSummed && s%mem.LeafBytes != 0 {
-			bad("checksums on the way are of leaves of %d bytes, and blocks of %d are not", mem.LeafBytes, s)
+			bad("checksums by copies are of leaves of %d bytes, and blocks of %d are not", mem.LeafBytes, s)
 		}
 	}
 	for _, n := range o.Counts {
@@ -215,7 +215,7 @@ func (o *Options) validate() error {
 		}
 	}
 	if o.Reps < 0 || o.BatchBlocks < 0 || o.Budget < 0 {
-		bad("%d repetitions, batches of %d blocks and a budget of %v: none may be negative", o.Reps, o.BatchBlocks, o.Budget)
+		bad("%d repetitions, batches of %d blocks and a budget of %v: must not be negative", o.Reps, o.BatchBlocks, o.Budget)
 	}
 	for _, c := range o.Contenders {
 		if _, err := ParseContender(c.Name()); err != nil {

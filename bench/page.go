@@ -46,7 +46,7 @@ func (h *Head) Print(p *present.Page, verdict string) {
 	for _, why := range reasons {
 		paths := of[why]
 		if n := len(paths) - namedPlaces; n > 0 {
-			paths = append(paths[:namedPlaces], fmt.Sprintf("and %d more, which JSON names", n))
+			paths = append(paths[:namedPlaces], fmt.Sprintf("and %d more, see the JSON report", n))
 		}
 		p.Check(present.Warn, "not measured: %s: %s", strings.Join(paths, "; "), why)
 	}

@@ -42,7 +42,7 @@ func (o *Options) peerPlaces() []place {
 // peers measures copies between two devices. If they are no peers, the report has the reason.
 func (b *bench) peers(ctx context.Context) (err error) {
 	near, ok := b.dev.(device.Peerer)
-	err = fmt.Errorf("device %s knows no peers: %w", b.dev.Info().Name, errdefs.ErrNotSupported)
+	err = fmt.Errorf("device %s does not support peers: %w", b.dev.Info().Name, errdefs.ErrNotSupported)
 	if ok {
 		err = near.EnablePeer(b.o.Peer)
 	}

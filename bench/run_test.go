@@ -131,7 +131,7 @@ func TestBudgetIsKept(t *testing.T) {
 			}
 		}
 		var b strings.Builder
-		if err := rep.WriteText(&b); err != nil || !strings.Contains(b.String(), "2 of them (*) of fewer blocks than their column says") {
+		if err := rep.WriteText(&b); err != nil || !strings.Contains(b.String(), "2 of them (*) with fewer blocks than in the column's head") {
 			return fmt.Errorf("the text does not report what was moved: %w\n%s", err, b.String())
 		}
 		return nil

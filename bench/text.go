@@ -48,7 +48,7 @@ func (r *Report) head(p *present.Page) {
 	if s.Reps == 0 {
 		reps = fmt.Sprintf("about %.0f s in all, %d to %d repetitions a point", s.BudgetSeconds, minReps, maxReps)
 	}
-	t.Row("setup", fmt.Sprintf("up to %s in batches of up to %d blocks (%s) over %s of device memory, %s, by turns; medians; seed %d",
+	t.Row("setup", fmt.Sprintf("up to %s in batches of up to %d blocks (%s) over %s of device memory, %s, interleaved; medians; seed %d",
 		BytesText(s.Bytes), s.BatchBlocks, s.Form, BytesText(s.PoolBytes), reps, s.Seed))
 	if s.Planner != "" {
 		t.Row("planner", s.Planner)
@@ -108,7 +108,7 @@ func (r *Report) verdict() string {
 	if len(ways) == 0 {
 		return "No copy of the device itself was measured."
 	}
-	return "Every byte right: " + strings.Join(ways, "; ") + "."
+	return "Every byte correct: " + strings.Join(ways, "; ") + "."
 }
 
 // layoutText returns an arrangement with the length of its slots.
@@ -176,7 +176,7 @@ func (p *Point) latency() string {
 func (r *Report) bandwidths(p *present.Page, rows []Row, title string) {
 	grid(p, rows, title+": GB/s (% of C)", func(at *Point) string {
 		if at.Blocks < at.Count {
-			p.Define("*", fmt.Sprintf("fewer blocks, which JSON counts: the time was too short, or the path more than %d times slower than the fastest there", slowFactor))
+			p.Define("*", fmt.Sprintf("fewer blocks (the JSON report has the number): too little time, or a path more than %d times slower than the fastest at this point", slowFactor))
 			return at.share() + "*"
 		}
 		return at.share()
@@ -249,7 +249,7 @@ func (r *Report) moved() string {
 	}
 	text := fmt.Sprintf("%s in %s", present.Bytes(moved), present.Things(int64(len(points)), "point"))
 	if short > 0 {
-		text += fmt.Sprintf(", %d of them (*) of fewer blocks than their column says", short)
+		text += fmt.Sprintf(", %d of them (*) with fewer blocks than in the column's head", short)
 	}
 	return text
 }

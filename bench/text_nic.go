@@ -8,7 +8,7 @@ import (
 )
 
 // softNote accompanies figures of NICs in software.
-const softNote = "The NICs are software (nic-soft), whose bytes copy streams move: this is what a stream over NICs costs, and no figure of a NIC."
+const softNote = "The NICs are software (nic-soft), and copy streams move their bytes: the figures show the cost of a stream over NICs, not of a NIC."
 
 // nicRivals are the contenders in the tables of NICs.
 var nicRivals = []string{string(OneCopyEach), string(DriverBatch), Auto}

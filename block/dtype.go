@@ -45,7 +45,7 @@ func DTypeBytes(name string) (int, error) {
 			return d.bytes, nil
 		}
 	}
-	return 0, fmt.Errorf("dtype %q is none of %s: %w", clip(name), strings.Join(DTypes(), ", "), errdefs.ErrInvalid)
+	return 0, fmt.Errorf("dtype %q is not one of %s: %w", clip(name), strings.Join(DTypes(), ", "), errdefs.ErrInvalid)
 }
 
 // ParseDType returns the name in DTypes of an element type. It accepts other usual names, such as
@@ -62,5 +62,5 @@ func ParseDType(name string) (string, error) {
 		}
 		all = append(all, text)
 	}
-	return "", fmt.Errorf("dtype %q is none of %s: %w", clip(name), strings.Join(all, ", "), errdefs.ErrInvalid)
+	return "", fmt.Errorf("dtype %q is not one of %s: %w", clip(name), strings.Join(all, ", "), errdefs.ErrInvalid)
 }

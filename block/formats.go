@@ -27,7 +27,7 @@ func tagOf(b [32]byte) [tagBytes]byte { return [tagBytes]byte(b[32-tagBytes:]) }
 // Validate reports all errors of the formats, joined. They wrap ErrInvalid.
 func (fs Formats) Validate() error {
 	if len(fs) == 0 || len(fs) > MaxGroups {
-		return fmt.Errorf("blocks have %d formats: want one a page group, 1 to %d: %w", len(fs), MaxGroups, errdefs.ErrInvalid)
+		return fmt.Errorf("blocks have %d formats: must be one per page group, 1 to %d: %w", len(fs), MaxGroups, errdefs.ErrInvalid)
 	}
 	var errs []error
 	for i, f := range fs {
@@ -76,7 +76,7 @@ func (fs Formats) Tagged(key Key) bool {
 func (fs Formats) Of(key Key) (Format, error) {
 	g := fs.Group(key)
 	if g < 0 {
-		return Format{}, fmt.Errorf("key %s is of none of the %d page groups: %w", key, len(fs), errdefs.ErrInvalid)
+		return Format{}, fmt.Errorf("key %s does not belong to one of the %d page groups: %w", key, len(fs), errdefs.ErrInvalid)
 	}
 	return fs[g], nil
 }

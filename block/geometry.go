@@ -36,7 +36,7 @@ func (g Geometry) Validate() error {
 		errs = append(errs, fmt.Errorf("geometry: "+format+": %w", append(args, errdefs.ErrInvalid)...))
 	}
 	if g.Model == "" {
-		bad("the model is not named")
+		bad("the model has no name")
 	}
 	if _, err := ParseDType(g.DType); err != nil {
 		errs = append(errs, fmt.Errorf("geometry: %w", err))
@@ -57,7 +57,7 @@ func (g Geometry) Validate() error {
 		bad("a layer has latents or a state, not both")
 	}
 	if g.MLA && g.KVHeads != 1 {
-		bad("kv heads %d: MLA has one latent a token, so 1", g.KVHeads)
+		bad("kv heads %d: must be 1 with MLA, which has one latent per token", g.KVHeads)
 	}
 	if ok && !g.MLA && g.KVHeads%g.TPSize != 0 && g.TPSize%g.KVHeads != 0 {
 		bad("kv heads %d do not divide by tensor-parallel size %d", g.KVHeads, g.TPSize)

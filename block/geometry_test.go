@@ -110,7 +110,7 @@ func TestGeometryValidateNamesEveryProblem(t *testing.T) {
 		{"division", func(g *block.Geometry) { g.TPSize = 3 }, []string{"kv heads 8 do not divide by tensor-parallel size 3"}},
 		{"rank", func(g *block.Geometry) { g.TPSize, g.TPRank = 2, 2 }, []string{"tensor-parallel rank 2 is not between 0 and 1"}},
 		{"several", func(g *block.Geometry) { g.Layers, g.HeadSize, g.DType = 0, -1, "bf17" }, []string{"layers 0", "head size -1", `"bf17"`}},
-		{"mla heads", func(g *block.Geometry) { g.MLA = true }, []string{"kv heads 8: MLA"}},
+		{"mla heads", func(g *block.Geometry) { g.MLA = true }, []string{"kv heads 8: must be 1 with MLA"}},
 		{"too many layers", func(g *block.Geometry) { g.Layers = 5000 }, []string{"layers 5000"}},
 		{"too large", func(g *block.Geometry) { g.BlockTokens, g.HeadSize, g.KVHeads = 1<<20, 1<<20, 1<<20 }, []string{"image"}},
 		{"absurd", func(g *block.Geometry) { g.BlockTokens = 1 << 40 }, []string{"block tokens"}},

@@ -136,7 +136,7 @@ func DecodeHeader(b []byte) (Header, error) {
 		return Header{}, fmt.Errorf("decode block header: format version %d, this build reads %d: %w", h.Version, FormatVersion, ErrVersion)
 	}
 	if !h.SumAlgo.known() {
-		return Header{}, fmt.Errorf("decode block header: checksum algorithm %d, this build knows up to %d: %w", uint32(h.SumAlgo), uint32(SumTree), ErrVersion)
+		return Header{}, fmt.Errorf("decode block header: checksum algorithm %d, this build supports up to %d: %w", uint32(h.SumAlgo), uint32(SumTree), ErrVersion)
 	}
 	shards := binary.LittleEndian.Uint32(b[offShards:])
 	if shards == 0 || shards > MaxShards || align(headerBytes(int(shards))) != n {

@@ -85,7 +85,7 @@ func (id Identity) Validate() error {
 		errs = append(errs, fmt.Errorf("identity: "+format+": %w", append(args, errdefs.ErrInvalid)...))
 	}
 	if id.Model == "" {
-		bad("the model is not named")
+		bad("the model has no name")
 	}
 	for _, f := range append(id.texts(), id.groupTexts()...) {
 		if len(f.value) > maxText {
@@ -99,10 +99,10 @@ func (id Identity) Validate() error {
 		errs = append(errs, fmt.Errorf("identity: %w", err))
 	}
 	if id.Layout != LayoutKV && id.Layout != LayoutMLA && id.Layout != LayoutState {
-		bad("kind of KV %q is none of %q, %q and %q", clip(id.Layout), LayoutKV, LayoutMLA, LayoutState)
+		bad("kind of KV %q is not one of %q, %q and %q", clip(id.Layout), LayoutKV, LayoutMLA, LayoutState)
 	}
 	if (id.Group == "") != (id.Layers == "") {
-		bad("page group %q with layers %q: both are given, or neither", clip(id.Group), clip(id.Layers))
+		bad("page group %q with layers %q: must both be set or both be empty", clip(id.Group), clip(id.Layers))
 	}
 	if id.LayerFirst < 0 || id.LayerEnd <= id.LayerFirst {
 		bad("layers [%d, %d) are an empty or negative range", id.LayerFirst, id.LayerEnd)
@@ -111,7 +111,7 @@ func (id Identity) Validate() error {
 		bad("heads [%d, %d) are an empty or negative range", id.HeadFirst, id.HeadEnd)
 	}
 	if id.Heads != 0 && id.Heads < id.HeadEnd {
-		bad("heads [%d, %d) are not all among the model's %d", id.HeadFirst, id.HeadEnd, id.Heads)
+		bad("heads [%d, %d) are outside the model's %d", id.HeadFirst, id.HeadEnd, id.Heads)
 	}
 	if id.HeadSize <= 0 {
 		bad("head size %d is not positive", id.HeadSize)

@@ -22,7 +22,7 @@ func (k Key) String() string { return hex.EncodeToString(k[:]) }
 // Check returns ErrInvalid for the zero key, which was never set.
 func (k Key) Check() error {
 	if k == (Key{}) {
-		return fmt.Errorf("the key is all zeros, so it was never set: %w", errdefs.ErrInvalid)
+		return fmt.Errorf("the key is zero, so it was not set: %w", errdefs.ErrInvalid)
 	}
 	return nil
 }
@@ -41,7 +41,7 @@ func CheckKeys(keys []Key) error {
 func ParseKey(s string) (Key, error) {
 	k, ok := parseHex32(s)
 	if !ok {
-		return Key{}, fmt.Errorf("parse block key %q: want 64 lower-case hexadecimal digits: %w", clip(s), errdefs.ErrInvalid)
+		return Key{}, fmt.Errorf("parse block key %q: must be 64 lower-case hexadecimal digits: %w", clip(s), errdefs.ErrInvalid)
 	}
 	return k, nil
 }
@@ -59,7 +59,7 @@ func (d Digest) String() string { return hex.EncodeToString(d[:]) }
 func ParseDigest(s string) (Digest, error) {
 	d, ok := parseHex32(s)
 	if !ok {
-		return Digest{}, fmt.Errorf("parse identity digest %q: want 64 lower-case hexadecimal digits: %w", clip(s), errdefs.ErrInvalid)
+		return Digest{}, fmt.Errorf("parse identity digest %q: must be 64 lower-case hexadecimal digits: %w", clip(s), errdefs.ErrInvalid)
 	}
 	return d, nil
 }

@@ -29,7 +29,7 @@ type Layout struct {
 // NewLayout returns the layout of an image with shards of these lengths.
 func NewLayout(shardBytes []int64) (*Layout, error) {
 	if n := len(shardBytes); n == 0 || n > MaxShards {
-		return nil, fmt.Errorf("make block layout of %d shards: want 1 to %d: %w", n, MaxShards, errdefs.ErrInvalid)
+		return nil, fmt.Errorf("make block layout of %d shards: must be 1 to %d: %w", n, MaxShards, errdefs.ErrInvalid)
 	}
 	l := &Layout{
 		lens:   slices.Clone(shardBytes),
@@ -40,7 +40,7 @@ func NewLayout(shardBytes []int64) (*Layout, error) {
 	for i, n := range shardBytes {
 		// Checked for each shard, so that the sum cannot overflow.
 		if n <= 0 || n > MaxImageBytes-at {
-			return nil, fmt.Errorf("make block layout: shard %d of %d bytes at %d: want 1 byte or more, and at most %d an image: %w",
+			return nil, fmt.Errorf("make block layout: shard %d of %d bytes at %d: must be at least 1 byte, and an image at most %d: %w",
 				i, n, at, int64(MaxImageBytes), errdefs.ErrInvalid)
 		}
 		l.offs[i] = at

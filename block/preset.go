@@ -45,5 +45,5 @@ func PresetByName(name string) (Geometry, error) {
 		}
 		names = append(names, g.Model)
 	}
-	return Geometry{}, fmt.Errorf("model preset %q: there are %s: %w", clip(name), strings.Join(names, ", "), errdefs.ErrNotFound)
+	return Geometry{}, fmt.Errorf("unknown model preset %q: known presets are %s: %w", clip(name), strings.Join(names, ", "), errdefs.ErrNotFound)
 }

@@ -26,7 +26,7 @@ var hashers = sync.Pool{New: func() any { return blake3.NewDeriveKey(tokensConte
 // is safe for concurrent use.
 func HashTokens(hashes, parent []byte, tokens []int64, blockTokens int) ([]byte, error) {
 	if blockTokens < 1 || blockTokens > maxDimension {
-		return hashes, fmt.Errorf("hash tokens: %d tokens a block are not 1 to %d: %w", blockTokens, maxDimension, errdefs.ErrInvalid)
+		return hashes, fmt.Errorf("hash tokens: %d tokens per block: must be 1 to %d: %w", blockTokens, maxDimension, errdefs.ErrInvalid)
 	}
 	if n := len(parent); n != 0 && n != HashBytes {
 		return hashes, fmt.Errorf("hash tokens: the parent's hash has %d bytes, not %d: %w", n, HashBytes, errdefs.ErrInvalid)

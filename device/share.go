@@ -43,7 +43,7 @@ func (t HandleType) String() string {
 func (t HandleType) MarshalText() ([]byte, error) {
 	name, ok := handleNames[t]
 	if !ok {
-		return nil, fmt.Errorf("there is no handle type %d: %w", uint8(t), errdefs.ErrInvalid)
+		return nil, fmt.Errorf("unknown handle type %d: %w", uint8(t), errdefs.ErrInvalid)
 	}
 	return []byte(name), nil
 }
@@ -56,7 +56,7 @@ func (t *HandleType) UnmarshalText(text []byte) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("there is no handle type %q: %w", text, errdefs.ErrInvalid)
+	return fmt.Errorf("unknown handle type %q: %w", text, errdefs.ErrInvalid)
 }
 
 // IsFD reports whether a handle of this type is a file descriptor; the others are HandleBytes

@@ -49,9 +49,9 @@ func flushText(dev device.Device) string {
 	needs, err := f.NeedsFlush()
 	switch {
 	case err != nil:
-		return "NICs' writes may be seen late: " + err.Error()
+		return "NICs' writes may become visible late: " + err.Error()
 	case needs:
 		return "NICs' writes are flushed before they are reported"
 	}
-	return "NICs' writes are seen without a flush"
+	return "NICs' writes are visible without a flush"
 }

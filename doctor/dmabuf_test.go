@@ -39,7 +39,7 @@ func TestProbeDMABuf(t *testing.T) {
 	}{
 		"seen at once": {exporter{}, Yes, "without a flush"},
 		"flushed":      {exporter{needs: true}, Yes, "are flushed"},
-		"seen late":    {exporter{needs: true, needsErr: errors.New("no way")}, Yes, "late: no way"},
+		"visible late": {exporter{needs: true, needsErr: errors.New("no way")}, Yes, "late: no way"},
 		"not there":    {exporter{err: errdefs.ErrNotSupported}, No, errdefs.ErrNotSupported.Error()},
 		"fails":        {exporter{err: errdefs.ErrNoMemory}, Unknown, errdefs.ErrNoMemory.Error()},
 	} {

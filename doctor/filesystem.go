@@ -44,7 +44,7 @@ func (m *Machine) fileSystem(mt mounts.Mount, dir string) FileSystem {
 	f.TotalBytes, f.FreeBytes = total, free
 	if mt.Has("ro") {
 		f.Usable = Finding{Answer: No, Reason: "it is mounted read-only", Remedy: "mount -o remount,rw " + mt.Dir}
-		f.DirectIO = Finding{Answer: Unknown, Reason: "trying takes a write"}
+		f.DirectIO = Finding{Answer: Unknown, Reason: "the test needs a write"}
 		return f
 	}
 	f.Usable = Finding{Answer: Yes}
@@ -57,7 +57,7 @@ func (m *Machine) sharedMemory() FileSystem {
 	mt := mounts.Read(m.Files).Of(dir)
 	f := m.fileSystem(mt, dir)
 	if f.Usable.Answer == Yes && mt.Dir != dir {
-		f.Usable = Finding{Answer: No, Reason: "nothing is mounted on /dev/shm", Remedy: "mount -t tmpfs tmpfs /dev/shm, or docker run --shm-size"}
+		f.Usable = Finding{Answer: No, Reason: "no file system is mounted on /dev/shm", Remedy: "mount -t tmpfs tmpfs /dev/shm, or docker run --shm-size"}
 	}
 	return f
 }

@@ -43,7 +43,7 @@ func (m *Machine) nvidia(ctx context.Context) NVIDIA {
 func (n *NVIDIA) driverRemedy() string {
 	switch {
 	case len(n.OnBus) == 0 && n.KernelModule == "":
-		return "an NVIDIA GPU: none is on this machine's PCI bus. Until then --device sim stands in"
+		return "an NVIDIA GPU: this machine's PCI bus has none; --device sim simulates one"
 	case n.KernelModule == "":
 		return "the NVIDIA driver: a GPU is on the PCI bus, but the kernel module nvidia is not loaded"
 	}

@@ -58,7 +58,7 @@ func (m *Machine) lockedMemory() LockedMemory {
 	}
 	switch {
 	case l.SoftBytes == math.MaxUint64:
-		l.Enough = Finding{Answer: Yes, Reason: "there is no limit"}
+		l.Enough = Finding{Answer: Yes, Reason: "no limit"}
 	case l.Exempt == Yes:
 		l.Enough = Finding{Answer: Yes, Reason: "the process has CAP_IPC_LOCK, which lifts the limit"}
 	default:

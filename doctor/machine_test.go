@@ -77,7 +77,7 @@ func twoGPUs(context.Context) (CUDA, error) {
 				Probe:   allYes(),
 				Profile: yes,
 				NIC:     Finding{Answer: Yes, Reason: "mlx5_0 (same PCIe switch, 2 hops)"},
-				DMABuf:  Finding{Answer: Yes, Reason: "NICs' writes are seen without a flush"},
+				DMABuf:  Finding{Answer: Yes, Reason: "NICs' writes are visible without a flush"},
 				Sharing: []Sharing{
 					{"fabric", Finding{Answer: No, Reason: "cuMemCreate(bytes=2097152, device=0, handle=fabric): CUDA_ERROR_NOT_PERMITTED (800)", Remedy: "an IMEX channel"}},
 					{"posix-fd", yes},

@@ -13,7 +13,7 @@ func paths(r *Report) []Path {
 		return Path{Name: name.String(), What: what, Available: r.anyGPU(func(g *GPU) Finding { return pick(&g.Probe) })}
 	}
 	return []Path{
-		gpu(stream.PathCopyEngine, "host <-> GPU, one copy a run of neighbors, many in one call where the driver has that", func(p *Probe) Finding { return p.CopyEngine }),
+		gpu(stream.PathCopyEngine, "host <-> GPU, one copy per contiguous run, many per call if the driver supports it", func(p *Probe) Finding { return p.CopyEngine }),
 		gpu(stream.PathKernel, "host <-> GPU, scattered blocks over PCIe", func(p *Probe) Finding { return p.Kernel }),
 		gpu(stream.PathStaged, "host <-> GPU, scattered blocks through a copy engine", func(p *Probe) Finding { return p.Staged }),
 		{Name: "batched copies", What: "many copies of a copy engine in one call", Available: r.anyGPU(func(g *GPU) Finding { return g.Probe.Batch })},
@@ -27,11 +27,11 @@ func paths(r *Report) []Path {
 		{Name: "peer", What: "GPU <-> GPU, by copy engine or kernel", Available: r.anyPeer()},
 		{Name: "shared memory", What: "GPU memory of another process, mapped", Available: r.anyGPU(func(g *GPU) Finding { return g.shares() })},
 		{Name: stream.PathPosix.String(), What: "files <-> host, read and write calls", Available: r.posix()},
-		{Name: stream.PathURing.String(), What: "files <-> host, many reads and writes a system call", Available: r.uring()},
-		gpu(stream.PathCuFile, "files <-> GPU, with no staging memory of kvlane's", func(*Probe) Finding { return r.CuFile.Library }),
+		{Name: stream.PathURing.String(), What: "files <-> host, many reads and writes per system call", Available: r.uring()},
+		gpu(stream.PathCuFile, "files <-> GPU, without staging memory of kvlane", func(*Probe) Finding { return r.CuFile.Library }),
 		{Name: "transfer/tcp", What: "between processes and hosts, over sockets", Available: Finding{Answer: Yes}},
 		{Name: "transfer/rdma", What: "between processes and hosts, by an RDMA NIC", Available: r.activePort()},
-		{Name: "host device", What: "the CPU and its memory, for engines that compute there; asked for by name", Available: Finding{Answer: Yes}},
+		{Name: "host device", What: "the CPU and its memory, for engines on a CPU; selected by name", Available: Finding{Answer: Yes}},
 		{Name: "simulated device", What: "simulates a GPU; its figures are not those of hardware", Available: Finding{Answer: Yes}},
 	}
 }
@@ -69,7 +69,7 @@ func (r *Report) anyGPU(pick func(*GPU) Finding) Finding {
 // shares returns yes if one type of handle works for the GPU's memory, or else the last type's
 // answer.
 func (g *GPU) shares() Finding {
-	best := Finding{Answer: Unknown, Reason: "it was not tried"}
+	best := Finding{Answer: Unknown, Reason: "not tried"}
 	for _, s := range g.Sharing {
 		if s.Handle == device.HandleMemFD.String() {
 			continue
@@ -88,9 +88,9 @@ func (r *Report) anyPeer() Finding {
 		return n.Driver
 	}
 	if len(n.GPUs) == 1 {
-		return Finding{Answer: No, Reason: "there is one GPU", Remedy: "a second GPU"}
+		return Finding{Answer: No, Reason: "this machine has one GPU", Remedy: "a second GPU"}
 	}
-	best := Finding{Answer: Unknown, Reason: "no pair of GPUs was asked about"}
+	best := Finding{Answer: Unknown, Reason: "no pair of GPUs was examined"}
 	for i := range n.Peers {
 		p := &n.Peers[i]
 		if p.Access.Answer == Yes {

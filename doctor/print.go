@@ -107,7 +107,7 @@ func (p *printer) verdict(r *Report) {
 		if there == all {
 			mark = present.Good
 		}
-		p.Verdict(mark, "%d of %d required are there.", there, all)
+		p.Verdict(mark, "%d of %d required are available.", there, all)
 	}
 }
 
@@ -130,7 +130,7 @@ func (p *printer) host(r *Report) {
 	if g := &h.MemoryLimit; g.File != "" {
 		p.line("memory limit", "%s, %s in use (%s)", present.Bytes(g.Max), present.Bytes(g.Used), g.File)
 	} else {
-		p.line("memory limit", "none of a cgroup")
+		p.line("memory limit", "none by a cgroup")
 	}
 	if g := &h.PIDLimit; g.File != "" {
 		p.line("process limit", "%s, %s in use (%s)", present.Count(g.Max), present.Count(g.Used), g.File)
@@ -219,7 +219,7 @@ func (p *Probe) summary() Finding {
 		}
 	}
 	if len(lacks) == 0 {
-		return Finding{Answer: "all", Reason: "each was tried, and checksums on the way"}
+		return Finding{Answer: "all", Reason: "all tried, and checksums on the way"}
 	}
 	return Finding{Answer: "not all", Reason: strings.Join(lacks, "; ")}
 }
@@ -259,7 +259,7 @@ func (p *printer) rdma(r *RDMA) {
 	p.finding("libibverbs", r.Library)
 	if len(r.Devices) > 0 {
 		p.finding("GPU peer memory", r.PeerMemory)
-		p.line("where they lie", "kvlane topo shows them beside GPUs and memory")
+		p.line("locations", "kvlane topo shows them with GPUs and memory")
 	}
 	p.end()
 }
@@ -326,7 +326,7 @@ func (p *printer) paths(r *Report) {
 	p.Table(t)
 	if len(without.Rows) > 0 {
 		p.Gap()
-		p.Text("  For want of the CUDA driver, as said above, none of these:")
+		p.Text("  Not available without the CUDA driver (see above):")
 		p.Table(without)
 	}
 }

@@ -153,7 +153,7 @@ func roundTrip(ctx context.Context, s stream.Stream, host, gpu *mem.Region, path
 		}
 	}
 	if !bytes.Equal(want, host.Bytes()[probeBytes:]) {
-		return fmt.Errorf("copy %d bytes by %s: other bytes came back", probeBytes, path)
+		return fmt.Errorf("copy %d bytes by %s: read back wrong bytes", probeBytes, path)
 	}
 	return nil
 }
@@ -169,7 +169,7 @@ func carry(ctx context.Context, s stream.Stream, b *mem.Batch, path stream.Path)
 	}
 	c := t.Completion()
 	if c.Path != path {
-		return c, fmt.Errorf("copy by %s: it went by %s (%s)", path, c.Path, c.Reason)
+		return c, fmt.Errorf("copy by %s: the stream used %s (%s)", path, c.Path, c.Reason)
 	}
 	return c, nil
 }
@@ -190,9 +190,9 @@ func summed(ctx context.Context, s stream.Stream, host, gpu *mem.Region, path st
 	case err != nil:
 		return err
 	case !c.Summed:
-		return fmt.Errorf("no kernel of this GPU makes checksums: %w", errdefs.ErrNotSupported)
+		return fmt.Errorf("this GPU has no kernel for checksums: %w", errdefs.ErrNotSupported)
 	case sum[0] != want:
-		return fmt.Errorf("checksum %d bytes by %s: it is %016x, want %016x", len(leaf), path, sum[0], want)
+		return fmt.Errorf("checksum %d bytes by %s: found %016x, expected %016x", len(leaf), path, sum[0], want)
 	}
 	return nil
 }

@@ -41,7 +41,7 @@ func TestProbeOfWorkingDevice(t *testing.T) {
 func TestProbeOfMissingPathIsNo(t *testing.T) {
 	p := probe(t, nil, func(dev device.Device, path stream.Path) (stream.Stream, error) {
 		if path == stream.PathStaged {
-			return nil, fmt.Errorf("it runs no kernels: %w", errdefs.ErrNotSupported)
+			return nil, fmt.Errorf("the device runs no kernels: %w", errdefs.ErrNotSupported)
 		}
 		return openCopy(dev, path)
 	})
@@ -53,7 +53,7 @@ func TestProbeOfMissingPathIsNo(t *testing.T) {
 // A path that moves wrong bytes is not available, and that it is there makes it no plain "no".
 func TestProbeComparesBytes(t *testing.T) {
 	p := probe(t, fault.New(1, fault.Every(sim.OpLaunch, 1).Corrupt()), openCopy)
-	if p.Kernel.Answer != Unknown || !strings.Contains(p.Kernel.Reason, "other bytes came back") {
+	if p.Kernel.Answer != Unknown || !strings.Contains(p.Kernel.Reason, "read back wrong bytes") {
 		t.Errorf("kernel: %+v", p.Kernel)
 	}
 	if p.CopyEngine.Answer != Yes {

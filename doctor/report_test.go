@@ -57,7 +57,7 @@ func TestFullMachine(t *testing.T) {
 		"port 1: DOWN, InfiniBand", "over NVLink", "ECC_UNCORRECTABLE", "on 1 of 3 GPUs",
 		"    paths            all", "    paths            not all: kernel (no: bad PTX)", "batched copies (no: cuMemcpyBatchAsync is missing)", "needs: kvlane calibrate",
 		"    NIC              yes: mlx5_0 (same PCIe switch, 2 hops)\n", "    NIC              no: none of mlx5_1 has an active port\n", "needs: a cable",
-		"    dma-buf          yes: NICs' writes are seen without a flush\n", "    dma-buf          no: the driver's modules are closed\n", "needs: the open ones")
+		"    dma-buf          yes: NICs' writes are visible without a flush\n", "    dma-buf          no: the driver's modules are closed\n", "needs: the open ones")
 	if f := pathNamed(t, r, "nic"); f.Answer != Yes || !strings.Contains(f.Reason, "on 1 of 3 GPUs") {
 		t.Errorf("NIC path: %+v, want a yes that says on which GPUs", f)
 	}
@@ -76,7 +76,7 @@ func TestContainerWithoutItsGPU(t *testing.T) {
 		t.Errorf("kernel path: %+v", f)
 	}
 	wantText(t, r, "libcuda.so.1 of driver 550.54.15", "PCI 0001:00:00.0, link not known", "kernel.io_uring_disabled is 2",
-		"sysctl kernel.io_uring_disabled=0", "nothing is mounted on /dev/shm", "ulimit -l unlimited")
+		"sysctl kernel.io_uring_disabled=0", "no file system is mounted on /dev/shm", "ulimit -l unlimited")
 }
 
 func TestVirtualMachine(t *testing.T) {
@@ -98,9 +98,9 @@ func TestVirtualMachine(t *testing.T) {
 		want := Finding{Answer: Yes}
 		switch p.Name {
 		case "peer":
-			want = Finding{Answer: No, Reason: "there is one GPU"}
+			want = Finding{Answer: No, Reason: "this machine has one GPU"}
 		case "transfer/rdma":
-			want = Finding{Answer: No, Reason: "there is no RDMA device"}
+			want = Finding{Answer: No, Reason: "no RDMA device found"}
 		}
 		if p.Available.Answer != want.Answer || p.Available.Reason != want.Reason {
 			t.Errorf("path %s: %+v", p.Name, p.Available)
@@ -136,7 +136,7 @@ func TestLaptop(t *testing.T) {
 	if f := pathNamed(t, r, "posix"); f.Answer != Yes {
 		t.Errorf("posix path: %+v", f)
 	}
-	wantText(t, r, "none is on this machine's PCI bus", "a kernel of 5.6 or later", "huge pages         none", "install GPUDirect Storage")
+	wantText(t, r, "this machine's PCI bus has none", "a kernel of 5.6 or later", "huge pages         none", "install GPUDirect Storage")
 }
 
 func TestDriverWithoutDevice(t *testing.T) {
@@ -154,7 +154,7 @@ func TestCuFileCompatibilityModeIsNamed(t *testing.T) {
 	if r.CuFile.Library.Answer != Yes || r.CuFile.Direct.Answer != No {
 		t.Errorf("cufile: %+v", r.CuFile)
 	}
-	wantText(t, r, "compatibility mode, through host memory, and does not say so")
+	wantText(t, r, "compatibility mode, through host memory, without an error")
 }
 
 func TestInconclusiveIsNotNo(t *testing.T) {
@@ -215,7 +215,7 @@ func TestLimitsOfTheProcess(t *testing.T) {
 	wantText(t, examine(t, m), "1,024, at most unlimited")
 	m.OpenFiles = func() (uint64, uint64, error) { return 0, 0, unix.EIO }
 	wantText(t, examine(t, m), "not known: input/output error")
-	wantText(t, examine(t, recorded(t, "laptop")), "none of a cgroup")
+	wantText(t, examine(t, recorded(t, "laptop")), "none by a cgroup")
 }
 
 func TestUnlimitedLockedMemory(t *testing.T) {

@@ -20,19 +20,19 @@ type Ability struct {
 // abilities has all abilities, devices first.
 var abilities = []Ability{
 	{"cuda", "a GPU that can be opened", func(r *Report) Finding { return r.anyGPU(func(g *GPU) Finding { return g.Usable }) }},
-	{"calibrated", "a GPU whose copy paths were measured", func(r *Report) Finding { return r.anyGPU(func(g *GPU) Finding { return g.Profile }) }},
+	{"calibrated", "a GPU with a profile of its copy paths", func(r *Report) Finding { return r.anyGPU(func(g *GPU) Finding { return g.Profile }) }},
 	{"copy-engine", "copies by copy engines", pathAbility(stream.PathCopyEngine.String())},
 	{"kernel", "copies by kernels", pathAbility(stream.PathKernel.String())},
 	{"staged", "copies through a copy engine and a kernel", pathAbility(stream.PathStaged.String())},
 	{"peer", "a GPU that reaches another's memory", pathAbility("peer")},
 	{"sharing", "GPU memory that other processes map", pathAbility("shared memory")},
 	{"dma-buf", "GPU memory that can be exported to NICs", func(r *Report) Finding { return r.anyGPU(func(g *GPU) Finding { return g.DMABuf }) }},
-	{"nic", "an RDMA NIC that has copied for a GPU", pathAbility(stream.PathNIC.String())},
+	{"nic", "an RDMA NIC that copied to and from a GPU", pathAbility(stream.PathNIC.String())},
 	{"rdma", "libibverbs and an RDMA device with an active port", (*Report).activePort},
 	{"cufile", "cuFile, opened on a GPU", func(r *Report) Finding { return r.CuFile.Driver }},
-	{"cufile-direct", "cuFile past host memory", func(r *Report) Finding { return r.CuFile.Direct }},
-	{"posix", "a file system that can be written to", pathAbility(stream.PathPosix.String())},
-	{"uring", "such a file system, and io_uring", pathAbility(stream.PathURing.String())},
+	{"cufile-direct", "cuFile that bypasses host memory", func(r *Report) Finding { return r.CuFile.Direct }},
+	{"posix", "a writable file system", pathAbility(stream.PathPosix.String())},
+	{"uring", "a writable file system, and io_uring", pathAbility(stream.PathURing.String())},
 	{"direct-io", "a file system with O_DIRECT", (*Report).directIO},
 	{"locked-memory", "enough locked memory", func(r *Report) Finding { return r.LockedMem.Enough }},
 	{"dev-shm", "/dev/shm", func(r *Report) Finding { return r.SharedMem.Usable }},
@@ -72,7 +72,7 @@ func (r *Report) activePort() Finding {
 		}
 	}
 	if len(r.RDMA.Devices) == 0 {
-		return Finding{Answer: No, Reason: "there is no RDMA device", Remedy: "an RDMA NIC and its kernel driver"}
+		return Finding{Answer: No, Reason: "no RDMA device found", Remedy: "an RDMA NIC and its kernel driver"}
 	}
 	return Finding{Answer: No, Reason: "no port is active", Remedy: "a cable, or the link brought up (ip link, ibstat)"}
 }

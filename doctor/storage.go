@@ -36,7 +36,7 @@ type DirProbe struct {
 func ProbeStorage(ctx context.Context, dev device.Device, dirs []string) CuFileProbe {
 	o, ok := dev.(device.StorageOpener)
 	if !ok {
-		return CuFileProbe{Err: notSupported("the device knows nothing of files")}
+		return CuFileProbe{Err: notSupported("the device does not support direct storage")}
 	}
 	st, err := o.OpenStorage(device.StorageOptions{})
 	if err != nil {
@@ -67,7 +67,7 @@ func storageRemedy(err error, dir string) string {
 	if unix.Stat(dir, &st) != nil {
 		return ""
 	}
-	return fmt.Sprintf("a record of the disk in udev, which libcufile asks for the file system: a file /run/udev/data/b%d:%d that holds the lines "+
+	return fmt.Sprintf("a udev record of the disk, from which libcufile reads the file system: a file /run/udev/data/b%d:%d with the lines "+
 		"E:ID_FS_USAGE=filesystem and E:ID_FS_TYPE=ext4 (or xfs)", unix.Major(st.Dev), unix.Minor(st.Dev))
 }
 
@@ -78,7 +78,7 @@ func (m *Machine) cuFile(ctx context.Context, r *Report) CuFile {
 	case c.Library.Answer != Yes:
 		c.Driver = Finding{Answer: c.Library.Answer, Reason: "libcufile is missing", Remedy: c.Library.Remedy}
 	case len(r.NVIDIA.GPUs) == 0:
-		c.Driver = Finding{Answer: No, Reason: "there is no GPU to open it on", Remedy: r.NVIDIA.Driver.Remedy}
+		c.Driver = Finding{Answer: No, Reason: "no GPU to open it on", Remedy: r.NVIDIA.Driver.Remedy}
 	default:
 		m.tryCuFile(ctx, r, &c)
 	}
@@ -115,7 +115,7 @@ func (m *Machine) tryCuFile(ctx context.Context, r *Report, c *CuFile) {
 		}
 	}
 	if c.Direct.Answer == "" && len(indirect) > 0 {
-		c.Direct = Finding{Answer: No, Reason: strings.Join(indirect, "; "), Remedy: "nvidia-fs loaded, and a file system on NVMe or one that it knows"}
+		c.Direct = Finding{Answer: No, Reason: strings.Join(indirect, "; "), Remedy: "nvidia-fs loaded, and a file system on NVMe or one supported by it"}
 	}
 }
 
@@ -124,8 +124,8 @@ func (m *Machine) direct(r *Report, c *CuFile) Finding {
 	if c.Driver.Answer != Yes && c.Library.Answer != Yes {
 		return c.Driver
 	}
-	const compatibility = "libcufile then works in its compatibility mode, through host memory, and does not say so"
-	f := Finding{Answer: No, Reason: "there is no directory to examine"}
+	const compatibility = "libcufile then uses its compatibility mode, through host memory, without an error"
+	f := Finding{Answer: No, Reason: "no directory to examine"}
 	for i := range r.FileSystems {
 		fs := &r.FileSystems[i]
 		if fs.Usable.Answer != Yes {

@@ -87,7 +87,7 @@ func TestCuFileIsTriedOnEveryFileSystem(t *testing.T) {
 		return CuFileProbe{
 			Dirs: []DirProbe{
 				{Mode: device.StorageMode{Reason: "compatibility mode: no NVMe"}},
-				{Err: &device.Error{Call: "cuFileHandleRegister", Code: 5027, Kind: errdefs.ErrNotSupported}, Remedy: "a record of the disk"},
+				{Err: &device.Error{Call: "cuFileHandleRegister", Code: 5027, Kind: errdefs.ErrNotSupported}, Remedy: "a udev record of the disk"},
 				{Mode: device.StorageMode{Direct: true, Reason: "nvidia_fs 2.17 supports nfs"}},
 			},
 			LogFile: "/tmp/cufile.log", Log: []string{"ERROR one", "ERROR two"},
@@ -107,7 +107,7 @@ func TestCuFileIsTriedOnEveryFileSystem(t *testing.T) {
 	if r.CuFile.Driver.Answer != Yes || r.CuFile.Direct.Answer != Yes || !strings.Contains(r.CuFile.Direct.Reason, "/mnt/kv: nvidia_fs 2.17") {
 		t.Errorf("%+v", r.CuFile)
 	}
-	wantText(t, r, "cuFile driver      yes", "cuFile log         /tmp/cufile.log", "ERROR two", "/: compatibility mode: no NVMe", "needs: a record of the disk")
+	wantText(t, r, "cuFile driver      yes", "cuFile log         /tmp/cufile.log", "ERROR two", "/: compatibility mode: no NVMe", "needs: a udev record of the disk")
 
 	m.CuFile = func(context.Context, []string) CuFileProbe {
 		return CuFileProbe{Dirs: []DirProbe{{Mode: device.StorageMode{Reason: "compatibility mode: no NVMe"}}}}
@@ -123,7 +123,7 @@ func TestCuFileIsTriedOnEveryFileSystem(t *testing.T) {
 	}
 	m = recorded(t, "laptop")
 	m.Library = func(string) error { return nil }
-	if f := examine(t, m).CuFile.Driver; f.Answer != No || f.Reason != "there is no GPU to open it on" {
+	if f := examine(t, m).CuFile.Driver; f.Answer != No || f.Reason != "no GPU to open it on" {
 		t.Errorf("without a GPU: %+v", f)
 	}
 }

@@ -63,18 +63,18 @@ func (r *Config) Validate() error {
 	switch r.Provider {
 	case "", IBV, Soft:
 	default:
-		bad("unknown RDMA provider %q: it is ibv or soft", r.Provider)
+		bad("unknown RDMA provider %q: must be ibv or soft", r.Provider)
 	}
 	if len(r.NICs) > 0 && r.NICsByDevice != nil {
-		bad("NICs are named both for this device and by device")
+		bad("NICs are given both for this device and by device")
 	}
 	for _, names := range append([][]string{r.NICs}, r.NICsByDevice...) {
 		for i, name := range names {
 			switch {
 			case name == "":
-				bad("NIC %d of those named has no name", i)
+				bad("NIC %d of the list has no name", i)
 			case slices.Contains(names[:i], name):
-				bad("NIC %q is named twice", name)
+				bad("NIC %q is given twice", name)
 			}
 		}
 	}

@@ -76,7 +76,7 @@ func open(dev device.Device, c Config, openCopy func() (stream.Stream, error), e
 }
 
 // trySoft is the end of remedies.
-const trySoft = "the provider soft (--rdma-provider soft) tries the path without a NIC"
+const trySoft = "the provider soft (--rdma-provider soft) runs this path without a NIC"
 
 // withRemedy adds a remedy to an error about missing or broken hardware that has none.
 func withRemedy(err error) error {
@@ -212,7 +212,7 @@ func (n *NICs) port(g *registry.Registry) (rdma.Port, error) {
 func (n *NICs) tryRegister(dev device.Device) (err error) {
 	r, err := dev.Alloc(probeBytes, device.AllocOptions{})
 	if err != nil {
-		return fmt.Errorf("allocate device memory to try a NIC with: %w", err)
+		return fmt.Errorf("allocate device memory for the test of a NIC: %w", err)
 	}
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.Background(), unwind.Timeout)

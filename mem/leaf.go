@@ -53,9 +53,9 @@ func (p *Paged) validateSums() error {
 	n, ok := p.Leaves()
 	switch {
 	case !ok:
-		return fmt.Errorf("paged batch asks for sums, and its planes are not whole leaves of %d bytes, aligned to %d: %w", LeafBytes, LeafAlign, errdefs.ErrInvalid)
+		return fmt.Errorf("paged batch with sums: planes must be whole leaves of %d bytes, aligned to %d: %w", LeafBytes, LeafAlign, errdefs.ErrInvalid)
 	case n != len(p.Sums):
-		return fmt.Errorf("paged batch has room for %d sums and %d leaves: %w", len(p.Sums), n, errdefs.ErrInvalid)
+		return fmt.Errorf("paged batch has space for %d sums of %d leaves: %w", len(p.Sums), n, errdefs.ErrInvalid)
 	}
 	return nil
 }

@@ -92,22 +92,22 @@ func NewRegion(s RegionSpec) (*Region, error) {
 	case s.Len <= 0:
 		return fail("the length must be positive")
 	case (s.Kind == KindFile) != (s.File != nil):
-		return fail("a file, and nothing else, has a file behind it")
+		return fail("file memory, and no other, needs a file")
 	case s.Kind == KindFile:
 		if s.CPU != 0 || s.Dev != 0 || s.Bytes != nil || s.Device != NoDevice {
-			return fail("a file has no address, and belongs to no device")
+			return fail("file memory has no address and no device")
 		}
 		return &Region{kind: s.Kind, device: NoDevice, len: s.Len, file: s.File}, nil
 	case s.CPU == 0 && s.Dev == 0:
 		return fail("it needs a CPU address or a device address")
 	case (s.CPU == 0) != (s.Bytes == nil):
-		return fail("the CPU address and the CPU view go together")
+		return fail("the CPU address and the CPU view must be given together")
 	case s.Bytes != nil && int64(len(s.Bytes)) != s.Len:
-		return fail("the CPU view has another length")
+		return fail("the CPU view has a different length")
 	case s.RegistrationBytes < 0 || s.RegistrationBytes > 0 && s.Kind != KindHostPinned:
-		return fail("pinned memory alone has registrations, and their length is positive")
+		return fail("only pinned memory has registrations, of positive length")
 	case s.CPU > math.MaxUint64-CPUAddr(s.Len) || s.Dev > math.MaxUint64-DevAddr(s.Len):
-		return fail("it reaches beyond the end of the address space")
+		return fail("it ends beyond the address space")
 	}
 	switch s.Kind {
 	case KindHost:

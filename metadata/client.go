@@ -82,7 +82,7 @@ func (c *Client) do(ctx context.Context, method string, q url.Values, body []byt
 	case err != nil:
 		return nil, err
 	case resp.StatusCode == http.StatusNotFound:
-		return nil, fmt.Errorf("%s has none: %w", c.base, errdefs.ErrNotFound)
+		return nil, fmt.Errorf("%s does not have it: %w", c.base, errdefs.ErrNotFound)
 	case resp.StatusCode == http.StatusInsufficientStorage:
 		return nil, fmt.Errorf("%s answers %s: %w", c.base, resp.Status, errdefs.ErrNoSpace)
 	case resp.StatusCode/100 == 4:
@@ -102,7 +102,7 @@ func leaseOf(text string) (time.Duration, error) {
 	}
 	ms, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || ms <= 0 || ms > int64(365*24*time.Hour/time.Millisecond) {
-		return 0, fmt.Errorf("ttl %q is no number of milliseconds within a year: %w", text, errdefs.ErrInvalid)
+		return 0, fmt.Errorf("ttl %q: must be a number of milliseconds, at most a year: %w", text, errdefs.ErrInvalid)
 	}
 	return time.Duration(ms) * time.Millisecond, nil
 }

@@ -171,9 +171,9 @@ func (f FileSystem) load(from kept.Dir) (*CalibratedFiles, error) {
 	case err != nil:
 		return fail(fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err))
 	case d.Format != filesFormat:
-		return fail(fmt.Errorf("its format is %q: %w", d.Format, errdefs.ErrCorrupt))
+		return fail(fmt.Errorf("unknown format %q: %w", d.Format, errdefs.ErrCorrupt))
 	case d.FileSystem != f:
-		return fail(fmt.Errorf("it is of %s: %w", d.FileSystem, errdefs.ErrMismatch))
+		return fail(fmt.Errorf("it belongs to %s: %w", d.FileSystem, errdefs.ErrMismatch))
 	case len(d.Points) == 0:
 		return fail(fmt.Errorf("it has no figures: %w", errdefs.ErrCorrupt))
 	}

@@ -43,7 +43,7 @@ func TestNICsThatCannotBeMeasured(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if all := strings.Join(notes, "\n"); p.Source != "measured without NICs" || !strings.Contains(all, "copies go without a NIC: ") || !strings.Contains(all, want) {
+		if all := strings.Join(notes, "\n"); p.Source != "measured without NICs" || !strings.Contains(all, "copies do not use a NIC: ") || !strings.Contains(all, want) {
 			t.Errorf("profile %q, notes %q", p.Source, all)
 		}
 		store(deaf, "measured with NICs, which could not be")

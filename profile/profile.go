@@ -39,7 +39,7 @@ func ParseCalibration(s string) (Calibration, error) {
 	case Once, Never:
 		return c, nil
 	}
-	return "", fmt.Errorf("unknown calibration %q: it is once or never: %w", s, errdefs.ErrInvalid)
+	return "", fmt.Errorf("unknown calibration %q: must be once or never: %w", s, errdefs.ErrInvalid)
 }
 
 // Options configure Calibrate. The zero value has the defaults.
@@ -96,7 +96,7 @@ var measureDevice = calibrate.Run
 // process of a host measures at a time; others wait for it, and get ErrBusy if that takes too long.
 func Calibrate(ctx context.Context, dev device.Device, o Options) (*Calibrated, error) {
 	if p := streamcopy.OnlyPath(dev); p != stream.PathNone {
-		return nil, fmt.Errorf("measure the copy paths of %s: the CPU copies, by the path %s alone: %w", dev.Info().Name, p, errdefs.ErrNotSupported)
+		return nil, fmt.Errorf("measure the copy paths of %s: the CPU copies, only by path %s: %w", dev.Info().Name, p, errdefs.ErrNotSupported)
 	}
 	c := &Calibrated{}
 	cache, key := plan.Cache{Dir: o.Dir}, Key(dev, o.NICs)
@@ -201,7 +201,7 @@ func Find(ctx context.Context, dev device.Device, nics NICs, c Calibration, dir 
 		case err == nil:
 			err = fmt.Errorf("the profile of %s has no figures of it: %w", p.Key, errdefs.ErrNotSupported)
 		}
-		note("copies go without a NIC: " + err.Error())
+		note("copies do not use a NIC: " + err.Error())
 	}
 	if dev.Info().Driver == simDriver || streamcopy.OnlyPath(dev) != stream.PathNone {
 		return plan.Default(), notes, nil

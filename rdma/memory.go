@@ -58,9 +58,9 @@ func (o *MROptions) Validate(e mem.Extent) error {
 	own, addr := OwnAddr(e), o.Addr(e)
 	switch {
 	case e.Len == 0:
-		return fmt.Errorf("no bytes of the %s: %w", e.Region, errdefs.ErrInvalid)
+		return fmt.Errorf("an empty part of the %s: %w", e.Region, errdefs.ErrInvalid)
 	case o.Access&^accessKnown != 0:
-		return fmt.Errorf("access %s is not known: %w", o.Access, errdefs.ErrInvalid)
+		return fmt.Errorf("unknown access %s: %w", o.Access, errdefs.ErrInvalid)
 	case o.Access&accessNeedsLocal != 0 && o.Access&AccessLocalWrite == 0:
 		return fmt.Errorf("access %s without %s: %w", o.Access, AccessLocalWrite, errdefs.ErrInvalid)
 	case (own^addr)%uint64(os.Getpagesize()) != 0:

@@ -66,7 +66,7 @@ func FindPort(d Device, o PortOptions) (Port, error) {
 func activePort(d Device, number int) (PortInfo, string, error) {
 	if number != 0 {
 		if most := d.Info().Ports; number < 1 || number > most {
-			return PortInfo{}, "", fmt.Errorf("port %d: it has ports 1 to %d: %w", number, most, errdefs.ErrInvalid)
+			return PortInfo{}, "", fmt.Errorf("port %d: must be 1 to %d: %w", number, most, errdefs.ErrInvalid)
 		}
 		p, err := d.QueryPort(number)
 		if err == nil && p.State != PortActive {
@@ -81,11 +81,11 @@ func activePort(d Device, number int) (PortInfo, string, error) {
 			return PortInfo{}, "", err
 		}
 		if p.State == PortActive {
-			return p, "the first that is active", nil
+			return p, "the first active port", nil
 		}
 		states = append(states, fmt.Sprintf("port %d is %s", n, p.State))
 	}
-	return PortInfo{}, "", fmt.Errorf("none is active (%s): %w", strings.Join(states, ", "), errdefs.ErrBroken)
+	return PortInfo{}, "", fmt.Errorf("no port is active (%s): %w", strings.Join(states, ", "), errdefs.ErrBroken)
 }
 
 // bestGID returns the entry of p's table with the highest rank.

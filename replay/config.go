@@ -111,14 +111,14 @@ func (c *Config) Validate() error {
 		case n.v < 0:
 			bad("%s %d is negative", n.name, n.v)
 		case n.v > n.most:
-			bad("%s %d is too large: it is %d at most", n.name, n.v, n.most)
+			bad("%s %d is too large: must be at most %d", n.name, n.v, n.most)
 		}
 	}
 	if c.Timeout < 0 {
 		bad("timeout %v is negative", c.Timeout)
 	}
 	if math.IsNaN(c.Speed) || math.IsInf(c.Speed, 0) || c.Speed < 0 {
-		bad("speed %v is no number from 0 on", c.Speed)
+		bad("speed %v: must be a number, at least 0", c.Speed)
 	}
 	return errors.Join(errs...)
 }
@@ -147,10 +147,10 @@ func (c *Config) Fits(s *Summary) error {
 	case c.Pages > 0 && c.Pages < s.MaxBlocks:
 		return &TraceError{
 			File: c.Trace, Line: s.LongestLine, Field: "hash_ids",
-			Problem: fmt.Sprintf("has %d blocks, more than the KV cache's %d pages: it needs %d, or 0 for as many as the trace takes", s.MaxBlocks, c.Pages, s.MaxBlocks),
+			Problem: fmt.Sprintf("has %d blocks, more than the KV cache's %d pages: give %d pages, or 0 for the number that the trace needs", s.MaxBlocks, c.Pages, s.MaxBlocks),
 		}
 	case n > MaxPages || s.MaxBlocks > MaxPages/n:
-		return fmt.Errorf("%d requests at a time of up to %d blocks are more than %d pages: ask for fewer at a time, or for a limit that leaves the longest out: %w",
+		return fmt.Errorf("%d concurrent requests of up to %d blocks need more than %d pages: use a lower concurrency, or a limit that excludes the longest request: %w",
 			n, s.MaxBlocks, MaxPages, errdefs.ErrInvalid)
 	}
 	return nil

@@ -35,12 +35,12 @@ func (r *Report) Print(w io.Writer) error {
 
 // verdict adds a sentence with the outcome.
 func (r *Report) verdict(p *present.Page) {
-	mark, bytes := present.Good, "every byte right"
+	mark, bytes := present.Good, "every byte correct"
 	switch {
 	case r.Mismatches > 0:
 		mark, bytes = present.Bad, "WRONG BYTES in "+present.Things(r.Mismatches, "block")
 	case r.BytesVerified == 0:
-		bytes = "nothing to verify"
+		bytes = "no byte to verify"
 	}
 	if mark == present.Good && (r.Corrupt+r.BadCopies+r.LoadErrors+r.PathsGivenUp > 0 || len(r.Notes) > 0) {
 		mark = present.Warn
@@ -50,8 +50,8 @@ func (r *Report) verdict(p *present.Page) {
 		says string
 	}{
 		{slices.ContainsFunc(r.Thresholds, func(t ThresholdReport) bool { return !t.Met }), "a threshold missed"},
-		{r.DumpErrors+r.DurableErrors > 0, "not every block stored"},
-		{!r.Complete, "stopped before the end"},
+		{r.DumpErrors+r.DurableErrors > 0, "not all blocks stored"},
+		{!r.Complete, "stopped early"},
 	} {
 		if c.is {
 			mark, bytes = present.Bad, bytes+", "+c.says
@@ -68,9 +68,9 @@ func (r *Report) asked() *present.Table {
 	a := &r.Asked
 	how := present.Things(int64(a.Concurrency), "request") + " at a time"
 	if a.Speed > 0 {
-		how += fmt.Sprintf(", at %g times the trace's speed", a.Speed)
+		how += fmt.Sprintf(", at %g times the speed of the trace", a.Speed)
 	} else {
-		how += ", as fast as it goes"
+		how += ", as fast as possible"
 	}
 	if a.Limit > 0 {
 		how = fmt.Sprintf("the first %s, %s", present.Things(int64(a.Limit), "request"), how)
@@ -98,20 +98,20 @@ func (r *Report) asked() *present.Table {
 // trace's tokens would have.
 func (r *Report) volume() string {
 	a := &r.Asked
-	here := fmt.Sprintf("%s of blocks asked for", present.Bytes(r.BlockAccesses*a.BlockBytes))
+	here := fmt.Sprintf("%s of requested blocks", present.Bytes(r.BlockAccesses*a.BlockBytes))
 	tokens := int64(a.Geometry.BlockTokens)
 	switch {
 	case a.IDTokens == 0 || tokens == 0:
-		return here + ". The trace's hash ids stand for no fixed number of tokens."
+		return here + ". A hash id of the trace has no fixed number of tokens."
 	case a.IDTokens == tokens:
-		return here + ". A hash id of the trace stands for as many tokens as a block."
+		return here + ". A hash id of the trace has as many tokens as a block."
 	}
 	full := func(n int64) string { return present.Bytes(int64(float64(n) * float64(a.IDTokens) / float64(tokens))) }
 	times := fmt.Sprintf("%.4g times", float64(tokens)/float64(a.IDTokens))
 	if a.IDTokens > tokens {
 		times = fmt.Sprintf("1/%.4g of", float64(a.IDTokens)/float64(tokens))
 	}
-	return fmt.Sprintf("%s. That is %s what the trace stands for: each of its hash ids is %d tokens, and one block here. In full: %s, %s an id.",
+	return fmt.Sprintf("%s. That is %s the volume of the trace: each of its hash ids is %d tokens, here one block. In full: %s, %s per id.",
 		here, times, a.IDTokens, full(r.BlockAccesses*a.BlockBytes), full(a.BlockBytes))
 }
 
@@ -121,7 +121,7 @@ func (r *Report) hits() *present.Table {
 	share := func(name string, n int64, more string) {
 		t.Row(name, present.Count(n), present.Percent(rate(n, float64(r.BlockAccesses))), more)
 	}
-	t.Row("blocks", present.Count(r.BlockAccesses), "", fmt.Sprintf("asked for, %s of them distinct", present.Count(r.DistinctBlocks)))
+	t.Row("blocks", present.Count(r.BlockAccesses), "", fmt.Sprintf("requested, %s of them distinct", present.Count(r.DistinctBlocks)))
 	share("hits", r.PrefixHits, "found by prefix and loaded, "+present.Bytes(r.BytesVerified))
 	for _, tier := range slices.Sorted(maps.Keys(r.HitsByTier)) {
 		share("  from "+tier, r.HitsByTier[tier], "")
@@ -139,10 +139,10 @@ func (r *Report) latencies(p *present.Page) {
 		t.Row(name, present.Micros(float64(l.P50)), present.Micros(float64(l.P99)))
 		p.Define(name, means)
 	}
-	row("load", r.LoadUS, "from asking for a request's hits until the last block is there and verified")
-	row("dump", r.DumpUS, "from handing over its misses until the pages may be reused")
-	row("durable", r.DurableUS, "from handing them over until every block is stored as its tier promises")
-	row("lag", r.LagUS, "from its time in the trace until it started; more --concurrency shortens it")
+	row("load", r.LoadUS, "from the call of Load for a request's hits until the last block is verified on its page")
+	row("dump", r.DumpUS, "from the call of Dump for its misses until the pages may be reused")
+	row("durable", r.DurableUS, "from the same call until every block is durable, as defined by its tier")
+	row("lag", r.LagUS, "from the request's time in the trace until its start; a higher --concurrency shortens it")
 	p.Table(t)
 }
 
@@ -168,9 +168,9 @@ func (r *Report) paths(p *present.Page) {
 		t.Row(c.Path, c.Direction, present.Bytes(c.Bytes), present.Rate(c.GBps), expected, fmt.Sprintf("%.0f%%", 100*rate(c.Summed, float64(c.Bytes))), letter)
 	}
 	p.Table(t)
-	p.Define("GB/s", "over the time in which the path was copying")
-	p.Define("expected", "the GB/s by which the path was chosen")
-	p.Define("summed", "share of the bytes whose checksums were made by the copy on its way; the CPU makes the others")
+	p.Define("GB/s", "over the time in which the path copied")
+	p.Define("expected", "the predicted GB/s, by which the path was chosen")
+	p.Define("summed", "share of the bytes with checksums computed by the copy; the CPU computes the others")
 	for i, reason := range why {
 		p.Define(footnote(i), reason)
 	}
@@ -231,13 +231,13 @@ func (r *Report) checks(p *present.Page) {
 	if r.Complete {
 		stopped = 0
 	}
-	check(present.Bad, stopped, "every request replayed", "stopped before the end, after %s", present.Things(r.Requests, "request"))
+	check(present.Bad, stopped, "all requests replayed", "stopped early, after %s", present.Things(r.Requests, "request"))
 	if r.PrefixHits+r.LoadErrors == 0 {
-		p.Check(present.Plain, "nothing was loaded that could be verified")
+		p.Check(present.Plain, "no loaded bytes to verify")
 	} else {
 		r.checkLoads(p, check)
 	}
-	check(present.Bad, r.DumpErrors+r.DurableErrors, "every dumped block stored", "%s not stored, %s not durable",
+	check(present.Bad, r.DumpErrors+r.DurableErrors, "all dumped blocks stored", "%s not stored, %s not durable",
 		present.Things(r.DumpErrors, "block"), present.Things(r.DurableErrors, "dump"))
 	shown := min(len(r.ErrorSamples), shownSamples)
 	for _, e := range r.ErrorSamples[:shown] {
@@ -261,11 +261,11 @@ func (r *Report) checkLoads(p *present.Page, check func(bad present.Mark, n int6
 	for _, m := range r.MismatchSamples {
 		p.Check(present.Bad, "wrong bytes: %s", m)
 	}
-	check(present.Warn, r.Corrupt, fmt.Sprintf("no stored block damaged: checksums of %s verified on their way, of %s by the CPU",
-		present.Count(r.VerifiedOnWay), present.Count(r.VerifiedByCPU)), "%s failed their check, and were misses", present.Things(r.Corrupt, "stored block"))
-	check(present.Warn, r.LoadErrors, "every block that was found was loaded", "%s not loaded, and computed instead", present.Things(r.LoadErrors, "block"))
+	check(present.Warn, r.Corrupt, fmt.Sprintf("no stored block damaged: checksums of %s verified by copies, of %s by the CPU",
+		present.Count(r.VerifiedOnWay), present.Count(r.VerifiedByCPU)), "%s failed their check and became misses", present.Things(r.Corrupt, "stored block"))
+	check(present.Warn, r.LoadErrors, "all found blocks were loaded", "%s not loaded, but computed", present.Things(r.LoadErrors, "block"))
 	if r.BadCopies > 0 {
-		p.Check(present.Warn, "%s copies to pages failed their check, and were made again", present.Count(r.BadCopies))
+		p.Check(present.Warn, "%s copies to pages failed their check and were repeated", present.Count(r.BadCopies))
 	}
 }
 

@@ -94,14 +94,14 @@ func TestVolume(t *testing.T) {
 		tokens   int
 		says     string
 	}{
-		{512, 16, "1/32 of what"}, {512, 512, "as many tokens as a block"}, {16, 64, "4 times what"}, {0, 16, "no fixed number"}, {512, 384, "1/1.333 of"},
+		{512, 16, "1/32 of the volume"}, {512, 512, "as many tokens as a block"}, {16, 64, "4 times the volume"}, {0, 16, "no fixed number"}, {512, 384, "1/1.333 of"},
 	} {
 		r := Report{BlockAccesses: 10, Asked: Asked{BlockBytes: 1 << 20, IDTokens: c.idTokens, Geometry: block.Geometry{BlockTokens: c.tokens}}}
-		if got := r.volume(); !strings.HasPrefix(got, "10 MiB of blocks asked for. ") || !strings.Contains(got, c.says) {
+		if got := r.volume(); !strings.HasPrefix(got, "10 MiB of requested blocks. ") || !strings.Contains(got, c.says) {
 			t.Errorf("ids of %d tokens, blocks of %d: %q", c.idTokens, c.tokens, got)
 		}
 	}
-	if got := served().volume(); !strings.Contains(got, "In full: 2.2 TiB, 8 MiB an id.") {
+	if got := served().volume(); !strings.Contains(got, "In full: 2.2 TiB, 8 MiB per id.") {
 		t.Error(got)
 	}
 }

@@ -257,7 +257,7 @@ func (r *Report) addStore(before, after *store.Stats) {
 	r.BadCopies = after.BadCopies - before.BadCopies
 	r.VerifiedOnWay, r.VerifiedByCPU = after.VerifiedOnWay-before.VerifiedOnWay, after.VerifiedByCPU-before.VerifiedByCPU
 	if r.PathsGivenUp = after.PathsGivenUp - before.PathsGivenUp; r.PathsGivenUp > 0 {
-		r.Notes = append(r.Notes, fmt.Sprintf("%d times a copy path was given up since the device refused what it needs, or a NIC failed; the latest: %v", r.PathsGivenUp, after.GivenUp))
+		r.Notes = append(r.Notes, fmt.Sprintf("%d times a copy path was abandoned because the device refused a resource, or a NIC failed; the last error: %v", r.PathsGivenUp, after.GivenUp))
 	}
 	for i := range after.Tiers {
 		st := &after.Tiers[i].Tier

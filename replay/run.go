@@ -166,7 +166,7 @@ func (r *run) read(ctx context.Context) (err error) {
 			return context.Cause(ctx)
 		}
 		if err := t.Next(&req.Request); errors.Is(err, io.EOF) {
-			return fmt.Errorf("trace %s became shorter while it was read; replay a file that is complete: %w", r.cfg.Trace, errdefs.ErrInvalid)
+			return fmt.Errorf("trace %s became shorter during the replay; replay a complete file: %w", r.cfg.Trace, errdefs.ErrInvalid)
 		} else if err != nil {
 			return err
 		}

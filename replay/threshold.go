@@ -86,7 +86,7 @@ func ParseThreshold(s string) (Threshold, error) {
 	name, bound := strings.TrimSpace(s[:at]), strings.TrimSpace(s[at+len(t.sign):])
 	i := slices.IndexFunc(measures, func(m measure) bool { return m.name == name })
 	if i < 0 {
-		return bad("it is about one of %s", strings.Join(ThresholdNames(), ", "))
+		return bad("must start with one of %s", strings.Join(ThresholdNames(), ", "))
 	}
 	t.of = &measures[i]
 	if t.of.micros {

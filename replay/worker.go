@@ -188,7 +188,7 @@ func (w *worker) loadPrefix(ctx context.Context, req *Request) (hits int, quiet 
 		err = w.checkLayers(wait, task)
 	}
 	if !waitEnded(wait, task, w.run.cfg.Timeout) {
-		return 0, false, fmt.Errorf("load %d blocks: the transfer did not come to rest: %w", hits, context.Cause(wait))
+		return 0, false, fmt.Errorf("load %d blocks: the transfer did not end: %w", hits, context.Cause(wait))
 	}
 	if err = errors.Join(err, wait.Err()); err != nil {
 		return 0, true, fmt.Errorf("load %d blocks: %w", hits, err)
@@ -309,7 +309,7 @@ func (w *worker) dump(ctx context.Context, req *Request, unloaded int) (quiet bo
 		task.Cancel()
 	}
 	if !w.sourceFree(wait, task) {
-		return false, errors.Join(err, fmt.Errorf("dump %d blocks: the transfer did not come to rest: %w", len(w.compute.at), context.Cause(wait)))
+		return false, errors.Join(err, fmt.Errorf("dump %d blocks: the transfer did not end: %w", len(w.compute.at), context.Cause(wait)))
 	}
 	if err = errors.Join(err, wait.Err()); err != nil {
 		return true, fmt.Errorf("dump %d blocks: %w", len(w.compute.at), err)

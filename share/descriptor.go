@@ -33,7 +33,7 @@ func (id Identity) MarshalText() ([]byte, error) { return []byte(id.String()), n
 // UnmarshalText parses 32 hexadecimal digits.
 func (id *Identity) UnmarshalText(text []byte) error {
 	if n, err := hex.Decode(make([]byte, len(text)), text); err != nil || n != len(id) {
-		return fmt.Errorf("%q is no identity of 32 hexadecimal digits: %w", text, errdefs.ErrInvalid)
+		return fmt.Errorf("identity %q: must be 32 hexadecimal digits: %w", text, errdefs.ErrInvalid)
 	}
 	_, err := hex.Decode(id[:], text)
 	return err
@@ -76,7 +76,7 @@ func ParseDescriptor(b []byte) (Descriptor, error) {
 		return Descriptor{}, fmt.Errorf("read descriptor: %w: %w", errdefs.ErrInvalid, err)
 	}
 	if dec.More() {
-		return Descriptor{}, fmt.Errorf("read descriptor: something follows it: %w", errdefs.ErrInvalid)
+		return Descriptor{}, fmt.Errorf("read descriptor: trailing data: %w", errdefs.ErrInvalid)
 	}
 	if err := d.Validate(); err != nil {
 		return Descriptor{}, err
@@ -99,9 +99,9 @@ func (d *Descriptor) Validate() error {
 	case d.PID <= 0:
 		return bad("process %d", d.PID)
 	case !filepath.IsAbs(d.Socket) || len(d.Socket) > maxSocketPath || strings.ContainsRune(d.Socket, 0):
-		return bad("%q is no absolute path of %d bytes at most", d.Socket, maxSocketPath)
+		return bad("%q is not an absolute path of at most %d bytes", d.Socket, maxSocketPath)
 	case len(d.Device) > maxUUID || strings.TrimFunc(d.Device, printable) != "":
-		return bad("%q is no UUID", d.Device)
+		return bad("%q is not a UUID", d.Device)
 	case d.Device == "" && d.Type != device.HandleMemFD:
 		return bad("host memory has no handle of type %s", d.Type)
 	case d.Bytes <= 0 || d.Length <= 0 || d.Length > d.Bytes || d.Offset < 0 || d.Offset > d.Bytes-d.Length:

@@ -63,7 +63,7 @@ func (s *Server) export(from Source, r *mem.Region) (*Export, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed || s.listener == nil {
-		return nil, errors.Join(fmt.Errorf("the server does not run: %w", errdefs.ErrClosed), e.closeHandle())
+		return nil, errors.Join(fmt.Errorf("the server is not running: %w", errdefs.ErrClosed), e.closeHandle())
 	}
 	s.exports[e.desc.Identity] = e
 	return e, nil

@@ -109,7 +109,7 @@ func shareGPU(t *testing.T, exporter int) {
 	other := start(t, "export", filepath.Join(t.TempDir(), "s"), "x.sock", strconv.Itoa(n), strconv.Itoa(exporter))
 	all := other.descriptors()
 	if len(all) == 0 {
-		testkit.Skip(t, gpuShare, "no type of handle works here")
+		testkit.Skip(t, gpuShare, "no type of handle works")
 	}
 	in := importer(t, dev)
 	local, err := dev.Alloc(n, device.AllocOptions{})
@@ -176,7 +176,7 @@ func copyBothWays(t *testing.T, other *process, dev device.Device, s *streamcopy
 func BenchmarkGPUImport(b *testing.B) {
 	dev := cudatest.Open(b)
 	if cudatest.Count() < 2 {
-		testkit.Skip(b, "cuda-peer", "there is one GPU")
+		testkit.Skip(b, "cuda-peer", "this machine has one GPU")
 	}
 	const n = 1 << 30
 	all := start(b, "export", filepath.Join(b.TempDir(), "s"), "x.sock", strconv.Itoa(n), "1").descriptors()

@@ -62,7 +62,7 @@ func (h *HostMemory) ExportMemory(r *mem.Region, t device.HandleType) (device.Ha
 	case h.bytes == nil:
 		return device.Handle{}, fmt.Errorf("host memory: %w", errdefs.ErrClosed)
 	case r == nil || r.CPU() < own.CPU() || r.CPU()-own.CPU() > mem.CPUAddr(own.Len()) || r.Len() > own.Len()-int64(r.CPU()-own.CPU()):
-		return device.Handle{}, fmt.Errorf("%s is no part of the %s: %w", r, own, errdefs.ErrInvalid)
+		return device.Handle{}, fmt.Errorf("%s is not part of the %s: %w", r, own, errdefs.ErrInvalid)
 	}
 	fd, err := unix.FcntlInt(uintptr(h.fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {

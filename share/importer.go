@@ -120,7 +120,7 @@ func (in *Importer) acquire(ctx context.Context, d *Descriptor) (*mapping, error
 }
 
 // errGaveUp means that the call that was mapping the memory gave up.
-var errGaveUp = errors.New("another import of it was given up")
+var errGaveUp = errors.New("another import of it was abandoned")
 
 func (in *Importer) tryAcquire(ctx context.Context, d *Descriptor) (*mapping, error) {
 	in.mu.Lock()

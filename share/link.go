@@ -49,13 +49,13 @@ func dial(ctx context.Context, d *Descriptor, users []int) (_ *link, h device.Ha
 	c, err := dialer.DialContext(ctx, network, d.Socket)
 	if err != nil {
 		if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist) {
-			err = fmt.Errorf("process %d exports nothing any more: %w: %w", d.PID, errdefs.ErrLost, err)
+			err = fmt.Errorf("process %d no longer exports memory: %w: %w", d.PID, errdefs.ErrLost, err)
 		}
 		return nil, h, err
 	}
 	conn, ok := c.(*net.UnixConn)
 	if !ok {
-		return nil, h, errors.Join(fmt.Errorf("%T is no Unix socket: %w", c, errdefs.ErrInvalid), c.Close())
+		return nil, h, errors.Join(fmt.Errorf("%T is not a Unix socket: %w", c, errdefs.ErrInvalid), c.Close())
 	}
 	l := &link{conn: conn}
 	defer func() {
@@ -93,7 +93,7 @@ func dial(ctx context.Context, d *Descriptor, users []int) (_ *link, h device.Ha
 	}
 	if err != nil {
 		if ctx.Err() != nil {
-			err = fmt.Errorf("ask the exporter: %w: %w", context.Cause(ctx), err)
+			err = fmt.Errorf("request the memory from its exporter: %w: %w", context.Cause(ctx), err)
 		}
 		return nil, device.Handle{}, err
 	}
@@ -112,7 +112,7 @@ func ask(conn *net.UnixConn, d *Descriptor) (h device.Handle, err error) {
 	// A server that refuses a connection closes it before the request; the reply with the reason is
 	// readable nevertheless.
 	if _, err := conn.Write(encodeRequest(d.Identity, forMemory)); err != nil && !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.ECONNRESET) {
-		return h, fmt.Errorf("ask the exporter: %w", err)
+		return h, fmt.Errorf("request the memory from its exporter: %w", err)
 	}
 	b, control := make([]byte, replyBytes+1), make([]byte, unix.CmsgSpace(4*4))
 	var nc, flags int
@@ -239,7 +239,7 @@ func peek(fd int) (over bool, why error) {
 	}
 	r, err := decodeReply(b[:n])
 	if err == nil && r.status == statusOK {
-		err = fmt.Errorf("the exporter replies twice: %w", errdefs.ErrInvalid)
+		err = fmt.Errorf("the exporter replied twice: %w", errdefs.ErrInvalid)
 	}
 	if err == nil {
 		err = r.status.err()

@@ -58,7 +58,7 @@ func ProbeHost(ctx context.Context, dev device.Device, o ProbeOptions) Finding {
 
 // Choose returns the first type that works, or ErrNotSupported with the reason of every type.
 func Choose(all []Finding) (device.HandleType, error) {
-	refusals := []error{fmt.Errorf("no type of handle works here: %w", errdefs.ErrNotSupported)}
+	refusals := []error{fmt.Errorf("no type of handle works: %w", errdefs.ErrNotSupported)}
 	for _, f := range all {
 		if f.Err == nil {
 			return f.Type, nil
@@ -95,7 +95,7 @@ func (a *Allocator) Alloc(bytes int64) (*mem.Region, error) {
 
 func probe(ctx context.Context, dev device.Sharer, t device.HandleType, o *ProbeOptions) (err error) {
 	if t == device.HandleCUDAIPC && o.Peer == nil {
-		return errors.New("no second process was there to try it with, and no process opens a handle of its own")
+		return errors.New("no second process is available for the test, and a process cannot open its own handle")
 	}
 	r, err := dev.Alloc(probeBytes, device.AllocOptions{Shareable: true, Handle: t})
 	if err != nil {
@@ -180,7 +180,7 @@ func askPeer(ctx context.Context, cmd *exec.Cmd, d *Descriptor) error {
 	}
 	var v verdict
 	if err := json.NewDecoder(&out).Decode(&v); err != nil {
-		return fmt.Errorf("the second process sent nothing: %w", errors.Join(ran, errors.New(strings.TrimSpace(log.String()))))
+		return fmt.Errorf("the second process sent no result: %w", errors.Join(ran, errors.New(strings.TrimSpace(log.String()))))
 	}
 	switch {
 	case v.NotSupported:
@@ -266,7 +266,7 @@ func write(ctx context.Context, dev device.Device, r *mem.Region, b []byte) erro
 func expect(ctx context.Context, dev device.Device, r *mem.Region, want []byte) error {
 	same := func(got []byte) error {
 		if !bytes.Equal(got, want) {
-			return fmt.Errorf("%d shared bytes are others than were written", len(want))
+			return fmt.Errorf("%d shared bytes differ from the written bytes", len(want))
 		}
 		return nil
 	}

@@ -107,7 +107,7 @@ func (s *Server) Start(ctx context.Context) error {
 	case s.closed:
 		return fmt.Errorf("start export server: %w", errdefs.ErrClosed)
 	case s.listener != nil:
-		return fmt.Errorf("start export server: it was started: %w", errdefs.ErrExists)
+		return fmt.Errorf("start export server: already started: %w", errdefs.ErrExists)
 	}
 	l, err := listen(ctx, s.o.Dir, s.o.Name)
 	if err != nil && s.o.Dir == DefaultDir() {

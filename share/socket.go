@@ -41,7 +41,7 @@ func DefaultDir() string {
 func listen(ctx context.Context, dir, name string) (*net.UnixListener, error) {
 	path := filepath.Join(dir, name)
 	if !filepath.IsAbs(path) || len(path) > maxSocketPath || filepath.Base(name) != name {
-		return nil, fmt.Errorf("%q is no absolute path of %d bytes at most: %w", path, maxSocketPath, errdefs.ErrInvalid)
+		return nil, fmt.Errorf("%q is not an absolute path of at most %d bytes: %w", path, maxSocketPath, errdefs.ErrInvalid)
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("make directory of sockets: %w", err)
@@ -81,11 +81,11 @@ func lockDir(ctx context.Context, dir string) (unlock func(), err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		unlock()
-		return nil, fmt.Errorf("look at directory of sockets %s: %w", dir, err)
+		return nil, fmt.Errorf("stat directory of sockets %s: %w", dir, err)
 	}
 	if int(st.Uid) != os.Geteuid() || st.Mode&0o077 != 0 {
 		unlock()
-		return nil, fmt.Errorf("directory of sockets %s has mode %#o and is user %d's; it has to be this user's alone: %w", dir, st.Mode&0o777, st.Uid, errdefs.ErrInvalid)
+		return nil, fmt.Errorf("directory of sockets %s has mode %#o and belongs to user %d: must belong to this user only: %w", dir, st.Mode&0o777, st.Uid, errdefs.ErrInvalid)
 	}
 	for {
 		switch err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); {

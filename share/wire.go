@@ -57,9 +57,9 @@ func (s status) err() error {
 	case statusMalformed:
 		return fmt.Errorf("the exporter does not understand the request: %w", errdefs.ErrInvalid)
 	case statusUnknown:
-		return fmt.Errorf("the exporter knows of no such export: %w", errdefs.ErrNotFound)
+		return fmt.Errorf("the exporter does not have this export: %w", errdefs.ErrNotFound)
 	case statusBusy:
-		return fmt.Errorf("the exporter has as many importers as it takes: %w", errdefs.ErrBusy)
+		return fmt.Errorf("the exporter has reached its limit of importers: %w", errdefs.ErrBusy)
 	case statusWithdrawn:
 		return fmt.Errorf("the exporter has withdrawn it: %w", errdefs.ErrNotFound)
 	case statusStopped:
@@ -85,7 +85,7 @@ func encodeRequest(id Identity, what purpose) []byte {
 func decodeRequest(b []byte) (id Identity, what purpose, err error) {
 	switch {
 	case len(b) != requestBytes || binary.LittleEndian.Uint32(b) != magic || binary.LittleEndian.Uint16(b[6:]) >= uint16(purposes):
-		return id, 0, fmt.Errorf("%d bytes are no request: %w", len(b), errdefs.ErrInvalid)
+		return id, 0, fmt.Errorf("%d bytes: not a request: %w", len(b), errdefs.ErrInvalid)
 	case binary.LittleEndian.Uint16(b[4:]) != version:
 		return id, 0, fmt.Errorf("request of version %d: %w", binary.LittleEndian.Uint16(b[4:]), errdefs.ErrMismatch)
 	}
@@ -115,7 +115,7 @@ func (r *reply) encode() []byte {
 func decodeReply(b []byte) (r reply, err error) {
 	switch {
 	case len(b) != replyBytes || binary.LittleEndian.Uint32(b) != magic || b[6] == 0 || status(b[6]) >= statuses:
-		return r, fmt.Errorf("%d bytes are no reply: %w", len(b), errdefs.ErrInvalid)
+		return r, fmt.Errorf("%d bytes: not a reply: %w", len(b), errdefs.ErrInvalid)
 	case binary.LittleEndian.Uint16(b[4:]) != version:
 		return r, fmt.Errorf("reply of version %d: %w", binary.LittleEndian.Uint16(b[4:]), errdefs.ErrMismatch)
 	}

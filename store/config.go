@@ -141,18 +141,18 @@ func (c *Config) Validate() error {
 		errs = append(errs, fmt.Errorf("store config: %w", formatsErr))
 	}
 	if c.Cache == nil {
-		bad("store config: there is no cache tier")
+		bad("store config: no cache tier is given")
 	} else if formatsErr == nil {
 		sl := c.Cache.Slots()
 		switch {
 		case sl.Region == nil || sl.Stride < c.Formats.MaxImageBytes():
 			bad("store config: the cache's slots of %d bytes are too small for blocks of %d", sl.Stride, c.Formats.MaxImageBytes())
 		case slotCount(c) < 2:
-			bad("store config: the cache has %d slots and needs 2 at least", slotCount(c))
+			bad("store config: the cache has %d slots, at least 2 are needed", slotCount(c))
 		}
 	}
 	if c.Cache != nil && pipeline.IsTransient(c.Cache) && len(c.Next) == 0 {
-		bad("store config: the first tier keeps nothing, and there is no tier below it")
+		bad("store config: the first tier is transient, and no tier is below it")
 	}
 	if d := c.Direct; d != nil && (d.Pool == nil || (d.Dumps == nil) != (d.HostSlot == nil) || formatsErr == nil && d.Pool.Slots().Stride < c.Formats.MaxImageBytes()) {
 		bad("store config: the slots of direct storage are too small for blocks of %d bytes", c.Formats.MaxImageBytes())
@@ -184,9 +184,9 @@ func (c *Config) Validate() error {
 	} {
 		switch {
 		case f.v < 0:
-			bad("store config: %s is %d and must not be negative", f.name, f.v)
+			bad("store config: %s is %d: must not be negative", f.name, f.v)
 		case f.v > f.most:
-			bad("store config: %s is %d and must be %d at most", f.name, f.v, f.most)
+			bad("store config: %s is %d: must be at most %d", f.name, f.v, f.most)
 		}
 	}
 	return errors.Join(errs...)

@@ -85,7 +85,7 @@ func TestDefectDurableHasNoEnd(t *testing.T) {
 			t.Errorf("in the end: %v", err)
 		}
 		if !errors.Is(early, context.DeadlineExceeded) || !strings.Contains(early.Error(), "2 blocks are not durable yet") ||
-			!strings.Contains(early.Error(), "1 writes wait for room") || !strings.Contains(early.Error(), "cannot be removed") {
+			!strings.Contains(early.Error(), "1 writes wait for space") || !strings.Contains(early.Error(), "cannot be removed") {
 			return fmt.Errorf("while it waits: %w", early)
 		}
 		if st := r.st.Stats(); st.DurableFailures != 2 {

@@ -34,11 +34,11 @@ func ParsePipeline(s string) ([]string, error) {
 		case name != TierCache && name != TierFile && name != TierLog:
 			return fail("unknown tier %q; known tiers: %s, %s, %s", name, TierCache, TierFile, TierLog)
 		case slices.Contains(names[:i], name):
-			return fail("tier %q is named twice", name)
+			return fail("tier %q is given twice", name)
 		case i > 0 && name == TierCache:
 			return fail("tier %q comes after %q and must be the first: the device copies to and from its slots", name, names[i-1])
 		case i > 1 || i == 1 && names[0] != TierCache:
-			return fail("tier %q comes after %q, and blocks are written down in one tier only", name, names[i-1])
+			return fail("tier %q comes after %q: only one tier below the cache is supported", name, names[i-1])
 		}
 		names[i] = name
 	}

@@ -186,7 +186,7 @@ func (s *Store) Close(ctx context.Context) error {
 	ended := s.sched.Close()
 	s.pipeline.Index.Close()
 	cancelDumps := func() error {
-		s.sched.CancelDumps(fmt.Errorf("store closed before the dump was done: %w", errdefs.ErrCanceled))
+		s.sched.CancelDumps(fmt.Errorf("store closed before the dump ended: %w", errdefs.ErrCanceled))
 		return closeError(ctx)
 	}
 	select {

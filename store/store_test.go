@@ -28,7 +28,7 @@ func TestDefectAbsurdNumbersOfTheConfigAreRefused(t *testing.T) {
 	t.Parallel()
 	_, err := store.Open(store.Config{Readers: math.MaxInt64, Writers: math.MaxInt64, Checkers: math.MaxInt64, Tasks: math.MaxInt64})
 	wantErr(t, err, errdefs.ErrInvalid)
-	for _, want := range []string{"readers is 9223372036854775807 and must be 4096 at most", "writers", "checkers", "tasks"} {
+	for _, want := range []string{"readers is 9223372036854775807: must be at most 4096", "writers", "checkers", "tasks"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("the error does not say %q: %v", want, err)
 		}
@@ -54,8 +54,8 @@ func TestParsePipeline(t *testing.T) {
 		{"cache|log|file", nil, `tier "file" comes after "log"`},
 		{"cache|tape", nil, `unknown tier "tape"; known tiers: cache, file, log`},
 		{"cache||file", nil, "tier 2 has no name"},
-		{"cache|file|file", nil, "named twice"},
-		{"cache|cache", nil, "named twice"},
+		{"cache|file|file", nil, "given twice"},
+		{"cache|cache", nil, "given twice"},
 	} {
 		got, err := store.ParsePipeline(c.in)
 		switch {

@@ -76,7 +76,7 @@ func ParsePath(name string) (Path, error) {
 		}
 		names = append(names, registry[p].name)
 	}
-	return PathNone, fmt.Errorf("there is no path %q: it is one of %s: %w", name, strings.Join(names, ", "), errdefs.ErrInvalid)
+	return PathNone, fmt.Errorf("unknown path %q: must be one of %s: %w", name, strings.Join(names, ", "), errdefs.ErrInvalid)
 }
 
 // MovedBy returns the mover of the path.

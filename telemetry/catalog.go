@@ -24,10 +24,10 @@ const (
 
 // storeFamilies are read from the store's own figures.
 var storeFamilies = []family[*store.Stats]{
-	storeCounter("kvlane_store_loads_total", "tasks", "Load tasks begun.", func(s *store.Stats) int64 { return s.Loads }),
-	storeCounter("kvlane_store_dumps_total", "tasks", "Dump tasks begun.", func(s *store.Stats) int64 { return s.Dumps }),
-	storeCounter("kvlane_store_prefetches_total", "tasks", "Prefetch tasks begun.", func(s *store.Stats) int64 { return s.Prefetches }),
-	storeGauge("kvlane_store_tasks_running", "tasks", "Tasks begun and not yet resolved.", func(s *store.Stats) int64 { return int64(s.Running) }),
+	storeCounter("kvlane_store_loads_total", "tasks", "Load tasks started.", func(s *store.Stats) int64 { return s.Loads }),
+	storeCounter("kvlane_store_dumps_total", "tasks", "Dump tasks started.", func(s *store.Stats) int64 { return s.Dumps }),
+	storeCounter("kvlane_store_prefetches_total", "tasks", "Prefetch tasks started.", func(s *store.Stats) int64 { return s.Prefetches }),
+	storeGauge("kvlane_store_tasks_running", "tasks", "Tasks started and not yet resolved.", func(s *store.Stats) int64 { return int64(s.Running) }),
 	{
 		Metric{"kvlane_store_hits_total", "blocks", Counter, "Blocks that loads were served from this tier, each once.", []string{labelTier}},
 		func(s *store.Stats, out emit) {
@@ -60,10 +60,10 @@ var storeFamilies = []family[*store.Stats]{
 	storeCounter("kvlane_store_direct_failures_total", "blocks", "Blocks whose read by cuFile failed.", func(s *store.Stats) int64 { return s.DirectFailed }),
 	storeCounter("kvlane_store_tier_errors_total", "operations", "Tier operations that failed, other than by a miss or a failed check.", func(s *store.Stats) int64 { return s.TierErrors }),
 	storeCounter("kvlane_store_quarantined_total", "slots", "Slots moved to quarantine because hardware might still access them.", func(s *store.Stats) int64 { return s.Quarantined }),
-	storeCounter("kvlane_copy_paths_given_up_total", "paths", "Times a stream gave up a path because the device refused a resource, or a NIC failed.", func(s *store.Stats) int64 { return s.PathsGivenUp }),
+	storeCounter("kvlane_copy_paths_given_up_total", "paths", "Times a stream abandoned a path because the device refused a resource, or a NIC failed.", func(s *store.Stats) int64 { return s.PathsGivenUp }),
 	storeCounter("kvlane_store_loads_expired_total", "loads", "Loads that expired because a stream of the host program waited for too long.", func(s *store.Stats) int64 { return s.LoadsExpired }),
 	storeCounter("kvlane_store_stream_reopens_total", "streams", "Copy streams reopened after one broke.", func(s *store.Stats) int64 { return s.StreamsReopened }),
-	storeCounter("kvlane_store_leases_total", "leases", "Leases given.", func(s *store.Stats) int64 { return s.Leases }),
+	storeCounter("kvlane_store_leases_total", "leases", "Leases granted.", func(s *store.Stats) int64 { return s.Leases }),
 	storeGauge("kvlane_store_leases_live", "leases", "Leases held now.", func(s *store.Stats) int64 { return int64(s.LeasesLive) }),
 	storeCounter("kvlane_store_leases_expired_total", "leases", "Leases that ended by their deadline.", func(s *store.Stats) int64 { return s.LeasesExpired }),
 	storeCounter("kvlane_store_leases_cut_total", "leases", "Leases cut short at the limit of leased slots.", func(s *store.Stats) int64 { return s.LeasesCut }),
@@ -111,7 +111,7 @@ var tierFamilies = []family[*namedTier]{
 	tierGauge("kvlane_tier_retained", "pins", "Pins held on blocks.", func(s *tier.Stats) int64 { return s.Retained }),
 	tierGauge("kvlane_tier_quarantined", "blocks", "Files or slots in quarantine.", func(s *tier.Stats) int64 { return s.Quarantined }),
 	tierCounter("kvlane_tier_replaced_total", "blocks", "Stored blocks found damaged or unreadable when they were stored again, and rewritten.", func(s *tier.Stats) int64 { return s.Replaced }),
-	tierCounter("kvlane_tier_newer_total", "blocks", "Blocks of another format version: misses, left unchanged.", func(s *tier.Stats) int64 { return s.Newer }),
+	tierCounter("kvlane_tier_newer_total", "blocks", "Blocks of another format version, treated as misses and kept.", func(s *tier.Stats) int64 { return s.Newer }),
 	tierGauge("kvlane_tier_others_bytes", "bytes", "Bytes of the capacity that other identities count for: held, or needed in addition by their records.", func(s *tier.Stats) int64 { return s.OthersBytes }),
 	tierCounter("kvlane_tier_yielded_total", "blocks", "Evictions while other identities had blocks and all together exceeded the capacity.", func(s *tier.Stats) int64 { return s.Yielded }),
 	tierCounter("kvlane_tier_reclaimed_total", "blocks", "Blocks removed of other identities that no process used.", func(s *tier.Stats) int64 { return s.Reclaimed }),

@@ -80,7 +80,7 @@ func (m *Metrics) SetTier(name string, t tier.Tier) error {
 	}
 	s, ok := t.(tier.Statter)
 	if !ok {
-		return fmt.Errorf("add tier %q to the metrics: %T keeps no figures: %w", name, t, errdefs.ErrNotSupported)
+		return fmt.Errorf("add tier %q to the metrics: %T has no figures: %w", name, t, errdefs.ErrNotSupported)
 	}
 	m.tiers[name] = s.Stats
 	return nil

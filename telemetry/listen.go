@@ -39,7 +39,7 @@ func parseAddr(addr string) (network, at string, err error) {
 		path = strings.ReplaceAll(path, "{pid}", strconv.Itoa(os.Getpid()))
 		switch {
 		case !filepath.IsAbs(path) || len(path) > maxSocketPath:
-			return "", "", fmt.Errorf("%q is no absolute path of at most %d bytes: %w", path, maxSocketPath, errdefs.ErrInvalid)
+			return "", "", fmt.Errorf("%q is not an absolute path of at most %d bytes: %w", path, maxSocketPath, errdefs.ErrInvalid)
 		case strings.ContainsAny(path, "\x00{}"):
 			return "", "", fmt.Errorf("path %q contains a brace or a NUL byte: %w", path, errdefs.ErrInvalid)
 		}

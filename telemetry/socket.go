@@ -114,7 +114,7 @@ func removeStale(ctx context.Context, path string) error {
 	case err != nil:
 		return err
 	case info.Mode()&fs.ModeSocket == 0:
-		return fmt.Errorf("the file is no socket: %w", errdefs.ErrExists)
+		return fmt.Errorf("the file is not a socket: %w", errdefs.ErrExists)
 	}
 	c, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
 	if err == nil {

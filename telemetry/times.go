@@ -11,7 +11,7 @@ var storeTimes = []timesFamily[*store.Stats]{
 	storeHistogram("kvlane_store_lease_seconds", "Duration of a call that finds and pins the longest stored prefix of some keys.", func(s *store.Stats) *store.Latency { return &s.LeaseTimes }),
 	storeHistogram("kvlane_store_lookup_seconds", "Duration of a call that looks up keys.", func(s *store.Stats) *store.Latency { return &s.LookupTimes }),
 	{
-		Metric{"kvlane_store_queue_seconds", "seconds", Histogram, "Time spent waiting: tasks for their turn to start, blocks to be read from a tier, verified, or written.", []string{labelQueue}},
+		Metric{"kvlane_store_queue_seconds", "seconds", Histogram, "Time spent waiting: tasks to start, and blocks to be read from a tier, verified or written.", []string{labelQueue}},
 		func(s *store.Stats, out emitTimes) {
 			out(&s.TurnWaits, "turn")
 			out(&s.ReadWaits, "read")
@@ -19,8 +19,8 @@ var storeTimes = []timesFamily[*store.Stats]{
 			out(&s.WriteWaits, "write")
 		},
 	},
-	pathHistogram("kvlane_copy_seconds", "Duration of a batch, from its first byte handed to the hardware until the last is copied.", func(p *store.PathStats) *store.Latency { return &p.Copied }),
-	pathHistogram("kvlane_copy_queue_seconds", "Time that a batch waited, from its submission until its first byte was handed to the hardware.", func(p *store.PathStats) *store.Latency { return &p.Queued }),
+	pathHistogram("kvlane_copy_seconds", "Duration of a batch, from the submission of its first byte to the hardware until the last byte is copied.", func(p *store.PathStats) *store.Latency { return &p.Copied }),
+	pathHistogram("kvlane_copy_queue_seconds", "Time that a batch waited, from its submission until the submission of its first byte to the hardware.", func(p *store.PathStats) *store.Latency { return &p.Queued }),
 }
 
 func storeHistogram(name, help string, read func(*store.Stats) *store.Latency) timesFamily[*store.Stats] {

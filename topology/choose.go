@@ -171,16 +171,16 @@ func compareBool(a, b bool) int {
 // named returns the candidates that the configuration names for a GPU.
 func named(all []Candidate, gpu int, names [][]string) ([]Candidate, error) {
 	if gpu < 0 || gpu >= len(names) || len(names[gpu]) == 0 {
-		return nil, fmt.Errorf("none is named: the list has %d entries: %w", len(names), errdefs.ErrInvalid)
+		return nil, fmt.Errorf("the list of %d entries has no name: %w", len(names), errdefs.ErrInvalid)
 	}
 	var chosen []Candidate
 	for _, name := range names[gpu] {
 		if slices.ContainsFunc(chosen, func(c Candidate) bool { return c.Name == name }) {
-			return nil, fmt.Errorf("NIC %q is named twice: %w", name, errdefs.ErrInvalid)
+			return nil, fmt.Errorf("NIC %q is given twice: %w", name, errdefs.ErrInvalid)
 		}
 		i := slices.IndexFunc(all, func(c Candidate) bool { return c.Name == name })
 		if i < 0 {
-			return nil, fmt.Errorf("NIC %q is not there; there are: %s: %w", name, listNames(all), errdefs.ErrNotFound)
+			return nil, fmt.Errorf("unknown NIC %q; this machine has %s: %w", name, listNames(all), errdefs.ErrNotFound)
 		}
 		c := all[i]
 		c.Reason = "as configured; " + c.Reason
@@ -192,7 +192,7 @@ func named(all []Candidate, gpu int, names [][]string) ([]Candidate, error) {
 // nearest returns up to count of the candidates that are as near as the first.
 func nearest(all []Candidate, gpu, count int) ([]Candidate, error) {
 	if len(all) == 0 {
-		return nil, fmt.Errorf("there is none: %w", errdefs.ErrNotFound)
+		return nil, fmt.Errorf("no NIC found: %w", errdefs.ErrNotFound)
 	}
 	if all[0].Down {
 		return nil, fmt.Errorf("none of %s has an active port: %w", listNames(all), errdefs.ErrBroken)

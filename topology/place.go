@@ -49,7 +49,7 @@ func normalize(pci string) (string, error) {
 	domain, rest, ok := strings.Cut(strings.ToLower(pci), ":")
 	n, err := strconv.ParseUint(domain, 16, 32)
 	if !ok || err != nil || rest == "" || strings.ContainsAny(rest, "/\\") {
-		return "", fmt.Errorf("PCI address %q is none: %w", pci, errdefs.ErrInvalid)
+		return "", fmt.Errorf("%q is not a PCI address: %w", pci, errdefs.ErrInvalid)
 	}
 	return fmt.Sprintf("%04x:%s", n, rest), nil
 }

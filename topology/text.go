@@ -20,7 +20,7 @@ func (m *Machine) WriteText(w io.Writer) error {
 	}
 	p.links(m)
 	if len(m.NICs) > 0 {
-		p.line("\nMemory, and the NICs that suit it")
+		p.line("\nMemory, and the NICs nearest to it")
 		for i := range m.Memory {
 			p.memory(&m.Memory[i])
 		}
@@ -139,7 +139,7 @@ func (p *printer) memory(m *Memory) {
 		return strings.Join(names, ", ")
 	}
 	if len(m.Preferred) == 0 {
-		p.line(fmt.Sprintf("  %-8s none has an active port", m.Location))
+		p.line(fmt.Sprintf("  %-8s no NIC has an active port", m.Location))
 		return
 	}
 	p.wrap(fmt.Sprintf("  %-8s ", m.Location), "           ", fmt.Sprintf("%s: %s", join(m.Preferred), m.Preferred[0].Reason))

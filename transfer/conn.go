@@ -109,7 +109,7 @@ func (c *conn) abort(f *pendingPart, why error) {
 		f.finish(why)
 	case begun:
 		// The text only: the cause is not one of the other parts.
-		c.fail(fmt.Errorf("a transfer was given up: %s", why.Error()))
+		c.fail(fmt.Errorf("a transfer was abandoned: %s", why.Error()))
 	}
 }
 
@@ -188,4 +188,4 @@ func (c *conn) complete(verdict error) {
 }
 
 // errConnEnded is returned by goroutines of a conn that has ended.
-var errConnEnded = errors.New("it was ended")
+var errConnEnded = errors.New("it was closed")

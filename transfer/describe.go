@@ -82,7 +82,7 @@ func (d *Description) Validate() error {
 	case checkName(d.Name) != nil:
 		return checkName(d.Name)
 	case d.Engine == share.Identity{} || d.Segment == 0:
-		return bad("it is number %d of engine %s", d.Segment, d.Engine)
+		return bad("number %d of engine %s", d.Segment, d.Engine)
 	case len(d.Host) > maxHostBytes || len(d.Buffers) > MaxBuffers || len(d.NICs) > rail.MaxNICs:
 		return bad("%d buffers, %d NICs, and %d bytes of host", len(d.Buffers), len(d.NICs), len(d.Host))
 	}

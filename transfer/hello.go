@@ -54,7 +54,7 @@ func (h *hello) encode() []byte {
 func decodeHello(b []byte) (h hello, err error) {
 	switch {
 	case len(b) != helloBytes || binary.LittleEndian.Uint32(b) != magic || b[7] != 0:
-		return h, fmt.Errorf("%d bytes are no hello: %w", len(b), errdefs.ErrInvalid)
+		return h, fmt.Errorf("%d bytes: not a hello: %w", len(b), errdefs.ErrInvalid)
 	case binary.LittleEndian.Uint16(b[4:]) != version:
 		return h, fmt.Errorf("hello of version %d: %w", binary.LittleEndian.Uint16(b[4:]), errdefs.ErrMismatch)
 	}
@@ -78,7 +78,7 @@ func encodeWelcome(s status, id share.Identity) []byte {
 func decodeWelcome(b []byte) (s status, id share.Identity, err error) {
 	switch {
 	case len(b) != welcomeBytes || binary.LittleEndian.Uint32(b) != magic || b[6] == 0 || status(b[6]) >= statuses || b[7] != 0:
-		return 0, id, fmt.Errorf("%d bytes are no welcome: %w", len(b), errdefs.ErrInvalid)
+		return 0, id, fmt.Errorf("%d bytes: not a welcome: %w", len(b), errdefs.ErrInvalid)
 	case binary.LittleEndian.Uint16(b[4:]) != version:
 		return 0, id, fmt.Errorf("welcome of version %d: %w", binary.LittleEndian.Uint16(b[4:]), errdefs.ErrMismatch)
 	}
@@ -139,7 +139,7 @@ type refusal struct {
 	why  error
 }
 
-func (r *refusal) Error() string { return fmt.Sprintf("the target answers %q: %v", r.text, r.why) }
+func (r *refusal) Error() string { return fmt.Sprintf("the target replied %q: %v", r.text, r.why) }
 
 func (r *refusal) Unwrap() error { return r.why }
 
@@ -164,5 +164,5 @@ func readWelcome(r io.Reader) (share.Identity, error) {
 	if err != nil {
 		return id, &wire.AnswerError{Err: err}
 	}
-	return id, s.err([]byte("it does not take the connection"))
+	return id, s.err([]byte("it refused the connection"))
 }

@@ -95,13 +95,13 @@ func (o Options) Validate() error {
 		o.Lanes, o.Conns, o.Batches, o.Notices)
 	check(o.PartBytes >= 0 && o.PartBytes <= maxLength, "parts of %d bytes", o.PartBytes)
 	check(o.Lease >= 0 && o.Stall >= 0 && o.Timeout >= 0, "a lease of %v, a stall of %v, a timeout of %v", o.Lease, o.Stall, o.Timeout)
-	check((o.Device == nil) == (o.Copy == nil), "a device and its stream go together")
+	check((o.Device == nil) == (o.Copy == nil), "a device and its stream must be given together")
 	addr := cmp.Or(o.Advertise, o.Listen)
 	for _, a := range []string{o.Advertise, o.Listen} {
 		_, _, err := net.SplitHostPort(a)
 		check(a == "" || err == nil, "%q is not HOST:PORT, an IPv6 address in brackets: [::1]:7200", a)
 	}
-	check(!unspecified(addr), "%q is no address by which others reach this engine: listen at one, or advertise one", addr)
+	check(!unspecified(addr), "%q is not an address that other engines can reach: listen at one, or advertise one", addr)
 	return errors.Join(errs...)
 }
 

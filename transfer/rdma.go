@@ -39,7 +39,7 @@ func (e *Engine) RegisterLocal(r *mem.Region) error {
 		return nil
 	}
 	if r.Origin() != nil {
-		return fmt.Errorf("register local memory: the %s is another process's: %w", r, errdefs.ErrNotSupported)
+		return fmt.Errorf("register local memory: the %s belongs to another process: %w", r, errdefs.ErrNotSupported)
 	}
 	if _, err := e.local.Register(r, 0); err != nil {
 		if err = e.handleRefusal(err); err != nil {
@@ -56,7 +56,7 @@ func (e *Engine) handleRefusal(err error) error {
 	case errors.Is(err, errdefs.ErrExists) || errors.Is(err, errdefs.ErrClosed): // a mistake of the caller
 		return err
 	case !e.o.NICsOptional:
-		return fmt.Errorf("required NICs refuse it: raise their limits, or permit other paths: %w", err)
+		return fmt.Errorf("required NICs refused it: raise their limits, or permit other paths: %w", err)
 	}
 	e.recordRefusal(err)
 	return nil
@@ -170,7 +170,7 @@ func (p *peer) choose(to *Remote, most, here, there int, skipBackoff bool) (nicP
 			continue
 		}
 		if r := p.backoffs[v]; r != nil && skipBackoff && time.Now().Before(r.until) {
-			err = fmt.Errorf("it went wrong less than %v ago: %w", r.delay, r.err)
+			err = fmt.Errorf("it failed less than %v ago: %w", r.delay, r.err)
 			continue
 		}
 		return v, nil
@@ -286,9 +286,9 @@ func (c *queueConn) waitCompletions() error {
 			continue
 		}
 		if f := c.oldest(); f != nil && c.ctx.Err() == nil && errors.Is(err, errdefs.ErrInvalid) {
-			f.cause = fmt.Errorf("the NICs refuse it: %w", err)
+			f.cause = fmt.Errorf("the NICs refused it: %w", err)
 			// The remaining parts did not cause it.
-			return errors.New("a NIC refused a request of it")
+			return errors.New("a NIC refused one of its requests")
 		}
 		return c.broke(err)
 	}
@@ -300,9 +300,9 @@ func (c *queueConn) listen() error {
 	_, err := c.r.ReadByte()
 	switch {
 	case err == nil:
-		return fmt.Errorf("the target sends something: %w", errdefs.ErrMismatch)
+		return fmt.Errorf("the target sent unexpected data: %w", errdefs.ErrMismatch)
 	case timedOut(err):
-		return c.broke(fmt.Errorf("nothing completes: %w", err))
+		return c.broke(fmt.Errorf("no completions: %w", err))
 	}
 	return err
 }

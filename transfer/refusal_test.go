@@ -102,7 +102,7 @@ func refusedOnce(t *testing.T, plan *fault.Plan, optional bool) {
 			t.Errorf("peers learn addresses of the process: %q", buf.Refused)
 		}
 		why := p.remote.RDMA(buf.Offset)
-		if (buf.Refused != "") != (len(d.NICs) > 0 && len(buf.Keys) == 0) || buf.Refused != "" && !strings.Contains(why.Error(), "refuse it") {
+		if (buf.Refused != "") != (len(d.NICs) > 0 && len(buf.Keys) == 0) || buf.Refused != "" && !strings.Contains(why.Error(), "refused it") {
 			t.Errorf("buffer %d: refused %q, %d keys, RDMA: %v", i, buf.Refused, len(buf.Keys), why)
 		}
 	}

@@ -146,7 +146,7 @@ func (r *Remote) checkDescription(d *Description) error {
 	case d.Engine != r.p.id || r.name != "" && d.Name != r.name:
 		return fmt.Errorf("engine %s describes itself as %s with segment %q: %w", r.p.id, d.Engine, d.Name, errdefs.ErrMismatch)
 	case r.number != 0 && d.Segment != r.number:
-		return fmt.Errorf("segment %q was closed, and its name is used again: %w", d.Name, errdefs.ErrLost)
+		return fmt.Errorf("segment %q was closed, and its name belongs to another segment: %w", d.Name, errdefs.ErrLost)
 	case r.number != 0 && !slices.Equal(d.NICs, r.desc.NICs):
 		return fmt.Errorf("segment %q had NICs %q, and has %q: %w", d.Name, r.desc.NICs, d.NICs, errdefs.ErrMismatch)
 	}
@@ -207,7 +207,7 @@ func (r *Remote) closeRetired() {
 func (r *Remote) importBuffer(ctx context.Context, host string, b *Buffer) (*share.Import, error) {
 	switch {
 	case r.e.o.Importer == nil:
-		return nil, fmt.Errorf("this engine imports nothing: %w", errdefs.ErrNotSupported)
+		return nil, fmt.Errorf("this engine imports no memory: %w", errdefs.ErrNotSupported)
 	case r.e.host == "" || host != r.e.host:
 		return nil, fmt.Errorf("it is on another host: %w", errdefs.ErrNotSupported)
 	case b.Share == nil:
@@ -271,9 +271,9 @@ func (b *remoteBuffer) rdma(e *Engine) error {
 	case e.local == nil:
 		return fmt.Errorf("this engine has no NICs: %w", errdefs.ErrNotSupported)
 	case b.Refused != "":
-		return fmt.Errorf("the NICs of the segment refuse it: %q: %w", b.Refused, errdefs.ErrNotSupported)
+		return fmt.Errorf("the NICs of the segment refused it: %q: %w", b.Refused, errdefs.ErrNotSupported)
 	case len(b.Keys) == 0:
-		return fmt.Errorf("it is registered with no NICs: %w", errdefs.ErrNotSupported)
+		return fmt.Errorf("it is not registered with a NIC: %w", errdefs.ErrNotSupported)
 	}
 	return nil
 }
@@ -294,7 +294,7 @@ func (r *Remote) buffer(off, n int64) (*remoteBuffer, error) {
 	}
 	i := sort.Search(len(r.buffers), func(i int) bool { return r.buffers[i].Offset > off }) - 1
 	if i < 0 || n < 0 || off-r.buffers[i].Offset > r.buffers[i].Length || n > r.buffers[i].Length-(off-r.buffers[i].Offset) {
-		return nil, fmt.Errorf("%d bytes at %d of segment %q are no registered memory: %w", n, off, r.name, errdefs.ErrInvalid)
+		return nil, fmt.Errorf("%d bytes at %d of segment %q are not registered: %w", n, off, r.name, errdefs.ErrInvalid)
 	}
 	return r.buffers[i], nil
 }

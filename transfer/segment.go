@@ -205,7 +205,7 @@ func (s *Segment) lockChange(ctx context.Context) error {
 	case s.changeLock <- struct{}{}:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("another call is at it: %w: %w", errdefs.ErrBusy, context.Cause(ctx))
+		return fmt.Errorf("another call changes it: %w: %w", errdefs.ErrBusy, context.Cause(ctx))
 	}
 }
 

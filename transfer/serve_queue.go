@@ -43,7 +43,7 @@ func (e *Engine) serveQueue(c *servedConn) error {
 	if err := c.waitByte(); err != nil {
 		return err // mostly the connection was closed
 	}
-	return fmt.Errorf("something came behind a queue pair: %w", errdefs.ErrInvalid)
+	return fmt.Errorf("unexpected data after a queue pair: %w", errdefs.ErrInvalid)
 }
 
 // connectQueue opens and connects a queue pair that reaches the memory of a segment.

@@ -49,7 +49,7 @@ func (e *Engine) beginImported(ctx context.Context, p *part, forced Path, finish
 		return path, cancel, nil
 	}
 	if e.o.Copy == nil {
-		return PathNone, nil, fmt.Errorf("there is no device to copy by: %w", errdefs.ErrNotSupported)
+		return PathNone, nil, fmt.Errorf("the copy needs a device: %w", errdefs.ErrNotSupported)
 	}
 	b := p.paged(there)
 	if b == nil {

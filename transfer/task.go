@@ -70,7 +70,7 @@ func ParsePath(name string) (Path, error) {
 			return Path(p), nil
 		}
 	}
-	return PathNone, fmt.Errorf("path is nvlink, shm, rdma or tcp, not %q: %w", name, errdefs.ErrInvalid)
+	return PathNone, fmt.Errorf("path %q: must be nvlink, shm, rdma or tcp: %w", name, errdefs.ErrInvalid)
 }
 
 // Status is the state of a task or a batch.

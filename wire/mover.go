@@ -56,7 +56,7 @@ type Mover struct {
 func NewMover(o MoverOptions) (*Mover, error) {
 	o.ChunkBytes, o.Chunks = cmp.Or(o.ChunkBytes, DefaultChunkBytes), cmp.Or(o.Chunks, DefaultChunks)
 	if o.ChunkBytes < 0 || o.Chunks < 0 || (o.Device == nil) != (o.Copy == nil) {
-		return nil, fmt.Errorf("make mover with %d chunks of %d bytes: a device and its stream go together: %w", o.Chunks, o.ChunkBytes, errdefs.ErrInvalid)
+		return nil, fmt.Errorf("make mover with %d chunks of %d bytes: a device and its stream must be given together: %w", o.Chunks, o.ChunkBytes, errdefs.ErrInvalid)
 	}
 	return &Mover{o: o, in: make(chan mem.Extent, o.Chunks), out: make(chan mem.Extent, o.Chunks)}, nil
 }
@@ -65,9 +65,9 @@ func NewMover(o MoverOptions) (*Mover, error) {
 func (m *Mover) Moves(r *mem.Region) error {
 	switch {
 	case r == nil || r.Kind() == mem.KindFile:
-		return fmt.Errorf("%s is no memory: %w", r, errdefs.ErrInvalid)
+		return fmt.Errorf("%s is not memory: %w", r, errdefs.ErrInvalid)
 	case r.Bytes() == nil && m.o.Copy == nil:
-		return fmt.Errorf("%s needs a device to be staged by: %w", r, errdefs.ErrNotSupported)
+		return fmt.Errorf("%s needs a device for staging: %w", r, errdefs.ErrNotSupported)
 	}
 	return nil
 }
@@ -461,7 +461,7 @@ func (m *Mover) ready() error {
 	case m.region != nil:
 		return nil
 	case m.o.Copy == nil:
-		return fmt.Errorf("there is no device to stage by: %w", errdefs.ErrNotSupported)
+		return fmt.Errorf("staging needs a device: %w", errdefs.ErrNotSupported)
 	}
 	r, err := m.o.Device.AllocHost(2 * m.o.ChunkBytes * int64(m.o.Chunks))
 	if err != nil {
@@ -481,7 +481,7 @@ func (m *Mover) Close() error {
 	defer m.mu.Unlock()
 	if m.region != nil {
 		if len(m.in) != m.o.Chunks || len(m.out) != m.o.Chunks {
-			return fmt.Errorf("close mover: bytes are being moved: %w", errdefs.ErrBusy)
+			return fmt.Errorf("close mover: transfers are in progress: %w", errdefs.ErrBusy)
 		}
 		if err := m.o.Device.Free(m.region); err != nil {
 			return errors.Join(errors.New("close mover"), err)

@@ -49,7 +49,7 @@ func (t *Table) Add(at uint64, r *mem.Region) error {
 	defer t.mu.Unlock()
 	i := t.indexAfter(at)
 	if i > 0 && t.spans[i-1].end() > at || i < len(t.spans) && t.spans[i].at < s.end() {
-		return fmt.Errorf("register %s at %#x: other memory is there: %w", r, at, errdefs.ErrExists)
+		return fmt.Errorf("register %s at %#x: overlaps registered memory: %w", r, at, errdefs.ErrExists)
 	}
 	t.spans = slices.Insert(t.spans, i, s)
 	return nil
@@ -123,7 +123,7 @@ func (t *Table) find(at uint64, n int64) (*span, error) {
 	i := t.indexAfter(at) - 1
 	if n < 0 || i < 0 || t.spans[i].removed || at-t.spans[i].at > uint64(t.spans[i].region.Len()) ||
 		uint64(n) > t.spans[i].end()-at {
-		return nil, fmt.Errorf("%d bytes at %#x are no registered memory: %w", n, at, errdefs.ErrNotFound)
+		return nil, fmt.Errorf("%d bytes at %#x are not registered: %w", n, at, errdefs.ErrNotFound)
 	}
 	return t.spans[i], nil
 }

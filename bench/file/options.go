@@ -172,13 +172,13 @@ func (o Options) Validate() error {
 	between(bad, "threads", o.Threads, MaxThreads)
 	between(bad, "requests of io_uring", o.Depths, uring.MaxDepth)
 	if o.Device == nil && slices.Contains(o.Ends, Device) {
-		bad("the memory of a device is asked for, but no device is given")
+		bad("memory of a device is selected, but no device is given")
 	}
 	if len(o.Contenders) > 0 && o.Files == nil {
-		bad("nothing opens files for the streams")
+		bad("no function to open files for the streams is given")
 	}
 	if len(errs) == 0 && len(o.places()) == 0 {
-		bad("writes are measured cold, and reads are not asked for: nothing is left")
+		bad("only writes are selected, which are measured cold only: no point is left")
 	}
 	return errors.Join(errs...)
 }
@@ -186,7 +186,7 @@ func (o Options) Validate() error {
 func oneOf[T ~string](bad func(string, ...any), what string, v []T, known ...T) {
 	for _, x := range v {
 		if !slices.Contains(known, x) {
-			bad("there is no %s %q: it is one of %q", what, x, known)
+			bad("unknown %s %q: must be one of %q", what, x, known)
 		}
 	}
 }
@@ -194,7 +194,7 @@ func oneOf[T ~string](bad func(string, ...any), what string, v []T, known ...T) 
 func between(bad func(string, ...any), what string, v []int, most int) {
 	for _, n := range v {
 		if n < 1 || n > most {
-			bad("%d %s are not 1 to %d", n, what, most)
+			bad("%d %s: must be 1 to %d", n, what, most)
 		}
 	}
 }

@@ -95,7 +95,7 @@ type Point struct {
 }
 
 func newReport(o *Options) *Report {
-	facts := device.Info{Name: "none, plain memory of the host", Driver: "none", DriverVersion: "none"}
+	facts := device.Info{Name: "none, pageable host memory", Driver: "none", DriverVersion: "none"}
 	if o.Device != nil {
 		facts = o.Device.Info()
 	}
@@ -143,7 +143,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	h.Print(p, r.verdict())
 	t := &present.Table{Prose: true}
 	r.Machine.Rows(t)
-	t.Row("files", fmt.Sprintf("%s each, on %s; about %.0f s in all, by turns; medians; seed %d",
+	t.Row("files", fmt.Sprintf("%s each, on %s; about %.0f s in all, interleaved; medians; seed %d",
 		bench.BytesText(r.Setup.Bytes), present.Name(r.Setup.FileSystem), r.Setup.BudgetSeconds, r.Setup.Seed))
 	if r.Setup.CuFile != nil {
 		t.Row("cuFile", r.Setup.CuFile.String())
@@ -178,9 +178,9 @@ func (r *Report) verdict() string {
 		}
 	}
 	if len(texts) == 0 {
-		return "Every byte right in " + present.Things(int64(len(r.Points)), "point") + "."
+		return "Every byte correct in " + present.Things(int64(len(r.Points)), "point") + "."
 	}
-	return "Every byte right: " + strings.Join(texts, "; ") + "."
+	return "Every byte correct: " + strings.Join(texts, "; ") + "."
 }
 
 var titles = map[From]string{Cold: "Cold", PageCache: "From the page cache:"}

@@ -388,7 +388,7 @@ func TestOptionsAreValidated(t *testing.T) {
 		Sizes: []int64{1000}, Bytes: 10, Work: []file.Work{"idle"}, Orders: []file.Order{"x"}, From: []file.From{"tape"}, Ends: []file.End{file.Device},
 		Depths: []int{0}, Threads: []int{file.MaxThreads + 1}, Budget: -1, Contenders: make([]file.Contender, 1),
 	}.Validate()
-	for _, want := range []string{"no directory", "1000 bytes", "file of 10", `"idle"`, `"x"`, `"tape"`, "no device is given", "0 requests", "threads", "nothing opens"} {
+	for _, want := range []string{"no directory", "1000 bytes", "file of 10", `"idle"`, `"x"`, `"tape"`, "no device is given", "0 requests", "threads", "no function to open files"} {
 		if !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v lacks %q", err, want)
 		}

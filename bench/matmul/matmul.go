@@ -60,11 +60,11 @@ type Product struct {
 // device is no CUDA GPU.
 func Open(ctx context.Context, dev device.Device, path string, rows int) (_ *Product, err error) {
 	if rows < MinRows || rows > MaxRows || rows%RowStep != 0 {
-		return nil, fmt.Errorf("open matrix product of %d rows: the number is a multiple of %d, from %d to %d: %w", rows, RowStep, MinRows, MaxRows, errdefs.ErrInvalid)
+		return nil, fmt.Errorf("open matrix product of %d rows: must be a multiple of %d, from %d to %d: %w", rows, RowStep, MinRows, MaxRows, errdefs.ErrInvalid)
 	}
 	g, ok := dev.(gpu)
 	if !ok {
-		return nil, fmt.Errorf("open matrix product: device %s runs none: %w", dev.Info().Driver, errdefs.ErrNotSupported)
+		return nil, fmt.Errorf("open matrix product: device %s does not support it: %w", dev.Info().Driver, errdefs.ErrNotSupported)
 	}
 	p := &Product{dev: g, n: rows}
 	defer func() {

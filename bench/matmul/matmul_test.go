@@ -24,7 +24,7 @@ func TestWithoutAGPUOrTheLibrary(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(t.Context(), dev, "", MaxRows); !errors.Is(err, errdefs.ErrNotSupported) || !strings.Contains(err.Error(), "device sim runs none") {
+	if _, err := Open(t.Context(), dev, "", MaxRows); !errors.Is(err, errdefs.ErrNotSupported) || !strings.Contains(err.Error(), "device sim does not support") {
 		t.Errorf("on a simulated device: %v", err)
 	}
 	if _, err := Open(t.Context(), pretender{dev}, t.TempDir(), MaxRows); !errors.Is(err, errdefs.ErrNotSupported) || !strings.Contains(err.Error(), "cublasLt") {

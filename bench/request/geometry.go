@@ -104,7 +104,7 @@ func GeometryByName(name string) (Geometry, error) {
 		}
 		names = append(names, g.Name)
 	}
-	return Geometry{}, fmt.Errorf("there is no geometry %q: it is one of %s: %w", name, strings.Join(names, ", "), errdefs.ErrInvalid)
+	return Geometry{}, fmt.Errorf("unknown geometry %q: must be one of %s: %w", name, strings.Join(names, ", "), errdefs.ErrInvalid)
 }
 
 // BlockBytes returns the bytes of a block of tokens in the pages of all page groups.

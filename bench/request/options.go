@@ -217,7 +217,7 @@ func (o *Options) validate() error {
 	} {
 		for _, n := range f.v {
 			if n < f.atLeast || n > f.most {
-				bad("%d %s are not %d to %d", n, f.what, f.atLeast, f.most)
+				bad("%d %s: must be %d to %d", n, f.what, f.atLeast, f.most)
 			}
 		}
 	}
@@ -234,10 +234,10 @@ func (o *Options) validate() error {
 	}
 	for _, h := range o.Hits {
 		if h == InCache && !o.cached() {
-			bad("blocks are to be found in the cache, but pipeline %q has none", o.Engine.Store.Pipeline)
+			bad("loads read from the cache, but pipeline %q has no cache", o.Engine.Store.Pipeline)
 		}
 		if h != InCache && o.Dir == "" {
-			bad("blocks are to be found in files (%s), but no directory is given for them", h)
+			bad("loads read from files (%s), but no directory is given", h)
 		}
 	}
 	if o.Bytes < 0 || o.Bytes > MaxBytes || o.Engine.Store.CacheBytes < 0 || o.LargeBytes < 4096 || o.LargeBytes > MaxBytes {
@@ -261,11 +261,11 @@ func (o *Options) fits() error {
 			return err
 		}
 		if least := g.BlockBytes() * int64(slices.Min(o.Blocks)) * int64(slices.Min(o.Requests)); least > o.Bytes {
-			return fmt.Errorf("the smallest requests of %s have %s, more than the %s of all at a time: allow more bytes, or ask for fewer blocks: %w",
+			return fmt.Errorf("the smallest requests of %s have %s, more than the limit of %s:  allow more bytes, or fewer blocks: %w",
 				name, bench.BytesText(least), bench.BytesText(o.Bytes), errdefs.ErrInvalid)
 		}
 		if n := g.BlockBytes() * int64(o.BesideBlocks) * int64(o.BesideRequests); o.OpenProduct != nil && n > o.Bytes {
-			return fmt.Errorf("the requests of %s beside the product have %s, more than the %s of all at a time: allow more bytes, or ask for fewer blocks: %w",
+			return fmt.Errorf("the requests of %s during the product have %s, more than the limit of %s:  allow more bytes, or fewer blocks: %w",
 				name, bench.BytesText(n), bench.BytesText(o.Bytes), errdefs.ErrInvalid)
 		}
 	}
@@ -275,7 +275,7 @@ func (o *Options) fits() error {
 func oneOf[T ~string](bad func(string, ...any), what string, v []T, known ...T) {
 	for _, x := range v {
 		if !slices.Contains(known, x) {
-			bad("there is no %s %q: it is one of %q", what, x, known)
+			bad("unknown %s %q: must be one of %q", what, x, known)
 		}
 	}
 }

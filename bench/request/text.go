@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	simulatedNote = "SIMULATED: no figure of it means anything but a ratio."
-	stillNote     = "STILL: the device completed copies without making them, and nothing was verified: CPU time and allocations are the host's."
+	simulatedNote = "SIMULATED: only ratios of these figures have a meaning."
+	stillNote     = "STILL: the device completed copies without copying, and no byte was verified; CPU time and allocations are those of the host."
 )
 
 // WriteText writes the report as text.
@@ -48,7 +48,7 @@ func (r *Report) head(p *present.Page) {
 	if r.Version != "" {
 		t.Row("kvlane", present.Name(r.Version))
 	}
-	t.Row("setup", fmt.Sprintf("up to %s at a time, about %.0f s in all, by turns; medians; seed %d", bench.BytesText(s.Bytes), s.BudgetSeconds, s.Seed))
+	t.Row("setup", fmt.Sprintf("up to %s at a time, about %.0f s in all, interleaved; medians; seed %d", bench.BytesText(s.Bytes), s.BudgetSeconds, s.Seed))
 	policies := fmt.Sprintf("loads and dumps under the %s policy", s.LoadPolicy)
 	if s.LoadPolicy != s.DumpPolicy {
 		policies = fmt.Sprintf("loads under the %s policy, dumps under the %s policy", s.LoadPolicy, s.DumpPolicy)
@@ -83,9 +83,9 @@ func (r *Report) verdict() string {
 	case len(texts) == 0:
 		return present.Things(int64(len(r.Points)), "point") + " measured."
 	case r.Setup.Still:
-		return "Nothing was moved; " + strings.Join(texts, "; ") + "."
+		return "No byte was copied; " + strings.Join(texts, "; ") + "."
 	}
-	return "Every byte right; " + strings.Join(texts, "; ") + "."
+	return "Every byte correct; " + strings.Join(texts, "; ") + "."
 }
 
 var workTexts = map[Work]string{
@@ -122,7 +122,7 @@ func (r *Report) tables(p *present.Page, geometry string) {
 		}
 		p.Heading("%s, blocks of %s in pieces of %s: %s; times in µs", geometry, bench.BytesText(first.BlockBytes), bench.BytesText(first.PieceBytes), workTexts[w])
 		p.Table(t)
-		p.Define("requests", "how many at a time, and the blocks of each")
+		p.Define("requests", "concurrent requests, and the blocks of each")
 		p.Define("raw", "the same pages in one batch of a bare stream, no checksums")
 		p.Define("slowest", "of requests at the same time, the p99 over repetitions: a multiple of the time of all their bytes at C")
 		p.Define("CPU", "µs a block, of the whole process")

@@ -97,7 +97,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	h.LeftOut(r.LeftOut, r.BudgetSeconds)
 	for i := range r.Points {
 		if p := &r.Points[i]; p.GivenUp > 0 {
-			h.Notes = append(h.Notes, fmt.Sprintf("%s of %d x %s: batches under way when the budget was over were given up, and do not count: %d",
+			h.Notes = append(h.Notes, fmt.Sprintf("%s of %d x %s: batches cancelled at the end of the budget, not counted: %d",
 				r.Op, p.Blocks, bench.BytesText(p.BlockBytes), p.GivenUp))
 		}
 	}
@@ -107,7 +107,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	t.Row("target", present.Name(r.Target))
 	how := fmt.Sprintf("%s, %s", r.Op, present.Things(int64(r.Threads), "thread"))
 	if r.Checked {
-		how += ", every batch checked, which does not count as time"
+		how += ", every batch verified outside the measured time"
 	}
 	t.Row("operation", how)
 	if low, high, ok := r.crossed(); ok {
@@ -197,12 +197,12 @@ func (r *Report) WriteNIXL(w io.Writer) error {
 // verdict returns the fastest point as text.
 func (r *Report) verdict() string {
 	if len(r.Points) == 0 {
-		return "Nothing was measured."
+		return "No point was measured."
 	}
 	best := slices.MaxFunc(r.Points, func(a, b Point) int { return cmp.Compare(a.GBps, b.GBps) })
 	right := ""
 	if r.Checked {
-		right = ", every byte right"
+		right = ", every byte correct"
 	}
 	return fmt.Sprintf("%s by %s: %s GB/s in batches of %s of %s%s.", map[Op]string{Read: "Reads", Write: "Writes"}[r.Op], r.Protocol, present.Rate(best.GBps),
 		present.Things(int64(best.Blocks), "block"), bench.BytesText(best.BlockBytes), right)

@@ -82,22 +82,22 @@ func (o *Options) Validate() error {
 	}
 	for _, n := range o.BlockBytes {
 		if n < 1 || n > 1<<40 {
-			fail("a block of %d bytes: it has 1 to %d", n, int64(1)<<40)
+			fail("block of %d bytes: must be 1 to %d", n, int64(1)<<40)
 		}
 	}
 	for _, n := range o.Batches {
 		if n < 1 || n > maxBatch {
-			fail("a batch of %d blocks: it has 1 to %d", n, maxBatch)
+			fail("batch of %d blocks: must be 1 to %d", n, maxBatch)
 		}
 	}
 	if o.Threads < 1 || o.Threads > maxThreads {
-		fail("%d threads: there are 1 to %d", o.Threads, maxThreads)
+		fail("%d threads: must be 1 to %d", o.Threads, maxThreads)
 	}
 	if need := float64(slices.Max(o.BlockBytes)) * float64(slices.Max(o.Batches)) * float64(o.Threads); need > 1<<50 {
 		fail("%.0f bytes of blocks under way are more than %d", need, int64(1)<<50)
 	}
 	if o.Duration < 0 || o.Timeout < 0 || o.Budget < 0 {
-		fail("duration %v, timeout %v, budget %v: none may be negative", o.Duration, o.Timeout, o.Budget)
+		fail("duration %v, timeout %v, budget %v: must not be negative", o.Duration, o.Timeout, o.Budget)
 	}
 	return errors.Join(errs...)
 }
@@ -123,10 +123,10 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}
 	remote, local := o.NeedBytes()
 	if have := o.Driver.Remote(); remote > have {
-		return nil, fmt.Errorf("measure transfers: %d bytes are needed at the target, which offers %d: %w", remote, have, errdefs.ErrInvalid)
+		return nil, fmt.Errorf("measure transfers: %d bytes are needed at the target, %d are offered: %w", remote, have, errdefs.ErrInvalid)
 	}
 	if have := o.Driver.Local().Len(); local > have {
-		return nil, fmt.Errorf("measure transfers: %d bytes of memory are needed here, and there are %d: %w", local, have, errdefs.ErrInvalid)
+		return nil, fmt.Errorf("measure transfers: %d bytes of memory are needed here, %d are available: %w", local, have, errdefs.ErrInvalid)
 	}
 	r := &Report{
 		Format: Format, Protocol: o.Driver.Protocol(), Target: o.Driver.Target(), Op: o.Op, Threads: o.Threads, Checked: o.Check,

@@ -208,11 +208,11 @@ func TestDefectBudgetOfTransfersIsExceeded(t *testing.T) {
 		return nil
 	})
 	var text strings.Builder
-	if must(t, r.WriteText(&text)); !strings.Contains(text.String(), "given up, and do") {
+	if must(t, r.WriteText(&text)); !strings.Contains(text.String(), "cancelled at the end") {
 		t.Errorf("it does not say that a batch was given up:\n%s", &text)
 	}
 	o.Driver, o.Batches, o.Budget = slow{d, 20 * time.Millisecond}, []int{1 << 10}, 100*time.Millisecond
-	if r, err := transfer.Run(ctx, o); r != nil || !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "used up before anything was measured") {
+	if r, err := transfer.Run(ctx, o); r != nil || !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "used up before the first measurement") {
 		t.Errorf("nothing fits: %v, %v", r, err)
 	}
 }

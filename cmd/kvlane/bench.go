@@ -124,7 +124,7 @@ func printMeasured[R any](ctx context.Context, r *R, err error, print func() err
 	case ctx.Err() == nil || errors.Is(err, errdefs.ErrCorrupt):
 		return err
 	case r == nil:
-		return &interruptedError{"before anything was measured", err}
+		return &interruptedError{"before the first measurement", err}
 	}
 	if failed := print(); failed != nil {
 		return errors.Join(&interruptedError{"and the report could not be printed", err}, failed)

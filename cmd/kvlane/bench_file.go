@@ -61,20 +61,20 @@ results so far.`,
 	fl := cmd.Flags()
 	fl.SortFlags = false
 	fl.StringVar(&f.run.Dir, "dir", "", "folder on the disk to measure; required")
-	fl.Var(sizeValue{&f.run.Bytes}, "bytes", "bytes of a scratch file; 0 is 1GiB, or 32MiB a second of a --budget of less than 32s, and 64MiB at least")
-	fl.StringSliceVar(&f.sizes, "sizes", nil, "block sizes, by commas (default 4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB)")
-	fl.Var(sizeValue{&f.run.AtOnce}, "at-once", "bytes that are moved at once, as a request has them, 8 blocks at least; 0 is 64MiB, or 2048 blocks where that is less")
+	fl.Var(sizeValue{&f.run.Bytes}, "bytes", "bytes of a scratch file; 0 is 1GiB, or with a --budget below 32s 32MiB per second of it, at least 64MiB")
+	fl.StringSliceVar(&f.sizes, "sizes", nil, "block sizes, comma-separated (default 4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB)")
+	fl.Var(sizeValue{&f.run.AtOnce}, "at-once", "bytes of a batch, at least 8 blocks; 0 is 64MiB, or 2048 blocks if that is less")
 	fl.StringSliceVar(&f.work, "work", nil, "directions: read, write (default both)")
-	fl.StringSliceVar(&f.orders, "order", nil, "in which order: sequential, scattered (default both)")
-	fl.StringSliceVar(&f.from, "from", nil, "where the file is before a read: cold (on the disk), page-cache (default both)")
-	fl.StringVar(&f.device, "device", noDevice, "whose memory is measured beside the host's: none, cuda or sim")
-	fl.IntVar(&f.index, "device-index", 0, "which device of the driver, from 0")
+	fl.StringSliceVar(&f.orders, "order", nil, "order of the blocks: sequential, scattered (default both)")
+	fl.StringSliceVar(&f.from, "from", nil, "location of the file before a read: cold (on the disk), page-cache (default both)")
+	fl.StringVar(&f.device, "device", noDevice, "device whose memory is measured in addition to the host's: none, cuda or sim")
+	fl.IntVar(&f.index, "device-index", 0, "index of the device, from 0")
 	fl.StringVar(&f.direct, "direct", streamfile.DirectAuto.String(),
-		"cuFile for the device's memory: auto, require (only where it passes the host by, else fail), or off")
-	fl.IntVar(&f.transfers, "transfers", streamfile.DefaultTransfers, "how many transfers of a path may be under way")
-	fl.IntVar(&f.queues, "cufile-queues", 0, "queues of the GPU for cuFile's transfers; 0 has a thread wait for each")
+		"cuFile for the device's memory: auto, require (fail unless it bypasses host memory), or off")
+	fl.IntVar(&f.transfers, "transfers", streamfile.DefaultTransfers, "concurrent transfers of a path")
+	fl.IntVar(&f.queues, "cufile-queues", 0, "queues of the GPU for cuFile's transfers; 0 uses one waiting thread per transfer")
 	fl.DurationVar(&f.run.Budget, "budget", 0, "duration of the run, set-up included; points that do not fit are omitted; 0 is 1m")
-	fl.Uint64Var(&f.run.Seed, "seed", 1, "by which blocks are scattered: the same number scatters them alike")
+	fl.Uint64Var(&f.run.Seed, "seed", 1, "seed of the random placement of blocks")
 	fl.BoolVar(&f.json, "json", false, "print one JSON object")
 	fl.StringVar(&f.out, "out", "", "also write the JSON object to this file")
 	return cmd
@@ -84,16 +84,16 @@ results so far.`,
 func (f *fileBench) parse() error {
 	var errs []error
 	if !slices.Contains([]string{noDevice, string(kvlane.CUDA), string(kvlane.Sim)}, f.device) {
-		errs = append(errs, fmt.Errorf("--device %q: it is none, cuda or sim", f.device))
+		errs = append(errs, fmt.Errorf("--device %q: must be none, cuda or sim", f.device))
 	}
 	if _, err := streamfile.ParseDirect(f.direct); err != nil {
 		errs = append(errs, fmt.Errorf("--direct: %w", err))
 	}
 	if f.transfers < 1 || f.transfers > streamfile.MaxTransfers {
-		errs = append(errs, fmt.Errorf("--transfers is %d and must be 1 to %d", f.transfers, streamfile.MaxTransfers))
+		errs = append(errs, fmt.Errorf("--transfers %d: must be 1 to %d", f.transfers, streamfile.MaxTransfers))
 	}
 	if f.queues < 0 {
-		errs = append(errs, fmt.Errorf("--cufile-queues is %d and must be 0 at least", f.queues))
+		errs = append(errs, fmt.Errorf("--cufile-queues %d: must be at least 0", f.queues))
 	}
 	sizes, err := parseSizes("sizes", f.sizes)
 	errs = append(errs, err)

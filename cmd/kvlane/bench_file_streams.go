@@ -69,7 +69,7 @@ func (f *fileStreams) openStorage(ctx context.Context, dirs ...string) bool {
 	for i, d := range probe.Dirs {
 		if err == nil && d.Err != nil {
 			if err = fmt.Errorf("in directory %s: %w", dirs[i], d.Err); d.Remedy != "" {
-				err = fmt.Errorf("%w; what helps: %s", err, d.Remedy)
+				err = fmt.Errorf("%w; remedy: %s", err, d.Remedy)
 			}
 		}
 	}

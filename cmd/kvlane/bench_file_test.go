@@ -24,9 +24,9 @@ func TestBenchFileFlagsAreChecked(t *testing.T) {
 	}{
 		"names": {
 			[]string{"--dir", "", "--device", "tape", "--transfers", "0", "--cufile-queues", "-1", "--direct", "perhaps", "--sizes", "1,x", "--work", "idle", "--order", "up", "--from", "tape", "--at-once", "1TiB"},
-			[]string{"no directory", `--device "tape"`, "--transfers is 0", "--cufile-queues is -1", `not "perhaps"`, "--sizes", "1 bytes", `"idle"`, `"up"`, "bytes at once"},
+			[]string{"no directory", `--device "tape"`, "--transfers 0: must", "--cufile-queues -1: must", `direct "perhaps"`, "--sizes", "1 bytes", `"idle"`, `"up"`, "bytes at once"},
 		},
-		"nothing is left": {[]string{"--work", "write", "--from", "page-cache"}, []string{"nothing is left"}},
+		"no point is left": {[]string{"--work", "write", "--from", "page-cache"}, []string{"no point is left"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, _, stderr := execute(t, tinyFile(t.TempDir(), c.args...)...)

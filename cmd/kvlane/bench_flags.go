@@ -18,25 +18,25 @@ import (
 func (f *benchFlags) register(cmd *cobra.Command) {
 	fl := cmd.Flags()
 	registerDevice(fl, &f.device)
-	fl.IntVar(&f.index, "device-index", 0, "which device of the driver, from 0")
-	fl.IntVar(&f.peer, "peer-index", -1, "also measure copies between the device and this one; -1 is none")
+	fl.IntVar(&f.index, "device-index", 0, "index of the device, from 0")
+	fl.IntVar(&f.peer, "peer-index", -1, "index of a second device; also measures copies between the two; -1 is off")
 	fl.BoolVar(&f.run.Full, "full", false, "measure all sizes and counts, in 8 minutes")
-	fl.StringSliceVar(&f.sizes, "sizes", nil, "block sizes, by commas: 4KiB,1MiB (default 256 B to 16 MiB)")
-	fl.IntSliceVar(&f.run.Counts, "counts", nil, "numbers of blocks, by commas (default as many as --bytes allow, and at 4 KiB from 1 on)")
+	fl.StringSliceVar(&f.sizes, "sizes", nil, "block sizes, comma-separated, such as 4KiB,1MiB (default 256 B to 16 MiB)")
+	fl.IntSliceVar(&f.run.Counts, "counts", nil, "numbers of blocks, comma-separated (default as many as --bytes allows, and from 1 for blocks of 4 KiB)")
 	fl.StringSliceVar(&f.paths, "paths", nil, "subject of the measurement: "+strings.Join(contenderNames(), ", ")+" (default all but auto:latency, auto:balanced and auto:background; nic-soft in place of nic with --rdma-provider soft)")
 	fl.StringArrayVar(&f.left, "without", nil, "a path that auto must not choose; repeatable")
-	fl.StringSliceVar(&f.directions, "directions", nil, "which way: h2d (host to device), d2h (device to host), both at once (default all)")
-	fl.StringSliceVar(&f.layouts, "host", nil, "how blocks lie in the host's memory: contiguous, scattered, or slots (as a store has them: contiguous in each of scattered slots) (default all)")
+	fl.StringSliceVar(&f.directions, "directions", nil, "directions: h2d (host to device), d2h (device to host), both at once (default all)")
+	fl.StringSliceVar(&f.layouts, "host", nil, "placement of blocks in host memory: contiguous, scattered, or slots (contiguous within scattered slots, as in a store) (default all)")
 	fl.Var(sizeValue{&f.run.SlotBytes}, "slot", "bytes of a slot of --host slots; 0 is 256KiB")
-	fl.IntVar(&f.run.BatchBlocks, "batch", 32768, "the most blocks of one batch; more are several batches")
-	fl.Var(sizeValue{&f.run.Bytes}, "bytes", "the most bytes of a repetition, each way; 0 is 512MiB, 4GiB with --full, or 4MiB simulated")
+	fl.IntVar(&f.run.BatchBlocks, "batch", 32768, "most blocks per batch; more are split into several batches")
+	fl.Var(sizeValue{&f.run.Bytes}, "bytes", "most bytes of a repetition in each direction; 0 is 512MiB, 4GiB with --full, or 4MiB simulated")
 	fl.Var(sizeValue{&f.run.PoolBytes}, "pool", "bytes of GPU memory over which blocks are scattered; 0 is 2GiB, or 64MiB simulated")
 	fl.Var(sizeValue{&f.run.ReferenceBytes}, "large", "bytes of the one large copy; 0 is 256MiB, or 4MiB simulated")
 	fl.IntVar(&f.run.Reps, "reps", 0, "repetitions of each point (default as many as --budget allows)")
 	fl.DurationVar(&f.run.Budget, "budget", 0, "duration of the run, set-up included; points that do not fit are omitted; 0 is 2m, 8m with --full, or 30s simulated, and more with further measurements")
-	fl.Uint64Var(&f.run.Seed, "seed", 1, "by which blocks are scattered: the same number scatters them alike")
-	fl.BoolVar(&f.lists, "lists", false, "hand batches over as lists of extents, not as page lists")
-	fl.BoolVar(&f.sums, "sums", false, "have blocks' checksums made on the way; for page lists alone")
+	fl.Uint64Var(&f.run.Seed, "seed", 1, "seed of the random placement of blocks")
+	fl.BoolVar(&f.lists, "lists", false, "submit batches as lists of extents, not as page lists")
+	fl.BoolVar(&f.sums, "sums", false, "compute checksums during the copy; requires page lists")
 	fl.BoolVar(&f.highPriority, "high-priority", false, "copy on queues of the GPU's highest priority")
 	fl.StringVar(&f.profileDir, "profile-dir", "", usageOf("profile-dir"))
 
@@ -45,7 +45,7 @@ func (f *benchFlags) register(cmd *cobra.Command) {
 
 	fl.BoolVar(&f.json, "json", false, "print one JSON object")
 	fl.StringVar(&f.out, "out", "", "also write the JSON object to this file")
-	fl.StringVar(&f.from, "from", "", "measure nothing: print the JSON object of an earlier run")
+	fl.StringVar(&f.from, "from", "", "do not measure; print the JSON object of an earlier run")
 	f.comparing.register(fl)
 }
 
@@ -99,14 +99,14 @@ func (f *benchFlags) parse(cmd *cobra.Command) error {
 		p, err := stream.ParsePath(name)
 		if err != nil || p.MovedBy() != stream.MovedByDevice {
 			words, _ := offers["without"](nil, nil, "")
-			return usagef("--without: there is no path %q: it is one of %s", name, strings.Join(words, ", "))
+			return usagef("--without: unknown path %q: must be one of %s", name, strings.Join(words, ", "))
 		}
 		f.without = append(f.without, p)
 	}
 	for _, name := range f.directions {
 		d := bench.Direction(name)
 		if !slices.Contains([]bench.Direction{bench.ToDevice, bench.ToHost, bench.Both}, d) {
-			return usagef("--directions %q: it is h2d, d2h or both", name)
+			return usagef("--directions %q: must be h2d, d2h or both", name)
 		}
 		o.Directions = append(o.Directions, d)
 	}
@@ -119,7 +119,7 @@ func (f *benchFlags) parse(cmd *cobra.Command) error {
 	}
 	switch {
 	case f.sums && f.lists:
-		return usagef("--sums is for page lists: leave --lists out")
+		return usagef("--sums requires page lists: omit --lists")
 	case f.sums:
 		o.Form = bench.PagesSummed
 	case f.lists:
@@ -131,7 +131,7 @@ func (f *benchFlags) parse(cmd *cobra.Command) error {
 func parseLayout(name string) (bench.Layout, error) {
 	l := bench.Layout("host " + name)
 	if !slices.Contains([]bench.Layout{bench.HostContiguous, bench.HostScattered, bench.HostSlots}, l) {
-		return "", usagef("--host %q: it is contiguous, scattered or slots", name)
+		return "", usagef("--host %q: must be contiguous, scattered or slots", name)
 	}
 	return l, nil
 }

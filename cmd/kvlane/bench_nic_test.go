@@ -61,7 +61,7 @@ func TestBenchNICFlagsAreChecked(t *testing.T) {
 		"copy: provider":    {tinyBench("--rdma-provider", "fpga", "--paths", "nic"), exitUsage, []string{`"fpga"`}},
 		"copy: no such NIC": {tinyBench("--rdma-provider", "soft", "--nic", "soft7", "--paths", "nic-soft"), exitFailure, []string{`"soft7"`, "soft0"}},
 		"copy: named NIC":   {tinyBench("--nic", "no-such-nic", "--paths", "nic"), exitFailure, []string{"open NICs"}},
-		"copy: port":        {tinyBench("--rdma-provider", "soft", "--rdma-port", "3", "--paths", "nic-soft"), exitUsage, []string{"port 3: it has ports 1 to 1"}},
+		"copy: port":        {tinyBench("--rdma-provider", "soft", "--rdma-port", "3", "--paths", "nic-soft"), exitUsage, []string{"port 3: must be 1 to 1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, _, stderr := execute(t, c.args...)

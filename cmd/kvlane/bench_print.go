@@ -39,7 +39,7 @@ func readEarlier[T any](ctx context.Context, flag, name string, read func(io.Rea
 	case err == nil:
 		return r, nil
 	case ctx.Err() != nil:
-		return nil, &interruptedError{"before anything was measured", err}
+		return nil, &interruptedError{"before the first measurement", err}
 	}
 	return nil, fmt.Errorf("%s %s: %w", flag, name, err)
 }
@@ -96,9 +96,9 @@ func writeFile(name string, r any) error {
 type comparing struct{ with, noise, failAbove string }
 
 func (f *comparing) register(fl *pflag.FlagSet) {
-	fl.StringVar(&f.with, "compare", "", "also compare with an earlier run, whose JSON object this file has")
-	fl.StringVar(&f.noise, "noise", "5%", "changes up to this are chance for --compare, as are those within a point's own spread")
-	fl.StringVar(&f.failAbove, "fail-above", "", "exit with 1 if --compare finds a point slower by more than this share, such as 10%; points that only the earlier run has are counted, not judged")
+	fl.StringVar(&f.with, "compare", "", "file with the JSON object of an earlier run; also compares with it")
+	fl.StringVar(&f.noise, "noise", "5%", "largest change that --compare treats as noise; changes within a point's own spread are noise too")
+	fl.StringVar(&f.failAbove, "fail-above", "", "exit with 1 if --compare finds a point slower by more than this share, such as 10%; points that exist only in the earlier run are counted, not compared")
 }
 
 // check returns an error for values that are no share.

@@ -83,31 +83,31 @@ func (f *storeBench) register(fl *pflag.FlagSet) {
 	fl.SortFlags = false
 	registerDevice(fl, &f.device)
 	registerSettings(fl, "device-index")
-	fl.BoolVar(&f.still, "still", false, "have the simulated device copy nothing")
-	fl.StringSliceVar(&f.run.Geometries, "geometry", nil, "models, and how their blocks lie, by commas (default 70b-tp8)")
-	fl.IntSliceVar(&f.run.Blocks, "blocks", nil, "blocks of one request, by commas (default 1,8,64,128,1024,8192)")
-	fl.IntSliceVar(&f.run.Requests, "requests", nil, "requests at a time, by commas (default 1,8,32)")
+	fl.BoolVar(&f.still, "still", false, "let the simulated device complete copies without copying")
+	fl.StringSliceVar(&f.run.Geometries, "geometry", nil, "models with their block layouts, comma-separated (default 70b-tp8)")
+	fl.IntSliceVar(&f.run.Blocks, "blocks", nil, "blocks per request, comma-separated (default 1,8,64,128,1024,8192)")
+	fl.IntSliceVar(&f.run.Requests, "requests", nil, "concurrent requests, comma-separated (default 1,8,32)")
 	fl.StringSliceVar(&f.work, "work", nil, "kinds of requests: load, dump, both at once (default all)")
-	fl.StringSliceVar(&f.forms, "forms", nil, "how they wait: for the whole, or layer by layer: whole, layers (default both)")
-	fl.StringSliceVar(&f.hits, "hits", nil, "where loads find their blocks: cache, page-cache, disk (default cache, or page-cache where the pipeline has none)")
-	fl.StringVar(&f.run.Dir, "file-dir", "", "folder in which the file tier, or that of --pipeline, gets a directory of its own (default none: cache alone)")
+	fl.StringSliceVar(&f.forms, "forms", nil, "how requests wait: whole (for all layers), layers (for one layer at a time) (default both)")
+	fl.StringSliceVar(&f.hits, "hits", nil, "source of loads: cache, page-cache, disk (default cache, or page-cache if the pipeline has no cache)")
+	fl.StringVar(&f.run.Dir, "file-dir", "", "folder in which a directory for the file tier, or the tier of --pipeline, is created (default: no such tier)")
 	registerSettings(fl, "pipeline")
-	fl.Var(sizeValue{&f.run.Bytes}, "bytes", "the most bytes of all requests at a time; larger ones are left out; 0 is 2GiB, or 8MiB simulated")
-	fl.Var(sizeValue{&f.run.Engine.Store.CacheBytes}, "cache-bytes", "bytes of pinned host memory for the cache; 0 is as little as the requests need")
+	fl.Var(sizeValue{&f.run.Bytes}, "bytes", "most bytes of all concurrent requests; larger points are omitted; 0 is 2GiB, or 8MiB simulated")
+	fl.Var(sizeValue{&f.run.Engine.Store.CacheBytes}, "cache-bytes", "bytes of pinned host memory for the cache; 0 is the smallest size that the requests need")
 	fl.Var(sizeValue{&f.run.LargeBytes}, "large", "bytes of the one large copy; 0 is 256MiB, or 4MiB simulated")
 	fl.BoolVar(&f.run.Quick, "quick", false, "measure loads and dumps of 1, 64 and 1024 blocks, one at a time, in 15 s")
 	fl.DurationVar(&f.run.Budget, "budget", 0, "duration of the run, set-up included; points that do not fit are omitted; 0 is 2m, 15s with --quick, or 10s simulated, and more with --beside-matmul")
-	fl.Uint64Var(&f.run.Seed, "seed", 1, "by which pages are chosen: the same number chooses alike")
+	fl.Uint64Var(&f.run.Seed, "seed", 1, "seed of the random choice of pages")
 
 	registerSettings(fl, storeNames...)
 
-	fl.BoolVar(&f.besideProduct, "beside-matmul", false, "also measure requests beside a matrix product")
-	fl.IntVar(&f.productRows, "product-rows", matmul.MaxRows, fmt.Sprintf("rows and columns of the product's matrices, from %d on: models have smaller ones, which lose more", matmul.MinRows))
-	fl.IntVar(&f.run.BesideBlocks, "beside-blocks", 0, "blocks of a request beside it; 0 is the most of --blocks up to 1024")
-	fl.IntVar(&f.run.BesideRequests, "beside-requests", 2, "requests at a time beside it")
-	fl.IntVar(&f.run.Pairs, "pairs", 20, "how many windows of time with requests, and without, are compared")
-	fl.DurationVar(&f.run.Window, "window", 50*time.Millisecond, "how long such a window is")
-	fl.StringVar(&f.cublaslt, "cublaslt", "", "libcublasLt.so or its folder (default where the loader searches)")
+	fl.BoolVar(&f.besideProduct, "beside-matmul", false, "also measure requests during a matrix product")
+	fl.IntVar(&f.productRows, "product-rows", matmul.MaxRows, fmt.Sprintf("rows and columns of the product's matrices, at least %d; smaller products, as in models, are slowed down more", matmul.MinRows))
+	fl.IntVar(&f.run.BesideBlocks, "beside-blocks", 0, "blocks per request during the product; 0 is the largest of --blocks up to 1024")
+	fl.IntVar(&f.run.BesideRequests, "beside-requests", 2, "concurrent requests during the product")
+	fl.IntVar(&f.run.Pairs, "pairs", 20, "number of compared pairs of time windows, with and without requests")
+	fl.DurationVar(&f.run.Window, "window", 50*time.Millisecond, "duration of such a window")
+	fl.StringVar(&f.cublaslt, "cublaslt", "", "path of libcublasLt.so or its folder (default: the loader's search path)")
 
 	fl.BoolVar(&f.json, "json", false, "print one JSON object")
 	fl.StringVar(&f.out, "out", "", "also write the JSON object to this file")
@@ -148,7 +148,7 @@ func (f *storeBench) parse(flags *pflag.FlagSet) error {
 	c.Device = kvlane.DeviceConfig{Driver: kvlane.Driver(f.device), Sim: sim.Options{Still: f.still}}
 	errs := []error{applySettings(c, flags, append([]string{"device-index", "pipeline"}, storeNames...)...)}
 	if d := c.Device.Driver; d != kvlane.CUDA && d != kvlane.Sim && d != kvlane.Host {
-		errs = append(errs, fmt.Errorf("--device %q: it is cuda, sim or host", d))
+		errs = append(errs, fmt.Errorf("--device %q: must be cuda, sim or host", d))
 	}
 	for _, text := range f.work {
 		o.Work = append(o.Work, request.Work(text))
@@ -160,7 +160,7 @@ func (f *storeBench) parse(flags *pflag.FlagSet) error {
 		o.Hits = append(o.Hits, request.Hits(text))
 	}
 	if f.productRows < matmul.MinRows || f.productRows > matmul.MaxRows || f.productRows%matmul.RowStep != 0 {
-		errs = append(errs, fmt.Errorf("--product-rows %d: it is a multiple of %d, from %d to %d", f.productRows, matmul.RowStep, matmul.MinRows, matmul.MaxRows))
+		errs = append(errs, fmt.Errorf("--product-rows %d: must be a multiple of %d, from %d to %d", f.productRows, matmul.RowStep, matmul.MinRows, matmul.MaxRows))
 	}
 	if f.besideProduct {
 		o.OpenProduct = func(ctx context.Context, dev device.Device) (request.Product, error) {

@@ -29,18 +29,18 @@ func TestBenchStoreFlagsAreChecked(t *testing.T) {
 		"names": {
 			[]string{"--geometry", "70b", "--work", "idle", "--hits", "tape", "--noise", "loud", "--compare", "x"},
 			exitUsage,
-			[]string{`no geometry "70b": it is one of 70b-tp8`, `"idle"`, `"tape"`, `"loud"`},
+			[]string{`unknown geometry "70b": must be one of 70b-tp8`, `"idle"`, `"tape"`, `"loud"`},
 		},
 		"a path": {[]string{"--path", "teleport"}, exitUsage, []string{`"teleport"`}},
 		"files without a place": {
 			[]string{"--hits", "disk"}, exitUsage, []string{"no directory is given"},
 		},
-		"no blocks":     {[]string{"--blocks", "0"}, exitUsage, []string{"kvlane: 0 blocks of a request are not 1 to 1048576: invalid argument\nSee "}},
+		"no blocks":     {[]string{"--blocks", "0"}, exitUsage, []string{"kvlane: 0 blocks of a request: must be 1 to 1048576: invalid argument\nSee "}},
 		"too few bytes": {[]string{"--bytes", "1KiB"}, exitUsage, []string{"allow more bytes"}},
 		"earlier run":   {[]string{"--compare", "/nonexistent"}, exitFailure, []string{"--compare"}},
-		"device":        {[]string{"--device", "auto"}, exitUsage, []string{"it is cuda, sim or host"}},
-		"small product": {[]string{"--beside-matmul", "--product-rows", "2048"}, exitUsage, []string{"--product-rows 2048: it is a multiple of 64, from 4096 to 8192"}},
-		"product":       {[]string{"--pairs", "2", "--beside-matmul", "--beside-blocks", "1", "--blocks", "1", "--work", "load", "--forms", "whole"}, exitFailure, []string{"runs none"}},
+		"device":        {[]string{"--device", "auto"}, exitUsage, []string{"must be cuda, sim or host"}},
+		"small product": {[]string{"--beside-matmul", "--product-rows", "2048"}, exitUsage, []string{"--product-rows 2048: must be a multiple of 64, from 4096 to 8192"}},
+		"product":       {[]string{"--pairs", "2", "--beside-matmul", "--beside-blocks", "1", "--blocks", "1", "--work", "load", "--forms", "whole"}, exitFailure, []string{"does not support it"}},
 		"still":         {[]string{"--device", "cuda", "--still"}, exitUsage, []string{"--still has no effect without --device sim"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -59,7 +59,7 @@ func TestBenchStoreWritesAndCompares(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "run.json")
 	code, stdout, stderr := executeWhole(t, tinyStore("--out", file, "--policy", "latency")...)
-	if code != exitOK || !strings.Contains(stdout, "SIMULATED: no figure") || !strings.Contains(stdout, "--policy latency; loads and dumps under the latency policy") {
+	if code != exitOK || !strings.Contains(stdout, "SIMULATED: only ratios") || !strings.Contains(stdout, "--policy latency; loads and dumps under the latency policy") {
 		t.Fatalf("exit code %d, standard error %q, output:\n%s", code, stderr, stdout)
 	}
 	b, err := os.ReadFile(file)

@@ -38,7 +38,7 @@ func TestBenchFlagsAreChecked(t *testing.T) {
 		"noise":               {[]string{"--compare", "/nonexistent", "--noise", "loud"}, exitUsage, `"loud"`},
 		"count":               {[]string{"--counts", "0"}, exitUsage, "0 blocks"},
 		"earlier run":         {[]string{"--compare", "/nonexistent"}, exitFailure, "--compare"},
-		"checksums of lists":  {[]string{"--sums", "--lists"}, exitUsage, "leave --lists out"},
+		"checksums of lists":  {[]string{"--sums", "--lists"}, exitUsage, "omit --lists"},
 		"peer on a simulator": {[]string{"--peer-index", "1"}, exitFailure, "--peer-index"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -89,7 +89,7 @@ func TestBenchWritesAndCompares(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "run.json")
 	code, stdout, stderr := execute(t, tinyBench("--without", "staged", "--without", "kernel", "--out", file)...)
-	if code != exitOK || !strings.Contains(stdout, "Every byte right") {
+	if code != exitOK || !strings.Contains(stdout, "Every byte correct") {
 		t.Fatalf("exit code %d, standard error %q, output:\n%s", code, stderr, stdout)
 	}
 	b, err := os.ReadFile(file)
@@ -121,7 +121,7 @@ func TestBenchWritesAndCompares(t *testing.T) {
 	if err := writeFile(fewer, &less); err != nil {
 		t.Fatal(err)
 	}
-	const unjudged = "of 12 points of the earlier run 7 were not measured, and so not judged\n"
+	const unjudged = "7 of 12 points of the earlier run were not measured, so not compared\n"
 	if code, stdout, stderr := execute(t, "bench", "copy", "--from", fewer, "--compare", file, "--fail-above", "1%"); code != exitOK || stderr != file+": "+unjudged || !strings.Contains(stdout, "! "+unjudged) {
 		t.Errorf("fewer points: exit code %d, %s:\n%s", code, stderr, stdout)
 	}
@@ -203,7 +203,7 @@ func TestBenchReadsCommittedRuns(t *testing.T) {
 // --without names the paths that it takes, and no others.
 func TestDefectWithoutOffersOtherPaths(t *testing.T) {
 	for _, path := range []string{"nope", "posix", "nic", "none"} {
-		want := fmt.Sprintf("--without: there is no path %q: it is one of copy-engine, kernel, staged\nSee", path)
+		want := fmt.Sprintf("--without: unknown path %q: must be one of copy-engine, kernel, staged\nSee", path)
 		if code, _, stderr := execute(t, tinyBench("--without", path)...); code != exitUsage || !strings.Contains(stderr, want) {
 			t.Errorf("exit code %d: %s", code, stderr)
 		}

@@ -68,21 +68,21 @@ prints the results so far. --check compares all bytes outside the measured time.
 	}
 	cmd.Flags().SetNormalizeFunc(fieldNames)
 	fl := cmd.Flags()
-	fl.StringVar(&f.mode, "mode", modeInitiator, "initiator, which measures, or target, which offers memory")
+	fl.StringVar(&f.mode, "mode", modeInitiator, "initiator (measures) or target (offers memory)")
 	f.serve.register(cmd, protocols)
-	fl.Var(sizeValue{&f.serve.bufferBytes}, "buffer-size", "bytes of memory that the target offers, or the initiator has")
+	fl.Var(sizeValue{&f.serve.bufferBytes}, "buffer-size", "bytes of memory of the target or the initiator")
 	f.serve.registerServe(cmd)
-	fl.StringVar(&f.segment, "segment", "", "name of the target's segment; required to measure")
+	fl.StringVar(&f.segment, "segment", "", "name of the target's segment; required by the initiator")
 	fl.StringVar(&f.op, "operation", string(transfer.Read), "direction: read or write")
-	fl.StringSliceVar(&f.sizes, "block-size", nil, "block sizes, by commas (default 64KiB)")
-	fl.IntSliceVar(&f.run.Batches, "batch-size", []int{128}, "blocks of a batch, by commas")
+	fl.StringSliceVar(&f.sizes, "block-size", nil, "block sizes, comma-separated (default 64KiB)")
+	fl.IntSliceVar(&f.run.Batches, "batch-size", []int{128}, "blocks per batch, comma-separated")
 	fl.IntVar(&f.run.Threads, "threads", 12, "threads, each with one batch at a time")
 	f.run.Duration = 10 * time.Second
-	fl.Var(secondsValue{&f.run.Duration}, "duration", "how long each block size and batch size is measured; a number alone is seconds")
+	fl.Var(secondsValue{&f.run.Duration}, "duration", "measuring time per block size and batch size; a plain number is in seconds")
 	fl.IntVar(&f.lanes, "lanes", 0, "connections that carry batches; 0 is the protocol's default")
 	fl.BoolVar(&f.run.Check, "check", false, "compare all bytes of every batch")
-	fl.DurationVar(&f.run.Budget, "budget", 0, "how long the run takes in all, set-up included: less than --duration for each where needed; 0 is no limit")
-	fl.DurationVar(&f.run.Timeout, "timeout", time.Minute, "how long a batch may take before the run fails")
+	fl.DurationVar(&f.run.Budget, "budget", 0, "duration of the run, set-up included; shortens --duration if needed; 0 is no limit")
+	fl.DurationVar(&f.run.Timeout, "timeout", time.Minute, "duration of a batch after which the run fails")
 	fl.BoolVar(&f.json, "json", false, "print one JSON object")
 	fl.BoolVar(&f.nixl, "nixl", false, "print the columns of nixlbench")
 	fl.StringVar(&f.out, "out", "", "also write the JSON object to this file")
@@ -135,7 +135,7 @@ func (f *benchTransfer) parse() error {
 	}
 	switch {
 	case f.segment == "":
-		return usagef("--segment is needed")
+		return usagef("--segment is required")
 	case o.Threads < 1 || o.Duration <= 0 || o.Timeout <= 0:
 		return usagef("--threads %d, --duration %v, --timeout %v: all must be positive", o.Threads, o.Duration, o.Timeout)
 	case f.lanes < 0 || f.lanes > 256:
@@ -146,7 +146,7 @@ func (f *benchTransfer) parse() error {
 		return &usageError{err}
 	}
 	if _, need := o.NeedBytes(); need > f.serve.bufferBytes {
-		return usagef("--buffer-size: the largest point takes %d bytes here, and %d are given", need, f.serve.bufferBytes)
+		return usagef("--buffer-size: the largest point needs %d bytes here, %d are given", need, f.serve.bufferBytes)
 	}
 	return nil
 }

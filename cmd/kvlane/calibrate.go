@@ -54,13 +54,13 @@ few hundred MiB are written, to a file without a name.`,
 	}
 	fl := cmd.Flags()
 	registerDevice(fl, &f.device)
-	fl.IntVar(&f.index, "device-index", 0, "which device of the driver")
+	fl.IntVar(&f.index, "device-index", 0, "index of the device, from 0")
 	fl.BoolVar(&f.opts.Force, "force", false, "measure even if a profile is stored")
-	fl.DurationVar(&f.opts.Budget, "budget", 2*time.Second, "how long points are measured; with --file-dir in each directory, and 1s by default. Each point is measured once even if that takes longer, and finding out whether the GPU is idle comes on top")
-	fl.DurationVar(&f.opts.Wait, "wait", 0, "how long to wait for a GPU that is in use, or for another process that measures")
+	fl.DurationVar(&f.opts.Budget, "budget", 2*time.Second, "measuring time; with --file-dir per directory, 1s by default. Each point is measured once even if that takes longer; the check that the GPU is idle is not included")
+	fl.DurationVar(&f.opts.Wait, "wait", 0, "longest wait for a GPU that is in use, or for another process that measures")
 	fl.Var(sizeValue{&f.opts.Bytes}, "memory", "device memory, and as much pinned memory, to measure with; 0 is 1GiB, or less if less is free")
 	fl.StringVar(&f.opts.Dir, "profile-dir", "", usageOf("profile-dir"))
-	fl.StringArrayVar(&f.fileDirs, "file-dir", nil, "directory whose file system is measured, in place of copy paths; repeatable")
+	fl.StringArrayVar(&f.fileDirs, "file-dir", nil, "directory whose file system is measured instead of copy paths; repeatable")
 	f.rdma.register(fl)
 	fl.BoolVar(&f.full, "full", false, "show every measured figure, and the choices of each policy")
 	fl.BoolVar(&f.json, "json", false, "print one JSON object")
@@ -69,16 +69,16 @@ few hundred MiB are written, to a file without a name.`,
 
 func runCalibrate(cmd *cobra.Command, f *calibrateFlags) (err error) {
 	if f.opts.Budget <= 0 {
-		return usagef("--budget %v: it must be positive", f.opts.Budget)
+		return usagef("--budget %v: must be positive", f.opts.Budget)
 	}
 	if f.opts.Wait < 0 {
-		return usagef("--wait %v: it is negative", f.opts.Wait)
+		return usagef("--wait %v: must not be negative", f.opts.Wait)
 	}
 	if len(f.fileDirs) > 0 {
 		return runCalibrateFiles(cmd, f)
 	}
 	if f.device == string(kvlane.Host) {
-		return usagef("--device host has one path, of which nothing is to be measured: give it with --file-dir only")
+		return usagef("--device host has one path and needs no measurement: use it with --file-dir only")
 	}
 	mode, err := kvlane.ParseGDR(string(f.rdma.gdr()))
 	if err != nil {

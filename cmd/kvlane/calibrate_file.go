@@ -128,7 +128,7 @@ func (r *filesReport) WriteText(w io.Writer) error {
 		t.Rows[at][column] = present.Rate(f.GBps)
 	}
 	p.Table(t)
-	p.Define("depth", "transfers at a time")
-	p.Define("memory", "where the bytes come from or go to")
+	p.Define("depth", "concurrent transfers")
+	p.Define("memory", "source or destination of the bytes")
 	return p.Write(w)
 }

@@ -147,7 +147,7 @@ func TestCalibrateRefuses(t *testing.T) {
 		"no patience":      {[]string{"--wait", "-1s"}, exitUsage, "--wait -1s"},
 		"an odd device":    {[]string{"--device", "tpu"}, exitUsage, `"tpu"`},
 		"an odd gdr":       {[]string{"--gdr", "often"}, exitUsage, `"often"`},
-		"an odd NIC":       {[]string{"--device", "sim", "--gdr", "auto", "--nic", "a,a"}, exitUsage, `"a" is named twice`},
+		"an odd NIC":       {[]string{"--device", "sim", "--gdr", "auto", "--nic", "a,a"}, exitUsage, `"a" is given twice`},
 		"no NIC":           {[]string{"--device", "sim", "--gdr", "require", "--nic", "no-such-nic"}, exitFailure, "gdr requires a NIC: "},
 		"one path":         {[]string{"--device", "host"}, exitUsage, "--device host has one path"},
 		"too little space": {[]string{"--device", "sim", "--memory", "1KiB", "--profile-dir", t.TempDir()}, exitUsage, "1024 bytes"},

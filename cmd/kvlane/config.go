@@ -49,7 +49,7 @@ func firstFile(places []string) (string, error) {
 			return p, nil
 		}
 		if !errors.Is(err, os.ErrNotExist) && (p == systemConfig || !errors.Is(err, os.ErrPermission)) {
-			return "", fmt.Errorf("look for a configuration file: %w; --config FILE names another, and --config /dev/null none", err)
+			return "", fmt.Errorf("look for a configuration file: %w; use --config FILE, or --config /dev/null to use no file", err)
 		}
 	}
 	return "", nil

@@ -13,7 +13,7 @@ import (
 )
 
 func newConfigCommand() *cobra.Command {
-	cmd := newGroupCommand("config", "Show the configuration and where each value is from; check a configuration file",
+	cmd := newGroupCommand("config", "Show the configuration and the origin of each value; check a configuration file",
 		`Settings that several commands share may be given by a flag, by the environment, or by a configuration file in YAML; the first of
 these that has a setting decides. A key of the file is the flag's name, and a variable is KVLANE_ with that name in capitals: --cache-bytes,
 KVLANE_CACHE_BYTES, cache-bytes. A command ignores settings for which it has no flag.
@@ -45,8 +45,8 @@ func newConfigShowCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "show [COMMAND...] [-- FLAGS]",
-		Short: "Print every setting with its value and where that is from",
-		Long: `show prints every setting with its value and where that is from: a flag, a variable of the environment, a line of the file, or the
+		Short: "Print every setting with its value and the origin of the value",
+		Long: `show prints every setting with its value and the origin of the value: a flag, a variable of the environment, a line of the file, or the
 default. With a command it prints the settings that this command has, and behind -- its flags may be tried.`,
 		Example: `  kvlane config show
   kvlane config show bench copy
@@ -125,7 +125,7 @@ func showCommand(cmd *cobra.Command, args []string) (*shownConfig, error) {
 		if len(rest) > 0 {
 			return nil, unknownCommand(target, rest[0], unconfigured)
 		}
-		return nil, usagef("%q has several commands: name one", target.CommandPath())
+		return nil, usagef("%q has several commands: give one of them", target.CommandPath())
 	}
 	if err := target.ParseFlags(rest); err != nil {
 		return nil, flagError(target, err)
@@ -170,7 +170,7 @@ func (c *shownConfig) maskPasswords() {
 func (c *shownConfig) print(cmd *cobra.Command) error {
 	w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 8, 2, ' ', 0)
 	if c.File == "" {
-		fmt.Fprintf(w, "No configuration file: none of %s.\n\n", strings.Join(usualConfigs(), ", "))
+		fmt.Fprintf(w, "No configuration file; looked for %s.\n\n", strings.Join(usualConfigs(), ", "))
 	} else {
 		fmt.Fprintf(w, "Configuration file: %s\n\n", c.File)
 	}
@@ -191,7 +191,7 @@ func (c *shownConfig) print(cmd *cobra.Command) error {
 func newConfigCheckCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "check [FILE]",
-		Short: "Check a configuration file, or the one that commands take; exit code 2 if anything is wrong",
+		Short: "Check a configuration file, or the one that commands use; exit code 2 if it has errors",
 		Long: `check reads a configuration file and reports every error in it, with file, line and key. Without FILE it checks the file
 that commands use. A command that runs may check more than the names and kinds of values.`,
 		Example: `  kvlane config check /etc/kvlane/config.yaml`,
@@ -205,13 +205,13 @@ that commands use. A command that runs may check more than the names and kinds o
 				return &usageError{err}
 			}
 			if name == "" {
-				return usagef("there is no configuration file, neither %s: name one", strings.Join(usualConfigs(), " nor "))
+				return usagef("no configuration file found, neither %s: give FILE", strings.Join(usualConfigs(), " nor "))
 			}
 			all, err := settings.ReadFile(cmd.Context(), name)
 			if err != nil {
 				return &usageError{err}
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: %s, nothing is wrong\n", name, counted(len(all), "setting", "settings"))
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: %s, no errors\n", name, counted(len(all), "setting", "settings"))
 			return err
 		},
 	}

@@ -108,35 +108,35 @@ func TestDefectFlagEnvironmentFileDefault(t *testing.T) {
 // Everything that is wrong with a file is said at once, by file, line and key, and with what was meant.
 func TestDefectConfigurationNamesFileLineAndKey(t *testing.T) {
 	for text, want := range map[string]string{
-		"device: cdua":                 `:1: device: "cdua" is none of auto, cuda, sim, host; did you mean cuda?`,
+		"device: cdua":                 `:1: device: "cdua" is not one of auto, cuda, sim, host; did you mean cuda?`,
 		"\n\ncache-bytes: much":        `:3: cache-bytes: "much" is not a size`,
 		"stream-files: yes":            `:1: stream-files: "yes" is neither true nor false`,
 		"rdma-port: 1.5":               `:1: rdma-port: "1.5" is not a whole number`,
-		"log-level: loud":              `:1: log-level: "loud" is none of debug, info, warn, error`,
+		"log-level: loud":              `:1: log-level: "loud" is not one of debug, info, warn, error`,
 		"pipeline: cache|files":        `:1: pipeline: parse pipeline "cache|files": unknown tier "files"`,
-		"fil-dir: /x":                  `:1: "fil-dir" is no setting; did you mean file-dir?`,
+		"fil-dir: /x":                  `:1: "fil-dir" is not a setting; did you mean file-dir?`,
 		"cache_bytes: 1":               `:1: "cache_bytes": the key is cache-bytes`,
 		"--device: sim":                `:1: "--device": the key is device`,
-		"seed: 1":                      `:1: "seed" is no setting (kvlane config show`,
-		"nonsense: 1":                  `:1: "nonsense" is no setting (kvlane config show`,
-		"device: sim\ndevice: host":    `:2: device is given in line 1 already`,
-		"device: [sim]":                ":1: device: it takes one value, not a list",
-		"device: {a: b}":               ":1: device: it takes a value\n",
-		"nic: [[a]]":                   ":1: nic: it takes a value or a list of values",
+		"seed: 1":                      `:1: "seed" is not a setting (kvlane config show`,
+		"nonsense: 1":                  `:1: "nonsense" is not a setting (kvlane config show`,
+		"device: sim\ndevice: host":    `:2: device is also given in line 1`,
+		"device: [sim]":                ":1: device: takes one value, not a list",
+		"device: {a: b}":               ":1: device: takes a value\n",
+		"nic: [[a]]":                   ":1: nic: takes a value or a list of values",
 		"nic: []":                      ":1: nic: the list is empty",
-		"fsync:":                       ":1: fsync: it has no value",
-		"fsync: ~":                     ":1: fsync: it has no value",
-		"- device":                     ":1: a configuration is lines of NAME: VALUE",
-		"device sim":                   ":1: a configuration is lines of NAME: VALUE",
-		"device: sim\n---\ngdr: off":   ":2: there is a second document",
+		"fsync:":                       ":1: fsync: has no value",
+		"fsync: ~":                     ":1: fsync: has no value",
+		"- device":                     ":1: a configuration consists of lines NAME: VALUE",
+		"device sim":                   ":1: a configuration consists of lines NAME: VALUE",
+		"device: sim\n---\ngdr: off":   ":2: unexpected second document",
 		"device: \"sim":                ": found unexpected end of stream",
 		"? [a]\n: b":                   ":1: ",
-		"rdma-mtu: 77":                 `:1: rdma-mtu: "77" is none of 0, 256, 512`,
+		"rdma-mtu: 77":                 `:1: rdma-mtu: "77" is not one of 0, 256, 512`,
 		"metrics-addr: nonsense":       ":1: metrics-addr: address nonsense: missing port",
 		"pprof-addr: nonsense":         ":1: pprof-addr: address nonsense: missing port",
 		"file-dir-bytes: [0, -1]":      `:1: file-dir-bytes: the size "-1" is negative`,
-		"<<: {device: sim}":            ` is no setting`,
-		"a: 1\nb: 2\nfsync: sometimes": `:3: fsync: "sometimes" is none of never, file`,
+		"<<: {device: sim}":            ` is not a setting`,
+		"a: 1\nb: 2\nfsync: sometimes": `:3: fsync: "sometimes" is not one of never, file`,
 		strings.Repeat("#", 1<<20+1):   "is longer than 1048576 bytes",
 	} {
 		name := configText(t, text)
@@ -159,14 +159,14 @@ func TestConfigurationIsShared(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "blocks")
 	name := configText(t, "device: sim\nfile-dir: "+dir+"\nlog-fsync: always\nfsync: file\npolicy: latency\nrdma-mtu: 1024\ncache-bytes: 4MiB\n")
 	t.Setenv(configEnv, name)
-	if code, stdout, stderr := execute(t, "replay", traceFile(t, goodLine)); code != exitOK || strings.Contains(stdout, "SIMULATED DEVICE: there is no GPU") {
+	if code, stdout, stderr := execute(t, "replay", traceFile(t, goodLine)); code != exitOK || strings.Contains(stdout, "SIMULATED DEVICE: no GPU is usable") {
 		t.Fatalf("exit code %d: %s%s", code, stdout, stderr)
 	}
 	if code, stdout, stderr := execute(t, "store", "verify", dir); code != exitOK || !strings.Contains(stdout, "clean") {
 		t.Errorf("the directory of the file: exit code %d: %s%s", code, stdout, stderr)
 	}
 	for args, want := range map[string]string{
-		"replay x --path kernel --policy latency":     "--policy has no effect with a forced --path: leave one of them out\nSee",
+		"replay x --path kernel --policy latency":     "--policy has no effect with a forced --path: omit one of them\nSee",
 		"replay x --file-read-only --log-fsync never": "--log-fsync has no effect",
 		"replay x --log-dir /y --cache-bytes 4KiB":    "The configuration gives --device (" + name + ":1), --policy (" + name + ":5), --log-fsync (",
 	} {
@@ -318,7 +318,7 @@ func TestDefectConfigShowNamesAnotherCommand(t *testing.T) {
 		"vresion":     `unknown command "vresion" for "kvlane"` + "\nSee",
 		"version":     `"kvlane version" takes no settings` + "\nSee",
 		"config shw":  `"kvlane config" takes no settings` + "\nSee",
-		"bench":       `"kvlane bench" has several commands: name one` + "\nSee",
+		"bench":       `"kvlane bench" has several commands: give one of them` + "\nSee",
 		"bench coppy": `unknown command "coppy" for "kvlane bench"; did you mean copy?` + "\nSee",
 	} {
 		if code, _, stderr := execute(t, append([]string{"config", "show"}, strings.Fields(args)...)...); code != exitUsage || !strings.Contains(stderr, want) {
@@ -364,7 +364,7 @@ func TestWhereTheConfigurationIs(t *testing.T) {
 			t.Errorf("%q: exit code %d, %s", args, code, stderr)
 		}
 	}
-	if code, stdout, stderr := execute(t, "config", "check"); code != exitOK || stdout != second+": 1 setting, nothing is wrong\n" {
+	if code, stdout, stderr := execute(t, "config", "check"); code != exitOK || stdout != second+": 1 setting, no errors\n" {
 		t.Errorf("check: exit code %d, %s%s", code, stdout, stderr)
 	}
 	// What has to work where the configuration is wrong.

@@ -36,7 +36,7 @@ step fails.`,
 		},
 	}
 	registerAutoDevice(cmd.Flags(), &device)
-	cmd.Flags().StringVar(&dir, "dir", "", "where to make the temporary directory; default: the system's place for them")
+	cmd.Flags().StringVar(&dir, "dir", "", "folder of the temporary directory (default: the system's)")
 	rdma.register(cmd.Flags())
 	return cmd
 }

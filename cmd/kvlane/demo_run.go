@@ -24,7 +24,7 @@ import (
 var demoTrace []byte
 
 // errClaim is the error of a demo with a false claim.
-var errClaim = errors.New("the demo's claim does not hold")
+var errClaim = errors.New("a claim of the demo does not hold")
 
 // demo replays a trace, restarts the store and damages a file. It prints claims with their outcome.
 type demo struct {
@@ -61,7 +61,7 @@ func (d *demo) run(ctx context.Context) error {
 			p.Text("")
 			p.Verdict(present.Bad, "%d claims do NOT hold.", d.failed)
 		})
-		return fmt.Errorf("demo: %d times: %w", d.failed, errClaim)
+		return fmt.Errorf("demo: %d checks failed: %w", d.failed, errClaim)
 	}
 	d.print(func(p *present.Page) {
 		p.Text("")
@@ -71,16 +71,16 @@ func (d *demo) run(ctx context.Context) error {
 }
 
 func (d *demo) fromNothing(ctx context.Context) error {
-	d.begin("1. A replay from nothing.", "The first requests of a real conversation trace (Mooncake, FAST'25) run against an empty store. Each block that "+
-		"a request wants is looked up by prefix; hits are loaded into GPU pages and every byte is checked there; misses are "+
-		"computed and dumped. The cache holds less than the trace does, so the files have to serve too.")
+	d.begin("1. A replay with an empty store.", "The first requests of a real conversation trace (Mooncake, FAST'25) run against an empty store. Each block that "+
+		"a request wants is looked up by prefix; hits are loaded into GPU pages and verified there byte by byte; misses are "+
+		"computed and dumped. The cache is smaller than the trace, so files serve blocks too.")
 	r, err := d.replay(ctx)
 	if err != nil {
 		return err
 	}
 	d.first = r
 	repeats := r.BlockAccesses - r.DistinctBlocks
-	d.report("%s requests asked for %s blocks, %s of them different; %s.", present.Count(r.Requests), present.Count(r.BlockAccesses),
+	d.report("%s requests wanted %s blocks, %s of them different; %s.", present.Count(r.Requests), present.Count(r.BlockAccesses),
 		present.Count(r.DistinctBlocks), present.Micros(r.Seconds*1e6))
 	paths := map[string][]string{}
 	for _, p := range r.Paths {
@@ -89,8 +89,8 @@ func (d *demo) fromNothing(ctx context.Context) error {
 	for _, way := range slices.Sorted(maps.Keys(paths)) {
 		d.report("%s: %s.", map[string]string{"load": "Loads", "dump": "Dumps"}[way], strings.Join(paths[way], ", "))
 	}
-	d.claim(r.Complete && r.PrefixHits == repeats, "every block asked for again was found: %s of %s", present.Count(r.PrefixHits), present.Count(repeats))
-	d.claim(r.Mismatches == 0 && r.BytesVerified > 0, "all %s that came back were right", present.Bytes(r.BytesVerified))
+	d.claim(r.Complete && r.PrefixHits == repeats, "every block requested again was found: %s of %s", present.Count(r.PrefixHits), present.Count(repeats))
+	d.claim(r.Mismatches == 0 && r.BytesVerified > 0, "all %s loaded blocks were correct", present.Bytes(r.BytesVerified))
 	d.claim(r.DumpedBlocks == r.DistinctBlocks && r.DurableErrors == 0, "all %s different blocks were stored, each once", present.Count(r.DumpedBlocks))
 	return nil
 }
@@ -101,10 +101,10 @@ func (d *demo) restart(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.claim(r.Complete && r.PrefixHits == r.BlockAccesses, "nothing had to be computed: %s hits of %s", present.Count(r.PrefixHits), present.Count(r.BlockAccesses))
-	d.claim(r.HitsByTier[store.TierFile] >= r.DistinctBlocks, "every block came from its file once at least: %s from files, %s from the cache",
+	d.claim(r.Complete && r.PrefixHits == r.BlockAccesses, "no block was computed: %s hits of %s", present.Count(r.PrefixHits), present.Count(r.BlockAccesses))
+	d.claim(r.HitsByTier[store.TierFile] >= r.DistinctBlocks, "every block was read from its file at least once: %s from files, %s from the cache",
 		present.Count(r.HitsByTier[store.TierFile]), present.Count(r.HitsByTier[store.TierCache]))
-	d.claim(r.Mismatches == 0 && r.BytesVerified > d.first.BytesVerified, "all %s were right", present.Bytes(r.BytesVerified))
+	d.claim(r.Mismatches == 0 && r.BytesVerified > d.first.BytesVerified, "all %s were correct", present.Bytes(r.BytesVerified))
 	return nil
 }
 
@@ -168,7 +168,7 @@ func (d *demo) replay(ctx context.Context) (_ *replay.Report, err error) {
 func (d *demo) flip() (name string, off int64, err error) {
 	files, err := filepath.Glob(filepath.Join(d.blocks, "[0-9a-f][0-9a-f]", "*"))
 	if err != nil || len(files) == 0 {
-		return "", 0, fmt.Errorf("there are no blocks in %s: %w", d.blocks, errors.Join(err, os.ErrNotExist))
+		return "", 0, fmt.Errorf("no blocks in %s: %w", d.blocks, errors.Join(err, os.ErrNotExist))
 	}
 	layout, err := d.geometry.Layout()
 	if err != nil {

@@ -55,7 +55,7 @@ func missingGPU() error {
 
 // simulatedNote returns the note on a simulated GPU for reports in JSON.
 func simulatedNote(noGPU error) string {
-	return fmt.Sprintf("SIMULATED DEVICE: there is no GPU to use: %v", noGPU)
+	return fmt.Sprintf("SIMULATED DEVICE: no GPU is usable: %v", noGPU)
 }
 
 // saySimulated prints the note on a simulated GPU for reports in text. It prints nothing if noGPU
@@ -78,7 +78,7 @@ func sayNote(w io.Writer, note string) error {
 func noDriver(err error) string {
 	var missing *dl.MissingError
 	if !errors.As(err, &missing) {
-		return fmt.Sprintf("No GPU to use: %v.", err)
+		return fmt.Sprintf("No GPU is usable: %v.", err)
 	}
 	if lacks, gone := strings.CutSuffix(missing.Brief(), " not found"); gone {
 		return fmt.Sprintf("No NVIDIA driver found (%s).", lacks)

@@ -27,7 +27,7 @@ const simulating = "! No NVIDIA driver found (libcuda.so.1). Using the simulated
 // Without a GPU replay simulates one unasked, and reports so before anything else. TestDemo checks the same of demo.
 func TestReplaySaysThatItSimulates(t *testing.T) {
 	withoutGPU(t)
-	const noted = "SIMULATED DEVICE: there is no GPU to use: load CUDA driver: open library libcuda.so.1: "
+	const noted = "SIMULATED DEVICE: no GPU is usable: load CUDA driver: open library libcuda.so.1: "
 	args := []string{"replay", traceFile(t, goodLine), "--cache-bytes", "1MiB"}
 	code, stdout, stderr := execute(t, args...)
 	if code != exitOK || !strings.HasPrefix(stdout, simulating) || strings.Count(stdout+stderr, "libcuda") != 1 {
@@ -48,7 +48,7 @@ func TestWhyThereIsNoGPU(t *testing.T) {
 	for want, err := range map[string]error{
 		"No NVIDIA driver found (libcuda.so.1).":                                          lib("libcuda.so.1: cannot open shared object file: No such file or directory"),
 		"The NVIDIA driver cannot be loaded (libcuda.so.1: wrong ELF class: ELFCLASS32).": lib("libcuda.so.1: wrong ELF class: ELFCLASS32"),
-		"No GPU to use: load CUDA driver: the driver sees no GPU: not supported.":         fmt.Errorf("load CUDA driver: the driver sees no GPU: %w", errdefs.ErrNotSupported),
+		"No GPU is usable: load CUDA driver: the driver reports no GPU: not supported.":   fmt.Errorf("load CUDA driver: the driver reports no GPU: %w", errdefs.ErrNotSupported),
 	} {
 		if got := noDriver(err); got != want {
 			t.Errorf("%q, want %q", got, want)

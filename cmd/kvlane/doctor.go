@@ -58,7 +58,7 @@ known to be missing but something could not be determined.`,
 					return fmt.Errorf("resolve directory %q: %w", dir, err)
 				}
 				if _, err := os.Stat(abs); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
-					return usagef("--dir: %w: see that the name is right", err)
+					return usagef("--dir: %w: check the name", err)
 				}
 				dirs[i] = abs
 			}
@@ -82,7 +82,7 @@ known to be missing but something could not be determined.`,
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	cmd.Flags().StringArrayVar(&dirs, "dir", nil, "examine the file system of this directory, in place of every mounted one; may be repeated")
+	cmd.Flags().StringArrayVar(&dirs, "dir", nil, "examine only the file system of this directory; repeatable")
 	cmd.Flags().StringSliceVar(&require, "require", nil, "abilities that this machine must have, separated by commas; see above")
 	return cmd
 }
@@ -119,10 +119,10 @@ func missing(required []doctor.Path) error {
 	}
 	var text []string
 	if len(no) > 0 {
-		text = append(text, "required and not there: "+strings.Join(no, ", "))
+		text = append(text, "required and not available: "+strings.Join(no, ", "))
 	}
 	if len(unknown) > 0 {
-		text = append(text, "required, and not known to be available: "+strings.Join(unknown, ", "))
+		text = append(text, "required, and could not be determined: "+strings.Join(unknown, ", "))
 	}
 	switch {
 	case len(no) > 0:
@@ -216,7 +216,7 @@ func askProfile(dev device.Device) doctor.Finding {
 	case err == nil:
 		return doctor.Finding{Answer: doctor.Yes, Reason: c.File}
 	case errors.Is(err, errdefs.ErrNotFound):
-		return doctor.Finding{Answer: doctor.No, Reason: "none is stored for this GPU, driver, link and kernels", Remedy: "kvlane calibrate; or the next run that may measure"}
+		return doctor.Finding{Answer: doctor.No, Reason: "no profile is stored for this GPU, driver, link and kernels", Remedy: "run kvlane calibrate; or the next run with calibrate once measures"}
 	}
 	return doctor.Finding{Answer: doctor.Unknown, Reason: err.Error(), Remedy: "kvlane calibrate --force"}
 }

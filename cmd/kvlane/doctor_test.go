@@ -44,9 +44,9 @@ func TestDoctorRequires(t *testing.T) {
 	}{
 		"nothing":       {nil, exitOK, ""},
 		"there":         {[]doctor.Path{is("cuda", doctor.Yes), is("posix", doctor.Yes)}, exitOK, ""},
-		"not there":     {[]doctor.Path{is("cuda", doctor.No), is("posix", doctor.Yes), is("nic", doctor.No)}, exitMissing, "required and not there: cuda, nic"},
-		"not told":      {[]doctor.Path{is("posix", doctor.Yes), is("nic", doctor.Unknown)}, exitUndecided, "not known to be available: nic"},
-		"both":          {[]doctor.Path{is("nic", doctor.Unknown), is("cuda", doctor.No)}, exitMissing, "not there: cuda; required, and not known to be available: nic"},
+		"not there":     {[]doctor.Path{is("cuda", doctor.No), is("posix", doctor.Yes), is("nic", doctor.No)}, exitMissing, "required and not available: cuda, nic"},
+		"not told":      {[]doctor.Path{is("posix", doctor.Yes), is("nic", doctor.Unknown)}, exitUndecided, "could not be determined: nic"},
+		"both":          {[]doctor.Path{is("nic", doctor.Unknown), is("cuda", doctor.No)}, exitMissing, "not available: cuda; required, and could not be determined: nic"},
 		"not an answer": {[]doctor.Path{is("nic", "")}, exitUndecided, "nic"},
 	} {
 		err := missing(c.required)
@@ -67,13 +67,13 @@ func TestDoctorRequiresOfThisMachine(t *testing.T) {
 		t.Errorf("posix: exit code %d, %s\n%s", code, stderr, stdout)
 	}
 	none := filepath.Join(dir, "none")
-	if code, stdout, stderr := execute(t, "doctor", "--dir", none, "--require", "posix"); code != exitUsage || stdout != "" || !strings.Contains(stderr, none+": no such file or directory: see that the name is right") {
+	if code, stdout, stderr := execute(t, "doctor", "--dir", none, "--require", "posix"); code != exitUsage || stdout != "" || !strings.Contains(stderr, none+": no such file or directory: check the name") {
 		t.Errorf("a directory that there is not: exit code %d, %s", code, stderr)
 	}
 	withoutGPU(t)
 	code, stdout, stderr := execute(t, "doctor", "--dir", dir, "--require", "cuda", "--json")
 	var r doctor.Report
-	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitMissing || !strings.Contains(stderr, "not there: cuda") {
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitMissing || !strings.Contains(stderr, "not available: cuda") {
 		t.Errorf("no GPU: exit code %d, %v, %s", code, err, stderr)
 	}
 	if len(r.Required) != 1 || r.Required[0].Name != "cuda" || r.Required[0].Available.Reason == "" {

@@ -66,7 +66,7 @@ type engineFlags struct {
 func (e *engineFlags) register(flags *pflag.FlagSet) {
 	e.flags = flags
 	registerSettings(flags, engineNames...)
-	flags.BoolVar(&e.readOnly, "file-read-only", false, "change nothing in the directories of the file tier: loads use them, and dumps go to the cache only")
+	flags.BoolVar(&e.readOnly, "file-read-only", false, "open the directories of the file tier read-only; dumps go to the cache only")
 }
 
 // config returns the engine's configuration for blocks of geometry g. The error lists everything

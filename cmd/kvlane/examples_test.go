@@ -37,8 +37,8 @@ var (
 var examples = map[string]example{
 	"replay":                              {small: []string{"--device", "sim", "--cache-bytes", "8MiB"}},
 	"replay trace.jsonl --speed":          {small: []string{"--device", "sim", "--cache-bytes", "8MiB"}, want: "threshold missed: hit_rate"},
-	"doctor --dir":                        {want: "required and not there"},
-	"doctor --require":                    {want: "required and not there"},
+	"doctor --dir":                        {want: "required and not available"},
+	"doctor --require":                    {want: "required and not available"},
 	"calibrate --device":                  {want: noGPU},
 	"bench copy --device":                 {small: smallCopy},
 	"bench copy --out":                    {small: append(smallCopy, "--sizes", "4KiB")},

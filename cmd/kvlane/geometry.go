@@ -30,12 +30,12 @@ func (g *geometryFlags) register(flags *pflag.FlagSet) {
 	flags.StringVar(&g.preset, "preset", "", "take the geometry of this public model (see --list-presets); other options override it")
 	flags.IntVar(&g.given.Layers, "layers", g.given.Layers, "layers of the model")
 	flags.IntVar(&g.given.KVHeads, "kv-heads", g.given.KVHeads, "KV heads of the model, over all ranks")
-	flags.IntVar(&g.given.HeadSize, "head-size", g.given.HeadSize, "elements of a head; with --mla, of a token's latent")
+	flags.IntVar(&g.given.HeadSize, "head-size", g.given.HeadSize, "elements per head; with --mla, per token's latent")
 	flags.StringVar(&g.given.DType, "dtype", g.given.DType, "data type of the KV cache: "+strings.Join(block.DTypes(), ", ")+", or a short name such as bf16, fp16, f32 or fp8")
-	flags.IntVar(&g.given.BlockTokens, "block-tokens", g.given.BlockTokens, "tokens of a block")
-	flags.IntVar(&g.given.TPSize, "tp", g.given.TPSize, "tensor-parallel size: ranks that share the heads")
+	flags.IntVar(&g.given.BlockTokens, "block-tokens", g.given.BlockTokens, "tokens per block")
+	flags.IntVar(&g.given.TPSize, "tp", g.given.TPSize, "number of tensor-parallel ranks, which split the heads")
 	flags.IntVar(&g.given.TPRank, "tp-rank", g.given.TPRank, "this rank, from 0")
-	flags.BoolVar(&g.given.MLA, "mla", g.given.MLA, "one plane of latents a layer, in place of K and V")
+	flags.BoolVar(&g.given.MLA, "mla", g.given.MLA, "one plane of latents per layer, instead of K and V")
 }
 
 // geometry returns the geometry that the flags select. The error lists everything that is wrong
@@ -73,7 +73,7 @@ func heldInstead(want block.Geometry, err error) error {
 		return err
 	}
 	id := other.Found
-	err = fmt.Errorf("%w; it holds model %q, %s, %d layers, KV heads %d to %d of %d elements, %d tokens a block",
+	err = fmt.Errorf("%w; the directory holds model %q, %s, %d layers, KV heads %d to %d of %d elements, %d tokens a block",
 		err, id.Model, id.DType, id.LayerEnd-id.LayerFirst, id.HeadFirst, id.HeadEnd-1, id.HeadSize, id.BlockTokens)
 	if flags := flagsOfHeld(want, id); flags != "" {
 		err = fmt.Errorf("%w: give %s for that", err, flags)
@@ -130,6 +130,6 @@ func listPresets(w io.Writer) error {
 	}
 	p.Table(t)
 	p.Define("tokens", "in a block")
-	p.Define("block", "its bytes, with one rank")
+	p.Define("block", "bytes of a block, with one rank")
 	return p.Write(w)
 }

@@ -45,7 +45,7 @@ func (w *lineWriter) print(ctx context.Context, format string, args ...any) erro
 
 // errUnread is the error of output that nothing reads. The goroutine then stays in its write until
 // the process ends.
-var errUnread = errors.New("standard output is not read: its last lines are lost")
+var errUnread = errors.New("the last lines are lost, because standard output is not read")
 
 // close prints a last line and waits until all are written.
 func (w *lineWriter) close(format string, args ...any) error {

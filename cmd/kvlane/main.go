@@ -31,8 +31,8 @@ var exitMeanings = []string{
 	exitOK:        "the command succeeded",
 	exitFailure:   "the command failed, was interrupted, or found damage, a slower benchmark, or a missed threshold",
 	exitUsage:     "the command line or the configuration is wrong",
-	exitMissing:   "doctor --require: something is not there",
-	exitUndecided: "doctor --require: nothing is known to be missing, but something could not be determined",
+	exitMissing:   "doctor --require: something is not available",
+	exitUndecided: "doctor --require: nothing is missing, but something could not be determined",
 }
 
 // exitTable lists the exit codes for the help, one per line.

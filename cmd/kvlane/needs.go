@@ -43,7 +43,7 @@ var needs = append(settingNeeds(), []need{
 	},
 	{
 		commands: []string{"bench store"}, flags: []string{"calibrate"},
-		met: settings.IsNot("device", string(kvlane.Sim), string(kvlane.Host)), clashes: "--device sim or host, whose paths are not measured",
+		met: settings.IsNot("device", string(kvlane.Sim), string(kvlane.Host)), clashes: "--device sim or host, which need no measurement",
 	},
 	{
 		commands: []string{"calibrate"}, but: []string{"file-dir", "device", "device-index", "budget", "profile-dir", "json"},
@@ -51,15 +51,15 @@ var needs = append(settingNeeds(), []need{
 	},
 	{
 		commands: []string{"calibrate"}, flags: []string{"full"},
-		met: settings.IsNot("json", "true"), clashes: "--json, which has every figure",
+		met: settings.IsNot("json", "true"), clashes: "--json, which prints every figure",
 	},
 	{
 		commands: []string{"calibrate"}, flags: []string{"file-dir"},
-		met: settings.IsNot("device", string(kvlane.Sim)), clashes: "--device sim, whose paths to files are not measured",
+		met: settings.IsNot("device", string(kvlane.Sim)), clashes: "--device sim, which needs no measurement",
 	},
 	{
 		commands: []string{"bench copy"}, but: []string{"from", "json", "out", "compare", "noise", "fail-above"},
-		met: settings.Not(settings.Given("from")), clashes: "--from, which measures nothing",
+		met: settings.Not(settings.Given("from")), clashes: "--from, which does not measure",
 	},
 	{
 		commands: []string{"bench copy", "bench store"}, flags: []string{"noise", "fail-above"},
@@ -79,11 +79,11 @@ var needs = append(settingNeeds(), []need{
 	},
 	{
 		commands: []string{"bench copy"}, flags: []string{"budget"},
-		met: settings.Is("reps", "0"), clashes: "--reps, which settles how long it takes",
+		met: settings.Is("reps", "0"), clashes: "--reps, which determines the duration",
 	},
 	{
 		commands: []string{"bench copy"}, flags: []string{"profile-dir"},
-		met: settings.IsNot("device", string(kvlane.Sim), string(kvlane.Host)), clashes: "--device sim or host, whose paths are not measured",
+		met: settings.IsNot("device", string(kvlane.Sim), string(kvlane.Host)), clashes: "--device sim or host, which need no measurement",
 	},
 	{
 		commands: []string{"bench copy"}, flags: []string{"slot"},
@@ -100,7 +100,7 @@ var needs = append(settingNeeds(), []need{
 	{
 		commands: []string{"bench transfer"},
 		flags:    []string{"segment", "operation", "block-size", "batch-size", "threads", "duration", "budget", "lanes", "check", "timeout", "json", "nixl", "out"},
-		met:      settings.IsNot("mode", modeTarget), clashes: "--mode target, which measures nothing",
+		met:      settings.IsNot("mode", modeTarget), clashes: "--mode target, which does not measure",
 	},
 	{
 		commands: []string{"bench transfer"}, flags: []string{"name", "listen", "data-port"},
@@ -108,7 +108,7 @@ var needs = append(settingNeeds(), []need{
 	},
 	{
 		commands: []string{"transfer serve"}, flags: []string{"advertise"},
-		met: settings.IsNot("metadata", mooncake.P2PHandshake), lacks: "--metadata http://HOST:PORT/metadata, as with P2PHANDSHAKE --name is the address",
+		met: settings.IsNot("metadata", mooncake.P2PHandshake), lacks: "--metadata http://HOST:PORT/metadata; with P2PHANDSHAKE --name is the address",
 	},
 	{
 		commands: []string{"bench transfer", "transfer serve", "transfer probe", "transfer ls", "transfer put", "transfer get"}, flags: []string{"cluster"},
@@ -174,9 +174,9 @@ func checkNeeds(cmd *cobra.Command) error {
 	var errs []error
 	forIdle(cmd, func(n *need, f *pflag.Flag) {
 		if n.lacks != "" {
-			errs = append(errs, fmt.Errorf("--%s has no effect without %s: add that, or leave --%s out", f.Name, n.lacks, f.Name))
+			errs = append(errs, fmt.Errorf("--%s has no effect without %s: add that, or omit --%s", f.Name, n.lacks, f.Name))
 		} else {
-			errs = append(errs, fmt.Errorf("--%s has no effect with %s: leave one of them out", f.Name, n.clashes))
+			errs = append(errs, fmt.Errorf("--%s has no effect with %s: omit one of them", f.Name, n.clashes))
 		}
 	})
 	if len(errs) > 0 {

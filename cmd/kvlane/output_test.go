@@ -20,7 +20,7 @@ func TestFullStandardOutput(t *testing.T) {
 		if code != exitFailure || !strings.Contains(stderr.String(), "no space left on device") {
 			t.Errorf("%v: exit code %d, standard error %q", args, code, stderr.String())
 		}
-		if !strings.Contains(stderr.String(), "Next: free space where standard output goes") || strings.Contains(stderr.String(), "store gc") {
+		if !strings.Contains(stderr.String(), "Next: free space at the destination of standard output") || strings.Contains(stderr.String(), "store gc") {
 			t.Errorf("%v: %q, want advice about the output", args, stderr.String())
 		}
 	}

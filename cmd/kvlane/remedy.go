@@ -35,7 +35,7 @@ type failure struct {
 
 var nextSteps = []step{
 	{func(f *failure) bool { return errdefs.Remedy(f.err) != "" }, func(f *failure) string { return errdefs.Remedy(f.err) + "." }},
-	{isA[*outputError], text("free space where standard output goes, or redirect it.")},
+	{isA[*outputError], text("free space at the destination of standard output, or redirect it.")},
 	{isA[*noGPUError], (*failure).withoutGPU},
 	{isErr(fs.ErrPermission, syscall.EROFS), (*failure).notAllowed},
 	{func(f *failure) bool { return f.otherTier() != "" }, (*failure).otherTier},
@@ -43,15 +43,15 @@ var nextSteps = []step{
 	{all(of("store"), isErr(errdefs.ErrNotFound)), (*failure).noMarker},
 	{all(of("store"), isErr(errdefs.ErrCorrupt)), text("kvlane store verify DIR reports the damage, and with --repair repairs what is repairable.")},
 	{isErr(fs.ErrNotExist), (*failure).notFound},
-	{isErr(syscall.ENOSPC, syscall.EDQUOT, errdefs.ErrNoSpace), text("make room there: kvlane store gc DIR --max-bytes SIZE removes the coldest blocks of a directory, and --file-bytes or --log-bytes bounds a tier.")},
-	{isErr(syscall.EADDRINUSE), text("another process serves at this address: end it, or give another port; port 0 is any free port.")},
-	{isErr(syscall.EADDRNOTAVAIL), text("this host has no such address: give one of its own, 127.0.0.1:PORT for this host only or 0.0.0.0:PORT for all.")},
+	{isErr(syscall.ENOSPC, syscall.EDQUOT, errdefs.ErrNoSpace), text("free space there: kvlane store gc DIR --max-bytes SIZE removes the coldest blocks of a directory, and --file-bytes or --log-bytes bounds a tier.")},
+	{isErr(syscall.EADDRINUSE), text("another process listens at this address: stop it, or give another port; port 0 is any free port.")},
+	{isErr(syscall.EADDRNOTAVAIL), text("this host does not have this address: give one of its own, 127.0.0.1:PORT for this host only or 0.0.0.0:PORT for all.")},
 	{isErr(syscall.ECONNREFUSED), text("no process listens there: start kvlane transfer serve --name HOST:PORT, or for a benchmark kvlane bench transfer --mode target, with the same --protocol and --metadata.")},
 	{isA[*net.AddrError], text("give HOST:PORT, an IPv6 address in brackets: [::1]:15995.")},
-	{isA[*net.DNSError], text("give HOST:PORT, the host by an address or by a name that this host can look up, the port as a number.")},
-	{all(changed("log-dir"), isErr(errdefs.ErrBusy)), text("a log belongs to one process: end the other one, or give another --log-dir; several processes share a --file-dir.")},
-	{all(of("store"), isErr(errdefs.ErrBusy)), text("a log belongs to one process: end the one that has it open, then try again.")},
-	{all(changed("device-index", "peer-index"), isErr(errdefs.ErrNotFound)), text("kvlane doctor lists the devices; indices count from 0.")},
+	{isA[*net.DNSError], text("give HOST:PORT: an address, or a name that this host can resolve, and a numeric port.")},
+	{all(changed("log-dir"), isErr(errdefs.ErrBusy)), text("one process may open a log: stop the other one, or give another --log-dir; several processes may share a --file-dir.")},
+	{all(of("store"), isErr(errdefs.ErrBusy)), text("one process may open a log: stop the other one, then try again.")},
+	{all(changed("device-index", "peer-index"), isErr(errdefs.ErrNotFound)), text("kvlane doctor lists the devices; indices start at 0.")},
 	{all(changed("nic"), isErr(errdefs.ErrNotFound)), text("kvlane doctor lists the NICs, and kvlane topo their distance to GPUs.")},
 }
 
@@ -118,7 +118,7 @@ func (f *failure) withoutGPU() string {
 func (f *failure) notAllowed() string {
 	path := f.path()
 	if path == "" {
-		return "run it as a user with the permission, or as root."
+		return "run the command as a user with permission, or as root."
 	}
 	info, err := os.Lstat(path)
 	for err != nil && path != "/" && path != "." { // the owner of the directory above decides
@@ -134,7 +134,7 @@ func (f *failure) notAllowed() string {
 			owner = userName(s.Uid)
 		}
 	}
-	text := fmt.Sprintf("%s belongs to %s: run it as a user with permission", path, owner)
+	text := fmt.Sprintf("%s belongs to %s: run the command as a user with permission", path, owner)
 	if !of("store")(f) {
 		text += ", or give a directory of your own" + ownDir()
 	}
@@ -214,13 +214,13 @@ func (f *failure) notFound() string {
 	_, err := os.Stat(parent)
 	switch {
 	case isDir && changed("file-read-only")(f):
-		return "check the name: a directory that is only read must exist."
+		return "check the name: a read-only directory must exist."
 	case isDir && inKernel(path):
-		return fmt.Sprintf("no directory can be made among the kernel's files: give one elsewhere%s.", ownDir())
+		return fmt.Sprintf("directories cannot be created in a kernel file system: give one elsewhere%s.", ownDir())
 	case isDir:
-		return fmt.Sprintf("make it: mkdir -p %s", shellWord(path))
+		return fmt.Sprintf("create it: mkdir -p %s", shellWord(path))
 	case isOut && err != nil:
-		return fmt.Sprintf("make its folder: mkdir -p %s", shellWord(parent))
+		return fmt.Sprintf("create its folder: mkdir -p %s", shellWord(parent))
 	case within(f.cmd, []string{"replay"}):
 		return "check the name; - is standard input, and kvlane demo has a trace of its own."
 	}

@@ -74,15 +74,15 @@ command line is wrong. The report is printed also when the replay ends early.`,
 	r.geometry.register(flags)
 	flags.BoolVar(&r.presets, "list-presets", false, "list the presets and exit")
 	r.engine.register(flags)
-	flags.IntVar(&r.run.Pages, "pages", 0, "pages of the KV cache on the device; 0 makes room for the longest requests")
+	flags.IntVar(&r.run.Pages, "pages", 0, "pages of the KV cache on the device; 0 is enough for the longest requests")
 	flags.IntVar(&r.run.Concurrency, "concurrency", 1, "requests at a time")
 	flags.BoolVar(&r.run.Layerwise, "layerwise", false, "load and dump layer by layer")
-	flags.Float64Var(&r.run.Speed, "speed", 0, "keep the trace's times, so many times as fast; 0 is as fast as it goes")
-	flags.StringArrayVar(&r.texts, "threshold", nil, "fail unless this holds, such as hit_rate>=0.3 or load_p99<5ms; may be repeated, see above")
+	flags.Float64Var(&r.run.Speed, "speed", 0, "replay the trace's timestamps at this multiple of their speed; 0 is as fast as possible")
+	flags.StringArrayVar(&r.texts, "threshold", nil, "fail unless this holds, such as hit_rate>=0.3 or load_p99<5ms; repeatable, see above")
 	flags.IntVar(&r.run.Limit, "limit", 0, "replay the first requests only; 0 replays all")
-	flags.Uint64Var(&r.run.Seed, "seed", 1, "which pages are used first; the content of blocks does not depend on it")
+	flags.Uint64Var(&r.run.Seed, "seed", 1, "seed of the order of free pages; the content of blocks does not depend on it")
 	flags.BoolVar(&r.json, "json", false, "print the report as one JSON object")
-	flags.BoolVar(&r.progress, "progress", false, "draw the progress bar even if standard error is no terminal")
+	flags.BoolVar(&r.progress, "progress", false, "draw the progress bar even if standard error is not a terminal")
 	return cmd
 }
 
@@ -156,18 +156,18 @@ func (r *replayCommand) config() (kvlane.Config, error) {
 	} {
 		switch {
 		case f.v < f.least:
-			errs = append(errs, fmt.Errorf("--%s is %d and must be %d at least", f.flag, f.v, f.least))
+			errs = append(errs, fmt.Errorf("--%s %d: must be at least %d", f.flag, f.v, f.least))
 		case f.v > f.most:
-			errs = append(errs, fmt.Errorf("--%s is %d and must be %d at most", f.flag, f.v, f.most))
+			errs = append(errs, fmt.Errorf("--%s %d: must be at most %d", f.flag, f.v, f.most))
 		}
 	}
 	if s := r.run.Speed; math.IsNaN(s) || math.IsInf(s, 0) || s < 0 {
-		errs = append(errs, fmt.Errorf("--speed is %v and must be a number from 0 on", s))
+		errs = append(errs, fmt.Errorf("--speed %v: must be a number, at least 0", s))
 	}
 	for _, text := range r.texts {
 		t, err := replay.ParseThreshold(text)
 		if err == nil && t.NeedsSpeed() && r.run.Speed == 0 {
-			err = fmt.Errorf("%q has no effect without --speed, which keeps times that requests can lag behind", text)
+			err = fmt.Errorf("%q has no effect without --speed: only then do requests have start times", text)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("--threshold: %w", err))

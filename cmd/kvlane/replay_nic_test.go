@@ -46,12 +46,12 @@ func TestReplaySaysWhyThereIsNoNIC(t *testing.T) {
 	}{
 		{[]string{"--gdr", "require", "--nic", "no-such-nic"}, exitFailure, []string{"gdr requires a NIC: "}},
 		{[]string{"--gdr", "require", "--rdma-provider", "soft", "--nic", "no-such-nic"}, exitFailure, []string{`"no-such-nic"`, "soft0"}},
-		{[]string{"--gdr", "auto", "--nic", "no-such-nic"}, exitOK, []string{"copies go without a NIC: "}},
+		{[]string{"--gdr", "auto", "--nic", "no-such-nic"}, exitOK, []string{"copies do not use a NIC: "}},
 		{[]string{"--gdr", "auto", "--rdma-provider", "soft"}, exitUsage, []string{"which only --gdr require takes"}},
 		{
 			[]string{"--gdr", "often", "--rdma-provider", "fpga", "--nic", "a,a", "--rdma-port", "-1", "--rdma-gid-index", "-7", "--rdma-mtu", "9000", "--rdma-queue-pairs", "-2"},
 			exitUsage,
-			[]string{`"often"`, `"fpga"`, `"a" is named twice`, "port -1", "GID index -7", `"9000"`, "-2"},
+			[]string{`"often"`, `"fpga"`, `"a" is given twice`, "port -1", "GID index -7", `"9000"`, "-2"},
 		},
 	} {
 		code, stdout, stderr := execute(t, small(append([]string{"replay", trace}, c.args...)...)...)

@@ -81,7 +81,7 @@ func TestReplayTable(t *testing.T) {
 	if code != exitOK {
 		t.Fatalf("exit code %d: %s", code, stderr)
 	}
-	for _, want := range []string{"✓ 2 requests in ", "asked for, 2 of them distinct", "✓ every request replayed", "✓ every dumped block stored", "dump  ", "p99", "GB/s", "cache  ", "file  ", "llama-3.2-1b: 16 layers, bfloat16, 8 KV heads of 64, rank 0 of 8", "block     64 KiB: 16 tokens", "In full: 8 MiB, 2 MiB an id"} {
+	for _, want := range []string{"✓ 2 requests in ", "requested, 2 of them distinct", "✓ all requests replayed", "✓ all dumped blocks stored", "dump  ", "p99", "GB/s", "cache  ", "file  ", "llama-3.2-1b: 16 layers, bfloat16, 8 KV heads of 64, rank 0 of 8", "block     64 KiB: 16 tokens", "In full: 8 MiB, 2 MiB per id"} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("%q is not in the table:\n%s", want, stdout)
 		}
@@ -138,7 +138,7 @@ func TestReplayAtASpeed(t *testing.T) {
 	if took := time.Since(start); code != exitOK || took < 100*time.Millisecond {
 		t.Errorf("exit code %d after %v: %s", code, took, stderr)
 	}
-	if !strings.Contains(stdout, "at 4 times the trace's speed") || !strings.Contains(stdout, "\n  lag  ") {
+	if !strings.Contains(stdout, "at 4 times the speed of the trace") || !strings.Contains(stdout, "\n  lag  ") {
 		t.Errorf("the report does not say so:\n%s", stdout)
 	}
 	for _, speed := range []string{"-1", "NaN", "Inf"} {
@@ -220,7 +220,7 @@ func TestReplayRefusesBadInput(t *testing.T) {
 		{"everything wrong at once but the syntax", []string{
 			"replay", good, "--layers", "0", "--path", "teleport", "--pages", "-1", "--limit", "-1", "--concurrency", "0",
 			"--verify", "never", "--fsync", "often", "--device", "tpu", "--cache-bytes", "1",
-		}, exitUsage, []string{"layers 0", "teleport", "--pages is -1", "--limit is -1", "--concurrency is 0", `"never"`, `"often"`, `"tpu"`, "cache of 1 bytes"}},
+		}, exitUsage, []string{"layers 0", "teleport", "--pages -1: must", "--limit -1: must", "--concurrency 0: must", `"never"`, `"often"`, `"tpu"`, "cache of 1 bytes"}},
 		{"device that does not exist", []string{"replay", good, "--device-index", "3"}, exitFailure, []string{"device 3"}},
 		{"metrics address", []string{"replay", good, "--metrics-addr", "nowhere"}, exitUsage, []string{`--metrics-addr: "nowhere" is neither HOST:PORT nor unix:/PATH`}},
 		{"metrics address of others", []string{"replay", good, "--metrics-addr", "192.0.2.1:1"}, exitFailure, []string{"192.0.2.1:1"}},

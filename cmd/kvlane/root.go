@@ -160,12 +160,12 @@ func newLogger(w io.Writer, level, format string) (*slog.Logger, error) {
 	case "json":
 		return slog.New(slog.NewJSONHandler(w, o)), nil
 	}
-	return nil, usagef("--log-format %q: it is text or json", format)
+	return nil, usagef("--log-format %q: must be text or json", format)
 }
 
 func parseLevel(s string) (l slog.Level, err error) {
 	if l.UnmarshalText([]byte(s)) != nil {
-		return l, fmt.Errorf("%q is none of debug, info, warn or error", s)
+		return l, fmt.Errorf("%q is not one of debug, info, warn and error", s)
 	}
 	return l, nil
 }

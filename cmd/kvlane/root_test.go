@@ -22,7 +22,7 @@ import (
 func execute(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	return grow(t, args, func(_, stderr string) bool {
-		return strings.Contains(stderr, "was used up before anything was measured")
+		return strings.Contains(stderr, "was used up before the first measurement")
 	})
 }
 
@@ -30,7 +30,7 @@ func execute(t *testing.T, args ...string) (code int, stdout, stderr string) {
 func executeWhole(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	return grow(t, args, func(stdout, stderr string) bool {
-		return strings.Contains(stderr, "was used up before anything was measured") || strings.Contains(stderr, "is too short for all") ||
+		return strings.Contains(stderr, "was used up before the first measurement") || strings.Contains(stderr, "is too short for all") ||
 			strings.Contains(stdout, "did not fit the budget of") || strings.Contains(stdout, `"left_out"`)
 	})
 }
@@ -72,7 +72,7 @@ func TestExitCodes(t *testing.T) {
 		{"unknown command of a group", []string{"bench", "paste"}, exitUsage, `unknown command "paste" for "kvlane bench"`},
 		{"unknown flag", []string{"doctor", "--nope"}, exitUsage, "unknown flag: --nope"},
 		{"argument too many", []string{"doctor", "x"}, exitUsage, "See 'kvlane doctor --help'."},
-		{"log level", []string{"--log-level", "loud", "doctor"}, exitUsage, "debug, info, warn or error"},
+		{"log level", []string{"--log-level", "loud", "doctor"}, exitUsage, "debug, info, warn and error"},
 		{"log format", []string{"--log-format", "xml", "doctor"}, exitUsage, "text or json"},
 		{"size", []string{"bench", "copy", "--sizes", "4KiB,huge"}, exitUsage, `"huge"`},
 		{"path", []string{"bench", "copy", "--paths", "teleport"}, exitUsage, `"teleport"`},
@@ -124,7 +124,7 @@ func TestBenchCopyOnTheSimulatedDevice(t *testing.T) {
 	if len(r.Points) != 6 || !r.Machine.Simulated || r.Machine.Command == "" {
 		t.Errorf("report %+v", r)
 	}
-	if code, stdout, _ := execute(t, args...); code != exitOK || !strings.HasPrefix(stdout, "✓ Every byte right") || !strings.Contains(stdout, "! SIMULATED") {
+	if code, stdout, _ := execute(t, args...); code != exitOK || !strings.HasPrefix(stdout, "✓ Every byte correct") || !strings.Contains(stdout, "! SIMULATED") {
 		t.Errorf("exit code %d, text:\n%s", code, stdout)
 	}
 }
@@ -133,7 +133,7 @@ func TestCanceledCommandFails(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	var out, errs bytes.Buffer
-	if code := run(ctx, []string{"bench", "copy", "--device", "sim"}, &out, &errs); code != exitFailure || errs.String() != "kvlane: interrupted: before anything was measured\n" {
+	if code := run(ctx, []string{"bench", "copy", "--device", "sim"}, &out, &errs); code != exitFailure || errs.String() != "kvlane: interrupted: before the first measurement\n" {
 		t.Errorf("exit code %d: %s", code, errs.String())
 	}
 }

@@ -35,7 +35,7 @@ func keeperOf(dir string) keeper {
 }
 
 func newStoreCommand() *cobra.Command {
-	cmd := newGroupCommand("store", "Look into the directories of a file or log tier, check them, make room in them",
+	cmd := newGroupCommand("store", "Inspect, verify and shrink the directories of a file or log tier",
 		`The commands below work on a directory that "kvlane replay --file-dir", "kvlane replay --log-dir" or a program with the library has
 made; its kvlane.json describes the contents. DIR may also be one that has such folders right below it, as the connectors for vLLM, SGLang and transformers
 make them: then each folder is shown. Other processes may use the directory meanwhile. But gc --max-bytes and verify --repair need the directory of a log

@@ -131,7 +131,7 @@ func TestStoreGCPassesOverAFolderWithoutItsMarker(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &got); err != nil {
 		t.Fatalf("%v: %s%s", err, stdout, stderr)
 	}
-	if code != exitFailure || !strings.Contains(stderr, "pass over "+filepath.Join(dir, "kv-a")) {
+	if code != exitFailure || !strings.Contains(stderr, "skip "+filepath.Join(dir, "kv-a")) {
 		t.Errorf("exit code %d: %s", code, stderr)
 	}
 	if len(got) != 2 || got[0].Removed != 2 || got[1].Removed != 2 {

@@ -43,7 +43,7 @@ func newStoreGCCommand() *cobra.Command {
 	target := int64(-1)
 	cmd := &cobra.Command{
 		Use:   "gc DIR",
-		Short: "Make room: remove the coldest blocks down to a size, files in quarantine, files that are not kvlane's",
+		Short: "Free space: remove the coldest blocks, files in quarantine, or files that are not kvlane's",
 		Long: `Remove the given kinds of files, and nothing else:
 
   --max-bytes    the coldest blocks, until so many bytes of them are left, and files left by dead processes
@@ -67,12 +67,12 @@ empty, stay. The exit code is 1 if something could not be removed.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			clears := unwanted.Quarantine || unwanted.Foreign || len(unwanted.Names) > 0
 			if target < 0 && !clears {
-				return usagef("store gc needs to know what to remove: give --max-bytes SIZE, such as 10GiB, --quarantine, --foreign or --remove FILE; " +
+				return usagef("store gc: nothing selected: give --max-bytes SIZE, such as 10GiB, --quarantine, --foreign or --remove FILE; " +
 					"kvlane store verify DIR lists the files")
 			}
 			dirs, err := foldersOf(args[0])
 			if err == nil && len(dirs) > 1 && len(unwanted.Names) > 0 {
-				err = usagef("%s has several folders of blocks: give the one that FILE is in, such as %s", args[0], dirs[0])
+				err = usagef("%s has several folders of blocks: give the folder of FILE, such as %s", args[0], dirs[0])
 			}
 			if err != nil {
 				return err
@@ -95,10 +95,10 @@ empty, stay. The exit code is 1 if something could not be removed.`,
 			})
 		},
 	}
-	cmd.Flags().Var(sizeValue{&target}, "max-bytes", "bytes of blocks, or in a log of segments, that may be left")
+	cmd.Flags().Var(sizeValue{&target}, "max-bytes", "most bytes of blocks, or in a log of segments, to keep")
 	cmd.Flags().BoolVar(&unwanted.Quarantine, "quarantine", false, "remove the files in quarantine")
-	cmd.Flags().BoolVar(&unwanted.Foreign, "foreign", false, "remove the files that kvlane has not made")
-	cmd.Flags().StringArrayVar(&unwanted.Names, "remove", nil, "remove this file, of the quarantine or foreign, as verify names it or relative to DIR; repeatable")
+	cmd.Flags().BoolVar(&unwanted.Foreign, "foreign", false, "remove the files that kvlane did not create")
+	cmd.Flags().StringArrayVar(&unwanted.Names, "remove", nil, "remove this quarantined or foreign file, named as by verify or relative to DIR; repeatable")
 	cmd.Flags().BoolVar(&asJSON, "json", false, jsonOfFolders)
 	return cmd
 }
@@ -120,7 +120,7 @@ func (d *dirCollected) collect(ctx context.Context, to targets, clears bool, unw
 		}
 	}
 	if err := to.failed[d.Directory]; err != nil {
-		return errors.Join(left, fmt.Errorf("pass over %s: %w", d.Directory, err))
+		return errors.Join(left, fmt.Errorf("skip %s: %w", d.Directory, err))
 	}
 	if target, ok := to.bytes[d.Directory]; ok {
 		c, err := keeperOf(d.Directory).gc(ctx, d.Directory, target)
@@ -130,7 +130,7 @@ func (d *dirCollected) collect(ctx context.Context, to targets, clears bool, unw
 		d.collectedBlocks = &collectedBlocks{c.Before, c.After, c.Removed, c.Swept, ""}
 		if c.Left != nil {
 			d.Left = c.Left.Error()
-			left = errors.Join(left, fmt.Errorf("collect %s: some of it stays: %w", d.Directory, c.Left))
+			left = errors.Join(left, fmt.Errorf("collect %s: not all could be removed: %w", d.Directory, c.Left))
 		}
 	}
 	return left
@@ -146,7 +146,7 @@ func (d *dirCollected) rows() (rows [][2]string) {
 			rows = append(rows, [2]string{"  left", l.Path + ": " + l.Detail})
 		}
 		for _, path := range f.Unasked {
-			rows = append(rows, [2]string{"  stays", present.Name(path) + ": kvlane has not set it aside; kvlane store gc --foreign " + shellWord(d.Directory) + " removes it"})
+			rows = append(rows, [2]string{"  stays", present.Name(path) + ": foreign; kvlane store gc --foreign " + shellWord(d.Directory) + " removes it"})
 		}
 	}
 	if b := d.collectedBlocks; b != nil {

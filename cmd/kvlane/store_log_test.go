@@ -28,7 +28,7 @@ func TestStoreCommandsOfALog(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if code, _, stderr := execute(t, "store", "gc", dir, "--max-bytes", "0"); code != exitFailure || !strings.Contains(stderr, "one at a time") {
+	if code, _, stderr := execute(t, "store", "gc", dir, "--max-bytes", "0"); code != exitFailure || !strings.Contains(stderr, "only one may") {
 		t.Errorf("gc of a log that is in use: exit code %d, %s", code, stderr)
 	}
 	if err := tr.Close(t.Context()); err != nil {

@@ -41,7 +41,7 @@ in a log, its segment was written. --json has bytes and times as they are, and t
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object a line for each block")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object per line and block")
 	return cmd
 }
 

@@ -48,7 +48,7 @@ func newStoreStatCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "stat DIR",
-		Short: "Report the identities and the number of blocks in the directory",
+		Short: "Report the identities and the number of blocks of a directory",
 		Example: `  kvlane store stat /var/cache/kvlane
   kvlane store stat /var/cache/kvlane --json`,
 		Args: usageArgs(cobra.ExactArgs(1)),

@@ -78,7 +78,7 @@ func TestStoreCommandsRefuse(t *testing.T) {
 	for _, sub := range [][]string{{"ls"}, {"stat"}, {"verify"}, {"gc", "--max-bytes", "0"}} {
 		empty := t.TempDir()
 		code, stdout, stderr := execute(t, append([]string{"store", sub[0], empty}, sub[1:]...)...)
-		if code != exitFailure || stdout != "" || !strings.Contains(stderr, empty) || !strings.Contains(stderr, "no directory of blocks") {
+		if code != exitFailure || stdout != "" || !strings.Contains(stderr, empty) || !strings.Contains(stderr, "not a directory of blocks") {
 			t.Errorf("%s of an empty directory: exit code %d, %q, %q", sub[0], code, stdout, stderr)
 		}
 		if left, err := os.ReadDir(empty); err != nil || len(left) != 0 {
@@ -249,7 +249,7 @@ func TestDefectFromVerifyToACleanDirectory(t *testing.T) {
 	if _, err := os.Stat(notes); err != nil {
 		t.Errorf("a file that nobody asked to remove: %v", err)
 	}
-	says(exitUsage, "gc --foreign --remove "+strings.TrimPrefix(blocks[1], dir+"/"), "is neither in quarantine nor a file that verifying finds foreign")
+	says(exitUsage, "gc --foreign --remove "+strings.TrimPrefix(blocks[1], dir+"/"), "is neither quarantined nor foreign")
 	says(exitOK, "gc --quarantine", "files removed  1, 12 KiB", "  removed      "+dir+"/quarantine/")
 	says(exitFailure, "verify", "not clean: 1 foreign file\n")
 	says(exitOK, "gc --remove notes.txt", "files removed  1, 4 B")
@@ -261,7 +261,7 @@ func TestDefectFromVerifyToACleanDirectory(t *testing.T) {
 	if err := os.Rename(blocks[1], filepath.Join(dir, "quarantine", "0000000000000001-"+filepath.Base(blocks[1]))); err != nil {
 		t.Fatal(err)
 	}
-	says(exitFailure, "gc --quarantine", "it stays; move it to "+blocks[1]+", or remove it by hand", "1 file stays")
+	says(exitFailure, "gc --quarantine", "kept; move it to "+blocks[1]+", or remove it by hand", "1 file stays")
 }
 
 // What gc leaves is not recommended to it.
@@ -275,7 +275,7 @@ func TestDefectNextNamesACommandThatLeavesTheFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	code, stdout, _ := execute(t, "store", "verify", dir)
-	if code != exitFailure || !strings.Contains(stdout, "1 foreign file that kvlane store gc leaves: if it can go, remove it by hand") || strings.Contains(stdout, "gc --foreign") {
+	if code != exitFailure || !strings.Contains(stdout, "1 foreign file that kvlane store gc keeps: if it can go, remove it by hand") || strings.Contains(stdout, "gc --foreign") {
 		t.Errorf("exit code %d: %s", code, stdout)
 	}
 	if code, stdout, _ := execute(t, "store", "gc", "--foreign", dir); code != exitFailure || !strings.Contains(stdout, "a folder that is not empty: remove it by hand") {
@@ -294,7 +294,7 @@ func TestDefectGCIsSilentAboutForeignFilesInQuarantine(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ flag, want string }{
-		{"--quarantine", "files removed  1, 2 B\n  removed      " + aside + "\n  stays        " + mine + ": kvlane has not set it aside; kvlane store gc --foreign " + dir + " removes it\n"},
+		{"--quarantine", "files removed  1, 2 B\n  removed      " + aside + "\n  stays        " + mine + ": foreign; kvlane store gc --foreign " + dir + " removes it\n"},
 		{"--foreign", "files removed  1, 4 B\n  removed      " + mine + "\n"},
 	} {
 		if code, stdout, stderr := execute(t, "store", "gc", c.flag, dir); code != exitOK || stdout != c.want {
@@ -316,7 +316,7 @@ func TestDefectCommandInARowIsEscapedTwice(t *testing.T) {
 	}
 	code, stdout, stderr := execute(t, "store", "gc", "--quarantine", dir)
 	_, row, _ := strings.Cut(stdout, "  stays        ")
-	path, command, _ := strings.Cut(row, ": kvlane has not set it aside; ")
+	path, command, _ := strings.Cut(row, ": foreign; ")
 	command, found := strings.CutSuffix(command, " removes it\n")
 	if code != exitOK || path != strconv.Quote(mine) || !found {
 		t.Fatalf("exit code %d: %s; %s", code, stdout, stderr)

@@ -62,7 +62,7 @@ func newStoreVerifyCommand() *cobra.Command {
 	var asJSON, repair bool
 	cmd := &cobra.Command{
 		Use:   "verify DIR",
-		Short: "Read every block and check it; exit code 1 if anything is wrong",
+		Short: "Read and check every block; exit code 1 if problems are left",
 		Long: `Read every block and check its length, identity, key and every checksum; look for foreign files
 and for files left by dead processes. Files that cannot be read are listed as unjudged, and blocks of another format version as newer; both
 stay. Nothing is changed, and a read-only mount is enough. A damaged block is a miss for its next reader, which removes it.
@@ -172,18 +172,18 @@ func (v *dirVerdict) next() (next []string) {
 	}
 	delete(count, file.Foreign)
 	if byHand > 0 {
-		next = append(next, fmt.Sprintf("%s that kvlane store gc leaves: if %s can go, remove %[2]s by hand", counted(byHand, "foreign file", "foreign files"), plural(byHand, "it", "them")))
+		next = append(next, fmt.Sprintf("%s that kvlane store gc keeps: if %s can go, remove %[2]s by hand", counted(byHand, "foreign file", "foreign files"), plural(byHand, "it", "them")))
 	}
 	if n := count[file.Unjudged]; n > 0 {
 		next = append(next, counted(n, "file", "files")+" could not be read: see the reason above, and verify again as a user with permission")
 	}
 	delete(count, file.Unjudged)
 	if n := count[file.Newer]; n > 0 {
-		next = append(next, counted(n, "file", "files")+" of another format version, left as "+plural(n, "it is", "they are")+": verify by the build that wrote "+plural(n, "it", "them"))
+		next = append(next, counted(n, "file", "files")+" of another format version, unchanged: verify with the build that wrote "+plural(n, "it", "them"))
 	}
 	delete(count, file.Newer)
 	if v.markerIsLost() {
-		next = append(next, fmt.Sprintf("kvlane.json is damaged, and there is no block to make it from: if its files are not needed, remove the directory: rm -r %s", dir))
+		next = append(next, fmt.Sprintf("kvlane.json is damaged, and no block is left to rebuild it from: if the files are not needed, remove the directory: rm -r %s", dir))
 		if count[file.Damaged]--; count[file.Damaged] == 0 {
 			delete(count, file.Damaged)
 		}
@@ -194,7 +194,7 @@ func (v *dirVerdict) next() (next []string) {
 	case v.Repaired == nil:
 		next = append(next, fmt.Sprintf("%s: run kvlane store verify --repair %s", what, dir))
 	default:
-		next = append(next, what+" could not be mended: see why above; the directory has to be writable")
+		next = append(next, what+" could not be repaired: see the reason above; the directory must be writable")
 	}
 	return append(next, inQuarantine(v.Directory, v.Quarantined)...)
 }

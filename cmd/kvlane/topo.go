@@ -23,7 +23,7 @@ func newTopoCommand() *cobra.Command {
 		Long: `topo shows the machine's NUMA nodes with the devices below their PCIe bridges and switches, the NVLinks between GPUs, and for each NUMA
 node and GPU the RDMA NICs, nearest first.
 
-It reads sysfs and asks the drivers; it opens no GPU and no NIC.`,
+It reads sysfs and queries the drivers; it opens no GPU and no NIC.`,
 		Example: `  kvlane topo
   kvlane topo --svg topo.svg
   kvlane topo --json`,
@@ -45,7 +45,7 @@ It reads sysfs and asks the drivers; it opens no GPU and no NIC.`,
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	cmd.Flags().StringVar(&svg, "svg", "", "draw a picture to this file as well")
+	cmd.Flags().StringVar(&svg, "svg", "", "also write an SVG picture to this file")
 	return cmd
 }
 
@@ -60,7 +60,7 @@ func machineTopology(sysfs string) (*topology.Machine, error) {
 		return m, nil // the driver is not needed
 	}
 	if noDriver != nil {
-		m.Notes = append(m.Notes, "GPUs are not asked: "+noDriver.Error())
+		m.Notes = append(m.Notes, "GPUs are not queried: "+noDriver.Error())
 	}
 	if len(gpus) < 2 {
 		return m, nil

@@ -33,7 +33,7 @@ func TestDefectTraceFromAPipe(t *testing.T) {
 			}
 		})
 		code, stdout, stderr := execute(t, small("replay", fmt.Sprintf("/dev/fd/%d", r.Fd()))...)
-		if code != exitOK || !strings.Contains(stdout, "✓ every request replayed") {
+		if code != exitOK || !strings.Contains(stdout, "✓ all requests replayed") {
 			t.Errorf("%s: exit code %d: %s", name, code, stderr)
 		}
 		if err := r.Close(); err != nil {
@@ -55,7 +55,7 @@ func TestDefectTraceFromAFIFO(t *testing.T) {
 	})
 	code, stdout, stderr := execute(t, small("replay", fifo, "--limit", "1")...)
 	writing.Wait()
-	if code != exitOK || !strings.Contains(stdout, "✓ every request replayed") {
+	if code != exitOK || !strings.Contains(stdout, "✓ all requests replayed") {
 		t.Errorf("exit code %d: %s", code, stderr)
 	}
 }
@@ -63,7 +63,7 @@ func TestDefectTraceFromAFIFO(t *testing.T) {
 // So may a trace that editors of another system have written.
 func TestDefectTraceWithAByteOrderMark(t *testing.T) {
 	code, stdout, stderr := execute(t, small("replay", traceFile(t, "\ufeff"+goodLine))...)
-	if code != exitOK || !strings.Contains(stdout, "✓ every request replayed") {
+	if code != exitOK || !strings.Contains(stdout, "✓ all requests replayed") {
 		t.Errorf("exit code %d: %s", code, stderr)
 	}
 }
@@ -74,7 +74,7 @@ func TestDefectTraceFromStandardInput(t *testing.T) {
 	for _, name := range []string{"-", "/dev/stdin"} {
 		cmd := exec.CommandContext(t.Context(), bin, small("replay", name)...)
 		cmd.Stdin = strings.NewReader(goodLine)
-		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "✓ every request replayed") {
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "✓ all requests replayed") {
 			t.Errorf("%s: %v: %s", name, err, out)
 		}
 	}

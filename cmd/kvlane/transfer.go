@@ -42,20 +42,20 @@ func (f *transferFlags) register(cmd *cobra.Command, protocols []string) {
 	fl := cmd.Flags()
 	fl.SortFlags = false
 	fl.StringVar(&f.protocol, "protocol", protocolMooncake,
-		"how processes talk: mooncake, or kvlane's own: auto (by whichever way works), or one way alone: "+strings.Join(protocols[2:], ", "))
+		"protocol: mooncake, or kvlane's own: auto (any path that works), or a single path: "+strings.Join(protocols[2:], ", "))
 	fl.StringVar(&f.metadata, "metadata", mooncake.P2PHandshake, usageOf("metadata"))
 	fl.StringVar(&f.cluster, "cluster", "", usageOf("cluster"))
 }
 
 // registerTimeout adds the time limit of commands that access a segment.
 func (f *transferFlags) registerTimeout(fl *pflag.FlagSet) {
-	fl.DurationVar(&f.timeout, "timeout", time.Minute, "how long all of it may take before it fails")
+	fl.DurationVar(&f.timeout, "timeout", time.Minute, "timeout of the command")
 }
 
 // directory returns the directory of segments that the flags select.
 func (f *transferFlags) directory() (mooncake.Directory, error) {
 	if f.protocol != protocolMooncake {
-		return nil, usagef("--protocol %q: it is %s", f.protocol, protocolMooncake)
+		return nil, usagef("--protocol %q: must be %s", f.protocol, protocolMooncake)
 	}
 	d, err := mooncake.OpenDirectory(f.metadata, f.cluster)
 	if err != nil {
@@ -92,7 +92,7 @@ func newTransferProbeCommand() *cobra.Command {
 	var json bool
 	cmd := &cobra.Command{
 		Use:   "probe SEGMENT",
-		Short: "Ask whether a segment's process answers",
+		Short: "Check whether a segment's process answers",
 		Long:  `probe reports whether the process that offers a segment answers, and the time until the answer. It fails without an answer within --timeout.`,
 		Example: `  kvlane transfer probe 127.0.0.1:15995
   kvlane transfer probe 127.0.0.1:15995 --timeout 2s --json`,
@@ -171,7 +171,7 @@ func printSegment(cmd *cobra.Command, s *mooncake.Segment) error {
 // oneOf returns a usage error if a flag's value is not one of values.
 func oneOf(flag, value string, values ...string) error {
 	if !slices.Contains(values, value) {
-		return usagef("--%s %q: it is %s or %s", flag, value, values[0], values[1])
+		return usagef("--%s %q: must be %s or %s", flag, value, values[0], values[1])
 	}
 	return nil
 }

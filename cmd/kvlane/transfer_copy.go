@@ -29,7 +29,7 @@ type copyFlags struct {
 func (f *copyFlags) registerCopy(cmd *cobra.Command) {
 	f.register(cmd, hostProtocols)
 	f.registerTimeout(cmd.Flags())
-	cmd.Flags().IntVar(&f.buffer, "buffer", 0, "number of the segment's buffer, from 0, as ls shows it")
+	cmd.Flags().IntVar(&f.buffer, "buffer", 0, "index of the segment's buffer, from 0, as shown by ls")
 	cmd.Flags().Var(sizeValue{&f.offset}, "offset", "first byte in the buffer")
 }
 
@@ -38,15 +38,15 @@ func newTransferPutCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "put SEGMENT FILE",
 		Short: "Write a file into a segment",
-		Long: `put writes a file into a buffer of a segment, from standard input where FILE is "-". With --notify it sends the segment's process a message once all
-bytes are there.`,
+		Long: `put writes a file into a buffer of a segment, from standard input where FILE is "-". With --notify it then sends a message to the
+segment's process.`,
 		Example: `  kvlane transfer put 127.0.0.1:15995 block.bin --offset 4KiB
   kvlane transfer put 127.0.0.1:15995 block.bin --notify "block 7 is there"`,
 		Args: usageArgs(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error { return f.put(cmd, args[0], args[1]) },
 	}
 	f.registerCopy(cmd)
-	cmd.Flags().StringVar(&f.notify, "notify", "", "message to the segment's process, once all bytes are there")
+	cmd.Flags().StringVar(&f.notify, "notify", "", "message to the segment's process after all bytes")
 	return cmd
 }
 
@@ -156,7 +156,7 @@ func (f *copyFlags) put(cmd *cobra.Command, segment, name string) error {
 				return err
 			}
 		}
-		fmt.Fprintf(cmd.ErrOrStderr(), "%d bytes are written\n", total)
+		fmt.Fprintf(cmd.ErrOrStderr(), "%d bytes written\n", total)
 		return nil
 	})
 }
@@ -169,7 +169,7 @@ func (w *window) writeAll(ctx context.Context, in io.Reader, name string) (total
 			return total, fmt.Errorf("put: %w", err)
 		}
 		if uint64(n) > w.left {
-			return total, fmt.Errorf("put: %s is longer than the rest of the buffer: %d bytes are written", name, total)
+			return total, fmt.Errorf("put: %s is longer than the rest of the buffer: %d bytes written", name, total)
 		}
 		if n > 0 {
 			if err := w.move(ctx, true, n); err != nil {
@@ -201,7 +201,7 @@ func (f *copyFlags) get(cmd *cobra.Command, segment, name string) error {
 		if err != nil {
 			return fmt.Errorf("get: %w", err)
 		}
-		fmt.Fprintf(cmd.ErrOrStderr(), "%d bytes are read\n", length)
+		fmt.Fprintf(cmd.ErrOrStderr(), "%d bytes read\n", length)
 		return nil
 	})
 }

@@ -42,8 +42,8 @@ type memoryFlags struct {
 
 func (f *memoryFlags) registerMemory(cmd *cobra.Command) {
 	fl := cmd.Flags()
-	fl.BoolVar(&f.vram, "use-vram", false, "a device's memory, and not the host's")
-	fl.IntVar(&f.gpu, "gpu-id", 0, "which device of the driver, from 0")
+	fl.BoolVar(&f.vram, "use-vram", false, "use device memory instead of host memory")
+	fl.IntVar(&f.gpu, "gpu-id", 0, "index of the device, from 0")
 	registerDevice(fl, &f.device)
 	f.rdma.registerNICs(fl)
 }
@@ -82,7 +82,7 @@ func (f *memoryFlags) openNICs(path engine.Path, o *transfer.NativeOptions) (don
 // noteRefusal prints the error with which NICs refused memory, if there is one.
 func noteRefusal(cmd *cobra.Command, s engine.Stats) {
 	if s.Refusal != nil {
-		fmt.Fprintf(cmd.ErrOrStderr(), "not by NICs: %s\n", errorText(s.Refusal))
+		fmt.Fprintf(cmd.ErrOrStderr(), "NICs are not used: %s\n", errorText(s.Refusal))
 	}
 }
 
@@ -113,7 +113,7 @@ func (f *memoryFlags) open(use func(device.Device, stream.Stream) error) (err er
 func (f *transferFlags) native() (path engine.Path, ok bool, err error) {
 	switch {
 	case !slices.Contains(f.protocols, f.protocol):
-		return path, false, usagef("--protocol %q: it is one of %s", f.protocol, strings.Join(f.protocols, ", "))
+		return path, false, usagef("--protocol %q: must be one of %s", f.protocol, strings.Join(f.protocols, ", "))
 	case f.protocol == protocolMooncake:
 		return path, false, nil
 	case f.protocol == protocolAuto:
@@ -170,7 +170,7 @@ func (f *serveFlags) serveNative(cmd *cobra.Command, path engine.Path) error {
 		metricsOf(ctx).SetTransfer(t.Engine().Stats)
 		isReady(ctx)
 		if err := t.Unshared(); err != nil {
-			fmt.Fprintf(cmd.ErrOrStderr(), "not by shared memory: %s\n", errorText(err))
+			fmt.Fprintf(cmd.ErrOrStderr(), "shared memory is not used: %s\n", errorText(err))
 		}
 		out := newLineWriter(cmd.OutOrStdout())
 		err = out.print(ctx, "segment %s: %d bytes; interrupt to end\n", t.Segment(), f.bufferBytes)
@@ -231,6 +231,6 @@ func (f *benchTransfer) countLinks(cmd *cobra.Command, dev device.Device) (done 
 		}
 		err = errors.Join(err, lib.Close())
 	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "NVLink's counters are not read: %s\n", errorText(err))
+	fmt.Fprintf(cmd.ErrOrStderr(), "NVLink counters are not available: %s\n", errorText(err))
 	return func() {}
 }

@@ -111,7 +111,7 @@ func TestDefectPathsThatCannotBe(t *testing.T) {
 	for _, command := range [][]string{{"put", "127.0.0.1:1/kv", file}, {"get", "127.0.0.1:1/kv", "-"}, {"ls", "127.0.0.1:1/kv"}, {"probe", "127.0.0.1:1/kv"}} {
 		for _, path := range []string{"nvlink", "rdma"} {
 			code, _, stderr := execute(t, append(append([]string{"transfer"}, command...), "--protocol", path)...)
-			if code != exitUsage || !strings.Contains(stderr, "it is one of mooncake, auto, shm, tcp") {
+			if code != exitUsage || !strings.Contains(stderr, "must be one of mooncake, auto, shm, tcp") {
 				t.Errorf("%v by %s: exit code %d: %s", command, path, code, stderr)
 			}
 		}

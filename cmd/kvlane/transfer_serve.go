@@ -33,9 +33,9 @@ type serveFlags struct {
 
 func (f *serveFlags) registerServe(cmd *cobra.Command) {
 	fl := cmd.Flags()
-	fl.StringVar(&f.name, "name", "", "name of the segment; with P2PHANDSHAKE the HOST:PORT at which peers reach it, where port 0 takes a free one")
-	fl.StringVar(&f.listen, "listen", "", "HOST:PORT to listen on, where peers reach it by another (default --name)")
-	fl.IntVar(&f.dataPort, "data-port", 0, "port for the data of Mooncake's protocol; 0 takes a free one")
+	fl.StringVar(&f.name, "name", "", "name of the segment; with P2PHANDSHAKE its HOST:PORT for peers; port 0 is a free port")
+	fl.StringVar(&f.listen, "listen", "", "HOST:PORT to listen on, if peers use another (default --name)")
+	fl.IntVar(&f.dataPort, "data-port", 0, "port for the data of Mooncake's protocol; 0 is a free port")
 	f.memory.registerMemory(cmd)
 }
 
@@ -57,14 +57,14 @@ or in place, and peers that have RDMA NICs use them, if this machine has some to
 	f.register(cmd, protocols)
 	f.registerServe(cmd)
 	cmd.Flags().Var(sizeValue{&f.bufferBytes}, "buffer-size", "bytes of memory to offer")
-	cmd.Flags().StringVar(&f.advertise, "advertise", "", "HOST:PORT at which peers reach a segment that a metadata server names, where it is not --listen")
+	cmd.Flags().StringVar(&f.advertise, "advertise", "", "HOST:PORT for peers of a segment in a metadata server, if it is not --listen")
 	return cmd
 }
 
 // serve offers a segment until the command's context ends. An interruption is the normal end.
 func (f *serveFlags) serve(cmd *cobra.Command) (err error) {
 	if f.name == "" {
-		return usagef("--name is needed")
+		return usagef("--name is required")
 	}
 	notReady(cmd.Context())
 	if path, own, err := f.native(); own || err != nil {
@@ -143,7 +143,7 @@ func (f *serveFlags) serveRegions(cmd *cobra.Command, d mooncake.Directory, m *m
 			case notices <- n:
 				return nil
 			case <-ctx.Done():
-				return fmt.Errorf("the notification is not printed: %w", errdefs.ErrBusy)
+				return fmt.Errorf("print a notification: %w", errdefs.ErrBusy)
 			}
 		},
 	})
@@ -183,7 +183,7 @@ needed. It keeps its records in memory; kvlane registers its segments again afte
 		Args:    usageArgs(cobra.NoArgs),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return serveMetadata(cmd, listen) },
 	}
-	cmd.Flags().StringVar(&listen, "listen", "127.0.0.1:8080", "HOST:PORT to listen on; port 0 takes a free one")
+	cmd.Flags().StringVar(&listen, "listen", "127.0.0.1:8080", "HOST:PORT to listen on; port 0 is a free port")
 	return cmd
 }
 

@@ -54,7 +54,7 @@ func TestServeWithoutRuntimeDirectory(t *testing.T) {
 	}
 	for _, dir := range []string{filepath.Join(dir, "absent"), taken} {
 		t.Setenv("XDG_RUNTIME_DIR", dir)
-		for protocol, want := range map[string]string{"tcp": "", "auto": "not by shared memory: "} {
+		for protocol, want := range map[string]string{"tcp": "", "auto": "shared memory is not used: "} {
 			ctx, interrupt := context.WithCancel(t.Context())
 			defer interrupt()
 			r, w := io.Pipe()

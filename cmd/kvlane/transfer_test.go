@@ -185,7 +185,7 @@ func TestTransferByMetadataServer(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &s); err != nil || code != exitOK || s.Name != name || len(s.Buffers) != 1 {
 		t.Errorf("exit code %d, %v, %+v\n%s", code, err, s, stderr)
 	}
-	if code, _, stderr := execute(t, "transfer", "probe", name, "--metadata", uri); code != exitFailure || !strings.Contains(stderr, "has none") {
+	if code, _, stderr := execute(t, "transfer", "probe", name, "--metadata", uri); code != exitFailure || !strings.Contains(stderr, "does not have it") {
 		t.Errorf("in another cluster: exit code %d, %s", code, stderr)
 	}
 }
@@ -198,7 +198,7 @@ func TestTransferPutAndGet(t *testing.T) {
 	if err := os.WriteFile(file, want, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if code, stdout, stderr := execute(t, "transfer", "put", name, file, "--offset", "100"); code != exitOK || stdout != "" || stderr != "50000 bytes are written\n" {
+	if code, stdout, stderr := execute(t, "transfer", "put", name, file, "--offset", "100"); code != exitOK || stdout != "" || stderr != "50000 bytes written\n" {
 		t.Errorf("exit code %d, %q, %q", code, stdout, stderr)
 	}
 	if code, stdout, stderr := execute(t, "transfer", "get", name, "-", "--offset", "100", "--length", "50000"); code != exitOK || stdout != string(want) {
@@ -213,13 +213,13 @@ func TestTransferPutAndGet(t *testing.T) {
 		{[]string{"get", name, "-", "--length", "2MiB"}, exitUsage, "the buffer has 1048576 bytes"},
 		{[]string{"get", name, "-", "--buffer", "1"}, exitUsage, "has 1"},
 		{[]string{"put", name, file, "--offset", "1000KiB"}, exitFailure, "longer than the rest"},
-		{[]string{"put", name, file, "--notify", "x", "--metadata", "etcd://a"}, exitUsage, "etcd is not spoken here"},
+		{[]string{"put", name, file, "--notify", "x", "--metadata", "etcd://a"}, exitUsage, "etcd is not supported"},
 		{[]string{"put", name, file + "x"}, exitFailure, "no such file"},
 		{[]string{"probe", "nobody"}, exitUsage, "HOST:PORT"},
 		{[]string{"probe", "127.0.0.1:1", "--timeout", "10s"}, exitFailure, "refused"},
 		{[]string{"probe", name, "--protocol", "carrier-pigeon"}, exitUsage, "mooncake"},
-		{[]string{"serve"}, exitUsage, "--name is needed"},
-		{[]string{"serve", "--name", ":15995"}, exitUsage, "no host that peers reach"},
+		{[]string{"serve"}, exitUsage, "--name is required"},
+		{[]string{"serve", "--name", ":15995"}, exitUsage, "no host that peers can reach"},
 		{[]string{"serve", "--name", "127.0.0.1:0", "--buffer-size", "0"}, exitUsage, "--buffer-size"},
 	} {
 		if code, _, stderr := execute(t, append([]string{"transfer"}, c.args...)...); code != c.code || !strings.Contains(stderr, c.want) {
@@ -230,7 +230,7 @@ func TestTransferPutAndGet(t *testing.T) {
 		args []string
 		want string
 	}{
-		{nil, "--segment is needed"},
+		{nil, "--segment is required"},
 		{[]string{"--mode", "spectator"}, "initiator or target"},
 		{[]string{"--segment", name, "--operation", "erase"}, "read or write"},
 		{[]string{"--segment", name, "--block-size", "huge"}, "huge"},
@@ -238,7 +238,7 @@ func TestTransferPutAndGet(t *testing.T) {
 		{[]string{"--segment", name, "--duration", "soon"}, "soon"},
 		{[]string{"--segment", name, "--lanes", "1000"}, "--lanes 1000"},
 		{[]string{"--segment", name, "--block-size", "1GiB"}, "--buffer-size"},
-		{[]string{"--segment", name, "--block-size", "64KiB"}, "which offers 1048576"},
+		{[]string{"--segment", name, "--block-size", "64KiB"}, "1048576 are offered"},
 	} {
 		if code, _, stderr := execute(t, append([]string{"bench", "transfer"}, c.args...)...); code != exitUsage || !strings.Contains(stderr, c.want) {
 			t.Errorf("%v: exit code %d, want %q: %s", c.args, code, c.want, stderr)

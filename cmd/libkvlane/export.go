@@ -65,7 +65,7 @@ func array[T any](a *args, name string, p unsafe.Pointer, n C.size_t) []T {
 	case n == 0:
 		return nil
 	case p == nil:
-		a.bad("%s is NULL, and should have %d elements", name, n)
+		a.bad("%s is NULL, must have %d elements", name, n)
 		return nil
 	case n > maxElements:
 		a.bad("%s has %d elements, which is more than %d", name, n, int64(maxElements))

@@ -16,7 +16,7 @@ func kvlGoHashTokens(parent *C.uint8_t, tokens *C.int64_t, n, blockTokens C.size
 	return call(why, func() error {
 		var a args
 		if blockTokens < 1 || blockTokens > maxElements {
-			a.bad("%d tokens a block are none", blockTokens)
+			a.bad("%d tokens per block: must be positive and in range", blockTokens)
 			return a.err()
 		}
 		var before []byte

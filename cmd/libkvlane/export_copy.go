@@ -15,7 +15,7 @@ func kvlGoRegisterMemory(engine C.kvl_engine, address C.uint64_t, bytes C.uint64
 	return call(why, func() error {
 		var a args
 		if address == 0 || bytes == 0 || bytes > math.MaxInt64 || kind > C.KVL_DEVICE {
-			a.bad("%d bytes at %#x, of kind %d, are no memory", bytes, address, kind)
+			a.bad("%d bytes at %#x, of kind %d: not memory", bytes, address, kind)
 		}
 		return give(&a, "memory", memory, func() (capi.Handle, error) {
 			if kind == C.KVL_DEVICE {

@@ -238,7 +238,7 @@ func checkWord(word mem.Extent) error {
 		return err
 	}
 	if word.Region.Kind() != mem.KindHostPinned || word.Len < wordBytes || word.Dev()%wordBytes != 0 {
-		return fmt.Errorf("%d bytes at %#x of a %s are no aligned 64-bit word in pinned memory: %w",
+		return fmt.Errorf("%d bytes at %#x of a %s are not an aligned 64-bit word in pinned memory: %w",
 			word.Len, word.Dev(), word.Region, errdefs.ErrInvalid)
 	}
 	return nil

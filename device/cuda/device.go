@@ -186,7 +186,7 @@ func (d *Device) Close() error {
 	// The maps no longer change.
 	idle, err := d.abandonQueues()
 	if !idle {
-		return errors.Join(err, fmt.Errorf("close device %d: the GPU may still be at work, so its context and %d regions are not freed: %w",
+		return errors.Join(err, fmt.Errorf("close device %d: the GPU may still be busy, so its context and %d regions are not freed: %w",
 			d.info.Index, len(d.regions), errdefs.ErrBusy))
 	}
 	return errors.Join(err, d.abandonStorage(), d.abandonRegions(), d.release())

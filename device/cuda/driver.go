@@ -46,7 +46,7 @@ func newDriver(api *cuda.API) (*Driver, error) {
 	case err != nil:
 		return nil, err
 	case n == 0:
-		return nil, fmt.Errorf("the driver sees no GPU: %w", errdefs.ErrNotSupported)
+		return nil, fmt.Errorf("the driver reports no GPU: %w", errdefs.ErrNotSupported)
 	}
 	return d, nil
 }
@@ -105,7 +105,7 @@ const DefaultCTAs = 16
 // Validate reports every problem of the options.
 func (o Options) Validate() error {
 	if o.CTAs < 0 {
-		return fmt.Errorf("thread blocks are %d, less than none: %w", o.CTAs, errdefs.ErrInvalid)
+		return fmt.Errorf("%d thread blocks: must not be negative: %w", o.CTAs, errdefs.ErrInvalid)
 	}
 	return nil
 }
@@ -121,7 +121,7 @@ func (d *Driver) Open(index int, o Options) (device.Device, error) {
 		return nil, fmt.Errorf("open device %d: %w", index, err)
 	}
 	if index < 0 || index >= n {
-		return nil, fmt.Errorf("open device %d: it does not exist, this machine has %s: %w", index, indices(n), errdefs.ErrNotFound)
+		return nil, fmt.Errorf("open device %d: no such device, this machine has %s: %w", index, indices(n), errdefs.ErrNotFound)
 	}
 	dev, err := openDevice(d, index, o)
 	if err != nil {
@@ -136,9 +136,9 @@ func (d *Driver) OpenUUID(uuid string, o Options) (device.Device, error) {
 	index, r, call := indexOf(d.api, uuid)
 	switch {
 	case r != cuda.Success:
-		return nil, fmt.Errorf("look for device %s: %w", uuid, nativeError(d.api, r, call, ""))
+		return nil, fmt.Errorf("find device %s: %w", uuid, nativeError(d.api, r, call, ""))
 	case index < 0:
-		return nil, fmt.Errorf("open device %s: this process sees none of that UUID: %w", uuid, errdefs.ErrNotFound)
+		return nil, fmt.Errorf("open device %s: no visible device has this UUID: %w", uuid, errdefs.ErrNotFound)
 	}
 	return d.Open(index, o)
 }

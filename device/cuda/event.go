@@ -156,7 +156,7 @@ func (q *queue) Wait(e device.Event) error {
 	}
 	ev, ok := e.(*event)
 	if !ok {
-		return fmt.Errorf("wait on queue: %T is no CUDA event: %w", e, errdefs.ErrInvalid)
+		return fmt.Errorf("wait on queue: %T is not a CUDA event: %w", e, errdefs.ErrInvalid)
 	}
 	if err := ev.usable(); err != nil {
 		return fmt.Errorf("wait on queue: %w", err)
@@ -174,7 +174,7 @@ func (q *queue) Wait(e device.Event) error {
 
 func (e *event) usable() error {
 	if e.closed.Load() {
-		return fmt.Errorf("event was given back: %w", errdefs.ErrClosed)
+		return fmt.Errorf("event was closed: %w", errdefs.ErrClosed)
 	}
 	return nil
 }

@@ -141,7 +141,7 @@ func TestGPULeavesNoContextBehind(t *testing.T) {
 func TestGPURefusesStreamsOfAnotherContext(t *testing.T) {
 	_, n := driver(t)
 	if n < 2 {
-		testkit.Skip(t, "two-gpus", "there is one GPU")
+		testkit.Skip(t, "two-gpus", "this machine has one GPU")
 	}
 	f := newFixture(t)
 	other := newHostProgram(t, 1).stream(t)

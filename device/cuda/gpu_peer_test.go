@@ -17,7 +17,7 @@ func openPeers(t *testing.T) (a, b device.Peerer) {
 	t.Helper()
 	drv, n := driver(t)
 	if n < 2 {
-		testkit.Skip(t, "cuda-peer", "there is one GPU")
+		testkit.Skip(t, "cuda-peer", "this machine has one GPU")
 	}
 	var both [2]device.Peerer
 	for i := range both {

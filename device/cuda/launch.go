@@ -86,9 +86,9 @@ func (d *Device) find(k *device.Kernel) (kernel, error) {
 	fn, ok := d.kernels[k.Name]
 	switch {
 	case !ok:
-		return fn, fmt.Errorf("there is no such kernel: %w", errdefs.ErrNotFound)
+		return fn, fmt.Errorf("unknown kernel: %w", errdefs.ErrNotFound)
 	case k.NArgs != fn.Args:
-		return fn, fmt.Errorf("it takes %d arguments, not %d: %w", fn.Args, k.NArgs, errdefs.ErrInvalid)
+		return fn, fmt.Errorf("the kernel takes %d arguments, not %d: %w", fn.Args, k.NArgs, errdefs.ErrInvalid)
 	case k.CTAs < 0 || k.CTAs > math.MaxInt32:
 		return fn, fmt.Errorf("%d thread blocks: %w", k.CTAs, errdefs.ErrInvalid)
 	}

@@ -120,7 +120,7 @@ func (d *Device) acquireAs(bytes uint64, o device.AllocOptions, a *allocation) (
 		return d.acquire((bytes+ipcBytes-1)/ipcBytes*ipcBytes, a)
 	case device.HandleMemFD:
 	}
-	return 0, d.lack("memory by handle "+o.Handle.String(), "CUDA has none")
+	return 0, d.lack("memory by handle "+o.Handle.String(), "CUDA does not support it")
 }
 
 func (d *Device) acquire(bytes uint64, a *allocation) (cuda.DevicePtr, error) {

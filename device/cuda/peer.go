@@ -30,7 +30,7 @@ type peers struct {
 func (d *Device) EnablePeer(other device.Device) error {
 	o, ok := other.(*Device)
 	if !ok || o.id == d.id {
-		return fmt.Errorf("enable peer access of device %d: the other is no other device of this driver: %w", d.info.Index, errdefs.ErrInvalid)
+		return fmt.Errorf("enable peer access of device %d: the peer is not another device of this driver: %w", d.info.Index, errdefs.ErrInvalid)
 	}
 	if err := d.enablePeer(o); err != nil {
 		return fmt.Errorf("enable access of device %d to memory of device %d: %w", d.info.Index, o.info.Index, err)
@@ -55,7 +55,7 @@ func (d *Device) enablePeer(o *Device) error {
 		return d.fail(r, "cuDeviceCanAccessPeer", "device=%d, peer=%d", d.info.Index, o.info.Index)
 	}
 	if !can {
-		return fmt.Errorf("there is no direct way between them: %w", errdefs.ErrNotSupported)
+		return fmt.Errorf("the devices have no direct connection: %w", errdefs.ErrNotSupported)
 	}
 	if err := d.enableContext(o); err != nil {
 		return err

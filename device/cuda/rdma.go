@@ -39,7 +39,7 @@ func (d *Device) exportDMABuf(e mem.Extent) (fd int, off int64, err error) {
 		return -1, 0, err
 	}
 	if e.Region.Kind() != mem.KindDevice || e.Region.Device() != d.info.Index || e.Len == 0 {
-		return -1, 0, fmt.Errorf("there is no memory of device %d: %w", d.info.Index, errdefs.ErrInvalid)
+		return -1, 0, fmt.Errorf("not memory of device %d: %w", d.info.Index, errdefs.ErrInvalid)
 	}
 	if err := d.begin(); err != nil {
 		return -1, 0, err
@@ -77,19 +77,19 @@ func pages(addr, n, page uint64) (start, end uint64) {
 // NeedsFlush implements device.RemoteWriteFlusher.
 func (d *Device) NeedsFlush() (bool, error) {
 	if err := d.begin(); err != nil {
-		return false, fmt.Errorf("ask for the order of NICs' writes: %w", err)
+		return false, fmt.Errorf("query the order of NICs' writes: %w", err)
 	}
 	defer d.end()
 	ordering, err := d.attribute(cuda.AttrRDMAOrdering)
 	if err != nil {
-		return false, fmt.Errorf("ask for the order of NICs' writes: %w", err)
+		return false, fmt.Errorf("query the order of NICs' writes: %w", err)
 	}
 	if cuda.RDMAScope(ordering) >= cuda.RDMAScopeAllDevices {
 		return false, nil
 	}
 	options, err := d.attribute(cuda.AttrRDMAFlushOptions)
 	if err != nil {
-		return false, fmt.Errorf("ask for ways to flush NICs' writes: %w", err)
+		return false, fmt.Errorf("query methods to flush NICs' writes: %w", err)
 	}
 	if options&cuda.FlushByHost == 0 || d.api.FlushGPUDirectRDMAWrites == nil {
 		return true, d.lack("flush of NICs' writes", fmt.Sprintf(

@@ -78,8 +78,8 @@ func TestExportRefuses(t *testing.T) {
 	defer func() { must(t, d.Free(pinned)) }()
 	own := foreign(t, 0, 0x10000, 4096)
 	for name, e := range map[string]mem.Extent{
-		"no region": {}, "pinned memory": mem.All(pinned), "another device's": mem.All(foreign(t, 1, 0x10000, 4096)),
-		"beyond the end": {Region: own, Off: 4000, Len: 200}, "nothing": {Region: own},
+		"no region": {}, "pinned memory": mem.All(pinned), "another device": mem.All(foreign(t, 1, 0x10000, 4096)),
+		"beyond the address space": {Region: own, Off: 4000, Len: 200}, "nothing": {Region: own},
 	} {
 		if fd, _, err := d.ExportDMABuf(e); !errors.Is(err, errdefs.ErrInvalid) || fd >= 0 {
 			t.Errorf("%s: descriptor %d, %v", name, fd, err)

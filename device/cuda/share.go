@@ -30,7 +30,7 @@ func (d *Device) ExportMemory(r *mem.Region, t device.HandleType) (device.Handle
 
 func (d *Device) exportMemory(r *mem.Region, t device.HandleType) (h device.Handle, err error) {
 	if r == nil || r.Kind() != mem.KindDevice || r.Device() != d.info.Index {
-		return h, fmt.Errorf("there is no memory of device %d: %w", d.info.Index, errdefs.ErrInvalid)
+		return h, fmt.Errorf("not memory of device %d: %w", d.info.Index, errdefs.ErrInvalid)
 	}
 	if err := d.begin(); err != nil {
 		return h, err
@@ -69,7 +69,7 @@ func (d *Device) exportMemory(r *mem.Region, t device.HandleType) (h device.Hand
 			return h, d.fail(res, "cuIpcGetMemHandle", "address=%#x", a.at)
 		}
 	case device.HandleMemFD:
-		return h, d.lack("memory by handle "+t.String(), "CUDA has none")
+		return h, d.lack("memory by handle "+t.String(), "CUDA does not support it")
 	}
 	return h, nil
 }
@@ -160,7 +160,7 @@ func (d *Device) importAs(h *device.Handle, a *allocation) error {
 		return d.spans(a)
 	case device.HandleMemFD:
 	}
-	return d.lack("memory by handle "+h.Type.String(), "CUDA has none")
+	return d.lack("memory by handle "+h.Type.String(), "CUDA does not support it")
 }
 
 // spans checks that a mapping is as long as its exporter claims, because a copy beyond its end
@@ -176,7 +176,7 @@ func (d *Device) spans(a *allocation) error {
 		return d.fail(r, "cuMemGetAddressRange_v2", "address=%#x", a.at)
 	}
 	if off := uint64(a.at - at); off > size || a.size > size-off {
-		return fmt.Errorf("the exporter states %d bytes, and the mapping has %d: %w", a.size, size-min(off, size), errdefs.ErrMismatch)
+		return fmt.Errorf("the exporter reported %d bytes, the mapping has %d: %w", a.size, size-min(off, size), errdefs.ErrMismatch)
 	}
 	return nil
 }

@@ -43,7 +43,7 @@ func (d *Device) openStorage(o device.StorageOptions) (*storage.Storage, error) 
 	d.storing.Lock()
 	defer d.storing.Unlock()
 	if d.storage != nil {
-		return nil, fmt.Errorf("it is open already: %w", errdefs.ErrBusy)
+		return nil, fmt.Errorf("already open: %w", errdefs.ErrBusy)
 	}
 	drv := &storageDriver{dev: d}
 	err := d.inContext(func() (err error) {
@@ -205,7 +205,7 @@ var _ storage.Enqueuer = (*cuFileAsync)(nil)
 func (f *cuFileAsync) Enqueue(dq device.Queue, d storage.Direction, e mem.Extent, w storage.Words) error {
 	q, ok := dq.(interface{ native() *queue })
 	if !ok || q.native().dev != f.s.dev {
-		return fmt.Errorf("%T is no queue of device %d: %w", dq, f.s.dev.info.Index, errdefs.ErrInvalid)
+		return fmt.Errorf("%T is not a queue of device %d: %w", dq, f.s.dev.info.Index, errdefs.ErrInvalid)
 	}
 	if err := q.native().usable(); err != nil {
 		return err

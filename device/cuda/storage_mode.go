@@ -44,7 +44,7 @@ func (s *storageDriver) modeOf(f fileFacts) device.StorageMode {
 	bit, known := statusOf[f.fsType]
 	switch {
 	case !known:
-		return compat("GPUDirect Storage does not know the file system %s", f.fsType)
+		return compat("GPUDirect Storage does not support the file system %s", f.fsType)
 	case !s.has(bit):
 		return compat("nvidia_fs has no support for %s here", f.fsType)
 	}
@@ -55,7 +55,7 @@ func (s *storageDriver) modeOf(f fileFacts) device.StorageMode {
 func (s *storageDriver) localMode(f fileFacts, disk string, compat func(string, ...any) device.StorageMode) device.StorageMode {
 	switch {
 	case disk == "":
-		return compat("the disk of the file system %s is not known", f.fsType)
+		return compat("unknown disk of the file system %s", f.fsType)
 	case strings.HasPrefix(disk, "nvme") && s.has(cufile.StatusNVMeP2P):
 		return device.StorageMode{Direct: true, Reason: fmt.Sprintf("%s on %s, by the kernel's peer-to-peer DMA", f.fsType, disk)}
 	case strings.HasPrefix(disk, "nvme") && s.has(cufile.StatusNVMe):

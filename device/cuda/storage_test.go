@@ -398,8 +398,8 @@ func TestStorageModeSaysWhy(t *testing.T) {
 		"virtio":        {with(func(f *fileFacts) { f.block = "devices/pci0000:00/0000:00:02.0/virtio1/block/vda" }), has(cufile.StatusNVMe), false, false, "the disk vda"},
 		"P2PDMA virtio": {with(func(f *fileFacts) { f.nvfs, f.block = false, "devices/virtio1/block/vda" }), cufile.Properties{Status: 1 << cufile.StatusNVMeP2P}, false, false, "nvidia_fs is not loaded"},
 		"SCSI":          {with(func(f *fileFacts) { f.block = "devices/x/block/sda/sda2" }), has(cufile.StatusSCSI), false, true, "on sda"},
-		"no disk":       {with(func(f *fileFacts) { f.block = "" }), has(cufile.StatusNVMe), false, false, "is not known"},
-		"tmpfs":         {with(func(f *fileFacts) { f.fsType = "tmpfs" }), has(cufile.StatusNVMe), false, false, "does not know the file system tmpfs"},
+		"no disk":       {with(func(f *fileFacts) { f.block = "" }), has(cufile.StatusNVMe), false, false, "unknown disk"},
+		"tmpfs":         {with(func(f *fileFacts) { f.fsType = "tmpfs" }), has(cufile.StatusNVMe), false, false, "does not support the file system tmpfs"},
 		"NFS":           {with(func(f *fileFacts) { f.fsType = "nfs" }), has(cufile.StatusNFS), false, true, "supports nfs"},
 		"NFS not":       {with(func(f *fileFacts) { f.fsType = "nfs" }), has(cufile.StatusNVMe), false, false, "no support for nfs"},
 	} {

@@ -108,7 +108,7 @@ func testShareMemory(t *testing.T, h *harness) {
 		must(t, h.dev.Free(r))
 	}
 	if worked == 0 {
-		testkit.Skip(t, "sharing", "no type of handle works here")
+		testkit.Skip(t, "sharing", "no type of handle works")
 	}
 }
 

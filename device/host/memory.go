@@ -62,9 +62,9 @@ func (d *Device) RegisterHost(b []byte) (*mem.Region, error) {
 	var r *mem.Region
 	switch {
 	case len(b) == 0:
-		err = errInvalid("there is none")
+		err = errInvalid("no memory is given")
 	case hostmem.OnGoHeap(b):
-		err = errInvalid("%d bytes at %#x are Go heap memory, which the collector may reuse", len(b), hostmem.Addr(b))
+		err = errInvalid("%d bytes at %#x are Go heap memory, which the garbage collector may reuse", len(b), hostmem.Addr(b))
 	default:
 		r, err = d.addRegion(mem.KindHostPinned, span{bytes: b, kind: leak.RegisteredBytes})
 	}
@@ -92,7 +92,7 @@ func (d *Device) addRegion(kind mem.Kind, s span) (*mem.Region, error) {
 	}
 	for o := range d.spans {
 		if o.Dev() < r.Dev()+mem.DevAddr(r.Len()) && r.Dev() < o.Dev()+mem.DevAddr(o.Len()) {
-			return nil, fmt.Errorf("the %d bytes at %#x are the device's already: %w", o.Len(), uint64(o.Dev()), errdefs.ErrExists)
+			return nil, fmt.Errorf("the %d bytes at %#x already belong to the device: %w", o.Len(), uint64(o.Dev()), errdefs.ErrExists)
 		}
 	}
 	d.spans[r] = s
@@ -135,7 +135,7 @@ func (d *Device) check(e mem.Extent) error {
 	case r.Dev() == 0:
 		return errInvalid("%s has no device address", r)
 	case r.Device() != d.info.Index || r.CPU() != 0 && uint64(r.CPU()) != uint64(r.Dev()):
-		return errInvalid("%s is another device's", r)
+		return errInvalid("%s belongs to another device", r)
 	}
 	return nil
 }
@@ -175,6 +175,6 @@ func (s space) Copy(call string, p kernel.Piece) error {
 func errIllegal(call string, addr mem.DevAddr, n uint64) error {
 	return &device.Error{
 		Call: call, Args: fmt.Sprintf("address=%#x, bytes=%d", uint64(addr), n), Code: int(unix.SIGSEGV), Name: "SIGSEGV",
-		Text: "no memory of that sort is there", Kind: errdefs.ErrInvalid,
+		Text: "no such memory at this address", Kind: errdefs.ErrInvalid,
 	}
 }

@@ -121,7 +121,7 @@ func (q *Queue) Record() (device.Event, error) {
 func (q *Queue) Wait(e device.Event) error {
 	ev, ok := e.(*Event)
 	if !ok || ev == nil {
-		return fmt.Errorf("enqueue wait on %s: %w", q, errInvalid("%T is no event of a host device", e))
+		return fmt.Errorf("enqueue wait on %s: %w", q, errInvalid("%T is not an event of a host device", e))
 	}
 	return q.enqueue(op{name: "wait for event", run: func() error {
 		select {

@@ -57,11 +57,11 @@ type passage struct {
 // device.StreamAdopter. It blocks while the driver pins memory.
 func Open(dev device.Device, words int) (*Pool, error) {
 	if words <= 0 || words > MaxWords {
-		return nil, fmt.Errorf("open pool of signals: %d words are not 1 to %d: %w", words, MaxWords, errdefs.ErrInvalid)
+		return nil, fmt.Errorf("open pool of signals: %d words: must be 1 to %d: %w", words, MaxWords, errdefs.ErrInvalid)
 	}
 	a, ok := dev.(device.StreamAdopter)
 	if !ok {
-		return nil, fmt.Errorf("open pool of signals: device %d adopts no streams: %w", dev.Info().Index, errdefs.ErrNotSupported)
+		return nil, fmt.Errorf("open pool of signals: device %d does not adopt streams: %w", dev.Info().Index, errdefs.ErrNotSupported)
 	}
 	r, err := dev.AllocHost(int64(words) * 2 * lineBytes)
 	if err != nil {
@@ -139,7 +139,7 @@ func (p *Pool) passage(st device.HostStream) (*passage, error) {
 			}
 		}
 		if len(p.streams) >= p.limit {
-			return nil, fmt.Errorf("%d streams wait, and with one more kernels would wait with them (CUDA_DEVICE_MAX_CONNECTIONS=32 in the process's environment raises that to 28): %w", len(p.streams), errdefs.ErrBusy)
+			return nil, fmt.Errorf("%d streams wait; one more would block other kernels (CUDA_DEVICE_MAX_CONNECTIONS=32 in the environment raises this limit to 28): %w", len(p.streams), errdefs.ErrBusy)
 		}
 		w = new(passage)
 		p.streams[st] = w
@@ -233,7 +233,7 @@ func (w *passage) waitPassed(ctx context.Context) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.lost != nil {
-		return fmt.Errorf("unknown whether a stream has passed its wait: %w", w.lost)
+		return fmt.Errorf("a stream may still wait: %w", w.lost)
 	}
 	if w.last == nil {
 		return nil

@@ -25,7 +25,7 @@ func (d *Device) AdoptStream(handle uintptr) (device.HostStream, error) {
 	h := &hostStream{queue: d.byHandle(handle)}
 	var err error
 	if h.queue == nil {
-		err = native(call, fmt.Sprintf("stream=%#x", handle), 400, "INVALID_HANDLE", "no stream of this device", errdefs.ErrInvalid)
+		err = native(call, fmt.Sprintf("stream=%#x", handle), 400, "INVALID_HANDLE", "not a stream of this device", errdefs.ErrInvalid)
 	} else {
 		err = h.capturing(call)
 	}

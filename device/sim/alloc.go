@@ -21,7 +21,7 @@ func (d *Device) Alloc(bytes int64, o device.AllocOptions) (*mem.Region, error) 
 	var err error
 	if o.Shareable && o.Handle != 0 && o.Handle != device.HandleMemFD {
 		args := fmt.Sprintf("bytes=%d, handle=%s", bytes, o.Handle)
-		err = native(call, args, 801, "NOT_SUPPORTED", "simulated memory has handles of type memfd alone", errdefs.ErrNotSupported)
+		err = native(call, args, 801, "NOT_SUPPORTED", "simulated memory has handles of type memfd only", errdefs.ErrNotSupported)
 	} else {
 		r, err = d.make(OpAlloc, call, mem.KindDevice, bytes, nil, o.Shareable)
 	}
@@ -46,7 +46,7 @@ func (d *Device) RegisterHost(b []byte) (*mem.Region, error) {
 	const call = "simMemHostRegister"
 	args := fmt.Sprintf("address=%#x, bytes=%d", hostmem.Addr(b), len(b))
 	if hostmem.OnGoHeap(b) {
-		return nil, fmt.Errorf("register host memory: %w", errInvalidValue(call, args, "this is Go heap memory, which the collector may reuse"))
+		return nil, fmt.Errorf("register host memory: %w", errInvalidValue(call, args, "this is Go heap memory, which the garbage collector may reuse"))
 	}
 	r, err := d.make(OpRegister, call, mem.KindHostPinned, int64(len(b)), b, false)
 	if err != nil {
@@ -75,7 +75,7 @@ func (d *Device) make(op, call string, kind mem.Kind, bytes int64, given []byte,
 	if sp.owned {
 		if err := sp.back(shared); err != nil {
 			d.refund(kind, bytes)
-			return nil, fmt.Errorf("%w: %w", errOutOfMemory(call, args, "the host has no memory for it"), err)
+			return nil, fmt.Errorf("%w: %w", errOutOfMemory(call, args, "the host is out of memory"), err)
 		}
 	}
 	spec := mem.RegionSpec{Kind: kind, Device: d.o.Index, Len: bytes}

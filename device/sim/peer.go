@@ -61,7 +61,7 @@ func (d *Device) EnablePeer(other device.Device) error {
 	const call = "simCtxEnablePeerAccess"
 	o, ok := other.(*Device)
 	if !ok || o.o.Index == d.o.Index {
-		return fmt.Errorf("enable peer access of simulated device %d: the other is no other simulated device: %w", d.o.Index, errdefs.ErrInvalid)
+		return fmt.Errorf("enable peer access of simulated device %d: the peer is not another simulated device: %w", d.o.Index, errdefs.ErrInvalid)
 	}
 	if f, hit := d.o.Faults.Hit(OpPeer); hit {
 		return fmt.Errorf("enable access of simulated device %d to %d: %w", d.o.Index, o.o.Index, errInjected(call, &f))

@@ -26,11 +26,11 @@ func (d *Device) ExportDMABuf(e mem.Extent) (fd int, off int64, err error) {
 	case d.isClosed():
 		return -1, 0, fmt.Errorf("export memory: %w", errClosed(call))
 	case !d.o.DMABufs:
-		return -1, 0, fmt.Errorf("export memory of a simulated device: it exports none: %w", errdefs.ErrNotSupported)
+		return -1, 0, fmt.Errorf("export memory of a simulated device: Options.DMABufs is not set: %w", errdefs.ErrNotSupported)
 	case err != nil:
 		return -1, 0, fmt.Errorf("export memory: %w", errInvalidExtent(call, err))
 	case e.Region.Kind() != mem.KindDevice || e.Region.Device() != d.o.Index:
-		return -1, 0, fmt.Errorf("export memory: %w", errInvalidValue(call, "region="+e.Region.String(), "it is none of this device's"))
+		return -1, 0, fmt.Errorf("export memory: %w", errInvalidValue(call, "region="+e.Region.String(), "it is not memory of this device"))
 	}
 	if fd, err = unix.MemfdCreate("dma-buf", unix.MFD_CLOEXEC); err != nil {
 		return -1, 0, fmt.Errorf("export memory: %w", err)
@@ -47,7 +47,7 @@ func (d *Device) ExportDMABuf(e mem.Extent) (fd int, off int64, err error) {
 // NeedsFlush implements device.RemoteWriteFlusher. It returns Options.RemoteWritesNeedFlush.
 func (d *Device) NeedsFlush() (bool, error) {
 	if d.isClosed() {
-		return false, fmt.Errorf("ask for the order of NICs' writes: %w", errClosed("simDeviceGetAttribute"))
+		return false, fmt.Errorf("query the order of NICs' writes: %w", errClosed("simDeviceGetAttribute"))
 	}
 	return d.o.RemoteWritesNeedFlush, nil
 }

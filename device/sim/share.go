@@ -43,7 +43,7 @@ func (d *Device) exportMemory(r *mem.Region, t device.HandleType) (h device.Hand
 		return h, errClosed(call)
 	}
 	if r == nil || r.Kind() != mem.KindDevice {
-		return h, errInvalidValue(call, "region="+r.String(), "it is no device memory")
+		return h, errInvalidValue(call, "region="+r.String(), "it is not device memory")
 	}
 	d.space.mu.RLock()
 	defer d.space.mu.RUnlock()
@@ -52,7 +52,7 @@ func (d *Device) exportMemory(r *mem.Region, t device.HandleType) (h device.Hand
 	case sp == nil || !d.space.holds(r):
 		return h, errInvalidValue(call, "region="+r.String(), d.whyNotMine(r))
 	case sp.imported || sp.fd < 0 || t != device.HandleMemFD:
-		return h, native(call, fmt.Sprintf("address=%#x, handle=%s", r.Dev(), t), 801, "NOT_SUPPORTED", "the memory was not made for such a handle", errdefs.ErrNotSupported)
+		return h, native(call, fmt.Sprintf("address=%#x, handle=%s", r.Dev(), t), 801, "NOT_SUPPORTED", "the memory was not allocated for this type of handle", errdefs.ErrNotSupported)
 	}
 	fd, err := unix.FcntlInt(uintptr(sp.fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -80,7 +80,7 @@ func (d *Device) importMemory(h device.Handle) (*mem.Region, error) {
 		return nil, errClosed(call)
 	}
 	if h.Type != device.HandleMemFD {
-		return nil, native(call, args, 801, "NOT_SUPPORTED", "simulated memory has handles of type memfd alone", errdefs.ErrNotSupported)
+		return nil, native(call, args, 801, "NOT_SUPPORTED", "simulated memory has handles of type memfd only", errdefs.ErrNotSupported)
 	}
 	if err := d.standStill(call); err != nil {
 		return nil, err

@@ -81,7 +81,7 @@ func (d *Device) OpenStorage(o device.StorageOptions) (device.Storage, error) {
 // LookStorage implements device.StorageLooker.
 func (d *Device) LookStorage(string) device.StorageMode {
 	if d.o.Storage.Missing {
-		return device.StorageMode{Reason: "there is no simulated libcufile"}
+		return device.StorageMode{Reason: "libcufile is not simulated"}
 	}
 	return d.storageMode(unix.O_DIRECT)
 }
@@ -94,11 +94,11 @@ func (d *Device) openStorage(o device.StorageOptions) (*storage.Storage, error) 
 	case d.isClosed():
 		return nil, errClosed(call)
 	case d.o.Storage.Missing:
-		return nil, fmt.Errorf("there is no simulated libcufile: %w", errdefs.ErrNotSupported)
+		return nil, fmt.Errorf("libcufile is not simulated: %w", errdefs.ErrNotSupported)
 	case d.storageFailed != nil:
 		return nil, d.storageFailed
 	case d.storage != nil:
-		return nil, fmt.Errorf("it is open already: %w", errdefs.ErrBusy)
+		return nil, fmt.Errorf("already open: %w", errdefs.ErrBusy)
 	}
 	if f, hit := d.o.Faults.Hit(OpStorageOpen); hit {
 		d.storageFailed = errInjected(call, &f)
@@ -149,7 +149,7 @@ func (s *storageDriver) Register(fd int) (storage.File, error) {
 		return nil, fmt.Errorf("%s(%s): %w", call, args, err)
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return nil, native(call, args, 5018, "INVALID_FILE_TYPE", "it is no regular file", errdefs.ErrNotSupported)
+		return nil, native(call, args, 5018, "INVALID_FILE_TYPE", "not a regular file", errdefs.ErrNotSupported)
 	}
 	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
 	if err != nil {

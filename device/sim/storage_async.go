@@ -30,7 +30,7 @@ func (f *simFile) Enqueue(dq device.Queue, d storage.Direction, e mem.Extent, w 
 	const call = "simFileEnqueue"
 	q, ok := dq.(interface{ simulated() *Queue })
 	if !ok || q.simulated().dev != f.s.dev {
-		return errInvalidValue(call, fmt.Sprintf("queue=%T", dq), "it is no queue of this device")
+		return errInvalidValue(call, fmt.Sprintf("queue=%T", dq), "not a queue of this device")
 	}
 	if err := f.s.dev.checkExtent(call, e); err != nil {
 		return err

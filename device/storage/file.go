@@ -79,7 +79,7 @@ func (f *file) begin(e mem.Extent, off int64) error {
 		return err
 	}
 	if off < 0 {
-		return fmt.Errorf("there is no byte %d: %w", off, errdefs.ErrInvalid)
+		return fmt.Errorf("offset %d is out of range: %w", off, errdefs.ErrInvalid)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -42,7 +42,7 @@ func New(dev device.Device, drv Driver, o device.StorageOptions, gone func()) (*
 	n := o.Transfers
 	switch {
 	case n < 0:
-		return nil, fmt.Errorf("%d transfers are less than none: %w", n, errdefs.ErrInvalid)
+		return nil, fmt.Errorf("%d transfers: must not be negative: %w", n, errdefs.ErrInvalid)
 	case n == 0:
 		n = DefaultTransfers
 	}
@@ -151,9 +151,9 @@ func (s *Storage) UnregisterBuffer(r *mem.Region) error {
 func (s *Storage) mine(r *mem.Region) error {
 	switch {
 	case r == nil:
-		return fmt.Errorf("there is no memory: %w", errdefs.ErrInvalid)
+		return fmt.Errorf("no memory is given: %w", errdefs.ErrInvalid)
 	case r.Kind() != mem.KindDevice || r.Device() != s.index:
-		return fmt.Errorf("it is no memory of device %d: %w", s.index, errdefs.ErrInvalid)
+		return fmt.Errorf("not memory of device %d: %w", s.index, errdefs.ErrInvalid)
 	}
 	return nil
 }
@@ -188,7 +188,7 @@ func (s *Storage) shut(free bool) error {
 		}
 	}
 	if free && calls+busy > 0 {
-		return fmt.Errorf("close storage of device %d: %d files and %d calls are at work: %w", s.index, busy, calls, errdefs.ErrBusy)
+		return fmt.Errorf("close storage of device %d: %d files and %d calls are in use: %w", s.index, busy, calls, errdefs.ErrBusy)
 	}
 	s.mu.Lock()
 	if s.closed {

@@ -210,7 +210,7 @@ func (t *transfer) outcome(failed error) (n int64, err error) {
 	case failed != nil:
 		err = failed
 	case t.w.Load(WordMoved) == Unset:
-		err = fmt.Errorf("the queue has passed the transfer, and the library has not written its result: %w", errdefs.ErrBroken)
+		err = fmt.Errorf("the queue passed the transfer, but the library did not write its result: %w", errdefs.ErrBroken)
 	case t.mem.Len > 0:
 		n, err = t.drv.Outcome(t.dir, t.mem, t.w)
 		n, err = checked(n, t.mem.Len, err)

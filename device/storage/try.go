@@ -77,7 +77,7 @@ func writeAndRead(ctx context.Context, dev device.Device, sf device.StorageFile)
 		return err
 	}
 	if !bytes.Equal(want, host.Bytes()[page:]) {
-		return errors.New("other bytes came back")
+		return errors.New("read back wrong bytes")
 	}
 	return nil
 }

@@ -34,7 +34,7 @@ var (
 )
 
 func main() {
-	driver := flag.String("device", string(kvlane.Host), "where both engines compute: host, cuda, or sim, which simulates a GPU")
+	driver := flag.String("device", string(kvlane.Host), "device of both engines: host, cuda, or sim (a simulated GPU)")
 	flag.Parse()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -190,7 +190,7 @@ func prefill(ctx context.Context, driver kvlane.Driver) (err error) {
 	}
 	for _, p := range w.transfer.Stats().Paths {
 		if p.Bytes > 0 {
-			fmt.Fprintf(os.Stdout, "request 1: %d bytes went by %s\n", p.Bytes, p.Path)
+			fmt.Fprintf(os.Stdout, "request 1: %d bytes transferred by %s\n", p.Bytes, p.Path)
 		}
 	}
 	for line, err := lines.ReadString('\n'); err == nil; line, err = lines.ReadString('\n') {

@@ -278,7 +278,7 @@ func TestZeroKeysAreRefused(t *testing.T) {
 		"prefetch": func() error { _, err := e.Prefetch(t.Context(), keys); return err },
 		"drop":     func() error { _, err := e.Drop(t.Context(), keys); return err },
 	} {
-		if err := call(); !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "all zeros") {
+		if err := call(); !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "key is zero") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

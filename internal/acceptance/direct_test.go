@@ -102,7 +102,7 @@ func TestDirectStorageThatCannotBeUsed(t *testing.T) {
 		why    string
 	}{
 		{"compatibility mode", func(c *kvlane.Config) { c.Device.Sim.Storage.Compat = "no module" }, true, "no module"},
-		{"no library", func(c *kvlane.Config) { c.Device.Sim.Storage.Missing = true }, false, "no simulated libcufile"},
+		{"no library", func(c *kvlane.Config) { c.Device.Sim.Storage.Missing = true }, false, "libcufile is not simulated"},
 		{"the simulated device", func(c *kvlane.Config) { c.Device.Sim.Storage = sim.StorageModel{} }, true, "has no GPU Direct Storage"},
 		{"the host device", func(c *kvlane.Config) { c.Device = kvlane.DeviceConfig{Driver: kvlane.Host} }, false, "the device cannot read files"},
 		{"verify", func(c *kvlane.Config) { c.Store.Verify = store.VerifyAlways }, false, "verify is always"},

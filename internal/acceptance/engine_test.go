@@ -109,7 +109,7 @@ func TestIdentitiesShareADirectory(t *testing.T) {
 	}
 	c.Tenant, c.Store.Dirs = "another", []string{filepath.Join(parent, "two")}
 	other := openEngine(t, c)
-	if notes := strings.Join(other.Notes(), "\n"); !strings.Contains(notes, "other identities have") {
+	if notes := strings.Join(other.Notes(), "\n"); !strings.Contains(notes, "other identities use") {
 		t.Errorf("notes: %s", notes)
 	}
 }

@@ -189,7 +189,7 @@ func TestDefectPageOfTwoGroups(t *testing.T) {
 		t.Fatal(err)
 	}
 	refs := []kvlane.Ref{{Key: groupKey(t, e, 0, "a"), Page: 1}, {Key: groupKey(t, e, 2, "a"), Page: 1}}
-	if _, err := e.Load(t.Context(), nil, cache, refs, kvlane.LoadOptions{}); !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "named twice") {
+	if _, err := e.Load(t.Context(), nil, cache, refs, kvlane.LoadOptions{}); !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "given twice") {
 		t.Errorf("load: %v", err)
 	}
 	if err := cache.Close(t.Context()); err != nil {
@@ -241,7 +241,7 @@ func TestGroupsAreChecked(t *testing.T) {
 		change func(*kvlane.Config)
 		says   []string
 	}{
-		"a model beside them": {func(c *kvlane.Config) { c.Model = c.Groups[0].Geometry }, []string{"so is a model"}},
+		"a model beside them": {func(c *kvlane.Config) { c.Model = c.Groups[0].Geometry }, []string{"in addition to a model"}},
 		"no name":             {func(c *kvlane.Config) { c.Groups[1].Name = "" }, []string{"page group 1", "no name"}},
 		"no layers":           {func(c *kvlane.Config) { c.Groups[1].Layers = nil }, []string{"page group 1", "no layers"}},
 		"a layer missing":     {func(c *kvlane.Config) { c.Groups[2].Layers = []int{2, 6} }, []string{"layer 6", "a layer is missing"}},

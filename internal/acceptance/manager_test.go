@@ -239,7 +239,7 @@ func TestManagerRefuses(t *testing.T) {
 	large.Store.CacheBytes *= 2
 	for _, n := range []int{17, 1_000_000_000} {
 		_, err := kvlane.OpenManager(t.Context(), kvlane.ManagerConfig{Ranks: []kvlane.Config{large, testConfig(t)}, Blocks: n})
-		if !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), fmt.Sprintf("blocks is %d", n)) || !strings.Contains(err.Error(), "slots for 16") {
+		if !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), fmt.Sprintf("blocks is %d", n)) || !strings.Contains(err.Error(), "has 16 slots") {
 			t.Errorf("%d blocks where the smallest cache has 16 slots: %v", n, err)
 		}
 	}

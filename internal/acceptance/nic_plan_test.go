@@ -123,7 +123,7 @@ func TestAutoWithoutFigures(t *testing.T) {
 	c := autoConfig(t)
 	c.Stream.Calibration = profile.Never
 	w := newWorld(t, c)
-	if notes := strings.Join(w.e.Notes(), "\n"); !strings.Contains(notes, "copies go without a NIC: load profile") || w.e.NICs() != nil {
+	if notes := strings.Join(w.e.Notes(), "\n"); !strings.Contains(notes, "copies do not use a NIC: load profile") || w.e.NICs() != nil {
 		t.Errorf("NICs %+v, notes %q", w.e.NICs(), notes)
 	}
 	if err := errors.Join(w.dump(t, 0, 0), w.load(t, 0, 1)); err != nil {
@@ -202,7 +202,7 @@ func TestDefectAutoFailsWhereNICsRefuseMemory(t *testing.T) {
 		if (err == nil) != auto {
 			t.Fatalf("gdr %s: register memory that is too long: %v", c.Store.GDR, err)
 		}
-		if notes := strings.Join(w.e.Notes(), "\n"); auto && (!strings.Contains(notes, "refused memory 1 times") || !strings.Contains(notes, "at most")) {
+		if notes := strings.Join(w.e.Notes(), "\n"); auto && (!strings.Contains(notes, "rejected memory 1 times") || !strings.Contains(notes, "at most")) {
 			t.Errorf("notes %q", notes)
 		}
 		if s := w.e.NICStats(); len(s) == 0 || s[0].RegistrationsFailed != 1 {

@@ -188,8 +188,8 @@ func TestRequireIsNeverAFallback(t *testing.T) {
 		want []string
 	}{
 		"no such NIC in software": {gdr.Config{Provider: gdr.Soft, NICs: []string{"soft3"}}, []string{`"soft3"`, "soft0"}},
-		"none for this device":    {gdr.Config{Provider: gdr.Soft, NICsByDevice: [][]string{{}, {"soft0"}}}, []string{"GPU 0", "none is named"}},
-		"no list for any device":  {gdr.Config{Provider: gdr.Soft, NICsByDevice: [][]string{}}, []string{"none is named"}},
+		"none for this device":    {gdr.Config{Provider: gdr.Soft, NICsByDevice: [][]string{{}, {"soft0"}}}, []string{"GPU 0", "has no name"}},
+		"no list for any device":  {gdr.Config{Provider: gdr.Soft, NICsByDevice: [][]string{}}, []string{"has no name"}},
 		"no such port":            {gdr.Config{Provider: gdr.Soft, Port: 7}, []string{"port 7"}},
 		// Where there is no library, or no device, that is what is told.
 		"no such NIC": {gdr.Config{NICs: []string{"no-such-nic"}}, nil},
@@ -215,8 +215,8 @@ func TestAutoGoesOnWithoutANICAndSaysSo(t *testing.T) {
 		rdma gdr.Config
 		want string
 	}{
-		"software":    {gdr.Config{Provider: gdr.Soft, NICs: []string{"soft0"}}, "never takes a NIC in software"},
-		"no such NIC": {gdr.Config{NICs: []string{"no-such-nic"}}, "copies go without a NIC: "},
+		"software":    {gdr.Config{Provider: gdr.Soft, NICs: []string{"soft0"}}, "never uses a NIC in software"},
+		"no such NIC": {gdr.Config{NICs: []string{"no-such-nic"}}, "copies do not use a NIC: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := softConfig(t)

@@ -24,7 +24,7 @@ func TestTransferWithoutNICs(t *testing.T) {
 	auto := testConfig(t)
 	auto.Store.GDR, auto.Stream.ProfileDir = kvlane.GDRAuto, t.TempDir()
 	auto.RDMA.Provider = gdr.Soft // which auto never takes
-	for want, c := range map[string]kvlane.Config{"in software": softConfig(t), "without NICs": auto} {
+	for want, c := range map[string]kvlane.Config{"in software": softConfig(t), "uses no NICs": auto} {
 		notes := openTransfer(t, openEngine(t, c), kvlane.TransferConfig{}).Notes()
 		if len(notes) != 1 || !strings.Contains(notes[0], want) || !strings.Contains(notes[0], "sockets") {
 			t.Errorf("notes %q do not say %q", notes, want)

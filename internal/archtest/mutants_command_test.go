@@ -48,7 +48,7 @@ var commandMutants = []mutant{
 	defect("cmd/kvlane", "TestDefectQuotedNameIsAnotherInTheCLocale",
 		"cmd/kvlane/store.go", "			for i := range len(char) {\n				fmt.Fprintf(&b, `\\%03o`, char[i])\n			}\n", "			b.WriteString(present.Escape(char))\n"),
 	defect("cmd/kvlane", "TestDefectCommandInARowIsEscapedTwice",
-		"cmd/kvlane/store_gc.go", "present.Name(path) + \": kvlane", "path + \": kvlane"),
+		"cmd/kvlane/store_gc.go", "present.Name(path) + \": foreign", "path + \": foreign"),
 	defect("cmd/kvlane", "TestDefectGCIsSilentAboutForeignFilesInQuarantine",
 		"tier/internal/blockdir/clear.go", "			c.Unasked = append(c.Unasked, root+\"/\"+name)\n", ""),
 	defect("cmd/kvlane", "TestNextStepByError",

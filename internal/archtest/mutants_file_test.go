@@ -73,7 +73,7 @@ var fileMutants = []mutant{
 	defect("tier/log", "TestDefectForeignFileInTheCheckpointIsTakenForASegment",
 		"tier/log/open.go", "	if from > 0 {\n", "	if from < 0 {\n"),
 	defect("tier/log", "TestDefectClearRemovesARenamedSegment",
-		"tier/log/scan.go", "			return \"it has blocks of a log, as a segment has\", nil\n", "			return \"\", nil\n"),
+		"tier/log/scan.go", "			return \"it has blocks of a log, like a segment\", nil\n", "			return \"\", nil\n"),
 	defect("tier/log", "TestDefectPutIntoARemovedDirectory",
 		"tier/log/segment.go", "err == nil && info.Links == 0 {", "err == nil && info.Links == 1<<32 {"),
 	defect("tier/log", "TestWrittenDuringASync",

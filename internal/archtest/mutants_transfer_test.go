@@ -51,7 +51,7 @@ var transferMutants = []mutant{
 		"transfer/serve_queue.go", "		if d, err = s.e.o.NICs.Serve(); err != nil {\n",
 		"		for _, o := range s.e.allSegments() {\n			if x := o.domain.Load(); x != nil {\n				d = x\n			}\n		}\n		if d != nil {\n		} else if d, err = s.e.o.NICs.Serve(); err != nil {\n"),
 	defect("transfer", "TestRDMAKeysOfAnotherSegment",
-		"transfer/rdma.go", "			return errors.New(\"a NIC refused a request of it\")\n", "			return err\n"),
+		"transfer/rdma.go", "			return errors.New(\"a NIC refused one of its requests\")\n", "			return err\n"),
 	defect("transfer", "TestRDMAUnregister",
 		"transfer/segment.go", "	if err := s.withdraw(ctx, b); err != nil {\n", "	if err := ctx.Err(); err != nil {\n"),
 	defect("transfer", "TestDefectDeviceForEachSegment",

@@ -129,7 +129,7 @@ func (l *Library) Deallocate(index int, address, stream uint64) error {
 	}
 	l.allocators.mu.Unlock()
 	if r == nil {
-		return invalid("nothing is allocated at %#x of device %d", address, index)
+		return invalid("no allocation at %#x of device %d", address, index)
 	}
 	var err error
 	if a.driver != kvlane.Sim || stream != 0 { // sim has no default stream

@@ -26,7 +26,7 @@ func (l *Library) Keys(h Handle, group uint32, hashes []byte, hashBytes int, key
 		return err
 	}
 	if hashBytes < 1 || hashBytes > math.MaxInt/max(1, len(keys)) || len(hashes) != hashBytes*len(keys) {
-		return invalid("%d bytes are not %d hashes of %d bytes", len(hashes), len(keys), hashBytes)
+		return invalid("%d bytes of hashes, expected %d of %d bytes", len(hashes), len(keys), hashBytes)
 	}
 	for i := range keys {
 		if keys[i], err = e.GroupKey(int(group), hashes[i*hashBytes:(i+1)*hashBytes]); err != nil {
@@ -85,7 +85,7 @@ func (l *Library) Lease(h Handle, keys []kvlane.Key, ttlMillis, timeoutMillis in
 		return 0, 0, err
 	}
 	if ttlMillis < 0 {
-		return 0, 0, invalid("a lease of %d ms is none", ttlMillis)
+		return 0, 0, invalid("lease of %d ms: must not be negative", ttlMillis)
 	}
 	ctx, cancel := l.looking(timeoutMillis)
 	defer cancel()
@@ -103,7 +103,7 @@ func (l *Library) Worth(h Handle, tokens int64) (int, error) {
 		return 0, err
 	}
 	if tokens < 0 || tokens > maxTokens {
-		return 0, invalid("%d tokens are none", tokens)
+		return 0, invalid("%d tokens: out of range", tokens)
 	}
 	return got.engine.Worth(got.Lease, tokens), nil
 }
@@ -118,7 +118,7 @@ func (l *Library) ReportComputed(h Handle, tokens int64, seconds float64) error 
 		return err
 	}
 	if tokens < 1 || tokens > maxTokens || !(seconds > 0 && seconds <= maxSeconds) {
-		return invalid("%d tokens in %v s are none", tokens, seconds)
+		return invalid("%d tokens in %v s: out of range", tokens, seconds)
 	}
 	e.ReportComputed(tokens, time.Duration(seconds*float64(time.Second)))
 	return nil

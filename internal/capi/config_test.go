@@ -88,9 +88,9 @@ func TestConfigurationTellsAllThatIsWrong(t *testing.T) {
 		`{"store": {"cache_bytes": "800TiB"}}`:       {"store.cache_bytes: a cache of"},
 		`{"store": {"cache_bytes": "much"}, "a": 1}`: {"store.cache_bytes is no size", `"much"`, `"a"`},
 		`{"store": {"cache_bytes": [1], "dirs": {}, "dir_bytes": [1, true], "read_only": 0, "readers": 1.5, "fsync": 1, "log_bytes": 1e300}}`: {
-			`store.cache_bytes is an array and should be a size: a number of bytes, or text such as "8GiB"`, "store.dirs is an object and should be an array",
-			"store.dir_bytes.1 is true or false and should be a size", "store.read_only is a number and should be true or false",
-			`store.readers is "1.5" and should be a whole number`, "store.fsync is a number and should be a string", `store.log_bytes is "1e300"`,
+			`store.cache_bytes is an array, must be a size: a number of bytes, or text such as "8GiB"`, "store.dirs is an object, must be an array",
+			"store.dir_bytes.1 is true or false, must be a size", "store.read_only is a number, must be true or false",
+			`store.readers is "1.5", must be a whole number`, "store.fsync is a number, must be a string", `store.log_bytes is "1e300"`,
 		},
 		`{"tenant": "a", "tenant": "b"}`:              {`key "tenant" is given twice`},
 		"{\"tenant\": \"caf\xe9\"}":                   {"is not UTF-8"},
@@ -100,8 +100,8 @@ func TestConfigurationTellsAllThatIsWrong(t *testing.T) {
 		`{"store": [1]}`:                              {"store"},
 		`{"model": {"name": "m"}, "revision": "r"} x`: {"invalid character"},
 		``:     {"unexpected end"},
-		`null`: {"the model is not named"},
-		`[]`:   {"configuration is an array and should be an object"},
+		`null`: {"the model has no name"},
+		`[]`:   {"configuration is an array, must be an object"},
 	} {
 		_, err := capi.ParseConfig([]byte(text))
 		if !errors.Is(err, errdefs.ErrInvalid) || capi.StatusOf(err) != capi.Invalid {

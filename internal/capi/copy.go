@@ -191,7 +191,7 @@ func (l *Library) Copy(h Handle, c *Copies, after *uint64, timeoutMillis int64) 
 	case err != nil:
 		return 0, err
 	case to.engine != s.engine || from.engine != s.engine:
-		return 0, invalid("the stream and the memory are of several engines")
+		return 0, invalid("the stream and the memory belong to different engines")
 	}
 	b := &mem.Batch{}
 	if b.After, err = s.engine.recorded(after); err != nil {
@@ -201,7 +201,7 @@ func (l *Library) Copy(h Handle, c *Copies, after *uint64, timeoutMillis int64) 
 	for _, m := range []*memory{to, from} {
 		u, err := m.uses.Begin()
 		if err != nil {
-			return 0, fmt.Errorf("the memory is being taken back: %w", err)
+			return 0, fmt.Errorf("the memory is being released: %w", err)
 		}
 		defer func() { u.Started(ended) }()
 	}
@@ -214,7 +214,7 @@ func (l *Library) Copy(h Handle, c *Copies, after *uint64, timeoutMillis int64) 
 	ticket, err := s.stream.Submit(ctx, b)
 	switch {
 	case errors.Is(err, errPending):
-		return 0, fmt.Errorf("copy: the stream is full, so wait for a task: %w", errdefs.ErrBusy)
+		return 0, fmt.Errorf("copy: the stream is full: wait for a task: %w", errdefs.ErrBusy)
 	case err != nil:
 		return 0, err
 	}

@@ -51,7 +51,7 @@ func TestStreamsCopyBetweenRegisteredMemory(t *testing.T) {
 	copies(capi.Copies{To: host, From: kv, ToAt: []uint64{half}, FromAt: []uint64{100}, Size: []uint64{5000}})
 	copies(capi.Copies{To: host, From: kv, ToAt: []uint64{half + 5000}, FromAt: []uint64{9000}, Size: []uint64{7000}})
 	if !bytes.Equal(b[half:half+12000], b[:12000]) {
-		t.Error("other bytes came back")
+		t.Error("read back wrong bytes")
 	}
 	_, err = lib.Copy(stream, &capi.Copies{To: kv, From: host, ToAt: []uint64{0}, FromAt: []uint64{1 << 63}, Size: []uint64{1}}, nil, 0)
 	want(t, "a copy from beyond the end", err, capi.Invalid)
@@ -90,11 +90,11 @@ func TestDefectMemoryIsFreedWhereANICKeepsIt(t *testing.T) {
 	const stays = "must stay until the engine is closed"
 	k := new(keeping)
 	_, err := lib.RegisterHostBy(p.engine, k, b)
-	if want(t, "refused memory", err, capi.NotSupported); k.taken != 1 || strings.Contains(err.Error(), stays) {
+	if want(t, "rejected memory", err, capi.NotSupported); k.taken != 1 || strings.Contains(err.Error(), stays) {
 		t.Errorf("taken back %d times: %v", k.taken, err)
 	}
 	_, err = lib.RegisterDeviceBy(p.engine, k, uint64(p.kv.Dev()), p.kv.Len())
-	if want(t, "refused memory of the device", err, capi.NotSupported); k.taken != 2 || strings.Contains(err.Error(), stays) {
+	if want(t, "rejected memory of the device", err, capi.NotSupported); k.taken != 2 || strings.Contains(err.Error(), stays) {
 		t.Errorf("taken back %d times: %v", k.taken, err)
 	}
 	host, err := lib.RegisterHost(p.engine, b)

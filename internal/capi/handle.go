@@ -120,9 +120,9 @@ func find[T object](h *handles, n Handle) (T, error) {
 	case ok:
 		return t, nil
 	case there:
-		return t, invalid("handle %#x is of a %s, not of a %s", n, o.kind(), t.kind())
+		return t, invalid("handle %#x is a %s, not a %s", n, o.kind(), t.kind())
 	case n>>kindShift == Handle(t.kind()) && 0 < number && number <= last:
 		return t, t.kind().ended()
 	}
-	return t, invalid("handle %#x is of no %s", n, t.kind())
+	return t, invalid("handle %#x is not a %s", n, t.kind())
 }

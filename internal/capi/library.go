@@ -26,7 +26,7 @@ type Library struct {
 }
 
 // errNotNow is the cause for calls that do not wait for a free task.
-var errNotNow = fmt.Errorf("too many loads, dumps and prefetches are under way: wait for one: %w", errdefs.ErrBusy)
+var errNotNow = fmt.Errorf("too many loads, dumps and prefetches in progress: wait for one: %w", errdefs.ErrBusy)
 
 // New returns a library without any engine.
 func New() *Library {
@@ -190,7 +190,7 @@ func (l *Library) ReportSlowdown(h Handle, percent float64) error {
 		return err
 	}
 	if percent != percent || percent > maxPercent {
-		return invalid("a slowdown of %v%% is none", percent)
+		return invalid("slowdown of %v%%: out of range", percent)
 	}
 	e.ReportSlowdown(percent)
 	return nil

@@ -40,9 +40,9 @@ type Names struct {
 func (n *Names) blocks() ([]kvlane.Block, error) {
 	switch {
 	case n.HashBytes < 1 || n.HashBytes > math.MaxInt/max(1, n.N) || len(n.Hashes) != n.HashBytes*n.N:
-		return nil, invalid("%d bytes are not %d hashes of %d bytes", len(n.Hashes), n.N, n.HashBytes)
+		return nil, invalid("%d bytes of hashes, expected %d of %d bytes", len(n.Hashes), n.N, n.HashBytes)
 	case n.Groups != nil && len(n.Groups) != n.N:
-		return nil, invalid("%d page groups are not those of %d blocks", len(n.Groups), n.N)
+		return nil, invalid("%d page groups for %d blocks", len(n.Groups), n.N)
 	}
 	out := make([]kvlane.Block, n.N)
 	all := string(n.Hashes)
@@ -145,7 +145,7 @@ func (l *Library) ManagerWorth(h Handle, n *Names, states []uint8, tokens int64)
 		return 0, err
 	}
 	if tokens < 0 || tokens > maxTokens {
-		return 0, invalid("%d tokens are none", tokens)
+		return 0, invalid("%d tokens: out of range", tokens)
 	}
 	known := make([]kvlane.BlockState, len(states))
 	for i, s := range states {
@@ -161,7 +161,7 @@ func (l *Library) ManagerComputed(h Handle, tokens int64, seconds float64) error
 		return err
 	}
 	if tokens < 1 || tokens > maxTokens || !(seconds > 0 && seconds <= maxSeconds) {
-		return invalid("%d tokens in %v s are none", tokens, seconds)
+		return invalid("%d tokens in %v s: out of range", tokens, seconds)
 	}
 	m.Computed(tokens, time.Duration(seconds*float64(time.Second)))
 	return nil
@@ -216,11 +216,11 @@ func (l *Library) JobEvicted(h Handle, groups []uint32, hashes []byte, hashBytes
 		return err
 	}
 	if len(groups) != len(j.Evicted) || len(hashes) != hashBytes*len(groups) {
-		return invalid("there is room for %d blocks that are evicted, with %d bytes of hashes, and job %d has %d", len(groups), len(hashes), h, len(j.Evicted))
+		return invalid("space for %d evicted blocks with %d bytes of hashes, job %d has %d", len(groups), len(hashes), h, len(j.Evicted))
 	}
 	for i, b := range j.Evicted {
 		if len(b.Hash) != hashBytes {
-			return invalid("a block that is evicted has a hash of %d bytes, not %d", len(b.Hash), hashBytes)
+			return invalid("the hash of an evicted block has %d bytes, not %d", len(b.Hash), hashBytes)
 		}
 		groups[i] = uint32(b.Group)
 		copy(hashes[i*hashBytes:], b.Hash)
@@ -245,7 +245,7 @@ func (l *Library) JobEnd(h Handle, failed []uint8) error {
 		return err
 	}
 	if failed != nil && len(failed) != len(j.Blocks) {
-		return invalid("%d results are not those of the job's %d blocks", len(failed), len(j.Blocks))
+		return invalid("%d results for the job's %d blocks", len(failed), len(j.Blocks))
 	}
 	var bad []int
 	for i, f := range failed {

@@ -84,11 +84,11 @@ func Text(err error) string {
 	return strings.NewReplacer("\n", "; ", "\x00", " ").Replace(text)
 }
 
-// Guard calls f and converts a panic, which is a bug of kvlane, to an error with the status Failed.
+// Guard calls f and converts a panic, which is a bug in kvlane, to an error with the status Failed.
 func Guard(f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("this is a bug of kvlane: %v, at %s", p, where())
+			err = fmt.Errorf("this is a bug in kvlane: %v, at %s", p, where())
 		}
 	}()
 	return f()

@@ -37,7 +37,7 @@ func TestPanicsAreErrors(t *testing.T) {
 		none := make([]int, 0)
 		return fmt.Errorf("%d", none[len(none)])
 	})
-	if capi.StatusOf(err) != capi.Failed || !strings.Contains(err.Error(), "status_test.go:") || !strings.Contains(err.Error(), "bug of kvlane") {
+	if capi.StatusOf(err) != capi.Failed || !strings.Contains(err.Error(), "status_test.go:") || !strings.Contains(err.Error(), "bug in kvlane") {
 		t.Errorf("%v", err)
 	}
 	want(t, "a panic with a sentinel", capi.Guard(func() error { panic(errdefs.ErrNotFound) }), capi.Failed)

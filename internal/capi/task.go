@@ -71,9 +71,9 @@ func (l *Library) transfer(eh, ch Handle, keys []kvlane.Key, pages []uint32, fla
 	case err != nil:
 		return nil, nil, err
 	case len(keys) != len(pages):
-		return nil, nil, invalid("%d keys are paired with %d pages", len(keys), len(pages))
+		return nil, nil, invalid("%d keys for %d pages", len(keys), len(pages))
 	case flags&^allowed != 0:
-		return nil, nil, invalid("flags %#x are not known here", flags&^allowed)
+		return nil, nil, invalid("unknown flags %#x", flags&^allowed)
 	}
 	return e, c, nil
 }
@@ -186,7 +186,7 @@ func (l *Library) Wait(h Handle, what int32, timeoutMillis int64) error {
 	case what == Published && t.dump != nil:
 		return t.dump.Published(ctx)
 	}
-	return invalid("task %d cannot be waited for as %d: layers are of loads, free sources and publishing of dumps", h, what)
+	return invalid("task %d does not support wait %d: loads have layers, dumps have free sources and publishing", h, what)
 }
 
 // wait waits until the task has ended, and returns the first error of its blocks.
@@ -214,7 +214,7 @@ func (l *Library) Results(h Handle, results []Result) error {
 		return err
 	}
 	if len(results) != t.blocks {
-		return invalid("there is room for %d results, and task %d has %d blocks", len(results), h, t.blocks)
+		return invalid("space for %d results, task %d has %d blocks", len(results), h, t.blocks)
 	}
 	select {
 	case <-t.work.Done():

@@ -68,7 +68,7 @@ func (d Dir) Read(name string, limit int64) (b []byte, err error) {
 	defer func() { err = errors.Join(err, f.Close()) }()
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is no regular file: %w", file, errdefs.ErrCorrupt)
+		err = fmt.Errorf("%s is not a regular file: %w", file, errdefs.ErrCorrupt)
 	}
 	if err != nil {
 		return nil, err
@@ -87,7 +87,7 @@ func (d Dir) Write(name string, b []byte) error {
 	}
 	// writing to a FIFO may block forever
 	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() {
-		return fmt.Errorf("%s is no regular file: %w", file, errdefs.ErrInvalid)
+		return fmt.Errorf("%s is not a regular file: %w", file, errdefs.ErrInvalid)
 	}
 	return Replace(file, func(w io.Writer) error {
 		_, err := w.Write(b)
@@ -126,7 +126,7 @@ func (d Dir) Locked(ctx context.Context, f func() error) (err error) {
 	if patience == 0 {
 		patience = DefaultPatience
 	}
-	waiting, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("it had it for %v: %w", patience, errdefs.ErrBusy))
+	waiting, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("still locked after %v: %w", patience, errdefs.ErrBusy))
 	defer cancel()
 	lock, err := lockFile(waiting, filepath.Join(dir, "calibrate.lock"))
 	if err != nil {

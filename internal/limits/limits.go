@@ -73,10 +73,10 @@ func Read(files fs.FS) Limits {
 func (l Limits) CheckMemory(n int64) error {
 	switch {
 	case l.Memory.File != "" && n > l.Memory.Left():
-		return fmt.Errorf("%s do not fit: the cgroup allows %s (%s), and %s of it are in use: %w",
+		return fmt.Errorf("%s do not fit: the cgroup allows %s (%s), %s are in use: %w",
 			present.Bytes(n), present.Bytes(l.Memory.Max), l.Memory.File, present.Bytes(l.Memory.Used), errdefs.ErrNoMemory)
 	case l.AvailableBytes > 0 && n > l.AvailableBytes:
-		return fmt.Errorf("%s do not fit: the machine has %s of memory, and %s of it are available: %w",
+		return fmt.Errorf("%s do not fit: the machine has %s of memory, %s are available: %w",
 			present.Bytes(n), present.Bytes(l.MemoryBytes), present.Bytes(l.AvailableBytes), errdefs.ErrNoMemory)
 	}
 	return nil

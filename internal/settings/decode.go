@@ -60,7 +60,7 @@ func (r *reader) failf(path, format string, args ...any) {
 }
 
 func (r *reader) mistyped(path string, v any, want string) {
-	r.failf(path, "is %s and should be %s", kindOf(v), want)
+	r.failf(path, "is %s, must be %s", kindOf(v), want)
 }
 
 // set sets to to v. Null sets nothing. One text stands for a list of one.
@@ -175,14 +175,14 @@ func (r *reader) setNumber(path string, v any, to reflect.Value) {
 	if err != nil {
 		f, err := number.Float64()
 		if err != nil || f != math.Trunc(f) || math.Abs(f) >= 1<<63 {
-			r.failf(path, "is %.40s and should be %s", strconv.Quote(number.String()), want)
+			r.failf(path, "is %.40s, must be %s", strconv.Quote(number.String()), want)
 			return
 		}
 		n = int64(f)
 	}
 	if to.Type() == reflect.TypeFor[time.Duration]() {
 		if most := math.MaxInt64 / int64(time.Millisecond); n < 0 || n > most {
-			r.failf(path, "is %d and should be 0 to %d", n, most)
+			r.failf(path, "is %d, must be 0 to %d", n, most)
 			return
 		}
 		n *= int64(time.Millisecond)

@@ -83,7 +83,7 @@ func ParseFile(name string, text []byte) ([]Value, error) {
 	for pair := range slices.Chunk(root.Content, 2) {
 		key, v := pair[0].Value, Value{From: fmt.Sprintf("%s:%d", name, pair[0].Line)}
 		if line := seen[key]; line > 0 {
-			errs = append(errs, fmt.Errorf("%s: %s is given in line %d already", v.From, key, line))
+			errs = append(errs, fmt.Errorf("%s: %s is also given in line %d", v.From, key, line))
 			continue
 		}
 		seen[key] = pair[0].Line
@@ -110,7 +110,7 @@ func parseYAML(name string, text []byte) (*yaml.Node, error) {
 		return nil, yamlError(name, err)
 	}
 	if err := dec.Decode(&second); err == nil {
-		return nil, fmt.Errorf("%s:%d: there is a second document: a configuration is one", name, second.Line)
+		return nil, fmt.Errorf("%s:%d: unexpected second document: a configuration is one document", name, second.Line)
 	} else if !errors.Is(err, io.EOF) {
 		return nil, yamlError(name, err)
 	}
@@ -119,7 +119,7 @@ func parseYAML(name string, text []byte) (*yaml.Node, error) {
 		return nil, nil
 	}
 	if root.Kind != yaml.MappingNode {
-		return nil, fmt.Errorf("%s:%d: a configuration is lines of NAME: VALUE, the names those of flags", name, root.Line)
+		return nil, fmt.Errorf("%s:%d: a configuration consists of lines NAME: VALUE, with the names of flags", name, root.Line)
 	}
 	return root, nil
 }
@@ -143,7 +143,7 @@ func unknownName(key string) error {
 	if flag != key && ByName(flag) != nil {
 		return fmt.Errorf("%q: the key is %s", key, flag)
 	}
-	return fmt.Errorf("%q is no setting%s (kvlane config show lists the settings)", key, DidYouMean(key, names))
+	return fmt.Errorf("%q is not a setting%s (kvlane config show lists the settings)", key, DidYouMean(key, names))
 }
 
 // read adds the texts of a node of the file.
@@ -154,18 +154,18 @@ func (v *Value) read(n *yaml.Node) error {
 	items := []*yaml.Node{n}
 	if n.Kind == yaml.SequenceNode {
 		if items = n.Content; !v.IsList() {
-			return v.errorf("it takes one value, not a list")
+			return v.errorf("takes one value, not a list")
 		}
 		if len(items) == 0 {
-			return v.errorf("the list is empty: leave the key out")
+			return v.errorf("the list is empty: omit the key")
 		}
 	}
 	for _, item := range items {
 		switch {
 		case item.Kind != yaml.ScalarNode:
-			return v.errorf("it takes a value%s", map[bool]string{true: " or a list of values"}[v.IsList()])
+			return v.errorf("takes a value%s", map[bool]string{true: " or a list of values"}[v.IsList()])
 		case item.Value == "" || item.Tag == "!!null":
-			return v.errorf("it has no value: leave the key out")
+			return v.errorf("has no value: omit the key")
 		}
 		v.Texts = append(v.Texts, item.Value)
 	}

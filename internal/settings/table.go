@@ -71,7 +71,7 @@ var Table = []Setting{
 	{Key: "model.tp_rank", Kind: Int, Doc: "this rank, from 0", Default: "0"},
 	{Key: "model.mla", Kind: Bool, Doc: "a layer has one plane of latents, the same on every rank", Default: "false"},
 	{Key: "model.state", Kind: Bool, Doc: "a layer has one plane of recurrent state, of `kv_heads` heads per block", Default: "false"},
-	{Key: "revision", Doc: "of the weights, and of everything else that changes KV: RoPE, quantization, the stage of a pipeline", Default: "none"},
+	{Key: "revision", Doc: "of the weights, and of all other options that change KV: RoPE, quantization, the stage of a pipeline", Default: "none"},
 	{Key: "adapter", Doc: "a LoRA adapter", Default: "none"},
 	{Key: "tenant", Doc: "tenants never find each other's blocks", Default: "none"},
 	{Key: "groups", Doc: "page groups of a hybrid model, an array of objects, instead of `model`", Default: "none"},
@@ -119,7 +119,7 @@ var Table = []Setting{
 	{Key: "store.file_bytes", Name: "file-bytes", Kind: Size, Doc: "bound of the file tier", Default: "none", Flag: "0"},
 	{Key: "store.dir_bytes", Name: "file-dir-bytes", Kind: Sizes, Doc: "bounds of single directories, in their order; directories with 0 share the tier's bound", Default: "none", Flag: none},
 	{Key: "store.fsync", Name: "fsync", Doc: "when files are synced: `never`, or `file` (each before its block counts as durable)", Default: "never", Words: []string{"never", "file"}},
-	{Key: "store.read_only", Kind: Bool, Doc: "changes nothing in the directories", Default: "false"},
+	{Key: "store.read_only", Kind: Bool, Doc: "opens the directories read-only", Default: "false"},
 	{Key: "store.log_dir", Name: "log-dir", Doc: "directory of the log tier, on a local disk, for one process at a time", Default: "none", Flag: none},
 	{Key: "store.log_bytes", Name: "log-bytes", Kind: Size, Doc: "bound of the log tier", Default: "none", Flag: "0"},
 	{Key: "store.log_fsync", Name: "log-fsync", Doc: "when the log is synced: `interval` (ten times a second), `always` (before blocks count as durable) or `never`", Default: "interval", Words: []string{"always", "interval", "never"}},
@@ -204,7 +204,7 @@ func (s *Setting) CheckValue(text string) error {
 	case s.Check != nil:
 		return s.Check(text)
 	case len(s.Words) > 0 && !slices.Contains(s.Words, text):
-		return fmt.Errorf("%q is none of %s%s", text, strings.Join(s.Words, ", "), DidYouMean(text, s.Words))
+		return fmt.Errorf("%q is not one of %s%s", text, strings.Join(s.Words, ", "), DidYouMean(text, s.Words))
 	}
 	return s.CheckKind(text)
 }

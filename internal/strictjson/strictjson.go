@@ -58,7 +58,7 @@ func checkSurrogates(text []byte) error {
 				end = m[3] // the second escape may begin a pair
 			}
 		case utf16.DecodeRune(r, unit(2)) == utf8.RuneError:
-			return fmt.Errorf("byte %d: \\u%04x is half of a surrogate pair, and stands for no character", at+m[0]+1, r)
+			return fmt.Errorf("byte %d: \\u%04x is half of a surrogate pair, not a character", at+m[0]+1, r)
 		}
 		at += end
 	}

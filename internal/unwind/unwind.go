@@ -53,7 +53,7 @@ func (c *Stack) Close(ctx context.Context) error {
 		select {
 		case c.turn <- struct{}{}:
 		case <-ctx.Done():
-			return fmt.Errorf("another is still closing it: %w: %w", errdefs.ErrCanceled, context.Cause(ctx))
+			return fmt.Errorf("another goroutine is still closing it: %w: %w", errdefs.ErrCanceled, context.Cause(ctx))
 		}
 	}
 	defer func() { <-c.turn }()

@@ -98,7 +98,7 @@ def test_replicated_kv_is_found_by_each_rank() -> None:
 def test_weights_have_to_be_known() -> None:
     with pytest.raises(kvlane.Invalid, match="fingerprint"):
         identity.from_hf_config(CONFIG, block_tokens=16)
-    with pytest.raises(kvlane.Invalid, match="how many layers"):
+    with pytest.raises(kvlane.Invalid, match="numbers of layers"):
         identity.from_hf_config({"model_type": "odd"}, **GIVEN)
 
 

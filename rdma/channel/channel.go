@@ -85,7 +85,7 @@ func (c *Channel) findPort() error {
 	}
 	port, err := dev.QueryPort(c.connect.Port)
 	if c.MessageBytes = int64(port.MaxMessageBytes); err == nil && c.MessageBytes == 0 {
-		err = fmt.Errorf("port %d carries messages of no bytes: %w", c.connect.Port, errdefs.ErrBroken)
+		err = fmt.Errorf("port %d has a maximum message size of 0: %w", c.connect.Port, errdefs.ErrBroken)
 	}
 	return err
 }

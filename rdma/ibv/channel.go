@@ -22,7 +22,7 @@ type CompChannel struct {
 // CreateCompChannel implements rdma.Device.
 func (d *Device) CreateCompChannel() (rdma.CompChannel, error) {
 	fail := func(err error) (rdma.CompChannel, error) {
-		return nil, fmt.Errorf("make completion channel of %s: %w", d.what, err)
+		return nil, fmt.Errorf("create completion channel of %s: %w", d.what, err)
 	}
 	if err := d.adopt(); err != nil {
 		return fail(err)

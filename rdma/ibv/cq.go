@@ -32,7 +32,7 @@ type CQ struct {
 func (d *Device) CreateCQ(o rdma.CQOptions) (rdma.CQ, error) {
 	q, err := d.createCQ(o)
 	if err != nil {
-		return nil, fmt.Errorf("make completion queue of %s: %w", d.what, err)
+		return nil, fmt.Errorf("create completion queue of %s: %w", d.what, err)
 	}
 	return q, nil
 }
@@ -41,9 +41,9 @@ func (d *Device) createCQ(o rdma.CQOptions) (*CQ, error) {
 	q := &CQ{dev: d}
 	switch {
 	case o.Entries < 1 || o.Entries > d.info.MaxCQE:
-		return nil, fmt.Errorf("%d entries, of 1 to %d: %w", o.Entries, d.info.MaxCQE, errdefs.ErrInvalid)
+		return nil, fmt.Errorf("%d entries: must be 1 to %d: %w", o.Entries, d.info.MaxCQE, errdefs.ErrInvalid)
 	case o.Vector < 0 || o.Vector >= d.vectors:
-		return nil, fmt.Errorf("completion vector %d, of 0 to %d: %w", o.Vector, d.vectors-1, errdefs.ErrInvalid)
+		return nil, fmt.Errorf("completion vector %d: must be 0 to %d: %w", o.Vector, d.vectors-1, errdefs.ErrInvalid)
 	}
 	var channel ibverbs.CompChannel
 	if o.Channel != nil {

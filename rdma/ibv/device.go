@@ -89,7 +89,7 @@ func (d *Device) QueryPort(port int) (rdma.PortInfo, error) {
 
 func (d *Device) checkPort(port int) error {
 	if port < 1 || port > d.info.Ports {
-		return fmt.Errorf("it has ports 1 to %d: %w", d.info.Ports, errdefs.ErrInvalid)
+		return fmt.Errorf("the device has ports 1 to %d: %w", d.info.Ports, errdefs.ErrInvalid)
 	}
 	return nil
 }

@@ -87,7 +87,7 @@ func checkStep(from, to rdma.QPState) error {
 	default: // other states
 	}
 	if !ok {
-		return fmt.Errorf("there is no step from %s: %w", from, errdefs.ErrInvalid)
+		return fmt.Errorf("no transition from %s: %w", from, errdefs.ErrInvalid)
 	}
 	return nil
 }

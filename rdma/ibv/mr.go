@@ -39,9 +39,9 @@ func (p *PD) RegDMABufMR(e mem.Extent, fd int, off int64, o rdma.MROptions) (rdm
 		args := fmt.Sprintf("fd=%d offset=%d bytes=%d iova=%#x access=%s", fd, off, e.Len, iova, o.Access)
 		switch {
 		case e.Region.Kind() != mem.KindDevice:
-			return r, fmt.Errorf("%s is no device memory: %w", e.Region, errdefs.ErrInvalid)
+			return r, fmt.Errorf("%s is not device memory: %w", e.Region, errdefs.ErrInvalid)
 		case fd < 0 || off < 0:
-			return r, rdma.NewError(call, args, unix.EINVAL, "a descriptor and an offset are not negative")
+			return r, rdma.NewError(call, args, unix.EINVAL, "the descriptor and the offset must not be negative")
 		case p.dev.api.RegDMABufMR == nil:
 			return r, rdma.NewError(call, args, unix.ENOSYS, "libibverbs is older than rdma-core 34")
 		}
@@ -92,7 +92,7 @@ func registerError(e mem.Extent, addr, iova uint64, access rdma.Access, errno sy
 			text = "device memory needs the kernel module nvidia_peermem, which is not loaded, or registration by dma-buf"
 			kind = errdefs.ErrNotSupported
 		case iova != addr:
-			text = "the driver may take no IOVA but the memory's address"
+			text = "the driver may require the memory's address as IOVA"
 		}
 	default:
 	}

@@ -61,7 +61,7 @@ func (o *object) close(free, tidy func() error) error {
 		return nil
 	}
 	if n := o.children.Load(); n > 0 {
-		return fmt.Errorf("close %s: %d objects hang on it: %w", o.what, n, errdefs.ErrBusy)
+		return fmt.Errorf("close %s: %d objects depend on it: %w", o.what, n, errdefs.ErrBusy)
 	}
 	if err := free(); err != nil {
 		return fmt.Errorf("close %s: %w", o.what, err)

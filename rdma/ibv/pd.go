@@ -17,12 +17,12 @@ type PD struct {
 // AllocPD implements rdma.Device.
 func (d *Device) AllocPD() (rdma.PD, error) {
 	if err := d.adopt(); err != nil {
-		return nil, fmt.Errorf("make protection domain: %w", err)
+		return nil, fmt.Errorf("create protection domain: %w", err)
 	}
 	native, errno := d.api.AllocPD(d.ctx)
 	if err := check(errno, "ibv_alloc_pd", "device=%s", d.info.Name); err != nil {
 		d.release()
-		return nil, fmt.Errorf("make protection domain of %s: %w", d.what, err)
+		return nil, fmt.Errorf("create protection domain of %s: %w", d.what, err)
 	}
 	p := &PD{dev: d, native: native}
 	p.open("protection domain of %s", d.info.Name)

@@ -105,10 +105,10 @@ func (s *sender) check(w *rdma.SendWR) error {
 		entries, inline = 0, s.maxInline
 	}
 	if len(w.SGEs) > entries {
-		return fmt.Errorf("request %#x: %d entries, of %d at most: %w", w.WRID, len(w.SGEs), entries, errdefs.ErrInvalid)
+		return fmt.Errorf("request %#x: %d entries: must be at most %d: %w", w.WRID, len(w.SGEs), entries, errdefs.ErrInvalid)
 	}
 	if len(w.Inline) > inline {
-		return fmt.Errorf("request %#x: %d bytes inline, of %d at most: %w", w.WRID, len(w.Inline), inline, errdefs.ErrInvalid)
+		return fmt.Errorf("request %#x: %d bytes inline: must be at most %d: %w", w.WRID, len(w.Inline), inline, errdefs.ErrInvalid)
 	}
 	return nil
 }

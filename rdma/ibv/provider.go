@@ -71,7 +71,7 @@ func (p *Provider) Open(device string) (rdma.Device, error) {
 		names := p.names(l)
 		i := slices.Index(names, device)
 		if i < 0 {
-			return fmt.Errorf("it does not exist, this machine has %s: %w", strings.Join(names, ", "), errdefs.ErrNotFound)
+			return fmt.Errorf("no such device, this machine has %s: %w", strings.Join(names, ", "), errdefs.ErrNotFound)
 		}
 		var err error
 		d, err = openDevice(p, l.Devices[i], device)

@@ -35,7 +35,7 @@ type QP struct {
 func (p *PD) CreateQP(o rdma.QPOptions) (rdma.QP, error) {
 	q, err := p.createQP(o)
 	if err != nil {
-		return nil, fmt.Errorf("make queue pair of %s: %w", p.what, err)
+		return nil, fmt.Errorf("create queue pair of %s: %w", p.what, err)
 	}
 	return q, nil
 }

@@ -24,7 +24,7 @@ type SRQ struct {
 func (p *PD) CreateSRQ(caps rdma.SRQCaps) (rdma.SRQ, error) {
 	q, err := p.createSRQ(caps)
 	if err != nil {
-		return nil, fmt.Errorf("make shared receive queue of %s: %w", p.what, err)
+		return nil, fmt.Errorf("create shared receive queue of %s: %w", p.what, err)
 	}
 	return q, nil
 }
@@ -57,7 +57,7 @@ func (p *PD) createSRQ(caps rdma.SRQCaps) (*SRQ, error) {
 // within returns an error if a capacity is out of range.
 func within(what string, v, least, most int) error {
 	if v < least || v > most {
-		return fmt.Errorf("%d %s, of %d to %d: %w", v, what, least, most, errdefs.ErrInvalid)
+		return fmt.Errorf("%d %s: must be %d to %d: %w", v, what, least, most, errdefs.ErrInvalid)
 	}
 	return nil
 }
@@ -131,7 +131,7 @@ func (r *receiver) post(wrs []rdma.RecvWR, name string, native func(*ibverbs.Rec
 func (r *receiver) fill(wrs []rdma.RecvWR) error {
 	for i := range wrs {
 		if n := len(wrs[i].SGEs); n > r.maxSGE {
-			return fmt.Errorf("request %#x has %d entries, of %d at most: %w", wrs[i].WRID, n, r.maxSGE, errdefs.ErrInvalid)
+			return fmt.Errorf("request %#x has %d entries: must be at most %d: %w", wrs[i].WRID, n, r.maxSGE, errdefs.ErrInvalid)
 		}
 		w, sges := r.chain.Add(len(wrs[i].SGEs))
 		if w == nil {

@@ -139,18 +139,18 @@ func TestRegistrationThatFailsSaysWhy(t *testing.T) {
 		is    error
 		want  string
 	}{
-		{"no bytes", 0, reg(host.Sub(0, 0), 0), errdefs.ErrInvalid, "no bytes"},
+		{"an empty part", 0, reg(host.Sub(0, 0), 0), errdefs.ErrInvalid, "an empty part"},
 		{"outside", 0, reg(mem.Extent{Region: r.memory, Off: 1, Len: 4096}, 0), errdefs.ErrInvalid, ""},
 		{"remote write without local write", 0, reg(host, rdma.AccessRemoteWrite), errdefs.ErrInvalid, "LOCAL_WRITE"},
 		{"no pages left to lock", unix.ENOMEM, reg(host, 0), errdefs.ErrNoMemory, "ENOMEM"},
 		{"host memory refused", unix.EFAULT, reg(host, 0), errdefs.ErrInvalid, "EFAULT"},
 		{"device memory without a peer module", unix.EFAULT, reg(mem.All(gpu), 0), errdefs.ErrNotSupported, "nvidia_peermem"},
-		{"IOVA refused", unix.EINVAL, elsewhere, errdefs.ErrInvalid, "iova=0x0 access=none): EINVAL (22): the driver may take no IOVA"},
-		{"no IOVAs", unix.EOPNOTSUPP, elsewhere, errdefs.ErrNotSupported, "the driver may take no IOVA"},
+		{"IOVA refused", unix.EINVAL, elsewhere, errdefs.ErrInvalid, "iova=0x0 access=none): EINVAL (22): the driver may require"},
+		{"no IOVAs", unix.EOPNOTSUPP, elsewhere, errdefs.ErrNotSupported, "the driver may require"},
 		{"no dma-bufs", unix.EOPNOTSUPP, dmabuf, errdefs.ErrNotSupported, "cannot register dma-bufs"},
 		{"dma-buf refused", unix.EINVAL, dmabuf, errdefs.ErrInvalid, "fd=9 offset=4096 bytes=8192"},
-		{"host memory as a dma-buf", 0, hostBuf(host), errdefs.ErrInvalid, "no device memory"},
-		{"pinned memory as a dma-buf", 0, hostBuf(mem.All(pinned)), errdefs.ErrInvalid, "no device memory"},
+		{"host memory as a dma-buf", 0, hostBuf(host), errdefs.ErrInvalid, "not device memory"},
+		{"pinned memory as a dma-buf", 0, hostBuf(mem.All(pinned)), errdefs.ErrInvalid, "not device memory"},
 		{"no descriptor", 0, func() error { _, err := r.pd.RegDMABufMR(mem.All(gpu), -1, 0, rdma.MROptions{}); return err }, errdefs.ErrInvalid, "fd=-1"},
 	} {
 		l.regErr = c.errno

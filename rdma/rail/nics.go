@@ -188,7 +188,7 @@ const maxReason = 512
 func Reason(err error) string {
 	var verb *rdma.Error
 	if !errors.As(err, &verb) {
-		return "the process that has the memory knows why"
+		return "the process that owns the memory has the reason"
 	}
 	public := *verb
 	public.Args = ""
@@ -306,7 +306,7 @@ func (d *Domain) closeLeft(nic int) error {
 		errs = append(errs, d.closeOrKeep(q))
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("queues that never worked do not close: %w: %w", errdefs.ErrBusy, err)
+		return fmt.Errorf("queues that failed to open cannot be closed: %w: %w", errdefs.ErrBusy, err)
 	}
 	return nil
 }

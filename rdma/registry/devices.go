@@ -58,7 +58,7 @@ func (d *Devices) open(name string) (*device, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.closing {
-		return nil, fmt.Errorf("it does not close: %w", errdefs.ErrBusy)
+		return nil, fmt.Errorf("it could not be closed: %w", errdefs.ErrBusy)
 	}
 	if v.users == 0 {
 		dev, err := d.provider.Open(name)

@@ -71,7 +71,7 @@ func TestDefectNoDMABufRegistration(t *testing.T) {
 	}{
 		"dma-buf":                    {&exporter{}, soft.DeviceOptions{}, registry.MethodDMABuf, nil, ""},
 		"dma-buf and no peer memory": {&exporter{}, soft.DeviceOptions{NoDeviceMemory: true}, registry.MethodDMABuf, nil, ""},
-		"nothing exports":            {nil, soft.DeviceOptions{}, registry.MethodPeerMemory, nil, ""},
+		"no exporter":                {nil, soft.DeviceOptions{}, registry.MethodPeerMemory, nil, ""},
 		"driver cannot export":       {&exporter{err: cannot}, soft.DeviceOptions{}, registry.MethodPeerMemory, nil, ""},
 		"kernel takes no dma-buf":    {&exporter{}, soft.DeviceOptions{NoDMABuf: true}, registry.MethodPeerMemory, nil, ""},
 		"neither":                    {&exporter{}, soft.DeviceOptions{NoDMABuf: true, NoDeviceMemory: true}, 0, cannot, "nvidia_peermem"},

@@ -33,7 +33,7 @@ func (v *events) read(ctx context.Context, dev rdma.Device) {
 		e, err := dev.WaitEvent(ctx)
 		v.mu.Lock()
 		if err != nil && !errors.Is(err, context.Canceled) {
-			v.readErr = fmt.Errorf("asynchronous events are not read any more: %w", err)
+			v.readErr = fmt.Errorf("asynchronous events are no longer read: %w", err)
 		}
 		all := slices.Clone(v.watchers)
 		v.mu.Unlock()

@@ -23,7 +23,7 @@ type LeftError struct {
 
 // Error returns both errors.
 func (e *LeftError) Error() string {
-	return fmt.Sprintf("%v; that could not be undone: %v", e.Err, e.Left)
+	return fmt.Sprintf("%v; undoing that failed: %v", e.Err, e.Left)
 }
 
 // Unwrap returns both errors.
@@ -125,14 +125,14 @@ func (g *Registry) registerDevice(e mem.Extent, o rdma.MROptions) (mr rdma.MR, h
 		return nil, 0, nil, why // a temporary failure, which peer memory would hide
 	}
 	if mr, err = g.pd.RegMR(e, o); err != nil {
-		return nil, 0, nil, fmt.Errorf("neither as a dma-buf (%w) nor as peer memory, for which the kernel needs a module such as nvidia_peermem: %w", why, err)
+		return nil, 0, nil, fmt.Errorf("as a dma-buf: %w; as peer memory, which needs a kernel module such as nvidia_peermem: %w", why, err)
 	}
 	return mr, MethodPeerMemory, why, nil
 }
 
 func (g *Registry) registerDMABuf(e mem.Extent, o rdma.MROptions) (rdma.MR, error) {
 	if g.o.Exporter == nil {
-		return nil, fmt.Errorf("nothing exports memory of device %d: %w", e.Region.Device(), errdefs.ErrNotSupported)
+		return nil, fmt.Errorf("no exporter for memory of device %d: %w", e.Region.Device(), errdefs.ErrNotSupported)
 	}
 	fd, off, err := g.o.Exporter.ExportDMABuf(e)
 	if err != nil {

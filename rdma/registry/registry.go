@@ -143,7 +143,7 @@ func (g *Registry) Covers(e mem.Extent, need rdma.Access) bool {
 // the same rights overlaps.
 func (g *Registry) reserve(r *mem.Region, access rdma.Access) (*Memory, error) {
 	if r == nil {
-		return nil, fmt.Errorf("there is no region: %w", errdefs.ErrInvalid)
+		return nil, fmt.Errorf("no region is given: %w", errdefs.ErrInvalid)
 	}
 	if r.Kind() == mem.KindFile {
 		return nil, fmt.Errorf("no NIC reaches the %s: %w", r, errdefs.ErrInvalid)

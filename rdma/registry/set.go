@@ -72,7 +72,7 @@ func (s *Set) find(name string) (*Registry, error) {
 		}
 	}
 	if slices.Contains(s.opening, name) {
-		return nil, fmt.Errorf("open NIC %s: another is opening it: %w", name, errdefs.ErrBusy)
+		return nil, fmt.Errorf("open NIC %s: another call is opening it: %w", name, errdefs.ErrBusy)
 	}
 	s.opening = append(s.opening, name)
 	return nil, nil
@@ -93,7 +93,7 @@ func (s *Set) Close() error {
 	s.mu.Lock()
 	if s.closing {
 		s.mu.Unlock()
-		return fmt.Errorf("close NICs: another closes them: %w", errdefs.ErrBusy)
+		return fmt.Errorf("close NICs: another call is closing them: %w", errdefs.ErrBusy)
 	}
 	s.closed, s.closing = true, true
 	all := slices.Clone(s.nics)

@@ -96,13 +96,13 @@ func (d *Device) CreateCQ(o rdma.CQOptions) (rdma.CQ, error) {
 	const call = "soft_create_cq"
 	args := fmt.Sprintf("entries=%d, vector=%d", o.Entries, o.Vector)
 	if o.Entries < 1 || o.Entries > d.nic.info.MaxCQE || o.Vector != 0 {
-		return nil, fmt.Errorf("create completion queue: %w", rdma.NewError(call, args, unix.EINVAL, fmt.Sprintf("the device has 1 to %d entries and vector 0", d.nic.info.MaxCQE)))
+		return nil, fmt.Errorf("create completion queue: %w", rdma.NewError(call, args, unix.EINVAL, fmt.Sprintf("must be 1 to %d entries and vector 0", d.nic.info.MaxCQE)))
 	}
 	q := &cq{dev: d, ring: make([]cqe, o.Entries)}
 	if o.Channel != nil {
 		c, ok := o.Channel.(*channel)
 		if !ok || c.dev != d {
-			return nil, fmt.Errorf("create completion queue: %w", rdma.NewError(call, args, unix.EINVAL, "the channel is of another device"))
+			return nil, fmt.Errorf("create completion queue: %w", rdma.NewError(call, args, unix.EINVAL, "the channel belongs to another device"))
 		}
 		q.channel = c
 	}
@@ -189,7 +189,7 @@ func (q *cq) push(c *cqe, solicited bool) {
 	}
 }
 
-var errOverflow = errors.New("a completion found the queue full")
+var errOverflow = errors.New("the queue was full at a completion")
 
 // lose marks the queue as lost once. Its completions can still be polled.
 func (q *cq) lose(cause error) {
@@ -222,7 +222,7 @@ func (q *cq) RequestNotify(solicitedOnly bool) error {
 		err = rdma.NewError(call, "", unix.EINVAL, "the completion queue has no channel")
 	}
 	if err != nil {
-		return fmt.Errorf("ask for completion event: %w", err)
+		return fmt.Errorf("request completion event: %w", err)
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -61,7 +61,7 @@ func (p *pd) RegDMABufMR(e mem.Extent, fd int, off int64, o rdma.MROptions) (rdm
 	const call = "soft_reg_dmabuf_mr"
 	switch {
 	case p.dev.nic.o.NoDMABuf:
-		return nil, fmt.Errorf("register dma-buf of %s: %w", e.Region, rdma.NewError(call, "", unix.EOPNOTSUPP, "the device takes no dma-buf"))
+		return nil, fmt.Errorf("register dma-buf of %s: %w", e.Region, rdma.NewError(call, "", unix.EOPNOTSUPP, "the device does not support dma-bufs"))
 	case fd < 0 || off < 0 || e.Region == nil || e.Region.Kind() != mem.KindDevice:
 		return nil, fmt.Errorf("register dma-buf of %s: %w", e.Region, rdma.NewError(call, fmt.Sprintf("fd=%d, offset=%d", fd, off), unix.EINVAL, ""))
 	}
@@ -92,7 +92,7 @@ func (p *pd) checkExtent(call string, e mem.Extent, o *rdma.MROptions) error {
 		return err
 	}
 	if most := p.dev.nic.info.MaxMRBytes; uint64(e.Len) > most {
-		return rdma.NewError(call, fmt.Sprintf("bytes=%d", e.Len), unix.EINVAL, fmt.Sprintf("the device registers %d bytes at most", most))
+		return rdma.NewError(call, fmt.Sprintf("bytes=%d", e.Len), unix.EINVAL, fmt.Sprintf("the device registers at most %d bytes", most))
 	}
 	if err := p.dev.nic.prov.o.Mover.Reaches(e.Region); err != nil {
 		return err
@@ -209,11 +209,11 @@ func (n *nic) remote(p *pd, rkey uint32, addr uint64, bytes uint32, need rdma.Ac
 
 // refusal returns the error of a key that did not give access.
 func (n *nic) refusal(p *pd, m *mr, known bool, key uint32, addr uint64, bytes uint32, need rdma.Access) error {
-	why := "the key is of no memory region"
+	why := "the key belongs to no memory region"
 	switch {
 	case !known:
 	case m.pd != p:
-		why = "the memory region is of another protection domain"
+		why = "the memory region belongs to another protection domain"
 	case m.info.Access&need != need:
 		why = fmt.Sprintf("the memory region allows %s and not %s", m.info.Access, need)
 	default:

@@ -27,7 +27,7 @@ type CPUMover struct{}
 // Reaches returns ErrNotSupported for memory without a CPU address.
 func (CPUMover) Reaches(r *mem.Region) error {
 	if r.Bytes() == nil {
-		return fmt.Errorf("copy by CPU: it does not reach the %s: %w", r, errdefs.ErrNotSupported)
+		return fmt.Errorf("copy by CPU: the CPU cannot reach the %s: %w", r, errdefs.ErrNotSupported)
 	}
 	return nil
 }

@@ -136,7 +136,7 @@ type quota struct{ n atomic.Int64 }
 func (q *quota) take(call string, most int) error {
 	if n := q.n.Add(1); n > int64(most) {
 		q.n.Add(-1)
-		return rdma.NewError(call, "", unix.ENOMEM, fmt.Sprintf("the device has %d at most", most))
+		return rdma.NewError(call, "", unix.ENOMEM, fmt.Sprintf("the device allows at most %d", most))
 	}
 	return nil
 }

@@ -28,7 +28,7 @@ func (q *qp) retryRNR(w *sendWQE, l, peer *link) outcome {
 	const endless = 7
 	if l.attr.RNRRetry != endless && q.run.tries > int(l.attr.RNRRetry) {
 		w.status = rdma.WCRNRRetryExcErr
-		w.cause = fmt.Errorf("queue pair %d had no receive posted %d times: %w", l.attr.DestQPNum, q.run.tries, errdefs.ErrBusy)
+		w.cause = fmt.Errorf("queue pair %d had no posted receive %d times: %w", l.attr.DestQPNum, q.run.tries, errdefs.ErrBusy)
 		return fails
 	}
 	return q.run.retry(rdma.RNRTimer(peer.attr.MinRNRTimer))

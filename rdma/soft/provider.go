@@ -36,7 +36,7 @@ func New(o Options) (*Provider, error) {
 	if o.Faults != nil {
 		var err error
 		if p.noise, err = makeNoise(o.Mover); err != nil {
-			return nil, fmt.Errorf("make software NIC: memory to corrupt by, for Faults: %w", err)
+			return nil, fmt.Errorf("make software NIC: Faults need memory to corrupt: %w", err)
 		}
 	}
 	for i := range o.Devices {
@@ -81,7 +81,7 @@ func (p *Provider) Open(name string) (rdma.Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open device %s: %w", name, err)
 	}
-	return nil, fmt.Errorf("open device %q: there are %s: %w", name, strings.Join(names, ", "), errdefs.ErrNotFound)
+	return nil, fmt.Errorf("open device %q: known devices are %s: %w", name, strings.Join(names, ", "), errdefs.ErrNotFound)
 }
 
 // Close closes the provider. It returns ErrBusy while a device is open.
@@ -114,7 +114,7 @@ func (p *Provider) Close() error {
 // for other providers.
 func (p *Provider) Step() bool {
 	if !p.manual() {
-		panic("soft: Step of a provider that steps by itself")
+		panic("soft: Step of a provider in automatic mode")
 	}
 	return p.engine.step()
 }

@@ -99,10 +99,10 @@ func (p *pd) newQP(call string, o rdma.QPOptions) (*qp, error) {
 	q := &qp{pd: p, sendCQ: send, recvCQ: recv, caps: c, signalAll: o.SignalAll, ops: newGate()}
 	if o.SRQ != nil {
 		if q.srq, ok = o.SRQ.(*srq); !ok || q.srq.pd != p {
-			return invalid("the shared receive queue is of another protection domain")
+			return invalid("the shared receive queue belongs to another protection domain")
 		}
 		if c.MaxRecvWR != 0 {
-			return invalid("a queue pair with a shared receive queue has none of its own")
+			return invalid("a queue pair with a shared receive queue cannot have its own receive queue")
 		}
 		q.rq = q.srq.rq
 	} else {

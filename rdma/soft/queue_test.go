@@ -398,7 +398,7 @@ func TestDeviceMemory(t *testing.T) {
 		{"dma-buf", soft.DeviceOptions{NoDeviceMemory: true}, rdmatest.NullMover{}, true, 0, nil},
 		{"dma-buf too short", soft.DeviceOptions{}, rdmatest.NullMover{}, true, 1, errdefs.ErrInvalid},
 		{"no peer memory", soft.DeviceOptions{NoDeviceMemory: true}, rdmatest.NullMover{}, false, 0, errdefs.ErrNotSupported},
-		{"no dma-buf", soft.DeviceOptions{NoDMABuf: true}, rdmatest.NullMover{}, true, 0, errdefs.ErrNotSupported},
+		{"not support dma-bufs", soft.DeviceOptions{NoDMABuf: true}, rdmatest.NullMover{}, true, 0, errdefs.ErrNotSupported},
 		{"a mover that does not reach it", soft.DeviceOptions{}, soft.CPUMover{}, false, 0, errdefs.ErrNotSupported},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

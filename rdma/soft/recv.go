@@ -46,11 +46,11 @@ func (r *recvQueue) post(call string, wrs []rdma.RecvWR) (int, error) {
 	for i := range wrs {
 		w := &wrs[i]
 		if len(w.SGEs) > r.maxSGE {
-			return i, rdma.NewPostError(call, fmt.Sprintf("wr_id=%#x, sges=%d", w.WRID, len(w.SGEs)), unix.EINVAL, fmt.Sprintf("the queue takes %d entries", r.maxSGE))
+			return i, rdma.NewPostError(call, fmt.Sprintf("wr_id=%#x, sges=%d", w.WRID, len(w.SGEs)), unix.EINVAL, fmt.Sprintf("the queue allows %d entries", r.maxSGE))
 		}
 		n := len(r.free)
 		if n == 0 {
-			return i, rdma.NewPostError(call, fmt.Sprintf("wr_id=%#x", w.WRID), unix.ENOMEM, fmt.Sprintf("all %d places are taken", len(r.slots)))
+			return i, rdma.NewPostError(call, fmt.Sprintf("wr_id=%#x", w.WRID), unix.ENOMEM, fmt.Sprintf("all %d entries are in use", len(r.slots)))
 		}
 		slot := r.free[n-1]
 		r.free = r.free[:n-1]
@@ -143,7 +143,7 @@ func (p *pd) CreateSRQ(caps rdma.SRQCaps) (rdma.SRQ, error) {
 	info := &p.dev.nic.info
 	if caps.MaxWR < 1 || caps.MaxWR > info.MaxSRQWR || caps.MaxSGE < 0 || caps.MaxSGE > info.MaxSRQSGE {
 		return nil, fmt.Errorf("create shared receive queue: %w", rdma.NewError(call, fmt.Sprintf("wrs=%d, sges=%d", caps.MaxWR, caps.MaxSGE), unix.EINVAL,
-			fmt.Sprintf("the device has 1 to %d and 0 to %d", info.MaxSRQWR, info.MaxSRQSGE)))
+			fmt.Sprintf("must be 1 to %d and 0 to %d", info.MaxSRQWR, info.MaxSRQSGE)))
 	}
 	if err := p.dev.begin(OpCreateSRQ, call, &p.dev.nic.srqs, info.MaxSRQ, &p.owner); err != nil {
 		return nil, fmt.Errorf("create shared receive queue: %w", err)

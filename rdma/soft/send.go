@@ -77,7 +77,7 @@ func (q *qp) postSend(call string, wrs []rdma.SendWR) (int, error) {
 			// Check again: completions may have been polled.
 			if used = tail - q.freed.Load(); used == uint64(q.caps.MaxSendWR) {
 				q.tail.Store(tail)
-				return i, rdma.NewPostError(call, fmt.Sprintf("wr_id=%#x", w.WRID), unix.ENOMEM, fmt.Sprintf("all %d places are taken", q.caps.MaxSendWR))
+				return i, rdma.NewPostError(call, fmt.Sprintf("wr_id=%#x", w.WRID), unix.ENOMEM, fmt.Sprintf("all %d entries are in use", q.caps.MaxSendWR))
 			}
 		}
 		if err := q.put(call, w, tail); err != nil {
@@ -109,7 +109,7 @@ func (q *qp) put(call string, w *rdma.SendWR, pos uint64) error {
 			copy(q.inline.Bytes()[int(i)*q.caps.MaxInlineBytes:], w.Inline)
 		}
 	} else if n := len(w.SGEs); n > q.caps.MaxSendSGE || w.Opcode == rdma.WRRDMARead && n > q.dev().nic.info.MaxSGERead {
-		return refuse(fmt.Sprintf("%d scatter-gather entries, of %d at most", n, q.caps.MaxSendSGE))
+		return refuse(fmt.Sprintf("%d scatter-gather entries: must be at most %d", n, q.caps.MaxSendSGE))
 	}
 	flags := w.Flags
 	if q.signalAll {

@@ -70,7 +70,7 @@ func (q *qp) modify(call string, a rdma.QPAttr) error {
 		}
 		q.attr.SQPSN, q.attr.MaxRDAtomic, q.attr.Timeout, q.attr.RetryCount, q.attr.RNRRetry = a.SQPSN, a.MaxRDAtomic, a.Timeout, a.RetryCount, a.RNRRetry
 	default:
-		return invalid("there is no such step")
+		return invalid("no such transition")
 	}
 	if a.State != rdma.QPSInit {
 		q.link.Store(&link{port: q.dev().nic.ports[q.attr.Port-1], attr: q.attr})
@@ -104,7 +104,7 @@ func (q *qp) checkRTR(a *rdma.QPAttr) string {
 	case i < 0 || i >= len(p.o.GIDs) || p.o.GIDs[i] == (rdma.GID{}):
 		return fmt.Sprintf("the port has no GID %d", i)
 	case a.Address.GID == (rdma.GID{}):
-		return "on Ethernet a peer is known by its GID"
+		return "Ethernet requires the peer's GID"
 	case a.DestQPNum > qpNumMask || a.RQPSN > psnMask || a.MinRNRTimer > maxTimer || int(a.MaxDestRDAtomic) > q.dev().nic.info.MaxQPRDAtomic:
 		return "an attribute is out of range"
 	}

@@ -31,7 +31,7 @@ func (t *Task) copyChunk() {
 	err := t.d.heldSlots.Acquire(bounded, want)
 	cancel()
 	if err != nil {
-		t.failTodo(fmt.Errorf("dumps that wait for shards or recorded work hold all %d slots that they may hold: %w: %w",
+		t.failTodo(fmt.Errorf("dumps that wait for shards or recorded work hold their limit of %d slots: %w: %w",
 			t.d.HeldSlots, errdefs.ErrBusy, err))
 		return
 	}
@@ -75,7 +75,7 @@ func (t *Task) waitDevice(g *group) error {
 		case <-t.base.Context().Done():
 			return nil // waitProgress puts the slots in quarantine
 		case <-timer.Chan():
-			err := fmt.Errorf("recorded work was not done in %v, slots are held for no longer: %w", t.p.LeaseMax, errdefs.ErrExpired)
+			err := fmt.Errorf("recorded work did not complete in %v, the slots were released: %w", t.p.LeaseMax, errdefs.ErrExpired)
 			t.base.CancelCause(err)
 			return err
 		}
@@ -233,9 +233,9 @@ func (t *Task) waitHolding(g *group, shards <-chan submission, resolved <-chan s
 		case <-t.base.Context().Done():
 			return submission{}, context.Cause(t.base.Context())
 		case <-t.d.Scheduler.Closing():
-			return submission{}, fmt.Errorf("store is closing, %v waited: %w", t.p.Clock.Since(start), errdefs.ErrClosed)
+			return submission{}, fmt.Errorf("store is closing, waited for %v: %w", t.p.Clock.Since(start), errdefs.ErrClosed)
 		case <-timer.Chan():
-			return submission{}, fmt.Errorf("%v waited, slots are held for no longer: %w", t.p.LeaseMax, errdefs.ErrExpired)
+			return submission{}, fmt.Errorf("waited for %v, the slots were released: %w", t.p.LeaseMax, errdefs.ErrExpired)
 		}
 	}
 	return submission{}, g.Err

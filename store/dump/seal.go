@@ -62,7 +62,7 @@ func (t *Task) seal(job *batch.CheckJob, position int, image []byte, key block.K
 		}
 		sum := f.SumShard(image, k)
 		if p.HasSums && sum != sums[k] {
-			return fmt.Errorf("shard %d did not reach the slot as it was read from the page: %w", k, errdefs.ErrCorrupt)
+			return fmt.Errorf("shard %d in the slot differs from the page: %w", k, errdefs.ErrCorrupt)
 		}
 		sums[k] = sum
 	}

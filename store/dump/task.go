@@ -190,7 +190,7 @@ func (t *Task) delayError(cause error) error {
 		}
 		stats := st.Stats()
 		if stats.Waiting > 0 {
-			errs = append(errs, fmt.Errorf("tier %s: %d writes wait for room", tr.Name(), stats.Waiting))
+			errs = append(errs, fmt.Errorf("tier %s: %d writes wait for space", tr.Name(), stats.Waiting))
 		}
 		if err := errors.Join(stats.Paused, stats.Failure); err != nil {
 			errs = append(errs, fmt.Errorf("tier %s: %w", tr.Name(), err))

@@ -150,12 +150,12 @@ func (l *Lease) Release() {
 // another index or does not pin all keys, ErrExpired if it has ended, also by Release.
 func (l *Lease) Begin(x *Index, keys []block.Key) error {
 	if l.x != x {
-		return fmt.Errorf("the lease is of another store, whose blocks alone it pins: %w", errdefs.ErrInvalid)
+		return fmt.Errorf("the lease belongs to another store: %w", errdefs.ErrInvalid)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if i := l.lacks(keys); i >= 0 {
-		return fmt.Errorf("ref %d (block %s) is none of the %d blocks that the lease pins; load it without the lease, or lease its prefix: %w",
+		return fmt.Errorf("ref %d (block %s) is not one of the %d blocks of the lease; load it without the lease, or lease its prefix: %w",
 			i, keys[i], len(l.keys), errdefs.ErrInvalid)
 	}
 	if l.released {

@@ -72,7 +72,7 @@ func (p *progress) expire() {
 	if !p.ended.CompareAndSwap(false, true) {
 		return
 	}
-	err := fmt.Errorf("load has not ended in %v, and streams wait for it no longer: %w", p.p.WaitMax, errdefs.ErrExpired)
+	err := fmt.Errorf("load did not end in %v, streams no longer wait for it: %w", p.p.WaitMax, errdefs.ErrExpired)
 	p.base.Expire(err) // before streams go on: later calls of Wait must return it
 	p.to.Set(err)
 	p.p.CountExpired(err)

@@ -277,7 +277,7 @@ func (t *Task) handleBadCopy(i int32) bool {
 	if it.badCopies < maxCopies {
 		return true
 	}
-	t.failBlock(i, fmt.Errorf("%d copies to the page were wrong, the %s has the block right: %w", it.badCopies, t.p.Cache.Name(), errdefs.ErrCorrupt))
+	t.failBlock(i, fmt.Errorf("%d copies to the page were wrong, the block in the %s is correct: %w", it.badCopies, t.p.Cache.Name(), errdefs.ErrCorrupt))
 	return false
 }
 

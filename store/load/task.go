@@ -232,7 +232,7 @@ func (t *Task) countCorruptRead(i int32, cause error) {
 		return
 	}
 	it.corruptRead = false
-	t.p.CountCorrupt(t.p.TierName(it.tier), t.sc.Keys[i], fmt.Errorf("it was read wrong: %w: %w", errdefs.ErrCorrupt, cause))
+	t.p.CountCorrupt(t.p.TierName(it.tier), t.sc.Keys[i], fmt.Errorf("wrong bytes were read: %w: %w", errdefs.ErrCorrupt, cause))
 }
 
 // dropSlot unpins the slot of a block.
@@ -252,7 +252,7 @@ func (t *Task) failBlock(i int32, err error) {
 		t.countCorruptRead(i, it.cause)
 	}
 	if it.cause != nil {
-		err = fmt.Errorf("%w; and then: %w", it.cause, err)
+		err = fmt.Errorf("%w; then: %w", it.cause, err)
 	}
 	t.base.SetErr(i, t.blockError(i, it.touched, err))
 	t.p.Count.LoadErrors.Add(1)

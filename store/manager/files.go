@@ -35,7 +35,7 @@ func newFiles(filesMax time.Duration, clock clockwork.Clock) *files {
 
 // look calls ask, unless an earlier call is overdue.
 func (f *files) look(ctx context.Context, ask func(ctx context.Context) ([]bool, error)) ([]bool, error) {
-	overdue := fmt.Errorf("look into files: they have not answered in %v: %w", f.max, errdefs.ErrBusy)
+	overdue := fmt.Errorf("look up files: no answer in %v: %w", f.max, errdefs.ErrBusy)
 	if since := f.since.Load(); since != nil && f.clock.Since(*since) > f.max {
 		return nil, overdue
 	}
@@ -63,7 +63,7 @@ func (f *files) look(ctx context.Context, ask func(ctx context.Context) ([]bool,
 		case <-timer.Chan():
 			return nil, overdue
 		case <-ctx.Done():
-			return nil, fmt.Errorf("look into files: %w: %w", errdefs.ErrCanceled, context.Cause(ctx))
+			return nil, fmt.Errorf("look up files: %w: %w", errdefs.ErrCanceled, context.Cause(ctx))
 		}
 	}
 }

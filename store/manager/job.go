@@ -76,7 +76,7 @@ func (m *Manager) pin(key block.Key, name Block, inFiles bool) (jobBlock, error)
 	case err == nil:
 		return jobBlock{key: key, name: m.names[key], slot: slot}, nil
 	case !errors.Is(err, errdefs.ErrNotFound):
-		return jobBlock{}, fmt.Errorf("another job brings it: %w", errdefs.ErrBusy)
+		return jobBlock{}, fmt.Errorf("another job loads it: %w", errdefs.ErrBusy)
 	case !inFiles:
 		return jobBlock{}, errdefs.ErrNotFound
 	}
@@ -160,7 +160,7 @@ func (j *Job) End(failed ...int) error {
 	bad := make([]bool, len(j.blocks))
 	for _, i := range failed {
 		if i < 0 || i >= len(bad) {
-			return fmt.Errorf("end job of %d blocks: block %d is none of them: %w", len(bad), i, errdefs.ErrInvalid)
+			return fmt.Errorf("end job of %d blocks: block %d is not one of them: %w", len(bad), i, errdefs.ErrInvalid)
 		}
 		bad[i] = true
 	}

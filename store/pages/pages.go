@@ -160,7 +160,7 @@ func (c *Checker) Check(refs []Ref, groups []uint8) error {
 		}
 		word, mask := c.bit(r, g)
 		if *word&mask != 0 {
-			err = fmt.Errorf("ref %d (block %s): page %d is named twice: %w", n, r.Key, r.Page, errdefs.ErrInvalid)
+			err = fmt.Errorf("ref %d (block %s): page %d is given twice: %w", n, r.Key, r.Page, errdefs.ErrInvalid)
 			break
 		}
 		*word |= mask

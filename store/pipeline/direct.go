@@ -70,7 +70,7 @@ func (p *Pipeline) readDirect(ctx context.Context, t tier.Tier, key block.Key, b
 		return fmt.Errorf("%w: tier %s: %w", tier.ErrNotDirect, t.Name(), errdefs.ErrNotSupported)
 	}
 	if a, ok := p.Cache.(tier.Admitter); ok && a.Admit(key) {
-		return fmt.Errorf("%w: it is requested often, and goes to the cache", tier.ErrNotDirect)
+		return fmt.Errorf("%w: it is requested often, so it is loaded into the cache", tier.ErrNotDirect)
 	}
 	bounded, cancel := p.WithTimeout(ctx, p.WaitMax)
 	slot, err := p.Direct.Pool.Acquire(bounded)

@@ -85,7 +85,7 @@ func (p *Pipeline) Fetch(ctx context.Context, key []block.Key, o FetchOptions) (
 	}
 	err := errors.Join(errs...)
 	if err == nil {
-		err = fmt.Errorf("no tier has it: %w", errdefs.ErrNotFound)
+		err = fmt.Errorf("no tier has the block: %w", errdefs.ErrNotFound)
 	}
 	if fill != nil {
 		fill.Abort(err) // all reads have returned: the slot is not written any more

@@ -151,7 +151,7 @@ func (p *Pipeline) Reserve(ctx context.Context, key block.Key, wait bool) (tier.
 	defer cancel()
 	f, err = p.Cache.Reserve(bounded, key)
 	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
-		err = fmt.Errorf("no slot came free in %v: %w: %w", p.WaitMax, errdefs.ErrBusy, err)
+		err = fmt.Errorf("no slot became free in %v: %w: %w", p.WaitMax, errdefs.ErrBusy, err)
 	}
 	return f, err
 }
@@ -163,7 +163,7 @@ func (p *Pipeline) Open(ctx context.Context, key block.Key) (tier.Slot, error) {
 	defer cancel()
 	s, err := p.Cache.Open(bounded, key)
 	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
-		err = fmt.Errorf("another task was still filling it after %v: %w: %w", p.WaitMax, errdefs.ErrBusy, err)
+		err = fmt.Errorf("another task still filled it after %v: %w: %w", p.WaitMax, errdefs.ErrBusy, err)
 	}
 	return s, err
 }

@@ -46,5 +46,5 @@ func ParseVerify(s string) (VerifyPolicy, error) {
 			return VerifyPolicy(p), nil
 		}
 	}
-	return 0, fmt.Errorf("parse verify policy %q: it is none of device, always and fill: %w", s, errdefs.ErrInvalid)
+	return 0, fmt.Errorf("parse verify policy %q: must be device, always or fill: %w", s, errdefs.ErrInvalid)
 }

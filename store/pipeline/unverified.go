@@ -14,7 +14,7 @@ type Unverified struct {
 	sums []uint64 // checksums in the header of the block when it was read
 }
 
-var errUnverified = errors.New("the block was read and not verified")
+var errUnverified = errors.New("the block was read but not verified")
 
 // Reset prepares u for Fetch. sums is memory for the checksums of all shards.
 func (u *Unverified) Reset(sums []uint64) { u.fill, u.sums = nil, sums[:0] }

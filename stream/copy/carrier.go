@@ -36,10 +36,10 @@ type Carrier struct {
 
 func (c *Carrier) validate(bad func(format string, args ...any)) {
 	if c.Path.MovedBy() != stream.MovedByNIC {
-		bad("path %s is none of a NIC's", c.Path)
+		bad("path %s is not a path of NICs", c.Path)
 	}
 	if c.Open == nil || c.Reaches == nil {
-		bad("a NIC that cannot be opened, or not be asked what it reaches")
+		bad("Open and Reaches must be set")
 	}
 }
 

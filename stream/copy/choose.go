@@ -18,9 +18,9 @@ const (
 	ReasonForced     = "the path was forced by an option"
 	ReasonOnly       = "the only path of this device"
 	ReasonUnfit      = "the forced path cannot carry this batch: by copy engine"
-	ReasonUnprepared = "the planned path could not get its memory: the next best"
-	ReasonRefused    = "the planned path took no more batches: by copy engine"
-	ReasonEmpty      = "nothing to copy"
+	ReasonUnprepared = "the planned path could not allocate memory: the next best path"
+	ReasonRefused    = "the planned path accepts no more batches: by copy engine"
+	ReasonEmpty      = "no bytes to copy"
 	ReasonUnstarted  = "ended before it started"
 )
 

@@ -230,7 +230,7 @@ func partOf(t *testing.T, r *mem.Region, n int64) *mem.Region {
 func TestNICOptions(t *testing.T) {
 	dev := openSim(t, sim.Options{})
 	_, err := streamcopy.Open(dev, streamcopy.Options{NIC: &streamcopy.Carrier{Path: stream.PathKernel}})
-	if !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "path kernel") || !strings.Contains(err.Error(), "cannot be opened") {
+	if !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), "path kernel") || !strings.Contains(err.Error(), "Open and Reaches must be set") {
 		t.Errorf("open: %v", err)
 	}
 	for _, p := range []stream.Path{stream.PathNIC, stream.PathNICSoft} {

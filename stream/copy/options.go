@@ -139,7 +139,7 @@ func (o *Options) planner() (Planner, error) {
 		With(policy plan.Policy) (*plan.Planner, error)
 	})
 	if !ok {
-		return nil, fmt.Errorf("planner %T takes no policy: %w", o.Planner, errdefs.ErrInvalid)
+		return nil, fmt.Errorf("planner %T does not support policies: %w", o.Planner, errdefs.ErrInvalid)
 	}
 	return p.With(o.Policy)
 }

@@ -38,7 +38,7 @@ func (s *Stream) findPaths() error {
 	s.able.Store(uint32(able))
 	switch {
 	case forced != stream.PathNone:
-		err := fmt.Errorf("a copy stream does not have it: %w", errdefs.ErrNotSupported)
+		err := fmt.Errorf("a copy stream does not support it: %w", errdefs.ErrNotSupported)
 		switch {
 		case able.Has(forced):
 			err = s.prepare(forced)

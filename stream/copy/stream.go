@@ -126,7 +126,7 @@ func (s *Stream) reaches(r *mem.Region) error {
 	}
 	if r.Kind() == mem.KindDevice && (r.Device() != s.index || r.Origin() != nil) {
 		if p, ok := s.dev.(device.Peerer); !ok || !p.Reaches(r) {
-			return fmt.Errorf("%s is neither of device %d nor of a peer that it reaches: %w", r, s.index, errdefs.ErrInvalid)
+			return fmt.Errorf("%s belongs neither to device %d nor to a peer in its reach: %w", r, s.index, errdefs.ErrInvalid)
 		}
 	}
 	return nil

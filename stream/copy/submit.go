@@ -120,7 +120,7 @@ func (s *Stream) Record(ctx context.Context) (device.Event, error) {
 // WaitEvent implements stream.EventStream. It returns when the queue waits for e.
 func (s *Stream) WaitEvent(ctx context.Context, e device.Event) error {
 	if e == nil {
-		return fmt.Errorf("wait for event: there is none: %w", errdefs.ErrInvalid)
+		return fmt.Errorf("wait for event: the event is nil: %w", errdefs.ErrInvalid)
 	}
 	wait := func() error {
 		s.waitedForEvent = true

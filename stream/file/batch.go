@@ -89,7 +89,7 @@ func (b *batch) await() error {
 		select {
 		case <-d.Done():
 		default:
-			return fmt.Errorf("stream closes before the batch has started: %w: %w", errdefs.ErrCanceled, errdefs.ErrClosed)
+			return fmt.Errorf("the stream closed before the start of the batch: %w: %w", errdefs.ErrCanceled, errdefs.ErrClosed)
 		}
 	}
 	return context.Cause(b.ctx)

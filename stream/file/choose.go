@@ -16,7 +16,7 @@ const (
 	ReasonCached    = "in the page cache"
 	ReasonRefused   = "buffered: the file system refuses O_DIRECT"
 	ReasonUnopened  = "buffered: a file could not be opened with O_DIRECT" // see GivenUp
-	ReasonEmpty     = "nothing to copy"
+	ReasonEmpty     = "no bytes to copy"
 	ReasonUnstarted = "ended before it started"
 )
 
@@ -108,7 +108,7 @@ func (s *Stream) choose(b *batch) (choice, error) {
 		return c, nil
 	}
 	if r.Device && s.opts.Copy == nil {
-		return choice{}, fmt.Errorf("path %s needs a stream of copies to reach device memory: %w", picked.Path, errdefs.ErrNotSupported)
+		return choice{}, fmt.Errorf("path %s needs a copy stream to reach device memory: %w", picked.Path, errdefs.ErrNotSupported)
 	}
 	return c, nil
 }

@@ -126,7 +126,7 @@ func (d *DirectFiles) Forget(dir dirfs.Dir, name string) { d.handles.Forget(dir,
 func (d *DirectFiles) Mode(f dirfs.DirectFile) (device.StorageMode, error) {
 	df, ok := f.(*directFile)
 	if !ok {
-		return device.StorageMode{}, fmt.Errorf("%T is no file of direct storage: %w", f, errdefs.ErrInvalid)
+		return device.StorageMode{}, fmt.Errorf("%T is not a file of direct storage: %w", f, errdefs.ErrInvalid)
 	}
 	reg, err := df.registered()
 	if err != nil {

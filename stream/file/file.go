@@ -149,7 +149,7 @@ func (f *File) Close(ctx context.Context) error {
 		select {
 		case <-f.idle:
 		case <-ctx.Done():
-			return fmt.Errorf("close file %s: batches move it: %w: %w", f.name, errdefs.ErrBusy, context.Cause(ctx))
+			return fmt.Errorf("close file %s: batches use it: %w: %w", f.name, errdefs.ErrBusy, context.Cause(ctx))
 		}
 	}
 	f.registering.Lock()

@@ -342,7 +342,7 @@ func (h *Handles) Close(ctx context.Context) error {
 		}
 	}
 	if held > 0 {
-		errs = append(errs, fmt.Errorf("%d files are held: %w", held, errdefs.ErrBusy))
+		errs = append(errs, fmt.Errorf("%d files are in use: %w", held, errdefs.ErrBusy))
 	}
 	if len(errs) > 0 {
 		return fmt.Errorf("close file handles: %w", errors.Join(errs...))

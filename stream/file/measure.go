@@ -45,7 +45,7 @@ const (
 )
 
 // errSpent ends batches in flight when the budget is spent.
-var errSpent = errors.New("the budget for measuring is spent")
+var errSpent = errors.New("the measuring budget is used up")
 
 // Measure moves a scratch file of 32 MiB in a directory by every available path, and returns the
 // results. The file has no name during the measurement, so nothing is left behind. At most a few
@@ -104,7 +104,7 @@ func scratch(path string, storage device.Storage) (*File, error) {
 		return nil, fmt.Errorf("statfs: %w", err)
 	}
 	if free := int64(fs.Bavail) * fs.Bsize; fs.Blocks > 0 && free < freeBytes {
-		return nil, fmt.Errorf("%d MiB are free, and measuring wants %d: %w", free>>20, freeBytes>>20, errdefs.ErrNoSpace)
+		return nil, fmt.Errorf("%d MiB are free, measuring needs %d: %w", free>>20, freeBytes>>20, errdefs.ErrNoSpace)
 	}
 	dir, err := dirfs.OS().OpenDir(path)
 	if err != nil {

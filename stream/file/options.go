@@ -38,7 +38,7 @@ func ParseDirect(name string) (Direct, error) {
 			return Direct(d), nil
 		}
 	}
-	return 0, fmt.Errorf("direct is auto, require or off, not %q: %w", name, errdefs.ErrInvalid)
+	return 0, fmt.Errorf("direct %q: must be auto, require or off: %w", name, errdefs.ErrInvalid)
 }
 
 // Defaults and limits of Options.
@@ -107,10 +107,10 @@ func (o Options) Validate() error {
 	check(o.ChunkBytes >= 0 && o.ChunkBytes%Align == 0, "chunks of %d bytes are not a multiple of %d", o.ChunkBytes, Align)
 	check(o.Chunks >= 0, "%d chunks", o.Chunks)
 	check(int(o.Direct) < len(directs), "%s", o.Direct)
-	check(o.Path == stream.PathNone || o.Path.MovedBy() == stream.MovedByHost, "path %s moves no files", o.Path)
+	check(o.Path == stream.PathNone || o.Path.MovedBy() == stream.MovedByHost, "path %s does not support files", o.Path)
 	check(o.CuFile.Queues >= 0, "%d queues of cuFile", o.CuFile.Queues)
-	check(o.CuFile.Queues == 0 || o.Device != nil, "queues of cuFile are a device's")
-	check(o.Copy == nil || o.Device != nil, "a stream of copies needs the device that it copies for")
+	check(o.CuFile.Queues == 0 || o.Device != nil, "queues of cuFile need a device")
+	check(o.Copy == nil || o.Device != nil, "a copy stream needs its device")
 	return errors.Join(errs...)
 }
 

@@ -65,7 +65,7 @@ func (s *Stream) piece(dst, src mem.Extent) (piece, error) {
 	}
 	switch r := p.mem.Region; {
 	case isTo == isFrom || r.Kind() == mem.KindFile:
-		return p, fmt.Errorf("a copy has a file of this stream's on one side, not %s and %s: %w", dst.Region, src.Region, errdefs.ErrInvalid)
+		return p, fmt.Errorf("a copy needs a file of this stream on one side, not %s and %s: %w", dst.Region, src.Region, errdefs.ErrInvalid)
 	case r.CPU() == 0 && (s.opts.Device == nil || r.Device() != s.opts.Device.Info().Index):
 		return p, fmt.Errorf("the stream does not reach the %s: %w", r, errdefs.ErrInvalid)
 	}

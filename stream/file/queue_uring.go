@@ -138,7 +138,7 @@ func (q *uringQueue) submit(ops []uring.Op) (sent int, err error) {
 			tries++
 			time.Sleep(submitPause)
 		case errors.Is(err, errdefs.ErrBusy): // tries used up
-			return sent, fmt.Errorf("the kernel took nothing for %v: %w", submitTries*submitPause, unix.EOPNOTSUPP)
+			return sent, fmt.Errorf("the kernel accepted no request for %v: %w", submitTries*submitPause, unix.EOPNOTSUPP)
 		default:
 			// EOPNOTSUPP makes the stream give up the path.
 			return sent, fmt.Errorf("%w: %w", err, unix.EOPNOTSUPP)

@@ -146,7 +146,7 @@ func TestNthCompletionFails(t *testing.T) {
 			}
 		}
 		if err == nil && !bytes.Equal(back.Bytes(), end.Bytes()) {
-			t.Error("other bytes came back")
+			t.Error("read back wrong bytes")
 		}
 		return err
 	}

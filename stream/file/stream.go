@@ -124,9 +124,9 @@ func (s *Stream) openCuFile() error {
 	must := s.needsCuFile()
 	switch storage := s.opts.CuFile.Storage; {
 	case s.opts.Direct == DirectNever && must:
-		return fmt.Errorf("path cufile is forced, and direct is off: %w", errdefs.ErrInvalid)
+		return fmt.Errorf("path cufile is forced, but direct is off: %w", errdefs.ErrInvalid)
 	case storage == nil && must:
-		return fmt.Errorf("direct is required, and there is no cuFile: %w", errdefs.ErrNotSupported)
+		return fmt.Errorf("direct is required, but cuFile is not available: %w", errdefs.ErrNotSupported)
 	case storage == nil || s.opts.Direct == DirectNever || s.opts.Device == nil:
 		return nil
 	}
@@ -160,7 +160,7 @@ func (s *Stream) submit(ctx context.Context, mb *mem.Batch) (*stream.Ticket, err
 		case <-s.down:
 			return nil, fmt.Errorf("file stream: %w", errdefs.ErrClosed)
 		case <-ctx.Done():
-			return nil, fmt.Errorf("all %d places are taken: %w", cap(s.slots), context.Cause(ctx))
+			return nil, fmt.Errorf("all %d slots are in use: %w", cap(s.slots), context.Cause(ctx))
 		}
 	}
 	s.mu.Lock()
@@ -185,7 +185,7 @@ func (s *Stream) submit(ctx context.Context, mb *mem.Batch) (*stream.Ticket, err
 // prepare validates mb and returns its batch.
 func (s *Stream) prepare(mb *mem.Batch) (*batch, error) {
 	if mb == nil {
-		return nil, fmt.Errorf("there is no batch: %w", errdefs.ErrInvalid)
+		return nil, fmt.Errorf("the batch is nil: %w", errdefs.ErrInvalid)
 	}
 	if err := mb.Validate(); err != nil {
 		return nil, err

@@ -210,7 +210,7 @@ func (s *Stream) WaitShard(t Task, shard int) error {
 func (s *Stream) wait(t Task, step int) error {
 	l := t.hostLoad()
 	if l.signal == nil {
-		return fmt.Errorf("make host stream wait: the load is not LoadOptions.Awaited: %w", errdefs.ErrInvalid)
+		return fmt.Errorf("make host stream wait: LoadOptions.Awaited is not set: %w", errdefs.ErrInvalid)
 	}
 	return l.signal.Block(s.dev, step)
 }

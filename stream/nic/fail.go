@@ -174,4 +174,4 @@ func (s *Stream) keepStopErr(q *pair, err error) {
 }
 
 // givenUp returns the error of a batch whose requests were stopped by the stream.
-func givenUp(cause error) error { return fmt.Errorf("its requests were given up: %w", cause) }
+func givenUp(cause error) error { return fmt.Errorf("its requests were abandoned: %w", cause) }

@@ -114,7 +114,7 @@ func (s *Stream) add(m *manifest, r *mem.Region) (int32, error) {
 		case n == 0:
 			m.base = append(m.base, addr)
 		case addr != m.base[len(m.base)-1]:
-			return 0, fmt.Errorf("NICs know the %s by different addresses: %w", r, errdefs.ErrNotSupported)
+			return 0, fmt.Errorf("NICs have different addresses for the %s: %w", r, errdefs.ErrNotSupported)
 		}
 	}
 	i := int32(len(m.regions))

@@ -83,7 +83,7 @@ func (o *Options) Validate() error {
 		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
 	}
 	if len(o.NICs) == 0 {
-		bad("no NIC is named")
+		bad("no NIC is given")
 	}
 	for i := range o.NICs {
 		if o.NICs[i].Registry == nil {
@@ -96,7 +96,7 @@ func (o *Options) Validate() error {
 		bad("%d queue pairs in all are more than %d", n, channel.MaxPairs)
 	}
 	if o.SendDepth < 0 || o.SendDepth&(o.SendDepth-1) != 0 {
-		bad("send depth %d is no power of two", o.SendDepth)
+		bad("send depth %d is not a power of two", o.SendDepth)
 	}
 	if o.MaxSGE < 0 {
 		bad("%d scatter-gather entries", o.MaxSGE)
@@ -105,7 +105,7 @@ func (o *Options) Validate() error {
 		bad("requests of %d bytes", o.RequestBytes)
 	}
 	if o.StripeBytes < 0 || o.StripeBytes&(o.StripeBytes-1) != 0 {
-		bad("stripes of %d bytes, which is no power of two", o.StripeBytes)
+		bad("stripes of %d bytes: must be a power of two", o.StripeBytes)
 	}
 	if o.QueueDepth < 0 {
 		bad("queue depth %d", o.QueueDepth)

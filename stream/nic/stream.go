@@ -104,7 +104,7 @@ func (s *Stream) build() error {
 			path = stream.PathNICSoft
 		}
 		if s.path != stream.PathNone && s.path != path {
-			return fmt.Errorf("NIC %s is by %s and the others by %s: %w", l.reg.Name(), path, s.path, errdefs.ErrInvalid)
+			return fmt.Errorf("NIC %s uses %s, the others use %s: %w", l.reg.Name(), path, s.path, errdefs.ErrInvalid)
 		}
 		s.path = path
 	}

@@ -13,7 +13,7 @@ import (
 // The reasons that completions carry.
 const (
 	ReasonLoopback  = "a NIC's loopback queue pairs"
-	ReasonEmpty     = "nothing to copy"
+	ReasonEmpty     = "no bytes to copy"
 	ReasonUnstarted = "ended before it started"
 )
 
@@ -54,7 +54,7 @@ func (s *Stream) submit(ctx context.Context, o *op) (*stream.Ticket, error) {
 // prepare checks b and acquires its memory.
 func (s *Stream) prepare(b *mem.Batch) (*op, error) {
 	if b == nil {
-		return nil, fmt.Errorf("there is no batch: %w", errdefs.ErrInvalid)
+		return nil, fmt.Errorf("the batch is nil: %w", errdefs.ErrInvalid)
 	}
 	o := &op{stream: s, batch: b, pieces: b.Pieces(), manifest: s.newManifest()}
 	if err := s.buildManifest(o); err != nil {

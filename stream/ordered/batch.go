@@ -155,7 +155,7 @@ func (s *Stream) enqueue(ctx context.Context, b *Batch) error {
 		case <-s.down:
 			return s.Refusal()
 		case <-ctx.Done():
-			return fmt.Errorf("all %d places are taken: %w", cap(s.slots), context.Cause(ctx))
+			return fmt.Errorf("all %d slots are in use: %w", cap(s.slots), context.Cause(ctx))
 		}
 	}
 	s.mu.Lock()
@@ -281,7 +281,7 @@ func (s *Stream) mustEnd(b *Batch) error {
 	case b.canceled.Load():
 		return fmt.Errorf("batch was stopped: %w", errdefs.ErrCanceled)
 	case s.closing && b.Started.IsZero():
-		return fmt.Errorf("stream closes before the batch has started: %w: %w", errdefs.ErrCanceled, errdefs.ErrClosed)
+		return fmt.Errorf("the stream closed before the start of the batch: %w: %w", errdefs.ErrCanceled, errdefs.ErrClosed)
 	}
 	return nil
 }

@@ -80,7 +80,7 @@ func (m *Mover) move(b *mem.Batch) error {
 
 // copy copies the batch. The caller holds lock.
 func (m *Mover) copy(b *mem.Batch) error {
-	ctx, cancel := context.WithTimeoutCause(context.Background(), m.patience, fmt.Errorf("there was no room for %v: %w", m.patience, errdefs.ErrBusy))
+	ctx, cancel := context.WithTimeoutCause(context.Background(), m.patience, fmt.Errorf("there was no space for %v: %w", m.patience, errdefs.ErrBusy))
 	defer cancel()
 	for try := 0; ; try++ {
 		if m.closed {
@@ -150,7 +150,7 @@ func (m *Mover) Close(ctx context.Context) error {
 	select {
 	case m.lock <- struct{}{}:
 	case <-ctx.Done():
-		return fmt.Errorf("close mover: a transfer is not done: %w: %w", errdefs.ErrBusy, context.Cause(ctx))
+		return fmt.Errorf("close mover: a transfer is not complete: %w: %w", errdefs.ErrBusy, context.Cause(ctx))
 	}
 	defer func() { <-m.lock }()
 	m.closed = true

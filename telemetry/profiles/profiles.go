@@ -27,7 +27,7 @@ func Serve(ctx context.Context, addr string) (*telemetry.Server, error) {
 		host = "127.0.0.1" // without asking a resolver
 	}
 	if !isLoopback(host) {
-		return nil, fmt.Errorf("serve profiles on %q: %w: it is no loopback address, such as 127.0.0.1:6060", addr, errdefs.ErrInvalid)
+		return nil, fmt.Errorf("serve profiles on %q: %w: must be a loopback address, such as 127.0.0.1:6060", addr, errdefs.ErrInvalid)
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("/debug/pprof/", pprof.Index)

@@ -46,16 +46,16 @@ func (c *Config) Validate() error {
 	}
 	switch {
 	case c.Memory == nil && (c.Blocks < 1 || c.Blocks > math.MaxInt32):
-		errs = append(errs, fmt.Errorf("cache: no memory, and %d blocks elsewhere, where 1..2^31-1 may be: %w", c.Blocks, errdefs.ErrInvalid))
+		errs = append(errs, fmt.Errorf("cache: no memory, and %d blocks in other processes: must be 1 to 2^31-1: %w", c.Blocks, errdefs.ErrInvalid))
 	case c.Memory == nil:
 	case c.Blocks != 0:
-		errs = append(errs, fmt.Errorf("cache: memory is given, and blocks that lie elsewhere: %w", errdefs.ErrInvalid))
+		errs = append(errs, fmt.Errorf("cache: both memory and blocks in other processes are given: %w", errdefs.ErrInvalid))
 	case c.Memory.Bytes() == nil:
 		errs = append(errs, fmt.Errorf("cache: the CPU cannot reach the %s: %w", c.Memory, errdefs.ErrInvalid))
 	case formatsErr == nil:
 		n := c.Memory.Len() / c.Formats.MaxImageBytes()
 		if n < 1 || n > math.MaxInt32 {
-			errs = append(errs, fmt.Errorf("cache: %d bytes hold %d images of %d bytes; the number must be in 1..2^31-1: %w",
+			errs = append(errs, fmt.Errorf("cache: %d bytes hold %d images of %d bytes: must be 1 to 2^31-1: %w",
 				c.Memory.Len(), n, c.Formats.MaxImageBytes(), errdefs.ErrInvalid))
 		}
 	}
@@ -255,10 +255,10 @@ func (t *Tier) at(key *block.Key) (uint32, tier.State) {
 // returns nil.
 func (t *Tier) beginQuery(ctx context.Context, keys []block.Key, n int) error {
 	if len(keys) != n {
-		return fmt.Errorf("cache: ask for %d blocks into %d answers: %w", len(keys), n, errdefs.ErrInvalid)
+		return fmt.Errorf("cache: query %d blocks with %d results: %w", len(keys), n, errdefs.ErrInvalid)
 	}
 	if ctx.Err() != nil {
-		return fmt.Errorf("cache: ask for %d blocks: %w", n, context.Cause(ctx))
+		return fmt.Errorf("cache: query %d blocks: %w", n, context.Cause(ctx))
 	}
 	t.mu.Lock()
 	err := t.checkOpen()

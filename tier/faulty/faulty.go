@@ -120,7 +120,7 @@ func (t *Tier) ReadOnly() bool {
 func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 	f, err := t.in.before(ctx, OpLookup)
 	if err != nil {
-		return fmt.Errorf("ask for %d blocks: %w", len(keys), err)
+		return fmt.Errorf("query %d blocks: %w", len(keys), err)
 	}
 	if f.Action == fault.Partial {
 		clear(kept)

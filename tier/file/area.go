@@ -89,7 +89,7 @@ func (a *area) paused() error {
 		return err
 	}
 	if err := a.space.full(); err != nil {
-		return fmt.Errorf("the disk has no room for the %d bytes that %s may use, new blocks take the place of its coldest: %w",
+		return fmt.Errorf("the disk has no space for the %d bytes that %s may use, new blocks replace its coldest: %w",
 			a.bound, a.name, err)
 	}
 	return nil
@@ -128,7 +128,7 @@ func (a *area) waitForSpace(ctx context.Context, wake <-chan struct{}, patience 
 		return err
 	}
 	full := func(cause error) error {
-		return fmt.Errorf("all of the %d bytes that %s may use are taken, and nothing can be removed: %w: %w",
+		return fmt.Errorf("the %d bytes that %s may use are full, and no block can be removed: %w: %w",
 			a.bound, a.name, errdefs.ErrBusy, cause)
 	}
 	select {

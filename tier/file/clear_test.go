@@ -76,7 +76,7 @@ func TestClearRemovesWhatIsAskedFor(t *testing.T) {
 		"what is foreign":      {unwanted: file.Unwanted{Foreign: true}, removed: "J,empty,notes.txt,quarantine/by-hand", left: "copy,mine"},
 		"one by name":          {unwanted: file.Unwanted{Names: []string{"notes.txt"}}, removed: "notes.txt"},
 		"one as verify has it": {unwanted: file.Unwanted{Names: []string{"DIR/./notes.txt"}}, removed: "notes.txt"},
-		"a sound block":        {unwanted: file.Unwanted{Names: []string{"copy"}}, left: "copy"},
+		"an intact block":      {unwanted: file.Unwanted{Names: []string{"copy"}}, left: "copy"},
 		"all":                  {unwanted: file.Unwanted{Quarantine: true, Foreign: true}, removed: "J,Q,empty,notes.txt,quarantine/by-hand", left: "S,copy,mine"},
 	} {
 		t.Run(what, func(t *testing.T) {

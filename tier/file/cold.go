@@ -104,7 +104,7 @@ func coldest(ctx context.Context, dirs []dirfs.Dir, now time.Time, n int64, elig
 	for i, d := range dirs {
 		there, err := listBuckets(d)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("look for cold blocks: %w", err))
+			errs = append(errs, fmt.Errorf("find cold blocks: %w", err))
 		}
 		for b := range buckets {
 			if ctx.Err() != nil {
@@ -115,7 +115,7 @@ func coldest(ctx context.Context, dirs []dirfs.Dir, now time.Time, n int64, elig
 			}
 			keys, _, err := listBucket(d, byte(b))
 			if err != nil && !notFolder(d, bucketName(byte(b))) {
-				errs = append(errs, fmt.Errorf("look for cold blocks: %w", err))
+				errs = append(errs, fmt.Errorf("find cold blocks: %w", err))
 			}
 			for _, key := range keys {
 				if !eligible(key) {
@@ -126,7 +126,7 @@ func coldest(ctx context.Context, dirs []dirfs.Dir, now time.Time, n int64, elig
 					continue
 				}
 				if err != nil {
-					errs = append(errs, fmt.Errorf("look for cold blocks: %w", err))
+					errs = append(errs, fmt.Errorf("find cold blocks: %w", err))
 					continue
 				}
 				if c := (candidate{key, i, info.Modified, info.Modified}); c.used.After(now) {

@@ -43,7 +43,7 @@ func ParseFsyncPolicy(s string) (FsyncPolicy, error) {
 			return p, nil
 		}
 	}
-	return 0, fmt.Errorf("fsync policy %q is neither %s nor %s: %w", s, FsyncNever, FsyncFile, errdefs.ErrInvalid)
+	return 0, fmt.Errorf("fsync policy %q: must be %s or %s: %w", s, FsyncNever, FsyncFile, errdefs.ErrInvalid)
 }
 
 // Config configures a Tier.
@@ -137,7 +137,7 @@ func (c *Config) Validate() error {
 		case c.SharedBound && (name == "/" || name == "." || name == ".."):
 			bad("directory %s has no parent to share a bound with: give the path of a folder below another directory", clean)
 		case c.SharedBound && parents[parent]:
-			bad("several directories are in %s, where all share a bound: give one of them", parent)
+			bad("several directories are in %s and share its bound: give one of them", parent)
 		}
 		seen[clean], parents[parent] = true, true
 	}
@@ -170,7 +170,7 @@ func (c *Config) validateDirBytes(image int64) error {
 		errs = append(errs, fmt.Errorf("file tier: "+format+": %w", append(args, errdefs.ErrInvalid)...))
 	}
 	if len(c.DirBytes) > len(c.Dirs) {
-		bad("bounds of %d directories are given, and there are %d", len(c.DirBytes), len(c.Dirs))
+		bad("bounds of %d directories are given, expected %d", len(c.DirBytes), len(c.Dirs))
 		return errors.Join(errs...)
 	}
 	all := len(c.Dirs) > 0

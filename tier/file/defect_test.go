@@ -69,13 +69,13 @@ func TestDefect5TimedOutReadDoesNotOverwriteReusedBuffer(t *testing.T) {
 // hit again.
 func TestDefect7TornBlockIsAMiss(t *testing.T) {
 	for name, tear := range map[string]func(t *testing.T, path string, size int64){
-		"cut off":   func(t *testing.T, p string, n int64) { truncate(t, p, n-1) },
-		"empty":     func(t *testing.T, p string, _ int64) { truncate(t, p, 0) },
-		"too long":  func(t *testing.T, p string, n int64) { truncate(t, p, n+1) },
-		"header":    func(t *testing.T, p string, _ int64) { flip(t, p, 40) },
-		"shard":     func(t *testing.T, p string, n int64) { flip(t, p, n-4096) },
-		"padding":   func(t *testing.T, p string, n int64) { flip(t, p, n-1) },
-		"all zeros": func(t *testing.T, p string, n int64) { truncate(t, p, 0); truncate(t, p, n) },
+		"cut off":     func(t *testing.T, p string, n int64) { truncate(t, p, n-1) },
+		"empty":       func(t *testing.T, p string, _ int64) { truncate(t, p, 0) },
+		"too long":    func(t *testing.T, p string, n int64) { truncate(t, p, n+1) },
+		"header":      func(t *testing.T, p string, _ int64) { flip(t, p, 40) },
+		"shard":       func(t *testing.T, p string, n int64) { flip(t, p, n-4096) },
+		"padding":     func(t *testing.T, p string, n int64) { flip(t, p, n-1) },
+		"key is zero": func(t *testing.T, p string, n int64) { truncate(t, p, 0); truncate(t, p, n) },
 		"another block": func(t *testing.T, p string, _ int64) {
 			b, err := os.ReadFile(path(filepath.Dir(filepath.Dir(p)), tiertest.Key(2)))
 			if err != nil {

@@ -173,7 +173,7 @@ func (d *dir) renew(ctx context.Context, c *Config, old *session) error {
 	if d.removed(c) {
 		root, err := d.openRoot(c)
 		if err != nil {
-			return fmt.Errorf("directory %s was removed while it was open, and cannot be made anew: %w", d.root, err)
+			return fmt.Errorf("directory %s was removed while open, and cannot be created again: %w", d.root, err)
 		}
 		d.anchor.exchange(root)
 	}
@@ -249,7 +249,7 @@ func (d *dir) follow(c *Config) error {
 		if blockdir.Gone(err) {
 			return nil
 		}
-		return fmt.Errorf("directory %s was exchanged while it was open: %w", d.root, err)
+		return fmt.Errorf("directory %s was replaced while open: %w", d.root, err)
 	}
 	d.anchor.exchange(root)
 	return nil
@@ -272,10 +272,10 @@ func (d *dir) readMarker(c *Config) (Marker, error) {
 			return Marker{}, fmt.Errorf("give another directory, or open this one as a log: %w", err)
 		}
 		if errors.Is(err, errdefs.ErrMismatch) {
-			return Marker{}, fmt.Errorf("it was made by another version of kvlane; give another directory, or use that version: %w", err)
+			return Marker{}, fmt.Errorf("it was created by another version of kvlane; give another directory, or use that version: %w", err)
 		}
 		if errors.Is(err, errdefs.ErrCorrupt) {
-			return Marker{}, fmt.Errorf("whose blocks it holds cannot be read; give another directory, remove this one, or try \"kvlane store verify --repair\": %w", err)
+			return Marker{}, fmt.Errorf("the identity of its blocks cannot be read; give another directory, remove this one, or try \"kvlane store verify --repair\": %w", err)
 		}
 		return Marker{}, err
 	}

@@ -24,7 +24,7 @@ func Folders(path string) (_ []string, err error) {
 	}
 	names, err := d.ReadDir(".")
 	if err != nil {
-		return nil, fmt.Errorf("look for folders of blocks in %s: %w", path, err)
+		return nil, fmt.Errorf("find folders of blocks in %s: %w", path, err)
 	}
 	var found []string
 	for _, n := range names {

@@ -167,7 +167,7 @@ func (t *Tier) setAside(ctx context.Context, d *dir, key block.Key, bad dirfs.In
 		return nil
 	}
 	if err := t.locks.Lock(ctx, t.ctx.Done(), key, usage.Removing); err != nil {
-		return fmt.Errorf("set it aside: %w", err)
+		return fmt.Errorf("quarantine it: %w", err)
 	}
 	defer t.locks.Unlock(key)
 	return t.quarantineFile(d, key, bad)
@@ -183,7 +183,7 @@ func (t *Tier) quarantineFile(d *dir, key block.Key, bad dirfs.Info) error {
 		err = t.removeName(d, key, func() error { return t.moveToQuarantine(d, key, bad) })
 	}
 	if err != nil && !blockdir.Gone(err) {
-		return fmt.Errorf("set it aside: %w", err)
+		return fmt.Errorf("quarantine it: %w", err)
 	}
 	return nil
 }

@@ -72,7 +72,7 @@ func openExisting(fsys dirfs.FS, path string) (*existing, error) {
 		err = errors.Join(err, d.Close())
 	}
 	if blockdir.Gone(err) {
-		err = fmt.Errorf("it is no directory of blocks: %w: %w", errdefs.ErrNotFound, err)
+		err = fmt.Errorf("not a directory of blocks: %w: %w", errdefs.ErrNotFound, err)
 	}
 	return nil, fmt.Errorf("directory %s: %w", d.root, err)
 }
@@ -179,7 +179,7 @@ func (d *existing) collect(ctx context.Context, targetBytes int64, c *Collected)
 		return err
 	}
 	if left > 0 {
-		errs = append(errs, fmt.Errorf("%d temporary files of processes that have died cannot be removed", left))
+		errs = append(errs, fmt.Errorf("%d temporary files of dead processes cannot be removed", left))
 	}
 	var stored Totals
 	for b := range buckets {

@@ -212,7 +212,7 @@ func (a *area) withUnused(ctx context.Context, n *neighbour, f func(parent, d di
 	}
 	if err != nil && ctx.Err() == nil && !errors.Is(err, errNoFolder) {
 		n.inUse = true // until readNeighbours reads it again
-		err = fmt.Errorf("make room in folder %s, which no process has open: %w", n.path(), blockdir.WriteError(err))
+		err = fmt.Errorf("free space in folder %s, which no process has open: %w", n.path(), blockdir.WriteError(err))
 	}
 	return err
 }

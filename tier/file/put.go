@@ -122,7 +122,7 @@ func (t *Tier) checkStored(ctx context.Context, d *dir, key block.Key) (there bo
 		return false, nil, context.Cause(ctx)
 	case errors.Is(err, block.ErrVersion):
 		t.count.newer.Add(1)
-		return false, nil, fmt.Errorf("it is there, and stays as it is: %v: %w", err, errdefs.ErrExists) //nolint:errorlint // as ErrMismatch it would say that src is not the block
+		return false, nil, fmt.Errorf("the file exists and is kept: %v: %w", err, errdefs.ErrExists) //nolint:errorlint // as ErrMismatch it would say that src is not the block
 	case errors.Is(err, errdefs.ErrCorrupt):
 		t.count.corrupt.Add(1)
 		t.count.replaced.Add(1)

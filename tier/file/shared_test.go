@@ -261,9 +261,9 @@ func TestBoundsOfDirectoriesAreValidated(t *testing.T) {
 	c := config(t)
 	image := c.Formats[0].Layout.ImageBytes()
 	for want, bounds := range map[string][]int64{
-		"bounds of 2 directories are given, and there are 1": {image, image},
-		"does not hold one block":                            {image - 1},
-		"is for no directory":                                {image},
+		"bounds of 2 directories are given, expected 1": {image, image},
+		"does not hold one block":                       {image - 1},
+		"is for no directory":                           {image},
 	} {
 		c.DirBytes, c.MaxBytes = bounds, 4*image
 		if err := c.Validate(); !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), want) {

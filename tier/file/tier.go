@@ -206,7 +206,7 @@ func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State
 // Kept reports the blocks that this process knows to be sound and durable.
 func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 	if len(keys) != len(kept) {
-		return fmt.Errorf("ask for %d blocks into %d answers: %w", len(keys), len(kept), errdefs.ErrInvalid)
+		return fmt.Errorf("query %d blocks with %d results: %w", len(keys), len(kept), errdefs.ErrInvalid)
 	}
 	if err := t.beginOp(ctx); err != nil {
 		return err
@@ -214,7 +214,7 @@ func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 	defer t.endOp()
 	for i, key := range keys {
 		if ctx.Err() != nil {
-			return fmt.Errorf("ask for block %s: %w", key, context.Cause(ctx))
+			return fmt.Errorf("query block %s: %w", key, context.Cause(ctx))
 		}
 		kept[i] = false
 		info, err := dirOf(t.dirs, key).Stat(blockName(key))

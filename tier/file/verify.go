@@ -96,7 +96,7 @@ func (v *verifier) readFormat(ctx context.Context) error {
 	}
 	switch {
 	case blockdir.Gone(err) && n == 0:
-		return fmt.Errorf("it is no directory of blocks: %w: %w", errdefs.ErrNotFound, err)
+		return fmt.Errorf("not a directory of blocks: %w: %w", errdefs.ErrNotFound, err)
 	case blockdir.Gone(err):
 		v.found(blockdir.MarkerName, Lost, "the directory has blocks")
 	case errors.Is(err, errdefs.ErrCorrupt):
@@ -106,7 +106,7 @@ func (v *verifier) readFormat(ctx context.Context) error {
 		v.markerBad = false // it may be sound
 	}
 	if herr != nil {
-		v.found(".", Unjudged, "whose blocks these are: "+herr.Error())
+		v.found(".", Unjudged, "the identity of the blocks: "+herr.Error())
 	} else if n > 0 {
 		v.setFormats(m)
 	}
@@ -166,7 +166,7 @@ func (v *verifier) headers(ctx context.Context) (n int, m Marker, err error) {
 	case len(formats) > 1 && (tagged < n || formats.Validate() != nil):
 		return n, m, disagree(formats[1], formats[0])
 	case len(formats) == 1 && tagged == n:
-		return n, m, fmt.Errorf("they are of one of several page groups, identity %s, and of the others there is no block: %w", formats[0].Identity, errdefs.ErrMismatch)
+		return n, m, fmt.Errorf("all blocks belong to one of several page groups, identity %s: %w", formats[0].Identity, errdefs.ErrMismatch)
 	}
 	return n, m, nil
 }
@@ -255,7 +255,7 @@ func (v *verifier) top(context.Context) error {
 			continue // a leftover of a process that died in WriteMarker
 		}
 		if !folder {
-			v.found(n, Foreign, "not made by kvlane")
+			v.found(n, Foreign, "not created by kvlane")
 			continue
 		}
 		info, err := v.Stat(n)
@@ -299,7 +299,7 @@ func (v *verifier) temporary(ctx context.Context) error {
 func (v *verifier) session(path string) {
 	info, err := v.Stat(path)
 	if err == nil && !info.Type.IsDir() {
-		v.found(path, Foreign, "not made by kvlane")
+		v.found(path, Foreign, "not created by kvlane")
 		return
 	}
 	var lock dirfs.File
@@ -328,7 +328,7 @@ func (v *verifier) session(path string) {
 		case !info.Regular():
 			v.found(name, Foreign, "a "+info.Kind()+" among temporary files")
 		default:
-			v.found(name, Leftover, "its process has died; the next that opens the directory removes it")
+			v.found(name, Leftover, "its process has died; the next process that opens the directory removes it")
 		}
 	}
 }
@@ -351,7 +351,7 @@ func (v *verifier) blocks(ctx context.Context) error {
 				v.misplaced = append(v.misplaced, misplacedBlock{byte(b), key, len(v.report.Findings)})
 				v.foundBlock(key, name, Misplaced, "its key belongs into folder "+n[:2])
 			} else {
-				v.found(name, Foreign, "its name is no key")
+				v.found(name, Foreign, "its name is not a key")
 			}
 		}
 	}

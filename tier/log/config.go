@@ -45,7 +45,7 @@ func ParseFsyncPolicy(s string) (FsyncPolicy, error) {
 			return p, nil
 		}
 	}
-	return 0, fmt.Errorf("fsync policy %q is none of %s, %s, %s: %w", s, FsyncInterval, FsyncAlways, FsyncNever, errdefs.ErrInvalid)
+	return 0, fmt.Errorf("fsync policy %q is not one of %s, %s, %s: %w", s, FsyncInterval, FsyncAlways, FsyncNever, errdefs.ErrInvalid)
 }
 
 // Config configures a Tier.

@@ -87,7 +87,7 @@ func (t *Tier) load(ctx context.Context, key block.Key, buf []byte, dst mem.Exte
 		}
 		// The block was moved or evicted: the index changes before the segment is removed.
 		if now, ok := t.table.get(key); ok && now.place == e.place {
-			return e, fmt.Errorf("segment %d is not there: %w", e.segment, errdefs.ErrCorrupt)
+			return e, fmt.Errorf("segment %d does not exist: %w", e.segment, errdefs.ErrCorrupt)
 		}
 	}
 }
@@ -175,7 +175,7 @@ func (t *Tier) record(ctx context.Context, g *segment, e entry) (*record, error)
 			return r, nil
 		}
 	}
-	return nil, fmt.Errorf("the group at %d of segment %d has another block there: %w", at.off, at.segment, errdefs.ErrCorrupt)
+	return nil, fmt.Errorf("the group at %d of segment %d has another block at this place: %w", at.off, at.segment, errdefs.ErrCorrupt)
 }
 
 // headerCache caches the headers of groups read last.
@@ -217,7 +217,7 @@ func (t *Tier) setAside(ctx context.Context, key block.Key, bad entry, image []b
 		return "", nil
 	}
 	if err := t.locks.Lock(ctx, t.ctx.Done(), key, usage.Removing); err != nil {
-		return "", fmt.Errorf("set it aside: %w", err)
+		return "", fmt.Errorf("quarantine it: %w", err)
 	}
 	defer t.locks.Unlock(key)
 	return t.setAsideOwned(ctx, key, bad, image), nil

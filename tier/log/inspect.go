@@ -67,7 +67,7 @@ func openExisting(ctx context.Context, fsys dirfs.FS, path string) (*existing, e
 	root := filepath.Clean(path)
 	fail := func(err error) (*existing, error) {
 		if blockdir.Gone(err) {
-			err = fmt.Errorf("it is no directory of blocks: %w: %w", errdefs.ErrNotFound, err)
+			err = fmt.Errorf("not a directory of blocks: %w: %w", errdefs.ErrNotFound, err)
 		}
 		return nil, fmt.Errorf("directory %s: %w", root, err)
 	}
@@ -235,7 +235,7 @@ func GC(ctx context.Context, dir string, targetBytes int64) (Collected, error) {
 func gc(ctx context.Context, fsys dirfs.FS, path string, targetBytes int64) (c Collected, err error) {
 	m, err := markerOf(fsys, filepath.Clean(path))
 	if blockdir.Gone(err) {
-		err = fmt.Errorf("it is no directory of blocks: %w: %w", errdefs.ErrNotFound, err)
+		err = fmt.Errorf("not a directory of blocks: %w: %w", errdefs.ErrNotFound, err)
 	}
 	if err != nil {
 		return c, fmt.Errorf("collect directory %s: %w", path, err)

@@ -148,9 +148,9 @@ func (t *Tier) openMarker() error {
 func markerError(err error) error {
 	switch {
 	case errors.Is(err, errdefs.ErrCorrupt):
-		return fmt.Errorf("whose blocks it holds cannot be read; give another directory, remove this one, or try \"kvlane store verify --repair\": %w", err)
+		return fmt.Errorf("the identity of its blocks cannot be read; give another directory, remove this one, or try \"kvlane store verify --repair\": %w", err)
 	case errors.Is(err, blockdir.ErrOtherKind):
-		return fmt.Errorf("give another directory, or open this one as one of files: %w", err)
+		return fmt.Errorf("give another directory, or open this one as a file tier: %w", err)
 	case errors.Is(err, errdefs.ErrMismatch):
 		return fmt.Errorf("give another directory: %w", err)
 	}
@@ -285,7 +285,7 @@ var errFound = errors.New("a group was found")
 // leave records that a file with the name of a segment stays unchanged.
 func (t *Tier) leaveFile(number uint32, why error) {
 	t.unreadFiles = append(t.unreadFiles, number)
-	t.notes = append(t.notes, fmt.Sprintf("log tier: %s/%s is left as it is, and does not count toward the bound: %v",
+	t.notes = append(t.notes, fmt.Sprintf("log tier: %s/%s is kept, and does not count toward the bound: %v",
 		filepath.Clean(t.cfg.Dir), segmentName(number), why))
 }
 

@@ -215,7 +215,7 @@ func (t *Tier) waitForSpace(ctx context.Context, since uint64) error {
 	defer t.space.stopWaiting()
 	t.collectSoon()
 	full := func(cause error) error {
-		return fmt.Errorf("all of the %d bytes that the tier may use are taken, and nothing can be removed: %w: %w",
+		return fmt.Errorf("the %d bytes that the tier may use are full, and no block can be removed: %w: %w",
 			t.cfg.MaxBytes, errdefs.ErrBusy, cause)
 	}
 	ticker := t.clock.NewTicker(spacePatience)

@@ -241,7 +241,7 @@ func decodeHeader(b []byte, formats block.Formats) (*header, error) {
 	for range used {
 		f, after, ok := decodeFormat(rest, formats)
 		if !ok {
-			return nil, bad("a format is none")
+			return nil, bad("invalid format")
 		}
 		h.formats, rest = append(h.formats, f), after
 	}
@@ -297,7 +297,7 @@ func decodeFormat(b []byte, formats block.Formats) (f formatInfo, rest []byte, o
 
 // decodeRecord decodes a record and returns the length of its block.
 func (h *header) decodeRecord(r *record, b []byte) (stored int64, rest []byte, err error) {
-	bad := fmt.Errorf("group header: a record is none: %w", errdefs.ErrCorrupt)
+	bad := fmt.Errorf("group header: invalid record: %w", errdefs.ErrCorrupt)
 	if len(b) < recordBytes {
 		return 0, nil, bad
 	}

@@ -129,7 +129,7 @@ func holdsGroup(ctx context.Context, f dirfs.File, size int64, formats block.For
 		case errors.Is(err, errdefs.ErrMismatch):
 			return "it has groups of another version of the log", nil
 		case err == nil && slices.ContainsFunc(h.records, func(r record) bool { return r.kind != deleted }):
-			return "it has blocks of a log, as a segment has", nil
+			return "it has blocks of a log, like a segment", nil
 		}
 	}
 }

@@ -79,7 +79,7 @@ func TestDefectForeignFileCountsTowardTheBound(t *testing.T) {
 				t.Error(err)
 			}
 		},
-		"another log's": func(t *testing.T, c log.Config, name string) {
+		"another log": func(t *testing.T, c log.Config, name string) {
 			b, err := os.ReadFile(segmentFiles(t, boundedLog(t).Dir)[0])
 			if err = errors.Join(err, os.WriteFile(name, b, 0o600), os.Truncate(name, c.MaxBytes)); err != nil {
 				t.Error(err)

@@ -169,7 +169,7 @@ func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State
 // Kept reports the blocks that this process knows to be sound and durable.
 func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 	if len(keys) != len(kept) {
-		return fmt.Errorf("ask for %d blocks into %d answers: %w", len(keys), len(kept), errdefs.ErrInvalid)
+		return fmt.Errorf("query %d blocks with %d results: %w", len(keys), len(kept), errdefs.ErrInvalid)
 	}
 	if err := t.beginOp(ctx); err != nil {
 		return err

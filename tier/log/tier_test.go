@@ -235,7 +235,7 @@ func TestSecondOwnerIsRefused(t *testing.T) {
 	c := config(t)
 	tr := open(t, c)
 	put(t, tr, c.Formats[0], tiertest.Key(1))
-	if _, err := log.Open(t.Context(), c); !errors.Is(err, errdefs.ErrBusy) || !strings.Contains(err.Error(), "one at a time") {
+	if _, err := log.Open(t.Context(), c); !errors.Is(err, errdefs.ErrBusy) || !strings.Contains(err.Error(), "only one may") {
 		t.Errorf("a second owner: %v", err)
 	}
 	c.ReadOnly = true

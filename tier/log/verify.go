@@ -83,7 +83,7 @@ func (v *verifier) readMarker(ctx context.Context, d dirfs.Dir) error {
 	m, n, merr := markerFromSegments(ctx, d)
 	switch {
 	case blockdir.Gone(err) && n == 0:
-		return fmt.Errorf("it is no directory of blocks: %w: %w", errdefs.ErrNotFound, err)
+		return fmt.Errorf("not a directory of blocks: %w: %w", errdefs.ErrNotFound, err)
 	case blockdir.Gone(err):
 		v.found(blockdir.MarkerName, blockdir.Lost, "the directory has blocks")
 		v.markerBad = true
@@ -94,7 +94,7 @@ func (v *verifier) readMarker(ctx context.Context, d dirfs.Dir) error {
 		v.found(blockdir.MarkerName, blockdir.Unjudged, err.Error())
 	}
 	if merr != nil {
-		v.found(".", blockdir.Unjudged, "whose blocks these are: "+merr.Error())
+		v.found(".", blockdir.Unjudged, "the identity of the blocks: "+merr.Error())
 	} else if n > 0 {
 		v.report.Marker, v.known = m, true
 	}
@@ -189,10 +189,10 @@ func (v *verifier) top(d dirfs.Dir) {
 		case n == blockdir.Quarantine && info.Type.IsDir(), isSegment && info.Regular(), n == indexName && info.Regular():
 		case leftover(n) && info.Regular():
 			if !v.isOpen(d) {
-				v.found(n, blockdir.Leftover, "its process has died; the next that opens the directory removes it")
+				v.found(n, blockdir.Leftover, "its process has died; the next process that opens the directory removes it")
 			}
 		default:
-			v.found(n, blockdir.Foreign, "not made by kvlane")
+			v.found(n, blockdir.Foreign, "not created by kvlane")
 		}
 	}
 	if v.isOpen(d) {
@@ -236,7 +236,7 @@ func (v *verifier) index(ctx context.Context, use func(t *Tier) error) (err erro
 	}
 	for _, g := range t.segments.list() {
 		if size := g.size.Load(); g.end.Load() == 0 && !g.unread && !isUnfinished(ctx, g.file, size) {
-			v.found(segmentName(g.number), blockdir.Foreign, "another log's segment, or none: no group of this log is in it")
+			v.found(segmentName(g.number), blockdir.Foreign, "segment of another log, or not a segment: no group of this log is in it")
 			v.report.Findings[len(v.report.Findings)-1].ByHand = true // it may be the only copy
 		}
 	}
@@ -366,7 +366,7 @@ func clearOf(ctx context.Context, fsys dirfs.FS, path string, u Unwanted) (c Cle
 	fail := func(err error) (Cleared, error) { return c, fmt.Errorf("clear directory %s: %w", v.root, err) }
 	m, err := markerOf(fsys, v.root)
 	if blockdir.Gone(err) {
-		err = fmt.Errorf("it is no directory of blocks: %w: %w", errdefs.ErrNotFound, err)
+		err = fmt.Errorf("not a directory of blocks: %w: %w", errdefs.ErrNotFound, err)
 	}
 	if err != nil {
 		return fail(err)

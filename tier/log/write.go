@@ -18,7 +18,7 @@ import (
 )
 
 // errBoundFull is returned if the bound has no space for another segment.
-var errBoundFull = errors.New("the bound has no room for another segment")
+var errBoundFull = errors.New("the bound has no space for another segment")
 
 // pending is a record to be written.
 type pending struct {
@@ -124,7 +124,7 @@ func (t *Tier) commit(ctx context.Context, w *putRequest, recs []*pending) {
 
 // queuedErr returns the error of records that were still queued when ctx ended.
 func queuedErr(ctx context.Context) error {
-	return fmt.Errorf("a write before it has not ended: %w: %w", errdefs.ErrBusy, context.Cause(ctx))
+	return fmt.Errorf("an earlier write has not ended: %w: %w", errdefs.ErrBusy, context.Cause(ctx))
 }
 
 // dequeue removes records that no appender has taken.

@@ -52,7 +52,7 @@ func (m message) encode() []byte {
 // decode decodes the result of encode. It returns ErrInvalid if that is malformed.
 func decode(b []byte) (m message, err error) {
 	if len(b) < headerBytes || len(b) > headerBytes+MaxIDBytes || string(b[:4]) != magic || b[5] != 0 {
-		return m, fmt.Errorf("a notification of %d bytes is not of a request: %w", len(b), errdefs.ErrInvalid)
+		return m, fmt.Errorf("a notification of %d bytes does not belong to a request: %w", len(b), errdefs.ErrInvalid)
 	}
 	m = message{
 		kind(b[4]), int(binary.LittleEndian.Uint16(b[6:])), int(binary.LittleEndian.Uint32(b[8:])), binary.LittleEndian.Uint64(b[12:]), b[headerBytes:],

@@ -50,9 +50,9 @@ func NewSender(e *transfer.Engine, to *transfer.Remote, o Options) (*Sender, err
 	}
 	switch {
 	case len(o.Layers) == 0 || len(o.Layers) > maxLayers:
-		return nil, fmt.Errorf("hand over %d layers: it is 1 to %d: %w", len(o.Layers), maxLayers, errdefs.ErrInvalid)
+		return nil, fmt.Errorf("hand over %d layers: must be 1 to %d: %w", len(o.Layers), maxLayers, errdefs.ErrInvalid)
 	case o.Depth < 0 || o.Timeout < 0:
-		return nil, fmt.Errorf("hand over with %d layers under way and %v for each: %w", o.Depth, o.Timeout, errdefs.ErrInvalid)
+		return nil, fmt.Errorf("hand over with %d concurrent layers and %v for each: %w", o.Depth, o.Timeout, errdefs.ErrInvalid)
 	}
 	if len(o.Groups) > 0 && (len(o.Groups) != len(o.Layers) || slices.Min(o.Groups) < 0 || slices.Max(o.Groups) >= len(o.Layers)) {
 		return nil, fmt.Errorf("hand over %d layers of page groups %v: %w", len(o.Layers), o.Groups, errdefs.ErrInvalid)
@@ -105,7 +105,7 @@ func (s *Sender) Begin(id []byte, pairs ...[]transfer.PagePair) (*Request, error
 		pages += len(p)
 	}
 	if len(id) > MaxIDBytes || pages == 0 || len(pairs) != s.groups {
-		return nil, fmt.Errorf("hand over %d pages of %d page groups, of %d, of a request whose identifier has %d bytes, of at most %d: %w",
+		return nil, fmt.Errorf("hand over %d pages of %d page groups, expected %d, of a request with an identifier of %d bytes, at most %d: %w",
 			pages, len(pairs), s.groups, len(id), MaxIDBytes, errdefs.ErrInvalid)
 	}
 	r := &Request{
@@ -152,7 +152,7 @@ func (r *Request) take(k int) error {
 	case r.ended:
 		return fmt.Errorf("the request has ended: %w", errdefs.ErrClosed)
 	case r.submitted[k]:
-		return fmt.Errorf("it was before: %w", errdefs.ErrExists)
+		return fmt.Errorf("already handed over: %w", errdefs.ErrExists)
 	}
 	r.submitted[k] = true
 	r.waiting.Add(1)
@@ -213,13 +213,13 @@ func (r *Request) Finish(ctx context.Context) error {
 	}
 	r.mu.Unlock()
 	if finished {
-		return fmt.Errorf("finish a request: it has ended before: %w", errdefs.ErrClosed)
+		return fmt.Errorf("finish a request: already ended: %w", errdefs.ErrClosed)
 	}
 	defer r.s.requests.Add(-1)
 	if missing > 0 {
 		r.fail(fmt.Errorf("%d of %d layers were not handed over: %w", missing, len(r.submitted), errdefs.ErrCanceled))
 	}
-	stop := context.AfterFunc(ctx, func() { r.fail(fmt.Errorf("the request was given up: %w", context.Cause(ctx))) })
+	stop := context.AfterFunc(ctx, func() { r.fail(fmt.Errorf("the request was abandoned: %w", context.Cause(ctx))) })
 	r.waiting.Wait() // batches have a time limit
 	stop()
 	if r.ctx.Err() == nil {

@@ -37,11 +37,11 @@ func OpenDirectory(uri, cluster string) (Directory, error) {
 		return p2p{}, nil
 	}
 	if scheme, _, ok := strings.Cut(uri, "://"); ok && (scheme == "etcd" || scheme == "redis") {
-		return nil, fmt.Errorf("open metadata %q: %s is not spoken here, %s and http are: %w", uri, scheme, P2PHandshake, errdefs.ErrNotSupported)
+		return nil, fmt.Errorf("open metadata %q: %s is not supported, use %s or http: %w", uri, scheme, P2PHandshake, errdefs.ErrNotSupported)
 	}
 	c, err := metadata.NewClient(uri, handshakeTime)
 	if err != nil {
-		return nil, fmt.Errorf("open metadata: it is %s or http://HOST:PORT/metadata: %w", P2PHandshake, err)
+		return nil, fmt.Errorf("open metadata: must be %s or http://HOST:PORT/metadata: %w", P2PHandshake, err)
 	}
 	prefix := "mooncake/"
 	if cluster != "" {

@@ -239,7 +239,7 @@ func isTimeout(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }
 // stalled adds the time without progress to a timeout.
 func stalled(err error, after time.Duration) error {
 	if isTimeout(err) {
-		return fmt.Errorf("nothing moved for %v: %w", after, err)
+		return fmt.Errorf("no progress for %v: %w", after, err)
 	}
 	return err
 }

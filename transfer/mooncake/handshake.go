@@ -77,7 +77,7 @@ func readLength(r io.Reader) (int64, error) {
 	}
 	n := binary.LittleEndian.Uint64(head[:])
 	if n == 0 || n > maxFrame {
-		return 0, fmt.Errorf("a frame of %d bytes: it has 1 to %d: %w", n, maxFrame, errdefs.ErrInvalid)
+		return 0, fmt.Errorf("frame of %d bytes: must be 1 to %d: %w", n, maxFrame, errdefs.ErrInvalid)
 	}
 	return int64(n), nil
 }
@@ -99,7 +99,7 @@ func exchange(ctx context.Context, addr string, kind byte, body []byte) (answer 
 	}
 	defer func() { _ = c.Close() }() // the answer is complete, or err is set
 	if err := c.SetDeadline(time.Now().Add(handshakeTime)); err != nil {
-		return nil, fmt.Errorf("ask %s: %w", addr, err)
+		return nil, fmt.Errorf("handshake with %s: %w", addr, err)
 	}
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
 	got, answer, err := byte(0), nil, writeFrame(c, kind, body)
@@ -108,11 +108,11 @@ func exchange(ctx context.Context, addr string, kind byte, body []byte) (answer 
 	}
 	switch {
 	case ctx.Err() != nil:
-		return nil, fmt.Errorf("ask %s: %w: %w", addr, errdefs.ErrCanceled, context.Cause(ctx))
+		return nil, fmt.Errorf("handshake with %s: %w: %w", addr, errdefs.ErrCanceled, context.Cause(ctx))
 	case err != nil:
-		return nil, fmt.Errorf("ask %s: %w", addr, &wire.AnswerError{Err: stalled(err, handshakeTime)})
+		return nil, fmt.Errorf("handshake with %s: %w", addr, &wire.AnswerError{Err: stalled(err, handshakeTime)})
 	case got != kind:
-		return nil, &wire.AnswerError{Err: fmt.Errorf("ask %s: the answer to request %d is of kind %d: %w", addr, kind, got, errdefs.ErrInvalid)}
+		return nil, &wire.AnswerError{Err: fmt.Errorf("handshake with %s: the answer to request %d is of kind %d: %w", addr, kind, got, errdefs.ErrInvalid)}
 	}
 	return answer, nil
 }

@@ -300,7 +300,7 @@ func (l *lane) answer(p *part, in *bufferedConn, v2 bool) error {
 			l.kill(errRejected)
 			return errRejected
 		case status != statusOK:
-			return fmt.Errorf("the target's status is %#x, which means nothing: %w", status, errdefs.ErrInvalid)
+			return fmt.Errorf("the target returned the unknown status %#x: %w", status, errdefs.ErrInvalid)
 		}
 	}
 	switch {

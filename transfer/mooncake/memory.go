@@ -55,7 +55,7 @@ func Location(r *mem.Region) string {
 // be moved, and ErrExists for memory that overlaps a registered region.
 func (m *Regions) Add(name string, r *mem.Region) error {
 	if r == nil {
-		return fmt.Errorf("register memory: there is none: %w", errdefs.ErrInvalid)
+		return fmt.Errorf("register memory: no memory is given: %w", errdefs.ErrInvalid)
 	}
 	at := Address(r)
 	b := Buffer{Name: name, Addr: at, Length: uint64(r.Len())}
@@ -85,7 +85,7 @@ func (m *Regions) Remove(ctx context.Context, r *mem.Region) error {
 	case errors.Is(err, errdefs.ErrNotFound):
 		return fmt.Errorf("withdraw %s: %w", r, err)
 	case err != nil:
-		return fmt.Errorf("withdraw %s: transfers still touch it: %w: %w", r, errdefs.ErrBusy, err)
+		return fmt.Errorf("withdraw %s: transfers still use it: %w: %w", r, errdefs.ErrBusy, err)
 	}
 	return nil
 }

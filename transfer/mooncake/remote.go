@@ -101,7 +101,7 @@ func (r *Remote) refresh(ctx context.Context) (*Segment, error) {
 	case err != nil:
 		return nil, err
 	case s.Protocol != ProtocolTCP:
-		return nil, fmt.Errorf("it is reached by %q, and only %s is spoken here: %w", s.Protocol, ProtocolTCP, errdefs.ErrNotSupported)
+		return nil, fmt.Errorf("it uses protocol %q, only %s is supported: %w", s.Protocol, ProtocolTCP, errdefs.ErrNotSupported)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -157,7 +157,7 @@ func (r *Remote) Submit(ctx context.Context, tasks []Task) (*Batch, error) {
 // a buffer.
 func (r *Remote) check(ctx context.Context, tasks []Task) error {
 	if len(tasks) == 0 {
-		return fmt.Errorf("there is no task: %w", errdefs.ErrInvalid)
+		return fmt.Errorf("the batch has no tasks: %w", errdefs.ErrInvalid)
 	}
 	if ctx.Err() != nil {
 		return fmt.Errorf("%w: %w", errdefs.ErrCanceled, context.Cause(ctx))
@@ -201,7 +201,7 @@ func (r *Remote) cancelBatch(b *Batch) {
 	}
 }
 
-var errBatchCanceled = fmt.Errorf("the connection was closed for a batch that was given up: %w", errdefs.ErrBroken)
+var errBatchCanceled = fmt.Errorf("the connection was closed because a batch was abandoned: %w", errdefs.ErrBroken)
 
 // drop removes the parts of b, or all parts if b is nil, from the queue. The caller holds mu.
 func (r *Remote) drop(b *Batch) []*part {

@@ -92,7 +92,7 @@ func (b Buffer) validate() error {
 	case b.Name == "":
 		return fmt.Errorf("it has no name: %w", errdefs.ErrInvalid)
 	case b.Addr == 0 || b.Length == 0:
-		return fmt.Errorf("address %#x, length %d: neither may be zero: %w", b.Addr, b.Length, errdefs.ErrInvalid)
+		return fmt.Errorf("address %#x, length %d: must not be zero: %w", b.Addr, b.Length, errdefs.ErrInvalid)
 	case b.Length > math.MaxUint64-b.Addr:
 		return fmt.Errorf("address %#x, length %d: it ends beyond the address space: %w", b.Addr, b.Length, errdefs.ErrInvalid)
 	}

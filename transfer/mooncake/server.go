@@ -93,13 +93,13 @@ func (o *ServerOptions) validate() error {
 	}
 	host, _, err := net.SplitHostPort(o.Name)
 	if err == nil && unspecified(host) {
-		fail("Name %q has no host that peers reach; set Listen to the local address", o.Name)
+		fail("Name %q has no host that peers can reach; set Listen to the local address", o.Name)
 	}
 	if _, own := o.Directory.(p2p); own && err != nil {
 		fail("Name %q is not the HOST:PORT at which peers reach the segment, an IPv6 address in brackets", o.Name)
 	}
 	if advertised, _ := hostPort(o.Advertise); o.Advertise != "" && unspecified(advertised) {
-		fail("Advertise %q has no host that peers reach", o.Advertise)
+		fail("Advertise %q has no host that peers can reach", o.Advertise)
 	}
 	if o.Memory == nil {
 		fail("Memory is not set")
@@ -111,7 +111,7 @@ func (o *ServerOptions) validate() error {
 		fail("Version %d is not 1 or 2", o.Version)
 	}
 	if o.MaxConnections < 1 || o.IdleTime < 0 || o.StallTime < 0 || o.RepublishTime < 0 {
-		fail("MaxConnections %d, IdleTime %v, StallTime %v, RepublishTime %v: none may be negative", o.MaxConnections, o.IdleTime, o.StallTime, o.RepublishTime)
+		fail("MaxConnections %d, IdleTime %v, StallTime %v, RepublishTime %v: must not be negative", o.MaxConnections, o.IdleTime, o.StallTime, o.RepublishTime)
 	}
 	return errors.Join(errs...)
 }
@@ -252,7 +252,7 @@ func (s *Server) check(ctx context.Context) error {
 	}
 	if addr != s.at.address() {
 		if _, err := exchange(ctx, addr, kindProbe, []byte("{}")); err == nil {
-			return fmt.Errorf("segment %s is served by the process at %s: %w", s.o.Name, addr, errdefs.ErrExists)
+			return fmt.Errorf("segment %s is already served by the process at %s: %w", s.o.Name, addr, errdefs.ErrExists)
 		}
 	}
 	return s.publish(ctx)
@@ -381,7 +381,7 @@ func (s *Server) answer(ctx context.Context, kind byte, body []byte) ([]byte, er
 	switch kind {
 	case kindConnection:
 		s.refusedRDMA.Add(1)
-		return json.Marshal(connectionAnswer{QPNum: []uint32{}, Reply: "RDMA is not spoken here: this segment is reached by tcp"})
+		return json.Marshal(connectionAnswer{QPNum: []uint32{}, Reply: "RDMA is not supported: this segment uses tcp"})
 	case kindMetadata:
 		return json.Marshal(s.Segment())
 	case kindNotify:
@@ -390,7 +390,7 @@ func (s *Server) answer(ctx context.Context, kind byte, body []byte) ([]byte, er
 			return nil, err
 		}
 		if s.o.OnNotify == nil {
-			return json.Marshal(Notification{Message: "nobody listens"})
+			return json.Marshal(Notification{Message: "notifications are not accepted"})
 		}
 		if err := s.o.OnNotify(ctx, n); err != nil {
 			return json.Marshal(Notification{Message: err.Error()})

@@ -119,7 +119,7 @@ func TestHandshakeBytes(t *testing.T) {
 	}
 	c = ask("0300000000000000 00 7b7d") // RDMA
 	n := binary.LittleEndian.Uint64(take(t, c, 8))
-	if text := string(take(t, c, int(n))); !strings.Contains(text, `"reply_msg":"RDMA is not spoken here`) {
+	if text := string(take(t, c, int(n))); !strings.Contains(text, `"reply_msg":"RDMA is not supported`) {
 		t.Errorf("%q", text)
 	}
 	if st := s.Stats(); st.RefusedRDMA != 1 || st.Notifications != 1 || st.Handshakes != 6 {

@@ -75,7 +75,7 @@ func (m *Machine) View(call string, addr mem.DevAddr, n uint64) ([]byte, error) 
 func (m *Machine) array(call string, addr mem.DevAddr, count, size uint64) ([]byte, error) {
 	const most = 1 << 48
 	if count > most/size {
-		return nil, native(call, fmt.Sprintf("address=%#x, elements=%d", addr, count), 700, "ILLEGAL_ADDRESS", "more elements than there are addresses")
+		return nil, native(call, fmt.Sprintf("address=%#x, elements=%d", addr, count), 700, "ILLEGAL_ADDRESS", "beyond the address space")
 	}
 	return m.View(call, addr, count*size)
 }

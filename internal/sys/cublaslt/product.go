@@ -95,7 +95,7 @@ func (p *Product) choose(pref preference) error {
 		return err
 	}
 	if found == 0 {
-		return fmt.Errorf("the library knows no algorithm for it: %w", errdefs.ErrNotSupported)
+		return fmt.Errorf("the library has no algorithm for it: %w", errdefs.ErrNotSupported)
 	}
 	return l.check(p.best.State, "cublasLtMatmulAlgoGetHeuristic", "n=%d", p.n)
 }

@@ -62,7 +62,7 @@ func (d *Driver) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.users == 0 {
-		return errors.New("close the driver of libcufile: it is not open")
+		return errors.New("close the driver of libcufile: not open")
 	}
 	d.users--
 	if d.users > 0 || d.foreign {
@@ -70,7 +70,7 @@ func (d *Driver) Close() error {
 	}
 	if err := d.api.DriverClose().Err("cuFileDriverClose", ""); err != nil {
 		// The state of the driver is unknown.
-		d.failed = fmt.Errorf("the driver of libcufile did not close before: %w", err)
+		d.failed = fmt.Errorf("an earlier close of the driver of libcufile failed: %w", err)
 		return err
 	}
 	return nil

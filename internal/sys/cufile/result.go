@@ -118,7 +118,7 @@ func Moved(n int64, errno unix.Errno, call, format string, args ...any) (int64, 
 	case n == -1 && errno != 0:
 		return 0, fmt.Errorf("%s(%s): %w", call, fmt.Sprintf(format, args...), errno)
 	case n == -1:
-		return 0, fmt.Errorf("%s(%s): the system refused, and the library gives no reason: %w", call, fmt.Sprintf(format, args...), unix.EIO)
+		return 0, fmt.Errorf("%s(%s): the system call failed without a reason from the library: %w", call, fmt.Sprintf(format, args...), unix.EIO)
 	}
 	if -n < int64(DriverNotInitialized) {
 		return 0, fmt.Errorf("%s(%s): %w", call, fmt.Sprintf(format, args...), unix.Errno(-n))

@@ -117,7 +117,7 @@ func StoreUint64(b []byte, v uint64) { atomic.StoreUint64(word(b), v) }
 
 func word(b []byte) *uint64 {
 	if len(b) < 8 || Addr(b)%8 != 0 {
-		panic(fmt.Sprintf("hostmem: no word in %d bytes at %#x", len(b), Addr(b)))
+		panic(fmt.Sprintf("hostmem: no aligned word in %d bytes at %#x", len(b), Addr(b)))
 	}
 	return (*uint64)(unsafe.Pointer(unsafe.SliceData(b)))
 }

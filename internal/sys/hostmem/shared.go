@@ -43,7 +43,7 @@ func AllocShared(bytes int64) (b []byte, fd int, err error) {
 func MapShared(fd int, bytes int64) ([]byte, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return nil, fmt.Errorf("look at a file in memory: %w", err)
+		return nil, fmt.Errorf("stat a file in memory: %w", err)
 	}
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil || seals&unix.F_SEAL_SHRINK == 0 || st.Size != bytes || bytes <= 0 || bytes != int64(int(bytes)) {

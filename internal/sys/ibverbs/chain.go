@@ -179,7 +179,7 @@ func NewWCArray(n int) (*WCArray, error) {
 	var wc WC
 	mem, err := hostmem.Alloc(int64(n) * int64(unsafe.Sizeof(wc)))
 	if err != nil {
-		return nil, fmt.Errorf("make room for %d completions: %w", n, err)
+		return nil, fmt.Errorf("allocate %d completions: %w", n, err)
 	}
 	return &WCArray{mem: mem, wcs: unsafe.Slice((*WC)(unsafe.Pointer(unsafe.SliceData(mem))), n)}, nil
 }

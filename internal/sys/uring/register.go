@@ -31,9 +31,9 @@ func (r *Ring) probe() error {
 	switch errno := r.api.Register(r.fd, registerProbe, unsafe.Pointer(p), uint32(len(p.ops))); errno {
 	case 0:
 	case syscall.EINVAL:
-		return fmt.Errorf("the kernel's io_uring is of before Linux 5.6 (%w): %w", errno, errdefs.ErrNotSupported)
+		return fmt.Errorf("the kernel's io_uring is older than Linux 5.6 (%w): %w", errno, errdefs.ErrNotSupported)
 	default:
-		return fmt.Errorf("ask io_uring for its opcodes: %w", unavailable(errno))
+		return fmt.Errorf("query the opcodes of io_uring: %w", unavailable(errno))
 	}
 	var errs []error
 	for _, o := range needed {

@@ -70,7 +70,7 @@ func Open(o Options) (_ *Ring, err error) {
 		o.API = System()
 	}
 	if o.Depth < 1 || o.Depth > MaxDepth {
-		return nil, fmt.Errorf("open io_uring of depth %d, which is not 1 to %d: %w", o.Depth, MaxDepth, errdefs.ErrInvalid)
+		return nil, fmt.Errorf("open io_uring of depth %d: must be 1 to %d: %w", o.Depth, MaxDepth, errdefs.ErrInvalid)
 	}
 	p := new(Params)
 	fd, errno := o.API.Setup(uint32(o.Depth), p)
@@ -87,7 +87,7 @@ func Open(o Options) (_ *Ring, err error) {
 	}()
 	const features = featSingleMmap | featNoDrop | featStable
 	if p.features&features != features {
-		return nil, fmt.Errorf("the kernel's io_uring is of before Linux 5.6 (features %#x): %w", p.features, errdefs.ErrNotSupported)
+		return nil, fmt.Errorf("the kernel's io_uring is older than Linux 5.6 (features %#x): %w", p.features, errdefs.ErrNotSupported)
 	}
 	if err := r.probe(); err != nil {
 		return nil, err

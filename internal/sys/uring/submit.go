@@ -56,7 +56,7 @@ func (r *Ring) Submit(ops ...Op) (int, error) {
 	case taken > 0:
 		return taken, nil
 	case errno == 0 || errno == syscall.EAGAIN || errno == syscall.EBUSY:
-		return 0, fmt.Errorf("submit to io_uring: the kernel took nothing (%w): %w", errno, errdefs.ErrBusy)
+		return 0, fmt.Errorf("submit to io_uring: the kernel accepted no request (%w): %w", errno, errdefs.ErrBusy)
 	}
 	return 0, r.breaks("io_uring_enter", errno)
 }

@@ -24,7 +24,7 @@ type Completion struct {
 // requests in flight must then not be used, and a later Wait may find that they ended.
 func (r *Ring) Wait(out []Completion) (int, error) {
 	if len(out) == 0 {
-		return 0, fmt.Errorf("wait for io_uring: no room for a completion: %w", errdefs.ErrInvalid)
+		return 0, fmt.Errorf("wait for io_uring: no space for a completion: %w", errdefs.ErrInvalid)
 	}
 	r.waiting.Lock()
 	defer r.waiting.Unlock()
@@ -75,7 +75,7 @@ func (r *Ring) collect(out []Completion) (n int, err error) {
 		c := r.cq[head&r.cqMask]
 		head++
 		if c.userData >= uint64(len(r.slots)) {
-			r.broken = fmt.Errorf("io_uring completed a request %d that is not one: %w", c.userData, errdefs.ErrBroken)
+			r.broken = fmt.Errorf("io_uring completed the unknown request %d: %w", c.userData, errdefs.ErrBroken)
 			err = r.broken
 			break
 		}

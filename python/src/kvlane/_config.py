@@ -19,7 +19,7 @@ def encode(config: Mapping[str, Any]) -> str:
     def path(value: Any) -> Any:
         if isinstance(value, os.PathLike):
             return os.fsdecode(value)
-        raise errors.Invalid(f"configuration: {value!r} is a {type(value).__name__}: give texts, numbers, lists and objects")
+        raise errors.Invalid(f"configuration: {value!r} is a {type(value).__name__}: use strings, numbers, lists and objects")
 
     try:
         return json.dumps(dict(config), default=path, allow_nan=False)
@@ -69,5 +69,5 @@ def tenant(value: Any) -> str:
     Raises Invalid unless it is a text: a number and its digits would be one tenant.
     """
     if not isinstance(value, str):
-        raise errors.Invalid(f"tenant is {value!r}: give a text")
+        raise errors.Invalid(f"tenant is {value!r}: give a string")
     return value

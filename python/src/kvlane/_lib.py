@@ -133,7 +133,7 @@ class Library:
         self._functions: dict[str, Any] = {}
         lib.kvl_abi.restype = c.c_int
         if (abi := lib.kvl_abi()) != ABI:
-            raise errors.NotSupported(f"{path} has ABI {abi} and this package needs {ABI}: they are of different versions")
+            raise errors.NotSupported(f"{path} has ABI {abi}, this package needs {ABI}: install library and package of the same version")
         for name, types in _SIGNATURES.items():
             f = getattr(lib, "kvl_" + name)
             f.argtypes, f.restype = types, c.c_int
@@ -251,7 +251,7 @@ def milliseconds(timeout: float | None) -> int:
     if timeout is None:
         return -1
     if math.isnan(timeout):
-        raise errors.Invalid("a timeout that is not a number: give seconds, or None to wait without an end")
+        raise errors.Invalid("the timeout is not a number: give seconds, or None to wait without a limit")
     ms = timeout * 1000
     return -1 if ms >= _MAX_MS else max(0, round(ms))
 
@@ -262,7 +262,7 @@ def duration(seconds: float) -> int:
     Raises Invalid if it is negative, infinite or not a number.
     """
     if not 0 <= seconds < math.inf:
-        raise errors.Invalid(f"a time of {seconds} seconds: give a positive number, or 0 for the longest allowed")
+        raise errors.Invalid(f"a time of {seconds} seconds: give a positive number, or 0 for the maximum")
     return min(_MAX_MS, max(1, round(seconds * 1000))) if seconds else 0
 
 
@@ -270,7 +270,7 @@ def number(value: Any, what: str, least: int = 0, most: int = 2**63 - 1) -> int:
     """Return value as an int. Raises Invalid outside least..most, as ctypes would truncate it."""
     n = operator.index(value)
     if not least <= n <= most:
-        raise errors.Invalid(f"{what} of {n}: it is {least} to {most}")
+        raise errors.Invalid(f"{what} of {n}: must be {least} to {most}")
     return n
 
 

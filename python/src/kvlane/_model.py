@@ -67,12 +67,12 @@ def check_config(config: Any) -> None:
     """Raise NotSupported if KV depends on later tokens, or is not kept token by token."""
     text = config.get_text_config(decoder=True)
     if getattr(config, "is_encoder_decoder", False):
-        raise errors.NotSupported("an encoder-decoder model: KV depends on what the encoder was given")
+        raise errors.NotSupported("an encoder-decoder model: KV depends on the encoder's input")
     if getattr(text, "use_bidirectional_attention", None):
         raise errors.NotSupported("attention is bidirectional: KV depends on tokens that follow")
     kinds = set(getattr(text, "layer_types", None) or ()) - _EXACT_NAMES
     if kinds:
-        raise errors.NotSupported(f"layers of type {', '.join(sorted(kinds))}: what they keep cannot be cut at a prefix")
+        raise errors.NotSupported(f"layers of type {', '.join(sorted(kinds))}: their state cannot be reused at a prefix")
     types = _rope_types(getattr(text, "rope_parameters", None)) | _rope_types(getattr(text, "rope_scaling", None))
     if types & _VARYING_ROPE:
         raise errors.NotSupported(
@@ -127,7 +127,7 @@ def probe(model: Any) -> tuple[Any, Any, dict[int, Shape]]:
         (x.values.dtype, x.values.device) for x in kept.values()
     }
     if len(places) != 1:
-        raise errors.NotSupported(f"the model's KV is of several types or on several devices: {sorted(map(str, places))}")
+        raise errors.NotSupported(f"the model's KV has several types or devices: {sorted(map(str, places))}")
     ((dtype, device),) = places
     if device.type not in ("cpu", "cuda"):
         raise errors.NotSupported(f"KV on device {device}: cpu and cuda are supported")

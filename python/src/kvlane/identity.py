@@ -70,7 +70,7 @@ def revision(
     commit = commit or getattr(config, "_commit_hash", None)
     if not weights and not commit:
         raise errors.Invalid(
-            "nothing says what weights these are: give a commit hash, or a fingerprint (kvlane.identity.fingerprint)"
+            "the weights cannot be identified: give a commit hash, or a fingerprint (kvlane.identity.fingerprint)"
         )
     text = json.dumps(_relevant(_as_dict(config)), sort_keys=True, separators=(",", ":"), default=str)
     parts = {
@@ -116,7 +116,7 @@ def from_hf_config(
     width = first("hidden_size", "n_embd", "d_model")
     kind = dtype or first("dtype", "torch_dtype") or whole.get("dtype")
     if heads is None or layers is None or kind is None:
-        raise errors.Invalid("the configuration does not say how many layers and heads there are, or of which dtype")
+        raise errors.Invalid("the configuration does not have the numbers of layers and heads, or the dtype")
     mla = first("kv_lora_rank") is not None
     size = first("kv_lora_rank") + first("qk_rope_head_dim") if mla else first("head_dim") or width // heads
     model = {

@@ -24,7 +24,7 @@ class Keys:
     def __init__(self, raw: bytes | bytearray | Iterable[bytes] = b"") -> None:
         self.raw = bytes(raw) if isinstance(raw, bytes | bytearray) else b"".join(raw)
         if len(self.raw) % _lib.KEY_BYTES:
-            raise errors.Invalid(f"{len(self.raw)} bytes are not whole keys of {_lib.KEY_BYTES}")
+            raise errors.Invalid(f"{len(self.raw)} bytes of keys: must be a multiple of {_lib.KEY_BYTES}")
 
     def __len__(self) -> int:
         return len(self.raw) // _lib.KEY_BYTES
@@ -92,7 +92,7 @@ def _int64(tokens: Any) -> Any:
     try:
         return array.array("q", tokens)
     except (OverflowError, TypeError, ValueError) as e:
-        raise errors.Invalid(f"tokens are whole numbers of 64 bits: {e}") from e
+        raise errors.Invalid(f"tokens must be 64-bit integers: {e}") from e
 
 
 def page_numbers(pages: Any) -> Any:

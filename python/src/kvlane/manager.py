@@ -38,7 +38,7 @@ class _Names:
         self.hashes = b"".join(b.hash for b in blocks)
         self.size = size
         if any(len(b.hash) != self.size for b in blocks):
-            raise errors.Invalid(f"hashes of other lengths than {size} bytes")
+            raise errors.Invalid(f"hashes must all have {size} bytes")
         try:
             self.groups = array.array("I", (b.group for b in blocks)) if any(b.group for b in blocks) else None
         except (OverflowError, TypeError) as e:

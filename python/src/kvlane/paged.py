@@ -49,10 +49,10 @@ class Memory:
                 str(tensor.dtype).removeprefix("torch."), str(tensor.device), tensor,
             )  # fmt: skip
         if (face := getattr(tensor, "__array_interface__", None)) is None:
-            raise errors.Invalid(f"a {type(tensor).__name__} is neither a tensor nor an array")
+            raise errors.Invalid(f"a {type(tensor).__name__} is not a tensor or array")
         address, read_only = face["data"]
         if read_only:
-            raise errors.Invalid("the array is read-only, and loads write to it")
+            raise errors.Invalid("the array is read-only, but loads write to it")
         return cls(address, tuple(face["shape"]), tuple(tensor.strides), tensor.itemsize, str(tensor.dtype), "cpu", tensor)
 
     def moved(self) -> bool:
@@ -89,7 +89,7 @@ class Group:
 
     def __init__(self, tensors: Any, layout: str = "kp") -> None:
         if set(layout) - set("lkp") or layout.count("p") != 1 or len(set(layout)) != len(layout):
-            raise errors.Invalid(f"memory layout {layout!r} is not made of l, k and p, each once at most and p once")
+            raise errors.Invalid(f"memory layout {layout!r} must consist of p, and at most one l and one k")
         if hasattr(tensors, "data_ptr") or hasattr(tensors, "__array_interface__"):
             tensors = [tensors]
         self.memory = [Memory.of(t) for t in tensors]
@@ -122,7 +122,7 @@ class Group:
         # layer by layer, K before V
         order = [i for i in sorted(range(n), key=lambda i: "lkp".index(layout[i])) if i != at]
         if any(m.strides[i] < 0 for i in range(n)):
-            raise errors.Invalid("it runs backwards")
+            raise errors.Invalid("its strides are negative")
         for place in itertools.product(*(range(m.shape[i]) for i in order)):
             self.planes.append(m.address + sum(m.strides[i] * k for i, k in zip(order, place, strict=True)))
         page = math.prod(m.shape[n:]) * m.itemsize

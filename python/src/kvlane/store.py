@@ -120,7 +120,7 @@ class Store(_lib.Owned):
         """
         n, rest = divmod(len(hashes), _lib.number(hash_bytes, "hash_bytes", least=1))
         if rest:
-            raise errors.Invalid(f"{len(hashes)} bytes are not whole hashes of {hash_bytes}")
+            raise errors.Invalid(f"{len(hashes)} bytes of hashes: must be a multiple of {hash_bytes}")
         _lib.number(group, "page group", most=2**32 - 1)
         out = bytearray(n * _lib.KEY_BYTES)
         if n:
@@ -248,7 +248,7 @@ class Store(_lib.Owned):
                 raise errors.Invalid(f"before has {len(key)} keys: give one, such as keys[0]")
             return key.raw
         if key is not None and len(key) != _lib.KEY_BYTES:
-            raise errors.Invalid(f"before has {len(key)} bytes, and a key {_lib.KEY_BYTES}")
+            raise errors.Invalid(f"before has {len(key)} bytes, a key has {_lib.KEY_BYTES}")
         return key
 
     @staticmethod

@@ -36,7 +36,7 @@ class Region(_lib.Registered):
         device = f"cuda:{store.device_index}"
         on_device = store.driver == "cuda" and memory.device in (device, device.removesuffix(":0"))
         if not on_device and memory.device != "cpu":
-            raise errors.Invalid(f"register memory: the tensor is on {memory.device}, and the store on {device}")
+            raise errors.Invalid(f"register memory: the tensor is on {memory.device}, the store on {device}")
         self.store, self._memory, self._closed = store, memory, False
         kind = _lib.DEVICE if on_device else _lib.HOST
         self.handle = store._register("register_memory", self, store._regions, memory.address, self.bytes, kind)
@@ -103,7 +103,7 @@ class Stream(_lib.Owned):
         given = [to_at, source_at, source.bytes if bytes is None else bytes]
         counts = {len(x) for x in given if not isinstance(x, int)}
         if len(counts) > 1:
-            raise errors.Invalid(f"copy: {sorted(counts)} places or lengths do not go together")
+            raise errors.Invalid(f"copy: {sorted(counts)} offsets or lengths differ in number")
         n = counts.pop() if counts else 1
         arrays = [_numbers(x, n) for x in given]
         ats = [_lib.address(a, "places")[0] for a in arrays]

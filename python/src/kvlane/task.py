@@ -58,7 +58,7 @@ class Task(_lib.Owned):
 
     def _wait(self, what: int, timeout: float | None) -> None:
         if status := self._status(what, timeout):
-            raise errors.Timeout("wait for a task: the time passed") if status == Status.PENDING else _lib.library().error(status)
+            raise errors.Timeout("wait for a task: the timeout passed") if status == Status.PENDING else _lib.library().error(status)
 
     def done(self) -> bool:
         """Report whether the task has ended, with or without an error.

@@ -478,9 +478,9 @@ class KVLaneCache:
                 raise errors.NotSupported(f"{name}: a sequence is generated from each prompt")
         for name in _REFUSED:
             if options.get(name) is not None:
-                raise errors.NotSupported(f"{name}: what it does to KV is not known here; use load() and save()")
+                raise errors.NotSupported(f"{name}: its effect on KV is unknown; use load() and save()")
         if options.get("use_cache") is False:
-            raise errors.NotSupported("use_cache=False: nothing would be reused")
+            raise errors.NotSupported("use_cache=False: no KV would be reused")
         mask = options.pop("attention_mask", None)
         if mask is not None and not bool(mask.bool().all()):
             raise errors.NotSupported(
@@ -526,13 +526,13 @@ class KVLaneCache:
 
     def _rows(self, ids: Any) -> list[list[int]]:
         if os.getpid() != self._process:  # another thread of the parent may hold the lock
-            raise errors.Forked("a KVLaneCache was made before fork(): make one in the child, or start it by spawn")
+            raise errors.Forked("the KVLaneCache was created before fork(): create one in the child, or start it by spawn")
         ids = ids.tolist() if hasattr(ids, "tolist") else list(ids)
         rows: list[list[int]] = [ids] if not ids or isinstance(ids[0], int) else [list(r) for r in ids]
         if not rows[0] or len({len(r) for r in rows}) != 1:
             raise errors.Invalid("prompts have no tokens, or not one length")
         if self.model.training:
-            raise errors.Invalid("the model is training, where its KV is random: call model.eval()")
+            raise errors.Invalid("the model is in training mode, so its KV is random: call model.eval()")
         special = media_tokens(self.model.config)
         if special and not all(map(special.isdisjoint, rows)):
             raise errors.NotSupported(
@@ -542,7 +542,7 @@ class KVLaneCache:
 
     def _check_weights(self) -> None:
         if self._weights.state() != self._state:
-            raise errors.Invalid("the model's weights, adapters, place or attention have changed: make a new KVLaneCache")
+            raise errors.Invalid("the model's weights, adapters, device or attention have changed: create a new KVLaneCache")
 
     def weights_changed(self) -> None:
         """Report a change of the model's weights that is not detected.

@@ -135,7 +135,7 @@ func (c *calibration) run(ctx context.Context, open Opener) error {
 	}
 	p.Fill(plan.Default())
 	if err := p.Validate(); err != nil {
-		return fmt.Errorf("the measured times make no profile: %w", err)
+		return fmt.Errorf("the measured times are not a valid profile: %w", err)
 	}
 	return nil
 }

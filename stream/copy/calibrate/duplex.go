@@ -44,13 +44,13 @@ func (c *calibration) duplex(ctx context.Context, open Opener) (map[duplexID]flo
 		}
 		out, err := c.openStream(open, in.variant)
 		if errors.Is(err, errdefs.ErrNotSupported) || errors.Is(err, errdefs.ErrNoMemory) {
-			c.lack(in.variant, fmt.Errorf("both ways at once: %w", err))
+			c.lack(in.variant, fmt.Errorf("both directions: %w", err))
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("measure %s both ways at once: %w", in, err)
+			return nil, fmt.Errorf("measure %s in both directions: %w", in, err)
 		}
-		c.progress(in.String() + ", both ways")
+		c.progress(in.String() + ", both directions")
 		// A path that does not copy as requested fails later, when it is measured alone.
 		size := int64(duplexSize)
 		if in.path == stream.PathCopyEngine {
@@ -59,7 +59,7 @@ func (c *calibration) duplex(ctx context.Context, open Opener) (map[duplexID]flo
 		size = min(size, c.sizes[len(c.sizes)-1])
 		count := int(min(duplexBytes/size, in.most/size, c.most(size)))
 		if err := c.oppose(ctx, in, out, size, max(count, 1), all); err != nil && !errors.Is(err, errOtherPath) {
-			return nil, fmt.Errorf("measure %s both ways at once: %w", in, err)
+			return nil, fmt.Errorf("measure %s in both directions: %w", in, err)
 		}
 	}
 	return all, nil

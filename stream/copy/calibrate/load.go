@@ -77,11 +77,11 @@ func (c *calibration) takeSample(ctx context.Context) (s sample, err error) {
 		default:
 		}
 		if err != nil {
-			return s, fmt.Errorf("look whether the device is in use: %w", err)
+			return s, fmt.Errorf("check whether the device is in use: %w", err)
 		}
 	}
 	if s.engine == 0 {
-		return s, fmt.Errorf("one copy after another by copy engine is what everything is compared with: %w", errdefs.ErrNotSupported)
+		return s, fmt.Errorf("the reference, sequential copies by copy engine, could not be measured: %w", errdefs.ErrNotSupported)
 	}
 	return s, nil
 }
@@ -123,7 +123,7 @@ func (s *sample) loaded() string {
 		sorted := slices.Sorted(slices.Values(rates))
 		// Ignore the slowest copy, which any disturbance may have hit.
 		if low, high := sorted[1], sorted[len(sorted)-1]; low < high*(1-2*steadyBy) {
-			return fmt.Sprintf("one large copy %s goes at %.1f to %.1f GB/s", plan.Direction(dir), low, high)
+			return fmt.Sprintf("one large copy %s varies from %.1f to %.1f GB/s", plan.Direction(dir), low, high)
 		}
 	}
 	if s.kernel > crowdedBy*s.engine {
@@ -137,7 +137,7 @@ func changed(before, after sample) string {
 	for dir := range before.large {
 		a, b := measure.LowMedian(before.large[dir]), measure.LowMedian(after.large[dir])
 		if math.Abs(a/b-1) > steadyBy {
-			return fmt.Sprintf("one large copy %s went at %.1f GB/s at first and at %.1f GB/s at last", plan.Direction(dir), a, b)
+			return fmt.Sprintf("one large copy %s changed from %.1f GB/s to %.1f GB/s", plan.Direction(dir), a, b)
 		}
 	}
 	return after.loaded()

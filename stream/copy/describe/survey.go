@@ -54,7 +54,7 @@ func wayOf(dst, src *mem.Region) Ways {
 // the reason why the device cannot address a region, or nil.
 func Survey(b *mem.Batch, reaches func(*mem.Region) error) (Shape, error) {
 	if b == nil {
-		return Shape{}, fmt.Errorf("no batch: %w", errdefs.ErrInvalid)
+		return Shape{}, fmt.Errorf("the batch is nil: %w", errdefs.ErrInvalid)
 	}
 	v, ok, err := surveyList(b, reaches)
 	switch {
@@ -64,7 +64,7 @@ func Survey(b *mem.Batch, reaches func(*mem.Region) error) (Shape, error) {
 		if err := b.Validate(); err != nil {
 			return Shape{}, err
 		}
-		panic("describe: a batch passes one validation and not the other")
+		panic("describe: the validations of a batch disagree")
 	case b.Paged == nil:
 		return v, nil
 	}

@@ -58,10 +58,10 @@ type Env struct {
 func (e *Env) launcher(kernel string) (device.Launcher, error) {
 	l, ok := e.Queue.(device.Launcher)
 	if !ok {
-		return nil, fmt.Errorf("it runs no kernels: %w", errdefs.ErrNotSupported)
+		return nil, fmt.Errorf("the device runs no kernels: %w", errdefs.ErrNotSupported)
 	}
 	if !hasKernel(l, kernel) {
-		return nil, fmt.Errorf("it has no kernel %s: %w", kernel, errdefs.ErrNotSupported)
+		return nil, fmt.Errorf("the device has no kernel %s: %w", kernel, errdefs.ErrNotSupported)
 	}
 	return l, nil
 }

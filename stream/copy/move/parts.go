@@ -53,7 +53,7 @@ func (p *Parts) ask(driver bool) (done bool, err error) {
 	case p.completed == p.N:
 		return true, nil
 	case over:
-		return true, fmt.Errorf("the kernel ended, and part %d of %d has not landed: %w", p.completed, p.N, errdefs.ErrBroken)
+		return true, fmt.Errorf("the kernel ended, but part %d of %d is not complete: %w", p.completed, p.N, errdefs.ErrBroken)
 	}
 	return false, nil
 }

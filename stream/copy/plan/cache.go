@@ -40,7 +40,7 @@ func (c Cache) Load(k Key) (Profile, error) {
 		p, err = Decode(b)
 	}
 	if err == nil && p.Key != k {
-		err = fmt.Errorf("it is of %s: %w", p.Key, errdefs.ErrMismatch)
+		err = fmt.Errorf("it belongs to %s: %w", p.Key, errdefs.ErrMismatch)
 	}
 	if err != nil {
 		return Profile{}, fmt.Errorf("load profile %s: %w", name, err)

@@ -95,7 +95,7 @@ func Decode(b []byte) (Profile, error) {
 	}
 	switch {
 	case head.Format != formatName:
-		return corrupt(fmt.Errorf("its format is %q", head.Format))
+		return corrupt(fmt.Errorf("unknown format %q", head.Format))
 	case head.Version != formatVersion:
 		return Profile{}, fmt.Errorf("decode profile: version %d is not %d: %w", head.Version, formatVersion, errdefs.ErrMismatch)
 	}
@@ -106,7 +106,7 @@ func Decode(b []byte) (Profile, error) {
 		return corrupt(err)
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return corrupt(errors.New("something follows it"))
+		return corrupt(errors.New("trailing data"))
 	}
 	p, err := d.profile()
 	if err == nil {
@@ -159,5 +159,5 @@ func parse[T interface {
 			return v, nil
 		}
 	}
-	return 0, fmt.Errorf("there is no %T %q", limit, name)
+	return 0, fmt.Errorf("unknown %T %q", limit, name)
 }

@@ -18,7 +18,7 @@ type Model struct {
 	// Times holds the times of single batches, in nanoseconds. Entry i*len(Counts)+k is that of
 	// Profile.Counts[k] copies of Profile.Sizes[i] bytes. Times do not fall as the count grows.
 	Times []float64
-	// Lead is the part of a batch's time that passes while the batch before it still copies, in
+	// Lead is the share of a batch's time that overlaps the previous batch, in
 	// nanoseconds. For a short batch it is at most mostLead of its time.
 	Lead float64
 	// Duplex is the additional time of each byte while as many go the opposite way by the same

@@ -68,7 +68,7 @@ func ParseGoal(s string) (Goal, error) {
 			return g, nil
 		}
 	}
-	return 0, fmt.Errorf("there is no policy %q: it is %s: %w", s, strings.Join(goalNames[Throughput:], ", "), errdefs.ErrInvalid)
+	return 0, fmt.Errorf("unknown policy %q: must be %s: %w", s, strings.Join(goalNames[Throughput:], ", "), errdefs.ErrInvalid)
 }
 
 // Validate reports every field that is out of range.

@@ -84,7 +84,7 @@ func (p *Profile) Validate() error {
 			continue
 		}
 		if seen[m.id()] {
-			bad("model %d: a second one of %s", i, m.id())
+			bad("model %d: duplicate of %s", i, m.id())
 		}
 		seen[m.id()] = true
 		if v := (modelID{Path: m.Path, CTAs: m.CTAs, Dir: m.Dir}); !variants[v] {

@@ -144,5 +144,5 @@ const (
 	ReasonFewest       = "planned: fewest thread blocks, as every path exceeds the bound"
 	ReasonUnmeasured   = "planned: no suitable path has been measured"
 	ReasonOnly         = "planned: only suitable path"
-	ReasonNothing      = "planned: nothing to copy, or no path to copy it"
+	ReasonNothing      = "planned: no bytes to copy, or no suitable path"
 )

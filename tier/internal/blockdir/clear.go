@@ -69,7 +69,7 @@ func Clear(ctx context.Context, d dirfs.Dir, root string, blocks Blocks, foreign
 	for _, given := range u.Names {
 		name := strings.TrimPrefix(path.Clean(given), root+"/")
 		if _, ok := can[name]; !ok {
-			return c, fmt.Errorf("%q is neither in quarantine nor a file that verifying finds foreign, and stays: %w", given, errdefs.ErrInvalid)
+			return c, fmt.Errorf("%q is neither quarantined nor foreign, and is kept: %w", given, errdefs.ErrInvalid)
 		}
 		can[name] = true
 	}
@@ -111,16 +111,16 @@ func (r *remover) remove(name string) {
 		if key, sound, err = r.soundImage(name, info); sound {
 			switch {
 			case r.blocks.Place == nil:
-				r.keep(name, "a sound block of this directory: it stays; remove it by hand")
+				r.keep(name, "an intact block of this directory: kept; remove it by hand")
 				return
 			case !r.inPlace(key):
-				r.keep(name, "a sound block that its own place lacks: it stays; move it to %s/%s, or remove it by hand", r.root, r.blocks.Place(key))
+				r.keep(name, "an intact block that is missing at its place: kept; move it to %s/%s, or remove it by hand", r.root, r.blocks.Place(key))
 				return
 			}
 		}
 		if why := ""; err == nil {
 			if why, err = r.holds(name, info); why != "" {
-				r.keep(name, "%s: it stays; remove it by hand", why)
+				r.keep(name, "%s: kept; remove it by hand", why)
 				return
 			}
 		}
@@ -132,7 +132,7 @@ func (r *remover) remove(name string) {
 	case Gone(err):
 		return
 	case err != nil && info.Type.IsDir():
-		r.keep(name, "%v; a folder that is not empty stays: remove it by hand", err)
+		r.keep(name, "%v; folders that are not empty are kept: remove it by hand", err)
 		return
 	case err != nil:
 		r.keep(name, "%v", err)
@@ -155,7 +155,7 @@ func (r *remover) holds(name string, info dirfs.Info) (why string, err error) {
 	}
 	why, err = r.blocks.Holds(f, info.Bytes)
 	if err = errors.Join(err, f.Close()); err != nil {
-		err = fmt.Errorf("whether it holds blocks: %w", err)
+		err = fmt.Errorf("check whether it holds blocks: %w", err)
 	}
 	return why, err
 }
@@ -184,11 +184,11 @@ func (r *remover) soundImage(name string, info dirfs.Info) (key block.Key, sound
 	image := r.buf[:info.Bytes]
 	_, err = io.ReadFull(io.NewSectionReader(f, 0, info.Bytes), image)
 	if err = errors.Join(err, f.Close()); err != nil {
-		return key, false, fmt.Errorf("whether it is a sound block: %w", err)
+		return key, false, fmt.Errorf("check whether it is an intact block: %w", err)
 	}
 	head, err := block.DecodeHeader(image)
 	if errors.Is(err, block.ErrVersion) {
-		return key, false, fmt.Errorf("whether it is a sound block: %w", err)
+		return key, false, fmt.Errorf("check whether it is an intact block: %w", err)
 	}
 	if err != nil {
 		return key, false, nil

@@ -31,7 +31,7 @@ func WithLock(ctx context.Context, clock clockwork.Clock, d dirfs.Dir, f func() 
 		select {
 		case <-clock.After(pause):
 		case <-ctx.Done():
-			return fmt.Errorf("another process opens it and holds %s: %w: %w", LockName, errdefs.ErrBusy, context.Cause(ctx))
+			return fmt.Errorf("another process is opening it and holds %s: %w: %w", LockName, errdefs.ErrBusy, context.Cause(ctx))
 		}
 	}
 }
@@ -57,7 +57,7 @@ func TryLock(d dirfs.Dir, f func() error) (locked bool, err error) {
 	case errors.Is(err, errdefs.ErrBusy):
 		return false, nil
 	case err != nil:
-		return false, fmt.Errorf("lock it against other processes that open it: %w", err)
+		return false, fmt.Errorf("lock it against other processes: %w", err)
 	}
 	return true, f()
 }
@@ -94,7 +94,7 @@ func LockDir(d dirfs.Dir) (dirfs.File, error) {
 	}
 	if err := f.Lock(); err != nil {
 		if errors.Is(err, errdefs.ErrBusy) {
-			err = fmt.Errorf("another process has it open, or another tier of this one, and it belongs to one at a time: %w", err)
+			err = fmt.Errorf("another process has it open, or another tier of this process: only one may: %w", err)
 		}
 		return nil, errors.Join(err, f.Close())
 	}

@@ -157,7 +157,7 @@ func parseMarker(b []byte) (Marker, error) {
 		return Marker{}, fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err)
 	}
 	if j.Sum != "" && sumOf(withSum(b, j.Sum, noSum)) != j.Sum {
-		return Marker{}, fmt.Errorf("its checksum is not that of its bytes: %w", errdefs.ErrCorrupt)
+		return Marker{}, fmt.Errorf("its checksum is wrong: %w", errdefs.ErrCorrupt)
 	}
 	if j.Format != Files && j.Format != Log {
 		return Marker{}, fmt.Errorf("format: expected %q or %q, found %q: %w", Files, Log, j.Format, errdefs.ErrCorrupt)
@@ -171,12 +171,12 @@ func parseMarker(b []byte) (Marker, error) {
 	}
 	m := Marker{Kind: j.Format, Version: j.Version, Directory: j.Directory}
 	if id, err := hex.DecodeString(j.Directory); err != nil || len(id) != 16 {
-		return Marker{}, fmt.Errorf("directory: %q are not 32 hexadecimal digits: %w", j.Directory, errdefs.ErrCorrupt)
+		return Marker{}, fmt.Errorf("directory: %q: must be 32 hexadecimal digits: %w", j.Directory, errdefs.ErrCorrupt)
 	}
 	if j.Version == markerVersion {
 		j.Groups = []*groupJSON{j.groupJSON}
 	} else if len(j.Groups) < 2 {
-		return Marker{}, fmt.Errorf("groups: %d are not several: %w", len(j.Groups), errdefs.ErrCorrupt)
+		return Marker{}, fmt.Errorf("groups: %d: must be at least 2: %w", len(j.Groups), errdefs.ErrCorrupt)
 	}
 	for _, gj := range j.Groups {
 		g, err := gj.group()
@@ -206,7 +206,7 @@ func (j *groupJSON) group() (g Group, err error) {
 }
 
 // ErrOtherKind wraps ErrMismatch. It is returned for a directory that stores blocks in another way.
-var ErrOtherKind = fmt.Errorf("its blocks are kept in another way: %w", errdefs.ErrMismatch)
+var ErrOtherKind = fmt.Errorf("it stores blocks in another format: %w", errdefs.ErrMismatch)
 
 // ReadMarker reads the marker of a directory of the given kind, or of any if kind is empty. If
 // there is no marker, the error is Gone. It returns ErrCorrupt for a malformed marker, ErrMismatch
@@ -243,7 +243,7 @@ func CheckEmpty(d dirfs.Dir) error {
 	for _, n := range names {
 		// A new file system has lost+found. A process that died here may have left the others.
 		if n != LockName && !strings.HasPrefix(n, MarkerTemp) && n != "lost+found" {
-			return fmt.Errorf("it is not empty and has no %s: found %q; give an empty directory or one that kvlane made; "+
+			return fmt.Errorf("it is not empty and has no %s: found %q; give an empty directory or one created by kvlane; "+
 				"if %s was lost: \"kvlane store verify --repair\": %w", MarkerName, n, MarkerName, errdefs.ErrInvalid)
 		}
 	}

@@ -72,7 +72,7 @@ func ParseRecord(b []byte) (Record, error) {
 		return Record{}, fmt.Errorf("version: expected %d, found %d: %w", recordVersion, j.Version, errdefs.ErrMismatch)
 	}
 	if j.Bytes < 0 || j.Blocks < 0 || len(j.Host) > maxHost || !plausible(j.Used) || !plausible(j.Renewed) {
-		return Record{}, fmt.Errorf("a number is negative, a name too long, or a time is no time of a record: %w", errdefs.ErrCorrupt)
+		return Record{}, fmt.Errorf("a negative number, a name that is too long, or an invalid time: %w", errdefs.ErrCorrupt)
 	}
 	return Record{j.Bytes, j.Blocks, max(j.Peak, j.Bytes), j.Used, j.Renewed, j.Host, j.Closed}, nil
 }
@@ -87,7 +87,7 @@ func plausible(t time.Time) bool {
 func (r *Record) Check(formats block.Formats) error {
 	longest := formats.MaxImageBytes()
 	if r.Blocks > math.MaxInt64/longest || r.Bytes > r.Blocks*longest {
-		return fmt.Errorf("%d blocks of %d bytes at most have no %d bytes: %w", r.Blocks, longest, r.Bytes, errdefs.ErrCorrupt)
+		return fmt.Errorf("%d blocks of at most %d bytes cannot have %d bytes: %w", r.Blocks, longest, r.Bytes, errdefs.ErrCorrupt)
 	}
 	return nil
 }

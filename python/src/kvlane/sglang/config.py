@@ -58,7 +58,7 @@ def options(extra_config: Mapping[str, Any] | None) -> dict[str, Any]:
     if not isinstance(own, Mapping):
         raise errors.Invalid('SGLang\'s extra config has no object "kvlane", such as {"store": {"cache_bytes": 17179869184}}')
     if wrong := sorted(set(own) - set(_OPTIONS)):
-        raise errors.Invalid(f'"kvlane" has {wrong}, and knows {sorted(_OPTIONS)}')
+        raise errors.Invalid(f'"kvlane" has {wrong}; known options are {sorted(_OPTIONS)}')
     return _config.merged(own)
 
 
@@ -94,7 +94,7 @@ def store_config(
     persistent = bool(_config.directories(store) or store.get("log_dir"))
     replicated = all(g.pool.replicated for g in groups)
     if replicated and rank.tp_size > 1 and store.get("log_dir"):
-        raise errors.NotSupported("a log is one process's, and the ranks hold the same KV: give dirs")
+        raise errors.NotSupported("only one process may open a log, but the ranks share the same KV: give dirs")
     out: dict[str, Any] = {
         "groups": [
             {
@@ -124,12 +124,12 @@ def _revision(weights: Any, engine: Engine, rank: Rank, form: Mapping[str, Any],
     known = str(weights) if weights else "dummy" if engine.dummy else identity.folder_fingerprint(folder)
     if persistent and known is None:
         raise errors.Invalid(
-            f'nothing says what weights {engine.model} has, and pages are stored on disk: give "kvlane" a "weights" that '
+            f'the weights of {engine.model} cannot be identified, and pages are stored on disk: give "kvlane" a "weights" that '
             "changes when they do, such as a commit hash"
         )
     if persistent and engine.adapters and not weights:
         raise errors.Invalid(
-            "LoRA is enabled, pages are stored on disk, and an adapter's name and path do not say what its weights are: give "
+            "LoRA is enabled, pages are stored on disk, and an adapter's name and path do not identify its weights: give "
             '"kvlane" a "weights" that changes when those of the model or of an adapter do'
         )
     config = json.loads((folder / "config.json").read_text()) if folder and (folder / "config.json").is_file() else {}

@@ -65,7 +65,7 @@ def device_pools(params: CacheInitParams, components: Any) -> DevicePoolGroup:
     if type(kvcache) not in (MHATokenToKVPool, MLATokenToKVPool):
         return resolve_hybrid_device_pool_group(kvcache=kvcache, page_size=params.page_size, params=params, components=components)
     if params.mtp_draft_device_pools or params.sidecar_draft_device_pools:
-        raise errors.NotSupported("a draft model's KV beside that of a plain model")
+        raise errors.NotSupported("a draft model's KV in addition to a plain model's")
     n, mla = int(kvcache.layer_num), isinstance(kvcache, MLATokenToKVPool)
     scales = ("k_scale_buffer", "native_k_scale_buffer", "scale_buffer", "kv_scale_buffer")
     if any(getattr(kvcache, name, None) is not None for name in scales):
@@ -180,7 +180,7 @@ class Linker(UnifiedCacheLinker):
         if not expanded:
             return False
         if rid in self._pending:
-            raise errors.Invalid(f"request {rid} has a load already")
+            raise errors.Invalid(f"request {rid} already has a load")
         self._pending[rid] = self._parts(expanded)
         return True
 
@@ -218,7 +218,7 @@ class Linker(UnifiedCacheLinker):
             ready.synchronize()
             answers = self.pages.load(parts, on_layer)
             if not all(all(a) for a in answers):
-                raise errors.Failed("a page could not be brought")
+                raise errors.Failed("a page could not be loaded")
             for layer in range(done, counter.num_layers):
                 counter.complete(index, layer)
         except BaseException as e:

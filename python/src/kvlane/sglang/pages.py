@@ -175,7 +175,7 @@ def numbers(indices: Any, page_size: int, n: int) -> list[int]:
     rows = flat.reshape(n, page_size)
     first = rows[:, :1]
     if bool((first % page_size).any()) or bool((rows - first != rows.new_tensor(range(page_size))).any()):
-        raise errors.Invalid(f"the indices are not those of whole pages of {page_size}")
+        raise errors.Invalid(f"the indices do not cover whole pages of {page_size}")
     return [int(p) for p in (first[:, 0] // page_size).tolist()]
 
 

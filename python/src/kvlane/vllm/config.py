@@ -52,7 +52,7 @@ def page_groups(vllm_config: Any, kv_cache_config: Any, group_ids: tuple[int, ..
             elif isinstance(spec, MambaSpec):
                 sizes.add(replace(spec, page_size_padded=None).page_size_bytes)
             else:
-                raise errors.NotSupported(f"page group {i}: kvlane does not know {type(spec).__name__}")
+                raise errors.NotSupported(f"page group {i}: {type(spec).__name__} is not supported")
         if len(sizes) > 1:
             raise errors.NotSupported(f"page group {i}: its layers' pages differ in size ({sorted(sizes)} bytes)")
         if isinstance(group.kv_cache_spec, UniformTypeKVCacheSpecs) and len({type(s) for s in specs}) > 1:
@@ -87,7 +87,7 @@ def why_whole(vllm_config: Any, kv_cache_config: Any) -> str | None:
 
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
-        return f"the model has {len(groups)} page groups, and vLLM cannot be told of failures within a step then"
+        return f"the model has {len(groups)} page groups, so failures within a step cannot be reported to vLLM"
     if not all(isinstance(s, AttentionSpec) for s in iter_layer_specs(groups[0].kv_cache_spec)):
         return "the model has layers other than attention, for which vLLM does not call"
     if vllm_config.parallel_config.use_ubatching:
@@ -115,7 +115,7 @@ def kernels(vllm_config: Any, kv_cache_config: Any, group_ids: tuple[int, ...]) 
         group = kv_cache_config.kv_cache_groups[i]
         layers = get_layers_from_vllm_config(vllm_config, layer_type, group.layer_names)
         if unknown := sorted(set(group.layer_names) - set(layers)):
-            raise errors.NotSupported(f"page group {i}: vLLM does not say what attention backend {', '.join(unknown)} has")
+            raise errors.NotSupported(f"page group {i}: vLLM does not report the attention backend of {', '.join(unknown)}")
         backends.append(sorted({layer.get_attn_backend().get_name() for layer in layers.values()}))
         for spec in iter_layer_specs(group.kv_cache_spec) if current_platform.is_cpu() else ():
             if isinstance(spec, AttentionSpec):
@@ -138,7 +138,7 @@ def store_config(
     """
     extra: Mapping[str, Any] = _config.merged(vllm_config.kv_transfer_config.kv_connector_extra_config)
     if wrong := sorted(set(extra) - set(_OURS) - set(_VLLMS)):
-        raise errors.Invalid(f"kv_connector_extra_config has {wrong}, and kvlane knows {sorted(_OURS + _VLLMS)}")
+        raise errors.Invalid(f"kv_connector_extra_config has {wrong}; known options are {sorted(_OURS + _VLLMS)}")
     store = dict(extra.get("store") or {})
     dirs = _config.directories(store)
     if not store.get("cache_bytes"):
@@ -210,7 +210,7 @@ def _revision(vllm_config: Any, kv_cache_config: Any, groups: list[PageGroup], k
         ]
     if durable and vllm_config.lora_config is not None and not extra.get("weights"):
         raise errors.Invalid(
-            "LoRA is enabled, blocks are stored on disk, and an adapter's name and path do not say what its weights are: give "
+            "LoRA is enabled, blocks are stored on disk, and an adapter's name and path do not identify its weights: give "
             'kv_connector_extra_config a "weights" that changes when those of the model or of an adapter do, or no "dirs"'
         )
     text = json.dumps(parts, sort_keys=True, default=str)
@@ -239,7 +239,7 @@ def _model(model: Any, load: Any, weights: Any, durable: bool) -> dict[str, Any]
         )
     if not weights and durable:
         raise errors.Invalid(
-            f"nothing says what weights {model.model} has, and blocks are stored on disk: give kv_connector_extra_config a "
+            f"the weights of {model.model} cannot be identified, and blocks are stored on disk: give kv_connector_extra_config a "
             '"weights" that changes when they do, such as a commit hash'
         )
     return {

@@ -83,7 +83,7 @@ class Scheduler(OffloadingManager):
     def manager(self) -> Manager:
         """The index of the workers' blocks. Raises NotSupported before open."""
         if self._manager is None:
-            raise errors.NotSupported("vLLM has not passed on what its workers tell of their kernels (get_handshake_metadata)")
+            raise errors.NotSupported("vLLM has not passed on its workers' report of their kernels (get_handshake_metadata)")
         return self._manager
 
     def _name(self, key: OffloadKey) -> bytes:

@@ -231,7 +231,7 @@ class Worker(OffloadingWorker):
     def wait(self, job_ids: set[int]) -> None:
         """Wait until these jobs no longer access their pages."""
         for job in [self._running[i] for i in job_ids if i in self._running]:
-            self._withdraw(job, "its pages were asked for before it could begin")
+            self._withdraw(job, "its pages were requested before its start")
             if isinstance(job.task, Dump):
                 try:
                     job.task.source_free()

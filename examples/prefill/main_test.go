@@ -23,7 +23,7 @@ func TestExample(t *testing.T) {
 			t.Fatalf("%s: %v: %s", device, err, out)
 		}
 		n := strings.Count(string(out), "is in its pages")
-		if n != layers || !strings.Contains(string(out), "bytes went by "+path+"\n") || !strings.HasSuffix(string(out), "decoding can begin\n") {
+		if n != layers || !strings.Contains(string(out), "bytes transferred by "+path+"\n") || !strings.HasSuffix(string(out), "decoding can begin\n") {
 			t.Errorf("%s: %s", device, out)
 		}
 	}

@@ -90,7 +90,7 @@ func (d *demo) fromNothing(ctx context.Context) error {
 		d.report("%s: %s.", map[string]string{"load": "Loads", "dump": "Dumps"}[way], strings.Join(paths[way], ", "))
 	}
 	d.claim(r.Complete && r.PrefixHits == repeats, "every block requested again was found: %s of %s", present.Count(r.PrefixHits), present.Count(repeats))
-	d.claim(r.Mismatches == 0 && r.BytesVerified > 0, "all %s loaded blocks were correct", present.Bytes(r.BytesVerified))
+	d.claim(r.Mismatches == 0 && r.BytesVerified > 0, "all %s of loaded blocks were correct", present.Bytes(r.BytesVerified))
 	d.claim(r.DumpedBlocks == r.DistinctBlocks && r.DurableErrors == 0, "all %s different blocks were stored, each once", present.Count(r.DumpedBlocks))
 	return nil
 }

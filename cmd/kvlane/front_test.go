@@ -86,7 +86,7 @@ var masks = []struct {
 	{regexp.MustCompile(`[\d,]+\s+from\s+files,\s+[\d,]+\s+from\s+the\s+cache`), "<blocks> from files, <blocks> from the cache"},
 	{regexp.MustCompile(`(\nCopies by path\n.*\n)(?s:.*?)\n\n`), "$1  <paths>\n\n"},
 	{regexp.MustCompile(`(?m)^(  [a-z]  +\S.*\n(    +\S.*\n)*)+`), "  <reasons>\n"},
-	{regexp.MustCompile(`checksums\s+of\s+\d+\s+verified\s+on\s+their\s+way,\s+of\s+\d+\s+by\s+the\s+CPU`), "checksums of <blocks> verified by copies, of <blocks> by the CPU"},
+	{regexp.MustCompile(`checksums\s+of\s+\d+\s+verified\s+by\s+copies,\s+of\s+\d+\s+by\s+the\s+CPU`), "checksums of <blocks> verified by copies, of <blocks> by the CPU"},
 	{regexp.MustCompile(`(?m)^(go: downloading .*\n)+`), "go: downloading <modules>\n"},
 	{regexp.MustCompile(`kvlane-\d[\d.]*`), "kvlane-<version>"},
 	{regexp.MustCompile(`(\nMachine\n)(?s:.*?)\n\n`), "$1  <facts>\n\n"},

@@ -139,15 +139,15 @@ func (s *StreamConfig) Goals() (loads, dumps plan.Goal) {
 	return plan.Balanced, plan.Background
 }
 
-// besideRowBytes is how long rows of layers are where harm counts. Beside a model a copy engine
-// carries those of 8 and 16 KiB at 30 GB/s, of 32 at 45 and of 64 at 54 (H100, docs/benchmarks.md);
-// of a model of 8 KiB a layer 32 are four layers at a time.
-const besideRowBytes = 32 << 10
+// interferenceRowBytes is the length of rows of layers if interference with other work counts.
+// While a model computes, a copy engine copies rows of 8 and 16 KiB at 30 GB/s, of 32 KiB at 45 and
+// of 64 KiB at 54 (H100, docs/benchmarks.md). With 8 KiB a layer, 32 KiB are four layers at a time.
+const interferenceRowBytes = 32 << 10
 
 // rowBytes is store.Config.RowBytes.
 func (s *StreamConfig) rowBytes() int64 {
 	if loads, _ := s.Goals(); loads.Weighs() {
-		return besideRowBytes
+		return interferenceRowBytes
 	}
 	return 0
 }

@@ -35,7 +35,7 @@ func TestProbeDMABuf(t *testing.T) {
 	for name, tt := range map[string]struct {
 		exporter
 		answer Answer
-		says   string
+		want   string
 	}{
 		"seen at once": {exporter{}, Yes, "without a flush"},
 		"flushed":      {exporter{needs: true}, Yes, "are flushed"},
@@ -49,7 +49,7 @@ func TestProbeDMABuf(t *testing.T) {
 		}
 		x := tt.exporter
 		x.Device = dev
-		if f := ProbeDMABuf(&x); f.Answer != tt.answer || !strings.Contains(f.Reason, tt.says) || (f.Remedy == "") != (tt.answer == Yes) {
+		if f := ProbeDMABuf(&x); f.Answer != tt.answer || !strings.Contains(f.Reason, tt.want) || (f.Remedy == "") != (tt.answer == Yes) {
 			t.Errorf("%s: %+v", name, f)
 		}
 		var plain device.Device = dev

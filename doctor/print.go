@@ -11,7 +11,7 @@ import (
 
 // WriteText writes the report as text. It returns the error of w.
 func (r *Report) WriteText(w io.Writer) error {
-	p := &printer{Page: present.NewPage(present.ScreenOf(w)), said: map[Finding]string{}}
+	p := &printer{Page: present.NewPage(present.ScreenOf(w)), printedAs: map[Finding]string{}}
 	p.verdict(r)
 	p.host(r)
 	p.nvidia(&r.NVIDIA)
@@ -24,8 +24,8 @@ func (r *Report) WriteText(w io.Writer) error {
 
 type printer struct {
 	*present.Page
-	section present.Table
-	said    map[Finding]string // titles of findings printed with their reasons
+	section   present.Table
+	printedAs map[Finding]string // titles of findings printed with their reasons
 }
 
 // begin starts a section. end writes the rows of line and finding to the page.
@@ -43,7 +43,7 @@ func (p *printer) line(title, format string, args ...any) {
 // finding adds an answer under a title, with its reason and remedy. If these were printed before,
 // it adds the title under which they are instead.
 func (p *printer) finding(title string, f Finding) {
-	if before := p.said[f]; before != "" {
+	if before := p.printedAs[f]; before != "" {
 		p.line(title, "%s: see %s above", f.Answer, before)
 		return
 	}
@@ -51,7 +51,7 @@ func (p *printer) finding(title string, f Finding) {
 	if f.Answer == Yes || f.Reason == "" {
 		return
 	}
-	p.said[f] = strings.TrimSpace(title)
+	p.printedAs[f] = strings.TrimSpace(title)
 	if f.Remedy != "" {
 		p.line("", "needs: %s", f.Remedy)
 	}
@@ -311,13 +311,13 @@ func (p *printer) paths(r *Report) {
 			continue
 		}
 		t.Row(path.Name, string(f.Answer), path.What)
-		if before := p.said[f]; before != "" {
+		if before := p.printedAs[f]; before != "" {
 			t.Row("", "", "see "+before+" above")
 			continue
 		}
 		if f.Reason != "" {
 			t.Row("", "", f.why())
-			p.said[f] = path.Name
+			p.printedAs[f] = path.Name
 		}
 		if f.Answer != Yes && f.Remedy != "" {
 			t.Row("", "", "needs: "+f.Remedy)

@@ -115,7 +115,7 @@ func TestVirtualMachine(t *testing.T) {
 	}
 }
 
-func TestEveryPathIsTold(t *testing.T) {
+func TestEveryPathIsReported(t *testing.T) {
 	r := examine(t, recorded(t, "laptop"))
 	for _, p := range stream.Paths() {
 		if p != stream.PathNICSoft { // which needs nothing
@@ -257,8 +257,8 @@ func (m missing) Error() string {
 func (m missing) Brief() string { return string(m) + " not found" }
 func (m missing) Unwrap() error { return errdefs.ErrNotSupported }
 
-// bare is a machine without libraries, of which a GPU and files are required.
-func bare(t *testing.T) *Report {
+// noLibraries is a machine without libraries, of which a GPU and files are required.
+func noLibraries(t *testing.T) *Report {
 	t.Helper()
 	m := recorded(t, "laptop")
 	m.CUDA = func(context.Context) (CUDA, error) {
@@ -277,7 +277,7 @@ func bare(t *testing.T) *Report {
 }
 
 func TestReportForPeople(t *testing.T) {
-	presenttest.Check(t, "bare", *rewrite, bare(t).WriteText)
+	presenttest.Check(t, "bare", *rewrite, noLibraries(t).WriteText)
 	m := recorded(t, "dgx")
 	m.CUDA = twoGPUs
 	m.Library = func(string) error { return nil }
@@ -286,8 +286,8 @@ func TestReportForPeople(t *testing.T) {
 }
 
 // Why there is no GPU is said in brief with the verdict and with the driver, and programs are told in full.
-func TestDefectReasonIsSaidAgain(t *testing.T) {
-	r := bare(t)
+func TestDefectReasonIsPrintedTwice(t *testing.T) {
+	r := noLibraries(t)
 	got := text(t, r)
 	if n := strings.Count(got, "libcuda.so.1"); n != 2 || strings.Contains(got, "cannot open") {
 		t.Errorf("libcuda.so.1 is named %d times, want twice, in brief:\n%s", n, got)

@@ -24,15 +24,15 @@ type SlotPool struct {
 	alloc Allocator
 	slots Slots
 
-	mu      sync.Mutex
-	closing bool
-	freed   bool
-	free    []uint32      // stack of free slots
-	lent    []uint32      // by slot: the number of its loan, or zero while it is free
-	loans   uint32        // number of the last loan
-	waiters []*slotWaiter // in the order of their calls
-	calm    chan struct{} // closed when the last slot leaves quarantine; nil while none is there
-	stats   SlotPoolStats
+	mu       sync.Mutex
+	closing  bool
+	freed    bool
+	free     []uint32      // stack of free slots
+	lent     []uint32      // by slot: the number of its loan, or zero while it is free
+	loans    uint32        // number of the last loan
+	waiters  []*slotWaiter // in the order of their calls
+	quiesced chan struct{} // closed when the last slot leaves quarantine; nil while none is there
+	stats    SlotPoolStats
 }
 
 // SlotPoolStats describes a pool.
@@ -164,11 +164,11 @@ func (p *SlotPool) Close(ctx context.Context) error {
 		close(w.done)
 	}
 	p.waiters = nil
-	calm := p.calm
+	quiesced := p.quiesced
 	p.mu.Unlock()
-	if calm != nil {
+	if quiesced != nil {
 		select {
-		case <-calm:
+		case <-quiesced:
 		case <-ctx.Done():
 		}
 	}
@@ -212,8 +212,8 @@ func (s PoolSlot) Quarantine(quiesced <-chan struct{}) {
 	s.check("put in quarantine")
 	p.loans++
 	p.lent[s.index] = p.loans // so that a second call is found
-	if p.stats.Quarantined++; p.calm == nil {
-		p.calm = make(chan struct{})
+	if p.stats.Quarantined++; p.quiesced == nil {
+		p.quiesced = make(chan struct{})
 	}
 	go func() { // Close waits for it
 		<-quiesced
@@ -221,8 +221,8 @@ func (s PoolSlot) Quarantine(quiesced <-chan struct{}) {
 		defer p.mu.Unlock()
 		p.end(s.index)
 		if p.stats.Quarantined--; p.stats.Quarantined == 0 {
-			close(p.calm)
-			p.calm = nil
+			close(p.quiesced)
+			p.quiesced = nil
 		}
 	}()
 }

@@ -18,18 +18,18 @@ type pace struct {
 	first int64 // timestamp of the first request
 }
 
-// turn is a request on its way to a worker.
-type turn struct {
+// queuedRequest is a request on its way to a worker.
+type queuedRequest struct {
 	Request
 	keys []block.Key // of its blocks
 	due  time.Time   // zero if speed is zero
 }
 
 // begin makes the current time the due time of the first request, req.
-func (p *pace) begin(req *turn) { p.start, p.first = p.clock.Now(), req.Timestamp }
+func (p *pace) begin(req *queuedRequest) { p.start, p.first = p.clock.Now(), req.Timestamp }
 
 // wait blocks until the request is due, or returns the cause of ctx.
-func (p *pace) wait(ctx context.Context, req *turn) error {
+func (p *pace) wait(ctx context.Context, req *queuedRequest) error {
 	if p.speed == 0 {
 		return nil
 	}
@@ -62,4 +62,4 @@ func (p *pace) after(timestamp int64) time.Duration {
 }
 
 // delay returns the time since the request was due.
-func (p *pace) delay(req *turn) time.Duration { return p.clock.Since(req.due) }
+func (p *pace) delay(req *queuedRequest) time.Duration { return p.clock.Since(req.due) }

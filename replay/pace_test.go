@@ -85,7 +85,7 @@ func TestDefectRequestStartsBeforeItsTime(t *testing.T) {
 }
 
 // A request that waits for others is late, and the report says by how much.
-func TestReplayTellsItsLag(t *testing.T) {
+func TestReplayReportsItsLag(t *testing.T) {
 	c, clock := paced(t, 0, 1000)
 	c.Progress = func(s Step) { clock.Advance(5 * time.Second) }
 	rep, err := Run(t.Context(), *c)

@@ -47,14 +47,14 @@ func (r *Report) verdict(p *present.Page) {
 	}
 	for _, c := range []struct {
 		is   bool
-		says string
+		text string
 	}{
 		{slices.ContainsFunc(r.Thresholds, func(t ThresholdReport) bool { return !t.Met }), "a threshold missed"},
 		{r.DumpErrors+r.DurableErrors > 0, "not all blocks stored"},
 		{!r.Complete, "stopped early"},
 	} {
 		if c.is {
-			mark, bytes = present.Bad, bytes+", "+c.says
+			mark, bytes = present.Bad, bytes+", "+c.text
 		}
 	}
 	p.Verdict(mark, "%s in %s, %s a second: %s of their blocks came from the store, %s.", present.Things(r.Requests, "request"),
@@ -251,7 +251,7 @@ func (r *Report) checks(p *present.Page) {
 		if !t.Met {
 			mark = present.Bad
 		}
-		p.Check(mark, "%s (%s)", t.Threshold, t.said)
+		p.Check(mark, "%s (%s)", t.Threshold, t.valueText)
 	}
 }
 

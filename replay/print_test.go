@@ -92,12 +92,12 @@ func TestVolume(t *testing.T) {
 	for _, c := range []struct {
 		idTokens int64
 		tokens   int
-		says     string
+		want     string
 	}{
 		{512, 16, "1/32 of the volume"}, {512, 512, "as many tokens as a block"}, {16, 64, "4 times the volume"}, {0, 16, "no fixed number"}, {512, 384, "1/1.333 of"},
 	} {
 		r := Report{BlockAccesses: 10, Asked: Asked{BlockBytes: 1 << 20, IDTokens: c.idTokens, Geometry: block.Geometry{BlockTokens: c.tokens}}}
-		if got := r.volume(); !strings.HasPrefix(got, "10 MiB of requested blocks. ") || !strings.Contains(got, c.says) {
+		if got := r.volume(); !strings.HasPrefix(got, "10 MiB of requested blocks. ") || !strings.Contains(got, c.want) {
 			t.Errorf("ids of %d tokens, blocks of %d: %q", c.idTokens, c.tokens, got)
 		}
 	}

@@ -77,10 +77,10 @@ type run struct {
 	tally   *tally
 	pace    pace
 	workers []*worker
-	// requests go to the workers in the trace's order. They come back by spare, for reuse.
-	requests, freeTurns chan *turn
-	// behind has the dumps that are not yet known to be durable.
-	behind chan pendingDump
+	// requests go to the workers in the trace's order. They come back by freeRequests.
+	requests, freeRequests chan *queuedRequest
+	// pendingDumps has the dumps that are not yet known to be durable.
+	pendingDumps chan pendingDump
 	// poisoned counts the poison patterns, so that no two are equal.
 	poisoned atomic.Uint64
 	digest   block.Digest
@@ -103,7 +103,7 @@ func newRun(c Config) (_ *run, err error) {
 	}
 	r := &run{
 		cfg: c, digest: c.Identity.Digest(), total: s.Requests, tally: newTally(), pace: pace{clock: c.Clock, speed: c.Speed},
-		requests: make(chan *turn), freeTurns: make(chan *turn, c.Concurrency+1), behind: make(chan pendingDump, c.Backlog),
+		requests: make(chan *queuedRequest), freeRequests: make(chan *queuedRequest, c.Concurrency+1), pendingDumps: make(chan pendingDump, c.Backlog),
 	}
 	if r.cache, err = kvcache.New(c.Device, layout, c.Geometry.PlanesPerLayer(), c.pages(s), c.Seed); err != nil {
 		return nil, err
@@ -114,8 +114,8 @@ func newRun(c Config) (_ *run, err error) {
 			return nil, errors.Join(fmt.Errorf("replay: register the KV cache: %w", err), r.close())
 		}
 	}
-	for range cap(r.freeTurns) {
-		r.freeTurns <- &turn{}
+	for range cap(r.freeRequests) {
+		r.freeRequests <- &queuedRequest{}
 	}
 	for range c.Concurrency {
 		w, err := newWorker(r, s.MaxBlocks)
@@ -139,10 +139,10 @@ func (r *run) run(ctx context.Context) error {
 	group, gctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return r.read(gctx) })
 	for _, w := range r.workers {
-		group.Go(func() error { return w.work(gctx) })
+		group.Go(func() error { return w.replayAll(gctx) })
 	}
 	err := group.Wait()
-	close(r.behind)
+	close(r.pendingDumps)
 	<-waited
 	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("replay stopped: %w: %w", context.Cause(ctx), errdefs.ErrCanceled)
@@ -159,9 +159,9 @@ func (r *run) read(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, t.Close()) }()
 	for i := range r.total {
-		var req *turn
+		var req *queuedRequest
 		select {
-		case req = <-r.freeTurns:
+		case req = <-r.freeRequests:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -189,7 +189,7 @@ func (r *run) read(ctx context.Context) (err error) {
 // awaitDurable waits for each dump to become durable. Once ctx is canceled it no longer waits.
 // Close of the store finishes these dumps.
 func (r *run) awaitDurable(ctx context.Context) {
-	for d := range r.behind {
+	for d := range r.pendingDumps {
 		if ctx.Err() != nil {
 			continue
 		}

@@ -36,7 +36,7 @@ type ThresholdReport struct {
 	Unit string `json:"unit,omitempty"`
 	Met  bool   `json:"met"`
 
-	said string // the value as text
+	valueText string // the value as text
 }
 
 // measure is a result that a threshold can bound.
@@ -130,14 +130,14 @@ func (r *Report) Judge(thresholds []Threshold) error {
 			continue
 		}
 		v := t.of.value(r)
-		j := ThresholdReport{Threshold: t.text, Value: v, Met: t.met(v), said: strconv.FormatFloat(v, 'g', 4, 64)}
+		j := ThresholdReport{Threshold: t.text, Value: v, Met: t.met(v), valueText: strconv.FormatFloat(v, 'g', 4, 64)}
 		if t.of.micros {
-			j.said = present.Micros(v)
+			j.valueText = present.Micros(v)
 			one, _ := time.ParseDuration("1" + t.unit) // valid: part of the parsed bound
 			j.Value, j.Unit = v*float64(time.Microsecond)/float64(one), t.unit
 		}
 		if !j.Met {
-			missed = append(missed, fmt.Sprintf("%s (%s)", t.text, j.said))
+			missed = append(missed, fmt.Sprintf("%s (%s)", t.text, j.valueText))
 		}
 		r.Thresholds = append(r.Thresholds, j)
 	}

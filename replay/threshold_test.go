@@ -12,7 +12,7 @@ func TestThresholds(t *testing.T) {
 	r := &Report{HitRate: 0.3, Requests: 100, Seconds: 2, LoadUS: Latency{10, 5000}, DumpUS: Latency{20, 30}, DurableUS: Latency{40, 50}, LagUS: Latency{60, 70}}
 	for text, want := range map[string]struct {
 		met  bool
-		said string
+		text string
 	}{
 		"hit_rate>0.3": {false, "0.3"}, "hit_rate >= 0.3": {true, "0.3"}, "hit_rate<3e-1": {false, "0.3"}, "hit_rate<=0.3": {true, "0.3"},
 		"load_p99<5ms": {false, "5 ms"}, "load_p99 < 5.001ms": {true, "5 ms"}, "load_p50>=10us": {true, "10 µs"}, "dump_p50<1s": {true, "20 µs"},
@@ -26,22 +26,22 @@ func TestThresholds(t *testing.T) {
 		}
 		r.Thresholds = nil
 		err = r.Judge([]Threshold{th})
-		if len(r.Thresholds) != 1 || r.Thresholds[0].Met != want.met || r.Thresholds[0].said != want.said || r.Thresholds[0].Threshold != text {
+		if len(r.Thresholds) != 1 || r.Thresholds[0].Met != want.met || r.Thresholds[0].valueText != want.text || r.Thresholds[0].Threshold != text {
 			t.Errorf("%s: %+v, want %+v", text, r.Thresholds, want)
 		}
-		if (err == nil) != want.met || err != nil && (!errors.Is(err, ErrThreshold) || !strings.Contains(err.Error(), text+" ("+want.said+")")) {
+		if (err == nil) != want.met || err != nil && (!errors.Is(err, ErrThreshold) || !strings.Contains(err.Error(), text+" ("+want.text+")")) {
 			t.Errorf("%s: error %v", text, err)
 		}
 		if th.NeedsSpeed() != strings.HasPrefix(text, "lag") {
 			t.Errorf("%s: needs --speed: %v", text, th.NeedsSpeed())
 		}
 	}
-	for text, says := range map[string]string{
+	for text, want := range map[string]string{
 		"": "hit_rate>=0.3", "hit_rate": "hit_rate>=0.3", "hit_rate=1": "hit_rate>=0.3", "speed>1": "one of hit_rate, requests_per_second", "hit_rate>": "is a number",
 		"hit_rate>NaN": "is a number", "hit_rate>=30%": "is a number", "load_p99<5": "is a time", "hit_rate<>1": "is a number", "<5ms": "one of",
 	} {
-		if _, err := ParseThreshold(text); !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), says) {
-			t.Errorf("%q: %v, want ErrInvalid that says %q", text, err, says)
+		if _, err := ParseThreshold(text); !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want ErrInvalid that says %q", text, err, want)
 		}
 	}
 	if err := r.Judge([]Threshold{{}}); err != nil {

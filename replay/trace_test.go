@@ -64,7 +64,7 @@ func TestTraceReads(t *testing.T) {
 	}
 }
 
-func TestTraceSaysFileLineAndField(t *testing.T) {
+func TestTraceErrorsNameFileLineAndField(t *testing.T) {
 	fields := func(ts, in, out, ids string) string {
 		return fmt.Sprintf(`{"timestamp": %s, "input_length": %s, "output_length": %s, "hash_ids": %s}`, ts, in, out, ids)
 	}

@@ -28,18 +28,18 @@ type worker struct {
 	unjudged bool
 	step     Step // result of this request
 	// load has the blocks to load, compute those to compute and dump.
-	load, compute work
+	load, compute blockSet
 }
 
-// work is a subset of a request's blocks.
-type work struct {
+// blockSet is a subset of a request's blocks.
+type blockSet struct {
 	at    []int // positions in the request
 	refs  []store.Ref
 	pages []uint32
 	seeds []uint64
 }
 
-func (s *work) reset() {
+func (s *blockSet) reset() {
 	s.at, s.refs, s.pages, s.seeds = s.at[:0], s.refs[:0], s.pages[:0], s.seeds[:0]
 }
 
@@ -52,18 +52,18 @@ func newWorker(r *run, most int) (*worker, error) {
 }
 
 // add adds block i of the request to s.
-func (w *worker) add(s *work, req *Request, i int) {
+func (w *worker) add(s *blockSet, req *Request, i int) {
 	s.at = append(s.at, i)
 	s.refs = append(s.refs, store.Ref{Key: w.keys[i], Page: w.pages[i]})
 	s.pages = append(s.pages, w.pages[i])
 	s.seeds = append(s.seeds, kvcache.ContentSeed(req.HashIDs[i]))
 }
 
-// work replays requests until there are no more, or until one fails. Failures of single blocks are
-// counted only.
-func (w *worker) work(ctx context.Context) error {
+// replayAll replays requests until there are no more, or until one fails. Failures of single blocks
+// are counted only.
+func (w *worker) replayAll(ctx context.Context) error {
 	for {
-		var req *turn
+		var req *queuedRequest
 		select {
 		case next, ok := <-w.run.requests:
 			if !ok {
@@ -81,7 +81,7 @@ func (w *worker) work(ctx context.Context) error {
 			return fmt.Errorf("replay line %d: %w", req.Line, err)
 		}
 		w.run.finished(w.step)
-		w.run.freeTurns <- req
+		w.run.freeRequests <- req
 	}
 }
 
@@ -108,8 +108,8 @@ func (w *worker) request(ctx context.Context, req *Request) (err error) {
 	}()
 	w.load.reset()
 	w.compute.reset()
-	hits, quiet, err := w.loadPrefix(ctx, req)
-	if quiesced = quiet; err != nil {
+	hits, ended, err := w.loadPrefix(ctx, req)
+	if quiesced = ended; err != nil {
 		return err
 	}
 	for i := hits; i < n; i++ {
@@ -157,8 +157,8 @@ func (w *worker) paint(ctx context.Context, req *Request, hits int) error {
 
 // loadPrefix leases the request's longest prefix, computes the other blocks, loads the prefix and
 // starts to compare it; judge completes the comparison. It returns the number of blocks found.
-// Those that failed to load are in w.compute. quiet reports whether no transfer is left.
-func (w *worker) loadPrefix(ctx context.Context, req *Request) (hits int, quiet bool, err error) {
+// Those that failed to load are in w.compute. ended reports whether no transfer is left.
+func (w *worker) loadPrefix(ctx context.Context, req *Request) (hits int, ended bool, err error) {
 	looking, done := context.WithTimeout(ctx, w.run.cfg.Timeout)
 	defer done()
 	lease, err := w.run.cfg.Store.LeasePrefix(looking, w.keys, w.run.cfg.Timeout)
@@ -286,9 +286,9 @@ func (w *worker) mismatch(ctx context.Context, req *Request, i int) error {
 
 // dump dumps the blocks of w.compute. It first computes the unloaded ones, those that failed to
 // load; layerwise replays compute each layer of all blocks. It waits until the pages may be reused,
-// and quiet reports whether they may. Blocks that cannot be stored are counted, and do not end the
+// and ended reports whether they may. Blocks that cannot be stored are counted, and do not end the
 // replay.
-func (w *worker) dump(ctx context.Context, req *Request, unloaded int) (quiet bool, err error) {
+func (w *worker) dump(ctx context.Context, req *Request, unloaded int) (ended bool, err error) {
 	wait, cancel := context.WithTimeout(ctx, w.run.cfg.Timeout)
 	defer cancel()
 	layerwise := w.run.cfg.Layerwise
@@ -320,7 +320,7 @@ func (w *worker) dump(ctx context.Context, req *Request, unloaded int) (quiet bo
 		return true, fmt.Errorf("publish %d blocks: %w", len(w.compute.at), err)
 	}
 	select {
-	case w.run.behind <- pendingDump{task: task, line: req.Line, start: start}:
+	case w.run.pendingDumps <- pendingDump{task: task, line: req.Line, start: start}:
 	case <-ctx.Done():
 		return true, context.Cause(ctx)
 	}

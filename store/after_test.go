@@ -29,8 +29,8 @@ func stuckShard(r *rig) *store.DumpTask {
 	return d
 }
 
-// wantUnmet checks that every block of d failed with want, and that the error names the dependency.
-func wantUnmet(t *testing.T, r *rig, d *store.DumpTask, want error) {
+// wantDependencyError checks that every block of d failed with want, and that the error names the dependency.
+func wantDependencyError(t *testing.T, r *rig, d *store.DumpTask, want error) {
 	t.Helper()
 	r.resolved(d.Done())
 	for _, err := range d.Errs() {
@@ -53,7 +53,7 @@ func TestDefectLayerwiseDumpWaitsForADeadEngineUntilLeaseMaxOnly(t *testing.T) {
 		t.Fatal("the dump gave up before its time")
 	}
 	r.eventually(func() bool { clock.Advance(time.Minute); return !unresolved(d.Done()) })
-	wantUnmet(t, r, d, errdefs.ErrExpired)
+	wantDependencyError(t, r, d, errdefs.ErrExpired)
 	if s := d.Errs()[0].Error(); !strings.Contains(s, "1m0s") {
 		t.Errorf("the error does not say how long: %s", s)
 	}
@@ -67,14 +67,14 @@ func TestDefectLayerwiseDumpThatWaitsForADeadEngineEndsOnClose(t *testing.T) {
 	r := newRig(t, rigOptions{slots: 4})
 	d := stuckShard(r)
 	r.must(r.st.Close(r.ctx()))
-	wantUnmet(t, r, d, errdefs.ErrClosed)
+	wantDependencyError(t, r, d, errdefs.ErrClosed)
 }
 
 // A failed copy ends the wait too.
 func TestDefectLayerwiseDumpThatWaitsForADeadEngineEndsWithAFailedCopy(t *testing.T) {
 	t.Parallel()
 	cause := errors.New("the copy failed")
-	leased := &heldStream{}
+	leased := &manualStream{}
 	r := newRig(t, rigOptions{slots: 4, wrapDump: func(st stream.Stream) stream.Stream { leased.Stream = st; return leased }})
 	d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, 1), store.DumpOptions{Layerwise: true})
 	r.must(err)
@@ -92,7 +92,7 @@ func TestDefectDumpThatWaitsForADeadEngineEndsAfterClose(t *testing.T) {
 	for _, layerwise := range []bool{false, true} {
 		clock := clockwork.NewFakeClock()
 		r := newRig(t, rigOptions{clock: clock, tune: func(c *store.Config) { c.LeaseMax = time.Minute }})
-		dead, late := &dependency{done: make(chan struct{})}, &dependency{done: make(chan struct{})}
+		dead, alive := &dependency{done: make(chan struct{})}, &dependency{done: make(chan struct{})}
 		start := func(page int, n int, after mem.Dependency) *store.DumpTask {
 			r.fill(uint32(page), n)
 			d, err := r.st.Dump(r.ctx(), r.pages, r.refs(page, n), store.DumpOptions{Layerwise: layerwise, After: []mem.Dependency{after}})
@@ -104,7 +104,7 @@ func TestDefectDumpThatWaitsForADeadEngineEndsAfterClose(t *testing.T) {
 			}
 			return d
 		}
-		lost, saved := start(0, 1, dead), start(1, 2, late)
+		lost, saved := start(0, 1, dead), start(1, 2, alive)
 		clock.Advance(time.Hour)
 		if !unresolved(lost.Done()) {
 			t.Fatal("the dump did not wait for what it has to come after")
@@ -112,7 +112,7 @@ func TestDefectDumpThatWaitsForADeadEngineEndsAfterClose(t *testing.T) {
 		closed := make(chan error, 1)
 		go func() { closed <- r.st.Close(r.ctx()) }()
 		r.eventually(func() bool { _, err := r.st.Lookup(r.ctx(), nil); return errors.Is(err, errdefs.ErrClosed) })
-		close(late.done)
+		close(alive.done)
 		r.must(saved.Durable(r.ctx())) // dumps under way are finished
 		r.eventually(func() bool { clock.Advance(time.Minute); return !unresolved(lost.Done()) })
 		err := lost.Errs()[0]

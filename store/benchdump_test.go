@@ -61,13 +61,13 @@ func (s *slow) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error)
 		if before != nil {
 			<-before
 		}
-		late := time.Duration(0)
+		delay := time.Duration(0)
 		for i, end := range ends {
-			time.Sleep(time.Until(end.Add(late)))
+			time.Sleep(time.Until(end.Add(delay)))
 			if s.landing != nil {
 				start := time.Now()
 				s.landing(before == nil && i == 0, i == len(ends)-1)
-				late += time.Since(start)
+				delay += time.Since(start)
 			}
 			if report != nil && inner.Err() == nil {
 				report(i+1, inner.Completion().Summed)

@@ -73,7 +73,7 @@ func benchTail(b *testing.B, blocks int, o store.LoadOptions) {
 	r.must(err)
 	r.must(t.Durable(ctx))
 	r.must(r.st.OpenStreams(ctx))
-	var heard, took []time.Duration
+	var firstLayers, tails []time.Duration
 	cpu := int64(0)
 	b.ReportAllocs()
 	for b.Loop() {
@@ -86,15 +86,15 @@ func benchTail(b *testing.B, blocks int, o store.LoadOptions) {
 		r.must(err)
 		if o.Layerwise {
 			r.must(t.WaitShard(ctx, 0))
-			heard = append(heard, time.Since(first))
+			firstLayers = append(firstLayers, time.Since(first))
 		}
 		r.must(t.Wait(ctx))
-		took = append(took, time.Since(last))
+		tails = append(tails, time.Since(last))
 		lease.Release()
 		cpu += usage() - flushing
 	}
 	b.ReportMetric(float64(cpu)/1e3/float64(b.N)/float64(blocks), "cpu-us/block")
-	for what, all := range map[string][]time.Duration{"layer0-us": heard, "tail-us": took} {
+	for what, all := range map[string][]time.Duration{"layer0-us": firstLayers, "tail-us": tails} {
 		if slices.Sort(all); len(all) > 0 {
 			b.ReportMetric(float64(all[len(all)/2].Nanoseconds())/1e3, what)
 			b.ReportMetric(float64(all[len(all)/10].Nanoseconds())/1e3, what+"-p10")

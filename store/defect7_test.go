@@ -127,7 +127,7 @@ func TestDefect07NothingIsRemovedBetweenLeaseAndLoad(t *testing.T) {
 	task, err := r.st.Load(r.ctx(), l, r.pages, r.refs(0, 1), store.LoadOptions{})
 	r.must(err)
 	r.must(r.loaded(task)[0])
-	r.must(r.holds(0, 1))
+	r.must(r.checkPage(0, 1))
 	l.Release()
 	r.must(r.file.Delete(r.ctx(), r.key(1)))
 }

@@ -157,7 +157,7 @@ func TestDefect02WaiterIsServedWhenTheLoaderDies(t *testing.T) {
 	loader.Cancel()
 	wantErr(t, r.loaded(loader)[0], errdefs.ErrCanceled)
 	r.must(r.loaded(waiter)[0])
-	r.must(r.holds(1, 1))
+	r.must(r.checkPage(1, 1))
 }
 
 func TestDefect03AllocationEndsWhenEverySlotIsPinned(t *testing.T) {

@@ -20,7 +20,7 @@ func TestLoadsReadDirectly(t *testing.T) {
 		for _, queues := range []int{0, 2} {
 			for _, compat := range []string{"", "forced"} {
 				for _, layerwise := range []bool{false, true} {
-					r, c, said := newDirectRig(t, rigOptions{
+					r, c, reports := newDirectRig(t, rigOptions{
 						window: window, pages: 32, direct: &directOptions{model: sim.StorageModel{Aligned: true, Compat: compat}, queues: queues},
 					}, 1, 2, 3, 4, 5, 6)
 					again := 7 // of another block with a cache, to which a second request brings it
@@ -34,7 +34,7 @@ func TestLoadsReadDirectly(t *testing.T) {
 						r.must(err)
 					}
 					c.want(t, 0, 0)
-					said.want(t)
+					reports.want(t)
 					st := r.st.Stats()
 					if st.VerifiedOnWay != 7 || st.VerifiedByCPU != 0 || st.Tiers[1].Hits != 7 || st.Fallbacks != 0 {
 						t.Errorf("%d blocks verified on their way, %d by the CPU, %d hits, %d fallbacks", st.VerifiedOnWay, st.VerifiedByCPU, st.Tiers[1].Hits, st.Fallbacks)
@@ -103,13 +103,13 @@ func TestDefectDamagedFileReadDirectly(t *testing.T) {
 	t.Parallel()
 	for _, require := range []bool{false, true} {
 		for _, layerwise := range []bool{false, true} {
-			r, c, said := newDirectRig(t, rigOptions{window: true, direct: &directOptions{model: sim.StorageModel{Aligned: true}, require: require}}, 1, 2)
+			r, c, reports := newDirectRig(t, rigOptions{window: true, direct: &directOptions{model: sim.StorageModel{Aligned: true}, require: require}}, 1, 2)
 			r.flipFile(1, 1)
 			errs := r.load(store.LoadOptions{Layerwise: layerwise}, 1, 2)
 			wantErr(t, errs[0], errdefs.ErrCorrupt)
 			r.must(errs[1])
 			c.want(t, 0, 1) // the CPU examines the block that failed
-			said.want(t, "file")
+			reports.want(t, "file")
 			if st := r.st.Stats(); st.Mismatches != 1 || st.Tiers[1].Tier.Quarantined != 1 || st.Tiers[1].Tier.Errors != 0 {
 				t.Errorf("%d mismatches, %d set aside, %d errors", st.Mismatches, st.Tiers[1].Tier.Quarantined, st.Tiers[1].Tier.Errors)
 			}
@@ -127,7 +127,7 @@ func TestDefectDamagedFileReadDirectly(t *testing.T) {
 // Bytes that cuFile reads wrong never reach the caller as right.
 func TestDefectDirectReadIsWrong(t *testing.T) {
 	t.Parallel()
-	r, c, said := newDirectRig(t, rigOptions{window: true}, 1, 2, 3)
+	r, c, reports := newDirectRig(t, rigOptions{window: true}, 1, 2, 3)
 	for n := range 6 {
 		r.plan.Clear()
 		r.plan.Add(fault.Nth(sim.OpFileRead, int(r.plan.Seen(sim.OpFileRead))+n%3).Corrupt())
@@ -136,7 +136,7 @@ func TestDefectDirectReadIsWrong(t *testing.T) {
 		}
 	}
 	c.want(t, 0, 6)
-	said.want(t, "file", "file", "file", "file", "file", "file")
+	reports.want(t, "file", "file", "file", "file", "file", "file")
 	r.wantDirect(18, 0)
 }
 
@@ -154,7 +154,7 @@ func TestDirectFailureIsItsBlocks(t *testing.T) {
 				"transfer":     {sim.OpFileRead, func(r fault.Rule) fault.Rule { return r.Fail(nil) }},
 				"short":        {sim.OpFileRead, func(r fault.Rule) fault.Rule { return r.Partial(nil) }},
 			} {
-				r, c, said := newDirectRig(t, rigOptions{window: true, direct: &directOptions{
+				r, c, reports := newDirectRig(t, rigOptions{window: true, direct: &directOptions{
 					model: sim.StorageModel{Aligned: true}, require: require, queues: queues,
 				}}, 1, 2, 3)
 				for n := range 3 {
@@ -183,7 +183,7 @@ func TestDirectFailureIsItsBlocks(t *testing.T) {
 				} else {
 					c.want(t, 3, 0)
 				}
-				said.want(t)
+				reports.want(t)
 			}
 		}
 	}
@@ -228,7 +228,7 @@ func TestDirectSlotsAreShared(t *testing.T) {
 				err = l.Wait(r.ctx())
 			}
 			for i, n := range ns {
-				err = errors.Join(err, r.holds(uint32(16*k+i), n))
+				err = errors.Join(err, r.checkPage(uint32(16*k+i), n))
 			}
 			done <- err
 		}()
@@ -267,7 +267,7 @@ func TestDumpsWriteDirectly(t *testing.T) {
 	t.Parallel()
 	for _, queues := range []int{0, 2} {
 		for _, groups := range []int{1, 2} {
-			r, _, said := newDirectRig(t, rigOptions{window: true, groups: groups, pages: 64, direct: &directOptions{model: sim.StorageModel{Aligned: true}, queues: queues}})
+			r, _, reports := newDirectRig(t, rigOptions{window: true, groups: groups, pages: 64, direct: &directOptions{model: sim.StorageModel{Aligned: true}, queues: queues}})
 			ns := []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12} // more than there are slots
 			d := r.startDump(ns...)
 			r.must(d.SourceFree(r.ctx()))
@@ -297,7 +297,7 @@ func TestDumpsWriteDirectly(t *testing.T) {
 			r.closeStore()
 			r.openStore()
 			r.mustLoad(ns...)
-			said.want(t)
+			reports.want(t)
 			// Layerwise dumps wait for the client, and hold no slots of device memory.
 			l, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, 13), store.DumpOptions{Layerwise: true})
 			r.must(err)

@@ -17,7 +17,7 @@ import (
 )
 
 // pages returns the number of pages that the batches read.
-func (h *heldStream) pages() int {
+func (h *manualStream) pages() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	all := make(map[uint32]bool)
@@ -32,7 +32,7 @@ func (h *heldStream) pages() int {
 }
 
 // resolve resolves the n-th ticket.
-func (h *heldStream) resolve(n int, err error) {
+func (h *manualStream) resolve(n int, err error) {
 	h.mu.Lock()
 	t := h.tickets[n]
 	h.mu.Unlock()
@@ -56,7 +56,7 @@ func (r *rig) dumpLayers(ns ...int) *store.DumpTask {
 func TestDefectChunksOfADumpByLayersOneByOne(t *testing.T) {
 	t.Parallel()
 	for _, cause := range []error{nil, errors.New("the copy failed")} {
-		h := &heldStream{}
+		h := &manualStream{}
 		r := newRig(t, rigOptions{slots: 16, wrapDump: func(st stream.Stream) stream.Stream { h.Stream = st; return h }})
 		all := []int{1, 2, 3, 4, 5, 6} // two of them at a time may wait for layers
 		d := r.dumpLayers(all...)
@@ -125,15 +125,15 @@ func TestDefectSlotsInQuarantineAreHeld(t *testing.T) {
 				return counted{es, &batches}
 			},
 		})
-		w := r.work(0, 1)
-		var given []*store.DumpTask
+		w := r.recordWork(0, 1)
+		var started []*store.DumpTask
 		for n := 1; n <= 2; n++ {
 			before := batches.Load()
 			d := r.dumpAfter(w, layerwise, n)
 			r.eventually(func() bool { return batches.Load() > before })
 			d.Cancel()
 			r.eventually(func() bool { return r.st.Stats().Quarantined == int64(n) })
-			given = append(given, d)
+			started = append(started, d)
 		}
 		d := r.dumpAfter(w, layerwise, 3)
 		r.eventually(func() bool {
@@ -145,7 +145,7 @@ func TestDefectSlotsInQuarantineAreHeld(t *testing.T) {
 			t.Error("it holds a slot")
 		}
 		w.end()
-		for _, d := range given {
+		for _, d := range started {
 			r.resolved(d.Done())
 		}
 		r.must(r.dumpAfter(w, layerwise, 3).Durable(r.ctx()))

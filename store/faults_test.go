@@ -139,7 +139,7 @@ func failNth(t *testing.T, layer, op, action string, n int) bool {
 		t.Fatalf("%s %d: a wrong byte was not found", op, n)
 	}
 	for page, block := range loaded {
-		if err := r.holds(page, block); err != nil {
+		if err := r.checkPage(page, block); err != nil {
 			t.Fatalf("%s %d: a load that said OK: %v", op, n, err)
 		}
 	}

@@ -53,7 +53,7 @@ func TestLayersThatNoBlockHas(t *testing.T) {
 	for k := range 5 {
 		r.must(l.WaitShard(r.ctx(), k))
 	}
-	r.must(errors.Join(l.Wait(r.ctx()), r.holds(4, 1), r.holds(5, 3)))
+	r.must(errors.Join(l.Wait(r.ctx()), r.checkPage(4, 1), r.checkPage(5, 3)))
 	if err := l.WaitShard(r.ctx(), 5); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("a layer that the model lacks: %v", err)
 	}

@@ -15,15 +15,15 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// heldStream accepts batches and copies nothing. The test resolves the tickets.
-type heldStream struct {
+// manualStream accepts batches and copies nothing. The test resolves the tickets.
+type manualStream struct {
 	stream.Stream
 	mu      sync.Mutex
 	tickets []*stream.Ticket
 	batches []*mem.Batch
 }
 
-func (h *heldStream) Submit(_ context.Context, b *mem.Batch) (*stream.Ticket, error) {
+func (h *manualStream) Submit(_ context.Context, b *mem.Batch) (*stream.Ticket, error) {
 	if b.Paged == nil { // a look at whether the stream still works
 		t := stream.NewTicket(1, nil)
 		t.Resolve(stream.Completion{}, nil)
@@ -36,14 +36,14 @@ func (h *heldStream) Submit(_ context.Context, b *mem.Batch) (*stream.Ticket, er
 	return h.tickets[len(h.tickets)-1], nil
 }
 
-func (h *heldStream) count() int {
+func (h *manualStream) count() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return len(h.tickets)
 }
 
 // summed writes the sums of page group n of the last batch: right or wrong ones.
-func (h *heldStream) summed(n int, right bool) {
+func (h *manualStream) summed(n int, right bool) {
 	p := h.batches[len(h.batches)-1].Paged
 	sums := p.Sums
 	for i := range n {
@@ -63,9 +63,9 @@ func (h *heldStream) summed(n int, right bool) {
 	}
 }
 
-// landed reports the completion of page group n of the last batch, with right or wrong sums, and
+// complete reports the completion of page group n of the last batch, with right or wrong sums, and
 // resolves the ticket after the last group.
-func (h *heldStream) complete(n int, right bool) {
+func (h *manualStream) complete(n int, right bool) {
 	h.summed(n, right)
 	p := h.batches[len(h.batches)-1].Paged
 	if p.Completed(n+1, true); n+1 == len(p.Groups) {
@@ -74,16 +74,18 @@ func (h *heldStream) complete(n int, right bool) {
 }
 
 // resolved resolves the last ticket.
-func (h *heldStream) resolved() {
+func (h *manualStream) resolved() {
 	h.tickets[len(h.tickets)-1].Resolve(stream.Completion{Summed: true}, nil)
 }
 
 // failed resolves the last ticket with an error.
-func (h *heldStream) failed(err error) { h.tickets[len(h.tickets)-1].Resolve(stream.Completion{}, err) }
+func (h *manualStream) failed(err error) {
+	h.tickets[len(h.tickets)-1].Resolve(stream.Completion{}, err)
+}
 
-// held starts a layerwise load of block 1 to page 0 by a stream that copies nothing, and waits for
+// startManual starts a layerwise load of block 1 to page 0 by a stream that copies nothing, and waits for
 // its batch.
-func (r *rig) held(h *heldStream) *store.LoadTask {
+func (r *rig) startManual(h *manualStream) *store.LoadTask {
 	r.tb.Helper()
 	l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, 1), store.LoadOptions{Layerwise: true})
 	r.must(err)
@@ -94,9 +96,9 @@ func (r *rig) held(h *heldStream) *store.LoadTask {
 	return l
 }
 
-func heldRig(t *testing.T) (*rig, *heldStream) {
+func newManualRig(t *testing.T) (*rig, *manualStream) {
 	t.Helper()
-	h := &heldStream{}
+	h := &manualStream{}
 	r := newRig(t, rigOptions{planeBytes: leafy, wrapLoad: func(st stream.Stream) stream.Stream { h.Stream = st; return h }})
 	r.dump(1)
 	return r, h
@@ -104,10 +106,10 @@ func heldRig(t *testing.T) (*rig, *heldStream) {
 
 // Parts that completed before their batch failed count. WaitShard returns the error for later
 // shards once nothing is being copied.
-func TestWaitShardTellsThatItsBatchFailed(t *testing.T) {
+func TestWaitShardReportsThatItsBatchFailed(t *testing.T) {
 	t.Parallel()
-	r, leased := heldRig(t)
-	l := r.held(leased)
+	r, leased := newManualRig(t)
+	l := r.startManual(leased)
 	leased.complete(0, true)
 	r.must(l.WaitShard(r.ctx(), 0))
 	ctx, cancel := context.WithTimeout(r.ctx(), 20*time.Millisecond)
@@ -123,8 +125,8 @@ func TestWaitShardTellsThatItsBatchFailed(t *testing.T) {
 // A block with a wrong copy of a shard is copied again from that shard on.
 func TestWrongShardIsCopiedAgainWithThoseBehindIt(t *testing.T) {
 	t.Parallel()
-	r, leased := heldRig(t)
-	l := r.held(leased)
+	r, leased := newManualRig(t)
+	l := r.startManual(leased)
 	leased.complete(0, true)
 	leased.complete(1, false)
 	leased.complete(2, true)
@@ -142,9 +144,9 @@ func TestWrongShardIsCopiedAgainWithThoseBehindIt(t *testing.T) {
 
 // The blocks of a whole load have results and free slots part by part. Later parts do not change
 // them. A block with a wrong copy keeps its slot, and is copied again after all other copies.
-func TestPartsOfAWholeLoadAreSettledAsTheyLand(t *testing.T) {
+func TestPartsOfAWholeLoadAreResolvedAsTheyComplete(t *testing.T) {
 	t.Parallel()
-	leased, cause := &heldStream{}, errors.New("the copy failed")
+	leased, cause := &manualStream{}, errors.New("the copy failed")
 	r := newRig(t, rigOptions{
 		planeBytes: leafy, wrapLoad: func(st stream.Stream) stream.Stream { leased.Stream = st; return leased },
 		tune: func(c *store.Config) { c.PartBytes = 1 }, // a block a part
@@ -182,13 +184,13 @@ func TestPartsOfAWholeLoadAreSettledAsTheyLand(t *testing.T) {
 }
 
 // early is a held stream that reports at once that half of a batch has completed, without sums.
-type early struct{ *heldStream }
+type early struct{ *manualStream }
 
 func (e early) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
 	if p := b.Paged; p != nil {
 		p.Completed(len(p.Groups)/2, false)
 	}
-	return e.heldStream.Submit(ctx, b)
+	return e.manualStream.Submit(ctx, b)
 }
 
 // A block that has its result is not asked for checksums, although later parts of its batch have
@@ -196,7 +198,7 @@ func (e early) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error)
 func TestSumsBehindPartsWithoutSums(t *testing.T) {
 	t.Parallel()
 	const batch, blocks = 128, 2 * 128 // a batch of 128 blocks comes first
-	leased := &heldStream{}
+	leased := &manualStream{}
 	r := newRig(t, rigOptions{
 		slots: blocks, pages: blocks, shards: 1, planes: 1, planeBytes: mem.LeafBytes,
 		wrapLoad: func(st stream.Stream) stream.Stream { leased.Stream = st; return early{leased} },
@@ -227,8 +229,8 @@ func TestSumsBehindPartsWithoutSums(t *testing.T) {
 // A load whose blocks all have results is not done before its batch resolves.
 func TestLoadWaitsForItsBatchBehindItsParts(t *testing.T) {
 	t.Parallel()
-	r, leased := heldRig(t)
-	l := r.held(leased)
+	r, leased := newManualRig(t)
+	l := r.startManual(leased)
 	for k := range r.o.shards {
 		leased.summed(k, true)
 	}
@@ -248,8 +250,8 @@ func TestLoadWaitsForItsBatchBehindItsParts(t *testing.T) {
 // still be checked.
 func TestHeaderThatChangesUnderACopyExcusesNothing(t *testing.T) {
 	t.Parallel()
-	r, leased := heldRig(t)
-	l := r.held(leased)
+	r, leased := newManualRig(t)
+	l := r.startManual(leased)
 	sl, err := r.cache.Open(r.ctx(), r.key(1))
 	r.must(err)
 	const sumAlgo = 24 // its place in the header
@@ -263,9 +265,9 @@ func TestHeaderThatChangesUnderACopyExcusesNothing(t *testing.T) {
 }
 
 // The error of a load states whether the page is undefined.
-func TestBlockErrorSaysWhetherThePageIsUndefined(t *testing.T) {
+func TestBlockErrorReportsWhetherThePageIsUndefined(t *testing.T) {
 	t.Parallel()
-	r, leased := heldRig(t)
+	r, leased := newManualRig(t)
 	blockError := func(l *store.LoadTask) *store.BlockError {
 		r.resolved(l.Done())
 		var e *store.BlockError
@@ -279,7 +281,7 @@ func TestBlockErrorSaysWhetherThePageIsUndefined(t *testing.T) {
 	if e := blockError(l); e.Undefined || e.Key != r.key(2) || !errors.Is(e, errdefs.ErrNotFound) {
 		t.Errorf("a block that is nowhere: %+v", e)
 	}
-	l = r.held(leased)
+	l = r.startManual(leased)
 	leased.complete(0, true)
 	leased.complete(1, true)
 	leased.failed(errdefs.ErrBroken)

@@ -36,7 +36,7 @@ func TestLeaseEndsAtItsDeadline(t *testing.T) {
 	wantErr(t, r.cache.Delete(r.ctx(), r.key(1)), errdefs.ErrBusy)
 	r.plan.Release()
 	r.must(r.loaded(running)[0])
-	r.must(r.holds(0, 1))
+	r.must(r.checkPage(0, 1))
 	r.eventually(func() bool { return r.cache.Stats().Retained == 0 })
 	r.must(r.cache.Delete(r.ctx(), r.key(1)))
 	l.Release()

@@ -27,7 +27,7 @@ func TestDefectLoadIsOverwrittenByEarlierWork(t *testing.T) {
 	for _, layerwise := range []bool{false, true} {
 		r := newRig(t, rigOptions{})
 		r.dump(1, 2, 3)
-		w := r.work(0, 9)
+		w := r.recordWork(0, 9)
 		l := r.loadAfter(w, layerwise, 1, 2, 3)
 		if !unresolved(l.Done()) {
 			t.Error("the load did not wait for the program")
@@ -37,7 +37,7 @@ func TestDefectLoadIsOverwrittenByEarlierWork(t *testing.T) {
 		r.resolved(l.Done())
 		for i, err := range l.Errs() {
 			r.must(err)
-			r.must(r.holds(uint32(i), i+1))
+			r.must(r.checkPage(uint32(i), i+1))
 		}
 		r.must(l.WaitShard(r.ctx(), r.o.shards-1))
 	}
@@ -49,7 +49,7 @@ func (r *rig) mustLoadTo(page, n int) {
 	l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(page, n), store.LoadOptions{})
 	r.must(err)
 	r.must(l.Wait(r.ctx()))
-	r.must(r.holds(uint32(page), n))
+	r.must(r.checkPage(uint32(page), n))
 }
 
 // A load whose dependency fails leaves its pages unchanged.
@@ -92,7 +92,7 @@ func TestLoadAfterWhatIsOver(t *testing.T) {
 	over := &dependency{done: make(chan struct{})}
 	close(over.done)
 	r.must(r.loadAfter(over, false, 1).Wait(r.ctx()))
-	r.must(r.holds(0, 1))
+	r.must(r.checkPage(0, 1))
 	over.err = errors.New("the computation failed")
 	wantErr(t, r.loadAfter(over, false, 1).Wait(r.ctx()), over.err)
 }

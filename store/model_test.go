@@ -375,7 +375,7 @@ func (m *model) checkLoad(p *pending) {
 		case err == nil && !b.tried:
 			m.t.Fatalf("%s: block %d was found and never dumped", p.what, n)
 		case err == nil:
-			if err := m.r.holds(p.refs[i].Page, n); err != nil {
+			if err := m.r.checkPage(p.refs[i].Page, n); err != nil {
 				m.t.Fatalf("%s said OK: %v", p.what, err)
 			}
 		case m.excused(p, err):

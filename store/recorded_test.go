@@ -21,8 +21,8 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// work is recorded work of a host program that lasts until end. It implements stream.Recorded.
-type work struct {
+// recordedWork is recorded work of a host program that lasts until end. It implements stream.Recorded.
+type recordedWork struct {
 	r     *rig
 	word  *mem.Region
 	queue device.Queue
@@ -30,10 +30,10 @@ type work struct {
 	asked atomic.Int32 // number of waits on a stream
 }
 
-// work makes the program write block n to a page, until end.
-func (r *rig) work(page uint32, n int) *work {
+// recordWork makes the program write block n to a page, until end.
+func (r *rig) recordWork(page uint32, n int) *recordedWork {
 	r.tb.Helper()
-	w := &work{r: r}
+	w := &recordedWork{r: r}
 	var err error
 	w.word, err = r.dev.AllocHost(64)
 	r.must(err)
@@ -69,14 +69,14 @@ func (r *rig) work(page uint32, n int) *work {
 }
 
 // end lets the program finish.
-func (w *work) end() { hostmem.StoreUint64(w.word.Bytes(), 1) }
+func (w *recordedWork) end() { hostmem.StoreUint64(w.word.Bytes(), 1) }
 
-func (w *work) Precede(ctx context.Context, s stream.EventStream) error {
+func (w *recordedWork) Precede(ctx context.Context, s stream.EventStream) error {
 	w.asked.Add(1)
 	return s.WaitEvent(ctx, w.event)
 }
 
-func (w *work) Done() <-chan struct{} {
+func (w *recordedWork) Done() <-chan struct{} {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -85,7 +85,7 @@ func (w *work) Done() <-chan struct{} {
 	return done
 }
 
-func (w *work) Err() error { return nil }
+func (w *recordedWork) Err() error { return nil }
 
 // dumpAfter starts a dump of blocks from page 0 on, after w.
 func (r *rig) dumpAfter(w mem.Dependency, layerwise bool, ns ...int) *store.DumpTask {
@@ -109,13 +109,13 @@ func (r *rig) filling(n int) func() bool {
 // counted is a stream that counts its batches.
 type counted struct {
 	stream.EventStream
-	given *atomic.Int32
+	submitted *atomic.Int32
 }
 
 func (c counted) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
 	t, err := c.EventStream.Submit(ctx, b)
 	if err == nil && b.Paged != nil { // else it is asked whether it still works
-		c.given.Add(1)
+		c.submitted.Add(1)
 	}
 	return t, err
 }
@@ -127,7 +127,7 @@ func TestDumpBehindRecordedWorkGivesUp(t *testing.T) {
 	for _, layerwise := range []bool{false, true} {
 		for _, cancel := range []bool{false, true} {
 			clock := clockwork.NewFakeClock()
-			var given atomic.Int32
+			var batches atomic.Int32
 			r := newRig(t, rigOptions{
 				slots: 8, clock: clock, tune: func(c *store.Config) { c.LeaseMax = time.Minute },
 				wrapDump: func(st stream.Stream) stream.Stream {
@@ -135,12 +135,12 @@ func TestDumpBehindRecordedWorkGivesUp(t *testing.T) {
 					if !ok {
 						t.Errorf("%T knows no events", st)
 					}
-					return counted{es, &given}
+					return counted{es, &batches}
 				},
 			})
-			w := r.work(0, 1)
+			w := r.recordWork(0, 1)
 			d := r.dumpAfter(w, layerwise, 1, 2, 3)
-			r.eventually(func() bool { return given.Load() > 0 })
+			r.eventually(func() bool { return batches.Load() > 0 })
 			want := errdefs.ErrExpired
 			if cancel {
 				want = errdefs.ErrCanceled
@@ -181,7 +181,7 @@ func TestDumpBehindRecordedWorkHoldsFewSlots(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{slots: 8, dirs: []string{t.TempDir()}})
 	r.dump(20)
-	w := r.work(0, 1)
+	w := r.recordWork(0, 1)
 	r.fill(1, 2)
 	for i := 2; i < 6; i++ {
 		r.fill(uint32(i), i+1)
@@ -219,7 +219,7 @@ func TestDumpAfterRecordedWorkByAStreamWithoutEvents(t *testing.T) {
 	t.Parallel()
 	plain := func(st stream.Stream) stream.Stream { return struct{ stream.Stream }{st} }
 	r := newRig(t, rigOptions{wrapDump: plain})
-	w := r.work(0, 1)
+	w := r.recordWork(0, 1)
 	d := r.dumpAfter(w, false, 1)
 	if !unresolved(d.Done()) || r.filling(1)() || w.asked.Load() != 0 {
 		t.Error("the dump did not wait on the host")
@@ -255,7 +255,7 @@ func TestReplacedStreamWaitsForRecordedWorkToo(t *testing.T) {
 			return frail{es, &broken}
 		}})
 		r.poison(0)
-		w := r.work(0, 1)
+		w := r.recordWork(0, 1)
 		d := r.dumpAfter(w, layerwise, 1)
 		if !unresolved(d.Done()) {
 			t.Error("the dump did not wait")
@@ -297,7 +297,7 @@ func (p *teller) reported() (steps []int, ends []error) {
 	return slices.Clone(p.steps), slices.Clone(p.ends)
 }
 
-func TestLoadTellsItsProgress(t *testing.T) {
+func TestLoadReportsItsProgress(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{})
 	r.dump(1, 2)
@@ -343,7 +343,7 @@ func TestWaitJoinsOneErrorABlock(t *testing.T) {
 func TestLoadThatIsWaitedForExpires(t *testing.T) {
 	t.Parallel()
 	clock := clockwork.NewFakeClock()
-	leased := &heldStream{}
+	leased := &manualStream{}
 	var reported atomic.Int32
 	r := newRig(t, rigOptions{
 		clock: clock, planeBytes: 4096, wrapLoad: func(st stream.Stream) stream.Stream { leased.Stream = st; return leased },

@@ -380,8 +380,8 @@ func (r *rig) poison(page uint32) {
 	}
 }
 
-// holds returns an error unless the page has block n.
-func (r *rig) holds(page uint32, n int) error {
+// checkPage returns an error unless the page has block n.
+func (r *rig) checkPage(page uint32, n int) error {
 	r.tb.Helper()
 	want := r.content(n)
 	got := make([]byte, len(want))
@@ -440,7 +440,7 @@ func (r *rig) load(o store.LoadOptions, ns ...int) []error {
 	errs := r.loaded(t)
 	for i, err := range errs {
 		if err == nil {
-			r.must(r.holds(refs[i].Page, ns[i]))
+			r.must(r.checkPage(refs[i].Page, ns[i]))
 		}
 	}
 	return errs

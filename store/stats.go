@@ -61,7 +61,7 @@ type Stats struct {
 	LoadTimes, FreeTimes, DurableTimes, LeaseTimes, LookupTimes Latency
 	// Times that tasks waited for their turn among Config.Tasks, and blocks for one of
 	// Config.Readers, Config.Checkers or Config.Writers.
-	TurnWaits, ReadWaits, CheckWaits, WriteWaits Latency
+	TaskWaits, ReadWaits, CheckWaits, WriteWaits Latency
 
 	// PathsGivenUp is how often a stream gave up a path, because the device refused a resource or a
 	// NIC failed. GivenUp is the latest cause.
@@ -95,7 +95,7 @@ func (s *Store) Stats() Stats {
 		LoadPaths: c.LoadPaths.Read(), DumpPaths: c.DumpPaths.Read(),
 		LoadTimes: c.LoadTimes.Read(), FreeTimes: c.FreeTimes.Read(), DurableTimes: c.DurableTimes.Read(),
 		LeaseTimes: c.LeaseTimes.Read(), LookupTimes: c.LookupTimes.Read(),
-		TurnWaits: s.sched.Waits(), ReadWaits: s.readers.Waits(), CheckWaits: s.checks.Waits(), WriteWaits: s.dumper.WriteWaits(),
+		TaskWaits: s.sched.Waits(), ReadWaits: s.readers.Waits(), CheckWaits: s.checks.Waits(), WriteWaits: s.dumper.WriteWaits(),
 	}
 	for _, paths := range []*stat.Paths{&c.LoadPaths, &c.DumpPaths} {
 		n, cause := paths.GivenUp()

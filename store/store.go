@@ -80,7 +80,7 @@ func Open(c Config) (*Store, error) {
 		BatchBytes: c.BatchBytes, PartBytes: c.PartBytes, RowBytes: c.RowBytes,
 	})
 	s.dumper = dump.New(dump.Config{
-		Pipeline: s.pipeline, Scheduler: s.sched, Env: s.newEnv(mem.ToSlots, s.dumps), Writers: c.Writers, HeldSlots: leased,
+		Pipeline: s.pipeline, Scheduler: s.sched, Env: s.newEnv(mem.ToSlots, s.dumps), Writers: c.Writers, WaitingSlots: leased,
 		BatchBytes: c.BatchBytes, PartBytes: load.WholeParts * c.PartBytes,
 	})
 	return s, nil

@@ -280,7 +280,7 @@ func shareSlots(r *rig, w, round int) error {
 		return err
 	}
 	for i, n := range ns {
-		if err := r.holds(refs[i].Page, n); err != nil {
+		if err := r.checkPage(refs[i].Page, n); err != nil {
 			return err
 		}
 	}
@@ -289,8 +289,8 @@ func shareSlots(r *rig, w, round int) error {
 
 func TestLayerwiseLoadHandsOutShardsInOrder(t *testing.T) {
 	t.Parallel()
-	r, leased := heldRig(t)
-	l := r.held(leased)
+	r, leased := newManualRig(t)
+	l := r.startManual(leased)
 	for k := range r.o.shards {
 		ctx, cancel := context.WithTimeout(r.ctx(), 10*time.Millisecond)
 		wantErr(t, l.WaitShard(ctx, k), context.DeadlineExceeded)
@@ -400,7 +400,7 @@ func TestCorruptCachedCopyIsReadAnewFromBelow(t *testing.T) {
 		r.must(errs[1])
 		if files {
 			r.must(errs[0])
-			r.must(r.holds(4, 1))
+			r.must(r.checkPage(4, 1))
 		} else {
 			wantErr(t, errs[0], errdefs.ErrCorrupt)
 			r.wantHits(false, 1)
@@ -426,7 +426,7 @@ func TestFillPolicyTrustsTheCacheAndNotTheFiles(t *testing.T) {
 	l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, 1), store.LoadOptions{})
 	r.must(err)
 	r.must(l.Wait(r.ctx()))
-	if r.holds(0, 1) == nil {
+	if r.checkPage(0, 1) == nil {
 		t.Fatal("the flipped byte did not reach the page: the test does not test")
 	}
 	r.closeStore()

@@ -213,7 +213,7 @@ func TestDefectDumpsKeepLoadsFromBeginning(t *testing.T) {
 	}
 	close(dep.done)
 	r.resolved(l.Done())
-	r.must(r.holds(0, 1))
+	r.must(r.checkPage(0, 1))
 	r.mustLoad(1)
 	d.Cancel()
 	r.resolved(d.Done())

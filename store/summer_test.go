@@ -26,7 +26,7 @@ type summer struct {
 
 	queue device.Queue
 	stage *mem.Region
-	work  chan submitted
+	jobs  chan submitted
 	done  chan struct{}
 	once  sync.Once
 
@@ -45,7 +45,7 @@ type submitted struct {
 }
 
 func newSummer(r *rig, st stream.Stream, every int) (stream.Stream, error) {
-	s := &summer{Stream: st, r: r, every: every, work: make(chan submitted, 4096), done: make(chan struct{})}
+	s := &summer{Stream: st, r: r, every: every, jobs: make(chan submitted, 4096), done: make(chan struct{})}
 	var err error
 	if s.queue, err = r.dev.OpenQueue(device.QueueOptions{}); err != nil {
 		return nil, err
@@ -79,14 +79,14 @@ func (s *summer) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, erro
 		s.n++
 		w.sum = s.every != noSums && s.n%s.every == 0
 	}
-	s.work <- w
+	s.jobs <- w
 	return w.outer, nil
 }
 
 // run resolves tickets in order.
 func (s *summer) run() {
 	defer close(s.done)
-	for w := range s.work {
+	for w := range s.jobs {
 		<-w.inner.Done()
 		c, err := w.inner.Completion(), w.inner.Err()
 		c.Summed = false
@@ -146,7 +146,7 @@ func (s *summer) Close(ctx context.Context) error {
 	}
 	var err error
 	s.once.Do(func() {
-		close(s.work)
+		close(s.jobs)
 		<-s.done
 		if err = s.queue.Close(ctx); err == nil {
 			err = s.r.dev.Free(s.stage)

@@ -46,7 +46,7 @@ func TestStatsTimeWhatTheStoreDoes(t *testing.T) {
 	}{
 		"loads": {&st.LoadTimes, st.Loads}, "free": {&st.FreeTimes, st.Dumps}, "durable": {&st.DurableTimes, st.Dumps},
 		"leases": {&st.LeaseTimes, 1}, "lookups": {&st.LookupTimes, 1},
-		"turns": {&st.TurnWaits, st.Loads + st.Dumps}, "reads": {&st.ReadWaits, 1}, "writes": {&st.WriteWaits, 3},
+		"turns": {&st.TaskWaits, st.Loads + st.Dumps}, "reads": {&st.ReadWaits, 1}, "writes": {&st.WriteWaits, 3},
 	} {
 		if c.n == 0 || count(c.times) != c.n {
 			t.Errorf("%s: %d times of %d", what, count(c.times), c.n)

@@ -57,7 +57,7 @@ func (c *readTier) want(t *testing.T, reads, gets int64) {
 // newReadRig returns a store over counted files with dumped blocks that the cache no longer has.
 func newReadRig(t *testing.T, o rigOptions, ns ...int) (*rig, *readTier, *corruptReports) {
 	t.Helper()
-	c, said := &readTier{}, &corruptReports{}
+	c, reports := &readTier{}, &corruptReports{}
 	o.dirs, o.planeBytes = []string{t.TempDir()}, leafy
 	o.wrapFile = func(tr tier.Tier) tier.Tier {
 		f, ok := tr.(*file.Tier)
@@ -69,7 +69,7 @@ func newReadRig(t *testing.T, o rigOptions, ns ...int) (*rig, *readTier, *corrup
 	}
 	tune := o.tune
 	o.tune = func(sc *store.Config) {
-		sc.Hooks.Corrupt = said.corrupt
+		sc.Hooks.Corrupt = reports.corrupt
 		if tune != nil {
 			tune(sc)
 		}
@@ -80,7 +80,7 @@ func newReadRig(t *testing.T, o rigOptions, ns ...int) (*rig, *readTier, *corrup
 	r := newRig(t, o)
 	r.dump(ns...)
 	r.forgetCached(ns...)
-	return r, c, said
+	return r, c, reports
 }
 
 func (r *rig) forgetCached(ns ...int) {
@@ -92,7 +92,7 @@ func (r *rig) forgetCached(ns ...int) {
 	}
 }
 
-// told records the corrupt blocks that a store reported.
+// corruptReports records the corrupt blocks that a store reported.
 type corruptReports struct {
 	mu    sync.Mutex
 	tiers []string
@@ -113,7 +113,7 @@ func (s *corruptReports) want(t *testing.T, tiers ...string) {
 	}
 }
 
-// flip damages a byte of shard k in the file of block n.
+// flipFile damages a byte of shard k in the file of block n.
 func (r *rig) flipFile(n, k int) {
 	r.tb.Helper()
 	name := r.key(n).String()
@@ -148,7 +148,7 @@ func TestBlocksFromBelowAreVerifiedOnTheirWay(t *testing.T) {
 	for _, window := range []bool{false, true} {
 		for _, path := range []stream.Path{stream.PathKernel, stream.PathStaged} {
 			for _, layerwise := range []bool{false, true} {
-				r, c, said := newReadRig(t, rigOptions{window: window, path: path}, 1, 2, 3)
+				r, c, reports := newReadRig(t, rigOptions{window: window, path: path}, 1, 2, 3)
 				for _, err := range r.load(store.LoadOptions{Layerwise: layerwise}, 1, 2, 3) {
 					r.must(err)
 				}
@@ -157,7 +157,7 @@ func TestBlocksFromBelowAreVerifiedOnTheirWay(t *testing.T) {
 				if st.VerifiedOnWay != 3 || st.VerifiedByCPU != 0 || st.Tiers[1].Hits != 3 || st.Mismatches != 0 {
 					t.Errorf("%d blocks verified on their way, %d by the CPU, %d hits, %d mismatches", st.VerifiedOnWay, st.VerifiedByCPU, st.Tiers[1].Hits, st.Mismatches)
 				}
-				said.want(t)
+				reports.want(t)
 				if r.mustLoad(1, 2, 3); !window { // now the cache has them
 					c.want(t, 0, 0)
 				}
@@ -195,13 +195,13 @@ func TestDefectDamagedFileIsFoundOnTheWay(t *testing.T) {
 	for _, window := range []bool{false, true} {
 		for _, every := range []int{0, noSums} {
 			for _, layerwise := range []bool{false, true} {
-				r, c, said := newReadRig(t, rigOptions{window: window, sumEvery: every}, 1, 2)
+				r, c, reports := newReadRig(t, rigOptions{window: window, sumEvery: every}, 1, 2)
 				r.flipFile(1, 1)
 				errs := r.load(store.LoadOptions{Layerwise: layerwise}, 1, 2)
 				wantErr(t, errs[0], errdefs.ErrCorrupt)
 				r.must(errs[1])
 				c.want(t, 2, 1)
-				said.want(t, "file")
+				reports.want(t, "file")
 				st := r.st.Stats()
 				if st.Mismatches != 1 || st.Tiers[1].Tier.Corrupt != 1 || st.Tiers[1].Tier.Quarantined != 1 || st.BadCopies != 0 {
 					t.Errorf("%d mismatches, %d corrupt files, %d set aside, %d bad copies", st.Mismatches, st.Tiers[1].Tier.Corrupt, st.Tiers[1].Tier.Quarantined, st.BadCopies)
@@ -233,11 +233,11 @@ func TestDefectDamagedFileIsAnErrorOfTheCache(t *testing.T) {
 func TestBlockThatIsReadWrongIsReadAgain(t *testing.T) {
 	t.Parallel()
 	for _, window := range []bool{false, true} {
-		r, c, said := newReadRig(t, rigOptions{window: window}, 1)
+		r, c, reports := newReadRig(t, rigOptions{window: window}, 1)
 		c.spoil.Store(1)
 		r.mustLoad(1)
 		c.want(t, 1, 1)
-		said.want(t, "file")
+		reports.want(t, "file")
 		if st := r.st.Stats(); st.Mismatches != 1 || st.Refills != 1 || st.Tiers[1].Tier.Corrupt != 0 {
 			t.Errorf("%d mismatches, %d refills, %d corrupt files", st.Mismatches, st.Refills, st.Tiers[1].Tier.Corrupt)
 		}
@@ -268,8 +268,8 @@ func TestDefectManyLoadsOfADamagedFile(t *testing.T) {
 		}
 		r.must(g.Wait())
 		for k := range loads {
-			r.must(r.holds(uint32(3*k), 1))
-			r.must(r.holds(uint32(3*k+2), 3))
+			r.must(r.checkPage(uint32(3*k), 1))
+			r.must(r.checkPage(uint32(3*k+2), 3))
 		}
 		if st := r.st.Stats().Tiers[1].Tier; st.Corrupt != 1 || st.Quarantined != 1 {
 			t.Errorf("%d corrupt files, %d set aside, want 1", st.Corrupt, st.Quarantined)
@@ -300,7 +300,7 @@ func TestDefectUnverifiedBlockIsNotTrusted(t *testing.T) {
 	close(release)
 	// By the time that the load asks again the dump may have brought the block.
 	if err := r.loaded(l)[0]; err == nil {
-		r.must(r.holds(4, 1))
+		r.must(r.checkPage(4, 1))
 	} else {
 		wantErr(t, err, errdefs.ErrCorrupt)
 	}

@@ -289,7 +289,7 @@ func corruptDump(t *testing.T, w way, layerwise, files bool, n int) bool {
 
 // Loads ignore a damaged header in a slot: they use the checksums that the cache has kept. The tier
 // below refuses the block.
-func TestDamagedHeaderHarmsNoLoad(t *testing.T) {
+func TestDamagedHeaderAffectsNoLoad(t *testing.T) {
 	t.Parallel()
 	for _, every := range []int{noSums, 0, 1} {
 		r := newRig(t, rigOptions{planeBytes: leafy, sumEvery: every})
@@ -440,7 +440,7 @@ func TestCancelWhileCopiesAreVerified(t *testing.T) {
 			for i, err := range r.loaded(l) {
 				switch {
 				case err == nil && every != noSums:
-					r.must(r.holds(uint32(i), ns[i]))
+					r.must(r.checkPage(uint32(i), ns[i]))
 				case err != nil && !errors.Is(err, errdefs.ErrCanceled) && !errors.Is(err, errdefs.ErrCorrupt):
 					t.Fatal(err)
 				}

@@ -23,7 +23,7 @@ func (roomlessTier) Put(ctx context.Context, _ block.Key, _ mem.Extent) error {
 }
 
 // Writes that are queued behind a wait for space do not each wait as long again.
-func TestDefectWaitsForRoomAddUp(t *testing.T) {
+func TestDefectWaitsForSpaceAddUp(t *testing.T) {
 	t.Parallel()
 	testkit.Grow(t, time.Second, func(waitMax time.Duration) error {
 		r := newRig(t, rigOptions{
@@ -42,7 +42,7 @@ func TestDefectWaitsForRoomAddUp(t *testing.T) {
 }
 
 // A task whose context has ended starts if a place is free.
-func TestTasksBeginWithoutWaitingWhereThereIsRoom(t *testing.T) {
+func TestTasksBeginWithoutWaitingIfThereIsSpace(t *testing.T) {
 	r := newRig(t, rigOptions{slots: 8})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -131,7 +131,7 @@ func TestWindowOfTwoSlotsIsShared(t *testing.T) {
 	r.must(g.Wait())
 	for k := range tasks {
 		for i, n := range hot {
-			r.must(r.holds(uint32(k*each+i), n))
+			r.must(r.checkPage(uint32(k*each+i), n))
 		}
 	}
 	r.wantEmptyWindow()
@@ -159,8 +159,8 @@ func TestWindowThatStaysFullIsBusy(t *testing.T) {
 	r.must(d.Published(r.ctx()))
 	wantErr(t, r.load(store.LoadOptions{}, 1)[0], errdefs.ErrBusy)
 	r.mustLoad(2, 3) // they are in the slots
-	late := r.startDump(4)
-	wantErr(t, late.Durable(r.ctx()), errdefs.ErrBusy)
+	third := r.startDump(4)
+	wantErr(t, third.Durable(r.ctx()), errdefs.ErrBusy)
 	close(write)
 	r.must(d.Durable(r.ctx()))
 	r.mustLoad(1, 2, 3)

@@ -120,25 +120,25 @@ func TestCanceledDumpsInOneWriting(t *testing.T) {
 	t.Parallel()
 	for _, both := range []bool{false, true} {
 		r, m, d := newMany(t)
-		one, other, late := r.dumpAt(1, 1, 2), r.dumpAt(3, 3, 4), r.dumpAt(5, 5)
-		late.Cancel() // before it is taken
+		first, second, third := r.dumpAt(1, 1, 2), r.dumpAt(3, 3, 4), r.dumpAt(5, 5)
+		third.Cancel() // before it is taken
 		m.unblock <- struct{}{}
 		r.must(d.Durable(r.ctx()))
 		<-m.begun
-		one.Cancel()
+		first.Cancel()
 		if both {
-			other.Cancel()
+			second.Cancel()
 		} else {
 			m.unblock <- struct{}{}
 		}
-		r.resolved(one.Done())
-		err := other.Durable(r.ctx())
+		r.resolved(first.Done())
+		err := second.Durable(r.ctx())
 		if both {
 			wantErr(t, err, errdefs.ErrCanceled)
 		} else {
 			r.must(err)
 		}
-		wantErr(t, late.Durable(r.ctx()), errdefs.ErrCanceled)
+		wantErr(t, third.Durable(r.ctx()), errdefs.ErrCanceled)
 		if m.calls[1] != 4 {
 			t.Errorf("blocks were written in calls of %v, want 1 and 4", m.calls)
 		}

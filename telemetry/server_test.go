@@ -156,8 +156,8 @@ func TestForeignHostsAreRefused(t *testing.T) {
 	}
 }
 
-// leaveSocket makes the socket of a process that was killed.
-func leaveSocket(t *testing.T, path string) {
+// makeStaleSocket makes the socket of a process that was killed.
+func makeStaleSocket(t *testing.T, path string) {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
@@ -173,7 +173,7 @@ func leaveSocket(t *testing.T, path string) {
 func TestOneServerReplacesAStaleSocket(t *testing.T) {
 	for range 100 {
 		path := filepath.Join(t.TempDir(), "s")
-		leaveSocket(t, path)
+		makeStaleSocket(t, path)
 		var servers [4]*telemetry.Server
 		var failures [4]error
 		var starts sync.WaitGroup

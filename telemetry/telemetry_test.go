@@ -417,7 +417,7 @@ func TestServesOnUnixSockets(t *testing.T) {
 	addr := "unix:" + filepath.Join(dir, "m-{pid}.sock")
 	for _, left := range []bool{false, true} {
 		if left { // by a process that was killed
-			leaveSocket(t, path)
+			makeStaleSocket(t, path)
 		}
 		srv, err := telemetry.New().Serve(t.Context(), addr)
 		if err != nil {

@@ -13,7 +13,7 @@ var storeTimes = []timesFamily[*store.Stats]{
 	{
 		Metric{"kvlane_store_queue_seconds", "seconds", Histogram, "Time spent waiting: tasks to start, and blocks to be read from a tier, verified or written.", []string{labelQueue}},
 		func(s *store.Stats, out emitTimes) {
-			out(&s.TurnWaits, "turn")
+			out(&s.TaskWaits, "turn")
 			out(&s.ReadWaits, "read")
 			out(&s.CheckWaits, "verify")
 			out(&s.WriteWaits, "write")

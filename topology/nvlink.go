@@ -54,9 +54,9 @@ func (m *Machine) FindNVLinks(l Linker) {
 				m.NVLinks = append(m.NVLinks, NVLink{A: i, B: j, Links: n})
 				continue
 			}
-			joined, err := l.Peer(a.PCI, b.PCI)
+			connected, err := l.Peer(a.PCI, b.PCI)
 			switch {
-			case joined:
+			case connected:
 				m.NVLinks = append(m.NVLinks, NVLink{A: i, B: j, Links: min(switched[i], switched[j]), Switch: true})
 			case err != nil && !errors.Is(err, errdefs.ErrNotSupported):
 				m.note(err, "how %s reaches %s", a.title(), b.title())

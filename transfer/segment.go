@@ -231,8 +231,8 @@ func (s *Segment) fits(b *buffer) error {
 	b.bytes = len(own) + len(",")
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	bare := s.description()
-	head, err := json.Marshal(&bare)
+	description := s.description()
+	head, err := json.Marshal(&description)
 	if err != nil {
 		return err
 	}

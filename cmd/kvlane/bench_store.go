@@ -26,7 +26,7 @@ type storeBench struct {
 	run               request.Options
 	still             bool
 	work, forms, hits []string
-	besideProduct     bool
+	withProduct       bool
 	productRows       int
 	cublaslt          string
 	json              bool
@@ -101,7 +101,7 @@ func (f *storeBench) register(fl *pflag.FlagSet) {
 
 	registerSettings(fl, storeNames...)
 
-	fl.BoolVar(&f.besideProduct, "beside-matmul", false, "also measure requests during a matrix product")
+	fl.BoolVar(&f.withProduct, "beside-matmul", false, "also measure requests during a matrix product")
 	fl.IntVar(&f.productRows, "product-rows", matmul.MaxRows, fmt.Sprintf("rows and columns of the product's matrices, at least %d; smaller products, as in models, are slowed down more", matmul.MinRows))
 	fl.IntVar(&f.run.BesideBlocks, "beside-blocks", 0, "blocks per request during the product; 0 is the largest of --blocks up to 1024")
 	fl.IntVar(&f.run.BesideRequests, "beside-requests", 2, "concurrent requests during the product")
@@ -133,7 +133,7 @@ func (f *storeBench) execute(cmd *cobra.Command) error {
 	finish()
 	return printMeasured(cmd.Context(), r, asUsage(err), func() error {
 		this := releaseOf(debug.ReadBuildInfo())
-		r.Machine.Command, r.Version, r.Setup.Engine = commandLine(), this.tag(), engineGiven(cmd.Flags())
+		r.Machine.Command, r.Version, r.Setup.Engine = commandLine(), this.tag(), engineOptions(cmd.Flags())
 		if r.Incomplete != "" {
 			earlier = nil
 		}
@@ -162,7 +162,7 @@ func (f *storeBench) parse(flags *pflag.FlagSet) error {
 	if f.productRows < matmul.MinRows || f.productRows > matmul.MaxRows || f.productRows%matmul.RowStep != 0 {
 		errs = append(errs, fmt.Errorf("--product-rows %d: must be a multiple of %d, from %d to %d", f.productRows, matmul.RowStep, matmul.MinRows, matmul.MaxRows))
 	}
-	if f.besideProduct {
+	if f.withProduct {
 		o.OpenProduct = func(ctx context.Context, dev device.Device) (request.Product, error) {
 			p, err := matmul.Open(ctx, dev, f.cublaslt, f.productRows)
 			if err != nil {
@@ -183,8 +183,8 @@ func (f *storeBench) parse(flags *pflag.FlagSet) error {
 // storeNames are the settings of the measured engine.
 var storeNames = []string{"path", "policy", "calibrate", "verify", "fsync", "log-fsync", "stream-files", "direct"}
 
-// engineGiven returns the given options of the engine as text.
-func engineGiven(fl *pflag.FlagSet) string {
+// engineOptions returns the given options of the engine as text.
+func engineOptions(fl *pflag.FlagSet) string {
 	var texts []string
 	for _, name := range append(slices.Clone(storeNames), "pipeline", "cache-bytes") {
 		if f := fl.Lookup(name); f.Changed {

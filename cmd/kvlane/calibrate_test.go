@@ -141,7 +141,7 @@ func TestCalibrateRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
 		args []string
 		code int
-		says string
+		want string
 	}{
 		"no time":          {[]string{"--budget", "0s"}, exitUsage, "--budget 0s"},
 		"no patience":      {[]string{"--wait", "-1s"}, exitUsage, "--wait -1s"},
@@ -153,8 +153,8 @@ func TestCalibrateRefuses(t *testing.T) {
 		"too little space": {[]string{"--device", "sim", "--memory", "1KiB", "--profile-dir", t.TempDir()}, exitUsage, "1024 bytes"},
 	} {
 		code, _, stderr := execute(t, append([]string{"calibrate"}, c.args...)...)
-		if code != c.code || !strings.Contains(stderr, c.says) {
-			t.Errorf("%s: exit code %d, want %d; standard error, which should say %q:\n%s", name, code, c.code, c.says, stderr)
+		if code != c.code || !strings.Contains(stderr, c.want) {
+			t.Errorf("%s: exit code %d, want %d; standard error, which should say %q:\n%s", name, code, c.code, c.want, stderr)
 		}
 	}
 }

@@ -197,7 +197,7 @@ func TestConfigurationIsShared(t *testing.T) {
 }
 
 // What has no effect beside the flags of a command line is as if it had not been given, and is said to be that.
-func TestDefectConfigurationWithoutEffectDoesNoHarm(t *testing.T) {
+func TestDefectConfigurationWithoutEffectIsIgnored(t *testing.T) {
 	dir, trace := filepath.Join(t.TempDir(), "blocks"), traceFile(t, goodLine)
 	name := configText(t, "gdr: auto\nrdma-mtu: 1024\nnic: [a, b]\nlog-fsync: always\nfile-bytes: 1GiB\nfsync: file\ncalibrate: never\npolicy: latency\n")
 	for _, args := range [][]string{
@@ -295,12 +295,12 @@ func TestDefectConfigurationReadsPipelinesDifferently(t *testing.T) {
 	trace := traceFile(t, goodLine)
 	for _, bad := range []string{"file|cache", "cache|files", "cache|", "cache|cache"} {
 		_, _, stderr := execute(t, "replay", trace, "--device", "sim", "--pipeline", bad)
-		_, said, _ := strings.Cut(stderr, "--pipeline: ")
-		said, _, _ = strings.Cut(said, "\n")
+		_, reported, _ := strings.Cut(stderr, "--pipeline: ")
+		reported, _, _ = strings.Cut(reported, "\n")
 		name := configText(t, fmt.Sprintf("pipeline: %q", bad))
 		for _, args := range [][]string{{"config", "check", name}, {"replay", trace, "--device", "sim", "--config", name}} {
 			code, _, stderr := execute(t, args...)
-			if want := "kvlane: " + name + ":1: pipeline: " + said + "\n"; code != exitUsage || said == "" || !strings.HasPrefix(stderr, want) {
+			if want := "kvlane: " + name + ":1: pipeline: " + reported + "\n"; code != exitUsage || reported == "" || !strings.HasPrefix(stderr, want) {
 				t.Errorf("%v: exit code %d, %q, want %q", args, code, stderr, want)
 			}
 		}

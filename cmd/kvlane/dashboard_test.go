@@ -86,9 +86,9 @@ var (
 // scraper are the labels that Prometheus adds.
 var scraper = []string{"instance", "job", "rank"}
 
-// wrong returns what of a query names nothing that is exposed, or takes counters for gauges or the reverse. labels are those that its result is
-// shown by.
-func wrong(query string, all map[string]exposed, labels ...string) (bad []string) {
+// queryFaults returns the faults of a query: names that nothing exposes, and counters used as gauges or the reverse. labels are those of the shown
+// result.
+func queryFaults(query string, all map[string]exposed, labels ...string) (bad []string) {
 	found := selector.FindAllStringSubmatch(query, -1)
 	if len(found) == 0 || !legal.MatchString(query) || strings.Count(query, "(") != strings.Count(query, ")") {
 		bad = append(bad, "it is no query of metrics")
@@ -165,7 +165,7 @@ func TestDashboardAsksForWhatReplaysExpose(t *testing.T) {
 			for _, l := range legend.FindAllStringSubmatch(q.LegendFormat, -1) {
 				labels = append(labels, l[1])
 			}
-			for _, bad := range wrong(q.Expr, all, labels...) {
+			for _, bad := range queryFaults(q.Expr, all, labels...) {
 				t.Errorf("%s: %s: %s", p.Title, q.Expr, bad)
 			}
 			queries++
@@ -173,7 +173,7 @@ func TestDashboardAsksForWhatReplaysExpose(t *testing.T) {
 	}
 	for _, v := range d.Templating.List {
 		if v.Type == "query" {
-			for _, bad := range wrong(strings.TrimSuffix(strings.TrimPrefix(v.Query, "label_values("), ", instance)"), all) {
+			for _, bad := range queryFaults(strings.TrimSuffix(strings.TrimPrefix(v.Query, "label_values("), ", instance)"), all) {
 				t.Errorf("variable %s: %s: %s", v.Name, v.Query, bad)
 			}
 		}
@@ -210,7 +210,7 @@ func TestAlertsAreOfWhatReplaysExpose(t *testing.T) {
 	all, n := exposedByReplays(t), 0
 	for _, g := range rules.Groups {
 		for _, r := range g.Rules {
-			for _, bad := range wrong(r.Expr, all) {
+			for _, bad := range queryFaults(r.Expr, all) {
 				t.Errorf("%s: %s: %s", r.Alert, r.Expr, bad)
 			}
 			if !slices.Contains([]string{"critical", "warning", "info"}, r.Labels["severity"]) || r.Annotations["summary"] == "" || r.Annotations["action"] == "" {
@@ -237,7 +237,7 @@ func TestQueriesThatAskForNothing(t *testing.T) {
 		`sum by (tier) (rate(kvlane_a_total[5m])) / on () group_left () sum (kvlane_b)`,
 		`histogram_quantile(0.99, sum by (le, queue) (rate(kvlane_t_bucket{queue="turn"}[5m])))`,
 	} {
-		if bad := wrong(q, all); bad != nil {
+		if bad := queryFaults(q, all); bad != nil {
 			t.Errorf("%s: %q", q, bad)
 		}
 	}
@@ -248,11 +248,11 @@ func TestQueriesThatAskForNothing(t *testing.T) {
 		`histogram_quantile(0.99, sum by (le) (kvlane_t_bucket))`, `histogram_quantile(0.99, sum by (le, path) (rate(kvlane_t_bucket[5m])))`,
 		`histogram_quantile(0.99, sum by (le) (rate(kvlane_t[5m])))`, `histogram_quantile(0.99, sum by (le) (rate(kvlane_t_bucket{queue="write"}[5m])))`,
 	} {
-		if wrong(q, all) == nil {
+		if queryFaults(q, all) == nil {
 			t.Errorf("%s passes", q)
 		}
 	}
-	if wrong("kvlane_b", all, "tier") == nil {
+	if queryFaults("kvlane_b", all, "tier") == nil {
 		t.Error("a legend of a label that there is not passes")
 	}
 }

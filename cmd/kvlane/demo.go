@@ -57,7 +57,7 @@ func runDemo(cmd *cobra.Command, device string, rdma *rdmaFlags, temp string) er
 		return &usageError{err}
 	}
 	notReady(cmd.Context())
-	if err := saySimulated(cmd.OutOrStdout(), noGPU); err != nil {
+	if err := printSimulated(cmd.OutOrStdout(), noGPU); err != nil {
 		return err
 	}
 	d := demo{

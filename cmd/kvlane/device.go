@@ -58,17 +58,17 @@ func simulatedNote(noGPU error) string {
 	return fmt.Sprintf("SIMULATED DEVICE: no GPU is usable: %v", noGPU)
 }
 
-// saySimulated prints the note on a simulated GPU for reports in text. It prints nothing if noGPU
+// printSimulated prints the note on a simulated GPU for reports in text. It prints nothing if noGPU
 // is nil.
-func saySimulated(w io.Writer, noGPU error) error {
+func printSimulated(w io.Writer, noGPU error) error {
 	if noGPU == nil {
 		return nil
 	}
-	return sayNote(w, noDriver(noGPU)+" Using the simulated GPU; figures are not hardware.")
+	return printNote(w, noDriver(noGPU)+" Using the simulated GPU; figures are not hardware.")
 }
 
-// sayNote prints a note on a fallback before the report of a command.
-func sayNote(w io.Writer, note string) error {
+// printNote prints a note on a fallback before the report of a command.
+func printNote(w io.Writer, note string) error {
 	p := present.NewPage(present.ScreenOf(w))
 	p.Verdict(present.Warn, "%s", note)
 	return p.Write(w)

@@ -25,7 +25,7 @@ func withoutGPU(t *testing.T) {
 const simulating = "! No NVIDIA driver found (libcuda.so.1). Using the simulated GPU; figures are not hardware.\n"
 
 // Without a GPU replay simulates one unasked, and reports so before anything else. TestDemo checks the same of demo.
-func TestReplaySaysThatItSimulates(t *testing.T) {
+func TestReplayReportsThatItSimulates(t *testing.T) {
 	withoutGPU(t)
 	const noted = "SIMULATED DEVICE: no GPU is usable: load CUDA driver: open library libcuda.so.1: "
 	args := []string{"replay", traceFile(t, goodLine), "--cache-bytes", "1MiB"}
@@ -58,12 +58,12 @@ func TestWhyThereIsNoGPU(t *testing.T) {
 
 // What is measured on a simulated device is not taken for figures of a GPU: it has to be asked for by name. What is missing is said
 // first, in a few words, and not in Go's.
-func TestDefectMissingGPUIsToldInGo(t *testing.T) {
+func TestDefectMissingGPUIsReportedInGo(t *testing.T) {
 	withoutGPU(t)
 	const (
-		said = "kvlane: No NVIDIA driver found (libcuda.so.1).\nNext: kvlane doctor has details; --device sim is a simulated GPU, "
-		cpu  = "host the CPU.\n"
-		none = "none the host.\n"
+		wantNote = "kvlane: No NVIDIA driver found (libcuda.so.1).\nNext: kvlane doctor has details; --device sim is a simulated GPU, "
+		cpu      = "host the CPU.\n"
+		none     = "none the host.\n"
 	)
 	for line, other := range map[string]string{
 		"bench copy":                                     cpu,
@@ -75,7 +75,7 @@ func TestDefectMissingGPUIsToldInGo(t *testing.T) {
 		"transfer serve --use-vram --name 127.0.0.1:0 --listen 127.0.0.1:0": cpu,
 	} {
 		code, stdout, stderr := execute(t, strings.Fields(line)...)
-		if code != exitFailure || stdout != "" || stderr != said+other {
+		if code != exitFailure || stdout != "" || stderr != wantNote+other {
 			t.Errorf("%s: exit code %d\n%s\n%s", line, code, stdout, stderr)
 		}
 	}

@@ -67,7 +67,7 @@ func TestDistBinaries(t *testing.T) {
 }
 
 // The binary of this machine says when it was built: when the commit was made, or as SOURCE_DATE_EPOCH says.
-func TestDistSaysWhenItWasBuilt(t *testing.T) {
+func TestDistHasItsBuildTime(t *testing.T) {
 	dir, version := dist(t)
 	out, err := exec.Command(filepath.Join(dir, "kvlane-linux-"+runtime.GOARCH), "version", "--json").Output()
 	var r release

@@ -14,7 +14,7 @@ import (
 )
 
 // The doctor tells a NIC that is not there from one that fails.
-func TestDoctorSaysWhyANICIsNotUsed(t *testing.T) {
+func TestDoctorReportsWhyANICIsNotUsed(t *testing.T) {
 	for cause, want := range map[error]doctor.Answer{
 		errdefs.ErrNotSupported: doctor.No,      // no library, no device, no way to the GPU's memory
 		errdefs.ErrBroken:       doctor.No,      // no port is up
@@ -40,7 +40,7 @@ func TestDoctorRequires(t *testing.T) {
 	for name, c := range map[string]struct {
 		required []doctor.Path
 		code     int
-		says     string
+		want     string
 	}{
 		"nothing":       {nil, exitOK, ""},
 		"there":         {[]doctor.Path{is("cuda", doctor.Yes), is("posix", doctor.Yes)}, exitOK, ""},
@@ -54,8 +54,8 @@ func TestDoctorRequires(t *testing.T) {
 		switch {
 		case c.code == exitOK && err != nil:
 			t.Errorf("%s: %v", name, err)
-		case c.code != exitOK && (!errors.As(err, &coded) || coded.code != c.code || !strings.Contains(err.Error(), c.says)):
-			t.Errorf("%s: %v, want exit code %d and %q", name, err, c.code, c.says)
+		case c.code != exitOK && (!errors.As(err, &coded) || coded.code != c.code || !strings.Contains(err.Error(), c.want)):
+			t.Errorf("%s: %v, want exit code %d and %q", name, err, c.code, c.want)
 		}
 	}
 }

@@ -138,7 +138,7 @@ func runExample(t *testing.T, temp, line string, e example) {
 	if code == exitOK && stdout == "" {
 		t.Error("it prints nothing")
 	}
-	if said := e.want != "" && strings.Contains(stderr, e.want); code != exitOK && !said || code == exitUsage {
+	if expected := e.want != "" && strings.Contains(stderr, e.want); code != exitOK && !expected || code == exitUsage {
 		t.Errorf("exit code %d, %q", code, stderr)
 	}
 	if e.want == noGPU && code == exitOK {

@@ -133,7 +133,7 @@ func (u *trial) compare(t *testing.T, name string) {
 			t.Fatalf("%s has not %q at this place; go test -rewrite makes it anew", file, e.line)
 		}
 		want := strings.TrimPrefix(wanted[i], e.line)
-		if diff := cmp.Diff(strings.Fields(want), strings.Fields(e.answer)); diff != "" && (bare() || !strings.Contains(e.line, "kvlane doctor")) {
+		if diff := cmp.Diff(strings.Fields(want), strings.Fields(e.answer)); diff != "" && (matchesGolden() || !strings.Contains(e.line, "kvlane doctor")) {
 			t.Errorf("%s: %s differs, -want +got; go test -rewrite makes it anew:\n%s\nIt was:\n%s", file, e.line, diff, e.answer)
 		}
 	}
@@ -142,8 +142,8 @@ func (u *trial) compare(t *testing.T, name string) {
 	}
 }
 
-// bare reports whether doctor finds on this machine what it found where the golden files were made: io_uring, and neither GPU nor NIC.
-var bare = sync.OnceValue(func() bool {
+// matchesGolden reports whether doctor's findings here are those of the golden files: io_uring, and neither GPU nor NIC.
+var matchesGolden = sync.OnceValue(func() bool {
 	r := doctor.Examine(context.Background(), doctor.Local(askCUDA, askCuFile, loadable), doctor.Options{})
 	return r.IOUring.Answer == doctor.Yes && len(r.NVIDIA.OnBus) == 0 && len(r.RDMA.Devices) == 0
 })

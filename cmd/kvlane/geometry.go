@@ -65,9 +65,9 @@ func (g *geometryFlags) geometry() (block.Geometry, error) {
 	return out, out.Validate()
 }
 
-// heldInstead extends the error of a directory with blocks of another geometry than want. It adds
-// that geometry and, if possible, the flags that select it.
-func heldInstead(want block.Geometry, err error) error {
+// addStoredGeometry extends the error of a directory with blocks of another geometry than want. It
+// adds that geometry and, if possible, the flags that select it.
+func addStoredGeometry(want block.Geometry, err error) error {
 	var other *block.IdentityError
 	if !errors.As(err, &other) {
 		return err
@@ -75,16 +75,16 @@ func heldInstead(want block.Geometry, err error) error {
 	id := other.Found
 	err = fmt.Errorf("%w; the directory holds model %q, %s, %d layers, KV heads %d to %d of %d elements, %d tokens a block",
 		err, id.Model, id.DType, id.LayerEnd-id.LayerFirst, id.HeadFirst, id.HeadEnd-1, id.HeadSize, id.BlockTokens)
-	if flags := flagsOfHeld(want, id); flags != "" {
+	if flags := flagsOfStored(want, id); flags != "" {
 		err = fmt.Errorf("%w: give %s for that", err, flags)
 	}
 	return err
 }
 
-// flagsOfHeld returns the flags that change want to a geometry with the identity id, or "" if no
+// flagsOfStored returns the flags that change want to a geometry with the identity id, or "" if no
 // flags do. Other heads can mean another split over ranks or another number of heads, so it tries
 // both.
-func flagsOfHeld(want block.Geometry, id block.Identity) string {
+func flagsOfStored(want block.Geometry, id block.Identity) string {
 	g := want
 	g.DType, g.Layers, g.HeadSize, g.BlockTokens, g.MLA = id.DType, id.LayerEnd, id.HeadSize, id.BlockTokens, id.Layout == block.LayoutMLA
 	n := max(id.HeadEnd-id.HeadFirst, 1)

@@ -11,12 +11,12 @@ import (
 )
 
 // A directory of another geometry says which one it holds, and the flags that it names open it.
-func TestDefectDirectorySaysWhichGeometryItHolds(t *testing.T) {
+func TestDefectErrorNamesTheStoredGeometry(t *testing.T) {
 	testkit.SkipRace(t, "other tests replay with files and logs")
 	trace := traceFile(t, goodLine)
 	for name, c := range map[string]struct {
 		made, given string // flags
-		says        string
+		want        string
 		give        string // the flags that are named; "": none
 	}{
 		"another split":        {"--kv-heads 4 --tp 1", "--kv-heads 4 --tp 2", `model "small", bfloat16, 2 layers, KV heads 0 to 3 of 64 elements, 16 tokens a block`, "--tp=1"},
@@ -38,8 +38,8 @@ func TestDefectDirectorySaysWhichGeometryItHolds(t *testing.T) {
 				t.Fatalf("%s: exit code %d: %s", name, code, stderr)
 			}
 			code, _, stderr := execute(t, append(args(c.given), dir, at)...)
-			if code != exitFailure || !strings.Contains(stderr, c.says) {
-				t.Errorf("%s, %s: exit code %d, want %q:\n%s", name, dir, code, c.says, stderr)
+			if code != exitFailure || !strings.Contains(stderr, c.want) {
+				t.Errorf("%s, %s: exit code %d, want %q:\n%s", name, dir, code, c.want, stderr)
 			}
 			_, give, _ := strings.Cut(stderr, "tokens a block: give ")
 			if give, _, _ = strings.Cut(give, " for that"); give != c.give {
@@ -66,7 +66,7 @@ func TestDTypeFlagTakesShortNames(t *testing.T) {
 	if code, _, stderr := execute(t, "replay", trace, "--device", "sim", "--dtype", "bf17"); code != exitUsage || !strings.Contains(stderr, "bfloat16 (bf16)") {
 		t.Errorf("--dtype bf17: exit code %d: %s", code, stderr)
 	}
-	if got := flagsOfHeld(smallGeometry, block.Identity{}); got != "" {
+	if got := flagsOfStored(smallGeometry, block.Identity{}); got != "" {
 		t.Errorf("an identity of nothing has flags %q", got)
 	}
 }

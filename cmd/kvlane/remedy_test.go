@@ -17,7 +17,7 @@ import (
 )
 
 // Whoever meets an error is told what to do about it.
-func TestDefectErrorsSayWhatToDoNext(t *testing.T) {
+func TestDefectErrorsHaveANextStep(t *testing.T) {
 	withoutGPU(t)
 	trace, dir := traceFile(t, goodLine), t.TempDir()
 	files, logs := filepath.Join(dir, "files"), filepath.Join(dir, "logs")

@@ -107,14 +107,14 @@ func (r *replayCommand) execute(ctx context.Context, stdout, stderr io.Writer) (
 	}
 	report := logNote
 	if !r.json { // print notes before a long replay
-		if err := saySimulated(stdout, r.engine.noGPU); err != nil {
+		if err := printSimulated(stdout, r.engine.noGPU); err != nil {
 			return err
 		}
-		report = func(note string) { err = errors.Join(err, sayNote(stdout, note)) }
+		report = func(note string) { err = errors.Join(err, printNote(stdout, note)) }
 	}
 	e, err := openEngine(ctx, c, report)
 	if err != nil {
-		return heldInstead(c.Model, err)
+		return addStoredGeometry(c.Model, err)
 	}
 	defer func() { err = errors.Join(err, closeEngine(ctx, e)) }()
 	r.run.Device, r.run.Store, r.run.Memory = e.Device(), e.Store(), e

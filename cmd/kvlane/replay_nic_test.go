@@ -37,7 +37,7 @@ func TestReplayByNICsInSoftware(t *testing.T) {
 	}
 }
 
-func TestReplaySaysWhyThereIsNoNIC(t *testing.T) {
+func TestReplayReportsWhyThereIsNoNIC(t *testing.T) {
 	trace := traceFile(t, goodLine)
 	for _, c := range []struct {
 		args []string

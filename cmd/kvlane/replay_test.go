@@ -117,7 +117,7 @@ func TestReplayThresholds(t *testing.T) {
 }
 
 // The JSON says on which machine, when, by which command and by which version it was made, as that of benchmarks does.
-func TestReplaySaysWhereItRan(t *testing.T) {
+func TestReplayReportsItsMachine(t *testing.T) {
 	began := time.Now().Truncate(time.Second)
 	code, stdout, stderr := execute(t, small("replay", traceFile(t, goodLine), "--json")...)
 	var r replay.Report
@@ -171,7 +171,7 @@ func TestReplayOnTheHost(t *testing.T) {
 
 // The report says who has verified what was loaded. A kernel verifies blocks of whole leaves on their way unless that is
 // refused.
-func TestReplaySaysWhoVerified(t *testing.T) {
+func TestReplayReportsHowBlocksWereVerified(t *testing.T) {
 	for _, c := range []struct {
 		verify, headSize string
 		onWay, byCPU     int64

@@ -72,7 +72,7 @@ func TestStoreCommandsOfALog(t *testing.T) {
 	if got := ok("ls", dir); strings.Count(got, "\n") != 3 {
 		t.Errorf("ls after repair:\n%s", got)
 	}
-	var c madeRoom
+	var c collectedJSON
 	if err := json.Unmarshal([]byte(ok("gc", dir, "--max-bytes", "0", "--json")), &c); err != nil || c.Removed != 2 || c.BytesAfter != 0 {
 		t.Errorf("gc: %+v, %v", c, err)
 	}

@@ -15,7 +15,7 @@ type dirStat struct {
 	Directory     string `json:"directory"`
 	FormatVersion int    `json:"format_version"`
 	*formatStat          // if there is one page group
-	heldStat
+	storedStat
 	Groups      []groupStat `json:"groups,omitempty"` // if there are several
 	Temporary   int         `json:"temporary_files"`
 	Quarantined int         `json:"quarantined_files"`
@@ -34,14 +34,14 @@ type formatStat struct {
 	ImageBytes int64           `json:"image_bytes"`
 }
 
-type heldStat struct {
+type storedStat struct {
 	Blocks int64 `json:"blocks"`
 	Bytes  int64 `json:"bytes"`
 }
 
 type groupStat struct {
 	formatStat
-	heldStat
+	storedStat
 }
 
 func newStoreStatCommand() *cobra.Command {
@@ -73,7 +73,7 @@ func newStoreStatCommand() *cobra.Command {
 
 func statOf(dir string, in *file.Inspection) dirStat {
 	s := dirStat{
-		Directory: dir, FormatVersion: in.Marker.Version, heldStat: heldStat(in.Totals), Temporary: in.Temporary, Quarantined: in.Quarantined,
+		Directory: dir, FormatVersion: in.Marker.Version, storedStat: storedStat(in.Totals), Temporary: in.Temporary, Quarantined: in.Quarantined,
 		Segments: in.Segments, SegmentBytes: in.SegmentBytes, Next: inQuarantine(dir, in.Quarantined),
 	}
 	for i, g := range in.Marker.Groups {
@@ -82,7 +82,7 @@ func statOf(dir string, in *file.Inspection) dirStat {
 			s.formatStat = &f
 			break
 		}
-		s.Groups = append(s.Groups, groupStat{f, heldStat(in.ByGroup[i])})
+		s.Groups = append(s.Groups, groupStat{f, storedStat(in.ByGroup[i])})
 	}
 	return s
 }
@@ -94,12 +94,12 @@ func (s *dirStat) rows() [][2]string {
 	}
 	for i := range s.Groups {
 		rows = append(append(rows, [2]string{"page group", fmt.Sprint(i)}), s.Groups[i].formatStat.rows()...)
-		rows = append(rows, s.Groups[i].heldStat.rows()...)
+		rows = append(rows, s.Groups[i].storedStat.rows()...)
 	}
 	if len(s.Groups) > 0 {
 		rows = append(rows, [2]string{"all page groups", fmt.Sprint(len(s.Groups))})
 	}
-	rows = append(rows, s.heldStat.rows()...)
+	rows = append(rows, s.storedStat.rows()...)
 	if s.Segments > 0 {
 		rows = append(rows, [2]string{"segments", fmt.Sprintf("%d, %s", s.Segments, present.Bytes(s.SegmentBytes))})
 	}
@@ -107,7 +107,7 @@ func (s *dirStat) rows() [][2]string {
 	return append(rows, nextRows(s.Next)...)
 }
 
-func (s *heldStat) rows() [][2]string {
+func (s *storedStat) rows() [][2]string {
 	return [][2]string{{"blocks", fmt.Sprint(s.Blocks)}, {"bytes", present.Bytes(s.Bytes)}}
 }
 

@@ -59,7 +59,7 @@ func TestStoreCommands(t *testing.T) {
 	if code, _, stderr := execute(t, "store", "gc", dir); code != exitUsage || !strings.Contains(stderr, "--max-bytes SIZE") || !strings.Contains(stderr, "kvlane store verify DIR") {
 		t.Errorf("gc without a bound: exit code %d, %s", code, stderr)
 	}
-	var c madeRoom
+	var c collectedJSON
 	if err := json.Unmarshal([]byte(ok("gc", dir, "--max-bytes", "12KiB", "--json")), &c); err != nil || c.Removed != 1 || c.BytesAfter != 12288 {
 		t.Errorf("gc: %+v, %v", c, err)
 	}
@@ -68,8 +68,8 @@ func TestStoreCommands(t *testing.T) {
 	}
 }
 
-// madeRoom is what gc --max-bytes --json prints.
-type madeRoom struct {
+// collectedJSON is the output of gc --max-bytes --json.
+type collectedJSON struct {
 	Removed    int64 `json:"removed_blocks"`
 	BytesAfter int64 `json:"bytes_after"`
 }
@@ -230,7 +230,7 @@ func TestDefectFromVerifyToACleanDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	quoted := "'" + dir + "'"
-	says := func(code int, args string, wants ...string) {
+	check := func(code int, args string, wants ...string) {
 		t.Helper()
 		words := strings.Fields(args)
 		got, stdout, stderr := execute(t, append([]string{"store"}, append(words, dir)...)...)
@@ -240,20 +240,20 @@ func TestDefectFromVerifyToACleanDirectory(t *testing.T) {
 			}
 		}
 	}
-	says(exitFailure, "verify", "1 damaged file: run kvlane store verify --repair "+quoted, "1 foreign file: if it can go, kvlane store gc --foreign "+quoted,
+	check(exitFailure, "verify", "1 damaged file: run kvlane store verify --repair "+quoted, "1 foreign file: if it can go, kvlane store gc --foreign "+quoted,
 		"not clean: 1 damaged file, 1 foreign file\n")
-	says(exitFailure, "verify --repair", "  set aside            to "+dir+"/quarantine/", "  left as it is        notes.txt",
+	check(exitFailure, "verify --repair", "  set aside            to "+dir+"/quarantine/", "  left as it is        notes.txt",
 		"1 file in quarantine: kvlane store gc --quarantine "+quoted, "not clean: 1 foreign file\n")
-	says(exitOK, "stat", "1 file in quarantine: kvlane store gc --quarantine "+quoted)
-	says(exitOK, "gc --max-bytes 1GiB", "blocks removed  0")
+	check(exitOK, "stat", "1 file in quarantine: kvlane store gc --quarantine "+quoted)
+	check(exitOK, "gc --max-bytes 1GiB", "blocks removed  0")
 	if _, err := os.Stat(notes); err != nil {
 		t.Errorf("a file that nobody asked to remove: %v", err)
 	}
-	says(exitUsage, "gc --foreign --remove "+strings.TrimPrefix(blocks[1], dir+"/"), "is neither quarantined nor foreign")
-	says(exitOK, "gc --quarantine", "files removed  1, 12 KiB", "  removed      "+dir+"/quarantine/")
-	says(exitFailure, "verify", "not clean: 1 foreign file\n")
-	says(exitOK, "gc --remove notes.txt", "files removed  1, 4 B")
-	says(exitOK, "verify", "every block is sound")
+	check(exitUsage, "gc --foreign --remove "+strings.TrimPrefix(blocks[1], dir+"/"), "is neither quarantined nor foreign")
+	check(exitOK, "gc --quarantine", "files removed  1, 12 KiB", "  removed      "+dir+"/quarantine/")
+	check(exitFailure, "verify", "not clean: 1 foreign file\n")
+	check(exitOK, "gc --remove notes.txt", "files removed  1, 4 B")
+	check(exitOK, "verify", "every block is sound")
 	if left, err := filepath.Glob(filepath.Join(dir, "??", "*")); err != nil || len(left) != 1 || left[0] != blocks[1] {
 		t.Errorf("it has %q, %v", left, err)
 	}
@@ -261,7 +261,7 @@ func TestDefectFromVerifyToACleanDirectory(t *testing.T) {
 	if err := os.Rename(blocks[1], filepath.Join(dir, "quarantine", "0000000000000001-"+filepath.Base(blocks[1]))); err != nil {
 		t.Fatal(err)
 	}
-	says(exitFailure, "gc --quarantine", "kept; move it to "+blocks[1]+", or remove it by hand", "1 file stays")
+	check(exitFailure, "gc --quarantine", "kept; move it to "+blocks[1]+", or remove it by hand", "1 file stays")
 }
 
 // What gc leaves is not recommended to it.

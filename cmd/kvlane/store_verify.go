@@ -129,7 +129,7 @@ const (
 	didMove     = "moved to its folder"
 	didRemove   = "removed"
 	didMakeAnew = "made anew"
-	didMend     = "mended"
+	didRepair   = "repaired"
 	didLeave    = "left as it is"
 )
 
@@ -148,7 +148,7 @@ func (v *dirVerdict) done(f *dirFinding) string {
 	case f.Problem == string(file.Leftover):
 		return didRemove
 	}
-	return didMend
+	return didRepair
 }
 
 // among reports whether all has a finding with the same file, problem and key.

@@ -331,8 +331,8 @@ func TestBenchTransferOfATargetThatGoesAway(t *testing.T) {
 // kvlane's own transfers are offered and measured by each path, of host memory and of a device's, and every byte compared.
 func TestBenchTransferNative(t *testing.T) {
 	for _, c := range []struct {
-		protocol, went string
-		vram           bool
+		protocol, wantPath string
+		vram               bool
 	}{{"auto", "shm", false}, {"shm", "shm", false}, {"tcp", "tcp", false}, {"auto", "nvlink", true}, {"tcp", "tcp", true}} {
 		args := []string{"--protocol", c.protocol, "--buffer-size", "2MiB"}
 		if c.vram {
@@ -350,7 +350,7 @@ func TestBenchTransferNative(t *testing.T) {
 			if err := json.Unmarshal([]byte(stdout), &r); code != exitOK || err != nil {
 				t.Fatalf("%v: exit code %d, %v: %s", c, code, err, stderr)
 			}
-			if len(r.Points) != 4 || r.Protocol != c.went || !r.Checked {
+			if len(r.Points) != 4 || r.Protocol != c.wantPath || !r.Checked {
 				t.Errorf("%v: %+v", c, r)
 			}
 		}

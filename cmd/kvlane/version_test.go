@@ -86,7 +86,7 @@ func TestVersionCommandAndFlagAgree(t *testing.T) {
 }
 
 // The date that make build gives to the linker arrives.
-func TestVersionSaysWhenItWasBuilt(t *testing.T) {
+func TestVersionHasItsBuildTime(t *testing.T) {
 	testkit.SkipRace(t, "the binary that it builds has no race detector")
 	if _, err := exec.LookPath("make"); err != nil {
 		testkit.Skip(t, "make", err.Error())

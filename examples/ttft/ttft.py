@@ -479,7 +479,7 @@ class Decoding:
             raise self._error
 
 
-def decode_beside(bench: Bench, cache: KVLaneCache, ids: Any) -> dict[str, Any]:
+def decode_while_loading(bench: Bench, cache: KVLaneCache, ids: Any) -> dict[str, Any]:
     """Measure the rate of another request: alone, beside loads, and beside plain copies.
 
     The loads are of this prompt's prefix. The three take turns, so that other work of the machine
@@ -618,7 +618,7 @@ def measure(args: argparse.Namespace, lengths: list[int], directory: str, scratc
         rows.append(r)
         show(r, rates)
 
-    blocks, alone, beside = os.path.join(directory, "blocks"), os.path.join(directory, "alone"), None
+    blocks, alone, decoding = os.path.join(directory, "blocks"), os.path.join(directory, "alone"), None
     with bench.open(blocks, sum(lengths)) as cache:
         for tokens in lengths:
             ref = Reference(bench, bench.prompt(tokens))
@@ -629,7 +629,7 @@ def measure(args: argparse.Namespace, lengths: list[int], directory: str, scratc
                 add(r)
             del ref
         if args.decode_beside:
-            beside = decode_beside(bench, cache, bench.prompt(max(lengths)))
+            decoding = decode_while_loading(bench, cache, bench.prompt(max(lengths)))
         stats, notes = cache.store.stats(), cache.store.notes()
     for r in loads_alone(bench, lengths, alone):
         add(r)
@@ -645,11 +645,11 @@ def measure(args: argparse.Namespace, lengths: list[int], directory: str, scratc
     for r in rows:
         if r.of in ("page cache", "disk"):
             print(f"{r.tokens:>7}  {r.source:<38} {100 * r.rate * 1e9 / rates[r.of]:.0f}% of it")
-    if beside:
-        print(f"another request ({beside['batch']} sequences) decodes at {beside['tokens_per_s_alone']:.1f} tokens/s,"
-              f" at {beside['tokens_per_s_beside']:.1f} ({beside['loss_percent']:.1f}% less) while prefixes of {beside['tokens']}"
-              f" tokens are loaded at {beside['load_gb_per_s']:.2f} GB/s, and at {beside['tokens_per_s_beside_copies']:.1f}"
-              f" ({beside['copies_loss_percent']:.1f}% less) beside plain copies at {beside['copies_gb_per_s']:.2f}")  # fmt: skip
+    if decoding:
+        print(f"another request ({decoding['batch']} sequences) decodes at {decoding['tokens_per_s_alone']:.1f} tokens/s,"
+              f" at {decoding['tokens_per_s_beside']:.1f} ({decoding['loss_percent']:.1f}% less) while prefixes of {decoding['tokens']}"
+              f" tokens are loaded at {decoding['load_gb_per_s']:.2f} GB/s, and at {decoding['tokens_per_s_beside_copies']:.1f}"
+              f" ({decoding['copies_loss_percent']:.1f}% less) beside plain copies at {decoding['copies_gb_per_s']:.2f}")  # fmt: skip
     wrong = [r for r in rows if r.identical is False]
     print("KV and logits of all runs are the reference's, bit by bit" if not wrong else f"{len(wrong)} rows are NOT IDENTICAL")
     if args.json:
@@ -658,7 +658,7 @@ def measure(args: argparse.Namespace, lengths: list[int], directory: str, scratc
             "kvlane": kvlane.__version__, "torch": str(torch.__version__), "transformers": transformers.__version__,
             "preset": args.preset, "token_bytes": bench.token_bytes, "block_tokens": args.block_tokens,
             "rates": rates, "rows": [{**asdict(r), "gb_per_s": r.rate if r.of else None} for r in rows],
-            "decode_beside": beside, "stats": stats, "notes": notes,
+            "decode_beside": decoding, "stats": stats, "notes": notes,
         }, indent=1))  # fmt: skip
     return 1 if wrong else 0
 

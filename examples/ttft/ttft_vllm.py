@@ -85,7 +85,7 @@ class Engine:
         for reset in (False, True, True):
             self.ask(first)
             if reset:
-                self.settle()
+                self.store_all()
                 self.reset()
 
     def prompt(self, tokens: int, i: int) -> list[int]:
@@ -105,7 +105,7 @@ class Engine:
         (likely,) = out.outputs[0].logprobs
         return seconds, {"cached": out.num_cached_tokens, "likely": {str(t): p.logprob for t, p in likely.items()}}
 
-    def settle(self, directory: str | None = None, timeout: float = 300) -> None:
+    def store_all(self, directory: str | None = None, timeout: float = 300) -> None:
         """Run steps of the engine, so that computed blocks are stored, until no more files come."""
         end, seen, since = time.monotonic() + timeout, -1, time.monotonic()
         for i in range(10):
@@ -123,7 +123,7 @@ class Engine:
         while not self.llm.reset_prefix_cache():
             if time.monotonic() > end:
                 raise SystemExit("vLLM's prefix cache is still in use")
-            self.settle()
+            self.store_all()
 
 
 def dtype() -> str:
@@ -175,7 +175,7 @@ def in_memory(args: argparse.Namespace, name: str, connector: dict[str, Any], di
     """Compute and store every prompt, then load each from pinned memory into a reset engine."""
     engine = Engine(args, connector)
     runs = each(engine, f"{name}: computed and stored", engine.reset)
-    engine.settle(directory)
+    engine.store_all(directory)
     return runs + each(engine, f"{name}: in memory", engine.reset, args.repeat)
 
 
@@ -257,8 +257,8 @@ def table(args: argparse.Namespace, runs: Runs) -> tuple[list[Row], list[str]]:
                 wrong.append(f"{tokens} tokens, {source}: NOT IDENTICAL")
             # The load takes the time beyond that with KV kept on the device.
             rate = f"{line.kv_bytes / (line.median - kept) / 1e9:8.2f}" if loaded and kept and line.median > kept else " " * 8
-            said = {True: "identical", False: "NOT IDENTICAL", None: ""}[same] if found == [tokens * loaded] else "NOT FOUND"
-            print(f"{tokens:>7}  {source:<38} {1e3 * line.median:>10.2f} {1e3 * line.p99:>10.2f} {rate}  {said}".rstrip())
+            verdict = {True: "identical", False: "NOT IDENTICAL", None: ""}[same] if found == [tokens * loaded] else "NOT FOUND"
+            print(f"{tokens:>7}  {source:<38} {1e3 * line.median:>10.2f} {1e3 * line.p99:>10.2f} {rate}  {verdict}".rstrip())
     return rows, wrong
 
 

@@ -185,8 +185,8 @@ func TestDefectCacheClosesUnderATransfer(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	gate := stream.NewTicket(1, nil)
-	dump, err := e.Dump(t.Context(), cache, refs, kvlane.DumpOptions{After: []mem.Dependency{gate}})
+	dependency := stream.NewTicket(1, nil)
+	dump, err := e.Dump(t.Context(), cache, refs, kvlane.DumpOptions{After: []mem.Dependency{dependency}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -198,7 +198,7 @@ func TestDefectCacheClosesUnderATransfer(t *testing.T) {
 	if _, err := e.Load(t.Context(), nil, cache, refs, kvlane.LoadOptions{}); !errors.Is(err, errdefs.ErrClosed) {
 		t.Errorf("load while the cache closes: %v", err)
 	}
-	gate.Resolve(stream.Completion{}, nil)
+	dependency.Resolve(stream.Completion{}, nil)
 	if err := errors.Join(cache.Close(t.Context()), dump.Durable(t.Context()), cache.Close(t.Context())); err != nil {
 		t.Error(err)
 	}
@@ -210,7 +210,7 @@ func TestCacheMemoryIsChecked(t *testing.T) {
 	e := openEngine(t, c)
 	for name, tt := range map[string]struct {
 		change func(*kvlane.CacheMemory)
-		says   []string
+		want   []string
 	}{
 		"no planes":       {func(m *kvlane.CacheMemory) { m.Planes = nil }, []string{"0 planes do not divide"}},
 		"a plane missing": {func(m *kvlane.CacheMemory) { m.Planes = m.Planes[1:] }, []string{"3 planes do not divide into the 2 shards"}},
@@ -235,7 +235,7 @@ func TestCacheMemoryIsChecked(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		for _, part := range tt.says {
+		for _, part := range tt.want {
 			if !strings.Contains(err.Error(), part) {
 				t.Errorf("%s: %q does not say %q", name, err, part)
 			}

@@ -153,10 +153,10 @@ func (w *hybridWorld) load(t *testing.T) {
 		t.Fatalf("leased %d of %d, %v", lease.Len(), len(w.keys), err)
 	}
 	defer lease.Release()
-	for turn, layerwise := range []bool{true, false} {
+	for round, layerwise := range []bool{true, false} {
 		var refs []kvlane.Ref
 		for i, key := range w.keys {
-			refs = append(refs, kvlane.Ref{Key: key, Page: uint32(hybridPages - 1 - (i+turn)%len(w.keys))})
+			refs = append(refs, kvlane.Ref{Key: key, Page: uint32(hybridPages - 1 - (i+round)%len(w.keys))})
 		}
 		load, err := w.e.Load(t.Context(), lease, w.cache, refs, kvlane.LoadOptions{Layerwise: layerwise})
 		if err != nil {
@@ -239,7 +239,7 @@ func TestDefectKeyOfAnotherGroupHits(t *testing.T) {
 func TestGroupsAreChecked(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change func(*kvlane.Config)
-		says   []string
+		want   []string
 	}{
 		"a model beside them": {func(c *kvlane.Config) { c.Model = c.Groups[0].Geometry }, []string{"in addition to a model"}},
 		"no name":             {func(c *kvlane.Config) { c.Groups[1].Name = "" }, []string{"page group 1", "no name"}},
@@ -270,7 +270,7 @@ func TestGroupsAreChecked(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		for _, part := range tt.says {
+		for _, part := range tt.want {
 			if !strings.Contains(err.Error(), part) {
 				t.Errorf("%s: %q does not say %q", name, err, part)
 			}
@@ -305,7 +305,7 @@ func TestDirectoryIsOfOneSetOfGroups(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		change func(*kvlane.Config)
-		says   []string
+		want   []string
 	}{
 		"fewer": {func(c *kvlane.Config) {
 			c.Groups = c.Groups[:2]
@@ -328,7 +328,7 @@ func TestDirectoryIsOfOneSetOfGroups(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		for _, part := range tt.says {
+		for _, part := range tt.want {
 			if !strings.Contains(err.Error(), part) {
 				t.Errorf("%s: %q does not say %q", name, err, part)
 			}

@@ -134,13 +134,13 @@ func (s *side) check(ctx context.Context, request uint64, n int) error {
 	return nil
 }
 
-// handedOverBy is what the process that hands over says of a request.
-type handedOverBy struct {
-	Err   string
-	Bytes int64 // of the request
-	Took  time.Duration
-	Paths map[string]int64 // bytes of all so far
-	Notes []string
+// handoverResult is the sending process's result of a request.
+type handoverResult struct {
+	Err      string
+	Bytes    int64 // of the request
+	Duration time.Duration
+	Paths    map[string]int64 // bytes of all so far
+	Notes    []string
 }
 
 // never is work that does not end.
@@ -164,15 +164,15 @@ func playPrefill(driver kvlane.Driver, segment, sockets string) (err error) {
 	}
 	in, out := bufio.NewScanner(os.Stdin), json.NewEncoder(os.Stdout)
 	for request := uint64(1); in.Scan(); request++ {
-		said, err := s.prefill(ctx, to, request, in.Text())
+		result, err := s.prefill(ctx, to, request, in.Text())
 		if err != nil {
-			said.Err = err.Error()
+			result.Err = err.Error()
 		}
-		said.Paths, said.Notes = make(map[string]int64), s.transfer.Notes()
+		result.Paths, result.Notes = make(map[string]int64), s.transfer.Notes()
 		for _, p := range s.transfer.Stats().Paths {
-			said.Paths[p.Path.String()] = p.Bytes
+			result.Paths[p.Path.String()] = p.Bytes
 		}
-		if err := out.Encode(said); err != nil {
+		if err := out.Encode(result); err != nil {
 			return err
 		}
 	}
@@ -181,7 +181,7 @@ func playPrefill(driver kvlane.Driver, segment, sockets string) (err error) {
 
 // prefill hands a request over: half of the pages, each layer behind what computes it, or all pages of layers that are there. One that
 // fails has half of its layers, and one that hangs gets no further than those.
-func (s *side) prefill(ctx context.Context, to *kvlane.Receiver, number uint64, what string) (said handedOverBy, err error) {
+func (s *side) prefill(ctx context.Context, to *kvlane.Receiver, number uint64, what string) (result handoverResult, err error) {
 	pairs, layers := s.pairs(s.pages), s.model.Layers
 	switch what {
 	case "computing":
@@ -196,15 +196,15 @@ func (s *side) prefill(ctx context.Context, to *kvlane.Receiver, number uint64, 
 				err = ticket.Wait(ctx)
 			}
 			if err != nil {
-				return said, err
+				return result, err
 			}
 		}
 	}
-	said.Bytes = int64(len(pairs)*layers*s.model.PlanesPerLayer()) * s.model.PlaneBytes()
+	result.Bytes = int64(len(pairs)*layers*s.model.PlanesPerLayer()) * s.model.PlaneBytes()
 	begin := time.Now()
 	r, err := to.Begin([]byte(what), pairs)
 	if err != nil {
-		return said, err
+		return result, err
 	}
 	var before *stream.Ticket // which reads what the next layer is computed into
 	for k := range layers {
@@ -222,15 +222,15 @@ func (s *side) prefill(ctx context.Context, to *kvlane.Receiver, number uint64, 
 			err = r.Layer(ctx, k, after...)
 		}
 		if err != nil {
-			return said, errors.Join(err, r.Finish(ctx))
+			return result, errors.Join(err, r.Finish(ctx))
 		}
 	}
 	if what == "hangs" {
-		return said, r.Layer(ctx, layers, never{})
+		return result, r.Layer(ctx, layers, never{})
 	}
 	err = r.Finish(ctx)
-	said.Took = time.Since(begin)
-	return said, err
+	result.Duration = time.Since(begin)
+	return result, err
 }
 
 // prefiller is the process that hands over.
@@ -275,7 +275,7 @@ func (p *prefiller) kill() {
 	}
 }
 
-func (p *prefiller) said() (s handedOverBy) {
+func (p *prefiller) result() (s handoverResult) {
 	p.t.Helper()
 	if err := p.in.Decode(&s); err != nil {
 		p.t.Fatalf("the process that hands over said nothing: %v", err)
@@ -315,13 +315,13 @@ func handoverBetween(t *testing.T, driver kvlane.Driver) {
 	var sum int64
 	for i, what := range []string{"computing", "there", "there"} {
 		other.do(what)
-		s.hears(ctx, t, what)
-		said := other.said()
-		if said.Err != "" || len(said.Notes) > 0 {
-			t.Fatalf("request %d: %s, notes %q", i, said.Err, said.Notes)
+		s.wantEvents(ctx, t, what)
+		result := other.result()
+		if result.Err != "" || len(result.Notes) > 0 {
+			t.Fatalf("request %d: %s, notes %q", i, result.Err, result.Notes)
 		}
-		sum += said.Bytes
-		for path, n := range said.Paths {
+		sum += result.Bytes
+		for path, n := range result.Paths {
 			if want := map[string]int64{transfer.PathNVLink.String(): sum}[path]; n != want {
 				t.Errorf("request %d: %d bytes went by %s, want %d", i, n, path, want)
 			}
@@ -333,10 +333,10 @@ func handoverBetween(t *testing.T, driver kvlane.Driver) {
 		if err := s.check(ctx, uint64(i+1), pages); err != nil {
 			t.Fatalf("request %d, %s: %v", i, what, err)
 		}
-		t.Logf("%s: %d layers of %d pages, %d bytes in %v: %.1f GB/s", what, s.model.Layers, pages, said.Bytes, said.Took,
-			float64(said.Bytes)/float64(said.Took.Nanoseconds()))
+		t.Logf("%s: %d layers of %d pages, %d bytes in %v: %.1f GB/s", what, s.model.Layers, pages, result.Bytes, result.Duration,
+			float64(result.Bytes)/float64(result.Duration.Nanoseconds()))
 	}
-	s.hearsOfFailures(ctx, t, other)
+	s.wantFailures(ctx, t, other)
 	if err := s.transfer.Close(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -359,8 +359,8 @@ func (s *side) clear(ctx context.Context, t *testing.T) {
 	}
 }
 
-// hears wants to hear of every layer of a request, and of its end.
-func (s *side) hears(ctx context.Context, t *testing.T, what string) {
+// wantEvents checks the events of every layer of a request, and of its end.
+func (s *side) wantEvents(ctx context.Context, t *testing.T, what string) {
 	t.Helper()
 	seen := make(map[int]bool)
 	for {
@@ -378,9 +378,9 @@ func (s *side) hears(ctx context.Context, t *testing.T, what string) {
 	}
 }
 
-// hearsOfFailures wants to be told that a request's pages are undefined where its sender can, and not that they are complete where it was
-// killed: a time has to say so then.
-func (s *side) hearsOfFailures(ctx context.Context, t *testing.T, other *prefiller) {
+// wantFailures checks that a failed request is reported as failed, and that a request whose sender was killed is never reported as
+// complete.
+func (s *side) wantFailures(ctx context.Context, t *testing.T, other *prefiller) {
 	t.Helper()
 	other.do("fails")
 	for {
@@ -393,7 +393,7 @@ func (s *side) hearsOfFailures(ctx context.Context, t *testing.T, other *prefill
 			break
 		}
 	}
-	if said := other.said(); said.Err == "" {
+	if result := other.result(); result.Err == "" {
 		t.Error("a request without half of its layers went well")
 	}
 	other.do("hangs")

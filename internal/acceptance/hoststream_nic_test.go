@@ -13,4 +13,4 @@ func bySoftNIC(c *kvlane.Config) {
 
 func TestDumpByNICComesAfterRecordedWork(t *testing.T) { dumpAfterWork(t, bySoftNIC, false) }
 
-func TestLoadsByNICBesideParkedStreams(t *testing.T) { besideParked(t, parked(bySoftNIC), 32) }
+func TestLoadsByNICWithParkedStreams(t *testing.T) { withParked(t, parked(bySoftNIC), 32) }

@@ -124,8 +124,8 @@ func (w *hostWorld) adopter() device.StreamAdopter {
 	return a
 }
 
-// hold has the program be slow: until open what it enqueues from now on does not begin.
-func (p *program) hold() {
+// block delays the work that the program enqueues from now on until open.
+func (p *program) block() {
 	p.w.t.Helper()
 	p.w.must(p.raw.WaitValue(mem.Extent{Region: p.w.word, Len: 8}, 1))
 }
@@ -185,8 +185,8 @@ func (w *hostWorld) waits(what string, e device.Event) {
 	}
 }
 
-// holds checks what the program has read of a layer of a page.
-func (w *hostWorld) holds(page, layer int, v byte) {
+// checkRead checks the bytes of a layer of a page that the program has read.
+func (w *hostWorld) checkRead(page, layer int, v byte) {
 	w.t.Helper()
 	for _, e := range w.parts(w.out, page, layer) {
 		if got := e.Bytes(); bytes.Count(got, []byte{v}) != len(got) {

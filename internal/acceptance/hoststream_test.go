@@ -21,7 +21,7 @@ func dumpAfterWork(t *testing.T, change func(*kvlane.Config), onDevice bool) {
 	for i, layerwise := range []bool{false, true} {
 		name := string(rune('a' + i))
 		w.shut()
-		p.hold()
+		p.block()
 		for range 3 { // of no use to anybody
 			if _, err := p.st.Recorded(); err != nil {
 				t.Fatal(err)
@@ -44,7 +44,7 @@ func dumpAfterWork(t *testing.T, change func(*kvlane.Config), onDevice bool) {
 		for layer, e := range read {
 			w.passed(e)
 			w.must(task.WaitShard(ended(), layer))
-			w.holds(2, layer, byte(0x50+layer))
+			w.checkRead(2, layer, byte(0x50+layer))
 		}
 	}
 }
@@ -72,7 +72,7 @@ func loadAfterWork(t *testing.T, change func(*kvlane.Config)) {
 	w.must(w.dump(p, "a", 1, false).Durable(w.ctx()))
 	for _, layerwise := range []bool{false, true} {
 		w.shut()
-		p.hold()
+		p.block()
 		for layer := range w.layers {
 			p.compute(2, layer, 0x11)
 		}
@@ -84,7 +84,7 @@ func loadAfterWork(t *testing.T, change func(*kvlane.Config)) {
 		for layer, e := range read {
 			w.passed(e)
 			w.must(task.WaitShard(ended(), layer))
-			w.holds(2, layer, byte(0x50+layer))
+			w.checkRead(2, layer, byte(0x50+layer))
 		}
 	}
 }
@@ -120,7 +120,7 @@ func streamWaitsForLoad(t *testing.T, change func(*kvlane.Config)) {
 		for layer, e := range read {
 			w.passed(e)
 			w.must(load.WaitShard(ended(), layer))
-			w.holds(2, layer, byte(0x50+layer))
+			w.checkRead(2, layer, byte(0x50+layer))
 		}
 		w.must(p.st.WaitLoad(load))
 		w.passed(p.point())
@@ -162,13 +162,13 @@ func TestStreamGoesOnWhateverBecomesOfTheLoad(t *testing.T) {
 
 // A stream that waited for too long went on with what was on the pages then: all blocks of the load fail, though they come in the end, and
 // so do layers that are asked for.
-func TestStreamThatWentOnWithoutTheLoadIsTold(t *testing.T) {
+func TestStreamThatDidNotWaitForTheLoadIsReported(t *testing.T) {
 	w := newHostWorld(t, func(c *kvlane.Config) { c.Store.WaitMax = 300 * time.Millisecond })
 	p, reader := w.program(), w.program()
 	w.must(w.dump(p, "a", 1, false).Durable(w.ctx()))
 	for i, layerwise := range []bool{false, true} {
 		w.shut()
-		p.hold()
+		p.block()
 		work, err := p.st.Recorded()
 		w.must(err)
 		load, read := w.load(reader, "a", 2, layerwise, work)
@@ -211,7 +211,7 @@ func TestEngineClosesWhileStreamsWait(t *testing.T) {
 	p := &program{w: w, queue: q}
 	p.adopt()
 	st := p.st
-	p.hold() // it has much to do before it comes to its wait
+	p.block() // it has much to do before it comes to its wait
 	_, err = st.Recorded()
 	w.must(err)
 	// The dump keeps the block from being there.
@@ -245,8 +245,8 @@ func TestEngineClosesWhileStreamsWait(t *testing.T) {
 	w.must(e.Close(w.ctx()))
 }
 
-// besideParked parks streams and then loads and dumps, while another stream of the program waits for every layer.
-func besideParked(t *testing.T, change func(*kvlane.Config), most int) {
+// withParked parks streams and then loads and dumps, while another stream of the program waits for every layer.
+func withParked(t *testing.T, change func(*kvlane.Config), most int) {
 	w := newHostWorld(t, change)
 	p := w.program()
 	parked := make([]*program, min(most, w.adopter().WaitLimit()-1))
@@ -255,7 +255,7 @@ func besideParked(t *testing.T, change func(*kvlane.Config), most int) {
 	}
 	ends := make([]device.Event, len(parked))
 	for i, other := range parked {
-		other.hold()
+		other.block()
 		ends[i] = other.point()
 	}
 	stuck := time.AfterFunc(hostPatience/2, func() {
@@ -269,7 +269,7 @@ func besideParked(t *testing.T, change func(*kvlane.Config), most int) {
 		_, read := w.load(p, name, 2, layerwise)
 		for layer, e := range read {
 			w.passed(e)
-			w.holds(2, layer, byte(0x50+layer))
+			w.checkRead(2, layer, byte(0x50+layer))
 		}
 	}
 	if stuck.Stop() {
@@ -292,19 +292,19 @@ func parked(more func(*kvlane.Config)) func(*kvlane.Config) {
 	}
 }
 
-func TestLoadsBesideParkedStreams(t *testing.T) {
+func TestLoadsWithParkedStreams(t *testing.T) {
 	for _, path := range append(stream.Paths(stream.MovedByDevice), stream.PathNone) {
 		t.Run(path.String(), func(t *testing.T) {
-			besideParked(t, parked(func(c *kvlane.Config) { c.Stream.Path = path }), 32)
+			withParked(t, parked(func(c *kvlane.Config) { c.Stream.Path = path }), 32)
 		})
 	}
 }
 
-func TestLoadsBesideParkedStreamsCUDA(t *testing.T) {
+func TestLoadsWithParkedStreamsCUDA(t *testing.T) {
 	change := onCUDA(t)
 	for _, path := range append(stream.Paths(stream.MovedByDevice), stream.PathNone) {
 		t.Run(path.String(), func(t *testing.T) {
-			besideParked(t, func(c *kvlane.Config) { change(c); c.Stream.Path = path }, 32)
+			withParked(t, func(c *kvlane.Config) { change(c); c.Stream.Path = path }, 32)
 		})
 	}
 }

@@ -42,9 +42,9 @@ func TestNICsDumpWaits(t *testing.T) { dumpWaits(t, softConfig(t)) }
 func dumpWaits(t *testing.T, c kvlane.Config) {
 	t.Helper()
 	w := newWorld(t, c)
-	gate := stream.NewTicket(1, nil)
+	dependency := stream.NewTicket(1, nil)
 	before := w.e.NICStats()[0].Requests
-	task, err := w.e.Store().Dump(t.Context(), w.pages, []store.Ref{{Key: w.key(0), Page: 0}}, store.DumpOptions{After: []mem.Dependency{gate}})
+	task, err := w.e.Store().Dump(t.Context(), w.pages, []store.Ref{{Key: w.key(0), Page: 0}}, store.DumpOptions{After: []mem.Dependency{dependency}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +56,7 @@ func dumpWaits(t *testing.T, c kvlane.Config) {
 		w.host.Bytes()[i] ^= 0xff
 	}
 	w.copy(t, w.kv, w.host)
-	gate.Resolve(stream.Completion{}, nil)
+	dependency.Resolve(stream.Completion{}, nil)
 	if err := errors.Join(task.Durable(t.Context()), w.load(t, 0, 1)); err != nil {
 		t.Fatal(err)
 	}

@@ -26,12 +26,12 @@ func TestNICsCarryThousandsOfRequests(t *testing.T) {
 // are known.
 func thousandsOfRequests(t *testing.T, c kvlane.Config, path stream.Path) {
 	t.Helper()
-	const turns = 2
+	const rounds = 2
 	conversations := int64(1000)
 	if testkit.Race {
 		conversations = 100
 	}
-	requests, hits := conversations*turns, conversations*turns*(turns-1)/2
+	requests, hits := conversations*rounds, conversations*rounds*(rounds-1)/2
 	tiny := block.Geometry{Model: "tiny", Layers: 1, KVHeads: 1, HeadSize: 16, DType: "bfloat16", BlockTokens: 16, TPSize: 1}
 	layout, err := tiny.Layout()
 	if err != nil {
@@ -41,12 +41,12 @@ func thousandsOfRequests(t *testing.T, c kvlane.Config, path stream.Path) {
 	c.Store.CacheBytes = conversations / 2 * layout.ImageBytes()
 	e := openEngine(t, c)
 	var trace strings.Builder
-	for turn := 1; turn <= turns; turn++ {
+	for round := 1; round <= rounds; round++ {
 		for i := range conversations {
-			i = (i + int64(turn)*conversations*3/4) % conversations // some are still in the cache
-			ids := make([]string, turn)
+			i = (i + int64(round)*conversations*3/4) % conversations // some are still in the cache
+			ids := make([]string, round)
 			for b := range ids {
-				ids[b] = fmt.Sprint(i*turns + int64(b))
+				ids[b] = fmt.Sprint(i*rounds + int64(b))
 			}
 			fmt.Fprintf(&trace, `{"timestamp":0,"input_length":16,"output_length":1,"hash_ids":[%s]}`+"\n", strings.Join(ids, ","))
 		}

@@ -210,7 +210,7 @@ func TestRequireIsNeverAFallback(t *testing.T) {
 	}
 }
 
-func TestAutoGoesOnWithoutANICAndSaysSo(t *testing.T) {
+func TestAutoContinuesWithoutANICAndReportsIt(t *testing.T) {
 	for name, c := range map[string]struct {
 		rdma gdr.Config
 		want string

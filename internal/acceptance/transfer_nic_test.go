@@ -118,7 +118,7 @@ func receiveKV(t *testing.T, nic string, driver kvlane.Driver) {
 	if err := tr.Offer(t.Context(), "decode", m.cache); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := fmt.Fprintln(os.Stdout, receiverSays+tr.Address()+"/decode"); err != nil {
+	if _, err := fmt.Fprintln(os.Stdout, receiverPrefix+tr.Address()+"/decode"); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), receiverTime)
@@ -151,7 +151,7 @@ func receiveKV(t *testing.T, nic string, driver kvlane.Driver) {
 	}
 }
 
-const receiverSays = "receiver at "
+const receiverPrefix = "receiver at "
 
 var receiverTime = testkit.Patience()
 
@@ -170,12 +170,12 @@ func startReceiver(t *testing.T, nic string, driver kvlane.Driver) (name string,
 		t.Fatal(err)
 	}
 	lines := bufio.NewReader(out)
-	var said strings.Builder
+	var output strings.Builder
 	ended = sync.OnceValue(func() error {
 		defer cancel()
-		_, err := io.Copy(&said, lines)
+		_, err := io.Copy(&output, lines)
 		if err = errors.Join(err, cmd.Wait()); err != nil {
-			return fmt.Errorf("%w: the other process said:\n%s", err, said.String())
+			return fmt.Errorf("%w: the other process said:\n%s", err, output.String())
 		}
 		return nil
 	})
@@ -185,8 +185,8 @@ func startReceiver(t *testing.T, nic string, driver kvlane.Driver) (name string,
 	})
 	for {
 		line, err := lines.ReadString('\n')
-		said.WriteString(line)
-		if name, ok := strings.CutPrefix(line, receiverSays); ok {
+		output.WriteString(line)
+		if name, ok := strings.CutPrefix(line, receiverPrefix); ok {
 			return strings.TrimSpace(name), ended
 		}
 		if err != nil {

@@ -299,14 +299,14 @@ func TestTransferOfPageGroups(t *testing.T) {
 	if err := peer.Close(); err != nil {
 		t.Error(err)
 	}
-	late, err := peer.Begin([]byte("request"), pairs...)
+	afterClose, err := peer.Begin([]byte("request"), pairs...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := late.Layer(t.Context(), 0); !errors.Is(err, errdefs.ErrClosed) {
+	if err := afterClose.Layer(t.Context(), 0); !errors.Is(err, errdefs.ErrClosed) {
 		t.Errorf("hand a layer over to a receiver that is closed: %v", err)
 	}
-	if err := late.Finish(t.Context()); err == nil {
+	if err := afterClose.Finish(t.Context()); err == nil {
 		t.Error("a request goes to a receiver that is closed")
 	}
 }

@@ -77,7 +77,7 @@ func path(t *testing.T, name string) stream.Path {
 }
 
 // A configuration that is wrong in several places is told of all of them.
-func TestConfigurationTellsAllThatIsWrong(t *testing.T) {
+func TestConfigurationReportsEveryProblem(t *testing.T) {
 	for text, words := range map[string][]string{
 		`{"modell": 1, "store": {"cache_byte": 1, "verify": "now", "fsync": "maybe", "wait_max_ms": -1}, "stream": {"policy": "best", "path": "x"},
 		  "device": {"driver": "sim"}, "groups": [{"nam": 1}]}`: {`"modell"`, `"store.cache_byte"`, `"now"`, `"maybe"`, "wait_max_ms", `"best"`, `"x"`, `"groups.0.nam"`},
@@ -160,7 +160,7 @@ func TestConfigurationTakesSizesAsPeopleWriteThem(t *testing.T) {
 }
 
 // A manager's configuration is read as strictly.
-func TestManagerConfigurationTellsAllThatIsWrong(t *testing.T) {
+func TestManagerConfigurationReportsEveryProblem(t *testing.T) {
 	for text, words := range map[string][]string{
 		`{"blocks": -1, "ranks": [{"tenant": "t"}, {"stor": 1}]}`: {"blocks is -1", "rank 0: ", `"ranks.1.stor"`},
 		`{"blocks": "1", "ranks": {}, "blocs": 2}`:                {"blocks is a string", "ranks is an object", `"blocs"`},

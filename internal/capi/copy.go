@@ -219,7 +219,7 @@ func (l *Library) Copy(h Handle, c *Copies, after *uint64, timeoutMillis int64) 
 		return 0, err
 	}
 	ended = func(ctx context.Context) error { return inuse.Wait(ctx, ticket.Done()) }
-	return l.handles.add(&task{engine: s.engine, work: copied{ticket}}), nil
+	return l.handles.add(&task{engine: s.engine, op: copied{ticket}}), nil
 }
 
 // extents returns parts of a region. Submit refuses parts outside of it.

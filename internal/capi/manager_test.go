@@ -54,7 +54,7 @@ func TestManagerAndItsWorker(t *testing.T) {
 	lib, dir := capi.New(), t.TempDir()
 	p := start(t, lib, configuration(t, dir, nil), pages)
 	m := manage(t, lib, 2, dir)
-	look := func(letters string) []uint8 {
+	lookup := func(letters string) []uint8 {
 		t.Helper()
 		states := make([]uint8, len(letters))
 		p.must(lib.ManagerLookup(m, named(letters), states))
@@ -82,7 +82,7 @@ func TestManagerAndItsWorker(t *testing.T) {
 		return job
 	}
 	job := store("ab")
-	if got := look("abc"); !slices.Equal(got, []uint8{1, 1, 0}) {
+	if got := lookup("abc"); !slices.Equal(got, []uint8{1, 1, 0}) {
 		t.Errorf("while they are stored: %v", got)
 	}
 	want(t, "results of others", lib.JobEnd(job, make([]uint8, 3)), capi.Invalid)
@@ -91,14 +91,14 @@ func TestManagerAndItsWorker(t *testing.T) {
 	p.must(lib.ManagerTouch(m, named("ab")))
 	job = store("c")
 	p.must(lib.JobEnd(job, nil))
-	if got := look("abc"); !slices.Equal(got, []uint8{2, 3, 2}) { // b is the end of its prefix, so it is evicted before a
+	if got := lookup("abc"); !slices.Equal(got, []uint8{2, 3, 2}) { // b is the end of its prefix, so it is evicted before a
 		t.Errorf("in memory and in files: %v", got)
 	}
 	p.must(lib.ManagerComputed(m, 1000, 1))
-	if n, err := lib.ManagerWorth(m, named("abc"), look("abc"), 96); n != 3 || err != nil {
+	if n, err := lib.ManagerWorth(m, named("abc"), lookup("abc"), 96); n != 3 || err != nil {
 		t.Errorf("%d of 3 blocks are worth loading, %v", n, err)
 	}
-	_, err := lib.ManagerWorth(m, named("abc"), look("abc"), -1)
+	_, err := lib.ManagerWorth(m, named("abc"), lookup("abc"), -1)
 	want(t, "a number of tokens", err, capi.Invalid)
 	want(t, "a time", lib.ManagerComputed(m, 1000, 0), capi.Invalid)
 	_, err = lib.ManagerLoad(m, named("abc"))

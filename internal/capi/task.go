@@ -30,14 +30,14 @@ type Result struct {
 // task is a load, a dump or a prefetch.
 type task struct {
 	engine *engine
-	work   work
+	op     operation
 	load   *kvlane.LoadTask // nil for other tasks
 	dump   *kvlane.DumpTask // nil for other tasks
 	blocks int
 }
 
-// work is the common part of all tasks.
-type work interface {
+// operation is the common part of all tasks.
+type operation interface {
 	Done() <-chan struct{}
 	Errs() []error
 	Cancel()
@@ -114,7 +114,7 @@ func (l *Library) Load(eh, leaseHandle, ch Handle, keys []kvlane.Key, pages []ui
 	if err != nil {
 		return 0, err
 	}
-	return l.handles.add(&task{engine: e, work: t, load: t, blocks: len(keys)}), nil
+	return l.handles.add(&task{engine: e, op: t, load: t, blocks: len(keys)}), nil
 }
 
 // Dump starts a dump of blocks from pages after the work enqueued on the stream after, if it is
@@ -136,7 +136,7 @@ func (l *Library) Dump(eh, ch Handle, keys []kvlane.Key, pages []uint32, flags u
 	if err != nil {
 		return 0, err
 	}
-	return l.handles.add(&task{engine: e, work: t, dump: t, blocks: len(keys)}), nil
+	return l.handles.add(&task{engine: e, op: t, dump: t, blocks: len(keys)}), nil
 }
 
 // SubmitLayer lets a layerwise dump read a layer after the work enqueued on the stream so far.
@@ -165,7 +165,7 @@ func (l *Library) Prefetch(h Handle, keys []kvlane.Key) (Handle, error) {
 	if err != nil {
 		return 0, err
 	}
-	return l.handles.add(&task{engine: e, work: t, blocks: len(keys)}), nil
+	return l.handles.add(&task{engine: e, op: t, blocks: len(keys)}), nil
 }
 
 // Wait waits until a task reaches a state, and returns the first error of its blocks.
@@ -195,13 +195,13 @@ func (t *task) wait(ctx context.Context) error {
 		_ = t.load.Wait(ctx) // returns sooner for small loads
 	}
 	select {
-	case <-t.work.Done():
-		return ofBlocks(t.work.Errs())
+	case <-t.op.Done():
+		return ofBlocks(t.op.Errs())
 	default:
 	}
 	select {
-	case <-t.work.Done():
-		return ofBlocks(t.work.Errs())
+	case <-t.op.Done():
+		return ofBlocks(t.op.Errs())
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -217,11 +217,11 @@ func (l *Library) Results(h Handle, results []Result) error {
 		return invalid("space for %d results, task %d has %d blocks", len(results), h, t.blocks)
 	}
 	select {
-	case <-t.work.Done():
+	case <-t.op.Done():
 	default:
 		return errPending
 	}
-	for i, err := range t.work.Errs() {
+	for i, err := range t.op.Errs() {
 		results[i] = Result{Status: StatusOf(err)}
 		var b *store.BlockError
 		if errors.As(err, &b) && b.Undefined {
@@ -235,7 +235,7 @@ func (l *Library) Results(h Handle, results []Result) error {
 func (l *Library) Cancel(h Handle) error {
 	t, err := find[*task](&l.handles, h)
 	if err == nil {
-		t.work.Cancel()
+		t.op.Cancel()
 	}
 	return err
 }

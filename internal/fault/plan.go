@@ -40,17 +40,17 @@ func (e *Error) Unwrap() []error {
 
 // Fault is the fault of one operation.
 type Fault struct {
-	Action Action
-	Err    error         // an *Error, set for every action; Fail and Partial report it
-	Delay  time.Duration // for Delay
-	Rand   uint64        // for Corrupt: random; use it modulo the length
-	gate   <-chan struct{}
+	Action   Action
+	Err      error         // an *Error, set for every action; Fail and Partial report it
+	Delay    time.Duration // for Delay
+	Rand     uint64        // for Corrupt: random; use it modulo the length
+	released <-chan struct{}
 }
 
 // Wait waits until the plan releases stalled operations, or until ctx ends and returns its cause.
 func (f *Fault) Wait(ctx context.Context) error {
 	select {
-	case <-f.gate:
+	case <-f.released:
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -58,7 +58,7 @@ func (f *Fault) Wait(ctx context.Context) error {
 }
 
 // Released returns a channel that is closed when the plan releases stalled operations.
-func (f *Fault) Released() <-chan struct{} { return f.gate }
+func (f *Fault) Released() <-chan struct{} { return f.released }
 
 // Plan counts operations and selects those that fail.
 type Plan struct {
@@ -69,7 +69,7 @@ type Plan struct {
 	injected []*Error
 	actions  []Action
 	changed  chan struct{} // closed and replaced when injected grows and a caller waits
-	gate     chan struct{} // closed by Release
+	released chan struct{} // closed by Release
 }
 
 // New returns a plan. The first rule that picks an operation decides. Equal seeds and equal orders
@@ -77,7 +77,7 @@ type Plan struct {
 func New(seed uint64, rules ...Rule) *Plan {
 	return &Plan{
 		rng: rand.New(rand.NewPCG(seed, 0x6b766c616e65)), rules: slices.Clone(rules),
-		seen: make(map[string]int64), gate: make(chan struct{}),
+		seen: make(map[string]int64), released: make(chan struct{}),
 	}
 }
 
@@ -122,7 +122,7 @@ func (p *Plan) inject(r *Rule, i int64) Fault {
 		close(p.changed)
 		p.changed = nil
 	}
-	return Fault{Action: r.action, Err: e, Delay: r.delay, Rand: p.rng.Uint64(), gate: p.gate}
+	return Fault{Action: r.action, Err: e, Delay: r.delay, Rand: p.rng.Uint64(), released: p.released}
 }
 
 // Seen returns the number of operations of a name.
@@ -172,9 +172,9 @@ func (p *Plan) Release() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	select {
-	case <-p.gate:
+	case <-p.released:
 	default:
-		close(p.gate)
+		close(p.released)
 	}
 }
 

@@ -19,7 +19,7 @@ func (f figures) functions() template.FuncMap {
 	return template.FuncMap{
 		"rate": f.rate, "share": f.share, "p50": f.p50, "p99": f.p99, "large": f.large,
 		"peer": f.peer, "peerLarge": f.peerLarge,
-		"shown": f.shown, "request": f.request, "times": f.times, "beside": f.beside, "cost": f.cost, "trace": f.replayed,
+		"shown": f.shown, "request": f.request, "times": f.times, "concurrency": f.concurrency, "cost": f.cost, "trace": f.replayed,
 		"lengths": f.lengths, "count": count, "first": f.first, "cite": f.cite, "made": f.made,
 	}
 }

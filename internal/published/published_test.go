@@ -109,13 +109,13 @@ func TestAnotherRunGivesAnotherText(t *testing.T) {
 // What no run is of yet is left out, and comes with its runs.
 func TestPartsComeWithTheirRuns(t *testing.T) {
 	all := readRuns(t)
-	const tokens, harm = "The same model with transformers", "The cost of requests for a concurrent model"
+	const tokens, interference = "The same model with transformers", "The cost of requests for a concurrent model"
 	for name, r := range all {
 		if r.Shows == "transformers" || strings.HasPrefix(r.Shows, "harm") {
 			delete(all, name)
 		}
 	}
-	if text := measured(t, all); strings.Contains(text, tokens) || strings.Contains(text, harm) {
+	if text := measured(t, all); strings.Contains(text, tokens) || strings.Contains(text, interference) {
 		t.Errorf("a part without a run:\n%s", text)
 	}
 	all["tokens"] = &run{entry: entry{File: "tokens.json.gz", Shows: "transformers", Date: "2026-01-02"}, ttft: &firstTokens{}}
@@ -174,7 +174,7 @@ func TestTemplateHasNoFiguresOfItsOwn(t *testing.T) {
 		"reaches 53.7 GB/s there", "loses 2% of", "takes 84 us at", "| kvlane | 61 | 74 |", "5.9 ms", "at 53.7 / 53.6 there",
 		`{{rate "copy-h200-T" "teleport" 4096 "h2d" "scattered"}}`, `{{rate "copy-h200-X" "auto" 4096 "h2d" "scattered"}}`,
 		`{{rate "" "auto" 4096 "h2d" "scattered"}}`, `{{request "copy-h200-T" "load" 1 "whole" "p50"}}`, `{{request "store-h200-W" "load" 1 "whole" "first"}}`,
-		`{{times "store-h200-W" "dump" 1 "whole"}}`, `{{cost "store-h200-W" "load" "whole"}}`, `{{beside "store-h200-W"}}`,
+		`{{times "store-h200-W" "dump" 1 "whole"}}`, `{{cost "store-h200-W" "load" "whole"}}`, `{{concurrency "store-h200-W"}}`,
 		`{{trace "store-h200-W" "hits"}}`, `{{trace "replay-h100-X" "luck"}}`, `{{lengths "store-h200-W"}}`,
 		`{{peer "copy-h100-S" "auto" 4096 "h2d"}}`, `{{peerLarge "copy-h100-S" "h2d"}}`,
 		`{{first "vllm-h200-W" 1 "computed in full"}}`, `{{large "latency-h100-U1" "both"}}`, `{{cite "nothing"}}`,

@@ -65,8 +65,8 @@ func (r *run) losses() []request.Loss {
 	return r.store.ProductCost.Losses
 }
 
-// beside says which requests were made beside a product.
-func (f figures) beside(names string) (string, error) {
+// concurrency returns which requests ran concurrently with a matrix product.
+func (f figures) concurrency(names string) (string, error) {
 	list, err := f.runs(names)
 	if err != nil {
 		return "", err

@@ -145,7 +145,7 @@ var elsewhere = regexp.MustCompile(`/(home|root|tmp|work|usr|var|opt|mnt|Users)\
 
 // Of every run it is known on what machine, when, by what command and which version it was made; nothing in it is of hardware that was
 // simulated, wrong, or about somebody's machine beyond that.
-func TestRunsSayWhereTheyAreFrom(t *testing.T) {
+func TestRunsNameTheirMachine(t *testing.T) {
 	template, err := os.ReadFile(filepath.Join(folder, "measured.tmpl"))
 	if err != nil {
 		t.Fatal(err)

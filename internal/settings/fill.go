@@ -161,8 +161,8 @@ func effective(file []Value, given func(key string) (text string, ok bool)) []Va
 	for _, name := range Overruled(func(name string) (string, int) { return text[name], precedence[name] }) {
 		drop(name)
 	}
-	for again := true; again; {
-		again = false
+	for changed := true; changed; {
+		changed = false
 		for i := range Rules {
 			if Rules[i].Met(func(name string) string { return text[name] }) {
 				continue
@@ -170,7 +170,7 @@ func effective(file []Value, given func(key string) (text string, ok bool)) []Va
 			for _, name := range Rules[i].Names {
 				if precedence[name] == 1 {
 					drop(name)
-					again = true // another setting may have needed it
+					changed = true // another setting may have needed it
 				}
 			}
 		}

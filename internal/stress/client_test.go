@@ -20,7 +20,7 @@ type client struct {
 	rng    *rand.Rand
 	viewer viewer
 	dumps  []dumped
-	leases []held
+	leases []leasedBlocks
 	gone   bool // the store is closed
 }
 
@@ -29,8 +29,8 @@ type dumped struct {
 	ns   []int
 }
 
-// held is a lease and the blocks that it pins.
-type held struct {
+// leasedBlocks is a lease and the blocks that it pins.
+type leasedBlocks struct {
 	*store.Lease
 	ns []int
 }
@@ -55,11 +55,11 @@ func (c *client) run() {
 		case x < 94:
 			c.prefetch()
 		default:
-			c.settle()
+			c.waitDurable()
 		}
 	}
 	for len(c.dumps) > 0 {
-		c.settle()
+		c.waitDurable()
 	}
 	for _, h := range c.leases {
 		h.Release()
@@ -152,9 +152,9 @@ func (c *client) lookup() {
 	for i, n := range ns {
 		switch ready := hits[i].State == tier.Ready; {
 		case ready && ghost(n):
-			c.wrong("lookup finds block %d, which nobody has dumped, in %s", n, hits[i].Tier)
+			c.reportFailure("lookup finds block %d, which nobody has dumped, in %s", n, hits[i].Tier)
 		case !ready && must[i]:
-			c.wrong("lookup does not find block %d, which is durable: %v", n, hits[i].State)
+			c.reportFailure("lookup does not find block %d, which is durable: %v", n, hits[i].State)
 		}
 	}
 }
@@ -174,7 +174,7 @@ func (c *client) leased(ns []int) *store.Lease {
 		return nil
 	}
 	if l.Len() > 0 && ghost(ns[0]) {
-		c.wrong("block %d is leased, and nobody has dumped it", ns[0])
+		c.reportFailure("block %d is leased, and nobody has dumped it", ns[0])
 	}
 	return l
 }
@@ -183,7 +183,7 @@ func (c *client) leased(ns []int) *store.Lease {
 func (c *client) lease() {
 	ns := c.draw()
 	if l := c.leased(ns); l != nil && l.Len() > 0 {
-		c.leases = append(c.leases, held{l, ns[:l.Len()]})
+		c.leases = append(c.leases, leasedBlocks{l, ns[:l.Len()]})
 	}
 	if len(c.leases) > 3 {
 		if c.rng.IntN(3) > 0 {
@@ -208,21 +208,21 @@ func (c *client) prefetch() {
 	}
 }
 
-// gate is something that a dump has to come after.
-type gate struct {
+// dependency is a mem.Dependency that the test resolves.
+type dependency struct {
 	done chan struct{}
 	err  error
 }
 
-func (g *gate) Done() <-chan struct{} { return g.done }
-func (g *gate) Err() error            { return g.err }
+func (g *dependency) Done() <-chan struct{} { return g.done }
+func (g *dependency) Err() error            { return g.err }
 
 // after returns nothing, mostly, or what resolves soon, sometimes badly.
 func (c *client) after() []mem.Dependency {
 	if c.rng.IntN(8) > 0 {
 		return nil
 	}
-	g := &gate{done: make(chan struct{})}
+	g := &dependency{done: make(chan struct{})}
 	if c.rng.IntN(4) == 0 {
 		g.err = errdefs.ErrBroken
 	}
@@ -239,7 +239,7 @@ func (c *client) dump() {
 	}
 	refs := c.refs(ns)
 	for i, ref := range refs {
-		if !c.viewer.quiet(ref.Page) || !c.viewer.fill(ref.Page, ns[i]) {
+		if !c.viewer.checkPoisoned(ref.Page) || !c.viewer.fill(ref.Page, ns[i]) {
 			return
 		}
 	}
@@ -269,7 +269,7 @@ func (c *client) dump() {
 		c.viewer.poison(ref.Page)
 	}
 	if c.dumps = append(c.dumps, dumped{t, ns}); len(c.dumps) > 3 {
-		c.settle()
+		c.waitDurable()
 	}
 }
 
@@ -284,8 +284,8 @@ func (c *client) submitShards(t *store.DumpTask) {
 	}
 }
 
-// settle waits until the oldest dump is durable, and tells.
-func (c *client) settle() {
+// waitDurable waits until the oldest dump is durable, and reports its durable blocks.
+func (c *client) waitDurable() {
 	if len(c.dumps) == 0 {
 		return
 	}
@@ -306,5 +306,5 @@ func (c *client) settle() {
 			durable = append(durable, d.ns[i])
 		}
 	}
-	c.tellDurable(durable)
+	c.reportDurable(durable)
 }

@@ -44,14 +44,14 @@ var errVeto = errors.New("forbidden file")
 // life is an engine from its opening to its end.
 type life struct {
 	*worker
-	rng    *rand.Rand
-	engine *kvlane.Engine
-	plan   *fault.Plan // of the device
-	files  *fault.Plan
-	told   [2]atomic.Int64 // faults of the two that are counted
-	path   stream.Path     // forced; none: the planner chooses
-	verify store.VerifyPolicy
-	how    int // it ends
+	rng     *rand.Rand
+	engine  *kvlane.Engine
+	plan    *fault.Plan // of the device
+	files   *fault.Plan
+	counted [2]atomic.Int64 // faults of the two that are counted
+	path    stream.Path     // forced; none: the planner chooses
+	verify  store.VerifyPolicy
+	how     int // it ends
 
 	memory []byte // of the clients' viewers: not the device's, which is closed while they work
 	region *mem.Region
@@ -71,7 +71,7 @@ func (w *worker) live(seed uint64) {
 	l.plan, l.files = l.deviceFaults(), l.fileFaults()
 	var err error
 	if l.memory, err = hostmem.Alloc(clients * l.blockBytes()); err != nil {
-		w.wrong("%v", err)
+		w.reportFailure("%v", err)
 		return
 	}
 	w.current.Store(l)
@@ -81,18 +81,18 @@ func (w *worker) live(seed uint64) {
 		l.stop()
 	}
 	if err := hostmem.Free(l.memory); err != nil {
-		w.wrong("%v", err)
+		w.reportFailure("%v", err)
 	}
 	w.current.Store(nil)
-	l.tellFaults()
+	l.countFaults()
 	w.clean(goroutines)
 }
 
-// tellFaults counts the faults since it was called last.
-func (l *life) tellFaults() {
+// countFaults counts the faults since its last call.
+func (l *life) countFaults() {
 	for i, p := range []*fault.Plan{l.plan, l.files} {
 		n := int64(p.Injected())
-		l.tally.add([]string{"faults device", "faults file"}[i], n-l.told[i].Swap(n))
+		l.tally.add([]string{"faults device", "faults file"}[i], n-l.counted[i].Swap(n))
 	}
 }
 
@@ -264,13 +264,13 @@ func (l *life) strain() {
 	l.bounded(mainCall, "clients' end", 4*durableMax, wg.Wait)
 	if l.how != closeEngine {
 		if err := l.engine.Device().Free(l.region); err != nil {
-			l.wrong("free pages: %v", err)
+			l.reportFailure("free pages: %v", err)
 		}
 		l.closeAll("Engine.Close", l.engine.Close)
 	}
-	l.atRest()
+	l.checkClosed()
 	if err := l.engine.Close(context.Background()); err != nil {
-		l.wrong("close a closed engine: %v", err)
+		l.reportFailure("close a closed engine: %v", err)
 	}
 }
 
@@ -297,28 +297,28 @@ func (l *life) closeAll(what string, closeIt func(context.Context) error) {
 			l.explain(what, err)
 			// In use, and not for want of time: something has not been given back. Clients at work still have pages.
 			if l.how != closeEngine && errors.Is(err, errdefs.ErrBusy) && !errors.Is(err, context.DeadlineExceeded) {
-				l.wrong("%s: %v", what, err)
+				l.reportFailure("%s: %v", what, err)
 			}
 		}
 		switch {
 		case errors.Join(errs...) == nil:
 			return
 		case try == 8:
-			l.wrong("%s does not end: %v", what, errors.Join(errs...))
+			l.reportFailure("%s does not end: %v", what, errors.Join(errs...))
 			return
 		}
 	}
 }
 
-// atRest checks the counts of what is closed.
-func (l *life) atRest() {
+// checkClosed checks the counts of what is closed.
+func (l *life) checkClosed() {
 	s := l.engine.Store().Stats()
 	if s.Running != 0 || s.LeasesLive != 0 || s.Backlog != 0 {
-		l.wrong("closed, and %d tasks run, %d leases live, %d writes wait", s.Running, s.LeasesLive, s.Backlog)
+		l.reportFailure("closed, and %d tasks run, %d leases live, %d writes wait", s.Running, s.LeasesLive, s.Backlog)
 	}
 	for _, t := range l.engine.Tiers() {
 		if st, ok := t.(tier.Statter); ok && (st.Stats().Retained != 0 || st.Stats().Waiting != 0) {
-			l.wrong("closed, and tier %s has %d pins, %d Puts wait", t.Name(), st.Stats().Retained, st.Stats().Waiting)
+			l.reportFailure("closed, and tier %s has %d pins, %d Puts wait", t.Name(), st.Stats().Retained, st.Stats().Waiting)
 		}
 		if st, ok := t.(tier.Statter); ok && t.Name() == "file" {
 			l.tally.add("blocks evicted", st.Stats().Evictions)

@@ -35,7 +35,7 @@ func (c *client) load() {
 	refs := c.refs(ns)
 	must := make([]bool, len(ns))
 	for i, ref := range refs {
-		if !c.viewer.quiet(ref.Page) || c.rng.IntN(2) == 0 && !c.viewer.poison(ref.Page) {
+		if !c.viewer.checkPoisoned(ref.Page) || c.rng.IntN(2) == 0 && !c.viewer.poison(ref.Page) {
 			return
 		}
 		must[i] = c.mustBe(ns[i])
@@ -60,10 +60,10 @@ func (c *client) load() {
 	for i, err := range t.Errs() {
 		c.loaded(refs[i].Page, ns[i], handed[i], err)
 		if under != nil && c.Alone && !victim(ns[i]) && reason(err) == "not found" && !errors.Is(err, errdefs.ErrCorrupt) {
-			c.wrong("load does not find block %d, which is leased: %v", ns[i], err)
+			c.reportFailure("load does not find block %d, which is leased: %v", ns[i], err)
 		}
 		if must[i] && reason(err) == "not found" {
-			c.wrong("load does not find block %d, which is durable: %v", ns[i], err)
+			c.reportFailure("load does not find block %d, which is durable: %v", ns[i], err)
 		}
 	}
 }
@@ -75,9 +75,9 @@ func (c *client) waitShards(t *store.LoadTask, refs []store.Ref, ns, handed []in
 		ctx, cancel, most := c.within()
 		var err error
 		c.bounded(c.i, "WaitShard", most, func() { err = t.WaitShard(ctx, shard) })
-		late := ctx.Err() != nil
+		ended := ctx.Err() != nil
 		cancel()
-		if late {
+		if ended {
 			return // err may be that of the context alone
 		}
 		failed := make(map[block.Key]bool)
@@ -88,7 +88,7 @@ func (c *client) waitShards(t *store.LoadTask, refs []store.Ref, ns, handed []in
 			}
 			handed[i] = shard + 1
 			if ghost(ns[i]) {
-				c.wrong("shard %d of block %d is handed out, and nobody has dumped it", shard, ns[i])
+				c.reportFailure("shard %d of block %d is handed out, and nobody has dumped it", shard, ns[i])
 			}
 			c.viewer.check(ref.Page, ns[i], shard, shard+1)
 		}
@@ -114,13 +114,13 @@ func (c *client) loaded(page uint32, n, handed int, err error) {
 	be := (*store.BlockError)(nil)
 	switch {
 	case err == nil && ghost(n):
-		c.wrong("block %d is loaded, and nobody has dumped it", n)
+		c.reportFailure("block %d is loaded, and nobody has dumped it", n)
 	case err == nil:
 		c.tally.add("blocks loaded", 1)
 		c.viewer.poisoned[page] = false
 		c.viewer.check(page, n, 0, c.layout.Shards())
 	case errors.As(err, &be) && !be.Undefined:
-		c.viewer.quiet(page)
+		c.viewer.checkPoisoned(page)
 	default:
 		c.viewer.poisoned[page] = false
 		c.viewer.check(page, n, 0, handed)
@@ -214,8 +214,8 @@ func (v *viewer) poison(page uint32) bool {
 	return v.poisoned[page]
 }
 
-// quiet checks that a poisoned page is still as it was. It reports false where the device is closed.
-func (v *viewer) quiet(page uint32) bool {
+// checkPoisoned checks that a poisoned page is unchanged. It returns false if the device is closed.
+func (v *viewer) checkPoisoned(page uint32) bool {
 	if !v.poisoned[page] {
 		return true
 	}
@@ -224,7 +224,7 @@ func (v *viewer) quiet(page uint32) bool {
 	}
 	for i, b := range v.memory {
 		if b != 0xee {
-			v.wrong("page %d is written to, byte %d is %#x, and nobody may", page, i, b)
+			v.reportFailure("page %d is written to, byte %d is %#x, and nobody may", page, i, b)
 			v.poisoned[page] = false
 			break
 		}
@@ -243,7 +243,7 @@ func (v *viewer) check(page uint32, n, first, end int) {
 	shard := v.planes * int(v.bytes)
 	for i := first * shard; i < end*shard; i++ {
 		if v.memory[i] != v.want[i] {
-			v.wrong("page %d does not hold block %d: byte %d is %#x, not %#x", page, n, i, v.memory[i], v.want[i])
+			v.reportFailure("page %d does not hold block %d: byte %d is %#x, not %#x", page, n, i, v.memory[i], v.want[i])
 			return
 		}
 	}

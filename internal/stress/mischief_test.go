@@ -36,15 +36,15 @@ func newMischief(r *round) *mischief {
 	return m
 }
 
-// one waits a little and does one thing.
-func (m *mischief) one() {
+// act waits a little and does one thing.
+func (m *mischief) act() {
 	time.Sleep(time.Duration(5+m.rng.IntN(60)) * time.Millisecond)
 	dir := m.Dirs[m.rng.IntN(len(m.Dirs))]
 	name := filepath.Join(dir, m.victim())
 	var what string
 	switch x := m.rng.IntN(100); {
 	case x < 50:
-		what = m.harm(name)
+		what = m.damage(name)
 	case x < 80:
 		what = m.replace(name)
 	case x < 85 && !m.Alone: // its owner would look dead, and the neighbour remove blocks that it has leased
@@ -88,8 +88,8 @@ func (m *mischief) victim() string {
 	}
 }
 
-// harm changes a byte of a file, or cuts it, if it is there.
-func (m *mischief) harm(name string) string {
+// damage changes a byte of a file, or cuts it, if it is there.
+func (m *mischief) damage(name string) string {
 	f, err := os.OpenFile(name, os.O_RDWR|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return ""
@@ -251,16 +251,16 @@ func (r *round) check(m *mischief) {
 
 // checkBound checks that the directories keep to their bound, but for files that were put there by others than the tier.
 func (r *round) checkBound() {
-	var held int64
+	var stored int64
 	for _, dir := range r.Dirs {
 		in, err := file.Inspect(r.Context(), dir)
 		if err != nil {
 			r.Error(err)
 		}
-		held += in.Bytes
+		stored += in.Bytes
 	}
-	if most := r.Bytes * 5 / 4; held > most {
-		r.Errorf("the directories hold %d bytes, and their bound is %d", held, r.Bytes)
+	if most := r.Bytes * 5 / 4; stored > most {
+		r.Errorf("the directories hold %d bytes, and their bound is %d", stored, r.Bytes)
 	}
 }
 

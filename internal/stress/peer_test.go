@@ -47,8 +47,8 @@ func (r *round) peers(rng *rand.Rand) {
 	var hostile sync.WaitGroup
 	defer hostile.Wait()
 	for _, purpose := range []byte{1, 2, 2} {
-		harm := rand.New(rand.NewPCG(rng.Uint64(), 4))
-		hostile.Go(func() { r.hostilePeer(target, purpose, harm) })
+		seeded := rand.New(rand.NewPCG(rng.Uint64(), 4))
+		hostile.Go(func() { r.hostilePeer(target, purpose, seeded) })
 	}
 	for r.dead.Err() == nil && time.Now().Before(r.until) {
 		r.goodPeer(target.Address(), rng)
@@ -135,7 +135,7 @@ func (r *round) hostilePeer(target *transfer.Engine, purpose byte, rng *rand.Ran
 	}()
 	from, to := make([]byte, 16), target.Identity()
 	binary.LittleEndian.PutUint64(from, rng.Uint64()|1)
-	for lane := uint64(1); r.dead.Err() == nil && time.Now().Before(r.until); lane++ {
+	for number := uint64(1); r.dead.Err() == nil && time.Now().Before(r.until); number++ {
 		time.Sleep(time.Duration(rng.IntN(20)) * time.Millisecond)
 		if len(open) > 2*peerConns {
 			_ = open[0].Close()
@@ -149,7 +149,7 @@ func (r *round) hostilePeer(target *transfer.Engine, purpose byte, rng *rand.Ran
 		hello := binary.LittleEndian.AppendUint16(binary.LittleEndian.AppendUint32(nil, 0x7274_766b), 1)
 		hello = append(append(append(hello, purpose, 0), from...), to[:]...)
 		_ = c.SetDeadline(r.until)
-		if _, err := c.Write(binary.LittleEndian.AppendUint64(hello, lane)); err != nil {
+		if _, err := c.Write(binary.LittleEndian.AppendUint64(hello, number)); err != nil {
 			continue
 		}
 		if _, err := io.ReadFull(c, make([]byte, 24)); err != nil {

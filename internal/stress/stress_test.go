@@ -152,7 +152,7 @@ func (r *round) begin(wg *sync.WaitGroup, workers int, failed func()) *mischief 
 	m := newMischief(r)
 	wg.Go(func() {
 		for r.dead.Err() == nil && time.Now().Before(r.until) {
-			m.one()
+			m.act()
 		}
 	})
 	return m
@@ -257,7 +257,7 @@ func (r *round) read(out io.Reader, failed func()) string {
 			if err := json.Unmarshal([]byte(text), &last); err != nil {
 				r.Error(err)
 			}
-		} else if text, ok := strings.CutPrefix(line, lineWrong); ok {
+		} else if text, ok := strings.CutPrefix(line, lineFailure); ok {
 			what, err := strconv.Unquote(text)
 			if r.dead.Err() == nil {
 				r.Errorf("wrong: %s (%v)", what, err)

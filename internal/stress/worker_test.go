@@ -26,7 +26,7 @@ const workerEnv = "KVLANE_STRESS_WORKER"
 const (
 	lineDurable = "stress durable "
 	lineTally   = "stress tally "
-	lineWrong   = "stress wrong "
+	lineFailure = "stress failure "
 )
 
 // worker is a process that opens engines, one after the other, and strains them.
@@ -97,7 +97,7 @@ func (w *worker) watch(over <-chan struct{}) {
 		}
 		for i := range w.calls {
 			if c := w.calls[i].Load(); c != nil && time.Since(c.from) > c.most {
-				w.wrong("%s has taken more than %v", c.what, c.most)
+				w.reportFailure("%s has taken more than %v", c.what, c.most)
 				debug.SetTraceback("all")
 				panic("a wait has no end")
 			}
@@ -117,7 +117,7 @@ func (w *worker) bounded(i int, what string, most time.Duration, f func()) {
 
 func (w *worker) sendTally() {
 	if l := w.current.Load(); l != nil {
-		l.tellFaults()
+		l.countFaults()
 	}
 	w.tally.mu.Lock()
 	text, err := json.Marshal(w.tally)
@@ -125,11 +125,11 @@ func (w *worker) sendTally() {
 	if err != nil {
 		panic(err)
 	}
-	w.say(lineTally + string(text))
+	w.writeLine(lineTally + string(text))
 }
 
-// say writes a line in one piece, which is what a kill leaves of it: lines are shorter than what pipes take in one.
-func (w *worker) say(line string) {
+// writeLine writes a line in one write. Lines are shorter than the atomic size of pipes, so a kill cuts none.
+func (w *worker) writeLine(line string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if _, err := io.WriteString(w.out, line+"\n"); err != nil {
@@ -137,13 +137,13 @@ func (w *worker) say(line string) {
 	}
 }
 
-// wrong tells of what must not be. The worker goes on.
-func (w *worker) wrong(format string, args ...any) {
-	w.say(lineWrong + strconv.Quote(fmt.Sprintf(format, args...)))
+// reportFailure reports a violation to the parent. The worker continues.
+func (w *worker) reportFailure(format string, args ...any) {
+	w.writeLine(lineFailure + strconv.Quote(fmt.Sprintf(format, args...)))
 }
 
-// tellDurable says that blocks are durable, for the parent to check.
-func (w *worker) tellDurable(ns []int) {
+// reportDurable reports durable blocks to the parent, which checks them.
+func (w *worker) reportDurable(ns []int) {
 	if len(ns) == 0 {
 		return
 	}
@@ -153,7 +153,7 @@ func (w *worker) tellDurable(ns []int) {
 		w.durable[n].Store(true)
 	}
 	w.tally.add("blocks durable", int64(len(ns)))
-	w.say(lineDurable + strings.Join(words, " "))
+	w.writeLine(lineDurable + strings.Join(words, " "))
 }
 
 // explain counts why something failed, and says so where nothing explains it.
@@ -163,7 +163,7 @@ func (w *worker) explain(what string, err error) {
 	}
 	name := reason(err)
 	if name == "" {
-		w.wrong("%s: %v", what, err)
+		w.reportFailure("%s: %v", what, err)
 		return
 	}
 	w.tally.add("failed "+what+" "+name, 1)
@@ -172,14 +172,14 @@ func (w *worker) explain(what string, err error) {
 // clean says what an engine has left behind that is closed, given the goroutines before it was opened.
 func (w *worker) clean(goroutines int) {
 	if left := leak.Live(); len(left) > 0 {
-		w.wrong("a closed engine has left %v", left)
+		w.reportFailure("a closed engine has left %v", left)
 	}
 	// Goroutines end a little after whoever waited for them has been told.
 	deadline := time.Now().Add(grace)
 	for runtime.NumGoroutine() > goroutines {
 		if time.Now().After(deadline) {
 			buf := make([]byte, 1<<20)
-			w.wrong("%d goroutines, %d before the engine was opened:\n%s", runtime.NumGoroutine(), goroutines, buf[:runtime.Stack(buf, true)])
+			w.reportFailure("%d goroutines, %d before the engine was opened:\n%s", runtime.NumGoroutine(), goroutines, buf[:runtime.Stack(buf, true)])
 			return
 		}
 		time.Sleep(time.Millisecond)

@@ -15,9 +15,9 @@ import (
 	"github.com/kvlane/kvlane/internal/leak"
 )
 
-// settleTime is the longest time that Main waits for resources that were closed at the end of the
-// tests.
-const settleTime = 2 * time.Second
+// maxCleanupWait is the longest time that Main waits for resources that were closed at the end of
+// the tests.
+const maxCleanupWait = 2 * time.Second
 
 // Main runs the tests and exits the process with their status. It prints leaked goroutines, file
 // descriptors and resources of package leak, and then exits with 1. Options are of goleak, for
@@ -50,7 +50,7 @@ func goroutines(o []goleak.Option) error {
 
 func files(before map[string]string) error {
 	var left []string
-	deadline := time.Now().Add(settleTime)
+	deadline := time.Now().Add(maxCleanupWait)
 	for {
 		after, err := descriptors()
 		if err != nil {

@@ -19,8 +19,8 @@ const Timeout = 30 * time.Second
 // Stack closes acquired resources in reverse order. Add is for one goroutine; Close is safe for
 // concurrent use.
 type Stack struct {
-	turn chan struct{} // lock with context: one close at a time
-	list []closer      // in order of acquisition; guarded by turn after the open
+	closeLock chan struct{} // lock with context: one close at a time
+	list      []closer      // in order of acquisition; guarded by closeLock after the open
 }
 
 // closer closes one resource. It may close the resource and still return an error. Called again, it
@@ -31,7 +31,7 @@ type closer struct {
 }
 
 // New returns an empty stack.
-func New() Stack { return Stack{turn: make(chan struct{}, 1)} }
+func New() Stack { return Stack{closeLock: make(chan struct{}, 1)} }
 
 // Add adds a resource with its name.
 func (c *Stack) Add(what string, f func(context.Context) error) {
@@ -48,22 +48,22 @@ func (c *Stack) AddPlain(what string, f func() error) {
 // is closed.
 func (c *Stack) Close(ctx context.Context) error {
 	select {
-	case c.turn <- struct{}{}:
+	case c.closeLock <- struct{}{}:
 	default:
 		select {
-		case c.turn <- struct{}{}:
+		case c.closeLock <- struct{}{}:
 		case <-ctx.Done():
 			return fmt.Errorf("another goroutine is still closing it: %w: %w", errdefs.ErrCanceled, context.Cause(ctx))
 		}
 	}
-	defer func() { <-c.turn }()
+	defer func() { <-c.closeLock }()
 	var reported error
 	for len(c.list) > 0 {
 		last := c.list[len(c.list)-1]
 		if err := last.close(ctx); err != nil {
 			reported = errors.Join(reported, err)
 			if ctx.Err() != nil || last.close(ctx) != nil {
-				return fmt.Errorf("%s are still open: %w", c.left(), reported)
+				return fmt.Errorf("%s are still open: %w", c.openNames(), reported)
 			}
 		}
 		c.list = c.list[:len(c.list)-1]
@@ -79,8 +79,8 @@ func (c *Stack) Undo(ctx context.Context, limit time.Duration) error {
 	return c.Close(ctx)
 }
 
-// left returns the names of open resources.
-func (c *Stack) left() string {
+// openNames returns the names of open resources.
+func (c *Stack) openNames() string {
 	names := make([]string, len(c.list))
 	for i, o := range c.list {
 		names[i] = o.what

@@ -29,8 +29,8 @@ func TestDefectFailedOpenClosesWithoutEnd(t *testing.T) {
 	}
 }
 
-// TestStackGoesOnAfterWhatWasOnlyTold: what closes at the second try had a failure to tell.
-func TestStackGoesOnAfterWhatWasOnlyTold(t *testing.T) {
+// TestStackContinuesAfterAClosedResourceReportsAnError: what closes at the second try had a failure to tell.
+func TestStackContinuesAfterAClosedResourceReportsAnError(t *testing.T) {
 	c := New()
 	closed := false
 	c.AddPlain("device", func() error { closed = true; return nil })

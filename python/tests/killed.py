@@ -65,11 +65,11 @@ def run(folder: str, order: list[int], kill_after: float | None) -> tuple[int, b
         _, status = os.waitpid(pid, 0)
         if kill_after is None:
             sys.exit("a child hangs")
-    said = b""
+    output = b""
     while part := os.read(read, 1 << 16):
-        said += part
+        output += part
     os.close(read)
-    return os.waitstatus_to_exitcode(status), said
+    return os.waitstatus_to_exitcode(status), output
 
 
 def main(folder: str, kills: int, seed: int) -> None:
@@ -79,17 +79,17 @@ def main(folder: str, kills: int, seed: int) -> None:
     right = [model.generate(t, **GREEDY)[0].tolist() for t in texts]
     checked = killed = 0
     last = 0
-    for turn in range(kills + 1):
-        final = turn == kills
+    for number in range(kills + 1):
+        final = number == kills
         order = list(range(len(texts))) if final else [rng.randrange(len(texts)) for _ in range(1000)]
-        code, said = run(folder, order, None if final else rng.uniform(0.05, 1.5))
+        code, output = run(folder, order, None if final else rng.uniform(0.05, 1.5))
         if code not in (RIGHT, -signal.SIGKILL) or (final and code):
             sys.exit(f"a child ended with {code}")
         killed += code == -signal.SIGKILL
-        for line in said.decode().split("\n")[:-1]:
+        for line in output.decode().split("\n")[:-1]:
             i, last, *tokens = map(int, line.split())
             if tokens != right[i]:
-                sys.exit(f"seed {seed}, turn {turn}, prompt {i}: wrong tokens {tokens} instead of {right[i]}")
+                sys.exit(f"seed {seed}, round {number}, prompt {i}: wrong tokens {tokens} instead of {right[i]}")
             checked += 1
     if not last:
         sys.exit("nothing came from the store")

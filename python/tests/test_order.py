@@ -12,27 +12,27 @@ from conftest import HEADS, LAYERS, SIZE, TOKENS, config
 import kvlane
 from kvlane.manager import THERE, Block
 
-PROMPT, ROOM, PIECE, TURNS = 32, 40, 8, 4  # blocks of a prompt, blocks that there is room for, blocks of a call
+PROMPT, SLOTS, PIECE, ROUNDS = 32, 40, 8, 4  # blocks of a prompt, blocks that there is room for, blocks of a call
 IMAGE = 4096 * (1 + LAYERS)
 
 
 def enough(found: list[int]) -> bool:
     """Whether the second turn of each prompt finds a quarter of what there is room for beside the other prompt."""
-    return min(found[2:]) >= (ROOM - PROMPT) // 4
+    return min(found[2:]) >= (SLOTS - PROMPT) // 4
 
 
 @pytest.mark.parametrize("where", ["memory", "files", "log"])
-def test_two_prompts_by_turns(tmp_path: Path, where: str) -> None:
+def test_two_alternating_prompts(tmp_path: Path, where: str) -> None:
     bounds: dict[str, dict[str, Any]] = {
-        "memory": {"cache_bytes": ROOM * IMAGE},
-        "files": {"cache_bytes": PIECE * IMAGE, "dirs": tmp_path, "file_bytes": ROOM * IMAGE},
-        "log": {"cache_bytes": PIECE * IMAGE, "log_dir": tmp_path, "log_bytes": (ROOM + 16) * IMAGE},  # 16 for segments with gaps
+        "memory": {"cache_bytes": SLOTS * IMAGE},
+        "files": {"cache_bytes": PIECE * IMAGE, "dirs": tmp_path, "file_bytes": SLOTS * IMAGE},
+        "log": {"cache_bytes": PIECE * IMAGE, "log_dir": tmp_path, "log_bytes": (SLOTS + 16) * IMAGE},  # 16 for segments with gaps
     }
     kv: Any = np.zeros((LAYERS, 2, PIECE, TOKENS, HEADS, SIZE), np.float32)
     found: list[int] = []
     with kvlane.Store(config(store=bounds[where])) as store, kvlane.PagedCache(store, kv, "lkp") as cache:
-        for turn in range(TURNS):
-            keys = store.token_keys([turn % 2, *range(1, PROMPT * TOKENS)], TOKENS)
+        for number in range(ROUNDS):
+            keys = store.token_keys([number % 2, *range(1, PROMPT * TOKENS)], TOKENS)
             with store.lease(keys) as lease:
                 found.append(lease.found)
             for at in range(0, PROMPT, PIECE):
@@ -41,11 +41,11 @@ def test_two_prompts_by_turns(tmp_path: Path, where: str) -> None:
     assert enough(found), found
 
 
-def test_two_prompts_by_turns_of_a_manager() -> None:
+def test_two_alternating_prompts_of_a_manager() -> None:
     found: list[int] = []
-    with kvlane.Manager([config()], ROOM) as manager:
-        for turn in range(TURNS):
-            blocks = [Block(bytes([turn % 2, i]) * 16) for i in range(PROMPT)]
+    with kvlane.Manager([config()], SLOTS) as manager:
+        for number in range(ROUNDS):
+            blocks = [Block(bytes([number % 2, i]) * 16) for i in range(PROMPT)]
             states = manager.lookup(blocks)
             found.append(next((i for i, s in enumerate(states) if s != THERE), PROMPT))
             if found[-1]:

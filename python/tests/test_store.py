@@ -340,17 +340,17 @@ AT_EXIT = """if True:
 """
 
 
-@pytest.mark.parametrize(("how", "said"), [
+@pytest.mark.parametrize(("how", "printed"), [
     ("ends", "freed closed"), ("waits for layers", "Timeout"), ("forks", "Forked freed closed"),
 ])  # fmt: skip
-def test_the_end_of_a_program_closes_what_is_open(how: str, said: str) -> None:
+def test_the_end_of_a_program_closes_what_is_open(how: str, printed: str) -> None:
     """For a time, and frees no memory that may still be written to."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(pathlib.Path(__file__).parent)])}
     done = subprocess.run([sys.executable, "-c", AT_EXIT, how], capture_output=True, text=True, timeout=600, env=env, check=True)
-    assert done.stdout.strip() == said
+    assert done.stdout.strip() == printed
     # A store that was not closed is reported; the parent's is not the child's.
-    assert ("was not closed in 0.5 s" in done.stderr) == (said == "Timeout"), done.stderr
-    assert bool(done.stderr) == (said == "Timeout"), done.stderr
+    assert ("was not closed in 0.5 s" in done.stderr) == (printed == "Timeout"), done.stderr
+    assert bool(done.stderr) == (printed == "Timeout"), done.stderr
 
 
 INTERRUPTED = """if True:
@@ -400,7 +400,7 @@ def outcome(call: Callable[[], object]) -> type[BaseException] | None:
     return None
 
 
-def test_what_has_ended_says_so(open_store: Open) -> None:
+def test_what_has_ended_reports_it(open_store: Open) -> None:
     """Closed, or Expired for a lease, and not that a handle is wrong."""
     store = open_store()
     keys, kv = keys_of(store, 4), arrays()
@@ -498,7 +498,7 @@ def test_what_the_library_owns_is_not_copied(open_store: Open) -> None:
                     call(thing)
 
 
-def test_the_configuration_says_all_that_is_wrong() -> None:
+def test_the_configuration_reports_every_problem() -> None:
     with pytest.raises(kvlane.Invalid, match=r"(?s)(colour|layers).*(colour|layers)"):
         kvlane.Store(config(colour="red", model={"layers": -1}))
 
@@ -607,8 +607,8 @@ def test_threads(open_store: Open) -> None:
 
     def work(i: int, cache: kvlane.PagedCache) -> None:
         try:
-            for turn in range(10):
-                keys = keys_of(store, 8, salt=100 * i + turn)
+            for number in range(10):
+                keys = keys_of(store, 8, salt=100 * i + number)
                 dump(store, cache, keys, range(8 * i, 8 * i + 8))
                 with store.lease(keys) as lease:
                     assert lease.found == 8
@@ -674,7 +674,7 @@ def test_statistics_and_notes(open_store: Open) -> None:
     assert isinstance(store.notes(), list)
 
 
-def test_a_forked_child_is_told_at_once(open_store: Open) -> None:
+def test_a_forked_child_fails_at_once(open_store: Open) -> None:
     store = open_store()
     keys = keys_of(store, 1)
     assert in_child(lambda: store.lookup(keys)) == FORKED
@@ -682,7 +682,7 @@ def test_a_forked_child_is_told_at_once(open_store: Open) -> None:
 
 
 @pytest.mark.parametrize("what", ["register", "load"])
-def test_a_child_that_is_forked_beside_a_call_is_told_at_once(
+def test_a_child_forked_during_a_call_fails_at_once(
     open_store: Open, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """While another thread registers tensors, or loads the library."""

@@ -184,7 +184,7 @@ def test_layers_that_did_not_arrive_are_computed(make: Make, tmp_path: pathlib.P
         make(model, store, layerwise=True).load(ids).layers[1].keys.sum()
 
 
-def test_a_streamer_is_told_of_the_prompt_once(make: Make, tmp_path: pathlib.Path) -> None:
+def test_a_streamer_gets_the_prompt_once(make: Make, tmp_path: pathlib.Path) -> None:
     """With one, a load is whole: nothing begins again."""
     model, ids, store = tiny.model("llama"), prompt(), {"dirs": [str(tmp_path)]}
     first = make(model, store)
@@ -212,7 +212,7 @@ def test_a_streamer_is_told_of_the_prompt_once(make: Make, tmp_path: pathlib.Pat
     assert cache.counts["failed_corrupt"] == 1
 
 
-def test_a_load_that_nobody_waited_for_is_ended_by_the_next(make: Make) -> None:
+def test_a_load_without_a_wait_is_ended_by_the_next(make: Make) -> None:
     model, ids = tiny.model("llama"), prompt()
     cache = make(model, layerwise=True)
     cache.generate(ids, **GREEDY)
@@ -309,10 +309,10 @@ def test_conversations_grow(make: Make) -> None:
     model = tiny.model("qwen3")
     cache = make(model)
     ids = prompt(33)
-    for turn in range(4):
+    for number in range(4):
         want = model.generate(ids, **GREEDY)
-        assert torch.equal(cache.generate(ids, **GREEDY), want), turn
-        ids = torch.cat([want, prompt(9, seed=turn)], dim=1)
+        assert torch.equal(cache.generate(ids, **GREEDY), want), number
+        ids = torch.cat([want, prompt(9, seed=number)], dim=1)
         assert cache.load(ids).get_seq_length() >= (want.shape[1] - 1) // 8 * 8
 
 
@@ -452,7 +452,7 @@ def test_weights_are_looked_at_while_blocks_are_loaded(make: Make, monkeypatch: 
     assert cache.counts["tokens_loaded"] == 0
 
 
-def test_a_cache_is_told_that_weights_changed(make: Make) -> None:
+def test_a_cache_follows_changed_weights(make: Make) -> None:
     cache = make(tiny.model("llama"))
     cache.load(prompt())
     cache.weights_changed()
@@ -492,7 +492,7 @@ def test_samples_of_tensors_are_read_wherever_they_lie(monkeypatch: pytest.Monke
     assert not any(r() is not None for r in gone)
 
 
-def test_a_child_that_is_forked_beside_a_call_is_told_at_once(make: Make) -> None:
+def test_a_child_forked_during_a_call_fails_at_once(make: Make) -> None:
     cache, ids = make(tiny.model("llama")), prompt(20)
     with cache._lock:  # as another thread's call has it
         assert in_child(lambda: cache.load(ids)) == FORKED
@@ -582,10 +582,10 @@ def test_what_computing_takes_is_measured(make: Make) -> None:
 
 def test_no_option_is_deprecated(make: Make) -> None:
     cache = make(tiny.model("llama"))
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         cache.generate(prompt(), **GREEDY)
-    assert not [w for w in said if "past_key_values" in str(w.message)]
+    assert not [w for w in caught if "past_key_values" in str(w.message)]
 
 
 def test_a_load_makes_few_calls(make: Make) -> None:

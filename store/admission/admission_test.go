@@ -152,7 +152,7 @@ func TestAFewSlowBlocksDoNotHideManyFastOnes(t *testing.T) {
 	}
 }
 
-func TestFewTokensAndNoTimeTellNothing(t *testing.T) {
+func TestFewTokensAndNoTimeAreIgnored(t *testing.T) {
 	m := &machine{files: 40 * time.Second}
 	for range 10 {
 		m.load(blocks)

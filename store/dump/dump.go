@@ -26,11 +26,11 @@ const maxChunk = 512
 // New returns a Dumper. It starts the writers.
 func New(c Config) *Dumper {
 	d := &Dumper{
-		Config:      c,
-		batchBlocks: int(min(max(1, c.BatchBytes/c.Env.Map.Formats.MaxImageBytes()), math.MaxInt32)),
-		chunkBlocks: int(min((c.HeldSlots+1)/2, maxChunk)), // two large dumps at a time
-		heldSlots:   semaphore.NewWeighted(c.HeldSlots),
-		full:        make([]atomic.Bool, len(c.Pipeline.Durable)),
+		Config:       c,
+		batchBlocks:  int(min(max(1, c.BatchBytes/c.Env.Map.Formats.MaxImageBytes()), math.MaxInt32)),
+		chunkBlocks:  int(min((c.WaitingSlots+1)/2, maxChunk)), // two large dumps at a time
+		waitingSlots: semaphore.NewWeighted(c.WaitingSlots),
+		full:         make([]atomic.Bool, len(c.Pipeline.Durable)),
 	}
 	if p := c.Pipeline; p.Direct != nil && p.Direct.Dumps != nil && p.Transient && p.Verify == pipeline.VerifyDevice && len(p.Durable) == 1 {
 		d.direct, _ = p.Durable[0].(tier.DirectWriter)

@@ -9,18 +9,18 @@ import (
 	"github.com/kvlane/kvlane/store/task"
 )
 
-// copyHeld copies chunks of todo that wait for the client: for SubmitShard or for recorded work on
-// the device. Once one chunk has succeeded, the task no longer waits for the client, and the rest
-// is left to copyBlocks.
-func (t *Task) copyHeld() {
+// copyWaiting copies chunks of todo that wait for the client: for SubmitShard or for recorded work
+// on the device. Once one chunk has succeeded, the task no longer waits for the client, and the
+// rest is left to copyBlocks.
+func (t *Task) copyWaiting() {
 	for !t.depsResolved && len(t.sc.todo) > 0 {
 		t.copyChunk()
 	}
 }
 
-// copyChunk copies some blocks of todo. It acquires all slots of the chunk from heldSlots before it
-// reserves the first one, and releases them when the task no longer waits for the client, or holds
-// no slots. If a dependency fails, all of todo fails.
+// copyChunk copies some blocks of todo. It acquires all slots of the chunk from waitingSlots before
+// it reserves the first one, and releases them when the task no longer waits for the client, or
+// holds no slots. If a dependency fails, all of todo fails.
 func (t *Task) copyChunk() {
 	n := t.d.chunkBlocks
 	if !t.layerwise {
@@ -28,11 +28,11 @@ func (t *Task) copyChunk() {
 	}
 	want := int64(min(len(t.sc.todo), n))
 	bounded, cancel := t.p.WithTimeout(t.base.Context(), t.p.WaitMax)
-	err := t.d.heldSlots.Acquire(bounded, want)
+	err := t.d.waitingSlots.Acquire(bounded, want)
 	cancel()
 	if err != nil {
 		t.failTodo(fmt.Errorf("dumps that wait for shards or recorded work hold their limit of %d slots: %w: %w",
-			t.d.HeldSlots, errdefs.ErrBusy, err))
+			t.d.WaitingSlots, errdefs.ErrBusy, err))
 		return
 	}
 	if g := t.reserveGroup(int(want), true); g != nil {
@@ -49,7 +49,7 @@ func (t *Task) copyChunk() {
 	for !t.depsResolved && len(t.groups) > 0 {
 		t.waitProgress()
 	}
-	t.d.heldSlots.Release(want)
+	t.d.waitingSlots.Release(want)
 	if err != nil {
 		t.failTodo(err)
 	}
@@ -188,7 +188,7 @@ func (t *Task) nextSubmission(g *group) (submission, error) {
 		return sub, nil
 	default:
 	}
-	sub, err := t.waitHolding(g, t.shards, nil)
+	sub, err := t.waitWithSlots(g, t.shards, nil)
 	if err != nil && g.Err == nil {
 		err = fmt.Errorf("shard number %d of %d was not submitted: %w", len(t.submissions)+1, t.p.Map.NumLayers(), err)
 	}
@@ -202,7 +202,7 @@ func (t *Task) waitShardDeps(g *group, sub *submission) error {
 		select {
 		case <-d.Done(): // also while the store is closing
 		default:
-			if _, err = t.waitHolding(g, nil, d.Done()); err != nil && g.Err != nil {
+			if _, err = t.waitWithSlots(g, nil, d.Done()); err != nil && g.Err != nil {
 				return err
 			}
 		}
@@ -216,9 +216,9 @@ func (t *Task) waitShardDeps(g *group, sub *submission) error {
 	return nil
 }
 
-// waitHolding waits for a submission or until resolved is closed, while the task holds the slots of
-// g. It returns an error after LeaseMax, if the store closes, or if a copy of g fails.
-func (t *Task) waitHolding(g *group, shards <-chan submission, resolved <-chan struct{}) (submission, error) {
+// waitWithSlots waits for a submission or until resolved is closed, while the task holds the slots
+// of g. It returns an error after LeaseMax, if the store closes, or if a copy of g fails.
+func (t *Task) waitWithSlots(g *group, shards <-chan submission, resolved <-chan struct{}) (submission, error) {
 	start := t.p.Clock.Now()
 	timer := t.p.Clock.NewTimer(t.p.LeaseMax)
 	defer timer.Stop()

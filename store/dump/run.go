@@ -49,7 +49,7 @@ func (t *Task) prepare() error {
 
 // copyTodo copies the blocks of todo and publishes them.
 func (t *Task) copyTodo() {
-	t.copyHeld()
+	t.copyWaiting()
 	t.copyBlocks()
 }
 

@@ -23,11 +23,11 @@ import (
 
 // Config configures a Dumper.
 type Config struct {
-	Pipeline  *pipeline.Pipeline
-	Scheduler *task.Scheduler
-	Env       *batch.Env // of copies to slots
-	Writers   int        // goroutines that write to the tiers below
-	HeldSlots int64      // slots for dumps that wait for the client: see package store
+	Pipeline     *pipeline.Pipeline
+	Scheduler    *task.Scheduler
+	Env          *batch.Env // of copies to slots
+	Writers      int        // goroutines that write to the tiers below
+	WaitingSlots int64      // slots for dumps that wait for the client: see package store
 	// BatchBytes is that of store.Config. PartBytes is the size of a part.
 	BatchBytes, PartBytes int64
 }
@@ -35,14 +35,14 @@ type Config struct {
 // Dumper starts dumps. Safe for concurrent use.
 type Dumper struct {
 	Config
-	batchBlocks int                 // blocks of a batch, at most
-	chunkBlocks int                 // blocks that wait for the client at a time
-	heldSlots   *semaphore.Weighted // of Config.HeldSlots
-	writers     *pool.Pool
-	direct      tier.DirectWriter // the durable tier, if dumps pass through device memory; or nil
-	hostSlot    chan struct{}     // token of pipeline.Direct.HostSlot
-	full        []atomic.Bool     // by durable tier: the last write waited for space in vain
-	scratch     sync.Pool
+	batchBlocks  int                 // blocks of a batch, at most
+	chunkBlocks  int                 // blocks that wait for the client at a time
+	waitingSlots *semaphore.Weighted // of Config.WaitingSlots
+	writers      *pool.Pool
+	direct       tier.DirectWriter // the durable tier, if dumps pass through device memory; or nil
+	hostSlot     chan struct{}     // token of pipeline.Direct.HostSlot
+	full         []atomic.Bool     // by durable tier: the last write waited for space in vain
+	scratch      sync.Pool
 }
 
 // Backlog returns the number of blocks that wait for a writer.

@@ -192,7 +192,7 @@ func (t *Task) recheckFailed(g *group) {
 		if g.FirstFailure(f.Item) == f {
 			t.setFirstLayer(g, f.Item, f.Part)
 			if g.direct {
-				t.readAgain(f.Item, f.Err)
+				t.retryRead(f.Item, f.Err)
 			} else {
 				t.recheck(f.Item, f.Err)
 			}

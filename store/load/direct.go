@@ -87,9 +87,9 @@ func (t *Task) addCompletion(c stream.Completion) {
 	t.base.AddCompletion(t.l.Env.Stream.Name(), &t.p.Count.LoadPaths, c, c.Started, nil)
 }
 
-// readAgain drops a direct block that failed with err, and reads it through the cache. If it was
+// retryRead drops a direct block that failed with err, and reads it through the cache. If it was
 // wrong, the read shows whether the tier has it wrong.
-func (t *Task) readAgain(i int32, err error) {
+func (t *Task) retryRead(i int32, err error) {
 	it := &t.sc.items[i]
 	it.corruptRead = pipeline.IsCorrupt(err)
 	t.dropSlot(it)

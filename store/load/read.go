@@ -14,15 +14,16 @@ import (
 const maxCopies = 3 // copies of a block until it fails
 
 // lookUp opens blocks of todo that are in the cache, and sorts the others into toRead and filling.
-// It does not block. joined is the number of blocks of the group that the opened blocks will join.
-func (t *Task) lookUp(joined int) {
+// It does not block. groupBlocks is the number of blocks of the group that the opened blocks will
+// join.
+func (t *Task) lookUp(groupBlocks int) {
 	sc := t.sc
 	n := len(sc.todo)
 	switch {
 	case !t.copiesUnchecked():
 		n = min(n, windowBlocks-t.open)
 	case t.layerwise:
-		if piece := min(max(joined, t.l.pieceBlocks), 4*t.l.pieceBlocks); n >= 2*piece {
+		if piece := min(max(groupBlocks, t.l.pieceBlocks), 4*t.l.pieceBlocks); n >= 2*piece {
 			n = piece // so that copying starts early
 		}
 	case t.inFlight == 0:

@@ -33,8 +33,8 @@ func newFiles(filesMax time.Duration, clock clockwork.Clock) *files {
 	return f
 }
 
-// look calls ask, unless an earlier call is overdue.
-func (f *files) look(ctx context.Context, ask func(ctx context.Context) ([]bool, error)) ([]bool, error) {
+// lookUp calls ask, unless an earlier call is overdue.
+func (f *files) lookUp(ctx context.Context, ask func(ctx context.Context) ([]bool, error)) ([]bool, error) {
 	overdue := fmt.Errorf("look up files: no answer in %v: %w", f.max, errdefs.ErrBusy)
 	if since := f.since.Load(); since != nil && f.clock.Since(*since) > f.max {
 		return nil, overdue

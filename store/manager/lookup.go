@@ -54,7 +54,7 @@ func (m *Manager) inFiles(ctx context.Context, blocks []Block) ([]bool, error) {
 	if len(blocks) == 0 || m.files == nil {
 		return nil, nil
 	}
-	there, err := m.files.look(ctx, func(ctx context.Context) ([]bool, error) { return m.askFiles(ctx, blocks) })
+	there, err := m.files.lookUp(ctx, func(ctx context.Context) ([]bool, error) { return m.askFiles(ctx, blocks) })
 	if errors.Is(err, errdefs.ErrBusy) {
 		m.files.overdue.Add(int64(len(blocks)))
 	}

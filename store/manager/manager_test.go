@@ -164,7 +164,7 @@ func TestStoredBlocksAreThere(t *testing.T) {
 	}
 }
 
-func TestRoomIsMadeFromWhatNoJobHas(t *testing.T) {
+func TestSpaceIsMadeFromBlocksOfNoJob(t *testing.T) {
 	m, _ := open(t, 2, 1, 1)
 	end(t, stored(t, m, "a", "b"))
 	load := loaded(t, m, "a")
@@ -324,11 +324,11 @@ func (w *worker) take(b manager.Block) {
 // any order: what it says is there is there, and no worker ever holds more than its pool has room
 // for.
 func TestModel(t *testing.T) {
-	const room, universe = 12, 40
+	const capacity, universe = 12, 40
 	for seed := range uint64(30) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		ranks := 1 + rng.IntN(3)
-		m, below := open(t, room, ranks, 2)
+		m, below := open(t, capacity, ranks, 2)
 		var workers []*worker
 		for r := range ranks {
 			workers = append(workers, &worker{pool: map[manager.Block]bool{}, files: below[r], keys: formats(t, r, ranks, 2)})
@@ -434,12 +434,12 @@ func TestModel(t *testing.T) {
 				}
 			}
 		}
-		if s := m.Stats(); s.Blocks != there || s.Jobs != 0 || s.Blocks > room {
+		if s := m.Stats(); s.Blocks != there || s.Jobs != 0 || s.Blocks > capacity {
 			t.Errorf("seed %d: %d are there, and %+v", seed, there, s)
 		}
 		for r, w := range workers {
-			if w.most > room {
-				t.Errorf("seed %d: rank %d held %d blocks at a time, and has room for %d", seed, r, w.most, room)
+			if w.most > capacity {
+				t.Errorf("seed %d: rank %d held %d blocks at a time, and has room for %d", seed, r, w.most, capacity)
 			}
 		}
 	}

@@ -34,18 +34,18 @@ func (o *op) start() time.Time {
 	return now
 }
 
-// canStep reports whether the pace, the work in flight and the mover allow another step of o.
+// canStep reports whether the pace, the work in pending and the mover allow another step of o.
 func (s *Stream) canStep(o *op, m move.Mover) bool {
 	if s.paced(o) {
 		return false
 	}
-	flight, ok := s.inFlight.admits(o.choice.Path)
-	if !ok || !m.Fits(&o.work, flight) {
+	pending, ok := s.inFlight.admits(o.choice.Path)
+	if !ok || !m.Fits(&o.work, pending) {
 		s.wakeCompleter() // it resumes issuing after it releases resources
 		return false
 	}
 	if o.Started.IsZero() {
-		o.work.At.Behind = flight.Steps > 0
+		o.work.At.Behind = pending.Steps > 0
 	}
 	return true
 }
@@ -99,7 +99,7 @@ func (s *Stream) move(o *op, m move.Mover, it *item) (done bool, err error) {
 			return false, nil
 		}
 	}
-	if o.work.At.Tells() {
+	if o.work.At.ReportsParts() {
 		it.groups = o.work.At.Groups()
 		if parts, ok := it.Event.(*move.Parts); ok {
 			parts.To = o

@@ -24,7 +24,7 @@ const unorderedPaths plan.Paths = 1<<stream.PathNIC | 1<<stream.PathNICSoft
 
 func isUnordered(p stream.Path) bool { return unorderedPaths.Has(p) }
 
-// stepQueue has the steps in flight, in order. move.Flight and the stream's depth bound it. Safe
+// stepQueue has the steps in flight, in order. move.InFlight and the stream's depth bound it. Safe
 // for concurrent use. One goroutine at a time pops.
 type stepQueue struct {
 	mu            sync.Mutex
@@ -38,13 +38,13 @@ type stepQueue struct {
 
 // admits returns the work in flight, and reports whether a step by path may be issued behind it.
 // Unordered steps only follow steps of the same path, and only those follow them.
-func (f *stepQueue) admits(path stream.Path) (now move.Flight, ok bool) {
+func (f *stepQueue) admits(path stream.Path) (now move.InFlight, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if ok = f.unordered == 0; isUnordered(path) {
 		ok = f.n == 0 || f.unordered == f.n && f.unorderedPath == path
 	}
-	return move.Flight{Steps: f.n, Calls: f.calls}, ok
+	return move.InFlight{Steps: f.n, Calls: f.calls}, ok
 }
 
 // push appends it and reports whether it is the only step.

@@ -17,9 +17,9 @@ func (s *Stream) UseAPI(ctx context.Context, a uring.API, plan *fault.Plan) erro
 	}
 	q, old := newURingQueue(faultyRing{r, plan}), s.queues[stream.PathURing]
 	s.queues[stream.PathURing] = q
-	for i, reported := range s.staging.told {
+	for i, reported := range s.staging.queues {
 		if reported == old {
-			s.staging.told[i] = q
+			s.staging.queues[i] = q
 		}
 	}
 	for i, lossy := range s.lossy {

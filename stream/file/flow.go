@@ -110,17 +110,17 @@ func (b *batch) issue() (chunk <-chan mem.Extent, space chan<- struct{}) {
 // admits reports whether another transfer of p may begin. The limit is the depth that was measured
 // as fastest for the disk. It does not apply to reads that try the page cache while those succeed.
 func (b *batch) admits(p *part) bool {
-	return b.by.depth == 0 || int(b.inFlight.Load()) < b.by.depth || b.looks(p) && b.stream.warm.hot.Load()
+	return b.by.depth == 0 || int(b.inFlight.Load()) < b.by.depth || b.triesCache(p) && b.stream.warm.hot.Load()
 }
 
-// looks reports whether p's next transfer may try the page cache first.
-func (b *batch) looks(p *part) bool {
+// triesCache reports whether p's next transfer may try the page cache first.
+func (b *batch) triesCache(p *part) bool {
 	t := &p.transfers[p.begun]
-	return t.mem.Region.CPU() != 0 && b.stream.looks(t.file, p.write)
+	return t.mem.Region.CPU() != 0 && b.stream.triesCache(t.file, p.write)
 }
 
-// looks reports whether a transfer of f may try the page cache first.
-func (s *Stream) looks(f *File, write bool) bool {
+// triesCache reports whether a transfer of f may try the page cache first.
+func (s *Stream) triesCache(f *File, write bool) bool {
 	return !write && f.fd >= 0 && s.opts.Path == stream.PathNone
 }
 
@@ -131,7 +131,7 @@ const cachedBytes = 256 << 10
 
 // grain returns the maximum length of a transfer between p's file and a chunk.
 func (b *batch) grain(p *piece) int64 {
-	if b.stream.looks(p.file, p.write) && b.stream.warm.hot.Load() {
+	if b.stream.triesCache(p.file, p.write) && b.stream.warm.hot.Load() {
 		return cachedBytes
 	}
 	return b.cut.most
@@ -153,7 +153,7 @@ func (b *batch) stage(chunk mem.Extent) {
 func (b *batch) begin(joins bool) {
 	p := b.current
 	t := &p.transfers[p.begun]
-	t.try = joins || b.looks(p) && b.stream.warm.try()
+	t.try = joins || b.triesCache(p) && b.stream.warm.try()
 	if p.begun++; p.begun == len(p.transfers) {
 		b.current = nil
 	}
@@ -175,7 +175,7 @@ func (b *batch) begin(joins bool) {
 // joins reports whether p's next transfer joins the sweep. While reads hit the page cache, waking a
 // worker takes longer than a small read.
 func (b *batch) joins(p *part) bool {
-	return b.sweep != nil && b.stream.warm.hot.Load() && b.looks(p) && b.sweep.takes(&p.transfers[p.begun])
+	return b.sweep != nil && b.stream.warm.hot.Load() && b.triesCache(p) && b.sweep.hasSpace(&p.transfers[p.begun])
 }
 
 // send passes the sweep to a worker.

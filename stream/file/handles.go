@@ -106,7 +106,7 @@ func (h *Handles) Acquire(ctx context.Context, dir dirfs.Dir, name string, flag 
 		if absent == nil && flag&os.O_CREATE != 0 && flag&os.O_EXCL != 0 {
 			return nil, fmt.Errorf("acquire file %s: %w", name, unix.EEXIST)
 		}
-		e, mine, err := h.enter(key)
+		e, mine, err := h.acquireEntry(key)
 		if err != nil {
 			return nil, fmt.Errorf("acquire file %s: %w", name, err)
 		}
@@ -116,20 +116,20 @@ func (h *Handles) Acquire(ctx context.Context, dir dirfs.Dir, name string, flag 
 		select {
 		case <-e.ready:
 		case <-ctx.Done():
-			h.leave(e, false)
+			h.releaseEntry(e, false)
 			return nil, fmt.Errorf("acquire file %s: %w", name, context.Cause(ctx))
 		}
 		switch {
 		case e.err != nil:
-			h.leave(e, true)
+			h.releaseEntry(e, true)
 			return nil, fmt.Errorf("acquire file %s: %w", name, e.err)
 		case !mine && (absent != nil || now.Device != e.file.info.Device || now.Inode != e.file.info.Inode):
-			h.leave(e, true) // another file has the name
+			h.releaseEntry(e, true) // another file has the name
 			continue
 		case !mine:
 			if flag&os.O_TRUNC != 0 {
 				if err := e.file.empty(); err != nil {
-					h.leave(e, false)
+					h.releaseEntry(e, false)
 					return nil, fmt.Errorf("acquire file %s: %w", name, err)
 				}
 				now.Bytes = 0
@@ -143,15 +143,15 @@ func (h *Handles) Acquire(ctx context.Context, dir dirfs.Dir, name string, flag 
 		// The region of an empty file may be written.
 		r, err := e.file.Region(max(now.Bytes, 1))
 		if err != nil {
-			h.leave(e, false)
+			h.releaseEntry(e, false)
 			return nil, fmt.Errorf("acquire file %s: %w", name, err)
 		}
 		return &Handle{handles: h, entry: e, region: r}, nil
 	}
 }
 
-// enter takes a reference to the entry of key. mine reports whether the caller must open it.
-func (h *Handles) enter(key handleKey) (e *entry, mine bool, err error) {
+// acquireEntry takes a reference to the entry of key. mine reports whether the caller must open it.
+func (h *Handles) acquireEntry(key handleKey) (e *entry, mine bool, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closing {
@@ -196,10 +196,10 @@ func (h *Handles) open(e *entry, flag int) {
 	h.mu.Unlock()
 }
 
-// leave releases a reference. gone means that the name no longer refers to the entry. Unreferenced
-// files are closed if they have lost their name. Others are closed while too many are open, least
-// recently used first.
-func (h *Handles) leave(e *entry, gone bool) {
+// releaseEntry releases a reference. gone means that the name no longer refers to the entry.
+// Unreferenced files are closed if they have lost their name. Others are closed while too many are
+// open, least recently used first.
+func (h *Handles) releaseEntry(e *entry, gone bool) {
 	h.mu.Lock()
 	if gone && h.named[e.key] == e {
 		delete(h.named, e.key)
@@ -374,4 +374,4 @@ func (h *Handle) forget() {
 
 // Release releases the handle. Batches that still move the file continue. If the file has lost its
 // name, the next Release after them closes it. A second call does nothing.
-func (h *Handle) Release() { h.once.Do(func() { h.handles.leave(h.entry, false) }) }
+func (h *Handle) Release() { h.once.Do(func() { h.handles.releaseEntry(h.entry, false) }) }

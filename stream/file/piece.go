@@ -160,7 +160,7 @@ func (s *Stream) place(pieces []piece) {
 // placeFile places the pieces of one file and direction. Adjacent pieces are gathered into one
 // transfer, unless the page cache has them: then that would only copy them twice.
 func (s *Stream) placeFile(pieces []piece) {
-	buffered, looks := false, s.warm.hot.Load() && s.looks(pieces[0].file, pieces[0].write)
+	buffered, cached := false, s.warm.hot.Load() && s.triesCache(pieces[0].file, pieces[0].write)
 	for i := 0; i < len(pieces); {
 		j, end := i+1, pieces[i].end() // the run of adjacent pieces
 		for j < len(pieces) && pieces[j].off <= end && pieces[j].with(&pieces[i]) {
@@ -168,7 +168,7 @@ func (s *Stream) placeFile(pieces []piece) {
 			j++
 		}
 		alone := j == i+1
-		if !alone && looks && !pieces[i].device() {
+		if !alone && cached && !pieces[i].device() {
 			there, known := pieces[i].file.has(pieces[i].off, end-pieces[i].off)
 			alone = there && known
 		}

@@ -32,7 +32,7 @@ func openCuFile(o *Options) (queue, error) {
 		}
 		lane := &cuFileLane{
 			storage: storage, on: on, calls: calls, waited: &q.waited, using: make(chan struct{}, 1), patience: idlePatience,
-			todo: make(chan *transfer, o.begun()), inFlight: make(chan flight, o.Transfers),
+			todo: make(chan *transfer, o.begun()), inFlight: make(chan pendingTransfer, o.Transfers),
 		}
 		q.lanes = append(q.lanes, lane)
 		q.running.Go(lane.enqueue)
@@ -47,14 +47,14 @@ func cuFile(s device.Storage, t *transfer) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if e := t.rest(); t.write {
+	if e := t.remaining(); t.write {
 		return f.Write(e, t.off+t.done)
 	} else {
 		return f.Read(e, t.off+t.done)
 	}
 }
 
-func (t *transfer) rest() mem.Extent { return t.mem.Sub(t.done, t.mem.Len-t.done) }
+func (t *transfer) remaining() mem.Extent { return t.mem.Sub(t.done, t.mem.Len-t.done) }
 
 // idlePatience is how long a broken device queue may take to become idle. After that its transfers
 // are quarantined.
@@ -128,17 +128,17 @@ type cuFileLane struct {
 	load     atomic.Int64 // unfinished transfers
 	on       device.Queue
 	using    chan struct{} // token: a device queue has one user at a time
-	inFlight chan flight
+	inFlight chan pendingTransfer
 	patience time.Duration
 
 	mu     sync.Mutex
-	broken error     // why nothing is enqueued any more, or nil
-	until  time.Time // deadline for the broken queue to become idle
-	lost   []flight  // quarantined
+	broken error             // why nothing is enqueued any more, or nil
+	until  time.Time         // deadline for the broken queue to become idle
+	lost   []pendingTransfer // quarantined
 }
 
-// flight is a transfer that was enqueued.
-type flight struct {
+// pendingTransfer is an enqueued transfer.
+type pendingTransfer struct {
 	t   *transfer
 	x   device.Transfer
 	n   int64
@@ -167,7 +167,7 @@ func (l *cuFileLane) enqueue() {
 			l.load.Add(-1)
 			t.finish(0, err)
 		default:
-			l.inFlight <- flight{t: t, x: x}
+			l.inFlight <- pendingTransfer{t: t, x: x}
 		}
 	}
 }
@@ -180,9 +180,9 @@ func (l *cuFileLane) start(e device.StorageEnqueuer, t *transfer) (device.Transf
 		return nil, fmt.Errorf("use queue for cuFile: %w: %w", broken, unix.EOPNOTSUPP)
 	}
 	if t.write {
-		return e.EnqueueWrite(l.on, t.rest(), t.off+t.done)
+		return e.EnqueueWrite(l.on, t.remaining(), t.off+t.done)
 	}
-	return e.EnqueueRead(l.on, t.rest(), t.off+t.done)
+	return e.EnqueueRead(l.on, t.remaining(), t.off+t.done)
 }
 
 // complete waits for the transfers in the order of the device queue. A broken queue may access
@@ -233,7 +233,7 @@ func (l *cuFileLane) release(ctx context.Context) {
 	}
 }
 
-func (l *cuFileLane) end(f flight) {
+func (l *cuFileLane) end(f pendingTransfer) {
 	f.x.Close()
 	l.load.Add(-1)
 	f.t.finish(f.n, f.err)

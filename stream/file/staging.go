@@ -17,7 +17,7 @@ type staging struct {
 	bytes  int64 // of a chunk
 	chunks int
 	free   chan mem.Extent
-	told   []bufferQueue
+	queues []bufferQueue
 
 	mu     sync.Mutex
 	region *mem.Region // nil: not allocated
@@ -40,7 +40,7 @@ func (s *staging) ready() (slow, err error) {
 	if err := s.allocate(n); err != nil {
 		return nil, fmt.Errorf("allocate %d bytes of staging memory: %w", n, err)
 	}
-	for _, q := range s.told {
+	for _, q := range s.queues {
 		if err := q.useBuffer(s.region); err != nil {
 			slow = errors.Join(slow, fmt.Errorf("register staging memory for path %s: %w", q.path(), err))
 		}

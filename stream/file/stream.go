@@ -96,7 +96,7 @@ func Open(o Options) (*Stream, error) {
 	}
 	for _, q := range s.queues {
 		if q, ok := q.(bufferQueue); ok {
-			s.staging.told = append(s.staging.told, q)
+			s.staging.queues = append(s.staging.queues, q)
 		}
 		if q, ok := q.(quarantineQueue); ok {
 			s.lossy = append(s.lossy, q)

@@ -47,7 +47,7 @@ func (w *workers) work() {
 			t.finish(w.move(t))
 			continue
 		}
-		w.look(t)
+		w.readCached(t)
 		// Let the goroutine that look woke run first. If each processor had such a worker, it would
 		// wait for the worker's next calls. This would be wrong after a call that waits for a disk,
 		// since it would limit such calls to one for each processor.
@@ -70,7 +70,7 @@ const (
 	sweepBytes  = cachedBytes
 )
 
-func (s *sweep) takes(t *transfer) bool { return s.n < sweepLength && s.bytes+t.need <= sweepBytes }
+func (s *sweep) hasSpace(t *transfer) bool { return s.n < sweepLength && s.bytes+t.need <= sweepBytes }
 
 func (s *sweep) add(t *transfer) {
 	if s.first == nil {
@@ -83,9 +83,9 @@ func (s *sweep) add(t *transfer) {
 	s.bytes += t.need
 }
 
-// look moves the transfers of the sweep that begins with t from the page cache, and passes misses
-// on. It reports finished transfers together, but separately for each part with a chunk.
-func (w *workers) look(t *transfer) {
+// readCached moves the transfers of the sweep that begins with t from the page cache, and passes
+// misses on. It reports finished transfers together, but separately for each part with a chunk.
+func (w *workers) readCached(t *transfer) {
 	s, b := t.sweep, t.part.batch
 	p := t.part
 	var n int32     // finished and not reported: of p, or of p and other parts without chunks

@@ -156,7 +156,7 @@ func TestCloseCountsWhatIsInUse(t *testing.T) {
 	filling := reserve(t, c, 3)
 	quiesced := make(chan struct{})
 	reserve(t, c, 4).Quarantine(errors.New("abandoned"), quiesced)
-	late := reserve(t, c, 5)
+	fifth := reserve(t, c, 5)
 	clock.Advance(90 * time.Second)
 	want := func(text string) {
 		t.Helper()
@@ -166,7 +166,7 @@ func TestCloseCountsWhatIsInUse(t *testing.T) {
 		}
 	}
 	want("2 slots open, 1 retains not released, 2 slots being filled (the oldest for 1m30s), 1 in quarantine")
-	late.Quarantine(errors.New("abandoned after close"), quiesced)
+	fifth.Quarantine(errors.New("abandoned after close"), quiesced)
 	want("2 slots open, 1 retains not released, 1 slots being filled (the oldest for 1m30s), 2 in quarantine")
 	close(quiesced)
 	want("1 slots being filled (the oldest for 1m30s), 0 in quarantine")

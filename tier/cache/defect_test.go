@@ -136,10 +136,10 @@ func TestDefectAllocationSpinsWhenEveryBufferIsReferenced(t *testing.T) {
 	})
 }
 
-// TestDefectDumpSkipsBlockThatSomeoneElseHolds: a dump skipped a block that another caller was
+// TestDefectDumpSkipsBlockThatAnotherLeaseHas: a dump skipped a block that another caller was
 // filling, and reported success. Now it gets an error, waits for the result, and fills the block
 // itself if the other fails.
-func TestDefectDumpSkipsBlockThatSomeoneElseHolds(t *testing.T) {
+func TestDefectDumpSkipsBlockThatAnotherLeaseHas(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	synctest.Test(t, func(t *testing.T) {
 		c := open(t, f, 2)

@@ -217,7 +217,7 @@ func (p *policy) victim() (uint32, bool) {
 	}
 }
 
-// turn returns the queue to evict from next.
+// nextQueue returns the queue to evict from next.
 func (p *policy) nextQueue() queueID {
 	small, others := p.queues[inSmall].len > 0, p.queues[inMain].len > 0
 	switch {

@@ -23,14 +23,14 @@ type area struct {
 	space space
 	pause usage.Pause
 
-	wake      chan struct{}  // wakes the collector for a round
-	roundLock chan struct{}  // has an element during a round; guards cold
-	cold      []candidate    // blocks to evict, the coldest first
-	lateCold  lateCandidates // blocks written since the search for cold blocks, and as cold
-	counted   chan struct{}  // closed after the first count
-	done      chan struct{}  // closed when the collector has returned
-	failure   atomic.Pointer[error]
-	stuck     atomic.Int64 // blocks that could not be removed in the last round
+	wake       chan struct{}    // wakes the collector for a round
+	roundLock  chan struct{}    // has an element during a round; guards cold
+	cold       []candidate      // blocks to evict, the coldest first
+	recentCold recentCandidates // blocks written since the search for cold blocks, and as cold
+	counted    chan struct{}    // closed after the first count
+	done       chan struct{}    // closed when the collector has returned
+	failure    atomic.Pointer[error]
+	stuck      atomic.Int64 // blocks that could not be removed in the last round
 
 	others atomic.Int64 // bytes of other folders that share the bound
 	// Used by the collector, and by Close after its end.

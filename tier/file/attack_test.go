@@ -149,7 +149,7 @@ func TestDefectCandidatesRemovedByOthersStallWriting(t *testing.T) {
 
 // Where nothing can be removed a Put does not wait for ever, though its context has no end, and
 // those after it fail at once; writing resumes by itself.
-func TestDefectWaitForRoomHasNoEnd(t *testing.T) {
+func TestDefectWaitForSpaceHasNoEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, f := bounded(t, 4)
 		tr := open(t, c)

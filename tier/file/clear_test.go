@@ -95,15 +95,15 @@ func TestClearRemovesWhatIsAskedFor(t *testing.T) {
 				left = append(left, f.Path)
 			}
 			names := strings.NewReplacer(filepath.Base(aside), "Q", filepath.Base(sound), "S").Replace
-			say := func(paths []string) string {
+			describe := func(paths []string) string {
 				text := strings.Join(below(dir, paths), ",")
 				text = strings.ReplaceAll(text, strings.TrimPrefix(junk, dir+"/"), "J")
 				parts := strings.Split(strings.ReplaceAll(strings.ReplaceAll(names(text), "quarantine/Q", "Q"), "quarantine/S", "S"), ",")
 				slices.Sort(parts)
 				return strings.Join(parts, ",")
 			}
-			if say(got.Removed) != c.removed || say(left) != c.left {
-				t.Errorf("removed %q, left %q; want %q and %q", say(got.Removed), say(left), c.removed, c.left)
+			if describe(got.Removed) != c.removed || describe(left) != c.left {
+				t.Errorf("removed %q, left %q; want %q and %q", describe(got.Removed), describe(left), c.removed, c.left)
 			}
 			if unasked := strings.Join(below(dir, got.Unasked), ","); unasked != c.unasked {
 				t.Errorf("%q was not asked for, want %q", unasked, c.unasked)

@@ -181,9 +181,9 @@ func joinFew(errs []error) error {
 	return errors.Join(append(errs[:most:most], fmt.Errorf("and %d more", len(errs)-most))...)
 }
 
-// lateCandidates are blocks written since the search for candidates that are as cold as one of
+// recentCandidates are blocks written since the search for candidates that are as cold as one of
 // these: a block gets the time of the block before it in its prompt.
-type lateCandidates struct {
+type recentCandidates struct {
 	mu      sync.Mutex
 	looking bool      // a search is in progress
 	until   time.Time // the time of the last candidate
@@ -191,14 +191,14 @@ type lateCandidates struct {
 }
 
 // begin starts a search.
-func (l *lateCandidates) begin() {
+func (l *recentCandidates) begin() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.looking, l.blocks = true, nil
 }
 
 // end ends a search. until is the time of its last candidate, or zero if there is none.
-func (l *lateCandidates) end(until time.Time) {
+func (l *recentCandidates) end(until time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.looking, l.until = false, until
@@ -206,7 +206,7 @@ func (l *lateCandidates) end(until time.Time) {
 }
 
 // add adds a block that was written.
-func (l *lateCandidates) add(c candidate) {
+func (l *recentCandidates) add(c candidate) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.blocks) < coldMost && (l.looking || !c.used.After(l.until)) {
@@ -215,7 +215,7 @@ func (l *lateCandidates) add(c candidate) {
 }
 
 // join merges the blocks written since into the candidates.
-func (l *lateCandidates) join(cold []candidate) []candidate {
+func (l *recentCandidates) join(cold []candidate) []candidate {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.blocks) == 0 {

@@ -76,7 +76,7 @@ func (a *area) collector() {
 	}
 }
 
-// begin writes this tier's first usage records. It sets the first bounds to the rest of the bound,
+// start writes this tier's first usage records. It sets the first bounds to the rest of the bound,
 // by the records of the other folders.
 func (a *area) start() {
 	a.writeRecords(false)
@@ -255,7 +255,7 @@ func (r *round) run(ctx context.Context, target int64) error {
 			}
 			continue
 		}
-		a.cold = a.lateCold.join(a.cold)
+		a.cold = a.recentCold.join(a.cold)
 		c := a.cold[0]
 		a.cold = a.cold[1:]
 		if r.remove(&c) {
@@ -298,7 +298,7 @@ func (r *round) list(ctx context.Context, target int64) error {
 	if need <= 0 {
 		return nil
 	}
-	a.lateCold.begin()
+	a.recentCold.begin()
 	dirs := make([]dirfs.Dir, len(a.dirs))
 	for i, d := range a.dirs {
 		dirs[i] = d
@@ -313,7 +313,7 @@ func (r *round) list(ctx context.Context, target int64) error {
 	if len(cold) > 0 {
 		until = cold[len(cold)-1].used
 	}
-	a.lateCold.end(until)
+	a.recentCold.end(until)
 	return err
 }
 

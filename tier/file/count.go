@@ -74,7 +74,7 @@ const countTries = 3
 func (a *area) recountBucket(d *dir, i byte) error {
 	b := &d.buckets[i]
 	for range countTries {
-		changes, quiet := a.space.beginCount(b)
+		changes, stable := a.space.beginCount(b)
 		keys, _, err := listBucket(d, i)
 		if err != nil {
 			return err
@@ -83,7 +83,7 @@ func (a *area) recountBucket(d *dir, i byte) error {
 		for _, key := range keys {
 			bytes += a.formats.ImageBytes(key)
 		}
-		if quiet && a.space.setCount(b, int64(len(keys)), bytes, changes) {
+		if stable && a.space.setCount(b, int64(len(keys)), bytes, changes) {
 			break
 		}
 	}

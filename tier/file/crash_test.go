@@ -25,7 +25,7 @@ func TestDefect7KilledWriterLeavesNoTornBlock(t *testing.T) {
 	const rounds = 8
 	c := killConfig(t.TempDir())
 	rng := rand.New(rand.NewPCG(1, 2))
-	beside := open(t, c) // lives through all of it
+	concurrent := open(t, c) // lives through all of it
 	var swept int64
 	for range rounds {
 		tiertest.Kill(t, writerDir+"="+c.Dirs[0], time.Duration(1+rng.IntN(30))*time.Millisecond, nil)
@@ -46,7 +46,7 @@ func TestDefect7KilledWriterLeavesNoTornBlock(t *testing.T) {
 	err := file.List(t.Context(), c.Dirs[0], func(e file.Entry) error {
 		n++
 		dst := tiertest.Buffer(t, c.Formats[0].Layout.ImageBytes())
-		return beside.Get(t.Context(), e.Key, dst)
+		return concurrent.Get(t.Context(), e.Key, dst)
 	})
 	if err != nil || n == 0 {
 		t.Errorf("read %d blocks, %v", n, err)

@@ -15,7 +15,7 @@ import (
 )
 
 // A full disk makes room within the bound, and the statistics show it.
-func TestFullDiskMakesRoomWithinTheBound(t *testing.T) {
+func TestFullDiskMakesSpaceWithinTheBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, f := bounded(t, 100)
 		tr := open(t, c)

@@ -221,7 +221,7 @@ func TestDirectoryOfAnotherSetOfGroups(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		change func(*file.Config)
-		says   string
+		want   string
 	}{
 		"fewer":   {func(c *file.Config) { c.Formats, c.Identities = c.Formats[1:], c.Identities[1:] }, `page group "full" (identity`},
 		"another": {func(c *file.Config) { c.Formats[0].Identity, c.Identities = block.Digest{31: 1}, nil }, "is not of them"},
@@ -237,7 +237,7 @@ func TestDirectoryOfAnotherSetOfGroups(t *testing.T) {
 		if err == nil {
 			err = errors.Join(errors.New("it opened"), tr.Close(t.Context()))
 		}
-		if !errors.Is(err, errdefs.ErrMismatch) || !strings.Contains(err.Error(), tt.says) {
+		if !errors.Is(err, errdefs.ErrMismatch) || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

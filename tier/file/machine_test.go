@@ -56,13 +56,13 @@ func (m *machine) must(err error) {
 // start starts a process that opens a tier, in /srv/kv unless c has a directory.
 func (m *machine) start(c file.Config) *proc {
 	m.Helper()
-	p, err := m.try(c, nil)
+	p, err := m.tryStart(c, nil)
 	m.must(err)
 	return p
 }
 
-// try is start with faults from the first operation on; where it fails, the process is killed.
-func (m *machine) try(c file.Config, plan *fault.Plan) (*proc, error) {
+// tryStart is start with faults from the first operation on; where it fails, the process is killed.
+func (m *machine) tryStart(c file.Config, plan *fault.Plan) (*proc, error) {
 	p := &proc{process: m.disk.Process()}
 	p.faults = faultfs.New(p.process, plan, nil)
 	c.Formats, c.FS = block.Formats{m.format}, p.faults
@@ -141,7 +141,7 @@ func survives(t *testing.T, script func(m *machine) (promised block.Key)) {
 		m := newMachine(t)
 		key := script(m)
 		m.powerFail(s)
-		after, err := m.try(file.Config{}, nil)
+		after, err := m.tryStart(file.Config{}, nil)
 		if err != nil {
 			t.Errorf("after %s survived: %v", name, err)
 			continue

@@ -322,7 +322,7 @@ func (m *model) start(i int) {
 	for m.rng.IntN(6) == 0 {
 		op := []string{"open", "stat", "mkdir", "rename", "remove", "write", "sync", "sync", "sync", "lock"}[m.rng.IntN(10)]
 		n := m.rng.IntN(6)
-		p, err := m.try(m.config(i), fault.New(1, fault.Nth(op, n).Crash()))
+		p, err := m.tryStart(m.config(i), fault.New(1, fault.Nth(op, n).Crash()))
 		m.log("%d opens with a crash at %s %d: %v", i, op, n, err)
 		if err == nil {
 			synctest.Wait()
@@ -332,11 +332,11 @@ func (m *model) start(i int) {
 			m.Fatal(err)
 		}
 	}
-	p, err := m.try(m.config(i), nil)
+	p, err := m.tryStart(m.config(i), nil)
 	m.log("%d opens: %v", i, err)
 	if m.full && errors.Is(err, errdefs.ErrNoSpace) {
 		m.fill()
-		p, err = m.try(m.config(i), nil)
+		p, err = m.tryStart(m.config(i), nil)
 	}
 	m.must(err)
 	m.lives[i] = &life{proc: p, blurred: m.full}

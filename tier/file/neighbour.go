@@ -159,8 +159,8 @@ func (n *neighbour) readMarker(d dirfs.Dir) error {
 	return nil
 }
 
-// take stores the folder's record in n. A record that changed since the last read counts as renewed
-// now, regardless of its own time.
+// setRecord stores the folder's record in n. A record that changed since the last read counts as
+// renewed now, regardless of its own time.
 func (n *neighbour) setRecord(r blockdir.Record, now time.Time) {
 	old := &n.stored
 	same := r.Bytes == old.Bytes && r.Blocks == old.Blocks && r.Peak == old.Peak && r.Closed == old.Closed && r.Host == old.Host &&
@@ -176,8 +176,8 @@ func (n *neighbour) setRecord(r blockdir.Record, now time.Time) {
 	n.cold = nil
 }
 
-// unused calls f with the folder and its parent directory, under the folder's lock, if no process
-// has the folder open. Otherwise it sets n.inUse.
+// withUnused calls f with the folder and its parent directory, under the folder's lock, if no
+// process has the folder open. Otherwise it sets n.inUse.
 func (a *area) withUnused(ctx context.Context, n *neighbour, f func(parent, d dirfs.Dir) error) (err error) {
 	parent, err := a.cfg.FS.OpenDir(n.parent)
 	if err != nil {

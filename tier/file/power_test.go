@@ -148,7 +148,7 @@ func TestMarkerIsDurableBeforeItsDirectoryIsUsed(t *testing.T) {
 		plan := fault.New(1, fault.Nth("sync", n).Crash())
 		for name, s := range survivals() {
 			m := newMachine(t)
-			p, err := m.try(never, plan)
+			p, err := m.tryStart(never, plan)
 			if err == nil && plan.Injected() > 0 {
 				t.Fatal("a crash was not noticed")
 			}
@@ -158,7 +158,7 @@ func TestMarkerIsDurableBeforeItsDirectoryIsUsed(t *testing.T) {
 			}
 			m.put(m.start(never), tiertest.Key(1))
 			m.powerFail(s)
-			if p, err := m.try(never, nil); err != nil {
+			if p, err := m.tryStart(never, nil); err != nil {
 				t.Errorf("after a crash at sync %d and a power failure that %s survived: %v", n, name, err)
 			} else {
 				m.put(p, tiertest.Key(1))

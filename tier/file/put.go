@@ -297,7 +297,7 @@ func (t *Tier) publish(ctx context.Context, d *dir, s *session, key block.Key, c
 		}
 	}
 	d.area.space.endChange(b, added, c.bytes())
-	d.area.lateCold.add(candidate{key, slices.Index(d.area.dirs, d), info.Modified, info.Modified})
+	d.area.recentCold.add(candidate{key, slices.Index(d.area.dirs, d), info.Modified, info.Modified})
 	return info, nil
 }
 

@@ -118,7 +118,7 @@ func TestForeignNamesInAnIdleFolder(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
-			leave(t, tenantConfig(t, root, 0, 0), 30)
+			makeIdleFolder(t, tenantConfig(t, root, 0, 0), 30)
 			folder := filepath.Join(root, folderOf(0))
 			path := filepath.Join(folder, name)
 			if err := os.RemoveAll(path); err != nil {
@@ -187,7 +187,7 @@ func TestRecordThatCannotBeWritten(t *testing.T) {
 // A folder that can be read and not written is counted once in a while, and not in each round.
 func TestFolderThatCannotBeWritten(t *testing.T) {
 	root := t.TempDir()
-	leave(t, tenantConfig(t, root, 0, 0), 30)
+	makeIdleFolder(t, tenantConfig(t, root, 0, 0), 30)
 	record := filepath.Join(root, folderOf(0), blockdir.RecordName)
 	if err := os.Remove(record); err != nil { // as after a crash, its bytes are not known
 		t.Fatal(err)

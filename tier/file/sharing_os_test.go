@@ -29,8 +29,8 @@ func tenantConfig(t *testing.T, root string, tenant int, blocks int64) file.Conf
 	}
 }
 
-// leave makes a tenant's folder with blocks that no process has open.
-func leave(t *testing.T, c file.Config, blocks int) {
+// makeIdleFolder makes a tenant's folder with blocks that no process has open.
+func makeIdleFolder(t *testing.T, c file.Config, blocks int) {
 	t.Helper()
 	tr, err := file.Open(t.Context(), c)
 	if err != nil {
@@ -49,7 +49,7 @@ func TestOpenWhileTheFolderIsReclaimed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
 			old := tenantConfig(t, root, 0, 0)
-			leave(t, old, 30)
+			makeIdleFolder(t, old, 30)
 			opening := faultfs.New(dirfs.OS(), nil, nil)
 			waits := make(chan struct{})
 			var tried, began atomic.Bool
@@ -110,7 +110,7 @@ func TestOpenWhileTheFolderIsReclaimed(t *testing.T) {
 func TestLinkedFolderIsLeftAlone(t *testing.T) {
 	root, elsewhere := t.TempDir(), t.TempDir()
 	old := tenantConfig(t, elsewhere, 0, 0)
-	leave(t, old, 30)
+	makeIdleFolder(t, old, 30)
 	if err := os.Symlink(filepath.Join(elsewhere, folderOf(0)), filepath.Join(root, folderOf(0))); err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +131,7 @@ func TestFolderBecomesALink(t *testing.T) {
 	for nth := int64(1); nth <= 6; nth++ {
 		root, elsewhere := t.TempDir(), t.TempDir()
 		for _, r := range []string{root, elsewhere} {
-			leave(t, tenantConfig(t, r, 0, 0), 30)
+			makeIdleFolder(t, tenantConfig(t, r, 0, 0), 30)
 		}
 		ffs := faultfs.New(dirfs.OS(), nil, nil)
 		var opened atomic.Int64

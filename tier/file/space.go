@@ -13,17 +13,17 @@ type space struct {
 	configured  limits // limits while the disk is not full
 	fullAt      time.Time
 	fullErr     error  // of the write on a full disk, until fullWritten shows that it has space
-	fullHeld    int64  // maximum of held while the disk was full, since fullErr
+	fullStored  int64  // maximum of storedBytes while the disk was full, since fullErr
 	fullWritten int64  // bytes written with the configured bound since then
 	fulls       uint64 // calls of shrink that lowered the bound
 	blocks      int64  // sum of the buckets' counts
-	held        int64  // their bytes
-	peak        int64  // maximum of held after a write, since takePeak
+	storedBytes int64  // their bytes
+	peak        int64  // maximum of storedBytes after a write, since takePeak
 	pending     int64  // bytes of files being written
 	written     int64  // bytes, since the last recount of everything
-	recordStep  int64  // growth of held after which the usage record is renewed; zero: never
-	recorded    int64  // held in the usage record
-	grown       bool   // held grew by recordStep since
+	recordStep  int64  // growth of storedBytes after which the usage record is renewed; zero: never
+	recorded    int64  // storedBytes in the usage record
+	grown       bool   // storedBytes grew by recordStep since
 	stale       bool   // another process has removed files
 	anyLost     bool   // a bucket is lost
 	// freed counts events that may have freed space: blocks removed or released. wake is closed and
@@ -45,7 +45,7 @@ func (s *space) reserve(now time.Time, bytes int64) (ok bool, freed uint64, wake
 	if s.most != s.configured.most && now.Sub(s.fullAt) >= fullFor {
 		s.limits = s.configured
 	}
-	if s.most == 0 || s.held+s.pending+bytes <= s.most {
+	if s.most == 0 || s.storedBytes+s.pending+bytes <= s.most {
 		s.pending += bytes
 		return true, 0, nil
 	}
@@ -56,25 +56,25 @@ func (s *space) reserve(now time.Time, bytes int64) (ok bool, freed uint64, wake
 	return false, s.freed, s.wake
 }
 
-// shrink sets the bound to a sixteenth less than held, as a write failed with cause on a full disk.
-// fulls is timesFull before that write. shrink reports whether to write again. It returns false if
-// nothing is held, or if less is held than when the disk was full before. Then others have taken
-// the space that was freed, and would take more.
+// shrink sets the bound to a sixteenth less than storedBytes, as a write failed with cause on a
+// full disk. fulls is timesFull before that write. shrink reports whether to write again. It
+// returns false if nothing is stored, or if less is stored than when the disk was full before. Then
+// others have taken the space that was freed, and would take more.
 func (s *space) shrink(now time.Time, fulls uint64, cause error) (next bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.configured.most == 0 || s.held == 0 {
+	if s.configured.most == 0 || s.storedBytes == 0 {
 		return false
 	}
 	if s.fulls != fulls { // another write has lowered the bound meanwhile
 		return true
 	}
-	if s.fullWritten = 0; s.fullErr != nil && s.held < s.fullHeld-s.sixteenth(s.fullHeld, 1) {
+	if s.fullWritten = 0; s.fullErr != nil && s.storedBytes < s.fullStored-s.sixteenth(s.fullStored, 1) {
 		return false
 	}
 	s.fulls++
-	s.fullErr, s.fullHeld = cause, max(s.fullHeld, s.held)
-	most := max(s.unit, s.held-s.sixteenth(s.held, 1))
+	s.fullErr, s.fullStored = cause, max(s.fullStored, s.storedBytes)
+	most := max(s.unit, s.storedBytes-s.sixteenth(s.storedBytes, 1))
 	s.limits = limits{most: most, high: min(most, s.configured.high), low: min(most-s.unit, s.configured.low)}
 	s.fullAt = now
 	return true
@@ -140,7 +140,7 @@ func (s *space) endChange(b *bucket, added, bytes int64) {
 	b.changes++
 	if added > 0 {
 		s.add(b, 1, bytes)
-		s.peak = max(s.peak, s.held)
+		s.peak = max(s.peak, s.storedBytes)
 	}
 	if added < 0 {
 		// The file may be another process's and not counted yet.
@@ -155,7 +155,7 @@ func (s *space) add(b *bucket, blocks, bytes int64) {
 	b.blocks += blocks
 	b.bytes += bytes
 	s.blocks += blocks
-	s.held += bytes
+	s.storedBytes += bytes
 }
 
 // commit converts reserved bytes into a file that endChange has counted. It reports whether the
@@ -167,18 +167,18 @@ func (s *space) commit(bytes int64) (collect bool) {
 	s.written += bytes
 	if s.fullErr != nil && s.most == s.configured.most {
 		// Less than that was freed for the full disk.
-		if s.fullWritten += bytes; s.fullWritten > 2*s.sixteenth(s.fullHeld, 1) {
-			s.fullErr, s.fullHeld = nil, 0
+		if s.fullWritten += bytes; s.fullWritten > 2*s.sixteenth(s.fullStored, 1) {
+			s.fullErr, s.fullStored = nil, 0
 		}
 	}
-	grows := !s.grown && s.recordStep > 0 && s.held-s.recorded >= s.recordStep
+	grows := !s.grown && s.recordStep > 0 && s.storedBytes-s.recorded >= s.recordStep
 	s.grown = s.grown || grows
-	return grows || s.most > 0 && s.held > s.high || s.written >= s.recountAfter()
+	return grows || s.most > 0 && s.storedBytes > s.high || s.written >= s.recountAfter()
 }
 
 // recountAfter returns the bytes written by this process after which other processes may have
 // written as much.
-func (s *space) recountAfter() int64 { return s.sixteenth(max(s.most, s.held), 16) }
+func (s *space) recountAfter() int64 { return s.sixteenth(max(s.most, s.storedBytes), 16) }
 
 // notifyReleased wakes waiting writes, as a block may have become evictable.
 func (s *space) notifyReleased() {
@@ -220,7 +220,7 @@ func (s *space) takeAnyLost() bool {
 }
 
 // beginCount returns the state of b for setCount. Call it before listing the files of b.
-func (s *space) beginCount(b *bucket) (changes uint64, quiet bool) {
+func (s *space) beginCount(b *bucket) (changes uint64, stable bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return b.changes, b.changing == 0
@@ -259,7 +259,7 @@ func (s *space) beginRecount() {
 func (s *space) due() (remove, recount, sure bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	remove = s.most > 0 && (s.held > s.high || s.hasWaitersLocked())
+	remove = s.most > 0 && (s.storedBytes > s.high || s.hasWaitersLocked())
 	return remove, s.written >= s.recountAfter(), s.stale
 }
 
@@ -271,14 +271,14 @@ func (s *space) hasWaiters() bool {
 }
 
 func (s *space) hasWaitersLocked() bool {
-	return s.most > 0 && s.held+s.pending+s.unit > s.most && s.waiters > 0
+	return s.most > 0 && s.storedBytes+s.pending+s.unit > s.most && s.waiters > 0
 }
 
 // stored returns the number of blocks and their bytes.
 func (s *space) stored() (blocks, bytes int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.blocks, s.held
+	return s.blocks, s.storedBytes
 }
 
 // storedIn returns the number of blocks of one directory, and their bytes.
@@ -292,27 +292,27 @@ func (s *space) storedIn(d *dir) (blocks, bytes int64) {
 	return blocks, bytes
 }
 
-// demand returns the bytes held and pending, and those of a block if writes wait for space.
+// demand returns the stored and pending bytes, and those of a block if writes wait for space.
 func (s *space) demand() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.waiters > 0 {
-		return s.held + s.pending + s.unit
+		return s.storedBytes + s.pending + s.unit
 	}
-	return s.held + s.pending
+	return s.storedBytes + s.pending
 }
 
-// takePeak returns the difference between peak and held, and begins a new peak. Call it before held
-// is written to the usage record.
+// takePeak returns the difference between peak and storedBytes, and begins a new peak. Call it
+// before storedBytes is written to the usage record.
 func (s *space) takePeak() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	below := max(0, s.peak-s.held)
-	s.peak, s.recorded, s.grown = 0, s.held, false
+	below := max(0, s.peak-s.storedBytes)
+	s.peak, s.recorded, s.grown = 0, s.storedBytes, false
 	return below
 }
 
-// hasGrown reports whether held grew by recordStep since the usage record.
+// hasGrown reports whether storedBytes grew by recordStep since the usage record.
 func (s *space) hasGrown() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

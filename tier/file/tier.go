@@ -73,9 +73,9 @@ func Open(ctx context.Context, c Config) (*Tier, error) {
 	}
 	if err := t.awaitCount(ctx); err != nil {
 		// Only the count is in progress. It ends at Close, unless the file system hangs.
-		brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), countPatience)
+		closeCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), countPatience)
 		defer cancel()
-		return nil, fmt.Errorf("open file tier: count blocks: %w", errors.Join(err, t.Close(brief)))
+		return nil, fmt.Errorf("open file tier: count blocks: %w", errors.Join(err, t.Close(closeCtx)))
 	}
 	return t, nil
 }

@@ -20,9 +20,9 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// turnBytes is written alternately by the log and to the disk alone. There must be many
+// roundBytes is written alternately by the log and to the disk alone. There must be many
 // alternations, as the cache of a disk distorts the rate.
-const turnBytes = 256 << 20
+const roundBytes = 256 << 20
 
 // Blocks of one shard, put 32 at a time, and read one by one in any order. "disk" is a log from the
 // first Put until all is durable, by turns with O_DIRECT writes of 8 MiB in sequence to a
@@ -77,7 +77,7 @@ func BenchmarkLog(b *testing.B) {
 			}
 		})
 		for _, callers := range []int{1, 4} {
-			b.Run(fmt.Sprintf("disk/%dKiB/%d", bytes>>10, callers), func(b *testing.B) { besideDisk(b, open, f, callers, many) })
+			b.Run(fmt.Sprintf("disk/%dKiB/%d", bytes>>10, callers), func(b *testing.B) { alternateWithDisk(b, open, f, callers, many) })
 		}
 		b.Run(fmt.Sprintf("get/%dKiB", bytes>>10), func(b *testing.B) {
 			tr := open(b, b.TempDir())
@@ -96,7 +96,7 @@ func BenchmarkLog(b *testing.B) {
 	}
 }
 
-func besideDisk(b *testing.B, open func(*testing.B, string) *log.Tier, f block.Format, callers, many int) {
+func alternateWithDisk(b *testing.B, open func(*testing.B, string) *log.Tier, f block.Format, callers, many int) {
 	b.Helper()
 	must := func(err error) {
 		if err != nil {
@@ -111,7 +111,7 @@ func besideDisk(b *testing.B, open func(*testing.B, string) *log.Tier, f block.F
 	sums := f.ShardSums(nil, srcs[0].Bytes(), tiertest.Key(0))
 	putAll := func(tr *log.Tier, caller int) error {
 		keys, errs, srcs := make([]block.Key, many), make([]error, many), srcs[caller*many:][:many]
-		for n := caller * many; int64(n)*f.Layout.DataBytes() < turnBytes; n += callers * many {
+		for n := caller * many; int64(n)*f.Layout.DataBytes() < roundBytes; n += callers * many {
 			for i := range srcs {
 				keys[i] = tiertest.Key(n + i)
 				if err := f.SealWith(srcs[i].Bytes(), keys[i], sums); err != nil {
@@ -129,7 +129,7 @@ func besideDisk(b *testing.B, open func(*testing.B, string) *log.Tier, f block.F
 	must(err)
 	defer func() { must(hostmem.Free(piece)) }()
 	var ours, disk time.Duration
-	b.SetBytes(turnBytes)
+	b.SetBytes(roundBytes)
 	for b.Loop() {
 		b.StopTimer()
 		dir := b.TempDir()
@@ -148,9 +148,9 @@ func besideDisk(b *testing.B, open func(*testing.B, string) *log.Tier, f block.F
 		must(os.RemoveAll(dir))
 		raw, err := os.OpenFile(filepath.Join(b.TempDir(), "raw"), os.O_CREATE|os.O_WRONLY|unix.O_DIRECT, 0o600)
 		must(err)
-		must(unix.Fallocate(int(raw.Fd()), 0, 0, turnBytes))
+		must(unix.Fallocate(int(raw.Fd()), 0, 0, roundBytes))
 		begun = time.Now()
-		for off := int64(0); off < turnBytes; off += int64(len(piece)) {
+		for off := int64(0); off < roundBytes; off += int64(len(piece)) {
 			_, err := raw.WriteAt(piece, off)
 			must(err)
 		}
@@ -159,6 +159,6 @@ func besideDisk(b *testing.B, open func(*testing.B, string) *log.Tier, f block.F
 		must(errors.Join(raw.Close(), os.Remove(raw.Name())))
 		b.StartTimer()
 	}
-	b.ReportMetric(turnBytes*float64(b.N)/1e6/disk.Seconds(), "MB/s-disk")
+	b.ReportMetric(roundBytes*float64(b.N)/1e6/disk.Seconds(), "MB/s-disk")
 	b.ReportMetric(disk.Seconds()/ours.Seconds(), "of-disk")
 }

@@ -47,7 +47,7 @@ type coverage struct {
 // ignored.
 var errOldCheckpoint = errors.New("a checkpoint of version 1")
 
-// chunks are written and read as items of 48 bytes. A checksum follows each chunkItems items.
+// chunkWriter writes items of 48 bytes. A checksum follows each chunkItems items.
 type chunkWriter struct {
 	f   dirfs.File
 	off int64

@@ -45,10 +45,10 @@ func TestDefect7KilledWriterLeavesNoTornBlock(t *testing.T) {
 func killMany(t *testing.T, rng *rand.Rand, rounds int) {
 	t.Helper()
 	c := killConfig(t.TempDir())
-	said := make(map[int]byte) // the last of each block
+	printed := make(map[int]byte) // the last of each block
 	lines := 0
 	for round := range rounds {
-		lines += killWriter(t, c.Dir, time.Duration(1+rng.IntN(30))*time.Millisecond, said)
+		lines += killWriter(t, c.Dir, time.Duration(1+rng.IntN(30))*time.Millisecond, printed)
 		r, err := log.Verify(t.Context(), c.Dir, nil)
 		if err != nil || len(damaged(r)) > 0 {
 			t.Fatalf("after a kill: %+v, %v", r, err)
@@ -58,7 +58,7 @@ func killMany(t *testing.T, rng *rand.Rand, rounds int) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for n, what := range said {
+		for n, what := range printed {
 			err := get(t, tr, c.Formats[0], tiertest.Key(n))
 			if what == isRetained && err != nil || what == isDeleted && !errors.Is(err, errdefs.ErrNotFound) {
 				t.Fatalf("block %d, of which it said %q: %v", n, what, err)
@@ -96,13 +96,13 @@ const (
 
 // killWriter starts a writer and kills it after the given time. It records the printed lines in
 // said, and returns their number.
-func killWriter(t *testing.T, dir string, after time.Duration, said map[int]byte) (lines int) {
+func killWriter(t *testing.T, dir string, after time.Duration, printed map[int]byte) (lines int) {
 	t.Helper()
 	tiertest.Kill(t, writerDir+"="+dir, after, func(out *bufio.Scanner) {
 		for out.Scan() {
 			line := out.Text()
 			if n, err := strconv.Atoi(line[1:]); err == nil {
-				said[n] = line[0]
+				printed[n] = line[0]
 				lines++
 			}
 		}
@@ -137,7 +137,7 @@ func writeUntilKilled(dir string) {
 		k.retain(n)
 	}
 	log.Bound(tr, killBound)
-	say("writing")
+	printLine("writing")
 	for w := range 4 {
 		go func() {
 			rng := rand.New(rand.NewPCG(uint64(os.Getpid()), uint64(w)))
@@ -166,13 +166,13 @@ func (k *keeper) retain(n int) {
 	if found, err := k.tr.Retain(context.Background(), keys(n, n+1)); err != nil {
 		panic(err)
 	} else if k.has[n] = found == 1; k.has[n] {
-		say(fmt.Sprintf("%c%d", isRetained, n))
+		printLine(fmt.Sprintf("%c%d", isRetained, n))
 	}
 }
 
 func (k *keeper) step(rng *rand.Rand) error {
 	n := rng.IntN(len(k.has))
-	say(fmt.Sprintf("%c%d", isUnsure, n))
+	printLine(fmt.Sprintf("%c%d", isUnsure, n))
 	if !k.has[n] {
 		err := writeSome(k.tr, k.f, n, 1)
 		k.retain(n)
@@ -183,15 +183,15 @@ func (k *keeper) step(rng *rand.Rand) error {
 	err := k.tr.Delete(context.Background(), tiertest.Key(n))
 	switch {
 	case err == nil:
-		say(fmt.Sprintf("%c%d", isDeleted, n))
+		printLine(fmt.Sprintf("%c%d", isDeleted, n))
 	case errors.Is(err, errdefs.ErrNotFound), errors.Is(err, errdefs.ErrNoSpace): // it was evicted, or cannot be deleted now
 		return nil
 	}
 	return err
 }
 
-// say prints a line for the parent.
-func say(what any) {
+// printLine prints a line for the parent.
+func printLine(what any) {
 	if _, err := fmt.Fprintln(os.Stdout, what); err != nil {
 		panic(err)
 	}

@@ -124,9 +124,9 @@ func TestDefect5GetReturnsWhenNothingReads(t *testing.T) {
 		t.Fatalf("it returned while it read: %v", err)
 	case <-time.After(20 * time.Millisecond):
 	}
-	brief, stop := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	short, stop := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer stop()
-	if err := tr.Close(brief); !errors.Is(err, errdefs.ErrBusy) {
+	if err := tr.Close(short); !errors.Is(err, errdefs.ErrBusy) {
 		t.Errorf("close while something reads: %v", err)
 	}
 	plan.Release()
@@ -234,7 +234,7 @@ func TestDefect9OtherIdentityIsRefused(t *testing.T) {
 }
 
 // A hanging write blocked later ones beyond their contexts.
-func TestDefectPutBehindAHungWriteHearsItsContext(t *testing.T) {
+func TestDefectPutBehindAHungWriteEndsWithItsContext(t *testing.T) {
 	d := newDisk(t, log.FsyncInterval)
 	s := d.begin()
 	defer s.die()
@@ -246,14 +246,14 @@ func TestDefectPutBehindAHungWriteHearsItsContext(t *testing.T) {
 	if err := plan.Await(t.Context(), 1); err != nil {
 		t.Fatal(err)
 	}
-	for name, behind := range map[string]func(ctx context.Context) error{
+	for name, call := range map[string]func(ctx context.Context) error{
 		"put":    func(ctx context.Context) error { return s.tr.Put(ctx, tiertest.Key(2), image(t, d.f, tiertest.Key(2))) },
 		"delete": func(ctx context.Context) error { return s.tr.Delete(ctx, tiertest.Key(0)) },
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		defer cancel()
 		ended := make(chan error, 1)
-		go func() { ended <- behind(ctx) }()
+		go func() { ended <- call(ctx) }()
 		select {
 		case err := <-ended:
 			if !errors.Is(err, context.DeadlineExceeded) {

@@ -32,7 +32,7 @@ type heads struct {
 	process *faultfs.Process
 	fs      *faultfs.FS
 	tr      *log.Tier
-	gate    chan struct{}
+	release chan struct{}
 	err     chan error // of block 1
 }
 
@@ -72,14 +72,14 @@ func newHeads(t *testing.T, policy log.FsyncPolicy, also ...func(*disk)) *heads 
 // hang begins do, and returns when that hangs in an operation on a segment, until end.
 func (h *heads) hang(op, name string, do func()) {
 	h.Helper()
-	h.gate = make(chan struct{})
-	there, gate := make(chan struct{}), h.gate
+	h.release = make(chan struct{})
+	there, release := make(chan struct{}), h.release
 	var found sync.Once
 	h.fs.Forbid(func(o, path string) error {
 		if o == op && strings.HasSuffix(path, name) {
 			found.Do(func() {
 				close(there)
-				<-gate
+				<-release
 			})
 		}
 		return nil
@@ -95,7 +95,7 @@ func (h *heads) hang(op, name string, do func()) {
 // end releases hanging operations, under a plan.
 func (h *heads) end(rules ...fault.Rule) {
 	h.fs.Use(fault.New(1, rules...))
-	close(h.gate)
+	close(h.release)
 }
 
 // die ends the process.
@@ -267,9 +267,9 @@ func TestCollectAfterManyAppended(t *testing.T) {
 	h.die()
 }
 
-// TestDefectNoRoomBesideSegmentsThatAreAppendedTo checks that writes end on a disk that has space for
+// TestDefectNoSpaceNextToSegmentsThatAreAppendedTo checks that writes end on a disk that has space for
 // segments being appended to only. The writer's own full segment is then evicted.
-func TestDefectNoRoomBesideSegmentsThatAreAppendedTo(t *testing.T) {
+func TestDefectNoSpaceNextToSegmentsThatAreAppendedTo(t *testing.T) {
 	h := newHeads(t, log.FsyncNever, func(d *disk) {
 		d.c.MaxBytes = 64 * d.c.SegmentBytes
 		// Which never reaches the time when more room is hoped for.
@@ -292,8 +292,8 @@ func TestDefectNoRoomBesideSegmentsThatAreAppendedTo(t *testing.T) {
 
 // While a write hangs, 128 KiB that wait for it are written beside it, and less is not; where each
 // write is synced they share the next.
-func TestEnoughThatWaitsIsWrittenBeside(t *testing.T) {
-	for policy, beside := range map[log.FsyncPolicy]bool{log.FsyncAlways: false, log.FsyncInterval: true, log.FsyncNever: true} {
+func TestEnoughThatWaitsIsWrittenConcurrently(t *testing.T) {
+	for policy, concurrent := range map[log.FsyncPolicy]bool{log.FsyncAlways: false, log.FsyncInterval: true, log.FsyncNever: true} {
 		t.Run(policy.String(), func(t *testing.T) {
 			h := &heads{disk: newDisk(t, policy), err: make(chan error, 1)}
 			h.c.SegmentBytes, h.c.SyncEvery = 1<<20, time.Hour
@@ -323,7 +323,7 @@ func TestEnoughThatWaitsIsWrittenBeside(t *testing.T) {
 			if err := putBytes(16<<10, 20*time.Millisecond); !errors.Is(err, errdefs.ErrBusy) {
 				t.Errorf("little was written beside a write that hangs: %v", err)
 			}
-			if beside {
+			if concurrent {
 				err = putBytes(160<<10, testkit.Patience())
 			} else if err = putBytes(160<<10, 20*time.Millisecond); errors.Is(err, errdefs.ErrBusy) {
 				err = nil

@@ -106,7 +106,7 @@ func runModel(t *testing.T, policy log.FsyncPolicy, bound int64, seed uint64) {
 	m.stop(false)
 }
 
-func (m *model) say(format string, args ...any) {
+func (m *model) addHistory(format string, args ...any) {
 	m.history = append(m.history, fmt.Sprintf(format, args...))
 }
 
@@ -153,22 +153,22 @@ func (m *model) step() {
 		m.delete(k)
 	case x < 72:
 		n, err := m.tr.GC(m.Context(), m.rng.Int64N(20*m.c.SegmentBytes))
-		m.say("collects: %d, %v", n, err)
+		m.addHistory("collects: %d, %v", n, err)
 	case x < 76:
 		time.Sleep(time.Second)
-		m.say("a second passes")
+		m.addHistory("a second passes")
 		if m.c.Fsync == log.FsyncInterval {
 			m.promise()
 		}
 	case x < 84:
-		m.say("opens again")
+		m.addHistory("opens again")
 		m.stop(false)
 		if m.c.Fsync != log.FsyncNever {
 			m.promise()
 		}
 		m.start()
 	case x < 90:
-		m.say("is killed")
+		m.addHistory("is killed")
 		m.stop(true)
 		m.verify()
 		m.start()
@@ -205,7 +205,7 @@ func (m *model) put(n int) {
 		wg.Go(func() { m.tr.PutMany(m.Context(), some, srcs, errs[c]) })
 	}
 	wg.Wait()
-	m.say("puts %v: %v", which, errs)
+	m.addHistory("puts %v: %v", which, errs)
 	which, errs = [][]int{slices.Concat(which...)}, [][]error{slices.Concat(errs...)}
 	for i, k := range which[0] {
 		switch err := errs[0][i]; {
@@ -223,7 +223,7 @@ func (m *model) put(n int) {
 func (m *model) get(k int) {
 	m.Helper()
 	err := get(m.T, m.tr, m.f, m.keys[k])
-	m.say("gets %d: %v", k, err)
+	m.addHistory("gets %d: %v", k, err)
 	b := m.blocks[k]
 	switch {
 	case err == nil && (b.stored || b.unsure):
@@ -241,7 +241,7 @@ func (m *model) get(k int) {
 func (m *model) delete(k int) {
 	m.Helper()
 	err := m.tr.Delete(m.Context(), m.keys[k])
-	m.say("deletes %d: %v", k, err)
+	m.addHistory("deletes %d: %v", k, err)
 	b := m.blocks[k]
 	switch {
 	case errors.Is(err, errdefs.ErrNotFound) && b.unsure && m.crashed: // a block written by an earlier Put may be found again
@@ -258,14 +258,14 @@ func (m *model) delete(k int) {
 func (m *model) crash() {
 	m.Helper()
 	op := ops[m.rng.IntN(len(ops))]
-	m.say("crashes at %s", op)
+	m.addHistory("crashes at %s", op)
 	m.faults.Use(fault.New(1, fault.Nth(op, m.rng.IntN(4)).Crash()))
 	m.put(3)
 	m.observe() // it may have evicted deleted blocks
 	m.delete(m.rng.IntN(modelKeys))
 	if m.rng.IntN(2) == 0 {
 		n, err := m.tr.GC(m.Context(), 0)
-		m.say("collects: %d, %v", n, err)
+		m.addHistory("collects: %d, %v", n, err)
 	}
 	m.faults.Crash()
 	m.observe()
@@ -281,7 +281,7 @@ func (m *model) crash() {
 func (m *model) powerFails() {
 	m.Helper()
 	seed := m.rng.Uint64()
-	m.say("the power fails, %d", seed)
+	m.addHistory("the power fails, %d", seed)
 	m.observe()
 	m.failed = true
 	m.PowerFail(faultfs.KeepSome(seed))

@@ -190,7 +190,7 @@ func (t *Tier) recover(ctx context.Context) error {
 		switch {
 		case err != nil:
 			g.unread = true
-			t.leaveFile(g.number, err)
+			t.keepUnread(g.number, err)
 			t.setFailure(fmt.Errorf("read segment %s: %w", segmentName(g.number), err))
 		case g.end.Load() > 0:
 			t.last = max(t.last, g.number)
@@ -282,8 +282,8 @@ func (t *Tier) readSegment(ctx context.Context, g *segment, synced bool, yield f
 // errFound ends a scan for the first group.
 var errFound = errors.New("a group was found")
 
-// leave records that a file with the name of a segment stays unchanged.
-func (t *Tier) leaveFile(number uint32, why error) {
+// keepUnread records that a file with the name of a segment stays unchanged.
+func (t *Tier) keepUnread(number uint32, why error) {
 	t.unreadFiles = append(t.unreadFiles, number)
 	t.notes = append(t.notes, fmt.Sprintf("log tier: %s/%s is kept, and does not count toward the bound: %v",
 		filepath.Clean(t.cfg.Dir), segmentName(number), why))
@@ -336,7 +336,7 @@ func (t *Tier) openSegments() error {
 		}
 		if !blockdir.Gone(err) {
 			t.setFailure(fmt.Errorf("open segment: %w", err))
-			t.leaveFile(number, err)
+			t.keepUnread(number, err)
 			t.damage = append(t.damage, finding{name, blockdir.Unjudged, err.Error()})
 		}
 	}
@@ -419,7 +419,7 @@ func (t *Tier) finishRecovery(ctx context.Context, synced bool) error {
 		case end <= page:
 			if end == 0 && !isUnfinished(ctx, g.file, size) {
 				g.unread = true
-				t.leaveFile(g.number, errors.New("no group of this log is in it"))
+				t.keepUnread(g.number, errors.New("no group of this log is in it"))
 				t.count.errors.Add(1)
 				continue
 			}

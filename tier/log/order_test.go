@@ -17,7 +17,7 @@ func TestDefectCheckpointHasWhatItCoversTheDeletionOf(t *testing.T) {
 	disk := faultfs.NewDisk(nil)
 	process := disk.Process()
 	defer process.Kill()
-	fs, deleting, held, writing := faultfs.New(process, nil, nil), make(chan struct{}), make(chan struct{}), make(chan struct{})
+	fs, deleting, released, writing := faultfs.New(process, nil, nil), make(chan struct{}), make(chan struct{}), make(chan struct{})
 	c := Config{Dir: "/srv/kv", Formats: block.Formats{f}, FS: fs, SegmentBytes: 128 << 10, SyncEvery: time.Hour}
 	tr, err := Open(t.Context(), c)
 	if err != nil {
@@ -34,7 +34,7 @@ func TestDefectCheckpointHasWhatItCoversTheDeletionOf(t *testing.T) {
 			close(writing)
 		case op == "write" && strings.HasSuffix(path, segmentName(1)):
 			close(deleting)
-			<-held
+			<-released
 		}
 		return nil
 	})
@@ -45,7 +45,7 @@ func TestDefectCheckpointHasWhatItCoversTheDeletionOf(t *testing.T) {
 	// the ends or waits.
 	s := tr.table.shard(hashOf(key))
 	s.mu.Lock()
-	close(held)
+	close(released)
 	for head := tr.appenders[0].head; !head.deletes.Load(); {
 		time.Sleep(time.Millisecond)
 	}

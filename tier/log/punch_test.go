@@ -57,9 +57,9 @@ func keepsAllThatFit(t *testing.T, c log.Config, n int) {
 	}
 	fresh := keys(10_000, 10_010)
 	put(t, tr, c.Formats[0], fresh...)
-	for late := time.After(testkit.Patience()); log.Used(tr) > c.MaxBytes; {
+	for timeout := time.After(testkit.Patience()); log.Used(tr) > c.MaxBytes; {
 		select {
-		case <-late:
+		case <-timeout:
 			t.Fatalf("%d bytes are used, the bound is %d: %+v", log.Used(tr), c.MaxBytes, tr.Stats())
 		case <-time.After(time.Millisecond):
 		}

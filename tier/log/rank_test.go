@@ -100,14 +100,14 @@ func TestRecencyBetweenPrompts(t *testing.T) {
 	}
 	resting := keys(0, 40)
 	request(resting)
-	for turn := range 45 {
+	for round := range 45 {
 		for c := range 3 {
-			first := 1000 * (1 + c + 3*(turn/15)) // a conversation has 15 turns
-			request(keys(first, first+turn%15+1))
+			first := 1000 * (1 + c + 3*(round/15)) // a conversation has 15 turns
+			request(keys(first, first+round%15+1))
 		}
 		request(keys(next, next+8)) // of a prompt that never comes again
 		next += 8
-		if turn == 5 {
+		if round == 5 {
 			n, err := p.tr.Retain(t.Context(), resting) // until they are counted
 			if err != nil {
 				t.Fatal(err)
@@ -128,8 +128,8 @@ func TestRecencyBetweenPrompts(t *testing.T) {
 // prompts by turns nothing was found.
 func TestDefectBeginningOfAPromptIsEvictedFirst(t *testing.T) {
 	p, sum := newPrompts(t), 0
-	for turn := range 8 {
-		if n := p.request(prompt(turn % 2)); turn >= 2 {
+	for round := range 8 {
+		if n := p.request(prompt(round % 2)); round >= 2 {
 			sum += n
 		}
 	}
@@ -173,9 +173,9 @@ func TestDefectLowerBoundDropsAllBlocks(t *testing.T) {
 	closeTier(t, tr)
 	c.SegmentBytes, c.MaxBytes = 0, 50*(28<<10)
 	tr = open(t, c)
-	for late := time.After(30 * time.Second); log.Used(tr) > c.MaxBytes; {
+	for timeout := time.After(30 * time.Second); log.Used(tr) > c.MaxBytes; {
 		select {
-		case <-late:
+		case <-timeout:
 			t.Fatalf("%d of %d bytes are used, the bound is %d", log.Used(tr), used, c.MaxBytes)
 		case <-time.After(time.Millisecond):
 		}

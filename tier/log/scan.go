@@ -113,9 +113,9 @@ func findGroup(ctx context.Context, f dirfs.File, window []byte, off, size, budg
 	return size, read, nil
 }
 
-// holdsGroup reads a whole file. It returns a reason to keep the file if that has a group with
+// keepReason reads a whole file. It returns a reason to keep the file if that has a group with
 // blocks or of another version.
-func holdsGroup(ctx context.Context, f dirfs.File, size int64, formats block.Formats) (why string, err error) {
+func keepReason(ctx context.Context, f dirfs.File, size int64, formats block.Formats) (why string, err error) {
 	window, head := make([]byte, scanWindow), make([]byte, maxHeader)
 	for off := int64(0); ; off += page {
 		if off, _, err = findGroup(ctx, f, window, off, size, math.MaxInt64); err != nil || off+page > size {
@@ -168,7 +168,8 @@ func holes(f dirfs.File, size int64) (n int64) {
 	return n
 }
 
-// unbegun reports whether a file without a group is a segment whose process died while making it.
+// isUnfinished reports whether a file without a group is a segment whose process died while making
+// it.
 func isUnfinished(ctx context.Context, f dirfs.File, size int64) bool {
 	b := make([]byte, min(page, size))
 	if dirfs.ReadFull(ctx, f, b, 0) != nil || !zeroFrom(ctx, f, page, size) {

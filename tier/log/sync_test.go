@@ -19,9 +19,9 @@ import (
 // happens waits until the plan has seen so many operations of a name.
 func happens(t *testing.T, plan *fault.Plan, op string, n int64) {
 	t.Helper()
-	for late := time.After(testkit.Patience()); plan.Seen(op) < n; {
+	for timeout := time.After(testkit.Patience()); plan.Seen(op) < n; {
 		select {
-		case <-late:
+		case <-timeout:
 			t.Fatalf("%d of %d operations %s", plan.Seen(op), n, op)
 		case <-time.After(time.Millisecond):
 		}
@@ -76,32 +76,32 @@ func TestWritebackCannotBeStarted(t *testing.T) {
 	d.check(map[block.Key]bool{tiertest.Key(0): true, tiertest.Key(1): true, tiertest.Key(2): true}, keys(0, 3))
 }
 
-// lateFS calls a function once, right after the next sync of a file.
-type lateFS struct {
+// syncHookFS calls a function once, right after the next sync of a file.
+type syncHookFS struct {
 	dirfs.FS
 	after *atomic.Pointer[func()]
 }
 
-type lateDir struct {
+type syncHookDir struct {
 	dirfs.Dir
 	after *atomic.Pointer[func()]
 }
 
-type lateFile struct {
+type syncHookFile struct {
 	dirfs.File
 	dirfs.Sizer
 	after *atomic.Pointer[func()]
 }
 
-func (f lateFS) OpenDir(path string) (dirfs.Dir, error) {
+func (f syncHookFS) OpenDir(path string) (dirfs.Dir, error) {
 	d, err := f.FS.OpenDir(path)
 	if err != nil {
 		return nil, err
 	}
-	return lateDir{d, f.after}, nil
+	return syncHookDir{d, f.after}, nil
 }
 
-func (d lateDir) Open(name string, flag int) (dirfs.File, error) {
+func (d syncHookDir) Open(name string, flag int) (dirfs.File, error) {
 	f, err := d.Dir.Open(name, flag)
 	if err != nil {
 		return nil, err
@@ -110,10 +110,10 @@ func (d lateDir) Open(name string, flag int) (dirfs.File, error) {
 	if !ok {
 		return f, nil
 	}
-	return lateFile{f, s, d.after}, nil
+	return syncHookFile{f, s, d.after}, nil
 }
 
-func (f lateFile) Sync() error {
+func (f syncHookFile) Sync() error {
 	err := f.File.Sync()
 	if do := f.after.Swap(nil); do != nil {
 		(*do)()
@@ -128,7 +128,7 @@ func TestWrittenDuringASync(t *testing.T) {
 	process := d.Process()
 	var after atomic.Pointer[func()]
 	c := d.c
-	c.FS = lateFS{process, &after}
+	c.FS = syncHookFS{process, &after}
 	tr, err := log.Open(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)

@@ -383,8 +383,8 @@ func clearOf(ctx context.Context, fsys dirfs.FS, path string, u Unwanted) (c Cle
 			return fail(err)
 		}
 	}
-	blocks := blockdir.Blocks{Formats: m.Formats(), Holds: func(f dirfs.File, bytes int64) (string, error) {
-		return holdsGroup(ctx, f, bytes, m.Formats())
+	blocks := blockdir.Blocks{Formats: m.Formats(), KeepReason: func(f dirfs.File, bytes int64) (string, error) {
+		return keepReason(ctx, f, bytes, m.Formats())
 	}}
 	if c, err = blockdir.Clear(ctx, d, v.root, blocks, v.report.Findings, u); err != nil {
 		return fail(err)

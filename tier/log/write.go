@@ -231,12 +231,12 @@ func (a *appender) makeHead(recs []*pending, mover bool) error {
 		t.count.errors.Add(1)
 	}
 	now := t.clock.Now()
-	bytes, took := t.space.reserve(now, mover)
+	bytes, reserved := t.space.reserve(now, mover)
 	// The collector does not wake itself: if all blocks are retained it would never pause.
 	if !mover && t.space.excess() > 0 {
 		t.collectSoon()
 	}
-	if !took {
+	if !reserved {
 		return errBoundFull
 	}
 	if err := a.newSegment(bytes, page+need); err != nil {

@@ -7,10 +7,10 @@ import (
 
 // Sizes for two alternating prompts that do not fit together: their beginnings stay.
 const (
-	orderRoom   = 40
+	orderSlots  = 40
 	orderPrompt = 32
 	// Blocks of a prompt that stay: half of the free slots.
-	orderLeast = (orderRoom - orderPrompt) / 2
+	orderLeast = (orderSlots - orderPrompt) / 2
 )
 
 // prompt returns the keys of a prompt that shares no block with others.
@@ -24,7 +24,7 @@ func prompt(n int) (keys []block.Key) {
 // ordered opens a tier, and returns false where it has no order.
 func (s *suite) ordered(o *tier.Order) (tier.Tier, bool) {
 	s.Helper()
-	tr := s.open(orderRoom)
+	tr := s.open(orderSlots)
 	ordered, ok := tr.(tier.OrderedTier)
 	if ok {
 		ordered.SetOrder(o)

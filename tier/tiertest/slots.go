@@ -22,7 +22,7 @@ func runSlots(t *testing.T, c Config) {
 	}{
 		{"Fill", testFill},
 		{"FillEndsOnce", testFillEndsOnce},
-		{"SlotsAreApart", testSlotsAreApart},
+		{"SlotsAreApart", testSlotsAreDistinct},
 		{"ReserveExisting", testReserveExisting},
 		{"OpenWaitsForPublish", testOpenWaitsForPublish},
 		{"OpenWaitsForAbort", testOpenWaitsForAbort},
@@ -179,7 +179,7 @@ func testFillEndsOnce(s *slotSuite) {
 	s.mustGet(s.st, Key(3))
 }
 
-func testSlotsAreApart(s *slotSuite) {
+func testSlotsAreDistinct(s *slotSuite) {
 	var fills []tier.Fill
 	seen := make(map[uint32]bool)
 	for i := range slotCapacity {

@@ -105,8 +105,8 @@ func (s *suite) write(name, text string) {
 	s.must(errors.Join(err, f.Close()))
 }
 
-// holds checks that a file holds text.
-func (s *suite) holds(name, text string) {
+// checkContents checks that a file holds text.
+func (s *suite) checkContents(name, text string) {
 	s.Helper()
 	f, err := s.Open(name, os.O_RDONLY)
 	s.must(err)

@@ -68,7 +68,7 @@ func testFlags(s *suite) {
 			s.refuses(name, flag, dirfs.ErrIrregular)
 		}
 	}
-	s.holds("f", "text")
+	s.checkContents("f", "text")
 	_, err := s.open("f", os.O_RDONLY).WriteAt([]byte("x"), 0)
 	s.fails("write what is open for reading", err, unix.EBADF)
 	_, err = s.open("f", os.O_WRONLY).ReadAt(make([]byte, 1), 0)
@@ -78,7 +78,7 @@ func testFlags(s *suite) {
 	_, err = s.open("f", os.O_RDWR).WriteAt([]byte("x"), -1)
 	s.fails("write before the start", err, unix.EINVAL)
 	s.open("f", os.O_WRONLY|os.O_CREATE) // one that is there
-	s.holds("f", "text")
+	s.checkContents("f", "text")
 }
 
 // A file without a name exists as long as it is open, and a new file with the name is another one.
@@ -100,7 +100,7 @@ func testUnlinked(s *suite) {
 	}
 	s.reads(f, "First")
 	s.reads(second, "second")
-	s.holds("a", "third")
+	s.checkContents("a", "third")
 	if i, err := f.Stat(); err != nil || i.Inode != first.Inode {
 		s.Errorf("stat of an open file that has no name: %+v, %v", i, err)
 	}
@@ -132,7 +132,7 @@ func testSync(s *suite) {
 	if i, err := d.Stat(); err != nil || i != s.stat(".") {
 		s.Errorf("stat of an open directory: %+v, %v", i, err)
 	}
-	s.holds("f", "x")
+	s.checkContents("f", "x")
 }
 
 // A lock belongs to one open, by any name, and ends with it. The file is open for writing because

@@ -124,7 +124,7 @@ func testRename(s *suite) {
 	s.must(s.Rename("a/f", "a/h", true)) // a new name
 	s.must(s.Rename("a/h", "a/g", true)) // over a file
 	s.must(s.Rename("a/g", "b/g", true)) // elsewhere
-	s.holds("b/g", "f")
+	s.checkContents("b/g", "f")
 	if i := s.stat("b/g"); i.Inode != number {
 		s.Errorf("a rename made another file of it: %+v, was %d", i, number)
 	}
@@ -147,10 +147,10 @@ func testRenameNew(s *suite) {
 		s.fails("rename "+r[0]+" to "+r[1], s.Rename(r[0], r[1], false), unix.EEXIST)
 	}
 	s.fails("rename nothing", s.Rename("none", "new", false), unix.ENOENT)
-	s.holds("g", "g")
+	s.checkContents("g", "g")
 	s.must(s.Rename("f", "folder/f", false))
 	s.must(s.Rename("empty", "folder/empty", false))
-	s.holds("folder/f", "f")
+	s.checkContents("folder/f", "f")
 	s.list(".", "folder", "g")
 	s.list("folder", "empty", "f")
 }

@@ -159,7 +159,7 @@ func TestDiskFull(t *testing.T) {
 }
 
 // What opens a file and is killed gives the room of the file back that has no name.
-func TestKillFreesRoom(t *testing.T) {
+func TestKillFreesSpace(t *testing.T) {
 	disk := faultfs.NewDisk(nil)
 	r := newRig(t, disk)
 	r.write("f", "x")
@@ -174,7 +174,7 @@ func TestKillFreesRoom(t *testing.T) {
 	}
 }
 
-func TestDiskTellsTheTimeOfItsClock(t *testing.T) {
+func TestDiskUsesItsClock(t *testing.T) {
 	clock := clockwork.NewFakeClock()
 	r := newRig(t, faultfs.NewDisk(clock))
 	r.write("f", "x")

@@ -86,9 +86,9 @@ const recorder = `
 #include <stdio.h>
 #include <string.h>
 typedef uint64_t u;
-static char last[512]; static u answer; static int error, quiet;
+static char last[512]; static u answer; static int error, stopped;
 static u note(const char *name, u *a, int n) {
-	if (quiet) return answer;
+	if (stopped) return answer;
 	int at = snprintf(last, sizeof last, "%s", name);
 	for (int i = 0; i < n; i++)
 		at += snprintf(last + at, sizeof last - at, a[i] >> 20 ? " *" : " %lx", (unsigned long)a[i]);
@@ -99,7 +99,7 @@ static u note(const char *name, u *a, int n) {
 static FN(poll_cq) static FN(req_notify_cq)
 static u refuse; // which request of a chain is refused
 static u post(const char *name, u q, u *wr, u *bad) {
-	if (quiet) return answer;
+	if (stopped) return answer;
 	int at = snprintf(last, sizeof last, "%s", name);
 	for (int i = 0; wr; i++, wr = (u *)wr[1]) {
 		int n = *(int *)((char *)wr + 24);
@@ -129,17 +129,17 @@ u recorder_object(void) {
 	return (u)object;
 }
 void recorder_set(u a, int e, u r) { answer = a; error = e; refuse = r; }
-void recorder_quiet(void) { quiet = 1; }
+void recorder_stop(void) { stopped = 1; }
 `
 
 // fake is the recorder, loaded.
 type fake struct {
 	*API
-	last    func() string
-	context func() uintptr
-	object  func() uintptr
-	set     func(answer uint64, errno int32, refuse uint64)
-	quiet   func() // notes nothing any more
+	last          func() string
+	context       func() uintptr
+	object        func() uintptr
+	set           func(answer uint64, errno int32, refuse uint64)
+	stopRecording func() // records no further calls
 }
 
 func loadFake(tb testing.TB) *fake {
@@ -176,7 +176,7 @@ func loadFake(tb testing.TB) *fake {
 	for _, s := range []struct {
 		name string
 		to   any
-	}{{"recorder_last", &f.last}, {"recorder_context", &f.context}, {"recorder_object", &f.object}, {"recorder_set", &f.set}, {"recorder_quiet", &f.quiet}} {
+	}{{"recorder_last", &f.last}, {"recorder_context", &f.context}, {"recorder_object", &f.object}, {"recorder_set", &f.set}, {"recorder_stop", &f.stopRecording}} {
 		p, err := lib.Symbol(s.name)
 		if err != nil {
 			tb.Fatal(err)

@@ -158,7 +158,7 @@ func TestDataPathAllocatesNothing(t *testing.T) {
 func BenchmarkCall(b *testing.B) {
 	f := loadFake(b)
 	object := CQ(f.object())
-	f.quiet()
+	f.stopRecording()
 	w, err := NewWCArray(1)
 	if err != nil {
 		b.Fatal(err)
@@ -176,7 +176,7 @@ func BenchmarkChain(b *testing.B) {
 	f := loadFake(b)
 	c := newSendChain(b, depth, 1, 0)
 	object := QP(f.object())
-	f.quiet()
+	f.stopRecording()
 	b.ReportAllocs()
 	for b.Loop() {
 		c.Reset()

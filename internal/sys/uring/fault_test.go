@@ -14,7 +14,7 @@ import (
 )
 
 // A sandbox or a kernel that has no ring to give says so for good; want of something does not.
-func TestProbeSaysWhy(t *testing.T) {
+func TestProbeReturnsTheReason(t *testing.T) {
 	for errno, want := range map[syscall.Errno]string{
 		syscall.ENOSYS: "has no io_uring", syscall.EPERM: "forbids io_uring", syscall.EACCES: "forbids io_uring", syscall.EMFILE: "", syscall.ENOMEM: "",
 	} {
@@ -93,20 +93,20 @@ func TestRequestsGoOnWithoutRegistration(t *testing.T) {
 }
 
 // script answers calls of Enter that submit by turns: an errno, or how many requests go on to the kernel.
-func script(t *testing.T, turns ...any) uring.API {
+func script(t *testing.T, results ...any) uring.API {
 	t.Helper()
 	a := uring.System()
 	enter := a.Enter
 	a.Enter = func(fd int, submit, atLeast, flags uint32) (int, syscall.Errno) {
-		if len(turns) == 0 || submit == 0 {
+		if len(results) == 0 || submit == 0 {
 			return enter(fd, submit, atLeast, flags)
 		}
-		turn := turns[0]
-		turns = turns[1:]
-		if errno, ok := turn.(syscall.Errno); ok {
+		result := results[0]
+		results = results[1:]
+		if errno, ok := result.(syscall.Errno); ok {
 			return 0, errno
 		}
-		most, _ := turn.(int)
+		most, _ := result.(int)
 		return enter(fd, min(submit, uint32(most)), atLeast, flags)
 	}
 	return a

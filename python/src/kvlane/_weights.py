@@ -49,8 +49,8 @@ class Weights:
         # Each load checks hundreds of tensors, so loops over them run in C.
         every = itertools.chain.from_iterable
         children = tuple(map(id, every(map(_VALUES, map(_MODULES, self._modules)))))
-        held = itertools.chain(map(_PARAMETERS, self._modules), map(_BUFFERS, self._modules))
-        tensors = [t for t in every(map(_VALUES, held)) if t is not None]
+        tables = itertools.chain(map(_PARAMETERS, self._modules), map(_BUFFERS, self._modules))
+        tensors = [t for t in every(map(_VALUES, tables)) if t is not None]
         places = tuple(map(torch.Tensor.data_ptr, tensors)), tuple(map(torch.Tensor.numel, tensors))
         try:
             versions = tuple(map(_VERSION, tensors))

@@ -188,11 +188,11 @@ class Store(_lib.Owned):
         numbers = self._pages(keys, pages)
         flags = (_lib.LAYERWISE if layerwise else 0) | (_lib.AWAITED if awaited else 0)
         task = c.c_uint64()
-        held = 0 if lease is None else lease.handle
+        lease_handle = 0 if lease is None else lease.handle
         self._lib.call(
             "load_blocks",
             self._handle,
-            held,
+            lease_handle,
             cache.handle,
             keys.raw,
             numbers,

@@ -122,10 +122,10 @@ def _watch() -> None:
 
     A pool of waiting threads could fill with waits that depend on a wait outside the pool.
     """
-    threading.Thread(target=_look, name="kvlane", daemon=True).start()
+    threading.Thread(target=_poll_awaited, name="kvlane", daemon=True).start()
 
 
-def _look() -> None:
+def _poll_awaited() -> None:
     waits: list[_Wait] = []
     pause = 0.0
     while True:

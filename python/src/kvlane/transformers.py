@@ -385,7 +385,7 @@ class KVLaneCache:
         for layer in past.layers:
             if isinstance(layer, LoadingLayer):
                 layer.wait()
-        layers = self._held(past, len(rows), length)
+        layers = self._layers_of(past, len(rows), length)
         blocks = length // self.block_tokens
         stored = 0
         with self._lock, torch.no_grad():
@@ -439,7 +439,7 @@ class KVLaneCache:
         self._writes.poll()
         return self._writes.counts
 
-    def _held(self, past: Any, rows: int, length: int) -> dict[int, tuple[Any, ...]]:
+    def _layers_of(self, past: Any, rows: int, length: int) -> dict[int, tuple[Any, ...]]:
         """Return K and V of each layer, cut to `length`.
 
         Raises if they do not fit the model or are incomplete.
@@ -449,14 +449,14 @@ class KVLaneCache:
         for number, s in self._shapes.items() if length else ():
             layer = past.layers[number]
             k, v = layer.keys, layer.values
-            held = k.shape[2] if isinstance(layer, DynamicLayer) else min(int(layer.get_seq_length()), k.shape[2])
-            if held < length and layer.is_sliding:
+            stored = k.shape[2] if isinstance(layer, DynamicLayer) else min(int(layer.get_seq_length()), k.shape[2])
+            if stored < length and layer.is_sliding:
                 raise errors.NotSupported(
-                    f"layer {number} keeps the last {held} of {length} tokens, so that no prefix can be stored: "
+                    f"layer {number} keeps the last {stored} of {length} tokens, so that no prefix can be stored: "
                     "use the cache that load() returns, which keeps all"
                 )
             want = (rows, s.heads, length)
-            if (*k.shape[:2], held) != want or {k.dtype, v.dtype} != {self._dtype} or (k.shape[3], v.shape[3]) != (s.k, s.v):
+            if (*k.shape[:2], stored) != want or {k.dtype, v.dtype} != {self._dtype} or (k.shape[3], v.shape[3]) != (s.k, s.v):
                 raise errors.Mismatch(
                     f"layer {number} holds {tuple(k.shape)} of {k.dtype}, V of {v.dtype}, which are not this model's {want} of "
                     f"{self._dtype}"

@@ -126,7 +126,7 @@ def test_names_that_differ_are_pages_that_differ() -> None:
     assert len({digest(n) for n in names}) == len(names)
 
 
-def test_a_full_disk_is_told_and_is_no_miss(storage: Any, small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_is_reported_and_is_no_miss(storage: Any, small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
     """False for pages that were not written; memory has them all the same."""
     from kvlane.sglang.pages import Part
     from kvlane.sglang.storage import KV
@@ -327,7 +327,7 @@ def test_leases_are_few_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
     ended: list[int] = []
 
-    class Held:
+    class FakeLease:
         def __init__(self, number: int) -> None:
             self.number = number
 
@@ -336,16 +336,16 @@ def test_leases_are_few_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
     held: Any = leases.Leases()
     for i in range(leases.MOST + 1):
-        held.keep(str(i), Held(i))
+        held.keep(str(i), FakeLease(i))
     assert ended == [0]
-    held.keep("1", Held(-1))
+    held.keep("1", FakeLease(-1))
     held.release("2", "loaded")
     held.release("2", "loaded")
     assert ended == [0, 1, 2]
     assert held.stats() == {"held": 63, "taken": 66, "crowded_out": 1, "replaced": 1, "loaded": 1}
     held.clear("closed")
     monkeypatch.setattr(leases, "SECONDS", 0.0)
-    held.keep("a", Held(-2))
+    held.keep("a", FakeLease(-2))
     assert held.stats() == {"held": 0, "taken": 67, "crowded_out": 1, "replaced": 1, "loaded": 1, "closed": 63, "expired": 1}
     assert ended[-1] == -2
 
@@ -415,7 +415,7 @@ def test_what_cannot_work_is_refused(
         storage(host_pool("layer_first"), named, **more)
 
 
-def test_weights_that_nobody_knows_are_refused_with_files(storage: Any, tmp_path: Path) -> None:
+def test_unknown_weights_are_refused_with_files(storage: Any, tmp_path: Path) -> None:
     with pytest.raises(errors.Invalid, match="weights"):
         storage(host_pool("layer_first"), extra(tmp_path), model_name="nobody/knows")
     storage(host_pool("layer_first"), extra(tmp_path, weights="a1b2"), model_name="nobody/knows")

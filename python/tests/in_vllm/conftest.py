@@ -118,7 +118,7 @@ class Engine:
     def text(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
-    def has_said(self, line: str) -> None:
+    def has_printed(self, line: str) -> None:
         """Waits for the start of a line in the log."""
         deadline = time.monotonic() + LIMIT
         while f"\n{line}" not in self.text():

@@ -17,7 +17,7 @@ ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
 YARN = {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 10000.0, "original_max_position_embeddings": 2048}}
 
 
-def test_a_release_without_adapter_says_so() -> None:
+def test_a_release_without_adapter_is_reported() -> None:
     for version in ("0.32.1+cpu", "0.33.0"):
         assert vllm.ADAPTERS.module(version) == "kvlane.vllm.v0_32"
     with pytest.raises(errors.NotSupported, match=r"vLLM 0\.99\.0: .* 0\.32, 0\.33$"):

@@ -219,7 +219,7 @@ def test_killed(start: Any, tmp_path: Path, processes: bool, kills: int) -> None
     for i in range(kills):
         how = {"kvlane": store, "processes": processes, "layerwise": i % 3 == 2}
         engine = start([ask(*prompts, tokens=16), RESET] * 1000, **how)
-        engine.has_said("STEP" if i % 2 == 0 else "UP")
+        engine.has_printed("STEP" if i % 2 == 0 else "UP")
         time.sleep(random.Random(seed + i).uniform(0, 5))
         if processes and i % 2 == 0:
             engine.kill_core()
@@ -227,8 +227,8 @@ def test_killed(start: Any, tmp_path: Path, processes: bool, kills: int) -> None
         else:
             assert engine.kill(), engine.text()[-4000:]
         for line in engine.text().splitlines():
-            if line.startswith("STEP ") and "tokens" in (said := json.loads(line[5:])):
-                assert said["tokens"] == expected["tokens"]
+            if line.startswith("STEP ") and "tokens" in (step := json.loads(line[5:])):
+                assert step["tokens"] == expected["tokens"]
     ran = start([ask(*prompts, tokens=16), RESET, ask(*prompts, tokens=16), DRAIN], kvlane=store, processes=processes).ended()
     assert ran.steps[0]["tokens"] == expected["tokens"]
     assert ran.steps[2]["tokens"] == expected["tokens"]

@@ -176,7 +176,7 @@ def test_prometheus_finds_a_series_for_each_query(start: Any, tmp_path: Path) ->
     subprocess.run([command("promtool"), "check", "rules", str(DOCS / "alerts.yml")], check=True, capture_output=True)
     store = {"store": POOL | {"dirs": [str(tmp_path / "kv")], "file_bytes": 1 << 30}}
     engine = start([ask(prompt(1)), RESET] * 10000, kvlane=store, processes=True, metrics=True)
-    engine.has_said("METRICS ")
+    engine.has_printed("METRICS ")
     port = int(re.findall(r"^METRICS (\d+)$", engine.text(), re.MULTILINE)[0])
     with prometheus(tmp_path, port) as ask_it:
         left = dict.fromkeys(queries())
@@ -197,7 +197,7 @@ def test_processes_serve_their_own_metrics(start: Any, tmp_path: Path) -> None:
 
     addr = f"unix:{tmp_path}/{{rank}}.sock"
     engine = start([ask(prompt(1)), RESET] * 10000, kvlane={"store": POOL, "metrics_addr": addr}, processes=True)
-    engine.has_said("STEP")
+    engine.has_printed("STEP")
     for name, metric in (("scheduler", "kvlane_manager_stored_total"), ("0", "kvlane_store_dumped_blocks_total")):
         assert page(tmp_path / f"{name}.sock", "/readyz") == (200, "ready\n")
         _, served = page(tmp_path / f"{name}.sock", "/metrics")

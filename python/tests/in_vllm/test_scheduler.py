@@ -9,7 +9,7 @@ from kvlane.manager import ABSENT, BELOW, THERE, UNDER_WAY
 
 
 class Manager:
-    """Says what it is told to, and that one block of a run is worth loading, or as many as `most`."""
+    """Says what it is reported to, and that one block of a run is worth loading, or as many as `most`."""
 
     def __init__(self, states: list[int], most: int) -> None:
         self.states, self.most = bytes(states), most
@@ -26,7 +26,7 @@ class Manager:
         return min(self.most, len(blocks))
 
 
-def look(states: list[int], most: int = 1, first: int = 0, block_tokens: int = 16) -> tuple[str, list[Any]]:
+def lookup(states: list[int], most: int = 1, first: int = 0, block_tokens: int = 16) -> tuple[str, list[Any]]:
     """The answers for all blocks, the first being asked for first, as M(iss), P(ending) and H(it); and what worth was asked."""
     from vllm.v1.kv_offload.base import LookupResult
 
@@ -44,11 +44,11 @@ def look(states: list[int], most: int = 1, first: int = 0, block_tokens: int = 1
 
 
 def test_blocks_in_files_are_hits_where_they_are_worth_loading() -> None:
-    assert look([THERE, BELOW, BELOW, ABSENT]) == ("HMMM", [([THERE, BELOW, BELOW], 48)])
-    assert look([THERE, BELOW, BELOW, ABSENT], most=3) == ("HHHM", [([THERE, BELOW, BELOW], 48)])
-    assert look([THERE, THERE, UNDER_WAY, BELOW]) == ("HHPH", []), "there are no files in the prefix"
-    assert look([BELOW, BELOW, BELOW, THERE], first=2, most=0) == ("HHMM", [([BELOW, THERE], 32)]), "vLLM has the first two"
-    assert look([BELOW, BELOW], block_tokens=0) == ("HH", []), "several page groups"
+    assert lookup([THERE, BELOW, BELOW, ABSENT]) == ("HMMM", [([THERE, BELOW, BELOW], 48)])
+    assert lookup([THERE, BELOW, BELOW, ABSENT], most=3) == ("HHHM", [([THERE, BELOW, BELOW], 48)])
+    assert lookup([THERE, THERE, UNDER_WAY, BELOW]) == ("HHPH", []), "there are no files in the prefix"
+    assert lookup([BELOW, BELOW, BELOW, THERE], first=2, most=0) == ("HHMM", [([BELOW, THERE], 32)]), "vLLM has the first two"
+    assert lookup([BELOW, BELOW], block_tokens=0) == ("HH", []), "several page groups"
 
 
 GEOMETRY = {
@@ -74,13 +74,13 @@ def test_events_say_what_is_in_memory() -> None:
     keys: Any = [bytes([i]) * 32 + (3).to_bytes(4, "big") for i in range(40)]
     context = ReqContext("r")
     there: set[Any] = set()
-    told = {True: 0, False: 0}
+    reported = {True: 0, False: 0}
 
     def check() -> None:
         for event in scheduler.take_events():
             assert event.keys
             assert event.medium == Medium.CPU
-            told[event.removed] += len(event.keys)
+            reported[event.removed] += len(event.keys)
             if event.removed:
                 assert there.issuperset(event.keys)
                 there.difference_update(event.keys)
@@ -117,11 +117,11 @@ def test_events_say_what_is_in_memory() -> None:
         check()
         assert out is not None
         assert not there
-    assert told[True] == told[False] > 20
+    assert reported[True] == reported[False] > 20
     scheduler.shutdown()
 
 
-def test_steps_tell_how_long_computing_takes() -> None:
+def test_steps_report_the_time_of_computing() -> None:
     from kvlane.vllm.pace import Pace
 
     now = Pace(lag=1)

@@ -29,9 +29,9 @@ func (p *Parts) Completed(i int) bool {
 	return true
 }
 
-// Tells reports whether the batch asks for reports of completed page groups, and has several of
-// them.
-func (c *Cursor) Tells() bool {
+// ReportsParts reports whether the batch asks for reports of completed page groups, and has
+// several of them.
+func (c *Cursor) ReportsParts() bool {
 	p := c.Batch.Paged
 	return p != nil && p.Completed != nil && len(p.Groups) > 1
 }
@@ -39,7 +39,7 @@ func (c *Cursor) Tells() bool {
 // LayerLeft returns the remaining bytes of the next group if the group before or after it has the
 // same pairs. Such groups are layers of the same blocks, each of which may be awaited.
 func (c *Cursor) LayerLeft() (bytes int64, ok bool) {
-	if !c.Tells() || c.i < len(c.Batch.Dst) || c.group == len(c.Batch.Paged.Groups) {
+	if !c.ReportsParts() || c.i < len(c.Batch.Dst) || c.group == len(c.Batch.Paged.Groups) {
 		return 0, false
 	}
 	groups, next := c.Batch.Paged.Groups, c.group+1

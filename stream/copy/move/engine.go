@@ -16,7 +16,7 @@ func NewEngine(env *Env) *Engine { return &Engine{copier: newCopier(env.Queue)} 
 func (e *Engine) Supports(*Batch) (ok, sums bool) { return true, false }
 
 // Fits implements Mover. Single copies need the most calls, and one more is for the event.
-func (e *Engine) Fits(_ *Batch, f Flight) bool { return f.admits(singleRuns + 1) }
+func (e *Engine) Fits(_ *Batch, f InFlight) bool { return f.admits(singleRuns + 1) }
 
 // Step issues as many runs as one step can have.
 func (e *Engine) Step(b *Batch, st *Step) (done bool, err error) {

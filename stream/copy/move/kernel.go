@@ -30,7 +30,7 @@ type Kernel struct {
 	env       *Env
 	launcher  device.Launcher
 	summing   bool // the device has the kernel that sums pages
-	telling   bool // the device has the kernels that report completed parts
+	canReport bool // the device has the kernels that report completed parts
 	peerCTAs  int
 	span      span // of the next step
 	launch    device.Kernel
@@ -47,8 +47,8 @@ func NewKernel(env *Env) (Mover, error) {
 	}
 	return &Kernel{
 		env: env, launcher: l, summing: hasKernel(l, device.KernelCopyPagedSum),
-		telling:  hasKernel(l, device.KernelCopyParts) && hasKernel(l, device.KernelCopyPartsSum),
-		peerCTAs: min(max(env.Device.Info().Multiprocs, minPeerCTAs), maxPeerCTAs),
+		canReport: hasKernel(l, device.KernelCopyParts) && hasKernel(l, device.KernelCopyPartsSum),
+		peerCTAs:  min(max(env.Device.Info().Multiprocs, minPeerCTAs), maxPeerCTAs),
 	}, nil
 }
 
@@ -67,13 +67,13 @@ func (k *Kernel) Quiesce(context.Context) (failed, err error) { return nil, nil 
 func (k *Kernel) Free() error { return k.env.Ring.free() }
 
 // Fits implements Mover.
-func (k *Kernel) Fits(b *Batch, f Flight) (ok bool) {
+func (k *Kernel) Fits(b *Batch, f InFlight) (ok bool) {
 	if !f.admits(describe.MaxLaunches + 1) {
 		return false
 	}
 	want := uint64(0)
 	switch {
-	case k.tells(b):
+	case k.reportsParts(b):
 		want = b.At.PartsSpace(k.most(b))
 	case b.At.Summed:
 		want = min(b.At.Space(b.Descs), summedStep)
@@ -93,8 +93,8 @@ func (k *Kernel) most(b *Batch) int {
 	return k.env.ctas(b, most)
 }
 
-// tells reports whether a launch should report completed parts of b.
-func (k *Kernel) tells(b *Batch) bool { return k.telling && b.At.Tells() }
+// reportsParts reports whether a launch should report completed parts of b.
+func (k *Kernel) reportsParts(b *Batch) bool { return k.canReport && b.At.ReportsParts() }
 
 // Step writes descriptors into the ring and launches kernels on them, until b is fully issued, the
 // span is full, or the step has its highest number of launches. The device reads the descriptors
@@ -102,7 +102,7 @@ func (k *Kernel) tells(b *Batch) bool { return k.telling && b.At.Tells() }
 // reported and a page group fits, the step is a single launch that reports them.
 func (k *Kernel) Step(b *Batch, st *Step) (done bool, err error) {
 	sp, most := k.span, k.most(b)
-	if k.tells(b) {
+	if k.reportsParts(b) {
 		if done, err = k.parts(b, st, most); st.Calls > 0 {
 			return done, err
 		}

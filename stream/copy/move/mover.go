@@ -17,7 +17,7 @@ type Mover interface {
 	// for.
 	Supports(b *Batch) (ok, sums bool)
 	// Fits reports whether another step of b fits beside the work in flight.
-	Fits(b *Batch, f Flight) bool
+	Fits(b *Batch, f InFlight) bool
 	// Step issues as much of b as fits at once, and reports whether all of b is issued. Room must
 	// have returned true for the step. If Step leaves st.Event and st.Lost unset, the caller
 	// records an event on the stream's queue.
@@ -115,11 +115,11 @@ func (e *Env) ctas(b *Batch, otherwise int) int {
 // caller at about a thousand pending calls, which would block Submit.
 const MaxCalls = 512
 
-// Flight counts the work that a stream has in flight.
-type Flight struct{ Steps, Calls int }
+// InFlight counts the work that a stream has in flight.
+type InFlight struct{ Steps, Calls int }
 
 // admits reports whether the given number of further calls may be made.
-func (f Flight) admits(calls int) bool { return f.Calls+calls <= MaxCalls }
+func (f InFlight) admits(calls int) bool { return f.Calls+calls <= MaxCalls }
 
 // Step is a part of a batch that was issued.
 type Step struct {

@@ -33,7 +33,7 @@ func (n *NIC) Supports(b *Batch) (ok, sums bool) {
 }
 
 // Fits implements Mover.
-func (n *NIC) Fits(_ *Batch, f Flight) bool { return f.admits(1) }
+func (n *NIC) Fits(_ *Batch, f InFlight) bool { return f.admits(1) }
 
 // Prepare opens the stream over the NICs.
 func (n *NIC) Prepare() error {

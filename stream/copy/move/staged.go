@@ -112,7 +112,7 @@ func (p *Staged) Prepare() (err error) {
 // a kernel that waits long for multiprocessors, since each chunk waits once, whatever its size. If
 // the batch has layers that may be awaited, a chunk is one page group, if it fits, so that it
 // completes as a whole.
-func (p *Staged) Fits(b *Batch, f Flight) bool {
+func (p *Staged) Fits(b *Batch, f InFlight) bool {
 	if !f.admits(stagedCalls + p.copier.calls(p.copier.chunk())) {
 		return false
 	}

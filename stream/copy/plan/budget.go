@@ -178,19 +178,19 @@ func (b *Budget) Interference() float64 {
 // takes without concurrent copies. Negative values count as zero; NaN is ignored.
 func (b *Budget) Hint(slowdownPercent float64) {
 	if !math.IsNaN(slowdownPercent) {
-		b.told(&b.hint, slowdownPercent, 1)
+		b.addSample(&b.hint, slowdownPercent, 1)
 	}
 }
 
-// Took records the duration of a batch with kernels, and its expected duration without concurrent
-// work.
-func (b *Budget) Took(actual, expected time.Duration) {
+// AddDuration records the duration of a batch with kernels, and its expected duration without
+// concurrent work.
+func (b *Budget) AddDuration(actual, expected time.Duration) {
 	if expected > 0 {
-		b.told(&b.queue, float64(actual-expected), float64(expected))
+		b.addSample(&b.queue, float64(actual-expected), float64(expected))
 	}
 }
 
-func (b *Budget) told(g *gauge, v, of float64) {
+func (b *Budget) addSample(g *gauge, v, of float64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	g.sum, g.of = g.sum+max(0, v), g.of+of

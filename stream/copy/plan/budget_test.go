@@ -232,7 +232,7 @@ func TestDefectShortChunksStayBesideALargeProduct(t *testing.T) {
 	batch := func(n int, took time.Duration) plan.Limits {
 		for range n {
 			clock.Advance(plan.DefaultInterval)
-			budget.Took(took, 5*time.Millisecond)
+			budget.AddDuration(took, 5*time.Millisecond)
 		}
 		return budget.Limits()
 	}
@@ -252,9 +252,9 @@ func TestBudgetJudgesWaitsByTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 200 {
-		budget.Took(100*time.Microsecond, 10*time.Microsecond)
+		budget.AddDuration(100*time.Microsecond, 10*time.Microsecond)
 		clock.Advance(plan.DefaultInterval)
-		budget.Took(5*time.Millisecond, 5*time.Millisecond)
+		budget.AddDuration(5*time.Millisecond, 5*time.Millisecond)
 	}
 	if got := budget.Limits().ChunkBytes; got != plan.DefaultMinChunkBytes {
 		t.Errorf("chunks of %d bytes", got)
@@ -278,7 +278,7 @@ func TestBudgetOptionsAreChecked(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.Hint(math.NaN())
-	b.Took(time.Second, 0)
+	b.AddDuration(time.Second, 0)
 	if got := b.Limits(); got.ChunkBytes != 4096 || got.CTAs != plan.DefaultMaxCTAs {
 		t.Errorf("%+v", got)
 	}

@@ -80,7 +80,7 @@ func (p *Planner) Observe(c Choice, r Request, actual time.Duration) {
 		return
 	}
 	if p.budget != nil && p.policy.Goal.Weighs() && c.CTAs > 0 && !c.class.opposed {
-		p.budget.Took(actual, time.Duration(float64(c.Predicted)/c.scale))
+		p.budget.AddDuration(actual, time.Duration(float64(c.Predicted)/c.scale))
 	}
 	l := &p.learned
 	now := l.now()
@@ -90,7 +90,7 @@ func (p *Planner) Observe(c Choice, r Request, actual time.Duration) {
 	h.stats.Observed++
 	h.stats.Predicted += c.Predicted
 	h.stats.Actual += actual
-	if met := l.ends(r.Dir, now, actual); met != c.class.opposed {
+	if opposed := l.ends(r.Dir, now, actual); opposed != c.class.opposed {
 		return // the prediction was for the other class
 	}
 	observed := math.Log(float64(actual) / float64(c.Predicted) * c.scale)

@@ -173,7 +173,7 @@ type candidate struct {
 
 // time returns the time of l without other traffic, the additional time due to opposite traffic,
 // and the lead. Corrections are not applied.
-func (c *candidate) time(l *load) (alone, met, lead float64) {
+func (c *candidate) time(l *load) (alone, opposite, lead float64) {
 	at, mix := l.pieces, l.piecesScattered
 	if c.perRun {
 		at, mix = l.runs, l.runsScattered

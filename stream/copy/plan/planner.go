@@ -119,8 +119,8 @@ func (p *Planner) Predict(r Request, path stream.Path, ctas int) (_ time.Duratio
 	p.learned.scales(class, PathSet(path), now, &s)
 	for i := range list {
 		if c := &list[i]; c.path == path && c.ctas == ctas {
-			alone, met, lead := c.time(&l)
-			t := behind((alone+met)*s[path], lead*s[path], r.aheadOf(path))
+			alone, opposite, lead := c.time(&l)
+			t := behind((alone+opposite)*s[path], lead*s[path], r.aheadOf(path))
 			return duration(t), true
 		}
 	}
@@ -267,9 +267,9 @@ func (p *Planner) cost(list []costed, r *Request, at *load, can Paths, b *bounds
 			}
 			limit, fewest = c.taken, true
 		}
-		lone, met, lead := c.time(at)
+		lone, opposite, lead := c.time(at)
 		scale := s[c.path]
-		alone, lead, works := (lone+met)*scale, lead*scale, lone*scale
+		alone, lead, works := (lone+opposite)*scale, lead*scale, lone*scale
 		// The correction of a path with thread blocks may stem from another number of them.
 		if c.taken == 0 {
 			lone *= scale

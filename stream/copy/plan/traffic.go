@@ -6,9 +6,9 @@ import "time"
 // met opposite traffic. A batch that starts first cannot know later traffic, so it assumes that of
 // the last batch.
 type traffic struct {
-	since, until [directions]time.Duration // last period without a pause
-	met          [directions]bool          // the last batch that ended mostly met opposite traffic
-	over, took   [directions]time.Duration // end and duration of that batch
+	since, until       [directions]time.Duration // last period without a pause
+	wasOpposed         [directions]bool          // the last batch that ended mostly met opposite traffic
+	over, lastDuration [directions]time.Duration // end and duration of that batch
 }
 
 // opposite returns the direction that shares the bus with d, if there is one.
@@ -19,7 +19,7 @@ func opposite(d Direction) (Direction, bool) { return H2D + D2H - d, d <= D2H }
 // took.
 func (t *traffic) opposed(d Direction, now time.Duration) bool {
 	o, ok := opposite(d)
-	return ok && (t.until[o] > now || t.met[d] && now-t.over[d] < t.took[d])
+	return ok && (t.until[o] > now || t.wasOpposed[d] && now-t.over[d] < t.lastDuration[d])
 }
 
 // begins records a batch in direction d from now to until.
@@ -38,6 +38,6 @@ func (t *traffic) ends(d Direction, now, took time.Duration) bool {
 		return false
 	}
 	both := min(now, t.until[o]) - max(now-took, t.since[o])
-	t.met[d], t.over[d], t.took[d] = 2*both > took, now, took
-	return t.met[d]
+	t.wasOpposed[d], t.over[d], t.lastDuration[d] = 2*both > took, now, took
+	return t.wasOpposed[d]
 }

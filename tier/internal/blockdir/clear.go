@@ -38,9 +38,9 @@ type Blocks struct {
 	Formats block.Formats
 	// Place returns the name of a block's file. It is nil if blocks have no files of their own.
 	Place func(block.Key) string
-	// Holds reads a file with any name. It returns the reason if the file may hold blocks of this
-	// directory, or "" if it does not. It may be nil. Images are found without it.
-	Holds func(f dirfs.File, bytes int64) (why string, err error)
+	// KeepReason reads a file with any name. It returns the reason if the file may hold blocks of
+	// this directory, or "" if it does not. It may be nil. Images are found without it.
+	KeepReason func(f dirfs.File, bytes int64) (why string, err error)
 }
 
 // Clear removes quarantined files and the files in foreign from directory d, whose path is root.
@@ -66,10 +66,10 @@ func Clear(ctx context.Context, d dirfs.Dir, root string, blocks Blocks, foreign
 			}
 		}
 	}
-	for _, given := range u.Names {
-		name := strings.TrimPrefix(path.Clean(given), root+"/")
+	for _, requested := range u.Names {
+		name := strings.TrimPrefix(path.Clean(requested), root+"/")
 		if _, ok := can[name]; !ok {
-			return c, fmt.Errorf("%q is neither quarantined nor foreign, and is kept: %w", given, errdefs.ErrInvalid)
+			return c, fmt.Errorf("%q is neither quarantined nor foreign, and is kept: %w", requested, errdefs.ErrInvalid)
 		}
 		can[name] = true
 	}
@@ -119,7 +119,7 @@ func (r *remover) remove(name string) {
 			}
 		}
 		if why := ""; err == nil {
-			if why, err = r.holds(name, info); why != "" {
+			if why, err = r.keepReason(name, info); why != "" {
 				r.keep(name, "%s: kept; remove it by hand", why)
 				return
 			}
@@ -144,16 +144,16 @@ func (r *remover) remove(name string) {
 	}
 }
 
-// holds calls Blocks.Holds for a file.
-func (r *remover) holds(name string, info dirfs.Info) (why string, err error) {
-	if r.blocks.Holds == nil {
+// keepReason calls Blocks.KeepReason for a file.
+func (r *remover) keepReason(name string, info dirfs.Info) (why string, err error) {
+	if r.blocks.KeepReason == nil {
 		return "", nil
 	}
 	f, err := r.Open(name, os.O_RDONLY)
 	if err != nil {
 		return "", err
 	}
-	why, err = r.blocks.Holds(f, info.Bytes)
+	why, err = r.blocks.KeepReason(f, info.Bytes)
 	if err = errors.Join(err, f.Close()); err != nil {
 		err = fmt.Errorf("check whether it holds blocks: %w", err)
 	}

@@ -18,7 +18,7 @@ class Leases:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()  # leases taken, and leases ended by reason
         self._lock = threading.Lock()
-        self._held: dict[str, tuple[Lease, float]] = {}  # with the deadline, oldest first
+        self._leases: dict[str, tuple[Lease, float]] = {}  # with the deadline, oldest first
 
     def keep(self, name: str, lease: Lease) -> None:
         """Add a lease, replacing the previous one of that name.
@@ -28,9 +28,9 @@ class Leases:
         with self._lock:
             self._pass(time.monotonic())
             self._end(name, "replaced")
-            while len(self._held) >= MOST:
-                self._end(next(iter(self._held)), "crowded_out")
-            self._held[name] = (lease, time.monotonic() + SECONDS)
+            while len(self._leases) >= MOST:
+                self._end(next(iter(self._leases)), "crowded_out")
+            self._leases[name] = (lease, time.monotonic() + SECONDS)
             self.counts["taken"] += 1
 
     def release(self, name: str, why: str) -> None:
@@ -42,22 +42,22 @@ class Leases:
     def clear(self, why: str) -> None:
         """Release all leases."""
         with self._lock:
-            for name in list(self._held):
+            for name in list(self._leases):
                 self._end(name, why)
 
     def stats(self) -> dict[str, int]:
         """Return the number of leases held, and the number ended by reason."""
         with self._lock:
             self._pass(time.monotonic())
-            return {"held": len(self._held), **self.counts}
+            return {"held": len(self._leases), **self.counts}
 
     def _pass(self, now: float) -> None:
         """Remove leases past their deadline. The store has released them already."""
-        for name in [name for name, (_, deadline) in self._held.items() if deadline <= now]:
+        for name in [name for name, (_, deadline) in self._leases.items() if deadline <= now]:
             self._end(name, "expired")
 
     def _end(self, name: str, why: str) -> None:
-        held = self._held.pop(name, None)
-        if held is not None:
-            held[0].release()
+        entry = self._leases.pop(name, None)
+        if entry is not None:
+            entry[0].release()
             self.counts[why] += 1

@@ -203,10 +203,10 @@ class Connector(OffloadingConnector):
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Any:
         """Return the jobs of a step. Reports the duration of an earlier step to the Manager."""
         meta = super().build_connector_meta(scheduler_output)
-        took = self._pace.step(time.monotonic(), scheduler_output.num_scheduled_tokens, bool(meta.load_jobs))
+        sample = self._pace.step(time.monotonic(), scheduler_output.num_scheduled_tokens, bool(meta.load_jobs))
         manager = self.scheduler.manager
-        if took is not None and isinstance(manager, Scheduler):
-            manager.computed(*took)
+        if sample is not None and isinstance(manager, Scheduler):
+            manager.computed(*sample)
         return meta
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:

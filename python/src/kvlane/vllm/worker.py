@@ -110,7 +110,7 @@ class Worker(OffloadingWorker):
                     job.error = e
                 waiting.popleft()
 
-    def _withdraw(self, job: _Job, why: str) -> None:
+    def _dequeue(self, job: _Job, why: str) -> None:
         """Fail a job that has not started. It does not touch its pages."""
         waiting = self._loads if job.load else self._stores
         if job in waiting:
@@ -231,7 +231,7 @@ class Worker(OffloadingWorker):
     def wait(self, job_ids: set[int]) -> None:
         """Wait until these jobs no longer access their pages."""
         for job in [self._running[i] for i in job_ids if i in self._running]:
-            self._withdraw(job, "its pages were requested before its start")
+            self._dequeue(job, "its pages were requested before its start")
             if isinstance(job.task, Dump):
                 try:
                     job.task.source_free()
@@ -309,7 +309,7 @@ class Worker(OffloadingWorker):
     def shutdown(self) -> None:
         """Stop the jobs and close the store, which writes pending blocks to files."""
         for job in [*self._loads, *self._stores]:
-            self._withdraw(job, "the worker shuts down")
+            self._dequeue(job, "the worker shuts down")
         self.writes.finish(_PATIENCE)
         self.store.close()
 

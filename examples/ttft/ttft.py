@@ -647,9 +647,10 @@ def measure(args: argparse.Namespace, lengths: list[int], directory: str, scratc
             print(f"{r.tokens:>7}  {r.source:<38} {100 * r.rate * 1e9 / rates[r.of]:.0f}% of it")
     if decoding:
         print(f"another request ({decoding['batch']} sequences) decodes at {decoding['tokens_per_s_alone']:.1f} tokens/s,"
-              f" at {decoding['tokens_per_s_beside']:.1f} ({decoding['loss_percent']:.1f}% less) while prefixes of {decoding['tokens']}"
-              f" tokens are loaded at {decoding['load_gb_per_s']:.2f} GB/s, and at {decoding['tokens_per_s_beside_copies']:.1f}"
-              f" ({decoding['copies_loss_percent']:.1f}% less) beside plain copies at {decoding['copies_gb_per_s']:.2f}")  # fmt: skip
+              f" at {decoding['tokens_per_s_beside']:.1f} ({decoding['loss_percent']:.1f}% less)"
+              f" while prefixes of {decoding['tokens']} tokens are loaded at {decoding['load_gb_per_s']:.2f} GB/s,"
+              f" and at {decoding['tokens_per_s_beside_copies']:.1f} ({decoding['copies_loss_percent']:.1f}% less)"
+              f" beside plain copies at {decoding['copies_gb_per_s']:.2f}")  # fmt: skip
     wrong = [r for r in rows if r.identical is False]
     print("KV and logits of all runs are the reference's, bit by bit" if not wrong else f"{len(wrong)} rows are NOT IDENTICAL")
     if args.json:

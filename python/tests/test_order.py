@@ -26,7 +26,7 @@ def test_two_alternating_prompts(tmp_path: Path, where: str) -> None:
     bounds: dict[str, dict[str, Any]] = {
         "memory": {"cache_bytes": SLOTS * IMAGE},
         "files": {"cache_bytes": PIECE * IMAGE, "dirs": tmp_path, "file_bytes": SLOTS * IMAGE},
-        "log": {"cache_bytes": PIECE * IMAGE, "log_dir": tmp_path, "log_bytes": (SLOTS + 16) * IMAGE},  # 16 for segments with gaps
+        "log": {"cache_bytes": PIECE * IMAGE, "log_dir": tmp_path, "log_bytes": (SLOTS + 16) * IMAGE},  # 16: gaps
     }
     kv: Any = np.zeros((LAYERS, 2, PIECE, TOKENS, HEADS, SIZE), np.float32)
     found: list[int] = []

@@ -682,9 +682,7 @@ def test_a_forked_child_fails_at_once(open_store: Open) -> None:
 
 
 @pytest.mark.parametrize("what", ["register", "load"])
-def test_a_child_forked_during_a_call_fails_at_once(
-    open_store: Open, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_a_child_forked_during_a_call_fails_at_once(open_store: Open, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """While another thread registers tensors, or loads the library."""
     store, entered, leave = open_store(), threading.Event(), threading.Event()
     keys, register, load = keys_of(store, 1), store._lib.call, _lib.Library

@@ -133,7 +133,7 @@ class Library:
         self._functions: dict[str, Any] = {}
         lib.kvl_abi.restype = c.c_int
         if (abi := lib.kvl_abi()) != ABI:
-            raise errors.NotSupported(f"{path} has ABI {abi}, this package needs {ABI}: install library and package of the same version")
+            raise errors.NotSupported(f"{path} has ABI {abi}, not {ABI}: install library and package of the same version")
         for name, types in _SIGNATURES.items():
             f = getattr(lib, "kvl_" + name)
             f.argtypes, f.restype = types, c.c_int

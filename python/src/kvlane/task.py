@@ -58,7 +58,9 @@ class Task(_lib.Owned):
 
     def _wait(self, what: int, timeout: float | None) -> None:
         if status := self._status(what, timeout):
-            raise errors.Timeout("wait for a task: the timeout passed") if status == Status.PENDING else _lib.library().error(status)
+            if status == Status.PENDING:
+                raise errors.Timeout("wait for a task: the timeout passed")
+            raise _lib.library().error(status)
 
     def done(self) -> bool:
         """Report whether the task has ended, with or without an error.

@@ -56,7 +56,7 @@ def test_freed_and_moved_tensors_are_refused(open_store: Open) -> None:
 
 def test_tensors_elsewhere_are_refused(open_store: Open) -> None:
     store = open_store()
-    with pytest.raises(kvlane.Invalid, match="meta, the store on cpu"):
+    with pytest.raises(kvlane.Invalid, match="on meta and the store on cpu"):
         kvlane.PagedCache(store, torch.zeros(LAYERS, 2, PAGES, TOKENS, HEADS, SIZE, device="meta"), "lkp")
 
 

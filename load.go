@@ -27,6 +27,9 @@ type LoadOptions struct {
 	// for earlier work of a stream of the program that may still access them. See
 	// store.LoadOptions.After.
 	After []mem.Dependency
+	// Promotion selects the blocks that a load reads through the cache. Workers of a Manager set
+	// PromoteNone for a Job with Direct, and PromoteAll for other jobs.
+	Promotion Promotion
 }
 
 // LoadTask is a running load: see store.LoadTask.
@@ -87,7 +90,7 @@ func (e *Engine) Load(ctx context.Context, lease *Lease, c *Cache, refs []Ref, o
 	var ended func(context.Context) error
 	defer func() { u.Started(ended) }()
 	task := &LoadTask{}
-	so := store.LoadOptions{Layerwise: o.Layerwise, After: o.After, Before: o.Before}
+	so := store.LoadOptions{Layerwise: o.Layerwise, After: o.After, Before: o.Before, Promotion: o.Promotion}
 	if o.Awaited {
 		if task.Load, so.Progress, err = e.hosts.NewLoad(ctx, o.Layerwise); err != nil {
 			return nil, fmt.Errorf("load %d blocks: %w", len(refs), err)

@@ -47,6 +47,9 @@ type ManagerConfig struct {
 	// Zero: fifteen sixteenths of the slots of the smallest. The rest is for evicted blocks that
 	// are still being written to files.
 	Blocks int `config:"blocks"`
+	// Direct is set if the Engines of all workers read files by direct storage (Engine.Direct).
+	// Then jobs may be direct: see Job.Direct.
+	Direct bool `config:"direct"`
 	// MetricsAddr is the address on which the manager serves its metrics, as Config.MetricsAddr is
 	// an engine's. {rank} stands for "scheduler".
 	MetricsAddr string `config:"metrics_addr"`
@@ -64,7 +67,7 @@ func OpenManager(ctx context.Context, c ManagerConfig) (_ *Manager, err error) {
 	if err := errors.Join(checkMetricsAddr(c.MetricsAddr), m.exporter.serve(ctx, c.MetricsAddr, "scheduler", &m.closers)); err != nil {
 		return nil, err
 	}
-	var mc manager.Config
+	mc := manager.Config{Direct: c.Direct}
 	smallest := 0 // slots of the workers' caches
 	c.Ranks = slices.Clone(c.Ranks)
 	for i := range c.Ranks {

@@ -51,6 +51,8 @@ type (
 	CopyBudget = plan.BudgetOptions
 	// Calibration defines when paths are measured: StreamConfig.Calibration.
 	Calibration = profile.Calibration
+	// Promotion selects the blocks that a load reads through the cache: LoadOptions.Promotion.
+	Promotion = store.Promotion
 	// VerifyPolicy defines when copies are verified: StoreConfig.Verify.
 	VerifyPolicy = store.VerifyPolicy
 	// FileFsync defines when files become durable: StoreConfig.Fsync.
@@ -77,6 +79,9 @@ const (
 	CopyBackground   = plan.Background
 	CalibrateOnce    = profile.Once
 	CalibrateNever   = profile.Never
+	PromoteSecond    = store.PromoteSecond
+	PromoteAll       = store.PromoteAll
+	PromoteNone      = store.PromoteNone
 	VerifyDevice     = store.VerifyDevice
 	VerifyAlways     = store.VerifyAlways
 	VerifyFill       = store.VerifyFill

@@ -98,6 +98,32 @@ func TestDirectBlockIsPromotedAtItsSecondRequest(t *testing.T) {
 	}
 }
 
+// A load may leave the cache as it is, or bring all blocks to it, whatever was requested before.
+func TestPromotionIsTheLoads(t *testing.T) {
+	t.Parallel()
+	r, c, _ := newDirectRig(t, rigOptions{}, 1, 2)
+	load := func(n int, p store.Promotion) {
+		t.Helper()
+		l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, n), store.LoadOptions{Promotion: p})
+		r.must(err)
+		r.must(l.Wait(r.ctx()))
+		for _, c := range l.Paths() {
+			if c.GivenUp != nil {
+				t.Errorf("completion %+v", c)
+			}
+		}
+	}
+	for range 3 {
+		load(1, store.PromoteNone)
+	}
+	r.wantDirect(3, 0)
+	load(2, store.PromoteAll)
+	r.wantDirect(3, 0)
+	c.want(t, 1, 0)
+	r.mustLoad(2)
+	c.want(t, 0, 0)
+}
+
 // A damaged file is found on the page, by whatever path it was read.
 func TestDefectDamagedFileReadDirectly(t *testing.T) {
 	t.Parallel()

@@ -23,6 +23,8 @@ type (
 	Ref = pages.Ref
 	// LoadOptions are options of Store.Load.
 	LoadOptions = load.Options
+	// Promotion selects the blocks that a load reads through the cache.
+	Promotion = load.Promotion
 	// LoadTask is a running load.
 	LoadTask = load.Task
 	// Progress receives the progress of a load.
@@ -50,6 +52,13 @@ const (
 	VerifyDevice = pipeline.VerifyDevice
 	VerifyAlways = pipeline.VerifyAlways
 	VerifyFill   = pipeline.VerifyFill
+)
+
+// The blocks that a load reads through the cache: see load.Promotion.
+const (
+	PromoteSecond = load.PromoteSecond
+	PromoteAll    = load.PromoteAll
+	PromoteNone   = load.PromoteNone
 )
 
 // LatencyBounds are the upper bounds of the buckets of a Latency.

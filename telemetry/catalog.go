@@ -128,6 +128,8 @@ var managerFamilies = []family[*manager.Stats]{
 	managerGauge("kvlane_manager_jobs", "jobs", "Jobs of the workers that have not ended.", func(s *manager.Stats) int64 { return int64(s.Jobs) }),
 	managerCounter("kvlane_manager_pool_loads_total", "blocks", "Blocks loaded from the workers' pools.", func(s *manager.Stats) int64 { return s.FromPool }),
 	managerCounter("kvlane_manager_file_loads_total", "blocks", "Blocks loaded from files.", func(s *manager.Stats) int64 { return s.FromFiles }),
+	managerCounter("kvlane_manager_direct_loads_total", "blocks", "Blocks loaded from files by jobs that put none into the workers' pools.", func(s *manager.Stats) int64 { return s.Direct }),
+	managerCounter("kvlane_manager_fallbacks_total", "blocks", "Blocks of such jobs that a worker had to read through its pool.", func(s *manager.Stats) int64 { return s.FellBack }),
 	managerCounter("kvlane_manager_stored_total", "blocks", "Blocks stored.", func(s *manager.Stats) int64 { return s.Stored }),
 	managerCounter("kvlane_manager_evicted_total", "blocks", "Blocks evicted from the workers' pools.", func(s *manager.Stats) int64 { return s.Evicted }),
 	managerCounter("kvlane_manager_forgotten_total", "blocks", "Blocks that could not be stored or loaded, or were reported wrong.", func(s *manager.Stats) int64 { return s.Forgotten }),

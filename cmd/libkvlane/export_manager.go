@@ -157,6 +157,22 @@ func kvlGoJobSize(job C.kvl_job, blocks, evicted *C.size_t, why **C.char) C.int3
 	})
 }
 
+//export kvlGoJobDirect
+func kvlGoJobDirect(job C.kvl_job, direct *C.uint8_t, why **C.char) C.int32_t {
+	return call(why, func() error {
+		var a args
+		if need(&a, "direct", direct); a.err() != nil {
+			return a.err()
+		}
+		on, err := library.JobDirect(capi.Handle(job))
+		*direct = 0
+		if on {
+			*direct = 1
+		}
+		return err
+	})
+}
+
 //export kvlGoJobEvicted
 func kvlGoJobEvicted(job C.kvl_job, groups *C.uint32_t, hashes *C.uint8_t, hashBytes, n C.size_t, why **C.char) C.int32_t {
 	return call(why, func() error {

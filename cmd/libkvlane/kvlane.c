@@ -270,6 +270,8 @@ kvl_status kvl_manager_stats(kvl_manager manager, char *buffer, size_t *bytes) {
 
 kvl_status kvl_job_size(kvl_job job, size_t *blocks, size_t *evicted) { CALL(kvlGoJobSize, job, blocks, evicted); }
 
+kvl_status kvl_job_direct(kvl_job job, uint8_t *direct) { CALL(kvlGoJobDirect, job, direct); }
+
 kvl_status kvl_job_evicted(kvl_job job, uint32_t *groups, uint8_t *hashes, size_t hash_bytes, size_t n) {
   CALL(kvlGoJobEvicted, job, groups, hashes, hash_bytes, n);
 }

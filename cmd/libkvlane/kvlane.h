@@ -165,6 +165,10 @@ kvl_status kvl_release(kvl_lease lease);
 #define KVL_LAYERWISE 1u /* a load starts with layer 0, for KVL_LAYER; a dump reads a layer after its kvl_submit_layer */
 #define KVL_AWAITED 2u   /* CUDA streams wait for the load: kvl_stream_wait */
 
+/* With direct storage: the blocks of files that enter the cache. Without a flag: those that are requested again soon. */
+#define KVL_PROMOTE 4u /* all */
+#define KVL_BYPASS 8u  /* those that direct storage cannot read */
+
 /* The dependency of a task: the work enqueued on a CUDA stream before the call. */
 typedef struct kvl_after {
   uint64_t stream; /* a CUstream or cudaStream_t; 0 is the default stream */
@@ -314,7 +318,7 @@ typedef struct kvl_blocks {
  * kvl_open_manager opens a manager. `config` is {"ranks": [the configuration of each worker's kvl_open], "blocks": n}. Workers
  * with the same blocks in the same directories may be given once. "blocks" limits the blocks in each worker's cache; the
  * maximum is the number of slots of the smallest cache. The default is that number without the sixteenth for blocks that are
- * being written to files.
+ * being written to files. "direct": true: all workers use direct storage, and jobs may be direct.
  */
 kvl_status kvl_open_manager(const char *config, kvl_manager *manager);
 
@@ -365,8 +369,17 @@ kvl_status kvl_job_size(kvl_job job, size_t *blocks, size_t *evicted);
 kvl_status kvl_job_evicted(kvl_job job, uint32_t *groups, uint8_t *hashes, size_t hash_bytes, size_t n);
 
 /*
- * kvl_job_end ends a job after all workers have finished it, and frees its handle. failed is NULL, or not 0 for each of the
- * job's n blocks that a worker could not store or load. These blocks become misses and may be stored again.
+ * kvl_job_direct writes 1 if the workers load the job with KVL_BYPASS, and 0 if they load it with KVL_PROMOTE. After a direct
+ * job each worker looks up its blocks: the result of a block that is in memory has KVL_POOLED.
+ */
+kvl_status kvl_job_direct(kvl_job job, uint8_t *direct);
+
+#define KVL_POOLED 2u /* a block of a direct job is in a worker's memory; workers drop it before the next job */
+
+/*
+ * kvl_job_end ends a job after all workers have finished it, and frees its handle. failed is NULL, or 1 for each of the
+ * job's n blocks that a worker could not store or load, else 0 or KVL_POOLED. The failed blocks become misses and may be
+ * stored again.
  */
 kvl_status kvl_job_end(kvl_job job, const uint8_t *failed, size_t n);
 

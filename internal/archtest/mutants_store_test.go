@@ -221,6 +221,12 @@ var storeMutants = []mutant{
 	// The index of blocks that other processes have.
 	defect("store/manager", "TestForgottenBlockIsStoredAnew",
 		"store/manager/job.go", "		if bad && m.names[h.key] == h.name {", "		if bad {"),
+	defect("store/manager", "TestDirectJobs",
+		"store/manager/job.go", "		if m.direct && j.blocks[i].slot == nil && m.pool.Admit(keys[i]) {", "		if m.direct && m.pool.Admit(keys[i]) {"),
+	defect("store/manager", "TestWorkersFallBack",
+		"store/manager/job.go", "h.fill == nil && j.m.names[h.key] == nil {", "h.fill == nil {"),
+	defect("store/manager", "TestModel",
+		"store/manager/job.go", "			j.m.evicted = append(j.m.evicted, j.Blocks[i])\n", ""),
 	defect("store/manager", "TestFilesOfAllRanks",
 		"store/manager/lookup.go", "			there[i] = s == tier.Ready && (rank == 0 || there[i])\n", "			there[i] = s == tier.Ready || there[i]\n"),
 	defect("store/manager", "TestModel",

@@ -13,17 +13,18 @@ import (
 )
 
 // Stats returns the figures of an engine as a JSON object: of the store, the planner, the stream of
-// files and each NIC. Names are those of Go fields in snake case; durations are in seconds.
+// files, direct storage and each NIC. Names are those of Go fields in snake case; durations are in seconds.
 func (l *Library) Stats(h Handle) ([]byte, error) {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {
 		return nil, err
 	}
 	return json.Marshal(map[string]any{
-		"store": figures(reflect.ValueOf(e.Store().Stats())),
-		"plan":  figures(reflect.ValueOf(e.PlanFigures())),
-		"files": figures(reflect.ValueOf(e.FileStats())),
-		"nics":  figures(reflect.ValueOf(e.NICStats())),
+		"store":  figures(reflect.ValueOf(e.Store().Stats())),
+		"plan":   figures(reflect.ValueOf(e.PlanFigures())),
+		"files":  figures(reflect.ValueOf(e.FileStats())),
+		"nics":   figures(reflect.ValueOf(e.NICStats())),
+		"direct": figures(reflect.ValueOf(e.Direct())),
 	})
 }
 

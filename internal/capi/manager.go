@@ -237,8 +237,20 @@ func (l *Library) JobSize(h Handle) (blocks, evicted int, err error) {
 	return len(j.Blocks), len(j.Evicted), nil
 }
 
-// JobEnd ends a job and frees its handle. It forgets the blocks with a nonzero element in failed;
-// none if failed is nil.
+// JobDirect reports whether the workers load the blocks of files directly.
+func (l *Library) JobDirect(h Handle) (bool, error) {
+	j, err := find[*job](&l.handles, h)
+	if err != nil {
+		return false, err
+	}
+	return j.Direct, nil
+}
+
+// Pooled is set in a result of JobEnd for a block of a direct job that is in a worker's pool.
+const Pooled uint8 = 2
+
+// JobEnd ends a job and frees its handle. It forgets the blocks whose element in failed is neither
+// zero nor Pooled; none if failed is nil.
 func (l *Library) JobEnd(h Handle, failed []uint8) error {
 	j, err := find[*job](&l.handles, h)
 	if err != nil {
@@ -247,13 +259,16 @@ func (l *Library) JobEnd(h Handle, failed []uint8) error {
 	if failed != nil && len(failed) != len(j.Blocks) {
 		return invalid("%d results for the job's %d blocks", len(failed), len(j.Blocks))
 	}
-	var bad []int
+	var bad, pooled []int
 	for i, f := range failed {
-		if f != 0 {
+		if f&^Pooled != 0 {
 			bad = append(bad, i)
 		}
+		if f&Pooled != 0 {
+			pooled = append(pooled, i)
+		}
 	}
-	if err := j.End(bad...); err != nil {
+	if err := errors.Join(j.FellBack(pooled...), j.End(bad...)); err != nil {
 		return err
 	}
 	l.handles.remove(h)

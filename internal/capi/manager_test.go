@@ -130,6 +130,42 @@ func TestManagerAndItsWorker(t *testing.T) {
 	want(t, "a manager that is closed", lib.ManagerReset(m), capi.Closed)
 }
 
+// A worker that cannot load a direct job directly reports the blocks that entered its cache.
+func TestDirectJobOfAManager(t *testing.T) {
+	lib, dir := capi.New(), t.TempDir()
+	p := start(t, lib, configuration(t, dir, nil), pages)
+	config, err := json.Marshal(map[string]any{"ranks": []json.RawMessage{configuration(t, dir, nil)}, "direct": true})
+	p.must(err)
+	m, err := lib.OpenManager(config)
+	p.must(err)
+	keys := make([]kvlane.Key, 1)
+	n := named("a")
+	p.must(lib.Keys(p.engine, 0, n.Hashes, n.HashBytes, keys))
+	p.dump(keys)
+	if stay, err := lib.Drop(p.engine, keys); stay != 0 || err != nil {
+		t.Fatal(stay, err)
+	}
+	for _, direct := range []bool{true, false} { // the second request is for the pools
+		job, err := lib.ManagerLoad(m, n)
+		p.must(err)
+		if got, err := lib.JobDirect(job); got != direct || err != nil {
+			t.Errorf("the job is direct: %t, %v, want %t", got, err, direct)
+		}
+		task, err := lib.Load(p.engine, 0, p.cache, keys, upTo(1), map[bool]uint32{true: capi.Bypass, false: capi.Promote}[direct], nil)
+		p.must(err)
+		p.must(lib.Wait(task, capi.Done, patience))
+		p.must(lib.JobEnd(job, []uint8{capi.Pooled}))
+		job, err = lib.ManagerStore(m, named(""), nil)
+		p.must(err)
+		if gone, want := evicted(t, lib, job), map[bool]string{true: "a", false: ""}[direct]; gone != want {
+			t.Errorf("after a direct job %t the workers drop %q, want %q", direct, gone, want)
+		}
+		p.must(lib.JobEnd(job, nil))
+	}
+	want(t, "no job", func() error { _, err := lib.JobDirect(m); return err }(), capi.Invalid)
+	p.must(lib.CloseManager(m, patience))
+}
+
 func TestManagerRefusesWhatIsWrong(t *testing.T) {
 	lib := capi.New()
 	for _, config := range []string{

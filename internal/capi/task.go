@@ -12,6 +12,8 @@ import (
 const (
 	Layerwise uint32 = 1
 	Awaited   uint32 = 2
+	Promote   uint32 = 4 // kvlane.PromoteAll
+	Bypass    uint32 = 8 // kvlane.PromoteNone
 )
 
 // The states of a task that Wait waits for. Zero and above are layers.
@@ -90,7 +92,7 @@ func blockBefore(before []kvlane.Key) (key kvlane.Key) {
 // leaseHandle may be zero. before is the block before the first of keys in its prompt, if any. The
 // error is Busy if too many tasks are in progress.
 func (l *Library) Load(eh, leaseHandle, ch Handle, keys []kvlane.Key, pages []uint32, flags uint32, after *uint64, before ...kvlane.Key) (Handle, error) {
-	e, c, err := l.transfer(eh, ch, keys, pages, flags, Layerwise|Awaited)
+	e, c, err := l.transfer(eh, ch, keys, pages, flags, Layerwise|Awaited|Promote|Bypass)
 	if err != nil {
 		return 0, err
 	}
@@ -102,7 +104,16 @@ func (l *Library) Load(eh, leaseHandle, ch Handle, keys []kvlane.Key, pages []ui
 		}
 		under = leased.Lease
 	}
+	if flags&Promote != 0 && flags&Bypass != 0 {
+		return 0, invalid("a load that promotes all blocks and none")
+	}
 	o := kvlane.LoadOptions{Layerwise: flags&Layerwise != 0, Awaited: flags&Awaited != 0, Before: blockBefore(before)}
+	switch {
+	case flags&Promote != 0:
+		o.Promotion = kvlane.PromoteAll
+	case flags&Bypass != 0:
+		o.Promotion = kvlane.PromoteNone
+	}
 	if o.After, err = e.recorded(after); err != nil {
 		return 0, err
 	}

@@ -32,7 +32,7 @@ func (t *Task) directBlock(i int32) *pipeline.DirectBlock {
 		return nil
 	}
 	b := &t.sc.direct[i]
-	b.Reset(t.sumsOf(i))
+	b.Reset(t.sumsOf(i), t.promotion == PromoteNone)
 	return b
 }
 

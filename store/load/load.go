@@ -54,11 +54,12 @@ func (l *Loader) Load(ctx context.Context, lease *index.Lease, pg *pages.Pages, 
 	sc.buffers.SetPages(pg)
 	t.copySums = p.Verify != pipeline.VerifyFill && sc.buffers.CanSum()
 	verifiedByCopy := t.copySums && p.Verify == pipeline.VerifyDevice
-	t.unverified, t.direct = verifiedByCopy && p.Unverified, verifiedByCopy && p.Direct != nil
+	direct := p.Direct != nil && o.Promotion != PromoteAll
+	t.unverified, t.direct, t.promotion = verifiedByCopy && p.Unverified, verifiedByCopy && direct, o.Promotion
 	if t.unverified || t.direct {
 		sc.reserveUnverified(p.Map.Formats.MaxShards(), t.direct)
 	}
-	if p.Direct != nil && !t.direct {
+	if direct && !t.direct {
 		t.noteNotDirect(errNoLeaves)
 	}
 	if t.layerwise {

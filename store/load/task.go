@@ -65,7 +65,20 @@ type Options struct {
 	Before block.Key
 	// Progress, if not nil, receives completed shards and the end of the load.
 	Progress Progress
+	// Promotion selects the blocks of tiers below that enter the cache, where others are read
+	// directly.
+	Promotion Promotion
 }
+
+// Promotion selects the blocks that a load with direct storage reads through the cache.
+type Promotion uint8
+
+// The choices. A block that direct storage cannot read passes through the cache in any case.
+const (
+	PromoteSecond Promotion = iota // those that are requested again soon
+	PromoteAll                     // every block, as without direct storage
+	PromoteNone
+)
 
 // Task is a running load. All methods are safe for concurrent use. It need not be waited for.
 type Task struct {
@@ -79,6 +92,7 @@ type Task struct {
 	copySums   bool // the stream sums copies, and blocks are verified by these sums
 	unverified bool // tiers below read without verifying, since copies are verified
 	direct     bool // tiers below read to memory of the device, if they can
+	promotion  Promotion
 	progress   progress
 
 	layersDone pool.Watermark // layerwise: layers that no block waits for, from the first

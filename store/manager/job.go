@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kvlane/kvlane/block"
@@ -17,6 +18,10 @@ type Job struct {
 	Blocks []Block
 	// Evicted are blocks that the workers drop from their pools before they start.
 	Evicted []Block
+	// Direct makes the workers load blocks that their pools do not have from files directly
+	// (store.PromoteNone). The pools have no slots for these blocks. If a worker has one of them in
+	// its pool afterwards, FellBack reports it.
+	Direct bool
 
 	m         *Manager
 	blocks    []jobBlock // by Blocks
@@ -25,7 +30,7 @@ type Job struct {
 	ended     bool // guarded by the Manager's mu
 }
 
-// jobBlock is a block of a job: pinned, or being filled by the job.
+// jobBlock is a block of a job: pinned, or being filled by the job, or without a slot.
 type jobBlock struct {
 	key  block.Key
 	name *Block // the element of Manager.names
@@ -33,9 +38,10 @@ type jobBlock struct {
 	fill tier.Fill
 }
 
-// Load pins blocks, for workers to load from their pools, or from files into the pools. It returns
-// ErrNotFound if a block is absent, and ErrBusy if another job brings a block or there is no space
-// for blocks from files. Then nothing is pinned.
+// Load pins blocks, for workers to load from their pools, or from files into the pools. With
+// Config.Direct, blocks in files enter the pools if one of them was requested or evicted lately:
+// otherwise see Job.Direct. It returns ErrNotFound if a block is absent, and ErrBusy if another job
+// brings a block or there is no space for blocks from files. Then nothing is pinned.
 func (m *Manager) Load(ctx context.Context, blocks []Block) (*Job, error) {
 	fail := func(err error) (*Job, error) { return nil, fmt.Errorf("load %d blocks: %w", len(blocks), err) }
 	states, unseen := m.Lookup(ctx, blocks)
@@ -48,39 +54,53 @@ func (m *Manager) Load(ctx context.Context, blocks []Block) (*Job, error) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	j := &Job{m: m, load: true}
+	j := &Job{m: m, load: true, Blocks: slices.Clone(blocks), Direct: m.direct, blocks: make([]jobBlock, len(blocks))}
 	for i := range keys {
-		h, err := m.pin(keys[i], blocks[i], states[i].There())
-		if err != nil {
+		if err := m.pin(&j.blocks[i], keys[i], blocks[i], states[i].There()); err != nil {
 			j.undo(err)
 			return fail(errors.Join(fmt.Errorf("block %d: %w", i, err), unseen))
 		}
-		j.Blocks, j.blocks = append(j.Blocks, blocks[i]), append(j.blocks, h)
-	}
-	for i := range j.blocks {
-		if j.blocks[i].slot != nil {
-			m.stats.FromPool++
-		} else {
-			m.stats.FromFiles++
+		if m.direct && j.blocks[i].slot == nil && m.pool.Admit(keys[i]) {
+			j.Direct = false
 		}
+	}
+	inFiles := int64(0)
+	for i := range j.blocks {
+		h := &j.blocks[i]
+		if h.slot != nil {
+			continue
+		}
+		inFiles++
+		if !j.Direct {
+			if *h, err = m.reserve(keys[i], blocks[i]); err != nil {
+				j.undo(err)
+				return fail(errors.Join(fmt.Errorf("block %d: %w", i, err), unseen))
+			}
+		}
+	}
+	m.stats.FromFiles += inFiles
+	m.stats.FromPool += int64(len(blocks)) - inFiles
+	if j.Direct = j.Direct && inFiles > 0; j.Direct {
+		m.stats.Direct += inFiles
 	}
 	m.begin(j)
 	return j, nil
 }
 
-// pin pins a block in the pool, or reserves space for one in files. inFiles is set if it was found
-// there. The caller holds mu.
-func (m *Manager) pin(key block.Key, name Block, inFiles bool) (jobBlock, error) {
+// pin pins a block in the pool. It leaves h without a slot if only files have the block, as inFiles
+// reports. The caller holds mu.
+func (m *Manager) pin(h *jobBlock, key block.Key, name Block, inFiles bool) error {
+	*h = jobBlock{key: key, name: &name}
 	slot, err := m.pool.Open(m.noWait, key)
 	switch {
 	case err == nil:
-		return jobBlock{key: key, name: m.names[key], slot: slot}, nil
+		h.name, h.slot = m.names[key], slot
 	case !errors.Is(err, errdefs.ErrNotFound):
-		return jobBlock{}, fmt.Errorf("another job loads it: %w", errdefs.ErrBusy)
+		return fmt.Errorf("another job loads it: %w", errdefs.ErrBusy)
 	case !inFiles:
-		return jobBlock{}, errdefs.ErrNotFound
+		return errdefs.ErrNotFound
 	}
-	return m.reserve(key, name)
+	return nil
 }
 
 // reserve makes space for a block. It returns ErrExists if the pool has the block or a job brings
@@ -143,9 +163,10 @@ func (m *Manager) begin(j *Job) {
 // holds mu.
 func (j *Job) undo(cause error) {
 	for i := range j.blocks {
-		if h := &j.blocks[i]; h.slot != nil {
+		switch h := &j.blocks[i]; {
+		case h.slot != nil:
 			h.slot.Release()
-		} else {
+		case h.fill != nil:
 			h.fill.Abort(cause)
 			delete(j.m.names, h.key)
 		}
@@ -180,6 +201,26 @@ func (j *Job) End(failed ...int) error {
 	return nil
 }
 
+// FellBack reports blocks of a direct job, by their indices, that are in the pool of a worker since
+// the job. The workers drop them before the next job, unless another job has brought them to all
+// pools. Call it before End. An index out of range returns ErrInvalid, and no block is reported.
+func (j *Job) FellBack(blocks ...int) error {
+	for _, i := range blocks {
+		if i < 0 || i >= len(j.blocks) {
+			return fmt.Errorf("report a job of %d blocks: block %d is not one of them: %w", len(j.blocks), i, errdefs.ErrInvalid)
+		}
+	}
+	j.m.mu.Lock()
+	defer j.m.mu.Unlock()
+	for _, i := range blocks {
+		if h := &j.blocks[i]; h.slot == nil && h.fill == nil && j.m.names[h.key] == nil {
+			j.m.evicted = append(j.m.evicted, j.Blocks[i])
+			j.m.stats.FellBack++
+		}
+	}
+	return nil
+}
+
 // unpin releases a block, which is present now unless bad is set. The caller holds mu.
 func (m *Manager) unpin(h *jobBlock, bad bool) {
 	switch {
@@ -193,6 +234,10 @@ func (m *Manager) unpin(h *jobBlock, bad bool) {
 			return
 		}
 		slot.Release()
+	case h.slot == nil: // loaded directly
+		if bad {
+			m.stats.Forgotten++
+		}
 	default:
 		// With another name the block was forgotten, and may have been stored again.
 		if bad && m.names[h.key] == h.name {

@@ -24,6 +24,8 @@ type Config struct {
 	// Ranks are the blocks of each worker. They differ if workers hold different heads. One rank
 	// stands for all workers with the same blocks.
 	Ranks []Rank
+	// Direct is set if all workers can read blocks in files without their pools: see Job.Direct.
+	Direct bool
 	// AdmitAlways makes Manager.Worth return all blocks.
 	AdmitAlways bool
 	// FilesMax bounds the wait of Lookup for files, since a network file system may not answer.
@@ -58,6 +60,7 @@ type Pool interface {
 	tier.SlotTier
 	tier.Statter
 	tier.OrderedTier
+	tier.Admitter
 }
 
 // Validate returns every problem of c. Errors wrap ErrInvalid.
@@ -87,6 +90,7 @@ type Manager struct {
 	noWait    context.Context // has ended: for calls of the pool that must not block
 	clock     clockwork.Clock
 	always    bool // Config.AdmitAlways
+	direct    bool // Config.Direct
 	admission admission.Model
 	files     *files      // nil without files
 	order     *tier.Order // of rank 0's keys, for the pool
@@ -105,6 +109,8 @@ type Stats struct {
 	Jobs      int   // that have not ended
 	FromPool  int64 // loaded from pools
 	FromFiles int64 // loaded from files
+	Direct    int64 // of FromFiles: without a slot in the pools
+	FellBack  int64 // of Direct: a worker read them through its pool
 	Stored    int64
 	Evicted   int64
 	Forgotten int64           // could not be stored or loaded, or were reported corrupt
@@ -123,7 +129,7 @@ func Open(c Config) (*Manager, error) {
 	if c.Clock == nil {
 		c.Clock = clockwork.NewRealClock()
 	}
-	m := &Manager{ranks: c.Ranks, noWait: noWait, clock: c.Clock, always: c.AdmitAlways, names: make(map[block.Key]*Block), order: tier.NewOrder(tier.OrderKeys)}
+	m := &Manager{ranks: c.Ranks, noWait: noWait, clock: c.Clock, always: c.AdmitAlways, direct: c.Direct, names: make(map[block.Key]*Block), order: tier.NewOrder(tier.OrderKeys)}
 	if c.Ranks[0].Files != nil {
 		m.files = newFiles(c.FilesMax, c.Clock)
 	}

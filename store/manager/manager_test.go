@@ -63,7 +63,11 @@ func pool(blocks int, fs block.Formats) func(func(block.Key)) (manager.Pool, err
 // open returns a Manager of so many ranks and page groups, and the ranks' files.
 func open(t *testing.T, blocks, ranks, groups int) (*manager.Manager, []*files) {
 	t.Helper()
-	var c manager.Config
+	return openConfig(t, manager.Config{}, blocks, ranks, groups)
+}
+
+func openConfig(t *testing.T, c manager.Config, blocks, ranks, groups int) (*manager.Manager, []*files) {
+	t.Helper()
 	var below []*files
 	for r := range ranks {
 		below = append(below, &files{there: map[block.Key]bool{}})
@@ -303,39 +307,49 @@ func TestCloseCountsJobs(t *testing.T) {
 
 // worker is the pool of a worker that runs jobs.
 type worker struct {
-	pool  map[manager.Block]bool
-	files *files
-	keys  block.Formats
-	most  int
+	pool      map[manager.Block]bool
+	unindexed map[manager.Block]bool // of pool: in slots that the Manager leaves out
+	files     *files
+	keys      block.Formats
+	most      int
 }
 
 func (w *worker) drop(blocks []manager.Block) {
 	for _, b := range blocks {
 		delete(w.pool, b)
+		delete(w.unindexed, b)
 	}
 }
 
 func (w *worker) take(b manager.Block) {
 	w.pool[b] = true
-	w.most = max(w.most, len(w.pool))
+	delete(w.unindexed, b)
+	w.most = max(w.most, len(w.pool)-len(w.unindexed))
 }
 
 // TestModel has workers do what a manager says, in its order, with blocks lost and jobs that end in
-// any order: what it says is there is there, and no worker ever holds more than its pool has room
-// for.
+// any order, directly or not: its index is that of the workers' pools, and no worker ever holds more
+// than its pool has room for.
 func TestModel(t *testing.T) {
 	const capacity, universe = 12, 40
 	for seed := range uint64(30) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		ranks := 1 + rng.IntN(3)
-		m, below := open(t, capacity, ranks, 2)
+		m, below := openConfig(t, manager.Config{Direct: seed%2 == 1}, capacity, ranks, 2)
 		var workers []*worker
 		for r := range ranks {
-			workers = append(workers, &worker{pool: map[manager.Block]bool{}, files: below[r], keys: formats(t, r, ranks, 2)})
+			workers = append(workers, &worker{pool: map[manager.Block]bool{}, unindexed: map[manager.Block]bool{}, files: below[r], keys: formats(t, r, ranks, 2)})
 		}
 		type pending struct {
 			job    *manager.Job
 			failed []int
+			pooled []int // of a direct job: blocks in the pool of a worker
+		}
+		finish := func(p pending) {
+			if err := p.job.FellBack(p.pooled...); err != nil {
+				t.Fatal(err)
+			}
+			end(t, p.job, p.failed...)
 		}
 		var jobs []pending
 		some := func() []manager.Block {
@@ -357,6 +371,11 @@ func TestModel(t *testing.T) {
 						p.failed = append(p.failed, i)
 					case rng.IntN(20) == 0:
 						p.failed = append(p.failed, i)
+					case j.Direct && !w.pool[b] && rng.IntN(3) > 0: // read directly
+						continue
+					case j.Direct && !w.pool[b]:
+						w.pool[b], w.unindexed[b] = true, true
+						p.pooled = append(p.pooled, i)
 					default:
 						w.take(b)
 					}
@@ -404,12 +423,12 @@ func TestModel(t *testing.T) {
 			}
 			for len(jobs) > 0 && rng.IntN(3) > 0 {
 				i := rng.IntN(len(jobs))
-				end(t, jobs[i].job, jobs[i].failed...)
+				finish(jobs[i])
 				jobs = slices.Delete(jobs, i, i+1)
 			}
 		}
 		for _, p := range jobs {
-			end(t, p.job, p.failed...)
+			finish(p)
 		}
 		// The next job has all evicted blocks.
 		last := stored(t, m)
@@ -429,10 +448,13 @@ func TestModel(t *testing.T) {
 				there++
 			}
 			for r, w := range workers {
-				if s[0] == manager.InPool && !w.pool[b] {
-					t.Errorf("seed %d: block %v is said to be there, and rank %d has not got it", seed, b, r)
+				if in := s[0] == manager.InPool; in != w.pool[b] {
+					t.Errorf("seed %d: block %v is in the index: %t, and in the pool of rank %d: %t", seed, b, in, r, !in)
 				}
 			}
+		}
+		if s := m.Stats(); seed%2 == 1 && (s.Direct == 0 || s.FellBack == 0 || s.Direct == s.FromFiles) {
+			t.Errorf("seed %d: %+v", seed, s)
 		}
 		if s := m.Stats(); s.Blocks != there || s.Jobs != 0 || s.Blocks > capacity {
 			t.Errorf("seed %d: %d are there, and %+v", seed, there, s)

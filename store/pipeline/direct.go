@@ -33,14 +33,18 @@ type Direct struct {
 type DirectBlock struct {
 	slot              mem.PoolSlot
 	lent              bool
+	always            bool
 	sums              []uint64 // checksums in the header of the block
 	Started, Finished time.Time
 	// Failed is why the block was not read directly, or nil if it was, or is not there.
 	Failed error
 }
 
-// Reset prepares b for Fetch. sums is memory for the checksums of all shards.
-func (b *DirectBlock) Reset(sums []uint64) { *b = DirectBlock{sums: sums[:0]} }
+// Reset prepares b for Fetch. sums is memory for the checksums of all shards. If always is set, the
+// block is read directly even if the cache would keep it.
+func (b *DirectBlock) Reset(sums []uint64, always bool) {
+	*b = DirectBlock{sums: sums[:0], always: always}
+}
 
 // Index returns the number of the slot in Direct.Pool.
 func (b *DirectBlock) Index() uint32 { return b.slot.Index() }
@@ -69,7 +73,7 @@ func (p *Pipeline) readDirect(ctx context.Context, t tier.Tier, key block.Key, b
 	if !ok {
 		return fmt.Errorf("%w: tier %s: %w", tier.ErrNotDirect, t.Name(), errdefs.ErrNotSupported)
 	}
-	if a, ok := p.Cache.(tier.Admitter); ok && a.Admit(key) {
+	if a, ok := p.Cache.(tier.Admitter); ok && !b.always && a.Admit(key) {
 		return fmt.Errorf("%w: it is requested often, so it is loaded into the cache", tier.ErrNotDirect)
 	}
 	bounded, cancel := p.WithTimeout(ctx, p.WaitMax)

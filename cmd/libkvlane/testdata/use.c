@@ -237,7 +237,7 @@ static void manage(void) {
   kvl_job job, none;
   uint32_t groups[2] = {0, 0}, gone_groups[2];
   uint8_t hashes[2][KVL_HASH_BYTES] = {{1}, {2}}, states[2], chosen[2], failed[2] = {0, 1}, gone[2][KVL_HASH_BYTES];
-  uint8_t dropped[KVL_KEY_BYTES];
+  uint8_t dropped[KVL_KEY_BYTES], direct = 9;
   size_t n, evicted, stay = 9, length = sizeof config;
   kvl_blocks blocks = {groups, hashes[0], KVL_HASH_BYTES, 2};
   snprintf(config, sizeof config,
@@ -255,6 +255,8 @@ static void manage(void) {
   EXPECT(KVL_OK, kvl_job_size(job, &n, &evicted));
   CHECK(n == 2 && evicted == 0);
   EXPECT(KVL_BUSY, kvl_manager_load(m, &blocks, &none));
+  EXPECT(KVL_OK, kvl_job_direct(job, &direct));
+  CHECK(direct == 0);
   EXPECT(KVL_INVALID, kvl_job_end(job, failed, 3));
   EXPECT(KVL_OK, kvl_job_end(job, failed, 2));
   EXPECT(KVL_INVALID, kvl_job_end(job, failed, 2));

@@ -23,7 +23,7 @@ ABI = 3
 KEY_BYTES = 32
 HASH_BYTES = 32
 DONE, SOURCE_FREE, PUBLISHED = -1, -2, -3
-LAYERWISE, AWAITED = 1, 2
+LAYERWISE, AWAITED, PROMOTE, BYPASS = 1, 2, 4, 8
 HOST, DEVICE = 0, 1
 
 # Seconds of one wait in the library. Between waits Python handles signals.
@@ -113,6 +113,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "manager_reset": (_handle,),
     "manager_stats": (_handle, _bytes, c.POINTER(_n)),
     "job_size": (_handle, c.POINTER(_n), c.POINTER(_n)),
+    "job_direct": (_handle, _bytes),
     "job_evicted": (_handle, _bytes, _bytes, _n, _n),
     "job_end": (_handle, _bytes, _n),
 }

@@ -53,7 +53,7 @@ class _Names:
 class Job(_lib.Owned):
     """A job of all workers for `blocks`.
 
-    Before it, they drop `evicted` from memory (Store.drop).
+    Before it, they drop `evicted` from memory (Store.drop). They load with promote=not `direct`.
     """
 
     def __init__(self, handle: int, blocks: Sequence[Block], size: int) -> None:
@@ -61,6 +61,9 @@ class Job(_lib.Owned):
         lib = _lib.library()
         n, gone = c.c_size_t(), c.c_size_t()
         lib.call("job_size", handle, c.byref(n), c.byref(gone))
+        direct = bytearray(1)
+        lib.call("job_direct", handle, _lib.address(direct, "")[0])
+        self.direct = bool(direct[0])
         self.evicted: list[Block] = []
         if gone.value:
             groups, hashes = array.array("I", bytes(4 * gone.value)), bytearray(size * gone.value)
@@ -68,11 +71,12 @@ class Job(_lib.Owned):
             raw = bytes(hashes)
             self.evicted = [Block(raw[i * size : (i + 1) * size], g) for i, g in enumerate(groups)]
 
-    def end(self, failed: Sequence[int] = ()) -> None:
+    def end(self, failed: Sequence[int] = (), pooled: Sequence[int] = ()) -> None:
         """End the job after every worker has finished it. Later calls do nothing.
 
         `failed` holds the indices of blocks that a worker could not store or load. The Manager
-        forgets them.
+        forgets them. `pooled` holds those of a direct job that a worker has in memory. The workers
+        drop them before the next job.
         """
         handle = self._handle
         if not handle:
@@ -80,7 +84,9 @@ class Job(_lib.Owned):
         bad = bytearray(len(self.blocks))
         for i in failed:
             bad[_lib.number(i, "place in a job", most=len(bad) - 1)] = 1
-        raw = _lib.address(bad, "results")[0] if failed else None
+        for i in pooled:
+            bad[_lib.number(i, "place in a job", most=len(bad) - 1)] |= 2
+        raw = _lib.address(bad, "results")[0] if failed or pooled else None
         _lib.library().call("job_end", handle, raw, len(bad))
         self._handle = 0
 
@@ -90,11 +96,20 @@ class Manager(_lib.Owned):
 
     `ranks` are the configurations of the workers' Stores. `blocks` is the number of blocks that
     each worker's memory may hold (None: as many as fit, less a sixteenth). metrics_addr is the
-    address that serves the metrics.
+    address that serves the metrics. direct: all workers use direct storage, and jobs may be direct.
     """
 
-    def __init__(self, ranks: Sequence[Mapping[str, Any]], blocks: int | None = None, metrics_addr: str | None = None) -> None:
+    def __init__(
+        self,
+        ranks: Sequence[Mapping[str, Any]],
+        blocks: int | None = None,
+        metrics_addr: str | None = None,
+        *,
+        direct: bool = False,
+    ) -> None:
         config: dict[str, Any] = {"ranks": [dict(r) for r in ranks]}
+        if direct:
+            config["direct"] = True
         if blocks is not None:
             config["blocks"] = blocks
         if metrics_addr:

@@ -173,6 +173,7 @@ class Store(_lib.Owned):
         layerwise: bool = False,
         awaited: bool = False,
         before: bytes | Keys | None = None,
+        promote: bool | None = None,
     ) -> Load:
         """Copy block keys[i] to page pages[i] and verify it.
 
@@ -182,11 +183,15 @@ class Store(_lib.Owned):
         the pages. The copies wait for it. Without it, such work may overwrite the loaded blocks.
         layerwise: layer 0 is loaded first, and the task's wait_layer works. awaited: CUDA streams
         will wait for the load by stream_wait. before: the key of the block before keys[0] in the
-        prompt. Not needed with a lease.
+        prompt. Not needed with a lease. promote: with direct storage, all blocks of files enter the
+        cache (True), or only those that direct storage cannot read (False). None: also those that
+        are requested again soon.
         """
         cache.check()
         numbers = self._pages(keys, pages)
         flags = (_lib.LAYERWISE if layerwise else 0) | (_lib.AWAITED if awaited else 0)
+        if promote is not None:
+            flags |= _lib.PROMOTE if promote else _lib.BYPASS
         task = c.c_uint64()
         lease_handle = 0 if lease is None else lease.handle
         self._lib.call(
@@ -288,6 +293,11 @@ class Store(_lib.Owned):
     def stats(self) -> dict[str, Any]:
         """Return the store's counters since it was opened."""
         return dict(self._lib.json("stats", self._handle))
+
+    @property
+    def direct(self) -> bool:
+        """Report whether loads read files by direct storage, where they can."""
+        return bool(self.stats()["direct"]["on"])
 
     def metrics(self) -> str:
         """Return the store's metrics in Prometheus's text format.

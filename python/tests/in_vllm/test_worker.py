@@ -92,8 +92,8 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
     cache: Any = None
     w = Worker(store, cache, [config.PageGroup(0, 1, 64, 1, 16, "")])
 
-    def submit(kind: str, page: int, evicted: tuple[int, ...] = (), *, layerwise: bool = False) -> None:
-        blocks = jobs.Blocks([_name(page)], [_name(e) for e in evicted], layerwise)
+    def submit(kind: str, page: int, evicted: tuple[int, ...] = (), *, layerwise: bool = False, direct: bool = False) -> None:
+        blocks = jobs.Blocks([_name(page)], [_name(e) for e in evicted], layerwise, direct=direct)
         pages: Any = SimpleNamespace(block_ids=np.array([page]))
         if kind == "load":
             w.submit_load(page, blocks, pages)
@@ -111,7 +111,22 @@ def _name(number: int) -> bytes:
 def test_a_load_comes_after_what_vllm_still_does(worker: Any, layerwise: bool) -> None:
     """A step that is under way may write to pages that vLLM has given to the request of a load since."""
     worker.submit("load", 5, layerwise=layerwise)
-    assert worker.store.begun == [("load", [5], {"after": worker.store.stream, "layerwise": layerwise, "awaited": layerwise})]
+    how = {"after": worker.store.stream, "layerwise": layerwise, "awaited": layerwise, "promote": True}
+    assert worker.store.begun == [("load", [5], how)]
+
+
+def test_direct_loads_report_blocks_in_memory(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler has such blocks dropped, as its index does not have them."""
+    monkeypatch.setattr(worker.worker, "_ended", lambda _job: True)
+    monkeypatch.setattr(worker.worker, "_failure", lambda _job: None)
+    monkeypatch.setattr(worker.store, "lookup", lambda keys, _timeout: bytes([1 if keys.raw[0] == 5 else 2]), raising=False)
+    worker.submit("load", 5, direct=True)
+    worker.submit("load", 6, direct=True)
+    worker.submit("load", 7)
+    assert [how["promote"] for _, _, how in worker.store.begun] == [False, False, True]
+    assert len(worker.worker.get_finished()) == 3
+    assert worker.worker.take_pooled() == {5: [_name(5)]}
+    assert worker.worker.take_pooled() == {}
 
 
 def test_loads_do_not_wait_for_stores(worker: Any) -> None:

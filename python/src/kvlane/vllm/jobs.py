@@ -16,13 +16,15 @@ class Blocks(LoadStoreSpec):
 
     A block's name is a hash followed by the number of its page group: 4 bytes, most significant
     first. layerwise: the job runs layer by layer during the step. before: the name of the block
-    that precedes the first in its prompt, for a store that starts within a prompt.
+    that precedes the first in its prompt, for a store that starts within a prompt. direct: the
+    blocks of files that a load reads do not enter the workers' memory.
     """
 
     names: list[bytes]
     evicted: list[bytes]
     layerwise: bool = False
     before: bytes | None = None
+    direct: bool = False
 
 
 def by_group(names: Iterable[bytes]) -> dict[int, list[bytes]]:

@@ -69,6 +69,7 @@ class Scheduler(OffloadingManager):
         self._loads: dict[str, Job | None] = {}  # by request; a request has one load at a time
         self._stores: dict[OffloadKey, Job] = {}  # by each key of a job
         self._pending_drops: list[bytes] = []  # evicted blocks not sent to the workers yet
+        self._pooled: set[bytes] = set()  # blocks of direct jobs in the memory of a worker
         self._failed: set[bytes] = set()  # failed blocks of jobs that some worker has not finished
         self._events: list[OffloadingEvent] | None = [] if events else None
         # by name: vLLM's keys of the blocks that events reported as stored
@@ -151,7 +152,7 @@ class Scheduler(OffloadingManager):
         self._changed()
         evicted = _named(job.evicted) if job else []
         self._removed(evicted)
-        return Blocks(names, self._drop(evicted))
+        return Blocks(names, self._drop(evicted), direct=job is not None and job.direct)
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """End a request's load, which every worker has finished."""
@@ -208,12 +209,16 @@ class Scheduler(OffloadingManager):
             self._end(job, keys, success)
 
     def _end(self, job: Job | None, keys: Collection[OffloadKey], success: bool = True) -> None:
-        failed = {n for n in map(self._name, keys) if n in self._failed or not success}
+        names = {self._name(k) for k in keys}
+        failed = {n for n in names if n in self._failed or not success}
+        pooled = names & self._pooled
         self._failed -= failed
+        self._pooled -= pooled
         self._changed()
         self._removed(failed)
         if job is not None:
-            job.end([i for i, n in enumerate(_named(job.blocks)) if n in failed])
+            named = _named(job.blocks)
+            job.end([i for i, n in enumerate(named) if n in failed], [i for i, n in enumerate(named) if n in pooled])
         elif failed:
             self.manager.forget([_block(n) for n in failed])
         if (now := time.monotonic()) - self._logged >= self._log_seconds:
@@ -223,6 +228,10 @@ class Scheduler(OffloadingManager):
     def failed(self, names: Iterable[bytes]) -> None:
         """Record blocks of an unfinished job that a worker could not store or load."""
         self._failed.update(names)
+
+    def pooled(self, names: Iterable[bytes]) -> None:
+        """Record blocks of an unfinished direct job that a worker has in memory."""
+        self._pooled.update(names)
 
     def _removed(self, names: Iterable[bytes]) -> None:
         """Add events for blocks that are no longer in the workers' memory."""
@@ -261,6 +270,7 @@ class Scheduler(OffloadingManager):
         self._loads.clear()
         self._stores.clear()
         self._failed.clear()
+        self._pooled.clear()
         self._removed(list(self._reported))
         self._changed()
 

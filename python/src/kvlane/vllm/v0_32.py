@@ -47,26 +47,36 @@ logger = init_logger("vllm.kvlane")  # vLLM configures only the loggers below it
 
 @dataclass
 class WorkerMetadata(OffloadingWorkerMetadata):
-    """Metadata from workers to the scheduler, with the names of failed blocks by job."""
+    """Metadata from workers to the scheduler.
+
+    It has, by job, the names of failed blocks, and those of direct jobs that are in memory.
+    """
 
     failed: dict[int, set[bytes]] = field(default_factory=dict)
+    pooled: dict[int, set[bytes]] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerMetadata:
         """Return the combined metadata of two workers in one step."""
         assert isinstance(other, WorkerMetadata)
         both = super().aggregate(other)
         assert isinstance(both, OffloadingWorkerMetadata)
-        failed = {job: set(names) for job, names in self.failed.items()}
-        for job, names in other.failed.items():
-            failed.setdefault(job, set()).update(names)
-        return WorkerMetadata(both.completed_jobs, both.transfer_stats, failed)
+        failed, pooled = _union(self.failed, other.failed), _union(self.pooled, other.pooled)
+        return WorkerMetadata(both.completed_jobs, both.transfer_stats, failed, pooled)
+
+
+def _union(a: dict[int, set[bytes]], b: dict[int, set[bytes]]) -> dict[int, set[bytes]]:
+    return {job: a.get(job, set()) | b.get(job, set()) for job in a.keys() | b.keys()}
 
 
 @dataclass
 class Kernels(KVConnectorHandshakeMetadata):
-    """Handshake from a worker to the scheduler before the first step: see config.kernels."""
+    """Handshake from a worker to the scheduler before the first step: see config.kernels.
+
+    direct: the worker uses direct storage.
+    """
 
     kernels: dict[str, Any]
+    direct: bool = False
 
 
 class Spec(OffloadingSpec):
@@ -97,12 +107,12 @@ class Spec(OffloadingSpec):
         tokens = self.groups[0].block_tokens if len(self.groups) == 1 else 0
         return Scheduler(self.group_ids, self.kv_events_config.enable_kv_cache_events, log_seconds, tokens)
 
-    def open_manager(self, kernels: dict[str, Any]) -> Manager:
+    def open_manager(self, kernels: dict[str, Any], *, direct: bool) -> Manager:
         """Open the index of the blocks of workers with such kernels."""
         stores = self._stores(kernels)
         ranks = [c for i, c in enumerate(stores) if c not in stores[:i]]
         served = self._served(None)
-        return opened(lambda config: Manager(ranks, metrics_addr=config.get("metrics_addr")), served, logger)
+        return opened(lambda config: Manager(ranks, metrics_addr=config.get("metrics_addr"), direct=direct), served, logger)
 
     def _served(self, rank: int | None) -> dict[str, str]:
         """Return the configuration of the metrics address of a worker or the scheduler."""
@@ -132,6 +142,7 @@ class Connector(OffloadingConnector):
         config = build_offloading_config(vllm_config, kv_cache_config)
         self._canonical_layout = False
         self._failures: dict[int, Failure] = {}
+        self._pooled: dict[int, list[bytes]] = {}
         self._bad_pages: set[int] = set()
         self._metrics: Reader | None = None
         self._pace = Pace(2 if vllm_config.scheduler_config.async_scheduling else 1)
@@ -185,20 +196,22 @@ class Connector(OffloadingConnector):
     def get_handshake_metadata(self) -> Kernels:
         """Return this worker's kernels for the scheduler."""
         assert isinstance(self.spec, Spec)
-        return Kernels(self.spec.kernels())
+        worker = None if self.connector_worker is None else self.connector_worker.worker
+        return Kernels(self.spec.kernels(), isinstance(worker, Worker) and worker.store.direct)
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
         """Receive the workers' kernels, by rank, and open the Manager.
 
         The identity of KV is now known.
         """
-        reported = [m.kernels for m in metadata.values() if isinstance(m, Kernels)]
+        workers = [m for m in metadata.values() if isinstance(m, Kernels)]
+        reported = [m.kernels for m in workers]
         if not reported or any(other != reported[0] for other in reported):
             raise errors.NotSupported(f"workers whose kernels may hold KV in different ways: {reported}")
         manager = self.scheduler.manager
         assert isinstance(self.spec, Spec)
         assert isinstance(manager, Scheduler)
-        manager.open(self.spec.open_manager(reported[0]))
+        manager.open(self.spec.open_manager(reported[0], direct=all(m.direct for m in workers)))
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Any:
         """Return the jobs of a step. Reports the duration of an earlier step to the Manager."""
@@ -221,6 +234,7 @@ class Connector(OffloadingConnector):
         assert isinstance(worker, Worker)
         failures = worker.take_failures()
         self._failures |= failures
+        self._pooled |= worker.take_pooled()
         failed = [job for job in failures if job in loads]
         if self._by_page:
             self._bad_pages.update(page for job in failed for page in failures[job].pages)
@@ -240,7 +254,9 @@ class Connector(OffloadingConnector):
         if meta is None:
             return None
         failures, self._failures = self._failures, {}
-        return WorkerMetadata(meta.completed_jobs, meta.transfer_stats, {job: set(f.names) for job, f in failures.items()})
+        pooled, self._pooled = self._pooled, {}
+        failed = {job: set(f.names) for job, f in failures.items()}
+        return WorkerMetadata(meta.completed_jobs, meta.transfer_stats, failed, {job: set(p) for job, p in pooled.items()})
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Process the workers' metadata: forget failed blocks, and store those of loads again."""
@@ -248,6 +264,9 @@ class Connector(OffloadingConnector):
         if isinstance(meta, WorkerMetadata):
             manager = scheduler.manager
             assert isinstance(manager, Scheduler)
+            for job, names in meta.pooled.items():
+                if job in scheduler._jobs:
+                    manager.pooled(names)
             for job, names in meta.failed.items():
                 status = scheduler._jobs.get(job)
                 if status is None:

@@ -26,6 +26,7 @@ from .jobs import Blocks, by_group
 logger = init_logger("vllm.kvlane")  # vLLM configures only the loggers below its own name
 
 _POLL = 0.0005  # seconds
+_MEMORY = 1  # in memory: see Store.lookup
 _LOOKUP = 1.0  # timeout in seconds of the lookup of blocks that were not written
 _PATIENCE = 30.0  # seconds after which a job that cannot start fails, releasing its pages
 
@@ -46,6 +47,7 @@ class _Job:
     evicted: list[bytes]
     layerwise: bool
     before: bytes | None = None
+    direct: bool = False
     task: Load | Dump | None = None
     error: errors.Error | None = None
     begun: float = 0.0
@@ -67,6 +69,7 @@ class Worker(OffloadingWorker):
         self._stores: deque[_Job] = deque()
         self._running: dict[int, _Job] = {}
         self._failures: dict[int, Failure] = {}
+        self._pooled: dict[int, list[bytes]] = {}  # by direct job: blocks in memory
         self.writes = Writes(logger)  # stores reported to vLLM that are not in files yet
         self._layers = groups[0].layers  # layerwise jobs exist only with a single page group
         self._saved: set[int] = set()  # layers that this step has computed
@@ -87,7 +90,7 @@ class Worker(OffloadingWorker):
     def _submit(self, job_id: int, load: bool, blocks: LoadStoreSpec, pages: GPULoadStoreSpec) -> bool:
         assert isinstance(blocks, Blocks)
         numbers = pages.block_ids.tolist()
-        job = _Job(job_id, load, blocks.names, numbers, blocks.evicted, blocks.layerwise, blocks.before)
+        job = _Job(job_id, load, blocks.names, numbers, blocks.evicted, blocks.layerwise, blocks.before, blocks.direct)
         if len(numbers) != len(blocks.names):
             job.error = errors.Failed(f"{len(blocks.names)} blocks for {len(numbers)} pages")
         job.fail_after = time.monotonic() + _PATIENCE
@@ -141,7 +144,13 @@ class Worker(OffloadingWorker):
         # are new to the request. vLLM zeroes new pages there. With asynchronous scheduling, a
         # running step also writes a token of a request that has ended meanwhile.
         job.task = self.store.load(
-            self.cache, keys, job.pages, after=stream, layerwise=job.layerwise, awaited=job.layerwise and stream is not None
+            self.cache,
+            keys,
+            job.pages,
+            after=stream,
+            layerwise=job.layerwise,
+            awaited=job.layerwise and stream is not None,
+            promote=not job.direct,
         )
 
     def _stream(self) -> Any:
@@ -206,6 +215,13 @@ class Worker(OffloadingWorker):
             logger.warning("%d blocks are taken for misses, as they cannot be looked for: %s", len(names), e)
             return [False] * len(names)
 
+    def _in_memory(self, names: list[bytes]) -> list[bytes]:
+        """Return the blocks in memory after a direct job; all of them if they cannot be looked up."""
+        try:
+            return [n for n, b in zip(names, self.store.lookup(self._keys(names), _LOOKUP), strict=True) if b == _MEMORY]
+        except errors.Error:
+            return names
+
     def get_finished(self) -> list[TransferResult]:
         """Return the jobs that have ended since the last call.
 
@@ -219,6 +235,8 @@ class Worker(OffloadingWorker):
             failure = self._failure(job)
             if failure is not None:
                 self._failures[job.id] = failure
+            if job.direct and job.task is not None and (pooled := self._in_memory(job.names)):
+                self._pooled[job.id] = pooled
             moved = sum(self._block_bytes[g] * len(names) for g, names in by_group(job.names).items())
             out.append(TransferResult(job.id, True, moved if failure is None else None, time.monotonic() - job.begun))
         return out
@@ -226,6 +244,11 @@ class Worker(OffloadingWorker):
     def take_failures(self) -> dict[int, Failure]:
         """Return the failures of the jobs that get_finished has returned since the last call."""
         out, self._failures = self._failures, {}
+        return out
+
+    def take_pooled(self) -> dict[int, list[bytes]]:
+        """Return the blocks of direct jobs in memory, as take_failures returns the failures."""
+        out, self._pooled = self._pooled, {}
         return out
 
     def wait(self, job_ids: set[int]) -> None:

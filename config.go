@@ -154,10 +154,10 @@ func (s *StreamConfig) rowBytes() int64 {
 
 // StoreConfig configures the store and its tiers.
 type StoreConfig struct {
-	// Pipeline names the tiers from fast to slow: "cache", "cache|file", "cache|log", "file" or
-	// "log". Default: "cache|file" if Dirs is not empty, "cache|log" if LogDir is not, else
-	// "cache". Without the cache, blocks only pass through pinned memory: every load reads the file
-	// or log tier.
+	// Pipeline names the tiers from fast to slow, as "cache|file": see store.Tiers. Default: the
+	// cache, above "file" if Dirs is not empty, above "log" if LogDir is not. A dump writes a block
+	// to each tier below the cache. A load reads it from the first that has it, and fills the cache
+	// only. Without the cache, blocks only pass through pinned memory, and every load reads files.
 	Pipeline string `config:"pipeline"`
 	// CacheBytes is the pinned host memory of the cache tier, at least two blocks and at most
 	// MaxCacheBytes. The rest of a division by the block length is unused. Open returns ErrNoMemory

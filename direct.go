@@ -64,7 +64,7 @@ func (c *Config) validateDirect() error {
 		if s.GDR == GDRRequire {
 			bad("direct requires direct storage, and gdr a NIC: require one of them")
 		}
-		if tiers, err := s.tiers(); err == nil && len(s.directDirs(tiers)) == 0 {
+		if tiers, err := s.tiers(); err == nil && len(s.dirsOf(tiers...)) == 0 {
 			bad("direct requires direct storage, but no file tier is configured: give a directory")
 		}
 	default:
@@ -81,18 +81,6 @@ func (c *Config) validateDirect() error {
 
 // maxDirectQueues bounds StoreConfig.DirectQueues.
 const maxDirectQueues = 1024
-
-// directDirs returns the directories of the tier that direct storage reads. There are none without
-// a tier of files.
-func (s *StoreConfig) directDirs(tiers []string) []string {
-	switch {
-	case slices.Contains(tiers, store.TierFile):
-		return s.Dirs
-	case slices.Contains(tiers, store.TierLog):
-		return []string{s.LogDir}
-	}
-	return nil
-}
 
 // deviceMemory allocates memory of a device.
 type deviceMemory struct{ device.Device }
@@ -116,7 +104,7 @@ func (e *Engine) openDirect(ctx context.Context) error {
 		return err
 	}
 	why := errNoFiles
-	if dirs := existing(c.directDirs(tiers)); len(dirs) > 0 {
+	if dirs := existing(c.dirsOf(tiers...)); len(dirs) > 0 {
 		why = e.tryDirect(ctx, dirs)
 	}
 	switch {
@@ -238,7 +226,8 @@ func (e *Engine) fillDirect(ctx context.Context, d *directStorage, dirs []string
 		bytes = DefaultDirectBytes
 	}
 	slots := max(minSlots, bytes/image)
-	if c.passing() && len(c.Dirs) > 0 && !c.ReadOnly { // dumps to a log or a cache need pinned memory
+	// Dumps to a log, a cache or several tiers need pinned memory.
+	if tiers, err := c.tiers(); err == nil && slices.Equal(tiers, []string{store.TierFile}) && !c.ReadOnly {
 		slots = max(1, slots/2)
 		if d.dumps, err = mem.NewSlotPool(deviceMemory{e.dev}, slots, image); err != nil {
 			return err

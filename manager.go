@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
@@ -39,9 +40,9 @@ type Manager struct {
 
 // ManagerConfig configures a Manager.
 type ManagerConfig struct {
-	// Ranks are the configurations of the workers' Engines, all with one pipeline: "cache", or
-	// "cache|file". The Manager opens their directories too. Workers with the same blocks in the
-	// same directories may be named once.
+	// Ranks are the configurations of the workers' Engines, all with one pipeline: a cache, alone
+	// or above tiers that several processes may have open (store.TierInfo.Shared). The Manager opens
+	// their directories too. Workers with the same blocks in the same directories may be named once.
 	Ranks []Config `config:"ranks"`
 	// Blocks is the number of blocks in each worker's cache, at most the slots of the smallest.
 	// Zero: fifteen sixteenths of the slots of the smallest. The rest is for evicted blocks that
@@ -120,11 +121,16 @@ func (m *Manager) openRank(ctx context.Context, c *Config) (manager.Rank, int, e
 	}
 	r := manager.Rank{Formats: groups.formats}
 	slots := int(c.Store.slotBytes(groups.formats) / groups.formats.MaxImageBytes())
-	switch {
-	case tiers[0] != store.TierCache || slices.Contains(tiers, store.TierLog):
-		return r, 0, fmt.Errorf("the pipeline is %q, a manager supports %s, or %s above %s: %w",
-			c.Store.Pipeline, store.TierCache, store.TierCache, store.TierFile, errdefs.ErrNotSupported)
-	case slices.Contains(tiers, store.TierFile):
+	if tiers[0] != store.TierCache {
+		return r, 0, fmt.Errorf("pipeline %q: a manager needs tier %s first, not %s: %w", strings.Join(tiers, "|"), store.TierCache, tiers[0], errdefs.ErrNotSupported)
+	}
+	for _, t := range store.DurableTiers() {
+		if slices.Contains(tiers, t.Name) && !t.Shared {
+			return r, 0, fmt.Errorf("pipeline %q: a manager cannot use tier %s, which only one process may have open: %w",
+				strings.Join(tiers, "|"), t.Name, errdefs.ErrNotSupported)
+		}
+	}
+	if len(tiers) > 1 { // the one shared tier
 		fc := c.Store.fileTier(groups.formats)
 		// The workers evict.
 		fc.Identities, fc.FS, fc.MaxBytes, fc.DirBytes = groups.ids, dirfs.Of(ctx), 0, nil

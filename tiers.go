@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/internal/dirfs"
@@ -19,17 +18,48 @@ import (
 	"github.com/kvlane/kvlane/tier/log"
 )
 
+// durableTier checks and opens one of store.DurableTiers.
+type durableTier struct {
+	dirs func(*StoreConfig) []string
+	// validate returns every problem of the tier. If it is not in the pipeline, its settings are
+	// errors.
+	validate func(s *StoreConfig, formats block.Formats, there bool) error
+	open     func(context.Context, *Engine, dirfs.Reader) (tier.Tier, error)
+}
+
+// durableTiers has the tiers of store.DurableTiers by name.
+var durableTiers = map[string]durableTier{
+	store.TierFile: {func(s *StoreConfig) []string { return s.Dirs }, (*StoreConfig).validateFile, openFile},
+	store.TierLog: {func(s *StoreConfig) []string {
+		if s.LogDir == "" {
+			return nil
+		}
+		return []string{s.LogDir}
+	}, (*StoreConfig).validateLog, openLog},
+}
+
 // tiers returns the names of the pipeline's tiers, fast to slow.
 func (s *StoreConfig) tiers() ([]string, error) {
-	switch {
-	case s.Pipeline != "":
+	if s.Pipeline != "" {
 		return store.ParsePipeline(s.Pipeline)
-	case len(s.Dirs) > 0:
-		return []string{store.TierCache, store.TierFile}, nil
-	case s.LogDir != "":
-		return []string{store.TierCache, store.TierLog}, nil
 	}
-	return []string{store.TierCache}, nil
+	names := []string{store.TierCache}
+	for _, t := range store.DurableTiers() {
+		if len(s.dirsOf(t.Name)) > 0 {
+			names = append(names, t.Name)
+		}
+	}
+	return names, nil
+}
+
+// dirsOf returns the directories of some tiers.
+func (s *StoreConfig) dirsOf(tiers ...string) (dirs []string) {
+	for _, name := range tiers {
+		if t, ok := durableTiers[name]; ok {
+			dirs = append(dirs, t.dirs(s)...)
+		}
+	}
+	return dirs
 }
 
 // passing reports whether blocks only pass through pinned memory.
@@ -58,45 +88,51 @@ func (s *StoreConfig) logTier(formats block.Formats) log.Config {
 	return log.Config{Dir: s.LogDir, Formats: formats, Fsync: s.LogFsync, MaxBytes: s.LogBytes, ReadOnly: s.ReadOnly}
 }
 
-// openLower opens the tier below the cache, if there is one.
+// openLower opens the tiers below the cache.
 func (e *Engine) openLower(ctx context.Context) error {
 	tiers, err := e.cfg.Store.tiers()
 	if err != nil {
 		return err
 	}
-	reader, err := e.openFiles(ctx)
+	reader, err := e.openFiles(ctx, e.cfg.Store.dirsOf(tiers...))
 	if err != nil {
 		return err
 	}
-	var t tier.Tier
-	switch {
-	case slices.Contains(tiers, store.TierFile):
-		c := e.cfg.Store.fileTier(e.groups.formats)
-		c.Identities, c.FS, c.Reader = e.groups.ids, dirfs.Of(ctx), reader
-		c.Direct = e.directFiles()
-		var ft *file.Tier
-		if ft, err = file.Open(ctx, c); err == nil {
-			t = ft
-			e.noteOthers(ft)
+	for _, name := range tiers {
+		d, ok := durableTiers[name]
+		if !ok {
+			continue // the cache
 		}
-	case slices.Contains(tiers, store.TierLog):
-		c := e.cfg.Store.logTier(e.groups.formats)
-		c.Identities, c.FS, c.Reader = e.groups.ids, dirfs.Of(ctx), reader
-		c.Direct = e.directFiles()
-		var l *log.Tier
-		if l, err = log.Open(ctx, c); err == nil {
-			e.note(l.Notes()...)
-			t = l
+		t, err := d.open(ctx, e, reader)
+		if err != nil {
+			return err // names the operation
 		}
-	default:
-		return nil
+		e.lower = append(e.lower, t)
+		e.closers.Add(t.Name()+" tier", t.Close)
 	}
-	if err != nil {
-		return err // names the operation
-	}
-	e.lower = append(e.lower, t)
-	e.closers.Add(t.Name()+" tier", t.Close)
 	return nil
+}
+
+func openFile(ctx context.Context, e *Engine, reader dirfs.Reader) (tier.Tier, error) {
+	c := e.cfg.Store.fileTier(e.groups.formats)
+	c.Identities, c.FS, c.Reader, c.Direct = e.groups.ids, dirfs.Of(ctx), reader, e.directFiles()
+	t, err := file.Open(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	e.noteOthers(t)
+	return t, nil
+}
+
+func openLog(ctx context.Context, e *Engine, reader dirfs.Reader) (tier.Tier, error) {
+	c := e.cfg.Store.logTier(e.groups.formats)
+	c.Identities, c.FS, c.Reader, c.Direct = e.groups.ids, dirfs.Of(ctx), reader, e.directFiles()
+	t, err := log.Open(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	e.note(t.Notes()...)
+	return t, nil
 }
 
 // noteOthers adds a note if other identities use part of the file tier's bound.
@@ -107,15 +143,10 @@ func (e *Engine) noteOthers(t *file.Tier) {
 	}
 }
 
-// openFiles opens the stream that reads the files of a tier below the cache. It returns nil unless
+// openFiles opens the stream that reads the files in dirs. It returns nil unless
 // StoreConfig.StreamFiles is set.
-func (e *Engine) openFiles(ctx context.Context) (dirfs.Reader, error) {
-	c := &e.cfg.Store
-	dirs := c.Dirs
-	if c.LogDir != "" {
-		dirs = []string{c.LogDir}
-	}
-	if !c.StreamFiles {
+func (e *Engine) openFiles(ctx context.Context, dirs []string) (dirfs.Reader, error) {
+	if !e.cfg.Store.StreamFiles {
 		return nil, nil
 	}
 	calibration := e.cfg.Stream.Calibration

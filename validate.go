@@ -49,8 +49,10 @@ func (s *StoreConfig) validate(formats block.Formats) error {
 	if tiers, err := s.tiers(); err != nil {
 		errs = append(errs, err)
 	} else {
-		errs = append(errs, s.validateFile(formats, slices.Contains(tiers, store.TierFile)), s.validateLog(formats, slices.Contains(tiers, store.TierLog)))
-		if s.StreamFiles && slices.Equal(tiers, []string{store.TierCache}) {
+		for _, t := range store.DurableTiers() {
+			errs = append(errs, durableTiers[t.Name].validate(s, formats, slices.Contains(tiers, t.Name)))
+		}
+		if s.StreamFiles && len(s.dirsOf(tiers...)) == 0 {
 			bad("stream_files is set, but no file tier is configured: give a directory")
 		}
 	}

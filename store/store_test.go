@@ -50,11 +50,14 @@ func TestParsePipeline(t *testing.T) {
 		{"log", []string{"log"}, ""},
 		{"cache|log", []string{"cache", "log"}, ""},
 		{"file|cache", nil, `tier "cache" comes after "file" and must be the first`},
-		{"file|log", nil, `tier "log" comes after "file"`},
-		{"cache|log|file", nil, `tier "file" comes after "log"`},
+		{"file|log", []string{"file", "log"}, ""},
+		{"cache|file|log", []string{"cache", "file", "log"}, ""},
+		{"cache|log|file", []string{"cache", "log", "file"}, ""},
+		{"file|log|cache", nil, `tier "cache" comes after "log" and must be the first`},
 		{"cache|tape", nil, `unknown tier "tape"; known tiers: cache, file, log`},
 		{"cache||file", nil, "tier 2 has no name"},
 		{"cache|file|file", nil, "given twice"},
+		{"cache|file|log|file", nil, "given twice"},
 		{"cache|cache", nil, "given twice"},
 	} {
 		got, err := store.ParsePipeline(c.in)

@@ -14,6 +14,7 @@ import (
 	"github.com/kvlane/kvlane/bench/transfer"
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/internal/settings"
+	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
 	streamfile "github.com/kvlane/kvlane/stream/file"
 	"github.com/kvlane/kvlane/transfer/mooncake"
@@ -33,7 +34,7 @@ var offers = map[string]cobra.CompletionFunc{
 	"geometry":                names(request.Geometries(), func(g request.Geometry) string { return g.Name }),
 	"without":                 names(stream.Paths(stream.MovedByDevice), stream.Path.String),
 	"paths":                   values(contenderNames()...),
-	"pipeline":                values("cache", "cache|file", "cache|log", "file", "log"),
+	"pipeline":                values(pipelines()...),
 	"nic":                     completeNICs,
 	"require":                 values(abilityNames()...),
 	"directions":              values(string(bench.ToDevice), string(bench.ToHost), string(bench.Both)),
@@ -174,4 +175,13 @@ func completeSecondFile(_ *cobra.Command, args []string, _ string) ([]cobra.Comp
 		return nil, cobra.ShellCompDirectiveDefault
 	}
 	return nil, cobra.ShellCompDirectiveNoFileComp
+}
+
+// pipelines returns the pipelines of one tier, and of a tier below a cache.
+func pipelines() []string {
+	out := []string{store.TierCache}
+	for _, t := range store.DurableTiers() {
+		out = append(out, store.TierCache+"|"+t.Name, t.Name)
+	}
+	return out
 }

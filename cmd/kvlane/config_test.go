@@ -168,7 +168,7 @@ func TestConfigurationIsShared(t *testing.T) {
 	for args, want := range map[string]string{
 		"replay x --path kernel --policy latency":     "--policy has no effect with a forced --path: omit one of them\nSee",
 		"replay x --file-read-only --log-fsync never": "--log-fsync has no effect",
-		"replay x --log-dir /y --cache-bytes 4KiB":    "The configuration gives --device (" + name + ":1), --policy (" + name + ":5), --log-fsync (",
+		"replay x --log-dir /y --cache-bytes 4KiB":    ":2), --fsync (" + name + ":4), --log-fsync (" + name + ":3).",
 	} {
 		if code, _, stderr := execute(t, strings.Fields(args)...); code != exitUsage || !strings.Contains(stderr, want) {
 			t.Errorf("%s: exit code %d, want %q:\n%s", args, code, want, stderr)
@@ -230,12 +230,12 @@ func TestDefectCommandLineDidNotOverruleTheTiersOfAConfiguration(t *testing.T) {
 		args      []string
 		want      string // pipeline, file-dir and log-dir as they are then
 	}{
-		{"file-dir: " + files, "", []string{"--log-dir", logs}, " | | " + logs},
-		{"file-dir: " + files + "\npipeline: cache|file", "", []string{"--log-dir", logs}, " | | " + logs},
-		{"file-dir: " + files + "\npipeline: cache|log", "", []string{"--log-dir", logs}, "cache|log | | " + logs},
-		{"log-dir: " + logs + "\nlog-bytes: 1GiB", "", []string{"--file-dir", files}, " | " + files + " | "},
+		{"file-dir: " + files, "", []string{"--log-dir", logs}, " | " + files + " | " + logs},
+		{"file-dir: " + files + "\npipeline: cache|file", "", []string{"--log-dir", logs}, " | " + files + " | " + logs},
+		{"file-dir: " + files, "", []string{"--log-dir", logs, "--pipeline", "cache|log"}, "cache|log | | " + logs},
+		{"log-dir: " + logs + "\nlog-bytes: 1GiB", "", []string{"--file-dir", files}, " | " + files + " | " + logs},
 		{"file-dir: " + files + "\nfsync: file\nstream-files: true", "", []string{"--pipeline", "cache"}, "cache | | "},
-		{"file-dir: " + files, logs, nil, " | | " + logs},
+		{"file-dir: " + files, logs, nil, " | " + files + " | " + logs},
 		{"file-dir: " + files, logs, []string{"--pipeline", "cache|file"}, "cache|file | " + files + " | "},
 		{"pipeline: cache\nfile-dir: " + files, "", []string{"--file-dir", files + "2"}, " | " + files + "2 | "},
 	} {
@@ -255,8 +255,7 @@ func TestDefectCommandLineDidNotOverruleTheTiersOfAConfiguration(t *testing.T) {
 		}
 	}
 	for _, c := range []struct{ file, args string }{ // neither is above the other
-		{"device: sim", "--file-dir " + files + " --log-dir " + logs},
-		{"file-dir: " + files + "\nlog-dir: " + logs, "--device sim"},
+		{"file-dir: " + files + "\npipeline: cache|log", "--device sim --log-dir " + logs},
 		{"file-dir: " + files + "\npipeline: cache", "--device sim"},
 	} {
 		t.Setenv("KVLANE_LOG_DIR", "")

@@ -21,11 +21,16 @@ func TestReplayHitsTheSameThroughEveryPipeline(t *testing.T) {
 		{"--pipeline", "cache|log", "--cache-bytes", "1MiB"},
 		{"--pipeline", "log"},
 		{"--pipeline", "log", "--cache-bytes", "1MiB", "--kv-heads", "2", "--layerwise"},
+		{"--pipeline", "cache|file|log", "--cache-bytes", "1MiB"},
+		{"--pipeline", "cache|log|file", "--cache-bytes", "1MiB", "--kv-heads", "2", "--layerwise"},
+		{"--pipeline", "file|log"},
 	} {
 		pipeline := args[1]
 		args = append([]string{"replay", conversation, "--device", "sim", "--json", "--log-level", "error", "--limit", limit}, args...)
-		if lower := pipeline[strings.Index(pipeline, "|")+1:]; lower != "cache" {
-			args = append(args, "--"+lower+"-dir", t.TempDir())
+		for _, tier := range []string{"file", "log"} {
+			if strings.Contains(pipeline, tier) {
+				args = append(args, "--"+tier+"-dir", t.TempDir())
+			}
 		}
 		code, stdout, stderr := execute(t, args...)
 		var r replay.Report

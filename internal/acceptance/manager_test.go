@@ -222,16 +222,21 @@ func TestManagerRefuses(t *testing.T) {
 	log.Store.Dirs, log.Store.LogDir = nil, t.TempDir()
 	window := testConfig(t)
 	window.Store.Pipeline = "file"
+	three := testConfig(t)
+	three.Store.LogDir = t.TempDir()
 	for name, want := range map[string]struct {
 		ranks []kvlane.Config
 		err   error
+		text  string
 	}{
-		"no ranks": {nil, errdefs.ErrInvalid},
-		"a log":    {[]kvlane.Config{log}, errdefs.ErrNotSupported},
-		"no cache": {[]kvlane.Config{window}, errdefs.ErrNotSupported},
-		"no model": {[]kvlane.Config{{}}, errdefs.ErrInvalid},
+		"no ranks":    {nil, errdefs.ErrInvalid, "rank"},
+		"a log":       {[]kvlane.Config{log}, errdefs.ErrNotSupported, `pipeline "cache|log": a manager cannot use tier log`},
+		"three tiers": {[]kvlane.Config{three}, errdefs.ErrNotSupported, `pipeline "cache|file|log": a manager cannot use tier log`},
+		"no cache":    {[]kvlane.Config{window}, errdefs.ErrNotSupported, `a manager needs tier cache first, not file`},
+		"no model":    {[]kvlane.Config{{}}, errdefs.ErrInvalid, "model"},
 	} {
-		if _, err := kvlane.OpenManager(t.Context(), kvlane.ManagerConfig{Ranks: want.ranks}); !errors.Is(err, want.err) {
+		_, err := kvlane.OpenManager(t.Context(), kvlane.ManagerConfig{Ranks: want.ranks})
+		if !errors.Is(err, want.err) || !strings.Contains(err.Error(), want.text) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -20,12 +20,7 @@ type Rule struct {
 var RDMANames = []string{"rdma-provider", "nic", "rdma-port", "rdma-gid-index", "rdma-mtu", "rdma-queue-pairs"}
 
 // Rules are checked before a command runs, and when a library reads a file.
-var Rules = []Rule{
-	{Names: []string{"file-bytes", "file-dir-bytes", "fsync"}, Commands: replay, Met: Given("file-dir"), Lacks: "--file-dir DIR"},
-	{Names: []string{"file-read-only", "stream-files"}, Commands: replay, Met: Either(Given("file-dir"), Given("log-dir")), Lacks: "--file-dir DIR or --log-dir DIR"},
-	{Names: []string{"direct"}, Commands: replay, Met: Either(Given("file-dir"), Given("log-dir")), Lacks: "--file-dir DIR or --log-dir DIR"},
-	{Names: []string{"log-bytes", "log-fsync"}, Commands: replay, Met: Given("log-dir"), Lacks: "--log-dir DIR"},
-	{Names: []string{"log-bytes", "log-fsync", "file-bytes", "file-dir-bytes", "fsync"}, Commands: replay, Met: IsNot("file-read-only", "true"), Clashes: "--file-read-only, which writes no files"},
+var Rules = append(tierRules(), []Rule{
 	{Names: []string{"policy"}, Commands: []string{"replay", "bench store"}, Met: Either(IsNot("policy", "throughput", "latency"), Is("path", "auto")), Clashes: "a forced --path"},
 	{Names: []string{"policy"}, Commands: []string{"replay", "bench store"}, Met: Either(IsNot("policy", "throughput", "latency"), IsNot("device", "host")), Clashes: "--device host, which has one path"},
 	{Names: []string{"calibrate"}, Commands: replay, Met: IsNot("device", "host"), Clashes: "--device host, which has one path"},
@@ -33,6 +28,20 @@ var Rules = []Rule{
 	{Names: []string{"gdr"}, Commands: replay, Met: Either(IsNot("gdr", "auto"), Is("path", "auto")), Clashes: "a forced --path"},
 	{Names: RDMANames, Commands: []string{"replay", "demo", "calibrate"}, Met: IsNot("gdr", "off"), Lacks: "--gdr auto or --gdr require"},
 	{Names: []string{"gdr"}, Commands: []string{"replay", "demo", "calibrate"}, Met: Either(IsNot("gdr", "auto"), IsNot("rdma-provider", "soft")), Clashes: "--rdma-provider soft, which only --gdr require takes"},
+}...)
+
+// tierRules returns the rules of settings that have an effect only with some tier.
+func tierRules() (rules []Rule) {
+	var written, dirs []string
+	var given []Condition
+	for _, t := range store.DurableTiers() {
+		dir := "--" + t.Dir + " DIR"
+		rules = append(rules, Rule{Names: t.Settings, Commands: replay, Met: Given(t.Dir), Lacks: dir})
+		written, dirs, given = append(written, t.Settings...), append(dirs, dir), append(given, Given(t.Dir))
+	}
+	return append(rules,
+		Rule{Names: []string{"file-read-only", "stream-files", "direct"}, Commands: replay, Met: Either(given...), Lacks: strings.Join(dirs, " or ")},
+		Rule{Names: written, Commands: replay, Met: IsNot("file-read-only", "true"), Clashes: "--file-read-only, which writes no files"})
 }
 
 var replay = []string{"replay"}
@@ -72,40 +81,25 @@ func Either(conditions ...Condition) Condition {
 	}
 }
 
-// tierNames are the settings that select tiers. They can contradict each other.
-var tierNames = []string{"file-dir", "log-dir", "pipeline"}
-
-// Overruled returns the tier settings that contradict one of higher precedence. state returns a
-// setting's text and precedence; 0: it is not given.
-func Overruled(state func(name string) (text string, precedence int)) []string {
-	var is func(name string) bool
-	is = func(name string) bool {
-		_, mine := state(name)
-		return mine > 0 && slices.ContainsFunc(tierNames, func(other string) bool {
-			_, precedence := state(other)
-			return precedence > mine && contradict(state, name, other) && !is(other)
-		})
+// Overruled returns the settings among the pipeline and the directories of tiers that contradict
+// one of higher precedence: a pipeline excludes directories of tiers that it lacks. An invalid
+// pipeline contradicts nothing, so that the command reports it. state returns a setting's text and
+// precedence; 0: it is not given.
+func Overruled(state func(name string) (text string, precedence int)) (names []string) {
+	pipeline, precedence := state("pipeline")
+	tiers, err := store.ParsePipeline(pipeline)
+	if precedence == 0 || err != nil {
+		return nil
 	}
-	var names []string
-	for _, name := range tierNames {
-		if is(name) {
-			names = append(names, name)
+	for _, t := range store.DurableTiers() {
+		_, given := state(t.Dir)
+		switch {
+		case given == 0 || slices.Contains(tiers, t.Name):
+		case given > precedence:
+			return []string{"pipeline"}
+		case given < precedence:
+			names = append(names, t.Dir)
 		}
 	}
 	return names
-}
-
-// contradict reports whether two tier settings cannot both have an effect. Files and a log exclude
-// each other below one cache. A pipeline excludes directories of tiers that it lacks. An invalid
-// pipeline contradicts nothing, so that the command reports it.
-func contradict(state func(string) (string, int), a, b string) bool {
-	if b == "pipeline" {
-		a, b = b, a
-	}
-	if a != "pipeline" {
-		return a != b
-	}
-	text, _ := state(a)
-	tiers, err := store.ParsePipeline(text)
-	return a != b && err == nil && !slices.Contains(tiers, strings.TrimSuffix(b, "-dir"))
 }

@@ -70,7 +70,10 @@ func TestFileIsBelowTheProgram(t *testing.T) {
 	for _, c := range []struct{ given, want string }{
 		{`{}`, `{"stream": {"policy": "latency"}, "store": {"cache_bytes": "2GiB", "dirs": ["/x", "/y"], "dir_bytes": ["0", "1KiB"], "fsync": "file",
 			"gdr": "auto", "stream_files": true}, "rdma": {"nics": ["a", "b"], "gid_index": 3}}`},
-		{`{"store": {"gdr": "off", "log_dir": "/l"}}`, `{"stream": {"policy": "latency"}, "store": {"gdr": "off", "log_dir": "/l", "cache_bytes": "2GiB", "log_bytes": "1", "stream_files": true}}`},
+		{`{"store": {"gdr": "off", "log_dir": "/l"}}`, `{"stream": {"policy": "latency"}, "store": {"gdr": "off", "log_dir": "/l", "cache_bytes": "2GiB",
+			"dirs": ["/x", "/y"], "dir_bytes": ["0", "1KiB"], "fsync": "file", "log_bytes": "1", "stream_files": true}}`},
+		{`{"store": {"gdr": "off", "log_dir": "/l", "pipeline": "log"}}`, `{"stream": {"policy": "latency"}, "store": {"gdr": "off", "log_dir": "/l",
+			"pipeline": "log", "cache_bytes": "2GiB", "log_bytes": "1", "stream_files": true}}`},
 		{`{"stream": {"path": "kernel"}, "store": {"dirs": ["/z"], "stream_files": false}, "rdma": {"provider": "soft"}}`, `{"stream": {"path": "kernel"},
 			"store": {"dirs": ["/z"], "dir_bytes": ["0", "1KiB"], "fsync": "file", "cache_bytes": "2GiB", "stream_files": false}, "rdma": {"provider": "soft"}}`},
 		{`{"device": {"driver": "host"}, "store": {"pipeline": "cache", "gdr": "off"}}`, `{"device": {"driver": "host"}, "store": {"pipeline": "cache", "gdr": "off", "cache_bytes": "2GiB"}}`},

@@ -110,7 +110,7 @@ var Table = []Setting{
 	{Key: "rdma.register_on_use", Kind: Bool, Doc: "registers memory that was not registered before its first copy", Default: "false"},
 
 	{
-		Key: "store.pipeline", Name: "pipeline", Doc: "tiers from fast to slow: `cache`, `cache|file`, `cache|log`, `file` or `log`", Default: "a cache above the given directories", Flag: none,
+		Key: "store.pipeline", Name: "pipeline", Doc: "tiers from fast to slow, as `cache|file`: " + tierDocs(), Default: "a cache above the given directories", Flag: none,
 		Check: func(v string) error { _, err := store.ParsePipeline(v); return err }, FlagOnly: []string{"bench store"},
 	},
 	{Key: "store.cache_bytes", Name: "cache-bytes", Kind: Size, Doc: "pinned host memory of the cache; without a cache, memory through which blocks pass (then 256 MiB by default)", Default: "required with a cache", Flag: "1GiB", FlagOnly: []string{"bench store"}},
@@ -154,6 +154,15 @@ const (
 	// none is a Flag without an initial value.
 	none = "-"
 )
+
+// tierDocs describes the tiers that a pipeline may name.
+func tierDocs() string {
+	var docs []string
+	for i := range store.Tiers {
+		docs = append(docs, fmt.Sprintf("`%s` (%s)", store.Tiers[i].Name, store.Tiers[i].Doc))
+	}
+	return strings.Join(docs, ", ")
+}
 
 func names[T fmt.Stringer](values []T) []string {
 	out := make([]string, len(values))

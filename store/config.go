@@ -31,8 +31,8 @@ type Config struct {
 	// window through which blocks pass (tier.TransientTier).
 	Cache tier.SlotTier
 	// Next holds the tiers below the cache, from fast to slow. It may be empty. A block is durable
-	// when every writable tier of Next has it, or, if there is none, when it is published in the
-	// cache.
+	// when every writable tier of Next has it, except those that fail to store it
+	// (DumpTask.LeftOut). Without writable tiers it is durable when the cache has published it.
 	Next []tier.Tier
 	// OpenLoad and OpenDump open the ordered streams for loads and dumps. They are called on first
 	// use and after a stream broke. The store closes the results.

@@ -298,7 +298,7 @@ func TestDefect06DumpIsNotDurableBeforeItIs(t *testing.T) {
 		dirs:     []string{t.TempDir()},
 		wrapFile: func(next tier.Tier) tier.Tier { hook.Tier = next; return hook },
 		tune: func(c *store.Config) {
-			c.Hooks.DurableFailed = func(tr string, _ block.Key, _ error) { failed = append(failed, tr) }
+			c.Hooks.LeftOut = func(tr string, _ block.Key, _ error) { failed = append(failed, tr) }
 		},
 	})
 	hook.put = func(context.Context, block.Key, mem.Extent) error { <-unblock; return errdefs.ErrNoSpace }
@@ -310,7 +310,7 @@ func TestDefect06DumpIsNotDurableBeforeItIs(t *testing.T) {
 	close(unblock)
 	wantErr(t, d.Durable(r.ctx()), errdefs.ErrNoSpace)
 	wantErr(t, d.Errs()[0], errdefs.ErrNoSpace)
-	if n := r.st.Stats().DurableFailures; n != 1 || len(failed) != 1 || failed[0] != "file" {
+	if n := r.st.Stats().Tiers[1].LeftOut; n != 1 || len(failed) != 1 || failed[0] != "file" {
 		t.Fatalf("%d failed writes counted, told to the hook: %v", n, failed)
 	}
 	// It is in the cache all the same, and a later dump makes it durable without a copy.

@@ -1,5 +1,5 @@
 // Package store keeps KV-cache blocks in a pipeline of tiers and copies them to and from GPU pages.
-// The pipeline is a cache of pinned slots with zero or more tiers below it ("cache", "cache|file"),
+// The pipeline is a cache of pinned slots with zero or more tiers below it ("cache", "cache|file|log"),
 // or other tiers alone ("file"): then blocks pass through slots that keep nothing
 // (tier.TransientTier). The store runs in the process of the host program and in that process's
 // device context.
@@ -24,7 +24,9 @@
 // arrive.
 //
 // A Dump copies pages to slots: then the source is free. The slots are summed, sealed and published
-// in the cache, and written to every tier below while pinned: then the blocks are durable.
+// in the cache, and written to every tier below while pinned: then the blocks are durable. A tier
+// that is full or fails is left out. A load that reads a block from a tier below fills the cache
+// only: blocks do not move between the tiers below. A lease pins a block in one tier.
 //
 // A batch consists of parts, which complete one after the other. A part is a layer of all blocks of
 // the batch, or some whole blocks. The stream reports each completed part (mem.Paged.Completed),

@@ -88,7 +88,7 @@ func TestDefectDurableHasNoEnd(t *testing.T) {
 			!strings.Contains(early.Error(), "1 writes wait for space") || !strings.Contains(early.Error(), "cannot be removed") {
 			return fmt.Errorf("while it waits: %w", early)
 		}
-		if st := r.st.Stats(); st.DurableFailures != 2 {
+		if st := r.st.Stats(); st.Tiers[1].LeftOut != 2 {
 			t.Errorf("%+v", st)
 		}
 		return nil

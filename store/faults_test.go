@@ -34,7 +34,7 @@ func (l *errorLog) add(errs ...error) {
 func (l *errorLog) hooks() store.Hooks {
 	return store.Hooks{
 		Corrupt:        func(_ string, _ block.Key, err error) { l.add(err) },
-		DurableFailed:  func(_ string, _ block.Key, err error) { l.add(err) },
+		LeftOut:        func(_ string, _ block.Key, err error) { l.add(err) },
 		BatchFailed:    func(_ string, err error) { l.add(err) },
 		StreamReopened: func(_ string, err error) { l.add(err) },
 		Fallback:       func(_ string, _ block.Key, err error) { l.add(err) },

@@ -3,6 +3,7 @@ package store_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/kvlane/kvlane/block"
@@ -123,4 +124,25 @@ func TestLayersOfGroupsAreChecked(t *testing.T) {
 	if _, err := r.st.Dump(r.ctx(), r.pages, ref, store.DumpOptions{}); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("dump of a key of no group: %v", err)
 	}
+}
+
+// makeGroup defines the blocks of page group g.
+func (r *rig) makeGroup(g int) {
+	o := &r.o
+	var layers []int
+	var shards []int64
+	for k := g; k < o.shards; k += o.groups {
+		layers, shards = append(layers, k), append(shards, int64(o.planes)*r.planeBytes(g))
+	}
+	layout, err := block.NewLayout(shards)
+	r.must(err)
+	id := block.Identity{
+		Model: "test", Revision: "1", DType: "f16", Layout: "kv", LayerFirst: 0, LayerEnd: o.shards, HeadFirst: 0, HeadEnd: 1,
+		HeadSize: int(r.planeBytes(g)) / 32, BlockTokens: 16,
+	}
+	if o.groups > 1 {
+		id.Group, id.Layers = fmt.Sprint("group", g), block.FormatLayers(layers)
+	}
+	r.ids, r.layers = append(r.ids, id), append(r.layers, layers)
+	r.groups = append(r.groups, block.Format{Layout: layout, Identity: id.Digest()})
 }

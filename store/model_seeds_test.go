@@ -5,7 +5,27 @@ import (
 	"os"
 	"strconv"
 	"testing"
+
+	"github.com/kvlane/kvlane/store"
 )
+
+type modelConfig struct {
+	name      string
+	slots     int // default 8
+	window    bool
+	dirs      int
+	log       bool // a log below the directories
+	layerwise bool
+	faults    bool
+
+	policy     store.VerifyPolicy
+	groups     int   // page groups, default 1
+	planeBytes int64 // default 128, which is no leaf
+	sums       int   // rigOptions.sumEvery
+	corrupt    bool  // some copies flip a bit; found where all are summed
+	planned    bool  // the planner selects the path; else the kernel path
+	direct     bool  // loads read files to device memory; with faults, also wrong bytes
+}
 
 func runModels(t *testing.T, cs []modelConfig) {
 	t.Helper()

@@ -55,28 +55,15 @@ func TestModel(t *testing.T) {
 		{name: "window,file", window: true, slots: 2, dirs: 1},
 		{name: "device,window,two directories,some sums", window: true, planeBytes: leafy, slots: 4, dirs: 2, sums: 2, layerwise: true},
 		{name: "device,window,file,the stream's sums,wrong transfers,faults", window: true, planeBytes: leafy, slots: 3, dirs: 1, faults: true, layerwise: true, corrupt: true},
+		{name: "cache-tiny,file,log", slots: 3, dirs: 1, log: true, layerwise: true},
+		{name: "device,cache-tiny,file,log,faults", planeBytes: leafy, slots: 3, dirs: 1, log: true, faults: true, layerwise: true},
+		{name: "window,two directories,log,faults", window: true, slots: 3, dirs: 2, log: true, faults: true},
+		{name: "direct,window,file,log", window: true, planeBytes: leafy, slots: 3, dirs: 1, log: true, direct: true},
 		{name: "direct,window,file", window: true, planeBytes: leafy, slots: 3, dirs: 1, layerwise: true, direct: true},
 		{name: "direct,cache-tiny,two directories,faults", planeBytes: leafy, slots: 3, dirs: 2, layerwise: true, direct: true, faults: true},
 		{name: "direct,window,file,groups,faults", window: true, planeBytes: leafy, slots: 4, dirs: 1, groups: 2, layerwise: true, direct: true, faults: true},
 		{name: "always,cache,file,faults", policy: store.VerifyAlways, planeBytes: leafy, dirs: 1, faults: true, layerwise: true},
 	})
-}
-
-type modelConfig struct {
-	name      string
-	slots     int // default 8
-	window    bool
-	dirs      int
-	layerwise bool
-	faults    bool
-
-	policy     store.VerifyPolicy
-	groups     int   // page groups, default 1
-	planeBytes int64 // default 128, which is no leaf
-	sums       int   // rigOptions.sumEvery
-	corrupt    bool  // some copies flip a bit; found where all are summed
-	planned    bool  // the planner selects the path; else the kernel path
-	direct     bool  // loads read files to device memory; with faults, also wrong bytes
 }
 
 const (
@@ -90,6 +77,7 @@ type modelBlock struct {
 	tried   bool // a dump of it was begun
 	durable bool // a dump said so, and nothing has damaged it since
 	damaged bool // the test damaged a copy: it may be found corrupt or be gone
+	twice   bool // the files and the log have it
 	dirty   bool // the test damaged the cached copy: a dump that finds it there cannot write it down
 }
 
@@ -130,6 +118,9 @@ func runModel(t *testing.T, c modelConfig, seed uint64) {
 	}
 	for range c.dirs {
 		o.dirs = append(o.dirs, t.TempDir())
+	}
+	if c.log {
+		o.logDir = t.TempDir()
 	}
 	if c.planeBytes > 0 {
 		o.planeBytes = c.planeBytes
@@ -352,7 +343,7 @@ func (m *model) checkDump(p *pending) {
 		switch {
 		case err == nil:
 			if m.c.dirs > 0 {
-				m.blocks[n].durable = true
+				m.blocks[n].durable, m.blocks[n].twice = true, m.c.log && len(p.dump.LeftOut()) == 0
 			}
 		case m.blocks[n].dirty && errors.Is(err, errdefs.ErrCorrupt):
 		case !m.excused(p, err):
@@ -455,7 +446,11 @@ func (m *model) damage() {
 		_, err = f.WriteAt(b[:], off)
 		m.r.must(errors.Join(err, f.Close()))
 		m.log("damage block %d in its file", n)
-		m.blocks[n].damaged, m.blocks[n].durable = true, false
+		if b := &m.blocks[n]; b.twice {
+			b.twice = false // the log has it
+		} else {
+			b.damaged, b.durable = true, false
+		}
 	}
 }
 

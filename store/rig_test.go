@@ -27,6 +27,7 @@ import (
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/cache"
 	"github.com/kvlane/kvlane/tier/file"
+	"github.com/kvlane/kvlane/tier/log"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -48,6 +49,7 @@ type rigOptions struct {
 	path           stream.Path
 	clock          clockwork.Clock
 	wrapCache      func(tier.SlotTier) tier.SlotTier
+	logDir         string // empty: no log tier below the files
 	wrapFile       func(tier.Tier) tier.Tier
 	wrapDevice     func(*sim.Device) device.Device // for streams
 	wrapLoad       func(stream.Stream) stream.Stream
@@ -82,6 +84,7 @@ type rig struct {
 	loads  atomic.Int64 // that were waited for
 	cache  *cache.Tier
 	file   *file.Tier
+	log    *log.Tier  // or nil
 	direct *directRig // or nil
 	st     *store.Store
 
@@ -128,27 +131,6 @@ func newRig(tb testing.TB, o rigOptions) *rig {
 	r.openStore()
 	tb.Cleanup(r.close)
 	return r
-}
-
-// makeGroup defines the blocks of page group g.
-func (r *rig) makeGroup(g int) {
-	o := &r.o
-	var layers []int
-	var shards []int64
-	for k := g; k < o.shards; k += o.groups {
-		layers, shards = append(layers, k), append(shards, int64(o.planes)*r.planeBytes(g))
-	}
-	layout, err := block.NewLayout(shards)
-	r.must(err)
-	id := block.Identity{
-		Model: "test", Revision: "1", DType: "f16", Layout: "kv", LayerFirst: 0, LayerEnd: o.shards, HeadFirst: 0, HeadEnd: 1,
-		HeadSize: int(r.planeBytes(g)) / 32, BlockTokens: 16,
-	}
-	if o.groups > 1 {
-		id.Group, id.Layers = fmt.Sprint("group", g), block.FormatLayers(layers)
-	}
-	r.ids, r.layers = append(r.ids, id), append(r.layers, layers)
-	r.groups = append(r.groups, block.Format{Layout: layout, Identity: id.Digest()})
 }
 
 // planeBytes returns the size of a page in the planes of a page group.
@@ -223,6 +205,11 @@ func (r *rig) openStore() {
 		}
 		c.Next = []tier.Tier{t}
 	}
+	if r.o.logDir != "" {
+		r.log, err = log.Open(r.ctx(), log.Config{Dir: r.o.logDir, Formats: r.groups, Identities: r.ids, Fsync: log.FsyncNever})
+		r.must(err)
+		c.Next = append(c.Next, r.log)
+	}
 	if r.o.tune != nil {
 		r.o.tune(&c)
 	}
@@ -276,6 +263,9 @@ func (r *rig) closeTiers() {
 	r.must(r.cache.Close(r.ctx()))
 	if r.file != nil {
 		r.must(r.file.Close(r.ctx()))
+	}
+	if r.log != nil {
+		r.must(r.log.Close(r.ctx()))
 	}
 	r.closeDirect()
 }

@@ -34,7 +34,6 @@ type Stats struct {
 	// the store continued.
 	Fallbacks       int64
 	TierErrors      int64 // failed operations of a tier, other than misses and failed checks
-	DurableFailures int64 // failed writes of blocks to a tier below
 	Quarantined     int64 // slots put in quarantine because hardware might still access them
 	BatchesFailed   int64 // batches that a stream failed, without canceled ones
 	StreamsReopened int64
@@ -73,7 +72,9 @@ type Stats struct {
 type TierStats struct {
 	Name string
 	Hits int64 // blocks that loads read from this tier
-	Tier tier.Stats
+	// LeftOut is the number of blocks that dumps could not store in this tier (DumpTask.LeftOut).
+	LeftOut int64
+	Tier    tier.Stats
 }
 
 // Stats returns the current figures. Operations during the call may be included in part.
@@ -87,7 +88,7 @@ func (s *Store) Stats() Stats {
 		VerifiedOnWay: c.VerifiedByCopy.Load(), VerifiedByCPU: c.VerifiedByCPU.Load(),
 		Mismatches: c.Corrupt.Load(), BadCopies: c.BadCopies.Load(), Refills: c.Refills.Load(), Retries: c.Retries.Load(),
 		Fallbacks: x.Fallbacks, TierErrors: c.TierErrors.Load() + x.Fallbacks,
-		DurableFailures: c.DurableFailures.Load(), Quarantined: c.Quarantined.Load(),
+		Quarantined:   c.Quarantined.Load(),
 		BatchesFailed: c.BatchesFailed.Load(), StreamsReopened: c.Reopened.Load(), LoadsExpired: c.Expired.Load(),
 		Direct: c.Direct.Load(), DirectDumped: c.DirectDumped.Load(), DirectFailed: c.DirectFailed.Load(),
 		Leases: x.Leases, LeasesLive: x.Live, LeasesExpired: x.Expired, LeasesCut: x.Cut,
@@ -104,7 +105,7 @@ func (s *Store) Stats() Stats {
 		}
 	}
 	for i, t := range append([]tier.Tier{s.cfg.Cache}, s.cfg.Next...) {
-		ts := TierStats{Name: t.Name(), Hits: c.Hits[i].Load()}
+		ts := TierStats{Name: t.Name(), Hits: c.Hits[i].Load(), LeftOut: c.LeftOut[i].Load()}
 		if statter, ok := t.(tier.Statter); ok {
 			ts.Tier = statter.Stats()
 			st.Mismatches += ts.Tier.Replaced

@@ -163,7 +163,8 @@ func (s *Store) Load(ctx context.Context, lease *Lease, pages *Pages, refs []Ref
 // ctx has no effect. pages must not change until SourceFree.
 //
 // A block is published in the cache, so that lookups find it, once all its shards are copied and
-// sealed. It is pinned until the tiers below have it. A dump may be larger than the cache: its
+// sealed. It is pinned until it was written to the tiers below. A tier that is full or fails is left
+// out for that block (DumpTask.LeftOut). The block fails if no tier stores it. A dump may be larger than the cache: its
 // blocks get slots as others become durable.
 //
 // Blocks fail one by one, each with a *BlockError: ErrBusy (no slot came free), ErrCanceled,

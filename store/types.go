@@ -33,6 +33,8 @@ type (
 	DumpOptions = dump.Options
 	// DumpTask is a running dump.
 	DumpTask = dump.Task
+	// LeftOut is a durable tier that did not store all blocks of a dump.
+	LeftOut = dump.LeftOut
 	// BlockError is the error of one block of a task.
 	BlockError = task.BlockError
 	// Hooks are called on events that an operator may want to know of.

@@ -107,8 +107,8 @@ func TestWriterTakesWhatIsQueuedTogether(t *testing.T) {
 	if len(m.calls) != 2 || m.calls[1] != 6 {
 		t.Errorf("blocks were written in calls of %v, want 1 and 6", m.calls)
 	}
-	if st := r.st.Stats(); st.DurableFailures != 1 || st.DumpErrors != 1 || st.Backlog != 0 {
-		t.Errorf("%d failures to write, %d blocks not dumped, %d in the queue", st.DurableFailures, st.DumpErrors, st.Backlog)
+	if st := r.st.Stats(); st.Tiers[1].LeftOut != 1 || st.DumpErrors != 1 || st.Backlog != 0 {
+		t.Errorf("%d failures to write, %d blocks not dumped, %d in the queue", st.Tiers[1].LeftOut, st.DumpErrors, st.Backlog)
 	}
 	r.forgetCached(1, 2, 3, 5)
 	r.mustLoad(1, 2, 3, 5)

@@ -36,6 +36,14 @@ var storeFamilies = []family[*store.Stats]{
 			}
 		},
 	},
+	{
+		Metric{"kvlane_store_left_out_total", "blocks", Counter, "Dumped blocks that this tier did not store: it was full, failed or was gone.", []string{labelTier}},
+		func(s *store.Stats, out emit) {
+			for i := range s.Tiers {
+				out(float64(s.Tiers[i].LeftOut), s.Tiers[i].Name)
+			}
+		},
+	},
 	storeCounter("kvlane_store_misses_total", "blocks", "Blocks requested by leases, or by loads without one, and found in no tier.", func(s *store.Stats) int64 { return s.Misses }),
 	storeCounter("kvlane_store_load_errors_total", "blocks", "Blocks that a load did not deliver.", func(s *store.Stats) int64 { return s.LoadErrors }),
 	storeCounter("kvlane_store_dump_errors_total", "blocks", "Blocks that a dump did not store.", func(s *store.Stats) int64 { return s.DumpErrors }),
@@ -43,7 +51,6 @@ var storeFamilies = []family[*store.Stats]{
 	storeCounter("kvlane_store_skipped_blocks_total", "blocks", "Blocks that dumps found stored already.", func(s *store.Stats) int64 { return s.Skipped }),
 	storeCounter("kvlane_store_prefetched_blocks_total", "blocks", "Blocks prefetched into the cache.", func(s *store.Stats) int64 { return s.Prefetched }),
 	storeGauge("kvlane_store_write_backlog", "blocks", "Blocks waiting to be written to a lower tier.", func(s *store.Stats) int64 { return int64(s.Backlog) }),
-	storeCounter("kvlane_store_durable_failures_total", "blocks", "Writes of a block to a lower tier that failed for good.", func(s *store.Stats) int64 { return s.DurableFailures }),
 	storeCounter("kvlane_store_corrupt_total", "blocks", "Blocks whose bytes failed their check, in any tier.", func(s *store.Stats) int64 { return s.Mismatches }),
 	storeCounter("kvlane_store_bad_copies_total", "blocks", "Copies to pages that failed their check although the source block was correct.", func(s *store.Stats) int64 { return s.BadCopies }),
 	{

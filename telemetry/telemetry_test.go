@@ -47,7 +47,7 @@ func full(t *testing.T) *telemetry.Metrics {
 	m := telemetry.New()
 	m.SetStore(func() store.Stats {
 		return store.Stats{
-			Tiers: []store.TierStats{{Name: "cache", Hits: 7}, {Name: "file", Hits: 3}}, Loads: 11, Mismatches: 1, DurableFailures: 2,
+			Tiers: []store.TierStats{{Name: "cache", Hits: 7}, {Name: "file", Hits: 3, LeftOut: 2}}, Loads: 11, Mismatches: 1,
 			StreamsReopened: 4, LoadsExpired: 5, Direct: 61, DirectFailed: 62,
 			LoadPaths: []store.PathStats{{
 				Path: stream.PathKernel, Bytes: 4096, Busy: 1500 * time.Millisecond, Copied: store.Latency{Counts: [20]int64{1, 2, 19: 4}, Sum: 50 * time.Second},
@@ -158,7 +158,7 @@ func TestScrape(t *testing.T) {
 		`kvlane_store_hits_total{tier="file"} 3`,
 		"kvlane_store_loads_total 11",
 		"kvlane_store_corrupt_total 1",
-		"kvlane_store_durable_failures_total 2",
+		`kvlane_store_left_out_total{tier="file"} 2`,
 		"kvlane_store_stream_reopens_total 4",
 		`kvlane_copy_bytes_total{path="kernel",direction="dump"} 8192`,
 		`kvlane_copy_busy_seconds_total{path="kernel",direction="load"} 1.5`,

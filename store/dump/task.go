@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -85,9 +86,10 @@ type Task struct {
 	shards     chan submission // layerwise: has space for every shard
 
 	mu         sync.Mutex
-	submitted  []bool // layerwise: shards of SubmitShard
-	blocksLeft int    // blocks without a result
-	running    bool   // run has not returned
+	submitted  []bool    // layerwise: shards of SubmitShard
+	leftOut    []LeftOut // by durable tier, once one was left out
+	blocksLeft int       // blocks without a result
+	running    bool      // run has not returned
 	skipped    int
 
 	// The task's goroutine owns the rest. A writer owns the slot of an item while it writes it.
@@ -163,8 +165,37 @@ func (t *Task) SourceFree(ctx context.Context) error { return task.WaitClosed(ct
 // first, it returns the cause of ctx. Durable reports whether the blocks were stored.
 func (t *Task) Published(ctx context.Context) error { return task.WaitClosed(ctx, t.published) }
 
-// Durable waits until every block is in every durable tier, or has failed, and returns the errors
-// of the blocks, joined. If ctx ends first, it returns the cause of ctx and the reasons of the
+// LeftOut is a durable tier that did not store all blocks of a dump.
+type LeftOut struct {
+	Tier   string
+	Blocks int   // that it did not store
+	Cause  error // why it did not store the first of them
+}
+
+// LeftOut returns the tiers that were left out for blocks so far: they were full, failed or were
+// gone. These blocks are durable in the other tiers. They have failed if there is none.
+func (t *Task) LeftOut() []LeftOut {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(t.leftOut), func(l LeftOut) bool { return l.Blocks == 0 })
+}
+
+// addLeftOut notes that durable tier n did not store a block.
+func (t *Task) addLeftOut(n int, cause error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.leftOut == nil {
+		t.leftOut = make([]LeftOut, len(t.p.Durable))
+	}
+	l := &t.leftOut[n]
+	if l.Blocks == 0 {
+		l.Tier, l.Cause = t.p.Durable[n].Name(), cause
+	}
+	l.Blocks++
+}
+
+// Durable waits until every block is in every durable tier that was not left out (LeftOut), or has
+// failed, and returns the errors of the blocks, joined. If ctx ends first, it returns the cause of ctx and the reasons of the
 // delay. A block waits for up to Config.WaitMax for space in a tier, and for as long as the system
 // takes to write it.
 func (t *Task) Durable(ctx context.Context) error {

@@ -32,10 +32,13 @@ type blockWrite struct {
 	t    *Task
 	i    int32
 	slot tier.Slot
-	errs []error
+	// stored is set once a durable tier has the block, and errs has the errors of the others.
+	stored bool
+	errs   []error
 }
 
-// write stores blocks in every durable tier.
+// write stores blocks in every durable tier. A tier that fails is left out: a block is durable when
+// the others have it, and fails if none has.
 func (d *Dumper) write(items []pool.Item) {
 	blocks := make([]blockWrite, 0, len(items))
 	for _, item := range items {
@@ -53,6 +56,9 @@ func (d *Dumper) write(items []pool.Item) {
 	for k := range blocks {
 		b := &blocks[k]
 		b.slot.Release()
+		if b.stored && b.t.base.Context().Err() == nil {
+			b.errs = nil
+		}
 		b.t.resolveBlock(b.i, errors.Join(b.errs...))
 	}
 }
@@ -67,13 +73,13 @@ func (d *Dumper) writeTier(n int, blocks []blockWrite) {
 		ctx := b.t.base.Context()
 		switch err := context.Cause(ctx); {
 		case err != nil:
-			b.handleResult(t, err)
+			b.handleResult(n, err)
 		case b.direct() != nil:
-			b.handleResult(t, d.put(ctx, n, func(wait context.Context) error { return d.putDirect(wait, t, b) }))
+			b.handleResult(n, d.put(ctx, n, func(wait context.Context) error { return d.putDirect(wait, t, b) }))
 		case ok && len(blocks) > 1:
 			together = append(together, b)
 		default:
-			b.handleResult(t, d.put(ctx, n, func(wait context.Context) error { return t.Put(wait, b.key(), b.image()) }))
+			b.handleResult(n, d.put(ctx, n, func(wait context.Context) error { return t.Put(wait, b.key(), b.image()) }))
 		}
 	}
 	if len(together) == 0 {
@@ -91,7 +97,7 @@ func (d *Dumper) writeTier(n int, blocks []blockWrite) {
 		return errs[max(0, slices.IndexFunc(errs, pipeline.IsBusy))]
 	})
 	for k, b := range together {
-		b.handleResult(t, errs[k])
+		b.handleResult(n, errs[k])
 	}
 }
 
@@ -127,20 +133,26 @@ func (b *blockWrite) key() block.Key { return b.t.sc.Keys[b.i] }
 
 func (b *blockWrite) image() mem.Extent { return b.t.p.Map.Image(b.slot.Extent(), b.t.sc.Groups[b.i]) }
 
-// handleResult processes the result of a write to a tier.
-func (b *blockWrite) handleResult(t tier.Tier, err error) {
+// handleResult processes the result of a write to durable tier n.
+func (b *blockWrite) handleResult(n int, err error) {
 	if err == nil {
+		b.stored = true
 		return
 	}
 	p := b.t.p
+	t := p.Durable[n]
+	b.errs = append(b.errs, fmt.Errorf("tier %s: %w", t.Name(), err))
+	if b.t.base.Context().Err() != nil {
+		return // the dump is canceled
+	}
 	if pipeline.IsCorrupt(err) { // the slot is corrupt: by the copy, or since then
 		b.slot.Corrupt(err)
 		p.CountCorrupt(p.Cache.Name(), b.key(), err)
 	} else {
 		p.Count.TierErrors.Add(1)
 	}
-	b.errs = append(b.errs, fmt.Errorf("tier %s: %w", t.Name(), err))
-	p.CountDurableFailure(t.Name(), b.key(), err)
+	p.CountLeftOut(n, b.key(), err)
+	b.t.addLeftOut(n, err)
 }
 
 // fullWait is how long a write waits for space after an earlier write to the same tier has waited

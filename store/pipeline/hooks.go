@@ -11,8 +11,8 @@ type Hooks struct {
 	// BadCopy is called when a block failed its check on a page but not in its slot: the copy or
 	// the page's memory is at fault. The block is copied again, up to three times in all.
 	BadCopy func(key block.Key, err error)
-	// DurableFailed is called when a dumped block could not be written to a tier.
-	DurableFailed func(tier string, key block.Key, err error)
+	// LeftOut is called when a tier failed to store a dumped block (DumpTask.LeftOut).
+	LeftOut func(tier string, key block.Key, err error)
 	// BatchFailed is called when a stream failed a batch. Parts that completed before and were
 	// verified count.
 	BatchFailed func(direction string, err error)
@@ -45,9 +45,9 @@ func (h *Hooks) badCopy(key block.Key, err error) {
 	}
 }
 
-func (h *Hooks) durableFailed(tier string, key block.Key, err error) {
-	if h.DurableFailed != nil {
-		h.DurableFailed(tier, key, err)
+func (h *Hooks) leftOut(tier string, key block.Key, err error) {
+	if h.LeftOut != nil {
+		h.LeftOut(tier, key, err)
 	}
 }
 

@@ -23,7 +23,8 @@ import (
 // Pipeline is the tiers of a store. Its fields do not change after New.
 type Pipeline struct {
 	Config
-	// Durable holds the writable tiers of Lower: a block is durable when all of them have it.
+	// Durable holds the writable tiers of Lower. A block is durable when all of them have it, except
+	// those that failed to store it.
 	Durable []tier.Tier
 	// Transient reports whether the cache keeps nothing (tier.TransientTier).
 	Transient bool
@@ -33,7 +34,8 @@ type Pipeline struct {
 	Unverified bool
 	Count      Counters
 
-	noWait context.Context // has ended: for calls of tiers that must not block
+	noWait   context.Context // has ended: for calls of tiers that must not block
+	position []int           // of Durable in the pipeline, counted from the cache
 }
 
 // Config configures a Pipeline.
@@ -59,13 +61,13 @@ type Counters struct {
 	Corrupt, BadCopies            atomic.Int64
 	Refills, Retries              atomic.Int64
 	VerifiedByCopy, VerifiedByCPU atomic.Int64
-	DurableFailures, Quarantined  atomic.Int64
+	Quarantined                   atomic.Int64
 	TierErrors                    atomic.Int64
 	BatchesFailed, Reopened       atomic.Int64
 	Expired                       atomic.Int64   // loads
 	Direct, DirectFailed          atomic.Int64   // blocks read directly; failed transfers
 	DirectDumped                  atomic.Int64   // blocks
-	Hits                          []atomic.Int64 // by tier
+	Hits, LeftOut                 []atomic.Int64 // blocks, by tier
 	LoadTimes, FreeTimes          stat.Histogram
 	DurableTimes                  stat.Histogram
 	LeaseTimes, LookupTimes       stat.Histogram
@@ -85,9 +87,9 @@ var errNoWait = fmt.Errorf("not available without waiting: %w", errdefs.ErrBusy)
 // New returns a pipeline.
 func New(c Config) *Pipeline {
 	p := &Pipeline{Config: c, MaxTries: maxTries, Transient: IsTransient(c.Cache)}
-	for _, t := range c.Lower {
+	for i, t := range c.Lower {
 		if r, ok := t.(tier.ReadOnlyTier); !ok || !r.ReadOnly() {
-			p.Durable = append(p.Durable, t)
+			p.Durable, p.position = append(p.Durable, t), append(p.position, 1+i)
 		}
 	}
 	if p.Transient {
@@ -97,7 +99,7 @@ func New(c Config) *Pipeline {
 	noWait, cancel := context.WithCancelCause(context.Background())
 	cancel(errNoWait)
 	p.noWait = noWait
-	p.Count.Hits = make([]atomic.Int64, 1+len(c.Lower))
+	p.Count.Hits, p.Count.LeftOut = make([]atomic.Int64, 1+len(c.Lower)), make([]atomic.Int64, 1+len(c.Lower))
 	return p
 }
 
@@ -190,10 +192,10 @@ func (p *Pipeline) CountBadCopy(key block.Key, err error) {
 	p.Hooks.badCopy(key, err)
 }
 
-// CountDurableFailure counts a failed write to a tier, and calls Hooks.DurableFailed.
-func (p *Pipeline) CountDurableFailure(tierName string, key block.Key, err error) {
-	p.Count.DurableFailures.Add(1)
-	p.Hooks.durableFailed(tierName, key, err)
+// CountLeftOut counts a block that durable tier n failed to store, and calls Hooks.LeftOut.
+func (p *Pipeline) CountLeftOut(n int, key block.Key, err error) {
+	p.Count.LeftOut[p.position[n]].Add(1)
+	p.Hooks.leftOut(p.Durable[n].Name(), key, err)
 }
 
 // CountBatchFailure counts a failed batch, and calls Hooks.BatchFailed.

@@ -1,0 +1,199 @@
+package store_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/fault"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/tier"
+	"github.com/kvlane/kvlane/tier/faulty"
+)
+
+// newThree returns a store over a cache, files that fail by the plan, and a log.
+func newThree(t *testing.T, plan *fault.Plan, tune func(*rigOptions)) *rig {
+	t.Helper()
+	o := rigOptions{
+		slots: 4, dirs: []string{t.TempDir()}, logDir: t.TempDir(),
+		wrapFile: func(tr tier.Tier) tier.Tier { return faulty.New(tr, plan, nil) },
+	}
+	if tune != nil {
+		tune(&o)
+	}
+	return newRig(t, o)
+}
+
+// wantLeftOut wants a dump to name one tier that was left out for some of its blocks, by a cause
+// or, if that is nil, any. 0 blocks: no tier.
+func wantLeftOut(t *testing.T, d *store.DumpTask, tierName string, blocks int, cause error) {
+	t.Helper()
+	got := d.LeftOut()
+	switch {
+	case blocks == 0 && len(got) == 0:
+	case len(got) != 1 || got[0].Tier != tierName || got[0].Blocks != blocks || got[0].Cause == nil || cause != nil && !errors.Is(got[0].Cause, cause):
+		t.Errorf("left out: %+v, want %d blocks of %s by %v", got, blocks, tierName, cause)
+	}
+}
+
+// wantTiers wants the tiers below the cache to have these numbers of blocks.
+func (r *rig) wantTiers(files, logged int64) {
+	r.tb.Helper()
+	if f, l := r.file.Stats().Blocks, r.log.Stats().Blocks; f != files || l != logged {
+		r.tb.Errorf("%d blocks are in files and %d in the log, want %d and %d", f, l, files, logged)
+	}
+}
+
+// A dump writes each block to every tier. A load reads it from the first that has it, and fills the
+// cache only.
+func TestEveryTierGetsEachBlock(t *testing.T) {
+	t.Parallel()
+	r := newThree(t, nil, nil)
+	wantLeftOut(t, r.dump(1, 2, 3), "", 0, nil)
+	r.wantTiers(3, 3)
+	r.forgetCached(1, 2, 3)
+	r.mustLoad(1, 2)
+	for _, n := range []int{1, 2, 3} {
+		r.must(r.file.Delete(r.ctx(), r.key(n)))
+	}
+	r.forgetCached(1, 2)
+	for i, want := range []string{"log", "log"} {
+		if h := r.hits(1, 2)[i]; h.Tier != want {
+			t.Errorf("block %d is found in %q, want %q", i, h.Tier, want)
+		}
+	}
+	lease, err := r.st.LeasePrefix(r.ctx(), r.keys(1, 2), 0)
+	r.must(err)
+	if lease.Len() != 2 || lease.Tier(0) != "log" || r.file.Stats().Retained != 0 || r.log.Stats().Retained != 2 {
+		t.Errorf("%d blocks are leased in %s", lease.Len(), lease.Tier(0))
+	}
+	lease.Release()
+	r.mustLoad(1, 2)
+	r.wantTiers(0, 3)
+	st := r.st.Stats()
+	if got := []int64{st.Tiers[0].Hits, st.Tiers[1].Hits, st.Tiers[2].Hits}; !slices.Equal(got, []int64{0, 2, 2}) {
+		t.Errorf("hits by tier are %v", got)
+	}
+	// A dump brings the blocks back to the tier that lacks them, from the cache.
+	if d := r.dump(1, 2); d.Skipped() != 2 {
+		t.Errorf("%d of 2 blocks were skipped", d.Skipped())
+	}
+	r.wantTiers(2, 3)
+}
+
+// A tier in the middle that fails is left out, counted and named. The block is durable in the
+// other, and is found there again by another store.
+func TestFailingMiddleTierIsLeftOut(t *testing.T) {
+	t.Parallel()
+	for _, op := range []string{faulty.OpPut, "every operation"} {
+		plan := fault.New(1)
+		var hooked []string
+		r := newThree(t, plan, func(o *rigOptions) {
+			o.tune = func(c *store.Config) {
+				c.Writers = 1
+				c.Hooks.LeftOut = func(tr string, _ block.Key, _ error) { hooked = append(hooked, tr) }
+			}
+		})
+		r.dump(0)
+		ops := []string{op}
+		if op != faulty.OpPut {
+			ops = []string{faulty.OpPut, faulty.OpGet, faulty.OpRetain, faulty.OpLookup}
+		}
+		for _, op := range ops {
+			plan.Add(fault.Every(op, 1).Fail(nil))
+		}
+		wantLeftOut(t, r.dump(1, 2, 3), "file", 3, fault.ErrInjected)
+		r.wantTiers(1, 4)
+		st := r.st.Stats()
+		if st.Tiers[1].LeftOut != 3 || st.Tiers[2].LeftOut != 0 || st.DumpErrors != 0 || st.Dumped != 4 {
+			t.Errorf("%+v", st)
+		}
+		if !slices.Equal(hooked, []string{"file", "file", "file"}) {
+			t.Errorf("the hook was called for %q", hooked)
+		}
+		r.closeStore()
+		r.openStore()
+		r.mustLoad(1, 2, 3)
+		if hits := r.st.Stats().Tiers[2].Hits; hits != 3 {
+			t.Errorf("%d blocks were read from the log", hits)
+		}
+		plan.Clear()
+		wantLeftOut(t, r.dump(1, 2, 3), "", 0, nil)
+		r.wantTiers(4, 4)
+	}
+}
+
+// A full tier is left out, and so is one whose directory is gone.
+func TestFullAndAbsentTiersAreLeftOut(t *testing.T) {
+	t.Parallel()
+	full := newThree(t, nil, func(o *rigOptions) {
+		o.wrapFile = func(tr tier.Tier) tier.Tier { return fullTier{tr} }
+		o.tune = func(c *store.Config) { c.WaitMax = 1 }
+	})
+	wantLeftOut(t, full.dump(1, 2), "file", 2, errdefs.ErrBusy)
+	full.wantTiers(0, 2)
+
+	gone := newThree(t, nil, nil)
+	gone.must(os.RemoveAll(gone.o.dirs[0]))
+	gone.must(os.WriteFile(gone.o.dirs[0], nil, 0o600))
+	wantLeftOut(t, gone.dump(1, 2), "file", 2, nil)
+	gone.forgetCached(1, 2)
+	gone.mustLoad(1, 2)
+	gone.must(os.Remove(gone.o.dirs[0]))
+}
+
+// A block fails if no tier stores it, with the errors of all, and only then.
+func TestBlockThatNoTierStoresFails(t *testing.T) {
+	t.Parallel()
+	var refuse [2]bool // by tier
+	refusing := func(n int, t tier.Tier) tier.Tier {
+		return &hookTier{Tier: t, put: func(ctx context.Context, key block.Key, src mem.Extent) error {
+			if refuse[n] {
+				return errdefs.ErrNoSpace
+			}
+			return t.Put(ctx, key, src)
+		}}
+	}
+	r := newThree(t, nil, func(o *rigOptions) {
+		o.wrapFile = func(t tier.Tier) tier.Tier { return refusing(0, t) }
+		o.tune = func(c *store.Config) { c.Next[1] = refusing(1, c.Next[1]) }
+	})
+	for n, tiers := range [][2]bool{{false, false}, {true, false}, {false, true}, {true, true}} {
+		refuse = tiers
+		d := r.startDump(n)
+		err := d.Durable(r.ctx())
+		if all := tiers == [2]bool{true, true}; (err != nil) != all || all && (!errors.Is(err, errdefs.ErrNoSpace) || len(d.LeftOut()) != 2) {
+			t.Errorf("refusing %v: %v, %+v", tiers, err, d.LeftOut())
+		}
+	}
+	if st := r.st.Stats(); st.Dumped != 3 || st.DumpErrors != 1 || st.Tiers[1].LeftOut != 2 || st.Tiers[2].LeftOut != 2 {
+		t.Errorf("%+v", st)
+	}
+}
+
+// A canceled dump leaves no tier out, and its block is not durable.
+func TestCanceledDumpLeavesNoTierOut(t *testing.T) {
+	t.Parallel()
+	begun := make(chan struct{})
+	r := newThree(t, nil, func(o *rigOptions) {
+		o.tune = func(c *store.Config) {
+			c.Next[1] = &hookTier{Tier: c.Next[1], put: func(ctx context.Context, _ block.Key, _ mem.Extent) error {
+				close(begun)
+				<-ctx.Done()
+				return context.Cause(ctx)
+			}}
+		}
+	})
+	d := r.startDump(1)
+	<-begun
+	d.Cancel()
+	wantErr(t, d.Durable(r.ctx()), errdefs.ErrCanceled)
+	if st := r.st.Stats(); len(d.LeftOut()) != 0 || st.Tiers[2].LeftOut != 0 || st.DumpErrors != 1 {
+		t.Errorf("%+v, %+v", d.LeftOut(), st)
+	}
+}

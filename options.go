@@ -29,6 +29,8 @@ type (
 	DumpOptions = store.DumpOptions
 	// DumpTask is a running dump.
 	DumpTask = store.DumpTask
+	// LeftOut is a durable tier that did not store all blocks of a dump.
+	LeftOut = store.LeftOut
 	// HostStream is a stream of the host program: Engine.AdoptStream.
 	HostStream = hoststream.Stream
 	// PrefetchTask is a running prefetch.

@@ -197,3 +197,21 @@ func TestCanceledDumpLeavesNoTierOut(t *testing.T) {
 		t.Errorf("%+v, %+v", d.LeftOut(), st)
 	}
 }
+
+// If a block that was read cannot be published, its slot is free. No other tier is read into it.
+func TestNoTierIsReadIntoASlotThatIsFree(t *testing.T) {
+	t.Parallel()
+	plan := fault.New(1)
+	r := newThree(t, nil, func(o *rigOptions) {
+		o.wrapCache = func(c tier.SlotTier) tier.SlotTier { return faulty.NewSlots(c, plan, nil) }
+	})
+	r.dump(1)
+	r.forgetCached(1)
+	plan.Add(fault.Every(faulty.OpPublish, 1).Fail(nil))
+	wantErr(t, r.load(store.LoadOptions{}, 1)[0], fault.ErrInjected)
+	if n := r.log.Stats().Hits; n != 0 {
+		t.Errorf("%d blocks were read from the log into a slot that was free", n)
+	}
+	plan.Clear()
+	r.mustLoad(1)
+}

@@ -84,6 +84,13 @@ func kvlGoResults(task C.kvl_task, results *C.kvl_result, n C.size_t, why **C.ch
 	})
 }
 
+//export kvlGoLeftOut
+func kvlGoLeftOut(task C.kvl_task, buffer *C.char, bytes *C.size_t, why **C.char) C.int32_t {
+	return call(why, func() error {
+		return text(buffer, bytes, func() ([]byte, error) { return library.LeftOut(capi.Handle(task)) })
+	})
+}
+
 //export kvlGoCancel
 func kvlGoCancel(task C.kvl_task, why **C.char) C.int32_t {
 	return call(why, func() error { return library.Cancel(capi.Handle(task)) })

@@ -175,6 +175,8 @@ kvl_status kvl_wait(kvl_task task, int32_t what, int64_t timeout_ms) { CALL(kvlG
 
 kvl_status kvl_results(kvl_task task, kvl_result *results, size_t n) { CALL(kvlGoResults, task, results, n); }
 
+kvl_status kvl_left_out(kvl_task task, char *buffer, size_t *bytes) { CALL(kvlGoLeftOut, task, buffer, bytes); }
+
 kvl_status kvl_cancel(kvl_task task) { CALL(kvlGoCancel, task); }
 
 kvl_status kvl_free(kvl_task task) { CALL(kvlGoFree, task); }

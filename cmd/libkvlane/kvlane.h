@@ -221,6 +221,13 @@ typedef struct kvl_result {
 /* kvl_results writes a result for each of the task's n blocks. KVL_PENDING: the task has not ended. */
 kvl_status kvl_results(kvl_task task, kvl_result *results, size_t n);
 
+/*
+ * kvl_left_out writes JSON as kvl_stats does: an array with an object for each tier that did not store all blocks of a dump,
+ * because it was full, failed or was gone: its name (tier), the number of these blocks (blocks), and the error of the first
+ * (cause). These blocks are durable in the other tiers; without one they have failed.
+ */
+kvl_status kvl_left_out(kvl_task task, char *buffer, size_t *bytes);
+
 /* kvl_cancel cancels a task and does not wait. The task ends when the hardware has stopped. */
 kvl_status kvl_cancel(kvl_task task);
 

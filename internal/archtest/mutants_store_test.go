@@ -92,7 +92,7 @@ var storeMutants = []mutant{
 		"tier/file/dir.go", "errors.Is(err, unix.EEXIST) || errors.Is(err, errdefs.ErrInvalid)", "errors.Is(err, unix.EEXIST)"),
 	// Blocks that are read without being verified.
 	defect("store", "TestDefectUnverifiedBlockIsNotTrusted",
-		"store/pipeline/fetch.go", "	return raw, nil\n", "	return Publish(fill)\n"),
+		"store/pipeline/fetch.go", "	return true, nil\n", "	return false, nil\n"),
 	defect("store", "TestDefectDamagedFileIsFoundOnTheWay",
 		"store/load/read.go", "if !t.unverified || it.badCopies > 0 || it.cause != nil {", "if !t.unverified || it == nil {"),
 	defect("store", "TestDefectDamagedFileIsAnErrorOfTheCache",
@@ -101,6 +101,17 @@ var storeMutants = []mutant{
 		"store/load/read.go", "if !t.unverified || it.badCopies > 0 || it.cause != nil {", "if !t.unverified || it == nil {"),
 	defect("store", "TestDefectWaitsForSpaceAddUp",
 		"store/dump/write.go", "		d.full[n].Store(true)\n", ""),
+	// Tiers that are left out.
+	defect("store", "TestFailingMiddleTierIsLeftOut|TestBlockThatNoTierStoresFails",
+		"store/dump/write.go", "if b.stored && b.t.base.Context().Err() == nil {", "if false {"),
+	defect("store", "TestBlockThatNoTierStoresFails",
+		"store/dump/write.go", "if b.stored && b.t.base.Context().Err() == nil {", "if b.t.base.Context().Err() == nil {"),
+	defect("store", "TestCanceledDumpLeavesNoTierOut",
+		"store/dump/write.go", "if b.stored && b.t.base.Context().Err() == nil {", "if b.stored {"),
+	defect("store", "TestEveryTierGetsEachBlock",
+		"store/dump/write.go", "for n := range d.Pipeline.Durable {", "for n := range d.Pipeline.Durable[:1] {"),
+	defect("store", "TestNoTierIsReadIntoASlotThatIsFree",
+		"store/pipeline/fetch.go", "				return slot, int8(i + 1), err\n", "				if err == nil {\n					return slot, int8(i + 1), nil\n				}\n				errs = append(errs, err)\n				continue\n"),
 	// What is durable.
 	defect("tier/file", "TestDefectPutMakesDurableWhatIsThere",
 		"tier/file/put.go", "		err = t.makeDurable(d, key, info)\n", ""),

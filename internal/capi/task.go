@@ -2,7 +2,9 @@ package capi
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"reflect"
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/store"
@@ -240,6 +242,19 @@ func (l *Library) Results(h Handle, results []Result) error {
 		}
 	}
 	return nil
+}
+
+// LeftOut returns the tiers that did not store blocks of a dump, as a JSON array of objects with the
+// fields of kvlane.LeftOut.
+func (l *Library) LeftOut(h Handle) ([]byte, error) {
+	t, err := find[*task](&l.handles, h)
+	if err != nil {
+		return nil, err
+	}
+	if t.dump == nil {
+		return nil, invalid("task %d is no dump, and leaves no tiers out", h)
+	}
+	return json.Marshal(figures(reflect.ValueOf(t.dump.LeftOut())))
 }
 
 // Cancel requests the cancellation of a task.

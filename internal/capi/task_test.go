@@ -2,6 +2,8 @@ package capi_test
 
 import (
 	"context"
+	"encoding/json"
+	"os"
 	"testing"
 
 	"github.com/kvlane/kvlane"
@@ -96,6 +98,43 @@ func TestResultsAreOfEachBlock(t *testing.T) {
 			t.Errorf("block %d: %+v", i, r)
 		}
 	}
+}
+
+// A tier whose directory is gone is left out of a dump, and named with the reason.
+func TestLeftOutTiersAreJSON(t *testing.T) {
+	lib, files, logs := capi.New(), t.TempDir(), t.TempDir()
+	p := start(t, lib, configuration(t, "", map[string]any{"store": map[string]any{"cache_bytes": 4 << 20, "dirs": []string{files}, "log_dir": logs}}), pages)
+	var got []struct {
+		Tier   string
+		Blocks int
+		Cause  string
+	}
+	dump := func(first int64) {
+		t.Helper()
+		h, err := lib.Dump(p.engine, p.cache, p.keys(first, 2), upTo(2), 0, nil)
+		p.must(err)
+		p.must(lib.Wait(h, capi.Done, patience))
+		text, err := lib.LeftOut(h)
+		p.must(err)
+		p.must(json.Unmarshal(text, &got))
+		if got == nil {
+			t.Errorf("%s is no array", text)
+		}
+	}
+	if dump(1); len(got) != 0 {
+		t.Errorf("without a fault: %+v", got)
+	}
+	p.must(os.RemoveAll(files))
+	p.must(os.WriteFile(files, nil, 0o600))
+	if dump(10); len(got) != 1 || got[0].Tier != "file" || got[0].Blocks != 2 || got[0].Cause == "" {
+		t.Errorf("without the directory: %+v", got)
+	}
+	load, err := lib.Load(p.engine, 0, p.cache, p.keys(1, 1), upTo(1), 0, nil)
+	p.must(err)
+	_, err = lib.LeftOut(load)
+	want(t, "tiers left out of a load", err, capi.Invalid)
+	p.must(lib.Wait(load, capi.Done, patience))
+	p.must(os.Remove(files))
 }
 
 // A task that there is no place for is refused at once, and nobody waits.

@@ -8,6 +8,7 @@ import copy
 import os
 import pathlib
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -672,6 +673,24 @@ def test_statistics_and_notes(open_store: Open) -> None:
     store = open_store()
     assert isinstance(store.stats(), dict)
     assert isinstance(store.notes(), list)
+
+
+def test_tiers_that_are_left_out(open_store: Open, tmp_path: pathlib.Path) -> None:
+    files = tmp_path / "files"
+    store = open_store(store={"dirs": [str(files)], "log_dir": str(tmp_path / "log")})
+    with kvlane.PagedCache(store, arrays(), "lkp") as cache:
+        keys = keys_of(store, 4)
+        task = store.dump(cache, keys[:2], range(2))
+        task.result(30)
+        assert task.left_out() == []
+        shutil.rmtree(files)
+        files.touch()
+        task = store.dump(cache, keys[2:], range(2))
+        task.result(30)
+        [left] = task.left_out()
+        assert (left.tier, left.blocks) == ("file", 2)
+        assert left.cause
+        files.unlink()
 
 
 def test_a_forked_child_fails_at_once(open_store: Open) -> None:

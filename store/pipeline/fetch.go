@@ -62,11 +62,16 @@ func (p *Pipeline) Fetch(ctx context.Context, key []block.Key, o FetchOptions) (
 			}
 		}
 		if err == nil {
-			var slot tier.Slot
-			slot, err = p.read(ctx, t, key[0], fill, o.Unverified)
+			var raw bool
+			raw, err = p.read(ctx, t, key[0], fill, o.Unverified)
 			release(t, key, leased)
+			if raw {
+				return o.Unverified, int8(i + 1), nil
+			}
 			if err == nil {
-				return slot, int8(i + 1), nil
+				// On error the fill has ended, and no other tier may be read into its slot.
+				slot, err := Publish(fill)
+				return slot, int8(i + 1), err
 			}
 		}
 		if ctx.Err() != nil {
@@ -100,21 +105,18 @@ func release(t tier.Tier, key []block.Key, leased bool) {
 	}
 }
 
-// read reads a block from a tier into the slot of fill and publishes it, or returns it as raw: see
-// FetchOptions.Unverified.
-func (p *Pipeline) read(ctx context.Context, t tier.Tier, key block.Key, fill tier.Fill, raw *Unverified) (tier.Slot, error) {
+// read reads a block from a tier into the slot of fill. It reports whether it did so without
+// verifying it, and then sets raw: see FetchOptions.Unverified.
+func (p *Pipeline) read(ctx context.Context, t tier.Tier, key block.Key, fill tier.Fill, raw *Unverified) (bool, error) {
 	group := p.Map.Formats.Group(key)
 	image := p.Map.Image(fill.Extent(), uint8(group))
 	r, ok := t.(tier.Reader)
 	if raw == nil || !ok {
-		if err := t.Get(ctx, key, image); err != nil {
-			return nil, err
-		}
-		return Publish(fill)
+		return false, t.Get(ctx, key, image)
 	}
 	if err := r.Read(ctx, key, image); err != nil {
-		return nil, err
+		return false, err
 	}
 	raw.fill, raw.sums = fill, p.Map.Formats[group].ShardSums(raw.sums[:0], image.Bytes(), key)
-	return raw, nil
+	return true, nil
 }

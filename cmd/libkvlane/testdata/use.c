@@ -78,6 +78,7 @@ static void carry(void) {
   kvl_task task;
   kvl_lease lease;
   size_t found, worth;
+  char text[100];
   int p, b, i;
   for (b = 0; b < BLOCKS; b++) {
     from[b] = (uint32_t)b;
@@ -97,6 +98,9 @@ static void carry(void) {
   }
   EXPECT(KVL_OK, kvl_results(task, results, BLOCKS));
   for (b = 0; b < BLOCKS; b++) CHECK(host == (results[b].status == KVL_OK));
+  found = sizeof text;
+  EXPECT(KVL_OK, kvl_left_out(task, text, &found));
+  CHECK(strcmp(text, "[]") == 0 && found == 3);
   EXPECT(KVL_OK, kvl_free(task));
   EXPECT(KVL_INVALID, kvl_free(task));
   stop();
@@ -195,6 +199,7 @@ static void nothing(void) {
   EXPECT(KVL_INVALID, kvl_prefetch(engine, NULL, 0, NULL));
   EXPECT(KVL_OK, kvl_prefetch(engine, NULL, 0, &t));
   EXPECT(KVL_OK, kvl_wait(t, KVL_DONE, PATIENCE));
+  EXPECT(KVL_INVALID, kvl_left_out(t, NULL, NULL));
   EXPECT(KVL_INVALID, kvl_results(t, NULL, 1));
   EXPECT(KVL_OK, kvl_results(t, NULL, 0));
   EXPECT(KVL_INVALID, kvl_stats(engine, NULL, NULL));
@@ -412,6 +417,7 @@ static void fork_off(void) {
     EXPECT(KVL_FORKED, kvl_prefetch(engine, NULL, 0, &e));
     EXPECT(KVL_FORKED, kvl_wait(1, KVL_DONE, KVL_FOREVER));
     EXPECT(KVL_FORKED, kvl_results(1, NULL, 0));
+    EXPECT(KVL_FORKED, kvl_left_out(1, NULL, &n));
     EXPECT(KVL_FORKED, kvl_cancel(1));
     EXPECT(KVL_FORKED, kvl_free(1));
     EXPECT(KVL_FORKED, kvl_stream_wait(engine, 0, 1, KVL_DONE));

@@ -35,7 +35,7 @@ from .manager import Block, Job, Manager
 from .paged import Addresses, Group, PagedCache
 from .store import Lease, Store
 from .stream import Region, Stream
-from .task import Dump, Load, Result, Task
+from .task import Dump, LeftOut, Load, Result, Task
 
 __all__ = [
     "Addresses",
@@ -56,6 +56,7 @@ __all__ = [
     "Job",
     "Keys",
     "Lease",
+    "LeftOut",
     "Load",
     "Manager",
     "Mismatch",

@@ -86,6 +86,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "prefetch": (_handle, _bytes, _n, _out),
     "wait": (_handle, c.c_int32, _ms),
     "results": (_handle, c.POINTER(BlockResult), _n),
+    "left_out": (_handle, _bytes, c.POINTER(_n)),
     "cancel": (_handle,),
     "free": (_handle,),
     "stream_wait": (_handle, c.c_uint64, _handle, c.c_int32),

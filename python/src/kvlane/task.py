@@ -31,6 +31,17 @@ class Result(NamedTuple):
     undefined: bool
 
 
+class LeftOut(NamedTuple):
+    """A tier that did not store all blocks of a dump.
+
+    blocks is the number of these blocks, and cause the error of the first of them.
+    """
+
+    tier: str
+    blocks: int
+    cause: str
+
+
 class Task(_lib.Owned):
     """A task of the library. Await it, or wait for it. Safe from any thread.
 
@@ -185,6 +196,13 @@ class Dump(Task):
     def published(self, timeout: float | None = None) -> None:
         """Wait until lookups find the blocks."""
         self._wait(_lib.PUBLISHED, timeout)
+
+    def left_out(self) -> list[LeftOut]:
+        """Return the tiers that did not store all blocks so far: they were full, failed or were gone.
+
+        These blocks are durable in the other tiers. Without one they have failed.
+        """
+        return [LeftOut(**t) for t in _lib.library().json("left_out", self._handle)]
 
     def submit_layer(self, layer: int, after: Any = None) -> None:
         """Let a layerwise dump read a layer once the current work on the stream `after` is done."""

@@ -132,8 +132,9 @@ func TestFailingMiddleTierIsLeftOut(t *testing.T) {
 func TestFullAndAbsentTiersAreLeftOut(t *testing.T) {
 	t.Parallel()
 	full := newThree(t, nil, func(o *rigOptions) {
-		o.wrapFile = func(tr tier.Tier) tier.Tier { return fullTier{tr} }
-		o.tune = func(c *store.Config) { c.WaitMax = 1 }
+		o.wrapFile = func(tr tier.Tier) tier.Tier {
+			return &hookTier{Tier: tr, put: func(context.Context, block.Key, mem.Extent) error { return errdefs.ErrBusy }}
+		}
 	})
 	wantLeftOut(t, full.dump(1, 2), "file", 2, errdefs.ErrBusy)
 	full.wantTiers(0, 2)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/storage"
@@ -41,6 +42,7 @@ type Device struct {
 	files         sync.Mutex       // acquire before mu
 	storage       *storage.Storage // open, or nil
 	storageFailed error            // permanent error of opening the storage
+	traffic       [directions]atomic.Int64
 	figures       struct {
 		sync.Mutex
 		StorageFigures

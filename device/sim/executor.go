@@ -18,7 +18,7 @@ type executor struct {
 	// lastDst and lastSrc are the spans found last. Most pieces of a batch lie in the same two.
 	lastDst, lastSrc seen
 	lastWord         seen           // the other span that kernels accessed last
-	traffic          *traffic       // counts bytes by direction; nil: not counted
+	traffic          traffic        // bytes that the running operation has copied
 	machine          kernel.Machine // accesses memory through this executor
 }
 
@@ -64,9 +64,7 @@ func (x *executor) Copy(call string, p kernel.Piece) error {
 		return fmt.Errorf("read: %w", err)
 	}
 	copy(dst, src)
-	if x.traffic != nil {
-		x.traffic[directionOf(x.lastDst.kind, x.lastSrc.kind)] += int64(p.N)
-	}
+	x.traffic[directionOf(x.lastDst.kind, x.lastSrc.kind)] += int64(p.N)
 	return nil
 }
 

@@ -33,6 +33,19 @@ func directionOf(dst, src mem.Kind) direction {
 // traffic counts the bytes that one operation moved, by direction.
 type traffic [directions]int64
 
+// Traffic counts the bytes that copies of a device have moved, by engines and kernels. Files do not
+// count: see StorageFigures.
+type Traffic struct {
+	ToDevice, ToHost int64 // from and to host memory
+	Inside           int64 // within device memory
+}
+
+// Traffic returns the bytes that were copied since the device was opened. Safe for concurrent use.
+func (d *Device) Traffic() Traffic {
+	t := &d.traffic
+	return Traffic{ToDevice: t[toDevice].Load(), ToHost: t[toHost].Load(), Inside: t[inside].Load()}
+}
+
 // link is shared by all queues of a device. It has two directions, and one operation at a time
 // occupies each. It computes in model time, so a sleep that takes too long does not delay later
 // operations.

@@ -105,16 +105,20 @@ func (q *Queue) do(o *op) error {
 	if q.dev.link.on() {
 		return q.paced(o)
 	}
-	return q.perform(o, nil)
+	return q.perform(o)
 }
 
-// perform moves the bytes.
-func (q *Queue) perform(o *op, t *traffic) error {
+// perform moves the bytes, and counts them in executor.traffic.
+func (q *Queue) perform(o *op) error {
 	x := &q.exec
 	x.lockMemory()
 	defer x.release()
-	x.traffic = t
-	return x.carryOut(o)
+	x.traffic = traffic{}
+	err := x.carryOut(o)
+	for dir, n := range x.traffic {
+		q.dev.traffic[dir].Add(n)
+	}
+	return err
 }
 
 // carryOut performs o and applies its fault.
@@ -170,15 +174,15 @@ func (q *Queue) paced(o *op) error {
 		if err := q.until(x.at); err != nil {
 			return err
 		}
-		return q.perform(o, nil)
+		return q.perform(o)
 	}
 	if err := q.until(x.at); err != nil {
 		return err
 	}
-	if err := q.perform(o, &t); err != nil {
+	if err := q.perform(o); err != nil {
 		return err
 	}
-	x.at = l.move(x.at, &t)
+	x.at = l.move(x.at, &x.traffic)
 	return q.until(x.at)
 }
 

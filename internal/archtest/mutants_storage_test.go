@@ -36,6 +36,8 @@ var storageMutants = []mutant{
 		"tier/log/collect.go", "	t.forgetDirect(v)\n	if err :=", "	if err :="),
 	defect("tier/log", "TestDefectBlockMovedDuringADirectRead",
 		"tier/log/direct.go", "now, ok := t.table.get(key); !ok || now.place != e.place {", "now, ok := t.table.get(key); ok && now.place != e.place {"),
+	defect("store", "TestDirectBlocksAreNotCopiedToTheHost",
+		"tier/file/direct.go", "	head := make([]byte, f.Layout.HeaderBytes())", "	head := make([]byte, f.Layout.ImageBytes())"),
 	defect("store", "TestDirectFailureIsItsBlocks",
 		"stream/file/direct.go", "	if err == nil && n != e.Len {", "	if err == nil && n == 0 {"),
 	defect("store", "TestDirectBlockWithoutSumsIsReadAgain",

@@ -181,6 +181,20 @@ func TestFullDirectoryLosesNothing(t *testing.T) {
 	}
 }
 
+// With a log below the full directory no block is lost, and the report names the directory's tier.
+func TestFullMiddleTierIsNamed(t *testing.T) {
+	plan := fault.New(1)
+	r := newRig(t, rigOptions{geometry: layered, slots: 4, dir: t.TempDir(), logDir: t.TempDir(), fs: faultfs.New(dirfs.OS(), plan, nil)})
+	plan.Add(fault.After("write", int(plan.Seen("write"))+3).Partial(unix.ENOSPC))
+	rep, err := Run(t.Context(), r.config(layered, writeTrace(t, []int64{1, 2}, []int64{3, 4}, []int64{5, 6}, []int64{1, 2}, []int64{5, 6})))
+	if err != nil || rep.DumpErrors != 0 || rep.DumpedBlocks != 6 || rep.Mismatches != 0 || rep.PrefixHits != 4 {
+		t.Errorf("%v; report: %+v", err, rep)
+	}
+	if len(rep.Notes) != 1 || !strings.Contains(rep.Notes[0], "tier file did not store 3 blocks") || !strings.Contains(rep.Notes[0], "no space") {
+		t.Errorf("notes: %q", rep.Notes)
+	}
+}
+
 // keeping is memory of which a NIC keeps a part when it refuses it.
 type keeping struct{ kept, taken int }
 

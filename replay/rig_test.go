@@ -14,6 +14,7 @@ import (
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/cache"
 	"github.com/kvlane/kvlane/tier/file"
+	"github.com/kvlane/kvlane/tier/log"
 )
 
 // latent is the smallest geometry whose block image has one page of header and one of content: 8 KiB.
@@ -45,6 +46,7 @@ type rigOptions struct {
 	sim      sim.Options
 	dir      string // of the file tier; empty: there is none
 	fs       dirfs.FS
+	logDir   string                            // of the log tier below it; empty: there is none
 	device   func(device.Device) device.Device // wraps the device
 	streams  streamcopy.Options
 }
@@ -80,6 +82,12 @@ func newRig(tb testing.TB, o rigOptions) *rig {
 		must(err)
 		tb.Cleanup(func() { must(f.Close(context.WithoutCancel(tb.Context()))) })
 		lower = append(lower, f)
+	}
+	if o.logDir != "" {
+		l, err := log.Open(tb.Context(), log.Config{Dir: o.logDir, Formats: block.Formats{format}, Identities: []block.Identity{id}})
+		must(err)
+		tb.Cleanup(func() { must(l.Close(context.WithoutCancel(tb.Context()))) })
+		lower = append(lower, l)
 	}
 	open := func() (stream.Stream, error) { return streamcopy.Open(dev, o.streams) }
 	s, err := store.Open(store.Config{Formats: block.Formats{format}, Cache: c, Next: lower, OpenLoad: open, OpenDump: open})

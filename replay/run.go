@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/replay/kvcache"
 	"github.com/kvlane/kvlane/store"
 )
@@ -187,8 +189,16 @@ func (r *run) read(ctx context.Context) (err error) {
 }
 
 // awaitDurable waits for each dump to become durable. Once ctx is canceled it no longer waits.
-// Close of the store finishes these dumps.
+// Close of the store finishes these dumps. It adds a note for each tier that dumps left out.
 func (r *run) awaitDurable(ctx context.Context) {
+	var leftOut []store.LeftOut
+	defer func() {
+		for _, l := range leftOut {
+			r.tally.update(func(rep *Report) {
+				rep.Notes = append(rep.Notes, fmt.Sprintf("tier %s did not store %s, which other tiers have; the first error: %v", l.Tier, present.Things(int64(l.Blocks), "block"), l.Cause))
+			})
+		}
+	}()
 	for d := range r.pendingDumps {
 		if ctx.Err() != nil {
 			continue
@@ -199,10 +209,24 @@ func (r *run) awaitDurable(ctx context.Context) {
 		switch {
 		case err == nil:
 			r.tally.latency(r.tally.durable, time.Since(d.start))
+			leftOut = addLeftOut(leftOut, d.task.LeftOut())
 		case ctx.Err() == nil:
 			r.tally.failDump(fmt.Errorf("line %d: %w", d.line, err))
 		}
 	}
+}
+
+// addLeftOut returns the sum of two lists by tier, with the first causes.
+func addLeftOut(sum, list []store.LeftOut) []store.LeftOut {
+	for _, l := range list {
+		at := slices.IndexFunc(sum, func(s store.LeftOut) bool { return s.Tier == l.Tier })
+		if at < 0 {
+			sum = append(sum, l)
+		} else {
+			sum[at].Blocks += l.Blocks
+		}
+	}
+	return sum
 }
 
 // finished counts a request and calls Config.Progress.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import asyncio
 import copy
+import logging
 import os
 import pathlib
 import pickle
@@ -23,6 +24,7 @@ from conftest import FORKED, HEADS, LAYERS, MODEL, SIZE, TOKENS, config, in_chil
 
 import kvlane
 from kvlane import Keys, _lib
+from kvlane._writes import Writes
 
 PAGES = 32
 Open = Callable[..., kvlane.Store]
@@ -690,6 +692,10 @@ def test_tiers_that_are_left_out(open_store: Open, tmp_path: pathlib.Path) -> No
         [left] = task.left_out()
         assert (left.tier, left.blocks) == ("file", 2)
         assert left.cause
+        writes = Writes(logging.getLogger("kvlane"))
+        writes.add(task)
+        writes.finish(30)
+        assert writes.counts == {"left out of file": 2}
         files.unlink()
 
 

@@ -73,7 +73,9 @@ class Writes:
             self._tasks = [t for t in self._tasks if t not in ended]
         for task in ended:
             try:
-                self.note(r.status for r in task.results())
+                statuses = [r.status for r in task.results()]
+                self.note(statuses)
+                self.note_left_out(task, sum(s not in STORED for s in statuses))
             except errors.Error as e:  # the store is closed: the result is lost
                 self._log.add(
                     type(e).__name__, len(task), "%d blocks may not have been written to files: " + str(e).replace("%", "%%")
@@ -88,6 +90,20 @@ class Writes:
                 f"%d blocks could not be written to files ({status.name}) and stay in memory alone. If the disk is full, make "
                 "space or lower file_bytes: writing resumes by itself",
             )
+
+    def note_left_out(self, task: Dump, failed: int) -> None:
+        """Count and log the blocks of an ended dump that a tier lacks and other tiers have.
+
+        failed is the number of blocks that no tier stored.
+        """
+        for left in task.left_out():
+            if left.blocks > failed:
+                cause = left.cause.replace("%", "%%")
+                self._log.add(
+                    f"left out of {left.tier}",
+                    left.blocks - failed,
+                    f"tier {left.tier} did not store %d blocks, which other tiers have: {cause}",
+                )
 
     def finish(self, timeout: float | None = None) -> None:
         """Wait until the dumps have ended, and count their failed blocks.

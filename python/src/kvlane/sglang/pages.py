@@ -385,6 +385,8 @@ class Pages:
         statuses = [r.status for r in task.results()]
         for status, n in Counter(s for s in statuses if s not in good).items():
             self.failures.add(what, status.name, n)
+        if isinstance(task, Dump):
+            self.writes.note_left_out(task, sum(s not in good for s in statuses))
         return [s in good for s in statuses]
 
 

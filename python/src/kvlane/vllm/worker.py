@@ -190,6 +190,8 @@ class Worker(OffloadingWorker):
             self.writes.add(job.task)
             return None
         bad = [i for i, r in enumerate(results) if r.status not in ((Status.OK,) if job.load else STORED)]
+        if isinstance(job.task, Dump):
+            self.writes.note_left_out(job.task, len(bad))
         if bad and not job.load:
             kept = self._there([job.names[i] for i in bad])
             self.writes.note(results[i].status for i, there in zip(bad, kept, strict=True) if there)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/replay"
+	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/tier/file"
 )
 
@@ -108,7 +110,9 @@ func crashArgs(dir string, variant int) []string {
 		"--layers", "2", "--kv-heads", "1", "--head-size", "128", "--cache-bytes", "16MiB",
 	}
 	variants := [][]string{
-		{}, {"--concurrency", "4"}, {"--layerwise"}, {"--concurrency", "4", "--layerwise"}, {"--fsync", "file", "--concurrency", "2"},
+		{}, {"--pipeline", "file", "--direct", "always", "--concurrency", "4"}, {"--concurrency", "4"}, {"--layerwise"},
+		{"--pipeline", "file", "--direct", "always", "--fsync", "file", "--layerwise"}, {"--concurrency", "4", "--layerwise"},
+		{"--fsync", "file", "--concurrency", "2"},
 	}
 	return append(args, variants[variant%len(variants)]...)
 }
@@ -149,6 +153,10 @@ func afterKill(t *testing.T, bin, dir string, args []string, whole *replay.Repor
 	r := start(t, bin, args...).report(t)
 	if !r.Complete || r.Mismatches != 0 || r.Corrupt != 0 || r.LoadErrors != 0 {
 		t.Errorf("after the kills: %+v", r)
+	}
+	cufile := slices.ContainsFunc(r.Paths, func(p replay.PathReport) bool { return p.Path == stream.PathCuFile.String() && p.Bytes > 0 })
+	if direct := slices.Contains(args, "--direct"); cufile != direct {
+		t.Errorf("by cuFile: %t, want %t: %+v", cufile, direct, r.Paths)
 	}
 	if r.BlockAccesses != whole.BlockAccesses || r.DistinctBlocks != whole.DistinctBlocks {
 		t.Errorf("the replay had %d accesses to %d blocks, want %d to %d", r.BlockAccesses, r.DistinctBlocks, whole.BlockAccesses, whole.DistinctBlocks)

@@ -48,6 +48,8 @@ var storageMutants = []mutant{
 		"tier/file/direct.go", "	if err != nil {\n		return sums, nil, tier.NotDirect(ctx, err)", "	if err != nil || ctx.Err() != nil {\n		return sums, nil, tier.NotDirect(ctx, err)"),
 	defect("tier/log", "TestDefectCanceledDirectReadHoldsItsFile",
 		"tier/log/direct.go", "	if err != nil {\n		return sums, nil, tier.NotDirect(ctx, err)", "	if err != nil || ctx.Err() != nil {\n		return sums, nil, tier.NotDirect(ctx, err)"),
+	defect("tier/file", "TestDefectFreshRoot",
+		"tier/file/direct.go", "blockdir.FinishFile(d, name, f, err, sync)", "blockdir.FinishFile(d, name, f, err, false)"),
 	defect("tier/file", "TestDefectTornDirectWriteHasAHeader",
 		"tier/file/direct.go", "	n := int64(len(c.head))\n	if", "	n := int64(len(c.head))\n	_ = blockdir.WriteAll(f, name, c.head, 0)\n	if"),
 	defect("stream/file", "TestDirectWrites",

@@ -9,10 +9,13 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
@@ -24,6 +27,7 @@ type machine struct {
 	disk   *faultfs.Disk
 	format block.Format
 	procs  []*proc
+	direct bool // processes store blocks from memory of a device
 }
 
 // proc is a process with a tier.
@@ -31,11 +35,15 @@ type proc struct {
 	*file.Tier
 	process *faultfs.Process
 	faults  *faultfs.FS // its view of the disk
+	direct  bool
 	dead    bool
 }
 
-func newMachine(t *testing.T) *machine {
-	m := &machine{T: t, disk: faultfs.NewDisk(nil), format: tiertest.NewFormat(t)}
+func newMachine(t *testing.T, direct bool) *machine {
+	m := &machine{T: t, disk: faultfs.NewDisk(nil), format: tiertest.NewFormat(t), direct: direct}
+	if direct {
+		m.format = tiertest.LeafFormat(t)
+	}
 	t.Cleanup(func() {
 		for _, p := range m.procs {
 			if !p.dead {
@@ -63,11 +71,14 @@ func (m *machine) start(c file.Config) *proc {
 
 // tryStart is start with faults from the first operation on; where it fails, the process is killed.
 func (m *machine) tryStart(c file.Config, plan *fault.Plan) (*proc, error) {
-	p := &proc{process: m.disk.Process()}
+	p := &proc{process: m.disk.Process(), direct: m.direct}
 	p.faults = faultfs.New(p.process, plan, nil)
 	c.Formats, c.FS = block.Formats{m.format}, p.faults
 	if c.Dirs == nil {
 		c.Dirs = []string{"/srv/kv"}
+	}
+	if m.direct {
+		c.Direct = tiertest.NewDirect(m.T)
 	}
 	var err error
 	if p.Tier, err = file.Open(m.Context(), c); err != nil {
@@ -112,7 +123,21 @@ func (m *machine) powerFail(s faultfs.Survival) {
 // put stores blocks.
 func (m *machine) put(p *proc, keys ...block.Key) {
 	m.Helper()
-	put(m.T, p.Tier, m.format, keys...)
+	for _, key := range keys {
+		m.must(p.store(m.Context(), key, image(m.T, m.format, key)))
+	}
+}
+
+// store stores a block, directly if the process does so. src is its image.
+func (p *proc) store(ctx context.Context, key block.Key, src mem.Extent) error {
+	if !p.direct {
+		return p.Put(ctx, key, src)
+	}
+	_, err := p.PutDirect(ctx, key, src.Bytes()[:block.AlignBytes], src)
+	if errors.Is(err, tier.ErrDirectFailed) && !errors.Is(err, errdefs.ErrNoSpace) {
+		return p.Put(ctx, key, src)
+	}
+	return err
 }
 
 // root opens the disk's root in a process of its own, which is there until the end of the test.
@@ -137,17 +162,21 @@ func survivals() map[string]faultfs.Survival {
 // survives checks that the block promised by script is sound after a power failure.
 func survives(t *testing.T, script func(m *machine) (promised block.Key)) {
 	t.Helper()
-	for name, s := range survivals() {
-		m := newMachine(t)
-		key := script(m)
-		m.powerFail(s)
-		after, err := m.tryStart(file.Config{}, nil)
-		if err != nil {
-			t.Errorf("after %s survived: %v", name, err)
-			continue
-		}
-		if err := get(t, after.Tier, m.format, key); err != nil {
-			t.Errorf("after %s survived: %v", name, err)
+	for _, direct := range []bool{false, true} {
+		for name, s := range survivals() {
+			m := newMachine(t, direct)
+			key := script(m)
+			m.powerFail(s)
+			after, err := m.tryStart(file.Config{}, nil)
+			if err != nil {
+				t.Errorf("direct %t, after %s survived: %v", direct, name, err)
+				continue
+			}
+			if err := get(t, after.Tier, m.format, key); err != nil {
+				t.Errorf("direct %t, after %s survived: %v", direct, name, err)
+			} else if direct {
+				tiertest.WantDirect(t, after, m.format, key)
+			}
 		}
 	}
 }

@@ -2,6 +2,11 @@ package file_test
 
 import (
 	"errors"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
 	"testing/synctest"
 	"time"
 
@@ -155,8 +160,8 @@ func (m *model) race(k int) {
 	}
 	was := [2]blockState{m.blocks[k].state, m.blocks[other].state}
 	second := make(chan error)
-	go func() { second <- m.lives[1].Put(m.Context(), modelKey(other), m.images[other]) }()
-	first := m.lives[0].Put(m.Context(), modelKey(k), m.images[k])
+	go func() { second <- m.lives[1].store(m.Context(), modelKey(other), m.images[other]) }()
+	first := m.lives[0].store(m.Context(), modelKey(k), m.images[k])
 	m.raced = true
 	m.stored(0, k, was[0], first)
 	m.stored(1, other, was[1], <-second)
@@ -233,3 +238,34 @@ func (m *model) fill() {
 	m.disk.SetLimit(0)
 	time.Sleep(time.Minute)
 }
+
+func modelSeeds(t *testing.T) []uint64 {
+	t.Helper()
+	number := func(name string) (uint64, bool) {
+		v := os.Getenv(name)
+		if v == "" {
+			return 0, false
+		}
+		n, err := strconv.ParseUint(v, 10, 64)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		return n, true
+	}
+	if seed, ok := number("KVLANE_FILE_SEED"); ok {
+		return []uint64{seed}
+	}
+	n, ok := number("KVLANE_FILE_SEEDS")
+	if !ok {
+		// In the test's name if it fails.
+		return append(slices.Clone(fixedSeeds), rand.Uint64N(1<<32))
+	}
+	var seeds []uint64
+	for i := range n {
+		seeds = append(seeds, i+1)
+	}
+	return seeds
+}
+
+// fixedSeeds are always run. One that has failed is added.
+var fixedSeeds = []uint64{1, 2, 3}

@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -47,6 +46,8 @@ func TestModel(t *testing.T) {
 		{name: "file,bounded", fsync: [2]file.FsyncPolicy{file.FsyncFile, file.FsyncFile}, bound: 6},
 		{name: "file,racing", fsync: [2]file.FsyncPolicy{file.FsyncFile, file.FsyncFile}, racing: true},
 		{name: "file,bounded,racing", fsync: [2]file.FsyncPolicy{file.FsyncFile, file.FsyncFile}, bound: 6, racing: true},
+		{name: "both,direct", fsync: [2]file.FsyncPolicy{file.FsyncNever, file.FsyncFile}, direct: true},
+		{name: "file,bounded,racing,direct", fsync: [2]file.FsyncPolicy{file.FsyncFile, file.FsyncFile}, bound: 6, racing: true, direct: true},
 		{name: "both,two directories", fsync: [2]file.FsyncPolicy{file.FsyncNever, file.FsyncFile}, dirs: 2},
 		{name: "both,bounded,two directories", fsync: [2]file.FsyncPolicy{file.FsyncNever, file.FsyncFile}, dirs: 2, bound: 6},
 	} {
@@ -60,37 +61,6 @@ func TestModel(t *testing.T) {
 	}
 }
 
-func modelSeeds(t *testing.T) []uint64 {
-	t.Helper()
-	number := func(name string) (uint64, bool) {
-		v := os.Getenv(name)
-		if v == "" {
-			return 0, false
-		}
-		n, err := strconv.ParseUint(v, 10, 64)
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		return n, true
-	}
-	if seed, ok := number("KVLANE_FILE_SEED"); ok {
-		return []uint64{seed}
-	}
-	n, ok := number("KVLANE_FILE_SEEDS")
-	if !ok {
-		// In the test's name if it fails.
-		return append(slices.Clone(fixedSeeds), rand.Uint64N(1<<32))
-	}
-	var seeds []uint64
-	for i := range n {
-		seeds = append(seeds, i+1)
-	}
-	return seeds
-}
-
-// fixedSeeds are always run. One that has failed is added.
-var fixedSeeds = []uint64{1, 2, 3}
-
 type modelConfig struct {
 	name  string
 	fsync [2]file.FsyncPolicy
@@ -99,6 +69,7 @@ type modelConfig struct {
 	// racing lets both processes store a block at the same time. Then a seed does not determine the
 	// run.
 	racing bool
+	direct bool // blocks are stored and read directly
 }
 
 const (
@@ -151,7 +122,7 @@ type model struct {
 
 func runModel(t *testing.T, c modelConfig, seed uint64) {
 	t.Helper()
-	m := &model{machine: newMachine(t), c: c, rng: rand.New(rand.NewPCG(seed, 0x66696c65))}
+	m := &model{machine: newMachine(t, c.direct), c: c, rng: rand.New(rand.NewPCG(seed, 0x66696c65))}
 	m.dst = tiertest.Buffer(t, m.format.Layout.ImageBytes())
 	for i := range m.images {
 		m.images[i] = image(t, m.format, modelKey(i))
@@ -218,7 +189,7 @@ func (m *model) step() {
 
 // putOne stores a block.
 func (m *model) putOne(i, k int) {
-	err := m.lives[i].Put(m.Context(), modelKey(k), m.images[k])
+	err := m.lives[i].store(m.Context(), modelKey(k), m.images[k])
 	m.stored(i, k, m.blocks[k].state, err)
 }
 
@@ -258,6 +229,10 @@ func (m *model) stored(i, k int, was blockState, err error) {
 // getOne reads a block, and checks the result against the file.
 func (m *model) getOne(i, k int) {
 	l, b := m.lives[i], &m.blocks[k]
+	if m.c.direct && b.state == whole && !l.armed {
+		tiertest.WantDirect(m.T, l, m.format, modelKey(k))
+		l.hits++
+	}
 	clear(m.dst.Bytes())
 	err := l.Get(m.Context(), modelKey(k), m.dst)
 	m.log("%d gets %d: %v", i, k, err)

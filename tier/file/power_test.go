@@ -21,7 +21,7 @@ var (
 
 // Without it the tests below would pass on a disk that loses nothing.
 func TestPowerFailureLosesWhatWasNotPromised(t *testing.T) {
-	m := newMachine(t)
+	m := newMachine(t, false)
 	m.put(m.start(never), tiertest.Key(1))
 	m.powerFail(faultfs.KeepSynced())
 	if err := get(t, m.start(never).Tier, m.format, tiertest.Key(1)); err == nil {
@@ -60,7 +60,7 @@ func TestDefectFolderThatIsNotSyncedYet(t *testing.T) {
 		first, second := m.start(durable), m.start(durable)
 		plan := fault.New(1, fault.Nth("sync", 1).Stall()) // the first is the file's
 		first.faults.Use(plan)
-		wait := m.later(func() error { return first.Put(m.Context(), bucketKey(7, 1), image(t, m.format, bucketKey(7, 1))) })
+		wait := m.later(func() error { return first.store(m.Context(), bucketKey(7, 1), image(t, m.format, bucketKey(7, 1))) })
 		m.stalled(plan)
 		m.put(second, bucketKey(7, 2))
 		t.Cleanup(func() {
@@ -84,7 +84,7 @@ func TestDefectRacingPutsMakeOneFolder(t *testing.T) {
 				plan := fault.New(1, fault.Nth("mkdir", 0).Stall())
 				first.faults.Use(plan)
 				wait := m.later(func() error {
-					return first.Put(m.Context(), bucketKey(7, 1), image(t, m.format, bucketKey(7, 1)))
+					return first.store(m.Context(), bucketKey(7, 1), image(t, m.format, bucketKey(7, 1)))
 				})
 				m.stalled(plan)
 				m.put(second, bucketKey(7, 2))
@@ -115,14 +115,14 @@ func TestDefectFreshRoot(t *testing.T) {
 func TestDefectLookupIsNotReadyBeforeItIsDurable(t *testing.T) {
 	for name, fails := range map[string]bool{"the sync succeeds": false, "the sync fails": true} {
 		t.Run(name, func(t *testing.T) {
-			m := newMachine(t)
+			m := newMachine(t, false)
 			key, p := tiertest.Key(1), m.start(durable)
 			plan := fault.New(1, fault.Nth("sync", 1).Stall()) // the first is the file's
 			if fails {
 				plan.Add(fault.Nth("sync", 2).Fail(syscall.EIO))
 			}
 			p.faults.Use(plan)
-			wait := m.later(func() error { return p.Put(t.Context(), key, image(t, m.format, key)) })
+			wait := m.later(func() error { return p.store(t.Context(), key, image(t, m.format, key)) })
 			m.stalled(plan)
 			if st := state(t, p.Tier, key); st != tier.Filling {
 				t.Errorf("before it is durable it is %s", st)
@@ -147,7 +147,7 @@ func TestMarkerIsDurableBeforeItsDirectoryIsUsed(t *testing.T) {
 	for n := range 40 {
 		plan := fault.New(1, fault.Nth("sync", n).Crash())
 		for name, s := range survivals() {
-			m := newMachine(t)
+			m := newMachine(t, false)
 			p, err := m.tryStart(never, plan)
 			if err == nil && plan.Injected() > 0 {
 				t.Fatal("a crash was not noticed")
@@ -201,7 +201,7 @@ func TestDefectLateUnsyncedPutUndoesASyncedOne(t *testing.T) {
 		m.put(deadline, bucketKey(key[0], 2)) // the folder is there
 		plan := fault.New(1, fault.Nth("rename", 0).Stall())
 		deadline.faults.Use(plan)
-		wait := m.later(func() error { return deadline.Put(m.Context(), key, image(t, m.format, key)) })
+		wait := m.later(func() error { return deadline.store(m.Context(), key, image(t, m.format, key)) })
 		m.stalled(plan)
 		m.put(first, key)
 		plan.Release()

@@ -18,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash, resolve_kv_cache_block_sizes
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -37,16 +38,18 @@ PATIENCE = 400.0  # seconds
 class Rig:
     """An engine's scheduler, connector and KV cache."""
 
-    def __init__(self, model: str, connector: str, folder: str, rng: random.Random) -> None:
+    def __init__(
+        self, model: str, connector: str, folder: str, rng: random.Random, *, ahead: bool = False, budget: int = 0
+    ) -> None:
         self.rng, self.folder = rng, Path(folder)
         transfer = KVTransferConfig(
             kv_connector=connector, kv_connector_module_path="kvlane.vllm", kv_role="kv_both", kv_load_failure_policy="recompute",
             kv_connector_extra_config={"store": {"cache_bytes": 24 * (LAYERS * 1024 + 4096), "dirs": [folder]}, "log_seconds": 0,
-                "layerwise_files": True},
+                "layerwise_files": True, **({"sync_load_budget_bytes": budget} if budget else {})},
         )  # fmt: skip
         config = EngineArgs(
             kv_transfer_config=transfer, model=model, dtype="float32", max_model_len=512, skip_tokenizer_init=True,
-            max_num_batched_tokens=BATCH, max_num_seqs=6, block_size=BLOCK, async_scheduling=False,
+            max_num_batched_tokens=BATCH, max_num_seqs=6, block_size=BLOCK, async_scheduling=ahead,
         ).create_engine_config()  # fmt: skip
         names = [f"layer{i}" for i in range(LAYERS)]
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=SIZE, dtype=torch.float32)
@@ -56,7 +59,7 @@ class Rig:
         config.cache_config.num_gpu_blocks = PAGES
         config.compilation_config.static_forward_context.update({name: Layer("CPU_ATTN") for name in names})
         size, hash_size = resolve_kv_cache_block_sizes(kv, config)
-        self.scheduler = Scheduler(
+        self.scheduler = (AsyncScheduler if ahead else Scheduler)(
             vllm_config=config, kv_cache_config=kv, structured_output_manager=StructuredOutputManager(config),
             block_size=size, hash_block_size=hash_size, log_stats=True,
         )  # fmt: skip
@@ -69,6 +72,7 @@ class Rig:
         self.hasher = get_request_block_hasher(hash_size, sha256)
         self.requests: list[Request] = []
         self.recovered = 0
+        self.in_step = 0  # steps with loads that feed them
 
     def ask(self, tokens: list[int], answer: int) -> None:
         """Adds a request."""
@@ -98,6 +102,7 @@ class Rig:
         )  # fmt: skip
         c.clear_connector_metadata()
         self.recovered += bool(out.invalid_block_ids)
+        self.in_step += plan.has_sync_kv_loads
         if plan.num_scheduled_tokens and self.rng.random() < abort:
             self.scheduler.finish_requests(self.rng.choice(list(plan.num_scheduled_tokens)), RequestStatus.FINISHED_ABORTED)
         ids = list(plan.num_scheduled_tokens)
@@ -162,7 +167,10 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
     """Asks many requests, and says what became of them."""
     rng = random.Random(plan["seed"])
     jobs = watch_jobs()
-    rig = Rig(plan["model"], plan["connector"], plan["folder"], rng)
+    from .ahead import AheadRig
+
+    budget = plan.get("budget", 0)
+    rig = (AheadRig if plan.get("ahead") else Rig)(plan["model"], plan["connector"], plan["folder"], rng, budget=budget)
     stems = [[rng.randrange(10, 400) for _ in range(rng.choice((64, 96, 128)))] for _ in range(10)]
     left, deadline = plan["requests"], time.monotonic() + PATIENCE
     while left or rig.scheduler.has_unfinished_requests():
@@ -188,7 +196,9 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
         "wrong": sum(WRONG in a for a in answers),
         "ends": sorted({r.get_finished_reason().name for r in rig.requests}),
         "recovered": rig.recovered,
+        "in_step": rig.in_step,
         "layerwise": {kind: sum(k == kind and by_layer for k, by_layer in jobs) for kind in ("load", "store")},
         "whole": {kind: sum(k == kind and not by_layer for k, by_layer in jobs) for kind in ("load", "store")},
         "stats": stats,
+        "ahead": {"loads": rig.store.loads, "behind": rig.store.behind, "late": rig.late} if isinstance(rig, AheadRig) else None,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,12 +81,31 @@ def test_one_rank_writes_the_files_of_kv_that_several_have() -> None:
     assert config.of_worker([store(0)] * 2, 1) == store(0), "there are no files"
 
 
+def test_loads_within_a_step_must_be_safe() -> None:
+    """A failure of such a load is recomputed, or fails the request. Otherwise its token would be wrong."""
+
+    def check(*options: str, ahead: bool = False, v2: bool = False, policy: str = "recompute", groups: int = 1) -> None:
+        vllm_config = SimpleNamespace(
+            scheduler_config=SimpleNamespace(async_scheduling=ahead), use_v2_model_runner=v2,
+            kv_transfer_config=SimpleNamespace(kv_load_failure_policy=policy),
+        )  # fmt: skip
+        config.check_loads_in_steps(vllm_config, SimpleNamespace(kv_cache_groups=[None] * groups), options)
+
+    option = "sync_load_budget_bytes"
+    check(option)
+    check(option, ahead=True, v2=True, policy="fail")
+    for wrong in ({"ahead": True}, {"v2": True}, {"groups": 2}):
+        with pytest.raises(errors.NotSupported, match=option):
+            check(option, **wrong)
+    with pytest.raises(errors.NotSupported, match=r"vLLM 0\.33"):
+        check()
+
+
 def test_what_is_refused(identities: Any) -> None:
     cases: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str]]] = {
         "PYTHONHASHSEED": (STORE, {"prefix_caching_hash_algo": "xxhash_cbor"}, {}),
         "cache_bytes": ({}, {}, {}),
         "cpu_bytes_to_use": (STORE | {"cpu_bytes_to_use": 1}, {}, {}),
-        "sync_load_budget_bytes": (STORE | {"sync_load_budget_bytes": 1}, {}, {}),  # of 0.33: LayerwiseConnector is for that
         "log": ({"store": {"cache_bytes": 1, "log_dir": "/log"}}, {}, {}),
         "pipeline_parallel_size": (STORE, {"pipeline_parallel_size": 2}, {}),
         "LoRA": (STORE, LORA, {}),

@@ -23,3 +23,36 @@ def test_requests_over_damaged_files(steps: Any, tmp_path: Path, connector: str)
     layerwise = connector == "LayerwiseConnector"
     assert (ran["layerwise"]["load"] > 0) == layerwise
     assert (ran["layerwise"]["store"] > 0) == layerwise
+
+
+def test_small_hits_are_loaded_within_a_step(steps: Any, tmp_path: Path) -> None:
+    """vLLM's sync_load_budget_bytes: hits above it, three blocks here, are loaded before a request's first step."""
+    import vllm
+
+    if vllm.__version__.startswith("0.32"):
+        pytest.skip("vLLM 0.32 has no such option")
+    seed = int(os.environ.get("KVLANE_SEED", "1"))
+    ran = steps(connector="Connector", folder=str(tmp_path / "kv"), seed=seed, requests=300, damage=0.9, abort=0.05, budget=9216)
+    assert ran["requests"] == 300
+    assert ran["wrong"] == 0, ran
+    assert ran["ends"] == ["ABORT", "LENGTH"]
+    assert ran["recovered"] > 0, "no load has failed"
+    assert ran["in_step"] > 0, "no load was within a step"
+    assert ran["whole"]["load"] > ran["in_step"], "no load was too large"
+    assert ran["stats"]["jobs"] == 0, "slots are left"
+
+
+def test_loads_are_ordered_behind_the_step_before(steps: Any, tmp_path: Path) -> None:
+    """The scheduler is a step ahead of a device that zeroes new pages, and on which a request's last token may come late.
+
+    A load waits for that, and not for the forward of its own step. It ends with the step that runs meanwhile.
+    """
+    seed = int(os.environ.get("KVLANE_SEED", "1"))
+    ran = steps(connector="Connector", folder=str(tmp_path / "kv"), seed=seed, requests=200, damage=0.3, abort=0.05, ahead=True)
+    assert ran["requests"] == 200
+    assert ran["wrong"] == 0, ran
+    assert ran["ends"] == ["ABORT", "LENGTH"]
+    assert ran["stats"]["jobs"] == 0, "slots are left"
+    assert ran["ahead"]["loads"] > 20
+    assert ran["ahead"]["behind"] == 0, "loads wait for their own step"
+    assert ran["ahead"]["late"] > 0, "no load has ended with the step that ran"

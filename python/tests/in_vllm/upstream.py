@@ -26,8 +26,14 @@ class OffloadingConnector(v0_32.Connector):
     def _spec(config: Any, vllm_config: Any, kv_cache_config: Any) -> Any:
         return OffloadingSpecFactory.create_spec(config)
 
+    def _in_files(self, *_: Any) -> bool:
+        return False
+
 
 OffloadingWorker.take_failures = lambda self: {}
+OffloadingWorker.take_pooled = lambda self: {}
+OffloadingWorker.begin_step = lambda self: None
+OffloadingWorker.loading = lambda self: False
 OffloadingManager.computed = lambda self, tokens, seconds: None
 for module, name, other in (
     (v0_32, "Worker", OffloadingWorker),

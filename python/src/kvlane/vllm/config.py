@@ -18,7 +18,7 @@ from .. import _config, errors, identity
 
 # Keys of kv_connector_extra_config: kvlane's own, and those of vLLM's OffloadingConnector.
 _OURS = ("store", "stream", "rdma", "device", "weights", "tenant", "log_seconds", "layerwise_files", "metrics_addr", "config")
-_VLLMS = ("offload_prompt_only", "self_describing_kv_events")
+_VLLMS = ("offload_prompt_only", "self_describing_kv_events", "sync_load_budget_bytes")
 # The smallest upper bound of the head size that every geometry can express.
 _MAX_HEAD_SIZE = 1 << 20
 
@@ -78,6 +78,25 @@ def check_layerwise(vllm_config: Any) -> None:
         raise errors.NotSupported(
             "LayerwiseConnector with vLLM's model runner V2, which does not compute tokens of a step a second time: set "
             "VLLM_USE_V2_MODEL_RUNNER=0, or use Connector"
+        )
+
+
+def check_loads_in_steps(vllm_config: Any, kv_cache_config: Any, options: tuple[str, ...]) -> None:
+    """Raise NotSupported if loads within a step (sync_load_budget_bytes) could yield wrong tokens.
+
+    options are the options of vLLM's OffloadingConnector.
+    """
+    what = "sync_load_budget_bytes"
+    if what not in options:
+        raise errors.NotSupported(f"{what}: vLLM 0.33 and later have it")
+    if len(kv_cache_config.kv_cache_groups) != 1:
+        raise errors.NotSupported(f"{what}: the model has several page groups, whose failures within a step vLLM does not handle")
+    ahead = vllm_config.scheduler_config.async_scheduling or vllm_config.use_v2_model_runner
+    if ahead and vllm_config.kv_transfer_config.kv_load_failure_policy == "recompute":
+        raise errors.NotSupported(
+            f"{what} with kv_load_failure_policy recompute, which does not compute tokens of a step a second time with "
+            "asynchronous scheduling or model runner V2: set the policy to fail, or --no-async-scheduling and "
+            "VLLM_USE_V2_MODEL_RUNNER=0"
         )
 
 

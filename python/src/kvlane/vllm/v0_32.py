@@ -9,7 +9,7 @@ adds loads within the step that needs them.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
@@ -17,119 +17,34 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
     KVConnectorTransferResults,
-    KVConnectorWorkerMetadata,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config, get_offloading_group_ids
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
+    OffloadingConnectorScheduler,
+    SchedulerOffloadConfig,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import OffloadingConnectorWorker
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingManager, OffloadingSpec, OffloadingWorker
+from vllm.v1.kv_offload.base import OffloadingSpec
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from .. import errors
-from .._metrics import address, opened
-from ..manager import Manager
 from . import config as configs
 from .metrics import PromMetrics, Reader, Stats
 from .pace import Pace
+from .results import LateLoads, Requests, WorkerMetadata
 from .scheduler import Scheduler
-from .worker import Failure, Worker, open_worker
+from .spec import Kernels, Spec
+from .worker import Failure, Worker
 
 logger = init_logger("vllm.kvlane")  # vLLM configures only the loggers below its own name
-
-
-@dataclass
-class WorkerMetadata(OffloadingWorkerMetadata):
-    """Metadata from workers to the scheduler.
-
-    It has, by job, the names of failed blocks, and those of direct jobs that are in memory.
-    """
-
-    failed: dict[int, set[bytes]] = field(default_factory=dict)
-    pooled: dict[int, set[bytes]] = field(default_factory=dict)
-
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerMetadata:
-        """Return the combined metadata of two workers in one step."""
-        assert isinstance(other, WorkerMetadata)
-        both = super().aggregate(other)
-        assert isinstance(both, OffloadingWorkerMetadata)
-        failed, pooled = _union(self.failed, other.failed), _union(self.pooled, other.pooled)
-        return WorkerMetadata(both.completed_jobs, both.transfer_stats, failed, pooled)
-
-
-def _union(a: dict[int, set[bytes]], b: dict[int, set[bytes]]) -> dict[int, set[bytes]]:
-    return {job: a.get(job, set()) | b.get(job, set()) for job in a.keys() | b.keys()}
-
-
-@dataclass
-class Kernels(KVConnectorHandshakeMetadata):
-    """Handshake from a worker to the scheduler before the first step: see config.kernels.
-
-    direct: the worker uses direct storage.
-    """
-
-    kernels: dict[str, Any]
-    direct: bool = False
-
-
-class Spec(OffloadingSpec):
-    """Specification from which vLLM's OffloadingConnector creates kvlane's two sides."""
-
-    def __init__(self, config: OffloadingConfig, vllm_config: Any, kv_cache_config: Any) -> None:
-        super().__init__(config)
-        if self.blocks_per_chunk != 1:
-            raise errors.NotSupported(
-                "kvlane's blocks are vLLM's blocks: set its block size (--block-size) rather than that of chunks"
-            )
-        self.group_ids = get_offloading_group_ids(kv_cache_config)
-        self.groups = configs.page_groups(vllm_config, kv_cache_config, self.group_ids)
-        self._vllm = (vllm_config, kv_cache_config)
-
-    def kernels(self) -> dict[str, Any]:
-        """Return the properties of this worker's kernels."""
-        return configs.kernels(*self._vllm, self.group_ids)
-
-    def _stores(self, kernels: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the configurations of all ranks' stores."""
-        ranks = range(self.config.parallel.tp_size)
-        return [configs.store_config(*self._vllm, self.groups, kernels, rank) for rank in ranks]
-
-    def get_manager(self) -> OffloadingManager:
-        """Return the scheduler's side, without its Manager."""
-        log_seconds = float(self.extra_config.get("log_seconds", 60))
-        tokens = self.groups[0].block_tokens if len(self.groups) == 1 else 0
-        return Scheduler(self.group_ids, self.kv_events_config.enable_kv_cache_events, log_seconds, tokens)
-
-    def open_manager(self, kernels: dict[str, Any], *, direct: bool) -> Manager:
-        """Open the index of the blocks of workers with such kernels."""
-        stores = self._stores(kernels)
-        ranks = [c for i, c in enumerate(stores) if c not in stores[:i]]
-        served = self._served(None)
-        return opened(lambda config: Manager(ranks, metrics_addr=config.get("metrics_addr"), direct=direct), served, logger)
-
-    def _served(self, rank: int | None) -> dict[str, str]:
-        """Return the configuration of the metrics address of a worker or the scheduler."""
-        addr, parallel = self.extra_config.get("metrics_addr"), self.config.parallel
-        if not addr:
-            return {}
-        return {"metrics_addr": address(str(addr), parallel.tp_size, rank, parallel.data_parallel_index)}
-
-    def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
-        """Open the side of one worker."""
-        stores = self._stores(self.kernels())
-        rank = self.config.parallel.rank % len(stores)
-        own = configs.of_worker(stores, rank)
-        if own is not stores[rank]:
-            logger.info("kvlane: rank %d has the KV of another rank, which writes the files of both", rank)
-            Manager([stores[rank]], 1).close()  # makes the directories, which may be absent
-        return open_worker(own | self._served(self.config.parallel.rank), kv_caches, self.groups)
 
 
 class Connector(OffloadingConnector):
@@ -144,6 +59,7 @@ class Connector(OffloadingConnector):
         self._failures: dict[int, Failure] = {}
         self._pooled: dict[int, list[bytes]] = {}
         self._bad_pages: set[int] = set()
+        self._late: LateLoads | None = None  # of the step whose results are being taken
         self._metrics: Reader | None = None
         self._pace = Pace(2 if vllm_config.scheduler_config.async_scheduling else 1)
         self.connector_scheduler = self.connector_worker = None
@@ -158,6 +74,13 @@ class Connector(OffloadingConnector):
             self.connector_worker = OffloadingConnectorWorker(spec, vllm_config, kv_cache_config)
         # Block numbers identify a request's blocks only if there is one page group.
         self._by_page = len(kv_cache_config.kv_cache_groups) == 1
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self._from_files = bool(extra.get("layerwise_files", False))
+        self._in_steps = bool(extra.get("sync_load_budget_bytes"))  # some loads are within a step
+        if self._in_steps:
+            configs.check_loads_in_steps(vllm_config, kv_cache_config, SchedulerOffloadConfig._fields)
+        # by job of this step: the request, and the pages that depend on the job
+        self._loading: dict[int, tuple[str, list[int]]] = {}
 
     @staticmethod
     def _spec(config: OffloadingConfig, vllm_config: Any, kv_cache_config: Any) -> OffloadingSpec:
@@ -213,14 +136,78 @@ class Connector(OffloadingConnector):
         assert isinstance(manager, Scheduler)
         manager.open(self.spec.open_manager(reported[0], direct=all(m.direct for m in workers)))
 
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Return the number of tokens that can be loaded.
+
+        The second value is True if they are loaded before the request's first step.
+        """
+        if self._in_steps and self._shares(request, num_computed_tokens):
+            return None, False
+        found, whole = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if (
+            found
+            and not whole
+            and not self._from_files
+            and self._in_files(request, num_computed_tokens, num_computed_tokens + found)
+        ):
+            self.scheduler._current_batch_sync_loads.discard(request.request_id)
+            self.scheduler._current_batch_sync_load_bytes -= found * self.scheduler.config.kv_bytes_per_token
+            return found, True  # other requests are computed meanwhile
+        return found, whole
+
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        """Create the job of a load."""
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        if num_external_tokens and self._in_steps:
+            number, job = next(reversed(self.scheduler._current_batch_load_jobs.items()))
+            if getattr(job, "sync", False):
+                self._depends(number, request, blocks.blocks[0])
+                if self.scheduler._chunks_being_loaded is not None:
+                    self.scheduler._chunks_being_loaded.update(self.scheduler._jobs[number].keys)
+
+    def _depends(self, number: int, request: Request, pages: Any) -> None:
+        """Record the pages that a load within this step fills, and those computed from them."""
+        status = self.scheduler._req_status[request.request_id]
+        first = status.num_locally_computed_tokens // self.scheduler.config.kv_group_configs[0].tokens_per_block
+        self._loading[number] = (request.request_id, [p.block_id for p in pages[first:] if not p.is_null])
+
+    def _in_files(self, request: Request, first: int, end: int) -> bool:
+        """Report whether a block of these tokens is in files, and not in all workers' memory."""
+        status, manager = self.scheduler._req_status[request.request_id], self.scheduler.manager
+        assert isinstance(manager, Scheduler)
+        size = self.scheduler.config.kv_group_configs[0].tokens_per_chunk
+        return manager.in_files(status.group_states[0].offload_keys[first // size : end // size], status.req_context)
+
+    def _shares(self, request: Request, num_computed_tokens: int) -> bool:
+        """Report whether pages of the request are still being loaded for another one."""
+        scheduler = self.scheduler
+        if not scheduler._chunks_being_loaded:
+            return False
+        status = scheduler._req_status[request.request_id]
+        status.update_offload_keys()
+        chunks = num_computed_tokens // scheduler.config.kv_group_configs[0].tokens_per_chunk
+        return any(key in scheduler._chunks_being_loaded for key in status.group_states[0].offload_keys[:chunks])
+
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Any:
-        """Return the jobs of a step. Reports the duration of an earlier step to the Manager."""
-        meta = super().build_connector_meta(scheduler_output)
+        """Return the jobs of a step. Reports the duration of an earlier step to the Manager.
+
+        Blocks that depend on loads within the step are stored by the next step, after verification.
+        """
+        loading = {request for request, _ in self._loading.values()}
+        tokens = {r: n for r, n in scheduler_output.num_scheduled_tokens.items() if r not in loading}
+        meta = super().build_connector_meta(replace(scheduler_output, num_scheduled_tokens=tokens))
         sample = self._pace.step(time.monotonic(), scheduler_output.num_scheduled_tokens, bool(meta.load_jobs))
         manager = self.scheduler.manager
         if sample is not None and isinstance(manager, Scheduler):
             manager.computed(*sample)
         return meta
+
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        """Receive a step's jobs. Its loads wait for the work that is on the CUDA stream now."""
+        super().bind_connector_metadata(connector_metadata)
+        worker = None if self.connector_worker is None else self.connector_worker.worker
+        if isinstance(worker, Worker) and connector_metadata.load_jobs:
+            worker.begin_step()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Return the requests whose loads have ended.
@@ -239,9 +226,33 @@ class Connector(OffloadingConnector):
         if self._by_page:
             self._bad_pages.update(page for job in failed for page in failures[job].pages)
             failed = []
+        requests = self._received(received)
         return KVConnectorTransferResults(
-            finished_sending=sent, finished_recving=received, failed_recving={loads[job] for job in failed}
+            finished_sending=sent,
+            finished_recving=requests,
+            failed_recving={r for job in failed if (r := loads[job]) is not None},
         )
+
+    def _received(self, ended: set[str]) -> Any:
+        """Return the requests whose loads have ended, with those that end until they are read."""
+        assert self.connector_worker is not None
+        worker = self.connector_worker.worker
+        assert isinstance(worker, Worker)
+        self._late = LateLoads(self._take_loaded) if worker.loading() else None
+        return ended if self._late is None else Requests(ended, self._late)
+
+    def _take_loaded(self) -> tuple[set[str], OffloadingWorkerMetadata]:
+        """Return the requests and the metadata of loads that have ended. For any thread."""
+        side, meta = self.connector_worker, OffloadingWorkerMetadata()
+        assert side is not None
+        assert isinstance(side.worker, Worker)
+        requests = set()
+        for result in side.worker.take_loaded():
+            if (request := side._load_jobs.pop(result.job_id, None)) is not None:
+                requests.add(request)
+            meta.mark_completed(result.job_id)
+            meta.transfer_stats.load.record(result.transfer_size, result.transfer_time)
+        return requests, meta
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Return the pages whose loads failed, if there is one page group."""
@@ -250,18 +261,25 @@ class Connector(OffloadingConnector):
 
     def build_connector_worker_meta(self) -> WorkerMetadata | None:
         """Return this worker's metadata for the scheduler in this step."""
-        meta = super().build_connector_worker_meta()
-        if meta is None:
+        meta, late = super().build_connector_worker_meta(), self._late
+        self._late = None
+        if meta is None and late is None:
             return None
         failures, self._failures = self._failures, {}
         pooled, self._pooled = self._pooled, {}
         failed = {job: set(f.names) for job, f in failures.items()}
-        return WorkerMetadata(meta.completed_jobs, meta.transfer_stats, failed, {job: set(p) for job, p in pooled.items()})
+        meta = meta or OffloadingWorkerMetadata()
+        in_memory = {job: set(p) for job, p in pooled.items()}
+        return WorkerMetadata(meta.completed_jobs, meta.transfer_stats, failed, in_memory, late)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """Process the workers' metadata: forget failed blocks, and store those of loads again."""
+        """Process the workers' metadata: forget failed blocks, and store those of loads again.
+
+        Pages that a load within a step left wrong are evicted from vLLM's cache.
+        """
         meta, scheduler = connector_output.kv_connector_worker_meta, self.scheduler
         if isinstance(meta, WorkerMetadata):
+            meta.read()
             manager = scheduler.manager
             assert isinstance(manager, Scheduler)
             for job, names in meta.pooled.items():
@@ -278,7 +296,16 @@ class Connector(OffloadingConnector):
                         group.next_stored_chunk_idx = 0
                         if request.req.is_finished():
                             group.block_ids.clear()  # nothing of it is to be stored
+            for job in meta.completed_jobs:
+                _, pages = self._loading.pop(job, ("", []))
+                if meta.failed.get(job):
+                    self._kv_cache_manager.evict_blocks(set(pages))
         super().update_connector_output(connector_output)
+
+    def reset_cache(self) -> bool | None:
+        """Forget all blocks and jobs."""
+        self._loading.clear()
+        return bool(super().reset_cache())
 
 
 class LayerwiseConnector(Connector):
@@ -300,13 +327,14 @@ class LayerwiseConnector(Connector):
             logger.warning("kvlane: KV is not moved layer by layer: %s", whole)
         layers = () if whole is not None else kv_cache_config.kv_cache_groups[0].layer_names
         self._layers = {name: i for i, name in enumerate(layers)}
-        self._from_files = bool(vllm_config.kv_transfer_config.kv_connector_extra_config.get("layerwise_files", False))
+        if self._in_steps:
+            raise errors.NotSupported("LayerwiseConnector loads within a step: sync_load_budget_bytes is for Connector")
+        self._in_steps = bool(layers)
         # A draft model writes to its layers after the call for them.
         self._saves = bool(layers) and vllm_config.speculative_config is None
         self._begun: Any = None  # the step whose loads were submitted
         self._in_step: set[str] = set()  # the requests that are to be loaded within a step
-        # by job of this step: the request, and the pages that depend on the job
-        self._loading: dict[int, tuple[str, list[int]]] = {}
+        self._waited: set[str] = set()  # the requests that the last step has loaded
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
@@ -319,8 +347,6 @@ class LayerwiseConnector(Connector):
         The second value is True if they are loaded before the request's first step.
         """
         self._in_step.discard(request.request_id)
-        if self._layers and self._shares(request, num_computed_tokens):
-            return None, False
         found, whole = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if not found or not self._layers:
             return found, whole
@@ -331,23 +357,6 @@ class LayerwiseConnector(Connector):
             return found, True  # other requests are computed meanwhile
         self._in_step.add(request.request_id)
         return found, False
-
-    def _in_files(self, request: Request, first: int, end: int) -> bool:
-        """Report whether a block of these tokens is in files, and not in all workers' memory."""
-        status, manager = self.scheduler._req_status[request.request_id], self.scheduler.manager
-        assert isinstance(manager, Scheduler)
-        size = self.scheduler.config.kv_group_configs[0].tokens_per_chunk
-        return manager.in_files(status.group_states[0].offload_keys[first // size : end // size], status.req_context)
-
-    def _shares(self, request: Request, num_computed_tokens: int) -> bool:
-        """Report whether pages of the request are still being loaded for another one."""
-        scheduler = self.scheduler
-        if not scheduler._chunks_being_loaded:
-            return False
-        status = scheduler._req_status[request.request_id]
-        status.update_offload_keys()
-        chunks = num_computed_tokens // scheduler.config.kv_group_configs[0].tokens_per_chunk
-        return any(key in scheduler._chunks_being_loaded for key in status.group_states[0].offload_keys[:chunks])
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         """Create the job of a load."""
@@ -362,35 +371,7 @@ class LayerwiseConnector(Connector):
         super().update_state_after_alloc(request, KVCacheBlocks((unfilled,)), num_external_tokens)
         number, job = next(reversed(self.scheduler._current_batch_load_jobs.items()))
         job.src_spec.layerwise = True
-        status = self.scheduler._req_status[request.request_id]
-        first = status.num_locally_computed_tokens // self.scheduler.config.kv_group_configs[0].tokens_per_block
-        self._loading[number] = (request.request_id, [p.block_id for p in pages[first:] if not p.is_null])
-
-    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Any:
-        """Return the jobs of a step.
-
-        Blocks that depend on its loads are stored by the next step, after verification.
-        """
-        loading = {request for request, _ in self._loading.values()}
-        tokens = {r: n for r, n in scheduler_output.num_scheduled_tokens.items() if r not in loading}
-        return super().build_connector_meta(replace(scheduler_output, num_scheduled_tokens=tokens))
-
-    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """Process the workers' metadata.
-
-        Pages that a failed load left wrong are evicted from vLLM's cache.
-        """
-        meta = connector_output.kv_connector_worker_meta
-        for job in meta.completed_jobs if isinstance(meta, WorkerMetadata) else ():
-            _, pages = self._loading.pop(job, ("", []))
-            if meta.failed.get(job):
-                self._kv_cache_manager.evict_blocks(set(pages))
-        super().update_connector_output(connector_output)
-
-    def reset_cache(self) -> bool | None:
-        """Forget all blocks and jobs."""
-        self._loading.clear()
-        return bool(super().reset_cache())
+        self._depends(number, request, pages)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Start the step's loads, and the stores deferred to this step."""
@@ -428,9 +409,11 @@ class LayerwiseConnector(Connector):
         Requests loaded within the step did not wait. Their failures are known now.
         """
         loads = dict(self._side()._load_jobs)
-        in_step = {loads[job] for job in self._worker().end_loads()}
-        results = super().get_transfer_results(finished_req_ids)
-        return replace(results, finished_recving=results.finished_recving - in_step)
+        self._waited = {loads[job] for job in self._worker().end_loads()}
+        return super().get_transfer_results(finished_req_ids)
+
+    def _received(self, ended: set[str]) -> Any:
+        return super()._received(ended - self._waited)
 
     def _side(self) -> OffloadingConnectorWorker:
         assert self.connector_worker is not None

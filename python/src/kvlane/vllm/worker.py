@@ -50,6 +50,7 @@ class _Job:
     direct: bool = False
     task: Load | Dump | None = None
     error: errors.Error | None = None
+    expedited: bool = False  # a load that the host waits for before the step
     begun: float = 0.0
     fail_after: float = 0.0  # time at which the job fails if it has not started
 
@@ -73,6 +74,7 @@ class Worker(OffloadingWorker):
         self.writes = Writes(logger)  # stores reported to vLLM that are not in files yet
         self._layers = groups[0].layers  # layerwise jobs exist only with a single page group
         self._saved: set[int] = set()  # layers that this step has computed
+        self._step: Any = None  # a CUDA stream that waits for the work before a step
 
     def _keys(self, names: list[bytes]) -> Keys:
         return Keys(
@@ -83,16 +85,17 @@ class Worker(OffloadingWorker):
         """Start a store of blocks."""
         return self._submit(job_id, False, dst_spec, src_spec)
 
-    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
-        """Start a load of blocks."""
-        return self._submit(job_id, True, src_spec, dst_spec)
+    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec, expedited: bool = False) -> bool:
+        """Start a load of blocks. expedited: wait follows, and the step runs after it."""
+        return self._submit(job_id, True, src_spec, dst_spec, expedited)
 
-    def _submit(self, job_id: int, load: bool, blocks: LoadStoreSpec, pages: GPULoadStoreSpec) -> bool:
+    def _submit(self, job_id: int, load: bool, blocks: LoadStoreSpec, pages: GPULoadStoreSpec, expedited: bool = False) -> bool:
         assert isinstance(blocks, Blocks)
         numbers = pages.block_ids.tolist()
         job = _Job(job_id, load, blocks.names, numbers, blocks.evicted, blocks.layerwise, blocks.before, blocks.direct)
         if len(numbers) != len(blocks.names):
             job.error = errors.Failed(f"{len(blocks.names)} blocks for {len(numbers)} pages")
+        job.expedited = expedited
         job.fail_after = time.monotonic() + _PATIENCE
         self._running[job_id] = job
         (self._loads if load else self._stores).append(job)
@@ -140,18 +143,30 @@ class Worker(OffloadingWorker):
             for layer in self._saved if job.layerwise else ():
                 self._save(job.task, layer)
             return
-        # The load waits for vLLM's current work on the stream, which may still write to pages that
-        # are new to the request. vLLM zeroes new pages there. With asynchronous scheduling, a
-        # running step also writes a token of a request that has ended meanwhile.
+        after = stream if self._step is None else self._step
         job.task = self.store.load(
             self.cache,
             keys,
             job.pages,
-            after=stream,
+            after=after,
             layerwise=job.layerwise,
             awaited=job.layerwise and stream is not None,
             promote=not job.direct,
         )
+
+    def begin_step(self) -> None:
+        """Make later loads wait for the work now on the CUDA stream, and not for the step's forward.
+
+        That work may still write to pages that are new to a request: vLLM zeroes them there. With
+        asynchronous scheduling, the previous step also writes a token of a request that has ended
+        meanwhile. The step's own forward does not access the pages of its loads before they end.
+        """
+        stream = self._stream()
+        if stream is None:
+            return
+        if self._step is None:
+            self._step = torch.cuda.Stream()
+        self._step.wait_stream(stream)
 
     def _stream(self) -> Any:
         """Return the current CUDA stream, or None if vLLM computes on the host."""
@@ -232,15 +247,39 @@ class Worker(OffloadingWorker):
         self._begin()
         self.writes.poll()
         out = []
-        for job in [j for j in self._running.values() if self._ended(j)]:
-            del self._running[job.id]
+        for job in [j for j in list(self._running.values()) if self._ended(j)]:
+            if self._running.pop(job.id, None) is None:
+                continue  # take_loaded has it
             failure = self._failure(job)
             if failure is not None:
                 self._failures[job.id] = failure
             if job.direct and job.task is not None and (pooled := self._in_memory(job.names)):
                 self._pooled[job.id] = pooled
-            moved = sum(self._block_bytes[g] * len(names) for g, names in by_group(job.names).items())
-            out.append(TransferResult(job.id, True, moved if failure is None else None, time.monotonic() - job.begun))
+            out.append(self._result(job, failure is None))
+        return out
+
+    def _result(self, job: _Job, success: bool) -> TransferResult:
+        moved = sum(self._block_bytes[g] * len(names) for g, names in by_group(job.names).items())
+        return TransferResult(job.id, True, moved if success else None, time.monotonic() - job.begun)
+
+    def loading(self) -> bool:
+        """Report whether loads are in progress that no step waits for."""
+        return any(job.load and not job.layerwise for job in list(self._running.values()))
+
+    def take_loaded(self) -> list[TransferResult]:
+        """Return the loads that have ended without a failure since the last get_finished.
+
+        Direct loads are left to get_finished. Safe to call from another thread than the worker's:
+        each job is returned once.
+        """
+        out = []
+        for job in list(self._running.values()):
+            if not isinstance(job.task, Load) or job.layerwise or job.direct or not job.task.done():
+                continue
+            if any(r.status != Status.OK for r in job.task.results()):
+                continue  # get_finished returns it
+            if self._running.pop(job.id, None) is not None:
+                out.append(self._result(job, True))
         return out
 
     def take_failures(self) -> dict[int, Failure]:
@@ -255,7 +294,9 @@ class Worker(OffloadingWorker):
 
     def wait(self, job_ids: set[int]) -> None:
         """Wait until these jobs no longer access their pages."""
-        for job in [self._running[i] for i in job_ids if i in self._running]:
+        for job in [job for i in job_ids if (job := self._running.get(i)) is not None]:
+            if job.expedited:
+                self._wait_started(job)
             self._dequeue(job, "its pages were requested before its start")
             if isinstance(job.task, Dump):
                 try:
@@ -272,7 +313,7 @@ class Worker(OffloadingWorker):
             time.sleep(_POLL)
 
     def _layerwise(self, load: bool) -> list[_Job]:
-        return [job for job in self._running.values() if job.layerwise and job.load == load]
+        return [job for job in list(self._running.values()) if job.layerwise and job.load == load]
 
     def wait_layer(self, layer: int) -> None:
         """Make the model's next work wait until layerwise loads have completed a layer.

@@ -12,11 +12,12 @@ import (
 // PD is a protection domain: work requests of its queue pairs reach its memory regions only.
 type PD interface {
 	// RegMR registers an extent until the memory region is closed. The memory must live longer. It
-	// is pinned by its CPU address. Memory without one is reached by its device address through a
-	// peer memory module of the kernel; without that, RegMR returns ErrNotSupported with the
-	// module's name. Pinning takes about 0.2 us for each page: do not call RegMR on the transfer
+	// is pinned by its CPU address, also if work requests use its device address (OwnAddr). Memory
+	// without a CPU address is reached by its device address through a peer memory module of the
+	// kernel; without that, RegMR returns ErrNotSupported with the module's name. Pinning takes about 0.2 us for each page: do not call RegMR on the transfer
 	// path. It returns the errors of MROptions.Validate, ErrInvalid or ErrNotSupported if the
-	// device does not accept an IOVA, and ErrNoMemory if the limit on locked memory is too low.
+	// device does not accept an IOVA, ErrNotSupported if it cannot register host-pinned memory at
+	// its device address, and ErrNoMemory if the limit on locked memory is too low.
 	RegMR(e mem.Extent, o MROptions) (MR, error)
 	// RegDMABufMR registers an extent of device memory through the dma-buf that exports it. fd is
 	// the descriptor, which may be closed afterwards. off is the offset in bytes of the extent in
@@ -55,7 +56,7 @@ func (o *MROptions) Validate(e mem.Extent) error {
 	if err := e.Validate(); err != nil {
 		return err
 	}
-	own, addr := OwnAddr(e), o.Addr(e)
+	mapped, addr := MappedAddr(e), o.Addr(e)
 	switch {
 	case e.Len == 0:
 		return fmt.Errorf("an empty part of the %s: %w", e.Region, errdefs.ErrInvalid)
@@ -63,8 +64,8 @@ func (o *MROptions) Validate(e mem.Extent) error {
 		return fmt.Errorf("unknown access %s: %w", o.Access, errdefs.ErrInvalid)
 	case o.Access&accessNeedsLocal != 0 && o.Access&AccessLocalWrite == 0:
 		return fmt.Errorf("access %s without %s: %w", o.Access, AccessLocalWrite, errdefs.ErrInvalid)
-	case (own^addr)%uint64(os.Getpagesize()) != 0:
-		return fmt.Errorf("IOVA %#x of memory at %#x: their offsets in a page differ: %w", addr, own, errdefs.ErrInvalid)
+	case (mapped^addr)%uint64(os.Getpagesize()) != 0:
+		return fmt.Errorf("IOVA %#x of memory at %#x: their offsets in a page differ: %w", addr, mapped, errdefs.ErrInvalid)
 	case addr > math.MaxUint64-uint64(e.Len):
 		return fmt.Errorf("%d bytes from %#x end beyond the address space: %w", e.Len, addr, errdefs.ErrInvalid)
 	}
@@ -79,13 +80,23 @@ func (o *MROptions) Addr(e mem.Extent) uint64 {
 	return OwnAddr(e)
 }
 
-// OwnAddr returns the address of the memory for a NIC: the device address of device memory, and the
-// CPU address of other memory. The device address of pinned memory is not valid for NICs.
+// OwnAddr returns the address of e's first byte in work requests without an IOVA: the device
+// address of device memory and of host-pinned memory, and the CPU address of pageable memory.
 func OwnAddr(e mem.Extent) uint64 {
-	if e.Region.Kind() == mem.KindDevice {
-		return uint64(e.Dev())
+	if a := e.Dev(); a != 0 {
+		return uint64(a)
 	}
 	return uint64(e.CPU())
+}
+
+// MappedAddr returns the address of e's first byte that a driver registers: the CPU address, or the
+// device address of device memory. It differs from OwnAddr for host-pinned memory whose two
+// addresses differ.
+func MappedAddr(e mem.Extent) uint64 {
+	if a := e.CPU(); a != 0 {
+		return uint64(a)
+	}
+	return uint64(e.Dev())
 }
 
 // MR is a registered memory region.

@@ -7,7 +7,7 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// Pinned memory has two addresses; NICs use that of the CPU.
+// Host-pinned memory has two addresses; work requests use that of the device.
 func TestOwnAddr(t *testing.T) {
 	b := make([]byte, 64)
 	for _, c := range []struct {
@@ -15,7 +15,7 @@ func TestOwnAddr(t *testing.T) {
 		want uint64
 	}{
 		{mem.RegionSpec{Kind: mem.KindHost, Device: mem.NoDevice, Len: 64, CPU: 0x1000, Bytes: b}, 0x1008},
-		{mem.RegionSpec{Kind: mem.KindHostPinned, Len: 64, CPU: 0x1000, Dev: 0x2000, Bytes: b}, 0x1008},
+		{mem.RegionSpec{Kind: mem.KindHostPinned, Len: 64, CPU: 0x1000, Dev: 0x2000, Bytes: b}, 0x2008},
 		{mem.RegionSpec{Kind: mem.KindDevice, Len: 64, Dev: 0x2000}, 0x2008},
 	} {
 		r, err := mem.NewRegion(c.spec)

@@ -93,6 +93,15 @@ func testRegisterHost(t *testing.T, h *harness) {
 	if r.Kind() != mem.KindHostPinned || r.Len() != n || r.CPU() != hostmem.Addr(b) || r.Dev() == 0 || r.Device() != h.dev.Info().Index {
 		t.Errorf("registered memory came as %s", r)
 	}
+	inside, err := hostmem.Alloc(2 * n)
+	must(t, err)
+	defer func() { must(t, hostmem.Free(inside)) }()
+	part, err := h.dev.RegisterHost(inside[192 : 192+n])
+	must(t, err)
+	if (uint64(part.CPU())^uint64(part.Dev()))%uint64(os.Getpagesize()) != 0 {
+		t.Errorf("the addresses of the %s have different offsets within a page", part)
+	}
+	must(t, h.dev.Free(part))
 	if r2, err := h.dev.RegisterHost(b); err == nil {
 		t.Errorf("the same memory was registered again, as %s", r2)
 	}

@@ -122,7 +122,7 @@ func (d *Device) addSpan(sp *span, spec mem.RegionSpec, call, args string) error
 		// the memory that backs the span.
 		sp.base = mem.DevAddr(hostmem.Addr(sp.bytes))
 	} else {
-		sp.base = d.space.reserve(sp.len)
+		sp.base = d.space.reserve(sp.len, spec.CPU)
 	}
 	spec.Dev = sp.base
 	r, err := mem.NewRegion(spec)

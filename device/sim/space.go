@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"sort"
 	"sync"
@@ -55,12 +56,14 @@ func newSpace(index int) *space {
 	return s
 }
 
-// reserve returns the address for n bytes. Addresses only ascend: none is used twice.
-func (s *space) reserve(n int64) mem.DevAddr {
+// reserve returns the address for n bytes at that CPU address, or zero. Both have the same offset
+// within a page. Addresses only ascend: none is used twice.
+func (s *space) reserve(n int64, cpu mem.CPUAddr) mem.DevAddr {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	a := s.next
-	s.next += (mem.DevAddr(n)+alignment-1)&^(alignment-1) + guard
+	off := mem.DevAddr(cpu) % mem.DevAddr(os.Getpagesize())
+	a := s.next + off
+	s.next += (mem.DevAddr(n)+off+alignment-1)&^(alignment-1) + guard
 	return a
 }
 

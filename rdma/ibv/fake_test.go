@@ -39,7 +39,7 @@ type library struct {
 	attr       ibverbs.QPAttr
 	wcs        []ibverbs.WC
 	access     uint32
-	iova       uint64
+	addr, iova uint64
 }
 
 // errInjected is an errno that has no other use here.
@@ -228,11 +228,11 @@ func (l *library) bindObjects(a *ibverbs.API) {
 		return ibverbs.PD(p), errno
 	}
 	a.DeallocPD = func(p ibverbs.PD) syscall.Errno { return l.free("dealloc_pd", uintptr(p)) }
-	a.RegMR = func(p ibverbs.PD, _, _, iova uint64, access uint32) (ibverbs.Registration, syscall.Errno) {
+	a.RegMR = func(p ibverbs.PD, addr, _, iova uint64, access uint32) (ibverbs.Registration, syscall.Errno) {
 		if l.regErr != 0 {
 			return ibverbs.Registration{}, l.regErr
 		}
-		l.access, l.iova = access, iova
+		l.access, l.addr, l.iova = access, addr, iova
 		m, errno := l.make("reg_mr", uintptr(p))
 		return ibverbs.Registration{MR: ibverbs.MR(m), LKey: 0x10, RKey: 0x20}, errno
 	}

@@ -26,7 +26,7 @@ type MR struct {
 // RegMR implements rdma.PD.
 func (p *PD) RegMR(e mem.Extent, o rdma.MROptions) (rdma.MR, error) {
 	return p.register(e, &o, func(iova uint64) (ibverbs.Registration, error) {
-		addr := rdma.OwnAddr(e)
+		addr := rdma.MappedAddr(e)
 		r, errno := p.dev.api.RegMR(p.native, addr, uint64(e.Len), iova, uint32(o.Access))
 		return r, registerError(e, addr, iova, o.Access, errno)
 	})
@@ -90,6 +90,9 @@ func registerError(e mem.Extent, addr, iova uint64, access rdma.Access, errno sy
 		switch {
 		case e.CPU() == 0 && !peerMemory():
 			text = "device memory needs the kernel module nvidia_peermem, which is not loaded, or registration by dma-buf"
+			kind = errdefs.ErrNotSupported
+		case iova != addr && iova == rdma.OwnAddr(e):
+			text = "the driver cannot register host-pinned memory at its device address (ibv_reg_mr_iova)"
 			kind = errdefs.ErrNotSupported
 		case iova != addr:
 			text = "the driver may require the memory's address as IOVA"

@@ -111,6 +111,26 @@ func TestRegisterMemory(t *testing.T) {
 	}
 }
 
+// TestHostPinnedRegistersDeviceAddress checks that the library pins the CPU mapping and knows it by
+// the device address.
+func TestHostPinnedRegistersDeviceAddress(t *testing.T) {
+	l, r := opened(t)
+	pinned, err := mem.NewRegion(mem.RegionSpec{
+		Kind: mem.KindHostPinned, Len: r.memory.Len(), CPU: r.memory.CPU(), Dev: 0x7f0000000000, Bytes: r.memory.Bytes(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := r.pd.RegMR(mem.All(pinned).Sub(64, 128), rdma.MROptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closing(t, m)
+	if l.addr != uint64(pinned.CPU())+64 || l.iova != 0x7f0000000040 || m.Info().Addr != l.iova {
+		t.Errorf("registered %#x at %#x, known at %#x", l.addr, l.iova, m.Info().Addr)
+	}
+}
+
 func TestRegistrationThatFailsSaysWhy(t *testing.T) {
 	l, r := opened(t)
 	gpu := deviceRegion(t)
@@ -145,6 +165,7 @@ func TestRegistrationThatFailsSaysWhy(t *testing.T) {
 		{"no pages left to lock", unix.ENOMEM, reg(host, 0), errdefs.ErrNoMemory, "ENOMEM"},
 		{"host memory refused", unix.EFAULT, reg(host, 0), errdefs.ErrInvalid, "EFAULT"},
 		{"device memory without a peer module", unix.EFAULT, reg(mem.All(gpu), 0), errdefs.ErrNotSupported, "nvidia_peermem"},
+		{"pinned memory refused at its device address", unix.EINVAL, reg(mem.All(pinned), 0), errdefs.ErrNotSupported, "the driver cannot register host-pinned memory at its device address"},
 		{"IOVA refused", unix.EINVAL, elsewhere, errdefs.ErrInvalid, "iova=0x0 access=none): EINVAL (22): the driver may require"},
 		{"no IOVAs", unix.EOPNOTSUPP, elsewhere, errdefs.ErrNotSupported, "the driver may require"},
 		{"no dma-bufs", unix.EOPNOTSUPP, dmabuf, errdefs.ErrNotSupported, "cannot register dma-bufs"},

@@ -67,6 +67,26 @@ func connected(t *testing.T, o Options, n int64) *ends {
 	return e
 }
 
+// TestHostPinnedRegistersDeviceAddress checks that both domains know host-pinned memory by its
+// device address: queues use it whole, and peers reach it near the base at its offset in a page.
+func TestHostPinnedRegistersDeviceAddress(t *testing.T) {
+	e := connected(t, Options{}, 4096)
+	host := region(t, 1<<14)
+	const dev, off = 0x0d00_0000_0001_0000, 192
+	r, err := mem.NewRegion(mem.RegionSpec{
+		Kind: mem.KindHostPinned, Len: 8192, CPU: host.CPU() + off, Dev: dev + off, Bytes: host.Bytes()[off : off+8192],
+	})
+	must(t, err)
+	own, err := e.use.Register(r, 1<<30)
+	must(t, err)
+	peers, err := e.serve.Register(r, 1<<30)
+	must(t, err)
+	if own[0].Addr != dev+off || peers[0].Addr != 1<<30+off {
+		t.Errorf("at %#x, and for peers at %#x; want %#x and %#x", own[0].Addr, peers[0].Addr, dev+off, 1<<30+off)
+	}
+	must(t, errors.Join(e.use.Unregister(t.Context(), r), e.serve.Unregister(t.Context(), r)))
+}
+
 // do carries out jobs and returns the number of posted requests.
 func (e *ends) do(t *testing.T, jobs ...*Job) uint64 {
 	t.Helper()

@@ -49,14 +49,15 @@ func (m Method) String() string {
 	return fmt.Sprintf("method(%d)", uint8(m))
 }
 
-// cpuSpace is the space of CPU addresses. Space d has the addresses of device d.
-const cpuSpace = mem.NoDevice
+// cpuSpace is the space of the CPU addresses of pageable memory. Space d has the addresses of
+// device d, and mem.NoDevice those of host-pinned memory without a device.
+const cpuSpace = mem.NoDevice - 1
 
 // address returns the space and address at which memory with e is looked up: its address for NICs.
 func address(e mem.Extent) (space int, addr uint64) {
-	space = cpuSpace
-	if e.Region.Kind() == mem.KindDevice {
-		space = e.Region.Device()
+	space = e.Region.Device()
+	if e.Region.Kind() == mem.KindHost {
+		space = cpuSpace
 	}
 	return space, rdma.OwnAddr(e)
 }

@@ -88,7 +88,7 @@ func TestDefectStatusAndVendorErrorDropped(t *testing.T) {
 		t.Errorf("status %s, vendor error %#x", failed.WC.Status, failed.WC.VendorErr)
 	}
 	if failed.Opcode != rdma.WRRDMARead || failed.Bytes != 8 || failed.SGEs != 1 || failed.NIC != "soft0" ||
-		failed.RemoteAddr != uint64(src.Dev())+3*9 || failed.Local != uint64(dst.CPU())+3*9 {
+		failed.RemoteAddr != uint64(src.Dev())+3*9 || failed.Local != uint64(dst.Dev())+3*9 {
 		t.Errorf("request %+v", failed)
 	}
 	for _, part := range []string{failed.WC.Status.String(), "vendor error", "RDMA_READ", "soft0", "nic-soft"} {

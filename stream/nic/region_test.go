@@ -5,8 +5,50 @@ import (
 
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/rdma"
 	"github.com/kvlane/kvlane/stream/nic"
 )
+
+// TestHostPinnedRegistersDeviceAddress checks that NICs know host-pinned memory by its device
+// address, find it by that, and move its bytes. Pinned memory may begin within a page.
+func TestHostPinnedRegistersDeviceAddress(t *testing.T) {
+	g := newRig(t, rigOptions{})
+	b, err := hostmem.Alloc(1 << 14)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = hostmem.Free(b) })
+	r, err := g.dev.RegisterHost(b[192 : 192+8192 : 192+8192])
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := g.dev.Free(r); err != nil {
+			t.Error(err)
+		}
+	})
+	g.register(t, r)
+	if uint64(r.CPU()) == uint64(r.Dev()) {
+		t.Fatalf("the %s has one address", r)
+	}
+	e := mem.All(r).Sub(64, 128)
+	m, err := g.nics[0].Acquire(e, rdma.AccessLocalWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Release()
+	if m.Info().Addr != uint64(r.Dev()) || m.Addr(e) != uint64(e.Dev()) {
+		t.Errorf("registered at %#x, bytes at %#x, want %#x and %#x", m.Info().Addr, m.Addr(e), r.Dev(), e.Dev())
+	}
+	sameAtCPU, err := mem.NewRegion(mem.RegionSpec{Kind: mem.KindHost, Device: mem.NoDevice, Len: r.Len(), CPU: r.CPU(), Bytes: r.Bytes()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if g.nics[0].Covers(mem.All(sameAtCPU), rdma.AccessLocalWrite) {
+		t.Error("host-pinned memory is found by its CPU address")
+	}
+	brings(t, g.openUntilEnd(t, nic.Options{}), r, g.device(t, 1000), g.pinned(t, 1000), 20, 8)
+}
 
 // TestAdjacentRegions: copies to neighbouring bytes of two regions, whose registrations have keys of their own, are two requests.
 func TestAdjacentRegions(t *testing.T) {

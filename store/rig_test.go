@@ -206,7 +206,11 @@ func (r *rig) openStore() {
 		c.Next = []tier.Tier{t}
 	}
 	if r.o.logDir != "" {
-		r.log, err = log.Open(r.ctx(), log.Config{Dir: r.o.logDir, Formats: r.groups, Identities: r.ids, Fsync: log.FsyncNever})
+		lc := log.Config{Dir: r.o.logDir, Formats: r.groups, Identities: r.ids, Fsync: log.FsyncNever}
+		if r.direct != nil {
+			lc.Direct = r.direct.files
+		}
+		r.log, err = log.Open(r.ctx(), lc)
 		r.must(err)
 		c.Next = append(c.Next, r.log)
 	}

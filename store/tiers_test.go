@@ -8,10 +8,12 @@ import (
 	"testing"
 
 	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/fault"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/faulty"
 )
@@ -215,4 +217,42 @@ func TestNoTierIsReadIntoASlotThatIsFree(t *testing.T) {
 	}
 	plan.Clear()
 	r.mustLoad(1)
+}
+
+// A block is read directly from the first tier that has it. If that tier has it damaged, the CPU
+// examines it, and the next tier is read into the same slot of host memory.
+func TestDirectLoadsFromTheFirstTier(t *testing.T) {
+	t.Parallel()
+	for _, window := range []bool{true, false} {
+		r := newRig(t, rigOptions{
+			slots: 4, planeBytes: 2 * leafy, path: stream.PathKernel, window: window, dirs: []string{t.TempDir()}, logDir: t.TempDir(),
+			direct: &directOptions{model: sim.StorageModel{Aligned: true}},
+		})
+		r.dump(1, 2, 3)
+		r.wantTiers(3, 3)
+		if !window {
+			r.forgetCached(1, 2, 3)
+		}
+		r.must(r.file.Delete(r.ctx(), r.key(2)))
+		path := findFile(r.o.dirs[0], r.key(3))
+		image, err := os.ReadFile(path)
+		r.must(err)
+		image[1] ^= 1 // of the header
+		r.must(os.WriteFile(path, image, 0o600))
+		r.mustLoad(1)
+		r.mustLoad(2)
+		r.wantDirect(2, 0)
+		if st := r.st.Stats(); st.Tiers[1].Hits != 1 || st.Tiers[2].Hits != 1 || st.DirectDumped != 0 {
+			t.Errorf("window %t: %d hits of files, %d of the log, %d dumped directly", window, st.Tiers[1].Hits, st.Tiers[2].Hits, st.DirectDumped)
+		}
+		r.mustLoad(3)
+		r.wantDirect(2, 0)
+		if st := r.st.Stats(); st.Tiers[2].Hits != 2 || st.Tiers[1].Tier.Corrupt != 1 {
+			t.Errorf("window %t: %+v", window, st.Tiers)
+		}
+		if h := r.hits(3)[0]; h.State == tier.Filling {
+			t.Errorf("window %t: block 3 is still being filled", window)
+		}
+		r.mustLoad(3)
+	}
 }

@@ -45,7 +45,7 @@ func (p *Pipeline) Fetch(ctx context.Context, key []block.Key, o FetchOptions) (
 		if err == nil && n == 0 {
 			continue
 		}
-		if err == nil {
+		if err == nil && fill == nil { // else a tier has failed, and the CPU must see the block
 			var done bool
 			if done, err = p.fetchDirect(ctx, t, key[0], o.Direct); done {
 				release(t, key, leased)

@@ -19,8 +19,7 @@ import (
 )
 
 // Direct selects whether blocks go between files and memory of the device without host memory of
-// the engine, by cuFile (GPUDirect Storage). Loads do so, and dumps of pipeline "file" that are not
-// layerwise and wait for no recorded work.
+// the engine, by cuFile (GPUDirect Storage). Loads do so, and dumps of pipeline "file".
 type Direct string
 
 // The choices.
@@ -228,7 +227,7 @@ func (e *Engine) fillDirect(ctx context.Context, d *directStorage, dirs []string
 	slots := max(minSlots, bytes/image)
 	// Dumps to a log, a cache or several tiers need pinned memory.
 	if tiers, err := c.tiers(); err == nil && slices.Equal(tiers, []string{store.TierFile}) && !c.ReadOnly {
-		slots = max(1, slots/2)
+		slots = max(minSlots, slots/2)
 		if d.dumps, err = mem.NewSlotPool(deviceMemory{e.dev}, slots, image); err != nil {
 			return err
 		}

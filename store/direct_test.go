@@ -324,16 +324,6 @@ func TestDumpsWriteDirectly(t *testing.T) {
 			r.openStore()
 			r.mustLoad(ns...)
 			reports.want(t)
-			// Layerwise dumps wait for the client, and hold no slots of device memory.
-			l, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, 13), store.DumpOptions{Layerwise: true})
-			r.must(err)
-			for k := range r.o.shards {
-				r.must(l.SubmitShard(r.ctx(), k))
-			}
-			r.must(l.Durable(r.ctx()))
-			if st := r.st.Stats(); st.DirectDumped != 0 {
-				t.Errorf("%d blocks of a layerwise dump were written directly", st.DirectDumped)
-			}
 			r.wantDirect(12, 0)
 		}
 	}

@@ -14,10 +14,22 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// Without a cache, blocks of a dump that waits for nothing may pass through slots of device memory
-// instead of the window. The copy to the slot sums them, the CPU makes the header of the sums, and
+// Without a cache, blocks of a dump may pass through slots of device memory instead of the window.
+// The copy to the slot sums them, the CPU makes the header of the sums, and
 // the tier stores both. If that fails, the block is copied from its slot to pinned memory, and
 // stored from there: its page may have been written since.
+
+// noteNotDirect reports why a dump passes through the window, if loads use direct storage.
+func (t *Task) noteNotDirect() {
+	if t.p.Direct == nil || !t.p.Transient {
+		return
+	}
+	why := pipeline.ErrNoLeaves
+	if t.copySums && t.p.Verify == pipeline.VerifyDevice {
+		why = fmt.Errorf("the pipeline has no tier that stores such blocks from device memory: %w", errdefs.ErrNotSupported)
+	}
+	t.base.AddNotDirect(t.d.Env.Stream.Name(), &t.p.Count.DumpPaths, why)
+}
 
 // sealDirect makes the header of a block in a slot of device memory. It leaves it out if a copy had
 // no sums: then the CPU sums the block in pinned memory.

@@ -28,13 +28,13 @@ func New(c Config) *Dumper {
 	d := &Dumper{
 		Config:       c,
 		batchBlocks:  int(min(max(1, c.BatchBytes/c.Env.Map.Formats.MaxImageBytes()), math.MaxInt32)),
-		chunkBlocks:  int(min((c.WaitingSlots+1)/2, maxChunk)), // two large dumps at a time
-		waitingSlots: semaphore.NewWeighted(c.WaitingSlots),
+		waitingSlots: newWaitingSlots(c.WaitingSlots),
 		full:         make([]atomic.Bool, len(c.Pipeline.Durable)),
 	}
 	if p := c.Pipeline; p.Direct != nil && p.Direct.Dumps != nil && p.Transient && p.Verify == pipeline.VerifyDevice && len(p.Durable) == 1 {
 		d.direct, _ = p.Durable[0].(tier.DirectWriter)
 		d.hostSlot = make(chan struct{}, 1)
+		d.waitingDirect = newWaitingSlots(max(1, int64(p.Direct.Dumps.Stats().Slots)/2))
 	}
 	maxItems := 1
 	for _, t := range c.Pipeline.Durable {
@@ -44,6 +44,17 @@ func New(c Config) *Dumper {
 	}
 	d.writers = pool.NewGrouped(c.Writers, maxItems, d.write)
 	return d
+}
+
+// waitingSlots bounds the slots that dumps hold while they wait for the client.
+type waitingSlots struct {
+	*semaphore.Weighted
+	slots  int64
+	blocks int // of one dump at a time, so that two large dumps wait
+}
+
+func newWaitingSlots(slots int64) waitingSlots {
+	return waitingSlots{semaphore.NewWeighted(slots), slots, int(min((slots+1)/2, maxChunk))}
 }
 
 // WriteWaits returns how long blocks waited for a writer.

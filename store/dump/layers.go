@@ -22,17 +22,21 @@ func (t *Task) copyWaiting() {
 // it reserves the first one, and releases them when the task no longer waits for the client, or
 // holds no slots. If a dependency fails, all of todo fails.
 func (t *Task) copyChunk() {
-	n := t.d.chunkBlocks
+	slots := &t.d.waitingSlots
+	if t.direct {
+		slots = &t.d.waitingDirect
+	}
+	n := slots.blocks
 	if !t.layerwise {
 		n = min(n, t.d.batchBlocks)
 	}
 	want := int64(min(len(t.sc.todo), n))
 	bounded, cancel := t.p.WithTimeout(t.base.Context(), t.p.WaitMax)
-	err := t.d.waitingSlots.Acquire(bounded, want)
+	err := slots.Acquire(bounded, want)
 	cancel()
 	if err != nil {
 		t.failTodo(fmt.Errorf("dumps that wait for shards or recorded work hold their limit of %d slots: %w: %w",
-			t.d.WaitingSlots, errdefs.ErrBusy, err))
+			slots.slots, errdefs.ErrBusy, err))
 		return
 	}
 	if g := t.reserveGroup(int(want), true); g != nil {
@@ -49,7 +53,7 @@ func (t *Task) copyChunk() {
 	for !t.depsResolved && len(t.groups) > 0 {
 		t.waitProgress()
 	}
-	t.d.waitingSlots.Release(want)
+	slots.Release(want)
 	if err != nil {
 		t.failTodo(err)
 	}

@@ -38,8 +38,10 @@ func (t *Task) run() {
 func (t *Task) prepare() error {
 	t.after, t.deviceDeps = t.d.Env.Stream.SplitDeps(t.base.Context(), t.after)
 	t.depsResolved = !t.layerwise && len(t.deviceDeps) == 0
-	// Dumps that wait for the client hold slots for long.
-	t.direct = t.d.direct != nil && t.copySums && t.depsResolved
+	t.direct = t.d.direct != nil && t.copySums
+	if !t.direct {
+		t.noteNotDirect()
+	}
 	if err := t.base.WaitAll(t.after); err != nil {
 		return err
 	}

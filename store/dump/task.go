@@ -9,8 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/semaphore"
-
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
@@ -36,14 +34,14 @@ type Config struct {
 // Dumper starts dumps. Safe for concurrent use.
 type Dumper struct {
 	Config
-	batchBlocks  int                 // blocks of a batch, at most
-	chunkBlocks  int                 // blocks that wait for the client at a time
-	waitingSlots *semaphore.Weighted // of Config.WaitingSlots
-	writers      *pool.Pool
-	direct       tier.DirectWriter // the durable tier, if dumps pass through device memory; or nil
-	hostSlot     chan struct{}     // token of pipeline.Direct.HostSlot
-	full         []atomic.Bool     // by durable tier: the last write waited for space in vain
-	scratch      sync.Pool
+	batchBlocks   int          // blocks of a batch, at most
+	waitingSlots  waitingSlots // of Config.WaitingSlots
+	waitingDirect waitingSlots // of pipeline.Direct.Dumps
+	writers       *pool.Pool
+	direct        tier.DirectWriter // the durable tier, if dumps pass through device memory; or nil
+	hostSlot      chan struct{}     // token of pipeline.Direct.HostSlot
+	full          []atomic.Bool     // by durable tier: the last write waited for space in vain
+	scratch       sync.Pool
 }
 
 // Backlog returns the number of blocks that wait for a writer.

@@ -1,7 +1,6 @@
 package load
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/kvlane/kvlane/errdefs"
@@ -13,10 +12,7 @@ import (
 // are verified by the sums of that copy. A block that fails its check, or whose copy has no sums,
 // is read again through the cache, where the CPU can examine it.
 
-var (
-	errNoSums   = fmt.Errorf("the copy from device memory has no checksums: %w", errdefs.ErrNotSupported)
-	errNoLeaves = errors.New("direct storage needs verify device and pages of whole 4 KiB leaves: the blocks pass through host memory")
-)
+var errNoSums = fmt.Errorf("the copy from device memory has no checksums: %w", errdefs.ErrNotSupported)
 
 // sumsOf returns memory for the checksums of block i.
 func (t *Task) sumsOf(i int32) []uint64 {
@@ -59,8 +55,7 @@ func (t *Task) noteNotDirect(why error) {
 		return
 	}
 	t.notDirect = true
-	now := t.p.Clock.Now()
-	t.addCompletion(stream.Completion{Reason: "not by direct storage", GivenUp: why, Started: now, Finished: now})
+	t.base.AddNotDirect(t.l.Env.Stream.Name(), &t.p.Count.LoadPaths, why)
 }
 
 // addDirect reports the reads of the blocks of a group.

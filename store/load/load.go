@@ -60,7 +60,7 @@ func (l *Loader) Load(ctx context.Context, lease *index.Lease, pg *pages.Pages, 
 		sc.reserveUnverified(p.Map.Formats.MaxShards(), t.direct)
 	}
 	if direct && !t.direct {
-		t.noteNotDirect(errNoLeaves)
+		t.noteNotDirect(pipeline.ErrNoLeaves)
 	}
 	if t.layerwise {
 		t.countLayers()

@@ -28,6 +28,9 @@ type Direct struct {
 	Reason string
 }
 
+// ErrNoLeaves is the reason of tasks whose copies have no checksums.
+var ErrNoLeaves = errors.New("direct storage needs verify device and pages of whole 4 KiB leaves: the blocks pass through host memory")
+
 // DirectBlock is a block that was read to a slot of device memory without being verified. Lookups
 // never find it. It implements tier.Slot.
 type DirectBlock struct {

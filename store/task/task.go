@@ -115,6 +115,13 @@ func (t *Task) AddCompletion(direction string, all *stat.Paths, c stream.Complet
 	t.mu.Unlock()
 }
 
+// AddNotDirect records why the task, or a block of it, passes through host memory and not by direct
+// storage.
+func (t *Task) AddNotDirect(direction string, all *stat.Paths, why error) {
+	now := t.p.Clock.Now()
+	t.AddCompletion(direction, all, stream.Completion{Reason: "not by direct storage", GivenUp: why, Started: now, Finished: now}, now, nil)
+}
+
 // Wait waits until c is closed and returns the errors of the blocks, joined. If ctx ends first, it
 // returns the cause of ctx.
 func (t *Task) Wait(ctx context.Context, c <-chan struct{}) error {

@@ -256,3 +256,24 @@ func TestDirectLoadsFromTheFirstTier(t *testing.T) {
 		r.mustLoad(3)
 	}
 }
+
+// A damaged file is counted once, as the files', and the load reads the log.
+func TestDamagedMiddleTierIsCountedOnce(t *testing.T) {
+	t.Parallel()
+	for _, direct := range []*directOptions{nil, {model: sim.StorageModel{Aligned: true}}} {
+		var tiers []string
+		r := newRig(t, rigOptions{
+			slots: 4, planeBytes: 2 * leafy, path: stream.PathKernel, dirs: []string{t.TempDir()}, logDir: t.TempDir(), direct: direct,
+			tune: func(c *store.Config) {
+				c.Hooks.Corrupt = func(tr string, _ block.Key, _ error) { tiers = append(tiers, tr) }
+			},
+		})
+		r.dump(1)
+		r.forgetCached(1)
+		r.flipFile(1, 0)
+		r.mustLoad(1)
+		if st := r.st.Stats(); st.Mismatches != 1 || st.Tiers[2].Hits != 1 || !slices.Equal(tiers, []string{"file"}) {
+			t.Errorf("direct %t: %d mismatches, in %q; %d hits of the log", direct != nil, st.Mismatches, tiers, st.Tiers[2].Hits)
+		}
+	}
+}

@@ -114,6 +114,8 @@ var storeMutants = []mutant{
 		"store/pipeline/fetch.go", "				return slot, int8(i + 1), err\n", "				if err == nil {\n					return slot, int8(i + 1), nil\n				}\n				errs = append(errs, err)\n				continue\n"),
 	defect("store", "TestDirectLoadsFromTheFirstTier",
 		"store/pipeline/fetch.go", "if err == nil && fill == nil { // else", "if err == nil { // else"),
+	defect("store", "TestDamagedMiddleTierIsCountedOnce",
+		"store/load/read.go", "			it.corruptTier = 0\n", ""),
 	// What is durable.
 	defect("tier/file", "TestDefectPutMakesDurableWhatIsThere",
 		"tier/file/put.go", "		err = t.makeDurable(d, key, info)\n", ""),

@@ -86,7 +86,9 @@ func (t *Task) addCompletion(c stream.Completion) {
 // wrong, the read shows whether the tier has it wrong.
 func (t *Task) retryRead(i int32, err error) {
 	it := &t.sc.items[i]
-	it.corruptRead = pipeline.IsCorrupt(err)
+	if pipeline.IsCorrupt(err) {
+		it.corruptTier = it.tier
+	}
 	t.dropSlot(it)
 	t.retry(i, err)
 }

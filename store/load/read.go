@@ -194,6 +194,9 @@ func (t *Task) handleFetched(i int32, err error) {
 		return
 	}
 	if err == nil {
+		if it.tier != it.corruptTier { // that tier has it wrong, and has counted it
+			it.corruptTier = 0
+		}
 		t.countCorruptRead(i, it.cause)
 	}
 	it.checked = err == nil
@@ -235,12 +238,13 @@ func (t *Task) setUnverified(i int32) {
 // shows which.
 func (t *Task) handleCorruptSlot(i int32, err error) {
 	it := &t.sc.items[i]
-	it.corruptRead = t.isUnverified(i)
-	it.slot.Corrupt(err)
-	t.dropSlot(it)
-	if !it.corruptRead {
+	if t.isUnverified(i) {
+		it.corruptTier = it.tier
+	} else {
 		t.p.CountCorrupt(t.p.Cache.Name(), t.sc.Keys[i], err)
 	}
+	it.slot.Corrupt(err)
+	t.dropSlot(it)
 	t.retry(i, err)
 }
 

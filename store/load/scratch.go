@@ -47,7 +47,7 @@ type item struct {
 	tries       uint8     // retries after another task failed to fill the block
 	badCopies   uint8     // copies that failed their check
 	checked     bool      // the CPU has verified the slot, in the task or in the tier
-	corruptRead bool      // the read from below was corrupt, and that is not counted yet
+	corruptTier int8      // tier below that was read corrupt, if that is not counted yet; or 0
 	noLeafSums  bool      // the checksums cannot be compared with those of a copy
 	touched     bool      // the page may have been written
 }

@@ -242,11 +242,11 @@ func (t *Task) copiesUnchecked() bool {
 // copy in the tier was counted when the tier found it.
 func (t *Task) countCorruptRead(i int32, cause error) {
 	it := &t.sc.items[i]
-	if !it.corruptRead {
+	if it.corruptTier == 0 {
 		return
 	}
-	it.corruptRead = false
-	t.p.CountCorrupt(t.p.TierName(it.tier), t.sc.Keys[i], fmt.Errorf("wrong bytes were read: %w: %w", errdefs.ErrCorrupt, cause))
+	t.p.CountCorrupt(t.p.TierName(it.corruptTier), t.sc.Keys[i], fmt.Errorf("wrong bytes were read: %w: %w", errdefs.ErrCorrupt, cause))
+	it.corruptTier = 0
 }
 
 // dropSlot unpins the slot of a block.

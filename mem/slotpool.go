@@ -2,7 +2,6 @@ package mem
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -23,6 +22,7 @@ type Allocator interface {
 type SlotPool struct {
 	alloc Allocator
 	slots Slots
+	zero  func(e Extent) error // called for each slot whose loan ends; may be nil
 
 	mu       sync.Mutex
 	closing  bool
@@ -39,9 +39,11 @@ type SlotPool struct {
 type SlotPoolStats struct {
 	Slots       int   // of the pool
 	Lent        int   // including Quarantined
+	HighWater   int   // most slots lent at a time
 	Quarantined int   // slots that hardware may still access
 	Waiting     int   // calls of Acquire that wait
 	Waits       int64 // calls of Acquire that have waited
+	Unzeroed    int64 // failures to zero a slot; it stayed lent or in quarantine
 }
 
 // PoolSlot is a lent slot. It has one owner, and may be copied.
@@ -92,7 +94,7 @@ func (p *SlotPool) Stats() SlotPoolStats {
 // it returns ErrBusy with the cause. It does not wait if ctx has ended already. It returns
 // ErrClosed after Close was called.
 func (p *SlotPool) Acquire(ctx context.Context) (PoolSlot, error) {
-	s, w, err := p.tryAcquire()
+	s, w, err := p.acquireOrQueue()
 	if w == nil {
 		return s, err
 	}
@@ -111,7 +113,21 @@ func (p *SlotPool) Acquire(ctx context.Context) (PoolSlot, error) {
 	return PoolSlot{}, fmt.Errorf("acquire a slot: all %d are lent: %w: %w", p.stats.Slots, errdefs.ErrBusy, context.Cause(ctx))
 }
 
-func (p *SlotPool) tryAcquire() (PoolSlot, *slotWaiter, error) {
+// TryAcquire lends a slot. It returns ErrBusy while all are lent, and ErrClosed after Close was
+// called.
+func (p *SlotPool) TryAcquire() (PoolSlot, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.closing:
+		return PoolSlot{}, errPoolClosed
+	case len(p.free) == 0:
+		return PoolSlot{}, fmt.Errorf("acquire a slot: all %d are lent: %w", p.stats.Slots, errdefs.ErrBusy)
+	}
+	return p.lend(), nil
+}
+
+func (p *SlotPool) acquireOrQueue() (PoolSlot, *slotWaiter, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
@@ -133,12 +149,17 @@ func (p *SlotPool) lend() PoolSlot {
 	n := len(p.free) - 1
 	i := p.free[n]
 	p.free = p.free[:n]
-	p.loans++
-	if p.loans == 0 { // zero marks free slots
+	p.stats.HighWater = max(p.stats.HighWater, p.stats.Slots-n)
+	p.lent[i] = p.nextLoan()
+	return PoolSlot{p, i, p.lent[i]}
+}
+
+// nextLoan returns the number of a new loan. The caller holds mu.
+func (p *SlotPool) nextLoan() uint32 {
+	if p.loans++; p.loans == 0 { // zero marks free slots
 		p.loans++
 	}
-	p.lent[i] = p.loans
-	return PoolSlot{p, i, p.loans}
+	return p.loans
 }
 
 // end ends a loan. The caller holds mu.
@@ -197,39 +218,79 @@ func (s PoolSlot) Extent() Extent { return s.pool.slots.At(s.index) }
 // Quarantine. It panics if the loan has ended already: the slot may have another owner, which would
 // get wrong bytes.
 func (s PoolSlot) Release() {
-	s.pool.mu.Lock()
-	defer s.pool.mu.Unlock()
-	s.check("released")
-	s.pool.end(s.index)
+	if err := s.release(); err != nil {
+		panic(err)
+	}
+}
+
+// release is Release that returns an error. If zeroing fails, the loan is open again.
+func (s PoolSlot) release() error {
+	p := s.pool
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := s.check("released"); err != nil {
+		return err
+	}
+	if p.zero != nil {
+		p.lent[s.index] = p.nextLoan() // so that a second call is found
+		p.mu.Unlock()
+		err := p.zero(s.Extent())
+		p.mu.Lock()
+		if err != nil {
+			p.lent[s.index] = s.loan
+			p.stats.Unzeroed++
+			return err
+		}
+	}
+	p.end(s.index)
+	return nil
 }
 
 // Quarantine ends the loan when quiesced is closed. Until then the slot is not lent again. It
 // panics like Release.
 func (s PoolSlot) Quarantine(quiesced <-chan struct{}) {
+	if err := s.quarantine(quiesced); err != nil {
+		panic(err)
+	}
+}
+
+// quarantine is Quarantine that returns an error.
+func (s PoolSlot) quarantine(quiesced <-chan struct{}) error {
 	p := s.pool
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s.check("put in quarantine")
-	p.loans++
-	p.lent[s.index] = p.loans // so that a second call is found
+	if err := s.check("put in quarantine"); err != nil {
+		return err
+	}
+	p.lent[s.index] = p.nextLoan() // so that a second call is found
 	if p.stats.Quarantined++; p.quiesced == nil {
 		p.quiesced = make(chan struct{})
 	}
 	go func() { // Close waits for it
 		<-quiesced
+		var err error
+		if p.zero != nil {
+			err = p.zero(s.Extent())
+		}
 		p.mu.Lock()
 		defer p.mu.Unlock()
+		if err != nil {
+			p.stats.Unzeroed++
+			return
+		}
 		p.end(s.index)
 		if p.stats.Quarantined--; p.stats.Quarantined == 0 {
 			close(p.quiesced)
 			p.quiesced = nil
 		}
 	}()
+	return nil
 }
 
-// check panics unless the loan is open. The caller holds mu.
-func (s PoolSlot) check(op string) {
+// check returns ErrInvalid unless the loan is open. The caller holds mu.
+func (s PoolSlot) check(op string) error {
 	if s.pool.lent[s.index] != s.loan || s.loan == 0 {
-		panic(errors.New("mem: slot " + fmt.Sprint(s.index) + " of a pool is " + op + " after its loan has ended"))
+		return fmt.Errorf("mem: slot %d of a pool is %s after its loan has ended: %w", s.index, op, errdefs.ErrInvalid)
 	}
+	return nil
 }

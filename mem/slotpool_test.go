@@ -77,7 +77,7 @@ func TestSlotPoolLendsEachSlotOnce(t *testing.T) {
 		seen[s.Extent().Off] = true
 		lent = append(lent, s)
 	}
-	if st := p.Stats(); st != (mem.SlotPoolStats{Slots: 3, Lent: 3}) {
+	if st := p.Stats(); st != (mem.SlotPoolStats{Slots: 3, Lent: 3, HighWater: 3}) {
 		t.Errorf("stats %+v", st)
 	}
 	ended, cancel := context.WithCancel(t.Context())

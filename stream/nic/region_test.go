@@ -1,6 +1,7 @@
 package nic_test
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
@@ -48,6 +49,60 @@ func TestHostPinnedRegistersDeviceAddress(t *testing.T) {
 		t.Error("host-pinned memory is found by its CPU address")
 	}
 	brings(t, g.openUntilEnd(t, nic.Options{}), r, g.device(t, 1000), g.pinned(t, 1000), 20, 8)
+}
+
+// TestBuffersRegisterDeviceAddress checks that the entries of buffers have the addresses and keys by
+// which NICs know their memory, and that freeing them leaves nothing registered.
+func TestBuffersRegisterDeviceAddress(t *testing.T) {
+	g := newRig(t, rigOptions{})
+	n := g.nics[0]
+	access := rdma.AccessLocalWrite | rdma.AccessRemoteWrite // without relaxed ordering: the CPU polls flags
+	b, err := mem.NewBuffers(mem.BufferOptions{Kind: mem.KindHostPinned, Count: 5, Capacity: 71, Hooks: mem.BufferHooks{
+		Alloc: g.dev.AllocHost, Free: g.dev.Free,
+		Register: func(r *mem.Region) (uint32, error) {
+			if err := n.Register(rdma.MROptions{Access: access}, r); err != nil {
+				return 0, err
+			}
+			m, err := n.Acquire(mem.All(r), access)
+			if err != nil {
+				return 0, err
+			}
+			defer m.Release()
+			return m.Info().RKey, nil
+		},
+		Deregister: n.Unregister,
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		x, err := b.TryAcquire(71)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, err := b.Extent(x)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := n.Acquire(e, access)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.Addr(e) != uint64(x.Dev) || m.Info().RKey != x.Key || uint64(x.CPU) == uint64(x.Dev) {
+			t.Errorf("entry %+v, registered at %#x with key %#x", x, m.Addr(e), m.Info().RKey)
+		}
+		m.Release()
+		if err := errors.Join(x.CheckReady(), b.Release(x)); err != nil {
+			t.Error(err)
+		}
+	}
+	r := b.Region()
+	if err := b.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n.Covers(mem.All(r), access) {
+		t.Error("freed memory is registered")
+	}
 }
 
 // TestAdjacentRegions: copies to neighbouring bytes of two regions, whose registrations have keys of their own, are two requests.

@@ -165,7 +165,11 @@ class Bench:
     def config(self, directory: str | None, tokens: int) -> dict[str, Any]:
         """Return the store's section, with memory for the tokens. A lease may pin 5/8 of it."""
         out: dict[str, Any] = {"cache_bytes": 2 * tokens * self.token_bytes + 64 * MIB, "admission": "always"}
-        return {**out, "dirs": [directory]} if directory else out
+        if directory:
+            out["dirs"] = [directory]
+            if self.args.direct:
+                out["direct"] = self.args.direct
+        return out
 
     def from_cache(self, ids: Any, get: Callable[[], Any]) -> tuple[float, Any, Any]:
         """Return the seconds to the first token after get(), the logits, and the cache of get()."""
@@ -361,20 +365,20 @@ def loads_alone(bench: Bench, lengths: list[int], directory: str) -> Iterator[Ro
     most = max(bench.prefix(n) for n in lengths)
     blocks, g = most // bench.args.block_tokens, bench.geometry
     shape = (g["layers"], 2, blocks, g["kv_heads"], g["block_tokens"], g["head_size"])
-    kinds: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
-        ("throughput", {"policy": "throughput"}, {}, "copy"),
-        ("default policy", {}, {}, "copy"),
-        ("page cache", {}, {"dirs": [directory]}, "page cache"),
-        ("disk, past the page cache", {}, {"dirs": [directory], "stream_files": True}, "disk"),
+    kinds: list[tuple[str, dict[str, Any], str | None, str]] = [
+        ("throughput", {"policy": "throughput"}, None, "copy"),
+        ("default policy", {}, None, "copy"),
+        ("page cache", {}, directory, "page cache"),
+        ("disk", {}, directory, "disk"),
     ]
     pages = torch.zeros(shape, dtype=bench.model.dtype, device=bench.device).normal_()
     want = pages.clone()
     numbers = range(blocks)
-    for name, stream, store, of in kinds:
+    for name, stream, files, of in kinds:
         config = {
             "model": g, "revision": "ttft", "stream": stream,
             "device": {"driver": "cuda", "index": bench.device.index or 0} if bench.cuda else {"driver": "host"},
-            "store": {**bench.config(None, most), **store},
+            "store": bench.config(files, most),
         }  # fmt: skip
         with kvlane.Store(config) as s, kvlane.PagedCache(s, pages, "lkp") as cache:
             keys = s.token_keys(list(range(most)), g["block_tokens"])
@@ -386,7 +390,7 @@ def loads_alone(bench: Bench, lengths: list[int], directory: str) -> Iterator[Ro
                 n = bench.prefix(tokens) // g["block_tokens"]
                 times = []
                 for i in range(bench.args.repeat + 1):
-                    if store:
+                    if files:
                         drop_all_of(s, keys)
                     if of == "disk":
                         out_of_page_cache(directory)
@@ -539,6 +543,7 @@ def after_restart(args: argparse.Namespace, directory: str, lengths: list[int], 
     command += ["--preset", args.preset, "--device", args.device, "--tokens", ",".join(map(str, lengths))]
     command += ["--block-tokens", str(args.block_tokens), *(["--policy", args.policy] if args.policy else [])]
     command += ["--layerwise"] if args.layerwise else []
+    command += ["--direct", args.direct] if args.direct else []
     subprocess.run(command, check=True)
     return [Row(**r) for r in json.loads(Path(out).read_text())]
 
@@ -569,6 +574,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--policy", choices=("throughput", "latency", "balanced", "background"), help="of kvlane's copies")
     parser.add_argument("--layerwise", action="store_true", help="have the model's layers wait for their own KV of kvlane")
     parser.add_argument("--dir", help="where to make a directory for the files, on the disk that is meant; else in TMPDIR")
+    parser.add_argument("--direct", choices=("off", "auto", "always", "require"), help="of kvlane's files: by cuFile, without pinned memory")
     parser.add_argument("--decode-beside", action="store_true", help="also load while another request decodes")
     parser.add_argument("--decode-batch", type=int, default=1, help="sequences of that request")
     parser.add_argument("--decode-seconds", type=float, default=8, help="how long it decodes, with loads and without")

@@ -13,6 +13,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/profile"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
 	streamfile "github.com/kvlane/kvlane/stream/file"
@@ -26,8 +27,10 @@ type Direct string
 const (
 	// DirectOff always uses the engine's pinned memory.
 	DirectOff Direct = "off"
-	// DirectAuto uses GPUDirect Storage where it works. It loads the library only if the kernel's
-	// modules, the file systems and the disks support it. The default.
+	// DirectAuto uses cuFile in directories where a stored profile shows that it was clearly
+	// faster than pinned memory (see profile.CompareDirect), and GPUDirect Storage where nothing
+	// was measured. It loads the library only if a profile prefers cuFile, or the kernel's
+	// modules, the file system and the disk support GPUDirect Storage. The default.
 	DirectAuto Direct = "auto"
 	// DirectAlways uses cuFile wherever it works, also in its compatibility mode, which copies
 	// through memory of the library. Blocks that cuFile cannot read pass through pinned memory.
@@ -132,10 +135,12 @@ func (e *Engine) tryDirect(ctx context.Context, dirs []string) error {
 	if !ok {
 		return fmt.Errorf("the device cannot read files: %w", errdefs.ErrNotSupported)
 	}
-	if looker, ok := e.dev.(device.StorageLooker); ok && (c.Direct == DirectAuto || c.Direct == "") {
-		for _, dir := range dirs {
-			if m := looker.LookStorage(absolute(dir)); !m.Direct {
-				return fmt.Errorf("%s: %w", m.Reason, errdefs.ErrNotSupported)
+	measured := make([]string, len(dirs))
+	if c.isDirectAuto() {
+		for i, dir := range dirs {
+			var err error
+			if measured[i], err = e.prefersDirect(dir); err != nil {
+				return err
 			}
 		}
 	}
@@ -144,12 +149,35 @@ func (e *Engine) tryDirect(ctx context.Context, dirs []string) error {
 		return err // names the operation
 	}
 	d := &directStorage{storage: st, dev: e.dev}
-	if err := e.fillDirect(ctx, d, dirs); err != nil {
+	if err := e.fillDirect(ctx, d, dirs, measured); err != nil {
 		return errors.Join(err, d.close(context.WithoutCancel(ctx)))
 	}
 	e.direct = d
 	e.closers.Add("direct storage", d.close)
 	return nil
+}
+
+func (s *StoreConfig) isDirectAuto() bool { return s.Direct == DirectAuto || s.Direct == "" }
+
+// prefersDirect returns an error if DirectAuto uses pinned memory for files in dir. measured
+// describes the profile that prefers cuFile. It is empty if nothing was measured and GPUDirect
+// Storage is probable.
+func (e *Engine) prefersDirect(dir string) (measured string, err error) {
+	found, err := profile.CompareDirect(e.dev, dir, e.cfg.Stream.ProfileDir, e.groups.formats.MaxImageBytes())
+	switch {
+	case err == nil && found.PrefersDirect():
+		return found.String(), nil
+	case err == nil:
+		return "", fmt.Errorf("%s: %s: %w", dir, found, errdefs.ErrNotSupported)
+	case errors.Is(err, errdefs.ErrCorrupt) || errors.Is(err, errdefs.ErrMismatch):
+		e.note("the measurement of direct storage is not used: " + err.Error())
+	}
+	if looker, ok := e.dev.(device.StorageLooker); ok {
+		if m := looker.LookStorage(absolute(dir)); !m.Direct {
+			return "", fmt.Errorf("%s: %w", m.Reason, errdefs.ErrNotSupported)
+		}
+	}
+	return "", nil
 }
 
 // absolute returns the absolute, clean path of a directory.
@@ -169,7 +197,7 @@ func (e *Engine) canDirect() error {
 	switch path := c.Stream.Path; {
 	case c.Store.GDR == GDRRequire:
 		return no("gdr requires NICs, which do not copy within the device")
-	case c.HostStreams && (c.Store.Direct == "" || c.Store.Direct == DirectAuto):
+	case c.HostStreams && c.Store.isDirectAuto():
 		// Not measured on hardware yet: cuFile allocates memory in calls that a driver may block.
 		return no("host_streams is set: while streams of the program wait for a load, cuFile must not allocate memory")
 	case c.Store.Verify != store.VerifyDevice:
@@ -200,24 +228,37 @@ type directStorage struct {
 	dev      device.Device
 }
 
-// fillDirect opens the parts of d, and sets the mode of the files.
-func (e *Engine) fillDirect(ctx context.Context, d *directStorage, dirs []string) (err error) {
+// tryDirs returns the mode of files in dirs. measured has the results of prefersDirect: only where
+// it is empty, DirectAuto needs GPUDirect Storage.
+func (e *Engine) tryDirs(ctx context.Context, st device.Storage, dirs, measured []string) (mode device.StorageMode, err error) {
 	c := &e.cfg.Store
-	onlyGDS := c.Direct != DirectAlways
-	mode := device.StorageMode{Reason: "the mode shows when a file is opened: the directories are read-only"}
+	if c.ReadOnly {
+		return device.StorageMode{Reason: "the mode shows when a file is opened: the directories are read-only"}, nil
+	}
 	for i, dir := range dirs {
-		if c.ReadOnly {
-			break
-		}
-		m, err := storage.Try(ctx, e.dev, d.storage, dir)
+		m, err := storage.Try(ctx, e.dev, st, dir)
 		switch {
 		case err != nil:
-			return fmt.Errorf("%s: %w", dir, err)
-		case onlyGDS && !m.Direct:
-			return fmt.Errorf("%s: %s: %w", dir, m.Reason, errdefs.ErrNotSupported)
+			return mode, fmt.Errorf("%s: %w", dir, err)
+		case c.Direct != DirectAlways && measured[i] == "" && !m.Direct:
+			return mode, fmt.Errorf("%s: %s: %w", dir, m.Reason, errdefs.ErrNotSupported)
 		case i == 0 || !m.Direct:
 			mode = m
+			if measured[i] != "" {
+				mode.Reason += "; " + measured[i]
+			}
 		}
+	}
+	return mode, nil
+}
+
+// fillDirect opens the parts of d, and sets the mode of the files. dirs and measured are those of
+// tryDirs.
+func (e *Engine) fillDirect(ctx context.Context, d *directStorage, dirs, measured []string) (err error) {
+	c := &e.cfg.Store
+	mode, err := e.tryDirs(ctx, d.storage, dirs, measured)
+	if err != nil {
+		return err
 	}
 	image := e.groups.formats.MaxImageBytes()
 	bytes := c.DirectBytes
@@ -239,7 +280,8 @@ func (e *Engine) fillDirect(ctx context.Context, d *directStorage, dirs []string
 		return err
 	}
 	if d.files, err = streamfile.OpenDirect(streamfile.DirectOptions{
-		Storage: d.storage, Device: e.dev, Queues: c.DirectQueues, OnlyGDS: onlyGDS,
+		Storage: d.storage, Device: e.dev, Queues: c.DirectQueues,
+		OnlyGDS: c.Direct != DirectAlways && slices.Contains(measured, ""),
 	}); err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/kept"
 	"github.com/kvlane/kvlane/stream"
@@ -26,8 +27,7 @@ type FileOptions struct {
 	Force bool
 	// Dir is the directory of the profiles. Empty: kvlane/profiles in the user's cache directory.
 	Dir string
-	// Measure sets the duration, and the device whose memory is measured besides host memory. A
-	// simulated device is ignored.
+	// Measure sets the duration, and the device whose memory is measured besides host memory.
 	Measure streamfile.MeasureOptions
 }
 
@@ -94,6 +94,33 @@ func files(ctx context.Context, dir string, c Calibration, o FileOptions) (*Cali
 	return f.load(kept.Dir{Path: o.Dir})
 }
 
+// CompareDirect returns the stored comparison of cuFile with pinned memory, for reads of about
+// bytes from files in dir to dev's memory. It loads no library and never measures. dir and
+// profileDir are the arguments of CalibrateFiles. The error wraps ErrNotFound if nothing was
+// measured, and ErrCorrupt or ErrMismatch if the profile cannot be used.
+func CompareDirect(dev device.Device, dir, profileDir string, bytes int64) (c streamfile.Comparison, err error) {
+	f, err := fileSystemOf(dir)
+	if err != nil {
+		return c, err
+	}
+	f.Device = deviceOf(dev, true)
+	stored, err := f.load(kept.Dir{Path: profileDir})
+	if err != nil {
+		return c, err
+	}
+	return stored.CompareDirect(bytes)
+}
+
+// CompareDirect is Profile.CompareDirect for the profile's file system. The error wraps ErrNotFound
+// if cuFile or pinned memory was not measured.
+func (c *CalibratedFiles) CompareDirect(bytes int64) (streamfile.Comparison, error) {
+	got, measured := c.Profile.CompareDirect(c.FileSystem.dev, bytes)
+	if !measured {
+		return got, fmt.Errorf("the profile of %s has no figures of cuFile: %w", c.FileSystem, errdefs.ErrNotFound)
+	}
+	return got, nil
+}
+
 // CalibrateFiles returns the profile of the file system of dir. If none is stored, it measures one
 // for o.Measure.Budget and stores it. One process of a host measures at a time; others wait for it,
 // and get ErrBusy if that takes too long. Other errors are those of file.Measure.
@@ -121,15 +148,12 @@ func CalibrateFiles(ctx context.Context, dir string, o FileOptions) (c *Calibrat
 	return c, err
 }
 
-// fileSystem returns the identity of a profile measured in dir. It drops a simulated device.
+// fileSystem returns the identity of a profile measured in dir.
 func (o *FileOptions) fileSystem(dir string) (FileSystem, error) {
 	m := &o.Measure.Stream
-	if m.Device != nil && m.Device.Info().Driver == simDriver {
-		*m = streamfile.Options{}
-	}
 	f, err := fileSystemOf(dir)
 	if err == nil && m.Device != nil {
-		f.Device = deviceOf(m)
+		f.Device = deviceOf(m.Device, m.CuFile.Storage != nil)
 	}
 	return f, err
 }

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	streamfile "github.com/kvlane/kvlane/stream/file"
+	"github.com/kvlane/kvlane/device"
 )
 
 // FileSystem identifies a file system in a profile. The stored form omits the device number, which
@@ -92,10 +92,10 @@ func mounted(mountinfo, number string) (fsType, source string) {
 }
 
 // deviceOf describes the device and the versions on which its figures depend.
-func deviceOf(o *streamfile.Options) string {
-	i := o.Device.Info()
+func deviceOf(dev device.Device, cuFile bool) string {
+	i := dev.Info()
 	s := fmt.Sprintf("device %s %s %s, driver %s", i.Driver, i.Name, i.UUID, i.DriverVersion)
-	if o.CuFile.Storage != nil {
+	if cuFile {
 		s += ", with cuFile"
 	}
 	return s

@@ -24,7 +24,13 @@ type filesReport struct {
 	File       string             `json:"file"`
 	Stored     bool               `json:"stored"`
 	Points     []streamfile.Point `json:"points"`
+	// Direct compares cuFile with pinned memory. It is nil if one of them was not measured.
+	Direct *streamfile.Comparison `json:"direct,omitempty"`
 }
+
+// comparedBytes is the size of the shown comparison of cuFile with pinned memory. An engine compares
+// at the size of its blocks.
+const comparedBytes = 1 << 20
 
 // runCalibrateFiles measures the file systems of directories. If one fails, it continues with the
 // others and returns the error at the end.
@@ -51,7 +57,11 @@ func runCalibrateFiles(cmd *cobra.Command, f *calibrateFlags) (err error) {
 		if c.Note != "" {
 			fmt.Fprintln(cmd.ErrOrStderr(), c.Note)
 		}
-		reports = append(reports, filesReport{dir, c.FileSystem, c.Made, c.File, c.Stored, c.Profile.Points})
+		r := filesReport{Dir: dir, FileSystem: c.FileSystem, Made: c.Made, File: c.File, Stored: c.Stored, Points: c.Profile.Points}
+		if found, err := c.CompareDirect(comparedBytes); err == nil {
+			r.Direct = &found
+		}
+		reports = append(reports, r)
 	}
 	if f.json {
 		errs = append(errs, writeJSON(cmd, reports))
@@ -95,6 +105,13 @@ func (r *filesReport) WriteText(w io.Writer) error {
 		p.Text("Stored in %s, %s", r.File, r.Made.Format(time.RFC3339))
 	} else {
 		p.Text("Not stored.")
+	}
+	if d := r.Direct; d != nil {
+		choice := "pinned memory"
+		if d.PrefersDirect() {
+			choice = "cuFile"
+		}
+		p.Text("--direct auto uses %s here for blocks of %s; %s.", choice, present.Size(d.Bytes), d)
 	}
 	p.Heading("GB/s by size of a transfer")
 	t := &present.Table{Head: []string{"path", "way", "memory", "depth"}, Keys: 4, Right: "   rrrrrrrr"}

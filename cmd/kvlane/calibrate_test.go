@@ -107,7 +107,7 @@ func TestCalibrateForPeople(t *testing.T) {
 	presenttest.Check(t, "calibrate", *rewrite, func(w io.Writer) error { return r.WriteText(w, false) })
 	r.Choices = r.Choices[:2*len(r.Profile.Sizes)*len(choiceCounts)] // two tables of 16
 	presenttest.Check(t, "calibrate-full", *rewrite, func(w io.Writer) error { return r.WriteText(w, true) })
-	files := &filesReport{FileSystem: profile.FileSystem{Type: "ext4", Source: "/dev/nvme0n1", Magic: 0xef53, ID: "52e8", Kernel: "6.18"}, Dir: "/mnt/nvme", File: "/home/u/files.json", Stored: true, Made: r.Profile.Made, Points: []streamfile.Point{
+	files := &filesReport{FileSystem: profile.FileSystem{Type: "ext4", Source: "/dev/nvme0n1", Magic: 0xef53, ID: "52e8", Kernel: "6.18"}, Dir: "/mnt/nvme", File: "/home/u/files.json", Stored: true, Made: r.Profile.Made, Direct: &streamfile.Comparison{Bytes: 1 << 20, Direct: 2.5, Pinned: 12.5}, Points: []streamfile.Point{
 		{Path: "posix", Write: true, Bytes: 4096, Depth: 4, GBps: 0.125},
 		{Path: "posix", Bytes: 1 << 20, Depth: 4, GBps: 12.5, Device: true},
 		{Path: "posix", Write: true, Bytes: 1 << 20, Depth: 4, GBps: 2.5},
@@ -134,6 +134,20 @@ func TestCalibrateFiles(t *testing.T) {
 	}
 	if len(r) != 1 || !r[0].Stored || len(r[0].Points) == 0 || r[0].Dir != dir {
 		t.Errorf("%+v", r)
+	}
+}
+
+// With a device cuFile is compared with pinned memory, and the profile has both.
+func TestCalibrateFilesOfADevice(t *testing.T) {
+	args := []string{"calibrate", "--profile-dir", t.TempDir(), "--file-dir", t.TempDir(), "--device", "sim", "--budget", "2s"}
+	code, stdout, stderr := execute(t, args...)
+	if code != exitOK || !regexp.MustCompile(`--direct auto uses (cuFile|pinned memory) here for blocks of 1 MiB; measured: cuFile reads `).MatchString(stdout) {
+		t.Fatalf("exit code %d: %s; output:\n%s", code, stderr, stdout)
+	}
+	_, stdout, stderr = execute(t, append(args, "--json")...)
+	var r []filesReport
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil || len(r) != 1 || r[0].Direct == nil || r[0].Direct.Direct <= 0 || r[0].Direct.Pinned <= 0 || !r[0].Stored {
+		t.Fatalf("%+v, %v: %s", r, err, stderr)
 	}
 }
 

@@ -54,10 +54,6 @@ var needs = append(settingNeeds(), []need{
 		met: settings.IsNot("json", "true"), clashes: "--json, which prints every figure",
 	},
 	{
-		commands: []string{"calibrate"}, flags: []string{"file-dir"},
-		met: settings.IsNot("device", string(kvlane.Sim)), clashes: "--device sim, which needs no measurement",
-	},
-	{
 		commands: []string{"bench copy"}, but: []string{"from", "json", "out", "compare", "noise", "fail-above"},
 		met: settings.Not(settings.Given("from")), clashes: "--from, which does not measure",
 	},

@@ -53,7 +53,6 @@ var clash = map[string][]string{
 	"--list-presets": {"--list-presets"},
 	"--file-read-only, which writes no files":              {"--file-dir", "d", "--file-read-only"},
 	"a forced --path":                                      {"--path", "kernel"},
-	"--device sim, which needs no measurement":             {"--device", "sim"},
 	"--device sim or host, which need no measurement":      {"--device", "host"},
 	"--device host, which has one path":                    {"--device", "host"},
 	"--rdma-provider soft, which only --gdr require takes": {"--rdma-provider", "soft"},

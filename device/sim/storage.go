@@ -80,9 +80,6 @@ func (d *Device) OpenStorage(o device.StorageOptions) (device.Storage, error) {
 
 // LookStorage implements device.StorageLooker.
 func (d *Device) LookStorage(string) device.StorageMode {
-	if d.o.Storage.Missing {
-		return device.StorageMode{Reason: "libcufile is not simulated"}
-	}
 	return d.storageMode(unix.O_DIRECT)
 }
 

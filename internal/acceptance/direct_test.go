@@ -1,18 +1,26 @@
 package acceptance_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/profile"
 	"github.com/kvlane/kvlane/replay"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
+	streamcopy "github.com/kvlane/kvlane/stream/copy"
+	streamfile "github.com/kvlane/kvlane/stream/file"
 )
 
 // directConfig returns an engine's configuration for blocks of whole leaves in a tier of files.
@@ -133,6 +141,111 @@ func TestDirectStorageThatCannotBeUsed(t *testing.T) {
 				t.Errorf("%s, %s: %+v; notes: %q", c.name, direct, st, e.Notes())
 			}
 		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// storeDirectProfile measures files in dir for a simulated device with that access to files, and stores a profile in which cuFile
+// reads at ratio times the rate of pinned memory.
+func storeDirectProfile(t *testing.T, dir string, model sim.StorageModel, ratio float64) (profiles string) {
+	t.Helper()
+	profiles = t.TempDir()
+	dev, err := sim.Open(sim.Options{Storage: model})
+	must(t, err)
+	st, err := dev.OpenStorage(device.StorageOptions{})
+	must(t, err)
+	copies, err := streamcopy.Open(dev, streamcopy.Options{})
+	must(t, err)
+	c, err := profile.CalibrateFiles(t.Context(), dir, profile.FileOptions{Dir: profiles, Measure: streamfile.MeasureOptions{
+		Budget: 10 * time.Millisecond,
+		Stream: streamfile.Options{Device: dev, Copy: copies, CuFile: streamfile.CuFileOptions{Storage: st}},
+	}})
+	must(t, errors.Join(err, copies.Close(t.Context()), st.Close(), dev.Close()))
+	if got, err := c.CompareDirect(4 << 10); err != nil || got.Direct <= 0 || got.Pinned <= 0 {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	text, err := os.ReadFile(c.File)
+	must(t, err)
+	var doc map[string]any
+	must(t, json.Unmarshal(text, &doc))
+	points, _ := doc["points"].([]any)
+	for _, p := range points {
+		p, _ := p.(map[string]any)
+		if p["gbps"], p["bytes"] = 2.0, 64<<10; p["path"] == "cufile" {
+			p["gbps"] = 2 * ratio
+		}
+	}
+	text, err = json.Marshal(doc)
+	must(t, errors.Join(err, os.WriteFile(c.File, text, 0o600)))
+	return profiles
+}
+
+// The value auto follows a stored measurement, and otherwise uses GPU Direct Storage only. It loads the library in no other case.
+func TestDirectStorageFollowsMeasurements(t *testing.T) {
+	compat, gds := sim.StorageModel{Aligned: true, Compat: "no module"}, sim.StorageModel{Aligned: true}
+	missing := sim.StorageModel{Compat: "no module", Missing: true}
+	for _, c := range []struct {
+		name  string
+		model sim.StorageModel
+		ratio float64 // of the stored profile; zero: none is stored
+		on    bool
+		why   string
+	}{
+		{"compatibility mode, faster", compat, 1.21, true, "no module; measured: cuFile reads 2.42 GB/s, pinned memory 2.00 GB/s"},
+		{"compatibility mode, hardly faster", compat, 1.19, false, "measured: cuFile reads 2.38 GB/s, pinned memory 2.00 GB/s"},
+		{"compatibility mode, not measured", compat, 0, false, "no module"},
+		{"GPU Direct Storage, hardly faster", gds, 1.19, false, "measured: cuFile reads 2.38 GB/s"},
+		{"GPU Direct Storage, not measured", gds, 0, true, "simulated"},
+		{"no library, faster", missing, 1.21, false, "libcufile is not simulated"},
+		{"no library, hardly faster", missing, 1.19, false, "measured: cuFile reads 2.38 GB/s"},
+		{"no library, not measured", missing, 0, false, "no module"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cfg := directConfig(t, "file")
+			cfg.Store.Direct, cfg.Device.Sim.Storage, cfg.Stream.ProfileDir = kvlane.DirectAuto, c.model, t.TempDir()
+			if c.ratio > 0 {
+				model := c.model
+				model.Missing = false // when it was measured
+				cfg.Stream.ProfileDir = storeDirectProfile(t, t.TempDir(), model, c.ratio)
+			}
+			e := openEngine(t, cfg)
+			if st := e.Direct(); st.On != c.on || !strings.Contains(st.Mode.Reason, c.why) || !strings.Contains(strings.Join(e.Notes(), "\n"), c.why) {
+				t.Errorf("%+v; notes: %q", st, e.Notes())
+			}
+			if !c.on {
+				return
+			}
+			rep, err := replay.Run(t.Context(), replay.Config{
+				Device: e.Device(), Store: e.Store(), Memory: e, Geometry: cfg.Model, Identity: e.Identity(),
+				Trace: "../../replay/testdata/mooncake-conversation.jsonl.gz", Limit: 6, Concurrency: 4,
+			})
+			if st := e.Store().Stats(); err != nil || rep.Mismatches != 0 || rep.LoadErrors != 0 || st.Direct == 0 || st.DirectFailed != 0 {
+				t.Errorf("%+v, %v; %d blocks were read directly, %d attempts failed", rep, err, st.Direct, st.DirectFailed)
+			}
+		})
+	}
+}
+
+// A profile that cannot be read is reported, and does not count.
+func TestDamagedMeasurementOfDirectStorage(t *testing.T) {
+	cfg := directConfig(t, "file")
+	cfg.Store.Direct = kvlane.DirectAuto
+	cfg.Stream.ProfileDir = storeDirectProfile(t, t.TempDir(), cfg.Device.Sim.Storage, 0.5)
+	names, err := filepath.Glob(filepath.Join(cfg.Stream.ProfileDir, "files-*.json"))
+	must(t, err)
+	if len(names) != 1 {
+		t.Fatalf("profiles %v", names)
+	}
+	must(t, os.WriteFile(names[0], []byte("{"), 0o600))
+	e := openEngine(t, cfg)
+	if st := e.Direct(); !st.On || !strings.Contains(strings.Join(e.Notes(), "\n"), names[0]) {
+		t.Errorf("%+v; notes: %q", st, e.Notes())
 	}
 }
 

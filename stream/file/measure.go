@@ -61,7 +61,7 @@ func Measure(ctx context.Context, path string, o MeasureOptions) (p Profile, err
 		return fail(err)
 	}
 	defer func() { err = errors.Join(err, f.Close(context.WithoutCancel(ctx))) }()
-	m := &measuring{file: f, o: o.Stream, gds: f.registered != nil && f.registered.Mode().Direct}
+	m := &measuring{file: f, o: o.Stream}
 	if m.region, err = f.Region(scratchBytes); err != nil {
 		return fail(err)
 	}
@@ -135,7 +135,6 @@ type measuring struct {
 	region *mem.Region
 	ends   []*mem.Region
 	o      Options
-	gds    bool      // cuFile moves directly; otherwise it is never chosen
 	until  time.Time // end of the time that sizes and depths share
 	filled bool
 	points []Point
@@ -153,7 +152,7 @@ type way struct {
 func (m *measuring) depth(ctx, bounded context.Context, depth, depths int) (err error) {
 	var ways []way
 	for _, by := range []stream.Path{stream.PathPosix, stream.PathURing, stream.PathCuFile} {
-		if by == stream.PathCuFile && !m.gds {
+		if by == stream.PathCuFile && m.file.registered == nil {
 			continue
 		}
 		o := m.o

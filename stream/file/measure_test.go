@@ -114,3 +114,37 @@ func TestChoose(t *testing.T) {
 		}
 	}
 }
+
+func TestProfileComparesDirect(t *testing.T) {
+	point := func(path string, bytes int64, depth int, gbps float64) file.Point {
+		return file.Point{Dev: 1, Device: true, Bytes: bytes, Path: path, Depth: depth, GBps: gbps}
+	}
+	p := &file.Profile{Points: []file.Point{
+		point("posix", 4<<10, 8, 9), point("cufile", 4<<10, 8, 99),
+		point("cufile", 1<<20, 8, 2), point("posix", 1<<20, 8, 3), point("uring", 1<<20, 128, 4), point("cufile", 1<<20, 128, 5),
+		{Dev: 2, Device: true, Bytes: 1 << 20, Path: "cufile", GBps: 50}, {Dev: 1, Bytes: 1 << 20, Path: "posix", GBps: 50},
+		{Dev: 1, Device: true, Write: true, Bytes: 1 << 20, Path: "posix", GBps: 50},
+	}}
+	for _, c := range []struct {
+		dev   uint64
+		bytes int64
+		want  file.Comparison
+		ok    bool
+	}{
+		{1, 3 << 20, file.Comparison{Bytes: 1 << 20, Direct: 5, Pinned: 4}, true},
+		{1, 16 << 20, file.Comparison{Bytes: 1 << 20, Direct: 5, Pinned: 4}, true},
+		{1, 8 << 10, file.Comparison{Bytes: 4 << 10, Direct: 99, Pinned: 9}, true},
+		{1, 17 << 20, file.Comparison{}, false},
+		{2, 1 << 20, file.Comparison{Bytes: 1 << 20, Direct: 50}, false},
+		{3, 1 << 20, file.Comparison{}, false},
+	} {
+		if got, ok := p.CompareDirect(c.dev, c.bytes); got != c.want || ok != c.ok {
+			t.Errorf("file system %d, %d bytes: %+v, %t", c.dev, c.bytes, got, ok)
+		}
+	}
+	for direct, want := range map[float64]bool{1.19: false, 1.2: false, 1.21: true} {
+		if c := (file.Comparison{Direct: direct, Pinned: 1}); c.PrefersDirect() != want {
+			t.Errorf("%v of the rate is preferred: %t", direct, c.PrefersDirect())
+		}
+	}
+}

@@ -1,6 +1,8 @@
 package file
 
 import (
+	"fmt"
+
 	"github.com/kvlane/kvlane/stream"
 )
 
@@ -66,6 +68,44 @@ func (p *Profile) Choose(r Request, can [stream.PathCount]bool) Choice {
 		return Choice{Path: stream.PathCuFile, Reason: ReasonGDS}
 	}
 	return Choice{Path: stream.PathPosix, Reason: ReasonDefault}
+}
+
+// Comparison has the measured rates, in GB/s, of reads from a file system to memory of a device.
+type Comparison struct {
+	Bytes  int64   `json:"bytes"`  // of a transfer
+	Direct float64 `json:"direct"` // by cuFile
+	Pinned float64 `json:"pinned"` // through pinned memory
+}
+
+// PrefersDirect reports whether cuFile was clearly faster than pinned memory: by more than 20%.
+func (c Comparison) PrefersDirect() bool { return c.Direct > clearly*c.Pinned }
+
+// String describes the rates.
+func (c Comparison) String() string {
+	return fmt.Sprintf("measured: cuFile reads %.2f GB/s, pinned memory %.2f GB/s", c.Direct, c.Pinned)
+}
+
+// similar is the largest ratio of sizes whose rates are taken to be the same.
+const similar = 16
+
+// CompareDirect compares cuFile with pinned memory for reads to memory of a device, at the measured
+// size nearest to bytes. It returns false if one of them was not measured at a similar size.
+func (p *Profile) CompareDirect(dev uint64, bytes int64) (c Comparison, measured bool) {
+	for i := range p.Points {
+		q := &p.Points[i]
+		if q.Dev != dev || q.Write || !q.Device || far(q.Bytes, bytes) > similar || c.Bytes > 0 && far(q.Bytes, bytes) > far(c.Bytes, bytes) {
+			continue
+		}
+		if q.Bytes != c.Bytes {
+			c = Comparison{Bytes: q.Bytes}
+		}
+		best := &c.Pinned
+		if q.Path == stream.PathCuFile.String() {
+			best = &c.Direct
+		}
+		*best = max(*best, q.GBps)
+	}
+	return c, c.Direct > 0 && c.Pinned > 0
 }
 
 // score returns the rate by which p is compared.

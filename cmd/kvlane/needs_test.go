@@ -24,7 +24,7 @@ var alwaysEffective = map[string]string{
 	"version": "json",
 
 	"config show": "json",
-	"calibrate":   "device device-index force budget wait memory profile-dir full json",
+	"calibrate":   "device device-index force budget wait memory profile-dir file-dir full json",
 	"bench copy": `device device-index peer-index full sizes counts paths directions host batch bytes pool large reps seed lists sums
 		high-priority json out from compare`,
 	"bench store": `device device-index geometry blocks requests work forms hits file-dir pipeline bytes cache-bytes large quick budget seed path verify
@@ -53,6 +53,7 @@ var clash = map[string][]string{
 	"--list-presets": {"--list-presets"},
 	"--file-read-only, which writes no files":              {"--file-dir", "d", "--file-read-only"},
 	"a forced --path":                                      {"--path", "kernel"},
+	"--device sim, which needs no measurement":             {"--device", "sim"},
 	"--device sim or host, which need no measurement":      {"--device", "host"},
 	"--device host, which has one path":                    {"--device", "host"},
 	"--rdma-provider soft, which only --gdr require takes": {"--rdma-provider", "soft"},

@@ -64,13 +64,17 @@ func (e *Engine) LeasePrefix(ctx context.Context, keys []Key, ttl time.Duration)
 }
 
 // Worth returns how many of a lease's blocks, from the first, are worth loading rather than
-// computing, by measured times. See store.Store.Worth. ReportComputed reports the times of the host
-// program.
+// computing, by measured times. See store.Store.Worth. ReportComputed and ReportDelay report the
+// times of the host program.
 func (e *Engine) Worth(l *Lease, tokens int64) int { return e.store.Worth(l, tokens) }
 
 // ReportComputed reports the time in which the host program has computed the KV of a number of
-// tokens of a prompt. Less than 256 tokens are ignored.
+// tokens of a prompt. Less than 256 tokens measure the fixed time of computing.
 func (e *Engine) ReportComputed(tokens int64, took time.Duration) { e.store.Computed(tokens, took) }
+
+// ReportDelay reports the time from the decision to load blocks in memory to their use, less the
+// load's own duration (LoadTask.Elapsed). It may be zero.
+func (e *Engine) ReportDelay(delay time.Duration) { e.store.Delayed(delay) }
 
 // Prefetch reads blocks into the cache tier, so that a later load finds them in memory. See
 // store.Store.Prefetch.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/store/admission"
 	"github.com/kvlane/kvlane/store/pipeline"
 	"github.com/kvlane/kvlane/store/task"
 	"github.com/kvlane/kvlane/tier"
@@ -127,7 +128,7 @@ func (t *PrefetchTask) release() {
 		t.s.admission.Loaded(0, n, took)
 	}
 	if t.probe {
-		t.s.admission.Probed(now, took)
+		t.s.admission.Probed(admission.Files, now, took)
 	}
 	t.base.CancelCause(nil)
 	t.base.SetDone()

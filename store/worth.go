@@ -11,47 +11,58 @@ import (
 const probeBlocks = 8
 
 // Worth returns how many of a lease's blocks, from the first, are worth loading: the number that
-// saves the most time compared with computing them, by the recent times of loads, prefetches and
-// computing (Store.Computed). tokens is the number of tokens that all blocks of the lease save.
-// Until both times are known, and under Config.AdmitAlways, it is all blocks. Worth does not block.
+// saves the most time compared with computing them, by the recent times of loads, prefetches,
+// computing (Store.Computed) and the program (Store.Delayed). tokens is the number of tokens that
+// all blocks of the lease save. Until these times are known, and under Config.AdmitAlways, it is all
+// blocks. Worth does not block.
 //
-// If blocks in the tiers below are refused, Worth prefetches a few of them now and then, to measure
-// whether they have become faster.
+// If blocks are refused, Worth measures now and then whether they have become faster: it prefetches
+// a few of those in the tiers below, or returns all blocks.
 func (s *Store) Worth(l *Lease, tokens int64) int {
 	if s.cfg.AdmitAlways {
 		return l.Len()
 	}
 	keys := l.Keys()
-	source := func(i int) admission.Source {
-		if s.pipeline.Transient || l.Below(i) {
-			return admission.Files
-		}
-		return admission.Memory
-	}
-	n := s.admission.Worth(len(keys), tokens, source, func(i int) int64 { return s.cfg.Formats.ImageBytes(keys[i]) })
-	for i := n; i < len(keys); i++ {
-		if source(i) == admission.Files {
-			if s.admission.Probe(s.cfg.Clock.Now()) && !s.probe(keys[i:min(len(keys), i+probeBlocks)]) {
-				return len(keys)
+	p := admission.Prefix{
+		Blocks: len(keys), Tokens: tokens,
+		Source: func(i int) admission.Source {
+			if s.pipeline.Transient || l.Below(i) {
+				return admission.Files
 			}
-			break
-		}
+			return admission.Memory
+		},
+		Bytes: func(i int) int64 { return s.cfg.Formats.ImageBytes(keys[i]) },
 	}
-	return n
+	n := s.admission.Worth(p)
+	if n == len(keys) {
+		return n
+	}
+	source, first := admission.Memory, n
+	for i := n; i < len(keys) && source == admission.Memory; i++ {
+		source, first = p.Source(i), i
+	}
+	switch {
+	case !s.admission.Probe(source, s.cfg.Clock.Now()):
+		return n
+	case source == admission.Files && !s.pipeline.Transient:
+		s.probe(keys[first:min(len(keys), first+probeBlocks)])
+		return n
+	}
+	s.admission.Probed(source, s.cfg.Clock.Now(), s.admission.Cost(p))
+	return len(keys)
 }
 
-// probe starts a prefetch whose time is measured. Without a cache there is nothing to prefetch to:
-// it returns false, and a load must measure instead.
-func (s *Store) probe(keys []block.Key) bool {
-	if !s.pipeline.Transient {
-		if _, err := s.prefetch(s.pipeline.NoWait(), keys, true); err == nil {
-			return true
-		}
+// probe starts a prefetch whose time is measured.
+func (s *Store) probe(keys []block.Key) {
+	if _, err := s.prefetch(s.pipeline.NoWait(), keys, true); err != nil {
+		s.admission.Probed(admission.Files, s.cfg.Clock.Now(), 0) // the store is busy or closing
 	}
-	s.admission.Probed(s.cfg.Clock.Now(), 0) // also if the store is busy or closing
-	return !s.pipeline.Transient
 }
 
 // Computed reports the time in which the host program has computed the KV of a number of tokens.
-// Prefixes of less than 256 tokens are ignored.
+// Less than 256 tokens measure the fixed time of computing.
 func (s *Store) Computed(tokens int64, took time.Duration) { s.admission.Computed(tokens, took) }
+
+// Delayed reports the time from the decision to load blocks in the cache to their use, less the
+// load's own duration (LoadTask.Elapsed).
+func (s *Store) Delayed(delay time.Duration) { s.admission.Delayed(admission.Memory, delay, 0) }

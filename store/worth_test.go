@@ -48,6 +48,9 @@ func TestBlocksAreWorthLoadingByWhatHasBeenMeasured(t *testing.T) {
 		}
 		r.mustLoad(all...)
 	}
+	if n := r.worth(all...); n != len(all) {
+		t.Fatalf("the first that are refused are a probe, and %d are worth loading", n)
+	}
 	if n := r.worth(all...); n != 0 {
 		t.Fatalf("%d blocks are worth loading that are computed in no time", n)
 	}
@@ -58,7 +61,7 @@ func TestBlocksAreWorthLoadingByWhatHasBeenMeasured(t *testing.T) {
 		}
 		r.mustLoad(all...)
 	}
-	if st := r.st.Stats(); st.Admission.Probes != 0 || st.Admission.MemoryRate <= 0 || st.Admission.FileRate <= 0 || st.Admission.TokensPerSecond <= 0 {
+	if st := r.st.Stats(); st.Admission.Probes != 1 || st.Admission.MemoryRate <= 0 || st.Admission.FileRate <= 0 || st.Admission.TokensPerSecond <= 0 {
 		t.Fatalf("figures: %+v", st.Admission)
 	}
 	r.drop(all...)
@@ -69,7 +72,7 @@ func TestBlocksAreWorthLoadingByWhatHasBeenMeasured(t *testing.T) {
 	r.eventually(func() bool {
 		return !slices.ContainsFunc(r.hits(all...), func(h store.Hit) bool { return h.Tier != "cache" })
 	})
-	if st := r.st.Stats(); st.Admission.Probes != 1 || st.Admission.BlocksRefused != 8 {
+	if st := r.st.Stats(); st.Admission.Probes != 2 || st.Admission.BlocksRefused != 12 {
 		t.Fatalf("figures: %+v", st.Admission)
 	}
 	computing(time.Hour)

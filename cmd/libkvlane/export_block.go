@@ -87,6 +87,11 @@ func kvlGoWorth(lease C.kvl_lease, tokens C.int64_t, worth *C.size_t, why **C.ch
 	})
 }
 
+//export kvlGoReportDelay
+func kvlGoReportDelay(engine C.kvl_engine, seconds C.double, why **C.char) C.int32_t {
+	return call(why, func() error { return library.ReportDelay(capi.Handle(engine), float64(seconds)) })
+}
+
 //export kvlGoReportComputed
 func kvlGoReportComputed(engine C.kvl_engine, tokens C.int64_t, seconds C.double, why **C.char) C.int32_t {
 	return call(why, func() error { return library.ReportComputed(capi.Handle(engine), int64(tokens), float64(seconds)) })

@@ -44,6 +44,19 @@ func kvlGoDump(engine C.kvl_engine, cache C.kvl_cache, keys *C.uint8_t, pages *C
 	})
 }
 
+//export kvlGoLoadSeconds
+func kvlGoLoadSeconds(task C.kvl_task, seconds *C.double, why **C.char) C.int32_t {
+	return call(why, func() error {
+		var a args
+		if need(&a, "seconds", seconds); a.err() != nil {
+			return a.err()
+		}
+		s, err := library.LoadSeconds(capi.Handle(task))
+		*seconds = C.double(s)
+		return err
+	})
+}
+
 //export kvlGoSubmitLayer
 func kvlGoSubmitLayer(task C.kvl_task, layer C.uint32_t, after *C.kvl_after, why **C.char) C.int32_t {
 	return call(why, func() error { return library.SubmitLayer(capi.Handle(task), uint32(layer), streamOf(after)) })

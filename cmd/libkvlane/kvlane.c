@@ -151,6 +151,8 @@ kvl_status kvl_worth(kvl_lease lease, int64_t tokens, size_t *worth) { CALL(kvlG
 
 kvl_status kvl_report_computed(kvl_engine engine, int64_t tokens, double seconds) { CALL(kvlGoReportComputed, engine, tokens, seconds); }
 
+kvl_status kvl_report_delay(kvl_engine engine, double seconds) { CALL(kvlGoReportDelay, engine, seconds); }
+
 kvl_status kvl_release(kvl_lease lease) { CALL(kvlGoRelease, lease); }
 
 kvl_status kvl_load_blocks(kvl_engine engine, kvl_lease lease, kvl_cache cache, const uint8_t *keys, const uint32_t *pages, size_t n,
@@ -176,6 +178,8 @@ kvl_status kvl_wait(kvl_task task, int32_t what, int64_t timeout_ms) { CALL(kvlG
 kvl_status kvl_results(kvl_task task, kvl_result *results, size_t n) { CALL(kvlGoResults, task, results, n); }
 
 kvl_status kvl_left_out(kvl_task task, char *buffer, size_t *bytes) { CALL(kvlGoLeftOut, task, buffer, bytes); }
+
+kvl_status kvl_load_seconds(kvl_task task, double *seconds) { CALL(kvlGoLoadSeconds, task, seconds); }
 
 kvl_status kvl_cancel(kvl_task task) { CALL(kvlGoCancel, task); }
 
@@ -269,6 +273,10 @@ kvl_status kvl_manager_touch(kvl_manager manager, const kvl_blocks *blocks) {
 kvl_status kvl_manager_reset(kvl_manager manager) { CALL(kvlGoManagerReset, manager); }
 
 kvl_status kvl_manager_stats(kvl_manager manager, char *buffer, size_t *bytes) { CALL(kvlGoManagerStats, manager, buffer, bytes); }
+
+kvl_status kvl_job_loaded(kvl_job job, double seconds, double wait, int64_t tokens) {
+  CALL(kvlGoJobLoaded, job, seconds, wait, tokens);
+}
 
 kvl_status kvl_job_size(kvl_job job, size_t *blocks, size_t *evicted) { CALL(kvlGoJobSize, job, blocks, evicted); }
 

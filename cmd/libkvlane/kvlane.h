@@ -159,6 +159,12 @@ kvl_status kvl_lease_blocks(kvl_engine engine, const uint8_t *keys, size_t n, in
 kvl_status kvl_worth(kvl_lease lease, int64_t tokens, size_t *worth);
 kvl_status kvl_report_computed(kvl_engine engine, int64_t tokens, double seconds);
 
+/*
+ * kvl_report_delay reports the time from the decision to load blocks in memory to their use, less kvl_load_seconds. kvl_worth
+ * adds it to each load. It may be 0.
+ */
+kvl_status kvl_report_delay(kvl_engine engine, double seconds);
+
 /* kvl_release ends a lease and frees its handle. Loads in progress keep their blocks. */
 kvl_status kvl_release(kvl_lease lease);
 
@@ -227,6 +233,12 @@ kvl_status kvl_results(kvl_task task, kvl_result *results, size_t n);
  * (cause). These blocks are durable in the other tiers; without one they have failed.
  */
 kvl_status kvl_left_out(kvl_task task, char *buffer, size_t *bytes);
+
+/*
+ * kvl_load_seconds writes the duration of a load that has ended, without waiting for kvl_after, and 0 for other tasks.
+ * KVL_PENDING: the load has not ended.
+ */
+kvl_status kvl_load_seconds(kvl_task task, double *seconds);
 
 /* kvl_cancel cancels a task and does not wait. The task ends when the hardware has stopped. */
 kvl_status kvl_cancel(kvl_task task);
@@ -347,8 +359,8 @@ kvl_status kvl_manager_lookup(kvl_manager manager, const kvl_blocks *blocks, uin
 /*
  * kvl_manager_worth writes the number of blocks of one page group, from the first, that are faster to load than to compute.
  * Treat the others as misses. states are those of kvl_manager_lookup. tokens is the number of tokens that need no computation
- * if all blocks are loaded. As for kvl_worth, the decision uses the times of jobs, from kvl_manager_load to kvl_job_end, and
- * of kvl_manager_computed: the time to compute the KV of that number of tokens.
+ * if all blocks are loaded. As for kvl_worth, the decision uses the times of kvl_job_loaded and of kvl_manager_computed: the
+ * time to compute the KV of that number of tokens.
  */
 kvl_status kvl_manager_worth(kvl_manager manager, const kvl_blocks *blocks, const uint8_t *states, int64_t tokens,
                              size_t *worth);
@@ -374,6 +386,12 @@ kvl_status kvl_job_size(kvl_job job, size_t *blocks, size_t *evicted);
 
 /* kvl_job_evicted writes the names of the blocks that workers must drop before the job: all n of kvl_job_size. */
 kvl_status kvl_job_evicted(kvl_job job, uint32_t *groups, uint8_t *hashes, size_t hash_bytes, size_t n);
+
+/*
+ * kvl_job_loaded reports the times of a job that loads, before kvl_job_end. seconds: of the slowest worker (kvl_load_seconds).
+ * wait: from the decision to load to the use of the blocks, or 0 if unknown. tokens: of other requests, computed meanwhile.
+ */
+kvl_status kvl_job_loaded(kvl_job job, double seconds, double wait, int64_t tokens);
 
 /*
  * kvl_job_direct writes 1 if the workers load the job with KVL_BYPASS, and 0 if they load it with KVL_PROMOTE. After a direct

@@ -124,6 +124,28 @@ func (l *Library) ReportComputed(h Handle, tokens int64, seconds float64) error 
 	return nil
 }
 
+// ReportDelay records the time from the decision to load blocks to their use, less the load's.
+func (l *Library) ReportDelay(h Handle, seconds float64) error {
+	e, err := find[*engine](&l.handles, h)
+	if err != nil {
+		return err
+	}
+	delay, err := duration(seconds)
+	if err != nil {
+		return err
+	}
+	e.ReportDelay(delay)
+	return nil
+}
+
+// duration converts seconds that a program has measured.
+func duration(seconds float64) (time.Duration, error) {
+	if !(seconds >= 0 && seconds <= maxSeconds) {
+		return 0, invalid("%v s: out of range", seconds)
+	}
+	return time.Duration(seconds * float64(time.Second)), nil
+}
+
 // maxSeconds bounds a reported time.
 const maxSeconds = 1e6
 

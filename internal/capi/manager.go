@@ -237,6 +237,24 @@ func (l *Library) JobSize(h Handle) (blocks, evicted int, err error) {
 	return len(j.Blocks), len(j.Evicted), nil
 }
 
+// JobLoaded records the times of a job that loads, before its end.
+func (l *Library) JobLoaded(h Handle, seconds, wait float64, tokens int64) error {
+	j, err := find[*job](&l.handles, h)
+	if err != nil {
+		return err
+	}
+	if tokens < 0 || tokens > maxTokens {
+		return invalid("%d tokens: out of range", tokens)
+	}
+	elapsed, err := duration(seconds)
+	waited, err2 := duration(wait)
+	if err := errors.Join(err, err2); err != nil {
+		return err
+	}
+	j.Loaded(elapsed, waited, tokens)
+	return nil
+}
+
 // JobDirect reports whether the workers load the blocks of files directly.
 func (l *Library) JobDirect(h Handle) (bool, error) {
 	j, err := find[*job](&l.handles, h)

@@ -257,6 +257,20 @@ func (l *Library) LeftOut(h Handle) ([]byte, error) {
 	return json.Marshal(figures(reflect.ValueOf(t.dump.LeftOut())))
 }
 
+// LoadSeconds returns the own duration of a load that has ended, and zero for other tasks.
+func (l *Library) LoadSeconds(h Handle) (float64, error) {
+	t, err := find[*task](&l.handles, h)
+	if err != nil || t.load == nil {
+		return 0, err
+	}
+	select {
+	case <-t.load.Done():
+		return t.load.Elapsed().Seconds(), nil
+	default:
+		return 0, errPending
+	}
+}
+
 // Cancel requests the cancellation of a task.
 func (l *Library) Cancel(h Handle) error {
 	t, err := find[*task](&l.handles, h)

@@ -1,13 +1,17 @@
 // Package admission decides how much of a stored prefix is worth loading: as long as loading is
 // faster than computing.
 //
-// A Model measures two times: to load a byte, by its source, and to compute a token. It cuts a
-// prefix where it saves the most time. Until a time is known, everything is worth loading, so that
-// it becomes known. Refused files are no longer measured: Probe reports when to load some again.
+// A Model measures the time to load a byte and a fixed delay of the program, both by source, the
+// time to compute a token, and a fixed time of a step. It cuts a prefix where it saves the most
+// time. Until a time is known, it counts as zero for loads, and everything is worth loading for
+// computing, so that it becomes known. Refused blocks are no longer measured: Probe reports when to
+// load some again.
 package admission
 
 import (
+	"iter"
 	"math"
+	"slices"
 	"sync"
 	"time"
 )
@@ -25,7 +29,9 @@ const (
 const (
 	enough     = 3   // samples until a time is known
 	weight     = 0.4 // weight of the latest sample
-	fewTokens  = 256 // the time of fewer tokens depends on the number of steps
+	fewTokens  = 256 // a step of fewer tokens takes about the fixed time
+	leastShare = 0.1 // of a step's time, which is at least for its tokens
+	delays     = 9   // samples of a delay
 	probeAfter = time.Second
 	probeShare = 10 // the smallest distance of probes, as a multiple of the duration of the last
 )
@@ -34,22 +40,27 @@ const (
 // measurements.
 type Model struct {
 	mu    sync.Mutex
-	load  [sources]mean // seconds a byte
-	token mean          // seconds a token
-	next  time.Time     // earliest time of the next probe
-	busy  bool          // a probe has not ended
+	load  [sources]mean      // seconds a byte
+	delay [sources]median    // seconds from scheduling a load to the use of its blocks, but the load's own
+	token mean               // seconds a token, but the step's
+	step  mean               // seconds of a step of few tokens
+	next  [sources]time.Time // earliest time of the next probe
+	busy  [sources]bool      // a probe has not ended
 	stats Stats
 }
 
 // Stats counts the decisions of a model and has its measurements.
 type Stats struct {
-	Asked           int64   // calls of Worth
-	Cut             int64   // calls that did not return all blocks
-	BlocksRefused   int64   // blocks not worth loading
-	Probes          int64   // probes started
-	MemoryRate      float64 // bytes per second from the cache, or zero if not known
-	FileRate        float64 // bytes per second from the tiers below, or zero if not known
-	TokensPerSecond float64 // computed, or zero if not known
+	Asked           int64         // calls of Worth
+	Cut             int64         // calls that did not return all blocks
+	BlocksRefused   int64         // blocks not worth loading
+	Probes          int64         // probes started
+	MemoryRate      float64       // bytes per second from the cache, or zero if not known
+	FileRate        float64       // bytes per second from the tiers below, or zero if not known
+	MemoryDelay     time.Duration // fixed delay of loads from the cache, or zero if not known
+	FileDelay       time.Duration // fixed delay of loads with blocks of the tiers below, or zero
+	TokensPerSecond float64       // computed beyond the fixed time of a step, or zero if not known
+	Step            time.Duration // fixed time of a step, or zero if not known
 }
 
 // mean is a moving mean of logarithms. A sample that is ten times slower has the same weight as one
@@ -63,7 +74,7 @@ func (m *mean) add(v float64) {
 	if !(v > 0) || math.IsInf(v, 0) {
 		return
 	}
-	if m.n == 0 {
+	if m.n < 2 { // the first sample may include a start
 		m.log = math.Log(v)
 	}
 	m.log += weight * (math.Log(v) - m.log)
@@ -87,7 +98,29 @@ func (m *mean) rate() float64 {
 	return math.Exp(-m.log)
 }
 
-// Loaded adds the time in which a load or prefetch has read bytes of each source.
+// median is the median of the last samples: neither a sample of zero nor an extreme one counts.
+type median struct {
+	n       int
+	samples [delays]float64
+}
+
+func (m *median) add(v float64) {
+	m.samples[m.n%delays] = v
+	m.n++
+}
+
+// value returns the median, or zero if it is not known.
+func (m *median) value() float64 {
+	if m.n < enough {
+		return 0
+	}
+	sorted := slices.Clone(m.samples[:min(m.n, delays)])
+	slices.Sort(sorted)
+	return sorted[len(sorted)/2]
+}
+
+// Loaded adds the own duration of a load or prefetch that has read bytes of each source. It does not
+// include waiting before the start or after the end.
 func (m *Model) Loaded(memory, files int64, took time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -101,59 +134,106 @@ func (m *Model) Loaded(memory, files int64, took time.Duration) {
 	m.load[Files].add(max(all-float64(memory)*m.load[Memory].value(), all*share) / float64(files))
 }
 
-// Computed adds the time in which the program has computed the KV of a number of tokens. Less than
-// 256 tokens are ignored.
+// Delayed adds the time from the scheduling of a load to the use of its blocks, less the load's own
+// duration and less the time in which the program computed tokens of others, which they take anyway.
+func (m *Model) Delayed(source Source, delay time.Duration, tokens int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.delay[source].add(max(0, delay.Seconds()-m.token.value()*float64(tokens)))
+}
+
+// Computed adds the time in which the program has computed the KV of a number of tokens. Steps of
+// less than 256 tokens measure the fixed time of a step.
 func (m *Model) Computed(tokens int64, took time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if tokens >= fewTokens {
-		m.token.add(took.Seconds() / float64(tokens))
+	all := took.Seconds()
+	if tokens < fewTokens {
+		m.step.add(all)
+		return
 	}
+	m.token.add(max(all-m.step.value(), leastShare*all) / float64(tokens))
+}
+
+// Prefix describes the blocks of a prefix.
+type Prefix struct {
+	Blocks int
+	Tokens int64              // of all blocks
+	Source func(i int) Source // of block i
+	Bytes  func(i int) int64  // of block i
 }
 
 // Worth returns how many blocks of a prefix to load, from the first: the number that saves the most
-// time. tokens is the number of tokens of all blocks. source and bytes return the source and the
-// size of a block.
-func (m *Model) Worth(blocks int, tokens int64, source func(i int) Source, bytes func(i int) int64) int {
+// time.
+func (m *Model) Worth(p Prefix) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.stats.Asked++
-	if blocks == 0 || !m.token.known() {
-		return blocks
+	if p.Blocks == 0 || !m.token.known() {
+		return p.Blocks
 	}
-	each := m.token.value() * float64(tokens) / float64(blocks)
-	load := [sources]float64{m.load[Memory].value(), m.load[Files].value()}
-	n, saves, most := 0, 0.0, 0.0
-	for i := range blocks {
-		if saves += each - load[source(i)]*float64(bytes(i)); saves >= most {
+	each := m.token.value() * float64(p.Tokens) / float64(p.Blocks)
+	n, most := 0, 0.0
+	for i, cost := range m.costs(p) {
+		if saves := each*float64(i+1) - cost; saves >= most {
 			n, most = i+1, saves
 		}
 	}
-	if n < blocks {
+	if n < p.Blocks {
 		m.stats.Cut++
-		m.stats.BlocksRefused += int64(blocks - n)
+		m.stats.BlocksRefused += int64(p.Blocks - n)
 	}
 	return n
 }
 
-// Probe reports whether to load blocks that are not worth it, to measure them again. After true,
-// the caller calls Probed.
-func (m *Model) Probe(now time.Time) bool {
+// costs yields the seconds that the first i+1 blocks of a prefix take to load. The caller holds mu.
+func (m *Model) costs(p Prefix) iter.Seq2[int, float64] {
+	load := [sources]float64{m.load[Memory].value(), m.load[Files].value()}
+	delay := [sources]float64{m.delay[Memory].value(), m.delay[Files].value()}
+	return func(yield func(int, float64) bool) {
+		moved, waits := 0.0, 0.0
+		for i := range p.Blocks {
+			source := p.Source(i)
+			moved += load[source] * float64(p.Bytes(i))
+			waits = max(waits, delay[source])
+			if !yield(i, moved+waits) {
+				return
+			}
+		}
+	}
+}
+
+// Cost returns the expected time of loading a whole prefix.
+func (m *Model) Cost(p Prefix) time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.busy || now.Before(m.next) {
+	last := 0.0
+	for _, cost := range m.costs(p) {
+		last = cost
+	}
+	return seconds(last)
+}
+
+func seconds(s float64) time.Duration { return time.Duration(min(s, 1e9) * float64(time.Second)) }
+
+// Probe reports whether to load blocks of a source that are not worth it, to measure them again.
+// After true, the caller calls Probed.
+func (m *Model) Probe(source Source, now time.Time) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.busy[source] || now.Before(m.next[source]) {
 		return false
 	}
-	m.busy = true
+	m.busy[source] = true
 	m.stats.Probes++
 	return true
 }
 
 // Probed ends a probe at now. took is its duration.
-func (m *Model) Probed(now time.Time, took time.Duration) {
+func (m *Model) Probed(source Source, now time.Time, took time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.busy, m.next = false, now.Add(max(probeAfter, probeShare*took))
+	m.busy[source], m.next[source] = false, now.Add(max(probeAfter, probeShare*took))
 }
 
 // Stats returns the current figures.
@@ -162,5 +242,7 @@ func (m *Model) Stats() Stats {
 	defer m.mu.Unlock()
 	s := m.stats
 	s.MemoryRate, s.FileRate, s.TokensPerSecond = m.load[Memory].rate(), m.load[Files].rate(), m.token.rate()
+	s.MemoryDelay, s.FileDelay = seconds(m.delay[Memory].value()), seconds(m.delay[Files].value())
+	s.Step = seconds(m.step.value())
 	return s
 }

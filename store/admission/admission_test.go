@@ -25,12 +25,20 @@ type machine struct {
 }
 
 func (m *machine) worth() int {
-	return m.Worth(blocks, tokens, func(i int) admission.Source {
-		if i >= m.below {
-			return admission.Files
-		}
-		return admission.Memory
-	}, func(int) int64 { return blockBytes })
+	return m.Worth(prefix(func(i int) bool { return i >= m.below }))
+}
+
+func prefix(inFiles func(i int) bool) admission.Prefix {
+	return admission.Prefix{
+		Blocks: blocks, Tokens: tokens,
+		Source: func(i int) admission.Source {
+			if inFiles(i) {
+				return admission.Files
+			}
+			return admission.Memory
+		},
+		Bytes: func(int) int64 { return blockBytes },
+	}
 }
 
 // load loads the first n blocks.
@@ -96,12 +104,12 @@ func TestADiskThatHasBecomeFastAgainIsUsed(t *testing.T) {
 	m.files = 400 * time.Millisecond
 	now, probes := time.Unix(0, 0), 0
 	for ; m.worth() != blocks; now = now.Add(100 * time.Millisecond) {
-		if m.Probe(now) {
-			if m.Probe(now) {
+		if m.Probe(admission.Files, now) {
+			if m.Probe(admission.Files, now) {
 				t.Fatal("two probes at a time")
 			}
 			m.load(8)
-			m.Probed(now, 8*m.files/blocks)
+			m.Probed(admission.Files, now, 8*m.files/blocks)
 			probes++
 		}
 	}
@@ -113,14 +121,14 @@ func TestADiskThatHasBecomeFastAgainIsUsed(t *testing.T) {
 func TestProbesTakeLittleOfTheTime(t *testing.T) {
 	var m admission.Model
 	now := time.Unix(0, 0)
-	if !m.Probe(now) {
+	if !m.Probe(admission.Files, now) {
 		t.Fatal("there is no first probe")
 	}
-	m.Probed(now.Add(4*time.Second), 4*time.Second)
-	if m.Probe(now.Add(43 * time.Second)) {
+	m.Probed(admission.Files, now.Add(4*time.Second), 4*time.Second)
+	if m.Probe(admission.Files, now.Add(43*time.Second)) {
 		t.Error("a probe of 4 s is followed by another after 39 s")
 	}
-	if !m.Probe(now.Add(44 * time.Second)) {
+	if !m.Probe(admission.Files, now.Add(44*time.Second)) {
 		t.Error("a probe of 4 s is not followed by another after 40 s")
 	}
 }
@@ -136,14 +144,7 @@ func TestAFewSlowBlocksDoNotHideManyFastOnes(t *testing.T) {
 	for range 3 {
 		m.load(blocks)
 	}
-	slow := func(from, to int) int {
-		return m.Worth(blocks, tokens, func(i int) admission.Source {
-			if from <= i && i < to {
-				return admission.Files
-			}
-			return admission.Memory
-		}, func(int) int64 { return blockBytes })
-	}
+	slow := func(from, to int) int { return m.Worth(prefix(func(i int) bool { return from <= i && i < to })) }
 	if n := slow(100, 300); n != blocks {
 		t.Errorf("200 slow blocks before 1700 fast ones: %d are worth loading", n)
 	}
@@ -152,12 +153,96 @@ func TestAFewSlowBlocksDoNotHideManyFastOnes(t *testing.T) {
 	}
 }
 
-func TestFewTokensAndNoTimeAreIgnored(t *testing.T) {
+func TestNoTimeIsIgnored(t *testing.T) {
 	m := &machine{files: 40 * time.Second}
 	for range 10 {
 		m.load(blocks)
-		m.Computed(255, time.Second)
 		m.Computed(tokens, 0)
 	}
 	m.want(t, "no computation is known", blocks)
+}
+
+// hit is a prefix in memory of a model with two GPUs, of which a token has 64 KiB, in blocks of 16
+// tokens.
+func hit(tokens int64) admission.Prefix {
+	return admission.Prefix{
+		Blocks: int(tokens / 16), Tokens: tokens,
+		Source: func(int) admission.Source { return admission.Memory },
+		Bytes:  func(int) int64 { return 1 << 20 },
+	}
+}
+
+// The first case is that of examples/ttft/tp.py on two H100: prompts of 1,024 tokens take 33.6 ms, of
+// which the fixed time of a step is most. A load of 816 tokens moves them in 1 ms, and the program
+// needs 15 ms around it.
+func TestAHitThatTakesLongerThanComputingIsRefused(t *testing.T) {
+	for _, c := range []struct {
+		what     string
+		prompt   int64         // tokens of prompts that are computed
+		computed time.Duration // for such a prompt
+		delay    time.Duration
+		hit      int64
+		loaded   bool
+	}{
+		{"a step that is as long without the prefix", 1024, 33600 * time.Microsecond, 15 * time.Millisecond, 816, false},
+		{"the same without a delay", 1024, 33600 * time.Microsecond, 0, 816, true},
+		{"a long prompt", 8192, 270 * time.Millisecond, 15 * time.Millisecond, 8192, true},
+		{"its first 512 tokens", 8192, 270 * time.Millisecond, 15 * time.Millisecond, 512, false},
+		{"a large delay", 8192, 270 * time.Millisecond, 300 * time.Millisecond, 8192, false},
+	} {
+		var m admission.Model
+		for range 5 {
+			m.Computed(208, 30*time.Millisecond)
+			m.Computed(c.prompt, c.computed)
+			m.Loaded(c.hit<<16, 0, time.Duration(c.hit<<16)*time.Second/53e9)
+			m.Delayed(admission.Memory, c.delay, 0)
+		}
+		p := hit(c.hit)
+		want := 0
+		if c.loaded {
+			want = p.Blocks
+		}
+		if got := m.Worth(p); got != want {
+			t.Errorf("%s: %d blocks of %d are worth loading, not %d: %+v", c.what, got, p.Blocks, want, m.Stats())
+		}
+		if s := m.Stats(); s.MemoryRate < 52e9 || s.MemoryRate > 54e9 || s.Step < 29*time.Millisecond || s.MemoryDelay != c.delay {
+			t.Errorf("%s: figures: %+v", c.what, s)
+		}
+	}
+}
+
+// Requests that wait for the tokens of others, and some that wait for something else, do not change
+// the delay.
+func TestADelayIsTheProgramsOwn(t *testing.T) {
+	var m admission.Model
+	for range 5 {
+		m.Computed(10_000, time.Second)
+	}
+	for i := range 50 {
+		switch {
+		case i%3 == 0: // 2,000 tokens of others, which take 0.2 s
+			m.Delayed(admission.Memory, 210*time.Millisecond, 2000)
+		case i%4 == 0:
+			m.Delayed(admission.Memory, time.Minute, 0)
+		case i%5 == 0: // the load has taken the whole time
+			m.Delayed(admission.Memory, -time.Second, 0)
+		default:
+			m.Delayed(admission.Memory, 10*time.Millisecond, 0)
+		}
+		if s := m.Stats(); i > 10 && (s.MemoryDelay < 9*time.Millisecond || s.MemoryDelay > 11*time.Millisecond || s.FileDelay != 0) {
+			t.Fatalf("after %d loads: %+v", i, s)
+		}
+	}
+}
+
+// The first step of a program includes loading its kernels.
+func TestTheFirstStepDoesNotCount(t *testing.T) {
+	var m admission.Model
+	m.Computed(1000, time.Minute)
+	for range 3 {
+		m.Computed(1000, 10*time.Millisecond)
+	}
+	if s := m.Stats(); s.TokensPerSecond < 99e3 || s.TokensPerSecond > 101e3 {
+		t.Errorf("%+v", s)
+	}
 }

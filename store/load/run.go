@@ -103,10 +103,10 @@ func (t *Task) stop() {
 
 // finish ends the load.
 func (t *Task) finish() {
-	elapsed := t.p.Clock.Now().Sub(t.startedAt)
-	t.p.Count.LoadTimes.Observe(elapsed)
+	t.elapsed = t.p.Clock.Now().Sub(t.startedAt)
+	t.p.Count.LoadTimes.Observe(t.elapsed)
 	if t.cacheBytes+t.lowerBytes > 0 {
-		t.l.Admission.Loaded(t.cacheBytes, t.lowerBytes, elapsed)
+		t.l.Admission.Loaded(t.cacheBytes, t.lowerBytes, t.elapsed)
 	}
 	t.failExpired()
 	t.layersDone.Advance(t.p.Map.NumLayers())

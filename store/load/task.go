@@ -100,16 +100,17 @@ type Task struct {
 	// The task's goroutine owns the rest.
 	sc          *scratch
 	startedAt   time.Time
-	cacheBytes  int64    // loaded from the cache
-	lowerBytes  int64    // loaded from the tiers below
-	layerLeft   []int    // layerwise: blocks that wait for each layer
-	open        int      // blocks with a slot, or with a job that may give them one
-	verifying   int      // verify jobs that have not finished
-	reading     int      // fetch jobs that have not finished
-	groups      []*group // being copied or checked
-	inFlight    int      // groups being copied
-	stopped     bool     // see stop
-	notDirect   bool     // noteNotDirect has reported a reason
+	elapsed     time.Duration // set before Done is closed
+	cacheBytes  int64         // loaded from the cache
+	lowerBytes  int64         // loaded from the tiers below
+	layerLeft   []int         // layerwise: blocks that wait for each layer
+	open        int           // blocks with a slot, or with a job that may give them one
+	verifying   int           // verify jobs that have not finished
+	reading     int           // fetch jobs that have not finished
+	groups      []*group      // being copied or checked
+	inFlight    int           // groups being copied
+	stopped     bool          // see stop
+	notDirect   bool          // noteNotDirect has reported a reason
 	groupsArray [2]*group
 }
 
@@ -149,6 +150,17 @@ func (t *Task) completeLayer(layer, n int) {
 // Done returns a channel that is closed when the load has ended: every block has its result, and
 // the task's pages and slots are no longer accessed.
 func (t *Task) Done() <-chan struct{} { return t.base.Done() }
+
+// Elapsed returns the load's own duration, without waiting for Options.After. It is zero before Done
+// is closed.
+func (t *Task) Elapsed() time.Duration {
+	select {
+	case <-t.Done():
+		return t.elapsed
+	default:
+		return 0
+	}
+}
 
 // Cancel cancels the load. It does not wait: the load ends when the hardware has stopped, and
 // unfinished blocks fail with ErrCanceled.

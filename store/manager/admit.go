@@ -1,59 +1,74 @@
 package manager
 
 import (
+	"slices"
 	"time"
 
 	"github.com/kvlane/kvlane/store/admission"
 )
 
 // Worth returns how many blocks, from the first, are worth loading because that is faster than
-// computing them. It uses the recent times of jobs that load, from Load to End, and those of
-// Computed. states are the results of Lookup, and tokens is the number of tokens that all blocks
-// save. Until these times are known, and with Config.AdmitAlways, it is all blocks. The blocks must
-// be of one page group, since prefixes of other groups end elsewhere.
+// computing them. It uses the recent times of Job.Loaded and of Computed. states are the results of
+// Lookup, and tokens is the number of tokens that all blocks save. Until these times are known, and
+// with Config.AdmitAlways, it is all blocks. The blocks must be of one page group, since prefixes of
+// other groups end elsewhere.
 //
-// If blocks in files are refused, Worth returns all blocks now and then, so that a load measures
-// them again.
+// If blocks are refused, Worth returns all blocks now and then, so that a load measures them again.
 func (m *Manager) Worth(blocks []Block, states []State, tokens int64) int {
 	n := min(len(blocks), len(states))
 	if m.always {
 		return n
 	}
-	source := func(i int) admission.Source {
-		if states[i] == InFiles {
-			return admission.Files
-		}
-		return admission.Memory
+	p := admission.Prefix{
+		Blocks: n, Tokens: tokens,
+		Source: func(i int) admission.Source { return sourceOf(states[i] == InFiles) },
+		Bytes:  func(i int) int64 { return m.blockBytes(blocks[i].Group) },
 	}
-	// Blocks in pools are free: the time of their jobs is that of the engine's steps.
-	bytes := func(i int) int64 {
-		if source(i) == admission.Memory {
-			return 0
-		}
-		return m.blockBytes(blocks[i].Group)
+	worth := m.admission.Worth(p)
+	if worth == n {
+		return n
 	}
-	worth := m.admission.Worth(n, tokens, source, bytes)
-	below := int64(0)
-	for i := worth; i < n; i++ {
-		if source(i) == admission.Files {
-			below += bytes(i)
-		}
-	}
-	if below == 0 || !m.admission.Probe(m.clock.Now()) {
+	source := sourceOf(slices.Contains(states[worth:n], InFiles))
+	if !m.admission.Probe(source, m.clock.Now()) {
 		return worth
 	}
 	// The caller need not load the blocks. So the probe ends here, with the expected time of a
 	// load.
-	elapsed := time.Duration(0)
-	if rate := m.admission.Stats().FileRate; rate > 0 {
-		elapsed = time.Duration(float64(below) / rate * float64(time.Second))
-	}
-	m.admission.Probed(m.clock.Now(), elapsed)
+	m.admission.Probed(source, m.clock.Now(), m.admission.Cost(p))
 	return n
 }
 
-// Computed reports the time in which the engine has computed the KV of a number of tokens. Less
-// than 256 tokens are ignored.
+func sourceOf(inFiles bool) admission.Source {
+	if inFiles {
+		return admission.Files
+	}
+	return admission.Memory
+}
+
+// Loaded reports the times of a job that loads, before its End. elapsed is the own duration of the
+// slowest worker's load. wait is the time from the decision to load to the use of the blocks, and
+// tokens the number of tokens of other requests that the engine computed in between. If wait is not
+// positive, the delay is not measured.
+func (j *Job) Loaded(elapsed, wait time.Duration, tokens int64) {
+	var memory, files int64
+	for i := range j.blocks {
+		if n := j.m.blockBytes(j.blocks[i].name.Group); j.blocks[i].slot != nil {
+			memory += n
+		} else {
+			files += n
+		}
+	}
+	if !j.load || memory+files == 0 || elapsed <= 0 {
+		return
+	}
+	j.m.admission.Loaded(memory, files, elapsed)
+	if wait > 0 {
+		j.m.admission.Delayed(sourceOf(files > 0), wait-elapsed, tokens)
+	}
+}
+
+// Computed reports the time in which the engine has computed the KV of a number of tokens. Steps of
+// less than 256 tokens measure the fixed time of a step.
 func (m *Manager) Computed(tokens int64, elapsed time.Duration) {
 	m.admission.Computed(tokens, elapsed)
 }

@@ -31,11 +31,11 @@ func TestFilesThatAreSlowerThanComputingAreRefused(t *testing.T) {
 		}
 		for i := range 3 { // 10 s a block
 			j := loaded(t, m, fmt.Sprintf("f%d", i))
-			clock.Advance(10 * time.Second)
+			j.Loaded(10*time.Second, 0, 0)
 			end(t, j)
 			m.Computed(1000, time.Second)
 		}
-		end(t, loaded(t, m, "f19"), 0) // a failed job is not measured
+		end(t, loaded(t, m, "f19"), 0) // its times are not reported
 		want := 2
 		if always {
 			want = 5
@@ -57,11 +57,70 @@ func TestFilesThatAreSlowerThanComputingAreRefused(t *testing.T) {
 		}
 		for i := range 20 {
 			j := loaded(t, m, fmt.Sprintf("f%d", 3+i%8))
-			clock.Advance(time.Millisecond)
+			j.Loaded(time.Millisecond, 0, 0)
 			end(t, j)
 		}
 		if got := worth("f15", "f16"); got != 2 {
 			t.Errorf("files have become fast, and %d of 2 blocks are worth loading", got)
+		}
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Memory may be slow, and the engine may use blocks late: hits in memory are then refused too, and
+// measured again now and then.
+func TestHitsInMemoryAreRefusedIfComputingIsFaster(t *testing.T) {
+	for _, c := range []struct {
+		what          string
+		elapsed, wait time.Duration // of a load of one block of 1,000 tokens
+		tokens        int64         // of others, computed meanwhile
+		worth         bool
+	}{
+		{"fast memory", time.Millisecond, 2 * time.Millisecond, 0, true},
+		{"a load and a delay that take less than computing", 400 * time.Millisecond, 800 * time.Millisecond, 0, true},
+		{"slow memory", 2 * time.Second, 2 * time.Second, 0, false},
+		{"blocks that are used late", time.Millisecond, 5 * time.Second, 0, false},
+		{"blocks that are used after the tokens of others", time.Millisecond, 5 * time.Second, 5000, true},
+	} {
+		clock := clockwork.NewFakeClock()
+		fs := formats(t, 0, 1, 1)
+		m, err := manager.Open(manager.Config{OpenPool: pool(4, fs), Ranks: []manager.Rank{{Formats: fs}}, Clock: clock})
+		if err != nil {
+			t.Fatal(err)
+		}
+		j, err := m.Store(named("a"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		end(t, j)
+		for range 4 {
+			m.Computed(1000, time.Second)
+		}
+		worth := func() int { return m.Worth(named("a"), states(t, m, "a"), 1000) }
+		for range 3 {
+			if worth() != 1 {
+				t.Fatalf("%s: refused before it is known", c.what)
+			}
+			j := loaded(t, m, "a")
+			j.Loaded(c.elapsed, c.wait, c.tokens)
+			end(t, j)
+		}
+		if probe, got := worth(), worth(); probe != 1 || got == 1 != c.worth {
+			t.Errorf("%s: worth loading %d, and first %d: %+v", c.what, got, probe, m.Stats().Admission)
+		}
+		clock.Advance(51 * time.Second)
+		for range 9 { // probes, after which it is fast
+			if worth() == 1 {
+				j := loaded(t, m, "a")
+				j.Loaded(time.Millisecond, 2*time.Millisecond, 0)
+				end(t, j)
+			}
+			clock.Advance(51 * time.Second)
+		}
+		if worth() != 1 {
+			t.Errorf("%s: has become fast, and is refused: %+v", c.what, m.Stats().Admission)
 		}
 		if err := m.Close(); err != nil {
 			t.Error(err)

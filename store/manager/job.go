@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
@@ -23,11 +22,10 @@ type Job struct {
 	// its pool afterwards, FellBack reports it.
 	Direct bool
 
-	m         *Manager
-	blocks    []jobBlock // by Blocks
-	load      bool
-	startedAt time.Time
-	ended     bool // guarded by the Manager's mu
+	m      *Manager
+	blocks []jobBlock // by Blocks
+	load   bool
+	ended  bool // guarded by the Manager's mu
 }
 
 // jobBlock is a block of a job: pinned, or being filled by the job, or without a slot.
@@ -155,7 +153,6 @@ func (m *Manager) Store(blocks []Block, before ...Block) (*Job, error) {
 // begin passes the evicted blocks to the job. The caller holds mu.
 func (m *Manager) begin(j *Job) {
 	j.Evicted, m.evicted = m.evicted, nil
-	j.startedAt = m.clock.Now()
 	m.live++
 }
 
@@ -192,9 +189,6 @@ func (j *Job) End(failed ...int) error {
 	}
 	j.ended = true
 	j.m.live--
-	if j.load && len(failed) == 0 {
-		j.loaded()
-	}
 	for i := range j.blocks {
 		j.m.unpin(&j.blocks[i], bad[i])
 	}
@@ -245,21 +239,5 @@ func (m *Manager) unpin(h *jobBlock, bad bool) {
 			m.gone(h.key)
 		}
 		h.slot.Release()
-	}
-}
-
-// loaded reports the time of a job that loads. All workers load as many bytes as the first, at the
-// same time.
-func (j *Job) loaded() {
-	var memory, files int64
-	for i := range j.blocks {
-		if n := j.m.blockBytes(j.blocks[i].name.Group); j.blocks[i].slot != nil {
-			memory += n
-		} else {
-			files += n
-		}
-	}
-	if memory+files > 0 {
-		j.m.admission.Loaded(memory, files, j.m.clock.Since(j.startedAt))
 	}
 }

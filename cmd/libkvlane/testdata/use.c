@@ -114,6 +114,7 @@ static void carry(void) {
   for (b = 0; b < BLOCKS; b++) CHECK(there[b] == (host ? KVL_IN_FILES : 0));
   CHECK(found == (host ? (size_t)BLOCKS : 0));
   EXPECT(KVL_OK, kvl_report_computed(engine, 1000, 0.5));
+  EXPECT(KVL_OK, kvl_report_delay(engine, 0.5));
   EXPECT(KVL_OK, kvl_worth(lease, 1000, &worth));
   CHECK(worth == found);
   EXPECT(KVL_OK, kvl_load_blocks(engine, lease, cache, keys[0], to, found, NULL, KVL_LAYERWISE, NULL, &task));
@@ -262,6 +263,8 @@ static void manage(void) {
   EXPECT(KVL_BUSY, kvl_manager_load(m, &blocks, &none));
   EXPECT(KVL_OK, kvl_job_direct(job, &direct));
   CHECK(direct == 0);
+  EXPECT(KVL_OK, kvl_job_loaded(job, 0.5, 1, 1000));
+  EXPECT(KVL_INVALID, kvl_job_loaded(job, -1, 0, 0));
   EXPECT(KVL_INVALID, kvl_job_end(job, failed, 3));
   EXPECT(KVL_OK, kvl_job_end(job, failed, 2));
   EXPECT(KVL_INVALID, kvl_job_end(job, failed, 2));

@@ -79,6 +79,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "lease_blocks": (_handle, _bytes, _n, _ms, _ms, _out, c.POINTER(_n)),
     "worth": (_handle, c.c_int64, c.POINTER(_n)),
     "report_computed": (_handle, c.c_int64, c.c_double),
+    "report_delay": (_handle, c.c_double),
     "release": (_handle,),
     "load_blocks": (_handle, _handle, _handle, _bytes, _bytes, _n, _bytes, c.c_uint32, c.POINTER(After), _out),
     "dump_blocks": (_handle, _handle, _bytes, _bytes, _n, _bytes, c.c_uint32, c.POINTER(After), _out),
@@ -87,6 +88,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "wait": (_handle, c.c_int32, _ms),
     "results": (_handle, c.POINTER(BlockResult), _n),
     "left_out": (_handle, _bytes, c.POINTER(_n)),
+    "load_seconds": (_handle, c.POINTER(c.c_double)),
     "cancel": (_handle,),
     "free": (_handle,),
     "stream_wait": (_handle, c.c_uint64, _handle, c.c_int32),
@@ -116,6 +118,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "job_size": (_handle, c.POINTER(_n), c.POINTER(_n)),
     "job_direct": (_handle, _bytes),
     "job_evicted": (_handle, _bytes, _bytes, _n, _n),
+    "job_loaded": (_handle, c.c_double, c.c_double, c.c_int64),
     "job_end": (_handle, _bytes, _n),
 }
 

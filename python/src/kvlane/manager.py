@@ -71,6 +71,16 @@ class Job(_lib.Owned):
             raw = bytes(hashes)
             self.evicted = [Block(raw[i * size : (i + 1) * size], g) for i, g in enumerate(groups)]
 
+    def loaded(self, seconds: float, wait: float = 0, tokens: int = 0) -> None:
+        """Report the times of a job that loads, before its end.
+
+        seconds is the duration of the slowest worker's load (Load.seconds). wait is the time from
+        the decision to load to the use of the blocks, or 0 if unknown. tokens is the number of
+        tokens of other requests that were computed meanwhile.
+        """
+        if self._handle:
+            _lib.library().call("job_loaded", self._handle, seconds, wait, _lib.number(tokens, "tokens"))
+
     def end(self, failed: Sequence[int] = (), pooled: Sequence[int] = ()) -> None:
         """End the job after every worker has finished it. Later calls do nothing.
 
@@ -143,7 +153,8 @@ class Manager(_lib.Owned):
 
         The blocks are of one page group. Treat the others as misses. states is the result of
         lookup. tokens is the number of tokens that need not be computed if all blocks are loaded.
-        Returns all blocks until the durations of loading and, by computed, of computing are known.
+        Returns all blocks until the durations of loading (Job.loaded) and of computing (computed)
+        are known.
         """
         names, out = self._names(blocks), c.c_size_t()
         if len(states) != len(names):
@@ -157,7 +168,7 @@ class Manager(_lib.Owned):
     def computed(self, tokens: int, seconds: float) -> None:
         """Report that computing the KV of `tokens` tokens took `seconds`.
 
-        Ignored below 256 tokens.
+        Below 256 tokens it measures the fixed time of a step.
         """
         self._lib.call("manager_computed", self._handle, _lib.number(tokens, "tokens"), seconds)
 

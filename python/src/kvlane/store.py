@@ -46,7 +46,7 @@ class Lease(_lib.Owned):
 
         tokens is the number of tokens that need not be computed if all blocks are loaded. Returns
         all blocks until the durations of loading and, by Store.report_computed, of computing are
-        known.
+        known. Store.report_delay adds a fixed delay of the program.
         """
         out = c.c_size_t()
         _lib.library().call("worth", self.handle, _lib.number(tokens, "tokens"), c.byref(out))
@@ -317,9 +317,16 @@ class Store(_lib.Owned):
     def report_computed(self, tokens: int, seconds: float) -> None:
         """Report that computing the KV of `tokens` tokens of a prompt took `seconds`.
 
-        Ignored below 256 tokens.
+        Below 256 tokens it measures the fixed time of computing.
         """
         self._lib.call("report_computed", self._handle, _lib.number(tokens, "tokens"), seconds)
+
+    def report_delay(self, seconds: float) -> None:
+        """Report the time from the decision to load blocks in memory to their use, less Load.seconds.
+
+        Lease.worth adds it to each load.
+        """
+        self._lib.call("report_delay", self._handle, seconds)
 
     def _register(self, name: str, owner: Any, owners: dict[int, Any], *memory: Any) -> int:
         handle = c.c_uint64()

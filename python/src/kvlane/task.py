@@ -177,6 +177,17 @@ def _wake(future: asyncio.Future[None]) -> None:
 class Load(Task):
     """A load or a prefetch."""
 
+    def seconds(self) -> float:
+        """Return the load's duration, without the wait for `after`. 0 for a prefetch.
+
+        Raises Timeout if the load has not ended.
+        """
+        out = ctypes.c_double()
+        status = _lib.library().status("load_seconds", self._handle, ctypes.byref(out))
+        if status:
+            raise _lib.library().error(status)
+        return out.value
+
     def wait_layer(self, layer: int, timeout: float | None = None) -> None:
         """Wait until layers 0 to layer are on all their pages. For layerwise loads."""
         self._wait(_lib.number(layer, "layer", most=2**31 - 1), timeout)

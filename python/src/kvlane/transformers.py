@@ -57,8 +57,6 @@ _logger = logging.getLogger("kvlane")
 
 # Options of generate() that make KV depend on more than tokens.
 _REFUSED = ("assistant_model", "prompt_lookup_num_tokens", *CACHE_OPTIONS, "cache_implementation", "prefill_chunk_size")
-# The library ignores durations of fewer tokens.
-_FEW_TOKENS = 256
 # Errors of the caller, or of the store as a whole. After any other error the blocks are computed.
 _FATAL = (errors.Invalid, errors.Closed, errors.Forked)
 
@@ -258,7 +256,9 @@ class KVLaneCache:
         check_layers(past.layers)
         if int(past.get_seq_length()):
             raise errors.Invalid("the cache to fill is not empty")
+        begun = time.perf_counter()
         with self._lock, torch.no_grad():
+            self._report_watched()
             most = (len(rows[0]) - 1) // self.block_tokens * self.block_tokens
             keys = [self._keys(row[:most]) for row in rows]
             self.counts["tokens_asked"] += sum(len(row) for row in rows)
@@ -272,7 +272,8 @@ class KVLaneCache:
                 worth = min(lease.worth(lease.found // groups * self.block_tokens) // groups for lease in leases) if found else 0
                 self.counts["tokens_refused"] += max(0, found - worth) * self.block_tokens * len(rows)
                 if found := min(found, worth):
-                    self._fill(past, keys, leases, found, layerwise)
+                    moved = self._fill(past, keys, leases, found, layerwise)
+                    self.store.report_delay(max(0.0, time.perf_counter() - begun - moved))
                 else:
                     self._check_weights()
             except errors.Error as e:
@@ -290,11 +291,17 @@ class KVLaneCache:
         if loads:
             loads.end()
 
+    def _report_watched(self) -> None:
+        """Report the time of the watched computation, if it has ended."""
+        if self._watched and (seconds := self._watched.seconds()):
+            self.store.report_computed(self._watched.tokens, seconds)
+            self._watch(None, 0)
+
     def _watch(self, past: Any, tokens: int) -> None:
-        """Measure how long the rest of a prompt takes to compute, unless it is too short."""
+        """Measure how long the rest of a prompt takes to compute."""
         if self._watched:
             self._watched.stop()
-        self._watched = _Computation(self.model, past, tokens, self._device) if tokens >= _FEW_TOKENS else None
+        self._watched = _Computation(self.model, past, tokens, self._device) if tokens else None
 
     def _count(self, e: errors.Error) -> None:
         """Count an error after which blocks are computed. Raises other errors."""
@@ -302,11 +309,11 @@ class KVLaneCache:
             raise e
         self.counts[f"failed_{e.status.name.lower()}"] += 1
 
-    def _fill(self, past: Any, keys: Sequence[Keys], leases: list[Lease], found: int, layerwise: bool) -> None:
+    def _fill(self, past: Any, keys: Sequence[Keys], leases: list[Lease], found: int, layerwise: bool) -> float:
         """Load the first `found` blocks of each row into past, as many as are valid in all rows.
 
-        The blocks are loaded into their final memory. layerwise: loads may still be in progress on
-        return, and hold the leases.
+        The blocks are loaded into their final memory. Returns the seconds of the slowest load.
+        layerwise: loads may still be in progress on return, and hold the leases. It returns 0.
         """
         tokens, n = found * self.block_tokens, len(keys)
         parts = {layer: self._empty(s, n, tokens) for layer, s in self._shapes.items()}
@@ -333,15 +340,17 @@ class KVLaneCache:
                 )  # fmt: skip
                 leases.clear()
                 _give(past, parts, self._layer_loads)
-                return
+                return 0.0
             good = min([self._loaded(task, found) for task in tasks])
+            moved = max(task.seconds() for task in tasks)
         if good == 0:
-            return
+            return moved
         end = good * self.block_tokens
         if good < found:
             parts = {layer: (k[:, :, :end], v[:, :, :end]) for layer, (k, v) in parts.items()}
         _give(past, parts)
         self.counts["tokens_loaded"] += end * n
+        return moved
 
     def _empty(self, s: Shape, rows: int, tokens: int) -> tuple[Any, ...]:
         """Return memory for a layer's K and V.
@@ -391,9 +400,7 @@ class KVLaneCache:
         with self._lock, torch.no_grad():
             self._check_weights()
             self._end_layer_loads()
-            if self._watched and (seconds := self._watched.seconds()):
-                self.store.report_computed(self._watched.tokens, seconds)
-                self._watch(None, 0)
+            self._report_watched()
             for row, tokens in enumerate(rows):
                 if blocks:
                     stored += self._save_row(layers, row, self._keys(tokens[: blocks * self.block_tokens]), durable)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from kvlane.manager import ABSENT, BELOW, THERE, UNDER_WAY
 
@@ -43,10 +46,11 @@ def lookup(states: list[int], most: int = 1, first: int = 0, block_tokens: int =
     return "".join(letters[scheduler.lookup(k, context)] for k in keys), manager.asked
 
 
-def test_blocks_in_files_are_hits_where_they_are_worth_loading() -> None:
+def test_blocks_are_hits_where_they_are_worth_loading() -> None:
     assert lookup([THERE, BELOW, BELOW, ABSENT]) == ("HMMM", [([THERE, BELOW, BELOW], 48)])
     assert lookup([THERE, BELOW, BELOW, ABSENT], most=3) == ("HHHM", [([THERE, BELOW, BELOW], 48)])
-    assert lookup([THERE, THERE, UNDER_WAY, BELOW]) == ("HHPH", []), "there are no files in the prefix"
+    assert lookup([THERE, THERE, UNDER_WAY, BELOW]) == ("HMPH", [([THERE, THERE], 32)]), "hits in memory too"
+    assert lookup([UNDER_WAY, THERE]) == ("PH", []), "there is no prefix"
     assert lookup([BELOW, BELOW, BELOW, THERE], first=2, most=0) == ("HHMM", [([BELOW, THERE], 32)]), "vLLM has the first two"
     assert lookup([BELOW, BELOW], block_tokens=0) == ("HH", []), "several page groups"
 
@@ -121,6 +125,39 @@ def test_events_say_what_is_in_memory() -> None:
     scheduler.shutdown()
 
 
+def test_loads_report_their_own_times_and_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load's time is the slowest worker's; the delay lasts until its end, if no step waited for it."""
+    from vllm.v1.kv_offload.base import ReqContext
+
+    from kvlane.vllm.scheduler import Scheduler
+
+    reported: list[tuple[float, float, int]] = []
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def run(*times: tuple[float, float], in_steps: bool = False, files: bool = False) -> None:
+        side = Scheduler((0,), events=False, log_seconds=1e9, block_tokens=16, in_steps=in_steps)
+        job = SimpleNamespace(blocks=[], evicted=[], loaded=lambda *t: reported.append(t), end=lambda *_: None)
+        side.open(SimpleNamespace(load=lambda _: job))  # type: ignore[arg-type]
+        context, key = ReqContext("r"), bytes(8) + bytes(4)
+        side._seen["r"] = {key: BELOW if files else THERE}
+        side.scheduled(1000)
+        side.prepare_load([key], context)
+        side.scheduled(7)
+        now[0] += 5
+        side.loaded("other", 9, 0)
+        for seconds, waited in times:
+            side.loaded("r", seconds, waited)
+        side.complete_load([key], context)
+
+    run((2, 0), (3, 0))
+    run((2, 0), (3, 4), in_steps=True)  # a step waited
+    run((2, 0), in_steps=True)  # a load that is too large for a step: another delay
+    run((2, 0), in_steps=True, files=True)
+    run()  # it has failed
+    assert reported == [(3, 5, 7), (3, 4, 0), (2, 0, 0), (2, 5, 7)]
+
+
 def test_steps_report_the_time_of_computing() -> None:
     from kvlane.vllm.pace import Pace
 
@@ -129,7 +166,7 @@ def test_steps_report_the_time_of_computing() -> None:
     assert now.step(2.0, {"a": 1, "b": 500}, False) == (1000, 2.0)
     assert now.step(3.0, {"b": 1}, True) == (501, 1.0)
     assert now.step(9.0, {"b": 1}, False) is None, "it has waited for a load"
-    assert now.step(9.5, {"c": 300}, False) is None, "few tokens"
+    assert now.step(9.5, {"c": 300}, False) is None, "no request goes on"
     assert now.step(19.5, {"d": 300}, False) is None, "there was nothing to do in between"
     ahead = Pace(lag=2)
     steps = [ahead.step(t, {"a": n}, False) for t, n in ((0.0, 1000), (0.1, 500), (2.0, 1), (3.0, 1))]

@@ -26,13 +26,13 @@ def test_requests_over_damaged_files(steps: Any, tmp_path: Path, connector: str)
 
 
 def test_small_hits_are_loaded_within_a_step(steps: Any, tmp_path: Path) -> None:
-    """vLLM's sync_load_budget_bytes: hits above it, three blocks here, are loaded before a request's first step."""
+    """vLLM's sync_load_budget_bytes: hits above it, six blocks here, are loaded before a request's first step."""
     import vllm
 
     if vllm.__version__.startswith("0.32"):
         pytest.skip("vLLM 0.32 has no such option")
     seed = int(os.environ.get("KVLANE_SEED", "1"))
-    ran = steps(connector="Connector", folder=str(tmp_path / "kv"), seed=seed, requests=300, damage=0.9, abort=0.05, budget=9216)
+    ran = steps(connector="Connector", folder=str(tmp_path / "kv"), seed=seed, requests=300, damage=0.9, abort=0.05, budget=18432)
     assert ran["requests"] == 300
     assert ran["wrong"] == 0, ran
     assert ran["ends"] == ["ABORT", "LENGTH"]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-_FEW_TOKENS = 256  # below this the overhead of a step dominates
-
 
 class Pace:
     """Durations of steps.
@@ -30,6 +28,6 @@ class Pace:
             return None
         _, ended, loaded = self._steps[0]
         n = sum(ended.values())
-        if loaded or n < _FEW_TOKENS or not ended.keys() & tokens.keys():
+        if loaded or n < 1 or not ended.keys() & tokens.keys():
             return None
         return n, now - self._steps[-2][0]

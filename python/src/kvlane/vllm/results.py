@@ -18,15 +18,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import Offlo
 class LateLoads:
     """Loads that end before a step's results are read.
 
-    collect returns the request and the metadata of these loads. It is called once, by the thread
+    collect returns the requests and the metadata of these loads. It is called once, by the thread
     that reads the results first.
     """
 
-    def __init__(self, collect: Callable[[], tuple[set[str], OffloadingWorkerMetadata]]) -> None:
+    def __init__(self, collect: Callable[[], tuple[set[str], WorkerMetadata]]) -> None:
         self._collect = collect
-        self._found: tuple[set[str], OffloadingWorkerMetadata] | None = None
+        self._found: tuple[set[str], WorkerMetadata] | None = None
 
-    def get(self) -> tuple[set[str], OffloadingWorkerMetadata]:
+    def get(self) -> tuple[set[str], WorkerMetadata]:
         """Return the requests whose loads have ended, and the metadata of their jobs."""
         if self._found is None:
             self._found = self._collect()
@@ -67,12 +67,14 @@ class Requests(Set[str]):
 class WorkerMetadata(OffloadingWorkerMetadata):
     """Metadata from workers to the scheduler.
 
-    It has, by job, the names of failed blocks, and those of direct jobs that are in memory. Call
-    read before the fields are used. Pickling calls it.
+    It has, by job, the names of failed blocks, those of direct jobs that are in memory, and a load's
+    own duration with the time for which its step waited, in seconds. Call read before the fields
+    are used. Pickling calls it.
     """
 
     failed: dict[int, set[bytes]] = field(default_factory=dict)
     pooled: dict[int, set[bytes]] = field(default_factory=dict)
+    times: dict[int, tuple[float, float]] = field(default_factory=dict)
     late: LateLoads | None = None
 
     def read(self) -> None:
@@ -82,6 +84,7 @@ class WorkerMetadata(OffloadingWorkerMetadata):
             self.late = None
             both: Any = super().aggregate(late)
             self.completed_jobs, self.transfer_stats = both.completed_jobs, both.transfer_stats
+            self.times |= late.times
 
     def __getstate__(self) -> dict[str, Any]:
         self.read()
@@ -94,7 +97,11 @@ class WorkerMetadata(OffloadingWorkerMetadata):
         other.read()
         both: Any = super().aggregate(other)
         failed, pooled = _union(self.failed, other.failed), _union(self.pooled, other.pooled)
-        return WorkerMetadata(both.completed_jobs, both.transfer_stats, failed, pooled)
+        times = dict(self.times)
+        for job, (elapsed, waited) in other.times.items():
+            longest, most = times.get(job, (0.0, 0.0))
+            times[job] = (max(longest, elapsed), max(most, waited))
+        return WorkerMetadata(both.completed_jobs, both.transfer_stats, failed, pooled, times)
 
 
 def _union(a: dict[int, set[bytes]], b: dict[int, set[bytes]]) -> dict[int, set[bytes]]:

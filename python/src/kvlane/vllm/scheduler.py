@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
@@ -51,14 +52,29 @@ def _in_order(keys: Iterable[OffloadKey], context: ReqContext) -> list[OffloadKe
     return sorted(keys, key=lambda k: (positions.get(k, 0), k[-GROUP_BYTES:]))
 
 
+@dataclass
+class _Times:
+    """Times of a request's load: its start, and the longest durations of workers, in seconds."""
+
+    begun: float
+    tokens: int  # scheduled before
+    files: bool  # some blocks are only in files
+    seconds: float = 0.0
+    waited: float = 0.0
+
+
 class Scheduler(OffloadingManager):
     """Called by vLLM's scheduler, in one thread. An absent block is a miss, here or at the worker.
 
     block_tokens is that of the only page group, or 0 if there are several, whose prefixes end at
-    different tokens. Call open before the first step.
+    different tokens. in_steps: hits in memory are loaded within the step that uses them, except for
+    some. Call open before the first step.
     """
 
-    def __init__(self, group_ids: tuple[int, ...], events: bool, log_seconds: float, block_tokens: int = 0) -> None:
+    def __init__(
+        self, group_ids: tuple[int, ...], events: bool, log_seconds: float, block_tokens: int = 0, in_steps: bool = False
+    ) -> None:
+        self._in_steps = in_steps
         self._manager: Manager | None = None
         self._block_tokens = block_tokens
         self._groups = {g: i.to_bytes(GROUP_BYTES, "big") for i, g in enumerate(group_ids)}
@@ -67,6 +83,8 @@ class Scheduler(OffloadingManager):
         # by request: the result of Manager.lookup in this step
         self._seen: dict[str, dict[OffloadKey, int]] = {}
         self._loads: dict[str, Job | None] = {}  # by request; a request has one load at a time
+        self._times: dict[str, _Times] = {}  # by request with a load
+        self._tokens = 0  # of all steps
         self._stores: dict[OffloadKey, Job] = {}  # by each key of a job
         self._pending_drops: list[bytes] = []  # evicted blocks not sent to the workers yet
         self._pooled: set[bytes] = set()  # blocks of direct jobs in the memory of a worker
@@ -113,14 +131,14 @@ class Scheduler(OffloadingManager):
         return _RESULTS[seen[key]]
 
     def _admitted(self, blocks: list[Block], states: bytes, first: int) -> bytes:
-        """Return the states, with misses for blocks in files that compute faster than they load.
+        """Return the states, with misses for blocks that compute faster than they load.
 
         first is the index of the first key that vLLM looks up. vLLM has the blocks before it.
         """
         end = first
         while end < len(states) and states[end] in (THERE, BELOW):
             end += 1
-        if not self._block_tokens or BELOW not in states[first:end]:
+        if not self._block_tokens or end == first:
             return states
         worth = self.manager.worth(blocks[first:end], states[first:end], (end - first) * self._block_tokens)
         return states[: first + worth] + bytes(end - first - worth) + states[end:]
@@ -133,6 +151,18 @@ class Scheduler(OffloadingManager):
         seen = self._seen.get(req_context.req_id, {})
         return any(seen.get(key) == BELOW for key in keys)
 
+    def scheduled(self, tokens: int) -> None:
+        """Count the tokens of a step."""
+        self._tokens += tokens
+
+    def loaded(self, request: str, seconds: float, waited: float) -> None:
+        """Record a worker's duration of a request's load, and the time for which its step waited.
+
+        waited is 0 if no step waited for the load.
+        """
+        if (times := self._times.get(request)) is not None:
+            times.seconds, times.waited = max(times.seconds, seconds), max(times.waited, waited)
+
     def computed(self, tokens: int, seconds: float) -> None:
         """Report that computing `tokens` tokens took `seconds`."""
         self.manager.computed(tokens, seconds)
@@ -143,6 +173,7 @@ class Scheduler(OffloadingManager):
         If that fails, the workers still get the job and report the blocks they do not have.
         """
         names = [self._name(k) for k in keys]
+        self._times[req_context.req_id] = _Times(time.monotonic(), self._tokens, self.in_files(keys, req_context))
         job: Job | None = None
         try:
             job = self.manager.load([_block(n) for n in names])
@@ -156,7 +187,12 @@ class Scheduler(OffloadingManager):
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """End a request's load, which every worker has finished."""
-        job = self._loads.pop(req_context.req_id, None)
+        job, times = self._loads.pop(req_context.req_id, None), self._times.pop(req_context.req_id, None)
+        if job is not None and times is not None and times.seconds:
+            wait, tokens = times.waited, 0
+            if not wait and (times.files or not self._in_steps):
+                wait, tokens = time.monotonic() - times.begun, self._tokens - times.tokens
+            job.loaded(times.seconds, wait, tokens)
         self._end(job, keys)
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
@@ -268,6 +304,7 @@ class Scheduler(OffloadingManager):
             if job is not None:
                 job.end(range(len(job.blocks)))
         self._loads.clear()
+        self._times.clear()
         self._stores.clear()
         self._failed.clear()
         self._pooled.clear()

@@ -35,8 +35,9 @@ class Kernels(KVConnectorHandshakeMetadata):
 class Spec(OffloadingSpec):
     """Specification from which vLLM's OffloadingConnector creates kvlane's two sides."""
 
-    def __init__(self, config: OffloadingConfig, vllm_config: Any, kv_cache_config: Any) -> None:
+    def __init__(self, config: OffloadingConfig, vllm_config: Any, kv_cache_config: Any, layerwise: bool = False) -> None:
         super().__init__(config)
+        self.layerwise = layerwise
         if self.blocks_per_chunk != 1:
             raise errors.NotSupported(
                 "kvlane's blocks are vLLM's blocks: set its block size (--block-size) rather than that of chunks"
@@ -58,7 +59,8 @@ class Spec(OffloadingSpec):
         """Return the scheduler's side, without its Manager."""
         log_seconds = float(self.extra_config.get("log_seconds", 60))
         tokens = self.groups[0].block_tokens if len(self.groups) == 1 else 0
-        return Scheduler(self.group_ids, self.kv_events_config.enable_kv_cache_events, log_seconds, tokens)
+        in_steps = self.layerwise or bool(self.extra_config.get("sync_load_budget_bytes"))
+        return Scheduler(self.group_ids, self.kv_events_config.enable_kv_cache_events, log_seconds, tokens, in_steps)
 
     def open_manager(self, kernels: dict[str, Any], *, direct: bool) -> Manager:
         """Open the index of the blocks of workers with such kernels."""

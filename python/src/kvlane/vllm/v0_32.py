@@ -198,8 +198,10 @@ class Connector(OffloadingConnector):
         meta = super().build_connector_meta(replace(scheduler_output, num_scheduled_tokens=tokens))
         sample = self._pace.step(time.monotonic(), scheduler_output.num_scheduled_tokens, bool(meta.load_jobs))
         manager = self.scheduler.manager
-        if sample is not None and isinstance(manager, Scheduler):
-            manager.computed(*sample)
+        if isinstance(manager, Scheduler):
+            manager.scheduled(scheduler_output.total_num_scheduled_tokens)
+            if sample is not None:
+                manager.computed(*sample)
         return meta
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
@@ -241,9 +243,9 @@ class Connector(OffloadingConnector):
         self._late = LateLoads(self._take_loaded) if worker.loading() else None
         return ended if self._late is None else Requests(ended, self._late)
 
-    def _take_loaded(self) -> tuple[set[str], OffloadingWorkerMetadata]:
+    def _take_loaded(self) -> tuple[set[str], WorkerMetadata]:
         """Return the requests and the metadata of loads that have ended. For any thread."""
-        side, meta = self.connector_worker, OffloadingWorkerMetadata()
+        side, meta = self.connector_worker, WorkerMetadata()
         assert side is not None
         assert isinstance(side.worker, Worker)
         requests = set()
@@ -252,6 +254,7 @@ class Connector(OffloadingConnector):
                 requests.add(request)
             meta.mark_completed(result.job_id)
             meta.transfer_stats.load.record(result.transfer_size, result.transfer_time)
+            meta.times[result.job_id] = side.worker.times.pop(result.job_id)
         return requests, meta
 
     def get_block_ids_with_load_errors(self) -> set[int]:
@@ -270,7 +273,10 @@ class Connector(OffloadingConnector):
         failed = {job: set(f.names) for job, f in failures.items()}
         meta = meta or OffloadingWorkerMetadata()
         in_memory = {job: set(p) for job, p in pooled.items()}
-        return WorkerMetadata(meta.completed_jobs, meta.transfer_stats, failed, in_memory, late)
+        worker = None if self.connector_worker is None else self.connector_worker.worker
+        known = worker.times if isinstance(worker, Worker) else {}
+        times = {job: known.pop(job) for job in meta.completed_jobs if job in known}
+        return WorkerMetadata(meta.completed_jobs, meta.transfer_stats, failed, in_memory, times, late)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Process the workers' metadata: forget failed blocks, and store those of loads again.
@@ -285,6 +291,9 @@ class Connector(OffloadingConnector):
             for job, names in meta.pooled.items():
                 if job in scheduler._jobs:
                     manager.pooled(names)
+            for job, times in meta.times.items():
+                if (status := scheduler._jobs.get(job)) is not None:
+                    manager.loaded(status.req_id, *times)
             for job, names in meta.failed.items():
                 status = scheduler._jobs.get(job)
                 if status is None:
@@ -335,6 +344,10 @@ class LayerwiseConnector(Connector):
         self._begun: Any = None  # the step whose loads were submitted
         self._in_step: set[str] = set()  # the requests that are to be loaded within a step
         self._waited: set[str] = set()  # the requests that the last step has loaded
+
+    @staticmethod
+    def _spec(config: OffloadingConfig, vllm_config: Any, kv_cache_config: Any) -> OffloadingSpec:
+        return Spec(config, vllm_config, kv_cache_config, configs.why_whole(vllm_config, kv_cache_config) is None)
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:

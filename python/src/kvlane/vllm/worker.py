@@ -52,6 +52,7 @@ class _Job:
     error: errors.Error | None = None
     expedited: bool = False  # a load that the host waits for before the step
     begun: float = 0.0
+    starting: float = 0.0  # seconds to start a load
     fail_after: float = 0.0  # time at which the job fails if it has not started
 
 
@@ -71,6 +72,9 @@ class Worker(OffloadingWorker):
         self._running: dict[int, _Job] = {}
         self._failures: dict[int, Failure] = {}
         self._pooled: dict[int, list[bytes]] = {}  # by direct job: blocks in memory
+        # By ended load that did not fail: its own duration, and the time for which the step waited
+        # for it, or 0 if it waited in no step. In seconds. The connector takes them.
+        self.times: dict[int, tuple[float, float]] = {}
         self.writes = Writes(logger)  # stores reported to vLLM that are not in files yet
         self._layers = groups[0].layers  # layerwise jobs exist only with a single page group
         self._saved: set[int] = set()  # layers that this step has computed
@@ -153,6 +157,7 @@ class Worker(OffloadingWorker):
             awaited=job.layerwise and stream is not None,
             promote=not job.direct,
         )
+        job.starting = time.monotonic() - job.begun
 
     def begin_step(self) -> None:
         """Make later loads wait for the work now on the CUDA stream, and not for the step's forward.
@@ -260,7 +265,14 @@ class Worker(OffloadingWorker):
 
     def _result(self, job: _Job, success: bool) -> TransferResult:
         moved = sum(self._block_bytes[g] * len(names) for g, names in by_group(job.names).items())
-        return TransferResult(job.id, True, moved if success else None, time.monotonic() - job.begun)
+        elapsed = time.monotonic() - job.begun
+        if success and isinstance(job.task, Load):
+            waited = elapsed if job.expedited else 0.0
+            elapsed = job.task.seconds()
+            if job.layerwise:  # the step waits for the start, and each layer for its own part
+                waited = job.starting + elapsed
+            self.times[job.id] = (elapsed, waited)
+        return TransferResult(job.id, True, moved if success else None, elapsed)
 
     def loading(self) -> bool:
         """Report whether loads are in progress that no step waits for."""

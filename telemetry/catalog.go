@@ -76,7 +76,7 @@ var storeFamilies = []family[*store.Stats]{
 	storeCounter("kvlane_store_leases_cut_total", "leases", "Leases cut short at the limit of leased slots.", func(s *store.Stats) int64 { return s.LeasesCut }),
 	storeCounter("kvlane_store_admission_cut_total", "leases", "Prefixes that were not worth loading to their end.", func(s *store.Stats) int64 { return s.Admission.Cut }),
 	storeCounter("kvlane_store_admission_refused_total", "blocks", "Blocks that were faster to compute than to load.", func(s *store.Stats) int64 { return s.Admission.BlocksRefused }),
-	storeCounter("kvlane_store_admission_probes_total", "prefetches", "Prefetches that check whether refused blocks are faster to load now.", func(s *store.Stats) int64 { return s.Admission.Probes }),
+	storeCounter("kvlane_store_admission_probes_total", "operations", "Prefetches and loads that check whether refused blocks are faster to load now.", func(s *store.Stats) int64 { return s.Admission.Probes }),
 	pathFamily("kvlane_copy_bytes_total", "bytes", "Bytes copied between store and device.", func(p *store.PathStats) float64 { return float64(p.Bytes) }),
 	pathFamily("kvlane_copy_batches_total", "batches", "Batches copied between store and device.", func(p *store.PathStats) float64 { return float64(p.Batches) }),
 	pathFamily("kvlane_copy_pieces_total", "pieces", "Single copies in those batches.", func(p *store.PathStats) float64 { return float64(p.Pieces) }),

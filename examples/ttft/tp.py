@@ -156,7 +156,7 @@ def measure(rank: Rank, args: argparse.Namespace) -> tuple[list[dict[str, Any]],
     shared = int(args.reuse * args.tokens) // args.block_tokens * args.block_tokens
     kept = []
     for ids in every[: args.prefixes]:  # computed and stored once, as by earlier requests
-        past = DynamicCache()
+        past = rank.load(ids)  # a miss, after which kvlane measures computing
         rank.generate(ids, past)
         rank.cache.save(ids[:, :shared], DynamicCache([(x.keys[:, :, :shared], x.values[:, :, :shared]) for x in past.layers]))
         kept.append([(x.keys[:, :, :shared].clone(), x.values[:, :, :shared].clone()) for x in past.layers])

@@ -44,6 +44,7 @@ func TestBlocksOutliveTheirEngine(t *testing.T) {
 		t.Errorf("lookup after a prefetch of two: %v", there)
 	}
 	p.must(p.lib.ReportComputed(p.engine, 1000, 0.5))
+	p.must(p.lib.ReportDelay(p.engine, 0))
 	if worth, err := p.lib.Worth(lease, 64); err != nil || worth != n {
 		t.Errorf("%d blocks are worth loading: %v", worth, err)
 	}
@@ -52,6 +53,12 @@ func TestBlocksOutliveTheirEngine(t *testing.T) {
 	p.must(p.lib.Wait(task, 0, patience))
 	p.must(p.lib.Wait(task, layers-1, patience))
 	p.must(p.lib.Wait(task, capi.Done, -1))
+	if s, err := p.lib.LoadSeconds(task); err != nil || s <= 0 || s > 60 {
+		t.Errorf("the load has taken %v s: %v", s, err)
+	}
+	if s, err := p.lib.LoadSeconds(prefetch); err != nil || s != 0 {
+		t.Errorf("the prefetch, which is no load, has taken %v s: %v", s, err)
+	}
 	p.must(p.lib.Release(lease))
 	p.move(p.host, p.kv)
 	for plane := range planes {
@@ -196,6 +203,8 @@ func TestFiguresAndNotesAreJSON(t *testing.T) {
 	p.must(lib.ReportSlowdown(p.engine, 3))
 	want(t, "a slowdown that is no number", lib.ReportSlowdown(p.engine, nan()), capi.Invalid)
 	want(t, "a computation in no time", lib.ReportComputed(p.engine, 1, 0), capi.Invalid)
+	want(t, "a delay that is negative", lib.ReportDelay(p.engine, -1), capi.Invalid)
+	want(t, "a delay of years", lib.ReportDelay(p.engine, 1e9), capi.Invalid)
 	want(t, "a computation in a time that is no number", lib.ReportComputed(p.engine, 1, nan()), capi.Invalid)
 	want(t, "a computation of no tokens", lib.ReportComputed(p.engine, 0, 1), capi.Invalid)
 	_, err = lib.Worth(p.engine, 1)

@@ -167,17 +167,24 @@ def test_files_that_are_slower_than_computing_are_refused(tmp_path: Path) -> Non
             rank["store"]["admission"] = "always" if always else "auto"
         with kvlane.Manager(ranks, 4) as m:
             for i in (1, 2, 3):
-                m.load(named(i)).end()
+                job = m.load(named(i))
+                job.loaded(0.5, 1.0, 100)
+                job.end()
+                job.loaded(9, 9, 9)  # ignored: it has ended
                 m.computed(1 << 30, 1e-3)
+                m.computed(1, 1e-3)
             blocks = named(3, 4, 5)
             states = m.lookup(blocks)
             assert states == bytes([THERE, BELOW, BELOW])
             answers = [m.worth(blocks, states, 48) for _ in range(2)]  # the first that is refused is a probe
             assert answers == [3, 3 if always else 1]
             figures = m.stats()["admission"]
+            assert (figures["file_delay"], figures["step"]) == (pytest.approx(0.5, rel=1e-3), pytest.approx(1e-3, rel=1e-3))
             refused = (figures["cut"], figures["blocks_refused"], figures["probes"])
             assert refused == ((0, 0, 0) if always else (2, 4, 1))
             with pytest.raises(kvlane.Invalid):
                 m.worth(blocks, states[:1], 48)
+            with pytest.raises(kvlane.Invalid):
+                m.load(named(3)).loaded(-1)
             with pytest.raises(kvlane.Invalid):
                 m.computed(0, 1)

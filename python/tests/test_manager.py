@@ -168,6 +168,8 @@ def test_files_that_are_slower_than_computing_are_refused(tmp_path: Path) -> Non
         with kvlane.Manager(ranks, 4) as m:
             for i in (1, 2, 3):
                 job = m.load(named(i))
+                with pytest.raises(kvlane.Invalid):
+                    job.loaded(-1)
                 job.loaded(0.5, 1.0, 100)
                 job.end()
                 job.loaded(9, 9, 9)  # ignored: it has ended
@@ -184,7 +186,5 @@ def test_files_that_are_slower_than_computing_are_refused(tmp_path: Path) -> Non
             assert refused == ((0, 0, 0) if always else (2, 4, 1))
             with pytest.raises(kvlane.Invalid):
                 m.worth(blocks, states[:1], 48)
-            with pytest.raises(kvlane.Invalid):
-                m.load(named(3)).loaded(-1)
             with pytest.raises(kvlane.Invalid):
                 m.computed(0, 1)

@@ -73,6 +73,10 @@ class Later(Load):
         assert real is not None
         return real.wait(timeout)
 
+    def seconds(self) -> float:
+        assert self._real is not None
+        return self._real.seconds()
+
     def results(self) -> Any:
         assert self._real is not None
         return self._real.results()

@@ -13,8 +13,8 @@ const probeBlocks = 8
 // Worth returns how many of a lease's blocks, from the first, are worth loading: the number that
 // saves the most time compared with computing them, by the recent times of loads, prefetches,
 // computing (Store.Computed) and the program (Store.Delayed). tokens is the number of tokens that
-// all blocks of the lease save. Until these times are known, and under Config.AdmitAlways, it is all
-// blocks. Worth does not block.
+// all blocks of the lease save. Until these times are known, and under Config.AdmitAlways, it is
+// all blocks. Worth does not block.
 //
 // If blocks are refused, Worth measures now and then whether they have become faster: it prefetches
 // a few of those in the tiers below, or returns all blocks.

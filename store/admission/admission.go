@@ -41,7 +41,7 @@ const (
 type Model struct {
 	mu    sync.Mutex
 	load  [sources]mean      // seconds a byte
-	delay [sources]median    // seconds from scheduling a load to the use of its blocks, but the load's own
+	delay [sources]median    // seconds of Delayed
 	token mean               // seconds a token, but the step's
 	step  mean               // seconds of a step of few tokens
 	next  [sources]time.Time // earliest time of the next probe
@@ -119,8 +119,8 @@ func (m *median) value() float64 {
 	return sorted[len(sorted)/2]
 }
 
-// Loaded adds the own duration of a load or prefetch that has read bytes of each source. It does not
-// include waiting before the start or after the end.
+// Loaded adds the own duration of a load or prefetch that has read bytes of each source. It does
+// not include waiting before the start or after the end.
 func (m *Model) Loaded(memory, files int64, took time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -135,7 +135,7 @@ func (m *Model) Loaded(memory, files int64, took time.Duration) {
 }
 
 // Delayed adds the time from the scheduling of a load to the use of its blocks, less the load's own
-// duration and less the time in which the program computed tokens of others, which they take anyway.
+// duration. The time for tokens of others, computed in between, does not count: they take it anyway.
 func (m *Model) Delayed(source Source, delay time.Duration, tokens int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -151,8 +151,8 @@ func (t *Task) completeLayer(layer, n int) {
 // the task's pages and slots are no longer accessed.
 func (t *Task) Done() <-chan struct{} { return t.base.Done() }
 
-// Elapsed returns the load's own duration, without waiting for Options.After. It is zero before Done
-// is closed.
+// Elapsed returns the load's own duration, without waiting for Options.After. It is zero before
+// Done is closed.
 func (t *Task) Elapsed() time.Duration {
 	select {
 	case <-t.Done():

@@ -10,8 +10,8 @@ import (
 // Worth returns how many blocks, from the first, are worth loading because that is faster than
 // computing them. It uses the recent times of Job.Loaded and of Computed. states are the results of
 // Lookup, and tokens is the number of tokens that all blocks save. Until these times are known, and
-// with Config.AdmitAlways, it is all blocks. The blocks must be of one page group, since prefixes of
-// other groups end elsewhere.
+// with Config.AdmitAlways, it is all blocks. The blocks must be of one page group, since prefixes
+// of other groups end elsewhere.
 //
 // If blocks are refused, Worth returns all blocks now and then, so that a load measures them again.
 func (m *Manager) Worth(blocks []Block, states []State, tokens int64) int {

@@ -29,11 +29,13 @@ type Format struct {
 //	  0  head of a request; count is the number of identities, flags and addresses are zero
 //	 40  magic           89 4B 56 49 4F 0D 0A 1A
 //	 48  client          16 bytes, unique for each client; not zero
-//	 64  limits: entries u32, keys u32, entry bytes u64, request bytes u64, credits u32, keep-alive u32 (ms)
+//	 64  limits: entries u32, keys u32, entry bytes u64, request bytes u64, credits u32,
+//	     keep-alive u32, in milliseconds
 //	 96  token's length  u32
 //	100  zero            12 bytes
 //	112  token, without padding
-//	     for each identity: digest, 32 bytes; zero, u32; number of shards, u32; their lengths, u64 each
+//	     for each identity: digest, 32 bytes; zero, u32; number of shards, u32; their lengths,
+//	     u64 each
 type Hello struct {
 	ID              uint64
 	RemainingMillis uint32

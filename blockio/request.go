@@ -207,8 +207,8 @@ func checkHead(b []byte) error {
 }
 
 // Decode decodes a request after hello, and validates it. It reuses the memory of r's slices. It
-// returns ErrInvalid, or a VersionError. The ID is set if the frame has a head, so that a server can
-// refuse the request.
+// returns ErrInvalid, or a VersionError. The ID is set if the frame has a head, so that a server
+// can refuse the request.
 func (r *Request) Decode(b []byte, l *Limits) error {
 	*r = Request{Entries: r.Entries[:0], Keys: r.Keys[:0], IDs: r.IDs[:0]}
 	if err := checkHead(b); err != nil {

@@ -226,7 +226,8 @@ func (p *Piece) append(dst []byte) []byte {
 	return le.AppendUint32(dst, p.MemoryKey>>8|memoryType<<24)
 }
 
-// Decode decodes and validates a request. It reuses the memory of r's slices. It returns ErrInvalid.
+// Decode decodes and validates a request. It reuses the memory of r's slices. It returns
+// ErrInvalid.
 func (r *Request) Decode(b []byte) error {
 	*r = Request{Pieces: r.Pieces[:0], Keys: r.Keys[:0]}
 	if len(b) < RequestBytes {

@@ -6,6 +6,8 @@
 // /metadata?key=KEY, with status 200 or 404. A Client is a client of that server and of others with
 // the same interface. A value without a lease stays until it is deleted.
 //
+// Members is the list of servers that share work, with weights. StaticMembers never change.
+//
 // All types are safe for concurrent use.
 package metadata
 

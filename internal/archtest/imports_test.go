@@ -116,6 +116,7 @@ var mayImport = map[string]string{
 	"telemetry/profiles":    "errdefs telemetry",
 	"internal/leak":         "",
 	"internal/limits":       "errdefs internal/present",
+	"internal/breaker":      "errdefs",
 	"internal/mounts":       "",
 	"internal/present":      "",
 	"internal/strictjson":   "",

@@ -1,0 +1,209 @@
+package breaker
+
+import (
+	"cmp"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// State is the state of a Breaker.
+type State uint8
+
+// The states.
+const (
+	Closed   State = iota // calls are permitted
+	Open                  // calls are refused
+	HalfOpen              // probes are permitted, other calls refused
+)
+
+// String returns the name of the state in errors and metrics.
+func (s State) String() string {
+	switch s {
+	case Closed:
+		return "closed"
+	case Open:
+		return "open"
+	case HalfOpen:
+		return "half-open"
+	}
+	return fmt.Sprintf("state(%d)", uint8(s))
+}
+
+// Options are the options of a Breaker. Zero values are the defaults.
+type Options struct {
+	// Failures is the number of failures in a row that open the breaker. Default 3.
+	Failures int
+	// Delay is the time for which it opens first. Each failed recovery doubles the time, up to
+	// MaxDelay. Defaults 100 ms and 10 s.
+	Delay, MaxDelay time.Duration
+	// Probes is the number of probes that must succeed to close it, and of those in progress at a
+	// time. Default 1.
+	Probes int
+	// Clock is the clock of the delays. Default: the real clock.
+	Clock clockwork.Clock
+}
+
+// Stats are the figures of a Breaker.
+type Stats struct {
+	State    State
+	Opened   int64 // how often it opened, also after a failed probe
+	Refused  int64 // calls
+	Probes   int64 // calls permitted while half-open
+	Failures int64 // calls that failed
+}
+
+// Breaker permits or refuses calls to a peer.
+type Breaker struct {
+	o Options
+
+	mu       sync.Mutex
+	stats    Stats
+	epoch    uint64    // number of the last change of state
+	failures int       // in a row, while closed
+	until    time.Time // while open: when it becomes half-open
+	delay    time.Duration
+	cause    error // of the failure that opened it
+	probing  int   // probes in progress, while half-open
+	passed   int   // probes that succeeded, while half-open
+}
+
+// OpenError is the error of a refused call. It wraps errdefs.ErrBusy and the cause.
+type OpenError struct {
+	Until time.Time // the time of the next probe; zero: probes are in progress
+	Cause error     // the failure that opened the breaker
+}
+
+// Error returns the cause.
+func (e *OpenError) Error() string {
+	return fmt.Sprintf("the peer failed and is not called: %v", e.Cause)
+}
+
+// Unwrap returns errdefs.ErrBusy and the cause.
+func (e *OpenError) Unwrap() []error { return []error{errdefs.ErrBusy, e.Cause} }
+
+// Permit is a permitted call. Its user calls exactly one of its methods when the call has ended.
+type Permit struct {
+	b     *Breaker
+	epoch uint64
+}
+
+// New returns a closed breaker. It returns ErrInvalid for negative options.
+func New(o Options) (*Breaker, error) {
+	if o.Failures < 0 || o.Delay < 0 || o.MaxDelay < 0 || o.Probes < 0 {
+		return nil, fmt.Errorf("make breaker of %+v: negative options: %w", o, errdefs.ErrInvalid)
+	}
+	o.Failures, o.Probes = cmp.Or(o.Failures, 3), cmp.Or(o.Probes, 1)
+	o.Delay = cmp.Or(o.Delay, 100*time.Millisecond)
+	o.MaxDelay = max(cmp.Or(o.MaxDelay, 10*time.Second), o.Delay)
+	if o.Clock == nil {
+		o.Clock = clockwork.NewRealClock()
+	}
+	return &Breaker{o: o, delay: o.Delay}, nil
+}
+
+// Allow permits a call, or returns an *OpenError at once. It allocates nothing for permitted calls.
+func (b *Breaker) Allow() (Permit, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.expire()
+	switch b.stats.State {
+	case Open:
+		b.stats.Refused++
+		return Permit{}, &OpenError{Until: b.until, Cause: b.cause}
+	case HalfOpen:
+		if b.probing+b.passed >= b.o.Probes {
+			b.stats.Refused++
+			return Permit{}, &OpenError{Cause: b.cause}
+		}
+		b.probing++
+		b.stats.Probes++
+	case Closed:
+	}
+	return Permit{b, b.epoch}, nil
+}
+
+// State returns the state now.
+func (b *Breaker) State() State {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.expire()
+	return b.stats.State
+}
+
+// Stats returns the figures.
+func (b *Breaker) Stats() Stats {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.expire()
+	return b.stats
+}
+
+// expire makes an open breaker half-open after its delay. The caller holds mu.
+func (b *Breaker) expire() {
+	if b.stats.State == Open && !b.o.Clock.Now().Before(b.until) {
+		b.change(HalfOpen)
+	}
+}
+
+// change enters a state. The caller holds mu.
+func (b *Breaker) change(s State) {
+	b.stats.State = s
+	b.epoch++
+	b.failures, b.probing, b.passed = 0, 0, 0
+}
+
+// Succeed ends a call that the peer answered in time.
+func (p Permit) Succeed() {
+	b := p.b
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if p.epoch != b.epoch {
+		return
+	}
+	b.failures = 0
+	if b.stats.State != HalfOpen {
+		return
+	}
+	b.probing--
+	if b.passed++; b.passed == b.o.Probes {
+		b.delay, b.cause = b.o.Delay, nil
+		b.change(Closed)
+	}
+}
+
+// Fail ends a call that failed because of the peer.
+func (p Permit) Fail(cause error) {
+	b := p.b
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.stats.Failures++
+	if p.epoch != b.epoch {
+		return
+	}
+	if b.stats.State == Closed {
+		if b.failures++; b.failures < b.o.Failures {
+			return
+		}
+	} else {
+		b.delay = min(2*b.delay, b.o.MaxDelay)
+	}
+	b.cause, b.until = cause, b.o.Clock.Now().Add(b.delay)
+	b.stats.Opened++
+	b.change(Open)
+}
+
+// Cancel ends a call of which nothing follows about the peer, such as one that its caller
+// cancelled. A cancelled probe permits another one.
+func (p Permit) Cancel() {
+	b := p.b
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if p.epoch == b.epoch && b.stats.State == HalfOpen {
+		b.probing--
+	}
+}

@@ -1,0 +1,118 @@
+package metadata
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// Limits of members.
+const (
+	MaxMembers = 1 << 10
+	MaxWeight  = 1 << 16
+)
+
+// Member is a server of a group that shares work.
+type Member struct {
+	Name    string // unique in the group, and the same for all clients: it decides placement
+	Address string // host:port
+	Weight  int    // share of the work, relative to other members; 1 to MaxWeight
+}
+
+// Members is the current list of a group's servers. Implementations are safe for concurrent use.
+type Members interface {
+	// List returns the members in the order of their names, and a channel that is closed when the
+	// list has changed; nil: it never changes. The caller must not modify the list. List does not
+	// block.
+	List() ([]Member, <-chan struct{})
+}
+
+// StaticMembers is a list that never changes.
+type StaticMembers struct{ list []Member }
+
+var _ Members = StaticMembers{}
+
+// NewStaticMembers returns a list of members. It returns ErrInvalid if there is none or more than
+// MaxMembers, for duplicate or empty names, addresses that are not host:port, and weights out of
+// range.
+func NewStaticMembers(list []Member) (StaticMembers, error) {
+	if len(list) == 0 || len(list) > MaxMembers {
+		return StaticMembers{}, fmt.Errorf("list of %d members: 1 to %d are needed: %w", len(list), MaxMembers, errdefs.ErrInvalid)
+	}
+	list = slices.Clone(list)
+	slices.SortFunc(list, func(a, b Member) int { return cmp.Compare(a.Name, b.Name) })
+	for i := range list {
+		if err := list[i].check(); err != nil {
+			return StaticMembers{}, err
+		}
+		if i > 0 && list[i].Name == list[i-1].Name {
+			return StaticMembers{}, fmt.Errorf("member %q is listed twice: %w", list[i].Name, errdefs.ErrInvalid)
+		}
+	}
+	return StaticMembers{list}, nil
+}
+
+func (m *Member) check() error {
+	host, port, err := net.SplitHostPort(m.Address)
+	if err == nil {
+		var n uint64
+		if n, err = strconv.ParseUint(port, 10, 16); err == nil && n == 0 {
+			err = strconv.ErrRange
+		}
+	}
+	switch {
+	case err != nil || host == "":
+		return fmt.Errorf("member %q: address %q is not HOST:PORT: %w", m.Name, m.Address, errdefs.ErrInvalid)
+	case m.Name == "":
+		return fmt.Errorf("member at %q has no name: %w", m.Address, errdefs.ErrInvalid)
+	case m.Weight < 1 || m.Weight > MaxWeight:
+		return fmt.Errorf("member %q: weight %d is not in 1 to %d: %w", m.Name, m.Weight, MaxWeight, errdefs.ErrInvalid)
+	}
+	return nil
+}
+
+// ParseMembers returns the list of HOST:PORT[=WEIGHT],..., with addresses as names and weights of 1
+// if they are not given. It returns the errors of NewStaticMembers.
+func ParseMembers(s string) (StaticMembers, error) {
+	if strings.Count(s, ",") >= MaxMembers {
+		return StaticMembers{}, fmt.Errorf("list of more than %d members: %w", MaxMembers, errdefs.ErrInvalid)
+	}
+	var list []Member
+	for item := range strings.SplitSeq(s, ",") {
+		address, weight, found := strings.Cut(strings.TrimSpace(item), "=")
+		m := Member{Name: address, Address: address, Weight: 1}
+		if found {
+			n, err := strconv.ParseUint(weight, 10, 32)
+			if err != nil || n > math.MaxInt32 {
+				return StaticMembers{}, fmt.Errorf("member %q: weight %q is no number from 1 to %d: %w", address, weight, MaxWeight, errdefs.ErrInvalid)
+			}
+			m.Weight = int(n)
+		}
+		list = append(list, m)
+	}
+	return NewStaticMembers(list)
+}
+
+// List implements Members.
+func (m StaticMembers) List() ([]Member, <-chan struct{}) { return m.list, nil }
+
+// String returns the list in the form of ParseMembers.
+func (m StaticMembers) String() string {
+	var b strings.Builder
+	for i := range m.list {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString(m.list[i].Address)
+		if m.list[i].Weight != 1 {
+			fmt.Fprintf(&b, "=%d", m.list[i].Weight)
+		}
+	}
+	return b.String()
+}

@@ -10,6 +10,7 @@ import (
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/internal/present"
+	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/measure"
 )
 
@@ -22,11 +23,13 @@ const (
 
 // Report is the result of a run. GBps are 1e9 bytes per second.
 type Report struct {
-	Kind    string          `json:"kind"`
-	Format  int             `json:"format"`
-	Machine bench.Facts     `json:"machine"`
-	Setup   Setup           `json:"setup"`
-	Points  []Point         `json:"points"`
+	Kind    string      `json:"kind"`
+	Format  int         `json:"format"`
+	Machine bench.Facts `json:"machine"`
+	Setup   Setup       `json:"setup"`
+	Points  []Point     `json:"points"`
+	// Reads compares the ways from a file to memory of the device. It is empty without a device.
+	Reads   []Reads         `json:"reads,omitempty"`
 	Missing []bench.Missing `json:"missing"`
 	// LeftOut are places that did not fit the budget. Incomplete is the reason for an early end.
 	LeftOut    []string `json:"left_out,omitempty"`
@@ -94,6 +97,34 @@ type Point struct {
 	PercentOfRaw float64 `json:"percent_of_raw"`
 }
 
+// Reads are the rates of reads at a place, in GB/s. Zero: not measured.
+type Reads struct {
+	Place
+	Direct float64 `json:"direct_gbps"` // to the device by cuFile
+	Pinned float64 `json:"pinned_gbps"` // to the device by the best path through pinned memory
+	Raw    float64 `json:"raw_gbps"`    // to host memory by the best raw access
+}
+
+// compareReads sets Reads.
+func (r *Report) compareReads() {
+	for i := range r.Points {
+		p := &r.Points[i]
+		if p.Work != Read || p.End != Device {
+			continue
+		}
+		k := slices.IndexFunc(r.Reads, func(c Reads) bool { return c.Place == p.Place })
+		if k < 0 {
+			k = len(r.Reads)
+			r.Reads = append(r.Reads, Reads{Place: p.Place, Raw: p.RawGBps})
+		}
+		rate := &r.Reads[k].Pinned
+		if p.By == stream.PathCuFile.String() {
+			rate = &r.Reads[k].Direct
+		}
+		*rate = max(*rate, p.GBps)
+	}
+}
+
 func newReport(o *Options) *Report {
 	facts := device.Info{Name: "none, pageable host memory", Driver: "none", DriverVersion: "none"}
 	if o.Device != nil {
@@ -149,6 +180,7 @@ func (r *Report) WriteText(w io.Writer) error {
 		t.Row("cuFile", r.Setup.CuFile.String())
 	}
 	p.Table(t)
+	r.printReads(p)
 	for i := range r.Points {
 		at := &r.Points[i]
 		if i == 0 || !at.sameTable(&r.Points[i-1]) {
@@ -160,6 +192,38 @@ func (r *Report) WriteText(w io.Writer) error {
 	p.Define("cold", "by O_DIRECT, or of a file that was dropped from the page cache before the batch")
 	p.Define("p50, p99", "µs a batch, of so many blocks")
 	return p.Write(w)
+}
+
+// printReads prints Reads as one table.
+func (r *Report) printReads(p *present.Page) {
+	if len(r.Reads) == 0 {
+		return
+	}
+	t := &present.Table{Head: []string{"from", "order", "path"}, Keys: 3, Right: "   " + strings.Repeat("r", len(r.Setup.Sizes))}
+	for _, n := range r.Setup.Sizes {
+		t.Head = append(t.Head, bench.BytesText(n))
+	}
+	rows := make(map[string]int) // the first of three, by From and Order
+	for i := range r.Reads {
+		c := &r.Reads[i]
+		key := string(c.From) + string(c.Order)
+		first, seen := rows[key]
+		if !seen {
+			first, rows[key] = len(t.Rows), len(t.Rows)
+			for _, name := range []string{"direct", "pinned", "raw"} {
+				t.Row(append([]string{string(c.From), string(c.Order), name}, slices.Repeat([]string{"-"}, len(r.Setup.Sizes))...)...)
+			}
+		}
+		for k, gbps := range []float64{c.Direct, c.Pinned, c.Raw} {
+			if gbps > 0 {
+				t.Rows[first+k][3+slices.Index(r.Setup.Sizes, c.Size)] = present.Rate(gbps)
+			}
+		}
+	}
+	p.Heading("Reads to the device's memory: GB/s by size of a block")
+	p.Table(t)
+	p.Define("direct", "by cuFile")
+	p.Define("pinned", "through pinned memory, by the best path")
 }
 
 // verdict returns the best rate of kvlane for each kind of work with cold files.

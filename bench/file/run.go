@@ -53,6 +53,7 @@ func (r *run) all(ctx context.Context) (err error) {
 	}
 	defer func() {
 		slices.SortStableFunc(r.rep.Points, func(a, b Point) int { return slices.Index(places, a.Place) - slices.Index(places, b.Place) })
+		r.rep.compareReads()
 	}()
 	names := make([]string, len(places))
 	for i, p := range places {

@@ -176,7 +176,7 @@ func TestText(t *testing.T) {
 			Device: "a GPU", Driver: "cuda", DriverVersion: "580.1", Simulated: true, CPUs: 16, GoVersion: "go1.26",
 			Date: time.Date(2026, 11, 23, 8, 0, 0, 0, time.UTC), Seconds: 61.5, Command: "kvlane bench file --dir /mnt/nvme",
 		},
-		Setup:      file.Setup{FileSystem: "ext4", Bytes: 1 << 30, BudgetSeconds: 60, Seed: 1},
+		Setup:      file.Setup{FileSystem: "ext4", Bytes: 1 << 30, Sizes: []int64{4 << 10, 1 << 20}, BudgetSeconds: 60, Seed: 1},
 		Missing:    []bench.Missing{{Path: "cufile", Reason: "libcufile.so.0 not found"}, {Path: "uring", Reason: "io_uring is switched off"}, {Path: "cufile-direct", Reason: "libcufile.so.0 not found"}},
 		LeftOut:    []string{"cold write, scattered, blocks of 4 KiB"},
 		Incomplete: bench.Interrupted,
@@ -191,6 +191,9 @@ func TestText(t *testing.T) {
 			}
 		}
 	}
+	at := file.Place{Work: file.Read, From: file.Cold, Order: file.Scattered, Size: 1 << 20}
+	r.Reads = []file.Reads{{Place: at, Direct: 2.4, Pinned: 5.25, Raw: 5.5}, {Place: at, Pinned: 12, Raw: 40}}
+	r.Reads[1].From, r.Reads[1].Size = file.PageCache, 4<<10
 	presenttest.Check(t, "report", *rewrite, r.WriteText)
 }
 
@@ -334,6 +337,14 @@ func TestStreamsAreMeasuredBesideTheRawDevice(t *testing.T) {
 				t.Errorf("point %+v", p)
 			}
 		}
+	}
+	for i := range r.Reads {
+		if c := &r.Reads[i]; c.Direct != 0 || c.Pinned <= 0 || c.Raw <= 0 {
+			t.Errorf("comparison %+v", c)
+		}
+	}
+	if len(r.Reads) != 2*2 {
+		t.Errorf("%d comparisons of reads", len(r.Reads))
 	}
 	if len(ends) != 2 || !r.Machine.Simulated {
 		t.Errorf("ends %v, facts %+v", ends, r.Machine)

@@ -60,8 +60,14 @@ func (g *group) openEntrants() {
 		case Dump:
 		}
 		for _, h := range hits {
+			ways := []By{""}
+			if w == Load && h != InCache && g.rig.engine.Direct().On {
+				ways = []By{Direct, Pinned}
+			}
 			for _, f := range o.Forms {
-				g.add(Place{Work: w, Layerwise: f == Layers, Hits: h}, g.lanes)
+				for _, by := range ways {
+					g.add(Place{Work: w, Layerwise: f == Layers, Hits: h, By: by}, g.lanes)
+				}
 			}
 		}
 	}
@@ -88,7 +94,7 @@ func (g *group) lanes(p Place) []*lane {
 		from, to := i*n, (i+1)*n
 		if p.Work != Dump {
 			set := &g.rig.loads
-			l := &lane{rig: g.rig, work: Load, layers: p.Layerwise, keys: set.keys[from:to], refs: refsOf(set.keys[from:to], set.pages[from:to]), tier: store.TierCache}
+			l := &lane{rig: g.rig, work: Load, layers: p.Layerwise, by: p.By, keys: set.keys[from:to], refs: refsOf(set.keys[from:to], set.pages[from:to]), tier: store.TierCache}
 			if p.Hits != InCache {
 				l.tier = g.rig.lower()
 			}

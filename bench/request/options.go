@@ -41,6 +41,26 @@ const (
 	OnDisk      Hits = "disk"       // files that are not in the page cache
 )
 
+// By is how loads read files.
+type By string
+
+// The ways to read files. Each is measured with the same blocks.
+const (
+	Direct By = "direct" // by cuFile
+	Pinned By = "pinned" // through pinned memory
+)
+
+// promotion returns the option of loads.
+func (b By) promotion() kvlane.Promotion {
+	switch b {
+	case Direct:
+		return kvlane.PromoteNone
+	case Pinned:
+		return kvlane.PromoteAll
+	}
+	return kvlane.PromoteSecond
+}
+
 // Form is the form of a request.
 type Form string
 

@@ -58,6 +58,7 @@ type Place struct {
 	Work      Work   `json:"work"`
 	Layerwise bool   `json:"layerwise"`
 	Hits      Hits   `json:"hits,omitempty"` // place of the blocks of loads
+	By        By     `json:"by,omitempty"`   // of loads of files, if the engine has direct storage
 	Blocks    int    `json:"blocks"`         // of one request
 	Requests  int    `json:"requests"`       // at a time; with Both, as many loads as dumps
 }
@@ -150,7 +151,7 @@ func Read(from io.Reader) (*Report, error) {
 func (p Place) String() string {
 	from := ""
 	if p.Hits != "" {
-		from = ", hits in " + string(p.Hits)
+		from = ", hits in " + p.hits()
 	}
 	return fmt.Sprintf("%s, %d x %d blocks, %s %s%s", p.Geometry, p.Requests, p.Blocks, p.Work, p.form(), from)
 }

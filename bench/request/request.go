@@ -20,6 +20,7 @@ type lane struct {
 	work   Work       // Load or Dump
 	raw    *mem.Batch // if set, a batch of a bare stream instead of a request
 	layers bool
+	by     By
 	tier   string // tier in which a load must find its blocks; empty: any
 	refs   []kvlane.Ref
 	keys   []kvlane.Key
@@ -67,7 +68,7 @@ func (l *lane) load(ctx context.Context, begin time.Time) error {
 	if lease.Len() < len(l.keys) {
 		return fmt.Errorf("lease %d blocks: block %d is not there, or leases hold too much of the cache: %w", len(l.keys), lease.Len(), errdefs.ErrNotFound)
 	}
-	task, err := e.Load(ctx, lease, l.rig.pages, l.refs, kvlane.LoadOptions{Layerwise: l.layers})
+	task, err := e.Load(ctx, lease, l.rig.pages, l.refs, kvlane.LoadOptions{Layerwise: l.layers, Promotion: l.by.promotion()})
 	if err != nil {
 		return err
 	}

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/bench"
+	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
 )
 
@@ -106,6 +108,31 @@ func TestRunFindsBlocksInFiles(t *testing.T) {
 	}
 	if left, err := os.ReadDir(o.Dir); err != nil || len(left) > 0 {
 		t.Errorf("%v is left in the directory, %v", left, err)
+	}
+}
+
+// With direct storage loads of files are measured directly and through pinned memory, from the same files.
+func TestRunComparesDirectWithPinned(t *testing.T) {
+	for _, pipeline := range []string{"file", "cache|log"} {
+		o := tiny()
+		o.Work, o.Forms, o.Blocks, o.Requests = []Work{Load}, []Form{Whole}, []int{2}, []int{1}
+		o.Hits, o.Dir = []Hits{InPageCache}, t.TempDir()
+		o.Engine.Store.Pipeline, o.Engine.Store.Direct = pipeline, kvlane.DirectRequire
+		o.Engine.Device.Sim.Storage = sim.StorageModel{Aligned: true}
+		r, err := Run(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var by []By
+		for i := range r.Points {
+			p := &r.Points[i]
+			if by = append(by, p.By); (p.By == Direct) != (p.Path == "cufile") || p.GBps <= 0 {
+				t.Errorf("point %+v", p)
+			}
+		}
+		if !slices.Equal(by, []By{Direct, Pinned}) {
+			t.Errorf("%s: points by %v, left out %q", pipeline, by, r.LeftOut)
+		}
 	}
 }
 

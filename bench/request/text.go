@@ -140,7 +140,7 @@ func (r *Report) tables(p *present.Page, geometry string) {
 
 func (p *Point) row() []string {
 	row := []string{
-		p.requests(), string(p.form()), cmp.Or(string(p.Hits), "-"),
+		p.requests(), string(p.form()), cmp.Or(p.hits(), "-"),
 		present.Rate(p.GBps), fmt.Sprintf("%.0f", p.PercentOfC), present.Rate(p.RawGBps), present.Rate(p.P50Micros), present.Rate(p.P99Micros), present.Rate(p.RawMicros),
 		times(p.SlowestOverFair), present.Rate(p.CPUMicrosPerBlock), present.Rate(p.AllocsPerBlock), p.Path,
 	}
@@ -152,6 +152,14 @@ func (p *Point) row() []string {
 	case Load:
 	}
 	return row
+}
+
+// hits returns the place of the blocks of loads as text, and how files are read.
+func (p *Place) hits() string {
+	if p.By == "" {
+		return string(p.Hits)
+	}
+	return string(p.Hits) + ", " + string(p.By)
 }
 
 // requests returns the number of requests and their blocks as text.
@@ -191,7 +199,7 @@ func (r *Report) arrivals(p *present.Page, geometry string) {
 				t.Head = append(t.Head, fmt.Sprintf("layer %d", k))
 			}
 		}
-		row := []string{of.requests(), string(of.Work), string(of.Hits), present.Rate(of.LeasedMicros), present.Rate(of.BegunMicros)}
+		row := []string{of.requests(), string(of.Work), of.hits(), present.Rate(of.LeasedMicros), present.Rate(of.BegunMicros)}
 		for _, k := range at {
 			row = append(row, fmt.Sprintf("%s (%.0f%%)", present.Rate(of.LayersMicros[k]), 100*of.LayersMicros[k]/max(of.LayersMicros[n-1], 1e-3)))
 		}
@@ -246,7 +254,7 @@ func (r *Report) plain() *bench.Report {
 			GBps: p.GBps, LowGBps: p.LowGBps, HighGBps: p.HighGBps,
 		}
 		if p.Hits != "" {
-			q.Layout += bench.Layout(", hits in " + string(p.Hits))
+			q.Layout += bench.Layout(", hits in " + p.hits())
 		}
 		out.Points = append(out.Points, q)
 	}

@@ -41,6 +41,8 @@ rounds at each place: block size, in sequence or scattered, read or written, and
 are buffered too. Cold means O_DIRECT, or a file that was dropped from the page cache before each batch. A hypervisor or the disk may
 still cache it.
 
+With --device the report begins with one table of reads to the device's memory: by cuFile (direct), through pinned memory (pinned), and raw.
+
 All bytes are compared outside the measured time; wrong bytes fail the run. Two scratch files of --bytes each are in a directory of their own
 in --dir, which is removed at the end. --device pins the host's memory by that device, and also measures the device's memory. The report
 states whether cuFile used GPUDirect Storage or its compatibility mode, and why.

@@ -61,6 +61,14 @@ func TestBenchFileMeasuresAllPaths(t *testing.T) {
 	if m := r.Setup.CuFile; m == nil || !m.GDS || !strings.Contains(stdout, "GPUDirect Storage: simulated") {
 		t.Errorf("cuFile's mode is %+v; output:\n%s", m, stdout)
 	}
+	for i := range r.Reads {
+		if c := &r.Reads[i]; c.Direct <= 0 || c.Pinned <= 0 || c.Raw <= 0 {
+			t.Errorf("comparison %+v", c)
+		}
+	}
+	if len(r.Reads) != 2 || !strings.Contains(stdout, "Reads to the device's memory") {
+		t.Errorf("%d comparisons of reads; output:\n%s", len(r.Reads), stdout)
+	}
 	seen := make(map[string]bool)
 	for i := range r.Points {
 		if p := &r.Points[i]; !p.Raw {

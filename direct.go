@@ -20,7 +20,7 @@ import (
 )
 
 // Direct selects whether blocks go between files and memory of the device without host memory of
-// the engine, by cuFile (GPUDirect Storage). Loads do so, and dumps of pipeline "file".
+// the engine, by cuFile (GPUDirect Storage). Loads do so, and dumps of pipelines "file" and "log".
 type Direct string
 
 // The choices.
@@ -266,8 +266,8 @@ func (e *Engine) fillDirect(ctx context.Context, d *directStorage, dirs, measure
 		bytes = DefaultDirectBytes
 	}
 	slots := max(minSlots, bytes/image)
-	// Dumps to a log, a cache or several tiers need pinned memory.
-	if tiers, err := c.tiers(); err == nil && slices.Equal(tiers, []string{store.TierFile}) && !c.ReadOnly {
+	// Dumps to a cache or to several tiers need pinned memory.
+	if tiers, err := c.tiers(); err == nil && len(tiers) == 1 && c.passing() && !c.ReadOnly {
 		slots = max(minSlots, slots/2)
 		if d.dumps, err = mem.NewSlotPool(deviceMemory{e.dev}, slots, image); err != nil {
 			return err

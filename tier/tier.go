@@ -161,6 +161,9 @@ type DirectReader interface {
 
 // DirectWriter is a Tier that can store blocks from memory of a device, without host memory.
 type DirectWriter interface {
+	// CanPutDirect returns nil, or why PutDirect stores no block of the tier's formats. The result
+	// is always the same.
+	CanPutDirect() error
 	// PutDirect is Put of a block with the sealed header head, and with its shards in src, memory
 	// of a device of the image's length, after the header's bytes. It does not verify the shards.
 	// Errors are those of Put, or wrap ErrNotDirect or ErrDirectFailed: then Put may succeed. If

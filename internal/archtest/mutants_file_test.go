@@ -8,11 +8,11 @@ var fileMutants = []mutant{
 	defect("tier/log", "TestDefectFailedWriteIsFound",
 		"tier/log/write.go",
 		"	at := off + h.bytes\n	for _, p := range recs {\n		a.addToIndex(p, place{g.number, uint32(at / page), uint16((at - off) / page)})\n"+
-			"		at += int64(len(p.data))\n	}\n	g.end.Store(at)\n",
+			"		at += p.bytes()\n	}\n	g.end.Store(at)\n",
 		"	g.end.Store(at)\n",
-		"tier/log/write.go", "	err := a.writer.writeAt(g.file, parts, off)\n",
+		"tier/log/write.go", "		err = a.writer.writeAt(g.file, parts, off)\n",
 		"	at := off + h.bytes\n	for _, p := range recs {\n		a.addToIndex(p, place{g.number, uint32(at / page), uint16((at - off) / page)})\n"+
-			"		at += int64(len(p.data))\n	}\n	err := a.writer.writeAt(g.file, parts, off)\n"),
+			"		at += p.bytes()\n	}\n	err = a.writer.writeAt(g.file, parts, off)\n"),
 	defect("tier/log", "TestDefectFailedWriteIsFound/sync",
 		"tier/log/write.go",
 		"	_, err := g.file.WriteAt(t.zeros[:], off) // where it cannot be cut\n", "	var err error\n	_ = off\n",

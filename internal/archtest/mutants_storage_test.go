@@ -69,6 +69,10 @@ var storageMutants = []mutant{
 		"tier/file/direct.go", "blockdir.FinishFile(d, name, f, err, sync)", "blockdir.FinishFile(d, name, f, err, false)"),
 	defect("tier/file", "TestDefectTornDirectWriteHasAHeader",
 		"tier/file/direct.go", "	n := int64(len(c.head))\n	if", "	n := int64(len(c.head))\n	_ = blockdir.WriteAll(f, name, c.head, 0)\n	if"),
+	defect("tier/log", "TestDefectTornDirectGroupHasAHeader",
+		"tier/log/write.go", "	err := a.writeDirect(recs[0], off+h.bytes)\n", "	_ = a.writer.writeAt(g.file, parts, off)\n	err := a.writeDirect(recs[0], off+h.bytes)\n"),
+	defect("tier/log", "TestConcurrentDirectPuts",
+		"tier/log/write.go", "		if i > 0 && (p.src.Len > 0 || recs[0].src.Len > 0) {", "		if i > 0 && p.src.Len < 0 {"),
 	defect("stream/file", "TestDirectWrites",
 		"stream/file/direct.go", "	if err == nil && n != e.Len {", "	if err == nil && n == 0 {"),
 }

@@ -13,8 +13,9 @@ type Direct interface {
 	// Open returns the file with that name for reading: one that is kept open, if it still has the
 	// name. The errors are those of Dir.Open. The caller releases the file.
 	Open(ctx context.Context, d Dir, name string) (DirectFile, error)
-	// Create makes a new file for writing. It is not kept open: the caller closes it.
-	Create(d Dir, name string) (DirectNew, error)
+	// OpenWriter opens a file for writing. flag is that of Dir.Open, without the access mode. The
+	// file is not kept open: the caller closes it.
+	OpenWriter(d Dir, name string, flag int) (DirectWriter, error)
 	// Forget closes the file with that name when its last user has released it. Call it before the
 	// name is removed or given to another file, so that the file's space is free afterwards.
 	Forget(d Dir, name string)
@@ -32,8 +33,8 @@ type DirectFile interface {
 	Release()
 }
 
-// DirectNew is a new file of a Direct.
-type DirectNew interface {
+// DirectWriter is a file of a Direct that is open for writing.
+type DirectWriter interface {
 	File
 	// WriteDirect writes src, memory of the device, from byte off on. Otherwise it is like
 	// DirectFile.ReadDirect: without quiesced nothing reads src afterwards.

@@ -19,14 +19,16 @@ import (
 // the tier stores both. If that fails, the block is copied from its slot to pinned memory, and
 // stored from there: its page may have been written since.
 
+var errNoWriter = fmt.Errorf("%w: the tier stores no blocks from device memory: %w", tier.ErrNotDirect, errdefs.ErrNotSupported)
+
 // noteNotDirect reports why a dump passes through the window, if loads use direct storage.
 func (t *Task) noteNotDirect() {
 	if t.p.Direct == nil || !t.p.Transient {
 		return
 	}
-	why := pipeline.ErrNoLeaves
-	if t.copySums && t.p.Verify == pipeline.VerifyDevice {
-		why = fmt.Errorf("the pipeline has no tier that stores such blocks from device memory: %w", errdefs.ErrNotSupported)
+	why := t.d.notDirect
+	if why == nil {
+		why = pipeline.ErrNoLeaves
 	}
 	t.base.AddNotDirect(t.d.Env.Stream.Name(), &t.p.Count.DumpPaths, why)
 }

@@ -32,7 +32,12 @@ func New(c Config) *Dumper {
 		full:         make([]atomic.Bool, len(c.Pipeline.Durable)),
 	}
 	if p := c.Pipeline; p.Direct != nil && p.Direct.Dumps != nil && p.Transient && p.Verify == pipeline.VerifyDevice && len(p.Durable) == 1 {
-		d.direct, _ = p.Durable[0].(tier.DirectWriter)
+		d.notDirect = errNoWriter
+		if w, ok := p.Durable[0].(tier.DirectWriter); ok {
+			if d.notDirect = w.CanPutDirect(); d.notDirect == nil {
+				d.direct = w
+			}
+		}
 		d.hostSlot = make(chan struct{}, 1)
 		d.waitingDirect = newWaitingSlots(max(1, int64(p.Direct.Dumps.Stats().Slots)/2))
 	}

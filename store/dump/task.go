@@ -39,6 +39,7 @@ type Dumper struct {
 	waitingDirect waitingSlots // of pipeline.Direct.Dumps
 	writers       *pool.Pool
 	direct        tier.DirectWriter // the durable tier, if dumps pass through device memory; or nil
+	notDirect     error             // why direct is nil, if slots of device memory are there
 	hostSlot      chan struct{}     // token of pipeline.Direct.HostSlot
 	full          []atomic.Bool     // by durable tier: the last write waited for space in vain
 	scratch       sync.Pool

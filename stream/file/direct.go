@@ -169,28 +169,32 @@ func (f *directFile) ReadDirect(ctx context.Context, dst mem.Extent, off int64) 
 	return quiesced, err
 }
 
-// Create implements dirfs.Direct.
-func (d *DirectFiles) Create(dir dirfs.Dir, name string) (dirfs.DirectNew, error) {
-	base, err := dir.Open(name, os.O_RDWR|os.O_CREATE|os.O_EXCL)
+// OpenWriter implements dirfs.Direct.
+func (d *DirectFiles) OpenWriter(dir dirfs.Dir, name string, flag int) (dirfs.DirectWriter, error) {
+	base, err := dir.Open(name, os.O_RDWR|flag)
 	if err != nil {
 		return nil, err
 	}
 	f, err := New(base, name)
 	if err != nil {
-		return nil, errors.Join(err, base.Close(), dir.Remove(name))
+		err = errors.Join(err, base.Close())
+		if flag&os.O_CREATE != 0 {
+			err = errors.Join(err, dir.Remove(name))
+		}
+		return nil, err
 	}
-	return &directNew{File: base, d: d, f: f}, nil
+	return &directWriter{File: base, d: d, f: f}, nil
 }
 
-// directNew is a file that is being written.
-type directNew struct {
+// directWriter is a file that is written directly.
+type directWriter struct {
 	dirfs.File
 	d *DirectFiles
 	f *File
 }
 
-// WriteDirect implements dirfs.DirectNew.
-func (n *directNew) WriteDirect(ctx context.Context, src mem.Extent, off int64) (<-chan struct{}, error) {
+// WriteDirect implements dirfs.DirectWriter.
+func (n *directWriter) WriteDirect(ctx context.Context, src mem.Extent, off int64) (<-chan struct{}, error) {
 	reg, err := n.f.storage(n.d.opts.Storage)
 	if err != nil {
 		n.d.failed.Add(1)
@@ -204,7 +208,7 @@ func (n *directNew) WriteDirect(ctx context.Context, src mem.Extent, off int64) 
 }
 
 // Close closes the file. A file that a broken queue may still access is closed with the DirectFiles.
-func (n *directNew) Close() error {
+func (n *directWriter) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closePatience)
 	defer cancel()
 	err := n.f.Close(ctx)

@@ -364,11 +364,11 @@ func TestDirectWrites(t *testing.T) {
 		want := x.write("from", 9)
 		x.use("from", want) // the device's memory has its bytes
 		for _, fault := range []func() error{nil, func() error { return errdefs.ErrNoSpace }} {
-			n, err := x.d.Create(x.dir, "new")
+			n, err := x.d.OpenWriter(x.dir, "new", os.O_CREATE|os.O_EXCL)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := x.d.Create(x.dir, "new"); !errors.Is(err, unix.EEXIST) {
+			if _, err := x.d.OpenWriter(x.dir, "new", os.O_CREATE|os.O_EXCL); !errors.Is(err, unix.EEXIST) {
 				t.Errorf("a second file of the name: %v", err)
 			}
 			if fault != nil {

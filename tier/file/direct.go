@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
@@ -120,7 +121,7 @@ func (t *Tier) writeContent(ctx context.Context, d *dir, name string, c *content
 	if c.image != nil {
 		return blockdir.WriteFile(d, name, c.image, sync)
 	}
-	f, err := t.cfg.Direct.Create(d.Dir, name)
+	f, err := t.cfg.Direct.OpenWriter(d.Dir, name, os.O_CREATE|os.O_EXCL)
 	if err != nil {
 		return dirfs.Info{}, err
 	}
@@ -133,6 +134,14 @@ func (t *Tier) writeContent(ctx context.Context, d *dir, name string, c *content
 	return blockdir.FinishFile(d, name, f, err, sync)
 }
 
+// CanPutDirect implements tier.DirectWriter.
+func (t *Tier) CanPutDirect() error {
+	if t.cfg.Direct == nil {
+		return fmt.Errorf("%w: %w", tier.ErrNotDirect, errdefs.ErrNotSupported)
+	}
+	return nil
+}
+
 // PutDirect implements tier.DirectWriter. The block is verified when it is read. It stores the shards
 // by one transfer, and the header by a write of the host.
 func (t *Tier) PutDirect(ctx context.Context, key block.Key, head []byte, src mem.Extent) (<-chan struct{}, error) {
@@ -141,15 +150,13 @@ func (t *Tier) PutDirect(ctx context.Context, key block.Key, head []byte, src me
 	}
 	f, err := t.formats.Of(key)
 	if err == nil {
-		err = src.Validate()
+		err = errors.Join(src.Validate(), t.CanPutDirect())
 	}
-	switch {
-	case err != nil:
+	if err == nil && src.Len != f.Layout.ImageBytes() {
+		err = fmt.Errorf("the extent has %d bytes, an image %d: %w", src.Len, f.Layout.ImageBytes(), errdefs.ErrInvalid)
+	}
+	if err != nil {
 		return fail(err)
-	case src.Len != f.Layout.ImageBytes():
-		return fail(fmt.Errorf("the extent has %d bytes, an image %d: %w", src.Len, f.Layout.ImageBytes(), errdefs.ErrInvalid))
-	case t.cfg.Direct == nil:
-		return fail(fmt.Errorf("%w: %w", tier.ErrNotDirect, errdefs.ErrNotSupported))
 	}
 	if err := t.beginOp(ctx); err != nil {
 		return nil, err

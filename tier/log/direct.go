@@ -2,6 +2,7 @@ package log
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 
@@ -11,7 +12,10 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-var _ tier.DirectReader = (*Tier)(nil)
+var (
+	_ tier.DirectReader = (*Tier)(nil)
+	_ tier.DirectWriter = (*Tier)(nil)
+)
 
 // ReadDirect implements tier.DirectReader. It reads the header to host memory, checks it as Read
 // does, and then reads all shards by one transfer. Compact records have no header before their
@@ -32,7 +36,7 @@ func (t *Tier) ReadDirect(ctx context.Context, key block.Key, dst mem.Extent, su
 	case t.cfg.Direct == nil:
 		return fail(fmt.Errorf("%w: %w", tier.ErrNotDirect, errdefs.ErrNotSupported))
 	case kindOf(f) != whole:
-		return fail(fmt.Errorf("%w: the log keeps blocks of this length without a header: %w", tier.ErrNotDirect, errdefs.ErrNotSupported))
+		return fail(errCompact)
 	}
 	if err := t.beginOp(ctx); err != nil {
 		return sums, nil, err
@@ -91,4 +95,80 @@ func (t *Tier) forgetDirect(g *segment) {
 	if t.cfg.Direct != nil {
 		t.cfg.Direct.Forget(t.dir, segmentName(g.number))
 	}
+}
+
+// CanPutDirect implements tier.DirectWriter.
+func (t *Tier) CanPutDirect() error {
+	if t.cfg.Direct == nil {
+		return fmt.Errorf("%w: %w", tier.ErrNotDirect, errdefs.ErrNotSupported)
+	}
+	for _, f := range t.formats {
+		if kindOf(f) != whole {
+			return errCompact
+		}
+	}
+	return nil
+}
+
+var errCompact = fmt.Errorf("%w: the log keeps blocks of this length without a header: %w", tier.ErrNotDirect, errdefs.ErrNotSupported)
+
+// PutDirect implements tier.DirectWriter. The block has a group of its own. Its shards are stored by
+// one transfer, and then the header of the group with that of the block by a write of the host. The
+// block is verified when it is read.
+func (t *Tier) PutDirect(ctx context.Context, key block.Key, head []byte, src mem.Extent) (<-chan struct{}, error) {
+	f, err := t.formats.Of(key)
+	if err == nil {
+		err = errors.Join(src.Validate(), t.CanPutDirect())
+	}
+	if err == nil && src.Len != f.Layout.ImageBytes() {
+		err = fmt.Errorf("the extent has %d bytes, an image %d: %w", src.Len, f.Layout.ImageBytes(), errdefs.ErrInvalid)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("write block %s directly: %w", key, err)
+	}
+	if err := t.beginOp(ctx); err != nil {
+		return nil, err
+	}
+	defer t.ops.EndOp()
+	var result error
+	j := &job{t: t, key: key, result: &result}
+	if j.err = j.checkDirect(f, head, src); j.err != nil {
+		j.finish()
+		return nil, result
+	}
+	for jobs := []*job{j}; len(jobs) > 0; {
+		jobs = t.putRound(ctx, jobs)
+	}
+	return j.pending.quiesced, result
+}
+
+// writeDirect writes the shards of a block that is put directly. The block begins at off. It does
+// nothing for another block. It does not stop early: others may wait for the group.
+func (a *appender) writeDirect(p *pending, off int64) error {
+	if p.src.Len == 0 {
+		return nil
+	}
+	if a.direct == nil {
+		f, err := a.t.cfg.Direct.OpenWriter(a.t.dir, segmentName(a.head.number), 0)
+		if err != nil {
+			return err
+		}
+		a.direct = f
+	}
+	head := int64(len(p.data))
+	quiesced, err := a.direct.WriteDirect(context.Background(), p.src.Sub(head, p.src.Len-head), off+head)
+	if p.quiesced = quiesced; err != nil {
+		return fmt.Errorf("%w: %w", tier.ErrDirectFailed, err)
+	}
+	return nil
+}
+
+// closeDirect closes the file of the head for direct writes.
+func (a *appender) closeDirect() error {
+	if a.direct == nil {
+		return nil
+	}
+	f := a.direct
+	a.direct = nil
+	return f.Close()
 }

@@ -1,12 +1,15 @@
 package log_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"sync"
 	"testing"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/log"
 	"github.com/kvlane/kvlane/tier/tiertest"
@@ -112,5 +115,111 @@ func TestDefectCanceledDirectReadHoldsItsFile(t *testing.T) {
 	_, _, _ = tr.ReadDirect(ctx, key, tiertest.Buffer(t, f.Layout.ImageBytes()), nil) // with or without an error
 	if n := d.Held(); n != 0 {
 		t.Errorf("%d files are in use", n)
+	}
+}
+
+// A block that is stored from memory of a device is read as any other, also after the log was opened
+// again.
+func TestPutDirect(t *testing.T) {
+	for _, policy := range []log.FsyncPolicy{log.FsyncAlways, log.FsyncInterval, log.FsyncNever} {
+		c, d := directConfig(t)
+		c.Fsync = policy
+		f := c.Formats[0]
+		tr := open(t, c)
+		ks := keys(0, 12)
+		for i, key := range ks {
+			src := image(t, f, key)
+			head := bytes.Clone(src.Bytes()[:f.Layout.HeaderBytes()])
+			if i%3 == 0 { // among others
+				if err := tr.Put(t.Context(), key, src); err != nil {
+					t.Error(err)
+				}
+			}
+			clear(src.Bytes()[:len(head)])
+			for range 2 { // the second finds it
+				if quiesced, err := tr.PutDirect(t.Context(), key, head, src); err != nil || quiesced != nil {
+					t.Fatal(err)
+				}
+			}
+			tiertest.WantDirect(t, tr, f, key)
+		}
+		if st := tr.Stats(); st.Puts != 12 || st.WrittenBytes != 12*f.Layout.ImageBytes() || st.Errors != 0 {
+			t.Errorf("%+v", st)
+		}
+		src := image(t, f, tiertest.Key(20))
+		head := bytes.Clone(src.Bytes()[:f.Layout.HeaderBytes()])
+		d.Fail = errors.New("no luck")
+		if _, err := tr.PutDirect(t.Context(), tiertest.Key(20), head, src); !errors.Is(err, tier.ErrDirectFailed) || !errors.Is(err, d.Fail) {
+			t.Error(err)
+		}
+		d.Fail = nil
+		if st := tr.Stats(); st.Errors != 0 {
+			t.Errorf("a failure that Put follows is counted: %+v", st)
+		}
+		other := image(t, f, tiertest.Key(21)).Bytes()[:len(head)]
+		for name, h := range map[string][]byte{"another block's": other, "none": nil} {
+			if _, err := tr.PutDirect(t.Context(), tiertest.Key(20), h, src); err == nil {
+				t.Errorf("a header that is %s was stored", name)
+			}
+		}
+		if err := tr.Put(t.Context(), tiertest.Key(20), src); err != nil {
+			t.Error(err)
+		}
+		closeTier(t, tr)
+		tr = open(t, c)
+		for _, key := range append(ks, tiertest.Key(20)) {
+			if err := get(t, tr, f, key); err != nil {
+				t.Error(err)
+			}
+		}
+		closeTier(t, tr)
+		if r, err := log.Verify(t.Context(), c.Dir, nil); err != nil || !r.Clean() {
+			t.Errorf("%+v, %v", r, err)
+		}
+	}
+}
+
+// The header of a group follows its shards: a torn group is none.
+func TestDefectTornDirectGroupHasAHeader(t *testing.T) {
+	c, d := directConfig(t)
+	f := c.Formats[0]
+	tr := open(t, c)
+	put(t, tr, f, tiertest.Key(0)) // the segment is there
+	var first []byte
+	d.Writing = func(b []byte) { first = bytes.Clone(b) }
+	key := tiertest.Key(1)
+	src := image(t, f, key)
+	if _, err := tr.PutDirect(t.Context(), key, bytes.Clone(src.Bytes()[:f.Layout.HeaderBytes()]), src); err != nil {
+		t.Fatal(err)
+	}
+	at := int64(len(first)) - f.Layout.ImageBytes()
+	if head := first[at-block.AlignBytes : at+f.Layout.HeaderBytes()]; !bytes.Equal(head, make([]byte, len(head))) {
+		t.Error("the headers were written before the shards")
+	}
+}
+
+// Blocks that are put concurrently share writes, but not with those that are put directly.
+func TestConcurrentDirectPuts(t *testing.T) {
+	c, _ := directConfig(t)
+	f := c.Formats[0]
+	tr := open(t, c)
+	ks := keys(0, 48)
+	srcs := make([]mem.Extent, len(ks))
+	for i, key := range ks {
+		srcs[i] = image(t, f, key)
+	}
+	var group sync.WaitGroup
+	for i, key := range ks {
+		group.Go(func() {
+			if err := store(t.Context(), tr, key, srcs[i]); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	for _, key := range ks {
+		if err := get(t, tr, f, key); err != nil {
+			t.Error(err)
+		}
 	}
 }

@@ -27,16 +27,46 @@ var ops = []string{"opendir", "open", "stat", "readdir", "mkdir", "rename", "rem
 type disk struct {
 	*testing.T
 	*faultfs.Disk
-	f block.Format
-	c log.Config
+	f      block.Format
+	c      log.Config
+	direct bool // see newDirectDisk
+}
+
+// disks make disks of processes that store all blocks from host memory, and half of them directly.
+var disks = []func(*testing.T, log.FsyncPolicy) *disk{newDisk, newDirectDisk}
+
+// newDirectDisk is newDisk with processes that store blocks directly.
+func newDirectDisk(t *testing.T, policy log.FsyncPolicy) *disk {
+	t.Helper()
+	d := newDisk(t, policy)
+	d.f, d.direct = tiertest.LeafFormat(t), true
+	d.c.Formats, d.c.SegmentBytes = block.Formats{d.f}, 256<<10
+	return d
 }
 
 func newDisk(t *testing.T, policy log.FsyncPolicy) *disk {
 	t.Helper()
 	f := tiertest.NewFormat(t)
-	return &disk{t, faultfs.NewDisk(nil), f, log.Config{
+	return &disk{T: t, Disk: faultfs.NewDisk(nil), f: f, c: log.Config{
 		Dir: "/srv/kv", Formats: block.Formats{f}, Fsync: policy, SegmentBytes: 128 << 10, SyncEvery: time.Millisecond,
 	}}
+}
+
+// keep is a number of bytes that holds 14 blocks and little more.
+func (d *disk) keep() int64 {
+	if d.direct {
+		return 1300 << 10
+	}
+	return 512 << 10
+}
+
+// config returns the configuration of a new process.
+func (d *disk) config() log.Config {
+	c := d.c
+	if d.direct {
+		c.Direct = tiertest.NewDirect(d.T)
+	}
+	return c
 }
 
 // run has a process open the tier, do something with it, and close it or die. It returns all that
@@ -45,7 +75,7 @@ func (d *disk) run(plan *fault.Plan, kill bool, do func(tr *log.Tier) error) err
 	d.Helper()
 	process := d.Process()
 	defer process.Kill()
-	c := d.c
+	c := d.config()
 	c.FS = faultfs.New(process, plan, nil)
 	tr, err := log.Open(d.Context(), c)
 	if err != nil {
@@ -92,16 +122,22 @@ func (d *disk) check(promised map[block.Key]bool, all []block.Key) {
 // Every operation fails once. No wrong byte is read, no promised block is lost, nothing hangs, and
 // the directory can be opened again.
 func TestEveryOperationFailsOnce(t *testing.T) {
-	eachFailsOnce(t, func(t *testing.T, plan *fault.Plan, _ uint64) { failOnce(t, plan, keys(0, 14)) })
+	for _, disk := range disks {
+		eachFailsOnce(t, func(t *testing.T, plan *fault.Plan, _ uint64) {
+			failOnce(t, disk(t, log.FsyncAlways), plan, keys(0, 14))
+		})
+	}
 }
 
 // The same of a log that syncs now and then, and that moves blocks and evicts others, since its
 // bound is reached.
 func TestEveryOperationFailsOnceAtTheBound(t *testing.T) {
-	eachFailsOnce(t, func(t *testing.T, plan *fault.Plan, n uint64) {
-		// Waits for room take no time.
-		synctest.Test(t, func(t *testing.T) { failOnceAtTheBound(t, plan, n) })
-	})
+	for _, disk := range disks {
+		eachFailsOnce(t, func(t *testing.T, plan *fault.Plan, n uint64) {
+			// Waits for room take no time.
+			synctest.Test(t, func(t *testing.T) { failOnceAtTheBound(t, disk(t, log.FsyncInterval), plan, n) })
+		})
+	}
 }
 
 // eachFailsOnce does something under a plan by which the n-th operation of a name fails, for n = 0,
@@ -140,9 +176,8 @@ func eachFailsOnce(t *testing.T, do func(t *testing.T, plan *fault.Plan, n uint6
 }
 
 // failOnce does a bit of everything under a plan.
-func failOnce(t *testing.T, plan *fault.Plan, all []block.Key) {
+func failOnce(t *testing.T, d *disk, plan *fault.Plan, all []block.Key) {
 	t.Helper()
-	d := newDisk(t, log.FsyncAlways)
 	promised := make(map[block.Key]bool)
 	if err := d.run(nil, false, func(tr *log.Tier) error { // there is something already
 		put(t, tr, d.f, all[:4]...)
@@ -155,7 +190,7 @@ func failOnce(t *testing.T, plan *fault.Plan, all []block.Key) {
 	}
 	_ = d.run(plan, false, func(tr *log.Tier) error {
 		for i, key := range all {
-			if err := tr.Put(t.Context(), key, image(t, d.f, key)); err == nil {
+			if err := store(t.Context(), tr, key, image(t, d.f, key)); err == nil {
 				promised[key] = true
 			}
 			// A fault affects one operation: stored blocks are found.
@@ -166,7 +201,7 @@ func failOnce(t *testing.T, plan *fault.Plan, all []block.Key) {
 		if tr.Delete(t.Context(), all[1]) == nil {
 			promised[all[1]] = false
 		}
-		if _, err := tr.GC(t.Context(), 512<<10); err != nil && plan.Injected() == 0 {
+		if _, err := tr.GC(t.Context(), d.keep()); err != nil && plan.Injected() == 0 {
 			t.Error(err)
 		}
 		return nil
@@ -177,9 +212,8 @@ func failOnce(t *testing.T, plan *fault.Plan, all []block.Key) {
 
 // failOnceAtTheBound promises retained blocks once they are durable. n selects the survivors of the
 // power failure.
-func failOnceAtTheBound(t *testing.T, plan *fault.Plan, n uint64) {
+func failOnceAtTheBound(t *testing.T, d *disk, plan *fault.Plan, n uint64) {
 	t.Helper()
-	d := newDisk(t, log.FsyncInterval)
 	d.c.SyncEvery = time.Hour // so that it is known which blocks are durable
 	all, promised := keys(0, 40), make(map[block.Key]bool)
 	if err := d.run(nil, false, func(tr *log.Tier) error {
@@ -204,7 +238,7 @@ func failOnceAtTheBound(t *testing.T, plan *fault.Plan, n uint64) {
 		retain(tr, all[2])
 		for i, key := range all {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-			err := tr.Put(ctx, key, image(t, d.f, key))
+			err := store(ctx, tr, key, image(t, d.f, key))
 			if cancel(); err == nil && i%10 == 5 {
 				retain(tr, key)
 			}
@@ -243,16 +277,19 @@ func TestPowerFailure(t *testing.T) {
 				seeds = 15
 			}
 			for seed := range seeds {
-				powerFails(t, policy, seed)
+				for n, disk := range disks {
+					if n == 0 || seed%4 == 0 {
+						powerFails(t, disk(t, policy), seed)
+					}
+				}
 			}
 		})
 	}
 }
 
-func powerFails(t *testing.T, policy log.FsyncPolicy, seed uint64) {
+func powerFails(t *testing.T, d *disk, seed uint64) {
 	t.Helper()
-	rng := rand.New(rand.NewPCG(seed, 1))
-	d := newDisk(t, policy)
+	rng, policy := rand.New(rand.NewPCG(seed, 1)), d.c.Fsync
 	d.c.MaxBytes = 16 * d.c.SegmentBytes
 	all := keys(0, 40)
 	promised := make(map[block.Key]bool)
@@ -289,8 +326,8 @@ func powerFails(t *testing.T, policy log.FsyncPolicy, seed uint64) {
 
 // A killed process loses no stored block, and deleted blocks stay deleted.
 func TestKilledProcessLosesNothing(t *testing.T) {
-	for _, policy := range []log.FsyncPolicy{log.FsyncAlways, log.FsyncInterval, log.FsyncNever} {
-		d := newDisk(t, policy)
+	for n, policy := range []log.FsyncPolicy{log.FsyncAlways, log.FsyncInterval, log.FsyncNever, log.FsyncAlways, log.FsyncNever} {
+		d := disks[n/3](t, policy)
 		all := keys(0, 30)
 		promised := make(map[block.Key]bool)
 		_ = d.run(nil, true, func(tr *log.Tier) error {

@@ -9,6 +9,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
@@ -73,6 +74,20 @@ type job struct {
 	result   *error
 }
 
+// checkDirect is check for an image in memory of a device, with its header in head.
+func (j *job) checkDirect(f block.Format, head []byte, src mem.Extent) error {
+	if j.t.cfg.ReadOnly {
+		return errReadOnly
+	}
+	if _, err := f.HeaderSums(nil, head, j.key); err != nil {
+		return err
+	}
+	p := &j.pending
+	j.t.setRecord(p, j.key, block.SumTree)
+	p.data, p.src = head, src
+	return nil
+}
+
 func (j *job) check(src mem.Extent) (err error) {
 	if j.image, err = blockdir.Image(j.t.formats, j.key, src); err != nil {
 		return err
@@ -100,7 +115,7 @@ func (j *job) finish() {
 		j.err = errors.Join(j.err, j.cause)
 	}
 	*j.result = fmt.Errorf("write block %s: %w", j.key, j.err)
-	if !errors.Is(j.err, errdefs.ErrInvalid) {
+	if !errors.Is(j.err, errdefs.ErrInvalid) && !errors.Is(j.err, tier.ErrDirectFailed) { // else Put follows
 		j.t.count.errors.Add(1)
 	}
 }
@@ -179,13 +194,15 @@ const fullTries = 4
 // committed handles the result of a write. It reports whether to try again when there is space.
 func (t *Tier) committed(j *job) (retry bool) {
 	switch err := j.pending.err; {
+	case j.pending.quiesced != nil:
+		j.err = err
 	case err == nil:
 		t.pause.End()
 		if j.replaces {
 			t.count.replaced.Add(1)
 		}
 		t.count.puts.Add(1)
-		t.count.writtenBytes.Add(int64(len(j.image)))
+		t.count.writtenBytes.Add(t.formats.ImageBytes(j.key))
 		return false
 	case errors.Is(err, errBoundFull):
 		return true

@@ -174,10 +174,22 @@ func image(t *testing.T, f block.Format, key block.Key) mem.Extent {
 func put(t *testing.T, tr *log.Tier, f block.Format, keys ...block.Key) {
 	t.Helper()
 	for _, key := range keys {
-		if err := tr.Put(t.Context(), key, image(t, f, key)); err != nil {
+		if err := store(t.Context(), tr, key, image(t, f, key)); err != nil {
 			t.Fatal(err)
 		}
 	}
+}
+
+// store stores a block. A tier that can does so directly with every other block.
+func store(ctx context.Context, tr *log.Tier, key block.Key, src mem.Extent) error {
+	if tr.CanPutDirect() != nil || key[0]%2 == 0 {
+		return tr.Put(ctx, key, src)
+	}
+	_, err := tr.PutDirect(ctx, key, src.Bytes()[:block.AlignBytes], src)
+	if errors.Is(err, tier.ErrDirectFailed) && !errors.Is(err, errdefs.ErrNoSpace) {
+		return tr.Put(ctx, key, src)
+	}
+	return err
 }
 
 func get(t *testing.T, tr *log.Tier, f block.Format, key block.Key) error {

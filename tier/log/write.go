@@ -13,6 +13,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
@@ -23,12 +24,19 @@ var errBoundFull = errors.New("the bound has no space for another segment")
 // pending is a record to be written.
 type pending struct {
 	record
-	data []byte // the image, or its shards
-	from place  // old place of a block that is moved
+	data []byte // the image, or its shards, or the header of an image in src
+	// src has the image of a direct Put in memory of a device, without a valid header.
+	src  mem.Extent
+	from place // old place of a block that is moved
 	at   tier.Place
 	err  error
 	put  *putRequest // nil for moves and deletions
+	// quiesced is set if a write of src failed and may still read it: see tier.DirectWriter.
+	quiesced <-chan struct{}
 }
+
+// bytes returns the length of the block in its group.
+func (p *pending) bytes() int64 { return max(int64(len(p.data)), p.src.Len) }
 
 // putRequest has the records of one PutMany.
 type putRequest struct {
@@ -42,8 +50,9 @@ type putRequest struct {
 type appender struct {
 	t       *Tier
 	pool    chan *appender
-	number  uint32   // of head, or of the segment being made; 0: none. Guarded by t.order
-	head    *segment // nil before the first write
+	number  uint32             // of head, or of the segment being made; 0: none. Guarded by t.order
+	head    *segment           // nil before the first write
+	direct  dirfs.DirectWriter // the file of head, or nil
 	writer  writer
 	parts   [][]byte
 	headers []byte // buffer for the header of a group
@@ -72,10 +81,8 @@ func (t *Tier) makePending(p *pending, key block.Key, image []byte) error {
 	if err != nil {
 		return err
 	}
-	p.record = record{key: key, kind: kindOf(f), group: uint8(g), algo: h.SumAlgo}
+	t.setRecord(p, key, h.SumAlgo)
 	p.data = image
-	p.at = t.places.Load().Place(key)
-	p.position = uint32(min(p.at.Position, math.MaxUint32))
 	if p.kind == compact {
 		p.data = image[f.Layout.HeaderBytes():]
 		p.sums = make([]uint64, h.Shards())
@@ -86,6 +93,14 @@ func (t *Tier) makePending(p *pending, key block.Key, image []byte) error {
 	return nil
 }
 
+// setRecord sets the record of a block, except the checksums of a compact one.
+func (t *Tier) setRecord(p *pending, key block.Key, algo block.SumAlgo) {
+	g := t.formats.Group(key)
+	p.record = record{key: key, kind: kindOf(t.formats[g]), group: uint8(g), algo: algo}
+	p.at = t.places.Load().Place(key)
+	p.position = uint32(min(p.at.Position, math.MaxUint32))
+}
+
 // commit queues recs and waits until they are written. The first waiting goroutine writes for all.
 // If concurrentBytes are waiting, other goroutines write concurrently. If ctx ends, queued records
 // are removed from the queue. A write in progress is finished.
@@ -93,7 +108,7 @@ func (t *Tier) commit(ctx context.Context, w *putRequest, recs []*pending) {
 	t.queue.mu.Lock()
 	t.queue.recs = append(t.queue.recs, recs...)
 	for _, p := range recs {
-		t.queue.bytes += int64(len(p.data))
+		t.queue.bytes += p.bytes()
 	}
 	t.queue.mu.Unlock()
 	for {
@@ -137,7 +152,7 @@ func (t *Tier) dequeue(w *putRequest, cause error) {
 			return false
 		}
 		p.err = cause
-		t.queue.bytes -= int64(len(p.data))
+		t.queue.bytes -= p.bytes()
 		return true
 	})
 	if n := waiting - len(t.queue.recs); n > 0 {
@@ -158,7 +173,7 @@ func (a *appender) commitGroup() {
 		t.queue.recs = nil
 	}
 	for _, p := range recs {
-		t.queue.bytes -= int64(len(p.data))
+		t.queue.bytes -= p.bytes()
 	}
 	t.queue.mu.Unlock()
 	a.appendAll(recs, false)
@@ -181,7 +196,10 @@ func countFitting(formats block.Formats, recs []*pending, bytes int64) int {
 			seen[p.group] = true
 			head += describedBytes(formats[p.group])
 		}
-		data += int64(len(p.data))
+		data += p.bytes()
+		if i > 0 && (p.src.Len > 0 || recs[0].src.Len > 0) {
+			return i // a group has one block that is written directly, or others
+		}
 		if i > 0 && (pages(head)*page+data > bytes || pages(head)*page > maxHeader) {
 			return i
 		}
@@ -223,7 +241,7 @@ func (a *appender) appendAll(recs []*pending, mover bool) {
 // makeHead makes a new segment unless the head has space for the first of recs.
 func (a *appender) makeHead(recs []*pending, mover bool) error {
 	t := a.t
-	need := headerOf(t.formats, recs[:1]) + int64(len(recs[0].data))
+	need := headerOf(t.formats, recs[:1]) + recs[0].bytes()
 	if a.head != nil && !a.head.broken.Load() && a.head.end.Load()+need <= a.head.limit {
 		return nil
 	}
@@ -341,6 +359,7 @@ func (a *appender) seal() error {
 		return nil
 	}
 	a.head = nil
+	closed := a.closeDirect()
 	defer func() {
 		g.sealed.Store(true)
 		t.order.Lock()
@@ -350,11 +369,11 @@ func (a *appender) seal() error {
 	end := g.end.Load()
 	if end <= page { // nothing was written
 		t.space.add(-g.size.Swap(0))
-		return errors.Join(t.segments.remove(g), blockdir.Remove(t.dir, segmentName(g.number)))
+		return errors.Join(closed, t.segments.remove(g), blockdir.Remove(t.dir, segmentName(g.number)))
 	}
 	err := truncate(g.file, end)
 	t.space.add(end - g.size.Swap(end))
-	return err
+	return errors.Join(closed, err)
 }
 
 // appendGroup writes a group to the head, makes it durable by the policy, and adds it to the index.
@@ -369,11 +388,14 @@ func (a *appender) appendGroup(recs []*pending) error {
 		h.records = append(h.records, p.record)
 		if len(p.data) > 0 {
 			parts = append(parts, p.data)
-			h.groupBytes += int64(len(p.data))
+			h.groupBytes += p.bytes()
 		}
 	}
 	h.encode(parts[0], t.formats)
-	err := a.writer.writeAt(g.file, parts, off)
+	err := a.writeDirect(recs[0], off+h.bytes)
+	if err == nil {
+		err = a.writer.writeAt(g.file, parts, off)
+	}
 	clear(parts)
 	a.parts = parts[:0]
 	if err == nil && t.cfg.Fsync == FsyncAlways {
@@ -391,7 +413,7 @@ func (a *appender) appendGroup(recs []*pending) error {
 	at := off + h.bytes
 	for _, p := range recs {
 		a.addToIndex(p, place{g.number, uint32(at / page), uint16((at - off) / page)})
-		at += int64(len(p.data))
+		at += p.bytes()
 	}
 	g.end.Store(at)
 	t.order.Unlock()
@@ -433,7 +455,7 @@ func (a *appender) addToIndex(p *pending, at place) {
 		}
 		return
 	}
-	n := int64(len(p.data))
+	n := p.bytes()
 	if p.from.segment != 0 {
 		if was, ok := t.table.move(p.key, p.from, at, seen); ok {
 			t.uncountPlace(was, n)

@@ -86,13 +86,13 @@ func (d *Direct) Open(_ context.Context, dir dirfs.Dir, name string) (dirfs.Dire
 	return &directFile{f, d}, nil
 }
 
-// Create implements dirfs.Direct.
-func (d *Direct) Create(dir dirfs.Dir, name string) (dirfs.DirectNew, error) {
-	f, err := dir.Open(name, os.O_RDWR|os.O_CREATE|os.O_EXCL)
+// OpenWriter implements dirfs.Direct.
+func (d *Direct) OpenWriter(dir dirfs.Dir, name string, flag int) (dirfs.DirectWriter, error) {
+	f, err := dir.Open(name, os.O_RDWR|flag)
 	if err != nil {
 		return nil, err
 	}
-	return &directNew{f, d}, nil
+	return &directWriter{f, d}, nil
 }
 
 // Forget implements dirfs.Direct.
@@ -136,13 +136,13 @@ func (f *directFile) Release() {
 	f.d.held--
 }
 
-type directNew struct {
+type directWriter struct {
 	dirfs.File
 	d *Direct
 }
 
-// WriteDirect implements dirfs.DirectNew.
-func (f *directNew) WriteDirect(_ context.Context, src mem.Extent, off int64) (<-chan struct{}, error) {
+// WriteDirect implements dirfs.DirectWriter.
+func (f *directWriter) WriteDirect(_ context.Context, src mem.Extent, off int64) (<-chan struct{}, error) {
 	b := src.Bytes()
 	if f.d.Fail != nil {
 		b = b[:len(b)/2]

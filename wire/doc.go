@@ -10,5 +10,8 @@
 // replaces the one that has been idle for the longest time. A Budget is memory that all requests in
 // progress share. A Pace is the minimum rate at which a peer must move bytes.
 //
-// All types but Held and Pace are safe for concurrent use.
+// A FrameWriter and a FrameReader move frames, of a body with a CRC and of data, over a connection:
+// several frames by one vectored write, and long data straight from and into their places.
+//
+// All types but Lease, Pace, FrameWriter and FrameReader are safe for concurrent use.
 package wire

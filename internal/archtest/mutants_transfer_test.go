@@ -214,4 +214,14 @@ var transferMutants = []mutant{
 		"transfer/segment.go", "	var renewing errgroup.Group\n", "	renewing, ctx := errgroup.WithContext(ctx)\n"),
 	defect("transfer", "TestSegmentsComeAndGo",
 		"transfer/remote.go", "	r.closeRetired()\n", "	_ = r.closeRetired\n"),
+
+	// Frames, and calls to failing peers.
+	defect("wire", "TestFramesDamaged",
+		"wire/frame.go", "sum = crc32.Update(sum, castagnoli, prefix[8:FramePrefixBytes])", "_ = sum"),
+	defect("wire", "TestFrameLimits",
+		"wire/frame.go", "step := min(max(len(f.body), readerBytes), n-len(f.body))", "step := n"),
+	defect("internal/breaker", "TestResultsOfEarlierStates",
+		"internal/breaker/breaker.go", "	if p.epoch != b.epoch {\n		return\n	}\n	b.failures = 0", "	b.failures = 0"),
+	defect("internal/breaker", "TestRecovery",
+		"internal/breaker/breaker.go", "b.delay, b.cause = b.o.Delay, nil", "b.cause = nil"),
 }

@@ -168,7 +168,7 @@ type FrameReader struct {
 	maxBody    uint32
 	maxData    uint64
 	buf        []byte
-	start, end int    // of the bytes in buf that are not consumed
+	start, end int // of the bytes in buf that are not consumed
 	prefix     [FramePrefixBytes]byte
 	body       []byte // a body that is longer than buf
 	left       uint64 // data bytes of the last frame that were not read

@@ -117,6 +117,7 @@ var mayImport = map[string]string{
 	"internal/leak":         "",
 	"internal/limits":       "errdefs internal/present",
 	"internal/breaker":      "errdefs",
+	"internal/auth":         "errdefs",
 	"internal/mounts":       "",
 	"internal/present":      "",
 	"internal/strictjson":   "",

@@ -222,6 +222,10 @@ var transferMutants = []mutant{
 		"wire/frame.go", "step := min(max(len(f.body), readerBytes), n-len(f.body))", "step := n"),
 	defect("internal/breaker", "TestResultsOfEarlierStates",
 		"internal/breaker/breaker.go", "	if p.epoch != b.epoch {\n		return\n	}\n	b.failures = 0", "	b.failures = 0"),
+	defect("internal/auth", "TestTenants",
+		"internal/auth/server.go", "if !ok || s.certs && owner != tenant {", "if !ok {"),
+	defect("internal/auth", "TestTokensNeedTLS",
+		"internal/auth/server.go", "	if c == nil || !c.HandshakeComplete {\n		return \"\", ErrDenied", "	if false {\n		return \"\", ErrDenied"),
 	defect("internal/breaker", "TestRecovery",
 		"internal/breaker/breaker.go", "b.delay, b.cause = b.o.Delay, nil", "b.cause = nil"),
 }

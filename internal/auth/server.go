@@ -1,0 +1,171 @@
+package auth
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// DefaultTenant is the tenant of all clients of a server without credentials.
+const DefaultTenant = "default"
+
+// ErrDenied is the error of a client whose credential is missing or wrong. It does not state which.
+var ErrDenied = errors.New("access denied")
+
+// ServerOptions are the files of a server's credentials. The zero value has none.
+type ServerOptions struct {
+	// CertFile and KeyFile are the server's certificate chain and private key in PEM.
+	CertFile, KeyFile string
+	// ClientCAFile has the authorities of client certificates in PEM. If it is given, each client
+	// needs a certificate of one of them.
+	ClientCAFile string
+	// TokensFile has a tenant and a token on each line; see ParseTokens. If it is given, each
+	// client needs a token.
+	TokensFile string
+	// Insecure permits other than loopback addresses without client credentials.
+	Insecure bool
+}
+
+// Server identifies clients.
+type Server struct {
+	tls      *tls.Config // nil: plain TCP
+	certs    bool        // clients need certificates
+	tokens   []Token
+	insecure bool
+}
+
+// NewServer reads the files. It returns ErrInvalid for contents that are no credentials, a
+// certificate without its key, and client credentials without a certificate of the server; and the
+// errors of reading.
+func NewServer(o ServerOptions) (*Server, error) {
+	s := &Server{insecure: o.Insecure, certs: o.ClientCAFile != ""}
+	switch {
+	case (o.CertFile == "") != (o.KeyFile == ""):
+		return nil, fmt.Errorf("read credentials: a certificate and its key must be given together: %w", errdefs.ErrInvalid)
+	case o.CertFile == "" && (o.ClientCAFile != "" || o.TokensFile != ""):
+		return nil, fmt.Errorf("read credentials: client certificates and tokens need TLS, with a certificate of the server: %w", errdefs.ErrInvalid)
+	case o.CertFile == "":
+		return s, nil
+	}
+	pair, err := readKeyPair(o.CertFile, o.KeyFile)
+	if err != nil {
+		return nil, err
+	}
+	s.tls = &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}}
+	if s.certs {
+		if s.tls.ClientCAs, err = readPool(o.ClientCAFile); err != nil {
+			return nil, err
+		}
+		s.tls.ClientAuth = tls.RequireAndVerifyClientCert
+	}
+	if o.TokensFile != "" {
+		b, err := os.ReadFile(o.TokensFile)
+		if err != nil {
+			return nil, fmt.Errorf("read tokens: %w", err)
+		}
+		if s.tokens, err = ParseTokens(b); err != nil {
+			return nil, fmt.Errorf("read tokens of %s: %w", o.TokensFile, err)
+		}
+	}
+	return s, nil
+}
+
+// readKeyPair reads a certificate chain and its key. Errors have no content of the files.
+func readKeyPair(cert, key string) (tls.Certificate, error) {
+	c, err := os.ReadFile(cert)
+	if err != nil {
+		return tls.Certificate{}, fmt.Errorf("read certificate: %w", err)
+	}
+	k, err := os.ReadFile(key)
+	if err != nil {
+		return tls.Certificate{}, fmt.Errorf("read private key: %w", err)
+	}
+	pair, err := tls.X509KeyPair(c, k)
+	if err != nil {
+		return tls.Certificate{}, fmt.Errorf("certificate %s with key %s: %w: %w", cert, key, errdefs.ErrInvalid, err)
+	}
+	return pair, nil
+}
+
+func readPool(name string) (*x509.CertPool, error) {
+	b, err := os.ReadFile(name)
+	if err != nil {
+		return nil, fmt.Errorf("read authorities: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(b) {
+		return nil, fmt.Errorf("authorities of %s: no certificate in PEM: %w", name, errdefs.ErrInvalid)
+	}
+	return pool, nil
+}
+
+// TLS returns the configuration of the server's connections, or nil for plain TCP. The caller must
+// not modify it.
+func (s *Server) TLS() *tls.Config { return s.tls }
+
+// Authenticates reports whether each client must show a credential.
+func (s *Server) Authenticates() bool { return s.certs || len(s.tokens) > 0 }
+
+// CheckListen returns ErrInvalid if the server may not listen at address, HOST:PORT: it identifies
+// no clients, the host is not a loopback address or "localhost", and Insecure is not set.
+func (s *Server) CheckListen(address string) error {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return fmt.Errorf("listen at %q: %w: %w", address, errdefs.ErrInvalid, err)
+	}
+	if s.Authenticates() || s.insecure || host == "localhost" || net.ParseIP(host).IsLoopback() {
+		return nil
+	}
+	return fmt.Errorf("listen at %q without client credentials: everyone who reaches the address would have access; give client certificates or tokens, or permit it with --insecure: %w", address, errdefs.ErrInvalid)
+}
+
+// Tenant returns the tenant of a client. c is the state of its connection after the handshake, nil
+// for plain TCP. token is the token that it sent, or empty. It returns ErrDenied if a credential is
+// missing or wrong, or if the certificate and the token are of different tenants. The time that it
+// takes does not depend on the token, but for its length.
+func (s *Server) Tenant(c *tls.ConnectionState, token []byte) (string, error) {
+	if !s.Authenticates() {
+		return DefaultTenant, nil
+	}
+	var tenant string
+	if s.certs {
+		if c == nil || !c.HandshakeComplete || len(c.VerifiedChains) == 0 {
+			return "", ErrDenied
+		}
+		tenant = c.VerifiedChains[0][0].Subject.CommonName
+		if checkTenant(tenant) != nil {
+			return "", ErrDenied
+		}
+	}
+	if len(s.tokens) == 0 {
+		return tenant, nil
+	}
+	if c == nil || !c.HandshakeComplete {
+		return "", ErrDenied
+	}
+	owner, ok := s.find(token)
+	if !ok || s.certs && owner != tenant {
+		return "", ErrDenied
+	}
+	return owner, nil
+}
+
+// find compares token with all tokens in constant time.
+func (s *Server) find(token []byte) (tenant string, ok bool) {
+	sum := sha256.Sum256(token)
+	found := -1
+	for i := range s.tokens {
+		found = subtle.ConstantTimeSelect(subtle.ConstantTimeCompare(sum[:], s.tokens[i].sum[:]), i, found)
+	}
+	if found < 0 {
+		return "", false
+	}
+	return s.tokens[found].Tenant, true
+}

@@ -1,0 +1,95 @@
+package auth
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// Limits of tokens and names of tenants in bytes.
+const (
+	MinTokenBytes  = 16
+	MaxTokenBytes  = 512
+	MaxTenantBytes = 64
+)
+
+// Token is the hash of a token with its tenant.
+type Token struct {
+	Tenant string
+	sum    [sha256.Size]byte
+}
+
+// ParseTokens reads a tenant and its token from each line, separated by spaces or tabs. Empty lines
+// and lines that begin with # are skipped. A tenant may have several tokens. It returns ErrInvalid
+// with the number of the line for other lines, tokens that are short, long, listed twice or not of
+// printable ASCII, names of tenants out of range, and no token at all. Errors contain no token.
+func ParseTokens(b []byte) ([]Token, error) {
+	var list []Token
+	seen := make(map[[sha256.Size]byte]bool)
+	number := 0
+	for line := range bytes.Lines(b) {
+		number++
+		fail := func(why string) ([]Token, error) {
+			return nil, fmt.Errorf("line %d: %s: %w", number, why, errdefs.ErrInvalid)
+		}
+		fields := bytes.Fields(line)
+		if len(fields) == 0 || fields[0][0] == '#' {
+			continue
+		}
+		if len(fields) != 2 {
+			return fail("it is not a tenant and a token")
+		}
+		tenant := string(fields[0])
+		if err := checkTenant(tenant); err != nil {
+			return fail(err.Error())
+		}
+		if why := tokenProblem(fields[1]); why != "" {
+			return fail(why)
+		}
+		sum := sha256.Sum256(fields[1])
+		if seen[sum] {
+			return fail("the token is listed twice")
+		}
+		seen[sum] = true
+		list = append(list, Token{tenant, sum})
+	}
+	if len(list) == 0 {
+		return nil, fmt.Errorf("no token is listed: %w", errdefs.ErrInvalid)
+	}
+	return list, nil
+}
+
+// tokenProblem returns the problem of a token, or an empty text.
+func tokenProblem(token []byte) string {
+	if len(token) < MinTokenBytes || len(token) > MaxTokenBytes {
+		return fmt.Sprintf("a token of %d bytes; %d to %d are permitted", len(token), MinTokenBytes, MaxTokenBytes)
+	}
+	for _, c := range token {
+		if c <= ' ' || c > '~' {
+			return "a token with other than printable ASCII characters"
+		}
+	}
+	return ""
+}
+
+var errTenant = errors.New("a tenant's name with other than letters, digits, dots, hyphens and underscores, or without a letter or digit first")
+
+// checkTenant returns an error unless s is the name of a tenant: 1 to MaxTenantBytes letters,
+// digits, dots, hyphens and underscores, of which the first is a letter or digit. It
+// does not contain s, since a file may have tenant and token in the wrong order.
+func checkTenant(s string) error {
+	if s == "" || len(s) > MaxTenantBytes {
+		return fmt.Errorf("a tenant's name of %d bytes; 1 to %d are permitted", len(s), MaxTenantBytes)
+	}
+	for i := range len(s) {
+		c := s[i]
+		word := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+		if !word && (i == 0 || c != '.' && c != '-' && c != '_') {
+			return errTenant
+		}
+	}
+	return nil
+}

@@ -6,7 +6,7 @@
 // agree. Tokens are sent over TLS only.
 //
 // A server without credentials listens on loopback addresses only, unless the operator accepts that
-// everyone who reaches the address has access. All its clients are one tenant.
+// each host that reaches the address has access. All its clients are one tenant.
 //
 // Credentials are read from files when a Server or a Client is made; a new file takes effect with a
 // restart. All types are safe for concurrent use.

@@ -123,7 +123,7 @@ func (s *Server) CheckListen(address string) error {
 	if s.Authenticates() || s.insecure || host == "localhost" || net.ParseIP(host).IsLoopback() {
 		return nil
 	}
-	return fmt.Errorf("listen at %q without client credentials: everyone who reaches the address would have access; give client certificates or tokens, or permit it with --insecure: %w", address, errdefs.ErrInvalid)
+	return fmt.Errorf("listen at %q without client credentials: each host that reaches the address would have access; give client certificates or tokens, or permit it with --insecure: %w", address, errdefs.ErrInvalid)
 }
 
 // Tenant returns the tenant of a client. c is the state of its connection after the handshake, nil

@@ -78,8 +78,8 @@ func tokenProblem(token []byte) string {
 var errTenant = errors.New("a tenant's name with other than letters, digits, dots, hyphens and underscores, or without a letter or digit first")
 
 // checkTenant returns an error unless s is the name of a tenant: 1 to MaxTenantBytes letters,
-// digits, dots, hyphens and underscores, of which the first is a letter or digit. It
-// does not contain s, since a file may have tenant and token in the wrong order.
+// digits, dots, hyphens and underscores, of which the first is a letter or digit.
+// The error does not contain s: a file may have tenant and token in the wrong order.
 func checkTenant(s string) error {
 	if s == "" || len(s) > MaxTenantBytes {
 		return fmt.Errorf("a tenant's name of %d bytes; 1 to %d are permitted", len(s), MaxTenantBytes)

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/store/manager"
 	"github.com/kvlane/kvlane/stream"
@@ -29,11 +30,14 @@ type Metrics struct {
 	nics    func() []stream.NICStats     // guarded by mu
 	files   func() streamfile.Stats      // guarded by mu
 
-	transfer func() transfer.Stats // guarded by mu
+	transfer func() transfer.Stats             // guarded by mu
+	buffers  map[string]func() mem.BufferStats // guarded by mu
 }
 
 // New returns Metrics without sources.
-func New() *Metrics { return &Metrics{tiers: make(map[string]func() tier.Stats)} }
+func New() *Metrics {
+	return &Metrics{tiers: make(map[string]func() tier.Stats), buffers: make(map[string]func() mem.BufferStats)}
+}
 
 // SetReady sets the check behind /readyz: not ready while it returns an error. nil, the default, is
 // always ready.
@@ -102,6 +106,7 @@ func (m *Metrics) collect(w *textWriter) {
 	for _, name := range slices.Sorted(maps.Keys(m.tiers)) {
 		tiers = append(tiers, &namedTier{name: name, read: m.tiers[name]})
 	}
+	buffers := maps.Clone(m.buffers)
 	m.mu.Unlock()
 
 	// The sources are called without the lock: they take their own.
@@ -139,6 +144,11 @@ func (m *Metrics) collect(w *textWriter) {
 		s := transfers()
 		send(w, transferFamilies, &s)
 	}
+	var pools []*namedBuffers
+	for _, name := range slices.Sorted(maps.Keys(buffers)) {
+		pools = append(pools, &namedBuffers{name, buffers[name]()})
+	}
+	send(w, bufferFamilies, pools...)
 	if replay != nil {
 		send(w, replayFamilies, replay)
 	}

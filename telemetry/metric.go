@@ -56,6 +56,7 @@ func Catalog() []Metric {
 	all = appendMetrics(all, nicFamilies)
 	all = appendMetrics(all, fileFamilies)
 	all = appendMetrics(all, transferFamilies)
+	all = appendMetrics(all, bufferFamilies)
 	all = appendMetrics(all, replayFamilies)
 	return all
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/testkit"
+	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/store/manager"
 	"github.com/kvlane/kvlane/stream"
@@ -74,6 +75,9 @@ func full(t *testing.T) *telemetry.Metrics {
 			Registrations:       []stream.RegistrationStats{{Method: "host", Live: 1, Bytes: 4096, Total: 5}, {Method: "dma-buf", Live: 2, Bytes: 8192, Total: 2}},
 			RegistrationsFailed: 6,
 		}}
+	})
+	m.SetBuffers("send", func() mem.BufferStats {
+		return mem.BufferStats{SlotPoolStats: mem.SlotPoolStats{Slots: 128, Lent: 9, HighWater: 77, Quarantined: 2, Waiting: 3, Waits: 40, Unzeroed: 5}, Kept: 1}
 	})
 	m.SetFiles(func() (s streamfile.Stats) {
 		s.Batches[stream.PathURing], s.Bytes[stream.PathURing], s.Failed, s.Refused, s.GivenUp = 7, 4096, 1, 2, 3
@@ -198,6 +202,14 @@ func TestScrape(t *testing.T) {
 		"kvlane_file_failed_batches_total 1",
 		"kvlane_file_direct_refused_total 2",
 		"kvlane_file_paths_given_up_total 3",
+		`kvlane_buffers{pool="send"} 128`,
+		`kvlane_buffers_lent{pool="send"} 9`,
+		`kvlane_buffers_high_water{pool="send"} 77`,
+		`kvlane_buffers_quarantined{pool="send"} 2`,
+		`kvlane_buffers_waiting{pool="send"} 3`,
+		`kvlane_buffers_waits_total{pool="send"} 40`,
+		`kvlane_buffers_unzeroed_total{pool="send"} 5`,
+		`kvlane_buffers_kept_total{pool="send"} 1`,
 		`kvlane_nic_requests_total{nic="mlx5_0"} 12`,
 		`kvlane_nic_bytes_total{nic="mlx5_0"} 1.048576e+06`,
 		`kvlane_nic_doorbells_total{nic="mlx5_0"} 2`,
@@ -276,6 +288,7 @@ func TestSourcesCanBeTakenAway(t *testing.T) {
 	m.SetTransfer(nil)
 	m.SetFiles(nil)
 	m.SetManager(nil)
+	m.SetBuffers("send", nil)
 	for _, name := range []string{"cache", "file"} {
 		if err := m.SetTier(name, nil); err != nil {
 			t.Fatal(err)

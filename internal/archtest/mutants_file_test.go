@@ -10,9 +10,9 @@ var fileMutants = []mutant{
 		"	at := off + h.bytes\n	for _, p := range recs {\n		a.addToIndex(p, place{g.number, uint32(at / page), uint16((at - off) / page)})\n"+
 			"		at += p.bytes()\n	}\n	g.end.Store(at)\n",
 		"	g.end.Store(at)\n",
-		"tier/log/write.go", "		err = a.writer.writeAt(g.file, parts, off)\n",
+		"tier/log/write.go", "	if err == nil {\n		err = a.writer.writeAt(g.file, parts, off)\n",
 		"	at := off + h.bytes\n	for _, p := range recs {\n		a.addToIndex(p, place{g.number, uint32(at / page), uint16((at - off) / page)})\n"+
-			"		at += p.bytes()\n	}\n	err = a.writer.writeAt(g.file, parts, off)\n"),
+			"		at += p.bytes()\n	}\n	if err == nil {\n		err = a.writer.writeAt(g.file, parts, off)\n"),
 	defect("tier/log", "TestDefectFailedWriteIsFound/sync",
 		"tier/log/write.go",
 		"	_, err := g.file.WriteAt(t.zeros[:], off) // where it cannot be cut\n", "	var err error\n	_ = off\n",

@@ -25,7 +25,7 @@ const (
 	OpRenew   // leases
 	OpRelease // leases
 	OpDelete  // refused for leased blocks
-	OpFlush   // makes the stores that the connection has completed durable
+	OpFlush   // makes completed stores of the declared identities durable
 	OpStat
 	OpKeepAlive
 	OpCancel // after its result the server does not access memory of the cancelled request

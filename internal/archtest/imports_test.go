@@ -156,7 +156,8 @@ var mayImport = map[string]string{
 	"rdma/rail": onMem + " rdma rdma/channel rdma/registry internal/sys/hostmem",
 
 	// The block protocol: its frames know no transport, and the field's format is a codec.
-	"blockio":     onMem + " block",
+	"blockio":             onMem + " block wire",
+	"blockio/blockiotest": onMem + " block blockio wire internal/testkit internal/sys/hostmem",
 	"blockio/asu": onMem,
 
 	// Transfers between processes.

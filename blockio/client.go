@@ -1,0 +1,266 @@
+package blockio
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/wire"
+)
+
+// Defaults of ClientOptions.
+const (
+	DefaultBatchEntries = 64
+	DefaultBatchBytes   = 16 << 20
+	DefaultRetries      = 2
+	DefaultTimeout      = 10 * time.Second
+	retryDelay          = 5 * time.Millisecond // doubles with each retry
+)
+
+// ClientOptions are the options of a Client.
+type ClientOptions struct {
+	// Dial opens a connection to the server: TCP, or TLS over it. Required.
+	Dial func(ctx context.Context) (net.Conn, error)
+	// Token are the credentials, if the server wants a token.
+	Token []byte
+	// Formats are the identities that the client uses, with their layouts.
+	Formats []Format
+	// Limits are proposed to the server. Zero: DefaultLimits.
+	Limits Limits
+	// BatchEntries and BatchBytes bound the sub-batches of a store or retrieve, within the limits.
+	// Zero: the defaults.
+	BatchEntries int
+	BatchBytes   uint64
+	// Retries is the number of additional attempts for entries whose server was busy or lost. Zero:
+	// DefaultRetries. Negative: none.
+	Retries int
+	// Timeout is the time for calls whose context has no deadline. Zero: DefaultTimeout.
+	Timeout time.Duration
+}
+
+// ClientStats has counters since the client was made.
+type ClientStats struct {
+	Connections   int64 // opened
+	Batches       int64 // sub-batches and other requests
+	Retries       int64 // entries and other requests that were sent again
+	Fences        int64 // requests that ended by a fence
+	FenceTimeouts int64 // fences that closed the connection
+	Corrupt       int64 // entries whose checksum was wrong
+}
+
+// Client stores and retrieves pieces of blocks at a server, over one connection at a time. It opens
+// a connection for the first call, and another one for the first call after a connection has ended.
+// All methods are safe for concurrent use.
+//
+// A call ends when its context ends, at most 200 ms later. Memory of a call is not accessed any more
+// when it has returned. Calls whose context has ended return ErrCanceled.
+type Client struct {
+	o      ClientOptions
+	client [16]byte
+	dial   chan struct{} // buffers one; held while the connection is replaced
+
+	mu     sync.Mutex
+	conn   *conn
+	closed bool
+
+	connections, batches, retries, fences, fenceTimeouts, corrupt atomic.Int64
+}
+
+// NewClient returns a client. It does not connect. It returns ErrInvalid for options out of range.
+func NewClient(o ClientOptions) (*Client, error) {
+	o.BatchEntries, o.BatchBytes = cmp.Or(o.BatchEntries, DefaultBatchEntries), cmp.Or(o.BatchBytes, DefaultBatchBytes)
+	o.Retries, o.Timeout = cmp.Or(o.Retries, DefaultRetries), cmp.Or(o.Timeout, DefaultTimeout)
+	if o.Limits == (Limits{}) {
+		o.Limits = DefaultLimits()
+	}
+	if o.Dial == nil || o.BatchEntries < 0 || o.Timeout < 0 {
+		return nil, invalid("make client with batches of %d entries and a timeout of %v", o.BatchEntries, o.Timeout)
+	}
+	c := &Client{o: o, dial: make(chan struct{}, 1)}
+	if _, err := rand.Read(c.client[:]); err != nil {
+		return nil, fmt.Errorf("number the client: %w", err)
+	}
+	h := c.hello(context.Background())
+	return c, h.Validate()
+}
+
+func (c *Client) hello(ctx context.Context) *Hello {
+	return &Hello{
+		ID: 1, RemainingMillis: uint32(min(max(time.Until(c.deadline(ctx)).Milliseconds(), 1), MaxMillis)),
+		Client: c.client, Limits: c.o.Limits, Token: c.o.Token, Formats: c.o.Formats,
+	}
+}
+
+func (c *Client) deadline(ctx context.Context) time.Time {
+	if end, ok := ctx.Deadline(); ok {
+		return end
+	}
+	return time.Now().Add(c.o.Timeout)
+}
+
+// bound returns ctx with a deadline.
+func (c *Client) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithDeadline(ctx, c.deadline(ctx))
+}
+
+// Stats returns the counters.
+func (c *Client) Stats() ClientStats {
+	return ClientStats{
+		Connections: c.connections.Load(), Batches: c.batches.Load(), Retries: c.retries.Load(), Fences: c.fences.Load(),
+		FenceTimeouts: c.fenceTimeouts.Load(), Corrupt: c.corrupt.Load(),
+	}
+}
+
+// Close closes the connection. Calls in progress fail with ErrClosed, and their memory is not
+// accessed any more when Close returns nil. It returns ErrBusy if ctx ends before.
+func (c *Client) Close(ctx context.Context) error {
+	c.mu.Lock()
+	c.closed = true
+	conn := c.conn
+	c.mu.Unlock()
+	if conn == nil {
+		return nil
+	}
+	conn.fail(nil)
+	select {
+	case <-conn.ended:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("close client of block server: %w: %w", errdefs.ErrBusy, context.Cause(ctx))
+	}
+}
+
+// current returns the open connection, or nil. It returns the last one too, and ErrClosed after
+// Close.
+func (c *Client) current() (open, last *conn, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.closed:
+		return nil, c.conn, fmt.Errorf("use client of block server: %w", errdefs.ErrClosed)
+	case c.conn != nil && c.conn.failure() == nil:
+		return c.conn, c.conn, nil
+	}
+	return nil, c.conn, nil
+}
+
+// connect returns the open connection. If there is none it opens one, after the last one has ended.
+func (c *Client) connect(ctx context.Context) (*conn, error) {
+	if open, _, err := c.current(); open != nil || err != nil {
+		return open, err
+	}
+	select {
+	case c.dial <- struct{}{}:
+		defer func() { <-c.dial }()
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for the connection to the block server: %w: %w", errdefs.ErrCanceled, context.Cause(ctx))
+	}
+	open, last, err := c.current()
+	if open != nil || err != nil {
+		return open, err
+	}
+	if last != nil {
+		select {
+		case <-last.ended:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for the end of a connection: %w: %w", errdefs.ErrCanceled, context.Cause(ctx))
+		}
+	}
+	nc, err := c.o.Dial(ctx)
+	if err != nil {
+		return nil, lostError{fmt.Errorf("dial block server: %w", err)}
+	}
+	conn, err := openConn(ctx, nc, c.hello(ctx))
+	if err != nil && !wire.Answered(err) {
+		return nil, lostError{err}
+	}
+	if err != nil {
+		return nil, err
+	}
+	c.connections.Add(1)
+	c.mu.Lock()
+	c.conn = conn
+	closed := c.closed
+	c.mu.Unlock()
+	if closed {
+		conn.fail(nil)
+		<-conn.ended
+		return nil, errConnClosed
+	}
+	return conn, nil
+}
+
+// wait waits for a call and counts its fence.
+func (c *Client) wait(ctx context.Context, conn *conn, k *call) error {
+	fenced, err := conn.wait(ctx, k)
+	if fenced {
+		c.fences.Add(1)
+	}
+	if fenced && errors.Is(conn.failure(), errNoFence) {
+		c.fenceTimeouts.Add(1)
+	}
+	return err
+}
+
+// retry reports whether an attempt that ended with err is worth another one, and waits before it.
+func (c *Client) retry(ctx context.Context, attempt int, err error) bool {
+	if attempt >= c.o.Retries || !retryable(err) {
+		return false
+	}
+	timer := time.NewTimer(retryDelay << attempt)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// retryable reports whether the same request may succeed later: the server was busy, or lost.
+func retryable(err error) bool {
+	var lost lostError
+	return errors.Is(err, errdefs.ErrBusy) || errors.As(err, &lost) && !errors.Is(err, errConnClosed) && !errors.Is(err, errdefs.ErrCanceled)
+}
+
+// do sends a request that may be sent again, and returns its result and connection.
+func (c *Client) do(ctx context.Context, q Request) (*Result, *conn, error) {
+	for attempt := 0; ; attempt++ {
+		k := &call{request: q, ctx: ctx, deadline: c.deadline(ctx)}
+		k.request.Phase = attempt&1 == 1
+		conn, err := c.connect(ctx)
+		if err == nil {
+			err = c.one(ctx, conn, k)
+		}
+		if err == nil {
+			return &k.result, conn, nil
+		}
+		if !c.retry(ctx, attempt, err) {
+			return nil, nil, err
+		}
+		c.retries.Add(1)
+	}
+}
+
+// one sends a request once.
+func (c *Client) one(ctx context.Context, conn *conn, k *call) error {
+	c.batches.Add(1)
+	err := conn.start(k)
+	if err == nil {
+		err = c.wait(ctx, conn, k)
+	}
+	if err == nil && k.result.Status != StatusPartial {
+		err = k.result.Status.Err()
+	}
+	if err != nil {
+		return fmt.Errorf("block server: %v: %w", k.request.Op, err)
+	}
+	return nil
+}

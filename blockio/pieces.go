@@ -1,0 +1,174 @@
+package blockio
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// Piece is a contiguous piece of a block's image, with its memory.
+type Piece struct {
+	Key                  block.Key
+	Identity             uint64 // IdentityHash of an identity of the client
+	Offset               uint64 // in the image
+	FirstShard, EndShard uint32 // shards that the bytes touch; both zero for the header alone
+	Mem                  mem.Extent
+}
+
+// Split appends the pieces of a whole image in m, each of at most most bytes. m has the length of
+// the layout's image.
+func Split(dst []Piece, k block.Key, id block.Digest, l *block.Layout, m mem.Extent, most int64) []Piece {
+	shard := uint32(0)
+	for off := int64(0); off < m.Len; off += most {
+		n := min(most, m.Len-off)
+		p := Piece{Key: k, Identity: IdentityHash(id), Offset: uint64(off), Mem: m.Sub(off, n)}
+		for int(shard) < l.Shards()-1 && l.ShardOff(int(shard)+1) <= off {
+			shard++
+		}
+		if end := shard; off+n > l.ShardOff(int(shard)) {
+			for int(end) < l.Shards() && l.ShardOff(int(end)) < off+n {
+				end++
+			}
+			p.FirstShard, p.EndShard = shard, end
+		}
+		dst = append(dst, p)
+	}
+	return dst
+}
+
+// Store stores pieces and sets errs[i] to the error of pieces[i]. The pieces of one image may be in
+// any order. The server publishes a block when it has all of its bytes. The slices have equal
+// lengths. Memory must be reached by the CPU, and must not change until Store returns.
+func (c *Client) Store(ctx context.Context, pieces []Piece, errs []error) {
+	c.transfer(ctx, OpStore, pieces, errs)
+}
+
+// Retrieve reads pieces to their memory, verifies their checksums, and sets errs[i] to the error of
+// pieces[i]: ErrNotFound for a miss, ErrCorrupt for a wrong checksum. After an error the memory is
+// undefined. The slices have equal lengths. Memory must be reached by the CPU. It is not written
+// after Retrieve returns.
+func (c *Client) Retrieve(ctx context.Context, pieces []Piece, errs []error) {
+	c.transfer(ctx, OpRetrieve, pieces, errs)
+}
+
+func (c *Client) transfer(ctx context.Context, op Op, pieces []Piece, errs []error) {
+	ctx, cancel := c.bound(ctx)
+	defer cancel()
+	pending := make([]int, 0, len(pieces))
+	for i := range pieces {
+		if errs[i] = pieces[i].check(); errs[i] == nil {
+			pending = append(pending, i)
+		}
+	}
+	for attempt := 0; len(pending) > 0; attempt++ {
+		c.attempt(ctx, op, attempt, pieces, errs, pending)
+		var failure error
+		again := pending[:0]
+		for _, i := range pending {
+			if retryable(errs[i]) {
+				again, failure = append(again, i), errs[i]
+			}
+		}
+		if pending = again; failure == nil || !c.retry(ctx, attempt, failure) {
+			return
+		}
+		c.retries.Add(int64(len(pending)))
+	}
+}
+
+func (p *Piece) check() error {
+	if err := p.Mem.Validate(); err != nil {
+		return err
+	}
+	if p.Mem.Bytes() == nil {
+		return fmt.Errorf("piece in the %s: a connection without RDMA needs memory that the CPU reaches: %w", p.Mem.Region, errdefs.ErrNotSupported)
+	}
+	return nil
+}
+
+// batch is a sub-batch: a call, and the indices of its pieces.
+type batch struct {
+	call
+	pieces []int
+}
+
+// attempt sends the pending pieces in sub-batches and sets their errors. All sub-batches are sent
+// before the first is waited for, and a failure of one does not affect the others.
+func (c *Client) attempt(ctx context.Context, op Op, number int, pieces []Piece, errs []error, pending []int) {
+	conn, err := c.connect(ctx)
+	if err != nil {
+		for _, i := range pending {
+			errs[i] = err
+		}
+		return
+	}
+	var started []*batch
+	for len(pending) > 0 {
+		b := c.build(conn, op, pieces, pending)
+		b.ctx, b.deadline, b.request.Phase = ctx, c.deadline(ctx), number&1 == 1
+		pending = pending[len(b.pieces):]
+		c.batches.Add(1)
+		if err := conn.start(&b.call); err != nil {
+			for _, i := range b.pieces {
+				errs[i] = err
+			}
+			continue
+		}
+		started = append(started, b)
+	}
+	for _, b := range started {
+		err := c.wait(ctx, conn, &b.call)
+		c.resolve(b, err, errs)
+	}
+}
+
+// build returns a sub-batch of the first pending pieces, within the bounds.
+func (c *Client) build(conn *conn, op Op, pieces []Piece, pending []int) *batch {
+	entries, bytes := min(c.o.BatchEntries, int(conn.limits.Entries)), min(c.o.BatchBytes, conn.limits.RequestBytes)
+	b := &batch{call: call{request: Request{Op: op}}}
+	sum := uint64(0)
+	for _, i := range pending {
+		p := &pieces[i]
+		m := p.Mem.Bytes()
+		if sum += uint64(len(m)); len(b.pieces) == entries || len(b.pieces) > 0 && sum > bytes {
+			break
+		}
+		e := Entry{Key: p.Key, Identity: p.Identity, Offset: p.Offset, Length: uint64(len(m)), FirstShard: p.FirstShard, EndShard: p.EndShard}
+		if op == OpStore {
+			e.Sum = xxh3.Hash(m)
+		}
+		b.pieces = append(b.pieces, i)
+		b.memory = append(b.memory, m)
+		b.request.Entries = append(b.request.Entries, e)
+	}
+	return b
+}
+
+// resolve sets the errors of the pieces of a sub-batch that has ended with err.
+func (c *Client) resolve(b *batch, err error, errs []error) {
+	if err == nil && b.result.Status != StatusPartial {
+		err = b.result.Status.Err()
+	}
+	for n, i := range b.pieces {
+		if errs[i] = err; err != nil {
+			continue
+		}
+		e := &b.result.Entries[n]
+		sum := b.request.Entries[n].Sum
+		if errs[i] = e.Status.Err(); errs[i] != nil {
+			continue
+		}
+		if b.request.Op == OpRetrieve {
+			sum = xxh3.Hash(b.memory[n])
+		}
+		if sum != e.Sum {
+			c.corrupt.Add(1)
+			errs[i] = fmt.Errorf("%v a piece: its checksum is %016x, the server has %016x: %w", b.request.Op, sum, e.Sum, errdefs.ErrCorrupt)
+		}
+	}
+}

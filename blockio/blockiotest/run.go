@@ -458,7 +458,7 @@ func testWrongResultsEndIt(t *testing.T, transport Transport) {
 
 func testSilenceEndsIt(t *testing.T, transport Transport) {
 	l := blockio.DefaultLimits()
-	l.KeepAliveMillis = 30
+	l.KeepAliveMillis = 400
 	r := newRig(t, transport, l, blockio.ClientOptions{Retries: -1})
 	r.stored(t, 1)
 	until(t, "the client sent no keep-alive", func() bool { return r.s.Requests(blockio.OpKeepAlive) > 1 })

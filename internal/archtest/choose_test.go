@@ -23,7 +23,7 @@ const restParts = 4
 
 // everyMutant returns all mutants.
 func everyMutant() []mutant {
-	return slices.Concat(mutants, storeMutants, storageMutants, fileMutants, shareMutants, transferMutants, commandMutants)
+	return slices.Concat(mutants, storeMutants, storageMutants, fileMutants, shareMutants, transferMutants, blockioMutants, commandMutants)
 }
 
 // chosenMutants returns the mutants to run, and logs how they were chosen. Without a merge base with main all are chosen.

@@ -1,0 +1,30 @@
+package archtest
+
+// blockioMutants has the defects of the block protocol.
+var blockioMutants = []mutant{
+	defect("blockio", "TestClientOverTCP/LateWritesChangeNothing",
+		"blockio/conn.go", "	c.fence(k)\n	<-k.done\n	if k.err != nil {\n", "	if true {\n"),
+	defect("blockio", "TestClientOverTCP/LateWritesChangeNothing",
+		"blockio/conn.go", "	case <-timer.C:\n		c.fail(errNoFence)\n", "	case <-timer.C:\n		c.mu.Lock()\n		c.finish(k, errNoFence)\n		delete(c.calls, k.request.ID)\n		c.calls[k.request.ID] = &call{memory: k.memory, request: k.request, done: make(chan struct{})}\n		c.mu.Unlock()\n"),
+	defect("blockio", "TestClientOverTCP/QueuedCallsEnd",
+		"blockio/conn.go", "c.queue[0].ctx != nil && c.queue[0].ctx.Err() != nil {", "c.queue[0].ctx != nil && len(c.queue) < 0 {"),
+	defect("blockio", "TestClientOverTCP/KeepsCredits",
+		"blockio/conn.go", "		c.credits--\n", ""),
+	defect("blockio", "TestClientOverTCP/DamagedBytesAreCorrupt",
+		"blockio/pieces.go", "		if sum != e.Sum {\n", "		if sum == 0 {\n"),
+	defect("blockio", "TestClientOverTCP/OtherBatchesGoOn",
+		"blockio/pieces.go", "		c.resolve(b, err, errs)\n	}\n", "		c.resolve(b, err, errs)\n		if errs[b.pieces[0]] != nil {\n			for i := range errs {\n				errs[i] = errs[b.pieces[0]]\n			}\n			return\n		}\n	}\n"),
+	defect("blockio", "TestClientOverTCP/BusyIsRetried",
+		"blockio/client.go", "errors.Is(err, errdefs.ErrBusy) || ", ""),
+	defect("blockio", "TestClientOverTCP/WrongResultsEndIt",
+		"blockio/result.go", "	if r.Op != q.Op || r.ID != q.ID || r.Phase != q.Phase {\n", "	if r.Op != q.Op {\n"),
+	defect("blockio", "TestEveryBitOfAFrameCounts",
+		"blockio/request.go", "			if le.Uint64(b[84:])|uint64(le.Uint32(b[92:])) != 0 {\n", "			if le.Uint64(b[84:]) != 0 {\n"),
+	defect("blockio", "TestRequestsThatMayNotBeSent",
+		"blockio/request.go", "		case uint64(e.Addr) > ^uint64(0)-e.Length:\n", "		case uint64(e.Addr)+e.Length == 0:\n"),
+	defect("blockio/asu", "TestEveryBitOfARequestCounts",
+		"blockio/asu/request.go", "	if d0&0xff00 != flags || d2&^0xff00 != 0 {\n", "	if d0&0xff00 != flags {\n"),
+	defect("blockio/asu", "TestCompletionsEqualTheTables",
+		"blockio/asu/completion.go", "case r.Op == OpExist && (r.ExistBits && !bit || !r.ExistBits && i >= existing):", "case r.Op == OpExist && !bit:",
+		"blockio/asu/completion.go", "		case good == (r.Op == OpExist):\n", "		case good && r.ExistBits:\n"),
+}

@@ -158,7 +158,7 @@ var mayImport = map[string]string{
 	// The block protocol: its frames know no transport, and the field's format is a codec.
 	"blockio":             onMem + " block wire",
 	"blockio/blockiotest": onMem + " block blockio wire internal/testkit internal/sys/hostmem",
-	"blockio/asu": onMem,
+	"blockio/asu":         onMem,
 
 	// Transfers between processes.
 	"transfer":          onDevice + " stream share metadata rdma/rail wire",

@@ -574,7 +574,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--policy", choices=("throughput", "latency", "balanced", "background"), help="of kvlane's copies")
     parser.add_argument("--layerwise", action="store_true", help="have the model's layers wait for their own KV of kvlane")
     parser.add_argument("--dir", help="where to make a directory for the files, on the disk that is meant; else in TMPDIR")
-    parser.add_argument("--direct", choices=("off", "auto", "always", "require"), help="of kvlane's files: by cuFile, without pinned memory")
+    parser.add_argument(
+        "--direct", choices=("off", "auto", "always", "require"), help="of kvlane's files: by cuFile, without pinned memory"
+    )
     parser.add_argument("--decode-beside", action="store_true", help="also load while another request decodes")
     parser.add_argument("--decode-batch", type=int, default=1, help="sequences of that request")
     parser.add_argument("--decode-seconds", type=float, default=8, help="how long it decodes, with loads and without")

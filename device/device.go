@@ -17,7 +17,7 @@ type Device interface {
 	// AllocHost returns zeroed page-locked host memory with both addresses, aligned to a page.
 	AllocHost(bytes int64) (*mem.Region, error)
 	// RegisterHost page-locks b, which must not be Go heap memory, and returns a region over it
-	// with both addresses.
+	// with both addresses, at the same offset within a page.
 	RegisterHost(b []byte) (*mem.Region, error)
 	// Free releases a region of Alloc or AllocHost, or unregisters one of RegisterHost. Freeing a
 	// region twice, or a region of another device, is an error. The caller makes sure that no

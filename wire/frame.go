@@ -2,6 +2,7 @@ package wire
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
@@ -283,9 +284,9 @@ func (f *FrameReader) fill(p []byte) error {
 // readError returns an error of the connection. The end of it is io.EOF between frames only.
 func readError(err error, between bool) error {
 	switch {
-	case err == io.EOF && between: //nolint:errorlint // readers return it unwrapped
+	case errors.Is(err, io.EOF) && between:
 		return io.EOF
-	case err == io.EOF: //nolint:errorlint // readers return it unwrapped
+	case errors.Is(err, io.EOF):
 		err = io.ErrUnexpectedEOF
 	}
 	return fmt.Errorf("read frame: %w", err)

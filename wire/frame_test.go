@@ -83,7 +83,7 @@ func readFrames(t *testing.T, r io.Reader, list []frame) {
 		}
 	}
 	for range 2 {
-		if _, _, err := f.Next(); err != io.EOF {
+		if _, _, err := f.Next(); !errors.Is(err, io.EOF) {
 			t.Fatalf("after the last frame: %v", err)
 		}
 	}
@@ -166,7 +166,7 @@ func TestFramesDamaged(t *testing.T) {
 		if !errors.Is(err, errdefs.ErrCorrupt) && !errors.Is(err, errdefs.ErrInvalid) && !errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Errorf("bit %d: %v", bit, err)
 		}
-		if _, _, again := f.Next(); again != err { //nolint:errorlint // the same error
+		if _, _, again := f.Next(); !errors.Is(again, err) {
 			t.Errorf("bit %d: then %v", bit, again)
 		}
 	}
@@ -176,7 +176,7 @@ func TestFramesDamaged(t *testing.T) {
 		if err == nil {
 			err = f.ReadData(make([]byte, 8))
 		}
-		if n == 0 && err != io.EOF || n > 0 && !errors.Is(err, io.ErrUnexpectedEOF) {
+		if n == 0 && !errors.Is(err, io.EOF) || n > 0 && !errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Errorf("cut after %d bytes: %v", n, err)
 		}
 	}
@@ -278,7 +278,7 @@ func FuzzFrameReader(f *testing.F) {
 		for {
 			body, n, err := r.Next()
 			if err != nil {
-				if at := out.Len(); !bytes.Equal(in[:at], out.Bytes()) || err == io.EOF && at != len(in) {
+				if at := out.Len(); !bytes.Equal(in[:at], out.Bytes()) || errors.Is(err, io.EOF) && at != len(in) {
 					t.Fatalf("%d bytes were read as others, %v", at, err)
 				}
 				return

@@ -80,7 +80,11 @@ func (w *worker) store(t *testing.T, j *kvlane.Job) {
 func (w *worker) load(t *testing.T, j *kvlane.Job) (failed []int) {
 	t.Helper()
 	w.drop(t, j)
-	task, err := w.e.Load(t.Context(), nil, w.cache, w.refs(j.Blocks), kvlane.LoadOptions{})
+	o := kvlane.LoadOptions{Promotion: kvlane.PromoteAll}
+	if j.Direct {
+		o.Promotion = kvlane.PromoteNone
+	}
+	task, err := w.e.Load(t.Context(), nil, w.cache, w.refs(j.Blocks), o)
 	if err != nil {
 		t.Fatal(err)
 	}

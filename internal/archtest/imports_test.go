@@ -158,6 +158,8 @@ var mayImport = map[string]string{
 	// The block protocol: its frames know no transport, and the field's format is a codec.
 	"blockio":             onMem + " block wire",
 	"blockio/blockiotest": onMem + " block blockio wire internal/testkit internal/sys/hostmem",
+	"blockio/server":      onMem + " block blockio wire internal/auth internal/blockhost",
+	"internal/blockhost":  onMem + " block internal/sys/hostmem",
 	"blockio/asu":         onMem,
 
 	// Transfers between processes.

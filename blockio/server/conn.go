@@ -1,0 +1,251 @@
+package server
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/blockio"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/blockhost"
+	"github.com/kvlane/kvlane/wire"
+)
+
+// conn is a connection of a client.
+type conn struct {
+	s      *Server
+	tenant string
+	nc     net.Conn // or TLS over raw
+	raw    net.Conn
+	limits blockio.Limits
+	spaces map[uint64]*blockhost.Space
+	r      *wire.FrameReader
+	w      *wire.FrameWriter
+	leases leases
+
+	answers chan *answer // the channel has space for all credits and for control requests
+
+	mu       sync.Mutex
+	progress map[uint64]*answer // by request id, until its result is sent
+	credits  int                // that the client has not used
+}
+
+// answer is a request with its result.
+type answer struct {
+	request  *blockio.Request
+	deadline time.Time
+	result   blockio.Result
+	blocks   []blockhost.Block // of a retrieve; pinned until the result is sent
+	canceled bool              // conn.mu guards it
+}
+
+// control reports whether a request needs no credit.
+func control(op blockio.Op) bool { return op == blockio.OpCancel || op == blockio.OpKeepAlive }
+
+// hello reads the hello and sends its result.
+func (s *Server) hello(nc, raw net.Conn) (*conn, error) {
+	c := &conn{
+		s: s, nc: nc, raw: raw, spaces: make(map[uint64]*blockhost.Space), progress: make(map[uint64]*answer), w: wire.NewFrameWriter(nc),
+		r: wire.NewFrameReader(nc, blockio.MaxHelloBytes, blockio.MaxRequestBytes), leases: leases{all: make(map[uint64]*lease)},
+	}
+	body, data, err := c.r.Next()
+	if err != nil {
+		return nil, err
+	}
+	var h blockio.Hello
+	if err = h.Decode(body); err == nil && data > 0 {
+		err = fmt.Errorf("hello with data: %w", errdefs.ErrInvalid)
+	}
+	if err == nil {
+		err = c.admit(&h)
+	}
+	r := blockio.HelloResult{ID: h.ID, Status: blockio.StatusOf(err)}
+	if errors.Is(err, blockio.ErrDenied) {
+		s.denied.Add(1)
+	}
+	if err == nil {
+		c.limits = s.o.Limits.Min(h.Limits)
+		c.credits = int(c.limits.Credits)
+		c.answers = make(chan *answer, c.credits+2*blockio.MaxCredits)
+		r.Boot, r.Limits = s.boot, c.limits
+	}
+	b, packErr := r.Append(nil) // a frame without a request's id gets no result
+	if packErr == nil {
+		packErr = errors.Join(c.w.Append(b), c.w.Flush())
+	}
+	return c, errors.Join(err, packErr)
+}
+
+// admit checks the credentials and opens the identities.
+func (c *conn) admit(h *blockio.Hello) (err error) {
+	var state *tls.ConnectionState
+	if t, ok := c.nc.(*tls.Conn); ok {
+		cs := t.ConnectionState()
+		state = &cs
+	}
+	if c.tenant, err = c.s.o.Auth.Tenant(state, h.Token); err != nil {
+		return fmt.Errorf("%w: %w", blockio.ErrDenied, err)
+	}
+	for i := range h.Formats {
+		l, err := block.NewLayout(h.Formats[i].ShardBytes)
+		if err != nil {
+			return err
+		}
+		space, err := c.s.o.Host.Space(c.tenant, block.Format{Identity: h.Formats[i].Identity, Layout: l})
+		if err != nil {
+			return err
+		}
+		c.spaces[blockio.IdentityHash(h.Formats[i].Identity)] = space
+	}
+	return nil
+}
+
+// run serves requests until the connection ends.
+func (c *conn) run() {
+	var sender sync.WaitGroup
+	sender.Go(c.send)
+	if err := c.read(); errors.Is(err, errdefs.ErrInvalid) || errors.Is(err, errdefs.ErrCorrupt) || errors.Is(err, errdefs.ErrMismatch) {
+		c.s.refused.Add(1)
+	}
+	_ = c.raw.Close() // it ends a send in progress
+	close(c.answers)
+	sender.Wait()
+	c.leases.end()
+}
+
+func (c *conn) idle() time.Time {
+	return time.Now().Add(lostAfter * time.Duration(c.limits.KeepAliveMillis) * time.Millisecond)
+}
+
+// read reads requests. It returns ErrInvalid for one that the protocol does not allow.
+func (c *conn) read() error {
+	for {
+		if err := c.nc.SetReadDeadline(c.idle()); err != nil {
+			return err
+		}
+		body, data, err := c.r.Next()
+		if err != nil {
+			return err
+		}
+		q := new(blockio.Request)
+		if err := q.Decode(body, &c.limits); err != nil {
+			return err
+		}
+		if q.Addressed || q.ResponseAddr != 0 || data != q.DataBytes() {
+			return fmt.Errorf("%v with addresses, or with %d bytes of data, of %d: %w", q.Op, data, q.DataBytes(), errdefs.ErrInvalid)
+		}
+		a := &answer{request: q, deadline: time.Now().Add(time.Duration(q.RemainingMillis) * time.Millisecond)}
+		if err := c.begin(a); err != nil {
+			return err
+		}
+		c.s.requests.Add(1)
+		if err := c.handle(a); err != nil {
+			c.finish(a)
+			return err
+		}
+		select {
+		case c.answers <- a:
+		default: // a client that sends control requests without end, and reads no result
+			c.finish(a)
+			return fmt.Errorf("%d results are not read: %w", cap(c.answers), errdefs.ErrInvalid)
+		}
+	}
+}
+
+// begin takes a credit for a request.
+func (c *conn) begin(a *answer) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	q := a.request
+	switch {
+	case c.progress[q.ID] != nil:
+		return fmt.Errorf("request %d is in progress: %w", q.ID, errdefs.ErrInvalid)
+	case control(q.Op):
+	case c.credits == 0:
+		return fmt.Errorf("request %d without a credit: %w", q.ID, errdefs.ErrInvalid)
+	default:
+		c.credits--
+		a.result.Credits = 1
+	}
+	c.progress[q.ID] = a
+	return nil
+}
+
+// finish ends a request, whose blocks are not accessed any more.
+func (c *conn) finish(a *answer) {
+	for _, b := range a.blocks {
+		b.Release()
+	}
+	a.blocks = nil
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.progress, a.request.ID)
+}
+
+// send sends results until answers is closed. After an error it only ends requests.
+func (c *conn) send() {
+	var packer blockio.Packer
+	var body []byte
+	var data [][]byte
+	var pending []*answer
+	var err error
+	for a := range c.answers {
+		pending = append(pending, a)
+		if err == nil {
+			data = c.prepare(a, data[:0])
+			if body, err = packer.Result(body[:0], &a.result, &c.limits); err == nil {
+				err = c.nc.SetWriteDeadline(c.idle())
+			}
+			if err == nil {
+				c.mu.Lock() // the client may use the credit when it has the result
+				c.credits += int(a.result.Credits)
+				c.mu.Unlock()
+				err = c.w.Append(body, data...)
+			}
+		}
+		if err == nil && len(c.answers) > 0 && c.w.Buffered() < flushBytes {
+			continue
+		}
+		if err == nil {
+			err = c.w.Flush()
+		}
+		for _, p := range pending {
+			c.finish(p)
+		}
+		clear(pending)
+		pending = pending[:0]
+		if err != nil {
+			_ = c.raw.Close() // it ends read
+		}
+	}
+	for _, p := range pending {
+		c.finish(p)
+	}
+}
+
+// flushBytes is the number of buffered bytes at which results are sent, though more follow.
+const flushBytes = 1 << 20
+
+// prepare completes a result and appends its data.
+func (c *conn) prepare(a *answer, data [][]byte) [][]byte {
+	q, r := a.request, &a.result
+	r.Op, r.ID, r.Phase = q.Op, q.ID, q.Phase
+	c.mu.Lock()
+	canceled := a.canceled
+	c.mu.Unlock()
+	if q.Op != blockio.OpRetrieve {
+		return data
+	}
+	if status := r.Status; canceled || time.Now().After(a.deadline) {
+		if status = blockio.StatusTimeout; canceled {
+			status = blockio.StatusCanceled
+		}
+		*r = blockio.Result{Op: r.Op, ID: r.ID, Phase: r.Phase, Status: status, Credits: r.Credits}
+		return data
+	}
+	return c.collect(a, data)
+}

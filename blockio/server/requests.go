@@ -1,0 +1,314 @@
+package server
+
+import (
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/blockio"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/blockhost"
+)
+
+// handle carries out a request, except for the bytes of a retrieve. It returns errors of the
+// connection only.
+func (c *conn) handle(a *answer) error {
+	q, r := a.request, &a.result
+	r.Status = blockio.StatusOK
+	switch q.Op {
+	case blockio.OpStore:
+		return c.store(q, r)
+	case blockio.OpRetrieve:
+		c.pin(a)
+	case blockio.OpExist:
+		for i := range q.Keys {
+			s := c.spaces[q.Keys[i].Identity]
+			r.Presence = append(r.Presence, blockio.Presence{Present: s != nil && s.Contains(q.Keys[i].Key)})
+		}
+	case blockio.OpLease:
+		r.LeaseID, r.Leased = c.lease(q)
+		if r.Leased > 0 {
+			r.LeaseMillis = q.LeaseMillis
+		}
+	case blockio.OpRenew, blockio.OpRelease:
+		for _, id := range q.IDs {
+			status := blockio.StatusOK
+			if !c.leases.change(id, time.Duration(q.LeaseMillis)*time.Millisecond) {
+				status = blockio.StatusNotFound
+			}
+			r.LeaseMillis = q.LeaseMillis
+			r.Statuses = append(r.Statuses, status)
+		}
+	case blockio.OpDelete:
+		for i := range q.Keys {
+			r.Statuses = append(r.Statuses, c.remove(&q.Keys[i]))
+		}
+	case blockio.OpFlush: // the memory is not durable
+		r.Status = blockio.StatusNotSupported
+	case blockio.OpStat:
+		u := c.s.o.Host.Usage(c.tenant)
+		r.Stat = blockio.Stat{
+			Blocks: uint64(u.Blocks), Bytes: uint64(u.Bytes), CapacityBytes: uint64(c.s.o.Host.CapacityBytes()),
+			Hits: uint64(u.Hits), Misses: uint64(u.Misses), Stores: uint64(u.Stores), Evictions: uint64(u.Evictions), Leased: uint64(u.Leased),
+		}
+	case blockio.OpCancel:
+		c.cancel(q, r)
+	}
+	for _, s := range r.Statuses {
+		if s != blockio.StatusOK {
+			r.Status = blockio.StatusPartial
+		}
+	}
+	return nil
+}
+
+// cancel marks a request, whose result precedes that of the cancellation.
+func (c *conn) cancel(q *blockio.Request, r *blockio.Result) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	a := c.progress[q.IDs[0]]
+	if a == nil {
+		r.Status = blockio.StatusNotFound
+		return
+	}
+	a.canceled = true
+	c.s.canceled.Add(1)
+}
+
+// space returns the space of a piece, or an error for an unknown identity and for shards that the
+// piece does not touch.
+func (c *conn) space(e *blockio.Entry) (*blockhost.Space, error) {
+	s := c.spaces[e.Identity]
+	if s == nil {
+		return nil, errdefs.ErrMismatch
+	}
+	l := s.Layout()
+	if int(e.EndShard) > l.Shards() || e.Offset+e.Length > uint64(l.ImageBytes()) {
+		return nil, errdefs.ErrInvalid
+	}
+	off, end := int64(e.Offset), int64(e.Offset+e.Length)
+	from, to := e.FirstShard, e.EndShard
+	switch {
+	case from == to && end > l.ShardOff(0): // more than the header
+		return nil, errdefs.ErrInvalid
+	case from == to:
+		return s, nil
+	case from > 0 && off < l.ShardOff(int(from)), end <= l.ShardOff(int(to)-1),
+		int(to) < l.Shards() && end > l.ShardOff(int(to)), int(from)+1 < l.Shards() && off >= l.ShardOff(int(from)+1):
+		return nil, errdefs.ErrInvalid
+	}
+	return s, nil
+}
+
+// store receives the pieces of a store.
+func (c *conn) store(q *blockio.Request, r *blockio.Result) error {
+	for i := range q.Entries {
+		e := &q.Entries[i]
+		if err := c.nc.SetReadDeadline(c.idle()); err != nil {
+			return err
+		}
+		status, err := c.receive(e)
+		if err != nil {
+			return err
+		}
+		result := blockio.EntryResult{Status: status}
+		if status == blockio.StatusOK {
+			result.Bytes, result.Sum = e.Length, e.Sum
+			r.Bytes += e.Length
+		} else {
+			r.Status = blockio.StatusPartial
+		}
+		r.Entries = append(r.Entries, result)
+	}
+	return nil
+}
+
+// receive receives a piece: to its place, or else to a buffer. It returns errors of the connection.
+func (c *conn) receive(e *blockio.Entry) (blockio.Status, error) {
+	s, failure := c.space(e)
+	var w *blockhost.Write
+	if failure == nil {
+		w, failure = s.Write(e.Key, int64(e.Offset), int64(e.Length))
+	}
+	if failure != nil {
+		buf := make([]byte, e.Length)
+		if err := c.r.ReadData(buf); err != nil {
+			return 0, err
+		}
+		if errors.Is(failure, errdefs.ErrExists) {
+			failure = compare(s, e, buf)
+		}
+		return blockio.StatusOf(failure), nil
+	}
+	if err := c.r.ReadData(w.Bytes()); err != nil {
+		w.Abort()
+		return 0, err
+	}
+	if xxh3.Hash(w.Bytes()) != e.Sum {
+		w.Abort()
+		return blockio.StatusCorrupt, nil
+	}
+	return blockio.StatusOf(w.Done()), nil
+}
+
+// compare returns nil if a stored block has the bytes of a piece, and ErrExists otherwise.
+func compare(s *blockhost.Space, e *blockio.Entry, piece []byte) error {
+	if xxh3.Hash(piece) != e.Sum {
+		return errdefs.ErrCorrupt
+	}
+	b, err := s.Get(e.Key)
+	if err != nil {
+		return errdefs.ErrBusy // it was evicted: the client sends the piece again
+	}
+	defer b.Release()
+	if xxh3.Hash(b.Bytes()[e.Offset:e.Offset+e.Length]) != e.Sum {
+		return errdefs.ErrExists
+	}
+	return nil
+}
+
+// pin pins the blocks of a retrieve, one for each entry that succeeds.
+func (c *conn) pin(a *answer) {
+	for i := range a.request.Entries {
+		e := &a.request.Entries[i]
+		s, err := c.space(e)
+		if err == nil {
+			var b blockhost.Block
+			if b, err = s.Get(e.Key); err == nil {
+				a.blocks = append(a.blocks, b)
+			}
+		}
+		a.result.Entries = append(a.result.Entries, blockio.EntryResult{Status: blockio.StatusOf(err)})
+	}
+}
+
+// collect completes the result of a retrieve and appends its data.
+func (c *conn) collect(a *answer, data [][]byte) [][]byte {
+	r, blocks := &a.result, a.blocks
+	for i := range r.Entries {
+		if r.Entries[i].Status != blockio.StatusOK {
+			r.Status = blockio.StatusPartial
+			continue
+		}
+		e := &a.request.Entries[i]
+		piece := blocks[0].Bytes()[e.Offset : e.Offset+e.Length]
+		blocks = blocks[1:]
+		r.Entries[i].Bytes, r.Entries[i].Sum = e.Length, xxh3.Hash(piece)
+		r.Bytes += e.Length
+		data = append(data, piece)
+	}
+	return data
+}
+
+func (c *conn) remove(k *blockio.KeyEntry) blockio.Status {
+	s := c.spaces[k.Identity]
+	if s == nil {
+		return blockio.StatusMismatch
+	}
+	err := s.Delete(k.Key)
+	if errors.Is(err, errdefs.ErrBusy) {
+		return blockio.StatusLeased
+	}
+	return blockio.StatusOf(err)
+}
+
+// leases are the leases of a connection.
+type leases struct {
+	mu    sync.Mutex
+	all   map[uint64]*lease
+	last  uint64
+	ended bool
+}
+
+type lease struct {
+	blocks  []blockhost.Block
+	timer   *time.Timer
+	expires time.Time
+}
+
+// lease leases the longest prefix of the keys.
+func (c *conn) lease(q *blockio.Request) (id uint64, n uint32) {
+	l := new(lease)
+	seen := make(map[block.Key]bool, len(q.Keys))
+	for i := range q.Keys {
+		s := c.spaces[q.Keys[i].Identity]
+		if s == nil || seen[q.Keys[i].Key] {
+			break
+		}
+		b, err := s.Lease(q.Keys[i].Key)
+		if err != nil {
+			break
+		}
+		seen[q.Keys[i].Key] = true
+		l.blocks = append(l.blocks, b)
+	}
+	if len(l.blocks) == 0 {
+		return 0, 0
+	}
+	return c.leases.add(l, time.Duration(q.LeaseMillis)*time.Millisecond)
+}
+
+func (s *leases) add(l *lease, d time.Duration) (id uint64, n uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended || len(s.all) >= maxLeases {
+		l.release()
+		return 0, 0
+	}
+	s.last++
+	id = s.last
+	s.all[id] = l
+	l.expires = time.Now().Add(d)
+	l.timer = time.AfterFunc(d, func() { s.expire(id) })
+	return id, uint32(len(l.blocks))
+}
+
+func (l *lease) release() {
+	for _, b := range l.blocks {
+		b.Release()
+	}
+}
+
+// change extends a lease, or ends it if d is zero. It reports whether there is one.
+func (s *leases) change(id uint64, d time.Duration) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.all[id]
+	switch {
+	case l == nil:
+		return false
+	case d > 0:
+		l.expires = time.Now().Add(d)
+		l.timer.Reset(d)
+	default:
+		l.timer.Stop()
+		delete(s.all, id)
+		l.release()
+	}
+	return true
+}
+
+// expire ends a lease, unless it was extended while its timer fired.
+func (s *leases) expire(id uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l := s.all[id]; l != nil && !time.Now().Before(l.expires) {
+		delete(s.all, id)
+		l.release()
+	}
+}
+
+// end ends all leases.
+func (s *leases) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = true
+	for id, l := range s.all {
+		l.timer.Stop()
+		delete(s.all, id)
+		l.release()
+	}
+}

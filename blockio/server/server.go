@@ -1,0 +1,188 @@
+// Package server serves the block protocol over TCP and TLS, from a pool of host memory.
+//
+// A connection has a goroutine that reads requests, and receives stored bytes into their place, and
+// one that sends results, with the bytes of retrieved blocks straight from the pool. Blocks are
+// stored for each tenant and identity. The tenant comes from the credentials alone. A result is
+// sent for every request, in order, so the result of a cancellation follows all bytes of the
+// cancelled request.
+package server
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvlane/kvlane/blockio"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/auth"
+	"github.com/kvlane/kvlane/internal/blockhost"
+	"github.com/kvlane/kvlane/wire"
+)
+
+const (
+	// DefaultConnections is the number of connections at a time.
+	DefaultConnections = 256
+	helloTimeout       = 5 * time.Second
+	lostAfter          = 3 // keep-alive times without a frame
+	maxLeases          = 1024
+)
+
+// Options are the options of a Server.
+type Options struct {
+	// Host has the blocks. The caller closes it after the server. Required.
+	Host *blockhost.Host
+	// Auth decides on credentials and addresses. Required.
+	Auth *auth.Server
+	// Limits bound those of connections. Zero: the defaults of clients.
+	Limits blockio.Limits
+	// Connections bounds the connections at a time. Zero: DefaultConnections.
+	Connections int
+}
+
+// Stats has counters since the server was made.
+type Stats struct {
+	Connections int64 // now
+	Accepted    int64
+	Refused     int64 // connections without a valid hello, and requests that are not valid
+	Denied      int64 // hellos with wrong credentials
+	Requests    int64
+	Canceled    int64
+}
+
+// Server is a block server. All methods are safe for concurrent use.
+type Server struct {
+	o     Options
+	boot  [16]byte
+	slots *wire.Slots
+
+	mu       sync.Mutex
+	listener net.Listener
+	conns    map[net.Conn]struct{}
+	closed   bool
+	running  sync.WaitGroup
+
+	accepted, refused, denied, requests, canceled atomic.Int64
+}
+
+// New returns a server. It returns ErrInvalid for options out of range.
+func New(o Options) (*Server, error) {
+	o.Connections = cmp.Or(o.Connections, DefaultConnections)
+	if o.Limits == (blockio.Limits{}) {
+		o.Limits = blockio.DefaultLimits()
+	}
+	if err := o.Limits.Validate(); err != nil {
+		return nil, err
+	}
+	if o.Host == nil || o.Auth == nil || o.Connections < 0 {
+		return nil, fmt.Errorf("make block server without a host or credentials: %w", errdefs.ErrInvalid)
+	}
+	s := &Server{o: o, slots: wire.NewSlots(o.Connections), conns: make(map[net.Conn]struct{})}
+	_, err := rand.Read(s.boot[:])
+	return s, err
+}
+
+// Listen opens a listener at HOST:PORT, if the credentials allow that address, and serves it in the
+// background. It returns the address.
+func (s *Server) Listen(ctx context.Context, address string) (net.Addr, error) {
+	if err := s.o.Auth.CheckListen(address); err != nil {
+		return nil, err
+	}
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("listen as block server: %w", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || s.listener != nil {
+		_ = l.Close() // it has accepted nothing
+		return nil, fmt.Errorf("listen as block server: it is closed or listens already: %w", errdefs.ErrClosed)
+	}
+	s.listener = l
+	s.running.Go(func() { wire.Accept(l, s.start, func() { s.refused.Add(1) }) })
+	return l.Addr(), nil
+}
+
+// start serves a connection in the background.
+func (s *Server) start(nc net.Conn) {
+	s.accepted.Add(1)
+	end := func() { _ = nc.Close() } // it ends the connection's goroutines
+	slot := s.slots.Take(end)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if slot == nil || s.closed {
+		if slot != nil {
+			s.slots.Release(slot)
+		}
+		s.refused.Add(1)
+		end()
+		return
+	}
+	s.conns[nc] = struct{}{}
+	s.running.Go(func() {
+		defer s.slots.Release(slot)
+		s.serve(nc, slot)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.conns, nc)
+	})
+}
+
+// serve serves a connection until it ends.
+func (s *Server) serve(nc net.Conn, slot *wire.Slot) {
+	raw := nc
+	defer func() { _ = raw.Close() }() // the first error counts
+	if c := s.o.Auth.TLS(); c != nil {
+		nc = tls.Server(nc, c)
+	}
+	_ = raw.SetDeadline(time.Now().Add(helloTimeout)) // reading fails otherwise
+	c, err := s.hello(nc, raw)
+	if err != nil {
+		s.refused.Add(1)
+		return
+	}
+	slot.Busy()
+	_ = raw.SetDeadline(time.Time{})
+	c.run()
+}
+
+// Close ends all connections and waits for their goroutines. It returns ErrBusy if ctx ends before,
+// and may be called again.
+func (s *Server) Close(ctx context.Context) error {
+	s.mu.Lock()
+	s.closed = true
+	if s.listener != nil {
+		_ = s.listener.Close() // a second Close has an error
+	}
+	for nc := range s.conns {
+		_ = nc.Close() // it ends the connection's goroutines
+	}
+	s.mu.Unlock()
+	ended := make(chan struct{})
+	go func() {
+		s.running.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("close block server: %w: %w", errdefs.ErrBusy, context.Cause(ctx))
+	}
+}
+
+// Stats returns the counters.
+func (s *Server) Stats() Stats {
+	s.mu.Lock()
+	n := int64(len(s.conns))
+	s.mu.Unlock()
+	return Stats{
+		Connections: n, Accepted: s.accepted.Load(), Refused: s.refused.Load(), Denied: s.denied.Load(),
+		Requests: s.requests.Load(), Canceled: s.canceled.Load(),
+	}
+}

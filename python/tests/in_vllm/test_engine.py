@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-POOL = {"cache_bytes": 64 << 20}
+POOL = {"cache_bytes": 64 << 20, "admission": "always"}  # a tiny model computes faster than it loads
 RESET = {"reset": True}
 DTYPE = {"llama": "float32", "mla": "bfloat16", "hybrid": "float32"}
 
@@ -79,7 +79,7 @@ def test_stored_reset_loaded(start: Any, name: str, layerwise: bool) -> None:
 def test_a_full_disk_is_no_miss(start: Any, small_disk: Path) -> None:
     (small_disk / "filler").write_bytes(bytes(5 << 20))
     prompts = [prompt(seed, 320) for seed in range(6)]
-    store = {"store": POOL | {"dirs": [str(small_disk / "kv")], "admission": "always"}}
+    store = {"store": POOL | {"dirs": [str(small_disk / "kv")]}}
     steps = [*(ask(p) for p in prompts), DRAIN, RESET, *(ask(p) for p in prompts)]
     ran = start(steps, kvlane=store).ended()
     again = ran.steps[-len(prompts) :]
@@ -179,7 +179,7 @@ def test_many_requests_and_a_small_pool(start: Any) -> None:
     bytes_of_block = 4 * 2 * 2 * 64 * 4 * 32 + 4096
     ran = start(
         [ask(*prompts), RESET, ask(*prompts), RESET, ask(*reversed(prompts)), DRAIN],
-        kvlane={"store": {"cache_bytes": bytes_of_block * blocks // 10}}, max_num_seqs=50,
+        kvlane={"store": POOL | {"cache_bytes": bytes_of_block * blocks // 10}}, max_num_seqs=50,
     ).ended()  # fmt: skip
     first, _, second, _, third, _ = ran.steps
     assert second["tokens"] == first["tokens"]
@@ -214,7 +214,7 @@ def test_killed(start: Any, tmp_path: Path, processes: bool, kills: int) -> None
     prompts = [prompt(i, 250) for i in range(12)]
     expected = start([ask(*prompts, tokens=16)]).ended().steps[0]
     shared = shared_memory()
-    store = {"store": {"cache_bytes": 4 << 20, "dirs": [str(tmp_path / "kv")]}}
+    store = {"store": POOL | {"cache_bytes": 4 << 20, "dirs": [str(tmp_path / "kv")]}}
     seed = int(os.environ.get("KVLANE_SEED", "1"))
     for i in range(kills):
         how = {"kvlane": store, "processes": processes, "layerwise": i % 3 == 2}

@@ -9,9 +9,9 @@ import (
 
 // entry24 is a Buffer without the device address.
 type entry24 struct {
-	addr      mem.CPUAddr
-	len, key  uint32
-	slot, own uint32
+	addr     mem.CPUAddr
+	len, key uint32
+	slot, _  uint32
 }
 
 // BenchmarkSubBatch copies and reads the scatter-gather lists of sub-batches, with entries of 24

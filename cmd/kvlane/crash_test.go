@@ -110,8 +110,12 @@ func crashArgs(dir string, variant int) []string {
 		"--layers", "2", "--kv-heads", "1", "--head-size", "128", "--cache-bytes", "16MiB",
 	}
 	variants := [][]string{
-		{}, {"--pipeline", "file", "--direct", "always", "--concurrency", "4"}, {"--concurrency", "4"}, {"--layerwise"},
-		{"--pipeline", "file", "--direct", "always", "--fsync", "file", "--layerwise"}, {"--concurrency", "4", "--layerwise"},
+		{},
+		{"--pipeline", "file", "--direct", "always", "--concurrency", "4"},
+		{"--concurrency", "4"},
+		{"--layerwise"},
+		{"--pipeline", "file", "--direct", "always", "--fsync", "file", "--layerwise"},
+		{"--concurrency", "4", "--layerwise"},
 		{"--fsync", "file", "--concurrency", "2"},
 	}
 	return append(args, variants[variant%len(variants)]...)

@@ -32,26 +32,26 @@ func ParseTokens(b []byte) ([]Token, error) {
 	number := 0
 	for line := range bytes.Lines(b) {
 		number++
-		fail := func(why string) ([]Token, error) {
-			return nil, fmt.Errorf("line %d: %s: %w", number, why, errdefs.ErrInvalid)
+		fail := func(why string) error {
+			return fmt.Errorf("line %d: %s: %w", number, why, errdefs.ErrInvalid)
 		}
 		fields := bytes.Fields(line)
 		if len(fields) == 0 || fields[0][0] == '#' {
 			continue
 		}
 		if len(fields) != 2 {
-			return fail("it is not a tenant and a token")
+			return nil, fail("it is not a tenant and a token")
 		}
 		tenant := string(fields[0])
 		if err := checkTenant(tenant); err != nil {
-			return fail(err.Error())
+			return nil, fail(err.Error())
 		}
 		if why := tokenProblem(fields[1]); why != "" {
-			return fail(why)
+			return nil, fail(why)
 		}
 		sum := sha256.Sum256(fields[1])
 		if seen[sum] {
-			return fail("the token is listed twice")
+			return nil, fail("the token is listed twice")
 		}
 		seen[sum] = true
 		list = append(list, Token{tenant, sum})

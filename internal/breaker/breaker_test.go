@@ -76,7 +76,7 @@ func TestRecovery(t *testing.T) {
 	allow(t, b).Fail(errPeer)
 	for _, delay := range []time.Duration{1, 2, 4, 5, 5} {
 		clock.Advance(delay*time.Second - 1)
-		refused(t, b)
+		_ = refused(t, b)
 		clock.Advance(1)
 		if s := b.State(); s != breaker.HalfOpen {
 			t.Fatalf("after %d s it is %s", delay, s)
@@ -105,9 +105,9 @@ func TestProbes(t *testing.T) {
 	allow(t, b).Fail(errPeer)
 	clock.Advance(time.Second)
 	one, two, three := allow(t, b), allow(t, b), allow(t, b)
-	refused(t, b)
+	_ = refused(t, b)
 	one.Succeed()
-	refused(t, b) // it needs no fourth
+	_ = refused(t, b) // it needs no fourth
 	two.Cancel()
 	two = allow(t, b)
 	two.Succeed()

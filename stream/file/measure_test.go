@@ -122,7 +122,8 @@ func TestProfileComparesDirect(t *testing.T) {
 	p := &file.Profile{Points: []file.Point{
 		point("posix", 4<<10, 8, 9), point("cufile", 4<<10, 8, 99),
 		point("cufile", 1<<20, 8, 2), point("posix", 1<<20, 8, 3), point("uring", 1<<20, 128, 4), point("cufile", 1<<20, 128, 5),
-		{Dev: 2, Device: true, Bytes: 1 << 20, Path: "cufile", GBps: 50}, {Dev: 1, Bytes: 1 << 20, Path: "posix", GBps: 50},
+		{Dev: 2, Device: true, Bytes: 1 << 20, Path: "cufile", GBps: 50},
+		{Dev: 1, Bytes: 1 << 20, Path: "posix", GBps: 50},
 		{Dev: 1, Device: true, Write: true, Bytes: 1 << 20, Path: "posix", GBps: 50},
 	}}
 	for _, c := range []struct {

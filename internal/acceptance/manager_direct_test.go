@@ -14,8 +14,8 @@ import (
 	"github.com/kvlane/kvlane/store/manager"
 )
 
-// TestManagerOfDirectWorkers has two workers, of which one often cannot read directly. After every job the index is that of
-// their pools.
+// TestManagerOfDirectWorkers has two workers, of which one often cannot read directly. After every
+// job the index is that of their pools.
 func TestManagerOfDirectWorkers(t *testing.T) {
 	const universe, capacity, steps = 12, 6, 120
 	var ranks []kvlane.Config

@@ -1,18 +1,18 @@
 """Compare vLLM servers with and without kvlane, by `vllm bench serve`.
 
-Starts one server for each side, on one GPU, and drives them in turns. See README.md.
+Starts one server for each side and drives the servers in turns. See README.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import os
 import platform
 import random
 import re
+import shlex
 import signal
 import socket
 import statistics
@@ -24,7 +24,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import date
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -46,90 +46,93 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Side:
-    """A server to compare: its arguments beside the common ones, and its environment."""
+    """A server to compare: its arguments apart from the common ones, and its environment."""
 
     args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
 
 
-def kvlane(name: str, store: dict[str, Any], **more: Any) -> tuple[str, ...]:
-    """Return the arguments that give a server the connector of this name."""
+def kvlane(name: str, store: dict[str, Any], more: dict[str, Any]) -> tuple[str, ...]:
+    """Return the arguments of a server with this connector of kvlane."""
     return ("--kv-transfer-config", json.dumps({
         "kv_connector": name, "kv_connector_module_path": "kvlane.vllm", "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"store": store} | more,
+        "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"store": store, **more},
     }))  # fmt: skip
 
 
-def sides(gib: float, extra: dict[str, Any]) -> dict[str, Side]:
-    """Return all sides. Each that has a cache in host memory may pin gib GiB."""
-    store = {"cache_bytes": int(gib * GIB)}
-    layerwise = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+def sides(gib: float, store: dict[str, Any], more: dict[str, Any]) -> dict[str, Side]:
+    """Return all sides by name.
+
+    Each side with a cache in host memory may use gib GiB per server. The keys of store and more are
+    added to the configuration of kvlane's connectors.
+    """
+    store = {"cache_bytes": int(gib * GIB), **store}
+    runner = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
     return {
         "none": Side(),
-        "none-sync": Side(("--no-async-scheduling",), layerwise),
-        "vllm": Side(("--kv-offloading-size", str(gib), "--kv-offloading-backend", "native")),
-        "lmcache": Side(("--kv-offloading-size", str(gib), "--kv-offloading-backend", "lmcache")),
-        "connector": Side(kvlane("Connector", store, **extra)),
-        "layerwise": Side((*kvlane("LayerwiseConnector", store, **extra), "--no-async-scheduling"), layerwise),
-        "nic": Side(kvlane("Connector", store | {"gdr": "require"}, rdma={"soft": True}, **extra)),
+        "none-sync": Side(("--no-async-scheduling",), runner),
+        "vllm": Side(("--kv-offloading-size", f"{gib:g}", "--kv-offloading-backend", "native")),
+        "lmcache": Side(("--kv-offloading-size", f"{gib:g}", "--kv-offloading-backend", "lmcache")),
+        "connector": Side(kvlane("Connector", store, more)),
+        "layerwise": Side(("--no-async-scheduling", *kvlane("LayerwiseConnector", store, more)), runner),
+        "nic": Side(kvlane("Connector", {**store, "gdr": "require"}, more)),
+        "softnic": Side(kvlane("Connector", {**store, "gdr": "require"}, {**more, "rdma": {"provider": "soft"}})),
     }
 
 
-@dataclass(frozen=True)
-class Workload:
-    """A run of `vllm bench serve`. With fill the caches have its prompts before the rounds."""
-
-    args: tuple[str, ...]
-    fill: bool = True
+WORKLOADS = ("memory", "gpu", "online", "turns")
+FILLED = ("memory", "gpu")  # asked once before the rounds, so that the caches have the prompts
 
 
-def workloads(a: argparse.Namespace, scratch: Path) -> dict[str, Workload]:
-    """Return all workloads, with the sizes that the arguments give."""
+def workload(a: argparse.Namespace, name: str, seed: int, scratch: Path) -> list[str]:
+    """Return the arguments of `vllm bench serve` for a workload.
 
-    def repeated(prefixes: int) -> tuple[str, ...]:
-        return (
-            "--dataset-name", "prefix_repetition", "--prefix-repetition-prefix-len", str(a.tokens),
+    Filled workloads have the same prompts in all rounds, the others new ones for each seed.
+    """
+    if name in FILLED:
+        prefixes = a.prefixes if name == "memory" else 1
+        return [
+            "--seed", "1", "--dataset-name", "prefix_repetition", "--prefix-repetition-prefix-len", str(a.tokens),
             "--prefix-repetition-suffix-len", str(a.suffix), "--prefix-repetition-num-prefixes", str(prefixes),
             "--prefix-repetition-output-len", str(a.output), "--num-prompts", str(a.prompts),
-        )  # fmt: skip
-
-    return {
-        "memory": Workload(repeated(a.prefixes)),  # the prefixes do not fit into the GPU's KV cache
-        "gpu": Workload(repeated(1)),  # the prefix stays in the GPU's KV cache
-        "online": Workload((
-            "--dataset-name", "random", "--random-prefix-len", "819", "--random-input-len", "205", "--random-output-len", "128",
-            "--num-prompts", "20",
-        ), fill=False),
-        "turns": Workload((
-            "--dataset-name", "custom", "--dataset-path", str(turns(scratch, a)), "--custom-output-len", str(a.output),
-            "--disable-shuffle", "--skip-chat-template", "--num-prompts", str(a.conversations * a.turns),
-        ), fill=False),
-    }  # fmt: skip
+        ]  # fmt: skip
+    if name == "online":
+        return [
+            "--seed", str(seed), "--dataset-name", "random", "--random-prefix-len", str(a.online[0]),
+            "--random-input-len", str(a.online[1]), "--random-output-len", str(a.online[2]), "--num-prompts", str(a.online[3]),
+        ]  # fmt: skip
+    path = scratch / "turns.jsonl"
+    path.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in turns(a, seed)))
+    return [
+        "--seed", str(seed), "--dataset-name", "custom", "--dataset-path", str(path), "--custom-output-len", str(a.output),
+        "--disable-shuffle", "--skip-chat-template", "--num-prompts", str(a.conversations * a.turns),
+    ]  # fmt: skip
 
 
-def turns(scratch: Path, a: argparse.Namespace) -> Path:
-    """Write the prompts of conversations: each is the one before it and new words."""
-    rng, path = random.Random(1), scratch / "turns.jsonl"
-    texts = [""] * a.conversations
-    with path.open("w") as f:
-        for _ in range(a.turns):
-            for i in range(a.conversations):
-                texts[i] += "".join(f" t{rng.randrange(3, WORDS)}" for _ in range(a.turn_tokens))
-                f.write(json.dumps({"prompt": texts[i].strip()}) + "\n")
-    return path
+def turns(a: argparse.Namespace, seed: int) -> list[str]:
+    """Return the prompts of conversations, turn by turn.
+
+    Each prompt is the previous one of its conversation, followed by --turn-tokens new words.
+    """
+    rng, prompts = random.Random(seed), list[str]()
+    texts = [list[str]() for _ in range(a.conversations)]
+    for _ in range(a.turns):
+        for text in texts:
+            text.extend(f"t{rng.randrange(3, WORDS)}" for _ in range(a.turn_tokens))
+            prompts.append(" ".join(text))
+    return prompts
 
 
 def make_model(folder: Path, shape: str) -> Path:
-    """Write a Llama's configuration and a tokenizer of whole words, without weights."""
+    """Write a configuration and a tokenizer of whole words for a Llama of this shape, without weights."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     words = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"t{i}": i for i in range(3, WORDS)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>").save_pretrained(
-        folder
-    )
+    special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(SHAPES[shape] | {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": WORDS, "max_position_embeddings": 131072,
         "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
@@ -139,7 +142,7 @@ def make_model(folder: Path, shape: str) -> Path:
 
 
 def free_port() -> int:
-    """Return a TCP port that no process uses now."""
+    """Return a TCP port that is free now."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
@@ -147,45 +150,54 @@ def free_port() -> int:
 
 @dataclass
 class Server:
-    """A running vLLM server."""
+    """A process of `vllm serve`."""
 
     name: str
+    model: Path
     process: subprocess.Popen[bytes]
     port: int
     log: Path
 
     def get(self, path: str) -> str:
-        """Return what the server answers to a GET."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as r:
-            return str(r.read().decode())
+        """Return the text at a path of the server."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
+            return str(answer.read().decode())
 
     def wait(self, deadline: float) -> None:
-        """Wait until the server answers, or raise with the end of its log."""
+        """Wait until the server answers.
+
+        Raises RuntimeError with the end of its log if it ends or the deadline (time.monotonic) passes.
+        """
         while True:
             with contextlib.suppress(OSError):
                 self.get("/health")
                 return
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"server {self.name} does not answer; its log ends:\n" + self.log.read_text()[-4000:])
-            time.sleep(1)
+            time.sleep(0.5)
+
+
+def serve_command(a: argparse.Namespace, side: Side, model: Path, port: int) -> list[str]:
+    """Return the command line of a side's server."""
+    return [
+        *VLLM, "serve", str(model), "--served-model-name", "model", "--host", "127.0.0.1", "--port", str(port),
+        *([] if a.model else ["--load-format", "dummy"]), *shlex.split(a.server_args), *side.args,
+    ]  # fmt: skip
 
 
 @contextlib.contextmanager
 def serving(a: argparse.Namespace, chosen: dict[str, Side], model: Path, logs: Path) -> Iterator[dict[str, Server]]:
-    """Start one server for each side, all at once, and end them."""
-    servers: dict[str, Server] = {}
+    """Start a server for each side, all at once. Yield those that answer. End all servers."""
+    servers, answering = dict[str, Server](), dict[str, Server]()
     try:
         for name, side in chosen.items():
             port, log = free_port(), logs / f"server-{name}.log"
-            command = [
-                *VLLM, "serve", str(model), "--served-model-name", "model", "--host", "127.0.0.1", "--port", str(port),
-                *([] if a.model else ["--load-format", "dummy"]), *a.server_args.split(), *side.args,
-            ]  # fmt: skip
             env = os.environ | {"VLLM_NO_USAGE_STATS": "1", "VLLM_CACHE_ROOT": str(logs / f"cache-{name}")} | side.env
+            command = serve_command(a, side, model, port)
             with log.open("wb") as f:
                 process = subprocess.Popen(command, stdout=f, stderr=subprocess.STDOUT, env=env, start_new_session=True)
-            servers[name] = Server(name, process, port, log)
-        deadline, answering = time.monotonic() + a.start_seconds, {}
+            servers[name] = Server(name, model, process, port, log)
+        deadline = time.monotonic() + a.start_seconds
         for name, server in servers.items():
             try:
                 server.wait(deadline)
@@ -200,181 +212,206 @@ def serving(a: argparse.Namespace, chosen: dict[str, Side], model: Path, logs: P
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(server.process.pid, signal.SIGTERM)
         for server in servers.values():
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 server.process.wait(30)
-            except subprocess.TimeoutExpired:
-                os.killpg(server.process.pid, signal.SIGKILL)
-                server.process.wait()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server.process.pid, signal.SIGKILL)  # its children too
+            server.process.wait()
 
 
 COUNTERS = {
-    "vllm:prefix_cache_queries_total": "queried", "vllm:prefix_cache_hits_total": "gpu_hits",
+    "vllm:prefix_cache_queries_total": "queried",
+    "vllm:prefix_cache_hits_total": "gpu_hits",
     "vllm:external_prefix_cache_hits_total": "external_hits",
-}  # fmt: skip
+}
 
 
 def counters(metrics: str) -> dict[str, float]:
-    """Return the numbers of tokens looked up, found on the GPU, and found by a connector."""
+    """Return the tokens that were looked up, and those found on the GPU and by a connector."""
     found = dict.fromkeys(COUNTERS.values(), 0.0)
-    for name, value in re.findall(r"^(vllm:\w+)(?:\{[^}]*\})? (\S+)$", metrics, re.M):
+    for name, value in re.findall(r"^(vllm:\w+)(?:\{.*\})? (\S+)$", metrics, re.MULTILINE):
         if name in COUNTERS:
             found[COUNTERS[name]] += float(value)
     return found
 
 
+def drive(a: argparse.Namespace, server: Server, work: Sequence[str], concurrency: int, scratch: Path) -> dict[str, Any]:
+    """Run `vllm bench serve` once. Return its figures and the hit rates."""
+    out = scratch / "result.json"
+    out.unlink(missing_ok=True)
+    command = [
+        *VLLM, "bench", "serve", "--backend", "vllm", "--base-url", f"http://127.0.0.1:{server.port}", "--endpoint",
+        "/v1/completions", "--model", "model", "--tokenizer", str(server.model), "--ignore-eos", "--disable-tqdm",
+        "--temperature", "0",
+        "--percentile-metrics", "ttft,tpot,itl,e2el", "--max-concurrency", str(concurrency), "--save-result", "--save-detailed",
+        "--result-dir", str(scratch), "--result-filename", out.name, *work,
+    ]  # fmt: skip
+    before = counters(server.get("/metrics"))
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "VLLM_NO_USAGE_STATS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=a.run_seconds, check=False)
+    if done.returncode != 0 or not out.exists():
+        raise RuntimeError(f"vllm bench serve ended with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
+    after = counters(server.get("/metrics"))
+    return figures(json.loads(out.read_text()), {k: after[k] - before[k] for k in after})
+
+
 def figures(result: dict[str, Any], tokens: dict[str, float]) -> dict[str, Any]:
-    """Return the reported part of a result of `vllm bench serve`, with the hit rates."""
+    """Return the reported figures of a result of `vllm bench serve`.
+
+    Times are in milliseconds, but for the duration. Hit rates are shares of the tokens looked up.
+    """
     kept = {f"{s}_{m}_ms": result[f"{s}_{m}_ms"] for m in ("ttft", "tpot", "itl") for s in ("mean", "median", "p99")}
+    share = {k: tokens[k] / tokens["queried"] if tokens["queried"] else 0.0 for k in ("gpu_hits", "external_hits")}
     return kept | {
         "requests": result["completed"], "failed": result.get("failed", 0), "seconds": result["duration"],
         "tokens_per_s": result["total_token_throughput"], "ttfts_ms": [round(1000 * t, 3) for t in result.get("ttfts", [])],
-        "gpu_hit_rate": tokens["gpu_hits"] / tokens["queried"] if tokens["queried"] else 0.0,
-        "external_hit_rate": tokens["external_hits"] / tokens["queried"] if tokens["queried"] else 0.0,
+        "gpu_hit_rate": share["gpu_hits"], "external_hit_rate": share["external_hits"],
     }  # fmt: skip
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return a line for each workload, concurrency and side: medians over the rounds."""
-    columns = [
-        "workload",
-        "at a time",
-        "side",
-        "TTFT median (spread), ms",
-        "mean",
-        "p99",
-        "TPOT mean",
-        "ITL p99",
-        "tokens/s",
-        "hits GPU",
-        "other",
-    ]
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    """Return a Markdown table with a line for each workload, concurrency and side.
+
+    Values are medians over the rounds. The median TTFT has its least and most in brackets.
+    """
+    names = ["workload", "at a time", "side", "TTFT median, ms", "mean", "p99", "TPOT mean", "median", "p99"]
+    names += ["ITL mean", "median", "p99", "tokens/s", "hits GPU, other", "requests, failed"]
+    lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
+    groups: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
     for r in rows:
         groups.setdefault((r["workload"], r["concurrency"], r["side"]), []).append(r)
-    for key, runs in groups.items():
-        mid = {k: statistics.median(r[k] for r in runs) for k, v in runs[0].items() if isinstance(v, float)}
+    for (name, concurrency, side), runs in groups.items():
+
+        def middle(key: str, runs: list[dict[str, Any]] = runs) -> float:
+            return float(statistics.median(r[key] for r in runs))
+
         ttft = [r["median_ttft_ms"] for r in runs]
-        times = [f"{mid[k]:.1f}" for k in ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms")]
-        shares = [f"{mid[k]:.0%}" for k in ("gpu_hit_rate", "external_hit_rate")]
-        spread = f"{mid['median_ttft_ms']:.1f} ({min(ttft):.1f} to {max(ttft):.1f})"
-        cells = [*map(str, key), spread, *times, f"{mid['tokens_per_s']:.0f}", *shares]
-        lines.append("| " + " | ".join(cells) + " |")
+        cells = [name, str(concurrency), side, f"{middle('median_ttft_ms'):.1f} ({min(ttft):.1f} to {max(ttft):.1f})"]
+        cells += [f"{middle(f'{s}_ttft_ms'):.1f}" for s in ("mean", "p99")]
+        cells += [f"{middle(f'{s}_{m}_ms'):.2f}" for m in ("tpot", "itl") for s in ("mean", "median", "p99")]
+        cells += [
+            f"{middle('tokens_per_s'):.0f}",
+            f"{100 * middle('gpu_hit_rate'):.0f}%, {100 * middle('external_hit_rate'):.0f}%",
+        ]
+        cells += [f"{sum(r['requests'] for r in runs)}, {sum(r['failed'] for r in runs)}"]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def plan(a: argparse.Namespace) -> Iterator[tuple[int, int, str, str]]:
+    """Yield concurrency, round, workload and side of each run, sides innermost."""
+    for concurrency in a.concurrency:
+        for n in range(1, a.rounds + 1):
+            for work in a.workloads:
+                only, _, name = work.rpartition(":")
+                for side in [only] if only else a.sides:
+                    yield concurrency, n, name, side
+
+
+def about() -> dict[str, Any]:
+    """Return the machine, its GPUs and drivers, vLLM's version, the command and the time in UTC."""
+    import vllm
+
+    try:
+        query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        gpus = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        gpus = []
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    machine = {"system": platform.platform(), "cpus": os.cpu_count(), "gpus": gpus}
+    return {"date": now, "machine": machine, "vllm": vllm.__version__, "command": shlex.join(sys.argv)}
+
+
+def names(text: str) -> list[str]:
+    """Split a list at its commas."""
+    return text.split(",")
+
+
+def numbers(text: str) -> list[int]:
+    """Split a list of integers at its commas."""
+    return [int(n) for n in text.split(",")]
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--model", help="a model's folder or name; without it, one of --shape with random weights is made")
+    known = sides(1, {}, {})
+    p.add_argument("--model", help="a model's folder or name; by default one of --shape with random weights is made")
     p.add_argument("--shape", choices=SHAPES, default="8b")
-    p.add_argument("--sides", default="none,vllm,connector,layerwise", help="servers that run at the same time, by commas")
-    p.add_argument("--workloads", default="memory", help="memory, gpu, online, turns, by commas; SIDE:WORKLOAD for one side only")
-    p.add_argument("--concurrency", default="1", help="requests at a time, by commas")
+    p.add_argument("--sides", type=names, default="none,vllm,connector,layerwise", help=f"servers, of {','.join(known)}")
+    p.add_argument("--workloads", type=names, default="memory", help=f"of {','.join(WORKLOADS)}; SIDE:WORKLOAD for one side only")
+    p.add_argument("--concurrency", type=numbers, default="1", help="requests at a time, a list")
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--tokens", type=int, default=8192, help="of a prefix")
-    p.add_argument("--suffix", type=int, default=128, help="tokens behind the prefix")
+    p.add_argument("--suffix", type=int, default=128, help="tokens after the prefix")
     p.add_argument("--prefixes", type=int, default=20, help="of the workload memory")
     p.add_argument("--prompts", type=int, default=40, help="of the workloads memory and gpu")
     p.add_argument("--output", type=int, default=8, help="tokens of an answer")
+    p.add_argument("--online", type=numbers, default="819,205,128,20", help="prefix, input and output tokens, and prompts")
     p.add_argument("--conversations", type=int, default=8, help="of the workload turns")
     p.add_argument("--turns", type=int, default=6, help="of a conversation")
-    p.add_argument("--turn-tokens", type=int, default=1024, help="new ones of a turn")
-    p.add_argument("--memory-gib", type=float, default=24, help="host memory that each side may use for KV")
-    p.add_argument("--server-args", default="", help="arguments of every server, separated by spaces")
-    p.add_argument("--connector-config", type=json.loads, default={}, help="JSON: more keys of kvlane's connectors")
+    p.add_argument("--turn-tokens", type=int, default=1024, help="new tokens of a turn")
+    p.add_argument("--memory-gib", type=float, default=24, help="host memory for KV of each side")
+    p.add_argument("--server-args", default="", help="arguments of every server, as in a shell")
+    p.add_argument("--store", type=json.loads, default={}, help="JSON: more keys of the store's section")
+    p.add_argument("--connector-config", type=json.loads, default={}, help="JSON: more keys of kv_connector_extra_config")
     p.add_argument("--start-seconds", type=float, default=300, help="time in which the servers must answer")
     p.add_argument("--run-seconds", type=float, default=300, help="limit of one run of `vllm bench serve`")
     p.add_argument("--budget", type=float, default=3600, help="no run begins after these seconds")
     p.add_argument("--json", type=Path, help="file for all figures")
-    p.add_argument("--logs", type=Path, help="folder for the servers' logs (default: one that is removed)")
-    return p.parse_args(argv)
-
-
-def plan(text: str, chosen: Sequence[str]) -> dict[str, list[str]]:
-    """Return the sides of each workload, from a list such as "memory,none:gpu"."""
-    on: dict[str, list[str]] = {}
-    for item in text.split(","):
-        side, _, workload = item.rpartition(":")
-        on.setdefault(workload, []).extend([side] if side else chosen)
-    return on
-
-
-class Comparison:
-    """The rounds of all workloads on the running servers."""
-
-    def __init__(self, a: argparse.Namespace, servers: dict[str, Server], model: Path, scratch: Path) -> None:
-        self.a, self.servers, self.model, self.scratch = a, servers, model, scratch
-        self.began = time.monotonic()
-        self.rows: list[dict[str, Any]] = []
-        self.not_measured: list[str] = []
-
-    def run(self, name: str, work: Workload, on: Sequence[str]) -> None:
-        """Run one workload on these sides in turns."""
-        if work.fill:
-            with ThreadPoolExecutor() as pool:
-                list(pool.map(lambda side: self.drive(side, work, 4), on))
-        for concurrency in map(int, self.a.concurrency.split(",")):
-            for n, side in itertools.product(range(self.a.rounds), on):
-                label = f"{name}, {concurrency} at a time, {side}, round {n + 1}"
-                if time.monotonic() - self.began > self.a.budget:
-                    self.not_measured.append(label)
-                    continue
-                row = {"side": side, "workload": name, "concurrency": concurrency, "round": n + 1} | self.drive(
-                    side, work, concurrency
-                )
-                self.rows.append(row)
-                print(f"{time.monotonic() - self.began:6.0f} s  {label}: TTFT {row['median_ttft_ms']:.1f} ms", flush=True)
-
-    def drive(self, side: str, work: Workload, concurrency: int) -> dict[str, Any]:
-        """Run `vllm bench serve` once; return its figures, with times in milliseconds."""
-        server, scratch = self.servers[side], self.scratch / side
-        scratch.mkdir(exist_ok=True)
-        out = scratch / "result.json"
-        out.unlink(missing_ok=True)
-        command = [
-            *VLLM, "bench", "serve", "--backend", "vllm", "--base-url", f"http://127.0.0.1:{server.port}",
-            "--endpoint", "/v1/completions", "--model", "model", "--tokenizer", str(self.model), "--ignore-eos", "--seed", "1",
-            "--disable-tqdm", "--temperature", "0", "--percentile-metrics", "ttft,tpot,itl,e2el", "--save-result",
-            "--save-detailed",
-            "--result-dir", str(scratch), "--result-filename", out.name, "--max-concurrency", str(concurrency), *work.args,
-        ]  # fmt: skip
-        before = counters(server.get("/metrics"))
-        env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "VLLM_NO_USAGE_STATS": "1"}
-        done = subprocess.run(command, check=False, capture_output=True, text=True, env=env, timeout=self.a.run_seconds)
-        if done.returncode != 0 or not out.exists():
-            raise RuntimeError(f"vllm bench serve ended with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
-        after = counters(server.get("/metrics"))
-        return figures(json.loads(out.read_text()), {k: after[k] - before[k] for k in after})
+    p.add_argument("--logs", type=Path, help="folder for the servers' logs and metrics, by default none is kept")
+    a = p.parse_args(argv)
+    for _, _, work, side in plan(a):
+        if work not in WORKLOADS:
+            p.error(f"no workload {work}: the workloads are {', '.join(WORKLOADS)}")
+        if side not in known or side not in a.sides:
+            p.error(f"no side {side}: the sides are {', '.join(known)}, and --sides must have it")
+    return a
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the comparison; return 1 if a server did not start or a request failed."""
-    a = arguments(argv)
+    """Print the table. The exit status is 1 if a server did not start, or a request failed or was not run."""
+    a, began = arguments(argv), time.monotonic()
+    rows, skipped = list[dict[str, Any]](), list[str]()
     with contextlib.ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvlane-serving-")))
         logs = a.logs or scratch
         logs.mkdir(parents=True, exist_ok=True)
         (scratch / "model").mkdir()
         model = Path(a.model) if a.model else make_model(scratch / "model", a.shape)
-        known, works = sides(a.memory_gib, a.connector_config), workloads(a, scratch)
-        chosen = {name: known[name] for name in a.sides.split(",")}
-        servers = stack.enter_context(serving(a, chosen, model, logs))
-        run = Comparison(a, servers, model, scratch)
-        for name, on in plan(a.workloads, list(chosen)).items():
-            run.run(name, works[name], [side for side in on if side in servers])
-        print(table(run.rows))
-        if run.not_measured:
-            print("not measured within --budget: " + "; ".join(run.not_measured))
-        if a.json:
-            about = {
-                "date": date.today().isoformat(),
-                "machine": platform.platform(),
-                "command": sys.argv,
-                "not_measured": run.not_measured,
-            }
-            a.json.write_text(json.dumps(about | {"rows": run.rows}, indent=1) + "\n")
-        return int(len(servers) < len(chosen) or any(r["failed"] for r in run.rows))
+        known = sides(a.memory_gib, a.store, a.connector_config)
+        servers = stack.enter_context(serving(a, {name: known[name] for name in a.sides}, model, logs))
+
+        def note(text: str) -> None:
+            print(f"{time.monotonic() - began:6.0f} s  {text}", flush=True)
+
+        def run(side: str, name: str, seed: int, concurrency: int) -> dict[str, Any]:
+            folder = scratch / f"run-{side}"
+            folder.mkdir(exist_ok=True)
+            return drive(a, servers[side], workload(a, name, seed, folder), concurrency, folder)
+
+        note(f"{len(servers)} of {len(a.sides)} servers answer")
+        runs = [r for r in plan(a) if r[3] in servers]
+        with ThreadPoolExecutor() as pool:
+            for name in [n for n in FILLED if any(n == r[2] for r in runs)]:
+                list(pool.map(lambda s, n=name: run(s, n, 0, 4), dict.fromkeys(r[3] for r in runs if r[2] == name)))
+                note(f"every server has had the prompts of {name}")
+        for concurrency, n, name, side in runs:
+            which = {"workload": name, "concurrency": concurrency, "round": n, "side": side}
+            if time.monotonic() - began > a.budget:
+                skipped.append(" ".join(map(str, which.values())))
+                continue
+            rows.append(which | run(side, name, 1000 * concurrency + n, concurrency))
+            note(f"{name}, {concurrency} at a time, round {n}, {side}: median TTFT {rows[-1]['median_ttft_ms']:.1f} ms")
+            if a.json:
+                a.json.write_text(json.dumps(about() | {"not_measured": skipped, "rows": rows}, indent=1) + "\n")
+    print(table(rows))
+    missing = [s for s in a.sides if s not in servers]
+    if skipped or missing:
+        print(f"not measured: {'; '.join(skipped + [f'side {s}' for s in missing])}")
+    if a.json:
+        a.json.write_text(json.dumps(about() | {"not_measured": skipped + missing, "rows": rows}, indent=1) + "\n")
+    return int(bool(skipped or missing or any(r["failed"] for r in rows)))
 
 
 if __name__ == "__main__":

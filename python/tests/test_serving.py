@@ -1,81 +1,144 @@
-"""The parts of examples/serving that need neither vLLM nor a GPU."""
+"""The example that compares vLLM servers: its command lines, its plan, and its figures, without vLLM."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "serving" / "serving.py"
-if not EXAMPLE.exists():
+SCRIPT = Path(__file__).parents[2] / "examples" / "serving" / "serving.py"
+
+if not SCRIPT.exists():
     pytest.skip("the examples are not here", allow_module_level=True)
+sys.path.insert(0, str(SCRIPT.parent))
+serving: Any = importlib.import_module("serving")
+
+RESULT: dict[str, Any] = {
+    f"{s}_{m}_ms": 10.0 * i + j for i, m in enumerate(("ttft", "tpot", "itl")) for j, s in enumerate(("mean", "median", "p99"))
+}
+RESULT |= {"completed": 20, "failed": 1, "duration": 2.5, "total_token_throughput": 300.4, "ttfts": [0.0125]}
 
 
-@pytest.fixture(scope="module")
-def serving() -> Any:
-    spec = importlib.util.spec_from_file_location("serving", EXAMPLE)
-    assert spec
-    assert spec.loader
-    module = sys.modules["serving"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def transfer(side: Any) -> Any:
+    return json.loads(side.args[side.args.index("--kv-transfer-config") + 1])
 
 
-RESULT = {f"{s}_{m}_ms": v for m, v in (("ttft", 100.0), ("tpot", 20.0), ("itl", 21.0)) for s in ("mean", "median", "p99")} | {
-    "completed": 40, "failed": 0, "duration": 10.0, "total_token_throughput": 3000.0, "ttfts": [0.1],
-}  # fmt: skip
-
-
-def test_workloads_run_on_the_sides_that_are_named(serving: Any) -> None:
-    assert serving.plan("memory,none:gpu", ["none", "connector"]) == {"memory": ["none", "connector"], "gpu": ["none"]}
-
-
-def test_counters_are_summed_over_labels(serving: Any) -> None:
-    text = (
-        '# HELP vllm:prefix_cache_queries_total x\nvllm:prefix_cache_queries_total{engine="0"} 100.0\n'
-        'vllm:prefix_cache_queries_total{engine="1"} 60.0\nvllm:external_prefix_cache_hits_total{engine="0"} 40.0\n'
-        'vllm:external_prefix_cache_queries_total{engine="0"} 9.0\n'
-    )
-    assert serving.counters(text) == {"queried": 160.0, "gpu_hits": 0.0, "external_hits": 40.0}
-
-
-def test_figures_and_table(serving: Any) -> None:
-    rows = [
-        {"workload": "memory", "concurrency": 1, "side": "none"}
-        | serving.figures(RESULT | {"median_ttft_ms": ttft}, {"queried": 200.0, "gpu_hits": 20.0, "external_hits": 100.0})
-        for ttft in (100.0, 90.0, 130.0)
-    ]
-    assert rows[0]["ttfts_ms"] == [100.0]
-    line = serving.table(rows).splitlines()[2]
-    assert line == "| memory | 1 | none | 100.0 (90.0 to 130.0) | 100.0 | 100.0 | 20.0 | 21.0 | 3000 | 10% | 50% |"
-    assert serving.figures(RESULT, {"queried": 0.0, "gpu_hits": 0.0, "external_hits": 0.0})["gpu_hit_rate"] == 0.0
-
-
-def test_turns_extend_their_conversation(serving: Any, tmp_path: Path) -> None:
-    a = serving.arguments(["--conversations", "2", "--turns", "3", "--turn-tokens", "5"])
-    prompts = [json.loads(line)["prompt"] for line in serving.turns(tmp_path, a).read_text().splitlines()]
-    assert [len(p.split()) for p in prompts] == [5, 5, 10, 10, 15, 15]
-    assert prompts[4].startswith(prompts[2])
-    assert prompts[2].startswith(prompts[0])
-    assert not prompts[3].startswith(prompts[0])
-
-
-def test_connector_of_each_side(serving: Any) -> None:
-    known = serving.sides(2, {"log_seconds": 5})
-    config = json.loads(known["layerwise"].args[1])
-    assert config["kv_connector"] == "LayerwiseConnector"
-    assert config["kv_connector_extra_config"] == {"store": {"cache_bytes": 2 << 30}, "log_seconds": 5}
+def test_sides_differ_by_their_connector_alone() -> None:
+    known = serving.sides(1.5, {"admission": "always"}, {"weights": "w"})
+    store = {"cache_bytes": 3 << 29, "admission": "always"}
     assert known["none"].args == ()
+    assert known["vllm"].args == ("--kv-offloading-size", "1.5", "--kv-offloading-backend", "native")
+    for name, connector, more in (
+        ("connector", "Connector", {"store": store}),
+        ("layerwise", "LayerwiseConnector", {"store": store}),
+        ("nic", "Connector", {"store": {**store, "gdr": "require"}}),
+        ("softnic", "Connector", {"store": {**store, "gdr": "require"}, "rdma": {"provider": "soft"}}),
+    ):
+        config = transfer(known[name])
+        assert config["kv_connector"] == connector
+        assert config["kv_load_failure_policy"] == "recompute"
+        assert config["kv_connector_extra_config"] == {"weights": "w", **more}
+    # The baseline of LayerwiseConnector has the same scheduler and runner.
+    assert "--no-async-scheduling" in known["none-sync"].args
+    assert "--no-async-scheduling" in known["layerwise"].args
+    assert known["none-sync"].env == known["layerwise"].env == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 
 
-def test_missing_server_is_reported(serving: Any, tmp_path: Path) -> None:
+def test_servers_get_the_same_arguments() -> None:
+    a = serving.arguments(["--server-args", "--tensor-parallel-size 2 --hf-overrides '{\"a\": 1}'"])
+    known = serving.sides(1, {}, {})
+    common = serving.serve_command(a, known["none"], Path("/m"), 80)
+    assert common[-5:] == ["dummy", "--tensor-parallel-size", "2", "--hf-overrides", '{"a": 1}']
+    for side in known.values():
+        command = serving.serve_command(a, side, Path("/m"), 80)
+        assert command == [*common, *side.args]
+    a.model = "/m"
+    assert "--load-format" not in serving.serve_command(a, known["none"], Path("/m"), 80)
+
+
+def test_rounds_are_interleaved() -> None:
+    a = serving.arguments(["--sides", "none,vllm", "--workloads", "memory,none:gpu", "--concurrency", "1,4", "--rounds", "2"])
+    one = [("memory", "none"), ("memory", "vllm"), ("gpu", "none")]
+    assert list(serving.plan(a)) == [(c, n, w, s) for c in (1, 4) for n in (1, 2) for w, s in one]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--sides", "none,other"], "no side other: the sides are none, "),
+        (["--workloads", "memory,other"], "no workload other: the workloads are memory, "),
+        (["--workloads", "vllm:gpu", "--sides", "none"], "no side vllm: the sides are none, "),
+    ],
+)
+def test_wrong_names(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        serving.arguments(args)
+    assert message in capsys.readouterr().err
+
+
+def test_workloads_with_new_prompts_change_with_the_seed(tmp_path: Path) -> None:
+    a = serving.arguments([])
+    for name in serving.WORKLOADS:
+        first, second = (serving.workload(a, name, seed, tmp_path) for seed in (1001, 1002))
+        assert (first == second) is (name in serving.FILLED), name
+    online = serving.workload(a, "online", 1, tmp_path)
+    assert online[online.index("--random-prefix-len") :] == [
+        "--random-prefix-len", "819", "--random-input-len", "205", "--random-output-len", "128", "--num-prompts", "20",
+    ]  # fmt: skip
+
+
+def test_turns_extend_their_conversation() -> None:
+    a = serving.arguments(["--conversations", "2", "--turns", "3", "--turn-tokens", "5"])
+    prompts = [p.split() for p in serving.turns(a, 1)]
+    assert [len(p) for p in prompts] == [5, 5, 10, 10, 15, 15]
+    for before, after in zip(prompts[:-2], prompts[2:], strict=True):
+        assert after[: len(before)] == before
+    assert prompts[0] != prompts[1]
+    assert serving.turns(a, 1) != serving.turns(a, 2)
+
+
+def test_hit_rates_are_sums_over_engines() -> None:
+    metrics = """# HELP vllm:prefix_cache_queries_total Queries.
+vllm:prefix_cache_queries_total{engine="0",model_name="m"} 100.0
+vllm:prefix_cache_queries_total{engine="1",model_name="m"} 300.0
+vllm:prefix_cache_hits_total{engine="0",model_name="m"} 1e+02
+vllm:external_prefix_cache_hits_total{engine="0",model_name="m"} 16.0
+vllm:external_prefix_cache_queries_total{engine="0",model_name="m"} 77.0
+"""
+    found = serving.counters(metrics)
+    assert found == {"queried": 400, "gpu_hits": 100, "external_hits": 16}
+    of = serving.figures(RESULT, found)
+    assert (of["gpu_hit_rate"], of["external_hit_rate"]) == (0.25, 0.04)
+    assert of["ttfts_ms"] == [12.5]
+    assert serving.figures(RESULT, dict.fromkeys(found, 0.0))["gpu_hit_rate"] == 0
+
+
+def test_a_table_has_medians_and_spread_of_rounds() -> None:
+    tokens = {"queried": 100.0, "gpu_hits": 10.0, "external_hits": 88.0}
+    rows = [
+        {"workload": "memory", "concurrency": 1, "side": side} | serving.figures(RESULT | {"median_ttft_ms": ms}, tokens)
+        for side, ms in (("none", 9.0), ("connector", 5.0), ("none", 1.0), ("none", 2.0))
+    ]
+    lines = serving.table(rows).splitlines()
+    assert len(lines) == 4
+    assert lines[2] == (
+        "| memory | 1 | none | 2.0 (1.0 to 9.0) | 0.0 | 2.0 | 10.00 | 11.00 | 12.00 |"
+        " 20.00 | 21.00 | 22.00 | 300 | 10%, 88% | 60, 3 |"
+    )
+    assert lines[3].startswith("| memory | 1 | connector | 5.0 (5.0 to 5.0) |")
+    assert {line.count("|") for line in lines} == {16}
+
+
+def test_a_server_that_ends_is_reported_with_its_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    log.write_text("no GPU\n")
-    process = serving.subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    log.write_text("no NIC is there\n")
+    process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    with pytest.raises(RuntimeError, match=r"server x does not answer.*\nno GPU"):
-        serving.Server("x", process, serving.free_port(), log).wait(serving.time.monotonic() + 5)
+    server = serving.Server("nic", tmp_path, process, serving.free_port(), log)
+    with pytest.raises(RuntimeError, match="server nic does not answer; its log ends:\nno NIC is there"):
+        server.wait(serving.time.monotonic() + 60)

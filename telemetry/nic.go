@@ -25,7 +25,7 @@ var nicFamilies = []family[*stream.NICStats]{
 	nicGauge("kvlane_nic_queue_pairs", "queue pairs", "Queue pairs of streams that are open.", func(s *stream.NICStats) int64 { return s.QueuePairs }),
 	nicCounter("kvlane_nic_queue_pairs_opened_total", "queue pairs", "Queue pairs opened, including those of reopened streams.", func(s *stream.NICStats) int64 { return s.QueuePairsOpened }),
 	nicCounter("kvlane_nic_connect_retries_total", "tries", "Retries to connect a queue pair because the peer's link address was not found in time.", func(s *stream.NICStats) int64 { return s.ConnectRetries }),
-	methodFamily("kvlane_nic_registrations", "regions", Gauge, "Regions of memory registered with the NIC, by method.", func(s *stream.RegistrationStats) int64 { return s.Live }),
+	methodFamily("kvlane_nic_regions", "regions", Gauge, "Regions of memory registered with the NIC, by method.", func(s *stream.RegistrationStats) int64 { return s.Live }),
 	methodFamily("kvlane_nic_registered_bytes", "bytes", Gauge, "Bytes of those regions.", func(s *stream.RegistrationStats) int64 { return s.Bytes }),
 	methodFamily("kvlane_nic_registrations_total", "regions", Counter, "Regions registered in total.", func(s *stream.RegistrationStats) int64 { return s.Total }),
 	nicCounter("kvlane_nic_registrations_failed_total", "regions", "Regions that could not be registered.", func(s *stream.NICStats) int64 { return s.RegistrationsFailed }),

@@ -219,7 +219,7 @@ func TestScrape(t *testing.T) {
 		`kvlane_nic_queue_pairs{nic="mlx5_0"} 4`,
 		`kvlane_nic_queue_pairs_opened_total{nic="mlx5_0"} 8`,
 		`kvlane_nic_connect_retries_total{nic="mlx5_0"} 9`,
-		`kvlane_nic_registrations{nic="mlx5_0",method="host"} 1`,
+		`kvlane_nic_regions{nic="mlx5_0",method="host"} 1`,
 		`kvlane_nic_registered_bytes{nic="mlx5_0",method="dma-buf"} 8192`,
 		`kvlane_nic_registrations_total{nic="mlx5_0",method="host"} 5`,
 		`kvlane_nic_registrations_failed_total{nic="mlx5_0"} 6`,
@@ -264,10 +264,17 @@ func TestNamesFollowPrometheus(t *testing.T) {
 	for _, p := range problems {
 		t.Errorf("%s: %s", p.Metric, p.Text)
 	}
+	names := make(map[string]string)
 	for _, m := range telemetry.Catalog() {
 		if (m.Type == telemetry.Counter) != strings.HasSuffix(m.Name, "_total") {
 			t.Errorf("%s is a %s", m.Name, m.Type)
 		}
+		// Python's client and OpenMetrics name a counter without the suffix.
+		name := strings.TrimSuffix(m.Name, "_total")
+		if other, ok := names[name]; ok {
+			t.Errorf("%s and %s have the same name without _total", other, m.Name)
+		}
+		names[name] = m.Name
 		for _, unit := range []string{"bytes", "seconds"} {
 			if (m.Unit == unit) != strings.HasSuffix(strings.TrimSuffix(m.Name, "_total"), "_"+unit) {
 				t.Errorf("%s has the unit %s", m.Name, m.Unit)

@@ -124,7 +124,7 @@ def turns(a: argparse.Namespace, seed: int) -> list[str]:
 
 
 def make_model(folder: Path, shape: str) -> Path:
-    """Write a configuration and a tokenizer of whole words for a Llama of this shape, without weights."""
+    """Write the configuration and a tokenizer of words for a Llama of this shape."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -370,7 +370,10 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table. The exit status is 1 if a server did not start, or a request failed or was not run."""
+    """Print the table.
+
+    The exit status is 1 if a server did not start, or a request failed or was not run.
+    """
     a, began = arguments(argv), time.monotonic()
     rows, skipped = list[dict[str, Any]](), list[str]()
     with contextlib.ExitStack() as stack:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -59,6 +60,8 @@ type conn struct {
 	wake   chan struct{} // buffers one
 	stop   chan struct{} // closed by fail
 	ended  chan struct{} // closed after the last call has ended
+
+	expected time.Time // the read deadline was set then; the reading goroutine's
 
 	mu      sync.Mutex
 	queue   []*call // control calls first
@@ -260,6 +263,10 @@ func (c *conn) write() error {
 	defer timer.Stop()
 	for {
 		k := c.next()
+		if k == nil && c.w.Buffered() > 0 {
+			runtime.Gosched() // other callers may add requests to the same write
+			k = c.next()
+		}
 		if k == nil || c.w.Buffered() >= flushBytes {
 			if err := c.flush(&sent); err != nil {
 				return err
@@ -364,9 +371,14 @@ func (c *conn) read() error {
 	}
 }
 
-// expect sets the time by which the next bytes must arrive.
+// expect sets the time by which the next bytes must arrive, unless that was done not long before.
 func (c *conn) expect() error {
-	return c.nc.SetReadDeadline(time.Now().Add(lostAfter * time.Duration(c.limits.KeepAliveMillis) * time.Millisecond))
+	now, keepAlive := time.Now(), time.Duration(c.limits.KeepAliveMillis)*time.Millisecond
+	if now.Sub(c.expected) < keepAlive/8 {
+		return nil
+	}
+	c.expected = now
+	return c.nc.SetReadDeadline(now.Add(lostAfter * keepAlive))
 }
 
 // receive decodes a result, and reads its data to the memory of the call.

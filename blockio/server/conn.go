@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"runtime"
 	"sync"
 	"time"
 
@@ -26,6 +27,8 @@ type conn struct {
 	r      *wire.FrameReader
 	w      *wire.FrameWriter
 	leases leases
+
+	reading, writing deadline // of the goroutines of read and send
 
 	answers chan *answer // the channel has space for all credits and for control requests
 
@@ -72,6 +75,9 @@ func (s *Server) hello(nc, raw net.Conn) (*conn, error) {
 		c.credits = int(c.limits.Credits)
 		c.answers = make(chan *answer, c.credits+2*blockio.MaxCredits)
 		r.Boot, r.Limits = s.boot, c.limits
+		keepAlive := time.Duration(c.limits.KeepAliveMillis) * time.Millisecond
+		c.reading = deadline{set: nc.SetReadDeadline, keepAlive: keepAlive}
+		c.writing = deadline{set: nc.SetWriteDeadline, keepAlive: keepAlive}
 	}
 	b, packErr := r.Append(nil) // a frame without a request's id gets no result
 	if packErr == nil {
@@ -117,14 +123,27 @@ func (c *conn) run() {
 	c.leases.end()
 }
 
-func (c *conn) idle() time.Time {
-	return time.Now().Add(lostAfter * time.Duration(c.limits.KeepAliveMillis) * time.Millisecond)
+// deadline is a deadline of a connection's reads or writes, for one goroutine. It is set again only
+// after a part of the keep-alive time.
+type deadline struct {
+	set       func(time.Time) error
+	keepAlive time.Duration
+	last      time.Time
+}
+
+func (d *deadline) extend() error {
+	now := time.Now()
+	if now.Sub(d.last) < d.keepAlive/8 {
+		return nil
+	}
+	d.last = now
+	return d.set(now.Add(lostAfter * d.keepAlive))
 }
 
 // read reads requests. It returns ErrInvalid for one that the protocol does not allow.
 func (c *conn) read() error {
 	for {
-		if err := c.nc.SetReadDeadline(c.idle()); err != nil {
+		if err := c.reading.extend(); err != nil {
 			return err
 		}
 		body, data, err := c.r.Next()
@@ -198,7 +217,7 @@ func (c *conn) send() {
 		if err == nil {
 			data = c.prepare(a, data[:0])
 			if body, err = packer.Result(body[:0], &a.result, &c.limits); err == nil {
-				err = c.nc.SetWriteDeadline(c.idle())
+				err = c.writing.extend()
 			}
 			if err == nil {
 				c.mu.Lock() // the client may use the credit when it has the result
@@ -206,6 +225,9 @@ func (c *conn) send() {
 				c.mu.Unlock()
 				err = c.w.Append(body, data...)
 			}
+		}
+		if err == nil && len(c.answers) == 0 {
+			runtime.Gosched() // more requests may be read
 		}
 		if err == nil && len(c.answers) > 0 && c.w.Buffered() < flushBytes {
 			continue

@@ -67,8 +67,10 @@ func newRig(t *testing.T, o Options, images int64) *rig {
 	r.host, err = blockhost.New(images * r.formats[0].Layout.ImageBytes())
 	must(t, err)
 	o.Host = r.host
-	o.Auth, err = auth.NewServer(auth.ServerOptions{})
-	must(t, err)
+	if o.Auth == nil {
+		o.Auth, err = auth.NewServer(auth.ServerOptions{})
+		must(t, err)
+	}
 	r.Server, err = New(o)
 	must(t, err)
 	addr, err := r.Listen(t.Context(), "127.0.0.1:0")
@@ -87,7 +89,9 @@ func (r *rig) dial(ctx context.Context) (net.Conn, error) {
 
 func (r *rig) client(t *testing.T, o blockio.ClientOptions) *blockio.Client {
 	t.Helper()
-	o.Dial = r.dial
+	if o.Dial == nil {
+		o.Dial = r.dial
+	}
 	o.Timeout = min(testkit.Patience(), 5*time.Minute)
 	for _, f := range r.formats {
 		o.Formats = append(o.Formats, blockio.Format{Identity: f.Identity, ShardBytes: f.Layout.ShardSizes()})

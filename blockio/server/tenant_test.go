@@ -1,0 +1,88 @@
+package server
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/blockio"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/auth"
+)
+
+const (
+	tokenA = "token-of-tenant-a-0123"
+	tokenB = "token-of-tenant-b-0123"
+)
+
+// Tenants come from tokens over TLS. They do not see each other's blocks, and without a token there
+// is no connection.
+func TestTenantsAreApart(t *testing.T) {
+	dir := t.TempDir()
+	file := func(name string, b []byte) string {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		must(t, os.WriteFile(path, b, 0o600))
+		return path
+	}
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
+	must(t, err)
+	keyDER, err := x509.MarshalPKCS8PrivateKey(private)
+	must(t, err)
+	cert := file("cert.pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+	a, err := auth.NewServer(auth.ServerOptions{
+		CertFile: cert, KeyFile: file("key.pem", pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})),
+		TokensFile: file("tokens", []byte("a "+tokenA+"\nb "+tokenB+"\n")),
+	})
+	must(t, err)
+	r := newRig(t, Options{Auth: a}, 8)
+	client := func(token string) *blockio.Client {
+		t.Helper()
+		c, err := auth.NewClient(auth.ClientOptions{CAFile: cert, TokenFile: file("token", []byte(token))})
+		must(t, err)
+		return r.client(t, blockio.ClientOptions{Token: c.Token(), Dial: func(ctx context.Context) (net.Conn, error) {
+			return (&tls.Dialer{Config: c.TLS(r.addr)}).DialContext(ctx, "tcp", r.addr)
+		}})
+	}
+	ofA, ofB := client(tokenA), client(tokenB)
+	m, pieces := image(t, r.formats[0], 1, 4096)
+	must(t, store(t, ofA, pieces))
+	errs := make([]error, len(pieces))
+	ofB.Retrieve(t.Context(), pieces, errs)
+	wantErr(t, "a block of another tenant", errs[0], errdefs.ErrNotFound)
+	clear(m.Bytes())
+	ofA.Retrieve(t.Context(), pieces, errs)
+	must(t, errors.Join(errs...))
+	must(t, r.formats[0].Verify(m.Bytes(), key(1)))
+	stat, err := ofB.Stat(t.Context())
+	must(t, err)
+	if stat.Blocks != 0 {
+		t.Errorf("figures of a tenant without blocks: %+v", stat)
+	}
+	_, err = client("another-token-0123456").Stat(t.Context())
+	wantErr(t, "a wrong token", err, blockio.ErrDenied)
+	_, err = r.client(t, blockio.ClientOptions{Token: []byte(tokenA), Retries: -1}).Stat(t.Context())
+	if err == nil {
+		t.Error("a token without TLS is accepted")
+	}
+	if n := r.Server.Stats().Denied; n != 1 {
+		t.Errorf("%d hellos were denied, want 1", n)
+	}
+}

@@ -9,6 +9,14 @@ from typing import Any
 import pytest
 
 
+def has_measured(stats: dict[str, Any]) -> None:
+    """The Manager knows the times of loads, by workers and scheduler, and of steps. Most loads have blocks in files."""
+    measured = stats["admission"]
+    assert measured["file_rate"] > 0
+    assert 0 < measured["file_delay"] < 10
+    assert measured["step"] > 0
+
+
 @pytest.mark.parametrize("connector", ["Connector", "LayerwiseConnector"])
 def test_requests_over_damaged_files(steps: Any, tmp_path: Path, connector: str) -> None:
     seed = int(os.environ.get("KVLANE_SEED", "1"))
@@ -20,6 +28,7 @@ def test_requests_over_damaged_files(steps: Any, tmp_path: Path, connector: str)
     stats = ran["stats"]
     assert stats["jobs"] == 0, "slots are left"
     assert stats["stored"] + stats["from_files"] == stats["blocks"] + stats["evicted"] + stats["forgotten"]
+    has_measured(stats)
     layerwise = connector == "LayerwiseConnector"
     assert (ran["layerwise"]["load"] > 0) == layerwise
     assert (ran["layerwise"]["store"] > 0) == layerwise
@@ -40,6 +49,7 @@ def test_small_hits_are_loaded_within_a_step(steps: Any, tmp_path: Path) -> None
     assert ran["in_step"] > 0, "no load was within a step"
     assert ran["whole"]["load"] > ran["in_step"], "no load was too large"
     assert ran["stats"]["jobs"] == 0, "slots are left"
+    has_measured(ran["stats"])
 
 
 def test_loads_are_ordered_behind_the_step_before(steps: Any, tmp_path: Path) -> None:
@@ -53,6 +63,7 @@ def test_loads_are_ordered_behind_the_step_before(steps: Any, tmp_path: Path) ->
     assert ran["wrong"] == 0, ran
     assert ran["ends"] == ["ABORT", "LENGTH"]
     assert ran["stats"]["jobs"] == 0, "slots are left"
+    has_measured(ran["stats"])
     assert ran["ahead"]["loads"] > 20
     assert ran["ahead"]["behind"] == 0, "loads wait for their own step"
     assert ran["ahead"]["late"] > 0, "no load has ended with the step that ran"

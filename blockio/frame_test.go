@@ -73,9 +73,11 @@ func requests() map[string]*Request {
 func results() map[string]*Result {
 	return map[string]*Result{
 		"store": {Op: OpStore, ID: 0x0102030405060708, Status: StatusPartial, Credits: 1, Bytes: 4096, Entries: []EntryResult{
-			{Status: StatusOK, Bytes: 4096, Sum: 0x1122334455667788}, {Status: StatusNoSpace}}},
+			{Status: StatusOK, Bytes: 4096, Sum: 0x1122334455667788}, {Status: StatusNoSpace},
+		}},
 		"retrieve": {Op: OpRetrieve, ID: 2, Phase: true, Status: StatusOK, Credits: 2, Bytes: 4096 + MaxEntryBytes, Entries: []EntryResult{
-			{Status: StatusOK, Bytes: 4096, Sum: 1}, {Status: StatusOK, Bytes: MaxEntryBytes, Sum: 2}}},
+			{Status: StatusOK, Bytes: 4096, Sum: 1}, {Status: StatusOK, Bytes: MaxEntryBytes, Sum: 2},
+		}},
 		"exist":      {Op: OpExist, ID: 4, Status: StatusOK, Credits: 1, Presence: []Presence{{true, true}, {true, false}, {}}},
 		"lease":      {Op: OpLease, ID: 5, Status: StatusOK, Credits: 1, LeaseMillis: 30000, LeaseID: 77, Leased: 2},
 		"renew":      {Op: OpRenew, ID: 6, Status: StatusPartial, Credits: 1, LeaseMillis: 30000, Statuses: []Status{StatusOK, StatusNotFound}},
@@ -89,8 +91,10 @@ func results() map[string]*Result {
 }
 
 func hello() *Hello {
-	return &Hello{ID: 1, RemainingMillis: 5000, Client: [16]byte(bytes.Repeat([]byte{0xc1}, 16)), Limits: DefaultLimits(), Token: []byte("secret"),
-		Formats: []Format{{digest(0x40), []int64{4096, 100}}, {digest(0x60), []int64{1 << 20}}}}
+	return &Hello{
+		ID: 1, RemainingMillis: 5000, Client: [16]byte(bytes.Repeat([]byte{0xc1}, 16)), Limits: DefaultLimits(), Token: []byte("secret"),
+		Formats: []Format{{digest(0x40), []int64{4096, 100}}, {digest(0x60), []int64{1 << 20}}},
+	}
 }
 
 func helloResult() *HelloResult {

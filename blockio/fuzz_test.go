@@ -7,6 +7,7 @@ import (
 
 // seeds adds all vectors to a fuzz target.
 func seeds(f *testing.F) {
+	f.Helper()
 	for _, b := range vectors(f) {
 		f.Add(b)
 	}

@@ -50,7 +50,7 @@ func testCancelIsConfirmed(t *testing.T, transport Transport) {
 	for _, err := range errs {
 		wantErr(t, "a cancelled retrieve", err, errdefs.ErrCanceled)
 	}
-	if s := r.Client.Stats(); s.Fences == 0 {
+	if s := r.Stats(); s.Fences == 0 {
 		t.Errorf("statistics %+v", s)
 	}
 }
@@ -86,7 +86,7 @@ func testLateWritesChangeNothing(t *testing.T, transport Transport) {
 			t.Fatalf("byte %d of reused memory was changed to %#x", i, b)
 		}
 	}
-	if s := r.Client.Stats(); s.FenceTimeouts == 0 || s.Connections != 2 {
+	if s := r.Stats(); s.FenceTimeouts == 0 || s.Connections != 2 {
 		t.Errorf("statistics %+v", s)
 	}
 }

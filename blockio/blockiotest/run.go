@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"slices"
 	"sync/atomic"
@@ -68,7 +67,7 @@ func newRig(t *testing.T, transport Transport, l blockio.Limits, o blockio.Clien
 	must(t, err)
 	r.Client, err = blockio.NewClient(o)
 	must(t, err)
-	t.Cleanup(func() { must(t, r.Client.Close(context.Background())) })
+	t.Cleanup(func() { must(t, r.Close(context.Background())) })
 	return r
 }
 
@@ -413,6 +412,6 @@ func testRefusals(t *testing.T, transport Transport) {
 	defer cancel()
 	must(t, r.Flush(ctx))
 	if n := remaining.Load(); n <= 0 || n > (time.Hour/2).Milliseconds() {
-		t.Error(fmt.Sprintf("the request has %d ms", n))
+		t.Errorf("the request has %d ms", n)
 	}
 }

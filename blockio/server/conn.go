@@ -262,8 +262,9 @@ func (c *conn) prepare(a *answer, data [][]byte) [][]byte {
 	if q.Op != blockio.OpRetrieve {
 		return data
 	}
-	if status := r.Status; canceled || time.Now().After(a.deadline) {
-		if status = blockio.StatusTimeout; canceled {
+	if canceled || time.Now().After(a.deadline) {
+		status := blockio.StatusTimeout
+		if canceled {
 			status = blockio.StatusCanceled
 		}
 		*r = blockio.Result{Op: r.Op, ID: r.ID, Phase: r.Phase, Status: status, Credits: r.Credits}

@@ -56,6 +56,7 @@ func (c *conn) handle(a *answer) error {
 		}
 	case blockio.OpCancel:
 		c.cancel(q, r)
+	case blockio.OpHello, blockio.OpKeepAlive: // an answer is all
 	}
 	for _, s := range r.Statuses {
 		if s != blockio.StatusOK {

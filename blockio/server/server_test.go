@@ -77,7 +77,7 @@ func newRig(t *testing.T, o Options, images int64) *rig {
 	must(t, err)
 	r.addr = addr.String()
 	t.Cleanup(func() {
-		must(t, r.Server.Close(context.Background()))
+		must(t, r.Close(context.Background()))
 		must(t, r.host.Close()) // no block is in use
 	})
 	return r
@@ -329,7 +329,8 @@ func TestCancelledRetrieveSendsNoData(t *testing.T) {
 	_, pieces := image(t, r.formats[0], 1, 1<<20)
 	must(t, store(t, r.client(t, blockio.ClientOptions{}), pieces))
 	a := &answer{request: &blockio.Request{Op: blockio.OpRetrieve, ID: 5, RemainingMillis: 1000, Entries: []blockio.Entry{{
-		Key: key(1), Identity: blockio.IdentityHash(r.formats[0].Identity), Length: 4096, EndShard: 0}}}, deadline: time.Now().Add(time.Hour)}
+		Key: key(1), Identity: blockio.IdentityHash(r.formats[0].Identity), Length: 4096, EndShard: 0,
+	}}}, deadline: time.Now().Add(time.Hour)}
 	space, err := r.host.Space(auth.DefaultTenant, r.formats[0])
 	must(t, err)
 	c := &conn{s: r.Server, spaces: map[uint64]*blockhost.Space{a.request.Entries[0].Identity: space}, progress: map[uint64]*answer{}, credits: 1}

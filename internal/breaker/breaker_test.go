@@ -127,11 +127,11 @@ func TestResultsOfEarlierStates(t *testing.T) {
 	allow(t, b).Fail(errPeer)
 	late.Fail(errPeer)
 	later.Succeed()
-	refused(t, b)
+	_ = refused(t, b)
 	clock.Advance(100 * time.Millisecond)
 	probe := allow(t, b)
 	canceled.Cancel()
-	refused(t, b) // the probe is still in progress
+	_ = refused(t, b) // the probe is still in progress
 	last.Succeed()
 	if s := b.State(); s != breaker.HalfOpen {
 		t.Errorf("a call from before it opened made it %s", s)

@@ -24,8 +24,7 @@ serving: Any = importlib.import_module("serving")
 SERVER = "--max-model-len 512 --enforce-eager --block-size 32 --num-gpu-blocks-override 20 --dtype float32"
 SMALL = [
     "--shape", "tiny", "--rounds", "1", "--tokens", "128", "--suffix", "16", "--prefixes", "6", "--prompts", "12",
-    "--output", "4", "--conversations", "2", "--turns", "2", "--turn-tokens", "64",
-    "--memory-gib", "0.0625",
+    "--output", "4", "--online", "96,32,4,4", "--memory-gib", "0.0625",
 ]  # fmt: skip
 
 
@@ -47,7 +46,7 @@ def env(tmp_path: Path) -> dict[str, str]:
 def test_servers_are_compared(env: dict[str, str], tmp_path: Path) -> None:
     out, logs = tmp_path / "out.json", tmp_path / "logs"
     command = [
-        sys.executable, str(SCRIPT), *SMALL, "--sides", "softnic,nic", "--workloads", "softnic:memory,softnic:turns",
+        sys.executable, str(SCRIPT), *SMALL, "--sides", "softnic,nic", "--workloads", "softnic:memory,softnic:online",
         "--start-seconds", "900", "--server-args", SERVER, "--store", '{"admission": "always"}', "--json", str(out),
         "--logs", str(logs),
     ]  # fmt: skip
@@ -55,10 +54,10 @@ def test_servers_are_compared(env: dict[str, str], tmp_path: Path) -> None:
     report = json.loads(out.read_text()) if out.exists() else None
     assert report, done.stdout[-4000:] + done.stderr[-6000:]
     ran = {(r["workload"], r["side"]): r for r in report["rows"]}
-    assert set(ran) == {("memory", "softnic"), ("turns", "softnic")}
+    assert set(ran) == {("memory", "softnic"), ("online", "softnic")}
     for r in ran.values():
         assert r["failed"] == 0
-        assert r["requests"] == len(r["ttfts_ms"]) == {"memory": 12, "turns": 4}[r["workload"]]
+        assert r["requests"] == len(r["ttfts_ms"]) == {"memory": 12, "online": 4}[r["workload"]]
         assert min(r["mean_ttft_ms"], r["mean_tpot_ms"], r["mean_itl_ms"], r["tokens_per_s"]) > 0
     assert ran["memory", "softnic"]["external_hit_rate"] > 0.3
     assert (logs / "metrics-softnic.txt").exists()

@@ -34,7 +34,9 @@ OffloadingWorker.take_failures = lambda self: {}
 OffloadingWorker.take_pooled = lambda self: {}
 OffloadingWorker.begin_step = lambda self: None
 OffloadingWorker.loading = lambda self: False
+OffloadingWorker.times = {}
 OffloadingManager.computed = lambda self, tokens, seconds: None
+OffloadingManager.scheduled = lambda self, tokens: None
 for module, name, other in (
     (v0_32, "Worker", OffloadingWorker),
     (v0_32, "Scheduler", OffloadingManager),

@@ -188,11 +188,6 @@ type StoreConfig struct {
 	// LogFsync defines when the log tier's writes reach stable storage. Default log.FsyncInterval:
 	// a tenth of a second later.
 	LogFsync log.FsyncPolicy `config:"log_fsync"`
-	// StreamFiles makes the tier below the cache read blocks of at least 64 KiB by a stream of
-	// files (package stream/file): past the page cache, by io_uring if that was measured to be
-	// faster (Stream.Calibration). Without it, system calls read them, which was 5 to 27% faster
-	// from the page cache, and as fast from a disk of 1 GB/s.
-	StreamFiles bool `config:"stream_files"`
 	// Direct selects whether blocks go between files and the device without pinned memory. Empty:
 	// DirectAuto.
 	Direct Direct `config:"direct"`

@@ -18,7 +18,6 @@ import (
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 	"github.com/kvlane/kvlane/stream/copy/plan"
-	streamfile "github.com/kvlane/kvlane/stream/file"
 	"github.com/kvlane/kvlane/stream/hoststream"
 	"github.com/kvlane/kvlane/telemetry"
 	"github.com/kvlane/kvlane/tier"
@@ -40,7 +39,6 @@ type Engine struct {
 	pinned     *mem.Region
 	cache      *cache.Tier
 	lower      []tier.Tier
-	files      *streamfile.Stream // reads the files of lower; or nil
 	direct     *directStorage     // or nil
 	directMode device.StorageMode // see DirectStatus.Mode
 	hosts      *hoststream.Set    // nil without Config.HostStreams
@@ -120,22 +118,12 @@ func (e *Engine) NICStats() []stream.NICStats {
 	return e.nics.Stats()
 }
 
-// FileStats returns the figures of the stream that reads the tiers' files, or zeros without it.
-// Safe for concurrent use, also after Close.
-func (e *Engine) FileStats() streamfile.Stats {
-	if e.files == nil {
-		return streamfile.Stats{}
-	}
-	return e.files.Stats()
-}
-
 // ExportTo makes the engine the source of the engine metrics in m, for programs that serve m
 // themselves. The figures stay readable after Close.
 func (e *Engine) ExportTo(m *telemetry.Metrics) error {
 	m.SetStore(e.store.Stats)
 	m.SetPlanner(e.PlanFigures)
 	m.SetNICs(e.NICStats)
-	m.SetFiles(e.FileStats)
 	var errs []error
 	for _, t := range e.Tiers() {
 		errs = append(errs, m.SetTier(t.Name(), t))

@@ -10,9 +10,7 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/internal/dirfs"
-	"github.com/kvlane/kvlane/profile"
 	"github.com/kvlane/kvlane/store"
-	streamfile "github.com/kvlane/kvlane/stream/file"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/log"
@@ -24,7 +22,7 @@ type durableTier struct {
 	// validate returns every problem of the tier. If it is not in the pipeline, its settings are
 	// errors.
 	validate func(s *StoreConfig, formats block.Formats, there bool) error
-	open     func(context.Context, *Engine, dirfs.Reader) (tier.Tier, error)
+	open     func(context.Context, *Engine) (tier.Tier, error)
 }
 
 // durableTiers has the tiers of store.DurableTiers by name.
@@ -94,16 +92,12 @@ func (e *Engine) openLower(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	reader, err := e.openFiles(ctx, e.cfg.Store.dirsOf(tiers...))
-	if err != nil {
-		return err
-	}
 	for _, name := range tiers {
 		d, ok := durableTiers[name]
 		if !ok {
 			continue // the cache
 		}
-		t, err := d.open(ctx, e, reader)
+		t, err := d.open(ctx, e)
 		if err != nil {
 			return err // names the operation
 		}
@@ -113,9 +107,9 @@ func (e *Engine) openLower(ctx context.Context) error {
 	return nil
 }
 
-func openFile(ctx context.Context, e *Engine, reader dirfs.Reader) (tier.Tier, error) {
+func openFile(ctx context.Context, e *Engine) (tier.Tier, error) {
 	c := e.cfg.Store.fileTier(e.groups.formats)
-	c.Identities, c.FS, c.Reader, c.Direct = e.groups.ids, dirfs.Of(ctx), reader, e.directFiles()
+	c.Identities, c.FS, c.Direct = e.groups.ids, dirfs.Of(ctx), e.directFiles()
 	t, err := file.Open(ctx, c)
 	if err != nil {
 		return nil, err
@@ -124,9 +118,9 @@ func openFile(ctx context.Context, e *Engine, reader dirfs.Reader) (tier.Tier, e
 	return t, nil
 }
 
-func openLog(ctx context.Context, e *Engine, reader dirfs.Reader) (tier.Tier, error) {
+func openLog(ctx context.Context, e *Engine) (tier.Tier, error) {
 	c := e.cfg.Store.logTier(e.groups.formats)
-	c.Identities, c.FS, c.Reader, c.Direct = e.groups.ids, dirfs.Of(ctx), reader, e.directFiles()
+	c.Identities, c.FS, c.Direct = e.groups.ids, dirfs.Of(ctx), e.directFiles()
 	t, err := log.Open(ctx, c)
 	if err != nil {
 		return nil, err
@@ -141,32 +135,6 @@ func (e *Engine) noteOthers(t *file.Tier) {
 		e.note(fmt.Sprintf("the limit of %d bytes is for all folders in the parent directories of the file tier: other identities use %d bytes there",
 			s.CapacityBytes, s.OthersBytes))
 	}
-}
-
-// openFiles opens the stream that reads the files in dirs. It returns nil unless
-// StoreConfig.StreamFiles is set.
-func (e *Engine) openFiles(ctx context.Context, dirs []string) (dirfs.Reader, error) {
-	if !e.cfg.Store.StreamFiles {
-		return nil, nil
-	}
-	calibration := e.cfg.Stream.Calibration
-	if e.cfg.Device.Driver == Sim { // its copy paths are not measured either
-		calibration = profile.Never
-	}
-	found, notes, err := profile.Files(ctx, existing(dirs), calibration, e.cfg.Stream.ProfileDir, streamfile.MeasureOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("find the profile of the file system: %w", err)
-	}
-	if calibration != profile.Never {
-		e.note(notes...)
-	}
-	s, err := streamfile.Open(streamfile.Options{Profile: found})
-	if err != nil {
-		return nil, err // names the operation
-	}
-	e.files = s
-	e.closers.Add("stream of files", s.Close)
-	return s, nil
 }
 
 // existing returns the directories that exist, and for each other one its nearest existing parent.

@@ -52,9 +52,6 @@ func (s *StoreConfig) validate(formats block.Formats) error {
 		for _, t := range store.DurableTiers() {
 			errs = append(errs, durableTiers[t.Name].validate(s, formats, slices.Contains(tiers, t.Name)))
 		}
-		if s.StreamFiles && len(s.dirsOf(tiers...)) == 0 {
-			bad("stream_files is set, but no file tier is configured: give a directory")
-		}
 	}
 	if s.FileBytes < 0 {
 		bad("the file tier's bound is negative: %d bytes", s.FileBytes)

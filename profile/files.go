@@ -54,46 +54,6 @@ type filesDocument struct {
 	Points     []streamfile.Point `json:"points"`
 }
 
-// Files returns the profile by which file streams choose paths in dirs, and notes for the user. It
-// measures as c allows and stores profiles in profileDir. o is FileOptions.Measure. If a directory
-// has no profile, a note gives the reason, and the stream's defaults apply. The only error is that
-// of ctx.
-func Files(
-	ctx context.Context, dirs []string, c Calibration, profileDir string, o streamfile.MeasureOptions,
-) (p *streamfile.Profile, notes []string, err error) {
-	p = &streamfile.Profile{}
-	seen := make(map[uint64]bool)
-	for _, dir := range dirs {
-		got, err := files(ctx, dir, c, FileOptions{Dir: profileDir, Measure: o})
-		if ctx.Err() != nil {
-			return nil, nil, context.Cause(ctx)
-		}
-		if err != nil {
-			notes = append(notes, fmt.Sprintf("paths to files in %s are chosen by plain defaults: %v", dir, err))
-			continue
-		}
-		if got.Note != "" {
-			notes = append(notes, got.Note)
-		}
-		if dev := got.FileSystem.dev; !seen[dev] {
-			seen[dev] = true
-			p.Points = append(p.Points, got.Profile.Points...)
-		}
-	}
-	return p, notes, nil
-}
-
-func files(ctx context.Context, dir string, c Calibration, o FileOptions) (*CalibratedFiles, error) {
-	if c != Never {
-		return CalibrateFiles(ctx, dir, o)
-	}
-	f, err := o.fileSystem(dir)
-	if err != nil {
-		return nil, err
-	}
-	return f.load(kept.Dir{Path: o.Dir})
-}
-
 // CompareDirect returns the stored comparison of cuFile with pinned memory, for reads of about
 // bytes from files in dir to dev's memory. It loads no library and never measures. dir and
 // profileDir are the arguments of CalibrateFiles. The error wraps ErrNotFound if nothing was

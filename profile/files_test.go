@@ -23,14 +23,14 @@ import (
 
 var soon = streamfile.MeasureOptions{Budget: 100 * time.Millisecond}
 
-// findFiles returns what there is for a directory, and the notes as one text.
-func findFiles(t *testing.T, c profile.Calibration, profiles string, dirs ...string) (*streamfile.Profile, string) {
+// calibrateFiles returns the profile of a directory, stored or measured now.
+func calibrateFiles(t *testing.T, profiles, dir string) *profile.CalibratedFiles {
 	t.Helper()
-	p, notes, err := profile.Files(t.Context(), dirs, c, profiles, soon)
+	c, err := profile.CalibrateFiles(t.Context(), dir, profile.FileOptions{Dir: profiles, Measure: soon})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return p, strings.Join(notes, "; ")
+	return c
 }
 
 func onlyFile(t *testing.T, dir string) string {
@@ -44,18 +44,15 @@ func onlyFile(t *testing.T, dir string) string {
 
 func TestFiles(t *testing.T) {
 	dir, profiles := testkit.MemoryDir(t), filepath.Join(t.TempDir(), "not", "yet", "there")
-	if p, notes := findFiles(t, profile.Never, profiles, dir); len(p.Points) > 0 || !strings.Contains(notes, dir) {
-		t.Errorf("nothing stored, never: %d points, notes %q", len(p.Points), notes)
+	measured := calibrateFiles(t, profiles, dir)
+	if len(measured.Profile.Points) == 0 || !measured.Measured || measured.Note != "" {
+		t.Fatalf("%+v", measured)
 	}
-	measured, notes := findFiles(t, profile.Once, profiles, dir, filepath.Dir(dir), dir)
-	if len(measured.Points) == 0 || notes != "" {
-		t.Fatalf("%d points, notes %q", len(measured.Points), notes)
-	}
-	name := onlyFile(t, profiles) // one file system
-	for _, c := range []profile.Calibration{profile.Once, profile.Never} {
-		found, notes := findFiles(t, c, profiles, dir)
-		if d := cmp.Diff(measured, found); d != "" || notes != "" {
-			t.Errorf("%s: notes %q: %s", c, notes, d)
+	name := onlyFile(t, profiles)
+	for _, in := range []string{dir, filepath.Dir(dir)} { // one file system
+		found := calibrateFiles(t, profiles, in)
+		if d := cmp.Diff(measured.Profile, found.Profile); d != "" || found.Measured || found.Note != "" {
+			t.Errorf("%s: %+v: %s", in, found, d)
 		}
 	}
 	good, err := os.ReadFile(name)
@@ -71,9 +68,9 @@ func TestFiles(t *testing.T) {
 	if err := os.WriteFile(name, []byte(replaced(`"dev": `, `"dev": 7`)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	found, _ := findFiles(t, profile.Never, profiles, dir)
-	if d := cmp.Diff(measured, found); d != "" {
-		t.Errorf("of another boot: %s", d)
+	found := calibrateFiles(t, profiles, dir)
+	if d := cmp.Diff(measured.Profile, found.Profile); d != "" || found.Measured {
+		t.Errorf("of another boot: measured again %t: %s", found.Measured, d)
 	}
 	for what, text := range map[string]string{
 		"empty": "", "half": string(good[:len(good)/2]), "of zeroes": string(make([]byte, 100)),
@@ -84,23 +81,17 @@ func TestFiles(t *testing.T) {
 		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if p, notes := findFiles(t, profile.Never, profiles, dir); len(p.Points) > 0 || !strings.Contains(notes, name) {
-			t.Errorf("%s, never: %d points, notes %q, which should name the file", what, len(p.Points), notes)
+		if c := calibrateFiles(t, profiles, dir); !c.Measured || len(c.Profile.Points) == 0 || !strings.Contains(c.Note, name) {
+			t.Errorf("%s: %+v, whose note should name the file", what, c)
 		}
-		if what != "empty" && what != "of another version" {
-			continue // measuring takes its time
-		}
-		if p, notes := findFiles(t, profile.Once, profiles, dir); len(p.Points) == 0 || !strings.Contains(notes, name) {
-			t.Errorf("%s: %d points, notes %q, which should name the file", what, len(p.Points), notes)
-		}
-		if p, notes := findFiles(t, profile.Never, profiles, dir); len(p.Points) == 0 || notes != "" {
-			t.Errorf("%s, measured anew: %d points, notes %q", what, len(p.Points), notes)
+		if c := calibrateFiles(t, profiles, dir); c.Measured || c.Note != "" {
+			t.Errorf("%s, after that: %+v", what, c)
 		}
 	}
 }
 
-// TestFilesGoByDefaults where nothing can be measured or stored, and a note says why.
-func TestFilesGoByDefaults(t *testing.T) {
+// Where nothing can be measured or stored, the error has the reason.
+func TestFilesCannotBeCalibrated(t *testing.T) {
 	dir, profiles := testkit.MemoryDir(t), t.TempDir()
 	file := filepath.Join(profiles, "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -114,37 +105,15 @@ func TestFilesGoByDefaults(t *testing.T) {
 		"nothing can be written":          {"/proc", profiles, "/proc"},
 		"a file system where nothing may": {"/sys", profiles, "/sys"},
 	} {
-		p, notes := findFiles(t, profile.Once, tt.profiles, tt.dir)
-		if len(p.Points) > 0 || !strings.Contains(notes, tt.says) || !strings.Contains(notes, "plain defaults") {
-			t.Errorf("%s: %d points, notes %q", what, len(p.Points), notes)
+		_, err := profile.CalibrateFiles(t.Context(), tt.dir, profile.FileOptions{Dir: tt.profiles, Measure: soon})
+		if err == nil || !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%s: %v", what, err)
 		}
-	}
-	// One that cannot be measured is no matter for the others.
-	if p, notes := findFiles(t, profile.Once, profiles, "/proc", dir); len(p.Points) == 0 || !strings.Contains(notes, "/proc") {
-		t.Errorf("%d points, notes %q", len(p.Points), notes)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, _, err := profile.Files(ctx, []string{dir}, profile.Once, t.TempDir(), soon); !errors.Is(err, context.Canceled) {
+	if _, err := profile.CalibrateFiles(ctx, dir, profile.FileOptions{Dir: t.TempDir(), Measure: soon}); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v, want the context's", err)
-	}
-}
-
-// TestFilesOfTwoFileSystems: one in memory, which may have no O_DIRECT, is measured and kept beside one on a disk.
-func TestFilesOfTwoFileSystems(t *testing.T) {
-	memory, disk, profiles := testkit.MemoryDir(t), t.TempDir(), t.TempDir()
-	var want int
-	for _, dir := range []string{memory, disk} {
-		c, err := profile.CalibrateFiles(t.Context(), dir, profile.FileOptions{Dir: profiles})
-		if err != nil || !c.Stored || len(c.Profile.Points) == 0 {
-			t.Fatalf("%s: %+v, %v", dir, c, err)
-		}
-		if want += len(c.Profile.Points); !c.Measured {
-			want = len(c.Profile.Points) // they are the same file system here
-		}
-	}
-	if p, notes := findFiles(t, profile.Never, profiles, memory, disk, memory); len(p.Points) != want || notes != "" {
-		t.Errorf("%d points, want %d, notes %q", len(p.Points), want, notes)
 	}
 }
 

@@ -12,7 +12,6 @@ import (
 	"github.com/kvlane/kvlane/store/manager"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/plan"
-	streamfile "github.com/kvlane/kvlane/stream/file"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/transfer"
 )
@@ -28,7 +27,6 @@ type Metrics struct {
 	replay  *Progress                    // guarded by mu
 	planner func() plan.Figures          // guarded by mu
 	nics    func() []stream.NICStats     // guarded by mu
-	files   func() streamfile.Stats      // guarded by mu
 
 	transfer func() transfer.Stats             // guarded by mu
 	buffers  map[string]func() mem.BufferStats // guarded by mu
@@ -101,7 +99,7 @@ func (m *Metrics) SetReplay(p *Progress) {
 // them.
 func (m *Metrics) collect(w *textWriter) {
 	m.mu.Lock()
-	storeStats, managers, replay, planner, nics, files, transfers := m.store, m.manager, m.replay, m.planner, m.nics, m.files, m.transfer
+	storeStats, managers, replay, planner, nics, transfers := m.store, m.manager, m.replay, m.planner, m.nics, m.transfer
 	var tiers []*namedTier
 	for _, name := range slices.Sorted(maps.Keys(m.tiers)) {
 		tiers = append(tiers, &namedTier{name: name, read: m.tiers[name]})
@@ -135,10 +133,6 @@ func (m *Metrics) collect(w *textWriter) {
 			sources[i] = &stats[i]
 		}
 		send(w, nicFamilies, sources...)
-	}
-	if files != nil {
-		s := files()
-		send(w, fileFamilies, &s)
 	}
 	if transfers != nil {
 		s := transfers()

@@ -54,7 +54,6 @@ func Catalog() []Metric {
 	all = appendMetrics(all, managerFamilies)
 	all = appendMetrics(all, plannerFamilies)
 	all = appendMetrics(all, nicFamilies)
-	all = appendMetrics(all, fileFamilies)
 	all = appendMetrics(all, transferFamilies)
 	all = appendMetrics(all, bufferFamilies)
 	all = appendMetrics(all, replayFamilies)

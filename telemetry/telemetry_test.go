@@ -26,7 +26,6 @@ import (
 	"github.com/kvlane/kvlane/store/manager"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/plan"
-	streamfile "github.com/kvlane/kvlane/stream/file"
 	"github.com/kvlane/kvlane/telemetry"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/transfer"
@@ -78,10 +77,6 @@ func full(t *testing.T) *telemetry.Metrics {
 	})
 	m.SetBuffers("send", func() mem.BufferStats {
 		return mem.BufferStats{SlotPoolStats: mem.SlotPoolStats{Slots: 128, Lent: 9, HighWater: 77, Quarantined: 2, Waiting: 3, Waits: 40, Unzeroed: 5}, Kept: 1}
-	})
-	m.SetFiles(func() (s streamfile.Stats) {
-		s.Batches[stream.PathURing], s.Bytes[stream.PathURing], s.Failed, s.Refused, s.GivenUp = 7, 4096, 1, 2, 3
-		return s
 	})
 	m.SetTransfer(func() transfer.Stats {
 		return transfer.Stats{
@@ -197,11 +192,6 @@ func TestScrape(t *testing.T) {
 		`kvlane_plan_observed_total{path="copy-engine",direction="h2d"} 2`,
 		`kvlane_plan_scale{path="copy-engine",direction="h2d"} 1.414213562373095`, // twice the time, of which half counts
 		"kvlane_plan_budget_harm 0",
-		`kvlane_file_batches_total{path="uring"} 7`,
-		`kvlane_file_bytes_total{path="uring"} 4096`,
-		"kvlane_file_failed_batches_total 1",
-		"kvlane_file_direct_refused_total 2",
-		"kvlane_file_paths_given_up_total 3",
 		`kvlane_buffers{pool="send"} 128`,
 		`kvlane_buffers_lent{pool="send"} 9`,
 		`kvlane_buffers_high_water{pool="send"} 77`,
@@ -293,7 +283,6 @@ func TestSourcesCanBeTakenAway(t *testing.T) {
 	m.SetPlanner(nil)
 	m.SetNICs(nil)
 	m.SetTransfer(nil)
-	m.SetFiles(nil)
 	m.SetManager(nil)
 	m.SetBuffers("send", nil)
 	for _, name := range []string{"cache", "file"} {

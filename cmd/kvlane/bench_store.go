@@ -182,7 +182,7 @@ func (f *storeBench) parse(flags *pflag.FlagSet) error {
 }
 
 // storeNames are the settings of the measured engine.
-var storeNames = []string{"path", "policy", "calibrate", "verify", "fsync", "log-fsync", "stream-files", "direct"}
+var storeNames = []string{"path", "policy", "calibrate", "verify", "fsync", "log-fsync", "direct"}
 
 // engineOptions returns the given options of the engine as text.
 func engineOptions(fl *pflag.FlagSet) string {

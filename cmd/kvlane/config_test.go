@@ -73,7 +73,7 @@ func TestConfigShowMasksPasswords(t *testing.T) {
 
 // A flag decides before the environment, that before the file, that before the default, whatever the sort of the value.
 func TestDefectFlagEnvironmentFileDefault(t *testing.T) {
-	file := configText(t, "# of every sort\ndevice: sim\ncache-bytes: 2GiB\nnic: [a, b]\nfile-dir: /x\nstream-files: true\nrdma-port: 1\nmetrics-addr: 127.0.0.1:1\ngdr: auto\n")
+	file := configText(t, "# of every sort\ndevice: sim\ncache-bytes: 2GiB\nnic: [a, b]\nfile-dir: /x\nrdma-port: 1\nmetrics-addr: 127.0.0.1:1\ngdr: auto\n")
 	for _, c := range []struct {
 		name, env, flag                 string
 		byDefault, byFile, byEnv, byCmd string
@@ -82,7 +82,6 @@ func TestDefectFlagEnvironmentFileDefault(t *testing.T) {
 		{"cache-bytes", "3GiB", "4GiB", "1GiB", "2GiB", "3GiB", "4GiB"},
 		{"nic", "c,d", "e", "", "a,b", "c,d", "e"},
 		{"file-dir", "/y,/z", "/w", "", "/x", "/y,/z", "/w"},
-		{"stream-files", "false", "true", "false", "true", "false", "true"},
 		{"rdma-port", "2", "3", "0", "1", "2", "3"},
 		{"metrics-addr", "127.0.0.1:2", "127.0.0.1:3", "", "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"},
 	} {
@@ -93,7 +92,7 @@ func TestDefectFlagEnvironmentFileDefault(t *testing.T) {
 				t.Errorf("%s by %v: %q, want %q", c.name, args, got, want)
 			}
 		}
-		line := 2 + slices.Index([]string{"device", "cache-bytes", "nic", "file-dir", "stream-files", "rdma-port", "metrics-addr"}, c.name)
+		line := 2 + slices.Index([]string{"device", "cache-bytes", "nic", "file-dir", "rdma-port", "metrics-addr"}, c.name)
 		check(c.byDefault+" default", "replay")
 		check(fmt.Sprintf("%s %s:%d", c.byFile, file, line), "--config", file, "replay")
 		check(fmt.Sprintf("%s %s:%d", c.byFile, file, line), "--config", file)
@@ -110,7 +109,6 @@ func TestDefectConfigurationNamesFileLineAndKey(t *testing.T) {
 	for text, want := range map[string]string{
 		"device: cdua":                 `:1: device: "cdua" is not one of auto, cuda, sim, host; did you mean cuda?`,
 		"\n\ncache-bytes: much":        `:3: cache-bytes: "much" is not a size`,
-		"stream-files: yes":            `:1: stream-files: "yes" is neither true nor false`,
 		"rdma-port: 1.5":               `:1: rdma-port: "1.5" is not a whole number`,
 		"log-level: loud":              `:1: log-level: "loud" is not one of debug, info, warn, error`,
 		"pipeline: cache|files":        `:1: pipeline: parse pipeline "cache|files": unknown tier "files"`,
@@ -234,7 +232,7 @@ func TestDefectCommandLineDidNotOverruleTheTiersOfAConfiguration(t *testing.T) {
 		{"file-dir: " + files + "\npipeline: cache|file", "", []string{"--log-dir", logs}, " | " + files + " | " + logs},
 		{"file-dir: " + files, "", []string{"--log-dir", logs, "--pipeline", "cache|log"}, "cache|log | | " + logs},
 		{"log-dir: " + logs + "\nlog-bytes: 1GiB", "", []string{"--file-dir", files}, " | " + files + " | " + logs},
-		{"file-dir: " + files + "\nfsync: file\nstream-files: true", "", []string{"--pipeline", "cache"}, "cache | | "},
+		{"file-dir: " + files + "\nfsync: file", "", []string{"--pipeline", "cache"}, "cache | | "},
 		{"file-dir: " + files, logs, nil, " | " + files + " | " + logs},
 		{"file-dir: " + files, logs, []string{"--pipeline", "cache|file"}, "cache|file | " + files + " | "},
 		{"pipeline: cache\nfile-dir: " + files, "", []string{"--file-dir", files + "2"}, " | " + files + "2 | "},

@@ -53,7 +53,7 @@ func closing(ctx context.Context, most, grace time.Duration) (context.Context, c
 // engineNames are the settings of an engine for which replay has flags.
 var engineNames = append([]string{
 	"device", "device-index", "path", "policy", "calibrate", "verify", "pipeline", "cache-bytes", "file-dir", "file-bytes", "file-dir-bytes",
-	"log-dir", "log-bytes", "fsync", "log-fsync", "stream-files", "direct", "gdr",
+	"log-dir", "log-bytes", "fsync", "log-fsync", "direct", "gdr",
 }, settings.RDMANames...)
 
 // engineFlags select the device, the copy path and the tiers.

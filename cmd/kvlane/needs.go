@@ -38,7 +38,7 @@ var needs = append(settingNeeds(), []need{
 		met: settings.Given("file-dir"), lacks: "--file-dir DIR",
 	},
 	{
-		commands: []string{"bench store"}, flags: []string{"log-fsync", "stream-files", "direct"},
+		commands: []string{"bench store"}, flags: []string{"log-fsync", "direct"},
 		met: settings.Given("file-dir"), lacks: "--file-dir DIR",
 	},
 	{

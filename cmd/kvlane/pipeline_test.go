@@ -53,7 +53,7 @@ func TestPipelineThatCannotBeIsRefused(t *testing.T) {
 	for want, args := range map[string][]string{
 		"no directory is given":   {"--pipeline", "file"},
 		"has a log tier, but":     {"--pipeline", "cache|log"},
-		"no file tier":            {"--stream-files", "--pipeline", "cache", "--file-dir", t.TempDir()},
+		"has no file tier":        {"--pipeline", "cache", "--file-dir", t.TempDir()},
 		"has no log tier":         {"--pipeline", "cache", "--log-dir", t.TempDir()},
 		"known tiers":             {"--pipeline", "tape"},
 		"must be the first":       {"--pipeline", "file|cache", "--file-dir", t.TempDir()},

@@ -31,7 +31,7 @@ func TestConfigurationReachesTheEngine(t *testing.T) {
 		"revision": "r", "adapter": "a", "tenant": "t", "device": {"driver": "sim", "index": 0}, "host_streams": true, "metrics_addr": "127.0.0.1:9400",
 		"stream": {"path": "kernel", "policy": "background", "calibration": "never", "profile_dir": "/p", "staging_bytes": 1048576},
 		"store": {"pipeline": "cache|file", "cache_bytes": 1048576, "dirs": ["/a", "/b"], "file_bytes": 1073741824, "dir_bytes": [536870912, 0],
-			"fsync": "file", "read_only": true, "stream_files": true, "verify": "always", "readers": 3, "writers": 2, "tasks": 4, "gdr": "auto",
+			"fsync": "file", "read_only": true, "verify": "always", "readers": 3, "writers": 2, "tasks": 4, "gdr": "auto",
 			"admission": "always", "lease_max_ms": 1500, "wait_max_ms": 2500},
 		"rdma": {"provider": "ibv", "nics": ["n"], "count": 1, "port": 2, "gid_index": 3, "mtu": 4096, "queue_pairs": 5, "register_on_use": true}
 	}`))
@@ -47,7 +47,7 @@ func TestConfigurationReachesTheEngine(t *testing.T) {
 		},
 		Store: kvlane.StoreConfig{
 			Pipeline: "cache|file", CacheBytes: 1 << 20, Dirs: []string{"/a", "/b"}, FileBytes: 1 << 30, DirBytes: []int64{1 << 29, 0},
-			Fsync: file.FsyncFile, ReadOnly: true, StreamFiles: true, Verify: store.VerifyAlways, Readers: 3, Writers: 2, Tasks: 4, GDR: kvlane.GDRAuto, Admission: kvlane.AdmissionAlways,
+			Fsync: file.FsyncFile, ReadOnly: true, Verify: store.VerifyAlways, Readers: 3, Writers: 2, Tasks: 4, GDR: kvlane.GDRAuto, Admission: kvlane.AdmissionAlways,
 			LeaseMax: 1500 * time.Millisecond, WaitMax: 2500 * time.Millisecond,
 		},
 		RDMA: gdr.Config{Provider: gdr.IBV, NICs: []string{"n"}, Count: 1, Port: 2, GIDIndex: &three, MTU: 4096, QueuePairs: 5, RegisterOnUse: true},

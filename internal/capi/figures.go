@@ -22,7 +22,6 @@ func (l *Library) Stats(h Handle) ([]byte, error) {
 	return json.Marshal(map[string]any{
 		"store":  figures(reflect.ValueOf(e.Store().Stats())),
 		"plan":   figures(reflect.ValueOf(e.PlanFigures())),
-		"files":  figures(reflect.ValueOf(e.FileStats())),
 		"nics":   figures(reflect.ValueOf(e.NICStats())),
 		"direct": figures(reflect.ValueOf(e.Direct())),
 	})

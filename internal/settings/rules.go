@@ -40,7 +40,7 @@ func tierRules() (rules []Rule) {
 		written, dirs, given = append(written, t.Settings...), append(dirs, dir), append(given, Given(t.Dir))
 	}
 	return append(rules,
-		Rule{Names: []string{"file-read-only", "stream-files", "direct"}, Commands: replay, Met: Either(given...), Lacks: strings.Join(dirs, " or ")},
+		Rule{Names: []string{"file-read-only", "direct"}, Commands: replay, Met: Either(given...), Lacks: strings.Join(dirs, " or ")},
 		Rule{Names: written, Commands: replay, Met: IsNot("file-read-only", "true"), Clashes: "--file-read-only, which writes no files"})
 }
 

@@ -29,19 +29,18 @@ type config struct {
 		ProfileDir  string      `config:"profile_dir"`
 	} `config:"stream"`
 	Store struct {
-		Verify      string           `config:"verify"`
-		GDR         string           `config:"gdr"`
-		Pipeline    string           `config:"pipeline"`
-		CacheBytes  int64            `config:"cache_bytes"`
-		Dirs        []string         `config:"dirs"`
-		FileBytes   int64            `config:"file_bytes"`
-		DirBytes    []int64          `config:"dir_bytes"`
-		Fsync       file.FsyncPolicy `config:"fsync"`
-		LogDir      string           `config:"log_dir"`
-		LogBytes    int64            `config:"log_bytes"`
-		LogFsync    string           `config:"log_fsync"`
-		StreamFiles bool             `config:"stream_files"`
-		Direct      string           `config:"direct"`
+		Verify     string           `config:"verify"`
+		GDR        string           `config:"gdr"`
+		Pipeline   string           `config:"pipeline"`
+		CacheBytes int64            `config:"cache_bytes"`
+		Dirs       []string         `config:"dirs"`
+		FileBytes  int64            `config:"file_bytes"`
+		DirBytes   []int64          `config:"dir_bytes"`
+		Fsync      file.FsyncPolicy `config:"fsync"`
+		LogDir     string           `config:"log_dir"`
+		LogBytes   int64            `config:"log_bytes"`
+		LogFsync   string           `config:"log_fsync"`
+		Direct     string           `config:"direct"`
 	} `config:"store"`
 	RDMA struct {
 		Provider   string   `config:"provider"`
@@ -66,16 +65,16 @@ func write(t *testing.T, text string) string {
 // them, have no effect, or are for commands only, are ignored.
 func TestFileIsBelowTheProgram(t *testing.T) {
 	name := write(t, "device: auto\npath: auto\npolicy: latency\ncache-bytes: 2GiB\nfile-dir: [/x, /y]\nfile-dir-bytes: [0, 1KiB]\nfsync: file\n"+
-		"log-bytes: 1\nnic: [a, b]\nrdma-gid-index: 3\ngdr: auto\nstream-files: true\nmetrics-addr: 127.0.0.1:1\nlog-level: debug\n")
+		"log-bytes: 1\nnic: [a, b]\nrdma-gid-index: 3\ngdr: auto\nmetrics-addr: 127.0.0.1:1\nlog-level: debug\n")
 	for _, c := range []struct{ given, want string }{
 		{`{}`, `{"stream": {"policy": "latency"}, "store": {"cache_bytes": "2GiB", "dirs": ["/x", "/y"], "dir_bytes": ["0", "1KiB"], "fsync": "file",
-			"gdr": "auto", "stream_files": true}, "rdma": {"nics": ["a", "b"], "gid_index": 3}}`},
+			"gdr": "auto"}, "rdma": {"nics": ["a", "b"], "gid_index": 3}}`},
 		{`{"store": {"gdr": "off", "log_dir": "/l"}}`, `{"stream": {"policy": "latency"}, "store": {"gdr": "off", "log_dir": "/l", "cache_bytes": "2GiB",
-			"dirs": ["/x", "/y"], "dir_bytes": ["0", "1KiB"], "fsync": "file", "log_bytes": "1", "stream_files": true}}`},
+			"dirs": ["/x", "/y"], "dir_bytes": ["0", "1KiB"], "fsync": "file", "log_bytes": "1"}}`},
 		{`{"store": {"gdr": "off", "log_dir": "/l", "pipeline": "log"}}`, `{"stream": {"policy": "latency"}, "store": {"gdr": "off", "log_dir": "/l",
-			"pipeline": "log", "cache_bytes": "2GiB", "log_bytes": "1", "stream_files": true}}`},
-		{`{"stream": {"path": "kernel"}, "store": {"dirs": ["/z"], "stream_files": false}, "rdma": {"provider": "soft"}}`, `{"stream": {"path": "kernel"},
-			"store": {"dirs": ["/z"], "dir_bytes": ["0", "1KiB"], "fsync": "file", "cache_bytes": "2GiB", "stream_files": false}, "rdma": {"provider": "soft"}}`},
+			"pipeline": "log", "cache_bytes": "2GiB", "log_bytes": "1"}}`},
+		{`{"stream": {"path": "kernel"}, "store": {"dirs": ["/z"]}, "rdma": {"provider": "soft"}}`, `{"stream": {"path": "kernel"},
+			"store": {"dirs": ["/z"], "dir_bytes": ["0", "1KiB"], "fsync": "file", "cache_bytes": "2GiB"}, "rdma": {"provider": "soft"}}`},
 		{`{"device": {"driver": "host"}, "store": {"pipeline": "cache", "gdr": "off"}}`, `{"device": {"driver": "host"}, "store": {"pipeline": "cache", "gdr": "off", "cache_bytes": "2GiB"}}`},
 	} {
 		var object map[string]any
@@ -98,12 +97,11 @@ func TestFileIsBelowTheProgram(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s (-want +got)\n%s", c.given, diff)
 		}
-		// Fields of a Go program give the same, but for fields that are false or zero.
+		// Fields of a Go program give the same.
 		var byFields, byKeys config
 		if err := errors.Join(settings.Decode([]byte(c.given), &byFields), settings.Fill(t.Context(), &byFields, name), settings.Decode(merged, &byKeys)); err != nil {
 			t.Fatal(err)
 		}
-		byFields.Store.StreamFiles = byKeys.Store.StreamFiles
 		if diff := cmp.Diff(byKeys, byFields); diff != "" {
 			t.Errorf("%s: fields (-keys +fields)\n%s", c.given, diff)
 		}

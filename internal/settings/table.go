@@ -123,7 +123,6 @@ var Table = []Setting{
 	{Key: "store.log_dir", Name: "log-dir", Doc: "directory of the log tier, on a local disk, for one process at a time", Default: "none", Flag: none},
 	{Key: "store.log_bytes", Name: "log-bytes", Kind: Size, Doc: "bound of the log tier", Default: "none", Flag: "0"},
 	{Key: "store.log_fsync", Name: "log-fsync", Doc: "when the log is synced: `interval` (ten times a second), `always` (before blocks count as durable) or `never`", Default: "interval", Words: []string{"always", "interval", "never"}},
-	{Key: "store.stream_files", Name: "stream-files", Kind: Bool, Doc: "reads blocks of 64 KiB and more past the page cache", Default: "false"},
 	{
 		Key: "store.direct", Name: "direct", Doc: "loads, and dumps of pipelines `file` and `log`, use cuFile, without pinned memory: `off`, `auto` (where it was measured to be faster; else GPUDirect Storage where it works), `always` (also the compatibility mode) or `require`", Default: "auto", Unset: "auto",
 		Words: []string{"off", "auto", "always", "require"}, FlagOnly: []string{"bench file"},

@@ -78,8 +78,6 @@ type Config struct {
 	// ReadOnly never changes the directories, which must exist and may be on a read-only mount. Put
 	// and Delete return ErrReadOnly.
 	ReadOnly bool
-	// Reader reads files instead of system calls through the page cache. It may be nil.
-	Reader dirfs.Reader
 	// Direct reads files to memory of a device: see Tier.ReadDirect. It may be nil.
 	Direct dirfs.Direct
 	// FS and Clock replace the operating system's in tests.

@@ -15,10 +15,6 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
 
-// attachFrom is the shortest image that Config.Reader reads. A system call is faster for shorter
-// ones.
-const attachFrom = 64 << 10
-
 // Get reads and verifies the block. It returns only when no read is in progress, however long that
 // takes: see the package comment.
 func (t *Tier) Get(ctx context.Context, key block.Key, dst mem.Extent) error {
@@ -130,7 +126,7 @@ func (t *Tier) read(ctx context.Context, f dirfs.File, info dirfs.Info, key bloc
 		}
 		return err
 	}
-	if err := t.fill(ctx, f, key, buf, dst); err != nil {
+	if err := dirfs.ReadFull(ctx, f, buf, 0); err != nil {
 		return err
 	}
 	verify := t.formats.Verify
@@ -143,22 +139,6 @@ func (t *Tier) read(ctx context.Context, f dirfs.File, info dirfs.Info, key bloc
 		err = fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err)
 	}
 	return err
-}
-
-// fill reads the whole file. Its length has been checked.
-func (t *Tier) fill(ctx context.Context, f dirfs.File, key block.Key, buf []byte, dst mem.Extent) (err error) {
-	if t.cfg.Reader == nil || dst.Region == nil || len(buf) < attachFrom {
-		return dirfs.ReadFull(ctx, f, buf, 0)
-	}
-	a, err := t.cfg.Reader.Attach(f, blockName(key))
-	if errors.Is(err, errdefs.ErrNotSupported) {
-		return dirfs.ReadFull(ctx, f, buf, 0)
-	}
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, a.Close()) }()
-	return dirfs.ReadExtent(ctx, a, dst, 0)
 }
 
 // setAside moves a corrupt file to quarantine, unless another file has its name now.

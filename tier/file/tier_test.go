@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/kvlane/kvlane/block"
-	"github.com/kvlane/kvlane/internal/dirfs"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/file"
@@ -16,31 +15,17 @@ import (
 
 func TestConformance(t *testing.T) {
 	for name, dirs := range map[string]int{"one directory": 1, "three directories": 3} {
-		t.Run(name, func(t *testing.T) { conform(t, tiertest.NewFormat(t), dirs, nil) })
+		t.Run(name, func(t *testing.T) { conform(t, tiertest.NewFormat(t), dirs) })
 	}
-	t.Run("read by a stream", func(t *testing.T) {
-		l, err := block.NewLayout([]int64{64 << 10, 5000})
-		if err != nil {
-			t.Fatal(err)
-		}
-		var read int64
-		conform(t, block.Format{Layout: l, Identity: block.Digest{7}}, 1, func(t *testing.T) dirfs.Reader { return tiertest.FileStream(t, &read) })
-		if read == 0 {
-			t.Error("nothing was")
-		}
-	})
 }
 
-func conform(t *testing.T, f block.Format, dirs int, reader func(*testing.T) dirfs.Reader) {
+func conform(t *testing.T, f block.Format, dirs int) {
 	t.Helper()
 	configs := make(map[tier.Tier]file.Config) // as Reopen needs them
 	tiertest.Run(t, tiertest.Config{
 		Format: f,
 		Open: func(t *testing.T, capacity int) tier.Tier {
 			c := file.Config{Formats: block.Formats{f}, MaxBytes: int64(capacity) * f.Layout.ImageBytes()}
-			if reader != nil {
-				c.Reader = reader(t)
-			}
 			for range dirs {
 				c.Dirs = append(c.Dirs, t.TempDir())
 			}

@@ -77,8 +77,6 @@ type Config struct {
 	// and Delete return ErrReadOnly. The directory is not locked. The tier has the blocks that were
 	// stored when it was opened, even if another process writes.
 	ReadOnly bool
-	// Reader reads segments instead of system calls through the page cache. It may be nil.
-	Reader dirfs.Reader
 	// Direct reads segments to memory of a device: see Tier.ReadDirect. It may be nil.
 	Direct dirfs.Direct
 	// FS and Clock replace the operating system's in tests.

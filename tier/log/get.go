@@ -99,7 +99,7 @@ func (t *Tier) read(ctx context.Context, g *segment, e entry, key block.Key, buf
 		verify = f.VerifyHeader
 	}
 	if kindOf(f) == whole {
-		if err := t.fill(ctx, g, buf, dst, e.off()); err != nil {
+		if err := dirfs.ReadFull(ctx, g.file, buf, e.off()); err != nil {
 			return err
 		}
 		return corrupt(verify(buf, key))
@@ -109,10 +109,7 @@ func (t *Tier) read(ctx context.Context, g *segment, e entry, key block.Key, buf
 		return err
 	}
 	head := f.Layout.HeaderBytes()
-	if dst.Region != nil {
-		dst = dst.Sub(head, dst.Len-head)
-	}
-	if err := t.fill(ctx, g, buf[head:], dst, e.off()); err != nil {
+	if err := dirfs.ReadFull(ctx, g.file, buf[head:], e.off()); err != nil {
 		return err
 	}
 	for i := range f.Layout.Shards() { // SealWith clears the padding, so check it first
@@ -126,25 +123,6 @@ func (t *Tier) read(ctx context.Context, g *segment, e entry, key block.Key, buf
 		return corrupt(err)
 	}
 	return corrupt(verify(buf, key))
-}
-
-// attachFrom is the shortest block that Config.Reader reads. A system call is faster for shorter
-// ones.
-const attachFrom = 64 << 10
-
-// fill reads from a segment.
-func (t *Tier) fill(ctx context.Context, g *segment, buf []byte, dst mem.Extent, off int64) error {
-	if t.cfg.Reader == nil || dst.Region == nil || len(buf) < attachFrom {
-		return dirfs.ReadFull(ctx, g.file, buf, off)
-	}
-	a, err := g.attach(t.cfg.Reader)
-	switch {
-	case errors.Is(err, errdefs.ErrNotSupported):
-		return dirfs.ReadFull(ctx, g.file, buf, off)
-	case err != nil:
-		return err
-	}
-	return dirfs.ReadExtent(ctx, a, dst, off)
 }
 
 // corrupt wraps an error about misplaced bytes in ErrCorrupt.

@@ -47,34 +47,17 @@ type segment struct {
 	deletes atomic.Bool  // it has deletions of blocks in other segments
 	started int64        // end of the started writeback; only the syncer uses it
 	unread  bool         // part of it could not be read at opening: it stays unchanged
-
-	attaching sync.Mutex
-	attached  dirfs.Attached // set by the first read with a Reader
 }
 
 // used returns the bytes of the segment that count toward the bound.
 func (s *segment) used() int64 { return s.size.Load() - s.holes.Load() }
-
-// attach prepares the file for reads by r. The caller has a reference.
-func (s *segment) attach(r dirfs.Reader) (a dirfs.Attached, err error) {
-	s.attaching.Lock()
-	defer s.attaching.Unlock()
-	if s.attached == nil {
-		s.attached, err = r.Attach(s.file, segmentName(s.number))
-	}
-	return s.attached, err
-}
 
 // release drops a reference.
 func (s *segment) release() error {
 	if s.refs.Add(-1) > 0 {
 		return nil
 	}
-	var err error
-	if s.attached != nil { // no reader is left to attach it
-		err = s.attached.Close()
-	}
-	return errors.Join(err, s.file.Close())
+	return s.file.Close()
 }
 
 // durable reports whether a block that ends at off is durable, or will be by the policy.

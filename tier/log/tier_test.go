@@ -38,13 +38,6 @@ func TestConformance(t *testing.T) {
 	t.Run("blocks with records of their own", func(t *testing.T) {
 		conform(t, bigFormat(t), log.Config{}, same)
 	})
-	t.Run("read by a stream", func(t *testing.T) {
-		var read int64
-		conform(t, bigFormat(t), log.Config{}, same, func(t *testing.T, c *log.Config) { c.Reader = tiertest.FileStream(t, &read) })
-		if read == 0 {
-			t.Error("nothing was")
-		}
-	})
 	t.Run("decorated", func(t *testing.T) {
 		conform(t, tiertest.NewFormat(t), log.Config{}, func(tr tier.Tier) tier.Tier { return faulty.New(tr, nil, nil) })
 	})
@@ -52,7 +45,7 @@ func TestConformance(t *testing.T) {
 
 func same(tr tier.Tier) tier.Tier { return tr }
 
-func conform(t *testing.T, f block.Format, c log.Config, wrap func(tier.Tier) tier.Tier, also ...func(*testing.T, *log.Config)) {
+func conform(t *testing.T, f block.Format, c log.Config, wrap func(tier.Tier) tier.Tier) {
 	t.Helper()
 	configs := make(map[tier.Tier]log.Config) // as Reopen needs them
 	start := func(t *testing.T, c log.Config) tier.Tier {
@@ -70,9 +63,6 @@ func conform(t *testing.T, f block.Format, c log.Config, wrap func(tier.Tier) ti
 		Open: func(t *testing.T, _ int) tier.Tier {
 			c := c
 			c.Dir, c.Formats, c.SegmentBytes = t.TempDir(), block.Formats{f}, segmentBytes
-			for _, change := range also {
-				change(t, &c)
-			}
 			return start(t, c)
 		},
 		Corrupt: func(t *testing.T, tr tier.Tier, key block.Key) {

@@ -113,18 +113,25 @@ func TestAdjacentRegions(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = hostmem.Free(b) })
+	whole, err := g.dev.RegisterHost(b) // the halves adjoin at both addresses
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := g.dev.Free(whole); err != nil {
+			t.Error(err)
+		}
+	})
 	var half [2]*mem.Region
 	for i := range half {
-		if half[i], err = g.dev.RegisterHost(b[i*4096 : (i+1)*4096 : (i+1)*4096]); err != nil {
+		at := int64(i) * 4096
+		half[i], err = mem.NewRegion(mem.RegionSpec{
+			Kind: mem.KindHostPinned, Device: whole.Device(), Len: 4096, CPU: whole.CPU() + mem.CPUAddr(at), Dev: whole.Dev() + mem.DevAddr(at), Bytes: b[at : at+4096 : at+4096],
+		})
+		if err != nil {
 			t.Fatal(err)
 		}
-		r := half[i]
-		t.Cleanup(func() {
-			if err := g.dev.Free(r); err != nil {
-				t.Error(err)
-			}
-		})
-		g.register(t, r)
+		g.register(t, half[i])
 	}
 	src := g.pinned(t, 1024)
 	for i := range src.Bytes() {

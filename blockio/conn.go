@@ -359,7 +359,7 @@ func (c *conn) read() error {
 		c.mu.Lock()
 		k := c.calls[id]
 		c.mu.Unlock()
-		if k == nil {
+		if k == nil || k.answered { // only this goroutine sets answered
 			return invalid("result of request %d, which is not in progress", id)
 		}
 		if err := c.receive(k, body, data); err != nil {

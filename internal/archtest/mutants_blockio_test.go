@@ -2,6 +2,8 @@ package archtest
 
 // blockioMutants has the defects of the block protocol.
 var blockioMutants = []mutant{
+	defect("blockio", "TestDefectSecondResultIsWrittenToMemory",
+		"blockio/conn.go", "if k == nil || k.answered {", "if k == nil {"),
 	defect("blockio", "TestClientOverTCP/LateWritesChangeNothing",
 		"blockio/conn.go", "	c.fence(k)\n	<-k.done\n	if k.err != nil {\n", "	if true {\n"),
 	defect("blockio", "TestClientOverTCP/LateWritesChangeNothing",

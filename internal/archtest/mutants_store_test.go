@@ -51,7 +51,7 @@ var storeMutants = []mutant{
 	defect("tier/file", "TestDefectFullDiskFailsEveryLaterWrite",
 		"tier/file/put.go", "		if full {\n			a.pause.Begin(t.clock.Now(), err)\n", "		if full {\n"),
 	defect("tier/file", "TestDefectRemovedTemporaryFolderFailsEveryWrite",
-		"tier/file/put.go", "	if blockdir.Gone(err) {\n		if rerr", "	if blockdir.Gone(err) && try > 0 {\n		if rerr",
+		"tier/file/put.go", "	if blockdir.Gone(err) && c.quiesced == nil {\n		if rerr", "	if blockdir.Gone(err) && try > 0 {\n		if rerr",
 		"tier/file/put.go", "	s := d.session.Load()\n	info, err", "	s, try := d.session.Load(), 0\n	info, err"),
 	defect("tier/file", "TestDefectCountsOfAnUnboundedTierStayWrong",
 		"tier/file/collect.go", "f := a.failure.Load(); n != used || *f != nil ||", "f := a.failure.Load(); n < used || *f != nil ||"),
@@ -85,7 +85,7 @@ var storeMutants = []mutant{
 		"tier/file/dir.go", "	if blockdir.Gone(rerr) {\n		return m, err\n", "	if rerr == nil || blockdir.Gone(rerr) {\n		return m, err\n"),
 	// Hosts that share a directory.
 	defect("tier/file", "TestDefectStaleHandlesFailAWrite",
-		"tier/file/put.go", "	if blockdir.Gone(err) {\n		if rerr", "	if errors.Is(err, unix.ENOENT) {\n		if rerr"),
+		"tier/file/put.go", "	if blockdir.Gone(err) && c.quiesced == nil {\n		if rerr", "	if errors.Is(err, unix.ENOENT) {\n		if rerr"),
 	defect("tier/file", "TestDefectTwoHostsMakeADirectory",
 		"tier/file/dir.go", "errors.Is(err, unix.EEXIST) || errors.Is(err, errdefs.ErrInvalid)", "errors.Is(err, errdefs.ErrInvalid)"),
 	defect("tier/file", "TestDefectTwoHostsMakeADirectory",

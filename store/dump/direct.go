@@ -58,13 +58,14 @@ func (b *blockWrite) direct() *pipeline.DirectDump {
 	return d
 }
 
-// putDirect stores a block from a slot of device memory.
-func (d *Dumper) putDirect(ctx context.Context, t tier.Tier, b *blockWrite) error {
+// putDirect stores a block from a slot of device memory. wait bounds the direct write only: if that
+// fails, the copy through host memory has a time of its own.
+func (d *Dumper) putDirect(ctx, wait context.Context, t tier.Tier, b *blockWrite) error {
 	p, slot := d.Pipeline, b.direct()
 	why := fmt.Errorf("%w: the copy to device memory has no checksums", tier.ErrNotDirect)
 	if slot.Head != nil {
 		c := stream.Completion{Path: stream.PathCuFile, Reason: p.Direct.Reason, Bytes: b.image().Len, Pieces: 1, Started: p.Clock.Now()}
-		slot.Quiesced, why = d.direct.PutDirect(ctx, b.key(), slot.Head, b.image())
+		slot.Quiesced, why = d.direct.PutDirect(wait, b.key(), slot.Head, b.image())
 		if why == nil {
 			p.Count.DirectDumped.Add(1)
 			c.Finished = p.Clock.Now()
@@ -88,7 +89,9 @@ func (d *Dumper) putDirect(ctx context.Context, t tier.Tier, b *blockWrite) erro
 		return why
 	}
 	p.Index.FellBack(t, b.key(), why)
-	if err := d.putCopy(ctx, t, b); err != nil {
+	bounded, cancel := p.WithTimeout(ctx, p.WaitMax)
+	defer cancel()
+	if err := d.putCopy(bounded, t, b); err != nil {
 		return errors.Join(why, err)
 	}
 	return nil

@@ -94,7 +94,7 @@ type content struct {
 	image    []byte
 	head     []byte
 	src      mem.Extent      // of the image's length, without a valid header
-	quiesced <-chan struct{} // see tier.DirectWriter
+	quiesced <-chan struct{} // see tier.DirectWriter; once set, the write is not tried again
 }
 
 func (c *content) bytes() int64 {

@@ -221,7 +221,7 @@ func (t *Tier) write(ctx context.Context, d *dir, key block.Key, c *content, ove
 				a.collectSoon()
 			}
 			return nil
-		case !errors.Is(err, errdefs.ErrNoSpace):
+		case !errors.Is(err, errdefs.ErrNoSpace) || c.quiesced != nil:
 			a.space.cancel(c.bytes())
 			return err
 		}
@@ -240,7 +240,7 @@ func (t *Tier) write(ctx context.Context, d *dir, key block.Key, c *content, ove
 func (t *Tier) writeOnce(ctx context.Context, d *dir, key block.Key, c *content, over *unreadable) error {
 	s := d.session.Load()
 	info, err := t.publish(ctx, d, s, key, c, over)
-	if blockdir.Gone(err) {
+	if blockdir.Gone(err) && c.quiesced == nil {
 		if rerr := d.renew(ctx, &t.cfg, s); rerr != nil {
 			return errors.Join(err, rerr)
 		}

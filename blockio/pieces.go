@@ -43,15 +43,15 @@ func Split(dst []Piece, k block.Key, id block.Digest, l *block.Layout, m mem.Ext
 
 // Store stores pieces and sets errs[i] to the error of pieces[i]. The pieces of one image may be in
 // any order. The server publishes a block when it has all of its bytes. The slices have equal
-// lengths. Memory must be reached by the CPU, and must not change until Store returns.
+// lengths. The CPU must reach the memory, which must not change until Store returns.
 func (c *Client) Store(ctx context.Context, pieces []Piece, errs []error) {
 	c.transfer(ctx, OpStore, pieces, errs)
 }
 
 // Retrieve reads pieces to their memory, verifies their checksums, and sets errs[i] to the error of
 // pieces[i]: ErrNotFound for a miss, ErrCorrupt for a wrong checksum. After an error the memory is
-// undefined. The slices have equal lengths. Memory must be reached by the CPU. It is not written
-// after Retrieve returns.
+// undefined. The slices have equal lengths. The CPU must reach the memory. Retrieve does not write
+// to it after it has returned.
 func (c *Client) Retrieve(ctx context.Context, pieces []Piece, errs []error) {
 	c.transfer(ctx, OpRetrieve, pieces, errs)
 }

@@ -81,7 +81,7 @@ const PieceBytes = 16 << 10
 // MaxKernelArgs is the largest number of arguments of a kernel.
 const MaxKernelArgs = 8
 
-// Kernel is one launch.
+// Kernel selects a kernel and the arguments of one launch.
 type Kernel struct {
 	Name  string
 	CTAs  int // thread blocks; zero selects the default

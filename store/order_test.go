@@ -8,8 +8,8 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// Dumps that name the block before their first, and a lease before dumps, make one prompt. Its end
-// is evicted first.
+// Dumps form one prompt if each names the block before its first, or if a lease covered all blocks.
+// The end of a prompt is evicted first.
 func TestDumpsInPiecesMakeOnePrompt(t *testing.T) {
 	for _, groups := range []int{1, 2} {
 		for _, leased := range []bool{false, true} {
@@ -50,7 +50,7 @@ func TestDumpsInPiecesMakeOnePrompt(t *testing.T) {
 	}
 }
 
-// Loads without a lease make one prompt too.
+// Loads without a lease form one prompt if each names the block before its first.
 func TestLoadsInPiecesMakeOnePrompt(t *testing.T) {
 	r := newRig(t, rigOptions{slots: 16, pages: 16, dirs: []string{t.TempDir()}})
 	var all, others []int

@@ -138,7 +138,7 @@ func (c *Completion) Decode(b []byte, r *Request) error {
 	}
 	for i := range n {
 		s := EntryOK
-		bit := b[completionBytes+i/8]>>(i%8)&1 != 0 // of delete and exist
+		bit := b[completionBytes+i/8]>>(i%8)&1 != 0 // of OpDelete, and OpExist with ExistBits
 		switch {
 		case c.Status == StatusOK:
 		case r.Op.pieces():

@@ -193,7 +193,7 @@ func TestReplayReportsHowBlocksWereVerified(t *testing.T) {
 	}
 }
 
-// Bad input is refused with what is wrong and where, before anything is made on account of it.
+// A replay refuses bad input before it creates files. The error names the fault and its place.
 func TestReplayRefusesBadInput(t *testing.T) {
 	good := traceFile(t, goodLine)
 	line := func(text string) []string { return []string{"replay", traceFile(t, goodLine+text+"\n")} }

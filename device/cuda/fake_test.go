@@ -44,7 +44,7 @@ type fake struct {
 	rdma      map[cuda.Attribute]int // attributes of RDMA
 	hosts     map[uint64]uint64      // lengths of registered host memory, by address
 	maxHost   uint64                 // of a registration; zero: no limit
-	gap       uint64                 // between the device addresses of registrations and the host addresses, times the number before
+	gap       uint64                 // added to the device address of each further registration
 }
 
 func newFake(tb testing.TB) *fake {

@@ -39,16 +39,16 @@ type Enqueuer interface {
 	Outcome(d Direction, e mem.Extent, w Words) (int64, error)
 }
 
-// Direction is the direction of a transfer.
+// Direction is seen from the file: Read reads it, Write writes to it.
 type Direction uint8
 
-// The directions.
+// The directions of transfers.
 const (
 	Read  Direction = iota // from the file to the device
 	Write                  // from the device to the file
 )
 
-// String returns the verb for the file.
+// String returns "read" or "write".
 func (d Direction) String() string {
 	if d == Write {
 		return "write"

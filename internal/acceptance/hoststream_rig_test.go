@@ -58,7 +58,7 @@ func newHostWorld(t *testing.T, change func(*kvlane.Config)) *hostWorld {
 	return w
 }
 
-// onCUDA has the engine use a GPU, where there is one.
+// onCUDA configures the CUDA device. Without a GPU it skips the test.
 func onCUDA(t *testing.T) func(*kvlane.Config) {
 	t.Helper()
 	if _, err := cuda.Load(); errors.Is(err, errdefs.ErrNotSupported) {
@@ -83,11 +83,11 @@ func (w *hostWorld) ctx() context.Context {
 	return ctx
 }
 
-// program is a stream of the program.
+// program is a stream of the host program, played by a queue.
 type program struct {
 	w     *hostWorld
-	queue device.Queue      // which plays it
-	raw   device.HostStream // to hold it with
+	queue device.Queue
+	raw   device.HostStream // used by block
 	st    *kvlane.HostStream
 }
 
@@ -101,12 +101,12 @@ func (w *hostWorld) program() *program {
 	return p
 }
 
-// adopt has the engine adopt the stream, and the test the device's view of it.
+// adopt adopts the queue as a stream of the host program, in the engine and directly in the device.
 func (p *program) adopt() {
 	p.w.t.Helper()
 	q, ok := p.queue.(interface{ Handle() uintptr })
 	if !ok {
-		p.w.t.Fatalf("%T tells no handle", p.queue)
+		p.w.t.Fatalf("%T has no handle", p.queue)
 	}
 	var err error
 	p.raw, err = p.w.adopter().AdoptStream(q.Handle())

@@ -1,5 +1,4 @@
-// Package breaker stops calls to a peer that fails, so that a caller learns at once that it has to
-// do without.
+// Package breaker refuses calls to a failing peer at once, so that callers need not wait for it.
 //
 // A closed Breaker permits all calls. After a number of failures in a row it opens and refuses
 // calls for a time, which doubles with each failed recovery. Then it is half-open and permits a few

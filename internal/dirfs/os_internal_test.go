@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is done where a file system knows no rename that replaces nothing.
+// TestRenameByLink tests the replacement for RENAME_NOREPLACE on file systems that lack it.
 func TestRenameByLink(t *testing.T) {
 	root := t.TempDir()
 	path := func(name string) string { return filepath.Join(root, name) }
@@ -50,7 +50,7 @@ func TestRenameByLink(t *testing.T) {
 	}
 }
 
-// A file that took nothing more was written to without end.
+// A write of no bytes was repeated without end.
 func TestDefectWriteOfNothingIsRepeatedWithoutEnd(t *testing.T) {
 	parts := [][]byte{make([]byte, 3), nil, make([]byte, 5)}
 	for _, answers := range [][]int{{0}, {4, 0}, {3, 0}, {3, 2, 3}, {8}} {

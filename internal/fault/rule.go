@@ -12,10 +12,10 @@ type Action uint8
 const (
 	Fail    Action = iota + 1 // the operation does nothing and reports Fault.Err
 	Partial                   // it does about half of its work, then reports Fault.Err
-	Corrupt                   // it does its work but for one byte, and reports nothing
+	Corrupt                   // it does its work with one wrong byte, and reports no error
 	Stall                     // it waits until the plan releases it, then does its work
 	Delay                     // it does its work after Fault.Delay
-	Crash                     // nothing after it happens, as if the process had died there
+	Crash                     // it and all later operations do nothing
 )
 
 // String returns the name of the action.

@@ -55,7 +55,8 @@ func Given(name string) Condition {
 	return func(value func(string) string) bool { return value(name) != "" }
 }
 
-// Is holds if name has one of the words, given or initially. One of several values is enough.
+// Is holds if the value of name is one of words. Without a value, the initial value of the setting
+// counts. Of several values, one is enough.
 func Is(name string, words ...string) Condition {
 	return func(value func(string) string) bool {
 		v := value(name)

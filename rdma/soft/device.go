@@ -77,8 +77,8 @@ func (d *Device) port(op, call string, number int) (*port, error) {
 	return d.nic.port(call, number)
 }
 
-// SetPort activates or deactivates a port, like a cable, with the events of that. While it is
-// inactive, no peer answers.
+// SetPort activates or deactivates a port, and delivers the asynchronous event of the change. An
+// inactive port exchanges no packets.
 func (d *Device) SetPort(number int, active bool) error {
 	p, err := d.nic.port("soft_set_port", number)
 	if err != nil {

@@ -199,7 +199,7 @@ func (q *qp) Query() (rdma.QPInfo, error) {
 	return rdma.QPInfo{Attr: q.attr, Caps: q.caps}, nil
 }
 
-// currentState returns the state, for engines.
+// currentState returns the state without q.mu.
 func (q *qp) currentState() rdma.QPState { return rdma.QPState(q.state.Load()) }
 
 func (q *qp) PostRecv(wrs []rdma.RecvWR) (int, error) {

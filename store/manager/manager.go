@@ -17,9 +17,9 @@ import (
 
 // Config configures a Manager.
 type Config struct {
-	// OpenPool opens the model of the workers' pools: a cache of as many blocks, without memory,
-	// which calls evicted for each evicted block. Some slots of a pool should be left out, for
-	// blocks that are being written to files.
+	// OpenPool opens a cache without memory that tracks the blocks of the workers' pools. It calls
+	// evicted for each evicted block. It should have fewer slots than a worker's pool, because
+	// blocks stay in that pool while they are written to files.
 	OpenPool func(evicted func(key block.Key)) (Pool, error)
 	// Ranks are the blocks of each worker. They differ if workers hold different heads. One rank
 	// stands for all workers with the same blocks.

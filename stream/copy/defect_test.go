@@ -20,12 +20,13 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// TestDefectStreamThatBreaksUnderLoadFreesWhatItHad: many submit by every path, the device fails, and the stream is closed
-// while they go on. Afterwards the device has nothing of the stream, which closing it tells.
+// TestDefectStreamThatBreaksUnderLoadFreesWhatItHad closes a stream after a device failure, while
+// goroutines submit batches by every path. Closing the device fails if the stream leaked memory or
+// queues.
 func TestDefectStreamThatBreaksUnderLoadFreesWhatItHad(t *testing.T) {
 	works := []string{sim.OpBatch, sim.OpCallBatch, sim.OpLaunch, sim.OpCallLaunch, sim.OpRecord, sim.OpAlloc, sim.OpOpen}
 	for seed := range uint64(24) {
-		// The first of its kind at first, so that most paths have nothing yet.
+		// Early rounds fail the first operations, before most paths have memory and queues.
 		work, n := works[int(seed)%len(works)], int(seed)/len(works)*5
 		if work == sim.OpAlloc || work == sim.OpOpen { // there are few
 			n = 0
@@ -52,7 +53,7 @@ func TestDefectStreamThatBreaksUnderLoadFreesWhatItHad(t *testing.T) {
 						default:
 						}
 						if ticket, err := s.Submit(ctx, batch); err == nil {
-							_ = ticket.Wait(ctx) // the next Submit tells
+							_ = ticket.Wait(ctx) // the next Submit returns the error
 						}
 					}
 				})
@@ -62,7 +63,7 @@ func TestDefectStreamThatBreaksUnderLoadFreesWhatItHad(t *testing.T) {
 			}
 			err := s.Close(deadline(t))
 			if err != nil {
-				err = s.Close(deadline(t)) // the first may tell what broke it
+				err = s.Close(deadline(t)) // the first Close may return the failure that broke the stream
 			}
 			close(closed)
 			submitters.Wait()
@@ -73,7 +74,8 @@ func TestDefectStreamThatBreaksUnderLoadFreesWhatItHad(t *testing.T) {
 	}
 }
 
-// TestDefectSubmitToAStreamThatIsDownPreparesNothing: what a closed or broken stream gets for a path, nobody gives back.
+// TestDefectSubmitToAStreamThatIsDownPreparesNothing checks that a closed or broken stream opens no
+// queues and allocates no memory. It would never release them.
 func TestDefectSubmitToAStreamThatIsDownPreparesNothing(t *testing.T) {
 	for _, broken := range []bool{false, true} {
 		for _, path := range []stream.Path{stream.PathStaged} {
@@ -115,7 +117,7 @@ func TestDefectSubmitToAStreamThatIsDownPreparesNothing(t *testing.T) {
 	}
 }
 
-// TestDefectSumsAskedOfAClosedStream: a batch that asks for sums is refused by a closed stream as any other.
+// TestDefectSumsAskedOfAClosedStream checks that a closed stream refuses a batch with sums.
 func TestDefectSumsAskedOfAClosedStream(t *testing.T) {
 	dev := openSim(t, sim.Options{})
 	host, gpu := pinned(t, dev, 1<<20), deviceMemory(t, dev, 1<<20)

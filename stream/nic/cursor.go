@@ -5,7 +5,8 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// piece is the rest of a copy, in the addresses of requests.
+// piece is the part of a copy for which no request has been built yet. Its addresses are those that
+// requests use.
 type piece struct {
 	dst, src           uint64
 	dstIndex, srcIndex int32 // in manifest.regions

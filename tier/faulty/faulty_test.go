@@ -304,13 +304,13 @@ func TestCrashStopsEverything(t *testing.T) {
 			t.Errorf("%s after the crash: %v", op, err)
 		}
 	}
-	fill.Abort(cause) // giving back always works
+	fill.Abort(cause) // Abort works after a crash
 	if err := tr.Close(context.WithoutCancel(t.Context())); err != nil {
 		t.Error(err)
 	}
 }
 
-// In a bubble, so that an hour passes at once and a wait that spins never ends.
+// The synctest bubble skips waits, and hangs if an operation spins instead of waiting.
 func TestDelayAndStallEndWithTheContext(t *testing.T) {
 	f := tiertest.NewFormat(t)
 	for name, rule := range map[string]fault.Rule{

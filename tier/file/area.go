@@ -78,12 +78,12 @@ func (t *Tier) makeAreas() {
 	}
 }
 
-// spacePatience is the time that a write waits while evicting fails. While blocks are only in use,
-// a write waits until its context ends.
+// spacePatience limits the wait of a write while eviction fails. If eviction only finds blocks in
+// use, the write waits until its context ends.
 const spacePatience = 10 * time.Second
 
-// paused returns why the area does not write, or writes only in place of its own blocks; nil once
-// it has room again.
+// paused returns the cause if writes are paused, or if the disk is full and new blocks replace old
+// ones. It returns nil otherwise.
 func (a *area) paused() error {
 	if err := a.pause.Cause(); err != nil {
 		return err

@@ -15,8 +15,8 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// renew makes the image at path one of the next format version, with so many bytes more, as another
-// host's build may have written.
+// renew rewrites the image at path with the next format version and more appended bytes, like the
+// image of a newer build on another host. It returns the new content.
 func renew(t *testing.T, path string, more int) []byte {
 	t.Helper()
 	b, err := os.ReadFile(path)

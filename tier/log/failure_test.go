@@ -132,7 +132,7 @@ func TestDefectDeletedBlockComesBack(t *testing.T) {
 	}
 }
 
-// Retained blocks were evicted.
+// GC evicted retained blocks.
 func TestDefectRetainedBlockIsEvicted(t *testing.T) {
 	c := config(t)
 	f := c.Formats[0]
@@ -153,8 +153,7 @@ func TestDefectRetainedBlockIsEvicted(t *testing.T) {
 	tr.Release(pinned)
 }
 
-// Collecting did not end where more was retained than fits into a segment: it moved the same blocks
-// again and again.
+// GC did not end if the retained blocks exceeded a segment: it moved the same blocks repeatedly.
 func TestDefectCollectMovesTheSameBlocksForEver(t *testing.T) {
 	c := config(t)
 	tr := open(t, c)

@@ -149,8 +149,7 @@ func TestDefectSparseForeignFileIsReadWhole(t *testing.T) {
 	}
 }
 
-// A file in the place of a segment that the checkpoint covers is not emptied, which would remove
-// it.
+// Collecting must not remove a foreign file that replaced a segment of the checkpoint.
 func TestDefectForeignFileInTheCheckpointIsTakenForASegment(t *testing.T) {
 	c := boundedLog(t)
 	name := segmentFiles(t, c.Dir)[0]

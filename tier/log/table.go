@@ -86,8 +86,8 @@ func (t *table) get(key block.Key) (entry, bool) {
 	return s.slots[at], there
 }
 
-// put stores e. It returns the entry that had the key before. If keep is not nil and returns true
-// for that, it stays.
+// put stores e and returns the previous entry of its key. If keep is not nil and returns true for
+// the previous entry, put leaves it in place.
 func (t *table) put(e entry, keep func(old entry) bool) (old entry, had bool) {
 	hash := hashOf(e.key)
 	s := t.shard(hash)

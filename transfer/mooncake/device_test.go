@@ -78,7 +78,7 @@ func TestDefectSlowReaderTakesChunks(t *testing.T) {
 	server, gpu := serveDevice(t, n)
 	for range 2 * stagedChunks {
 		c := talk(t, dataAddr(server))
-		defer c.Close() // before everything else
+		defer c.Close() // runs before the cleanups, which close the server
 		must(t, c.SetReadBuffer(256<<10))
 		_, err := c.Write(request(n, mooncake.Address(gpu), 0x80))
 		must(t, err)

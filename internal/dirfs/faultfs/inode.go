@@ -148,7 +148,7 @@ func (d *Disk) change(n *inode, w write) {
 	n.modified = d.clock.Now()
 }
 
-// apply applies w to the part of the file that starts at at.
+// apply applies w to part, the bytes of the file from offset at.
 func (w write) apply(part []byte, at int64) {
 	if w.b == nil {
 		clear(part[min(max(0, w.size-at), int64(len(part))):])

@@ -160,7 +160,8 @@ func TestConstantsAreThoseOfTheHeader(t *testing.T) {
 	header.Compile(t, c.String())
 }
 
-// The parameters that bind.go passes, for each symbol that it looks up. An incompatible prototype does not compile.
+// TestSignaturesAreThoseOfTheHeader compares the parameters that bind.go passes for each symbol
+// with the header. The C compiler rejects an incompatible prototype.
 func TestSignaturesAreThoseOfTheHeader(t *testing.T) {
 	var c strings.Builder
 	c.WriteString(headertest.Signatures(map[string]string{

@@ -317,7 +317,7 @@ class Store(_lib.Owned):
     def report_computed(self, tokens: int, seconds: float) -> None:
         """Report that computing the KV of `tokens` tokens of a prompt took `seconds`.
 
-        Below 256 tokens it measures the fixed time of computing.
+        Reports of 256 tokens or more give the time per token. Others give the fixed time of a step.
         """
         self._lib.call("report_computed", self._handle, _lib.number(tokens, "tokens"), seconds)
 

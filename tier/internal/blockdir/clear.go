@@ -171,8 +171,8 @@ func (r *remover) inPlace(key block.Key) bool {
 	return err == nil && sound && has == key
 }
 
-// soundImage reports whether a file with any name is a sound block of these formats, and returns
-// its key.
+// soundImage reports whether the file is a sound block of one of the formats, and returns the key
+// in its header. It ignores the name of the file.
 func (r *remover) soundImage(name string, info dirfs.Info) (key block.Key, sound bool, err error) {
 	if !slices.ContainsFunc(r.blocks.Formats, func(f block.Format) bool { return f.Layout.ImageBytes() == info.Bytes }) {
 		return key, false, nil

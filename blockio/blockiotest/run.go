@@ -147,7 +147,7 @@ func testStoresAndRetrieves(t *testing.T, transport Transport) {
 		missing.Key = key(99)
 		r.Retrieve(t.Context(), []blockio.Piece{missing}, errs[:1])
 		wantErr(t, "a missing block", errs[0], errdefs.ErrNotFound)
-		if s := r.Client.Stats(); s.Connections != 1 || s.Retries != 0 || s.Fences != 0 {
+		if s := r.Stats(); s.Connections != 1 || s.Retries != 0 || s.Fences != 0 {
 			t.Errorf("statistics %+v", s)
 		}
 	}
@@ -255,7 +255,7 @@ func testBusyIsRetried(t *testing.T, transport Transport) {
 		return blockio.StatusOK
 	}})
 	r.stored(t, 2)
-	if s := r.Client.Stats(); s.Retries != 2 {
+	if s := r.Stats(); s.Retries != 2 {
 		t.Errorf("%d pieces were sent again, want the 2 refused ones", s.Retries)
 	}
 	r.s.Behave(Behavior{Refuse: func(*blockio.Request, *blockio.Entry) blockio.Status { return blockio.StatusBusy }})
@@ -284,7 +284,7 @@ func testLostConnectionIsReplaced(t *testing.T, transport Transport) {
 	}
 	<-l.Lost()
 	wantErr(t, "renew a lease of a lost connection", l.Renew(t.Context(), time.Hour), errdefs.ErrExpired)
-	if s := r.Client.Stats(); s.Connections != 2 || s.Retries == 0 {
+	if s := r.Stats(); s.Connections != 2 || s.Retries == 0 {
 		t.Errorf("statistics %+v", s)
 	}
 }
@@ -307,7 +307,7 @@ func testDamagedBytesAreCorrupt(t *testing.T, transport Transport) {
 		}
 	}
 	wantErr(t, "a piece with a flipped bit", errs[1], errdefs.ErrCorrupt)
-	if s := r.Client.Stats(); s.Corrupt != 1 {
+	if s := r.Stats(); s.Corrupt != 1 {
 		t.Errorf("statistics %+v", s)
 	}
 }
@@ -345,7 +345,7 @@ func testWrongResultsEndIt(t *testing.T, transport Transport) {
 			r.s.Behave(Behavior{})
 			r.Retrieve(t.Context(), all, errs)
 			must(t, errors.Join(errs...))
-			if s := r.Client.Stats(); s.Connections != 2 {
+			if s := r.Stats(); s.Connections != 2 {
 				t.Errorf("statistics %+v", s)
 			}
 		})
@@ -358,7 +358,7 @@ func testSilenceEndsIt(t *testing.T, transport Transport) {
 	r := newRig(t, transport, l, blockio.ClientOptions{Retries: -1})
 	r.stored(t, 1)
 	until(t, "the client sent no keep-alive", func() bool { return r.s.Requests(blockio.OpKeepAlive) > 1 })
-	if s := r.Client.Stats(); s.Connections != 1 {
+	if s := r.Stats(); s.Connections != 1 {
 		t.Errorf("statistics %+v", s)
 	}
 	r.s.Behave(Behavior{Silent: true})
@@ -379,7 +379,7 @@ func testCloseEndsCalls(t *testing.T, transport Transport) {
 	errs := make([]error, len(all))
 	go func() {
 		until(t, "the server got no retrieve", func() bool { return r.s.Requests(blockio.OpRetrieve) > 0 })
-		if err := r.Client.Close(context.Background()); err != nil {
+		if err := r.Close(context.Background()); err != nil {
 			t.Error(err)
 		}
 	}()

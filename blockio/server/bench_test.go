@@ -28,6 +28,7 @@ func BenchmarkRetrieve(b *testing.B) {
 }
 
 func benchmarkRetrieve(b *testing.B, bytes, depth int) {
+	b.Helper()
 	l, err := block.NewLayout([]int64{int64(bytes)})
 	must(b, err)
 	f := block.Format{Identity: block.Digest{1}, Layout: l}
@@ -103,6 +104,7 @@ func BenchmarkSockets(b *testing.B) {
 }
 
 func benchmarkSockets(b *testing.B, bytes, depth int) {
+	b.Helper()
 	const request, result = 16 + 40 + 96, 16 + 40 + 24
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(b, err)
@@ -113,7 +115,7 @@ func benchmarkSockets(b *testing.B, bytes, depth int) {
 		if err != nil {
 			return
 		}
-		defer nc.Close() //nolint:errcheck // the benchmark has ended
+		defer nc.Close()
 		in, out := make([]byte, depth*request), make([]byte, result+bytes)
 		for {
 			n, err := io.ReadAtLeast(nc, in, request)

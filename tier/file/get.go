@@ -36,7 +36,7 @@ func (t *Tier) getInto(ctx context.Context, key block.Key, dst mem.Extent, whole
 		return err
 	}
 	defer t.endOp()
-	return t.countRead(key, int64(len(buf)), t.get(ctx, dirOf(t.dirs, key), key, buf, dst, whole))
+	return t.countRead(key, int64(len(buf)), t.get(ctx, dirOf(t.dirs, key), key, buf, whole))
 }
 
 // countRead counts a read of n bytes that ended with err, and returns its error.
@@ -67,7 +67,7 @@ func (t *Tier) countRead(key block.Key, n int64, err error) error {
 	return fmt.Errorf("read block %s: %w", key, err)
 }
 
-func (t *Tier) get(ctx context.Context, d *dir, key block.Key, buf []byte, dst mem.Extent, whole bool) error {
+func (t *Tier) get(ctx context.Context, d *dir, key block.Key, buf []byte, whole bool) error {
 	f, err := d.Open(blockName(key), os.O_RDONLY)
 	if errors.Is(err, dirfs.ErrIrregular) {
 		info, serr := d.Stat(blockName(key))
@@ -81,7 +81,7 @@ func (t *Tier) get(ctx context.Context, d *dir, key block.Key, buf []byte, dst m
 	}
 	info, err := f.Stat()
 	if err == nil {
-		if err = t.read(ctx, f, info, key, buf, dst, whole); err == nil {
+		if err = t.read(ctx, f, info, key, buf, whole); err == nil {
 			if whole {
 				t.proofs.add(key, info, false)
 			}
@@ -117,9 +117,9 @@ func (t *Tier) checkInfo(key block.Key, info dirfs.Info) error {
 	return nil
 }
 
-// read fills buf and verifies all of it or its header. If dst is an extent, buf is its memory. It
+// read fills buf and verifies all of it or its header. It
 // returns ErrCorrupt for wrong bytes, except for block.ErrVersion.
-func (t *Tier) read(ctx context.Context, f dirfs.File, info dirfs.Info, key block.Key, buf []byte, dst mem.Extent, whole bool) error {
+func (t *Tier) read(ctx context.Context, f dirfs.File, info dirfs.Info, key block.Key, buf []byte, whole bool) error {
 	if err := t.checkInfo(key, info); err != nil {
 		if _, herr := readHeader(f); errors.Is(herr, block.ErrVersion) {
 			return herr // whose images may have other lengths

@@ -147,7 +147,7 @@ func (t *Tier) examine(ctx context.Context, d *dir, key block.Key, info dirfs.In
 	now, err := f.Stat()
 	if err == nil {
 		info = now
-		err = t.read(ctx, f, info, key, (*buf)[:t.formats.ImageBytes(key)], mem.Extent{}, true)
+		err = t.read(ctx, f, info, key, (*buf)[:t.formats.ImageBytes(key)], true)
 	}
 	if err == nil {
 		t.proofs.add(key, info, false)

@@ -13,7 +13,6 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
-	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
@@ -381,7 +380,7 @@ func (t *Tier) anyTorn(ctx context.Context, unsure map[uint32]int64) bool {
 				continue
 			}
 			g := t.segments.get(e.segment)
-			err := t.read(ctx, g, e, e.key, (*buf)[:t.formats[e.group].Layout.ImageBytes()], mem.Extent{}, true)
+			err := t.read(ctx, g, e, e.key, (*buf)[:t.formats[e.group].Layout.ImageBytes()], true)
 			if errors.Is(err, errdefs.ErrCorrupt) || errors.Is(err, errdefs.ErrNotFound) {
 				return true
 			}

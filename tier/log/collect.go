@@ -8,7 +8,6 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
@@ -315,7 +314,7 @@ func (e *compaction) move(ctx context.Context, r *record, have entry, at place) 
 	err := errdefs.ErrNotFound
 	if ok && now.place == have.place {
 		now.place = at
-		err = t.read(ctx, e.v, now, key, b, mem.Extent{}, true)
+		err = t.read(ctx, e.v, now, key, b, true)
 	}
 	if err == nil {
 		if err = t.makePending(p, key, b); err == nil {

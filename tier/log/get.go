@@ -36,7 +36,7 @@ func (t *Tier) getInto(ctx context.Context, key block.Key, dst mem.Extent, every
 		return err
 	}
 	defer t.ops.EndOp()
-	e, err := t.load(ctx, key, buf, dst, every)
+	e, err := t.load(ctx, key, buf, every)
 	switch {
 	case err == nil:
 		t.count.hits.Add(1)
@@ -58,16 +58,16 @@ func (t *Tier) getInto(ctx context.Context, key block.Key, dst mem.Extent, every
 	return fmt.Errorf("read block %s: %w", key, err)
 }
 
-// load fills buf with the block's image and verifies all of it or its header. If dst is an extent,
-// buf is its memory. It returns the entry that it read, and ErrCorrupt if its bytes are wrong.
-func (t *Tier) load(ctx context.Context, key block.Key, buf []byte, dst mem.Extent, every bool) (entry, error) {
+// load fills buf with the block's image and verifies all of it or its header. It returns the entry
+// that it read, and ErrCorrupt if its bytes are wrong.
+func (t *Tier) load(ctx context.Context, key block.Key, buf []byte, every bool) (entry, error) {
 	for {
 		e, ok := t.table.get(key)
 		if !ok {
 			return e, errdefs.ErrNotFound
 		}
 		if g := t.segments.acquire(e.segment); g != nil {
-			err := t.read(ctx, g, e, key, buf, dst, every)
+			err := t.read(ctx, g, e, key, buf, every)
 			if cerr := g.release(); cerr != nil {
 				t.count.errors.Add(1) // the data are verified
 			}
@@ -92,7 +92,7 @@ func (t *Tier) load(ctx context.Context, key block.Key, buf []byte, dst mem.Exte
 	}
 }
 
-func (t *Tier) read(ctx context.Context, g *segment, e entry, key block.Key, buf []byte, dst mem.Extent, every bool) error {
+func (t *Tier) read(ctx context.Context, g *segment, e entry, key block.Key, buf []byte, every bool) error {
 	f := t.formats[e.group]
 	verify := f.Verify
 	if !every {

@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
@@ -365,7 +364,7 @@ func (t *Tier) replay(ctx context.Context, r group, durable position) (torn bool
 		}
 		if durable.before(end) {
 			buf := t.borrow()
-			err := t.read(ctx, r.g, e, rec.key, (*buf)[:f.Layout.ImageBytes()], mem.Extent{}, true)
+			err := t.read(ctx, r.g, e, rec.key, (*buf)[:f.Layout.ImageBytes()], true)
 			t.buffers.Put(buf)
 			if ctx.Err() != nil {
 				return torn, context.Cause(ctx)

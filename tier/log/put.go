@@ -268,7 +268,7 @@ func (t *Tier) checkStored(ctx context.Context, j *job) (there bool, err error) 
 		buf := t.borrow()
 		defer t.buffers.Put(buf)
 		image := (*buf)[:t.formats.ImageBytes(j.key)]
-		switch e, err = t.load(ctx, j.key, image, mem.Extent{}, true); {
+		switch e, err = t.load(ctx, j.key, image, true); {
 		case err == nil:
 		case errors.Is(err, errdefs.ErrNotFound):
 			return false, nil // removed meanwhile

@@ -14,7 +14,6 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/internal/dirfs"
-	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
@@ -249,7 +248,7 @@ func (v *verifier) blocks(ctx context.Context, t *Tier) error {
 	found, err := t.blocks(ctx, func(g *segment, key block.Key, e entry) error {
 		f := t.formats[e.group]
 		image := buf[:f.Layout.ImageBytes()]
-		_, lerr := t.load(ctx, key, image, mem.Extent{}, true)
+		_, lerr := t.load(ctx, key, image, true)
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
@@ -321,7 +320,7 @@ func (v *verifier) repair(ctx context.Context, r *Repaired) (err error) {
 	buf := make([]byte, t.formats.MaxImageBytes())
 	_, err = t.blocks(ctx, func(_ *segment, key block.Key, _ entry) error {
 		image := buf[:t.formats.ImageBytes(key)]
-		e, lerr := t.load(ctx, key, image, mem.Extent{}, true)
+		e, lerr := t.load(ctx, key, image, true)
 		if !errors.Is(lerr, errdefs.ErrCorrupt) {
 			return nil
 		}

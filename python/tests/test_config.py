@@ -45,8 +45,8 @@ def test_a_file_supplies_what_a_program_does_not_give(tmp_path: Path) -> None:
         "weights": "w",
     }
     assert _config.merged(given) == want
-    # A log contradicts the file's directories, which have no effect then, and neither has their fsync.
-    given["store"] = {"log_dir": "/l", "cache_bytes": 1}
+    # A pipeline without the file tier excludes the file's directories, and their fsync.
+    given["store"] = {"log_dir": "/l", "cache_bytes": 1, "pipeline": "cache|log"}
     assert _config.merged(given)["store"] == given["store"]
     assert _config.merged({"store": {}}) == {"store": {}}
     with pytest.raises(kvlane.Invalid, match="none"):

@@ -23,7 +23,7 @@ SOURCES = (
     "kvlane, on disk",
     "kvlane, after a restart",
     "load call, default policy",
-    "load call, disk, past the page cache",
+    "load call, disk",
 )
 
 

@@ -105,7 +105,7 @@ var transferMutants = []mutant{
 	defect("internal/acceptance", "TestDefectAutoFailsWhereNICsRefuseMemory",
 		"nics.go", "	if err == nil || e.carrier == nil || !gdr", "	if err == nil || e.nics != nil || !gdr"),
 	defect("internal/acceptance", "TestDefectAutoFailsWhereNICsRefuseMemory",
-		"nics.go", "e.carrier == nil || !gdr.Refused(err) {", "e.carrier == nil || errors.Is(err, errdefs.ErrExists) {"),
+		"nics.go", "e.carrier == nil || !gdr.Refused(err) {", "e.carrier == nil || gdr.Refused(err) {"),
 	defect("internal/acceptance", "TestTransferOfPageGroups",
 		"transfer.go", "if n := r.sender.Requests(); n > 0 {", "if n := r.sender.Requests(); n > 1 {"),
 	defect("internal/acceptance", "TestDefectFailedConnectsHoldTheCache",

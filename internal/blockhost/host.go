@@ -308,8 +308,8 @@ type Write struct {
 }
 
 // Write returns the memory of a piece, which may be written again until the block is complete. It
-// returns ErrExists if the block is complete, ErrBusy if these bytes are being written, overlap others, or no memory is free, and
-// ErrInvalid for bytes outside the image.
+// returns ErrExists if the block is complete, ErrBusy if these bytes are being written, overlap
+// others, or no memory is free, and ErrInvalid for bytes outside the image.
 func (s *Space) Write(key block.Key, off, n int64) (*Write, error) {
 	if image := s.format.Layout.ImageBytes(); off < 0 || n <= 0 || n > image || off > image-n {
 		return nil, fmt.Errorf("write %d bytes at %d of a block of %d: %w", n, off, image, errdefs.ErrInvalid)

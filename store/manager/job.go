@@ -39,7 +39,8 @@ type jobBlock struct {
 // Load pins blocks, for workers to load from their pools, or from files into the pools. With
 // Config.Direct, blocks in files enter the pools if one of them was requested or evicted lately:
 // otherwise see Job.Direct. It returns ErrNotFound if a block is absent, and ErrBusy if another job
-// brings a block or there is no space for blocks from files. Then nothing is pinned.
+// brings a block, a block from files is given twice, or there is no space for blocks from files.
+// Then nothing is pinned.
 func (m *Manager) Load(ctx context.Context, blocks []Block) (*Job, error) {
 	fail := func(err error) (*Job, error) { return nil, fmt.Errorf("load %d blocks: %w", len(blocks), err) }
 	states, unseen := m.Lookup(ctx, blocks)
@@ -71,6 +72,9 @@ func (m *Manager) Load(ctx context.Context, blocks []Block) (*Job, error) {
 		inFiles++
 		if !j.Direct {
 			if *h, err = m.reserve(keys[i], blocks[i]); err != nil {
+				if errors.Is(err, errdefs.ErrExists) { // by this job: pin has not found it
+					err = fmt.Errorf("the job brings it already: %w", errdefs.ErrBusy)
+				}
 				j.undo(err)
 				return fail(errors.Join(fmt.Errorf("block %d: %w", i, err), unseen))
 			}

@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	chartRun  = "copy-h200-W"
-	chartFile = "../../docs/charts/share-scattered.svg"
+	chartRun    = "copy-h200-W"
+	chartFolder = "../../docs/charts"
 
 	// Geometry of the chart in pixels: two panels side by side, and a legend below them.
 	panelWidth, panelHeight       = 380, 260
@@ -75,16 +75,57 @@ func drawPanel(b *bytes.Buffer, rows []bench.Row, left int, title string) {
 	}
 }
 
-// The chart shows a committed run.
-func TestChartShowsACommittedRun(t *testing.T) {
-	want := drawShares(readRuns(t)[chartRun].copies)
-	if *rewrite {
-		if err := os.WriteFile(chartFile, want, 0o600); err != nil {
-			t.Fatal(err)
+// bars are the servers of the chart: a run, a side, a label and a color of lineColors.
+var bars = []struct {
+	run, side, label string
+	color            int
+}{
+	{"serving-h200-A", "none", "vLLM, prefix computed again", 0},
+	{"serving-h200-A", "vllm", "vLLM's own offloading", 3},
+	{"serving-h200-A", "connector", "kvlane Connector", 2},
+	{"serving-h200-B", "layerwise", "kvlane LayerwiseConnector", 1},
+}
+
+// drawServers draws the time to the first token of each server, with the range over the rounds.
+func drawServers(f figures) ([]byte, error) {
+	const left, top, height, gap, width, most = 210, 56, 26, 14, 420, 300 // pixels, and milliseconds
+	var b bytes.Buffer
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif" font-size="12">`+"\n", left+width+60, top+len(bars)*(height+gap)+30)
+	fmt.Fprintf(&b, `<rect width="100%%" height="100%%" fill="white"/>`+"\n")
+	fmt.Fprintf(&b, `<text x="10" y="20" font-size="14">vllm bench serve: time to the first token of a prompt asked before, ms (less is better)</text>`+"\n")
+	fmt.Fprintf(&b, `<text x="10" y="38">8,192 + 128 tokens, 8B model, %s, one request at a time; line: range of three rounds</text>`+"\n", f[bars[0].run].title())
+	for i, bar := range bars {
+		ttft, _, err := f.rounds(bar.run, bar.side, "memory")
+		if err != nil {
+			return nil, err
 		}
-		return
+		xOf := func(ms float64) float64 { return left + width*ms/most }
+		y := top + i*(height+gap)
+		fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="end">%s</text><rect x="%d" y="%d" width="%.1f" height="%d" fill="%s"/>`+"\n",
+			left-8, y+height/2+4, bar.label, left, y, xOf(ttft.median())-left, height, lineColors[bar.color])
+		fmt.Fprintf(&b, `<path d="M%.1f %dH%.1f" stroke="black"/><text x="%.1f" y="%d">%s</text>`+"\n",
+			xOf(ttft[0]), y+height/2, xOf(ttft[len(ttft)-1]), xOf(ttft[len(ttft)-1])+6, y+height/2+4, rounded(ttft.median(), 0))
 	}
-	if got, err := os.ReadFile(chartFile); err != nil || !bytes.Equal(got, want) {
-		t.Errorf("%s does not show %s (-rewrite draws it), %v", filepath.Base(chartFile), chartRun, err)
+	b.WriteString("</svg>\n")
+	return b.Bytes(), nil
+}
+
+func TestChartsShowCommittedRuns(t *testing.T) {
+	all := readRuns(t)
+	serving, err := drawServers(all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for file, want := range map[string][]byte{"share-scattered.svg": drawShares(all[chartRun].copies), "serving.svg": serving} {
+		path := filepath.Join(chartFolder, file)
+		if *rewrite {
+			if err := os.WriteFile(path, want, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s differs from its runs (-rewrite draws it), %v", file, err)
+		}
 	}
 }

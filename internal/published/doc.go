@@ -1,8 +1,8 @@
-// Package published contains only tests. They check that the figures of the README and the chart in
-// docs/charts are those of the runs in docs/runs.
+// Package published contains only tests. They check that the section "Committed runs" of
+// docs/benchmarks.md and the charts in docs/charts equal the runs in docs/runs.
 //
-// The section "Measured" of the README is docs/runs/measured.tmpl with the figures of the runs. To
-// write both anew:
+// The section is docs/runs/measured.tmpl with the figures of the runs. To write section and charts
+// again:
 //
 //	go test ./internal/published -rewrite
 package published

@@ -11,8 +11,8 @@ import (
 	"github.com/kvlane/kvlane/bench"
 )
 
-// figures are the functions of measured.tmpl. Each takes the names of one or several runs, separated by spaces; of several the answer is
-// the range. Nothing that is not in all of them is answered.
+// figures are the functions of measured.tmpl. Each takes the names of one or several runs, separated
+// by spaces, and returns the figure or the range over the runs. A run without the figure is an error.
 type figures map[string]*run
 
 func (f figures) functions() template.FuncMap {
@@ -20,7 +20,7 @@ func (f figures) functions() template.FuncMap {
 		"rate": f.rate, "share": f.share, "p50": f.p50, "p99": f.p99, "large": f.large,
 		"peer": f.peer, "peerLarge": f.peerLarge,
 		"shown": f.shown, "request": f.request, "times": f.times, "concurrency": f.concurrency, "cost": f.cost, "trace": f.replayed,
-		"lengths": f.lengths, "count": count, "first": f.first, "cite": f.cite, "made": f.made,
+		"lengths": f.lengths, "count": count, "first": f.first, "cite": f.cite, "made": f.made, "server": f.server,
 	}
 }
 
@@ -164,6 +164,52 @@ func (f figures) peerLarge(names, dir string) (string, error) {
 	})
 }
 
+// server returns a row of a table of servers: the time to the first token and per further token of one
+// side, each as the median of the rounds (least to most).
+func (f figures) server(name, side, workload string) (string, error) {
+	ttft, tpot, err := f.rounds(name, side, workload)
+	if err != nil {
+		return "", err
+	}
+	return ttft.text(0) + " | " + tpot.text(1), nil
+}
+
+// rounds returns the sorted figures of the rounds of one side, in milliseconds.
+func (f figures) rounds(name, side, workload string) (ttft, tpot sorted, err error) {
+	list, err := f.runs(name)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, r := range list {
+		if r.servers == nil {
+			continue
+		}
+		for _, row := range r.servers.Rows {
+			if row.Side == side && row.Workload == workload {
+				ttft, tpot = append(ttft, row.MedianTTFT), append(tpot, row.MeanTPOT)
+			}
+		}
+	}
+	if len(ttft) == 0 {
+		return nil, nil, fmt.Errorf("%s has no round of %s, %s", name, side, workload)
+	}
+	slices.Sort(ttft)
+	slices.Sort(tpot)
+	return ttft, tpot, nil
+}
+
+// sorted are figures in ascending order.
+type sorted []float64
+
+func (s sorted) median() float64 { return s[len(s)/2] }
+
+func (s sorted) text(digits int) string {
+	if len(s) == 1 {
+		return rounded(s[0], digits)
+	}
+	return fmt.Sprintf("%s (%s to %s)", rounded(s.median(), digits), rounded(s[0], digits), rounded(s[len(s)-1], digits))
+}
+
 // cite returns links to runs, by device and date.
 func (f figures) cite(names string) (string, error) {
 	list, err := f.runs(names)
@@ -172,7 +218,7 @@ func (f figures) cite(names string) (string, error) {
 	}
 	var links []string
 	for _, r := range list {
-		links = append(links, fmt.Sprintf("[%s](docs/runs/%s)", r.title(), r.File))
+		links = append(links, fmt.Sprintf("[%s](runs/%s)", r.title(), r.File))
 	}
 	return strings.Join(links, ", "), nil
 }

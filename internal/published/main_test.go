@@ -7,6 +7,6 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write the README's figures and the chart anew")
+var rewrite = flag.Bool("rewrite", false, "write the section and the charts again")
 
 func TestMain(m *testing.M) { testkit.Main(m) }

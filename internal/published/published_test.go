@@ -17,10 +17,10 @@ import (
 	"github.com/kvlane/kvlane/replay"
 )
 
-const readme = "../../README.md"
+const page = "../../docs/benchmarks.md"
 
-// section is the README's part that the template makes.
-var section = regexp.MustCompile(`(?s)## Measured\n.*?\n(\n## )`)
+// section is the part of the page that the template makes.
+var section = regexp.MustCompile(`(?s)## Committed runs\n.*?\n(\n## )`)
 
 // render fills the runs' figures into the template.
 func render(all map[string]*run, text string) (string, error) {
@@ -71,25 +71,25 @@ func measured(t *testing.T, all map[string]*run) string {
 	return s
 }
 
-// Every figure of the README's section is what the committed runs say, after rounding.
+// Every figure of the section equals the one of the committed runs, after rounding.
 func TestFiguresAreOfCommittedRuns(t *testing.T) {
 	want := measured(t, readRuns(t))
-	text, err := os.ReadFile(readme)
+	text, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)
 	}
 	at := section.FindSubmatchIndex(text)
 	if at == nil {
-		t.Fatal("the README has no section of what was measured")
+		t.Fatal("docs/benchmarks.md has no section of committed runs")
 	}
 	if *rewrite {
-		if err := os.WriteFile(readme, []byte(string(text[:at[0]])+want+string(text[at[2]:])), 0o600); err != nil {
+		if err := os.WriteFile(page, []byte(string(text[:at[0]])+want+string(text[at[2]:])), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		return
 	}
 	if d := cmp.Diff(want, string(text[at[0]:at[2]])); d != "" {
-		t.Errorf("the README says what the runs do not (-rewrite writes it anew; - runs, + README):\n%s", d)
+		t.Errorf("docs/benchmarks.md differs from the runs (-rewrite writes it again; - runs, + page):\n%s", d)
 	}
 }
 

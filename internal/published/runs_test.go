@@ -20,10 +20,10 @@ import (
 
 const folder = "../../docs/runs"
 
-// entry is what index.json says of a run's file.
+// entry describes a run's file in index.json.
 type entry struct {
 	File    string `json:"file"`
-	Kind    string `json:"kind"`            // copy, store, replay, ttft
+	Kind    string `json:"kind"`            // copy, store, replay, ttft, serving
 	Shows   string `json:"shows,omitempty"` // the part of the template that asks for it, where that names no files
 	Device  string `json:"device"`
 	UUID    string `json:"uuid"`
@@ -50,13 +50,26 @@ type firstTokens struct {
 	Wrong []string `json:"wrong"`
 }
 
-// run is a file of docs/runs. One of the four is set.
+// servers is the JSON of examples/serving/serving.py, as far as it is used.
+type servers struct {
+	Rows []struct {
+		Side       string  `json:"side"`
+		Workload   string  `json:"workload"`
+		Round      int     `json:"round"`
+		Failed     int     `json:"failed"`
+		MedianTTFT float64 `json:"median_ttft_ms"`
+		MeanTPOT   float64 `json:"mean_tpot_ms"`
+	} `json:"rows"`
+}
+
+// run is a file of docs/runs. One of the pointers is set.
 type run struct {
 	entry
-	copies *bench.Report
-	store  *request.Report
-	trace  *replay.Report
-	ttft   *firstTokens
+	copies  *bench.Report
+	store   *request.Report
+	trace   *replay.Report
+	ttft    *firstTokens
+	servers *servers
 }
 
 // readRuns reads all runs by their files' names without the suffix.
@@ -111,13 +124,15 @@ func (r *run) read(b []byte) (err error) {
 		err = json.Unmarshal(b, &r.trace)
 	case "ttft":
 		err = json.Unmarshal(b, &r.ttft)
+	case "serving":
+		err = json.Unmarshal(b, &r.servers)
 	default:
 		err = fmt.Errorf("there is no kind %q", r.Kind)
 	}
 	return err
 }
 
-// facts are those of the run's own JSON, where it has them.
+// facts returns the facts of the run's own JSON, or nil.
 func (r *run) facts() *bench.Facts {
 	switch {
 	case r.copies != nil:
@@ -132,19 +147,22 @@ func (r *run) facts() *bench.Facts {
 	return nil
 }
 
-// device is what a run calls it that has no facts.
+// device returns the device of a run without facts.
 func (r *run) device() string {
-	if r.trace != nil {
+	switch {
+	case r.trace != nil:
 		return strings.TrimPrefix(r.trace.Device, "cuda: ")
+	case r.ttft != nil:
+		return r.ttft.Device
 	}
-	return r.ttft.Device
+	return r.Device // serving.py's JSON of that day names no device
 }
 
 // elsewhere is a path of the machine on which a run was made.
 var elsewhere = regexp.MustCompile(`/(home|root|tmp|work|usr|var|opt|mnt|Users)\b[^"\s]*`)
 
-// Of every run it is known on what machine, when, by what command and which version it was made; nothing in it is of hardware that was
-// simulated, wrong, or about somebody's machine beyond that.
+// The index names the machine, time, command and version of every run. No run is of simulated
+// hardware or has wrong results, and no run names paths of its machine.
 func TestRunsNameTheirMachine(t *testing.T) {
 	template, err := os.ReadFile(filepath.Join(folder, "measured.tmpl"))
 	if err != nil {
@@ -161,6 +179,13 @@ func TestRunsNameTheirMachine(t *testing.T) {
 		}
 		if r.ttft != nil && (r.ttft.Preset != "8b" || len(r.ttft.Wrong) > 0) {
 			t.Errorf("%s: a model %q; wrong: %q", name, r.ttft.Preset, r.ttft.Wrong)
+		}
+		if r.servers != nil {
+			for _, row := range r.servers.Rows {
+				if row.Failed > 0 {
+					t.Errorf("%s: %d requests of %s failed", name, row.Failed, row.Side)
+				}
+			}
 		}
 		if p := r.trace; p != nil && (p.Trace != "mooncake-conversation.jsonl.gz" || p.BytesVerified != p.PrefixHits<<18 || p.HitsByTier["cache"] != p.PrefixHits) {
 			t.Errorf("%s is of another trace, of other blocks than of 256 KiB, or not of memory alone: %+v", name, p)

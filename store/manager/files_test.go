@@ -84,3 +84,21 @@ func TestDefectHungFilesStopTheScheduler(t *testing.T) {
 		}
 	}
 }
+
+func TestBlockFromFilesIsGivenTwice(t *testing.T) {
+	m, below := open(t, 4, 1, 1)
+	fs := formats(t, 0, 1, 1)
+	below[0].there[fs.Key(0, []byte("a"))] = true
+	if _, err := m.Load(t.Context(), named("a", "a")); !errors.Is(err, errdefs.ErrBusy) {
+		t.Fatalf("a job with the block twice: %v, not ErrBusy", err)
+	}
+	j, err := m.Load(t.Context(), named("a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	end(t, j)
+	if j, err = m.Load(t.Context(), named("a", "a")); err != nil {
+		t.Fatalf("a job with the block twice from the pool: %v", err)
+	}
+	end(t, j)
+}

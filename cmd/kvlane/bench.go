@@ -23,8 +23,8 @@ import (
 
 func newBenchCommand() *cobra.Command {
 	cmd := newGroupCommand("bench", "Measure this machine's paths", `bench measures how fast this machine moves KV cache: requests to the store (store), copies between host and GPU by each path and NIC (copy),
-reads and writes of files (file), and reads and writes of another process's memory (transfer).`)
-	cmd.AddCommand(newBenchStoreCommand(), newBenchCopyCommand(), newBenchFileCommand(), newBenchTransferCommand())
+reads and writes of files (file), reads and writes of another process's memory (transfer), and retrieves from a block server (blockio).`)
+	cmd.AddCommand(newBenchStoreCommand(), newBenchCopyCommand(), newBenchFileCommand(), newBenchTransferCommand(), newBenchBlockioCommand())
 	return cmd
 }
 

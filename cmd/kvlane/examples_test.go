@@ -49,6 +49,7 @@ var examples = map[string]example{
 	"bench store --geometry":              {small: append(smallStore, "--bytes", "256MiB", "--budget", "3s"), want: "slower"},
 	"bench file":                          {small: smallFile, want: "refuses O_DIRECT"},
 	"bench file --dir /mnt/nvme --device": {want: noGPU},
+	"bench blockio":                       {small: []string{"--duration", "2ms", "--rounds", "1"}},
 }
 
 // Every command has examples, and they do what they say.

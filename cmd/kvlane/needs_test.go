@@ -30,6 +30,7 @@ var alwaysEffective = map[string]string{
 	"bench store": `device device-index geometry blocks requests work forms hits file-dir pipeline bytes cache-bytes large quick budget seed path verify
 		beside-matmul json out compare`,
 	"bench file":        "dir bytes at-once sizes work order from device transfers budget seed json out",
+	"bench blockio":     "sizes depth rounds duration json out",
 	"bench transfer":    "mode protocol metadata buffer-size use-vram",
 	"transfer serve":    "protocol metadata name listen buffer-size use-vram",
 	"transfer metadata": "listen",

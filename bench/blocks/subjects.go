@@ -1,0 +1,242 @@
+package blocks
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/blockio"
+	"github.com/kvlane/kvlane/blockio/server"
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/auth"
+	"github.com/kvlane/kvlane/internal/blockhost"
+	"github.com/kvlane/kvlane/internal/sys/hostmem"
+	"github.com/kvlane/kvlane/mem"
+)
+
+// Subjects of a measurement.
+const (
+	Memory  = "memory"  // copies from the server's memory, by as many goroutines as the depth
+	Sockets = "sockets" // bare sockets that pipeline the same frames
+	TCP     = "tcp"     // a client of a block server
+)
+
+// subject retrieves pieces.
+type subject interface {
+	name() string
+	// run keeps requests in progress for a duration, and adds their times.
+	run(d time.Duration, t *times) error
+}
+
+// rig has the blocks of a point and the subjects that retrieve them.
+type rig struct {
+	depth    int
+	format   block.Format
+	host     *blockhost.Host
+	space    *blockhost.Space
+	server   *server.Server
+	client   *blockio.Client
+	sockets  *sockets
+	memory   []byte
+	slots    []mem.Extent // of one piece each
+	subjects []subject
+}
+
+// open makes the memory, the server, and the connections.
+func open(ctx context.Context, bytes int64, depth int) (_ *rig, err error) {
+	r := &rig{depth: depth}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("prepare retrieves of %d bytes: %w", bytes, err), r.close(ctx))
+		}
+	}()
+	l, err := block.NewLayout([]int64{bytes})
+	if err != nil {
+		return nil, err
+	}
+	r.format = block.Format{Identity: block.Digest{1}, Layout: l}
+	if r.memory, err = hostmem.Alloc(int64(depth) * l.ImageBytes()); err != nil {
+		return nil, err
+	}
+	region, err := hostmem.Region(r.memory)
+	if err != nil {
+		return nil, err
+	}
+	for i := range int64(depth) {
+		r.slots = append(r.slots, mem.Extent{Region: region, Off: i * l.ImageBytes(), Len: bytes})
+	}
+	if err = r.serve(ctx); err == nil {
+		err = r.fill(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	piece := r.memory[l.ShardOff(0):][:bytes]
+	if r.sockets, err = openSockets(ctx, piece, depth); err != nil {
+		return nil, err
+	}
+	r.subjects = []subject{&pool{r, xxh3.Hash(piece)}, r.sockets, &tcp{r}}
+	return r, nil
+}
+
+// serve starts the server and makes its client.
+func (r *rig) serve(ctx context.Context) (err error) {
+	l := r.format.Layout
+	if r.host, err = blockhost.New(int64(r.depth) * l.ImageBytes()); err != nil {
+		return err
+	}
+	a, err := auth.NewServer(auth.ServerOptions{})
+	if err != nil {
+		return err
+	}
+	if r.space, err = r.host.Space(auth.DefaultTenant, r.format); err != nil {
+		return err
+	}
+	if r.server, err = server.New(server.Options{Host: r.host, Auth: a}); err != nil {
+		return err
+	}
+	addr, err := r.server.Listen(ctx, "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	r.client, err = blockio.NewClient(blockio.ClientOptions{
+		Dial: func(ctx context.Context) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "tcp", addr.String())
+		},
+		Formats: []blockio.Format{{Identity: r.format.Identity, ShardBytes: l.ShardSizes()}},
+		Retries: -1,
+	})
+	return err
+}
+
+// fill stores a block for each slot. All have the same random bytes.
+func (r *rig) fill(ctx context.Context) error {
+	l := r.format.Layout
+	image := mem.Extent{Region: r.slots[0].Region, Len: l.ImageBytes()}
+	if _, err := rand.NewChaCha8([32]byte{1}).Read(image.Bytes()[l.ShardOff(0):][:l.ShardBytes(0)]); err != nil {
+		return err
+	}
+	for i := range r.depth {
+		if err := r.format.Seal(image.Bytes(), key(i)); err != nil {
+			return err
+		}
+		pieces := blockio.Split(nil, key(i), r.format.Identity, l, image, 1<<20)
+		errs := make([]error, len(pieces))
+		r.client.Store(ctx, pieces, errs)
+		if err := errors.Join(errs...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func key(i int) block.Key { return block.Key{1, byte(i), byte(i >> 8)} }
+
+// parallel calls f for each slot, at least once and until the duration has passed, in a goroutine
+// for each.
+func (r *rig) parallel(d time.Duration, t *times, f func(i int) error) error {
+	end, all, errs := time.Now().Add(d), make([]times, r.depth), make([]error, r.depth)
+	var workers sync.WaitGroup
+	for i := range r.depth {
+		workers.Go(func() {
+			last := time.Now()
+			for again := true; again; again = last.Before(end) && errs[i] == nil {
+				errs[i] = f(i)
+				now := time.Now()
+				all[i].add(now.Sub(last))
+				last = now
+			}
+		})
+	}
+	workers.Wait()
+	for i := range all {
+		t.merge(&all[i])
+	}
+	return errors.Join(errs...)
+}
+
+// pool copies pieces from the memory of the server.
+type pool struct {
+	*rig
+	sum uint64
+}
+
+func (*pool) name() string { return Memory }
+
+func (p *pool) run(d time.Duration, t *times) error {
+	off := p.format.Layout.ShardOff(0)
+	return p.parallel(d, t, func(i int) error {
+		b, err := p.space.Get(key(i))
+		if err != nil {
+			return err
+		}
+		slot := p.slots[i].Bytes()
+		copy(slot, b.Bytes()[off:])
+		b.Release()
+		if xxh3.Hash(slot) != p.sum {
+			return fmt.Errorf("block %d has other bytes: %w", i, errdefs.ErrCorrupt)
+		}
+		return nil
+	})
+}
+
+// tcp retrieves pieces by the client.
+type tcp struct{ *rig }
+
+func (*tcp) name() string { return TCP }
+
+func (c *tcp) run(d time.Duration, t *times) error {
+	off, pieces, errs := uint64(c.format.Layout.ShardOff(0)), make([]blockio.Piece, c.depth), make([]error, c.depth)
+	for i := range pieces {
+		pieces[i] = blockio.Piece{Key: key(i), Identity: blockio.IdentityHash(c.format.Identity), Offset: off, EndShard: 1, Mem: c.slots[i]}
+	}
+	return c.parallel(d, t, func(i int) error {
+		c.client.Retrieve(context.Background(), pieces[i:i+1], errs[i:i+1])
+		return errs[i]
+	})
+}
+
+// check compares the slots with the block of the server, after a run over TCP.
+func (r *rig) check() error {
+	b, err := r.space.Get(key(0))
+	if err != nil {
+		return err
+	}
+	defer b.Release()
+	for i := range r.slots {
+		if !bytes.Equal(r.slots[i].Bytes(), b.Bytes()[r.format.Layout.ShardOff(0):][:r.slots[i].Len]) {
+			return fmt.Errorf("retrieved piece %d has other bytes: %w", i, errdefs.ErrCorrupt)
+		}
+	}
+	return nil
+}
+
+// close closes all that open has made.
+func (r *rig) close(ctx context.Context) error {
+	ctx = context.WithoutCancel(ctx)
+	var errs []error
+	if r.sockets != nil {
+		errs = append(errs, r.sockets.close())
+	}
+	if r.client != nil {
+		errs = append(errs, r.client.Close(ctx))
+	}
+	if r.server != nil {
+		errs = append(errs, r.server.Close(ctx))
+	}
+	if r.host != nil {
+		errs = append(errs, r.host.Close())
+	}
+	if r.memory != nil {
+		errs = append(errs, hostmem.Free(r.memory))
+	}
+	return errors.Join(errs...)
+}

@@ -154,7 +154,7 @@ func (s *StreamConfig) rowBytes() int64 {
 
 // StoreConfig configures the store and its tiers.
 type StoreConfig struct {
-	// Pipeline names the tiers from fast to slow, as "cache|file": see store.Tiers. Default: the
+	// Pipeline names the tiers from fast to slow, as "cache|file": see docs/tiers.md. Default: the
 	// cache, above "file" if Dirs is not empty, above "log" if LogDir is not. A dump writes a block
 	// to each tier below the cache. A load reads it from the first that has it, and fills the cache
 	// only. Without the cache, blocks only pass through pinned memory, and every load reads files.

@@ -66,7 +66,7 @@ func (c *Config) validateDirect() error {
 		if s.GDR == GDRRequire {
 			bad("direct requires direct storage, and gdr a NIC: require one of them")
 		}
-		if tiers, err := s.tiers(); err == nil && len(s.dirsOf(tiers...)) == 0 {
+		if dirs, err := s.dirs(); err == nil && len(dirs) == 0 {
 			bad("direct requires direct storage, but no file tier is configured: give a directory")
 		}
 	default:
@@ -101,13 +101,13 @@ func (e *Engine) openDirect(ctx context.Context) error {
 		e.directMode.Reason = "direct is off"
 		return nil
 	}
-	tiers, err := c.tiers()
+	dirs, err := c.dirs()
 	if err != nil {
 		return err
 	}
 	why := errNoFiles
-	if dirs := existing(c.dirsOf(tiers...)); len(dirs) > 0 {
-		why = e.tryDirect(ctx, dirs)
+	if len(dirs) > 0 {
+		why = e.tryDirect(ctx, existing(dirs))
 	}
 	switch {
 	case why == nil:

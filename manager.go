@@ -10,13 +10,10 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/internal/dirfs"
+	"github.com/kvlane/kvlane/internal/settings"
 	"github.com/kvlane/kvlane/internal/unwind"
-	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/store/manager"
-	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/cache"
-	"github.com/kvlane/kvlane/tier/file"
 )
 
 // The types of a Manager's methods. Package manager documents them.
@@ -41,7 +38,7 @@ type Manager struct {
 // ManagerConfig configures a Manager.
 type ManagerConfig struct {
 	// Ranks are the configurations of the workers' Engines, all with one pipeline: a cache, alone
-	// or above tiers that several processes may have open (store.TierInfo.Shared). The Manager opens
+	// or above tiers that several processes may have open (Shared in internal/settings.Tiers). The Manager opens
 	// their directories too. Workers with the same blocks in the same directories may be named once.
 	Ranks []Config `config:"ranks"`
 	// Blocks is the number of blocks in each worker's cache, at most the slots of the smallest.
@@ -121,25 +118,26 @@ func (m *Manager) openRank(ctx context.Context, c *Config) (manager.Rank, int, e
 	}
 	r := manager.Rank{Formats: groups.formats}
 	slots := int(c.Store.slotBytes(groups.formats) / groups.formats.MaxImageBytes())
-	if tiers[0] != store.TierCache {
-		return r, 0, fmt.Errorf("pipeline %q: a manager needs tier %s first, not %s: %w", strings.Join(tiers, "|"), store.TierCache, tiers[0], errdefs.ErrNotSupported)
+	refuse := func(format string, args ...any) (manager.Rank, int, error) {
+		return r, 0, fmt.Errorf("pipeline %q: a manager "+format+": %w", slices.Concat([]any{strings.Join(tiers, "|")}, args, []any{errdefs.ErrNotSupported})...)
 	}
-	for _, t := range store.DurableTiers() {
-		if slices.Contains(tiers, t.Name) && !t.Shared {
-			return r, 0, fmt.Errorf("pipeline %q: a manager cannot use tier %s, which only one process may have open: %w",
-				strings.Join(tiers, "|"), t.Name, errdefs.ErrNotSupported)
+	if tiers[0] != cache.Name {
+		return refuse("needs tier %s first, not %s", cache.Name, tiers[0])
+	}
+	for _, name := range tiers[1:] {
+		row := settings.TierByName(name)
+		switch {
+		case !row.Shared:
+			return refuse("cannot use tier %s, which only one process may have open", name)
+		case r.Files != nil:
+			return refuse("cannot use tier %s: it has one tier below the cache", name)
 		}
-	}
-	if len(tiers) > 1 { // the one shared tier
-		fc := c.Store.fileTier(groups.formats)
-		// The workers evict.
-		fc.Identities, fc.FS, fc.MaxBytes, fc.DirBytes = groups.ids, dirfs.Of(ctx), 0, nil
-		var t tier.Tier
-		if t, err = file.Open(ctx, fc); err != nil {
+		unbounded := c.Store // the workers evict
+		row.Unbound(&unbounded)
+		if r.Files, err = row.Config(&unbounded, groups.blocks(ctx, nil)).OpenTier(ctx); err != nil {
 			return r, 0, err
 		}
-		m.closers.Add("file tier", t.Close)
-		r.Files = t
+		m.closers.Add(name+" tier", r.Files.Close)
 	}
 	return r, slots, nil
 }

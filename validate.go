@@ -9,12 +9,11 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/gdr"
+	"github.com/kvlane/kvlane/internal/settings"
 	"github.com/kvlane/kvlane/profile"
 	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
-	"github.com/kvlane/kvlane/tier/file"
-	"github.com/kvlane/kvlane/tier/log"
 )
 
 // Validate reports everything wrong with the configuration at once. Values of ConfigFile are not
@@ -46,15 +45,17 @@ func (s *StoreConfig) validate(formats block.Formats) error {
 	if s.CacheBytes > MaxCacheBytes {
 		bad("store.cache_bytes: a cache of %d bytes is more than %d", s.CacheBytes, int64(MaxCacheBytes))
 	}
+	for _, set := range settings.TierSettings() {
+		if n, ok := set.Value(s).(int64); ok && n < 0 {
+			bad("%s is negative: %d", set.Key, n)
+		}
+	}
 	if tiers, err := s.tiers(); err != nil {
 		errs = append(errs, err)
 	} else {
-		for _, t := range store.DurableTiers() {
-			errs = append(errs, durableTiers[t.Name].validate(s, formats, slices.Contains(tiers, t.Name)))
+		for _, t := range settings.DurableTiers() {
+			errs = append(errs, s.validateTier(&t, formats, slices.Contains(tiers, t.Name)))
 		}
-	}
-	if s.FileBytes < 0 {
-		bad("the file tier's bound is negative: %d bytes", s.FileBytes)
 	}
 	if s.Verify > store.VerifyFill {
 		bad("unknown verify policy %d", s.Verify)
@@ -79,51 +80,29 @@ func (s *StoreConfig) validate(formats block.Formats) error {
 	return errors.Join(errs...)
 }
 
-// validateFile returns every problem of the file tier. Without a file tier, its settings are
-// errors.
-func (s *StoreConfig) validateFile(formats block.Formats, there bool) error {
+// validateTier returns every problem of a durable tier. If it is not in the pipeline, its settings
+// are errors.
+func (s *StoreConfig) validateTier(t *settings.Tier, formats block.Formats, there bool) error {
 	var errs []error
 	bad := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
 	}
+	place := t.Place()
 	switch {
-	case there && len(s.Dirs) == 0:
-		bad("pipeline %q has a file tier, but no directory is given", s.Pipeline)
+	case there && !place.Given(s):
+		bad("pipeline %q has a %s tier, but %s is not given", s.Pipeline, t.Name, place.Key)
 	case there && formats != nil:
-		c := s.fileTier(formats)
-		c.MaxBytes = max(0, c.MaxBytes) // a negative value is reported already
-		errs = append(errs, c.Validate())
-	case !there && len(s.Dirs) > 0:
-		bad("directory %q is given, but pipeline %q has no file tier", s.Dirs[0], s.Pipeline)
-	case !there && s.SharedBound:
-		bad("the bound of the file tier is shared, but no file tier is configured: give a directory")
-	case !there && s.FileBytes > 0:
-		bad("the file tier is limited to %d bytes, but no file tier is configured: give a directory", s.FileBytes)
-	case !there && len(s.DirBytes) > 0:
-		bad("%d directories of the file tier are limited, but no file tier is configured: give a directory", len(s.DirBytes))
-	case !there && s.Fsync != file.FsyncNever:
-		bad("sync of files is %s, but no file tier is configured: give a directory", s.Fsync)
-	}
-	return errors.Join(errs...)
-}
-
-// validateLog is validateFile for the log tier.
-func (s *StoreConfig) validateLog(formats block.Formats, there bool) error {
-	var errs []error
-	bad := func(format string, args ...any) {
-		errs = append(errs, fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...))
-	}
-	switch {
-	case there && s.LogDir == "":
-		bad("pipeline %q has a log tier, but no directory is given", s.Pipeline)
-	case there && formats != nil:
-		errs = append(errs, func() error { c := s.logTier(formats); return c.Validate() }())
-	case !there && s.LogDir != "":
-		bad("directory %q is given, but pipeline %q has no log tier", s.LogDir, s.Pipeline)
-	case !there && s.LogBytes > 0:
-		bad("the log tier is limited to %d bytes, but no log tier is configured: give a directory", s.LogBytes)
-	case !there && s.LogFsync != log.FsyncInterval:
-		bad("sync of the log is %s, but no log tier is configured: give a directory", s.LogFsync)
+		return t.Config(s, settings.TierBlocks{Formats: formats}).Validate()
+	case !there:
+		for i := range t.Settings {
+			switch set := &t.Settings[i]; {
+			case !set.Given(s):
+			case s.Pipeline != "":
+				bad("%s is given, but pipeline %q has no %s tier", set.Key, s.Pipeline, t.Name)
+			default:
+				bad("%s is given, but no %s tier is configured: give %s", set.Key, t.Name, place.Key)
+			}
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -35,41 +35,6 @@ func TestDefectAbsurdNumbersOfTheConfigAreRefused(t *testing.T) {
 	}
 }
 
-func TestParsePipeline(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		in   string
-		want []string
-		err  string
-	}{
-		{"cache", []string{"cache"}, ""},
-		{"cache|file", []string{"cache", "file"}, ""},
-		{" Cache | FILE ", []string{"cache", "file"}, ""},
-		{"", nil, "empty"},
-		{"file", []string{"file"}, ""},
-		{"log", []string{"log"}, ""},
-		{"cache|log", []string{"cache", "log"}, ""},
-		{"file|cache", nil, `tier "cache" comes after "file" and must be the first`},
-		{"file|log", []string{"file", "log"}, ""},
-		{"cache|file|log", []string{"cache", "file", "log"}, ""},
-		{"cache|log|file", []string{"cache", "log", "file"}, ""},
-		{"file|log|cache", nil, `tier "cache" comes after "log" and must be the first`},
-		{"cache|tape", nil, `unknown tier "tape"; known tiers: cache, file, log`},
-		{"cache||file", nil, "tier 2 has no name"},
-		{"cache|file|file", nil, "given twice"},
-		{"cache|file|log|file", nil, "given twice"},
-		{"cache|cache", nil, "given twice"},
-	} {
-		got, err := store.ParsePipeline(c.in)
-		switch {
-		case c.err == "" && (err != nil || !slices.Equal(got, c.want)):
-			t.Errorf("%q: got %q, %v", c.in, got, err)
-		case c.err != "" && (!errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), c.err)):
-			t.Errorf("%q: error is %v, want one that says %q", c.in, err, c.err)
-		}
-	}
-}
-
 func TestConfigNamesEveryProblem(t *testing.T) {
 	t.Parallel()
 	_, err := store.Open(store.Config{Readers: -1, Verify: 9})

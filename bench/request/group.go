@@ -13,8 +13,8 @@ import (
 	"github.com/kvlane/kvlane/bench"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
-	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream/copy/measure"
+	"github.com/kvlane/kvlane/tier/cache"
 )
 
 const (
@@ -94,7 +94,7 @@ func (g *group) lanes(p Place) []*lane {
 		from, to := i*n, (i+1)*n
 		if p.Work != Dump {
 			set := &g.rig.loads
-			l := &lane{rig: g.rig, work: Load, layers: p.Layerwise, by: p.By, keys: set.keys[from:to], refs: refsOf(set.keys[from:to], set.pages[from:to]), tier: store.TierCache}
+			l := &lane{rig: g.rig, work: Load, layers: p.Layerwise, by: p.By, keys: set.keys[from:to], refs: refsOf(set.keys[from:to], set.pages[from:to]), tier: cache.Name}
 			if p.Hits != InCache {
 				l.tier = g.rig.lower()
 			}

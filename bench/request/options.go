@@ -12,7 +12,8 @@ import (
 	"github.com/kvlane/kvlane/bench/interference"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/internal/settings"
+	"github.com/kvlane/kvlane/tier/cache"
 )
 
 // Product is a matrix product that can be closed.
@@ -151,9 +152,9 @@ func (o *Options) still() bool { return o.simulated() && o.Engine.Device.Sim.Sti
 
 // cached reports whether the pipeline has a cache.
 func (o *Options) cached() bool {
-	tiers, err := store.ParsePipeline(o.Engine.Store.Pipeline)
+	tiers, err := settings.ParsePipeline(o.Engine.Store.Pipeline)
 	// no pipeline is named, or validate reports the error
-	return err != nil || tiers[0] == store.TierCache
+	return err != nil || tiers[0] == cache.Name
 }
 
 // nearest returns the fastest place of blocks.
@@ -245,10 +246,10 @@ func (o *Options) validate() error {
 	oneOf(bad, "form", o.Forms, Whole, Layers)
 	oneOf(bad, "place of blocks", o.Hits, InCache, InPageCache, OnDisk)
 	if pipeline := o.Engine.Store.Pipeline; pipeline != "" {
-		tiers, err := store.ParsePipeline(pipeline)
+		tiers, err := settings.ParsePipeline(pipeline)
 		if err != nil {
 			errs = append(errs, err)
-		} else if (tiers[len(tiers)-1] != store.TierCache) != (o.Dir != "") {
+		} else if (tiers[len(tiers)-1] != cache.Name) != (o.Dir != "") {
 			bad("pipeline %q and directory %q do not go together", pipeline, o.Dir)
 		}
 	}

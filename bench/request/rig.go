@@ -13,10 +13,11 @@ import (
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/settings"
 	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/replay/kvcache"
-	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
+	"github.com/kvlane/kvlane/tier/file"
 )
 
 // pageSet is a set of pages with their content. Pages of all page groups of a block of tokens are
@@ -128,9 +129,9 @@ func newRig(ctx context.Context, o *Options, g Geometry, most int) (_ *rig, err 
 
 // lower returns the name of the tier below the cache.
 func (r *rig) lower() string {
-	tiers, err := store.ParsePipeline(r.o.Engine.Store.Pipeline)
+	tiers, err := settings.ParsePipeline(r.o.Engine.Store.Pipeline)
 	if err != nil { // no pipeline is named
-		return store.TierFile
+		return file.Name
 	}
 	return tiers[len(tiers)-1]
 }
@@ -141,12 +142,8 @@ func (r *rig) config(cacheBytes int64) kvlane.Config {
 	if r.o.cached() {
 		c.Store.CacheBytes = max(c.Store.CacheBytes, cacheBytes)
 	}
-	switch {
-	case r.dir == "":
-	case r.lower() == store.TierLog:
-		c.Store.LogDir = r.dir
-	default:
-		c.Store.Dirs = []string{r.dir}
+	if r.dir != "" {
+		settings.TierByName(r.lower()).SetDir(&c.Store, r.dir)
 	}
 	for i := range r.blocks {
 		b, g := &r.blocks[i], &r.geometry.Groups[i]

@@ -14,9 +14,9 @@ import (
 	"github.com/kvlane/kvlane/bench/transfer"
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/internal/settings"
-	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
 	streamfile "github.com/kvlane/kvlane/stream/file"
+	"github.com/kvlane/kvlane/tier/cache"
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
@@ -59,9 +59,6 @@ var offers = map[string]cobra.CompletionFunc{
 	"svg":                     completeFiles,
 	"remove":                  completeFiles,
 	"dir":                     completeDirs,
-	"file-dir":                completeDirs,
-	"log-dir":                 completeDirs,
-	"profile-dir":             completeDirs,
 }
 
 // operandOffers are the completions of operands, by command. Operands of other commands have none.
@@ -85,7 +82,11 @@ func offerOf(path, flag string) cobra.CompletionFunc {
 	if complete := offers[flag]; complete != nil {
 		return complete
 	}
-	if s := settings.ByName(flag); s != nil && len(s.Words) > 0 {
+	switch s := settings.ByName(flag); {
+	case s == nil:
+	case s.IsDir():
+		return completeDirs
+	case len(s.Words) > 0:
 		return values(s.Words...)
 	}
 	return nil
@@ -179,9 +180,9 @@ func completeSecondFile(_ *cobra.Command, args []string, _ string) ([]cobra.Comp
 
 // pipelines returns the pipelines of one tier, and of a tier below a cache.
 func pipelines() []string {
-	out := []string{store.TierCache}
-	for _, t := range store.DurableTiers() {
-		out = append(out, store.TierCache+"|"+t.Name, t.Name)
+	out := []string{cache.Name}
+	for _, t := range settings.DurableTiers() {
+		out = append(out, cache.Name+"|"+t.Name, t.Name)
 	}
 	return out
 }

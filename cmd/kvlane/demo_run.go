@@ -17,7 +17,8 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/internal/present"
 	"github.com/kvlane/kvlane/replay"
-	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/tier/cache"
+	"github.com/kvlane/kvlane/tier/file"
 )
 
 //go:embed conversation-400.jsonl.gz
@@ -102,8 +103,8 @@ func (d *demo) restart(ctx context.Context) error {
 		return err
 	}
 	d.claim(r.Complete && r.PrefixHits == r.BlockAccesses, "no block was computed: %s hits of %s", present.Count(r.PrefixHits), present.Count(r.BlockAccesses))
-	d.claim(r.HitsByTier[store.TierFile] >= r.DistinctBlocks, "every block was read from its file at least once: %s from files, %s from the cache",
-		present.Count(r.HitsByTier[store.TierFile]), present.Count(r.HitsByTier[store.TierCache]))
+	d.claim(r.HitsByTier[file.Name] >= r.DistinctBlocks, "every block was read from its file at least once: %s from files, %s from the cache",
+		present.Count(r.HitsByTier[file.Name]), present.Count(r.HitsByTier[cache.Name]))
 	d.claim(r.Mismatches == 0 && r.BytesVerified > d.first.BytesVerified, "all %s were correct", present.Bytes(r.BytesVerified))
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -13,7 +14,7 @@ import (
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/internal/settings"
-	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/tier/cache"
 )
 
 // A command that ends waits up to closeTimeout for writes of the store and work of hardware, and up
@@ -51,10 +52,17 @@ func closing(ctx context.Context, most, grace time.Duration) (context.Context, c
 }
 
 // engineNames are the settings of an engine for which replay has flags.
-var engineNames = append([]string{
-	"device", "device-index", "path", "policy", "calibrate", "verify", "pipeline", "cache-bytes", "file-dir", "file-bytes", "file-dir-bytes",
-	"log-dir", "log-bytes", "fsync", "log-fsync", "direct", "gdr",
-}, settings.RDMANames...)
+var engineNames = slices.Concat([]string{
+	"device", "device-index", "path", "policy", "calibrate", "verify", "pipeline", "direct", "gdr",
+}, tierNames(), settings.RDMANames)
+
+// tierNames are the settings of tiers.
+func tierNames() (names []string) {
+	for i := range settings.Tiers {
+		names = append(names, settings.Tiers[i].Names()...)
+	}
+	return names
+}
 
 // engineFlags select the device, the copy path and the tiers.
 type engineFlags struct {
@@ -75,7 +83,7 @@ func (e *engineFlags) config(g block.Geometry) (kvlane.Config, error) {
 	c := kvlane.Config{Model: g, Store: kvlane.StoreConfig{ReadOnly: e.readOnly}}
 	err := applySettings(&c, e.flags, engineNames...)
 	c.Device.Driver, e.noGPU = chooseDriver(e.flags.Lookup("device").Value.String())
-	if tiers, err := store.ParsePipeline(c.Store.Pipeline); err == nil && tiers[0] != store.TierCache && !e.flags.Changed("cache-bytes") {
+	if tiers, err := settings.ParsePipeline(c.Store.Pipeline); err == nil && tiers[0] != cache.Name && !e.flags.Changed("cache-bytes") {
 		c.Store.CacheBytes = 0 // the engine's default
 	}
 	if g.Validate() != nil { // the caller reports it; other errors do not depend on it

@@ -2,9 +2,12 @@ package main
 
 import (
 	"encoding/json"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/kvlane/kvlane/internal/settings"
 	"github.com/kvlane/kvlane/replay"
 )
 
@@ -49,9 +52,32 @@ func TestReplayHitsTheSameThroughEveryPipeline(t *testing.T) {
 	}
 }
 
+// Every tier is accepted by flags and by a file, and completed.
+func TestEveryTierIsAccepted(t *testing.T) {
+	trace := traceFile(t, goodLine)
+	for _, row := range settings.DurableTiers() {
+		place, value := row.Place(), "127.0.0.1:1"
+		if place.IsDir() {
+			value = filepath.Join(t.TempDir(), row.Name)
+		}
+		file := configText(t, place.Name+": "+value+"\n")
+		for _, args := range [][]string{{"--pipeline", "cache|" + row.Name, "--" + place.Name, value}, {"--config", file}} {
+			if code, _, stderr := execute(t, append([]string{"replay", trace, "--device", "sim", "--cache-bytes", "4MiB"}, args...)...); code != exitOK {
+				t.Errorf("%v: exit code %d: %s", args, code, stderr)
+			}
+		}
+		if got, want := shown(t, place.Name, "--config", file, "replay"), value+" "+file+":1"; got != want {
+			t.Errorf("%s is %q, want %q", place.Name, got, want)
+		}
+		if !slices.Contains(pipelines(), "cache|"+row.Name) {
+			t.Errorf("the completion lacks %s", row.Name)
+		}
+	}
+}
+
 func TestPipelineThatCannotBeIsRefused(t *testing.T) {
 	for want, args := range map[string][]string{
-		"no directory is given":   {"--pipeline", "file"},
+		"dirs is not given":       {"--pipeline", "file"},
 		"has a log tier, but":     {"--pipeline", "cache|log"},
 		"has no file tier":        {"--pipeline", "cache", "--file-dir", t.TempDir()},
 		"has no log tier":         {"--pipeline", "cache", "--log-dir", t.TempDir()},

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/internal/settings"
 	"github.com/kvlane/kvlane/tier/log"
 )
 
@@ -207,7 +208,8 @@ func (f *failure) notFound() string {
 	isDir, isOut := false, false
 	f.cmd.Flags().Visit(func(flag *pflag.Flag) {
 		named := slices.ContainsFunc(flagValues(flag), func(v string) bool { return filepath.Clean(v) == filepath.Clean(path) })
-		isDir = isDir || named && slices.Contains([]string{"dir", "file-dir", "log-dir", "profile-dir"}, flag.Name)
+		s := settings.ByName(flag.Name)
+		isDir = isDir || named && (flag.Name == "dir" || s != nil && s.IsDir())
 		isOut = isOut || named && slices.Contains([]string{"out", "svg"}, flag.Name)
 	})
 	parent := filepath.Dir(path)

@@ -11,7 +11,6 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/internal/testkit"
 	"github.com/kvlane/kvlane/replay"
-	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
 )
 
@@ -68,7 +67,7 @@ func thousandsOfRequests(t *testing.T, c kvlane.Config, path stream.Path) {
 	if r.Mismatches+r.Corrupt+r.BadCopies+r.LoadErrors+r.DumpErrors+r.DurableErrors != 0 || r.BytesVerified != hits*2*tiny.PlaneBytes() {
 		t.Errorf("%d blocks wrong, %d corrupt, %d bytes verified, failures: %v", r.Mismatches, r.Corrupt, r.BytesVerified, r.ErrorSamples)
 	}
-	if r.HitsByTier[store.TierFile] == 0 || r.HitsByTier[store.TierCache] == 0 {
+	if r.HitsByTier["file"] == 0 || r.HitsByTier["cache"] == 0 {
 		t.Errorf("hits by tier %v: want some from each", r.HitsByTier)
 	}
 	for _, p := range r.Paths {

@@ -97,7 +97,7 @@ func TestRequiredNICsCarryLoadsAndDumps(t *testing.T) {
 						t.Errorf("%s by %s", p.Direction, p.Path)
 					}
 				}
-				if r.HitsByTier[store.TierFile] == 0 || r.HitsByTier[store.TierCache] == 0 {
+				if r.HitsByTier["file"] == 0 || r.HitsByTier["cache"] == 0 {
 					t.Errorf("hits by tier %v: want some from each", r.HitsByTier)
 				}
 			})

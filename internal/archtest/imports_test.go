@@ -106,7 +106,7 @@ var mayImport = map[string]string{
 	"replay/kvcache":        anyPlain + " store",
 	"doctor":                anyPlain + " device/storage rdma internal/limits internal/mounts internal/present internal/sys/uring",
 	"bench":                 anyPlain + " internal/present stream/copy/measure",
-	"bench/request":         anyPlain + " internal/present store bench bench/interference replay/kvcache stream/copy/measure ROOT",
+	"bench/request":         anyPlain + " internal/present internal/settings tier/cache tier/file store bench bench/interference replay/kvcache stream/copy/measure ROOT",
 	"bench/file":            anyPlain + " bench internal/present stream/copy/measure internal/sys/uring internal/sys/hostmem",
 	"bench/nicchannel":      onDevice + " stream rdma rdma/channel rdma/registry",
 	"bench/interference":    onDevice + " stream stream/copy/measure",
@@ -122,7 +122,7 @@ var mayImport = map[string]string{
 	"internal/mounts":       "",
 	"internal/present":      "",
 	"internal/strictjson":   "",
-	"internal/settings":     anyPlain + " store stream/copy/plan tier/file tier/log internal/present internal/strictjson internal/ctxio",
+	"internal/settings":     anyPlain + " store stream/copy/plan tier/cache tier/file tier/log internal/dirfs internal/present internal/strictjson internal/ctxio",
 	"internal/ctxio":        "errdefs",
 	"internal/published":    "", // but for its tests
 	"internal/testkit":      "internal/leak internal/fault",
@@ -177,7 +177,7 @@ var mayImport = map[string]string{
 
 	// The façade and the commands wire everything.
 	"":              anyPlain + " gdr metadata profile share store store/manager telemetry transfer transfer/ device/ stream/ tier/ internal/",
-	"internal/capi": anyPlain + " share store internal/inuse internal/settings ROOT",
+	"internal/capi": anyPlain + " share store tier/cache internal/inuse internal/settings ROOT",
 	"cmd/libkvlane": "errdefs mem block internal/capi internal/dirfs ROOT",
 	"examples/":     "mem block device stream ROOT",
 	"cmd/":          anyPlain + " gdr metadata profile share topology transfer transfer/ wire store replay doctor bench bench/ telemetry telemetry/profiles device/ stream/ tier/ internal/ ROOT",

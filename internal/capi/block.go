@@ -6,8 +6,8 @@ import (
 
 	"github.com/kvlane/kvlane"
 	"github.com/kvlane/kvlane/block"
-	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/tier"
+	tiercache "github.com/kvlane/kvlane/tier/cache"
 )
 
 // lease is a lease of blocks.
@@ -69,7 +69,7 @@ func (l *Library) Lookup(h Handle, keys []kvlane.Key, there []uint8, timeoutMill
 		switch {
 		case hits[i].State != tier.Ready:
 			there[i] = 0
-		case hits[i].Tier == store.TierCache:
+		case hits[i].Tier == tiercache.Name:
 			there[i] = InMemory
 		default:
 			there[i] = InFiles

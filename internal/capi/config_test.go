@@ -3,6 +3,7 @@ package capi_test
 import (
 	"encoding/json"
 	"errors"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -23,6 +24,34 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 	"github.com/kvlane/kvlane/tier/file"
 )
+
+// Every tier is opened by the configuration of Go and C.
+func TestEveryTierOpens(t *testing.T) {
+	ctx := t.Context()
+	for _, row := range settings.DurableTiers() {
+		value := any([]string{"127.0.0.1:1"})
+		if row.Place().IsDir() {
+			value = filepath.Join(t.TempDir(), row.Name)
+		}
+		store := map[string]any{"cache_bytes": 4 << 20, "pipeline": "cache|" + row.Name, strings.TrimPrefix(row.Place().Key, "store."): value}
+		c, err := capi.ParseConfig(configuration(t, "", map[string]any{"store": store}))
+		if err != nil {
+			t.Errorf("%v: %v", store, err)
+			continue
+		}
+		e, err := kvlane.Open(ctx, c)
+		if err != nil {
+			t.Errorf("%v: %v", store, err)
+			continue
+		}
+		if tiers := e.Tiers(); len(tiers) != 2 || tiers[1].Name() != row.Name {
+			t.Errorf("%v: %d tiers are open", store, len(tiers))
+		}
+		if err := e.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	}
+}
 
 // Every key of the configuration gets where it belongs.
 func TestConfigurationReachesTheEngine(t *testing.T) {

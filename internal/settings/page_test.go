@@ -23,6 +23,17 @@ This page is generated from the table in package internal/settings by ` + "`make
   Its variable of the environment is the name in capitals behind ` + "`KVLANE_`" + `, with underscores.
 - A row with both is the same setting.
 
+## Tiers
+
+A pipeline consists of these tiers. Without a pipeline, a store has a cache and the tiers whose place is given.
+
+| tier | description | place | page |
+|---|---|---|---|
+`
+
+const settingsHead = `
+## All settings
+
 | library | name | meaning | default |
 |---|---|---|---|
 `
@@ -37,6 +48,11 @@ func TestPageIsTheTable(t *testing.T) {
 	}
 	var b strings.Builder
 	b.WriteString(intro)
+	for i := range settings.Tiers {
+		row := &settings.Tiers[i]
+		fmt.Fprintf(&b, "| %s | %s | %s | [%s](%s) |\n", code(row.Name), row.Doc, code(row.Place().Key), strings.TrimSuffix(row.Page, ".md"), row.Page)
+	}
+	b.WriteString(settingsHead)
 	for _, s := range settings.Table {
 		doc := strings.ReplaceAll(s.Doc, "|", `\|`)
 		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", code(s.Key), code(s.Name), doc, cmp.Or(s.Default, s.Initial()))

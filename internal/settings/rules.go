@@ -3,8 +3,6 @@ package settings
 import (
 	"slices"
 	"strings"
-
-	"github.com/kvlane/kvlane/store"
 )
 
 // Rule is a condition on which settings have an effect.
@@ -34,10 +32,15 @@ var Rules = append(tierRules(), []Rule{
 func tierRules() (rules []Rule) {
 	var written, dirs []string
 	var given []Condition
-	for _, t := range store.DurableTiers() {
-		dir := "--" + t.Dir + " DIR"
-		rules = append(rules, Rule{Names: t.Settings, Commands: replay, Met: Given(t.Dir), Lacks: dir})
-		written, dirs, given = append(written, t.Settings...), append(dirs, dir), append(given, Given(t.Dir))
+	for _, t := range DurableTiers() {
+		place := t.Place()
+		met, names, dir := Given(place.Name), t.Names()[1:], "--"+place.Name+" DIR"
+		if !place.IsDir() {
+			rules = append(rules, Rule{Names: names, Commands: replay, Met: met, Lacks: "--" + place.Name})
+			continue
+		}
+		rules = append(rules, Rule{Names: names, Commands: replay, Met: met, Lacks: dir})
+		written, dirs, given = append(written, names...), append(dirs, dir), append(given, met)
 	}
 	return append(rules,
 		Rule{Names: []string{"file-read-only", "direct"}, Commands: replay, Met: Either(given...), Lacks: strings.Join(dirs, " or ")},
@@ -88,18 +91,18 @@ func Either(conditions ...Condition) Condition {
 // precedence; 0: it is not given.
 func Overruled(state func(name string) (text string, precedence int)) (names []string) {
 	pipeline, precedence := state("pipeline")
-	tiers, err := store.ParsePipeline(pipeline)
+	tiers, err := ParsePipeline(pipeline)
 	if precedence == 0 || err != nil {
 		return nil
 	}
-	for _, t := range store.DurableTiers() {
-		_, given := state(t.Dir)
+	for _, t := range DurableTiers() {
+		_, given := state(t.Place().Name)
 		switch {
 		case given == 0 || slices.Contains(tiers, t.Name):
 		case given > precedence:
 			return []string{"pipeline"}
 		case given < precedence:
-			names = append(names, t.Dir)
+			names = append(names, t.Place().Name)
 		}
 	}
 	return names

@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/present"
-	"github.com/kvlane/kvlane/store"
 	"github.com/kvlane/kvlane/stream"
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
@@ -26,6 +25,7 @@ const (
 	Int
 	Size  // bytes, such as 8GiB
 	List  // texts
+	Dir   // a directory
 	Dirs  // directories: a flag for each
 	Sizes // sizes: a flag for each
 )
@@ -57,7 +57,9 @@ type Setting struct {
 var short = []string{"doctor", "topo", "store", "transfer ls", "transfer probe", "transfer put", "transfer get"}
 
 // Table has every setting, in the order in which they are shown.
-var Table = []Setting{
+var Table = slices.Concat(engineSettings, TierSettings(), taskSettings)
+
+var engineSettings = []Setting{
 	{Key: "config", Doc: "a configuration file, as `kvlane` reads it; keys given here take precedence over the file's", Default: "none"},
 
 	{Key: "model", Doc: "the shape of the KV cache on this rank; or `groups`"},
@@ -94,7 +96,7 @@ var Table = []Setting{
 		Words: append([]string{"serving"}, names([]plan.Goal{plan.Throughput, plan.Latency, plan.Balanced, plan.Background})...),
 	},
 	{Key: "stream.calibration", Name: "calibrate", Doc: "`once` measures a GPU's paths for two seconds if no profile is stored; `never`", Default: "once", Words: []string{"once", "never"}},
-	{Key: "stream.profile_dir", Name: "profile-dir", Doc: "directory of the stored profiles", Default: "`kvlane/profiles` in the user's cache directory", Flag: none},
+	{Key: "stream.profile_dir", Name: "profile-dir", Kind: Dir, Doc: "directory of the stored profiles", Default: "`kvlane/profiles` in the user's cache directory", Flag: none},
 	{Key: "stream.staging_bytes", Kind: Size, Doc: "device memory in which a stream may gather", Default: "by the policy, 256 MiB at most"},
 
 	{Key: "store.verify", Name: "verify", Doc: "where checksums are made and checked: `device` (the copy itself, or else the CPU), `always` (also the CPU, before and after copies) or `fill` (as `always`, except for blocks in the cache)", Default: "device", Words: []string{"device", "always", "fill"}},
@@ -111,18 +113,12 @@ var Table = []Setting{
 
 	{
 		Key: "store.pipeline", Name: "pipeline", Doc: "tiers from fast to slow, as `cache|file`: " + tierDocs(), Default: "a cache above the given directories", Flag: none,
-		Check: func(v string) error { _, err := store.ParsePipeline(v); return err }, FlagOnly: []string{"bench store"},
+		Check: func(v string) error { _, err := ParsePipeline(v); return err }, FlagOnly: []string{"bench store"},
 	},
-	{Key: "store.cache_bytes", Name: "cache-bytes", Kind: Size, Doc: "pinned host memory of the cache; without a cache, memory through which blocks pass (then 256 MiB by default)", Default: "required with a cache", Flag: "1GiB", FlagOnly: []string{"bench store"}},
-	{Key: "store.dirs", Name: "file-dir", Kind: Dirs, Doc: "directories of the file tier", Default: "none", Flag: none, FlagOnly: []string{"bench store", "calibrate"}},
-	{Key: "store.shared_bound", Kind: Bool, Doc: "`file_bytes` and `dir_bytes` bound all folders in the parent directory of each of `dirs`, of all identities and processes", Default: "false"},
-	{Key: "store.file_bytes", Name: "file-bytes", Kind: Size, Doc: "bound of the file tier", Default: "none", Flag: "0"},
-	{Key: "store.dir_bytes", Name: "file-dir-bytes", Kind: Sizes, Doc: "bounds of single directories, in their order; directories with 0 share the tier's bound", Default: "none", Flag: none},
-	{Key: "store.fsync", Name: "fsync", Doc: "when files are synced: `never`, or `file` (each before its block counts as durable)", Default: "never", Words: []string{"never", "file"}},
+}
+
+var taskSettings = []Setting{
 	{Key: "store.read_only", Kind: Bool, Doc: "opens the directories read-only", Default: "false"},
-	{Key: "store.log_dir", Name: "log-dir", Doc: "directory of the log tier, on a local disk, for one process at a time", Default: "none", Flag: none},
-	{Key: "store.log_bytes", Name: "log-bytes", Kind: Size, Doc: "bound of the log tier", Default: "none", Flag: "0"},
-	{Key: "store.log_fsync", Name: "log-fsync", Doc: "when the log is synced: `interval` (ten times a second), `always` (before blocks count as durable) or `never`", Default: "interval", Words: []string{"always", "interval", "never"}},
 	{
 		Key: "store.direct", Name: "direct", Doc: "loads, and dumps of pipelines `file` and `log`, use cuFile, without pinned memory: `off`, `auto` (where it was measured to be faster; else GPUDirect Storage where it works), `always` (also the compatibility mode) or `require`", Default: "auto", Unset: "auto",
 		Words: []string{"off", "auto", "always", "require"}, FlagOnly: []string{"bench file"},
@@ -153,15 +149,6 @@ const (
 	// none is a Flag without an initial value.
 	none = "-"
 )
-
-// tierDocs describes the tiers that a pipeline may name.
-func tierDocs() string {
-	var docs []string
-	for i := range store.Tiers {
-		docs = append(docs, fmt.Sprintf("`%s` (%s)", store.Tiers[i].Name, store.Tiers[i].Doc))
-	}
-	return strings.Join(docs, ", ")
-}
 
 func names[T fmt.Stringer](values []T) []string {
 	out := make([]string, len(values))
@@ -202,6 +189,9 @@ func (s *Setting) Initial() string {
 	}
 	return s.Default
 }
+
+// IsDir reports whether the values are directories.
+func (s *Setting) IsDir() bool { return s.Kind == Dir || s.Kind == Dirs }
 
 // IsList reports whether the setting has several values.
 func (s *Setting) IsList() bool { return s.Kind == List || s.Kind == Dirs || s.Kind == Sizes }

@@ -9,6 +9,7 @@ import logging
 import os
 import pathlib
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -675,6 +676,24 @@ def test_statistics_and_notes(open_store: Open) -> None:
     store = open_store()
     assert isinstance(store.stats(), dict)
     assert isinstance(store.notes(), list)
+
+
+def tiers() -> list[tuple[str, str]]:
+    """Each durable tier with the key of its place, from the page of settings."""
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "settings.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| [^|]* \| `store\.(\w+)` \| \[", page, re.MULTILINE)
+    return [row for row in rows if row[0] != "cache"]
+
+
+def test_every_tier_is_accepted(open_store: Open, tmp_path: pathlib.Path) -> None:
+    assert len(tiers()) > 1
+    for name, key in tiers():
+        place = [str(tmp_path / name)] if key == "dirs" else str(tmp_path / name) if key.endswith("_dir") else ["127.0.0.1:1"]
+        store = open_store(store={"pipeline": f"cache|{name}", key: place})
+        with kvlane.PagedCache(store, arrays(), "lkp") as cache:
+            store.dump(cache, keys_of(store, 2), range(2))
+        with pytest.raises(kvlane.Invalid, match=f"has no {name} tier"):
+            open_store(store={"pipeline": "cache", key: place})
 
 
 def test_tiers_that_are_left_out(open_store: Open, tmp_path: pathlib.Path) -> None:

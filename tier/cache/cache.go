@@ -16,6 +16,9 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
+// Name is the name of the tier in pipelines.
+const Name = "cache"
+
 // Config configures a Tier.
 type Config struct {
 	// Memory holds the slots. A slot has the length of the longest image. The CPU must reach the
@@ -154,7 +157,7 @@ func (t *Tier) Name() string {
 	if t.transient {
 		return "window"
 	}
-	return "cache"
+	return Name
 }
 
 // Transient reports whether the tier drops a block when its last pin ends.

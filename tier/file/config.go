@@ -46,30 +46,33 @@ func ParseFsyncPolicy(s string) (FsyncPolicy, error) {
 	return 0, fmt.Errorf("fsync policy %q: must be %s or %s: %w", s, FsyncNever, FsyncFile, errdefs.ErrInvalid)
 }
 
-// Config configures a Tier.
+// Name is the name of the tier in pipelines.
+const Name = "file"
+
+// Config configures a Tier. The tags are the keys of settings.
 type Config struct {
 	// Dirs are the directories, at least one. Missing ones are made. An existing one must be empty
 	// or have the same identities and layouts.
-	Dirs []string
+	Dirs []string `config:"dirs"`
 	// SharedBound makes MaxBytes and DirBytes bound all folders in the parent directory of each of
 	// Dirs, of all identities and processes: see the package's comment. Each of Dirs has a parent
 	// of its own then.
-	SharedBound bool
+	SharedBound bool `config:"shared_bound"`
 	// Formats has one format for each page group.
 	Formats block.Formats
 	// Identities are the identities of the formats, in the same order. New directories contain
 	// them, for users. Error messages use them to name a field that differs. They may be nil.
 	Identities []block.Identity
 	// Fsync is the policy. The default is FsyncNever.
-	Fsync FsyncPolicy
+	Fsync FsyncPolicy `config:"fsync"`
 	// MaxBytes bounds the images in all directories without their own bound. Zero is unbounded. The
 	// tier does not write beyond it after its first count. If several processes use a directory,
 	// each recounts after it has written a sixteenth of the bound, so together they may exceed it
 	// by that.
-	MaxBytes int64
+	MaxBytes int64 `config:"file_bytes"`
 	// DirBytes bounds single directories, in the order of Dirs. Each evicts its own coldest blocks.
 	// Directories with zero, and those without an element, share MaxBytes.
-	DirBytes []int64
+	DirBytes []int64 `config:"dir_bytes"`
 	// TouchAfter is the age from which a hit renews the time of a block. The default is a minute.
 	TouchAfter time.Duration
 	// QuarantineMax is the number of quarantined files that each directory keeps. The default is
@@ -77,7 +80,7 @@ type Config struct {
 	QuarantineMax int
 	// ReadOnly never changes the directories, which must exist and may be on a read-only mount. Put
 	// and Delete return ErrReadOnly.
-	ReadOnly bool
+	ReadOnly bool `config:"read_only"`
 	// Direct reads files to memory of a device: see Tier.ReadDirect. It may be nil.
 	Direct dirfs.Direct
 	// FS and Clock replace the operating system's in tests.

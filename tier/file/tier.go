@@ -80,6 +80,15 @@ func Open(ctx context.Context, c Config) (*Tier, error) {
 	return t, nil
 }
 
+// OpenTier is Open, as a tier of a store.
+func (c *Config) OpenTier(ctx context.Context) (tier.Tier, error) {
+	t, err := Open(ctx, *c)
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
 // awaitCount waits for the first count for at most countPatience.
 func (t *Tier) awaitCount(ctx context.Context) error {
 	deadline := t.clock.After(countPatience)
@@ -151,8 +160,18 @@ func (t *Tier) Close(ctx context.Context) error {
 	return nil
 }
 
-// Name returns "file".
-func (t *Tier) Name() string { return "file" }
+// Name implements tier.Tier.
+func (t *Tier) Name() string { return Name }
+
+// Notes returns a sentence if other identities use part of the tier's bound.
+func (t *Tier) Notes() []string {
+	s := t.Stats()
+	if s.OthersBytes == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("the limit of %d bytes is for all folders in the parent directories of the file tier: other identities use %d bytes there",
+		s.CapacityBytes, s.OthersBytes)}
+}
 
 // ReadOnly reports whether the tier was opened for reading only.
 func (t *Tier) ReadOnly() bool { return t.cfg.ReadOnly }

@@ -48,22 +48,25 @@ func ParseFsyncPolicy(s string) (FsyncPolicy, error) {
 	return 0, fmt.Errorf("fsync policy %q is not one of %s, %s, %s: %w", s, FsyncInterval, FsyncAlways, FsyncNever, errdefs.ErrInvalid)
 }
 
-// Config configures a Tier.
+// Name is the name of the tier in pipelines.
+const Name = "log"
+
+// Config configures a Tier. The tags are the keys of settings.
 type Config struct {
 	// Dir is the directory. A missing one is made. An existing one must be empty or have the same
 	// identities and layouts.
-	Dir string
+	Dir string `config:"log_dir"`
 	// Formats has one format for each page group.
 	Formats block.Formats
 	// Identities are the identities of the formats, in the same order. A new directory contains
 	// them, for users. They may be nil.
 	Identities []block.Identity
 	// Fsync is the policy. The default is FsyncInterval.
-	Fsync FsyncPolicy
+	Fsync FsyncPolicy `config:"log_fsync"`
 	// SyncEvery is the interval between syncs with FsyncInterval. The default is 100 ms.
 	SyncEvery time.Duration
 	// MaxBytes bounds the sum of the segment files. Zero is unbounded.
-	MaxBytes int64
+	MaxBytes int64 `config:"log_bytes"`
 	// SegmentBytes is the length of a segment file, rounded up to a page. The default is 256 MiB,
 	// or a 64th of MaxBytes if that is less. It is at least the length of the longest block.
 	SegmentBytes int64
@@ -76,7 +79,7 @@ type Config struct {
 	// ReadOnly never changes the directory, which must exist and may be on a read-only mount. Put
 	// and Delete return ErrReadOnly. The directory is not locked. The tier has the blocks that were
 	// stored when it was opened, even if another process writes.
-	ReadOnly bool
+	ReadOnly bool `config:"read_only"`
 	// Direct reads segments to memory of a device: see Tier.ReadDirect. It may be nil.
 	Direct dirfs.Direct
 	// FS and Clock replace the operating system's in tests.

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
@@ -40,6 +41,15 @@ func Open(ctx context.Context, c Config) (*Tier, error) {
 			t.background.Add(1)
 			go t.syncer()
 		}
+	}
+	return t, nil
+}
+
+// OpenTier is Open, as a tier of a store.
+func (c *Config) OpenTier(ctx context.Context) (tier.Tier, error) {
+	t, err := Open(ctx, *c)
+	if err != nil {
+		return nil, err
 	}
 	return t, nil
 }

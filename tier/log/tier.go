@@ -132,8 +132,8 @@ func (t *Tier) closeFiles() error {
 	return errors.Join(errs...)
 }
 
-// Name returns "log".
-func (t *Tier) Name() string { return "log" }
+// Name implements tier.Tier.
+func (t *Tier) Name() string { return Name }
 
 // ReadOnly reports whether the tier was opened for reading only.
 func (t *Tier) ReadOnly() bool { return t.cfg.ReadOnly }

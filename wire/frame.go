@@ -7,7 +7,6 @@ import (
 	"hash/crc32"
 	"io"
 	"math"
-	"net"
 
 	"github.com/kvlane/kvlane/errdefs"
 )
@@ -22,11 +21,6 @@ import (
 const FramePrefixBytes = 16
 
 const (
-	// copiedBytes is the length up to which data are copied into the writer's buffer. Longer data
-	// are a segment of their own in a vectored write.
-	copiedBytes = 4 << 10
-	// writerBytes is the capacity of a writer's buffer for each flush.
-	writerBytes = 64 << 10
 	// readerBytes is the length of a reader's buffer. Data beyond it are read into their place.
 	readerBytes = 32 << 10
 )
@@ -43,125 +37,49 @@ func frameSum(prefix, body []byte) uint32 {
 // FrameWriter writes frames to a connection, several with one system call. It is not safe for
 // concurrent use.
 type FrameWriter struct {
-	w        io.Writer
-	vectored bool        // w writes several segments by one call
-	buf      []byte      // copied bytes; never reallocated while segments refer to it
-	from     int         // of buf: the start of bytes that are in no segment yet
-	segments net.Buffers // referenced data and parts of buf
-	write    net.Buffers // the rest of segments during Flush
-	bytes    int64
-	err      error
+	out    *SegmentWriter
+	prefix [FramePrefixBytes]byte
 }
 
-// NewFrameWriter returns a writer of frames. A *net.TCPConn or *net.UnixConn gets the frames of a
-// Flush by one vectored write. Other connections, such as those of TLS, get a write for each
-// buffer and each long piece of data.
-func NewFrameWriter(w io.Writer) *FrameWriter {
-	f := &FrameWriter{w: w, buf: make([]byte, 0, writerBytes)}
-	switch w.(type) {
-	case *net.TCPConn, *net.UnixConn:
-		f.vectored = true
-	}
-	return f
-}
+// NewFrameWriter returns a writer of frames.
+func NewFrameWriter(w io.Writer) *FrameWriter { return &FrameWriter{out: NewSegmentWriter(w)} }
 
 // Buffered returns the bytes of the frames that wait for Flush.
-func (f *FrameWriter) Buffered() int64 { return f.bytes }
+func (f *FrameWriter) Buffered() int64 { return f.out.Buffered() }
 
 // Append adds a frame with that body and the data in order. The body and short data are copied.
 // Longer data are referenced: they must not change before Flush has returned. Append may flush
 // earlier frames. It returns ErrInvalid for a body of 4 GiB or more, and then adds nothing. After
 // an error of the connection all calls return that error.
 func (f *FrameWriter) Append(body []byte, data ...[]byte) error {
-	if f.err != nil {
-		return f.err
-	}
 	if uint64(len(body)) > math.MaxUint32 {
 		return fmt.Errorf("frame with a body of %d bytes: %w", len(body), errdefs.ErrInvalid)
-	}
-	if cap(f.buf)-len(f.buf) < FramePrefixBytes {
-		if err := f.send(); err != nil {
-			return err
-		}
 	}
 	var n uint64
 	for _, d := range data {
 		n += uint64(len(d))
 	}
-	at := len(f.buf)
-	f.buf = f.buf[:at+FramePrefixBytes]
-	prefix := f.buf[at:] // in place: the CRC would move an array to the heap
+	prefix := f.prefix[:]
 	binary.LittleEndian.PutUint32(prefix[0:], uint32(len(body)))
 	binary.LittleEndian.PutUint64(prefix[8:], n)
 	binary.LittleEndian.PutUint32(prefix[4:], frameSum(prefix, body))
-	f.bytes += FramePrefixBytes
-	if err := f.copyIn(body); err != nil {
+	if err := f.out.Copy(prefix); err != nil {
+		return err
+	}
+	if err := f.out.Copy(body); err != nil {
 		return err
 	}
 	for _, d := range data {
-		if len(d) > copiedBytes {
-			f.cut()
-			f.segments = append(f.segments, d)
-			f.bytes += int64(len(d))
-		} else if err := f.copyIn(d); err != nil {
+		if err := f.out.Append(d); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// copyIn copies bytes into the buffer, and sends the buffer whenever it is full.
-func (f *FrameWriter) copyIn(p []byte) error {
-	for len(p) > 0 {
-		n := copy(f.buf[len(f.buf):cap(f.buf)], p)
-		f.buf, p = f.buf[:len(f.buf)+n], p[n:]
-		f.bytes += int64(n)
-		if len(p) > 0 {
-			if err := f.send(); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// cut makes a segment of the copied bytes that are in none.
-func (f *FrameWriter) cut() {
-	if n := len(f.buf); n > f.from {
-		f.segments = append(f.segments, f.buf[f.from:n:n])
-		f.from = n
-	}
-}
-
 // Flush writes all frames. When it returns, no data are referenced. After an error the connection
 // may have any part of the frames, and is not usable.
-func (f *FrameWriter) Flush() error {
-	if f.err != nil || f.bytes == 0 {
-		return f.err
-	}
-	return f.send()
-}
-
-// send writes the segments.
-func (f *FrameWriter) send() error {
-	f.cut()
-	if f.vectored {
-		f.write = f.segments
-		_, f.err = f.write.WriteTo(f.w)
-	} else {
-		for _, p := range f.segments {
-			if _, f.err = f.w.Write(p); f.err != nil {
-				break
-			}
-		}
-	}
-	clear(f.segments) // so that it keeps no memory of the caller
-	f.segments, f.buf, f.from, f.bytes = f.segments[:0], f.buf[:0], 0, 0
-	if f.err != nil {
-		f.err = fmt.Errorf("write frames: %w", f.err)
-	}
-	return f.err
-}
+func (f *FrameWriter) Flush() error { return f.out.Flush() }
 
 // FrameReader reads frames from a connection. It is not safe for concurrent use.
 type FrameReader struct {

@@ -1,6 +1,7 @@
 package archtest
 
 import (
+	"go/ast"
 	"slices"
 	"strings"
 	"testing"
@@ -118,6 +119,12 @@ var mayImport = map[string]string{
 	"internal/leak":         "",
 	"internal/limits":       "errdefs internal/present",
 	"internal/breaker":      "errdefs",
+	"rpc":                   onMem + " wire rpc/chain rpc/internal/",
+	"rpc/chain":             onMem,
+	"rpc/echo":              "",
+	"rpc/internal/pb":       "",
+	"rpc/internal/frame":    onMem + " wire rpc/chain",
+	"rpc/internal/golden":   "",
 	"internal/auth":         "errdefs",
 	"internal/mounts":       "",
 	"internal/present":      "",
@@ -260,7 +267,7 @@ func TestUnsafeAndCgoStayWhereTheyBelong(t *testing.T) {
 	for _, f := range files(t) {
 		for _, imp := range f.ast.Imports {
 			switch in := folder(f.rel); {
-			case imp.Path.Value == `"unsafe"` && !strings.HasPrefix(in, "internal/sys/") && unsafePackages[in] == "":
+			case imp.Path.Value == `"unsafe"` && !ast.IsGenerated(f.ast) && !strings.HasPrefix(in, "internal/sys/") && unsafePackages[in] == "":
 				t.Errorf("%s imports unsafe: only the bindings under internal/sys may", f.rel)
 			case imp.Path.Value == `"C"` && in != cgoPackage:
 				t.Errorf("%s imports C: only %s may use cgo", f.rel, cgoPackage)

@@ -1,0 +1,277 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/rpc/chain"
+	"github.com/kvlane/kvlane/rpc/internal/frame"
+	"github.com/kvlane/kvlane/rpc/internal/pb"
+)
+
+// clientConn is a connection to a server.
+type clientConn struct {
+	c    *Client
+	conn net.Conn
+	out  *writer
+
+	introduced atomic.Bool // the request with the credential is queued
+	first      sync.Mutex  // held for the first request
+
+	mu      sync.Mutex
+	pending map[int64]*pendingCall // by correlation id
+	err     error
+}
+
+// pendingCall is a call that waits for its response.
+type pendingCall struct {
+	id   int64
+	done chan struct{} // capacity 1; a value when the fields below are set
+
+	meta                *pb.Meta
+	message, attachment *chain.Chain
+	err                 error
+}
+
+func newClientConn(c *Client, conn net.Conn) *clientConn {
+	return &clientConn{c: c, conn: conn, out: newWriter(conn, c.o.Stall, c.o.MaxUnsentBytes), pending: make(map[int64]*pendingCall)}
+}
+
+func (c *clientConn) broken() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err != nil
+}
+
+// close fails all calls of the connection with err.
+func (c *clientConn) close(err error) {
+	c.mu.Lock()
+	if c.err == nil {
+		c.err = err
+	}
+	pending := c.pending
+	c.pending = nil
+	c.mu.Unlock()
+	c.out.close(err)
+	for _, p := range pending {
+		p.err = err
+		p.done <- struct{}{}
+	}
+}
+
+// start sends a request. On success the caller calls await.
+func (c *clientConn) start(ctx context.Context, service, name string, in proto.Message, o *callOptions) (*pendingCall, error) {
+	p := &pendingCall{id: c.c.lastID.Add(1), done: make(chan struct{}, 1)}
+	meta := &pb.Meta{
+		Request:       &pb.Request{ServiceName: &service, MethodName: &name},
+		CompressType:  proto.Int32(int32(o.compression)),
+		CorrelationId: &p.id,
+		ContentType:   proto.Int32(int32(o.content)),
+		UserFields:    o.fields,
+	}
+	setRequest(ctx, meta.Request, o)
+	message, err := encode(in, o.content, o.compression)
+	if err != nil {
+		return nil, &Error{BadRequest, "the request does not encode", err}
+	}
+	if n := int64(len(message)) + o.attachment.Len(); n > maxFrameData {
+		return nil, Errorf(BadRequest, "a request of %d bytes with its attachment, of at most %d", n, int64(maxFrameData))
+	}
+	if o.attachment.Len() > 0 {
+		meta.AttachmentSize = proto.Int32(int32(o.attachment.Len()))
+	}
+	if o.checksum != NoChecksum {
+		if meta.ChecksumValue, err = checksum(message, o.attachment, o.checksum == CRC32CAll); err != nil {
+			return nil, &Error{BadRequest, "the attachment has no checksum", err}
+		}
+		meta.ChecksumType = proto.Int32(checksumCRC32C)
+		if o.checksum == CRC32CAll {
+			meta.ChecksumWithAttachment = proto.Bool(true)
+		}
+	}
+	if err := c.register(p); err != nil {
+		return nil, err
+	}
+	if err := c.send(meta, message, o.attachment); err != nil {
+		c.withdraw(p)
+		return nil, err
+	}
+	return p, nil
+}
+
+// setRequest sets the optional fields of a request.
+func setRequest(ctx context.Context, r *pb.Request, o *callOptions) {
+	set := func(field **int64, v int64) {
+		if v != 0 {
+			*field = &v
+		}
+	}
+	set(&r.LogId, o.logID)
+	set(&r.TraceId, o.traceID)
+	set(&r.SpanId, o.spanID)
+	set(&r.ParentSpanId, o.parentSpanID)
+	if o.requestID != "" {
+		r.RequestId = &o.requestID
+	}
+	if end, ok := ctx.Deadline(); ok && o.sendTimeout {
+		r.TimeoutMs = proto.Int32(int32(min(max(time.Until(end).Milliseconds(), 1), 1<<31-1)))
+	}
+}
+
+// register adds a call to those that wait.
+func (c *clientConn) register(p *pendingCall) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		return c.err
+	}
+	c.pending[p.id] = p
+	return nil
+}
+
+// withdraw removes a call. A response that has arrived meanwhile is released.
+func (c *clientConn) withdraw(p *pendingCall) {
+	c.mu.Lock()
+	_, waits := c.pending[p.id]
+	delete(c.pending, p.id)
+	c.mu.Unlock()
+	if !waits {
+		<-p.done
+		p.release()
+	}
+}
+
+// send queues a request. The first one of the connection has the credential. The attachment stays
+// the caller's.
+func (c *clientConn) send(meta *pb.Meta, message []byte, attachment *chain.Chain) error {
+	if len(c.c.o.Credential) > 0 && !c.introduced.Load() {
+		c.first.Lock()
+		defer c.first.Unlock()
+		if !c.introduced.Load() {
+			meta.AuthenticationData = c.c.o.Credential
+			defer c.introduced.Store(true)
+		}
+	}
+	copied, err := attachment.Slice(0, attachment.Len())
+	if err != nil {
+		return err
+	}
+	o, err := newOutput(frame.Message, meta, message, copied)
+	if err != nil {
+		copied.Release()
+		return &Error{BadRequest, "the attachment cannot be sent", err}
+	}
+	return c.out.write(o)
+}
+
+// await waits for the response or the end of ctx.
+func (c *clientConn) await(ctx context.Context, p *pendingCall) error {
+	select {
+	case <-p.done:
+		return p.err
+	case <-ctx.Done():
+		c.withdraw(p)
+		return context.Cause(ctx)
+	}
+}
+
+// run reads responses until the connection ends.
+func (c *clientConn) run() {
+	defer c.c.group.Done()
+	err := c.read()
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		err = &Error{EndOfFile, "the server closed the connection", err}
+	}
+	c.close(err)
+	c.c.forget(c)
+}
+
+func (c *clientConn) read() error {
+	in := frame.NewReader(c.conn, frame.Limits{Body: c.c.o.MaxBodyBytes, Meta: c.c.o.MaxMetaBytes, Stall: c.c.o.Stall})
+	for {
+		h, b, err := in.Next()
+		if err != nil {
+			return err
+		}
+		if h.Kind != frame.Message {
+			if err := in.Skip(); err != nil { // a frame of a stream that does not exist
+				return err
+			}
+			continue
+		}
+		meta := new(pb.Meta)
+		if err := proto.Unmarshal(b, meta); err != nil {
+			return fmt.Errorf("decode the meta of a response: %w: %w", errdefs.ErrInvalid, err)
+		}
+		if err := c.response(in, meta); err != nil {
+			return err
+		}
+	}
+}
+
+// response delivers a response to its call. Those of calls that have ended are dropped.
+func (c *clientConn) response(in *frame.Reader, meta *pb.Meta) error {
+	c.mu.Lock()
+	p := c.pending[meta.GetCorrelationId()]
+	delete(c.pending, meta.GetCorrelationId())
+	c.mu.Unlock()
+	if p == nil {
+		return in.Skip()
+	}
+	var err error
+	p.meta = meta
+	size := int64(meta.GetAttachmentSize())
+	if size < 0 || size > in.Left() {
+		p.err = Errorf(BadResponse, "a response of %d bytes with attachment_size=%d", in.Left(), size)
+		err = in.Skip()
+	} else if p.message, err = in.ReadChain(in.Left() - size); err == nil {
+		p.attachment, err = in.ReadChain(size)
+	}
+	if err != nil {
+		p.err = err
+		if errors.Is(err, io.ErrUnexpectedEOF) {
+			p.err = &Error{EndOfFile, "the server closed the connection", err}
+		}
+	}
+	p.done <- struct{}{}
+	return err
+}
+
+func (p *pendingCall) release() {
+	p.message.Release()
+	p.attachment.Release()
+}
+
+// finish decodes a response.
+func (p *pendingCall) finish(out proto.Message, o *callOptions, limit int64) error {
+	defer p.release()
+	if o.gotFields != nil {
+		*o.gotFields = p.meta.GetUserFields()
+	}
+	if r := p.meta.GetResponse(); r.GetErrorCode() != 0 {
+		return &Error{Code: Code(r.GetErrorCode()), Text: r.GetErrorText()}
+	}
+	message, err := contiguous(p.message)
+	if err == nil {
+		err = verify(p.meta, message, p.attachment)
+	}
+	if err == nil {
+		err = decode(message, out, Content(p.meta.GetContentType()), Compression(p.meta.GetCompressType()), limit)
+	}
+	if err != nil {
+		return &Error{BadResponse, "the response does not decode", err}
+	}
+	if o.gotAttachment != nil {
+		o.gotAttachment.Append(p.attachment)
+	}
+	return nil
+}

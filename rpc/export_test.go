@@ -1,0 +1,4 @@
+package rpc
+
+// Decompress is decompress, for tests.
+var Decompress = decompress

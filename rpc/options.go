@@ -1,0 +1,60 @@
+package rpc
+
+import "github.com/kvlane/kvlane/rpc/chain"
+
+// CallOption changes one call of a client.
+type CallOption func(*callOptions)
+
+type callOptions struct {
+	attachment                           *chain.Chain
+	fields                               map[string]string
+	compression                          Compression
+	content                              Content
+	checksum                             Checksum
+	requestID                            string
+	logID, traceID, spanID, parentSpanID int64
+	sendTimeout                          bool
+	gotAttachment                        *chain.Chain
+	gotFields                            *map[string]string
+}
+
+// WithAttachment sends bytes behind the request. The call takes over the chain: it is empty
+// afterwards, also if the call fails.
+func WithAttachment(c *chain.Chain) CallOption { return func(o *callOptions) { o.attachment = c } }
+
+// ReceiveAttachment appends the attachment of the response to c. Without it the attachment is
+// dropped. The caller releases c.
+func ReceiveAttachment(c *chain.Chain) CallOption {
+	return func(o *callOptions) { o.gotAttachment = c }
+}
+
+// WithFields sends user fields.
+func WithFields(fields map[string]string) CallOption {
+	return func(o *callOptions) { o.fields = fields }
+}
+
+// ReceiveFields stores the user fields of the response in m.
+func ReceiveFields(m *map[string]string) CallOption { return func(o *callOptions) { o.gotFields = m } }
+
+// WithCompression compresses the request.
+func WithCompression(c Compression) CallOption { return func(o *callOptions) { o.compression = c } }
+
+// WithContent encodes the request in another way than protobuf.
+func WithContent(c Content) CallOption { return func(o *callOptions) { o.content = c } }
+
+// WithChecksum adds a checksum to the request.
+func WithChecksum(c Checksum) CallOption { return func(o *callOptions) { o.checksum = c } }
+
+// WithRequestID sends an identifier of the request.
+func WithRequestID(id string) CallOption { return func(o *callOptions) { o.requestID = id } }
+
+// WithLogID sends a log identifier.
+func WithLogID(id int64) CallOption { return func(o *callOptions) { o.logID = id } }
+
+// WithTrace sends the identifiers of a trace and its spans.
+func WithTrace(trace, span, parent int64) CallOption {
+	return func(o *callOptions) { o.traceID, o.spanID, o.parentSpanID = trace, span, parent }
+}
+
+// SendTimeout sends the time that the context has left, so that the server can give up too.
+func SendTimeout() CallOption { return func(o *callOptions) { o.sendTimeout = true } }

@@ -1,0 +1,263 @@
+package rpc
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/wire"
+)
+
+// Defaults of ServerOptions and ClientOptions.
+const (
+	DefaultMaxBodyBytes   = 64 << 20
+	DefaultMaxMetaBytes   = 1 << 20
+	DefaultMaxUnsentBytes = 64 << 20
+	DefaultMemoryBytes    = 1 << 30
+	DefaultStall          = 30 * time.Second
+)
+
+// ServerOptions are the options of a server. Zero values are the defaults.
+type ServerOptions struct {
+	// TLS encrypts the connections. nil: they are plain.
+	TLS *tls.Config
+	// Authenticate checks the credential in the first request of each connection and returns the
+	// Identity of its calls. An error closes the connection. nil: credentials are ignored.
+	Authenticate func(ctx context.Context, credential []byte, remote net.Addr) (identity any, err error)
+	// Interceptors run around every handler, the first one outermost.
+	Interceptors []Interceptor
+	// MaxConcurrency limits the calls at a time, and MethodConcurrency those of a SERVICE/METHOD.
+	// More calls fail with LimitReached. 0: no limit.
+	MaxConcurrency    int
+	MethodConcurrency map[string]int
+	// MaxConnections limits the connections. A new one then replaces the connection that has been
+	// idle longest. Default: 16,384.
+	MaxConnections int
+	// MaxPipelined limits the calls in progress on one connection. The server then reads no more
+	// requests from it. Default: 1,024.
+	MaxPipelined int
+	// MaxBodyBytes limits a request with its attachment, before and after decompression, and
+	// MaxMetaBytes its meta.
+	MaxBodyBytes, MaxMetaBytes int64
+	// MaxUnsentBytes limits the responses that a client has not read. Further requests fail with
+	// Overcrowded.
+	MaxUnsentBytes int64
+	// MemoryBytes limits the memory of all requests in progress. Those of up to 64 KiB do not
+	// count.
+	MemoryBytes int64
+	// Stall limits the time in which a client must send the next 16 KiB of a request or read the
+	// next bytes of responses.
+	Stall time.Duration
+}
+
+func (o *ServerOptions) setDefaults() error {
+	setDefault(&o.MaxConnections, 16<<10)
+	setDefault(&o.MaxPipelined, 1<<10)
+	setDefault(&o.MaxBodyBytes, DefaultMaxBodyBytes)
+	setDefault(&o.MaxMetaBytes, DefaultMaxMetaBytes)
+	setDefault(&o.MaxUnsentBytes, DefaultMaxUnsentBytes)
+	setDefault(&o.MemoryBytes, DefaultMemoryBytes)
+	setDefault(&o.Stall, DefaultStall)
+	if min(o.MaxConcurrency, o.MaxConnections, o.MaxPipelined) < 0 || min(o.MaxBodyBytes, o.MaxMetaBytes, o.MaxUnsentBytes, int64(o.Stall)) < 0 {
+		return fmt.Errorf("make rpc server: a limit is negative: %w", errdefs.ErrInvalid)
+	}
+	if o.MemoryBytes < o.MaxBodyBytes {
+		return fmt.Errorf("make rpc server: memory of %d bytes is less than one request of %d: %w", o.MemoryBytes, o.MaxBodyBytes, errdefs.ErrInvalid)
+	}
+	return nil
+}
+
+func setDefault[T int | int64 | time.Duration](v *T, to T) {
+	if *v == 0 {
+		*v = to
+	}
+}
+
+// ServerStats are the figures of a server since it was made.
+type ServerStats struct {
+	Connections, Calls int64 // at present
+	Requests           int64
+	Failed             int64 // responses with an error code
+	Rejected           int64 // of them: LogOff, LimitReached and Overcrowded
+	Broken             int64 // connections closed for malformed frames, time-outs and credentials
+}
+
+// Server serves calls over TCP and Unix sockets. It is safe for concurrent use.
+type Server struct {
+	o      ServerOptions
+	slots  *wire.Slots
+	budget *wire.Budget
+	calls  limiter
+
+	requests, failed, rejected, broken atomic.Int64
+
+	ctx    context.Context // of all calls; ends with Close
+	cancel context.CancelFunc
+	group  sync.WaitGroup // connections and calls
+
+	mu        sync.Mutex
+	services  services
+	listeners map[net.Listener]struct{}
+	conns     map[*serverConn]struct{}
+	serving   bool
+	stopping  bool
+}
+
+// NewServer returns a server without services. It returns ErrInvalid for wrong options.
+func NewServer(o ServerOptions) (*Server, error) {
+	if err := o.setDefaults(); err != nil {
+		return nil, err
+	}
+	s := &Server{
+		o: o, slots: wire.NewSlots(o.MaxConnections), budget: wire.NewBudget(o.MemoryBytes, smallBody, o.Stall),
+		services:  services{methods: make(map[string]*method), names: make(map[string]string)},
+		listeners: make(map[net.Listener]struct{}), conns: make(map[*serverConn]struct{}),
+	}
+	s.calls.max.Store(int64(o.MaxConcurrency))
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	return s, nil
+}
+
+// Register adds services. It returns ErrExists for a method that is registered, ErrInvalid for
+// incomplete services and limits of unknown methods, and ErrClosed after Serve has begun.
+func (s *Server) Register(list ...*Service) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.serving {
+		return fmt.Errorf("register service: the server serves: %w", errdefs.ErrClosed)
+	}
+	for _, v := range list {
+		if err := s.services.add(v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Serve accepts connections of l until Close or Shutdown, and then returns nil. It closes l.
+func (s *Server) Serve(l net.Listener) error {
+	defer func() { _ = l.Close() }() // a second close
+	s.mu.Lock()
+	for name, n := range s.o.MethodConcurrency {
+		m := s.services.methods[name]
+		if m == nil || n < 0 {
+			s.mu.Unlock()
+			return fmt.Errorf("limit %s to %d calls: no such method, or negative: %w", name, n, errdefs.ErrInvalid)
+		}
+		m.calls.max.Store(int64(n))
+	}
+	if s.stopping {
+		s.mu.Unlock()
+		return fmt.Errorf("serve rpc: %w", errdefs.ErrClosed)
+	}
+	s.serving = true
+	s.listeners[l] = struct{}{}
+	s.mu.Unlock()
+	wire.Accept(l, s.accept, func() {})
+	return nil
+}
+
+// accept starts the goroutine of a connection.
+func (s *Server) accept(conn net.Conn) {
+	if s.o.TLS != nil {
+		conn = tls.Server(conn, s.o.TLS)
+	}
+	c := &serverConn{s: s, conn: conn, out: newWriter(conn, s.o.Stall, s.o.MaxUnsentBytes)}
+	c.changed = sync.NewCond(&c.mu)
+	c.ctx, c.cancel = context.WithCancel(s.ctx)
+	c.slot = s.slots.Take(func() { _ = conn.Close() }) // gives way to another connection
+	s.mu.Lock()
+	if s.stopping || c.slot == nil {
+		s.mu.Unlock()
+		if c.slot != nil {
+			s.slots.Release(c.slot)
+		}
+		c.cancel()
+		_ = conn.Close() // refused
+		return
+	}
+	s.conns[c] = struct{}{}
+	s.group.Add(1)
+	s.mu.Unlock()
+	go c.run()
+}
+
+// intercept returns a handler with the interceptors around it.
+func (s *Server) intercept(h Handler) Handler {
+	for i := len(s.o.Interceptors) - 1; i >= 0; i-- {
+		outer, inner := s.o.Interceptors[i], h
+		h = func(ctx context.Context, in proto.Message) (proto.Message, error) { return outer(ctx, in, inner) }
+	}
+	return h
+}
+
+func (s *Server) isStopping() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stopping
+}
+
+// Stats returns the figures.
+func (s *Server) Stats() ServerStats {
+	s.mu.Lock()
+	n := len(s.conns)
+	s.mu.Unlock()
+	return ServerStats{
+		Connections: int64(n), Calls: s.calls.now.Load(), Requests: s.requests.Load(),
+		Failed: s.failed.Load(), Rejected: s.rejected.Load(), Broken: s.broken.Load(),
+	}
+}
+
+// Shutdown stops gracefully: it accepts no connections, answers new requests with LogOff, waits for
+// the calls in progress and their responses, and closes all connections. If ctx ends first it
+// closes them at once and returns the cause. It returns ErrClosed after Close.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.mu.Lock()
+	if s.stopping {
+		s.mu.Unlock()
+		return fmt.Errorf("shut down rpc server: %w", errdefs.ErrClosed)
+	}
+	s.stop()
+	conns := make([]*serverConn, 0, len(s.conns))
+	for c := range s.conns {
+		conns = append(conns, c)
+	}
+	s.mu.Unlock()
+	var err error
+	for _, c := range conns {
+		if err = c.drain(ctx); err != nil {
+			break
+		}
+	}
+	return errors.Join(err, s.Close())
+}
+
+// stop closes the listeners and refuses requests from now on. The caller holds mu.
+func (s *Server) stop() {
+	s.stopping = true
+	for l := range s.listeners {
+		_ = l.Close() // Serve returns
+	}
+}
+
+// Close closes all connections, cancels the calls in progress and waits for their handlers. Later
+// calls do nothing.
+func (s *Server) Close() error {
+	s.cancel()
+	s.mu.Lock()
+	s.stop()
+	for c := range s.conns {
+		_ = c.conn.Close() // its goroutine ends
+	}
+	s.mu.Unlock()
+	s.group.Wait()
+	return nil
+}

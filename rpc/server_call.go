@@ -1,0 +1,237 @@
+package rpc
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/rpc/chain"
+	"github.com/kvlane/kvlane/rpc/internal/frame"
+	"github.com/kvlane/kvlane/rpc/internal/pb"
+)
+
+// request is a request with its data.
+type request struct {
+	c                   *serverConn
+	meta                *pb.Meta
+	received            time.Time
+	message, attachment *chain.Chain
+	bytes               int64 // of message and attachment
+	release             func()
+}
+
+// end releases the memory of a request and ends its call.
+func (q *request) end() {
+	q.message.Release()
+	q.attachment.Release()
+	q.release()
+	q.c.end()
+}
+
+// run handles a request and sends its response.
+func (q *request) run() {
+	defer q.c.s.group.Done()
+	call, response, err := q.handle()
+	switch {
+	case call != nil && call.closeConn:
+		call.Reply.Attachment.Release()
+		_ = q.c.conn.Close() // as the handler asked
+		q.end()
+	case err != nil:
+		if call != nil {
+			call.Reply.Attachment.Release()
+		}
+		q.fail(err)
+	default:
+		q.succeed(call, response)
+	}
+}
+
+// handle finds the method, decodes the request and runs the handler.
+func (q *request) handle() (*Call, proto.Message, error) {
+	s := q.c.s
+	if s.isStopping() {
+		return nil, nil, Errorf(LogOff, "Server is stopping")
+	}
+	if q.c.out.overcrowded() {
+		return nil, nil, Errorf(Overcrowded, "more than %d bytes wait for the client", s.o.MaxUnsentBytes)
+	}
+	if _, ok := s.calls.enter(); !ok {
+		return nil, nil, Errorf(LimitReached, "Reached server's max_concurrency=%d", s.o.MaxConcurrency)
+	}
+	defer s.calls.leave()
+	m, notFound := s.services.find(q.meta.GetRequest().GetServiceName(), q.meta.GetRequest().GetMethodName())
+	if notFound != nil {
+		return nil, nil, notFound
+	}
+	if n, ok := m.calls.enter(); !ok {
+		return nil, nil, Errorf(LimitReached, "Rejected by %s.%s's ConcurrencyLimiter, concurrency=%d", m.service, m.Name, n)
+	}
+	defer m.calls.leave()
+	in, err := q.decode(m)
+	if err != nil {
+		return nil, nil, err
+	}
+	call := newCall(m, q.c, q.meta, q.attachment)
+	ctx := context.WithValue(q.c.ctx, callKey{}, call)
+	if ms := q.meta.GetRequest().GetTimeoutMs(); ms > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, q.received.Add(time.Duration(ms)*time.Millisecond))
+		defer cancel()
+	}
+	response, err := s.intercept(m.Handle)(ctx, in)
+	return call, response, err
+}
+
+// decode checks the checksum and returns the request's message.
+func (q *request) decode(m *method) (proto.Message, error) {
+	size := int64(q.meta.GetAttachmentSize())
+	if size < 0 {
+		return nil, Errorf(BadRequest, "attachment_size=%d is negative", size)
+	}
+	if size > q.bytes {
+		return nil, Errorf(BadRequest, "attachment_size=%d is larger than request_size=%d", size, q.bytes)
+	}
+	in := m.NewRequest()
+	message, err := contiguous(q.message)
+	if err == nil {
+		err = verify(q.meta, message, q.attachment)
+	}
+	content, compression := Content(q.meta.GetContentType()), Compression(q.meta.GetCompressType())
+	if err == nil {
+		err = decode(message, in, content, compression, q.c.s.o.MaxBodyBytes)
+	}
+	if err != nil {
+		sum := "none"
+		if q.meta.GetChecksumType() != 0 {
+			sum = "crc32c"
+		}
+		return nil, &Error{BadRequest, fmt.Sprintf("Fail to parse request=%s, ContentType=%s, CompressType=%s, ChecksumType=%s, request_size=%d",
+			in.ProtoReflect().Descriptor().FullName(), content, compression, sum, len(message)), err}
+	}
+	return in, nil
+}
+
+// contiguous returns the bytes of a chain in host memory: without a copy if they are in one block.
+func contiguous(c *chain.Chain) ([]byte, error) {
+	list, err := c.Buffers(nil)
+	if err == nil && len(list) == 1 {
+		return list[0], nil
+	}
+	return bytes.Join(list, nil), err
+}
+
+// verify compares the checksum of a received message. Unknown types are refused.
+func verify(meta *pb.Meta, message []byte, attachment *chain.Chain) error {
+	switch t := meta.GetChecksumType(); t {
+	case 0:
+		return nil
+	case checksumCRC32C:
+		sum, err := checksum(message, attachment, meta.GetChecksumWithAttachment())
+		if err != nil {
+			return err
+		}
+		if !bytes.Equal(sum, meta.GetChecksumValue()) {
+			return fmt.Errorf("checksum %x, not %x: %w", sum, meta.GetChecksumValue(), errdefs.ErrCorrupt)
+		}
+		return nil
+	default:
+		return fmt.Errorf("checksum type %d: %w", t, errdefs.ErrInvalid)
+	}
+}
+
+// succeed sends the response of a handler.
+func (q *request) succeed(call *Call, response proto.Message) {
+	r := &call.Reply
+	message, err := q.encode(response, r)
+	if err != nil {
+		r.Attachment.Release()
+		q.fail(err)
+		return
+	}
+	meta := q.responseMeta(OK)
+	meta.CompressType, meta.ContentType, meta.UserFields = proto.Int32(int32(r.Compression)), proto.Int32(int32(r.Content)), r.Fields
+	if r.Attachment.Len() > 0 {
+		meta.AttachmentSize = proto.Int32(int32(r.Attachment.Len()))
+	}
+	if r.Checksum != NoChecksum {
+		sum, err := checksum(message, r.Attachment, r.Checksum == CRC32CAll)
+		if err != nil {
+			r.Attachment.Release()
+			q.fail(&Error{BadResponse, "the attachment has no checksum", err})
+			return
+		}
+		meta.ChecksumType, meta.ChecksumValue = proto.Int32(checksumCRC32C), sum
+		if r.Checksum == CRC32CAll {
+			meta.ChecksumWithAttachment = proto.Bool(true)
+		}
+	}
+	q.send(meta, message, r.Attachment)
+}
+
+// encode encodes the message of a response.
+func (q *request) encode(m proto.Message, r *Reply) ([]byte, error) {
+	if m == nil {
+		return nil, Errorf(BadResponse, "the handler returned no response")
+	}
+	if err := proto.CheckInitialized(m); err != nil {
+		return nil, &Error{BadResponse, "Missing required fields in response: " + err.Error(), nil}
+	}
+	message, err := encode(m, r.Content, r.Compression)
+	if err != nil {
+		return nil, &Error{BadResponse, "the response does not encode", err}
+	}
+	if n := int64(len(message)) + r.Attachment.Len(); n > maxFrameData {
+		return nil, Errorf(BadResponse, "a response of %d bytes with its attachment, of at most %d", n, int64(maxFrameData))
+	}
+	return message, nil
+}
+
+// responseMeta returns the meta of a response. It has the fields that brpc sends, also if they are
+// zero: a response without a checksum repeats the checksum of the request.
+func (q *request) responseMeta(code Code) *pb.Meta {
+	sum := q.meta.GetChecksumValue()
+	if sum == nil {
+		sum = []byte{}
+	}
+	return &pb.Meta{
+		Response: &pb.Response{ErrorCode: proto.Int32(int32(code))}, CorrelationId: proto.Int64(q.meta.GetCorrelationId()),
+		CompressType: proto.Int32(0), ContentType: proto.Int32(0), ChecksumType: proto.Int32(0), ChecksumValue: sum,
+	}
+}
+
+// fail sends an error: "[ADDRESS][E<code>]text", or without the code for errors that have none.
+func (q *request) fail(err error) {
+	s := q.c.s
+	code, text := Internal, err.Error()
+	if e := (*Error)(nil); errors.As(err, &e) {
+		if code = e.Code; code == OK { // a failure is no success
+			code = Internal
+		}
+		text = fmt.Sprintf("[E%d]%s", code, e.Text)
+	}
+	s.failed.Add(1)
+	if code == LogOff || code == LimitReached || code == Overcrowded {
+		s.rejected.Add(1)
+	}
+	meta := q.responseMeta(code)
+	meta.Response.ErrorText = proto.String(fmt.Sprintf("[%s]%s", q.c.conn.LocalAddr(), text))
+	q.send(meta, nil, nil)
+}
+
+// send writes a response and ends the request after that. It takes over the attachment.
+func (q *request) send(meta *pb.Meta, message []byte, attachment *chain.Chain) {
+	o, err := newOutput(frame.Message, meta, message, attachment)
+	if err != nil { // the attachment cannot be sent
+		attachment.Release()
+		q.fail(&Error{BadResponse, err.Error(), err})
+		return
+	}
+	o.sent = q.end
+	_ = q.c.out.write(o) // its error ends the connection, which the reader notices
+}

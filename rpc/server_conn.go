@@ -1,0 +1,168 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/rpc/internal/frame"
+	"github.com/kvlane/kvlane/rpc/internal/pb"
+	"github.com/kvlane/kvlane/wire"
+)
+
+// smallBody is the length of requests that do not count for the memory of a server.
+const smallBody = 64 << 10
+
+// serverConn is a connection of a client.
+type serverConn struct {
+	s        *Server
+	conn     net.Conn
+	slot     *wire.Slot
+	out      *writer
+	ctx      context.Context // of the calls; ends with the connection
+	cancel   context.CancelFunc
+	identity any
+	trusted  bool // the credential was checked
+
+	mu      sync.Mutex
+	calls   int        // in progress, until the response is written
+	changed *sync.Cond // calls decreased
+}
+
+// run reads requests until the connection ends. Requests before the end get their responses, since
+// the client may have closed only its side.
+func (c *serverConn) run() {
+	defer c.s.group.Done()
+	err := c.read()
+	if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) || c.out.failed() {
+		c.s.broken.Add(1)
+	}
+	ctx, cancel := context.WithTimeout(c.s.ctx, c.s.o.Stall)
+	_ = c.drain(ctx) // later responses are dropped
+	cancel()
+	c.cancel()
+	c.out.close(fmt.Errorf("write response: %w", net.ErrClosed))
+	c.s.slots.Release(c.slot)
+	c.s.mu.Lock()
+	delete(c.s.conns, c)
+	c.s.mu.Unlock()
+}
+
+// read reads requests and starts their calls.
+func (c *serverConn) read() error {
+	in := frame.NewReader(c.conn, frame.Limits{Body: c.s.o.MaxBodyBytes, Meta: c.s.o.MaxMetaBytes, Stall: c.s.o.Stall})
+	for {
+		h, b, err := in.Next()
+		if err != nil {
+			return err
+		}
+		if h.Kind != frame.Message {
+			if err := in.Skip(); err != nil { // a frame of a stream that does not exist
+				return err
+			}
+			continue
+		}
+		meta := new(pb.Meta)
+		if err := proto.Unmarshal(b, meta); err != nil {
+			return fmt.Errorf("decode the meta of a request: %w: %w", errdefs.ErrInvalid, err)
+		}
+		c.slot.Busy()
+		if err := c.request(in, meta); err != nil {
+			return err
+		}
+	}
+}
+
+// request reads the data of a request and starts its call.
+func (c *serverConn) request(in *frame.Reader, meta *pb.Meta) error {
+	c.s.requests.Add(1)
+	release, err := c.s.budget.Take(c.s.ctx, in.Left())
+	if err != nil {
+		return err
+	}
+	c.begin()
+	q := &request{c: c, meta: meta, received: time.Now(), bytes: in.Left(), release: release}
+	size := int64(meta.GetAttachmentSize())
+	if size >= 0 && size <= in.Left() {
+		if q.message, err = in.ReadChain(in.Left() - size); err == nil {
+			q.attachment, err = in.ReadChain(size)
+		}
+	} else {
+		err = in.Skip() // the call fails by its attachment_size
+	}
+	if err != nil {
+		q.end()
+		return err
+	}
+	if !c.trusted {
+		if err := c.authenticate(meta); err != nil {
+			q.send(&pb.Meta{
+				Response:      &pb.Response{ErrorCode: proto.Int32(int32(Unauthorized)), ErrorText: proto.String("Fail to authenticate")},
+				CorrelationId: proto.Int64(meta.GetCorrelationId()),
+			}, nil, nil)
+			return err
+		}
+	}
+	c.s.group.Add(1)
+	go q.run()
+	return nil
+}
+
+// authenticate checks the credential of the first request.
+func (c *serverConn) authenticate(meta *pb.Meta) (err error) {
+	if c.s.o.Authenticate != nil {
+		ctx, cancel := context.WithTimeout(c.s.ctx, c.s.o.Stall)
+		defer cancel()
+		if c.identity, err = c.s.o.Authenticate(ctx, meta.GetAuthenticationData(), c.conn.RemoteAddr()); err != nil {
+			return fmt.Errorf("authenticate %s: %w", c.conn.RemoteAddr(), err)
+		}
+	}
+	c.trusted = true
+	return nil
+}
+
+// begin counts a call. It waits while the connection has too many.
+func (c *serverConn) begin() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for c.calls >= c.s.o.MaxPipelined {
+		c.changed.Wait()
+	}
+	c.calls++
+}
+
+// end ends a call.
+func (c *serverConn) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.calls--; c.calls == 0 {
+		c.slot.Idle()
+	}
+	c.changed.Broadcast()
+}
+
+// drain waits until all calls have ended and their responses are written.
+func (c *serverConn) drain(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.changed.Broadcast()
+	})
+	defer stop()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for c.calls > 0 {
+		if ctx.Err() != nil {
+			return fmt.Errorf("wait for %d calls of %s: %w", c.calls, c.conn.RemoteAddr(), context.Cause(ctx))
+		}
+		c.changed.Wait()
+	}
+	return nil
+}

@@ -1,0 +1,235 @@
+package rpc
+
+import (
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/rpc/chain"
+	"github.com/kvlane/kvlane/rpc/internal/frame"
+	"github.com/kvlane/kvlane/wire"
+)
+
+const (
+	// inHead is the length up to which a message is copied behind its meta.
+	inHead = 4 << 10
+	// flushBytes is the number of bytes after which a write begins even if more frames wait.
+	flushBytes = 1 << 20
+)
+
+// output is a frame that waits to be written.
+type output struct {
+	head       []byte // header and meta, and the message if it is short
+	message    []byte // the message if it is long
+	attachment *chain.Chain
+	bytes      int64
+	sent       func() // called after the write, or after the connection failed; may be nil
+}
+
+// newOutput encodes a frame. It takes over the attachment if it succeeds. It returns
+// ErrNotSupported for an attachment in device memory.
+func newOutput(kind frame.Kind, meta proto.Message, message []byte, attachment *chain.Chain) (output, error) {
+	if attachment.Len() > 0 && attachment.OnDevice() {
+		return output{}, fmt.Errorf("attach device memory on a connection without RDMA: %w", errdefs.ErrNotSupported)
+	}
+	size := proto.Size(meta)
+	o := output{attachment: attachment, head: make([]byte, frame.HeaderBytes, frame.HeaderBytes+size+min(len(message), inHead))}
+	h := frame.Header{Kind: kind, Meta: int64(size), Body: int64(size) + int64(len(message)) + attachment.Len()}
+	if err := h.Put(o.head); err != nil {
+		return o, err
+	}
+	var err error
+	if o.head, err = (proto.MarshalOptions{UseCachedSize: true, Deterministic: true}).MarshalAppend(o.head, meta); err != nil {
+		return o, err
+	}
+	if len(message) <= inHead {
+		o.head = append(o.head, message...)
+	} else {
+		o.message = message
+	}
+	o.bytes = frame.HeaderBytes + h.Body
+	return o, nil
+}
+
+// writer writes frames to a connection, several by one system call. The goroutine that finds the
+// connection idle writes its own frame. Frames that arrive meanwhile are written by another one.
+type writer struct {
+	conn    net.Conn
+	stall   time.Duration
+	max     int64         // bytes that may wait, apart from one frame
+	drained chan struct{} // capacity 1; a value whenever all frames are written
+
+	mu      sync.Mutex
+	pending []output
+	bytes   int64 // of frames that are not written
+	busy    bool  // a goroutine writes
+	err     error
+
+	out  *wire.SegmentWriter // of the goroutine that writes
+	list net.Buffers         // likewise
+}
+
+func newWriter(c net.Conn, stall time.Duration, max int64) *writer {
+	return &writer{conn: c, stall: stall, max: max, drained: make(chan struct{}, 1), out: wire.NewSegmentWriter(c)}
+}
+
+// overcrowded reports whether more bytes wait than are allowed.
+func (w *writer) overcrowded() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.bytes > w.max
+}
+
+// write sends a frame, now or after the frames before it. It returns the connection's error, or
+// ErrBusy if too many bytes wait, and then calls o.sent.
+func (w *writer) write(o output) error {
+	w.mu.Lock()
+	switch {
+	case w.err != nil:
+		err := w.err
+		w.mu.Unlock()
+		o.drop()
+		return err
+	case w.bytes > 2*w.max:
+		w.mu.Unlock()
+		o.drop()
+		return fmt.Errorf("write frame: %w: more than %d bytes wait for the peer", errdefs.ErrBusy, 2*w.max)
+	}
+	w.bytes += o.bytes
+	if w.busy {
+		w.pending = append(w.pending, o)
+		w.mu.Unlock()
+		return nil
+	}
+	w.busy = true
+	w.mu.Unlock()
+	err := w.flush(o)
+	w.mu.Lock()
+	w.done(o.bytes, err)
+	if len(w.pending) == 0 {
+		w.idle()
+		w.mu.Unlock()
+		return err
+	}
+	w.mu.Unlock()
+	go w.drain()
+	return err
+}
+
+// drain writes the frames that wait. Its goroutine has set busy.
+func (w *writer) drain() {
+	w.mu.Lock()
+	for len(w.pending) > 0 {
+		batch, err := w.pending, w.err
+		w.pending = nil
+		w.mu.Unlock()
+		var bytes int64
+		for _, o := range batch {
+			bytes += o.bytes
+		}
+		if err == nil {
+			err = w.flush(batch...)
+		} else {
+			for i := range batch {
+				batch[i].drop()
+			}
+		}
+		w.mu.Lock()
+		w.done(bytes, err)
+	}
+	w.idle()
+	w.mu.Unlock()
+}
+
+// done counts frames as written. The caller holds mu.
+func (w *writer) done(bytes int64, err error) {
+	w.bytes -= bytes
+	if w.err == nil && err != nil {
+		w.err = err
+		_ = w.conn.Close() // so that the reader of the connection ends too
+	}
+}
+
+// idle ends the writing. The caller holds mu.
+func (w *writer) idle() {
+	w.busy = false
+	select {
+	case w.drained <- struct{}{}:
+	default:
+	}
+}
+
+// failed reports whether a write has failed.
+func (w *writer) failed() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.err != nil
+}
+
+// close fails later writes with err, and closes the connection.
+func (w *writer) close(err error) {
+	w.mu.Lock()
+	if w.err == nil {
+		w.err = err
+	}
+	w.mu.Unlock()
+	_ = w.conn.Close() // the connection is given up
+}
+
+// flush writes frames, and releases them in any case.
+func (w *writer) flush(batch ...output) error {
+	err := w.extend()
+	for i := range batch {
+		if err == nil {
+			err = w.add(&batch[i])
+		}
+		if err == nil && w.out.Buffered() >= flushBytes {
+			if err = w.out.Flush(); err == nil {
+				err = w.extend()
+			}
+		}
+	}
+	if err == nil {
+		err = w.out.Flush()
+	}
+	for i := range batch {
+		batch[i].drop()
+	}
+	return err
+}
+
+// extend sets the deadline of the next write.
+func (w *writer) extend() error { return w.conn.SetWriteDeadline(time.Now().Add(w.stall)) }
+
+// add appends a frame to the next write.
+func (w *writer) add(o *output) error {
+	if err := w.out.Append(o.head); err != nil {
+		return err
+	}
+	if err := w.out.Append(o.message); err != nil {
+		return err
+	}
+	var err error
+	if w.list, err = o.attachment.Buffers(w.list[:0]); err != nil {
+		return err
+	}
+	for _, p := range w.list {
+		if err = w.out.Append(p); err != nil {
+			return err
+		}
+	}
+	clear(w.list)
+	return nil
+}
+
+// drop ends the use of the frame's memory.
+func (o *output) drop() {
+	o.attachment.Release()
+	if o.sent != nil {
+		o.sent()
+	}
+}

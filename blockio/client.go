@@ -69,6 +69,9 @@ type Client struct {
 	mu     sync.Mutex
 	conn   *conn
 	closed bool
+	shared context.Context // of calls without a deadline
+
+	batchPool sync.Pool // of *batch
 
 	connections, batches, retries, fences, fenceTimeouts, corrupt atomic.Int64
 }
@@ -105,9 +108,26 @@ func (c *Client) deadline(ctx context.Context) time.Time {
 	return time.Now().Add(c.o.Timeout)
 }
 
-// bound returns ctx with a deadline.
+// bound returns ctx with a deadline. Contexts that never end are replaced by a shared one, which
+// ends after 0.9 to 1 times the timeout.
 func (c *Client) bound(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithDeadline(ctx, c.deadline(ctx))
+	if _, ok := ctx.Deadline(); ok {
+		return ctx, func() {}
+	}
+	if ctx.Done() != nil {
+		return context.WithTimeout(ctx, c.o.Timeout)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.shared != nil {
+		if end, _ := c.shared.Deadline(); time.Until(end) > c.o.Timeout/10*9 {
+			return c.shared, func() {}
+		}
+	}
+	var cancel context.CancelFunc
+	c.shared, cancel = context.WithTimeout(context.Background(), c.o.Timeout)
+	_ = cancel // other calls use the context, which ends by itself
+	return c.shared, func() {}
 }
 
 // Stats returns the counters.
@@ -226,6 +246,9 @@ func (c *Client) retry(ctx context.Context, attempt int, err error) bool {
 
 // retryable reports whether the same request may succeed later: the server was busy, or lost.
 func retryable(err error) bool {
+	if err == nil {
+		return false
+	}
 	var lost lostError
 	return errors.Is(err, errdefs.ErrBusy) || errors.As(err, &lost) && !errors.Is(err, errConnClosed) && !errors.Is(err, errdefs.ErrCanceled)
 }

@@ -59,7 +59,8 @@ func (c *Client) Retrieve(ctx context.Context, pieces []Piece, errs []error) {
 func (c *Client) transfer(ctx context.Context, op Op, pieces []Piece, errs []error) {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
-	pending := make([]int, 0, len(pieces))
+	var few [4]int
+	pending := few[:0]
 	for i := range pieces {
 		if errs[i] = pieces[i].check(); errs[i] == nil {
 			pending = append(pending, i)
@@ -97,6 +98,17 @@ type batch struct {
 	pieces []int
 }
 
+// reset makes an ended batch an empty one. It keeps the memory of its slices.
+func (b *batch) reset(op Op) {
+	clear(b.memory)
+	*b = batch{
+		call: call{
+			request: Request{Op: op, Entries: b.request.Entries[:0]}, memory: b.memory[:0], result: Result{Entries: b.result.Entries[:0]},
+		},
+		pieces: b.pieces[:0],
+	}
+}
+
 // attempt sends the pending pieces in sub-batches and sets their errors. All sub-batches are sent
 // before the first is waited for, and a failure of one does not affect the others.
 func (c *Client) attempt(ctx context.Context, op Op, number int, pieces []Piece, errs []error, pending []int) {
@@ -107,7 +119,8 @@ func (c *Client) attempt(ctx context.Context, op Op, number int, pieces []Piece,
 		}
 		return
 	}
-	var started []*batch
+	var few [4]*batch
+	started := few[:0]
 	for len(pending) > 0 {
 		b := c.build(conn, op, pieces, pending)
 		b.ctx, b.deadline, b.request.Phase = ctx, c.deadline(ctx), number&1 == 1
@@ -124,13 +137,18 @@ func (c *Client) attempt(ctx context.Context, op Op, number int, pieces []Piece,
 	for _, b := range started {
 		err := c.wait(ctx, conn, &b.call)
 		c.resolve(b, err, errs)
+		c.batchPool.Put(b)
 	}
 }
 
 // build returns a sub-batch of the first pending pieces, within the bounds.
 func (c *Client) build(conn *conn, op Op, pieces []Piece, pending []int) *batch {
 	entries, bytes := min(c.o.BatchEntries, int(conn.limits.Entries)), min(c.o.BatchBytes, conn.limits.RequestBytes)
-	b := &batch{call: call{request: Request{Op: op}}}
+	b, _ := c.batchPool.Get().(*batch)
+	if b == nil {
+		b = new(batch)
+	}
+	b.reset(op)
 	sum := uint64(0)
 	for _, i := range pending {
 		p := &pieces[i]

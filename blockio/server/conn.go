@@ -33,13 +33,14 @@ type conn struct {
 	answers chan *answer // the channel has space for all credits and for control requests
 
 	mu       sync.Mutex
+	ended    []*answer          // for further requests
 	progress map[uint64]*answer // by request id, until its result is sent
 	credits  int                // that the client has not used
 }
 
 // answer is a request with its result.
 type answer struct {
-	request  *blockio.Request
+	request  blockio.Request
 	deadline time.Time
 	result   blockio.Result
 	blocks   []blockhost.Block // of a retrieve; pinned until the result is sent
@@ -150,14 +151,15 @@ func (c *conn) read() error {
 		if err != nil {
 			return err
 		}
-		q := new(blockio.Request)
+		a := c.newAnswer()
+		q := &a.request
 		if err := q.Decode(body, &c.limits); err != nil {
 			return err
 		}
 		if q.Addressed || q.ResponseAddr != 0 || data != q.DataBytes() {
 			return fmt.Errorf("%v with addresses, or with %d bytes of data, of %d: %w", q.Op, data, q.DataBytes(), errdefs.ErrInvalid)
 		}
-		a := &answer{request: q, deadline: time.Now().Add(time.Duration(q.RemainingMillis) * time.Millisecond)}
+		a.deadline = time.Now().Add(time.Duration(q.RemainingMillis) * time.Millisecond)
 		if err := c.begin(a); err != nil {
 			return err
 		}
@@ -175,11 +177,28 @@ func (c *conn) read() error {
 	}
 }
 
+// newAnswer returns an empty answer. It has the memory of an ended one.
+func (c *conn) newAnswer() *answer {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := len(c.ended) - 1
+	if n < 0 {
+		return new(answer)
+	}
+	a := c.ended[n]
+	c.ended = c.ended[:n]
+	*a = answer{
+		request: blockio.Request{Entries: a.request.Entries, Keys: a.request.Keys, IDs: a.request.IDs}, blocks: a.blocks,
+		result: blockio.Result{Entries: a.result.Entries[:0], Presence: a.result.Presence[:0], Statuses: a.result.Statuses[:0]},
+	}
+	return a
+}
+
 // begin takes a credit for a request.
 func (c *conn) begin(a *answer) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	q := a.request
+	q := &a.request
 	switch {
 	case c.progress[q.ID] != nil:
 		return fmt.Errorf("request %d is in progress: %w", q.ID, errdefs.ErrInvalid)
@@ -199,10 +218,14 @@ func (c *conn) finish(a *answer) {
 	for _, b := range a.blocks {
 		b.Release()
 	}
-	a.blocks = nil
+	clear(a.blocks)
+	a.blocks = a.blocks[:0]
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.progress, a.request.ID)
+	if len(c.ended) < maxEnded && len(a.request.Keys) <= maxEnded {
+		c.ended = append(c.ended, a)
+	}
 }
 
 // send sends results until answers is closed. After an error it only ends requests.
@@ -249,12 +272,15 @@ func (c *conn) send() {
 	}
 }
 
+// maxEnded is the number of ended requests whose memory is kept, and of the keys of one of them.
+const maxEnded = 64
+
 // flushBytes is the number of buffered bytes at which results are sent, though more follow.
 const flushBytes = 1 << 20
 
 // prepare completes a result and appends its data.
 func (c *conn) prepare(a *answer, data [][]byte) [][]byte {
-	q, r := a.request, &a.result
+	q, r := &a.request, &a.result
 	r.Op, r.ID, r.Phase = q.Op, q.ID, q.Phase
 	c.mu.Lock()
 	canceled := a.canceled

@@ -16,7 +16,7 @@ import (
 // handle carries out a request, except for the bytes of a retrieve. It returns errors of the
 // connection only.
 func (c *conn) handle(a *answer) error {
-	q, r := a.request, &a.result
+	q, r := &a.request, &a.result
 	r.Status = blockio.StatusOK
 	switch q.Op {
 	case blockio.OpStore:

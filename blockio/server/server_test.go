@@ -328,17 +328,17 @@ func TestCancelledRetrieveSendsNoData(t *testing.T) {
 	r := newRig(t, Options{}, 8)
 	_, pieces := image(t, r.formats[0], 1, 1<<20)
 	must(t, store(t, r.client(t, blockio.ClientOptions{}), pieces))
-	a := &answer{request: &blockio.Request{Op: blockio.OpRetrieve, ID: 5, RemainingMillis: 1000, Entries: []blockio.Entry{{
+	a := &answer{request: blockio.Request{Op: blockio.OpRetrieve, ID: 5, RemainingMillis: 1000, Entries: []blockio.Entry{{
 		Key: key(1), Identity: blockio.IdentityHash(r.formats[0].Identity), Length: 4096, EndShard: 0,
 	}}}, deadline: time.Now().Add(time.Hour)}
 	space, err := r.host.Space(auth.DefaultTenant, r.formats[0])
 	must(t, err)
 	c := &conn{s: r.Server, spaces: map[uint64]*blockhost.Space{a.request.Entries[0].Identity: space}, progress: map[uint64]*answer{}, credits: 1}
 	must(t, c.begin(a))
-	wantErr(t, "a request without a credit", c.begin(&answer{request: &blockio.Request{Op: blockio.OpStat, ID: 6}}), errdefs.ErrInvalid)
-	wantErr(t, "an id in use", c.begin(&answer{request: &blockio.Request{Op: blockio.OpKeepAlive, ID: 5}}), errdefs.ErrInvalid)
+	wantErr(t, "a request without a credit", c.begin(&answer{request: blockio.Request{Op: blockio.OpStat, ID: 6}}), errdefs.ErrInvalid)
+	wantErr(t, "an id in use", c.begin(&answer{request: blockio.Request{Op: blockio.OpKeepAlive, ID: 5}}), errdefs.ErrInvalid)
 	must(t, c.handle(a))
-	stop := &answer{request: &blockio.Request{Op: blockio.OpCancel, ID: 7, IDs: []uint64{5}}}
+	stop := &answer{request: blockio.Request{Op: blockio.OpCancel, ID: 7, IDs: []uint64{5}}}
 	must(t, c.handle(stop))
 	if data := c.prepare(a, nil); len(data) > 0 || a.result.Status != blockio.StatusCanceled || stop.result.Status != blockio.StatusOK {
 		t.Errorf("%d pieces of a cancelled retrieve are sent, with %v", len(data), a.result.Status)

@@ -261,6 +261,7 @@ func (c *conn) write() error {
 	keepAlive := time.Duration(c.limits.KeepAliveMillis) * time.Millisecond
 	timer := time.NewTimer(keepAlive)
 	defer timer.Stop()
+	now := time.Now() // at the last wake or flush
 	for {
 		k := c.next()
 		if k == nil && c.w.Buffered() > 0 {
@@ -271,10 +272,12 @@ func (c *conn) write() error {
 			if err := c.flush(&sent); err != nil {
 				return err
 			}
+			now = time.Now()
 		}
 		if k == nil {
 			select {
 			case <-c.wake:
+				now = time.Now()
 			case <-c.stop:
 				return nil
 			case <-timer.C:
@@ -286,7 +289,7 @@ func (c *conn) write() error {
 			}
 			continue
 		}
-		left := max(time.Until(k.deadline).Milliseconds(), 1)
+		left := max(k.deadline.Sub(now).Milliseconds(), 1)
 		k.request.RemainingMillis = uint32(min(left, MaxMillis))
 		sent = append(sent, k)
 		var err error
@@ -397,8 +400,10 @@ func (c *conn) receive(k *call, body []byte, data uint64) error {
 		if r.Op != OpRetrieve || r.Entries[i].Status != StatusOK {
 			continue
 		}
-		if err := c.expect(); err != nil {
-			return err
+		if len(k.memory[i]) > c.r.Buffered() {
+			if err := c.expect(); err != nil {
+				return err
+			}
 		}
 		if err := c.r.ReadData(k.memory[i]); err != nil {
 			return err

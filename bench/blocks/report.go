@@ -83,7 +83,8 @@ func (r *Report) WriteText(w io.Writer) error {
 	p.Table(points)
 	p.Define(Memory, "copies from the server's memory, without a connection")
 	p.Define(Sockets, "bare sockets that pipeline the same frames")
-	p.Define(TCP, "a client of a block server")
+	p.Define(TCP, "a client of a block server, one piece a call")
+	p.Define(Batch, "the same, one call at a time for as many pieces as the depth")
 	p.Define("CPU, allocs", "time and objects of both sides for a retrieve")
 	return p.Write(w)
 }

@@ -80,7 +80,7 @@ func (b *run) point(ctx context.Context, size int64, depth int) (err error) {
 				return fmt.Errorf("%s, %d bytes at depth %d: %w", r.subjects[n].name(), size, depth, err)
 			}
 			samples[n] = append(samples[n], s)
-			if r.subjects[n].name() == TCP {
+			if r.subjects[n].name() == TCP || r.subjects[n].name() == Batch {
 				if err := r.check(); err != nil {
 					return err
 				}

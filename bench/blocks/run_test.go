@@ -33,8 +33,8 @@ func TestRunMeasuresEverySubject(t *testing.T) {
 	}
 	r, err := Run(t.Context(), o)
 	must(t, err)
-	if len(r.Points) != 12 || last != 12 {
-		t.Fatalf("%d points after %d rounds, want 12 of each", len(r.Points), last)
+	if len(r.Points) != 14 || last != 12 {
+		t.Fatalf("%d points after %d rounds, want 14 and 12", len(r.Points), last)
 	}
 	for _, p := range r.Points {
 		if p.Ops < 3 || p.OpsPerSecond <= 0 || p.GBps <= 0 || p.P50Micros <= 0 || p.P99Micros < p.P50Micros || p.P999Micros < p.P99Micros {
@@ -52,7 +52,7 @@ func TestRunMeasuresEverySubject(t *testing.T) {
 	must(t, err)
 	var again Report
 	must(t, json.Unmarshal(b, &again))
-	if again.Kind != Kind || len(again.Points) != 12 {
+	if again.Kind != Kind || len(again.Points) != 14 {
 		t.Errorf("report %+v", again)
 	}
 }

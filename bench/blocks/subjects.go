@@ -26,7 +26,8 @@ import (
 const (
 	Memory  = "memory"  // copies from the server's memory, by as many goroutines as the depth
 	Sockets = "sockets" // bare sockets that pipeline the same frames
-	TCP     = "tcp"     // a client of a block server
+	TCP     = "tcp"     // a client of a block server, one piece a call, by as many goroutines as the depth
+	Batch   = "batch"   // the same client, one call for as many pieces as the depth
 )
 
 // subject retrieves pieces.
@@ -84,6 +85,9 @@ func open(ctx context.Context, bytes int64, depth int) (_ *rig, err error) {
 		return nil, err
 	}
 	r.subjects = []subject{&pool{r, xxh3.Hash(piece)}, r.sockets, &tcp{r}}
+	if depth > 1 {
+		r.subjects = append(r.subjects, &batch{r})
+	}
 	return r, nil
 }
 
@@ -194,14 +198,44 @@ type tcp struct{ *rig }
 func (*tcp) name() string { return TCP }
 
 func (c *tcp) run(d time.Duration, t *times) error {
-	off, pieces, errs := uint64(c.format.Layout.ShardOff(0)), make([]blockio.Piece, c.depth), make([]error, c.depth)
-	for i := range pieces {
-		pieces[i] = blockio.Piece{Key: key(i), Identity: blockio.IdentityHash(c.format.Identity), Offset: off, EndShard: 1, Mem: c.slots[i]}
-	}
+	pieces, errs := c.pieces(), make([]error, c.depth)
 	return c.parallel(d, t, func(i int) error {
 		c.client.Retrieve(context.Background(), pieces[i:i+1], errs[i:i+1])
 		return errs[i]
 	})
+}
+
+// pieces returns the piece of each slot.
+func (r *rig) pieces() []blockio.Piece {
+	all := make([]blockio.Piece, r.depth)
+	for i := range all {
+		all[i] = blockio.Piece{
+			Key: key(i), Identity: blockio.IdentityHash(r.format.Identity), Offset: uint64(r.format.Layout.ShardOff(0)), EndShard: 1, Mem: r.slots[i],
+		}
+	}
+	return all
+}
+
+// batch retrieves the pieces of all slots by one call at a time.
+type batch struct{ *rig }
+
+func (*batch) name() string { return Batch }
+
+func (b *batch) run(d time.Duration, t *times) error {
+	pieces, errs := b.pieces(), make([]error, b.depth)
+	end := time.Now().Add(d)
+	for last := time.Now(); last.Before(end); {
+		b.client.Retrieve(context.Background(), pieces, errs)
+		if err := errors.Join(errs...); err != nil {
+			return err
+		}
+		now := time.Now()
+		for range pieces {
+			t.add(now.Sub(last))
+		}
+		last = now
+	}
+	return nil
 }
 
 // check compares the slots with the block of the server, after a run over TCP.

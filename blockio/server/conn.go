@@ -132,8 +132,7 @@ type deadline struct {
 	last      time.Time
 }
 
-func (d *deadline) extend() error {
-	now := time.Now()
+func (d *deadline) extend(now time.Time) error {
 	if now.Sub(d.last) < d.keepAlive/8 {
 		return nil
 	}
@@ -143,8 +142,8 @@ func (d *deadline) extend() error {
 
 // read reads requests. It returns ErrInvalid for one that the protocol does not allow.
 func (c *conn) read() error {
-	for {
-		if err := c.reading.extend(); err != nil {
+	for now := time.Now(); ; {
+		if err := c.reading.extend(now); err != nil {
 			return err
 		}
 		body, data, err := c.r.Next()
@@ -159,7 +158,8 @@ func (c *conn) read() error {
 		if q.Addressed || q.ResponseAddr != 0 || data != q.DataBytes() {
 			return fmt.Errorf("%v with addresses, or with %d bytes of data, of %d: %w", q.Op, data, q.DataBytes(), errdefs.ErrInvalid)
 		}
-		a.deadline = time.Now().Add(time.Duration(q.RemainingMillis) * time.Millisecond)
+		now = time.Now()
+		a.deadline = now.Add(time.Duration(q.RemainingMillis) * time.Millisecond)
 		if err := c.begin(a); err != nil {
 			return err
 		}
@@ -238,9 +238,10 @@ func (c *conn) send() {
 	for a := range c.answers {
 		pending = append(pending, a)
 		if err == nil {
-			data = c.prepare(a, data[:0])
+			now := time.Now()
+			data = c.prepare(a, now, data[:0])
 			if body, err = packer.Result(body[:0], &a.result, &c.limits); err == nil {
-				err = c.writing.extend()
+				err = c.writing.extend(now)
 			}
 			if err == nil {
 				c.mu.Lock() // the client may use the credit when it has the result
@@ -279,7 +280,7 @@ const maxEnded = 64
 const flushBytes = 1 << 20
 
 // prepare completes a result and appends its data.
-func (c *conn) prepare(a *answer, data [][]byte) [][]byte {
+func (c *conn) prepare(a *answer, now time.Time, data [][]byte) [][]byte {
 	q, r := &a.request, &a.result
 	r.Op, r.ID, r.Phase = q.Op, q.ID, q.Phase
 	c.mu.Lock()
@@ -288,7 +289,7 @@ func (c *conn) prepare(a *answer, data [][]byte) [][]byte {
 	if q.Op != blockio.OpRetrieve {
 		return data
 	}
-	if canceled || time.Now().After(a.deadline) {
+	if canceled || now.After(a.deadline) {
 		status := blockio.StatusTimeout
 		if canceled {
 			status = blockio.StatusCanceled

@@ -108,7 +108,7 @@ func (c *conn) space(e *blockio.Entry) (*blockhost.Space, error) {
 func (c *conn) store(q *blockio.Request, r *blockio.Result) error {
 	for i := range q.Entries {
 		e := &q.Entries[i]
-		if err := c.reading.extend(); err != nil {
+		if err := c.reading.extend(time.Now()); err != nil {
 			return err
 		}
 		status, err := c.receive(e)

@@ -340,7 +340,7 @@ func TestCancelledRetrieveSendsNoData(t *testing.T) {
 	must(t, c.handle(a))
 	stop := &answer{request: blockio.Request{Op: blockio.OpCancel, ID: 7, IDs: []uint64{5}}}
 	must(t, c.handle(stop))
-	if data := c.prepare(a, nil); len(data) > 0 || a.result.Status != blockio.StatusCanceled || stop.result.Status != blockio.StatusOK {
+	if data := c.prepare(a, time.Now(), nil); len(data) > 0 || a.result.Status != blockio.StatusCanceled || stop.result.Status != blockio.StatusOK {
 		t.Errorf("%d pieces of a cancelled retrieve are sent, with %v", len(data), a.result.Status)
 	}
 	c.finish(a)

@@ -23,11 +23,12 @@ func newBenchBlockioCommand() *cobra.Command {
 		Use:   "blockio",
 		Short: "Measure retrieves from a block server, and compare with bare sockets",
 		Long: `blockio measures how fast pieces of KV cache blocks are retrieved from a block server over TCP. Client and server run in this process and
-use the loopback interface. Three subjects are measured in interleaved rounds, by piece size and number of requests in progress (depth):
+use the loopback interface. The subjects are measured in interleaved rounds, by piece size and number of requests in progress (depth):
 
   memory   copies from the server's memory, without a connection
   sockets  bare sockets that pipeline frames of the same bytes, received into the same number of slots
-  tcp      a client of the block server
+  tcp      a client of the block server, one piece a call, by as many goroutines as the depth
+  batch    the same client, one call at a time for as many pieces as the depth
 
 Every piece is summed where it arrives; wrong bytes fail the run. CPU time and allocations are those of both sides. Ctrl-C ends a run early and
 prints the results so far.`,

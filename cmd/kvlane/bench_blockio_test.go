@@ -23,7 +23,7 @@ func TestBenchBlockio(t *testing.T) {
 	}
 	b, err := os.ReadFile(name)
 	var r blocks.Report
-	if err != nil || json.Unmarshal(b, &r) != nil || len(r.Points) != 3 || r.Command == "" {
+	if err != nil || json.Unmarshal(b, &r) != nil || len(r.Points) != 4 || r.Command == "" {
 		t.Errorf("report %+v, %v", r, err)
 	}
 }

@@ -15,7 +15,7 @@ var blockioMutants = []mutant{
 	defect("blockio", "TestClientOverTCP/DamagedBytesAreCorrupt",
 		"blockio/pieces.go", "		if sum != e.Sum {\n", "		if sum == 0 {\n"),
 	defect("blockio", "TestClientOverTCP/OtherBatchesGoOn",
-		"blockio/pieces.go", "		c.resolve(b, err, errs)\n	}\n", "		c.resolve(b, err, errs)\n		if errs[b.pieces[0]] != nil {\n			for i := range errs {\n				errs[i] = errs[b.pieces[0]]\n			}\n			return\n		}\n	}\n"),
+		"blockio/pieces.go", "		c.resolve(b, err, errs)\n", "		c.resolve(b, err, errs)\n		if errs[b.pieces[0]] != nil {\n			for i := range errs {\n				errs[i] = errs[b.pieces[0]]\n			}\n			return\n		}\n"),
 	defect("blockio", "TestClientOverTCP/BusyIsRetried",
 		"blockio/client.go", "errors.Is(err, errdefs.ErrBusy) || ", ""),
 	defect("blockio", "TestClientOverTCP/WrongResultsEndIt",

@@ -24,10 +24,10 @@ import (
 
 // Subjects of a measurement.
 const (
-	Memory  = "memory"  // copies from the server's memory, by as many goroutines as the depth
+	Memory  = "memory"  // copies from the server's memory
 	Sockets = "sockets" // bare sockets that pipeline the same frames
-	TCP     = "tcp"     // a client of a block server, one piece a call, by as many goroutines as the depth
-	Batch   = "batch"   // the same client, one call for as many pieces as the depth
+	TCP     = "tcp"     // a client of a block server, one piece a call
+	Batch   = "batch"   // the same, one call for as many pieces as the depth
 )
 
 // subject retrieves pieces.

@@ -7,35 +7,40 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Endpoint is the data that a peer needs to connect to a queue pair. The two sides exchange it by
-// other means.
+// Endpoint is the data that a peer needs to connect to a queue pair. The two processes exchange it
+// over another connection.
 type Endpoint struct {
-	QPNum  uint32
-	PSN    uint32 // of the first packet from this side, 24 bits
-	GID    GID
-	LID    uint16
-	MTU    MTU   // maximum of this side; 0: unknown
-	RDepth uint8 // RDMA reads that this side serves concurrently
+	QPNum uint32
+	PSN   uint32 // packet sequence number of the first packet that this queue pair sends, 24 bits
+	GID   GID
+	LID   uint16
+	// maximum MTU of this queue pair's port; 0: unknown
+	MTU MTU
+	// maximum number of concurrent RDMA reads that this queue pair serves
+	RDepth uint8
 }
 
 // ConnectOptions are the options of a connection. The zero value has the defaults.
 type ConnectOptions struct {
 	Port     int    // default: 1
 	GIDIndex int    // index in the port's GID table
-	Access   Access // rights of the peer; default: AccessRemoteWrite | AccessRemoteRead
-	// Maximum of this side, default: the port's; the path uses the smaller MTU of the two sides.
+	Access   Access // access that the peer gets; default: AccessRemoteWrite | AccessRemoteRead
+	// MTU is the maximum MTU. Default: that of the port. The connection uses the smaller MTU of the
+	// two sides.
 	MTU MTU
-	PSN uint32 // of the first packet from this side; 24 bits
+	// PSN is the packet sequence number of the first packet to send, 24 bits.
+	PSN uint32
 	// AckTimeout is the time to wait for an acknowledgement before a retry. Default: 67 ms, code
 	// 14.
 	AckTimeout time.Duration
-	// RetryCount is the number of retries without an acknowledgement, 1 to 7. Default: 6, since
-	// rdma_rxe retries indefinitely with 7 and would never give up a peer that is gone.
+	// RetryCount is the number of retransmissions without an acknowledgement, 1 to 7. Default: 6.
+	// With 7, rdma_rxe retries forever and never reports a missing peer.
 	RetryCount uint8
-	// RNRRetry is the number of retries while the peer has no receive posted, 1 to 6, or 7 for no
+	// RNRRetry is the number of retries if the peer has no receive posted: 1 to 6, or 7 for no
 	// limit. Default: 7.
 	RNRRetry uint8
-	// RNRTimer is the time that the peer waits before such a retry. Default: 0.64 ms, code 12.
+	// RNRTimer is the delay that this side asks its peer to wait before such a retry. Default: 0.64
+	// ms, code 12.
 	RNRTimer     time.Duration
 	HopLimit     uint8 // default: 64
 	TrafficClass uint8
@@ -83,13 +88,13 @@ func LocalEndpoint(d Device, q QP, o ConnectOptions) (Endpoint, error) {
 	}, nil
 }
 
-// depth limits a device's limit to the width of its attribute.
+// depth caps n at the maximum of the 8-bit attribute.
 func depth(n int) uint8 { return uint8(min(n, 255)) }
 
 // Connect moves q, a queue pair of d in QPSReset, to QPSRTS and connects it to remote: the endpoint
-// of a peer, or its own LocalEndpoint for a loopback. o must be that of LocalEndpoint. Connect
-// permits as many outstanding RDMA reads as both devices support. If it fails, q is in an
-// intermediate state; the caller moves it to QPSReset before a retry.
+// of a peer, or q's own LocalEndpoint for a loopback. o must equal the options passed to
+// LocalEndpoint. Connect permits as many outstanding RDMA reads as both devices support. On error,
+// q is in an intermediate state; the caller must move it to QPSReset before a retry.
 func Connect(d Device, q QP, o ConnectOptions, remote Endpoint) error {
 	o.setDefaults()
 	if o.MTU == 0 {

@@ -6,28 +6,28 @@ import "context"
 type Provider interface {
 	// Name returns the name of the implementation: "ibv" or "soft".
 	Name() string
-	// Devices returns the names of the devices in the order of the system's list. Users number
-	// devices by their index in it. If there is none, Devices returns ErrNotSupported with the
-	// reason. Every call reads the list again.
+	// Devices returns the names of the devices in the order of the system's list. An index of a
+	// device refers to this list. If there is no device, Devices returns ErrNotSupported with the
+	// reason. Each call reads the list from the system.
 	Devices() ([]string, error)
-	// Open opens the device of that name. ErrNotFound names the existing ones. A device may be
-	// opened several times.
+	// Open opens the device with the given name. An ErrNotFound error lists the existing names. A
+	// device may be opened several times.
 	Open(name string) (Device, error)
 	// Close closes the provider. It returns ErrBusy while a device is open.
 	Close() error
 }
 
-// RetryCounter is implemented by a Provider that retries to connect queue pairs.
+// RetryCounter is implemented by a Provider that retries failed connection attempts.
 type RetryCounter interface {
-	// ConnectRetries returns how often moving a queue pair of the device to QPSRTR was retried
-	// because the peer's link address was not resolved in time. It counts all users of the device
+	// ConnectRetries returns the number of retries because the peer's link address was not resolved
+	// in time, when moving queue pairs of the device to QPSRTR. It counts all users of the device
 	// since the provider was loaded. It is safe for concurrent use, also after Close.
 	ConnectRetries(device string) int64
 }
 
 // Device is an open RDMA device: a verbs context.
 type Device interface {
-	// Info returns the properties of the device as of its opening. It never waits.
+	// Info returns the properties that the device had when it was opened. It never waits.
 	Info() DeviceInfo
 	// QueryPort returns the current state of a port, counted from 1. It returns ErrInvalid if there
 	// is no such port.
@@ -49,23 +49,22 @@ type Device interface {
 	Close() error
 }
 
-// DeviceInfo describes a device. Limits are the largest values that the device may accept; it need
-// not accept them.
+// DeviceInfo describes a device. The limits are upper bounds: the device may refuse smaller values.
 type DeviceInfo struct {
 	Provider string // Provider.Name
 	Name     string // "mlx5_0", "rxe0", "soft0"
-	GUID     uint64 // of the node, in host byte order
-	Firmware string // as reported by the device
+	GUID     uint64 // GUID of the node, in host byte order
+	Firmware string
 	VendorID uint32
 	PartID   uint32 // vendor_part_id
 	Ports    int    // physical ports, numbered from 1
 
-	MaxMRBytes        uint64 // of a memory region
+	MaxMRBytes        uint64 // maximum length of a memory region in bytes
 	MaxMR             int
 	MaxPD             int
 	MaxQP             int
-	MaxQPWR           int // work requests of one send or receive queue
-	MaxSGE            int // scatter-gather entries of a request other than a read
+	MaxQPWR           int // capacity of a send or receive queue in work requests
+	MaxSGE            int // scatter-gather entries of a request other than an RDMA read
 	MaxSGERead        int // scatter-gather entries of an RDMA read
 	MaxCQ             int
 	MaxCQE            int
@@ -84,10 +83,10 @@ type PortInfo struct {
 	MaxMTU          MTU
 	ActiveMTU       MTU
 	MaxMessageBytes uint32 // max_msg_sz: maximum length of a message
-	GIDs            int    // length of the GID table, with empty entries
+	GIDs            int    // length of the GID table, including empty entries
 	PKeys           int    // length of the partition key table
 	LID             uint16 // local identifier; zero on Ethernet
-	// Link rate in gigabits per second, from its width and speed; zero: unknown.
+	// RateGbps is the link rate in gigabits per second, from width and speed. Zero: unknown.
 	RateGbps float64
 }
 
@@ -98,10 +97,10 @@ type GIDEntry struct {
 	Type  GIDType
 }
 
-// AsyncEvent is an event of a device that completions do not report.
+// AsyncEvent is an asynchronous event of a device. Completions do not report it.
 type AsyncEvent struct {
 	Type  EventType
 	CQ    CQ     // for EventCQErr; else nil
-	QPNum uint32 // for events of queue pairs
-	Port  int    // for events of ports
+	QPNum uint32 // number of the queue pair, for its events
+	Port  int    // number of the port, for its events
 }

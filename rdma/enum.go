@@ -9,7 +9,7 @@ import (
 // GID is a port's global identifier: 16 bytes in network order. On Ethernet it is an IPv6 address.
 type GID [16]byte
 
-// String returns the GID as an IPv6 address: "fe80::…", "::ffff:10.0.0.1".
+// String returns the GID in IPv6 notation: "fe80::…", "::ffff:10.0.0.1".
 func (g GID) String() string { return netip.AddrFrom16(g).String() }
 
 // GIDType is an enum ibv_gid_type: the network protocol of a GID.
@@ -22,7 +22,7 @@ const (
 	GIDTypeRoCEv2 GIDType = 2
 )
 
-// String returns the type's name in sysfs, or else that of the verbs.
+// String returns the type's name as in sysfs, or the name in the verbs if sysfs has none.
 func (t GIDType) String() string {
 	return enumName("GID_TYPE", []string{"IB", "RoCE v1", "RoCE v2"}, uint64(t))
 }
@@ -89,11 +89,11 @@ type Access uint32
 
 // The access flags. Local reads are always permitted.
 const (
-	AccessLocalWrite   Access = 1 << 0 // by local receives and reads
-	AccessRemoteWrite  Access = 1 << 1 // needs AccessLocalWrite
+	AccessLocalWrite   Access = 1 << 0 // local receives and RDMA reads may write the region
+	AccessRemoteWrite  Access = 1 << 1 // requires AccessLocalWrite
 	AccessRemoteRead   Access = 1 << 2
-	AccessRemoteAtomic Access = 1 << 3 // needs AccessLocalWrite
-	// PCIe relaxed ordering; devices without it ignore the flag.
+	AccessRemoteAtomic Access = 1 << 3 // requires AccessLocalWrite
+	// AccessRelaxedOrdering permits PCIe relaxed ordering. Devices without the feature ignore it.
 	AccessRelaxedOrdering Access = 1 << 20
 )
 
@@ -133,11 +133,12 @@ type WROpcode uint8
 
 // The opcodes of work requests.
 const (
-	WRRDMAWrite        WROpcode = iota // local bytes to RemoteAddr
-	WRRDMAWriteWithImm                 // the same, and a receive of the peer completes with Imm
-	WRSend                             // local bytes to a receive of the peer
-	WRSendWithImm                      // the same, with Imm in the receive's completion
-	WRRDMARead                         // bytes at RemoteAddr to local memory
+	WRRDMAWrite WROpcode = iota // write local bytes to RemoteAddr
+	// WRRDMAWriteWithImm is WRRDMAWrite that also completes a receive of the peer with Imm.
+	WRRDMAWriteWithImm
+	WRSend        // send local bytes to a posted receive of the peer
+	WRSendWithImm // like WRSend; the receive's completion has Imm
+	WRRDMARead    // read bytes at RemoteAddr into local memory
 )
 
 // String returns the verbs' name without its prefix.
@@ -150,9 +151,9 @@ type SendFlags uint8
 
 // The flags of work requests.
 const (
-	SendFence     SendFlags = 1 << iota // start after the earlier reads have finished
+	SendFence     SendFlags = 1 << iota // start after all earlier reads have finished
 	SendSignaled                        // report a completion
-	SendSolicited                       // the peer's completion counts as solicited
+	SendSolicited                       // the completion at the peer is a solicited one
 	SendInline                          // the payload is SendWR.Inline
 )
 

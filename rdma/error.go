@@ -16,15 +16,15 @@ const InstallVerbs = "install rdma-core (Debian: libibverbs1 and ibverbs-provide
 type Error struct {
 	Call  string        // the native function: "ibv_reg_mr"
 	Args  string        // the relevant arguments: "bytes=4096"
-	Errno syscall.Errno // of the verb; zero if it returned none
+	Errno syscall.Errno // errno of the verb; zero if it returned none
 	Text  string        // additional information; may be empty
 	Kind  error         // a sentinel of errdefs, or nil
 }
 
-// NewError returns the error of a control verb. The sentinel follows from errno. EBUSY is ErrBusy.
-// ENOMEM and EAGAIN are ErrNoMemory. EINVAL, EFAULT and ERANGE are ErrInvalid. EOPNOTSUPP, ENOSYS,
-// EPROTONOSUPPORT, EPERM and EACCES are ErrNotSupported. ENODEV, ENXIO and EIO are ErrBroken.
-// ENOENT is ErrNotFound.
+// NewError returns the error of a failed verb other than a post. It maps errno to a sentinel: EBUSY
+// to ErrBusy; ENOMEM and EAGAIN to ErrNoMemory; EINVAL, EFAULT and ERANGE to ErrInvalid;
+// EOPNOTSUPP, ENOSYS, EPROTONOSUPPORT, EPERM and EACCES to ErrNotSupported; ENODEV, ENXIO and EIO
+// to ErrBroken; ENOENT to ErrNotFound.
 func NewError(call, args string, errno syscall.Errno, text string) *Error {
 	return &Error{Call: call, Args: args, Errno: errno, Text: text, Kind: kindOf(errno)}
 }
@@ -58,7 +58,7 @@ func kindOf(errno syscall.Errno) error {
 	}
 }
 
-// Error returns call, arguments, name and number of the errno, and additional information.
+// Error returns the call, its arguments, the errno and the additional information.
 func (e *Error) Error() string {
 	s := fmt.Sprintf("%s(%s)", e.Call, e.Args)
 	if e.Errno != 0 {
@@ -91,9 +91,10 @@ func (e *Error) Unwrap() []error {
 
 // WCError is the failure of a work request.
 type WCError struct {
-	WRID      uint64
-	Status    WCStatus
-	Opcode    WCOpcode // may be unset for a failed request: its poster finds it by WRID
+	WRID   uint64
+	Status WCStatus
+	// Opcode may be unset for a failed request. Use WRID to find the request.
+	Opcode    WCOpcode
 	VendorErr uint32
 	QPNum     uint32
 	Cause     error // WC.Cause; may be nil
@@ -108,10 +109,10 @@ func (e *WCError) Error() string {
 	return s
 }
 
-// Unwrap returns the sentinel and the cause, if there are any. The sentinel is ErrInvalid if the
-// request, its keys or its bounds were wrong, ErrBusy if the peer had no receive posted for too
-// long, and ErrBroken for WCWRFlushErr, when an earlier request failed. There is no sentinel if the
-// peer or the device failed this request.
+// Unwrap returns the sentinel and the cause, if any. The sentinel is ErrInvalid if the request, its
+// keys or its bounds were wrong. It is ErrBusy if the peer had no receive posted for too long, and
+// ErrBroken for WCWRFlushErr, which means that an earlier request failed. Failures of the peer or
+// of the device have no sentinel.
 func (e *WCError) Unwrap() []error {
 	var errs []error
 	if kind := e.kind(); kind != nil {

@@ -9,38 +9,41 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// PD is a protection domain: work requests of its queue pairs reach its memory regions only.
+// PD is a protection domain. Work requests of its queue pairs can access only its memory regions.
 type PD interface {
-	// RegMR registers an extent until the memory region is closed. The memory must live longer. It
-	// is pinned by its CPU address, also if work requests use its device address (OwnAddr). Memory
-	// without a CPU address is reached by its device address through a peer memory module of the
-	// kernel; without that, RegMR returns ErrNotSupported with the module's name. Pinning takes about 0.2 us for each page: do not call RegMR on the transfer
-	// path. It returns the errors of MROptions.Validate, ErrInvalid or ErrNotSupported if the
-	// device does not accept an IOVA, ErrNotSupported if it cannot register host-pinned memory at
-	// its device address, and ErrNoMemory if the limit on locked memory is too low.
+	// RegMR registers an extent until the memory region is closed. The memory must outlive the
+	// region. It is pinned by its CPU address, even if work requests use its device address
+	// (OwnAddr). Memory without a CPU address is registered by its device address through the
+	// kernel's peer memory module. Without the module, RegMR returns ErrNotSupported with the
+	// module's name. Pinning takes about 0.2 us for each page: do not call RegMR on the transfer
+	// path.
+	//
+	// RegMR returns the errors of MROptions.Validate. It returns ErrInvalid or ErrNotSupported if
+	// the device does not accept an IOVA, ErrNotSupported if it cannot register host-pinned memory
+	// at its device address, and ErrNoMemory if the limit on locked memory is too low.
 	RegMR(e mem.Extent, o MROptions) (MR, error)
-	// RegDMABufMR registers an extent of device memory through the dma-buf that exports it. fd is
-	// the descriptor, which may be closed afterwards. off is the offset in bytes of the extent in
-	// the dma-buf. Without an IOVA in o, work requests still use the memory's device address. It
-	// returns ErrNotSupported if the device or the kernel cannot.
+	// RegDMABufMR registers an extent of device memory through its dma-buf. fd is the descriptor of
+	// the dma-buf; the caller may close it afterwards. off is the offset in bytes of the extent in
+	// the dma-buf. Without an IOVA in o, work requests use the memory's device address. It returns
+	// ErrNotSupported if the device or the kernel does not support dma-bufs.
 	RegDMABufMR(e mem.Extent, fd int, off int64, o MROptions) (MR, error)
-	// CreateQP creates a queue pair of a reliable connection in QPSReset. It returns ErrInvalid for
-	// capacities above those of the device.
+	// CreateQP creates a queue pair of a reliable connection in QPSReset. It returns ErrInvalid if
+	// a capacity exceeds the limit of the device.
 	CreateQP(o QPOptions) (QP, error)
 	// CreateSRQ creates a shared receive queue.
 	CreateSRQ(caps SRQCaps) (SRQ, error)
-	// Close closes the domain. It returns ErrBusy while a memory region, queue pair or shared
-	// receive queue of it is open.
+	// Close closes the domain. It returns ErrBusy while one of its memory regions, queue pairs or
+	// shared receive queues is open.
 	Close() error
 }
 
-// MROptions are the options of registering memory.
+// MROptions are the options for registering memory.
 type MROptions struct {
-	// Access has the operations that work requests may do. Local reads are always permitted.
+	// Access is the set of operations that work requests may use. Local reads are always permitted.
 	Access Access
-	// IOVA is the address of the first byte in work requests, also in those of peers. Zero makes
-	// remote addresses offsets. It must have the same offset within a page as the memory. Nil: the
-	// result of OwnAddr.
+	// IOVA is the address of the first byte in local and remote work requests. With zero, remote
+	// addresses are offsets. IOVA must have the same offset within a page as the memory. Nil:
+	// OwnAddr.
 	IOVA *uint64
 }
 
@@ -49,9 +52,9 @@ const (
 	accessKnown      = AccessLocalWrite | AccessRemoteRead | accessNeedsLocal | AccessRelaxedOrdering
 )
 
-// Validate returns ErrInvalid if e cannot be registered with these options: e is empty or not
-// within its region, flags are unknown or contradictory, or the IOVA has another offset within a
-// page or is followed by fewer bytes than e has.
+// Validate returns ErrInvalid if e cannot be registered with these options. Reasons are an empty
+// extent or one outside its region, unknown or contradictory flags, and an IOVA that has a
+// different offset within a page or overflows within the extent.
 func (o *MROptions) Validate(e mem.Extent) error {
 	if err := e.Validate(); err != nil {
 		return err
@@ -80,8 +83,8 @@ func (o *MROptions) Addr(e mem.Extent) uint64 {
 	return OwnAddr(e)
 }
 
-// OwnAddr returns the address of e's first byte in work requests without an IOVA: the device
-// address of device memory and of host-pinned memory, and the CPU address of pageable memory.
+// OwnAddr returns the default address of e's first byte in work requests. It is the device address
+// for device memory and host-pinned memory, and the CPU address for pageable memory.
 func OwnAddr(e mem.Extent) uint64 {
 	if a := e.Dev(); a != 0 {
 		return uint64(a)
@@ -89,9 +92,9 @@ func OwnAddr(e mem.Extent) uint64 {
 	return uint64(e.CPU())
 }
 
-// MappedAddr returns the address of e's first byte that a driver registers: the CPU address, or the
-// device address of device memory. It differs from OwnAddr for host-pinned memory whose two
-// addresses differ.
+// MappedAddr returns the address of e's first byte that is passed to the driver: the CPU address,
+// or the device address of device memory. It differs from OwnAddr for host-pinned memory with two
+// different addresses.
 func MappedAddr(e mem.Extent) uint64 {
 	if a := e.CPU(); a != 0 {
 		return uint64(a)
@@ -101,12 +104,11 @@ func MappedAddr(e mem.Extent) uint64 {
 
 // MR is a registered memory region.
 type MR interface {
-	// Info returns the data that identifies the region in work requests. It does not change. Info
-	// never waits.
+	// Info returns the keys and the address for work requests. They do not change. Info never
+	// waits.
 	Info() MRInfo
-	// Close deregisters the memory. If it returns nil, no device touches the memory any more.
-	// Unfinished requests with the region fail or finish first; to avoid both, wait for their
-	// completions.
+	// Close deregisters the memory. If it returns nil, the device no longer accesses the memory.
+	// Requests that still use the region may fail; to avoid this, wait for their completions first.
 	Close() error
 }
 
@@ -114,12 +116,12 @@ type MR interface {
 type MRInfo struct {
 	Extent mem.Extent // the registered memory
 	Addr   uint64     // address of the first byte in SGE.Addr and SendWR.RemoteAddr
-	LKey   uint32     // for SGE.LKey
-	RKey   uint32     // for SendWR.RKey, also of peers
+	LKey   uint32     // local key, for SGE.LKey
+	RKey   uint32     // remote key, for SendWR.RKey of this process and its peers
 	Access Access
 }
 
-// SGE returns the scatter-gather entry of n bytes from byte off of the region. It does not check
+// SGE returns the scatter-gather entry for n bytes at offset off of the region. It does not check
 // bounds.
 func (m *MRInfo) SGE(off int64, n uint32) SGE {
 	return SGE{Addr: m.Addr + uint64(off), Length: n, LKey: m.LKey}

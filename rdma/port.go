@@ -8,14 +8,14 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// PortOptions restrict the choice of a port. The zero value does not.
+// PortOptions restrict the choice of a port. The zero value has no restriction.
 type PortOptions struct {
 	Port     int  // zero: the first active one
 	GIDIndex *int // nil: the best entry of the port's table
 	MTU      MTU  // zero: the port's active MTU
 }
 
-// Port is a chosen port with the reason.
+// Port is the result of FindPort.
 type Port struct {
 	Number   int
 	GIDIndex int
@@ -24,13 +24,13 @@ type Port struct {
 	Reason   string
 }
 
-// FindPort returns the port to connect queue pairs of d with. It returns ErrBroken if no port, or
-// not the requested one, is active; ErrNotFound if the table has no GID, or none at the requested
-// index; and ErrInvalid for a port that d does not have, an index beyond the table, or an MTU above
-// the active one.
+// FindPort chooses a port of d for queue pairs. It returns ErrBroken if no port, or not the
+// requested one, is active. It returns ErrNotFound if the GID table is empty or has no GID at the
+// requested index. It returns ErrInvalid for a port that d does not have, an index beyond the
+// table, or an MTU above the active one.
 //
-// On Ethernet the best GID is one of RoCE v2 with an IPv4 address, then one of RoCE v2, then one of
-// RoCE v1. Among equal ones the first that is not link-local is used, or else the first.
+// On Ethernet, FindPort prefers a RoCE v2 GID with an IPv4 address, then other RoCE v2 GIDs, then
+// RoCE v1. Among equal GIDs it uses the first that is not link-local, or else the first.
 func FindPort(d Device, o PortOptions) (Port, error) {
 	port, why, err := activePort(d, o.Port)
 	if err != nil {
@@ -62,7 +62,7 @@ func FindPort(d Device, o PortOptions) (Port, error) {
 	return c, nil
 }
 
-// activePort returns the requested port, or the first active one, with the reason.
+// activePort returns the requested port, or the first active one. The string explains the choice.
 func activePort(d Device, number int) (PortInfo, string, error) {
 	if number != 0 {
 		if most := d.Info().Ports; number < 1 || number > most {
@@ -111,7 +111,7 @@ func bestGID(d Device, p PortInfo) (GIDEntry, error) {
 
 func rankGID(e *GIDEntry, l LinkLayer) int {
 	if l == LinkLayerInfiniBand {
-		return 0 // the first entry is the port's own
+		return 0 // the first entry is the default GID of the port
 	}
 	rank := 0
 	if e.Type == GIDTypeRoCEv2 {

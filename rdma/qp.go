@@ -2,41 +2,41 @@ package rdma
 
 // QP is a queue pair of a reliable connection.
 type QP interface {
-	// Num returns the queue pair's number, which is unique among the open ones of the device. It
+	// Num returns the queue pair's number, which is unique among the device's open queue pairs. It
 	// never waits.
 	Num() uint32
-	// Query returns the state, the attributes last set, and the capacities that the device gave.
+	// Query returns the state, the attributes last set, and the actual capacities.
 	Query() (QPInfo, error)
 	// Modify moves the queue pair to a.State. The state determines which other fields of a are used
-	// (see QPAttr). Permitted steps are QPSReset to QPSInit to QPSRTR to QPSRTS, any state but
-	// QPSReset to QPSErr, and any state to QPSReset. For another step or an attribute out of range,
-	// Modify returns ErrInvalid and changes nothing. QPSErr completes posted requests with
-	// WCWRFlushErr. QPSReset forgets them; completions that are not polled may be lost, and when
-	// Modify returns, the queue pair no longer touches memory. If the peer may still be sending,
-	// move to QPSErr and poll the flushed requests first, or call Close: when a packet arrives
-	// during a reset, rdma_rxe of Linux 6.1 (rewritten in 6.4) frees memory in use and loses the
-	// device.
+	// (see QPAttr). Permitted transitions are QPSReset to QPSInit to QPSRTR to QPSRTS, any state
+	// except QPSReset to QPSErr, and any state to QPSReset. For other transitions and for
+	// attributes out of range, Modify returns ErrInvalid and changes nothing.
+	//
+	// In QPSErr, posted requests complete with WCWRFlushErr. A move to QPSReset drops posted
+	// requests, and completions that were not polled may be lost. When Modify returns, the queue
+	// pair no longer accesses memory. If the peer may still send, move to QPSErr and poll the
+	// flushed requests before the reset, or call Close instead: if a packet arrives during a reset,
+	// rdma_rxe of Linux 6.1 (rewritten in 6.4) frees memory in use and the device stops working.
 	Modify(a QPAttr) error
-	// PostSend posts wrs in order, as one chain with one doorbell, and returns the number of
-	// accepted ones. If it accepts fewer, the error is that of the next one: ErrBusy if the queue
-	// is full, ErrInvalid if the request is wrong or the queue pair is not in QPSRTS, QPSSQD or
-	// QPSErr. Accepted requests stay posted.
+	// PostSend posts wrs in order, as one chain with one doorbell, and returns the number of posted
+	// requests. If that is less than len(wrs), the error refers to the first request that was not
+	// posted: ErrBusy if the queue is full, ErrInvalid if the request is invalid or the queue pair
+	// is not in QPSRTS, QPSSQD or QPSErr.
 	PostSend(wrs []SendWR) (int, error)
-	// PostRecv is PostSend for the receive queue, permitted from QPSInit on. It returns ErrInvalid
-	// if the queue pair has a shared receive queue. Receives posted in QPSErr are flushed. A device
-	// that is not woken by posting (rdma_rxe) may keep them until the queue pair is reset or
-	// closed.
+	// PostRecv is like PostSend for the receive queue. It is permitted from QPSInit on. It returns
+	// ErrInvalid if the queue pair has a shared receive queue. Receives posted in QPSErr are
+	// flushed, but rdma_rxe may flush them only when the queue pair is reset or closed.
 	PostRecv(wrs []RecvWR) (int, error)
-	// Close closes the queue pair in any state. When it returns, the queue pair no longer touches
-	// memory. Unfinished requests are forgotten, and completions that are not polled may be lost.
+	// Close closes the queue pair in any state. When it returns, the queue pair no longer accesses
+	// memory. Unfinished requests are dropped, and completions that were not polled may be lost.
 	Close() error
 }
 
-// QPCaps are the capacities of a queue pair. A device may give more than requested; Query returns
-// the actual values.
+// QPCaps are the capacities of a queue pair. A device may provide more than requested; Query
+// returns the actual values.
 type QPCaps struct {
-	MaxSendWR      int // requests that the send queue holds
-	MaxRecvWR      int // requests that the receive queue holds; zero with a shared queue
+	MaxSendWR      int // capacity of the send queue
+	MaxRecvWR      int // capacity of the receive queue; zero with a shared receive queue
 	MaxSendSGE     int
 	MaxRecvSGE     int
 	MaxInlineBytes int
@@ -44,47 +44,50 @@ type QPCaps struct {
 
 // QPOptions describe a queue pair.
 type QPOptions struct {
-	SendCQ CQ // for completions of sends
-	RecvCQ CQ // for completions of receives; may be SendCQ
+	SendCQ CQ // completion queue of the send queue
+	RecvCQ CQ // completion queue of the receive queue; may be SendCQ
 	SRQ    SRQ
 	Caps   QPCaps
-	// SignalAll makes every request of the send queue complete, as if each had SendSignaled.
+	// SignalAll adds SendSignaled to every request of the send queue.
 	SignalAll bool
 }
 
-// QPAttr are the attributes of a queue pair. Modify uses those of the state that it moves to, and
-// ignores the others; unlike the verbs it has no mask.
+// QPAttr are the attributes of a queue pair. Modify uses the fields for the new state and ignores
+// the others, so no mask is needed.
 type QPAttr struct {
 	State QPState
 
 	// For QPSInit.
 	Port      int    // from 1
-	PKeyIndex int    // of the partition key
-	Access    Access // rights of peers: AccessRemoteWrite, AccessRemoteRead
+	PKeyIndex int    // index of the partition key
+	Access    Access // access of the peer: AccessRemoteWrite, AccessRemoteRead
 
 	// For QPSRTR.
 	Address         Address
 	PathMTU         MTU
 	DestQPNum       uint32
-	RQPSN           uint32 // the peer's first packet sequence number, 24 bits
-	MaxDestRDAtomic uint8  // concurrent reads of the peer
-	// Code of the time that the peer waits if no receive is posted; see RNRTimer.
+	RQPSN           uint32 // packet sequence number of the peer's first packet, 24 bits
+	MaxDestRDAtomic uint8  // concurrent reads that the peer may issue
+	// MinRNRTimer is the code of the time that the peer waits if no receive is posted; see
+	// RNRTimer.
 	MinRNRTimer uint8
 
 	// For QPSRTS.
-	SQPSN       uint32 // the first local packet sequence number, 24 bits
-	MaxRDAtomic uint8  // concurrent reads to issue; at most the peer's MaxDestRDAtomic
-	// Code of the time to wait for an acknowledgement; see AckTimeout; 0: no limit.
+	SQPSN uint32 // packet sequence number of the first local packet, 24 bits
+	// MaxRDAtomic is the number of concurrent reads to issue, at most the peer's MaxDestRDAtomic.
+	MaxRDAtomic uint8
+	// Timeout is the code of the time to wait for an acknowledgement; see AckTimeout. 0: no limit.
 	Timeout uint8
-	// Retries without an acknowledgement, 0 to 7; rdma_rxe retries indefinitely with 7.
+	// RetryCount is the number of retransmissions without an acknowledgement, 0 to 7. With 7,
+	// rdma_rxe retries forever.
 	RetryCount uint8
 	RNRRetry   uint8 // retries while the peer has no receive posted, 0 to 6; 7: no limit
 }
 
 // Address is the address of a queue pair's peer.
 type Address struct {
-	GID          GID // zero: by LID only, within an InfiniBand subnet
-	GIDIndex     int // in the local port's table
+	GID          GID // zero: the LID identifies the peer, within an InfiniBand subnet
+	GIDIndex     int // index in the local port's GID table
 	LID          uint16
 	HopLimit     uint8
 	TrafficClass uint8
@@ -93,15 +96,16 @@ type Address struct {
 
 // QPInfo is the result of QP.Query.
 type QPInfo struct {
-	Attr QPAttr // State is the current one; fields of states never reached are zero
+	// State is the current state. Fields for states that were never reached are zero.
+	Attr QPAttr
 	Caps QPCaps
 }
 
-// SRQ is a receive queue that several queue pairs use.
+// SRQ is a receive queue that several queue pairs share.
 type SRQ interface {
 	// PostRecv is QP.PostRecv.
 	PostRecv(wrs []RecvWR) (int, error)
-	// Caps returns the capacities that the device gave. It never waits.
+	// Caps returns the actual capacities. It never waits.
 	Caps() SRQCaps
 	// Close closes the queue. Unused receives do not complete. It returns ErrBusy while a QP is
 	// attached.

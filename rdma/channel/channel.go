@@ -13,30 +13,31 @@ import (
 
 // Options are the options of a channel. NIC is required.
 type Options struct {
-	// NIC is the NIC with the memory of requests. The caller owns it.
+	// NIC is the NIC that transfers the data. Its registry has the memory that requests use. The
+	// caller closes it.
 	NIC *registry.Registry
-	// Connect has the options of connections, such as port and GID. Port zero: the first active
-	// port with its best GID and its MTU, chosen by rdma.FindPort.
+	// Connect has the options for connections, such as port and GID. If Port is zero, rdma.FindPort
+	// chooses the port, the GID and the MTU.
 	Connect rdma.ConnectOptions
 	// Pairs is the number of queue pairs. They share a completion queue. Default 1.
 	Pairs int
-	// Depth is the number of outstanding requests of a queue pair. Default 1. It is limited to that
-	// of the device.
+	// Depth is the maximum number of outstanding requests of a queue pair. Default 1. The limit of
+	// the device applies.
 	Depth int
-	// Receives is the number of receives of a queue pair. They complete in a queue of their own.
-	// Default: none.
+	// Receives is the maximum number of posted receives of a queue pair. Their completions go to a
+	// separate completion queue. Default: none.
 	Receives int
-	// SGEs is the maximum number of scatter-gather entries of a request. Default 1. It is limited
-	// to that of the device.
+	// SGEs is the maximum number of scatter-gather entries of a request. Default 1. The limit of
+	// the device applies.
 	SGEs int
-	// OnFailure is called for failures that completions may not report: of the device, a completion
-	// queue or a queue pair. It must not block. It may be called once more after Close has
-	// returned. Nil: not called.
+	// OnFailure is called for failures of the device, a completion queue or a queue pair that no
+	// completion reports. It must not block. One call may still begin after Close has returned.
+	// Optional.
 	OnFailure func(error)
 }
 
-// Channel is a set of queue pairs of one NIC with a completion queue. Its fields are set by Open
-// and must not be changed.
+// Channel is a set of queue pairs of one NIC that share a completion queue. Open sets its fields;
+// they must not be changed.
 type Channel struct {
 	Pairs        []*Pair
 	CQ           rdma.CQ // for completions of requests; pass each one to Completed
@@ -52,9 +53,9 @@ type Channel struct {
 	unwatch        func()
 }
 
-// Open creates completion queues and unconnected queue pairs. It returns ErrInvalid for invalid
-// options, ErrBroken if the port is not active, and errors of the verbs. After an error everything
-// is closed.
+// Open creates the completion queues and unconnected queue pairs. It returns ErrInvalid for invalid
+// options, ErrBroken if the port is not active, and errors of the verbs. On error it closes all
+// objects that it created.
 func Open(o Options) (*Channel, error) {
 	if o.NIC == nil || min(o.Pairs, o.Depth, o.Receives, o.SGEs) < 0 || o.Pairs > MaxPairs {
 		return nil, fmt.Errorf("open channel of %d queue pairs, %d requests deep: %w", o.Pairs, o.Depth, errdefs.ErrInvalid)
@@ -68,12 +69,13 @@ func Open(o Options) (*Channel, error) {
 		return c, nil
 	}
 	if closeErr := c.Close(); closeErr != nil {
-		err = errors.Join(err, closeErr, c.Close()) // retry, since no caller has the channel
+		// close again: a close may fail once, and the caller has no channel to close
+		err = errors.Join(err, closeErr, c.Close())
 	}
 	return nil, fmt.Errorf("open channel of NIC %s: %w", o.NIC.Name(), err)
 }
 
-// findPort chooses the port if none is given and records its maximum message.
+// findPort chooses the port if the options have none and records the port's maximum message length.
 func (c *Channel) findPort() error {
 	dev := c.nic.Device()
 	if c.connect.Port == 0 {
@@ -94,7 +96,8 @@ func (c *Channel) open(o *Options) (err error) {
 	dev, pairs := c.nic.Device(), max(o.Pairs, 1)
 	info := dev.Info()
 	c.sges, c.sgesRead = max(min(o.SGEs, info.MaxSGE), 1), max(min(o.SGEs, info.MaxSGERead), 1)
-	// A full completion queue is lost, and a failure completes every request.
+	// A completion queue that overflows is lost, and a failure completes every outstanding request.
+	// The queue therefore needs one entry for each request.
 	c.Depth = min(max(o.Depth, 1), info.MaxQPWR, info.MaxCQE/pairs)
 	if c.events, err = dev.CreateCompChannel(); err != nil {
 		return err
@@ -128,7 +131,7 @@ func (c *Channel) open(o *Options) (err error) {
 	return nil
 }
 
-// reportFailure calls alarm if e is a failure of the channel's objects.
+// reportFailure calls onFailure if e reports a failure of one of the channel's objects.
 func (c *Channel) reportFailure(e rdma.AsyncEvent, onFailure func(error)) {
 	switch e.Type {
 	case rdma.EventDeviceFatal:
@@ -140,7 +143,7 @@ func (c *Channel) reportFailure(e rdma.AsyncEvent, onFailure func(error)) {
 		if !slices.ContainsFunc(c.Pairs, func(p *Pair) bool { return p.QP.Num() == e.QPNum }) {
 			return
 		}
-	default: // other events are no failures, or completions report them
+	default: // other events are not failures, or a completion reports them
 		return
 	}
 	onFailure(fmt.Errorf("NIC %s: %s", c.nic.Name(), e.Type))
@@ -154,15 +157,15 @@ func (c *Channel) MaxSGE(o rdma.WROpcode) int {
 	return c.sges
 }
 
-// Wait waits for a completion since CQ.RequestNotify. Its errors are those of
+// Wait waits for a completion that arrives after CQ.RequestNotify. It returns the errors of
 // rdma.CompChannel.Wait. It must not be called during or after Close.
 func (c *Channel) Wait(ctx context.Context) error {
 	_, err := c.events.Wait(ctx)
 	return err
 }
 
-// Outstanding returns the number of requests of all queue pairs that are not known to have
-// completed.
+// Outstanding returns the number of requests of all queue pairs for which no completion was
+// processed.
 func (c *Channel) Outstanding() (n uint64) {
 	for _, p := range c.Pairs {
 		n += p.Outstanding()
@@ -170,9 +173,9 @@ func (c *Channel) Outstanding() (n uint64) {
 	return n
 }
 
-// Close closes the queue pairs and the completion queues. It forgets outstanding requests: if it
-// returns nil, none of them touches memory any more. It returns the errors of the verbs, ErrBusy
-// while bytes are on their way, and may be called again.
+// Close closes the queue pairs and the completion queues. Completions of outstanding requests are
+// lost. If Close returns nil, no request accesses memory any more. It returns the errors of the
+// verbs, and ErrBusy while a transfer is in progress. The caller may retry it.
 func (c *Channel) Close() error {
 	c.unwatch()
 	for i, v := range slices.Backward(c.opened) {

@@ -2,17 +2,17 @@
 //
 // # Model
 //
-// A Channel is a completion queue with queue pairs that complete there. Each has an Endpoint.
-// Connect connects it to another Endpoint: of the same process, of another host, or its own for a
-// loopback. Requests are numbered in the order of posting. Completed returns the queue pair and the
-// request of a completion.
+// A Channel has one completion queue and several queue pairs that use it. Each queue pair has an
+// Endpoint. Connect connects it to the Endpoint of another queue pair, on this or another host, or
+// to its own Endpoint for a loopback. Requests are numbered in the order of posting. Completed
+// returns the queue pair and the request of a completion.
 //
-// Stop stops a queue pair that failed or whose requests are no longer wanted. It moves it to the
-// error state, where its requests complete as flushed, and after a while to reset, where it no
-// longer touches memory. Then it may be connected again.
+// Stop stops a queue pair after a failure or to cancel its requests. It moves the queue pair to the
+// error state, where its requests complete as flushed. After a delay it resets the queue pair,
+// which then no longer accesses memory and can be connected again.
 //
 // # Concurrency
 //
-// Wait, the queues and the fields of a channel are safe for concurrent use. Everything else is for
-// one goroutine at a time. Only Wait waits for the network or for completions.
+// Wait, the queues and the fields of a channel are safe for concurrent use. All other methods must
+// be called by one goroutine at a time. Only Wait blocks on the network or on completions.
 package channel

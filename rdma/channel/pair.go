@@ -6,7 +6,7 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// A work request ID has the index of the queue pair and the number of the request.
+// A work request ID consists of the index of the queue pair and the request's sequence number.
 const (
 	seqBits = 48
 	seqMask = 1<<seqBits - 1
@@ -17,29 +17,31 @@ const MaxPairs = 1 << (64 - seqBits)
 
 // Pair is a queue pair of a channel.
 type Pair struct {
-	QP       rdma.QP       // for its receives and queries; requests use Post
-	Endpoint rdma.Endpoint // data for the peer, as of Open
+	QP rdma.QP // receives and queries use it directly; requests use Post
+	// Endpoint is the address that the peer connects to. It is the state at the time of Open.
+	Endpoint rdma.Endpoint
 
-	channel      *Channel
-	index        uint64
-	posted, done uint64    // number of posted requests, and of those known to have completed
+	channel *Channel
+	index   uint64
+	// number of posted requests, and of requests known to have completed
+	posted, done uint64
 	stopped      time.Time // time of the move to QPSErr, or zero
 }
 
-// Connect connects the queue pair, which is new or reset by Stop, to an endpoint, possibly its own.
-// If it fails, the caller closes the channel.
+// Connect connects a new or reset queue pair to an endpoint, possibly its own. On error the caller
+// closes the channel.
 func (p *Pair) Connect(to rdma.Endpoint) error {
 	return rdma.Connect(p.channel.nic.Device(), p.QP, p.channel.connect, to)
 }
 
-// Posted returns the number of posted requests, which is the number of the next one.
+// Posted returns the number of posted requests. The next request has this number.
 func (p *Pair) Posted() uint64 { return p.posted }
 
 // Outstanding returns the number of requests that are not known to have completed.
 func (p *Pair) Outstanding() uint64 { return p.posted - p.done }
 
-// Post posts wrs like rdma.QP.PostSend. It sets WRID to the number of the request. A request
-// without a completion has completed when a later one has.
+// Post posts wrs like rdma.QP.PostSend and sets WRID to the number of each request. A request that
+// does not ask for a completion counts as completed when a later one completes.
 func (p *Pair) Post(wrs []rdma.SendWR) (int, error) {
 	for i := range wrs {
 		wrs[i].WRID = p.index<<seqBits | (p.posted+uint64(i))&seqMask
@@ -50,12 +52,12 @@ func (p *Pair) Post(wrs []rdma.SendWR) (int, error) {
 }
 
 // Completed processes a completion from Poll. It returns the index of the queue pair in Pairs, the
-// number of the request, and the number of requests that completed with it, including itself; that
-// is zero if the request is no longer outstanding.
+// number of the request, and the number of requests that this completion covers, including the
+// request itself. The last result is zero if an earlier completion already covered the request.
 func (c *Channel) Completed(wc *rdma.WC) (index int, seq, over uint64) {
 	i := wc.WRID >> seqBits
 	if i >= uint64(len(c.Pairs)) {
-		return 0, 0, 0 // no request of this channel has this number
+		return 0, 0, 0 // not a request of this channel
 	}
 	p := c.Pairs[i]
 	ahead := (wc.WRID - p.done) & seqMask
@@ -68,10 +70,10 @@ func (c *Channel) Completed(wc *rdma.WC) (index int, seq, over uint64) {
 }
 
 // Stop cancels the outstanding requests of a connected queue pair without waiting. The first call
-// moves it to QPSErr, where its requests complete as flushed. A call after the time flush moves it
-// to QPSReset. Stop returns the time until then, or zero when the queue pair is reset: nothing is
-// outstanding then, and it no longer touches memory. Two steps are necessary because packets may be
-// on their way, and rdma_rxe fails if one arrives during a reset (see rdma.QP.Modify).
+// moves the queue pair to QPSErr, where its requests complete as flushed. A call after the duration
+// flush moves it to QPSReset. Stop returns the time until that call is due, or zero if the queue
+// pair is reset: then no request is outstanding and memory is no longer accessed. The two steps are
+// necessary because rdma_rxe fails if a packet arrives during a reset (see rdma.QP.Modify).
 func (p *Pair) Stop(flush time.Duration) (wait time.Duration, err error) {
 	if p.stopped.IsZero() {
 		if err := p.QP.Modify(rdma.QPAttr{State: rdma.QPSErr}); err != nil {

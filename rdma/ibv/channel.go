@@ -47,7 +47,7 @@ func (d *Device) CreateCompChannel() (rdma.CompChannel, error) {
 func (c *CompChannel) Wait(ctx context.Context) (rdma.CQ, error) {
 	var q *CQ
 	err := c.events.wait(ctx, func() (bool, error) {
-		for q == nil { // an event of a queue that is being closed is dropped
+		for q == nil { // events of a queue that is being closed are dropped
 			native, errno := c.dev.api.GetCQEvent(c.native)
 			if errno == unix.EAGAIN {
 				return false, nil
@@ -55,7 +55,7 @@ func (c *CompChannel) Wait(ctx context.Context) (rdma.CQ, error) {
 			if err := check(errno, "ibv_get_cq_event", "device=%s", c.dev.info.Name); err != nil {
 				return false, err
 			}
-			// The queue exists until the event is acknowledged.
+			// The library keeps the queue alive until the event is acknowledged.
 			q = c.dev.cqOf(native)
 			c.dev.api.AckCQEvents(native, 1)
 		}

@@ -12,9 +12,9 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// pollRoom is the maximum number of completions of one library call. It makes the cost of the call
-// negligible.
-const pollRoom = 128
+// pollBatch is the maximum number of completions of one library call. At this size the cost of the
+// call is negligible.
+const pollBatch = 128
 
 // CQ implements rdma.CQ.
 type CQ struct {
@@ -25,7 +25,7 @@ type CQ struct {
 	entries int
 
 	mu     sync.Mutex
-	buffer *ibverbs.WCArray // completions of a poll; guarded by mu
+	buffer *ibverbs.WCArray // buffer for polled completions; guarded by mu
 }
 
 // CreateCQ implements rdma.Device.
@@ -57,7 +57,7 @@ func (d *Device) createCQ(o rdma.CQOptions) (*CQ, error) {
 	if err := adoptAll(parents); err != nil {
 		return nil, err
 	}
-	buffer, err := ibverbs.NewWCArray(min(o.Entries, pollRoom))
+	buffer, err := ibverbs.NewWCArray(min(o.Entries, pollBatch))
 	if err != nil {
 		releaseAll(parents)
 		return nil, err
@@ -71,7 +71,7 @@ func (d *Device) createCQ(o rdma.CQOptions) (*CQ, error) {
 	q.open("completion queue of %s", d.info.Name)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.cqs[native] = q // before RequestNotify can cause an event
+	d.cqs[native] = q // must precede RequestNotify, which can cause an event
 	return q, nil
 }
 
@@ -148,12 +148,12 @@ func (q *CQ) Entries() int { return q.entries }
 // Close implements rdma.CQ.
 func (q *CQ) Close() error {
 	return q.close(func() error {
-		// The library waits here until all events of the queue are acknowledged. Readers need the
-		// queue in the map until then.
+		// ibv_destroy_cq waits until all events of the queue are acknowledged. Until then, event
+		// readers look up the queue in the map.
 		return check(q.dev.api.DestroyCQ(q.native), "ibv_destroy_cq", "entries=%d", q.entries)
 	}, func() error {
 		q.dev.mu.Lock()
-		if q.dev.cqs[q.native] == q { // else another queue has this address now
+		if q.dev.cqs[q.native] == q { // otherwise another queue now has this address
 			delete(q.dev.cqs, q.native)
 		}
 		q.dev.mu.Unlock()

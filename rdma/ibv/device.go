@@ -26,7 +26,7 @@ type Device struct {
 	retries  *atomic.Int64 // see Provider.ConnectRetries
 
 	mu  sync.Mutex
-	cqs map[ibverbs.CQ]*CQ // open completion queues, for events
+	cqs map[ibverbs.CQ]*CQ // open completion queues by native handle, to find the queue of an event
 }
 
 func openDevice(p *Provider, dev ibverbs.Device, devName string) (*Device, error) {
@@ -133,7 +133,7 @@ func (d *Device) WaitEvent(ctx context.Context) (rdma.AsyncEvent, error) {
 		if err := check(errno, "ibv_get_async_event", "device=%s", d.info.Name); err != nil {
 			return false, err
 		}
-		// The event's object exists until the event is acknowledged.
+		// The library keeps the event's object alive until the event is acknowledged.
 		event = d.asyncEvent(e)
 		d.api.AckAsyncEvent(e)
 		return true, nil
@@ -157,7 +157,7 @@ func (d *Device) asyncEvent(e ibverbs.AsyncEvent) rdma.AsyncEvent {
 	case rdma.EventPortActive, rdma.EventPortErr, rdma.EventLIDChange, rdma.EventPKeyChange, rdma.EventSMChange,
 		rdma.EventClientReregister, rdma.EventGIDChange:
 		event.Port = int(int32(uint32(e.Element)))
-	default: // of the whole device, or unknown
+	default: // events of the whole device, and unknown ones
 	}
 	return event
 }

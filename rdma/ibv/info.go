@@ -48,9 +48,9 @@ func deviceInfo(device string, a *ibverbs.DeviceAttr) rdma.DeviceInfo {
 	}
 }
 
-// Lanes by active_width, and gigabits per second and lane by active_speed. Both are single bits
-// (InfiniBand specification, PortInfo). Ethernet devices report the combination nearest to their
-// rate.
+// Number of lanes by active_width, and gigabits per second of one lane by active_speed. Both are
+// single bits (InfiniBand specification, PortInfo). Ethernet devices report the combination nearest
+// to their rate.
 var (
 	lanes       = map[uint8]float64{1: 1, 2: 4, 4: 8, 8: 12, 16: 2}
 	gbpsPerLane = map[uint8]float64{1: 2.5, 2: 5, 4: 10, 8: 10, 16: 14, 32: 25, 64: 50, 128: 100}

@@ -11,7 +11,7 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// Attributes that each step of a reliable connection sets, as required by ibv_modify_qp(3).
+// Attribute masks of each step of a reliable connection, as required by ibv_modify_qp(3).
 const (
 	maskInit = ibverbs.MaskState | ibverbs.MaskPKeyIndex | ibverbs.MaskPort | ibverbs.MaskAccessFlags
 	maskRTR  = ibverbs.MaskState | ibverbs.MaskAV | ibverbs.MaskPathMTU | ibverbs.MaskDestQPN | ibverbs.MaskRQPSN |
@@ -21,16 +21,16 @@ const (
 	maskQuery = maskInit | maskRTR | maskRTS | ibverbs.MaskCap
 )
 
-// Limits of fields by the protocol or the specification.
+// Limits of attributes by the protocol.
 const (
 	max24Bits = 1<<24 - 1
 	maxTimer  = 31
 	maxRetry  = 7
 )
 
-// resolveTries is the number of attempts to move a queue pair to QPSRTR if that fails with
-// ETIMEDOUT. The kernel resolves the peer's link address for it and gives up after a second if
-// packets are lost. The queue pair is unchanged then.
+// resolveTries is the maximum number of attempts to move a queue pair to QPSRTR that fail with
+// ETIMEDOUT. In this step the kernel resolves the peer's link address, and it gives up after a
+// second if packets are lost. The queue pair is then unchanged.
 const resolveTries = 4
 
 // Modify implements rdma.QP.
@@ -42,7 +42,7 @@ func (q *QP) Modify(a rdma.QPAttr) error {
 		return fail(err)
 	}
 	defer q.endCall()
-	// Held during the call, so that steps and recorded attributes have the same order.
+	// The lock covers the native call so that recorded attributes have the order of the steps.
 	q.modify.Lock()
 	defer q.modify.Unlock()
 	from := rdma.QPState(q.state.Load())
@@ -69,8 +69,8 @@ func (q *QP) Modify(a rdma.QPAttr) error {
 	return nil
 }
 
-// checkStep returns an error for a step that the specification does not have, although the library
-// or a device may accept it.
+// checkStep returns an error for a transition that the specification does not permit, even if the
+// library or a device accepts it.
 func checkStep(from, to rdma.QPState) error {
 	ok := false
 	switch to {
@@ -92,8 +92,8 @@ func checkStep(from, to rdma.QPState) error {
 	return nil
 }
 
-// set writes the attributes of the step to a.State to native, and the resulting attributes to next.
-// It returns the mask of the step.
+// set writes the attributes for the step to a.State to native and the resulting attributes to next.
+// It returns the attribute mask of the step.
 func (q *QP) set(native *ibverbs.QPAttr, next, a *rdma.QPAttr) (int32, error) {
 	switch a.State {
 	case rdma.QPSReset:
@@ -141,8 +141,8 @@ func addressOf(a *rdma.Address, port uint8) ibverbs.AHAttr {
 	return ah
 }
 
-// Query implements rdma.QP. The state is that of the device. The attributes are those set by
-// Modify, since devices return advanced sequence numbers.
+// Query implements rdma.QP. The state is read from the device. The attributes are those set by
+// Modify, because devices return advanced sequence numbers.
 func (q *QP) Query() (rdma.QPInfo, error) {
 	if err := q.beginCall(); err != nil {
 		return rdma.QPInfo{}, err

@@ -53,8 +53,7 @@ func (p *PD) RegDMABufMR(e mem.Extent, fd int, off int64, o rdma.MROptions) (rdm
 	})
 }
 
-// register checks the options of both ways of registering and creates the region from the result of
-// reg.
+// register checks the options and creates the region with reg. Both registration methods use it.
 func (p *PD) register(e mem.Extent, o *rdma.MROptions, reg func(iova uint64) (ibverbs.Registration, error)) (rdma.MR, error) {
 	fail := func(err error) (rdma.MR, error) {
 		return nil, fmt.Errorf("register memory with %s: %w", p.what, err)
@@ -76,8 +75,8 @@ func (p *PD) register(e mem.Extent, o *rdma.MROptions, reg func(iova uint64) (ib
 	return m, nil
 }
 
-// registerError returns an error with the likely cause of a failed registration, or nil if errno is
-// zero.
+// registerError returns the error of a failed registration with its likely cause, or nil if errno
+// is zero.
 func registerError(e mem.Extent, addr, iova uint64, access rdma.Access, errno syscall.Errno) error {
 	if errno == 0 {
 		return nil
@@ -106,7 +105,7 @@ func registerError(e mem.Extent, addr, iova uint64, access rdma.Access, errno sy
 	return err
 }
 
-// peerMemory reports whether a module that gives devices access to GPU memory is loaded, under its
+// peerMemory reports whether the kernel module for NIC access to GPU memory is loaded, under its
 // current or former name.
 func peerMemory() bool {
 	for _, module := range []string{"nvidia_peermem", "nv_peer_mem"} {
@@ -117,7 +116,8 @@ func peerMemory() bool {
 	return false
 }
 
-// lockedMemoryLimit returns a text with the limit on locked memory, or an empty one.
+// lockedMemoryLimit returns a text with the limit on locked memory, or an empty string if there is
+// no limit.
 func lockedMemoryLimit() string {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); err != nil || limit.Cur == math.MaxUint64 {

@@ -11,15 +11,15 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// object is the state of a verbs object: whether it is open, and the number of its children.
+// object is the common state of verbs objects: whether it is open and its number of children.
 type object struct {
 	what string // for errors: "completion queue of rxe0"
 
-	// life is held shared during calls that use the native object, and exclusively by the call that
-	// frees it.
+	// life is held shared during calls that use the native object, and exclusively while the object
+	// is freed.
 	life     sync.RWMutex
 	closed   bool
-	children atomic.Int64 // changed with life held at least shared
+	children atomic.Int64 // changed with life held shared or exclusively
 }
 
 // open marks o as open.
@@ -28,7 +28,8 @@ func (o *object) open(format string, args ...any) {
 	leak.Add(leak.Handles, 1)
 }
 
-// beginCall begins a call, endCall ends it.
+// beginCall starts a use of the native object. The caller must call endCall afterwards. It returns
+// ErrClosed for a closed object.
 func (o *object) beginCall() error {
 	o.life.RLock()
 	if o.closed {
@@ -40,7 +41,7 @@ func (o *object) beginCall() error {
 
 func (o *object) endCall() { o.life.RUnlock() }
 
-// adopt adds a child to o until release.
+// adopt adds a child to o. release removes it.
 func (o *object) adopt() error {
 	if err := o.beginCall(); err != nil {
 		return err
@@ -52,8 +53,8 @@ func (o *object) adopt() error {
 
 func (o *object) release() { o.children.Add(-1) }
 
-// close closes o. free frees the native object; if it fails, o stays open. Otherwise o is closed
-// whatever tidy returns. close returns nil for a closed object.
+// close closes o. If free, which frees the native object, returns an error, o stays open. Otherwise
+// o is closed even if tidy returns an error. For a closed object, close returns nil.
 func (o *object) close(free, tidy func() error) error {
 	o.life.Lock()
 	defer o.life.Unlock()
@@ -74,7 +75,7 @@ func (o *object) close(free, tidy func() error) error {
 	return nil
 }
 
-// adoptAll adopts all parents or none. A parent that is given twice is adopted twice.
+// adoptAll adds a child to all parents or to none. A parent that occurs twice gets two children.
 func adoptAll(parents []*object) error {
 	for i, p := range parents {
 		if err := p.adopt(); err != nil {
@@ -91,7 +92,7 @@ func releaseAll(parents []*object) {
 	}
 }
 
-// check returns the error of a verb that returned errno, or nil.
+// check returns the error of a verb that failed with errno, or nil if errno is zero.
 func check(errno syscall.Errno, call, format string, args ...any) error {
 	if errno == 0 {
 		return nil

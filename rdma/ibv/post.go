@@ -39,7 +39,7 @@ func (q *QP) PostSend(wrs []rdma.SendWR) (int, error) {
 		return 0, err
 	}
 	defer q.endCall()
-	// Providers accept requests for an unconnected queue pair and lose them.
+	// Providers accept requests for an unconnected queue pair and never execute them.
 	if s := rdma.QPState(q.state.Load()); s != rdma.QPSRTS && s != rdma.QPSErr {
 		return 0, fmt.Errorf("post to %s: it is in state %s: %w", q.what, s, errdefs.ErrInvalid)
 	}
@@ -50,8 +50,8 @@ func (q *QP) PostSend(wrs []rdma.SendWR) (int, error) {
 	return n, nil
 }
 
-// postSend posts wrs with one call. It holds mu during the call, since the chain is in use and
-// chains must not be mixed.
+// postSend posts wrs with one call. It holds mu during the call because the chain is shared and
+// requests of concurrent calls must not be interleaved.
 func (q *QP) postSend(wrs []rdma.SendWR) (int, error) {
 	s := &q.send
 	s.mu.Lock()
@@ -66,7 +66,8 @@ func (q *QP) postSend(wrs []rdma.SendWR) (int, error) {
 	return n, refused
 }
 
-// fill writes wrs to the chain. If it stops early, it returns the error of the next request.
+// fill writes wrs to the chain. If it stops early, it returns the error of the first request that
+// it did not write.
 func (s *sender) fill(wrs []rdma.SendWR) error {
 	for i := range wrs {
 		if err := s.check(&wrs[i]); err != nil {
@@ -90,7 +91,7 @@ func (s *sender) add(w *rdma.SendWR) (*ibverbs.SendWR, []ibverbs.SGE) {
 	return s.chain.Add(len(w.SGEs))
 }
 
-// check returns an error for requests that not every provider checks.
+// check returns an error for an invalid request that some providers would accept.
 func (s *sender) check(w *rdma.SendWR) error {
 	entries, inline := s.maxSGE, 0
 	switch {

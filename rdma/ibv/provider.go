@@ -24,7 +24,7 @@ type Provider struct {
 	api *ibverbs.API
 
 	mu      sync.Mutex
-	retries map[string]*atomic.Int64 // by device, see ConnectRetries
+	retries map[string]*atomic.Int64 // number of retries by device; see ConnectRetries
 }
 
 var (
@@ -86,7 +86,7 @@ func (p *Provider) Open(device string) (rdma.Device, error) {
 // ConnectRetries implements rdma.RetryCounter.
 func (p *Provider) ConnectRetries(device string) int64 { return p.retriesOf(device).Load() }
 
-// retriesOf returns the retry counter of a device, which all its users share.
+// retriesOf returns the retry counter of a device. All users of the device share it.
 func (p *Provider) retriesOf(device string) *atomic.Int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -102,7 +102,7 @@ func (p *Provider) Close() error {
 	return p.close(nothing, nothing)
 }
 
-// list calls use with the list of devices. The list is not empty and is valid until use returns.
+// list calls use with the list of devices, which is not empty. The list is valid until use returns.
 func (p *Provider) list(use func(ibverbs.DeviceList) error) error {
 	if err := p.beginCall(); err != nil {
 		return err
@@ -119,8 +119,8 @@ func (p *Provider) list(use func(ibverbs.DeviceList) error) error {
 	return use(l)
 }
 
-// noDevices returns an error with the reason why there is no device. The errno distinguishes a
-// kernel without RDMA from one without devices.
+// noDevices returns the error for a machine without a device. errno distinguishes a kernel without
+// RDMA support from one without devices.
 func noDevices(errno syscall.Errno) error {
 	const call = "ibv_get_device_list"
 	switch errno {
@@ -141,7 +141,8 @@ func (p *Provider) names(l ibverbs.DeviceList) []string {
 	return names
 }
 
-// ownObject returns v as an object of this package and of d, or an error with the expected type.
+// ownObject returns v if it has type T and belongs to d. Otherwise it returns an error that names
+// the expected object.
 func ownObject[T interface{ deviceOf() *Device }](d *Device, v any, what string) (T, error) {
 	own, ok := v.(T)
 	if !ok || own.deviceOf() != d {

@@ -21,10 +21,10 @@ type QP struct {
 	caps    rdma.QPCaps
 	shared  bool // receives come from a shared queue
 
-	// state is the last state set by Modify. The device may have moved to QPSErr by itself.
+	// state is the last state set by Modify. After a failure the device may be in QPSErr instead.
 	state atomic.Uint32
 
-	modify sync.Mutex  // serializes steps
+	modify sync.Mutex  // serializes Modify
 	attr   rdma.QPAttr // attributes set since QPSReset; guarded by modify
 
 	send sender
@@ -81,7 +81,7 @@ func (d *Device) checkQPCaps(o rdma.QPOptions) error {
 	if o.SRQ != nil {
 		recvs = 0
 	}
-	// A device reports its limit of inline bytes only by refusing more.
+	// The device does not report its limit of inline bytes. Creating a queue pair with more fails.
 	inline := error(nil)
 	if o.Caps.MaxInlineBytes < 0 {
 		inline = fmt.Errorf("%d bytes inline: %w", o.Caps.MaxInlineBytes, errdefs.ErrInvalid)

@@ -54,7 +54,7 @@ func (p *PD) createSRQ(caps rdma.SRQCaps) (*SRQ, error) {
 	return q, nil
 }
 
-// within returns an error if a capacity is out of range.
+// within returns an error unless least <= v <= most.
 func within(what string, v, least, most int) error {
 	if v < least || v > most {
 		return fmt.Errorf("%d %s: must be %d to %d: %w", v, what, least, most, errdefs.ErrInvalid)
@@ -113,8 +113,9 @@ func (r *receiver) free() error {
 	return r.chain.Free()
 }
 
-// post posts wrs with one call of native, the function called name. It holds mu during the call,
-// since the chain is in use and chains must not be mixed.
+// post posts wrs with one call of native. name is the C function's name, for errors. It holds mu
+// during the call because the chain is shared and requests of concurrent calls must not be
+// interleaved.
 func (r *receiver) post(wrs []rdma.RecvWR, name string, native func(*ibverbs.RecvChain) (int, syscall.Errno)) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -127,7 +128,8 @@ func (r *receiver) post(wrs []rdma.RecvWR, name string, native func(*ibverbs.Rec
 	return n, refused
 }
 
-// fill writes wrs to the chain. If it stops early, it returns the error of the next request.
+// fill writes wrs to the chain. If it stops early, it returns the error of the first request that
+// it did not write.
 func (r *receiver) fill(wrs []rdma.RecvWR) error {
 	for i := range wrs {
 		if n := len(wrs[i].SGEs); n > r.maxSGE {

@@ -18,15 +18,15 @@ import (
 type watch struct {
 	file *os.File
 	conn syscall.RawConn
-	// lock has one element while no call waits: the file has one deadline, so it serves one context
-	// at a time.
+	// lock is a semaphore with one element. The file has only one deadline, so only one call may
+	// wait at a time.
 	lock   chan struct{}
 	closed atomic.Bool
 }
 
-// newWatch watches fd, which becomes non-blocking. The library still closes it.
+// newWatch watches fd and makes it non-blocking. The library still owns fd and closes it.
 func newWatch(fd int, what string) (*watch, error) {
-	// The runtime closes the file's descriptor, so the file needs its own.
+	// The Go runtime closes the file's descriptor, so the file needs a duplicate.
 	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("duplicate descriptor of %s: %w", what, err)
@@ -35,7 +35,7 @@ func newWatch(fd int, what string) (*watch, error) {
 		return nil, errors.Join(fmt.Errorf("make descriptor of %s non-blocking: %w", what, err), unix.Close(own))
 	}
 	file := os.NewFile(uintptr(own), what)
-	// A descriptor that cannot be polled has no deadlines.
+	// Setting a deadline fails if the descriptor cannot be polled.
 	if err := file.SetReadDeadline(time.Time{}); err != nil {
 		return nil, errors.Join(fmt.Errorf("watch %s: %w", what, err), file.Close())
 	}
@@ -48,8 +48,8 @@ func newWatch(fd int, what string) (*watch, error) {
 	return w, nil
 }
 
-// wait calls read, which must not block, whenever the descriptor may be readable, until read is
-// done or fails. It returns the cause of ctx when that ends, and ErrClosed after close.
+// wait calls read whenever the descriptor may be readable, until read returns true or an error.
+// read must not block. wait returns the cause of ctx when ctx ends, and ErrClosed after close.
 func (w *watch) wait(ctx context.Context, read func() (done bool, err error)) error {
 	select {
 	case <-w.lock:
@@ -61,7 +61,7 @@ func (w *watch) wait(ctx context.Context, read func() (done bool, err error)) er
 	interrupted := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(interrupted)
-		// It fails only for a closed file, which ends the wait too.
+		// The error is ignored: it occurs only for a closed file, which also ends the wait.
 		_ = w.file.SetReadDeadline(time.Unix(1, 0))
 	})
 	var failed error
@@ -71,14 +71,14 @@ func (w *watch) wait(ctx context.Context, read func() (done bool, err error)) er
 		return done || failed != nil
 	})
 	if !stop() {
-		// Reset the deadline, which was for this context only.
+		// Remove the deadline that interrupted this wait, so that it does not affect the next one.
 		<-interrupted
 		_ = w.file.SetReadDeadline(time.Time{})
 	}
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return context.Cause(ctx)
-	case err != nil && w.closed.Load(): // the error is internal to the runtime
+	case err != nil && w.closed.Load(): // the runtime's error is internal
 		return errdefs.ErrClosed
 	case err != nil:
 		return err
@@ -86,7 +86,7 @@ func (w *watch) wait(ctx context.Context, read func() (done bool, err error)) er
 	return failed
 }
 
-// close ends all waits. When it returns, read is no longer called. A second close returns nil.
+// close ends all waits. When it returns, read is no longer called. Further calls return nil.
 func (w *watch) close() error {
 	w.closed.Store(true)
 	if err := w.file.Close(); err != nil && !errors.Is(err, os.ErrClosed) {

@@ -25,12 +25,13 @@ type Options struct {
 	NICs    []NIC // 1 to MaxNICs
 	// Registry are the options for registering memory.
 	Registry registry.Options
-	// Flush makes writes of NICs visible to a device. Nil: they always are.
+	// Flush makes writes of NICs visible to a device. Nil: no flush is needed.
 	Flush func(device int) error
-	// Pinned allocates the memory that a queue reads bytes back to. Nil: plain host memory.
+	// Pinned allocates the memory for the reads after writes. Nil: pageable host memory.
 	Pinned Pinned
-	// Depth is the number of outstanding requests of a queue, MaxSGE the number of local pieces of
-	// a request. Default 512 and 16, or less if the NIC has less.
+	// Depth is the maximum number of outstanding requests of a queue. MaxSGE is the maximum number
+	// of scatter-gather entries of a request. Defaults 512 and 16, or the limit of the NIC if that
+	// is less.
 	Depth, MaxSGE int
 }
 
@@ -49,13 +50,13 @@ type NIC struct {
 const (
 	defaultDepth  = 512
 	defaultMaxSGE = 16
-	// requestBytes is the maximum length of a request, chainBytes of requests posted together.
-	// Shorter chains complete more often and show progress.
+	// requestBytes is the maximum length of one request. chainBytes is the maximum total length of
+	// requests posted together. A shorter chain reports progress more often.
 	requestBytes = 1 << 20
 	chainBytes   = 4 << 20
 )
 
-// NICs are the NICs of transfers. A nil *NICs has none. They are safe for concurrent use.
+// NICs are the NICs that transfers use. A nil *NICs has no NIC. It is safe for concurrent use.
 type NICs struct{ o Options }
 
 // New returns the NICs of o without opening them. It returns ErrInvalid for options out of range.
@@ -70,7 +71,7 @@ func New(o Options) (*NICs, error) {
 	return &NICs{o}, nil
 }
 
-// Names returns the NICs' names, in their order.
+// Names returns the names of the NICs in order.
 func (n *NICs) Names() (names []string) {
 	if n == nil {
 		return nil
@@ -81,8 +82,8 @@ func (n *NICs) Names() (names []string) {
 	return names
 }
 
-// ConnectRetries returns how often connecting a queue pair was retried because the peer's link
-// address was not resolved in time. Other users of the NICs count too.
+// ConnectRetries returns the number of connection retries because the peer's link address was not
+// resolved in time. It includes retries of other users of the NICs.
 func (n *NICs) ConnectRetries() (sum int64) {
 	for _, name := range n.Names() {
 		sum += n.o.Devices.ConnectRetries(name)
@@ -90,30 +91,32 @@ func (n *NICs) ConnectRetries() (sum int64) {
 	return sum
 }
 
-// Access rights of memory. They exclude PCIe relaxed ordering, so that the read after a write
-// returns after all of its bytes.
+// Access flags for memory. PCIe relaxed ordering is excluded, because a read after a write must
+// return after all written bytes are visible.
 const (
 	forPeers = rdma.AccessLocalWrite | rdma.AccessRemoteRead | rdma.AccessRemoteWrite
 	forUs    = rdma.AccessLocalWrite
 )
 
-// Domain is the memory and queues of one trust domain on all NICs. It is safe for concurrent use.
+// Domain has the memory and queues of one trust domain on all NICs. It is safe for concurrent use.
 type Domain struct {
 	o      *Options
 	access rdma.Access
 	set    *registry.Set
 	nics   []*registry.Registry
 
-	mu      sync.Mutex
-	scratch *mem.Region // memory to read back to; nil in domains that peers use
-	queues  int64       // number of queues opened
-	left    []*Queue    // queues that Leave could not close
+	mu sync.Mutex
+	// memory for the reads after writes; nil in domains that peers access
+	scratch *mem.Region
+	queues  int64 // number of queues opened
+	// queues that Retire could not close
+	left []*Queue
 }
 
-// Serve opens a domain whose memory peers read and write. The caller closes it.
+// Serve opens a domain whose memory peers may read and write. The caller closes it.
 func (n *NICs) Serve() (*Domain, error) { return n.open(forPeers) }
 
-// Use opens a domain whose queues send. Peers cannot reach its memory. The caller closes it.
+// Use opens a domain for queues that send. Peers cannot access its memory. The caller closes it.
 func (n *NICs) Use() (*Domain, error) { return n.open(forUs) }
 
 func (n *NICs) open(access rdma.Access) (_ *Domain, err error) {
@@ -155,9 +158,9 @@ func (plain) AllocHost(n int64) (*mem.Region, error) {
 
 func (plain) Free(r *mem.Region) error { return hostmem.Free(r.Bytes()) }
 
-// Register registers r with all NICs or with none and returns its key for each. Peers reach its
-// first byte near base, at the same offset within a page. It returns ErrExists for memory that
-// overlaps registered memory and ErrNotSupported for memory that no NIC reaches.
+// Register registers r with all NICs or with none and returns its key for each NIC. The key's
+// address is near base and has the same offset within a page as r. Register returns ErrExists for
+// memory that overlaps registered memory and ErrNotSupported for memory that no NIC can access.
 func (d *Domain) Register(r *mem.Region, base int64) ([]Key, error) {
 	page := uint64(os.Getpagesize())
 	at := uint64(base)/page*page + rdma.OwnAddr(mem.All(r))%page
@@ -180,11 +183,11 @@ func (d *Domain) Register(r *mem.Region, base int64) ([]Key, error) {
 	return keys, nil
 }
 
-// maxReason is the maximum length of a reason in bytes.
+// maxReason is the maximum length of the result of Reason in bytes.
 const maxReason = 512
 
-// Reason returns a text for peers about a failed registration: the verb, its errno and known
-// causes, but no addresses of this process.
+// Reason returns the text about a failed registration that is sent to peers: the verb, its errno
+// and known causes, but no addresses of this process.
 func Reason(err error) string {
 	var verb *rdma.Error
 	if !errors.As(err, &verb) {
@@ -196,19 +199,20 @@ func Reason(err error) string {
 	return text[:min(len(text), maxReason)]
 }
 
-// Unregister waits until r is not held and unregisters it. If it returns nil, no NIC reaches r
-// through this domain; otherwise the caller may retry. Memory that is not registered is no error.
+// Unregister waits until no lease has r and unregisters it. If it returns nil, no NIC can access r
+// through this domain; otherwise the caller may retry. It returns nil for memory that is not
+// registered.
 func (d *Domain) Unregister(ctx context.Context, r *mem.Region) error {
 	return registry.Unregister(ctx, d.nics, r)
 }
 
-// Lease is memory that stays registered until Release.
+// Lease keeps memory registered until Release.
 type Lease struct {
 	by map[*mem.Region]*registry.Memory
 }
 
-// Lease keeps the memory of the extents registered with a NIC. It returns ErrNotFound for memory
-// that is not registered.
+// Lease keeps the memory of the extents registered with a NIC until Lease.Release. It returns
+// ErrNotFound for memory that is not registered.
 func (d *Domain) Lease(nic int, list []mem.Extent) (*Lease, error) {
 	h := &Lease{by: make(map[*mem.Region]*registry.Memory)}
 	for i := range list {
@@ -226,7 +230,7 @@ func (d *Domain) Lease(nic int, list []mem.Extent) (*Lease, error) {
 	return h, nil
 }
 
-// Release releases the memory. No request may use it any more.
+// Release ends the lease. No request may use the memory afterwards.
 func (h *Lease) Release() {
 	for _, m := range h.by {
 		m.Release()
@@ -235,7 +239,7 @@ func (h *Lease) Release() {
 }
 
 // Open opens an unconnected queue of a NIC. The caller closes it before the domain, or passes it to
-// Leave. It returns ErrBusy while a queue from Leave cannot be closed.
+// Retire. It returns ErrBusy while a retired queue of the NIC cannot be closed.
 func (d *Domain) Open(nic int) (*Queue, error) {
 	if nic < 0 || nic >= len(d.nics) {
 		return nil, fmt.Errorf("NIC %d of %d: %w", nic, len(d.nics), errdefs.ErrInvalid)
@@ -245,7 +249,7 @@ func (d *Domain) Open(nic int) (*Queue, error) {
 	}
 	connect := d.o.NICs[nic].Connect
 	connect.Access = d.access
-	// Packets of an earlier queue pair must not be accepted by this one.
+	// A random number prevents the new queue pair from accepting packets of an earlier one.
 	connect.PSN = rand.Uint32N(max24 + 1)
 	c, err := channel.Open(channel.Options{NIC: d.nics[nic], Connect: connect, Depth: d.o.Depth, SGEs: d.o.MaxSGE})
 	if err != nil {
@@ -253,12 +257,13 @@ func (d *Domain) Open(nic int) (*Queue, error) {
 	}
 	q := &Queue{d: d, nic: nic, c: c, pair: c.Pairs[0], completed: make(chan struct{}, 1)}
 	if d.access == forUs {
-		// A quarter of the queue: three chains are in progress while the next is built.
+		// A chain takes at most a quarter of the queue, so that three chains are in progress while
+		// the next is built.
 		q.wrs = make([]rdma.SendWR, max(c.Depth/4, 1))
 		q.each = max(c.MaxSGE(rdma.WRRDMARead), c.MaxSGE(rdma.WRRDMAWrite))
 		q.sges = make([]rdma.SGE, len(q.wrs)*q.each)
 		d.mu.Lock()
-		scratch, at := d.scratch, d.queues%d.scratch.Len() // one byte for each queue
+		scratch, at := d.scratch, d.queues%d.scratch.Len() // each queue has its own byte
 		d.queues++
 		d.mu.Unlock()
 		m, err := d.nics[nic].Acquire(mem.All(scratch), d.access)
@@ -266,15 +271,16 @@ func (d *Domain) Open(nic int) (*Queue, error) {
 			return nil, errors.Join(err, d.closeOrKeep(q))
 		}
 		info := m.Info()
-		m.Release() // the domain keeps it until all of its queues are closed
+		// the domain keeps the memory registered until all of its queues are closed
+		m.Release()
 		q.scratch = info.SGE(at, 1)
 	}
 	return q, nil
 }
 
-// Retire closes a queue that has sent nothing. It does not wait: if the NIC cannot close the queue,
-// the domain keeps it and its memory stays registered. The domain retries before it opens another
-// queue of that NIC, and in Close.
+// Retire closes a queue that has sent nothing. If the NIC cannot close the queue, the domain keeps
+// it and its memory stays registered. The domain retries before it opens another queue of that NIC,
+// and in Close.
 func (d *Domain) Retire(q *Queue) { _ = d.closeOrKeep(q) }
 
 func (d *Domain) closeOrKeep(q *Queue) error {
@@ -287,14 +293,14 @@ func (d *Domain) closeOrKeep(q *Queue) error {
 	return err
 }
 
-// Left returns the number of queues from Leave that are not closed.
+// Left returns the number of retired queues that are not closed.
 func (d *Domain) Left() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return len(d.left)
 }
 
-// closeLeft closes the queues from Leave of one NIC, or of all if nic is negative.
+// closeLeft closes the retired queues of one NIC, or of all NICs if nic is negative.
 func (d *Domain) closeLeft(nic int) error {
 	d.mu.Lock()
 	own := func(q *Queue) bool { return nic < 0 || q.nic == nic }
@@ -311,8 +317,8 @@ func (d *Domain) closeLeft(nic int) error {
 	return nil
 }
 
-// Close closes the NICs. It returns ErrBusy while queues are open or memory is held, and may be
-// called again.
+// Close closes the NICs. It returns ErrBusy while queues are open or memory is leased. The caller
+// may retry it.
 func (d *Domain) Close() error {
 	if err := d.closeLeft(-1); err != nil {
 		return err

@@ -10,34 +10,34 @@ import (
 	"github.com/kvlane/kvlane/rdma/channel"
 )
 
-// Queue is a queue pair. One goroutine may call Send and another one Wait. The other methods are
-// for one goroutine, before the first Send or after the last.
+// Queue is a queue pair. One goroutine may call Send while another calls Wait. All other methods
+// must be called by one goroutine, before the first Send or after the last.
 type Queue struct {
 	d         *Domain
 	nic       int
 	c         *channel.Channel
 	pair      *channel.Pair
 	scratch   rdma.SGE
-	completed chan struct{} // receives after requests have completed
-	// A chain of requests with each places for scatter-gather entries for one request. Used by
-	// Send.
+	completed chan struct{} // has an element after requests have completed
+	// wrs is the buffer for one chain of requests. sges has each entries for every request. Only
+	// Send uses them.
 	wrs  []rdma.SendWR
 	sges []rdma.SGE
 	each int
 
 	mu   sync.Mutex // guards the channel and the fields below
-	jobs []sentJob  // in order
+	jobs []sentJob  // posted jobs, oldest first
 	wcs  [64]rdma.WC
 }
 
-// sentJob is a job whose requests are posted.
+// sentJob is a job whose requests are all posted.
 type sentJob struct {
 	job  *Job
-	last uint64 // number of its last request
+	last uint64 // number of the job's last request
 }
 
-// Job moves bytes between extents of held local memory and spans of one buffer of the peer. Both
-// have the same length.
+// Job moves bytes between extents of leased local memory and spans of one buffer of the peer. The
+// extents and the spans have the same total length.
 type Job struct {
 	Write  bool // false: read
 	Lease  *Lease
@@ -52,7 +52,7 @@ func (q *Queue) Endpoint() Endpoint {
 	return Endpoint{QP: e.QPNum, PSN: e.PSN, GID: e.GID[:], LID: e.LID, MTU: uint8(e.MTU), Reads: e.RDepth}
 }
 
-// Connect connects the queue to a peer's. If it fails, the caller closes the queue.
+// Connect connects the queue to the endpoint of a peer. On error the caller closes the queue.
 func (q *Queue) Connect(to Endpoint) error {
 	if err := to.Validate(); err != nil {
 		return err
@@ -62,8 +62,8 @@ func (q *Queue) Connect(to Endpoint) error {
 	})
 }
 
-// Send posts the job's requests. It waits for space in the queue until all are posted or ctx ends.
-// Jobs complete in the order of their Sends. After an error the caller closes the queue.
+// Send posts all requests of the job. It blocks while the queue is full, until ctx ends. Jobs
+// complete in the order of the Send calls. After an error the caller closes the queue.
 func (q *Queue) Send(ctx context.Context, j *Job) error {
 	b := builder{q: q, j: j, op: rdma.WRRDMARead, local: j.Local, remote: j.Remote}
 	if j.Write {
@@ -90,7 +90,7 @@ func (q *Queue) Send(ctx context.Context, j *Job) error {
 	return nil
 }
 
-// post posts all of wrs, or reports false if the queue has no space for them.
+// post posts all of wrs. It returns false if the queue has too little space.
 func (q *Queue) post(wrs []rdma.SendWR, j *Job, last bool) (ok bool, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -107,10 +107,9 @@ func (q *Queue) post(wrs []rdma.SendWR, j *Job, last bool) (ok bool, err error) 
 	return true, nil
 }
 
-// Wait waits until requests complete and returns the number of jobs that are complete by that,
-// which may be 0. After an error the caller closes the queue; the returned jobs are complete
-// nevertheless. ErrInvalid means that a NIC refused the first incomplete job; later ones may be
-// sent again.
+// Wait waits for completed requests and returns the number of jobs that completed, which may be 0.
+// After an error the caller closes the queue; the returned jobs are complete even then. ErrInvalid
+// means that a NIC refused the first incomplete job; the caller may send later jobs again.
 func (q *Queue) Wait(ctx context.Context) (jobs int, err error) {
 	for {
 		some, jobs, err := q.poll()
@@ -123,7 +122,7 @@ func (q *Queue) Wait(ctx context.Context) (jobs int, err error) {
 	}
 }
 
-// poll processes completions and requests a notification for later ones.
+// poll processes completions and requests an event for later ones.
 func (q *Queue) poll() (some bool, jobs int, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -177,9 +176,9 @@ func (q *Queue) flushWrites(j *Job) error {
 	return nil
 }
 
-// Close closes the queue pair. If it returns nil, its requests no longer touch local memory, and
-// touch the peer's only with bytes that the peer's NIC has received. It returns ErrBusy while bytes
-// are on their way and may be called again.
+// Close closes the queue pair. If it returns nil, its requests no longer access local memory. They
+// may still write bytes to the peer's memory that the peer's NIC has already received. Close
+// returns ErrBusy while a transfer is in progress; the caller may retry it.
 func (q *Queue) Close() error { return q.c.Close() }
 
 // builder builds the requests of a job.
@@ -189,11 +188,11 @@ type builder struct {
 	op     rdma.WROpcode
 	local  []mem.Extent
 	remote []Span
-	at, to int64 // bytes done of the first local extent and of the first remote span
-	done   bool  // all requests are built except the read after a write
+	at, to int64 // bytes already covered of the first local extent and of the first remote span
+	done   bool  // all requests but the read after a write are built
 }
 
-// next returns the next chain of requests and whether more follow.
+// next returns the next chain of requests and whether another one follows.
 func (b *builder) next() (wrs []rdma.SendWR, more bool) {
 	wrs = b.q.wrs[:0]
 	for bytes := int64(0); len(wrs) < cap(wrs) && bytes < chainBytes && !b.done; {
@@ -214,8 +213,8 @@ func (b *builder) next() (wrs []rdma.SendWR, more bool) {
 	}), false
 }
 
-// request builds the next request and returns its length. It covers one span of the peer's memory,
-// or less if that has too many local pieces.
+// request builds the next request and returns its length in bytes. It covers one span of the peer's
+// memory, or a part of it if the span has too many local extents.
 func (b *builder) request(sges []rdma.SGE) (w rdma.SendWR, bytes int64) {
 	span := b.remote[0]
 	w = rdma.SendWR{Opcode: b.op, RKey: b.j.Key.RKey, RemoteAddr: b.j.Key.Addr + uint64(span.Off+b.to), SGEs: sges}

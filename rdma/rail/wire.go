@@ -10,7 +10,7 @@ import (
 // MaxNICs is the maximum number of NICs of an engine.
 const MaxNICs = 64
 
-// Key identifies registered memory in requests of a peer through one NIC.
+// Key identifies registered memory in a peer's requests over one NIC.
 type Key struct {
 	Addr uint64 `json:"addr"` // of the first byte; not an address of the process
 	RKey uint32 `json:"rkey"`
@@ -24,13 +24,13 @@ func (k Key) Validate(n int64) error {
 	return nil
 }
 
-// Endpoint is the data of a queue that a peer needs to connect its own to it.
+// Endpoint is the data that a peer needs to connect to a queue.
 type Endpoint struct {
 	QP    uint32 `json:"qp"`
 	PSN   uint32 `json:"psn"`
 	GID   []byte `json:"gid"`
 	LID   uint16 `json:"lid,omitempty"`
-	MTU   uint8  `json:"mtu"` // an rdma.MTU
+	MTU   uint8  `json:"mtu"` // MTU code, see rdma.MTU
 	Reads uint8  `json:"reads"`
 }
 
@@ -40,7 +40,7 @@ const (
 	maxMTU   = 5
 )
 
-// Validate returns ErrInvalid if an endpoint from a peer is malformed.
+// Validate returns ErrInvalid if an endpoint received from a peer is malformed.
 func (e *Endpoint) Validate() error {
 	if e.QP > max24 || e.PSN > max24 || len(e.GID) != gidBytes || e.MTU == 0 || e.MTU > maxMTU {
 		return fmt.Errorf("queue pair %d, packet %d, address of %d bytes, MTU %d: %w", e.QP, e.PSN, len(e.GID), e.MTU, errdefs.ErrInvalid)
@@ -51,7 +51,8 @@ func (e *Endpoint) Validate() error {
 // Span is a range of bytes in the peer's buffer.
 type Span struct{ Off, Len int64 }
 
-// AppendSpan appends n bytes at off to a list, or extends the last span if they follow it.
+// AppendSpan appends n bytes at off to a list. It extends the last span if the new one begins at
+// its end.
 func AppendSpan(list []Span, off, n int64) []Span {
 	if k := len(list); k > 0 && list[k-1].Off+list[k-1].Len == off {
 		list[k-1].Len += n

@@ -67,7 +67,7 @@ func testChannel(t *testing.T, h *harness) {
 	without := h.cq(t, 0, 4, nil)
 	wantErr(t, "ask a queue without a channel for an event", without.RequestNotify(false), errdefs.ErrInvalid)
 
-	// The order that loses no completion: request, poll again, wait.
+	// To lose no completion: request an event, poll again, then wait.
 	const n = 200
 	// A device may free a place of the send queue before the completion is polled, so ErrBusy does
 	// not keep the poster within the completion queue.

@@ -12,7 +12,7 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// crowd is a set of goroutines that use few queues.
+// crowd is a set of goroutines that share two queue pairs and their completion queues.
 type crowd struct {
 	t    *testing.T
 	stop atomic.Bool
@@ -56,7 +56,7 @@ func (c *crowd) post(poster int, from, to *end) {
 	}
 }
 
-// poll counts completions until all chains have theirs.
+// poll counts completions until every chain has one.
 func (c *crowd) poll(q rdma.CQ) {
 	deadline := time.Now().Add(patience)
 	wcs := make([]rdma.WC, 7)
@@ -81,7 +81,7 @@ func (c *crowd) poll(q rdma.CQ) {
 	}
 }
 
-// testConcurrent checks that every request is done once when several goroutines post to the same
+// testConcurrent checks that every request is executed once if several goroutines post to the same
 // queue pairs and poll the same queue.
 func testConcurrent(t *testing.T, h *harness) {
 	cq := h.cq(t, 0, 256, nil)
@@ -110,7 +110,7 @@ func testConcurrent(t *testing.T, h *harness) {
 	}
 }
 
-// testChainsStayWhole checks that chains of concurrent goroutines are not mixed.
+// testChainsStayWhole checks that chains of concurrent goroutines are not interleaved.
 func testChainsStayWhole(t *testing.T, h *harness) {
 	const each = 10
 	caps := defaultCaps
@@ -140,7 +140,7 @@ func testChainsStayWhole(t *testing.T, h *harness) {
 	}
 }
 
-// testConcurrentControl creates and closes objects while a queue pair works.
+// testConcurrentControl creates and closes objects during transfers of another queue pair.
 func testConcurrentControl(t *testing.T, h *harness) {
 	a, b := h.pair(t, options{})
 	r := memory(t, 64<<10)

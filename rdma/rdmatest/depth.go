@@ -9,8 +9,8 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// testSendDepth fills a send queue, checks that it refuses the next request and carries out the
-// others, and that polling frees it.
+// testSendDepth fills a send queue. It checks that the next request is refused, that the posted
+// ones are executed, and that polling frees space.
 func testSendDepth(t *testing.T, h *harness) {
 	h.shapes(t, options{}, func(t *testing.T, a, b *end) {
 		info, err := a.qp.Query()
@@ -63,8 +63,8 @@ func testRecvDepth(t *testing.T, h *harness) {
 	}
 }
 
-// testPostRefuses checks that a wrong request is refused, earlier ones are carried out and later
-// ones not posted.
+// testPostRefuses checks that for a chain with an invalid request, the earlier requests are
+// executed and the later ones are not posted.
 func testPostRefuses(t *testing.T, h *harness) {
 	a, b := h.pair(t, options{})
 	info, err := a.qp.Query()
@@ -132,7 +132,7 @@ func testSharedReceive(t *testing.T, h *harness) {
 		if n < 32 || n > depth {
 			t.Fatalf("a shared queue of %d took %d", depth, n)
 		}
-		// One after the other, so that the order is known.
+		// One at a time, so that the order is known.
 		for i := range n {
 			s := senders[i%3]
 			s.post(t, s.send(1, int64(i*8), 8))
@@ -163,8 +163,8 @@ func testSharedReceiveRefuses(t *testing.T, h *harness) {
 	wantErr(t, "create a shared queue that is too large", err, errdefs.ErrInvalid)
 }
 
-// testCQOverflow checks that a completion queue that overflows is lost and that the device reports
-// it.
+// testCQOverflow checks that a completion queue that overflows is unusable and that the device
+// reports it.
 func testCQOverflow(t *testing.T, h *harness) {
 	small := h.cq(t, 0, 4, nil)
 	caps := defaultCaps

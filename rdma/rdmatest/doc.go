@@ -1,7 +1,5 @@
-// Package rdmatest is the conformance suite of rdma.Provider for implementations in hardware and
-// software. It runs between two queue pairs of one device or of two, and over a queue pair that is
-// connected to itself.
+// Package rdmatest is the conformance suite of rdma.Provider. It uses two connected queue pairs, of
+// one device or of two, and a queue pair that is connected to itself.
 //
-// It requires nothing that the verbs leave open: where providers may differ, a test accepts
-// everything that the verbs permit.
+// If the verbs leave a behavior open, the tests accept all behaviors that the verbs permit.
 package rdmatest

@@ -11,9 +11,9 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// broken posts a good request, the bad one and two more in one chain, with a receive outstanding.
-// It checks that the good one succeeds, the bad one has one of the statuses, and all later ones are
-// flushed, with or without a request for a completion.
+// broken posts a chain of a good request, the bad one and two more, with a receive outstanding. It
+// checks that the good one succeeds, the bad one completes with one of the statuses, and the later
+// ones are flushed, with or without SendSignaled.
 func broken(t *testing.T, a, b *end, bad rdma.SendWR, statuses ...rdma.WCStatus) {
 	t.Helper()
 	a.postRecv(t, a.recv(100, 0, 8))
@@ -46,9 +46,9 @@ func broken(t *testing.T, a, b *end, bad rdma.SendWR, statuses ...rdma.WCStatus)
 	}
 	none(t, a.scq)
 	same(t, "the good write", b.far()[:64], a.near()[:64])
-	// Writes need not wait for earlier reads, so they may have been carried out.
+	// A device may execute writes before an earlier read has finished.
 	if bad.Opcode != rdma.WRRDMARead {
-		same(t, "what was not to be written", b.far()[64:], before[64:])
+		same(t, "memory of the flushed writes", b.far()[64:], before[64:])
 	}
 }
 
@@ -78,7 +78,7 @@ func testLocalKeys(t *testing.T, h *harness) {
 			h.shapes(t, options{}, func(t *testing.T, a, b *end) {
 				w := a.write(b, 2, 4096, 64)
 				spoil(t, a, &w)
-				// Devices report an unknown key with different statuses.
+				// Devices report an unknown key with either status.
 				broken(t, a, b, w, rdma.WCLocProtErr, rdma.WCLocQPOpErr)
 			})
 		})
@@ -130,7 +130,7 @@ func testRemoteKeys(t *testing.T, h *harness) {
 			m, err := b.pd.RegMR(mem.All(b.mem), rdma.MROptions{Access: access, IOVA: new(uint64)})
 			must(t, err)
 			closeAtEnd(t, "memory region", m)
-			w.RKey = m.Info().RKey // with the CPU's address
+			w.RKey = m.Info().RKey // RKey for the CPU's address
 		},
 		"what is local": func(t *testing.T, b *end, w *rdma.SendWR) { restricted(t, b, w, rdma.AccessLocalWrite) },
 	} {
@@ -144,8 +144,8 @@ func testRemoteKeys(t *testing.T, h *harness) {
 	}
 }
 
-// testPeerForbids checks that the attributes of a queue pair limit its peer, whatever its memory
-// permits.
+// testPeerForbids checks that the access flags of a queue pair limit its peer, even if the memory
+// region permits the operation.
 func testPeerForbids(t *testing.T, h *harness) {
 	for _, tt := range []struct {
 		allows rdma.Access
@@ -207,8 +207,8 @@ func testTooLongForReceive(t *testing.T, h *harness) {
 	wantState(t, b.qp, rdma.QPSErr)
 }
 
-// testPeerGone checks that requests to a peer that no longer answers fail, and fail soon with a
-// short timeout.
+// testPeerGone checks that requests to a peer that no longer responds fail, and do so quickly with
+// a short timeout.
 func testPeerGone(t *testing.T, h *harness) {
 	quick := options{connect: rdma.ConnectOptions{AckTimeout: rdma.AckTimeout(12), RetryCount: 3}}
 	for name, disconnect := range map[string]func(t *testing.T, b *end){
@@ -241,7 +241,7 @@ func testPeerGone(t *testing.T, h *harness) {
 // requests.
 func testErrorFlushes(t *testing.T, h *harness) {
 	h.shapes(t, options{connect: rdma.ConnectOptions{RNRTimer: rdma.RNRTimer(0)}}, func(t *testing.T, a, b *end) {
-		// The first request waits for a receive, and the others for the first.
+		// The first request waits for a receive, and the others wait for the first.
 		for i := range 10 {
 			w := a.send(uint64(i), 0, 8)
 			if i%2 == 1 {
@@ -250,7 +250,7 @@ func testErrorFlushes(t *testing.T, h *harness) {
 			a.post(t, w)
 		}
 		none(t, a.scq)
-		if a != b { // a loopback would use them
+		if a != b { // a loopback would use the receives
 			for i := range 10 {
 				a.postRecv(t, a.recv(uint64(i), 0, 8))
 			}

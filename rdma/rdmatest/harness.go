@@ -17,21 +17,21 @@ import (
 )
 
 const (
-	// patience is the time that a test waits for an expected event.
+	// patience is the maximum time to wait for an expected event.
 	patience = 30 * time.Second
-	// glance is the time that a test waits for an event that must not happen.
+	// glance is the time in which an unexpected event must not happen.
 	glance = 5 * time.Millisecond
-	// half is the length in bytes of either half of an end's memory.
+	// half is the length in bytes of each half of an end's memory.
 	half = 512 << 10
-	// access is what the memory of an end permits by default.
+	// access is the default access of an end's memory.
 	access = rdma.AccessLocalWrite | rdma.AccessRemoteWrite | rdma.AccessRemoteRead
 )
 
-// harness has the provider and devices of one test.
+// harness is the state of one test: its provider and devices.
 type harness struct {
 	c    Config
 	prov rdma.Provider
-	devs []rdma.Device // two; the same one twice if there is only one
+	devs []rdma.Device // two devices, or the only one twice
 	rng  *rand.ChaCha8
 }
 
@@ -59,7 +59,7 @@ func newHarness(t *testing.T, c Config) *harness {
 	return h
 }
 
-// closeAtEnd closes c when the test ends, after everything created later.
+// closeAtEnd closes c at the end of the test. Objects created later are closed before it.
 func closeAtEnd(t *testing.T, what string, c io.Closer) {
 	t.Helper()
 	t.Cleanup(func() {
@@ -76,7 +76,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// wantErr checks that err is target.
+// wantErr checks that err wraps target.
 func wantErr(t *testing.T, what string, err, target error) {
 	t.Helper()
 	if !errors.Is(err, target) {
@@ -84,7 +84,7 @@ func wantErr(t *testing.T, what string, err, target error) {
 	}
 }
 
-// memory returns host memory that lives as long as the test.
+// memory returns host memory that is freed at the end of the test.
 func memory(t *testing.T, n int64) *mem.Region {
 	t.Helper()
 	b, err := hostmem.Alloc(n)
@@ -102,11 +102,11 @@ func memory(t *testing.T, n int64) *mem.Region {
 // options are the options of an end.
 type options struct {
 	caps      rdma.QPCaps
-	srq       rdma.SRQ // of pd
+	srq       rdma.SRQ // in pd
 	pd        rdma.PD
-	cq        rdma.CQ // for both queues
+	cq        rdma.CQ // completion queue of both queues
 	signalAll bool
-	access    rdma.Access // of the memory
+	access    rdma.Access // access of the memory
 	connect   rdma.ConnectOptions
 }
 
@@ -117,15 +117,16 @@ type end struct {
 	pd       rdma.PD
 	scq, rcq rdma.CQ
 	qp       rdma.QP
-	mem      *mem.Region // near half, then far half
-	mr       rdma.MR
-	info     rdma.MRInfo
-	o        options
+	// the near half for local use, then the far half for the peer
+	mem  *mem.Region
+	mr   rdma.MR
+	info rdma.MRInfo
+	o    options
 }
 
 var defaultCaps = rdma.QPCaps{MaxSendWR: 64, MaxRecvWR: 64, MaxSendSGE: 4, MaxRecvSGE: 4, MaxInlineBytes: 64}
 
-// end returns a queue pair of device number i in QPSReset, with its own memory and queues.
+// end returns a queue pair of device i in QPSReset, with its own memory and queues.
 func (h *harness) end(t *testing.T, i int, o options) *end {
 	t.Helper()
 	e := &end{h: h, dev: h.devs[i], pd: o.pd}
@@ -146,7 +147,8 @@ func (h *harness) end(t *testing.T, i int, o options) *end {
 	}
 	o.connect.Port, o.connect.GIDIndex = h.c.Port, h.c.GIDIndex
 	if o.connect.RetryCount == 0 && os.Getenv(LossEnv) != "" {
-		// Unlimited with soft-RoCE: a long message may lose more packets than there are retries.
+		// Unlimited for soft-RoCE: a long message may lose more packets than the maximum number of
+		// retries.
 		o.connect.RetryCount = 7
 	}
 	e.o = o
@@ -180,12 +182,12 @@ func (h *harness) fill(t *testing.T, b []byte) {
 	must(t, err)
 }
 
-// connect connects two queue pairs in QPSReset, which may be the same.
+// connect connects two queue pairs in QPSReset. a and b may be the same.
 func connect(t *testing.T, a, b *end) {
 	t.Helper()
 	a.o.connect.PSN, b.o.connect.PSN = 0x123456, 0x123456
 	if a != b {
-		b.o.connect.PSN = 0xfffffe // wraps around
+		b.o.connect.PSN = 0xfffffe // sequence numbers wrap around soon
 	}
 	toA, err := rdma.LocalEndpoint(a.dev, a.qp, a.o.connect)
 	must(t, err)
@@ -205,18 +207,18 @@ func (h *harness) pair(t *testing.T, o options) (a, b *end) {
 	return a, b
 }
 
-// reset moves e to QPSReset, whatever is posted.
+// reset moves e to QPSReset, also if requests are posted.
 func (e *end) reset(t *testing.T) {
 	t.Helper()
 	if e.h.c.QuietResets {
-		t.Log("QuietResets: to ERR first, and all that is flushed is polled")
+		t.Log("QuietResets: move to ERR and poll the flushed requests before the reset")
 		e.flush(t)
 	}
 	must(t, e.qp.Modify(rdma.QPAttr{State: rdma.QPSReset}))
 }
 
-// flush moves e to QPSErr and polls completions up to its own last requests of both queues. Then
-// the device no longer uses the queue pair.
+// flush moves e to QPSErr and polls completions until it finds its own last request of each queue.
+// Afterwards the device no longer uses the queue pair.
 func (e *end) flush(t *testing.T) {
 	t.Helper()
 	const last = 1 << 40
@@ -237,7 +239,8 @@ func (e *end) flush(t *testing.T) {
 	}
 }
 
-// shapes runs test between two queue pairs, and over one that is connected to itself: then a is b.
+// shapes runs test with two connected queue pairs, and with one that is connected to itself; then a
+// and b are equal.
 func (h *harness) shapes(t *testing.T, o options, test func(t *testing.T, a, b *end)) {
 	t.Helper()
 	t.Run("pair", func(t *testing.T) {
@@ -251,18 +254,19 @@ func (h *harness) shapes(t *testing.T, o options, test func(t *testing.T, a, b *
 	})
 }
 
-// near and far return the bytes of an end's memory for local use and for use by its peer.
+// near returns the half of an end's memory for local use. far returns the half that its peer
+// accesses.
 func (e *end) near() []byte { return e.mem.Bytes()[:half] }
 func (e *end) far() []byte  { return e.mem.Bytes()[half:] }
 
-// sge returns the entry of n bytes from byte off of the near half.
+// sge returns the entry for n bytes at off of the near half.
 func (e *end) sge(off int64, n uint32) rdma.SGE { return e.info.SGE(off, n) }
 
-// farAddr returns the address of byte off of the far half.
+// farAddr returns the address of offset off in the far half.
 func (e *end) farAddr(off int64) uint64 { return e.info.Addr + half + uint64(off) }
 
-// write returns a request of e that writes n bytes at off of its near half to the same place of the
-// peer's far half.
+// write returns a request of e that writes n bytes at off of its near half to the same offset of
+// the peer's far half.
 func (e *end) write(peer *end, wrid uint64, off int64, n uint32) rdma.SendWR {
 	return rdma.SendWR{
 		WRID: wrid, Opcode: rdma.WRRDMAWrite, Flags: rdma.SendSignaled, RKey: peer.info.RKey, RemoteAddr: peer.farAddr(off),
@@ -270,7 +274,8 @@ func (e *end) write(peer *end, wrid uint64, off int64, n uint32) rdma.SendWR {
 	}
 }
 
-// read returns a request in the other direction.
+// read returns a request that reads n bytes at off of the peer's far half into the same offset of
+// e's near half.
 func (e *end) read(peer *end, wrid uint64, off int64, n uint32) rdma.SendWR {
 	w := e.write(peer, wrid, off, n)
 	w.Opcode = rdma.WRRDMARead
@@ -301,7 +306,7 @@ func (e *end) postRecv(t *testing.T, wrs ...rdma.RecvWR) {
 	}
 }
 
-// await polls n completions.
+// await polls until it has n completions.
 func await(t *testing.T, q rdma.CQ, n int) []rdma.WC {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -322,7 +327,7 @@ func await(t *testing.T, q rdma.CQ, n int) []rdma.WC {
 	return wcs
 }
 
-// ok polls n completions, which must be successful.
+// ok polls n completions and checks that they are successful.
 func ok(t *testing.T, q rdma.CQ, n int) []rdma.WC {
 	t.Helper()
 	wcs := await(t, q, n)
@@ -332,7 +337,7 @@ func ok(t *testing.T, q rdma.CQ, n int) []rdma.WC {
 	return wcs
 }
 
-// none checks that q has no completion and does not get one.
+// none checks that q has no completion and gets none for a while.
 func none(t *testing.T, q rdma.CQ) {
 	t.Helper()
 	var wcs [4]rdma.WC
@@ -343,7 +348,7 @@ func none(t *testing.T, q rdma.CQ) {
 	}
 }
 
-// same checks that got, the bytes at the destination, are want.
+// same checks that the destination bytes got equal want.
 func same(t *testing.T, what string, got, want []byte) {
 	t.Helper()
 	if !bytes.Equal(got, want) {
@@ -365,7 +370,7 @@ func wantState(t *testing.T, q rdma.QP, want rdma.QPState) {
 	}
 }
 
-// wantStatus checks that a completion is of request wrid and has one of the statuses.
+// wantStatus checks that a completion belongs to request wrid of qp and has one of the statuses.
 func wantStatus(t *testing.T, wc *rdma.WC, wrid uint64, qp rdma.QP, statuses ...rdma.WCStatus) {
 	t.Helper()
 	okay := false

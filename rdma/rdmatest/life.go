@@ -9,7 +9,7 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// testStates checks the permitted steps of the state machine and others.
+// testStates checks that permitted state transitions succeed and others are refused.
 func testStates(t *testing.T, h *harness) {
 	e := h.end(t, 0, options{})
 	self, err := rdma.LocalEndpoint(e.dev, e.qp, e.o.connect)
@@ -73,10 +73,10 @@ func testQuery(t *testing.T, h *harness) {
 	if at.State != rdma.QPSRTS || at.Port != h.c.Port || at.DestQPNum != b.qp.Num() || at.PathMTU.Bytes() == 0 || at.Access != rdma.AccessRemoteWrite|rdma.AccessRemoteRead {
 		t.Errorf("attributes %+v", at)
 	}
-	// As many outstanding reads as both sides support: one at a time would slow device-to-host
-	// copies.
+	// The connection must permit as many outstanding reads as both sides support. One at a time
+	// would slow device-to-host copies.
 	if want := min(dev.MaxQPInitRDAtomic, b.dev.Info().MaxQPRDAtomic, 255); int(at.MaxRDAtomic) != want {
-		t.Errorf("%d reads outstanding, where the devices take %d", at.MaxRDAtomic, want)
+		t.Errorf("connection permits %d outstanding reads, devices support %d", at.MaxRDAtomic, want)
 	}
 	c := info.Caps
 	if c.MaxSendWR < defaultCaps.MaxSendWR || c.MaxRecvWR < defaultCaps.MaxRecvWR || c.MaxSendSGE < defaultCaps.MaxSendSGE || c.MaxRecvSGE < defaultCaps.MaxRecvSGE {
@@ -96,7 +96,7 @@ func testQuery(t *testing.T, h *harness) {
 	wantErr(t, "a completion queue of none", err, errdefs.ErrInvalid)
 }
 
-// testReset checks that a failed queue pair is like new after a reset, several times.
+// testReset checks that a reset returns a failed queue pair to its initial state, several times.
 func testReset(t *testing.T, h *harness) {
 	h.shapes(t, options{}, func(t *testing.T, a, b *end) {
 		for range 5 {
@@ -121,8 +121,8 @@ func testReset(t *testing.T, h *harness) {
 	})
 }
 
-// testResetWithWork checks that a reset forgets posted requests, touches no memory afterwards, and
-// frees the places.
+// testResetWithWork checks that after a reset with posted requests, no memory is accessed and all
+// queue entries are free.
 func testResetWithWork(t *testing.T, h *harness) {
 	h.shapes(t, options{}, func(t *testing.T, a, b *end) {
 		for range 5 {
@@ -139,12 +139,12 @@ func testResetWithWork(t *testing.T, h *harness) {
 			h.fill(t, a.near())
 			h.fill(t, b.far())
 			want := append([]byte(nil), b.far()...)
-			// Completions from before the reset may still arrive; then none do.
+			// Completions from before the reset may still arrive now, but not later.
 			drain(t, a.scq)
 			drain(t, b.rcq)
 			same(t, "memory after a reset", b.far(), want)
 			connect(t, a, b)
-			// The receives from before the reset are gone.
+			// A send must not use the receives from before the reset.
 			b.postRecv(t, b.recv(78, 0, 64))
 			a.post(t, a.send(77, 0, 64))
 			wc := ok(t, a.scq, 1)[0]
@@ -163,7 +163,7 @@ func testResetWithWork(t *testing.T, h *harness) {
 	})
 }
 
-// drain polls the present completions.
+// drain polls until the queue is empty.
 func drain(t *testing.T, q rdma.CQ) {
 	t.Helper()
 	wcs := make([]rdma.WC, 16)
@@ -194,8 +194,8 @@ func testCloseWithWork(t *testing.T, h *harness) {
 	})
 }
 
-// testCloseOrder checks that an object does not close before its children, in any order, and that
-// closing twice works.
+// testCloseOrder checks that an object cannot be closed before its children, in any order, and that
+// closing twice returns nil.
 func testCloseOrder(t *testing.T, h *harness) {
 	d, err := h.prov.Open(h.c.Devices[0])
 	must(t, err)

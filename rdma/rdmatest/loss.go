@@ -10,14 +10,13 @@ import (
 	"testing"
 )
 
-// LossEnv is the environment variable with the packet loss of the link of the machine's NICs, for
-// example "1%".
+// LossEnv is the environment variable that specifies the packet loss of the NICs' link, for example
+// "1%". It is not set for links without loss.
 const LossEnv = "KVLANE_VERBS_LOSS"
 
-// Lossy reports whether the link of the machine's NICs loses packets, as set by LossEnv. If so, the
-// test fails at its end unless the link has dropped packets meanwhile and the NICs have sent some
-// again, since it would prove nothing otherwise. It is for soft-RoCE on links whose losses come
-// from tc, as in tools/rxe/run.
+// Lossy reports whether LossEnv is set. In that case the test also fails at its end unless the link
+// dropped packets and the NICs retransmitted some: without losses it would not test retransmission.
+// Lossy is for soft-RoCE on links whose losses come from tc, as in tools/rxe/run.
 func Lossy(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(LossEnv) == "" {
@@ -38,13 +37,13 @@ func Lossy(t *testing.T) bool {
 
 var droppedCount = regexp.MustCompile(`dropped (\d+)`)
 
-// losses returns the number of packets that the machine's links have dropped, and how often its
-// NICs have sent packets again.
+// losses returns the number of packets that the links of this host dropped and that its NICs
+// retransmitted.
 func losses(t *testing.T) (dropped, resent int) {
 	t.Helper()
 	out, err := exec.Command("tc", "-s", "qdisc").Output()
 	if err != nil {
-		t.Fatalf("ask the links for their losses: %v", err)
+		t.Fatalf("read the links' dropped packets: %v", err)
 	}
 	for _, m := range droppedCount.FindAllStringSubmatch(string(out), -1) {
 		dropped += count(t, m[1])

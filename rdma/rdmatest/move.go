@@ -98,8 +98,8 @@ func testImmediate(t *testing.T, h *harness) {
 	})
 }
 
-// testManySGEs checks that entries are used in order, also empty ones, and that those of the two
-// sides need not match.
+// testManySGEs checks that entries are used in order, including empty ones, and that the two sides
+// may split the bytes differently.
 func testManySGEs(t *testing.T, h *harness) {
 	h.shapes(t, options{}, func(t *testing.T, a, b *end) {
 		parts := []rdma.SGE{a.sge(5000, 7), a.sge(0, 0), a.sge(100, 4096), a.sge(20000, 1)}
@@ -136,7 +136,7 @@ func testManySGEs(t *testing.T, h *harness) {
 	})
 }
 
-// testNoBytes checks that requests of no bytes complete and touch nothing.
+// testNoBytes checks that requests without bytes complete and access no memory.
 func testNoBytes(t *testing.T, h *harness) {
 	h.shapes(t, options{}, func(t *testing.T, a, b *end) {
 		before := bytes.Clone(b.mem.Bytes())
@@ -160,7 +160,7 @@ func testNoBytes(t *testing.T, h *harness) {
 	})
 }
 
-// testInline checks that PostSend copies the payload.
+// testInline checks that PostSend copies an inline payload.
 func testInline(t *testing.T, h *harness) {
 	h.shapes(t, options{}, func(t *testing.T, a, b *end) {
 		info, err := a.qp.Query()

@@ -7,7 +7,7 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// testChain posts a chain with one completion, that of its last request.
+// testChain posts chains in which only the last request has a completion.
 func testChain(t *testing.T, h *harness) {
 	h.shapes(t, options{}, func(t *testing.T, a, b *end) {
 		const pieces, n = 60, 1000
@@ -45,8 +45,8 @@ func testSignalAll(t *testing.T, h *harness) {
 	ok(t, a.scq, 3)
 }
 
-// testOrder checks that completions arrive in the order of posting, and that the last one of
-// several writes to one place remains.
+// testOrder checks that completions arrive in the order of posting, and that the last of several
+// writes to one address wins.
 func testOrder(t *testing.T, h *harness) {
 	h.shapes(t, options{}, func(t *testing.T, a, b *end) {
 		const rounds, n = 20, 32
@@ -69,7 +69,7 @@ func testOrder(t *testing.T, h *harness) {
 	})
 }
 
-// testReadAfterWrite checks that a read sees earlier writes of the same queue pair.
+// testReadAfterWrite checks that a read returns the bytes of earlier writes of the same queue pair.
 func testReadAfterWrite(t *testing.T, h *harness) {
 	h.shapes(t, options{}, func(t *testing.T, a, b *end) {
 		for i := range 50 {
@@ -83,7 +83,7 @@ func testReadAfterWrite(t *testing.T, h *harness) {
 				t.Fatalf("read %d after writing %d", v, i+1)
 			}
 		}
-		// A fenced request sends the bytes of the earlier read.
+		// A fenced write sends the bytes that the read before it stored.
 		h.fill(t, b.far())
 		r, w := a.read(b, 1, 0, 4096), a.write(b, 2, 8192, 4096)
 		w.SGEs = r.SGEs

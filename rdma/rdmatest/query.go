@@ -71,7 +71,7 @@ func testGID(t *testing.T, h *harness) {
 	wantErr(t, "query an entry of a port that does not exist", err, errdefs.ErrInvalid)
 }
 
-// testEventWait checks that a wait for events ends with the context and with the device.
+// testEventWait checks that WaitEvent returns when its context ends and when the device is closed.
 func testEventWait(t *testing.T, h *harness) {
 	d, err := h.prov.Open(h.c.Devices[0])
 	must(t, err)

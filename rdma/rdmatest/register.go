@@ -65,7 +65,8 @@ func testRegisterRefuses(t *testing.T, h *harness) {
 	}
 }
 
-// testIOVA checks that both sides reach memory at the IOVA of its registration, also at zero.
+// testIOVA checks local and remote access to memory at the IOVA of its registration, including
+// zero.
 func testIOVA(t *testing.T, h *harness) {
 	for _, base := range []uint64{0, 7 << 44} {
 		a, b := h.pair(t, options{})
@@ -97,7 +98,7 @@ func testIOVA(t *testing.T, h *harness) {
 	}
 }
 
-// testRegisterLate checks memory that is registered after the queue pair is connected.
+// testRegisterLate checks transfers from memory registered after the queue pair was connected.
 func testRegisterLate(t *testing.T, h *harness) {
 	a, b := h.pair(t, options{})
 	r := memory(t, 8192)
@@ -114,9 +115,8 @@ func testRegisterLate(t *testing.T, h *harness) {
 }
 
 // testDeregisterInFlight checks that Close of a region waits for requests in flight or fails them,
-// and that the memory can be unmapped afterwards. Moving the queue pair to QPSErr then ends the
-// other requests: a device need not detect that a request cannot finish because packets or its
-// region are gone.
+// and that the memory can be unmapped afterwards. A device need not notice that a request can no
+// longer finish, so the test ends the others by moving the queue pair to QPSErr.
 func testDeregisterInFlight(t *testing.T, h *harness) {
 	const n = 64 << 10
 	for round := range 8 {

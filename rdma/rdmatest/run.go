@@ -10,22 +10,19 @@ import (
 type Config struct {
 	// Open returns the provider of one test. The suite closes it at the end of the test.
 	Open func(t *testing.T) rdma.Provider
-	// Devices are the names of the devices to use: two that reach each other, or one. Default: the
-	// provider's first.
+	// Devices are the names of the devices to use: two that can connect to each other, or one.
+	// Default: the provider's first device.
 	Devices []string
-	// Port and GIDIndex are used to connect. Defaults: 1 and 0.
+	// Port and GIDIndex select the GID for connections. Defaults: 1 and 0.
 	Port     int
 	GIDIndex int
-	// LateReceivesStay means that receives posted when the queue pair is in QPSErr stay there
-	// without a completion, since posting does not wake the device (rdma_rxe). The verbs require
-	// that they are flushed.
+	// LateReceivesStay means that receives posted in QPSErr do not complete. The verbs require that
+	// they are flushed, but with rdma_rxe posting does not wake the device.
 	LateReceivesStay bool
-	// QuietResets means that a queue pair can be moved to QPSReset only if no packet for it may
-	// arrive. If one arrives during a reset, rdma_rxe of Linux 6.1 (rewritten in 6.4) serves it
-	// twice concurrently and drops its references to the queue pair and to the device twice. Memory
-	// in use is freed, and the device no longer answers or appears in a list. With QuietResets the
-	// suite moves queue pairs to QPSErr and polls all flushed requests first, and notes that in the
-	// test's log.
+	// QuietResets means that a queue pair must not be reset while packets for it may arrive. With
+	// rdma_rxe of Linux 6.1 (rewritten in 6.4), such a packet makes the kernel free memory in use,
+	// and the device disappears. With QuietResets the suite moves queue pairs to QPSErr and polls
+	// all flushed requests before a reset, and logs that it does.
 	QuietResets bool
 }
 

@@ -15,16 +15,17 @@ func Loopback(d rdma.Device, q rdma.QP, o rdma.ConnectOptions) error {
 	return rdma.Connect(d, q, o, self)
 }
 
-// NullMover moves no bytes and completes every transfer at once.
+// NullMover completes every transfer at once and copies no bytes.
 type NullMover struct{}
 
-// Reaches returns nil.
+// Reaches accepts all memory.
 func (NullMover) Reaches(*mem.Region) error { return nil }
 
 // Move completes the transfer.
 func (NullMover) Move(t *soft.Transfer) { t.Done(nil) }
 
-// Verbs returns the operations of soft.Options.Faults except the work of requests.
+// Verbs returns the operation names of soft.Options.Faults except those for the execution of
+// requests.
 func Verbs() []string {
 	return []string{
 		soft.OpOpen, soft.OpQueryPort, soft.OpQueryGID, soft.OpAllocPD, soft.OpCreateChannel, soft.OpCreateCQ, soft.OpRegMR, soft.OpCreateQP, soft.OpCreateSRQ, soft.OpQueryQP,

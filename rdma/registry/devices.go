@@ -9,9 +9,9 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// Devices opens NICs of a provider for several sets. Each NIC is opened once and closed with its
-// last user. Devices is safe for concurrent use. Opening a NIC waits while another set opens or
-// closes it.
+// Devices opens the NICs of a provider for several sets. Each NIC is opened once and closed when
+// its last user closes it. Devices is safe for concurrent use. Opening a NIC blocks while another
+// set opens or closes it.
 type Devices struct {
 	provider rdma.Provider
 
@@ -19,16 +19,16 @@ type Devices struct {
 	all map[string]*device
 }
 
-// NewDevices returns Devices without an open NIC. The provider must outlive their sets.
+// NewDevices returns Devices without open NICs. The provider must outlive all sets.
 func NewDevices(p rdma.Provider) *Devices {
 	return &Devices{provider: p, all: make(map[string]*device)}
 }
 
-// NewSet returns a set without an open NIC.
+// NewSet returns a set without open NICs.
 func (d *Devices) NewSet(o Options) *Set { return &Set{devices: d, o: o} }
 
-// ConnectRetries returns how often the provider retried to connect a queue pair of the NIC, for all
-// users (see rdma.RetryCounter).
+// ConnectRetries returns the number of times that the provider retried to connect a queue pair of
+// the NIC, for all users (see rdma.RetryCounter).
 func (d *Devices) ConnectRetries(name string) int64 {
 	c, ok := d.provider.(rdma.RetryCounter)
 	if !ok {
@@ -37,16 +37,17 @@ func (d *Devices) ConnectRetries(name string) int64 {
 	return c.ConnectRetries(name)
 }
 
-// device is a NIC that registries share. It is open while it has users.
+// device is a NIC that several registries share. It stays open while it has users.
 type device struct {
 	mu      sync.Mutex // held while the provider opens or closes it
 	users   int
-	closing bool // closing it has failed
+	closing bool // a close has failed or is in progress
 	dev     rdma.Device
 	events  *events
 }
 
-// open returns the NIC for another registry and opens it if necessary. The registry closes it.
+// open returns the NIC for one more registry. It opens the NIC on first use. The registry must
+// close it.
 func (d *Devices) open(name string) (*device, error) {
 	d.mu.Lock()
 	v := d.all[name]
@@ -72,7 +73,7 @@ func (d *Devices) open(name string) (*device, error) {
 	return v, nil
 }
 
-// Close closes the NIC for one registry, which may retry after a failure.
+// Close ends the use of the NIC by one registry. After an error the registry may retry.
 func (v *device) Close() error {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -17,10 +17,10 @@ type events struct {
 
 	mu       sync.Mutex
 	watchers []*func(rdma.AsyncEvent)
-	readErr  error // why reading ended; returned once
+	readErr  error // error that ended reading; stop returns it once
 }
 
-// start begins to read the events of dev.
+// start starts a goroutine that reads the events of dev.
 func (v *events) start(dev rdma.Device) {
 	ctx, quit := context.WithCancel(context.Background())
 	v.quit, v.ended = quit, make(chan struct{})
@@ -46,7 +46,7 @@ func (v *events) read(ctx context.Context, dev rdma.Device) {
 	}
 }
 
-// stop ends the reading. The first call returns the error that ended it before, if there was one.
+// stop stops reading. The first call returns the error that had already ended the reading, if any.
 func (v *events) stop() error {
 	v.quit()
 	<-v.ended
@@ -57,8 +57,8 @@ func (v *events) stop() error {
 	return err
 }
 
-// Watch calls f for every asynchronous event of the NIC until stop is called. A call of f in
-// progress may outlast stop. One goroutine calls all watchers in turn, so f must not block.
+// Watch calls f for every asynchronous event of the NIC until stop is called. A call of f may still
+// be in progress when stop returns. One goroutine calls all watchers, so f must not block.
 func (g *Registry) Watch(f func(rdma.AsyncEvent)) (stop func()) {
 	v := g.events
 	v.mu.Lock()

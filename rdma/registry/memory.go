@@ -14,9 +14,10 @@ type Method uint8
 
 // The methods.
 const (
-	MethodHost       Method = iota + 1 // host memory, by its CPU address
-	MethodDMABuf                       // device memory exported by its driver
-	MethodPeerMemory                   // device memory through a kernel module such as nvidia_peermem
+	MethodHost   Method = iota + 1 // host memory, by its CPU address
+	MethodDMABuf                   // device memory exported by its driver
+	// MethodPeerMemory is for device memory, through a kernel module such as nvidia_peermem.
+	MethodPeerMemory
 )
 
 // methods is the number of methods.
@@ -25,14 +26,15 @@ const methods = int(MethodPeerMemory)
 // Stats are statistics of the registrations with a NIC.
 type Stats struct {
 	By [methods]MethodStats // By[i] is for Method(i+1)
-	// Regions that the NIC failed to register; regions refused before that do not count.
+	// Failed is the number of regions that the NIC failed to register. Regions refused before the
+	// call do not count.
 	Failed int64
 }
 
 // MethodStats are statistics of the registrations by one method.
 type MethodStats struct {
 	Live  int64 // regions registered now
-	Bytes int64 // of those
+	Bytes int64 // total length of the live regions
 	Total int64 // regions registered since the NIC was opened
 }
 
@@ -49,11 +51,12 @@ func (m Method) String() string {
 	return fmt.Sprintf("method(%d)", uint8(m))
 }
 
-// cpuSpace is the space of the CPU addresses of pageable memory. Space d has the addresses of
-// device d, and mem.NoDevice those of host-pinned memory without a device.
+// cpuSpace identifies the address space of pageable memory, which is registered by CPU address.
+// Other spaces are the index of a device, and mem.NoDevice for host-pinned memory without a device.
 const cpuSpace = mem.NoDevice - 1
 
-// address returns the space and address at which memory with e is looked up: its address for NICs.
+// address returns the address space of e and e's default address in work requests. Lookups use
+// both.
 func address(e mem.Extent) (space int, addr uint64) {
 	space = e.Region.Device()
 	if e.Region.Kind() == mem.KindHost {
@@ -64,30 +67,32 @@ func address(e mem.Extent) (space int, addr uint64) {
 
 // Memory is a region registered with a NIC. It is safe for concurrent use.
 type Memory struct {
-	region    *mem.Region
-	access    rdma.Access
-	space     int
-	first     uint64 // address of the first byte in its space
-	mr        rdma.MR
-	info      rdma.MRInfo
-	method    Method
-	dmabufErr error // why it is not registered as a dma-buf; nil if it is, or for host memory
+	region *mem.Region
+	access rdma.Access
+	space  int
+	first  uint64 // address of the first byte in its space
+	mr     rdma.MR
+	info   rdma.MRInfo
+	method Method
+	// reason why the memory is not registered as a dma-buf; nil if it is, or for host memory
+	dmabufErr error
 
-	// users is the number of references, plus retiredBias once no more may be added.
+	// users is the number of references, plus retiredBias if no more references may be taken.
 	users atomic.Int64
-	idle  chan struct{} // closed when it is retired and has no reference
+	idle  chan struct{} // closed when the memory is retired and has no reference
 
 	// Guarded by Registry.mu.
-	registered bool // with the NIC: mr is open
+	registered bool // mr is open
 	retired    bool
 }
 
-// retiredBias makes users negative for any number of references.
+// retiredBias is added to users when the memory is retired. It makes users negative for any number
+// of references.
 const retiredBias = math.MinInt64 / 2
 
 func (m *Memory) end() uint64 { return m.first + uint64(m.region.Len()) }
 
-// acquire adds a reference, unless the memory is retired.
+// acquire takes a reference. It returns false if the memory is retired.
 func (m *Memory) acquire() bool {
 	for {
 		n := m.users.Load()
@@ -100,7 +105,7 @@ func (m *Memory) acquire() bool {
 	}
 }
 
-// Release drops a reference of Acquire. All requests of the caller must have completed.
+// Release drops a reference taken by Acquire. All requests of the caller must have completed.
 func (m *Memory) Release() {
 	switch n := m.users.Add(-1); {
 	case n == retiredBias:
@@ -111,7 +116,7 @@ func (m *Memory) Release() {
 	}
 }
 
-// retire permits no more references. It must be called once.
+// retire refuses further references. It must be called once.
 func (m *Memory) retire() {
 	if m.users.Add(retiredBias) == retiredBias {
 		close(m.idle)
@@ -133,8 +138,8 @@ func (m *Memory) Region() *mem.Region { return m.region }
 // Info returns the data that identifies the memory in work requests.
 func (m *Memory) Info() rdma.MRInfo { return m.info }
 
-// Method returns how the memory was registered. For peer memory, the error is why it is not a
-// dma-buf.
+// Method returns the method by which the memory was registered. For peer memory, the error is the
+// reason why a dma-buf was not used.
 func (m *Memory) Method() (Method, error) { return m.method, m.dmabufErr }
 
 // Addr returns the address of e's first byte in work requests, relative to MROptions.IOVA if that

@@ -14,11 +14,11 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// LeftError is a failed registration that was not undone. A NIC may have some of the memory until
-// Unregister succeeds.
+// LeftError is a failed registration that could not be undone. The NIC may still access some of the
+// memory until Unregister succeeds.
 type LeftError struct {
-	Err  error // why the registration failed
-	Left error // why it was not undone
+	Err  error // reason for the failure
+	Left error // reason why it could not be undone
 }
 
 // Error returns both errors.
@@ -30,13 +30,14 @@ func (e *LeftError) Error() string {
 func (e *LeftError) Unwrap() []error { return []error{e.Err, e.Left} }
 
 // Register registers all regions with all NICs, or none: after a failure it undoes the earlier
-// registrations. If that fails too, the error is a *LeftError. Open and later streams may use the
-// memory at once. The memory must live until Unregister has returned nil for it. It may be
-// registered again with another o.Access; users get a registration that grants what they need.
+// registrations. If that fails too, the error is a *LeftError. Existing and new streams may use the
+// memory immediately. The memory must not be freed until Unregister has returned nil for it. It may
+// be registered several times with different o.Access; Acquire chooses a registration that permits
+// the access.
 //
-// Besides the errors of rdma.PD, Register returns ErrExists for a region that overlaps one with the
-// same o.Access, and ErrNotSupported with both reasons for device memory that can be neither
-// exported as a dma-buf nor reached through peer memory.
+// Besides the errors of rdma.PD, Register returns ErrExists for a region that overlaps a registered
+// one with the same o.Access, and ErrNotSupported with both reasons for device memory that can be
+// neither exported as a dma-buf nor reached through peer memory.
 func Register(nics []*Registry, o rdma.MROptions, regions ...*mem.Region) error {
 	staged := make([][]*Memory, len(nics))
 	undo := func(err error) error {
@@ -70,7 +71,7 @@ func Register(nics []*Registry, o rdma.MROptions, regions ...*mem.Region) error 
 	return nil
 }
 
-// drop undoes stage and publish. Memory that has been acquired meanwhile stays until Set.Close.
+// drop undoes stage and publish. If the memory has references, it stays registered until Set.Close.
 func (g *Registry) drop(m *Memory) error {
 	g.retire(m)
 	select {
@@ -81,13 +82,13 @@ func (g *Registry) drop(m *Memory) error {
 	}
 }
 
-// Register is the function Register for one NIC.
+// Register calls the function Register for this NIC.
 func (g *Registry) Register(o rdma.MROptions, regions ...*mem.Region) error {
 	return Register([]*Registry{g}, o, regions...)
 }
 
-// stage registers r without publishing it. After an error, the caller deregisters the memory unless
-// it is nil.
+// stage registers r but does not publish it. After an error, the caller deregisters the returned
+// memory if it is not nil.
 func (g *Registry) stage(r *mem.Region, o rdma.MROptions) (*Memory, error) {
 	m, err := g.reserve(r, o.Access)
 	if err != nil {
@@ -114,15 +115,15 @@ func (g *Registry) stage(r *mem.Region, o rdma.MROptions) (*Memory, error) {
 	return m, nil
 }
 
-// registerDevice registers device memory. If it uses peer memory, why is the failure of the
-// dma-buf.
+// registerDevice registers device memory. If it uses peer memory, why is the reason why a dma-buf
+// was not used.
 func (g *Registry) registerDevice(e mem.Extent, o rdma.MROptions) (mr rdma.MR, how Method, why, err error) {
 	mr, why = g.registerDMABuf(e, o)
 	if why == nil {
 		return mr, MethodDMABuf, nil, nil
 	}
 	if !errors.Is(why, errdefs.ErrNotSupported) {
-		return nil, 0, nil, why // a temporary failure, which peer memory would hide
+		return nil, 0, nil, why // a temporary failure: the fallback to peer memory would hide it
 	}
 	if mr, err = g.pd.RegMR(e, o); err != nil {
 		return nil, 0, nil, fmt.Errorf("as a dma-buf: %w; as peer memory, which needs a kernel module such as nvidia_peermem: %w", why, err)
@@ -148,10 +149,11 @@ func (g *Registry) registerDMABuf(e mem.Extent, o rdma.MROptions) (rdma.MR, erro
 	return mr, err
 }
 
-// Unregister makes r, a region of Register, unavailable to Acquire for all rights, waits until it
-// has no references, and deregisters it. If it returns nil, the NIC no longer touches the memory.
-// Otherwise the memory must not be freed, and the caller must retry: ErrBusy with the cause of ctx
-// means that references were left when ctx ended. ErrNotFound means that r is not registered.
+// Unregister makes the region r unavailable to Acquire, waits until it has no references, and
+// deregisters it for all access flags. If it returns nil, the NIC no longer accesses the memory.
+// Otherwise the memory must not be freed and the caller must retry. ErrBusy with the cause of ctx
+// means that the memory still had references when ctx ended. ErrNotFound means that r is not
+// registered.
 func (g *Registry) Unregister(ctx context.Context, r *mem.Region) error {
 	all := g.claimsOf(r)
 	if len(all) == 0 {
@@ -182,15 +184,15 @@ func (g *Registry) end(ctx context.Context, m *Memory) error {
 	return g.deregister(m)
 }
 
-// claimsOf returns the registered memory of r.
+// claimsOf returns all registrations of r.
 func (g *Registry) claimsOf(r *mem.Region) []*Memory {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(g.claims), func(m *Memory) bool { return m.region != r || !m.registered })
 }
 
-// Unregister unregisters regions from NICs like Registry.Unregister. It continues after a failure
-// and ignores ErrNotFound.
+// Unregister calls Registry.Unregister for all regions and NICs. It continues after a failure and
+// ignores ErrNotFound.
 func Unregister(ctx context.Context, nics []*Registry, regions ...*mem.Region) error {
 	var errs []error
 	for _, g := range nics {

@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// Registry is an open NIC with the memory that it may reach.
+// Registry is an open NIC with its registered memory.
 type Registry struct {
 	name   string
 	o      Options
@@ -24,13 +24,13 @@ type Registry struct {
 	events *events
 	pd     rdma.PD
 
-	// table has the memory for Acquire, sorted by rights, space and address. It is replaced, never
-	// modified.
+	// table is the list of memory that Acquire searches, sorted by access, address space and
+	// address. Changes replace it with a modified copy.
 	table atomic.Pointer[[]*Memory]
 
 	mu sync.Mutex // also guards changes of table
-	// claims has all memory that occupies addresses, sorted in the same way: that in table, that
-	// being registered, and that retired and not deregistered.
+	// claims lists all memory that occupies addresses, in the same order: published memory, memory
+	// that is being registered, and retired memory that is not deregistered.
 	claims []*Memory
 	closed bool
 	stats  Stats
@@ -65,10 +65,10 @@ func (g *Registry) Name() string { return g.name }
 // Device returns the NIC. The caller must not close it.
 func (g *Registry) Device() rdma.Device { return g.dev }
 
-// PD returns the protection domain of all registered memory.
+// PD returns the protection domain of the registered memory.
 func (g *Registry) PD() rdma.PD { return g.pd }
 
-// Len returns the number of registrations in table.
+// Len returns the number of published registrations.
 func (g *Registry) Len() int { return len(*g.table.Load()) }
 
 // Stats returns statistics of the registrations. It is safe for concurrent use.
@@ -78,12 +78,12 @@ func (g *Registry) Stats() Stats {
 	return g.stats
 }
 
-// compare orders memory by rights, then space, then address.
+// compare orders memory by access flags, then address space, then address.
 func (m *Memory) compare(access rdma.Access, space int, addr uint64) int {
 	return cmp.Or(cmp.Compare(m.access, access), cmp.Compare(m.space, space), cmp.Compare(m.first, addr))
 }
 
-// countUpTo returns the number of elements of t at or before addr, in the order of the table.
+// countUpTo returns the number of elements of t that are not after the given position.
 func countUpTo(t []*Memory, access rdma.Access, space int, addr uint64) int {
 	lo, hi := 0, len(t)
 	for lo < hi {
@@ -97,10 +97,11 @@ func countUpTo(t []*Memory, access rdma.Access, space int, addr uint64) int {
 	return lo
 }
 
-// find returns memory that permits need and has the n bytes at addr, or only the first of them, or
-// nil. Of several it returns one with minimal rights.
+// find returns published memory that contains the n bytes at addr and permits need. Without such
+// memory it returns memory that contains the first byte, or nil. Of several, it returns one with
+// minimal access.
 func (g *Registry) find(need rdma.Access, space int, addr, n uint64) (m *Memory) {
-	// A superset of rights is a greater number.
+	// A superset of access flags is a greater number, so the least access comes first.
 	for t := *g.table.Load(); len(t) > 0; {
 		access := t[0].access
 		if access&need == need {
@@ -116,9 +117,9 @@ func (g *Registry) find(need rdma.Access, space int, addr, n uint64) (m *Memory)
 	return m
 }
 
-// Acquire returns the memory that contains e and permits need. It has a reference that keeps it
-// registered until Memory.Release. Acquire returns ErrNotFound if the first byte is not registered
-// with these rights, and ErrInvalid if the registered memory ends before e.
+// Acquire returns registered memory that contains e and permits need. It takes a reference that
+// keeps the memory registered until Memory.Release. It returns ErrNotFound if the first byte of e
+// is not registered with this access, and ErrInvalid if the registered memory ends before e does.
 func (g *Registry) Acquire(e mem.Extent, need rdma.Access) (*Memory, error) {
 	space, addr := address(e)
 	m := g.find(need, space, addr, uint64(e.Len))
@@ -139,8 +140,8 @@ func (g *Registry) Covers(e mem.Extent, need rdma.Access) bool {
 	return m != nil && uint64(e.Len) <= m.end()-addr
 }
 
-// reserve reserves the addresses of r with these rights. It returns ErrExists if another claim with
-// the same rights overlaps.
+// reserve claims the addresses of r for the given access. It returns ErrExists if they overlap
+// another claim with the same access.
 func (g *Registry) reserve(r *mem.Region, access rdma.Access) (*Memory, error) {
 	if r == nil {
 		return nil, fmt.Errorf("no region is given: %w", errdefs.ErrInvalid)
@@ -168,8 +169,8 @@ func (g *Registry) reserve(r *mem.Region, access rdma.Access) (*Memory, error) {
 	return m, nil
 }
 
-// publish adds claimed and registered memory to the table. If the registry is closing, it adds
-// nothing and returns ErrClosed.
+// publish adds registered memory to the table. If the registry is closing, it adds nothing and
+// returns ErrClosed.
 func (g *Registry) publish(ms []*Memory) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -195,8 +196,8 @@ func (g *Registry) retire(m *Memory) {
 	m.retire()
 }
 
-// deregister deregisters m, which is idle or was never published, and drops its claim. It may be
-// retried and called concurrently.
+// deregister deregisters m and drops its claim. m is idle or was never published. It may be retried
+// and called concurrently.
 func (g *Registry) deregister(m *Memory) error {
 	if m.mr != nil {
 		if err := m.mr.Close(); err != nil {
@@ -216,7 +217,7 @@ func (g *Registry) deregister(m *Memory) error {
 }
 
 // close deregisters all memory and closes the NIC. It returns ErrBusy while memory is in use or the
-// device has open objects, and may be called again.
+// device has open objects. The caller may retry it.
 func (g *Registry) close() error {
 	g.mu.Lock()
 	g.closed = true

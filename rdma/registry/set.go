@@ -12,36 +12,36 @@ import (
 
 // Exporter exports device memory as dma-bufs. It is safe for concurrent use.
 type Exporter interface {
-	// ExportDMABuf returns the descriptor of a dma-buf that contains e, which the caller closes,
-	// and the offset in bytes of e in it. It returns ErrNotSupported if the device or its driver
-	// cannot.
+	// ExportDMABuf returns the descriptor of a dma-buf that contains e and the offset in bytes of e
+	// in it. The caller closes the descriptor. It returns ErrNotSupported if the device or its
+	// driver does not support dma-bufs.
 	ExportDMABuf(e mem.Extent) (fd int, off int64, err error)
 }
 
 // Options are the options of a Set. The zero value is the default.
 type Options struct {
-	// Exporter exports device memory; nil: none.
+	// Exporter exports device memory as dma-bufs. Optional.
 	Exporter Exporter
 }
 
-// Set is a trust domain. It opens NICs of a provider, each once, with a protection domain of its
-// own. Queue pairs of another set cannot reach its memory with any key; a server with several
-// tenants uses one set for each. Set is safe for concurrent use. No method waits for another one,
-// which may be in the provider for a long time: it returns ErrBusy instead.
+// Set is a trust domain. It opens NICs of a provider, each once, with its own protection domain.
+// Queue pairs of other sets cannot access its memory with any key; a server with several tenants
+// uses one set for each. Set is safe for concurrent use. If another call is opening or closing a
+// NIC, methods return ErrBusy instead of waiting.
 type Set struct {
 	devices *Devices
 	o       Options
 
 	mu      sync.Mutex  // not held during calls of the provider
-	nics    []*Registry // in the order of opening
+	nics    []*Registry // in order of opening
 	opening []string    // names of NICs being opened
 	closing bool        // a Close is in progress
 	closed  bool        // Close was called
 }
 
-// NIC returns the NIC of that name and opens it on the first call. It returns the errors of
-// rdma.Provider.Open and rdma.Device.AllocPD, ErrClosed once the set is closing, and ErrBusy while
-// another call opens the NIC.
+// NIC returns the NIC with the given name. The first call opens it. NIC returns the errors of
+// rdma.Provider.Open and rdma.Device.AllocPD, ErrClosed after Close, and ErrBusy while another call
+// opens the NIC.
 func (s *Set) NIC(name string) (*Registry, error) {
 	g, err := s.find(name)
 	if g != nil || err != nil {
@@ -54,12 +54,13 @@ func (s *Set) NIC(name string) (*Registry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open NIC %s: %w", name, err)
 	}
-	// Even if the set is closed by now: Close has returned ErrBusy and is called again.
+	// Append it even if Close was called meanwhile: Close has returned ErrBusy and will be called
+	// again.
 	s.nics = append(s.nics, g)
 	return g, nil
 }
 
-// find returns the NIC of that name, or nil if the caller has to open it.
+// find returns the NIC with the given name, or nil if the caller must open it.
 func (s *Set) find(name string) (*Registry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -86,9 +87,9 @@ func (s *Set) NICs() []*Registry {
 }
 
 // Close deregisters all memory and closes the NICs in reverse order. It returns ErrBusy while a
-// stream uses one of them, memory is in use, or another call opens or closes a NIC. It closes as
-// much as possible, permits no new registrations, and may be called again. A second Close after
-// success returns nil.
+// stream uses a NIC, memory is in use, or another call opens or closes a NIC. It closes as much as
+// possible and permits no new registrations. The caller may retry it. After success, Close returns
+// nil.
 func (s *Set) Close() error {
 	s.mu.Lock()
 	if s.closing {

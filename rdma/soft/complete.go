@@ -6,7 +6,7 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// finish completes the oldest started request of q, whose transfer is done.
+// finish completes the oldest started request of q. Its transfer must be done.
 func (e *engine) finish(q *qp) {
 	r := &q.run
 	r.mu.Lock()
@@ -22,11 +22,12 @@ func (e *engine) finish(q *qp) {
 	q.complete(w, t.pos)
 	r.retired++
 	r.mu.Unlock()
-	e.end(t) // ends a reset that waits, which drops the completion
+	// after the completion: if a reset is waiting for the transfer, it drops the completion
+	e.end(t)
 }
 
 // complete reports the result of the request at position pos to both sides. Afterwards the poster
-// owns w.
+// owns w again.
 func (q *qp) complete(w *sendWQE, pos uint64) {
 	status, cause, peer := w.status, w.cause, w.peer
 	if w.received {
@@ -50,7 +51,7 @@ func (q *qp) complete(w *sendWQE, pos uint64) {
 	}
 }
 
-// report adds the completion of a request in the send queue.
+// report adds the completion of a send queue request to the completion queue.
 func (q *qp) report(w *sendWQE, pos uint64, status rdma.WCStatus, cause error) {
 	c := cqe{qp: q, pos: pos, wc: rdma.WC{WRID: w.wrid, Status: status, Opcode: wcOpcode(w.opcode), QPNum: q.num, Cause: cause}}
 	if status != rdma.WCSuccess {
@@ -61,8 +62,8 @@ func (q *qp) report(w *sendWQE, pos uint64, status rdma.WCStatus, cause error) {
 	q.sendCQ.push(&c, false)
 }
 
-// vendorErr returns this provider's code of a status. It is never zero, so that tests notice if it
-// is dropped.
+// vendorErr returns the vendor error code for a status. It is never zero, so that tests detect a
+// missing code.
 func vendorErr(s rdma.WCStatus) uint32 { return 0x50f70000 | uint32(s) }
 
 func wcOpcode(o rdma.WROpcode) rdma.WCOpcode {
@@ -76,7 +77,7 @@ func wcOpcode(o rdma.WROpcode) rdma.WCOpcode {
 	}
 }
 
-// deliver completes the receive of q that a request of the queue pair from has used.
+// deliver completes the receive of q that a request of queue pair from has used.
 func (q *qp) deliver(w *sendWQE, from *qp) {
 	failed := q.pushRecv(w)
 	q.rq.taken()
@@ -84,11 +85,12 @@ func (q *qp) deliver(w *sendWQE, from *qp) {
 		q.fail(rdma.EventQPReqErr)
 	}
 	if q.currentState() == rdma.QPSErr {
-		q.engine().notify(q) // later receives can be flushed now
+		q.engine().notify(q) // the engine can flush later receives now
 	}
 }
 
-// pushRecv adds the completion of a receive and reports whether the message did not fit it.
+// pushRecv adds the completion of a receive. It reports whether the message was too long for the
+// receive.
 func (q *qp) pushRecv(w *sendWQE) (failed bool) {
 	status := w.recvStatus
 	switch q.currentState() {
@@ -116,8 +118,8 @@ func (q *qp) pushRecv(w *sendWQE) (failed bool) {
 	return failed
 }
 
-// flush completes the posted requests of both queues of q, none of which has started, and reports
-// whether there were any. The caller holds q.run.mu.
+// flush completes the posted requests of both queues of q. No request has started. It reports
+// whether there were any requests. The caller holds q.run.mu.
 func (e *engine) flush(q *qp) bool {
 	r, flushed := &q.run, false
 	for tail := q.tail.Load(); r.retired < tail; r.retired++ {

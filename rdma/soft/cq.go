@@ -17,7 +17,7 @@ import (
 type channel struct {
 	owner
 	dev    *Device
-	events *mailbox[*cq] // contains a queue at most once
+	events *mailbox[*cq] // each queue at most once
 }
 
 // CreateCompChannel creates a completion channel.
@@ -74,13 +74,13 @@ type cq struct {
 	attached []*qp
 }
 
-// cqe is a completion with the place that polling it frees.
+// cqe is a completion and the queue entry that polling it frees.
 type cqe struct {
 	wc   rdma.WC
 	qp   *qp
-	rq   *recvQueue // for a receive; nil for a send
-	slot uint32     // of rq
-	pos  uint64     // of the send queue
+	rq   *recvQueue // receive queue, or nil for a send
+	slot uint32     // slot in rq
+	pos  uint64     // position in the send queue
 }
 
 type arming uint8
@@ -149,7 +149,7 @@ func (q *cq) Poll(wcs []rdma.WC) (int, error) {
 	return 0, fmt.Errorf("poll completion queue: %w: %w", errdefs.ErrBroken, q.lost)
 }
 
-// free frees the place of a completion that was polled or dropped.
+// free frees the queue entry of a polled or dropped completion.
 func (c *cqe) free() {
 	if c.rq != nil {
 		c.rq.release(c.slot)
@@ -167,8 +167,8 @@ func (q *cq) pollFault(call string) error {
 	return fmt.Errorf("poll completion queue: %w: %w", errdefs.ErrBroken, err)
 }
 
-// push adds a completion and the event that was requested for it. If the queue is full, this
-// completion and all later ones are lost, and so is the queue.
+// push adds a completion and sends the requested event. If the queue is full, it drops the
+// completion and marks the queue as lost.
 func (q *cq) push(c *cqe, solicited bool) {
 	q.mu.Lock()
 	if q.lost != nil || q.count == len(q.ring) {
@@ -191,7 +191,7 @@ func (q *cq) push(c *cqe, solicited bool) {
 
 var errOverflow = errors.New("the queue was full at a completion")
 
-// lose marks the queue as lost once. Its completions can still be polled.
+// lose marks the queue as lost with the first cause. Its completions can still be polled.
 func (q *cq) lose(cause error) {
 	q.mu.Lock()
 	if q.lost != nil {
@@ -226,7 +226,7 @@ func (q *cq) RequestNotify(solicitedOnly bool) error {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	// A request for any completion is not narrowed by a later one.
+	// A later request for solicited completions does not replace a request for any completion.
 	if !solicitedOnly {
 		q.armed = armedAny
 	} else if q.armed == disarmed {

@@ -14,7 +14,7 @@ import (
 type Device struct {
 	owner
 	nic    *nic
-	events *mailbox[rdma.AsyncEvent] // unlimited, like the kernel's list
+	events *mailbox[rdma.AsyncEvent] // unlimited, like the list in the kernel
 }
 
 var _ rdma.Device = (*Device)(nil)
@@ -77,7 +77,7 @@ func (d *Device) port(op, call string, number int) (*port, error) {
 	return d.nic.port(call, number)
 }
 
-// SetPort activates or deactivates a port, and delivers the asynchronous event of the change. An
+// SetPort activates or deactivates a port and sends the asynchronous event for the change. An
 // inactive port exchanges no packets.
 func (d *Device) SetPort(number int, active bool) error {
 	p, err := d.nic.port("soft_set_port", number)
@@ -125,7 +125,7 @@ func (d *Device) Close() error {
 	return nil
 }
 
-// shutdown closes an object of the device that needs no wait.
+// shutdown closes an object of the device. It is for objects that need not wait for transfers.
 func (d *Device) shutdown(o *owner, call string) (ended bool, err error) {
 	if o.closed.Load() {
 		return false, nil
@@ -138,8 +138,8 @@ func (d *Device) shutdown(o *owner, call string) (ended bool, err error) {
 
 func (d *Device) fault(op, call string) error { return d.nic.prov.fault(op, call) }
 
-// begin begins every call that creates an object. It counts the verb, takes a place of q and adds a
-// child to parent.
+// begin starts a call that creates an object. It applies the fault plan, takes one unit of quota q
+// and adds a child to parent.
 func (d *Device) begin(op, call string, q *quota, most int, parent *owner) error {
 	if err := d.fault(op, call); err != nil {
 		return err

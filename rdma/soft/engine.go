@@ -10,18 +10,18 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// running is the engine's state of a queue pair.
+// running is the execution state of a queue pair.
 type running struct {
-	mu          sync.Mutex   // held by the engine while it works on the queue pair, and by a reset
+	mu          sync.Mutex   // held by the engine during a step of the queue pair, and by a reset
 	issued      uint64       // number of started requests
 	retired     uint64       // number of completed requests
-	inflight    []*Transfer  // of started requests that have not completed, in order
+	inflight    []*Transfer  // transfers of started requests that have not completed, in order
 	delayedRead *Transfer    // a read in inflight whose bytes move later
-	reads       int          // number in inflight
-	halted      bool         // a started request will fail: no more start
-	listed      bool         // in engine.active
-	tries       int          // failed attempts of the next request
-	due         time.Time    // time of the next attempt; zero: now
+	reads       int          // number of reads in inflight
+	halted      bool         // a started request will fail, so no more requests start
+	listed      bool         // the queue pair is in engine.active
+	tries       int          // failed attempts to start the next request
+	due         time.Time    // earliest time of the next attempt; zero: now
 	fault       *fault.Fault // fault of the next request
 	received    atomic.Uint32
 }
@@ -34,20 +34,20 @@ func (r *running) reset() {
 	r.received.Store(0)
 }
 
-// engine executes the requests of a provider's queue pairs in small steps. A step starts a request,
-// or completes one whose transfer is done.
+// engine executes the requests of the queue pairs in small steps. A step starts a request, moves
+// the bytes of a delayed read, or completes a request whose transfer is done.
 type engine struct {
 	prov    *Provider
 	wakeup  chan struct{} // capacity 1
 	quit    chan struct{}
 	stopped chan struct{}
-	idle    atomic.Bool // notify must wake the engine
+	idle    atomic.Bool // the engine waits for wakeup
 
 	mu       sync.Mutex
-	notified []*qp // queue pairs notified since the last look of the engine
+	notified []*qp // queue pairs notified since the last takeNotified
 
 	steps         sync.Mutex // held during a step
-	rng           *rand.Rand // draws the steps; nil: queue pairs take turns
+	rng           *rand.Rand // chooses the steps; nil: queue pairs alternate
 	active        []*qp      // queue pairs with steps to do or requests in progress
 	possible      []step     // reused buffer of possible steps
 	freeTransfers []*Transfer
@@ -81,13 +81,13 @@ func newEngine(p *Provider, s *Schedule) *engine {
 	return e
 }
 
-// stop ends the idle engine and waits for it.
+// stop stops the idle engine and waits until its goroutine has ended.
 func (e *engine) stop() {
 	close(e.quit)
 	<-e.stopped
 }
 
-// notify adds q to the queue pairs with steps to do. It is safe for concurrent use.
+// notify makes the engine check q for steps. It is safe for concurrent use.
 func (e *engine) notify(q *qp) {
 	if q.notified.Swap(true) {
 		return
@@ -117,7 +117,8 @@ func (e *engine) loop() {
 		if e.step() {
 			continue
 		}
-		// A notification after idle is set wakes the engine; the second check finds an earlier one.
+		// A notification after this store wakes the engine. The second step finds work of an
+		// earlier notification.
 		e.idle.Store(true)
 		if e.step() {
 			e.idle.Store(false)
@@ -173,8 +174,8 @@ func (e *engine) takeNotified() {
 	e.notified = e.notified[:0]
 }
 
-// findSteps finds the possible steps. It drops queue pairs without steps until the next
-// notification.
+// findSteps collects the possible steps. It removes queue pairs without steps from active; a
+// notification adds them again.
 func (e *engine) findSteps() {
 	e.possible = e.possible[:0]
 	kept := e.active[:0]
@@ -189,7 +190,8 @@ func (e *engine) findSteps() {
 	e.active = kept
 }
 
-// options adds the possible steps of q, and reports whether q has any now or later.
+// options adds the possible steps of q. It reports whether q has steps now or will have some
+// without a notification.
 func (e *engine) options(q *qp) bool {
 	r := &q.run
 	r.mu.Lock()
@@ -226,8 +228,8 @@ func (q *qp) hasPosted() bool {
 	return q.run.retired < q.tail.Load() || q.srq == nil && q.rq.canFlush()
 }
 
-// readsFull reports whether q's next request is a read above the limit of concurrent reads. If the
-// limit is zero, the read starts and fails. The caller holds q.run.mu.
+// readsFull reports whether q's next request is a read that exceeds the limit of concurrent reads.
+// With a limit of zero it returns false, and the read starts and fails. The caller holds q.run.mu.
 func (q *qp) readsFull() bool {
 	l := q.link.Load()
 	return l != nil && l.attr.MaxRDAtomic > 0 && q.run.reads >= int(l.attr.MaxRDAtomic) && q.next().opcode == rdma.WRRDMARead
@@ -236,7 +238,7 @@ func (q *qp) readsFull() bool {
 // next returns the oldest request that has not started.
 func (q *qp) next() *sendWQE { return &q.sq[q.run.issued&q.mask] }
 
-// do takes a step and reports whether it had an effect.
+// do executes a step and reports whether it had an effect.
 func (e *engine) do(s step) bool {
 	q := s.q
 	if e.rng == nil { // move q behind the others
@@ -264,8 +266,8 @@ func (e *engine) do(s step) bool {
 	return e.begin(q)
 }
 
-// begin starts the next request of q, or flushes requests that will not start, and reports whether
-// it did. It calls the Mover without q.run.mu, since the call may wait.
+// begin starts the next request of q, or flushes requests that will not start. It reports whether
+// it did so. It calls the Mover without q.run.mu because the call may block.
 func (e *engine) begin(q *qp) bool {
 	r := &q.run
 	r.mu.Lock()
@@ -273,7 +275,7 @@ func (e *engine) begin(q *qp) bool {
 		defer r.mu.Unlock()
 		return e.flush(q)
 	}
-	// It was reset meanwhile.
+	// The queue pair may have been reset meanwhile.
 	if q.currentState() != rdma.QPSRTS || r.halted || r.issued == q.tail.Load() {
 		r.mu.Unlock()
 		return false
@@ -299,10 +301,10 @@ func (e *engine) begin(q *qp) bool {
 	return true
 }
 
-// inOrder returns the transfers to move now that t, the last of r, has started: the delayed one, if
-// it must move before t, and t itself; either may be nil. With a schedule, the bytes of a read may
-// arrive late. Later requests then start before that, unless they have SendFence, and use the old
-// local memory. At the peer the read sees none of their writes, and reads arrive in order.
+// inOrder returns the transfers to move after t, the last one in r, was started: a delayed read
+// that must move before t, and t itself. Either may be nil. With a schedule, the bytes of a read
+// may arrive late: later requests start before that unless they have SendFence, and use the old
+// local memory. The read itself does not return bytes of their writes, and reads arrive in order.
 func (e *engine) inOrder(r *running, t *Transfer) (before, now *Transfer) {
 	w := &t.qp.sq[t.pos&t.qp.mask]
 	if delayed := r.delayedRead; delayed != nil && (t.read || w.flags&rdma.SendFence != 0 || overlaps(t.Batch.Dst, delayed.Batch.Src)) {
@@ -319,7 +321,8 @@ func (e *engine) inOrder(r *running, t *Transfer) (before, now *Transfer) {
 	return before, t
 }
 
-// nextDue returns the time until the first queue pair with a delayed attempt is due.
+// nextDue returns the time until the first delayed attempt of a queue pair is due, and false if
+// there is none.
 func (e *engine) nextDue() (time.Duration, bool) {
 	var first time.Time
 	for _, q := range e.active {

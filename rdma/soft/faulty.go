@@ -12,15 +12,15 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// stallLook is the interval of checks whether stalled requests were released: a plan sends no
-// notification.
+// stallLook is the interval at which the engine checks whether stalled requests were released. A
+// fault plan sends no notification.
 const stallLook = time.Millisecond
 
-// noiseBytes is the maximum number of wrong bytes in a corrupted request.
+// noiseBytes is the maximum number of corrupted bytes in a request.
 const noiseBytes = 8
 
-// heldBack applies the fault plan to a request once, and reports whether the request must not start
-// now.
+// heldBack applies the fault plan to a request. The plan counts each request once. It reports
+// whether the request must not start now.
 func (e *engine) heldBack(q *qp, w *sendWQE) bool {
 	r := &q.run
 	if !w.asked {
@@ -62,7 +62,7 @@ func opOf(o rdma.WROpcode) string {
 	}
 }
 
-// damage applies a fault to the copies of a request.
+// damage applies a fault to the copies of a transfer.
 func (e *engine) damage(t *Transfer, w *sendWQE, f *fault.Fault) {
 	b := &t.Batch
 	switch f.Action {
@@ -87,7 +87,8 @@ func (e *engine) damage(t *Transfer, w *sendWQE, f *fault.Fault) {
 	}
 }
 
-// makeNoise returns random bytes for corruption that the mover reaches. The caller frees them.
+// makeNoise returns random bytes in memory that the mover can read. They are the source of
+// corrupted bytes. The caller frees them.
 func makeNoise(m Mover) (*mem.Region, error) {
 	const size = 1 << 12
 	b, err := hostmem.Alloc(size)

@@ -9,10 +9,10 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// mailbox delivers its elements in order, each to one waiting caller.
+// mailbox delivers each element to one waiting caller, in order.
 type mailbox[T comparable] struct {
 	what   string
-	ready  chan struct{} // capacity 1: an element while the mailbox is not empty
+	ready  chan struct{} // capacity 1; has an element while the mailbox is not empty
 	closed chan struct{}
 
 	mu   sync.Mutex
@@ -30,7 +30,7 @@ func (m *mailbox[T]) put(v T) {
 	m.token()
 }
 
-// putOnce adds v unless it is in the mailbox.
+// putOnce adds v unless the mailbox already contains it.
 func (m *mailbox[T]) putOnce(v T) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

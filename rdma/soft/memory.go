@@ -45,7 +45,7 @@ type mr struct {
 	owner
 	pd   *pd
 	info rdma.MRInfo
-	ops  *opCounter // transfers that touch the memory
+	ops  *opCounter // counts transfers that access the memory
 	ctl  sync.Mutex
 }
 
@@ -65,7 +65,7 @@ func (p *pd) RegDMABufMR(e mem.Extent, fd int, off int64, o rdma.MROptions) (rdm
 	case fd < 0 || off < 0 || e.Region == nil || e.Region.Kind() != mem.KindDevice:
 		return nil, fmt.Errorf("register dma-buf of %s: %w", e.Region, rdma.NewError(call, fmt.Sprintf("fd=%d, offset=%d", fd, off), unix.EINVAL, ""))
 	}
-	// The dma-buf is not used, but one that is too short is refused.
+	// The dma-buf is not used, but a dma-buf that is too short is an error.
 	size, err := unix.Seek(fd, 0, unix.SEEK_END)
 	if err != nil || off > size-e.Len {
 		return nil, fmt.Errorf("register dma-buf of %s: %w", e.Region, rdma.NewError(call, fmt.Sprintf("fd=%d, offset=%d, bytes=%d", fd, off, e.Len), unix.EINVAL, fmt.Sprintf("it has %d bytes: %v", size, err)))
@@ -104,7 +104,7 @@ func (m *mr) Info() rdma.MRInfo { return m.info }
 
 func (m *mr) Close() error {
 	const call = "soft_dereg_mr"
-	m.ctl.Lock() // held during the wait: a second Close must not return earlier
+	m.ctl.Lock() // held while waiting, so that a concurrent Close also waits
 	defer m.ctl.Unlock()
 	if m.closed.Load() {
 		return nil
@@ -126,16 +126,16 @@ func (m *mr) Close() error {
 	return nil
 }
 
-// keyTable finds memory regions by key. A key has an index and, in its lowest byte, a tag that
-// changes with every use of the index.
+// keyTable finds memory regions by key. A key consists of an index and a tag in its lowest byte.
+// Every use of an index has a different tag.
 type keyTable struct {
 	mu    sync.RWMutex
-	table []*mr   // by index; index 0 is unused, so that a zero key is an error
+	table []*mr   // by index; index 0 is unused, so that key zero is invalid
 	tags  []uint8 // by index: the last tag
 	free  []uint32
 }
 
-// remoteTag is the difference between the tags of a region's two keys.
+// remoteTag is the difference between the tags of a region's local and remote key.
 const remoteTag = 0x80
 
 func (k *keyTable) add(m *mr) {
@@ -176,7 +176,7 @@ func (k *keyTable) find(key uint32) *mr {
 	return nil
 }
 
-// within returns n bytes at addr of the region, or false if they are not inside.
+// within returns n bytes at addr of the region. It returns false if they exceed the region.
 func (m *mr) within(addr uint64, n uint32) (mem.Extent, bool) {
 	off, size := addr-m.info.Addr, uint64(m.info.Extent.Len)
 	if off > size || uint64(n) > size-off {
@@ -185,7 +185,7 @@ func (m *mr) within(addr uint64, n uint32) (mem.Extent, bool) {
 	return mem.Extent{Region: m.info.Extent.Region, Off: m.info.Extent.Off + int64(off), Len: int64(n)}, true
 }
 
-// local returns n bytes at addr for a work request of a queue pair of p.
+// local returns the memory of s for a work request of a queue pair in p.
 func (n *nic) local(p *pd, s *rdma.SGE, need rdma.Access) (mem.Extent, *mr, error) {
 	m := n.keys.find(s.LKey)
 	if m != nil && m.info.LKey == s.LKey && m.pd == p && m.info.Access&need == need {
@@ -196,7 +196,7 @@ func (n *nic) local(p *pd, s *rdma.SGE, need rdma.Access) (mem.Extent, *mr, erro
 	return mem.Extent{}, nil, n.refusal(p, m, m != nil && m.info.LKey == s.LKey, s.LKey, s.Addr, s.Length, need)
 }
 
-// remote returns n bytes at addr for a work request of the peer of a queue pair of p.
+// remote returns n bytes at addr for a request of the peer of a queue pair in p.
 func (n *nic) remote(p *pd, rkey uint32, addr uint64, bytes uint32, need rdma.Access) (mem.Extent, *mr, error) {
 	m := n.keys.find(rkey)
 	if m != nil && m.info.RKey == rkey && rkey != 0 && m.pd == p && m.info.Access&need == need {
@@ -207,7 +207,7 @@ func (n *nic) remote(p *pd, rkey uint32, addr uint64, bytes uint32, need rdma.Ac
 	return mem.Extent{}, nil, n.refusal(p, m, m != nil && m.info.RKey == rkey, rkey, addr, bytes, need)
 }
 
-// refusal returns the error of a key that did not give access.
+// refusal returns the error for a key that does not permit the access.
 func (n *nic) refusal(p *pd, m *mr, known bool, key uint32, addr uint64, bytes uint32, need rdma.Access) error {
 	why := "the key belongs to no memory region"
 	switch {

@@ -10,8 +10,8 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// nic exists whether or not it is open. It has the ports, and the numbers of queue pairs and
-// memory.
+// nic is the state of a software NIC that exists even while no Device is open: its ports, queue
+// pair numbers and memory keys.
 type nic struct {
 	prov  *Provider
 	info  rdma.DeviceInfo
@@ -24,7 +24,7 @@ type nic struct {
 	mu      sync.Mutex
 	nextQP  uint32
 	byNum   map[uint32]*qp
-	devices map[*Device]struct{} // open ones
+	devices map[*Device]struct{} // open devices of this NIC
 }
 
 type port struct {
@@ -34,7 +34,7 @@ type port struct {
 	active atomic.Bool
 }
 
-// firstQPNum is above the numbers that the specification reserves.
+// firstQPNum is the first number that the specification does not reserve.
 const firstQPNum = 0x11
 
 const qpNumMask = 1<<24 - 1
@@ -67,8 +67,8 @@ func newNIC(p *Provider, index int) *nic {
 	return n
 }
 
-// defaultGIDs returns fe80::<port>:<device> and 10.98.<port>.<device> as an IPv6 address, counted
-// from 1.
+// defaultGIDs returns two GIDs for a port: fe80::<port>:<device> and 10.98.<port>.<device> as an
+// IPv6 address. Ports and devices are counted from 1.
 func defaultGIDs(device, port int) []rdma.GID {
 	d, p := byte(device+1), byte(port+1)
 	return []rdma.GID{
@@ -95,7 +95,7 @@ func (p *port) hasGID(gid rdma.GID) bool {
 	return false
 }
 
-// register gives a queue pair the next free number.
+// register assigns the next free number to a queue pair.
 func (n *nic) register(q *qp) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -120,7 +120,7 @@ func (n *nic) find(num uint32) *qp {
 	return n.byNum[num]
 }
 
-// notify sends an event of the whole NIC to all of its open devices.
+// notify sends an event that concerns the whole NIC to all of its open devices.
 func (n *nic) notify(e rdma.AsyncEvent) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

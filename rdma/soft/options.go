@@ -10,9 +10,9 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// Names of the operations that Options.Faults counts. A verb with a fault fails, whatever the
-// action. The work of a request is counted when it starts, and supports every action; Crash counts
-// as Fail.
+// Names of the operations in Options.Faults. A verb with a fault fails, regardless of the action.
+// The operations for the execution of requests are counted when a request starts. They support
+// every action; Crash has the effect of Fail.
 const (
 	OpOpen          = "open-device"
 	OpQueryPort     = "query-port"
@@ -27,40 +27,40 @@ const (
 	OpModifyQP      = "modify-qp"
 	OpPostSend      = "post-send"
 	OpPostRecv      = "post-recv" // of a queue pair or a shared receive queue
-	OpPoll          = "poll-cq"   // a failure loses the queue
+	OpPoll          = "poll-cq"   // a failure makes the queue unusable
 	OpNotify        = "req-notify-cq"
 	OpWaitChannel   = "get-cq-event"
 	OpWaitEvent     = "get-async-event"
-	OpClose         = "close" // of any object; a failure leaves it open
+	OpClose         = "close" // any object; a failure leaves it open
 
-	OpWrite = "write" // the work of an RDMA write, with or without immediate data
-	OpRead  = "read"  // of an RDMA read
-	OpSend  = "send"  // of a send
+	OpWrite = "write" // execution of an RDMA write, with or without immediate data
+	OpRead  = "read"  // execution of an RDMA read
+	OpSend  = "send"  // execution of a send
 )
 
 // Options are the options of a provider. The zero value has one device, "soft0", and copies memory
-// that the CPU reaches.
+// with a CPU address.
 type Options struct {
-	// Devices has the options of the devices. Default: one device with the default options.
+	// Devices are the options of each device. Default: one device with default options.
 	Devices []DeviceOptions
 	// Mover moves the bytes of all devices. Default: CPUMover.
 	Mover Mover
-	// Schedule draws the order of steps from a seed. Nil: each step happens as soon as possible.
+	// Schedule makes the order of steps random. Nil: each step happens as soon as possible.
 	Schedule *Schedule
-	// Faults is the plan of faults; nil: none. The Mover must reach host memory.
+	// Faults is the fault plan. Optional. The Mover must be able to read host memory.
 	Faults *fault.Plan
-	// DrainTimeout is the time that Close, or a reset of a queue pair, waits for bytes that the
-	// Mover moves, before it fails with ErrBusy. Default: 10 s.
+	// DrainTimeout is the maximum time that Close, or a reset of a queue pair, waits for transfers
+	// of the Mover. After it they return ErrBusy. Default: 10 s.
 	DrainTimeout time.Duration
 }
 
-// Schedule makes a provider take one step at a time: start one request, or complete one whose
-// transfer is done. Seed determines the choice among the possible steps. Then requests of different
-// queue pairs overtake each other, completions are late, and the bytes of a read arrive after later
-// requests have started, unless those have SendFence. All of this may happen with hardware.
+// Schedule makes a provider take one step at a time, which starts one request or completes one.
+// Seed determines the choice among the possible steps. This produces orders that are possible with
+// hardware: requests of different queue pairs overtake each other, completions are late, and the
+// bytes of a read arrive after later requests have started, unless these have SendFence.
 type Schedule struct {
 	Seed uint64
-	// Manual makes the provider take steps in Provider.Step only. Otherwise a goroutine takes them.
+	// Manual means that only Provider.Step takes steps. Otherwise a goroutine takes them.
 	Manual bool
 }
 
@@ -68,23 +68,24 @@ type Schedule struct {
 type DeviceOptions struct {
 	Name  string        // default: "soft" and the index
 	Ports []PortOptions // default: one with the default options
-	// Limits replace the default limits if they are not zero: see rdma.DeviceInfo.
+	// Limits replace the default limits; zero fields keep the default. See rdma.DeviceInfo.
 	Limits rdma.DeviceInfo
-	// NoDeviceMemory refuses device memory that is not a dma-buf, like a machine without a peer
-	// memory module.
+	// NoDeviceMemory makes registration of device memory fail unless it is a dma-buf, as on a
+	// machine without a peer memory module.
 	NoDeviceMemory bool
-	// NoDMABuf refuses dma-bufs, like an old kernel.
+	// NoDMABuf makes registration of dma-bufs fail, as with an old kernel.
 	NoDMABuf bool
 }
 
 // PortOptions are the options of a port.
 type PortOptions struct {
-	Down            bool     // inactive; Device.SetPort changes that
+	Down            bool     // the port is inactive at first; see Device.SetPort
 	MTU             rdma.MTU // default: 4096
 	MaxMessageBytes uint32   // default: 1 GiB
-	// GIDs has by default a link-local and an IPv4 one, unique in the provider. Zero entries are empty.
+	// GIDs is the GID table. Zero entries are empty. Default: a link-local and an IPv4 GID, unique
+	// in the provider.
 	GIDs    []rdma.GID
-	GIDType rdma.GIDType // of all entries; default RoCE v2
+	GIDType rdma.GIDType // type of all GIDs; default RoCE v2
 }
 
 const (
@@ -127,7 +128,7 @@ func (o *Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// maxMessageBytes is the maximum length of a message in the InfiniBand specification.
+// maxMessageBytes is the maximum length of a message by the InfiniBand specification.
 const maxMessageBytes = 1 << 31
 
 func (o *Options) setDefaults() {
@@ -147,7 +148,7 @@ func setDefault[T comparable](v *T, d T) {
 	}
 }
 
-// limits returns the properties of device number i.
+// limits returns the properties of device i.
 func (o *DeviceOptions) limits(i int) rdma.DeviceInfo {
 	l := o.Limits
 	l.Provider, l.Name = providerName, o.Name

@@ -13,8 +13,8 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// owner is the state of an object: it is open until close succeeds, which needs that it has no
-// children.
+// owner is the common state of objects. An object is open until close succeeds. It cannot be closed
+// while it has children.
 type owner struct {
 	what   string // "protection domain"
 	closed atomic.Bool
@@ -55,7 +55,8 @@ func (o *owner) removeChild() {
 	o.children--
 }
 
-// close closes the object and reports whether it was open.
+// close closes the object and reports whether it was open. It returns ErrBusy while the object has
+// children.
 func (o *owner) close(call string) (bool, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -70,9 +71,9 @@ func (o *owner) close(call string) (bool, error) {
 	return true, nil
 }
 
-// opCounter counts operations in progress and can refuse new ones.
+// opCounter counts operations in progress. It can be stopped, so that new operations are refused.
 type opCounter struct {
-	word atomic.Int64 // number of operations, plus stopBit
+	word atomic.Int64 // number of operations, plus stopBit if stopped
 	idle chan struct{}
 }
 
@@ -80,8 +81,8 @@ const stopBit = 1 << 62
 
 func newGate() *opCounter { return &opCounter{idle: make(chan struct{}, 1)} }
 
-// begin counts an operation and reports true, unless the counter is stopped. The caller must call
-// end.
+// begin counts an operation. It returns false if the counter is stopped. Otherwise the caller must
+// call end.
 func (g *opCounter) begin() bool {
 	if g.word.Add(1)&stopBit != 0 {
 		g.end()
@@ -99,14 +100,14 @@ func (g *opCounter) end() {
 	}
 }
 
-// stop refuses new operations and waits for those in progress. If that takes too long, it permits
-// operations again and returns ErrBusy. It is not safe for concurrent use.
+// stop refuses new operations and waits for those in progress. If that takes longer than the drain
+// timeout, it permits operations again and returns ErrBusy. It is not safe for concurrent use.
 func (g *opCounter) stop(call string, p *Provider) error {
 	if g.word.Add(stopBit) == stopBit {
 		return nil
 	}
 	if p.manual() {
-		// A manual provider ends operations only in Step.
+		// With a manual schedule, operations end only in Step.
 		for g.word.Load() != stopBit && p.Step() {
 		}
 	}
@@ -127,10 +128,10 @@ func (g *opCounter) stop(call string, p *Provider) error {
 	return nil
 }
 
-// reopen undoes stop.
+// reopen permits operations again after stop.
 func (g *opCounter) reopen() { g.word.Add(-stopBit) }
 
-// quota counts objects up to a limit of the device.
+// quota limits the number of objects of a kind.
 type quota struct{ n atomic.Int64 }
 
 func (q *quota) take(call string, most int) error {

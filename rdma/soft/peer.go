@@ -8,9 +8,11 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// retryAck delays a request to a peer that does not answer, until the retries are used up.
+// retryAck delays a request to a peer that does not respond. When no retries are left, it fails the
+// request.
 func (q *qp) retryAck(w *sendWQE, l *link) outcome {
-	const endless = 14 // number of attempts before the delay stops growing, without a limit
+	// number of attempts after which the delay stops growing if there is no limit
+	const endless = 14
 	if l.attr.Timeout != 0 && q.run.tries > int(l.attr.RetryCount) {
 		w.status = rdma.WCRetryExcErr
 		w.cause = fmt.Errorf("queue pair %d at %s did not answer %d times", l.attr.DestQPNum, l.attr.Address.GID, q.run.tries)
@@ -23,7 +25,8 @@ func (q *qp) retryAck(w *sendWQE, l *link) outcome {
 	return q.run.retry(rdma.AckTimeout(code))
 }
 
-// retryRNR delays a request to a peer that has no receive posted.
+// retryRNR delays a request to a peer without a posted receive. When no retries are left, it fails
+// the request.
 func (q *qp) retryRNR(w *sendWQE, l, peer *link) outcome {
 	const endless = 7
 	if l.attr.RNRRetry != endless && q.run.tries > int(l.attr.RNRRetry) {
@@ -40,7 +43,7 @@ func (r *running) retry(d time.Duration) outcome {
 	return waits
 }
 
-// reach returns the peer and its link, or nil if it does not answer.
+// reach returns the peer and its link, or nil if the peer does not respond.
 func (q *qp) reach(l *link) (*qp, *link) {
 	pt := q.prov().portOf(l.attr.Address.GID)
 	if pt == nil || !pt.active.Load() || !l.port.active.Load() {
@@ -54,14 +57,14 @@ func (q *qp) reach(l *link) (*qp, *link) {
 	if pl == nil || pl.port != pt || pl.attr.DestQPNum != q.num || !l.port.hasGID(pl.attr.Address.GID) {
 		return nil, nil
 	}
-	// The peer accepts the next packet only.
+	// The peer accepts only the packet with the next sequence number.
 	if (pl.attr.RQPSN+peer.run.received.Load())&psnMask != (l.attr.SQPSN+uint32(q.run.issued))&psnMask {
 		return nil, nil
 	}
 	return peer, pl
 }
 
-// answers reports whether the queue pair accepts requests of its peer.
+// answers reports whether the queue pair accepts requests from its peer.
 func (q *qp) answers() bool {
 	s := q.currentState()
 	return s == rdma.QPSRTR || s == rdma.QPSRTS

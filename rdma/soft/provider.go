@@ -12,14 +12,14 @@ import (
 
 const providerName = "soft"
 
-// Provider is a set of software NICs that reach each other. It implements rdma.Provider.
+// Provider is a set of software NICs that can connect to each other. It implements rdma.Provider.
 type Provider struct {
 	owner
 	o      Options
 	nics   []*nic
 	engine *engine
 
-	noise *mem.Region // bytes for corruption; nil without Options.Faults
+	noise *mem.Region // source of corrupted bytes; nil without Options.Faults
 
 	ports map[rdma.GID]*port // immutable
 }
@@ -50,7 +50,7 @@ func New(o Options) (*Provider, error) {
 // Name returns "soft".
 func (p *Provider) Name() string { return providerName }
 
-// Devices returns the names of the devices, in the order of Options.Devices.
+// Devices returns the names of the devices in the order of Options.Devices.
 func (p *Provider) Devices() ([]string, error) {
 	if err := p.check("soft_get_device_list"); err != nil {
 		return nil, err
@@ -62,7 +62,7 @@ func (p *Provider) Devices() ([]string, error) {
 	return names, nil
 }
 
-// Open opens the device of that name. It returns a *Device.
+// Open opens the device with the given name. The result is a *Device.
 func (p *Provider) Open(name string) (rdma.Device, error) {
 	const call = "soft_open_device"
 	if err := p.fault(OpOpen, call); err != nil {
@@ -109,9 +109,9 @@ func (p *Provider) Close() error {
 	return nil
 }
 
-// Step takes one step of a provider with a manual schedule, and reports whether there was one.
-// Calls that wait for bytes in flight take steps too. Step is safe for concurrent use. It panics
-// for other providers.
+// Step takes one step of a provider with a manual schedule and reports whether one was possible.
+// Calls that wait for transfers also take steps. Step is safe for concurrent use. It panics for
+// other providers.
 func (p *Provider) Step() bool {
 	if !p.manual() {
 		panic("soft: Step of a provider in automatic mode")
@@ -121,7 +121,7 @@ func (p *Provider) Step() bool {
 
 func (p *Provider) manual() bool { return p.o.Schedule != nil && p.o.Schedule.Manual }
 
-// fault counts a verb and returns its failure in the plan, or nil.
+// fault counts a call of a verb and returns the failure that the plan has for it, or nil.
 func (p *Provider) fault(op, call string) error {
 	if p.o.Faults == nil {
 		return nil
@@ -132,12 +132,12 @@ func (p *Provider) fault(op, call string) error {
 	return nil
 }
 
-// injected returns the error of a verb with a fault.
+// injected returns the error of a verb that fails because of an injected fault.
 func injected(call string, cause error) error {
 	return fmt.Errorf("%w: %w", &rdma.Error{Call: call, Text: "a fault was injected"}, cause)
 }
 
-// portOf returns the port with gid, or nil.
+// portOf returns the port that has gid, or nil.
 func (p *Provider) portOf(gid rdma.GID) *port {
 	return p.ports[gid]
 }

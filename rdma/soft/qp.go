@@ -23,31 +23,32 @@ type qp struct {
 	rq             *recvQueue
 	caps           rdma.QPCaps
 	signalAll      bool
-	// inline has payloads of SendInline, MaxInlineBytes for each place. It is nil if that is zero.
+	// inline has space for the payloads of SendInline, MaxInlineBytes for each entry. Nil if that
+	// is zero.
 	inline *mem.Region
-	ops    *opCounter // transfers of requests of or to the queue pair
+	ops    *opCounter // counts transfers of requests to or from the queue pair
 
-	ctl sync.Mutex // serializes Modify and Close, which wait for bytes
+	ctl sync.Mutex // serializes Modify and Close, which wait for transfers
 	mu  sync.Mutex // held while posting to the send queue and while the state changes
 
 	attr  rdma.QPAttr   // guarded by mu
 	state atomic.Uint32 // attr.State, for engines
 	link  atomic.Pointer[link]
 
-	// The send queue: places [freed, tail) are taken, [retired, issued) have started. Position p is
-	// at sq[p&mask].
+	// The send queue. Entries in [freed, tail) are in use; requests in [retired, issued) have
+	// started. Position p is entry sq[p&mask].
 	sq       []sendWQE
 	mask     uint64
 	tail     atomic.Uint64
 	freed    atomic.Uint64
-	notified atomic.Bool // the engine has been notified
+	notified atomic.Bool // the engine was notified
 	run      running
 }
 
-// link is the state of a connection. It is immutable.
+// link is the immutable state of a connection.
 type link struct {
 	port *port
-	attr rdma.QPAttr // as of QPSRTR
+	attr rdma.QPAttr // attributes set by the step to QPSRTR
 }
 
 // maxInlineBytes is the maximum payload of SendInline.
@@ -73,7 +74,7 @@ func (p *pd) CreateQP(o rdma.QPOptions) (rdma.QP, error) {
 	return q, nil
 }
 
-// newQP checks o and returns an unattached queue pair.
+// newQP checks o and returns a queue pair that is not yet attached to its queues.
 func (p *pd) newQP(call string, o rdma.QPOptions) (*qp, error) {
 	invalid := func(text string) (*qp, error) {
 		return nil, rdma.NewError(call, fmt.Sprintf("caps=%+v", o.Caps), unix.EINVAL, text)
@@ -120,8 +121,8 @@ func (p *pd) newQP(call string, o rdma.QPOptions) (*qp, error) {
 	return q, nil
 }
 
-// attach makes q a child of its queues and allocates memory for inline payloads. It does all or
-// nothing.
+// attach makes q a child of its queues and allocates memory for inline payloads. On error it undoes
+// both.
 func (q *qp) attach(call string) error {
 	if err := q.sendCQ.attach(call, q); err != nil {
 		return err
@@ -199,7 +200,7 @@ func (q *qp) Query() (rdma.QPInfo, error) {
 	return rdma.QPInfo{Attr: q.attr, Caps: q.caps}, nil
 }
 
-// currentState returns the state without q.mu.
+// currentState returns the state. The caller need not hold q.mu.
 func (q *qp) currentState() rdma.QPState { return rdma.QPState(q.state.Load()) }
 
 func (q *qp) PostRecv(wrs []rdma.RecvWR) (int, error) {
@@ -215,7 +216,7 @@ func (q *qp) postRecv(call string, wrs []rdma.RecvWR) (int, error) {
 	if err := q.dev().fault(OpPostRecv, call); err != nil {
 		return 0, err
 	}
-	q.mu.Lock() // a change of state sees all of wrs or none
+	q.mu.Lock() // a concurrent change of state applies to all of wrs or to none
 	defer q.mu.Unlock()
 	if err := q.check(call); err != nil {
 		return 0, err

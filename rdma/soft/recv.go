@@ -9,8 +9,8 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// recvQueue has the requests of a receive queue, of one queue pair or shared. A request has a slot
-// from its posting until its completion is polled.
+// recvQueue is a receive queue of one queue pair or a shared one. A request occupies a slot until
+// its completion is polled.
 type recvQueue struct {
 	maxSGE int
 
@@ -18,11 +18,11 @@ type recvQueue struct {
 	slots  []recvSlot
 	sges   []rdma.SGE // maxSGE for each slot
 	free   []uint32
-	posted []uint32 // slots, a ring
+	posted []uint32 // ring of slots with posted requests
 	head   int
 	count  int
-	// inbound is the number of requests that messages have taken and that have not completed, for a
-	// queue pair's own queue.
+	// inbound is the number of requests taken by messages that have not completed. It is used for a
+	// queue pair's own queue only.
 	inbound int
 }
 
@@ -68,9 +68,8 @@ func (r *recvQueue) post(call string, wrs []rdma.RecvWR) (int, error) {
 	return len(wrs), nil
 }
 
-// takeFor takes the oldest request for a message to q and returns its slot, which is unchanged
-// until release. It takes none for a failed queue pair, so that flushing completes requests in
-// order.
+// takeFor takes the oldest request for a message to q. It returns the request's slot, which stays
+// unchanged until release. It returns false if q has failed, so that requests are flushed in order.
 func (r *recvQueue) takeFor(q *qp) (uint32, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -81,15 +80,15 @@ func (r *recvQueue) takeFor(q *qp) (uint32, bool) {
 	return r.take(), true
 }
 
-// taken ends a message that takeFor began.
+// taken ends the message for which takeFor took a request.
 func (r *recvQueue) taken() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.inbound--
 }
 
-// takeToFlush takes the oldest request of a failed queue pair, once all messages to it have
-// completed.
+// takeToFlush takes the oldest request of a failed queue pair. It returns false until all messages
+// to the queue pair have completed.
 func (r *recvQueue) takeToFlush() (uint32, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -106,7 +105,8 @@ func (r *recvQueue) canFlush() bool {
 	return r.inbound == 0 && r.count > 0
 }
 
-// take takes the oldest request. The caller holds mu, and count is above zero.
+// take removes the oldest request and returns its slot. The caller holds mu. The queue must not be
+// empty.
 func (r *recvQueue) take() uint32 {
 	slot := r.posted[r.head]
 	if r.head++; r.head == len(r.posted) {

@@ -8,8 +8,8 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// sendWQE is a request in a send queue. The poster writes it before it publishes its position;
-// after that the engine owns it.
+// sendWQE is an entry of a send queue. The poster writes it before it publishes its position.
+// Afterwards the engine owns it.
 type sendWQE struct {
 	wrid       uint64
 	remoteAddr uint64
@@ -23,16 +23,16 @@ type sendWQE struct {
 	found
 }
 
-// found is the result of starting a request.
+// found is the part of a sendWQE that start sets.
 type found struct {
 	asked      bool // the fault plan was applied
-	received   bool // it uses slot of peer's receive queue
+	received   bool // the request uses slot of peer's receive queue
 	peerFails  bool // the peer refused the request and enters the error state
 	status     rdma.WCStatus
 	recvStatus rdma.WCStatus
 	slot       uint32
-	peer       *qp   // with received or peerFails
-	cause      error // with status
+	peer       *qp   // set if received or peerFails
+	cause      error // reason for status
 }
 
 // hasImm reports whether requests of that opcode carry immediate data.
@@ -40,7 +40,7 @@ func hasImm(o rdma.WROpcode) bool {
 	return o == rdma.WRRDMAWriteWithImm || o == rdma.WRSendWithImm
 }
 
-// receives reports whether requests of that opcode use a receive of the peer.
+// receives reports whether requests of that opcode consume a receive of the peer.
 func receives(o rdma.WROpcode) bool {
 	return o != rdma.WRRDMAWrite && o != rdma.WRRDMARead
 }
@@ -74,7 +74,7 @@ func (q *qp) postSend(call string, wrs []rdma.SendWR) (int, error) {
 	for i := range wrs {
 		w := &wrs[i]
 		if used == uint64(q.caps.MaxSendWR) {
-			// Check again: completions may have been polled.
+			// Check again, because completions may have been polled meanwhile.
 			if used = tail - q.freed.Load(); used == uint64(q.caps.MaxSendWR) {
 				q.tail.Store(tail)
 				return i, rdma.NewPostError(call, fmt.Sprintf("wr_id=%#x", w.WRID), unix.ENOMEM, fmt.Sprintf("all %d entries are in use", q.caps.MaxSendWR))
@@ -91,7 +91,7 @@ func (q *qp) postSend(call string, wrs []rdma.SendWR) (int, error) {
 	return len(wrs), nil
 }
 
-// put writes w to position pos.
+// put writes w to the entry at position pos.
 func (q *qp) put(call string, w *rdma.SendWR, pos uint64) error {
 	refuse := func(text string) error {
 		return rdma.NewPostError(call, fmt.Sprintf("wr_id=%#x, opcode=%s, flags=%s", w.WRID, w.Opcode, w.Flags), unix.EINVAL, text)

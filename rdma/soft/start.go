@@ -12,13 +12,14 @@ import (
 type outcome uint8
 
 const (
-	goes  outcome = iota // its bytes can move, or it has none
-	fails                // with sendWQE.status
-	waits                // until running.due, if that is set
+	goes  outcome = iota // the bytes can move, or the request has none
+	fails                // the request fails with sendWQE.status
+	waits                // try again at running.due, or after a notification if that is zero
 )
 
-// start returns the transfer of q's next request, or nil if it cannot start now. A request that
-// will fail has no bytes and fails in order. The caller holds q.run.mu.
+// start returns the transfer of q's next request, or nil if the request cannot start now. The
+// transfer of a request that will fail has no bytes, so that requests fail in order. The caller
+// holds q.run.mu.
 func (e *engine) start(q *qp, w *sendWQE) *Transfer {
 	if e.prov.o.Faults != nil && e.heldBack(q, w) {
 		return nil
@@ -30,7 +31,7 @@ func (e *engine) start(q *qp, w *sendWQE) *Transfer {
 	t := e.transfer(q, w)
 	if !t.beginOp(q.ops) {
 		e.end(t)
-		return nil // as above
+		return nil // the queue pair is being reset
 	}
 	o := goes
 	if w.status == rdma.WCSuccess {
@@ -50,7 +51,7 @@ func (e *engine) start(q *qp, w *sendWQE) *Transfer {
 	return t
 }
 
-// prepare checks a request like the hardware of both sides, and plans its copies.
+// prepare checks a request as both sides of hardware do, and plans its copies.
 func prepare(t *Transfer, w *sendWQE, l *link) outcome {
 	q := t.qp
 	fail := func(s rdma.WCStatus, cause error) outcome {
@@ -85,7 +86,7 @@ func prepare(t *Transfer, w *sendWQE, l *link) outcome {
 	return goes
 }
 
-// gather finds the local bytes of a request.
+// gather looks up the local extents of a request.
 func gather(t *Transfer, w *sendWQE) (err error) {
 	q := t.qp
 	t.near = t.near[:0]
@@ -101,7 +102,7 @@ func gather(t *Transfer, w *sendWQE) (err error) {
 	return err
 }
 
-// find appends the extents of sges for q to all.
+// find looks up the extents of sges for q and appends them to all.
 func find(t *Transfer, q *qp, sges []rdma.SGE, need rdma.Access, all []mem.Extent) ([]mem.Extent, error) {
 	for i := range sges {
 		s := &sges[i]
@@ -122,7 +123,7 @@ func find(t *Transfer, q *qp, sges []rdma.SGE, need rdma.Access, all []mem.Exten
 
 var errDeregistered = fmt.Errorf("the memory region is being deregistered: %w", errdefs.ErrInvalid)
 
-// aim finds the remote bytes of a read or a write and plans the copies.
+// aim looks up the remote extent of a read or write and plans the copies.
 func aim(t *Transfer, w *sendWQE, peer *qp, l *link) (rdma.WCStatus, error) {
 	need := rdma.AccessRemoteWrite
 	if t.read {
@@ -135,7 +136,7 @@ func aim(t *Transfer, w *sendWQE, peer *qp, l *link) (rdma.WCStatus, error) {
 		return rdma.WCRemInvReqErr, fmt.Errorf("queue pair %d allows %s and not %s: %w", peer.num, l.attr.Access, need, errdefs.ErrInvalid)
 	}
 	if w.bytes == 0 {
-		return rdma.WCSuccess, nil // the key of no bytes is ignored
+		return rdma.WCSuccess, nil // a request without bytes ignores its key
 	}
 	x, m, err := peer.dev().nic.remote(peer.pd, w.rkey, w.remoteAddr, uint32(w.bytes), need)
 	if err == nil && !t.beginOp(m.ops) {
@@ -153,7 +154,7 @@ func aim(t *Transfer, w *sendWQE, peer *qp, l *link) (rdma.WCStatus, error) {
 	return rdma.WCSuccess, nil
 }
 
-// receive takes a receive of the peer. For a send it plans the copies.
+// receive takes a posted receive of the peer. For a send it also plans the copies.
 func receive(t *Transfer, w *sendWQE, peer *qp, l, pl *link) outcome {
 	slot, ok := peer.rq.takeFor(peer)
 	if !ok {

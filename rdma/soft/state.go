@@ -95,7 +95,7 @@ func (q *qp) checkInit(call string, a *rdma.QPAttr) error {
 	return nil
 }
 
-// checkRTR returns a text with the errors of a, or an empty one.
+// checkRTR returns a text with the first error in a, or an empty string.
 func (q *qp) checkRTR(a *rdma.QPAttr) string {
 	p := q.dev().nic.ports[q.attr.Port-1]
 	switch i := a.Address.GIDIndex; {
@@ -111,9 +111,9 @@ func (q *qp) checkRTR(a *rdma.QPAttr) string {
 	return ""
 }
 
-// quiesce moves the queue pair to QPSReset and stops its operations: it no longer touches memory,
-// and all posted requests are forgotten. If bytes do not arrive in time, it returns ErrBusy, and
-// the queue pair is in the error state. The caller holds ctl.
+// quiesce moves the queue pair to QPSReset and stops its operations. Afterwards it no longer
+// accesses memory and has no posted requests. If transfers do not finish in time, quiesce returns
+// ErrBusy and the queue pair is in QPSErr. The caller holds ctl.
 func (q *qp) quiesce(call string) error {
 	q.mu.Lock()
 	q.setState(rdma.QPSReset)
@@ -142,8 +142,8 @@ func (q *qp) quiesce(call string) error {
 	return nil
 }
 
-// fail moves the queue pair to the error state, with an event unless that is noEvent. The engine
-// flushes posted receives and sends that have not started.
+// fail moves the queue pair to QPSErr and sends event e unless it is noEvent. The engine flushes
+// posted receives, and sends that have not started.
 func (q *qp) fail(e rdma.EventType) {
 	q.mu.Lock()
 	failed := q.attr.State != rdma.QPSReset && q.attr.State != rdma.QPSErr
@@ -163,5 +163,5 @@ func (q *qp) fail(e rdma.EventType) {
 	}
 }
 
-// noEvent means that a completion reports the failure.
+// noEvent is for failures that a completion reports.
 const noEvent = rdma.EventType(255)

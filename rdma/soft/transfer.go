@@ -7,15 +7,15 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// Transfer has the copies of one request for a Mover.
+// Transfer is the list of copies of one request, for a Mover.
 type Transfer struct {
-	// Batch has the copies as a list of extents. The mover owns it until it calls Done.
+	// Batch has the copies. The mover owns it until it calls Done.
 	Batch mem.Batch
 
 	qp    *qp
-	pos   uint64       // of the request
-	read  bool         // of an RDMA read
-	ops   []*opCounter // counters in which the transfer is an operation
+	pos   uint64       // position of the request in the send queue
+	read  bool         // the request is an RDMA read
+	ops   []*opCounter // counters that count the transfer as an operation
 	err   error
 	moved atomic.Bool
 
@@ -35,7 +35,8 @@ func (e *engine) transfer(q *qp, w *sendWQE) (t *Transfer) {
 	return t
 }
 
-// Done ends the transfer. An error fails its request; any part of the bytes may have been copied.
+// Done ends the transfer. With an error, its request fails; any part of the bytes may have been
+// copied.
 func (t *Transfer) Done(err error) {
 	e := t.qp.engine() // the engine owns t once moved is set
 	t.err = err
@@ -43,7 +44,7 @@ func (t *Transfer) Done(err error) {
 	e.wake()
 }
 
-// beginOp adds the transfer as an operation to g until it ends, and reports whether it could.
+// beginOp counts the transfer in g until it ends. It returns false if g is stopped.
 func (t *Transfer) beginOp(g *opCounter) bool {
 	if !g.begin() {
 		return false
@@ -52,7 +53,7 @@ func (t *Transfer) beginOp(g *opCounter) bool {
 	return true
 }
 
-// end ends all operations of the transfer and frees it.
+// end ends the transfer in all its counters and makes it available for reuse.
 func (e *engine) end(t *Transfer) {
 	for _, g := range t.ops {
 		g.end()
@@ -65,7 +66,7 @@ func (t *Transfer) add(dst, src mem.Extent) {
 	t.Batch.Dst, t.Batch.Src = append(t.Batch.Dst, dst), append(t.Batch.Src, src)
 }
 
-// zip appends copies from extents to others, which are at least as long in total.
+// zip appends copies from src to dst, which is at least as long in total.
 func (t *Transfer) zip(dst, src []mem.Extent) {
 	var to mem.Extent
 	for _, from := range src {
@@ -80,7 +81,7 @@ func (t *Transfer) zip(dst, src []mem.Extent) {
 	}
 }
 
-// overlaps reports whether an extent of these overlaps one of those.
+// overlaps reports whether an extent of these overlaps an extent of those.
 func overlaps(these, those []mem.Extent) bool {
 	for _, y := range those {
 		for _, x := range these {
@@ -92,8 +93,8 @@ func overlaps(these, those []mem.Extent) bool {
 	return false
 }
 
-// intersect reports whether two extents share bytes. It compares CPU addresses of memory that the
-// CPU reaches, and device addresses of other memory. Extents of different kinds share none.
+// intersect reports whether two extents share bytes. It compares CPU addresses if both have one,
+// otherwise device addresses.
 func intersect(x, y mem.Extent) bool {
 	if a, b := x.CPU(), y.CPU(); a != 0 || b != 0 {
 		return a != 0 && b != 0 && a < b+mem.CPUAddr(y.Len) && b < a+mem.CPUAddr(x.Len)

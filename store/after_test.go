@@ -16,8 +16,8 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// stuckShard starts a layerwise dump of blocks 1 and 2 whose second shard depends on a dead engine
-// stream. It waits until the dump holds slots.
+// stuckShard starts a layerwise dump of blocks 1 and 2. Its second shard depends on work that never
+// ends. It returns when the dump holds slots.
 func stuckShard(r *rig) *store.DumpTask {
 	r.tb.Helper()
 	d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, 1, 2), store.DumpOptions{Layerwise: true})
@@ -29,20 +29,21 @@ func stuckShard(r *rig) *store.DumpTask {
 	return d
 }
 
-// wantDependencyError checks that every block of d failed with want, and that the error names the dependency.
+// wantDependencyError checks that every block of d failed with want, and that each error names the
+// shard and the dependency.
 func wantDependencyError(t *testing.T, r *rig, d *store.DumpTask, want error) {
 	t.Helper()
 	r.resolved(d.Done())
 	for _, err := range d.Errs() {
 		wantErr(t, err, want)
 		if s := err.Error(); !strings.Contains(s, "shard 1 of 3") || !strings.Contains(s, "dependency 1 of 1 (*store_test.dependency)") {
-			t.Errorf("the error does not say which shard waited for what: %v", err)
+			t.Errorf("the error does not name the shard and its dependency: %v", err)
 		}
 	}
 	r.must(d.SourceFree(r.ctx()))
 }
 
-// A shard may depend on a dead engine. The slots of the dump are free after LeaseMax.
+// A shard may depend on an engine that has died. The dump must release its slots after LeaseMax.
 func TestDefectLayerwiseDumpWaitsForADeadEngineUntilLeaseMaxOnly(t *testing.T) {
 	t.Parallel()
 	clock := clockwork.NewFakeClock()
@@ -50,18 +51,18 @@ func TestDefectLayerwiseDumpWaitsForADeadEngineUntilLeaseMaxOnly(t *testing.T) {
 	d := stuckShard(r)
 	clock.Advance(time.Minute - time.Millisecond)
 	if !unresolved(d.Done()) {
-		t.Fatal("the dump gave up before its time")
+		t.Fatal("the dump gave up before LeaseMax")
 	}
 	r.eventually(func() bool { clock.Advance(time.Minute); return !unresolved(d.Done()) })
 	wantDependencyError(t, r, d, errdefs.ErrExpired)
 	if s := d.Errs()[0].Error(); !strings.Contains(s, "1m0s") {
-		t.Errorf("the error does not say how long: %s", s)
+		t.Errorf("the error does not state the duration of the wait: %s", s)
 	}
-	r.dump(3, 4, 5, 6) // nothing is held any more
+	r.dump(3, 4, 5, 6) // the slots are free again
 	r.mustLoad(3, 4, 5, 6)
 }
 
-// Close does not wait for a dead engine while slots are held.
+// Close ends a dump that holds slots and waits for an engine that has died.
 func TestDefectLayerwiseDumpThatWaitsForADeadEngineEndsOnClose(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{slots: 4})
@@ -70,7 +71,7 @@ func TestDefectLayerwiseDumpThatWaitsForADeadEngineEndsOnClose(t *testing.T) {
 	wantDependencyError(t, r, d, errdefs.ErrClosed)
 }
 
-// A failed copy ends the wait too.
+// A failed copy also ends the wait for the dependency.
 func TestDefectLayerwiseDumpThatWaitsForADeadEngineEndsWithAFailedCopy(t *testing.T) {
 	t.Parallel()
 	cause := errors.New("the copy failed")
@@ -86,7 +87,8 @@ func TestDefectLayerwiseDumpThatWaitsForADeadEngineEndsWithAFailedCopy(t *testin
 	wantErr(t, d.Errs()[0], cause)
 }
 
-// A dump without slots waits for its dependencies without a limit, and for LeaseMax after Close.
+// A dump that holds no slots waits for its dependencies without a limit. After Close it waits for
+// LeaseMax at most.
 func TestDefectDumpThatWaitsForADeadEngineEndsAfterClose(t *testing.T) {
 	t.Parallel()
 	for _, layerwise := range []bool{false, true} {
@@ -107,24 +109,24 @@ func TestDefectDumpThatWaitsForADeadEngineEndsAfterClose(t *testing.T) {
 		lost, saved := start(0, 1, dead), start(1, 2, alive)
 		clock.Advance(time.Hour)
 		if !unresolved(lost.Done()) {
-			t.Fatal("the dump did not wait for what it has to come after")
+			t.Fatal("the dump did not wait for its dependency")
 		}
 		closed := make(chan error, 1)
 		go func() { closed <- r.st.Close(r.ctx()) }()
 		r.eventually(func() bool { _, err := r.st.Lookup(r.ctx(), nil); return errors.Is(err, errdefs.ErrClosed) })
 		close(alive.done)
-		r.must(saved.Durable(r.ctx())) // dumps under way are finished
+		r.must(saved.Durable(r.ctx())) // running dumps complete
 		r.eventually(func() bool { clock.Advance(time.Minute); return !unresolved(lost.Done()) })
 		err := lost.Errs()[0]
 		wantErr(t, err, errdefs.ErrClosed)
 		if s := err.Error(); !strings.Contains(s, "dependency 1 of 1 (*store_test.dependency)") {
-			t.Errorf("the error does not say what was waited for: %s", s)
+			t.Errorf("the error does not name the dependency: %s", s)
 		}
 		r.must(<-closed)
 	}
 }
 
-// Cancel ends both waits at once.
+// Cancel ends the wait of a layerwise dump and of a whole dump at once.
 func TestDefectCancelEndsAWaitForADeadEngine(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{slots: 4})

@@ -8,12 +8,12 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// A task and the simulated device allocate for batches and blocks, not for planes: at most a
-// quarter of one allocation for each plane of each block. Not parallel, since it counts the
-// allocations of all goroutines.
+// Allocations of a task and of the simulated device must grow with batches and blocks, but not with
+// planes. The limit is a quarter of one allocation for each plane of each block. The test counts
+// the allocations of all goroutines, so it does not run in parallel.
 func TestTasksAllocateNothingForAnExtent(t *testing.T) {
 	const blocks, shards, planes = 64, 32, 2
-	for _, path := range []stream.Path{stream.PathKernel, stream.PathCopyEngine} { // with sums by the stream, and by the CPU
+	for _, path := range []stream.Path{stream.PathKernel, stream.PathCopyEngine} { // the stream computes the checksums, or the CPU does
 		r := newRig(t, rigOptions{slots: 2 * blocks, pages: blocks, shards: shards, planes: planes, planeBytes: leafy / 2, path: path})
 		ns := make([]int, blocks)
 		for i := range ns {

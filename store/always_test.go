@@ -15,11 +15,11 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// slotFlipper flips a bit of a slot once, when the batch that reads the slot is submitted: after a
-// check by the CPU and before the copy. The bit stays flipped.
+// slotFlipper flips one bit of a slot when the batch that reads the slot is submitted. That is
+// after the check by the CPU and before the copy. The bit stays flipped.
 type slotFlipper struct {
 	stream.Stream
-	at      int64 // in the block's first plane of the batch
+	at      int64 // offset in the block's first plane of the batch
 	flipped *atomic.Bool
 }
 
@@ -31,8 +31,8 @@ func (s *slotFlipper) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket,
 	return s.Stream.Submit(ctx, b)
 }
 
-// Under VerifyAlways a bit that flips between the CPU's check and the copy is found, with and
-// without sums by the stream.
+// VerifyAlways detects a bit that flips between the check by the CPU and the copy, whether or not
+// the stream computes checksums.
 func TestDefectAlwaysFindsABitFlippedBetweenTheCheckAndTheCopy(t *testing.T) {
 	t.Parallel()
 	for _, every := range []int{noSums, 1, 2} {
@@ -53,7 +53,7 @@ func TestDefectAlwaysFindsABitFlippedBetweenTheCheckAndTheCopy(t *testing.T) {
 						}
 						r := newRig(t, o)
 						r.dump(1, 2, 3)
-						errs := r.load(store.LoadOptions{Layerwise: layerwise}, 1, 2, 3) // checks the pages of blocks without an error
+						errs := r.load(store.LoadOptions{Layerwise: layerwise}, 1, 2, 3) // load also compares the pages of blocks without an error
 						errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
 						switch {
 						case files:
@@ -73,10 +73,10 @@ func TestDefectAlwaysFindsABitFlippedBetweenTheCheckAndTheCopy(t *testing.T) {
 	}
 }
 
-// Under VerifyAlways a corrupt copy to pages is found if the path sums.
+// VerifyAlways detects a corrupt copy to pages if the stream computes checksums.
 func TestDefectAlwaysFindsACorruptTransferToPages(t *testing.T) {
 	t.Parallel()
-	for _, w := range summing {
+	for _, w := range summingPaths {
 		plan := fault.New(1, fault.Nth(opBus, 0))
 		r := newRig(t, rigOptions{
 			planeBytes: leafy, sumEvery: w.every, path: w.path, tune: func(c *store.Config) { c.Verify = store.VerifyAlways },
@@ -90,12 +90,12 @@ func TestDefectAlwaysFindsACorruptTransferToPages(t *testing.T) {
 	}
 }
 
-// If the path sums, the checksums of a dump are those of the pages, and the slot is compared with
-// them: a corrupt copy is not stored.
+// If the stream computes checksums, a dump computes them from the pages and compares the slot with
+// them. A block whose copy is corrupt is not stored.
 func TestDefectCorruptTransferFromPagesIsNoBlock(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []store.VerifyPolicy{store.VerifyAlways, store.VerifyFill} {
-		for _, w := range summing {
+		for _, w := range summingPaths {
 			for _, layerwise := range []bool{false, true} {
 				for _, files := range []bool{false, true} {
 					t.Run(fmt.Sprintf("%v/%v/layerwise=%v/files=%v", policy, w, layerwise, files), func(t *testing.T) {
@@ -106,7 +106,7 @@ func TestDefectCorruptTransferFromPagesIsNoBlock(t *testing.T) {
 						}
 						r := newRig(t, o)
 						r.fill(0, 1)
-						r.plan.Add(r.next(w.crossing(), fault.Nth).Corrupt())
+						r.plan.Add(r.next(w.copyOp(), fault.Nth).Corrupt())
 						d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, 1), store.DumpOptions{Layerwise: layerwise})
 						r.must(err)
 						for i := range r.o.shards {
@@ -124,7 +124,7 @@ func TestDefectCorruptTransferFromPagesIsNoBlock(t *testing.T) {
 						if st := r.st.Stats(); st.Mismatches != 1 {
 							t.Fatalf("%d mismatches", st.Mismatches)
 						}
-						r.dump(1) // it can be stored again
+						r.dump(1) // the block can be stored again
 						r.mustLoad(1)
 					})
 				}

@@ -21,11 +21,11 @@ import (
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
-// benchBlocks is the number of blocks of a task. Each has 64 planes.
+// benchBlocks is the number of blocks of a task. Each block has 64 planes.
 const benchBlocks = 64
 
-// benchPolicy is a policy and the way in which streams sum: rigOptions.sumEvery. Sums of a
-// decorator cost nothing, as on a GPU.
+// benchPolicy is a verify policy with a value of rigOptions.sumEvery. Checksums from the summer
+// decorator cost no time, as on a GPU.
 type benchPolicy struct {
 	name   string
 	policy store.VerifyPolicy
@@ -37,7 +37,7 @@ var benchPolicies = []benchPolicy{
 	{"device, CPU sums", store.VerifyDevice, noSums},
 	{"always", store.VerifyAlways, noSums},
 	{"fill", store.VerifyFill, noSums},
-	{"device, simulated sums", store.VerifyDevice, 0}, // no decorator allocates beside the stream
+	{"device, simulated sums", store.VerifyDevice, 0}, // the stream sums by itself, without the allocations of a decorator
 }
 
 func benchRig(b *testing.B, p benchPolicy) (*rig, []int) {
@@ -54,7 +54,7 @@ func benchRig(b *testing.B, p benchPolicy) (*rig, []int) {
 	return r, ns
 }
 
-// perBlock reports allocations and bytes of the Go heap in the timed loop, for each block and each
+// perBlock reports allocations and allocated bytes of the timed loop, for each block and for each
 // extent (a plane of a block).
 func perBlock(b *testing.B, r *rig, before *runtime.MemStats) {
 	b.Helper()
@@ -95,7 +95,7 @@ func BenchmarkDumpToCache(b *testing.B) {
 			ctx := r.ctx()
 			n := 0
 			bench(b, r, func() error {
-				for i := range refs { // blocks not seen before, so that none is skipped
+				for i := range refs { // use new keys, so that no block is skipped
 					n++
 					binary.LittleEndian.PutUint64(refs[i].Key[:], uint64(n))
 				}
@@ -109,7 +109,7 @@ func BenchmarkDumpToCache(b *testing.B) {
 	}
 }
 
-// bench times f, which copies benchBlocks, after a few rounds that fill pools.
+// bench times f, which copies benchBlocks blocks. It first runs f a few times to fill the pools.
 func bench(b *testing.B, r *rig, f func() error) {
 	b.Helper()
 	for range 4 {
@@ -126,8 +126,8 @@ func bench(b *testing.B, r *rig, f func() error) {
 	perBlock(b, r, &before)
 }
 
-// BenchmarkOneBlockFromCache measures the host's time for a request of one block, with a device
-// that copies nothing.
+// BenchmarkOneBlockFromCache measures the host's time for a request of one block. The device copies
+// nothing.
 func BenchmarkOneBlockFromCache(b *testing.B) {
 	r := newRig(b, rigOptions{slots: 8, pages: 8, shards: 32, planes: 2, planeBytes: 4096, path: stream.PathKernel, still: true})
 	r.dump(1)
@@ -143,14 +143,14 @@ func BenchmarkOneBlockFromCache(b *testing.B) {
 	}
 }
 
-// link records when the first groups of batches, which are the first layer of a load, would have
-// arrived over a link of 50 GB/s with a delay of 10 us.
+// link records the time at which the first page group of each batch would arrive over a link of 50
+// GB/s with a latency of 10 us. The first group is the first layer of a load.
 type link struct {
 	stream.Stream
 	first, busy time.Time
 }
 
-// launches is a device that records the first launch of a kernel.
+// launches is a device that records the time of the first kernel launch.
 type launches struct {
 	*sim.Device
 	first *time.Time
@@ -195,10 +195,10 @@ func (l *link) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error)
 	return l.Stream.Submit(ctx, b)
 }
 
-// BenchmarkManyFromCache measures requests of many blocks, with a device that copies nothing. Times
-// count from the lease: until the first blocks are submitted, until the first kernel is launched,
-// and until all blocks are there. CPU time includes the simulated device. Other work between
-// requests fills the CPU's caches.
+// BenchmarkManyFromCache measures requests of many blocks. The device copies nothing. It reports
+// the times from the start of the lease to the first submitted blocks, to the first kernel launch
+// and to the end of the load. CPU time includes the simulated device. Between requests the
+// benchmark overwrites the CPU's caches.
 func BenchmarkManyFromCache(b *testing.B) {
 	for _, blocks := range []int{8, 128, 1024, 4096} {
 		for _, layerwise := range []bool{false, true} {
@@ -212,7 +212,7 @@ func BenchmarkManyFromCache(b *testing.B) {
 func benchMany(b *testing.B, blocks int, o store.LoadOptions) {
 	b.Helper()
 	var l *link
-	var launched time.Time // of one request at a time
+	var launched time.Time // requests run one at a time
 	r := newRig(b, rigOptions{
 		slots: 4 * blocks, pages: blocks, shards: 32, planes: 2, planeBytes: 4096, path: stream.PathKernel, still: true,
 		descriptors: streamcopy.DefaultDescriptors,
@@ -233,8 +233,8 @@ func benchMany(b *testing.B, blocks int, o store.LoadOptions) {
 		r.must(t.Durable(ctx))
 	}
 	r.must(r.st.OpenStreams(ctx))
-	took, cpu := make(map[string][]time.Duration), int64(0)
-	other := make([]byte, 32<<20) // other work fills the CPU's caches
+	durations, cpu := make(map[string][]time.Duration), int64(0)
+	other := make([]byte, 32<<20) // written between requests to overwrite the CPU's caches
 	b.ReportAllocs()
 	for round := 0; b.Loop(); round++ {
 		l.first, l.busy, launched = time.Time{}, time.Time{}, time.Time{}
@@ -251,18 +251,18 @@ func benchMany(b *testing.B, blocks int, o store.LoadOptions) {
 		r.must(err)
 		called := time.Now()
 		r.must(t.Wait(ctx))
-		took["all-us"] = append(took["all-us"], time.Since(start))
+		durations["all-us"] = append(durations["all-us"], time.Since(start))
 		lease.Release()
 		r.must(unix.Getrusage(unix.RUSAGE_SELF, &after))
 		cpu += after.Utime.Nano() + after.Stime.Nano() - before.Utime.Nano() - before.Stime.Nano()
-		took["lease-us"] = append(took["lease-us"], leased.Sub(start))
-		took["call-us"] = append(took["call-us"], called.Sub(leased))
-		took["first-us"] = append(took["first-us"], l.first.Sub(start))
-		took["launched-us"] = append(took["launched-us"], launched.Sub(start))
-		took["layer0-us"] = append(took["layer0-us"], l.busy.Sub(start))
+		durations["lease-us"] = append(durations["lease-us"], leased.Sub(start))
+		durations["call-us"] = append(durations["call-us"], called.Sub(leased))
+		durations["first-us"] = append(durations["first-us"], l.first.Sub(start))
+		durations["launched-us"] = append(durations["launched-us"], launched.Sub(start))
+		durations["layer0-us"] = append(durations["layer0-us"], l.busy.Sub(start))
 	}
 	b.ReportMetric(float64(cpu)/1e3/float64(b.N)/float64(blocks), "cpu-us/block")
-	for what, all := range took {
+	for what, all := range durations {
 		slices.Sort(all)
 		b.ReportMetric(float64(all[len(all)/2].Nanoseconds())/1e3, what)
 	}
@@ -280,7 +280,7 @@ func BenchmarkLeasePrefix(b *testing.B) {
 	keys, ctx := r.keys(ns...), r.ctx()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	best := time.Hour // of a round: least affected by other work
+	best := time.Hour // of the fastest round, which other processes disturbed least
 	for b.Loop() {
 		start := time.Now()
 		l, err := r.st.LeasePrefix(ctx, keys, 0)

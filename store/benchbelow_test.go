@@ -13,8 +13,8 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 )
 
-// fastTier has the headers of blocks in memory and reads only those, so that a load measures the
-// store. Each read takes wait.
+// fastTier keeps the headers of blocks in memory and reads nothing else, so that a benchmark
+// measures the store alone. Each read takes wait.
 type fastTier struct {
 	*file.Tier
 	headers map[block.Key][]byte
@@ -33,7 +33,7 @@ func (f *fastTier) Read(_ context.Context, key block.Key, dst mem.Extent) error 
 	return nil
 }
 
-// keep copies the headers of blocks of the file tier.
+// keep reads the headers of the given blocks from the file tier into memory.
 func (f *fastTier) keep(r *rig, ns []int) {
 	slot := mem.All(r.host).Sub(0, r.format.Layout.ImageBytes())
 	for _, n := range ns {
@@ -42,14 +42,15 @@ func (f *fastTier) keep(r *rig, ns []int) {
 	}
 }
 
-// BenchmarkLoadFromBelow loads blocks through a window: from files in the page cache, with and
-// without a lease, and from a tier without delay or with that of a disk.
+// BenchmarkLoadFromBelow loads blocks through a window from files in the page cache, with and
+// without a lease. It also loads them from a tier that answers at once, and from one with the delay
+// of a disk.
 func BenchmarkLoadFromBelow(b *testing.B) {
 	const blocks, files = 2048, -1
 	for _, bb := range []struct {
 		name    string
 		wait    time.Duration
-		shards  int // of 8 KiB
+		shards  int // of 8 KiB each
 		readers int
 		leased  bool
 	}{

@@ -15,16 +15,16 @@ import (
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
-// slow is a stream whose batches complete at the rate of a link, one after another, without CPU
-// time.
+// slow is a stream whose batches complete one after another at the rate of a link. The delay uses
+// no CPU time.
 type slow struct {
 	stream.Stream
 	bytesPerNano float64
-	landing      func(first, last bool) // called before the groups of a batch are reported; may be nil
+	landing      func(first, last bool) // called before each report of completed groups; may be nil
 
 	mu     sync.Mutex
 	free   time.Time
-	before <-chan struct{} // closed when the batch before has completed
+	before <-chan struct{} // closed when the previous batch has completed
 }
 
 func (s *slow) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
@@ -78,8 +78,9 @@ func (s *slow) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error)
 	return outer, nil
 }
 
-// BenchmarkDumpOverLink measures the share of a link's rate that a dump of many blocks reaches
-// until its source is free, whole and layerwise. The cache has slots for twice as many blocks.
+// BenchmarkDumpOverLink measures a dump of many blocks, whole and layerwise, until its source is
+// free. It reports the rate as a share of the link's rate. The cache has slots for twice as many
+// blocks.
 func BenchmarkDumpOverLink(b *testing.B) {
 	for _, blocks := range []int{256, 1024} {
 		for _, layerwise := range []bool{false, true} {
@@ -108,7 +109,7 @@ func benchDump(b *testing.B, blocks int, layerwise bool) {
 	alone := float64(r.blockBytes()*int64(blocks)) / rate
 	var free, durable []float64
 	for round := uint64(0); b.Loop(); round++ {
-		for i := range refs { // blocks not seen before, so that none is skipped
+		for i := range refs { // use new keys, so that no block is skipped
 			binary.LittleEndian.PutUint64(refs[i].Key[:], round*uint64(blocks)+uint64(i)+1)
 		}
 		start := time.Now()

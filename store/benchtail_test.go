@@ -14,9 +14,9 @@ import (
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
-// BenchmarkLoadTail measures the time from the completion of the last part of a load to its end,
-// and from that of layer 0 to the return of WaitShard, over a link. Other work fills the CPU's
-// caches during the copies. CPU time is that of the load and the simulated device.
+// BenchmarkLoadTail measures two times over a link: from the completion of the last part of a load
+// to the end of the load, and from the completion of layer 0 to the return of WaitShard. During the
+// copies the benchmark overwrites the CPU's caches. CPU time includes the simulated device.
 func BenchmarkLoadTail(b *testing.B) {
 	for _, blocks := range []int{8, 128, 1024} {
 		for _, layerwise := range []bool{false, true} {

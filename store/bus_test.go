@@ -9,11 +9,12 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// opBus is the operation for which bus asks its plan: a batch from slots to pages.
+// opBus is the operation name under which bus consults its plan. One operation is one batch from
+// slots to pages.
 const opBus = "bus"
 
-// bus is a stream of loads that corrupts copies: the page gets a wrong bit, and the slot is right
-// before and after.
+// bus is a stream for loads that corrupts copies. It flips a bit of the page and leaves the slot
+// unchanged.
 type bus struct {
 	stream.Stream
 	plan *fault.Plan

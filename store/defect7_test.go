@@ -86,7 +86,7 @@ func TestDefect07DamagedFileIsAMiss(t *testing.T) {
 			}
 			r.must(errs[1])
 			r.wantHits(false, 1)
-			r.dump(1) // it can be stored again
+			r.dump(1) // the block can be stored again
 			r.closeStore()
 			r.openStore()
 			r.mustLoad(1, 2)
@@ -94,7 +94,7 @@ func TestDefect07DamagedFileIsAMiss(t *testing.T) {
 	}
 }
 
-// blockFile finds a block's file by its name.
+// blockFile returns the path of a block's file.
 func blockFile(t *testing.T, dir string, key block.Key) string {
 	t.Helper()
 	path := findFile(dir, key)
@@ -149,7 +149,7 @@ func TestDefect08TasksNeverWaitedForDoNotLeak(t *testing.T) {
 		_, err = r.st.LeasePrefix(r.ctx(), r.keys(n%8), 0)
 		r.must(err)
 	}
-	// Goroutines and descriptors are counted when the tests end; slots here.
+	// TestMain checks goroutines and descriptors. The pins of slots are checked here.
 	r.must(r.st.Close(r.ctx()))
 	if st := r.cache.Stats(); st.Retained != 0 {
 		t.Fatalf("%d pins are left after Close", st.Retained)
@@ -248,8 +248,7 @@ func TestDefect09AddingADirectoryDoesNotRemapEveryKey(t *testing.T) {
 	one := r.o.dirs
 	r.o.dirs = append(slices.Clone(one), t.TempDir())
 	r.openStore()
-	// About half of the keys now belong to the new directory; of 60, some stay where they are for
-	// certain.
+	// About half of the 60 keys now belong to the new directory. The rest stay where they are.
 	stay := 0
 	for i, h := range r.hits(ns...) {
 		if h.State == tier.Ready {
@@ -260,7 +259,8 @@ func TestDefect09AddingADirectoryDoesNotRemapEveryKey(t *testing.T) {
 	if stay < 5 {
 		t.Fatalf("of %d blocks %d are found after a directory was added", len(ns), stay)
 	}
-	// Nothing is lost: moved blocks are stored again, and the old directory keeps its blocks.
+	// No block is lost: blocks whose directory changed can be stored again, and the old directory
+	// keeps its files.
 	r.dump(ns...)
 	r.wantHits(true, ns...)
 	r.closeStore()
@@ -286,8 +286,8 @@ func TestDefect10AbortedDumpKeepsItsPagesUntilTheHardwareStopped(t *testing.T) {
 		ctx, cancel := context.WithTimeout(r.ctx(), 20*time.Millisecond)
 		wantErr(t, d.SourceFree(ctx), context.DeadlineExceeded)
 		cancel()
-		// The slot that is still being written to is in quarantine: one of two is left, for anybody
-		// else.
+		// The device may still write to one slot, so that slot is in quarantine. The other slot is
+		// free.
 		r.eventually(func() bool { return r.st.Stats().Quarantined > 0 })
 		if n := r.st.Stats().Quarantined; n != 1 {
 			t.Fatalf("%d slots were quarantined, want 1", n)

@@ -12,7 +12,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// reluctantStream does not close for the first few times.
+// reluctantStream is a stream whose Close fails the first refusals times.
 type reluctantStream struct {
 	stream.Stream
 	refusals, closed *atomic.Int64
@@ -31,8 +31,8 @@ func (s reluctantStream) Close(ctx context.Context) error {
 	return err
 }
 
-// A broken stream whose first Close failed stayed open, with memory and queues of the device, until
-// the store was closed.
+// If the first Close of a broken stream failed, the stream stayed open with its device memory and
+// queues until the store was closed.
 func TestDefectBrokenStreamThatDoesNotCloseAtOnceStaysOpen(t *testing.T) {
 	t.Parallel()
 	var refusals, closed atomic.Int64
@@ -47,7 +47,8 @@ func TestDefectBrokenStreamThatDoesNotCloseAtOnceStaysOpen(t *testing.T) {
 	r.eventually(func() bool { return closed.Load() == 1 })
 }
 
-// An open stream may access slots, so Close of the store fails, and the next Close must try again.
+// An open stream may access slots. Close of the store therefore fails while a stream stays open,
+// and a later Close tries again.
 func TestDefectStoreForgetsAStreamThatDoesNotClose(t *testing.T) {
 	t.Parallel()
 	var refusals, closed atomic.Int64

@@ -17,8 +17,7 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// The tests of this file are named after defects seen in stores of KV-cache blocks; each would
-// catch its own.
+// Each test of this file reproduces a defect that was seen in a store of KV-cache blocks.
 
 // hookTier is a tier whose Get and Put a test can replace.
 type hookTier struct {
@@ -104,7 +103,7 @@ func TestDefect01LookupCountsEveryShard(t *testing.T) {
 	r.fill(0, 1)
 	d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, 1), store.DumpOptions{Layerwise: true})
 	r.must(err)
-	// Two shards land well; the last one does not.
+	// Two shards are copied; the copy of the last one fails.
 	base := r.plan.Seen(sim.OpWork)
 	for k := range 2 {
 		r.must(d.SubmitShard(r.ctx(), k))
@@ -116,12 +115,12 @@ func TestDefect01LookupCountsEveryShard(t *testing.T) {
 	r.wantHits(false, 1)
 }
 
-// awaitSeen waits until the device has started n operations with this name.
+// awaitSeen waits until the device has started n operations named op.
 func (r *rig) awaitSeen(op string, n int64) {
 	r.tb.Helper()
 	for deadline := time.Now().Add(patience); r.plan.Seen(op) < n; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			r.tb.Fatalf("the device has begun %d operations %q, want %d", r.plan.Seen(op), op, n)
+			r.tb.Fatalf("the device has started %d operations %q, want %d", r.plan.Seen(op), op, n)
 		}
 	}
 }
@@ -172,7 +171,7 @@ func TestDefect03AllocationEndsWhenEverySlotIsPinned(t *testing.T) {
 		pins = append(pins, sl)
 	}
 	d := r.startDump(7)
-	r.must(clock.BlockUntilContext(r.ctx(), storeTimers+1)) // the last is the wait for a slot
+	r.must(clock.BlockUntilContext(r.ctx(), storeTimers+1)) // the last timer is the wait for a slot
 	if !unresolved(d.Done()) {
 		t.Fatal("the dump resolved without a slot")
 	}
@@ -203,11 +202,11 @@ func TestDefect04FailedLoadIsNotDoneBeforeItsDMAStopped(t *testing.T) {
 			t.Fatal("a canceled load was done while a copy to its pages was still running")
 		}
 		if l.Errs() != nil {
-			t.Fatal("a load that is not done told its results")
+			t.Fatal("a running load returned results")
 		}
 		r.plan.Release()
 		r.loaded(l)
-		// From here on the pages have another owner.
+		// From here on the pages belong to another owner.
 		r.poison(0)
 		r.poison(1)
 		time.Sleep(10 * time.Millisecond)
@@ -225,8 +224,8 @@ func TestDefect05AbandonedReadDoesNotWriteToAReusedSlot(t *testing.T) {
 	r.dump(1)
 	r.must(r.cache.Delete(r.ctx(), r.key(1)))
 
-	// The read hangs in the kernel, as one of a dead NFS server does: it does not heed its context,
-	// and writes late.
+	// The read hangs in the kernel, like a read from a dead NFS server. It ignores its context and
+	// writes late.
 	reading, thaw := make(chan struct{}), make(chan struct{})
 	hook.get = func(_ context.Context, key block.Key, dst mem.Extent) error {
 		close(reading)
@@ -240,8 +239,8 @@ func TestDefect05AbandonedReadDoesNotWriteToAReusedSlot(t *testing.T) {
 	if !unresolved(l.Done()) {
 		t.Fatal("a load was done while a read into its slot was still running")
 	}
-	// More blocks than slots pass through the cache meanwhile; none may get the slot that is being
-	// read into.
+	// Meanwhile more blocks than there are slots pass through the cache. None may get the slot that
+	// the read still writes to.
 	for n := 10; n < 16; n++ {
 		r.dump(n)
 	}
@@ -273,8 +272,8 @@ func TestDefect06DumpDoesNotSkipABlockThatItsHolderNeverStores(t *testing.T) {
 		t.Fatal("a dump answered while another held its block unfinished")
 	}
 	holder.Cancel()
-	// The page of the canceled dump is still being read, but its fill has ended: other tasks need
-	// not wait for the hardware.
+	// The device still reads the page of the canceled dump, but the dump no longer blocks its key:
+	// other tasks may store the block.
 	if !unresolved(holder.Done()) {
 		t.Fatal("the canceled dump was done while its page was still being read")
 	}
@@ -282,7 +281,7 @@ func TestDefect06DumpDoesNotSkipABlockThatItsHolderNeverStores(t *testing.T) {
 	wantErr(t, holder.Durable(r.ctx()), errdefs.ErrCanceled)
 	r.must(second.Durable(r.ctx()))
 	if second.Skipped() != 0 {
-		t.Fatal("the second dump says that it skipped a block that nobody else stored")
+		t.Fatal("the second dump counts a block as skipped that no other task stored")
 	}
 	r.closeStore()
 	r.openStore()
@@ -311,9 +310,10 @@ func TestDefect06DumpIsNotDurableBeforeItIs(t *testing.T) {
 	wantErr(t, d.Durable(r.ctx()), errdefs.ErrNoSpace)
 	wantErr(t, d.Errs()[0], errdefs.ErrNoSpace)
 	if n := r.st.Stats().Tiers[1].LeftOut; n != 1 || len(failed) != 1 || failed[0] != "file" {
-		t.Fatalf("%d failed writes counted, told to the hook: %v", n, failed)
+		t.Fatalf("%d failed writes counted, reported to the hook: %v", n, failed)
 	}
-	// It is in the cache all the same, and a later dump makes it durable without a copy.
+	// The block is still cached. A later dump writes it to the file tier without a copy from the
+	// device.
 	hook.put = nil
 	if d := r.dump(1); d.Skipped() != 1 {
 		t.Fatalf("the second dump skipped %d blocks, want 1", d.Skipped())
@@ -323,8 +323,8 @@ func TestDefect06DumpIsNotDurableBeforeItIs(t *testing.T) {
 	r.mustLoad(1)
 }
 
-// A block was published when the shard with the last index completed, without the others. Shards
-// complete in any order, and the last of them makes the block complete.
+// A block was published when the shard with the last index completed, even if others were missing.
+// Shards may complete in any order, and the block is complete when all of them are.
 func TestDefectPublishedWhenLastIndexShardLands(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{})

@@ -12,8 +12,8 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// Blocks go from files to pages without host memory, whole and by layers, by calls and by queues, in
-// either mode of the library.
+// Loads read files without using host memory: whole and layerwise, with calls and with queues, in
+// both modes of the cuFile library.
 func TestLoadsReadDirectly(t *testing.T) {
 	t.Parallel()
 	for _, window := range []bool{false, true} {
@@ -23,7 +23,7 @@ func TestLoadsReadDirectly(t *testing.T) {
 					r, c, reports := newDirectRig(t, rigOptions{
 						window: window, pages: 32, direct: &directOptions{model: sim.StorageModel{Aligned: true, Compat: compat}, queues: queues},
 					}, 1, 2, 3, 4, 5, 6)
-					again := 7 // of another block with a cache, to which a second request brings it
+					again := 7 // in a store with a cache, a second request of block 7 brings it to the cache
 					if window {
 						again = 1
 					} else {
@@ -52,7 +52,7 @@ func TestLoadsReadDirectly(t *testing.T) {
 	}
 }
 
-// The completions of a load have the path and the reason of the reads.
+// The completions of a load report the path of direct reads and their reason.
 func TestDirectReadsAreReported(t *testing.T) {
 	t.Parallel()
 	r, _, _ := newDirectRig(t, rigOptions{window: true}, 1, 2)
@@ -80,8 +80,8 @@ func TestDirectReadsAreReported(t *testing.T) {
 	}
 }
 
-// With a cache the first request of a block is read directly. The second brings the block to the
-// cache, where the third finds it.
+// In a store with a cache, the first request of a block reads it directly. The second request
+// brings it to the cache, where the third finds it.
 func TestDirectBlockIsPromotedAtItsSecondRequest(t *testing.T) {
 	t.Parallel()
 	r, c, _ := newDirectRig(t, rigOptions{}, 1)
@@ -98,7 +98,8 @@ func TestDirectBlockIsPromotedAtItsSecondRequest(t *testing.T) {
 	}
 }
 
-// A load may leave the cache as it is, or bring all blocks to it, whatever was requested before.
+// LoadOptions.Promotion decides whether a load brings its blocks to the cache, independently of
+// earlier requests.
 func TestPromotionIsTheLoads(t *testing.T) {
 	t.Parallel()
 	r, c, _ := newDirectRig(t, rigOptions{}, 1, 2)
@@ -124,7 +125,7 @@ func TestPromotionIsTheLoads(t *testing.T) {
 	c.want(t, 0, 0)
 }
 
-// A damaged file is found on the page, by whatever path it was read.
+// A damaged file is detected on the page, on every path.
 func TestDefectDamagedFileReadDirectly(t *testing.T) {
 	t.Parallel()
 	for _, require := range []bool{false, true} {
@@ -134,7 +135,7 @@ func TestDefectDamagedFileReadDirectly(t *testing.T) {
 			errs := r.load(store.LoadOptions{Layerwise: layerwise}, 1, 2)
 			wantErr(t, errs[0], errdefs.ErrCorrupt)
 			r.must(errs[1])
-			c.want(t, 0, 1) // the CPU examines the block that failed
+			c.want(t, 0, 1) // the CPU examines the damaged block
 			reports.want(t, "file")
 			if st := r.st.Stats(); st.Mismatches != 1 || st.Tiers[1].Tier.Quarantined != 1 || st.Tiers[1].Tier.Errors != 0 {
 				t.Errorf("%d mismatches, %d set aside, %d errors", st.Mismatches, st.Tiers[1].Tier.Quarantined, st.Tiers[1].Tier.Errors)
@@ -150,7 +151,7 @@ func TestDefectDamagedFileReadDirectly(t *testing.T) {
 	}
 }
 
-// Bytes that cuFile reads wrong never reach the caller as right.
+// If cuFile returns wrong bytes, the load detects them and still returns the right bytes.
 func TestDefectDirectReadIsWrong(t *testing.T) {
 	t.Parallel()
 	r, c, reports := newDirectRig(t, rigOptions{window: true}, 1, 2, 3)
@@ -166,8 +167,8 @@ func TestDefectDirectReadIsWrong(t *testing.T) {
 	r.wantDirect(18, 0)
 }
 
-// A registration or a transfer that fails, or is short, fails its block only: the block is read
-// through host memory, or, if direct storage is required, fails.
+// A registration or a transfer that fails or is short affects one block only. That block is read
+// through host memory, or fails if direct storage is required.
 func TestDirectFailureIsItsBlocks(t *testing.T) {
 	t.Parallel()
 	for _, require := range []bool{false, true} {
@@ -215,7 +216,8 @@ func TestDirectFailureIsItsBlocks(t *testing.T) {
 	}
 }
 
-// Without host memory for sums the copy must have them: else the block is read through the cache.
+// A direct read has no host memory in which the CPU could sum the block. Without checksums from the
+// copy the block is read again through the cache.
 func TestDirectBlockWithoutSumsIsReadAgain(t *testing.T) {
 	t.Parallel()
 	r, c, _ := newDirectRig(t, rigOptions{window: true, sumEvery: noSums}, 1, 2)
@@ -226,7 +228,8 @@ func TestDirectBlockWithoutSumsIsReadAgain(t *testing.T) {
 	}
 }
 
-// Pages that are not whole leaves, and other policies, use host memory, and say so.
+// A load whose pages are not whole leaves, or with another verify policy, uses host memory and
+// reports the reason.
 func TestLoadsThatCannotBeDirect(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []store.VerifyPolicy{store.VerifyAlways, store.VerifyFill} {
@@ -241,7 +244,7 @@ func TestLoadsThatCannotBeDirect(t *testing.T) {
 	}
 }
 
-// A load is larger than the slots of device memory: it goes in pieces.
+// A load of more blocks than there are slots of device memory is read in several batches.
 func TestDirectSlotsAreShared(t *testing.T) {
 	t.Parallel()
 	ns := []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}
@@ -268,7 +271,8 @@ func TestDirectSlotsAreShared(t *testing.T) {
 	}
 }
 
-// Misses and blocks for the cache are no failures of direct storage: no completion reports them.
+// Misses and blocks that are read into the cache on purpose do not count as fallbacks: no
+// completion reports them.
 func TestUsualBlocksAreNoFallbacks(t *testing.T) {
 	t.Parallel()
 	r, _, _ := newDirectRig(t, rigOptions{}, 1)
@@ -287,14 +291,14 @@ func TestUsualBlocksAreNoFallbacks(t *testing.T) {
 	}
 }
 
-// Without a cache dumps write from device memory: the pages are free early, and the blocks are found
-// when they are durable.
+// In a store without a cache, dumps write files from device memory. Their pages are free early, and
+// the blocks are found after they are durable.
 func TestDumpsWriteDirectly(t *testing.T) {
 	t.Parallel()
 	for _, queues := range []int{0, 2} {
 		for _, groups := range []int{1, 2} {
 			r, _, reports := newDirectRig(t, rigOptions{window: true, groups: groups, pages: 64, direct: &directOptions{model: sim.StorageModel{Aligned: true}, queues: queues}})
-			ns := []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12} // more than there are slots
+			ns := []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12} // more blocks than there are slots
 			d := r.startDump(ns...)
 			r.must(d.SourceFree(r.ctx()))
 			for i := range ns {
@@ -329,8 +333,8 @@ func TestDumpsWriteDirectly(t *testing.T) {
 	}
 }
 
-// A block that cannot be written directly is written from pinned memory with the bytes that its page
-// had, or fails where direct storage is required.
+// A block whose direct write fails is written from pinned memory with the bytes of its page. If
+// direct storage is required, the block fails.
 func TestFailedDirectWriteIsItsBlocks(t *testing.T) {
 	t.Parallel()
 	for _, require := range []bool{false, true} {
@@ -366,7 +370,7 @@ func TestFailedDirectWriteIsItsBlocks(t *testing.T) {
 	}
 }
 
-// A dump whose copies have no sums is summed by the CPU.
+// If the copies of a direct dump have no checksums, the CPU computes them.
 func TestDirectDumpWithoutSums(t *testing.T) {
 	t.Parallel()
 	r, _, _ := newDirectRig(t, rigOptions{window: true, sumEvery: noSums}, 1, 2, 3)
@@ -376,7 +380,8 @@ func TestDirectDumpWithoutSums(t *testing.T) {
 	r.mustLoad(1, 2, 3)
 }
 
-// A canceled dump gives its slots back once nothing accesses them, and leaves nothing half written.
+// A canceled dump returns its slots after the last access to them, and leaves no partly written
+// block.
 func TestCanceledDirectDump(t *testing.T) {
 	t.Parallel()
 	r, _, _ := newDirectRig(t, rigOptions{window: true})

@@ -11,7 +11,7 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// countingFS counts the bytes of files that pass through host memory.
+// countingFS counts the bytes that file reads and writes move through host memory.
 type countingFS struct {
 	dirfs.FS
 	read, written atomic.Int64
@@ -55,10 +55,10 @@ func (f countingFile) WriteAt(b []byte, off int64) (int, error) {
 	return n, err
 }
 
-// hostBytes are bytes that passed through host memory.
+// hostBytes counts bytes that passed through host memory.
 type hostBytes struct{ read, written, toHost, toDevice int64 }
 
-// hostBytes returns the bytes that have passed through host memory during do.
+// hostBytes runs do and returns the bytes that passed through host memory meanwhile.
 func (r *rig) hostBytes(f *countingFS, do func()) hostBytes {
 	before, read, written := r.dev.Traffic(), f.read.Load(), f.written.Load()
 	do()
@@ -66,7 +66,8 @@ func (r *rig) hostBytes(f *countingFS, do func()) hostBytes {
 	return hostBytes{f.read.Load() - read, f.written.Load() - written, after.ToHost - before.ToHost, after.ToDevice - before.ToDevice}
 }
 
-// No payload of direct loads and dumps passes through host memory, except a block that failed.
+// The payload of direct loads and dumps never passes through host memory, except that of a block
+// that failed.
 func TestDirectBlocksAreNotCopiedToTheHost(t *testing.T) {
 	t.Parallel()
 	for _, queues := range []int{0, 2} {
@@ -102,7 +103,8 @@ func TestDirectBlocksAreNotCopiedToTheHost(t *testing.T) {
 				want("load", hostBytes{read: heads}, func() { r.must(load(store.LoadOptions{Layerwise: layerwise}, refs)) })
 			}
 			r.wantDirect(12, 0)
-			// Counters that count nothing would pass until here.
+			// Check that the counters work: a failed direct read moves its block through host
+			// memory.
 			r.plan.Add(fault.Nth(sim.OpFileRead, int(r.plan.Seen(sim.OpFileRead))).Fail(nil))
 			failed := r.hostBytes(f, func() { r.must(load(store.LoadOptions{}, refs[1:2])) })
 			if data := r.groups[r.groupOf(2)].Layout.DataBytes(); failed.read < data || failed.toDevice != data || failed.toHost != 0 {

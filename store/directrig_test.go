@@ -12,16 +12,16 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 )
 
-// directOptions makes the loads of a rig use direct storage.
+// directOptions makes a rig use direct storage.
 type directOptions struct {
 	model   sim.StorageModel
 	require bool
-	slots   int64 // default 4
+	slots   int64 // default: 4
 	queues  int
 	handles int
 }
 
-// directRig is the direct storage of a rig.
+// directRig holds the direct-storage objects of a rig.
 type directRig struct {
 	st       device.Storage
 	files    *streamfile.DirectFiles
@@ -30,7 +30,7 @@ type directRig struct {
 	hostSlot *mem.Region
 }
 
-// deviceMemory allocates memory of a device.
+// deviceMemory allocates device memory with default options.
 type deviceMemory struct{ device.Device }
 
 func (d deviceMemory) Alloc(n int64) (*mem.Region, error) {
@@ -79,7 +79,8 @@ func newDirectRig(t *testing.T, o rigOptions, ns ...int) (*rig, *readTier, *corr
 	return newReadRig(t, o, ns...)
 }
 
-// wantDirect checks the numbers of blocks that were read directly, and of failed attempts.
+// wantDirect checks the number of blocks that were read directly and of failed attempts, and that
+// no slot is lent.
 func (r *rig) wantDirect(blocks, failed int64) {
 	r.tb.Helper()
 	if st := r.st.Stats(); st.Direct != blocks || st.DirectFailed != failed {

@@ -6,12 +6,13 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// Dumps by layers, and after recorded work, write directly too, in chunks of a part of the slots.
+// Layerwise dumps and dumps that follow recorded work also write directly. They copy in chunks that
+// use a part of the slots.
 func TestWaitingDumpsWriteDirectly(t *testing.T) {
 	t.Parallel()
 	for _, layerwise := range []bool{false, true} {
 		r, _, reports := newDirectRig(t, rigOptions{window: true, pages: 64})
-		ns := []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10} // more than there are slots
+		ns := []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10} // more blocks than there are slots
 		for i, n := range ns {
 			r.fill(uint32(i), n)
 		}
@@ -37,7 +38,7 @@ func TestWaitingDumpsWriteDirectly(t *testing.T) {
 	}
 }
 
-// Layerwise dumps that wait for their client leave slots to other dumps.
+// Layerwise dumps that wait for their shards leave slots for other dumps.
 func TestWaitingDirectDumpsLeaveSlots(t *testing.T) {
 	t.Parallel()
 	r, _, _ := newDirectRig(t, rigOptions{window: true, pages: 32})
@@ -69,7 +70,7 @@ func TestWaitingDirectDumpsLeaveSlots(t *testing.T) {
 	r.mustLoad(ns[12:]...)
 }
 
-// A dump that could be direct and is not reports the reason.
+// If a dump could have been direct but was not, its completions give the reason.
 func TestDumpThatIsNotDirectReportsIt(t *testing.T) {
 	t.Parallel()
 	r, _, _ := newDirectRig(t, rigOptions{window: true, tune: func(c *store.Config) { c.Verify = store.VerifyAlways }})

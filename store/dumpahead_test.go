@@ -16,7 +16,7 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// pages returns the number of pages that the batches read.
+// pages returns the number of different pages in the submitted batches.
 func (h *manualStream) pages() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -31,7 +31,7 @@ func (h *manualStream) pages() int {
 	return len(all)
 }
 
-// resolve resolves the n-th ticket.
+// resolve resolves ticket n.
 func (h *manualStream) resolve(n int, err error) {
 	h.mu.Lock()
 	t := h.tickets[n]
@@ -39,7 +39,7 @@ func (h *manualStream) resolve(n int, err error) {
 	t.Resolve(stream.Completion{}, err)
 }
 
-// dumpLayers starts a layerwise dump of blocks from page 0 on, and submits all shards.
+// dumpLayers starts a layerwise dump of blocks from pages 0, 1, ... and submits all shards.
 func (r *rig) dumpLayers(ns ...int) *store.DumpTask {
 	r.tb.Helper()
 	d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, ns...), store.DumpOptions{Layerwise: true})
@@ -50,15 +50,15 @@ func (r *rig) dumpLayers(ns ...int) *store.DumpTask {
 	return d
 }
 
-// A layerwise dump that is larger than the slots for waiting dumps copied its chunks one by one.
-// After every layer has come, later blocks are copied while the first are. The source is free after
-// the last copy, also after failures.
+// A layerwise dump that is larger than the slots for waiting dumps copied its chunks one after
+// another. After all layers are submitted, later chunks must be copied concurrently with the first.
+// The source is free after the last copy, also if copies fail.
 func TestDefectChunksOfADumpByLayersOneByOne(t *testing.T) {
 	t.Parallel()
 	for _, cause := range []error{nil, errors.New("the copy failed")} {
 		h := &manualStream{}
 		r := newRig(t, rigOptions{slots: 16, wrapDump: func(st stream.Stream) stream.Stream { h.Stream = st; return h }})
-		all := []int{1, 2, 3, 4, 5, 6} // two of them at a time may wait for layers
+		all := []int{1, 2, 3, 4, 5, 6} // two blocks at a time may wait for layers
 		d := r.dumpLayers(all...)
 		r.eventually(func() bool { return h.pages() == len(all) })
 		last := h.count() - 1
@@ -84,7 +84,7 @@ func TestDefectChunksOfADumpByLayersOneByOne(t *testing.T) {
 	}
 }
 
-// A layerwise dump is complete in any number of slots: with one slot for waiting dumps, and with
+// A layerwise dump completes with any number of slots, even with one slot for waiting dumps or with
 // fewer slots than two chunks.
 func TestDumpByLayersInFewSlots(t *testing.T) {
 	t.Parallel()
@@ -108,19 +108,19 @@ func TestDumpByLayersInFewSlots(t *testing.T) {
 	}
 }
 
-// Slots in quarantine that a device may still write to count as held by waiting dumps, until the
-// device has ended its work.
+// A slot in quarantine that the device may still write to counts as held by a waiting dump until
+// the device has finished.
 func TestDefectSlotsInQuarantineAreHeld(t *testing.T) {
 	t.Parallel()
 	for _, layerwise := range []bool{false, true} {
 		clock := clockwork.NewFakeClock()
 		var batches atomic.Int32
 		r := newRig(t, rigOptions{
-			slots: 8, clock: clock, tune: func(c *store.Config) { c.WaitMax = time.Minute }, // two slots may be held
+			slots: 8, clock: clock, tune: func(c *store.Config) { c.WaitMax = time.Minute }, // waiting dumps may hold two slots
 			wrapDump: func(st stream.Stream) stream.Stream {
 				es, ok := st.(stream.EventStream)
 				if !ok {
-					t.Errorf("%T knows no events", st)
+					t.Errorf("%T does not support events", st)
 				}
 				return counted{es, &batches}
 			},

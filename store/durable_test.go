@@ -22,8 +22,8 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 )
 
-// Damaged copies are behind a missing first block. The dump has the right bytes in its pages, and
-// must not skip the damaged ones.
+// The first block is missing and later ones are damaged in the files. The dump has the right bytes
+// in its pages, so it must not skip the damaged blocks.
 func TestDefectDumpTakesDamagedCopiesForStored(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -46,7 +46,7 @@ func TestDefectDumpTakesDamagedCopiesForStored(t *testing.T) {
 	if st := r.st.Stats(); st.Mismatches != 3 || st.Tiers[1].Tier.Corrupt != 3 || st.Tiers[1].Tier.Replaced != 3 {
 		t.Errorf("%+v", st)
 	}
-	// What this process has written or seen whole it skips.
+	// The dump skips blocks that this process has written or has verified completely.
 	if again := r.dump(1, 2, 3, 4, 5); again.Skipped() != 5 {
 		t.Errorf("%d of 5 blocks were skipped", again.Skipped())
 	}
@@ -55,7 +55,7 @@ func TestDefectDumpTakesDamagedCopiesForStored(t *testing.T) {
 	}
 }
 
-// fullTier has no space, and returns the reason.
+// fullTier has no space. Put waits until its context ends and returns the cause.
 type fullTier struct{ tier.Tier }
 
 func (fullTier) Put(ctx context.Context, _ block.Key, _ mem.Extent) error {
@@ -67,8 +67,8 @@ func (t fullTier) Stats() tier.Stats {
 	return tier.Stats{Waiting: 1, Failure: errors.New("a file cannot be removed")}
 }
 
-// A dump that waits for space in a tier ends with an error, and Durable returns the reason of the
-// delay before that.
+// A dump that waits for space in a tier must end with an error. Before that, Durable returns the
+// reason of the delay.
 func TestDefectDurableHasNoEnd(t *testing.T) {
 	t.Parallel()
 	testkit.Grow(t, time.Second, func(waitMax time.Duration) error {
@@ -84,7 +84,7 @@ func TestDefectDurableHasNoEnd(t *testing.T) {
 		if err := task.Durable(r.ctx()); !errors.Is(err, errdefs.ErrBusy) {
 			t.Errorf("in the end: %v", err)
 		}
-		if !errors.Is(early, context.DeadlineExceeded) || !strings.Contains(early.Error(), "2 blocks are not durable yet") ||
+		if !errors.Is(early, context.DeadlineExceeded) || !strings.Contains(early.Error(), "2 blocks are not yet durable") ||
 			!strings.Contains(early.Error(), "1 writes wait for space") || !strings.Contains(early.Error(), "cannot be removed") {
 			return fmt.Errorf("while it waits: %w", early)
 		}
@@ -95,7 +95,7 @@ func TestDefectDurableHasNoEnd(t *testing.T) {
 	})
 }
 
-// A read-only tier serves loads, and dumps succeed without it.
+// With a read-only tier, loads read from it and dumps succeed without it.
 func TestReadOnlyTierServesLoads(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -111,7 +111,7 @@ func TestReadOnlyTierServesLoads(t *testing.T) {
 	}
 }
 
-// A file that a load could not read is replaced by the next dump of the block.
+// If a load could not read a file, the next dump of the block replaces it.
 func TestDefectUnreadableFileIsNeverHealed(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -134,7 +134,7 @@ func TestDefectUnreadableFileIsNeverHealed(t *testing.T) {
 		t.Errorf("load: %v", errs[0])
 	}
 	r.dump(1)
-	r.dump(2, 3) // the cache forgets it
+	r.dump(2, 3) // evicts block 1 from the cache
 	r.mustLoad(1)
 	if st := r.st.Stats(); st.Tiers[1].Hits == 0 || st.Tiers[1].Tier.Replaced != 1 {
 		t.Errorf("%+v", st)

@@ -19,7 +19,7 @@ import (
 	"github.com/kvlane/kvlane/tier/faulty"
 )
 
-// errorLog has every error that a store reported, by task or by hook.
+// errorLog records every error that a store reports, from tasks and hooks.
 type errorLog struct {
 	mu   sync.Mutex
 	errs []error
@@ -41,9 +41,9 @@ func (l *errorLog) hooks() store.Hooks {
 	}
 }
 
-// TestEveryFaultIsReported makes operation N of each kind fail, for N = 0, 1, 2 and so on until
-// none fails. Each time the store must report the fault, return no wrong byte, keep durable blocks,
-// and go on.
+// TestEveryFaultIsReported makes operation N of each kind fail, for N = 0, 1, 2 and so on until no
+// operation is left. Each time the store must report the fault, return no wrong byte, keep durable
+// blocks, and continue to work.
 func TestEveryFaultIsReported(t *testing.T) {
 	t.Parallel()
 	for _, layer := range []struct {
@@ -60,12 +60,13 @@ func TestEveryFaultIsReported(t *testing.T) {
 	} {
 		for _, op := range layer.ops {
 			for _, action := range []string{"fail", "partial", "corrupt"} {
-				// Only sums of the copy detect a wrong byte there.
+				// For these operations the injected wrong byte is detected only if the copy
+				// computes checksums.
 				if action == "corrupt" && op != sim.OpLaunch && op != sim.OpFileRead {
 					continue
 				}
-				// Calls have no half; and half of an Open or a Retain that misses is a miss like
-				// any other.
+				// Only operations that move bytes can be cut short. A short Open or Retain is an
+				// ordinary miss.
 				if action == "partial" && !slices.Contains([]string{sim.OpWork, faulty.OpGet, faulty.OpPut, faulty.OpReserve, sim.OpFileRead, sim.OpFileWrite}, op) {
 					continue
 				}
@@ -74,7 +75,7 @@ func TestEveryFaultIsReported(t *testing.T) {
 					n := 0
 					for failNth(t, layer.name, op, action, n) {
 						if n++; n > 300 {
-							t.Fatal("there is no end to the operations")
+							t.Fatal("the number of operations has no limit")
 						}
 					}
 					if n == 0 {
@@ -86,7 +87,7 @@ func TestEveryFaultIsReported(t *testing.T) {
 	}
 }
 
-// failNth runs the script with one fault and reports whether it was injected.
+// failNth runs the script with one fault and reports whether the fault was injected.
 func failNth(t *testing.T, layer, op, action string, n int) bool {
 	t.Helper()
 	plan := fault.New(1)
@@ -128,7 +129,7 @@ func failNth(t *testing.T, layer, op, action string, n int) bool {
 	durable, loaded := faultScript(r, log)
 	injected := plan.Injected()
 	plan.Clear()
-	short := action == "partial" && (op == sim.OpFileRead || op == sim.OpFileWrite) // which no error of the library reports
+	short := action == "partial" && (op == sim.OpFileRead || op == sim.OpFileWrite) // the store reports no error for a short transfer
 	if short && injected > 0 && r.st.Stats().DirectFailed == 0 {
 		t.Fatalf("%s %d: a short transfer was not found", op, n)
 	}
@@ -140,10 +141,10 @@ func failNth(t *testing.T, layer, op, action string, n int) bool {
 	}
 	for page, block := range loaded {
 		if err := r.checkPage(page, block); err != nil {
-			t.Fatalf("%s %d: a load that said OK: %v", op, n, err)
+			t.Fatalf("%s %d: a load without an error: %v", op, n, err)
 		}
 	}
-	// It goes on working, and nothing that was durable is lost.
+	// The store continues to work, and keeps all durable blocks.
 	r.mustLoad(durable...)
 	r.dump(1, 2, 3, 4)
 	r.closeStore()
@@ -152,7 +153,8 @@ func failNth(t *testing.T, layer, op, action string, n int) bool {
 	return injected > 0
 }
 
-// faultScript uses all parts of a store. It returns the durable blocks, and the block of each page.
+// faultScript uses all parts of a store. It returns the durable blocks, and the loaded block of
+// each page.
 func faultScript(r *rig, log *errorLog) (durable []int, loaded map[uint32]int) {
 	loaded = map[uint32]int{}
 	dump := func(layerwise bool, ns ...int) {
@@ -169,14 +171,14 @@ func faultScript(r *rig, log *errorLog) (durable []int, loaded map[uint32]int) {
 		}
 	}
 	dump(false, 1, 2)
-	dump(true, 3, 4) // of which one at a time may wait for layers
+	dump(true, 3, 4) // one of the two blocks at a time may wait for layers
 	_, err := r.st.Lookup(r.ctx(), r.keys(1, 2, 3, 4))
 	log.add(err)
 	load := func(first int, layerwise bool, ns ...int) {
 		l, err := r.st.LeasePrefix(r.ctx(), r.keys(ns...), 0)
 		r.must(err)
 		defer l.Release()
-		if l.Len() < len(ns) { // a fault cut it short
+		if l.Len() < len(ns) { // a fault shortened the prefix
 			l = nil
 		}
 		task, err := r.st.Load(r.ctx(), l, r.pages, r.refs(first, ns...), store.LoadOptions{Layerwise: layerwise})
@@ -189,7 +191,7 @@ func faultScript(r *rig, log *errorLog) (durable []int, loaded map[uint32]int) {
 		}
 	}
 	load(8, true, durable...)
-	r.forgetCached(durable...) // from here on blocks come from files
+	r.forgetCached(durable...) // later loads read from files
 	p, err := r.st.Prefetch(r.ctx(), r.keys(durable[:len(durable)/2]...))
 	r.must(err)
 	log.add(p.Wait(r.ctx()))
@@ -208,7 +210,7 @@ func TestFaultsNameWhatFailed(t *testing.T) {
 	err := r.load(store.LoadOptions{}, 1)[0]
 	for _, want := range []string{fmt.Sprintf("load block %s", r.key(1)), "tier file", "injected fault"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("the error does not say %q: %v", want, err)
+			t.Errorf("the error does not contain %q: %v", want, err)
 		}
 	}
 }

@@ -21,16 +21,16 @@ const (
 	randomBlocks = 4
 )
 
-// geometry is a random paged KV cache on a simulated device, with a store over it.
+// geometry is a paged KV cache of random geometry on a simulated device, with a store.
 type geometry struct {
 	*rig
 	rng   *rand.Rand
-	whole bool // every plane is whole leaves, aligned: streams can sum it
+	whole bool // every plane is a whole number of aligned leaves, so that streams can sum it
 }
 
-// TestSumsOfAnyGeometry dumps and loads random bytes of random geometries by the paths that sum.
-// The checksums in the header equal those of the CPU for the slot. The copy computes them exactly
-// if the planes are whole, aligned leaves.
+// TestSumsOfAnyGeometry dumps and loads random bytes of random geometries on the paths that compute
+// checksums. The checksums in the header must equal those that the CPU computes from the slot. The
+// copy computes them exactly if the planes are whole, aligned leaves.
 func TestSumsOfAnyGeometry(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(24) {
@@ -84,14 +84,15 @@ func newGeometry(t *testing.T, seed uint64, path stream.Path) *geometry {
 	return g
 }
 
-// sizes draws the sizes of planes by shard: whole leaves, except for some with odd.
+// sizes returns random sizes of planes for each shard. They are whole leaves, except for some if
+// odd is set.
 func (g *geometry) sizes(odd bool) [][]int64 {
 	sizes := make([][]int64, 1+g.rng.IntN(5))
 	for i := range sizes {
 		for range 1 + g.rng.IntN(4) {
 			n := mem.LeafBytes * (1 + g.rng.Int64N(4))
 			if odd && g.rng.IntN(3) == 0 {
-				n -= 1 + g.rng.Int64N(mem.LeafBytes) // the last leaf is short, or there is one less
+				n -= 1 + g.rng.Int64N(mem.LeafBytes) // the last leaf is short, or is missing
 				g.whole = g.whole && n%mem.LeafBytes == 0
 			}
 			if n > 0 {
@@ -106,7 +107,8 @@ func (g *geometry) sizes(odd bool) [][]int64 {
 	return sizes
 }
 
-// place allocates the planes in device memory with gaps, some unaligned with askew.
+// place allocates the planes in device memory with gaps between them. If askew is set, some planes
+// are unaligned.
 func (g *geometry) place(sizes [][]int64, askew bool) {
 	g.tb.Helper()
 	at := int64(0)
@@ -144,8 +146,8 @@ func appendShard(p *store.Pages, shard []mem.Plane) *store.Pages {
 	return p
 }
 
-// all copies device memory to b, or b to it.
-func (g *geometry) all(b []byte, toDevice bool) {
+// copyAll copies copyAll device memory to b, or b to device memory.
+func (g *geometry) copyAll(b []byte, toDevice bool) {
 	g.tb.Helper()
 	q, err := g.dev.OpenQueue(device.QueueOptions{})
 	g.must(err)
@@ -162,9 +164,9 @@ func (g *geometry) all(b []byte, toDevice bool) {
 	g.must(g.dev.Free(stage))
 }
 
-// content fills b with typical numbers: noise, zeros, ones, and the NaNs and infinities of half
+// fillRandom fills b with typical values: noise, zeros, ones, and the NaNs and infinities of half
 // precision.
-func (g *geometry) content(b []byte) {
+func (g *geometry) fillRandom(b []byte) {
 	patterns := []uint16{0, 0xffff, 0x7e00, 0x7c00, 0xfc00, 0x7fc0, 0xff80, 0x8000}
 	for len(b) > 0 {
 		n := min(len(b), 1+g.rng.IntN(3*mem.LeafBytes))
@@ -184,8 +186,8 @@ func (g *geometry) content(b []byte) {
 func (g *geometry) check(layerwise bool) {
 	g.tb.Helper()
 	before := make([]byte, g.gpu.Len())
-	g.content(before)
-	g.all(before, true)
+	g.fillRandom(before)
+	g.copyAll(before, true)
 	from, to := g.rng.Perm(randomPages)[:randomBlocks], g.rng.Perm(randomPages)[:randomBlocks]
 	refs := func(pages []int) (out []store.Ref) {
 		for i, p := range pages {
@@ -202,7 +204,7 @@ func (g *geometry) check(layerwise bool) {
 	}
 	g.must(d.Durable(g.ctx()))
 	for i := range from {
-		g.sealedByTheCPU(i)
+		g.checkSealedByCPU(i)
 	}
 	l, err := g.st.Load(g.ctx(), nil, g.pages, refs(to), store.LoadOptions{Layerwise: !layerwise})
 	g.must(err)
@@ -218,9 +220,9 @@ func (g *geometry) check(layerwise bool) {
 		}
 	}
 	after := make([]byte, len(before))
-	g.all(after, false)
+	g.copyAll(after, false)
 	if !bytes.Equal(after, want) {
-		g.tb.Fatal("pages differ from what was dumped, or bytes between them were written")
+		g.tb.Fatal("pages differ from the dumped ones, or bytes between pages were written")
 	}
 	st := g.st.Stats()
 	for _, p := range []store.PathStats{st.DumpPaths[0], st.LoadPaths[0]} {
@@ -233,8 +235,8 @@ func (g *geometry) check(layerwise bool) {
 	}
 }
 
-// sealedByTheCPU compares a cached image with one that the CPU seals.
-func (g *geometry) sealedByTheCPU(n int) {
+// checkSealedByCPU compares the cached image of block n with an image that the CPU seals.
+func (g *geometry) checkSealedByCPU(n int) {
 	g.tb.Helper()
 	sl, err := g.cache.Open(g.ctx(), g.key(n))
 	g.must(err)
@@ -250,6 +252,6 @@ func (g *geometry) sealedByTheCPU(n int) {
 				g.tb.Fatalf("checksum of shard %d is %016x, the CPU makes it %016x", i, sum, g.format.SumShard(image, i))
 			}
 		}
-		g.tb.Fatal("the image differs from what the CPU seals")
+		g.tb.Fatal("the image differs from the one that the CPU seals")
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// TestModelOfGroups is TestModel with several page groups of different geometry, whose planes lie
-// in the same memory; each task has blocks of all of them.
+// TestModelOfGroups runs the model test with several page groups of different geometry. The planes
+// of all groups use the same memory, and each task has blocks of all groups.
 func TestModelOfGroups(t *testing.T) {
 	t.Parallel()
 	runModels(t, []modelConfig{
@@ -28,11 +28,11 @@ func TestModelOfGroups(t *testing.T) {
 	})
 }
 
-// A layer without blocks of the task waits only for the layers before it.
+// A layer in which the task has no blocks is complete as soon as the layers before it are.
 func TestLayersThatNoBlockHas(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{groups: 2, shards: 5, planeBytes: leafy})
-	r.dump(0, 2) // of the first group: layers 0, 2 and 4
+	r.dump(0, 2) // blocks of the first group, with layers 0, 2 and 4
 	d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, 4), store.DumpOptions{Layerwise: true})
 	r.must(err)
 	for _, k := range []int{4, 1, 3, 0, 2} {
@@ -60,7 +60,7 @@ func TestLayersThatNoBlockHas(t *testing.T) {
 	}
 }
 
-// gated is a stream that accepts batches after the unblock is open.
+// gated is a stream that accepts batches only after unblock is closed.
 type gated struct {
 	stream.Stream
 	unblock <-chan struct{}
@@ -75,7 +75,7 @@ func (g *gated) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error
 	return g.Stream.Submit(ctx, b)
 }
 
-// One load finds blocks of each group in the cache and in files.
+// One load reads blocks of each group, some from the cache and some from files.
 func TestGroupsPartlyFromFiles(t *testing.T) {
 	t.Parallel()
 	for _, layerwise := range []bool{false, true} {
@@ -126,7 +126,7 @@ func TestLayersOfGroupsAreChecked(t *testing.T) {
 	}
 }
 
-// makeGroup defines the blocks of page group g.
+// makeGroup defines the format of page group g.
 func (r *rig) makeGroup(g int) {
 	o := &r.o
 	var layers []int

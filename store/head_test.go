@@ -12,14 +12,14 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// recorder records batches, and refuses some.
+// recorder is a stream that records its batches and can refuse some.
 type recorder struct {
 	stream.Stream
 	mu      sync.Mutex
-	batches [][]mem.PageGroup // of which nothing is changed afterwards
-	awaited []bool            // by batch: a stream waits for it
-	before  func(n int)       // is called before the n-th of them, counted from 1
-	refused int               // it and all after it, counted from 1; 0: none
+	batches [][]mem.PageGroup // copies that stay unchanged after Submit
+	awaited []bool            // for each batch: whether Submit was told that a stream waits for it
+	before  func(n int)       // called before batch n is submitted, counted from 1
+	refused int               // first batch that Submit refuses, counted from 1; 0: none
 }
 
 var errRefused = errors.New("refused")
@@ -43,7 +43,7 @@ func (s *recorder) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, er
 	return s.Stream.Submit(ctx, b)
 }
 
-// recorded returns a rig that records the batches of loads, with blocks in its cache.
+// recorded returns a rig that records the batches of loads, the recorder, and the cached blocks.
 func recorded(t *testing.T, o rigOptions, blocks int) (*rig, *recorder, []int) {
 	t.Helper()
 	rec := new(recorder)
@@ -61,13 +61,13 @@ func recorded(t *testing.T, o rigOptions, blocks int) (*rig, *recorder, []int) {
 	return r, rec, ns
 }
 
-// layerOf returns the model's layer of a plane.
+// layerOf returns the layer of the model that plane p belongs to.
 func (r *rig) layerOf(p mem.Plane) int {
 	return slices.IndexFunc(r.pages.Shards, func(planes []mem.Plane) bool { return slices.Contains(planes, p) })
 }
 
-// A layerwise load of many blocks starts before all of them are looked up. It copies every layer of
-// each block once, and all layers in order.
+// A layerwise load of many blocks submits copies before it has looked up all blocks. It copies
+// every layer of each block once, and each block's layers in order.
 func TestLayersInOrderWhileBlocksAreLookedUp(t *testing.T) {
 	t.Parallel()
 	for _, o := range []rigOptions{{planeBytes: leafy, sumEvery: 1}, {tune: func(c *store.Config) { c.Verify = store.VerifyFill }}, {groups: 2, shards: 5, planeBytes: leafy, sumEvery: 1}} {
@@ -77,7 +77,7 @@ func TestLayersInOrderWhileBlocksAreLookedUp(t *testing.T) {
 		r.must(err)
 		for _, missing := range []bool{false, true} {
 			all := slices.Clone(ns)
-			if missing { // nowhere to be found
+			if missing { // use a block that no tier has
 				all[0], all[blocks/2], all[blocks-1] = 100, 101, 102
 			}
 			rec.batches = nil
@@ -117,12 +117,12 @@ func TestLayersInOrderWhileBlocksAreLookedUp(t *testing.T) {
 	}
 }
 
-// If a layerwise load fails at batch n, the blocks of earlier batches are undefined, and the pages
-// of the others are unchanged. That also holds for strides.
+// If the copy of batch n of a layerwise load is refused, the pages of earlier batches are undefined
+// and those of later batches are unchanged. This also holds for loads in strides.
 func TestLayersWhoseCopyIsRefusedOnTheWay(t *testing.T) {
 	t.Parallel()
 	refuse(t, rigOptions{planeBytes: leafy, sumEvery: 1}, store.LoadOptions{Layerwise: true})
-	refuse(t, followed(4), store.LoadOptions{Layerwise: true, Progress: new(teller)})
+	refuse(t, strideOptions(4), store.LoadOptions{Layerwise: true, Progress: new(fakeProgress)})
 }
 
 func refuse(t *testing.T, rigged rigOptions, o store.LoadOptions) {
@@ -131,7 +131,7 @@ func refuse(t *testing.T, rigged rigOptions, o store.LoadOptions) {
 		r, rec, ns := recorded(t, rigged, 12)
 		rec.refused = refused
 		if o.Progress != nil {
-			o.Progress = new(teller)
+			o.Progress = new(fakeProgress)
 		}
 		errs := r.load(o, ns...)
 		if len(rec.batches) < refused {
@@ -166,12 +166,12 @@ func refuse(t *testing.T, rigged rigOptions, o store.LoadOptions) {
 	}
 }
 
-// A layerwise load with rows starts with one layer. Each step is as large as all earlier ones, up
-// to the size of a row.
+// A layerwise load with a row size starts with one layer. Each step is as large as all earlier
+// steps together, up to the size of a row.
 func TestLayersComeTogetherAsRows(t *testing.T) {
 	t.Parallel()
 	const shards = 14
-	for row, want := range map[int64][]int{ // layers of a row, and of each part
+	for row, want := range map[int64][]int{ // layers of a row; layers of each expected part
 		0: {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1},
 		1: {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1},
 		2: {1, 1, 2, 2, 2, 2, 2, 2},

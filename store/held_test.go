@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// manualStream accepts batches and copies nothing. The test resolves the tickets.
+// manualStream accepts batches and copies nothing. The test resolves their tickets.
 type manualStream struct {
 	stream.Stream
 	mu      sync.Mutex
@@ -24,7 +24,7 @@ type manualStream struct {
 }
 
 func (h *manualStream) Submit(_ context.Context, b *mem.Batch) (*stream.Ticket, error) {
-	if b.Paged == nil { // a look at whether the stream still works
+	if b.Paged == nil { // an empty batch probes whether the stream still works
 		t := stream.NewTicket(1, nil)
 		t.Resolve(stream.Completion{}, nil)
 		return t, nil
@@ -42,8 +42,8 @@ func (h *manualStream) count() int {
 	return len(h.tickets)
 }
 
-// summed writes the sums of page group n of the last batch: right or wrong ones.
-func (h *manualStream) summed(n int, right bool) {
+// writeSums writes right or wrong checksums for page group n of the last batch.
+func (h *manualStream) writeSums(n int, right bool) {
 	p := h.batches[len(h.batches)-1].Paged
 	sums := p.Sums
 	for i := range n {
@@ -63,28 +63,27 @@ func (h *manualStream) summed(n int, right bool) {
 	}
 }
 
-// complete reports the completion of page group n of the last batch, with right or wrong sums, and
-// resolves the ticket after the last group.
+// complete reports page group n of the last batch as completed, with right or wrong checksums.
+// After the last group it resolves the ticket.
 func (h *manualStream) complete(n int, right bool) {
-	h.summed(n, right)
+	h.writeSums(n, right)
 	p := h.batches[len(h.batches)-1].Paged
 	if p.Completed(n+1, true); n+1 == len(p.Groups) {
-		h.resolved()
+		h.resolveLast()
 	}
 }
 
-// resolved resolves the last ticket.
-func (h *manualStream) resolved() {
+// resolveLast resolves the last ticket without an error.
+func (h *manualStream) resolveLast() {
 	h.tickets[len(h.tickets)-1].Resolve(stream.Completion{Summed: true}, nil)
 }
 
-// failed resolves the last ticket with an error.
-func (h *manualStream) failed(err error) {
+// failLast resolves the last ticket with an error.
+func (h *manualStream) failLast(err error) {
 	h.tickets[len(h.tickets)-1].Resolve(stream.Completion{}, err)
 }
 
-// startManual starts a layerwise load of block 1 to page 0 by a stream that copies nothing, and waits for
-// its batch.
+// startManual starts a layerwise load of block 1 to page 0, and waits until its batch is submitted.
 func (r *rig) startManual(h *manualStream) *store.LoadTask {
 	r.tb.Helper()
 	l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, 1), store.LoadOptions{Layerwise: true})
@@ -104,8 +103,8 @@ func newManualRig(t *testing.T) (*rig, *manualStream) {
 	return r, h
 }
 
-// Parts that completed before their batch failed count. WaitShard returns the error for later
-// shards once nothing is being copied.
+// Parts that completed before their batch failLast are valid. For later shards WaitShard returns the
+// error once no copy is running.
 func TestWaitShardReportsThatItsBatchFailed(t *testing.T) {
 	t.Parallel()
 	r, leased := newManualRig(t)
@@ -116,13 +115,13 @@ func TestWaitShardReportsThatItsBatchFailed(t *testing.T) {
 	defer cancel()
 	wantErr(t, l.WaitShard(ctx, 1), context.DeadlineExceeded)
 	cause := errors.New("the copy failed")
-	leased.failed(cause)
+	leased.failLast(cause)
 	wantErr(t, l.WaitShard(r.ctx(), 1), cause)
 	wantErr(t, l.WaitShard(r.ctx(), 2), cause)
 	wantErr(t, l.Wait(r.ctx()), cause)
 }
 
-// A block with a wrong copy of a shard is copied again from that shard on.
+// If the copy of a shard is wrong, that shard and the later shards of the block are copied again.
 func TestWrongShardIsCopiedAgainWithThoseBehindIt(t *testing.T) {
 	t.Parallel()
 	r, leased := newManualRig(t)
@@ -135,21 +134,22 @@ func TestWrongShardIsCopiedAgainWithThoseBehindIt(t *testing.T) {
 		t.Fatalf("%d shards are copied again, want %d", n, r.o.shards-1)
 	}
 	leased.complete(0, true)
-	leased.failed(errors.New("the copy failed"))
+	leased.failLast(errors.New("the copy failed"))
 	r.resolved(l.Done())
 	if err := l.Errs()[0]; err == nil {
-		t.Error("the block is there, and its last shard did not land")
+		t.Error("the block is reported as loaded, but its last shard was not copied")
 	}
 }
 
-// The blocks of a whole load have results and free slots part by part. Later parts do not change
-// them. A block with a wrong copy keeps its slot, and is copied again after all other copies.
+// In a whole load each completed part gives its blocks their results and releases their slots.
+// Later parts do not change these results. A block with a wrong copy keeps its slot, and is copied
+// again after all other copies.
 func TestPartsOfAWholeLoadAreResolvedAsTheyComplete(t *testing.T) {
 	t.Parallel()
 	leased, cause := &manualStream{}, errors.New("the copy failed")
 	r := newRig(t, rigOptions{
 		planeBytes: leafy, wrapLoad: func(st stream.Stream) stream.Stream { leased.Stream = st; return leased },
-		tune: func(c *store.Config) { c.PartBytes = 1 }, // a block a part
+		tune: func(c *store.Config) { c.PartBytes = 1 }, // one block for each part
 	})
 	r.dump(1, 2, 3, 4)
 	l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, 1, 2, 3, 4), store.LoadOptions{})
@@ -161,13 +161,13 @@ func TestPartsOfAWholeLoadAreResolvedAsTheyComplete(t *testing.T) {
 	}
 	leased.complete(0, true)
 	r.eventually(pinned(3))
-	leased.summed(1, true)
-	leased.complete(2, false) // reports both
+	leased.writeSums(1, true)
+	leased.complete(2, false) // the report covers groups 1 and 2
 	r.eventually(pinned(2))
 	if n := leased.count(); n != 1 {
 		t.Fatalf("%d batches while the first is under way", n)
 	}
-	leased.failed(cause)
+	leased.failLast(cause)
 	r.eventually(func() bool { return leased.count() == 2 })
 	leased.complete(0, true)
 	r.resolved(l.Done())
@@ -183,7 +183,7 @@ func TestPartsOfAWholeLoadAreResolvedAsTheyComplete(t *testing.T) {
 	}
 }
 
-// early is a held stream that reports at once that half of a batch has completed, without sums.
+// early is a manualStream that reports half of a batch as completed at once, without checksums.
 type early struct{ *manualStream }
 
 func (e early) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
@@ -193,16 +193,16 @@ func (e early) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error)
 	return e.manualStream.Submit(ctx, b)
 }
 
-// A block that has its result is not asked for checksums, although later parts of its batch have
-// sums.
+// A later part of a batch may have checksums although an earlier part had none. The store must not
+// look for checksums of blocks that already have their result.
 func TestSumsBehindPartsWithoutSums(t *testing.T) {
 	t.Parallel()
-	const batch, blocks = 128, 2 * 128 // a batch of 128 blocks comes first
+	const batch, blocks = 128, 2 * 128 // the load is split into batches of 128 blocks
 	leased := &manualStream{}
 	r := newRig(t, rigOptions{
 		slots: blocks, pages: blocks, shards: 1, planes: 1, planeBytes: mem.LeafBytes,
 		wrapLoad: func(st stream.Stream) stream.Stream { leased.Stream = st; return early{leased} },
-		tune:     func(c *store.Config) { c.PartBytes = 1 }, // a block a part
+		tune:     func(c *store.Config) { c.PartBytes = 1 }, // one block for each part
 	})
 	ns := make([]int, blocks)
 	for i := range ns {
@@ -226,13 +226,13 @@ func TestSumsBehindPartsWithoutSums(t *testing.T) {
 	}
 }
 
-// A load whose blocks all have results is not done before its batch resolves.
+// A load whose blocks all have results ends only after its batch resolves.
 func TestLoadWaitsForItsBatchBehindItsParts(t *testing.T) {
 	t.Parallel()
 	r, leased := newManualRig(t)
 	l := r.startManual(leased)
 	for k := range r.o.shards {
-		leased.summed(k, true)
+		leased.writeSums(k, true)
 	}
 	leased.batches[0].Paged.Completed(r.o.shards, true)
 	r.eventually(func() bool { return r.cache.Stats().Retained == 0 })
@@ -241,20 +241,20 @@ func TestLoadWaitsForItsBatchBehindItsParts(t *testing.T) {
 		t.Error("the load is done, and its batch is not")
 	case <-time.After(20 * time.Millisecond):
 	}
-	leased.resolved()
+	leased.resolveLast()
 	r.resolved(l.Done())
 	r.must(l.Errs()[0])
 }
 
-// The algorithm in the header of a slot may be damaged after the slot was verified. The block must
-// still be checked.
+// If the algorithm field in the header of a slot is damaged after the slot was verified, the copy
+// must still be verified.
 func TestHeaderThatChangesUnderACopyExcusesNothing(t *testing.T) {
 	t.Parallel()
 	r, leased := newManualRig(t)
 	l := r.startManual(leased)
 	sl, err := r.cache.Open(r.ctx(), r.key(1))
 	r.must(err)
-	const sumAlgo = 24 // its place in the header
+	const sumAlgo = 24 // offset of the algorithm in the header
 	binary.LittleEndian.PutUint32(sl.Extent().Bytes()[sumAlgo:], uint32(block.SumXXH3))
 	sl.Release()
 	for k := range r.o.shards {
@@ -264,7 +264,7 @@ func TestHeaderThatChangesUnderACopyExcusesNothing(t *testing.T) {
 	wantErr(t, l.Errs()[0], errdefs.ErrCorrupt)
 }
 
-// The error of a load states whether the page is undefined.
+// The error of a load reports whether the content of the page is undefined.
 func TestBlockErrorReportsWhetherThePageIsUndefined(t *testing.T) {
 	t.Parallel()
 	r, leased := newManualRig(t)
@@ -272,7 +272,7 @@ func TestBlockErrorReportsWhetherThePageIsUndefined(t *testing.T) {
 		r.resolved(l.Done())
 		var e *store.BlockError
 		if !errors.As(l.Errs()[0], &e) || e.Op != "load" || e.Page != 0 {
-			t.Fatalf("%#v is not the load's", l.Errs()[0])
+			t.Fatalf("%#v is not the error of the load", l.Errs()[0])
 		}
 		return e
 	}
@@ -284,7 +284,7 @@ func TestBlockErrorReportsWhetherThePageIsUndefined(t *testing.T) {
 	l = r.startManual(leased)
 	leased.complete(0, true)
 	leased.complete(1, true)
-	leased.failed(errdefs.ErrBroken)
+	leased.failLast(errdefs.ErrBroken)
 	if e := blockError(l); !e.Undefined || e.Key != r.key(1) || !errors.Is(e, errdefs.ErrBroken) {
 		t.Errorf("a block of which some was copied: %+v", e)
 	}

@@ -7,8 +7,8 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// Each loaded block counts once, in its tier, with and without a lease. A dump that finds a block
-// is no hit. A block in no tier is one miss.
+// Each loaded block counts as one hit of its tier, with and without a lease. A dump that finds its
+// block stored is no hit. A block that no tier has is one miss.
 func TestHitsCountOnceInTheTierThatServed(t *testing.T) {
 	t.Parallel()
 	for _, leased := range []bool{false, true} {
@@ -46,7 +46,7 @@ func TestHitsCountOnceInTheTierThatServed(t *testing.T) {
 				}
 			}
 		}
-		r.dump(0, 1, 2) // 3 is stored nowhere
+		r.dump(0, 1, 2) // no tier has block 3
 		r.dump(0, 1, 2)
 		check("dumped twice", 0, 0, 0)
 		r.drop(0, 1, 2)

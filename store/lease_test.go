@@ -32,7 +32,7 @@ func TestLeaseEndsAtItsDeadline(t *testing.T) {
 	clock.Advance(time.Second)
 	_, err = r.st.Load(r.ctx(), l, r.pages, r.refs(1, 2), store.LoadOptions{})
 	wantErr(t, err, errdefs.ErrExpired)
-	// What runs under it goes on, with its pins.
+	// A load that uses the expired lease continues, and its blocks stay pinned.
 	wantErr(t, r.cache.Delete(r.ctx(), r.key(1)), errdefs.ErrBusy)
 	r.plan.Release()
 	r.must(r.loaded(running)[0])
@@ -63,7 +63,7 @@ func TestLeasesLeaveSlotsToOthers(t *testing.T) {
 	again, err := r.st.LeasePrefix(r.ctx(), r.keys(0), 0)
 	r.must(err)
 	if again.Len() != 1 || again.Tier(0) != l.Tier(0) {
-		t.Fatal("a slot that is leased already counts once")
+		t.Fatal("a slot with several leases counts once")
 	}
 	again.Release()
 	r.dump(4, 5, 6, 7)

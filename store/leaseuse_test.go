@@ -9,7 +9,7 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// A lease of another store pins nothing of this one.
+// A lease of another store does not pin blocks of this store, so Load refuses it.
 func TestDefectLoadRefusesALeaseOfAnotherStore(t *testing.T) {
 	t.Parallel()
 	here, other := newRig(t, rigOptions{}), newRig(t, rigOptions{})
@@ -25,7 +25,8 @@ func TestDefectLoadRefusesALeaseOfAnotherStore(t *testing.T) {
 	}
 }
 
-// A lease protects the blocks that it pins, and no others. Refs may be any of those, in any order.
+// A lease protects only the blocks that it pins. The refs of a load may be any of these, in any
+// order.
 func TestDefectLoadRefusesALeaseOfOtherKeys(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{})
@@ -42,7 +43,7 @@ func TestDefectLoadRefusesALeaseOfOtherKeys(t *testing.T) {
 		_, err := r.st.Load(r.ctx(), l, r.pages, r.refs(0, ns...), store.LoadOptions{})
 		wantErr(t, err, errdefs.ErrInvalid)
 		if key := r.key(4).String(); !strings.Contains(err.Error(), key) || !strings.Contains(err.Error(), "lease") {
-			t.Errorf("the error does not say that the lease lacks block %s: %v", key, err)
+			t.Errorf("the error does not report that the lease lacks block %s: %v", key, err)
 		}
 		if i := slices.Index(ns, 4); !strings.Contains(err.Error(), "ref "+string(rune('0'+i))) {
 			t.Errorf("the error does not name ref %d: %v", i, err)

@@ -12,7 +12,7 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// loadAfter starts a load of blocks to pages 0, 1, ... after w.
+// loadAfter starts a load of blocks to pages 0, 1, ... that depends on w.
 func (r *rig) loadAfter(w mem.Dependency, layerwise bool, ns ...int) *store.LoadTask {
 	r.tb.Helper()
 	l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, ns...), store.LoadOptions{Layerwise: layerwise, After: []mem.Dependency{w}})
@@ -20,8 +20,8 @@ func (r *rig) loadAfter(w mem.Dependency, layerwise bool, ns ...int) *store.Load
 	return l
 }
 
-// A program may still write to a page that it has freed: in a running step, or zeros for the next
-// owner.
+// An engine may still write to a page that it has freed, in a running step or to clear it for the
+// next owner. The load must wait for that work.
 func TestDefectLoadIsOverwrittenByEarlierWork(t *testing.T) {
 	t.Parallel()
 	for _, layerwise := range []bool{false, true} {
@@ -32,7 +32,7 @@ func TestDefectLoadIsOverwrittenByEarlierWork(t *testing.T) {
 		if !unresolved(l.Done()) {
 			t.Error("the load did not wait for the program")
 		}
-		r.mustLoadTo(10, 2) // no other load waits with it
+		r.mustLoadTo(10, 2) // another load does not wait for this dependency
 		w.end()
 		r.resolved(l.Done())
 		for i, err := range l.Errs() {
@@ -43,7 +43,7 @@ func TestDefectLoadIsOverwrittenByEarlierWork(t *testing.T) {
 	}
 }
 
-// mustLoadTo loads a block to a page.
+// mustLoadTo loads block n to a page and checks its bytes.
 func (r *rig) mustLoadTo(page, n int) {
 	r.tb.Helper()
 	l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(page, n), store.LoadOptions{})
@@ -84,7 +84,7 @@ func TestLoadAfterWhatFails(t *testing.T) {
 	}
 }
 
-// A resolved dependency costs nothing. A failed one fails the load.
+// A load does not wait for a resolved dependency. A dependency that has failed fails the load.
 func TestLoadAfterWhatIsOver(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{})
@@ -97,7 +97,7 @@ func TestLoadAfterWhatIsOver(t *testing.T) {
 	wantErr(t, r.loadAfter(over, false, 1).Wait(r.ctx()), over.err)
 }
 
-// The wait for dependencies does not count as load time, on which the admission depends.
+// The wait for dependencies does not count as load time. The admission policy uses load times.
 func TestTimeOfALoadIsItsOwn(t *testing.T) {
 	t.Parallel()
 	clock := clockwork.NewFakeClock()
@@ -109,6 +109,6 @@ func TestTimeOfALoadIsItsOwn(t *testing.T) {
 	close(dep.done)
 	r.must(l.Wait(r.ctx()))
 	if took := r.st.Stats().LoadTimes.Sum; took >= time.Minute {
-		t.Errorf("the load is said to have taken %v", took)
+		t.Errorf("the store reports %v for the load", took)
 	}
 }

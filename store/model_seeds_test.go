@@ -11,20 +11,20 @@ import (
 
 type modelConfig struct {
 	name      string
-	slots     int // default 8
+	slots     int // default: 8
 	window    bool
 	dirs      int
-	log       bool // a log below the directories
+	log       bool // add a log below the directories
 	layerwise bool
 	faults    bool
 
 	policy     store.VerifyPolicy
-	groups     int   // page groups, default 1
-	planeBytes int64 // default 128, which is no leaf
+	groups     int   // number of page groups, default 1
+	planeBytes int64 // default 128, which is not a whole leaf
 	sums       int   // rigOptions.sumEvery
-	corrupt    bool  // some copies flip a bit; found where all are summed
-	planned    bool  // the planner selects the path; else the kernel path
-	direct     bool  // loads read files to device memory; with faults, also wrong bytes
+	corrupt    bool  // some copies flip a bit; the store finds it if all batches are summed
+	planned    bool  // the planner selects the path; otherwise the kernel path
+	direct     bool  // loads read files to device memory; with faults, some reads return wrong bytes
 }
 
 func runModels(t *testing.T, cs []modelConfig) {

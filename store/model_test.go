@@ -21,18 +21,16 @@ import (
 	"github.com/kvlane/kvlane/tier/faulty"
 )
 
-// TestModel is the metamorphic test. A random log of operations, drawn from a seed, runs under
-// several configurations against a map as the model. In each configuration:
+// TestModel is the metamorphic test. It runs a random sequence of operations, drawn from a seed,
+// under several configurations and compares the results with a map. In each configuration:
 //
-//   - a load without an error has put exactly the block's bytes on the page, and one that failed or was
-//     canceled writes nothing to it afterwards;
-//   - pages may be overwritten after SourceFree returned: the stored bytes are those before;
-//   - a durable block is found after restarts and crashes, unless the test damaged it, and each error names
-//     an injected fault;
-//   - a block that was never dumped is never found;
-//   - at the end nothing is pinned.
+// - a load without an error has put exactly the block's bytes on the page, and a failed or canceled
+// load writes nothing to it afterwards; - pages may be overwritten after SourceFree returned
+// without changing the stored bytes; - a durable block is found after restarts and crashes, unless
+// the test damaged it, and each error names an injected fault; - a block that was never dumped is
+// never found; - at the end nothing is pinned.
 //
-// KVLANE_STORE_SEEDS=n runs n seeds instead of a few. KVLANE_STORE_SEED=x runs that seed alone.
+// KVLANE_STORE_SEEDS=n runs n seeds. KVLANE_STORE_SEED=x runs seed x alone.
 func TestModel(t *testing.T) {
 	t.Parallel()
 	runModels(t, []modelConfig{
@@ -75,14 +73,14 @@ const (
 
 // modelBlock is the expected state of a block.
 type modelBlock struct {
-	tried   bool // a dump of it was begun
-	durable bool // a dump said so, and nothing has damaged it since
-	damaged bool // the test damaged a copy: it may be found corrupt or be gone
-	twice   bool // the files and the log have it
-	dirty   bool // the test damaged the cached copy: a dump that finds it there cannot write it down
+	tried   bool // a dump of the block was started
+	durable bool // a dump made the block durable, and the test has not damaged it since
+	damaged bool // the test damaged a copy: the block may be reported as corrupt or missing
+	twice   bool // both the files and the log have the block
+	dirty   bool // the test damaged the cached copy: a dump that finds it cannot write it to the file tier
 }
 
-// pending is a task that was not waited for yet.
+// pending is a task that the test has not waited for.
 type pending struct {
 	what  string
 	refs  []store.Ref
@@ -90,8 +88,8 @@ type pending struct {
 	load  *store.LoadTask
 	dump  *store.DumpTask
 	lease *store.Lease
-	quit  bool         // canceled by the test, or by a crash
-	known []modelBlock // a load: the expected state of each block at its start
+	quit  bool         // the task was canceled by the test or by a crash
+	known []modelBlock // for a load: the expected state of each block at its start
 }
 
 type model struct {
@@ -101,7 +99,7 @@ type model struct {
 	rng     *rand.Rand
 	blocks  [modelBlocks]modelBlock
 	free    []uint32        // pages that no task uses
-	freed   map[uint32]bool // free pages that were poisoned after a task was done with them
+	freed   map[uint32]bool // free pages that were poisoned after their task ended
 	tasks   []*pending
 	leases  []*store.Lease
 	history []string
@@ -142,7 +140,7 @@ func runModel(t *testing.T, c modelConfig, seed uint64) {
 		for _, op := range []string{faulty.OpRetain, faulty.OpOpen, faulty.OpReserve, faulty.OpPublish} {
 			cp.Add(fault.Rate(op, 0.01).Fail(nil))
 		}
-		if !c.direct { // which the decorator hides
+		if !c.direct { // the decorator would hide direct reads
 			o.wrapFile = func(tr tier.Tier) tier.Tier { return faulty.New(tr, fp, clock) }
 		}
 		o.wrapCache = func(tr tier.SlotTier) tier.SlotTier { return faulty.NewSlots(tr, cp, clock) }
@@ -160,7 +158,7 @@ func runModel(t *testing.T, c modelConfig, seed uint64) {
 		m.r.plan.Add(fault.Rate(sim.OpFileRead, 0.05).Corrupt())
 	}
 	if c.faults {
-		// Only the store's streams launch kernels; the test's own copies use copy engines.
+		// Only the store's streams launch kernels; the test copies with copy engines.
 		m.r.plan.Add(fault.Rate(sim.OpLaunch, 0.02).Fail(nil))
 		m.r.plan.Add(fault.Rate(sim.OpLaunch, 0.05).Delay(time.Millisecond))
 	}
@@ -213,12 +211,12 @@ func (m *model) step() {
 	}
 }
 
-// draw returns some different blocks.
+// draw returns a random set of blocks.
 func (m *model) draw() []int {
 	return m.rng.Perm(modelBlocks)[:1+m.rng.IntN(6)]
 }
 
-// takePages removes pages from free, and checks that they were not written since their last task
+// takePages removes pages from free. It checks that they were not written since their last task
 // ended.
 func (m *model) takePages(k int) []uint32 {
 	m.rng.Shuffle(len(m.free), func(i, j int) { m.free[i], m.free[j] = m.free[j], m.free[i] })
@@ -241,7 +239,7 @@ func (m *model) givePages(refs []store.Ref) {
 	}
 }
 
-// begin starts a dump or a load of the blocks.
+// begin starts a dump or a load of blocks ns.
 func (m *model) begin(dump bool, ns []int, layerwise bool) *pending {
 	for len(m.free) < len(ns) || len(m.tasks) >= 4 {
 		m.finishOne()
@@ -267,7 +265,7 @@ func (m *model) begin(dump bool, ns []int, layerwise bool) *pending {
 			m.r.poison(ref.Page)
 			p.known = append(p.known, m.blocks[ns[i]])
 		}
-		var under *store.Lease // which a load of blocks that it does not pin refuses
+		var under *store.Lease // a load of blocks that this lease does not pin is refused
 		if m.rng.IntN(2) == 0 {
 			p.lease, err = m.r.st.LeasePrefix(m.r.ctx(), m.r.keys(ns...), 0)
 			m.r.must(err)
@@ -296,8 +294,8 @@ func (m *model) begin(dump bool, ns []int, layerwise bool) *pending {
 	return p
 }
 
-// submitShards submits the shards of a layerwise dump in a random order. Sometimes it omits one and
-// cancels.
+// submitShards submits the shards of a layerwise dump in random order. Sometimes it omits the last
+// one and cancels the dump.
 func (m *model) submitShards(p *pending) {
 	short := m.rng.IntN(10) == 0
 	for i, s := range m.rng.Perm(m.r.o.shards) {
@@ -336,7 +334,7 @@ func (m *model) forget(p *pending) {
 func (m *model) checkDump(p *pending) {
 	m.forget(p)
 	m.r.must(p.dump.SourceFree(m.r.ctx()))
-	m.givePages(p.refs) // scribbles over them, before the dump is durable
+	m.givePages(p.refs) // overwrites the pages before the dump is durable
 	m.r.resolved(p.dump.Done())
 	for i, err := range p.dump.Errs() {
 		n := p.ns[i]
@@ -368,7 +366,7 @@ func (m *model) checkLoad(p *pending) {
 			m.t.Fatalf("%s: block %d was found and never dumped", p.what, n)
 		case err == nil:
 			if err := m.r.checkPage(p.refs[i].Page, n); err != nil {
-				m.t.Fatalf("%s said OK: %v", p.what, err)
+				m.t.Fatalf("%s succeeded: %v", p.what, err)
 			}
 		case m.excused(p, err):
 		case b.damaged && (errors.Is(err, errdefs.ErrCorrupt) || errors.Is(err, errdefs.ErrNotFound)):
@@ -380,7 +378,7 @@ func (m *model) checkLoad(p *pending) {
 	m.givePages(p.refs)
 }
 
-// excused reports whether err has a cause that the test injected.
+// excused reports whether the test injected the cause of err.
 func (m *model) excused(p *pending, err error) bool {
 	return p.quit && (errors.Is(err, errdefs.ErrCanceled) || errors.Is(err, errdefs.ErrClosed)) || m.c.faults && errors.Is(err, fault.ErrInjected) ||
 		m.c.corrupt && errors.Is(err, errdefs.ErrCorrupt)
@@ -415,8 +413,8 @@ func (m *model) damage() {
 	layout := m.r.groups[m.r.groupOf(n)].Layout
 	off := layout.ShardOff(m.rng.IntN(layout.Shards())) + m.rng.Int64N(16)
 	if m.rng.IntN(2) == 0 {
-		// Only while nobody copies: flipping a bit between check and copy is beyond what a checksum
-		// can find.
+		// A checksum cannot detect a bit that flips between the check and the copy. So end all
+		// tasks first.
 		for len(m.tasks) > 0 {
 			m.finishOne()
 		}
@@ -448,14 +446,14 @@ func (m *model) damage() {
 		m.r.must(errors.Join(err, f.Close()))
 		m.log("damage block %d in its file", n)
 		if b := &m.blocks[n]; b.twice {
-			b.twice = false // the log has it
+			b.twice = false // only the log has it now
 		} else {
 			b.damaged, b.durable = true, false
 		}
 	}
 }
 
-// restart closes the store, or crashes it, and opens it over the same directories.
+// restart closes or crashes the store, and opens it again over the same directories.
 func (m *model) restart(crash bool) {
 	if crash {
 		m.log("crash")

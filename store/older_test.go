@@ -7,7 +7,7 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// sumAlgo returns the checksum algorithm of the cached copy of a block.
+// sumAlgo returns the checksum algorithm of the cached copy of block n.
 func (r *rig) sumAlgo(n int) block.SumAlgo {
 	r.tb.Helper()
 	sl, err := r.cache.Open(r.ctx(), r.key(n))
@@ -18,8 +18,8 @@ func (r *rig) sumAlgo(n int) block.SumAlgo {
 	return h.SumAlgo
 }
 
-// A directory may hold blocks with checksums of both algorithms. They are loaded and verified, from
-// files and from the cache, and in one batch.
+// A directory may hold blocks with checksums of both algorithms. The store loads and verifies them,
+// from files and from the cache, even in one batch.
 func TestDirectoryOfBothAlgorithms(t *testing.T) {
 	t.Parallel()
 	for _, first := range []block.SumAlgo{block.SumXXH3, block.SumTree} {
@@ -46,9 +46,9 @@ func TestDirectoryOfBothAlgorithms(t *testing.T) {
 				t.Fatalf("the blocks' checksums are %v and %v: the test does not test", a, b)
 			}
 			st := r.st.Stats()
-			wantOnWay := int64(4) // those of the tree, twice
+			wantOnWay := int64(4) // the blocks with tree checksums, loaded twice
 			if writes == block.SumXXH3 {
-				wantOnWay = 0 // a store that writes plain checksums asks streams for none
+				wantOnWay = 0 // a store that writes XXH3 checksums requests none from streams
 			}
 			if st.VerifiedOnWay != wantOnWay || st.VerifiedOnWay+st.VerifiedByCPU != 8 || st.BadCopies != 0 {
 				t.Errorf("%d blocks were verified on their way and %d by the CPU, want %d of 8; %d bad copies", st.VerifiedOnWay, st.VerifiedByCPU, wantOnWay, st.BadCopies)
@@ -63,7 +63,7 @@ func TestDirectoryOfBothAlgorithms(t *testing.T) {
 			r.closeStore()
 			writes = first
 			r.openStore()
-			load() // all from files
+			load() // all blocks from files
 		}
 	}
 }

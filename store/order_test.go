@@ -8,8 +8,8 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// Dumps form one prompt if each names the block before its first, or if a lease covered all blocks.
-// The end of a prompt is evicted first.
+// Several dumps form one prompt if each names the block before its first, or if one lease covers
+// all blocks. The end of a prompt is evicted first.
 func TestDumpsInPiecesMakeOnePrompt(t *testing.T) {
 	for _, groups := range []int{1, 2} {
 		for _, leased := range []bool{false, true} {
@@ -43,7 +43,7 @@ func TestDumpsInPiecesMakeOnePrompt(t *testing.T) {
 			dump(second, block.Key{})
 			for i, h := range r.hits(first...) {
 				if there := h.State == tier.Ready; there != (i < 4) {
-					t.Errorf("%d page groups, leased %t: block %d is there: %t", groups, leased, i, there)
+					t.Errorf("%d page groups, leased %t: block %d is cached: %t", groups, leased, i, there)
 				}
 			}
 		}

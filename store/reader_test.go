@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 )
 
-// firstBatch counts the blocks of the first batch.
+// firstBatch is a stream that counts the blocks of its first batch.
 type firstBatch struct {
 	stream.Stream
 	blocks int
@@ -28,11 +28,11 @@ func (f *firstBatch) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, 
 	return f.Stream.Submit(ctx, b)
 }
 
-// A reader began its next read from the page cache before the load that waited for the first block
-// could run.
+// After a reader had read the first block, it started its next read before the load that waited for
+// this block could run. The copy of the block started late.
 func TestDefectReaderDelaysTheCopyOfItsBlock(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	const blocks = 20 // of 1 MiB: more than readers of small loads yield for
+	const blocks = 20 // blocks of 1 MiB, more than the size up to which readers of small loads yield
 	fast, first := &fastTier{headers: make(map[block.Key][]byte)}, &firstBatch{}
 	r := newRig(t, rigOptions{
 		slots: 2 * blocks, pages: blocks, shards: 1, planes: 1, planeBytes: 1 << 20, still: true, sumEvery: 1, window: true, dirs: []string{t.TempDir()},

@@ -21,16 +21,17 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// recordedWork is recorded work of a host program that lasts until end. It implements stream.Recorded.
+// recordedWork is recorded work of an engine that runs until end is called. It implements
+// stream.Recorded.
 type recordedWork struct {
 	r     *rig
 	word  *mem.Region
 	queue device.Queue
 	event device.Event
-	asked atomic.Int32 // number of waits on a stream
+	asked atomic.Int32 // number of streams that were made to wait
 }
 
-// recordWork makes the program write block n to a page, until end.
+// recordWork queues work on the device that writes block n to a page after end is called.
 func (r *rig) recordWork(page uint32, n int) *recordedWork {
 	r.tb.Helper()
 	w := &recordedWork{r: r}
@@ -44,7 +45,7 @@ func (r *rig) recordWork(page uint32, n int) *recordedWork {
 	r.must(err)
 	handle, ok := q.(interface{ Handle() uintptr })
 	if !ok {
-		r.tb.Fatalf("%T tells no handle", q)
+		r.tb.Fatalf("%T does not provide a handle", q)
 	}
 	st, err := r.dev.AdoptStream(handle.Handle())
 	r.must(err)
@@ -68,7 +69,7 @@ func (r *rig) recordWork(page uint32, n int) *recordedWork {
 	return w
 }
 
-// end lets the program finish.
+// end lets the recorded work finish.
 func (w *recordedWork) end() { hostmem.StoreUint64(w.word.Bytes(), 1) }
 
 func (w *recordedWork) Precede(ctx context.Context, s stream.EventStream) error {
@@ -87,7 +88,7 @@ func (w *recordedWork) Done() <-chan struct{} {
 
 func (w *recordedWork) Err() error { return nil }
 
-// dumpAfter starts a dump of blocks from page 0 on, after w.
+// dumpAfter starts a dump of blocks from pages 0, 1, ... that depends on w.
 func (r *rig) dumpAfter(w mem.Dependency, layerwise bool, ns ...int) *store.DumpTask {
 	r.tb.Helper()
 	o := store.DumpOptions{Layerwise: layerwise}
@@ -114,14 +115,14 @@ type counted struct {
 
 func (c counted) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error) {
 	t, err := c.EventStream.Submit(ctx, b)
-	if err == nil && b.Paged != nil { // else it is asked whether it still works
+	if err == nil && b.Paged != nil { // a batch without pages only probes whether the stream works
 		c.submitted.Add(1)
 	}
 	return t, err
 }
 
-// The slots of a dump after endless work are released when the device can no longer write to them.
-// Waits for its blocks end after LeaseMax or Cancel.
+// The device may never finish the work that a dump waits for. The blocks of the dump fail after
+// LeaseMax or Cancel. Its slots are released only when the device can no longer write to them.
 func TestDumpBehindRecordedWorkGivesUp(t *testing.T) {
 	t.Parallel()
 	for _, layerwise := range []bool{false, true} {
@@ -133,7 +134,7 @@ func TestDumpBehindRecordedWorkGivesUp(t *testing.T) {
 				wrapDump: func(st stream.Stream) stream.Stream {
 					es, ok := st.(stream.EventStream)
 					if !ok {
-						t.Errorf("%T knows no events", st)
+						t.Errorf("%T does not support events", st)
 					}
 					return counted{es, &batches}
 				},
@@ -164,19 +165,19 @@ func TestDumpBehindRecordedWorkGivesUp(t *testing.T) {
 			ended, stop := context.WithCancel(t.Context())
 			stop()
 			if err := d.SourceFree(ended); err == nil || !unresolved(d.Done()) {
-				t.Error("the page is said to be free while the device may still read it")
+				t.Error("the page is reported as free while the device may still read it")
 			}
 			w.end()
 			r.resolved(d.Done())
 			for _, err := range d.Errs() {
 				wantErr(t, err, want)
 			}
-			r.dump(4, 5, 6, 7, 8, 9, 10, 11) // every slot is there again
+			r.dump(4, 5, 6, 7, 8, 9, 10, 11) // all slots are free again
 		}
 	}
 }
 
-// Dumps after recorded work leave slots to other tasks, for any number of blocks.
+// Dumps that wait for recorded work leave slots to other tasks, however many blocks they have.
 func TestDumpBehindRecordedWorkHoldsFewSlots(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{slots: 8, dirs: []string{t.TempDir()}})
@@ -214,7 +215,8 @@ func TestDumpBehindRecordedWorkHoldsFewSlots(t *testing.T) {
 	r.mustLoad(all...)
 }
 
-// For a stream without events the host waits, and the dump holds no slot.
+// If a stream does not support events, the host waits for the work, and the dump holds no slot
+// meanwhile.
 func TestDumpAfterRecordedWorkByAStreamWithoutEvents(t *testing.T) {
 	t.Parallel()
 	plain := func(st stream.Stream) stream.Stream { return struct{ stream.Stream }{st} }
@@ -242,7 +244,8 @@ func (f frail) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, error)
 	return f.EventStream.Submit(ctx, b)
 }
 
-// The stream that replaces a broken one must wait too, or it reads pages that are not written yet.
+// The stream that replaces a broken one must also wait for the work. Otherwise it reads pages
+// before they are written.
 func TestReplacedStreamWaitsForRecordedWorkToo(t *testing.T) {
 	t.Parallel()
 	for _, layerwise := range []bool{false, true} {
@@ -250,7 +253,7 @@ func TestReplacedStreamWaitsForRecordedWorkToo(t *testing.T) {
 		r := newRig(t, rigOptions{wrapDump: func(st stream.Stream) stream.Stream {
 			es, ok := st.(stream.EventStream)
 			if !ok {
-				t.Errorf("%T knows no events", st)
+				t.Errorf("%T does not support events", st)
 			}
 			return frail{es, &broken}
 		}})
@@ -264,34 +267,34 @@ func TestReplacedStreamWaitsForRecordedWorkToo(t *testing.T) {
 		r.must(d.Durable(r.ctx()))
 		r.mustLoad(1)
 		if !broken.Load() || w.asked.Load() < 2 {
-			t.Errorf("broken %v, streams were told to wait %d times", broken.Load(), w.asked.Load())
+			t.Errorf("broken %v, streams were made to wait %d times", broken.Load(), w.asked.Load())
 		}
 	}
 }
 
-// teller is a Progress that records its calls.
-type teller struct {
+// fakeProgress is a Progress that records its calls.
+type fakeProgress struct {
 	mu     sync.Mutex
 	steps  []int
 	ends   []error
 	wanted atomic.Int64
 }
 
-func (p *teller) Advance(shards int) {
+func (p *fakeProgress) Advance(shards int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.steps = append(p.steps, shards)
 }
 
-func (p *teller) Wanted() int { return int(p.wanted.Load()) }
+func (p *fakeProgress) Wanted() int { return int(p.wanted.Load()) }
 
-func (p *teller) Set(err error) {
+func (p *fakeProgress) Set(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ends = append(p.ends, err)
 }
 
-func (p *teller) reported() (steps []int, ends []error) {
+func (p *fakeProgress) reported() (steps []int, ends []error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.steps), slices.Clone(p.ends)
@@ -302,15 +305,15 @@ func TestLoadReportsItsProgress(t *testing.T) {
 	r := newRig(t, rigOptions{})
 	r.dump(1, 2)
 	for layerwise, want := range map[bool][]int{false: nil, true: {1, 2, 3}} {
-		p := &teller{}
+		p := &fakeProgress{}
 		for _, err := range r.load(store.LoadOptions{Layerwise: layerwise, Progress: p}, 1, 2) {
 			r.must(err)
 		}
 		r.eventually(func() bool { _, ends := p.reported(); return len(ends) > 0 })
 		if steps, ends := p.reported(); !slices.Equal(steps, want) || len(ends) != 1 || ends[0] != nil {
-			t.Errorf("layerwise %v: told of %v and %v", layerwise, steps, ends)
+			t.Errorf("layerwise %v: reported steps %v and ends %v", layerwise, steps, ends)
 		}
-		p = &teller{}
+		p = &fakeProgress{}
 		r.load(store.LoadOptions{Layerwise: layerwise, Progress: p}, 1, 9)
 		r.eventually(func() bool { _, ends := p.reported(); return len(ends) > 0 })
 		if _, ends := p.reported(); len(ends) != 1 || !errors.Is(ends[0], errdefs.ErrNotFound) {
@@ -319,7 +322,7 @@ func TestLoadReportsItsProgress(t *testing.T) {
 	}
 }
 
-// The error of Wait has one error for each failed block.
+// The error of Wait joins one BlockError for each failed block.
 func TestWaitJoinsOneErrorABlock(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{})
@@ -330,7 +333,7 @@ func TestWaitJoinsOneErrorABlock(t *testing.T) {
 		t.Fatal("the errors are not joined")
 	}
 	for _, err := range joined.Unwrap() {
-		if of, ok := err.(*store.BlockError); !ok || !errors.Is(of, errdefs.ErrNotFound) { //nolint:errorlint // the very error
+		if of, ok := err.(*store.BlockError); !ok || !errors.Is(of, errdefs.ErrNotFound) { //nolint:errorlint // a joined error must be a BlockError itself
 			t.Errorf("one of them is %v", err)
 		}
 	}
@@ -339,7 +342,8 @@ func TestWaitJoinsOneErrorABlock(t *testing.T) {
 	}
 }
 
-// Streams do not wait forever for a load that does not end. It goes on, and all of its blocks fail.
+// If a load does not end, streams stop waiting for it after a limit, and all of its blocks fail.
+// The load itself continues.
 func TestLoadThatIsWaitedForExpires(t *testing.T) {
 	t.Parallel()
 	clock := clockwork.NewFakeClock()
@@ -353,7 +357,7 @@ func TestLoadThatIsWaitedForExpires(t *testing.T) {
 		},
 	})
 	r.dump(1)
-	p := &teller{}
+	p := &fakeProgress{}
 	l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, 1), store.LoadOptions{Progress: p})
 	r.must(err)
 	r.eventually(func() bool { return leased.count() == 1 })
@@ -372,7 +376,7 @@ func TestLoadThatIsWaitedForExpires(t *testing.T) {
 	}
 	leased.complete(0, true)
 	if err := l.Wait(r.ctx()); !errors.Is(err, errdefs.ErrExpired) {
-		t.Errorf("who asks how it ended is reported %v", err)
+		t.Errorf("the load ended with %v", err)
 	}
 	for i, err := range l.Errs() {
 		var of *store.BlockError
@@ -384,6 +388,6 @@ func TestLoadThatIsWaitedForExpires(t *testing.T) {
 		t.Errorf("%d blocks are counted as failed", n)
 	}
 	if _, ends := p.reported(); len(ends) != 1 {
-		t.Errorf("told twice: %v", ends)
+		t.Errorf("the end was reported twice: %v", ends)
 	}
 }

@@ -35,60 +35,59 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // patience bounds each wait of a test.
 var patience = testkit.Patience()
 
-// storeTimers is the number of timers of an idle store: its janitor, and a watcher for each of two
-// streams.
+// storeTimers is the number of timers of an idle store: one of its janitor, and one of the watcher
+// of each of two streams.
 const storeTimers = 3
 
 // rigOptions configures a rig. Zero fields get the defaults of newRig.
 type rigOptions struct {
 	slots, pages   int
-	shards, planes int // planes a shard
+	shards, planes int // planes of each shard
 	planeBytes     int64
-	groups         int      // page groups, in the same memory: layer k is of group k%groups, whose planes are k%groups+1 times as long
-	dirs           []string // none: "cache" only
+	groups         int      // page groups share memory: layer k belongs to group k%groups, whose planes are k%groups+1 times as long
+	dirs           []string // none: the store has a cache only
 	path           stream.Path
 	clock          clockwork.Clock
 	wrapCache      func(tier.SlotTier) tier.SlotTier
 	logDir         string // empty: no log tier below the files
 	wrapFile       func(tier.Tier) tier.Tier
-	wrapDevice     func(*sim.Device) device.Device // for streams
+	wrapDevice     func(*sim.Device) device.Device // wraps the device of the streams
 	wrapLoad       func(stream.Stream) stream.Stream
 	wrapDump       func(stream.Stream) stream.Stream
-	sumEvery       int  // streams sum every n-th batch that asks for it; 0: none
-	still          bool // the device moves nothing
-	descriptors    int  // of a stream's ring
-	memo           bool // they sum each page once, for benchmarks
+	sumEvery       int  // streams sum every n-th batch that requests checksums; 0: none
+	still          bool // the device copies no bytes
+	descriptors    int  // size of a stream's descriptor ring
+	memo           bool // sum each page only once, for benchmarks
 	tune           func(*store.Config)
 	fsync          file.FsyncPolicy
 	fileFS         dirfs.FS
 	readOnly       bool
-	window         bool // nothing is kept in the slots
+	window         bool // the store has no cache: slots are a transfer window
 	direct         *directOptions
 }
 
-// rig is a store on a simulated device, over real tiers, with a paged cache to load to and dump
-// from.
+// rig is a store on a simulated device with real tiers, and a paged cache for loads and dumps.
 type rig struct {
 	tb     testing.TB
 	o      rigOptions
 	dev    *sim.Device
-	plan   *fault.Plan // of the device
+	plan   *fault.Plan // faults of the device
 	ids    []block.Identity
 	id     block.Identity // of the first group
 	format block.Format   // of the first group
 	groups block.Formats
 	layers [][]int
-	host   *mem.Region // the cache's slots
-	gpu    *mem.Region // the pages
+	host   *mem.Region // memory of the cache's slots
+	gpu    *mem.Region // memory of the pages
 	pages  *store.Pages
-	loads  atomic.Int64 // that were waited for
+	loads  atomic.Int64 // number of loads that were waited for
 	cache  *cache.Tier
 	file   *file.Tier
 	log    *log.Tier  // or nil
 	direct *directRig // or nil
 	st     *store.Store
 
-	mu    sync.Mutex // guards the queue and the staging memory of fill, read and poison
+	mu    sync.Mutex // guards the queue and the staging memory that fill, read and poison use
 	queue device.Queue
 	stage *mem.Region
 }
@@ -139,8 +138,8 @@ func (r *rig) planeBytes(group int) int64 { return r.o.planeBytes * int64(1+grou
 // groupOf returns the page group of test block n.
 func (r *rig) groupOf(n int) int { return n % r.o.groups }
 
-// makePages allocates the planes one after another, with a gap after every page that must not be
-// written. The n-th planes of all groups are in the same place.
+// makePages allocates the planes one after another. Each page is followed by a gap that must not be
+// written. Plane n of every group has the same address.
 func (r *rig) makePages() {
 	o := &r.o
 	stride := r.planeBytes(o.groups-1) + 64
@@ -172,14 +171,14 @@ func (r *rig) blockBytes() int64 {
 	return n
 }
 
-// openStore opens tiers and store over the content of the directories.
+// openStore opens the tiers and the store with the content of the directories.
 func (r *rig) openStore() {
 	r.tb.Helper()
 	var err error
 	r.cache, err = cache.Open(cache.Config{Memory: r.host, Formats: r.groups, Transient: r.o.window})
 	r.must(err)
 	c := store.Config{
-		PartBytes: 1, // a shard, or a block, lands by itself
+		PartBytes: 1, // each shard or block completes separately
 
 		Formats:  slices.Clone(r.groups),
 		Layers:   r.layers,
@@ -244,14 +243,14 @@ func (r *rig) opener(wrap func(stream.Stream) stream.Stream) func() (stream.Stre
 	}
 }
 
-// closeStore closes the store and its tiers after all writes.
+// closeStore closes the store after all writes, and then its tiers.
 func (r *rig) closeStore() {
 	r.tb.Helper()
 	r.must(r.st.Close(r.ctx()))
 	r.closeTiers()
 }
 
-// crash ends the store without completing anything, and drops the cache.
+// crash closes the store without completing its tasks, and discards the cache.
 func (r *rig) crash() {
 	r.tb.Helper()
 	ended, cancel := context.WithCancel(context.Background())
@@ -284,8 +283,8 @@ func (r *rig) close() {
 	r.must(r.dev.Close())
 }
 
-// ctx bounds waits, so that a hanging test fails with a message. Cleanups need it too, so it is not
-// the context of the test.
+// ctx returns a context that limits waits, so that a test that hangs fails with a message. Cleanups
+// use it too, so it does not derive from the context of the test.
 func (r *rig) ctx() context.Context {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), patience, errors.New("the test ran out of patience"))
 	r.tb.Cleanup(cancel)
@@ -312,7 +311,7 @@ func (r *rig) keys(ns ...int) []block.Key {
 	return out
 }
 
-// refs pairs blocks with the pages first, first+1, ...
+// refs assigns the pages first, first+1, ... to blocks.
 func (r *rig) refs(first int, ns ...int) []store.Ref {
 	out := make([]store.Ref, len(ns))
 	for i, n := range ns {
@@ -321,7 +320,7 @@ func (r *rig) refs(first int, ns ...int) []store.Ref {
 	return out
 }
 
-// content returns the bytes of block n: plane by plane, the pattern of device.KernelPatternFill.
+// content returns the bytes of block n, plane by plane, in the pattern of device.KernelPatternFill.
 func (r *rig) content(n int) []byte {
 	out := make([]byte, 0, r.blockBytes())
 	g := r.groupOf(n)
@@ -333,7 +332,7 @@ func (r *rig) content(n int) []byte {
 	return out
 }
 
-// page copies b to the page of a page group, or the page to b.
+// page copies b to a page of a page group, or the page to b.
 func (r *rig) page(group int, page uint32, b []byte, toDevice bool) {
 	r.tb.Helper()
 	r.mu.Lock()
@@ -374,7 +373,7 @@ func (r *rig) poison(page uint32) {
 	}
 }
 
-// checkPage returns an error unless the page has block n.
+// checkPage returns an error unless the page contains block n.
 func (r *rig) checkPage(page uint32, n int) error {
 	r.tb.Helper()
 	want := r.content(n)
@@ -402,7 +401,7 @@ func (r *rig) poisoned(page uint32) bool {
 	return true
 }
 
-// dump fills pages 0, 1, ... with the blocks and stores them, durable.
+// dump fills pages 0, 1, ... with the blocks, dumps them and waits until they are durable.
 func (r *rig) dump(ns ...int) *store.DumpTask {
 	r.tb.Helper()
 	t := r.startDump(ns...)
@@ -421,8 +420,8 @@ func (r *rig) startDump(ns ...int) *store.DumpTask {
 	return t
 }
 
-// load loads blocks to pages 0, 1, ..., which it poisons before, and checks the pages of those
-// without an error.
+// load poisons pages 0, 1, ..., loads blocks to them, and checks the pages of blocks without an
+// error.
 func (r *rig) load(o store.LoadOptions, ns ...int) []error {
 	r.tb.Helper()
 	refs := r.refs(0, ns...)
@@ -467,7 +466,7 @@ func (r *rig) mustLoad(ns ...int) {
 	}
 }
 
-// hits returns the places of the blocks.
+// hits returns the lookup results of the blocks.
 func (r *rig) hits(ns ...int) []store.Hit {
 	r.tb.Helper()
 	hits, err := r.st.Lookup(r.ctx(), r.keys(ns...))
@@ -475,7 +474,7 @@ func (r *rig) hits(ns ...int) []store.Hit {
 	return hits
 }
 
-// unresolved reports whether c stays open for a while.
+// unresolved reports whether c is still open after 20 ms.
 func unresolved(c <-chan struct{}) bool {
 	select {
 	case <-c:
@@ -485,7 +484,7 @@ func unresolved(c <-chan struct{}) bool {
 	}
 }
 
-// next makes the rule apply to the device's next operation with this name.
+// next makes the rule apply to the device's next operation named op.
 func (r *rig) next(op string, rule func(op string, n int) fault.Rule) fault.Rule {
 	return rule(op, int(r.plan.Seen(op)))
 }

@@ -23,14 +23,14 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Absurd numbers are refused before they are used to allocate.
+// Configuration values that are too large are refused before the store allocates memory for them.
 func TestDefectAbsurdNumbersOfTheConfigAreRefused(t *testing.T) {
 	t.Parallel()
 	_, err := store.Open(store.Config{Readers: math.MaxInt64, Writers: math.MaxInt64, Checkers: math.MaxInt64, Tasks: math.MaxInt64})
 	wantErr(t, err, errdefs.ErrInvalid)
 	for _, want := range []string{"readers is 9223372036854775807: must be at most 4096", "writers", "checkers", "tasks"} {
 		if !strings.Contains(err.Error(), want) {
-			t.Errorf("the error does not say %q: %v", want, err)
+			t.Errorf("the error does not contain %q: %v", want, err)
 		}
 	}
 }
@@ -41,7 +41,7 @@ func TestConfigNamesEveryProblem(t *testing.T) {
 	wantErr(t, err, errdefs.ErrInvalid)
 	for _, want := range []string{"0 formats", "no cache tier", "OpenLoad", "verify policy 9", "readers is -1"} {
 		if !strings.Contains(err.Error(), want) {
-			t.Errorf("the error does not say %q: %v", want, err)
+			t.Errorf("the error does not contain %q: %v", want, err)
 		}
 	}
 }
@@ -142,7 +142,7 @@ func TestBadRefsAreRefused(t *testing.T) {
 			t.Errorf("pages with the fault %q: %v", name, err)
 		}
 	}
-	// The same page twice in a dump only reads it twice.
+	// A dump may name the same page twice: it reads the page twice.
 	r.fill(0, 1)
 	d, err := r.st.Dump(r.ctx(), r.pages, []store.Ref{{Key: r.key(1)}, {Key: r.key(1)}}, store.DumpOptions{})
 	r.must(err)
@@ -150,12 +150,12 @@ func TestBadRefsAreRefused(t *testing.T) {
 	r.mustLoad(1)
 }
 
-// eventually waits until ok.
+// eventually waits until ok returns true.
 func (r *rig) eventually(ok func() bool) {
 	r.tb.Helper()
 	for deadline := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			r.tb.Fatal("what should have happened did not")
+			r.tb.Fatal("the condition did not become true in time")
 		}
 	}
 }
@@ -203,8 +203,8 @@ func TestManyTasksShareAFewSlots(t *testing.T) {
 	}
 }
 
-// shareSlots dumps, leases and loads blocks that other workers use too. All pages are the worker's
-// own.
+// shareSlots dumps, leases and loads blocks that other workers use too. No other worker uses its
+// pages.
 func shareSlots(r *rig, w, round int) error {
 	first := w * 8
 	var ns []int
@@ -284,7 +284,7 @@ func TestLayerwiseDumpIsNotKeptOpenForEver(t *testing.T) {
 	r.wantHits(false, 1)
 }
 
-// A layerwise dump releases its slots after a failed copy.
+// A layerwise dump releases its slots after a copy fails.
 func TestLayerwiseDumpEndsWithTheFirstCopyThatFails(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{path: stream.PathKernel, clock: clockwork.NewFakeClock()})
@@ -327,7 +327,7 @@ func TestDumpWaitsForItsDependencies(t *testing.T) {
 			if !unresolved(d.Done()) {
 				t.Fatal("the dump did not wait for its dependency")
 			}
-			r.fill(0, 1) // the work of the dependency
+			r.fill(0, 1) // simulates the work of the dependency
 			close(dep.done)
 			err = d.Durable(r.ctx())
 			if result != nil {
@@ -374,7 +374,7 @@ func TestCorruptCachedCopyIsReadAnewFromBelow(t *testing.T) {
 			r.wantHits(false, 1)
 		}
 		if st := r.st.Stats(); st.Mismatches != 1 || !slices.Equal(reported, []string{"cache"}) {
-			t.Fatalf("counted %d mismatches, told %q", st.Mismatches, reported)
+			t.Fatalf("counted %d mismatches, the hook reported %q", st.Mismatches, reported)
 		}
 	}
 }
@@ -432,9 +432,9 @@ func TestPrefetchMovesBlocksUp(t *testing.T) {
 	r.mustLoad(1, 2, 3)
 }
 
-// A dump writes a cached copy of its block to the tiers below. If the copy is damaged, no tier
-// below accepts it, and the dump fails: the copy is dropped and counted, and the next dump stores
-// the block.
+// A dump writes the cached copy of its block to the lower tiers. If that copy is damaged, the lower
+// tiers refuse it and the dump fails. The store counts and removes the copy, so that the next dump
+// stores the block.
 func TestCorruptCachedCopyIsNotWrittenDown(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -22,8 +22,8 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// lostStream is a stream whose device is lost at the first batch: whether it still works on that is
-// unknown until the stream is closed.
+// lostStream is a stream that loses its device at the first batch. Whether the device still
+// executes that batch is unknown until the stream is closed.
 type lostStream struct {
 	stream.Stream
 	mu     sync.Mutex
@@ -130,7 +130,7 @@ func TestBrokenStreamIsReopened(t *testing.T) {
 	mu.Lock()
 	defer mu.Unlock()
 	if want := []string{"dump: true", "load: true"}; !slices.Equal(reported, want) || r.st.Stats().StreamsReopened != 2 {
-		t.Fatalf("told %q, counted %d", reported, r.st.Stats().StreamsReopened)
+		t.Fatalf("the hook reported %q, counted %d", reported, r.st.Stats().StreamsReopened)
 	}
 }
 
@@ -187,26 +187,26 @@ func TestCloseGivesUpWithItsContext(t *testing.T) {
 	r.must(r.st.Close(r.ctx()))
 }
 
-// Loads and dumps wait for tasks of their own kind: a dump ends with the slowest tier, which may be
-// a disk that does not answer.
+// Loads and dumps have separate limits of running tasks. A dump ends with the slowest tier, so a
+// slow disk must not delay loads.
 func TestDefectDumpsKeepLoadsFromBeginning(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{tune: func(c *store.Config) { c.Tasks = 1 }})
 	r.dump(1)
 	d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, 2), store.DumpOptions{Layerwise: true})
 	r.must(err)
-	glance := func() context.Context {
+	shortCtx := func() context.Context {
 		ctx, cancel := context.WithTimeout(r.ctx(), 10*time.Millisecond)
 		t.Cleanup(cancel)
 		return ctx
 	}
-	_, err = r.st.Dump(glance(), r.pages, r.refs(1, 3), store.DumpOptions{})
+	_, err = r.st.Dump(shortCtx(), r.pages, r.refs(1, 3), store.DumpOptions{})
 	wantErr(t, err, errdefs.ErrBusy, context.DeadlineExceeded)
 	dep := &dependency{done: make(chan struct{})}
 	l := r.loadAfter(dep, false, 1)
-	_, err = r.st.Load(glance(), nil, r.pages, nil, store.LoadOptions{})
+	_, err = r.st.Load(shortCtx(), nil, r.pages, nil, store.LoadOptions{})
 	wantErr(t, err, errdefs.ErrBusy, context.DeadlineExceeded)
-	_, err = r.st.Prefetch(glance(), nil)
+	_, err = r.st.Prefetch(shortCtx(), nil)
 	wantErr(t, err, errdefs.ErrBusy, context.DeadlineExceeded)
 	if n := r.st.Stats().Running; n != 2 {
 		t.Errorf("%d tasks are running, want 2", n)

@@ -11,9 +11,9 @@ import (
 
 const followedShards = 14
 
-// followed returns options for blocks of 14 layers, of which row make a row. Loads of two or more
-// blocks are copied in strides, of four single layers of two blocks.
-func followed(row int64) rigOptions {
+// strideOptions returns options for blocks of 14 layers, in rows of row layers. A load of two or
+// more blocks is copied in strides that start with four single layers.
+func strideOptions(row int64) rigOptions {
 	o := rigOptions{shards: followedShards, planeBytes: leafy, sumEvery: 1}
 	o.tune = func(c *store.Config) {
 		shard := c.Formats[0].Layout.ShardBytes(0)
@@ -22,7 +22,7 @@ func followed(row int64) rigOptions {
 	return o
 }
 
-// strides returns the number of layers of the parts of each batch, and clears them.
+// strides returns the number of layers in each part of each recorded batch, and clears the record.
 func (s *recorder) strides(r *rig) (layers [][]int, awaited []bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -38,15 +38,15 @@ func (s *recorder) strides(r *rig) (layers [][]int, awaited []bool) {
 	return layers, awaited
 }
 
-// A load that streams wait for copies single layers, as awaited batches, until a row is ahead of
-// the streams. Then it copies rows.
+// A load that streams wait for copies single layers as awaited batches until it is a row ahead of
+// the streams. Then it copies whole rows.
 func TestLoadFollowsStreams(t *testing.T) {
 	t.Parallel()
 	ones := func(n int) []int { return slices.Repeat([]int{1}, n) }
 	for _, c := range []struct {
 		what    string
 		row     int64
-		wanted  int // shards that streams wait for, before and after
+		wanted  int // number of shards that streams wait for, before and after the first layers
 		layers  [][]int
 		awaited []bool
 	}{
@@ -56,8 +56,8 @@ func TestLoadFollowsStreams(t *testing.T) {
 		{"a stream waits for all", 4, followedShards, [][]int{ones(4), ones(4), ones(4), ones(2)}, []bool{true, true, true, true}},
 		{"harm has no weight", 0, 0, [][]int{ones(followedShards)}, []bool{false}},
 	} {
-		r, rec, ns := recorded(t, followed(c.row), 2)
-		p := new(teller)
+		r, rec, ns := recorded(t, strideOptions(c.row), 2)
+		p := new(fakeProgress)
 		p.wanted.Store(int64(c.wanted))
 		rec.strides(r)
 		for i, err := range r.load(store.LoadOptions{Layerwise: true, Progress: p}, ns...) {
@@ -72,14 +72,14 @@ func TestLoadFollowsStreams(t *testing.T) {
 	}
 }
 
-// A load without waiting streams and a short load are one batch that is not awaited.
+// A load that no stream waits for is one batch that is not awaited, and so is a short load.
 func TestOnlyLongLoadsFollow(t *testing.T) {
 	t.Parallel()
-	r, rec, ns := recorded(t, followed(4), 2)
+	r, rec, ns := recorded(t, strideOptions(4), 2)
 	for what, load := range map[string]func() []error{
-		"nobody follows": func() []error { return r.load(store.LoadOptions{Layerwise: true}, ns...) },
-		"a block":        func() []error { return r.load(store.LoadOptions{Layerwise: true, Progress: new(teller)}, ns[0]) },
-		"whole blocks":   func() []error { return r.load(store.LoadOptions{Progress: new(teller)}, ns...) },
+		"no stream waits": func() []error { return r.load(store.LoadOptions{Layerwise: true}, ns...) },
+		"a block":         func() []error { return r.load(store.LoadOptions{Layerwise: true, Progress: new(fakeProgress)}, ns[0]) },
+		"whole blocks":    func() []error { return r.load(store.LoadOptions{Progress: new(fakeProgress)}, ns...) },
 	} {
 		rec.strides(r)
 		r.must(errors.Join(load()...))
@@ -89,12 +89,12 @@ func TestOnlyLongLoadsFollow(t *testing.T) {
 	}
 }
 
-// A load that is canceled between two strides copies nothing more, and each block has its result
-// and no slot.
+// A load that is canceled between two strides copies no more. Each of its blocks has a result and
+// holds no slot.
 func TestLoadCanceledBetweenStrides(t *testing.T) {
 	t.Parallel()
-	for n := 3; n <= 6; n++ { // the first two may be submitted before Load returns
-		r, rec, ns := recorded(t, followed(4), 12)
+	for n := 3; n <= 6; n++ { // the first two batches may be submitted before Load returns
+		r, rec, ns := recorded(t, strideOptions(4), 12)
 		rec.strides(r)
 		started := make(chan *store.LoadTask, 1)
 		rec.before = func(k int) {
@@ -102,7 +102,7 @@ func TestLoadCanceledBetweenStrides(t *testing.T) {
 				(<-started).Cancel()
 			}
 		}
-		task, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, ns...), store.LoadOptions{Layerwise: true, Progress: new(teller)})
+		task, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, ns...), store.LoadOptions{Layerwise: true, Progress: new(fakeProgress)})
 		r.must(err)
 		started <- task
 		for i, err := range r.loaded(task) {
@@ -121,16 +121,16 @@ func TestLoadCanceledBetweenStrides(t *testing.T) {
 	}
 }
 
-// A load in strides plans parts while check jobs verify earlier ones: no count of pending jobs may
-// be lost when the slice of parts grows. A lost count makes the load hang. The race detector
-// reports the access that loses it.
+// While a load in strides appends parts to a slice, check jobs verify earlier parts. The count of
+// pending jobs must survive a reallocation of that slice, or the load hangs. The race detector
+// reports the access that would lose the count.
 func TestLoadPlansPartsWhileOthersAreChecked(t *testing.T) {
 	t.Parallel()
-	o := followed(1)
+	o := strideOptions(1)
 	o.sumEvery, o.shards = noSums, 60
-	for range 8 { // each with a store of its own, whose parts have never grown before
+	for range 8 { // each load has its own store, whose slice of parts has never grown
 		r, _, ns := recorded(t, o, 2)
-		p := new(teller)
+		p := new(fakeProgress)
 		p.wanted.Store(60)
 		r.must(errors.Join(r.load(store.LoadOptions{Layerwise: true, Progress: p}, ns...)...))
 	}

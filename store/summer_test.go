@@ -14,14 +14,15 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// summer is a stream whose path sums its copies: the pages that a dump has read and a load has
-// written. Its sums of a load include simulated faults of the copy, and those of a dump do not.
+// summer is a stream that computes the checksums of its copies on the CPU: from the pages that a
+// dump reads or a load has written. Checksums of a load include simulated faults of the copy; those
+// of a dump do not.
 type summer struct {
 	stream.Stream
 	r     *rig
-	every int // which of the batches that ask for sums get them: 1 for all, 2 for every other, or noSums
-	// memo keeps the sums of pages that never change, for benchmarks: they cost nothing then, as on
-	// a GPU. By page and place of the first plane in a slot.
+	every int // which batches that request checksums get them: 1 for all, 2 for every second one, or noSums
+	// memo caches the checksums of pages that never change, so that they cost no time in
+	// benchmarks, as on a GPU. The key is the page and the offset of its first plane in a slot.
 	memo map[[2]int64][]uint64
 
 	queue device.Queue
@@ -35,7 +36,7 @@ type summer struct {
 	broken error
 }
 
-// noSums makes a summer whose path computes no sums, even if the stream below does.
+// noSums disables checksums, also those of the inner stream.
 const noSums = -1
 
 type submitted struct {
@@ -83,7 +84,7 @@ func (s *summer) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, erro
 	return w.outer, nil
 }
 
-// run resolves tickets in order.
+// run resolves the outer tickets in order.
 func (s *summer) run() {
 	defer close(s.done)
 	for w := range s.jobs {

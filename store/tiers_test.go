@@ -18,7 +18,7 @@ import (
 	"github.com/kvlane/kvlane/tier/faulty"
 )
 
-// newThree returns a store over a cache, files that fail by the plan, and a log.
+// newThree returns a store with a cache, a file tier that fails as plan demands, and a log tier.
 func newThree(t *testing.T, plan *fault.Plan, tune func(*rigOptions)) *rig {
 	t.Helper()
 	o := rigOptions{
@@ -31,8 +31,8 @@ func newThree(t *testing.T, plan *fault.Plan, tune func(*rigOptions)) *rig {
 	return newRig(t, o)
 }
 
-// wantLeftOut wants a dump to name one tier that was left out for some of its blocks, by a cause
-// or, if that is nil, any. 0 blocks: no tier.
+// wantLeftOut checks that d left out tierName for the given number of blocks with the given cause.
+// A nil cause accepts any cause. With 0 blocks no tier may be left out.
 func wantLeftOut(t *testing.T, d *store.DumpTask, tierName string, blocks int, cause error) {
 	t.Helper()
 	got := d.LeftOut()
@@ -43,7 +43,7 @@ func wantLeftOut(t *testing.T, d *store.DumpTask, tierName string, blocks int, c
 	}
 }
 
-// wantTiers wants the tiers below the cache to have these numbers of blocks.
+// wantTiers checks the numbers of blocks in the file tier and in the log tier.
 func (r *rig) wantTiers(files, logged int64) {
 	r.tb.Helper()
 	if f, l := r.file.Stats().Blocks, r.log.Stats().Blocks; f != files || l != logged {
@@ -51,8 +51,8 @@ func (r *rig) wantTiers(files, logged int64) {
 	}
 }
 
-// A dump writes each block to every tier. A load reads it from the first that has it, and fills the
-// cache only.
+// A dump writes each block to every tier. A load reads a block from the first tier that has it, and
+// stores it in the cache only.
 func TestEveryTierGetsEachBlock(t *testing.T) {
 	t.Parallel()
 	r := newThree(t, nil, nil)
@@ -81,15 +81,15 @@ func TestEveryTierGetsEachBlock(t *testing.T) {
 	if got := []int64{st.Tiers[0].Hits, st.Tiers[1].Hits, st.Tiers[2].Hits}; !slices.Equal(got, []int64{0, 2, 2}) {
 		t.Errorf("hits by tier are %v", got)
 	}
-	// A dump brings the blocks back to the tier that lacks them, from the cache.
+	// A dump copies cached blocks to the tier that lacks them.
 	if d := r.dump(1, 2); d.Skipped() != 2 {
 		t.Errorf("%d of 2 blocks were skipped", d.Skipped())
 	}
 	r.wantTiers(2, 3)
 }
 
-// A tier in the middle that fails is left out, counted and named. The block is durable in the
-// other, and is found there again by another store.
+// A failing tier in the middle of the list is left out, counted and named. The block is durable in
+// the last tier, where another store finds it.
 func TestFailingMiddleTierIsLeftOut(t *testing.T) {
 	t.Parallel()
 	for _, op := range []string{faulty.OpPut, "every operation"} {
@@ -130,7 +130,7 @@ func TestFailingMiddleTierIsLeftOut(t *testing.T) {
 	}
 }
 
-// A full tier is left out, and so is one whose directory is gone.
+// A tier that is full, or whose directory is missing, is left out.
 func TestFullAndAbsentTiersAreLeftOut(t *testing.T) {
 	t.Parallel()
 	full := newThree(t, nil, func(o *rigOptions) {
@@ -150,10 +150,10 @@ func TestFullAndAbsentTiersAreLeftOut(t *testing.T) {
 	gone.must(os.Remove(gone.o.dirs[0]))
 }
 
-// A block fails if no tier stores it, with the errors of all, and only then.
+// A block fails only if no tier stores it. The error joins the errors of all tiers.
 func TestBlockThatNoTierStoresFails(t *testing.T) {
 	t.Parallel()
-	var refuse [2]bool // by tier
+	var refuse [2]bool // one entry for each tier
 	refusing := func(n int, t tier.Tier) tier.Tier {
 		return &hookTier{Tier: t, put: func(ctx context.Context, key block.Key, src mem.Extent) error {
 			if refuse[n] {
@@ -179,7 +179,7 @@ func TestBlockThatNoTierStoresFails(t *testing.T) {
 	}
 }
 
-// A canceled dump leaves no tier out, and its block is not durable.
+// A canceled dump does not report a tier as left out, and its block is not durable.
 func TestCanceledDumpLeavesNoTierOut(t *testing.T) {
 	t.Parallel()
 	begun := make(chan struct{})
@@ -201,7 +201,8 @@ func TestCanceledDumpLeavesNoTierOut(t *testing.T) {
 	}
 }
 
-// If a block that was read cannot be published, its slot is free. No other tier is read into it.
+// If a block that was read cannot be published, its slot is released and no other tier is read into
+// it.
 func TestNoTierIsReadIntoASlotThatIsFree(t *testing.T) {
 	t.Parallel()
 	plan := fault.New(1)
@@ -219,7 +220,7 @@ func TestNoTierIsReadIntoASlotThatIsFree(t *testing.T) {
 	r.mustLoad(1)
 }
 
-// A block is read directly from the first tier that has it. If that tier has it damaged, the CPU
+// A direct load reads a block from the first tier that has it. If that copy is damaged, the CPU
 // examines it, and the next tier is read into the same slot of host memory.
 func TestDirectLoadsFromTheFirstTier(t *testing.T) {
 	t.Parallel()
@@ -237,7 +238,7 @@ func TestDirectLoadsFromTheFirstTier(t *testing.T) {
 		path := findFile(r.o.dirs[0], r.key(3))
 		image, err := os.ReadFile(path)
 		r.must(err)
-		image[1] ^= 1 // of the header
+		image[1] ^= 1 // a byte of the header
 		r.must(os.WriteFile(path, image, 0o600))
 		r.mustLoad(1)
 		r.mustLoad(2)
@@ -257,7 +258,7 @@ func TestDirectLoadsFromTheFirstTier(t *testing.T) {
 	}
 }
 
-// A damaged file is counted once, as the files', and the load reads the log.
+// A damaged file counts as one corrupt block of the file tier, and the load reads the log tier.
 func TestDamagedMiddleTierIsCountedOnce(t *testing.T) {
 	t.Parallel()
 	for _, direct := range []*directOptions{nil, {model: sim.StorageModel{Aligned: true}}} {

@@ -7,7 +7,7 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// count returns the number of times in l.
+// count returns the number of samples in l.
 func count(l *store.Latency) (n int64) {
 	for _, c := range l.Counts {
 		n += c
@@ -15,7 +15,7 @@ func count(l *store.Latency) (n int64) {
 	return n
 }
 
-// A store times each operation once: tasks, their batches by path, their waits, and lookups.
+// Statistics count each operation once: tasks, their batches for each path, waits and lookups.
 func TestStatsTimeWhatTheStoreDoes(t *testing.T) {
 	r := newRig(t, rigOptions{dirs: []string{t.TempDir()}})
 	r.dump(0, 1, 2)
@@ -53,6 +53,6 @@ func TestStatsTimeWhatTheStoreDoes(t *testing.T) {
 		}
 	}
 	if st.LoadTimes.Sum <= 0 || st.FreeTimes.Sum <= 0 || st.DurableTimes.Sum < st.FreeTimes.Sum {
-		t.Errorf("loads took %v, dumps %v and %v", st.LoadTimes.Sum, st.FreeTimes.Sum, st.DurableTimes.Sum)
+		t.Errorf("loads lasted %v, dumps %v and %v", st.LoadTimes.Sum, st.FreeTimes.Sum, st.DurableTimes.Sum)
 	}
 }

@@ -23,11 +23,12 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 )
 
-// readTier counts the reads of a file tier, verified and not, and may spoil the latter.
+// readTier counts the verified and the unverified reads of a file tier, and can corrupt unverified
+// ones.
 type readTier struct {
 	*file.Tier
 	gets, reads atomic.Int64
-	spoil       atomic.Int64 // so many of the next reads
+	spoil       atomic.Int64 // number of unverified reads still to corrupt
 }
 
 func (c *readTier) Get(ctx context.Context, key block.Key, dst mem.Extent) error {
@@ -54,7 +55,7 @@ func (c *readTier) want(t *testing.T, reads, gets int64) {
 	c.gets.Store(0)
 }
 
-// newReadRig returns a store over counted files with dumped blocks that the cache no longer has.
+// newReadRig returns a store with a readTier. It dumps the blocks and removes them from the cache.
 func newReadRig(t *testing.T, o rigOptions, ns ...int) (*rig, *readTier, *corruptReports) {
 	t.Helper()
 	c, reports := &readTier{}, &corruptReports{}
@@ -92,7 +93,7 @@ func (r *rig) forgetCached(ns ...int) {
 	}
 }
 
-// corruptReports records the corrupt blocks that a store reported.
+// corruptReports records the reports of corrupt blocks.
 type corruptReports struct {
 	mu    sync.Mutex
 	tiers []string
@@ -109,7 +110,7 @@ func (s *corruptReports) want(t *testing.T, tiers ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !slices.Equal(s.tiers, tiers) {
-		t.Errorf("told of corrupt blocks in %q, want %q", s.tiers, tiers)
+		t.Errorf("corrupt blocks reported in %q, want %q", s.tiers, tiers)
 	}
 }
 
@@ -129,7 +130,7 @@ func (r *rig) flipFile(n, k int) {
 	r.must(f.Close())
 }
 
-// announced is a stream that reports each submitted batch and delays it.
+// announced is a stream that reports each submitted batch and delays it until release is closed.
 type announced struct {
 	stream.Stream
 	submitted chan<- struct{}
@@ -142,7 +143,7 @@ func (a *announced) Submit(ctx context.Context, b *mem.Batch) (*stream.Ticket, e
 	return a.Stream.Submit(ctx, b)
 }
 
-// A block whose copy is summed is read once, and not summed by the read.
+// If the copy to pages computes checksums, a block is read once, and the read does not verify it.
 func TestBlocksFromBelowAreVerifiedOnTheirWay(t *testing.T) {
 	t.Parallel()
 	for _, window := range []bool{false, true} {
@@ -158,7 +159,7 @@ func TestBlocksFromBelowAreVerifiedOnTheirWay(t *testing.T) {
 					t.Errorf("%d blocks verified on their way, %d by the CPU, %d hits, %d mismatches", st.VerifiedOnWay, st.VerifiedByCPU, st.Tiers[1].Hits, st.Mismatches)
 				}
 				reports.want(t)
-				if r.mustLoad(1, 2, 3); !window { // now the cache has them
+				if r.mustLoad(1, 2, 3); !window { // the blocks are now in the cache
 					c.want(t, 0, 0)
 				}
 			}
@@ -166,7 +167,7 @@ func TestBlocksFromBelowAreVerifiedOnTheirWay(t *testing.T) {
 	}
 }
 
-// Loads without sums, loads that trust the cache, and prefetches verify every read.
+// Loads without checksums, loads that trust the cache, and prefetches verify every read.
 func TestOnlyLoadsThatSumReadUnverified(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []store.VerifyPolicy{store.VerifyAlways, store.VerifyFill} {
@@ -180,7 +181,7 @@ func TestOnlyLoadsThatSumReadUnverified(t *testing.T) {
 	r.must(p.Wait(r.ctx()))
 	c.want(t, 0, 1)
 
-	// A path that was asked for sums and takes none leaves it to the CPU.
+	// If a stream is asked for checksums but computes none, the CPU verifies the block.
 	r, c, _ = newReadRig(t, rigOptions{sumEvery: noSums}, 1, 2)
 	r.mustLoad(1, 2)
 	c.want(t, 2, 0)
@@ -189,7 +190,8 @@ func TestOnlyLoadsThatSumReadUnverified(t *testing.T) {
 	}
 }
 
-// A flipped bit in a file is found on the page: the file is set aside, and the block is a miss.
+// A flipped bit in a file is detected on the page. The file is moved aside, and the block is then a
+// miss.
 func TestDefectDamagedFileIsFoundOnTheWay(t *testing.T) {
 	t.Parallel()
 	for _, window := range []bool{false, true} {
@@ -215,7 +217,8 @@ func TestDefectDamagedFileIsFoundOnTheWay(t *testing.T) {
 	}
 }
 
-// A corrupt file is an error of the file tier, and not of the cache whose slot it was read into.
+// A corrupt file counts as an error of the file tier, and not of the cache into whose slot it was
+// read.
 func TestDefectDamagedFileIsAnErrorOfTheCache(t *testing.T) {
 	t.Parallel()
 	for _, every := range []int{0, noSums} {
@@ -229,7 +232,7 @@ func TestDefectDamagedFileIsAnErrorOfTheCache(t *testing.T) {
 	}
 }
 
-// A block that was read wrong once is read again, verified, and is right.
+// If one read returned wrong bytes, the block is read and verified again, and the load succeeds.
 func TestBlockThatIsReadWrongIsReadAgain(t *testing.T) {
 	t.Parallel()
 	for _, window := range []bool{false, true} {
@@ -245,7 +248,7 @@ func TestBlockThatIsReadWrongIsReadAgain(t *testing.T) {
 	}
 }
 
-// Concurrent loads of a damaged block get no wrong byte, and the file is set aside once.
+// Concurrent loads of a damaged block return no wrong byte, and the file is moved aside once.
 func TestDefectManyLoadsOfADamagedFile(t *testing.T) {
 	t.Parallel()
 	for _, window := range []bool{false, true} {
@@ -280,7 +283,7 @@ func TestDefectManyLoadsOfADamagedFile(t *testing.T) {
 	}
 }
 
-// An unverified block is no hit in the cache, and dumps do not skip it.
+// A lookup does not return an unverified block, and dumps do not skip it.
 func TestDefectUnverifiedBlockIsNotTrusted(t *testing.T) {
 	t.Parallel()
 	submitted, release := make(chan struct{}, 8), make(chan struct{})
@@ -296,9 +299,9 @@ func TestDefectUnverifiedBlockIsNotTrusted(t *testing.T) {
 	if states[0] != tier.Filling {
 		t.Errorf("the block is %s in the cache before it was verified", states[0])
 	}
-	d := r.startDump(1) // from a page that has it right
+	d := r.startDump(1) // the page has the right bytes
 	close(release)
-	// By the time that the load asks again the dump may have brought the block.
+	// The load's second read may find the block that the dump has stored.
 	if err := r.loaded(l)[0]; err == nil {
 		r.must(r.checkPage(4, 1))
 	} else {
@@ -311,11 +314,11 @@ func TestDefectUnverifiedBlockIsNotTrusted(t *testing.T) {
 	}
 }
 
-// A block whose slot the cache refused after the CPU had verified it was copied from that slot,
-// which may belong to another block.
+// The CPU verified a block, and the cache then refused to publish its slot. The copy still read
+// that slot, which may belong to another block by then.
 func TestDefectRefusedSlotIsNotCopiedFrom(t *testing.T) {
 	plan := fault.New(1)
-	writes := block.SumXXH3 // which a stream makes none of, so that the CPU verifies before the copy
+	writes := block.SumXXH3 // streams do not compute XXH3, so the CPU verifies before the copy
 	r := newRig(t, rigOptions{
 		planeBytes: leafy, sumEvery: 1, dirs: []string{t.TempDir()}, path: stream.PathKernel,
 		wrapCache: func(tr tier.SlotTier) tier.SlotTier { return faulty.NewSlots(tr, plan, clockwork.NewRealClock()) },

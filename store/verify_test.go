@@ -18,7 +18,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// leafy is the size of the smallest plane of two whole leaves.
+// leafy is the size of the smallest plane with two whole leaves.
 const leafy = 2 * mem.LeafBytes
 
 func TestVerifyPolicyNames(t *testing.T) {
@@ -37,8 +37,8 @@ func TestVerifyPolicyNames(t *testing.T) {
 	}
 }
 
-// Each package has its own size of a leaf. That of block is a format and fixed, and the others
-// equal it.
+// Three packages define the size of a leaf. Package block fixes it as part of the format, and the
+// others must agree.
 func TestLeavesAreTheSameEverywhere(t *testing.T) {
 	t.Parallel()
 	if mem.LeafBytes != block.LeafBytes || device.LeafBytes != block.LeafBytes || device.LeafAlign != mem.LeafAlign {
@@ -62,7 +62,7 @@ func TestPolicies(t *testing.T) {
 							c.BatchBytes = 2 * c.Formats[0].Layout.ImageBytes() // several batches
 						}})
 						roundTrip(t, r, layerwise, true)
-						if every == 2 { // the second batch
+						if every == 2 { // only the second batch is summed
 							for _, err := range r.load(store.LoadOptions{Layerwise: layerwise}, 5, 6) {
 								r.must(err)
 							}
@@ -82,7 +82,7 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// Planes may be listed in any order; a shard's leaves are in the order of its bytes.
+// The planes of a shard may be listed in any order. Its leaves are in the order of its bytes.
 func TestSumsAreInTheOrderOfTheShardsBytes(t *testing.T) {
 	t.Parallel()
 	for _, layerwise := range []bool{false, true} {
@@ -110,49 +110,49 @@ func TestSumsAreInTheOrderOfTheShardsBytes(t *testing.T) {
 	}
 }
 
-// verdicts counts the bad copies and corrupt tiers that a store reports.
-type verdicts struct{ copies, tiers atomic.Int64 }
+// reportCounts counts the bad copies and the corrupt tiers that a store reports.
+type reportCounts struct{ copies, tiers atomic.Int64 }
 
-func (v *verdicts) hooks(c *store.Config) {
+func (v *reportCounts) hooks(c *store.Config) {
 	c.Hooks.BadCopy = func(block.Key, error) { v.copies.Add(1) }
 	c.Hooks.Corrupt = func(string, block.Key, error) { v.tiers.Add(1) }
 }
 
-// way is a path and the way in which its copies are summed.
-type way struct {
+// sumPath is a path with a value of rigOptions.sumEvery.
+type sumPath struct {
 	path  stream.Path
 	every int // rigOptions.sumEvery
 }
 
-func (w way) String() string {
+func (w sumPath) String() string {
 	if w.every == 0 {
 		return fmt.Sprintf("by %v", w.path)
 	}
 	return fmt.Sprintf("beside %v", w.path)
 }
 
-// summing has the ways that sum every byte.
-var summing = []way{{stream.PathKernel, 0}, {stream.PathStaged, 0}, {stream.PathKernel, 1}}
+// summingPaths lists the ways in which streams sum every byte.
+var summingPaths = []sumPath{{stream.PathKernel, 0}, {stream.PathStaged, 0}, {stream.PathKernel, 1}}
 
-// crossing returns the operation that copies bytes over the bus.
-func (w way) crossing() string {
+// copyOp returns the device operation that copies bytes between host and device.
+func (w sumPath) copyOp() string {
 	if w.path == stream.PathStaged {
 		return sim.OpCopy
 	}
 	return sim.OpLaunch
 }
 
-// TestCorruptTransferToPagesIsMadeAgain damages copy N to pages, for every N: the load finds it,
-// repeats the copy, and reports no tier.
+// TestCorruptTransferToPagesIsMadeAgain corrupts copy n to pages, for every n. The load must detect
+// it and repeat the copy. It must not report a corrupt tier.
 func TestCorruptTransferToPagesIsMadeAgain(t *testing.T) {
 	t.Parallel()
-	for _, w := range summing {
+	for _, w := range summingPaths {
 		for _, layerwise := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%v/layerwise=%v", w, layerwise), func(t *testing.T) {
 				t.Parallel()
 				for n := 0; corruptLoad(t, w, layerwise, n); n++ {
 					if n > 20 {
-						t.Fatal("there is no end to the copies")
+						t.Fatal("the number of copies has no limit")
 					}
 				}
 			})
@@ -160,10 +160,10 @@ func TestCorruptTransferToPagesIsMadeAgain(t *testing.T) {
 	}
 }
 
-// corruptLoad damages copy n of a load and reports whether there was one.
-func corruptLoad(t *testing.T, w way, layerwise bool, n int) bool {
+// corruptLoad corrupts copy n of a load and reports whether the load had such a copy.
+func corruptLoad(t *testing.T, w sumPath, layerwise bool, n int) bool {
 	t.Helper()
-	var v verdicts
+	var v reportCounts
 	plan := fault.New(1, fault.Nth(opBus, n))
 	r := newRig(t, rigOptions{
 		planeBytes: leafy, sumEvery: w.every, path: w.path,
@@ -193,10 +193,10 @@ func corruptLoad(t *testing.T, w way, layerwise bool, n int) bool {
 	return hit > 0
 }
 
-// With a link that damages every copy, a load ends and fails.
+// If every copy is corrupted, a load fails after a limited number of attempts.
 func TestTransferThatIsAlwaysCorruptNeverSucceeds(t *testing.T) {
 	t.Parallel()
-	for _, w := range summing {
+	for _, w := range summingPaths {
 		for _, layerwise := range []bool{false, true} {
 			for _, files := range []bool{false, true} {
 				plan := fault.New(1, fault.After(opBus, 0))
@@ -212,25 +212,25 @@ func TestTransferThatIsAlwaysCorruptNeverSucceeds(t *testing.T) {
 				if st := r.st.Stats(); st.BadCopies != 3 || st.LoadErrors != 1 || st.Mismatches != 0 {
 					t.Fatalf("%v: %d bad copies, %d errors, %d mismatches", w, st.BadCopies, st.LoadErrors, st.Mismatches)
 				}
-				r.mustLoad(1) // the block was right all the time
+				r.mustLoad(1) // the stored block is intact
 			}
 		}
 	}
 }
 
-// TestCorruptTransferFromPagesIsFound damages the Nth copy from pages, for every N. The checksums
-// are those of the pages, so the damage is found: by the tier below before the block is durable, or
-// else by the first load.
+// TestCorruptTransferFromPagesIsFound corrupts copy n from pages, for every n. The checksums are
+// those of the pages. So either the lower tier detects the damage before the block is durable, or
+// the first load does.
 func TestCorruptTransferFromPagesIsFound(t *testing.T) {
 	t.Parallel()
-	for _, w := range summing {
+	for _, w := range summingPaths {
 		for _, layerwise := range []bool{false, true} {
 			for _, files := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%v/layerwise=%v/files=%v", w, layerwise, files), func(t *testing.T) {
 					t.Parallel()
 					for n := 0; corruptDump(t, w, layerwise, files, n); n++ {
 						if n > 20 {
-							t.Fatal("there is no end to the copies")
+							t.Fatal("the number of copies has no limit")
 						}
 					}
 				})
@@ -239,7 +239,7 @@ func TestCorruptTransferFromPagesIsFound(t *testing.T) {
 	}
 }
 
-func corruptDump(t *testing.T, w way, layerwise, files bool, n int) bool {
+func corruptDump(t *testing.T, w sumPath, layerwise, files bool, n int) bool {
 	t.Helper()
 	o := rigOptions{planeBytes: leafy, sumEvery: w.every, path: w.path, tune: func(c *store.Config) { c.BatchBytes = 1 }}
 	if files {
@@ -250,7 +250,7 @@ func corruptDump(t *testing.T, w way, layerwise, files bool, n int) bool {
 	for i, k := range ns {
 		r.fill(uint32(i), k)
 	}
-	r.plan.Add(fault.Nth(w.crossing(), int(r.plan.Seen(w.crossing()))+n).Corrupt())
+	r.plan.Add(fault.Nth(w.copyOp(), int(r.plan.Seen(w.copyOp()))+n).Corrupt())
 	d, err := r.st.Dump(r.ctx(), r.pages, r.refs(0, ns...), store.DumpOptions{Layerwise: layerwise})
 	r.must(err)
 	for i := range r.o.shards {
@@ -265,7 +265,7 @@ func corruptDump(t *testing.T, w way, layerwise, files bool, n int) bool {
 		t.Fatalf("%d of %d bytes were summed, a copy was damaged: %v; the test does not test", p.Summed, p.Bytes, hit)
 	}
 	var bad []error
-	for i, err := range r.load(store.LoadOptions{}, ns...) { // checks the pages of blocks without an error
+	for i, err := range r.load(store.LoadOptions{}, ns...) { // load also compares the pages of blocks without an error
 		dumped := d.Errs()[i]
 		switch {
 		case err == nil:
@@ -282,13 +282,13 @@ func corruptDump(t *testing.T, w way, layerwise, files bool, n int) bool {
 	if hit && (len(bad) == 0 || r.st.Stats().Mismatches == 0) || !hit && len(bad) > 0 {
 		t.Fatalf("copy %d damaged: %v; %d mismatches, errors %v", n, hit, r.st.Stats().Mismatches, bad)
 	}
-	r.dump(ns...) // they can be stored again
+	r.dump(ns...) // the blocks can be stored again
 	r.mustLoad(ns...)
 	return hit
 }
 
-// Loads ignore a damaged header in a slot: they use the checksums that the cache has kept. The tier
-// below refuses the block.
+// Loads ignore a damaged header in a slot, because the cache keeps the checksums elsewhere. The
+// lower tier refuses the block.
 func TestDamagedHeaderAffectsNoLoad(t *testing.T) {
 	t.Parallel()
 	for _, every := range []int{noSums, 0, 1} {
@@ -312,7 +312,7 @@ func TestDamagedSlotIsFoundUnderDevicePolicy(t *testing.T) {
 			for _, files := range []bool{false, true} {
 				t.Run(fmt.Sprintf("every=%d/layerwise=%v/files=%v", every, layerwise, files), func(t *testing.T) {
 					t.Parallel()
-					var v verdicts
+					var v reportCounts
 					o := rigOptions{planeBytes: leafy, sumEvery: every, tune: v.hooks}
 					if files {
 						o.dirs = []string{t.TempDir()}
@@ -346,7 +346,7 @@ func TestDamagedSlotIsFoundUnderDevicePolicy(t *testing.T) {
 	}
 }
 
-// flip flips a bit of the cached copy of a block.
+// flip flips a bit of the cached copy of block n.
 func (r *rig) flip(n int, off int64) {
 	r.tb.Helper()
 	sl, err := r.cache.Open(r.ctx(), r.key(n))
@@ -355,7 +355,7 @@ func (r *rig) flip(n int, off int64) {
 	sl.Extent().Bytes()[off] ^= 4
 }
 
-// A shard is right when WaitShard returns, and does not change after that.
+// When WaitShard returns, the shard is verified and does not change any more.
 func TestWaitShardReturnsAfterTheShardWasVerified(t *testing.T) {
 	t.Parallel()
 	for _, every := range []int{noSums, 0, 1} {
@@ -379,7 +379,7 @@ func TestWaitShardReturnsAfterTheShardWasVerified(t *testing.T) {
 						t.Fatalf("every=%d: shard %d of block %d was handed out wrong", every, k, page+1)
 					}
 				}
-				// If the shard were copied again, this would be gone.
+				// A second copy of the shard would overwrite this.
 				r.shard(0, k, bytes.Repeat([]byte{0x5a}, int(r.format.Layout.ShardBytes(k))))
 			}
 			r.must(l.Wait(r.ctx()))
@@ -395,8 +395,7 @@ func TestWaitShardReturnsAfterTheShardWasVerified(t *testing.T) {
 	}
 }
 
-// shard writes b to a shard of a page, or returns its content if b is nil. It accesses nothing
-// else.
+// shard writes b to a shard of a page. If b is nil, it returns the shard's content.
 func (r *rig) shard(page uint32, shard int, b []byte) []byte {
 	r.tb.Helper()
 	r.mu.Lock()
@@ -422,7 +421,8 @@ func (r *rig) shardContent(n, shard int) []byte {
 	return r.content(n)[shard*size:][:size]
 }
 
-// A load that is canceled while copies are being verified ends, and its reported shards stay valid.
+// A load that is canceled while its copies are verified ends. Shards that it has reported stay
+// valid.
 func TestCancelWhileCopiesAreVerified(t *testing.T) {
 	t.Parallel()
 	for _, every := range []int{noSums, 0, 1} {
@@ -434,7 +434,7 @@ func TestCancelWhileCopiesAreVerified(t *testing.T) {
 			l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(0, ns...), store.LoadOptions{Layerwise: true})
 			r.must(err)
 			if err := l.WaitShard(r.ctx(), 0); err != nil {
-				wantErr(t, err, errdefs.ErrCorrupt) // a block whose every copy was damaged
+				wantErr(t, err, errdefs.ErrCorrupt) // every copy of this block was corrupted
 			}
 			l.Cancel()
 			for i, err := range r.loaded(l) {

@@ -14,7 +14,7 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// roomlessTier has no space until the context ends.
+// roomlessTier has no space: Put waits until its context ends.
 type roomlessTier struct{ tier.Tier }
 
 func (roomlessTier) Put(ctx context.Context, _ block.Key, _ mem.Extent) error {
@@ -22,7 +22,8 @@ func (roomlessTier) Put(ctx context.Context, _ block.Key, _ mem.Extent) error {
 	return fmt.Errorf("no room: %w: %w", errdefs.ErrBusy, context.Cause(ctx))
 }
 
-// Writes that are queued behind a wait for space do not each wait as long again.
+// The time limit of a wait for space also covers writes that are queued behind that wait. They must
+// not each wait for the limit again.
 func TestDefectWaitsForSpaceAddUp(t *testing.T) {
 	t.Parallel()
 	testkit.Grow(t, time.Second, func(waitMax time.Duration) error {
@@ -41,7 +42,7 @@ func TestDefectWaitsForSpaceAddUp(t *testing.T) {
 	})
 }
 
-// A task whose context has ended starts if a place is free.
+// A task starts even if its context has ended, as long as it need not wait for a place.
 func TestTasksBeginWithoutWaitingIfThereIsSpace(t *testing.T) {
 	r := newRig(t, rigOptions{slots: 8})
 	ctx, cancel := context.WithCancel(t.Context())

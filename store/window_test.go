@@ -15,8 +15,8 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// newWindow returns a store whose blocks only pass through slots. put, if not nil, replaces that of
-// the file tier.
+// newWindow returns a store without a cache, whose blocks only pass through slots. If put is not
+// nil, it replaces Put of the file tier.
 func newWindow(t *testing.T, o rigOptions, put func(inner tier.Tier) func(context.Context, block.Key, mem.Extent) error) *rig {
 	t.Helper()
 	o.window, o.dirs = true, []string{t.TempDir()}
@@ -33,7 +33,7 @@ func (r *rig) wantEmptyWindow() {
 	}
 }
 
-// Stored blocks are found below, any number of times, and slots keep none.
+// Stored blocks are found in the lower tier any number of times, and no slot keeps a block.
 func TestWindowKeepsNothing(t *testing.T) {
 	t.Parallel()
 	r := newWindow(t, rigOptions{}, nil)
@@ -59,7 +59,7 @@ func TestWindowKeepsNothing(t *testing.T) {
 	}
 }
 
-// A block that waits for its write is found in its slot.
+// A block that is not yet written to the file tier is found in its slot.
 func TestWindowHasWhatIsNotDurableYet(t *testing.T) {
 	t.Parallel()
 	write := make(chan struct{})
@@ -80,7 +80,7 @@ func TestWindowHasWhatIsNotDurableYet(t *testing.T) {
 	r.mustLoad(1, 2)
 	close(write)
 	r.must(d.Durable(r.ctx()))
-	// What is leased stays where it is.
+	// A leased block stays in its slot.
 	l, err := r.st.Load(r.ctx(), lease, r.pages, r.refs(4, 1, 2), store.LoadOptions{})
 	r.must(err)
 	r.must(l.Wait(r.ctx()))
@@ -89,8 +89,8 @@ func TestWindowHasWhatIsNotDurableYet(t *testing.T) {
 	r.mustLoad(1, 2)
 }
 
-// Loads and dumps of the same and other blocks, whole and layerwise, share the smallest number of
-// slots.
+// Whole and layerwise loads and dumps, of equal and of different blocks, can all run with two
+// slots, the minimum.
 func TestWindowOfTwoSlotsIsShared(t *testing.T) {
 	t.Parallel()
 	const tasks, each, rounds = 6, 5, 4
@@ -99,7 +99,7 @@ func TestWindowOfTwoSlotsIsShared(t *testing.T) {
 	r.dump(hot...)
 	var g errgroup.Group
 	for k := range tasks {
-		g.Go(func() error { // each time the same blocks as all others
+		g.Go(func() error { // all goroutines use the same blocks
 			first := k * each
 			for n := range rounds {
 				l, err := r.st.Load(r.ctx(), nil, r.pages, r.refs(first, hot...), store.LoadOptions{Layerwise: n%2 == 1})
@@ -112,7 +112,7 @@ func TestWindowOfTwoSlotsIsShared(t *testing.T) {
 			}
 			return nil
 		})
-		g.Go(func() error { // blocks that one other dumps too
+		g.Go(func() error { // one other goroutine dumps the same blocks
 			first := (tasks + k) * each
 			var ns []int
 			for i := range each {
@@ -140,7 +140,7 @@ func TestWindowOfTwoSlotsIsShared(t *testing.T) {
 	}
 }
 
-// A wait for a slot ends with ErrBusy.
+// A wait for a slot ends with ErrBusy after WaitMax.
 func TestWindowThatStaysFullIsBusy(t *testing.T) {
 	t.Parallel()
 	write := make(chan struct{})
@@ -158,7 +158,7 @@ func TestWindowThatStaysFullIsBusy(t *testing.T) {
 	d := r.startDump(2, 3)
 	r.must(d.Published(r.ctx()))
 	wantErr(t, r.load(store.LoadOptions{}, 1)[0], errdefs.ErrBusy)
-	r.mustLoad(2, 3) // they are in the slots
+	r.mustLoad(2, 3) // these blocks occupy the slots
 	third := r.startDump(4)
 	wantErr(t, third.Durable(r.ctx()), errdefs.ErrBusy)
 	close(write)
@@ -167,7 +167,7 @@ func TestWindowThatStaysFullIsBusy(t *testing.T) {
 	r.wantEmptyWindow()
 }
 
-// If all tiers below are read-only, dumps are refused.
+// If all lower tiers are read-only, a store without a cache refuses dumps.
 func TestWindowAboveReadOnlyTiersRefusesDumps(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

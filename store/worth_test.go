@@ -8,7 +8,7 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// worth leases blocks and returns how many of them are worth loading if each saves a thousand
+// worth leases blocks and returns how many of them the store would load if each saved a thousand
 // tokens.
 func (r *rig) worth(ns ...int) int {
 	r.tb.Helper()
@@ -68,7 +68,7 @@ func TestBlocksAreWorthLoadingByWhatHasBeenMeasured(t *testing.T) {
 	if n := r.worth(all...); n != 0 {
 		t.Fatalf("%d blocks in files are worth loading that are computed in no time", n)
 	}
-	// Which is looked into: some are on their way to memory.
+	// The store probes the file tier: it prefetches some blocks to the cache.
 	r.eventually(func() bool {
 		return !slices.ContainsFunc(r.hits(all...), func(h store.Hit) bool { return h.Tier != "cache" })
 	})
@@ -95,7 +95,7 @@ func TestEverythingIsWorthLoadingWhereThatIsAskedFor(t *testing.T) {
 	}
 }
 
-// Without a cache a prefetch cannot measure files, so a load must.
+// Without a cache the store cannot measure files by a prefetch. So a load has to measure them.
 func TestWithoutACacheALoadIsTheProbe(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{window: true, dirs: []string{t.TempDir()}})

@@ -12,15 +12,16 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// manyTier stores many blocks by one call, and single blocks one by one.
+// manyTier stores many blocks with one PutMany, and single blocks with Put. The test controls when
+// each call continues.
 type manyTier struct {
 	tier.Tier
-	begun   chan struct{} // receives each call
-	unblock chan struct{} // each call takes one from it
-	bad     block.Key     // which it refuses
+	begun   chan struct{} // gets a value at the start of each call
+	unblock chan struct{} // each call takes one value before it continues
+	bad     block.Key     // block that the tier refuses
 
 	mu    sync.Mutex
-	calls []int // blocks of each
+	calls []int // number of blocks of each call
 }
 
 func (m *manyTier) called(ctx context.Context, n int) error {
@@ -59,7 +60,7 @@ func (m *manyTier) PutMany(ctx context.Context, keys []block.Key, srcs []mem.Ext
 	}
 }
 
-// newMany returns a store with one writer that is writing block 0 alone.
+// newMany returns a store with a single writer. The writer is in the middle of writing block 0.
 func newMany(t *testing.T) (*rig, *manyTier, *store.DumpTask) {
 	t.Helper()
 	m := &manyTier{begun: make(chan struct{}, 64), unblock: make(chan struct{}, 64)}
@@ -73,7 +74,7 @@ func newMany(t *testing.T) (*rig, *manyTier, *store.DumpTask) {
 	return r, m, d
 }
 
-// dumpAt dumps blocks from pages and waits until they are published.
+// dumpAt dumps blocks from pages first, first+1, ... and waits until they are published.
 func (r *rig) dumpAt(first int, ns ...int) *store.DumpTask {
 	r.tb.Helper()
 	refs := r.refs(first, ns...)
@@ -86,8 +87,8 @@ func (r *rig) dumpAt(first int, ns ...int) *store.DumpTask {
 	return d
 }
 
-// A writer takes all blocks together that were queued while it was busy. A failure of one block
-// does not affect the others.
+// A writer writes all blocks together that were queued while it was busy. If one block fails, the
+// others succeed.
 func TestWriterTakesWhatIsQueuedTogether(t *testing.T) {
 	t.Parallel()
 	r, m, d := newMany(t)
@@ -114,14 +115,14 @@ func TestWriterTakesWhatIsQueuedTogether(t *testing.T) {
 	r.mustLoad(1, 2, 3, 5)
 }
 
-// A canceled dump does not affect other dumps whose blocks are in the same write. After all are
-// canceled, the write is too.
+// A canceled dump does not affect other dumps whose blocks are in the same write. The write is
+// canceled after all its dumps are.
 func TestCanceledDumpsInOneWriting(t *testing.T) {
 	t.Parallel()
 	for _, both := range []bool{false, true} {
 		r, m, d := newMany(t)
 		first, second, third := r.dumpAt(1, 1, 2), r.dumpAt(3, 3, 4), r.dumpAt(5, 5)
-		third.Cancel() // before it is taken
+		third.Cancel() // canceled before the writer takes it
 		m.unblock <- struct{}{}
 		r.must(d.Durable(r.ctx()))
 		<-m.begun

@@ -23,7 +23,8 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// bounded is the configuration of a tier for n blocks, on files that a Veto can forbid.
+// bounded returns the configuration of a tier with space for n blocks, and its file system. A Veto
+// can make operations of that file system fail.
 func bounded(t *testing.T, n int64) (file.Config, *faultfs.FS) {
 	t.Helper()
 	c := config(t)
@@ -33,7 +34,7 @@ func bounded(t *testing.T, n int64) (file.Config, *faultfs.FS) {
 	return c, f
 }
 
-// within returns a context for a fast operation.
+// within returns a context that ends after d.
 func within(t *testing.T, d time.Duration) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), d)
@@ -41,8 +42,8 @@ func within(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-// A folder that cannot be listed for a while must not stop writes: rounds are repeated while writes
-// wait.
+// If a folder cannot be listed for a while, writes must not stop: eviction rounds are retried while
+// writes wait.
 func TestDefectWritingStallsAfterAFailedRound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, f := bounded(t, 8)
@@ -51,7 +52,7 @@ func TestDefectWritingStallsAfterAFailedRound(t *testing.T) {
 		put(t, tr, c.Formats[0], all[:7]...)
 		var denied atomic.Int64
 		f.Forbid(func(op, _ string) error {
-			if op == "readdir" && denied.Add(1) <= 12 { // more than one round's
+			if op == "readdir" && denied.Add(1) <= 12 { // more failures than one round tries
 				return syscall.EACCES
 			}
 			return nil
@@ -62,13 +63,13 @@ func TestDefectWritingStallsAfterAFailedRound(t *testing.T) {
 			}
 		}
 		if denied.Load() <= 12 {
-			t.Errorf("only %d listings were asked for", denied.Load())
+			t.Errorf("only %d folders were listed", denied.Load())
 		}
 	})
 }
 
-// A round removes the excess at its beginning. Blocks written meanwhile, as by a Put that waited
-// for space, do not make it remove more.
+// An eviction round computes the excess once, when it starts. Blocks that are written during the
+// round, for example by a Put that waited for space, must not make it remove more.
 func TestDefectRoundRemovesForWhatIsWrittenMeanwhile(t *testing.T) {
 	c := config(t)
 	f := faultfs.New(dirfs.OS(), nil, nil)
@@ -92,7 +93,8 @@ func TestDefectRoundRemovesForWhatIsWrittenMeanwhile(t *testing.T) {
 	}
 }
 
-// One cold file that cannot be removed is passed over, counted and reported.
+// A cold file that cannot be removed is skipped, counted and reported. Eviction continues with
+// other files.
 func TestDefectOneFileThatStaysStopsEviction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, f := bounded(t, 8)
@@ -125,8 +127,8 @@ func TestDefectOneFileThatStaysStopsEviction(t *testing.T) {
 	})
 }
 
-// Another process removes the candidates between listing and removing: there is room, and a Put
-// takes it.
+// Another process removes the eviction candidates after they were listed. Their space is then free,
+// and a waiting Put must use it.
 func TestDefectCandidatesRemovedByOthersStallWriting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, f := bounded(t, 8)
@@ -135,7 +137,7 @@ func TestDefectCandidatesRemovedByOthersStallWriting(t *testing.T) {
 		put(t, tr, c.Formats[0], all[:7]...)
 		f.Forbid(func(op, path string) error {
 			if op == "remove" && !strings.HasPrefix(path, c.Dirs[0]+"/tmp/") {
-				return errors.Join(syscall.ENOENT, os.Remove(path)) // just before
+				return errors.Join(syscall.ENOENT, os.Remove(path)) // another process removed it just before
 			}
 			return nil
 		})
@@ -147,8 +149,8 @@ func TestDefectCandidatesRemovedByOthersStallWriting(t *testing.T) {
 	})
 }
 
-// Where nothing can be removed a Put does not wait for ever, though its context has no end, and
-// those after it fail at once; writing resumes by itself.
+// If no file can be removed, a Put fails after a while even if its context has no deadline, and
+// later Puts fail at once. Writing resumes when files can be removed again.
 func TestDefectWaitForSpaceHasNoEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, f := bounded(t, 4)
@@ -182,7 +184,7 @@ func TestDefectWaitForSpaceHasNoEnd(t *testing.T) {
 	})
 }
 
-// A listing that hangs holds up no write that has room.
+// A directory listing that hangs must not delay a write that has space.
 func TestDefectWriteWaitsForAListing(t *testing.T) {
 	c, f := bounded(t, 1000)
 	tr := open(t, c)
@@ -222,8 +224,8 @@ func TestDefectWriteWaitsForAListing(t *testing.T) {
 	}
 }
 
-// Without a bound a full disk pauses writes: no write retries all the time, Stats shows the pause,
-// and it ends by itself.
+// A tier without a bound pauses writes while the disk is full. Writes fail without touching the
+// disk, Stats reports the pause, and the pause ends by itself.
 func TestDefectFullDiskFailsEveryLaterWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := config(t)
@@ -264,7 +266,7 @@ func TestDefectFullDiskFailsEveryLaterWrite(t *testing.T) {
 	})
 }
 
-// Opening waits for others, but not longer than its context.
+// Open waits for the lock until its context ends.
 func TestDefectOpenWaitsForTheLockForEver(t *testing.T) {
 	c := config(t)
 	open(t, c)
@@ -276,7 +278,7 @@ func TestDefectOpenWaitsForTheLockForEver(t *testing.T) {
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
-	_, err = file.Open(within(t, 50*time.Millisecond), c) // hangs with the defect
+	_, err = file.Open(within(t, 50*time.Millisecond), c) // with the defect, this hangs
 	if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, errdefs.ErrBusy) {
 		t.Errorf("open: %v", err)
 	}
@@ -286,8 +288,8 @@ func TestDefectOpenWaitsForTheLockForEver(t *testing.T) {
 	}
 }
 
-// A hanging file system does not delay Close beyond its context. The error states that memory is in
-// use.
+// If the file system hangs, Close returns when its context ends. Its error reports that memory is
+// still in use.
 func TestDefectCloseWaitsForAHangingReadForEver(t *testing.T) {
 	c := config(t)
 	plan := fault.New(1)
@@ -315,7 +317,8 @@ func TestDefectCloseWaitsForAHangingReadForEver(t *testing.T) {
 	}
 }
 
-// The folder of temporary files is removed while a process has the directory open.
+// The folder of temporary files may be removed while a process has the directory open. Writes must
+// recreate it.
 func TestDefectRemovedTemporaryFolderFailsEveryWrite(t *testing.T) {
 	c := config(t)
 	tr := open(t, c)
@@ -325,7 +328,7 @@ func TestDefectRemovedTemporaryFolderFailsEveryWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	put(t, tr, c.Formats[0], all[1:]...)
-	// The session exists again, and no process takes it for a dead one.
+	// The session folder exists again, and no process treats it as an abandoned one.
 	open(t, c)
 	put(t, tr, c.Formats[0], keys(10, 12)...)
 	if r, err := file.Verify(t.Context(), c.Dirs[0], nil); err != nil || !r.Clean() || r.LiveSessions != 2 {
@@ -333,7 +336,7 @@ func TestDefectRemovedTemporaryFolderFailsEveryWrite(t *testing.T) {
 	}
 }
 
-// The counts of a tier without a bound include removals by other processes.
+// A tier without a bound must also count removals by other processes.
 func TestDefectCountsOfAnUnboundedTierStayWrong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := config(t)

@@ -13,7 +13,8 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 )
 
-// Verify found a directory sound that no process could open, as its lock file was something else.
+// Verify reported no error for a directory that no process could open, because its lock file was
+// not a regular file.
 func TestLockFileThatIsNoFile(t *testing.T) {
 	for kind, make := range map[string]func(path string) error{
 		"directory": func(p string) error { return os.Mkdir(p, 0o700) },
@@ -49,7 +50,7 @@ func TestLockFileThatIsNoFile(t *testing.T) {
 	}
 }
 
-// Files in such a folder stay.
+// If the lock file is a folder with files in it, Repair keeps them.
 func TestLockFileThatIsAFullFolder(t *testing.T) {
 	c := config(t)
 	if err := open(t, c).Close(t.Context()); err != nil {

@@ -12,9 +12,9 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 )
 
-// littered returns a directory of ten blocks, one of them set aside, with files that kvlane has not
-// made, among them a folder with something in it, and a sound block in quarantine, of which there
-// is a copy by another name and none in its place.
+// littered returns a directory with ten blocks, of which one is quarantined. It also has foreign
+// files and a foreign folder that is not empty. The quarantine has a further sound block: its place
+// is empty, and a copy has another name.
 func littered(t *testing.T) (c file.Config, aside, sound string) {
 	t.Helper()
 	c = config(t)
@@ -55,7 +55,7 @@ func littered(t *testing.T) (c file.Config, aside, sound string) {
 	return c, aside, sound
 }
 
-// below makes paths relative to the directory.
+// below returns the paths relative to the directory, sorted.
 func below(dir string, paths []string) (names []string) {
 	for _, p := range paths {
 		names = append(names, strings.TrimPrefix(p, dir+"/"))
@@ -67,12 +67,13 @@ func below(dir string, paths []string) (names []string) {
 func TestClearRemovesWhatIsAskedFor(t *testing.T) {
 	for what, c := range map[string]struct {
 		unwanted file.Unwanted
-		// Files, separated by commas; Q: quarantined, S: the sound block there, J: foreign.
+		// Expected lists of files, separated by commas. Q: the quarantined block; S: the sound
+		// block in quarantine; J: the foreign files.
 		removed, left string
-		unasked       string
+		kept          string
 	}{
 		"nothing":              {},
-		"the quarantine":       {unwanted: file.Unwanted{Quarantine: true}, removed: "Q", left: "S", unasked: "quarantine/by-hand"},
+		"the quarantine":       {unwanted: file.Unwanted{Quarantine: true}, removed: "Q", left: "S", kept: "quarantine/by-hand"},
 		"what is foreign":      {unwanted: file.Unwanted{Foreign: true}, removed: "J,empty,notes.txt,quarantine/by-hand", left: "copy,mine"},
 		"one by name":          {unwanted: file.Unwanted{Names: []string{"notes.txt"}}, removed: "notes.txt"},
 		"one as verify has it": {unwanted: file.Unwanted{Names: []string{"DIR/./notes.txt"}}, removed: "notes.txt"},
@@ -105,12 +106,12 @@ func TestClearRemovesWhatIsAskedFor(t *testing.T) {
 			if describe(got.Removed) != c.removed || describe(left) != c.left {
 				t.Errorf("removed %q, left %q; want %q and %q", describe(got.Removed), describe(left), c.removed, c.left)
 			}
-			if unasked := strings.Join(below(dir, got.Unasked), ","); unasked != c.unasked {
-				t.Errorf("%q was not asked for, want %q", unasked, c.unasked)
+			if kept := strings.Join(below(dir, got.Unasked), ","); kept != c.kept {
+				t.Errorf("%q was kept because it was not requested, want %q", kept, c.kept)
 			}
 			for _, p := range got.Removed {
 				if _, err := os.Lstat(p); !errors.Is(err, os.ErrNotExist) {
-					t.Errorf("%s is there: %v", p, err)
+					t.Errorf("%s exists: %v", p, err)
 				}
 			}
 			if _, err := os.Stat(sound); err != nil {
@@ -129,8 +130,8 @@ func TestClearRemovesWhatIsAskedFor(t *testing.T) {
 	}
 }
 
-// A name that is not a foreign or quarantined file is refused before any removal: a block, the
-// marker, a path outside.
+// Clear accepts only names of foreign or quarantined files. Any other name, such as a block, the
+// marker or a path outside, makes it fail before it removes a file.
 func TestClearRefusesNames(t *testing.T) {
 	c, _, _ := littered(t)
 	dir := c.Dirs[0]
@@ -149,16 +150,16 @@ func TestClearRefusesNames(t *testing.T) {
 	}
 }
 
-// A sound block that lay in another folder while its own had it too went to quarantine, and could
-// never leave it.
+// A sound block in a wrong folder went to quarantine if its own folder had the block too, and Clear
+// never removed it.
 func TestDefectSecondSoundCopyStaysForEver(t *testing.T) {
 	for what, c := range map[string]struct {
 		spoil func(t *testing.T, own string)
 		stays bool
 	}{
-		"its place has it":            {spoil: func(*testing.T, string) {}},
-		"what its place has is wrong": {spoil: func(t *testing.T, own string) { flip(t, own, 4096) }, stays: true},
-		"its place has another block": {spoil: func(t *testing.T, own string) {
+		"the right folder has the block":       {spoil: func(*testing.T, string) {}},
+		"the right folder has a damaged block": {spoil: func(t *testing.T, own string) { flip(t, own, 4096) }, stays: true},
+		"the right folder has another block": {spoil: func(t *testing.T, own string) {
 			if err := os.Rename(path(filepath.Dir(filepath.Dir(own)), keys(1, 2)[0]), own); err != nil {
 				t.Fatal(err)
 			}
@@ -197,8 +198,8 @@ func TestDefectSecondSoundCopyStaysForEver(t *testing.T) {
 	}
 }
 
-// Where something else has the quarantine's name it is foreign like any other file, and no reason
-// to remove nothing.
+// If another file has the name of the quarantine folder, it is a foreign file. Clear must still
+// remove the other files.
 func TestDefectForeignQuarantineStopsClear(t *testing.T) {
 	for what, plant := range map[string]func(path string) error{
 		"a link":         func(p string) error { return os.Symlink(t.TempDir(), p) },

@@ -17,15 +17,17 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// writerDir names the environment variable that makes the test binary a writer into that directory.
+// writerDir names an environment variable. If it is set, the test binary writes blocks into that
+// directory until it is killed.
 const writerDir = "KVLANE_TEST_FILE_WRITER_DIR"
 
-// A process killed at any time leaves no torn block, and the next process removes its files.
+// A process that is killed at any time leaves no torn block. The next process removes its temporary
+// files.
 func TestDefect7KilledWriterLeavesNoTornBlock(t *testing.T) {
 	const rounds = 8
 	c := killConfig(t.TempDir())
 	rng := rand.New(rand.NewPCG(1, 2))
-	concurrent := open(t, c) // lives through all of it
+	concurrent := open(t, c) // stays open during all rounds
 	var swept int64
 	for range rounds {
 		tiertest.Kill(t, writerDir+"="+c.Dirs[0], time.Duration(1+rng.IntN(30))*time.Millisecond, nil)
@@ -54,8 +56,8 @@ func TestDefect7KilledWriterLeavesNoTornBlock(t *testing.T) {
 	t.Logf("%d blocks written, %d temporary files swept in %d kills", n, swept, rounds)
 }
 
-// killConfig is that of the killed processes: blocks of 256 KiB, so that many a kill hits the
-// middle of a write.
+// killConfig is the configuration of the killed processes. Blocks have 256 KiB, so that many kills
+// interrupt a write.
 func killConfig(dir string) file.Config {
 	l, err := block.NewLayout([]int64{128 << 10, 100000})
 	if err != nil {
@@ -64,7 +66,7 @@ func killConfig(dir string) file.Config {
 	return file.Config{Dirs: []string{dir}, Formats: block.Formats{{Layout: l, Identity: block.Digest{1}}}, MaxBytes: 64 * l.ImageBytes()}
 }
 
-// writeUntilKilled is run by the child process.
+// writeUntilKilled runs in the child process.
 func writeUntilKilled(dir string) {
 	c := killConfig(dir)
 	tr, err := file.Open(context.Background(), c)
@@ -106,8 +108,8 @@ func writeOne(tr *file.Tier, f block.Format, rng *rand.Rand) error {
 	return hostmem.Free(b)
 }
 
-// Two tiers on one directory, as of two processes: each finds the other's blocks, both stay near
-// the bound, and no block is torn.
+// Two tiers share a directory, as in two processes. Each finds the blocks of the other, both stay
+// near the bound, and no block is torn.
 func TestTwoTiersShareADirectory(t *testing.T) {
 	const bound, n = 40, 120
 	c := config(t)

@@ -23,7 +23,7 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// A Put checks an existing file as a Get does. No other operation would find the damage.
+// A Put checks an existing file as a Get does. Otherwise the damage would stay unnoticed.
 func TestDefectDamagedCopyIsTakenForStored(t *testing.T) {
 	for name, damage := range map[string]func(t *testing.T, c *file.Config, path string) faultfs.Veto{
 		"bit flip": func(t *testing.T, c *file.Config, path string) faultfs.Veto {
@@ -74,8 +74,7 @@ func TestDefectDamagedCopyIsTakenForStored(t *testing.T) {
 				c.FS = f
 				tr, key := open(t, c), tiertest.Key(1)
 				put(t, tr, c.Formats[0], key)
-				// A change must show in the file's time, which is of the kernel's clock and its
-				// ticks of up to 10 ms.
+				// Wait until the file time changes. The kernel updates it in steps of up to 10 ms.
 				time.Sleep(11 * time.Millisecond)
 				f.Forbid(damage(t, &c, path(c.Dirs[0], key)))
 				if reopened {
@@ -83,7 +82,7 @@ func TestDefectDamagedCopyIsTakenForStored(t *testing.T) {
 				} else {
 					// A failed read makes the next Put check the file.
 					if err := get(t, tr, c.Formats[0], key); err == nil {
-						t.Fatal("the damage is none")
+						t.Fatal("the damage was not detected")
 					}
 				}
 				kept := []bool{true}
@@ -111,7 +110,7 @@ func TestDefectDamagedCopyIsTakenForStored(t *testing.T) {
 
 func mkfifo(path string) error { return unix.Mkfifo(path, 0o600) }
 
-// replace puts something else in the place of a file.
+// replace removes a file and creates another kind of file in its place.
 func replace(t *testing.T, path string, with func(path string) error) {
 	t.Helper()
 	if err := errors.Join(os.Remove(path), with(path)); err != nil {
@@ -119,7 +118,7 @@ func replace(t *testing.T, path string, with func(path string) error) {
 	}
 }
 
-// A process does not read again what it has written or read.
+// A process does not read a file again that it has written or read before.
 func TestCopiesThatThisProcessKnowsAreNotReadAgain(t *testing.T) {
 	c := config(t)
 	reads := 0
@@ -154,7 +153,7 @@ func TestCopiesThatThisProcessKnowsAreNotReadAgain(t *testing.T) {
 	}
 }
 
-// attack makes a directory of blocks and calls plant to add hostile files.
+// attack creates a directory of blocks, and calls plant to add hostile files to it.
 func attack(t *testing.T, plant func(dir, victim string) error) (c file.Config, victim string) {
 	t.Helper()
 	c = config(t)
@@ -173,8 +172,8 @@ func unharmed(t *testing.T, victim string) {
 	}
 }
 
-// No command follows links that another user has made in a shared directory, and nothing outside is
-// changed.
+// In a shared directory another user may plant links. No command follows them or changes files
+// outside the directory.
 func TestDefectLinksAreFollowed(t *testing.T) {
 	made := func(plant func(dir, victim string) error) func(dir, victim string) error {
 		return func(dir, victim string) error {
@@ -220,7 +219,7 @@ func TestDefectLinksAreFollowed(t *testing.T) {
 			}
 			if err == nil {
 				key := tiertest.Key(1)
-				_ = tr.Put(t.Context(), key, image(t, c.Formats[0], key)) // may fail, may not harm
+				_ = tr.Put(t.Context(), key, image(t, c.Formats[0], key)) // may fail, but must not damage the victim
 				if err := get(t, tr, c.Formats[0], key); err == nil {
 					flip(t, path(c.Dirs[0], key), c.Formats[0].Layout.ShardOff(0))
 					_ = get(t, tr, c.Formats[0], key)
@@ -235,7 +234,7 @@ func TestDefectLinksAreFollowed(t *testing.T) {
 				func() error { _, err := file.GC(t.Context(), c.Dirs[0], 0); return err },
 				func() error { _, err := file.Inspect(t.Context(), c.Dirs[0]); return err },
 			} {
-				_ = do() // may find anything, but must not do harm
+				_ = do() // any result is allowed, but the victim must not change
 			}
 			unharmed(t, victim)
 			if after := files(t, filepath.Dir(victim)); !slices.Equal(before, after) {
@@ -245,8 +244,8 @@ func TestDefectLinksAreFollowed(t *testing.T) {
 	}
 }
 
-// A folder among temporary files, as a network file system may leave, cannot be swept. The
-// directory is usable all the same.
+// A folder among the temporary files, as some network file systems create them, cannot be removed
+// by Open. The directory must stay usable.
 func TestDefectFolderAmongTemporaryFilesStopsOpening(t *testing.T) {
 	c := config(t)
 	if err := open(t, c).Close(t.Context()); err != nil {
@@ -258,11 +257,11 @@ func TestDefectFolderAmongTemporaryFilesStopsOpening(t *testing.T) {
 	tr := open(t, c)
 	put(t, tr, c.Formats[0], tiertest.Key(1))
 	if st := tr.Stats(); st.Errors != 1 {
-		t.Errorf("what could not be removed is not counted: %+v", st)
+		t.Errorf("the folder that could not be removed is not counted: %+v", st)
 	}
 }
 
-// Verify examines everything and reports files that it could not examine.
+// Verify checks all files and reports those that it could not check.
 func TestDefectVerifyHangsOrStopsAtWhatItShouldFind(t *testing.T) {
 	c := config(t)
 	all := keys(0, 12)
@@ -306,7 +305,7 @@ func TestDefectVerifyHangsOrStopsAtWhatItShouldFind(t *testing.T) {
 	}
 }
 
-// A marker that is not a regular file is reported at once.
+// Commands report a marker that is not a regular file instead of blocking on it.
 func TestDefectMarkerThatIsAFIFOHangsEveryCommand(t *testing.T) {
 	c := config(t)
 	if err := open(t, c).Close(t.Context()); err != nil {
@@ -339,7 +338,7 @@ func TestDefectMarkerThatIsAFIFOHangsEveryCommand(t *testing.T) {
 	}
 }
 
-// readOnly is a file system that was mounted so.
+// readOnly is a file system that is mounted read-only.
 type readOnly struct{ dirfs.FS }
 
 func (f readOnly) OpenDir(path string) (dirfs.Dir, error) {
@@ -361,7 +360,7 @@ func (readOnlyDir) Rename(string, string, bool) error { return syscall.EROFS }
 func (readOnlyDir) Remove(string) error               { return syscall.EROFS }
 func (readOnlyDir) SetTime(string, time.Time) error   { return syscall.EROFS }
 
-// A directory on a read-only mount can be verified, and opened for reading; nothing in it changes.
+// A directory on a read-only mount can be verified and opened for reading.
 func TestDefectReadOnlyMountCannotBeVerified(t *testing.T) {
 	c := config(t)
 	c.TouchAfter = time.Nanosecond
@@ -388,7 +387,7 @@ func TestDefectReadOnlyMountCannotBeVerified(t *testing.T) {
 		}
 	}
 	if !tr.ReadOnly() || state(t, tr, all[3]) != tier.Ready {
-		t.Error("what is damaged was taken away")
+		t.Error("the damaged file was removed")
 	}
 	if err := tr.Put(t.Context(), all[3], image(t, c.Formats[0], all[3])); !errors.Is(err, errdefs.ErrReadOnly) {
 		t.Errorf("put: %v", err)
@@ -399,7 +398,7 @@ func TestDefectReadOnlyMountCannotBeVerified(t *testing.T) {
 	if _, err := tr.GC(t.Context(), 0); !errors.Is(err, errdefs.ErrReadOnly) {
 		t.Errorf("gc: %v", err)
 	}
-	// The two that were refused.
+	// The two errors are the refused operations.
 	if st := tr.Stats(); st.Blocks != 4 || st.Corrupt != 1 || st.Errors != 2 {
 		t.Errorf("%+v", st)
 	}

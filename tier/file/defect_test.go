@@ -25,8 +25,8 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// A read hangs after its context has ended. The buffer must not be reused before the read has
-// ended, so Get does not return before.
+// A read hangs after its context has ended. Get must not return before the read ends, because the
+// caller may then reuse the buffer.
 func TestDefect5TimedOutReadDoesNotOverwriteReusedBuffer(t *testing.T) {
 	c := config(t)
 	plan := fault.New(1)
@@ -49,7 +49,7 @@ func TestDefect5TimedOutReadDoesNotOverwriteReusedBuffer(t *testing.T) {
 	case <-time.After(20 * time.Millisecond):
 	}
 	plan.Release()
-	// With or without the block: the read had begun before the context ended.
+	// Get may succeed, because the read started before the context ended.
 	if err := <-returned; err != nil && !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
@@ -65,8 +65,7 @@ func TestDefect5TimedOutReadDoesNotOverwriteReusedBuffer(t *testing.T) {
 	}
 }
 
-// A torn block, however it came about, is a miss: it is set aside, counted and never answered as a
-// hit again.
+// A torn block is a miss, whatever tore it. It is moved aside, counted, and never found again.
 func TestDefect7TornBlockIsAMiss(t *testing.T) {
 	for name, tear := range map[string]func(t *testing.T, path string, size int64){
 		"cut off":     func(t *testing.T, p string, n int64) { truncate(t, p, n-1) },
@@ -96,7 +95,7 @@ func TestDefect7TornBlockIsAMiss(t *testing.T) {
 				t.Errorf("second get: %v", err)
 			}
 			if s := state(t, tr, key); s != tier.Absent {
-				t.Errorf("lookup answers %s", s)
+				t.Errorf("lookup returns %s", s)
 			}
 			if st := tr.Stats(); st.Corrupt != 1 || st.Quarantined != 1 || st.Blocks != 1 {
 				t.Errorf("%+v", st)
@@ -116,14 +115,14 @@ func truncate(t *testing.T, path string, n int64) {
 	}
 }
 
-// Retain and Lookup look at the size, and a Put takes the place of a file that cannot be whole.
+// Retain and Lookup check the file size, and a Put replaces a file of the wrong size.
 func TestDefect7FileOfAnotherSizeIsNoHit(t *testing.T) {
 	c := config(t)
 	tr, key := open(t, c), tiertest.Key(1)
 	put(t, tr, c.Formats[0], key)
 	truncate(t, path(c.Dirs[0], key), 4096)
 	if s := state(t, tr, key); s != tier.Failed {
-		t.Errorf("lookup answers %s", s)
+		t.Errorf("lookup returns %s", s)
 	}
 	if n, err := tr.Retain(t.Context(), []block.Key{key}); n != 0 || err != nil {
 		t.Errorf("retain: %v, %v", n, err)
@@ -168,9 +167,9 @@ func TestDefect7ShortWriteLeavesNothing(t *testing.T) {
 				t.Errorf("left behind: %q", left)
 			}
 			if s := state(t, tr, key); s != tier.Absent {
-				t.Errorf("lookup answers %s", s)
+				t.Errorf("lookup returns %s", s)
 			}
-			clock.Advance(time.Second) // a full disk pauses writing
+			clock.Advance(time.Second) // a full disk pauses writes
 			put(t, tr, c.Formats[0], key)
 			if err := get(t, tr, c.Formats[0], key); err != nil {
 				t.Error(err)
@@ -179,7 +178,7 @@ func TestDefect7ShortWriteLeavesNothing(t *testing.T) {
 	}
 }
 
-// Bytes that changed on their way, with nothing reported, are found when they are read.
+// If the file system changes bytes without an error, the next read detects it.
 func TestDefect7SilentCorruptionIsFound(t *testing.T) {
 	for _, op := range []string{"read", "write"} {
 		c := config(t)
@@ -204,12 +203,12 @@ func TestDefect7EveryFailureOfAPutIsReportedAndLeavesNothing(t *testing.T) {
 				testkit.Sweep(t, op, syscall.EIO, func(t *testing.T, plan *fault.Plan) error {
 					c := config(t)
 					c.Fsync = fsync
-					deadline := faultfs.New(dirfs.OS(), nil, nil) // healthy at first
-					c.FS = deadline
+					late := faultfs.New(dirfs.OS(), nil, nil) // all operations succeed at first
+					c.FS = late
 					tr, key := open(t, c), tiertest.Key(1)
-					deadline.Use(plan)
+					late.Use(plan)
 					err := tr.Put(t.Context(), key, image(t, c.Formats[0], key))
-					deadline.Use(nil)
+					late.Use(nil)
 					if left := files(t, c.Dirs[0]); err != nil && len(left) > 0 {
 						t.Errorf("left behind: %q", left)
 					}
@@ -229,13 +228,13 @@ func TestDefect7EveryFailureOfAGetIsReported(t *testing.T) {
 		t.Run(op, func(t *testing.T) {
 			testkit.Sweep(t, op, syscall.EIO, func(t *testing.T, plan *fault.Plan) error {
 				c := config(t)
-				deadline := faultfs.New(dirfs.OS(), nil, nil) // healthy at first
-				c.FS = deadline
+				late := faultfs.New(dirfs.OS(), nil, nil) // all operations succeed at first
+				c.FS = late
 				tr, key := open(t, c), tiertest.Key(1)
 				put(t, tr, c.Formats[0], key)
-				deadline.Use(plan)
+				late.Use(plan)
 				err := get(t, tr, c.Formats[0], key)
-				deadline.Use(nil)
+				late.Use(nil)
 				if err != nil && (errors.Is(err, errdefs.ErrCorrupt) || errors.Is(err, errdefs.ErrNotFound)) {
 					t.Errorf("a device's failure is no corruption and no miss: %v", err)
 				}
@@ -245,7 +244,7 @@ func TestDefect7EveryFailureOfAGetIsReported(t *testing.T) {
 	}
 }
 
-// On a shared file system another host may remove a block at any time: that is a miss.
+// On a shared file system another host may remove a block at any time. That is a miss.
 func TestVanishedBlockIsAMiss(t *testing.T) {
 	for _, op := range []string{"open", "fstat", "read"} {
 		c := config(t)
@@ -263,12 +262,11 @@ func TestVanishedBlockIsAMiss(t *testing.T) {
 	}
 }
 
-// By policy a block is synced before it has its name, and its name before Put returns.
+// FsyncFile syncs a file before the rename that publishes it, and its folder before Put returns.
 func TestDefect7FsyncPolicy(t *testing.T) {
 	for policy, want := range map[file.FsyncPolicy][]int64{
 		file.FsyncNever: {0, 0, 0},
-		// The file and its folder; for the first block of a folder also the directory that the
-		// folder is new in.
+		// The file and its folder. The first block of a folder also syncs the parent directory.
 		file.FsyncFile: {3, 2, 0},
 	} {
 		c := config(t)
@@ -287,7 +285,7 @@ func TestDefect7FsyncPolicy(t *testing.T) {
 	}
 }
 
-// The folder of a session whose owner has died is swept, that of a living one is not.
+// Open removes the session folder of a dead process and keeps that of a live one.
 func TestDefect7OrphanedTemporaryFilesAreSwept(t *testing.T) {
 	c := config(t)
 	first := open(t, c)
@@ -316,7 +314,7 @@ func TestDefect7OrphanedTemporaryFilesAreSwept(t *testing.T) {
 	if _, err := os.Stat(session); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the dead session's folder: %v", err)
 	}
-	// The first tier lives: it writes on, and both find each other's blocks.
+	// The first tier still works: both tiers find the blocks of the other.
 	put(t, first, c.Formats[0], tiertest.Key(2))
 	put(t, second, c.Formats[0], tiertest.Key(3))
 	for _, k := range keys(1, 4) {
@@ -326,7 +324,7 @@ func TestDefect7OrphanedTemporaryFilesAreSwept(t *testing.T) {
 	}
 }
 
-// sessions returns the folders for temporary files that a directory has.
+// sessions returns the folders of temporary files in a directory.
 func sessions(t *testing.T, dir string) []string {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(dir, "tmp", "*"))
@@ -336,7 +334,8 @@ func sessions(t *testing.T, dir string) []string {
 	return found
 }
 
-// setTimes makes key i of the list i hours younger than the first, wherever it is.
+// setTimes makes the file of keys[i] i hours younger than that of keys[0], in whichever directory
+// it is.
 func setTimes(t *testing.T, dirs []string, keys []block.Key) {
 	t.Helper()
 	base := time.Now().Add(-1000 * time.Hour)
@@ -389,7 +388,7 @@ func TestDefect7GCSparesWhatIsRetainedBetweenLookupAndLoad(t *testing.T) {
 	all := keys(0, 10)
 	put(t, tr, c.Formats[0], all...)
 	setTimes(t, c.Dirs, all)
-	for _, k := range all[:3] { // the coldest; now retained, as a lookup with a lease does
+	for _, k := range all[:3] { // the coldest blocks; they are now retained, as by a lookup with a lease
 		if n, err := tr.Retain(t.Context(), []block.Key{k}); n != 1 || err != nil {
 			t.Fatal(n, err)
 		}
@@ -435,8 +434,8 @@ func TestDefect9AddingADirectoryMovesOnlyItsShare(t *testing.T) {
 	if h := hits(reversed); h != n {
 		t.Errorf("%d of %d blocks found with the directories in another order", h, n)
 	}
-	// A quarter of the keys belongs to the fourth directory: of 200, 150 stay, give or take four
-	// standard deviations.
+	// The fourth directory gets a quarter of the keys. Of 200 blocks about 150 stay; the limits are
+	// four standard deviations.
 	if h := hits(append(reversed, t.TempDir())); h < 125 || h > 175 {
 		t.Errorf("%d of %d blocks found with a fourth directory, want about 150", h, n)
 	}

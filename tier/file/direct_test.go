@@ -54,7 +54,8 @@ func TestReadDirect(t *testing.T) {
 	}
 }
 
-// Whatever is wrong with a file is left to Read, which sets it aside and counts it.
+// ReadDirect does not handle faults of a file. It leaves them to Read, which moves the file aside
+// and counts it.
 func TestReadDirectLeavesFaultsToRead(t *testing.T) {
 	c, _ := directConfig(t)
 	f := c.Formats[0]
@@ -65,7 +66,7 @@ func TestReadDirectLeavesFaultsToRead(t *testing.T) {
 	if err := os.Truncate(path(c.Dirs[0], ks[1]), 8192); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Rename(path(c.Dirs[0], ks[2]), path(c.Dirs[0], ks[3])); err != nil { // another block under this name
+	if err := os.Rename(path(c.Dirs[0], ks[2]), path(c.Dirs[0], ks[3])); err != nil { // a file with the name of another block
 		t.Fatal(err)
 	}
 	for i, want := range map[int]error{0: errdefs.ErrCorrupt, 1: errdefs.ErrCorrupt, 2: errdefs.ErrNotFound, 3: errdefs.ErrCorrupt, 4: errdefs.ErrNotFound} {
@@ -92,7 +93,8 @@ func TestReadDirectOfAnotherChecksum(t *testing.T) {
 	}
 }
 
-// A file that is kept open for direct reads is closed before it is removed, so that the bound holds.
+// A file that is open for direct reads is closed before it is removed. Otherwise it would keep its
+// space and exceed the bound.
 func TestDefectRemovedBlockKeepsItsSpace(t *testing.T) {
 	c, d := directConfig(t)
 	f := c.Formats[0]
@@ -120,7 +122,7 @@ func TestDefectRemovedBlockKeepsItsSpace(t *testing.T) {
 	}
 }
 
-// The file of a read whose context ended while it was being opened stayed in use.
+// If the context of a direct read ended while the file was being opened, the file stayed in use.
 func TestDefectCanceledDirectReadHoldsItsFile(t *testing.T) {
 	c, d := directConfig(t)
 	f := c.Formats[0]
@@ -129,13 +131,13 @@ func TestDefectCanceledDirectReadHoldsItsFile(t *testing.T) {
 	put(t, tr, f, key)
 	ctx, cancel := context.WithCancel(t.Context())
 	d.Opened = cancel
-	_, _, _ = tr.ReadDirect(ctx, key, tiertest.Buffer(t, f.Layout.ImageBytes()), nil) // with or without an error
+	_, _, _ = tr.ReadDirect(ctx, key, tiertest.Buffer(t, f.Layout.ImageBytes()), nil) // may succeed or fail
 	if n := d.Held(); n != 0 {
 		t.Errorf("%d files are in use", n)
 	}
 }
 
-// A block that is stored from memory of a device is read as any other.
+// A block that is stored from device memory is read like any other block.
 func TestPutDirect(t *testing.T) {
 	for _, policy := range []file.FsyncPolicy{file.FsyncNever, file.FsyncFile} {
 		c, d := directConfig(t)
@@ -149,7 +151,7 @@ func TestPutDirect(t *testing.T) {
 			return head, e
 		}
 		ks := keys(0, 30)
-		for _, key := range ks { // beyond the bound
+		for _, key := range ks { // more blocks than the bound
 			head, src := split(key)
 			if quiesced, err := tr.PutDirect(t.Context(), key, head, src); err != nil || quiesced != nil {
 				t.Fatal(err)
@@ -157,7 +159,7 @@ func TestPutDirect(t *testing.T) {
 			if err := get(t, tr, f, key); err != nil {
 				t.Error(err)
 			}
-			if _, err := tr.PutDirect(t.Context(), key, head, src); err != nil { // it is there
+			if _, err := tr.PutDirect(t.Context(), key, head, src); err != nil { // the block exists already
 				t.Error(err)
 			}
 		}
@@ -193,7 +195,7 @@ func TestPutDirect(t *testing.T) {
 	}
 }
 
-// A file that was torn while it was written directly has no header.
+// A direct write that did not complete must leave a file without a valid header.
 func TestDefectTornDirectWriteHasAHeader(t *testing.T) {
 	c, d := directConfig(t)
 	f := c.Formats[0]

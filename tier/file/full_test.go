@@ -14,7 +14,7 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs/faultfs"
 )
 
-// A full disk makes room within the bound, and the statistics show it.
+// If the disk is full, the tier evicts blocks below its bound, and its statistics report that.
 func TestFullDiskMakesSpaceWithinTheBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, f := bounded(t, 100)
@@ -25,7 +25,7 @@ func TestFullDiskMakesSpaceWithinTheBound(t *testing.T) {
 		if st.Puts != 60 || st.Evictions < 40 || st.Errors == 0 || !errors.Is(st.Paused, errdefs.ErrNoSpace) {
 			t.Errorf("%+v", st)
 		}
-		// While the disk stays full, that is shown without a break.
+		// As long as the disk is full, the statistics report the pause.
 		for minute := range 5 {
 			time.Sleep(time.Minute)
 			put(t, tr, c.Formats[0], keys(60+minute, 61+minute)...)
@@ -42,8 +42,8 @@ func TestFullDiskMakesSpaceWithinTheBound(t *testing.T) {
 	})
 }
 
-// On a disk that others fill, a bounded tier gives up a sixteenth of its blocks, or two, and then
-// pauses as one without a bound does.
+// If other programs fill the disk, a bounded tier evicts a sixteenth of its blocks, or at least
+// two. Then it pauses writes, as a tier without a bound does.
 func TestDiskFilledByOthersCostsFewBlocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, f := bounded(t, 100)
@@ -75,7 +75,7 @@ func TestDiskFilledByOthersCostsFewBlocks(t *testing.T) {
 	})
 }
 
-// diskOf forbids writes while the files in dir have as many bytes.
+// diskOf returns a Veto that fails writes while the files in dir have more than the given bytes.
 func diskOf(t *testing.T, dir string, bytes int64) faultfs.Veto {
 	return func(op, _ string) error {
 		if op != "write" {

@@ -13,7 +13,8 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 )
 
-// groupsConfig is that of a tier of two page groups whose blocks differ in length.
+// groupsConfig returns the configuration of a tier with two page groups whose blocks have different
+// lengths.
 func groupsConfig(t *testing.T) file.Config {
 	t.Helper()
 	c := config(t)
@@ -29,7 +30,7 @@ func groupsConfig(t *testing.T) file.Config {
 	return c
 }
 
-// groupKeys returns the keys of n blocks, of the groups in turn.
+// groupKeys returns n keys, which belong to the groups in turn.
 func groupKeys(c *file.Config, n int) []block.Key {
 	var keys []block.Key
 	for i := range n {
@@ -53,8 +54,8 @@ func groupBytes(c *file.Config, n int) int64 {
 	return bytes
 }
 
-// A directory that was made before there were page groups opens as it did, keeps its marker byte
-// for byte, and has its block.
+// A directory from a release without page groups can be opened. Its marker stays unchanged, and its
+// block is found.
 func TestDirectoryFromBeforeGroupsOpens(t *testing.T) {
 	const key = "3b4bc829107fac4e559d02c79cba560ea53aba8ad0b2db64fd403e39e91921d0"
 	dir := t.TempDir()
@@ -85,8 +86,8 @@ func TestDirectoryFromBeforeGroupsOpens(t *testing.T) {
 	}
 }
 
-// Files of several groups lie side by side, each as long as its own image, and are counted by their
-// bytes.
+// The directory has files of several groups. Each file has the length of its group's image, and
+// statistics count its actual bytes.
 func TestGroupsShareADirectory(t *testing.T) {
 	c := groupsConfig(t)
 	all := groupKeys(&c, 10)
@@ -103,7 +104,7 @@ func TestGroupsShareADirectory(t *testing.T) {
 	if st := tr.Stats(); st.Blocks != 10 || st.Bytes != groupBytes(&c, 10) || st.WrittenBytes != st.Bytes || st.ReadBytes != st.Bytes {
 		t.Errorf("%+v", st)
 	}
-	// Another group's image is no block of this key, nor is a key of no group one.
+	// The image of another group does not match the key, and a key of no group is refused.
 	other := c.Formats[1]
 	if err := tr.Put(t.Context(), all[0], image(t, other, all[0])); !errors.Is(err, errdefs.ErrInvalid) {
 		t.Errorf("an image of another group: %v", err)
@@ -138,8 +139,7 @@ func TestGroupsShareADirectory(t *testing.T) {
 	}
 }
 
-// The bound applies to blocks of all groups together, in a tier and in a directory without a
-// process.
+// The bound applies to the blocks of all groups together, both in a tier and in the gc command.
 func TestBoundOfSeveralGroups(t *testing.T) {
 	c := groupsConfig(t)
 	longest := c.Formats.MaxImageBytes()
@@ -171,7 +171,7 @@ func TestBoundOfSeveralGroups(t *testing.T) {
 	}
 }
 
-// Whose blocks they are is in their headers, and that they are of several groups in their keys.
+// Repair finds the identity in the block headers, and the groups in the keys.
 func TestRepairOfSeveralGroups(t *testing.T) {
 	c := groupsConfig(t)
 	all := groupKeys(&c, 6)
@@ -206,7 +206,7 @@ func TestRepairOfSeveralGroups(t *testing.T) {
 	if err := tr.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	// With blocks of one group alone it is not known which others there are.
+	// If all blocks belong to one group, Repair cannot know the other groups.
 	lose()
 	r, err = file.Repair(t.Context(), c.Dirs[0])
 	if err != nil || r.MarkerMade || r.SetAside != 0 || r.Blocks != 3 || len(r.Unrepaired) == 0 || !strings.Contains(r.Findings[1].Detail, "one of several page groups") {

@@ -128,7 +128,8 @@ func TestListYieldsInOrderAndStops(t *testing.T) {
 	}
 }
 
-// GC on a directory that a tier has open: the coldest go, and the tier sees misses and goes on.
+// gc may run on a directory that a tier has open. It removes the coldest blocks, and the tier
+// reports misses and continues.
 func TestGCOfADirectoryInUse(t *testing.T) {
 	c := config(t)
 	tr := open(t, c)
@@ -146,7 +147,7 @@ func TestGCOfADirectoryInUse(t *testing.T) {
 		}
 	}
 	put(t, tr, c.Formats[0], all...)
-	if _, err := tr.GC(t.Context(), 1<<40); err != nil { // recounts
+	if _, err := tr.GC(t.Context(), 1<<40); err != nil { // counts the files again
 		t.Error(err)
 	}
 	if st := tr.Stats(); st.Blocks != 10 || st.Errors != 0 {
@@ -154,7 +155,7 @@ func TestGCOfADirectoryInUse(t *testing.T) {
 	}
 }
 
-// A hit makes a block hot, but writes its times only when they are old.
+// A hit renews the time of a file, but only if that time is older than TouchAfter.
 func TestHitsRenewHotnessSometimes(t *testing.T) {
 	c := config(t)
 	plan := fault.New(1)
@@ -221,7 +222,7 @@ func TestQuarantineIsBounded(t *testing.T) {
 	}
 }
 
-// A corrupt file that cannot be moved to quarantine is removed.
+// A corrupt file is removed if it cannot be moved to quarantine.
 func TestCorruptBlockIsRemovedWhereQuarantineFails(t *testing.T) {
 	c := config(t)
 	plan := fault.New(1)

@@ -20,21 +20,21 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// machine is a computer whose power can fail, and on which processes come and go that have tiers on
-// its disk.
+// machine simulates a computer with one disk. Processes with tiers on that disk start and die, and
+// the power can fail.
 type machine struct {
 	*testing.T
 	disk   *faultfs.Disk
 	format block.Format
 	procs  []*proc
-	direct bool // processes store blocks from memory of a device
+	direct bool // processes store blocks from device memory
 }
 
-// proc is a process with a tier.
+// proc is a simulated process with a tier.
 type proc struct {
 	*file.Tier
 	process *faultfs.Process
-	faults  *faultfs.FS // its view of the disk
+	faults  *faultfs.FS // injects faults into the operations of this process
 	direct  bool
 	dead    bool
 }
@@ -61,7 +61,7 @@ func (m *machine) must(err error) {
 	}
 }
 
-// start starts a process that opens a tier, in /srv/kv unless c has a directory.
+// start starts a process that opens a tier. The default directory is /srv/kv.
 func (m *machine) start(c file.Config) *proc {
 	m.Helper()
 	p, err := m.tryStart(c, nil)
@@ -69,7 +69,8 @@ func (m *machine) start(c file.Config) *proc {
 	return p
 }
 
-// tryStart is start with faults from the first operation on; where it fails, the process is killed.
+// tryStart is start with faults from the first operation on. If the tier cannot be opened, the
+// process is killed.
 func (m *machine) tryStart(c file.Config, plan *fault.Plan) (*proc, error) {
 	p := &proc{process: m.disk.Process(), direct: m.direct}
 	p.faults = faultfs.New(p.process, plan, nil)
@@ -89,33 +90,32 @@ func (m *machine) tryStart(c file.Config, plan *fault.Plan) (*proc, error) {
 	return p, nil
 }
 
-// kill ends a process as SIGKILL does.
+// kill ends a process abruptly, as SIGKILL does.
 func (m *machine) kill(p *proc) {
 	m.Helper()
 	p.process.Kill()
-	m.bury(p)
+	m.endDead(p)
 }
 
-// bury ends the goroutines of a process that is dead.
-func (m *machine) bury(p *proc) {
+// endDead ends the goroutines of a dead process.
+func (m *machine) endDead(p *proc) {
 	m.Helper()
 	p.dead = true
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.Context()), testkit.Patience())
 	defer cancel()
 	if err := p.Close(ctx); err != nil && !errors.Is(err, faultfs.ErrCrashed) {
-		m.Errorf("close what was killed: %v", err)
+		m.Errorf("close a killed process: %v", err)
 	}
 }
 
-// powerFail ends all processes. Their operations in progress must have failed before bury is
-// called.
+// powerFail ends all processes. Their running operations must have failed before endDead is called.
 func (m *machine) powerFail(s faultfs.Survival) {
 	m.Helper()
 	m.disk.PowerFail(s)
 	for _, p := range m.procs {
 		if !p.dead {
 			p.faults.Use(nil)
-			m.bury(p)
+			m.endDead(p)
 		}
 	}
 }
@@ -128,7 +128,7 @@ func (m *machine) put(p *proc, keys ...block.Key) {
 	}
 }
 
-// store stores a block, directly if the process does so. src is its image.
+// store stores a block, directly if the process is configured to. src is the block's image.
 func (p *proc) store(ctx context.Context, key block.Key, src mem.Extent) error {
 	if !p.direct {
 		return p.Put(ctx, key, src)
@@ -140,7 +140,7 @@ func (p *proc) store(ctx context.Context, key block.Key, src mem.Extent) error {
 	return err
 }
 
-// root opens the disk's root in a process of its own, which is there until the end of the test.
+// root opens the root of the disk from a separate process that lives until the end of the test.
 func (m *machine) root() dirfs.Dir {
 	m.Helper()
 	process := m.disk.Process()
@@ -150,16 +150,18 @@ func (m *machine) root() dirfs.Dir {
 	return d
 }
 
-// survivals are the outcomes of a power failure that a promise must outlive.
+// survivals returns outcomes of a power failure: which unsynced writes survive it. Synced data
+// survives in all of them.
 func survivals() map[string]faultfs.Survival {
-	all := map[string]faultfs.Survival{"what is synced": faultfs.KeepSynced(), "all": faultfs.KeepAll()}
+	all := map[string]faultfs.Survival{"synced data": faultfs.KeepSynced(), "all": faultfs.KeepAll()}
 	for seed := range uint64(20) {
 		all[fmt.Sprint("seed ", seed)] = faultfs.KeepSome(seed)
 	}
 	return all
 }
 
-// survives checks that the block promised by script is sound after a power failure.
+// survives runs script, which returns the key of a durable block. It then fails the power and
+// checks that the block is intact.
 func survives(t *testing.T, script func(m *machine) (promised block.Key)) {
 	t.Helper()
 	for _, direct := range []bool{false, true} {
@@ -181,7 +183,7 @@ func survives(t *testing.T, script func(m *machine) (promised block.Key)) {
 	}
 }
 
-// later runs f in a goroutine, and returns a function that waits for its result.
+// later runs f in a goroutine. The returned function waits for the result of f.
 func (m *machine) later(f func() error) (wait func() error) {
 	done := make(chan error, 1)
 	go func() { done <- f() }()
@@ -196,7 +198,7 @@ func (m *machine) later(f func() error) (wait func() error) {
 	}
 }
 
-// stalled waits until one operation of the plan has stalled.
+// stalled waits until one operation of the plan stalls.
 func (m *machine) stalled(plan *fault.Plan) {
 	m.Helper()
 	ctx, cancel := context.WithTimeout(m.Context(), testkit.Patience())
@@ -204,7 +206,7 @@ func (m *machine) stalled(plan *fault.Plan) {
 	m.must(plan.Await(ctx, 1))
 }
 
-// mkdirs makes folders, without syncing anything.
+// mkdirs creates folders without syncing.
 func (m *machine) mkdirs(names ...string) {
 	m.Helper()
 	d := m.root()
@@ -213,8 +215,8 @@ func (m *machine) mkdirs(names ...string) {
 	}
 }
 
-// scribble changes a byte of a file in place.
-func (m *machine) scribble(name string) {
+// overwrite overwrites two bytes of a file in place.
+func (m *machine) overwrite(name string) {
 	m.Helper()
 	f, err := m.root().Open(name, os.O_WRONLY)
 	m.must(err)
@@ -222,7 +224,7 @@ func (m *machine) scribble(name string) {
 	m.must(errors.Join(err, f.Close()))
 }
 
-// bucketKey is the i-th key of a bucket.
+// bucketKey returns key i with the given first byte, which selects the folder.
 func bucketKey(bucket byte, i int) block.Key {
 	key := tiertest.Key(i)
 	key[0] = bucket

@@ -17,7 +17,7 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// retainOne pins a block and reads it. The process cannot delete it meanwhile.
+// retainOne retains a block and reads it. Meanwhile this process cannot delete it.
 func (m *model) retainOne(i, k int) {
 	l, b := m.lives[i], &m.blocks[k]
 	keys := []block.Key{modelKey(k)}
@@ -28,7 +28,7 @@ func (m *model) retainOne(i, k int) {
 		return
 	}
 	m.must(err)
-	if ok != (b.state == whole) && b.state != torn { // a torn one may have the right length
+	if ok != (b.state == whole) && b.state != torn { // a torn file may have the right length
 		m.Fatalf("block %d is %+v, and retain says %v", k, *b, ok)
 	}
 	if !ok {
@@ -81,7 +81,8 @@ func (m *model) deleteOne(i, k int) {
 	}
 }
 
-// collect collects down to some blocks, or to as many as there are, which counts them.
+// collect evicts blocks down to a random number. If that is more than the stored number, GC only
+// counts the blocks.
 func (m *model) collect(i int) {
 	l := m.lives[i]
 	target := m.rng.Int64N(2 * modelKeys)
@@ -107,7 +108,7 @@ func (m *model) counts(i int) {
 	if st.Retained != 0 || st.Waiting != 0 || st.ReadBytes%m.format.Layout.ImageBytes() != 0 {
 		m.Fatalf("%d has counted %+v", i, st)
 	}
-	if l.blurred {
+	if l.inexact {
 		return
 	}
 	if st.Hits != l.hits || st.Misses != l.misses || st.Puts != l.puts || st.Corrupt != l.corrupt || st.Errors != 0 ||
@@ -138,25 +139,25 @@ func (m *model) killOne(i int) {
 	m.start(i)
 }
 
-// arm makes a process crash soon, during an operation.
+// arm makes a process crash during one of its next operations.
 func (m *model) arm(i int) {
 	ops := []string{"open", "stat", "fstat", "mkdir", "rename", "rename", "remove", "write", "write", "sync", "sync", "sync", "readdir"}
 	op := ops[m.rng.IntN(len(ops))]
 	n := m.rng.IntN(3)
 	m.log("%d will crash at %s %d", i, op, n)
 	m.lives[i].faults.Use(fault.New(m.rng.Uint64(), fault.Nth(op, n).Crash()))
-	m.lives[i].blurred, m.lives[i].armed = true, true
+	m.lives[i].inexact, m.lives[i].armed = true, true
 }
 
-// race lets both store the same block, or two, of which one may have to go for the other, at the
-// same time.
+// race lets both processes store the same block, or two blocks of which one may evict the other, at
+// the same time.
 func (m *model) race(k int) {
 	other := k
 	if m.rng.IntN(2) == 0 {
-		other = (k + modelBuckets) % modelKeys // in the same folder, most often
+		other = (k + modelBuckets) % modelKeys // usually in the same folder
 	}
 	if m.full || m.lives[0].armed || m.lives[1].armed {
-		return // it is not known which process did this
+		return // the model cannot know which process caused an error
 	}
 	was := [2]blockState{m.blocks[k].state, m.blocks[other].state}
 	second := make(chan error)
@@ -165,14 +166,14 @@ func (m *model) race(k int) {
 	m.raced = true
 	m.stored(0, k, was[0], first)
 	m.stored(1, other, was[1], <-second)
-	// Either may have written it, or have found it whole before it was evicted.
+	// Either process may have written the block, or have found it before it was evicted.
 	if k == other || m.c.bound > 0 {
-		m.lives[0].blurred, m.lives[1].blurred = true, true
+		m.lives[0].inexact, m.lives[1].inexact = true, true
 	}
 }
 
-// buryCrashed ends the processes that have crashed, or lets the power fail then.
-func (m *model) buryCrashed() {
+// endCrashed ends the processes that have crashed. Sometimes the power fails instead.
+func (m *model) endCrashed() {
 	for i, l := range m.lives {
 		switch {
 		case !l.crashed:
@@ -184,7 +185,7 @@ func (m *model) buryCrashed() {
 	}
 }
 
-// powerFails simulates a power failure and compares the rest with the promises.
+// powerFails simulates a power failure and compares the surviving files with the model.
 func (m *model) powerFails() {
 	synctest.Wait()
 	s, seed := faultfs.KeepSynced(), uint64(0)
@@ -212,7 +213,7 @@ func (m *model) powerFails() {
 		case is != absent && !b.tried:
 			m.Fatalf("block %d is there, and nobody has stored it", k)
 		}
-		b.state, b.unsynced = is, is == torn // which may come back when it is removed
+		b.state, b.unsynced = is, is == torn // a torn file that is removed may reappear after the next failure
 	}
 	m.verify()
 	for i := range m.lives {
@@ -225,7 +226,7 @@ func (m *model) fill() {
 	m.full = !m.full
 	for _, l := range m.lives {
 		if l != nil {
-			l.blurred = true
+			l.inexact = true
 		}
 	}
 	if m.full {
@@ -257,7 +258,7 @@ func modelSeeds(t *testing.T) []uint64 {
 	}
 	n, ok := number("KVLANE_FILE_SEEDS")
 	if !ok {
-		// In the test's name if it fails.
+		// The seed is part of the test's name.
 		return append(slices.Clone(fixedSeeds), rand.Uint64N(1<<32))
 	}
 	var seeds []uint64
@@ -267,5 +268,5 @@ func modelSeeds(t *testing.T) []uint64 {
 	return seeds
 }
 
-// fixedSeeds are always run. One that has failed is added.
+// fixedSeeds run always. Add a seed that has failed.
 var fixedSeeds = []uint64{1, 2, 3}

@@ -20,22 +20,20 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// The model test runs a random sequence of operations, drawn from a seed, of two processes that
-// share directories. Either may be killed at any time. The power may fail, and the disk may be
+// TestModel runs a random sequence of operations, drawn from a seed, of two processes that share
+// directories. Either process may be killed at any time, the power may fail, and the disk may be
 // full. It checks:
 //
-//   - Each operation agrees with the files: a sound block is read correctly, a torn one is
-//     ErrCorrupt once and then a miss, and a block that was not stored is missing.
-//   - A stored block stays until it is deleted, or evicted, which is counted. This holds after
-//     its process was killed too.
-//   - A block stored with FsyncFile is sound after a power failure, even if another process
-//     without fsync wrote it. Blocks written by such a process are never torn.
-//   - After any crash the directory can be opened. Verify finds the torn blocks and the files
-//     of dead processes in tmp, and nothing else.
-//   - The counts add up.
+// - Each operation agrees with the files: a sound block is read correctly, a torn block returns
+// ErrCorrupt once and is then a miss, and a block that was not stored is a miss. - A stored block
+// stays until it is deleted or evicted, and evictions are counted. This also holds after its
+// process was killed. - A block stored with FsyncFile is sound after a power failure, even if
+// another process has written it without fsync. - After any crash the directory can be opened.
+// Verify finds exactly the torn blocks and the temporary files of dead processes. - The counters
+// are right.
 //
-// KVLANE_FILE_SEEDS=n runs n seeds instead of a few and a random one. KVLANE_FILE_SEED=x runs only
-// that seed.
+// KVLANE_FILE_SEEDS=n runs n seeds instead of the fixed and a random one. KVLANE_FILE_SEED=x runs
+// only that seed.
 func TestModel(t *testing.T) {
 	t.Parallel()
 	for _, c := range []modelConfig{
@@ -54,7 +52,8 @@ func TestModel(t *testing.T) {
 		for _, seed := range modelSeeds(t) {
 			t.Run(fmt.Sprintf("%s/seed=%d", c.name, seed), func(t *testing.T) {
 				t.Parallel()
-				// In a bubble, time passes when all goroutines are blocked, so pauses are short.
+				// In a synctest bubble, time advances while all goroutines are blocked, so pauses
+				// take no real time.
 				synctest.Test(t, func(t *testing.T) { runModel(t, c, seed) })
 			})
 		}
@@ -64,10 +63,10 @@ func TestModel(t *testing.T) {
 type modelConfig struct {
 	name  string
 	fsync [2]file.FsyncPolicy
-	dirs  int // default 1
-	bound int // blocks; zero is unbounded
-	// racing lets both processes store a block at the same time. Then a seed does not determine the
-	// run.
+	dirs  int // default: 1
+	bound int // blocks; 0 is unbounded
+	// racing lets both processes store a block at the same time. The result is then not determined
+	// by the seed.
 	racing bool
 	direct bool // blocks are stored and read directly
 }
@@ -86,24 +85,24 @@ const (
 	absent blockState = iota
 	whole
 	torn
-	unknown // an operation crashed: it may be either
+	unknown // an operation on the file crashed, so the file may be in either state
 )
 
-// modelBlock is the model's knowledge of a block.
+// modelBlock is the expected state of a block.
 type modelBlock struct {
 	state    blockState
 	tried    bool // a process tried to store it
-	promised bool // a Put with FsyncFile stored it, and nothing has removed it since
-	unsynced bool // a torn file of it is, or may come to be, on the disk
+	promised bool // a Put with FsyncFile stored it, and no process has removed it since
+	unsynced bool // the disk has, or may get back, a torn file of the block
 }
 
-// life is a process from start to end, with its expected counts.
+// life is a process from its start to its end, with its expected counters.
 type life struct {
 	*proc
 	hits, misses, puts, corrupt int64
-	evictions                   int64 // seen so far
-	blurred                     bool  // by failures; the counts may differ
-	armed, crashed              bool  // it is to fail all that it tries; it does
+	evictions                   int64 // counted so far
+	inexact                     bool  // failures make the counters inexact
+	armed, crashed              bool  // armed: the process will crash; crashed: its operations fail
 }
 
 type model struct {
@@ -115,8 +114,8 @@ type model struct {
 	lives   [2]*life
 	blocks  [modelKeys]modelBlock
 	full    bool
-	raced   bool  // both stored something since the files were last looked at
-	evicted int64 // by processes that lived only to be killed
+	raced   bool  // both processes stored blocks since the files were last compared
+	evicted int64 // by processes that were killed during their start
 	history []string
 }
 
@@ -141,10 +140,10 @@ func runModel(t *testing.T, c modelConfig, seed uint64) {
 		steps = modelStepsFast
 	}
 	for range steps {
-		time.Sleep(time.Millisecond) // so that no two files are equally cold
+		time.Sleep(time.Millisecond) // so that no two files have the same time
 		m.step()
 		m.observe()
-		m.buryCrashed()
+		m.endCrashed()
 	}
 	m.finish()
 }
@@ -193,7 +192,7 @@ func (m *model) putOne(i, k int) {
 	m.stored(i, k, m.blocks[k].state, err)
 }
 
-// stored updates the model after a Put of a block with the state was.
+// stored updates the model after a Put of a block whose state was was.
 func (m *model) stored(i, k int, was blockState, err error) {
 	m.log("%d puts %d: %v", i, k, err)
 	l, b := m.lives[i], &m.blocks[k]
@@ -217,7 +216,7 @@ func (m *model) stored(i, k int, was blockState, err error) {
 		}
 	case m.full && was != whole && errors.Is(err, errdefs.ErrNoSpace):
 		b.state = absent
-		l.blurred = true
+		l.inexact = true
 	default:
 		m.Fatalf("%d puts %d: %v", i, k, err)
 	}
@@ -226,7 +225,7 @@ func (m *model) stored(i, k int, was blockState, err error) {
 	}
 }
 
-// getOne reads a block, and checks the result against the file.
+// getOne reads a block and checks the result against the file.
 func (m *model) getOne(i, k int) {
 	l, b := m.lives[i], &m.blocks[k]
 	if m.c.direct && b.state == whole && !l.armed {
@@ -257,8 +256,8 @@ func (m *model) getOne(i, k int) {
 	}
 }
 
-// fixIDs gives two directories ids that are always the same: which blocks each has must follow from
-// the seed.
+// fixIDs gives two directories fixed ids, so that the seed determines which directory a block
+// belongs to.
 func (m *model) fixIDs() {
 	if m.c.dirs < 2 {
 		return
@@ -278,7 +277,8 @@ func (m *model) fixIDs() {
 		}
 		_, err = f.WriteAt(bytes.Repeat([]byte{'a' + byte(n)}, 32), int64(at))
 		m.must(err)
-		// That of other bytes.
+		// Write the checksum field under another name, so that the marker is not checked against
+		// it.
 		_, err = f.WriteAt([]byte(`"its"`), int64(bytes.Index(b, []byte(sum))))
 		m.must(errors.Join(err, f.Sync(), f.Close()))
 	}
@@ -292,7 +292,8 @@ func (m *model) config(i int) file.Config {
 	return c
 }
 
-// start starts a process, and now and then kills it before it has opened the directories.
+// start starts a process. Sometimes it first starts processes that crash while they open the
+// directories.
 func (m *model) start(i int) {
 	for m.rng.IntN(6) == 0 {
 		op := []string{"open", "stat", "mkdir", "rename", "remove", "write", "sync", "sync", "sync", "lock"}[m.rng.IntN(10)]
@@ -314,20 +315,20 @@ func (m *model) start(i int) {
 		p, err = m.tryStart(m.config(i), nil)
 	}
 	m.must(err)
-	m.lives[i] = &life{proc: p, blurred: m.full}
-	m.observe() // a power failure may have brought back more than the bound
+	m.lives[i] = &life{proc: p, inexact: m.full}
+	m.observe() // a power failure may have restored more blocks than the bound allows
 }
 
-// crashed handles an error of a process that has crashed by plan.
+// crashed reports whether err comes from a planned crash, and records the crash.
 func (m *model) crashed(l *life, err error) bool {
 	if !errors.Is(err, faultfs.ErrCrashed) {
 		return false
 	}
-	l.crashed, l.blurred = true, true
+	l.crashed, l.inexact = true, true
 	return true
 }
 
-// modelKey is the i-th of the keys.
+// modelKey returns key i.
 func modelKey(i int) (key [32]byte) { return bucketKey(byte(i%modelBuckets), i) }
 
 // states returns the states of all files.
@@ -363,7 +364,7 @@ func (m *model) states() (found [modelKeys]blockState) {
 	return found
 }
 
-// observe compares the files with the model, and finds evicted blocks.
+// observe compares the files with the model, and detects evicted blocks.
 func (m *model) observe() {
 	synctest.Wait() // for removals in the background
 	vanished, evicted := int64(0), m.evicted
@@ -391,7 +392,7 @@ func (m *model) observe() {
 		b.state = is
 		b.promised = b.promised && is != absent
 	}
-	// One that was evicted while both stored may have been stored again.
+	// A block that was evicted while both processes stored blocks may have been stored again.
 	if next := evicted - vanished; next != 0 && (!m.raced || next < 0 || next > 2) {
 		m.Fatalf("blocks %v are gone, and %d evictions are counted", gone, evicted)
 	}
@@ -410,7 +411,7 @@ func (m *model) present() (n int64) {
 	return n
 }
 
-// finish checks that everything is as it should be when everything was read and closed.
+// finish reads all blocks, closes all processes and checks the counters and the directory.
 func (m *model) finish() {
 	if m.full {
 		m.fill()
@@ -419,7 +420,7 @@ func (m *model) finish() {
 	for i := range m.lives {
 		m.reopen(i) // no crashes from now on
 	}
-	m.buryCrashed()
+	m.endCrashed()
 	for k := range modelKeys {
 		m.getOne(0, k)
 		m.getOne(1, k)
@@ -440,7 +441,7 @@ func (m *model) finish() {
 	}
 }
 
-// verify checks that Verify finds the torn blocks, leftovers where processes have died, and nothing
+// verify checks that Verify finds the torn blocks and the files of dead processes, and nothing
 // else.
 func (m *model) verify() {
 	process := m.disk.Process()
@@ -449,7 +450,7 @@ func (m *model) verify() {
 	for _, dir := range m.config(0).Dirs {
 		r, err := file.VerifyOn(m.Context(), process, dir)
 		if errors.Is(err, errdefs.ErrNotFound) {
-			continue // it was never opened
+			continue // no process has opened the directory
 		}
 		m.must(err)
 		for _, f := range r.Findings {

@@ -15,8 +15,8 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// renew rewrites the image at path with the next format version and more appended bytes, like the
-// image of a newer build on another host. It returns the new content.
+// renew rewrites the image at path with the next format version and more bytes at its end, as a
+// newer release on another host would. It returns the new content.
 func renew(t *testing.T, path string, more int) []byte {
 	t.Helper()
 	b, err := os.ReadFile(path)
@@ -31,8 +31,8 @@ func renew(t *testing.T, path string, more int) []byte {
 	return b
 }
 
-// An intact image of a newer format version was set aside as damaged, and removed once enough
-// others were.
+// An intact image of a newer format version was moved aside as damaged, and later removed from the
+// quarantine.
 func TestDefectNewerImageIsSetAside(t *testing.T) {
 	for name, more := range map[string]int{"same length": 0, "another length": 4096} {
 		t.Run(name, func(t *testing.T) {
@@ -66,8 +66,8 @@ func TestDefectNewerImageIsSetAside(t *testing.T) {
 	}
 }
 
-// An image of another version in a wrong folder is not moved. Only its version knows the meaning of
-// its key.
+// Repair does not move an image of another format version from a wrong folder, because it cannot
+// interpret the key.
 func TestRepairLeavesANewerImageWhereItIs(t *testing.T) {
 	c := config(t)
 	tr, key := open(t, c), tiertest.Key(1)

@@ -15,8 +15,8 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 )
 
-// A file that is removed while it is open keeps a name on NFS, and the folder that it is in cannot
-// be removed: no tier could be closed without an error.
+// On NFS a file that is removed while open keeps a name, so its folder cannot be removed. Close of
+// a tier therefore failed.
 func TestDefectLockOpenWhenRemoved(t *testing.T) {
 	c := config(t)
 	ffs := faultfs.New(dirfs.OS(), nil, nil)
@@ -51,8 +51,8 @@ func TestDefectLockOpenWhenRemoved(t *testing.T) {
 	}
 }
 
-// Two hosts that mount one NFS export dump the same blocks at once, and each finds every block of
-// the other's, removed ones aside.
+// Two hosts that mount one NFS export dump the same blocks concurrently. Each finds all blocks,
+// except those that were removed.
 func TestNFSHostsShareADirectory(t *testing.T) {
 	mounts := strings.Split(os.Getenv("KVLANE_NFS"), ",")
 	if len(mounts) != 2 {
@@ -66,7 +66,7 @@ func TestNFSHostsShareADirectory(t *testing.T) {
 		configs[i].Dirs, configs[i].Fsync = []string{filepath.Join(mount, "shared")}, policies[i]
 	}
 	var wg sync.WaitGroup
-	for i := range hosts { // at once: both make the directory
+	for i := range hosts { // concurrently: both create the directory
 		wg.Go(func() {
 			var err error
 			if hosts[i], err = file.Open(t.Context(), configs[i]); err != nil {
@@ -96,8 +96,7 @@ func TestNFSHostsShareADirectory(t *testing.T) {
 			}
 		}
 	}
-	// A block removed by one tier may be known to the other: it finds a block or a miss, but no
-	// error.
+	// The host that did not remove a block may still find it or miss it, but must not fail.
 	for _, key := range keys(0, 2) {
 		if err := hosts[0].Delete(t.Context(), key); err != nil {
 			t.Error(err)

@@ -41,7 +41,7 @@ func TestOpenRefuses(t *testing.T) {
 		c.Formats[0].Identity = c.Identities[0].Digest()
 		return c
 	}
-	// Each case changes a directory that the base configuration has opened before, or the
+	// Each case changes the configuration, or a directory that was opened before with the base
 	// configuration.
 	tests := []struct {
 		name   string
@@ -144,7 +144,7 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-// A directory given by mistake stays as it is.
+// Open does not change a directory of other files that was named by mistake.
 func TestOpenLeavesAForeignDirectoryAlone(t *testing.T) {
 	c := config(t)
 	write(t, filepath.Join(c.Dirs[0], "thesis.tex"), "x")
@@ -187,8 +187,8 @@ func TestConfigValidateNamesEveryProblem(t *testing.T) {
 	}
 }
 
-// Fail the Nth operation of every kind while a directory is made, filled and closed: the fault is
-// reported, and a later opening finds everything usable and nothing left behind.
+// Create, fill and close a directory while operation N of each kind fails, for all N. The fault
+// must be reported. A later Open finds a usable directory without leftovers.
 func TestOpenPutCloseWithEveryOperationFailing(t *testing.T) {
 	for _, op := range []string{"open", "stat", "readdir", "mkdir", "rename", "remove", "write", "sync", "lock", "close"} {
 		t.Run(op, func(t *testing.T) {

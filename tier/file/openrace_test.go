@@ -11,13 +11,15 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// If two processes make a directory at the same time, the second opens the one made by the first.
+// If two processes create a directory at the same time, the second opens the one that the first has
+// created.
 func TestDefectDirectoryMadeByAnotherMeanwhile(t *testing.T) {
 	ffs := faultfs.New(dirfs.OS(), nil, nil)
 	c := file.Config{Dirs: []string{t.TempDir()}, Formats: block.Formats{tiertest.NewFormat(t)}}
 	var once sync.Once
 	ffs.Forbid(func(op, path string) error {
-		// The second has found no marker, and is about to look whether there is anything else.
+		// The second process has found no marker. It is about to check whether the directory is
+		// empty.
 		if op == "readdir" {
 			once.Do(func() { open(t, c) })
 		}

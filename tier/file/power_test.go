@@ -19,13 +19,13 @@ var (
 	durable = file.Config{Fsync: file.FsyncFile}
 )
 
-// Without it the tests below would pass on a disk that loses nothing.
+// Check that the simulated disk loses unsynced blocks. Otherwise the tests below could not fail.
 func TestPowerFailureLosesWhatWasNotPromised(t *testing.T) {
 	m := newMachine(t, false)
 	m.put(m.start(never), tiertest.Key(1))
 	m.powerFail(faultfs.KeepSynced())
 	if err := get(t, m.start(never).Tier, m.format, tiertest.Key(1)); err == nil {
-		t.Error("a block outlived a power failure that nobody has synced")
+		t.Error("a block that was never synced survived a power failure")
 	}
 }
 
@@ -54,11 +54,12 @@ func TestDefectFolderOfAnotherProcess(t *testing.T) {
 	})
 }
 
-// One Put has made the folder and not yet synced its name when another puts a block there.
+// One Put has created the folder but not yet synced its name. A second Put stores a block in that
+// folder.
 func TestDefectFolderThatIsNotSyncedYet(t *testing.T) {
 	survives(t, func(m *machine) block.Key {
 		first, second := m.start(durable), m.start(durable)
-		plan := fault.New(1, fault.Nth("sync", 1).Stall()) // the first is the file's
+		plan := fault.New(1, fault.Nth("sync", 1).Stall()) // the first sync is that of the file
 		first.faults.Use(plan)
 		wait := m.later(func() error { return first.store(m.Context(), bucketKey(7, 1), image(t, m.format, bucketKey(7, 1))) })
 		m.stalled(plan)
@@ -75,7 +76,7 @@ func TestDefectFolderThatIsNotSyncedYet(t *testing.T) {
 	})
 }
 
-// Two Puts find that the folder is not there, and make it one after the other.
+// Two Puts find that the folder does not exist, and create it one after the other.
 func TestDefectRacingPutsMakeOneFolder(t *testing.T) {
 	for i := range 2 {
 		t.Run(fmt.Sprintf("block %d", i+1), func(t *testing.T) {
@@ -117,7 +118,7 @@ func TestDefectLookupIsNotReadyBeforeItIsDurable(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t, false)
 			key, p := tiertest.Key(1), m.start(durable)
-			plan := fault.New(1, fault.Nth("sync", 1).Stall()) // the first is the file's
+			plan := fault.New(1, fault.Nth("sync", 1).Stall()) // the first sync is that of the file
 			if fails {
 				plan.Add(fault.Nth("sync", 2).Fail(syscall.EIO))
 			}
@@ -136,13 +137,13 @@ func TestDefectLookupIsNotReadyBeforeItIsDurable(t *testing.T) {
 				want = tier.Absent
 			}
 			if st := state(t, p.Tier, key); st != want || (err != nil) != fails {
-				t.Errorf("after the Put it is %s; the Put said %v", st, err)
+				t.Errorf("after the Put it is %s; the Put returned %v", st, err)
 			}
 		})
 	}
 }
 
-// A process that dies after making a directory leaves a usable one, in all cases.
+// A process may crash at any sync while it creates a directory. The directory is usable afterwards.
 func TestMarkerIsDurableBeforeItsDirectoryIsUsed(t *testing.T) {
 	for n := range 40 {
 		plan := fault.New(1, fault.Nth("sync", n).Crash())
@@ -154,7 +155,7 @@ func TestMarkerIsDurableBeforeItsDirectoryIsUsed(t *testing.T) {
 			}
 			if err == nil {
 				m.kill(p)
-				return // opening has fewer syncs
+				return // Open makes fewer syncs
 			}
 			m.put(m.start(never), tiertest.Key(1))
 			m.powerFail(s)
@@ -169,19 +170,19 @@ func TestMarkerIsDurableBeforeItsDirectoryIsUsed(t *testing.T) {
 	t.Error("opening never ends")
 }
 
-// A process finds a damaged block, and moves away the file that another process has put in its
-// place.
+// A reader finds a damaged block and moves the file aside. Meanwhile another process has replaced
+// the file, so the reader moves the new file and must restore it durably.
 func TestBlockThatIsGivenBackIsAsDurableAsItWas(t *testing.T) {
 	survives(t, func(m *machine) block.Key {
 		key := tiertest.Key(1)
 		reader, writer := m.start(durable), m.start(durable)
 		m.put(writer, key)
-		m.scribble(path("srv/kv", key))
+		m.overwrite(path("srv/kv", key))
 		plan := fault.New(1, fault.Nth("rename", 0).Stall())
 		reader.faults.Use(plan)
 		wait := m.later(func() error { return get(t, reader.Tier, m.format, key) })
 		m.stalled(plan)
-		if err := get(t, writer.Tier, m.format, key); err == nil { // it is set aside
+		if err := get(t, writer.Tier, m.format, key); err == nil { // moves the damaged file aside
 			t.Error("a damaged block was read")
 		}
 		m.put(writer, key)
@@ -193,15 +194,16 @@ func TestBlockThatIsGivenBackIsAsDurableAsItWas(t *testing.T) {
 	})
 }
 
-// A process that does not sync comes late with a block that one that does has stored meanwhile.
+// A process without fsync finishes a Put late, after a process with fsync has stored the same block
+// durably.
 func TestDefectLateUnsyncedPutUndoesASyncedOne(t *testing.T) {
 	survives(t, func(m *machine) block.Key {
 		key := tiertest.Key(1)
-		deadline, first := m.start(never), m.start(durable)
-		m.put(deadline, bucketKey(key[0], 2)) // the folder is there
+		late, first := m.start(never), m.start(durable)
+		m.put(late, bucketKey(key[0], 2)) // creates the folder
 		plan := fault.New(1, fault.Nth("rename", 0).Stall())
-		deadline.faults.Use(plan)
-		wait := m.later(func() error { return deadline.store(m.Context(), key, image(t, m.format, key)) })
+		late.faults.Use(plan)
+		wait := m.later(func() error { return late.store(m.Context(), key, image(t, m.format, key)) })
 		m.stalled(plan)
 		m.put(first, key)
 		plan.Release()

@@ -8,8 +8,8 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
-// A dump wrote blocks again whose times were being renewed: the file had its new time already, and
-// the proof had the old one.
+// While the times of blocks were being renewed, a dump wrote those blocks again: the file already
+// had its new time, but the proof still had the old one.
 func TestDefectRenewedFileIsUnknown(t *testing.T) {
 	var p proofs
 	p.init()
@@ -27,12 +27,12 @@ func TestDefectRenewedFileIsUnknown(t *testing.T) {
 	p.renew(key, at(0), at(1).Modified)
 	known(0, true)
 	known(1, true)
-	p.add(key, at(0), false) // by a reader that opened the file before the renewal
+	p.add(key, at(0), false) // from a reader that opened the file before the renewal
 	known(1, true)
 	p.renew(key, at(1), at(2).Modified)
 	known(1, true)
 	known(2, true)
 	known(0, false)
-	p.renew(key, at(9), at(3).Modified) // another file
+	p.renew(key, at(9), at(3).Modified) // a different file
 	known(3, false)
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// If a directory is removed while it is open, the next Put makes it again. Its blocks are found
-// after reopening, and keep their places among several directories.
+// If a directory is removed while it is open, the next Put creates it again. Its blocks are found
+// after reopening, and the assignment of keys to directories does not change.
 func TestDirectoryRemovedWhileOpen(t *testing.T) {
 	for _, policy := range []file.FsyncPolicy{file.FsyncNever, file.FsyncFile} {
 		c := config(t)
@@ -58,7 +58,7 @@ func TestDirectoryRemovedWhileOpen(t *testing.T) {
 	}
 }
 
-// Only the contents are removed: the next Put writes the marker again.
+// If only the contents of the directory are removed, the next Put writes the marker again.
 func TestContentsRemovedWhileOpen(t *testing.T) {
 	c := config(t)
 	tr := open(t, c)
@@ -79,8 +79,8 @@ func TestContentsRemovedWhileOpen(t *testing.T) {
 	}
 }
 
-// Within a minute a tier writes a removed marker again. A read-only tier finds the blocks in a
-// directory that was made again.
+// Within a minute a tier replaces a removed marker. A read-only tier finds the blocks in a
+// directory that was recreated.
 func TestRemovedDirectoryIsFoundOut(t *testing.T) {
 	c := config(t)
 	all := keys(0, 3)
@@ -114,8 +114,8 @@ func TestRemovedDirectoryIsFoundOut(t *testing.T) {
 	})
 }
 
-// A process that opens a directory while another removes it makes it again. It never uses the
-// removed one.
+// One process opens a directory while another removes it. The first creates it again, and never
+// uses the removed directory.
 func TestOpenWhileTheDirectoryIsRemoved(t *testing.T) {
 	c := config(t)
 	first, err := file.Open(t.Context(), c)
@@ -128,7 +128,7 @@ func TestOpenWhileTheDirectoryIsRemoved(t *testing.T) {
 	ffs := faultfs.New(dirfs.OS(), nil, nil)
 	var removed atomic.Bool
 	ffs.Forbid(func(op, path string) error {
-		// The marker was read, and the lock is about to be taken.
+		// The marker has been read, and the lock is about to be taken.
 		if op == "open" && strings.HasSuffix(path, blockdir.LockName) && removed.CompareAndSwap(false, true) {
 			return os.RemoveAll(c.Dirs[0])
 		}
@@ -142,8 +142,8 @@ func TestOpenWhileTheDirectoryIsRemoved(t *testing.T) {
 	}
 }
 
-// A lock file removed during a wait for its lock blocks no process: the lock is taken again by
-// name.
+// If a lock file is removed during a wait for its lock, the waiter opens the new lock file by name
+// and locks that.
 func TestLockOfARemovedFile(t *testing.T) {
 	dir := t.TempDir()
 	d, err := dirfs.OS().OpenDir(dir)
@@ -156,7 +156,8 @@ func TestLockOfARemovedFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	ffs.Forbid(func(op, _ string) error {
-		// The file is open; its owner removes it, and another process makes a new one.
+		// The lock file is open. Remove it now, as its owner would; another process then creates a
+		// new one.
 		if op == "lock" {
 			return os.Remove(filepath.Join(dir, blockdir.LockName))
 		}

@@ -22,11 +22,11 @@ func TestRepairSetsAsideWhatIsWrong(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := c.Dirs[0]
-	for i := range 20 { // more than a tier keeps
+	for i := range 20 { // more corrupt blocks than a tier keeps in quarantine
 		flip(t, path(dir, all[i]), c.Formats[0].Layout.ShardOff(0))
 	}
 	replace(t, path(dir, all[20]), mkfifo)
-	// A sound block in another folder than its own, and a damaged one.
+	// A sound block in a wrong folder, and a damaged one.
 	elsewhere := filepath.Join(dir, "ff")
 	if err := errors.Join(
 		os.MkdirAll(elsewhere, 0o700),
@@ -72,7 +72,7 @@ func TestRepairMakesALostMarkerAnew(t *testing.T) {
 			if err := tr.Close(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			flip(t, path(c.Dirs[0], all[0]), 40) // in the header: it does not count
+			flip(t, path(c.Dirs[0], all[0]), 40) // in the header, so that its identity does not count
 			marker := filepath.Join(c.Dirs[0], "kvlane.json")
 			if err := lose(marker); err != nil {
 				t.Fatal(err)
@@ -98,7 +98,7 @@ func TestRepairMakesALostMarkerAnew(t *testing.T) {
 	}
 }
 
-// With blocks of two identities, Repair does not guess the directory's identity.
+// If the blocks have two identities, Repair does not guess the identity of the directory.
 func TestRepairDoesNotGuessWhoseBlocksTheyAre(t *testing.T) {
 	c, other := config(t), config(t)
 	other.Formats[0].Identity = block.Digest{9}
@@ -124,7 +124,7 @@ func TestRepairDoesNotGuessWhoseBlocksTheyAre(t *testing.T) {
 	}
 }
 
-// Two findings about one key are two files, each with its own place.
+// Two files with the same key are two findings, and each file is repaired by itself.
 func TestDefectFindingsOfOneKeyShareAPlace(t *testing.T) {
 	c := config(t)
 	key := tiertest.Key(0)
@@ -146,7 +146,7 @@ func TestDefectFindingsOfOneKeyShareAPlace(t *testing.T) {
 	}
 	for _, f := range r.Findings {
 		if b, err := os.ReadFile(f.MovedTo); err != nil || string(b) != f.Path {
-			t.Errorf("%+v: there is %q, %v", f, b, err)
+			t.Errorf("%+v: the folder has %q, %v", f, b, err)
 		}
 	}
 }

@@ -24,7 +24,7 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// host opens a tier on a file system of its own over the same directory.
+// host opens a tier over the same directory on a separate file system, as on another host.
 func host(t *testing.T, c file.Config) (*file.Tier, *faultfs.FS) {
 	t.Helper()
 	ffs := faultfs.New(dirfs.OS(), nil, nil)
@@ -32,8 +32,8 @@ func host(t *testing.T, c file.Config) (*file.Tier, *faultfs.FS) {
 	return open(t, c), ffs
 }
 
-// Two hosts dump the same blocks, and each is in the middle of giving a file its name when the
-// other does so: both succeed, one file is there, and no temporary one is left.
+// Two hosts dump the same blocks. While one is about to rename its file, the other renames the same
+// file. Both must succeed and leave one file and no temporary file.
 func TestTwoHostsDumpTheSameBlocks(t *testing.T) {
 	for _, policy := range []file.FsyncPolicy{file.FsyncNever, file.FsyncFile} {
 		c := config(t)
@@ -42,7 +42,7 @@ func TestTwoHostsDumpTheSameBlocks(t *testing.T) {
 		other, _ := host(t, c)
 		all := keys(0, 8)
 		for i, key := range all {
-			put(t, one, c.Formats[0], tiertest.Key(100+i)) // the folder may be there
+			put(t, one, c.Formats[0], tiertest.Key(100+i)) // the folder may exist already
 			plan := fault.New(1, fault.Nth("rename", 0).Stall())
 			ofs.Use(plan)
 			done := make(chan error, 1)
@@ -85,8 +85,8 @@ func TestTwoHostsDumpTheSameBlocks(t *testing.T) {
 	}
 }
 
-// Replies of a server to a repeated request, or about a file removed by another host, do not fail a
-// Put.
+// A network file system may return ESTALE or ENOENT for a repeated request, or for a file that
+// another host has removed. A Put must still succeed.
 func TestDefectStaleHandlesFailAWrite(t *testing.T) {
 	for _, op := range []string{"open", "write", "rename"} {
 		for _, cause := range []error{unix.ESTALE, unix.ENOENT} {
@@ -110,8 +110,8 @@ func TestDefectStaleHandlesFailAWrite(t *testing.T) {
 	}
 }
 
-// Where locks do not reach from host to host, one that opens a directory takes the others' sessions
-// for dead ones': they write on.
+// If file locks do not work between hosts, a host that opens a directory removes the session
+// folders of live hosts. Those must still be able to write.
 func TestHostsWhoseLocksDoNotReachEachOther(t *testing.T) {
 	c := config(t)
 	one, _ := host(t, c)
@@ -120,10 +120,10 @@ func TestHostsWhoseLocksDoNotReachEachOther(t *testing.T) {
 	if err != nil || len(sessions) != 1 {
 		t.Fatal(sessions, err)
 	}
-	if err := os.Remove(filepath.Join(sessions[0], "lock")); err != nil { // its lock is free
+	if err := os.Remove(filepath.Join(sessions[0], "lock")); err != nil { // releases the lock, as it appears to the other host
 		t.Fatal(err)
 	}
-	other, _ := host(t, c) // sweeps
+	other, _ := host(t, c) // removes the session folders
 	if _, err := os.Stat(sessions[0]); !errors.Is(err, os.ErrNotExist) {
 		t.Fatalf("the session was not swept: %v", err)
 	}
@@ -136,12 +136,12 @@ func TestHostsWhoseLocksDoNotReachEachOther(t *testing.T) {
 	}
 }
 
-// Two hosts that make a directory at once, both under a lock of their own, agree on whose blocks it
-// holds and on its id.
+// Two hosts create a directory at the same time, and both believe that they hold the lock. They
+// must agree on its identity and id.
 func TestDefectTwoHostsMakeADirectory(t *testing.T) {
 	for when, before := range map[string]struct {
 		op    string
-		calls int32 // of op, with the last of which the other host comes between
+		calls int32 // number of the call of op during which the other host opens the directory
 	}{
 		"before it is listed under the lock": {"readdir", 2},
 		"before it is named":                 {"rename", 1},
@@ -154,7 +154,7 @@ func TestDefectTwoHostsMakeADirectory(t *testing.T) {
 				if op != before.op {
 					return nil
 				}
-				if calls.Add(1) == before.calls { // the other host has the lock too, as it sees it
+				if calls.Add(1) == before.calls { // the other host takes the lock too
 					if err := os.Remove(filepath.Join(c.Dirs[0], "kvlane.lock")); err != nil {
 						t.Error(err)
 					}
@@ -174,14 +174,14 @@ func TestDefectTwoHostsMakeADirectory(t *testing.T) {
 				t.Errorf("%+v, %v", r, err)
 			}
 			if calls.Load() < before.calls {
-				t.Errorf("%d calls of %s: the other host never came between", calls.Load(), before.op)
+				t.Errorf("%d calls of %s: the other host did not open the directory", calls.Load(), before.op)
 			}
 		})
 	}
 }
 
-// A directory with a bound of its own keeps to that, by its own coldest blocks; the others share
-// the tier's.
+// A directory with its own bound evicts its own coldest blocks. The other directories share the
+// bound of the tier.
 func TestDirectoriesWithBoundsOfTheirOwn(t *testing.T) {
 	c := config(t)
 	image := c.Formats[0].Layout.ImageBytes()
@@ -202,7 +202,7 @@ func TestDirectoriesWithBoundsOfTheirOwn(t *testing.T) {
 	}
 	var own, shared int64
 	st := tr.Stats()
-	// The last writes may still free space.
+	// The last writes may still be evicting blocks.
 	for end := time.Now().Add(testkit.Patience()); time.Now().Before(end); {
 		own, shared = stored(c.Dirs[1]), stored(c.Dirs[0])+stored(c.Dirs[2])
 		before := st
@@ -216,7 +216,7 @@ func TestDirectoriesWithBoundsOfTheirOwn(t *testing.T) {
 	if st.CapacityBytes != 46*image || st.Bytes != own+shared || st.Evictions != n-st.Blocks || st.Errors != 0 {
 		t.Errorf("%+v", st)
 	}
-	// All of them give up the same part.
+	// GC evicts the same share from every directory.
 	if _, err := tr.GC(t.Context(), st.Bytes/2); err != nil || tr.Stats().Bytes > st.Bytes/2 {
 		t.Errorf("%d of %d bytes are left: %v", tr.Stats().Bytes, st.Bytes, err)
 	}
@@ -225,7 +225,7 @@ func TestDirectoriesWithBoundsOfTheirOwn(t *testing.T) {
 	}
 }
 
-// A directory that is full of blocks in use holds up no write to another.
+// A directory that is full of blocks in use does not delay writes to another directory.
 func TestFullDirectoryHoldsUpNoOther(t *testing.T) {
 	c := config(t)
 	c.Dirs = append(c.Dirs, t.TempDir())
@@ -267,7 +267,7 @@ func TestBoundsOfDirectoriesAreValidated(t *testing.T) {
 	} {
 		c.DirBytes, c.MaxBytes = bounds, 4*image
 		if err := c.Validate(); !errors.Is(err, errdefs.ErrInvalid) || !strings.Contains(err.Error(), want) {
-			t.Errorf("%d: %v, want one that says %q", bounds, err, want)
+			t.Errorf("%d: %v, want one that contains %q", bounds, err, want)
 		}
 	}
 	c.DirBytes, c.MaxBytes = []int64{image}, 0
@@ -276,11 +276,11 @@ func TestBoundsOfDirectoriesAreValidated(t *testing.T) {
 	}
 }
 
-// A block removed by another program is no longer counted after a Get, Retain or Lookup has missed
-// it.
+// A block that another program has removed is no longer counted after a Get, Retain or Lookup has
+// missed it.
 func TestCountFallsWhenAFileIsFoundGone(t *testing.T) {
 	c := config(t)
-	// Which never comes to the recount of every minute.
+	// The fake clock stops the recount of every minute.
 	c.Clock = clockwork.NewFakeClockAt(time.Now())
 	tr := open(t, c)
 	all := keys(0, 9)
@@ -302,9 +302,9 @@ func TestCountFallsWhenAFileIsFoundGone(t *testing.T) {
 			state(t, tr, key)
 		}
 		want := int64(len(all) - i - 1)
-		deadline := time.Now().Add(testkit.Patience())
+		late := time.Now().Add(testkit.Patience())
 		for st := tr.Stats(); st.Blocks != want || st.Bytes != want*c.Formats[0].Layout.ImageBytes(); st = tr.Stats() {
-			if time.Now().After(deadline) {
+			if time.Now().After(late) {
 				t.Fatalf("%d blocks of %d bytes are counted, want %d", st.Blocks, st.Bytes, want)
 			}
 			time.Sleep(time.Millisecond)

@@ -18,8 +18,8 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// Owners that open their folders and write together are back at the bound within seconds, and evict
-// no more than that takes.
+// Several owners open their folders and write at the same time. Within seconds they are back at the
+// shared bound, and they evict no more than necessary.
 func TestOwnersThatStartTogether(t *testing.T) {
 	for _, owners := range []int{2, 4, 8} {
 		synctest.Test(t, func(t *testing.T) {
@@ -45,8 +45,8 @@ func TestOwnersThatStartTogether(t *testing.T) {
 	}
 }
 
-// A peak that no folder can have had costs another owner no more than a sixteenth of the bound, and
-// its statistics show it.
+// If a record claims an impossibly high number of bytes, another owner loses at most a sixteenth of
+// its bound, and its statistics report the claim.
 func TestPeakOfARecordIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTenants(t)
@@ -70,7 +70,7 @@ func TestPeakOfARecordIsBounded(t *testing.T) {
 	})
 }
 
-// Evictions of a store without neighbours are for no other identity.
+// Without other folders a tier evicts no block on behalf of another identity.
 func TestNothingIsYieldedWithoutNeighbours(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTenants(t)
@@ -83,8 +83,8 @@ func TestNothingIsYieldedWithoutNeighbours(t *testing.T) {
 	})
 }
 
-// A record is renewed within seconds while its owner writes, so that others keep to the rest of the
-// bound.
+// A record is renewed within seconds while its owner writes, so that other owners keep to the rest
+// of the bound.
 func TestRecordFollowsGrowth(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTenants(t)
@@ -105,8 +105,8 @@ func TestRecordFollowsGrowth(t *testing.T) {
 	})
 }
 
-// Names in another folder that are none of kvlane's neither keep its blocks from being counted and
-// removed, nor are removed or followed.
+// Foreign files in another owner's folder do not prevent that its blocks are counted and evicted.
+// They are neither removed nor followed.
 func TestForeignNamesInAnIdleFolder(t *testing.T) {
 	elsewhere := t.TempDir()
 	for name, place := range map[string]func(path string) error{
@@ -157,7 +157,7 @@ func filesOfBlocks(t *testing.T, root string) (n int) {
 	return len(found)
 }
 
-// An owner whose record cannot be written reports it.
+// An owner reports that it cannot write its record.
 func TestRecordThatCannotBeWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTenants(t)
@@ -184,12 +184,13 @@ func TestRecordThatCannotBeWritten(t *testing.T) {
 	})
 }
 
-// A folder that can be read and not written is counted once in a while, and not in each round.
+// The blocks of a folder that can be read but not written are counted only occasionally, and not in
+// each round.
 func TestFolderThatCannotBeWritten(t *testing.T) {
 	root := t.TempDir()
 	makeIdleFolder(t, tenantConfig(t, root, 0, 0), 30)
 	record := filepath.Join(root, folderOf(0), blockdir.RecordName)
-	if err := os.Remove(record); err != nil { // as after a crash, its bytes are not known
+	if err := os.Remove(record); err != nil { // without a record the bytes of the folder are unknown, as after a crash
 		t.Fatal(err)
 	}
 	c := tenantConfig(t, root, 1, 200)
@@ -208,13 +209,13 @@ func TestFolderThatCannotBeWritten(t *testing.T) {
 	})
 	c.FS = f
 	tr := open(t, c)
-	for i := range 150 { // each of these may begin a round
+	for i := range 150 { // each Put may start a round
 		put(t, tr, c.Formats[0], keys(100+i, 101+i)...)
 	}
 	if st := tr.Stats(); st.OthersBytes != 30*c.Formats[0].Layout.ImageBytes() {
 		t.Errorf("%+v", st)
 	}
-	// A count lists each of the 30 folders at most; so does a search for cold blocks.
+	// A count lists each of the 30 folders at most once, and so does a search for cold blocks.
 	if n := listed.Load(); n > 200 {
 		t.Errorf("the folder was listed %d times", n)
 	}

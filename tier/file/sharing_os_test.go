@@ -18,7 +18,8 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// tenantConfig is that of a tenant in a folder of its own below root.
+// tenantConfig returns the configuration of a tenant, whose folder below root depends on its
+// number.
 func tenantConfig(t *testing.T, root string, tenant int, blocks int64) file.Config {
 	t.Helper()
 	f := tiertest.NewFormat(t)
@@ -29,7 +30,7 @@ func tenantConfig(t *testing.T, root string, tenant int, blocks int64) file.Conf
 	}
 }
 
-// makeIdleFolder makes a tenant's folder with blocks that no process has open.
+// makeIdleFolder creates a tenant's folder with blocks, and closes it.
 func makeIdleFolder(t *testing.T, c file.Config, blocks int) {
 	t.Helper()
 	tr, err := file.Open(t.Context(), c)
@@ -42,8 +43,8 @@ func makeIdleFolder(t *testing.T, c file.Config, blocks int) {
 	}
 }
 
-// A tenant opens its folder while another process removes blocks there, some of them or all with
-// the folder: it waits, and then finds a sound directory.
+// A tenant opens its folder while another process removes some or all of its blocks. Open waits for
+// the lock, and then finds a sound directory.
 func TestOpenWhileTheFolderIsReclaimed(t *testing.T) {
 	for name, bound := range map[string]int64{"some": 40, "all": 8} {
 		t.Run(name, func(t *testing.T) {
@@ -73,7 +74,7 @@ func TestOpenWhileTheFolderIsReclaimed(t *testing.T) {
 						tr, err := file.Open(t.Context(), c)
 						opened <- result{tr, err}
 					}()
-					<-waits // for the lock, which this process holds
+					<-waits // Open waits for the lock, which this process holds
 				}
 				return nil
 			})
@@ -106,7 +107,7 @@ func TestOpenWhileTheFolderIsReclaimed(t *testing.T) {
 	}
 }
 
-// A link to a folder of blocks elsewhere is neither counted nor followed.
+// A symbolic link to another folder of blocks is neither counted nor followed.
 func TestLinkedFolderIsLeftAlone(t *testing.T) {
 	root, elsewhere := t.TempDir(), t.TempDir()
 	old := tenantConfig(t, elsewhere, 0, 0)
@@ -125,8 +126,8 @@ func TestLinkedFolderIsLeftAlone(t *testing.T) {
 	}
 }
 
-// A folder that becomes a link between being looked at and being opened is left alone too, whenever
-// that happens.
+// A folder is replaced by a link after it was checked and before it is opened. The link must not be
+// followed, whenever the replacement happens.
 func TestFolderBecomesALink(t *testing.T) {
 	for nth := int64(1); nth <= 6; nth++ {
 		root, elsewhere := t.TempDir(), t.TempDir()
@@ -156,8 +157,8 @@ func TestFolderBecomesALink(t *testing.T) {
 	}
 }
 
-// A block removed by another host, which locks do not reach, is a miss. The next Put stores it
-// again.
+// Another host, which ignores the locks, removes the folder. Its blocks are then misses, and the
+// next Put stores a block again.
 func TestFolderIsRemovedByAnotherHost(t *testing.T) {
 	root := t.TempDir()
 	c := tenantConfig(t, root, 0, 64)
@@ -175,7 +176,7 @@ func TestFolderIsRemovedByAnotherHost(t *testing.T) {
 	}
 }
 
-// The record is renewed once a minute, once after writes, and at open and close.
+// The record is renewed once a minute, once after writes, and by Open and Close.
 func TestRecordIsRenewedOnceAMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTenants(t)
@@ -203,7 +204,7 @@ func TestRecordIsRenewedOnceAMinute(t *testing.T) {
 		if n := int64(s.blocks(0)); err != nil || !r.Closed || r.Blocks != n || r.Bytes != n*s.size || r.Peak != r.Bytes {
 			t.Errorf("%+v, %v; there are %d blocks", r, err, n)
 		}
-		// While another process has the folder open it is not closed.
+		// Close does not mark the record as closed while another process has the folder open.
 		one, other := s.open(s.config(0)), s.open(s.config(0))
 		s.close(one)
 		if r, err := blockdir.ReadRecord(s.dir(folderOf(0))); err != nil || r.Closed {

@@ -19,15 +19,15 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// sharedBlocks is the bound of the tests below, in blocks.
+// sharedBlocks is the shared bound of the tests below, in blocks.
 const sharedBlocks = 64
 
-// tenants is processes that share a directory of a simulated disk, each with an identity of its
-// own.
+// tenants simulates processes that share a directory of a simulated disk. Each has its own identity
+// and folder.
 type tenants struct {
 	t    *testing.T
 	disk *faultfs.Disk
-	size int64 // of a block
+	size int64 // bytes of a block
 }
 
 func newTenants(t *testing.T) *tenants {
@@ -36,7 +36,7 @@ func newTenants(t *testing.T) *tenants {
 	return s
 }
 
-// config is that of a tenant's process. The tenant's number is its identity and its folder.
+// config returns the configuration of a tenant. Its number determines its identity and its folder.
 func (s *tenants) config(tenant int) file.Config {
 	f := tiertest.NewFormat(s.t)
 	f.Identity[5] = byte(tenant)
@@ -48,7 +48,8 @@ func (s *tenants) config(tenant int) file.Config {
 
 func folderOf(tenant int) string { return fmt.Sprintf("kv-%d", tenant) }
 
-// open opens a tenant's tier, which the test may close or kill; at the end it is closed.
+// open opens a tenant's tier and closes it when the test ends. The test may close or kill it
+// earlier.
 func (s *tenants) open(c file.Config) *file.Tier {
 	s.t.Helper()
 	tr, err := file.Open(s.t.Context(), c)
@@ -59,7 +60,7 @@ func (s *tenants) open(c file.Config) *file.Tier {
 	return tr
 }
 
-// fill stores blocks, one a millisecond.
+// fill stores blocks, one each millisecond.
 func (s *tenants) fill(tr *file.Tier, c *file.Config, from, to int) {
 	s.t.Helper()
 	for _, key := range keys(from, to) {
@@ -106,7 +107,7 @@ func (s *tenants) all(most int) int {
 	return n
 }
 
-// dir opens a folder below the directory, as another program does.
+// dir opens a folder below the directory from a separate process.
 func (s *tenants) dir(name string) dirfs.Dir {
 	s.t.Helper()
 	d, err := s.disk.Process().OpenDir("kv/" + name)
@@ -137,9 +138,9 @@ func (s *tenants) exists(tenant int) bool {
 	return err == nil
 }
 
-// Identities that follow one another stay within one bound: the folders that no process has open go
-// first, the one that was not used for the longest time before the others, and a folder without
-// blocks is removed.
+// Tenants that run one after another stay within one bound. Blocks of folders that no process has
+// open are evicted first, the least recently used folder before the others. A folder without blocks
+// is removed.
 func TestFoldersShareOneBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTenants(t)
@@ -160,7 +161,7 @@ func TestFoldersShareOneBound(t *testing.T) {
 		if s.exists(0) || s.exists(1) {
 			t.Error("a folder without blocks is still there")
 		}
-		// Used again, the older of two folders is the one that stays.
+		// Opening the older of two folders makes the other one the least recently used.
 		c := s.config(3)
 		tr := s.open(c)
 		n3, n4 := s.blocks(3), s.blocks(4)
@@ -168,13 +169,12 @@ func TestFoldersShareOneBound(t *testing.T) {
 		c = s.config(7)
 		s.fill(s.open(c), &c, 0, 20)
 		if s.blocks(3) != n3 || s.blocks(4) >= n4 {
-			t.Errorf("the folder used last went from %d to %d blocks, the other from %d to %d", n3, s.blocks(3), n4, s.blocks(4))
+			t.Errorf("the folder used last changed from %d to %d blocks, the other folder from %d to %d", n3, s.blocks(3), n4, s.blocks(4))
 		}
 	})
 }
 
-// A tenant that writes much at once loses none of it, while folders that no process has open have
-// blocks.
+// A tenant that writes many blocks loses none of them while closed folders still have blocks.
 func TestIdleFoldersGoBeforeWhatIsWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTenants(t)
@@ -201,8 +201,8 @@ func TestIdleFoldersGoBeforeWhatIsWritten(t *testing.T) {
 	})
 }
 
-// Live owners share the bound: each evicts in proportion to its bytes, and a new one can begin. The
-// sum stays within the bound and a sixteenth.
+// Live owners share the bound: each evicts in proportion to its bytes, and a new owner gets space.
+// All together exceed the bound by at most a sixteenth.
 func TestLiveOwnersShareTheBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTenants(t)
@@ -225,31 +225,31 @@ func TestLiveOwnersShareTheBound(t *testing.T) {
 		}
 		n0, n1 := s.blocks(0), s.blocks(1)
 		if n1 < sharedBlocks/4 || n0 < 1 {
-			t.Errorf("the tenant that writes has %d blocks, the other %d", n1, n0)
+			t.Errorf("the writing tenant has %d blocks, the idle tenant %d", n1, n0)
 		}
 		st := first.Stats()
 		if st.Yielded == 0 || st.Yielded > st.Evictions || st.OthersBytes == 0 || st.CapacityBytes != sharedBlocks*s.size {
 			t.Errorf("the tenant that yielded counts %+v", st)
 		}
-		// Both write: neither is squeezed out.
+		// If both tenants write, both keep blocks.
 		for round := range 20 {
 			s.fill(first, &c0, 1000+round*8, 1000+round*8+8)
 			s.fill(second, &c1, 1000+round*8, 1000+round*8+8)
 			time.Sleep(time.Minute)
 		}
 		if n0, n1 := s.blocks(0), s.blocks(1); n0 < sharedBlocks/5 || n1 < sharedBlocks/5 || n0+n1 > sharedBlocks+sharedBlocks/16 {
-			t.Errorf("of two tenants that write as much one has %d blocks, the other %d", n0, n1)
+			t.Errorf("two tenants write equally, but the first has %d blocks and the second %d", n0, n1)
 		}
 	})
 }
 
-// One cut is answered by the others before the next: owners that are all above their share do not
-// each evict for the others too.
+// After one owner has evicted, the others see the new sum before they evict. Owners above their
+// share must not all evict the same excess.
 func TestOwnersDoNotYieldTwice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTenants(t)
 		var tiers []*file.Tier
-		for tenant := range 4 { // each has two processes, of which the first has a larger bound
+		for tenant := range 4 { // each tenant has two processes, the first with a larger bound
 			c := s.config(tenant)
 			c.MaxBytes *= 4
 			tr := s.open(c)
@@ -272,8 +272,8 @@ func TestOwnersDoNotYieldTwice(t *testing.T) {
 	})
 }
 
-// The folder of a killed owner is reclaimed at once where its locks show that it is dead. On
-// another host it counts as live until its record is ten minutes old.
+// If locks show that an owner is dead, its folder is reclaimed at once. An owner on another host
+// counts as live until its record is ten minutes old.
 func TestOwnerIsKilled(t *testing.T) {
 	for _, other := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -285,7 +285,7 @@ func TestOwnerIsKilled(t *testing.T) {
 				dead = file.OnHost(dead, "another host")
 			}
 			s.fill(s.open(dead), &dead, 0, 40)
-			if other { // the record is all that is known there; here the blocks are counted
+			if other { // another host knows only the record; on this host the blocks are counted
 				time.Sleep(time.Minute)
 				synctest.Wait()
 			}
@@ -307,8 +307,8 @@ func TestOwnerIsKilled(t *testing.T) {
 	}
 }
 
-// A record of another host that is ahead of the clock counts as renewed when it was first seen, and
-// not for ever.
+// A record of another host may have a time in the future. It then counts as renewed when it was
+// first seen.
 func TestRecordAheadOfTheClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTenants(t)
@@ -333,8 +333,8 @@ func TestRecordAheadOfTheClock(t *testing.T) {
 	})
 }
 
-// Records are checked before blocks are removed: a folder that claims too much costs others no
-// blocks, and a folder without a record, of an earlier release, counts too.
+// Records are checked before blocks are evicted. A record that claims too much does not cost other
+// tenants blocks. A folder without a record, from an earlier release, also counts.
 func TestRecordsAreChecked(t *testing.T) {
 	for name, lie := range map[string]func(s *tenants){
 		"too much":   func(s *tenants) { s.record(1, func(r *blockdir.Record) { r.Blocks, r.Bytes = 1<<30, 1<<40 }) },
@@ -380,8 +380,8 @@ func TestRecordsAreChecked(t *testing.T) {
 	}
 }
 
-// If a live owner on another host claims more than possible, the others keep the minimum of a new
-// folder.
+// If a live owner on another host claims more than is possible, the others keep the minimum of a
+// new folder.
 func TestLiveOwnerClaimsEverything(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTenants(t)
@@ -435,7 +435,7 @@ func TestFoldersThatAreLeftAlone(t *testing.T) {
 		if st := last.Stats(); s.blocks(2) != 0 || st.Failure != nil || st.OthersBytes != 0 {
 			t.Errorf("%d blocks are left of the tenant before, %+v", s.blocks(2), st)
 		}
-		// With a file that kvlane has not made the folder stays, and can be opened.
+		// A folder with a foreign file stays, and can be opened.
 		if _, err := s.dir(folderOf(2)).Stat("notes"); err != nil {
 			t.Error(err)
 		}
@@ -443,8 +443,8 @@ func TestFoldersThatAreLeftAlone(t *testing.T) {
 	})
 }
 
-// The part of a bound is the rest left by others, or a share. All parts together are at most the
-// bound and a sixteenth.
+// The part of a bound is the rest that others leave, or at least a share. All parts together exceed
+// the bound by at most a sixteenth.
 func TestPartOfABound(t *testing.T) {
 	c := file.Config{Formats: block.Formats{tiertest.NewFormat(t)}}
 	unit := c.Formats.MaxImageBytes()
@@ -475,7 +475,7 @@ func TestPartOfABound(t *testing.T) {
 	}
 }
 
-// A directory that shares its bound has a parent, and alone of the tier's.
+// A directory with a shared bound needs a parent, and must be the only such directory of the tier.
 func TestDirectoriesWithASharedBound(t *testing.T) {
 	for dirs, ok := range map[string]bool{
 		"/kv/a": true, "/kv/a /other/a": true, "a": true, "../a": true, "/a/": true,

@@ -21,7 +21,7 @@ func TestConformance(t *testing.T) {
 
 func conform(t *testing.T, f block.Format, dirs int) {
 	t.Helper()
-	configs := make(map[tier.Tier]file.Config) // as Reopen needs them
+	configs := make(map[tier.Tier]file.Config) // for Reopen
 	tiertest.Run(t, tiertest.Config{
 		Format: f,
 		Open: func(t *testing.T, capacity int) tier.Tier {
@@ -50,7 +50,7 @@ func conform(t *testing.T, f block.Format, dirs int) {
 	})
 }
 
-// open opens a tier that is closed at the end of the test.
+// open opens a tier and closes it when the test ends.
 func open(t *testing.T, c file.Config) *file.Tier {
 	t.Helper()
 	tr, err := file.Open(t.Context(), c)
@@ -65,7 +65,7 @@ func open(t *testing.T, c file.Config) *file.Tier {
 	return tr
 }
 
-// config is that of a tier in one new directory, of small blocks.
+// config returns the configuration of a tier of small blocks in one new directory.
 func config(t *testing.T) file.Config {
 	t.Helper()
 	return file.Config{Dirs: []string{t.TempDir()}, Formats: block.Formats{tiertest.NewFormat(t)}}
@@ -113,12 +113,12 @@ func keys(from, to int) []block.Key {
 	return k
 }
 
-// path is where a directory has a block.
+// path returns the path of a block's file in a directory.
 func path(dir string, key block.Key) string {
 	return filepath.Join(dir, key.String()[:2], key.String())
 }
 
-// find returns the file of a block that one of the directories has.
+// find returns the file of a block in whichever directory has it.
 func find(t *testing.T, dirs []string, key block.Key) string {
 	t.Helper()
 	for _, d := range dirs {
@@ -152,7 +152,7 @@ func flip(t *testing.T, path string, off int64) {
 	}
 }
 
-// files returns the paths of all files below dir that are not the directory's own, relative to it.
+// files returns the relative paths of all files below dir, except those of the directory itself.
 func files(t *testing.T, dir string) []string {
 	t.Helper()
 	var found []string

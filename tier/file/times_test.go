@@ -18,7 +18,7 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// timesOf returns the times of blocks' files.
+// timesOf returns the file times of the blocks.
 func timesOf(t *testing.T, c file.Config, keys []block.Key) (times []time.Time) {
 	t.Helper()
 	for _, key := range keys {
@@ -31,17 +31,17 @@ func timesOf(t *testing.T, c file.Config, keys []block.Key) (times []time.Time) 
 	return times
 }
 
-// wantTimes wants the time of keys[i] to be i microseconds before first.
+// wantTimes checks that the file time of keys[i] is i microseconds before first.
 func wantTimes(t *testing.T, c file.Config, what string, keys []block.Key, first time.Time) {
 	t.Helper()
 	for i, when := range timesOf(t, c, keys) {
 		if want := first.Add(-time.Duration(i) * time.Microsecond); !when.Equal(want) {
-			t.Errorf("%s: the time of block %d is %v after the one wanted", what, i, when.Sub(want))
+			t.Errorf("%s: the time of block %d is %v after the expected one", what, i, when.Sub(want))
 		}
 	}
 }
 
-// waitUsed reports a use of blocks, and waits until the file of the last has that time.
+// waitUsed reports a use of the blocks, and waits until the last file has the expected time.
 func waitUsed(t *testing.T, tr *file.Tier, c file.Config, keys []block.Key, want time.Time) {
 	t.Helper()
 	tr.Use(keys, tier.Place{})
@@ -62,7 +62,7 @@ func TestTimesFollowTheOrderOfAPrompt(t *testing.T) {
 	tr, o, all := open(t, c), tier.NewOrder(100), keys(0, 12)
 	tr.SetOrder(o)
 
-	// Writers take blocks in any order, and the clock goes on meanwhile.
+	// Writers store blocks in any order while the clock advances.
 	o.Note(all[:8], tier.Place{})
 	for _, i := range []int{3, 5, 1, 0, 7, 2, 6, 4} {
 		put(t, tr, c.Formats[0], all[i])
@@ -70,12 +70,12 @@ func TestTimesFollowTheOrderOfAPrompt(t *testing.T) {
 	}
 	wantTimes(t, c, "a new prompt", all[:8], began)
 
-	// An extension of a prompt is as old as the prompt.
+	// An extension of a prompt gets the time of the prompt.
 	o.Note(all[8:10], o.After(all[7], all[8]))
 	put(t, tr, c.Formats[0], all[9], all[8])
 	wantTimes(t, c, "an extension", all[:10], began)
 
-	// A use renews all of them, as one moment, and once only.
+	// A use renews all times to one moment, and writes each once.
 	clock.Advance(time.Hour)
 	used := clock.Now()
 	waitUsed(t, tr, c, all[:10], used.Add(-9*time.Microsecond))
@@ -87,7 +87,8 @@ func TestTimesFollowTheOrderOfAPrompt(t *testing.T) {
 		t.Errorf("%d times were set within TouchAfter", n-seen)
 	}
 
-	// A branch that is stale becomes no newer than the blocks that it shares with another.
+	// A branch that is stale does not become newer than the blocks that it shares with another
+	// prompt.
 	branch := append(slices.Clone(all[:2]), all[10:12]...)
 	o.Note(branch, tier.Place{})
 	put(t, tr, c.Formats[0], branch[2:]...)
@@ -103,7 +104,7 @@ func TestTimesFollowTheOrderOfAPrompt(t *testing.T) {
 	}
 }
 
-// Where a file's time cannot be set the block is stored all the same.
+// A block is stored even if its file time cannot be set.
 func TestTimeThatCannotBeSet(t *testing.T) {
 	c := config(t)
 	plan := fault.New(1, fault.Every("settime", 1).Fail(nil))
@@ -117,8 +118,8 @@ func TestTimeThatCannotBeSet(t *testing.T) {
 	}
 }
 
-// A block whose time is ahead of the clock counts as used now: it is evicted before blocks that are
-// used later, in the order of the times.
+// A file time in the future counts as now. Such a block is evicted before blocks that are used
+// later, in the order of the times.
 func TestTimesAheadOfTheClockAreCorrected(t *testing.T) {
 	collects := map[string]func(t *testing.T, tr *file.Tier, c file.Config, bytes int64){
 		"by the tier": func(t *testing.T, tr *file.Tier, _ file.Config, bytes int64) {
@@ -136,7 +137,8 @@ func TestTimesAheadOfTheClockAreCorrected(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := config(t)
 			tr, all := open(t, c), keys(0, 9)
-			// Else the times are the file system's, whose clock is some ms late.
+			// Without an order the file system sets the times, and its clock is some milliseconds
+			// late.
 			tr.SetOrder(tier.NewOrder(100))
 			n := c.Formats[0].Layout.ImageBytes()
 			put(t, tr, c.Formats[0], all[:4]...)
@@ -150,7 +152,7 @@ func TestTimesAheadOfTheClockAreCorrected(t *testing.T) {
 			old := []block.Key{tiertest.Key(100)}
 			put(t, tr, c.Formats[0], old...)
 			setTimes(t, c.Dirs, old)
-			collect(t, tr, c, 4*n) // removes the one that is really old
+			collect(t, tr, c, 4*n) // evicts the block that is really old
 			for i, when := range timesOf(t, c, all[:4]) {
 				if when.After(time.Now()) {
 					t.Errorf("the time of block %d is still ahead of the clock", i)
@@ -166,7 +168,7 @@ func TestTimesAheadOfTheClockAreCorrected(t *testing.T) {
 	}
 }
 
-// Blocks that were stored in no order are brought into order by a use of the whole prompt.
+// A use of a whole prompt puts its blocks in order, even if they were stored without an order.
 func TestUseBringsBlocksIntoOrder(t *testing.T) {
 	c := config(t)
 	now := time.Now().Truncate(time.Microsecond)

@@ -12,7 +12,8 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// A block that is durable stays so when a Put of it can read it for a moment no more, nor write it.
+// A Put finds a durable block that it temporarily cannot read, and also fails to write the block.
+// The durable block must stay.
 func TestDefectUnreadableOnceLosesADurableBlock(t *testing.T) {
 	for name, fails := range map[string][]fault.Rule{
 		"read": {fault.Nth("read", 0).Fail(syscall.EIO)},
@@ -36,27 +37,27 @@ func TestDefectUnreadableOnceLosesADurableBlock(t *testing.T) {
 			ffs.Use(nil)
 			t.Logf("the second Put: %v", err)
 			if err := first.Get(t.Context(), key, tiertest.Buffer(t, format.Layout.ImageBytes())); err != nil {
-				t.Errorf("the first Put was told that the block is durable: %v", err)
+				t.Errorf("the first Put reported the block as durable: %v", err)
 			}
 		})
 	}
 }
 
-// The block is not lost if it was replaced and the new name cannot be made durable.
+// If the block was replaced and the new name cannot be synced, the block must not be lost.
 func TestDefectUnreadableOnceIsLostWithWhatReplacesIt(t *testing.T) {
 	ffs := faultfs.New(dirfs.OS(), nil, nil)
 	c := file.Config{Dirs: []string{t.TempDir()}, Formats: block.Formats{tiertest.NewFormat(t)}, FS: ffs, Fsync: file.FsyncFile}
 	key := tiertest.Key(1)
 	first, second := open(t, c), open(t, c)
 	put(t, first, c.Formats[0], key)
-	// The temporary file is the first to be synced, the block's folder the second.
+	// The first sync is that of the temporary file, the second that of the block's folder.
 	ffs.Use(fault.New(1, fault.Nth("read", 0).Fail(syscall.EIO), fault.Nth("sync", 1).Fail(syscall.EIO)))
 	err := second.Put(t.Context(), key, image(t, c.Formats[0], key))
 	ffs.Use(nil)
 	if err == nil {
-		t.Error("the second Put does not tell")
+		t.Error("the second Put returned no error")
 	}
 	if err := get(t, first, c.Formats[0], key); err != nil {
-		t.Errorf("the first Put was told that the block is durable: %v", err)
+		t.Errorf("the first Put reported the block as durable: %v", err)
 	}
 }

@@ -11,12 +11,12 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// benchBytes is the number of bytes moved each way at a time: more than caches hold.
+// benchBytes is the number of bytes moved in each direction at a time. It exceeds the CPU's caches.
 const benchBytes = 256 << 20
 
-// BenchmarkTCP measures the rate between two engines over loopback, in blocks that are not adjacent
-// on either side. Each round also runs two plain sockets with writes of 1 MiB. MB/s is the rate of
-// the engines: go test -run - -bench TCP ./transfer
+// BenchmarkTCP measures the rate between two engines over loopback, with blocks that are not
+// adjacent on either side. Each round also moves the bytes over two plain sockets with writes of 1
+// MiB. MB/s is the rate of the engines: go test -run - -bench TCP ./transfer
 func BenchmarkTCP(b *testing.B) {
 	here, there := host(b, benchBytes), host(b, benchBytes)
 	pattern(here.Bytes(), 1)
@@ -45,7 +45,7 @@ func BenchmarkTCP(b *testing.B) {
 	}
 }
 
-// blocks returns the even blocks, then the odd ones, so that few are adjacent.
+// blocks returns tasks for all even blocks and then all odd ones, so that few are adjacent.
 func (p *pair) blocks(op Op, here *mem.Region, block int64) (tasks []Task) {
 	for start := range int64(2) {
 		for off := start * block; off < benchBytes; off += 2 * block {
@@ -55,7 +55,7 @@ func (p *pair) blocks(op Op, here *mem.Region, block int64) (tasks []Task) {
 	return tasks
 }
 
-// sockets are two connections of this process with itself.
+// sockets holds both ends of two loopback connections.
 type sockets struct{ in, out [2]net.Conn }
 
 func newSockets(b *testing.B) *sockets {

@@ -24,8 +24,8 @@ func greet(t *testing.T, e *Engine, h hello) net.Conn {
 	return c
 }
 
-// TestIdleConnectionsGiveWay checks that a silent peer with all connections does not keep other
-// peers out.
+// TestIdleConnectionsGiveWay checks that a silent peer that uses all connections does not keep
+// other peers out.
 func TestIdleConnectionsGiveWay(t *testing.T) {
 	const most = 8
 	target := engine(t, Options{Conns: most})
@@ -50,8 +50,8 @@ func TestIdleConnectionsGiveWay(t *testing.T) {
 	})
 }
 
-// TestQueuePairsLeaveSlots checks that queue pairs, which are never idle, take at most half of the
-// connections.
+// TestQueuePairsLeaveSlots checks that queue pairs use at most half of the connections, because
+// they never become idle.
 func TestQueuePairsLeaveSlots(t *testing.T) {
 	var s served
 	s.init(&Options{Conns: 4, Stall: time.Second})
@@ -68,8 +68,8 @@ func TestQueuePairsLeaveSlots(t *testing.T) {
 	}
 }
 
-// TestLargeRequestsWait checks that the memory of requests in progress is limited over all
-// connections, and that small requests overtake waiting ones.
+// TestLargeRequestsWait checks that the memory of all requests in progress is limited, and that
+// small requests overtake large ones that wait for memory.
 func TestLargeRequestsWait(t *testing.T) {
 	here := host(t, 4096)
 	p := newPair(t, Options{Stall: time.Minute}, Options{}, host(t, 1<<20))
@@ -99,7 +99,8 @@ func TestLargeRequestsWait(t *testing.T) {
 	until(t, "a request that has ended keeps its memory", requests(fit+2))
 }
 
-// TestSlowPeerIsEnded checks that a peer that sends a request too slowly loses its connection.
+// TestSlowPeerIsEnded checks that the engine closes the connection of a peer that sends a request
+// too slowly.
 func TestSlowPeerIsEnded(t *testing.T) {
 	p := newPair(t, Options{Stall: 300 * time.Millisecond}, Options{}, host(t, 1<<20))
 	c := greet(t, p.target, hello{purpose: forData, from: share.NewIdentity(), to: p.target.Identity(), conn: 1})
@@ -117,11 +118,11 @@ func TestSlowPeerIsEnded(t *testing.T) {
 	select {
 	case <-ended:
 	case <-time.After(patience):
-		t.Error("it goes on")
+		t.Error("the slow connection stays open")
 	}
 }
 
-// TestRequestOfManyPieces checks that a request whose pieces are listed in several turns moves
+// TestRequestOfManyPieces checks that a request with more pieces than are listed at a time moves
 // every byte.
 func TestRequestOfManyPieces(t *testing.T) {
 	const pieces, bytes, apart = listedPieces + 1000, 3, 8
@@ -145,7 +146,7 @@ func TestRequestOfManyPieces(t *testing.T) {
 				t.Fatalf("%s: piece %d is %x, want %x", op, i, got, want)
 			}
 		}
-		clear(here.Bytes()) // and read them back
+		clear(here.Bytes()) // clear the memory and read the bytes back
 	}
 }
 

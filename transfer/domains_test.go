@@ -11,13 +11,13 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// TestDefectDeviceForEachSegment checks that a thousand segments, a hundred at a time, do not open
-// a NIC again, have no goroutine or descriptor each, and leave no domain, registration, goroutine
-// or descriptor behind.
+// TestDefectDeviceForEachSegment opens and closes a thousand segments, a hundred at a time. The
+// engine must not open its NIC again or use a goroutine or descriptor for each segment. Afterwards
+// no domain, registration, goroutine or descriptor may be left.
 func TestDefectDeviceForEachSegment(t *testing.T) {
 	const atOnce, rounds = 100, 10
 	plan := fault.New(1)
-	limits := rdma.DeviceInfo{MaxPD: atOnce + 1, MaxMR: atOnce + 1} // the engine has one too
+	limits := rdma.DeviceInfo{MaxPD: atOnce + 1, MaxMR: atOnce + 1} // the engine itself uses one domain and one registration
 	p, err := soft.New(soft.Options{Devices: []soft.DeviceOptions{{Limits: limits}, {Limits: limits}}, Faults: plan})
 	must(t, err)
 	t.Cleanup(func() { must(t, p.Close()) })
@@ -25,7 +25,7 @@ func TestDefectDeviceForEachSegment(t *testing.T) {
 	must(t, err)
 	there := host(t, 1<<16)
 	e := engine(t, Options{NICs: nics})
-	before := holds(t)
+	before := currentUsage(t)
 	for range rounds {
 		var all []*Segment
 		for i := range atOnce {

@@ -14,7 +14,7 @@ import (
 	"github.com/kvlane/kvlane/share"
 )
 
-// TestWriteAndRead checks that bytes arrive and come back, in one piece and in many scattered ones,
+// TestWriteAndRead writes bytes and reads them back, as one piece and as many scattered pieces,
 // over several connections.
 func TestWriteAndRead(t *testing.T) {
 	t.Run("tcp", func(t *testing.T) { writeAndRead(t, nil, PathTCP) })
@@ -37,7 +37,7 @@ func writeAndRead(t *testing.T, nics *rail.NICs, path Path) {
 		t.Errorf("completion %+v", c)
 	}
 	same(t, "read", back.Bytes(), here.Bytes())
-	// Every second small block, in another order on the other side.
+	// Move every second small block, in different orders on the two sides.
 	pattern(here.Bytes(), 2)
 	const block = 1000
 	var tasks []Task
@@ -68,7 +68,8 @@ func writeAndRead(t *testing.T, nics *rail.NICs, path Path) {
 	}
 }
 
-// TestNeighboursAreOne checks that adjacent extents of either side are one piece there.
+// TestNeighboursAreOne checks that extents that are adjacent on one side are merged into one piece
+// on that side.
 func TestNeighboursAreOne(t *testing.T) {
 	there, here := host(t, 1<<20), host(t, 1<<20)
 	p := newPair(t, Options{}, Options{}, there)
@@ -81,15 +82,15 @@ func TestNeighboursAreOne(t *testing.T) {
 	}
 }
 
-// TestPages checks that the compact form moves every page of every plane, with device memory on
-// both sides.
+// TestPages checks that the compact form of a request moves every page of every plane, with device
+// memory on both sides.
 func TestPages(t *testing.T) {
 	for _, part := range []int64{16 << 10, 8 << 20} {
 		t.Run(fmt.Sprintf("tcp/%d", part), func(t *testing.T) {
 			pagesMove(t, newGPU(t, sim.Options{}), newGPU(t, sim.Options{Index: 1}), nil, part, PathTCP)
 		})
 		t.Run(fmt.Sprintf("rdma/%d", part), func(t *testing.T) {
-			one := newGPU(t, sim.Options{}) // its streams move the bytes of NICs in software
+			one := newGPU(t, sim.Options{}) // its streams copy the bytes of the software NICs
 			pagesMove(t, one, one, softNICs(t, one.Device, 1), part, PathRDMA)
 		})
 	}
@@ -138,7 +139,7 @@ func pagesMove(t *testing.T, near, far *gpu, nics *rail.NICs, part int64, path P
 	}
 }
 
-// TestSharedMemory checks that device and host memory of one host are moved through mappings.
+// TestSharedMemory checks that device and host memory of one host is copied through mappings.
 func TestSharedMemory(t *testing.T) {
 	const n = 1 << 20
 	near, far := newGPU(t, sim.Options{}), newGPU(t, sim.Options{Index: 1})
@@ -174,7 +175,7 @@ func TestSharedMemory(t *testing.T) {
 	if c := b.Completion(); c.Bytes[PathShm] != n {
 		t.Errorf("completion %+v", c)
 	}
-	// A device does not copy pageable memory: it goes by sockets.
+	// The device cannot copy pageable memory, so it is sent over sockets.
 	if b = p.do(t, Task{Op: Read, Local: mem.All(mine)}); b.Completion().Bytes[PathTCP] != n || b.Completion().Fallback == nil {
 		t.Errorf("completion %+v", b.Completion())
 	}
@@ -182,8 +183,8 @@ func TestSharedMemory(t *testing.T) {
 	wantErr(t, "forced", wait(t, forced), errdefs.ErrNotSupported)
 }
 
-// TestPagesOfSharedMemory checks that pages of imported memory are moved as pages, in disjoint
-// slots or interleaved.
+// TestPagesOfSharedMemory checks that pages of imported memory are copied as pages, with planes in
+// separate ranges or interleaved.
 func TestPagesOfSharedMemory(t *testing.T) {
 	const pages, bytes, planes, n = 16, 3000, 3, 3 * 16 * 4096
 	near, far := newGPU(t, sim.Options{}), newGPU(t, sim.Options{Index: 1})
@@ -200,7 +201,8 @@ func TestPagesOfSharedMemory(t *testing.T) {
 		pg := &Pages{}
 		for i := range int64(planes) {
 			pl := PagePlane{Region: here, Base: i * pages * 4096, Stride: 4096, Bytes: bytes, RemoteBase: i * pages * 4096, RemoteStride: 4096}
-			// Page by page, so that the last page of a plane is nearer to the end than a stride.
+			// Interleave the planes page by page. The last page of a plane then ends less than a
+			// stride before the end of the memory.
 			if !apart {
 				pl.RemoteBase, pl.RemoteStride = i*4096, planes*4096
 			}
@@ -254,12 +256,12 @@ func TestNotify(t *testing.T) {
 		must(t, p.target.inbox.put(&q))
 	}
 	if got := len(p.target.inbox.ready); got != 1 {
-		t.Errorf("one notification that came three times was taken %d times", got)
+		t.Errorf("a notification that arrived three times was delivered %d times", got)
 	}
 }
 
-// TestUnregister checks that unregistered memory is refused, also at the same offset of another
-// region, and that other memory still works.
+// TestUnregister checks that requests for unregistered memory are refused, and so are requests for
+// its offset after another region was registered. Other memory stays usable.
 func TestUnregister(t *testing.T) {
 	a, b, here := host(t, 1<<16), host(t, 1<<16), host(t, 1<<16)
 	p := newPair(t, Options{}, Options{}, a)
@@ -267,7 +269,7 @@ func TestUnregister(t *testing.T) {
 	off, err := p.segment.Register(t.Context(), b, RegisterOptions{})
 	must(t, err)
 	if off == 0 {
-		t.Error("an offset is used again")
+		t.Error("an offset is reused")
 	}
 	bad := p.submit(t, SubmitOptions{}, Task{Op: Write, Local: mem.All(here)})
 	wantErr(t, "write to what was unregistered", wait(t, bad), errdefs.ErrNotFound)
@@ -284,7 +286,7 @@ func TestUnregister(t *testing.T) {
 	wantErr(t, "open", err, errdefs.ErrNotFound)
 }
 
-// TestSubmitRefuses checks that a batch with an invalid task does not begin.
+// TestSubmitRefuses checks that a batch with an invalid task does not start.
 func TestSubmitRefuses(t *testing.T) {
 	there, here := host(t, 1<<16), host(t, 1<<16)
 	p := newPair(t, Options{}, Options{}, there)
@@ -317,7 +319,7 @@ func TestSubmitRefuses(t *testing.T) {
 	p.do(t, Task{Op: Read, Local: mem.Extent{Region: here}})
 }
 
-// dependency is a dependency of a batch.
+// dependency is a mem.Dependency of a batch that the test resolves.
 type dependency struct {
 	done chan struct{}
 	err  error
@@ -355,6 +357,6 @@ func TestAfterCancelAndTimeout(t *testing.T) {
 	took, err := p.remote.Probe(t.Context())
 	must(t, err)
 	if took <= 0 {
-		t.Errorf("probe took %v", took)
+		t.Errorf("the probe lasted %v", took)
 	}
 }

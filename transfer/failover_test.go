@@ -15,8 +15,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// TestFenceBeforeAnotherTry checks that bytes of a dead connection never arrive once its part has
-// taken another path: the target's memory may have another use when the batch is done.
+// TestFenceBeforeAnotherTry checks that bytes of a dead connection never arrive after its part was
+// sent over another path. The target may reuse its memory when the batch is done.
 func TestFenceBeforeAnotherTry(t *testing.T) {
 	const n = 4 << 20
 	for name, after := range map[string]int64{"before the request": 0, "within the request": 20, "within the bytes": 300_000} {
@@ -32,7 +32,7 @@ func TestFenceBeforeAnotherTry(t *testing.T) {
 			until(t, "nothing is held", func() bool {
 				x.mu.Lock()
 				defer x.mu.Unlock()
-				return x.held > 100_000
+				return x.heldBytes > 100_000
 			})
 			x.set(func() { x.holdAfter = -1 })
 			x.cut(func(l *link) bool { return l.data }, false)
@@ -41,7 +41,7 @@ func TestFenceBeforeAnotherTry(t *testing.T) {
 			if c := b.Completion(); c.Retries == 0 || p.initiator.Stats().Fences == 0 {
 				t.Errorf("completion %+v, stats %+v", c, p.initiator.Stats())
 			}
-			// The memory has another use now, and then the late bytes are released.
+			// Reuse the memory, and then release the late bytes.
 			pattern(there.Bytes(), 9)
 			want := append([]byte(nil), there.Bytes()...)
 			x.set(func() { x.released = true })
@@ -55,8 +55,8 @@ func TestFenceBeforeAnotherTry(t *testing.T) {
 	}
 }
 
-// TestCutAndRestored checks that batches end within their time while the network is cut, and work
-// again afterwards without a restart. A completed task stays completed.
+// TestCutAndRestored checks that batches end within their timeout while the network is cut, and
+// work again afterwards without a restart. A completed task stays completed.
 func TestCutAndRestored(t *testing.T) {
 	for _, how := range []string{"cut", "silent"} {
 		t.Run(how, func(t *testing.T) {
@@ -95,9 +95,9 @@ func TestCutAndRestored(t *testing.T) {
 			}
 			_, perr := p.remote.Probe(short(t))
 			if perr == nil {
-				t.Error("a probe came through")
+				t.Error("a probe succeeded")
 			}
-			// A batch in progress goes on when the network is restored.
+			// A running batch continues when the network is restored.
 			b = p.submit(t, SubmitOptions{Timeout: patience}, all...)
 			time.Sleep(600 * time.Millisecond)
 			set(false)
@@ -105,7 +105,7 @@ func TestCutAndRestored(t *testing.T) {
 			clear(there.Bytes())
 			p.do(t, all...)
 			same(t, "written", there.Bytes(), here.Bytes())
-			// And several times in the middle of batches.
+			// Cut the network several times during a batch.
 			b = p.submit(t, SubmitOptions{Timeout: patience}, all...)
 			done := make([]bool, tasks)
 			for range 5 {
@@ -131,8 +131,8 @@ func short(t *testing.T) context.Context {
 	return ctx
 }
 
-// TestSilentConnectionsDelayNobody checks that connections with no request, or half of one, have no
-// effect on others.
+// TestSilentConnectionsDelayNobody checks that connections that send no request, or a part of one,
+// do not delay others.
 func TestSilentConnectionsDelayNobody(t *testing.T) {
 	there, here := host(t, 1<<16), host(t, 1<<16)
 	p := newPair(t, Options{Stall: time.Second}, Options{}, there)
@@ -146,8 +146,8 @@ func TestSilentConnectionsDelayNobody(t *testing.T) {
 	until(t, "they are kept", func() bool { return p.target.Stats().Connections <= 2 })
 }
 
-// TestImportedMemoryIsWithdrawn checks that a batch continues over sockets and succeeds when the
-// owner withdraws imported memory.
+// TestImportedMemoryIsWithdrawn checks that a batch falls back to sockets and succeeds if the owner
+// withdraws imported memory.
 func TestImportedMemoryIsWithdrawn(t *testing.T) {
 	const n = 1 << 20
 	faults := fault.New(1)
@@ -167,7 +167,7 @@ func TestImportedMemoryIsWithdrawn(t *testing.T) {
 	p.segment.mu.Lock()
 	export := p.segment.buffers[0].export
 	p.segment.mu.Unlock()
-	faults.Add(fault.Nth(sim.OpWork, int(faults.Seen(sim.OpWork))).Stall()) // the next one
+	faults.Add(fault.Nth(sim.OpWork, int(faults.Seen(sim.OpWork))).Stall()) // stalls the next copy
 	b := p.submit(t, SubmitOptions{Timeout: patience}, Task{Op: Write, Local: mem.All(here)})
 	must(t, faults.Await(t.Context(), 1))
 	closed := make(chan error, 1)
@@ -191,7 +191,7 @@ func TestImportedMemoryIsWithdrawn(t *testing.T) {
 }
 
 // TestDefectUnregisterLeavesCopiesUnderWay checks that Unregister waits for the copies of
-// importers. Until then its error names the processes that may still write.
+// importers. Until they end, its error names the processes that may still write.
 func TestDefectUnregisterLeavesCopiesUnderWay(t *testing.T) {
 	const n = 1 << 20
 	faults := fault.New(1)
@@ -203,7 +203,7 @@ func TestDefectUnregisterLeavesCopiesUnderWay(t *testing.T) {
 	_, err := p.segment.Register(t.Context(), there, RegisterOptions{Source: far.sharer()})
 	must(t, err)
 	must(t, p.remote.Refresh(t.Context()))
-	faults.Add(fault.Nth(sim.OpWork, int(faults.Seen(sim.OpWork))).Stall()) // the next one
+	faults.Add(fault.Nth(sim.OpWork, int(faults.Seen(sim.OpWork))).Stall()) // stalls the next copy
 	b := p.submit(t, SubmitOptions{Timeout: patience, Path: PathNVLink}, Task{Op: Write, Local: mem.All(here)})
 	must(t, faults.Await(t.Context(), 1))
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -212,14 +212,14 @@ func TestDefectUnregisterLeavesCopiesUnderWay(t *testing.T) {
 	wantErr(t, "unregister memory that is copied to", err, errdefs.ErrBusy)
 	wantErr(t, "unregister memory that is copied to", err, context.DeadlineExceeded)
 	if err != nil && !strings.Contains(err.Error(), fmt.Sprintf("process %d may still touch", os.Getpid())) {
-		t.Errorf("nobody is named: %v", err)
+		t.Errorf("the error names no process: %v", err)
 	}
 	faults.Release()
 	must(t, p.segment.Unregister(t.Context(), 0))
 	wantErr(t, "a copy that ended later", wait(t, b), errdefs.ErrLost)
 }
 
-// TestDefectForcedPathIsAnother checks that a batch with a forced path uses no other path, even if
+// TestDefectForcedPathIsAnother checks that a batch with a forced path uses only that path, even if
 // the memory is imported.
 func TestDefectForcedPathIsAnother(t *testing.T) {
 	near, far := newGPU(t, sim.Options{}), newGPU(t, sim.Options{Index: 1})
@@ -235,8 +235,8 @@ func TestDefectForcedPathIsAnother(t *testing.T) {
 	must(t, wait(t, p.submit(t, SubmitOptions{Path: PathNVLink}, Task{Op: Write, Local: mem.All(here)})))
 }
 
-// TestDeviceFails checks that a batch fails with the error of a device of one side, and that other
-// memory still works over the same connection.
+// TestDeviceFails checks that a batch fails with the error of the device of either side, and that
+// transfers of other memory still work over the same connection.
 func TestDeviceFails(t *testing.T) {
 	const n = 1 << 20
 	for _, side := range []string{"near", "far"} {

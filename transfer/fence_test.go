@@ -12,9 +12,9 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// owing holds the bytes of a write on their way to there and cuts the link, so that the write fails
-// and its connection is unfenced. restore lets other connections through.
-func owing(t *testing.T, there, here *mem.Region) (p *pair, x *proxy, restore func()) {
+// unfencedPair returns a pair after a failed write. The proxy holds the bytes of that write and has
+// cut the link, so that its connection is unfenced. restore lets new connections through.
+func unfencedPair(t *testing.T, there, here *mem.Region) (p *pair, x *proxy, restore func()) {
 	t.Helper()
 	var b *Batch
 	testkit.Grow(t, time.Second, func(d time.Duration) error {
@@ -27,7 +27,7 @@ func owing(t *testing.T, there, here *mem.Region) (p *pair, x *proxy, restore fu
 		b = p.submit(t, SubmitOptions{Timeout: d}, Task{Op: Write, Local: mem.All(here)})
 		for {
 			x.mu.Lock()
-			lease := x.held > 100_000
+			lease := x.heldBytes > 100_000
 			x.mu.Unlock()
 			if lease {
 				return nil
@@ -40,14 +40,14 @@ func owing(t *testing.T, there, here *mem.Region) (p *pair, x *proxy, restore fu
 		}
 	})
 	x.set(func() { x.holdAfter, x.down = -1, true })
-	x.cut(func(l *link) bool { return !l.data }, false) // first, or the fence gets through
+	x.cut(func(l *link) bool { return !l.data }, false) // cut the control connection first, or the fence gets through
 	x.cut(func(*link) bool { return true }, false)
 	wantErr(t, "a write while the link is cut", wait(t, b), context.DeadlineExceeded)
 	return p, x, func() { x.set(func() { x.down = false }) }
 }
 
-// comeLate releases the held bytes and checks that they do not arrive.
-func comeLate(t *testing.T, p *pair, x *proxy, there *mem.Region) {
+// releaseLate releases the held bytes and checks that they do not reach the memory.
+func releaseLate(t *testing.T, p *pair, x *proxy, there *mem.Region) {
 	t.Helper()
 	want := append([]byte(nil), there.Bytes()...)
 	x.set(func() { x.released = true })
@@ -59,37 +59,37 @@ func comeLate(t *testing.T, p *pair, x *proxy, there *mem.Region) {
 	same(t, "after late bytes", there.Bytes(), want)
 }
 
-// TestDefectReopenedSegmentIsNotFenced checks that an unfenced connection outlives its Remote: a
-// segment that is opened again is written after the fence.
+// TestDefectReopenedSegmentIsNotFenced checks that an unfenced connection is remembered after its
+// Remote is closed. If the segment is opened again, writes wait for the fence.
 func TestDefectReopenedSegmentIsNotFenced(t *testing.T) {
 	there, here := host(t, 1<<20), host(t, 1<<20)
-	p, x, restore := owing(t, there, here)
+	p, x, restore := unfencedPair(t, there, here)
 	must(t, p.remote.Close())
 	restore()
 	p.open(t, x.addr())
 	pattern(here.Bytes(), 9)
 	p.do(t, Task{Op: Write, Local: mem.All(here)})
-	comeLate(t, p, x, there)
+	releaseLate(t, p, x, there)
 	must(t, p.remote.Close())
 	until(t, "connections stay", func() bool { return len(p.initiator.allPeers()) == 0 })
 }
 
-// TestDefectClosedSegmentIsNotFenced checks that a connection is fenced after its segment is
-// closed, and that nothing of it is left then.
+// TestDefectClosedSegmentIsNotFenced checks that a connection is fenced after its segment was
+// closed, and is then forgotten.
 func TestDefectClosedSegmentIsNotFenced(t *testing.T) {
 	there, here := host(t, 1<<20), host(t, 1<<20)
-	p, x, restore := owing(t, there, here)
+	p, x, restore := unfencedPair(t, there, here)
 	must(t, p.remote.Close())
 	restore()
 	until(t, "nothing is fenced, or connections stay", func() bool { return p.initiator.Stats().Fences == 1 && len(p.initiator.allPeers()) == 0 })
-	comeLate(t, p, x, there)
+	releaseLate(t, p, x, there)
 }
 
-// TestDefectClosedEngineIsNotFenced checks that Close of an engine fences its connections or names
-// the targets for which that failed.
+// TestDefectClosedEngineIsNotFenced checks that Close of an engine fences its connections, or
+// returns an error that names the targets that it could not fence.
 func TestDefectClosedEngineIsNotFenced(t *testing.T) {
 	there, here := host(t, 1<<20), host(t, 1<<20)
-	p, x, restore := owing(t, there, here)
+	p, x, restore := unfencedPair(t, there, here)
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	err := p.initiator.Close(ctx)
@@ -99,19 +99,20 @@ func TestDefectClosedEngineIsNotFenced(t *testing.T) {
 	}
 	restore()
 	must(t, p.initiator.Close(t.Context()))
-	comeLate(t, p, x, there)
+	releaseLate(t, p, x, there)
 }
 
-// TestDefectFailureOvertakesTheFence checks that a notification of a batch without bytes, such as
-// that of a failed request, arrives after the fence: the receiver reuses the pages then.
+// TestDefectFailureOvertakesTheFence checks that the notification of a batch without bytes, such as
+// that of a failed request, is sent after the fence. The receiver reuses the pages when it gets the
+// notification.
 func TestDefectFailureOvertakesTheFence(t *testing.T) {
 	there, here := host(t, 1<<20), host(t, 1<<20)
-	p, x, restore := owing(t, there, here)
+	p, x, restore := unfencedPair(t, there, here)
 	reported := p.submit(t, SubmitOptions{Timeout: patience, Notify: []byte("failed")}, Task{Op: Write, Local: mem.Extent{Region: here}})
 	restore()
 	_, err := p.target.Receive(t.Context())
 	must(t, err)
 	pattern(there.Bytes(), 9)
-	comeLate(t, p, x, there)
+	releaseLate(t, p, x, there)
 	must(t, wait(t, reported))
 }

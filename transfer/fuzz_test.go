@@ -133,12 +133,12 @@ func FuzzDescription(f *testing.F) {
 		out, err := json.Marshal(d)
 		must(t, err)
 		if _, err := ParseDescription(out); err != nil {
-			t.Errorf("what was read is not read again: %v", err)
+			t.Errorf("the decoded message does not decode again: %v", err)
 		}
 	})
 }
 
-// script is a connection whose peer has sent some bytes and closed.
+// script is a connection whose peer has sent fixed bytes and closed it.
 type script struct {
 	net.Conn
 	in *bytes.Reader
@@ -150,8 +150,8 @@ func (s *script) Close() error                       { return nil }
 func (s *script) SetReadDeadline(_ time.Time) error  { return nil }
 func (s *script) SetWriteDeadline(_ time.Time) error { return nil }
 
-// FuzzServer checks that any bytes end the connection, that it holds no memory, and that only
-// registered memory was written.
+// FuzzServer checks that the server closes the connection after any input, that it releases all
+// memory, and that it writes only to registered memory.
 func FuzzServer(f *testing.F) {
 	id := share.NewIdentity()
 	f.Add(true, []byte{18, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, '{', '}'})
@@ -181,10 +181,10 @@ func FuzzServer(f *testing.F) {
 			t.Error("it ended without an error")
 		}
 		c.end()
-		must(t, s.table.Remove(t.Context(), 0)) // it is not held
+		must(t, s.table.Remove(t.Context(), 0)) // no request uses the memory
 		must(t, s.table.Add(0, middle))
 		if len(e.served.conns) != 0 || !bytes.Equal(there.Bytes()[:4096], none) || !bytes.Equal(there.Bytes()[8192:], none) {
-			t.Errorf("%d lanes are left, or bytes are where none belong", len(e.served.conns))
+			t.Errorf("%d lanes are left, or bytes outside the registered memory changed", len(e.served.conns))
 		}
 		for len(e.inbox.ready) > 0 {
 			<-e.inbox.ready
@@ -242,7 +242,7 @@ func TestHostile(t *testing.T) {
 			t.Errorf("%s: status %d, %q", name, got.status, got.text)
 		}
 	}
-	// A refused write is read to its end and touches nothing.
+	// The payload of a refused write is read to its end and not stored.
 	q := request{op: Write, segment: p.segment.number, shape: shape{[]plane{{0, 0, 10}, {1 << 16, 0, 10}}, pageZero}}
 	must(t, q.write(w))
 	_, err := w.Write(bytes.Repeat([]byte{7}, 20))

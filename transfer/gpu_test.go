@@ -36,8 +36,8 @@ func openGPU(index int) (device.Sharer, error) {
 	return s, nil
 }
 
-// gpuMemory returns memory of the GPU with that index, for a target, and the stream that its engine
-// needs.
+// gpuMemory opens the GPU with the index in text. It returns the device, the stream for a target's
+// engine, and memory.
 func gpuMemory(text string) (dev device.Sharer, s *streamcopy.Stream, r *mem.Region, err error) {
 	index, err := strconv.Atoi(text)
 	if err != nil {
@@ -81,7 +81,7 @@ func gpuTarget(tb testing.TB, e *Engine) *Remote {
 // gpuOffset is the offset of a target's GPU memory in its segment.
 const gpuOffset = align
 
-// scattered returns tasks of n blocks in random order on both sides.
+// scattered returns tasks for n blocks, in random order on both sides.
 func scattered(op Op, to *Remote, here *mem.Region, block int64, n int) []Task {
 	rng := rand.New(rand.NewPCG(1, uint64(block)))
 	mine, theirs := rng.Perm(int(here.Len()/block)), rng.Perm(int(gpuBytes/block))
@@ -93,7 +93,7 @@ func scattered(op Op, to *Remote, here *mem.Region, block int64, n int) []Task {
 	return tasks
 }
 
-// paged returns the same blocks as pages of one task.
+// paged returns the blocks of tasks as pages of a single task.
 func paged(tasks []Task, block int64) []Task {
 	pages := &Pages{Planes: []PagePlane{{Region: tasks[0].Local.Region, Stride: block, Bytes: block, RemoteBase: gpuOffset, RemoteStride: block}}}
 	for _, t := range tasks {
@@ -102,8 +102,8 @@ func paged(tasks []Task, block int64) []Task {
 	return []Task{{Op: tasks[0].Op, Segment: tasks[0].Segment, Pages: pages}}
 }
 
-// TestGPUTransfers moves scattered blocks between two processes by each path and compares every
-// byte. Each process has its own GPU if there are two.
+// TestGPUTransfers moves scattered blocks between two processes on each path and compares every
+// byte. If there are two GPUs, each process uses its own.
 func TestGPUTransfers(t *testing.T) {
 	g, o := initiatorGPU(t)
 	e := engine(t, o)

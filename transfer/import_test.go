@@ -9,12 +9,13 @@ import (
 	"github.com/kvlane/kvlane/share"
 )
 
-// TestDefectLostImportsStay checks that a long-lived Remote unmaps memory that its segment no
-// longer has, after a refresh or after a batch has detected it.
+// TestDefectLostImportsStay checks that a long-lived Remote unmaps memory that is no longer part of
+// its segment, after a refresh or after a batch has detected the change.
 func TestDefectLostImportsStay(t *testing.T) {
 	p := newPair(t, Options{Share: shareServer(t)}, Options{Importer: importer(t, nil)})
 	here := host(t, 1<<16)
-	// add returns the offset of imported memory, and a function that unregisters and frees it.
+	// add registers and imports memory. It returns the offset, and a function that unregisters and
+	// frees the memory.
 	add := func() (off int64, drop func() error) {
 		t.Helper()
 		h, err := share.AllocHost(nil, 1<<16)
@@ -25,7 +26,7 @@ func TestDefectLostImportsStay(t *testing.T) {
 		must(t, p.remote.Shared(off))
 		return off, func() error { return errors.Join(p.segment.Unregister(t.Context(), off), h.Close()) }
 	}
-	before := holds(t)
+	before := currentUsage(t)
 	for range 20 {
 		_, drop := add()
 		must(t, drop())
@@ -40,7 +41,7 @@ func TestDefectLostImportsStay(t *testing.T) {
 	wantErr(t, "a write to what was unregistered", wait(t, b), errdefs.ErrNotFound)
 	noMore(t, before)
 
-	// Memory of a copy in progress stays mapped until a later refresh.
+	// Memory that a running copy uses stays mapped until a later refresh.
 	off, drop = add()
 	buf, err := p.remote.buffer(off, 0)
 	must(t, err)

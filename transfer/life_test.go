@@ -26,10 +26,10 @@ import (
 	"github.com/kvlane/kvlane/share"
 )
 
-// held has the resources of a process that a leak would increase.
-type held struct{ files, mappings, goroutines, heap, resident int } // the last two in bytes
+// usage counts resources of the process that a leak would increase.
+type usage struct{ files, mappings, goroutines, heap, resident int } // heap and resident in bytes
 
-func holds(tb testing.TB) (h held) {
+func currentUsage(tb testing.TB) (h usage) {
 	tb.Helper()
 	files, err := os.ReadDir("/proc/self/fd")
 	must(tb, err)
@@ -43,26 +43,26 @@ func holds(tb testing.TB) (h held) {
 	var size, resident int
 	_, err = fmt.Sscan(string(statm), &size, &resident)
 	must(tb, err)
-	return held{len(files), strings.Count(string(maps), "memfd:kvlane"), runtime.NumGoroutine(), int(m.HeapAlloc), resident * os.Getpagesize()}
+	return usage{len(files), strings.Count(string(maps), "memfd:kvlane"), runtime.NumGoroutine(), int(m.HeapAlloc), resident * os.Getpagesize()}
 }
 
-// noMore waits until the process has no more resources than before, except a few that other code
-// may have created.
-func noMore(tb testing.TB, before held) {
+// noMore waits until the process uses no more resources than before, apart from a small tolerance
+// for other code.
+func noMore(tb testing.TB, before usage) {
 	tb.Helper()
-	// A thousand leaks of a few kilobytes, or of a page of 64 KiB, exceed these.
+	// A thousand leaks of a few kilobytes, or of a page of 64 KiB, exceed these limits.
 	const few, heap, resident = 8, 2 << 20, 32 << 20
-	var now held
+	var now usage
 	until(tb, fmt.Sprintf("before: %+v", before), func() bool {
-		now = holds(tb)
+		now = currentUsage(tb)
 		return now.files <= before.files+few && now.mappings <= before.mappings && now.goroutines <= before.goroutines+few &&
 			now.heap <= before.heap+heap && (testkit.Race || now.resident <= before.resident+resident)
 	})
 	tb.Logf("%+v, and before %+v", now, before)
 }
 
-// TestSegmentsComeAndGo checks that a thousand segments leave nothing behind in the process or the
-// store, and neither does memory that is registered and removed in an open segment.
+// TestSegmentsComeAndGo checks that a thousand segments leave no resources in the process or the
+// metadata store. The same holds for memory that is registered and unregistered in an open segment.
 func TestSegmentsComeAndGo(t *testing.T) {
 	server := metadata.NewServer(metadata.ServerOptions{})
 	store := httpStore(t, server)
@@ -72,9 +72,9 @@ func TestSegmentsComeAndGo(t *testing.T) {
 	must(t, err)
 	long, err := initiator.OpenSegment(t.Context(), "stays")
 	must(t, err)
-	before := holds(t)
+	before := currentUsage(t)
 	for i := range 1000 {
-		come(t, stays, long)
+		registerOnce(t, stays, long)
 		name := fmt.Sprintf("kv-%d", i)
 		s, err := target.Publish(t.Context(), name)
 		must(t, err)
@@ -97,12 +97,12 @@ func TestSegmentsComeAndGo(t *testing.T) {
 	noMore(t, before)
 }
 
-// come registers memory in a segment for a while and has a Remote import it.
-func come(t *testing.T, s *Segment, r *Remote) {
+// registerOnce registers memory in a segment, lets a Remote import it, and unregisters it.
+func registerOnce(t *testing.T, s *Segment, r *Remote) {
 	t.Helper()
 	h, err := share.AllocHost(nil, 1<<16)
 	must(t, err)
-	clear(h.Region().Bytes()) // so that it occupies memory
+	clear(h.Region().Bytes()) // makes the memory resident
 	off, err := s.Register(t.Context(), h.Region(), RegisterOptions{Source: h})
 	must(t, err)
 	must(t, r.Refresh(t.Context()))
@@ -117,12 +117,12 @@ type targetProcess struct {
 	addr string
 }
 
-// startTarget starts a target process. The caller kills it.
+// startTarget starts a target process. The caller must kill it.
 func startTarget(n int64, dir string, gpu ...string) (*targetProcess, error) {
 	p := &targetProcess{cmd: exec.CommandContext(context.Background(), "/proc/self/exe", append([]string{fmt.Sprint(n), dir}, gpu...)...)}
 	p.cmd.Env = append(os.Environ(), roleEnv+"=target")
 	p.cmd.Stderr = os.Stderr
-	if _, err := p.cmd.StdinPipe(); err != nil { // it ends when the pipe is closed
+	if _, err := p.cmd.StdinPipe(); err != nil { // the process exits when its input is closed
 		return nil, err
 	}
 	out, err := p.cmd.StdoutPipe()
@@ -135,7 +135,7 @@ func startTarget(n int64, dir string, gpu ...string) (*targetProcess, error) {
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil {
 		p.kill()
-		return nil, fmt.Errorf("the target said %q: %w", line, err)
+		return nil, fmt.Errorf("the target printed %q: %w", line, err)
 	}
 	p.addr = strings.TrimSpace(line)
 	return p, nil
@@ -148,9 +148,8 @@ func (p *targetProcess) kill() {
 	}
 }
 
-// TestKilledPeers checks that processes killed in the middle of batches leave nothing behind, and
-// that every task ends long before its deadline. Half of the memory is reached by sockets, half is
-// imported.
+// TestKilledPeers kills processes during batches. No resources may be left, and every task must end
+// long before its deadline. Half of the memory is reached over sockets, half is imported.
 func TestKilledPeers(t *testing.T) {
 	peers := 200
 	if testing.Short() || testkit.Race {
@@ -161,7 +160,7 @@ func TestKilledPeers(t *testing.T) {
 	in := importer(t, nil)
 	e := engine(t, Options{Importer: in, PartBytes: 32 << 10})
 	dir := t.TempDir() + "/s"
-	before := holds(t)
+	before := currentUsage(t)
 	var all sync.WaitGroup
 	room := make(chan struct{}, atOnce)
 	for i := range peers {
@@ -217,7 +216,8 @@ func killOne(t *testing.T, e *Engine, here *mem.Region, dir string, i int) {
 	}
 }
 
-// TestRestartedPeer checks that an engine at the address of a dead one is not mistaken for it.
+// TestRestartedPeer checks that an engine that starts at the address of a dead one is recognized as
+// a new engine.
 func TestRestartedPeer(t *testing.T) {
 	t.Run("tcp", func(t *testing.T) { restartedPeer(t, nil) })
 	t.Run("rdma", func(t *testing.T) { restartedPeer(t, softNICs(t, nil, 1)) })
@@ -258,7 +258,7 @@ func restartedPeer(t *testing.T, nics *rail.NICs) {
 	same(t, "after it was opened again", there.Bytes(), here.Bytes())
 }
 
-// httpStore returns a store over HTTP.
+// httpStore returns a metadata client for a server with handler h.
 func httpStore(t *testing.T, h http.Handler) *metadata.Client {
 	t.Helper()
 	s := httptest.NewServer(h)
@@ -269,8 +269,8 @@ func httpStore(t *testing.T, h http.Handler) *metadata.Client {
 	return c
 }
 
-// TestMetadataServerIsGone checks that transfers continue without the server, that opening fails
-// with a reason, and that an empty new server gets all live segments again.
+// TestMetadataServerIsGone stops the metadata server. Transfers must continue, and opening a
+// segment must fail with the reason. A new, empty server must get all live segments again.
 func TestMetadataServerIsGone(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
@@ -294,7 +294,7 @@ func TestMetadataServerIsGone(t *testing.T) {
 	_, err = s.Register(t.Context(), there, RegisterOptions{})
 	must(t, err)
 	var r *Remote
-	// Its lease may have ended before it was renewed.
+	// The lease may have expired before its renewal.
 	until(t, "the segment is not there", func() bool {
 		r, err = initiator.OpenSegment(t.Context(), "kv")
 		return err == nil
@@ -315,11 +315,11 @@ func TestMetadataServerIsGone(t *testing.T) {
 	move()
 	_, err = initiator.OpenSegment(t.Context(), "kv")
 	if err == nil || errors.Is(err, errdefs.ErrNotFound) {
-		t.Errorf("open while the store is gone: %v", err)
+		t.Errorf("open while the store is stopped: %v", err)
 	}
 	_, err = target.Publish(t.Context(), "other")
 	if err == nil {
-		t.Error("published while the store is gone")
+		t.Error("publish succeeded while the store is stopped")
 	}
 	until(t, "nobody says that the store is gone", func() bool { return target.Stats().Metadata != nil })
 	until(t, "the address is not free", func() bool {
@@ -336,7 +336,7 @@ func TestMetadataServerIsGone(t *testing.T) {
 	wantErr(t, "open what was closed", err, errdefs.ErrNotFound)
 }
 
-// TestClose checks that Close of an engine ends batches in progress and refuses later ones.
+// TestClose checks that Close of an engine ends running batches and refuses later ones.
 func TestClose(t *testing.T) {
 	t.Run("tcp", func(t *testing.T) { closes(t, nil) })
 	t.Run("rdma", func(t *testing.T) { closes(t, softNICs(t, nil, 1)) })
@@ -362,13 +362,13 @@ func closes(t *testing.T, nics *rail.NICs) {
 	wantErr(t, "receive", err, errdefs.ErrClosed)
 }
 
-// TestDefectClosingEngineCutsItsAnswer checks that closing an engine after it has received a
-// notification does not fail the batch of the notification, whose reply is still on its way.
+// TestDefectClosingEngineCutsItsAnswer closes an engine that has received a notification while its
+// reply is still being sent. The batch of the notification must succeed.
 func TestDefectClosingEngineCutsItsAnswer(t *testing.T) {
 	there, here := host(t, 4096), host(t, 4096)
 	p := newPair(t, Options{}, Options{}, there)
 	inbox := &p.target.inbox
-	inbox.mu.Lock() // the notification is being received
+	inbox.mu.Lock() // delays the receipt of the notification
 	b := p.submit(t, SubmitOptions{Notify: []byte{1}}, Task{Op: Write, Local: mem.All(here)})
 	stacks := make([]byte, 1<<20)
 	until(t, "the notification is there", func() bool { return bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("(*inbox).put(")) })

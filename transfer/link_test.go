@@ -15,10 +15,10 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// linkEnv makes TestLinkIsCut cut the link of its network namespace.
+// linkEnv marks the child process in which TestLinkIsCut cuts the link of its network namespace.
 const linkEnv = "KVLANE_TRANSFER_LINK"
 
-// setLink activates or deactivates the loopback device of the process's network namespace.
+// setLink sets the loopback device of the process's network namespace up or down.
 func setLink(t *testing.T, up bool) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -35,9 +35,9 @@ func setLink(t *testing.T, up bool) {
 	must(t, unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, r))
 }
 
-// TestLinkIsCut cuts the link between two processes in the middle of batches. The batches fail
-// within their time or are delayed, and later ones work without a restart. The link is that of a
-// new network namespace, which needs root.
+// TestLinkIsCut cuts the link between two processes during batches. The batches must end within
+// their timeout, and later ones must work without a restart. The link belongs to a new network
+// namespace, which needs root.
 func TestLinkIsCut(t *testing.T) {
 	if os.Getenv(linkEnv) != "" {
 		cutLink(t)
@@ -78,17 +78,17 @@ func cutLink(t *testing.T) {
 				began := time.Now()
 				b, err := p.initiator.Submit(ctx, []Task{{Op: Write, Segment: p.remote, Local: mem.All(here)}}, SubmitOptions{Timeout: limit})
 				if err != nil {
-					return // the test is over
+					return // the test has ended
 				}
 				if err := wait(t, b); err != nil {
 					failed++
 				}
 				if took := time.Since(began); took > limit+patience/2 {
-					t.Errorf("a batch of %v took %v", limit, took)
+					t.Errorf("a batch with timeout %v ended after %v", limit, took)
 				}
 			}
 		}()
-		time.Sleep(100 * time.Millisecond) // in the middle of a batch
+		time.Sleep(100 * time.Millisecond) // during a batch
 		setLink(t, false)
 		time.Sleep(1500 * time.Millisecond)
 		setLink(t, true)

@@ -18,10 +18,11 @@ import (
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
-// roleEnv makes a process of the test binary a target instead of running tests.
+// roleEnv makes the test binary run as a target process instead of running tests.
 const roleEnv = "KVLANE_TRANSFER_ROLE"
 
-// lockedEnv is the number of bytes that a target process may lock. Its NICs are optional then.
+// lockedEnv limits the bytes that a target process may lock. The NICs of such a process are
+// optional.
 const lockedEnv = "KVLANE_TRANSFER_LOCKED"
 
 // patience is the time that a test waits for an expected event.
@@ -52,7 +53,7 @@ func wantErr(tb testing.TB, what string, err, want error) {
 	}
 }
 
-// until waits for a condition.
+// until waits until ok returns true, and fails with what after patience.
 func until(tb testing.TB, what string, ok func() bool) {
 	tb.Helper()
 	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
@@ -62,7 +63,7 @@ func until(tb testing.TB, what string, ok func() bool) {
 	}
 }
 
-// engine opens an engine that the test closes.
+// engine opens an engine and closes it when the test ends.
 func engine(tb testing.TB, o Options) *Engine {
 	tb.Helper()
 	e, err := Open(o)
@@ -80,7 +81,7 @@ func closeEngine(tb testing.TB, e *Engine) {
 	}
 }
 
-// host returns host memory that the test frees after it has closed its engines.
+// host returns host memory. It is freed after the engines of the test are closed.
 func host(tb testing.TB, n int64) *mem.Region {
 	tb.Helper()
 	b, err := hostmem.Alloc(n)
@@ -95,7 +96,7 @@ func host(tb testing.TB, n int64) *mem.Region {
 	return r
 }
 
-// pattern fills b with 8-byte words that differ from each other and from those of other seeds.
+// pattern fills b with 8-byte words that are all different, also between seeds.
 func pattern(b []byte, seed byte) {
 	for i := range b {
 		b[i] = byte(i>>3)*31 ^ byte(i>>11)*17 ^ byte(i>>19) ^ byte(i)*7 ^ seed
@@ -114,7 +115,7 @@ func same(tb testing.TB, what string, got, want []byte) {
 	}
 }
 
-// pair is an engine with a segment of some regions, and another engine that has opened it.
+// pair is a target engine with a segment, and an initiator engine that has opened the segment.
 type pair struct {
 	target, initiator *Engine
 	segment           *Segment
@@ -147,7 +148,7 @@ func (p *pair) open(tb testing.TB, addr string) {
 	must(tb, err)
 }
 
-// local registers memory of the initiator with its NICs, if it has any.
+// local registers memory with the initiator's NICs, if it has any.
 func (p *pair) local(tb testing.TB, regions ...*mem.Region) {
 	tb.Helper()
 	for _, r := range regions {
@@ -181,7 +182,7 @@ func wait(tb testing.TB, b *Batch) error {
 	return b.Wait(ctx)
 }
 
-// gpu is a device with a stream, mostly a simulated one, which the test closes.
+// gpu is a device with a copy stream. It is usually simulated.
 type gpu struct {
 	device.Device
 	copy *streamcopy.Stream
@@ -207,7 +208,7 @@ func (g *gpu) options() Options {
 	return Options{Device: g.Device, Copy: g.copy, ChunkBytes: 64 << 10, Chunks: 6}
 }
 
-// alloc returns device memory that the test frees.
+// alloc returns device memory. It is freed when the test ends.
 func (g *gpu) alloc(tb testing.TB, n int64) *mem.Region {
 	tb.Helper()
 	r, err := g.Alloc(n, device.AllocOptions{Shareable: true})
@@ -220,7 +221,7 @@ func (g *gpu) alloc(tb testing.TB, n int64) *mem.Region {
 	return r
 }
 
-// load and store copy between device memory and bytes.
+// load copies device memory to a new slice.
 func (g *gpu) load(tb testing.TB, r *mem.Region) []byte {
 	tb.Helper()
 	out := make([]byte, r.Len())
@@ -250,8 +251,8 @@ func (g *gpu) run(tb testing.TB, dst, src mem.Extent) error {
 	return t.Wait(context.Background())
 }
 
-// shareServer and importer are like those of other processes, but the process imports its own
-// memory.
+// shareServer starts a share server. Together with importer it lets the process import its own
+// memory as another process would.
 func shareServer(tb testing.TB) *share.Server {
 	tb.Helper()
 	s, err := share.NewServer(share.Options{Dir: tb.TempDir() + "/s"})
@@ -279,8 +280,8 @@ func importer(tb testing.TB, dev device.Device) *share.Importer {
 	return in
 }
 
-// playTarget offers a segment "kv" with that many bytes, and gpuBytes of a GPU if an index is
-// given, until its input ends or it is killed.
+// playTarget runs a target process. It publishes a segment "kv" with the given number of bytes, and
+// with gpuBytes of a GPU if an index is given. It returns when its input ends.
 func playTarget(args []string) error {
 	var n int64
 	if _, err := fmt.Sscan(args[0], &n); err != nil {
@@ -336,8 +337,8 @@ func playTarget(args []string) error {
 	return errors.Join(e.Close(ctx), closeNICs(), server.Close(ctx), h.Close())
 }
 
-// sharer returns the device as an exporter of its memory.
+// sharer returns the device as the source of its shared memory.
 func (g *gpu) sharer() share.Source {
-	s, _ := g.Device.(device.Sharer) // all of them are
+	s, _ := g.Device.(device.Sharer) // all devices of these tests implement it
 	return s
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// softNICs returns NICs in software that reach memory of dev like those of gdr, or memory that the
-// CPU reaches if dev is nil.
+// softNICs returns software NICs. They reach memory of dev as the NICs of gdr do, or only host
+// memory if dev is nil.
 func softNICs(tb testing.TB, dev device.Device, count int) *rail.NICs {
 	tb.Helper()
 	n, err := gdr.Open(dev, gdr.Config{Provider: gdr.Soft, Count: count}, nil)
@@ -35,7 +35,8 @@ func softNICs(tb testing.TB, dev device.Device, count int) *rail.NICs {
 	return nics
 }
 
-// faultyNICs returns NICs with that many pieces in a request, whose operations fail by the plan.
+// faultyNICs returns software NICs with at most sges pieces in a request. Their operations fail
+// according to plan.
 func faultyNICs(tb testing.TB, plan *fault.Plan, depth, sges int, names ...string) *rail.NICs {
 	tb.Helper()
 	p, err := soft.New(soft.Options{Devices: make([]soft.DeviceOptions, len(names)), Faults: plan})
@@ -55,8 +56,8 @@ func faultyNICs(tb testing.TB, plan *fault.Plan, depth, sges int, names ...strin
 	return n
 }
 
-// Environment variables with names separated by commas: the NICs that tests may use, and those of a
-// target process.
+// Environment variables with names of NICs, separated by commas: those that tests may use, and
+// those of a target process.
 const (
 	verbsNamesEnv = "KVLANE_VERBS_DEVICES"
 	nicEnv        = "KVLANE_TRANSFER_NICS"
@@ -66,7 +67,7 @@ func namesIn(env string) []string {
 	return strings.FieldsFunc(os.Getenv(env), func(r rune) bool { return r == ',' })
 }
 
-// openVerbs opens the machine's NICs of these names.
+// openVerbs opens the named NICs of this machine.
 func openVerbs(names []string) (*gdr.NICs, *rail.NICs, error) {
 	n, err := gdr.Open(nil, gdr.Config{NICs: names}, nil)
 	if err != nil {
@@ -79,7 +80,7 @@ func openVerbs(names []string) (*gdr.NICs, *rail.NICs, error) {
 	return n, nics, nil
 }
 
-// limitLocked limits the memory that this goroutine's thread, of a root process, may lock.
+// limitLocked limits the memory that the current thread may lock. The process must be root.
 func limitLocked(limit string) error {
 	n, err := strconv.ParseUint(limit, 10, 64)
 	if err != nil {
@@ -95,7 +96,8 @@ func limitLocked(limit string) error {
 	return errors.Join(unix.Capset(&h, &caps[0]), unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: n, Max: n}))
 }
 
-// targetNICs returns the NICs of a target process, mostly nil, and a function that closes them.
+// targetNICs returns the NICs of a target process, or nil if it has none, and a function that
+// closes them.
 func targetNICs() (*rail.NICs, func() error, error) {
 	names := namesIn(nicEnv)
 	if len(names) == 0 {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// proxy forwards, cuts and delays connections between engines.
+// proxy forwards connections between engines. It can cut and delay them.
 type proxy struct {
 	l      net.Listener
 	to     string
@@ -15,23 +15,23 @@ type proxy struct {
 
 	mu     sync.Mutex
 	cond   *sync.Cond
-	down   bool // no connection gets through
-	silent bool // no byte gets through, and connections stay open
-	// holdAfter is the number of bytes to the target that a data connection forwards; later ones
-	// are held until release. Negative: all.
+	down   bool // refuse new connections and cut the old ones
+	silent bool // forward no bytes but keep connections open
+	// holdAfter is the number of bytes that a data connection forwards to the target. The proxy
+	// holds later bytes until released is set. Negative: forward all.
 	holdAfter int64
-	deaf      bool  // until release, targets do not see the end of connections for queue pairs
-	held      int64 // bytes
-	holding   int   // connections, until their held bytes are written and they have ended
+	hideEnd   bool  // until released is set, hide the end of queue-pair connections from targets
+	heldBytes int64 // number of held bytes
+	holding   int   // connections whose held bytes are not yet written
 	released  bool
 	links     map[*link]struct{}
 }
 
-// link is a connection through the proxy.
+// link is one connection through the proxy.
 type link struct {
 	near, far   net.Conn
-	data, queue bool // its purpose
-	holds       bool // it has held bytes; guarded by proxy.mu
+	data, queue bool // purpose of the connection
+	holdsBytes  bool // some of its bytes are held; guarded by proxy.mu
 }
 
 func newProxy(tb testing.TB, to string) *proxy {
@@ -100,13 +100,13 @@ func (p *proxy) serve(near net.Conn) {
 	both.Wait()
 	p.set(func() {
 		delete(p.links, l)
-		if l.holds {
+		if l.holdsBytes {
 			p.holding--
 		}
 	})
 }
 
-// forward copies in one direction. At the end it closes the other side, unless bytes are held.
+// forward copies bytes in one direction. At the end of src it closes dst, unless bytes are held.
 func (p *proxy) forward(l *link, dst, src net.Conn, up bool) {
 	var passed int64
 	b := make([]byte, 32<<10)
@@ -119,8 +119,8 @@ func (p *proxy) forward(l *link, dst, src net.Conn, up bool) {
 		}
 		hold := len(kept) > 0 || up && l.data && p.holdAfter >= 0 && passed+int64(n) > p.holdAfter && !p.released
 		if hold {
-			if p.held += int64(n); !l.holds {
-				l.holds = true
+			if p.heldBytes += int64(n); !l.holdsBytes {
+				l.holdsBytes = true
 				p.holding++
 			}
 		}
@@ -145,7 +145,7 @@ func (p *proxy) forward(l *link, dst, src net.Conn, up bool) {
 			_, _ = dst.Write(kept)
 		}
 		p.mu.Lock()
-		for up && l.queue && p.deaf && !p.released {
+		for up && l.queue && p.hideEnd && !p.released {
 			p.cond.Wait()
 		}
 		p.mu.Unlock()
@@ -157,7 +157,7 @@ func (p *proxy) forward(l *link, dst, src net.Conn, up bool) {
 	}
 }
 
-// cut ends the links for which f is true, on the near side or on both.
+// cut closes the links for which f returns true, on the near side or on both.
 func (p *proxy) cut(f func(*link) bool, both bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -175,7 +175,7 @@ func (p *proxy) cut(f func(*link) bool, both bool) {
 	}
 }
 
-// dialRaw returns a connection that the test closes.
+// dialRaw connects to addr and closes the connection when the test ends.
 func dialRaw(tb testing.TB, addr string) net.Conn {
 	tb.Helper()
 	c, err := net.Dial("tcp", addr)

@@ -13,8 +13,8 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// TestDefectKeysOfARefreshedBuffer checks that a part of a buffer without keys does not use NICs
-// when the buffer gets keys later.
+// TestDefectKeysOfARefreshedBuffer checks that a part that was created when its buffer had no keys
+// does not use NICs, even if the buffer gets keys later.
 func TestDefectKeysOfARefreshedBuffer(t *testing.T) {
 	p, here, _ := rdmaPair(t, softNICs(t, nil, 1), Options{}, 4096)
 	must(t, p.remote.RDMA(0))
@@ -26,21 +26,21 @@ func TestDefectKeysOfARefreshedBuffer(t *testing.T) {
 	wantErr(t, "by NICs", g.beginRDMA(t.Context(), x, PathRDMA), errdefs.ErrNotSupported)
 }
 
-// TestDefectImpatienceTiresNICs checks that NICs are not put into backoff because a batch ended
+// TestDefectImpatienceTiresNICs checks that a NIC is not put into backoff because a batch timed out
 // while it connected queue pairs.
 func TestDefectImpatienceTiresNICs(t *testing.T) {
 	p, here, _ := rdmaPair(t, softNICs(t, nil, 1), Options{}, 4096)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	for range 30 { // the batch may also end before it begins
+	for range 30 { // some batches end before they start
 		_, err := p.remote.p.queue(ended, p.remote, true)
 		wantErr(t, "a queue pair for a batch that is over", err, context.Canceled)
 	}
 	wantPath(t, p.do(t, write(here)), PathRDMA, false)
 }
 
-// TestDefectClosedSegmentsAreReconnects checks that queue pairs that end with their segment do not
-// count as failed.
+// TestDefectClosedSegmentsAreReconnects checks that queue pairs that are closed with their segment
+// do not count as broken.
 func TestDefectClosedSegmentsAreReconnects(t *testing.T) {
 	p, here, _ := rdmaPair(t, softNICs(t, nil, 1), Options{Lanes: 1}, 4096)
 	first := p.remote
@@ -53,9 +53,9 @@ func TestDefectClosedSegmentsAreReconnects(t *testing.T) {
 	}
 }
 
-// TestDefectCloseWaitsForQueuePairs checks that a queue pair that does not end delays Close of the
-// segment and of the engine only until their contexts end, and does not delay other requests for
-// the segment. When it ends they close.
+// TestDefectCloseWaitsForQueuePairs checks a queue pair that cannot be closed. It delays Close of
+// the segment and of the engine at most until their contexts end, and does not delay other
+// requests. When the NIC can close it, both close.
 func TestDefectCloseWaitsForQueuePairs(t *testing.T) {
 	plan := fault.New(1)
 	p, here, _ := rdmaPair(t, faultyNICs(t, plan, 16, 4, "soft0"), Options{Lanes: 1, Stall: 300 * time.Millisecond}, 4096)
@@ -82,12 +82,11 @@ func TestDefectCloseWaitsForQueuePairs(t *testing.T) {
 	must(t, p.remote.Close())
 }
 
-// TestDefectQueueThatDoesNotConnectNorClose checks that a queue pair that fails to connect and that
-// its NIC does not close delays neither the batch, which takes another path, nor Close of both
-// engines. It is counted, no second one is opened, and everything ends when the NIC closes queue
-// pairs again.
+// TestDefectQueueThatDoesNotConnectNorClose checks a queue pair that fails to connect and then
+// cannot be closed. The batch takes another path, Close of both engines is not delayed, and the
+// failure is counted. No second queue pair is opened until the NIC closes the first.
 func TestDefectQueueThatDoesNotConnectNorClose(t *testing.T) {
-	// The target connects its own first, in three steps.
+	// The target connects its queue pair first, in three steps.
 	for side, steps := range map[string]int{"target": 1, "initiator": 4} {
 		t.Run(side, func(t *testing.T) {
 			plan := fault.New(1)
@@ -100,7 +99,7 @@ func TestDefectQueueThatDoesNotConnectNorClose(t *testing.T) {
 			must(t, wait(t, b))
 			wantPath(t, b, PathTCP, true)
 			if why := b.Completion().Fallback; !strings.Contains(why.Error(), "injected") {
-				t.Errorf("it went by sockets since %v", why)
+				t.Errorf("the batch used sockets because of %v", why)
 			}
 			same(t, "written", there.Bytes(), here.Bytes())
 			left := func() int { return p.initiator.Stats().QueuesLeft + p.target.Stats().QueuesLeft }
@@ -135,8 +134,8 @@ func TestDefectQueueThatDoesNotConnectNorClose(t *testing.T) {
 	}
 }
 
-// TestDefectTargetThatCouldNotConnectIsLeft checks that a batch by NICs only retries, until its
-// time ends, a queue pair that the target's NIC failed to connect.
+// TestDefectTargetThatCouldNotConnectIsLeft checks a batch that may use NICs only. If the target's
+// NIC fails to connect a queue pair, the batch retries until its timeout.
 func TestDefectTargetThatCouldNotConnectIsLeft(t *testing.T) {
 	plan := fault.New(1)
 	p, here, there := rdmaPair(t, faultyNICs(t, plan, 16, 4, "soft0"), Options{Lanes: 1}, 4096)

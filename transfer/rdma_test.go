@@ -18,8 +18,7 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// rdmaPair returns a pair with NICs on both sides and local memory of the same length as the
-// target's.
+// rdmaPair returns a pair with NICs on both sides, and local and remote memory of n bytes.
 func rdmaPair(t *testing.T, nics *rail.NICs, o Options, n int64) (p *pair, here, there *mem.Region) {
 	t.Helper()
 	here, there = host(t, n), host(t, n)
@@ -32,13 +31,13 @@ func rdmaPair(t *testing.T, nics *rail.NICs, o Options, n int64) (p *pair, here,
 
 func write(local *mem.Region) Task { return Task{Op: Write, Local: mem.All(local)} }
 
-// wantPath checks that a batch used only one path, and whether it has a fallback.
+// wantPath checks that a batch used only the given path, and whether it reports a fallback.
 func wantPath(t *testing.T, b *Batch, path Path, fellBack bool) {
 	t.Helper()
 	c := b.Completion()
 	for other, n := range c.Bytes {
 		if (n > 0) != (Path(other) == path) {
-			t.Errorf("%d bytes went by %s, and should by %s: %v", n, Path(other), path, c.Fallback)
+			t.Errorf("%d bytes used path %s, want %s: %v", n, Path(other), path, c.Fallback)
 		}
 	}
 	if (c.Fallback != nil) != fellBack {
@@ -46,7 +45,7 @@ func wantPath(t *testing.T, b *Batch, path Path, fellBack bool) {
 	}
 }
 
-// queues returns the number of queue pairs to the segment by the NICs of both sides.
+// queues returns the number of queue pairs of the segment for each pair of NICs.
 func (p *pair) queues() map[nicPair]int {
 	by := make(map[nicPair]int)
 	peer := p.remote.p
@@ -60,14 +59,14 @@ func (p *pair) queues() map[nicPair]int {
 	return by
 }
 
-// TestRDMANICs checks that queue pairs use all NICs of both sides, also with few requests in a
-// queue and few pieces in a request.
+// TestRDMANICs checks that queue pairs use all NICs of both sides, even if queues hold few requests
+// and requests few pieces.
 func TestRDMANICs(t *testing.T) {
 	const n = 1 << 20
 	one := faultyNICs(t, fault.New(1), 3, 2, "soft0", "soft1", "soft2")
 	p, here, there := rdmaPair(t, one, Options{PartBytes: 16 << 10, Lanes: 5}, n)
 	var tasks []Task
-	for i := range int64(n / 1024) { // adjacent at the target, but not here
+	for i := range int64(n / 1024) { // adjacent at the target only
 		tasks = append(tasks, Task{Op: Write, Local: mem.Extent{Region: here, Off: (i*37%1024)*1024 + 7, Len: 1000}, Offset: i * 1000})
 	}
 	b := p.do(t, tasks...)
@@ -84,8 +83,8 @@ func TestRDMANICs(t *testing.T) {
 	must(t, p.remote.RDMA(0))
 }
 
-// TestRDMALocalMemory checks that unregistered local memory goes by sockets with a fallback, and
-// that there is no fallback if a side has no NICs.
+// TestRDMALocalMemory checks that unregistered local memory is sent over sockets and reported as a
+// fallback. If one side has no NICs, sockets are not a fallback.
 func TestRDMALocalMemory(t *testing.T) {
 	const n = 1 << 16
 	nics := softNICs(t, nil, 1)
@@ -115,8 +114,8 @@ func TestRDMALocalMemory(t *testing.T) {
 	wantErr(t, "by rdma alone", wait(t, b), errdefs.ErrNotSupported)
 }
 
-// TestRDMAImportedMemory checks that memory of another process, which may withdraw it, is not
-// pinned by a NIC, local or in a segment.
+// TestRDMAImportedMemory checks that NICs do not pin memory of another process, because its owner
+// may withdraw it. This holds for local memory and for memory of a segment.
 func TestRDMAImportedMemory(t *testing.T) {
 	p, here, there := rdmaPair(t, softNICs(t, nil, 1), Options{}, 1<<16)
 	live := mem.NewOrigin(func() error { return nil })
@@ -135,8 +134,8 @@ func TestRDMAImportedMemory(t *testing.T) {
 	same(t, "written", there.Bytes(), here.Bytes())
 }
 
-// TestRDMAKeysOfAnotherSegment checks that a queue pair of one segment cannot reach another one of
-// the same engine, even with valid keys.
+// TestRDMAKeysOfAnotherSegment checks that a queue pair of one segment cannot access another
+// segment of the same engine, even with valid keys.
 func TestRDMAKeysOfAnotherSegment(t *testing.T) { keysOfAnotherSegment(t, softNICs(t, nil, 1)) }
 
 func keysOfAnotherSegment(t *testing.T, nics *rail.NICs) {
@@ -163,16 +162,16 @@ func keysOfAnotherSegment(t *testing.T, nics *rail.NICs) {
 		same(t, "the other segment", secret.Bytes(), before)
 	}
 	if here.Bytes()[0] == secret.Bytes()[0] {
-		t.Error("the other segment was read")
+		t.Error("a queue pair read another segment")
 	}
-	// A concurrent batch succeeds.
+	// A concurrent task succeeds.
 	b := p.submit(t, SubmitOptions{Timeout: patience, Path: PathRDMA}, write(here), Task{Op: Write, Local: mem.All(here), Offset: n})
 	wantErr(t, "keys of another segment", wait(t, b), errdefs.ErrInvalid)
 	if r := b.Task(1); r.Status != StatusCompleted || r.Path != PathRDMA {
 		t.Errorf("the task beside it: %+v", r)
 	}
 	same(t, "written beside it", beside.Bytes(), here.Bytes())
-	// If it may use another path it does, and the bytes arrive.
+	// A batch that may use other paths succeeds over sockets.
 	b = p.do(t, write(here))
 	wantPath(t, b, PathTCP, true)
 	same(t, "written", there.Bytes(), here.Bytes())
@@ -183,8 +182,8 @@ func keysOfAnotherSegment(t *testing.T, nics *rail.NICs) {
 	must(t, other.Close(t.Context()))
 }
 
-// TestRDMAUnregister checks that unregistered memory is no longer reached, and that a segment with
-// open queue pairs closes.
+// TestRDMAUnregister checks that unregistered memory is no longer accessible, and that a segment
+// with open queue pairs can be closed.
 func TestRDMAUnregister(t *testing.T) {
 	const n = 1 << 16
 	p, here, there := rdmaPair(t, softNICs(t, nil, 1), Options{}, n)
@@ -208,9 +207,9 @@ func TestRDMAUnregister(t *testing.T) {
 	until(t, "queue pairs are left", func() bool { return p.target.Stats().Connections <= 2 })
 }
 
-// TestRDMABreaks checks that queue pairs that break in the middle of a batch are fenced and their
-// parts use sockets. After the backoff of their NICs, batches use new ones without a restart.
-// Without another path the parts are retried.
+// TestRDMABreaks checks that queue pairs that break during a batch are fenced and that their parts
+// use sockets. After the backoff of their NICs, batches use new queue pairs without a restart. If
+// only NICs are allowed, the parts are retried.
 func TestRDMABreaks(t *testing.T) {
 	for _, op := range []Op{Write, Read} {
 		for _, path := range []Path{PathNone, PathRDMA} {
@@ -244,9 +243,9 @@ func TestRDMABreaks(t *testing.T) {
 	}
 }
 
-// TestRDMAFenceBeforeAnotherTry checks that a queue pair that is given up here remains at the
-// target until the fence, since the target does not notice. When a part has used sockets the target
-// has none.
+// TestRDMAFenceBeforeAnotherTry checks the fence of a queue pair that only the initiator has given
+// up. The target keeps its end until the fence. When a part is sent over sockets, that end must be
+// closed.
 func TestRDMAFenceBeforeAnotherTry(t *testing.T) {
 	const n = 1 << 20
 	plan := fault.New(1)
@@ -276,7 +275,7 @@ func TestRDMAFenceBeforeAnotherTry(t *testing.T) {
 	plan.Add(fault.After(soft.OpWrite, int(plan.Seen(soft.OpWrite))).Stall())
 	b := p.submit(t, SubmitOptions{Timeout: patience}, write(here))
 	must(t, plan.Await(t.Context(), 1))
-	x.set(func() { x.deaf = true })
+	x.set(func() { x.hideEnd = true })
 	x.cut(func(l *link) bool { return l.queue }, false)
 	must(t, wait(t, b))
 	if k := queues(); k != 0 || p.initiator.Stats().Fences != 1 {
@@ -289,25 +288,25 @@ func TestRDMAFenceBeforeAnotherTry(t *testing.T) {
 	plan.Clear()
 	time.Sleep(50 * time.Millisecond)
 	same(t, "after late bytes", there.Bytes(), want)
-	must(t, p.segment.Close(short(t))) // it does not close while there is a queue pair
+	must(t, p.segment.Close(short(t))) // Close would wait for an open queue pair
 }
 
-// TestRDMASilence checks that a batch ends within its time, and a queue pair without progress
-// within Options.Stall.
+// TestRDMASilence checks that a batch on a silent queue pair ends within its timeout, and that the
+// queue pair is closed after Options.Stall.
 func TestRDMASilence(t *testing.T) {
 	const n = 1 << 20
 	plan := fault.New(1)
 	p, here, there := rdmaPair(t, faultyNICs(t, plan, 16, 4, "soft0"), Options{Stall: 300 * time.Millisecond, Lanes: 1}, n)
 	p.do(t, write(here))
 	plan.Add(fault.After(soft.OpWrite, int(plan.Seen(soft.OpWrite))).Stall())
-	// Its timeout is shorter than the wait.
+	// The timeout of the batch is shorter than the stall limit.
 	b := p.submit(t, SubmitOptions{Timeout: 100 * time.Millisecond, Path: PathRDMA}, write(here))
 	wantErr(t, "a batch that stands still", wait(t, b), context.DeadlineExceeded)
 	b = p.submit(t, SubmitOptions{Timeout: patience}, write(here))
 	must(t, wait(t, b))
 	wantPath(t, b, PathTCP, true)
 	same(t, "written", there.Bytes(), here.Bytes())
-	// The owner has the local memory of a canceled read again.
+	// After a canceled read the caller may reuse the local memory.
 	plan.Add(fault.After(soft.OpRead, int(plan.Seen(soft.OpRead))).Stall())
 	b = p.submit(t, SubmitOptions{Timeout: 300 * time.Millisecond, Path: PathRDMA}, Task{Op: Read, Local: mem.All(here)})
 	wantErr(t, "a read that stands still", wait(t, b), context.DeadlineExceeded)
@@ -319,8 +318,8 @@ func TestRDMASilence(t *testing.T) {
 	plan.Clear()
 }
 
-// TestRDMAWritesAreReadBack checks that a write is done only when its bytes can be read at the
-// target.
+// TestRDMAWritesAreReadBack checks that a write completes only after a read from the target
+// confirms it.
 func TestRDMAWritesAreReadBack(t *testing.T) {
 	plan := fault.New(1)
 	p, here, _ := rdmaPair(t, faultyNICs(t, plan, 16, 4, "soft0"), Options{Lanes: 1}, 1<<16)
@@ -336,7 +335,8 @@ func TestRDMAWritesAreReadBack(t *testing.T) {
 	wantPath(t, b, PathRDMA, false)
 }
 
-// FuzzQueue checks that no bytes of a peer leave a queue pair after the end of its connection.
+// FuzzQueue checks that no input of a peer leaves a queue pair open after the end of its
+// connection.
 func FuzzQueue(f *testing.F) {
 	good := connectRequest{Segment: 1, From: rail.Endpoint{QP: 17, GID: make([]byte, 16), MTU: 5}}
 	for _, q := range []connectRequest{{}, {Segment: 1, NIC: -1}, {Segment: 1, NIC: 1 << 40, From: good.From}, good} {
@@ -367,8 +367,8 @@ func FuzzQueue(f *testing.F) {
 	})
 }
 
-// TestRDMAFaults fails each verb once. The failure is reported or the batch succeeds, and
-// everything can be closed.
+// TestRDMAFaults fails operation N of each verb. Either the failure is reported or the batch
+// succeeds, and everything can be closed.
 func TestRDMAFaults(t *testing.T) {
 	for _, op := range append(rdmatest.Verbs(), soft.OpWrite, soft.OpRead) {
 		t.Run(op, func(t *testing.T) {
@@ -380,14 +380,14 @@ func TestRDMAFaults(t *testing.T) {
 					return
 				}
 				if i > 200 {
-					t.Fatal("it never goes well")
+					t.Fatal("a fault is injected in every run")
 				}
 			}
 		})
 	}
 }
 
-// withFault opens engines, moves a batch and closes all.
+// withFault opens engines, moves a batch and closes everything.
 func withFault(t *testing.T, nics *rail.NICs, plan *fault.Plan) {
 	t.Helper()
 	const n = 64 << 10
@@ -440,14 +440,14 @@ func withFault(t *testing.T, nics *rail.NICs, plan *fault.Plan) {
 }
 
 // TestRDMAComesAndGoes checks that opening, writing and closing segments leaves no queue pair,
-// descriptor or goroutine behind.
+// descriptor or goroutine open.
 func TestRDMAComesAndGoes(t *testing.T) {
 	const n = 1 << 16
 	nics := softNICs(t, nil, 2)
 	here, there := host(t, n), host(t, n)
 	target, initiator := engine(t, Options{NICs: nics}), engine(t, Options{NICs: nics})
 	must(t, initiator.RegisterLocal(here))
-	before := holds(t)
+	before := currentUsage(t)
 	for i := range 100 {
 		name := fmt.Sprintf("kv-%d", i)
 		s, err := target.Publish(t.Context(), name)

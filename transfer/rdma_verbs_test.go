@@ -16,9 +16,9 @@ import (
 	"github.com/kvlane/kvlane/rdma/rdmatest"
 )
 
-// The tests of this file run on the NICs of this machine, for example those of tools/rxe/run. This
-// process has the first NIC and its peer, another process, the second, or each has both. They open
-// them with gdr, like the commands.
+// The tests of this file use the NICs of this machine, for example those of tools/rxe/run. This
+// process uses the first NIC and another process the second, or both processes use both. They open
+// the NICs through gdr, as the commands do.
 
 // verbsNICs returns some of the machine's NICs, or skips the test if there are not two.
 func verbsNICs(t *testing.T, names []string) *rail.NICs {
@@ -32,8 +32,8 @@ func verbsNICs(t *testing.T, names []string) *rail.NICs {
 	return nics
 }
 
-// verbsPair returns a target in another process, and an engine of this one with n bytes of
-// registered memory, as many as the target's.
+// verbsPair returns an engine with n bytes of registered memory, and a target with as many bytes in
+// another process.
 func verbsPair(t *testing.T, o Options, n int64) (p *pair, target *targetProcess, here *mem.Region) {
 	t.Helper()
 	one, two := verbsNames(t)
@@ -45,7 +45,7 @@ func verbsNames(t *testing.T) (one, two string) {
 	t.Helper()
 	names := namesIn(verbsNamesEnv)
 	if len(names) < 2 {
-		testkit.Skip(t, "verbs", verbsNamesEnv+" names no two NICs")
+		testkit.Skip(t, "verbs", verbsNamesEnv+" does not name two NICs")
 	}
 	return names[0], names[1]
 }
@@ -74,8 +74,8 @@ func (p *pair) there(t *testing.T, n int64) []byte {
 	return back.Bytes()
 }
 
-// TestVerbsTwoProcesses moves bytes both ways between two processes by their NICs, in one piece and
-// scattered, over several queue pairs, with and without lost packets.
+// TestVerbsTwoProcesses moves bytes in both directions between two processes, in one piece and
+// scattered, over several queue pairs, with and without packet loss.
 func TestVerbsTwoProcesses(t *testing.T) {
 	one, two := verbsNames(t)
 	t.Run("one NIC", func(t *testing.T) { verbsMove(t, []string{one}, []string{two}) })
@@ -103,7 +103,7 @@ func verbsMove(t *testing.T, ours, theirs []string) {
 	}
 	must(t, wait(t, p.submit(t, alone, tasks...)))
 	same(t, "scattered", p.there(t, n), want)
-	b = p.do(t, tasks...) // by any path
+	b = p.do(t, tasks...) // on any path
 	wantPath(t, b, PathRDMA, false)
 	by := p.queues()
 	for i := range ours {
@@ -114,8 +114,8 @@ func verbsMove(t *testing.T, ours, theirs []string) {
 	t.Logf("queue pairs by NICs: %v, %+v", by, p.initiator.Stats())
 }
 
-// TestVerbsKilledPeer checks that every task ends with an error long before its deadline when the
-// peer is killed in the middle of a batch.
+// TestVerbsKilledPeer kills the peer during a batch. Every task must end with an error long before
+// its deadline.
 func TestVerbsKilledPeer(t *testing.T) {
 	const n, limit = 8 << 20, 30 * time.Second
 	for _, path := range []Path{PathRDMA, PathNone} {
@@ -157,9 +157,9 @@ func TestVerbsKeysOfAnotherSegment(t *testing.T) {
 	keysOfAnotherSegment(t, verbsNICs(t, []string{one}))
 }
 
-// TestVerbsLinkIsCut checks that parts with another path take it, after their queue pairs were
-// fenced, while the link between the NICs is down, and that others end with their time. When the
-// link is up again all use the NICs without a restart.
+// TestVerbsLinkIsCut takes the link between the NICs down. Parts with another path must use it
+// after their queue pairs are fenced; other parts must end with their timeout. When the link is up
+// again, all parts use the NICs without a restart.
 func TestVerbsLinkIsCut(t *testing.T) {
 	const n = 16 << 20
 	if os.Geteuid() != 0 {
@@ -169,30 +169,30 @@ func TestVerbsLinkIsCut(t *testing.T) {
 	p.do(t, write(here))
 	pattern(here.Bytes(), 2)
 	b := p.submit(t, SubmitOptions{Timeout: patience}, write(here))
-	time.Sleep(5 * time.Millisecond) // in the middle of a batch
-	lose(t, "100%")
+	time.Sleep(5 * time.Millisecond) // during a batch
+	setLoss(t, "100%")
 	restored := false
 	defer func() {
 		if !restored {
-			lose(t, "")
+			setLoss(t, "")
 		}
 	}()
 	must(t, wait(t, b))
 	c := b.Completion()
-	t.Logf("while the link went: %+v", c)
+	t.Logf("while the link went down: %+v", c)
 	same(t, "written", p.there(t, n), here.Bytes())
 	begun := time.Now()
 	alone := p.submit(t, SubmitOptions{Timeout: 2 * time.Second, Path: PathRDMA}, write(here))
 	wantErr(t, "by rdma alone", wait(t, alone), context.DeadlineExceeded)
 	if took := time.Since(begun); took > patience/2 {
-		t.Errorf("a batch of 2 s took %v", took)
+		t.Errorf("a batch with a timeout of 2 s ended after %v", took)
 	}
 	pattern(here.Bytes(), 3)
 	b = p.submit(t, SubmitOptions{Timeout: patience}, write(here))
 	must(t, wait(t, b))
 	wantPath(t, b, PathTCP, true)
 	same(t, "written while the link is down", p.there(t, n), here.Bytes())
-	lose(t, "")
+	setLoss(t, "")
 	restored = true
 	pattern(here.Bytes(), 4)
 	until(t, "it never goes by rdma again", func() bool { return p.do(t, write(here)).Completion().Bytes[PathRDMA] == n })
@@ -204,12 +204,12 @@ func TestVerbsLinkIsCut(t *testing.T) {
 	t.Logf("%+v", s)
 }
 
-// TestVerbsLockedMemoryIsShort checks that memory above the target's limit on locked memory goes by
-// sockets, and that the description names the limit.
+// TestVerbsLockedMemoryIsShort checks that memory above the target's limit of locked memory is sent
+// over sockets, and that the description of the segment names the limit.
 func TestVerbsLockedMemoryIsShort(t *testing.T) {
 	const n, limit = 4 << 20, "1048576"
 	if os.Geteuid() != 0 {
-		testkit.Skip(t, "root", "the target gives up a right of root's")
+		testkit.Skip(t, "root", "the target drops a capability of root")
 	}
 	one, two := verbsNames(t)
 	t.Setenv(nicEnv, two)
@@ -224,7 +224,7 @@ func TestVerbsLockedMemoryIsShort(t *testing.T) {
 	why := p.remote.RDMA(0)
 	wantErr(t, "memory above the limit", why, errdefs.ErrNotSupported)
 	if why != nil && !strings.Contains(why.Error(), limit+" bytes of memory (ulimit -l)") {
-		t.Errorf("it does not say why: %v", why)
+		t.Errorf("the error does not give the reason: %v", why)
 	}
 	pattern(here.Bytes(), 1)
 	b := p.do(t, write(here))
@@ -233,8 +233,8 @@ func TestVerbsLockedMemoryIsShort(t *testing.T) {
 	t.Log(why)
 }
 
-// lose sets the packet loss of both ends of the cable; "" restores it.
-func lose(t *testing.T, loss string) {
+// setLoss sets the packet loss at both ends of the cable; "" restores the previous value.
+func setLoss(t *testing.T, loss string) {
 	t.Helper()
 	for _, end := range []string{"veth1", "veth2"} {
 		args := []string{"qdisc", "replace", "dev", end, "root", "netem", "loss", loss}

@@ -12,8 +12,9 @@ import (
 	"github.com/kvlane/kvlane/rdma/soft"
 )
 
-// TestDefectRefusedRegistration checks that memory that optional NICs refuse uses other paths, with
-// a count and a reason, and that a refusal of required NICs is an error with the next step.
+// TestDefectRefusedRegistration checks memory that a NIC refuses to register. With optional NICs
+// the memory uses other paths, and the refusal is counted with its reason. With required NICs the
+// refusal is an error with the next step.
 func TestDefectRefusedRegistration(t *testing.T) {
 	for _, optional := range []bool{true, false} {
 		for op, most := range map[string]int{soft.OpRegMR: 5, soft.OpAllocPD: 3, soft.OpOpen: 1} {
@@ -22,7 +23,7 @@ func TestDefectRefusedRegistration(t *testing.T) {
 				refusedOnce(t, plan, optional)
 				if plan.Injected() == 0 {
 					if i < most {
-						t.Errorf("%s goes well for the %dth time", op, i)
+						t.Errorf("%s succeeded at call %d", op, i)
 					}
 					break
 				}
@@ -43,7 +44,7 @@ func refusedOnce(t *testing.T, plan *fault.Plan, optional bool) {
 			closeEngine(t, e)
 		}
 	}()
-	// asked reports whether err is an error of required NICs.
+	// asked reports whether err is an error of required NICs, and checks its text.
 	asked := func(err error) bool {
 		t.Helper()
 		var f *fault.Error
@@ -54,7 +55,7 @@ func refusedOnce(t *testing.T, plan *fault.Plan, optional bool) {
 			t.Fatal(err)
 		}
 		if len(engines) == 2 && !strings.Contains(err.Error(), "permit other paths") {
-			t.Errorf("it does not say what to do: %v", err)
+			t.Errorf("the error does not name the next step: %v", err)
 		}
 		return true
 	}
@@ -112,8 +113,8 @@ func refusedOnce(t *testing.T, plan *fault.Plan, optional bool) {
 	must(t, p.segment.Unregister(ctx, n))
 }
 
-// TestRefusalsOfCallers checks that mistakes of the caller are errors, with optional and required
-// NICs.
+// TestRefusalsOfCallers checks that wrong calls return errors with optional and with required NICs,
+// and do not count as refusals.
 func TestRefusalsOfCallers(t *testing.T) {
 	p, here, there := rdmaPair(t, softNICs(t, nil, 1), Options{NICsOptional: true}, 1<<16)
 	wantErr(t, "local memory again", p.initiator.RegisterLocal(here), errdefs.ErrExists)

@@ -17,8 +17,9 @@ import (
 	"github.com/kvlane/kvlane/share"
 )
 
-// TestDefectStoppedImporterStopsTheSegment: as long as an importer does not let go of memory that is being unregistered, others still learn
-// what the segment has, more is registered, and closing it ends with its context.
+// TestDefectStoppedImporterStopsTheSegment checks a segment with an importer that does not release
+// memory that is being unregistered. Other peers can still refresh the segment, more memory can be
+// registered, and Close ends with its context.
 func TestDefectStoppedImporterStopsTheSegment(t *testing.T) {
 	h, err := share.AllocHost(nil, 4096)
 	must(t, err)
@@ -55,7 +56,8 @@ func TestDefectStoppedImporterStopsTheSegment(t *testing.T) {
 	wantErr(t, "register in a closed segment", err, errdefs.ErrClosed)
 }
 
-// TestDefectRefreshHoldsBatchesUp: batches move while a refresh waits for an exporter that does not answer.
+// TestDefectRefreshHoldsBatchesUp checks that batches run while a refresh waits for an exporter
+// that does not answer.
 func TestDefectRefreshHoldsBatchesUp(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "silent.sock")
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
@@ -75,7 +77,7 @@ func TestDefectRefreshHoldsBatchesUp(t *testing.T) {
 	defer cancel()
 	refreshed := make(chan error, 1)
 	go func() { refreshed <- p.remote.Refresh(ctx) }()
-	c, err := l.AcceptUnix() // it asks
+	c, err := l.AcceptUnix() // the import request
 	must(t, err)
 	moved := make(chan error, 1)
 	go func() {
@@ -101,7 +103,8 @@ func TestDefectRefreshHoldsBatchesUp(t *testing.T) {
 	must(t, c.Close())
 }
 
-// TestDefectSegmentsNICsChange: a segment that is said to have other NICs than it had is refused: parts on their way go by keys of the first.
+// TestDefectSegmentsNICsChange checks that a refresh is refused if the segment reports other NICs
+// than before. Parts in flight use keys of the first NICs.
 func TestDefectSegmentsNICsChange(t *testing.T) {
 	p := newPair(t, Options{}, Options{}, host(t, 4096))
 	p.remote.mu.Lock()
@@ -110,7 +113,9 @@ func TestDefectSegmentsNICsChange(t *testing.T) {
 	wantErr(t, "other NICs", p.remote.Refresh(t.Context()), errdefs.ErrMismatch)
 }
 
-// TestDefectPagesOfABufferThatIsShorterNow: pages that are cut into parts lie in the buffer as it is by then, to the last of every plane.
+// TestDefectPagesOfABufferThatIsShorterNow checks the bounds of pages after their buffer was
+// replaced by a shorter one. Each part must fit the buffer of that time, to the last page of every
+// plane.
 func TestDefectPagesOfABufferThatIsShorterNow(t *testing.T) {
 	const page = 4096
 	there, here := host(t, 8*page), host(t, 8*page)
@@ -135,17 +140,18 @@ func TestDefectPagesOfABufferThatIsShorterNow(t *testing.T) {
 	}
 }
 
-// TestDefectDescriptionLongerThanAFrame: more is not registered than a segment can be described with, and a request whose answer is too long
-// is refused, on a connection that goes on.
+// TestDefectDescriptionLongerThanAFrame checks that a segment does not register more memory than
+// its description has space for. A request whose answer is too long is refused, and its connection
+// stays usable.
 func TestDefectDescriptionLongerThanAFrame(t *testing.T) {
 	there := host(t, 4096)
 	p := newPair(t, Options{}, Options{}, there)
-	o := RegisterOptions{Name: strings.Repeat("<", MaxNameBytes)} // which JSON writes in six bytes
+	o := RegisterOptions{Name: strings.Repeat("<", MaxNameBytes)} // JSON encodes this character in six bytes
 	var err error
 	for n := 1; err == nil; n++ {
 		_, err = p.segment.Register(t.Context(), there, o)
 		if n == MaxBuffers {
-			t.Fatal("there is no end to it")
+			t.Fatal("the number of registrations has no limit")
 		}
 	}
 	wantErr(t, "one more", err, errdefs.ErrBusy)
@@ -165,8 +171,8 @@ func TestDefectDescriptionLongerThanAFrame(t *testing.T) {
 	}
 }
 
-// TestDefectClosedRemoteConnects: a segment that was closed is neither refreshed nor probed, and nothing connects to its engine again: nobody would
-// close the connection.
+// TestDefectClosedRemoteConnects checks that a closed Remote is neither refreshed nor probed and
+// does not reconnect to the engine. Such a connection would never be closed.
 func TestDefectClosedRemoteConnects(t *testing.T) {
 	p := newPair(t, Options{}, Options{}, host(t, 4096))
 	must(t, p.remote.Close())
@@ -175,13 +181,13 @@ func TestDefectClosedRemoteConnects(t *testing.T) {
 	wantErr(t, "refresh", p.remote.Refresh(t.Context()), errdefs.ErrClosed)
 	_, err := p.remote.Probe(t.Context())
 	wantErr(t, "probe", err, errdefs.ErrClosed)
-	// A probe that began before the end asks later.
+	// A probe that started before Close makes its call later.
 	wantErr(t, "a late call", p.remote.p.call(t.Context(), callProbe, struct{}{}, nil), errdefs.ErrClosed)
 	if n := connections(); n != 0 {
-		t.Errorf("%d connections that nobody closes", n)
+		t.Errorf("%d connections are never closed", n)
 	}
 	p.open(t, p.target.Address())
-	other := p.remote // the engine is connected still
+	other := p.remote // the engine is still connected
 	p.open(t, p.target.Address())
 	must(t, p.remote.Close())
 	_, err = p.remote.Probe(t.Context())
@@ -190,7 +196,8 @@ func TestDefectClosedRemoteConnects(t *testing.T) {
 	must(t, err)
 }
 
-// TestDefectRegisterWaitsWithoutEnd: memory is registered after another call has ended, or the caller has waited for long enough.
+// TestDefectRegisterWaitsWithoutEnd checks that Register waits for another call only until its
+// context ends.
 func TestDefectRegisterWaitsWithoutEnd(t *testing.T) {
 	p := newPair(t, Options{}, Options{})
 	p.segment.changeLock <- struct{}{}
@@ -203,7 +210,7 @@ func TestDefectRegisterWaitsWithoutEnd(t *testing.T) {
 	must(t, err)
 }
 
-// stuckStore answers when its caller's patience ends.
+// stuckStore is a metadata store whose calls return only when their context ends.
 type stuckStore struct{}
 
 func (stuckStore) Put(ctx context.Context, _ string, _ []byte, _ time.Duration) error {
@@ -215,7 +222,8 @@ func (stuckStore) Get(ctx context.Context, _ string) ([]byte, error) { return ni
 
 func (stuckStore) Delete(ctx context.Context, _ string) error { return ctx.Err() }
 
-// TestDefectFailedPublishStays: a segment that could not be published in time is not there, and its name is free.
+// TestDefectFailedPublishStays checks that a segment whose Publish timed out does not exist and
+// that its name is free.
 func TestDefectFailedPublishStays(t *testing.T) {
 	e := engine(t, Options{Store: stuckStore{}})
 	for range 50 {
@@ -229,7 +237,8 @@ func TestDefectFailedPublishStays(t *testing.T) {
 	}
 }
 
-// TestDefectUnspecifiedAddressIsAdvertised: others are not told of an address at which each of them would reach itself.
+// TestDefectUnspecifiedAddressIsAdvertised checks that an engine does not advertise an unspecified
+// address, which every other host would resolve to itself.
 func TestDefectUnspecifiedAddressIsAdvertised(t *testing.T) {
 	for _, o := range []Options{{Listen: ":0"}, {Listen: "0.0.0.0:0"}, {Listen: "[::]:0"}, {Listen: "127.0.0.1:0", Advertise: "0.0.0.0:7200"}, {Advertise: ":7200"}} {
 		e, err := Open(o)
@@ -243,7 +252,8 @@ func TestDefectUnspecifiedAddressIsAdvertised(t *testing.T) {
 	}
 }
 
-// slowStore takes a while for each value, fails for some, and notes for which more time has passed than they were kept.
+// slowStore is a metadata store with slow writes, some of which fail. It counts the values that
+// expired before they were renewed.
 type slowStore struct {
 	stuckStore
 	takes time.Duration
@@ -270,7 +280,8 @@ func (s *slowStore) Put(ctx context.Context, key string, _ []byte, ttl time.Dura
 	return nil
 }
 
-// TestDefectLeasesRunOut checks that the leases of many segments are renewed in time although the store is slow and refuses some.
+// TestDefectLeasesRunOut checks that the leases of many segments are renewed in time, although the
+// store is slow and refuses some writes.
 func TestDefectLeasesRunOut(t *testing.T) {
 	testkit.Grow(t, 2*time.Second, func(lease time.Duration) error { return leasesRunOut(t, lease) })
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// ask asks for n bytes at 0 by a lane of that number, and returns its connection.
+// ask requests n bytes at offset 0 over a data connection with the given number, and returns the
+// connection.
 func ask(t *testing.T, p *pair, number uint64, op Op, n int64) net.Conn {
 	t.Helper()
 	c := dialRaw(t, p.target.Address())
@@ -45,7 +46,8 @@ func drip(ctx context.Context, c net.Conn, n int) {
 	}
 }
 
-// TestDefectTrickleTakesChunks: more writers than there are chunks, who send a byte now and then, do not keep others' bytes from being staged.
+// TestDefectTrickleTakesChunks starts more slow writers than there are staging chunks. Each sends
+// one byte from time to time. Other transfers must still get chunks.
 func TestDefectTrickleTakesChunks(t *testing.T) {
 	for name, k := range map[string]int64{"from the start": 1, "after some": 200_000} {
 		t.Run(name, func(t *testing.T) {
@@ -64,17 +66,17 @@ func TestDefectTrickleTakesChunks(t *testing.T) {
 	}
 }
 
-// TestDefectSlowReaderTakesChunks: more readers than there are chunks, who take a few bytes now and then, do not keep others' bytes from being
-// staged.
+// TestDefectSlowReaderTakesChunks starts more slow readers than there are staging chunks. Each
+// reads a few bytes from time to time. Other transfers must still get chunks.
 func TestDefectSlowReaderTakesChunks(t *testing.T) {
-	const n = 16 << 20 // more than sockets hold
+	const n = 16 << 20 // more than the socket buffers hold
 	near, far := newGPU(t, sim.Options{}), newGPU(t, sim.Options{Index: 1})
 	to, from := far.options(), near.options()
-	to.Stall, from.Stall = time.Hour, time.Hour // nobody is given up
+	to.Stall, from.Stall = time.Hour, time.Hour // no peer is given up
 	p := newPair(t, to, from, far.alloc(t, n))
 	for i := range 2 * to.Chunks {
 		c := ask(t, p, uint64(1000+i), Read, n)
-		defer c.Close() // before all else
+		defer c.Close() // before the other cleanups
 		go func() {
 			for pause(t.Context(), 100*time.Millisecond) {
 				if _, err := c.Read(make([]byte, 1)); err != nil {
@@ -90,9 +92,10 @@ func TestDefectSlowReaderTakesChunks(t *testing.T) {
 	}
 }
 
-// TestDefectTrickleHoldsMemory checks that Unregister ends a long write by a peer that is slow, but not so slow that the engine gives it up.
+// TestDefectTrickleHoldsMemory checks that Unregister ends a long write of a slow peer that is
+// still fast enough to keep its connection.
 func TestDefectTrickleHoldsMemory(t *testing.T) {
-	const n = 64 << 20 // more than the peer sends while the test waits
+	const n = 64 << 20 // more than the peer sends during the test
 	there, here := host(t, n), host(t, 4096)
 	p := newPair(t, Options{Stall: time.Second}, Options{}, there, host(t, 4096))
 	p.do(t, Task{Op: Write, Local: mem.All(here), Offset: n})

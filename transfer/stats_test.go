@@ -7,8 +7,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// TestStatsOfPaths checks the counts of bytes and tasks by path and final status, and of replaced
-// connections.
+// TestStatsOfPaths checks the counts of bytes and tasks for each path and final status, and the
+// count of replaced connections.
 func TestStatsOfPaths(t *testing.T) {
 	const n = 1 << 20
 	there, here := host(t, n), host(t, n)

@@ -35,14 +35,14 @@ const (
 	bytesAll  = layers * 2 * pages * pageBytes
 )
 
-// rig has two engines: the prefill side has memory here, the decode side there.
+// rig is a prefill engine with the memory here, and a decode engine with the memory there.
 type rig struct {
 	here, there *mem.Region
 	prefill     *transfer.Engine
 	remote      *transfer.Remote
 	sender      *handover.Sender
 	receiver    *handover.Receiver
-	at          string // of the segment
+	at          string // address of the segment
 }
 
 func newRig(t *testing.T, depth int) *rig {
@@ -73,7 +73,8 @@ func newRig(t *testing.T, depth int) *rig {
 	return r
 }
 
-// planes are K and V of each layer, page by page on both sides.
+// planes returns the planes of keys and values of each layer. They have the same places on both
+// sides.
 func planes(here *mem.Region) [][]transfer.PagePlane {
 	all := make([][]transfer.PagePlane, layers)
 	for k := range int64(layers) {
@@ -97,7 +98,7 @@ func host(t *testing.T) *mem.Region {
 	return r
 }
 
-// pairs are pages at different places on the two sides.
+// pairs maps local pages to different remote pages.
 var pairs = []transfer.PagePair{{Local: 3, Remote: 9}, {Local: 4, Remote: 2}, {Local: 5, Remote: 15}}
 
 // compute writes a layer's pages with unique bytes.
@@ -134,7 +135,7 @@ func (r *rig) next(t *testing.T) handover.Event {
 	return e
 }
 
-// work is a computation that is a dependency.
+// work is a dependency that stands for a computation.
 type work struct {
 	done chan struct{}
 	err  error
@@ -143,7 +144,8 @@ type work struct {
 func (w *work) Done() <-chan struct{} { return w.done }
 func (w *work) Err() error            { return w.err }
 
-// Each layer is sent when it is computed, and is in its pages when the receiver reports it.
+// Each layer is sent when its computation ends. When the receiver reports a layer, its pages have
+// arrived.
 func TestLayersArriveAsTheyAreComputed(t *testing.T) {
 	r := newRig(t, 0)
 	for n := range 3 {
@@ -180,7 +182,7 @@ func TestLayersArriveAsTheyAreComputed(t *testing.T) {
 	}
 }
 
-// While Depth layers are in progress, the next one waits.
+// While Depth layers are in flight, the next Layer call waits.
 func TestBackPressure(t *testing.T) {
 	r := newRig(t, 2)
 	q, err := r.sender.Begin([]byte("slow"), pairs)
@@ -214,8 +216,8 @@ func TestBackPressure(t *testing.T) {
 	}
 }
 
-// A request fails as a whole: with a layer, with missing layers, and when it is canceled. The
-// receiver reports that once.
+// A request fails as a whole if a layer fails, if layers are missing, or if it is canceled. The
+// receiver reports the failure once.
 func TestFailures(t *testing.T) {
 	broken := errors.New("the computation failed")
 	for name, c := range map[string]struct {
@@ -228,7 +230,7 @@ func TestFailures(t *testing.T) {
 			must(t, q.Layer(t.Context(), 0, w))
 			for k := 1; k < layers; k++ {
 				if err := q.Layer(t.Context(), k); err != nil {
-					break // once the failure is known
+					break // the request has failed
 				}
 			}
 			return q.Finish(t.Context())
@@ -237,8 +239,8 @@ func TestFailures(t *testing.T) {
 			must(t, q.Layer(t.Context(), 1))
 			return q.Finish(t.Context())
 		}, errdefs.ErrCanceled},
-		"it is given up": {func(t *testing.T, r *rig, q *handover.Request) error {
-			w := &work{done: make(chan struct{})} // it never ends
+		"it is canceled": {func(t *testing.T, r *rig, q *handover.Request) error {
+			w := &work{done: make(chan struct{})} // never closed
 			for k := range layers {
 				if k == handover.DefaultDepth {
 					break
@@ -272,7 +274,7 @@ func TestFailures(t *testing.T) {
 			if err := q.Finish(t.Context()); !errors.Is(err, errdefs.ErrClosed) {
 				t.Errorf("a second end: %v", err)
 			}
-			// The next request is not affected.
+			// A second request is not affected.
 			q, err = r.sender.Begin([]byte("another"), pairs)
 			must(t, err)
 			for k := range layers {
@@ -289,8 +291,8 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// A receiver that is gone fails the request within its time, and Finish returns that the
-// notification failed.
+// If the receiver has stopped, the request fails within its timeout, and Finish reports that it
+// could not send the notification.
 func TestReceiverIsGone(t *testing.T) {
 	r := newRig(t, 0)
 	must(t, r.remoteGone(t))
@@ -306,7 +308,7 @@ func TestReceiverIsGone(t *testing.T) {
 	}
 }
 
-// remoteGone closes the receiver's segment.
+// remoteGone replaces the remote by a segment that is then closed.
 func (r *rig) remoteGone(t *testing.T) error {
 	t.Helper()
 	e, err := transfer.Open(transfer.Options{})
@@ -351,8 +353,8 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-// TestGroups checks that the layers of each page group are in that group's pages, and that those of
-// an empty group arrive too.
+// TestGroups checks that the layers of each page group use that group's pages, and that layers of a
+// group without pages are also reported.
 func TestGroups(t *testing.T) {
 	r := newRig(t, 0)
 	groups := []int{0, 1, 2, 0, 1, 2}
@@ -380,7 +382,7 @@ func TestGroups(t *testing.T) {
 		}
 	}
 	for k, group := range groups {
-		want := map[uint32]uint32{} // local page by remote page
+		want := map[uint32]uint32{} // maps remote pages to local pages
 		for _, p := range [][]transfer.PagePair{pairs, nil, other}[group] {
 			want[p.Remote] = p.Local
 		}
@@ -400,8 +402,8 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// TestDefectLayerWaitsForAnother checks that a layer whose batch waits delays neither another layer
-// nor the end of the request beyond their limits, and ends with the request.
+// TestDefectLayerWaitsForAnother checks a layer whose batch waits to be submitted. It must not
+// delay other layers or the end of the request beyond their limits, and ends with the request.
 func TestDefectLayerWaitsForAnother(t *testing.T) {
 	r := newRig(t, 0)
 	e, err := transfer.Open(transfer.Options{Batches: 1})
@@ -449,8 +451,8 @@ func TestDefectLayerWaitsForAnother(t *testing.T) {
 	}
 }
 
-// TestDefectIdentifierOfTheCaller checks that a request keeps its identifier when the caller
-// changes the slice.
+// TestDefectIdentifierOfTheCaller checks that a request copies its identifier, so that the caller
+// may change the slice.
 func TestDefectIdentifierOfTheCaller(t *testing.T) {
 	r := newRig(t, 0)
 	id := []byte("request")

@@ -16,9 +16,9 @@ import (
 const span = 64 << 20
 
 // BenchmarkLoopback moves a span block by block between two registered regions of this host with
-// the protocol, and in turns over two plain sockets that only write and read, a block with each
-// call. of-sockets is the median of the ratio of the two, round by round, so that other load of the
-// machine affects both.
+// the protocol. In alternation it moves a span over two plain sockets, with one block for each
+// write and read. of-sockets is the median ratio of the two rates in each round, so that other load
+// affects both equally.
 func BenchmarkLoopback(b *testing.B) {
 	for _, block := range []int64{64 << 10, 1 << 20} {
 		for _, op := range []transfer.Op{transfer.Read, transfer.Write} {

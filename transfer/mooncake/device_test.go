@@ -18,7 +18,8 @@ import (
 
 const stagedChunks = 4
 
-// serveDevice serves n bytes of a device's memory, staged through stagedChunks chunks each way.
+// serveDevice serves n bytes of device memory. They are staged through stagedChunks chunks in each
+// direction.
 func serveDevice(t *testing.T, n int64) (*mooncake.Server, *mem.Region) {
 	t.Helper()
 	d, err := sim.Open(sim.Options{})
@@ -36,7 +37,7 @@ func serveDevice(t *testing.T, n int64) (*mooncake.Server, *mem.Region) {
 	return server, gpu
 }
 
-// staysAvailable moves n bytes a few times.
+// staysAvailable checks that another peer can move n bytes.
 func staysAvailable(t *testing.T, server *mooncake.Server, op transfer.Op, gpu *mem.Region, n uint64) {
 	t.Helper()
 	remote, here := open(t, server.Segment().Name, int64(n), nil)
@@ -49,8 +50,8 @@ func staysAvailable(t *testing.T, server *mooncake.Server, op transfer.Op, gpu *
 	}
 }
 
-// TestDefectTrickleTakesChunks checks that slow writers, more than there are chunks, do not keep
-// other bytes from being staged.
+// TestDefectTrickleTakesChunks starts more slow writers than there are staging chunks. Other
+// transfers must still get chunks.
 func TestDefectTrickleTakesChunks(t *testing.T) {
 	const n = 1 << 20
 	server, gpu := serveDevice(t, n)
@@ -72,9 +73,10 @@ func TestDefectTrickleTakesChunks(t *testing.T) {
 	staysAvailable(t, server, transfer.Write, gpu, n)
 }
 
-// TestDefectSlowReaderTakesChunks does the same with readers that read nothing for a while.
+// TestDefectSlowReaderTakesChunks starts more slow readers than there are staging chunks. Other
+// transfers must still get chunks.
 func TestDefectSlowReaderTakesChunks(t *testing.T) {
-	const n = 16 << 20 // more than sockets hold
+	const n = 16 << 20 // more than the socket buffers hold
 	server, gpu := serveDevice(t, n)
 	for range 2 * stagedChunks {
 		c := talk(t, dataAddr(server))

@@ -17,7 +17,7 @@ import (
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
-// directory returns the directory of a metadata server with texts by key.
+// directory returns the directory of a metadata server that contains texts.
 func directory(t *testing.T, texts map[string]string) mooncake.Directory {
 	t.Helper()
 	web := httptest.NewServer(metadata.NewServer(metadata.ServerOptions{}))
@@ -52,8 +52,8 @@ func plain(t *testing.T, method, at, text string) (int, string) {
 	return resp.StatusCode, b.String()
 }
 
-// A segment in a metadata server: keys and texts of the protocol, transfers without the server, and
-// its recovery.
+// TestSegmentsByHTTP checks the keys and texts of a segment in a metadata server. Transfers must
+// continue while the server is down, and the segment must be published again afterwards.
 func TestSegmentsByHTTP(t *testing.T) {
 	store := metadata.NewServer(metadata.ServerOptions{})
 	var down atomic.Bool
@@ -105,7 +105,7 @@ func TestSegmentsAreRepublished(t *testing.T) {
 	s, _ := serve(t, 4096, func(o *mooncake.ServerOptions) { o.Directory, o.RepublishTime = d, 10*time.Millisecond })
 	other, err := mooncake.Serve(within(t), mooncake.ServerOptions{Name: s.Segment().Name, Listen: "127.0.0.1:0", Directory: d, Memory: mooncake.NewRegions(nil)})
 	must(t, err)
-	must(t, other.Close(within(t))) // and removes the keys of the name
+	must(t, other.Close(within(t))) // removes the keys of the shared name
 	eventually(t, "the segment is there again", func() bool {
 		_, err := d.Find(within(t), s.Segment().Name)
 		return err == nil
@@ -131,7 +131,8 @@ func TestOpenDirectory(t *testing.T) {
 	}
 }
 
-// Descriptions of peers: Mooncake's own engine, older ones, and malformed ones.
+// Segment descriptions of peers: from Mooncake's engine, from older versions of it, and malformed
+// ones.
 func TestParseSegment(t *testing.T) {
 	s, err := mooncake.ParseSegment([]byte(`{"buffers":[{"addr":140049588944896,"length":100663296,"name":"127.0.0.1:16471"}],"name":"127.0.0.1:16471",
 		"protocol":"tcp","rdma_server_name":"","tcp_data_host":"127.0.0.1","tcp_data_port":16821,"tcp_proto_version":2,"timestamp":"2026-11-23 00:57:41"}` + "\n"))
@@ -156,8 +157,8 @@ func TestParseSegment(t *testing.T) {
 	}
 }
 
-// TestNameThatIsNoHost checks that a directory has the host of Listen or of Advertise, so that any
-// name is valid.
+// TestNameThatIsNoHost checks that the directory gets the host of Listen or Advertise, so that a
+// segment may have any name.
 func TestNameThatIsNoHost(t *testing.T) {
 	for _, c := range []mooncake.ServerOptions{{Listen: "127.0.0.1:0"}, {Listen: "0.0.0.0:0", Advertise: "127.0.0.1"}, {Listen: "[::]:0", Advertise: "127.0.0.1:0"}} {
 		d := directory(t, nil)
@@ -178,9 +179,8 @@ func TestNameThatIsNoHost(t *testing.T) {
 	}
 }
 
-// TestNameOfTwoProcesses checks that of two processes with one name the first keeps it while it
-// answers, that the other one is found afterwards, and that closing one leaves the record of the
-// other.
+// TestNameOfTwoProcesses starts two processes with one name. The first keeps the name while it
+// answers, and the second gets it afterwards. Closing one must not remove the record of the other.
 func TestNameOfTwoProcesses(t *testing.T) {
 	d := directory(t, nil)
 	change := func(o *mooncake.ServerOptions) {
@@ -190,7 +190,8 @@ func TestNameOfTwoProcesses(t *testing.T) {
 		got, err := d.Find(within(t), "kv")
 		return err == nil && got.DataPort == s.Segment().DataPort
 	}
-	// settle returns the server that the directory names, and the other one, which has noticed that.
+	// settle waits until the directory names one of the servers and the other has noticed. It
+	// returns both.
 	settle := func(a, b *mooncake.Server) (has, lacks *mooncake.Server) {
 		noticed := map[*mooncake.Server]uint64{a: a.Stats().DirectoryFailures, b: b.Stats().DirectoryFailures}
 		eventually(t, "one of two has the name", func() bool {
@@ -208,7 +209,7 @@ func TestNameOfTwoProcesses(t *testing.T) {
 	has, lacks := settle(first, second)
 	must(t, lacks.Close(within(t)))
 	if !found(has) {
-		t.Error("the end of one has taken the record of the other")
+		t.Error("closing one server removed the record of the other")
 	}
 	third, _ := serve(t, 4096, change)
 	has, lacks = settle(has, third)

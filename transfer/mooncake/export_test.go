@@ -1,4 +1,4 @@
 package mooncake
 
-// Die ends a server like a kill: the directory keeps its record.
+// Die stops a server as a kill would: the directory keeps its record.
 func Die(s *Server) error { return s.stop() }

@@ -17,8 +17,8 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// FuzzParseSegment checks that an accepted description is valid and accepted again after encoding,
-// and that any other is ErrInvalid.
+// FuzzParseSegment checks that every accepted description is valid and is accepted again after
+// encoding. Any other input must return ErrInvalid.
 func FuzzParseSegment(f *testing.F) {
 	f.Add([]byte(`{"buffers":[{"addr":140049588944896,"length":100663296,"name":"cpu:0"}],"name":"a:1","protocol":"tcp","tcp_data_port":16821,"tcp_proto_version":2}`))
 	f.Add([]byte(`{"name":"a","buffers":[{"name":"b","addr":18446744073709551615,"length":1}]}`))
@@ -40,7 +40,7 @@ func FuzzParseSegment(f *testing.F) {
 	})
 }
 
-// fakeConn is a connection whose peer has sent all of its bytes.
+// fakeConn is a connection whose peer has already sent all of its bytes.
 type fakeConn struct {
 	in  io.Reader
 	out bytes.Buffer
@@ -55,7 +55,7 @@ func (w *fakeConn) SetDeadline(time.Time) error      { return nil }
 func (w *fakeConn) SetReadDeadline(time.Time) error  { return nil }
 func (w *fakeConn) SetWriteDeadline(time.Time) error { return nil }
 
-// testServer returns a server without sockets that offers b from address base, except edge bytes at
+// testServer returns a server without sockets. It offers b at address base, without edge bytes at
 // each end.
 func testServer(b []byte, base uint64, edge int) *Server {
 	in := b[edge : len(b)-edge]
@@ -73,7 +73,7 @@ func testServer(b []byte, base uint64, edge int) *Server {
 }
 
 // FuzzHandshake checks that the server answers with at most one frame of the same kind, or counts
-// the request.
+// the request as malformed.
 func FuzzHandshake(f *testing.F) {
 	f.Add([]byte("\x03\x00\x00\x00\x00\x00\x00\x00\x01{}"))
 	f.Add([]byte("\x03\x00\x00\x00\x00\x00\x00\x00\x00{}"))
@@ -95,7 +95,7 @@ func FuzzHandshake(f *testing.F) {
 	})
 }
 
-// FuzzSession checks that memory beside the registered part is unchanged, and that answers have
+// FuzzSession checks that memory outside the registered part does not change. Answers may contain
 // only bytes of that part, and no more than requested.
 func FuzzSession(f *testing.F) {
 	const base, edge, size = 1 << 20, 64, 256
@@ -122,13 +122,13 @@ func FuzzSession(f *testing.F) {
 			t.Fatalf("%d requests were carried out of at most %d", got, requests)
 		}
 		if most := st.ReadBytes + statusBytes*requests; uint64(w.out.Len()) > most {
-			t.Fatalf("%d bytes were said, at most %d", w.out.Len(), most)
+			t.Fatalf("the answer has %d bytes, want at most %d", w.out.Len(), most)
 		}
 	})
 }
 
-// FuzzAnswers checks that a Remote takes no byte more than it requested, and that its task is
-// completed only with all of them.
+// FuzzAnswers checks that a Remote stores no more bytes than it requested, and completes a task
+// only if all of them arrived.
 func FuzzAnswers(f *testing.F) {
 	ok := binary.LittleEndian.AppendUint64(nil, statusOK)
 	f.Add(append(ok, "12345678"...))

@@ -24,11 +24,11 @@ import (
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
-// engineEnv names the directory with an engine of Mooncake's unpacked by tools/mooncake.
+// engineEnv names the directory with Mooncake's engine, as unpacked by tools/mooncake.
 const engineEnv = "KVLANE_MOONCAKE"
 
-// engine returns a command of Mooncake's engine with that version of the data protocol. It ends
-// with the test.
+// engine returns a command that runs Mooncake's engine with the given version of the data protocol.
+// The process ends with the test.
 func engine(t *testing.T, version int, name string, args ...string) *exec.Cmd {
 	t.Helper()
 	dir := os.Getenv(engineEnv)
@@ -53,8 +53,8 @@ func freePort(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// Mooncake's engine writes to a segment of ours and reads it back, with either directory and
-// version, and its benchmark uses the segment.
+// Mooncake's engine writes to a segment of kvlane and reads it back, with both directories and both
+// versions. Its benchmark also uses the segment.
 func TestMooncakeDrivesOurs(t *testing.T) {
 	web := httptest.NewServer(metadata.NewServer(metadata.ServerOptions{}))
 	t.Cleanup(web.Close)
@@ -90,7 +90,7 @@ func TestMooncakeDrivesOurs(t *testing.T) {
 	}
 }
 
-// Our engine reads, writes, probes and notifies a segment of Mooncake's engine, and handles its
+// A Remote reads, writes, probes and notifies a segment of Mooncake's engine, and handles its
 // refusals.
 func TestOursDrivesMooncake(t *testing.T) {
 	cmd := engine(t, 2, "", "--mode=target", "--protocol=tcp", "--metadata_server="+mooncake.P2PHandshake, "--local_server_name="+freePort(t), "--buffer_size=134217728", "--logtostderr")
@@ -111,7 +111,7 @@ func TestOursDrivesMooncake(t *testing.T) {
 	defer func() {
 		_ = cmd.Process.Kill()
 		<-done
-		_ = cmd.Wait() // it was killed
+		_ = cmd.Wait() // returns an error, because the process was killed
 	}()
 	select {
 	case segment := <-name:
@@ -139,7 +139,7 @@ func driveMooncake(t *testing.T, segment string) {
 	must(t, err)
 	data := net.JoinHostPort(s.DataHost, strconv.Itoa(s.DataPort))
 	const n = 48 << 20
-	for version := 1; version <= 2; version++ { // it announces 2 and accepts both
+	for version := 1; version <= 2; version++ { // the engine announces version 2 and accepts both
 		r, here := open(t, "x", 2*n, func(o *mooncake.Options) { o.Directory = fixed(t, data, version, s.Buffers[0]) })
 		pattern(here.Bytes()[:n], byte(version))
 		var writes, reads []mooncake.Task
@@ -153,11 +153,11 @@ func driveMooncake(t *testing.T, segment string) {
 		must(t, do(t, r, writes...))
 		must(t, do(t, r, reads...))
 		if !bytes.Equal(here.Bytes()[:n], here.Bytes()[n:]) {
-			t.Errorf("version %d: other bytes were read than written", version)
+			t.Errorf("version %d: the bytes read differ from those written", version)
 		}
 	}
 	if s.Version != 2 {
-		t.Errorf("it tells of version %d", s.Version)
+		t.Errorf("it reports version %d", s.Version)
 	}
 	lying := fixed(t, data, 2, mooncake.Buffer{Name: "cpu:0", Addr: 4096, Length: 1 << 62})
 	r, here := open(t, "x", 4096, func(o *mooncake.Options) { o.Directory = lying })
@@ -165,7 +165,7 @@ func driveMooncake(t *testing.T, segment string) {
 		b, err := r.Submit(within(t), []mooncake.Task{{Op: op, Local: addr(here), Remote: 4096, Length: 4096}})
 		must(t, err)
 		if err := b.Wait(within(t)); !errors.Is(err, errdefs.ErrInvalid) || b.Status(0) != transfer.StatusFailed {
-			t.Errorf("%s of what it has not registered is %s: %v, want %v", op, b.Status(0), err, errdefs.ErrInvalid)
+			t.Errorf("%s of unregistered memory is %s: %v, want %v", op, b.Status(0), err, errdefs.ErrInvalid)
 		}
 	}
 }

@@ -43,7 +43,7 @@ func eventually(tb testing.TB, what string, is func() bool) {
 	}
 }
 
-// hostRegion returns host memory that is freed at the end of the test.
+// hostRegion returns host memory that is freed when the test ends.
 func hostRegion(tb testing.TB, bytes int64) *mem.Region {
 	tb.Helper()
 	b, err := hostmem.Alloc(bytes)
@@ -54,7 +54,7 @@ func hostRegion(tb testing.TB, bytes int64) *mem.Region {
 	return r
 }
 
-// registered returns memory with one region.
+// registered returns Regions with one region of host memory.
 func registered(tb testing.TB, bytes int64) (*mooncake.Regions, *mem.Region) {
 	tb.Helper()
 	m, r := mooncake.NewRegions(nil), hostRegion(tb, bytes)
@@ -62,7 +62,7 @@ func registered(tb testing.TB, bytes int64) (*mooncake.Regions, *mem.Region) {
 	return m, r
 }
 
-// serve offers a region on a port of its own.
+// serve starts a server with one region.
 func serve(tb testing.TB, bytes int64, change func(*mooncake.ServerOptions)) (*mooncake.Server, *mem.Region) {
 	tb.Helper()
 	m, r := registered(tb, bytes)
@@ -76,7 +76,7 @@ func serve(tb testing.TB, bytes int64, change func(*mooncake.ServerOptions)) (*m
 	return s, r
 }
 
-// open opens a segment with its own local memory.
+// open opens a segment with separate local memory.
 func open(tb testing.TB, segment string, bytes int64, change func(*mooncake.Options)) (*mooncake.Remote, *mem.Region) {
 	tb.Helper()
 	m, r := registered(tb, bytes)
@@ -100,14 +100,14 @@ func do(tb testing.TB, r *mooncake.Remote, tasks ...mooncake.Task) error {
 	return b.Wait(within(tb))
 }
 
-// talk opens a plain connection.
+// talk opens a TCP connection.
 func talk(tb testing.TB, address string) *net.TCPConn {
 	tb.Helper()
 	c, err := net.Dial("tcp", address)
 	must(tb, err)
 	tb.Cleanup(func() { c.Close() })
 	must(tb, c.SetDeadline(time.Now().Add(patience)))
-	return c.(*net.TCPConn) //nolint:errcheck // it is one
+	return c.(*net.TCPConn) //nolint:errcheck // a tcp connection
 }
 
 // take reads n bytes.

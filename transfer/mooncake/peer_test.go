@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
-// playTarget accepts connections and calls play as the target of each, on plain sockets.
+// playTarget accepts plain TCP connections and calls play for each, which plays the target.
 func playTarget(t *testing.T, play func(net.Conn)) (address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -40,7 +40,7 @@ func playTarget(t *testing.T, play func(net.Conn)) (address string) {
 	return l.Addr().String()
 }
 
-// expect reads the bytes that text has in hexadecimal and reports whether they arrived.
+// expect reads as many bytes as text encodes in hexadecimal, and returns an error if they differ.
 func expect(c net.Conn, text string) error {
 	want, err := hex.DecodeString(strings.ReplaceAll(text, " ", ""))
 	if err != nil {
@@ -68,7 +68,7 @@ func answer(c net.Conn, text string) error {
 	return err
 }
 
-// The bytes that a Remote sends to a target of plain sockets, in both versions.
+// TestInitiatorBytes checks the bytes that a Remote sends to a target, in both versions.
 func TestInitiatorBytes(t *testing.T) {
 	for _, version := range []int{1, 2} {
 		received := make(chan error, 100)
@@ -78,7 +78,7 @@ func TestInitiatorBytes(t *testing.T) {
 		}
 		address := playTarget(t, func(c net.Conn) {
 			for _, step := range []struct{ want, say string }{
-				// Reads 4 bytes at 4096.
+				// Read 4 bytes at 4096.
 				{"0400000000000000 0010000000000000" + v2 + "00000000000000", ok + "61626364"},
 				{"0300000000000000 0110000000000000" + v2[:1] + "1 00000000000000 78797a", ok},
 			} {
@@ -86,7 +86,7 @@ func TestInitiatorBytes(t *testing.T) {
 					received <- err
 					return
 				}
-				if version == 1 && step.say == "" { // the byte that confirms the write
+				if version == 1 && step.say == "" { // the byte that confirms a write
 					if err := expect(c, "0100000000000000 0310000000000000 00 00000000000000"); err != nil {
 						received <- err
 						return
@@ -115,7 +115,7 @@ func TestInitiatorBytes(t *testing.T) {
 	}
 }
 
-// The bytes that a Remote sends in the handshake.
+// TestHandshakeOfAnInitiator checks the bytes that a Remote sends in the handshake.
 func TestHandshakeOfAnInitiator(t *testing.T) {
 	received := make(chan error, 1)
 	segment := `{"name":"y","protocol":"tcp","tcp_data_port":7,"buffers":[]}`
@@ -137,7 +137,7 @@ func TestHandshakeOfAnInitiator(t *testing.T) {
 	}
 }
 
-// Targets with wrong answers: the batch fails without other effects.
+// If a target sends a wrong answer, the batch fails and memory is unchanged.
 func TestTargetsThatLie(t *testing.T) {
 	for name, say := range map[string]string{
 		"no status":          "0123456789abcdef",
@@ -148,7 +148,7 @@ func TestTargetsThatLie(t *testing.T) {
 		"a status all zeros": "0000000000000000",
 	} {
 		address := playTarget(t, func(c net.Conn) {
-			_ = answer(c, say) // also before a request
+			_ = answer(c, say) // some answers are sent before a request
 			_ = expect(c, strings.Repeat("00", 24))
 		})
 		d := fixed(t, address, 2, mooncake.Buffer{Name: "cpu:0", Addr: 4096, Length: 4096})
@@ -169,14 +169,14 @@ func TestTargetsThatLie(t *testing.T) {
 	}
 }
 
-// A target that confirms a write before it has received it gets no byte of reused memory: the task
-// is not final before its last byte was sent.
+// A target confirms a write before it has received the bytes. The task must not complete before its
+// last byte was sent, because the caller may reuse the memory then.
 func TestConfirmedBeforeItWasSent(t *testing.T) {
 	const n = 64 << 20 // more than the kernel buffers
 	confirmed := make(chan struct{}, 100)
 	release := make(chan struct{})
 	address := playTarget(t, func(c net.Conn) {
-		// The first 4 MiB of it.
+		// The header of the first 4 MiB.
 		_ = expect(c, "0000400000000000 0010000000000000 81 00000000000000")
 		_ = answer(c, statusOK)
 		confirmed <- struct{}{}

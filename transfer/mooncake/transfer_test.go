@@ -15,8 +15,8 @@ import (
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
-// Both ends are ours: small and large writes and reads, in both versions, over one lane and
-// several.
+// A Remote and a Server move small and large blocks in both directions, in both versions, over one
+// lane and over several.
 func TestBothEnds(t *testing.T) {
 	const n = 24 << 20
 	for _, version := range []int{1, 2} {
@@ -35,12 +35,12 @@ func TestBothEnds(t *testing.T) {
 				}
 				must(t, do(t, r, writes...))
 				if !bytes.Equal(here.Bytes(), there.Bytes()) {
-					t.Fatal("other bytes were written")
+					t.Fatal("the written bytes differ")
 				}
 				pattern(there.Bytes(), 99)
 				must(t, do(t, r, reads...))
 				if !bytes.Equal(here.Bytes(), there.Bytes()) {
-					t.Fatal("other bytes were read")
+					t.Fatal("the bytes read differ")
 				}
 				if st := s.Stats(); st.WrittenBytes != n || st.Rejected+st.Failed+st.Malformed != 0 {
 					t.Errorf("%+v", st)
@@ -76,7 +76,7 @@ func TestManyBatchesAtOnce(t *testing.T) {
 					}
 				}
 				if !bytes.Equal(out, in) {
-					errs <- fmt.Errorf("user %d reads other bytes in round %d", u, round)
+					errs <- fmt.Errorf("user %d reads wrong bytes in round %d", u, round)
 					return
 				}
 			}
@@ -88,7 +88,7 @@ func TestManyBatchesAtOnce(t *testing.T) {
 	}
 }
 
-// An invalid task is refused at once, and a refusal of the target concerns that task only.
+// An invalid task is refused at once. A refusal by the target affects only its task.
 func TestWrongTasks(t *testing.T) {
 	const n = 1 << 16
 	s, there := serve(t, n, nil)
@@ -105,7 +105,7 @@ func TestWrongTasks(t *testing.T) {
 		{"remote end", func(t *mooncake.Task) { t.Remote += n - 4095 }},
 		{"remote unset", func(t *mooncake.Task) { t.Remote = 0 }},
 		{"remote too large", func(t *mooncake.Task) { t.Remote = ^uint64(0) - 100 }},
-		// Last, since an accepted length of this size would be split until memory is exhausted.
+		// This case is last: if such a length were accepted, splitting it would exhaust memory.
 		{"length overflow", func(t *mooncake.Task) { t.Length = ^uint64(0) }},
 	} {
 		task := good
@@ -122,7 +122,7 @@ func TestWrongTasks(t *testing.T) {
 	}
 }
 
-// A target that has withdrawn a buffer refuses its requests and carries out the rest of the batch.
+// A target refuses requests for a buffer that it has removed, and serves the rest of the batch.
 func TestRejectionIsOfOneTask(t *testing.T) {
 	const n = 16 << 20
 	m, kept := registered(t, n)
@@ -169,7 +169,7 @@ func TestRejectionIsOfOneTask(t *testing.T) {
 	}
 }
 
-// silent is a target that accepts connections and sends nothing.
+// silent starts a target that accepts connections and sends nothing.
 func silent(t *testing.T) (address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -211,7 +211,7 @@ func fixed(t *testing.T, dataAddr string, version int, buffers ...mooncake.Buffe
 	return directory(t, map[string]string{"mooncake/ram/x": text + "]}"})
 }
 
-// With a silent target, every task is final at the batch's deadline, and its memory is free.
+// If the target is silent, every task ends at the batch's deadline, and its memory may be reused.
 func TestDeadlineEndsABatch(t *testing.T) {
 	address := silent(t)
 	d := fixed(t, address, 2, mooncake.Buffer{Name: "cpu:0", Addr: 4096, Length: 64 << 20})
@@ -243,7 +243,7 @@ func TestDeadlineEndsABatch(t *testing.T) {
 	}
 }
 
-// Without a deadline, a stalled target is given up after StallTime.
+// Without a deadline, a batch on a stalled target fails after StallTime.
 func TestStallEndsABatch(t *testing.T) {
 	address := silent(t)
 	d := fixed(t, address, 2, mooncake.Buffer{Name: "cpu:0", Addr: 4096, Length: 64 << 20})
@@ -255,8 +255,8 @@ func TestStallEndsABatch(t *testing.T) {
 	}
 }
 
-// With a target that is gone batches fail, and with a new one of the same name they succeed, with
-// the same Remote.
+// Batches fail while the target is stopped. When a new target with the same name runs, they succeed
+// with the same Remote.
 func TestTargetRestarts(t *testing.T) {
 	m, there := registered(t, 1<<16)
 	s, err := mooncake.Serve(within(t), mooncake.ServerOptions{Name: "127.0.0.1:0", Memory: m})
@@ -270,7 +270,7 @@ func TestTargetRestarts(t *testing.T) {
 		if err := do(t, r, task); !errors.Is(err, errdefs.ErrBroken) {
 			t.Errorf("without a target: %v, want ErrBroken", err)
 		}
-		// Another process may use it for a connection.
+		// Another process may be using the port for an outgoing connection.
 		eventually(t, "its address is free", func() bool {
 			s, err = mooncake.Serve(within(t), mooncake.ServerOptions{Name: name, Memory: m})
 			return err == nil
@@ -285,7 +285,7 @@ func TestTargetRestarts(t *testing.T) {
 	}
 }
 
-// Close with batches in progress fails them and no longer touches their memory.
+// Close fails running batches, whose memory may then be reused.
 func TestCloseFailsBatches(t *testing.T) {
 	address := silent(t)
 	d := fixed(t, address, 2, mooncake.Buffer{Name: "cpu:0", Addr: 4096, Length: 64 << 20})
@@ -298,7 +298,7 @@ func TestCloseFailsBatches(t *testing.T) {
 	}
 }
 
-// Withdrawn memory stays registered until a peer has read it.
+// Remove waits until a peer has finished reading the memory.
 func TestRemoveWaitsForTransfers(t *testing.T) {
 	const n = 64 << 20 // more than the kernel buffers
 	m, there := registered(t, n)

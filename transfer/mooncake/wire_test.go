@@ -20,15 +20,15 @@ import (
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
-// These tests are written by hand from the protocol's description and do not use the package's
-// encoding.
+// The bytes in these tests are written by hand from the description of the protocol. They do not
+// use the package's encoding.
 
 const (
 	statusOK       = "000000005654434d"
 	statusRejected = "010000005654434d"
 )
 
-// request is a data header.
+// request returns the header of a data request.
 func request(length, address uint64, op byte) []byte {
 	b := make([]byte, 24)
 	binary.LittleEndian.PutUint64(b[0:], length)
@@ -52,7 +52,7 @@ func writeStatus(tb testing.TB, w io.Writer, text string) {
 	must(tb, err)
 }
 
-func hear(tb testing.TB, r io.Reader, text string) {
+func expectAnswer(tb testing.TB, r io.Reader, text string) {
 	tb.Helper()
 	want, err := hex.DecodeString(strings.ReplaceAll(text, " ", ""))
 	must(tb, err)
@@ -61,7 +61,8 @@ func hear(tb testing.TB, r io.Reader, text string) {
 	}
 }
 
-// ended waits for the end of the connection without further bytes and returns it: EOF or a reset.
+// ended waits for the end of the connection and returns its error: EOF or a reset. It fails if more
+// bytes arrive.
 func ended(tb testing.TB, c net.Conn) error {
 	tb.Helper()
 	n, err := c.Read(make([]byte, 100))
@@ -79,7 +80,7 @@ func isTimeout(err error) bool {
 	return errors.As(err, &n) && n.Timeout()
 }
 
-// Handshake requests and their answers, byte by byte.
+// TestHandshakeBytes checks handshake requests and their answers byte by byte.
 func TestHandshakeBytes(t *testing.T) {
 	received := make(chan mooncake.Notification, 10)
 	s, there := serve(t, 4096, func(o *mooncake.ServerOptions) {
@@ -90,21 +91,21 @@ func TestHandshakeBytes(t *testing.T) {
 		writeStatus(t, c, text)
 		return c
 	}
-	c := ask("0300000000000000 03 7b7d") // probe, {}
-	hear(t, c, "1500000000000000 03 7b22737461747573223a2273756363657373227d")
+	c := ask("0300000000000000 03 7b7d") // probe with body {}
+	expectAnswer(t, c, "1500000000000000 03 7b22737461747573223a2273756363657373227d")
 	_ = ended(t, c)
-	// notify, {"name":"a","notify_msg":"b"}
+	// Notify with body {"name":"a","notify_msg":"b"}.
 	c = ask("1e00000000000000 02 7b226e616d65223a2261222c226e6f746966795f6d7367223a2262227d")
-	hear(t, c, "2300000000000000 02 7b226e616d65223a22222c226e6f746966795f6d7367223a2273756363657373227d")
+	expectAnswer(t, c, "2300000000000000 02 7b226e616d65223a22222c226e6f746966795f6d7367223a2273756363657373227d")
 	_ = ended(t, c)
 	if n := <-received; n != (mooncake.Notification{Name: "a", Message: "b"}) {
-		t.Errorf("heard %+v", n)
+		t.Errorf("received %+v", n)
 	}
-	// Metadata with any body.
+	// Request metadata with any body.
 	for _, body := range []string{"0100000000000000 01", "0300000000000000 01 7b7d", "0400000000000000 01 ffffff"} {
 		c = ask(body)
 		n := binary.LittleEndian.Uint64(take(t, c, 8))
-		hear(t, c, "01")
+		expectAnswer(t, c, "01")
 		var got map[string]any
 		must(t, json.Unmarshal(take(t, c, int(n)-1), &got))
 		buffers, _ := got["buffers"].([]any)
@@ -127,7 +128,7 @@ func TestHandshakeBytes(t *testing.T) {
 	}
 }
 
-// Data requests in both versions, byte by byte.
+// TestDataBytes checks data requests in both versions byte by byte.
 func TestDataBytes(t *testing.T) {
 	s, there := serve(t, 4096, nil)
 	copy(there.Bytes(), "0123456789")
@@ -135,26 +136,26 @@ func TestDataBytes(t *testing.T) {
 	at := make([]byte, 8)
 	binary.LittleEndian.PutUint64(at, addr(there)+2)
 	a := hex.EncodeToString(at)
-	writeStatus(t, c, "0300000000000000"+a+"00 00000000000000") // version 1 reads 3
-	hear(t, c, "323334")
-	// Version 2 too, with unused bytes set.
+	writeStatus(t, c, "0300000000000000"+a+"00 00000000000000") // version 1: read 3 bytes
+	expectAnswer(t, c, "323334")
+	// Version 2 with the unused bytes set.
 	writeStatus(t, c, "0300000000000000"+a+"80 ffffffffffffff")
-	hear(t, c, statusOK+"323334")
-	writeStatus(t, c, "0200000000000000"+a+"81 00000000000000 4142") // version 2 writes 2
-	hear(t, c, statusOK)
+	expectAnswer(t, c, statusOK+"323334")
+	writeStatus(t, c, "0200000000000000"+a+"81 00000000000000 4142") // version 2: write 2 bytes
+	expectAnswer(t, c, statusOK)
 	if got := string(there.Bytes()[:6]); got != "01AB45" {
 		t.Errorf("memory is %q", got)
 	}
-	writeStatus(t, c, "0100000000000000"+a+"01 00000000000000 43"+ // version 1 writes 1,
-		"0200000000000000"+a+"80 00000000000000") // and reads it afterwards
-	hear(t, c, statusOK+"4342")
+	writeStatus(t, c, "0100000000000000"+a+"01 00000000000000 43"+ // version 1: write 1 byte,
+		"0200000000000000"+a+"80 00000000000000") // then version 2: read 2 bytes
+	expectAnswer(t, c, statusOK+"4342")
 	if st := s.Stats(); st.Reads != 3 || st.Writes != 2 || st.ReadBytes != 8 || st.WrittenBytes != 3 {
 		t.Errorf("%+v", st)
 	}
 }
 
-// A target refuses wrong requests: with a status and a close in version 2, with a reset in version
-// 1. Memory is unchanged and other requests succeed.
+// A target refuses invalid requests: in version 2 with a status and a close, in version 1 with a
+// reset. Memory is unchanged, and other requests succeed.
 func TestHostileRequests(t *testing.T) {
 	const most = ^uint64(0)
 	s, there := serve(t, 4096, nil)
@@ -180,7 +181,7 @@ func TestHostileRequests(t *testing.T) {
 			_, err := c.Write(request(r.length, r.address, op))
 			must(t, err)
 			if op&0x80 != 0 {
-				hear(t, c, statusRejected)
+				expectAnswer(t, c, statusRejected)
 			}
 			if err := ended(t, c); (op&0x80 == 0) != errors.Is(err, syscall.ECONNRESET) {
 				t.Errorf("%s, operation %#x: it ended by %v", name, op, err)
@@ -197,12 +198,12 @@ func TestHostileRequests(t *testing.T) {
 	c := talk(t, dataAddr(s)) // half a request
 	_, err := c.Write(request(8, base, 0x81)[:11])
 	must(t, err)
-	_ = c.CloseWrite() // it may be closed already
+	_ = c.CloseWrite() // the peer may have closed it
 	_ = ended(t, c)
-	c = talk(t, dataAddr(s)) // half a write: its bytes have arrived, and it is not confirmed
+	c = talk(t, dataAddr(s)) // a write whose bytes have partly arrived and which is not confirmed
 	_, err = c.Write(append(request(8, base, 0x81), before[:4]...))
 	must(t, err)
-	_ = c.CloseWrite() // it may be closed already
+	_ = c.CloseWrite() // the peer may have closed it
 	_ = ended(t, c)
 	if !bytes.Equal(there.Bytes(), before) {
 		t.Error("memory has changed")
@@ -212,18 +213,19 @@ func TestHostileRequests(t *testing.T) {
 	}
 }
 
-// A rejected write is read to its end, so that a sender that reads only then gets the status.
+// The payload of a rejected write is read to its end. A sender that reads only after writing must
+// still get the status.
 func TestRejectionMidBody(t *testing.T) {
 	s, there := serve(t, 4096, nil)
 	c := talk(t, dataAddr(s))
 	_, err := c.Write(append(request(16<<20, addr(there), 0x81), make([]byte, 16<<20)...))
 	must(t, err)
-	hear(t, c, statusRejected)
+	expectAnswer(t, c, statusRejected)
 	_ = ended(t, c)
 }
 
-// Malformed handshakes are dropped and counted, whatever their length field, and do not delay
-// others.
+// Malformed handshakes are dropped and counted, whatever their length field, and do not delay other
+// peers.
 func TestHostileHandshakes(t *testing.T) {
 	s, _ := serve(t, 4096, nil)
 	idle := make([]net.Conn, 20)
@@ -240,14 +242,14 @@ func TestHostileHandshakes(t *testing.T) {
 	} {
 		c := talk(t, s.Segment().Name)
 		writeStatus(t, c, text)
-		_ = c.CloseWrite() // it may be closed already
+		_ = c.CloseWrite() // the peer may have closed it
 		_ = ended(t, c)
 	}
-	// Truncated.
+	// Truncated requests.
 	for _, text := range []string{"", "03", "0300000000000000", "0300000000000000 01 7b"} {
 		c := talk(t, s.Segment().Name)
 		writeStatus(t, c, text)
-		_ = c.CloseWrite() // it may be closed already
+		_ = c.CloseWrite() // the peer may have closed it
 		_ = ended(t, c)
 	}
 	eventually(t, "all are counted", func() bool { return s.Stats().Malformed == 10 })
@@ -260,28 +262,29 @@ func TestHostileHandshakes(t *testing.T) {
 		must(t, c.Close())
 	}
 	if err := mooncake.Notify(within(t), d, s.Segment().Name, mooncake.Notification{Name: "a", Message: "b"}); !errors.Is(err, errdefs.ErrBusy) {
-		t.Errorf("where nobody listens: %v, want ErrBusy", err)
+		t.Errorf("at an unused port: %v, want ErrBusy", err)
 	}
 }
 
-// Silent data connections, and those that stop within a request, are limited in number and in time.
+// The number of silent data connections is limited, and so is their time and that of connections
+// that stall within a request.
 func TestIdleAndStalledConnections(t *testing.T) {
-	brief, _ := serve(t, 4096, func(o *mooncake.ServerOptions) { o.IdleTime = 50 * time.Millisecond })
-	_ = ended(t, talk(t, dataAddr(brief)))
+	shortIdle, _ := serve(t, 4096, func(o *mooncake.ServerOptions) { o.IdleTime = 50 * time.Millisecond })
+	_ = ended(t, talk(t, dataAddr(shortIdle)))
 	s, there := serve(t, 64<<20, func(o *mooncake.ServerOptions) { o.StallTime = 100 * time.Millisecond })
 	half := talk(t, dataAddr(s))
 	_, err := half.Write(append(request(8, addr(there), 0x81), 1, 2, 3))
 	must(t, err)
 	_ = ended(t, half)
-	deaf := talk(t, dataAddr(s)) // requests more than the kernel buffers, and reads none of it
-	_, err = deaf.Write(request(64<<20, addr(there), 0x80))
+	unread := talk(t, dataAddr(s)) // requests more bytes than the kernel buffers, and reads none
+	_, err = unread.Write(request(64<<20, addr(there), 0x80))
 	must(t, err)
 	eventually(t, "the stalled ones are given up", func() bool { return s.Stats().Failed == 2 })
 
 	full, _ := serve(t, 4096, func(o *mooncake.ServerOptions) { o.MaxConnections = 2 })
 	for range 2 {
 		c := talk(t, dataAddr(full))
-		// And the begin of another request: an idle connection would be replaced.
+		// Start another request on each connection, because an idle one would be replaced.
 		_, err = c.Write(append(request(1, addrOf(full), 0x80), 1))
 		must(t, err)
 		take(t, c, 9)
@@ -292,8 +295,8 @@ func TestIdleAndStalledConnections(t *testing.T) {
 	}
 }
 
-// TestIdleConnectionsGiveWay checks that silent or slow connections do not keep peers out, of the
-// handshake or of data.
+// TestIdleConnectionsGiveWay checks that silent or slow connections do not keep other peers from
+// handshakes or data requests.
 func TestIdleConnectionsGiveWay(t *testing.T) {
 	s, there := serve(t, 4096, func(o *mooncake.ServerOptions) { o.MaxConnections, o.StallTime = 2, 200*time.Millisecond })
 	for range 256 {
@@ -307,7 +310,7 @@ func TestIdleConnectionsGiveWay(t *testing.T) {
 	_, err = slow.Write(request(4096, addr(there), 0x81))
 	must(t, err)
 	go func() {
-		for range 4095 { // too few to complete the request
+		for range 4095 { // too few bytes to complete the request
 			if _, err := slow.Write([]byte{1}); err != nil {
 				return
 			}
@@ -327,8 +330,8 @@ func TestIdleConnectionsGiveWay(t *testing.T) {
 
 func addrOf(s *mooncake.Server) uint64 { return s.Segment().Buffers[0].Addr }
 
-// A write is confirmed only when its bytes are in memory. Another peer that reads after the
-// confirmation finds all of them.
+// A write is confirmed only when its bytes are in memory. A peer that reads after the confirmation
+// finds all of them.
 func TestNoTornWrites(t *testing.T) {
 	const n, rounds = 1 << 20, 100
 	for _, version := range []int{1, 2} {

@@ -30,8 +30,8 @@ func (c *Client) Exist(ctx context.Context, keys []KeyEntry, out []Presence) err
 	return nil
 }
 
-// Delete deletes blocks and sets errs[i] to the error of keys[i]: ErrNotFound, or ErrBusy while the
-// block is leased. The slices have equal lengths.
+// Delete deletes blocks and sets errs[i] to the error of keys[i]: ErrNotFound, ErrLeased while the
+// block is leased, or ErrBusy while it is being stored. The slices have equal lengths.
 func (c *Client) Delete(ctx context.Context, keys []KeyEntry, errs []error) {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()

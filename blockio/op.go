@@ -100,6 +100,8 @@ var (
 	ErrDenied  = errors.New("denied")
 	ErrTimeout = errors.New("remaining time is over")
 	ErrFailed  = errors.New("the server failed")
+	// ErrLeased is the error of the deletion of a leased block. It wraps ErrBusy.
+	ErrLeased = fmt.Errorf("the block is leased: %w", errdefs.ErrBusy)
 	// ErrPartial is the error of a request of which some entries failed.
 	ErrPartial = errors.New("some entries failed")
 )
@@ -108,7 +110,7 @@ var statusErrors = [statuses]error{
 	StatusPartial: ErrPartial, StatusInvalid: errdefs.ErrInvalid, StatusDenied: ErrDenied, StatusNotFound: errdefs.ErrNotFound,
 	StatusExists: errdefs.ErrExists, StatusBusy: errdefs.ErrBusy, StatusNoSpace: errdefs.ErrNoSpace, StatusReadOnly: errdefs.ErrReadOnly,
 	StatusCorrupt: errdefs.ErrCorrupt, StatusMismatch: errdefs.ErrMismatch, StatusCanceled: errdefs.ErrCanceled, StatusTimeout: ErrTimeout,
-	StatusLeased: errdefs.ErrBusy, StatusDraining: errdefs.ErrClosed, StatusNotSupported: errdefs.ErrNotSupported, StatusFailed: ErrFailed,
+	StatusLeased: ErrLeased, StatusDraining: errdefs.ErrClosed, StatusNotSupported: errdefs.ErrNotSupported, StatusFailed: ErrFailed,
 }
 
 // String returns the status's name.
@@ -133,6 +135,9 @@ func (s Status) known() bool { return s > 0 && s < statuses }
 func StatusOf(err error) Status {
 	if err == nil {
 		return StatusOK
+	}
+	if errors.Is(err, ErrLeased) { // it is ErrBusy too
+		return StatusLeased
 	}
 	for s := StatusInvalid; s < StatusFailed; s++ {
 		if errors.Is(err, statusErrors[s]) {

@@ -94,7 +94,7 @@ func open(ctx context.Context, bytes int64, depth int) (_ *rig, err error) {
 // serve starts the server and makes its client.
 func (r *rig) serve(ctx context.Context) (err error) {
 	l := r.format.Layout
-	if r.host, err = blockhost.New(int64(r.depth) * l.ImageBytes()); err != nil {
+	if r.host, err = blockhost.New(blockhost.Options{CapacityBytes: int64(r.depth) * l.ImageBytes()}); err != nil {
 		return err
 	}
 	a, err := auth.NewServer(auth.ServerOptions{})

@@ -32,7 +32,7 @@ func benchmarkRetrieve(b *testing.B, bytes, depth int) {
 	l, err := block.NewLayout([]int64{int64(bytes)})
 	must(b, err)
 	f := block.Format{Identity: block.Digest{1}, Layout: l}
-	host, err := blockhost.New(4 * l.ImageBytes())
+	host, err := blockhost.New(blockhost.Options{CapacityBytes: 4 * l.ImageBytes()})
 	must(b, err)
 	a, err := auth.NewServer(auth.ServerOptions{})
 	must(b, err)

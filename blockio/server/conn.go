@@ -28,6 +28,7 @@ type conn struct {
 	w      *wire.FrameWriter
 	leases leases
 
+	refused []byte // memory for bytes of refused pieces
 	reading, writing deadline // of the goroutines of read and send
 
 	answers chan *answer // the channel has space for all credits and for control requests
@@ -58,7 +59,7 @@ func (s *Server) hello(nc, raw net.Conn) (*conn, error) {
 	}
 	body, data, err := c.r.Next()
 	if err != nil {
-		return nil, err
+		return c, err
 	}
 	var h blockio.Hello
 	if err = h.Decode(body); err == nil && data > 0 {
@@ -122,6 +123,13 @@ func (c *conn) run() {
 	close(c.answers)
 	sender.Wait()
 	c.leases.end()
+}
+
+// release ends the use of the identities.
+func (c *conn) release() {
+	for _, s := range c.spaces {
+		s.Release()
+	}
 }
 
 // deadline is a deadline of a connection's reads or writes, for one goroutine. It is set again only

@@ -20,7 +20,7 @@ func (c *conn) handle(a *answer) error {
 	r.Status = blockio.StatusOK
 	switch q.Op {
 	case blockio.OpStore:
-		return c.store(q, r)
+		return c.store(a)
 	case blockio.OpRetrieve:
 		c.pin(a)
 	case blockio.OpExist:
@@ -105,13 +105,14 @@ func (c *conn) space(e *blockio.Entry) (*blockhost.Space, error) {
 }
 
 // store receives the pieces of a store.
-func (c *conn) store(q *blockio.Request, r *blockio.Result) error {
+func (c *conn) store(a *answer) error {
+	q, r := a.request, &a.result
 	for i := range q.Entries {
 		e := &q.Entries[i]
 		if err := c.reading.extend(time.Now()); err != nil {
 			return err
 		}
-		status, err := c.receive(e)
+		status, err := c.receive(e, a.deadline)
 		if err != nil {
 			return err
 		}
@@ -127,20 +128,24 @@ func (c *conn) store(q *blockio.Request, r *blockio.Result) error {
 	return nil
 }
 
-// receive receives a piece: to its place, or else to a buffer. It returns errors of the connection.
-func (c *conn) receive(e *blockio.Entry) (blockio.Status, error) {
+// receive receives a piece: to its place, or else it discards the bytes. A piece whose bytes
+// are not complete at the deadline is given up. It returns errors of the connection.
+func (c *conn) receive(e *blockio.Entry, deadline time.Time) (blockio.Status, error) {
 	s, failure := c.space(e)
+	if time.Now().After(deadline) {
+		failure = blockio.ErrTimeout
+	}
 	var w *blockhost.Write
 	if failure == nil {
 		w, failure = s.Write(e.Key, int64(e.Offset), int64(e.Length))
 	}
 	if failure != nil {
-		buf := make([]byte, e.Length)
-		if err := c.r.ReadData(buf); err != nil {
+		sum, err := c.discard(e.Length)
+		if err != nil {
 			return 0, err
 		}
 		if errors.Is(failure, errdefs.ErrExists) {
-			failure = compare(s, e, buf)
+			failure = compare(s, e, sum)
 		}
 		return blockio.StatusOf(failure), nil
 	}
@@ -148,16 +153,38 @@ func (c *conn) receive(e *blockio.Entry) (blockio.Status, error) {
 		w.Abort()
 		return 0, err
 	}
-	if xxh3.Hash(w.Bytes()) != e.Sum {
+	switch {
+	case time.Now().After(deadline):
+		w.Abort()
+		return blockio.StatusTimeout, nil
+	case xxh3.Hash(w.Bytes()) != e.Sum:
 		w.Abort()
 		return blockio.StatusCorrupt, nil
 	}
 	return blockio.StatusOf(w.Done()), nil
 }
 
-// compare returns nil if a stored block has the bytes of a piece, and ErrExists otherwise.
-func compare(s *blockhost.Space, e *blockio.Entry, piece []byte) error {
-	if xxh3.Hash(piece) != e.Sum {
+// discard reads bytes of a refused piece and returns their checksum.
+func (c *conn) discard(n uint64) (sum uint64, err error) {
+	if c.refused == nil {
+		c.refused = make([]byte, 64<<10)
+	}
+	h := xxh3.New()
+	for n > 0 {
+		part := c.refused[:min(n, uint64(len(c.refused)))]
+		if err := c.r.ReadData(part); err != nil {
+			return 0, err
+		}
+		_, _ = h.Write(part) // it returns no error
+		n -= uint64(len(part))
+	}
+	return h.Sum64(), nil
+}
+
+// compare returns nil if a stored block has the bytes of a piece with that checksum, and ErrExists
+// if it has others.
+func compare(s *blockhost.Space, e *blockio.Entry, sum uint64) error {
+	if sum != e.Sum {
 		return errdefs.ErrCorrupt
 	}
 	b, err := s.Get(e.Key)
@@ -210,7 +237,7 @@ func (c *conn) remove(k *blockio.KeyEntry) blockio.Status {
 		return blockio.StatusMismatch
 	}
 	err := s.Delete(k.Key)
-	if errors.Is(err, errdefs.ErrBusy) {
+	if errors.Is(err, blockhost.ErrLeased) {
 		return blockio.StatusLeased
 	}
 	return blockio.StatusOf(err)

@@ -142,6 +142,7 @@ func (s *Server) serve(nc net.Conn, slot *wire.Slot) {
 	}
 	_ = raw.SetDeadline(time.Now().Add(helloTimeout)) // reading fails otherwise
 	c, err := s.hello(nc, raw)
+	defer c.release()
 	if err != nil {
 		s.refused.Add(1)
 		return

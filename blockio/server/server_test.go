@@ -64,7 +64,7 @@ func newRig(t *testing.T, o Options, images int64) *rig {
 		r.formats = append(r.formats, block.Format{Identity: block.Digest{byte(i + 1), 7}, Layout: l})
 	}
 	var err error
-	r.host, err = blockhost.New(images * r.formats[0].Layout.ImageBytes())
+	r.host, err = blockhost.New(blockhost.Options{CapacityBytes: images * r.formats[0].Layout.ImageBytes()})
 	must(t, err)
 	o.Host = r.host
 	if o.Auth == nil {
@@ -229,7 +229,7 @@ func TestLeasesKeepBlocksAndEndWithTheConnection(t *testing.T) {
 	}
 	errs := make([]error, 1)
 	other.Delete(ctx, entries(f, 1), errs)
-	wantErr(t, "delete a leased block", errs[0], errdefs.ErrBusy)
+	wantErr(t, "delete a leased block", errs[0], blockio.ErrLeased)
 	must(t, c.Close(ctx))
 	until(t, "the leases of a closed connection did not end", func() bool {
 		stat, err := other.Stat(ctx)
@@ -353,7 +353,7 @@ func TestCancelledRetrieveSendsNoData(t *testing.T) {
 func TestAddressesNeedCredentials(t *testing.T) {
 	a, err := auth.NewServer(auth.ServerOptions{})
 	must(t, err)
-	h, err := blockhost.New(1 << 20)
+	h, err := blockhost.New(blockhost.Options{CapacityBytes: 1 << 20})
 	must(t, err)
 	s, err := New(Options{Host: h, Auth: a})
 	must(t, err)

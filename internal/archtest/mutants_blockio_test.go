@@ -38,5 +38,5 @@ var blockioMutants = []mutant{
 	defect("blockio/server", "TestClientThatEndsInAStoreLeavesNothingInUse",
 		"blockio/server/requests.go", "	if err := c.r.ReadData(w.Bytes()); err != nil {\n		w.Abort()\n", "	if err := c.r.ReadData(w.Bytes()); err != nil {\n"),
 	defect("internal/blockhost", "TestPiecesOfAnImage",
-		"internal/blockhost/host.go", "	if e.users == 0 {\n		n :=", "	{\n		n :="),
+		"internal/blockhost/block.go", "	if e.users == 0 {\n		n :=", "	{\n		n :="),
 }

@@ -55,7 +55,7 @@ func wantErr(tb testing.TB, what string, err, want error) {
 }
 
 func TestPiecesOfAnImage(t *testing.T) {
-	h, err := New(1 << 20)
+	h, err := New(Options{CapacityBytes: 1 << 20})
 	must(t, err)
 	f, key := format(t, 1, 4096), block.Key{1}
 	s, err := h.Space("a", f)
@@ -93,7 +93,7 @@ func TestPiecesOfAnImage(t *testing.T) {
 }
 
 func TestTenantsAndLayoutsAreApart(t *testing.T) {
-	h, err := New(1 << 20)
+	h, err := New(Options{CapacityBytes: 1 << 20})
 	must(t, err)
 	f, key := format(t, 1, 4096), block.Key{1}
 	a, err := h.Space("a", f)
@@ -116,7 +116,7 @@ func TestTenantsAndLayoutsAreApart(t *testing.T) {
 
 func TestLeasesHaveHalfOfTheMemory(t *testing.T) {
 	f := format(t, 1, 4096)
-	h, err := New(4 * f.Layout.ImageBytes())
+	h, err := New(Options{CapacityBytes: 4 * f.Layout.ImageBytes()})
 	must(t, err)
 	s, err := h.Space("a", f)
 	must(t, err)
@@ -128,7 +128,7 @@ func TestLeasesHaveHalfOfTheMemory(t *testing.T) {
 		if i < 2 {
 			must(t, err)
 			leases = append(leases, b)
-			wantErr(t, "delete a leased block", s.Delete(key), errdefs.ErrBusy)
+			wantErr(t, "delete a leased block", s.Delete(key), ErrLeased)
 		} else {
 			wantErr(t, "a lease beyond half of the memory", err, errdefs.ErrBusy)
 		}
@@ -146,7 +146,7 @@ func TestLeasesHaveHalfOfTheMemory(t *testing.T) {
 // are found have their bytes, and the bound holds.
 func TestManyUsersOfLittleMemory(t *testing.T) {
 	formats := []block.Format{format(t, 1, 4096), format(t, 2, 20000), format(t, 3, 100, 9000)}
-	h, err := New(4 * formats[1].Layout.ImageBytes())
+	h, err := New(Options{CapacityBytes: 4 * formats[1].Layout.ImageBytes()})
 	must(t, err)
 	var users sync.WaitGroup
 	for g := range 4 {
@@ -177,8 +177,8 @@ func TestManyUsersOfLittleMemory(t *testing.T) {
 					_ = put(s, key, image, half, int64(len(image))-half)
 				}
 				h.mu.Lock()
-				if h.used > h.capacity {
-					t.Errorf("%d bytes, of %d", h.used, h.capacity)
+				if h.used > h.o.CapacityBytes {
+					t.Errorf("%d bytes, of %d", h.used, h.o.CapacityBytes)
 				}
 				h.mu.Unlock()
 			}

@@ -1,0 +1,102 @@
+package blockhost
+
+import (
+	"fmt"
+
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/errdefs"
+)
+
+// maxSpaces bounds the identities of a tenant.
+const maxSpaces = 1024
+
+// Space has the blocks of one identity of one tenant.
+type Space struct {
+	h      *Host
+	t      *tenant
+	format block.Format
+	blocks map[block.Key]*entry
+	users  int
+	used   uint64 // the host's uses when the last user left
+}
+
+// Space returns the space of an identity of a tenant, until the caller calls Release. It returns
+// ErrMismatch if the identity is known with another layout, and ErrNoSpace for images longer than
+// the memory of a tenant, and if a tenant uses too many identities. Otherwise the identity that was
+// not used for the longest time makes space for another one.
+func (h *Host) Space(name string, f block.Format) (*Space, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if n, most := f.Layout.ImageBytes(), min(h.o.CapacityBytes, h.o.TenantBytes); classBytes(n) > most {
+		return nil, fmt.Errorf("open identity with images of %d bytes, with memory of %d: %w", n, most, errdefs.ErrNoSpace)
+	}
+	t := h.tenants[name]
+	if t == nil {
+		t = &tenant{spaces: make(map[block.Digest]*Space)}
+		h.tenants[name] = t
+	}
+	s := t.spaces[f.Identity]
+	if s == nil && len(t.spaces) >= maxSpaces && !t.forgetSpace() {
+		return nil, fmt.Errorf("open identity %d of a tenant, of at most %d: %w", len(t.spaces)+1, maxSpaces, errdefs.ErrNoSpace)
+	}
+	if s == nil {
+		s = &Space{h: h, t: t, format: f, blocks: make(map[block.Key]*entry)}
+		t.spaces[f.Identity] = s
+	}
+	if !s.format.Layout.Equal(f.Layout) {
+		return nil, fmt.Errorf("open identity %s with another layout: %w", f.Identity, errdefs.ErrMismatch)
+	}
+	s.users++
+	return s, nil
+}
+
+// Release ends the use of the space. Its blocks stay. It must be called once for each Space.
+func (s *Space) Release() {
+	s.h.mu.Lock()
+	defer s.h.mu.Unlock()
+	s.users--
+	s.h.uses++
+	s.used = s.h.uses
+	s.forgetEmpty()
+}
+
+// forgetEmpty forgets a space without users and blocks. The caller holds mu.
+func (s *Space) forgetEmpty() {
+	if s.users == 0 && len(s.blocks) == 0 {
+		delete(s.t.spaces, s.format.Identity)
+	}
+}
+
+// forgetSpace drops the blocks of the unused space whose last user left first. It reports whether
+// there is one. The caller holds mu.
+func (t *tenant) forgetSpace() bool {
+	var oldest *Space
+	for _, s := range t.spaces {
+		if s.users == 0 && (oldest == nil || s.used < oldest.used) {
+			oldest = s
+		}
+	}
+	if oldest == nil {
+		return false
+	}
+	for _, e := range oldest.blocks { // the last one ends the space
+		if e.ready {
+			t.usage.Evictions++
+		}
+		e.drop()
+	}
+	return true
+}
+
+// Spaces returns the number of identities of all tenants.
+func (h *Host) Spaces() (n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, t := range h.tenants {
+		n += len(t.spaces)
+	}
+	return n
+}
+
+// Layout returns the layout of the space's images.
+func (s *Space) Layout() *block.Layout { return s.format.Layout }

@@ -28,7 +28,7 @@ type conn struct {
 	w      *wire.FrameWriter
 	leases leases
 
-	refused []byte // memory for bytes of refused pieces
+	refused          []byte   // memory for bytes of refused pieces
 	reading, writing deadline // of the goroutines of read and send
 
 	answers chan *answer // the channel has space for all credits and for control requests

@@ -20,16 +20,16 @@ import (
 // the engine's device. A page holds one block, in as many planes as the block has parts.
 type CacheMemory struct {
 	// Planes are the addresses of page 0 in each plane, in the order of a block: layer by layer,
-	// and K before V in each layer. A layer may have more planes, such as one for each head, K
-	// before V. With Config.Blocks the order is shard by shard. All shards have the same number of
-	// planes, and all planes pages of the same size.
+	// and K before V in each layer. If a layer has more planes, such as one for each head, K planes
+	// come before V planes. With Config.Blocks the order is shard by shard. All shards have the
+	// same number of planes, and all planes have pages of the same size.
 	Planes []mem.DevAddr
-	Pages  int // in each plane
-	// PageBytes is the size of a page in one plane. Zero takes it from the geometry. Another value
-	// must agree with that.
+	Pages  int // number of pages in each plane
+	// PageBytes is the size of a page in one plane. Zero takes the size from the geometry; any
+	// other value must equal it.
 	PageBytes int64
-	// Stride is the distance of pages in a plane, in bytes. Zero is PageBytes: pages are
-	// contiguous.
+	// Stride is the distance between the starts of neighbouring pages in a plane, in bytes. Zero is
+	// PageBytes: pages are contiguous.
 	Stride int64
 }
 
@@ -42,10 +42,10 @@ type Cache struct {
 	uses    inuse.Set
 }
 
-// RegisterCache declares the memory of the host program's KV cache. Call it before loads and dumps:
-// registering memory with NICs takes milliseconds. A hybrid model has a CacheMemory for each of its
-// page groups, in the order of Config.Groups. These may use the same memory, if each part of it is
-// a page of one group at a time. The memory must stay allocated until Cache.Close.
+// RegisterCache declares the memory of the host program's KV cache. Call it before loads and
+// dumps: registering memory with NICs takes milliseconds. A hybrid model has one CacheMemory for
+// each page group, in the order of Config.Groups. Groups may share memory if each part of it is a
+// page of only one group at a time. The memory must stay allocated until Cache.Close.
 //
 // Errors: ErrInvalid with every problem of the memory, ErrExists if it overlaps registered memory,
 // ErrClosed after the engine was closed. If the error reports that NICs could not release the
@@ -70,7 +70,8 @@ func (e *Engine) RegisterCache(memory ...CacheMemory) (*Cache, error) {
 	return c, nil
 }
 
-// undoRegister unregisters the rest of a failed registration. It returns the cause of the failure.
+// undoRegister unregisters the regions of a failed registration. It returns cause, joined with the
+// error if a region stays registered.
 func (c *Cache) undoRegister(cause error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), unwind.Timeout)
 	defer cancel()
@@ -80,7 +81,7 @@ func (c *Cache) undoRegister(cause error) error {
 	return cause
 }
 
-// validateMemory returns the memory of the groups with defaults, and every problem of it.
+// validateMemory returns memory with defaults filled in, or an error with every problem.
 func (g *groups) validateMemory(memory []CacheMemory) ([]CacheMemory, error) {
 	if len(memory) != len(g.formats) {
 		return nil, fmt.Errorf("memory of %d page groups is given, expected %d: %w", len(memory), len(g.formats), errdefs.ErrInvalid)
@@ -102,7 +103,7 @@ func (g *groups) validateMemory(memory []CacheMemory) ([]CacheMemory, error) {
 	return memory, errors.Join(errs...)
 }
 
-// validate returns every problem of m.
+// validate returns every problem of m, whose defaults are filled in.
 func (m *CacheMemory) validate(layout *block.Layout) error {
 	var errs []error
 	bad := func(format string, args ...any) {
@@ -146,8 +147,8 @@ func (m *CacheMemory) sorted() []int {
 	return order
 }
 
-// validatePlaces reports planes with impossible addresses, and planes that overlap. Planes may
-// interleave.
+// validatePlaces reports planes with impossible addresses, and planes whose pages overlap. Planes
+// may interleave: the pages of one may lie in the gaps of another.
 func (m *CacheMemory) validatePlaces() error {
 	var errs []error
 	bad := func(format string, args ...any) {
@@ -180,8 +181,8 @@ func (m *CacheMemory) validatePlaces() error {
 	return errors.Join(errs...)
 }
 
-// makeRegions makes the regions and the planes on them. Planes that interleave or overlap share a
-// region.
+// makeRegions creates the regions, and the planes of each group in them. Planes whose address
+// ranges overlap share a region.
 func (c *Cache) makeRegions(memory []CacheMemory) error {
 	type place struct {
 		group, plane int
@@ -219,7 +220,7 @@ func (c *Cache) makeRegions(memory []CacheMemory) error {
 	return nil
 }
 
-// setShards divides the planes of each group among its layers.
+// setShards sets the planes of each layer, in the order of the model's layers.
 func (c *Cache) setShards(planes [][]mem.Plane) {
 	all := 0
 	for _, f := range c.engine.groups.formats {
@@ -242,7 +243,7 @@ func (c *Cache) setShards(planes [][]mem.Plane) {
 	}
 }
 
-// begin starts a use of the pages by a task of e.
+// begin keeps c open during a task of e. The caller ends the returned use.
 func (c *Cache) begin(e *Engine) (*inuse.Use, error) {
 	if c == nil || c.engine != e {
 		return nil, fmt.Errorf("the KV cache belongs to another engine: %w", errdefs.ErrInvalid)
@@ -254,10 +255,9 @@ func (c *Cache) begin(e *Engine) (*inuse.Use, error) {
 	return u, nil
 }
 
-// Close refuses new loads and dumps of the cache, waits until the others have ended, and
-// unregisters the memory. The memory may be freed after Close has returned nil. If ctx ends first,
-// it returns ErrBusy with the cause of ctx, and may be called again. Close caches before the
-// engine.
+// Close refuses new loads and dumps of the cache, waits for running ones, and unregisters the
+// memory. The memory may be freed after Close has returned nil. If ctx ends first, Close returns
+// ErrBusy with the cause of ctx, and may be called again. Close caches before the engine.
 func (c *Cache) Close(ctx context.Context) error {
 	if err := c.uses.Close(ctx); err != nil {
 		return fmt.Errorf("close KV cache: loads or dumps of it are under way: %w: %w", errdefs.ErrBusy, err)

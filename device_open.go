@@ -12,7 +12,7 @@ import (
 )
 
 // OpenDevice opens the device that c selects. If there is no usable GPU, the error wraps
-// ErrNotSupported and names the next step. The caller closes the device.
+// ErrNotSupported and states the next step. The caller closes the device.
 func OpenDevice(c DeviceConfig) (device.Device, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
@@ -48,7 +48,7 @@ func openHost(c DeviceConfig) (device.Device, error) {
 func openCUDA(index int) (device.Device, error) {
 	drv, err := cuda.Load()
 	if err != nil {
-		return nil, err // names the operation
+		return nil, err // the error names the operation
 	}
 	return drv.Open(index, cuda.Options{})
 }

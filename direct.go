@@ -19,41 +19,44 @@ import (
 	streamfile "github.com/kvlane/kvlane/stream/file"
 )
 
-// Direct selects whether blocks go between files and memory of the device without host memory of
-// the engine, by cuFile (GPUDirect Storage). Loads do so, and dumps of pipelines "file" and "log".
+// Direct selects whether blocks are copied directly between files and device memory, by cuFile
+// (GPUDirect Storage). It applies to loads, and to dumps of the pipelines "file" and "log".
 type Direct string
 
-// The choices.
+// The values of Direct.
 const (
 	// DirectOff always uses the engine's pinned memory.
 	DirectOff Direct = "off"
-	// DirectAuto uses cuFile in directories where a stored profile shows that it was clearly
-	// faster than pinned memory (see profile.CompareDirect), and GPUDirect Storage where nothing
-	// was measured. It loads the library only if a profile prefers cuFile, or the kernel's
-	// modules, the file system and the disk support GPUDirect Storage. The default.
+	// DirectAuto, the default, uses cuFile in directories for which a stored profile shows that it
+	// was clearly faster than pinned memory (see profile.CompareDirect). In directories without a
+	// profile it uses cuFile if GPUDirect Storage works. It loads the library only if a profile
+	// prefers cuFile, or if the kernel's modules, the file system and the disk support GPUDirect
+	// Storage.
 	DirectAuto Direct = "auto"
-	// DirectAlways uses cuFile wherever it works, also in its compatibility mode, which copies
-	// through memory of the library. Blocks that cuFile cannot read pass through pinned memory.
+	// DirectAlways uses cuFile wherever it works, also in its compatibility mode, in which the
+	// library copies through its own host memory. Blocks that cuFile cannot read pass through
+	// pinned memory.
 	DirectAlways Direct = "always"
 	// DirectRequire uses GPUDirect Storage, and Open returns an error with the reason if that is
-	// not possible. A block whose transfer fails is neither loaded nor stored.
+	// not possible. A block whose direct transfer fails is not loaded or stored.
 	DirectRequire Direct = "require"
 )
 
 // DefaultDirectBytes is the default of StoreConfig.DirectBytes.
 const DefaultDirectBytes = 64 << 20
 
-// DirectStatus describes the use of direct storage by an engine.
+// DirectStatus describes the engine's use of direct storage.
 type DirectStatus struct {
-	// On is set if loads use it, where they can.
+	// On is set if loads use direct storage when possible.
 	On bool
-	// Mode is the mode of the files, with its reason, or else why loads do not use direct storage.
+	// Mode is the mode of the files, with its reason. If On is not set, the reason states why loads
+	// do not use direct storage.
 	Mode device.StorageMode
-	// Stats has the figures of the reads.
+	// Stats are the statistics of direct reads.
 	Stats streamfile.DirectStats
 }
 
-// validateDirect returns every problem of the settings of direct storage.
+// validateDirect returns every problem of the direct storage settings.
 func (c *Config) validateDirect() error {
 	s := &c.Store
 	var errs []error
@@ -92,9 +95,9 @@ func (d deviceMemory) Alloc(bytes int64) (*mem.Region, error) {
 	return d.Device.Alloc(bytes, device.AllocOptions{})
 }
 
-// openDirect opens direct storage for a tier of files. If that is not possible, DirectRequire
-// fails, and otherwise Engine.Direct and, unless Direct was left empty, Engine.Notes have the
-// reason.
+// openDirect opens direct storage for a tier of files. If that is not possible, it returns an error
+// under DirectRequire. Otherwise Engine.Direct has the reason and, unless Direct was left empty,
+// Engine.Notes too.
 func (e *Engine) openDirect(ctx context.Context) error {
 	c := &e.cfg.Store
 	if c.Direct == DirectOff {
@@ -125,7 +128,7 @@ func (e *Engine) openDirect(ctx context.Context) error {
 
 var errNoFiles = fmt.Errorf("no file tier is configured: %w", errdefs.ErrNotSupported)
 
-// tryDirect opens direct storage, or returns why that is not possible, and leaves nothing open.
+// tryDirect opens direct storage. On failure it closes everything that it has opened.
 func (e *Engine) tryDirect(ctx context.Context, dirs []string) error {
 	c := &e.cfg.Store
 	if err := e.canDirect(); err != nil {
@@ -146,7 +149,7 @@ func (e *Engine) tryDirect(ctx context.Context, dirs []string) error {
 	}
 	st, err := opener.OpenStorage(device.StorageOptions{})
 	if err != nil {
-		return err // names the operation
+		return err // the error names the operation
 	}
 	d := &directStorage{storage: st, dev: e.dev}
 	if err := e.fillDirect(ctx, d, dirs, measured); err != nil {
@@ -160,8 +163,8 @@ func (e *Engine) tryDirect(ctx context.Context, dirs []string) error {
 func (s *StoreConfig) isDirectAuto() bool { return s.Direct == DirectAuto || s.Direct == "" }
 
 // prefersDirect returns an error if DirectAuto uses pinned memory for files in dir. measured
-// describes the profile that prefers cuFile. It is empty if nothing was measured and GPUDirect
-// Storage is probable.
+// describes the profile that prefers cuFile. It is empty if there is no profile and GPUDirect
+// Storage probably works.
 func (e *Engine) prefersDirect(dir string) (measured string, err error) {
 	found, err := profile.CompareDirect(e.dev, dir, e.cfg.Stream.ProfileDir, e.groups.formats.MaxImageBytes())
 	switch {
@@ -188,7 +191,7 @@ func absolute(dir string) string {
 	return dir
 }
 
-// canDirect returns an error if the configuration rules direct storage out.
+// canDirect returns an error if the configuration excludes direct storage.
 func (e *Engine) canDirect() error {
 	c := &e.cfg
 	no := func(format string, args ...any) error {
@@ -198,7 +201,7 @@ func (e *Engine) canDirect() error {
 	case c.Store.GDR == GDRRequire:
 		return no("gdr requires NICs, which do not copy within the device")
 	case c.HostStreams && c.Store.isDirectAuto():
-		// Not measured on hardware yet: cuFile allocates memory in calls that a driver may block.
+		// cuFile allocates memory in calls that a driver may block. Not measured on hardware yet.
 		return no("host_streams is set: while streams of the program wait for a load, cuFile must not allocate memory")
 	case c.Store.Verify != store.VerifyDevice:
 		return no("verify is %s: the CPU must see every block", c.Store.Verify)
@@ -218,7 +221,7 @@ func (e *Engine) canDirect() error {
 	return nil
 }
 
-// directStorage is the parts of direct storage, in the order of opening.
+// directStorage holds the resources of direct storage, in the order of opening.
 type directStorage struct {
 	storage  device.Storage
 	files    *streamfile.DirectFiles // or nil
@@ -228,8 +231,8 @@ type directStorage struct {
 	dev      device.Device
 }
 
-// tryDirs returns the mode of files in dirs. measured has the results of prefersDirect: only where
-// it is empty, DirectAuto needs GPUDirect Storage.
+// tryDirs returns the mode of files in dirs. measured has the results of prefersDirect for dirs:
+// DirectAuto needs GPUDirect Storage only in directories without a profile.
 func (e *Engine) tryDirs(ctx context.Context, st device.Storage, dirs, measured []string) (mode device.StorageMode, err error) {
 	c := &e.cfg.Store
 	if c.ReadOnly {
@@ -252,8 +255,8 @@ func (e *Engine) tryDirs(ctx context.Context, st device.Storage, dirs, measured 
 	return mode, nil
 }
 
-// fillDirect opens the parts of d, and sets the mode of the files. dirs and measured are those of
-// tryDirs.
+// fillDirect opens the resources of d, and sets the mode of the files. dirs and measured are the
+// arguments of tryDirs.
 func (e *Engine) fillDirect(ctx context.Context, d *directStorage, dirs, measured []string) (err error) {
 	c := &e.cfg.Store
 	mode, err := e.tryDirs(ctx, d.storage, dirs, measured)
@@ -266,7 +269,7 @@ func (e *Engine) fillDirect(ctx context.Context, d *directStorage, dirs, measure
 		bytes = DefaultDirectBytes
 	}
 	slots := max(minSlots, bytes/image)
-	// Dumps to a cache or to several tiers need pinned memory.
+	// Dumps to a cache or to several tiers use pinned memory.
 	if tiers, err := c.tiers(); err == nil && len(tiers) == 1 && c.passing() && !c.ReadOnly {
 		slots = max(minSlots, slots/2)
 		if d.dumps, err = mem.NewSlotPool(deviceMemory{e.dev}, slots, image); err != nil {
@@ -290,7 +293,7 @@ func (e *Engine) fillDirect(ctx context.Context, d *directStorage, dirs, measure
 }
 
 func (d *directStorage) close(ctx context.Context) error {
-	// A broken queue may access slots until it is closed.
+	// A broken queue may access slots until the files are closed.
 	if d.files != nil {
 		if err := d.files.Close(ctx); err != nil {
 			return err
@@ -313,7 +316,7 @@ func (d *directStorage) close(ctx context.Context) error {
 	return d.storage.Close()
 }
 
-// directFiles returns direct storage for tiers, or nil.
+// directFiles returns the direct storage of the file and log tiers, or nil.
 func (e *Engine) directFiles() dirfs.Direct {
 	if e.direct == nil {
 		return nil
@@ -329,8 +332,8 @@ func (e *Engine) storeDirect() *store.Direct {
 	return &store.Direct{Pool: e.direct.pool, Dumps: e.direct.dumps, HostSlot: e.direct.hostSlot, Require: e.cfg.Store.Direct == DirectRequire, Reason: e.directMode.Reason}
 }
 
-// Direct returns the use of direct storage, and its reason. Safe for concurrent use, also after
-// Close.
+// Direct returns whether and how the engine uses direct storage. It is safe for concurrent use,
+// also after Close.
 func (e *Engine) Direct() DirectStatus {
 	if e.direct == nil {
 		return DirectStatus{Mode: e.directMode}

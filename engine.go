@@ -24,9 +24,10 @@ import (
 	"github.com/kvlane/kvlane/tier/cache"
 )
 
-// Engine is a device with the store over it. All methods are safe for concurrent use, also Close.
-// Calls during and after Close fail with ErrClosed, or as on a closed device. Results of the engine
-// must not be used after Close: close streams of OpenStream and free memory of the device before.
+// Engine combines a device, its copy streams, the tiers and the store. All methods are safe for
+// concurrent use, including Close. Calls during and after Close fail with ErrClosed, or with the
+// error of a closed device. Close the streams of OpenStream and free memory of the device before
+// Close.
 type Engine struct {
 	cfg     Config
 	groups  groups
@@ -39,7 +40,7 @@ type Engine struct {
 	pinned     *mem.Region
 	cache      *cache.Tier
 	lower      []tier.Tier
-	direct     *directStorage     // or nil
+	direct     *directStorage     // nil if not in use
 	directMode device.StorageMode // see DirectStatus.Mode
 	hosts      *hoststream.Set    // nil without Config.HostStreams
 	store      *store.Store
@@ -49,36 +50,36 @@ type Engine struct {
 
 	mu       sync.Mutex
 	notes    []string // guarded by mu
-	refusals int64    // refused registrations under GDRAuto; guarded by mu
-	refusal  error    // the latest of them; guarded by mu
+	refusals int64    // registrations that NICs refused under GDRAuto; guarded by mu
+	refusal  error    // the latest refusal; guarded by mu
 }
 
 // Device returns the device. The engine closes it.
 func (e *Engine) Device() device.Device { return e.dev }
 
-// Store returns the store, for its figures and for pages that are not a Cache. The engine closes
-// it.
+// Store returns the store, for its statistics and for loads and dumps of pages outside a Cache. The
+// engine closes it.
 func (e *Engine) Store() *store.Store { return e.store }
 
-// PlanFigures returns the figures of the planner, which selects the paths of streams, and of the
-// budget for interference.
+// PlanFigures returns the statistics of the planner, which selects the paths of copies, and of the
+// interference budget.
 func (e *Engine) PlanFigures() plan.Figures { return e.planner.Figures() }
 
-// ReportSlowdown reports by how many percent copies slow the host program's own work down. Under
-// the balanced and the background policy, copies then use fewer thread blocks until the slowdown is
-// within the budget, and more again later. Layers that a stream of the program waits for are
-// excepted. Call it for each measurement, up to many times a second. Without it, copies use their
-// known costs. Negative values count as zero. It does not block.
+// ReportSlowdown reports the slowdown, in percent, of the host program's own work by copies. Under
+// the balanced and background policies, copies then use fewer thread blocks until the slowdown is
+// within the budget, and more again later. This does not apply to layers that a stream of the
+// program waits for. Without reports, the planner uses measured costs. Call it for each
+// measurement, up to many times a second. Negative values count as zero. It does not block.
 func (e *Engine) ReportSlowdown(percent float64) { e.budget.Hint(percent) }
 
-// Identity returns the identity of the store's blocks, or that of the first of several page groups.
+// Identity returns the identity of the store's blocks, or of the first page group's blocks.
 func (e *Engine) Identity() block.Identity { return e.groups.ids[0] }
 
 // Tiers returns the tiers of the pipeline, fast to slow.
 func (e *Engine) Tiers() []tier.Tier { return append([]tier.Tier{e.cache}, e.lower...) }
 
-// Notes returns fallbacks and their causes: of opening the engine and its streams, and of
-// registering memory.
+// Notes returns the fallbacks of the engine and its streams with their causes, including refused
+// registrations of memory.
 func (e *Engine) Notes() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -89,7 +90,7 @@ func (e *Engine) Notes() []string {
 	return notes
 }
 
-// note adds notes, each once.
+// note adds notes that e does not have yet.
 func (e *Engine) note(notes ...string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -100,8 +101,8 @@ func (e *Engine) note(notes ...string) {
 	}
 }
 
-// NICs returns the NICs that copies use, with the reasons of their choice. Under GDRAuto the
-// planner selects them for each batch. It may be empty.
+// NICs returns the NICs that copies use, each with the reason for its selection. It returns none if
+// no NIC is used. Under GDRAuto the planner decides for each batch whether to use them.
 func (e *Engine) NICs() []gdr.Choice {
 	if e.nics == nil {
 		return nil
@@ -109,8 +110,8 @@ func (e *Engine) NICs() []gdr.Choice {
 	return e.nics.Choices()
 }
 
-// NICStats returns the figures of each NIC, in the order of Engine.NICs. Safe for concurrent use,
-// also after Close.
+// NICStats returns the statistics of each NIC, in the order of Engine.NICs. It is safe for
+// concurrent use, also after Close.
 func (e *Engine) NICStats() []stream.NICStats {
 	if e.nics == nil {
 		return nil
@@ -118,8 +119,8 @@ func (e *Engine) NICStats() []stream.NICStats {
 	return e.nics.Stats()
 }
 
-// ExportTo makes the engine the source of the engine metrics in m, for programs that serve m
-// themselves. The figures stay readable after Close.
+// ExportTo adds the engine's metrics to m, for programs that serve metrics themselves. The metrics
+// stay readable after Close.
 func (e *Engine) ExportTo(m *telemetry.Metrics) error {
 	m.SetStore(e.store.Stats)
 	m.SetPlanner(e.PlanFigures)
@@ -131,15 +132,15 @@ func (e *Engine) ExportTo(m *telemetry.Metrics) error {
 	return errors.Join(errs...)
 }
 
-// WriteMetrics writes the engine's metrics in Prometheus's text format.
+// WriteMetrics writes the engine's metrics in the Prometheus text format.
 func (e *Engine) WriteMetrics(w io.Writer) error { return e.exporter.metrics.WriteText(w) }
 
-// Close completes the writes of the store, then closes everything in reverse order of opening. It
-// stops at the first part that does not close, because ctx ends or the part is in use (ErrBusy),
-// and frees no memory that this part or the hardware may access. The error names the part, and
-// Close may be called again. An error of a part that is closed nevertheless does not stop Close.
-// During another Close, it waits for that until ctx ends. After everything is closed it returns
-// nil.
+// Close completes the store's writes, then closes all components in reverse order of opening. It
+// stops at the first component that cannot be closed, because ctx ends or the component is in use
+// (ErrBusy), and frees no memory that this component or the hardware may access. The error names
+// the component, and Close may be called again. A component that closes with an error does not stop
+// Close. A concurrent Close waits for the first until its ctx ends. After everything is closed
+// Close returns nil.
 func (e *Engine) Close(ctx context.Context) error {
 	e.exporter.state.Store(stateClosing)
 	return closing(e.closers.Close(ctx))

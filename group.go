@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// groups describes the blocks of an engine's page groups. Mostly there is one.
+// groups describes the blocks of an engine's page groups. Most models have one group.
 type groups struct {
 	names   []string // for errors
 	ids     []block.Identity
@@ -18,7 +18,7 @@ type groups struct {
 	layers  [][]int // see store.Config.Layers; nil without Config.Groups
 }
 
-// shards returns the number of shards of loads and dumps: the layers of all groups.
+// shards returns the number of shards of a load or dump: the layers of all groups.
 func (g *groups) shards() int {
 	n := 0
 	for _, f := range g.formats {
@@ -27,7 +27,7 @@ func (g *groups) shards() int {
 	return n
 }
 
-// ofLayers returns the group of each layer.
+// ofLayers returns the group of each layer of the model.
 func (g *groups) ofLayers() []int {
 	all := make([]int, g.shards())
 	for group, layers := range g.layers {
@@ -44,7 +44,7 @@ func (g *groups) add(name string, b Blocks) {
 	g.formats = append(g.formats, block.Format{Layout: b.Layout, Identity: b.Identity.Digest()})
 }
 
-// groups returns the page groups of the engine. If the configuration is invalid, it has no formats.
+// groups returns the page groups of the engine. After an error the result has no formats.
 func (c *Config) groups() (groups, error) {
 	if len(c.Groups) == 0 {
 		b, err := c.blocks(c.Model, c.Blocks, c.Revision+c.Adapter+c.Tenant != "")
@@ -82,7 +82,7 @@ func (c *Config) groups() (groups, error) {
 	return g, nil
 }
 
-// groupBlocks returns the blocks of a group.
+// groupBlocks returns the identity and the block format of g.
 func (c *Config) groupBlocks(g *Group) (Blocks, error) {
 	if g.Name == "" || len(g.Layers) == 0 {
 		return Blocks{}, fmt.Errorf("it has no name or no layers: %w", errdefs.ErrInvalid)
@@ -106,8 +106,9 @@ func (c *Config) groupBlocks(g *Group) (Blocks, error) {
 	return b, b.Identity.Validate()
 }
 
-// blocks returns the blocks of a geometry, or the given ones. Only one of both may be set. more
-// reports whether the configuration has other parts of an identity, which given blocks exclude.
+// blocks returns the blocks of a geometry, or given if it is not nil. Setting both is an error. So
+// is given if more is set: then the configuration has Revision, Adapter or Tenant, which are part
+// of an identity.
 func (c *Config) blocks(g block.Geometry, given *Blocks, more bool) (Blocks, error) {
 	if b := given; b != nil {
 		err := b.Identity.Validate()

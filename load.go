@@ -14,17 +14,17 @@ import (
 
 // LoadOptions are options of a load.
 type LoadOptions struct {
-	// Before is the block before the first ref's in the prompt; zero if there is none. See
-	// store.LoadOptions.Before.
+	// Before is the key of the block that precedes the first ref's block in the prompt, or zero.
+	// See store.LoadOptions.Before.
 	Before Key
-	// Layerwise copies shard by shard, in order, so that WaitShard(0) returns while later shards
-	// are being copied.
+	// Layerwise copies the shards in order, so that WaitShard(0) returns while later shards are
+	// still being copied.
 	Layerwise bool
-	// Awaited is set if streams of the program will wait for the load: HostStream.WaitLoad and
-	// WaitShard.
+	// Awaited must be set if streams of the program will wait for the load by HostStream.WaitLoad
+	// or WaitShard.
 	Awaited bool
-	// After holds dependencies that must resolve before the pages are written: HostStream.Recorded,
-	// for earlier work of a stream of the program that may still access them. See
+	// After lists dependencies that must complete before the pages are written, for example
+	// HostStream.Recorded for earlier work of a stream that may still access the pages. See
 	// store.LoadOptions.After.
 	After []mem.Dependency
 	// Promotion selects the blocks that a load reads through the cache. Workers of a Manager set
@@ -32,17 +32,17 @@ type LoadOptions struct {
 	Promotion Promotion
 }
 
-// LoadTask is a running load: see store.LoadTask.
+// LoadTask is a running load. See store.LoadTask.
 type LoadTask struct {
 	*store.LoadTask
 	hoststream.Load // zero without LoadOptions.Awaited
 }
 
-// Key returns the key of the block whose tokens, and all tokens before them, have this hash. With
-// several page groups it is the key of the first group.
+// Key returns the key of the block whose tokens, with all tokens before them, have this hash. With
+// several page groups it is a key of the first group.
 func (e *Engine) Key(hash []byte) Key { return e.groups.formats.Key(0, hash) }
 
-// GroupKey is Key for a page group, Config.Groups[group]. The same tokens have another block in
+// GroupKey is Key for a page group, Config.Groups[group]. The same tokens have a different block in
 // each group. It returns ErrInvalid if the group does not exist.
 func (e *Engine) GroupKey(group int, hash []byte) (Key, error) {
 	if n := len(e.groups.formats); group < 0 || group >= n {
@@ -51,41 +51,42 @@ func (e *Engine) GroupKey(group int, hash []byte) (Key, error) {
 	return e.groups.formats.Key(group, hash), nil
 }
 
-// Lookup returns the place of each key's block. It pins nothing; LeasePrefix does. See
+// Lookup returns the tier of each key's block. Unlike LeasePrefix it does not pin the blocks. See
 // store.Store.Lookup.
 func (e *Engine) Lookup(ctx context.Context, keys []Key) ([]Hit, error) {
 	return e.store.Lookup(ctx, keys)
 }
 
 // LeasePrefix pins the longest prefix of keys whose blocks are all stored, for ttl or until
-// Lease.Release. keys are in the order of a prompt. See store.Store.LeasePrefix.
+// Lease.Release. The keys are in the order of a prompt. See store.Store.LeasePrefix.
 func (e *Engine) LeasePrefix(ctx context.Context, keys []Key, ttl time.Duration) (*Lease, error) {
 	return e.store.LeasePrefix(ctx, keys, ttl)
 }
 
-// Worth returns how many of a lease's blocks, from the first, are worth loading rather than
-// computing, by measured times. See store.Store.Worth. ReportComputed and ReportDelay report the
-// times of the host program.
+// Worth returns the number of the lease's first blocks that are faster to load than to compute, by
+// measured times. ReportComputed and ReportDelay supply the times of the host program. See
+// store.Store.Worth.
 func (e *Engine) Worth(l *Lease, tokens int64) int { return e.store.Worth(l, tokens) }
 
-// ReportComputed reports the time in which the host program has computed the KV of a number of
-// tokens of a prompt. Less than 256 tokens measure the fixed time of computing.
+// ReportComputed reports the time that the host program took to compute the KV of a number of
+// prompt tokens. Reports of 256 tokens or more give the time per token. Smaller ones give the fixed
+// time of a step.
 func (e *Engine) ReportComputed(tokens int64, took time.Duration) { e.store.Computed(tokens, took) }
 
-// ReportDelay reports the time from the decision to load blocks in memory to their use, less the
-// load's own duration (LoadTask.Elapsed). It may be zero.
+// ReportDelay reports the time from the decision to load blocks that are in memory to their use,
+// without the duration of the load (LoadTask.Elapsed). It may be zero.
 func (e *Engine) ReportDelay(delay time.Duration) { e.store.Delayed(delay) }
 
-// Prefetch reads blocks into the cache tier, so that a later load finds them in memory. See
-// store.Store.Prefetch.
+// Prefetch reads blocks into the cache tier, for later loads. See store.Store.Prefetch.
 func (e *Engine) Prefetch(ctx context.Context, keys []Key) (*PrefetchTask, error) {
 	return e.store.Prefetch(ctx, keys)
 }
 
-// Load copies each ref's block to its page of the cache, verified. A lease, if not nil, must pin
-// them all. The pages must not be accessed until the task is done, or with LoadOptions.Layerwise a
-// layer of them until LoadTask.WaitShard returns for it. A load with LoadOptions.Awaited also waits
-// for its turn among such loads. See store.Store.Load for errors and waiting.
+// Load copies the block of each ref to its page of the cache, and verifies it. A lease, if not nil,
+// must pin all the blocks. The pages must not be accessed until the task is done. With
+// LoadOptions.Layerwise, a layer of the pages may be accessed after LoadTask.WaitShard has returned
+// for it. A load with LoadOptions.Awaited also waits for earlier loads of that kind. See
+// store.Store.Load for errors and waiting.
 func (e *Engine) Load(ctx context.Context, lease *Lease, c *Cache, refs []Ref, o LoadOptions) (*LoadTask, error) {
 	u, err := c.begin(e)
 	if err != nil {
@@ -110,9 +111,9 @@ func (e *Engine) Load(ctx context.Context, lease *Lease, c *Cache, refs []Ref, o
 	return task, nil
 }
 
-// Dump stores each ref's block from its page of the cache. refs are in the order of a prompt; the
-// last block is evicted first. DumpOptions.Before (see store.DumpOptions) is the key of the block
-// before refs[0]. Do not change the pages until DumpTask.SourceFree returns. With
+// Dump stores the page of each ref as a block. The refs are in the order of a prompt, whose last
+// block is evicted first. DumpOptions.Before (see store.DumpOptions) is the key of the block before
+// refs[0]. Do not change the pages until DumpTask.SourceFree has returned. With
 // DumpOptions.Layerwise, Dump reads a layer after DumpTask.SubmitShard was called for it. See
 // store.Store.Dump for errors and waiting.
 func (e *Engine) Dump(ctx context.Context, c *Cache, refs []Ref, o DumpOptions) (*DumpTask, error) {

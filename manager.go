@@ -18,17 +18,17 @@ import (
 
 // The types of a Manager's methods. Package manager documents them.
 type (
-	// Block names a block as the inference engine does.
+	// Block names a block by the hash of the inference engine.
 	Block = manager.Block
 	// BlockState is the state of a block: see manager.State.
 	BlockState = manager.State
-	// Job is work of all workers for some blocks.
+	// Job is a load or dump of some blocks by all workers.
 	Job = manager.Job
 )
 
-// Manager is the index of the blocks of Engines in other processes, for an inference engine whose
-// scheduler and workers are separate processes: see package manager. It has no device and copies no
-// bytes. All methods are safe for concurrent use.
+// Manager is the index of the blocks of Engines in other processes, for inference engines whose
+// scheduler and workers are separate processes. See package manager. It has no device and copies no
+// blocks. All methods are safe for concurrent use.
 type Manager struct {
 	*manager.Manager
 	closers  unwind.Stack
@@ -37,24 +37,25 @@ type Manager struct {
 
 // ManagerConfig configures a Manager.
 type ManagerConfig struct {
-	// Ranks are the configurations of the workers' Engines, all with one pipeline: a cache, alone
-	// or above tiers that several processes may have open (Shared in internal/settings.Tiers). The Manager opens
-	// their directories too. Workers with the same blocks in the same directories may be named once.
+	// Ranks are the configurations of the workers' Engines. All have the same pipeline: a cache,
+	// alone or above tiers that several processes may open (see
+	// docs/tiers.md). The Manager opens their directories too. Workers with the same blocks in the
+	// same directories need only one entry.
 	Ranks []Config `config:"ranks"`
-	// Blocks is the number of blocks in each worker's cache, at most the slots of the smallest.
-	// Zero: fifteen sixteenths of the slots of the smallest. The rest is for evicted blocks that
-	// are still being written to files.
+	// Blocks is the number of blocks that the Manager keeps in each worker's cache, at most the
+	// slots of the smallest cache. Zero: fifteen sixteenths of that. The other slots hold evicted
+	// blocks that are still being written to files.
 	Blocks int `config:"blocks"`
-	// Direct is set if the Engines of all workers read files by direct storage (Engine.Direct).
-	// Then jobs may be direct: see Job.Direct.
+	// Direct must be set if the Engines of all workers read files by direct storage
+	// (Engine.Direct). Jobs may then be direct: see Job.Direct.
 	Direct bool `config:"direct"`
-	// MetricsAddr is the address on which the manager serves its metrics, as Config.MetricsAddr is
-	// an engine's. {rank} stands for "scheduler".
+	// MetricsAddr is the address on which the manager serves its metrics, in the format of
+	// Config.MetricsAddr. {rank} is replaced by "scheduler".
 	MetricsAddr string `config:"metrics_addr"`
 }
 
-// OpenManager opens the file tiers of all ranks and returns the Manager over them. Its pools are
-// empty. ctx bounds the opening.
+// OpenManager opens the file tiers of all ranks and returns a Manager with empty pools. ctx bounds
+// the opening.
 func OpenManager(ctx context.Context, c ManagerConfig) (_ *Manager, err error) {
 	m := &Manager{closers: unwind.New(), exporter: newExporter()}
 	defer func() {
@@ -66,7 +67,7 @@ func OpenManager(ctx context.Context, c ManagerConfig) (_ *Manager, err error) {
 		return nil, err
 	}
 	mc := manager.Config{Direct: c.Direct}
-	smallest := 0 // slots of the workers' caches
+	smallest := 0 // of the workers' caches
 	c.Ranks = slices.Clone(c.Ranks)
 	for i := range c.Ranks {
 		if err := c.Ranks[i].readFile(ctx); err != nil {
@@ -103,7 +104,7 @@ func OpenManager(ctx context.Context, c ManagerConfig) (_ *Manager, err error) {
 	return m, nil
 }
 
-// openRank opens the files of a worker and returns the number of slots of its cache.
+// openRank opens the file tier of a worker and returns the number of slots of its cache.
 func (m *Manager) openRank(ctx context.Context, c *Config) (manager.Rank, int, error) {
 	if err := c.Validate(); err != nil {
 		return manager.Rank{}, 0, err
@@ -142,8 +143,8 @@ func (m *Manager) openRank(ctx context.Context, c *Config) (manager.Rank, int, e
 	return r, slots, nil
 }
 
-// Close refuses new jobs and closes the file tiers. While jobs have not ended it returns ErrBusy,
-// and may be called again.
+// Close refuses new jobs and closes the file tiers. It returns ErrBusy while jobs are running, and
+// may be called again.
 func (m *Manager) Close(ctx context.Context) error {
 	m.exporter.state.Store(stateClosing)
 	if err := m.closers.Close(ctx); err != nil {
@@ -152,12 +153,12 @@ func (m *Manager) Close(ctx context.Context) error {
 	return nil
 }
 
-// Drop removes blocks from the cache tier that a Manager has evicted (Job.Evicted), but not from
-// the tiers below. It does not wait, and ignores missing blocks. It returns the number of blocks
-// that stay because they are in use. The cache evicts these as usual.
+// Drop removes blocks that a Manager has evicted (Job.Evicted) from the cache tier, but not from
+// the tiers below. It ignores missing blocks and does not wait. stay is the number of blocks that
+// stay because they are in use; the cache evicts them later.
 func (e *Engine) Drop(ctx context.Context, keys []Key) (stay int, err error) {
 	return e.store.Drop(ctx, keys)
 }
 
-// WriteMetrics writes the manager's metrics in Prometheus's text format.
+// WriteMetrics writes the manager's metrics in the Prometheus text format.
 func (m *Manager) WriteMetrics(w io.Writer) error { return m.exporter.metrics.WriteText(w) }

@@ -12,8 +12,8 @@ import (
 	"github.com/kvlane/kvlane/telemetry"
 )
 
-// exporter has the metrics of an Engine or a Manager, and serves them on the configured address, if
-// any.
+// exporter holds the metrics of an Engine or a Manager, and serves them if an address is
+// configured.
 type exporter struct {
 	metrics *telemetry.Metrics
 	state   atomic.Int32
@@ -32,7 +32,7 @@ func newExporter() *exporter {
 	return x
 }
 
-// ready is the check behind /readyz.
+// ready is the check of /readyz. It returns an error while opening and after Close was called.
 func (x *exporter) ready() error {
 	switch x.state.Load() {
 	case stateOpen:
@@ -43,8 +43,8 @@ func (x *exporter) ready() error {
 	return fmt.Errorf("closing: %w", errdefs.ErrClosed)
 }
 
-// serve serves the metrics on addr, unless it is empty, until closers close. Call it before
-// anything else is opened, so that opening fails early if the address is taken.
+// serve serves the metrics on addr until closers are closed. An empty addr disables it. Call it
+// before opening anything else, so that opening fails early if the address is in use.
 func (x *exporter) serve(ctx context.Context, addr, rank string, closers *unwind.Stack) error {
 	if addr == "" {
 		return nil
@@ -57,7 +57,7 @@ func (x *exporter) serve(ctx context.Context, addr, rank string, closers *unwind
 	return nil
 }
 
-// rankAddr returns addr with the rank in place of {rank} in the path of a socket.
+// rankAddr replaces {rank} in the path of a socket.
 func rankAddr(addr, rank string) string {
 	if !strings.HasPrefix(addr, "unix:") {
 		return addr
@@ -65,8 +65,8 @@ func rankAddr(addr, rank string) string {
 	return strings.ReplaceAll(addr, "{rank}", rank)
 }
 
-// checkMetricsAddr returns an error for a malformed address, and for port 0: no caller would learn
-// the port that is chosen.
+// checkMetricsAddr returns an error for a malformed address. It also refuses port 0, because the
+// selected port is not reported.
 func checkMetricsAddr(addr string) error {
 	if addr == "" {
 		return nil

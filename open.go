@@ -21,9 +21,9 @@ import (
 	"github.com/kvlane/kvlane/tier/cache"
 )
 
-// Open validates c, opens the device and the tiers, and returns the engine over them. After a
-// failure it closes everything that it has opened. Parts that do not close within half a minute are
-// left open, and named in the error. ctx bounds the opening only.
+// Open validates c, opens the device, the tiers and the store, and returns the engine. On failure
+// it closes everything that it has opened. The error names components that do not close within half
+// a minute; these stay open. ctx bounds only the opening.
 func Open(ctx context.Context, c Config) (_ *Engine, err error) {
 	if err := c.readFile(ctx); err != nil {
 		return nil, fmt.Errorf("open engine: %w", err)
@@ -63,7 +63,7 @@ func (e *Engine) serveMetrics(ctx context.Context) error {
 
 func (e *Engine) openDevice() error {
 	c := e.cfg.Device
-	// NICs of this machine can access simulated device memory only at host addresses.
+	// Hardware NICs can access simulated device memory only at host addresses.
 	c.Sim.HostAddresses = c.Sim.HostAddresses || e.cfg.wantsNICs()
 	if c.Sim.Storage == (sim.StorageModel{}) {
 		c.Sim.Storage.Compat = "the simulated device has no GPU Direct Storage"
@@ -80,8 +80,8 @@ func (e *Engine) openDevice() error {
 	return nil
 }
 
-// openPlanner must come before the cache: calibration needs pinned memory, which is free again
-// afterwards.
+// openPlanner measures the device's paths if needed, and opens the planner. Call it before the
+// cache is allocated: measuring needs pinned memory and frees it again.
 func (e *Engine) openPlanner(ctx context.Context) error {
 	s := &e.cfg.Stream
 	var nics profile.NICs // of copy streams
@@ -96,7 +96,7 @@ func (e *Engine) openPlanner(ctx context.Context) error {
 	if e.budget, err = plan.NewBudget(s.Budget); err != nil {
 		return err
 	}
-	if e.planner, err = plan.New(found, plan.Options{Budget: e.budget}); err != nil { // each stream uses it under its own policy
+	if e.planner, err = plan.New(found, plan.Options{Budget: e.budget}); err != nil {
 		return err
 	}
 	e.planNICs(ctx)
@@ -131,9 +131,9 @@ func (e *Engine) openCache() error {
 	return nil
 }
 
-// checkMemory returns an error if a cache does not fit into the free memory of the machine and of
-// the process's cgroups. Otherwise the kernel would kill a process when the cache fills. files is
-// the root of the machine's file system.
+// checkMemory returns an error if a cache of that size does not fit into the free memory of the
+// machine and of the process's cgroups. The kernel would kill a process when such a cache fills.
+// files is the root of the machine's file system.
 func checkMemory(files fs.FS, bytes int64) error {
 	if err := limits.Read(files).CheckMemory(bytes); err != nil {
 		return errdefs.WithRemedy(fmt.Errorf("allocate the cache: %w", err),
@@ -150,14 +150,14 @@ func (e *Engine) freeCache(ctx context.Context) error {
 	return e.dev.Free(e.pinned)
 }
 
-// openHostStreams must come before the store. The store closes first, and ends the loads that
-// streams wait for.
+// openHostStreams opens the set of adopted streams. Call it before opening the store: the store
+// must close first, because closing it ends the loads that streams wait for.
 func (e *Engine) openHostStreams() (err error) {
 	if !e.cfg.HostStreams {
 		return nil
 	}
 	if e.hosts, err = hoststream.Open(e.dev, store.DefaultTasks, e.groups.shards()); err != nil {
-		return err // names the operation
+		return err // the error names the operation
 	}
 	e.closers.Add("host streams", e.hosts.Close)
 	return nil
@@ -176,7 +176,7 @@ func (e *Engine) openStore(ctx context.Context) error {
 	}
 	e.store = s
 	e.closers.Add("store", s.Close)
-	if e.hosts != nil { // a stream must not be opened while a host stream waits
+	if e.hosts != nil { // opening a stream could block while a host stream waits
 		return s.OpenStreams(ctx)
 	}
 	return nil

@@ -14,12 +14,11 @@ import (
 	"github.com/kvlane/kvlane/tier/log"
 )
 
-// The types of the engine's methods. Packages block and store document them.
+// The types of the engine's methods, documented in packages block and store.
 type (
 	// Key names a block: see Engine.Key.
 	Key = block.Key
-	// Ref pairs a block with its page in a Cache: a page of the block's page group, which follows
-	// from its key.
+	// Ref pairs the key of a block with its page in a Cache. The key determines the page group.
 	Ref = store.Ref
 	// Hit is the result of Engine.Lookup for one key.
 	Hit = store.Hit
@@ -37,7 +36,7 @@ type (
 	PrefetchTask = store.PrefetchTask
 )
 
-// The types of options in Config and its parts. The packages of their names document them.
+// The types of options in Config, documented in their packages.
 type (
 	// Geometry is the shape of a KV cache: Config.Model.
 	Geometry = block.Geometry
@@ -73,7 +72,7 @@ type (
 	Dependency = mem.Dependency
 )
 
-// The values of these options.
+// The values of CopyPolicy.Goal and of the other options above.
 const (
 	CopyThroughput   = plan.Throughput
 	CopyLatency      = plan.Latency

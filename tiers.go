@@ -39,7 +39,8 @@ func (s *StoreConfig) dirs() (dirs []string, err error) {
 	return dirs, err
 }
 
-// passing reports whether blocks only pass through pinned memory.
+// passing reports whether the pipeline has no cache, so that blocks only pass through pinned
+// memory.
 func (s *StoreConfig) passing() bool {
 	tiers, err := s.tiers()
 	return err == nil && tiers[0] != cache.Name
@@ -67,7 +68,7 @@ func (e *Engine) openLower(ctx context.Context) error {
 		c := row.Config(&e.cfg.Store, e.groups.blocks(ctx, e.directFiles()))
 		t, err := c.OpenTier(ctx)
 		if err != nil {
-			return err // names the operation
+			return err // the error names the operation
 		}
 		if n, ok := t.(interface{ Notes() []string }); ok {
 			e.note(n.Notes()...)
@@ -83,7 +84,7 @@ func (g *groups) blocks(ctx context.Context, direct dirfs.Direct) settings.TierB
 	return settings.TierBlocks{Formats: g.formats, Identities: g.ids, FS: dirfs.Of(ctx), Direct: direct}
 }
 
-// existing returns the directories that exist, and for each other one its nearest existing parent.
+// existing returns dirs, with each missing directory replaced by its nearest existing parent.
 func existing(dirs []string) []string {
 	out := make([]string, len(dirs))
 	for i, d := range dirs {

@@ -23,8 +23,7 @@ import (
 
 // Types of packages transfer and transfer/handover.
 type (
-	// PagePair is a page of a local KV cache and the page of another process's that it is copied
-	// to.
+	// PagePair is a page of the local KV cache and the remote page to which it is copied.
 	PagePair = transfer.PagePair
 	// Handover is the transfer of a request's KV to another process.
 	Handover = handover.Request
@@ -36,16 +35,16 @@ type (
 
 // TransferConfig configures an engine's transfers. The zero value reaches processes of this host.
 type TransferConfig struct {
-	// Listen is the HOST:PORT on which other processes reach this one. There is no authentication:
-	// every process that reaches it may read and write offered memory. Default 127.0.0.1:0.
+	// Listen is the HOST:PORT on which this engine accepts connections. There is no authentication:
+	// every process that can connect may read and write offered memory. Default 127.0.0.1:0.
 	Listen string
-	// Advertise is the address that other processes connect to. Default: that of Listen.
+	// Advertise is the address to which other processes connect. Default: the address of Listen.
 	Advertise string
-	// Metadata is the URL of a server with the locations of caches by name,
-	// http://HOST:PORT/metadata. Empty: a cache is found by the address of its process,
-	// "HOST:PORT/NAME".
+	// Metadata is the URL of a metadata server, http://HOST:PORT/metadata, which maps names of
+	// caches to processes. If it is empty, a cache is named "HOST:PORT/NAME" by the address of its
+	// process.
 	Metadata string
-	// Timeout is the time limit of a layer, including the wait for its dependencies. Default:
+	// Timeout bounds the transfer of a layer, including the wait for its dependencies. Default:
 	// transfer.DefaultTimeout.
 	Timeout time.Duration
 	// SocketDir is the directory of the socket for sharing memory with processes of this host.
@@ -54,8 +53,8 @@ type TransferConfig struct {
 	SocketDir string
 }
 
-// Transfer transfers KV between the engine's caches and those of other processes. It uses NVLink if
-// both have memory of GPUs of one host and share it, else RDMA if both engines have NICs
+// Transfer transfers KV between the engine's caches and those of other processes. It uses NVLink
+// between GPUs of one host that can share memory, else RDMA if both engines have NICs
 // (StoreConfig.GDR), else TCP. All methods are safe for concurrent use.
 type Transfer struct {
 	e        *Engine
@@ -64,19 +63,20 @@ type Transfer struct {
 	closers  unwind.Stack
 
 	registerMu sync.Mutex // held while caches are registered with NICs
-	// local has the memory passed to the NICs, including memory that they refused; guarded by
+	// local holds the regions that were passed to the NICs, including refused ones; guarded by
 	// registerMu.
 	local map[*mem.Region]bool
 
 	mu     sync.Mutex
 	uses   map[*Cache]*inuse.Use // guarded by mu
-	closed bool                  // no cache is used any more; guarded by mu
+	closed bool                  // caches cannot be used any more; guarded by mu
 	notes  []string              // guarded by mu
 }
 
-// OpenTransfer opens transfers of the engine's caches. The caller closes them before the caches. If
-// NICs are named or required, memory that they refuse is an error of Offer and Connect. Otherwise
-// it goes over sockets, and Transfer.Notes has the reason.
+// OpenTransfer opens transfers of the engine's caches. The caller closes the Transfer before the
+// caches. If the configuration names or requires NICs, Offer and Connect return an error for memory
+// that the NICs refuse. Otherwise that memory is transferred over sockets, and Transfer.Notes has
+// the reason.
 func (e *Engine) OpenTransfer(ctx context.Context, c TransferConfig) (_ *Transfer, err error) {
 	t := &Transfer{e: e, closers: unwind.New(), uses: make(map[*Cache]*inuse.Use), local: make(map[*mem.Region]bool)}
 	defer func() {
@@ -122,8 +122,8 @@ func (e *Engine) OpenTransfer(ctx context.Context, c TransferConfig) (_ *Transfe
 }
 
 // startSharing starts a server that exports the engine's memory to processes of this host. If it
-// does not start in the default directory, which another user may have made, the server is nil and
-// Transfer.Notes has the reason.
+// cannot start in the default directory, for example because another user owns it, startSharing
+// returns nil and Transfer.Notes has the reason.
 func (t *Transfer) startSharing(ctx context.Context, dir string) (*share.Server, error) {
 	s, err := share.NewServer(share.Options{Dir: dir})
 	if err == nil {
@@ -140,7 +140,7 @@ func (t *Transfer) startSharing(ctx context.Context, dir string) (*share.Server,
 	return nil, err
 }
 
-// useNICs sets the NICs in o, or notes why there are none.
+// useNICs sets the NICs in o, or adds a note with the reason why there are none.
 func (t *Transfer) useNICs(o *transfer.Options) (err error) {
 	c := &t.e.cfg
 	auto := c.Store.GDR == GDRAuto
@@ -170,7 +170,7 @@ func (t *Transfer) note(format string, args ...any) {
 	}
 }
 
-// Notes returns notes for the user: what goes over sockets, with the reasons.
+// Notes returns the transfers that fall back to sockets, with the reasons.
 func (t *Transfer) Notes() []string {
 	s := t.engine.Stats()
 	t.mu.Lock()
@@ -182,14 +182,14 @@ func (t *Transfer) Notes() []string {
 	return notes
 }
 
-// Address returns the HOST:PORT on which other processes reach this one.
+// Address returns the HOST:PORT to which other processes connect.
 func (t *Transfer) Address() string { return t.engine.Address() }
 
 // Stats returns the statistics of the transfers.
 func (t *Transfer) Stats() TransferStats { return t.engine.Stats() }
 
-// use calls f and keeps c open until the transfers are closed. If f fails and leaves nothing of the
-// cache in use, c is released at once.
+// use calls f and keeps c open until the transfers are closed. If f fails and does not report that
+// parts of the cache are left in use, c is released at once.
 func (t *Transfer) use(c *Cache, f func() (left bool, err error)) error {
 	u, err := c.begin(t.e)
 	if err != nil {
@@ -216,8 +216,8 @@ func (t *Transfer) endUses() error {
 	return nil
 }
 
-// layoutID returns a text that both sides must have in common: a hash of the KV identities and of
-// the layout of the layers in the regions.
+// layoutID returns a hash of the KV identities and of the layout of the layers in the regions. Both
+// sides of a transfer must have the same.
 func (c *Cache) layoutID() string {
 	h := sha256.New()
 	for _, f := range c.engine.groups.formats {
@@ -234,7 +234,7 @@ func (c *Cache) layoutID() string {
 }
 
 // Offer lets other processes transfer KV into c under a name. c stays in use until the Transfer is
-// closed. Offer returns ErrExists if the name is taken.
+// closed. Offer returns ErrExists if the name is in use.
 func (t *Transfer) Offer(ctx context.Context, name string, c *Cache) error {
 	if err := t.use(c, func() (bool, error) { return t.offer(ctx, name, c) }); err != nil {
 		return fmt.Errorf("offer KV cache %q: %w", name, err)
@@ -242,7 +242,8 @@ func (t *Transfer) Offer(ctx context.Context, name string, c *Cache) error {
 	return nil
 }
 
-// offer also reports whether other processes may still reach some of the cache after an error.
+// offer implements Offer. left reports whether other processes can still access part of the cache
+// after an error.
 func (t *Transfer) offer(ctx context.Context, name string, c *Cache) (left bool, err error) {
 	s, err := t.engine.Publish(ctx, name)
 	if err != nil {
@@ -265,23 +266,23 @@ func (t *Transfer) offer(ctx context.Context, name string, c *Cache) (left bool,
 	return false, nil
 }
 
-// Receive waits for the next event of a request from another process. A layer has arrived in its
-// pages, sometimes out of order; all layers have arrived; or the request failed, and its pages are
+// Receive waits for the next event of a request from another process: one layer has arrived in its
+// pages, in any order, all layers have arrived, or the request has failed and its pages are
 // undefined.
 func (t *Transfer) Receive(ctx context.Context) (HandoverEvent, error) {
 	return t.receiver.Receive(ctx)
 }
 
-// Receiver is the KV cache of another process to which requests are transferred.
+// Receiver is the KV cache of another process, to which requests are transferred.
 type Receiver struct {
 	sender *handover.Sender
 	remote *transfer.Remote
 }
 
-// Connect finds the KV cache that another process offers under a name, or "HOST:PORT/NAME" without
-// a metadata server, to transfer requests from c to it. c stays in use until the Transfer is
-// closed. Connect returns ErrNotFound if there is no such cache, ErrLost if its process is gone,
-// and ErrMismatch if it belongs to another model or has another layout.
+// Connect finds the KV cache that another process offers under a name, to transfer requests from c
+// to it. Without a metadata server the name is "HOST:PORT/NAME". c stays in use until the Transfer
+// is closed. Connect returns ErrNotFound if there is no such cache, ErrLost if its process has
+// ended, and ErrMismatch if the cache belongs to another model or has another layout.
 func (t *Transfer) Connect(ctx context.Context, name string, c *Cache) (r *Receiver, err error) {
 	if err := t.use(c, func() (left bool, err error) {
 		r, left, err = t.connect(ctx, name, c)
@@ -292,7 +293,8 @@ func (t *Transfer) Connect(ctx context.Context, name string, c *Cache) (r *Recei
 	return r, nil
 }
 
-// connect also reports whether NICs may still reach some of the cache after an error.
+// connect implements Connect. left reports whether NICs can still access part of the cache after an
+// error.
 func (t *Transfer) connect(ctx context.Context, name string, c *Cache) (_ *Receiver, left bool, err error) {
 	remote, err := t.engine.OpenSegment(ctx, name)
 	if err != nil {
@@ -316,7 +318,8 @@ func (t *Transfer) connect(ctx context.Context, name string, c *Cache) (_ *Recei
 	return &Receiver{s, remote}, false, nil
 }
 
-// registerLocal registers a cache with the NICs, if there are any, until the Transfer is closed.
+// registerLocal registers a cache with the NICs, if any. The registration lasts until the Transfer
+// is closed.
 func (t *Transfer) registerLocal(c *Cache) error {
 	t.registerMu.Lock()
 	defer t.registerMu.Unlock()
@@ -332,7 +335,7 @@ func (t *Transfer) registerLocal(c *Cache) error {
 	return nil
 }
 
-// layers returns the planes of each layer, local and in the offered buffers.
+// layers returns the planes of each layer, with their offsets in the offered buffers.
 func (c *Cache) layers(offered []transfer.Buffer) ([][]transfer.PagePlane, error) {
 	plan, at := c.layoutID(), make([]int64, len(c.regions))
 	for i := range c.regions {
@@ -355,16 +358,16 @@ func (c *Cache) layers(offered []transfer.Buffer) ([][]transfer.PagePlane, error
 	return layers, nil
 }
 
-// Begin begins to transfer a request with that identifier. pairs has its pages for each page group,
-// in the order of Config.Groups; a group may have none. Call Handover.Layer for each layer, in any
-// order and after the work that computes it, and then Handover.Finish. pairs must not change until
-// Finish has returned.
+// Begin starts the transfer of a request, identified by id. pairs has the pages of the request for
+// each page group, in the order of Config.Groups; a group may have none. Call Handover.Layer for
+// each layer, in any order, after the work that computes it, and then Handover.Finish. pairs must
+// not change until Finish has returned.
 func (r *Receiver) Begin(id []byte, pairs ...[]PagePair) (*Handover, error) {
 	return r.sender.Begin(id, pairs...)
 }
 
-// Close closes the other process's cache. It returns ErrBusy while a request is not finished, and
-// may be called again. Transfer.Close closes all receivers.
+// Close closes the connection to the other process's cache. It returns ErrBusy while a request is
+// not finished, and may be called again. Transfer.Close closes all receivers.
 func (r *Receiver) Close() error {
 	if n := r.sender.Requests(); n > 0 {
 		return fmt.Errorf("close a receiver: %d requests are not finished: %w", n, errdefs.ErrBusy)
@@ -373,8 +376,8 @@ func (r *Receiver) Close() error {
 }
 
 // Close closes the transfers and releases the caches. It waits for copies of other processes until
-// ctx ends; the error names these processes, and Close may be called again. A second Close after
-// success returns nil.
+// ctx ends. The error then names these processes, and Close may be called again. A second Close
+// after success returns nil.
 func (t *Transfer) Close(ctx context.Context) error {
 	if err := t.closers.Close(ctx); err != nil {
 		return fmt.Errorf("close transfers: %w", err)

@@ -16,8 +16,8 @@ import (
 	streamcopy "github.com/kvlane/kvlane/stream/copy"
 )
 
-// Validate reports everything wrong with the configuration at once. Values of ConfigFile are not
-// checked until Open reads it.
+// Validate returns every problem of the configuration. It does not read ConfigFile; Open validates
+// the values of the file.
 func (c *Config) Validate() error {
 	groups, groupsErr := c.groups()
 	return errors.Join(
@@ -26,8 +26,8 @@ func (c *Config) Validate() error {
 	)
 }
 
-// validate reports everything wrong with the store and its tiers, for blocks of these formats.
-// Without any their length is not known.
+// validate returns every problem of the settings of the store and its tiers. formats is empty if
+// the length of blocks is unknown.
 func (s *StoreConfig) validate(formats block.Formats) error {
 	var errs []error
 	bad := func(format string, args ...any) {
@@ -138,6 +138,6 @@ func (c *Config) validateGDR() error {
 	return errors.Join(errs...)
 }
 
-// copyPaths returns the paths of a copy stream between a device and its host: all loads and dumps
-// are such copies.
+// copyPaths returns the paths of a copy stream between a device and its host, which all loads and
+// dumps use.
 func copyPaths() []stream.Path { return stream.Paths(stream.MovedByDevice) }

@@ -11,9 +11,10 @@ import (
 // copied.
 //
 // Checksums cover the bytes of the shards. Sealing clears the padding, and verifying checks that it
-// is zero. So every byte of an image is checked, and no stray memory is written to storage.
+// is zero. Thus every byte of an image is checked, and no uninitialized memory is written to
+// storage.
 //
-// The image contains the checksum algorithm. Images of any known algorithm verify.
+// The image contains the checksum algorithm. Images with any known algorithm can be verified.
 type Format struct {
 	Layout   *Layout
 	Identity Digest
@@ -54,8 +55,8 @@ func (f Format) SumShard(image []byte, i int) uint64 {
 	return f.Algo().sum(data)
 }
 
-// SealWith is Seal with given checksums, one per shard, of the format's algorithm. See FoldLeaves
-// for SumTree.
+// SealWith is Seal with given checksums of the shards, made with the format's algorithm. For
+// SumTree they are results of FoldLeaves.
 func (f Format) SealWith(image []byte, key Key, sums []uint64) error {
 	if err := f.checkLen(image); err != nil {
 		return fmt.Errorf("seal block %s: %w", key, err)
@@ -74,8 +75,9 @@ func (f Format) SealWith(image []byte, key Key, sums []uint64) error {
 	return nil
 }
 
-// SealHeader writes the header of an image whose shards are elsewhere and have no padding. head has
-// Layout.HeaderBytes bytes. sums are the checksums of the shards. Errors wrap ErrInvalid.
+// SealHeader writes the header of an image whose shards are stored elsewhere and have no padding.
+// head has Layout.HeaderBytes bytes. sums are the checksums of the shards. It returns ErrInvalid if
+// a length does not match the layout.
 func (f Format) SealHeader(head []byte, key Key, sums []uint64) error {
 	if f.Layout == nil || int64(len(head)) != f.Layout.header || len(sums) != f.Layout.Shards() || !f.Algo().known() {
 		return fmt.Errorf("seal the header of block %s: %d bytes, %d checksums: %w", key, len(head), len(sums), errdefs.ErrInvalid)
@@ -159,8 +161,8 @@ func (f Format) decode(b []byte, key Key) (Header, error) {
 	return h, nil
 }
 
-// Verified returns the header of an image that Header or VerifyHeader has checked before, without
-// checking it again. It returns ErrInvalid unless image has Layout.ImageBytes bytes, and
+// Verified returns the header of an image that Header or VerifyHeader has already checked. It does
+// not check the header again. It returns ErrInvalid unless image has Layout.ImageBytes bytes, and
 // ErrMismatch for an unknown algorithm.
 func (f Format) Verified(image []byte) (Header, error) {
 	if err := f.checkLen(image); err != nil {
@@ -182,7 +184,7 @@ func (f Format) Verified(image []byte) (Header, error) {
 }
 
 // ShardSums appends the checksums of the shards in the image's header to sums. It does not verify
-// the header. It appends nothing if they are not SumTree or the header has another key.
+// the header. It appends nothing if the checksums are not SumTree or the header has another key.
 func (f Format) ShardSums(sums []uint64, image []byte, key Key) []uint64 {
 	if int64(len(image)) != f.Layout.image || SumAlgo(binary.LittleEndian.Uint32(image[offSumAlgo:])) != SumTree || Key(image[offKey:]) != key {
 		return sums

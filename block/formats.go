@@ -11,15 +11,16 @@ import (
 // MaxGroups bounds the page groups of a store.
 const MaxGroups = 64
 
-// Formats are the formats of all blocks of a store, one for each page group. A page group is a set
-// of layers whose KV has one geometry and one page table. Its blocks have their own identity,
-// layout and keys. A model without groups has one.
+// Formats holds the formats of all blocks of a store, one for each page group. A page group is a
+// set of layers whose KV has one geometry and one page table. Its blocks have a separate identity,
+// layout and keys. A model without groups has one format.
 //
-// If there are several groups, the last bytes of a key are the tag of its group. So a key alone
-// determines the group and the length of its block. Keys of a store with one group have no tag.
+// If there are several groups, the last bytes of a key are the tag of its group, so that the key
+// alone determines the group and the length of its block. Keys of a store with one group have no
+// tag.
 type Formats []Format
 
-// tagBytes is the length of a tag. It is the end of the group's identity digest.
+// tagBytes is the length of a tag: the last bytes of the group's identity digest.
 const tagBytes = 4
 
 func tagOf(b [32]byte) [tagBytes]byte { return [tagBytes]byte(b[32-tagBytes:]) }
@@ -57,7 +58,7 @@ func (fs Formats) Key(group int, engineHash []byte) Key {
 	return key
 }
 
-// Group returns the page group of a key, or -1 if there is none.
+// Group returns the page group of a key, or -1 if the key belongs to none.
 func (fs Formats) Group(key Key) int {
 	if len(fs) == 1 {
 		return 0
@@ -72,7 +73,7 @@ func (fs Formats) Tagged(key Key) bool {
 	return slices.ContainsFunc(fs, func(f Format) bool { return tagOf(f.Identity) == tag })
 }
 
-// Of returns the format of a key's block. It returns ErrInvalid if the key is of no group.
+// Of returns the format of a key's block. It returns ErrInvalid if the key belongs to no group.
 func (fs Formats) Of(key Key) (Format, error) {
 	g := fs.Group(key)
 	if g < 0 {
@@ -81,7 +82,8 @@ func (fs Formats) Of(key Key) (Format, error) {
 	return fs[g], nil
 }
 
-// ImageBytes returns the length of the image of a key's block, or zero if the key is of no group.
+// ImageBytes returns the length of the image of a key's block, or zero if the key belongs to no
+// group.
 func (fs Formats) ImageBytes(key Key) int64 {
 	g := fs.Group(key)
 	if g < 0 {

@@ -14,14 +14,14 @@ type Geometry struct {
 	DType   string `config:"dtype"` // of the KV cache; see ParseDType
 	Layers  int    `config:"layers"`
 	KVHeads int    `config:"kv_heads"` // of the whole model; 1 for MLA
-	// Elements per head and token; for MLA the latent with its rotary part.
+	// elements per head and token; for MLA those of the latent with its rotary part
 	HeadSize    int  `config:"head_size"`
 	BlockTokens int  `config:"block_tokens"` // tokens per block
 	TPSize      int  `config:"tp_size"`      // tensor-parallel ranks
 	TPRank      int  `config:"tp_rank"`      // this rank, from 0
 	MLA         bool `config:"mla"`          // one plane of latents per layer, equal on all ranks
-	// State is true if a layer has one plane of recurrent state (Mamba, linear attention), as it is
-	// at the end of a block. It has KVHeads heads of HeadSize elements per block, not per token.
+	// State is true if a layer has one plane of recurrent state (Mamba, linear attention). A block
+	// stores the state at its end: KVHeads heads of HeadSize elements per block, not per token.
 	State bool `config:"state"`
 }
 
@@ -70,8 +70,8 @@ func (g Geometry) Validate() error {
 	return errors.Join(errs...)
 }
 
-// heads returns the range of KV heads of the rank. With more ranks than heads, neighbouring ranks
-// have the same head, as in the engines.
+// heads returns the range of KV heads of the rank. If there are more ranks than heads, neighbouring
+// ranks hold the same head, as in inference engines.
 func (g Geometry) heads() (first, end int) {
 	switch {
 	case g.MLA:
@@ -101,7 +101,7 @@ func (g Geometry) PlaneBytes() int64 {
 	if err != nil {
 		return 0
 	}
-	// Four numbers of 20 bits could overflow. Any value above MaxImageBytes is invalid.
+	// The product of the dimensions could overflow. Any value above MaxImageBytes is invalid.
 	n := int64(g.HeadSize)
 	if !g.State {
 		n *= int64(g.BlockTokens)

@@ -30,7 +30,7 @@ const FormatVersion = 1
 // Magic, version, header length and the header's checksum keep their places in every version. So a
 // reader distinguishes a newer version (ErrVersion) from damage (ErrCorrupt).
 const (
-	magic = "\x89KVLB\r\n\x1a" // like PNG's: text mode and 7-bit transfer damage it
+	magic = "\x89KVLB\r\n\x1a" // damaged by text mode and 7-bit transfer, like the signature of PNG
 
 	offVersion  = 8
 	offHeader   = 12
@@ -104,14 +104,14 @@ func HeaderLen(b []byte) (int64, error) {
 	return n, nil
 }
 
-// ErrVersion wraps ErrMismatch. It is returned for an intact header of another build. Such an image
-// is not damaged, and this build must not remove it.
+// ErrVersion is returned for an intact header of another format version. It wraps ErrMismatch. The
+// image is not damaged, and must not be removed.
 var ErrVersion = fmt.Errorf("another version's: %w", errdefs.ErrMismatch)
 
 // DecodeHeader decodes the header at the start of b, which may be the whole image. It allocates
-// only on failure, checks each field before use, and accepts only layouts of NewLayout. It returns
-// ErrCorrupt for damage, and ErrVersion for an intact header of another format version or checksum
-// algorithm.
+// only on failure, checks each field before use, and accepts only layouts that NewLayout can
+// produce. It returns ErrCorrupt for damage, and ErrVersion for an intact header of another format
+// version or checksum algorithm.
 func DecodeHeader(b []byte) (Header, error) {
 	n, err := HeaderLen(b)
 	if err != nil {
@@ -190,8 +190,8 @@ func putHeader(b []byte, f Format, key Key, sums []uint64) {
 	binary.LittleEndian.PutUint64(b[n:], xxh3.Hash(b[:n]))
 }
 
-// zero reports whether all bytes are zero: the first is, and each equals the previous one.
-// bytes.Equal compares many at a time.
+// zero reports whether all bytes are zero. It checks that the first is zero and that each equals
+// the previous one, because bytes.Equal compares many bytes at a time.
 func zero(b []byte) bool {
 	return len(b) == 0 || b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1])
 }

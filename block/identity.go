@@ -30,8 +30,8 @@ const identityContext = "github.com/kvlane/kvlane 2026-11 block identity v1"
 const maxText = 1024
 
 // Identity describes the contents of blocks. Blocks are interchangeable only if all fields are
-// equal, so every field affects every key. The rank is not a field: KV that is equal on several
-// ranks, such as MLA's latents, must be found by each of them.
+// equal, so every field affects every key. The rank is not a field, because KV that is equal on
+// several ranks, such as MLA's latents, must be found by each of them.
 type Identity struct {
 	Model    string `json:"model"`    // name in the engine, "meta-llama/Llama-3.1-8B"
 	Revision string `json:"revision"` // of the weights; may be empty
@@ -44,8 +44,8 @@ type Identity struct {
 	// KV heads of the blocks: [HeadFirst, HeadEnd).
 	HeadFirst int `json:"head_first"`
 	HeadEnd   int `json:"head_end"`
-	// Heads is the number of KV heads of the whole model. Zero means HeadEnd-HeadFirst: the blocks
-	// have all of them.
+	// Heads is the number of KV heads of the whole model. Zero means that the blocks contain all
+	// heads.
 	Heads       int `json:"heads,omitempty"`
 	HeadSize    int `json:"head_size"`    // elements per head
 	BlockTokens int `json:"block_tokens"` // tokens per block
@@ -125,8 +125,8 @@ func (id Identity) Validate() error {
 // Digest returns the digest of the identity for keys and headers. It covers every field, valid or
 // not.
 func (id Identity) Digest() Digest {
-	// Each string is preceded by its length, and each number has 8 bytes. So different fields
-	// always have different encodings.
+	// Each string is preceded by its length, and each number has 8 bytes. Therefore different
+	// fields always have different encodings.
 	var buf [512]byte
 	b := buf[:0]
 	for _, f := range id.texts() {
@@ -136,8 +136,8 @@ func (id Identity) Digest() Digest {
 	for _, f := range id.numbers() {
 		b = binary.LittleEndian.AppendUint64(b, uint64(f.value))
 	}
-	// Blocks of all heads, and of no page group, are encoded as before these fields existed. A
-	// number follows both texts, so the encoding stays unambiguous.
+	// Blocks of all heads and without a page group keep the encoding of versions without these
+	// fields. A number follows both texts, so the encoding stays unambiguous.
 	heads := id.modelHeads()
 	if heads != 0 || id.Group != "" || id.Layers != "" {
 		for _, f := range id.groupTexts() {
@@ -156,8 +156,8 @@ func (id Identity) Digest() Digest {
 // Key returns id.Digest().Key(engineHash). To make many keys, keep the digest.
 func (id Identity) Key(engineHash []byte) Key { return id.Digest().Key(engineHash) }
 
-// Diff describes each field in which other differs, as "dtype: expected bfloat16, found float16".
-// It never contains the salt.
+// Diff describes each field in which other differs from id, as "dtype: expected bfloat16, found
+// float16". It never contains the salt.
 func (id Identity) Diff(other Identity) []string {
 	var out []string
 	a, b := append(id.texts(), id.groupTexts()...), append(other.texts(), other.groupTexts()...)
@@ -182,7 +182,7 @@ func (id Identity) Diff(other Identity) []string {
 	return out
 }
 
-// IdentityError is returned if blocks have another identity than expected. It wraps ErrMismatch.
+// IdentityError is returned if blocks have an unexpected identity. It wraps ErrMismatch.
 type IdentityError struct{ Want, Found Identity }
 
 // Error describes each field that differs.
@@ -212,7 +212,7 @@ func (id Identity) texts() []textField {
 	}
 }
 
-// groupTexts returns the fields of page groups.
+// groupTexts returns the text fields of page groups.
 func (id Identity) groupTexts() []textField {
 	return []textField{{"page group", id.Group}, {"layers of the page group", id.Layers}}
 }
@@ -224,7 +224,7 @@ func headsText(n int) string {
 	return strconv.Itoa(n)
 }
 
-// modelHeads returns the number of KV heads of the model, or 0 if the blocks have all of them.
+// modelHeads returns the number of KV heads of the model, or 0 if the blocks contain all of them.
 func (id Identity) modelHeads() int {
 	if id.Heads == id.HeadEnd-id.HeadFirst {
 		return 0

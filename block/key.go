@@ -19,7 +19,7 @@ type Key [KeyBytes]byte
 // String returns the key as 64 hexadecimal digits, as in file names.
 func (k Key) String() string { return hex.EncodeToString(k[:]) }
 
-// Check returns ErrInvalid for the zero key, which was never set.
+// Check returns ErrInvalid for the zero key, which means that no key was set.
 func (k Key) Check() error {
 	if k == (Key{}) {
 		return fmt.Errorf("the key is zero, so it was not set: %w", errdefs.ErrInvalid)
@@ -49,7 +49,7 @@ func ParseKey(s string) (Key, error) {
 // DigestBytes is the length of a Digest.
 const DigestBytes = 32
 
-// Digest is the BLAKE3 digest of an Identity's canonical encoding, with its own context.
+// Digest is the BLAKE3 digest of an Identity's canonical encoding, with a separate BLAKE3 context.
 type Digest [DigestBytes]byte
 
 // String returns the digest as 64 hexadecimal digits.
@@ -64,8 +64,8 @@ func ParseDigest(s string) (Digest, error) {
 	return d, nil
 }
 
-// Key returns the key of the block with this engine hash. The engine's hash covers the parent's
-// hash, the token ids and multimodal input. The identity covers the rest.
+// Key returns the key of the block with this engine hash. The engine hash must cover the parent's
+// hash, the token ids and multimodal input. The identity covers everything else.
 func (d Digest) Key(engineHash []byte) Key {
 	// The digest has a fixed length, so the encoding is unambiguous. Plain BLAKE3 cannot collide
 	// with the digest, which uses key-derivation mode.
@@ -87,7 +87,7 @@ func parseHex32(s string) (out [32]byte, ok bool) {
 	return out, true
 }
 
-// nibble refuses upper case, so that a block has one file name.
+// nibble refuses upper case, so that a block has only one file name.
 func nibble(c byte) byte {
 	switch {
 	case c >= '0' && c <= '9':

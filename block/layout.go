@@ -11,7 +11,7 @@ import (
 // direct I/O requires.
 const AlignBytes = 4096
 
-// Largest layouts. They bound numbers that are read from foreign bytes.
+// The limits of layouts. They bound numbers that are read from untrusted bytes.
 const (
 	MaxShards     = 4096
 	MaxImageBytes = 1 << 36
@@ -38,7 +38,7 @@ func NewLayout(shardBytes []int64) (*Layout, error) {
 	}
 	at := l.header
 	for i, n := range shardBytes {
-		// Checked for each shard, so that the sum cannot overflow.
+		// checking each shard prevents an overflow of the sum
 		if n <= 0 || n > MaxImageBytes-at {
 			return nil, fmt.Errorf("make block layout: shard %d of %d bytes at %d: must be at least 1 byte, and an image at most %d: %w",
 				i, n, at, int64(MaxImageBytes), errdefs.ErrInvalid)
@@ -77,7 +77,7 @@ func (l *Layout) DataBytes() int64 {
 	return n
 }
 
-// ShardSizes returns the lengths of the shards. NewLayout of them returns an equal layout.
+// ShardSizes returns the lengths of the shards, the argument of NewLayout.
 func (l *Layout) ShardSizes() []int64 { return slices.Clone(l.lens) }
 
 // Equal reports whether images of l and m have the same layout.

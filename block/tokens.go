@@ -16,14 +16,14 @@ const HashBytes = 32
 // tokensContext separates hashes of tokens from other uses of BLAKE3. It changes with the encoding.
 const tokensContext = "github.com/kvlane/kvlane 2026-11 block tokens v1"
 
-// hashers are reused, as deriving the key of the context costs more than hashing a block.
+// hashers are reused, because deriving the key of the context costs more than hashing a block.
 var hashers = sync.Pool{New: func() any { return blake3.NewDeriveKey(tokensContext) }}
 
 // HashTokens appends one hash of HashBytes for each whole block of tokens. Each hash covers all
-// tokens up to the end of its block, and those covered by parent. parent is the hash of the block
-// before the first token, or empty. HashTokens is for engines without block hashes. Its result is
-// the same in every process and on every machine. It does not cover other input, such as images. It
-// is safe for concurrent use.
+// tokens up to the end of its block, and those covered by parent, the hash of the block before the
+// first token, or empty. HashTokens is for engines without block hashes. Its result is the same in
+// every process and on every machine. It does not cover other input, such as images. It is safe for
+// concurrent use.
 func HashTokens(hashes, parent []byte, tokens []int64, blockTokens int) ([]byte, error) {
 	if blockTokens < 1 || blockTokens > maxDimension {
 		return hashes, fmt.Errorf("hash tokens: %d tokens per block: must be 1 to %d: %w", blockTokens, maxDimension, errdefs.ErrInvalid)
@@ -36,7 +36,8 @@ func HashTokens(hashes, parent []byte, tokens []int64, blockTokens int) ([]byte,
 		h = blake3.NewDeriveKey(tokensContext)
 	}
 	defer hashers.Put(h)
-	// The parent's hash, or zeros, and the tokens of the block in 8 bytes each, little-endian.
+	// buf holds the parent's hash, or zeros, and then the tokens of the block in 8 bytes each,
+	// little-endian.
 	buf := make([]byte, HashBytes, HashBytes+8*min(blockTokens, len(tokens)))
 	copy(buf, parent)
 	for ; len(tokens) >= blockTokens; tokens = tokens[blockTokens:] {

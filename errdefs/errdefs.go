@@ -1,5 +1,5 @@
-// Package errdefs has the sentinel errors of kvlane. Every error of its packages wraps one of them,
-// with the operation, the object and the native cause. Callers decide by the sentinel.
+// Package errdefs defines the sentinel errors of kvlane. Every error of its packages wraps one of
+// them, and states the operation, the object and the native cause. Callers test for the sentinel.
 package errdefs
 
 import "errors"
@@ -11,10 +11,10 @@ var (
 	ErrNotFound = errors.New("not found")
 	// ErrExists: the object already exists, or another call is creating it.
 	ErrExists = errors.New("already exists")
-	// ErrNotSupported: this machine, driver or build lacks a requirement of the call, named in
-	// the text.
+	// ErrNotSupported: this machine, driver or build lacks a requirement of the call. The text
+	// names the requirement.
 	ErrNotSupported = errors.New("not supported")
-	// ErrBusy: a bounded resource is used up for now; the call may succeed later.
+	// ErrBusy: a bounded resource is exhausted; the call may succeed later.
 	ErrBusy = errors.New("busy")
 	// ErrNoMemory: an allocation was refused.
 	ErrNoMemory = errors.New("out of memory")
@@ -30,11 +30,11 @@ var (
 	ErrCanceled = errors.New("canceled")
 	// ErrExpired: a lease ended before the call.
 	ErrExpired = errors.New("lease expired")
-	// ErrLost: the process that owns this memory has revoked it or ended. The last copies are
-	// undefined.
+	// ErrLost: the process that owns this memory has revoked it or ended. The destinations of
+	// recent copies are undefined.
 	ErrLost = errors.New("lost")
 	// ErrClosed: the object was closed.
 	ErrClosed = errors.New("closed")
-	// ErrBroken: an earlier failure stopped this stream or queue; the cause is wrapped beside it.
+	// ErrBroken: an earlier failure stopped this stream or queue. The error also wraps that cause.
 	ErrBroken = errors.New("broken by an earlier failure")
 )

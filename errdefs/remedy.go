@@ -2,7 +2,7 @@ package errdefs
 
 import "errors"
 
-// remedyError is an error with its remedy.
+// remedyError is an error with advice on how to resolve it.
 type remedyError struct {
 	error
 	remedy string
@@ -10,8 +10,8 @@ type remedyError struct {
 
 func (e *remedyError) Unwrap() error { return e.error }
 
-// WithRemedy returns err with a sentence that states how to resolve it, without the full stop. The
-// text of the error does not change.
+// WithRemedy attaches advice to err: a sentence that states how to resolve the error, without the
+// full stop. The text of the error does not change.
 func WithRemedy(err error, remedy string) error {
 	if err == nil {
 		return nil
@@ -19,7 +19,7 @@ func WithRemedy(err error, remedy string) error {
 	return &remedyError{err, remedy}
 }
 
-// Remedy returns the outermost remedy of err, or "".
+// Remedy returns the advice of the outermost remedyError in err, or "".
 func Remedy(err error) string {
 	var e *remedyError
 	if errors.As(err, &e) {

@@ -23,8 +23,8 @@ type Batch struct {
 	// After lists the dependencies to wait for before the first copy. If one fails, the batch
 	// fails.
 	After []Dependency
-	// Awaited reports that the computation waits for this batch. So interference with the
-	// computation does not matter, and a stream copies as fast as it can.
+	// Awaited is set if a computation waits for this batch. Interference with computations then
+	// does not matter, and a stream copies as fast as it can.
 	Awaited bool
 }
 
@@ -71,7 +71,8 @@ func (b *Batch) Pieces() int {
 	return n
 }
 
-// Extents yields all (destination, source) pairs of the batch, the listed ones first.
+// Extents yields all pairs of a destination and a source: first the listed ones, then those of
+// Paged.
 func (b *Batch) Extents() iter.Seq2[Extent, Extent] {
 	return func(yield func(dst, src Extent) bool) {
 		for i := range b.Dst {

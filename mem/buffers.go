@@ -14,8 +14,9 @@ import (
 // bufferAlign is the unit of a buffer's stride in bytes: a cache line.
 const bufferAlign = 64
 
-// BufferHooks allocate and register the memory of Buffers. The package imports neither devices nor
-// NICs. Zero and Kept must be safe for concurrent use; other hooks are called one at a time.
+// BufferHooks allocate and register the memory of Buffers, because package mem imports neither
+// devices nor NICs. Zero and Kept must be safe for concurrent use; other hooks are called one at a
+// time.
 type BufferHooks struct {
 	// Alloc allocates memory, at addresses that are multiples of 64, and Free frees it. Both are
 	// required.
@@ -30,24 +31,24 @@ type BufferHooks struct {
 	// uses the memory, and keys are zero.
 	Register   func(r *Region) (key uint32, err error)
 	Deregister func(ctx context.Context, r *Region) error
-	// Zero zeroes memory that the CPU does not reach, and returns when that is done. It is required
+	// Zero zeroes memory that the CPU cannot access, and returns when that is done. It is required
 	// for device memory.
 	Zero func(e Extent) error
-	// Kept is called with each error that keeps memory from being freed, to log it. It may be nil.
+	// Kept is called to log an error that prevents memory from being freed. It may be nil.
 	Kept func(err error)
 }
 
 // BufferOptions are the options of Buffers.
 type BufferOptions struct {
 	Kind     Kind  // host, host-pinned or device
-	Count    int64 // buffers
+	Count    int64 // number of buffers
 	Capacity int64 // bytes of a buffer, at most 4 GiB - 1
 	Hooks    BufferHooks
 }
 
-// Buffers lends buffers from one region of memory that a NIC uses. Each begins at a multiple of the
-// stride, at the same offset from both addresses of the region. A buffer is zeroed before it is
-// lent for the first time, and when it is released. All methods are safe for concurrent use.
+// Buffers lends buffers from one region of memory that a NIC uses. Each buffer begins at a multiple
+// of the stride, at the same offset from both addresses of the region. A buffer is zeroed before
+// its first loan and at each release. All methods are safe for concurrent use.
 type Buffers struct {
 	o    BufferOptions
 	pool *SlotPool
@@ -56,11 +57,11 @@ type Buffers struct {
 	kept atomic.Int64
 
 	mu     sync.Mutex // held while memory is freed
-	region *Region    // of Pin, or else of Alloc
+	region *Region    // returned by Pin, or by Alloc without Pin
 	steps  []bufferStep
 }
 
-// bufferStep is a step of freeing that is left to do.
+// bufferStep is a pending step of freeing the memory.
 type bufferStep struct {
 	name string
 	do   func(ctx context.Context) error
@@ -69,11 +70,11 @@ type bufferStep struct {
 // BufferStats describes Buffers.
 type BufferStats struct {
 	SlotPoolStats
-	Kept int64 // failures that kept memory from being freed
+	Kept int64 // number of failures that prevented memory from being freed
 }
 
-// Buffer is a lent buffer: its entry in a scatter-gather list. It may be copied. The zero value is
-// no buffer.
+// Buffer is a lent buffer, with the values of its entry in a scatter-gather list. It may be copied.
+// The zero value refers to no buffer.
 type Buffer struct {
 	CPU  CPUAddr // zero for device memory
 	Dev  DevAddr // zero for pageable memory
@@ -144,7 +145,7 @@ func (b *Buffers) open() (err error) {
 	return err
 }
 
-// ownedRegion is the Allocator of memory that Buffers own.
+// ownedRegion implements Allocator with memory that Buffers own.
 type ownedRegion struct{ r *Region }
 
 func (o ownedRegion) Alloc(int64) (*Region, error) { return o.r, nil }
@@ -166,10 +167,11 @@ func (b *Buffers) zero(e Extent) error {
 // Region returns the memory of all buffers.
 func (b *Buffers) Region() *Region { return b.pool.Slots().Region }
 
-// Stride returns the distance of two buffers in bytes: the capacity rounded up to 64.
+// Stride returns the distance between the starts of neighbouring buffers in bytes: the capacity
+// rounded up to 64.
 func (b *Buffers) Stride() int64 { return b.pool.Slots().Stride }
 
-// Stats returns the figures of the buffers.
+// Stats returns the statistics of the buffers.
 func (b *Buffers) Stats() BufferStats {
 	return BufferStats{SlotPoolStats: b.pool.Stats(), Kept: b.kept.Load()}
 }
@@ -187,8 +189,8 @@ func (b *Buffers) TryAcquire(size int64) (Buffer, error) {
 	return b.buffer(s, size), nil
 }
 
-// Acquire is TryAcquire that waits until ctx ends for a buffer, in the order of the calls. Then it
-// returns ErrBusy with the cause.
+// Acquire lends a buffer of size bytes, like TryAcquire. While all buffers are lent it waits, in
+// the order of the calls. If ctx ends first, it returns ErrBusy with the cause.
 func (b *Buffers) Acquire(ctx context.Context, size int64) (Buffer, error) {
 	if err := b.checkSize(size); err != nil {
 		return Buffer{}, err
@@ -212,8 +214,8 @@ func (b *Buffers) buffer(s PoolSlot, size int64) Buffer {
 	return Buffer{CPU: e.CPU(), Dev: e.Dev(), Len: uint32(size), Key: b.key, slot: s.index, loan: s.loan}
 }
 
-// Extent returns the memory of x, Len bytes. It returns ErrInvalid if x is not lent by b: it was
-// released already, or its addresses are not those of one of these buffers.
+// Extent returns the memory of x, Len bytes. It returns ErrInvalid if x is not a buffer that b
+// currently lends.
 func (b *Buffers) Extent(x Buffer) (Extent, error) {
 	s, err := b.find(x)
 	if err != nil {
@@ -227,7 +229,7 @@ func (b *Buffers) Extent(x Buffer) (Extent, error) {
 	return s.Extent().Sub(0, int64(x.Len)), nil
 }
 
-// find returns the slot with the addresses of x. Its loan may have ended.
+// find returns the slot with the addresses of x. It does not check whether the loan has ended.
 func (b *Buffers) find(x Buffer) (PoolSlot, error) {
 	s := PoolSlot{b.pool, x.slot, x.loan}
 	if int64(x.slot) < b.o.Count && x.Len > 0 && int64(x.Len) <= b.o.Capacity {
@@ -263,7 +265,7 @@ func (b *Buffers) Quarantine(x Buffer, quiesced <-chan struct{}) error {
 // Close refuses new loans and frees the memory: it deregisters it from the NIC, unregisters it from
 // the device and frees it. Each step follows only if the one before it succeeded. After a failure
 // the memory is kept, the failure is counted and passed to BufferHooks.Kept, and Close may be
-// called again. It returns ErrBusy while buffers are lent, also those in quarantine after ctx ended.
+// called again. It returns ErrBusy while buffers are lent or, after ctx ended, in quarantine.
 func (b *Buffers) Close(ctx context.Context) error {
 	if err := b.pool.Close(ctx); err != nil {
 		return err

@@ -6,15 +6,15 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// A leaf is the unit of Paged.Sums.
+// The sizes of a leaf, the unit of Paged.Sums.
 const (
 	LeafBytes = 4096 // bytes of a leaf
-	LeafAlign = 16   // alignment of leaves in pages and slots: the widest load of a GPU thread
+	LeafAlign = 16   // alignment of leaves in pages and slots, for the widest load of a GPU thread
 )
 
 // Leaves returns the number of sums for each pair of the group. ok is false if the group has no
-// leaves: a plane's Bytes is not a multiple of LeafBytes, or its pages or places in slots are not
-// aligned to LeafAlign. A group without planes has 0. The group must be valid.
+// leaves: a plane's Bytes is not a multiple of LeafBytes, or its pages or its data in slots are not
+// aligned to LeafAlign. A group without planes has 0 leaves. The group must be valid.
 func (g *PageGroup) Leaves() (n int, ok bool) {
 	for i := range g.Planes {
 		pl := &g.Planes[i]
@@ -26,8 +26,8 @@ func (g *PageGroup) Leaves() (n int, ok bool) {
 	return n, true
 }
 
-// leafAligned reports whether all elements of an array at base of r are aligned, in device and CPU
-// addresses.
+// leafAligned reports whether all elements of an array at offset base of r are aligned, at device
+// and CPU addresses.
 func leafAligned(r *Region, base, stride int64) bool {
 	return r.dev%LeafAlign == 0 && r.cpu%LeafAlign == 0 && (base|stride)%LeafAlign == 0
 }

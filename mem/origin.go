@@ -10,9 +10,10 @@ import (
 )
 
 // Origin is the exporter of memory of another process. Such memory stays mapped when its exporter
-// ends. Accesses then succeed, but are meaningless. So a copy calls Hold before it and Check after
-// it. An exporter that reclaims its memory waits until there are no holders. An Origin is safe for
-// concurrent use. A nil Origin is that of the process's own memory, which is never lost.
+// ends; accesses then succeed but read or write unrelated bytes. Therefore a copy calls Acquire
+// before it and Check after it. An exporter that reclaims its memory waits until there are no
+// holders. An Origin is safe for concurrent use. A nil Origin stands for the process's own memory,
+// which is never lost.
 type Origin struct {
 	live func() error
 	lost atomic.Pointer[error]
@@ -22,13 +23,13 @@ type Origin struct {
 	drained chan struct{}
 }
 
-// NewOrigin returns the origin of memory. live returns an error if the memory is no longer exported.
-// It must not block, and must reflect all events before the call.
+// NewOrigin returns the origin of exported memory. live returns an error if the memory is no longer
+// exported. It must not block, and must reflect all events before the call.
 func NewOrigin(live func() error) *Origin {
 	return &Origin{live: live, drained: make(chan struct{})}
 }
 
-// Lose marks the memory as lost. The first cause stays.
+// Lose marks the memory as lost. Later calls do not change the cause.
 func (o *Origin) Lose(cause error) {
 	err := fmt.Errorf("imported memory: %w: %w", errdefs.ErrLost, cause)
 	o.mu.Lock()
@@ -53,7 +54,7 @@ func (o *Origin) Acquire() error {
 	return nil
 }
 
-// Release ends a Hold. The caller must have no access in progress.
+// Release ends the permission of one Acquire. The caller must have no access in progress.
 func (o *Origin) Release() {
 	if o == nil {
 		return
@@ -65,14 +66,14 @@ func (o *Origin) Release() {
 	}
 }
 
-// Drained returns a channel that is closed when the memory is lost and has no holders: it will not
-// be accessed again.
+// Drained returns a channel that is closed when the memory is lost and has no holders, so that it
+// is no longer accessed.
 func (o *Origin) Drained() <-chan struct{} { return o.drained }
 
-// Holds is the set of origins that a batch holds. It is not safe for concurrent use.
+// Holds is a set of acquired origins. It is not safe for concurrent use.
 type Holds []*Origin
 
-// Add holds the origin of r. It returns ErrLost if r is lost.
+// Add acquires the origin of r, once. It returns ErrLost if r is lost.
 func (h *Holds) Add(r *Region) error {
 	o := r.Origin()
 	if o == nil || slices.Contains(*h, o) {
@@ -103,7 +104,7 @@ func (h *Holds) Release() {
 	*h = nil
 }
 
-// Lost returns ErrLost with the cause if the loss has been detected. It is cheap, and may be late.
+// Lost returns ErrLost with the cause if a loss was already detected. It is faster than Check.
 func (o *Origin) Lost() error {
 	if o == nil {
 		return nil

@@ -26,13 +26,13 @@ type Slots struct {
 	Stride int64
 }
 
-// At returns slot s. It does not check the range; Paged.Validate does.
+// At returns slot s. It does not check the range, unlike Paged.Validate.
 func (s Slots) At(slot uint32) Extent {
 	return Extent{Region: s.Region, Off: s.Base + int64(slot)*s.Stride, Len: s.Stride}
 }
 
-// PageSlot pairs a page of a paged KV cache with a slot. These 8 bytes per page are sent to the
-// device, which computes the extents.
+// PageSlot pairs a page of a paged KV cache with a slot. The device receives these 8 bytes per page
+// and computes the extents.
 type PageSlot struct {
 	Page uint32
 	Slot uint32
@@ -58,8 +58,8 @@ func (d Direction) String() string {
 	return fmt.Sprintf("direction(%d)", uint8(d))
 }
 
-// PageGroup is the copies of Pairs in every plane. A hybrid model has several groups in one batch,
-// each with its own planes.
+// PageGroup describes the copies of Pairs in every plane. A batch of a hybrid model has several
+// groups with different planes.
 type PageGroup struct {
 	Planes []Plane
 	Slots  Slots
@@ -70,24 +70,24 @@ type PageGroup struct {
 type Paged struct {
 	Dir    Direction
 	Groups []PageGroup
-	// Sums, unless nil, requests the checksum of every copied leaf, computed from the bytes that
-	// the copier had in hand: XXH3, 64 bits, seed 0, of each LeafBytes of every plane of every
-	// page. Its length is Leaves. Its order is group, pair, plane, leaf. The stream's completion
-	// reports whether Sums was filled. If it was not, or the batch failed, the contents are
-	// undefined. The stream owns Sums until the batch has resolved.
+	// Sums, unless nil, receives the checksum of every copied leaf, computed from the bytes that
+	// were copied: XXH3, 64 bits, seed 0, of each LeafBytes of every plane of every page. Its
+	// length is Leaves. Its order is group, pair, plane, leaf. The stream's completion reports
+	// whether Sums was filled. If not, or if the batch failed, the contents are undefined. The
+	// stream owns Sums until the batch has resolved.
 	Sums []uint64
-	// Completed, unless nil, is called during the copy when more groups have completed: the first
-	// groups of the batch. summed reports whether their sums are in Sums. groups increases with
-	// each call. Calls are optional, and there are none after the batch has resolved. The memory of
-	// a completed group is no longer accessed, even if the batch fails later. Calls are serialized,
-	// on any goroutine. Completed must not block or call the stream.
+	// Completed, unless nil, is called during the copy when more groups have completed. groups is
+	// the number of completed groups, from the first; it increases with each call. summed reports
+	// whether their sums are in Sums. Calls are optional, and there are none after the batch has
+	// resolved. The memory of a completed group is no longer accessed, even if the batch fails
+	// later. Calls are serialized, on any goroutine. Completed must not block or call the stream.
 	Completed func(groups int, summed bool)
 }
 
 // Validate returns the first error in the batch: no direction, a plane that does not fit its slot,
 // or a page or slot outside its region. Call Extents only for a valid batch. Validate allocates
-// only on failure. It takes less than a nanosecond per pair, as only the highest page and slot of a
-// group matter.
+// only on failure. It takes less than a nanosecond per pair, because it checks only the highest
+// page and slot of a group.
 func (p *Paged) Validate() error {
 	for g := range p.Groups {
 		if err := p.Groups[g].Validate(); err != nil {
@@ -97,7 +97,7 @@ func (p *Paged) Validate() error {
 	return p.ValidateForm()
 }
 
-// ValidateForm is Validate without the groups.
+// ValidateForm is Validate without checks of the groups.
 func (p *Paged) ValidateForm() error {
 	if p.Dir != ToSlots && p.Dir != ToPages {
 		return fmt.Errorf("paged batch has no direction: %w", errdefs.ErrInvalid)
@@ -108,7 +108,7 @@ func (p *Paged) ValidateForm() error {
 	return nil
 }
 
-// Validate returns the first error in the group. It wraps ErrInvalid.
+// Validate returns the first error in the group, which wraps ErrInvalid.
 func (g *PageGroup) Validate() error {
 	if len(g.Pairs) == 0 {
 		return nil
@@ -131,8 +131,8 @@ func (g *PageGroup) Validate() error {
 }
 
 // Limits returns the highest page and slot that a pair of the group may have. It returns an error
-// if the group is invalid regardless of its pairs. It checks element 0 and computes the last
-// element. Checking the end of a high element could overflow to an offset inside the region.
+// if the group is invalid regardless of its pairs. It validates element 0 and computes the last
+// valid element, because the end of a high element could overflow to an offset inside the region.
 func (g *PageGroup) Limits() (page, slot int64, err error) {
 	if g.Slots.Stride <= 0 || g.Slots.Base < 0 {
 		return 0, 0, fmt.Errorf("slots have base %d and stride %d: %w", g.Slots.Base, g.Slots.Stride, errdefs.ErrInvalid)
@@ -156,8 +156,8 @@ func (g *PageGroup) Limits() (page, slot int64, err error) {
 	return page, slot, nil
 }
 
-// lastIndex returns the index of the last array element inside r. base, stride and bytes are not
-// negative.
+// lastIndex returns the index of the last array element inside r. base, stride and bytes must not
+// be negative.
 func lastIndex(r *Region, base, stride, bytes int64) (int64, error) {
 	if err := (Extent{Region: r, Off: base, Len: bytes}).Validate(); err != nil {
 		return 0, err
@@ -172,14 +172,14 @@ func lastIndex(r *Region, base, stride, bytes int64) (int64, error) {
 // runs in which the pages are consecutive too.
 type PairRuns struct{ Slots, Both int }
 
-// Runs samples longer lists: the first runStretch of each runEvery pairs.
+// For longer lists, Runs samples the first runStretch of each runEvery pairs.
 const (
 	runStretch = 64
 	runEvery   = 1024
 )
 
-// Runs counts the runs of the pairs. For more than runEvery pairs it extrapolates from a sixteenth
-// of them, evenly spread.
+// Runs counts the runs of the pairs. For more than runEvery pairs it extrapolates from evenly
+// spread samples of a sixteenth of the pairs.
 func (g *PageGroup) Runs() PairRuns {
 	if len(g.Pairs) == 0 {
 		return PairRuns{}
@@ -197,8 +197,8 @@ func (g *PageGroup) Runs() PairRuns {
 	return PairRuns{Slots: 1 + slots*all/seen, Both: 1 + both*all/seen}
 }
 
-// breaks counts the pairs whose slot does not follow the previous one, and those whose slot or page
-// does not. pairs must not be empty.
+// breaks counts the pairs whose slot does not follow the previous pair's slot, and the pairs whose
+// slot or page does not. pairs must not be empty.
 func breaks(pairs []PageSlot) (slots, both int) {
 	last := pairs[0]
 	for _, ps := range pairs[1:] {
@@ -213,7 +213,7 @@ func breaks(pairs []PageSlot) (slots, both int) {
 	return slots, both
 }
 
-// Page returns the extent of a page. It does not check the range; Paged.Validate does.
+// Page returns the extent of a page. It does not check the range, unlike Paged.Validate.
 func (p *Plane) Page(page uint32) Extent {
 	return Extent{Region: p.Region, Off: p.Base + int64(page)*p.Stride, Len: p.Bytes}
 }

@@ -33,16 +33,16 @@ func (k Kind) String() string {
 	return fmt.Sprintf("kind(%d)", uint8(k))
 }
 
-// CPUAddr is an address used by the CPU. Zero is no address.
+// CPUAddr is an address used by the CPU. Zero means no address.
 type CPUAddr uint64
 
-// DevAddr is an address used by devices. Zero is no address. It is a separate type, as only the
-// driver can translate between it and CPUAddr.
+// DevAddr is an address used by devices. Zero means no address. It is a separate type, because only
+// the driver can translate between it and CPUAddr.
 type DevAddr uint64
 
-// File is the file of a Region of kind file. Streams of files define more methods.
+// File is the file of a Region of kind file. Streams of files require more methods.
 type File interface {
-	// Name returns the name for messages.
+	// Name returns the name for error messages.
 	Name() string
 }
 
@@ -53,7 +53,7 @@ const NoDevice = -1
 // device address of pinned memory comes from the driver and is never computed from the CPU address.
 //
 // A Region is immutable, except that memory of another process may be lost (Origin). It does not
-// own the memory. Its maker, such as a device.Device, frees it.
+// own the memory. Its creator, such as a device.Device, frees it.
 type Region struct {
 	kind         Kind
 	device       int
@@ -77,12 +77,12 @@ type RegionSpec struct {
 	File   File    // file of a region of kind file, else nil
 	Origin *Origin // of memory exported by another process, else nil
 	// RegistrationBytes is the length of each registration of pinned memory with a driver; the last
-	// may be shorter. Zero: there is one registration. Registrations are contiguous at both
+	// may be shorter. Zero means a single registration. Registrations are contiguous at both
 	// addresses.
 	RegistrationBytes int64
 }
 
-// NewRegion checks s and returns the Region. It is for implementations of device.Device, and of
+// NewRegion validates s and returns the Region. It is for implementations of device.Device and of
 // files.
 func NewRegion(s RegionSpec) (*Region, error) {
 	fail := func(why string) (*Region, error) {
@@ -143,7 +143,7 @@ func (r *Region) CPU() CPUAddr { return r.cpu }
 // Dev returns the device address of the first byte, or zero.
 func (r *Region) Dev() DevAddr { return r.dev }
 
-// Bytes returns the region as a slice, or nil if the CPU cannot reach it. Accessing it while a
+// Bytes returns the region as a slice, or nil if the CPU cannot access it. Accessing it while a
 // device writes it, or writing it while a device reads it, is an undetected data race: wait for the
 // ticket first.
 func (r *Region) Bytes() []byte { return r.bytes }

@@ -12,9 +12,10 @@ import (
 
 // Allocator allocates memory of one kind. Implementations are safe for concurrent use.
 type Allocator interface {
-	// Alloc returns a region of that many bytes. It returns ErrNoMemory if there is none left.
+	// Alloc returns a region of this many bytes. It returns ErrNoMemory if there is not enough
+	// memory.
 	Alloc(bytes int64) (*Region, error)
-	// Free frees a region of Alloc, which no hardware may access any more.
+	// Free frees a region returned by Alloc. Hardware must no longer access it.
 	Free(r *Region) error
 }
 
@@ -28,32 +29,32 @@ type SlotPool struct {
 	closing  bool
 	freed    bool
 	free     []uint32      // stack of free slots
-	lent     []uint32      // by slot: the number of its loan, or zero while it is free
+	lent     []uint32      // by slot: number of its loan, or zero while the slot is free
 	loans    uint32        // number of the last loan
 	waiters  []*slotWaiter // in the order of their calls
-	quiesced chan struct{} // closed when the last slot leaves quarantine; nil while none is there
+	quiesced chan struct{} // closed when no slot is in quarantine; nil if none is
 	stats    SlotPoolStats
 }
 
 // SlotPoolStats describes a pool.
 type SlotPoolStats struct {
-	Slots       int   // of the pool
-	Lent        int   // including Quarantined
+	Slots       int   // number of slots
+	Lent        int   // lent slots, including quarantined ones
 	HighWater   int   // most slots lent at a time
 	Quarantined int   // slots that hardware may still access
-	Waiting     int   // calls of Acquire that wait
+	Waiting     int   // calls of Acquire that are waiting
 	Waits       int64 // calls of Acquire that have waited
-	Unzeroed    int64 // failures to zero a slot; it stayed lent or in quarantine
+	Unzeroed    int64 // failures to zero a slot, which stays lent or in quarantine
 }
 
-// PoolSlot is a lent slot. It has one owner, and may be copied.
+// PoolSlot is a lent slot. It has one owner at a time, and may be copied.
 type PoolSlot struct {
 	pool  *SlotPool
 	index uint32
 	loan  uint32
 }
 
-// slotWaiter is an Acquire that waits. Its result is written under mu before done is closed.
+// slotWaiter is a waiting call of Acquire. Its result is written under mu before done is closed.
 type slotWaiter struct {
 	done chan struct{}
 	slot PoolSlot
@@ -61,7 +62,7 @@ type slotWaiter struct {
 }
 
 // NewSlotPool returns a pool of n slots of stride bytes, which it allocates from a. It returns
-// ErrInvalid for other than positive numbers, and the error of a.
+// ErrInvalid if n or stride is not positive or too large, and the errors of a.
 func NewSlotPool(a Allocator, n, stride int64) (*SlotPool, error) {
 	if n <= 0 || n > math.MaxInt32 || stride <= 0 || n > math.MaxInt64/stride {
 		return nil, fmt.Errorf("open pool of %d slots of %d bytes: %w", n, stride, errdefs.ErrInvalid)
@@ -81,7 +82,7 @@ func NewSlotPool(a Allocator, n, stride int64) (*SlotPool, error) {
 // Slots returns the array of slots.
 func (p *SlotPool) Slots() Slots { return p.slots }
 
-// Stats returns the figures of the pool.
+// Stats returns the statistics of the pool.
 func (p *SlotPool) Stats() SlotPoolStats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -90,8 +91,8 @@ func (p *SlotPool) Stats() SlotPoolStats {
 	return s
 }
 
-// Acquire lends a slot. While all are lent it waits until ctx ends, in the order of the calls; then
-// it returns ErrBusy with the cause. It does not wait if ctx has ended already. It returns
+// Acquire lends a slot. While all are lent it waits, in the order of the calls. If ctx ends first,
+// it returns ErrBusy with the cause. It does not wait if ctx has already ended. It returns
 // ErrClosed after Close was called.
 func (p *SlotPool) Acquire(ctx context.Context) (PoolSlot, error) {
 	s, w, err := p.acquireOrQueue()
@@ -133,7 +134,7 @@ func (p *SlotPool) acquireOrQueue() (PoolSlot, *slotWaiter, error) {
 	switch {
 	case p.closing:
 		return PoolSlot{}, nil, errPoolClosed
-	case len(p.free) > 0: // then no call waits
+	case len(p.free) > 0: // no call is waiting in this case
 		return p.lend(), nil, nil
 	}
 	w := &slotWaiter{done: make(chan struct{})}
@@ -174,9 +175,9 @@ func (p *SlotPool) end(i uint32) {
 	}
 }
 
-// Close refuses new loans and frees the memory. It first waits until ctx ends for slots in
-// quarantine. It returns ErrBusy while slots are lent, and may be called again. A second Close
-// after success returns nil.
+// Close refuses new loans and frees the memory. It first waits for slots in quarantine until ctx
+// ends. It returns ErrBusy while slots are lent, and may be called again. A second Close after
+// success returns nil.
 func (p *SlotPool) Close(ctx context.Context) error {
 	p.mu.Lock()
 	p.closing = true
@@ -214,16 +215,17 @@ func (s PoolSlot) Index() uint32 { return s.index }
 // Extent returns the memory of the slot.
 func (s PoolSlot) Extent() Extent { return s.pool.slots.At(s.index) }
 
-// Release ends the loan. No hardware may access the slot any more; if that is not certain, call
-// Quarantine. It panics if the loan has ended already: the slot may have another owner, which would
-// get wrong bytes.
+// Release ends the loan. Hardware must no longer access the slot; if that is not certain, call
+// Quarantine. Release panics if the loan has already ended, because the slot may have another
+// owner, which would read or write wrong bytes.
 func (s PoolSlot) Release() {
 	if err := s.release(); err != nil {
 		panic(err)
 	}
 }
 
-// release is Release that returns an error. If zeroing fails, the loan is open again.
+// release implements Release and returns an error instead of panicking. If zeroing fails, the loan
+// is open again.
 func (s PoolSlot) release() error {
 	p := s.pool
 	p.mu.Lock()
@@ -232,7 +234,7 @@ func (s PoolSlot) release() error {
 		return err
 	}
 	if p.zero != nil {
-		p.lent[s.index] = p.nextLoan() // so that a second call is found
+		p.lent[s.index] = p.nextLoan() // makes a second release of this loan fail
 		p.mu.Unlock()
 		err := p.zero(s.Extent())
 		p.mu.Lock()
@@ -247,14 +249,14 @@ func (s PoolSlot) release() error {
 }
 
 // Quarantine ends the loan when quiesced is closed. Until then the slot is not lent again. It
-// panics like Release.
+// panics if the loan has already ended.
 func (s PoolSlot) Quarantine(quiesced <-chan struct{}) {
 	if err := s.quarantine(quiesced); err != nil {
 		panic(err)
 	}
 }
 
-// quarantine is Quarantine that returns an error.
+// quarantine implements Quarantine and returns an error instead of panicking.
 func (s PoolSlot) quarantine(quiesced <-chan struct{}) error {
 	p := s.pool
 	p.mu.Lock()
@@ -262,11 +264,11 @@ func (s PoolSlot) quarantine(quiesced <-chan struct{}) error {
 	if err := s.check("put in quarantine"); err != nil {
 		return err
 	}
-	p.lent[s.index] = p.nextLoan() // so that a second call is found
+	p.lent[s.index] = p.nextLoan() // makes a second release of this loan fail
 	if p.stats.Quarantined++; p.quiesced == nil {
 		p.quiesced = make(chan struct{})
 	}
-	go func() { // Close waits for it
+	go func() { // joined by Close
 		<-quiesced
 		var err error
 		if p.zero != nil {

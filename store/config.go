@@ -21,11 +21,11 @@ import (
 
 // Config describes a store. The caller opens the tiers, and closes them after the store.
 type Config struct {
-	// Formats are those of the blocks by page group. The tiers must have the same.
+	// Formats are the formats of blocks by page group. The tiers must have the same.
 	Formats block.Formats
-	// Layers are by page group the layers of the model that the shards of its blocks are, ascending
-	// from 0. They are the shards of loads and dumps. Each layer belongs to one group, and none is
-	// missing. Nil, for one group: shard k is layer k.
+	// Layers lists, for each page group, the model's layers that its shards hold, in ascending
+	// order from 0. These layers are the shards of loads and dumps. Each layer belongs to exactly
+	// one group. Nil, for one group: shard k is layer k.
 	Layers [][]int
 	// Cache is the first tier. It needs at least two slots. In a pipeline without a cache it is the
 	// window through which blocks pass (tier.TransientTier).
@@ -45,8 +45,9 @@ type Config struct {
 	// Checkers is the number of goroutines that compute checksums, at most MaxWorkers. Default
 	// GOMAXPROCS, up to 8.
 	Checkers int
-	// Tasks is the number of loads and prefetches that may run at a time, and the number of dumps,
-	// at most MaxTasks. Dumps end when the slowest tier has them. Further tasks wait. Default 256.
+	// Tasks bounds the number of loads and prefetches that run at a time, and separately the number
+	// of dumps, at most MaxTasks. A dump runs until its slowest tier has stored its blocks. Further
+	// tasks wait. Default 256.
 	Tasks int
 	// BatchBytes is the approximate size of a batch of a stream. A layerwise load is one batch of
 	// any size, except for pieces of its first layer (see PartBytes). Default 1 GiB.
@@ -59,26 +60,26 @@ type Config struct {
 	PartBytes int64
 	// RowBytes is the number of bytes of one slot that a layerwise load copies together, in
 	// consecutive layers: copy engines copy long rows faster. The first step of a load is one
-	// layer, and no step exceeds all earlier steps together. Zero: each layer by itself.
+	// layer, and no step exceeds all earlier steps together. Zero copies each layer separately.
 	RowBytes int64
-	// LeaseMax is the longest life of a lease, and the longest wait of a layerwise dump for its
+	// LeaseMax is the longest duration of a lease, and the longest wait of a layerwise dump for its
 	// next shard or its dependencies. Default 30 s.
 	LeaseMax time.Duration
-	// WaitMax is how long a block waits for a slot, for another task's fill, or for space in a tier
-	// below, before it fails with ErrBusy. Default 30 s.
+	// WaitMax is the longest wait of a block for a slot, for another task that fills the block, or
+	// for space in a tier below. After that the block fails with ErrBusy. Default 30 s.
 	WaitMax time.Duration
 	// AdmitAlways makes all blocks worth loading: see Store.Worth.
 	AdmitAlways bool
 	// Direct makes loads read blocks to memory of the device: see Direct. The caller closes the
 	// pool after the store. Nil: all blocks pass through the cache's slots.
 	Direct *Direct
-	// Clock times leases and waits. Default: the real one.
+	// Clock times leases and waits. Default: the system clock.
 	Clock clockwork.Clock
 	// Hooks are called on events.
 	Hooks Hooks
 }
 
-// Defaults of Config.
+// The defaults of Config.
 const (
 	DefaultReaders    = 16 // keeps a disk busy
 	DefaultWriters    = 4
@@ -90,9 +91,9 @@ const (
 	maxCheckers       = 8
 )
 
-// Bounds of Config.
+// The bounds of Config.
 const (
-	MaxWorkers = 4096 // Readers, Writers and Checkers, each
+	MaxWorkers = 4096 // of Readers, of Writers and of Checkers
 	MaxTasks   = 1 << 20
 )
 
@@ -126,8 +127,7 @@ func (c *Config) setDefaults() {
 	}
 }
 
-// Validate returns every problem of the configuration at once. Zero selects the default and is
-// valid.
+// Validate returns every problem of the configuration. Zero values select defaults and are valid.
 func (c *Config) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) {

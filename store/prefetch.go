@@ -14,8 +14,8 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// PrefetchTask is a running prefetch. All methods are safe for concurrent use. It need not be
-// waited for.
+// PrefetchTask is a running prefetch. Waiting for it is optional. All methods are safe for
+// concurrent use.
 type PrefetchTask struct {
 	base *task.Task
 	s    *Store
@@ -27,11 +27,11 @@ type PrefetchTask struct {
 	bytes     atomic.Int64 // read
 }
 
-// Prefetch reads blocks into the cache. It pins nothing: the cache evicts them as any other block.
-// Blocks that are in the cache, or that another task fills, are left alone. Prefetches give way to
+// Prefetch reads blocks into the cache. It pins nothing: the cache may evict them like any other
+// block. Blocks that are in the cache, or that another task fills, are skipped. Prefetches yield to
 // loads and never wait for a slot. Blocks fail with ErrBusy if no slot is free, and with
 // ErrNotFound if no tier has them. A zero key is ErrInvalid. Without a cache Prefetch does nothing.
-// It waits as Load does.
+// Like Load, it waits until it may start or ctx ends.
 func (s *Store) Prefetch(ctx context.Context, keys []block.Key) (*PrefetchTask, error) {
 	return s.prefetch(ctx, keys, false)
 }
@@ -82,15 +82,15 @@ func (t *PrefetchTask) Done() <-chan struct{} { return t.base.Done() }
 // Cancel cancels the prefetch. It does not wait.
 func (t *PrefetchTask) Cancel() { t.base.Cancel() }
 
-// Errs returns one error for each block, each a *BlockError, nil for those that succeeded. Before
-// Done is closed it returns nil.
+// Errs returns one error for each block, a *BlockError, or nil if the block succeeded. Before Done
+// is closed it returns a nil slice.
 func (t *PrefetchTask) Errs() []error { return t.base.Errs() }
 
 // Wait waits until the prefetch has ended and returns the errors of its blocks, joined. If ctx ends
 // first, it returns the cause of ctx.
 func (t *PrefetchTask) Wait(ctx context.Context) error { return t.base.Wait(ctx, t.base.Done()) }
 
-// prefetchJob is the job of a prefetch that reads a block.
+// prefetchJob is the job that reads a block of a prefetch.
 type prefetchJob PrefetchTask
 
 // Run implements pool.Job: it reads block i.
@@ -106,7 +106,7 @@ func (j *prefetchJob) Run(i int32) {
 		slot.Release()
 		t.s.pipeline.Count.Prefetched.Add(1)
 		t.bytes.Add(t.s.cfg.Formats.ImageBytes(t.keys[i]))
-	case pipeline.IsExists(err): // another task has read it, or is about to
+	case pipeline.IsExists(err): // another task has read it or is reading it
 	default:
 		t.setErr(i, err)
 	}

@@ -6,36 +6,37 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// Stats counts the work of a store since it was opened. Bytes divided by Busy is the rate of a
-// path.
+// Stats counts the work of a store since it was opened. The rate of a path is its bytes divided by
+// Busy.
 type Stats struct {
 	Tiers []TierStats // in the order of the pipeline
 
 	Loads, Dumps, Prefetches int64 // tasks started
 	Running                  int   // tasks that have not ended
 	LoadErrors, DumpErrors   int64 // blocks that failed
-	Misses                   int64 // blocks that leases, or loads without one, found in no tier
-	Dumped, Skipped          int64 // blocks that dumps stored; blocks that were stored already
+	Misses                   int64 // blocks that leases, or loads without a lease, found in no tier
+	Dumped, Skipped          int64 // blocks that dumps stored; blocks that were already stored
 	Prefetched               int64 // blocks that prefetches read into the cache
 	Backlog                  int   // writes to the tiers below that wait for a writer
 
-	// Loaded blocks, by what verified them: the sums of their copy, or the CPU in the slot or when
-	// the block was read from a tier below. Under VerifyFill other blocks are trusted. Under
-	// VerifyAlways both may count a block.
+	// VerifiedOnWay counts loaded blocks that were verified by the sums of their copy.
+	// VerifiedByCPU counts those that the CPU verified, in the slot or when the block was read from
+	// a tier below. Under VerifyFill some blocks are trusted and not counted. Under VerifyAlways a
+	// block may be counted twice.
 	VerifiedOnWay, VerifiedByCPU int64
 
-	// Mismatches is the number of blocks that failed their check, or were unreadable when written,
-	// in any tier.
+	// Mismatches is the number of blocks in any tier that failed their check, or were unreadable
+	// when they were written.
 	Mismatches int64
-	BadCopies  int64 // copies to pages that failed their check although their slot was right
-	Refills    int64 // blocks that failed their check in a slot and were read again from below
+	BadCopies  int64 // copies to pages that failed their check although their slot was correct
+	Refills    int64 // corrupt slots of blocks that were read again from a tier below
 	Retries    int64 // retries of a block or a batch
 	// Fallbacks is the number of failures of a tier, except misses and failed checks, after which
 	// the store continued.
 	Fallbacks       int64
 	TierErrors      int64 // failed operations of a tier, other than misses and failed checks
 	Quarantined     int64 // slots put in quarantine because hardware might still access them
-	BatchesFailed   int64 // batches that a stream failed, without canceled ones
+	BatchesFailed   int64 // batches that a stream failed, except canceled ones
 	StreamsReopened int64
 	// Direct is the number of blocks that loads read to device memory without host memory, and
 	// DirectDumped that of blocks that dumps wrote in the same way. DirectFailed is the number of
@@ -45,30 +46,31 @@ type Stats struct {
 	// Config.WaitMax.
 	LoadsExpired int64
 
-	Leases        int64 // leases given
+	Leases        int64 // leases created
 	LeasesLive    int
 	LeasesExpired int64 // leases that ended by their deadline
-	LeasesCut     int64 // leases that ended early because leases may hold no more slots
+	LeasesCut     int64 // leases shortened because leases may hold no more slots
 
-	// Admission has the decisions of Worth and their times.
+	// Admission holds the decisions of Worth and the measured times.
 	Admission admission.Stats
 
 	LoadPaths, DumpPaths []PathStats
 
-	// Times of tasks since they started, also of failed ones: loads until they ended, dumps until
-	// their pages were free and until they were durable. And times of LeasePrefix and Lookup.
+	// Durations of tasks, including failed ones: LoadTimes until the load has ended, FreeTimes
+	// until the pages of a dump are free, DurableTimes until the dump is durable. LeaseTimes and
+	// LookupTimes are durations of LeasePrefix and Lookup.
 	LoadTimes, FreeTimes, DurableTimes, LeaseTimes, LookupTimes Latency
-	// Times that tasks waited for their turn among Config.Tasks, and blocks for one of
-	// Config.Readers, Config.Checkers or Config.Writers.
+	// TaskWaits are the waits of tasks because of Config.Tasks. The others are the waits of blocks
+	// for one of Config.Readers, Config.Checkers or Config.Writers.
 	TaskWaits, ReadWaits, CheckWaits, WriteWaits Latency
 
-	// PathsGivenUp is how often a stream gave up a path, because the device refused a resource or a
-	// NIC failed. GivenUp is the latest cause.
+	// PathsGivenUp is the number of times that a stream stopped using a path because the device
+	// refused a resource or a NIC failed. GivenUp is the latest cause.
 	PathsGivenUp int64
 	GivenUp      error
 }
 
-// TierStats is a tier's part of Stats.
+// TierStats holds the statistics of one tier.
 type TierStats struct {
 	Name string
 	Hits int64 // blocks that loads read from this tier
@@ -77,7 +79,7 @@ type TierStats struct {
 	Tier    tier.Stats
 }
 
-// Stats returns the current figures. Operations during the call may be included in part.
+// Stats returns the current statistics. Concurrent operations may be included partially.
 func (s *Store) Stats() Stats {
 	c, x := &s.pipeline.Count, s.pipeline.Index.Stats()
 	st := Stats{

@@ -23,7 +23,8 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// Store is a pipeline of tiers with GPU pages above it. All methods are safe for concurrent use.
+// Store copies blocks between GPU pages and a pipeline of tiers. All methods are safe for
+// concurrent use.
 type Store struct {
 	cfg       Config
 	pipeline  *pipeline.Pipeline
@@ -36,13 +37,13 @@ type Store struct {
 	readers   *pool.Pool
 	checks    *pool.Pool
 
-	closeLock   chan struct{} // held by Close; a mutex cannot be awaited with a context
+	closeLock   chan struct{} // held by Close; a channel, so that a context can end the wait
 	stopped     bool          // pools and streams are closed; guarded by closeLock
 	reportedErr error         // errors of closed streams; guarded by closeLock
 }
 
-// Open returns a store over the tiers of c. It starts the goroutines of pools, and opens no stream
-// yet. Errors wrap ErrInvalid and name every invalid field.
+// Open returns a store over the tiers of c. It starts the goroutines of pools, but opens no stream.
+// It returns ErrInvalid with every invalid field.
 func Open(c Config) (*Store, error) {
 	c.setDefaults()
 	if err := c.Validate(); err != nil {
@@ -52,8 +53,8 @@ func Open(c Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
-	// Leases may hold five eighths of the slots and waiting dumps a quarter. The rest is always in
-	// motion: see the package comment.
+	// Leases may hold five eighths of the slots and waiting dumps a quarter. The rest is always
+	// released without waiting for the host program: see the package comment.
 	slots := slotCount(&c)
 	leased, rest := max(1, slots/4), max(1, slots/8)
 	c.Cache.LimitRetained(int(max(0, slots-leased-rest)))
@@ -95,14 +96,14 @@ func (s *Store) newStream(direction string, open func() (stream.Stream, error)) 
 	})
 }
 
-// newEnv returns what the batches of one direction share.
+// newEnv returns the environment of all batches of one direction.
 func (s *Store) newEnv(dir mem.Direction, st *renew.Stream) *batch.Env {
 	return &batch.Env{
 		Map: s.pipeline.Map, Slots: s.cfg.Cache.Slots(), Dir: dir, Stream: st, Clock: s.cfg.Clock, Checks: s.checks, Checkers: s.cfg.Checkers,
 	}
 }
 
-// Lookup returns the place of each key's block: see index.Index.Lookup.
+// Lookup returns the tier of each key's block: see index.Index.Lookup.
 func (s *Store) Lookup(ctx context.Context, keys []block.Key) ([]Hit, error) {
 	defer s.pipeline.ObserveSince(&s.pipeline.Count.LookupTimes, s.cfg.Clock.Now())
 	return s.pipeline.Index.Lookup(ctx, keys)
@@ -116,8 +117,8 @@ func (s *Store) LeasePrefix(ctx context.Context, keys []block.Key, ttl time.Dura
 }
 
 // Drop removes blocks from the cache, but not from the tiers below. It does not wait, and ignores
-// missing blocks. It returns the number of blocks that stay because they are in use. These are
-// evicted as usual.
+// missing blocks. stay is the number of blocks that stay because they are in use; the cache evicts
+// them later.
 func (s *Store) Drop(ctx context.Context, keys []block.Key) (stay int, err error) {
 	if err := block.CheckKeys(keys); err != nil {
 		return 0, fmt.Errorf("drop %d blocks: %w", len(keys), err)
@@ -139,50 +140,51 @@ func (s *Store) OpenStreams(ctx context.Context) error {
 	return errors.Join(s.loads.Open(ctx), s.dumps.Open(ctx))
 }
 
-// Load copies each ref's block to its page, from the first tier that has it, and verifies it by the
-// store's policy: under VerifyDevice by the bytes that were written to the page. A copy that fails
-// its check is made again, at most three times.
+// Load copies each ref's block to its page, from the first tier that has it, and verifies it under
+// the store's policy; under VerifyDevice by the bytes that were written to the page. A copy that
+// fails its check is repeated, up to three copies.
 //
-// A lease, if not nil, must be of this store, pin the blocks of all refs, in any order
+// A lease, if not nil, must belong to this store, pin the blocks of all refs, in any order
 // (ErrInvalid), and be open (ErrExpired). Its pins last until the load has ended. Load waits until
-// ctx ends for its turn among Config.Tasks. Later ctx has no effect. pages must not change until
-// Done.
+// it may start under Config.Tasks, or until ctx ends. Later the end of ctx has no effect. pages
+// must not change until Done.
 //
-// Blocks fail one by one, each with a *BlockError: ErrNotFound (the block is in no tier),
+// Blocks fail individually, each with a *BlockError: ErrNotFound (the block is in no tier),
 // ErrCorrupt (its bytes failed their check in every tier that had it, which dropped it, or on the
-// page), ErrBusy (no slot came free), ErrExpired (all blocks: streams went on without the load, see
-// Progress), ErrCanceled, or the cause.
+// page), ErrBusy (no slot became free in time), ErrExpired (all blocks: streams stopped waiting for
+// the load, see Progress), ErrCanceled, or the cause.
 func (s *Store) Load(ctx context.Context, lease *Lease, pages *Pages, refs []Ref, o LoadOptions) (*LoadTask, error) {
 	return s.loader.Load(ctx, lease, pages, refs, o)
 }
 
-// Dump stores each ref's block from its page. The refs are in the order of a prompt. Those of
-// several page groups are in the order of their tokens. The last block is evicted first. Blocks
-// that every durable tier is known to have are skipped. Blocks that another task fills are waited
-// for, and copied if that fails. Dump waits until ctx ends for its turn among Config.Tasks. Later
-// ctx has no effect. pages must not change until SourceFree.
+// Dump stores each ref's block from its page. The refs are in the order of a prompt, and those of
+// several page groups in the order of their tokens. The last block is evicted first. Blocks that
+// every durable tier is known to have are skipped. If another task is filling a block, the dump
+// waits for it, and copies the block if that task fails. Dump waits until it may start under
+// Config.Tasks, or until ctx ends. Later the end of ctx has no effect. pages must not change until
+// SourceFree.
 //
 // A block is published in the cache, so that lookups find it, once all its shards are copied and
-// sealed. It is pinned until it was written to the tiers below. A tier that is full or fails is left
-// out for that block (DumpTask.LeftOut). The block fails if no tier stores it. A dump may be larger than the cache: its
-// blocks get slots as others become durable.
+// sealed. It is pinned until it was written to the tiers below. A tier that is full or fails is
+// left out for that block (DumpTask.LeftOut). The block fails if no tier stores it. A dump may be
+// larger than the cache: blocks receive slots as others become durable.
 //
-// Blocks fail one by one, each with a *BlockError: ErrBusy (no slot came free), ErrCanceled,
-// ErrNoSpace, or the cause. If there is no cache and all tiers are read-only, Dump returns
-// ErrReadOnly.
+// Blocks fail individually, each with a *BlockError: ErrBusy (no slot became free in time),
+// ErrCanceled, ErrNoSpace, or the cause. If there is no cache and all tiers are read-only, Dump
+// returns ErrReadOnly.
 func (s *Store) Dump(ctx context.Context, pages *Pages, refs []Ref, o DumpOptions) (*DumpTask, error) {
 	return s.dumper.Dump(ctx, pages, refs, o)
 }
 
 // Close refuses new work and releases all leases. It cancels loads, prefetches and layerwise dumps
-// that wait for a shard or its dependencies. It finishes the other dumps with their writes, also
-// those that wait for DumpOptions.After if that resolves within Config.LeaseMax. Then it stops all
-// goroutines and closes the streams.
+// that wait for a shard or its dependencies. It finishes other dumps with their writes, including
+// those whose DumpOptions.After resolves within Config.LeaseMax. Then it stops all goroutines and
+// closes the streams.
 //
 // If ctx ends first, dumps and writes are canceled too, and Close returns ErrCanceled with the
-// cause of ctx. It may be called again, to wait for hardware and tiers, as after a stream that did
-// not close. Once Close has returned nil, the tiers may be closed. An error of a stream that is
-// closed nevertheless is returned once.
+// cause of ctx. Close may then be called again, to wait for hardware and tiers, and also after a
+// stream did not close. After Close has returned nil, the tiers may be closed. An error of a stream
+// that is closed nevertheless is returned once.
 func (s *Store) Close(ctx context.Context) error {
 	ended := s.sched.Close()
 	s.pipeline.Index.Close()
@@ -211,7 +213,7 @@ func (s *Store) Close(ctx context.Context) error {
 	reportedLoads, errLoads := s.loads.Close(ctx)
 	reportedDumps, errDumps := s.dumps.Close(ctx)
 	s.reportedErr = errors.Join(s.reportedErr, reportedLoads, reportedDumps)
-	// On error a stream is still open, and may access the slots.
+	// After an error a stream is still open, and may access the slots.
 	if err := errors.Join(errLoads, errDumps); err != nil {
 		if ctx.Err() != nil {
 			return errors.Join(closeError(ctx), err)

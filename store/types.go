@@ -11,7 +11,7 @@ import (
 	"github.com/kvlane/kvlane/store/task"
 )
 
-// The types of the store's methods. The packages in which they are declared document them.
+// The types of the store's methods, documented in the packages that declare them.
 type (
 	// Lease pins blocks.
 	Lease = index.Lease
@@ -37,9 +37,9 @@ type (
 	LeftOut = dump.LeftOut
 	// BlockError is the error of one block of a task.
 	BlockError = task.BlockError
-	// Hooks are called on events that an operator may want to know of.
+	// Hooks are functions that are called on events of interest to operators.
 	Hooks = pipeline.Hooks
-	// Direct makes loads read blocks to memory of the device.
+	// Direct lets tasks copy blocks between files and device memory without host memory.
 	Direct = pipeline.Direct
 	// VerifyPolicy selects where checksums are computed and verified.
 	VerifyPolicy = pipeline.VerifyPolicy
@@ -49,14 +49,14 @@ type (
 	PathStats = stat.PathStats
 )
 
-// The verify policies: see pipeline.VerifyPolicy.
+// The values of VerifyPolicy.
 const (
 	VerifyDevice = pipeline.VerifyDevice
 	VerifyAlways = pipeline.VerifyAlways
 	VerifyFill   = pipeline.VerifyFill
 )
 
-// The blocks that a load reads through the cache: see load.Promotion.
+// The values of Promotion.
 const (
 	PromoteSecond = load.PromoteSecond
 	PromoteAll    = load.PromoteAll
@@ -69,8 +69,7 @@ var LatencyBounds = stat.LatencyBounds
 // ParseVerify is the inverse of VerifyPolicy.String.
 func ParseVerify(s string) (VerifyPolicy, error) { return pipeline.ParseVerify(s) }
 
-// ValidateLayers returns an error that wraps ErrInvalid unless Config.Layers is valid for these
-// formats.
+// ValidateLayers returns ErrInvalid unless Config.Layers is valid for these formats.
 func ValidateLayers(formats block.Formats, layers [][]int) error {
 	_, err := pages.NewMap(formats, layers)
 	return err

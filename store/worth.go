@@ -7,17 +7,17 @@ import (
 	"github.com/kvlane/kvlane/store/admission"
 )
 
-// probeBlocks is the number of refused blocks that a probe prefetches.
+// probeBlocks is the number of blocks that a probe prefetches.
 const probeBlocks = 8
 
-// Worth returns how many of a lease's blocks, from the first, are worth loading: the number that
-// saves the most time compared with computing them, by the recent times of loads, prefetches,
-// computing (Store.Computed) and the program (Store.Delayed). tokens is the number of tokens that
-// all blocks of the lease save. Until these times are known, and under Config.AdmitAlways, it is
-// all blocks. Worth does not block.
+// Worth returns the number of a lease's blocks, from the first, whose loading saves the most time
+// compared with computing them. It uses the recent times of loads, prefetches, computing
+// (Store.Computed) and the program (Store.Delayed). tokens is the number of tokens that all blocks
+// of the lease save. While these times are unknown, and under Config.AdmitAlways, Worth returns all
+// blocks. Worth does not block.
 //
-// If blocks are refused, Worth measures now and then whether they have become faster: it prefetches
-// a few of those in the tiers below, or returns all blocks.
+// If Worth refuses blocks, it occasionally measures whether loading them has become faster: it
+// prefetches a few of those in the tiers below, or returns all blocks.
 func (s *Store) Worth(l *Lease, tokens int64) int {
 	if s.cfg.AdmitAlways {
 		return l.Len()
@@ -52,7 +52,7 @@ func (s *Store) Worth(l *Lease, tokens int64) int {
 	return len(keys)
 }
 
-// probe starts a prefetch whose time is measured.
+// probe prefetches refused blocks, to measure the time of loading them.
 func (s *Store) probe(keys []block.Key) {
 	if _, err := s.prefetch(s.pipeline.NoWait(), keys, true); err != nil {
 		s.admission.Probed(admission.Files, s.cfg.Clock.Now(), 0) // the store is busy or closing
@@ -60,9 +60,9 @@ func (s *Store) probe(keys []block.Key) {
 }
 
 // Computed reports the time in which the host program has computed the KV of a number of tokens.
-// Less than 256 tokens measure the fixed time of computing.
+// Times of fewer than 256 tokens measure the fixed time of a step.
 func (s *Store) Computed(tokens int64, took time.Duration) { s.admission.Computed(tokens, took) }
 
-// Delayed reports the time from the decision to load blocks in the cache to their use, less the
-// load's own duration (LoadTask.Elapsed).
+// Delayed reports the time from the decision to load blocks in the cache to their use, without the
+// duration of the load (LoadTask.Elapsed).
 func (s *Store) Delayed(delay time.Duration) { s.admission.Delayed(admission.Memory, delay, 0) }

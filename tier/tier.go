@@ -13,7 +13,7 @@ import (
 // State is the state of a block in a tier.
 type State uint8
 
-// States of a block. Only Ready is a hit.
+// The states of a block. Only Ready is a hit.
 const (
 	Absent  State = iota // not in the tier
 	Filling              // being written
@@ -37,8 +37,8 @@ func (s State) String() string {
 }
 
 // Tier stores the block images of a store. All have one identity and layout, or one for each page
-// group (block.Formats): then the key identifies the group. All methods are safe for concurrent
-// use.
+// group (block.Formats), in which case the key identifies the group. All methods are safe for
+// concurrent use.
 type Tier interface {
 	// Name returns the name of the tier in stores and metrics: "cache", "file", "log", or "window"
 	// for a transient cache.
@@ -47,52 +47,51 @@ type Tier interface {
 	Lookup(ctx context.Context, keys []block.Key, states []State) error
 	// Retain pins the blocks of keys in order, up to the first that is not Ready, and returns the
 	// number of pins. A pinned block is neither evicted nor overwritten until Release. A key that
-	// occurs twice is pinned twice. Checking and pinning a block is atomic. An error describes the
-	// block after the last pinned one. The pins stay in that case too.
+	// occurs twice is pinned twice. Checking and pinning a block is atomic. An error concerns the
+	// block after the last pinned one; the pins stay.
 	Retain(ctx context.Context, keys []block.Key) (int, error)
 	// Release undoes one Retain of each key. It panics if a key is not retained.
 	Release(keys []block.Key)
 	// Get reads the block's image into dst, host memory of the image's length, and verifies it.
-	// After Get returns, with or without error, dst is not written any more. It returns ErrNotFound
-	// for a miss. It returns ErrCorrupt for a failed check: then the block has been set aside and
-	// dst is undefined.
+	// After Get has returned, with or without error, dst is no longer written. It returns
+	// ErrNotFound for a miss. It returns ErrCorrupt for a failed check: the block is then in
+	// quarantine and dst is undefined.
 	Get(ctx context.Context, key block.Key, dst mem.Extent) error
 	// Put verifies the image in src and stores it. It returns when the block is as durable as the
-	// tier's policy requires. src must not change until then. If the block exists, Put checks it as
-	// Get does. It makes a sound block durable and returns nil. It sets a damaged block aside and
-	// writes the new one. If another Put writes the block, Put waits for it. It returns ErrNoSpace,
-	// ErrReadOnly, or ErrBusy if all space is pinned until ctx ends. A failed Put leaves nothing
-	// behind.
+	// tier's policy requires. src must not change until then. If the block exists, Put checks it
+	// like Get: it makes a sound block durable and returns nil, and replaces a damaged block. If
+	// another Put is writing the block, Put waits for it. It returns ErrNoSpace, ErrReadOnly, or
+	// ErrBusy if all space is pinned until ctx ends. A failed Put leaves no partial block.
 	Put(ctx context.Context, key block.Key, src mem.Extent) error
 	// Delete removes the block. It returns ErrNotFound if there is none, and ErrBusy if it is
 	// retained.
 	Delete(ctx context.Context, key block.Key) error
 	// Close stops background work and releases resources. Later calls return ErrClosed. If ctx ends
-	// while operations are in progress, Close returns ErrBusy. Then these may still use the memory
-	// passed to them, and Close may be called again.
+	// while operations are running, Close returns ErrBusy. These operations may then still access
+	// the memory passed to them, and Close may be called again.
 	Close(ctx context.Context) error
 }
 
 // Stats has counters since the tier was opened, and its current contents.
 type Stats struct {
-	Blocks, Bytes                int64 // stored now
+	Blocks, Bytes                int64 // currently stored
 	CapacityBytes                int64 // zero if unbounded
 	Hits                         int64 // blocks found by Get, Read and OpenReady, but not by Retain
-	Misses                       int64 // of Retain, Get and Read
+	Misses                       int64 // misses of Retain, Get and Read
 	Puts, Evictions              int64
-	Corrupt                      int64 // blocks found corrupt and set aside
-	Replaced                     int64 // corrupt or unreadable blocks that a Put replaced
-	Errors                       int64 // failed operations, without misses and aborted fills
+	Corrupt                      int64 // blocks found corrupt and moved to quarantine
+	Replaced                     int64 // corrupt or unreadable blocks replaced by a Put
+	Errors                       int64 // failed operations, except misses and aborted fills
 	ReadBytes, WrittenBytes      int64
-	Retained, Quarantined, Swept int64 // pins now; files set aside; temporary files removed at open
-	Newer                        int64 // blocks of another format version: misses that stay
-	OthersBytes                  int64 // part of CapacityBytes used or needed by other identities
+	Retained, Quarantined, Swept int64 // current pins; files or slots in quarantine; temporary files removed at open
+	Newer                        int64 // blocks of another format version, which are misses and stay
+	OthersBytes                  int64 // part of CapacityBytes that other identities use or need
 	Yielded                      int64 // Evictions while other identities share CapacityBytes
-	Reclaimed                    int64 // blocks removed of identities that no process used
-	Waiting                      int64 // Puts that wait for space now
+	Reclaimed                    int64 // blocks of unused identities that were removed
+	Waiting                      int64 // Puts that currently wait for space
 	Stuck                        int64 // blocks that could not be removed when space was last freed
-	// Paused is the reason why the tier does not write for lack of space, or why the last write
-	// failed. It is nil after a successful write. It is also set while a full disk keeps the tier
+	// Paused is the reason why the tier does not write for lack of space, or the error of the last
+	// write. It is nil after a successful write. It is also set while a full disk keeps the tier
 	// below CapacityBytes.
 	Paused error
 	// Failure is the last error of background work, such as counting blocks and freeing space. It
@@ -102,43 +101,44 @@ type Stats struct {
 
 // Keeper is a Tier that can report durable blocks without reading them.
 type Keeper interface {
-	// Kept sets kept[i] if a Put of keys[i] would find the block sound and durable by the tier's
-	// policy, and do nothing. False means that this is not known. The slices have equal lengths.
+	// Kept sets kept[i] if a Put of keys[i] would find the block sound and durable under the tier's
+	// policy, and would write nothing. False means that this is unknown. The slices have equal
+	// lengths.
 	Kept(ctx context.Context, keys []block.Key, kept []bool) error
 }
 
-// ReadOnlyTier is a Tier that can be opened for reading only. Then Put and Delete return
-// ErrReadOnly, and a store does not count on the tier for durability.
+// ReadOnlyTier is a Tier that can be opened read-only. Put and Delete then return ErrReadOnly, and
+// a store does not count on the tier for durability.
 type ReadOnlyTier interface {
 	ReadOnly() bool
 }
 
-// TransientTier is a SlotTier that can be opened as a window. A window drops a block when its last
-// pin ends.
+// TransientTier is a SlotTier that can be opened as a window, which drops a block when its last pin
+// ends.
 type TransientTier interface {
 	Transient() bool
 }
 
 // Reader is a Tier that can read without verifying checksums, for callers that verify them.
 type Reader interface {
-	// Read is Get without verification of the shards. It verifies length, header, identity and key.
-	// The caller verifies every shard by the header's checksums before use. If one is wrong it
-	// calls Get, which sets the block aside.
+	// Read reads the block like Get, but does not verify the shards. It verifies length, header,
+	// identity and key. The caller must verify every shard with the header's checksums before use.
+	// If a shard is wrong, the caller calls Get, which moves the block to quarantine.
 	Read(ctx context.Context, key block.Key, dst mem.Extent) error
 }
 
-// Errors of DirectReader that do not describe the block.
+// The errors of DirectReader that do not concern the block.
 var (
-	// ErrNotDirect means that the tier does not read this block directly. Read shows its state. It
-	// comes with ErrNotSupported if the reason is the block's form.
+	// ErrNotDirect means that the tier does not read this block directly. Read returns the state of
+	// the block. The error also wraps ErrNotSupported if the form of the block is the reason.
 	ErrNotDirect = errors.New("the block is not read directly")
-	// ErrDirectFailed means that a transfer failed, or was refused. Read may succeed.
+	// ErrDirectFailed means that a transfer failed or was refused. Read may succeed.
 	ErrDirectFailed = errors.New("direct storage failed")
 )
 
-// NotDirect returns the error of ReadDirect for a block that Read must examine: the cause of ctx,
-// or ErrNotDirect. It hides the class of err, except ErrNotSupported, since Read finds the fault
-// again and counts it.
+// NotDirect converts an error of ReadDirect for a block that Read must examine. It returns the
+// cause of ctx if ctx has ended, and otherwise ErrNotDirect with the text of err. It wraps only
+// ErrNotSupported, because Read will find and count other faults.
 func NotDirect(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil:
@@ -149,40 +149,40 @@ func NotDirect(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %v", ErrNotDirect, err) //nolint:errorlint // its class is that of Read
 }
 
-// DirectReader is a Tier that can read blocks to memory of a device, without host memory.
+// DirectReader is a Tier that can read blocks into device memory without host memory.
 type DirectReader interface {
-	// ReadDirect is Reader.Read to dst, memory of a device of the image's length. It writes the
-	// shards, and leaves the header's bytes as they are. It appends the checksums in the header to
-	// sums; they are block.SumTree. Errors wrap ErrNotDirect or ErrDirectFailed, or are those of a
-	// tier that is closed, or of ctx. If quiesced is not nil, dst may be written until it is
+	// ReadDirect reads a block like Reader.Read into dst, device memory of the image's length. It
+	// writes the shards, but not the bytes of the header. It appends the checksums in the header,
+	// which are block.SumTree, to sums. Errors wrap ErrNotDirect or ErrDirectFailed, or are those
+	// of a closed tier or of ctx. If quiesced is not nil, dst may still be written until it is
 	// closed.
 	ReadDirect(ctx context.Context, key block.Key, dst mem.Extent, sums []uint64) (_ []uint64, quiesced <-chan struct{}, err error)
 }
 
-// DirectWriter is a Tier that can store blocks from memory of a device, without host memory.
+// DirectWriter is a Tier that can store blocks from device memory without host memory.
 type DirectWriter interface {
-	// CanPutDirect returns nil, or why PutDirect stores no block of the tier's formats. The result
-	// is always the same.
+	// CanPutDirect returns nil, or the reason why PutDirect cannot store blocks of the tier's
+	// formats. The result never changes.
 	CanPutDirect() error
-	// PutDirect is Put of a block with the sealed header head, and with its shards in src, memory
-	// of a device of the image's length, after the header's bytes. It does not verify the shards.
-	// Errors are those of Put, or wrap ErrNotDirect or ErrDirectFailed: then Put may succeed. If
-	// quiesced is not nil, src may be read until it is closed.
+	// PutDirect stores a block like Put. head is its sealed header. src is device memory of the
+	// image's length, with the shards after the unused bytes of the header. PutDirect does not
+	// verify the shards. Errors are those of Put, or wrap ErrNotDirect or ErrDirectFailed, after
+	// which Put may succeed. If quiesced is not nil, src may still be read until it is closed.
 	PutDirect(ctx context.Context, key block.Key, head []byte, src mem.Extent) (quiesced <-chan struct{}, err error)
 }
 
 // Admitter is a SlotTier that decides whether to keep a block that is read from a tier below.
 type Admitter interface {
-	// Admit reports whether the block was requested, by Admit or as a block of the cache, not long
-	// before. Otherwise it notes the request, and the caller need not bring the block.
+	// Admit reports whether the block was recently requested, by Admit or as a cached block.
+	// Otherwise it records the request, and the caller need not store the block in the cache.
 	Admit(key block.Key) bool
 }
 
-// ManyPutter is a Tier that stores many blocks in less time than single Puts.
+// ManyPutter is a Tier that stores many blocks in less time than by single Puts.
 type ManyPutter interface {
-	// PutMany stores srcs[i] as a Put of keys[i], and sets errs[i] to its result. Blocks fail
-	// independently. A key may occur twice. If the slices differ in length, all of errs wrap
-	// ErrInvalid. PutMany returns when all the Puts would have.
+	// PutMany stores srcs[i] like a Put of keys[i], and sets errs[i] to its result. Blocks fail
+	// independently. A key may occur twice. If the slices differ in length, all errs wrap
+	// ErrInvalid. PutMany returns when the last block is done.
 	PutMany(ctx context.Context, keys []block.Key, srcs []mem.Extent, errs []error)
 }
 
@@ -191,28 +191,28 @@ type Statter interface {
 	Stats() Stats
 }
 
-// SlotTier is a Tier with blocks in slots of host memory. Devices can reach the slots, so a stream
-// copies directly between them and GPU pages. If the context of Open or Reserve has already ended,
-// they make one attempt without waiting.
+// SlotTier is a Tier with blocks in slots of host memory. Devices can access the slots, so that
+// streams copy directly between them and GPU pages. If the context of Open or Reserve has already
+// ended, they make one attempt without waiting.
 type SlotTier interface {
 	Tier
 	// Slots returns the array of slots.
 	Slots() mem.Slots
-	// LimitRetained bounds the slots that Retain pins at a time. Retain returns ErrBusy at the
-	// first block beyond. There is no bound before the first call.
+	// LimitRetained bounds the number of slots that Retain pins at a time. Retain returns ErrBusy
+	// at the first block that exceeds it. There is no bound before the first call.
 	LimitRetained(slots int)
 	// OpenReady opens many blocks without waiting. It sets states[i] to the state of keys[i]. It
-	// sets slots[i] to the pinned slot of a Ready block, else to nil. The slices have equal
-	// lengths. After an error nothing is pinned.
+	// sets slots[i] to the pinned slot of a Ready block, and to nil otherwise. The slices have
+	// equal lengths. After an error nothing is pinned.
 	OpenReady(ctx context.Context, keys []block.Key, slots []Slot, states []State) error
-	// Open pins a Ready block for reading and returns its slot. It waits while another caller fills
-	// the block, until ctx ends. It returns ErrNotFound if the block is absent or its fill failed.
-	// Then the caller may call Reserve.
+	// Open pins a Ready block for reading and returns its slot. While another caller fills the
+	// block, it waits until ctx ends. It returns ErrNotFound if the block is absent or its fill
+	// failed; the caller may then call Reserve.
 	Open(ctx context.Context, key block.Key) (Slot, error)
 	// ReleaseSlots releases slots of this tier in less time than single Releases.
 	ReleaseSlots(slots []Slot)
-	// Reserve takes a free or evictable slot and makes the block Filling. It returns ErrExists if
-	// the block is Ready or Filling, and ErrBusy if all slots are pinned until ctx ends.
+	// Reserve reserves a free or evictable slot and makes the block Filling. It returns ErrExists
+	// if the block is Ready or Filling, and ErrBusy if all slots are pinned until ctx ends.
 	Reserve(ctx context.Context, key block.Key) (Fill, error)
 }
 
@@ -231,18 +231,18 @@ type Slot interface {
 	Release()
 }
 
-// Fill is a block that its owner fills. Publish, Abort or Quarantine ends it. Later calls have no
-// effect.
+// Fill is a block that its owner is filling. Publish, Abort or Quarantine ends it. Later calls have
+// no effect.
 type Fill interface {
 	Index() uint32
 	Extent() mem.Extent
 	// Publish makes the block Ready and returns it pinned. The slot must hold the whole image. If
-	// Publish fails it aborts the fill.
+	// Publish fails, it aborts the fill.
 	Publish() (Slot, error)
 	// Abort makes the block Failed with cause, wakes the callers that wait for it, and frees the
-	// slot. No hardware may write the slot any more; if that is not certain, call Quarantine.
+	// slot. Hardware must no longer write to the slot; if that is not certain, call Quarantine.
 	Abort(cause error)
-	// Quarantine is Abort for a slot that hardware may still write. The slot is not used again
-	// until quiesced is closed.
+	// Quarantine ends the fill like Abort, for a slot to which hardware may still write. The slot
+	// is not used again until quiesced is closed.
 	Quarantine(cause error, quiesced <-chan struct{})
 }

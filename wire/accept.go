@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// acceptRetryDelay is the delay after a failed accept, for example for want of file descriptors.
+// acceptRetryDelay is the delay after a failed accept, for example if there are no free file
+// descriptors.
 const acceptRetryDelay = 10 * time.Millisecond
 
 // Accept passes each connection of l to handle until l is closed. handle must not block. If an

@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Budget is memory that the requests of all peers share. It is safe for concurrent use.
+// Budget limits the memory of the requests of all peers together. It is safe for concurrent use.
 type Budget struct {
 	bytes int64
 	free  *semaphore.Weighted
@@ -18,14 +18,15 @@ type Budget struct {
 	limit time.Duration
 }
 
-// NewBudget returns a budget of bytes. Requests of at most small bytes do not count. Larger ones
-// wait for memory, at most limit.
+// NewBudget returns a budget of bytes. Requests of at most small bytes are not counted. Larger
+// requests wait for memory for at most limit.
 func NewBudget(bytes, small int64, limit time.Duration) *Budget {
 	return &Budget{bytes: bytes, free: semaphore.NewWeighted(bytes), small: small, limit: limit}
 }
 
-// Take reserves n bytes and returns the function that releases them. It blocks until other requests
-// release enough. It returns ErrBusy after the limit or when ctx ends; release does nothing then.
+// Take reserves n bytes and returns a function that releases them. It blocks until other requests
+// have released enough. It returns ErrBusy after the limit or when ctx ends; release then does
+// nothing.
 func (b *Budget) Take(ctx context.Context, n int64) (release func(), err error) {
 	nothing := func() {}
 	if n <= b.small {

@@ -11,13 +11,14 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// FramePrefixBytes is the length of a frame's prefix. A frame is a prefix, a body and data, all integers little-endian:
+// FramePrefixBytes is the length of a frame's prefix. A frame is a prefix, a body and data, all
+// integers little-endian:
 //
 //	0  u32  bytes of the body
 //	4  u32  CRC-32C of the other 12 bytes of the prefix and of the body
-//	8  u64  bytes of the data behind the body
+//	8  u64  bytes of the data after the body
 //
-// The data are not in the CRC: messages in the body have their checksums.
+// The CRC does not cover the data. Messages in the body contain their checksums.
 const FramePrefixBytes = 16
 
 const (
@@ -34,8 +35,8 @@ func frameSum(prefix, body []byte) uint32 {
 	return crc32.Update(sum, castagnoli, body)
 }
 
-// FrameWriter writes frames to a connection, several with one system call. It is not safe for
-// concurrent use.
+// FrameWriter writes frames to a connection, and may send several with one system call. It is not
+// safe for concurrent use.
 type FrameWriter struct {
 	out    *SegmentWriter
 	prefix [FramePrefixBytes]byte
@@ -47,10 +48,10 @@ func NewFrameWriter(w io.Writer) *FrameWriter { return &FrameWriter{out: NewSegm
 // Buffered returns the bytes of the frames that wait for Flush.
 func (f *FrameWriter) Buffered() int64 { return f.out.Buffered() }
 
-// Append adds a frame with that body and the data in order. The body and short data are copied.
-// Longer data are referenced: they must not change before Flush has returned. Append may flush
-// earlier frames. It returns ErrInvalid for a body of 4 GiB or more, and then adds nothing. After
-// an error of the connection all calls return that error.
+// Append adds a frame with that body and the given pieces of data. The body and short data are
+// copied. Longer data are referenced: they must not change before Flush has returned. Append may
+// flush earlier frames. It returns ErrInvalid for a body of 4 GiB or more, and then adds nothing.
+// After an error of the connection all calls return that error.
 func (f *FrameWriter) Append(body []byte, data ...[]byte) error {
 	if uint64(len(body)) > math.MaxUint32 {
 		return fmt.Errorf("frame with a body of %d bytes: %w", len(body), errdefs.ErrInvalid)
@@ -89,28 +90,28 @@ type FrameReader struct {
 	buf        []byte
 	start, end int // of the bytes in buf that are not consumed
 	prefix     [FramePrefixBytes]byte
-	body       []byte // a body that is longer than buf
+	body       []byte // for bodies that are longer than buf
 	left       uint64 // data bytes of the last frame that were not read
 	err        error
 }
 
-// NewFrameReader returns a reader of frames from r. Frames with more bytes of body or data than
-// these limits are refused, before memory is allocated for them.
+// NewFrameReader returns a reader of frames from r. It refuses frames whose body or data exceed
+// these limits before it allocates memory for them.
 func NewFrameReader(r io.Reader, maxBody uint32, maxData uint64) *FrameReader {
 	return &FrameReader{r: r, maxBody: maxBody, maxData: maxData, buf: make([]byte, readerBytes)}
 }
 
-// DataLeft returns the data bytes of the last frame that ReadData has not read.
+// DataLeft returns the number of data bytes of the last frame that were not read.
 func (f *FrameReader) DataLeft() uint64 { return f.left }
 
-// Buffered returns the bytes that are read from the connection and not yet consumed. If there are
-// none, Next waits for the peer.
+// Buffered returns the number of bytes that were read from the connection but not yet consumed. If
+// it is zero, Next waits for the peer.
 func (f *FrameReader) Buffered() int { return f.end - f.start }
 
-// Next skips the data of the last frame that are left and returns the body of the next one, valid
-// until the next call, and the bytes of its data. It returns io.EOF if the connection ends between
-// frames and io.ErrUnexpectedEOF within one, ErrInvalid beyond the limits, and ErrCorrupt for a
-// wrong CRC. After an error all calls return that error.
+// Next skips unread data of the last frame. It returns the body of the next frame, which is valid
+// until the next call, and the number of its data bytes. It returns io.EOF if the connection ends
+// between frames and io.ErrUnexpectedEOF if it ends within one, ErrInvalid if a limit is exceeded,
+// and ErrCorrupt for a wrong CRC. After an error all calls return that error.
 func (f *FrameReader) Next() (body []byte, data uint64, err error) {
 	if f.err == nil {
 		f.err = f.skip()
@@ -146,8 +147,8 @@ func (f *FrameReader) next() (body []byte, data uint64, err error) {
 	return body, data, nil
 }
 
-// take consumes n bytes and returns them, valid until the next call. With first, no byte at all is
-// io.EOF.
+// take consumes n bytes and returns them. They are valid until the next call. If first is set and
+// the connection ends before the first byte, it returns io.EOF.
 func (f *FrameReader) take(n int, first bool) ([]byte, error) {
 	if n > len(f.buf) {
 		return f.takeLong(n)
@@ -166,8 +167,8 @@ func (f *FrameReader) take(n int, first bool) ([]byte, error) {
 	return p, nil
 }
 
-// takeLong is take of more bytes than the buffer has. The memory grows with the bytes that arrive:
-// a peer that announces many and sends few costs little.
+// takeLong implements take for more bytes than the buffer holds. It allocates memory as bytes
+// arrive, so that a peer that announces many bytes and sends few costs little memory.
 func (f *FrameReader) takeLong(n int) ([]byte, error) {
 	f.body = f.body[:0]
 	for len(f.body) < n {
@@ -181,25 +182,26 @@ func (f *FrameReader) takeLong(n int) ([]byte, error) {
 	return f.body, nil
 }
 
-// fill reads exactly the bytes of p, those in the buffer first.
+// fill reads exactly len(p) bytes, starting with those in the buffer.
 func (f *FrameReader) fill(p []byte) error {
 	n := copy(p, f.buf[f.start:f.end])
 	f.start += n
 	if n == len(p) {
 		return nil
 	}
-	if len(p)-n >= readerBytes/2 { // straight into place
+	if len(p)-n >= readerBytes/2 { // read directly into p
 		if _, err := io.ReadFull(f.r, p[n:]); err != nil {
 			return readError(err, false)
 		}
 		return nil
 	}
-	b, err := f.take(len(p)-n, false) // with bytes of later frames
+	b, err := f.take(len(p)-n, false) // reads bytes of later frames too
 	copy(p[n:], b)
 	return err
 }
 
-// readError returns an error of the connection. The end of it is io.EOF between frames only.
+// readError converts an error of the connection. The end of the connection is io.EOF between
+// frames, otherwise io.ErrUnexpectedEOF.
 func readError(err error, between bool) error {
 	switch {
 	case errors.Is(err, io.EOF) && between:
@@ -210,10 +212,10 @@ func readError(err error, between bool) error {
 	return fmt.Errorf("read frame: %w", err)
 }
 
-// ReadData fills the buffers in order with data of the last frame. It returns ErrInvalid if fewer
-// data are left, and then reads nothing. After an error of the connection the buffers may have any
-// part of the data, and all calls return that error. ReadData returns when it no longer touches the
-// buffers.
+// ReadData fills the buffers in order with data of the last frame. It returns ErrInvalid if there
+// is not enough unread data, and then reads nothing. After an error of the connection the buffers
+// may contain any part of the data, and all calls return that error. After ReadData has returned it
+// does not access the buffers.
 func (f *FrameReader) ReadData(dst ...[]byte) error {
 	if f.err != nil {
 		return f.err
@@ -234,7 +236,7 @@ func (f *FrameReader) ReadData(dst ...[]byte) error {
 	return nil
 }
 
-// skip reads the data that are left.
+// skip reads and discards unread data.
 func (f *FrameReader) skip() error {
 	for f.left > 0 {
 		p, err := f.take(int(min(f.left, readerBytes)), false)

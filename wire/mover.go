@@ -25,24 +25,25 @@ const (
 // in the device's queue.
 const pipelineDepth = 4
 
-// MoverOptions are the options of a Mover. The zero value moves memory that the CPU reaches.
+// MoverOptions configures a Mover. The zero value moves only memory that the CPU can access.
 type MoverOptions struct {
-	// Device allocates the pinned chunks. Nil: device memory is ErrNotSupported.
+	// Device allocates the pinned chunks. Nil: moving device memory returns ErrNotSupported.
 	Device device.Device
 	// Copy copies between chunks and Device's memory. The caller owns it and closes it after the
 	// Mover.
 	Copy stream.Stream
-	// ChunkBytes is the length of a chunk. Chunks is their number for each direction. The Mover
-	// allocates them on first use. Zero: the defaults.
+	// ChunkBytes is the length of a chunk, and Chunks the number of chunks for each direction. The
+	// Mover allocates them on first use. Zero selects the defaults.
 	ChunkBytes int64
 	Chunks     int
 }
 
-// Mover moves bytes between extents of memory and connections.
+// Mover moves bytes between memory and connections.
 //
-// Two Movers that send to each other do not deadlock: each direction has its own chunks. A
-// BriefReader or BriefWriter keeps a slow peer from occupying chunks: the Mover releases them while
-// no byte arrives or leaves. With a plain io.Writer, a sender keeps one chunk until all is sent.
+// Two Movers that send to each other do not deadlock, because each direction has separate chunks. A
+// BriefReader or BriefWriter prevents a slow peer from occupying chunks: the Mover releases them
+// while no byte arrives or leaves. With a plain io.Writer, a sender keeps one chunk until all bytes
+// are sent.
 type Mover struct {
 	o       MoverOptions
 	in, out chan mem.Extent // free chunks, to receive into and to send from
@@ -61,7 +62,7 @@ func NewMover(o MoverOptions) (*Mover, error) {
 	return &Mover{o: o, in: make(chan mem.Extent, o.Chunks), out: make(chan mem.Extent, o.Chunks)}, nil
 }
 
-// Moves returns an error if the Mover cannot move the bytes of r.
+// Moves returns an error if the Mover cannot move bytes of r.
 func (m *Mover) Moves(r *mem.Region) error {
 	switch {
 	case r == nil || r.Kind() == mem.KindFile:
@@ -77,7 +78,7 @@ type BriefWriter interface {
 	io.Writer
 	// Flush writes the bytes that Write and WriteBy have buffered.
 	Flush() error
-	// Ready reports whether WriteBy takes n bytes, in any number of calls, without a Flush before.
+	// Ready reports whether WriteBy accepts n bytes, in several calls, without a Flush before.
 	Ready(n int64) bool
 	// WriteBy writes or buffers as much of p as it can before the time by. Writing less than p is
 	// not an error.
@@ -85,9 +86,10 @@ type BriefWriter interface {
 }
 
 // Send writes the bytes of the extents to w in order. w should be a BriefWriter if memory is
-// staged. Send returns when it no longer touches the memory. ctx ends its waits for the device,
-// deadlines of w those for the peer. After an error, w may have any part of the bytes. ErrLost:
-// another process took its memory back, and bytes that w has may be wrong.
+// staged. After Send has returned it does not access the memory. ctx bounds its waits for the
+// device, and deadlines of w those for the peer. After an error, w may have received any part of
+// the bytes. ErrLost means that another process has reclaimed its memory, and that the sent bytes
+// may be wrong.
 func (m *Mover) Send(ctx context.Context, w io.Writer, list []mem.Extent) error {
 	holds, err := keepMapped(list)
 	if err != nil {
@@ -120,13 +122,14 @@ func (m *Mover) Send(ctx context.Context, w io.Writer, list []mem.Extent) error 
 // BriefReader is a connection with a time limit for each read.
 type BriefReader interface {
 	io.Reader
-	// ReadBy is Read that waits until the time by at most. No bytes by then is not an error.
+	// ReadBy is Read that waits at most until the time by. It returns no error if no byte has
+	// arrived by then.
 	ReadBy(p []byte, by time.Time) (int, error)
 }
 
 // Receive fills the extents in order with bytes from r. r should be a BriefReader if memory is
-// staged. Receive returns when it no longer touches the memory. If it returns nil, every byte is
-// visible there. ctx is used as in Send.
+// staged. After Receive has returned it does not access the memory. If it returns nil, all bytes
+// are visible there. ctx has the same effect as in Send.
 func (m *Mover) Receive(ctx context.Context, r io.Reader, list []mem.Extent) error {
 	holds, err := keepMapped(list)
 	if err != nil {
@@ -167,7 +170,7 @@ func keepMapped(list []mem.Extent) (holds mem.Holds, err error) {
 	return holds, nil
 }
 
-// countStaged returns the number of leading extents that the CPU does not reach.
+// countStaged returns the number of leading extents that the CPU cannot access.
 func countStaged(list []mem.Extent) int {
 	for i, e := range list {
 		if e.Bytes() != nil && e.Len > 0 {
@@ -184,7 +187,7 @@ func length(list []mem.Extent) (n int64) {
 	return n
 }
 
-// stagedChunk is a chunk with the extents whose bytes it holds.
+// stagedChunk is a chunk and the extents whose bytes it holds.
 type stagedChunk struct {
 	chunk  mem.Extent
 	from   cursor
@@ -195,11 +198,11 @@ type stagedChunk struct {
 
 // cursor is the position of a transfer in its list of extents.
 type cursor struct {
-	list []mem.Extent // the rest of the caller's list, which is not modified
-	done int64        // bytes of the first extent that are done
+	list []mem.Extent // remaining part of the caller's list, which is not modified
+	done int64        // completed bytes of the first extent
 }
 
-// take returns the next extent, at most most bytes long. It may be empty.
+// take consumes and returns up to most bytes of the first extent. The result may be empty.
 func (c *cursor) take(most int64) mem.Extent {
 	e := c.list[0].Sub(c.done, min(c.list[0].Len-c.done, most))
 	if c.done += e.Len; c.done == c.list[0].Len {
@@ -228,7 +231,7 @@ func (m *Mover) sendStaged(ctx context.Context, w io.Writer, list []mem.Extent) 
 		}
 	}
 	var first []byte
-	// A slow connection gets one chunk at a time, with as many bytes as it took last.
+	// A slow connection uses one chunk at a time, with as many bytes as it accepted last.
 	window, depth := m.o.ChunkBytes, pipelineDepth
 	for {
 		for len(p.list) > 0 && len(p.inFlight) < depth {
@@ -284,7 +287,7 @@ func (m *Mover) sendStaged(ctx context.Context, w io.Writer, list []mem.Extent) 
 	}
 }
 
-// writeBriefly writes b, or with a BriefWriter as much as it takes within briefWait.
+// writeBriefly writes b. With a BriefWriter it writes as much of b as is accepted within briefWait.
 func writeBriefly(w io.Writer, b []byte) (int, error) {
 	if socket, ok := w.(BriefWriter); ok {
 		return socket.WriteBy(b, time.Now().Add(briefWait))
@@ -293,9 +296,9 @@ func writeBriefly(w io.Writer, b []byte) (int, error) {
 }
 
 const (
-	// Bytes that a transfer waits for without a chunk and then copies.
+	// number of bytes that a transfer receives without holding a chunk, and then copies
 	firstBytes = 4 << 10
-	briefWait  = 5 * time.Millisecond // time that a transfer waits with a chunk
+	briefWait  = 5 * time.Millisecond // longest wait while holding a chunk
 )
 
 func (m *Mover) receiveStaged(ctx context.Context, r io.Reader, list []mem.Extent) (err error) {
@@ -341,7 +344,7 @@ func (p *pipeline) await(r io.Reader, b []byte) (n int, err error) {
 	return io.ReadAtLeast(r, b, 1)
 }
 
-// readBriefly fills b, or with a BriefReader as much of b as arrives within briefWait.
+// readBriefly fills b. With a BriefReader it fills as much of b as arrives within briefWait.
 func readBriefly(r io.Reader, b []byte) (n int, err error) {
 	socket, ok := r.(BriefReader)
 	if !ok {
@@ -357,7 +360,8 @@ func readBriefly(r io.Reader, b []byte) (n int, err error) {
 	return n, nil
 }
 
-// next returns a chunk to receive into. It waits for the oldest one in the queue if it must.
+// next returns a chunk to receive into. If no chunk is free, it waits for the oldest one in the
+// queue.
 func (p *pipeline) next() (mem.Extent, error) {
 	if len(p.inFlight) < pipelineDepth {
 		chunk, err := p.chunk(len(p.inFlight) == 0)
@@ -380,7 +384,7 @@ func (p *pipeline) completeAll() error {
 	return nil
 }
 
-// oldest waits for the first chunk in the queue and returns it.
+// oldest waits for the first chunk in the queue and removes it from there.
 func (p *pipeline) oldest() (mem.Extent, error) {
 	l := p.inFlight[0]
 	if err := l.ticket.Wait(p.ctx); err != nil {
@@ -390,8 +394,8 @@ func (p *pipeline) oldest() (mem.Extent, error) {
 	return l.chunk, nil
 }
 
-// fill assigns the next extents, at most most bytes, to the chunk. If in is true, the chunk is
-// copied to them.
+// fill assigns the next extents, at most most bytes, to the chunk. If in is set, the chunk is
+// copied to the extents, otherwise the extents to the chunk.
 func (p *pipeline) fill(chunk mem.Extent, most int64, in bool) *stagedChunk {
 	l := &stagedChunk{chunk: chunk, from: p.cursor}
 	for len(p.list) > 0 && l.bytes < most {
@@ -418,7 +422,8 @@ func (p *pipeline) submit(l *stagedChunk) (err error) {
 	return nil
 }
 
-// chunk returns a free chunk. If there is none, it waits for one or returns an empty extent.
+// chunk returns a free chunk. If there is none, it waits for one if wait is set, and returns an
+// empty extent otherwise.
 func (p *pipeline) chunk(wait bool) (mem.Extent, error) {
 	if err := p.m.ready(); err != nil {
 		return mem.Extent{}, err
@@ -439,8 +444,8 @@ func (p *pipeline) chunk(wait bool) (mem.Extent, error) {
 	}
 }
 
-// drain cancels the copies in the queue and waits until the device touches neither chunks nor
-// memory. The wait has no limit, since both are reused afterwards.
+// drain cancels the copies in the queue and waits until the device accesses neither chunks nor
+// memory. The wait has no limit, because both are reused afterwards.
 func (p *pipeline) drain() {
 	for _, l := range p.inFlight {
 		l.ticket.Cancel()
@@ -475,7 +480,8 @@ func (m *Mover) ready() error {
 	return nil
 }
 
-// Close frees the chunks. It returns ErrBusy while bytes are moved. A second Close returns nil.
+// Close frees the chunks. It returns ErrBusy while bytes are being moved. A second Close returns
+// nil.
 func (m *Mover) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

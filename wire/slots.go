@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// Grace is the idle time after which another connection may replace a connection.
+// Grace is the idle time after which a connection may be replaced by a new one.
 const Grace = time.Second
 
-// Slots are the connections that a server may have at a time. They are safe for concurrent use.
+// Slots limits the number of connections of a server. It is safe for concurrent use.
 type Slots struct {
 	limit int
 
@@ -17,18 +17,18 @@ type Slots struct {
 	taken map[*Slot]struct{}
 }
 
-// Slot is the place of one connection.
+// Slot represents one connection.
 type Slot struct {
 	end   func()
-	since atomic.Int64 // Unix nanoseconds at which the connection became idle; 0: it is not idle
+	since atomic.Int64 // Unix nanoseconds at which the connection became idle; 0 while it is busy
 }
 
 // NewSlots returns limit slots.
 func NewSlots(limit int) *Slots { return &Slots{limit: limit, taken: make(map[*Slot]struct{})} }
 
-// Take returns an idle slot for a connection that end closes. If all slots are taken, it calls end
-// of the connection that has been idle for the longest time and takes its slot. It returns nil if
-// no connection has been idle for Grace.
+// Take returns an idle slot for a connection that end closes. If all slots are in use, it calls end
+// of the connection that has been idle for the longest time and takes over its slot. It returns nil
+// if no connection has been idle for Grace.
 func (s *Slots) Take(end func()) *Slot {
 	slot := &Slot{end: end}
 	slot.Idle()
@@ -60,15 +60,15 @@ func (s *Slots) idlest() (found *Slot) {
 	return found
 }
 
-// Release frees a slot. It does nothing if another connection has taken the slot.
+// Release frees a slot. It does nothing if another connection has replaced this one.
 func (s *Slots) Release(slot *Slot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.taken, slot)
 }
 
-// Idle notes that the connection waits for a request.
+// Idle records that the connection waits for a request.
 func (s *Slot) Idle() { s.since.Store(time.Now().UnixNano()) }
 
-// Busy notes that the connection has a request. It keeps its slot until it is idle again.
+// Busy records that the connection handles a request. It cannot be replaced until it is idle again.
 func (s *Slot) Busy() { s.since.Store(0) }

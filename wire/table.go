@@ -20,18 +20,18 @@ type Table struct {
 	spans []*span // by address
 }
 
-// span is a region at an address.
+// span is a registered region at an address.
 type span struct {
 	at      uint64
 	region  *mem.Region
 	holders []*Lease      // without duplicates
-	removed bool          // no longer found
-	idle    chan struct{} // closed when it is removed and has no holder
+	removed bool          // Remove was called; lookups do not find it
+	idle    chan struct{} // closed when it is removed and has no holders
 }
 
 func (s *span) end() uint64 { return s.at + uint64(s.region.Len()) }
 
-// NewTable returns an empty table whose memory m moves.
+// NewTable returns an empty table. Mover m moves the bytes of its regions.
 func NewTable(m *Mover) *Table { return &Table{mover: m} }
 
 // Add registers r at address at. It returns ErrExists if the range overlaps another region,
@@ -66,9 +66,9 @@ func (t *Table) indexAfter(at uint64) int {
 	return i
 }
 
-// Remove removes the region at address at. Lookups no longer find it, and Remove waits until it is
-// released. If ctx ends first, the memory is still in use and Remove may be called again. It
-// returns ErrNotFound if there is no region.
+// Remove removes the region at address at. Lookups no longer find it, and Remove waits until its
+// holders have released it. If ctx ends first, the memory is still in use and Remove may be called
+// again. It returns ErrNotFound if there is no region.
 func (t *Table) Remove(ctx context.Context, at uint64) error {
 	t.mu.Lock()
 	i := t.indexAfter(at) - 1
@@ -99,7 +99,7 @@ func (t *Table) Remove(ctx context.Context, at uint64) error {
 	return nil
 }
 
-// End asks the holders of the region at address at to release it soon.
+// End asks the holders of the region at address at to release it soon. It does not wait.
 func (t *Table) End(at uint64) {
 	for _, h := range t.holders(at) {
 		if h.end != nil {
@@ -128,7 +128,7 @@ func (t *Table) find(at uint64, n int64) (*span, error) {
 	return t.spans[i], nil
 }
 
-// Check returns ErrNotFound unless the n bytes at address at lie in one registered region, and
+// Check returns ErrNotFound unless the n bytes at address at are inside one registered region, and
 // ErrLost if the memory of that region is lost.
 func (t *Table) Check(at uint64, n int64) error {
 	t.mu.Lock()
@@ -140,7 +140,8 @@ func (t *Table) Check(at uint64, n int64) error {
 	return s.region.Origin().Lost()
 }
 
-// Send is Mover.Send of the n bytes at address at. If it returns ErrNotFound, nothing was sent.
+// Send calls Mover.Send with the n bytes at address at. If it returns ErrNotFound, nothing was
+// sent.
 func (t *Table) Send(ctx context.Context, w io.Writer, at uint64, n int64) error {
 	h := Lease{table: t}
 	defer h.Release()
@@ -150,8 +151,8 @@ func (t *Table) Send(ctx context.Context, w io.Writer, at uint64, n int64) error
 	return t.mover.Send(ctx, w, h.List)
 }
 
-// Receive is Mover.Receive into the n bytes at address at. If it returns ErrNotFound, nothing was
-// received.
+// Receive calls Mover.Receive with the n bytes at address at. If it returns ErrNotFound, nothing
+// was received.
 func (t *Table) Receive(ctx context.Context, r io.Reader, at uint64, n int64) error {
 	h := Lease{table: t}
 	defer h.Release()
@@ -161,8 +162,7 @@ func (t *Table) Receive(ctx context.Context, r io.Reader, at uint64, n int64) er
 	return t.mover.Receive(ctx, r, h.List)
 }
 
-// Lease is memory of a table that stays registered until Release. It is not safe for concurrent
-// use.
+// Lease keeps memory of a table registered until Release. It is not safe for concurrent use.
 type Lease struct {
 	List  []mem.Extent // added extents; adjacent ones are merged
 	table *Table
@@ -171,11 +171,12 @@ type Lease struct {
 	end   func()
 }
 
-// NewLease returns an empty Held. It may be reused after Release. end asks its user to release it
-// soon; it may be called at any time from any goroutine.
+// NewLease returns an empty Lease. It may be reused after Release. end, if not nil, asks the holder
+// to release it soon; it may be called at any time from any goroutine.
 func (t *Table) NewLease(end func()) *Lease { return &Lease{table: t, end: end} }
 
-// Add holds the n bytes at address at and appends them to List. It may return ErrNotFound.
+// Add keeps the n bytes at address at registered and appends them to List. It may return
+// ErrNotFound.
 func (h *Lease) Add(at uint64, n int64) error {
 	s, err := h.keep(at, n)
 	if err != nil {
@@ -185,14 +186,14 @@ func (h *Lease) Add(at uint64, n int64) error {
 	return nil
 }
 
-// Keep holds the n bytes at address at. It may return ErrNotFound.
+// Keep keeps the n bytes at address at registered. It may return ErrNotFound.
 func (h *Lease) Keep(at uint64, n int64) error {
 	_, err := h.keep(at, n)
 	return err
 }
 
-// keep returns the span with the bytes. A request may have a million pieces, mostly in one span, so
-// hold takes no lock for a span that is held already.
+// keep returns the span with the bytes and adds h to its holders. A request may have a million
+// pieces, mostly in one span, so keep takes no lock if h already holds the span.
 func (h *Lease) keep(at uint64, n int64) (*span, error) {
 	if s := h.last; s != nil && s.has(at, n) {
 		return s, nil
@@ -221,7 +222,7 @@ func (h *Lease) keep(at uint64, n int64) (*span, error) {
 	return s, nil
 }
 
-// has reports whether the n bytes at address at lie in the span.
+// has reports whether the n bytes at address at are inside the span.
 func (s *span) has(at uint64, n int64) bool {
 	return at >= s.at && n >= 0 && at-s.at <= uint64(s.region.Len()) && uint64(n) <= s.end()-at
 }

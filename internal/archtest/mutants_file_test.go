@@ -15,7 +15,7 @@ var fileMutants = []mutant{
 			"		at += p.bytes()\n	}\n	if err == nil {\n		err = a.writer.writeAt(g.file, parts, off)\n"),
 	defect("tier/log", "TestDefectFailedWriteIsFound/sync",
 		"tier/log/write.go",
-		"	_, err := g.file.WriteAt(t.zeros[:], off) // where it cannot be cut\n", "	var err error\n	_ = off\n",
+		"	_, err := g.file.WriteAt(t.zeros[:], off) // in case the file cannot be truncated\n", "	var err error\n	_ = off\n",
 		"tier/log/write.go", "	return errors.Join(err, a.seal())\n", "	return err\n"),
 	defect("tier/log", "TestModel/interval/16_segments/seed=7",
 		"tier/log/open.go", "	case anyTorn:\n", "	case anyTorn && len(tail) == 0:\n"),
@@ -51,7 +51,7 @@ var fileMutants = []mutant{
 	defect("tier/file", "TestDefectNewerImageIsSetAside",
 		"tier/file/get.go", " && !errors.Is(err, block.ErrVersion) {", " {"),
 	defect("tier/file", "TestDefectNewerImageIsSetAside",
-		"tier/file/get.go", "			return herr // whose", "			_ = herr // whose"),
+		"tier/file/get.go", "			return herr // images", "			_ = herr // images"),
 	// What a power failure takes from a log.
 	defect("tier/log", "TestDefectSegmentGoesBeforeItsCopiesAreDurable",
 		"tier/log/collect.go", "	if err := e.secure(ctx); err != nil {\n		return err\n	}\n", ""),

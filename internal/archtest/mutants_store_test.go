@@ -113,7 +113,7 @@ var storeMutants = []mutant{
 	defect("store", "TestNoTierIsReadIntoASlotThatIsFree",
 		"store/pipeline/fetch.go", "				return slot, int8(i + 1), err\n", "				if err == nil {\n					return slot, int8(i + 1), nil\n				}\n				errs = append(errs, err)\n				continue\n"),
 	defect("store", "TestDirectLoadsFromTheFirstTier",
-		"store/pipeline/fetch.go", "if err == nil && fill == nil { // else", "if err == nil { // else"),
+		"store/pipeline/fetch.go", "if err == nil && fill == nil { // after", "if err == nil { // after"),
 	defect("store", "TestDamagedMiddleTierIsCountedOnce",
 		"store/load/read.go", "			it.corruptTier = 0\n", ""),
 	// What is durable.
@@ -161,7 +161,7 @@ var storeMutants = []mutant{
 	defect("store", "TestLoadThatIsWaitedForExpires",
 		"store/load/progress.go", "	p.to.Set(err)\n	p.p", "	p.p"),
 	defect("internal/acceptance", "TestStreamThatDidNotWaitForTheLoadIsReported",
-		"store/load/progress.go", "	p.base.Expire(err) // before streams go on: later calls of Wait must return it\n", ""),
+		"store/load/progress.go", "	p.base.Expire(err) // before streams continue: later calls of Wait must return it\n", ""),
 	defect("store", "TestLoadThatIsWaitedForExpires",
 		"store/load/run.go", "	t.failExpired()\n", ""),
 	// What is looked at once.

@@ -1,11 +1,11 @@
-// Package admission decides how much of a stored prefix is worth loading: as long as loading is
-// faster than computing.
+// Package admission decides how much of a stored prefix to load: the blocks that are faster to load
+// than to compute.
 //
-// A Model measures the time to load a byte and a fixed delay of the program, both by source, the
-// time to compute a token, and a fixed time of a step. It cuts a prefix where it saves the most
-// time. Until a time is known, it counts as zero for loads, and everything is worth loading for
-// computing, so that it becomes known. Refused blocks are no longer measured: Probe reports when to
-// load some again.
+// A Model measures, for each source, the time to load a byte and a fixed delay of the program, and
+// also the time to compute a token and the fixed time of a step. It cuts a prefix at the block that
+// saves the most time. Unknown load times count as zero, so that blocks are loaded and measured.
+// While the time of a token is unknown, all blocks are worth loading. Blocks that are not loaded
+// are no longer measured: Probe reports when to load some of them again.
 package admission
 
 import (
@@ -16,10 +16,10 @@ import (
 	"time"
 )
 
-// Source is the place of a block.
+// Source is a kind of tier that has a block.
 type Source uint8
 
-// The sources.
+// The sources of blocks.
 const (
 	Memory Source = iota // in the cache
 	Files                // in a tier below
@@ -27,29 +27,29 @@ const (
 )
 
 const (
-	enough     = 3   // samples until a time is known
+	enough     = 3   // number of samples after which a time is known
 	weight     = 0.4 // weight of the latest sample
-	fewTokens  = 256 // a step of fewer tokens takes about the fixed time
-	leastShare = 0.1 // of a step's time, which is at least for its tokens
-	delays     = 9   // samples of a delay
+	fewTokens  = 256 // the duration of a step of fewer tokens is about its fixed time
+	leastShare = 0.1 // smallest share of a step's time that counts for its tokens
+	delays     = 9   // number of samples in a median of delays
 	probeAfter = time.Second
-	probeShare = 10 // the smallest distance of probes, as a multiple of the duration of the last
+	probeShare = 10 // smallest interval between probes, divided by the duration of the last
 )
 
-// Model decides by measured times. All methods are safe for concurrent use. The zero value has no
-// measurements.
+// Model compares measured times of loading and computing. All methods are safe for concurrent use.
+// The zero value has no measurements.
 type Model struct {
 	mu    sync.Mutex
-	load  [sources]mean      // seconds a byte
-	delay [sources]median    // seconds of Delayed
-	token mean               // seconds a token, but the step's
+	load  [sources]mean      // seconds per byte
+	delay [sources]median    // delays reported by Delayed, in seconds
+	token mean               // seconds per token, without the fixed time of a step
 	step  mean               // seconds of a step of few tokens
 	next  [sources]time.Time // earliest time of the next probe
-	busy  [sources]bool      // a probe has not ended
+	busy  [sources]bool      // a probe is running
 	stats Stats
 }
 
-// Stats counts the decisions of a model and has its measurements.
+// Stats counts the decisions of a model, and holds its measured times.
 type Stats struct {
 	Asked           int64         // calls of Worth
 	Cut             int64         // calls that did not return all blocks
@@ -63,8 +63,8 @@ type Stats struct {
 	Step            time.Duration // fixed time of a step, or zero if not known
 }
 
-// mean is a moving mean of logarithms. A sample that is ten times slower has the same weight as one
-// that is ten times faster, so that few samples show a change in either direction.
+// mean is a moving mean of logarithms: a sample that is ten times slower has the same weight as one
+// that is ten times faster. A few samples therefore show a change in either direction.
 type mean struct {
 	n   int
 	log float64
@@ -74,7 +74,7 @@ func (m *mean) add(v float64) {
 	if !(v > 0) || math.IsInf(v, 0) {
 		return
 	}
-	if m.n < 2 { // the first sample may include a start
+	if m.n < 2 { // the first sample may include start-up time
 		m.log = math.Log(v)
 	}
 	m.log += weight * (math.Log(v) - m.log)
@@ -83,7 +83,7 @@ func (m *mean) add(v float64) {
 
 func (m *mean) known() bool { return m.n >= enough }
 
-// value returns the mean, or zero if it is not known.
+// value returns the mean, or zero if there are too few samples.
 func (m *mean) value() float64 {
 	if !m.known() {
 		return 0
@@ -98,7 +98,7 @@ func (m *mean) rate() float64 {
 	return math.Exp(-m.log)
 }
 
-// median is the median of the last samples: neither a sample of zero nor an extreme one counts.
+// median is the median of the latest samples. It ignores single extreme samples, including zeros.
 type median struct {
 	n       int
 	samples [delays]float64
@@ -109,7 +109,7 @@ func (m *median) add(v float64) {
 	m.n++
 }
 
-// value returns the median, or zero if it is not known.
+// value returns the median, or zero if there are too few samples.
 func (m *median) value() float64 {
 	if m.n < enough {
 		return 0
@@ -119,8 +119,8 @@ func (m *median) value() float64 {
 	return sorted[len(sorted)/2]
 }
 
-// Loaded adds the own duration of a load or prefetch that has read bytes of each source. It does
-// not include waiting before the start or after the end.
+// Loaded adds the duration of a load or prefetch that has read these numbers of bytes from each
+// source. The duration excludes waits before the start and after the end.
 func (m *Model) Loaded(memory, files int64, took time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -129,13 +129,15 @@ func (m *Model) Loaded(memory, files int64, took time.Duration) {
 		m.load[Memory].add(all / float64(memory))
 		return
 	}
-	// Subtract the time of the bytes in memory, but count at least the files' share of the time.
+	// Subtract the time of the bytes from memory, but count at least the share of time in
+	// proportion to the bytes from files.
 	share := float64(files) / float64(memory+files)
 	m.load[Files].add(max(all-float64(memory)*m.load[Memory].value(), all*share) / float64(files))
 }
 
-// Delayed adds the time from the scheduling of a load to the use of its blocks, less the load's own
-// duration. The time for tokens of others, computed in between, does not count: they take it anyway.
+// Delayed adds the time from the scheduling of a load to the use of its blocks, without the
+// duration of the load. tokens is the number of tokens of other requests that were computed
+// meanwhile; their time is subtracted.
 func (m *Model) Delayed(source Source, delay time.Duration, tokens int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -143,7 +145,7 @@ func (m *Model) Delayed(source Source, delay time.Duration, tokens int64) {
 }
 
 // Computed adds the time in which the program has computed the KV of a number of tokens. Steps of
-// less than 256 tokens measure the fixed time of a step.
+// fewer than 256 tokens measure the fixed time of a step.
 func (m *Model) Computed(tokens int64, took time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -163,8 +165,7 @@ type Prefix struct {
 	Bytes  func(i int) int64  // of block i
 }
 
-// Worth returns how many blocks of a prefix to load, from the first: the number that saves the most
-// time.
+// Worth returns the number of blocks, from the first, whose loading saves the most time.
 func (m *Model) Worth(p Prefix) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -186,7 +187,8 @@ func (m *Model) Worth(p Prefix) int {
 	return n
 }
 
-// costs yields the seconds that the first i+1 blocks of a prefix take to load. The caller holds mu.
+// costs yields, for each i, the seconds to load the first i+1 blocks of a prefix. The caller holds
+// mu.
 func (m *Model) costs(p Prefix) iter.Seq2[int, float64] {
 	load := [sources]float64{m.load[Memory].value(), m.load[Files].value()}
 	delay := [sources]float64{m.delay[Memory].value(), m.delay[Files].value()}
@@ -216,8 +218,8 @@ func (m *Model) Cost(p Prefix) time.Duration {
 
 func seconds(s float64) time.Duration { return time.Duration(min(s, 1e9) * float64(time.Second)) }
 
-// Probe reports whether to load blocks of a source that are not worth it, to measure them again.
-// After true, the caller calls Probed.
+// Probe reports whether to load blocks of a source although computing is faster, to measure the
+// source again. If it returns true, the caller must call Probed after the load.
 func (m *Model) Probe(source Source, now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

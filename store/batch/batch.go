@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/stream/renew"
 )
 
-// Env is what all groups of a store share in one direction.
+// Env is the environment that all groups of a store share in one direction of copies.
 type Env struct {
 	Map      *pages.Map
 	Slots    mem.Slots // of the cache
@@ -26,7 +26,7 @@ type Env struct {
 
 // Owner is the task that a group belongs to.
 type Owner interface {
-	// BatchResolved records a batch whose ticket has resolved. err is nil if it was copied.
+	// BatchResolved records a batch whose ticket has resolved. err is nil if the batch was copied.
 	BatchResolved(c stream.Completion, submittedAt time.Time, err error)
 	// Check verifies or seals the blocks of a job and adds the failed ones to it. It is called by a
 	// goroutine of Env.Checks.
@@ -41,7 +41,7 @@ type Buffers struct {
 	layerPlanes []Span      // by layer: positions in planes
 	freeGroups  []*Group
 	freeBatches []*inFlightBatch
-	wake        chan struct{} // has an element if a part may have completed or been checked
+	wake        chan struct{} // receives an element when a part may have completed or been checked
 }
 
 // Span is the range From to To-1 of positions.
@@ -51,29 +51,29 @@ type Span struct{ From, To int }
 func (s Span) Len() int { return s.To - s.From }
 
 // Group is a set of blocks that are copied together. The task's goroutine owns it. Check jobs read
-// the parts and blocks, and decrement Part.pendingJobs.
+// parts and blocks, and decrement Part.pendingJobs.
 type Group struct {
 	buf   *Buffers
 	owner Owner
 
 	Items  [][]int32        // by page group: blocks, as indices of the task's refs
-	pairs  [][]mem.PageSlot // by page group: pages and slots of these blocks
+	pairs  [][]mem.PageSlot // by page group: pages and slots of Items
 	Blocks int              // number of blocks in all page groups
 	Slots  mem.Slots        // Env.Slots, unless the blocks are in other slots
 
-	// Parts are in the order of copying. Each is allocated by itself, because check jobs hold
+	// Parts are in the order of copying. Each is a separate allocation, because check jobs hold
 	// pointers to parts while the slice grows.
 	Parts   []*Part
 	batches []*inFlightBatch // in the order of submission
 
 	Completed   int   // completed parts
 	Resolved    int   // batches whose tickets have resolved
-	MissingSums bool  // a completed part came without sums
+	MissingSums bool  // a completed part has no sums
 	Err         error // first failure of a batch, or the cause of cancellation
 	frozen      bool  // see Freeze
 
-	sums     []uint64 // checksums that the stream computes: see ReserveSums
-	usedSums int      // sums that are assigned to parts
+	sums     []uint64 // checksums computed by the stream: see ReserveSums
+	usedSums int      // number of sums that are assigned to parts
 
 	jobs     []*CheckJob
 	freeJobs []*CheckJob // free list
@@ -81,7 +81,7 @@ type Group struct {
 	Failures []Failure
 }
 
-// Part is the unit of completion: some shards of some blocks of one page group. It is one
+// Part is a unit of completion: some shards of some blocks of one page group. It corresponds to one
 // mem.PageGroup of a batch.
 type Part struct {
 	Group   int  // page group
@@ -94,7 +94,7 @@ type Part struct {
 	pendingJobs    atomic.Int32 // check jobs that have not finished
 }
 
-// inFlightBatch is a batch with parts first to end-1 of its group.
+// inFlightBatch is a submitted batch with parts first to end-1 of its group.
 type inFlightBatch struct {
 	first, end  int
 	pageGroups  []mem.PageGroup
@@ -102,8 +102,8 @@ type inFlightBatch struct {
 	batch       mem.Batch
 	ticket      *stream.Ticket
 	submittedAt time.Time
-	// reported is twice the number of completed parts that the stream reported, plus one if their
-	// sums are valid. notify stores it from a goroutine of the stream.
+	// reported is twice the number of completed parts that the stream has reported, plus one if
+	// their sums are valid. A goroutine of the stream stores it through notify.
 	reported atomic.Int64
 	notify   func(parts int, hasSums bool)
 }

@@ -30,9 +30,9 @@ func (b *Buffers) SetPages(p *pages.Pages) {
 	}
 }
 
-// CanSum reports whether streams can compute the checksums of these planes. Planes cover their
-// shards, so if all planes consist of whole leaves, the leaves of a shard are in the order of its
-// planes.
+// CanSum reports whether streams can compute the checksums of these planes. All planes must consist
+// of whole leaves. The leaves of a shard are then in the order of its planes, which cover the
+// shard.
 func (b *Buffers) CanSum() bool {
 	if !b.env.Map.HasLeaves() {
 		return false
@@ -86,7 +86,7 @@ func (b *Buffers) Release(g *Group) {
 		b.freeBatches = append(b.freeBatches, batch)
 	}
 	clear(g.Failures)
-	*g = Group{ // keep the memory of all slices
+	*g = Group{ // reuse the memory of all slices
 		buf: b, Items: g.Items, pairs: g.pairs, Parts: g.Parts[:0], batches: g.batches[:0],
 		sums: g.sums, jobs: g.jobs, freeJobs: g.freeJobs, Failures: g.Failures[:0],
 	}

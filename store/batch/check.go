@@ -1,6 +1,6 @@
 package batch
 
-// EnqueueChecks divides the blocks of part n between up to Env.Checkers jobs.
+// EnqueueChecks divides the blocks of part n among up to Env.Checkers jobs.
 func (g *Group) EnqueueChecks(n int) {
 	env, p := g.buf.env, g.Parts[n]
 	blocks := p.Blocks.Len()
@@ -34,13 +34,12 @@ func (job *CheckJob) Run(int32) {
 	buf.notify()
 }
 
-// Items returns the blocks of the job.
+// Items returns the blocks of the job, as indices of the task's refs.
 func (job *CheckJob) Items() []int32 { return job.Group.ItemsOf(job.Part)[job.from:job.to] }
 
-// Position returns the position in its page group of block k of Items.
+// Position returns the position of Items[k] in its page group.
 func (job *CheckJob) Position(k int) int { return job.Part.Blocks.From + job.from + k }
 
-// AddFailure adds a block to the failures of the job.
 func (job *CheckJob) AddFailure(item int32, err error) {
 	job.failures = append(job.failures, Failure{item, job.index, err})
 }
@@ -79,8 +78,9 @@ func (g *Group) NextChecked(end int) int {
 // SkipChecks marks all completed parts as checked.
 func (g *Group) SkipChecks() { g.Checked = g.Completed }
 
-// AddSealParts adds a completed part for each page group that has blocks. These parts copy nothing:
-// their check jobs seal blocks whose shards earlier parts have copied. It returns the new parts.
+// AddSealParts adds a part, already completed, for each page group that has blocks. These parts
+// copy nothing: their check jobs seal blocks whose shards earlier parts have copied. It returns the
+// new parts.
 func (g *Group) AddSealParts() Span {
 	first := len(g.Parts)
 	for group, items := range g.Items {
@@ -92,8 +92,8 @@ func (g *Group) AddSealParts() Span {
 	return Span{first, g.Completed}
 }
 
-// PartByShard returns the part that copied each shard of the blocks of p: p itself, or the earlier
-// parts if p copies none. It uses the memory of out.
+// PartByShard returns, for each shard, the part that copied it for the blocks of p: p itself, or an
+// earlier part if p copies nothing. It uses the memory of out.
 func (g *Group) PartByShard(out []*Part, p *Part) []*Part {
 	shards := len(g.buf.env.Map.Layers[p.Group])
 	if cap(out) < shards {
@@ -117,7 +117,7 @@ func (g *Group) PartByShard(out []*Part, p *Part) []*Part {
 	return out
 }
 
-// FailedBy counts the blocks of part n that failed in it or in an earlier part.
+// FailedBy returns the number of blocks of part n that failed in it or in an earlier part.
 func (g *Group) FailedBy(n int) int {
 	if len(g.Failures) == 0 {
 		return 0
@@ -131,7 +131,7 @@ func (g *Group) FailedBy(n int) int {
 	return count
 }
 
-// FirstFailure returns the failure of a block in the lowest part, or nil.
+// FirstFailure returns the failure of a block in the earliest part, or nil.
 func (g *Group) FirstFailure(item int32) *Failure {
 	var first *Failure
 	for k := range g.Failures {

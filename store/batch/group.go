@@ -8,12 +8,12 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Has reports whether the part has the block at this position of a page group.
+// Has reports whether the part contains the block at this position of a page group.
 func (p *Part) Has(group, position int) bool {
 	return p.Group == group && position >= p.Blocks.From && position < p.Blocks.To
 }
 
-// Add adds block i of a page group, which is copied between page and slot.
+// Add adds block i of a page group, to be copied between page and slot.
 func (g *Group) Add(i int32, group uint8, page, slot uint32) {
 	g.Items[group] = append(g.Items[group], i)
 	g.pairs[group] = append(g.pairs[group], mem.PageSlot{Page: page, Slot: slot})
@@ -45,7 +45,7 @@ func (g *Group) PlanBlocks(partBytes int64) {
 	}
 }
 
-// PlanLayers plans layers first to end-1 of all blocks: one part for each page group that has
+// PlanLayers plans layers first to end-1 of all blocks, as one part for each page group that has
 // blocks.
 func (g *Group) PlanLayers(first, end int) {
 	for group, items := range g.Items {
@@ -82,7 +82,8 @@ func (g *Group) addPart(group int, shards, blocks Span) *Part {
 	return p
 }
 
-// PlannedBlocks returns the end of the last part's blocks in its page group, or 0 without parts.
+// PlannedBlocks returns the end of the last part's blocks in its page group, or 0 if there are no
+// parts.
 func (g *Group) PlannedBlocks() int {
 	if n := len(g.Parts); n > 0 {
 		return g.Parts[n-1].Blocks.To
@@ -90,8 +91,8 @@ func (g *Group) PlannedBlocks() int {
 	return 0
 }
 
-// ReserveSums makes space for the sums of all leaves of the group's blocks and of more further
-// blocks. Without it the stream computes no sums.
+// ReserveSums allocates memory for the sums of all leaves of the group's blocks and of more blocks
+// that may be added. Without it the stream computes no sums.
 func (g *Group) ReserveSums(more int) {
 	m := g.buf.env.Map
 	n := 0
@@ -111,8 +112,8 @@ type SubmitOptions struct {
 	After   []stream.Recorded // device work that the batch waits for
 }
 
-// Submit submits the parts that are planned and not yet submitted as one batch. If that fails,
-// g.Err is set.
+// Submit submits the parts that are planned and not yet submitted as one batch. On failure it sets
+// g.Err.
 func (g *Group) Submit(ctx context.Context, o SubmitOptions) {
 	env := g.buf.env
 	b := g.build(o)
@@ -126,7 +127,7 @@ func (g *Group) Submit(ctx context.Context, o SubmitOptions) {
 	g.batches = append(g.batches, b)
 }
 
-// build returns a batch of the parts that no earlier batch has.
+// build returns a batch of the parts that are not in an earlier batch.
 func (g *Group) build(o SubmitOptions) *inFlightBatch {
 	b := g.buf.newBatch()
 	b.first, b.end = g.SubmittedParts(), len(g.Parts)
@@ -176,8 +177,8 @@ func (g *Group) Poll() Span {
 				n, hasSums = b.end-b.first, b.ticket.Completion().Summed
 			}
 		}
-		// After a failed batch g.Completed stays below b.first: parts of later batches do not
-		// count.
+		// After a failed batch g.Completed stays below b.first, and parts of later batches are not
+		// counted.
 		for !g.frozen && g.Completed >= b.first && g.Completed < b.first+n {
 			g.Parts[g.Completed].HasSums = hasSums
 			g.MissingSums = g.MissingSums || !hasSums
@@ -191,7 +192,7 @@ func (g *Group) Poll() Span {
 	return Span{before, g.Completed}
 }
 
-// Freeze makes later completions of parts not count.
+// Freeze stops counting completed parts.
 func (g *Group) Freeze() { g.frozen = true }
 
 // AllResolved reports whether Poll has processed every ticket.

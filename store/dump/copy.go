@@ -14,7 +14,7 @@ import (
 
 const (
 	firstBlocks = 128 // blocks of the first batch, so that copying starts early
-	// maxGroups is the number of groups that hold slots: one is copied, the next waits in the
+	// maxGroups is the number of groups that hold slots: one is copied, the next is queued in the
 	// stream, and earlier ones are sealed.
 	maxGroups = 4
 )
@@ -25,8 +25,8 @@ func (t *Task) copyBlocks() {
 	n := min(firstBlocks, t.d.batchBlocks)
 	for {
 		for len(t.sc.todo) > 0 && len(t.groups) < maxGroups {
-			// Wait for slots only without groups: only this goroutine releases those of the task's
-			// groups.
+			// Wait for a slot only if the task has no groups: only this goroutine releases the
+			// slots of its groups.
 			if !t.startGroup(n, len(t.groups) == 0) {
 				break
 			}
@@ -40,7 +40,7 @@ func (t *Task) copyBlocks() {
 	}
 }
 
-// startGroup starts copying up to n blocks of todo, and reports whether there are any: see
+// startGroup starts copying up to n blocks of todo. It reports whether a group was started. See
 // reserveGroup.
 func (t *Task) startGroup(n int, wait bool) bool {
 	g := t.reserveGroup(n, wait)
@@ -54,9 +54,9 @@ func (t *Task) startGroup(n int, wait bool) bool {
 }
 
 // reserveGroup reserves slots for up to n blocks of todo. If wait is set, the task holds no slots,
-// and reserveGroup waits for the first one. Others are taken if they are free. It sets aside blocks
-// that need no copy and those that another task fills. If no block is left or no slot is free, it
-// returns nil.
+// and reserveGroup waits for the first slot. It takes further slots only if they are free. Blocks
+// that need no copy, and blocks that another task fills, leave todo. If no block is left or no slot
+// is free, reserveGroup returns nil.
 func (t *Task) reserveGroup(n int, wait bool) *group {
 	sc := t.sc
 	g := &group{Group: sc.buffers.NewGroup((*owner)(t))}
@@ -112,7 +112,7 @@ func (t *Task) reserve(i int32, wait bool) (tier.Fill, error) {
 	return d, nil
 }
 
-// handleExisting handles a block that is in the cache or that another task fills.
+// handleExisting handles a block that is in the cache or that another task is filling.
 func (t *Task) handleExisting(i int32) {
 	slot, err := t.p.Cache.Open(t.p.NoWait(), t.sc.Keys[i])
 	switch {
@@ -120,7 +120,7 @@ func (t *Task) handleExisting(i int32) {
 		t.skip(i)
 		t.enqueueWrite(i, slot)
 	case pipeline.IsNotFound(err) || pipeline.IsBusy(err):
-		t.sc.filling = append(t.sc.filling, i) // waited for once the task holds no slots
+		t.sc.filling = append(t.sc.filling, i) // waitForOthers waits when the task holds no slots
 	default:
 		t.failBlock(i, err)
 	}
@@ -142,9 +142,9 @@ func (t *Task) submit(g *group, after []stream.Recorded) {
 	}
 }
 
-// waitProgress waits until a part has completed or was sealed, and processes it. If the task is
-// canceled meanwhile, it ends the fills that are not being sealed, so that no other task waits for
-// them. Their slots are in quarantine until their group is no longer copied.
+// waitProgress waits until a part has completed or been sealed, and processes it. If the task is
+// canceled meanwhile, waitProgress ends the fills that are not being sealed, so that no other task
+// waits for them. Their slots are in quarantine until their group is no longer copied.
 func (t *Task) waitProgress() {
 	var oldestDone, canceled <-chan struct{}
 	busy := false
@@ -160,7 +160,7 @@ func (t *Task) waitProgress() {
 			canceled = t.base.Context().Done()
 		}
 	}
-	if busy { // else the stream refused a group
+	if busy { // if false, the stream refused a group
 		select {
 		case <-oldestDone:
 		case <-t.sc.buffers.Wake():

@@ -15,9 +15,9 @@ import (
 )
 
 // Without a cache, blocks of a dump may pass through slots of device memory instead of the window.
-// The copy to the slot sums them, the CPU makes the header of the sums, and
-// the tier stores both. If that fails, the block is copied from its slot to pinned memory, and
-// stored from there: its page may have been written since.
+// The copy to the slot computes the checksums, the CPU builds the header from them, and the tier
+// stores both directly. If that fails, the block is copied from its slot to pinned memory and
+// stored from there: its page may already have been rewritten.
 
 var errNoWriter = fmt.Errorf("%w: the tier stores no blocks from device memory: %w", tier.ErrNotDirect, errdefs.ErrNotSupported)
 
@@ -33,8 +33,8 @@ func (t *Task) noteNotDirect() {
 	t.base.AddNotDirect(t.d.Env.Stream.Name(), &t.p.Count.DumpPaths, why)
 }
 
-// sealDirect makes the header of a block in a slot of device memory. It leaves it out if a copy had
-// no sums: then the CPU sums the block in pinned memory.
+// sealDirect builds the header of a block in a slot of device memory. It does nothing if a copy had
+// no sums: the CPU then computes them from pinned memory.
 func (t *Task) sealDirect(job *batch.CheckJob, position int, d *pipeline.DirectDump, key block.Key) error {
 	sums := make([]uint64, len(job.ByShard))
 	for k, p := range job.ByShard {
@@ -58,8 +58,8 @@ func (b *blockWrite) direct() *pipeline.DirectDump {
 	return d
 }
 
-// putDirect stores a block from a slot of device memory. wait bounds the direct write only: if that
-// fails, the copy through host memory has a time of its own.
+// putDirect stores a block from a slot of device memory. wait bounds only the direct write. If that
+// fails, the copy through host memory has a separate limit.
 func (d *Dumper) putDirect(ctx, wait context.Context, t tier.Tier, b *blockWrite) error {
 	p, slot := d.Pipeline, b.direct()
 	why := fmt.Errorf("%w: the copy to device memory has no checksums", tier.ErrNotDirect)
@@ -98,8 +98,8 @@ func (d *Dumper) putDirect(ctx, wait context.Context, t tier.Tier, b *blockWrite
 }
 
 // putCopy copies a block from its slot of device memory to Direct.HostSlot, and stores it from
-// there. It takes no slot of the window: a dump that waits for such a slot may wait for this
-// writer.
+// there. It uses no slot of the window, because a dump that waits for such a slot may be waiting
+// for this writer.
 func (d *Dumper) putCopy(ctx context.Context, t tier.Tier, b *blockWrite) error {
 	select {
 	case d.hostSlot <- struct{}{}:
@@ -115,14 +115,14 @@ func (d *Dumper) putCopy(ctx context.Context, t tier.Tier, b *blockWrite) error 
 	if err != nil {
 		return err
 	}
-	err = ticket.Wait(context.WithoutCancel(ctx)) // both are in use until then
+	err = ticket.Wait(context.WithoutCancel(ctx)) // the copy uses both slots until then
 	d.Env.Stream.Resolved()
 	if err != nil {
 		return err
 	}
 	image := dst.Bytes()
 	if sealed := b.direct().Head; sealed != nil {
-		copy(image, sealed) // the tier verifies the copy by it
+		copy(image, sealed) // the tier verifies the copy by the header
 	} else if err := f.Seal(image, b.key()); err != nil {
 		return err
 	}

@@ -20,7 +20,7 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// maxChunk is the largest number of blocks that wait for the client at a time.
+// maxChunk is the largest number of blocks that wait for the host program at a time.
 const maxChunk = 512
 
 // New returns a Dumper. It starts the writers.

@@ -48,7 +48,7 @@ func (t *Task) copyChunk() {
 		}
 		t.depsResolved = g.Err == nil && err == nil && t.base.Context().Err() == nil
 		t.groups = append(t.groups, g)
-		t.advance(g) // all batches may have resolved: then there is no further wake-up
+		t.advance(g) // processes batches that have already resolved: these send no further wake-up
 	}
 	for !t.depsResolved && len(t.groups) > 0 {
 		t.waitProgress()
@@ -112,9 +112,9 @@ func (t *Task) copyShards(g *group) error {
 		onDevice = onDevice || len(deps) > 0
 		t.planSubmissions(g, t.submissions[k:n])
 		k = n
-		if len(g.Parts) > g.SubmittedParts() { // else no block has one of these shards
+		if len(g.Parts) > g.SubmittedParts() { // if equal, no block has one of these shards
 			t.submit(g, deps)
-			deps = deps[:0] // later batches wait too; if the stream breaks, g fails
+			deps = deps[:0] // later batches wait for them too; if the stream breaks, g fails
 		}
 	}
 	if waitErr == nil && onDevice {
@@ -124,7 +124,7 @@ func (t *Task) copyShards(g *group) error {
 }
 
 // isSubmitted reports whether submission k has arrived and its dependencies have resolved. All
-// earlier ones have.
+// earlier submissions must have arrived.
 func (t *Task) isSubmitted(k int) bool {
 	if k == len(t.submissions) {
 		select {
@@ -179,13 +179,14 @@ func (t *Task) waitSubmission(g *group, k int) error {
 	return nil
 }
 
-// addSubmission adds a submission.
+// addSubmission appends a submission and separates its dependencies into those of the host and
+// those of the device.
 func (t *Task) addSubmission(sub submission) {
 	sub.after, sub.deviceDeps = t.d.Env.Stream.SplitDeps(t.base.Context(), sub.after)
 	t.submissions = append(t.submissions, sub)
 }
 
-// nextSubmission waits for the next SubmitShard.
+// nextSubmission waits for the next call of SubmitShard.
 func (t *Task) nextSubmission(g *group) (submission, error) {
 	select {
 	case sub := <-t.shards: // also while the store is closing

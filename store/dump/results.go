@@ -32,7 +32,7 @@ func (d *Dumper) putScratch(sc *scratch) {
 	d.scratch.Put(sc)
 }
 
-// owner lets a batch group use its task.
+// owner implements batch.Owner for a task.
 type owner Task
 
 // BatchResolved implements batch.Owner.
@@ -40,20 +40,20 @@ func (t *owner) BatchResolved(c stream.Completion, submittedAt time.Time, err er
 	t.base.AddCompletion(t.d.Env.Stream.Name(), &t.p.Count.DumpPaths, c, submittedAt, err)
 }
 
-// skip notes that block i is stored without a copy by this dump.
+// skip marks block i as stored without a copy by this dump.
 func (t *Task) skip(i int32) {
 	t.sc.items[i].skipped = true
 	t.releaseSources(1)
 }
 
-// releaseSources counts n blocks whose pages are no longer read.
+// releaseSources records that the pages of n blocks are no longer read.
 func (t *Task) releaseSources(n int) {
 	if t.sourceLeft -= n; t.sourceLeft == 0 && n > 0 {
 		t.setSourceFree()
 	}
 }
 
-// setSourceFree reports that no page is read any more.
+// setSourceFree reports that no page is read any longer.
 func (t *Task) setSourceFree() {
 	t.p.ObserveSince(&t.p.Count.FreeTimes, t.startedAt)
 	close(t.sourceFree)
@@ -73,7 +73,8 @@ func (t *Task) failTodo(err error) {
 	t.sc.todo = t.sc.todo[:0]
 }
 
-// resolveBlock sets the result of block i. The last block ends the task, unless run goes on.
+// resolveBlock sets the result of block i. The last block ends the task, unless run has not
+// returned.
 func (t *Task) resolveBlock(i int32, err error) {
 	skipped := t.sc.items[i].skipped
 	c := &t.p.Count
@@ -99,7 +100,7 @@ func (t *Task) resolveBlock(i int32, err error) {
 	}
 }
 
-// finish ends the task.
+// finish ends the task. All blocks have results.
 func (t *Task) finish() {
 	if t.direct {
 		close(t.published)

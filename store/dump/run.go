@@ -5,7 +5,7 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// runner lets the scheduler run a task.
+// runner implements pool.Runner for a task.
 type runner Task
 
 // Run implements pool.Runner.
@@ -19,7 +19,7 @@ func (t *Task) run() {
 		t.copyTodo()
 		t.waitForOthers()
 	}
-	if !t.direct { // else when the tier has the blocks
+	if !t.direct { // direct blocks are published when the tier has stored them
 		close(t.published)
 	}
 	if t.base.Blocks() == 0 {
@@ -34,7 +34,7 @@ func (t *Task) run() {
 	}
 }
 
-// prepare waits for Options.After and skips the blocks that are durable.
+// prepare waits for Options.After and skips blocks that are already durable.
 func (t *Task) prepare() error {
 	t.after, t.deviceDeps = t.d.Env.Stream.SplitDeps(t.base.Context(), t.after)
 	t.depsResolved = !t.layerwise && len(t.deviceDeps) == 0
@@ -55,7 +55,7 @@ func (t *Task) copyTodo() {
 	t.copyBlocks()
 }
 
-// skipDurable removes the blocks that all durable tiers have from todo.
+// skipDurable removes from todo the blocks that all durable tiers have.
 func (t *Task) skipDurable() {
 	sc := t.sc
 	sc.kept, sc.durable = sc.kept[:0], sc.durable[:0]
@@ -94,8 +94,8 @@ func (t *Task) skipDurable() {
 	sc.todo = sc.todo[:n]
 }
 
-// waitForOthers waits, one after another, for the blocks that other tasks fill, and copies those
-// that fail. The task holds no slots but those that writers are about to release.
+// waitForOthers waits for the blocks that other tasks fill, one after another, and copies those
+// that fail. The task holds no slots, except those that writers are about to release.
 func (t *Task) waitForOthers() {
 	sc := t.sc
 	for len(sc.filling) > 0 {

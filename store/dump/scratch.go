@@ -6,8 +6,8 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// scratch is the memory of a dump. It is pooled, so that a dump allocates nothing for each block.
-// Slices of int32 hold positions of refs.
+// scratch is the memory of a dump. It is pooled, so that a dump allocates nothing per block. Slices
+// of int32 hold indices of refs.
 type scratch struct {
 	task.Refs
 	items   []item  // by ref
@@ -42,8 +42,8 @@ type group struct {
 func (g *group) finished() bool { return g.AllResolved() && g.Checked == g.Completed }
 
 // sealLayers returns the parts by which the blocks of a layerwise group are sealed, once all shards
-// have completed. Before that, and if the group has failed or is canceled because of cause, it
-// returns none.
+// have completed. It returns none before that, or if the group has failed, or if cause, the reason
+// of a cancellation, is not nil.
 func (g *group) sealLayers(cause error) batch.Span {
 	g.SkipChecks()
 	if !g.AllResolved() {

@@ -39,9 +39,9 @@ func (o *owner) Check(job *batch.CheckJob) {
 	}
 }
 
-// seal completes the image of the block at this position of its page group with the checksums of
-// its shards. They are the sums of the copies. The CPU sums shards whose copies have none, and,
-// except under VerifyDevice, compares the others with the slot.
+// seal completes the image of a block with the checksums of its shards. position is that of the
+// block in its page group. The checksums are the sums of the copies. The CPU computes the missing
+// ones and, except under VerifyDevice, compares the others with the slot.
 func (t *Task) seal(job *batch.CheckJob, position int, image []byte, key block.Key) error {
 	f := t.p.Map.Formats[job.Part.Group]
 	if !t.copySums {
@@ -82,8 +82,8 @@ func (t *Task) handleSealed(g *group, n int) {
 	}
 }
 
-// enqueueWrite passes a pinned block to the writers. Without durable tiers the block is durable
-// already.
+// enqueueWrite passes a pinned block to the writers. If there are no durable tiers, the block is
+// already durable.
 func (t *Task) enqueueWrite(i int32, slot tier.Slot) {
 	if len(t.p.Durable) == 0 {
 		slot.Release()

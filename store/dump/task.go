@@ -26,7 +26,7 @@ type Config struct {
 	Scheduler    *task.Scheduler
 	Env          *batch.Env // of copies to slots
 	Writers      int        // goroutines that write to the tiers below
-	WaitingSlots int64      // slots for dumps that wait for the client: see package store
+	WaitingSlots int64      // slots for dumps that wait for the host program: see package store
 	// BatchBytes is that of store.Config. PartBytes is the size of a part.
 	BatchBytes, PartBytes int64
 }
@@ -34,14 +34,14 @@ type Config struct {
 // Dumper starts dumps. Safe for concurrent use.
 type Dumper struct {
 	Config
-	batchBlocks   int          // blocks of a batch, at most
+	batchBlocks   int          // maximum number of blocks of a batch
 	waitingSlots  waitingSlots // of Config.WaitingSlots
 	waitingDirect waitingSlots // of pipeline.Direct.Dumps
 	writers       *pool.Pool
-	direct        tier.DirectWriter // the durable tier, if dumps pass through device memory; or nil
-	notDirect     error             // why direct is nil, if slots of device memory are there
-	hostSlot      chan struct{}     // token of pipeline.Direct.HostSlot
-	full          []atomic.Bool     // by durable tier: the last write waited for space in vain
+	direct        tier.DirectWriter // the durable tier, if dumps pass through device memory, or nil
+	notDirect     error             // why direct is nil although there are slots of device memory
+	hostSlot      chan struct{}     // semaphore of pipeline.Direct.HostSlot
+	full          []atomic.Bool     // by durable tier: the last write timed out waiting for space
 	scratch       sync.Pool
 }
 
@@ -50,27 +50,26 @@ func (d *Dumper) Backlog() int { return d.writers.Backlog() }
 
 // Options are options of a dump.
 type Options struct {
-	// Layerwise starts each shard by Task.SubmitShard, in any order, instead of all at once.
+	// Layerwise starts the shards one by one, by calls of Task.SubmitShard in any order.
 	Layerwise bool
-	// After holds dependencies that must resolve before the pages are read. The wait ends only with
-	// Cancel, or Config.LeaseMax after the store began to close: then the dump fails with
-	// ErrClosed.
+	// After lists dependencies that must resolve before the pages are read. Only Cancel ends the
+	// wait, or Config.LeaseMax after the store began to close; the dump then fails with ErrClosed.
 	//
-	// The dump's stream waits for a stream.Recorded on the device, if it can. The host then waits
-	// for nothing, and the copies start when the work is done. But later batches of that stream
-	// wait as well, also those of other dumps, and the dump holds slots meanwhile. If the work is
-	// not done within Config.LeaseMax, the dump fails with ErrExpired, and its slots are released
-	// when the work is done. If the stream cannot wait, as with NICs, the host waits.
+	// If possible, the dump's stream waits for a stream.Recorded on the device. The host then does
+	// not wait, and the copies start when the recorded work is done. However, later batches of that
+	// stream wait as well, including those of other dumps, and the dump holds slots meanwhile. If
+	// the work is not done within Config.LeaseMax, the dump fails with ErrExpired, and its slots
+	// are released when the work is done. If the stream cannot wait, as with NICs, the host waits.
 	After []mem.Dependency
-	// Before is the block before the first ref's in the prompt, or zero. It makes the tiers evict
-	// the end of a prompt before its beginning, and has no other effect. After a LeasePrefix of the
+	// Before is the key of the block before the first ref's in the prompt, or zero. Its only effect
+	// is that tiers evict the end of a prompt before its beginning. After a LeasePrefix of the
 	// whole prompt it may be omitted.
 	Before block.Key
 }
 
-// Task is a running dump. It completes twice: SourceFree, then Durable. All methods are safe for
-// concurrent use. It need not be waited for, but SubmitShard must be called for all shards of a
-// layerwise dump.
+// Task is a running dump. It completes in two steps: SourceFree, then Durable. Waiting for them is
+// optional, but SubmitShard must be called for all shards of a layerwise dump. All methods are safe
+// for concurrent use.
 type Task struct {
 	base *task.Task
 	d    *Dumper
@@ -78,34 +77,35 @@ type Task struct {
 
 	startedAt  time.Time
 	layerwise  bool
-	copySums   bool // the stream sums copies
+	copySums   bool // the stream computes sums of copies
 	direct     bool // blocks pass through slots of device memory
 	sourceFree chan struct{}
 	published  chan struct{}
 	shards     chan submission // layerwise: has space for every shard
 
 	mu         sync.Mutex
-	submitted  []bool    // layerwise: shards of SubmitShard
+	submitted  []bool    // layerwise: shards passed to SubmitShard
 	leftOut    []LeftOut // by durable tier, once one was left out
 	blocksLeft int       // blocks without a result
 	running    bool      // run has not returned
 	skipped    int
 
-	// The task's goroutine owns the rest. A writer owns the slot of an item while it writes it.
+	// The fields below are owned by the task's goroutine. A writer owns the slot of an item while
+	// it writes the slot.
 	after        []mem.Dependency
-	deviceDeps   []stream.Recorded // of after: those that the stream waits for
+	deviceDeps   []stream.Recorded // dependencies in after that the stream waits for
 	sc           *scratch
 	sourceLeft   int          // blocks whose page may still be read
 	groups       []*group     // being copied or sealed
 	submissions  []submission // layerwise: in the order of SubmitShard
-	depsResolved bool         // the task no longer waits for the client
+	depsResolved bool         // the task no longer waits for the host program
 }
 
 // submission is a shard whose pages may be read once its dependencies have resolved.
 type submission struct {
 	shard      int
 	after      []mem.Dependency
-	deviceDeps []stream.Recorded // of after: those that the stream waits for
+	deviceDeps []stream.Recorded // dependencies in after that the stream waits for
 	resolved   bool
 }
 
@@ -127,7 +127,8 @@ func (t *Task) SubmitShard(ctx context.Context, shard int, after ...mem.Dependen
 	if ctx.Err() != nil {
 		return fail(context.Cause(ctx))
 	}
-	// The cause of an ended task is context.Canceled: it accepts late shards, without effect.
+	// After a task has ended, the cause is context.Canceled. Late shards are then accepted without
+	// effect.
 	if cause := context.Cause(t.base.Context()); cause != nil && !errors.Is(cause, context.Canceled) {
 		return fail(cause)
 	}
@@ -137,49 +138,50 @@ func (t *Task) SubmitShard(ctx context.Context, shard int, after ...mem.Dependen
 		return fail(errdefs.ErrExists)
 	}
 	t.submitted[shard] = true
-	t.shards <- submission{shard: shard, after: after} // has space: each shard is sent once
+	t.shards <- submission{shard: shard, after: after} // has space for each shard once
 	return nil
 }
 
-// Done returns a channel that is closed when the dump has ended: every block has its result, and
-// the task's pages and slots are no longer accessed.
+// Done returns a channel that is closed when the dump has ended: every block has a result, and the
+// task's pages and slots are no longer accessed.
 func (t *Task) Done() <-chan struct{} { return t.base.Done() }
 
 // Cancel cancels the dump. It does not wait: the dump ends when the hardware has stopped, and
 // unfinished blocks fail with ErrCanceled.
 func (t *Task) Cancel() { t.base.Cancel() }
 
-// Errs returns one error for each block, each a *BlockError, nil for those that succeeded. Before
-// Done is closed it returns nil.
+// Errs returns one error for each block, a *BlockError, or nil if the block succeeded. Before Done
+// is closed it returns a nil slice.
 func (t *Task) Errs() []error { return t.base.Errs() }
 
-// Paths returns the completions of the batches that have resolved so far, in that order.
+// Paths returns the completions of the batches that have resolved so far, in order of resolution.
 func (t *Task) Paths() []stream.Completion { return t.base.Completions() }
 
 // SourceFree waits until the dump no longer reads pages, and returns nil. If ctx ends first, it
-// returns the cause of ctx. Durable reports whether the blocks were stored.
+// returns the cause of ctx. It does not report failures of blocks: see Durable.
 func (t *Task) SourceFree(ctx context.Context) error { return task.WaitClosed(ctx, t.sourceFree) }
 
 // Published waits until lookups find every block that has not failed, and returns nil. If ctx ends
-// first, it returns the cause of ctx. Durable reports whether the blocks were stored.
+// first, it returns the cause of ctx. It does not report failures of blocks: see Durable.
 func (t *Task) Published(ctx context.Context) error { return task.WaitClosed(ctx, t.published) }
 
 // LeftOut is a durable tier that did not store all blocks of a dump.
 type LeftOut struct {
 	Tier   string
-	Blocks int   // that it did not store
-	Cause  error // why it did not store the first of them
+	Blocks int   // number of blocks that it did not store
+	Cause  error // error of the first of these blocks
 }
 
-// LeftOut returns the tiers that were left out for blocks so far: they were full, failed or were
-// gone. These blocks are durable in the other tiers. They have failed if there is none.
+// LeftOut returns the tiers that have not stored all blocks so far, because they were full, failed
+// or were missing. The blocks are durable if another tier has stored them, and have failed
+// otherwise.
 func (t *Task) LeftOut() []LeftOut {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(t.leftOut), func(l LeftOut) bool { return l.Blocks == 0 })
 }
 
-// addLeftOut notes that durable tier n did not store a block.
+// addLeftOut records that durable tier n did not store a block.
 func (t *Task) addLeftOut(n int, cause error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -193,10 +195,10 @@ func (t *Task) addLeftOut(n int, cause error) {
 	l.Blocks++
 }
 
-// Durable waits until every block is in every durable tier that was not left out (LeftOut), or has
-// failed, and returns the errors of the blocks, joined. If ctx ends first, it returns the cause of ctx and the reasons of the
-// delay. A block waits for up to Config.WaitMax for space in a tier, and for as long as the system
-// takes to write it.
+// Durable waits until every block has failed or is in every durable tier, except the tiers that
+// LeftOut returns. It returns the errors of the blocks, joined. If ctx ends first, it returns the
+// cause of ctx and the reasons of the delay. A block waits up to Config.WaitMax for space in a
+// tier; the duration of a write is not bounded.
 func (t *Task) Durable(ctx context.Context) error {
 	err := t.base.Wait(ctx, t.base.Done())
 	select {
@@ -229,8 +231,8 @@ func (t *Task) delayError(cause error) error {
 	return errors.Join(errs...)
 }
 
-// Skipped returns the number of blocks that the dump did not copy, because the store had them or
-// another dump stored them meanwhile. Only durable blocks count.
+// Skipped returns the number of durable blocks that the dump did not copy, because the store
+// already had them or another dump has stored them meanwhile.
 func (t *Task) Skipped() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()

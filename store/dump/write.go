@@ -16,29 +16,29 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// writeMany is the number of blocks that a writer takes at a time if a tier stores many blocks
-// faster (tier.ManyPutter).
+// writeMany is the number of blocks that a writer takes at a time if a tier stores many blocks at
+// less cost (tier.ManyPutter).
 const writeMany = 128
 
-// writeJob is the job of a task that writes a block. Writers get it from Dumper.write only.
+// writeJob is the job that writes a block of a task. Writers take it only through Dumper.write.
 type writeJob Task
 
 // Run implements pool.Job.
 func (j *writeJob) Run(i int32) { j.d.write([]pool.Item{{Job: j, Index: i}}) }
 
-// blockWrite is a block of any dump that a writer stores. Its slot is pinned until every durable
-// tier has it.
+// blockWrite is a block of a dump that a writer stores. Its slot is pinned until all durable tiers
+// were tried.
 type blockWrite struct {
 	t    *Task
 	i    int32
 	slot tier.Slot
-	// stored is set once a durable tier has the block, and errs has the errors of the others.
+	// stored is set once a durable tier has the block. errs holds the errors of the other tiers.
 	stored bool
 	errs   []error
 }
 
-// write stores blocks in every durable tier. A tier that fails is left out: a block is durable when
-// the others have it, and fails if none has.
+// write stores blocks in every durable tier. A tier that fails is left out: a block is durable if
+// another tier has it, and fails otherwise.
 func (d *Dumper) write(items []pool.Item) {
 	blocks := make([]blockWrite, 0, len(items))
 	for _, item := range items {
@@ -63,7 +63,7 @@ func (d *Dumper) write(items []pool.Item) {
 	}
 }
 
-// writeTier stores blocks in durable tier n, by one call if the tier can do that.
+// writeTier stores blocks in durable tier n, with one call if the tier supports that.
 func (d *Dumper) writeTier(n int, blocks []blockWrite) {
 	t := d.Pipeline.Durable[n]
 	many, ok := t.(tier.ManyPutter)
@@ -93,7 +93,7 @@ func (d *Dumper) writeTier(n int, blocks []blockWrite) {
 	defer cancel()
 	_ = d.put(ctx, n, func(wait context.Context) error {
 		many.PutMany(wait, keys, images, errs)
-		// Without space for one block, the next waits as well.
+		// If one block finds no space, the following blocks wait too.
 		return errs[max(0, slices.IndexFunc(errs, pipeline.IsBusy))]
 	})
 	for k, b := range together {
@@ -101,8 +101,8 @@ func (d *Dumper) writeTier(n int, blocks []blockWrite) {
 	}
 }
 
-// untilAllEnd returns a context that ends when the dumps of all blocks are canceled. A canceled
-// dump does not affect the others: its blocks are written all the same.
+// untilAllEnd returns a context that ends when the dumps of all blocks are canceled. While one dump
+// is not canceled, the blocks of all are written.
 func untilAllEnd(blocks []*blockWrite) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	var tasks []*Task
@@ -145,7 +145,7 @@ func (b *blockWrite) handleResult(n int, err error) {
 	if b.t.base.Context().Err() != nil {
 		return // the dump is canceled
 	}
-	if pipeline.IsCorrupt(err) { // the slot is corrupt: by the copy, or since then
+	if pipeline.IsCorrupt(err) { // the slot was damaged during or after the copy
 		b.slot.Corrupt(err)
 		p.CountCorrupt(p.Cache.Name(), b.key(), err)
 	} else {
@@ -155,12 +155,11 @@ func (b *blockWrite) handleResult(n int, err error) {
 	b.t.addLeftOut(n, err)
 }
 
-// fullWait is how long a write waits for space after an earlier write to the same tier has waited
-// in vain.
+// fullWait bounds the wait for space after an earlier write to the same tier has timed out.
 const fullWait = 10 * time.Millisecond
 
-// put calls put with a context that bounds the wait for space in durable tier n. It is WaitMax, or
-// fullWait after a wait in vain: otherwise the waits of all queued writes would add up.
+// put calls put with a context that bounds the wait for space in durable tier n to WaitMax, or to
+// fullWait if the last such wait timed out. Otherwise the waits of all queued writes would add up.
 func (d *Dumper) put(ctx context.Context, n int, put func(wait context.Context) error) error {
 	p := d.Pipeline
 	waitMax := p.WaitMax

@@ -1,6 +1,5 @@
-// Package index knows where blocks are and keeps them there: lookups and leases over a pipeline of
-// tiers. It copies no bytes and needs no device. Package store copies the bytes under leases
-// (Lease.Begin).
+// Package index looks up and leases blocks in a pipeline of tiers. It copies no bytes and needs no
+// device. Package store copies the bytes under leases (Lease.Begin).
 //
 // A Lease pins the longest ready prefix of some keys, each block in the first tier that has it,
 // until a deadline. The index asks a tier for many keys at a time. The tier bounds the slots that
@@ -30,12 +29,12 @@ const DefaultLeaseMax = 30 * time.Second
 type Config struct {
 	// Tiers are in the order of the pipeline. The caller closes them after the index.
 	Tiers []tier.Tier
-	// LeaseMax is the longest a lease may live. Default DefaultLeaseMax.
+	// LeaseMax bounds the duration of a lease. Default DefaultLeaseMax.
 	LeaseMax time.Duration
-	// Clock times leases. Default: the real one.
+	// Clock times leases. Default: the system clock.
 	Clock clockwork.Clock
-	// Fallback is called when a tier failed, other than by a miss, and the index went on without
-	// it. key is the block concerned, the first of several. No locks are held. May be nil.
+	// Fallback is called when the index continues after a failure of a tier, other than a miss. key
+	// is the block concerned, or the first of several. No locks are held. May be nil.
 	Fallback func(tier string, key block.Key, err error)
 }
 
@@ -53,12 +52,12 @@ type Index struct {
 
 // Stats counts the work of an index since it was opened.
 type Stats struct {
-	Leases    int64 // leases given
+	Leases    int64 // leases created
 	Live      int
 	Expired   int64 // leases that ended by their deadline
-	Cut       int64 // leases that ended early because leases may hold no more slots
+	Cut       int64 // leases shortened because leases may hold no more slots
 	Missed    int64 // requested blocks that leases did not pin
-	Fallbacks int64 // failures of a tier, other than misses, after which the index went on
+	Fallbacks int64 // failures of a tier, other than misses, after which the index continued
 }
 
 // FellBack counts a failure of a tier and calls Config.Fallback.
@@ -82,25 +81,25 @@ func isBusy(err error) bool { return errors.Is(err, errdefs.ErrBusy) }
 
 // Lease pins blocks: they are not evicted or rewritten until the lease ends. It ends by Release, at
 // its deadline, or when its index closes. Loads that were started under it keep its pins until they
-// have ended. All methods are safe for concurrent use.
+// end. All methods are safe for concurrent use.
 type Lease struct {
 	x        *Index
 	keys     []block.Key
 	runs     []run  // the tiers that pin keys, in the order of keys
-	first    [1]run // memory of runs
+	first    [1]run // initial memory of runs
 	deadline time.Time
 
 	mu       sync.Mutex
 	ended    bool              // new loads are refused
 	released bool              // the lease ended by Release
-	uses     int               // running loads, and one until the lease ends
-	index    map[block.Key]int // indices of keys; made for keys in another order
+	uses     int               // number of running loads, plus one until the lease ends
+	index    map[block.Key]int // indices of keys, built when keys are requested in another order
 }
 
 // run is a range of keys that one tier pins: from the end of the previous run to end.
 type run struct{ tier, end int }
 
-// janitor ends leases at their deadlines, by one goroutine.
+// janitor ends leases at their deadlines, in one goroutine.
 type janitor struct {
 	clock clockwork.Clock
 	wake  chan struct{} // has an element if the earliest deadline may have changed
@@ -111,6 +110,6 @@ type janitor struct {
 	live   map[*Lease]struct{}
 	next   time.Time // next wake-up of the goroutine
 	closed bool
-	// expired counts leases that ended by their deadline.
+	// expired is the number of leases that ended at their deadline.
 	expired int64
 }

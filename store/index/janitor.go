@@ -18,7 +18,7 @@ func newJanitor(clock clockwork.Clock) *janitor {
 	return j
 }
 
-// add starts to watch l. It returns false if the janitor is closed.
+// add schedules the end of l at its deadline. It returns false if the janitor is closed.
 func (j *janitor) add(l *Lease) bool {
 	j.mu.Lock()
 	if j.closed {
@@ -79,8 +79,9 @@ func (j *janitor) run() {
 // idle is the longest sleep of the janitor.
 const idle = time.Hour
 
-// due removes the leases whose deadline has passed, and returns the time until the next deadline.
-// It visits every lease: there are as many as running requests, and it runs once for each deadline.
+// due removes and returns the leases whose deadline has passed, and the time until the next
+// deadline. It visits all leases: there is about one per running request, and due runs once per
+// deadline.
 func (j *janitor) due() ([]*Lease, time.Duration) {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -13,14 +13,14 @@ import (
 
 // LeasePrefix pins the longest prefix of keys whose blocks are all Ready, each in the first tier
 // that has it, for up to ttl. Config.LeaseMax bounds ttl, and is the default if ttl is zero. A
-// lease of no block is valid. keys are in the order of a prompt, and those of several page groups
-// in the order of their tokens: the tiers evict the last first.
+// lease without blocks is valid. keys are in the order of a prompt, and those of several page
+// groups in the order of their tokens. The tiers evict the last blocks first.
 //
-// Leases may hold a limited number of slots. Beyond it blocks are pinned in the tier below. If that
-// tier does not have a block the prefix ends there, and Stats.Cut counts it.
+// Leases may hold a limited number of slots. Beyond the limit, blocks are pinned in the tier below.
+// If that tier does not have a block, the prefix ends there, and Stats.Cut counts it.
 //
-// The prefix ends at a block whose tiers fail. Errors: ErrClosed, ErrCanceled with the cause of
-// ctx, ErrInvalid for a negative ttl or a zero key.
+// The prefix also ends at a block whose tiers fail. Errors: ErrClosed, ErrCanceled with the cause
+// of ctx, ErrInvalid for a negative ttl or a zero key.
 func (x *Index) LeasePrefix(ctx context.Context, keys []block.Key, ttl time.Duration) (*Lease, error) {
 	if err := x.usable(); err != nil {
 		return nil, fmt.Errorf("lease prefix of %d blocks: %w", len(keys), err)
@@ -50,9 +50,9 @@ func (x *Index) LeasePrefix(ctx context.Context, keys []block.Key, ttl time.Dura
 	return l, nil
 }
 
-// pin retains keys, run by run, up to the first that no tier has, and cuts keys there. It notes the
-// order of keys that the first tier does not have, before a tier below is asked for them or a dump
-// writes them.
+// pin retains keys, run by run, up to the first key that no tier has, and cuts keys there. Before
+// it asks a lower tier for keys that the first tier does not have, it records their order. Dumps
+// rely on that order too.
 func (l *Lease) pin(ctx context.Context) {
 	tiers := l.x.c.Tiers
 	// short: the first tier has the next key, but leases may hold no more slots.
@@ -79,7 +79,7 @@ func (l *Lease) pin(ctx context.Context) {
 		default:
 			l.x.FellBack(tiers[ti], ask[min(n, len(ask)-1)], err)
 		}
-		// After a run of this tier, ask the tiers above for the next keys.
+		// After a run of a lower tier, start with the first tier again for the next keys.
 		if ti++; n > 0 && ti > 1 {
 			ti = 0
 		}
@@ -94,12 +94,12 @@ func (l *Lease) pin(ctx context.Context) {
 	l.x.used(block.Key{}, l.keys)
 }
 
-// lookAhead is the number of keys that are looked up in the tiers above before a tier below retains
-// a run.
+// lookAhead is the number of keys that are looked up in the tiers above before a lower tier retains
+// a run of keys.
 const lookAhead = 128
 
-// lacking returns the number of keys, from the first, that no tier above has. It is at least one:
-// these tiers have refused the first key.
+// lacking returns the number of keys, from the first, that none of the tiers above has. It is at
+// least one, because these tiers have already refused the first key.
 func (x *Index) lacking(ctx context.Context, above []tier.Tier, keys []block.Key) int {
 	n := min(len(keys), lookAhead)
 	states := make([]tier.State, n)
@@ -126,7 +126,7 @@ func (l *Lease) Tier(i int) string {
 	return l.x.c.Tiers[l.runs[at].tier].Name()
 }
 
-// Below reports whether block i is pinned in a tier below the first.
+// Below reports whether block i is pinned in a tier other than the first.
 func (l *Lease) Below(i int) bool {
 	at := slices.IndexFunc(l.runs, func(r run) bool { return i < r.end })
 	return l.runs[at].tier > 0
@@ -146,8 +146,9 @@ func (l *Lease) Release() {
 	}
 }
 
-// Begin lets a load of keys run under the lease, until End. Errors: ErrInvalid if the lease is of
-// another index or does not pin all keys, ErrExpired if it has ended, also by Release.
+// Begin starts a load of keys under the lease, which End ends. Errors: ErrInvalid if the lease
+// belongs to another index or does not pin all keys, ErrExpired if the lease has ended or was
+// released.
 func (l *Lease) Begin(x *Index, keys []block.Key) error {
 	if l.x != x {
 		return fmt.Errorf("the lease belongs to another store: %w", errdefs.ErrInvalid)
@@ -168,7 +169,8 @@ func (l *Lease) Begin(x *Index, keys []block.Key) error {
 	return nil
 }
 
-// releasedError is the ErrExpired of a released lease with this number of blocks.
+// releasedError is the error of a load under a released lease. Its value is the number of blocks of
+// the lease. It wraps ErrExpired.
 type releasedError int
 
 func (n releasedError) Error() string {
@@ -177,8 +179,8 @@ func (n releasedError) Error() string {
 
 func (releasedError) Unwrap() error { return errdefs.ErrExpired }
 
-// lacks returns the index of the first key that is not pinned, or -1. Keys in the order of the
-// lease are fast.
+// lacks returns the index of the first key that is not pinned, or -1. It is fastest if keys are in
+// the order of the lease.
 func (l *Lease) lacks(keys []block.Key) int {
 	next := 0
 	for i := range keys {

@@ -15,10 +15,10 @@ type Hit struct {
 	Tier  string     // first tier in which the block is Ready, or empty
 }
 
-// Lookup returns the state of each key's block: Ready in the first tier that has it, else the state
-// in the topmost tier that knows it. It pins nothing: a block may be gone when it is loaded.
-// LeasePrefix pins blocks. A tier that fails has no hits. An error is returned only if every tier
-// fails, or if ctx ends. A zero key is ErrInvalid.
+// Lookup returns the state of each key's block: Ready with the first tier that has it ready, else
+// the state in the first tier that has the block in any state. It pins nothing: a block may be
+// evicted before it is loaded. LeasePrefix pins blocks. A failing tier counts as a miss. Lookup
+// returns an error only if every tier fails, if ctx ends, or if a key is zero (ErrInvalid).
 func (x *Index) Lookup(ctx context.Context, keys []block.Key) ([]Hit, error) {
 	if err := x.usable(); err != nil {
 		return nil, fmt.Errorf("look up %d blocks: %w", len(keys), err)

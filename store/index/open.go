@@ -10,7 +10,8 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// Open returns an index over the tiers of c and starts its goroutine. Errors wrap ErrInvalid.
+// Open returns an index over the tiers of c and starts its goroutine. It returns ErrInvalid if c
+// has no tiers, a nil tier or a negative LeaseMax.
 func Open(c Config) (*Index, error) {
 	if len(c.Tiers) == 0 || slices.Contains(c.Tiers, nil) || c.LeaseMax < 0 {
 		return nil, fmt.Errorf("open index of %d tiers, with leases of at most %v: %w", len(c.Tiers), c.LeaseMax, errdefs.ErrInvalid)
@@ -35,8 +36,8 @@ func Open(c Config) (*Index, error) {
 	return x, nil
 }
 
-// Close refuses new work and ends every lease. It does not wait: loads under a lease keep its pins
-// until they have ended.
+// Close refuses new work and ends all leases. It does not wait: running loads keep the pins of
+// their lease until they end.
 func (x *Index) Close() {
 	x.close.Do(func() {
 		close(x.closing)

@@ -2,16 +2,16 @@ package index
 
 import "github.com/kvlane/kvlane/block"
 
-// Use notes the order of blocks for the tiers (tier.OrderedTier) and reports their use to the tiers
-// below the first. keys are consecutive blocks of a prompt. before is the block before the first,
-// or zero if there is none or it is not known. Use must be called before the blocks are read or
-// written.
+// Use records the order of blocks for the tiers (tier.OrderedTier), and reports the use of blocks
+// to the tiers below the first. keys are consecutive blocks of a prompt. before is the key of the
+// block before the first, or zero if there is none or it is unknown. Call Use before the blocks are
+// read or written.
 func (x *Index) Use(before block.Key, keys []block.Key) {
 	x.note(before, keys, 0)
 	x.used(before, keys)
 }
 
-// note remembers the order of keys, from keys[from] on.
+// note records the order of keys[from:]. before precedes keys[0].
 func (x *Index) note(before block.Key, keys []block.Key, from int) {
 	if from == len(keys) {
 		return
@@ -23,7 +23,8 @@ func (x *Index) note(before block.Key, keys []block.Key, from int) {
 	x.order.Note(keys[from:], at)
 }
 
-// used reports a use of blocks to the tiers below the first, which see no other.
+// used reports the use of blocks to the tiers below the first. Their own reads and writes do not
+// show all uses.
 func (x *Index) used(before block.Key, keys []block.Key) {
 	if len(keys) == 0 {
 		return

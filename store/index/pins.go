@@ -1,6 +1,6 @@
 package index
 
-// finish refuses new loads and releases the lease's own use of the pins. It reports whether this is
+// finish refuses new loads and ends the lease's own hold on the pins. It reports whether this is
 // the first call.
 func (l *Lease) finish(released bool) bool {
 	l.mu.Lock()
@@ -15,7 +15,7 @@ func (l *Lease) finish(released bool) bool {
 	return first
 }
 
-// End undoes one Begin that returned nil.
+// End ends a load that Begin has started.
 func (l *Lease) End() {
 	l.mu.Lock()
 	l.uses--

@@ -6,12 +6,12 @@ import (
 	"github.com/kvlane/kvlane/store/batch"
 )
 
-// startGroups starts copies of ready blocks, unless enough groups are in flight or more blocks are
-// about to become ready.
+// startGroups starts copies of ready blocks, unless enough groups are in flight or more blocks will
+// be ready soon.
 func (t *Task) startGroups() {
 	for len(t.sc.ready) > 0 && t.inFlight < maxInFlight && len(t.groups) < 2*maxInFlight {
-		// One group for all of a layerwise load, so that the first layer of each block precedes the
-		// last layer of the others.
+		// A layerwise load uses one group, so that the first layers of all blocks are copied before
+		// the later layers of any block.
 		n := t.gatherReady(t.sc.items[t.sc.ready[0]].firstLayer, t.isDirect(t.sc.ready[0]))
 		if !t.layerwise {
 			n = min(n, t.l.batchBlocks)
@@ -23,9 +23,9 @@ func (t *Task) startGroups() {
 	}
 }
 
-// gatherReady moves the ready blocks that need layers from first on to the front, and counts them:
-// those in memory of the device, or the others. Blocks that are copied again need only layers that
-// were not reported.
+// gatherReady moves ready blocks to the front of sc.ready and returns their number. It selects the
+// blocks whose first missing layer is first and that are, according to direct, in device memory or
+// not. Blocks that are copied again lack only layers that were not reported.
 func (t *Task) gatherReady(first int32, direct bool) int {
 	ready, items := t.sc.ready, t.sc.items
 	n := 0
@@ -64,9 +64,9 @@ func (t *Task) startGroup(n int) {
 	}
 }
 
-// copyHead copies the first layer of g in pieces while it looks up further blocks, which join g.
-// The layer is then complete early, and still precedes all later layers of each block. Without
-// further blocks it copies nothing. It returns the next layer.
+// copyHead copies the first layer of g in pieces and looks up further blocks meanwhile, which join
+// g. The first layer is then complete early, and still precedes all later layers of each block. If
+// no blocks are left to look up, it copies nothing. It returns the next layer to copy.
 func (t *Task) copyHead(g *group, first int32) int {
 	if len(t.sc.todo) == 0 || !t.copiesUnchecked() {
 		return int(first)
@@ -133,8 +133,7 @@ func (t *Task) processChecked(g *group, end int) {
 	}
 }
 
-// completeLayers counts the layers that part n of g has brought to pages. The part has been
-// checked.
+// completeLayers counts the layers that part n of g has copied. The part has been checked.
 func (t *Task) completeLayers(g *group, n int) {
 	if !t.layerwise {
 		return
@@ -146,9 +145,9 @@ func (t *Task) completeLayers(g *group, n int) {
 	}
 }
 
-// resolveBlocks sets the results of the blocks whose last shard is in part n of g. If the part has
-// not been checked, it never will be, and the blocks fail. Blocks whose copy failed its check are
-// left to recheckFailed.
+// resolveBlocks sets the results of the blocks whose last shard is in part n of g. If the part was
+// not checked, it will not be checked later, and the blocks fail. recheckFailed handles blocks
+// whose copy failed its check.
 func (t *Task) resolveBlocks(g *group, n int) {
 	p, sc := g.Parts[n], t.sc
 	if p.Shards.To < len(t.p.Map.Layers[p.Group]) {
@@ -167,7 +166,7 @@ func (t *Task) resolveBlocks(g *group, n int) {
 			continue
 		}
 		count.add(t, it, !g.MissingSums || hasAllSums(g, p.Group, p.Blocks.From+k))
-		if t.publish(i) != nil { // the page has the block nevertheless
+		if t.publish(i) != nil { // the page has valid data nevertheless
 			t.dropSlot(it)
 			continue
 		}
@@ -200,8 +199,8 @@ func (t *Task) recheckFailed(g *group) {
 	}
 }
 
-// firstUnchecked returns the first part with the block at this position of a page group that has
-// not been checked, or -1.
+// firstUnchecked returns the first unchecked part that has the block at this position of a page
+// group, or -1.
 func firstUnchecked(g *group, pageGroup, position int) int {
 	for n := g.Checked; n < len(g.Parts); n++ {
 		if g.Parts[n].Has(pageGroup, position) {
@@ -211,7 +210,7 @@ func firstUnchecked(g *group, pageGroup, position int) int {
 	return -1
 }
 
-// setFirstLayer notes that block i lacks the layers from part n of g on.
+// setFirstLayer records that block i lacks the layers from part n of g on.
 func (t *Task) setFirstLayer(g *group, i int32, n int) {
 	if t.layerwise {
 		t.sc.items[i].firstLayer = int32(t.p.Map.Layers[t.sc.Groups[i]][g.Parts[n].Shards.From])

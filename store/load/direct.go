@@ -8,9 +8,9 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// Blocks of direct storage are read to slots of device memory, and copied from there to pages. They
-// are verified by the sums of that copy. A block that fails its check, or whose copy has no sums,
-// is read again through the cache, where the CPU can examine it.
+// Blocks of direct storage are read into slots of device memory, and copied from there to pages.
+// The sums of that copy verify them. A block that fails its check, or whose copy has no sums, is
+// read again through the cache, so that the CPU can verify it.
 
 var errNoSums = fmt.Errorf("the copy from device memory has no checksums: %w", errdefs.ErrNotSupported)
 
@@ -20,8 +20,8 @@ func (t *Task) sumsOf(i int32) []uint64 {
 	return t.sc.unverifiedSums[int(i)*n : int(i)*n : int(i+1)*n]
 }
 
-// directBlock returns memory for reading block i directly, or nil if it must pass through the
-// cache. After any failure of a block the CPU must be able to examine it.
+// directBlock returns memory for reading block i directly, or nil if the block must pass through
+// the cache. After a failure of the block the CPU must be able to verify it.
 func (t *Task) directBlock(i int32) *pipeline.DirectBlock {
 	it := &t.sc.items[i]
 	if !t.direct || it.badCopies > 0 || it.cause != nil {
@@ -38,7 +38,7 @@ func (t *Task) isDirect(i int32) bool {
 	return ok
 }
 
-// noteDirect reports the reason if block i was to be read directly and was not.
+// noteDirect records the reason if block i should have been read directly but was not.
 func (t *Task) noteDirect(i int32) {
 	if !t.direct {
 		return
@@ -49,7 +49,7 @@ func (t *Task) noteDirect(i int32) {
 	}
 }
 
-// noteNotDirect reports the first reason why a block of the load passes through host memory.
+// noteNotDirect records the first reason why a block of the load passes through host memory.
 func (t *Task) noteNotDirect(why error) {
 	if t.notDirect {
 		return
@@ -58,7 +58,7 @@ func (t *Task) noteNotDirect(why error) {
 	t.base.AddNotDirect(t.l.Env.Stream.Name(), &t.p.Count.LoadPaths, why)
 }
 
-// addDirect reports the reads of the blocks of a group.
+// addDirect records the direct reads of a group's blocks as one completion.
 func (t *Task) addDirect(g *group) {
 	if !g.direct {
 		return
@@ -82,8 +82,8 @@ func (t *Task) addCompletion(c stream.Completion) {
 	t.base.AddCompletion(t.l.Env.Stream.Name(), &t.p.Count.LoadPaths, c, c.Started, nil)
 }
 
-// retryRead drops a direct block that failed with err, and reads it through the cache. If it was
-// wrong, the read shows whether the tier has it wrong.
+// retryRead drops a direct block that failed with err, and reads it through the cache. If the block
+// was corrupt, that read shows whether the file or the direct read was at fault.
 func (t *Task) retryRead(i int32, err error) {
 	it := &t.sc.items[i]
 	if pipeline.IsCorrupt(err) {

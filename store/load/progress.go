@@ -15,22 +15,24 @@ import (
 // methods are called by goroutines of the load. They must be safe for concurrent use and must not
 // block.
 type Progress interface {
-	// Advance reports that the first shards of all blocks that have not failed are on their pages,
-	// verified. WaitShard returns for these shards. It is called for layerwise loads only.
+	// Advance reports that shards 0 to shards-1 of all blocks that have not failed are on their
+	// pages and verified. WaitShard returns for these shards. It is called for layerwise loads
+	// only.
 	Advance(shards int)
-	// Wanted returns the number of shards, from the first, that streams wait for: they have
-	// completed all earlier work. Zero if that is not known, and after Set.
+	// Wanted returns the number of shards, from the first, that streams are waiting for now: they
+	// have completed all earlier work. It returns zero if that is unknown, and after Set.
 	Wanted() int
 	// Set reports the end of the load and the joined errors of its blocks. With ErrExpired it
-	// reports that the load has not ended within Config.WaitMax and that streams must be released:
-	// the load goes on, owns its pages until Done, and all of its blocks fail with ErrExpired,
-	// since streams may have read other bytes. Set is called at least once. The first call counts.
+	// reports instead that the load has not ended within Config.WaitMax and that streams must be
+	// released. The load then continues and owns its pages until Done, and all of its blocks fail
+	// with ErrExpired, because streams may have read other bytes. Set is called at least once. Only
+	// the first call has an effect.
 	Set(err error)
 }
 
-// progress forwards the progress of a load, if a Progress is given, and bounds the time until Set.
-// A waiting stream may hold a queue of the device that the load itself needs. Only the bound ends
-// that wait.
+// progress forwards the progress of a load to a Progress, if there is one, and bounds the time
+// until Set. A waiting stream may hold a device queue that the load itself needs. Then only the
+// bound ends the wait.
 type progress struct {
 	to    Progress
 	base  *task.Task
@@ -73,7 +75,7 @@ func (p *progress) expire() {
 		return
 	}
 	err := fmt.Errorf("load did not end in %v, streams no longer wait for it: %w", p.p.WaitMax, errdefs.ErrExpired)
-	p.base.Expire(err) // before streams go on: later calls of Wait must return it
+	p.base.Expire(err) // before streams continue: later calls of Wait must return it
 	p.to.Set(err)
 	p.p.CountExpired(err)
 }

@@ -11,11 +11,11 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-const maxCopies = 3 // copies of a block until it fails
+const maxCopies = 3 // copies of a block before it fails
 
-// lookUp opens blocks of todo that are in the cache, and sorts the others into toRead and filling.
-// It does not block. groupBlocks is the number of blocks of the group that the opened blocks will
-// join.
+// lookUp opens the blocks of todo that are in the cache, and moves the others to toRead and
+// filling. It does not block. groupBlocks is the number of blocks of the group that the opened
+// blocks will join.
 func (t *Task) lookUp(groupBlocks int) {
 	sc := t.sc
 	n := len(sc.todo)
@@ -50,7 +50,7 @@ func (t *Task) lookUp(groupBlocks int) {
 	sc.todo = append(sc.todo[:0], sc.todo[n:]...)
 }
 
-// setCached sets the slot of a block that was in the cache.
+// setCached sets the slot of a block that was found in the cache.
 func (t *Task) setCached(i int32, slot tier.Slot) {
 	it := &t.sc.items[i]
 	t.countCorruptRead(i, it.cause)
@@ -63,18 +63,18 @@ func (t *Task) setCached(i int32, slot tier.Slot) {
 	t.enqueueVerify(i)
 }
 
-// fetchJob and verifyJob are the jobs of a task in pools.
+// fetchJob and verifyJob are jobs of a task in the pools of readers and checkers.
 type (
 	fetchJob  Task
 	verifyJob Task
 )
 
-// yieldBytes is the size of loads from which readers yield after each block. Smaller loads are
-// copied in fewer batches without it.
+// yieldBytes is the size of loads above which readers yield after each block. Yielding costs
+// smaller loads more batches.
 const yieldBytes = 16 << 20
 
-// Run implements pool.Job: it reads block i from a tier below. In large loads it yields, so that
-// the task copies the block before the next one is read from the page cache.
+// Run implements pool.Job: it reads block i from a tier below. In large loads it then yields, so
+// that the task copies the block before the next one is read from the page cache.
 func (j *fetchJob) Run(i int32) {
 	t := (*Task)(j)
 	if int64(len(t.sc.Keys))*t.p.Map.Formats[t.sc.Groups[i]].Layout.ImageBytes() > yieldBytes {
@@ -113,9 +113,9 @@ func (t *Task) startReads() {
 	sc.toRead = append(sc.toRead[:0], sc.toRead[n:]...)
 }
 
-// unverifiedSlot returns memory for reading block i without verifying it, or nil if it must be
-// verified. After any failure of a block the tier must verify it, so that it can set a corrupt copy
-// aside.
+// unverifiedSlot returns memory for reading block i without verification, or nil if the block must
+// be verified. After a failure of the block the tier must verify it, so that it can set a corrupt
+// copy aside.
 func (t *Task) unverifiedSlot(i int32) *pipeline.Unverified {
 	it := &t.sc.items[i]
 	if !t.unverified || it.badCopies > 0 || it.cause != nil {
@@ -126,14 +126,15 @@ func (t *Task) unverifiedSlot(i int32) *pipeline.Unverified {
 	return u
 }
 
-// isUnverified reports whether block i was read without being verified, and has not been verified
+// isUnverified reports whether block i was read without verification and has not been verified
 // since.
 func (t *Task) isUnverified(i int32) bool {
 	_, ok := t.sc.items[i].slot.(*pipeline.Unverified)
 	return ok
 }
 
-// publish publishes block i if it was unverified. After an error the slot may no longer be used.
+// publish publishes block i if it was read without verification. After an error the slot must not
+// be used.
 func (t *Task) publish(i int32) error {
 	it := &t.sc.items[i]
 	u, ok := it.slot.(*pipeline.Unverified)
@@ -171,7 +172,7 @@ func (t *Task) handleVerified(i int32, err error) {
 		return
 	}
 	if err != nil {
-		it.badCopies++ // so that the next read is verified before it is published
+		it.badCopies++ // makes the next read verify the block before it is published
 		t.dropSlot(it)
 		t.retry(i, err)
 		return
@@ -180,7 +181,7 @@ func (t *Task) handleVerified(i int32, err error) {
 	t.setReady(i)
 }
 
-// handleFetched processes a block that was read from a tier below, or could not be.
+// handleFetched processes the result of reading a block from a tier below.
 func (t *Task) handleFetched(i int32, err error) {
 	t.reading--
 	it := &t.sc.items[i]
@@ -194,7 +195,7 @@ func (t *Task) handleFetched(i int32, err error) {
 		return
 	}
 	if err == nil {
-		if it.tier != it.corruptTier { // that tier has it wrong, and has counted it
+		if it.tier != it.corruptTier { // that tier's copy is corrupt, and the tier has counted it
 			it.corruptTier = 0
 		}
 		t.countCorruptRead(i, it.cause)
@@ -221,8 +222,8 @@ func (t *Task) setReady(i int32) {
 	t.sc.ready = append(t.sc.ready, i)
 }
 
-// setUnverified makes an unverified block ready if its copy will be verified. Else the CPU verifies
-// it first.
+// setUnverified makes an unverified block ready if its copy can be verified. Otherwise the CPU
+// verifies the block first.
 func (t *Task) setUnverified(i int32) {
 	it := &t.sc.items[i]
 	if !t.stopped && it.slot.Sums() == nil {
@@ -234,8 +235,8 @@ func (t *Task) setUnverified(i int32) {
 }
 
 // handleCorruptSlot drops a slot that failed its check and reads the block again. If the block was
-// read without being verified, either the tier's copy is corrupt or the read was: the next read
-// shows which.
+// read without verification, either the tier's copy or the read was corrupt. The next read shows
+// which.
 func (t *Task) handleCorruptSlot(i int32, err error) {
 	it := &t.sc.items[i]
 	if t.isUnverified(i) {
@@ -248,7 +249,8 @@ func (t *Task) handleCorruptSlot(i int32, err error) {
 	t.retry(i, err)
 }
 
-// retry reads block i again, which has no slot because of err, or fails it.
+// retry reads block i again after it failed with err and lost its slot. If no retry is possible,
+// the block fails.
 func (t *Task) retry(i int32, err error) {
 	it := &t.sc.items[i]
 	if len(t.p.Lower) == 0 || t.stopped || it.badCopies >= maxCopies {
@@ -261,8 +263,8 @@ func (t *Task) retry(i int32, err error) {
 	t.sc.toRead = append(t.sc.toRead, i)
 }
 
-// recheck verifies the slot of a block whose copy failed its check: either the slot or the copy is
-// corrupt.
+// recheck verifies the slot of a block whose copy failed its check, to find out whether the slot or
+// the copy is corrupt.
 func (t *Task) recheck(i int32, err error) {
 	it := &t.sc.items[i]
 	it.cause = err
@@ -274,8 +276,8 @@ func (t *Task) recheck(i int32, err error) {
 	t.enqueueVerify(i)
 }
 
-// handleBadCopy counts a copy that failed although its slot is right. It reports whether to copy
-// the block again. Else the block has failed.
+// handleBadCopy counts a copy that failed its check although its slot is correct. It reports
+// whether to copy the block again; otherwise the block has failed.
 func (t *Task) handleBadCopy(i int32) bool {
 	it := &t.sc.items[i]
 	t.p.CountBadCopy(t.sc.Keys[i], it.cause)
@@ -296,14 +298,14 @@ func (t *Task) waitForOther() bool {
 	i := sc.filling[0]
 	slot, err := t.p.Open(t.base.Context(), sc.Keys[i])
 	it := &sc.items[i]
-	// The others may be ready by now: look them up together.
+	// The other blocks may be ready by now: look them up together.
 	sc.todo = append(sc.todo, sc.filling[1:]...)
 	sc.filling = sc.filling[:0]
 	switch {
 	case err == nil:
 		t.setCached(i, slot)
 	case pipeline.IsNotFound(err) && it.tries < t.p.MaxTries && t.base.Context().Err() == nil:
-		if pipeline.IsCorrupt(err) { // so that the tier below sets its copy aside
+		if pipeline.IsCorrupt(err) { // makes the tier below set its copy aside
 			it.cause = err
 		}
 		it.tries++

@@ -6,7 +6,7 @@ import (
 	"github.com/kvlane/kvlane/store/task"
 )
 
-// runner lets the scheduler run a task.
+// runner implements pool.Runner for a task.
 type runner Task
 
 // Run implements pool.Runner.
@@ -62,7 +62,7 @@ func (t *Task) waitDependencies() {
 	t.after, t.startedAt = nil, t.p.Clock.Now()
 }
 
-// oldestDone returns the Done channel of the oldest ticket that is not processed, or nil.
+// oldestDone returns the Done channel of the oldest unprocessed ticket, or nil.
 func (t *Task) oldestDone() <-chan struct{} {
 	for _, g := range t.groups {
 		if c := g.OldestDone(); c != nil {
@@ -101,7 +101,7 @@ func (t *Task) stop() {
 	}
 }
 
-// finish ends the load.
+// finish ends the load. All blocks have results.
 func (t *Task) finish() {
 	t.elapsed = t.p.Clock.Now().Sub(t.startedAt)
 	t.p.Count.LoadTimes.Observe(t.elapsed)
@@ -121,7 +121,7 @@ func (t *Task) finish() {
 	t.l.Scheduler.End(task.Load)
 }
 
-// failExpired fails all blocks of a load that has expired. Nothing is being copied.
+// failExpired fails all blocks of an expired load. No block is being copied.
 func (t *Task) failExpired() {
 	succeeded, err := t.base.Finish()
 	for _, i := range succeeded {

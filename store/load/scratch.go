@@ -17,8 +17,8 @@ const (
 	windowReads  = 128 // fetch jobs
 )
 
-// scratch is the memory of a load. It is pooled, so that a load allocates nothing for each block.
-// Slices of int32 hold positions of refs.
+// scratch is the memory of a load. It is pooled, so that a load allocates nothing per block. Slices
+// of int32 hold indices of refs.
 type scratch struct {
 	task.Refs
 	items     []item  // by ref
@@ -47,8 +47,8 @@ type item struct {
 	tries       uint8     // retries after another task failed to fill the block
 	badCopies   uint8     // copies that failed their check
 	checked     bool      // the CPU has verified the slot, in the task or in the tier
-	corruptTier int8      // tier below that was read corrupt, if that is not counted yet; or 0
-	noLeafSums  bool      // the checksums cannot be compared with those of a copy
+	corruptTier int8      // tier below with an uncounted corrupt read, or 0
+	noLeafSums  bool      // the checksums cannot be compared with sums of a copy
 	touched     bool      // the page may have been written
 }
 
@@ -59,7 +59,7 @@ type result struct {
 	err     error
 }
 
-// reserveUnverified makes space for blocks that are read without being verified.
+// reserveUnverified allocates memory for blocks that are read without verification.
 func (sc *scratch) reserveUnverified(shards int, direct bool) {
 	n := len(sc.Refs.Refs)
 	if direct {
@@ -75,7 +75,8 @@ type group struct {
 	direct      bool // the blocks are in slots of device memory
 	nextLayer   int  // layerwise: first layer without a planned part
 	headBatches int  // layerwise: number of batches of the first layer
-	// wantedSums are by page group the expected checksums by block and shard, as far as loaded.
+	// wantedSums holds, by page group, the expected checksums by block and shard that were loaded
+	// so far.
 	wantedSums [][]uint64
 }
 

@@ -4,10 +4,10 @@ import (
 	"github.com/kvlane/kvlane/store/batch"
 )
 
-// A layerwise load that streams of the host program wait for is copied in strides. While few layers
-// are ahead of the streams, a stride has single layers, which complete as early as possible. Once a
-// row of layers is ahead, a stride has a row: its copy takes longer, and less from the model that
-// computes meanwhile. See ADR 40.
+// A layerwise load that streams of the host program wait for is copied in strides. While fewer
+// layers than a row are ahead of the streams, a stride consists of single layers, which complete as
+// early as possible. After that a stride is a row of layers: its copy takes longer, and slows the
+// model down less. See ADR 40.
 const (
 	// minStrideParts is the size of the smallest load that is copied in strides, as a multiple of
 	// Config.PartBytes. Smaller loads end before a second stride could be chosen.
@@ -19,8 +19,8 @@ const (
 	maxStrides = 2
 )
 
-// usesStrides reports whether g is copied in strides. Blocks that are not looked up yet will join
-// g.
+// usesStrides reports whether g is copied in strides. It counts the blocks that are not looked up
+// yet, because they will join g.
 func (t *Task) usesStrides(g *group) bool {
 	if t.progress.to == nil || t.l.RowBytes == 0 {
 		return false
@@ -37,7 +37,7 @@ func (t *Task) usesStrides(g *group) bool {
 }
 
 // copyLayers submits the next layers of g: all of them, or, with strides, up to maxStrides. If g
-// has failed, it plans the rest and submits nothing.
+// has failed, it plans the remaining layers and submits nothing.
 func (t *Task) copyLayers(g *group) {
 	last := t.p.Map.NumLayers()
 	for t.layerwise && g.nextLayer < last {
@@ -57,7 +57,7 @@ func (t *Task) copyLayers(g *group) {
 }
 
 // copyStride submits a stride of g: single layers while less than a row is ahead of the streams,
-// else a row.
+// otherwise a row.
 func (t *Task) copyStride(g *group) {
 	m := t.p.Map
 	row, bytes := g.nextLayer, int64(0)

@@ -26,21 +26,21 @@ type Config struct {
 	Env       *batch.Env // of copies to pages
 	Readers   *pool.Pool // reads from the tiers below
 	Admission *admission.Model
-	// BatchBytes, PartBytes and RowBytes are those of store.Config.
+	// These values are those of store.Config.
 	BatchBytes, PartBytes, RowBytes int64
 }
 
-// Loader starts loads. Safe for concurrent use.
+// Loader starts loads. It is safe for concurrent use.
 type Loader struct {
 	Config
-	batchBlocks int // blocks of a batch, at most
-	pieceBlocks int // blocks of a piece of the first layer, at least: see Task.copyHead
+	batchBlocks int // maximum number of blocks of a batch
+	pieceBlocks int // minimum number of blocks of a piece of the first layer: see Task.copyHead
 	scratch     sync.Pool
 }
 
 // HeadParts and WholeParts are sizes of copies as multiples of Config.PartBytes. A piece of the
-// first layer has HeadParts: smaller pieces gain less than they lose beside a model, where each
-// batch waits for multiprocessors. A part of a load that is not layerwise has WholeParts.
+// first layer has HeadParts: with smaller pieces, the waits of batches for multiprocessors cost
+// more time than is gained. A part of a load that is not layerwise has WholeParts.
 const (
 	HeadParts  = 4
 	WholeParts = 4
@@ -48,24 +48,23 @@ const (
 
 // Options are options of a load.
 type Options struct {
-	// Layerwise copies shard by shard, in order, so that WaitShard(0) returns while later shards
-	// are being copied. The shards of a load are the layers of the model, over all page groups. A
-	// block has those of its group. Some complete together: see store.Config.PartBytes and
+	// Layerwise copies the shards in order, so that WaitShard(0) returns while later shards are
+	// still being copied. The shards of a load are the layers of the model, over all page groups; a
+	// block has those of its group. Some shards complete together: see store.Config.PartBytes and
 	// RowBytes.
 	Layerwise bool
-	// After holds dependencies that must resolve before the pages are written, such as work of a
-	// stream that still uses them. The host waits for them, also for a stream.Recorded: on the
-	// device, all later batches of the load stream would wait as well. The wait ends only with
-	// Cancel or with the store's Close. The waiting load holds no slots but those of its lease. If
-	// a dependency fails, the load fails and its pages are unchanged.
+	// After lists dependencies that must resolve before the pages are written, such as work of a
+	// stream that still uses them. The host waits for them, also for a stream.Recorded, because a
+	// wait on the device would delay all later batches of the load stream. Only Cancel and the
+	// store's Close end the wait. The waiting load holds no slots except those of its lease. If a
+	// dependency fails, the load fails and its pages are unchanged.
 	After []mem.Dependency
-	// Before is the block before the first ref's in the prompt, or zero. With a lease it may be
-	// omitted. It makes the tiers evict the end of a prompt before its beginning, and has no other
-	// effect.
+	// Before is the key of the block before the first ref's in the prompt, or zero. With a lease it
+	// may be omitted. Its only effect is that tiers evict the end of a prompt before its beginning.
 	Before block.Key
 	// Progress, if not nil, receives completed shards and the end of the load.
 	Progress Progress
-	// Promotion selects the blocks of tiers below that enter the cache, where others are read
+	// Promotion selects the blocks of tiers below that enter the cache. Other blocks are read
 	// directly.
 	Promotion Promotion
 }
@@ -73,38 +72,38 @@ type Options struct {
 // Promotion selects the blocks that a load with direct storage reads through the cache.
 type Promotion uint8
 
-// The choices. A block that direct storage cannot read passes through the cache in any case.
+// The values of Promotion. A block that direct storage cannot read always passes through the cache.
 const (
-	PromoteSecond Promotion = iota // those that are requested again soon
-	PromoteAll                     // every block, as without direct storage
+	PromoteSecond Promotion = iota // blocks that are requested again soon
+	PromoteAll                     // all blocks, as without direct storage
 	PromoteNone
 )
 
-// Task is a running load. All methods are safe for concurrent use. It need not be waited for.
+// Task is a running load. Waiting for it is optional. All methods are safe for concurrent use.
 type Task struct {
 	base *task.Task
 	l    *Loader
 	p    *pipeline.Pipeline
 
 	lease      *index.Lease
-	after      []mem.Dependency // nil once they have resolved
+	after      []mem.Dependency // nil after they have resolved
 	layerwise  bool
-	copySums   bool // the stream sums copies, and blocks are verified by these sums
-	unverified bool // tiers below read without verifying, since copies are verified
-	direct     bool // tiers below read to memory of the device, if they can
+	copySums   bool // the stream computes sums of copies, which verify the blocks
+	unverified bool // tiers below do not verify reads, because copies are verified
+	direct     bool // tiers below read into device memory, if they can
 	promotion  Promotion
 	progress   progress
 
-	layersDone pool.Watermark // layerwise: layers that no block waits for, from the first
+	layersDone pool.Watermark // layerwise: number of first layers that no block waits for
 
-	// The task's goroutine owns the rest.
+	// The fields below are owned by the task's goroutine.
 	sc          *scratch
 	startedAt   time.Time
 	elapsed     time.Duration // set before Done is closed
 	cacheBytes  int64         // loaded from the cache
 	lowerBytes  int64         // loaded from the tiers below
-	layerLeft   []int         // layerwise: blocks that wait for each layer
-	open        int           // blocks with a slot, or with a job that may give them one
+	layerLeft   []int         // layerwise: by layer, number of blocks that wait for it
+	open        int           // number of blocks with a slot, or with a job that may acquire one
 	verifying   int           // verify jobs that have not finished
 	reading     int           // fetch jobs that have not finished
 	groups      []*group      // being copied or checked
@@ -129,7 +128,7 @@ func (t *Task) countLayers() {
 	t.reportLayers()
 }
 
-// reportLayers reports the layers that no block waits for.
+// reportLayers reports the layers that no block waits for any longer.
 func (t *Task) reportLayers() {
 	n := t.layersDone.Value()
 	for n < len(t.layerLeft) && t.layerLeft[n] == 0 {
@@ -140,19 +139,19 @@ func (t *Task) reportLayers() {
 	}
 }
 
-// completeLayer counts n blocks that no longer wait for a layer.
+// completeLayer records that n blocks no longer wait for a layer.
 func (t *Task) completeLayer(layer, n int) {
 	if t.layerLeft[layer] -= n; t.layerLeft[layer] == 0 {
 		t.reportLayers()
 	}
 }
 
-// Done returns a channel that is closed when the load has ended: every block has its result, and
-// the task's pages and slots are no longer accessed.
+// Done returns a channel that is closed when the load has ended: every block has a result, and the
+// task's pages and slots are no longer accessed.
 func (t *Task) Done() <-chan struct{} { return t.base.Done() }
 
-// Elapsed returns the load's own duration, without waiting for Options.After. It is zero before
-// Done is closed.
+// Elapsed returns the duration of the load, without its wait for Options.After. It returns zero
+// before Done is closed.
 func (t *Task) Elapsed() time.Duration {
 	select {
 	case <-t.Done():
@@ -166,20 +165,20 @@ func (t *Task) Elapsed() time.Duration {
 // unfinished blocks fail with ErrCanceled.
 func (t *Task) Cancel() { t.base.Cancel() }
 
-// Errs returns one error for each block, each a *BlockError, nil for those that succeeded. Before
-// Done is closed it returns nil.
+// Errs returns one error for each block, a *BlockError, or nil if the block succeeded. Before Done
+// is closed it returns a nil slice.
 func (t *Task) Errs() []error { return t.base.Errs() }
 
-// Paths returns the completions of the batches that have resolved so far, in that order.
+// Paths returns the completions of the batches that have resolved so far, in order of resolution.
 func (t *Task) Paths() []stream.Completion { return t.base.Completions() }
 
 // Wait waits until the load has ended and returns the errors of its blocks, joined. If ctx ends
 // first, it returns the cause of ctx.
 func (t *Task) Wait(ctx context.Context) error { return t.base.Wait(ctx, t.base.Done()) }
 
-// WaitShard waits until the shard, and those before it, are on the page of every block that will
-// get them, verified. It returns the errors of the blocks that have failed so far. Later copies do
-// not write a shard that was waited for. Without Options.Layerwise it is Wait.
+// WaitShard waits until every block has this shard and all earlier ones verified on its page, or
+// has failed. It returns the errors of the blocks that have failed so far. Later copies do not
+// write these shards again. Without Options.Layerwise it is Wait.
 func (t *Task) WaitShard(ctx context.Context, shard int) error {
 	if shard < 0 || shard >= t.p.Map.NumLayers() {
 		return fmt.Errorf("wait for shard %d of %d: %w", shard, t.p.Map.NumLayers(), errdefs.ErrInvalid)
@@ -236,7 +235,7 @@ func (t *Task) newGroup(direct bool) *group {
 	return g
 }
 
-// owner lets a batch group use its task.
+// owner implements batch.Owner for a task.
 type owner Task
 
 // BatchResolved implements batch.Owner.
@@ -244,14 +243,14 @@ func (t *owner) BatchResolved(c stream.Completion, submittedAt time.Time, err er
 	t.base.AddCompletion(t.l.Env.Stream.Name(), &t.p.Count.LoadPaths, c, submittedAt, err)
 }
 
-// copiesUnchecked reports whether slots of the cache are copied without the CPU verifying them
-// first: they are trusted, or their copies are verified.
+// copiesUnchecked reports whether slots of the cache are copied before the CPU has verified them,
+// because the policy trusts them or because their copies are verified.
 func (t *Task) copiesUnchecked() bool {
 	return t.p.Verify == pipeline.VerifyFill || t.copySums && t.p.Verify == pipeline.VerifyDevice
 }
 
-// countCorruptRead counts a corrupt read of block i, if its tier has the block right. A corrupt
-// copy in the tier was counted when the tier found it.
+// countCorruptRead counts a corrupt read of block i if the copy in its tier is correct. If the
+// tier's copy was corrupt, the tier has counted it.
 func (t *Task) countCorruptRead(i int32, cause error) {
 	it := &t.sc.items[i]
 	if it.corruptTier == 0 {
@@ -274,7 +273,7 @@ func (t *Task) failBlock(i int32, err error) {
 	if it.slot != nil {
 		t.dropSlot(it)
 	}
-	if !pipeline.IsCorrupt(err) && !pipeline.IsNotFound(err) { // else it was counted
+	if !pipeline.IsCorrupt(err) && !pipeline.IsNotFound(err) { // otherwise it was counted
 		t.countCorruptRead(i, it.cause)
 	}
 	if it.cause != nil {

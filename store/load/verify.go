@@ -11,8 +11,8 @@ import (
 	"github.com/kvlane/kvlane/store/pipeline"
 )
 
-// checkPart verifies the blocks of part n of g: by the sums of the copy, or by jobs that verify the
-// slots.
+// checkPart verifies the blocks of part n of g, by the sums of the copy if there are any, otherwise
+// by jobs that verify the slots.
 func (t *Task) checkPart(g *group, n int) {
 	switch {
 	case g.Parts[n].HasSums && t.copySums:
@@ -45,7 +45,7 @@ func (t *Task) compareSums(g *group, n int) {
 	}
 }
 
-// equalSums reports whether the sums of the leaves of some shards make the wanted checksums.
+// equalSums reports whether the leaf sums of some shards yield the wanted checksums.
 func equalSums(sums []uint64, leaves []pages.Leaves, wanted []uint64) bool {
 	for k, want := range wanted {
 		n := leaves[k].Count
@@ -57,9 +57,9 @@ func equalSums(sums []uint64, leaves []pages.Leaves, wanted []uint64) bool {
 	return true
 }
 
-// loadChecksums copies the checksums of the first end blocks of a page group to g.wantedSums, since
-// those in the cache are far apart. Missing checksums are zero, and so are those of blocks that
-// have their result.
+// loadChecksums copies the checksums of the first end blocks of a page group to g.wantedSums, where
+// they are contiguous. Missing checksums are zero, and so are those of blocks that already have a
+// result.
 func (t *Task) loadChecksums(g *group, pageGroup, end int) {
 	shards, wanted := len(t.p.Map.Layers[pageGroup]), g.wantedSums[pageGroup]
 	for at := len(wanted); at < end*shards; at += shards {
@@ -78,7 +78,7 @@ func (o *owner) Check(job *batch.CheckJob) {
 	t := (*Task)(o)
 	for _, i := range job.Items() {
 		it := &t.sc.items[i]
-		// VerifyAlways ignores checks before the copy.
+		// Under VerifyAlways an earlier check of the slot does not count.
 		if it.checked && t.p.Verify != pipeline.VerifyAlways {
 			continue
 		}
@@ -109,7 +109,7 @@ func (t *Task) checkSums(p *batch.Part, i int32, sum func(shard int) uint64) err
 	return nil
 }
 
-// verifiedCount counts loaded blocks by their tier and by what verified them.
+// verifiedCount counts loaded blocks by tier, and by whether the copy or the CPU verified them.
 type verifiedCount struct{ cached, below, byCopy, byCPU int64 }
 
 // add counts a block. hasSums is set if its copies had sums.

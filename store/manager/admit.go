@@ -7,13 +7,14 @@ import (
 	"github.com/kvlane/kvlane/store/admission"
 )
 
-// Worth returns how many blocks, from the first, are worth loading because that is faster than
-// computing them. It uses the recent times of Job.Loaded and of Computed. states are the results of
-// Lookup, and tokens is the number of tokens that all blocks save. Until these times are known, and
-// with Config.AdmitAlways, it is all blocks. The blocks must be of one page group, since prefixes
-// of other groups end elsewhere.
+// Worth returns the number of blocks, from the first, that are faster to load than to compute. It
+// uses the recent times of Job.Loaded and of Computed. states are the results of Lookup, and tokens
+// is the number of tokens that all blocks save. While these times are unknown, and with
+// Config.AdmitAlways, Worth returns all blocks. The blocks must be of one page group, because
+// prefixes of other groups have other lengths.
 //
-// If blocks are refused, Worth returns all blocks now and then, so that a load measures them again.
+// If Worth refuses blocks, it occasionally returns all blocks nevertheless, so that a load measures
+// them again.
 func (m *Manager) Worth(blocks []Block, states []State, tokens int64) int {
 	n := min(len(blocks), len(states))
 	if m.always {
@@ -32,7 +33,7 @@ func (m *Manager) Worth(blocks []Block, states []State, tokens int64) int {
 	if !m.admission.Probe(source, m.clock.Now()) {
 		return worth
 	}
-	// The caller need not load the blocks. So the probe ends here, with the expected time of a
+	// The caller need not load the blocks, so end the probe here, with the expected duration of a
 	// load.
 	m.admission.Probed(source, m.clock.Now(), m.admission.Cost(p))
 	return n
@@ -45,9 +46,9 @@ func sourceOf(inFiles bool) admission.Source {
 	return admission.Memory
 }
 
-// Loaded reports the times of a job that loads, before its End. elapsed is the own duration of the
+// Loaded reports the times of a load job. Call it before End. elapsed is the duration of the
 // slowest worker's load. wait is the time from the decision to load to the use of the blocks, and
-// tokens the number of tokens of other requests that the engine computed in between. If wait is not
+// tokens the number of tokens of other requests that the engine computed meanwhile. If wait is not
 // positive, the delay is not measured.
 func (j *Job) Loaded(elapsed, wait time.Duration, tokens int64) {
 	var memory, files int64
@@ -68,7 +69,7 @@ func (j *Job) Loaded(elapsed, wait time.Duration, tokens int64) {
 }
 
 // Computed reports the time in which the engine has computed the KV of a number of tokens. Steps of
-// less than 256 tokens measure the fixed time of a step.
+// fewer than 256 tokens measure the fixed time of a step.
 func (m *Manager) Computed(tokens int64, elapsed time.Duration) {
 	m.admission.Computed(tokens, elapsed)
 }

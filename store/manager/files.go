@@ -14,15 +14,15 @@ import (
 // DefaultFilesMax is the default of Config.FilesMax.
 const DefaultFilesMax = time.Second
 
-// files asks the file tiers of all ranks with a bounded wait: the scheduler of an engine must not
-// block on a file server. A lookup of files cannot be canceled. It goes on by itself, and no other
-// starts before it ends.
+// files looks up blocks in the file tiers of all ranks, and bounds the wait, because the scheduler
+// of an engine must not block on a file server. A lookup of files cannot be canceled. After the
+// wait it continues in the background, and no other lookup starts before it ends.
 type files struct {
 	max     time.Duration
 	clock   clockwork.Clock
-	asking  chan struct{}             // has one element during a lookup
-	since   atomic.Pointer[time.Time] // start of that lookup, or nil
-	overdue atomic.Int64              // blocks of lookups that took too long
+	asking  chan struct{}             // has an element during a lookup
+	since   atomic.Pointer[time.Time] // start of the running lookup, or nil
+	overdue atomic.Int64              // blocks of lookups that exceeded max
 }
 
 func newFiles(filesMax time.Duration, clock clockwork.Clock) *files {
@@ -33,7 +33,7 @@ func newFiles(filesMax time.Duration, clock clockwork.Clock) *files {
 	return f
 }
 
-// lookUp calls ask, unless an earlier call is overdue.
+// lookUp calls ask. It returns ErrBusy if an earlier call has exceeded max and is still running.
 func (f *files) lookUp(ctx context.Context, ask func(ctx context.Context) ([]bool, error)) ([]bool, error) {
 	overdue := fmt.Errorf("look up files: no answer in %v: %w", f.max, errdefs.ErrBusy)
 	if since := f.since.Load(); since != nil && f.clock.Since(*since) > f.max {

@@ -11,15 +11,16 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// Job is work of all workers for some blocks. Its fields must not be changed. Its owner calls End.
+// Job is a load or store of some blocks by all workers. Its fields must not be changed. The caller
+// of Load or Store calls End.
 type Job struct {
 	// Blocks are loaded or stored by the workers, in the order of the call.
 	Blocks []Block
 	// Evicted are blocks that the workers drop from their pools before they start.
 	Evicted []Block
-	// Direct makes the workers load blocks that their pools do not have from files directly
-	// (store.PromoteNone). The pools have no slots for these blocks. If a worker has one of them in
-	// its pool afterwards, FellBack reports it.
+	// Direct makes the workers load blocks that are not in their pools directly from files
+	// (store.PromoteNone). The pools have no slots for these blocks. If a worker reads one of them
+	// through its pool nevertheless, FellBack must report it.
 	Direct bool
 
 	m      *Manager
@@ -28,7 +29,7 @@ type Job struct {
 	ended  bool // guarded by the Manager's mu
 }
 
-// jobBlock is a block of a job: pinned, or being filled by the job, or without a slot.
+// jobBlock is a block of a job. It is pinned by slot, filled through fill, or has neither.
 type jobBlock struct {
 	key  block.Key
 	name *Block // the element of Manager.names
@@ -37,10 +38,10 @@ type jobBlock struct {
 }
 
 // Load pins blocks, for workers to load from their pools, or from files into the pools. With
-// Config.Direct, blocks in files enter the pools if one of them was requested or evicted lately:
-// otherwise see Job.Direct. It returns ErrNotFound if a block is absent, and ErrBusy if another job
-// brings a block, a block from files is given twice, or there is no space for blocks from files.
-// Then nothing is pinned.
+// Config.Direct, a block in files enters the pools only if one of the blocks was requested or
+// evicted recently: see Job.Direct. Load returns ErrNotFound if a block is absent, and ErrBusy if
+// another job is storing or reading a block, if a block from files is given twice, or if there is
+// no space for blocks from files. After an error nothing is pinned.
 func (m *Manager) Load(ctx context.Context, blocks []Block) (*Job, error) {
 	fail := func(err error) (*Job, error) { return nil, fmt.Errorf("load %d blocks: %w", len(blocks), err) }
 	states, unseen := m.Lookup(ctx, blocks)
@@ -72,7 +73,7 @@ func (m *Manager) Load(ctx context.Context, blocks []Block) (*Job, error) {
 		inFiles++
 		if !j.Direct {
 			if *h, err = m.reserve(keys[i], blocks[i]); err != nil {
-				if errors.Is(err, errdefs.ErrExists) { // by this job: pin has not found it
+				if errors.Is(err, errdefs.ErrExists) { // this job already reads the block
 					err = fmt.Errorf("the job brings it already: %w", errdefs.ErrBusy)
 				}
 				j.undo(err)
@@ -89,8 +90,8 @@ func (m *Manager) Load(ctx context.Context, blocks []Block) (*Job, error) {
 	return j, nil
 }
 
-// pin pins a block in the pool. It leaves h without a slot if only files have the block, as inFiles
-// reports. The caller holds mu.
+// pin pins a block in the pool. If only files have the block, h stays without a slot. inFiles
+// reports whether files have it. The caller holds mu.
 func (m *Manager) pin(h *jobBlock, key block.Key, name Block, inFiles bool) error {
 	*h = jobBlock{key: key, name: &name}
 	slot, err := m.pool.Open(m.noWait, key)
@@ -105,8 +106,8 @@ func (m *Manager) pin(h *jobBlock, key block.Key, name Block, inFiles bool) erro
 	return nil
 }
 
-// reserve makes space for a block. It returns ErrExists if the pool has the block or a job brings
-// it, and ErrBusy if all slots are in use. The caller holds mu.
+// reserve makes space for a block. It returns ErrExists if the pool has the block or a job is
+// storing or reading it, and ErrBusy if all slots are in use. The caller holds mu.
 func (m *Manager) reserve(key block.Key, name Block) (jobBlock, error) {
 	f, err := m.pool.Reserve(m.noWait, key)
 	if err != nil {
@@ -116,11 +117,12 @@ func (m *Manager) reserve(key block.Key, name Block) (jobBlock, error) {
 	return jobBlock{key: key, name: &name, fill: f}, nil
 }
 
-// Store makes space for the blocks that are neither in the workers' pools nor being stored there:
-// Job.Blocks, which may be empty. blocks are in the order of a prompt: the last is evicted first.
-// before is the block before the first; of several, the last one counts. It may be omitted after a
-// Lookup of the whole prompt. Store returns ErrBusy if there is no space for all blocks, and counts
-// it. Then nothing has changed except for evictions.
+// Store makes space for the blocks that are neither in the workers' pools nor being stored there.
+// They become Job.Blocks, which may be empty. blocks are in the order of a prompt, whose last block
+// is evicted first. before is the block before the first; if there are several, the last one
+// counts. It may be omitted after a Lookup of the whole prompt. Store returns ErrBusy if there is
+// no space for all blocks, and counts that in Stats.Refused. It may have evicted blocks
+// nevertheless.
 func (m *Manager) Store(blocks []Block, before ...Block) (*Job, error) {
 	keys, err := m.keys(0, blocks)
 	if err != nil {
@@ -154,7 +156,7 @@ func (m *Manager) Store(blocks []Block, before ...Block) (*Job, error) {
 	return j, nil
 }
 
-// begin passes the evicted blocks to the job. The caller holds mu.
+// begin passes the recorded evicted blocks to the job. The caller holds mu.
 func (m *Manager) begin(j *Job) {
 	j.Evicted, m.evicted = m.evicted, nil
 	m.live++
@@ -174,10 +176,10 @@ func (j *Job) undo(cause error) {
 	}
 }
 
-// End reports that every worker has ended the job and no longer accesses its blocks for it. failed
-// are indices of Blocks that a worker could not store, or found missing or corrupt. They are
-// forgotten. The others are present. Only the first call has an effect. An index out of range
-// returns ErrInvalid, and the job goes on.
+// End reports that every worker has ended the job and no longer accesses its blocks. failed are
+// indices of Blocks that a worker could not store, or found missing or corrupt; the Manager forgets
+// these blocks. The others are present. Only the first call has an effect. If an index is out of
+// range, End returns ErrInvalid, and the job does not end.
 func (j *Job) End(failed ...int) error {
 	bad := make([]bool, len(j.blocks))
 	for _, i := range failed {
@@ -199,9 +201,10 @@ func (j *Job) End(failed ...int) error {
 	return nil
 }
 
-// FellBack reports blocks of a direct job, by their indices, that are in the pool of a worker since
-// the job. The workers drop them before the next job, unless another job has brought them to all
-// pools. Call it before End. An index out of range returns ErrInvalid, and no block is reported.
+// FellBack reports blocks of a direct job, by their indices, that a worker has read through its
+// pool. The workers drop them from their pools before the next job, unless another job has brought
+// them to all pools. Call it before End. If an index is out of range, FellBack returns ErrInvalid
+// and reports no block.
 func (j *Job) FellBack(blocks ...int) error {
 	for _, i := range blocks {
 		if i < 0 || i >= len(j.blocks) {
@@ -219,7 +222,7 @@ func (j *Job) FellBack(blocks ...int) error {
 	return nil
 }
 
-// unpin releases a block, which is present now unless bad is set. The caller holds mu.
+// unpin releases a block. The block is present afterwards, unless bad is set. The caller holds mu.
 func (m *Manager) unpin(h *jobBlock, bad bool) {
 	switch {
 	case h.fill != nil && bad:
@@ -237,7 +240,7 @@ func (m *Manager) unpin(h *jobBlock, bad bool) {
 			m.stats.Forgotten++
 		}
 	default:
-		// With another name the block was forgotten, and may have been stored again.
+		// A different name means that the block was forgotten meanwhile, and perhaps stored again.
 		if bad && m.names[h.key] == h.name {
 			h.slot.Corrupt(errForgotten)
 			m.gone(h.key)

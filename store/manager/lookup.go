@@ -13,8 +13,8 @@ import (
 // Lookup returns the state of each block. blocks are in the order of a prompt; blocks of several
 // page groups are in the order of their tokens. Lookup pins nothing: the state may change until
 // Load. If the file tier fails, its blocks count as absent, and its error is returned with the
-// states: ErrBusy if it has not answered within Config.FilesMax. Until it answers, further calls
-// return ErrBusy at once.
+// states. The error is ErrBusy if the tier has not answered within Config.FilesMax. Until that
+// lookup ends, further calls return ErrBusy at once.
 func (m *Manager) Lookup(ctx context.Context, blocks []Block) ([]State, error) {
 	keys, err := m.keys(0, blocks)
 	if err != nil {
@@ -49,7 +49,8 @@ func (m *Manager) Lookup(ctx context.Context, blocks []Block) ([]State, error) {
 	return states, err
 }
 
-// inFiles reports for each block whether the files of every rank have it.
+// inFiles reports for each block whether the files of every rank have it. It waits for at most
+// Config.FilesMax.
 func (m *Manager) inFiles(ctx context.Context, blocks []Block) ([]bool, error) {
 	if len(blocks) == 0 || m.files == nil {
 		return nil, nil

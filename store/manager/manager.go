@@ -28,22 +28,22 @@ type Config struct {
 	Direct bool
 	// AdmitAlways makes Manager.Worth return all blocks.
 	AdmitAlways bool
-	// FilesMax bounds the wait of Lookup for files, since a network file system may not answer.
+	// FilesMax bounds the time that Lookup waits for files: a network file system may not answer.
 	// Default DefaultFilesMax.
 	FilesMax time.Duration
-	// Clock times jobs and waits for files. Default: the real one.
+	// Clock times jobs and waits for files. Default: the system clock.
 	Clock clockwork.Clock
 }
 
 // State is the state of a block.
 type State uint8
 
-// The states. Present blocks have the last two.
+// The states of a block. A block in InPool or InFiles is present.
 const (
 	Absent   State = iota
-	UnderWay       // a job stores the block, or reads it from files
+	UnderWay       // a job is storing the block, or reading it from files
 	InPool         // the pool of every worker has the block
-	InFiles        // files have the block, and not every pool
+	InFiles        // files have the block, and at least one pool does not
 )
 
 // There reports whether a block can be loaded.
@@ -78,7 +78,7 @@ func (c *Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Block names a block as the engine does.
+// Block names a block by the engine's hash.
 type Block struct {
 	Group int    // page group
 	Hash  string // of its tokens and all tokens before them
@@ -96,26 +96,26 @@ type Manager struct {
 	order     *tier.Order // of rank 0's keys, for the pool
 
 	mu      sync.Mutex
-	pool    Pool                 // has rank 0's keys; each job has one fill or pin for each block
-	names   map[block.Key]*Block // by key in pool; a new element each time that the block enters it
-	evicted []Block              // not yet in Job.Evicted
+	pool    Pool                 // keys of rank 0; each job has one fill or pin per block
+	names   map[block.Key]*Block // by key in pool; a new pointer at each entry of a block
+	evicted []Block              // evicted blocks that were not passed to a job yet
 	live    int                  // jobs that have not ended
 	stats   Stats
 }
 
-// Stats counts blocks since the Manager was opened, except Jobs.
+// Stats counts blocks since the Manager was opened. Jobs counts running jobs.
 type Stats struct {
 	Blocks    int64 // in the workers' pools
-	Jobs      int   // that have not ended
+	Jobs      int   // jobs that have not ended
 	FromPool  int64 // loaded from pools
 	FromFiles int64 // loaded from files
-	Direct    int64 // of FromFiles: without a slot in the pools
-	FellBack  int64 // of Direct: a worker read them through its pool
+	Direct    int64 // part of FromFiles: loaded without a slot in the pools
+	FellBack  int64 // part of Direct: read by a worker through its pool
 	Stored    int64
 	Evicted   int64
 	Forgotten int64           // could not be stored or loaded, or were reported corrupt
-	Overdue   int64           // of lookups of files that took too long
-	Refused   int64           // not stored because all slots were in use
+	Overdue   int64           // blocks of lookups of files that exceeded Config.FilesMax
+	Refused   int64           // blocks not stored because all slots were in use
 	Admission admission.Stats // decisions of Worth
 }
 
@@ -185,16 +185,15 @@ func (m *Manager) keys(rank int, blocks []Block) ([]block.Key, error) {
 	return keys, nil
 }
 
-// note remembers the order of blocks that are not in the pool yet: the pool evicts the end of a
-// prompt before its beginning.
+// note records the order of blocks that are not in the pool yet, because the pool evicts the end of
+// a prompt before its beginning.
 func (m *Manager) note(before block.Key, keys []block.Key) {
 	if len(keys) > 0 {
 		m.order.Note(keys, m.order.After(before, keys[0]))
 	}
 }
 
-// Touch reports that the blocks are in use, so that others are evicted before them. Those that are
-// not there are passed over.
+// Touch reports a use of blocks, so that others are evicted before them. It ignores absent blocks.
 func (m *Manager) Touch(blocks []Block) error {
 	keys, err := m.keys(0, blocks)
 	if err != nil {
@@ -205,7 +204,8 @@ func (m *Manager) Touch(blocks []Block) error {
 }
 
 // Forget removes blocks that a worker found corrupt or does not have. Blocks that a job has pinned
-// are removed at its end. Files are not affected: the workers set corrupt ones aside.
+// are removed when the job ends. Files are not changed: the workers move corrupt files to
+// quarantine.
 func (m *Manager) Forget(blocks []Block) error {
 	keys, err := m.keys(0, blocks)
 	if err != nil {
@@ -219,18 +219,19 @@ func (m *Manager) Forget(blocks []Block) error {
 	return nil
 }
 
-// forget removes a block, if it is present, and adds it to the evicted ones. The caller holds mu.
+// forget removes a block, if it is present, and records it as evicted. The caller holds mu.
 func (m *Manager) forget(key block.Key) {
 	s, err := m.pool.Open(m.noWait, key)
 	if err != nil {
-		return // absent, or a job brings it: then Job.End handles it
+		return // absent, or a job is storing or reading it: then Job.End removes it
 	}
 	s.Corrupt(errForgotten)
 	s.Release()
 	m.gone(key)
 }
 
-// gone records a block that has left the pool for another reason than space. The caller holds mu.
+// gone records a block that left the pool for a reason other than lack of space. The caller holds
+// mu.
 func (m *Manager) gone(key block.Key) {
 	m.evicted = append(m.evicted, *m.names[key])
 	delete(m.names, key)
@@ -239,7 +240,8 @@ func (m *Manager) gone(key block.Key) {
 
 var errForgotten = errors.New("a worker could not use it")
 
-// Reset forgets every block in pools that no job uses, and returns their number. Files stay.
+// Reset forgets all blocks in pools, except those of running jobs, and returns their number. It
+// does not remove files.
 func (m *Manager) Reset() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()

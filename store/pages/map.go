@@ -11,7 +11,7 @@ import (
 )
 
 // Map relates the layers of a model to the shards of blocks. Each layer belongs to one page group.
-// Immutable.
+// A Map is immutable.
 type Map struct {
 	Formats block.Formats // by page group
 	Layers  [][]int       // by page group: the layer of each shard, ascending
@@ -22,17 +22,17 @@ type Map struct {
 // Shard is a shard of the blocks of one page group.
 type Shard struct{ Group, Index int }
 
-// Leaves are the leaves of one shard in the order of its block.
+// Leaves are the checksum leaves of one shard. Leaves of a block are in the order of its shards.
 type Leaves struct {
 	Before int // leaves of the shards before it
 	Count  int
 }
 
-// End returns the position after the last leaf.
+// End returns the number of leaves up to the end of the shard.
 func (l Leaves) End() int { return l.Before + l.Count }
 
-// NewMap returns the map of these page groups. Every layer from 0 to the last must belong to
-// exactly one group. Errors wrap ErrInvalid.
+// NewMap returns the map of page groups with these formats and layers. Every layer from 0 to the
+// last must belong to exactly one group. Otherwise it returns ErrInvalid.
 func NewMap(formats block.Formats, layers [][]int) (*Map, error) {
 	shards, err := locate(formats, layers)
 	if err != nil {
@@ -115,13 +115,13 @@ func (m *Map) LayerBytes(layer int) int64 {
 // HasLeaves reports whether the checksums of all blocks consist of leaves.
 func (m *Map) HasLeaves() bool { return m.leaves != nil }
 
-// ShardLeaves returns the leaves of a shard. It must not be called unless HasLeaves.
+// ShardLeaves returns the leaves of a shard. HasLeaves must be true.
 func (m *Map) ShardLeaves(group, shard int) Leaves { return m.leaves[group][shard] }
 
-// Leaves returns the leaves of shards from to to-1. It must not be called unless HasLeaves.
+// Leaves returns the leaves of shards from to to-1. HasLeaves must be true.
 func (m *Map) Leaves(group, from, to int) []Leaves { return m.leaves[group][from:to] }
 
-// BlockLeaves returns the number of leaves of a block. It must not be called unless HasLeaves.
+// BlockLeaves returns the number of leaves of a block. HasLeaves must be true.
 func (m *Map) BlockLeaves(group int) int {
 	shards := m.leaves[group]
 	return shards[len(shards)-1].End()

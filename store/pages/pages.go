@@ -9,25 +9,26 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Pages describes a paged KV cache in device memory. Immutable while a task uses it.
+// Pages describes a paged KV cache in device memory. It must not change while a task uses it.
 type Pages struct {
-	// Shards[k] holds the planes of layer k of the model. With one page group that is shard k of a
-	// block. SlotOff of a plane counts from the start of the image of a block of the layer's group.
-	// If the layer is shard i of these blocks, the planes cover [Layout.ShardOff(i),
+	// Shards[k] holds the planes of layer k of the model. With one page group, that is shard k of a
+	// block. SlotOff of a plane is relative to the start of a block image of the layer's group. If
+	// the layer is shard i of these blocks, the planes cover [Layout.ShardOff(i),
 	// +Layout.ShardBytes(i)) of that group's layout without overlap.
 	//
 	// Page groups may use the same memory, as long as pages in use of two groups share no bytes.
 	Shards [][]mem.Plane
 }
 
-// Ref pairs a block with the page that holds or will hold its bytes. The page belongs to the
+// Ref pairs a block with the page from which or to which it is copied. The page belongs to the
 // block's page group, which follows from the key.
 type Ref struct {
 	Key  block.Key
 	Page uint32
 }
 
-// Validate checks the planes against the layouts. Errors wrap ErrInvalid and name shard and plane.
+// Validate checks the planes against the layouts. It returns ErrInvalid with the shard and the
+// plane of the first problem.
 func (p *Pages) Validate(m *Map) error {
 	if p == nil || len(p.Shards) != len(m.shards) {
 		n := 0
@@ -58,7 +59,8 @@ func (p *Pages) Validate(m *Map) error {
 			}
 			sum += pl.Bytes
 		}
-		// A gap would be stored and summed with the previous content of the slot.
+		// A gap would keep the previous content of the slot, and would be stored and summed with
+		// it.
 		if want := l.ShardBytes(w.Index); sum != want {
 			return fmt.Errorf("shard %d has planes of %d bytes for %d: %w", i, sum, want, errdefs.ErrInvalid)
 		}
@@ -82,8 +84,8 @@ func (p *Pages) count(layers []int) int64 {
 	return n
 }
 
-// overlap reports whether two page groups share pages: page i of a plane of one group is page i of
-// a plane of the other.
+// overlap reports whether two page groups share pages. It assumes that planes of both groups with
+// the same memory have the same pages.
 func (p *Pages) overlap(a, b []int) bool {
 	for _, k := range a {
 		for i := range p.Shards[k] {
@@ -100,16 +102,16 @@ func (p *Pages) overlap(a, b []int) bool {
 	return false
 }
 
-// Checker checks refs. It keeps its memory between uses. Its zero value is ready for Reset.
+// Checker validates refs. It reuses its memory. The zero value is ready for Reset.
 type Checker struct {
 	m      *Map
 	unique bool
 	bits   []uint64 // pages that refs name; all zero between calls of Check
 	counts []int64  // by page group: number of pages
-	bases  []int64  // by page group: the bit of page 0; groups that share pages have the same
+	bases  []int64  // by page group: bit of page 0; equal for groups that share pages
 }
 
-// Reset prepares c for refs to these pages. If unique is set, a page may be named once.
+// Reset prepares c for refs to these pages. If unique is set, each page may be named only once.
 func (c *Checker) Reset(m *Map, p *Pages, unique bool) {
 	c.m, c.unique = m, unique
 	c.counts, c.bases = c.counts[:0], c.bases[:0]
@@ -135,8 +137,8 @@ func (c *Checker) Reset(m *Map, p *Pages, unique bool) {
 	}
 }
 
-// Check returns an error for the first ref that has the zero key, a key of no page group, a page
-// out of range, or a page that an earlier ref names. groups has the page group of each ref.
+// Check returns an error for the first ref with the zero key, a key of no page group, a page out of
+// range, or a page that an earlier ref names. groups has the page group of each ref.
 func (c *Checker) Check(refs []Ref, groups []uint8) error {
 	var err error
 	n := 0

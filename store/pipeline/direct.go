@@ -12,39 +12,41 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// Direct makes loads read blocks from tiers below to memory of the device, without host memory.
+// Direct lets tasks copy blocks between files and device memory without host memory.
 type Direct struct {
-	// Pool lends slots of device memory that are as long as those of the cache.
+	// Pool lends slots of device memory of the cache's slot size.
 	Pool *mem.SlotPool
-	// Require fails blocks whose transfer fails. Otherwise they are read through host memory.
+	// Require fails blocks whose direct transfer fails. Otherwise they are read through host
+	// memory.
 	Require bool
-	// Dumps lends slots to dumps in the same way, so that they take none from loads. It is nil if
-	// dumps use the cache. They use it only without a cache.
+	// Dumps lends slots to dumps, so that dumps take none from loads. Dumps use it only without a
+	// cache; otherwise it is nil.
 	Dumps *mem.SlotPool
-	// HostSlot is pinned memory of the length of a slot. A dump copies a block to it that could not
-	// be written directly. It is required with Dumps.
+	// HostSlot is pinned memory of the size of a slot. Dumps use it for blocks that could not be
+	// written directly. It must be set if Dumps is.
 	HostSlot *mem.Region
-	// Reason is the reason of completions: how the bytes travel.
+	// Reason is the reason in completions. It describes the path of the bytes.
 	Reason string
 }
 
-// ErrNoLeaves is the reason of tasks whose copies have no checksums.
+// ErrNoLeaves is the reason why tasks whose copies have no checksums do not use direct storage.
 var ErrNoLeaves = errors.New("direct storage needs verify device and pages of whole 4 KiB leaves: the blocks pass through host memory")
 
-// DirectBlock is a block that was read to a slot of device memory without being verified. Lookups
-// never find it. It implements tier.Slot.
+// DirectBlock is a block that was read into device memory without verification. Lookups never find
+// it. It implements tier.Slot.
 type DirectBlock struct {
 	slot              mem.PoolSlot
 	lent              bool
 	always            bool
 	sums              []uint64 // checksums in the header of the block
 	Started, Finished time.Time
-	// Failed is why the block was not read directly, or nil if it was, or is not there.
+	// Failed is the reason why the block was not read directly. It is nil if the block was read, or
+	// if no tier has it.
 	Failed error
 }
 
 // Reset prepares b for Fetch. sums is memory for the checksums of all shards. If always is set, the
-// block is read directly even if the cache would keep it.
+// block is read directly even if the cache would admit it.
 func (b *DirectBlock) Reset(sums []uint64, always bool) {
 	*b = DirectBlock{sums: sums[:0], always: always}
 }
@@ -52,13 +54,13 @@ func (b *DirectBlock) Reset(sums []uint64, always bool) {
 // Index returns the number of the slot in Direct.Pool.
 func (b *DirectBlock) Index() uint32 { return b.slot.Index() }
 
-// Extent returns the memory of the slot, which the CPU cannot reach.
+// Extent returns the memory of the slot. The CPU cannot access it.
 func (b *DirectBlock) Extent() mem.Extent { return b.slot.Extent() }
 
 // Sums returns the checksums in the header of the block.
 func (b *DirectBlock) Sums() []uint64 { return b.sums }
 
-// Corrupt releases the slot: the tier below still has the block, and verifies it.
+// Corrupt releases the slot. The block in the tier below is unaffected.
 func (b *DirectBlock) Corrupt(error) { b.Release() }
 
 // Release releases the slot. A second call has no effect.
@@ -69,8 +71,8 @@ func (b *DirectBlock) Release() {
 	}
 }
 
-// readDirect reads a block from a tier to a slot of device memory. Errors wrap ErrNotDirect or
-// ErrDirectFailed, unless ctx has ended. It waits for a slot for up to WaitMax.
+// readDirect reads a block from a tier into a slot of device memory. It waits for a slot for up to
+// WaitMax. Errors wrap ErrNotDirect or ErrDirectFailed, unless ctx has ended.
 func (p *Pipeline) readDirect(ctx context.Context, t tier.Tier, key block.Key, b *DirectBlock) error {
 	r, ok := t.(tier.DirectReader)
 	if !ok {
@@ -101,8 +103,8 @@ func (p *Pipeline) readDirect(ctx context.Context, t tier.Tier, key block.Key, b
 	return err
 }
 
-// fetchDirect is readDirect for Fetch. It returns false if the block must be read through the
-// cache.
+// fetchDirect implements direct reads of Fetch by readDirect. It returns false if the block must be
+// read through the cache.
 func (p *Pipeline) fetchDirect(ctx context.Context, t tier.Tier, key block.Key, b *DirectBlock) (bool, error) {
 	if b == nil {
 		return false, nil
@@ -123,15 +125,15 @@ func (p *Pipeline) fetchDirect(ctx context.Context, t tier.Tier, key block.Key, 
 		b.Failed = err
 	case errors.Is(err, errdefs.ErrNotSupported) && errors.Is(err, tier.ErrNotDirect):
 		b.Failed = err
-	case errors.Is(err, tier.ErrNotDirect): // as usual: a miss, or a block for the cache
+	case errors.Is(err, tier.ErrNotDirect): // the block is missing, or belongs in the cache
 	default:
 		return false, err
 	}
 	return false, nil
 }
 
-// DirectDump is a block that a dump copies to a slot of device memory, and that a tier stores from
-// there. Lookups do not find it before. It implements tier.Fill and tier.Slot.
+// DirectDump is a block that a dump copies to a slot of device memory, from which a tier stores it.
+// Lookups do not find it until then. It implements tier.Fill and tier.Slot.
 type DirectDump struct {
 	slot mem.PoolSlot
 	lent bool
@@ -141,8 +143,8 @@ type DirectDump struct {
 	Quiesced <-chan struct{}
 }
 
-// ReserveDump acquires a slot for a dump. If wait is set it waits for up to WaitMax, else it
-// returns ErrBusy if none is free.
+// ReserveDump acquires a slot for a dump. If wait is set, it waits for up to WaitMax. Otherwise it
+// returns ErrBusy if no slot is free.
 func (p *Pipeline) ReserveDump(ctx context.Context, wait bool) (*DirectDump, error) {
 	if !wait {
 		ctx = p.noWait
@@ -159,7 +161,7 @@ func (p *Pipeline) ReserveDump(ctx context.Context, wait bool) (*DirectDump, err
 // Index returns the number of the slot in Direct.Dumps.
 func (d *DirectDump) Index() uint32 { return d.slot.Index() }
 
-// Extent returns the memory of the slot, which the CPU cannot reach.
+// Extent returns the memory of the slot. The CPU cannot access it.
 func (d *DirectDump) Extent() mem.Extent { return d.slot.Extent() }
 
 // Publish returns d.
@@ -182,7 +184,7 @@ func (d *DirectDump) Sums() []uint64 { return nil }
 // Corrupt does nothing: no other task can use the slot.
 func (d *DirectDump) Corrupt(error) {}
 
-// Release releases the slot, when the tier no longer reads it. A second call has no effect.
+// Release releases the slot once the tier no longer reads it. A second call has no effect.
 func (d *DirectDump) Release() {
 	if d.Quiesced != nil {
 		d.Quarantine(nil, d.Quiesced)

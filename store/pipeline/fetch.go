@@ -12,32 +12,33 @@ import (
 
 // FetchOptions are options of Pipeline.Fetch.
 type FetchOptions struct {
-	// Wait makes Fetch wait for a free slot. Else it returns ErrBusy if there is none.
+	// Wait makes Fetch wait for a free slot. Otherwise Fetch returns ErrBusy if there is none.
 	Wait bool
 	// Leased is set if a lease pins the block in its tier.
 	Leased bool
 	// Unverified, if not nil, receives the block if its tier can read without verifying
 	// (tier.Reader). Fetch then returns it as the slot, and does not publish the block.
 	Unverified *Unverified
-	// Direct, if not nil, receives the block if its tier can read it to memory of the device. Fetch
-	// then returns it as the slot, and does not publish the block.
+	// Direct, if not nil, receives the block if its tier can read it into device memory. Fetch then
+	// returns it as the slot, and does not publish the block.
 	Direct *DirectBlock
 }
 
 // Fetch reads a block into a slot from the first tier below the cache that has it, and publishes
-// it. key has one element. It returns the pinned slot and the tier, counted from the cache.
-// ErrExists: the block is in the cache, or another task is filling it. ErrNotFound: no tier has it.
+// the block. key has one element. Fetch returns the pinned slot and the index of the tier in the
+// pipeline, where 0 is the cache. It returns ErrExists if the block is in the cache or another task
+// is filling it, and ErrNotFound if no tier has it.
 func (p *Pipeline) Fetch(ctx context.Context, key []block.Key, o FetchOptions) (tier.Slot, int8, error) {
 	if _, err := p.Map.Formats.Of(key[0]); err != nil {
 		return nil, 0, err
 	}
 	var fill tier.Fill
 	var errs []error
-	// A leased block that is not in the cache is in the only tier below.
+	// A leased block that is not in the cache must be in the only other tier.
 	leased := o.Leased && len(p.Lower) == 1
 	for i, t := range p.Lower {
-		// Retain before reserving: an absent block must not evict another one, and a present one
-		// must not be evicted between the two steps.
+		// Retain before reserving a slot. Otherwise an absent block could evict another one, and a
+		// present block could be evicted between the two steps.
 		n, err := 1, error(nil)
 		if !leased {
 			n, err = t.Retain(ctx, key)
@@ -45,7 +46,7 @@ func (p *Pipeline) Fetch(ctx context.Context, key []block.Key, o FetchOptions) (
 		if err == nil && n == 0 {
 			continue
 		}
-		if err == nil && fill == nil { // else a tier has failed, and the CPU must see the block
+		if err == nil && fill == nil { // after a failure of a tier the CPU must verify the block
 			var done bool
 			if done, err = p.fetchDirect(ctx, t, key[0], o.Direct); done {
 				release(t, key, leased)
@@ -69,7 +70,7 @@ func (p *Pipeline) Fetch(ctx context.Context, key []block.Key, o FetchOptions) (
 				return o.Unverified, int8(i + 1), nil
 			}
 			if err == nil {
-				// On error the fill has ended, and no other tier may be read into its slot.
+				// On error the fill has ended, and its slot must not be used for another tier.
 				slot, err := Publish(fill)
 				return slot, int8(i + 1), err
 			}
@@ -93,7 +94,7 @@ func (p *Pipeline) Fetch(ctx context.Context, key []block.Key, o FetchOptions) (
 		err = fmt.Errorf("no tier has the block: %w", errdefs.ErrNotFound)
 	}
 	if fill != nil {
-		fill.Abort(err) // all reads have returned: the slot is not written any more
+		fill.Abort(err) // all reads have returned: the slot is no longer written
 	}
 	return nil, 0, err
 }
@@ -105,8 +106,8 @@ func release(t tier.Tier, key []block.Key, leased bool) {
 	}
 }
 
-// read reads a block from a tier into the slot of fill. It reports whether it did so without
-// verifying it, and then sets raw: see FetchOptions.Unverified.
+// read reads a block from a tier into the slot of fill. It returns true if the block was not
+// verified; raw is then set. See FetchOptions.Unverified.
 func (p *Pipeline) read(ctx context.Context, t tier.Tier, key block.Key, fill tier.Fill, raw *Unverified) (bool, error) {
 	group := p.Map.Formats.Group(key)
 	image := p.Map.Image(fill.Extent(), uint8(group))

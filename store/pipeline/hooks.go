@@ -2,28 +2,28 @@ package pipeline
 
 import "github.com/kvlane/kvlane/block"
 
-// Hooks are called on events that an operator may want to know of. Each may be nil. They are called
-// without locks, by several goroutines at once, and delay the block concerned. They may call the
-// store, but must not wait for a task.
+// Hooks are functions that are called on events of interest to operators. Each may be nil. They are
+// called without locks and concurrently, and delay the block concerned. They may call the store,
+// but must not wait for a task.
 type Hooks struct {
 	// Corrupt is called when a block failed its check in a tier and was dropped there.
 	Corrupt func(tier string, key block.Key, err error)
-	// BadCopy is called when a block failed its check on a page but not in its slot: the copy or
-	// the page's memory is at fault. The block is copied again, up to three times in all.
+	// BadCopy is called when a block failed its check on a page but not in its slot, so that the
+	// copy or the page's memory is at fault. A block is copied at most three times.
 	BadCopy func(key block.Key, err error)
 	// LeftOut is called when a tier failed to store a dumped block (DumpTask.LeftOut).
 	LeftOut func(tier string, key block.Key, err error)
-	// BatchFailed is called when a stream failed a batch. Parts that completed before and were
-	// verified count.
+	// BatchFailed is called when a stream failed a batch. Parts that had completed and were
+	// verified still count.
 	BatchFailed func(direction string, err error)
 	// StreamReopened is called when a stream has replaced one that broke with err.
 	StreamReopened func(direction string, err error)
-	// Fallback is called when a tier failed, other than by a miss, and the store went on without
-	// it. It used the next tier, or took the block as absent. key is the block concerned, the first
+	// Fallback is called when the store continued after a failure of a tier, other than a miss. It
+	// used the next tier, or treated the block as absent. key is the block concerned, or the first
 	// of several.
 	Fallback func(tier string, key block.Key, err error)
 	// LoadExpired is called when streams of the host program have waited for a load for
-	// Config.WaitMax and are released. The load goes on, and its blocks fail with ErrExpired.
+	// Config.WaitMax and are released. The load continues, and its blocks fail with ErrExpired.
 	LoadExpired func(err error)
 }
 

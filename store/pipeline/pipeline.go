@@ -1,5 +1,5 @@
-// Package pipeline reads and reserves blocks in the tiers of a store: a cache of pinned slots, and
-// the tiers below it. It knows no pages and no streams.
+// Package pipeline reserves and reads blocks in the tiers of a store: a cache of pinned slots, and
+// the tiers below it. It does not depend on pages and streams.
 package pipeline
 
 import (
@@ -20,22 +20,22 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// Pipeline is the tiers of a store. Its fields do not change after New.
+// Pipeline holds the tiers of a store. Its fields do not change after New.
 type Pipeline struct {
 	Config
 	// Durable holds the writable tiers of Lower. A block is durable when all of them have it, except
 	// those that failed to store it.
 	Durable []tier.Tier
-	// Transient reports whether the cache keeps nothing (tier.TransientTier).
+	// Transient is set if the cache keeps blocks only while they are in use (tier.TransientTier).
 	Transient bool
-	// MaxTries is how often a block is retried after another task failed to fill it.
+	// MaxTries bounds the retries of a block after other tasks failed to fill it.
 	MaxTries uint8
-	// Unverified reports whether a tier below can read without verifying (tier.Reader).
+	// Unverified is set if a tier below can read without verification (tier.Reader).
 	Unverified bool
 	Count      Counters
 
-	noWait   context.Context // has ended: for calls of tiers that must not block
-	position []int           // of Durable in the pipeline, counted from the cache
+	noWait   context.Context // an ended context, for calls of tiers that must not block
+	position []int           // by index in Durable: index in the pipeline, where 0 is the cache
 }
 
 // Config configures a Pipeline.
@@ -48,7 +48,7 @@ type Config struct {
 	Hooks    Hooks
 	Clock    clockwork.Clock
 	WaitMax  time.Duration // longest wait for a slot, or for a block that another task fills
-	LeaseMax time.Duration // longest wait for the client while a task holds slots
+	LeaseMax time.Duration // longest wait for the host program while a task holds slots
 	Direct   *Direct       // nil: all blocks pass through the cache
 }
 
@@ -74,8 +74,8 @@ type Counters struct {
 	LoadPaths, DumpPaths          stat.Paths
 }
 
-// Numbers of retries of a block after another task failed to fill it. A block of a transient cache
-// leaves with its last user, so that more tasks find it gone.
+// The limits of retries of a block after another task failed to fill it. A block of a transient
+// cache leaves it with its last user, so that retries are more frequent.
 const (
 	maxTries          = 3
 	maxTransientTries = 200
@@ -103,13 +103,13 @@ func New(c Config) *Pipeline {
 	return p
 }
 
-// IsTransient reports whether a cache keeps blocks only while they are used.
+// IsTransient reports whether a cache keeps blocks only while they are in use.
 func IsTransient(t tier.SlotTier) bool {
 	w, ok := t.(tier.TransientTier)
 	return ok && w.Transient()
 }
 
-// TierName returns the name of tier i, counted from the cache.
+// TierName returns the name of tier i of the pipeline, where 0 is the cache.
 func (p *Pipeline) TierName(i int8) string {
 	if i == 0 {
 		return p.Cache.Name()
@@ -117,7 +117,7 @@ func (p *Pipeline) TierName(i int8) string {
 	return p.Lower[i-1].Name()
 }
 
-// NoWait returns a context that has ended, with a cause that wraps ErrBusy.
+// NoWait returns an ended context whose cause wraps ErrBusy.
 func (p *Pipeline) NoWait() context.Context { return p.noWait }
 
 // ObserveSince adds the time since start to a histogram.
@@ -125,7 +125,7 @@ func (p *Pipeline) ObserveSince(h *stat.Histogram, start time.Time) {
 	h.Observe(p.Clock.Now().Sub(start))
 }
 
-// WithTimeout is context.WithTimeout by the clock of the pipeline.
+// WithTimeout is context.WithTimeout with the clock of the pipeline.
 func (p *Pipeline) WithTimeout(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	wait, cancel := context.WithCancelCause(ctx)
 	timer := p.Clock.AfterFunc(d, func() { cancel(context.DeadlineExceeded) })
@@ -135,9 +135,9 @@ func (p *Pipeline) WithTimeout(ctx context.Context, d time.Duration) (context.Co
 	}
 }
 
-// Reserve reserves a slot for key. If wait is set it blocks for up to WaitMax until a slot is free;
-// else it returns ErrBusy. A caller that waits must hold no slots, except those of leases and
-// layerwise dumps.
+// Reserve reserves a slot for key. If wait is set, it blocks for up to WaitMax until a slot is
+// free; otherwise it returns ErrBusy. A caller that waits must hold no slots, except those of
+// leases and layerwise dumps.
 func (p *Pipeline) Reserve(ctx context.Context, key block.Key, wait bool) (tier.Fill, error) {
 	f, err := p.Cache.Reserve(p.noWait, key)
 	if err == nil || !IsBusy(err) {
@@ -170,8 +170,8 @@ func (p *Pipeline) Open(ctx context.Context, key block.Key) (tier.Slot, error) {
 	return s, err
 }
 
-// Publish makes a block findable. The slot of fill must hold its complete image. The returned slot
-// is pinned.
+// Publish makes a block visible to lookups. The slot of fill must hold its complete image. The
+// returned slot is pinned.
 func Publish(fill tier.Fill) (tier.Slot, error) {
 	slot, err := fill.Publish()
 	if err != nil {
@@ -210,18 +210,19 @@ func (p *Pipeline) CountReopened(direction string, cause error) {
 	p.Hooks.streamReopened(direction, cause)
 }
 
-// CountExpired counts a load that streams stopped waiting for, and calls Hooks.LoadExpired.
+// CountExpired counts a load that streams have stopped waiting for, and calls Hooks.LoadExpired.
 func (p *Pipeline) CountExpired(err error) {
 	p.Count.Expired.Add(1)
 	p.Hooks.loadExpired(err)
 }
 
-// IsBusy reports whether err, of a call with NoWait, means that the call would have to wait.
+// IsBusy reports whether err, returned by a call with NoWait, means that the call would have to
+// wait.
 func IsBusy(err error) bool {
 	return errors.Is(err, errdefs.ErrBusy) || errors.Is(err, context.Canceled)
 }
 
-// IsCorrupt reports whether err means that stored bytes are not those of the block.
+// IsCorrupt reports whether err means that stored bytes are not those of the requested block.
 func IsCorrupt(err error) bool {
 	return errors.Is(err, errdefs.ErrCorrupt) || errors.Is(err, errdefs.ErrMismatch)
 }

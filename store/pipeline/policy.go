@@ -7,17 +7,17 @@ import (
 )
 
 // VerifyPolicy selects where checksums of blocks are computed and verified. Package store documents
-// the faults that each policy finds. A tier verifies the blocks that are read from it, except loads
+// the faults that each policy detects. A tier verifies blocks when it reads them, except for loads
 // under VerifyDevice whose copies are summed.
 type VerifyPolicy uint8
 
-// The verify policies.
+// The values of VerifyPolicy.
 const (
-	// VerifyDevice computes checksums as part of each copy. The checksums of a dump are those of
-	// the bytes read from its pages. A load is verified by the bytes written to its pages. If the
-	// path of a copy computes no sums, the CPU sums or verifies the slot after the copy. If the
-	// pages or the format do not allow sums (for example planes that are no multiple of
-	// block.LeafBytes), the CPU verifies each slot before its copy. The default.
+	// VerifyDevice, the default, computes checksums as part of each copy. The checksums of a dump
+	// are those of the bytes read from its pages. A load is verified by the bytes written to its
+	// pages. If the path of a copy computes no sums, the CPU sums or verifies the slot after the
+	// copy. If the pages or the format do not allow sums, for example because planes are not a
+	// multiple of block.LeafBytes, the CPU verifies each slot before its copy.
 	VerifyDevice VerifyPolicy = iota
 	// VerifyAlways finds all that VerifyDevice finds. In addition the CPU checks every slot that a
 	// dump has filled against the bytes read from the pages, and every slot before a load copies

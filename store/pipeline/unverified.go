@@ -7,11 +7,11 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// Unverified is a block that was read from a tier below without being verified. Lookups do not find
+// Unverified is a block that was read from a tier below without verification. Lookups do not find
 // it until Publish. It implements tier.Slot.
 type Unverified struct {
 	fill tier.Fill
-	sums []uint64 // checksums in the header of the block when it was read
+	sums []uint64 // checksums in the header that was read
 }
 
 var errUnverified = errors.New("the block was read but not verified")
@@ -19,7 +19,7 @@ var errUnverified = errors.New("the block was read but not verified")
 // Reset prepares u for Fetch. sums is memory for the checksums of all shards.
 func (u *Unverified) Reset(sums []uint64) { u.fill, u.sums = nil, sums[:0] }
 
-// Publish makes the block findable, after it was verified.
+// Publish makes the verified block visible to lookups.
 func (u *Unverified) Publish() (tier.Slot, error) { return Publish(u.fill) }
 
 // Index returns the number of the slot.

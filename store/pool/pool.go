@@ -1,4 +1,4 @@
-// Package pool runs the tasks of a store and their jobs by bounded or reused goroutines, and lets
+// Package pool runs the tasks of a store and their jobs in bounded or reused goroutines, and lets
 // goroutines wait for progress.
 package pool
 
@@ -9,7 +9,7 @@ import (
 	"github.com/kvlane/kvlane/store/stat"
 )
 
-// Job is one unit of work. Run gets the index with which it was pushed.
+// Job is a unit of work. Run receives the index that was passed to Push.
 type Job interface{ Run(i int32) }
 
 // Item is a queued job.
@@ -20,9 +20,9 @@ type Item struct {
 	pushedAt time.Time
 }
 
-// Pool runs jobs by a fixed number of goroutines. It has two unbounded queues, so that pushing
-// never blocks: a goroutine that waited for the pool while it held a slot could wait forever. The
-// callers bound the number of jobs.
+// Pool runs jobs in a fixed number of goroutines. Its queues are unbounded, so that Push never
+// blocks: a goroutine that holds a slot and waits for the pool could wait forever. The callers
+// bound the number of jobs.
 type Pool struct {
 	maxItems int
 	do       func(items []Item)
@@ -57,7 +57,7 @@ func NewGrouped(n, maxItems int, do func(items []Item)) *Pool {
 // Push queues a job.
 func (p *Pool) Push(j Job, i int32) { p.push(&p.urgent, j, i) }
 
-// PushDelayed queues a job that starts only while no other job is queued.
+// PushDelayed queues a job that starts only when no job of Push is queued.
 func (p *Pool) PushDelayed(j Job, i int32) { p.push(&p.delayed, j, i) }
 
 func (p *Pool) push(q *fifo, j Job, i int32) {
@@ -75,7 +75,7 @@ func (p *Pool) Backlog() int {
 	return p.urgent.n + p.delayed.n
 }
 
-// Waits returns how long jobs were queued.
+// Waits returns the distribution of the times that jobs were queued.
 func (p *Pool) Waits() stat.Latency { return p.waits.Read() }
 
 func (p *Pool) run() {
@@ -94,8 +94,8 @@ func (p *Pool) run() {
 	}
 }
 
-// take appends queued jobs to items. It blocks while the queues are empty, and returns no job once
-// the pool is closed and they are empty.
+// take appends queued jobs to items. It blocks while the queues are empty. It returns no jobs if
+// the pool is closed and the queues are empty.
 func (p *Pool) take(items []Item) []Item {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -121,7 +121,7 @@ func (p *Pool) Close() {
 	p.wg.Wait()
 }
 
-// fifo is a ring buffer that grows.
+// fifo is a growing ring buffer.
 type fifo struct {
 	buf     []Item
 	head, n int

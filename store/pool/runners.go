@@ -2,11 +2,11 @@ package pool
 
 import "sync"
 
-// Runner is a task that Run completes.
+// Runner is a task that Runners execute.
 type Runner interface{ Run() }
 
-// Runners run tasks, each by a goroutine of its own. Goroutines are reused: growing the stack of a
-// new goroutine takes as long as copying a block.
+// Runners runs each task in a separate goroutine. Goroutines are reused, because growing the stack
+// of a new goroutine takes as long as copying a block.
 type Runners struct {
 	idle chan Runner
 	quit chan struct{}
@@ -14,12 +14,12 @@ type Runners struct {
 	wg   sync.WaitGroup
 }
 
-// NewRunners returns Runners without goroutines.
+// NewRunners returns a Runners without idle goroutines.
 func NewRunners() *Runners {
 	return &Runners{idle: make(chan Runner), quit: make(chan struct{})}
 }
 
-// Start runs t by an idle goroutine, or a new one.
+// Start runs t in an idle goroutine or a new one.
 func (r *Runners) Start(t Runner) {
 	select {
 	case r.idle <- t:
@@ -40,7 +40,7 @@ func (r *Runners) run(t Runner) {
 	}
 }
 
-// Close stops the goroutines. All tasks must have ended. It may be called again.
+// Close stops the goroutines. All tasks must have ended. Close may be called again.
 func (r *Runners) Close() {
 	r.once.Do(func() { close(r.quit) })
 	r.wg.Wait()

@@ -34,7 +34,7 @@ func (w *Watermark) Advance(n int) bool {
 	return true
 }
 
-// closedChan is returned for values already exceeded.
+// closedChan is returned for values that are already exceeded.
 var closedChan = func() chan struct{} {
 	c := make(chan struct{})
 	close(c)

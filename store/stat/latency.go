@@ -7,7 +7,7 @@ import (
 )
 
 // LatencyBounds are the upper bounds of the buckets of a Latency: 10 us to 10 s in steps of 1, 2
-// and 5. One more bucket holds longer times.
+// and 5. An additional bucket counts longer times.
 var LatencyBounds = [...]time.Duration{
 	10 * time.Microsecond, 20 * time.Microsecond, 50 * time.Microsecond,
 	100 * time.Microsecond, 200 * time.Microsecond, 500 * time.Microsecond,
@@ -24,8 +24,7 @@ type Latency struct {
 	Sum    time.Duration
 }
 
-// Histogram counts times into buckets. An observation is two atomic additions and allocates
-// nothing. An HDR histogram has exact quantiles, but takes a lock and 170 KB.
+// Histogram counts times in buckets. An observation is two atomic additions and allocates nothing.
 type Histogram struct {
 	counts [len(LatencyBounds) + 1]atomic.Int64
 	sum    atomic.Int64
@@ -41,7 +40,7 @@ func (h *Histogram) Observe(d time.Duration) {
 	h.sum.Add(int64(max(0, d)))
 }
 
-// Read returns the counts. Observations during the call may be included in part.
+// Read returns the counts. Concurrent observations may be included partially.
 func (h *Histogram) Read() (out Latency) {
 	for i := range h.counts {
 		out.Counts[i] = h.counts[i].Load()

@@ -10,19 +10,19 @@ import (
 // PathStats counts the copies of one path in one direction.
 type PathStats struct {
 	Path    stream.Path
-	Reason  string // why the latest batch took this path
+	Reason  string // reason of the latest batch on this path
 	Batches int64
 	Pieces  int64
 	Bytes   int64
-	// Summed is the number of bytes that the copy summed.
+	// Summed is the number of bytes whose checksum the copy computed.
 	Summed int64
-	// Busy is the time during which the stream was copying by this path. Batches that overlap count
-	// once.
+	// Busy is the time during which the stream was copying by this path. Time of overlapping
+	// batches counts once.
 	Busy time.Duration
 	// Predicted is the value of Busy that the planner predicted, or zero without a planner.
 	Predicted time.Duration
 	// Copied is the time of a batch from its first byte to its last. Queued is the time before
-	// that, Submit included.
+	// that, from the call of Submit.
 	Copied, Queued Latency
 }
 
@@ -31,8 +31,8 @@ type Paths struct {
 	mu      sync.Mutex
 	paths   []*pathTally // few, in order of appearance
 	lastEnd time.Time    // latest Completion.Finished
-	givenUp int64        // number of times a stream gave up a path
-	cause   error        // of the latest
+	givenUp int64        // number of times that a stream stopped using a path
+	cause   error        // of the latest time
 }
 
 type pathTally struct {
@@ -61,7 +61,7 @@ func (p *Paths) Add(c stream.Completion, submittedAt time.Time) {
 	if c.Summed {
 		t.Summed += c.Bytes
 	}
-	// Streams complete batches in order: the time before lastEnd is counted already.
+	// Streams complete batches in order, so the time before lastEnd is already counted.
 	start := c.Started
 	if start.Before(p.lastEnd) {
 		start = p.lastEnd
@@ -74,7 +74,7 @@ func (p *Paths) Add(c stream.Completion, submittedAt time.Time) {
 	}
 }
 
-// tally returns the figures of a path. The caller holds p.mu.
+// tally returns the counters of a path. The caller holds p.mu.
 func (p *Paths) tally(path stream.Path) *pathTally {
 	for _, t := range p.paths {
 		if t.Path == path {
@@ -86,14 +86,14 @@ func (p *Paths) tally(path stream.Path) *pathTally {
 	return t
 }
 
-// GivenUp returns the number of times that a stream gave up a path, and the cause of the latest.
+// GivenUp returns the number of times that a stream stopped using a path, and the latest cause.
 func (p *Paths) GivenUp() (int64, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.givenUp, p.cause
 }
 
-// Read returns the figures of all paths in order of appearance.
+// Read returns the statistics of all paths in order of first use.
 func (p *Paths) Read() []PathStats {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Pending reports whether a dependency has not resolved, or has failed.
+// Pending reports whether a dependency has not resolved or has failed.
 func Pending(after []mem.Dependency) bool {
 	for _, d := range after {
 		select {
@@ -24,8 +24,8 @@ func Pending(after []mem.Dependency) bool {
 	return false
 }
 
-// WaitAll waits for dependencies. The task must hold no slots. There is no limit of time until the
-// scheduler closes, and LeaseMax after that.
+// WaitAll waits for dependencies. The task must hold no slots. The wait is unlimited until the
+// scheduler closes, and lasts at most LeaseMax after that.
 func (t *Task) WaitAll(after []mem.Dependency) error {
 	closing := t.sched.Closing()
 	var expired <-chan time.Time
@@ -50,7 +50,7 @@ func (t *Task) WaitAll(after []mem.Dependency) error {
 	return nil
 }
 
-// DependencyError returns err with the number and the type of dependency k.
+// DependencyError wraps err with the number and the type of dependency k.
 func DependencyError(after []mem.Dependency, k int, err error) error {
 	return fmt.Errorf("wait for dependency %d of %d (%T): %w", k+1, len(after), after[k], err)
 }

@@ -5,8 +5,7 @@ import (
 	"github.com/kvlane/kvlane/store/pages"
 )
 
-// Refs is a task's copy of its refs. It keeps its memory between uses. Its zero value is ready for
-// Set.
+// Refs is a task's copy of its refs. It reuses its memory. The zero value is ready for Set.
 type Refs struct {
 	Refs     []pages.Ref
 	Keys     []block.Key // by ref
@@ -15,13 +14,13 @@ type Refs struct {
 	selected []block.Key
 }
 
-// Set copies and checks refs. If unique is set, a page may be named once.
+// Set copies and validates refs. If unique is set, each page may be named only once.
 func (r *Refs) Set(m *pages.Map, p *pages.Pages, refs []pages.Ref, unique bool) error {
 	r.Refs = append(r.Refs[:0], refs...)
 	r.Keys, r.Groups = r.Keys[:0], r.Groups[:0]
 	for i := range refs {
 		r.Keys = append(r.Keys, refs[i].Key)
-		// Check refuses keys of no group.
+		// Check will refuse keys of no group.
 		r.Groups = append(r.Groups, uint8(m.Formats.Group(refs[i].Key)))
 	}
 	r.checker.Reset(m, p, unique)

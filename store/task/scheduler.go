@@ -15,7 +15,8 @@ import (
 // Kind is a kind of tasks that are bounded together.
 type Kind uint8
 
-// The kinds. Prefetches count as loads. A slow disk may delay dumps, which must not delay loads.
+// The kinds of tasks. Prefetches count as loads. Dumps are separate, because a slow disk may delay
+// them and must not delay loads.
 const (
 	Load Kind = iota
 	Dump
@@ -35,7 +36,7 @@ type Scheduler struct {
 
 	mu     sync.Mutex
 	closed bool
-	wg     sync.WaitGroup // tasks; no Add once closed is set
+	wg     sync.WaitGroup // running tasks; Add is not called after closed is set
 	ended  chan struct{}  // closed when all tasks have ended; made by Close
 }
 
@@ -49,7 +50,7 @@ func NewScheduler(maxTasks int, clock clockwork.Clock) *Scheduler {
 	return s
 }
 
-// Begin waits until a task may start, or ctx ends. Each Begin that returns nil needs one End.
+// Begin waits until a task may start, or until ctx ends. Each Begin that returns nil needs one End.
 func (s *Scheduler) Begin(ctx context.Context, kind Kind) error {
 	select {
 	case <-s.closing:
@@ -58,7 +59,7 @@ func (s *Scheduler) Begin(ctx context.Context, kind Kind) error {
 	}
 	tokens := s.tokens[kind]
 	select {
-	case tokens <- struct{}{}: // first, since ctx of a call that must not wait has ended
+	case tokens <- struct{}{}: // first, because ctx of a call that must not wait has ended
 		s.waits.Observe(0)
 	default:
 		start := s.clock.Now()
@@ -81,19 +82,19 @@ func (s *Scheduler) Begin(ctx context.Context, kind Kind) error {
 	return nil
 }
 
-// End ends a task of Begin.
+// End ends a task that Begin started.
 func (s *Scheduler) End(kind Kind) {
 	<-s.tokens[kind]
 	s.wg.Done()
 }
 
-// Start runs t by a goroutine.
+// Start runs t in a goroutine.
 func (s *Scheduler) Start(t pool.Runner) { s.runners.Start(t) }
 
 // Running returns the number of running tasks.
 func (s *Scheduler) Running() int { return len(s.tokens[Load]) + len(s.tokens[Dump]) }
 
-// Waits returns how long Begin took.
+// Waits returns the distribution of the durations of Begin.
 func (s *Scheduler) Waits() stat.Latency { return s.waits.Read() }
 
 // Closing returns a channel that Close closes.
@@ -101,8 +102,8 @@ func (s *Scheduler) Closing() <-chan struct{} { return s.closing }
 
 func (s *Scheduler) context(kind Kind) context.Context { return s.ctx[kind] }
 
-// Close refuses new tasks and cancels loads. It does not wait, and may be called again. The channel
-// is closed when all tasks have ended.
+// Close refuses new tasks and cancels loads. It does not wait, and may be called again. The
+// returned channel is closed when all tasks have ended.
 func (s *Scheduler) Close() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -110,7 +111,7 @@ func (s *Scheduler) Close() <-chan struct{} {
 		return s.ended
 	}
 	s.closed = true
-	// Cancel loads before closing ends layerwise dumps: loads may wait for blocks of these.
+	// Cancel loads before closing, which ends layerwise dumps: loads may wait for their blocks.
 	s.cancel[Load](fmt.Errorf("store is closing: %w", errdefs.ErrClosed))
 	close(s.closing)
 	s.ended = make(chan struct{})

@@ -1,5 +1,5 @@
-// Package task has what loads, dumps and prefetches share: their results, their refs, and the
-// scheduler that bounds and ends them.
+// Package task has the common parts of loads, dumps and prefetches: their results, their refs, and
+// the scheduler that bounds and ends them.
 package task
 
 import (
@@ -29,21 +29,21 @@ type Task struct {
 
 	mu          sync.Mutex
 	errs        []error             // by block, once one has failed
-	expiredErr  error               // the load has expired, and errs does not have it yet
+	expiredErr  error               // set when the load has expired, until it is in errs
 	finished    bool                // the load can no longer expire
 	completions []stream.Completion // by batch
 	first       [1]stream.Completion
 }
 
-// BlockError is the error of one block of a task. Errs returns it, and the errors of Wait and
-// Durable join it.
+// BlockError is the error of one block of a task. Errs returns BlockErrors, and Wait and Durable
+// join them.
 type BlockError struct {
 	Op   string // "load", "dump" or "prefetch"
 	Key  block.Key
 	Page uint32 // of a load or dump
-	// Undefined is set if a load may have written bytes to the page that are not known to be those
-	// of the block. The page must be written before it is used. Otherwise the page is unchanged.
-	// Shards that WaitShard reported before the block failed stay valid.
+	// Undefined is set if a load may have written wrong bytes to the page. The page must then be
+	// written before it is used. Otherwise the page is unchanged. Shards that WaitShard reported
+	// before the block failed remain valid.
 	Undefined bool
 	Err       error
 }
@@ -79,15 +79,14 @@ func (t *Task) Done() <-chan struct{} { return t.done }
 // Cancel cancels the task. It does not wait.
 func (t *Task) Cancel() { t.cancel(errdefs.ErrCanceled) }
 
-// CancelCause cancels the task with a cause, or, if it is nil, releases the context of an ended
-// task.
+// CancelCause cancels the task with a cause. A nil cause releases the context of an ended task.
 func (t *Task) CancelCause(cause error) { t.cancel(cause) }
 
 // SetDone closes Done.
 func (t *Task) SetDone() { close(t.done) }
 
-// Errs returns one error for each block, nil for those that succeeded. Before Done is closed it
-// returns nil.
+// Errs returns one error for each block, or nil if the block succeeded. Before Done is closed it
+// returns a nil slice.
 func (t *Task) Errs() []error {
 	select {
 	case <-t.done:
@@ -97,14 +96,15 @@ func (t *Task) Errs() []error {
 	}
 }
 
-// Completions returns the completions of the batches that have resolved so far, in that order.
+// Completions returns the completions of the batches that have resolved so far, in order of
+// resolution.
 func (t *Task) Completions() []stream.Completion {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.Clone(t.completions)
 }
 
-// AddCompletion records a batch that has resolved, with err unless it was copied.
+// AddCompletion records the completion of a resolved batch. err is nil if the batch was copied.
 func (t *Task) AddCompletion(direction string, all *stat.Paths, c stream.Completion, submittedAt time.Time, err error) {
 	all.Add(c, submittedAt)
 	if err != nil && t.ctx.Err() == nil {
@@ -115,8 +115,7 @@ func (t *Task) AddCompletion(direction string, all *stat.Paths, c stream.Complet
 	t.mu.Unlock()
 }
 
-// AddNotDirect records why the task, or a block of it, passes through host memory and not by direct
-// storage.
+// AddNotDirect records the reason why the task, or a block of it, does not use direct storage.
 func (t *Task) AddNotDirect(direction string, all *stat.Paths, why error) {
 	now := t.p.Clock.Now()
 	t.AddCompletion(direction, all, stream.Completion{Reason: "not by direct storage", GivenUp: why, Started: now, Finished: now}, now, nil)
@@ -157,7 +156,8 @@ func (t *Task) Err() error {
 	return errors.Join(t.errs...)
 }
 
-// SetErr sets the error of block i. If the task is canceled, e.Err wraps the cause of that too.
+// SetErr sets the error of block i. If the task is canceled, the error also wraps the cause of
+// that.
 func (t *Task) SetErr(i int32, e BlockError) {
 	if t.ctx.Err() != nil && !errors.Is(e.Err, context.Cause(t.ctx)) {
 		e.Err = fmt.Errorf("%w: %w", context.Cause(t.ctx), e.Err)
@@ -170,7 +170,7 @@ func (t *Task) SetErr(i int32, e BlockError) {
 	t.mu.Unlock()
 }
 
-// Expire makes all blocks of a load fail with err, unless Finish was called. Streams of the host
+// Expire makes all blocks of a load fail with err, unless Finish was called: streams of the host
 // program may have read its pages too early.
 func (t *Task) Expire(err error) {
 	t.mu.Lock()
@@ -180,8 +180,8 @@ func (t *Task) Expire(err error) {
 	}
 }
 
-// Finish ends the time in which the load can expire. If it has expired, Finish returns the error
-// and the blocks that have no error yet.
+// Finish stops the load from expiring. If it has already expired, Finish returns the error and the
+// blocks that have no error yet.
 func (t *Task) Finish() (succeeded []int32, expiredErr error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

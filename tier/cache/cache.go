@@ -21,17 +21,17 @@ const Name = "cache"
 
 // Config configures a Tier.
 type Config struct {
-	// Memory holds the slots. A slot has the length of the longest image. The CPU must reach the
-	// memory. Streams reach it only if it is pinned (device.Device.AllocHost). The tier does not
-	// free it.
+	// Memory holds the slots. A slot has the length of the longest image. The CPU must be able to
+	// access the memory. Streams can access it only if it is pinned (device.Device.AllocHost). The
+	// tier does not free it.
 	Memory *mem.Region
-	// Blocks is the number of slots if they are in other processes. Then Memory is nil, and the
-	// tier decides only which blocks the slots have. Get and Put return ErrNotSupported.
+	// Blocks is the number of slots if the slots are in other processes. Memory is then nil, and
+	// the tier only decides which blocks are in the slots. Get and Put return ErrNotSupported.
 	Blocks int
 	// Formats has one format for each page group.
 	Formats block.Formats
-	// Transient makes the tier a window. It drops a block when its last pin ends. So its slots only
-	// buffer blocks on the way to or from another tier.
+	// Transient makes the tier a window: it drops a block when its last pin ends. The slots then
+	// only buffer blocks on the way to or from another tier.
 	Transient bool
 	// Evicted is called for each evicted block, with the tier's lock held. It must not call the
 	// tier. It may be nil.
@@ -73,44 +73,44 @@ type Tier struct {
 	transient bool // Config.Transient
 	slots     mem.Slots
 	closing   chan struct{}  // closed by the first Close
-	watchers  sync.WaitGroup // goroutines that wait for quarantined slots
+	watchers  sync.WaitGroup // goroutines that wait until slots leave quarantine
 
 	mu          sync.Mutex
 	closed      bool
 	free        []uint32            // stack of free slots
 	evicted     func(key block.Key) // Config.Evicted, or nil
 	entries     []entry             // by slot
-	sums        []uint64            // checksums of all slots, shards words for each
+	sums        []uint64            // checksums of all slots, with shards words per slot
 	shards      int                 // maximum number of shards of a block
 	index       index               // of Filling and Ready blocks
 	policy      *policy
 	order       *tier.Order // see SetOrder; may be nil
 	failed      *recent[block.Key, error]
-	orphans     map[block.Key]int // retains of blocks that were found corrupt since
-	retained    int               // slots with retains
+	orphans     map[block.Key]int // number of retains of blocks that were found corrupt after they were retained
+	retained    int               // number of retained slots
 	retainMax   int
 	waiters     []*waiter // callers that wait for a slot, in the order of their calls
 	quarantined map[uint32]<-chan struct{}
 	stats       tier.Stats
 }
 
-// entry describes a slot. In the state Failed the slot is in quarantine, or its block was found
-// corrupt and left the index: then the slot becomes free with its last pin. An entry fits into a
-// cache line.
+// entry describes a slot. State Failed means that the slot is in quarantine, or that its block was
+// found corrupt and left the index; such a slot becomes free with its last pin. An entry fits into
+// a cache line.
 type entry struct {
 	key     block.Key
 	wait    *fillWait     // nil if no caller waits for the fill
-	since   time.Duration // start of the fill, since the tier was opened
-	pins    int32         // open handles, each of which may read the slot
-	retains int32         // by Retain
-	// Number of checksums in Tier.sums; zero if the header has none of that kind.
+	since   time.Duration // start of the fill, relative to Tier.opened
+	pins    int32         // open handles, each of which permits reads of the slot
+	retains int32         // number of retains by Retain
+	// number of checksums in Tier.sums; zero if the header has no checksums of type SumTree
 	shards uint16
 	state  tier.State
 }
 
 func (e *entry) pinned() bool { return e.state != tier.Ready || e.pins > 0 || e.retains > 0 }
 
-// maxFailures bounds the failures whose cause is kept for error messages.
+// maxFailures bounds the number of failed blocks whose cause is remembered for error messages.
 const maxFailures = 1024
 
 // Open returns an empty tier. It starts no goroutine.
@@ -166,7 +166,7 @@ func (t *Tier) Transient() bool { return t.transient }
 // Slots returns the array of slots.
 func (t *Tier) Slots() mem.Slots { return t.slots }
 
-// Stats returns the counters. Open counts the image as read, although a stream reads it later.
+// Stats returns the counters. An Open counts as a read of the whole image.
 func (t *Tier) Stats() tier.Stats {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -176,8 +176,8 @@ func (t *Tier) Stats() tier.Stats {
 	return s
 }
 
-// Close makes later calls fail and ends all waits. It does not block. It returns ErrBusy with
-// counts while slots are pinned, being filled or quarantined: then the memory must not be freed.
+// Close makes later calls fail and ends all waits. It does not block. While slots are pinned, being
+// filled or in quarantine it returns ErrBusy with their numbers, and the memory must not be freed.
 // Their owners may still release them. After that Close returns nil.
 func (t *Tier) Close(context.Context) error {
 	t.mu.Lock()
@@ -210,7 +210,7 @@ func (t *Tier) wakeAll(err error) {
 	}
 }
 
-// outstanding returns an error if the memory is in use. The caller holds mu.
+// outstanding returns ErrBusy if slots are in use. The caller holds mu.
 func (t *Tier) outstanding() error {
 	var pinned, retained, filling int
 	var oldest time.Duration
@@ -254,8 +254,8 @@ func (t *Tier) at(key *block.Key) (uint32, tier.State) {
 	return 0, tier.Absent
 }
 
-// beginQuery checks the arguments of a query for many blocks with n results. It locks mu if it
-// returns nil.
+// beginQuery checks the arguments of a query for keys with n results. It returns nil with mu
+// locked, or an error with mu unlocked.
 func (t *Tier) beginQuery(ctx context.Context, keys []block.Key, n int) error {
 	if len(keys) != n {
 		return fmt.Errorf("cache: query %d blocks with %d results: %w", len(keys), n, errdefs.ErrInvalid)
@@ -271,7 +271,7 @@ func (t *Tier) beginQuery(ctx context.Context, keys []block.Key, n int) error {
 	return err
 }
 
-// Kept reports which blocks are Ready. The cache has nothing more durable.
+// Kept reports which blocks are Ready. In the cache they cannot become more durable.
 func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 	if err := t.beginQuery(ctx, keys, len(kept)); err != nil {
 		return err
@@ -284,7 +284,7 @@ func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 	return nil
 }
 
-// Lookup sets states[i] to the state of keys[i]. All states are those of one moment.
+// Lookup sets states[i] to the state of keys[i]. All states are from the same moment.
 func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State) error {
 	if err := t.beginQuery(ctx, keys, len(states)); err != nil {
 		return err

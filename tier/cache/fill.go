@@ -9,7 +9,8 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// fill implements tier.Fill. It contains the handle that Publish returns, to save an allocation.
+// fill implements tier.Fill. It contains the handle that Publish returns, which saves an
+// allocation.
 type fill struct {
 	slot  slotRef
 	key   block.Key
@@ -27,14 +28,14 @@ func (f *fill) errEnded() error {
 }
 
 // Publish makes the block Ready and returns it pinned. It wakes the callers that wait for the
-// block, each with a pin. On a closed tier it aborts the fill.
+// block, and pins the block for each of them. On a closed tier it aborts the fill.
 func (f *fill) Publish() (tier.Slot, error) {
 	t := f.slot.t
 	t.mu.Lock()
 	ended := f.ended
 	f.ended = true
 	t.mu.Unlock()
-	if ended { // another fill may have the slot
+	if ended { // the slot may belong to another fill
 		return nil, f.errEnded()
 	}
 	shards := f.keepSums()
@@ -49,7 +50,7 @@ func (f *fill) Publish() (tier.Slot, error) {
 	e.state, e.shards = tier.Ready, shards
 	t.pin(f.slot.index)
 	if e.wait != nil {
-		// Each waiter gets a pin now, or the block could be evicted before it wakes.
+		// Pin the block for each waiter now. Otherwise it could be evicted before they wake.
 		e.pins += e.wait.n
 		t.stats.Retained += int64(e.wait.n)
 	}
@@ -60,8 +61,8 @@ func (f *fill) Publish() (tier.Slot, error) {
 	return &f.slot, nil
 }
 
-// keepSums keeps the checksums in the image's header and returns their number. Only the filler uses
-// the slot.
+// keepSums copies the checksums from the image's header to Tier.sums and returns their number. Only
+// the filler may access the slot.
 func (f *fill) keepSums() uint16 {
 	t := f.slot.t
 	if t.slots.Region == nil {
@@ -91,7 +92,7 @@ func (f *fill) Abort(cause error) {
 }
 
 // Quarantine makes the block Failed with cause. The slot is not used again until quiesced is
-// closed. Close reports it until then. A nil channel is never closed.
+// closed. Until then Close returns ErrBusy. A nil channel is never closed.
 func (f *fill) Quarantine(cause error, quiesced <-chan struct{}) {
 	t := f.slot.t
 	t.mu.Lock()

@@ -11,8 +11,8 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// hostImage returns the bytes of e. It returns ErrInvalid unless e is host memory of the length of
-// the block's image.
+// hostImage returns the bytes of e. It returns ErrInvalid unless e is host memory with the length
+// of the block's image.
 func (t *Tier) hostImage(key block.Key, e mem.Extent) ([]byte, error) {
 	if t.slots.Region == nil {
 		return nil, fmt.Errorf("the slots are in other processes: %w", errdefs.ErrNotSupported)
@@ -31,8 +31,8 @@ func (t *Tier) hostImage(key block.Key, e mem.Extent) ([]byte, error) {
 	return nil, fmt.Errorf("[%d, +%d) of the %s is no host memory of %d bytes: %w", e.Off, e.Len, e.Region, n, errdefs.ErrInvalid)
 }
 
-// Get copies the block's image to dst and verifies the copy. A block that is being filled is a
-// miss.
+// Get copies the block's image to dst and verifies the copy. A block that is being filled counts as
+// a miss.
 func (t *Tier) Get(ctx context.Context, key block.Key, dst mem.Extent) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("get block %s: %w", key, context.Cause(ctx))
@@ -80,7 +80,8 @@ func (t *Tier) pinReady(key block.Key) (uint32, error) {
 }
 
 // Put verifies the image in src and copies it to a slot. It waits for a slot until ctx ends. If
-// another caller fills the block, Put waits for that, and fills the block itself if that fails.
+// another caller is filling the block, Put waits for that fill, and fills the block itself if the
+// fill fails.
 func (t *Tier) Put(ctx context.Context, key block.Key, src mem.Extent) error {
 	err := t.put(ctx, key, src)
 	if err == nil {
@@ -118,7 +119,8 @@ func (t *Tier) put(ctx context.Context, key block.Key, src mem.Extent) error {
 	}
 }
 
-// awaitOther waits while another caller fills the block. It reports whether the block is Ready.
+// awaitOther waits while another caller fills the block. It reports whether the block is then
+// Ready.
 func (t *Tier) awaitOther(ctx context.Context, key block.Key) (bool, error) {
 	t.mu.Lock()
 	slot, ok := t.index.find(&key)
@@ -137,7 +139,7 @@ func (t *Tier) awaitOther(ctx context.Context, key block.Key) (bool, error) {
 		if ctx.Err() != nil {
 			return false, err
 		}
-		return false, nil // that fill failed: the block may be reserved again
+		return false, nil // the fill failed: the block may be reserved again
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()

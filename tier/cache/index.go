@@ -7,17 +7,17 @@ import (
 	"github.com/kvlane/kvlane/block"
 )
 
-// index maps keys to slots. A Go map with the keys costs three cache misses for each lookup in a
-// large cache: the map's control bits, its key, and the slot's entry. Here a cell has 8 bytes and
+// index maps keys to slots. In a large cache, a lookup in a Go map with the keys costs three cache
+// misses: for the map's control bits, its key, and the slot's entry. Here a cell has 8 bytes and
 // the key is in the entry.
 //
-// It is a hash table with open addressing, at most half full. A block has the first free cell from
-// its hash on. A removal moves later blocks back, so that no search ends too early.
+// It is a hash table with open addressing, at most half full. A block is in the first cell from its
+// hash on that was free. A removal moves later blocks back, so that searches find them.
 type index struct {
 	seed       maphash.Seed
 	entries    []entry  // of the tier
 	cells      []uint64 // low half of the hash, then slot+1; zero if free
-	prefetched int32    // result of reads in prefetch; not used
+	prefetched int32    // result of the reads in prefetch, so that the compiler keeps them
 }
 
 func newIndex(entries []entry) index {
@@ -26,12 +26,12 @@ func newIndex(entries []entry) index {
 
 func (x *index) hash(key *block.Key) uint32 { return uint32(maphash.Bytes(x.seed, key[:])) }
 
-// lookupBatch is the number of lookups whose memory is prefetched together. Most of it is not in
-// the CPU's caches, which fetch several lines at once.
+// lookupBatch is the number of lookups whose memory is prefetched together, so that the CPU fetches
+// several cache lines at once.
 const lookupBatch = 16
 
-// prefetch returns the hashes of up to lookupBatch keys. It reads the memory that findBy needs
-// first.
+// prefetch returns the hashes of up to lookupBatch keys. It reads the memory that findBy will
+// access first.
 func (x *index) prefetch(keys []block.Key, hashes *[lookupBatch]uint32) {
 	for i := range keys {
 		hashes[i] = x.hash(&keys[i])
@@ -65,7 +65,7 @@ func (x *index) findBy(key *block.Key, h uint32) (slot uint32, ok bool) {
 	return uint32(x.cells[at]) - 1, ok
 }
 
-// add adds the block in slot. The entry has its key. The block must not be in the index.
+// add adds the block in slot, with the key in its entry. The block must not be in the index.
 func (x *index) add(slot uint32) {
 	key := &x.entries[slot].key
 	h := x.hash(key)
@@ -73,7 +73,7 @@ func (x *index) add(slot uint32) {
 	x.cells[at] = uint64(h)<<32 | uint64(slot+1)
 }
 
-// remove removes the block in slot. The entry still has its key.
+// remove removes the block in slot. The key must still be in its entry.
 func (x *index) remove(slot uint32) {
 	key := &x.entries[slot].key
 	gap, ok := x.seek(key, x.hash(key))
@@ -82,7 +82,7 @@ func (x *index) remove(slot uint32) {
 	}
 	mask := len(x.cells) - 1
 	for at := (gap + 1) & mask; x.cells[at] != 0; at = (at + 1) & mask {
-		// A block may move to the gap unless its first cell is behind the gap.
+		// A block may move to the gap unless its preferred cell is after the gap.
 		if first := int(x.cells[at] >> 32); (at-first)&mask >= (at-gap)&mask {
 			x.cells[gap], gap = x.cells[at], at
 		}

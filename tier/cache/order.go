@@ -5,15 +5,15 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// SetOrder sets the order of blocks. A block is not evicted while a block after it is cached and
-// not pinned.
+// SetOrder sets the order of blocks. A block is not evicted while a cached block after it is not
+// pinned.
 func (t *Tier) SetOrder(o *tier.Order) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.order = o
 }
 
-// Use counts a use of the cached blocks among keys, and records their order.
+// Use counts a use of the cached blocks in keys, and records their order.
 func (t *Tier) Use(keys []block.Key, _ tier.Place) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -1,10 +1,11 @@
 package cache
 
-// recent is a map of the last keys added, up to a fixed number. It forgets the oldest first.
+// recent is a map of the most recently added keys, up to a fixed number. It removes the oldest
+// first.
 type recent[K comparable, V any] struct {
 	m    map[K]remembered[V]
 	ring []K
-	next uint64 // number of additions; the next goes to ring[next % len(ring)]
+	next uint64 // number of additions; the next key is stored in ring[next % len(ring)]
 }
 
 type remembered[V any] struct {
@@ -19,7 +20,8 @@ func newRecent[K comparable, V any](n int) *recent[K, V] {
 func (r *recent[K, V]) add(key K, value V) {
 	n := uint64(len(r.ring))
 	i := r.next % n
-	// The old key may have been forgotten, or added again later: then this is not its newest place.
+	// The entry of the old key may have been removed, or added again later at another place in the
+	// ring.
 	if old, ok := r.m[r.ring[i]]; ok && old.at+n == r.next {
 		delete(r.m, r.ring[i])
 	}
@@ -33,7 +35,7 @@ func (r *recent[K, V]) get(key K) (V, bool) {
 	return v.value, ok
 }
 
-// forget removes key and reports whether it was there.
+// forget removes key and reports whether it was in the map.
 func (r *recent[K, V]) forget(key K) bool {
 	if _, ok := r.m[key]; !ok {
 		return false

@@ -11,7 +11,8 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// waiter is a Reserve that waits for a slot. Its result is written under mu before done is closed.
+// waiter is a call of Reserve that waits for a slot. Its result is written under mu before done is
+// closed.
 type waiter struct {
 	key  block.Key
 	done chan struct{}
@@ -24,8 +25,8 @@ func (w *waiter) resolve(f *fill, err error) {
 	close(w.done)
 }
 
-// Reserve takes a free or evictable slot and makes the block Filling. It forgets an earlier failure
-// of the block. While all slots are pinned it waits, in the order of the calls. It returns
+// Reserve reserves a free or evictable slot and makes the block Filling. It clears an earlier
+// failure of the block. While all slots are pinned it waits, in the order of the calls. It returns
 // ErrExists if the block is Ready or Filling, and ErrBusy with the cause if ctx ends first. If ctx
 // has already ended it does not wait.
 func (t *Tier) Reserve(ctx context.Context, key block.Key) (tier.Fill, error) {
@@ -37,7 +38,7 @@ func (t *Tier) Reserve(ctx context.Context, key block.Key) (tier.Fill, error) {
 }
 
 func (t *Tier) reserve(ctx context.Context, key block.Key) (*fill, error) {
-	// An ended context is allowed here: it requests an attempt without waiting.
+	// ctx may have ended already: then this is an attempt without waiting.
 	f, w, err := t.tryReserve(key)
 	if w == nil {
 		return f, err
@@ -56,8 +57,8 @@ func (t *Tier) reserve(ctx context.Context, key block.Key) (*fill, error) {
 	return nil, fmt.Errorf("reserve a slot for block %s: all %d are pinned: %w: %w", key, len(t.entries), errdefs.ErrBusy, context.Cause(ctx))
 }
 
-// Admit implements tier.Admitter: it reports whether the block was requested or evicted lately. A
-// window admits none.
+// Admit implements tier.Admitter: it reports whether the block was recently requested or evicted. A
+// window admits no blocks.
 func (t *Tier) Admit(key block.Key) bool {
 	if t.transient {
 		return false
@@ -77,7 +78,7 @@ func (t *Tier) tryReserve(key block.Key) (*fill, *waiter, error) {
 	if err := t.checkAbsent(key); err != nil {
 		return nil, nil, err
 	}
-	// If others wait there is no free slot, or it is theirs.
+	// If callers wait, there is no free slot, or it belongs to one of them.
 	if len(t.waiters) == 0 {
 		if slot, ok := t.takeSlot(); ok {
 			return t.startFill(slot, key), nil, nil
@@ -133,15 +134,15 @@ func (t *Tier) drop(slot uint32) {
 	t.stats.Blocks--
 }
 
-// freeSlot frees a slot and serves the waiters. The caller holds mu.
+// freeSlot frees a slot and passes it to a waiter, if there is one. The caller holds mu.
 func (t *Tier) freeSlot(slot uint32) {
 	t.entries[slot] = entry{}
 	t.free = append(t.free, slot)
 	t.serveWaiters()
 }
 
-// serveWaiters gives available slots to the waiters. A waiter whose block has been started by
-// another caller fails. The caller holds mu and has just made a slot available.
+// serveWaiters assigns available slots to waiters. A waiter fails if another caller has begun to
+// fill its block. The caller holds mu and has just made a slot available.
 func (t *Tier) serveWaiters() {
 	if len(t.waiters) == 0 {
 		return
@@ -160,7 +161,7 @@ func (t *Tier) serveWaiters() {
 }
 
 // fail ends the fill of slot's block with cause and removes the block from the index. The caller
-// holds mu, and frees or quarantines the slot.
+// holds mu, and must free or quarantine the slot.
 func (t *Tier) fail(slot uint32, cause error) {
 	e := &t.entries[slot]
 	if cause == nil {
@@ -175,7 +176,7 @@ func (t *Tier) fail(slot uint32, cause error) {
 	}
 }
 
-// failure returns the error for a block whose fill failed or whose bytes were corrupt.
+// failure returns the error of opening a block whose fill failed or whose bytes were corrupt.
 func failure(key block.Key, cause error) error {
 	return fmt.Errorf("open block %s: %w: it failed: %w", key, errdefs.ErrNotFound, cause)
 }

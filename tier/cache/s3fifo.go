@@ -6,15 +6,15 @@ import (
 	"github.com/kvlane/kvlane/block"
 )
 
-// Parameters of S3-FIFO. The paper has a small queue of a tenth and promotes at the second use. But
-// blocks of a conversation come back once a turn, after a long time. On Mooncake's conversation
-// trace a quarter and the first use had 77.0 thousand hits of 288.5 with slots for a tenth of its
-// blocks. The paper's parameters had 70.8, and LRU, which any scan flushes, 80.3. With slots for a
-// hundredth they had 21.6 and LRU 15.1.
+// Parameters of S3-FIFO. The paper uses a small queue of a tenth of the slots and promotes at the
+// second use. Blocks of a conversation, however, are used once per turn, after a long time. On
+// Mooncake's conversation trace, with slots for a tenth of its blocks, these parameters had 77.0
+// thousand hits of 288.5 thousand, the paper's parameters 70.8, and LRU, which a scan can flush,
+// 80.3. With slots for a hundredth of the blocks they had 21.6 and LRU 15.1.
 const (
 	smallShare = 4 // the small queue has about 1/smallShare of the slots
 	promoteAt  = 1 // uses in the small queue that promote a block to the main queue
-	maxUses    = 3 // uses are counted up to this
+	maxUses    = 3 // maximum of the use counter
 )
 
 type queueID uint8
@@ -23,7 +23,7 @@ const (
 	unlinked queueID = iota
 	inSmall
 	inMain
-	inLast // blocks whose successors are all pinned: evicted if all other queues are empty
+	inLast // blocks whose successors are all pinned; evicted if all other queues are empty
 )
 
 const noSlot = -1
@@ -31,13 +31,13 @@ const noSlot = -1
 // node is the policy's state of a slot.
 type node struct {
 	prev, next  int32  // towards the head (newest) and the tail (oldest)
-	parent      int32  // slot of the block before it in its prompt, valid with parentGen; or noSlot
+	parent      int32  // slot of the preceding block of the prompt, valid with parentGen; or noSlot
 	parentGen   uint32 // generation of that slot when parent was set
-	gen         uint32 // number of blocks that left this slot
-	children    int32  // cached blocks that come after it
-	idle        int32  // evictable ones among children
+	gen         uint32 // number of blocks that have left this slot
+	children    int32  // number of cached blocks that follow it
+	idle        int32  // number of children that are evictable
 	queue       queueID
-	home        queueID // the queue it returns to: inSmall or inMain
+	home        queueID // the queue that it returns to: inSmall or inMain
 	uses        uint8
 	evictable   bool // ready and not pinned
 	fingerprint uint64
@@ -49,10 +49,10 @@ type queue struct {
 	len        int
 }
 
-// policy decides which slot to evict. It unlinks two kinds of slots when they come up for eviction,
-// so that it never visits them again. A pinned slot is linked again when it is released. A block
-// with an evictable successor is linked again, as the next victim, when its last evictable
-// successor is gone. So a prompt is evicted from its end.
+// policy selects the slots to evict. Slots that cannot be evicted yet are unlinked when eviction
+// reaches them, so that it does not visit them again: a pinned slot until it is released, and a
+// block with an evictable successor until its last evictable successor is gone. The block then
+// becomes the next victim, so that a prompt is evicted from its end.
 type policy struct {
 	nodes     []node
 	queues    [inLast + 1]queue
@@ -70,12 +70,11 @@ func newPolicy(n int) *policy {
 	return p
 }
 
-// fingerprint shortens a key for the ghost queue. Keys are hashes already, and a collision is
-// harmless.
+// fingerprint shortens a key for the ghost queue. Keys are hashes, so a prefix suffices, and a
+// collision is harmless.
 func fingerprint(key block.Key) uint64 { return binary.LittleEndian.Uint64(key[:]) }
 
-// admit starts a block's life in slot, pinned. A block that was evicted lately goes to the main
-// queue.
+// admit adds a pinned block in slot. A recently evicted block goes to the main queue.
 func (p *policy) admit(slot uint32, key block.Key) {
 	n := node{parent: noSlot, gen: p.nodes[slot].gen, fingerprint: fingerprint(key), home: inSmall}
 	if p.ghost.forget(n.fingerprint) {
@@ -84,8 +83,7 @@ func (p *policy) admit(slot uint32, key block.Key) {
 	p.nodes[slot] = n
 }
 
-// wants reports whether a block was requested or evicted lately. Otherwise it remembers the
-// request.
+// wants reports whether a block was recently requested or evicted. If not, it records the request.
 func (p *policy) wants(key block.Key) bool {
 	f := fingerprint(key)
 	if _, lately := p.ghost.get(f); lately {
@@ -95,8 +93,8 @@ func (p *policy) wants(key block.Key) bool {
 	return false
 }
 
-// follow notes that the block in slot comes after the block in parent. It does nothing if the block
-// before it is known and cached, as a block has only one.
+// follow records that the block in slot follows the block in parent. It does nothing if slot
+// already has a cached parent.
 func (p *policy) follow(slot, parent uint32) {
 	n, before := &p.nodes[slot], &p.nodes[parent]
 	if p.before(n) != nil || slot == parent {
@@ -109,7 +107,8 @@ func (p *policy) follow(slot, parent uint32) {
 	}
 }
 
-// before returns the node of the block before n's, or nil if that is not known or not cached.
+// before returns the node of the block that precedes n's block, or nil if it is unknown or not
+// cached.
 func (p *policy) before(n *node) *node {
 	if n.parent == noSlot || p.nodes[n.parent].gen != n.parentGen {
 		return nil
@@ -124,7 +123,7 @@ func (p *policy) use(slot uint32) {
 	}
 }
 
-// pin keeps the slot until it is released.
+// pin prevents eviction of the slot until release.
 func (p *policy) pin(slot uint32) {
 	n := &p.nodes[slot]
 	if !n.evictable {
@@ -157,7 +156,8 @@ func (p *policy) release(slot uint32) {
 	}
 }
 
-// relink links a slot that has no evictable successor. Call it when a successor is gone or pinned.
+// relink links an evictable slot without evictable successors as the next victim. Call it when a
+// successor was removed or pinned.
 func (p *policy) relink(slot uint32) {
 	n := &p.nodes[slot]
 	if !n.evictable || n.idle > 0 || n.queue == n.home {
@@ -174,8 +174,8 @@ func (p *policy) relink(slot uint32) {
 }
 
 // victim unlinks and returns the slot to evict, or false if no slot is evictable. Each iteration
-// unlinks a slot or takes one of its uses. A slot is linked again once for each release and for
-// each successor that ends. So the cost is constant over the life of a block.
+// unlinks a slot or decrements its uses. A slot is linked again once for each release and for each
+// removed successor, so that the amortized cost per block is constant.
 func (p *policy) victim() (uint32, bool) {
 	for {
 		from := p.nextQueue()
@@ -184,7 +184,7 @@ func (p *policy) victim() (uint32, bool) {
 			if p.evictable[inSmall]+p.evictable[inMain] == 0 {
 				return 0, false
 			}
-			// The blocks come after each other in a circle: the keys of a call were not in the
+			// The blocks follow each other in a circle, because the keys of a call were not in the
 			// order of a prompt.
 			p.forgetOrder()
 			continue
@@ -217,7 +217,7 @@ func (p *policy) victim() (uint32, bool) {
 	}
 }
 
-// nextQueue returns the queue to evict from next.
+// nextQueue returns the queue from which the next victim is taken.
 func (p *policy) nextQueue() queueID {
 	small, others := p.queues[inSmall].len > 0, p.queues[inMain].len > 0
 	switch {
@@ -240,7 +240,7 @@ func (p *policy) forgetOrder() {
 	}
 }
 
-// remove ends the life of the block in slot.
+// remove removes the block in slot from the policy.
 func (p *policy) remove(slot uint32) {
 	n := &p.nodes[slot]
 	if n.queue != unlinked {
@@ -258,11 +258,11 @@ func (p *policy) remove(slot uint32) {
 		n.evictable = false
 		p.evictable[n.home]--
 	}
-	n.gen++ // invalidates the parent of its successors
+	n.gen++ // invalidates the parent of the block's successors
 	n.children, n.idle = 0, 0
 }
 
-// push links slot as the newest of a queue.
+// push adds slot as the newest of a queue.
 func (p *policy) push(id queueID, slot uint32) {
 	q, n := &p.queues[id], &p.nodes[slot]
 	n.queue, n.prev, n.next = id, noSlot, q.head
@@ -275,7 +275,7 @@ func (p *policy) push(id queueID, slot uint32) {
 	q.len++
 }
 
-// pushTail links slot as the oldest of a queue.
+// pushTail adds slot as the oldest of a queue.
 func (p *policy) pushTail(id queueID, slot uint32) {
 	q, n := &p.queues[id], &p.nodes[slot]
 	n.queue, n.prev, n.next = id, q.tail, noSlot

@@ -11,7 +11,7 @@ import (
 )
 
 // slotRef implements tier.Slot as one pin. Each Open returns a new one, so that a second Release of
-// a handle has no effect.
+// the same handle has no effect.
 type slotRef struct {
 	t        *Tier
 	index    uint32
@@ -21,11 +21,11 @@ type slotRef struct {
 // Index returns the index of the slot.
 func (s *slotRef) Index() uint32 { return s.index }
 
-// Extent returns the bytes of the slot. They are the block's until Release.
+// Extent returns the bytes of the slot. They belong to the block until Release.
 func (s *slotRef) Extent() mem.Extent { return s.t.slots.At(s.index) }
 
-// Sums returns the checksums of the block's shards at Publish. It returns nil if its header has no
-// checksums of that kind.
+// Sums returns the checksums of the block's shards at Publish, or nil if its header has no
+// checksums of type SumTree.
 func (s *slotRef) Sums() []uint64 {
 	n := int(s.t.entries[s.index].shards) // written before the block became Ready
 	if n == 0 {
@@ -35,8 +35,8 @@ func (s *slotRef) Sums() []uint64 {
 	return s.t.sums[from : from+n : from+n]
 }
 
-// Corrupt drops the block. It is no longer found, and its slot becomes free with its last pin.
-// After Release it has no effect.
+// Corrupt drops the block. Lookups no longer find it, and its slot becomes free with its last pin.
+// After Release, Corrupt has no effect.
 func (s *slotRef) Corrupt(cause error) {
 	s.t.mu.Lock()
 	defer s.t.mu.Unlock()
@@ -52,7 +52,7 @@ func (s *slotRef) Release() {
 	s.release()
 }
 
-// release is Release for callers that hold the tier's mu.
+// release implements Release. The caller holds the tier's mu.
 func (s *slotRef) release() {
 	if !s.released {
 		s.released = true
@@ -61,7 +61,7 @@ func (s *slotRef) release() {
 }
 
 // fillWait is shared by the callers that wait for a fill. The result is written under mu before
-// done is closed. Each remaining waiter then has a pin of slot, unless err is set.
+// done is closed. Unless err is set, the slot is then pinned once for each remaining waiter.
 type fillWait struct {
 	done chan struct{}
 	n    int32
@@ -69,7 +69,7 @@ type fillWait struct {
 	err  error
 }
 
-// addWaiter adds the caller to those that wait for the fill. The caller holds mu.
+// addWaiter adds a waiter for the fill. The caller holds mu.
 func (e *entry) addWaiter() *fillWait {
 	if e.wait == nil {
 		e.wait = &fillWait{done: make(chan struct{})}
@@ -89,11 +89,11 @@ func (e *entry) wakeWaiters(slot uint32, err error) {
 	close(f.done)
 }
 
-// Open pins a Ready block and returns its slot. It waits while another caller fills the block,
-// until ctx ends. It returns ErrNotFound, with the cause if known, if the block is absent or its
-// fill failed. If ctx has already ended it does not wait.
+// Open pins a Ready block and returns its slot. While another caller fills the block, Open waits
+// until ctx ends. It returns ErrNotFound, with the cause if it is known, if the block is absent or
+// its fill failed. If ctx has already ended it does not wait.
 func (t *Tier) Open(ctx context.Context, key block.Key) (tier.Slot, error) {
-	// An ended context is allowed here: it requests an attempt without waiting.
+	// ctx may have ended already: then this is an attempt without waiting.
 	slot, f, err := t.tryOpen(key)
 	if err != nil {
 		return nil, err
@@ -107,7 +107,7 @@ func (t *Tier) Open(ctx context.Context, key block.Key) (tier.Slot, error) {
 	return &slotRef{t: t, index: slot}, nil
 }
 
-// tryOpen pins the block, or returns the fill to wait for.
+// tryOpen pins the block, or returns a fillWait if the block is being filled.
 func (t *Tier) tryOpen(key block.Key) (uint32, *fillWait, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -160,7 +160,7 @@ func (t *Tier) await(ctx context.Context, f *fillWait, key block.Key) (uint32, e
 	return 0, fmt.Errorf("open block %s: it is being filled: %w", key, context.Cause(ctx))
 }
 
-// OpenReady pins the Ready blocks among keys. It allocates once.
+// OpenReady pins the Ready blocks of keys. It allocates once.
 func (t *Tier) OpenReady(ctx context.Context, keys []block.Key, slots []tier.Slot, states []tier.State) error {
 	if len(slots) != len(states) {
 		return fmt.Errorf("open %d blocks into %d slots and %d states: %w", len(keys), len(slots), len(states), errdefs.ErrInvalid)
@@ -186,9 +186,8 @@ func (t *Tier) OpenReady(ctx context.Context, keys []block.Key, slots []tier.Slo
 	return nil
 }
 
-// ReleaseSlots releases slots under one lock. Most of their entries are not in the CPU's caches,
-// which fetch several lines at once if no lock is taken in between. It panics if a slot is of
-// another tier.
+// ReleaseSlots releases slots under one lock, so that the CPU fetches several entries at once. It
+// panics if a slot belongs to another tier.
 func (t *Tier) ReleaseSlots(slots []tier.Slot) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -201,7 +200,7 @@ func (t *Tier) ReleaseSlots(slots []tier.Slot) {
 	}
 }
 
-// LimitRetained bounds the slots that Retain pins at a time.
+// LimitRetained bounds the number of slots that Retain pins at a time.
 func (t *Tier) LimitRetained(slots int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -209,7 +208,7 @@ func (t *Tier) LimitRetained(slots int) {
 }
 
 // Retain pins blocks up to the first that is not Ready. It does not wait for a block that is being
-// filled, and does not allocate. The order of keys is an eviction order: the last is evicted first.
+// filled, and does not allocate. keys are in the order of a prompt: the last is evicted first.
 func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 	if err := t.beginQuery(ctx, keys, len(keys)); err != nil {
 		return 0, err
@@ -255,11 +254,10 @@ func (t *Tier) Release(keys []block.Key) {
 	}
 }
 
-// release undoes one Retain. The caller holds mu.
+// release undoes one Retain of key. The caller holds mu.
 func (t *Tier) release(key *block.Key) {
-	// It does not matter which retain of a key is released. Those of a corrupt block are released
-	// first. So a new block with that key may stay pinned for longer than needed, but never for
-	// less.
+	// All retains of a key are equal. Those of a corrupt block are released first, so that a new
+	// block with that key may stay pinned for longer than needed, but never for less.
 	if len(t.orphans) > 0 {
 		if n := t.orphans[*key]; n > 0 {
 			if t.orphans[*key] = n - 1; n == 1 {
@@ -295,8 +293,8 @@ func (t *Tier) unpin(slot uint32) {
 	t.afterUnpin(slot)
 }
 
-// afterUnpin makes a slot without pins evictable. It frees the slot if the block is corrupt or the
-// tier is transient. The caller holds mu.
+// afterUnpin makes a slot without pins evictable, or frees it if the block is corrupt or the tier
+// is transient. The caller holds mu.
 func (t *Tier) afterUnpin(slot uint32) {
 	e := &t.entries[slot]
 	switch {
@@ -312,8 +310,8 @@ func (t *Tier) afterUnpin(slot uint32) {
 	}
 }
 
-// markCorrupt removes the corrupt block in slot from the index. The caller has pinned the slot and
-// holds mu.
+// markCorrupt removes the corrupt block in slot from the index. The caller holds mu and has pinned
+// the slot.
 func (t *Tier) markCorrupt(slot uint32, cause error) {
 	e := &t.entries[slot]
 	if e.state != tier.Ready {

@@ -27,15 +27,15 @@ const (
 	OpPublish = "publish"
 )
 
-// injector consults the plan, waits, and remembers a crash.
+// injector applies the plan before each operation. After a crash fault all operations fail.
 type injector struct {
 	plan    *fault.Plan
 	clock   clockwork.Clock
 	crashed atomic.Pointer[error]
 }
 
-// before returns the fault of an operation that is about to start, after waiting as planned. If it
-// returns an error, the operation must fail with that.
+// before returns the fault of an operation that is about to start, after the planned delay. If it
+// returns an error, the operation must fail with that error.
 func (i *injector) before(ctx context.Context, op string) (fault.Fault, error) {
 	if err := i.crashed.Load(); err != nil {
 		return fault.Fault{}, *err
@@ -109,14 +109,14 @@ func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State
 	return t.inner.Lookup(ctx, keys, states)
 }
 
-// ReadOnly returns that of the inner tier.
+// ReadOnly returns the result of the inner tier.
 func (t *Tier) ReadOnly() bool {
 	r, ok := t.inner.(tier.ReadOnlyTier)
 	return ok && r.ReadOnly()
 }
 
-// Kept implements tier.Keeper. It reports nothing if the inner tier does not. Its operation is
-// OpLookup.
+// Kept implements tier.Keeper. It reports no block if the inner tier is not a Keeper. Its operation
+// is OpLookup.
 func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 	f, err := t.in.before(ctx, OpLookup)
 	if err != nil {
@@ -147,7 +147,7 @@ func (t *Tier) Use(keys []block.Key, at tier.Place) {
 	}
 }
 
-// partial joins the fault's error and the error of the half that was done.
+// partial joins the fault's error and the error of the processed half.
 func partial(f fault.Fault, err error) error {
 	if err == nil {
 		return f.Err
@@ -176,7 +176,8 @@ func (t *Tier) Get(ctx context.Context, key block.Key, dst mem.Extent) error {
 	return t.get(ctx, key, dst, t.inner.Get)
 }
 
-// Read implements tier.Reader. It calls Get if the inner tier does not. Its operation is OpGet.
+// Read implements tier.Reader. It calls Get if the inner tier is not a Reader. Its operation is
+// OpGet.
 func (t *Tier) Read(ctx context.Context, key block.Key, dst mem.Extent) error {
 	if r, ok := t.inner.(tier.Reader); ok {
 		return t.get(ctx, key, dst, r.Read)
@@ -215,7 +216,7 @@ func (t *Tier) Put(ctx context.Context, key block.Key, src mem.Extent) error {
 	return t.inner.Put(ctx, key, src)
 }
 
-// putFaulty puts src as changed by the fault. It returns false if the fault does not change the
+// putFaulty stores src as changed by the fault. It returns false if the fault does not change the
 // image.
 func (t *Tier) putFaulty(ctx context.Context, f fault.Fault, key block.Key, src mem.Extent) (spoiled bool, err error) {
 	switch f.Action {
@@ -228,8 +229,8 @@ func (t *Tier) putFaulty(ctx context.Context, f fault.Fault, key block.Key, src 
 	}
 }
 
-// PutMany implements tier.ManyPutter. It calls Put if the inner tier does not. Each block is an
-// OpPut. Blocks without a fault are put together.
+// PutMany implements tier.ManyPutter. It calls Put if the inner tier is not a ManyPutter. Each
+// block is an OpPut. Blocks without a fault are stored by one call.
 func (t *Tier) PutMany(ctx context.Context, keys []block.Key, srcs []mem.Extent, errs []error) {
 	if len(srcs) != len(keys) || len(errs) != len(keys) {
 		for i := range errs {
@@ -264,7 +265,7 @@ func (t *Tier) PutMany(ctx context.Context, keys []block.Key, srcs []mem.Extent,
 	}
 }
 
-// putChanged puts a changed copy of src. src itself must not change.
+// putChanged stores a copy of src that spoil has changed. src must not change.
 func (t *Tier) putChanged(ctx context.Context, key block.Key, src mem.Extent, spoil func([]byte)) (err error) {
 	if err := src.Validate(); err != nil {
 		return err
@@ -303,5 +304,5 @@ func (t *Tier) Delete(ctx context.Context, key block.Key) error {
 	return err
 }
 
-// Close closes the inner tier. It injects no fault.
+// Close closes the inner tier. It injects no faults.
 func (t *Tier) Close(ctx context.Context) error { return t.inner.Close(ctx) }

@@ -27,7 +27,7 @@ func NewSlots(t tier.SlotTier, plan *fault.Plan, clock clockwork.Clock) *SlotTie
 // Slots implements tier.SlotTier.
 func (t *SlotTier) Slots() mem.Slots { return t.slots.Slots() }
 
-// Transient returns that of the inner tier.
+// Transient returns the result of the inner tier.
 func (t *SlotTier) Transient() bool {
 	w, ok := t.slots.(tier.TransientTier)
 	return ok && w.Transient()
@@ -101,14 +101,14 @@ func (t *SlotTier) Reserve(ctx context.Context, key block.Key) (tier.Fill, error
 	return &fill{Fill: fl, in: t.in}, nil
 }
 
-// fill is a tier.Fill whose Publish can fail. It has no context, so a stall ends only when the plan
-// releases it.
+// fill is a tier.Fill whose Publish can fail. Publish has no context, so a stall ends only when the
+// plan releases it.
 type fill struct {
 	tier.Fill
 	in *injector
 }
 
-// Publish aborts the fill if it fails.
+// Publish publishes the fill, or aborts it with an injected error.
 func (f *fill) Publish() (tier.Slot, error) {
 	ft, err := f.in.before(context.Background(), OpPublish)
 	if err == nil && ft.Action == fault.Partial {

@@ -13,7 +13,7 @@ import (
 // operation.
 type anchor struct{ current atomic.Pointer[anchored] }
 
-// anchored is one directory of an anchor. acquire increments uses before it reads retired. So
+// anchored is one directory of an anchor. acquire increments uses before it reads retired, so that
 // either acquire sees retired, or exchange sees the use.
 type anchored struct {
 	dirfs.Dir
@@ -28,7 +28,7 @@ func newAnchor(d dirfs.Dir) *anchor {
 	return a
 }
 
-// exchange replaces the directory by d.
+// exchange replaces the directory with d.
 func (a *anchor) exchange(d dirfs.Dir) {
 	old := a.current.Swap(&anchored{Dir: d})
 	old.retired.Store(true)
@@ -55,7 +55,7 @@ func (d *anchored) release() {
 
 func (d *anchored) closeUnused() {
 	if d.uses.Load() == 0 {
-		// The directory was removed and is not written any more, so the error does not matter.
+		// The removed directory is no longer written, so the error does not matter.
 		d.once.Do(func() { _ = d.Close() })
 	}
 }

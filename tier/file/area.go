@@ -12,21 +12,22 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
 
-// area has the directories of one bound: all that share the tier's bound, or one with its own. It
-// counts their blocks and delays writes at the bound. A goroutine evicts blocks.
+// area holds the directories of one bound: all directories that share the tier's bound, or one
+// directory with its own. It counts their blocks and delays writes at the bound. Its goroutine, the
+// collector, evicts blocks.
 type area struct {
 	*Tier
 	name  string // for messages
 	dirs  []*dir
 	bound int64  // in bytes; zero: none
-	whole limits // limits of the bound; space.limits are this tier's part of it
+	whole limits // limits of the whole bound; space.limits are this tier's share of it
 	space space
 	pause usage.Pause
 
 	wake       chan struct{}    // wakes the collector for a round
-	roundLock  chan struct{}    // has an element during a round; guards cold
-	cold       []candidate      // blocks to evict, the coldest first
-	recentCold recentCandidates // blocks written since the search for cold blocks, and as cold
+	roundLock  chan struct{}    // holds an element during a round; guards cold
+	cold       []candidate      // blocks to evict, coldest first
+	recentCold recentCandidates // blocks written since the last search that are as cold as its result
 	counted    chan struct{}    // closed after the first count
 	done       chan struct{}    // closed when the collector has returned
 	failure    atomic.Pointer[error]
@@ -34,15 +35,15 @@ type area struct {
 
 	others atomic.Int64 // bytes of other folders that share the bound
 	// Used by the collector, and by Close after its end.
-	neighbours map[string]*neighbour // the other folders, by their paths
-	yielding   bool                  // all folders are above the high watermark: share is set
+	neighbours map[string]*neighbour // folders of other identities that share the bound, by path
+	yielding   bool                  // all folders together are above the high watermark; share is set
 	yieldedAt  time.Time
-	renew      bool      // the usage records are due
-	cut        bool      // bind has set the share since: they are due at once
-	used       time.Time // time of the last operation in a record
-	operations int64     // number of operations until then
+	renew      bool      // the usage records must be written
+	cut        bool      // bind has set the share since the last write of the records, which is therefore urgent
+	used       time.Time // time of the last operation in a usage record
+	operations int64     // number of operations up to that time
 	recordedAt time.Time // last time at which the usage records were written
-	recordErr  error     // error of that write
+	recordErr  error     // error of the last such write
 }
 
 func (t *Tier) newArea(name string, l limits, bound int64, dirs ...*dir) *area {
@@ -62,7 +63,7 @@ func (t *Tier) newArea(name string, l limits, bound int64, dirs ...*dir) *area {
 	return a
 }
 
-// makeAreas makes the areas, in the order of the configuration.
+// makeAreas creates the areas, in the order of the configuration.
 func (t *Tier) makeAreas() {
 	var shared []*dir
 	for i, d := range t.dirs {
@@ -95,7 +96,7 @@ func (a *area) paused() error {
 	return nil
 }
 
-// reserve reserves space for one block. It waits while there is none.
+// reserve reserves space for one block. It waits while there is no space.
 func (a *area) reserve(ctx context.Context, bytes int64) error {
 	asked := uint64(math.MaxUint64)
 	var patience <-chan time.Time
@@ -104,8 +105,8 @@ func (a *area) reserve(ctx context.Context, bytes int64) error {
 		if ok {
 			return nil
 		}
-		// Start a round only if space was freed since the last one. Otherwise the collector repeats
-		// rounds itself.
+		// Start a round only if space was freed since the last round. Otherwise the collector
+		// repeats rounds on its own.
 		if freed != asked {
 			a.collectSoon()
 			asked = freed

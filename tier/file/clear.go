@@ -9,12 +9,12 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// Clear removes files that are no blocks from the directory: quarantined files, and files not made
+// Clear removes files that are not blocks from the directory: quarantined files, and files not made
 // by kvlane (Foreign findings of Verify). A sound block stays, even in quarantine, unless the file
-// in its proper place is sound too. Processes may use the directory meanwhile; a tier keeps at most
-// Config.QuarantineMax files in quarantine. It returns ErrInvalid, and removes nothing, if u names
-// another file. It returns ErrNotFound if this is not a directory of blocks, and ErrCorrupt or
-// ErrMismatch if the marker cannot be read.
+// in its proper place is sound too. Processes may use the directory during the call; a tier keeps
+// at most Config.QuarantineMax files in quarantine. If u names another kind of file, Clear returns
+// ErrInvalid and removes nothing. It returns ErrNotFound if this is not a directory of blocks, and
+// ErrCorrupt or ErrMismatch if the marker cannot be read.
 func Clear(ctx context.Context, dir string, u Unwanted) (Cleared, error) {
 	return clearOf(ctx, dirfs.OS(), dir, u)
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// listBuckets reports which folders <2 hex> a directory has.
+// listBuckets reports which bucket folders (<2 hex>) exist in a directory.
 func listBuckets(d dirfs.Dir) (there [buckets]bool, err error) {
 	all, err := d.ReadDir(".")
 	for _, n := range all {
@@ -34,7 +34,7 @@ func parseBucket(name string) (b byte, ok bool) {
 	return byte(hi<<4 | lo), hi >= 0 && lo >= 0
 }
 
-// listBucket returns the blocks in a bucket's folder by their names, and all other names.
+// listBucket returns the keys of the blocks in a bucket's folder, and all other names.
 func listBucket(d dirfs.Dir, b byte) (keys []block.Key, others []string, err error) {
 	all, err := blockdir.Names(d, bucketName(b))
 	if err != nil {
@@ -55,11 +55,11 @@ func listBucket(d dirfs.Dir, b byte) (keys []block.Key, others []string, err err
 type candidate struct {
 	key      block.Key
 	dir      int       // index of its directory
-	modified time.Time // the file's time
-	used     time.Time // the file's time, but not in the future; orders candidates
+	modified time.Time // modification time of the file
+	used     time.Time // modified, or now if that is in the future; orders candidates
 }
 
-// compare orders candidates, the coldest first.
+// compare orders candidates by their last use, coldest first.
 func compare(a, b candidate) int {
 	if c := a.used.Compare(b.used); c != 0 {
 		return c
@@ -67,7 +67,7 @@ func compare(a, b candidate) int {
 	return bytes.Compare(a.key[:], b.key[:])
 }
 
-// blocksOf returns the number of blocks with so many bytes, if all have the shortest image.
+// blocksOf returns the number of blocks of the shortest image that have this many bytes.
 func blocksOf(formats block.Formats, bytes int64) int64 {
 	shortest := formats[0].Layout.ImageBytes()
 	for _, f := range formats {
@@ -76,13 +76,13 @@ func blocksOf(formats block.Formats, bytes int64) int64 {
 	return (bytes + shortest - 1) / shortest
 }
 
-// coldest returns the n least recently used eligible blocks of all directories, the coldest first.
-// It may return fewer. It keeps about 2n candidates in memory. It skips files that it cannot
-// examine, and returns their errors with the blocks.
+// coldest returns the n least recently used eligible blocks of all directories, coldest first. It
+// may return fewer. It keeps about 2n candidates in memory. It skips files that it cannot examine,
+// and returns their errors with the blocks.
 //
-// A file's time in the future counts as now, and coldest corrects it. Otherwise the block would
-// never be evicted, and blocks in use would be. The clock may have been set back, or another host's
-// clock may differ.
+// A file time in the future counts as now, and coldest corrects it. Otherwise the block would never
+// be evicted, and blocks in use would be evicted instead. The clock may have been set back, or the
+// clock of another host may differ.
 func coldest(ctx context.Context, dirs []dirfs.Dir, now time.Time, n int64, eligible func(block.Key) bool) ([]candidate, error) {
 	var found, ahead []candidate
 	var errs []error
@@ -148,12 +148,12 @@ func coldest(ctx context.Context, dirs []dirfs.Dir, now time.Time, n int64, elig
 	return found, joinFew(errs)
 }
 
-// aheadMost is how many files with times ahead of the clock are corrected together, which keeps
-// their order.
+// aheadMost is the number of files with times in the future that are corrected together, in their
+// order.
 const aheadMost = 1 << 16
 
-// correctTime sets the time of a file to when, and returns the candidate with that time. If it
-// fails the file keeps its own, and the candidate counts as used at when all the same.
+// correctTime sets the time of a file to when, and returns the candidate with that time. If setting
+// the time fails, the candidate is still used at when.
 func correctTime(d dirfs.Dir, c candidate, when time.Time) (candidate, error) {
 	c.used = when
 	name := blockName(c.key)
@@ -172,7 +172,8 @@ func correctTime(d dirfs.Dir, c candidate, when time.Time) (candidate, error) {
 	return c, nil
 }
 
-// joinFew joins the first errors and the number of the others. There may be one error per file.
+// joinFew joins the first errors and the number of the remaining ones, because there may be one
+// error per file.
 func joinFew(errs []error) error {
 	const most = 8
 	if len(errs) <= most {
@@ -181,11 +182,11 @@ func joinFew(errs []error) error {
 	return errors.Join(append(errs[:most:most], fmt.Errorf("and %d more", len(errs)-most))...)
 }
 
-// recentCandidates are blocks written since the search for candidates that are as cold as one of
-// these: a block gets the time of the block before it in its prompt.
+// recentCandidates are blocks that were written since the last search but are as cold as its
+// result, because a new block may get the time of the block before it in its prompt.
 type recentCandidates struct {
 	mu      sync.Mutex
-	looking bool      // a search is in progress
+	looking bool      // a search is running
 	until   time.Time // the time of the last candidate
 	blocks  []candidate
 }
@@ -197,7 +198,7 @@ func (l *recentCandidates) begin() {
 	l.looking, l.blocks = true, nil
 }
 
-// end ends a search. until is the time of its last candidate, or zero if there is none.
+// end ends a search. until is the time of its last candidate, or zero without candidates.
 func (l *recentCandidates) end(until time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -214,7 +215,7 @@ func (l *recentCandidates) add(c candidate) {
 	}
 }
 
-// join merges the blocks written since into the candidates.
+// join merges the collected blocks into the candidates of a search.
 func (l *recentCandidates) join(cold []candidate) []candidate {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -13,15 +13,15 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
 
-// Rounds that free no space are repeated while writes wait. The pause doubles from roundPauseLeast
-// to roundPauseMost.
+// Rounds that free no space are repeated while writes wait. The interval doubles from
+// roundPauseLeast to roundPauseMost.
 const (
 	roundPauseLeast = 5 * time.Millisecond
 	roundPauseMost  = time.Second
 )
 
-// recountEvery is the interval between counts of files that other processes may have added or
-// removed, while the tier is used.
+// recountEvery is the interval between recounts of files, which other processes may have added or
+// removed, while the tier is in use.
 const recountEvery = time.Minute
 
 // renewEvery is the minimum interval between renewals of a usage record.
@@ -37,7 +37,7 @@ func (a *area) collector() {
 	defer tick.Stop()
 	var pause time.Duration
 	var used int64
-	var later <-chan time.Time // a round due after renewEvery
+	var later <-chan time.Time // fires when another round is due after renewEvery
 	for {
 		retry := a.round()
 		var next <-chan time.Time
@@ -51,7 +51,7 @@ func (a *area) collector() {
 			if a.cut || a.clock.Since(a.recordedAt) >= renewEvery {
 				a.writeRecords(false)
 			}
-			// Other owners may have renewed their records meanwhile: another round reads those.
+			// Other owners may renew their records meanwhile: another round reads these.
 			if later == nil && a.shared() {
 				later = a.clock.After(renewEvery)
 			}
@@ -66,7 +66,7 @@ func (a *area) collector() {
 		case <-tick.Chan():
 			a.restoreDirs()
 			_, n := a.ops.Count()
-			// The record must include blocks that other processes store and remove.
+			// The record must include the effects of other processes that store and remove blocks.
 			if f := a.failure.Load(); n != used || *f != nil || a.cfg.SharedBound && !a.alone() {
 				used = n
 				a.space.markStale()
@@ -76,8 +76,8 @@ func (a *area) collector() {
 	}
 }
 
-// start writes this tier's first usage records. It sets the first bounds to the rest of the bound,
-// by the records of the other folders.
+// start writes this tier's first usage records. It limits the tier to the part of the bound that
+// the records of the other folders leave.
 func (a *area) start() {
 	a.writeRecords(false)
 	if !a.shared() {
@@ -88,7 +88,7 @@ func (a *area) start() {
 	a.space.setLimits(a.whole.part(a.storedBytes(), a.neighbourBytes(), len(a.neighbours), a.space.unit))
 }
 
-// restoreDirs restores open directories that were removed or replaced.
+// restoreDirs restores the tier's directories that were removed or replaced.
 func (a *area) restoreDirs() {
 	for _, d := range a.dirs {
 		removed, err := d.restore(a.ctx, &a.cfg)
@@ -102,8 +102,8 @@ func (a *area) restoreDirs() {
 	}
 }
 
-// round counts and evicts blocks if that is due. retry reports that another process is removing
-// blocks, and that another round is useful.
+// round counts and evicts blocks if that is due. retry is set if another process is removing
+// blocks, so that another round is useful.
 func (a *area) round() (retry bool) {
 	var errs []error
 	a.recountLost()
@@ -116,7 +116,8 @@ func (a *area) round() (retry bool) {
 	if a.shared() {
 		var err error
 		retry, err = a.share(a.ctx)
-		// Blocks written meanwhile also displace blocks of unused folders before this tier's own.
+		// Blocks that were written meanwhile also displace blocks of unused folders before this
+		// tier's own.
 		for tooMuch = a.aboveHigh(); tooMuch && !retry && !a.yielding && err == nil && a.total() > a.whole.high; tooMuch = a.aboveHigh() {
 			retry, err = a.share(a.ctx)
 		}
@@ -144,7 +145,8 @@ func (a *area) aboveHigh() bool {
 	return tooMuch
 }
 
-// setFailure records the result of background work. A Put that waits for space in vain returns it.
+// setFailure records the result of background work. Put returns it if it waits for space without
+// success.
 func (a *area) setFailure(err error) {
 	if err != nil && a.ctx.Err() == nil {
 		a.count.errors.Add(1)
@@ -155,14 +157,14 @@ func (a *area) setFailure(err error) {
 func (a *area) collectSoon() {
 	select {
 	case a.wake <- struct{}{}:
-	default: // a round is due already
+	default: // a round is already pending
 	}
 }
 
 // GC evicts the coldest blocks of all directories until at most targetBytes are stored. Directories
-// with their own bounds are reduced in proportion. Retained blocks and blocks being written stay.
-// GC skips files that it cannot remove. It returns the number of evicted blocks, with the errors of
-// the skipped files.
+// with their own bounds are reduced in proportion. Retained blocks and blocks that are being
+// written stay. GC skips files that it cannot remove. It returns the number of evicted blocks, and
+// the errors of the skipped files.
 func (t *Tier) GC(ctx context.Context, targetBytes int64) (removed int, err error) {
 	if targetBytes < 0 {
 		return 0, fmt.Errorf("collect down to %d bytes: %w", targetBytes, errdefs.ErrInvalid)
@@ -197,7 +199,7 @@ func (t *Tier) GC(ctx context.Context, targetBytes int64) (removed int, err erro
 // collect evicts the coldest blocks until target bytes are left. It skips, counts and reports
 // blocks that it cannot remove.
 func (a *area) collect(ctx context.Context, target int64) (removed int, err error) {
-	// Two concurrent rounds would evict twice as much.
+	// Two concurrent rounds would evict too much.
 	select {
 	case a.roundLock <- struct{}{}:
 		defer func() { <-a.roundLock }()
@@ -224,8 +226,8 @@ type round struct {
 	a                 *area
 	removed           int
 	freed             int64               // bytes of the removed blocks
-	counting, listing error               // errors of counting and listing files
-	failed            map[block.Key]error // not tried again in this round
+	counting, listing error               // errors of counting and of listing files
+	failed            map[block.Key]error // blocks that are not tried again in this round
 }
 
 func (r *round) run(ctx context.Context, target int64) error {
@@ -234,8 +236,8 @@ func (r *round) run(ctx context.Context, target int64) error {
 		a.cold = nil
 		r.counting = a.recount(ctx)
 	}
-	// Blocks written during the round do not count. Otherwise the round would evict a block for
-	// each, beyond the target.
+	// Blocks that are written during the round do not count. Otherwise the round would evict a
+	// block for each of them, beyond the target.
 	enough := r.freed + a.storedBytes() - target
 	for listed := false; ; {
 		if ctx.Err() != nil {
@@ -264,8 +266,8 @@ func (r *round) run(ctx context.Context, target int64) error {
 	}
 }
 
-// remove evicts a candidate. It reports whether this freed space, or another process had removed
-// the file.
+// remove evicts a candidate. It returns true if this freed space, also if another process has
+// already removed the file.
 func (r *round) remove(c *candidate) bool {
 	switch there, err := r.a.evict(c); {
 	case err == nil && !there:
@@ -280,14 +282,15 @@ func (r *round) remove(c *candidate) bool {
 	return false
 }
 
-// A search returns more candidates than needed, so that the next rounds need none: at least
+// A search returns more candidates than needed, so that the next rounds need no search: at least
 // coldMore, at most coldMost.
 const (
 	coldMore = 64
 	coldMost = 1 << 16
 )
 
-// list searches for candidates. It first recounts files that other processes may have changed.
+// list searches for candidates. Before that it recounts files that other processes may have
+// changed.
 func (r *round) list(ctx context.Context, target int64) error {
 	a := r.a
 	if _, _, sure := a.space.due(); sure || !a.alone() {
@@ -318,7 +321,7 @@ func (r *round) list(ctx context.Context, target int64) error {
 }
 
 // evict removes a block unless it is in use or was used since the search. It reports whether the
-// file is still there. If another process has removed it, the error is blockdir.Gone.
+// file still exists. If another process has already removed it, the error satisfies blockdir.Gone.
 func (a *area) evict(c *candidate) (there bool, err error) {
 	if !a.locks.TryLockRemoving(c.key) {
 		return true, nil
@@ -336,7 +339,7 @@ func (a *area) evict(c *candidate) (there bool, err error) {
 	if err == nil {
 		err = a.removeName(d, c.key, func() error {
 			err := d.Remove(blockName(c.key))
-			if err == nil { // before a waiting Put gets the space
+			if err == nil { // count the eviction before a waiting Put gets the space
 				a.count.evictions.Add(1)
 			}
 			return err

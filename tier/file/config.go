@@ -14,14 +14,14 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// FsyncPolicy is the time at which a block becomes durable. With every policy a block survives the
-// death of the process, and checksums detect a block damaged by a power failure.
+// FsyncPolicy defines when a block becomes durable. Under every policy a block survives the end of
+// the process, and checksums detect a block that was damaged by a power failure.
 type FsyncPolicy uint8
 
-// Policies.
+// The values of FsyncPolicy.
 const (
-	FsyncNever FsyncPolicy = iota // when the system writes it back
-	// Before Put returns: the file before its rename, the directory after it.
+	FsyncNever FsyncPolicy = iota // when the operating system writes the file back
+	// before Put returns: the file is synced before its rename, the directory after it
 	FsyncFile
 )
 
@@ -60,8 +60,8 @@ type Config struct {
 	SharedBound bool `config:"shared_bound"`
 	// Formats has one format for each page group.
 	Formats block.Formats
-	// Identities are the identities of the formats, in the same order. New directories contain
-	// them, for users. Error messages use them to name a field that differs. They may be nil.
+	// Identities are the identities of the formats, in the same order. They are written to new
+	// directories for information, and error messages name the fields that differ. They may be nil.
 	Identities []block.Identity
 	// Fsync is the policy. The default is FsyncNever.
 	Fsync FsyncPolicy `config:"fsync"`
@@ -83,7 +83,7 @@ type Config struct {
 	ReadOnly bool `config:"read_only"`
 	// Direct reads files to memory of a device: see Tier.ReadDirect. It may be nil.
 	Direct dirfs.Direct
-	// FS and Clock replace the operating system's in tests.
+	// FS and Clock replace those of the operating system in tests.
 	FS    dirfs.FS
 	Clock clockwork.Clock
 	host  string // identifies the kernel
@@ -187,7 +187,7 @@ func (c *Config) validateDirBytes(image int64) error {
 	return errors.Join(errs...)
 }
 
-// dirBytes returns the own bound of directory i, or zero.
+// dirBytes returns the bound of directory i alone, or zero.
 func (c *Config) dirBytes(i int) int64 {
 	if i < len(c.DirBytes) {
 		return c.DirBytes[i]

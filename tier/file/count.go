@@ -9,7 +9,7 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// recount counts the files of every directory. A folder that cannot be listed keeps its count.
+// recount counts the files of every directory. A folder that cannot be listed keeps its old count.
 func (a *area) recount(ctx context.Context) error {
 	a.space.beginRecount()
 	var errs []error
@@ -31,7 +31,8 @@ func (a *area) recountDir(ctx context.Context, d *dir) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		// A folder made after the listing has only counted blocks, or those of another process.
+		// A folder that was created after the listing contains only blocks that are counted, or
+		// those of another process.
 		if !there[i] && a.space.empty(&d.buckets[i]) {
 			continue
 		}
@@ -42,8 +43,7 @@ func (a *area) recountDir(ctx context.Context, d *dir) error {
 	return joinFew(errs)
 }
 
-// recountLost recounts the folders in which counted files were missing. So a missing file costs the
-// listing of one folder.
+// recountLost recounts only the folders in which counted files were missing.
 func (a *area) recountLost() {
 	if !a.space.takeAnyLost() {
 		return
@@ -57,8 +57,8 @@ func (a *area) recountLost() {
 	}
 }
 
-// noteMissing has the folder of a missing block recounted if the block was counted: this process
-// knew its file, or has it pinned.
+// noteMissing schedules a recount of a missing block's folder if the block was counted: this
+// process has verified its file, or has pinned it.
 func (t *Tier) noteMissing(key block.Key, pinned bool) {
 	if t.proofs.take(key) || pinned {
 		d := dirOf(t.dirs, key)
@@ -67,8 +67,8 @@ func (t *Tier) noteMissing(key block.Key, pinned bool) {
 	}
 }
 
-// countTries is the number of attempts to count a folder that changes meanwhile. After that its
-// count stays. It is right except for changes by other processes.
+// countTries is the number of attempts to count a folder that changes during the count. After that
+// the folder keeps its count, which lacks only changes by other processes.
 const countTries = 3
 
 func (a *area) recountBucket(d *dir, i byte) error {

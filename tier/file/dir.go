@@ -21,37 +21,38 @@ import (
 // dir is an open directory of a tier.
 type dir struct {
 	dirfs.Dir                         // the anchor, once it is set
-	anchor    *anchor                 // replaced if the directory is made again
+	anchor    *anchor                 // replaced when the directory is created again
 	root      string                  // path
-	area      *area                   // the area that counts the directory
-	id        string                  // of the marker
-	renewing  chan struct{}           // has an element while the session is renewed
+	area      *area                   // area that counts the directory
+	id        string                  // id in the marker
+	renewing  chan struct{}           // holds an element while the session is being renewed
 	session   atomic.Pointer[session] // nil in a read-only tier
 	swept     int
 	left      int // files of dead sessions that could not be removed
 	buckets   [buckets]bucket
 }
 
-// buckets is the number of folders <2 hex> in a directory. The first byte of a key selects one.
+// buckets is the number of folders <2 hex> in a directory. The first byte of a key selects the
+// folder.
 const buckets = 256
 
 // bucket counts the blocks in one folder.
 type bucket struct {
 	// Guarded by space.mu.
 	blocks   int64
-	bytes    int64  // sum of the lengths of their images
-	changing int    // operations in progress that add or remove a file
+	bytes    int64  // total length of their images
+	changing int    // number of running operations that add or remove a file
 	changes  uint64 // number of such operations that have ended
-	lost     bool   // a counted file was missing: count the folder again
+	lost     bool   // a counted file was missing; count the folder again
 
 	// durable is the inode of the folder whose name this process has made durable, or zero.
 	durable atomic.Uint64
 }
 
-// openTries is the number of attempts to open a directory that another process removes meanwhile.
+// openTries is the number of attempts to open a directory that another process is removing.
 const openTries = 4
 
-// openDir opens or makes a directory. Its errors name the directory.
+// openDir opens or creates a directory. Its errors name the directory.
 func openDir(ctx context.Context, c *Config, root string) (*dir, error) {
 	for try := 1; ; try++ {
 		d := &dir{root: filepath.Clean(root), renewing: make(chan struct{}, 1)}
@@ -60,7 +61,7 @@ func openDir(ctx context.Context, c *Config, root string) (*dir, error) {
 			return d, nil
 		}
 		err = errors.Join(err, d.close())
-		// A process that frees space removes the folder of an unused identity.
+		// A process that frees space may have removed the folder of an unused identity.
 		if !blockdir.Gone(err) || c.ReadOnly || try == openTries {
 			return nil, fmt.Errorf("directory %s: %w", d.root, err)
 		}
@@ -74,7 +75,7 @@ func (d *dir) open(ctx context.Context, c *Config) (err error) {
 	}
 	d.anchor = newAnchor(root)
 	d.Dir = d.anchor
-	// Check this before writing: a wrong directory must not change.
+	// Check the marker before writing: a wrong directory must not change.
 	m, err := d.readMarker(c)
 	if err != nil && !blockdir.Gone(err) {
 		return err
@@ -96,7 +97,7 @@ func (d *dir) open(ctx context.Context, c *Config) (err error) {
 	return blockdir.WriteError(blockdir.WithLock(ctx, c.Clock, d, func() error { return d.openLocked(c) }))
 }
 
-// openRoot opens the directory. It makes a missing one.
+// openRoot opens the directory, and creates a missing one.
 func (d *dir) openRoot(c *Config) (dirfs.Dir, error) {
 	root, err := c.FS.OpenDir(d.root)
 	if blockdir.Gone(err) && !c.ReadOnly {
@@ -105,7 +106,7 @@ func (d *dir) openRoot(c *Config) (dirfs.Dir, error) {
 		}
 		root, err = c.FS.OpenDir(d.root)
 	}
-	// Parents of a new directory may be another user's and not durable.
+	// Parents of a new directory may belong to another user and may not be durable.
 	if err == nil && !c.ReadOnly && c.Fsync == FsyncFile {
 		err = c.FS.SyncParents(d.root)
 	}
@@ -124,14 +125,14 @@ func (d *dir) openLocked(c *Config) error {
 	if blockdir.Gone(err) {
 		m = blockdir.NewMarker(blockdir.Files, c.Formats, c.Identities)
 		err = blockdir.WriteMarker(d, m)
-		// Another host was faster; locks may not reach it.
+		// Another host has created the directory; locks may not work between hosts.
 		if errors.Is(err, unix.EEXIST) || errors.Is(err, errdefs.ErrInvalid) {
 			m, err = d.madeMeanwhile(c, err)
 		}
 	}
 	if err == nil {
-		// The process that wrote the marker may have died before it was durable. Without it new
-		// blocks would be lost.
+		// The process that wrote the marker may have ended before the marker was durable. Without a
+		// marker new blocks would be lost.
 		err = blockdir.SyncRoot(d)
 	}
 	if err != nil {
@@ -158,8 +159,8 @@ func (d *dir) close() error {
 	return errors.Join(err, d.Close())
 }
 
-// renew replaces the session old, as its folder was removed. If the directory or its marker was
-// removed too, renew makes them again with the same id.
+// renew replaces the session old after its folder was removed. If the directory or its marker was
+// removed too, renew creates them again with the same id.
 func (d *dir) renew(ctx context.Context, c *Config, old *session) error {
 	select {
 	case d.renewing <- struct{}{}:
@@ -186,14 +187,14 @@ func (d *dir) renew(ctx context.Context, c *Config, old *session) error {
 			return err
 		}
 		d.session.Store(s)
-		for i := range d.buckets { // the folders must be made durable again
+		for i := range d.buckets { // make the folders durable again
 			d.buckets[i].durable.Store(0)
 		}
 		return old.lock.Close()
 	})
 }
 
-// removed reports whether the directory's path has no directory or another one.
+// removed reports whether the path of the directory is missing or belongs to another directory.
 func (d *dir) removed(c *Config) bool {
 	named, err := c.FS.OpenDir(d.root)
 	if err != nil {
@@ -204,7 +205,8 @@ func (d *dir) removed(c *Config) bool {
 	return errors.Join(named.Close(), err, merr) == nil && (now.Inode != mine.Inode || now.Device != mine.Device)
 }
 
-// restoreMarker writes a removed marker again. It has the same id, so the blocks keep their places.
+// restoreMarker writes a removed marker again, with the same id, so that the keys stay in this
+// directory.
 func (d *dir) restoreMarker(c *Config) error {
 	_, err := d.readMarker(c)
 	if !blockdir.Gone(err) {
@@ -215,7 +217,7 @@ func (d *dir) restoreMarker(c *Config) error {
 	return blockdir.PutMarker(d, m)
 }
 
-// restore makes the directory or its marker again if it was removed. A read-only tier switches to
+// restore creates the directory or its marker again if it was removed. A read-only tier switches to
 // the directory that has the path now.
 func (d *dir) restore(ctx context.Context, c *Config) (removed bool, err error) {
 	removed = d.removed(c)
@@ -231,12 +233,12 @@ func (d *dir) restore(ctx context.Context, c *Config) (removed bool, err error) 
 	return true, d.renew(ctx, c, d.session.Load())
 }
 
-// follow switches to the directory that has the path now, if that has the same formats.
+// follow switches to the directory that has the path now, if its formats are the same.
 func (d *dir) follow(c *Config) error {
 	root, err := c.FS.OpenDir(d.root)
 	if err != nil {
 		if blockdir.Gone(err) {
-			return nil // nothing to be read
+			return nil // there is nothing to read
 		}
 		return err
 	}
@@ -255,8 +257,8 @@ func (d *dir) follow(c *Config) error {
 	return nil
 }
 
-// madeMeanwhile returns the marker that another process has written meanwhile. If there is none it
-// returns err.
+// madeMeanwhile returns the marker that another process has written in the meantime, or err if
+// there is none.
 func (d *dir) madeMeanwhile(c *Config, err error) (Marker, error) {
 	m, rerr := d.readMarker(c)
 	if blockdir.Gone(rerr) {
@@ -296,8 +298,8 @@ func blockName(key block.Key) string {
 	return string(hex.AppendEncode(buf, key[:]))
 }
 
-// dirOf returns the directory of a key: the one with the highest hash. An added directory only
-// takes keys over. The others do not exchange keys.
+// dirOf returns the directory of a key: the one with the highest hash. An added directory takes
+// keys from the others; they exchange no keys among themselves.
 func dirOf(dirs []*dir, key block.Key) *dir {
 	if len(dirs) == 1 {
 		return dirs[0]

@@ -20,8 +20,8 @@ var (
 	_ tier.DirectWriter = (*Tier)(nil)
 )
 
-// ReadDirect implements tier.DirectReader. It reads the header to host memory, checks it as Read
-// does, and then reads all shards by one transfer.
+// ReadDirect implements tier.DirectReader. It reads the header to host memory, checks it like Read,
+// and then reads all shards by one transfer.
 func (t *Tier) ReadDirect(ctx context.Context, key block.Key, dst mem.Extent, sums []uint64) ([]uint64, <-chan struct{}, error) {
 	fail := func(err error) ([]uint64, <-chan struct{}, error) {
 		return sums, nil, fmt.Errorf("read block %s directly: %w", key, err)
@@ -81,20 +81,21 @@ func (t *Tier) readHead(file dirfs.DirectFile, info dirfs.Info, f block.Format, 
 	return f.HeaderSums(sums, head, key)
 }
 
-// forgetDirect closes the file of a block that is kept open for direct reads, before its name goes.
+// forgetDirect closes the file that is kept open for direct reads of a block. Call it before the
+// file is removed or renamed.
 func (t *Tier) forgetDirect(d *dir, key block.Key) {
 	if t.cfg.Direct != nil {
 		t.cfg.Direct.Forget(d.Dir, blockName(key))
 	}
 }
 
-// content is the image of a block: in host memory, or its header there and its shards in memory of a
-// device.
+// content is the image of a block: in host memory, or the header in host memory and the shards in
+// device memory.
 type content struct {
 	image    []byte
 	head     []byte
-	src      mem.Extent      // of the image's length, without a valid header
-	quiesced <-chan struct{} // see tier.DirectWriter; once set, the write is not tried again
+	src      mem.Extent      // has the image's length, but no valid header
+	quiesced <-chan struct{} // see tier.DirectWriter; if set, the write is not tried again
 }
 
 func (c *content) bytes() int64 {
@@ -104,7 +105,7 @@ func (c *content) bytes() int64 {
 	return int64(len(c.image))
 }
 
-// verify verifies the image, or of a direct one the header.
+// verify verifies the image, or only the header if the shards are in device memory.
 func (c *content) verify(formats block.Formats, key block.Key) error {
 	if c.image != nil {
 		return formats.Verify(c.image, key)
@@ -116,7 +117,7 @@ func (c *content) verify(formats block.Formats, key block.Key) error {
 	return err
 }
 
-// writeContent writes a new file. It removes the file if it fails.
+// writeContent writes a new file. On failure it removes the file.
 func (t *Tier) writeContent(ctx context.Context, d *dir, name string, c *content, sync bool) (dirfs.Info, error) {
 	if c.image != nil {
 		return blockdir.WriteFile(d, name, c.image, sync)
@@ -129,7 +130,7 @@ func (t *Tier) writeContent(ctx context.Context, d *dir, name string, c *content
 	if c.quiesced, err = f.WriteDirect(ctx, c.src.Sub(n, c.src.Len-n), n); err != nil {
 		err = fmt.Errorf("%w: %w", tier.ErrDirectFailed, err)
 	} else {
-		err = blockdir.WriteAll(f, name, c.head, 0) // last: a torn file has no header
+		err = blockdir.WriteAll(f, name, c.head, 0) // written last, so that an incomplete file has no header
 	}
 	return blockdir.FinishFile(d, name, f, err, sync)
 }
@@ -142,8 +143,8 @@ func (t *Tier) CanPutDirect() error {
 	return nil
 }
 
-// PutDirect implements tier.DirectWriter. The block is verified when it is read. It stores the shards
-// by one transfer, and the header by a write of the host.
+// PutDirect implements tier.DirectWriter. It stores the shards by one transfer, and the header by a
+// write of the host. The block is verified when it is read.
 func (t *Tier) PutDirect(ctx context.Context, key block.Key, head []byte, src mem.Extent) (<-chan struct{}, error) {
 	fail := func(err error) (<-chan struct{}, error) {
 		return nil, fmt.Errorf("write block %s directly: %w", key, err)

@@ -10,13 +10,13 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// Folders returns the directories of blocks at a path: the path itself if it has a marker, else the
-// folders right below it that have a marker or have lost it. If there are none it returns the path.
-// It ignores links.
+// Folders returns the directories of blocks at a path: the path itself if it has a marker,
+// otherwise the folders directly below it that have a marker or have lost it. If there are none it
+// returns the path. It ignores links.
 func Folders(path string) (_ []string, err error) {
 	d, err := dirfs.OS().OpenDir(path)
 	if err != nil {
-		return []string{path}, nil //nolint:nilerr // opening it returns the error
+		return []string{path}, nil //nolint:nilerr // opening the path returns the error
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
 	if _, err := d.Stat(blockdir.MarkerName); err == nil {
@@ -40,9 +40,9 @@ func Folders(path string) (_ []string, err error) {
 	return found, nil
 }
 
-// LastUse returns the time of the last use of a directory of blocks, by its usage record, or else
-// the time of its last change. It reports whether a process of this host has it open for writing or
-// is opening it.
+// LastUse returns the time of the last use of a directory of blocks, from its usage record or,
+// without one, the time of its last change. open is set if a process of this host has the directory
+// open for writing or is opening it.
 func LastUse(path string) (used time.Time, open bool, err error) {
 	d, err := openExisting(dirfs.OS(), path)
 	if err != nil {

@@ -21,8 +21,8 @@ func (t *Tier) Get(ctx context.Context, key block.Key, dst mem.Extent) error {
 	return t.getInto(ctx, key, dst, true)
 }
 
-// Read is Get without verification of the shards. It checks length, header, identity and key. It
-// sets a block that fails aside.
+// Read reads the block like Get, but without verifying the shards. It checks length, header,
+// identity and key. A block that fails goes to quarantine.
 func (t *Tier) Read(ctx context.Context, key block.Key, dst mem.Extent) error {
 	return t.getInto(ctx, key, dst, false)
 }
@@ -39,14 +39,14 @@ func (t *Tier) getInto(ctx context.Context, key block.Key, dst mem.Extent, whole
 	return t.countRead(key, int64(len(buf)), t.get(ctx, dirOf(t.dirs, key), key, buf, whole))
 }
 
-// countRead counts a read of n bytes that ended with err, and returns its error.
+// countRead counts a read of n bytes that ended with err, and returns err with the key.
 func (t *Tier) countRead(key block.Key, n int64, err error) error {
 	switch {
 	case err == nil:
 		t.count.hits.Add(1)
 		t.count.readBytes.Add(n)
 		return nil
-	case errors.Is(err, tier.ErrNotDirect) || errors.Is(err, tier.ErrDirectFailed): // Read follows
+	case errors.Is(err, tier.ErrNotDirect) || errors.Is(err, tier.ErrDirectFailed): // the caller will call Read
 	case errors.Is(err, errdefs.ErrCorrupt):
 		t.count.corrupt.Add(1)
 		t.count.misses.Add(1)
@@ -61,7 +61,7 @@ func (t *Tier) countRead(key block.Key, n int64, err error) error {
 		return fmt.Errorf("read block %s: %w: %w", key, errdefs.ErrNotFound, err)
 	default:
 		t.count.errors.Add(1)
-		// The next Put checks the file again, and replaces it if it still cannot be read.
+		// The next Put checks the file again, and replaces it if it is still unreadable.
 		t.proofs.drop(key)
 	}
 	return fmt.Errorf("read block %s: %w", key, err)
@@ -87,7 +87,7 @@ func (t *Tier) get(ctx context.Context, d *dir, key block.Key, buf []byte, whole
 			}
 			t.touch(d, key, info)
 		} else if errors.Is(err, errdefs.ErrCorrupt) {
-			// Before Close, so that no other file can get the inode.
+			// before Close, so that no other file can get the same inode
 			err = errors.Join(err, t.setAside(ctx, d, key, info))
 		}
 	}
@@ -117,12 +117,12 @@ func (t *Tier) checkInfo(key block.Key, info dirfs.Info) error {
 	return nil
 }
 
-// read fills buf and verifies all of it or its header. It
-// returns ErrCorrupt for wrong bytes, except for block.ErrVersion.
+// read fills buf and verifies the whole image or only its header. It returns ErrCorrupt for wrong
+// bytes, except for block.ErrVersion.
 func (t *Tier) read(ctx context.Context, f dirfs.File, info dirfs.Info, key block.Key, buf []byte, whole bool) error {
 	if err := t.checkInfo(key, info); err != nil {
 		if _, herr := readHeader(f); errors.Is(herr, block.ErrVersion) {
-			return herr // whose images may have other lengths
+			return herr // images of other versions may have other lengths
 		}
 		return err
 	}
@@ -135,13 +135,13 @@ func (t *Tier) read(ctx context.Context, f dirfs.File, info dirfs.Info, key bloc
 	}
 	err := verify(buf, key)
 	if err != nil && !errors.Is(err, errdefs.ErrCorrupt) && !errors.Is(err, block.ErrVersion) {
-		// The error names another block. That block does not belong under this name.
+		// The header is that of another block, which does not belong under this name.
 		err = fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err)
 	}
 	return err
 }
 
-// setAside moves a corrupt file to quarantine, unless another file has its name now.
+// setAside moves a corrupt file to quarantine, unless the name belongs to another file now.
 func (t *Tier) setAside(ctx context.Context, d *dir, key block.Key, bad dirfs.Info) error {
 	if t.cfg.ReadOnly {
 		return nil
@@ -153,7 +153,7 @@ func (t *Tier) setAside(ctx context.Context, d *dir, key block.Key, bad dirfs.In
 	return t.quarantineFile(d, key, bad)
 }
 
-// quarantineFile is setAside for a caller that has locked the key.
+// quarantineFile implements setAside. The caller has locked the key.
 func (t *Tier) quarantineFile(d *dir, key block.Key, bad dirfs.Info) error {
 	now, err := d.Stat(blockName(key))
 	if blockdir.Gone(err) || err == nil && now.Inode != bad.Inode {
@@ -168,7 +168,8 @@ func (t *Tier) quarantineFile(d *dir, key block.Key, bad dirfs.Info) error {
 	return nil
 }
 
-// removeName calls op, which removes or renames the block's file, and counts that.
+// removeName calls op, which removes or renames the block's file, and updates the count of the
+// folder.
 func (t *Tier) removeName(d *dir, key block.Key, op func() error) error {
 	t.proofs.drop(key)
 	t.times.forget(key)
@@ -176,7 +177,7 @@ func (t *Tier) removeName(d *dir, key block.Key, op func() error) error {
 	b, a := &d.buckets[key[0]], d.area
 	a.space.beginChange(b)
 	err := op()
-	t.forgetDirect(d, key) // a reader may have opened it meanwhile
+	t.forgetDirect(d, key) // a reader may have opened the file meanwhile
 	switch {
 	case err == nil:
 		a.space.endChange(b, -1, t.formats.ImageBytes(key))
@@ -189,8 +190,8 @@ func (t *Tier) removeName(d *dir, key block.Key, op func() error) error {
 	return err
 }
 
-// moveToQuarantine moves a corrupt file to quarantine. If that fails it removes the file, as no
-// corrupt block may keep its name.
+// moveToQuarantine moves a corrupt file to quarantine. If that fails it removes the file, because a
+// corrupt block must not keep its name.
 func (t *Tier) moveToQuarantine(d *dir, key block.Key, bad dirfs.Info) error {
 	if t.cfg.QuarantineMax < 0 {
 		return d.Remove(blockName(key))

@@ -17,7 +17,7 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// addTotals adds keys to the totals of all blocks and of each page group.
+// addTotals adds keys to the totals of all blocks and to those of their page groups.
 func addTotals(keys []block.Key, formats block.Formats, all *Totals, by []Totals) {
 	all.Blocks += int64(len(keys))
 	for _, key := range keys {
@@ -30,9 +30,9 @@ func addTotals(keys []block.Key, formats block.Formats, all *Totals, by []Totals
 	}
 }
 
-// Inspect counts the contents of a directory by file names. It does not read blocks; Verify does.
-// It needs no Tier, and processes may use the directory meanwhile. It returns ErrNotFound if this
-// is not a directory of blocks, and ErrCorrupt or ErrMismatch if the marker cannot be read.
+// Inspect counts the contents of a directory by file names. Unlike Verify it does not read blocks.
+// It needs no Tier, and processes may use the directory during the call. It returns ErrNotFound if
+// this is not a directory of blocks, and ErrCorrupt or ErrMismatch if the marker cannot be read.
 func Inspect(ctx context.Context, dir string) (Inspection, error) {
 	return inspect(ctx, dirfs.OS(), dir)
 }
@@ -105,7 +105,8 @@ func (d *existing) inspect(ctx context.Context) (Inspection, error) {
 }
 
 // List calls yield for every block of the directory, in the order of the keys. If yield returns an
-// error, List returns that. Blocks added or removed meanwhile may be listed or not.
+// error, List returns that error. Blocks that are added or removed meanwhile may be missing or
+// listed.
 func List(ctx context.Context, dir string, yield func(Entry) error) error {
 	return list(ctx, dirfs.OS(), dir, yield)
 }
@@ -145,10 +146,10 @@ func list(ctx context.Context, fsys dirfs.FS, path string, yield func(Entry) err
 	return nil
 }
 
-// GC removes files of dead processes and then the coldest blocks, until at most targetBytes are
-// left. Processes may use the directory meanwhile. Reads in progress end normally; later reads of a
-// removed block are misses, even if it was retained. GC skips files that it cannot remove and those
-// of another format version. Collected.Left names them.
+// GC removes files of ended processes and then the coldest blocks, until at most targetBytes are
+// left. Processes may use the directory during the call. Running reads end normally; later reads of
+// a removed block are misses, even if it was retained. GC skips files that it cannot remove and
+// files of another format version. Collected.Left names them.
 func GC(ctx context.Context, dir string, targetBytes int64) (Collected, error) {
 	return gc(ctx, dirfs.OS(), dir, targetBytes)
 }
@@ -229,7 +230,7 @@ func (d *existing) collect(ctx context.Context, targetBytes int64, c *Collected)
 func newerVersion(d dirfs.Dir, name string) error {
 	f, err := d.Open(name, os.O_RDONLY)
 	if err != nil {
-		return nil // it is removed unread
+		return nil // the file is removed without reading it
 	}
 	if _, err = readHeader(f); !errors.Is(err, block.ErrVersion) {
 		err = nil
@@ -238,7 +239,8 @@ func newerVersion(d dirfs.Dir, name string) error {
 	return err
 }
 
-// evict removes a block, unless it was used since the search. It reports whether the block is gone.
+// evict removes a block, unless it was used since the search. It reports whether the block was
+// removed.
 func (d *existing) evict(c *candidate) (bool, error) {
 	name := blockName(c.key)
 	info, err := d.Stat(name)

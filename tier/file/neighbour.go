@@ -14,8 +14,8 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// liveFor is the time for which a record renewed on another host counts as that of a live owner.
-// File locks may not work between hosts.
+// liveFor is the time for which a record that another host has renewed counts as that of a live
+// owner, because file locks may not work between hosts.
 const liveFor = 10 * time.Minute
 
 // busyFor is the time after which a folder locked by another process counts as in use.
@@ -27,21 +27,21 @@ type neighbour struct {
 	parent, name string // the parent directory, and the folder in it
 	markerInfo   dirfs.Info
 	formats      block.Formats
-	record       blockdir.Record // the last plausible one, or a count
-	stored       blockdir.Record // the last plausible one
+	record       blockdir.Record // last plausible record, or a count
+	stored       blockdir.Record // last plausible record as stored
 	known        bool            // record is valid
-	counted      time.Time       // time of the count, if it could not be stored; else zero
+	counted      time.Time       // time of a count that could not be stored, or zero
 	renewed      time.Time       // last renewal by this process's clock, never in the future
 	answered     bool            // the record was renewed since bind set the share
-	checked      bool            // the record's numbers are a count
-	inUse        bool            // a process of this host has it open, or it cannot be removed
-	busySince    time.Time       // another process has been holding its lock; zero: none
-	cold         []candidate     // blocks to remove, the coldest first
+	checked      bool            // the numbers of record are a count
+	inUse        bool            // a process of this host has the folder open, or the folder cannot be removed
+	busySince    time.Time       // time since which another process holds the folder's lock, or zero
+	cold         []candidate     // blocks to remove, coldest first
 }
 
 func (n *neighbour) path() string { return n.parent + "/" + n.name }
 
-// bytes returns the folder's bytes by its record, at most the bound.
+// bytes returns the folder's size by its record, at most the bound.
 func (n *neighbour) bytes(bound int64) int64 {
 	if !n.known {
 		return 0
@@ -49,8 +49,8 @@ func (n *neighbour) bytes(bound int64) int64 {
 	return min(n.record.Bytes, bound)
 }
 
-// peak returns the most bytes since the previous record, at least bytes and at most more above
-// bytes.
+// peak returns the largest size in bytes since the previous record: at least bytes, and at most
+// more above it.
 func (n *neighbour) peak(bound, more int64) int64 {
 	if !n.known {
 		return 0
@@ -59,7 +59,7 @@ func (n *neighbour) peak(bound, more int64) int64 {
 	return min(n.record.Peak, bytes+min(more, bound-bytes))
 }
 
-// live reports whether an owner on another host has renewed the record lately.
+// live reports whether an owner on another host has recently renewed the record.
 func (n *neighbour) live(now time.Time, host string) bool {
 	elsewhere := host == "" || n.record.Host != host
 	return n.known && !n.record.Closed && elsewhere && now.Sub(n.renewed) < liveFor
@@ -73,7 +73,8 @@ func (n *neighbour) used(now time.Time) time.Time {
 	return n.record.Used
 }
 
-// errNoFolder: the name is not a folder with the marker of a directory of blocks. It is ignored.
+// errNoFolder means that the name is not a folder with the marker of a directory of blocks. Such
+// names are ignored.
 var errNoFolder = errors.New("not a folder of blocks")
 
 // notFolder reports whether a name in a directory of blocks exists but is not a folder. Such a name
@@ -83,7 +84,7 @@ func notFolder(d dirfs.Dir, name string) bool {
 	return err == nil && !info.Type.IsDir()
 }
 
-// openFolder opens a folder right below a directory. It never follows a link.
+// openFolder opens a folder directly below a directory. It never follows a link.
 func openFolder(fsys dirfs.FS, parent dirfs.Dir, path, name string) (dirfs.Dir, error) {
 	named, err := parent.Stat(name)
 	if blockdir.Gone(err) || err == nil && !named.Type.IsDir() {
@@ -99,7 +100,7 @@ func openFolder(fsys dirfs.FS, parent dirfs.Dir, path, name string) (dirfs.Dir, 
 	if err != nil {
 		return nil, err
 	}
-	// The path may have become a link meanwhile.
+	// The path may have become a link in the meantime.
 	opened, err := d.Stat(".")
 	if err == nil && (opened.Inode != named.Inode || opened.Device != named.Device) {
 		err = errNoFolder
@@ -120,7 +121,7 @@ func (n *neighbour) read(fsys dirfs.FS, parent dirfs.Dir, now time.Time) (err er
 	if err := n.readMarker(d); err != nil {
 		return err
 	}
-	if !n.counted.IsZero() && now.Sub(n.counted) >= answerTimeout { // count again
+	if !n.counted.IsZero() && now.Sub(n.counted) >= answerTimeout { // the count is too old
 		n.counted, n.known, n.checked = time.Time{}, false, false
 	}
 	r, err := blockdir.ReadRecord(d)
@@ -159,8 +160,8 @@ func (n *neighbour) readMarker(d dirfs.Dir) error {
 	return nil
 }
 
-// setRecord stores the folder's record in n. A record that changed since the last read counts as
-// renewed now, regardless of its own time.
+// setRecord stores the folder's record in n. If the record differs from the last one, it counts as
+// renewed now, regardless of the time in it.
 func (n *neighbour) setRecord(r blockdir.Record, now time.Time) {
 	old := &n.stored
 	same := r.Bytes == old.Bytes && r.Blocks == old.Blocks && r.Peak == old.Peak && r.Closed == old.Closed && r.Host == old.Host &&
@@ -176,8 +177,8 @@ func (n *neighbour) setRecord(r blockdir.Record, now time.Time) {
 	n.cold = nil
 }
 
-// withUnused calls f with the folder and its parent directory, under the folder's lock, if no
-// process has the folder open. Otherwise it sets n.inUse.
+// withUnused calls f with the folder and its parent directory while it holds the folder's lock. If
+// a process has the folder open, it sets n.inUse instead.
 func (a *area) withUnused(ctx context.Context, n *neighbour, f func(parent, d dirfs.Dir) error) (err error) {
 	parent, err := a.cfg.FS.OpenDir(n.parent)
 	if err != nil {
@@ -211,13 +212,14 @@ func (a *area) withUnused(ctx context.Context, n *neighbour, f func(parent, d di
 		n.inUse = now.Sub(n.busySince) >= busyFor
 	}
 	if err != nil && ctx.Err() == nil && !errors.Is(err, errNoFolder) {
-		n.inUse = true // until readNeighbours reads it again
+		n.inUse = true // until readNeighbours reads the folder again
 		err = fmt.Errorf("free space in folder %s, which no process has open: %w", n.path(), blockdir.WriteError(err))
 	}
 	return err
 }
 
-// busy reports whether another process holds the folder's lock to open it or to remove blocks.
+// busy reports whether another process holds the folder's lock, to open the folder or to remove
+// blocks.
 func (n *neighbour) busy() bool { return !n.busySince.IsZero() && !n.inUse }
 
 // anySession reports whether a process of this host has the directory open for writing. The caller

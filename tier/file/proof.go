@@ -11,9 +11,9 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
-// proofs remembers files that this process has verified, by writing or reading them, and whether it
-// has synced them. Inode and time identify a file. It is a table of fixed size: a key may displace
-// another, whose file is then verified again.
+// proofs records files that this process has verified, by writing or reading them, and whether it
+// has synced them. Inode and modification time identify a file. The table has a fixed size: a key
+// may displace another, whose file is then verified again.
 type proofs struct {
 	mu    sync.Mutex
 	table []proof
@@ -22,7 +22,7 @@ type proofs struct {
 type proof struct {
 	key    uint64
 	file   uint64
-	before uint64 // the same file before its last renewal, or 0
+	before uint64 // same file before its last renewal, or 0
 	synced bool
 }
 
@@ -30,7 +30,7 @@ func (e *proof) knows(key, file uint64) bool {
 	return e.key == key && (e.file == file || e.before == file)
 }
 
-// proofCount is the number of slots, a power of two. The table has 2 MiB. It covers 16 GiB of
+// proofCount is the number of slots, a power of two. The table takes 2 MiB and covers 16 GiB of
 // blocks of 256 KiB.
 const proofCount = 1 << 16
 
@@ -40,7 +40,7 @@ func (p *proofs) slot(key block.Key) (*proof, uint64) {
 	return &p.table[binary.LittleEndian.Uint32(key[8:])%proofCount], binary.LittleEndian.Uint64(key[16:])
 }
 
-// fileOf returns a hash that distinguishes files that have had the same name.
+// fileOf returns a hash that distinguishes different files with the same name.
 func fileOf(info dirfs.Info) uint64 {
 	var b [16]byte
 	binary.LittleEndian.PutUint64(b[:], info.Inode)
@@ -60,7 +60,7 @@ func (p *proofs) add(key block.Key, info dirfs.Info, synced bool) {
 	}
 }
 
-// has reports whether the file is known to be sound, and to be durable.
+// has reports whether the file is known to be sound, and whether it is known to be durable.
 func (p *proofs) has(key block.Key, info dirfs.Info) (whole, synced bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -71,8 +71,8 @@ func (p *proofs) has(key block.Key, info dirfs.Info) (whole, synced bool) {
 	return true, e.synced
 }
 
-// renew records that the time of a sound file is about to become when. Until the next renewal has
-// accepts the file with either time, as other goroutines may see both.
+// renew records that the time of a sound file is about to change to when. Until the next renewal,
+// has accepts the file with either time, because other goroutines may see both.
 func (p *proofs) renew(key block.Key, info dirfs.Info, when time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -86,7 +86,7 @@ func (p *proofs) renew(key block.Key, info dirfs.Info, when time.Time) {
 // drop forgets the block's file.
 func (p *proofs) drop(key block.Key) { p.take(key) }
 
-// take is drop. It reports whether the file was known.
+// take implements drop and reports whether the file was known.
 func (p *proofs) take(key block.Key) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -19,15 +19,14 @@ import (
 
 // Put stores the block. When it returns nil, the block can be found and is as durable as the policy
 // requires, regardless of which process wrote it. Put reads and verifies an existing file, unless
-// this process has done so. It sets a damaged file aside and writes a new one. An unreadable file
-// stays until it is replaced. A file of another format version stays, and Put returns ErrExists:
-// for processes of that version the block is durable.
+// this process has already done so. It moves a damaged file to quarantine and writes a new one. An
+// unreadable file stays until it is replaced. A file of another format version stays, and Put
+// returns ErrExists, because the block is durable for processes of that version.
 //
 // Put waits while another Put writes the same block. At the bound it waits for space. It returns
 // ErrBusy if ctx ends, or if eviction fails for spacePatience. On a full disk it evicts blocks of
 // the tier. It returns ErrNoSpace if the tier has no bound, or if other programs take the freed
-// space. After either error writes pause: see Stats. A write in progress is finished even if ctx
-// ends.
+// space. After either error writes pause: see Stats. A running write is finished even if ctx ends.
 func (t *Tier) Put(ctx context.Context, key block.Key, src mem.Extent) error {
 	image, err := blockdir.Image(t.formats, key, src)
 	if err != nil {
@@ -72,8 +71,8 @@ func (t *Tier) put(ctx context.Context, key block.Key, c *content) error {
 			t.count.writtenBytes.Add(c.bytes())
 			return nil
 		}
-		// Another process has stored the block, perhaps durably, which a Put here may not be. Or a
-		// file that is no block is in the way.
+		// Another process has stored the block, perhaps less durably than the policy requires. Or
+		// the name belongs to a file that is not a block.
 		if !errors.Is(err, unix.EEXIST) || try == checkTries {
 			if over != nil {
 				err = errors.Join(err, over.cause)
@@ -83,7 +82,7 @@ func (t *Tier) put(ctx context.Context, key block.Key, c *content) error {
 	}
 }
 
-// checkTries is the number of times that a Put checks a file that other processes replace.
+// checkTries is the number of times that Put checks a file that other processes keep replacing.
 const checkTries = 4
 
 // unreadable is a file with a block's name that could not be read or made durable.
@@ -93,9 +92,9 @@ type unreadable struct {
 }
 
 // checkStored reports whether the block is stored, and makes it as durable as the policy requires.
-// It checks the file as a Get does. It sets a corrupt file aside. An unreadable file is returned as
-// over, and stays until it is replaced. The failure may be temporary, and the block durable for
-// another process.
+// It checks the file like Get, and moves a corrupt file to quarantine. It returns an unreadable
+// file as over. That file stays until it is replaced, because the failure may be temporary, and the
+// block durable for another process.
 func (t *Tier) checkStored(ctx context.Context, d *dir, key block.Key) (there bool, over *unreadable, err error) {
 	name := blockName(key)
 	info, err := d.Stat(name)
@@ -132,7 +131,7 @@ func (t *Tier) checkStored(ctx context.Context, d *dir, key block.Key) (there bo
 	return false, &unreadable{info, err}, nil
 }
 
-// examine reads and verifies the file of a block. It returns the Info of the file that it read.
+// examine reads and verifies the file of a block, and returns the Info of that file.
 func (t *Tier) examine(ctx context.Context, d *dir, key block.Key, info dirfs.Info) (dirfs.Info, error) {
 	buf, _ := t.buffers.Get().(*[]byte)
 	if buf == nil {
@@ -164,7 +163,7 @@ func (t *Tier) makeDurable(d *dir, key block.Key, info dirfs.Info) error {
 	}
 	now, err := f.Stat()
 	if err == nil && now.Inode != info.Inode {
-		err = unix.ESTALE // it was replaced
+		err = unix.ESTALE // the file was replaced
 	}
 	if err == nil {
 		err = f.Sync()
@@ -201,7 +200,7 @@ func (t *Tier) syncName(d *dir, key block.Key) error {
 // fullTries is the number of attempts of a write to free space on a full disk.
 const fullTries = 4
 
-// write stores the content under the block's name. It replaces over if that is not nil. On an error
+// write stores the content under the block's name. It replaces over if that is not nil. On error
 // nothing changes.
 func (t *Tier) write(ctx context.Context, d *dir, key block.Key, c *content, over *unreadable) error {
 	a := d.area
@@ -235,8 +234,8 @@ func (t *Tier) write(ctx context.Context, d *dir, key block.Key, c *content, ove
 	}
 }
 
-// writeOnce writes a temporary file and renames it. It tries again if the temporary folder was
-// removed. Another host removes it if locks do not reach it and this process seems dead to it.
+// writeOnce writes a temporary file and renames it. It retries once if the temporary folder was
+// removed, which another host does if locks do not work between the hosts.
 func (t *Tier) writeOnce(ctx context.Context, d *dir, key block.Key, c *content, over *unreadable) error {
 	s := d.session.Load()
 	info, err := t.publish(ctx, d, s, key, c, over)
@@ -256,7 +255,8 @@ func (t *Tier) writeOnce(ctx context.Context, d *dir, key block.Key, c *content,
 
 func (t *Tier) publish(ctx context.Context, d *dir, s *session, key block.Key, c *content, over *unreadable) (dirfs.Info, error) {
 	temp, sync, name := s.temp(), t.cfg.Fsync == FsyncFile, blockName(key)
-	// A replaced file may be durable: then the new one must be, under either name.
+	// The replaced file may have been durable. Then the new file must be durable too, under either
+	// name.
 	info, err := t.writeContent(ctx, d, temp, c, sync || over != nil)
 	if err != nil {
 		return info, err
@@ -286,9 +286,9 @@ func (t *Tier) publish(ctx context.Context, d *dir, s *session, key block.Key, c
 	}
 	if sync {
 		if err := t.syncName(d, key); err != nil {
-			// The block could be found but might not survive. A failed Put leaves nothing, except
-			// if it replaced a file that may have been durable: then the old file or this synced
-			// one survives a power failure.
+			// The block could be found but might not survive a power failure. A failed Put removes
+			// its file, unless it replaced a file that may have been durable: then the old file or
+			// this synced one survives.
 			if now, serr := d.Stat(name); !replace && serr == nil && now.Inode == info.Inode {
 				err = errors.Join(err, blockdir.Remove(d, name))
 			}
@@ -328,7 +328,7 @@ func (t *Tier) delete(ctx context.Context, key block.Key) error {
 		return err
 	}
 	defer t.locks.Unlock(key)
-	// The key is locked: no new pin is possible.
+	// The key is locked, so it cannot be pinned meanwhile.
 	if pinned, _ := t.locks.State(key); pinned {
 		return fmt.Errorf("it is retained: %w", errdefs.ErrBusy)
 	}

@@ -14,8 +14,8 @@ import (
 )
 
 // toQuarantine moves the file bad from the block's name to quarantine, under the name to. If
-// another process has replaced the file meanwhile, toQuarantine moves that back and returns an
-// error that is blockdir.Gone.
+// another process has replaced the file meanwhile, toQuarantine moves that file back and returns an
+// error that satisfies blockdir.Gone.
 func toQuarantine(d dirfs.Dir, now time.Time, key block.Key, bad dirfs.Info) (to string, err error) {
 	return quarantineFrom(d, blockName(key), now, key, bad)
 }
@@ -36,7 +36,7 @@ func quarantineFrom(d dirfs.Dir, name string, now time.Time, key block.Key, bad 
 		return to, nil
 	}
 	if err := d.Rename(to, name, false); err != nil {
-		return to, nil // a third file has the name: the moved one was replaced anyway
+		return to, nil // another file has the name by now, so the moved one was replaced anyway
 	}
 	// The file may have been durable under this name.
 	if _, err := blockdir.SyncFolder(d, path.Dir(name)); err != nil {

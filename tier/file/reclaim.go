@@ -15,14 +15,13 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// reclaimMost is the maximum of blocks removed from a folder at a time. A process that opens the
-// folder waits meanwhile.
+// reclaimMost is the maximum number of blocks that are removed from a folder at a time. A process
+// that opens the folder must wait during that time.
 const reclaimMost = 4096
 
-// reclaim removes blocks of folders that no process has open, of the least recently used folder
-// first, until all folders together are at the low watermark. It first counts the blocks of such
-// folders, as a record may be wrong. It skips files that cannot be removed, and returns their
-// errors.
+// reclaim removes blocks of folders that no process has open, least recently used folder first,
+// until all folders together are at the low watermark. It first counts the blocks of such folders,
+// because a record may be wrong. It skips files that cannot be removed, and returns their errors.
 func (a *area) reclaim(ctx context.Context) error {
 	now := a.clock.Now()
 	var idle []*neighbour
@@ -86,8 +85,8 @@ func (a *area) countFolder(ctx context.Context, n *neighbour, d dirfs.Dir) error
 	return a.keepRecord(n, d, r)
 }
 
-// countRecord counts the blocks of a directory by their names. Used is the time of the newest
-// folder of blocks.
+// countRecord counts the blocks of a directory by their names. Used is the modification time of the
+// newest bucket folder.
 func countRecord(ctx context.Context, d dirfs.Dir, formats block.Formats) (r blockdir.Record, err error) {
 	there, err := listBuckets(d)
 	if err != nil {
@@ -131,7 +130,7 @@ func (a *area) keepRecord(n *neighbour, d dirfs.Dir, r blockdir.Record) error {
 }
 
 // emptyFolder removes the coldest blocks of a folder that no process has open. It stops after the
-// given bytes or reclaimMost blocks. It removes a folder without blocks.
+// given number of bytes or after reclaimMost blocks. It removes a folder without blocks.
 func (a *area) emptyFolder(ctx context.Context, n *neighbour, parent, d dirfs.Dir, bytes int64) error {
 	r, removed, err := n.record, 0, error(nil)
 	for ; bytes > 0 && removed < reclaimMost && ctx.Err() == nil; removed++ {
@@ -140,7 +139,7 @@ func (a *area) emptyFolder(ctx context.Context, n *neighbour, parent, d dirfs.Di
 			n.cold, err = coldest(ctx, []dirfs.Dir{d}, a.clock.Now(), min(need+max(coldMore, r.Blocks/4), coldMost), func(block.Key) bool { return true })
 		}
 		if len(n.cold) == 0 || err != nil {
-			n.checked = r.Blocks == 0 // otherwise count the blocks again
+			n.checked = r.Blocks == 0 // if false, count the blocks again
 			break
 		}
 		c := n.cold[0]
@@ -165,8 +164,8 @@ func (a *area) emptyFolder(ctx context.Context, n *neighbour, parent, d dirfs.Di
 	return errors.Join(err, a.keepRecord(n, d, r))
 }
 
-// removeFolder removes a folder without blocks. The caller has locked it. If the folder has files
-// that kvlane has not made, its marker and lock file stay.
+// removeFolder removes a folder without blocks. The caller has locked it. If the folder contains
+// files that kvlane has not made, its marker and lock file stay.
 func removeFolder(parent, d dirfs.Dir, name string) (gone bool, err error) {
 	if notFolder(d, tmpName) || notFolder(d, blockdir.Quarantine) {
 		return false, nil
@@ -181,7 +180,7 @@ func removeFolder(parent, d dirfs.Dir, name string) (gone bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	var files []string // removed last: without them the folder is not a directory of blocks
+	var files []string // files that are removed last: without them the folder is not a directory of blocks
 	for _, n := range all {
 		_, bucket := parseBucket(n)
 		switch {
@@ -208,12 +207,12 @@ func removeFolder(parent, d dirfs.Dir, name string) (gone bool, err error) {
 	}
 	err = parent.Remove(name)
 	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) || blockdir.Gone(err) {
-		err = nil // another process made it anew
+		err = nil // another process has created it again
 	}
 	return err == nil, err
 }
 
-// ownFile reports whether a file right in a directory of blocks is kvlane's.
+// ownFile reports whether a file directly in a directory of blocks was made by kvlane.
 func ownFile(name string) bool {
 	return name == blockdir.MarkerName || name == blockdir.LockName || name == blockdir.RecordName || name == blockdir.RecordTemp ||
 		strings.HasPrefix(name, blockdir.MarkerTemp)

@@ -13,11 +13,12 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// Repair is Verify that also repairs. It writes a lost or damaged marker from the blocks' headers
-// if they agree. It moves damaged blocks to quarantine, without a limit on their number. It moves
-// sound blocks in a wrong folder to their place, or to quarantine if a block is there. It removes
-// files of dead processes. Files not made by kvlane, of another format version, or that could not
-// be examined stay and are in Unrepaired. Processes may use the directory meanwhile.
+// Repair verifies a directory like Verify and repairs it. It writes a lost or damaged marker from
+// the headers of the blocks if these agree. It moves damaged blocks to quarantine, without a limit
+// on their number. It moves sound blocks in a wrong folder to their place, or to quarantine if a
+// block is there. It removes files of ended processes. Files not made by kvlane, files of another
+// format version, and files that could not be examined stay and are in Unrepaired. Processes may
+// use the directory during the call.
 func Repair(ctx context.Context, dir string) (Repaired, error) {
 	return repair(ctx, dirfs.OS(), dir)
 }
@@ -38,13 +39,14 @@ func repair(ctx context.Context, fsys dirfs.FS, path string) (r Repaired, err er
 	if err != nil {
 		return r, fmt.Errorf("repair directory %s: %w", v.root, blockdir.WriteError(err))
 	}
-	// A second run finds the rest.
+	// The second verification finds the remaining problems.
 	after, err := verify(ctx, fsys, path, nil)
 	r.SetAfter(after)
 	return r, err
 }
 
-// repair repairs the findings. Errors of single files are found by the next verification.
+// repair repairs the findings. It ignores errors of single files, because the next verification
+// finds them.
 func (v *verifier) repair(ctx context.Context, r *Repaired) error {
 	if v.markerBad && len(v.formats) > 0 {
 		if err := blockdir.RepairMarker(v, time.Now(), v.report.Marker); err != nil {

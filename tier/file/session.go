@@ -16,8 +16,8 @@ import (
 
 const sessionLock = "lock"
 
-// session is a tier's folder for temporary files in one directory. Other processes do not remove it
-// while its lock is held.
+// session is a tier's folder for temporary files in one directory. While the session's lock is
+// held, other processes do not remove the folder.
 type session struct {
 	dir  dirfs.Dir
 	name string
@@ -25,8 +25,8 @@ type session struct {
 	next atomic.Uint64
 }
 
-// openSession makes the session's folder. The caller holds the directory's lock. Otherwise another
-// process could remove the folder before its lock is held.
+// openSession creates the session's folder. The caller holds the directory's lock. Otherwise
+// another process could remove the folder before its lock is held.
 func openSession(d dirfs.Dir) (_ *session, err error) {
 	if err := blockdir.Mkdir(d, tmpName); err != nil {
 		return nil, err
@@ -52,17 +52,17 @@ func (s *session) temp() string {
 	return string(strconv.AppendUint(buf, s.next.Add(1), 16))
 }
 
-// close releases the lock and then removes the folder. On NFS an open file that is removed keeps a
-// name, and so its folder. The lock file is removed last.
+// close releases the lock and then removes the folder, with the lock file last. On NFS a file that
+// is removed while open keeps a name, and the folder could not be removed.
 func (s *session) close() error {
 	err := s.lock.Close()
 	_, _, rerr := removeSession(s.dir, s.name)
 	return errors.Join(err, rerr)
 }
 
-// sweep removes the sessions of dead processes. It returns the number of removed temporary files,
-// and of those that it could not remove. The directory is usable in spite of the latter. The caller
-// holds the directory's lock.
+// sweep removes the sessions of ended processes. It returns the number of removed temporary files,
+// and the number of files that it could not remove. The directory is usable in spite of the latter.
+// The caller holds the directory's lock.
 func sweep(d dirfs.Dir) (files, left int, err error) {
 	sessions, err := blockdir.Names(d, tmpName)
 	if err != nil {
@@ -84,7 +84,8 @@ func sweepSession(d dirfs.Dir, path string) (files, left int, err error) {
 		return 0, 0, err
 	}
 	if lock != nil {
-		// The lock of a session is taken once. On NFS an open file could not be removed.
+		// No other process can take the lock of an ended session. On NFS an open file could not be
+		// removed.
 		if err := lock.Close(); err != nil {
 			return 0, 0, err
 		}
@@ -92,8 +93,8 @@ func sweepSession(d dirfs.Dir, path string) (files, left int, err error) {
 	return removeSession(d, path)
 }
 
-// probeSession reports whether the session's owner lives. If not, it returns the locked lock file,
-// or nil if there is none. A lock that is not a regular file has no owner.
+// probeSession reports whether the session's owner is running. If not, it returns the locked lock
+// file, or nil if there is none. A lock that is not a regular file has no owner.
 func probeSession(d dirfs.Dir, path string) (lock dirfs.File, live bool, err error) {
 	lock, err = blockdir.OpenLock(d, path+"/"+sessionLock)
 	if blockdir.Gone(err) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, dirfs.ErrIrregular) {
@@ -111,8 +112,8 @@ func probeSession(d dirfs.Dir, path string) (lock dirfs.File, live bool, err err
 	return lock, false, nil
 }
 
-// removeSession removes a session's folder. It returns the number of removed files, and of those
-// that it could not remove. Other processes may remove it at the same time.
+// removeSession removes a session's folder. It returns the number of removed files, and the number
+// of files that it could not remove. Other processes may remove the folder concurrently.
 func removeSession(d dirfs.Dir, path string) (files, left int, err error) {
 	info, err := d.Stat(path)
 	if blockdir.Gone(err) {

@@ -13,19 +13,19 @@ import (
 
 // A tier with Config.SharedBound shares its bound with the other folders in the parents of its
 // directories. Its collector reads their usage records and removes blocks of folders that no
-// process has open. It bounds this tier's folders to the bytes that live folders leave, or to a
-// share.
+// process has open. It limits this tier's folders to the bytes that live folders leave, or to a
+// share in proportion to its bytes.
 
-// answerTimeout is the time that a tier waits for the records of other tiers before it sets its
-// share again.
+// answerTimeout is the time that a tier waits for other tiers to renew their records before it sets
+// its share again.
 const answerTimeout = 2 * recountEvery
 
-// shared reports whether other folders count for the area's bound.
+// shared reports whether other folders count toward the area's bound.
 func (a *area) shared() bool { return a.cfg.SharedBound && a.bound > 0 && !a.cfg.ReadOnly }
 
 // share reads the sizes of the other folders and sets the bounds of this tier's folders. If all
 // folders together are above the high watermark, it first removes blocks of folders that no process
-// has open. retry reports that another process is removing blocks or opening a folder.
+// has open. retry is set if another process is removing blocks or opening a folder.
 func (a *area) share(ctx context.Context) (retry bool, err error) {
 	err = a.readNeighbours(ctx)
 	total, tried := a.total(), false
@@ -34,7 +34,7 @@ func (a *area) share(ctx context.Context) (retry bool, err error) {
 		before := a.count.reclaimed.Load()
 		err = errors.Join(err, a.reclaim(ctx))
 		total = a.total()
-		// Otherwise check again for blocks written meanwhile.
+		// If blocks were removed, check again: other blocks may have been written meanwhile.
 		if a.count.reclaimed.Load() == before {
 			break
 		}
@@ -61,7 +61,7 @@ func (a *area) readNeighbours(ctx context.Context) error {
 	var errs []error
 	for _, d := range a.dirs {
 		if ctx.Err() != nil {
-			return context.Cause(ctx) // the known sizes stay
+			return context.Cause(ctx) // the known sizes stay valid
 		}
 		if err := a.readSiblings(d, now, found); err != nil {
 			errs = append(errs, fmt.Errorf("read the usage records in %s: %w", filepath.Dir(d.root), err))
@@ -93,7 +93,7 @@ func (a *area) readSiblings(d *dir, now time.Time, found map[string]*neighbour) 
 		if errors.Is(err, errNoFolder) {
 			continue
 		}
-		if err == nil || known != nil { // an unreadable folder counts as before
+		if err == nil || known != nil { // an unreadable folder counts with its last known size
 			found[n.path()] = n
 		}
 		errs = append(errs, err)
@@ -101,8 +101,8 @@ func (a *area) readSiblings(d *dir, now time.Time, found map[string]*neighbour) 
 	return joinFew(errs)
 }
 
-// anyUnknown reports whether the size of a folder is not known. An earlier release may have made
-// it, or its owner may have died after it wrote more than its record has.
+// anyUnknown reports whether the size of a folder is unknown: an earlier release may have created
+// it, or its owner may have ended after writing more than its record shows.
 func (a *area) anyUnknown() bool {
 	now := a.clock.Now()
 	for _, n := range a.neighbours {
@@ -113,16 +113,16 @@ func (a *area) anyUnknown() bool {
 	return false
 }
 
-// total returns the bytes that all folders have or are about to have.
+// total returns the bytes that all folders have or will have soon.
 func (a *area) total() int64 {
 	peaks := a.neighbourPeaks()
 	return peaks + min(a.space.demand(), math.MaxInt64-peaks)
 }
 
-// neighbourPeaks returns the bytes of the other folders, by their peaks. An owner that writes
-// evicts its own blocks before it renews its record. Its bytes alone would not show that it needs
-// more. All peaks together count for at most a sixteenth of the bound above the bytes. A peak may
-// be older than the owner's share, and a record may be wrong.
+// neighbourPeaks returns the bytes of the other folders, by their peaks. An owner at its bound
+// evicts its own blocks before it renews its record, so that its bytes alone do not show that it
+// needs more. All peaks together count for at most a sixteenth of the bound above the bytes,
+// because a peak may be older than the owner's share, and a record may be wrong.
 func (a *area) neighbourPeaks() (sum int64) {
 	more := max(a.space.unit, a.bound/16/int64(len(a.neighbours)+1))
 	for _, n := range a.neighbours {
@@ -139,9 +139,9 @@ func (a *area) neighbourBytes() (sum int64) {
 	return sum
 }
 
-// setShare sets the bounds of this tier's folders. total is the bytes of all folders. Above the
-// high watermark, setShare sets the tier's share. It sets the share again when every live owner has
-// renewed its record, or after answerTimeout. Until then, records show old sizes.
+// setShare sets the bounds of this tier's folders. total is the bytes of all folders. If it is
+// above the high watermark, setShare sets the tier's share. It sets the share again after every
+// live owner has renewed its record, or after answerTimeout. Until then records show old sizes.
 func (a *area) setShare(total int64) {
 	now, others := a.clock.Now(), a.neighbourPeaks()
 	switch {
@@ -159,8 +159,8 @@ func (a *area) setShare(total int64) {
 	a.space.setLimits(a.whole.part(a.storedBytes(), others, len(a.neighbours), a.space.unit))
 }
 
-// allAnswered reports whether the records of all folders in use were renewed since setShare set the
-// share.
+// allAnswered reports whether the records of all folders in use were renewed since setShare last
+// set the share.
 func (a *area) allAnswered() bool {
 	for _, n := range a.neighbours {
 		if n.inUse && !n.answered {
@@ -171,9 +171,9 @@ func (a *area) allAnswered() bool {
 }
 
 // part returns the bounds of folders with own bytes if the other folders have others bytes. Up to
-// the high watermark, that is the rest of the bound. Above it, it is the share in proportion to
-// own. A sixteenth of the bound is divided among all folders. Each may have its part of that, so
-// that a new folder can begin.
+// the high watermark, that is the rest of the bound. Above it, it is a share in proportion to own.
+// A sixteenth of the bound is divided equally among all folders and added, so that a new folder can
+// grow.
 func (l limits) part(own, others int64, folders int, unit int64) limits {
 	total := own + min(others, math.MaxInt64-own)
 	down := func(bytes int64) int64 { return bytes - bytes%unit }
@@ -194,8 +194,8 @@ func (l limits) part(own, others int64, folders int, unit int64) limits {
 	return out
 }
 
-// writeRecords renews the usage records of the area's folders. With closing, it marks folders
-// closed that no other process has open.
+// writeRecords renews the usage records of the area's folders. If closing is set, it marks the
+// folders that no other process has open as closed.
 func (a *area) writeRecords(closing bool) {
 	if !a.cfg.SharedBound || a.cfg.ReadOnly {
 		return

@@ -12,18 +12,18 @@ type space struct {
 	limits             // zero: unbounded
 	configured  limits // limits while the disk is not full
 	fullAt      time.Time
-	fullErr     error  // of the write on a full disk, until fullWritten shows that it has space
-	fullStored  int64  // maximum of storedBytes while the disk was full, since fullErr
-	fullWritten int64  // bytes written with the configured bound since then
-	fulls       uint64 // calls of shrink that lowered the bound
+	fullErr     error  // error of the write on a full disk, until fullWritten shows that the disk has space
+	fullStored  int64  // maximum of storedBytes while the disk was full, since fullErr was set
+	fullWritten int64  // bytes written under the configured bound since then
+	fulls       uint64 // number of times that shrink lowered the bound
 	blocks      int64  // sum of the buckets' counts
-	storedBytes int64  // their bytes
+	storedBytes int64  // total bytes of the blocks
 	peak        int64  // maximum of storedBytes after a write, since takePeak
 	pending     int64  // bytes of files being written
-	written     int64  // bytes, since the last recount of everything
+	written     int64  // bytes written since the last recount of everything
 	recordStep  int64  // growth of storedBytes after which the usage record is renewed; zero: never
 	recorded    int64  // storedBytes in the usage record
-	grown       bool   // storedBytes grew by recordStep since
+	grown       bool   // storedBytes has grown by recordStep since the record
 	stale       bool   // another process has removed files
 	anyLost     bool   // a bucket is lost
 	// freed counts events that may have freed space: blocks removed or released. wake is closed and
@@ -37,7 +37,7 @@ type space struct {
 const fullFor = 30 * time.Second
 
 // reserve reserves the bytes of a block. If there is no space, it returns a channel that is closed
-// at the next event that may free space, and the number of such events so far. Then the caller must
+// at the next event that may free space, and the number of such events so far. The caller must then
 // call stopWaiting.
 func (s *space) reserve(now time.Time, bytes int64) (ok bool, freed uint64, wake <-chan struct{}) {
 	s.mu.Lock()
@@ -56,17 +56,17 @@ func (s *space) reserve(now time.Time, bytes int64) (ok bool, freed uint64, wake
 	return false, s.freed, s.wake
 }
 
-// shrink sets the bound to a sixteenth less than storedBytes, as a write failed with cause on a
-// full disk. fulls is timesFull before that write. shrink reports whether to write again. It
-// returns false if nothing is stored, or if less is stored than when the disk was full before. Then
-// others have taken the space that was freed, and would take more.
+// shrink sets the bound to a sixteenth less than storedBytes, because a write failed with cause on
+// a full disk. fulls is the result of timesFull before that write. shrink reports whether to write
+// again. It returns false if nothing is stored, or if less is stored than when the disk was full
+// before: other programs have then taken the freed space, and would take more.
 func (s *space) shrink(now time.Time, fulls uint64, cause error) (next bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.configured.most == 0 || s.storedBytes == 0 {
 		return false
 	}
-	if s.fulls != fulls { // another write has lowered the bound meanwhile
+	if s.fulls != fulls { // another write has already lowered the bound
 		return true
 	}
 	if s.fullWritten = 0; s.fullErr != nil && s.storedBytes < s.fullStored-s.sixteenth(s.fullStored, 1) {
@@ -87,14 +87,15 @@ func (s *space) timesFull() uint64 {
 	return s.fulls
 }
 
-// full returns the error of the write on a full disk, or nil if the disk has space for the bound.
+// full returns the error of the last write on a full disk, or nil if the disk has space up to the
+// bound.
 func (s *space) full() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.fullErr
 }
 
-// setLimits sets this tier's part of the shared bound.
+// setLimits sets this tier's share of the shared bound.
 func (s *space) setLimits(l limits) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -126,7 +127,7 @@ func (s *space) cancel(bytes int64) {
 }
 
 // beginChange must be called before adding a file to b or removing one, and endChange after it.
-// endChange counts the change. Between the two calls b cannot be counted.
+// endChange updates the count. Between the two calls, setCount on b fails.
 func (s *space) beginChange(b *bucket) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -143,7 +144,7 @@ func (s *space) endChange(b *bucket, added, bytes int64) {
 		s.peak = max(s.peak, s.storedBytes)
 	}
 	if added < 0 {
-		// The file may be another process's and not counted yet.
+		// The file may belong to another process and may not be counted yet.
 		if b.blocks > 0 && b.bytes >= bytes {
 			s.add(b, -1, -bytes)
 		}
@@ -158,15 +159,15 @@ func (s *space) add(b *bucket, blocks, bytes int64) {
 	s.storedBytes += bytes
 }
 
-// commit converts reserved bytes into a file that endChange has counted. It reports whether the
-// collector must be woken.
+// commit converts reserved bytes into those of a file that endChange has counted. It reports
+// whether the collector must be woken.
 func (s *space) commit(bytes int64) (collect bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pending -= bytes
 	s.written += bytes
 	if s.fullErr != nil && s.most == s.configured.most {
-		// Less than that was freed for the full disk.
+		// twice as much as was freed because of the full disk
 		if s.fullWritten += bytes; s.fullWritten > 2*s.sixteenth(s.fullStored, 1) {
 			s.fullErr, s.fullStored = nil, 0
 		}
@@ -176,18 +177,19 @@ func (s *space) commit(bytes int64) (collect bool) {
 	return grows || s.most > 0 && s.storedBytes > s.high || s.written >= s.recountAfter()
 }
 
-// recountAfter returns the bytes written by this process after which other processes may have
-// written as much.
+// recountAfter returns the number of bytes that this process writes between recounts. Other
+// processes may have written as much meanwhile.
 func (s *space) recountAfter() int64 { return s.sixteenth(max(s.most, s.storedBytes), 16) }
 
-// notifyReleased wakes waiting writes, as a block may have become evictable.
+// notifyReleased wakes waiting writes, because a block may have become evictable.
 func (s *space) notifyReleased() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.notifyFreed()
 }
 
-// markStale records that a counted file was missing: other processes remove files too.
+// markStale records that a counted file was missing, so that other processes must be removing
+// files.
 func (s *space) markStale() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -201,7 +203,7 @@ func (s *space) markLost(b *bucket) {
 	b.lost, s.anyLost = true, true
 }
 
-// takeLost reports whether b must be counted again, and clears that.
+// takeLost reports whether b must be counted again, and resets the mark.
 func (s *space) takeLost(b *bucket) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -210,7 +212,7 @@ func (s *space) takeLost(b *bucket) bool {
 	return lost
 }
 
-// takeAnyLost reports whether any bucket must be counted again, and clears that.
+// takeAnyLost reports whether any bucket must be counted again, and resets the mark.
 func (s *space) takeAnyLost() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -247,15 +249,15 @@ func (s *space) empty(b *bucket) bool {
 	return b.blocks == 0
 }
 
-// beginRecount records that all files are about to be counted.
+// beginRecount records that all files will be counted.
 func (s *space) beginRecount() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.written, s.stale = 0, false
 }
 
-// due reports whether blocks must be evicted or recounted. sure reports that other processes have
-// removed files.
+// due reports whether blocks must be evicted, and whether they must be recounted. sure is set if
+// other processes have certainly removed files.
 func (s *space) due() (remove, recount, sure bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -292,7 +294,7 @@ func (s *space) storedIn(d *dir) (blocks, bytes int64) {
 	return blocks, bytes
 }
 
-// demand returns the stored and pending bytes, and those of a block if writes wait for space.
+// demand returns the stored and pending bytes, plus those of one block if writes wait for space.
 func (s *space) demand() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -302,7 +304,7 @@ func (s *space) demand() int64 {
 	return s.storedBytes + s.pending
 }
 
-// takePeak returns the difference between peak and storedBytes, and begins a new peak. Call it
+// takePeak returns the difference between peak and storedBytes, and starts a new peak. Call it
 // before storedBytes is written to the usage record.
 func (s *space) takePeak() int64 {
 	s.mu.Lock()
@@ -312,14 +314,14 @@ func (s *space) takePeak() int64 {
 	return below
 }
 
-// hasGrown reports whether storedBytes grew by recordStep since the usage record.
+// hasGrown reports whether storedBytes has grown by recordStep since the usage record was written.
 func (s *space) hasGrown() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.grown
 }
 
-// target returns the bytes that a round leaves.
+// target returns the number of bytes that a round leaves.
 func (s *space) target() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

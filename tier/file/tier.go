@@ -29,10 +29,10 @@ type Tier struct {
 	proofs  proofs
 	times   times
 	count   counters
-	buffers sync.Pool // *[]byte with the length of the longest image
+	buffers sync.Pool // buffers of the length of the longest image (*[]byte)
 
-	// ops counts operations for their whole duration, including I/O. Close waits for them: a
-	// session's folder must not be removed during a write.
+	// ops counts operations for their whole duration, including I/O. Close waits for them, because
+	// a session's folder must not be removed during a write.
 	ops    usage.OpCounter
 	ctx    context.Context // canceled by Close
 	cancel context.CancelFunc
@@ -45,10 +45,10 @@ type counters struct {
 	yielded, reclaimed                             atomic.Int64
 }
 
-// errReadOnly is returned by changes of a read-only tier.
+// errReadOnly is returned by changes of a tier that was opened read-only.
 var errReadOnly = fmt.Errorf("the tier was opened for reading only: %w", errdefs.ErrReadOnly)
 
-// Open opens or makes the directories and removes files of dead processes. It waits, until ctx
+// Open opens or creates the directories and removes files of ended processes. It waits, until ctx
 // ends, for other processes that are opening one of the directories. Errors name the directory and
 // wrap ErrInvalid, ErrMismatch (another identity, layout or version), ErrCorrupt (malformed
 // marker), ErrReadOnly or ErrNoSpace. ctx is used only during Open.
@@ -72,7 +72,7 @@ func Open(ctx context.Context, c Config) (*Tier, error) {
 		go a.collector()
 	}
 	if err := t.awaitCount(ctx); err != nil {
-		// Only the count is in progress. It ends at Close, unless the file system hangs.
+		// Only the count is running. Close ends it, unless the file system hangs.
 		closeCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), countPatience)
 		defer cancel()
 		return nil, fmt.Errorf("open file tier: count blocks: %w", errors.Join(err, t.Close(closeCtx)))
@@ -104,8 +104,8 @@ func (t *Tier) awaitCount(ctx context.Context) error {
 	return nil
 }
 
-// countPatience is long enough to count a million files on a local disk. A slow network file system
-// does not delay the start of a program for longer.
+// countPatience bounds the wait for the first count. It suffices for a million files on a local
+// disk; a slow network file system delays the start of a program no longer than that.
 const countPatience = 2 * time.Second
 
 func (t *Tier) openDirs(ctx context.Context) error {
@@ -137,10 +137,10 @@ func (t *Tier) closeDirs() error {
 	return errors.Join(errs...)
 }
 
-// Close refuses new operations, ends waits, waits for reads and writes in progress, and removes the
-// tier's temporary folders. If ctx ends first, for example as a file system hangs, it returns
-// ErrBusy. Then memory passed to Get or Put calls in progress must not be freed, and Close may be
-// called again. After a success Close returns nil.
+// Close refuses new operations, ends waits, waits for running reads and writes, and removes the
+// tier's temporary folders. If ctx ends first, for example because a file system hangs, it returns
+// ErrBusy. The memory of running Get or Put calls must then not be freed, and Close may be called
+// again. After a success Close returns nil.
 func (t *Tier) Close(ctx context.Context) error {
 	t.ops.Close()
 	t.cancel()
@@ -173,7 +173,7 @@ func (t *Tier) Notes() []string {
 		s.CapacityBytes, s.OthersBytes)}
 }
 
-// ReadOnly reports whether the tier was opened for reading only.
+// ReadOnly reports whether the tier was opened read-only.
 func (t *Tier) ReadOnly() bool { return t.cfg.ReadOnly }
 
 // beginOp begins an operation. endOp ends it.
@@ -186,9 +186,9 @@ func (t *Tier) beginOp(ctx context.Context) error {
 
 func (t *Tier) endOp() { t.ops.EndOp() }
 
-// Lookup reports which blocks are stored, by name, type and size. It does not verify them. A block
-// may be removed at any time; call Retain before reading. A block is Filling until it is as durable
-// as the policy requires.
+// Lookup reports which blocks are stored, by the name, type and size of their files. It does not
+// verify them. A block may be removed at any time, so call Retain before reading. A block is
+// Filling until it is as durable as the policy requires.
 func (t *Tier) Lookup(ctx context.Context, keys []block.Key, states []tier.State) error {
 	if len(keys) != len(states) {
 		return fmt.Errorf("look up %d blocks into %d states: %w", len(keys), len(states), errdefs.ErrInvalid)
@@ -247,8 +247,8 @@ func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 	return nil
 }
 
-// Retain pins blocks up to the first that is missing. This process does not remove pinned blocks;
-// see the package comment for other processes.
+// Retain pins blocks up to the first missing one. This process does not remove pinned blocks; see
+// the package comment about other processes.
 func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 	if err := t.beginOp(ctx); err != nil {
 		return 0, err
@@ -266,7 +266,7 @@ func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 }
 
 func (t *Tier) retain(key block.Key) (bool, error) {
-	// Pin before Stat, as evictions check the pins first.
+	// Pin before Stat, because evictions check the pins first.
 	if !t.locks.Pin(key) {
 		t.count.misses.Add(1)
 		return false, nil
@@ -304,14 +304,14 @@ func (t *Tier) unpin(keys ...block.Key) {
 	}
 }
 
-// fail counts a failed operation that is not a miss.
+// fail counts a failed operation that is not a miss, and returns err.
 func (t *Tier) fail(err error) error {
 	t.count.errors.Add(1)
 	return err
 }
 
-// Stats returns the counters. Blocks and Bytes grow after Open if the first count took longer than
-// Open waits. Changes by other processes appear within a minute.
+// Stats returns the counters. Blocks and Bytes grow after Open if Open has not waited for the end
+// of the first count. Changes by other processes appear within a minute.
 func (t *Tier) Stats() tier.Stats {
 	c := &t.count
 	s := tier.Stats{

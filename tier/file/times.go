@@ -12,26 +12,26 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// step is the difference of the times of consecutive blocks of a prompt.
+// step is the difference between the file times of consecutive blocks of a prompt.
 const step = time.Microsecond
 
 const (
-	timesMax = 1 << 16 // blocks whose times are remembered, at least half of them
+	timesMax = 1 << 16 // number of remembered file times; at least half of them are the latest
 	planMost = 1 << 10 // blocks of a prompt that may be written out of order
-	usesMax  = 32      // uses that wait; further ones are dropped until a next use
+	usesMax  = 32      // number of queued uses; further ones are dropped
 )
 
-// times has the order of blocks, and the times of files that this process has set or read lately.
+// times holds the order of blocks, and the file times that this process has set or read recently.
 type times struct {
 	mu      sync.Mutex
-	order   *tier.Order // nil: none was given
+	order   *tier.Order // nil if no order was set
 	known   map[block.Key]timed
-	older   map[block.Key]timed // the map before known
-	uses    []use               // wait for the goroutine that renews times
-	running bool                // that goroutine exists
+	older   map[block.Key]timed // the previous known
+	uses    []use               // queue of the goroutine that renews times
+	running bool                // that goroutine is running
 }
 
-// timed is the time of a block's file. there is false if the file is not written yet.
+// timed is the time of a block's file. there is false if the file is planned but not written yet.
 type timed struct {
 	when  time.Time
 	there bool
@@ -43,15 +43,15 @@ type use struct {
 	at   tier.Place
 }
 
-// SetOrder sets the order of the blocks to come. The tier sets the times of their files by it: each
-// block of a prompt is a microsecond older than the one before it.
+// SetOrder sets the order of future blocks. The tier sets the times of their files accordingly: the
+// file of a block is a microsecond older than that of the block before it in the prompt.
 func (t *Tier) SetOrder(o *tier.Order) {
 	t.times.mu.Lock()
 	defer t.times.mu.Unlock()
 	t.times.order = o
 }
 
-// Use renews the times of the blocks' files, in the background. It does nothing if the last block
+// Use renews the times of the blocks' files in the background. It does nothing if the last block
 // was renewed less than TouchAfter ago.
 func (t *Tier) Use(keys []block.Key, at tier.Place) {
 	if t.cfg.ReadOnly || len(keys) == 0 {
@@ -74,8 +74,8 @@ func (t *Tier) Use(keys []block.Key, at tier.Place) {
 	w.uses = append(w.uses, use{slices.Clone(keys), at})
 }
 
-// renew renews the times of used blocks, until no use waits or the tier closes. It is an operation
-// of the tier: Close waits for it.
+// renew renews the times of used blocks, until the queue is empty or the tier closes. It counts as
+// an operation, so that Close waits for it.
 func (t *Tier) renew() {
 	defer t.ops.EndOp()
 	for {
@@ -111,8 +111,8 @@ func (t *Tier) renewUse(u use) {
 	}
 }
 
-// renewOne sets the time of a block's file to latest if its time is stale or later than latest. It
-// returns the file's time, or false if there is no file.
+// renewOne sets the time of a block's file to latest if its current time is stale or later than
+// latest. It returns the file's time, or false if there is no file.
 func (t *Tier) renewOne(key block.Key, latest, now time.Time) (time.Time, bool) {
 	used, ok := t.timeOf(key, now)
 	if ok && !t.stale(used, now) && !used.After(latest) {
@@ -133,7 +133,7 @@ func (t *Tier) renewOne(key block.Key, latest, now time.Time) (time.Time, bool) 
 	return info.Modified, true
 }
 
-// stale reports whether a use must renew a time. It is at least TouchAfter old, or in the future.
+// stale reports whether a use must renew a time: it is at least TouchAfter old, or in the future.
 func (t *Tier) stale(used, now time.Time) bool {
 	return now.Sub(used) >= t.cfg.TouchAfter || used.After(now)
 }
@@ -145,8 +145,8 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// timeOf returns the time of a block's file, or false if there is none. The file may be about to be
-// written. A stale time is read again, as another process may have renewed it.
+// timeOf returns the time of a block's file, or false if there is none. The file may be planned. A
+// stale time is read again, because another process may have renewed it.
 func (t *Tier) timeOf(key block.Key, now time.Time) (time.Time, bool) {
 	if key == (block.Key{}) {
 		return time.Time{}, false
@@ -163,9 +163,9 @@ func (t *Tier) timeOf(key block.Key, now time.Time) (time.Time, bool) {
 	return info.Modified, true
 }
 
-// plan returns the time for the file of a block that is about to be written. It is older than the
-// time of the block before it. Blocks are written in any order, so plan also sets the planned times
-// of missing blocks before it.
+// plan returns the time for the file of a block that is about to be written: older than the time of
+// the block before it. Because blocks are written in any order, plan also sets the planned times of
+// missing blocks before it.
 func (t *Tier) plan(o *tier.Order, key block.Key) time.Time {
 	now, w := t.clock.Now(), &t.times
 	if planned, ok := w.lookup(key); ok && !planned.there && !t.stale(planned.when, now) {
@@ -187,7 +187,7 @@ func (t *Tier) plan(o *tier.Order, key block.Key) time.Time {
 	for i, k := range slices.Backward(chain) {
 		latest = earlier(latest, now.Add(-step*time.Duration(first-i)))
 		if known, ok := w.find(k); ok && !t.stale(known.when, now) && (i > 0 || !known.there) {
-			latest = known.when // another goroutine planned or wrote it meanwhile
+			latest = known.when // another goroutine has planned or written it meanwhile
 		} else {
 			w.set(k, timed{latest, false})
 		}
@@ -196,8 +196,8 @@ func (t *Tier) plan(o *tier.Order, key block.Key) time.Time {
 	return latest.Add(step)
 }
 
-// timeNew sets the time of a file that is about to get its block's name, if the tier has an order.
-// It returns the file's new Info. If the time cannot be set, the block is stored without it.
+// timeNew sets the time of a temporary file before it gets its block's name, if the tier has an
+// order. It returns the file's new Info. If the time cannot be set, the block is stored without it.
 func (t *Tier) timeNew(d *dir, temp string, key block.Key, info dirfs.Info) dirfs.Info {
 	o := t.times.getOrder()
 	if o == nil {
@@ -217,8 +217,8 @@ func (t *Tier) timeNew(d *dir, temp string, key block.Key, info dirfs.Info) dirf
 	return info
 }
 
-// touch renews the time of a hit block. It does nothing if the tier has an order, as Use renews
-// then.
+// touch renews the time of a hit block. It does nothing if the tier has an order, because Use then
+// renews times.
 func (t *Tier) touch(d *dir, key block.Key, info dirfs.Info) {
 	now := t.clock.Now()
 	if t.times.getOrder() == nil && !t.cfg.ReadOnly && t.stale(info.Modified, now) {
@@ -226,8 +226,8 @@ func (t *Tier) touch(d *dir, key block.Key, info dirfs.Info) {
 	}
 }
 
-// setTime sets the time of a block's file and returns the file's new Info. It returns info
-// unchanged on an error, which is counted: a hit does not fail because of it.
+// setTime sets the time of a block's file and returns the file's new Info. On an error it counts
+// the error and returns info unchanged: a hit does not fail because of it.
 func (t *Tier) setTime(d *dir, key block.Key, info dirfs.Info, when time.Time) dirfs.Info {
 	t.proofs.renew(key, info, when)
 	err := d.SetTime(blockName(key), when)
@@ -260,7 +260,7 @@ func (w *times) lookup(key block.Key) (timed, bool) {
 	return w.find(key)
 }
 
-// find is lookup for a caller that holds mu.
+// find implements lookup. The caller holds mu.
 func (w *times) find(key block.Key) (timed, bool) {
 	when, ok := w.known[key]
 	if !ok {
@@ -276,7 +276,7 @@ func (w *times) note(key block.Key, when timed) {
 	w.set(key, when)
 }
 
-// set is note for a caller that holds mu.
+// set implements note. The caller holds mu.
 func (w *times) set(key block.Key, when timed) {
 	if w.known == nil || len(w.known) >= timesMax/2 {
 		w.known, w.older = make(map[block.Key]timed), w.known
@@ -284,7 +284,7 @@ func (w *times) set(key block.Key, when timed) {
 	w.known[key] = when
 }
 
-// forget drops the time of a removed block.
+// forget removes the remembered time of a removed block.
 func (w *times) forget(key block.Key) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -20,9 +20,9 @@ import (
 
 // Verify verifies every block of the directory and finds files that do not belong there. It changes
 // nothing, so it works on a read-only mount. Files that cannot be examined are findings (Unjudged).
-// Processes may use the directory meanwhile; blocks added or removed may be checked or not.
-// progress may be nil. It is called after each block with the totals so far. Findings are not an
-// error. Verify returns ErrNotFound if there is neither a marker nor a block.
+// Processes may use the directory during the call; blocks that are added or removed meanwhile may
+// or may not be checked. progress may be nil. It is called after each block with the totals so far.
+// Findings are not an error. Verify returns ErrNotFound if there is neither a marker nor a block.
 func Verify(ctx context.Context, dir string, progress func(blocks, bytes int64)) (Report, error) {
 	return verify(ctx, dirfs.OS(), dir, progress)
 }
@@ -48,7 +48,7 @@ type verifier struct {
 	// namesOnly skips the contents of blocks.
 	namesOnly bool
 
-	// Repair uses these too.
+	// for Repair
 	markerBad bool
 	damaged   []damagedBlock
 	misplaced []misplacedBlock
@@ -79,7 +79,7 @@ func openVerifier(ctx context.Context, fsys dirfs.FS, path string) (_ *verifier,
 	return nil, fmt.Errorf("verify directory %s: %w", v.root, err)
 }
 
-// readFormat reads the marker. If that is not possible it reads the headers of the blocks.
+// readFormat reads the marker, or else the headers of the blocks.
 func (v *verifier) readFormat(ctx context.Context) error {
 	m, err := blockdir.ReadMarker(v, blockdir.Files)
 	if err == nil {
@@ -87,7 +87,7 @@ func (v *verifier) readFormat(ctx context.Context) error {
 		return nil
 	}
 	if errors.Is(err, errdefs.ErrMismatch) {
-		return err // of another version, and perhaps sound
+		return err // it belongs to another version, and may be sound
 	}
 	v.markerBad = true
 	n, m, herr := v.headers(ctx)
@@ -103,7 +103,7 @@ func (v *verifier) readFormat(ctx context.Context) error {
 		v.found(blockdir.MarkerName, Damaged, err.Error())
 	default:
 		v.found(blockdir.MarkerName, Unjudged, err.Error())
-		v.markerBad = false // it may be sound
+		v.markerBad = false // the marker may be sound
 	}
 	if herr != nil {
 		v.found(".", Unjudged, "the identity of the blocks: "+herr.Error())
@@ -118,7 +118,7 @@ func (v *verifier) setFormats(m Marker) {
 }
 
 // headers returns the number of blocks with a sound header, and a marker for them. Blocks of
-// several identities need keys of several page groups.
+// several identities must have keys of several page groups.
 func (v *verifier) headers(ctx context.Context) (n int, m Marker, err error) {
 	var formats block.Formats
 	var all []block.Key // of sound headers
@@ -171,8 +171,7 @@ func (v *verifier) headers(ctx context.Context) (n int, m Marker, err error) {
 	return n, m, nil
 }
 
-// header returns the format of a block by its header. The header must be sound and have the block's
-// key.
+// header returns the format in a block's header. The header must be sound and have the block's key.
 func (v *verifier) header(key block.Key) (f block.Format, err error) {
 	h, err := v.Open(blockName(key), os.O_RDONLY)
 	if err != nil {
@@ -227,14 +226,14 @@ func (v *verifier) foundBlock(key block.Key, name string, p Problem, detail stri
 	v.report.Add(v.root, key, name, p, detail)
 }
 
-// unjudged adds a finding for a file that could not be examined, unless the file is gone.
+// unjudged adds a finding for a file that could not be examined, unless the file no longer exists.
 func (v *verifier) unjudged(name string, err error) {
 	if err != nil && !blockdir.Gone(err) {
 		v.found(name, Unjudged, err.Error())
 	}
 }
 
-// top finds files in the directory itself that do not belong there.
+// top finds files directly in the directory that do not belong there.
 func (v *verifier) top(context.Context) error {
 	all, err := v.ReadDir(".")
 	v.unjudged(".", err)
@@ -252,7 +251,7 @@ func (v *verifier) top(context.Context) error {
 			folder = true
 		}
 		if !folder && strings.HasPrefix(n, blockdir.MarkerTemp) {
-			continue // a leftover of a process that died in WriteMarker
+			continue // left by a process that ended in WriteMarker
 		}
 		if !folder {
 			v.found(n, Foreign, "not created by kvlane")
@@ -270,7 +269,8 @@ func (v *verifier) top(context.Context) error {
 	return nil
 }
 
-// unlessFolder is unjudged for a folder. If a file has its name, top has reported that.
+// unlessFolder is unjudged for a folder. If a file has the folder's name, top has already reported
+// that.
 func (v *verifier) unlessFolder(name string, err error) {
 	if info, serr := v.Stat(name); serr == nil && !info.Type.IsDir() {
 		return
@@ -278,8 +278,8 @@ func (v *verifier) unlessFolder(name string, err error) {
 	v.unjudged(name, err)
 }
 
-// temporary finds the files of dead sessions. It needs the lock file. If that is damaged, top has
-// reported it.
+// temporary finds the files of ended sessions. It needs the lock file. If that is damaged, top has
+// already reported it.
 func (v *verifier) temporary(ctx context.Context) error {
 	if blockdir.BadLock(v) != "" {
 		return nil
@@ -382,7 +382,7 @@ func (v *verifier) block(key block.Key) {
 	}
 }
 
-// check returns bad if a file is not a sound block, and err if it could not be examined.
+// check returns bad if a file is not a sound block, and err if the file could not be examined.
 func (v *verifier) check(name string, key block.Key) (info dirfs.Info, bad, err error) {
 	if info, err = v.Stat(name); err != nil {
 		return info, nil, err

@@ -16,8 +16,8 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// A checkpoint contains the index, and for each segment the length that it covers. What follows is
-// read from the segments. See docs/log-format.md.
+// A checkpoint contains the index, and for each segment the length that it covers. Opening reads
+// the rest of the segments. See docs/log-format.md.
 const (
 	indexName  = "index"
 	indexTemp  = "index.tmp"
@@ -28,22 +28,22 @@ const (
 	offIndexSegments = 40
 	offIndexEntries  = 48
 	offIndexUses     = 56
-	indexSynced      = 1 // flag: the covered blocks were durable
+	indexSynced      = 1 // flag: the covered blocks are durable
 
 	indexVersion = 2
 	itemBytes    = 48
 	chunkItems   = 2730 // a chunk with its checksum has 128 KiB
 )
 
-// coverage is the length of a segment that a checkpoint covers. synced is the durable part of it,
-// or zero if all is durable.
+// coverage is the length of a segment that a checkpoint covers. synced is the length of its durable
+// part, or zero if all is durable.
 type coverage struct {
 	number      uint32
 	end, synced int64
 }
 
-// errOldCheckpoint is returned for a checkpoint of version 1. It has only half of each key and is
-// ignored.
+// errOldCheckpoint is returned for a checkpoint of version 1, which is ignored: it contains only
+// half of each key.
 var errOldCheckpoint = errors.New("a checkpoint of version 1")
 
 // chunkWriter writes items of 48 bytes. A checksum follows each chunkItems items.
@@ -76,8 +76,8 @@ func (w *chunkWriter) flush() error {
 	return err
 }
 
-// checkpoint writes the index to disk. It may or may not contain blocks written meanwhile. No block
-// is moved meanwhile, as a block may be durable only in its old place.
+// checkpoint writes the index to disk. It may or may not include blocks that are written meanwhile.
+// No blocks are moved during the write, because a block may be durable only in its old place.
 func (t *Tier) checkpoint() error {
 	t.roundLock <- struct{}{}
 	defer func() { <-t.roundLock }()
@@ -86,9 +86,9 @@ func (t *Tier) checkpoint() error {
 
 func (t *Tier) checkpointInRound() error {
 	written := t.written.Load()
-	// Read the ends of the segments before the index: all blocks before them are in the index then.
-	// Read all ends under one lock. Otherwise the checkpoint could cover a deletion but not the
-	// deleted block, which would come back.
+	// Read the ends of the segments before the index, so that the index includes all blocks before
+	// the ends. Read all ends under one lock. Otherwise the checkpoint could cover a deletion but
+	// not the deleted block, which would be restored.
 	var cover []coverage
 	covered := make(map[uint32]int64)
 	t.order.Lock()
@@ -107,7 +107,7 @@ func (t *Tier) checkpointInRound() error {
 	for i := range cover {
 		c := &cover[i]
 		if g := t.segments.get(c.number); t.cfg.Fsync != FsyncNever && g != nil && g.synced.Load() < c.end {
-			c.synced, synced = max(page, g.synced.Load()), false // a sync of it has failed
+			c.synced, synced = max(page, g.synced.Load()), false // the last sync of the segment failed
 		}
 	}
 	if err := t.writeCheckpoint(cover, covered, synced); err != nil {
@@ -181,7 +181,7 @@ func (t *Tier) writeItems(f dirfs.File, cover []coverage, covered map[uint32]int
 		some = t.table.copyShard(i, some[:0])
 		for _, e := range some {
 			if e.off() >= covered[e.segment] {
-				continue // recovery reads it from the segment
+				continue // recovery reads the block from the segment
 			}
 			entries++
 			if err := w.item(e.encode); err != nil {
@@ -210,7 +210,7 @@ func decodeEntry(b []byte) entry {
 	}
 }
 
-// readCheckpoint reads a checkpoint. It calls cover with the coverage and then enter for every
+// readCheckpoint reads a checkpoint. It calls cover with the coverage, and then add for every
 // entry. It verifies each chunk before use. It returns ErrCorrupt for damage and ErrMismatch for
 // another version.
 func readCheckpoint(f io.ReaderAt, id [16]byte, cover func(of []coverage, blocks, uses int64), add func(entry)) (synced bool, err error) {
@@ -267,17 +267,17 @@ func readCheckpoint(f io.ReaderAt, id [16]byte, cover func(of []coverage, blocks
 }
 
 // loadCheckpoint adds the blocks of the last checkpoint, if any, to the index. It reports whether
-// they were durable. It ignores a checkpoint that is damaged, unreadable or has a torn block, as
-// the segments have all blocks.
+// they were durable. It ignores a checkpoint that is damaged or unreadable or refers to a torn
+// block, because the segments have all blocks.
 func (t *Tier) loadCheckpoint(ctx context.Context) (synced, torn bool, err error) {
 	if !t.cfg.ReadOnly {
 		if err := t.setForeignAside(indexName); err != nil {
 			return false, false, err
 		}
 	}
-	unsure := make(map[uint32]int64) // by segment: offset of the bytes that may not be durable
+	unsure := make(map[uint32]int64) // by segment: offset from which bytes may not be durable
 	f, err := t.dir.Open(indexName, os.O_RDONLY)
-	// Verify reports the latter as foreign.
+	// Verify reports an irregular file as foreign.
 	if blockdir.Gone(err) || errors.Is(err, dirfs.ErrIrregular) {
 		return false, false, nil
 	}
@@ -336,15 +336,15 @@ func (t *Tier) indexCheckpoint(f dirfs.File, unsure map[uint32]int64) (synced bo
 		if int(e.group) >= len(t.formats) || int(e.group) != t.formats.Group(e.key) || e.segment == 0 {
 			return
 		}
-		// A segment that became shorter has lost its end.
+		// A segment that became shorter has lost blocks at its end.
 		if e.off()+storedBytes(t.formats[e.group]) <= sizes[e.segment] && e.header() >= 0 {
 			t.table.put(e, nil)
 		}
 	})
 }
 
-// setForeignAside moves a folder, link or device with the name of a checkpoint to quarantine, as it
-// would prevent writing a checkpoint.
+// setForeignAside moves a folder, link or device with the name of a checkpoint to quarantine,
+// because it would prevent writing a checkpoint.
 func (t *Tier) setForeignAside(name string) error {
 	info, err := t.dir.Stat(name)
 	if blockdir.Gone(err) || err == nil && info.Regular() {
@@ -363,8 +363,8 @@ func (t *Tier) setForeignAside(name string) error {
 	return nil
 }
 
-// anyTorn reports whether a block is torn that was not durable at the checkpoint. The copy that it
-// was moved from may be sound.
+// anyTorn reports whether a block that may not have been durable at the checkpoint is torn. The
+// copy from which it was moved may be sound.
 func (t *Tier) anyTorn(ctx context.Context, unsure map[uint32]int64) bool {
 	buf := t.borrow()
 	defer t.buffers.Put(buf)
@@ -385,7 +385,7 @@ func (t *Tier) anyTorn(ctx context.Context, unsure map[uint32]int64) bool {
 				return true
 			}
 			if err != nil {
-				// It may be whole.
+				// the block may be whole
 				t.setFailure(fmt.Errorf("read a block of segment %s: %w", segmentName(e.segment), err))
 			}
 		}
@@ -393,7 +393,7 @@ func (t *Tier) anyTorn(ctx context.Context, unsure map[uint32]int64) bool {
 	return false
 }
 
-// shortRead wraps the error of a file that ends too early in ErrCorrupt.
+// shortRead wraps ErrCorrupt in the error of a file that ends too early.
 func shortRead(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return fmt.Errorf("it ends too early: %w: %w", errdefs.ErrCorrupt, err)
@@ -401,8 +401,8 @@ func shortRead(err error) error {
 	return err
 }
 
-// checkpointAfter is the minimum of bytes written between two checkpoints. A large index needs
-// more, so that checkpoints are a small part of the writes.
+// checkpointAfter is the minimum number of bytes written between two checkpoints. With a large
+// index it is more, so that checkpoints are a small part of the writes.
 const checkpointAfter = 256 << 20
 
 // wakeForCheckpoint wakes the collector if a checkpoint is due.

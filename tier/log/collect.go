@@ -12,14 +12,14 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
 
-// Rounds that free no space are repeated while writes wait. The pause doubles from roundPauseLeast
-// to roundPauseMost.
+// Rounds that free no space are repeated while writes wait. The interval doubles from
+// roundPauseLeast to roundPauseMost.
 const (
 	roundPauseLeast = 5 * time.Millisecond
 	roundPauseMost  = time.Second
 )
 
-// collector is the tier's goroutine. It empties segments and writes checkpoints.
+// collector is the tier's background goroutine. It empties segments and writes checkpoints.
 func (t *Tier) collector() {
 	defer t.background.Done()
 	var pause time.Duration
@@ -43,11 +43,11 @@ func (t *Tier) collector() {
 func (t *Tier) collectSoon() {
 	select {
 	case t.wake <- struct{}{}:
-	default: // a round is due already
+	default: // a round is already pending
 	}
 }
 
-// round does all work that is due.
+// round does all pending work.
 func (t *Tier) round() error {
 	var errs []error
 	if t.checkpointDue() {
@@ -58,7 +58,7 @@ func (t *Tier) round() error {
 	return errors.Join(append(errs, err, gerr)...)
 }
 
-// garbage returns the bytes of the wasted segments.
+// garbage returns the total bytes of the wasted segments.
 func (t *Tier) garbage() (n int64) {
 	for _, g := range t.segments.list() {
 		if t.wasted(g) {
@@ -68,13 +68,13 @@ func (t *Tier) garbage() (n int64) {
 	return n
 }
 
-// wasted reports whether less than a quarter of a segment is live blocks.
+// wasted reports whether less than a quarter of a segment consists of live blocks.
 func (t *Tier) wasted(g *segment) bool {
 	return g.sealed.Load() && !g.unread && g.live.Load() < g.used()/4
 }
 
 // GC empties segments, those with the least recently used blocks first, until at most targetBytes
-// are left. It moves retained blocks and evicts the others. It returns the number of evicted
+// are left. It moves retained blocks and evicts all others. It returns the number of evicted
 // blocks.
 func (t *Tier) GC(ctx context.Context, targetBytes int64) (removed int, err error) {
 	if targetBytes < 0 {
@@ -95,15 +95,15 @@ func (t *Tier) GC(ctx context.Context, targetBytes int64) (removed int, err erro
 	return removed, nil
 }
 
-// sweep describes how segments are emptied. Retained blocks and blocks to keep are moved. Others
-// are evicted.
+// sweep selects the blocks that are moved when segments are emptied, in addition to retained ones.
+// Other blocks are evicted.
 type sweep struct {
 	keep  bool // keep some blocks with a high rank: see keepFrom
 	all   bool // keep all blocks
 	paced bool // move slowly while no write waits for space
 }
 
-// collect empties segments while there is an excess. It skips, counts and reports segments that it
+// collect empties segments while excess is positive. It skips, counts and reports segments that it
 // cannot empty.
 func (t *Tier) collect(ctx context.Context, excess func() int64, s sweep) (removed int, err error) {
 	select {
@@ -113,7 +113,7 @@ func (t *Tier) collect(ctx context.Context, excess func() int64, s sweep) (remov
 		return 0, context.Cause(ctx)
 	}
 	t.order.Lock()
-	last := t.last // do not move blocks twice: if all are retained this would not end
+	last := t.last // stop at the current end of the log: moving blocks twice might not end if all are retained
 	t.order.Unlock()
 	failed := make(map[uint32]bool)
 	var errs []error
@@ -142,23 +142,23 @@ func (t *Tier) collect(ctx context.Context, excess func() int64, s sweep) (remov
 	return removed, errors.Join(errs...)
 }
 
-// compaction is the compaction of one segment.
+// compaction is the state of emptying one segment.
 type compaction struct {
 	sweep
 	t         *Tier
 	v         *segment
-	least     int64 // lowest rank to keep
+	least     int64 // remaining bytes that may be moved
 	budget    int64 // bytes that may still be moved
 	batch     []*pending
-	arenaUsed int         // bytes of moveArena
-	inUse     int         // blocks in use, which stay
+	arenaUsed int         // used bytes of moveArena
+	inUse     int         // number of blocks in use, which stay
 	copied    []block.Key // blocks found elsewhere that may not be durable there yet
 	evicted   int
 	failure   error
 }
 
 // run frees space. excess is the number of bytes to free. Of a long segment it evicts only as many
-// blocks as that takes. It removes any other segment. It returns ErrBusy if some blocks are in use.
+// blocks as necessary. It removes any other segment. It returns ErrBusy if some blocks are in use.
 func (e *compaction) run(ctx context.Context, excess int64) (long bool, err error) {
 	if e.keep {
 		if long, err = e.isLong(excess); err != nil {
@@ -196,7 +196,7 @@ func (e *compaction) empty(ctx context.Context) error {
 		return errdefs.ErrBusy
 	}
 	if v.live.Load() > 0 {
-		// The header of their group is damaged, so they cannot be moved.
+		// The header of their group is damaged, so the blocks cannot be moved.
 		if t.count.retained.Load() > 0 {
 			return errdefs.ErrBusy
 		}
@@ -212,8 +212,8 @@ func (e *compaction) empty(ctx context.Context) error {
 	return t.removeSegment(v)
 }
 
-// secure makes the new copies of the segment's blocks durable. Until then only the segment may be
-// durable.
+// secure makes the new copies of the segment's blocks durable. Before that, only the old copies may
+// be durable.
 func (e *compaction) secure(ctx context.Context) error {
 	if len(e.copied) == 0 {
 		return nil
@@ -229,8 +229,8 @@ func (e *compaction) secure(ctx context.Context) error {
 	return nil
 }
 
-// removeSegment removes a segment without live blocks. If it has deletions, a checkpoint must cover
-// them.
+// removeSegment removes a segment without live blocks. If it contains deletions, a checkpoint must
+// cover them first.
 func (t *Tier) removeSegment(v *segment) error {
 	if v.deletes.Load() && t.covered[v.number] < v.end.Load() {
 		if err := t.checkpointInRound(); err != nil {
@@ -242,13 +242,13 @@ func (t *Tier) removeSegment(v *segment) error {
 		return blockdir.WriteError(err)
 	}
 	err := t.segments.remove(v)
-	t.forgetDirect(v) // a reader may have opened it meanwhile
+	t.forgetDirect(v) // a reader may have opened the segment meanwhile
 	t.space.add(-v.used())
 	return err
 }
 
-// block moves or evicts one block if the index has it at this place. If the index has it at a place
-// that may never be durable, block moves it again.
+// block moves or evicts a block of the segment if the index refers to it here. If the index refers
+// to a copy that may never become durable, block moves the block again.
 func (e *compaction) block(ctx context.Context, r *record, at place) {
 	t := e.t
 	have, ok := t.table.get(r.key)
@@ -271,14 +271,14 @@ func (e *compaction) block(ctx context.Context, r *record, at place) {
 		keep = true
 	}
 	if pinned {
-		t.raise(r.key, t.uses.Load()) // do not move it again soon
+		t.raise(r.key, t.uses.Load()) // do not move the block again soon
 	}
 	if keep {
 		e.move(ctx, r, have, at)
 		return
 	}
 	if !t.locks.TryLockRemoving(r.key) {
-		e.inUse++ // it has come into use
+		e.inUse++ // the block is in use by now
 		return
 	}
 	e.evict(have)
@@ -294,7 +294,7 @@ func (e *compaction) evict(have entry) {
 	}
 }
 
-// move reads the segment's copy of a block into the batch. The index has the block at have.
+// move reads the segment's copy of a block into the batch. The index refers to the block at have.
 func (e *compaction) move(ctx context.Context, r *record, have entry, at place) {
 	t, key := e.t, r.key
 	image := int(t.formats[have.group].Layout.ImageBytes())
@@ -332,13 +332,13 @@ func (e *compaction) move(ctx context.Context, r *record, have entry, at place) 
 	case errors.Is(err, errdefs.ErrCorrupt):
 		t.count.corrupt.Add(1)
 		t.setAsideOwned(ctx, key, now, b)
-	default: // it may be whole
+	default: // the block may be whole
 		e.failure = errors.Join(e.failure, err)
 	}
 	t.locks.Unlock(key)
 }
 
-// flush writes the batch. It evicts blocks for which there is no space, unless they are retained.
+// flush writes the batch. Blocks for which there is no space are evicted, unless they are retained.
 func (e *compaction) flush(ctx context.Context) {
 	if len(e.batch) == 0 {
 		return

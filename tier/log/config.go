@@ -13,16 +13,16 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// FsyncPolicy is the time at which a block becomes durable. With every policy a block survives the
-// death of the process. A block damaged by a power failure is detected by checksums when the
-// directory is opened. With FsyncNever that happens when it is read, so Lookup may find it before.
+// FsyncPolicy defines when a block becomes durable. Under every policy a block survives the end of
+// the process. If a power failure damages a block, checksums detect that when the directory is
+// opened, or, under FsyncNever, when the block is read; Lookup may find such a block before.
 type FsyncPolicy uint8
 
-// Policies.
+// The values of FsyncPolicy.
 const (
 	FsyncInterval FsyncPolicy = iota // within about SyncEvery after Put
 	FsyncAlways                      // before Put returns; concurrent Puts share a sync
-	FsyncNever                       // when the system writes it back
+	FsyncNever                       // when the operating system writes the file back
 )
 
 // String returns the name of the policy in options.
@@ -53,41 +53,41 @@ const Name = "log"
 
 // Config configures a Tier. The tags are the keys of settings.
 type Config struct {
-	// Dir is the directory. A missing one is made. An existing one must be empty or have the same
-	// identities and layouts.
+	// Dir is the directory. A missing directory is created. An existing one must be empty or have
+	// the same identities and layouts.
 	Dir string `config:"log_dir"`
 	// Formats has one format for each page group.
 	Formats block.Formats
-	// Identities are the identities of the formats, in the same order. A new directory contains
-	// them, for users. They may be nil.
+	// Identities are the identities of the formats, in the same order. They are written to a new
+	// directory for information. They may be nil.
 	Identities []block.Identity
 	// Fsync is the policy. The default is FsyncInterval.
 	Fsync FsyncPolicy `config:"log_fsync"`
 	// SyncEvery is the interval between syncs with FsyncInterval. The default is 100 ms.
 	SyncEvery time.Duration
-	// MaxBytes bounds the sum of the segment files. Zero is unbounded.
+	// MaxBytes bounds the total size of the segment files. Zero is unbounded.
 	MaxBytes int64 `config:"log_bytes"`
 	// SegmentBytes is the length of a segment file, rounded up to a page. The default is 256 MiB,
 	// or a 64th of MaxBytes if that is less. It is at least the length of the longest block.
 	SegmentBytes int64
-	// MoveBytesPerSecond limits the rate of background moves while no write waits for space. The
-	// default is 256 MiB/s.
+	// MoveBytesPerSecond limits the rate at which blocks are moved in the background while no write
+	// waits for space. The default is 256 MiB/s.
 	MoveBytesPerSecond int64
 	// QuarantineMax is the number of quarantined files to keep. The default is 16. A negative
 	// number keeps none.
 	QuarantineMax int
-	// ReadOnly never changes the directory, which must exist and may be on a read-only mount. Put
-	// and Delete return ErrReadOnly. The directory is not locked. The tier has the blocks that were
-	// stored when it was opened, even if another process writes.
+	// ReadOnly opens the directory without changing or locking it. It must exist and may be on a
+	// read-only mount. Put and Delete return ErrReadOnly. The tier has the blocks that were stored
+	// when it was opened, even if another process writes.
 	ReadOnly bool `config:"read_only"`
-	// Direct reads segments to memory of a device: see Tier.ReadDirect. It may be nil.
+	// Direct reads segments into device memory: see Tier.ReadDirect. It may be nil.
 	Direct dirfs.Direct
-	// FS and Clock replace the operating system's in tests.
+	// FS and Clock replace those of the operating system in tests.
 	FS    dirfs.FS
 	Clock clockwork.Clock
 
-	groupBytes      int64 // maximum of one write, unless a single block is longer
-	checkpointBytes int64 // minimum of bytes written between two checkpoints
+	groupBytes      int64 // maximum length of one write, unless a single block is longer
+	checkpointBytes int64 // minimum number of bytes written between two checkpoints
 }
 
 const (
@@ -95,17 +95,17 @@ const (
 	defaultSegmentBytes  = 256 << 20
 	defaultMoveRate      = 256 << 20
 	defaultQuarantineMax = 16
-	// leastSegments is the minimum number of segments in a bound: one to write, one reserved for
-	// moves, and two others, which are not both emptied at once.
+	// leastSegments is the minimum number of segments in a bound: one for writes, one reserved for
+	// moves, and two others, so that not all blocks are emptied at once.
 	leastSegments = 4
-	// segmentsOfBound is the number of segments within a small bound. A few are kept free for new
-	// blocks.
+	// segmentsOfBound is the number of segments within a small bound. A few of them are kept free
+	// for new blocks.
 	segmentsOfBound = 64
 	groupBytes      = 4 << 20
-	// concurrentBytes is the number of waiting bytes at which another write begins concurrently.
+	// concurrentBytes is the number of waiting bytes from which another concurrent write begins.
 	concurrentBytes = 128 << 10
-	// maxAppenders is the maximum number of concurrent appenders. A bound has space for
-	// segmentsForAppender segments for each.
+	// maxAppenders is the maximum number of concurrent appenders. Each needs space for
+	// segmentsForAppender segments within the bound.
 	maxAppenders        = 4
 	segmentsForAppender = 8
 )
@@ -143,8 +143,8 @@ func (c *Config) appenders() int64 {
 	return min(max(1, c.MaxBytes/c.SegmentBytes/segmentsForAppender), maxAppenders)
 }
 
-// concurrentBytes returns the number of waiting bytes at which another write begins concurrently.
-// If each write has a sync, that is a whole group, as waiting writes share the sync.
+// concurrentBytes returns the number of waiting bytes from which another concurrent write begins.
+// If each write is synced, that is a whole group, because waiting writes share the sync.
 func (c *Config) concurrentBytes() int64 {
 	if c.Fsync == FsyncAlways {
 		return c.groupBytes
@@ -164,7 +164,7 @@ func (c *Config) segmentBytes() int64 {
 	return max(pages(n)*page, c.leastSegment())
 }
 
-// leastSegment returns the space of the longest block with its group's header.
+// leastSegment returns the length of a segment that fits the longest block with its group's header.
 func (c *Config) leastSegment() int64 {
 	var n int64
 	for _, f := range c.Formats {

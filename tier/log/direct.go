@@ -17,8 +17,8 @@ var (
 	_ tier.DirectWriter = (*Tier)(nil)
 )
 
-// ReadDirect implements tier.DirectReader. It reads the header to host memory, checks it as Read
-// does, and then reads all shards by one transfer. Compact records have no header before their
+// ReadDirect implements tier.DirectReader. It reads the header to host memory, checks it like Read,
+// and then reads all shards by one transfer. Compact records have no header in front of their
 // shards, and are not read directly.
 func (t *Tier) ReadDirect(ctx context.Context, key block.Key, dst mem.Extent, sums []uint64) ([]uint64, <-chan struct{}, error) {
 	fail := func(err error) ([]uint64, <-chan struct{}, error) {
@@ -84,13 +84,14 @@ func (t *Tier) getDirect(ctx context.Context, f block.Format, key block.Key, dst
 		return sums, quiesced, fmt.Errorf("%w: %w", tier.ErrDirectFailed, err)
 	}
 	if now, ok := t.table.get(key); !ok || now.place != e.place {
-		// Its old place may have become a hole during the read.
+		// During the read a hole may have replaced the block's old place.
 		return sums, nil, fmt.Errorf("%w: it was moved", tier.ErrNotDirect)
 	}
 	return sums, nil, nil
 }
 
-// forgetDirect closes a segment that is kept open for direct reads, before its name goes.
+// forgetDirect closes a segment that is kept open for direct reads. Call it before the segment is
+// removed.
 func (t *Tier) forgetDirect(g *segment) {
 	if t.cfg.Direct != nil {
 		t.cfg.Direct.Forget(t.dir, segmentName(g.number))
@@ -112,9 +113,9 @@ func (t *Tier) CanPutDirect() error {
 
 var errCompact = fmt.Errorf("%w: the log keeps blocks of this length without a header: %w", tier.ErrNotDirect, errdefs.ErrNotSupported)
 
-// PutDirect implements tier.DirectWriter. The block has a group of its own. Its shards are stored by
-// one transfer, and then the header of the group with that of the block by a write of the host. The
-// block is verified when it is read.
+// PutDirect implements tier.DirectWriter. The block forms a separate group. Its shards are stored
+// by one transfer, and then the headers of group and block by a write of the host. The block is
+// verified when it is read.
 func (t *Tier) PutDirect(ctx context.Context, key block.Key, head []byte, src mem.Extent) (<-chan struct{}, error) {
 	f, err := t.formats.Of(key)
 	if err == nil {
@@ -142,8 +143,8 @@ func (t *Tier) PutDirect(ctx context.Context, key block.Key, head []byte, src me
 	return j.pending.quiesced, result
 }
 
-// writeDirect writes the shards of a block that is put directly. The block begins at off. It does
-// nothing for another block. It does not stop early: others may wait for the group.
+// writeDirect writes the shards of a block of PutDirect. The block begins at off. For other blocks
+// it does nothing. It does not stop early, because other calls may wait for the group.
 func (a *appender) writeDirect(p *pending, off int64) error {
 	if p.src.Len == 0 {
 		return nil
@@ -163,7 +164,7 @@ func (a *appender) writeDirect(p *pending, off int64) error {
 	return nil
 }
 
-// closeDirect closes the file of the head for direct writes.
+// closeDirect closes the current segment's file for direct writes.
 func (a *appender) closeDirect() error {
 	if a.direct == nil {
 		return nil

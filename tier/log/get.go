@@ -21,8 +21,8 @@ func (t *Tier) Get(ctx context.Context, key block.Key, dst mem.Extent) error {
 	return t.getInto(ctx, key, dst, true)
 }
 
-// Read is Get without verification of the shards. It checks length, header, identity and key. It
-// sets a block that fails aside.
+// Read reads the block like Get, but without verifying the shards. It checks length, header,
+// identity and key. A block that fails goes to quarantine.
 func (t *Tier) Read(ctx context.Context, key block.Key, dst mem.Extent) error {
 	return t.getInto(ctx, key, dst, false)
 }
@@ -52,14 +52,14 @@ func (t *Tier) getInto(ctx context.Context, key block.Key, dst mem.Extent, every
 		err = errors.Join(err, serr)
 	default:
 		t.count.errors.Add(1)
-		// The next Put checks the block again, and writes it if it still cannot be read.
+		// The next Put checks the block again, and replaces it if it is still unreadable.
 		t.table.unmark(key, e.place, seen)
 	}
 	return fmt.Errorf("read block %s: %w", key, err)
 }
 
-// load fills buf with the block's image and verifies all of it or its header. It returns the entry
-// that it read, and ErrCorrupt if its bytes are wrong.
+// load fills buf with the block's image. It verifies the whole image if every is set, and otherwise
+// only the header. It returns the entry that it read, and ErrCorrupt if its bytes are wrong.
 func (t *Tier) load(ctx context.Context, key block.Key, buf []byte, every bool) (entry, error) {
 	for {
 		e, ok := t.table.get(key)
@@ -69,7 +69,7 @@ func (t *Tier) load(ctx context.Context, key block.Key, buf []byte, every bool) 
 		if g := t.segments.acquire(e.segment); g != nil {
 			err := t.read(ctx, g, e, key, buf, every)
 			if cerr := g.release(); cerr != nil {
-				t.count.errors.Add(1) // the data are verified
+				t.count.errors.Add(1) // ignored: the data are verified
 			}
 			if err == nil && every && e.flags&seen == 0 {
 				t.table.mark(key, e.place, seen)
@@ -83,9 +83,9 @@ func (t *Tier) load(ctx context.Context, key block.Key, buf []byte, every bool) 
 			if now, ok := t.table.get(key); ok && now.place == e.place {
 				return e, err
 			}
-			continue // evicted or moved, and overwritten by a hole, during the read
+			continue // the block was evicted or moved, and a hole replaced it, during the read
 		}
-		// The block was moved or evicted: the index changes before the segment is removed.
+		// The block was moved or evicted: the index changes before a segment is removed.
 		if now, ok := t.table.get(key); ok && now.place == e.place {
 			return e, fmt.Errorf("segment %d does not exist: %w", e.segment, errdefs.ErrCorrupt)
 		}
@@ -125,7 +125,7 @@ func (t *Tier) read(ctx context.Context, g *segment, e entry, key block.Key, buf
 	return corrupt(verify(buf, key))
 }
 
-// corrupt wraps an error about misplaced bytes in ErrCorrupt.
+// corrupt wraps ErrCorrupt in an error about misplaced bytes.
 func corrupt(err error) error {
 	if err != nil && !errors.Is(err, errdefs.ErrCorrupt) {
 		return fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err)
@@ -156,7 +156,7 @@ func (t *Tier) record(ctx context.Context, g *segment, e entry) (*record, error)
 	return nil, fmt.Errorf("the group at %d of segment %d has another block at this place: %w", at.off, at.segment, errdefs.ErrCorrupt)
 }
 
-// headerCache caches the headers of groups read last.
+// headerCache caches the most recently read group headers.
 type headerCache struct {
 	mu   sync.Mutex
 	all  map[position]*header
@@ -164,7 +164,7 @@ type headerCache struct {
 	next int
 }
 
-// cachedHeaders bounds the cache. A header of 32 blocks takes about 8 KiB.
+// cachedHeaders bounds the cache. The header of a group of 32 blocks takes about 8 KiB.
 const cachedHeaders = 1024
 
 func (c *headerCache) get(at position) *header {
@@ -201,8 +201,8 @@ func (t *Tier) setAside(ctx context.Context, key block.Key, bad entry, image []b
 	return t.setAsideOwned(ctx, key, bad, image), nil
 }
 
-// setAsideOwned is setAside for a caller that has locked the key. It counts failures: the block is
-// removed in any case.
+// setAsideOwned implements setAside. The caller has locked the key. Failures are only counted: the
+// block is removed in any case.
 func (t *Tier) setAsideOwned(ctx context.Context, key block.Key, bad entry, image []byte) (kept string) {
 	e, ok := t.table.remove(key, func(now entry) bool { return now.place == bad.place })
 	if !ok {
@@ -210,7 +210,7 @@ func (t *Tier) setAsideOwned(ctx context.Context, key block.Key, bad entry, imag
 	}
 	t.uncount(e)
 	if err := t.tombstone(ctx, key); err != nil {
-		t.count.errors.Add(1) // the block is found corrupt again after a restart
+		t.count.errors.Add(1) // after a restart the block is found corrupt again
 	}
 	if t.cfg.QuarantineMax < 0 {
 		return ""

@@ -36,8 +36,8 @@ type (
 	Cleared = blockdir.Cleared
 )
 
-// Recognises reports whether a directory is one of a log, by its marker. If the marker cannot be
-// read it looks for segments.
+// Recognises reports whether a directory belongs to a log, by its marker. If the marker cannot be
+// read, it looks for segments.
 func Recognises(dir string) bool { return recognises(dirfs.OS(), dir) }
 
 func recognises(fsys dirfs.FS, path string) bool {
@@ -53,7 +53,7 @@ func recognises(fsys dirfs.FS, path string) bool {
 	return err == nil && slices.ContainsFunc(all, func(n string) bool { _, ok := parseSegment(n); return ok })
 }
 
-// existing is a directory opened by a read-only tier for inspection.
+// existing is a directory that a read-only tier has opened for inspection.
 type existing struct {
 	*Tier
 	marker blockdir.Marker
@@ -137,7 +137,7 @@ func (t *Tier) blocks(ctx context.Context, yield func(g *segment, key block.Key,
 		if ctx.Err() != nil {
 			return found, context.Cause(ctx)
 		}
-		// Other versions were found when the log was opened.
+		// Segments of other versions were reported when the log was opened.
 		if err != nil && !errors.Is(err, errdefs.ErrMismatch) {
 			found = append(found, finding{segmentName(g.number), blockdir.Unjudged, err.Error()})
 		}
@@ -148,7 +148,7 @@ func (t *Tier) blocks(ctx context.Context, yield func(g *segment, key block.Key,
 	return found, nil
 }
 
-// errYield is an error of the callback.
+// errYield wraps an error of the callback.
 type errYield struct{ error }
 
 // finding is a blockdir.Finding with a name relative to the directory.
@@ -158,9 +158,9 @@ type finding struct {
 	detail  string
 }
 
-// Inspect counts the contents of a directory by the index. It does not verify blocks; Verify does.
-// It needs no Tier, and a process may use the directory meanwhile. It returns ErrNotFound if this
-// is not a directory of blocks, and ErrCorrupt or ErrMismatch if the marker cannot be read.
+// Inspect counts the contents of a directory by the index. Unlike Verify it does not read blocks.
+// It needs no Tier, and a process may use the directory during the call. It returns ErrNotFound if
+// this is not a directory of blocks, and ErrCorrupt or ErrMismatch if the marker cannot be read.
 func Inspect(ctx context.Context, dir string) (Inspection, error) {
 	return inspect(ctx, dirfs.OS(), dir)
 }
@@ -192,7 +192,7 @@ func inspect(ctx context.Context, fsys dirfs.FS, path string) (in Inspection, er
 }
 
 // List calls yield for every block of the directory, in the order of the keys. If yield returns an
-// error, List returns that. The time of a block is that of its segment.
+// error, List returns that error. The time of a block is that of its segment.
 func List(ctx context.Context, dir string, yield func(Entry) error) error {
 	return list(ctx, dirfs.OS(), dir, yield)
 }
@@ -226,8 +226,8 @@ func list(ctx context.Context, fsys dirfs.FS, path string, yield func(Entry) err
 }
 
 // GC empties segments, those with the least recently used blocks first, until at most targetBytes
-// are left. It returns ErrBusy if a process has the directory open. The bytes of Collected are
-// those of the segments.
+// are left. It returns ErrBusy if a process has the directory open. The bytes in Collected are
+// those of segments.
 func GC(ctx context.Context, dir string, targetBytes int64) (Collected, error) {
 	return gc(ctx, dirfs.OS(), dir, targetBytes)
 }

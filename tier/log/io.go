@@ -11,8 +11,8 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
-// writer writes groups. It writes the parts from their memory if the file supports that, else
-// through a buffer.
+// writer writes groups. It writes the parts directly from their memory if the file supports that,
+// otherwise through a buffer.
 type writer struct{ staging []byte }
 
 func (w *writer) writeAt(f dirfs.File, parts [][]byte, off int64) error {
@@ -39,8 +39,9 @@ func (w *writer) writeAt(f dirfs.File, parts [][]byte, off int64) error {
 	return err
 }
 
-// allocate allocates the space of a segment, if the file system supports it, and returns its
-// length. If space is short, it tries a half, a quarter and so on, but not less than least.
+// allocate allocates the space of a segment, if the file system supports that, and returns the
+// allocated length. If space is short, it tries half the length, a quarter and so on, but not less
+// than least.
 func allocate(f dirfs.File, bytes, least int64) (int64, error) {
 	s, ok := f.(dirfs.Sizer)
 	if !ok {
@@ -51,7 +52,7 @@ func allocate(f dirfs.File, bytes, least int64) (int64, error) {
 		if err == nil || errors.Is(err, errdefs.ErrNotSupported) {
 			return bytes, nil
 		}
-		// EFBIG: limit of the process.
+		// EFBIG reports a limit of the process.
 		full := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG)
 		if !full || bytes <= least {
 			return 0, err
@@ -64,7 +65,7 @@ func allocate(f dirfs.File, bytes, least int64) (int64, error) {
 }
 
 // punchHole frees the space of a part of a segment. It returns ErrNotSupported if the file system
-// has no holes.
+// does not support holes.
 func punchHole(f dirfs.File, off, n int64) error {
 	if s, ok := f.(dirfs.Sizer); ok {
 		return s.PunchHole(off, n)

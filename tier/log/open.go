@@ -18,11 +18,11 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/usage"
 )
 
-// Open opens or makes the directory and reads its index. It verifies blocks that may not be
+// Open opens or creates the directory and reads its index. It verifies blocks that may not be
 // durable. Errors name the directory and wrap ErrInvalid, ErrMismatch (another identity, layout or
 // version), ErrCorrupt (malformed marker), ErrBusy if another process has it open, ErrReadOnly or
-// ErrNoSpace. Segments that cannot be read, or have groups of another version, stay unchanged and
-// are counted. Their blocks are missing until the directory is opened again. ctx is used only
+// ErrNoSpace. Segments that cannot be read, or contain groups of another version, stay unchanged
+// and are counted. Their blocks are missing until the directory is opened again. ctx is used only
 // during Open.
 func Open(ctx context.Context, c Config) (*Tier, error) {
 	if err := c.Validate(); err != nil {
@@ -90,7 +90,7 @@ func (t *Tier) open(ctx context.Context) error {
 	return t.recover(ctx)
 }
 
-// openDir opens or makes the directory, and locks it.
+// openDir opens or creates the directory, and locks it.
 func (t *Tier) openDir() (err error) {
 	c := &t.cfg
 	root := filepath.Clean(c.Dir)
@@ -115,7 +115,7 @@ func (t *Tier) openDir() (err error) {
 			return err
 		}
 	}
-	// Check this before writing: a wrong directory must not change.
+	// Check the marker before writing: a wrong directory must not change.
 	if m, err := blockdir.ReadMarker(t.dir, blockdir.Log); blockdir.Gone(err) {
 		if err := blockdir.CheckEmpty(t.dir); err != nil {
 			return err
@@ -132,13 +132,13 @@ func (t *Tier) openDir() (err error) {
 	return err
 }
 
-// openMarker reads the marker, or writes that of a new directory.
+// openMarker reads the marker, or writes the marker of a new directory.
 func (t *Tier) openMarker() error {
 	m, err := blockdir.ReadMarker(t.dir, blockdir.Log)
 	switch {
 	case err == nil:
 		if err = m.Check(t.cfg.Formats, t.cfg.Identities); err == nil && !t.cfg.ReadOnly {
-			// The process that wrote it may have died before it was durable.
+			// The process that wrote the marker may have ended before the marker was durable.
 			err = blockdir.SyncRoot(t.dir)
 		}
 	case blockdir.Gone(err) && t.cfg.ReadOnly:
@@ -166,7 +166,7 @@ func markerError(err error) error {
 	return err
 }
 
-// group is a group read by recovery.
+// group is a group that recovery has read.
 type group struct {
 	g *segment
 	h *header
@@ -182,7 +182,7 @@ func (t *Tier) recover(ctx context.Context) error {
 		return err
 	}
 	var tail []group
-	durable := position{} // the highest durable position in any header
+	durable := position{} // highest durable position in any header
 	for _, g := range t.segments.list() {
 		err := t.readSegment(ctx, g, synced, func(h *header) {
 			tail = append(tail, group{g, h})
@@ -228,14 +228,14 @@ func (t *Tier) recover(ctx context.Context) error {
 	switch {
 	case t.cfg.ReadOnly:
 	case len(t.damage) > 0:
-		// Replaces a checkpoint that might become readable again when it is out of date.
+		// Replace an outdated checkpoint that might become readable again.
 		return t.checkpoint()
 	case anyTorn:
-		// Headers of later groups will state that all groups before them are durable. So a torn
-		// block would not be verified again.
+		// The headers of later groups will state that all groups before them are durable, so that a
+		// torn block would not be verified again.
 		if err := t.checkpoint(); err != nil {
 			t.setFailure(err)
-			t.written.Store(math.MaxInt64 / 2) // a checkpoint is due until it can be written
+			t.written.Store(math.MaxInt64 / 2) // keeps a checkpoint pending until one can be written
 		}
 	}
 	return nil
@@ -255,7 +255,7 @@ func (t *Tier) account() {
 		}
 	}
 	for _, g := range t.segments.list() {
-		if g.end.Load() > 0 && !g.unread { // other files cannot be emptied
+		if g.end.Load() > 0 && !g.unread { // files without groups of this log cannot be emptied
 			g.holes.Store(holes(g.file, g.size.Load()))
 			t.space.add(g.used())
 		}
@@ -263,12 +263,12 @@ func (t *Tier) account() {
 }
 
 // readSegment calls yield for the groups of a segment that the checkpoint does not cover, and sets
-// its end. The end is zero if no group of this log was found.
+// the segment's end. The end is zero if no group of this log was found.
 func (t *Tier) readSegment(ctx context.Context, g *segment, synced bool, yield func(*header)) error {
 	from := t.covered[g.number]
 	g.end.Store(from)
 	if from > 0 {
-		// Another file may have the name now.
+		// Another file may have the segment's name by now.
 		_, err := scan(ctx, g.file, g.number, 0, g.size.Load(), t.id, t.formats, func(*header) error { return errFound })
 		if err == nil {
 			delete(t.covered, g.number)
@@ -288,7 +288,7 @@ func (t *Tier) readSegment(ctx context.Context, g *segment, synced bool, yield f
 	return err
 }
 
-// errFound ends a scan for the first group.
+// errFound ends a scan at the first group.
 var errFound = errors.New("a group was found")
 
 // keepUnread records that a file with the name of a segment stays unchanged.
@@ -301,12 +301,13 @@ func (t *Tier) keepUnread(number uint32, why error) {
 // Notes returns messages for the user about files that were found when the tier was opened.
 func (t *Tier) Notes() []string { return slices.Clone(t.notes) }
 
-// maxNumberGap limits the number of an unreadable file: it counts up to so far above the numbers of
-// the log's segments.
+// maxNumberGap bounds how far the number of an unreadable file may exceed the numbers of the log's
+// segments. A file with a higher number is ignored.
 const maxNumberGap = 1 << 20
 
-// countUnread makes new numbers higher than those of segments that could not be read, so that these
-// stay older. A number far above all others is not the log's.
+// countUnread raises the last number to those of segments that could not be read, so that new
+// segments have higher numbers. It ignores a number far above all others, which does not belong to
+// the log.
 func (t *Tier) countUnread() {
 	slices.Sort(t.unreadFiles)
 	for _, n := range t.unreadFiles {
@@ -353,7 +354,7 @@ func (t *Tier) openSegments() error {
 }
 
 // replay adds a group to the index. It verifies blocks that may not be durable, and reports whether
-// one is torn.
+// one of them is torn.
 func (t *Tier) replay(ctx context.Context, r group, durable position) (torn bool, err error) {
 	for i := range r.h.records {
 		rec := &r.h.records[i]
@@ -386,7 +387,7 @@ func (t *Tier) replay(ctx context.Context, r group, durable position) (torn bool
 			if err == nil {
 				e.flags = seen
 			} else {
-				t.setFailure(fmt.Errorf("read block %s: %w", rec.key, err)) // it may be whole
+				t.setFailure(fmt.Errorf("read block %s: %w", rec.key, err)) // the block may be whole
 			}
 		}
 		e.rank = uint32(t.replayRank(rec.position))
@@ -396,20 +397,20 @@ func (t *Tier) replay(ctx context.Context, r group, durable position) (torn bool
 }
 
 // outlasts reports whether a block of the checkpoint is newer than the record at p, which the
-// checkpoint does not cover. That is possible if p is in a segment that could not be read when the
-// checkpoint was written.
+// checkpoint does not cover. That can happen if the segment of p was unreadable when the checkpoint
+// was written.
 func (t *Tier) outlasts(e entry, p position) bool {
 	_, knows := t.covered[uint32(p.segment)]
 	return !knows && e.off() < t.covered[e.segment] && p.before(e.position())
 }
 
-// leftover reports whether a file of this name was left by a dead process.
+// leftover reports whether the name is that of a file left by an ended process.
 func leftover(name string) bool {
 	return name == indexTemp || strings.HasPrefix(name, blockdir.MarkerTemp)
 }
 
-// finishRecovery truncates each segment after its last group, removes empty segments, and makes the
-// rest durable if the policy requires that.
+// finishRecovery truncates each segment after its last group and removes empty segments. If the
+// policy requires it, it makes the remaining ones durable.
 func (t *Tier) finishRecovery(ctx context.Context, synced bool) error {
 	all, err := t.dir.ReadDir(".")
 	if err != nil {

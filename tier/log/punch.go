@@ -11,21 +11,22 @@ import (
 	"github.com/kvlane/kvlane/tier/internal/blockdir"
 )
 
-// A segment made under a higher bound may be longer than all that the bound has space for. Emptying
-// it would evict blocks that fit. So its oldest groups are evicted, and holes replace them. That
-// needs no free space, as the others stay in their places.
+// A segment that was created under a higher bound may exceed the space of the present bound.
+// Emptying it would evict blocks that fit. Therefore only its oldest groups are evicted and
+// replaced by holes. This needs no free space, because the other groups stay in place.
 
-// longSegments is the factor by which a segment made under a higher bound is longer than a new one.
+// longSegments is the factor from which a segment is longer than a new one because of a higher
+// bound.
 const longSegments = 2
 
-// isLong reports whether the segment is longSegments times as long as a new one, has more than
-// excess bytes, and can have holes.
+// isLong reports whether the segment is at least longSegments times as long as a new one, has more
+// than excess bytes, and supports holes.
 func (e *compaction) isLong(excess int64) (bool, error) {
 	size := e.v.used()
 	if size < longSegments*e.t.cfg.SegmentBytes || excess >= size {
 		return false, nil
 	}
-	err := punchHole(e.v.file, e.v.size.Load(), page) // punching behind the end has no effect
+	err := punchHole(e.v.file, e.v.size.Load(), page) // a hole after the end has no effect
 	if errors.Is(err, errdefs.ErrNotSupported) {
 		return false, nil
 	}
@@ -38,8 +39,8 @@ type oldGroup struct {
 	newest     int64 // highest rank of its blocks
 }
 
-// punch evicts the groups whose newest block is oldest, until it has freed excess bytes. It returns
-// ErrBusy if it could evict none.
+// punch evicts the groups with the least recently used blocks, until it has freed excess bytes. It
+// returns ErrBusy if it could evict none.
 func (e *compaction) punch(ctx context.Context, excess int64) error {
 	t, v := e.t, e.v
 	if err := t.syncAll(ctx); err != nil { // blocks may have newer copies
@@ -78,8 +79,8 @@ func (e *compaction) punch(ctx context.Context, excess int64) error {
 	return nil
 }
 
-// oldGroups returns the groups of the segment, the oldest first. It leaves out groups with
-// deletions, and groups with a block that is elsewhere but not durable there.
+// oldGroups returns the groups of the segment, oldest first. It omits groups with deletions, and
+// groups with a block whose current copy is elsewhere and not durable.
 func (e *compaction) oldGroups(ctx context.Context) (groups []oldGroup, err error) {
 	t, v := e.t, e.v
 	now := t.uses.Load()
@@ -106,7 +107,7 @@ func (e *compaction) oldGroups(ctx context.Context) (groups []oldGroup, err erro
 	return groups, err
 }
 
-// evictGroup evicts the blocks of a group. It reports false, and evicts none, if a block is in use.
+// evictGroup evicts the blocks of a group. If a block is in use, it returns false and evicts none.
 func (e *compaction) evictGroup(ctx context.Context, off int64) (ok bool, err error) {
 	t, v := e.t, e.v
 	h, err := readHeader(ctx, v.file, position{uint64(v.number), off}, t.id, t.formats)
@@ -133,8 +134,8 @@ func (e *compaction) evictGroup(ctx context.Context, off int64) (ok bool, err er
 	return ok, nil
 }
 
-// forgetEvicted writes a checkpoint, so that the one on disk has none of the evicted blocks. If the
-// disk has no space for it, it removes the old one: then the blocks are read from the segments.
+// forgetEvicted writes a checkpoint without the evicted blocks. If the disk has no space for it, it
+// removes the old checkpoint, so that opening reads the blocks from the segments.
 func (t *Tier) forgetEvicted() error {
 	err := t.checkpointInRound()
 	if !errors.Is(err, errdefs.ErrNoSpace) {
@@ -144,10 +145,11 @@ func (t *Tier) forgetEvicted() error {
 		return blockdir.WriteError(err)
 	}
 	clear(t.covered)
-	t.written.Store(math.MaxInt64 / 2) // so that a checkpoint is due until it can be written
+	t.written.Store(math.MaxInt64 / 2) // keeps a checkpoint pending until one can be written
 	t.collectSoon()
 	return blockdir.SyncRoot(t.dir)
 }
 
-// inHole reports whether a hole is where the group of a block begins: another process evicted it.
+// inHole reports whether a hole begins at the group of a block, because another process has evicted
+// it.
 func inHole(g *segment, e entry) bool { return skipHole(g.file, e.header(), e.off()) > e.header() }

@@ -15,8 +15,8 @@ import (
 )
 
 // Put stores the block. When it returns nil, the block can be found and is as durable as the policy
-// requires. Put reads and verifies an existing block, unless this process has written or verified
-// it. It sets a damaged block aside, and replaces one that is damaged or unreadable.
+// requires. Put reads and verifies an existing block, unless this process has already done so. It
+// copies a damaged block to quarantine, and replaces blocks that are damaged or unreadable.
 //
 // Put waits while another Put writes the same block, for earlier writes, and at the bound for
 // space. If ctx ends during the last two it returns ErrBusy. On a full disk it frees space of the
@@ -28,9 +28,8 @@ func (t *Tier) Put(ctx context.Context, key block.Key, src mem.Extent) error {
 	return err[0]
 }
 
-// PutMany is Put for many blocks, which share writes. errs[i] is the result of the Put of keys[i].
-// If the slices differ in length, all of errs wrap ErrInvalid. A key that occurs twice is put
-// twice.
+// PutMany stores many blocks like Put, with common writes. errs[i] is the result for keys[i]. If
+// the slices differ in length, all errs wrap ErrInvalid. A key that occurs twice is stored twice.
 func (t *Tier) PutMany(ctx context.Context, keys []block.Key, srcs []mem.Extent, errs []error) {
 	if len(keys) != len(srcs) || len(keys) != len(errs) {
 		for i := range errs {
@@ -60,7 +59,7 @@ func (t *Tier) PutMany(ctx context.Context, keys []block.Key, srcs []mem.Extent,
 	}
 }
 
-// job is the Put of one block.
+// job is the state of storing one block.
 type job struct {
 	t        *Tier
 	key      block.Key
@@ -74,7 +73,7 @@ type job struct {
 	result   *error
 }
 
-// checkDirect is check for an image in memory of a device, with its header in head.
+// checkDirect implements check for an image in device memory, with its header in head.
 func (j *job) checkDirect(f block.Format, head []byte, src mem.Extent) error {
 	if j.t.cfg.ReadOnly {
 		return errReadOnly
@@ -115,14 +114,14 @@ func (j *job) finish() {
 		j.err = errors.Join(j.err, j.cause)
 	}
 	*j.result = fmt.Errorf("write block %s: %w", j.key, j.err)
-	if !errors.Is(j.err, errdefs.ErrInvalid) && !errors.Is(j.err, tier.ErrDirectFailed) { // else Put follows
+	if !errors.Is(j.err, errdefs.ErrInvalid) && !errors.Is(j.err, tier.ErrDirectFailed) { // otherwise the caller will call Put
 		j.t.count.errors.Add(1)
 	}
 }
 
 // putRound processes jobs and returns the remaining ones: those of blocks that other calls write,
-// and those without space. It waits only for the first block, and has no other block locked then.
-// So two calls cannot wait for each other.
+// and those without space. It waits only for the first block, while it has locked no other block,
+// so that two calls cannot wait for each other.
 func (t *Tier) putRound(ctx context.Context, jobs []*job) (left []*job) {
 	var ready []*job
 	for i, j := range jobs {
@@ -220,8 +219,8 @@ func (t *Tier) committed(j *job) (retry bool) {
 	return false
 }
 
-// spacePatience is the time that a write waits while emptying segments fails. While blocks are only
-// in use, a write waits until its context ends.
+// spacePatience bounds the wait of a write while emptying segments fails. If only blocks in use
+// prevent it, the write waits until its context ends.
 const spacePatience = 10 * time.Second
 
 func (t *Tier) waitForSpace(ctx context.Context, since uint64) error {
@@ -257,7 +256,8 @@ func (t *Tier) waitForSpace(ctx context.Context, since uint64) error {
 }
 
 // checkStored reports whether the job's block is stored, sound and as durable as the policy
-// requires. It verifies the block unless this process has done so. The caller has locked the key.
+// requires. It verifies the block unless this process has already done so. The caller has locked
+// the key.
 func (t *Tier) checkStored(ctx context.Context, j *job) (there bool, err error) {
 	j.replaces, j.cause = false, nil
 	e, ok := t.table.get(j.key)
@@ -271,7 +271,7 @@ func (t *Tier) checkStored(ctx context.Context, j *job) (there bool, err error) 
 		switch e, err = t.load(ctx, j.key, image, true); {
 		case err == nil:
 		case errors.Is(err, errdefs.ErrNotFound):
-			return false, nil // removed meanwhile
+			return false, nil // the block was removed meanwhile
 		case ctx.Err() != nil:
 			return false, context.Cause(ctx)
 		case errors.Is(err, errdefs.ErrCorrupt):
@@ -287,7 +287,7 @@ func (t *Tier) checkStored(ctx context.Context, j *job) (there bool, err error) 
 	}
 	t.checkName(e.segment)
 	if !t.durable(e) {
-		return false, nil // a sync failed or the file was removed: write the block anew
+		return false, nil // a sync failed or the file was removed: write the block again
 	}
 	t.used(j.key)
 	return true, nil

@@ -10,16 +10,16 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// A rank orders blocks for eviction. It is the use count at the newest use of the block's prompt,
-// minus the block's position. So the end of a prompt has lower ranks than its beginning. A use of n
-// blocks that begins at position 0 raises the count by n. A use that begins later does not raise
-// it. The index keeps 32 bits of a rank: a block not used while the count grows by 2^31 seems new.
-// Records have the position, for logs that are opened without a checkpoint.
+// A rank orders blocks for eviction. It is the use count at the latest use of the block's prompt,
+// minus the block's position, so that the end of a prompt has lower ranks than its beginning. A use
+// of n blocks that begins at position 0 raises the count by n. A use that begins later does not
+// raise it. The index keeps 32 bits of a rank: a block that is not used while the count grows by
+// 2^31 appears new. Records contain the position, for logs that are opened without a checkpoint.
 
-// rank64 returns the whole rank of an entry.
+// rank64 returns the full rank of an entry with these 32 bits.
 func rank64(now int64, rank uint32) int64 { return now - int64(int32(uint32(now)-rank)) }
 
-// SetOrder sets the order of the blocks that are put into the tier.
+// SetOrder sets the order of the blocks that will be stored.
 func (t *Tier) SetOrder(o *tier.Order) { t.places.Store(o) }
 
 // Use raises the ranks of consecutive blocks of a prompt. It ignores blocks that are not in the
@@ -35,8 +35,8 @@ func (t *Tier) Use(keys []block.Key, at tier.Place) {
 	}
 }
 
-// nextRank returns the rank of a block that is put or used now, with n-1 more after it. If the
-// block before it is in the log, its rank is one below that block's.
+// nextRank returns the rank of a block that is stored or used now, followed by n-1 others. If the
+// block before it is in the log, the rank is one below that block's.
 func (t *Tier) nextRank(at tier.Place, n int64) int64 {
 	if at.Before == (block.Key{}) {
 		return t.uses.Add(n) - int64(at.Position)
@@ -45,10 +45,10 @@ func (t *Tier) nextRank(at tier.Place, n int64) int64 {
 	if e, ok := t.table.get(at.Before); ok {
 		return rank64(now, e.rank) - 1
 	}
-	return now - int64(at.Position) // the block before it may be in the queue
+	return now - int64(at.Position) // the block before it may still be queued
 }
 
-// raise sets the rank of a block in the log, unless its own is higher.
+// raise sets the rank of a block in the log, unless the block already has a higher one.
 func (t *Tier) raise(key block.Key, rank int64) {
 	if e, ok := t.table.raise(key, uint32(rank)); ok {
 		if g := t.segments.get(e.segment); g != nil {
@@ -57,8 +57,8 @@ func (t *Tier) raise(key block.Key, rank int64) {
 	}
 }
 
-// used counts a use of a block that was read or put again. It does nothing if a store set an order,
-// as the store calls Use then.
+// used counts a use of a block that was read or stored again. It does nothing if a store has set an
+// order, because the store then calls Use.
 func (t *Tier) used(key block.Key) {
 	if t.places.Load() == nil {
 		t.raise(key, t.uses.Add(1))
@@ -66,8 +66,8 @@ func (t *Tier) used(key block.Key) {
 }
 
 // replayRank returns the rank of a record that is read from a segment, in the order of the log.
-// Consecutive positions are a run. A run counts as one use, as the uses between the runs of a
-// prompt are not known. So positions decide first.
+// Records with consecutive positions form a run, which counts as one use, because the uses between
+// the runs of a prompt are unknown. Therefore ranks depend first on positions.
 func (t *Tier) replayRank(position uint32) int64 {
 	if p := t.replayed; p.any && position == p.position+1 {
 		p.rank--
@@ -86,8 +86,8 @@ type replayed struct {
 	rank     int64
 }
 
-// meanAge returns the mean age of a segment's blocks. An age is the growth of the use count since
-// the block's rank.
+// meanAge returns the mean age of a segment's blocks. The age of a block is the growth of the use
+// count since its rank.
 func (g *segment) meanAge(now int64) float64 {
 	if n := g.blocks.Load(); n > 0 {
 		return math.Max(0, float64(now)-float64(g.ranks.Load())/float64(n))
@@ -95,8 +95,8 @@ func (g *segment) meanAge(now int64) float64 {
 	return 0
 }
 
-// victim returns the segment up to last with the highest mean age of its bytes, or nil. Bytes
-// without a block count as twice as old as the oldest segment's.
+// victim returns the segment up to number last with the highest mean age of its bytes, or nil.
+// Bytes without a block count as twice as old as the oldest segment's mean.
 func (t *Tier) victim(failed map[uint32]bool, s sweep, last uint32) (best *segment) {
 	now, dead := t.uses.Load(), 1.0
 	all := t.segments.list()
@@ -126,9 +126,9 @@ func (t *Tier) meanAge(now int64) float64 {
 	return sum / max(1, n)
 }
 
-// keepFrom sets the lowest rank of the blocks to move instead of evict, and the bytes that may be
-// moved. Blocks younger than the mean are moved: at most half of the segment, and at most the bytes
-// put since blocks were last moved.
+// keepFrom sets the lowest rank of the blocks to move instead of evicting them, and the number of
+// bytes that may be moved. Blocks younger than the mean are moved, but at most half of the segment,
+// and at most as many bytes as were stored since blocks were last moved.
 func (e *compaction) keepFrom(ctx context.Context) error {
 	t, v := e.t, e.v
 	now := t.uses.Load()

@@ -20,7 +20,7 @@ const (
 	page            = block.AlignBytes
 	maxSegmentBytes = int64(1) << 40
 	maxHeader       = 32 * page
-	compactBytes    = 64 << 10 // a block with shorter shards has no header of its own
+	compactBytes    = 64 << 10 // a block with fewer bytes of shards has no separate header
 
 	offVersion  = 8
 	offHeader   = 12
@@ -49,7 +49,7 @@ const (
 	deleted kind = 3 // no data: the block was deleted
 )
 
-// kindOf returns the kind of a format's blocks.
+// kindOf returns the kind of the records of a format's blocks.
 func kindOf(f block.Format) kind {
 	if f.Layout.ImageBytes()-f.Layout.HeaderBytes() < compactBytes {
 		return compact
@@ -65,8 +65,7 @@ func storedBytes(f block.Format) int64 {
 	return f.Layout.ImageBytes()
 }
 
-// describedBytes returns the length of a format in a group's header, and recordedBytes that of a
-// record.
+// describedBytes returns the length of a format in a group's header.
 func describedBytes(f block.Format) int64 {
 	if kindOf(f) == compact {
 		return formatBytes + 8*int64(f.Layout.Shards())
@@ -103,9 +102,9 @@ type record struct {
 	key      block.Key
 	kind     kind
 	group    uint8  // the page group of its format
-	position uint32 // in its prompt, as far as known; else 0
+	position uint32 // position in its prompt, or 0 if unknown
 	algo     block.SumAlgo
-	sums     []uint64 // of the shards of a compact block
+	sums     []uint64 // checksums of the shards of a compact block
 	off      int64    // offset of its data in the group, set by decoding
 	number   int      // index of its format in the decoded header
 }
@@ -114,15 +113,16 @@ type record struct {
 type header struct {
 	bytes, groupBytes int64
 	at                position
-	synced            position // all before this was durable when the header was written
-	// seq has the lowest segment number of its process, and the number of the group in that process.
+	synced            position // everything before this position was durable when the header was written
+	// seq contains the lowest segment number of the writing process, and the number of the group in
+	// that process.
 	seq       position
 	directory [16]byte
 	formats   []formatInfo
 	records   []record
 }
 
-// place returns the place of a record of the group.
+// place returns the place of a record's data.
 func (h *header) place(r *record) place {
 	return place{uint32(h.at.segment), uint32((h.at.off + r.off) / page), uint16(r.off / page)}
 }
@@ -133,11 +133,11 @@ type formatInfo struct {
 	image  int64
 	shards int
 	lens   []int64
-	group  int // page group in the formats given for decoding, or -1
+	group  int // page group of the formats passed to decoding, or -1
 }
 
-// encode writes the header into b, whose length is that of the header. The groups of the records
-// are indices of formats.
+// encode writes the header into b, which has the header's length. The groups of the records are
+// indices of formats.
 func (h *header) encode(b []byte, formats block.Formats) {
 	clear(b)
 	copy(b, groupMagic)
@@ -153,7 +153,7 @@ func (h *header) encode(b []byte, formats block.Formats) {
 	le.PutUint64(b[offSeq:], h.seq.segment)
 	le.PutUint64(b[offSeq+8:], uint64(h.seq.off))
 	le.PutUint32(b[offRecords:], uint32(len(h.records)))
-	var number [block.MaxGroups]int // index in the header, from 1; 0: not used
+	var number [block.MaxGroups]int // index in the header, from 1; 0 if not used
 	used, at := 0, offTable
 	for i := range h.records {
 		g := h.records[i].group
@@ -192,8 +192,8 @@ func (h *header) encode(b []byte, formats block.Formats) {
 	le.PutUint64(b[len(b)-sumBytes:], xxh3.Hash(b[:len(b)-sumBytes]))
 }
 
-// headerLen returns the length of the header that begins with the page b. It returns ErrCorrupt if
-// no header begins there.
+// headerLen returns the length of the header that begins in the page b. It returns ErrCorrupt if no
+// header begins there.
 func headerLen(b []byte) (int64, error) {
 	if len(b) < offTable || string(b[:len(groupMagic)]) != groupMagic {
 		return 0, fmt.Errorf("no group begins here: %w", errdefs.ErrCorrupt)
@@ -295,7 +295,8 @@ func decodeFormat(b []byte, formats block.Formats) (f formatInfo, rest []byte, o
 	return f, b, true
 }
 
-// decodeRecord decodes a record and returns the length of its block.
+// decodeRecord decodes a record. It returns the length of the block and the remaining bytes of the
+// header.
 func (h *header) decodeRecord(r *record, b []byte) (stored int64, rest []byte, err error) {
 	bad := fmt.Errorf("group header: invalid record: %w", errdefs.ErrCorrupt)
 	if len(b) < recordBytes {

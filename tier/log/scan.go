@@ -45,15 +45,15 @@ func readHeader(ctx context.Context, f dirfs.File, at position, id [16]byte, for
 const (
 	// scanWindow is the length of one read in the search for a group.
 	scanWindow = 1 << 20
-	// foreignBytes is how much of a file is searched for its first group. A file without one is not
-	// a segment of this log. Holes do not count.
+	// foreignBytes is the number of bytes that are searched for the first group of a file. A file
+	// without one is not a segment of this log. Holes do not count.
 	foreignBytes = 64 << 20
 )
 
 // scan calls yield for every group of a segment from off on, and returns the end of the last one.
-// It skips pages outside groups, as groups may follow them. In a file that is read from its start,
-// the search for the first group ends after foreignBytes. It returns ErrMismatch if it skipped a
-// group of another version.
+// It skips pages outside groups, because groups may follow them. In a file that is read from its
+// start, the search for the first group ends after foreignBytes. It returns ErrMismatch if it has
+// skipped a group of another version.
 func scan(ctx context.Context, f dirfs.File, number uint32, off, size int64, id [16]byte, formats block.Formats, yield func(*header) error) (end int64, err error) {
 	end = off
 	var window []byte
@@ -92,13 +92,13 @@ func scan(ctx context.Context, f dirfs.File, number uint32, off, size int64, id 
 }
 
 // findGroup returns the first page from off on that begins like a group, or the end of the file,
-// and the number of bytes read. It returns the end if it has read budget bytes.
+// and the number of bytes read. After reading budget bytes it returns the end.
 func findGroup(ctx context.Context, f dirfs.File, window []byte, off, size, budget int64) (at, read int64, err error) {
 	for off = skipHole(f, off, size); off+page <= size && read < budget; off = skipHole(f, off, size) {
 		b := window[:min(int64(len(window)), (size-off)/page*page)]
 		if err := dirfs.ReadFull(ctx, f, b, off); err != nil {
 			if errors.Is(err, errdefs.ErrCorrupt) {
-				return size, read, nil // truncated meanwhile
+				return size, read, nil // the file was truncated meanwhile
 			}
 			return 0, read, err
 		}
@@ -113,8 +113,8 @@ func findGroup(ctx context.Context, f dirfs.File, window []byte, off, size, budg
 	return size, read, nil
 }
 
-// keepReason reads a whole file. It returns a reason to keep the file if that has a group with
-// blocks or of another version.
+// keepReason reads a whole file. If the file contains a group with blocks or of another version,
+// keepReason returns a reason to keep it.
 func keepReason(ctx context.Context, f dirfs.File, size int64, formats block.Formats) (why string, err error) {
 	window, head := make([]byte, scanWindow), make([]byte, maxHeader)
 	for off := int64(0); ; off += page {
@@ -134,7 +134,7 @@ func keepReason(ctx context.Context, f dirfs.File, size int64, formats block.For
 	}
 }
 
-// skipHole returns the page of the first data from off on, or size where only a hole follows.
+// skipHole returns the first page with data from off on, or size if only a hole follows.
 func skipHole(f dirfs.File, off, size int64) int64 {
 	d, ok := f.(dirfs.DataFinder)
 	if !ok || off >= size {
@@ -145,7 +145,7 @@ func skipHole(f dirfs.File, off, size int64) int64 {
 	case errors.Is(err, io.EOF):
 		return size
 	case err != nil:
-		return off // not every file system can skip holes
+		return off // the file system may not support it
 	}
 	return max(off, at/page*page)
 }
@@ -168,8 +168,7 @@ func holes(f dirfs.File, size int64) (n int64) {
 	return n
 }
 
-// isUnfinished reports whether a file without a group is a segment whose process died while making
-// it.
+// isUnfinished reports whether a file without a group is a segment whose creator ended too early.
 func isUnfinished(ctx context.Context, f dirfs.File, size int64) bool {
 	b := make([]byte, min(page, size))
 	if dirfs.ReadFull(ctx, f, b, 0) != nil || !zeroFrom(ctx, f, page, size) {
@@ -182,7 +181,7 @@ func isUnfinished(ctx context.Context, f dirfs.File, size int64) bool {
 	return len(b) <= offTable || len(bytes.TrimLeft(b[offTable:max(offTable, len(b)-sumBytes)], "\x00")) == 0
 }
 
-// zeroFrom reports whether a file is zeros from off on. It reads at most foreignBytes.
+// zeroFrom reports whether a file contains only zeros from off on. It reads at most foreignBytes.
 func zeroFrom(ctx context.Context, f dirfs.File, off, size int64) bool {
 	window, read := make([]byte, scanWindow), int64(0)
 	for off = skipHole(f, off, size); off < size; off = skipHole(f, off, size) {

@@ -27,26 +27,27 @@ func parseSegment(name string) (number uint32, ok bool) {
 	return uint32(n), err == nil && n > 0 && segmentName(uint32(n)) == name
 }
 
-// segment is a file of the log. It is closed when it has left the log and has no readers.
+// segment is a file of the log. It is closed when it has been removed from the log and has no
+// readers.
 type segment struct {
 	number uint32
 	file   dirfs.File
 	refs   atomic.Int32 // one for the log and one for each reader
 
 	size    atomic.Int64 // length of the file, or the space reserved for it
-	holes   atomic.Int64 // bytes of size that take no disk space: see punch.go
+	holes   atomic.Int64 // bytes of size that use no disk space: see punch.go
 	limit   int64        // end of the space for appending
 	end     atomic.Int64 // end of the written groups that are in the index
 	synced  atomic.Int64 // end of the durable bytes
-	live    atomic.Int64 // bytes of the blocks that the index has here
-	blocks  atomic.Int64 // blocks that the index has here
+	live    atomic.Int64 // bytes of the blocks that the index locates in this segment
+	blocks  atomic.Int64 // number of these blocks
 	ranks   atomic.Int64 // sum of the ranks of these blocks
-	broken  atomic.Bool  // a sync failed: bytes beyond synced may never be durable
-	removed atomic.Bool  // its file was removed by another program
+	broken  atomic.Bool  // a sync failed: bytes after synced may never become durable
+	removed atomic.Bool  // another program has removed the file
 	sealed  atomic.Bool  // no more appends
-	deletes atomic.Bool  // it has deletions of blocks in other segments
-	started int64        // end of the started writeback; only the syncer uses it
-	unread  bool         // part of it could not be read at opening: it stays unchanged
+	deletes atomic.Bool  // the segment contains deletions of blocks in other segments
+	started int64        // end of the bytes whose writeback was started; only the syncer uses it
+	unread  bool         // part of the file was unreadable when the log was opened; the file stays unchanged
 }
 
 // used returns the bytes of the segment that count toward the bound.
@@ -60,16 +61,16 @@ func (s *segment) release() error {
 	return s.file.Close()
 }
 
-// durable reports whether a block that ends at off is durable, or will be by the policy.
+// durable reports whether a block that ends at off is durable, or will be under the policy.
 func (s *segment) durable(off int64) bool {
 	return !s.broken.Load() || off <= s.synced.Load()
 }
 
-// errRemoved is returned if another program removed a file or the directory of the log.
+// errRemoved is returned if another program has removed a file or the directory of the log.
 var errRemoved = errors.New("it was removed while the log was open")
 
-// checkName returns errRemoved if the segment's file was removed. Its blocks are lost when it is
-// closed.
+// checkName returns errRemoved if the segment's file was removed. Its blocks are then lost when the
+// file is closed.
 func (s *segment) checkName() error {
 	info, err := s.file.Stat()
 	if err == nil && info.Links == 0 {
@@ -92,7 +93,7 @@ func (s *segments) add(g *segment) {
 	s.all[g.number] = g
 }
 
-// acquire returns a segment with a reference, or nil if it is not in the log. The caller calls
+// acquire returns a segment with a reference, or nil if it is not in the log. The caller must call
 // release.
 func (s *segments) acquire(number uint32) *segment {
 	s.mu.RLock()
@@ -104,14 +105,14 @@ func (s *segments) acquire(number uint32) *segment {
 	return g
 }
 
-// get returns a segment without a reference. The caller must not read the file.
+// get returns a segment without a reference. The caller must not read its file.
 func (s *segments) get(number uint32) *segment {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.all[number]
 }
 
-// remove removes a segment from the log. Reads in progress continue.
+// remove removes a segment from the log. Running reads continue.
 func (s *segments) remove(g *segment) error {
 	s.mu.Lock()
 	delete(s.all, g.number)

@@ -7,26 +7,26 @@ import (
 
 // space counts the bytes of the segments, and refuses new segments beyond the bound.
 type space struct {
-	whole      int64 // configured bytes of a new segment
-	least      int64 // bytes of a segment for the longest block
-	ahead      int64 // number of new segments to keep space for
+	whole      int64 // configured length of a new segment in bytes
+	least      int64 // length of a segment that fits the longest block
+	ahead      int64 // number of new segments for which space is kept free
 	mu         sync.Mutex
-	unit       int64 // bytes of a new segment now
-	most       int64 // zero: unbounded
-	configured int64 // most while the disk is not full
+	unit       int64 // current length of a new segment in bytes
+	most       int64 // bound in bytes; zero if unbounded
+	configured int64 // most when the disk is not full
 	fullAt     time.Time
 	used       int64
 	waiters    int
-	demand     chan struct{} // closed while there are waiters
-	freed      uint64        // counts events that may have freed space
+	demand     chan struct{} // closed while writes wait
+	freed      uint64        // number of events that may have freed space
 	wake       chan struct{} // closed and replaced at such an event if there are waiters
 }
 
 // fullFor is the time for which a full disk lowers the bound.
 const fullFor = 30 * time.Second
 
-// reserve reserves the space of a new segment and returns its length. The last segment within the
-// bound is reserved for moving blocks out of others.
+// reserve reserves the space of a new segment and returns its length. Only a mover may use the last
+// segment within the bound, to move blocks out of other segments.
 func (s *space) reserve(now time.Time, mover bool) (bytes int64, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -46,7 +46,7 @@ func (s *space) reserve(now time.Time, mover bool) (bytes int64, ok bool) {
 
 func (s *space) fits(need int64) bool { return s.most == 0 || s.used+need <= s.most }
 
-// add changes the space of a segment by so many bytes.
+// add changes the space in use by this number of bytes.
 func (s *space) add(bytes int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -56,7 +56,7 @@ func (s *space) add(bytes int64) {
 	}
 }
 
-// shrink sets the bound to the space in use, as the disk is full, and the segment length to a
+// shrink sets the bound to the space in use, because the disk is full, and the segment length to a
 // sixteenth of it. It reports whether emptying segments can free space.
 func (s *space) shrink(now time.Time) bool {
 	s.mu.Lock()
@@ -77,7 +77,7 @@ func (s *space) freedCount() uint64 {
 	return s.freed
 }
 
-// notifyReleased wakes waiting writes, as a block may have become evictable.
+// notifyReleased wakes waiting writes, because a block may have become evictable.
 func (s *space) notifyReleased() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -92,8 +92,8 @@ func (s *space) notifyFreed() {
 	}
 }
 
-// wait returns a channel that is closed at the next event that may free space. It is closed already
-// if there was one since freedCount returned since. The caller must call stopWaiting.
+// wait returns a channel that is closed at the next event that may free space. It is already closed
+// if such an event has happened since freedCount returned since. The caller must call stopWaiting.
 func (s *space) wait(since uint64) <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -116,7 +116,7 @@ func (s *space) stopWaiting() {
 	}
 }
 
-// demanded returns a channel that is closed as long as a write waits for space.
+// demanded returns a channel that is closed while a write waits for space.
 func (s *space) demanded() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -37,8 +37,8 @@ func (t *Tier) syncer() {
 	}
 }
 
-// syncSoon wakes the syncer after n bytes were written. It requests writeback after each group's
-// worth of bytes.
+// syncSoon wakes the syncer after n bytes were written. It requests writeback after each groupBytes
+// bytes.
 func (t *Tier) syncSoon(n int64) {
 	ask := func(c chan struct{}) {
 		select {
@@ -53,7 +53,7 @@ func (t *Tier) syncSoon(n int64) {
 	}
 }
 
-// startWriteback starts writing appended bytes to the disk, so that the next sync has less to do.
+// startWriteback starts writing appended bytes to the disk, which shortens the next sync.
 func (t *Tier) startWriteback() {
 	for _, a := range t.appenders {
 		t.order.Lock()
@@ -74,7 +74,7 @@ func (t *Tier) startWriteback() {
 	}
 }
 
-// syncAll makes all blocks of the index durable, unless the policy is FsyncNever.
+// syncAll makes all blocks of the index durable. It does nothing under FsyncNever.
 func (t *Tier) syncAll(ctx context.Context) error {
 	if t.cfg.Fsync == FsyncNever {
 		return nil
@@ -116,8 +116,8 @@ func (t *Tier) syncedTo() position {
 	return position{}
 }
 
-// markBroken records a failed sync of a segment. The system may treat lost pages as written. The
-// next Put of a block that is not durable by then writes it again.
+// markBroken records a failed sync of a segment. The operating system may then treat lost pages as
+// written, so the next Put of a block that is not durable yet writes it again.
 func (t *Tier) markBroken(g *segment) {
 	g.broken.Store(true)
 	for p := (position{uint64(g.number), g.synced.Load()}); ; {
@@ -128,7 +128,7 @@ func (t *Tier) markBroken(g *segment) {
 	}
 }
 
-// setSynced records that all before p is durable, up to the first broken segment.
+// setSynced records that everything before p is durable. It stops at the first broken segment.
 func (t *Tier) setSynced(p position) {
 	if b := t.broken.Load(); b != nil && b.before(p) {
 		p = *b

@@ -9,8 +9,7 @@ import (
 	"github.com/kvlane/kvlane/block"
 )
 
-// place is the place of a block: its page in a segment, and the number of pages back to its group's
-// header.
+// place locates a block: its page in a segment, and the number of pages back to its group's header.
 type place struct {
 	segment, page uint32
 	back          uint16
@@ -20,7 +19,7 @@ func (p place) off() int64         { return int64(p.page) * page }
 func (p place) header() int64      { return p.off() - int64(p.back)*page }
 func (p place) position() position { return position{uint64(p.segment), p.off()} }
 
-// seen is the flag of an entry that this process has written or verified.
+// seen is set in entries that this process has written or verified.
 const seen uint8 = 1
 
 // entry is a block in the index. It has 48 bytes.
@@ -32,17 +31,17 @@ type entry struct {
 	rank  uint32 // blocks with a lower rank are evicted first: see rank.go
 }
 
-// hashOf returns the hash of a key. It covers all bytes, as keys that are not hashes may be equal
-// in most bytes.
+// hashOf returns the hash of a key. It covers all bytes, because keys need not be hashes and may be
+// equal in most bytes.
 func hashOf(key block.Key) uint64 { return xxh3.Hash(key[:]) }
 
-// table is the index of all blocks. It has many shards, so that growing one is fast.
+// table is the index of all blocks. It has many shards, so that growing one of them is fast.
 type table struct{ shards [tableShards]shard }
 
 const tableShards = 256
 
-// shard is a hash table with open addressing and linear probing. The segment of an empty slot is 0.
-// Entries are in the order of their homes, except at the wrap. So removal can move later entries
+// shard is a hash table with open addressing and linear probing. An empty slot has segment 0.
+// Entries are sorted by their homes, except at the wrap, so that removal can move later entries
 // back.
 type shard struct {
 	mu    sync.RWMutex
@@ -109,7 +108,7 @@ func (t *table) put(e entry, keep func(old entry) bool) (old entry, had bool) {
 	return old, there
 }
 
-// move changes the place of a block from from to to.
+// move changes the place of a block to to, if it is from.
 func (t *table) move(key block.Key, from, to place, flags uint8) (was entry, ok bool) {
 	hash := hashOf(key)
 	s := t.shard(hash)
@@ -128,7 +127,7 @@ func (t *table) move(key block.Key, from, to place, flags uint8) (was entry, ok 
 }
 
 // raise sets a higher rank of a block and returns its previous entry. It returns false if the block
-// is not in the index or its rank is as high.
+// is not in the index or already has that rank or a higher one.
 func (t *table) raise(key block.Key, rank uint32) (was entry, ok bool) {
 	hash := hashOf(key)
 	s := t.shard(hash)
@@ -205,7 +204,7 @@ func (t *table) removeAll(drop func(entry) bool) (gone []entry) {
 			if e := s.slots[at]; e.segment != 0 && drop(e) {
 				gone = append(gone, e)
 				s.removeSlot(at)
-				continue // the slot may have a moved entry
+				continue // the slot may now hold a moved entry
 			}
 			at++
 		}
@@ -214,7 +213,7 @@ func (t *table) removeAll(drop func(entry) bool) (gone []entry) {
 	return gone
 }
 
-// removeSlot empties a slot and moves later entries back.
+// removeSlot empties a slot and moves later entries back into it.
 func (s *shard) removeSlot(at int) {
 	n := len(s.slots)
 	s.used--
@@ -249,8 +248,8 @@ func (s *shard) resize(slots int) {
 	}
 }
 
-// reserve sizes an empty table for n blocks. Entries copied from another table arrive in the order
-// of their homes. In a growing table all of them would be at its start.
+// reserve sizes an empty table for n blocks. Otherwise entries that are copied from another table,
+// in the order of their homes, would all be at the start of a growing table.
 func (t *table) reserve(n int64) {
 	for i := range t.shards {
 		t.shards[i].resize(max(16, int(n/tableShards*4/3)))

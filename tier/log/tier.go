@@ -25,7 +25,7 @@ type Tier struct {
 	formats  block.Formats
 	dir      dirfs.Dir
 	lock     dirfs.File // held while the tier is open; nil in a read-only tier
-	id       [16]byte   // of the directory
+	id       [16]byte   // id of the directory
 	table    table
 	segments segments
 	cache    headerCache
@@ -33,36 +33,37 @@ type Tier struct {
 	pause    usage.Pause
 	space    space
 	count    counters
-	buffers  sync.Pool // *[]byte with the length of the longest image
+	buffers  sync.Pool // buffers of the length of the longest image (*[]byte)
 
 	queue struct {
 		mu    sync.Mutex
 		recs  []*pending
-		bytes int64 // sum over recs
+		bytes int64 // total over recs
 	}
 	appenders     []*appender
-	first, others chan *appender // free appenders: the first one, and the others
-	sealLock      chan struct{}  // has an element during sealAll
-	// makeLock has an element while a segment is made: they enter the log in the order of their
-	// numbers.
+	first, others chan *appender // pools of free appenders: the first one, and the others
+	sealLock      chan struct{}  // holds an element during sealAll
+	// makeLock holds an element while a segment is created, so that segments enter the log in the
+	// order of their numbers.
 	makeLock   chan struct{}
-	epoch      uint64       // lowest number of a segment made by this process
-	groupCount atomic.Int64 // number of groups begun
+	epoch      uint64       // lowest number of a segment that this process has created
+	groupCount atomic.Int64 // number of groups so far
 	zeros      [page]byte
-	// order is held while the blocks of a group enter the index. A goroutine that holds it sees
-	// whole groups, in their order. It guards last and the numbers of the appenders.
+	// order is held while the blocks of a group enter the index, so that other holders see whole
+	// groups, in their order. It guards last and the numbers of the appenders.
 	order sync.Mutex
 	last  uint32 // highest number of a segment so far
 
-	synced    atomic.Pointer[position] // all before it is durable
-	broken    atomic.Pointer[position] // a sync of bytes behind it failed
+	synced    atomic.Pointer[position] // everything before this position is durable
+	broken    atomic.Pointer[position] // a sync of bytes after this position failed
 	unsynced  chan struct{}            // wakes the syncer for a sync
 	dirty     atomic.Int64             // bytes written since the last request for writeback
 	unstarted chan struct{}            // wakes the syncer to start writeback
-	syncLock  chan struct{}            // has an element during a sync
+	syncLock  chan struct{}            // holds an element during a sync
 
-	written atomic.Int64 // bytes since the last checkpoint
-	// roundLock has an element during a compaction or a checkpoint; guards covered and moveArena.
+	written atomic.Int64 // bytes written since the last checkpoint
+	// roundLock holds an element during a compaction or a checkpoint. It guards covered and
+	// moveArena.
 	roundLock  chan struct{}
 	covered    map[uint32]int64 // by segment: length that the last checkpoint covers
 	moveArena  []byte
@@ -70,11 +71,11 @@ type Tier struct {
 	background sync.WaitGroup
 
 	places   atomic.Pointer[tier.Order]
-	uses     atomic.Int64 // number of uses of blocks: the rank of the next use
+	uses     atomic.Int64 // use count: see rank.go
 	replayed replayed
-	credit   atomic.Int64 // bytes put, minus bytes moved to keep blocks
+	credit   atomic.Int64 // bytes stored, minus bytes moved to keep blocks
 
-	damage      []finding // found when the log was opened
+	damage      []finding // findings of opening the log
 	unreadFiles []uint32  // numbers of files that opening left unchanged
 	notes       []string
 
@@ -91,13 +92,13 @@ type counters struct {
 	retained, quarantined, swept, stuck, replaced  atomic.Int64
 }
 
-// errReadOnly is returned by changes of a read-only tier.
+// errReadOnly is returned by changes of a tier that was opened read-only.
 var errReadOnly = fmt.Errorf("the tier was opened for reading only: %w", errdefs.ErrReadOnly)
 
-// Close refuses new operations, ends waits, waits for reads and writes in progress, makes blocks
-// durable by the policy, and writes a checkpoint. If ctx ends first it returns ErrBusy. Then memory
-// passed to Get or Put calls in progress must not be freed, and Close may be called again. Another
-// error describes a failed write; the tier is closed all the same.
+// Close refuses new operations, ends waits, waits for running reads and writes, makes blocks
+// durable as the policy requires, and writes a checkpoint. If ctx ends first it returns ErrBusy.
+// The memory of running Get or Put calls must then not be freed, and Close may be called again. Any
+// other error describes a failed write; the tier is closed nevertheless.
 func (t *Tier) Close(ctx context.Context) error {
 	t.ops.Close()
 	t.cancel()
@@ -135,7 +136,7 @@ func (t *Tier) closeFiles() error {
 // Name implements tier.Tier.
 func (t *Tier) Name() string { return Name }
 
-// ReadOnly reports whether the tier was opened for reading only.
+// ReadOnly reports whether the tier was opened read-only.
 func (t *Tier) ReadOnly() bool { return t.cfg.ReadOnly }
 
 // beginOp begins an operation. t.ops.EndOp ends it.
@@ -188,13 +189,13 @@ func (t *Tier) Kept(ctx context.Context, keys []block.Key, kept []bool) error {
 	return nil
 }
 
-// durable reports whether a block is as durable as the policy requires, or will be.
+// durable reports whether a block is, or will be, as durable as the policy requires.
 func (t *Tier) durable(e entry) bool {
 	g := t.segments.get(e.segment)
 	return g != nil && !g.removed.Load() && (t.cfg.Fsync == FsyncNever || g.durable(e.off()+storedBytes(t.formats[e.group])))
 }
 
-// checkName checks whether the file of a segment was removed. Then its blocks are not durable.
+// checkName checks whether the file of a segment was removed, so that its blocks are not durable.
 func (t *Tier) checkName(number uint32) {
 	g := t.segments.acquire(number)
 	if g == nil {
@@ -205,13 +206,13 @@ func (t *Tier) checkName(number uint32) {
 	}
 }
 
-// safe reports whether a block is durable now. With FsyncNever it returns true.
+// safe reports whether a block is durable now. Under FsyncNever it returns true.
 func (t *Tier) safe(e entry) bool {
 	g := t.segments.get(e.segment)
 	return t.cfg.Fsync == FsyncNever || g != nil && e.off()+storedBytes(t.formats[e.group]) <= g.synced.Load()
 }
 
-// Retain pins blocks up to the first that is missing. Pinned blocks are not evicted.
+// Retain pins blocks up to the first missing one. Pinned blocks are not evicted.
 func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 	if err := t.beginOp(ctx); err != nil {
 		return 0, err
@@ -221,7 +222,7 @@ func (t *Tier) Retain(ctx context.Context, keys []block.Key) (int, error) {
 		if ctx.Err() != nil {
 			return n, fmt.Errorf("retain block %s: %w", key, context.Cause(ctx))
 		}
-		// Pin before the lookup, as evictions check the pins first.
+		// Pin before the lookup, because evictions check the pins first.
 		if t.locks.Pin(key) {
 			if _, ok := t.table.get(key); ok {
 				t.count.retained.Add(1)
@@ -256,14 +257,14 @@ func (t *Tier) setFailure(err error) {
 	t.failure.Store(&err)
 }
 
-// fail counts a failed operation that is not a miss.
+// fail counts a failed operation that is not a miss, and returns err.
 func (t *Tier) fail(err error) error {
 	t.count.errors.Add(1)
 	return err
 }
 
-// Stats returns the counters. Bytes are those of the images. CapacityBytes is the bound of the
-// segment files.
+// Stats returns the counters. Bytes is the total size of the images. CapacityBytes is the bound of
+// the segment files.
 func (t *Tier) Stats() tier.Stats {
 	c := &t.count
 	return tier.Stats{
@@ -277,7 +278,7 @@ func (t *Tier) Stats() tier.Stats {
 	}
 }
 
-// uncount subtracts a block removed from the index from all counts.
+// uncount removes a block, which was removed from the index, from all counts.
 func (t *Tier) uncount(e entry) {
 	f := t.formats[e.group]
 	t.uncountPlace(e, storedBytes(f))
@@ -285,8 +286,8 @@ func (t *Tier) uncount(e entry) {
 	t.count.bytes.Add(-f.Layout.ImageBytes())
 }
 
-// tombstone appends a deletion. It removes the block from the index when the deletion is as durable
-// as the policy requires. The caller has locked the key.
+// tombstone appends a deletion of the block. When the deletion is as durable as the policy
+// requires, it removes the block from the index. The caller has locked the key.
 func (t *Tier) tombstone(ctx context.Context, key block.Key) error {
 	p := &pending{record: record{key: key, kind: deleted}}
 	var a *appender

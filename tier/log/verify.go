@@ -18,8 +18,8 @@ import (
 )
 
 // Verify verifies every block of the directory and finds files that do not belong there. It changes
-// nothing, so it works on a read-only mount. A group cut short by the death of its process is not a
-// finding, as its Puts had not returned. progress may be nil. It is called after each block.
+// nothing, so it works on a read-only mount. An incomplete group, whose writer has ended, is not a
+// finding, because its Puts had not returned. progress may be nil. It is called after each block.
 // Findings are not an error. Verify returns ErrNotFound if there is neither a marker nor a segment.
 func Verify(ctx context.Context, dir string, progress func(blocks, bytes int64)) (Report, error) {
 	return verify(ctx, dirfs.OS(), dir, progress)
@@ -69,7 +69,7 @@ func (v *verifier) run(ctx context.Context) (err error) {
 	return v.index(ctx, func(t *Tier) error { return v.blocks(ctx, t) })
 }
 
-// readMarker reads the marker. If that is not possible it reads the headers of the groups.
+// readMarker reads the marker, or else the headers of the groups.
 func (v *verifier) readMarker(ctx context.Context, d dirfs.Dir) error {
 	m, err := blockdir.ReadMarker(d, blockdir.Log)
 	if err == nil {
@@ -140,8 +140,8 @@ func markerFromSegments(ctx context.Context, d dirfs.Dir) (m blockdir.Marker, se
 	return m, segments, nil
 }
 
-// learnFormats adds the unknown formats of a group. A block of kind whole has its format in its own
-// header.
+// learnFormats adds the unknown formats of a group. A block of kind whole has its format in a
+// separate header.
 func learnFormats(ctx context.Context, f io.ReaderAt, h *header, formats *block.Formats) error {
 	for n, info := range h.formats {
 		if slices.ContainsFunc(*formats, func(have block.Format) bool { return have.Identity == info.digest }) {
@@ -214,7 +214,7 @@ func (v *verifier) isOpen(d dirfs.Dir) bool {
 	return errors.Is(errors.Join(err, lock.Close()), errdefs.ErrBusy)
 }
 
-// index reads the index and the segments into a read-only tier, and calls use with it.
+// index reads the index and the segments into a read-only tier, and calls use with the tier.
 func (v *verifier) index(ctx context.Context, use func(t *Tier) error) (err error) {
 	t := newTier(existingConfig(v.fsys, v.root, v.report.Marker))
 	defer func() {
@@ -236,7 +236,7 @@ func (v *verifier) index(ctx context.Context, use func(t *Tier) error) (err erro
 	for _, g := range t.segments.list() {
 		if size := g.size.Load(); g.end.Load() == 0 && !g.unread && !isUnfinished(ctx, g.file, size) {
 			v.found(segmentName(g.number), blockdir.Foreign, "segment of another log, or not a segment: no group of this log is in it")
-			v.report.Findings[len(v.report.Findings)-1].ByHand = true // it may be the only copy
+			v.report.Findings[len(v.report.Findings)-1].ByHand = true // the file may be the only copy
 		}
 	}
 	return use(t)
@@ -277,10 +277,10 @@ func (v *verifier) blocks(ctx context.Context, t *Tier) error {
 	return err
 }
 
-// Repair is Verify that also repairs. It derives a lost or damaged marker from the headers of the
-// groups. It moves damaged blocks to quarantine, writes a damaged checkpoint again, and removes
-// files of dead processes. Files not made by kvlane, or that could not be examined, stay and are in
-// Unrepaired. It returns ErrBusy if a process has the directory open.
+// Repair verifies a directory like Verify and repairs it. It derives a lost or damaged marker from
+// the headers of the groups. It moves damaged blocks to quarantine, writes a damaged checkpoint
+// again, and removes files of ended processes. Files that were not made by kvlane or could not be
+// examined stay and are in Unrepaired. It returns ErrBusy if a process has the directory open.
 func Repair(ctx context.Context, dir string) (Repaired, error) {
 	return repair(ctx, dirfs.OS(), dir)
 }
@@ -326,7 +326,7 @@ func (v *verifier) repair(ctx context.Context, r *Repaired) (err error) {
 		}
 		r.SetAside++
 		kept, serr := t.setAside(ctx, key, e, image)
-		// The index has a key at most once.
+		// The index contains a key at most once.
 		if at := slices.IndexFunc(r.Findings, func(f blockdir.Finding) bool { return f.Key == key }); at >= 0 && kept != "" {
 			r.Findings[at].MovedTo = v.root + "/" + kept
 		}
@@ -336,7 +336,7 @@ func (v *verifier) repair(ctx context.Context, r *Repaired) (err error) {
 	return err
 }
 
-// repairMarker writes a new marker. It moves the old one to quarantine.
+// repairMarker writes a new marker and moves the old one to quarantine.
 func (v *verifier) repairMarker() (err error) {
 	d, err := v.fsys.OpenDir(v.root)
 	if err != nil {
@@ -351,11 +351,11 @@ func (v *verifier) repairMarker() (err error) {
 	return blockdir.RepairMarker(d, time.Now(), v.report.Marker)
 }
 
-// Clear removes files that are no blocks from the directory: quarantined images, and files not made
-// by kvlane. Segments stay. A requested file stays, and is in Left, if it has a sound block or a
-// group of blocks of any log. A process may have the directory open. It returns ErrInvalid, and
-// removes nothing, if u names another file. It returns ErrNotFound if this is not a directory of
-// blocks, and ErrCorrupt or ErrMismatch if the marker cannot be read.
+// Clear removes files that are not blocks from the directory: quarantined images, and files not
+// made by kvlane. Segments stay. A requested file stays, and is in Left, if it contains a sound
+// block or a group of blocks of any log. A process may have the directory open. If u names another
+// kind of file, Clear returns ErrInvalid and removes nothing. It returns ErrNotFound if this is not
+// a directory of blocks, and ErrCorrupt or ErrMismatch if the marker cannot be read.
 func Clear(ctx context.Context, dir string, u Unwanted) (Cleared, error) {
 	return clearOf(ctx, dirfs.OS(), dir, u)
 }

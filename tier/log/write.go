@@ -21,38 +21,38 @@ import (
 // errBoundFull is returned if the bound has no space for another segment.
 var errBoundFull = errors.New("the bound has no space for another segment")
 
-// pending is a record to be written.
+// pending is a record that is about to be written.
 type pending struct {
 	record
-	data []byte // the image, or its shards, or the header of an image in src
-	// src has the image of a direct Put in memory of a device, without a valid header.
+	data []byte // the image, its shards, or the header of an image in src
+	// src is the image of a direct Put in device memory, without a valid header.
 	src  mem.Extent
-	from place // old place of a block that is moved
+	from place // old place of a block that is being moved
 	at   tier.Place
 	err  error
 	put  *putRequest // nil for moves and deletions
-	// quiesced is set if a write of src failed and may still read it: see tier.DirectWriter.
+	// quiesced is set if a write of src failed and may still be reading it: see tier.DirectWriter.
 	quiesced <-chan struct{}
 }
 
 // bytes returns the length of the block in its group.
 func (p *pending) bytes() int64 { return max(int64(len(p.data)), p.src.Len) }
 
-// putRequest has the records of one PutMany.
+// putRequest is the state of one PutMany.
 type putRequest struct {
-	left int // records not written yet; guarded by queue.mu
+	left int // number of records that are not written yet; guarded by queue.mu
 	done chan struct{}
 }
 
-// appender writes groups, one at a time, to the end of its own segment. Most file systems serialize
-// writes to a file, so several segments are appended to under load. A goroutine that takes an
-// appender from its pool owns it until release.
+// appender writes groups, one at a time, to the end of a segment that only it uses. Most file
+// systems serialize writes to a file, so several segments are appended to under load. A goroutine
+// that takes an appender from its pool owns it until release.
 type appender struct {
 	t       *Tier
 	pool    chan *appender
-	number  uint32             // of head, or of the segment being made; 0: none. Guarded by t.order
-	head    *segment           // nil before the first write
-	direct  dirfs.DirectWriter // the file of head, or nil
+	number  uint32             // number of head, or of the segment that is being created, or 0; guarded by t.order
+	head    *segment           // current segment; nil before the first write
+	direct  dirfs.DirectWriter // the file of head for direct writes, or nil
 	writer  writer
 	parts   [][]byte
 	headers []byte // buffer for the header of a group
@@ -60,7 +60,7 @@ type appender struct {
 
 func (a *appender) release() { a.pool <- a }
 
-// lowestHead returns the lowest number of a segment that may be appended to.
+// lowestHead returns the lowest number of a segment to which groups may be appended.
 func (t *Tier) lowestHead() uint32 {
 	t.order.Lock()
 	defer t.order.Unlock()
@@ -73,7 +73,7 @@ func (t *Tier) lowestHead() uint32 {
 	return lowest
 }
 
-// makePending makes the record of a verified image.
+// makePending sets p to the record of a verified image.
 func (t *Tier) makePending(p *pending, key block.Key, image []byte) error {
 	g := t.formats.Group(key)
 	f := t.formats[g]
@@ -101,9 +101,9 @@ func (t *Tier) setRecord(p *pending, key block.Key, algo block.SumAlgo) {
 	p.position = uint32(min(p.at.Position, math.MaxUint32))
 }
 
-// commit queues recs and waits until they are written. The first waiting goroutine writes for all.
-// If concurrentBytes are waiting, other goroutines write concurrently. If ctx ends, queued records
-// are removed from the queue. A write in progress is finished.
+// commit queues recs and waits until they are written. The first waiting goroutine writes the
+// records of all. If more than concurrentBytes are waiting, other goroutines write concurrently. If
+// ctx ends, records that are still queued are removed from the queue. A running write is finished.
 func (t *Tier) commit(ctx context.Context, w *putRequest, recs []*pending) {
 	t.queue.mu.Lock()
 	t.queue.recs = append(t.queue.recs, recs...)
@@ -115,7 +115,7 @@ func (t *Tier) commit(ctx context.Context, w *putRequest, recs []*pending) {
 		first, others := t.first, t.others
 		t.queue.mu.Lock()
 		if len(t.queue.recs) == 0 {
-			first = nil // another goroutine writes the rest of w
+			first = nil // another goroutine is writing the rest of w
 		}
 		if t.queue.bytes < t.cfg.concurrentBytes() || len(t.first) > 0 {
 			others = nil
@@ -142,7 +142,7 @@ func queuedErr(ctx context.Context) error {
 	return fmt.Errorf("an earlier write has not ended: %w: %w", errdefs.ErrBusy, context.Cause(ctx))
 }
 
-// dequeue removes records that no appender has taken.
+// dequeue removes the records of w that no appender has taken.
 func (t *Tier) dequeue(w *putRequest, cause error) {
 	t.queue.mu.Lock()
 	defer t.queue.mu.Unlock()
@@ -186,7 +186,7 @@ func (a *appender) commitGroup() {
 	}
 }
 
-// countFitting returns the number of recs that fit into a group of so many bytes, but at least 1.
+// countFitting returns the number of recs that fit into a group of this many bytes, but at least 1.
 func countFitting(formats block.Formats, recs []*pending, bytes int64) int {
 	head, data := int64(offTable+sumBytes), int64(0)
 	var seen [block.MaxGroups]bool
@@ -198,7 +198,7 @@ func countFitting(formats block.Formats, recs []*pending, bytes int64) int {
 		}
 		data += p.bytes()
 		if i > 0 && (p.src.Len > 0 || recs[0].src.Len > 0) {
-			return i // a group has one block that is written directly, or others
+			return i // a block that is written directly forms a separate group
 		}
 		if i > 0 && (pages(head)*page+data > bytes || pages(head)*page > maxHeader) {
 			return i
@@ -221,8 +221,8 @@ func headerOf(formats block.Formats, recs []*pending) int64 {
 	return pages(head) * page
 }
 
-// appendAll writes recs as one group, or as several if a segment ends between them. mover is true
-// for moves and deletions. Each record has its error.
+// appendAll writes recs as one group, or as several if a segment ends between them. mover is set
+// for moves and deletions. It sets the error of each record.
 func (a *appender) appendAll(recs []*pending, mover bool) {
 	for len(recs) > 0 {
 		n := len(recs)
@@ -238,7 +238,7 @@ func (a *appender) appendAll(recs []*pending, mover bool) {
 	}
 }
 
-// makeHead makes a new segment unless the head has space for the first of recs.
+// makeHead creates a new segment unless the head has space for the first of recs.
 func (a *appender) makeHead(recs []*pending, mover bool) error {
 	t := a.t
 	need := headerOf(t.formats, recs[:1]) + recs[0].bytes()
@@ -250,7 +250,7 @@ func (a *appender) makeHead(recs []*pending, mover bool) error {
 	}
 	now := t.clock.Now()
 	bytes, reserved := t.space.reserve(now, mover)
-	// The collector does not wake itself: if all blocks are retained it would never pause.
+	// Moves do not wake the collector: if all blocks are retained it would never pause.
 	if !mover && t.space.excess() > 0 {
 		t.collectSoon()
 	}
@@ -276,8 +276,8 @@ func (a *appender) nextNumber() uint32 {
 	return a.number
 }
 
-// newSegment creates the file of a new segment and makes its name durable. If the disk has less
-// space than the segment needs, the segment is shorter, but not shorter than least.
+// newSegment creates the file of a new segment and makes its name durable. If the disk has too
+// little space, the segment is shorter, but not shorter than least.
 func (a *appender) newSegment(bytes, least int64) error {
 	t := a.t
 	t.makeLock <- struct{}{}
@@ -293,7 +293,7 @@ func (a *appender) newSegment(bytes, least int64) error {
 			return fmt.Errorf("make a segment in the directory: %w; close the log and open it again: %w", errRemoved, err)
 		}
 		if errors.Is(err, unix.EEXIST) {
-			continue // another program's file
+			continue // the file belongs to another program
 		}
 		if err != nil {
 			return err
@@ -314,8 +314,8 @@ func (a *appender) newSegment(bytes, least int64) error {
 	}
 }
 
-// beginSegment writes an empty group, by which the segment is recognized if the next write fails.
-// It makes the group and the name durable.
+// beginSegment writes an empty group, so that the segment is recognized if the next write fails. It
+// makes the group and the file name durable.
 func (a *appender) beginSegment(f dirfs.File) error {
 	t := a.t
 	if a.headers == nil {
@@ -352,7 +352,7 @@ func (t *Tier) sealAll() error {
 	return errors.Join(errs...)
 }
 
-// seal ends the head: no more groups are appended.
+// seal ends the head: no more groups are appended to it.
 func (a *appender) seal() error {
 	t, g := a.t, a.head
 	if g == nil {
@@ -376,8 +376,8 @@ func (a *appender) seal() error {
 	return errors.Join(closed, err)
 }
 
-// appendGroup writes a group to the head, makes it durable by the policy, and adds it to the index.
-// On an error nothing of the group is found later.
+// appendGroup writes a group to the head, makes it durable as the policy requires, and adds it to
+// the index. After an error, opening the log finds nothing of the group.
 func (a *appender) appendGroup(recs []*pending) error {
 	t, g, off := a.t, a.head, a.head.end.Load()
 	h := t.newHeader(position{uint64(g.number), off}, headerOf(t.formats, recs))
@@ -432,10 +432,10 @@ func (a *appender) appendGroup(recs []*pending) error {
 	return nil
 }
 
-// undo clears the header of a group that could not be written, and ends the segment.
+// undo clears the header of a group that could not be written, and seals the segment.
 func (a *appender) undo(off int64) error {
 	t, g := a.t, a.head
-	_, err := g.file.WriteAt(t.zeros[:], off) // where it cannot be cut
+	_, err := g.file.WriteAt(t.zeros[:], off) // in case the file cannot be truncated
 	if t.cfg.Fsync != FsyncNever {
 		if err = errors.Join(err, g.file.Sync()); err != nil {
 			t.markBroken(g)
@@ -445,7 +445,7 @@ func (a *appender) undo(off int64) error {
 }
 
 // addToIndex adds a written record to the index. The caller holds t.order, so that a checkpoint
-// that covers the record has its effect.
+// that covers the record includes its effect.
 func (a *appender) addToIndex(p *pending, at place) {
 	t := a.t
 	if p.kind == deleted {
@@ -475,7 +475,7 @@ func (a *appender) addToIndex(p *pending, at place) {
 	t.count.bytes.Add(t.formats[p.group].Layout.ImageBytes())
 }
 
-// uncountPlace subtracts a block of n bytes from the counts of its segment.
+// uncountPlace removes a block of n bytes from the counts of its segment.
 func (t *Tier) uncountPlace(e entry, n int64) {
 	if g := t.segments.get(e.segment); g != nil {
 		g.live.Add(-n)

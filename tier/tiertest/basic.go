@@ -26,7 +26,7 @@ func testRoundTrip(s *suite) {
 		if !bytes.Equal(src.Bytes(), before) {
 			s.Errorf("put of block %d changed its source", i)
 		}
-		clear(src.Bytes()) // the tier has its own copy
+		clear(src.Bytes()) // the tier must have a copy
 	}
 	for _, i := range []int{3, 0, 7, 1, 2, 6, 5, 4, 3} {
 		s.mustGet(tr, Key(i))
@@ -37,7 +37,7 @@ func testMiss(s *suite) {
 	tr := s.open(4)
 	s.put(tr, Key(1))
 	s.wantMiss(tr, Key(2))
-	// Keys that differ in their last byte, or in their first, are other keys.
+	// Keys that differ only in their first or last byte are different keys.
 	for _, at := range []int{0, block.KeyBytes - 1} {
 		k := Key(1)
 		k[at] ^= 1
@@ -82,7 +82,7 @@ func testPutTwice(s *suite) {
 	if err := tr.Put(s.Context(), Key(1), other); err != nil {
 		s.Fatal(err)
 	}
-	s.mustGet(tr, Key(1)) // still the first image
+	s.mustGet(tr, Key(1)) // the first image must be returned
 	if st, ok := s.stats(tr); ok && (st.Puts != 1 || st.Blocks != 1) {
 		s.Errorf("%d puts of %d blocks are counted, want 1 of 1", st.Puts, st.Blocks)
 	}

@@ -56,15 +56,15 @@ func testRetainedStays(s *suite) {
 		tr.Release(Keys(p))
 	}
 	for i := n; i < 2*n; i++ {
-		s.put(tr, Key(i)) // released blocks take no space
+		s.put(tr, Key(i)) // released blocks need no space
 	}
 	if ready := s.ready(tr, 2*n); ready != capacity {
 		s.Errorf("%d blocks are ready, want %d", ready, capacity)
 	}
 }
 
-// A Put waits without spinning while all space is pinned. In a bubble, time passes only while all
-// goroutines are blocked.
+// testPutWaits checks that a Put waits without spinning while all space is pinned. In a bubble,
+// time passes only while all goroutines are blocked.
 func testPutWaits(s *suite) {
 	const capacity = 3
 	tr := s.open(capacity)

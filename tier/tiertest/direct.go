@@ -14,10 +14,10 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// Direct is a dirfs.Direct in host memory. It keeps each file open until it is forgotten.
+// Direct is a dirfs.Direct in host memory. It keeps each file open until Forget.
 type Direct struct {
 	testing.TB
-	Fail   error  // returned by reads, which then write half of their bytes
+	Fail   error  // returned by reads, after they have read half of their bytes
 	Before func() // called before each read
 	Opened func() // called before Open returns
 	// Writing is called with the contents of a file after each write.
@@ -25,8 +25,8 @@ type Direct struct {
 
 	mu     sync.Mutex
 	kept   map[string]dirfs.File
-	held   int      // files that were not released
-	missed []string // names that were gone when they were first forgotten
+	held   int      // number of files in use
+	missed []string // names of files that were removed before Forget
 }
 
 // NewDirect returns a Direct that closes its files at the end of the test.
@@ -50,14 +50,14 @@ func (d *Direct) Kept() int {
 	return len(d.kept)
 }
 
-// Held returns the number of files in use.
+// Held returns the number of files that were opened and not released.
 func (d *Direct) Held() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.held
 }
 
-// Missed returns the names of files that were forgotten only after they were removed.
+// Missed returns the names of files that were removed before Forget.
 func (d *Direct) Missed() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -158,7 +158,7 @@ func (f *directWriter) WriteDirect(_ context.Context, src mem.Extent, off int64)
 	return nil, errors.Join(err, f.d.Fail)
 }
 
-// LeafFormat returns a format of two shards of whole leaves, 68 KiB together.
+// LeafFormat returns a format of two shards of whole leaves, 68 KiB in total.
 func LeafFormat(tb testing.TB) block.Format {
 	tb.Helper()
 	l, err := block.NewLayout([]int64{64 << 10, 4 << 10})
@@ -188,7 +188,7 @@ func WantDirect(tb testing.TB, r tier.DirectReader, f block.Format, key block.Ke
 	}
 }
 
-// WantNotDirect checks that a direct read fails with want, and changes no counter of failures.
+// WantNotDirect checks that a direct read fails with want, and does not change the error counters.
 func WantNotDirect(tb testing.TB, r tier.DirectReader, f block.Format, key block.Key, want error) {
 	tb.Helper()
 	count := func() tier.Stats {

@@ -10,11 +10,11 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// A failed block was reported as a hit.
+// testFailedBlock checks that a block whose fill failed is not a hit.
 func testFailedBlock(s *slotSuite) {
 	cause := errors.New("the load failed")
 	f := s.reserve(Key(1))
-	s.fill(f, Key(1)) // the image is complete, but the fill fails
+	s.fill(f, Key(1)) // complete image, but the fill fails
 	f.Abort(cause)
 	if got := s.state(s.st, Key(1)); got != tier.Failed {
 		s.Errorf("a block whose filling failed is %s", got)
@@ -25,7 +25,7 @@ func testFailedBlock(s *slotSuite) {
 	for i := range slotCapacity { // its slot is free
 		s.store(Key(10 + i)).Release()
 	}
-	f = s.reserve(Key(1)) // the block may be tried again
+	f = s.reserve(Key(1)) // the block may be filled again
 	if got := s.state(s.st, Key(1)); got != tier.Filling {
 		s.Errorf("a failed block that is reserved again is %s", got)
 	}
@@ -47,7 +47,7 @@ func testSlotCorrupt(s *slotSuite) {
 	if st, ok := s.stats(s.st); ok && (st.Corrupt != 1 || st.Blocks != 0) {
 		s.Errorf("%d corrupt and %d blocks are counted, want 1 and 0", st.Corrupt, st.Blocks)
 	}
-	// A sound copy has its own slot while the bad one is open.
+	// A sound copy uses a different slot while the corrupt one is open.
 	good := s.store(Key(1))
 	if good.Index() == one.Index() {
 		s.Error("the slot of a corrupt block was reused while open")
@@ -55,10 +55,10 @@ func testSlotCorrupt(s *slotSuite) {
 	one.Release()
 	two.Release()
 	s.check(good, Key(1))
-	s.st.Release(Keys(1)) // the retain of the corrupt block
+	s.st.Release(Keys(1)) // releases the retain of the corrupt block
 	good.Release()
 	s.mustGet(s.st, Key(1))
-	for i := range slotCapacity { // no slot is lost
+	for i := range slotCapacity { // all slots are usable
 		s.store(Key(10 + i)).Release()
 	}
 	if err := s.st.Delete(s.Context(), Key(1)); err != nil && !errors.Is(err, errdefs.ErrNotFound) {
@@ -66,7 +66,7 @@ func testSlotCorrupt(s *slotSuite) {
 	}
 }
 
-// A slot that hardware may still write is not reused: late bytes reach no other block.
+// testQuarantine checks that a slot to which hardware may still write is not reused.
 func testQuarantine(s *slotSuite) {
 	cause := errors.New("the copy was abandoned")
 	f := s.reserve(Key(1))

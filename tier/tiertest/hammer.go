@@ -48,7 +48,7 @@ func testGetDuringPut(s *suite) {
 				if err != nil {
 					s.Fatal(err)
 				}
-				done = true // one more get, which must succeed
+				done = true // one more Get, which must succeed
 			default:
 			}
 			err := tr.Get(s.Context(), Key(1), dst)
@@ -67,7 +67,7 @@ func testGetDuringPut(s *suite) {
 	}
 }
 
-// testHammer runs all operations concurrently on few keys. A retained block can be read at any
+// testHammer runs all operations concurrently on few keys. Retained blocks must be readable at any
 // time.
 func testHammer(s *suite) {
 	const workers, keys, capacity, rounds = 6, 12, 8, 150
@@ -141,8 +141,8 @@ func hammerOnce(ctx context.Context, f block.Format, tr tier.Tier, op int, key b
 func testOperationLog(s *suite) {
 	for seed := range uint64(6) {
 		s.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
-			// With small capacity the model does not know which blocks were evicted. With large
-			// capacity it knows all.
+			// With small capacity the model cannot predict which blocks are evicted. With large
+			// capacity nothing is evicted.
 			capacity := []int{32, 5}[seed%2]
 			o := &opLog{suite: newSuite(t, s.c), exact: capacity == 32 || !s.c.Bounded, present: map[int]bool{}, pins: map[int]int{}}
 			o.run(rand.New(rand.NewPCG(seed, 5)), capacity)

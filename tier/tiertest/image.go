@@ -55,8 +55,8 @@ func Fill(f block.Format, image []byte, key block.Key, version int) {
 	}
 }
 
-// Seal writes the sealed image of key. Images of one key with different versions differ in every
-// shard that is not tiny.
+// Seal writes the sealed image of key. Images of one key with different versions differ in all
+// shards, except for very short ones.
 func Seal(tb testing.TB, f block.Format, image []byte, key block.Key, version int) {
 	tb.Helper()
 	Fill(f, image, key, version)
@@ -87,8 +87,8 @@ func Check(f block.Format, image []byte, key block.Key, version int) error {
 }
 
 // Buffer returns an extent of host memory that is freed at the end of the test; a later access
-// crashes. It does not start at the region's start. The surrounding bytes are checked at the end of
-// the test.
+// crashes. The extent does not start at the region's start. The end of the test checks that the
+// surrounding bytes have not changed.
 func Buffer(tb testing.TB, n int64) mem.Extent {
 	tb.Helper()
 	const guard, mark = block.AlignBytes, 0xa5

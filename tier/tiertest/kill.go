@@ -9,7 +9,7 @@ import (
 )
 
 // Kill runs the test binary as a child with the environment variable env, which makes it write to a
-// tier forever. It kills the child after the given time from its first line of output. read gets
+// tier forever. It kills the child a time of after after its first line of output. read receives
 // the output after that line, and may be nil.
 func Kill(t *testing.T, env string, after time.Duration, read func(out *bufio.Scanner)) {
 	t.Helper()

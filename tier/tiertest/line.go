@@ -16,7 +16,7 @@ type reserved struct {
 	err  error
 }
 
-// reserveLater calls Reserve in another goroutine and returns when that waits.
+// reserveLater calls Reserve in another goroutine and returns when Reserve is waiting.
 func (s *slotSuite) reserveLater(ctx context.Context, key block.Key) <-chan reserved {
 	s.Helper()
 	c := make(chan reserved, 1)
@@ -46,7 +46,8 @@ func (s *slotSuite) pinAll() []tier.Slot {
 	return slots
 }
 
-// Reserve used to spin while all slots were pinned. Now it waits in a queue.
+// testReserveWaitsInLine checks that calls of Reserve wait in a queue, without spinning, while all
+// slots are pinned.
 func testReserveWaitsInLine(s *slotSuite) {
 	slots := s.pinAll()
 	waits := make([]<-chan reserved, 3)
@@ -96,7 +97,8 @@ func testReserveGivesUp(s *slotSuite) {
 	}
 }
 
-// With an ended context, Open and Reserve return what is available without waiting.
+// testTriesOnce checks that Open and Reserve with an ended context return available slots and do
+// not wait.
 func testTriesOnce(s *slotSuite) {
 	ctx, cause := s.canceled()
 	f, err := s.st.Reserve(ctx, Key(20))
@@ -126,7 +128,8 @@ func testTriesOnce(s *slotSuite) {
 	}
 }
 
-// If several calls wait for a slot for one block, one fills it and the others fail.
+// testWaitersOfOneBlock checks that, if several calls wait for a slot for one block, one of them
+// fills it and the others fail.
 func testWaitersOfOneBlock(s *slotSuite) {
 	slots := s.pinAll()
 	first, second, third := s.reserveLater(s.Context(), Key(10)), s.reserveLater(s.Context(), Key(10)), s.reserveLater(s.Context(), Key(11))
@@ -140,7 +143,7 @@ func testWaitersOfOneBlock(s *slotSuite) {
 	case o := <-second:
 		s.wantIs("reserve", o.err, errdefs.ErrExists)
 	default:
-		// It may fail later, but at the latest when the next slot is released.
+		// The call may also fail later, at the latest when the next slot is released.
 	}
 	slots[1].Release()
 	o := <-third

@@ -21,7 +21,7 @@ func (s *suite) openMany(capacity int) (tier.Tier, tier.ManyPutter) {
 	return tr, m
 }
 
-// putMany puts images, or those of keys if none are given. It returns the errors.
+// putMany stores images, or those of keys if none are given. It returns the errors.
 func (s *suite) putMany(m tier.ManyPutter, keys []block.Key, images ...mem.Extent) []error {
 	s.Helper()
 	for i := len(images); i < len(keys); i++ {
@@ -62,7 +62,7 @@ func testPutMany(s *suite) {
 	s.mustGet(tr, Key(7))
 }
 
-// A block that cannot be stored does not affect others.
+// testPutManyFailsOneByOne checks that a block that cannot be stored does not affect others.
 func testPutManyFailsOneByOne(s *suite) {
 	tr, m := s.openMany(8)
 	last := s.c.Format.Layout.Shards() - 1
@@ -94,7 +94,8 @@ func testPutManyFailsOneByOne(s *suite) {
 	}
 }
 
-// Concurrent PutMany calls with the same blocks in any order end, and store all blocks.
+// testPutManyConcurrently checks that concurrent PutMany calls with the same blocks in different
+// orders return, and store all blocks.
 func testPutManyConcurrently(s *suite) {
 	const n = 6
 	tr, m := s.openMany(n)
@@ -127,8 +128,8 @@ func testPutManyConcurrently(s *suite) {
 	}
 }
 
-// A Read returns the same bytes as a Get. Corrupt bytes that it does not check are found by a later
-// check.
+// testRead checks that Read returns the same bytes as Get. Read does not detect wrong shards, but a
+// later check does.
 func testRead(s *suite) {
 	tr := s.open(4)
 	r, able := tr.(tier.Reader)

@@ -5,15 +5,15 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// Sizes for two alternating prompts that do not fit together: their beginnings stay.
+// Sizes for two alternating prompts that do not fit together, so that only their beginnings stay.
 const (
 	orderSlots  = 40
 	orderPrompt = 32
-	// Blocks of a prompt that stay: half of the free slots.
+	// number of blocks of a prompt that stay: half of the free slots
 	orderLeast = (orderSlots - orderPrompt) / 2
 )
 
-// prompt returns the keys of a prompt that shares no block with others.
+// prompt returns the keys of prompt n. Prompts have no common blocks.
 func prompt(n int) (keys []block.Key) {
 	for i := range orderPrompt {
 		keys = append(keys, Key(1000*n+i))
@@ -21,7 +21,7 @@ func prompt(n int) (keys []block.Key) {
 	return keys
 }
 
-// ordered opens a tier, and returns false where it has no order.
+// ordered opens a tier. It returns false if the tier is not an OrderedTier.
 func (s *suite) ordered(o *tier.Order) (tier.Tier, bool) {
 	s.Helper()
 	tr := s.open(orderSlots)
@@ -32,8 +32,8 @@ func (s *suite) ordered(o *tier.Order) (tier.Tier, bool) {
 	return tr, ok
 }
 
-// request makes the tier calls of a store for a request. It returns the number of blocks of the
-// prompt that were found, and stores the others.
+// request makes the calls of a store for a request with this prompt. It returns the number of
+// blocks that were found, and stores the others.
 func (s *suite) request(tr tier.Tier, o *tier.Order, keys []block.Key) (found int) {
 	s.Helper()
 	found, err := tr.Retain(s.Context(), keys)
@@ -51,7 +51,7 @@ func (s *suite) request(tr tier.Tier, o *tier.Order, keys []block.Key) (found in
 	return found
 }
 
-// testOrder alternates two prompts, with slots for one and a quarter. Each request must find
+// testOrder alternates two prompts, with slots for one and a quarter. Each request must find some
 // blocks.
 func testOrder(s *suite) {
 	o := tier.NewOrder(tier.OrderKeys)
@@ -82,7 +82,7 @@ func testOrderReopened(s *suite) {
 	first, second := prompt(0), prompt(1)
 	s.request(tr, o, first)
 	tr = s.c.Reopen(s.T, tr)
-	o = tier.NewOrder(tier.OrderKeys) // the new process knows no places
+	o = tier.NewOrder(tier.OrderKeys) // a new process has no places
 	if ordered, ok := tr.(tier.OrderedTier); ok {
 		ordered.SetOrder(o)
 	}

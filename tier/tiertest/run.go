@@ -25,7 +25,8 @@ func (s *suite) wantRetain(tr tier.Tier, keys []block.Key, n int) {
 	}
 }
 
-// Retain stops before the first missing block. Later blocks are not pinned.
+// testRetainRun checks that Retain stops before the first missing block, and does not pin later
+// blocks.
 func testRetainRun(s *suite) {
 	tr := s.open(8)
 	for _, i := range []int{0, 1, 2, 4, 5} {
@@ -59,7 +60,7 @@ func testRetainRun(s *suite) {
 	}
 }
 
-// If Retain is canceled, only the returned number of blocks is pinned.
+// testRetainRunCanceled checks that a canceled Retain pins only the returned number of blocks.
 func testRetainRunCanceled(s *suite) {
 	tr := s.open(4)
 	for i := range 3 {
@@ -96,7 +97,7 @@ func (c *endsSoon) Err() error {
 	return nil
 }
 
-// OpenReady with blocks in all states pins those that are Ready.
+// testOpenReady checks that OpenReady, with blocks in all states, pins only those that are Ready.
 func testOpenReady(s *slotSuite) {
 	s.store(Key(0)).Release()
 	s.store(Key(1)).Release()
@@ -137,7 +138,8 @@ func testOpenReady(s *slotSuite) {
 	s.wantPins(s.st, "after refusals", 0)
 }
 
-// A block that is being filled or has failed ends Retain like a missing one.
+// testRetainSlots checks that a block that is being filled or has failed ends Retain like a missing
+// one.
 func testRetainSlots(s *slotSuite) {
 	s.store(Key(0)).Release()
 	s.store(Key(2)).Release()
@@ -150,11 +152,11 @@ func testRetainSlots(s *slotSuite) {
 	slot.Corrupt(errors.New("checksum differs"))
 	slot.Release()
 	s.wantRetain(s.st, Keys(0, 1, 2), 1)
-	s.st.Release(Keys(0, 0, 0, 0, 2, 1)) // including that of the corrupt block
+	s.st.Release(Keys(0, 0, 0, 0, 2, 1)) // including the retain of the corrupt block
 	s.wantPins(s.st, "all given back", 0)
 }
 
-// LimitRetained counts each retained slot once, until it is released.
+// testLimitRetained checks that LimitRetained counts each retained slot once, until it is released.
 func testLimitRetained(s *slotSuite) {
 	for i := range 4 {
 		s.store(Key(i)).Release()

@@ -12,8 +12,8 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// runSlots runs the tests for a tier.SlotTier, in bubbles. There time passes only while all
-// goroutines are blocked. So a spinning wait never ends and a lost one is a deadlock.
+// runSlots runs the tests for a tier.SlotTier, in bubbles. In a bubble time passes only while all
+// goroutines are blocked, so that a spinning wait never ends and a lost wake-up is a deadlock.
 func runSlots(t *testing.T, c Config) {
 	t.Helper()
 	tests := []struct {
@@ -167,7 +167,7 @@ func testFillEndsOnce(s *slotSuite) {
 	f = s.reserve(Key(2))
 	s.fill(f, Key(2))
 	f.Abort(errors.New("first"))
-	other := s.reserve(Key(3)) // it may get the same slot
+	other := s.reserve(Key(3)) // may reuse the slot
 	f.Abort(errors.New("second"))
 	if slot, err := f.Publish(); err == nil {
 		slot.Release()
@@ -203,8 +203,8 @@ func testSlotsAreDistinct(s *slotSuite) {
 	}
 }
 
-// A dump used to skip a block that another caller was filling, and report success. Now it gets an
-// error and can wait.
+// testReserveExisting checks that Reserve returns ErrExists for a block that another caller is
+// filling, so that the caller can wait for it.
 func testReserveExisting(s *slotSuite) {
 	f := s.reserve(Key(1))
 	_, err := s.st.Reserve(s.Context(), Key(1))
@@ -224,7 +224,7 @@ type opened struct {
 	err  error
 }
 
-// openLater calls Open in another goroutine and returns when that waits.
+// openLater calls Open in another goroutine and returns when Open is waiting.
 func (s *slotSuite) openLater(ctx context.Context, key block.Key) <-chan opened {
 	s.Helper()
 	c := make(chan opened, 1)
@@ -250,7 +250,7 @@ func testOpenWaitsForPublish(s *slotSuite) {
 	s.fill(f, Key(1))
 	slot := s.publish(f)
 	slot.Release()
-	// The waiters have pins even before they run, so the block is not evicted.
+	// The waiters hold pins even before they run, so the block is not evicted.
 	for i := range 3 * slotCapacity {
 		s.put(s.st, Key(100+i))
 	}
@@ -267,7 +267,7 @@ func testOpenWaitsForPublish(s *slotSuite) {
 	}
 }
 
-// A waiter used to spin if the filler failed.
+// testOpenWaitsForAbort checks that a waiter returns, without spinning, if the filler fails.
 func testOpenWaitsForAbort(s *slotSuite) {
 	f := s.reserve(Key(1))
 	waits := []<-chan opened{s.openLater(s.Context(), Key(1)), s.openLater(s.Context(), Key(1))}
@@ -292,7 +292,7 @@ func testOpenGivesUp(s *slotSuite) {
 	s.fill(f, Key(1))
 	s.publish(f).Release()
 	(<-other).slot.Release()
-	// A canceled Open has no pin.
+	// A canceled Open holds no pin.
 	if err := s.st.Delete(s.Context(), Key(1)); err != nil {
 		s.Error(err)
 	}
@@ -349,7 +349,7 @@ func testReleaseTwice(s *slotSuite) {
 		s.Error(err)
 	}
 	first.Release()
-	slot := s.store(Key(2)) // perhaps the same slot
+	slot := s.store(Key(2)) // may reuse the slot
 	second.Release()
 	s.wantIs("delete", s.st.Delete(s.Context(), Key(2)), errdefs.ErrBusy)
 	slot.Release()

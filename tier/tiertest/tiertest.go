@@ -17,14 +17,14 @@ type Config struct {
 	// Format is the format of the tiers returned by Open. NewFormat returns a suitable one.
 	Format block.Format
 	// Open returns an empty tier with space for capacity blocks. The suite closes it. Open
-	// registers other cleanup with t.Cleanup.
+	// registers any other cleanup with t.Cleanup.
 	Open func(t *testing.T, capacity int) tier.Tier
 	// Bounded is set if the tier stores at most capacity blocks and frees space within Put.
 	Bounded bool
-	// Corrupt changes the stored bytes of a block. It is nil if the tier stores none.
+	// Corrupt changes the stored bytes of a block. It is nil if the tier stores no bytes.
 	Corrupt func(t *testing.T, tr tier.Tier, key block.Key)
-	// Reopen closes a tier and opens it again with its stored blocks. It is nil if the tier stores
-	// none.
+	// Reopen closes a tier and opens it again with its stored blocks. It is nil if the tier does
+	// not keep them.
 	Reopen func(t *testing.T, tr tier.Tier) tier.Tier
 }
 
@@ -93,7 +93,7 @@ func newSuite(t *testing.T, c Config) *suite {
 	return &suite{T: t, c: c}
 }
 
-// open opens a tier. It is closed at the end of the test, and must close without error.
+// open opens a tier. The end of the test closes it; closing must not fail.
 func (s *suite) open(capacity int) tier.Tier {
 	s.Helper()
 	tr := s.c.Open(s.T, capacity)
@@ -166,7 +166,7 @@ func (s *suite) retain(tr tier.Tier, key block.Key) bool {
 	return n == 1
 }
 
-// mustRetain pins the block, at most until the end of the test.
+// mustRetain pins the block, at the latest until the end of the test.
 func (s *suite) mustRetain(tr tier.Tier, key block.Key) {
 	s.Helper()
 	if !s.retain(tr, key) {

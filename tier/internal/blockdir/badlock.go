@@ -8,8 +8,9 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
-// BadLock describes a lock file that is not a regular file, such as a folder, a link or a FIFO. No
-// process can open the directory then. It returns "" if the lock file is regular or missing.
+// BadLock describes a lock file that is not a regular file, such as a folder, a link or a FIFO,
+// which prevents all processes from opening the directory. It returns "" if the lock file is
+// regular or missing.
 func BadLock(d dirfs.Dir) string {
 	info, err := d.Stat(LockName)
 	if err != nil || info.Regular() {
@@ -18,8 +19,8 @@ func BadLock(d dirfs.Dir) string {
 	return fmt.Sprintf("a %s where the lock file should be: no process can open the directory", info.Kind())
 }
 
-// RepairLock removes a lock file that is not a regular file from the directory path. A folder that is
-// not empty stays under another name. Processes may open the directory meanwhile.
+// RepairLock removes a lock file that is not a regular file from the directory path. A folder with
+// contents is renamed instead. Processes may open the directory meanwhile.
 func RepairLock(fsys dirfs.FS, path string) (err error) {
 	d, err := fsys.OpenDir(path)
 	if err != nil {
@@ -29,7 +30,8 @@ func RepairLock(fsys dirfs.FS, path string) (err error) {
 	if BadLock(d) == "" {
 		return nil
 	}
-	// Renamed, it can be examined and removed while another process makes the lock file.
+	// After a rename, the file can be examined and removed while another process creates the lock
+	// file.
 	aside := LockName + "." + NewID()
 	if err := d.Rename(LockName, aside, false); err != nil {
 		if Gone(err) {
@@ -41,7 +43,7 @@ func RepairLock(fsys dirfs.FS, path string) (err error) {
 	switch {
 	case err != nil:
 		return err
-	case info.Regular(): // another process made the lock file meanwhile
+	case info.Regular(): // another process has created the lock file meanwhile
 		return d.Rename(aside, LockName, false)
 	case info.Type.IsDir():
 		if names, err := d.ReadDir(aside); err != nil || len(names) > 0 {

@@ -9,7 +9,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// CheckIdentities returns ErrInvalid unless ids is empty or has the identity of each format.
+// CheckIdentities returns ErrInvalid unless ids is empty or has the identity of each format, in
+// order.
 func CheckIdentities(formats block.Formats, ids []block.Identity) error {
 	if n := len(ids); n != 0 && n != len(formats) {
 		return fmt.Errorf("%d identities are given for %d formats: %w", n, len(formats), errdefs.ErrInvalid)
@@ -23,7 +24,7 @@ func CheckIdentities(formats block.Formats, ids []block.Identity) error {
 }
 
 // Check returns ErrMismatch unless the directory is for blocks of exactly these formats and
-// identities.
+// identities. Empty ids are not checked.
 func (m *Marker) Check(formats block.Formats, ids []block.Identity) error {
 	other := func(format string, args ...any) error {
 		return fmt.Errorf("%s; give another directory, or remove this one: %w", fmt.Sprintf(format, args...), errdefs.ErrMismatch)

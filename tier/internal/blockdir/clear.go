@@ -16,9 +16,9 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
-// Unwanted selects files that are no blocks of a directory.
+// Unwanted selects files to remove that are not blocks of a directory.
 type Unwanted struct {
-	Quarantine bool     // all files set aside earlier
+	Quarantine bool     // all files in quarantine
 	Foreign    bool     // all files not made by kvlane
 	Names      []string // single files, named as in Report.Findings or relative to the directory
 }
@@ -28,7 +28,7 @@ type Cleared struct {
 	Removed []string // paths
 	Bytes   int64    // of the removed files
 	Left    []Finding
-	// Unasked are files in quarantine that kvlane has not put there. They stay if
+	// Unasked are files in quarantine that were not made by kvlane. They stay if
 	// Unwanted.Quarantine is set and Foreign is not.
 	Unasked []string
 }
@@ -36,28 +36,28 @@ type Cleared struct {
 // Blocks describes how a kind of directory stores its blocks.
 type Blocks struct {
 	Formats block.Formats
-	// Place returns the name of a block's file. It is nil if blocks have no files of their own.
+	// Place returns the name of a block's file. It is nil if blocks are not separate files.
 	Place func(block.Key) string
-	// KeepReason reads a file with any name. It returns the reason if the file may hold blocks of
-	// this directory, or "" if it does not. It may be nil. Images are found without it.
+	// KeepReason examines a file with any name. It returns a reason to keep the file if it may hold
+	// blocks of this directory, or "". It may be nil. Whole images are recognized without it.
 	KeepReason func(f dirfs.File, bytes int64) (why string, err error)
 }
 
 // Clear removes quarantined files and the files in foreign from directory d, whose path is root.
-// foreign are the findings about files that kvlane has not made. A sound block stays, even in
+// foreign are the findings about files that were not made by kvlane. A sound block stays, even in
 // quarantine, unless the file in its proper place is sound too. Requested files that stay are in
-// Left. Clear returns ErrInvalid, and removes nothing, if u names a file in neither list.
+// Left. If u names a file in neither list, Clear returns ErrInvalid and removes nothing.
 func Clear(ctx context.Context, d dirfs.Dir, root string, blocks Blocks, foreign []Finding, u Unwanted) (c Cleared, err error) {
 	quarantined, err := Quarantined(d)
 	if err != nil {
 		return c, err
 	}
-	can := map[string]bool{} // by file that may be removed: whether it was requested
+	can := map[string]bool{} // files that may be removed; true if requested
 	for _, n := range quarantined {
 		_, ours := parseQuarantined(n)
 		can[Quarantine+"/"+n] = ours && u.Quarantine || !ours && u.Foreign
 	}
-	byHand := map[string]string{} // reason, by file
+	byHand := map[string]string{} // reason by file
 	for _, f := range foreign {
 		if name, below := strings.CutPrefix(f.Path, root+"/"); below && f.Problem == Foreign {
 			can[name] = u.Foreign
@@ -90,7 +90,7 @@ func Clear(ctx context.Context, d dirfs.Dir, root string, blocks Blocks, foreign
 	return c, nil
 }
 
-// remover is the state of one Clear.
+// remover is the state of one call of Clear.
 type remover struct {
 	dirfs.Dir
 	root   string
@@ -161,7 +161,7 @@ func (r *remover) keepReason(name string, info dirfs.Info) (why string, err erro
 }
 
 // inPlace reports whether the file with the proper name of a block is sound. It returns false if
-// that cannot be examined.
+// the file cannot be examined.
 func (r *remover) inPlace(key block.Key) bool {
 	info, err := r.Stat(r.blocks.Place(key))
 	if err != nil || !info.Regular() {

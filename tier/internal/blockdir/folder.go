@@ -14,7 +14,8 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
-// MakeDir makes a directory and its missing parents. Each is durable before MakeDir makes the next.
+// MakeDir creates a directory and its missing parents. Each parent is durable before its child is
+// created.
 func MakeDir(fsys dirfs.FS, path string) error {
 	parent, name := filepath.Dir(path), filepath.Base(path)
 	up, err := fsys.OpenDir(parent)
@@ -34,7 +35,7 @@ func MakeDir(fsys dirfs.FS, path string) error {
 	return errors.Join(err, up.Close())
 }
 
-// SyncRoot makes the entries of the directory itself durable.
+// SyncRoot makes the entries directly in the directory durable.
 func SyncRoot(d dirfs.Dir) error {
 	_, err := SyncFolder(d, ".")
 	return err
@@ -53,7 +54,7 @@ func SyncFolder(d dirfs.Dir, name string) (uint64, error) {
 	return info.Inode, errors.Join(err, f.Close())
 }
 
-// Remove removes a file. A missing file is no error.
+// Remove removes a file. A missing file is not an error.
 func Remove(d dirfs.Dir, name string) error {
 	if err := d.Remove(name); err != nil && !Gone(err) {
 		return err
@@ -61,7 +62,7 @@ func Remove(d dirfs.Dir, name string) error {
 	return nil
 }
 
-// Mkdir makes a directory. An existing one is no error.
+// Mkdir creates a directory. An existing one is not an error.
 func Mkdir(d dirfs.Dir, name string) error {
 	if err := d.Mkdir(name); err != nil && !errors.Is(err, unix.EEXIST) {
 		return err
@@ -69,7 +70,7 @@ func Mkdir(d dirfs.Dir, name string) error {
 	return nil
 }
 
-// Names lists a folder. A missing folder is empty.
+// Names lists a folder. A missing folder counts as empty.
 func Names(d dirfs.Dir, path string) ([]string, error) {
 	n, err := d.ReadDir(path)
 	if Gone(err) {
@@ -78,8 +79,8 @@ func Names(d dirfs.Dir, path string) ([]string, error) {
 	return n, err
 }
 
-// WriteFile writes a new file. It removes the file if it fails. It returns the file's description
-// after the write.
+// WriteFile writes a new file. On failure it removes the file. It returns the file's Info after the
+// write.
 func WriteFile(d dirfs.Dir, name string, b []byte, sync bool) (info dirfs.Info, err error) {
 	f, err := d.Open(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL)
 	if err != nil {
@@ -88,7 +89,7 @@ func WriteFile(d dirfs.Dir, name string, b []byte, sync bool) (info dirfs.Info, 
 	return FinishFile(d, name, f, WriteAll(f, name, b, 0), sync)
 }
 
-// WriteAll writes b to a file, from byte off on.
+// WriteAll writes all of b to a file at offset off.
 func WriteAll(f dirfs.File, name string, b []byte, off int64) error {
 	n, err := f.WriteAt(b, off)
 	if err == nil && n != len(b) {
@@ -97,8 +98,8 @@ func WriteAll(f dirfs.File, name string, b []byte, off int64) error {
 	return err
 }
 
-// FinishFile syncs, if requested, and closes a new file after a write that ended with err. It
-// returns the file's description after the write. It removes the file if anything failed.
+// FinishFile closes a new file after a write that ended with err, and before that syncs it if
+// requested. It returns the file's Info after the write. If anything failed, it removes the file.
 func FinishFile(d dirfs.Dir, name string, f dirfs.File, err error, sync bool) (info dirfs.Info, _ error) {
 	if err == nil && sync {
 		err = f.Sync()

@@ -9,7 +9,7 @@ import (
 )
 
 // Image returns the bytes of an extent for the image of a block. It returns ErrInvalid if the
-// extent does not have the length of the image, or the CPU cannot reach it.
+// extent does not have the length of the image, or if the CPU cannot access it.
 func Image(formats block.Formats, key block.Key, e mem.Extent) ([]byte, error) {
 	f, err := formats.Of(key)
 	if err != nil {

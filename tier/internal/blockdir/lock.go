@@ -14,7 +14,7 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
-// The pause between attempts to lock a directory doubles from lockPauseLeast to lockPauseMost.
+// The interval between attempts to lock a directory doubles from lockPauseLeast to lockPauseMost.
 const (
 	lockPauseLeast = time.Millisecond
 	lockPauseMost  = 50 * time.Millisecond
@@ -36,13 +36,13 @@ func WithLock(ctx context.Context, clock clockwork.Clock, d dirfs.Dir, f func() 
 	}
 }
 
-// TryLock is WithLock without waiting. locked reports whether f was called. The error is f's, or
-// the cause if the lock fails. It is nil if another process holds the lock.
+// TryLock implements WithLock without waiting. locked reports whether f was called. The error is
+// that of f, or the cause if locking fails. It is nil if another process holds the lock.
 func TryLock(d dirfs.Dir, f func() error) (locked bool, err error) {
 	lock, err := openLockFile(d)
 	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) {
 		if lock, err = d.Open(LockName, os.O_RDONLY); Gone(err) {
-			return true, f() // no process can open the directory
+			return true, f() // no other process can open the directory
 		}
 	}
 	if err != nil {
@@ -62,8 +62,8 @@ func TryLock(d dirfs.Dir, f func() error) (locked bool, err error) {
 	return true, f()
 }
 
-// stillNamed returns ErrBusy if a locked file no longer has the lock's name. The process that held
-// the lock has removed the directory, and another process may have made and locked a new one.
+// stillNamed returns ErrBusy if a locked file no longer has the lock's name: the previous holder
+// has removed the directory, and another process may have created and locked a new one.
 func stillNamed(d dirfs.Dir, lock dirfs.File) error {
 	mine, err := lock.Stat()
 	if err != nil {
@@ -76,7 +76,7 @@ func stillNamed(d dirfs.Dir, lock dirfs.File) error {
 	return errdefs.ErrBusy
 }
 
-// OpenLock opens a file that is to be locked. On a read-only mount it opens it for reading.
+// OpenLock opens a file to be locked. On a read-only mount it opens the file for reading.
 func OpenLock(d dirfs.Dir, name string) (dirfs.File, error) {
 	f, err := d.Open(name, os.O_RDWR)
 	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) {
@@ -85,8 +85,8 @@ func OpenLock(d dirfs.Dir, name string) (dirfs.File, error) {
 	return f, err
 }
 
-// LockDir locks a directory for one process, until the file is closed. It returns ErrBusy if
-// another process, or another tier of this one, holds the lock.
+// LockDir locks a directory for one process until the returned file is closed. It returns ErrBusy
+// if another process, or another tier of this process, holds the lock.
 func LockDir(d dirfs.Dir) (dirfs.File, error) {
 	f, err := openLockFile(d)
 	if err != nil {

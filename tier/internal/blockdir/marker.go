@@ -21,7 +21,7 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
-// Names in every directory of blocks.
+// The names in every directory of blocks.
 const (
 	MarkerName = "kvlane.json"
 	MarkerTemp = "kvlane.json.tmp" // a marker that is being written
@@ -32,13 +32,13 @@ const (
 const (
 	markerVersion = 1
 	groupsVersion = 2       // several page groups; earlier builds refuse it
-	maxMarker     = 4 << 20 // bytes; 4096 shards take 50,000 per group
+	maxMarker     = 4 << 20 // in bytes; 4096 shards take 50,000 per group
 )
 
-// Kind is the way in which a directory stores blocks. The marker has it.
+// Kind is the way in which a directory stores blocks. It is part of the marker.
 type Kind string
 
-// Kinds.
+// The kinds of directories.
 const (
 	Files Kind = "kvlane block directory" // one file per block
 	Log   Kind = "kvlane log directory"   // segments of a log
@@ -52,11 +52,11 @@ type Marker struct {
 	Groups    []Group
 }
 
-// Group describes the blocks of a page group. A model without groups has one.
+// Group describes the blocks of a page group. A model without groups has one Group.
 type Group struct {
 	Digest block.Digest
-	// Identity is for users and error messages. Only the digest decides. Its salt is a fingerprint
-	// of the real one. It is nil if the directory was made without an identity.
+	// Identity is for users and error messages; only Digest is compared. The salt is replaced by a
+	// fingerprint. It is nil if the directory was created without an identity.
 	Identity *block.Identity
 	Layout   *block.Layout
 }
@@ -65,9 +65,9 @@ type markerJSON struct {
 	Format     Kind         `json:"format"`
 	Version    int          `json:"version"`
 	Directory  string       `json:"directory"`
-	*groupJSON              // the only group
-	Groups     []*groupJSON `json:"groups,omitempty"` // if there are several
-	// Of the file with noSum in its place; may be missing.
+	*groupJSON              // the single group
+	Groups     []*groupJSON `json:"groups,omitempty"` // if there are several groups
+	// checksum of the file with noSum in place of Sum; may be missing
 	Sum string `json:"sum,omitempty"`
 }
 
@@ -77,13 +77,13 @@ type groupJSON struct {
 	ShardBytes []int64         `json:"shard_bytes"`
 }
 
-// noSum replaces the checksum while it is computed: XXH3 as 16 hexadecimal digits.
+// noSum replaces the checksum, which is XXH3 as 16 hexadecimal digits, while it is computed.
 const noSum = "0000000000000000"
 
 func sumOf(marker []byte) string { return fmt.Sprintf("%016x", xxh3.Hash(marker)) }
 
-// withSum replaces the checksum old in a marker by sum. The checksum is the last match, as the same
-// digits may occur before it.
+// withSum replaces the checksum old in a marker with sum. It replaces the last match, because the
+// same digits may occur before the checksum.
 func withSum(marker []byte, old, sum string) []byte {
 	at := bytes.LastIndex(marker, []byte(old))
 	if at < 0 {
@@ -120,7 +120,7 @@ func (m *Marker) Formats() block.Formats {
 	return out
 }
 
-// publicIdentity replaces the salt, which may be a secret, by a fingerprint. Different salts have
+// publicIdentity replaces the salt, which may be a secret, with a fingerprint. Different salts have
 // different fingerprints.
 func publicIdentity(id block.Identity) block.Identity {
 	if id.Salt != "" {
@@ -148,7 +148,7 @@ func (m *Marker) encode() ([]byte, error) {
 // another version.
 func parseMarker(b []byte) (Marker, error) {
 	var j markerJSON
-	// Check these first. Another version may have another structure, and is not damaged.
+	// Check these first: another version may have another structure, and is not damaged.
 	if err := json.Unmarshal(b, &struct {
 		Format  *Kind   `json:"format"`
 		Version *int    `json:"version"`
@@ -205,12 +205,12 @@ func (j *groupJSON) group() (g Group, err error) {
 	return g, nil
 }
 
-// ErrOtherKind wraps ErrMismatch. It is returned for a directory that stores blocks in another way.
+// ErrOtherKind is returned for a directory that stores blocks in another way. It wraps ErrMismatch.
 var ErrOtherKind = fmt.Errorf("it stores blocks in another format: %w", errdefs.ErrMismatch)
 
-// ReadMarker reads the marker of a directory of the given kind, or of any if kind is empty. If
-// there is no marker, the error is Gone. It returns ErrCorrupt for a malformed marker, ErrMismatch
-// for another version, and ErrOtherKind.
+// ReadMarker reads the marker of a directory of the given kind, or of any kind if sort is empty. If
+// there is no marker, the error satisfies Gone. It returns ErrCorrupt for a malformed marker,
+// ErrMismatch for another version, and ErrOtherKind.
 func ReadMarker(d dirfs.Dir, sort Kind) (_ Marker, err error) {
 	f, err := d.Open(MarkerName, os.O_RDONLY)
 	if errors.Is(err, dirfs.ErrIrregular) {
@@ -241,7 +241,8 @@ func CheckEmpty(d dirfs.Dir) error {
 		return err
 	}
 	for _, n := range names {
-		// A new file system has lost+found. A process that died here may have left the others.
+		// A new file system has lost+found. The other files may be left by a process that ended
+		// here.
 		if n != LockName && !strings.HasPrefix(n, MarkerTemp) && n != "lost+found" {
 			return fmt.Errorf("it is not empty and has no %s: found %q; give an empty directory or one created by kvlane; "+
 				"if %s was lost: \"kvlane store verify --repair\": %w", MarkerName, n, MarkerName, errdefs.ErrInvalid)
@@ -250,7 +251,7 @@ func CheckEmpty(d dirfs.Dir) error {
 	return nil
 }
 
-// WriteMarker makes an empty directory one of blocks. The caller holds the lock of d.
+// WriteMarker turns an empty directory into a directory of blocks. The caller holds the lock of d.
 func WriteMarker(d dirfs.Dir, m Marker) error {
 	if err := CheckEmpty(d); err != nil {
 		return err
@@ -277,7 +278,7 @@ func PutMarker(d dirfs.Dir, m Marker) error {
 	if err != nil {
 		return err
 	}
-	// Locks may not reach other hosts, so that another host may write a marker at the same time.
+	// Locks may not work between hosts, so another host may write a marker at the same time.
 	temp := MarkerTemp + "." + NewID()
 	if _, err := WriteFile(d, temp, b, true); err != nil {
 		return err

@@ -9,7 +9,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// CheckPath returns ErrInvalid for a path that no directory can have on Linux.
+// CheckPath returns ErrInvalid for a path that cannot exist on Linux.
 func CheckPath(path string) error {
 	if strings.ContainsRune(path, 0) {
 		return fmt.Errorf("directory %.80q has a NUL byte in its name: %w", path, errdefs.ErrInvalid)

@@ -10,7 +10,8 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
-// Quarantined lists the quarantine. It lists nothing if a file has its name: that file is foreign.
+// Quarantined lists the quarantine. If a file has the folder's name, it lists nothing: that file is
+// foreign.
 func Quarantined(d dirfs.Dir) ([]string, error) {
 	names, err := Names(d, Quarantine)
 	if err != nil {
@@ -21,7 +22,8 @@ func Quarantined(d dirfs.Dir) ([]string, error) {
 	return names, err
 }
 
-// TrimQuarantine removes the oldest files until most are left. It ignores files not made by kvlane.
+// TrimQuarantine removes the oldest files until at most most are left. It ignores files not made by
+// kvlane.
 func TrimQuarantine(d dirfs.Dir, most int) error {
 	all, err := Names(d, Quarantine)
 	if err != nil {
@@ -42,15 +44,15 @@ func TrimQuarantine(d dirfs.Dir, most int) error {
 	return errors.Join(errs...)
 }
 
-// isQuarantineName reports whether QuarantineName can return a name.
+// isQuarantineName reports whether n has the form of QuarantineName.
 func isQuarantineName(n string) bool {
 	of, ours := parseQuarantined(n)
 	_, err := block.ParseKey(of)
 	return ours && err == nil
 }
 
-// parseQuarantined splits the name of a quarantined file after the time. It returns false if the
-// name does not begin with one.
+// parseQuarantined returns the part of a quarantined file's name after the time. It returns false
+// if the name does not begin with a time.
 func parseQuarantined(n string) (of string, ours bool) {
 	const digits = 16
 	if len(n) < digits+1 || n[digits] != '-' {
@@ -60,7 +62,7 @@ func parseQuarantined(n string) (of string, ours bool) {
 	return n[digits+1:], err == nil
 }
 
-// QuarantineName returns the name in quarantine of an image of key. It begins with the time in a
+// QuarantineName returns the name of an image of key in quarantine. It begins with the time in a
 // fixed number of digits, so that names sort by time.
 func QuarantineName(now time.Time, key block.Key) string {
 	return fmt.Sprintf("%016x-%s", uint64(now.UnixNano()), key)

@@ -19,7 +19,7 @@ import (
 // The names of the usage record of a directory.
 const (
 	RecordName = "kvlane.usage"
-	RecordTemp = "kvlane.usage.tmp" // written under the directory's lock
+	RecordTemp = "kvlane.usage.tmp" // temporary name, used under the directory's lock
 )
 
 const (
@@ -28,15 +28,15 @@ const (
 	maxHost       = 64      // bytes of a host's name
 )
 
-// Record is the usage record of a directory. Its owner writes it. Processes that share a bound with
-// the owner read it instead of counting the blocks.
+// Record is the usage record of a directory, written by its owner. Processes that share a bound
+// with the owner read it instead of counting the blocks.
 type Record struct {
 	Bytes, Blocks int64
 	Peak          int64     // maximum of bytes since the previous record, at least Bytes
 	Used          time.Time // last operation of an owner
-	Renewed       time.Time // time of writing
-	// Host identifies the owner's kernel. On the same kernel, file locks show whether the owner
-	// lives.
+	Renewed       time.Time // time at which the record was written
+	// Host identifies the owner's kernel. On the same kernel, file locks show whether the owner is
+	// running.
 	Host   string
 	Closed bool // the last owner has closed the directory
 }
@@ -52,7 +52,7 @@ type recordJSON struct {
 	Closed  bool      `json:"closed"`
 }
 
-// Encode returns the record as it is stored.
+// Encode returns the stored form of the record.
 func (r *Record) Encode() ([]byte, error) {
 	b, err := json.Marshal(recordJSON{recordVersion, r.Bytes, r.Blocks, r.Peak, r.Used.UTC(), r.Renewed.UTC(), r.Host, r.Closed})
 	return append(b, '\n'), err
@@ -77,13 +77,14 @@ func ParseRecord(b []byte) (Record, error) {
 	return Record{j.Bytes, j.Blocks, max(j.Peak, j.Bytes), j.Used, j.Renewed, j.Host, j.Closed}, nil
 }
 
-// plausible reports whether a record can have a time. JSON cannot encode much later ones.
+// plausible reports whether t is a possible time of a record. JSON cannot encode much later times.
 func plausible(t time.Time) bool {
 	year := t.UTC().Year()
 	return year >= 1970 && year < 2500
 }
 
-// Check returns ErrCorrupt if blocks of these formats cannot have the record's bytes.
+// Check returns ErrCorrupt if the record's number of blocks of these formats cannot have the
+// record's bytes.
 func (r *Record) Check(formats block.Formats) error {
 	longest := formats.MaxImageBytes()
 	if r.Blocks > math.MaxInt64/longest || r.Bytes > r.Blocks*longest {
@@ -92,8 +93,8 @@ func (r *Record) Check(formats block.Formats) error {
 	return nil
 }
 
-// ReadRecord reads the record of a directory. If there is none, the error is Gone. See ParseRecord
-// for other errors.
+// ReadRecord reads the record of a directory. If there is none, the error satisfies Gone. Other
+// errors are those of ParseRecord.
 func ReadRecord(d dirfs.Dir) (_ Record, err error) {
 	f, err := d.Open(RecordName, os.O_RDONLY)
 	if errors.Is(err, dirfs.ErrIrregular) {
@@ -114,7 +115,7 @@ func ReadRecord(d dirfs.Dir) (_ Record, err error) {
 	return r, nil
 }
 
-// WriteRecord replaces the record of a directory. temp is a name that no other process uses. A
+// WriteRecord replaces the record of a directory. temp must be a name that no other process uses. A
 // folder with the record's name is renamed, and removed if it is empty.
 func WriteRecord(d dirfs.Dir, temp string, r Record) error {
 	b, err := r.Encode()
@@ -138,7 +139,8 @@ func WriteRecord(d dirfs.Dir, temp string, r Record) error {
 	return nil
 }
 
-// ThisHost identifies this kernel until the next boot. It is empty if that is not known.
+// ThisHost identifies this kernel until the next boot. It is empty if the identifier cannot be
+// read.
 var ThisHost = sync.OnceValue(func() string {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

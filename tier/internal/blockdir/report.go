@@ -13,22 +13,22 @@ type Inspection struct {
 	Marker Marker
 	Totals
 	ByGroup     []Totals // in the order of Marker.Groups
-	Temporary   int      // files being written, or left by dead processes
+	Temporary   int      // files being written, or left by ended processes
 	Quarantined int
-	// Files of a log, and their bytes.
+	// the files of a log, and their bytes
 	Segments     int
 	SegmentBytes int64
 }
 
-// Totals counts blocks and the bytes of their files, assuming the lengths of their layouts.
+// Totals counts blocks and the bytes of their files, as given by their layouts.
 type Totals struct{ Blocks, Bytes int64 }
 
 // Entry is a block in a directory.
 type Entry struct {
 	Key      block.Key
 	Bytes    int64     // of its file
-	Modified time.Time // time of the write, or of the last renewal of its age
-	Group    int       // index into Marker.Groups, or -1 if no group has the key
+	Modified time.Time // time of the write, or of the last renewal by a use
+	Group    int       // index into Marker.Groups, or -1 if the key belongs to no group
 	Shards   int       // in the group's layout
 }
 
@@ -36,7 +36,7 @@ type Entry struct {
 type Collected struct {
 	Before, After int64 // bytes of blocks
 	Removed       int64 // blocks
-	Swept         int   // temporary files of dead processes
+	Swept         int   // temporary files of ended processes
 	// Left joins the errors of blocks and temporary files that could not be removed or examined.
 	Left error
 }
@@ -44,12 +44,12 @@ type Collected struct {
 // Problem is a kind of finding.
 type Problem string
 
-// Problems.
+// The kinds of findings.
 const (
 	Damaged   Problem = "damaged"   // kind, size, identity, key or a checksum is wrong
 	Lost      Problem = "lost"      // the marker is missing
 	Misplaced Problem = "misplaced" // a block in the folder of other keys
-	Leftover  Problem = "leftover"  // a temporary file of a dead process
+	Leftover  Problem = "leftover"  // a temporary file of an ended process
 	Foreign   Problem = "foreign"   // not made by kvlane
 	Unjudged  Problem = "unjudged"  // it could not be examined
 	Newer     Problem = "newer"     // a block of another format version
@@ -60,12 +60,13 @@ type Finding struct {
 	Path    string
 	Problem Problem
 	Detail  string
-	Key     block.Key // zero if the file is no block
+	Key     block.Key // zero if the file is not a block
 	MovedTo string    // new name given by Repair, or ""
 	ByHand  bool      // a Foreign file that Clear does not remove
 }
 
-// NoteByHand sets ByHand in the foreign findings below root that are folders with contents.
+// NoteByHand sets ByHand in the foreign findings below root that are folders with contents, which
+// Clear does not remove.
 func NoteByHand(d dirfs.Dir, root string, found []Finding) {
 	for i := range found {
 		f := &found[i]
@@ -80,20 +81,20 @@ func NoteByHand(d dirfs.Dir, root string, found []Finding) {
 
 // Report is the result of Verify.
 type Report struct {
-	// Marker is the directory's. If that is lost or damaged, it is derived from the headers of the
-	// blocks.
+	// Marker is the directory's marker. If that is lost or damaged, it is derived from the headers
+	// of the blocks.
 	Marker       Marker
-	Blocks       int64 // checked, including damaged ones
+	Blocks       int64 // number of checked blocks, including damaged ones
 	Bytes        int64 // of the checked blocks
 	LiveSessions int   // processes that have the directory open
-	Quarantined  int   // quarantined files; they are no findings
+	Quarantined  int   // quarantined files, which are not findings
 	Findings     []Finding
 	// Sums counts the sound blocks by checksum algorithm. A directory may have several algorithms.
 	Sums map[block.SumAlgo]int64
 }
 
-// Add adds a finding about a file, named relative to the directory root. key is zero if it is not
-// about one block.
+// Add adds a finding about a file, named relative to the directory root. key is zero if the finding
+// does not concern a single block.
 func (r *Report) Add(root string, key block.Key, name string, p Problem, detail string) {
 	path := root
 	if name != "." {
@@ -107,15 +108,15 @@ func (r *Report) Clean() bool { return len(r.Findings) == 0 }
 
 // Repaired is the result of Repair.
 type Repaired struct {
-	Report          // after the repair; but Findings are those before
+	Report          // after the repair, except for Findings, which are from before it
 	MarkerMade bool // the marker was derived from the headers, with a new directory id
 	SetAside   int  // damaged blocks moved to quarantine
 	Moved      int  // sound blocks moved to the folder of their key
-	SweptFiles int  // temporary files of dead processes
+	SweptFiles int  // temporary files of ended processes
 	Unrepaired []Finding
 }
 
-// SetAfter replaces the report by the one after the repair, but keeps Findings.
+// SetAfter replaces the report with the one after the repair, but keeps Findings.
 func (r *Repaired) SetAfter(after Report) {
 	before := r.Findings
 	r.Report, r.Unrepaired = after, after.Findings

@@ -8,15 +8,15 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// OpCounter counts the operations in progress, so that Close can wait for them.
+// OpCounter counts running operations, so that Close can wait for them.
 type OpCounter struct {
 	mu     sync.Mutex
 	closed bool
 	active int
 	total  int64
-	idle   chan struct{} // closed after Close, when no operation is in progress
+	idle   chan struct{} // closed when the counter is closed and no operation is running
 
-	// releasing has an element during a Release; unlike a mutex it can be awaited with a context.
+	// releasing holds an element during a Release. Unlike a mutex it can be awaited with a context.
 	releasing chan struct{}
 	released  bool // guarded by releasing
 }
@@ -24,7 +24,7 @@ type OpCounter struct {
 // Init makes the counter ready for use.
 func (c *OpCounter) Init() { c.idle, c.releasing = make(chan struct{}), make(chan struct{}, 1) }
 
-// BeginOp counts an operation. It returns ErrClosed after Close, and the cause of ctx if that has
+// BeginOp starts an operation. It returns ErrClosed after Close, and the cause of ctx if ctx has
 // ended.
 func (c *OpCounter) BeginOp(ctx context.Context) error {
 	if err := context.Cause(ctx); err != nil {
@@ -49,7 +49,7 @@ func (c *OpCounter) EndOp() {
 	}
 }
 
-// Close refuses further operations. It may be called again.
+// Close refuses further operations. It does not wait. It may be called again.
 func (c *OpCounter) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -62,15 +62,15 @@ func (c *OpCounter) Close() {
 	}
 }
 
-// Count returns the number of operations in progress, and of all operations so far.
+// Count returns the number of running operations, and the number of all operations so far.
 func (c *OpCounter) Count() (active int, total int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.active, c.total
 }
 
-// Release waits until the counter is closed and idle, and until the channels of ended are closed.
-// Then it calls release, unless an earlier Release has. It returns ErrBusy if ctx ends first.
+// Release waits until the counter is closed and idle and the channels of ended are closed. Then it
+// calls release, unless an earlier Release has called it. It returns ErrBusy if ctx ends first.
 func (c *OpCounter) Release(ctx context.Context, ended []<-chan struct{}, release func() error) error {
 	busy := func() error {
 		active, _ := c.Count()

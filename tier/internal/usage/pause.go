@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Pause suspends writes after one failed for lack of space. During a pause writes fail at once. The
-// first write after it tries again.
+// Pause suspends writes after a write failed for lack of space. During a pause writes fail at once.
+// The first write after the pause is attempted again.
 type Pause struct {
 	mu    sync.Mutex
 	cause error // nil: not paused
@@ -16,7 +16,8 @@ type Pause struct {
 	wait  time.Duration
 }
 
-// The first pause lasts pauseLeast. Each is twice as long as the previous, up to pauseMost.
+// The first pause lasts pauseLeast. Each further one is twice as long as the previous, up to
+// pauseMost.
 const (
 	pauseLeast = time.Second
 	pauseMost  = 30 * time.Second
@@ -30,7 +31,7 @@ func (p *Pause) Begin(now time.Time, cause error) {
 		p.since = now
 	}
 	if p.cause != nil && now.Before(p.until) {
-		return // a concurrent write has begun it
+		return // a concurrent write has begun the pause
 	}
 	p.wait = min(max(2*p.wait, pauseLeast), pauseMost)
 	p.cause, p.until = cause, now.Add(p.wait)
@@ -54,7 +55,7 @@ func (p *Pause) Err(now time.Time) error {
 		now.Sub(p.since).Round(time.Millisecond), p.until.Sub(now).Round(time.Millisecond), p.cause)
 }
 
-// Cause returns the error of the last write, or nil if it succeeded.
+// Cause returns the error of the last write, or nil if the write succeeded.
 func (p *Pause) Cause() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

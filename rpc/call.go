@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 
+	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/rpc/chain"
 	"github.com/kvlane/kvlane/rpc/internal/pb"
 )
@@ -29,6 +30,9 @@ type Call struct {
 	Reply Reply
 
 	closeConn bool
+	table     *streamTable
+	wanted    *pb.StreamSettings // nil: the client asks for no stream
+	streams   []*Stream
 }
 
 // Reply has the options of a response.
@@ -46,6 +50,33 @@ type Reply struct {
 // CloseConnection makes the server close the connection instead of sending a response.
 func (c *Call) CloseConnection() { c.closeConn = true }
 
+// WantsStreams reports whether the client asks for streams.
+func (c *Call) WantsStreams() bool { return c.wanted != nil }
+
+// AcceptStreams accepts the streams that the client asks for, at least one. They carry messages
+// after the handler has returned a response. If it fails, they end. AcceptStreams returns an *Error
+// if the client asks for none, for too many, and at the second call.
+func (c *Call) AcceptStreams(o StreamOptions) ([]*Stream, error) {
+	if err := o.setDefaults(); err != nil {
+		return nil, err
+	}
+	if c.wanted == nil || c.streams != nil {
+		return nil, &Error{BadRequest, "the call has no stream to accept", errdefs.ErrInvalid}
+	}
+	for range streamIDs(c.wanted) {
+		s, err := c.table.open(o)
+		if err != nil {
+			for _, s := range c.streams {
+				s.end(err)
+			}
+			c.streams = nil
+			return nil, err
+		}
+		c.streams = append(c.streams, s)
+	}
+	return c.streams, nil
+}
+
 type callKey struct{}
 
 // FromContext returns the call of a handler's context, or nil for other contexts.
@@ -60,6 +91,7 @@ func newCall(m *method, c *serverConn, meta *pb.Meta, attachment *chain.Chain) *
 	return &Call{
 		Service: m.service, Method: m.Name, Remote: c.conn.RemoteAddr(), Identity: c.identity, Attachment: attachment,
 		Fields: meta.GetUserFields(), RequestID: r.GetRequestId(), LogID: r.GetLogId(),
+		table: c.streams, wanted: meta.GetStreamSettings(),
 		TraceID: r.GetTraceId(), SpanID: r.GetSpanId(), ParentSpanID: r.GetParentSpanId(),
 	}
 }

@@ -105,6 +105,11 @@ func NewClient(address string, o ClientOptions) (*Client, error) {
 // When ctx ends, it returns TimedOut or Canceled, and a late response is dropped. All errors are an
 // *Error.
 func (c *Client) Call(ctx context.Context, method string, in, out proto.Message, options ...CallOption) error {
+	return c.call(ctx, method, in, out, options, nil)
+}
+
+// call makes a call. prepare may change it when its connection is known.
+func (c *Client) call(ctx context.Context, method string, in, out proto.Message, options []CallOption, prepare func(*clientConn, *callOptions) error) error {
 	var o callOptions
 	for _, set := range options {
 		set(&o)
@@ -118,7 +123,13 @@ func (c *Client) Call(ctx context.Context, method string, in, out proto.Message,
 	if err != nil {
 		return callError(ctx, err)
 	}
-	p, err := conn.start(ctx, service, name, in, &o)
+	var p *pendingCall
+	if prepare != nil {
+		err = prepare(conn, &o)
+	}
+	if err == nil {
+		p, err = conn.start(ctx, service, name, in, &o)
+	}
 	if err == nil {
 		err = conn.await(ctx, p)
 	}

@@ -24,6 +24,8 @@ type clientConn struct {
 	conn net.Conn
 	out  *writer
 
+	streams *streamTable
+
 	introduced atomic.Bool // the request with the credential is queued
 	first      sync.Mutex  // held for the first request
 
@@ -43,7 +45,8 @@ type pendingCall struct {
 }
 
 func newClientConn(c *Client, conn net.Conn) *clientConn {
-	return &clientConn{c: c, conn: conn, out: newWriter(conn, c.o.Stall, c.o.MaxUnsentBytes), pending: make(map[int64]*pendingCall)}
+	out := newWriter(conn, c.o.Stall, c.o.MaxUnsentBytes)
+	return &clientConn{c: c, conn: conn, out: out, streams: newStreamTable(out, c.o.MaxBodyBytes), pending: make(map[int64]*pendingCall)}
 }
 
 func (c *clientConn) broken() bool {
@@ -62,6 +65,7 @@ func (c *clientConn) close(err error) {
 	c.pending = nil
 	c.mu.Unlock()
 	c.out.close(err)
+	c.streams.close(callError(context.Background(), err))
 	for _, p := range pending {
 		p.err = err
 		p.done <- struct{}{}
@@ -77,6 +81,9 @@ func (c *clientConn) start(ctx context.Context, service, name string, in proto.M
 		CorrelationId: &p.id,
 		ContentType:   proto.Int32(int32(o.content)),
 		UserFields:    o.fields,
+	}
+	if len(o.streams) > 0 {
+		meta.StreamSettings = settings(o.streams)
 	}
 	setRequest(ctx, meta.Request, o)
 	message, err := encode(in, o.content, o.compression)
@@ -202,8 +209,8 @@ func (c *clientConn) read() error {
 		if err != nil {
 			return err
 		}
-		if h.Kind != frame.Message {
-			if err := in.Skip(); err != nil { // a frame of a stream that does not exist
+		if h.Kind == frame.Stream {
+			if err := c.streams.read(in, b); err != nil {
 				return err
 			}
 			continue
@@ -246,6 +253,52 @@ func (c *clientConn) response(in *frame.Reader, meta *pb.Meta) error {
 	return err
 }
 
+// respondInStream delivers a response that arrived as the first message of a stream.
+func (c *clientConn) respondInStream(data *chain.Chain) error {
+	head := make([]byte, frame.HeaderBytes)
+	if n, err := data.CopyTo(head, 0); err != nil || n < len(head) {
+		data.Release()
+		return fmt.Errorf("decode the response of a stream: %d bytes: %w", n, errdefs.ErrInvalid)
+	}
+	h, err := frame.Parse(head)
+	if err == nil && (h.Kind != frame.Message || frame.HeaderBytes+h.Body != data.Len() || h.Meta > c.c.o.MaxMetaBytes) {
+		err = fmt.Errorf("decode the response of a stream: %w", errdefs.ErrInvalid)
+	}
+	if err != nil {
+		data.Release()
+		return err
+	}
+	data.Cut(frame.HeaderBytes).Release()
+	encoded := data.Cut(h.Meta)
+	b, err := contiguous(encoded)
+	meta := new(pb.Meta)
+	if err == nil {
+		err = proto.Unmarshal(b, meta)
+	}
+	encoded.Release()
+	if err != nil {
+		data.Release()
+		return fmt.Errorf("decode the meta of a response: %w: %w", errdefs.ErrInvalid, err)
+	}
+	c.mu.Lock()
+	p := c.pending[meta.GetCorrelationId()]
+	delete(c.pending, meta.GetCorrelationId())
+	c.mu.Unlock()
+	if p == nil { // the call has ended
+		data.Release()
+		return nil
+	}
+	p.meta = meta
+	if size := int64(meta.GetAttachmentSize()); size < 0 || size > data.Len() {
+		p.err = Errorf(BadResponse, "a response of %d bytes with attachment_size=%d", data.Len(), size)
+		data.Release()
+	} else {
+		p.message, p.attachment = data.Cut(data.Len()-size), data
+	}
+	p.done <- struct{}{}
+	return nil
+}
+
 func (p *pendingCall) release() {
 	p.message.Release()
 	p.attachment.Release()
@@ -269,6 +322,11 @@ func (p *pendingCall) finish(out proto.Message, o *callOptions, limit int64) err
 	}
 	if err != nil {
 		return &Error{BadResponse, "the response does not decode", err}
+	}
+	if len(o.streams) > 0 {
+		if err := p.accept(o.streams); err != nil {
+			return err
+		}
 	}
 	if o.gotAttachment != nil {
 		o.gotAttachment.Append(p.attachment)

@@ -2,3 +2,10 @@ package rpc
 
 // Decompress is decompress, for tests.
 var Decompress = decompress
+
+// LiveStreams returns the number of streams of the connection of s.
+func LiveStreams(s *Stream) int {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	return len(s.table.live)
+}

@@ -36,6 +36,11 @@ func capturedEcho(ctx context.Context, m proto.Message) (proto.Message, error) {
 	}
 	call, text := rpc.FromContext(ctx), in.GetMessage()
 	r := &call.Reply
+	if call.WantsStreams() {
+		if err := acceptCaptured(call, text); err != nil {
+			return nil, err
+		}
+	}
 	switch {
 	case strings.HasPrefix(text, "ERR"):
 		code, err := strconv.Atoi(text[3:])

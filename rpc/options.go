@@ -16,6 +16,7 @@ type callOptions struct {
 	sendTimeout                          bool
 	gotAttachment                        *chain.Chain
 	gotFields                            *map[string]string
+	streams                              []*Stream
 }
 
 // WithAttachment sends bytes behind the request. The call takes over the chain: it is empty

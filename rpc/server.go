@@ -172,6 +172,7 @@ func (s *Server) accept(conn net.Conn) {
 	}
 	c := &serverConn{s: s, conn: conn, out: newWriter(conn, s.o.Stall, s.o.MaxUnsentBytes)}
 	c.changed = sync.NewCond(&c.mu)
+	c.streams = newStreamTable(c.out, s.o.MaxBodyBytes)
 	c.ctx, c.cancel = context.WithCancel(s.ctx)
 	c.slot = s.slots.Take(func() { _ = conn.Close() }) // gives way to another connection
 	s.mu.Lock()

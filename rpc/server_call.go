@@ -20,6 +20,7 @@ type request struct {
 	c                   *serverConn
 	meta                *pb.Meta
 	received            time.Time
+	streams             []*Stream // accepted by the handler
 	message, attachment *chain.Chain
 	bytes               int64 // of message and attachment
 	release             func()
@@ -37,6 +38,9 @@ func (q *request) end() {
 func (q *request) run() {
 	defer q.c.s.group.Done()
 	call, response, err := q.handle()
+	if call != nil {
+		q.streams = call.streams
+	}
 	switch {
 	case call != nil && call.closeConn:
 		call.Reply.Attachment.Release()
@@ -226,12 +230,48 @@ func (q *request) fail(err error) {
 
 // send writes a response and ends the request after that. It takes over the attachment.
 func (q *request) send(meta *pb.Meta, message []byte, attachment *chain.Chain) {
+	if len(q.streams) > 0 {
+		meta.StreamSettings = settings(q.streams)
+	}
 	o, err := newOutput(frame.Message, meta, message, attachment)
+	wanted := q.meta.GetStreamSettings()
+	if err == nil && wanted != nil {
+		o, err = q.inStream(o, wanted)
+	}
 	if err != nil { // the attachment cannot be sent
 		attachment.Release()
 		q.fail(&Error{BadResponse, err.Error(), err})
 		return
 	}
 	o.sent = q.end
-	_ = q.c.out.write(o) // its error ends the connection, which the reader notices
+	err = q.c.out.write(o) // its error ends the connection, which the reader notices
+	for i, s := range q.streams {
+		if err == nil && meta.GetResponse().GetErrorCode() == 0 {
+			s.opened(streamIDs(wanted)[i], wanted)
+		} else {
+			s.end(&Error{Closed, "the call failed", err})
+		}
+	}
+}
+
+// inStream puts a response into a frame of the stream that the client asks for.
+func (q *request) inStream(o output, wanted *pb.StreamSettings) (output, error) {
+	kind, from := int32(frameData), int64(-1)
+	if len(q.streams) > 0 {
+		from = q.streams[0].id
+	}
+	outer, err := newOutput(frame.Stream, &pb.StreamFrame{StreamId: wanted.StreamId, SourceStreamId: &from, FrameType: &kind, HasContinuation: proto.Bool(false)}, nil, nil)
+	if err != nil {
+		return o, err
+	}
+	h, err := frame.Parse(outer.head)
+	if err != nil {
+		return o, err
+	}
+	h.Body += o.bytes
+	if err := h.Put(outer.head); err != nil {
+		return o, err
+	}
+	o.head, o.bytes = append(outer.head, o.head...), o.bytes+outer.bytes
+	return o, nil
 }

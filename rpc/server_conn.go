@@ -26,6 +26,7 @@ type serverConn struct {
 	conn     net.Conn
 	slot     *wire.Slot
 	out      *writer
+	streams  *streamTable
 	ctx      context.Context // of the calls; ends with the connection
 	cancel   context.CancelFunc
 	identity any
@@ -48,6 +49,7 @@ func (c *serverConn) run() {
 	_ = c.drain(ctx) // later responses are dropped
 	cancel()
 	c.cancel()
+	c.streams.close(&Error{FailedSocket, "the connection ended", err})
 	c.out.close(fmt.Errorf("write response: %w", net.ErrClosed))
 	c.s.slots.Release(c.slot)
 	c.s.mu.Lock()
@@ -63,8 +65,8 @@ func (c *serverConn) read() error {
 		if err != nil {
 			return err
 		}
-		if h.Kind != frame.Message {
-			if err := in.Skip(); err != nil { // a frame of a stream that does not exist
+		if h.Kind == frame.Stream {
+			if err := c.streams.read(in, b); err != nil {
 				return err
 			}
 			continue

@@ -359,6 +359,8 @@ func TestInterceptors(t *testing.T) {
 	if _, err := echoCall(t.Context(), client, "refused"); rpc.CodeOf(err) != 42 {
 		t.Error(err)
 	}
+	mu.Lock()
+	defer mu.Unlock()
 	if got := strings.Join(order, ", "); got != "a Echo, b Echo, a Echo" {
 		t.Error(got)
 	}

@@ -1,0 +1,433 @@
+package rpc
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"sync"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/rpc/chain"
+	"github.com/kvlane/kvlane/rpc/internal/frame"
+	"github.com/kvlane/kvlane/rpc/internal/pb"
+)
+
+// DefaultMaxBuffered is the default of StreamOptions.MaxBuffered.
+const DefaultMaxBuffered = 2 << 20
+
+// segmentBytes is the length of the pieces in which long messages are sent, so that other frames of
+// the connection get between.
+const segmentBytes = 1 << 20
+
+// maxStreams limits the streams of a connection.
+const maxStreams = 1024
+
+// feedbackBytes is the number of consumed bytes after which the peer is notified even if more
+// messages wait.
+const feedbackBytes = 64 << 10
+
+// StreamOptions are the options of one side of a stream.
+type StreamOptions struct {
+	// MaxBuffered limits the sent bytes that the peer has not consumed. Send waits. One message may
+	// exceed it. Default: DefaultMaxBuffered.
+	MaxBuffered int64
+	// SendOnly reports to the peer that this side does not receive.
+	SendOnly bool
+}
+
+func (o *StreamOptions) setDefaults() error {
+	setDefault(&o.MaxBuffered, DefaultMaxBuffered)
+	if o.MaxBuffered < 0 {
+		return &Error{BadRequest, "open stream: MaxBuffered is negative", errdefs.ErrInvalid}
+	}
+	return nil
+}
+
+// streamState is the state of a stream.
+type streamState uint8
+
+const (
+	streamOpening streamState = iota // the response of the call is not sent, or not received
+	streamOpen
+	streamClosing // this side has sent CLOSE
+	streamEnded   // the peer has closed the stream, or it failed
+)
+
+// Stream is a sequence of messages in each direction on the connection of a call. A client opens it
+// with a call (Client.OpenStreams), and the handler accepts it (Call.AcceptStreams). Messages
+// arrive whole and in order. It is safe for concurrent use.
+type Stream struct {
+	table *streamTable
+	id    int64
+	o     StreamOptions
+	// respond delivers the first message to a client's call: it is the response.
+	respond func(*chain.Chain) error
+
+	mu       sync.Mutex
+	changed  sync.Cond
+	state    streamState
+	err      error // of a stream that has ended: io.EOF if the peer closed it
+	peer     int64 // the peer's id
+	answered bool  // the first message, the response, has arrived
+	deaf     bool  // the peer does not receive
+	feedback bool  // the peer needs feedback
+	sent     int64 // bytes
+	consumed int64 // bytes of sent that the peer has consumed
+
+	sending  bool // a Send has the turn: segments of messages do not mix
+	queue    []*chain.Chain
+	partial  *chain.Chain // segments of a message that is not complete
+	received int64        // bytes taken by Receive
+	reported int64        // of them, reported to the peer
+}
+
+// streamTable has the streams of a connection.
+type streamTable struct {
+	out *writer
+	max int64 // bytes of one message, and of all messages that wait for Receive
+
+	mu     sync.Mutex
+	next   int64
+	live   map[int64]*Stream
+	queued int64 // bytes that wait for Receive
+	err    error // of a connection that has ended
+}
+
+func newStreamTable(out *writer, max int64) *streamTable {
+	return &streamTable{out: out, max: max, live: make(map[int64]*Stream)}
+}
+
+// open adds a stream in the state streamOpening.
+func (t *streamTable) open(o StreamOptions) (*Stream, error) {
+	s := &Stream{table: t, o: o}
+	s.changed.L = &s.mu
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.err != nil {
+		return nil, t.err
+	}
+	if len(t.live) >= maxStreams {
+		return nil, Errorf(LimitReached, "more than %d streams on a connection", maxStreams)
+	}
+	s.id = t.next
+	t.next++
+	t.live[s.id] = s
+	return s, nil
+}
+
+func (t *streamTable) find(id int64) *Stream {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.live[id]
+}
+
+// close ends all streams with err.
+func (t *streamTable) close(err error) {
+	t.mu.Lock()
+	t.err = err
+	live := t.live
+	t.live = make(map[int64]*Stream)
+	t.mu.Unlock()
+	for _, s := range live {
+		s.end(err)
+	}
+}
+
+// take counts bytes that wait for Receive. It reports false if there are too many.
+func (t *streamTable) take(n int64) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.queued+n > t.max {
+		return false
+	}
+	t.queued += n
+	return true
+}
+
+func (t *streamTable) give(n int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.queued -= n
+}
+
+// read handles a frame of a stream. An error ends the connection.
+func (t *streamTable) read(in *frame.Reader, meta []byte) error {
+	f := new(pb.StreamFrame)
+	if err := proto.Unmarshal(meta, f); err != nil {
+		return fmt.Errorf("decode a frame of a stream: %w: %w", errdefs.ErrInvalid, err)
+	}
+	s := t.find(f.GetStreamId())
+	if s == nil {
+		if f.SourceStreamId != nil && frameType(f) != frameFeedback {
+			_ = t.send(frameReset, f.GetSourceStreamId(), nil, nil, nil) // its error ends the connection
+		}
+		return in.Skip()
+	}
+	switch frameType(f) {
+	case frameData:
+		return s.data(in, f)
+	case frameFeedback:
+		s.mu.Lock()
+		s.consumed = min(max(s.consumed, f.GetFeedback().GetConsumedSize()), s.sent)
+		s.changed.Broadcast()
+		s.mu.Unlock()
+	case frameClose:
+		s.peerClosed(f.GetSourceStreamId())
+	case frameReset:
+		s.end(io.EOF)
+	}
+	return in.Skip()
+}
+
+// The types of frames of streams.
+const (
+	frameReset    = 1
+	frameClose    = 2
+	frameData     = 3
+	frameFeedback = 4
+)
+
+func frameType(f *pb.StreamFrame) int32 { return f.GetFrameType() }
+
+// send writes a frame of a stream.
+func (t *streamTable) send(kind int32, to int64, from *int64, data *chain.Chain, more *bool) error {
+	o, err := newOutput(frame.Stream, &pb.StreamFrame{StreamId: &to, SourceStreamId: from, FrameType: &kind, HasContinuation: more}, nil, data)
+	if err != nil {
+		data.Release()
+		return err
+	}
+	return t.out.write(o)
+}
+
+// settings returns the settings of streams that were opened together.
+func settings(list []*Stream) *pb.StreamSettings {
+	m := &pb.StreamSettings{StreamId: &list[0].id, NeedFeedback: proto.Bool(true), Writable: proto.Bool(!list[0].o.SendOnly)}
+	for _, s := range list[1:] {
+		m.ExtraStreamIds = append(m.ExtraStreamIds, s.id)
+	}
+	return m
+}
+
+// streamIDs returns the ids of settings.
+func streamIDs(m *pb.StreamSettings) []int64 {
+	return append([]int64{m.GetStreamId()}, m.GetExtraStreamIds()...)
+}
+
+// data receives a piece of a message.
+func (s *Stream) data(in *frame.Reader, f *pb.StreamFrame) error {
+	n := in.Left()
+	s.mu.Lock()
+	closed := s.state > streamOpen
+	var respond func(*chain.Chain) error
+	if s.state == streamOpening && !s.answered {
+		respond = s.respond
+	}
+	if respond != nil {
+		s.peer, s.answered = f.GetSourceStreamId(), true
+	}
+	s.mu.Unlock()
+	if closed || s.o.SendOnly && respond == nil {
+		return in.Skip()
+	}
+	if respond == nil && !s.table.take(n) {
+		s.reset(&Error{Overcrowded, fmt.Sprintf("more than %d bytes of streams wait", s.table.max), errdefs.ErrBusy})
+		return in.Skip()
+	}
+	c, err := in.ReadChain(n)
+	if err != nil {
+		return err
+	}
+	if respond != nil {
+		return respond(c)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.partial == nil {
+		s.partial = new(chain.Chain)
+	}
+	s.partial.Append(c)
+	if !f.GetHasContinuation() {
+		s.queue = append(s.queue, s.partial)
+		s.partial = nil
+		s.changed.Broadcast()
+	}
+	return nil
+}
+
+// opened begins the use of a stream: the response was sent or received.
+func (s *Stream) opened(peer int64, settings *pb.StreamSettings) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state != streamOpening {
+		return
+	}
+	s.state, s.peer = streamOpen, peer
+	s.deaf, s.feedback = !settings.GetWritable(), settings.GetNeedFeedback()
+	s.changed.Broadcast()
+}
+
+// peerClosed handles the CLOSE of the peer: it is answered, or ends a close of this side.
+func (s *Stream) peerClosed(peer int64) {
+	s.mu.Lock()
+	state := s.state
+	s.mu.Unlock()
+	switch state {
+	case streamOpen, streamOpening:
+		_ = s.table.send(frameClose, peer, &s.id, nil, nil) // its error ends the connection
+	case streamClosing:
+		_ = s.table.send(frameReset, peer, nil, nil, nil) // likewise
+	case streamEnded:
+	}
+	s.end(io.EOF)
+}
+
+// reset ends the stream with err and notifies the peer.
+func (s *Stream) reset(err error) {
+	s.mu.Lock()
+	ended, peer := s.state == streamEnded, s.peer
+	s.mu.Unlock()
+	if !ended {
+		_ = s.table.send(frameReset, peer, nil, nil, nil) // its error ends the connection
+	}
+	s.end(err)
+}
+
+// end removes the stream. Messages that have arrived can still be received if the peer closed it.
+func (s *Stream) end(err error) {
+	s.table.mu.Lock()
+	delete(s.table.live, s.id)
+	s.table.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state == streamEnded {
+		return
+	}
+	s.state, s.err = streamEnded, err
+	if s.partial != nil {
+		s.table.give(s.partial.Len())
+		s.partial.Release()
+		s.partial = nil
+	}
+	s.changed.Broadcast()
+}
+
+// wait waits until ok returns true. The caller holds mu.
+func (s *Stream) wait(ctx context.Context, ok func() bool) error {
+	if ok() {
+		return nil
+	}
+	stop := context.AfterFunc(ctx, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.changed.Broadcast()
+	})
+	defer stop()
+	for !ok() {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		s.changed.Wait()
+	}
+	return nil
+}
+
+// Send sends a message. It takes over the chain in any case. It waits until the call's response is
+// sent or received, and while the peer has not consumed MaxBuffered bytes. It returns an *Error
+// with the code Closed after the stream has ended, and for a peer that does not receive.
+func (s *Stream) Send(ctx context.Context, message *chain.Chain) error {
+	defer message.Release()
+	n := message.Len()
+	s.mu.Lock()
+	err := s.wait(ctx, func() bool {
+		return s.state > streamOpen || s.state == streamOpen && !s.sending && (s.sent == s.consumed || s.sent+n-s.consumed <= s.o.MaxBuffered)
+	})
+	switch {
+	case err != nil:
+	case s.state > streamOpen:
+		err = &Error{Closed, "send on a stream that was closed", s.err}
+	case s.deaf:
+		err = &Error{Closed, "send on a stream whose peer does not receive", errdefs.ErrNotSupported}
+	default:
+		s.sent += n
+		s.sending = true
+	}
+	peer := s.peer
+	s.mu.Unlock()
+	if err != nil {
+		return callError(ctx, err)
+	}
+	for first := true; err == nil && (first || message.Len() > 0); first = false {
+		piece := message.Cut(segmentBytes)
+		err = s.table.send(frameData, peer, &s.id, piece, proto.Bool(message.Len() > 0))
+	}
+	s.mu.Lock()
+	s.sending = false
+	s.changed.Broadcast()
+	s.mu.Unlock()
+	if err != nil {
+		s.reset(err) // the peer may have a part of the message
+	}
+	return callError(ctx, err)
+}
+
+// Receive returns the next message, which the caller releases. It returns io.EOF after the last
+// message of a stream that the peer or Close has closed, and otherwise an *Error.
+func (s *Stream) Receive(ctx context.Context) (*chain.Chain, error) {
+	s.mu.Lock()
+	if err := s.wait(ctx, func() bool { return len(s.queue) > 0 || s.state == streamEnded }); err != nil {
+		s.mu.Unlock()
+		return nil, callError(ctx, err)
+	}
+	if len(s.queue) == 0 {
+		defer s.mu.Unlock()
+		if s.err == io.EOF { //nolint:errorlint // set by end, never wrapped
+			return nil, io.EOF
+		}
+		return nil, callError(ctx, s.err)
+	}
+	m := s.queue[0]
+	s.queue = s.queue[1:]
+	s.received += m.Len()
+	report := s.feedback && s.state == streamOpen && (len(s.queue) == 0 || s.received-s.reported >= feedbackBytes)
+	if report {
+		s.reported = s.received
+	}
+	peer, received := s.peer, s.received
+	s.mu.Unlock()
+	s.table.give(m.Len())
+	if report {
+		kind := int32(frameFeedback)
+		o, err := newOutput(frame.Stream, &pb.StreamFrame{StreamId: &peer, SourceStreamId: &s.id, FrameType: &kind, Feedback: &pb.Feedback{ConsumedSize: &received}}, nil, nil)
+		if err == nil {
+			_ = s.table.out.write(o) // its error ends the connection
+		}
+	}
+	return m, nil
+}
+
+// Close closes the stream in both directions. The peer receives the messages that were sent before.
+// Messages that were not received are dropped. Later calls do nothing.
+func (s *Stream) Close() error {
+	s.mu.Lock()
+	state, peer := s.state, s.peer
+	if state <= streamOpen {
+		s.state = streamClosing
+	}
+	for _, m := range s.queue {
+		s.table.give(m.Len())
+		m.Release()
+	}
+	s.queue = nil
+	s.changed.Broadcast()
+	s.mu.Unlock()
+	switch state {
+	case streamOpen:
+		return callError(context.Background(), s.table.send(frameClose, peer, &s.id, nil, nil))
+	case streamOpening:
+		s.end(io.EOF)
+	case streamClosing, streamEnded:
+	}
+	return nil
+}

@@ -16,7 +16,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Client is the Store of a Server.
+// Client is a Store that uses a Server over HTTP.
 type Client struct {
 	base string
 	http *http.Client
@@ -25,7 +25,8 @@ type Client struct {
 var _ Store = (*Client)(nil)
 
 // NewClient returns a client of the server at an address such as http://host:port/metadata. limit
-// is the timeout of each request; zero: 5 s. It returns ErrInvalid for a wrong address or limit.
+// is the timeout of each request; 0: 5 s. It returns ErrInvalid for an invalid address or a
+// negative limit.
 func NewClient(address string, limit time.Duration) (*Client, error) {
 	u, err := url.Parse(address)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || limit < 0 {
@@ -59,7 +60,7 @@ func (c *Client) Delete(ctx context.Context, key string) error {
 	return err
 }
 
-// Close closes connections that are not in use.
+// Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 func (c *Client) do(ctx context.Context, method string, q url.Values, body []byte) (_ []byte, err error) {
@@ -95,7 +96,7 @@ func (c *Client) do(ctx context.Context, method string, q url.Values, body []byt
 	return value, nil
 }
 
-// leaseOf parses the length of a lease in milliseconds.
+// leaseOf parses a lease duration in milliseconds.
 func leaseOf(text string) (time.Duration, error) {
 	if text == "" {
 		return 0, nil

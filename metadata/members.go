@@ -12,24 +12,23 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Limits of members.
+// Limits of member lists.
 const (
 	MaxMembers = 1 << 10
 	MaxWeight  = 1 << 16
 )
 
-// Member is a server of a group that shares work.
+// Member is a server of a group that shares a load.
 type Member struct {
-	Name    string // unique in the group, and the same for all clients: it decides placement
+	Name    string // unique in the group and equal for all clients, because it determines placement
 	Address string // host:port
-	Weight  int    // share of the work, relative to other members; 1 to MaxWeight
+	Weight  int    // share of the load relative to other members, 1 to MaxWeight
 }
 
 // Members is the current list of a group's servers. Implementations are safe for concurrent use.
 type Members interface {
-	// List returns the members in the order of their names, and a channel that is closed when the
-	// list has changed; nil: it never changes. The caller must not modify the list. List does not
-	// block.
+	// List returns the members sorted by name, and a channel that is closed when the list changes,
+	// or nil if it never changes. The caller must not modify the list. List does not block.
 	List() ([]Member, <-chan struct{})
 }
 
@@ -38,9 +37,9 @@ type StaticMembers struct{ list []Member }
 
 var _ Members = StaticMembers{}
 
-// NewStaticMembers returns a list of members. It returns ErrInvalid if there is none or more than
-// MaxMembers, for duplicate or empty names, addresses that are not host:port, and weights out of
-// range.
+// NewStaticMembers returns a list of members. It returns ErrInvalid for an empty list, for more
+// than MaxMembers, for duplicate or empty names, for addresses that are not host:port, and for
+// weights out of range.
 func NewStaticMembers(list []Member) (StaticMembers, error) {
 	if len(list) == 0 || len(list) > MaxMembers {
 		return StaticMembers{}, fmt.Errorf("list of %d members: 1 to %d are needed: %w", len(list), MaxMembers, errdefs.ErrInvalid)
@@ -77,8 +76,8 @@ func (m *Member) check() error {
 	return nil
 }
 
-// ParseMembers returns the list of HOST:PORT[=WEIGHT],..., with addresses as names and weights of 1
-// if they are not given. It returns the errors of NewStaticMembers.
+// ParseMembers parses a list HOST:PORT[=WEIGHT],.... The addresses are the names, and the default
+// weight is 1. It returns the errors of NewStaticMembers.
 func ParseMembers(s string) (StaticMembers, error) {
 	if strings.Count(s, ",") >= MaxMembers {
 		return StaticMembers{}, fmt.Errorf("list of more than %d members: %w", MaxMembers, errdefs.ErrInvalid)
@@ -102,7 +101,7 @@ func ParseMembers(s string) (StaticMembers, error) {
 // List implements Members.
 func (m StaticMembers) List() ([]Member, <-chan struct{}) { return m.list, nil }
 
-// String returns the list in the form of ParseMembers.
+// String returns the list in the syntax of ParseMembers.
 func (m StaticMembers) String() string {
 	var b strings.Builder
 	for i := range m.list {

@@ -13,18 +13,18 @@ import (
 
 // ServerOptions are the options of a Server.
 type ServerOptions struct {
-	// MaxBytes is the limit for all keys and values together. Default 256 MiB.
+	// MaxBytes is the maximum total size of all keys and values. Default 256 MiB.
 	MaxBytes int64
-	// Clock is the clock that leases are measured with. Default: the real clock.
+	// Clock measures the leases. Default: the system clock.
 	Clock clockwork.Clock
 }
 
-// Server is a Store over HTTP and an http.Handler. It keeps values in memory only: after a restart
-// their owners have to put them again.
+// Server is a Store and an http.Handler that serves it. It keeps values in memory only: after a
+// restart, clients must put their values again.
 type Server struct {
 	max   int64
 	clock clockwork.Clock
-	puts  chan struct{} // one element for each value that is being read
+	puts  chan struct{} // semaphore: one element for each value that is being received
 
 	mu    sync.Mutex
 	all   map[string]entry
@@ -34,14 +34,14 @@ type Server struct {
 
 type entry struct {
 	value []byte
-	until time.Time // zero: never
+	until time.Time // time of expiry; zero: never
 }
 
 // entryBytes is the approximate memory of an entry without its key and value.
 const entryBytes = 128
 
-// maxPuts is the number of values that are read concurrently. It bounds the memory that slow peers
-// use.
+// maxPuts is the maximum number of values received concurrently. It limits the memory that slow
+// clients use.
 const maxPuts = 64
 
 // NewServer returns an empty server.
@@ -153,7 +153,7 @@ func (s *Server) remove(key string, e entry) {
 	s.bytes -= cost(key, e)
 }
 
-// sweep removes expired values, at most once in each period of length every.
+// sweep removes expired values, at most once per interval every.
 func (s *Server) sweep(every time.Duration) {
 	now := s.clock.Now()
 	if now.Sub(s.swept) < every {

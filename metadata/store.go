@@ -1,12 +1,12 @@
-// Package metadata keeps small values under names in a store that several processes share. Package
-// transfer stores the locations of segments there. A value has a lease, so that the values of a
-// dead process disappear.
+// Package metadata provides a key-value store for small values that several processes share.
+// Package transfer stores the locations of segments there. A value may have a lease: the values of
+// a dead process expire.
 //
 // A Server keeps the values in memory and serves them over HTTP: GET, PUT and DELETE of
-// /metadata?key=KEY, with status 200 or 404. A Client is a client of that server and of others with
-// the same interface. A value without a lease stays until it is deleted.
+// /metadata?key=KEY, with status 200 or 404. A Client works with this server and with other servers
+// of the same interface. A value without a lease stays until it is deleted.
 //
-// Members is the list of servers that share work, with weights. StaticMembers never change.
+// Members is the list of servers that share a load, with weights. StaticMembers never change.
 //
 // All types are safe for concurrent use.
 package metadata
@@ -24,11 +24,11 @@ const (
 
 // Store keeps values by key.
 type Store interface {
-	// Put sets the value of key and replaces an earlier one. The value expires after ttl; zero:
-	// never.
+	// Put sets the value of key. The value expires after ttl; with 0 it never expires.
 	Put(ctx context.Context, key string, value []byte, ttl time.Duration) error
-	// Get returns the value. It returns ErrNotFound if there is none or it has expired.
+	// Get returns the value. It returns ErrNotFound if the key has no value or the value has
+	// expired.
 	Get(ctx context.Context, key string) ([]byte, error)
-	// Delete removes the value, if there is one.
+	// Delete removes the value. It returns nil if the key has no value.
 	Delete(ctx context.Context, key string) error
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Identity identifies one export and is never reused. Memory exported again at the same address has
-// another identity.
+// Identity identifies one export and is never reused. If the same memory is exported again, the new
+// export has another identity.
 type Identity [16]byte
 
 // NewIdentity returns a random identity.
@@ -39,32 +39,32 @@ func (id *Identity) UnmarshalText(text []byte) error {
 	return err
 }
 
-// Descriptor is the public description of an export, in JSON. It gives no access by itself; the
-// server does.
+// Descriptor is the public description of an export, in JSON. It gives no access: an importer also
+// needs a handle, which the server sends to allowed users only.
 type Descriptor struct {
 	Identity Identity          `json:"identity"`
 	Type     device.HandleType `json:"handle"`
-	PID      int               `json:"pid"`    // of the exporter, in its PID namespace
-	Socket   string            `json:"socket"` // of the server
-	// Device is the UUID of the device with the memory; empty: host memory.
+	PID      int               `json:"pid"`    // process ID of the exporter in its PID namespace
+	Socket   string            `json:"socket"` // path of the server's socket
+	// Device is the UUID of the device that has the memory. Empty: host memory.
 	Device string `json:"device,omitempty"`
 	// Bytes is the length of the allocation, which an importer maps as a whole. Offset and Length
-	// are those of the region in it.
+	// describe the region in the allocation.
 	Bytes  int64 `json:"bytes"`
 	Offset int64 `json:"offset"`
 	Length int64 `json:"length"`
 }
 
 const (
-	// maxDescriptor is above the length of any descriptor in JSON.
+	// maxDescriptor is the maximum length of a descriptor in JSON.
 	maxDescriptor = 4096
 	// maxSocketPath is the kernel's limit for the address of a socket.
 	maxSocketPath = 107
 	maxUUID       = 64
 )
 
-// ParseDescriptor parses and validates a descriptor in JSON. It returns ErrInvalid if it is
-// malformed.
+// ParseDescriptor parses and validates a descriptor in JSON. It returns ErrInvalid if the
+// descriptor is malformed.
 func ParseDescriptor(b []byte) (Descriptor, error) {
 	var d Descriptor
 	if len(b) > maxDescriptor {

@@ -17,30 +17,31 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Source exports memory: a device.Sharer or HostMemory.
+// Source exports memory. It is implemented by device.Sharer and HostMemory.
 type Source interface {
-	// HandleTypes and ExportMemory are those of device.Sharer.
+	// HandleTypes and ExportMemory are described at device.Sharer.
 	HandleTypes() []device.HandleType
 	ExportMemory(r *mem.Region, t device.HandleType) (device.Handle, error)
 }
 
 // Export is a Region that other processes can import until it is withdrawn. Its memory must not be
-// freed or reused before Close has returned nil, since copies of importers may still arrive.
+// freed or reused before Close has returned nil, because copies of importers may still be in
+// progress.
 type Export struct {
 	server *Server
 	desc   Descriptor
 	handle device.Handle
 
-	// mu is held while the handle is sent, since the last importer closes it.
+	// mu is held while the handle is sent, because removing the last importer closes the handle.
 	mu        sync.Mutex
 	withdrawn bool
-	importers map[*net.UnixConn]int32 // with the number of its process, or 0
-	idle      chan struct{}           // closed when it is withdrawn and has no importers
+	importers map[*net.UnixConn]int32 // value: process ID of the importer, or 0
+	idle      chan struct{}           // closed when the export is withdrawn and has no importers
 }
 
-// Export exports r of that source with the first handle type that the memory supports. Importers
-// map the whole allocation of r. Export returns ErrNotSupported with the reason of every type if
-// none works, and ErrClosed unless the server runs.
+// Export exports r, memory of the source from, with the first handle type that the memory supports.
+// Importers map the whole allocation of r. Export returns ErrNotSupported with the reason for every
+// type if none works, and ErrClosed if the server is not running.
 func (s *Server) Export(from Source, r *mem.Region) (*Export, error) {
 	e, err := s.export(from, r)
 	if err != nil {
@@ -84,19 +85,19 @@ func firstHandle(from Source, r *mem.Region) (device.Handle, error) {
 // Descriptor returns the public description of the export.
 func (e *Export) Descriptor() Descriptor { return e.desc }
 
-// Importers returns the number of imports, including those of a withdrawn export that their
-// processes have not released.
+// Importers returns the number of imports. It includes imports of a withdrawn export that are not
+// yet released.
 func (e *Export) Importers() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return len(e.importers)
 }
 
-// Close withdraws the export and waits until no importer touches the memory: each has confirmed
-// that, or its process has ended. Copies that end after the withdrawal are not reported as
-// successful. If ctx ends first, Close returns ErrBusy with the processes that may still touch the
-// memory; it must not be freed, and Close may be called again. A second Close after success returns
-// nil.
+// Close withdraws the export and waits until no importer accesses the memory: each importer has
+// confirmed this, or its process has ended. Copies that end after the withdrawal are not reported
+// as successful. If ctx ends first, Close returns ErrBusy with the processes that may still access
+// the memory. Then the memory must not be freed, and the caller must retry. After success, Close
+// returns nil.
 func (e *Export) Close(ctx context.Context) error {
 	if err := errors.Join(e.withdraw(statusWithdrawn), e.waitImporters(ctx)); err != nil {
 		return fmt.Errorf("withdraw export %s: %w", e.desc.Identity, err)
@@ -104,7 +105,7 @@ func (e *Export) Close(ctx context.Context) error {
 	return nil
 }
 
-// withdraw notifies the importers on the first call.
+// withdraw marks the export as withdrawn and notifies the importers. Further calls do nothing.
 func (e *Export) withdraw(why status) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -142,7 +143,7 @@ func (e *Export) waitImporters(ctx context.Context) error {
 	return nil
 }
 
-// holders returns a list of the importers' processes.
+// holders returns a text with the process IDs of the importers.
 func (e *Export) holders() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -160,7 +161,7 @@ func (e *Export) closeHandle() error {
 	return unix.Close(e.handle.FD)
 }
 
-// admit sends the handle to an importer with that process number.
+// admit sends the handle to an importer with process ID pid.
 func (e *Export) admit(c *net.UnixConn, pid int32) status {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -173,7 +174,7 @@ func (e *Export) admit(c *net.UnixConn, pid int32) status {
 	}
 	r := reply{status: statusOK, handle: e.handle, length: e.desc.Length}
 	if _, _, err := c.WriteMsgUnix(r.encode(), files, nil); err != nil {
-		return statusMalformed // it has disconnected
+		return statusMalformed // the importer has disconnected
 	}
 	e.importers[c] = pid
 	return statusOK

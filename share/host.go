@@ -51,7 +51,7 @@ func (h *HostMemory) HandleTypes() []device.HandleType {
 	return []device.HandleType{device.HandleMemFD}
 }
 
-// ExportMemory implements Source. r must be the region or lie in it.
+// ExportMemory implements Source. r must lie in the region.
 func (h *HostMemory) ExportMemory(r *mem.Region, t device.HandleType) (device.Handle, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -71,8 +71,8 @@ func (h *HostMemory) ExportMemory(r *mem.Region, t device.HandleType) (device.Ha
 	return device.Handle{Type: t, FD: fd, Bytes: own.Len(), Off: int64(r.CPU() - own.CPU())}, nil
 }
 
-// Close frees the memory. Its export must be withdrawn. A second Close returns nil; after an error
-// it may be called again.
+// Close frees the memory. Its export must be withdrawn before. After an error it may be retried;
+// after success it returns nil.
 func (h *HostMemory) Close() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

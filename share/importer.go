@@ -15,15 +15,14 @@ import (
 
 // ImportOptions are the options of an Importer.
 type ImportOptions struct {
-	// Allow has the users, by number, whose exports may be imported. Default: the user of this
-	// process.
+	// Allow lists the user IDs whose exports may be imported. Default: the user of this process.
 	Allow []int
-	// Timeout is the time limit for the reply of an exporter. Default 10 s.
+	// Timeout is the maximum time to wait for an exporter's reply. Default 10 s.
 	Timeout time.Duration
 }
 
-// Importer maps memory of other processes for one device. It maps each export once for all of its
-// imports.
+// Importer maps memory of other processes for one device. All imports of an export share one
+// mapping.
 type Importer struct {
 	dev   device.Device
 	users []int
@@ -31,13 +30,13 @@ type Importer struct {
 
 	mu       sync.Mutex
 	closed   bool
-	mappings map[Identity]*mapping // not known to be lost
+	mappings map[Identity]*mapping // mappings that were not found to be lost
 	open     int                   // number of Imports
 }
 
-// NewImporter returns an importer for dev, which must outlive it. Device memory needs a
-// device.Sharer. With a nil dev it imports host memory only, as pageable memory. It returns
-// ErrInvalid for other options.
+// NewImporter returns an importer for dev, which must outlive it. Importing device memory requires
+// that dev is a device.Sharer. If dev is nil, the importer supports host memory only and maps it as
+// pageable memory. NewImporter returns ErrInvalid for invalid options.
 func NewImporter(dev device.Device, o ImportOptions) (*Importer, error) {
 	if o.Timeout < 0 {
 		return nil, fmt.Errorf("make importer: timeout %v is negative: %w", o.Timeout, errdefs.ErrInvalid)
@@ -48,29 +47,30 @@ func NewImporter(dev device.Device, o ImportOptions) (*Importer, error) {
 	return &Importer{dev: dev, users: users(o.Allow), limit: o.Timeout, mappings: make(map[Identity]*mapping)}, nil
 }
 
-// mapping is a mapped allocation of another process.
+// mapping is a mapped allocation of another process. Several Imports share it.
 type mapping struct {
 	id    Identity
 	refs  int           // Imports and calls that wait for the mapping; guarded by Importer.mu
-	ready chan struct{} // closed when it is mapped or err is set
+	ready chan struct{} // closed when the memory is mapped or err is set
 	err   error
-	// givenUp means that err is the end of the context of the call that was mapping it.
+	// givenUp means that the context of the mapping call ended, so that err does not concern other
+	// calls.
 	givenUp bool
 
 	link   *link
 	origin *mem.Origin
-	// mapped is held while the memory is unmapped. Memory by cuda-ipc is unmapped when it is lost
-	// and no longer held.
+	// mapped is held while the memory is unmapped. Memory of type cuda-ipc is unmapped when it is
+	// lost and no longer in use.
 	mapped sync.Mutex
 	base   *mem.Region
-	bytes  []byte // of host memory
+	bytes  []byte // bytes of mapped host memory
 
 	watching sync.WaitGroup
-	lost     chan struct{} // closed once when it is lost
+	lost     chan struct{} // closed when the memory is lost
 	lostOnce sync.Once
 }
 
-// Import is one use of an imported Region.
+// Import is one use of an imported allocation.
 type Import struct {
 	in     *Importer
 	m      *mapping
@@ -81,10 +81,10 @@ type Import struct {
 	closed bool
 }
 
-// Import maps the memory of d. It returns ErrNotFound if its exporter does not have it or has
-// withdrawn it, ErrLost if there is no exporter, ErrMismatch if the exporter has other memory of
-// that identity, fs.ErrPermission if a user is not allowed, and ErrNotSupported if the device
-// cannot map it.
+// Import maps the memory that d describes. It returns ErrNotFound if the exporter no longer exports
+// it, ErrLost if the exporter is gone, ErrMismatch if the exporter's data for this identity differs
+// from d, fs.ErrPermission if a user is not allowed, and ErrNotSupported if the device cannot map
+// the memory.
 func (in *Importer) Import(ctx context.Context, d Descriptor) (*Import, error) {
 	i, err := in.importOne(ctx, d)
 	if err != nil {
@@ -108,8 +108,8 @@ func (in *Importer) importOne(ctx context.Context, d Descriptor) (*Import, error
 	return &Import{in: in, m: m, desc: d, region: r}, nil
 }
 
-// acquire returns the mapping of d with a reference. If it waits for another call that gives up, it
-// maps the memory itself.
+// acquire returns the mapping of d with a reference. If another call is already mapping the memory,
+// it waits for that call. If the other call's context ends, acquire maps the memory itself.
 func (in *Importer) acquire(ctx context.Context, d *Descriptor) (*mapping, error) {
 	for {
 		m, err := in.tryAcquire(ctx, d)
@@ -119,7 +119,7 @@ func (in *Importer) acquire(ctx context.Context, d *Descriptor) (*mapping, error
 	}
 }
 
-// errGaveUp means that the call that was mapping the memory gave up.
+// errGaveUp means that the context of the call that was mapping the memory ended.
 var errGaveUp = errors.New("another import of it was abandoned")
 
 func (in *Importer) tryAcquire(ctx context.Context, d *Descriptor) (*mapping, error) {
@@ -163,7 +163,8 @@ func (in *Importer) tryAcquire(ctx context.Context, d *Descriptor) (*mapping, er
 	return m, nil
 }
 
-// usable reports whether another import may share m: it is being mapped, or is mapped and not lost.
+// usable reports whether further imports may share m: it is being mapped, or is mapped and not
+// lost.
 func (m *mapping) usable() bool {
 	select {
 	case <-m.ready:
@@ -173,7 +174,7 @@ func (m *mapping) usable() bool {
 	}
 }
 
-// establish connects and maps. It undoes both if it fails.
+// establish connects to the exporter and maps the memory. On error it undoes both.
 func (in *Importer) establish(ctx context.Context, m *mapping, d *Descriptor) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, in.limit, fmt.Errorf("the exporter did not answer in %v: %w", in.limit, context.DeadlineExceeded))
 	defer cancel()
@@ -197,13 +198,13 @@ func (in *Importer) establish(ctx context.Context, m *mapping, d *Descriptor) er
 	})
 	m.watching.Go(func() {
 		<-m.origin.Drained()
-		// Memory by cuda-ipc must be unmapped before its exporter frees it. Other memory stays
-		// valid while it is mapped, and its Regions' bytes remain readable.
+		// Memory of type cuda-ipc must be unmapped before its exporter frees it. Other memory
+		// remains readable while it is mapped.
 		if d.Type != device.HandleCUDAIPC || in.unmap(m) == nil {
 			l.acknowledge()
 		}
 	})
-	if err := m.origin.Check(); err != nil { // it was withdrawn meanwhile
+	if err := m.origin.Check(); err != nil { // the export was withdrawn meanwhile
 		return errors.Join(err, in.drop(m))
 	}
 	return nil
@@ -233,7 +234,7 @@ func (in *Importer) mapIn(m *mapping, h device.Handle) (err error) {
 	return err
 }
 
-// unmap undoes mapIn. After an error it may be called again.
+// unmap undoes mapIn. After an error it may be retried.
 func (in *Importer) unmap(m *mapping) error {
 	m.mapped.Lock()
 	defer m.mapped.Unlock()
@@ -254,8 +255,8 @@ func (in *Importer) unmap(m *mapping) error {
 	return nil
 }
 
-// drop unmaps the memory and then closes the connection, after which the exporter may free the
-// memory. It returns ErrBusy while the memory is held.
+// drop unmaps the memory and then closes the connection. Afterwards the exporter may free the
+// memory. It returns ErrBusy while the memory is in use.
 func (in *Importer) drop(m *mapping) error {
 	if m.origin != nil {
 		m.origin.Lose(errImportClosed)
@@ -277,7 +278,7 @@ func (in *Importer) drop(m *mapping) error {
 	return err
 }
 
-// release drops a reference, and the mapping with the last one.
+// release drops a reference. Dropping the last one also drops the mapping.
 func (in *Importer) release(m *mapping) error {
 	in.mu.Lock()
 	m.refs--
@@ -292,7 +293,7 @@ func (in *Importer) release(m *mapping) error {
 	}
 	if err := in.drop(m); err != nil {
 		in.mu.Lock()
-		m.refs++ // for a retry by the same caller: m is in no table
+		m.refs++ // the caller may retry; no table contains m any more
 		in.open++
 		in.mu.Unlock()
 		return fmt.Errorf("unmap: %w", err)
@@ -300,7 +301,7 @@ func (in *Importer) release(m *mapping) error {
 	return nil
 }
 
-// part returns the region of d in the mapping.
+// part returns the part of the mapping that d describes.
 func (m *mapping) part(d *Descriptor) (*mem.Region, error) {
 	m.mapped.Lock()
 	defer m.mapped.Unlock()
@@ -318,17 +319,20 @@ func (m *mapping) part(d *Descriptor) (*mem.Region, error) {
 	return mem.NewRegion(spec)
 }
 
-// Region returns the memory, valid until Close. Its Origin reports whether it is lost.
+// Region returns the memory. It is valid until Close. Its Origin reports whether the memory is
+// lost.
 func (i *Import) Region() *mem.Region { return i.region }
 
 // Descriptor returns the descriptor of the imported memory.
 func (i *Import) Descriptor() Descriptor { return i.desc }
 
-// Lost is closed when the memory is lost or its last import is closed. mem.Origin has the reason.
+// Lost returns a channel that is closed when the memory is lost or its last import is closed.
+// mem.Origin has the reason.
 func (i *Import) Lost() <-chan struct{} { return i.m.lost }
 
-// Close releases the memory. The last import unmaps it. It returns ErrBusy while a copy uses it;
-// the memory is lost then. A second Close returns nil; after an error it may be called again.
+// Close releases the memory. Closing the last import unmaps it. Close returns ErrBusy while a copy
+// uses the memory, and then the memory is lost. After an error it may be retried; after success it
+// returns nil.
 func (i *Import) Close() error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -342,8 +346,8 @@ func (i *Import) Close() error {
 	return nil
 }
 
-// Close closes the importer. It returns ErrBusy while there are imports; they have to be closed
-// before the next Close. A second Close after success returns nil.
+// Close closes the importer. It returns ErrBusy while there are imports; close these and retry.
+// After success it returns nil.
 func (in *Importer) Close() error {
 	in.mu.Lock()
 	in.closed = true

@@ -18,9 +18,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// link is the connection of an imported allocation. It is silent while the memory is exported: a
-// readable byte or the end means that it is not. The byte is not consumed, so that every check
-// finds it.
+// link is the connection of an import to its exporter. Data or the end of the connection means that
+// the memory is no longer exported. The data is not consumed, so that every check detects it.
 type link struct {
 	id       Identity // requested identity, or zero
 	conn     *net.UnixConn
@@ -28,22 +27,21 @@ type link struct {
 	exporter *process
 }
 
-// acknowledge confirms to the exporter that this process no longer touches the memory.
+// acknowledge confirms to the exporter that this process no longer accesses the memory.
 func (l *link) acknowledge() {
 	if l.id != (Identity{}) {
 		_, _ = l.conn.Write(encodeRequest(l.id, forEnd))
 	}
 }
 
-// closeAll closes the link when nothing is copied through its import any more. Watchers are
-// notified.
+// closeAll closes the link after the last use of the memory. Watchers are notified.
 func (l *link) closeAll() error {
 	l.acknowledge()
 	return errors.Join(l.conn.Close(), l.exporter.close())
 }
 
-// dial requests the export of d from its server and returns the handle. The caller owns the
-// handle's descriptor.
+// dial requests the export d from its server and returns the handle. The caller owns the handle's
+// file descriptor.
 func dial(ctx context.Context, d *Descriptor, users []int) (_ *link, h device.Handle, err error) {
 	var dialer net.Dialer
 	c, err := dialer.DialContext(ctx, network, d.Socket)
@@ -84,7 +82,8 @@ func dial(ctx context.Context, d *Descriptor, users []int) (_ *link, h device.Ha
 	l.id = d.Identity
 	h, err = ask(conn, d)
 	if !stop() {
-		// Do not send the end request: the exporter may have granted the export and waits for it.
+		// Do not send the end request: the exporter may have granted the export and expects an
+		// importer that closes its connection.
 		<-hurried
 		if err == nil {
 			err = errors.Join(context.Cause(ctx), closeFiles(h))
@@ -107,10 +106,10 @@ func closeFiles(h device.Handle) error {
 	return nil
 }
 
-// ask sends the request and reads the reply, with one file descriptor or none.
+// ask sends the request and reads the reply, which has at most one file descriptor.
 func ask(conn *net.UnixConn, d *Descriptor) (h device.Handle, err error) {
-	// A server that refuses a connection closes it before the request; the reply with the reason is
-	// readable nevertheless.
+	// A server that refuses a connection closes it without reading the request. The reply with the
+	// reason is still readable.
 	if _, err := conn.Write(encodeRequest(d.Identity, forMemory)); err != nil && !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.ECONNRESET) {
 		return h, fmt.Errorf("request the memory from its exporter: %w", err)
 	}
@@ -160,7 +159,8 @@ func ask(conn *net.UnixConn, d *Descriptor) (h device.Handle, err error) {
 	return h, nil
 }
 
-// received returns the descriptors of a message, even if the rest of it is malformed.
+// received returns the file descriptors of a message. It returns them even if the rest of the
+// message is malformed, so that they can be closed.
 func received(control []byte) (files []int, err error) {
 	if len(control) == 0 {
 		return nil, nil
@@ -179,7 +179,8 @@ func received(control []byte) (files []int, err error) {
 	return files, nil
 }
 
-// checkExported returns why the memory is no longer exported, or nil. It does not block.
+// checkExported returns nil if the memory is still exported, otherwise the reason. It does not
+// block.
 func (l *link) checkExported() error {
 	var why error
 	if err := l.raw.Control(func(fd uintptr) { _, why = peek(int(fd)) }); err != nil {
@@ -191,8 +192,8 @@ func (l *link) checkExported() error {
 	return l.exporter.live()
 }
 
-// watch waits until the memory is no longer exported or the link is closed, and calls over with the
-// reason. It returns when the link is closed.
+// watch waits until the memory is no longer exported and calls over with the reason. It returns
+// when the link is closed.
 func (l *link) watch(over func(error)) {
 	var process sync.WaitGroup
 	defer process.Wait()
@@ -216,7 +217,7 @@ func (l *link) watch(over func(error)) {
 	over(why)
 }
 
-// peek checks whether a byte or the end has arrived, without consuming it.
+// peek reports whether data or the end of the connection has arrived. It does not consume the data.
 func peek(fd int) (over bool, why error) {
 	var b [replyBytes]byte
 	n, err := readPacket(func() (int, error) {

@@ -18,15 +18,15 @@ import (
 )
 
 const (
-	// probeBytes is the length of the memory of a probe; a device allocates whole units.
+	// probeBytes is the length of the tested memory. A device may allocate more.
 	probeBytes = 64 << 10
-	// probeTimeout is the time limit of one probe, including the start of the other process and its
-	// device.
+	// probeTimeout is the maximum duration of one test, including the start of the other process
+	// and its device.
 	probeTimeout = time.Minute
 )
 
-// Finding is the result of testing a type of handle. Err is nil if it works, ErrNotSupported if it
-// does not, and another error if the test was inconclusive.
+// Finding is the result of testing a type of handle. Err is nil if the type works, ErrNotSupported
+// if it does not, and another error if the test was inconclusive.
 type Finding struct {
 	Type device.HandleType
 	Err  error
@@ -34,15 +34,15 @@ type Finding struct {
 
 // ProbeOptions are the options of a probe.
 type ProbeOptions struct {
-	// Peer returns the command of a second process that calls AnswerProbe. Nil: the exporting
-	// process imports the memory itself. For cuda-ipc that test is inconclusive.
+	// Peer returns the command that starts a second process, which calls AnswerProbe. Nil: the
+	// exporting process also imports the memory. Then the test of cuda-ipc is inconclusive.
 	Peer func(ctx context.Context) *exec.Cmd
-	// Dir is the directory of the probe's socket. Default: a new one.
+	// Dir is the directory of the probe's socket. Default: a new temporary directory.
 	Dir string
 }
 
-// Probe tests each type of handle on dev in the order of preference. It allocates, exports and
-// imports memory and copies a few KiB each way. It skips types that dev has no calls for.
+// Probe tests each type of handle that dev supports, in order of preference. It allocates, exports
+// and imports memory and copies a few KiB in each direction.
 func Probe(ctx context.Context, dev device.Sharer, o ProbeOptions) []Finding {
 	var all []Finding
 	for _, t := range dev.HandleTypes() {
@@ -51,12 +51,13 @@ func Probe(ctx context.Context, dev device.Sharer, o ProbeOptions) []Finding {
 	return all
 }
 
-// ProbeHost tests host memory, which is pinned for dev, or pageable if dev is nil.
+// ProbeHost tests sharing of host memory. The memory is pinned for dev, or pageable if dev is nil.
 func ProbeHost(ctx context.Context, dev device.Device, o ProbeOptions) Finding {
 	return Finding{Type: device.HandleMemFD, Err: probeHost(ctx, dev, &o)}
 }
 
-// Choose returns the first type that works, or ErrNotSupported with the reason of every type.
+// Choose returns the first type that works. If none works, it returns ErrNotSupported with the
+// reason for every type.
 func Choose(all []Finding) (device.HandleType, error) {
 	refusals := []error{fmt.Errorf("no type of handle works: %w", errdefs.ErrNotSupported)}
 	for _, f := range all {
@@ -68,15 +69,14 @@ func Choose(all []Finding) (device.HandleType, error) {
 	return 0, errors.Join(refusals...)
 }
 
-// Allocator allocates device memory that can be exported, with the best type that a probe found to
-// work.
+// Allocator allocates shareable device memory for the best type of handle that works.
 type Allocator struct {
 	dev device.Sharer
 	by  device.HandleType
 }
 
-// NewAllocator returns an allocator for dev with the findings of a probe. It returns
-// ErrNotSupported with the reason of every type if none works.
+// NewAllocator returns an allocator for dev. all is the result of Probe. It returns ErrNotSupported
+// with the reason for every type if none works.
 func NewAllocator(dev device.Sharer, all []Finding) (*Allocator, error) {
 	by, err := Choose(all)
 	if err != nil {
@@ -85,10 +85,10 @@ func NewAllocator(dev device.Sharer, all []Finding) (*Allocator, error) {
 	return &Allocator{dev: dev, by: by}, nil
 }
 
-// Type returns the type of handle of the memory.
+// Type returns the type of handle that the memory supports.
 func (a *Allocator) Type() device.HandleType { return a.by }
 
-// Alloc allocates device memory. The device frees it.
+// Alloc allocates device memory. The caller frees it with the device.
 func (a *Allocator) Alloc(bytes int64) (*mem.Region, error) {
 	return a.dev.Alloc(bytes, device.AllocOptions{Shareable: true, Handle: a.by})
 }
@@ -105,7 +105,7 @@ func probe(ctx context.Context, dev device.Sharer, t device.HandleType, o *Probe
 	return roundTrip(ctx, only{dev, t}, dev, r, o)
 }
 
-// only is a source that exports with one type.
+// only is a Source that is restricted to one type of handle.
 type only struct {
 	Source
 	by device.HandleType
@@ -123,7 +123,7 @@ func probeHost(ctx context.Context, dev device.Device, o *ProbeOptions) (err err
 	return roundTrip(ctx, h, dev, h.Region(), o)
 }
 
-// roundTrip exports and imports r, has the importer read and overwrite it, and checks the result.
+// roundTrip exports and imports r, lets the importer read and overwrite it, and checks the result.
 func roundTrip(ctx context.Context, from Source, dev device.Device, r *mem.Region, o *ProbeOptions) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
@@ -161,7 +161,7 @@ func roundTrip(ctx context.Context, from Source, dev device.Device, r *mem.Regio
 	return expect(ctx, dev, r, pattern(d.Identity, r.Len(), 1))
 }
 
-// verdict is the output of the second process.
+// verdict is the result that the second process prints.
 type verdict struct {
 	Err          string `json:"error,omitempty"`
 	NotSupported bool   `json:"not_supported,omitempty"`
@@ -191,9 +191,9 @@ func askPeer(ctx context.Context, cmd *exec.Cmd, d *Descriptor) error {
 	return ran
 }
 
-// AnswerProbe is the second process of a Probe. It reads a descriptor from r and opens the device
-// of that UUID with open, unless the memory is the host's. It imports the memory, reads and
-// overwrites it, and prints the result to w. It returns errors of reading r and writing w only.
+// AnswerProbe is the part of Probe in the second process. It reads a descriptor from r. For device
+// memory it calls open with the device's UUID. It imports, checks and overwrites the memory, and
+// writes the result to w as JSON. It returns only errors of reading r and writing w.
 func AnswerProbe(ctx context.Context, r io.Reader, w io.Writer, open func(uuid string) (device.Device, error)) error {
 	b, err := io.ReadAll(io.LimitReader(r, maxDescriptor+1))
 	if err != nil {
@@ -225,7 +225,7 @@ func answerOn(ctx context.Context, d Descriptor, open func(uuid string) (device.
 	return answer(ctx, dev, d)
 }
 
-// answer imports the memory of d, checks it and writes the other pattern.
+// answer imports the memory of d, checks its contents and writes the second pattern.
 func answer(ctx context.Context, dev device.Device, d Descriptor) (err error) {
 	in, err := NewImporter(dev, ImportOptions{})
 	if err != nil {
@@ -242,7 +242,7 @@ func answer(ctx context.Context, dev device.Device, d Descriptor) (err error) {
 	return write(ctx, dev, i.Region(), pattern(d.Identity, d.Length, 1))
 }
 
-// pattern returns n bytes that depend on the export and on which.
+// pattern returns n bytes that depend on the export and on the number which.
 func pattern(id Identity, n int64, which byte) []byte {
 	b := make([]byte, n)
 	for i := range b {
@@ -251,7 +251,7 @@ func pattern(id Identity, n int64, which byte) []byte {
 	return b
 }
 
-// write copies b to r, and expect compares it with r. They use the CPU if that reaches r.
+// write copies b to r. expect compares r with b. Both use the CPU if r has a CPU address.
 func write(ctx context.Context, dev device.Device, r *mem.Region, b []byte) error {
 	if r.Bytes() != nil {
 		copy(r.Bytes(), b)
@@ -281,7 +281,7 @@ func expect(ctx context.Context, dev device.Device, r *mem.Region, want []byte) 
 	})
 }
 
-// through calls f with a queue and pinned memory. If the queue does not become idle, its memory
+// through calls f with a queue and pinned memory. If the queue cannot be synchronized, the memory
 // stays allocated until the device is closed.
 func through(ctx context.Context, dev device.Device, n int64, f func(q device.Queue, p *mem.Region) error) error {
 	q, err := dev.OpenQueue(device.QueueOptions{})

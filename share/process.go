@@ -12,15 +12,16 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// process is the process at the other end of a connection. Forked children may keep the connection
-// open after its death, so the process itself is watched. Nil: it cannot be identified, since the
-// kernel has no descriptors of peers and the process is in another PID namespace.
+// process is the peer process of a connection. It is watched because forked children may keep the
+// connection open after its death. A nil *process is a process that cannot be identified: the
+// kernel has no pidfd for the peer and the process is in another PID namespace.
 type process struct {
 	file *os.File
 	raw  syscall.RawConn
 }
 
-// openProcess returns the process with that number, or nil. It returns ErrLost if it is gone.
+// openProcess returns the process with ID pid, or nil if it cannot be opened. It returns ErrLost if
+// the process has ended.
 func openProcess(pid int32) (*process, error) {
 	if pid <= 0 {
 		return nil, nil
@@ -30,13 +31,13 @@ func openProcess(pid int32) (*process, error) {
 	case errors.Is(err, unix.ESRCH):
 		return nil, fmt.Errorf("process %d is gone: %w", pid, errdefs.ErrLost)
 	case err != nil:
-		return nil, nil //nolint:nilerr // only the connection is watched then
+		return nil, nil //nolint:nilerr // then only the connection is watched
 	}
 	return newProcess(fd)
 }
 
-// peerProcess returns the process that connected c, with that number or in another PID namespace.
-// Kernels before 6.5 have the number only. It is 0 for another namespace, and may have been reused.
+// peerProcess returns the process that connected c. pid is its process ID, or 0 if it is in another
+// PID namespace. Kernels before 6.5 only have the ID, which may have been reused.
 func peerProcess(c *net.UnixConn, pid int32) (*process, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -53,13 +54,14 @@ func peerProcess(c *net.UnixConn, pid int32) (*process, error) {
 	case failed != nil:
 		return openProcess(pid)
 	}
-	if err := unix.SetNonblock(fd, true); err != nil { // otherwise a wait could not be ended
+	// otherwise closing the descriptor would not end a wait
+	if err := unix.SetNonblock(fd, true); err != nil {
 		return nil, errors.Join(err, unix.Close(fd))
 	}
 	return newProcess(fd)
 }
 
-// newProcess returns the process of a non-blocking descriptor.
+// newProcess returns the process for a non-blocking pidfd.
 func newProcess(fd int) (p *process, err error) {
 	p = &process{file: os.NewFile(uintptr(fd), "process")}
 	if p.raw, err = p.file.SyscallConn(); err != nil {
@@ -95,7 +97,7 @@ func (p *process) close() error {
 	return p.file.Close()
 }
 
-// exited reports whether the process of that descriptor has ended.
+// exited reports whether the process of the pidfd has ended.
 func exited(pidfd int) bool {
 	fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 	n, err := unix.Poll(fds, 0)

@@ -19,19 +19,18 @@ import (
 
 // Options are the options of a Server.
 type Options struct {
-	// Dir is the directory of the socket. It is created with mode 0700 if it does not exist; an
-	// existing one must be accessible to this user only. Default DefaultDir().
+	// Dir is the directory of the socket. If it does not exist, it is created with mode 0700.
+	// Otherwise only this user may have access. Default DefaultDir().
 	Dir string
-	// Name is the name of the socket's file, which ends in ".sock". Default: the process's number
-	// and a random part.
+	// Name is the file name of the socket. It must end in ".sock". Default: the process ID and a
+	// random part.
 	Name string
-	// Allow has the users, by number, whose processes may import. Default: the user of this
-	// process.
+	// Allow lists the user IDs whose processes may import. Default: the user of this process.
 	Allow []int
-	// MaxImporters is the maximum number of connections, one for each import of a process. Default
-	// 4096.
+	// MaxImporters is the maximum number of connections. Each import of a process needs one.
+	// Default 4096.
 	MaxImporters int
-	// RequestTimeout is the time limit for the request of a connection. Default 5 s.
+	// RequestTimeout is the maximum time to receive a request. Default 5 s.
 	RequestTimeout time.Duration
 }
 
@@ -65,15 +64,14 @@ func (o *Options) setDefaults() error {
 
 // Stats are the statistics of a Server.
 type Stats struct {
-	Exports   int   // including withdrawn ones that are still imported
-	Importers int   // connected now
-	Imports   int64 // granted
-	// Refused requests by reason.
+	Exports   int   // including withdrawn exports that are still imported
+	Importers int   // current connections
+	Imports   int64 // granted imports since the start
+	// Denied, Malformed, Unknown and Busy count refused requests by reason.
 	Denied, Malformed, Unknown, Busy int64
 }
 
-// Server exports memory. NewServer only checks the options; Start starts the server and Close stops
-// it.
+// Server exports memory. Start starts it and Close stops it.
 type Server struct {
 	o    Options
 	path string
@@ -82,12 +80,13 @@ type Server struct {
 	listener *net.UnixListener // set by Start
 	closed   bool
 	exports  map[Identity]*Export
-	conns    map[*net.UnixConn]bool // true: it imports
+	conns    map[*net.UnixConn]bool // true: the connection has an import
 	stats    Stats
 	serving  sync.WaitGroup
 }
 
-// NewServer returns a server that is not started. It returns ErrInvalid for invalid options.
+// NewServer checks the options and returns a server. Call Start to start it. It returns ErrInvalid
+// for invalid options.
 func NewServer(o Options) (*Server, error) {
 	if err := o.setDefaults(); err != nil {
 		return nil, fmt.Errorf("make export server: %w", err)
@@ -98,8 +97,8 @@ func NewServer(o Options) (*Server, error) {
 }
 
 // Start creates the socket and serves it until Close. It returns ErrExists if the server was
-// started or another process listens there, and ErrClosed after Close. It waits for other starts in
-// the same directory until ctx ends.
+// already started or another process listens at the path, and ErrClosed after Close. While another
+// server starts in the same directory, it blocks until ctx ends.
 func (s *Server) Start(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -134,8 +133,8 @@ func (s *Server) Stats() Stats {
 }
 
 // Close removes the socket, withdraws every export, and waits like Export.Close. If ctx ends first,
-// it returns ErrBusy: the server is closed, and Close may be called again to wait. A second Close
-// after success returns nil.
+// it returns ErrBusy. The server is closed then, and the caller may retry to wait for the
+// importers. After success it returns nil.
 func (s *Server) Close(ctx context.Context) error {
 	s.mu.Lock()
 	first := !s.closed
@@ -152,7 +151,7 @@ func (s *Server) Close(ctx context.Context) error {
 	}
 	s.mu.Lock()
 	for c, imports := range s.conns {
-		if !imports { // it has not sent its request
+		if !imports { // the request has not arrived yet
 			_ = c.Close()
 		}
 	}
@@ -171,7 +170,7 @@ func (s *Server) Close(ctx context.Context) error {
 	return nil
 }
 
-// acceptRetryDelay is the delay after a failed accept, for example for want of file descriptors.
+// acceptRetryDelay is the delay after a failed accept, which may fail for lack of file descriptors.
 const acceptRetryDelay = 10 * time.Millisecond
 
 func (s *Server) accept(l *net.UnixListener) {
@@ -200,12 +199,13 @@ func (s *Server) accept(l *net.UnixListener) {
 	}
 }
 
-// refuse sends the reason. A new socket has space for it.
+// refuse sends a status on a new connection. It does not block, because the socket's buffer is
+// empty.
 func refuse(c *net.UnixConn, why status) {
 	_, _ = c.Write((&reply{status: why}).encode())
 }
 
-// serve serves a connection from request to end.
+// serve serves a connection until it ends.
 func (s *Server) serve(c *net.UnixConn) {
 	cred, err := credentials(c)
 	why := statusDenied
@@ -235,12 +235,12 @@ func (s *Server) granted(n int64) {
 	s.stats.Imports += n
 }
 
-// serveImporter serves the connection of an allowed process with that number and returns its final
+// serveImporter serves the connection of an allowed process with ID pid and returns its final
 // status.
 func (s *Server) serveImporter(c *net.UnixConn, pid int32) status {
 	p, err := peerProcess(c, pid)
 	if err != nil {
-		return statusOK // it has disconnected
+		return statusOK // the process has disconnected
 	}
 	defer func() { _ = p.close() }()
 	e, why := s.grant(c, p, pid)
@@ -254,9 +254,9 @@ func (s *Server) serveImporter(c *net.UnixConn, pid int32) status {
 	return why
 }
 
-// waitImporter waits until the importer no longer touches the memory. The importer confirms that
-// with an end request. Without one its process must have ended: the connection may end before the
-// copies of its device do.
+// waitImporter waits until the importer no longer accesses the memory. The importer confirms this
+// with an end request. Without a confirmation, waitImporter waits for the end of the process,
+// because copies by the importer's device may continue after the connection has ended.
 func waitImporter(c *net.UnixConn, id Identity, p *process) status {
 	var watching sync.WaitGroup
 	defer watching.Wait()
@@ -266,7 +266,7 @@ func waitImporter(c *net.UnixConn, id Identity, p *process) status {
 		watching.Go(func() {
 			if p.wait() == nil {
 				close(dead)
-				_ = c.SetReadDeadline(time.Now()) // its children may have the other end open
+				_ = c.SetReadDeadline(time.Now()) // child processes may keep the connection open
 			}
 		})
 	}
@@ -285,14 +285,14 @@ func waitImporter(c *net.UnixConn, id Identity, p *process) status {
 	return statusOK
 }
 
-// grant reads the request of c, from the process with that number, and replies. It returns the
-// export that c imports, or nil if the connection is finished.
+// grant reads the request on c from process p with ID pid, and replies. It returns the export that
+// is imported, or nil if the connection is finished.
 func (s *Server) grant(c *net.UnixConn, p *process, pid int32) (*Export, status) {
 	_ = c.SetDeadline(time.Now().Add(s.o.RequestTimeout))
 	b := make([]byte, requestBytes+1)
 	var flags int
 	n, err := readPacket(func() (n int, err error) {
-		// The kernel drops file descriptors that do not fit, and sets a flag.
+		// The kernel drops file descriptors without space and sets a flag.
 		n, _, flags, _, err = c.ReadMsgUnix(b, nil)
 		return n, err
 	})
@@ -310,7 +310,8 @@ func (s *Server) grant(c *net.UnixConn, p *process, pid int32) (*Export, status)
 	switch {
 	case e == nil:
 		return nil, statusUnknown
-	case p == nil && e.desc.Device != "": // copies of its device could outlive its connection unnoticed
+	// copies by its device could continue after the connection has ended
+	case p == nil && e.desc.Device != "":
 		return nil, statusUnnamed
 	}
 	s.granted(1) // before the importer receives the reply

@@ -20,14 +20,14 @@ import (
 const (
 	network = "unixpacket" // SOCK_SEQPACKET
 	suffix  = ".sock"
-	// lockPoll is the interval of attempts to lock a directory.
+	// lockPoll is the interval between attempts to lock a directory.
 	lockPoll = 5 * time.Millisecond
 )
 
-// runtimeDir is the environment variable with a directory of the user for sockets.
+// runtimeDir is the environment variable that names the user's runtime directory.
 const runtimeDir = "XDG_RUNTIME_DIR"
 
-// DefaultDir returns the default directory for sockets of this user's servers.
+// DefaultDir returns the default directory for the sockets of this user.
 func DefaultDir() string {
 	if dir := os.Getenv(runtimeDir); filepath.IsAbs(dir) {
 		return filepath.Join(dir, "kvlane")
@@ -35,9 +35,9 @@ func DefaultDir() string {
 	return filepath.Join(os.TempDir(), fmt.Sprintf("kvlane-%d", os.Geteuid()))
 }
 
-// listen creates a socket of mode 0600 in dir, which it creates with mode 0700. It removes sockets
-// in dir without a listener. It returns ErrExists if another process listens on that name, and
-// ErrInvalid if other users can access the directory.
+// listen creates a socket with mode 0600 in dir. If dir does not exist, it is created with mode
+// 0700. listen removes sockets in dir that have no listener. It returns ErrExists if another
+// process listens on the name, and ErrInvalid if other users have access to the directory.
 func listen(ctx context.Context, dir, name string) (*net.UnixListener, error) {
 	path := filepath.Join(dir, name)
 	if !filepath.IsAbs(path) || len(path) > maxSocketPath || filepath.Base(name) != name {
@@ -67,14 +67,14 @@ func listen(ctx context.Context, dir, name string) (*net.UnixListener, error) {
 	return l, nil
 }
 
-// lockDir checks that dir is accessible to this user only and locks it while a socket is created: a
-// new socket without a listener looks like that of a dead server.
+// lockDir checks that only this user has access to dir, and locks it. The lock is needed while a
+// socket is created: without a listener, the socket looks like that of a dead server.
 func lockDir(ctx context.Context, dir string) (unlock func(), err error) {
 	fd, err := unix.Open(dir, unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_RDONLY, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open directory of sockets %s: %w", dir, err)
 	}
-	unlock = func() { // a forked child with the descriptor would otherwise keep the lock
+	unlock = func() { // unlock explicitly, because a forked child may have the descriptor too
 		_ = unix.Flock(fd, unix.LOCK_UN)
 		_ = unix.Close(fd)
 	}
@@ -104,7 +104,7 @@ func lockDir(ctx context.Context, dir string) (unlock func(), err error) {
 	}
 }
 
-// sweep removes the sockets of dead exporters. The caller has locked dir.
+// sweep removes the sockets of dead servers. The caller has locked dir.
 func sweep(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -128,10 +128,10 @@ func sweep(dir string) error {
 	return nil
 }
 
-// readPacket reads a packet with read. If read returns io.EOF, or ECONNRESET for a connection
-// closed with unread packets, it calls read up to twice more, since the last packet may still be
-// readable. Linux reports the reset first. It also checks for a packet before it checks for the
-// end, so a non-blocking read may miss a packet that arrives with the end.
+// readPacket reads a packet with read. If read returns io.EOF or ECONNRESET, it calls read up to
+// twice more, because the last packet may still be readable: Linux reports a reset before unread
+// packets, and a non-blocking read can miss a packet that arrives together with the end of the
+// connection.
 func readPacket(read func() (int, error)) (n int, err error) {
 	n, err = read()
 	for i := 0; i < 2 && (errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET)); i++ {
@@ -140,8 +140,7 @@ func readPacket(read func() (int, error)) (n int, err error) {
 	return n, err
 }
 
-// credentials returns the credentials of the process at the other end of c, as of its connect or
-// listen.
+// credentials returns the credentials that the peer process of c had when it connected or listened.
 func credentials(c *net.UnixConn) (*unix.Ucred, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -156,7 +155,7 @@ func credentials(c *net.UnixConn) (*unix.Ucred, error) {
 	return cred, nil
 }
 
-// users returns the allowed users, by default that of this process.
+// users returns the allowed user IDs, by default the user of this process.
 func users(allow []int) []int {
 	if allow == nil {
 		return []int{os.Geteuid()}

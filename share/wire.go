@@ -9,10 +9,10 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Messages on the socket of type SOCK_SEQPACKET. A packet is one message or none. The importer
-// sends one request of fixed length for the memory of an export. The server sends one reply with
-// the handle, and a second one at the end with the reason. The importer sends the end request when
-// it will not touch the memory again. All numbers are little-endian.
+// Messages on the socket of type SOCK_SEQPACKET. Each packet is one message. The importer sends one
+// request of fixed length for the memory of an export. The server sends one reply with the handle,
+// and a second one with the reason when the export ends. The importer sends the end request when it
+// no longer accesses the memory. All numbers are little-endian.
 //
 //	request: magic u32 | version u16 | purpose u16 | identity 16 bytes
 //	reply:   magic u32 | version u16 | status u8 | handle type u8 | bytes u64 | offset u64 | length u64 | handle or nothing, 64 bytes
@@ -47,7 +47,7 @@ const (
 	statuses
 )
 
-// err converts a status to an error of an importer.
+// err returns the importer's error for a status.
 func (s status) err() error {
 	switch s {
 	case statusOK:
@@ -80,8 +80,8 @@ func encodeRequest(id Identity, what purpose) []byte {
 	return b
 }
 
-// decodeRequest returns the identity and purpose of a request. It returns ErrInvalid, or
-// ErrMismatch for another version.
+// decodeRequest returns the identity and purpose of a request. It returns ErrInvalid for a
+// malformed request, and ErrMismatch for another version.
 func decodeRequest(b []byte) (id Identity, what purpose, err error) {
 	switch {
 	case len(b) != requestBytes || binary.LittleEndian.Uint32(b) != magic || binary.LittleEndian.Uint16(b[6:]) >= uint16(purposes):
@@ -111,7 +111,8 @@ func (r *reply) encode() []byte {
 	return b
 }
 
-// decodeReply decodes a reply. It returns ErrInvalid, or ErrMismatch for another version.
+// decodeReply decodes a reply. It returns ErrInvalid for a malformed reply, and ErrMismatch for
+// another version.
 func decodeReply(b []byte) (r reply, err error) {
 	switch {
 	case len(b) != replyBytes || binary.LittleEndian.Uint32(b) != magic || b[6] == 0 || status(b[6]) >= statuses:

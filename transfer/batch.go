@@ -15,20 +15,20 @@ import (
 
 // SubmitOptions are the options of a batch.
 type SubmitOptions struct {
-	// Timeout is the maximum duration of the batch, including the wait for After. Zero:
-	// Options.Timeout.
+	// Timeout is the maximum duration of the batch, including the wait for After. Zero: the
+	// engine's Options.Timeout.
 	Timeout time.Duration
-	// After has dependencies that resolve before the first byte moves. If one fails, the batch
-	// fails.
+	// After lists dependencies that must resolve before the transfer starts. If one fails, the
+	// batch fails.
 	After []mem.Dependency
 	// Notify is delivered to the engine of every segment of the batch after all bytes have arrived.
-	// Nil: no notification.
+	// Optional.
 	Notify []byte
-	// Path forces one path; if it fails, the batch fails. PathNone: any path.
+	// Path forces a path; if it fails, the batch fails. PathNone: any path.
 	Path Path
 }
 
-// Batch is a list of tasks with one completion. It implements mem.Dependency.
+// Batch is a list of tasks that complete together. It implements mem.Dependency.
 type Batch struct {
 	e      *Engine
 	id     uint64
@@ -40,16 +40,16 @@ type Batch struct {
 
 	mu        sync.Mutex
 	results   []TaskResult
-	remaining []int // parts of each task that are not done
+	remaining []int // number of unfinished parts of each task
 	status    Status
 	err       error
 	comp      Completion
 }
 
-// Submit accepts all tasks or none. It returns ErrInvalid if memory is not registered or cannot be
-// moved, and ErrClosed. It blocks while there are Options.Batches unresolved batches, until ctx
-// ends. ctx does not affect an accepted batch. Tasks are carried out in any order. The slices and
-// the local memory must not be changed until the batch is done.
+// Submit starts a batch. It accepts all tasks or none. It returns ErrInvalid if memory is not
+// registered or cannot be transferred, and ErrClosed after Close. It blocks while Options.Batches
+// batches are unresolved, until ctx ends. ctx does not affect an accepted batch. The order of the
+// tasks is undefined. The slices and the local memory must not be changed until the batch is done.
 func (e *Engine) Submit(ctx context.Context, tasks []Task, o SubmitOptions) (*Batch, error) {
 	b, err := e.submit(ctx, tasks, o)
 	if err != nil {
@@ -83,7 +83,7 @@ func (e *Engine) submit(ctx context.Context, tasks []Task, o SubmitOptions) (*Ba
 	return b, nil
 }
 
-// admit counts the batch in the engine and in its segments.
+// admit counts the batch in the engine and in its segments. On error it undoes this.
 func (b *Batch) admit() error {
 	remotes := b.remotes()
 	for i, r := range remotes {
@@ -116,7 +116,7 @@ func (b *Batch) remotes() (all []*Remote) {
 	return all
 }
 
-// run moves the batch and resolves it.
+// run executes the batch and resolves it.
 func (b *Batch) run() {
 	defer b.e.unresolved.Done()
 	ctx, cancel := context.WithTimeoutCause(b.ctx, b.o.Timeout, fmt.Errorf("it took longer than %v: %w", b.o.Timeout, context.DeadlineExceeded))
@@ -168,7 +168,8 @@ func (b *Batch) begin() {
 	}
 }
 
-// move moves the tasks, with one goroutine for each segment. It returns an error if a task failed.
+// move executes the tasks with one goroutine for each segment. It returns an error if a task
+// failed.
 func (b *Batch) move(ctx context.Context, remotes []*Remote) error {
 	var groups []*group
 	for _, r := range remotes {
@@ -206,7 +207,8 @@ func (b *Batch) move(ctx context.Context, remotes []*Remote) error {
 	return b.verdict()
 }
 
-// verdict returns the first error of a task and the number of failed tasks, or nil.
+// verdict returns an error with the first failure and the number of failed tasks, or nil if none
+// failed.
 func (b *Batch) verdict() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -232,7 +234,7 @@ func (b *Batch) failAll(err error) {
 	}
 }
 
-// partDone records the result of a part. The last part completes its task.
+// partDone records the result of a part. The last part of a task completes it.
 func (b *Batch) partDone(p *part, path Path, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -253,7 +255,7 @@ func (b *Batch) partDone(p *part, path Path, err error) {
 	}
 }
 
-// recordFallback records why a path was not used.
+// recordFallback records the reason for which a path was not used.
 func (b *Batch) recordFallback(err error) {
 	b.e.carried.fallbacks.Add(1)
 	b.mu.Lock()
@@ -271,10 +273,10 @@ func (b *Batch) countRetry() {
 // notify delivers the notification once to each segment. It retries until ctx ends.
 func (b *Batch) notify(ctx context.Context, remotes []*Remote) error {
 	for _, r := range remotes {
-		// Each request has its own number, since two of the segments may belong to one engine.
+		// The number is different for each segment, because two segments may belong to one engine.
 		q := notifyRequest{Number: b.e.batchID.Add(1), Segment: r.name, Body: b.o.Notify}
 		for wait := 5 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-			// An earlier batch may have failed and left an unfenced connection.
+			// An earlier batch may have failed and left a connection that is not fenced.
 			err := r.p.fence(ctx)
 			if err == nil {
 				err = r.p.call(ctx, callNotify, q, nil)
@@ -302,7 +304,8 @@ func statusFor(err error) Status {
 	return StatusFailed
 }
 
-// Done is closed when the batch is done and nothing touches its local memory any more.
+// Done returns a channel that is closed when the batch is done. Then its local memory is no longer
+// accessed.
 func (b *Batch) Done() <-chan struct{} { return b.done }
 
 // Err returns the error of the batch, or nil. It is valid once Done is closed.
@@ -312,7 +315,8 @@ func (b *Batch) Err() error {
 	return b.err
 }
 
-// Wait waits until the batch is done and returns its error. If ctx ends first, the batch goes on.
+// Wait waits until the batch is done and returns its error. If ctx ends first, Wait returns and the
+// batch continues.
 func (b *Batch) Wait(ctx context.Context) error {
 	select {
 	case <-b.done:
@@ -322,8 +326,8 @@ func (b *Batch) Wait(ctx context.Context) error {
 	}
 }
 
-// Cancel ends the batch early. Unfinished tasks fail with ErrCanceled once nothing touches their
-// local memory.
+// Cancel ends the batch early. Unfinished tasks fail with ErrCanceled. The batch is done when its
+// local memory is no longer accessed.
 func (b *Batch) Cancel() { b.cancel(fmt.Errorf("the batch: %w", errdefs.ErrCanceled)) }
 
 // Status returns the state of the batch.
@@ -333,7 +337,7 @@ func (b *Batch) Status() Status {
 	return b.status
 }
 
-// Task returns the state of a task. A task with a final status is not touched any more.
+// Task returns the state of a task. The memory of a task with a final status is no longer accessed.
 func (b *Batch) Task(i int) TaskResult {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -8,24 +8,24 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// directBytes is the mean length from which pieces are read and written in place, each with its own
-// system call. Shorter ones go through the connection's buffer.
+// directBytes is the minimum mean length of pieces that are read and written without a buffer, with
+// one system call each. Shorter pieces go through the connection's buffer.
 const directBytes = 32 << 10
 
-// direct reports whether the pieces are long enough to be read and written in place.
+// direct reports whether the pieces are long enough to bypass the buffer.
 func (s *shape) direct() bool {
 	return s.bytes() >= directBytes*int64(len(s.planes)*len(s.pages))
 }
 
-// headBytes is the number of bytes read ahead for the head of a request or reply that long pieces
-// follow. Bytes that are read ahead are copied twice.
+// headBytes is the read-ahead for the head of a request or reply that long pieces follow. Bytes
+// read ahead are copied twice, so it is small.
 const headBytes = 4 << 10
 
-// bufferedConn reads a connection ahead.
+// bufferedConn is a connection with a read buffer.
 type bufferedConn struct {
 	*bufio.Reader
 	conn      *pacedConn
-	readAhead int // number of bytes to read ahead
+	readAhead int // maximum number of bytes to read ahead
 }
 
 func newBufferedConn(c *pacedConn, p purpose) *bufferedConn {
@@ -34,22 +34,22 @@ func newBufferedConn(c *pacedConn, p purpose) *bufferedConn {
 	return in
 }
 
-// aheadReader fills the buffer of a bufferedConn.
+// aheadReader reads from the connection into the buffer of a bufferedConn.
 type aheadReader struct{ in *bufferedConn }
 
 func (a aheadReader) Read(p []byte) (int, error) {
 	return a.in.conn.Read(p[:min(len(p), a.in.readAhead)])
 }
 
-// body reads the bytes behind a request or a reply.
+// body reads the bytes that follow a request or a reply.
 type body struct {
 	r      *bufferedConn
 	n      int64 // bytes left
-	direct bool  // do not read them ahead
+	direct bool  // read without the buffer
 }
 
-// body returns a reader of the next n bytes, which have that shape. It also sets how far later
-// reads go ahead.
+// body returns a reader for the next n bytes, which have shape s. It also sets the read-ahead for
+// later reads.
 func (in *bufferedConn) body(n int64, s *shape) *body {
 	b := &body{in, n, s.direct()}
 	if in.readAhead = dataBuffer; b.direct {
@@ -87,7 +87,7 @@ func (b *body) ReadBy(p []byte, by time.Time) (n int, err error) {
 	return n, err
 }
 
-// skip reads and discards the rest.
+// skip reads and discards the remaining bytes.
 func (b *body) skip() error {
 	_, err := io.Copy(io.Discard, b)
 	if err == nil && b.n > 0 {
@@ -96,8 +96,8 @@ func (b *body) skip() error {
 	return err
 }
 
-// head writes the head of a request or reply. It flushes it if long pieces in host memory follow.
-// For staged memory the Mover flushes.
+// head writes the head of a request or reply. It flushes the head if long pieces in host memory
+// follow. For other memory, the Mover flushes it.
 func head(w *bufio.Writer, write func(io.Writer) error, s *shape, list []mem.Extent) error {
 	if err := write(w); err != nil || !s.direct() || list[0].Bytes() == nil {
 		return err

@@ -10,37 +10,38 @@ import (
 	"github.com/kvlane/kvlane/rdma/rail"
 )
 
-// conn carries parts to a peer in order, several at a time. One goroutine sends them and another
-// one completes them. It ends with its connection, whether the bytes use that connection or a queue
-// pair.
+// conn sends parts to a peer over one connection, in order and several at a time. One goroutine
+// sends parts and another one completes them. If the bytes use a queue pair, the connection has no
+// data, but its end still ends the conn.
 type conn struct {
 	p *peer
-	// to is nil for a conn over sockets, which serves all segments of the peer. Else it is the
-	// segment of a queue pair, and nics are its NICs.
+	// to and nics are set for a conn with a queue pair: its segment and its NICs. A conn over
+	// sockets serves all segments of the peer; its to is nil.
 	to     *Remote
 	nics   nicPair
 	number uint64
 	paced  *pacedConn
-	// quiesce waits until nothing touches local memory, after all goroutines have returned; or nil.
+	// quiesce waits until local memory is no longer accessed. It is called after all goroutines
+	// have returned. Optional.
 	quiesce func()
 	ctx     context.Context
 	cancel  context.CancelFunc
 	wake    chan struct{}
-	done    chan struct{} // closed when all goroutines of conn have returned
+	done    chan struct{} // closed when all goroutines of the conn have returned
 
 	mu    sync.Mutex
-	err   error          // why the connection ended, or nil
-	queue []*pendingPart // not sent
-	sent  []*pendingPart // sent and not completed, in order
-	bytes int64          // of queue and sent
-	last  uint64         // last id of a request
+	err   error          // reason for which the connection ended, or nil
+	queue []*pendingPart // parts to send
+	sent  []*pendingPart // parts sent and not completed, in order
+	bytes int64          // total length of the parts in queue and sent
+	last  uint64         // last request ID
 }
 
-// pendingPart is a part that a conn carries.
+// pendingPart is a part that a conn has accepted.
 type pendingPart struct {
 	part  *part
-	lease *rail.Lease // local memory of the part, if NICs move it
-	// finish is called once, when this process no longer touches the part's memory.
+	lease *rail.Lease // lease on the part's local memory if NICs transfer it
+	// finish is called once, when this process no longer accesses the part's memory.
 	finish  func(error)
 	id      uint64
 	written chan struct{} // closed when the writer no longer uses the part
@@ -52,7 +53,7 @@ func newConn(p *peer, number uint64, c *pacedConn) *conn {
 	return &conn{p: p, number: number, paced: c, ctx: ctx, cancel: cancel, wake: make(chan struct{}, 1), done: make(chan struct{})}
 }
 
-// run starts the goroutines of the conn. If one returns, the conn ends.
+// run starts the goroutines of the conn. When one of them returns, the conn ends.
 func (c *conn) run(work ...func() error) {
 	var all sync.WaitGroup
 	for _, f := range work {
@@ -93,7 +94,7 @@ func (c *conn) submit(p *part, lease *rail.Lease, finish func(error)) (*pendingP
 	return f, nil
 }
 
-// abort ends a part early. If the part was sent, the conn ends.
+// abort ends a part early. If the part was already sent, it ends the conn.
 func (c *conn) abort(f *pendingPart, why error) {
 	c.mu.Lock()
 	i := slices.Index(c.queue, f)
@@ -108,12 +109,12 @@ func (c *conn) abort(f *pendingPart, why error) {
 	case i >= 0:
 		f.finish(why)
 	case begun:
-		// The text only: the cause is not one of the other parts.
+		// Only the text of the cause: errors.Is must not match it for other parts.
 		c.fail(fmt.Errorf("a transfer was abandoned: %s", why.Error()))
 	}
 }
 
-// fail ends the conn. The first error is kept.
+// fail ends the conn with err. Only the first error is kept.
 func (c *conn) fail(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -125,7 +126,7 @@ func (c *conn) fail(err error) {
 	_ = c.paced.Close()
 }
 
-// finishAll finishes all parts with an error. All goroutines have returned.
+// finishAll finishes all remaining parts with the conn's error. All goroutines must have returned.
 func (c *conn) finishAll() {
 	c.mu.Lock()
 	left := slices.Concat(c.sent, c.queue)
@@ -133,7 +134,7 @@ func (c *conn) finishAll() {
 	err := c.err
 	c.sent, c.queue, c.bytes = nil, nil, 0
 	c.mu.Unlock()
-	c.p.removeConn(c, err, unfenced) // before the parts are sent by another conn
+	c.p.removeConn(c, err, unfenced) // before finish queues the parts for another conn
 	for _, f := range left {
 		if f.cause != nil {
 			f.finish(f.cause)
@@ -143,7 +144,7 @@ func (c *conn) finishAll() {
 	}
 }
 
-// next returns the next part to send, or nil.
+// next removes the next part from the queue and returns it, or nil.
 func (c *conn) next() *pendingPart {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -156,7 +157,7 @@ func (c *conn) next() *pendingPart {
 	return f
 }
 
-// sleep waits until there may be a part to send.
+// sleep waits until the queue may have a part. It returns an error if the conn ends.
 func (c *conn) sleep() error {
 	select {
 	case <-c.wake:
@@ -166,7 +167,7 @@ func (c *conn) sleep() error {
 	}
 }
 
-// oldest returns the part that was sent first, or nil.
+// oldest returns the sent part that was sent first, or nil.
 func (c *conn) oldest() *pendingPart {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -176,7 +177,7 @@ func (c *conn) oldest() *pendingPart {
 	return c.sent[0]
 }
 
-// complete finishes the oldest part with that result.
+// complete finishes the oldest sent part. verdict is its result.
 func (c *conn) complete(verdict error) {
 	c.mu.Lock()
 	f := c.sent[0]
@@ -187,5 +188,5 @@ func (c *conn) complete(verdict error) {
 	f.finish(verdict)
 }
 
-// errConnEnded is returned by goroutines of a conn that has ended.
+// errConnEnded is returned by goroutines of a conn that has ended for another reason.
 var errConnEnded = errors.New("it was closed")

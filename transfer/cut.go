@@ -7,33 +7,33 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// part is a piece of a batch that is moved and retried as one. It has one operation and lies in one
-// buffer of a segment.
+// part is a piece of a batch that is transferred and retried as a whole. It has one operation and
+// lies in one buffer of a segment.
 type part struct {
 	op    Op
 	to    *Remote
 	buf   *remoteBuffer
-	shape shape // in the segment
+	shape shape // offsets in the segment
 	bytes int64
-	tasks []int // indexes in the batch
+	tasks []int // indexes of its tasks in the batch
 
-	// Local memory: a list, or the pairs of the planes.
+	// The local memory is list, or the local pages of pairs in planes.
 	list   []mem.Extent
 	planes []PagePlane
 	pairs  []PagePair
 
-	minPath Path // the first path to try; earlier ones have failed or cannot carry the part
+	minPath Path // first path to try; earlier ones have failed or do not support the part
 }
 
-// Lengths of parts that use imported memory. Host memory is copied by several cores concurrently. A
-// device's stream issues a part in its own steps, and NVLink is idle between two kernels for the
-// time that some MiB take.
+// Maximum lengths of parts that use imported memory. Host memory is copied by several cores in
+// parallel, so parts are shorter. For device memory they are longer: NVLink is idle between two
+// kernels for the time that a few MiB take.
 const (
 	sharedPartBytes = 128 << 20
 	nvlinkPartBytes = 1 << 30
 )
 
-// extents returns the local memory of the part, in the order of its shape.
+// extents returns the local memory of the part in the order of its shape.
 func (p *part) extents() []mem.Extent {
 	if p.planes == nil {
 		return p.list
@@ -51,10 +51,10 @@ func (p *part) extents() []mem.Extent {
 type cutter struct {
 	e     *Engine
 	parts []*part
-	open  *part // the last part, if more can be added to it
+	open  *part // last part, if another task may extend it
 }
 
-// limit returns the maximum length of a part in b.
+// limit returns the maximum length of a part in buffer b.
 func (c *cutter) limit(b *remoteBuffer) int64 {
 	switch {
 	case b.imported == nil:
@@ -65,7 +65,7 @@ func (c *cutter) limit(b *remoteBuffer) int64 {
 	return sharedPartBytes
 }
 
-// add adds a valid task.
+// add adds a valid task with index i.
 func (c *cutter) add(i int, t *Task) error {
 	if t.Pages != nil {
 		c.open = nil
@@ -96,7 +96,8 @@ func (c *cutter) add(i int, t *Task) error {
 	return nil
 }
 
-// append adds an extent and merges it with its predecessor on both sides.
+// append adds a local extent at segment offset off. It merges the extent with its predecessor if
+// both sides are adjacent.
 func (p *part) append(off int64, e mem.Extent) {
 	p.list = wire.Append(p.list, e)
 	p.bytes += e.Len
@@ -109,7 +110,8 @@ func (p *part) append(off int64, e mem.Extent) {
 	p.shape.planes = append(p.shape.planes, plane{base: off, bytes: e.Len})
 }
 
-// addPages divides pages by planes, and long planes by pages.
+// addPages splits a page task into parts of whole planes. It also splits planes that exceed the
+// limit.
 func (c *cutter) addPages(i int, t *Task) error {
 	pg := t.Pages
 	if len(pg.Pairs) == 0 {
@@ -122,7 +124,7 @@ func (c *cutter) addPages(i int, t *Task) error {
 	last := slices.Max(remote)
 	for first := 0; first < len(pg.Planes); {
 		pl := &pg.Planes[first]
-		// The segment may have been refreshed since the task was validated.
+		// The segment may have been refreshed after the task was validated.
 		buf, err := pl.buffer(t.Segment, last)
 		if err != nil {
 			return err
@@ -150,8 +152,8 @@ func (c *cutter) addPages(i int, t *Task) error {
 	return nil
 }
 
-// together returns the number of planes, starting at first, that form one part with all of their
-// pages.
+// together returns the number of planes, starting at first, that fit into one part with all of
+// their pages.
 func together(t *Task, first int, last uint32, limit int64, buf *remoteBuffer) (n int) {
 	pages := int64(len(t.Pages.Pairs))
 	var bytes int64

@@ -20,7 +20,7 @@ const (
 	maxRefusedBytes = 1024
 )
 
-// Location is the entry of a segment in the store: its engine and the address of that.
+// Location is the entry of a segment in the store: the identity and the address of its engine.
 type Location struct {
 	Engine  share.Identity `json:"engine"`
 	Address string         `json:"address"`
@@ -31,9 +31,9 @@ type Description struct {
 	Name    string         `json:"name"`
 	Engine  share.Identity `json:"engine"`
 	Segment uint64         `json:"segment"` // unique in the engine
-	Host    string         `json:"host"`    // the same for processes of one host until it restarts
+	Host    string         `json:"host"`    // equal for all processes of a host until its restart
 	NICs    []string       `json:"nics,omitempty"`
-	Buffers []Buffer       `json:"buffers"` // by offset
+	Buffers []Buffer       `json:"buffers"` // sorted by offset
 }
 
 // Buffer is a registered Region of a segment.
@@ -42,15 +42,16 @@ type Buffer struct {
 	Offset int64  `json:"offset"` // in the segment
 	Length int64  `json:"length"`
 	Kind   string `json:"kind"` // "host", "host-pinned" or "device"
-	// Share lets processes of the same host import the memory.
+	// Share is the descriptor with which processes of the same host import the memory.
 	Share *share.Descriptor `json:"share,omitempty"`
 	// Keys are for requests of queue pairs of the segment, one for each NIC.
 	Keys []rail.Key `json:"keys,omitempty"`
-	// Refused is why the segment's NICs do not reach the buffer, if they refused it.
+	// Refused is the reason for which the segment's NICs cannot access the buffer. Empty if they
+	// can.
 	Refused string `json:"refused,omitempty"`
 }
 
-// ParseLocation parses a location in JSON. It returns ErrInvalid if it is malformed.
+// ParseLocation parses a location in JSON. It returns ErrInvalid if the location is malformed.
 func ParseLocation(b []byte) (l Location, err error) {
 	if err := json.Unmarshal(b, &l); err != nil {
 		return Location{}, fmt.Errorf("read location: %w: %w", errdefs.ErrInvalid, err)
@@ -61,8 +62,8 @@ func ParseLocation(b []byte) (l Location, err error) {
 	return l, nil
 }
 
-// ParseDescription parses and validates a description in JSON. It returns ErrInvalid if it is
-// malformed.
+// ParseDescription parses and validates a description in JSON. It returns ErrInvalid if the
+// description is malformed.
 func ParseDescription(b []byte) (d Description, err error) {
 	if err := json.Unmarshal(b, &d); err != nil {
 		return Description{}, fmt.Errorf("read segment: %w: %w", errdefs.ErrInvalid, err)
@@ -73,7 +74,7 @@ func ParseDescription(b []byte) (d Description, err error) {
 	return d, nil
 }
 
-// Validate returns ErrInvalid with the first error of the description.
+// Validate returns ErrInvalid with the first error found.
 func (d *Description) Validate() error {
 	bad := func(format string, args ...any) error {
 		return fmt.Errorf("segment %q: %s: %w", d.Name, fmt.Sprintf(format, args...), errdefs.ErrInvalid)
@@ -117,7 +118,7 @@ func (d *Description) Validate() error {
 	return nil
 }
 
-// checkName returns ErrInvalid if name is not a valid name of a segment.
+// checkName returns ErrInvalid if name is not a valid segment name.
 func checkName(name string) error {
 	printable := func(r rune) bool { return r > ' ' && r < 0x7f }
 	if name == "" || len(name) > MaxNameBytes || strings.TrimFunc(name, printable) != "" {

@@ -17,20 +17,21 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// Engine serves segments of this process and moves batches to and from segments of others.
+// Engine serves segments of this process and executes batches to and from segments of other
+// processes.
 type Engine struct {
 	o     Options
 	id    share.Identity
 	host  string
 	addr  string
 	mover *wire.Mover
-	local *rail.Domain // local memory that NICs read and write; nil without NICs
+	local *rail.Domain // local memory that NICs access; nil without NICs
 
 	// ctx ends when Close begins. Close waits for the goroutines in running.
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
 	running sync.WaitGroup
-	closing chan struct{} // one element while Close runs
+	closing chan struct{} // semaphore held by Close
 
 	listener net.Listener
 	served   served
@@ -42,13 +43,14 @@ type Engine struct {
 	closed   bool
 	names    map[string]*Segment
 	numbers  map[uint64]*Segment
-	segments uint64 // the last number
+	segments uint64 // number of the last segment
 	peers    map[peerKey]*peer
 	remotes  map[*Remote]struct{}
-	metaErr  error // error of the last renewal of leases, or nil
-	refusal  error // the last refusal of NICs, or nil
+	metaErr  error // error of the last lease renewal, or nil
+	refusal  error // last refusal of NICs, or nil
 
-	// batches has one element for each unresolved batch. batchID and connID are the last numbers.
+	// batches is a semaphore with one element for each unresolved batch. batchID and connID are the
+	// last assigned numbers.
 	batches    chan struct{}
 	unresolved sync.WaitGroup
 	batchID    atomic.Uint64
@@ -62,33 +64,33 @@ type peerKey struct {
 
 // Stats are the statistics of an Engine.
 type Stats struct {
-	Segments, Connections, Lanes, Batches int // now
+	Segments, Connections, Lanes, Batches int // current numbers
 
 	Requests  int64 // requests served
 	Refused   int64 // requests that were refused
 	Malformed int64 // connections that sent malformed data
-	// BytesIn counts bytes that others have written here over sockets; the CPU does not see other
-	// paths.
+	// BytesIn is the number of bytes that other engines have written here over sockets. Bytes over
+	// other paths cannot be counted.
 	BytesIn  int64
-	BytesOut int64 // bytes that others have read here over sockets
+	BytesOut int64 // bytes that other engines have read here over sockets
 	Retries  int64 // retried parts
-	Fences   int64 // connections that were fenced at their target
-	// Refusals counts regions that optional NICs have refused (Options.NICsOptional), and refusals
-	// of all NICs at Open. Refusal is the last cause.
+	Fences   int64 // connections of this engine that their targets have fenced
+	// Refusals counts regions that optional NICs (Options.NICsOptional) have refused, and refusals
+	// of all NICs by Open. Refusal is the cause of the last one.
 	Refusals int64
 	Refusal  error
-	// QueuesLeft is the number of queue pairs that failed to connect and that their NICs have not
-	// closed. Memory that they could reach stays registered.
+	// QueuesLeft is the number of queue pairs that failed to connect and that could not be closed.
+	// Memory that they could access stays registered.
 	QueuesLeft int
-	// ConnectRetries is how often connecting a queue pair was retried because the peer's link
-	// address was not resolved in time. Other users of the NICs count too.
+	// ConnectRetries is the number of connection retries because the peer's link address was not
+	// resolved in time. It includes other users of the NICs.
 	ConnectRetries int64
 
 	Paths      []PathStats // bytes and tasks of batches, by path
-	Fallbacks  int64       // parts that used another path than expected
+	Fallbacks  int64       // parts that did not use the expected path
 	Reconnects int64       // connections that replaced failed ones
 
-	// Metadata is the error of the last renewal of leases, or nil.
+	// Metadata is the error of the last lease renewal, or nil.
 	Metadata error
 }
 
@@ -96,8 +98,8 @@ type counters struct {
 	requests, refused, malformed, in, out, retries, fences, refusals atomic.Int64
 }
 
-// Open opens an engine and starts to listen. It returns ErrInvalid for invalid options, or the
-// error of listening or of the NICs.
+// Open starts an engine. It returns ErrInvalid for invalid options, and the errors of listening and
+// of the NICs.
 func Open(o Options) (*Engine, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("open transfer engine: %w", err)
@@ -174,10 +176,10 @@ func (e *Engine) Stats() Stats {
 	return s
 }
 
-// Close cancels batches, closes segments and remotes, and waits for them. Last it fences its
-// unfenced connections; the error names the engines for which that failed. If ctx ends first,
-// memory given to the engine must not be freed, and Close may be called again. A second Close after
-// success returns nil.
+// Close cancels batches, closes segments and remotes, and waits for them. Finally it fences its
+// connections; the error names the engines for which that failed. If ctx ends first, memory
+// registered or used with the engine must not be freed, and the caller must retry. After success,
+// Close returns nil.
 func (e *Engine) Close(ctx context.Context) error {
 	select {
 	case e.closing <- struct{}{}:
@@ -234,7 +236,7 @@ func (e *Engine) fencePeers(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// await waits for w until ctx ends.
+// await waits for w. It returns ErrBusy if ctx ends first.
 func await(ctx context.Context, w *sync.WaitGroup, what string) error {
 	done := make(chan struct{})
 	go func() {
@@ -273,7 +275,7 @@ func (e *Engine) allSegments() (all []*Segment) {
 	return all
 }
 
-// start runs f on a goroutine that Close waits for. It does nothing once Close has begun.
+// start runs f in a goroutine that Close waits for. After Close has begun it does nothing.
 func (e *Engine) start(f func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -282,7 +284,7 @@ func (e *Engine) start(f func()) {
 	}
 }
 
-// pause waits for d and reports whether ctx has not ended.
+// pause waits for d. It returns false if ctx ends first.
 func pause(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -11,8 +11,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// fence fences the unfenced conns. Nothing may be sent to the peer before fence returns nil. It
-// returns ErrLost if the engine is gone, since nothing can reach its memory then.
+// fence fences the peer's ended conns. Nothing may be sent to the peer before fence returns nil. It
+// returns ErrLost if the peer's engine is gone; then nothing can access its memory any more.
 func (p *peer) fence(ctx context.Context) error {
 	if len(p.unfencedConns()) == 0 {
 		return nil
@@ -45,16 +45,16 @@ func (p *peer) unfencedConns() []uint64 {
 	return slices.Sorted(maps.Keys(p.unfenced))
 }
 
-// hasUnfenced reports whether earlier writes may still reach memory of the peer.
+// hasUnfenced reports whether earlier writes may still arrive in the peer's memory.
 func (p *peer) hasUnfenced() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.unfenced) > 0 && p.lostErr == nil
 }
 
-// fenceUntilDone retries fence in the background until it succeeds or the engine closes; Close goes
-// on then. It gives up if the address does not listen and the peer has no reference; opening a
-// segment of the peer fences it later.
+// fenceUntilDone retries fence in the background until it succeeds or the engine closes, after
+// which Close continues. It stops if the address does not listen and no Remote uses the peer. In
+// that case, opening a segment of the peer fences it.
 func (p *peer) fenceUntilDone() {
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		err := p.fence(p.e.ctx)
@@ -75,12 +75,12 @@ func (p *peer) fenceUntilDone() {
 			pause(p.e.ctx, wait)
 		}
 	}
-	// Conns end by themselves, and Engine.Close reports errors.
+	// The error is ignored: conns end by themselves, and Engine.Close reports errors.
 	_ = p.closeUnused(context.Background())
 }
 
-// fenceAndClose fences the peer and closes its connections when the engine closes. An engine that
-// is gone needs no fence. It returns ErrBusy if ctx ends first.
+// fenceAndClose fences the peer and closes its connections. It is used by Engine.Close. A peer
+// whose engine is gone needs no fence. It returns ErrBusy if ctx ends first.
 func (p *peer) fenceAndClose(ctx context.Context) error {
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		err := p.fence(ctx)

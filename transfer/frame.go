@@ -11,7 +11,7 @@ import (
 	"github.com/kvlane/kvlane/share"
 )
 
-// A control connection carries requests and one reply to each, in order, in frames.
+// A control connection carries frames: requests, and one reply to each of them in order.
 //
 //	frame: length of the payload u32 | type u8 | status u8 | 0 u16 | payload
 //
@@ -29,12 +29,12 @@ type call uint8
 const (
 	callProbe    call = iota + 1
 	callDescribe      // describeRequest -> Description
-	// callFence has a fenceRequest. It ends data connections and replies when they no longer touch
-	// memory.
+	// callFence has a fenceRequest. The target ends data connections and replies when they no
+	// longer access memory.
 	callFence
 	callNotify // notifyRequest
-	// callConnect: connectRequest -> connectReply; the only request of a connection for a queue
-	// pair.
+	// callConnect has a connectRequest; the reply is a connectReply. It is the only request of a
+	// connection for a queue pair.
 	callConnect
 	calls
 )
@@ -48,14 +48,15 @@ type fenceRequest struct {
 }
 
 type notifyRequest struct {
-	From    share.Identity `json:"from"`
-	Number  uint64         `json:"number"` // unique among those of From, to detect duplicates
-	Segment string         `json:"segment"`
-	Body    []byte         `json:"body"`
+	From share.Identity `json:"from"`
+	// unique for the engine From; duplicates are detected by it
+	Number  uint64 `json:"number"`
+	Segment string `json:"segment"`
+	Body    []byte `json:"body"`
 }
 
-// connectRequest asks the target to open a queue pair that reaches the memory of one segment, and
-// to connect it.
+// connectRequest asks the target to open a queue pair with access to one segment, and to connect
+// it.
 type connectRequest struct {
 	Segment uint64        `json:"segment"`
 	NIC     int           `json:"nic"` // index in Description.NICs
@@ -89,8 +90,8 @@ func readFrame(r io.Reader) (frame, error) {
 	return f, err
 }
 
-// readFrameHead reads a frame up to its payload of n bytes. It returns ErrInvalid for a malformed
-// frame.
+// readFrameHead reads the head of a frame. The payload of n bytes follows. It returns ErrInvalid
+// for a malformed head.
 func readFrameHead(r io.Reader) (f frame, n uint32, err error) {
 	var b [frameBytes]byte
 	if _, err := io.ReadFull(r, b[:]); err != nil {
@@ -104,8 +105,7 @@ func readFrameHead(r io.Reader) (f frame, n uint32, err error) {
 	return f, n, nil
 }
 
-// readPayload reads n bytes. Memory grows with the bytes that arrive, not with those that are
-// announced.
+// readPayload reads n bytes. It allocates memory as bytes arrive, because n is not trusted.
 func (f *frame) readPayload(r io.Reader, n uint32) (err error) {
 	f.payload, err = io.ReadAll(io.LimitReader(r, int64(n)))
 	if err == nil && len(f.payload) < int(n) {
@@ -114,7 +114,7 @@ func (f *frame) readPayload(r io.Reader, n uint32) (err error) {
 	return err
 }
 
-// decode decodes the payload as JSON. It returns ErrInvalid if it is malformed.
+// decode decodes the payload as JSON. It returns ErrInvalid if the payload is malformed.
 func (f *frame) decode(v any) error {
 	if err := json.Unmarshal(f.payload, v); err != nil {
 		return fmt.Errorf("read request of type %d: %w: %w", f.call, errdefs.ErrInvalid, err)
@@ -122,7 +122,8 @@ func (f *frame) decode(v any) error {
 	return nil
 }
 
-// newFrame returns a frame with v as JSON. It returns ErrInvalid if the payload is too long.
+// newFrame returns a frame with v encoded as JSON. It returns ErrInvalid if the payload is too
+// long.
 func newFrame(c call, v any) (frame, error) {
 	b, err := json.Marshal(v)
 	if err != nil {

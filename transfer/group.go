@@ -10,20 +10,20 @@ import (
 	"github.com/kvlane/kvlane/rdma/rail"
 )
 
-// group is the part of a batch for one segment. It is used by one goroutine.
+// group is the part of a batch for one segment. Only one goroutine uses it.
 type group struct {
 	b        *Batch
 	e        *Engine
 	to       *Remote
 	todo     []*part
 	inFlight map[*part]func(error) // functions that abort the parts
-	bytes    int64                 // of inFlight
+	bytes    int64                 // total length of the parts in inFlight
 	results  chan result
-	// After a failure no part begins for retryDelay. It doubles with each failure until a part
-	// succeeds.
+	// After a failure, no part begins for retryDelay. The delay doubles with each failure until a
+	// part succeeds.
 	retryDelay time.Duration
-	retryTimer <-chan time.Time // nil: parts may begin
-	lastErr    error            // the last failure
+	retryTimer <-chan time.Time // nil: no delay is active
+	lastErr    error            // error of the last failed part
 }
 
 type result struct {
@@ -43,7 +43,7 @@ func newGroup(b *Batch, to *Remote, parts []*part) *group {
 	return &group{b: b, e: b.e, to: to, todo: parts, inFlight: make(map[*part]func(error)), results: make(chan result, maxInFlight)}
 }
 
-// run moves the parts. When it returns, nothing touches their local memory any more.
+// run executes the parts. When it returns, their local memory is no longer accessed.
 func (g *group) run(ctx context.Context) {
 	ended := ctx.Done()
 	for {
@@ -68,7 +68,7 @@ func (g *group) run(ctx context.Context) {
 	}
 }
 
-// fill begins parts up to the limits.
+// fill begins parts until the limits are reached.
 func (g *group) fill(ctx context.Context) {
 	window := 2 * int64(g.e.o.Lanes) * g.e.o.PartBytes
 	for ctx.Err() == nil && g.retryTimer == nil && len(g.todo) > 0 && len(g.inFlight) < maxInFlight && (len(g.inFlight) < 2 || g.bytes < window) {
@@ -85,7 +85,7 @@ func (g *group) fill(ctx context.Context) {
 	}
 }
 
-// begin begins a part on the first path that accepts it.
+// begin begins a part on the first path that supports it.
 func (g *group) begin(ctx context.Context, p *part) error {
 	if err := g.to.p.fence(ctx); err != nil {
 		return err
@@ -157,7 +157,7 @@ func (g *group) track(p *part, abort func(error)) {
 	g.bytes += p.bytes
 }
 
-// handleResult records the result of a part, or queues the part again.
+// handleResult records the result of a part, or queues the part for a retry.
 func (g *group) handleResult(ctx context.Context, r result) {
 	delete(g.inFlight, r.p)
 	g.bytes -= r.p.bytes
@@ -166,7 +166,7 @@ func (g *group) handleResult(ctx context.Context, r result) {
 		g.retryDelay, g.lastErr = 0, nil
 		g.b.partDone(r.p, r.path, nil)
 	case ctx.Err() != nil && !conclusive(r.err):
-		g.todo = append(g.todo, r.p) // run fails it with the cause of ctx
+		g.todo = append(g.todo, r.p) // run fails the part with the cause of ctx
 	case r.path != PathTCP && g.b.o.Path == PathNone:
 		r.p.minPath = max(r.path+1, PathRDMA)
 		g.b.recordFallback(r.err)
@@ -179,7 +179,7 @@ func (g *group) handleResult(ctx context.Context, r result) {
 	}
 }
 
-// retry queues a part again after a delay.
+// retry queues a part again and starts the delay.
 func (g *group) retry(p *part, err error) {
 	g.lastErr = err
 	g.todo = append(g.todo, p)
@@ -190,7 +190,7 @@ func (g *group) retry(p *part, err error) {
 	}
 }
 
-// conclusive reports whether a retry would fail in the same way.
+// conclusive reports whether a retry would fail with the same error.
 func conclusive(err error) bool {
 	var refused *refusal
 	var local *localError

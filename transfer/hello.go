@@ -11,9 +11,9 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// Every connection begins with a hello of fixed length and a welcome. Nothing else is sent before
-// the welcome, so that a target knows every connection that may carry data. All numbers are
-// little-endian.
+// Every connection begins with a hello of fixed length and a welcome in reply. Nothing else is sent
+// before the welcome, so that a target has registered every connection that carries data. All
+// numbers are little-endian.
 //
 //	hello:   magic u32 | version u16 | purpose u8 | 0 u8 | calling engine, 16 bytes | called engine, or 0, 16 bytes | conn u64
 //	welcome: magic u32 | version u16 | status u8 | 0 u8 | called engine, 16 bytes
@@ -30,13 +30,13 @@ type purpose uint8
 const (
 	forControl purpose = iota + 1
 	forData
-	forQueue // connects a queue pair and ends with it
+	forQueue // for connecting a queue pair; the connection ends with the queue pair
 )
 
 type hello struct {
 	purpose  purpose
 	from, to share.Identity
-	conn     uint64 // unique in the calling engine; 0 for control
+	conn     uint64 // unique in the calling engine; 0 for a control connection
 }
 
 func (h *hello) encode() []byte {
@@ -50,7 +50,8 @@ func (h *hello) encode() []byte {
 	return b
 }
 
-// decodeHello decodes a hello. It returns ErrInvalid, or ErrMismatch for another version.
+// decodeHello decodes a hello. It returns ErrInvalid for a malformed hello, and ErrMismatch for
+// another version.
 func decodeHello(b []byte) (h hello, err error) {
 	switch {
 	case len(b) != helloBytes || binary.LittleEndian.Uint32(b) != magic || b[7] != 0:
@@ -74,7 +75,8 @@ func encodeWelcome(s status, id share.Identity) []byte {
 	return b
 }
 
-// decodeWelcome decodes a welcome. It returns ErrInvalid, or ErrMismatch for another version.
+// decodeWelcome decodes a welcome. It returns ErrInvalid for a malformed welcome, and ErrMismatch
+// for another version.
 func decodeWelcome(b []byte) (s status, id share.Identity, err error) {
 	switch {
 	case len(b) != welcomeBytes || binary.LittleEndian.Uint32(b) != magic || b[6] == 0 || status(b[6]) >= statuses || b[7] != 0:
@@ -96,7 +98,7 @@ const (
 	statusBusy
 	statusClosed
 	statusOther  // the address belongs to another engine
-	statusFailed // the target could not carry out the request
+	statusFailed // the target failed to execute the request
 	statuses
 )
 
@@ -106,7 +108,7 @@ var statusErrors = [statuses]error{
 	statusBusy: errdefs.ErrBusy, statusClosed: errdefs.ErrClosed, statusOther: errdefs.ErrLost, statusFailed: errTarget,
 }
 
-// errTarget is the error of a request that the target could not carry out.
+// errTarget means that the target failed to execute a request.
 var errTarget = errors.New("the target failed")
 
 // statusOf converts an error to a status.
@@ -122,7 +124,7 @@ func statusOf(err error) status {
 	return statusFailed
 }
 
-// err converts a status to an error with the target's text.
+// err returns the error for a status with the target's text.
 func (s status) err(text []byte) error {
 	switch {
 	case s == statusOK:
@@ -133,7 +135,7 @@ func (s status) err(text []byte) error {
 	return &wire.AnswerError{Err: &refusal{text: string(text), why: statusErrors[s]}}
 }
 
-// refusal is an error that the target replied with. A retry would be refused again.
+// refusal is an error replied by the target. A retry would fail again.
 type refusal struct {
 	text string
 	why  error
@@ -143,7 +145,7 @@ func (r *refusal) Error() string { return fmt.Sprintf("the target replied %q: %v
 
 func (r *refusal) Unwrap() error { return r.why }
 
-// maxText is the maximum length of an error's text in a reply.
+// maxText is the maximum length of the error text in a reply.
 const maxText = 512
 
 func textOf(err error) []byte {
@@ -154,7 +156,7 @@ func textOf(err error) []byte {
 	return []byte(text[:min(len(text), maxText)])
 }
 
-// readWelcome reads a welcome and returns the identity of the engine.
+// readWelcome reads a welcome and returns the identity of the peer's engine.
 func readWelcome(r io.Reader) (share.Identity, error) {
 	b := make([]byte, welcomeBytes)
 	if _, err := io.ReadFull(r, b); err != nil {

@@ -12,23 +12,23 @@ import (
 // MaxNoticeBytes is the maximum length of a notification.
 const MaxNoticeBytes = 64 << 10
 
-// Notice is a notification of another engine. The data of its batch has arrived.
+// Notice is a notification from another engine. The data of its batch has already arrived.
 type Notice struct {
 	From    share.Identity
-	Segment string // a segment of this engine
+	Segment string // name of the segment of this engine
 	Body    []byte
 }
 
-// recent is the number of notifications that an engine remembers to detect duplicates.
+// recent is the number of notifications that are remembered to detect duplicates.
 const recent = 1 << 14
 
-// inbox has the notifications that wait for Receive.
+// inbox is the queue of notifications for Receive.
 type inbox struct {
 	ready chan Notice
 
 	mu   sync.Mutex
 	seen map[noticeKey]struct{}
-	last []noticeKey // of seen, a ring
+	last []noticeKey // keys of seen, a ring buffer
 	at   int
 }
 
@@ -42,7 +42,7 @@ func (b *inbox) init(size int) {
 }
 
 // put adds a notification unless it is a duplicate. It returns ErrBusy if the inbox is full; the
-// sender may retry.
+// sender retries then.
 func (b *inbox) put(q *notifyRequest) error {
 	if len(q.Body) > MaxNoticeBytes || checkName(q.Segment) != nil {
 		return fmt.Errorf("notification of %d bytes for segment %q: %w", len(q.Body), q.Segment, errdefs.ErrInvalid)
@@ -69,8 +69,8 @@ func (b *inbox) put(q *notifyRequest) error {
 	return nil
 }
 
-// Receive returns the next notification. All bytes of its batch have arrived. It returns ErrClosed
-// once the engine closes.
+// Receive waits for the next notification and returns it. All bytes of its batch have arrived. It
+// returns ErrClosed when the engine closes.
 func (e *Engine) Receive(ctx context.Context) (Notice, error) {
 	select {
 	case n := <-e.inbox.ready:

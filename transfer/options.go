@@ -27,50 +27,52 @@ const (
 	DefaultNotices   = 1024
 )
 
-// Options are the options of an Engine. The zero value moves host memory between processes of this
-// host.
+// Options are the options of an Engine. The zero value transfers host memory between processes of
+// this host.
 type Options struct {
-	// Listen is the address on which the engine listens for control and data. There is no
-	// authentication: every process that reaches it can read and write registered memory. Default
-	// 127.0.0.1:0.
+	// Listen is the address for control and data connections. There is no authentication: every
+	// process that can connect can read and write registered memory. Default 127.0.0.1:0.
 	Listen string
-	// Advertise is the address that other engines connect to. Default: the address of the listener,
-	// which must not be unspecified then.
+	// Advertise is the address that other engines connect to. Default: the listener's address,
+	// which then must not be unspecified.
 	Advertise string
-	// Store has the locations of segments. Nil: a segment is opened by the address of its engine,
-	// "host:port/name".
+	// Store maps names of segments to engines. Nil: a segment is opened by the address of its
+	// engine, "host:port/name".
 	Store metadata.Store
-	// Lease is the time after which the store removes the location of a segment that this engine
-	// does not renew. Default DefaultLease.
+	// Lease is the time after which the store removes a segment whose location was not renewed.
+	// Default DefaultLease.
 	Lease time.Duration
 
-	// Device has the device memory that is registered or copied, and pinned memory to stage it in.
+	// Device is the device whose memory is transferred. It also provides pinned memory for staging.
 	// Nil: host memory only.
 	Device device.Device
-	// Copy copies to and from Device's memory. The caller owns it and closes it after the engine.
+	// Copy copies to and from Device's memory. The caller closes it after the engine.
 	Copy stream.Stream
-	// ChunkBytes and Chunks are the length and number, for each direction, of the chunks that
-	// device memory is staged in on its way to sockets. Zero: the defaults of package wire.
+	// ChunkBytes and Chunks are the length of a staging chunk for device memory and their number
+	// for each direction. They are used for transfers over sockets. Zero: the defaults of package
+	// wire.
 	ChunkBytes int64
 	Chunks     int
-	// Share exports registered memory to processes of this host. Importer imports theirs for
-	// Device. The caller owns both. Nil: no memory is shared.
+	// Share exports registered memory to processes of this host. Importer imports their memory for
+	// Device. The caller closes both after the engine. Nil: memory is not shared.
 	Share    *share.Server
 	Importer *share.Importer
 
-	// NICs carry data to engines with NICs by RDMA. The caller owns them and closes them after the
-	// engine. Nil: none.
+	// NICs transfer data to engines with NICs by RDMA. The caller closes them after the engine.
+	// Optional.
 	NICs *rail.NICs
-	// NICsOptional lets memory that the NICs refuse, for example above a limit, use other paths.
-	// Stats counts the refusals and has the last cause.
+	// NICsOptional permits other paths for memory that the NICs refuse, for example above a limit.
+	// Stats has the number of refusals and the last cause.
 	NICsOptional bool
 
-	// Lanes is the number of data connections to one engine, and of queue pairs to one segment.
-	// Each NIC of either side has at least one queue pair. Default DefaultLanes.
+	// Lanes is the maximum number of data connections to one engine, and of queue pairs to one
+	// segment. If either side has more NICs than that, each NIC still gets one queue pair. Default
+	// DefaultLanes.
 	Lanes int
 	// PartBytes is the approximate length of a request over a socket. Default DefaultPartBytes.
 	PartBytes int64
-	// Stall is the time without progress after which a busy connection fails. Default DefaultStall.
+	// Stall is the maximum time without progress before a busy connection fails. Default
+	// DefaultStall.
 	Stall time.Duration
 	// Timeout is the default of SubmitOptions.Timeout. Default DefaultTimeout.
 	Timeout time.Duration
@@ -78,8 +80,8 @@ type Options struct {
 	Conns int
 	// Batches is the maximum number of unresolved batches. Default DefaultBatches.
 	Batches int
-	// Notices is the maximum number of notifications that wait for Engine.Receive. Further ones are
-	// refused, and their senders retry. Default DefaultNotices.
+	// Notices is the maximum number of notifications that are queued for Engine.Receive. Further
+	// ones are refused, and their senders retry. Default DefaultNotices.
 	Notices int
 }
 
@@ -105,7 +107,7 @@ func (o Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// unspecified reports whether an address has no host or the unspecified one.
+// unspecified reports whether an address has no host or an unspecified IP address.
 func unspecified(addr string) bool {
 	host, _, err := net.SplitHostPort(addr)
 	ip := net.ParseIP(host)

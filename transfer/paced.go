@@ -8,18 +8,18 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// chunk is the maximum length of one write to a socket. It makes progress visible.
+// chunk is the maximum length of one write to a socket. Progress is recorded after each write.
 const chunk = 1 << 20
 
-// pacedConn is a connection that fails if it makes no progress for the limit while it is busy.
+// pacedConn is a connection that fails if it makes no progress for the time limit while it is busy.
 // Progress is a byte in either direction.
 type pacedConn struct {
 	net.Conn
 	limit        time.Duration
 	lastProgress atomic.Int64 // time of the last progress, in Unix nanoseconds
-	// busy is the number of awaited replies. If it is 0, a read has no time limit.
+	// busy is the number of expected replies. If it is 0, reads have no time limit.
 	busy atomic.Int64
-	// pace is the minimum rate of the peer during a request; nil: none.
+	// pace is the minimum rate of the peer during a request. Optional.
 	pace *wire.Pace
 }
 
@@ -31,7 +31,7 @@ func newPacedConn(c net.Conn, limit time.Duration) *pacedConn {
 
 func (c *pacedConn) markProgress() { c.lastProgress.Store(time.Now().UnixNano()) }
 
-// expect adds n to the number of awaited replies.
+// expect adds n to the number of expected replies.
 func (c *pacedConn) expect(n int64) {
 	if n > 0 {
 		c.markProgress()
@@ -63,8 +63,8 @@ func (c *pacedConn) Read(p []byte) (int, error) {
 	}
 }
 
-// tooSlow returns an error if the peer is below its pace during a request. It moved the last n
-// bytes since began.
+// tooSlow returns an error if the peer is slower than its pace during a request. It moved n bytes
+// since began.
 func (c *pacedConn) tooSlow(n int, began time.Time) error {
 	if c.pace == nil || c.busy.Load() == 0 {
 		return nil
@@ -88,7 +88,7 @@ func (c *pacedConn) ReadBy(p []byte, by time.Time) (int, error) {
 	return n, err
 }
 
-// WriteBy writes as much of p as it can before the time by. Writing less is not an error.
+// WriteBy writes as much of p as possible before the time by. A short write is not an error.
 func (c *pacedConn) WriteBy(p []byte, by time.Time) (int, error) {
 	if err := c.SetWriteDeadline(by); err != nil {
 		return 0, err

@@ -16,14 +16,15 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// peer is another engine with the connections to it: one for control and some for data. They are
-// opened on demand and replaced after a failure.
+// peer has the connections to another engine: one for control and several for data. They are opened
+// on demand and replaced after a failure.
 type peer struct {
 	e    *Engine
 	addr string
 	id   share.Identity
 
-	// Each has one element while a call uses the control connection, opens a conn, or fences.
+	// Semaphores with one element: callLock is held during a control request, openLock while a conn
+	// is opened, fenceLock during a fence.
 	callLock, openLock, fenceLock chan struct{}
 	control                       *controlConn // or nil
 
@@ -31,17 +32,18 @@ type peer struct {
 
 	mu    sync.Mutex
 	conns []*conn
-	// unfenced has the numbers of ended conns whose writes may still arrive; the peer is kept until
-	// they are fenced.
+	// unfenced has the numbers of ended conns whose writes may still arrive. The peer is kept until
+	// all are fenced.
 	unfenced map[uint64]struct{}
-	fencing  bool                 // fenceUntilDone is running
-	died     int                  // failed connections that are not replaced
-	lostErr  error                // permanent error, or nil
-	dialErr  error                // error of the last dial if the address did not listen, or nil
+	fencing  bool  // fenceUntilDone is running
+	died     int   // failed connections that were not yet replaced
+	lostErr  error // permanent error because the engine is gone, or nil
+	// error of the last dial if the connection was refused, or nil
+	dialErr  error
 	dialedAt time.Time            // time of that dial
-	backoffs map[nicPair]*backoff // of failed pairs of NICs
+	backoffs map[nicPair]*backoff // by pair of NICs, after failures
 
-	// ctx ends when the peer has no reference and no unfenced conn.
+	// ctx ends when the peer is closed: it has no reference and no unfenced conn.
 	ctx    context.Context
 	cancel context.CancelFunc
 }
@@ -51,11 +53,11 @@ type controlConn struct {
 	r *bufferedConn
 }
 
-// dialTries is the number of refused dials in a row after which an engine counts as lost.
+// dialTries is the number of consecutive refused dials after which an engine counts as lost.
 const dialTries = 4
 
-// dial opens a connection and exchanges hello and welcome. It returns the identity of the engine
-// that answered.
+// dial opens a connection and exchanges hello and welcome. It returns the identity of the engine at
+// the address.
 func (e *Engine) dial(ctx context.Context, addr string, h hello) (_ *pacedConn, _ *bufferedConn, id share.Identity, err error) {
 	h.from = e.id
 	d := net.Dialer{Timeout: e.o.Stall}
@@ -80,7 +82,7 @@ func (e *Engine) dial(ctx context.Context, addr string, h hello) (_ *pacedConn, 
 	return c, r, id, nil
 }
 
-// ignoreClosed returns nil for the error of a connection that was closed already.
+// ignoreClosed returns nil for the error of a connection that was already closed.
 func ignoreClosed(err error) error {
 	if errors.Is(err, net.ErrClosed) {
 		return nil
@@ -88,7 +90,7 @@ func ignoreClosed(err error) error {
 	return err
 }
 
-// dial opens a connection to the peer. It returns ErrLost if another engine has its address.
+// dial opens a connection to the peer. It returns ErrLost if another engine uses the address.
 func (p *peer) dial(ctx context.Context, h hello) (*pacedConn, *bufferedConn, error) {
 	if err := p.isLost(); err != nil {
 		return nil, nil, err
@@ -119,7 +121,7 @@ func (p *peer) dial(ctx context.Context, h hello) (*pacedConn, *bufferedConn, er
 	}
 }
 
-// countReconnect counts a connection that replaces a failed one.
+// countReconnect counts the connection if it replaces a failed one.
 func (p *peer) countReconnect() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -129,8 +131,8 @@ func (p *peer) countReconnect() {
 	}
 }
 
-// absentTime is the time after a refused dial in which no other dial is tried. Otherwise every part
-// of a batch would try.
+// absentTime is the time for which no dial is attempted after a refused one. Otherwise every part
+// of a batch would dial.
 const absentTime = time.Second
 
 func (p *peer) markAbsent(err error) error {
@@ -140,7 +142,7 @@ func (p *peer) markAbsent(err error) error {
 	return err
 }
 
-// isLost returns why no connection can be opened, or nil.
+// isLost returns the reason for which no connection can be opened, or nil.
 func (p *peer) isLost() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -150,8 +152,8 @@ func (p *peer) isLost() error {
 	return p.lostErr
 }
 
-// call sends a request and decodes its reply into answer, unless that is nil. It replaces a failed
-// connection once.
+// call sends a request and decodes its reply into answer, which may be nil. If the connection
+// fails, it retries once with a new one.
 func (p *peer) call(ctx context.Context, t call, v, answer any) error {
 	f, err := newFrame(t, v)
 	if err != nil {
@@ -163,7 +165,7 @@ func (p *peer) call(ctx context.Context, t call, v, answer any) error {
 	case <-ctx.Done():
 		return fmt.Errorf("call engine at %s: %w", p.addr, context.Cause(ctx))
 	}
-	if p.ctx.Err() != nil { // the new connection would not be closed
+	if p.ctx.Err() != nil { // the new connection would never be closed
 		return fmt.Errorf("call engine at %s: %w", p.addr, errdefs.ErrClosed)
 	}
 	var out frame
@@ -188,7 +190,7 @@ func (p *peer) call(ctx context.Context, t call, v, answer any) error {
 	return nil
 }
 
-// clearDialErr lets the next call dial again after a refused dial.
+// clearDialErr permits the next call to dial without waiting for absentTime.
 func (p *peer) clearDialErr() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -235,14 +237,14 @@ func (c *controlConn) ask(ctx context.Context, f *frame) (out frame, err error) 
 	return out, err
 }
 
-// dataConn returns the conn over sockets with the least load. It opens another one if all are busy
-// and Options.Lanes permits.
+// dataConn returns the least loaded conn over sockets. If all are busy, it opens another one unless
+// there are Options.Lanes.
 func (p *peer) dataConn(ctx context.Context) (*conn, error) {
 	return p.pick(ctx, nil, p.e.o.Lanes, p.openSocket)
 }
 
-// pick returns the conn to a segment, or over sockets if to is nil, with the least load. It opens
-// another one if all are busy and there are fewer than most. If that fails, it returns a busy one.
+// pick returns the least loaded conn to a segment, or over sockets if to is nil. If all are busy
+// and there are fewer than most, it opens another one. If opening fails, it returns a busy one.
 func (p *peer) pick(ctx context.Context, to *Remote, most int, open func(context.Context) (*conn, error)) (*conn, error) {
 	if c, ok := p.leastLoaded(to, most); ok {
 		return c, nil
@@ -264,7 +266,7 @@ func (p *peer) pick(ctx context.Context, to *Remote, most int, open func(context
 	return another, err
 }
 
-// addConn adds a conn that is about to run.
+// addConn adds a conn. The caller then runs it.
 func (p *peer) addConn(c *conn) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -275,7 +277,7 @@ func (p *peer) addConn(c *conn) error {
 	return nil
 }
 
-// leastLoaded returns the conn with the least load. ok is false if another one should be opened.
+// leastLoaded returns the least loaded conn. ok is false if another one should be opened.
 func (p *peer) leastLoaded(to *Remote, most int) (best *conn, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -293,8 +295,8 @@ func (p *peer) leastLoaded(to *Remote, most int) (best *conn, ok bool) {
 	return best, best != nil && (least == 0 || n >= most)
 }
 
-// closeConns ends the conns to a segment, or all if to is nil, and waits for them. It returns
-// ErrBusy if ctx ends first, and may be called again.
+// closeConns ends the conns to a segment, or all conns if to is nil, and waits for them. It returns
+// ErrBusy if ctx ends first, and may be retried.
 func (p *peer) closeConns(ctx context.Context, to *Remote) error {
 	p.mu.Lock()
 	conns := slices.Clone(p.conns)
@@ -315,12 +317,12 @@ func (p *peer) closeConns(ctx context.Context, to *Remote) error {
 	return nil
 }
 
-// removeConn removes a conn that ended because of why. unfenced means that its writes may still
+// removeConn removes a conn that ended with error why. unfenced means that its writes may still
 // arrive at the target.
 func (p *peer) removeConn(c *conn, why error, unfenced bool) {
 	p.mu.Lock()
 	p.conns = slices.DeleteFunc(p.conns, func(other *conn) bool { return other == c })
-	if !errors.Is(why, errdefs.ErrClosed) { // else the peer is being closed
+	if !errors.Is(why, errdefs.ErrClosed) { // otherwise the peer is being closed
 		p.died++
 	}
 	begin := false
@@ -341,7 +343,7 @@ func (p *peer) count() int {
 	return len(p.conns)
 }
 
-// peer returns the peer with that address and identity, with a new reference.
+// peer returns the peer with the address and identity. It adds a reference.
 func (e *Engine) peer(addr string, id share.Identity) (*peer, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -369,8 +371,8 @@ func (p *peer) unused() bool {
 	return p.refs == 0
 }
 
-// release drops a reference. The last one closes the connections, unless there are unfenced conns.
-// It returns ErrBusy if ctx ends first, and may be called again.
+// release drops a reference. If it was the last one and no conn is unfenced, it closes the
+// connections. It returns ErrBusy if ctx ends first, and may be retried.
 func (p *peer) release(ctx context.Context) error {
 	e := p.e
 	e.mu.Lock()
@@ -384,7 +386,7 @@ func (p *peer) release(ctx context.Context) error {
 	return p.close(ctx)
 }
 
-// closeUnused closes a peer without references once nothing is unfenced or the engine closes.
+// closeUnused closes a peer without references if no conn is unfenced or the engine is closing.
 func (p *peer) closeUnused(ctx context.Context) error {
 	e := p.e
 	e.mu.Lock()
@@ -397,14 +399,14 @@ func (p *peer) closeUnused(ctx context.Context) error {
 	return p.close(ctx)
 }
 
-// unlist removes the peer from the engine. The caller holds the engine's mu.
+// unlist removes the peer from the engine. The caller holds Engine.mu.
 func (p *peer) unlist() {
 	if k := (peerKey{p.addr, p.id}); p.e.peers[k] == p {
 		delete(p.e.peers, k)
 	}
 }
 
-// close closes the connections. It returns ErrBusy if ctx ends first, and may be called again.
+// close closes the connections. It returns ErrBusy if ctx ends first, and may be retried.
 func (p *peer) close(ctx context.Context) error {
 	p.mu.Lock()
 	p.cancel()

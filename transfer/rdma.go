@@ -11,11 +11,12 @@ import (
 	"github.com/kvlane/kvlane/rdma/rail"
 )
 
-// A conn by RDMA has a queue pair at each end. A connection of its own connects them and carries
-// nothing else after that. It ends with the process or the queue pair at one end, and that ends the
-// other end. Therefore such a conn is fenced like any other.
+// A conn by RDMA has a queue pair in each process. A separate connection is used to connect the
+// queue pairs and carries no data afterwards. It ends with either process or queue pair, and its
+// end closes the queue pair in the other process. Therefore a conn by RDMA is fenced like any
+// other.
 
-// openLocal opens the domain of local memory. It returns nil without NICs.
+// openLocal opens the domain for local memory. It returns nil without NICs.
 func openLocal(n *rail.NICs) (*rail.Domain, error) {
 	if n == nil {
 		return nil, nil
@@ -30,10 +31,11 @@ func closeDomain(d *rail.Domain) error {
 	return d.Close()
 }
 
-// RegisterLocal registers local memory of batches with the engine's NICs. Other memory uses other
-// paths. Without NICs RegisterLocal does nothing. It pins the memory until the engine is closed. It
-// returns ErrExists for memory that is registered, ErrNotSupported for memory of another process,
-// and errors of the NICs unless Options.NICsOptional is set.
+// RegisterLocal registers local memory with the engine's NICs, so that batches can use RDMA. Memory
+// that is not registered uses other paths. Without NICs, RegisterLocal does nothing. The memory
+// stays pinned until the engine is closed. It returns ErrExists for registered memory,
+// ErrNotSupported for memory of another process, and errors of the NICs unless Options.NICsOptional
+// is set.
 func (e *Engine) RegisterLocal(r *mem.Region) error {
 	if e.local == nil {
 		return nil
@@ -50,10 +52,11 @@ func (e *Engine) RegisterLocal(r *mem.Region) error {
 }
 
 // handleRefusal handles an error of registering memory. It returns nil if the memory may use other
-// paths.
+// paths instead.
 func (e *Engine) handleRefusal(err error) error {
 	switch {
-	case errors.Is(err, errdefs.ErrExists) || errors.Is(err, errdefs.ErrClosed): // a mistake of the caller
+	// an error of the caller
+	case errors.Is(err, errdefs.ErrExists) || errors.Is(err, errdefs.ErrClosed):
 		return err
 	case !e.o.NICsOptional:
 		return fmt.Errorf("required NICs refused it: raise their limits, or permit other paths: %w", err)
@@ -62,7 +65,7 @@ func (e *Engine) handleRefusal(err error) error {
 	return nil
 }
 
-// recordRefusal counts a refusal and keeps its cause.
+// recordRefusal counts a refusal and stores its cause.
 func (e *Engine) recordRefusal(why error) {
 	e.counters.refusals.Add(1)
 	e.mu.Lock()
@@ -70,11 +73,11 @@ func (e *Engine) recordRefusal(why error) {
 	e.refusal = why
 }
 
-// nicPair is a local and a remote NIC, by index.
+// nicPair is a pair of a local and a remote NIC, by index.
 type nicPair struct{ local, remote int }
 
-// backoff is the time in which a pair of NICs is not used after a failure. It doubles with each
-// failure until a request succeeds.
+// backoff is the state of a pair of NICs after a failure. The pair is not used until the time
+// until. The delay doubles with each failure until a request succeeds.
 type backoff struct {
 	until time.Time
 	delay time.Duration
@@ -86,7 +89,7 @@ const (
 	maxBackoff = 10 * time.Second
 )
 
-// backOff stops using v for a while.
+// backOff starts or extends the backoff of pair v.
 func (p *peer) backOff(v nicPair, why error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -95,20 +98,21 @@ func (p *peer) backOff(v nicPair, why error) {
 		r = new(backoff)
 		p.backoffs[v] = r
 	}
-	if now := time.Now(); !now.Before(r.until) { // else another queue pair has reported the failure
+	// otherwise another queue pair has already reported this failure
+	if now := time.Now(); !now.Before(r.until) {
 		r.delay = min(max(2*r.delay, minBackoff), maxBackoff)
 		r.until, r.err = now.Add(r.delay), why
 	}
 }
 
-// resetBackoff ends the backoff of v after a success.
+// resetBackoff ends the backoff of pair v after a success.
 func (p *peer) resetBackoff(v nicPair) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.backoffs, v)
 }
 
-// beginRDMA begins to move a part by a queue pair.
+// beginRDMA begins to transfer a part with a queue pair.
 func (g *group) beginRDMA(ctx context.Context, p *part, forced Path) error {
 	if err := p.buf.rdma(g.e); err != nil {
 		return err
@@ -128,7 +132,7 @@ func (g *group) beginRDMA(ctx context.Context, p *part, forced Path) error {
 	return nil
 }
 
-// queue returns the queue pair to a segment with the least load. If spare is true, it does not open
+// queue returns the least loaded queue pair to a segment. If skipBackoff is true, it does not open
 // one on NICs in backoff.
 func (p *peer) queue(ctx context.Context, to *Remote, skipBackoff bool) (*conn, error) {
 	here, there := len(p.e.o.NICs.Names()), to.nics()
@@ -140,7 +144,7 @@ func (p *peer) queue(ctx context.Context, to *Remote, skipBackoff bool) (*conn, 
 		}
 		c, err := p.openQueue(ctx, to, v)
 		if err != nil {
-			if ctx.Err() == nil { // else the batch has ended
+			if ctx.Err() == nil { // otherwise the batch has ended
 				p.backOff(v, err)
 			}
 			return nil, fmt.Errorf("connect queue pair to engine at %s: %w", p.addr, err)
@@ -149,7 +153,7 @@ func (p *peer) queue(ctx context.Context, to *Remote, skipBackoff bool) (*conn, 
 	})
 }
 
-// choose returns the NICs of the next queue pair, of at most most.
+// choose returns the NICs for the next queue pair. most is the maximum number of queue pairs.
 func (p *peer) choose(to *Remote, most, here, there int, skipBackoff bool) (nicPair, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -178,7 +182,7 @@ func (p *peer) choose(to *Remote, most, here, there int, skipBackoff bool) (nicP
 	return nicPair{}, err
 }
 
-// openQueue opens a queue pair and connects it to a new one of the peer.
+// openQueue opens a queue pair and connects it to a new queue pair of the peer.
 func (p *peer) openQueue(ctx context.Context, to *Remote, v nicPair) (*conn, error) {
 	if err := p.isLost(); err != nil {
 		return nil, err // fail fast: opening a queue pair takes longer
@@ -215,7 +219,7 @@ func (p *peer) connect(ctx context.Context, to *Remote, v nicPair, q *rail.Queue
 		return nil, err
 	}
 	if err := out.status.err(out.payload); err != nil {
-		// A NIC may recover, for example when its link is up again; the error must not be
+		// A NIC may recover, for example when its link is up again, so the error must not be
 		// conclusive.
 		if out.status == statusFailed {
 			err = errors.New(err.Error())
@@ -238,8 +242,8 @@ func (p *peer) connect(ctx context.Context, to *Remote, v nicPair, q *rail.Queue
 	return queue.conn, nil
 }
 
-// closeQueue waits until the queue is closed and no longer touches memory. Callers that need the
-// memory wait with their own contexts.
+// closeQueue retries until the queue is closed and no longer accesses memory. It has no context;
+// callers that need the memory wait for it with their own contexts.
 func closeQueue(q *rail.Queue) {
 	for wait := time.Millisecond; q.Close() != nil; wait = min(2*wait, time.Second) {
 		time.Sleep(wait)
@@ -264,7 +268,7 @@ func (c *queueConn) post() error {
 		}
 		p := f.part
 		job := rail.Job{Write: p.op == Write, Lease: f.lease, Local: p.extents(), Key: p.buf.Keys[c.nics.remote]}
-		_ = p.shape.each(func(off, n int64) error { // returns the errors of the function only
+		_ = p.shape.each(func(off, n int64) error { // each returns errors of the callback only
 			job.Remote = rail.AppendSpan(job.Remote, off-p.buf.Offset, n)
 			return nil
 		})
@@ -287,15 +291,15 @@ func (c *queueConn) waitCompletions() error {
 		}
 		if f := c.oldest(); f != nil && c.ctx.Err() == nil && errors.Is(err, errdefs.ErrInvalid) {
 			f.cause = fmt.Errorf("the NICs refused it: %w", err)
-			// The remaining parts did not cause it.
+			// Another part caused the error, so the other parts get only a text.
 			return errors.New("a NIC refused one of its requests")
 		}
 		return c.broke(err)
 	}
 }
 
-// listen waits until the other end closes the connection, or the conn makes no progress for too
-// long.
+// listen waits until the peer closes the connection. It returns an error if the conn makes no
+// progress for too long.
 func (c *queueConn) listen() error {
 	_, err := c.r.ReadByte()
 	switch {
@@ -307,8 +311,8 @@ func (c *queueConn) listen() error {
 	return err
 }
 
-// broke starts the backoff of the conn's NICs and returns why the conn ends. It keeps only the text
-// of err, whose causes do not concern a part.
+// broke starts the backoff of the conn's NICs and returns the error for the conn. It keeps only the
+// text of err, so that errors.Is does not match err for the conn's parts.
 func (c *queueConn) broke(err error) error {
 	if c.ctx.Err() != nil {
 		return errConnEnded

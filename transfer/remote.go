@@ -16,35 +16,36 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// Remote is a segment of another engine, as of its opening or the last refresh.
+// Remote is a segment of another engine. It has the segment's description as of OpenSegment or the
+// last Refresh.
 type Remote struct {
 	e      *Engine
 	p      *peer
 	name   string
 	number uint64
 
-	changeLock chan struct{} // one element while a call refreshes or closes
+	changeLock chan struct{} // semaphore held by a call that refreshes or closes
 	ended      bool          // fully closed; guarded by changeLock
 
-	// mu is never held during a wait.
+	// mu is never held while waiting.
 	mu      sync.Mutex
-	closed  bool // may not be used any more
+	closed  bool // Close was called
 	desc    Description
 	buffers []*remoteBuffer // in the order of desc
-	retired []*remoteBuffer // imported buffers that the segment no longer has
-	users   int             // unresolved batches
+	retired []*remoteBuffer // imported buffers that were removed from the segment
+	users   int             // number of unresolved batches
 }
 
-// remoteBuffer is a buffer of another engine, with its memory if that is imported.
+// remoteBuffer is a buffer of another engine and, if imported, its memory.
 type remoteBuffer struct {
 	Buffer
 	imported  *share.Import
-	importErr error // why it is not imported, or nil
+	importErr error // reason for which it is not imported, or nil
 }
 
-// OpenSegment finds and opens the segment of that name. Without a store, the name is
-// "host:port/name" with the address of its engine, or "host:port" for an engine with a single
-// segment. It returns ErrNotFound if there is no such segment, and ErrLost if its engine is gone.
+// OpenSegment opens the segment with the given name. Without a store, the name is "host:port/name"
+// with the address of its engine, or "host:port" if the engine has only one segment. It returns
+// ErrNotFound if there is no such segment, and ErrLost if its engine is gone.
 func (e *Engine) OpenSegment(ctx context.Context, name string) (*Remote, error) {
 	r, err := e.openSegment(ctx, name)
 	if err != nil {
@@ -72,7 +73,8 @@ func (e *Engine) openSegment(ctx context.Context, name string) (*Remote, error) 
 	return nil, errors.Join(errdefs.ErrClosed, r.Close())
 }
 
-// locate returns the engine of the segment, with a reference, and the name of the segment there.
+// locate returns the engine of the segment, with a reference added, and the segment's name in that
+// engine.
 func (e *Engine) locate(ctx context.Context, name string) (_ *peer, own string, err error) {
 	if e.o.Store != nil {
 		value, err := e.o.Store.Get(ctx, keyPrefix+name)
@@ -98,9 +100,9 @@ func (e *Engine) locate(ctx context.Context, name string) (_ *peer, own string, 
 	return p, own, err
 }
 
-// Refresh updates the description of the segment and retries failed imports. Concurrent batches use
-// the earlier description. It returns ErrLost if the name belongs to another segment, ErrMismatch
-// for a description that does not fit this segment, and ErrClosed after Close.
+// Refresh updates the description of the segment and retries failed imports. Batches in progress
+// use the earlier description. It returns ErrLost if the name now belongs to another segment,
+// ErrMismatch for a description of a different segment, and ErrClosed after Close.
 func (r *Remote) Refresh(ctx context.Context) error {
 	if err := r.lockChange(ctx); err != nil {
 		return err
@@ -140,7 +142,7 @@ func (r *Remote) lockChange(ctx context.Context) error {
 	}
 }
 
-// checkDescription returns an error if d cannot describe this segment.
+// checkDescription returns an error if d is not a description of this segment.
 func (r *Remote) checkDescription(d *Description) error {
 	switch {
 	case d.Engine != r.p.id || r.name != "" && d.Name != r.name:
@@ -153,8 +155,8 @@ func (r *Remote) checkDescription(d *Description) error {
 	return nil
 }
 
-// importAll returns the buffers of d. It keeps those of old whose import is still valid and imports
-// the others if possible.
+// importAll returns the buffers of d. It reuses buffers of old with a valid import and tries to
+// import the others.
 func (r *Remote) importAll(ctx context.Context, d *Description, old []*remoteBuffer) (all []*remoteBuffer) {
 	had := make(map[int64]*remoteBuffer)
 	for _, b := range old {
@@ -171,7 +173,8 @@ func (r *Remote) importAll(ctx context.Context, d *Description, old []*remoteBuf
 	return all
 }
 
-// apply sets the description and the buffers.
+// apply sets the description and the buffers. Imported buffers that are no longer in the
+// description are retired.
 func (r *Remote) apply(d *Description, all []*remoteBuffer) {
 	kept := make(map[*remoteBuffer]bool)
 	for _, b := range all {
@@ -185,13 +188,13 @@ func (r *Remote) apply(d *Description, all []*remoteBuffer) {
 		}
 	}
 	r.desc, r.buffers = *d, all
-	if r.number == 0 { // conns read them without mu
+	if r.number == 0 { // conns read both fields without mu
 		r.name, r.number = d.Name, d.Segment
 	}
 }
 
-// closeRetired closes retired buffers. Buffers with copies in progress stay for the next refresh or
-// Close.
+// closeRetired closes retired buffers. Buffers with copies in progress remain for the next refresh
+// or Close.
 func (r *Remote) closeRetired() {
 	r.mu.Lock()
 	all := r.retired
@@ -224,8 +227,8 @@ func (b *remoteBuffer) lost() error {
 	return b.imported.Region().Origin().Lost()
 }
 
-// usable is lost, and also unmaps lost memory, so that it does not stay mapped until the next
-// refresh.
+// usable returns the error of lost. It also unmaps lost memory, which would otherwise stay mapped
+// until the next refresh.
 func (b *remoteBuffer) usable() error {
 	err := b.lost()
 	if err != nil && b.imported != nil {
@@ -237,7 +240,7 @@ func (b *remoteBuffer) usable() error {
 // Name returns the segment's name.
 func (r *Remote) Name() string { return r.name }
 
-// Describe returns the description of the last refresh.
+// Describe returns the description as of the last refresh.
 func (r *Remote) Describe() Description {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -246,7 +249,8 @@ func (r *Remote) Describe() Description {
 	return d
 }
 
-// Shared returns why the buffer at that offset is not reached through imported memory, or nil.
+// Shared returns nil if the buffer at the offset is accessible through imported memory, otherwise
+// the reason.
 func (r *Remote) Shared(offset int64) error {
 	b, err := r.buffer(offset, 0)
 	if err != nil {
@@ -255,8 +259,8 @@ func (r *Remote) Shared(offset int64) error {
 	return b.lost()
 }
 
-// RDMA returns why the buffer at that offset is not reached by NICs, or nil. Local memory must be
-// registered with the engine's NICs too.
+// RDMA returns nil if NICs can access the buffer at the offset, otherwise the reason. A transfer by
+// RDMA also requires that local memory is registered with the engine's NICs.
 func (r *Remote) RDMA(offset int64) error {
 	b, err := r.buffer(offset, 0)
 	if err != nil {
@@ -265,7 +269,7 @@ func (r *Remote) RDMA(offset int64) error {
 	return b.rdma(r.e)
 }
 
-// rdma returns why the NICs of e do not reach the buffer, or nil.
+// rdma returns nil if the NICs of e can access the buffer, otherwise the reason.
 func (b *remoteBuffer) rdma(e *Engine) error {
 	switch {
 	case e.local == nil:
@@ -285,7 +289,8 @@ func (r *Remote) nics() int {
 	return len(r.desc.NICs)
 }
 
-// buffer returns the buffer with n bytes at off. It returns ErrInvalid if there is none.
+// buffer returns the buffer that contains the n bytes at off. It returns ErrInvalid if there is
+// none.
 func (r *Remote) buffer(off, n int64) (*remoteBuffer, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -299,8 +304,8 @@ func (r *Remote) buffer(off, n int64) (*remoteBuffer, error) {
 	return r.buffers[i], nil
 }
 
-// Probe sends a request to the segment's engine and returns the time until the reply. It returns
-// ErrLost if the engine is gone, and ErrClosed after Close.
+// Probe sends a request to the segment's engine and returns the round-trip time. It returns ErrLost
+// if the engine is gone, and ErrClosed after Close.
 func (r *Remote) Probe(ctx context.Context) (time.Duration, error) {
 	begun := time.Now()
 	if err := r.open(); err != nil {
@@ -327,7 +332,7 @@ func (r *Remote) isOpen() error {
 	return nil
 }
 
-// use counts a batch. It returns ErrClosed after Close.
+// use counts a batch that uses the segment. It returns ErrClosed after Close.
 func (r *Remote) use() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -345,8 +350,8 @@ func (r *Remote) unuse() {
 }
 
 // Close closes the segment. It returns ErrBusy while batches use it, or if its connections or
-// another call do not end within Options.Stall; it may be called again then. A second Close after
-// success returns nil.
+// another call do not end within Options.Stall. Then the caller may retry. After success it returns
+// nil.
 func (r *Remote) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), r.e.o.Stall)
 	defer cancel()

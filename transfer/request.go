@@ -23,10 +23,10 @@ const (
 	pageBytes    = 4
 	replyBytes   = 24
 
-	maxPlanes = 1 << 16 // of a request
+	maxPlanes = 1 << 16 // planes of one request
 	maxPages  = 1 << 16
-	maxPieces = 1 << 20 // planes times pages
-	maxLength = 1 << 30 // bytes of a request
+	maxPieces = 1 << 20 // maximum number of planes times pages
+	maxLength = 1 << 30 // maximum length of a request in bytes
 )
 
 // Op is the direction of a task.
@@ -52,8 +52,8 @@ func (o Op) String() string {
 // plane is an array of pages in a segment: page p is the bytes at base + p*stride.
 type plane struct{ base, stride, bytes int64 }
 
-// shape has the pieces of a request: for each plane in order, the pages in order. A list of extents
-// is a list of planes with page 0.
+// shape lists the pieces of a request: all pages of the first plane, then all pages of the second,
+// and so on. A list of extents is a shape whose planes have only page 0.
 type shape struct {
 	planes []plane
 	pages  []uint32
@@ -92,7 +92,7 @@ func (s *shape) validate() error {
 	return nil
 }
 
-// each calls f for each piece of a valid shape.
+// each calls f for each piece of a valid shape, until f returns an error.
 func (s *shape) each(f func(off, n int64) error) error {
 	for _, pl := range s.planes {
 		for _, p := range s.pages {
@@ -104,7 +104,7 @@ func (s *shape) each(f func(off, n int64) error) error {
 	return nil
 }
 
-// request is a request without the bytes of a write.
+// request is the head of a request. The bytes of a write follow it.
 type request struct {
 	op      Op
 	id      uint64
@@ -132,9 +132,9 @@ func (q *request) write(w io.Writer) error {
 	return err
 }
 
-// read reads a request into q and reuses its slices. It returns ErrInvalid for a malformed request;
-// the connection cannot be used then. It calls take with the memory that the request needs, before
-// it allocates the memory.
+// read reads a request into q and reuses q's slices. It returns ErrInvalid for a malformed request;
+// then the connection must be closed. Before it allocates memory, it calls take with the number of
+// bytes.
 func (q *request) read(r io.Reader, take func(bytes int64) error) error {
 	var b [requestBytes]byte
 	if _, err := io.ReadFull(r, b[:]); err != nil {
@@ -173,20 +173,20 @@ func (q *request) read(r io.Reader, take func(bytes int64) error) error {
 	return nil
 }
 
-// listedPieces is the number of pieces of a request that are listed at a time. listedBytes is the
-// memory that one piece takes on its way through a device.
+// listedPieces is the maximum number of pieces that are listed at a time. listedBytes is the memory
+// that one piece needs while a device copies it.
 const (
 	listedPieces = 1 << 14
 	listedBytes  = 96
 )
 
-// memoryOf returns the approximate memory that a request takes while it is served, without the
-// buffers of its connection.
+// memoryOf returns the approximate memory needed to serve a request, without the buffers of its
+// connection.
 func memoryOf(planes, pages int64) int64 {
 	return 2*(planes*planeBytes+pages*pageBytes) + listedBytes*min(planes*pages, listedPieces)
 }
 
-// noEOF replaces io.EOF by io.ErrUnexpectedEOF.
+// noEOF replaces io.EOF with io.ErrUnexpectedEOF.
 func noEOF(err error) error {
 	if err == io.EOF { //nolint:errorlint // io.ReadFull returns it unwrapped
 		return io.ErrUnexpectedEOF
@@ -194,7 +194,7 @@ func noEOF(err error) error {
 	return err
 }
 
-// reply is a reply without the bytes of a read.
+// reply is the head of a reply. The bytes of a read follow it.
 type reply struct {
 	status status
 	id     uint64

@@ -20,7 +20,7 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// keyPrefix precedes the name of a segment in the store.
+// keyPrefix is the prefix of the keys of segments in the store.
 const keyPrefix = "kvlane/segment/"
 
 // align is the alignment of buffers in a segment.
@@ -32,13 +32,13 @@ type Segment struct {
 	name   string
 	number uint64
 	table  *wire.Table
-	// domain has the memory and queue pairs of this segment only; nil without NICs.
+	// domain has the memory and queue pairs of this segment. Nil without NICs.
 	domain atomic.Pointer[rail.Domain]
 
-	changeLock chan struct{} // one element while a call registers or closes
-	next       int64         // the first unused offset; guarded by changeLock
+	changeLock chan struct{} // semaphore held by a call that registers memory or closes
+	next       int64         // first unused offset; guarded by changeLock
 
-	// mu is never held during a wait.
+	// mu is never held while waiting.
 	mu      sync.Mutex
 	closed  bool
 	buffers []*buffer
@@ -47,17 +47,17 @@ type Segment struct {
 // buffer is a registered Region of a segment.
 type buffer struct {
 	desc   Buffer
-	bytes  int // length of desc in a description
+	bytes  int // length of desc in JSON
 	region *mem.Region
 	export *share.Export
 
-	leaving chan struct{} // one element while a call removes the buffer
-	gone    bool          // the buffer is removed; guarded by leaving
+	leaving chan struct{} // semaphore held by a call that removes the buffer
+	gone    bool          // the buffer was removed; guarded by leaving
 }
 
-// Publish creates an empty segment and puts its location into the store. Names should be unique:
-// the last engine that publishes a name owns it. Publish returns ErrExists if this engine has a
-// segment of that name, or an error of the store.
+// Publish creates an empty segment and puts its location into the store. Names should be unique: if
+// several engines publish a name, the last one owns it. Publish returns ErrExists if this engine
+// has a segment with that name, or an error of the store.
 func (e *Engine) Publish(ctx context.Context, name string) (*Segment, error) {
 	if err := checkName(name); err != nil {
 		return nil, fmt.Errorf("publish segment: %w", err)
@@ -75,7 +75,7 @@ func (e *Engine) Publish(ctx context.Context, name string) (*Segment, error) {
 	e.names[name], e.numbers[s.number] = s, s
 	e.mu.Unlock()
 	if err := e.put(ctx, name); err != nil {
-		// Ctx may have ended.
+		// ctx may have ended.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.o.Stall)
 		defer cancel()
 		return nil, fmt.Errorf("publish segment %q: %w", name, errors.Join(err, s.Close(ctx)))
@@ -95,12 +95,12 @@ func (e *Engine) put(ctx context.Context, name string) error {
 	return e.o.Store.Put(ctx, keyPrefix+name, value, e.o.Lease)
 }
 
-// renewals is the number of leases that are renewed concurrently. With a slow store, thousands of
-// leases could not be renewed in time one by one.
+// renewals is the number of leases that are renewed concurrently. If the store is slow, thousands
+// of leases could not be renewed in time one after another.
 const renewals = 16
 
-// renew renews the leases of the segments until the engine closes. This restores locations that the
-// store has lost.
+// renew renews the leases of the segments until the engine closes. It also restores locations that
+// the store has lost.
 func (e *Engine) renew() {
 	for pause(e.ctx, e.o.Lease/3) {
 		err := e.renewAll()
@@ -110,7 +110,7 @@ func (e *Engine) renew() {
 	}
 }
 
-// renewAll renews every lease once within a limited time. It returns the first error.
+// renewAll renews every lease once. It has a time limit and returns the first error.
 func (e *Engine) renewAll() error {
 	ctx, cancel := context.WithTimeout(e.ctx, max(e.o.Lease/3, time.Second))
 	defer cancel()
@@ -124,7 +124,7 @@ func (e *Engine) renewAll() error {
 
 func (e *Engine) renewOne(ctx context.Context, name string) error {
 	err := e.put(ctx, name)
-	if _, gone := e.find(name); gone != nil { // it was closed meanwhile
+	if _, gone := e.find(name); gone != nil { // the segment was closed meanwhile
 		err = errors.Join(err, e.o.Store.Delete(ctx, keyPrefix+name))
 	}
 	return err
@@ -132,20 +132,22 @@ func (e *Engine) renewOne(ctx context.Context, name string) error {
 
 // RegisterOptions are the options of Register.
 type RegisterOptions struct {
-	// Name is an optional name of the buffer that other processes see.
+	// Name is a name of the buffer for other processes. Optional.
 	Name string
-	// Source exports the Region to processes of this host through Options.Share: its device, or
-	// share.HostMemory. Nil: it is not shared.
+	// Source exports the Region to processes of this host through Options.Share: its device, or a
+	// share.HostMemory. Nil: the Region is not shared.
 	Source share.Source
 }
 
-// Register adds r to the segment and returns its offset. The first offset is 0, and no offset is
-// reused. From then on other processes may read and write r; a process that has opened the segment
-// sees r after Remote.Refresh. ErrNotSupported: the engine cannot move r, the source cannot export
-// it, or the NICs do not reach it. With Options.NICsOptional a refusal of the NICs is no error, and
-// Buffer.Refused has the cause. ErrExists: with NICs, r overlaps other memory of the segment.
-// ErrBusy: the segment has MaxBuffers, or its description with names, keys and shared memory
-// exceeds 4 MiB, or another call registers or closes until ctx ends.
+// Register adds r to the segment and returns its offset. The first offset is 0, and offsets are not
+// reused. Other processes may then read and write r. A process that has already opened the segment
+// must call Remote.Refresh first.
+//
+// Register returns ErrNotSupported if the engine cannot transfer r, the source cannot export it, or
+// the NICs cannot access it. With Options.NICsOptional a refusal of the NICs is not an error, and
+// Buffer.Refused has the cause. It returns ErrExists if NICs are used and r overlaps other memory
+// of the segment. It returns ErrBusy if the segment has MaxBuffers buffers, its description exceeds
+// 4 MiB, or another call registers or closes until ctx ends.
 func (s *Segment) Register(ctx context.Context, r *mem.Region, o RegisterOptions) (int64, error) {
 	off, err := s.register(ctx, r, o)
 	if err != nil {
@@ -188,7 +190,7 @@ func (s *Segment) register(ctx context.Context, r *mem.Region, o RegisterOptions
 	}
 	if err != nil {
 		if b.export != nil {
-			err = errors.Join(err, b.export.Close(s.e.ctx)) // no importer knows it
+			err = errors.Join(err, b.export.Close(s.e.ctx)) // no importer can have its identity
 		}
 		return 0, err
 	}
@@ -222,7 +224,7 @@ func (s *Segment) checkSpace() error {
 	return nil
 }
 
-// fits returns an error if a description with b is too long.
+// fits returns an error if the segment's description with b would be too long.
 func (s *Segment) fits(b *buffer) error {
 	own, err := json.Marshal(&b.desc)
 	if err != nil {
@@ -246,11 +248,11 @@ func (s *Segment) fits(b *buffer) error {
 	return nil
 }
 
-// Unregister removes the region at that offset. If it returns nil, no request and no copy of an
-// importer touches the region any more; copies that end after the call are not reported as
-// successful. It ends connections whose requests take longer than Options.Stall. If ctx ends first,
-// the region must not be freed, and Unregister may be called again; the error names the users, as
-// ErrBusy for importers.
+// Unregister removes the region at that offset. If it returns nil, neither requests nor copies of
+// importers access the region any more; copies that end after the call are not reported as
+// successful. Connections whose requests take longer than Options.Stall are ended. If ctx ends
+// first, the region must not be freed, and the caller must retry. The error then names the users;
+// for importers it is ErrBusy.
 func (s *Segment) Unregister(ctx context.Context, offset int64) error {
 	all := s.list()
 	i := slices.IndexFunc(all, func(b *buffer) bool { return b.desc.Offset == offset })
@@ -267,7 +269,8 @@ func (s *Segment) list() []*buffer {
 	return slices.Clone(s.buffers)
 }
 
-// remove removes a buffer unless it is removed already. After an error it may be called again.
+// remove removes a buffer. It does nothing if the buffer was already removed. After an error it may
+// be retried.
 func (s *Segment) remove(ctx context.Context, b *buffer) error {
 	select {
 	case b.leaving <- struct{}{}:
@@ -296,8 +299,8 @@ func (s *Segment) remove(ctx context.Context, b *buffer) error {
 	return nil
 }
 
-// clear removes memory from the table. It ends requests that take long, since a slow peer could
-// hold the memory indefinitely.
+// clear removes memory from the table. It ends requests that take long, because a slow peer could
+// keep the memory in use indefinitely.
 func (s *Segment) clear(ctx context.Context, at uint64) error {
 	soon, cancel := context.WithTimeout(ctx, s.e.o.Stall)
 	defer cancel()
@@ -323,13 +326,13 @@ func (s *Segment) Describe() Description {
 	return d
 }
 
-// description returns the description without buffers.
+// description returns the segment's description without buffers.
 func (s *Segment) description() Description {
 	return Description{Name: s.name, Engine: s.e.id, Segment: s.number, Host: s.e.host, NICs: s.e.o.NICs.Names()}
 }
 
 // Close unregisters all memory and removes the segment from the engine and the store. If the store
-// does not answer, it forgets the segment when the lease expires. A second Close returns nil.
+// does not respond, the entry remains until its lease expires. After success, Close returns nil.
 func (s *Segment) Close(ctx context.Context) error {
 	e := s.e
 	s.mu.Lock()
@@ -364,7 +367,7 @@ func (s *Segment) Close(ctx context.Context) error {
 	return nil
 }
 
-// find returns the segment of that name. An empty name finds the only segment.
+// find returns the segment with the given name. With an empty name it returns the only segment.
 func (e *Engine) find(name string) (*Segment, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

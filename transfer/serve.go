@@ -14,48 +14,49 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// served has the connections from other engines.
+// served has the connections that other engines have opened.
 type served struct {
 	slots  *wire.Slots
 	budget *wire.Budget // memory of the requests in progress
-	queues int          // maximum number of queue pairs, whose connections are never idle
+	queues int          // maximum number of connections for queue pairs; they are never idle
 
 	mu     sync.Mutex
 	closed bool
-	all    map[*servedConn]struct{} // including those that have lost their slot and not ended
+	all    map[*servedConn]struct{} // including connections that lost their slot but have not ended
 	conns  map[connKey]*servedConn
 }
 
-// Memory that requests of all connections may take together. A request of at most smallBytes does
-// not count.
+// requestsBytes is the memory that requests of all connections may use together. Requests of at
+// most smallBytes do not count.
 const (
 	requestsBytes = 64 << 20
 	smallBytes    = 128 << 10
 )
 
-// connKey identifies a data connection among those of all engines.
+// connKey identifies a data connection among the connections from all engines.
 type connKey struct {
 	from   share.Identity
 	number uint64
 }
 
-// servedConn is a connection from another engine.
+// servedConn is a connection that another engine has opened.
 type servedConn struct {
 	*pacedConn
 	slot *wire.Slot
 	r    *bufferedConn
 	w    *bufio.Writer
-	// ctx ends when this side closes the connection. done is closed when the connection no longer
-	// touches memory.
+	// ctx ends when this process closes the connection. done is closed when the connection no
+	// longer accesses memory.
 	ctx    context.Context
 	cancel context.CancelFunc
 	done   chan struct{}
-	// segment is the segment that its queue pair reaches, or nil. Guarded by served.mu.
+	// segment is the segment that the connection's queue pair accesses, or nil. Guarded by
+	// served.mu.
 	segment *Segment
 }
 
-// Buffers for small pieces of a data connection and of another one. Larger pieces are read and
-// written in place.
+// dataBuffer and controlBuffer are the buffer sizes of data and other connections. Large pieces are
+// read and written without the buffer.
 const (
 	dataBuffer    = 256 << 10
 	controlBuffer = 4 << 10
@@ -80,7 +81,7 @@ func (s *served) count() int {
 	return len(s.all)
 }
 
-// add gives c a slot. It reports false if none is free or the engine closes.
+// add assigns a slot to c. It returns false if no slot is free or the engine is closing.
 func (s *served) add(c *servedConn) bool {
 	slot := s.slots.Take(c.end)
 	if slot == nil {
@@ -104,7 +105,7 @@ func (s *served) remove(c *servedConn) {
 	delete(s.all, c)
 }
 
-// register registers a data connection. It reports false if the key exists.
+// register registers a data connection. It returns false if the key exists.
 func (s *served) register(k connKey, c *servedConn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -121,7 +122,7 @@ func (s *served) unregister(k connKey) {
 	delete(s.conns, k)
 }
 
-// fence ends a data connection and waits until it no longer touches memory.
+// fence ends a data connection and waits until the connection no longer accesses memory.
 func (s *served) fence(ctx context.Context, k connKey) error {
 	s.mu.Lock()
 	c := s.conns[k]
@@ -150,8 +151,8 @@ func (s *served) closeAll() {
 	}
 }
 
-// stopReading accepts no more requests. A request that was read is still answered, since its sender
-// could not find out later whether it was carried out.
+// stopReading stops reading requests. A request that was already read is still answered, because
+// its sender could not find out whether it was executed.
 func (c *servedConn) stopReading() {
 	c.cancel()
 	if half, ok := c.Conn.(*net.TCPConn); !ok || half.CloseRead() != nil {
@@ -159,7 +160,7 @@ func (c *servedConn) stopReading() {
 	}
 }
 
-// end closes the connection, which ends the goroutine that serves it.
+// end closes the connection. This ends the goroutine that serves it.
 func (c *servedConn) end() {
 	c.cancel()
 	_ = c.Close()
@@ -191,7 +192,7 @@ func newServedConn(e *Engine, raw net.Conn) *servedConn {
 	return c
 }
 
-// serve serves a connection from hello to end and returns why it ended.
+// serve serves a connection and returns the reason for its end.
 func (e *Engine) serve(c *servedConn) error {
 	c.expect(1)
 	b := make([]byte, helloBytes)
@@ -229,7 +230,7 @@ func (e *Engine) serve(c *servedConn) error {
 	}
 }
 
-// waitRequest waits for the first byte of a request. Meanwhile another connection may take the
+// waitRequest waits for the first byte of a request. Until then, another connection may take the
 // slot.
 func (c *servedConn) waitRequest() error {
 	c.slot.Idle()
@@ -261,7 +262,7 @@ func (e *Engine) serveControl(c *servedConn, from share.Identity) error {
 	}
 }
 
-// serveCall reads a control request and writes its reply.
+// serveCall reads a control request and writes the reply.
 func (e *Engine) serveCall(c *servedConn, from share.Identity) error {
 	f, n, err := readFrameHead(c.r)
 	if err != nil {
@@ -290,7 +291,7 @@ func (e *Engine) serveCall(c *servedConn, from share.Identity) error {
 	return out.write(c.w)
 }
 
-// answer carries out a control request.
+// answer executes a control request and returns the reply's payload.
 func (e *Engine) answer(ctx context.Context, f *frame, from share.Identity) (any, error) {
 	switch f.call {
 	case callDescribe:
@@ -308,7 +309,7 @@ func (e *Engine) answer(ctx context.Context, f *frame, from share.Identity) (any
 		if err := f.decode(&q); err != nil {
 			return nil, err
 		}
-		// The other side waits no longer than Stall.
+		// The sender waits at most for Stall.
 		ctx, cancel := context.WithTimeout(ctx, e.o.Stall/2)
 		defer cancel()
 		for _, n := range q.Lanes {

@@ -26,8 +26,8 @@ func (e *Engine) serveData(c *servedConn) error {
 	}
 }
 
-// serveRequest reads a request into q, carries it out and replies. It returns an error if the
-// connection cannot go on.
+// serveRequest reads a request into q, executes it and replies. It returns an error if the
+// connection cannot be used any more.
 func (e *Engine) serveRequest(c *servedConn, q *request) error {
 	release := func() {}
 	defer func() { release() }()
@@ -40,12 +40,13 @@ func (e *Engine) serveRequest(c *servedConn, q *request) error {
 		err = e.do(c, q)
 	}
 	if memoryOf(int64(cap(q.shape.planes)), int64(cap(q.shape.pages))) > smallBytes {
-		q.shape = shape{} // an idle connection keeps no more
+		q.shape = shape{} // an idle connection must not keep the memory
 	}
 	return err
 }
 
-// do carries out one request and replies. It returns an error if the connection cannot go on.
+// do executes one request and replies. It returns an error if the connection cannot be used any
+// more.
 func (e *Engine) do(c *servedConn, q *request) error {
 	l, err := e.leasePieces(q, c.end)
 	if err != nil {
@@ -73,7 +74,7 @@ func (e *Engine) do(c *servedConn, q *request) error {
 	return (&reply{status: statusOf(err), id: q.id, text: textOf(err)}).write(c.w)
 }
 
-// doRead replies to a read of n bytes. If refused is not nil, it replies with that error.
+// doRead replies to a read of n bytes. If refused is not nil, it replies with this error.
 func (e *Engine) doRead(c *servedConn, q *request, l *pieceList, n int64, refused error) error {
 	if refused != nil {
 		return (&reply{status: statusOf(refused), id: q.id, text: textOf(refused)}).write(c.w)
@@ -99,14 +100,14 @@ func (e *Engine) doRead(c *servedConn, q *request, l *pieceList, n int64, refuse
 	return (&reply{status: statusOf(err), id: q.id, text: textOf(err)}).write(c.w)
 }
 
-// pieceList lists the pieces of a held request, a limited number at a time.
+// pieceList lists the pieces of a request whose memory is leased, a limited number at a time.
 type pieceList struct {
 	lease       *wire.Lease
 	shape       *shape
-	plane, page int // the next piece
+	plane, page int // index of the next piece
 }
 
-// next lists the next pieces in held.List, and reports whether there are any.
+// next lists the next pieces in lease.List. It returns false if there are no more.
 func (l *pieceList) next() (more bool, err error) {
 	l.lease.List = l.lease.List[:0]
 	for n := 0; n < listedPieces && l.plane < len(l.shape.planes); n++ {
@@ -121,8 +122,8 @@ func (l *pieceList) next() (more bool, err error) {
 	return len(l.lease.List) > 0, nil
 }
 
-// leasePieces holds the memory of a request without listing it. end ends the request. It returns
-// ErrNotFound if memory is not registered.
+// leasePieces leases the memory of a request. It does not list the pieces. end is called to end the
+// request early. It returns ErrNotFound if memory is not registered.
 func (e *Engine) leasePieces(q *request, end func()) (*pieceList, error) {
 	e.mu.Lock()
 	s := e.numbers[q.segment]
@@ -138,7 +139,7 @@ func (e *Engine) leasePieces(q *request, end func()) (*pieceList, error) {
 	return &pieceList{lease: h, shape: &q.shape}, nil
 }
 
-// watchedWriter counts the bytes written to a connection and keeps the connection's error.
+// watchedWriter counts the bytes written to a connection and keeps the connection's first error.
 type watchedWriter struct {
 	w    *bufio.Writer
 	conn *pacedConn // the connection below w
@@ -172,10 +173,10 @@ func (w *watchedWriter) WriteBy(p []byte, by time.Time) (int, error) {
 	case len(p) <= w.w.Available():
 		return w.Write(p)
 	}
-	return 0, nil // buffered bytes have to be written first, without a time limit
+	return 0, nil // buffered bytes must be written first, and that has no time limit
 }
 
-// pad writes zeros for the missing bytes of n.
+// pad writes zeros for the missing bytes up to n.
 func (w *watchedWriter) pad(n int64) error {
 	zeros := make([]byte, min(n-w.n, dataBuffer))
 	for w.err == nil && w.n < n {

@@ -31,7 +31,7 @@ func (e *Engine) serveQueue(c *servedConn) error {
 		e.counters.refused.Add(1)
 		return (&frame{call: f.call, status: statusOf(err), payload: textOf(err)}).write(c)
 	}
-	defer closeQueue(q) // the queue touches no memory after the connection ends
+	defer closeQueue(q) // when it returns, the queue no longer accesses memory
 	out, err := newFrame(f.call, connectReply{To: q.Endpoint()})
 	if err != nil {
 		return err
@@ -41,12 +41,12 @@ func (e *Engine) serveQueue(c *servedConn) error {
 		return err
 	}
 	if err := c.waitByte(); err != nil {
-		return err // mostly the connection was closed
+		return err // usually the peer closed the connection
 	}
 	return fmt.Errorf("unexpected data after a queue pair: %w", errdefs.ErrInvalid)
 }
 
-// connectQueue opens and connects a queue pair that reaches the memory of a segment.
+// connectQueue opens a queue pair with access to a segment and connects it.
 func (e *Engine) connectQueue(c *servedConn, f *frame) (*rail.Queue, error) {
 	var r connectRequest
 	if err := f.decode(&r); err != nil {
@@ -65,7 +65,7 @@ func (e *Engine) connectQueue(c *servedConn, f *frame) (*rail.Queue, error) {
 	if d == nil {
 		return nil, fmt.Errorf("segment %q has no NICs: %w", s.name, errdefs.ErrNotSupported)
 	}
-	// Bind first: closing the segment ends only bound connections.
+	// Bind first: closing the segment ends bound connections only.
 	if err := e.served.bind(c, s); err != nil {
 		return nil, err
 	}
@@ -80,8 +80,8 @@ func (e *Engine) connectQueue(c *servedConn, f *frame) (*rail.Queue, error) {
 	return q, nil
 }
 
-// bind binds c to the queue pairs of a segment. It returns ErrBusy if half of all connections are
-// bound, so that slots remain for others.
+// bind marks c as a connection for a queue pair of a segment. It returns ErrBusy if half of all
+// connections are bound, so that slots remain for other connections.
 func (s *served) bind(c *servedConn, to *Segment) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,7 +98,7 @@ func (s *served) bind(c *servedConn, to *Segment) error {
 	return nil
 }
 
-// endOf ends the queue pairs of a segment and waits until they no longer touch memory.
+// endOf ends the queue pairs of a segment and waits until they no longer access memory.
 func (s *served) endOf(ctx context.Context, to *Segment) error {
 	s.mu.Lock()
 	var all []*servedConn
@@ -121,8 +121,8 @@ func (s *served) endOf(ctx context.Context, to *Segment) error {
 	return nil
 }
 
-// offer registers the region of a buffer with the NICs, if there are any. If NICs that are optional
-// refuse it, the description has the cause.
+// offer registers the region of a buffer with the NICs, if any. If optional NICs refuse it, the
+// description has the cause.
 func (s *Segment) offer(b *buffer) error {
 	why := s.pin(b)
 	if why == nil {
@@ -136,7 +136,7 @@ func (s *Segment) offer(b *buffer) error {
 }
 
 // pin registers the region of a buffer for queue pairs of this segment. It skips memory of another
-// process, which could not take pinned memory back.
+// process, because that process could not free the memory while it is pinned here.
 func (s *Segment) pin(b *buffer) (err error) {
 	if s.e.o.NICs == nil || b.region.Origin() != nil {
 		return nil
@@ -161,7 +161,7 @@ func (s *Segment) withdraw(ctx context.Context, b *buffer) error {
 	return d.Unregister(ctx, b.region)
 }
 
-// disconnect ends the segment's queue pairs and closes its domain. It may be called again.
+// disconnect ends the segment's queue pairs and closes its domain. It may be retried.
 func (s *Segment) disconnect(ctx context.Context) error {
 	d := s.domain.Load()
 	if d == nil {

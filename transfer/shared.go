@@ -10,13 +10,12 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// Imported memory is copied like other memory: by the CPU if it reaches both sides, else by the
-// device's stream. A copy succeeded if the export was live after the copy ended. No fence is
-// needed, because this process makes the copies itself: nothing is in progress after they end.
+// Imported memory is copied like other memory: by the CPU if both sides have CPU addresses,
+// otherwise by the device's stream. A copy is successful if the memory was still exported when the
+// copy ended. No fence is needed, because this process makes the copies itself.
 
-// beginImported begins to move the part through imported memory. If forced is not PathNone, it must
-// be the path of that memory. abort asks the copy to end early. If beginImported returns an error,
-// nothing was begun.
+// beginImported begins to copy a part through imported memory. If forced is not PathNone, it must
+// be the path of that memory. abort ends the copy early. On error nothing was begun.
 func (e *Engine) beginImported(ctx context.Context, p *part, forced Path, finish func(error)) (path Path, abort func(), err error) {
 	if err := p.buf.usable(); err != nil {
 		return PathNone, nil, err
@@ -60,16 +59,16 @@ func (e *Engine) beginImported(ctx context.Context, p *part, forced Path, finish
 		return PathNone, nil, err
 	}
 	go func() {
-		<-t.Done() // a stream resolves its tickets
+		<-t.Done() // a stream always resolves its tickets
 		finish(t.Err())
 	}()
 	return path, t.Cancel, nil
 }
 
-// listed returns the batch of extents that copies the part from or to imported memory.
+// listed returns the batch of extents for copying the part from or to imported memory.
 func (p *part) listed(there *mem.Region) *mem.Batch {
 	var remote []mem.Extent
-	_ = p.shape.each(func(off, n int64) error { // returns the errors of the function only
+	_ = p.shape.each(func(off, n int64) error { // each returns errors of the callback only
 		remote = wire.Append(remote, mem.Extent{Region: there, Off: off - p.buf.Offset, Len: n})
 		return nil
 	})
@@ -80,7 +79,7 @@ func (p *part) listed(there *mem.Region) *mem.Batch {
 	return b
 }
 
-// paged returns the batch of pages that copies the part; the device computes the addresses. It
+// paged returns the batch of pages for copying the part; the device computes the addresses. It
 // returns nil if the part is a list, or if the remote pages are not disjoint slots.
 func (p *part) paged(there *mem.Region) *mem.Batch {
 	if p.planes == nil {
@@ -122,7 +121,7 @@ func allHost(p *part) bool {
 	return true
 }
 
-// keepMapped keeps imported memory of the batch mapped until the result is released.
+// keepMapped keeps imported memory of the batch mapped until the caller releases the result.
 func keepMapped(b *mem.Batch) (holds mem.Holds, err error) {
 	for i := range b.Dst {
 		if err := errors.Join(holds.Add(b.Dst[i].Region), holds.Add(b.Src[i].Region)); err != nil {
@@ -150,10 +149,10 @@ func copyHost(ctx context.Context, b *mem.Batch) error {
 	return nil
 }
 
-// pairs returns the batch that copies src to dst. Both lists have the same length in bytes.
+// pairs returns the batch that copies src to dst. Both lists have the same total length.
 func pairs(dst, src []mem.Extent) *mem.Batch {
 	b := new(mem.Batch)
-	var d, r int64 // bytes done of the first extent of each
+	var d, r int64 // bytes already covered of the first extent of dst and of src
 	for len(dst) > 0 && len(src) > 0 {
 		n := min(dst[0].Len-d, src[0].Len-r)
 		b.Dst, b.Src = append(b.Dst, dst[0].Sub(d, n)), append(b.Src, src[0].Sub(r, n))

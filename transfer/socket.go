@@ -9,8 +9,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// socketConn is a conn whose connection carries the bytes too. One goroutine writes requests and
-// another one reads replies.
+// socketConn is a conn that transfers the bytes over its connection. One goroutine writes requests
+// and another one reads replies.
 type socketConn struct {
 	*conn
 	r *bufferedConn
@@ -64,13 +64,13 @@ func (c *socketConn) write(f *pendingPart) error {
 	socket := &watchedWriter{w: c.w, conn: c.paced}
 	err := c.p.e.mover.Send(c.ctx, socket, list)
 	if err != nil && socket.err == nil && c.ctx.Err() == nil {
-		// FinishAll uses it; the conn ends, since the announced bytes are missing.
+		// finishAll uses the cause. The conn ends because the announced bytes are missing.
 		f.cause = &localError{err}
 	}
 	return err
 }
 
-// localError is a failure of local memory. No conn can move the part.
+// localError is a failure of local memory. Retrying the part on another conn would fail again.
 type localError struct{ err error }
 
 func (e *localError) Error() string { return e.err.Error() }
@@ -97,7 +97,7 @@ func (c *socketConn) readAll() error {
 				return err
 			}
 		}
-		select { // a refusal may arrive while the bytes are still being sent
+		select { // the target may refuse the request before all bytes are sent
 		case <-f.written:
 		case <-c.ctx.Done():
 			return errConnEnded
@@ -106,7 +106,7 @@ func (c *socketConn) readAll() error {
 	}
 }
 
-// receive receives the bytes of a read. verdict is the result of the part, err a failure of the
+// receive receives the bytes of a read. verdict is the result of the part. err is a failure of the
 // connection.
 func (c *socketConn) receive(f *pendingPart) (verdict, err error) {
 	in := c.r.body(f.part.bytes, &f.part.shape)

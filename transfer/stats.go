@@ -7,9 +7,9 @@ import (
 
 // PathStats are the statistics of one path.
 type PathStats struct {
-	Path  Path // PathNone: nothing was carried
+	Path  Path // PathNone: tasks that moved no bytes
 	Bytes int64
-	// Tasks counts ended tasks by final status, under the path of their last bytes.
+	// Tasks counts finished tasks by final status. A task counts for the path of its last bytes.
 	Tasks map[Status]int64
 }
 

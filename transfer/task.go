@@ -8,7 +8,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Task is one copy between local memory and a segment: of Local from or to Offset, or of Pages.
+// Task is one copy between local memory and a segment: between Local and Offset, or between the
+// pairs of Pages.
 type Task struct {
 	Op      Op
 	Segment *Remote
@@ -17,22 +18,23 @@ type Task struct {
 	Pages   *Pages // replaces Local and Offset
 }
 
-// Pages is the compact form of copies between two paged KV caches, a local one and one in a
-// segment. Each pair of pages is copied in every plane.
+// Pages is a list of copies between two paged KV caches, a local one and one in a segment. Each
+// pair of pages is copied in every plane.
 type Pages struct {
 	Planes []PagePlane
 	Pairs  []PagePair
 }
 
 // PagePlane is a plane of both caches. Page p is the Bytes bytes at Base + p*Stride of Region, and
-// at RemoteBase + p*RemoteStride of the segment. All remote pages of a plane lie in one buffer.
+// at RemoteBase + p*RemoteStride of the segment. All remote pages of a plane must lie in one
+// buffer.
 type PagePlane struct {
 	Region                   *mem.Region
 	Base, Stride, Bytes      int64
 	RemoteBase, RemoteStride int64
 }
 
-// PagePair is a local page and the remote page that it is copied from or to.
+// PagePair is a local page and a remote page. The task copies one to the other.
 type PagePair struct{ Local, Remote uint32 }
 
 // local returns the extent of a local page.
@@ -40,14 +42,14 @@ func (p *PagePlane) local(page uint32) mem.Extent {
 	return mem.Extent{Region: p.Region, Off: p.Base + int64(page)*p.Stride, Len: p.Bytes}
 }
 
-// Path is the way that the bytes of a task take.
+// Path is the method by which the bytes of a task are transferred.
 type Path uint8
 
 // The paths, in order of preference.
 const (
-	PathNone   Path = iota // nothing was moved
-	PathNVLink             // by a device, with device memory of another process of the host
-	PathShm                // with host memory of another process of the host
+	PathNone   Path = iota // nothing was transferred
+	PathNVLink             // by a device, with imported device memory of the same host
+	PathShm                // with imported host memory of the same host
 	PathRDMA               // by NICs, with registered memory
 	PathTCP                // over sockets
 	paths
@@ -78,9 +80,9 @@ type Status uint8
 
 // The states. The last four are final.
 const (
-	StatusWaiting   Status = iota // waits for its dependencies
-	StatusPending                 // is being moved
-	StatusCompleted               // every byte has arrived
+	StatusWaiting   Status = iota // waits for dependencies
+	StatusPending                 // in progress
+	StatusCompleted               // all bytes have arrived
 	StatusFailed
 	StatusCanceled
 	StatusTimeout
@@ -99,20 +101,22 @@ func (s Status) String() string {
 // TaskResult is the state of a task.
 type TaskResult struct {
 	Status Status
-	Err    error // nil, or the failure; the bytes at the destination are undefined then
-	Path   Path  // path of the last bytes
+	// Err is nil unless the task failed. After a failure the bytes at the destination are
+	// undefined.
+	Err  error
+	Path Path // path of the last bytes
 }
 
 // Completion has the statistics of a batch.
 type Completion struct {
 	Bytes   [paths]int64 // by path
-	Retries int          // retried parts
-	// Fallback is the last cause for not using an expected path, or nil.
+	Retries int          // number of retried parts
+	// Fallback is the last reason for which an expected path was not used, or nil.
 	Fallback          error
 	Started, Finished time.Time
 }
 
-// validate returns the length of the task, or an error.
+// validate returns the length of the task in bytes, or an error.
 func (t *Task) validate(e *Engine) (n int64, err error) {
 	switch {
 	case t.Op != Read && t.Op != Write:
@@ -135,7 +139,8 @@ func (t *Task) validate(e *Engine) (n int64, err error) {
 	return t.Local.Len, err
 }
 
-// validatePages checks the highest page of each plane, local and remote.
+// validatePages checks the highest local and remote page of each plane. It returns the total
+// length.
 func (t *Task) validatePages(e *Engine) (n int64, err error) {
 	var here, there uint32
 	for _, p := range t.Pages.Pairs {
@@ -165,8 +170,8 @@ func (t *Task) validatePages(e *Engine) (n int64, err error) {
 	return n, nil
 }
 
-// buffer returns the buffer of r with the plane's pages up to last. It returns ErrInvalid if there
-// is none.
+// buffer returns the buffer of r that contains the plane's pages up to last. It returns ErrInvalid
+// if there is none.
 func (p *PagePlane) buffer(r *Remote, last uint32) (*remoteBuffer, error) {
 	b, err := r.buffer(p.RemoteBase, p.Bytes)
 	if err != nil {

@@ -49,7 +49,7 @@ func (m message) encode() []byte {
 	return append(b, m.id...)
 }
 
-// decode decodes the result of encode. It returns ErrInvalid if that is malformed.
+// decode decodes a message encoded by encode. It returns ErrInvalid if the message is malformed.
 func decode(b []byte) (m message, err error) {
 	if len(b) < headerBytes || len(b) > headerBytes+MaxIDBytes || string(b[:4]) != magic || b[5] != 0 {
 		return m, fmt.Errorf("a notification of %d bytes does not belong to a request: %w", len(b), errdefs.ErrInvalid)
@@ -68,15 +68,15 @@ type Event struct {
 	From    share.Identity // the sender's engine
 	Segment string
 	Request []byte
-	// Layer, one of Layers, has arrived. Complete means that all have.
+	// Layer is the layer that has arrived, of Layers. Complete means that all layers have arrived.
 	Layer, Layers int
 	Complete      bool
 	// Failed means that the pages of the request are undefined and that no other event follows.
 	Failed bool
 }
 
-// Receiver reports events of requests. It receives the notifications of an engine, all of which
-// must be from senders. It is safe for concurrent use.
+// Receiver reports events of requests. It reads all notifications of an engine, which must all be
+// from Senders. It is safe for concurrent use.
 type Receiver struct {
 	e    *transfer.Engine
 	most int
@@ -87,7 +87,7 @@ type Receiver struct {
 	stats    Stats
 }
 
-// requestKey identifies one attempt of a request. A failed request may begin again with the same
+// requestKey identifies one attempt of a request. An attempt after a failure may use the same
 // identifier.
 type requestKey struct {
 	from    share.Identity
@@ -96,17 +96,17 @@ type requestKey struct {
 	number  uint64
 }
 
-// arrivals are the arrived layers of a request.
+// arrivals is the set of arrived layers of a request.
 type arrivals struct {
 	layers []uint64 // a bit set
 	done   bool     // complete or failed
 }
 
-// DefaultRequests is the default number of requests that a Receiver tracks.
+// DefaultRequests is the default maximum number of requests that a Receiver tracks.
 const DefaultRequests = 4096
 
-// NewReceiver returns a receiver of e's notifications that tracks the layers of that many requests;
-// 0: DefaultRequests.
+// NewReceiver returns a receiver of e's notifications. requests is the maximum number of tracked
+// requests; 0: DefaultRequests.
 func NewReceiver(e *transfer.Engine, requests int) *Receiver {
 	if requests <= 0 {
 		requests = DefaultRequests
@@ -114,11 +114,11 @@ func NewReceiver(e *transfer.Engine, requests int) *Receiver {
 	return &Receiver{e: e, most: requests, requests: make(map[requestKey]*arrivals)}
 }
 
-// Stats counts notifications that a Receiver did not report and requests that it dropped.
+// Stats counts notifications that a Receiver ignored and requests that it dropped.
 type Stats struct {
-	Forgotten int64 // incomplete requests dropped because of too many others
-	Foreign   int64 // notifications that are not from a sender
-	Late      int64 // layers of complete or failed requests
+	Forgotten int64 // incomplete requests dropped because the Receiver tracked too many
+	Foreign   int64 // notifications that no Sender has sent
+	Late      int64 // layers that arrived for complete or failed requests
 }
 
 // Stats returns the counts.
@@ -148,7 +148,8 @@ func (r *Receiver) Receive(ctx context.Context) (Event, error) {
 	}
 }
 
-// record records a notification and reports whether it is an event.
+// record updates the request's state. It returns the event, or false if the notification is not
+// reported.
 func (r *Receiver) record(n transfer.Notice, m message) (Event, bool) {
 	e := Event{From: n.From, Segment: n.Segment, Request: m.id, Layer: m.layer, Layers: m.layers, Failed: m.kind == failed}
 	r.mu.Lock()
@@ -168,8 +169,8 @@ func (r *Receiver) record(n transfer.Notice, m message) (Event, bool) {
 	return e, true
 }
 
-// find returns the state of a request. To add one above the limit, it drops a finished request, or
-// else the oldest one.
+// find returns the state of a request. If the request is new and the limit is reached, it first
+// drops a finished request, or the oldest one if none is finished.
 func (r *Receiver) find(k requestKey, layers int) *arrivals {
 	a := r.requests[k]
 	if a != nil {

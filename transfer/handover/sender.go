@@ -20,15 +20,14 @@ const DefaultDepth = 4
 
 // Options are the options of a Sender.
 type Options struct {
-	// Layers has the planes of each layer, local and in the receiver's segment.
+	// Layers lists the planes of each layer: local memory and offsets in the receiver's segment.
 	Layers [][]transfer.PagePlane
-	// Groups has the page group of each layer, numbered from 0. Empty: all layers belong to one
-	// group.
+	// Groups is the page group of each layer, numbered from 0. Empty: all layers belong to group 0.
 	Groups []int
-	// Depth is the number of layers of a request in progress. Default DefaultDepth.
+	// Depth is the maximum number of layers of a request in progress. Default DefaultDepth.
 	Depth int
-	// Timeout is the time limit of a layer, including the wait for its dependencies. Default: that
-	// of the engine.
+	// Timeout is the maximum duration of a layer, including the wait for its dependencies. Default:
+	// the engine's timeout.
 	Timeout time.Duration
 }
 
@@ -39,7 +38,7 @@ type Sender struct {
 	o      Options
 	groups int
 
-	requests atomic.Int64 // begun and not finished
+	requests atomic.Int64 // number of unfinished requests
 }
 
 // NewSender returns a sender to a segment that e has opened. It needs no Close. It returns
@@ -79,14 +78,15 @@ func (s *Sender) group(k int) int {
 // any.
 func (s *Sender) Requests() int { return int(s.requests.Load()) }
 
-// Request is the KV of one request. Several goroutines may send its layers.
+// Request is the KV cache of one request. Several goroutines may send its layers.
 type Request struct {
 	s      *Sender
 	id     []byte
 	number uint64 // distinguishes attempts with the same identifier
 	pairs  [][]transfer.PagePair
-	window chan struct{} // one element for each layer in progress
-	// ctx ends with the first failure, which is its cause. That cancels the layers in progress.
+	window chan struct{} // semaphore: one element for each layer in progress
+	// ctx is canceled by the first failure, with the failure as cause. This cancels the layers in
+	// progress.
 	ctx  context.Context
 	fail context.CancelCauseFunc
 
@@ -96,9 +96,9 @@ type Request struct {
 	waiting   sync.WaitGroup // layers in progress
 }
 
-// Begin begins a request. The receiver gets the identifier. pairs has the local and remote pages of
-// each page group; a group may have none, but not all of them. pairs must not change until Finish
-// has returned. Begin returns ErrInvalid for other arguments.
+// Begin begins a request. The receiver's events contain id. pairs lists the local and remote pages
+// of each page group. Some groups may be empty, but not all. pairs must not change until Finish has
+// returned. Begin returns ErrInvalid for invalid arguments.
 func (s *Sender) Begin(id []byte, pairs ...[]transfer.PagePair) (*Request, error) {
 	pages := 0
 	for _, p := range pairs {
@@ -116,10 +116,11 @@ func (s *Sender) Begin(id []byte, pairs ...[]transfer.PagePair) (*Request, error
 	return r, nil
 }
 
-// Layer sends layer k once. The transfer starts when after is resolved, for example the ticket of a
-// stream that computes the layer. Layer waits until fewer than Depth layers are in progress or ctx
-// ends; ctx affects this wait only. After a failure it returns that. The pages of the layer must
-// not change before Finish has returned.
+// Layer sends layer k. It must be called once for each layer. The transfer starts when all
+// dependencies in after have resolved; one may be the ticket of the stream that computes the layer.
+// Layer blocks while Depth layers are in progress, until ctx ends. ctx has no other effect. After a
+// failure of the request, Layer returns the failure. The pages of the layer must not change until
+// Finish has returned.
 func (r *Request) Layer(ctx context.Context, k int, after ...mem.Dependency) error {
 	if k < 0 || k >= len(r.submitted) {
 		return fmt.Errorf("hand over layer %d of %d: %w", k, len(r.submitted), errdefs.ErrInvalid)
@@ -142,7 +143,7 @@ func (r *Request) Layer(ctx context.Context, k int, after ...mem.Dependency) err
 	return fmt.Errorf("hand over layer %d: %w", k, err)
 }
 
-// take marks a layer as submitted. Finish waits for it.
+// take marks layer k as submitted. Finish waits for submitted layers.
 func (r *Request) take(k int) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -159,7 +160,7 @@ func (r *Request) take(k int) error {
 	return nil
 }
 
-// undoTake undoes take after a failed submit. If Finish has begun meanwhile, the request fails.
+// undoTake undoes take after a failed submit. If Finish was called meanwhile, the request fails.
 func (r *Request) undoTake(k int, why error) {
 	r.mu.Lock()
 	r.submitted[k] = false
@@ -198,9 +199,9 @@ func (r *Request) message(w kind, k int) []byte {
 	return message{w, k, len(r.submitted), r.number, r.id}.encode()
 }
 
-// Finish waits for all layers. It returns nil if the receiver has every layer. A missing or failed
-// layer or the end of ctx fails the request: Finish cancels layers in progress and notifies the
-// receiver if possible. When it returns, nothing touches the request's local pages.
+// Finish waits for all layers. It returns nil if the receiver has received every layer. Otherwise,
+// and if ctx ends, the request fails: Finish cancels layers in progress and notifies the receiver
+// if possible. When it returns, the request's local pages are no longer accessed.
 func (r *Request) Finish(ctx context.Context) error {
 	r.mu.Lock()
 	finished := r.ended
@@ -228,7 +229,7 @@ func (r *Request) Finish(ctx context.Context) error {
 	return fmt.Errorf("hand over request: %w", errors.Join(context.Cause(r.ctx), r.notifyFailure()))
 }
 
-// notifyTimeout is the time limit for the notification of a failure.
+// notifyTimeout is the maximum duration of notifyFailure.
 const notifyTimeout = 5 * time.Second
 
 // notifyFailure notifies the receiver that the request failed.

@@ -11,40 +11,40 @@ import (
 	"github.com/kvlane/kvlane/transfer"
 )
 
-// Task moves Length bytes between local memory at Local and the segment at Remote. Each address is
-// one of the process that has the memory.
+// Task copies Length bytes between local memory at Local and the segment's memory at Remote. Each
+// address is valid in the process that has the memory.
 type Task struct {
 	Op                    transfer.Op
 	Local, Remote, Length uint64
 }
 
-// Batch is a list of tasks. When it is done, nothing touches its local memory any more. The
-// target's memory is undefined after an incomplete write, and late bytes may still change it.
+// Batch is a list of tasks. When it is done, its local memory is no longer accessed. After an
+// incomplete write, the target's memory is undefined and may still be changed by late bytes.
 type Batch struct {
 	ctx  context.Context //nolint:containedctx // limits the whole batch
 	r    *Remote
-	stop func() bool // stops watching ctx
+	stop func() bool // unregisters the callback for the end of ctx
 	done chan struct{}
 
 	tasks []taskState
-	left  atomic.Int64 // tasks that are not final
+	left  atomic.Int64 // number of unfinished tasks
 
 	mu  sync.Mutex
-	err error // of the first failed task
+	err error // error of the first failed task
 }
 
 type taskState struct {
 	status atomic.Uint32
-	parts  atomic.Int64 // that are not final
+	parts  atomic.Int64 // number of unfinished parts
 	failed atomic.Uint32
 }
 
-// part is one request on a connection: a task, or a piece of a long one.
+// part is one request on a connection. It is a task, or a piece of a long task.
 type part struct {
 	b     *Batch
-	index int // of the task
+	index int // index of its task
 	Task
-	sent bool // local memory is no longer read; guarded by the remote's mu
+	sent bool // local memory is no longer read; guarded by Remote.mu
 }
 
 // Done is closed when every task is final.
@@ -56,10 +56,10 @@ func (b *Batch) Len() int { return len(b.tasks) }
 // Status returns the state of task i.
 func (b *Batch) Status(i int) transfer.Status { return transfer.Status(b.tasks[i].status.Load()) }
 
-// Wait waits until every task is final. It returns nil if all have completed, else the first error:
-// ErrInvalid for an address that the target refused, ErrCanceled for the end of the batch's
-// context, ErrBroken for a failed connection, ErrClosed for a closed Remote. If ctx ends first, it
-// returns ErrCanceled with the cause of ctx, and the batch goes on.
+// Wait waits until every task is final. It returns nil if all have completed, otherwise the first
+// error: ErrInvalid for an address that the target refused, ErrCanceled if the batch's context has
+// ended, ErrBroken for a failed connection, ErrClosed for a closed Remote. If ctx ends first, Wait
+// returns ErrCanceled with the cause of ctx, and the batch continues.
 func (b *Batch) Wait(ctx context.Context) error {
 	select {
 	case <-b.done:
@@ -78,7 +78,7 @@ func (b *Batch) Wait(ctx context.Context) error {
 	}
 }
 
-// finish makes a part final. The first part that fails determines the status of its task.
+// finish sets the final status of a part. The first failed part determines the status of its task.
 func (p *part) finish(s transfer.Status, err error) {
 	b, t := p.b, &p.b.tasks[p.index]
 	if s != transfer.StatusCompleted {
@@ -103,7 +103,7 @@ func (p *part) finish(s transfer.Status, err error) {
 }
 
 // failureOf returns the final status and the error of a part that failed with err. If the batch's
-// context has ended, that is the reason.
+// context has ended, they report that instead.
 func (p *part) failureOf(err error) (transfer.Status, error) {
 	cause := context.Cause(p.b.ctx)
 	switch {

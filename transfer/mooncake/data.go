@@ -9,14 +9,14 @@ import (
 )
 
 // A request on a data connection is a header: u64 length, u64 address in the target, u8 operation,
-// 7 unused bytes, all little endian. Version 2 marks the operation and has a status in the answer.
-// The bytes of a write follow the header, those of a read the status.
+// 7 unused bytes, all little endian. Version 2 sets a flag in the operation, and its replies have a
+// status. The bytes of a write follow the header, the bytes of a read follow the status.
 const (
 	headerBytes = 24
 	statusBytes = 8
 	opRead      = 0
 	opWrite     = 1
-	version2    = 0x80 // flag of the operation
+	version2    = 0x80 // flag in the operation
 
 	statusOK       = 0x4D43_5456_0000_0000
 	statusRejected = 0x4D43_5456_0000_0001

@@ -14,17 +14,18 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// P2PHandshake selects no directory: a segment's name is the address of its handshake, HOST:PORT.
+// P2PHandshake stands for no directory: the name of a segment is the address HOST:PORT of its
+// handshake.
 const P2PHandshake = "P2PHANDSHAKE"
 
 // Directory finds segments by name.
 type Directory interface {
-	// Find returns the description of a segment, with DataHost. It returns ErrNotFound if there is
-	// none.
+	// Find returns the description of a segment with DataHost set. It returns ErrNotFound if there
+	// is no such segment.
 	Find(ctx context.Context, segment string) (*Segment, error)
 	// handshake returns the address of a segment's handshake.
 	handshake(ctx context.Context, segment string) (string, error)
-	// publish adds a segment, withdraw removes it.
+	// publish adds a segment. withdraw removes it.
 	publish(ctx context.Context, s *Segment, at server) error
 	withdraw(ctx context.Context, segment string) error
 }
@@ -50,7 +51,7 @@ func OpenDirectory(uri, cluster string) (Directory, error) {
 	return &httpDirectory{client: c, prefix: prefix}, nil
 }
 
-// p2p requests the description of a segment from the address that is its name.
+// p2p finds a segment by a handshake with the address that is its name.
 type p2p struct{}
 
 func (p2p) Find(ctx context.Context, segment string) (*Segment, error) {
@@ -82,8 +83,8 @@ func (p2p) handshake(_ context.Context, segment string) (string, error) {
 func (p2p) publish(context.Context, *Segment, server) error { return nil }
 func (p2p) withdraw(context.Context, string) error          { return nil }
 
-// httpDirectory is a metadata server with texts by key. It keeps no connection between its rare
-// requests.
+// httpDirectory is an HTTP metadata server. Requests are rare, so it keeps no connection open
+// between them.
 type httpDirectory struct {
 	client *metadata.Client
 	prefix string
@@ -126,8 +127,8 @@ func (d *httpDirectory) handshake(ctx context.Context, segment string) (string, 
 	return net.JoinHostPort(at.Host, strconv.Itoa(at.Port)), nil
 }
 
-// publish first deletes the entries of an earlier process: Mooncake's server refuses to overwrite
-// rpc_meta.
+// publish first deletes entries of an earlier process, because Mooncake's server refuses to
+// overwrite rpc_meta.
 func (d *httpDirectory) publish(ctx context.Context, s *Segment, at server) error {
 	defer d.client.Close()
 	for _, v := range []struct {

@@ -14,19 +14,20 @@ import (
 // Lengths of reads and writes.
 const (
 	bufferBytes = 32 << 10 // size of the buffer for small writes
-	// aheadBytes are read ahead and copied. More reduces the rate of blocks of 64 KiB by a third.
+	// aheadBytes is the read-ahead. Bytes read ahead are copied once more: a larger value reduces
+	// the throughput of 64 KiB blocks by a third.
 	aheadBytes = 4 << 10
 	writeBytes = 1 << 20 // maximum length of a write with one deadline
 )
 
-// flow is a connection whose reads and writes fail after a time without a byte. One goroutine may
-// read and another one write.
+// flow is a connection whose reads and writes fail if no byte arrives or is sent for some time. One
+// goroutine may read and another one write.
 type flow struct {
 	net.Conn
-	bound           time.Duration // limit for reads; stall is that for writes
+	bound           time.Duration // maximum time without a byte for reads; stall: for writes
 	stall           time.Duration
 	readBy, writeBy time.Time  // the current deadlines
-	broken          error      // the first error of the connection that the reader saw
+	broken          error      // first connection error of the reading goroutine
 	pace            *wire.Pace // minimum rate of the current request; nil: none
 }
 
@@ -34,13 +35,13 @@ func newFlow(c net.Conn, stall time.Duration) *flow {
 	return &flow{Conn: c, bound: stall, stall: stall}
 }
 
-// limit changes the time limit of reads. Only the reading goroutine calls it.
+// limit changes the time limit of reads. It must be called by the reading goroutine.
 func (f *flow) limit(bound time.Duration) {
 	f.bound, f.readBy = bound, time.Time{}
 }
 
-// due returns the deadline for an operation that begins now, and whether to set it. Setting a
-// deadline costs time, so small changes are skipped.
+// due returns the deadline for an operation that begins now, and whether it must be set. Setting a
+// deadline is expensive, so small changes are skipped.
 func due(set time.Time, bound time.Duration) (time.Time, bool) {
 	by := time.Now().Add(bound)
 	return by, by.Sub(set) > bound/8
@@ -66,7 +67,7 @@ func (f *flow) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// tooSlow returns an error if the peer of a current request is below its pace. It moved the last n
+// tooSlow returns an error if the peer is slower than the pace of the current request. It moved n
 // bytes since began.
 func (f *flow) tooSlow(n int, began time.Time) error {
 	if f.pace == nil {
@@ -97,7 +98,7 @@ func (f *flow) ReadBy(p []byte, by time.Time) (int, error) {
 // Write implements io.Writer.
 func (f *flow) Write(p []byte) (int, error) { return f.writeAll(nil, p) }
 
-// writeAll writes head and p, with one system call if they are short. It returns the number of
+// writeAll writes head and p. If they are short, it uses one system call. It returns the number of
 // bytes of p that were written.
 func (f *flow) writeAll(head, p []byte) (int, error) {
 	done := 0
@@ -133,15 +134,15 @@ func (f *flow) writeAll(head, p []byte) (int, error) {
 	return done, nil
 }
 
-// reset resets the connection, so that the peer sees a failure and no bytes still on their way.
+// reset resets the connection. The peer gets an error and discards data in flight.
 func (f *flow) reset() {
 	if c, ok := f.Conn.(*net.TCPConn); ok {
-		_ = c.SetLinger(0) // Close follows anyway
+		_ = c.SetLinger(0) // the Close below works without it
 	}
-	_ = f.Close() // an error changes nothing
+	_ = f.Close() // the connection is unusable in any case
 }
 
-// bufferedWriter is a writer to a flow that buffers small writes and passes on large ones.
+// bufferedWriter is a writer for a flow that buffers small writes. Large writes bypass the buffer.
 type bufferedWriter struct {
 	flow *flow
 	buf  []byte
@@ -151,7 +152,7 @@ func newBufferedWriter(f *flow) *bufferedWriter {
 	return &bufferedWriter{flow: f, buf: make([]byte, 0, bufferBytes)}
 }
 
-// Write implements io.Writer. It copies the bytes that it buffers.
+// Write implements io.Writer.
 func (g *bufferedWriter) Write(p []byte) (int, error) {
 	if len(g.buf)+len(p) <= cap(g.buf) {
 		g.buf = append(g.buf, p...)
@@ -195,8 +196,8 @@ func (g *bufferedWriter) Flush() error {
 	return err
 }
 
-// flushingReader reads from a flow after flushing the writes to the peer. Otherwise both sides
-// could wait for each other.
+// flushingReader flushes pending writes before each read. Otherwise both peers could wait for each
+// other.
 type flushingReader struct{ out *bufferedWriter }
 
 // Read implements io.Reader.
@@ -215,7 +216,7 @@ func (f flushingReader) ReadBy(p []byte, by time.Time) (int, error) {
 	return f.out.flow.ReadBy(p, by)
 }
 
-// bufferedConn reads a connection a little ahead.
+// bufferedConn is a connection with a small read-ahead.
 type bufferedConn struct {
 	*bufio.Reader
 	conn wire.BriefReader
@@ -233,10 +234,10 @@ func (i *bufferedConn) ReadBy(p []byte, by time.Time) (int, error) {
 	return i.conn.ReadBy(p, by)
 }
 
-// isTimeout reports whether err is that of a passed deadline.
+// isTimeout reports whether err means that a deadline has passed.
 func isTimeout(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }
 
-// stalled adds the time without progress to a timeout.
+// stalled adds the time without progress to a timeout error and returns other errors unchanged.
 func stalled(err error, after time.Duration) error {
 	if isTimeout(err) {
 		return fmt.Errorf("no progress for %v: %w", after, err)

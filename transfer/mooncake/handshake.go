@@ -14,10 +14,10 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// Kinds of handshake requests. A connection carries one request and its answer, in the same form:
+// Kinds of handshake requests. A connection carries one request and one reply in the same format:
 // u64 length of the rest, little endian, u8 kind, JSON.
 const (
-	kindConnection = 0 // of RDMA queue pairs
+	kindConnection = 0 // connection of RDMA queue pairs
 	kindMetadata   = 1
 	kindNotify     = 2
 	kindProbe      = 3
@@ -26,22 +26,23 @@ const (
 // Time limits of the handshake.
 const (
 	dialTime      = 5 * time.Second
-	handshakeTime = 10 * time.Second // for a request with its answer
+	handshakeTime = 10 * time.Second // limit for a request and its reply
 )
 
 const success = "success"
 
-// Notification is a message for the process that offers a segment.
+// Notification is a message to the process that serves a segment.
 type Notification struct {
-	Name    string `json:"name"`       // of its sender
-	Message string `json:"notify_msg"` // in an answer "success", or an error
+	Name    string `json:"name"`       // name of the sender
+	Message string `json:"notify_msg"` // in a reply: "success" or an error
 }
 
 type probeAnswer struct {
 	Status string `json:"status"`
 }
 
-// connectionAnswer refuses RDMA. The initiator displays its message.
+// connectionAnswer is the reply that refuses an RDMA connection. The initiator displays its
+// message.
 type connectionAnswer struct {
 	LocalNICPath string   `json:"local_nic_path"`
 	PeerNICPath  string   `json:"peer_nic_path"`
@@ -49,7 +50,7 @@ type connectionAnswer struct {
 	Reply        string   `json:"reply_msg"`
 }
 
-// writeFrame writes a request or an answer.
+// writeFrame writes a request or a reply.
 func writeFrame(w io.Writer, kind byte, body []byte) error {
 	if len(body)+1 > maxFrame {
 		return fmt.Errorf("%d bytes are more than a frame may have, %d: %w", len(body), maxFrame-1, errdefs.ErrInvalid)
@@ -60,7 +61,7 @@ func writeFrame(w io.Writer, kind byte, body []byte) error {
 	return err
 }
 
-// readFrame reads a request or an answer.
+// readFrame reads a request or a reply.
 func readFrame(r io.Reader) (kind byte, body []byte, err error) {
 	n, err := readLength(r)
 	if err != nil {
@@ -69,7 +70,7 @@ func readFrame(r io.Reader) (kind byte, body []byte, err error) {
 	return readBody(r, n)
 }
 
-// readLength reads the length of the rest of a frame, 1 to maxFrame.
+// readLength reads and checks the length of the rest of a frame: 1 to maxFrame.
 func readLength(r io.Reader) (int64, error) {
 	var head [8]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -82,7 +83,7 @@ func readLength(r io.Reader) (int64, error) {
 	return int64(n), nil
 }
 
-// readBody reads the n bytes after the length of a frame.
+// readBody reads the n bytes that follow the length of a frame.
 func readBody(r io.Reader, n int64) (kind byte, body []byte, err error) {
 	b := make([]byte, n)
 	if _, err := io.ReadFull(r, b); err != nil {
@@ -91,13 +92,13 @@ func readBody(r io.Reader, n int64) (kind byte, body []byte, err error) {
 	return b[0], b[1:], nil
 }
 
-// exchange sends one request to the handshake at addr and returns its answer.
+// exchange sends one handshake request to addr and returns the reply.
 func exchange(ctx context.Context, addr string, kind byte, body []byte) (answer []byte, err error) {
 	c, err := dial(ctx, addr)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = c.Close() }() // the answer is complete, or err is set
+	defer func() { _ = c.Close() }() // the reply is complete, or err is set
 	if err := c.SetDeadline(time.Now().Add(handshakeTime)); err != nil {
 		return nil, fmt.Errorf("handshake with %s: %w", addr, err)
 	}
@@ -117,7 +118,7 @@ func exchange(ctx context.Context, addr string, kind byte, body []byte) (answer 
 	return answer, nil
 }
 
-// dial connects within dialTime.
+// dial connects to addr within dialTime.
 func dial(ctx context.Context, addr string) (net.Conn, error) {
 	d := net.Dialer{Timeout: dialTime}
 	c, err := d.DialContext(ctx, "tcp", addr)
@@ -127,7 +128,7 @@ func dial(ctx context.Context, addr string) (net.Conn, error) {
 	return c, err
 }
 
-// Probe sends a probe to the process that offers a segment and returns the time until its answer.
+// Probe sends a probe to the process that serves a segment and returns the round-trip time.
 func Probe(ctx context.Context, d Directory, segment string) (time.Duration, error) {
 	addr, err := d.handshake(ctx, segment)
 	if err != nil {
@@ -146,9 +147,9 @@ func Probe(ctx context.Context, d Directory, segment string) (time.Duration, err
 	return took, nil
 }
 
-// Notify sends a message to the process that offers a segment and waits until that accepts it. The
-// message arrives after the bytes of all batches that were waited for. Notify returns ErrBusy with
-// the answer if the process refuses the message.
+// Notify sends a message to the process that serves a segment and waits until the message is
+// accepted. Bytes of batches that the caller has waited for arrive before it. Notify returns
+// ErrBusy with the reply if the process refuses the message.
 func Notify(ctx context.Context, d Directory, segment string, n Notification) error {
 	addr, err := d.handshake(ctx, segment)
 	if err != nil {

@@ -14,28 +14,30 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// lane carries parts over one connection, and replaces the connection when that fails. One
-// goroutine sends requests. For each connection another one receives answers, in the order of the
+// lane sends parts over one connection and replaces the connection when it fails. One goroutine
+// sends requests. For each connection, another goroutine receives replies, in the order of the
 // requests.
 type lane struct {
 	r *Remote
 
 	// Guarded by the remote's mu.
-	conn      net.Conn
-	inFlight  []*part // parts whose request has begun and whose answer has not arrived, in order
-	bytes     uint64  // of inFlight
-	err       error   // why the connection ended, or nil
-	refused   bool    // the target refused the oldest part and carries out none of the others
-	sendEnded bool    // no more requests are sent
+	conn     net.Conn
+	inFlight []*part // parts whose request was started and whose reply has not arrived, in order
+	bytes    uint64  // total length of the parts in inFlight
+	err      error   // reason for which the connection ended, or nil
+	// refused means that the target refused the oldest part and executes none of the later ones.
+	refused   bool
+	sendEnded bool // no more requests are sent
 
-	// moved is the time of the last byte or of the first request in progress, in Unix nanoseconds.
+	// moved is the time in Unix nanoseconds of the last byte, or of the first request after an idle
+	// period.
 	moved atomic.Int64
 }
 
-// replyTimeout is the time for which answers are received after sending failed.
+// replyTimeout is the maximum time to receive replies after sending has failed.
 const replyTimeout = time.Second
 
-// run carries parts until the remote is closed.
+// run sends parts until the remote is closed.
 func (l *lane) run() {
 	for {
 		p := l.take(true)
@@ -55,7 +57,7 @@ func (l *lane) run() {
 	}
 }
 
-// failUnreachable fails the queued parts of a batch for lack of a connection.
+// failUnreachable fails the queued parts of p's batch because no connection could be opened.
 func (l *lane) failUnreachable(p *part, err error) {
 	r := l.r
 	r.mu.Lock()
@@ -73,8 +75,9 @@ func (l *lane) failUnreachable(p *part, err error) {
 	}
 }
 
-// take returns the next part that fits into the limits and marks it as in progress. It returns nil
-// if the connection or the remote has ended, or if there is no part and wait is false.
+// take removes the next part from the queue if it fits into the limits, and adds it to inFlight. It
+// returns nil if the connection or the remote has ended, or if the queue is empty and wait is
+// false.
 func (l *lane) take(wait bool) *part {
 	r := l.r
 	r.mu.Lock()
@@ -104,17 +107,17 @@ func (l *lane) take(wait bool) *part {
 	return nil
 }
 
-// kill ends the lane's connection, if there is one. The caller holds the remote's mu.
+// kill ends the lane's connection, if any. The caller holds Remote.mu.
 func (l *lane) kill(err error) {
 	if l.conn == nil || l.err != nil {
 		return
 	}
 	l.err = err
-	_ = l.conn.Close() // both goroutines see the error
+	_ = l.conn.Close() // both goroutines get an error
 	l.r.changed.Broadcast()
 }
 
-// serve carries parts over a connection until that ends. The first part is in progress already.
+// serve uses a connection until it ends. The first part is already in inFlight.
 func (l *lane) serve(conn net.Conn, v2 bool) {
 	r := l.r
 	r.mu.Lock()
@@ -123,7 +126,7 @@ func (l *lane) serve(conn net.Conn, v2 bool) {
 		l.kill(errdefs.ErrClosed)
 	}
 	first := l.inFlight[0]
-	if first.b.ctx.Err() != nil { // ended while the lane connected
+	if first.b.ctx.Err() != nil { // the context ended while the lane was connecting
 		l.kill(errBatchCanceled)
 	}
 	r.mu.Unlock()
@@ -140,22 +143,23 @@ func (l *lane) serve(conn net.Conn, v2 bool) {
 	r.mu.Unlock()
 	select {
 	case <-done:
-	case <-time.After(replyTimeout): // the target may have sent a status before it closed
+	// the target may have sent a status before it closed the connection
+	case <-time.After(replyTimeout):
 	}
 	l.fail(err)
 	<-done
 	l.finishConn()
 }
 
-// fail ends the connection. The first error is kept.
+// fail ends the connection with err. Only the first error is kept.
 func (l *lane) fail(err error) {
 	l.r.mu.Lock()
 	defer l.r.mu.Unlock()
 	l.kill(err)
 }
 
-// finishConn finishes the parts in progress after the connection has ended and both goroutines no
-// longer use them. It queues parts behind a refused one again.
+// finishConn finishes the parts in inFlight after the connection has ended and both goroutines have
+// stopped. Parts after a refused part are queued again.
 func (l *lane) finishConn() {
 	r := l.r
 	r.mu.Lock()
@@ -191,7 +195,7 @@ func (l *lane) finishConn() {
 	}
 }
 
-// split returns the parts for which holds is true, and the others.
+// split returns the parts for which holds returns true, and the other parts.
 func split(parts []*part, holds func(*part) bool) (those, others []*part) {
 	for _, p := range parts {
 		if holds(p) {
@@ -216,7 +220,7 @@ func (l *lane) send(f *flow, p *part, v2 bool) error {
 			if err := l.r.o.Memory.Send(l.r.ctx, out, p.Local, p.Length); err != nil {
 				return stalled(err, f.stall)
 			}
-			if !v2 { // the target carries out the read after the write
+			if !v2 { // the target executes this read after the write
 				h := header{length: 1, addr: p.Remote + p.Length - 1, op: transfer.Read}
 				if _, err := out.Write(h.append(head)); err != nil {
 					return stalled(err, f.stall)
@@ -243,7 +247,7 @@ func (l *lane) markSent(p *part) {
 	l.r.changed.Broadcast()
 }
 
-// receive receives answers until the connection ends.
+// receive reads replies until the connection ends.
 func (l *lane) receive(f *flow, v2 bool) error {
 	in := newBufferedConn(f)
 	for {
@@ -286,7 +290,7 @@ func (l *lane) oldest() *part {
 	return l.inFlight[0]
 }
 
-// answer reads the answer to p, the oldest part in progress.
+// answer reads the reply to p, the oldest part in inFlight.
 func (l *lane) answer(p *part, in *bufferedConn, v2 bool) error {
 	if v2 {
 		status, err := readStatus(in)
@@ -325,9 +329,9 @@ func readStatus(in *bufferedConn) (uint64, error) {
 	return status, err
 }
 
-// finishOldest removes p, the oldest part in progress, and reports whether the connection is
-// usable. It waits until all of p is sent, since its memory may be reused afterwards. A faulty
-// target could confirm p too early.
+// finishOldest removes p, the oldest part in inFlight, and reports whether the connection is
+// usable. It waits until all of p is sent, because a faulty target could confirm p early and p's
+// memory may be reused after this call.
 func (l *lane) finishOldest(p *part) bool {
 	r := l.r
 	r.mu.Lock()

@@ -14,17 +14,17 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// Regions is registered memory. Peers name it by addresses, which may be wrong. It is safe for
-// concurrent use.
+// Regions is the registered memory of a process. Addresses from peers are checked against it. It is
+// safe for concurrent use.
 type Regions struct {
 	table *wire.Table
 
 	mu      sync.Mutex
-	buffers []Buffer // registered and not withdrawn, by address
+	buffers []Buffer // registered buffers by address
 }
 
-// NewRegions returns Regions without memory. m moves the bytes and must not be closed before the
-// last use. Nil: host memory only.
+// NewRegions returns Regions without memory. m copies the bytes; it must not be closed while the
+// Regions are in use. Nil: host memory only.
 func NewRegions(m *wire.Mover) *Regions {
 	if m == nil {
 		m, _ = wire.NewMover(wire.MoverOptions{}) // the zero options are valid
@@ -32,8 +32,8 @@ func NewRegions(m *wire.Mover) *Regions {
 	return &Regions{table: wire.NewTable(m)}
 }
 
-// Address returns the address under which a region is registered: that of the CPU, or that of the
-// device if the CPU does not reach it.
+// Address returns the address at which a region is registered: its CPU address, or its device
+// address if it has no CPU address.
 func Address(r *mem.Region) uint64 {
 	if r.Bytes() != nil {
 		return uint64(r.CPU())
@@ -41,8 +41,8 @@ func Address(r *mem.Region) uint64 {
 	return uint64(r.Dev())
 }
 
-// Location returns the protocol's name of a kind of memory: "cpu:0", or "cuda:" with the number of
-// the device.
+// Location returns the protocol's name for the kind of memory: "cpu:0", or "cuda:" with the index
+// of the device.
 func Location(r *mem.Region) string {
 	if r.Kind() == mem.KindDevice {
 		return fmt.Sprintf("cuda:%d", r.Device())
@@ -50,9 +50,9 @@ func Location(r *mem.Region) string {
 	return "cpu:0"
 }
 
-// Add registers a region at its Address, under a name that peers see. The region must stay valid
-// until Remove has returned nil. Add returns ErrInvalid or ErrNotSupported for memory that cannot
-// be moved, and ErrExists for memory that overlaps a registered region.
+// Add registers a region at its Address. Peers can read the name. The region must stay valid until
+// Remove has returned nil. Add returns ErrInvalid or ErrNotSupported for memory that cannot be
+// copied, and ErrExists for memory that overlaps a registered region.
 func (m *Regions) Add(name string, r *mem.Region) error {
 	if r == nil {
 		return fmt.Errorf("register memory: no memory is given: %w", errdefs.ErrInvalid)
@@ -72,9 +72,9 @@ func (m *Regions) Add(name string, r *mem.Region) error {
 	return nil
 }
 
-// Remove withdraws a region and waits until no transfer touches it. If ctx ends first, it returns
-// ErrBusy with the cause of ctx: the region is withdrawn but may still be touched, and the caller
-// must call Remove again. It returns ErrNotFound for a region that is not registered.
+// Remove unregisters a region and waits until no transfer uses it. If ctx ends first, it returns
+// ErrBusy with the cause of ctx: new transfers cannot use the region, but earlier ones may still
+// access it, and the caller must retry. It returns ErrNotFound for a region that is not registered.
 func (m *Regions) Remove(ctx context.Context, r *mem.Region) error {
 	at := Address(r)
 	m.mu.Lock()
@@ -90,15 +90,15 @@ func (m *Regions) Remove(ctx context.Context, r *mem.Region) error {
 	return nil
 }
 
-// Buffers returns the registered memory, by address.
+// Buffers returns the registered buffers, sorted by address.
 func (m *Regions) Buffers() []Buffer {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.buffers)
 }
 
-// Check returns ErrInvalid unless length bytes from addr, at least one, lie in one buffer. It
-// returns ErrLost if the memory is lost.
+// Check returns ErrInvalid if length is 0 or the bytes at addr are not inside one registered
+// buffer. It returns ErrLost if the memory is lost.
 func (m *Regions) Check(addr, length uint64) error {
 	err := m.table.Check(addr, int64(length))
 	if length == 0 || errors.Is(err, errdefs.ErrNotFound) {
@@ -108,7 +108,7 @@ func (m *Regions) Check(addr, length uint64) error {
 }
 
 // Send writes length bytes from addr to w. It returns the errors of Check before it writes. When it
-// returns, it no longer touches the memory. See wire.Mover.Send.
+// returns, it no longer accesses the memory. See wire.Mover.Send.
 func (m *Regions) Send(ctx context.Context, w io.Writer, addr, length uint64) error {
 	if err := m.Check(addr, length); err != nil {
 		return err
@@ -119,8 +119,9 @@ func (m *Regions) Send(ctx context.Context, w io.Writer, addr, length uint64) er
 	return nil
 }
 
-// Receive reads length bytes from r to addr. It returns the errors of Check before it reads. When
-// it returns, it no longer touches the memory; if it returns nil, all bytes are visible there.
+// Receive reads length bytes from r into addr. It returns the errors of Check before it reads. When
+// it returns, it no longer accesses the memory. If it returns nil, all bytes are visible in the
+// memory.
 func (m *Regions) Receive(ctx context.Context, r io.Reader, addr, length uint64) error {
 	if err := m.Check(addr, length); err != nil {
 		return err

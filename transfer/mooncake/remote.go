@@ -15,17 +15,17 @@ import (
 
 // Options are the options of a Remote. Zero values are the defaults.
 type Options struct {
-	// Directory finds the segment. Default: that of P2PHANDSHAKE.
+	// Directory finds the segment. Default: the directory for P2PHANDSHAKE.
 	Directory Directory
-	// Memory has the local memory of tasks. Required.
+	// Memory is the local memory of tasks. Required.
 	Memory *Regions
-	// Lanes is the number of connections that carry parts concurrently. Default 4.
+	// Lanes is the number of connections. Default 4.
 	Lanes int
-	// StallTime is the time without a byte after which a request fails. Default 30 s.
+	// StallTime is the maximum time without a byte before a request fails. Default 30 s.
 	StallTime time.Duration
 }
 
-// Limits of the requests in progress on one connection, and the length of a part.
+// Limits of the requests in progress on one connection, of the length of a part, and of the queue.
 const (
 	windowParts = 64
 	windowBytes = 4 << 20
@@ -33,8 +33,8 @@ const (
 	maxQueued   = 1 << 20 // number of parts
 )
 
-// freshTime is the age up to which connect uses a description without a refresh. It lets several
-// lanes connect with one refresh.
+// freshTime is the maximum age of a description that connect uses without a refresh. Several lanes
+// can connect with one refresh.
 const freshTime = 100 * time.Millisecond
 
 func (o *Options) setDefaults() {
@@ -49,8 +49,8 @@ func (o *Options) setDefaults() {
 	}
 }
 
-// Remote is a segment of another process. It keeps its connections until Close and replaces failed
-// ones, also after a restart of the target.
+// Remote is a segment of another process. It keeps connections open until Close and replaces failed
+// ones, also after the target was restarted.
 type Remote struct {
 	o      Options
 	name   string
@@ -61,17 +61,17 @@ type Remote struct {
 	mu      sync.Mutex
 	changed sync.Cond // signals changes of the fields below
 	segment *Segment
-	// described is the time at which segment was received.
+	// described is the time when segment was received.
 	described time.Time
-	queue     []*part // in order; elements before next are nil
+	queue     []*part // in order; elements before index next are nil
 	next      int
 	lanes     []*lane
 	idleLanes int // lanes without a request in progress
 	closed    bool
 }
 
-// Open finds a segment. It returns ErrNotFound if there is none of that name, ErrNotSupported if it
-// is not reached by TCP, or an error of the directory.
+// Open finds a segment. It returns ErrNotFound if no segment has the name, ErrNotSupported if the
+// segment does not use TCP, and errors of the directory.
 func Open(ctx context.Context, segment string, o Options) (*Remote, error) {
 	o.setDefaults()
 	if o.Memory == nil || o.Lanes < 1 || o.Lanes > 256 || o.StallTime < 0 {
@@ -87,14 +87,14 @@ func Open(ctx context.Context, segment string, o Options) (*Remote, error) {
 	return r, nil
 }
 
-// Segment returns the last description. It must not be modified.
+// Segment returns the last received description. It must not be modified.
 func (r *Remote) Segment() *Segment {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.segment
 }
 
-// refresh gets a new description from the directory.
+// refresh reads the description from the directory.
 func (r *Remote) refresh(ctx context.Context) (*Segment, error) {
 	s, err := r.o.Directory.Find(ctx, r.name)
 	switch {
@@ -109,10 +109,10 @@ func (r *Remote) refresh(ctx context.Context) (*Segment, error) {
 	return s, nil
 }
 
-// Submit begins a batch of at least one task. It accepts all tasks or none. ctx limits the whole
-// batch: when it ends, connections with requests of the batch are closed, since requests cannot be
-// called back, and writes of other batches on these connections fail too. Tasks take effect in any
-// order. Local memory must not be used until the batch is done.
+// Submit starts a batch of at least one task. It accepts all tasks or none. When ctx ends, the
+// batch is canceled. Requests cannot be canceled, so the connections with requests of the batch are
+// closed, and writes of other batches on these connections fail too. The order of tasks is
+// undefined. Local memory must not be used until the batch is done.
 //
 // Submit returns ErrInvalid for a task without length or with unregistered memory on either side,
 // ErrBusy if too many parts are queued, and ErrClosed.
@@ -140,7 +140,7 @@ func (r *Remote) Submit(ctx context.Context, tasks []Task) (*Batch, error) {
 	case len(r.queue)-r.next+len(parts) > maxQueued:
 		return nil, fmt.Errorf("submit to segment %s: %d parts beside %d that wait are more than %d: %w", r.name, len(parts), len(r.queue)-r.next, maxQueued, errdefs.ErrBusy)
 	}
-	// Before the first part is sent: a final part calls stop.
+	// This must precede the first send, because finishing a part may call stop.
 	b.stop = context.AfterFunc(ctx, func() { r.cancelBatch(b) })
 	r.queue = append(r.queue, parts...)
 	for r.idleLanes < len(parts) && len(r.lanes) < r.o.Lanes {
@@ -153,8 +153,8 @@ func (r *Remote) Submit(ctx context.Context, tasks []Task) (*Batch, error) {
 	return b, nil
 }
 
-// check returns an error for an invalid task. It refreshes the description if that does not contain
-// a buffer.
+// check returns an error for an invalid task. It refreshes the description if that has no buffer
+// for a task.
 func (r *Remote) check(ctx context.Context, tasks []Task) error {
 	if len(tasks) == 0 {
 		return fmt.Errorf("the batch has no tasks: %w", errdefs.ErrInvalid)
@@ -185,8 +185,8 @@ func (r *Remote) check(ctx context.Context, tasks []Task) error {
 	return nil
 }
 
-// cancelBatch ends a batch whose context has ended. It removes queued parts and closes the
-// connections that carry others.
+// cancelBatch cancels a batch whose context has ended. It removes queued parts and closes the
+// connections that have other parts in progress.
 func (r *Remote) cancelBatch(b *Batch) {
 	r.mu.Lock()
 	gone := r.drop(b)
@@ -203,7 +203,8 @@ func (r *Remote) cancelBatch(b *Batch) {
 
 var errBatchCanceled = fmt.Errorf("the connection was closed because a batch was abandoned: %w", errdefs.ErrBroken)
 
-// drop removes the parts of b, or all parts if b is nil, from the queue. The caller holds mu.
+// drop removes the parts of b from the queue and returns them. If b is nil, it removes all parts.
+// The caller holds mu.
 func (r *Remote) drop(b *Batch) []*part {
 	var gone, kept []*part
 	for _, p := range r.queue[r.next:] {
@@ -217,9 +218,9 @@ func (r *Remote) drop(b *Batch) []*part {
 	return gone
 }
 
-// connect opens a connection to the segment's data port. It refreshes an old description first,
-// since the target may have restarted and its port belong to another process. If the directory does
-// not answer, it uses the old description.
+// connect opens a connection to the segment's data port. It first refreshes a description that is
+// not fresh: the target may have restarted, and the port may belong to another process. If the
+// directory does not respond, it uses the old description.
 func (r *Remote) connect(ctx context.Context) (net.Conn, *Segment, error) {
 	r.mu.Lock()
 	s, fresh := r.segment, time.Since(r.described) < freshTime
@@ -242,12 +243,12 @@ func (r *Remote) connect(ctx context.Context) (net.Conn, *Segment, error) {
 	return c, s, nil
 }
 
-// Close ends every connection. Tasks that are not final fail with ErrClosed. When Close returns, no
-// local memory is touched. Close is idempotent.
+// Close ends all connections. Unfinished tasks fail with ErrClosed. When Close returns, local
+// memory is no longer accessed. Close is idempotent.
 func (r *Remote) Close() error {
 	r.mu.Lock()
 	r.closed = true
-	r.cancel() // after closed is set, which determines the error of tasks
+	r.cancel() // after closed is set, because closed determines the error of tasks
 	gone := r.drop(nil)
 	for _, l := range r.lanes {
 		l.kill(errdefs.ErrClosed)

@@ -12,35 +12,36 @@ import (
 
 // Limits of a description.
 const (
-	maxFrame   = 1 << 20 // length of a handshake frame and of a description
+	maxFrame   = 1 << 20 // maximum length of a handshake frame and of a description
 	maxBuffers = 1 << 16
 )
 
 // ProtocolTCP is the only supported protocol of segments.
 const ProtocolTCP = "tcp"
 
-// Segment describes the registered memory of a process. Its JSON names are Mooncake's.
+// Segment describes the registered memory of a process. The JSON field names are Mooncake's.
 type Segment struct {
 	Name     string `json:"name"`
 	Protocol string `json:"protocol"`
-	// DataHost is the host of DataPort. Older peers leave it empty; it is the host of the handshake
-	// then.
-	DataHost  string   `json:"tcp_data_host,omitempty"`
-	DataPort  int      `json:"tcp_data_port"`
-	Version   int      `json:"tcp_proto_version"` // of the data protocol: from 2 on it has a status
-	Timestamp string   `json:"timestamp"`         // time of the description, for users
+	// DataHost is the host of DataPort. Older peers leave it empty; then the host of the handshake
+	// is used.
+	DataHost string `json:"tcp_data_host,omitempty"`
+	DataPort int    `json:"tcp_data_port"`
+	// version of the data protocol; version 2 and later have a status
+	Version   int      `json:"tcp_proto_version"`
+	Timestamp string   `json:"timestamp"` // time of the description, for display
 	Buffers   []Buffer `json:"buffers"`
 }
 
 // Buffer is registered memory: Length bytes from Addr in the address space of the segment's
-// process. Name is its location, such as "cpu:0".
+// process. Name is its location, for example "cpu:0".
 type Buffer struct {
 	Name   string `json:"name"`
 	Addr   uint64 `json:"addr"`
 	Length uint64 `json:"length"`
 }
 
-// server is the address of a segment's handshake in a directory.
+// server is the address of a segment's handshake as stored in a directory.
 type server struct {
 	Host string `json:"ip_or_host_name"`
 	Port int    `json:"rpc_port"`
@@ -49,8 +50,8 @@ type server struct {
 func (s server) address() string { return net.JoinHostPort(s.Host, strconv.Itoa(s.Port)) }
 
 // ParseSegment parses a description from a peer or a directory. It ignores unknown fields, which
-// other protocols use. It returns ErrInvalid for a malformed description, an empty name, an address
-// or length of zero, or a buffer that exceeds the address space.
+// belong to other protocols. It returns ErrInvalid for a malformed description, an empty name, an
+// address or length of zero, and a buffer that exceeds the address space.
 func ParseSegment(text []byte) (*Segment, error) {
 	if len(text) > maxFrame {
 		return nil, fmt.Errorf("read segment: %d bytes are more than %d: %w", len(text), maxFrame, errdefs.ErrInvalid)
@@ -99,13 +100,13 @@ func (b Buffer) validate() error {
 	return nil
 }
 
-// holds reports whether length bytes from addr lie in the buffer. It adds no values from a peer, so
-// nothing overflows.
+// holds reports whether length bytes from addr are inside the buffer. It does not add values from
+// the peer, so it cannot overflow.
 func (b Buffer) holds(addr, length uint64) bool {
 	return addr >= b.Addr && length <= b.Length && addr-b.Addr <= b.Length-length
 }
 
-// holds reports whether length bytes from addr lie in one of the segment's buffers.
+// holds reports whether length bytes from addr are inside one of the segment's buffers.
 func (s *Segment) holds(addr, length uint64) bool {
 	for _, b := range s.Buffers {
 		if b.holds(addr, length) {

@@ -22,38 +22,40 @@ type ServerOptions struct {
 	// the handshake; port 0 takes a free one, which Server.Segment returns. With another directory,
 	// any name is valid.
 	Name string
-	// Listen is the HOST:PORT of the handshake's listener. Default: Name. DataPort is the port for
-	// data; 0 takes a free one.
+	// Listen is the address HOST:PORT on which handshakes are accepted. Default: Name. DataPort is
+	// the port for data; 0 selects a free port.
 	Listen   string
 	DataPort int
-	// Advertise is the address of the handshake that a directory publishes, HOST or HOST:PORT. Data
-	// is at the same host. Default: the host of Listen with the listening port. If Listen is empty
-	// or all of the machine's addresses, the host of Name is used.
+	// Advertise is the handshake address that the directory publishes, HOST or HOST:PORT. Data uses
+	// the same host. Default: the host of Listen and the listening port. If Listen is empty or an
+	// unspecified address, the host of Name is used.
 	Advertise string
-	// Directory publishes the segment. Default: that of P2PHANDSHAKE.
+	// Directory publishes the segment. Default: the directory for P2PHANDSHAKE.
 	Directory Directory
-	// Memory is the offered memory. Required.
+	// Memory is the served memory. Required.
 	Memory *Regions
-	// OnNotify receives notifications, several concurrently. If it returns an error, the sender
-	// receives that. ctx ends when the sender no longer waits. Without OnNotify, notifications are
-	// refused.
+	// OnNotify receives notifications. It may be called concurrently. Its error is sent to the
+	// sender. ctx ends when the sender no longer waits. Nil: notifications are refused.
 	OnNotify func(ctx context.Context, n Notification) error
-	// Version is the version of the data protocol in the description: 2, or 1 for old peers. The
-	// server accepts both.
+	// Version is the published version of the data protocol: 2, or 1 for old peers. The server
+	// accepts both.
 	Version int
 
-	MaxConnections int           // for data; above it, an idle connection or the new one is closed; 1024
-	IdleTime       time.Duration // limit for a data connection without a request; 10 minutes
-	StallTime      time.Duration // limit for a request without a byte; 30 seconds
-	RepublishTime  time.Duration // interval of checks of the directory's entry; 10 seconds
+	// MaxConnections is the maximum number of data connections. At the limit, an idle connection is
+	// closed, or else the new one. Default 1024.
+	MaxConnections int
+	// maximum time of a data connection without a request; default 10 minutes
+	IdleTime      time.Duration
+	StallTime     time.Duration // maximum time of a request without a byte; default 30 seconds
+	RepublishTime time.Duration // interval of checks of the directory's entry; default 10 seconds
 }
 
 // Limits of the handshake.
 const (
 	maxHandshakes = 256      // concurrent connections
-	requestsBytes = 64 << 20 // memory of all requests above smallBytes
+	requestsBytes = 64 << 20 // total memory of all requests above smallBytes
 	smallBytes    = 64 << 10
-	copies        = 4 // copies of a request in memory: received and decoded
+	copies        = 4 // a request is twice in memory: as received and as decoded
 )
 
 func (o *ServerOptions) setDefaults() {
@@ -116,13 +118,13 @@ func (o *ServerOptions) validate() error {
 	return errors.Join(errs...)
 }
 
-// unspecified reports whether a host is empty or all addresses of a machine.
+// unspecified reports whether a host is empty or an unspecified address.
 func unspecified(host string) bool {
 	ip := net.ParseIP(host)
 	return host == "" || ip != nil && ip.IsUnspecified()
 }
 
-// hostPort splits HOST:PORT. The port is 0 if there is none.
+// hostPort splits HOST:PORT. The port is 0 if addr has none.
 func hostPort(addr string) (host string, port int) {
 	host, text, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -132,16 +134,16 @@ func hostPort(addr string) (host string, port int) {
 	return host, port
 }
 
-// Server offers a segment to peers.
+// Server serves a segment to peers.
 type Server struct {
 	o      ServerOptions
-	at     server // of the handshake
-	host   string // of data
+	at     server // address of the handshake
+	host   string // host of the data port
 	port   int
 	ctx    context.Context //nolint:containedctx // ends with the server; used by its goroutines
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
-	budget *wire.Budget // of handshake requests
+	budget *wire.Budget // limits the memory of handshake requests
 	counters
 
 	mu     sync.Mutex
@@ -149,7 +151,7 @@ type Server struct {
 	closed bool
 }
 
-// Serve offers a segment. When it returns, the segment is published. The caller closes the server.
+// Serve starts a server and publishes the segment. The caller closes the server.
 func Serve(ctx context.Context, o ServerOptions) (_ *Server, err error) {
 	listen := o.Listen
 	o.setDefaults()
@@ -158,7 +160,7 @@ func Serve(ctx context.Context, o ServerOptions) (_ *Server, err error) {
 		return fail(err)
 	}
 	if _, _, err := net.SplitHostPort(o.Listen); err != nil {
-		o.Listen = net.JoinHostPort(o.Listen, "0") // a name without a port
+		o.Listen = net.JoinHostPort(o.Listen, "0") // the name has no port
 	}
 	var lc net.ListenConfig
 	hands, err := lc.Listen(ctx, "tcp", o.Listen)
@@ -192,8 +194,8 @@ func portOf(l net.Listener) int {
 	return a.Port
 }
 
-// name sets the segment's name and the address at which peers reach it. listen is the address that
-// the caller gave, if any.
+// name sets the segment's name and its published address. listen is the caller's
+// ServerOptions.Listen, which may be empty.
 func (s *Server) name(listen string, handshakePort, dataPort int) {
 	host, _ := hostPort(s.o.Name)
 	if _, port, err := net.SplitHostPort(s.o.Name); err == nil && port == "0" {
@@ -223,7 +225,7 @@ func (s *Server) publish(ctx context.Context) error {
 	return s.o.Directory.publish(ctx, s.Segment(), s.at)
 }
 
-// republish regularly checks the directory's entry and publishes it again if necessary.
+// republish periodically checks the directory's entry and publishes it again if necessary.
 func (s *Server) republish() {
 	tick := time.NewTicker(s.o.RepublishTime)
 	defer tick.Stop()
@@ -239,8 +241,8 @@ func (s *Server) republish() {
 	}
 }
 
-// check compares the directory's record of the segment with this server. It publishes the record
-// again if that is missing, cannot be read, or names a process that does not answer. It returns
+// check compares the directory's entry of the segment with this server. It publishes the entry
+// again if it is missing, malformed, or refers to a process that does not respond. It returns
 // ErrExists if another process serves the name.
 func (s *Server) check(ctx context.Context) error {
 	mine, addr, err := s.isListed(ctx)
@@ -258,8 +260,8 @@ func (s *Server) check(ctx context.Context) error {
 	return s.publish(ctx)
 }
 
-// isListed reports whether the directory's entry is that of this server, and returns the address of
-// the handshake in it.
+// isListed reports whether the directory's entry belongs to this server, and returns the handshake
+// address in the entry.
 func (s *Server) isListed(ctx context.Context) (mine bool, addr string, err error) {
 	if addr, err = s.o.Directory.handshake(ctx, s.o.Name); err != nil {
 		return false, "", err
@@ -271,13 +273,13 @@ func (s *Server) isListed(ctx context.Context) (mine bool, addr string, err erro
 	return addr == s.at.address() && listed.DataHost == s.host && listed.DataPort == s.port, addr, nil
 }
 
-// listen accepts at most most concurrent connections and serves each with a goroutine.
+// listen accepts at most most concurrent connections. It serves each in its own goroutine.
 func (s *Server) listen(l net.Listener, most int, serve func(net.Conn, *wire.Slot)) {
-	stop := context.AfterFunc(s.ctx, func() { _ = l.Close() }) // closing a listener loses nothing
+	stop := context.AfterFunc(s.ctx, func() { _ = l.Close() }) // the error is irrelevant
 	slots := wire.NewSlots(most)
 	s.wg.Go(func() {
 		defer stop()
-		defer l.Close() //nolint:errcheck // as above
+		defer l.Close() //nolint:errcheck // the error is irrelevant
 		wire.Accept(l, func(c net.Conn) {
 			slot := slots.Take(func() { _ = c.Close() })
 			if slot == nil {
@@ -296,7 +298,7 @@ func (s *Server) listen(l net.Listener, most int, serve func(net.Conn, *wire.Slo
 	})
 }
 
-// addConn registers a connection, which stop closes. It returns false after stop.
+// addConn registers a connection, which stop will close. It returns false after stop.
 func (s *Server) addConn(c net.Conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -307,15 +309,15 @@ func (s *Server) addConn(c net.Conn) bool {
 }
 
 func (s *Server) removeConn(c net.Conn) {
-	_ = c.Close() // all answers are written
+	_ = c.Close() // all replies are written
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.conns, c)
 }
 
-// Close removes the segment from the directory, unless the entry is that of another process, and
-// closes every connection. When it returns, no memory is touched. It returns an error of the
-// directory.
+// Close closes every connection and removes the segment from the directory, unless the entry
+// belongs to another process. When it returns, memory is no longer accessed. It returns errors of
+// the directory.
 func (s *Server) Close(ctx context.Context) error {
 	s.mu.Lock()
 	wasClosed := s.closed
@@ -329,7 +331,7 @@ func (s *Server) Close(ctx context.Context) error {
 	return s.o.Directory.withdraw(ctx, s.o.Name)
 }
 
-// stop ends everything except the directory's entry.
+// stop closes all connections and waits for all goroutines. It does not change the directory.
 func (s *Server) stop() error {
 	s.cancel()
 	s.mu.Lock()
@@ -342,7 +344,7 @@ func (s *Server) stop() error {
 	return nil
 }
 
-// handshake answers one request.
+// handshake handles one request.
 func (s *Server) handshake(c net.Conn, slot *wire.Slot) {
 	if c.SetDeadline(time.Now().Add(handshakeTime)) != nil {
 		return
@@ -403,9 +405,9 @@ func (s *Server) answer(ctx context.Context, kind byte, body []byte) ([]byte, er
 	return nil, fmt.Errorf("request of kind %d: %w", kind, errdefs.ErrInvalid)
 }
 
-// closeGracefully ends a connection whose peer may still be sending. It closes the sending side and
-// reads until the peer closes, or for that time. Closing at once would reset the connection, and
-// the peer could lose the last answer.
+// closeGracefully closes a connection whose peer may still be sending. It closes the sending side
+// and reads until the peer closes or the time has passed. An immediate Close would reset the
+// connection, and the peer could lose the last reply.
 func closeGracefully(c net.Conn, most time.Duration) {
 	t, ok := c.(*net.TCPConn)
 	if !ok || t.CloseWrite() != nil || t.SetDeadline(time.Now().Add(most)) != nil {

@@ -10,11 +10,11 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// rejectTime is the time for which the rest of a rejected write is read and discarded, so that its
-// sender receives the status.
+// rejectTime is the maximum time for which the rest of a rejected write is read and discarded, so
+// that the sender can receive the status.
 const rejectTime = 2 * time.Second
 
-// session carries out the requests of one data connection in order.
+// session executes the requests of one data connection in order.
 func (s *Server) session(c net.Conn, slot *wire.Slot) {
 	f := newFlow(c, s.o.StallTime)
 	pace := wire.NewPace(s.o.StallTime)
@@ -48,7 +48,7 @@ func (s *Server) session(c net.Conn, slot *wire.Slot) {
 	}
 }
 
-// carryOut carries out a request and reports whether the connection can be used for another one.
+// carryOut executes a request and reports whether the connection can be used for another one.
 func (s *Server) carryOut(h header, f *flow, in *bufferedConn, out *bufferedWriter) bool {
 	if h.length == 0 || s.o.Memory.Check(h.addr, h.length) != nil {
 		s.rejected.Add(1)
@@ -72,11 +72,11 @@ func (s *Server) carryOut(h header, f *flow, in *bufferedConn, out *bufferedWrit
 			return false
 		}
 		if err == nil && h.v2 {
-			err = writeStatus(out, statusOK) // the bytes have arrived
+			err = writeStatus(out, statusOK) // all bytes have arrived
 		}
 	}
 	if err != nil {
-		f.reset() // the reader must not mistake partial bytes for all
+		f.reset() // the peer must not take a partial result for a complete one
 	}
 	return err == nil
 }
@@ -92,7 +92,8 @@ func (s *Server) count(err error, requests, bytes count, length uint64) {
 	bytes.Add(length)
 }
 
-// reject sends the status in version 2. Version 1 has none, so reject resets the connection.
+// reject sends the status of a rejected request. Version 1 has no status, so reject resets the
+// connection.
 func (s *Server) reject(h header, f *flow, out *bufferedWriter) {
 	if !h.v2 || writeStatus(out, statusRejected) != nil || out.Flush() != nil {
 		f.reset()

@@ -10,8 +10,8 @@ type ServerStats struct {
 	Failed                  uint64 // requests that failed because the peer disconnected or stalled
 	Malformed               uint64 // malformed requests on either port
 	Handshakes              uint64 // handshake requests
-	Notifications           uint64 // accepted notifications, of Handshakes
-	RefusedRDMA             uint64 // RDMA requests, of Handshakes
+	Notifications           uint64 // accepted notifications, included in Handshakes
+	RefusedRDMA             uint64 // RDMA requests, included in Handshakes
 	RefusedConnections      uint64 // connections above the limit
 	AcceptFailures          uint64
 	DirectoryFailures       uint64

@@ -310,8 +310,7 @@ func (s *Server) grant(c *net.UnixConn, p *process, pid int32) (*Export, status)
 	switch {
 	case e == nil:
 		return nil, statusUnknown
-	// copies by its device could continue after the connection has ended
-	case p == nil && e.desc.Device != "":
+	case p == nil && e.desc.Device != "": // its device may copy after the connection has ended
 		return nil, statusUnnamed
 	}
 	s.granted(1) // before the importer receives the reply

@@ -7,7 +7,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Status is the status of a completion, 15 bits.
+// Status is the status of a completion. It has 15 bits.
 type Status uint16
 
 // Statuses.
@@ -23,14 +23,14 @@ const (
 	StatusTimeout    Status = 0x716
 	StatusKeyExists  Status = 0x723
 	StatusBusy       Status = 0x731
-	StatusResults    Status = 0x732 // the results have the status of each entry
+	StatusResults    Status = 0x732 // the status of each entry is in the results
 	maxStatus               = 1<<15 - 1
 )
 
 // EntryStatus is the status of an entry.
 type EntryStatus uint8
 
-// Statuses of entries. Delete has EntryOK and EntryFailed, exist EntryOK and EntryNoKey.
+// Statuses of entries. OpDelete uses EntryOK and EntryFailed, OpExist uses EntryOK and EntryNoKey.
 const (
 	EntryOK EntryStatus = iota
 	EntryRetry
@@ -48,7 +48,7 @@ var statusErrors = map[Status]error{
 	StatusKeyExists: errdefs.ErrExists, StatusBusy: errdefs.ErrBusy,
 }
 
-// Err returns the error of a status, or nil for StatusOK and StatusResults.
+// Err returns the error for a status, or nil for StatusOK and StatusResults.
 func (s Status) Err() error {
 	switch err := statusErrors[s]; {
 	case s == StatusOK || s == StatusResults:
@@ -59,15 +59,15 @@ func (s Status) Err() error {
 	return fmt.Errorf("unknown status %#03x: %w", uint16(s), errdefs.ErrMismatch)
 }
 
-// Completion is the completion of a request. Entries has the status of each entry of the request,
-// or is empty if Status has an error.
+// Completion is the completion of a request. Entries is the status of each entry of the request. It
+// is empty if Status is an error.
 type Completion struct {
 	CommandID uint16
 	Status    Status
 	Entries   []EntryStatus
 }
 
-// CompletionBytes returns the length of the completion of a request of n entries.
+// CompletionBytes returns the length of the completion of a request with n entries.
 func CompletionBytes(op Op, n int) int {
 	if op.pieces() {
 		return completionBytes + (n+1)/2
@@ -118,7 +118,8 @@ func (c *Completion) Append(dst []byte, r *Request) ([]byte, error) {
 }
 
 // Decode decodes the completion of r. It reuses the memory of c.Entries. It returns ErrInvalid for
-// bytes that are not a completion of r, for example while dword 3 has another command id.
+// bytes that are not a completion of r, for example because dword 3 does not have the command ID
+// yet.
 func (c *Completion) Decode(b []byte, r *Request) error {
 	*c = Completion{Entries: c.Entries[:0]}
 	n := r.Count()
@@ -138,7 +139,8 @@ func (c *Completion) Decode(b []byte, r *Request) error {
 	}
 	for i := range n {
 		s := EntryOK
-		bit := b[completionBytes+i/8]>>(i%8)&1 != 0 // of OpDelete, and OpExist with ExistBits
+		// result of OpDelete, or of OpExist with ExistBits
+		bit := b[completionBytes+i/8]>>(i%8)&1 != 0
 		switch {
 		case c.Status == StatusOK:
 		case r.Op.pieces():

@@ -1,8 +1,8 @@
-// Package asu packs and checks requests and completions of the block protocol that exists in the
-// field, as a codec without transport. kvlane's own protocol is package blockio.
+// Package asu encodes and decodes requests and completions of a block protocol that existing
+// storage servers use. It has no transport. kvlane's own protocol is in package blockio.
 //
-// A request is a submission-queue entry of 16 little-endian dwords, 64 bytes, which the entries of
-// a batch follow. Every unused bit is zero.
+// A request is a submission-queue entry of 16 little-endian dwords (64 bytes). The entries of a
+// batch follow it. Unused bits are zero.
 //
 //	dword 0   operation, bits 0-7; response flag, 13; 3 at 14-15, except keep-alive; command id
 //	          at 16-31
@@ -20,11 +20,11 @@
 // u64; length, bits 0-23, and the memory key's bits 0-7; its bits 8-31, and 40h at 24-31. Entries
 // of delete and exist are keys of 16 bytes.
 //
-// A completion is 16 bytes, which the results follow. Dword 3 has the command id in bits 0-15 and
+// A completion has 16 bytes, followed by the results. Dword 3 has the command id in bits 0-15 and
 // the status in 17-31. Dword 0 of exist has the number of existing keys in bits 0-15. Results have
 // 4 bits for each entry of a store or retrieve, and one for each key of delete (1: failed) or exist
 // (1: exists). The caller decodes a completion after an acquire load of dword 3 that has the
 // command id. The unused bits of a completion are not checked.
 //
-// The types are values without locks.
+// The types are not safe for concurrent use.
 package asu

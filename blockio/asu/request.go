@@ -23,16 +23,16 @@ const (
 	OpKeepAlive     Op = 0xf4
 )
 
-// Bounds of the format.
+// Limits of the format.
 const (
 	RequestBytes    = 64
-	MaxPieces       = 110 // of a batch of stores or retrieves
+	MaxPieces       = 110 // maximum number of entries in a batch of stores or retrieves
 	MaxDeletes      = 254
 	MaxExists       = 256
-	MaxPackedBytes  = RequestBytes + MaxExists*keyBytes // of a send slot
-	AlignBytes      = 512                               // of offsets and lengths
-	MaxLength       = maxField - maxField%AlignBytes    // of an entry, in bytes
-	maxField        = 1<<24 - 1                         // of a length
+	MaxPackedBytes  = RequestBytes + MaxExists*keyBytes // size of a send slot
+	AlignBytes      = 512                               // alignment of offsets and lengths
+	MaxLength       = maxField - maxField%AlignBytes    // maximum length of an entry in bytes
+	maxField        = 1<<24 - 1                         // maximum value of a length field
 	keyBytes        = 16
 	pieceBytes      = 36
 	usedKeyBytes    = 8
@@ -49,30 +49,32 @@ const (
 
 var le = binary.LittleEndian
 
-// Key is a key: 8 bytes that are not all zero, then 8 zero bytes.
+// Key is a key: 8 bytes that are not all zero, followed by 8 zero bytes.
 type Key [keyBytes]byte
 
-// Piece is the entry of a store or retrieve.
+// Piece is an entry of a store or retrieve.
 type Piece struct {
 	Key       Key
 	Offset    uint32 // a multiple of AlignBytes
-	Length    uint32 // of the buffer, a multiple of AlignBytes
+	Length    uint32 // length of the buffer, a multiple of AlignBytes
 	Addr      mem.DevAddr
 	MemoryKey uint32
 }
 
-// Request is a request. Stores and retrieves have Pieces, one unless they are batches. Delete and
-// exist have Keys. Keep-alive has none.
+// Request is a request. Stores and retrieves have Pieces; requests that are not batches have
+// exactly one. Delete and exist have Keys. Keep-alive has neither.
 type Request struct {
 	Op           Op
 	CommandID    uint16 // not zero
 	Namespace    uint32
-	DSpec, DType uint8       // of stores
-	ResponseAddr mem.DevAddr // zero: no response flag; always zero for a single store or retrieve
-	ResponseKey  uint32      // zero if and only if ResponseAddr is
+	DSpec, DType uint8 // fields of stores
+	// ResponseAddr is zero if the request has no response flag. It is always zero for a single
+	// store or retrieve.
+	ResponseAddr mem.DevAddr
+	ResponseKey  uint32 // zero if and only if ResponseAddr is zero
 	LimitedRetry bool
-	ExistBits    bool   // exist: the completion has a bit for each key
-	ValueLength  uint32 // of a single store or retrieve, in bytes
+	ExistBits    bool   // for exist: the completion has a bit for each key
+	ValueLength  uint32 // value length of a single store or retrieve in bytes
 	Pieces       []Piece
 	Keys         []Key
 }
@@ -81,13 +83,13 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), errdefs.ErrInvalid)
 }
 
-// single reports whether the operation has one piece in the request itself.
+// single reports whether the operation's only piece is in the request itself.
 func (o Op) single() bool { return o == OpStore || o == OpRetrieve }
 
 // pieces reports whether the operation has pieces.
 func (o Op) pieces() bool { return o.single() || o == OpBatchStore || o == OpBatchRetrieve }
 
-// limit returns the maximum number of entries, and reports whether the operation exists.
+// limit returns the maximum number of entries. It returns false if the operation does not exist.
 func (o Op) limit() (int, bool) {
 	switch o {
 	case OpStore, OpRetrieve:
@@ -107,7 +109,7 @@ func (o Op) limit() (int, bool) {
 // Count returns the number of entries.
 func (r *Request) Count() int { return len(r.Pieces) + len(r.Keys) }
 
-// Validate returns ErrInvalid for a request that the format does not allow.
+// Validate returns ErrInvalid if the format does not permit the request.
 func (r *Request) Validate() error {
 	limit, ok := r.Op.limit()
 	store := r.Op == OpStore || r.Op == OpBatchStore
@@ -149,8 +151,8 @@ func (k *Key) check(i int) error {
 	return nil
 }
 
-// Append appends the packed request to dst, checks the packed bytes, and returns ErrInvalid and dst
-// for a request that the format does not allow.
+// Append appends the encoded request to dst. If the format does not permit the request, it returns
+// dst and ErrInvalid.
 func (r *Request) Append(dst []byte) ([]byte, error) {
 	if err := r.Validate(); err != nil {
 		return dst, err
@@ -182,7 +184,7 @@ func (r *Request) equal(o *Request) bool {
 		r.ValueLength == o.ValueLength && slices.Equal(r.Pieces, o.Pieces) && slices.Equal(r.Keys, o.Keys)
 }
 
-// packHead writes the 16 dwords to b, which is zero.
+// packHead writes the 16 dwords of the request to b. b must be zeroed.
 func (r *Request) packHead(b []byte) {
 	dword := func(i int, v uint32) { le.PutUint32(b[4*i:], le.Uint32(b[4*i:])|v) }
 	dword(0, uint32(r.Op)|uint32(r.CommandID)<<16)
@@ -226,8 +228,8 @@ func (p *Piece) append(dst []byte) []byte {
 	return le.AppendUint32(dst, p.MemoryKey>>8|memoryType<<24)
 }
 
-// Decode decodes and validates a request. It reuses the memory of r's slices. It returns
-// ErrInvalid.
+// Decode decodes and validates a request. It reuses the memory of r's slices. It returns ErrInvalid
+// for an invalid request.
 func (r *Request) Decode(b []byte) error {
 	*r = Request{Pieces: r.Pieces[:0], Keys: r.Keys[:0]}
 	if len(b) < RequestBytes {

@@ -1,3 +1,3 @@
-// Package acceptance tests engines of package kvlane from end to end: loads, dumps and transfers on
-// simulated, host and real devices, with software NICs and NICs of the machine, between processes.
+// Package acceptance has end-to-end tests of engines of package kvlane: loads, dumps and transfers
+// on simulated, host and real devices, with software and real NICs, and between processes.
 package acceptance

@@ -261,7 +261,7 @@ var storeMutants = []mutant{
 	defect("gdr", "TestDefectFailureToUndoPassesForARefusal",
 		"gdr/nics.go", "		err = left.Err\n", ""),
 	defect("internal/capi", "TestDefectMemoryIsFreedWhereANICKeepsIt",
-		"internal/capi/copy.go", "		l.handles.add(m) // without a handle for the caller; Close closes it\n", ""),
+		"internal/capi/copy.go", "		l.handles.add(m) // the caller gets no handle; Close unregisters the memory\n", ""),
 	defect("internal/capi", "TestDefectMemoryIsFreedWhereANICKeepsIt",
 		"internal/capi/copy.go", "left := m.close(ctx); left != nil", "left := m.uses.Close(ctx); left != nil"),
 	defect("replay", "TestDefectMemoryIsFreedWhereANICKeepsIt",

@@ -11,15 +11,18 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// ClientOptions are the files of a client's credentials. The zero value has none: plain TCP.
+// ClientOptions are the paths of a client's credential files. The zero value has no credentials and
+// uses plain TCP.
 type ClientOptions struct {
-	// CAFile has the authorities of server certificates in PEM. It enables TLS.
+	// CAFile has the certificates, in PEM, of the authorities that sign server certificates. It
+	// enables TLS.
 	CAFile string
 	// CertFile and KeyFile are the client's certificate chain and private key in PEM.
 	CertFile, KeyFile string
-	// TokenFile has the client's token alone, with or without a newline.
+	// TokenFile contains the client's token, optionally followed by a newline.
 	TokenFile string
-	// ServerName is the name in the server's certificate. Default: the host of the address.
+	// ServerName is the expected name in the server's certificate. Default: the host of the
+	// address.
 	ServerName string
 }
 
@@ -29,8 +32,8 @@ type Client struct {
 	token []byte
 }
 
-// NewClient reads the files. It returns ErrInvalid for contents that are no credentials, a
-// certificate without its key, and client credentials without authorities of servers; and the
+// NewClient reads the credential files. It returns ErrInvalid for malformed contents, for a
+// certificate without its key, and for client credentials without CAFile. It also returns the
 // errors of reading.
 func NewClient(o ClientOptions) (*Client, error) {
 	c := new(Client)
@@ -67,7 +70,8 @@ func NewClient(o ClientOptions) (*Client, error) {
 	return c, nil
 }
 
-// TLS returns the configuration of a connection to address, HOST:PORT, or nil for plain TCP.
+// TLS returns the configuration of a connection to address, HOST:PORT. It returns nil for plain
+// TCP.
 func (c *Client) TLS(address string) *tls.Config {
 	if c.tls == nil {
 		return nil
@@ -81,5 +85,6 @@ func (c *Client) TLS(address string) *tls.Config {
 	return t
 }
 
-// Token returns a copy of the token to send after the handshake, empty if there is none.
+// Token returns a copy of the token to send after the handshake. It is empty if the client has no
+// token.
 func (c *Client) Token() []byte { return slices.Clone(c.token) }

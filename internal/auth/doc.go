@@ -1,12 +1,12 @@
 // Package auth has the credentials of servers and clients of kvlane's network protocols.
 //
 // A server has a certificate, and identifies clients by their certificates (mutual TLS), by tokens,
-// or by both. The tenant of a client follows from its credential: the common name of its
-// certificate, or the tenant of its token. A client never names its tenant. With both, they must
-// agree. Tokens are sent over TLS only.
+// or by both. The credential determines the tenant of a client: it is the common name of the
+// certificate, or the tenant of the token. If a client has both, they must have the same tenant.
+// Tokens are sent over TLS only.
 //
-// A server without credentials listens on loopback addresses only, unless the operator accepts that
-// each host that reaches the address has access. All its clients are one tenant.
+// A server without client credentials listens on loopback addresses only, unless
+// ServerOptions.Insecure is set. All its clients belong to one tenant.
 //
 // Credentials are read from files when a Server or a Client is made; a new file takes effect with a
 // restart. All types are safe for concurrent use.

@@ -16,24 +16,25 @@ import (
 // DefaultTenant is the tenant of all clients of a server without credentials.
 const DefaultTenant = "default"
 
-// ErrDenied is the error of a client whose credential is missing or wrong. It does not state which.
+// ErrDenied is returned for a client whose credential is missing or wrong. It does not reveal
+// which.
 var ErrDenied = errors.New("access denied")
 
-// ServerOptions are the files of a server's credentials. The zero value has none.
+// ServerOptions are the paths of a server's credential files. The zero value has no credentials.
 type ServerOptions struct {
 	// CertFile and KeyFile are the server's certificate chain and private key in PEM.
 	CertFile, KeyFile string
-	// ClientCAFile has the authorities of client certificates in PEM. If it is given, each client
-	// needs a certificate of one of them.
+	// ClientCAFile has the certificates, in PEM, of the authorities that sign client certificates.
+	// If it is set, each client needs such a certificate.
 	ClientCAFile string
-	// TokensFile has a tenant and a token on each line; see ParseTokens. If it is given, each
+	// TokensFile has one tenant and one token on each line; see ParseTokens. If it is set, each
 	// client needs a token.
 	TokensFile string
-	// Insecure permits other than loopback addresses without client credentials.
+	// Insecure permits listening on non-loopback addresses without client credentials.
 	Insecure bool
 }
 
-// Server identifies clients.
+// Server authenticates clients.
 type Server struct {
 	tls      *tls.Config // nil: plain TCP
 	certs    bool        // clients need certificates
@@ -41,9 +42,9 @@ type Server struct {
 	insecure bool
 }
 
-// NewServer reads the files. It returns ErrInvalid for contents that are no credentials, a
-// certificate without its key, and client credentials without a certificate of the server; and the
-// errors of reading.
+// NewServer reads the credential files. It returns ErrInvalid for malformed contents, for a
+// certificate without its key, and for client credentials without a server certificate. It also
+// returns the errors of reading.
 func NewServer(o ServerOptions) (*Server, error) {
 	s := &Server{insecure: o.Insecure, certs: o.ClientCAFile != ""}
 	switch {
@@ -77,7 +78,7 @@ func NewServer(o ServerOptions) (*Server, error) {
 	return s, nil
 }
 
-// readKeyPair reads a certificate chain and its key. Errors have no content of the files.
+// readKeyPair reads a certificate chain and its key. Its errors do not contain file contents.
 func readKeyPair(cert, key string) (tls.Certificate, error) {
 	c, err := os.ReadFile(cert)
 	if err != nil {
@@ -106,15 +107,16 @@ func readPool(name string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// TLS returns the configuration of the server's connections, or nil for plain TCP. The caller must
-// not modify it.
+// TLS returns the configuration for the server's connections. It returns nil for plain TCP. The
+// caller must not modify it.
 func (s *Server) TLS() *tls.Config { return s.tls }
 
-// Authenticates reports whether each client must show a credential.
+// Authenticates reports whether clients need a credential.
 func (s *Server) Authenticates() bool { return s.certs || len(s.tokens) > 0 }
 
-// CheckListen returns ErrInvalid if the server may not listen at address, HOST:PORT: it identifies
-// no clients, the host is not a loopback address or "localhost", and Insecure is not set.
+// CheckListen returns ErrInvalid if the server must not listen at address, HOST:PORT. That is the
+// case if clients need no credential, Insecure is not set, and the host is neither a loopback
+// address nor "localhost".
 func (s *Server) CheckListen(address string) error {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -126,10 +128,10 @@ func (s *Server) CheckListen(address string) error {
 	return fmt.Errorf("listen at %q without client credentials: each host that reaches the address would have access; give client certificates or tokens, or permit it with --insecure: %w", address, errdefs.ErrInvalid)
 }
 
-// Tenant returns the tenant of a client. c is the state of its connection after the handshake, nil
-// for plain TCP. token is the token that it sent, or empty. It returns ErrDenied if a credential is
-// missing or wrong, or if the certificate and the token are of different tenants. The time that it
-// takes does not depend on the token, but for its length.
+// Tenant returns the tenant of a client. c is the state of its TLS connection, or nil for plain
+// TCP. token is the token that the client sent, or empty. It returns ErrDenied if a credential is
+// missing or wrong, or if the certificate and the token have different tenants. Its duration
+// depends only on the length of the token.
 func (s *Server) Tenant(c *tls.ConnectionState, token []byte) (string, error) {
 	if !s.Authenticates() {
 		return DefaultTenant, nil

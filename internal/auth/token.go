@@ -9,23 +9,24 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Limits of tokens and names of tenants in bytes.
+// Limits of the lengths of tokens and tenant names in bytes.
 const (
 	MinTokenBytes  = 16
 	MaxTokenBytes  = 512
 	MaxTenantBytes = 64
 )
 
-// Token is the hash of a token with its tenant.
+// Token is the hash of a token and its tenant.
 type Token struct {
 	Tenant string
 	sum    [sha256.Size]byte
 }
 
-// ParseTokens reads a tenant and its token from each line, separated by spaces or tabs. Empty lines
-// and lines that begin with # are skipped. A tenant may have several tokens. It returns ErrInvalid
-// with the number of the line for other lines, tokens that are short, long, listed twice or not of
-// printable ASCII, names of tenants out of range, and no token at all. Errors contain no token.
+// ParseTokens reads a tenant and a token from each line, separated by spaces or tabs. It skips
+// empty lines and lines that begin with #. A tenant may have several tokens. It returns ErrInvalid
+// with the line number for malformed lines, for tokens that are too short, too long, duplicate or
+// not printable ASCII, and for invalid tenant names. It also returns ErrInvalid if there is no
+// token. Errors do not contain tokens.
 func ParseTokens(b []byte) ([]Token, error) {
 	var list []Token
 	seen := make(map[[sha256.Size]byte]bool)
@@ -62,7 +63,7 @@ func ParseTokens(b []byte) ([]Token, error) {
 	return list, nil
 }
 
-// tokenProblem returns the problem of a token, or an empty text.
+// tokenProblem returns a text about why a token is invalid, or an empty string.
 func tokenProblem(token []byte) string {
 	if len(token) < MinTokenBytes || len(token) > MaxTokenBytes {
 		return fmt.Sprintf("a token of %d bytes; %d to %d are permitted", len(token), MinTokenBytes, MaxTokenBytes)
@@ -77,9 +78,9 @@ func tokenProblem(token []byte) string {
 
 var errTenant = errors.New("a tenant's name with other than letters, digits, dots, hyphens and underscores, or without a letter or digit first")
 
-// checkTenant returns an error unless s is the name of a tenant: 1 to MaxTenantBytes letters,
-// digits, dots, hyphens and underscores, of which the first is a letter or digit.
-// The error does not contain s: a file may have tenant and token in the wrong order.
+// checkTenant returns an error unless s is a valid tenant name: 1 to MaxTenantBytes letters,
+// digits, dots, hyphens and underscores, beginning with a letter or digit. The error does not
+// contain s, because s may be a token in a file with swapped columns.
 func checkTenant(s string) error {
 	if s == "" || len(s) > MaxTenantBytes {
 		return fmt.Errorf("a tenant's name of %d bytes; 1 to %d are permitted", len(s), MaxTenantBytes)

@@ -18,7 +18,7 @@ type State uint8
 const (
 	Closed   State = iota // calls are permitted
 	Open                  // calls are refused
-	HalfOpen              // probes are permitted, other calls refused
+	HalfOpen              // probes are permitted, other calls are refused
 )
 
 // String returns the name of the state in errors and metrics.
@@ -36,45 +36,45 @@ func (s State) String() string {
 
 // Options are the options of a Breaker. Zero values are the defaults.
 type Options struct {
-	// Failures is the number of failures in a row that open the breaker. Default 3.
+	// Failures is the number of consecutive failures that open the breaker. Default 3.
 	Failures int
-	// Delay is the time for which it opens first. Each failed recovery doubles the time, up to
+	// Delay is the time for which the breaker first opens. Each failed recovery doubles it, up to
 	// MaxDelay. Defaults 100 ms and 10 s.
 	Delay, MaxDelay time.Duration
-	// Probes is the number of probes that must succeed to close it, and of those in progress at a
-	// time. Default 1.
+	// Probes is the number of probes that must succeed to close the breaker, and the maximum number
+	// of probes in progress. Default 1.
 	Probes int
-	// Clock is the clock of the delays. Default: the real clock.
+	// Clock measures the delays. Default: the system clock.
 	Clock clockwork.Clock
 }
 
-// Stats are the figures of a Breaker.
+// Stats are the statistics of a Breaker.
 type Stats struct {
 	State    State
-	Opened   int64 // how often it opened, also after a failed probe
-	Refused  int64 // calls
+	Opened   int64 // number of times that it opened, including after a failed probe
+	Refused  int64 // refused calls
 	Probes   int64 // calls permitted while half-open
 	Failures int64 // calls that failed
 }
 
-// Breaker permits or refuses calls to a peer.
+// Breaker permits or refuses calls to a peer. Use it to stop calling a peer that fails.
 type Breaker struct {
 	o Options
 
 	mu       sync.Mutex
 	stats    Stats
-	epoch    uint64    // number of the last change of state
-	failures int       // in a row, while closed
-	until    time.Time // while open: when it becomes half-open
+	epoch    uint64    // incremented by every change of state
+	failures int       // consecutive failures, while closed
+	until    time.Time // end of the delay, while open
 	delay    time.Duration
-	cause    error // of the failure that opened it
-	probing  int   // probes in progress, while half-open
-	passed   int   // probes that succeeded, while half-open
+	cause    error // error of the failure that opened it
+	probing  int   // number of probes in progress, while half-open
+	passed   int   // number of successful probes, while half-open
 }
 
-// OpenError is the error of a refused call. It wraps errdefs.ErrBusy and the cause.
+// OpenError is returned for a refused call. It wraps errdefs.ErrBusy and the cause.
 type OpenError struct {
-	Until time.Time // the time of the next probe; zero: probes are in progress
+	Until time.Time // time of the next probe; zero: probes are in progress
 	Cause error     // the failure that opened the breaker
 }
 
@@ -86,7 +86,8 @@ func (e *OpenError) Error() string {
 // Unwrap returns errdefs.ErrBusy and the cause.
 func (e *OpenError) Unwrap() []error { return []error{errdefs.ErrBusy, e.Cause} }
 
-// Permit is a permitted call. Its user calls exactly one of its methods when the call has ended.
+// Permit is a permitted call. The caller must call exactly one of its methods when the call has
+// ended.
 type Permit struct {
 	b     *Breaker
 	epoch uint64
@@ -106,7 +107,8 @@ func New(o Options) (*Breaker, error) {
 	return &Breaker{o: o, delay: o.Delay}, nil
 }
 
-// Allow permits a call, or returns an *OpenError at once. It allocates nothing for permitted calls.
+// Allow permits a call, or returns an *OpenError. It does not block and does not allocate for
+// permitted calls.
 func (b *Breaker) Allow() (Permit, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -127,7 +129,7 @@ func (b *Breaker) Allow() (Permit, error) {
 	return Permit{b, b.epoch}, nil
 }
 
-// State returns the state now.
+// State returns the current state.
 func (b *Breaker) State() State {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -135,7 +137,7 @@ func (b *Breaker) State() State {
 	return b.stats.State
 }
 
-// Stats returns the figures.
+// Stats returns the statistics.
 func (b *Breaker) Stats() Stats {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -143,21 +145,21 @@ func (b *Breaker) Stats() Stats {
 	return b.stats
 }
 
-// expire makes an open breaker half-open after its delay. The caller holds mu.
+// expire changes an open breaker to half-open after its delay. The caller holds mu.
 func (b *Breaker) expire() {
 	if b.stats.State == Open && !b.o.Clock.Now().Before(b.until) {
 		b.change(HalfOpen)
 	}
 }
 
-// change enters a state. The caller holds mu.
+// change sets the state. The caller holds mu.
 func (b *Breaker) change(s State) {
 	b.stats.State = s
 	b.epoch++
 	b.failures, b.probing, b.passed = 0, 0, 0
 }
 
-// Succeed ends a call that the peer answered in time.
+// Succeed ends a successful call.
 func (p Permit) Succeed() {
 	b := p.b
 	b.mu.Lock()
@@ -197,8 +199,8 @@ func (p Permit) Fail(cause error) {
 	b.change(Open)
 }
 
-// Cancel ends a call of which nothing follows about the peer, such as one that its caller
-// cancelled. A cancelled probe permits another one.
+// Cancel ends a call whose result gives no information about the peer, for example a canceled call.
+// If the call was a probe, another probe is permitted.
 func (p Permit) Cancel() {
 	b := p.b
 	b.mu.Lock()

@@ -16,14 +16,14 @@ import (
 )
 
 const (
-	// allocatorProbeTime bounds the probe of handle types for exports of a device's memory.
+	// allocatorProbeTime is the maximum duration of the probe for handle types of a device.
 	allocatorProbeTime = time.Minute
-	// freeTime bounds the wait of Deallocate for the program's stream.
+	// freeTime is the maximum time for which Deallocate waits for the program's stream.
 	freeTime = time.Minute
 )
 
-// allocators allocate device memory that other processes can import. There is one for each device,
-// open until the process ends.
+// allocators has one allocator for each device. It allocates device memory that other processes can
+// import. Allocators stay open until the process ends.
 type allocators struct {
 	mu  sync.Mutex
 	all map[int]*allocator
@@ -33,22 +33,23 @@ type allocator struct {
 	driver  kvlane.Driver
 	dev     devices.StreamAdopter
 	by      *share.Allocator
-	regions map[uint64]*mem.Region // by address; with allocators.mu
+	regions map[uint64]*mem.Region // by address; guarded by allocators.mu
 	bytes   int64
 	kept    int64
 }
 
-// AllocatorStats has the figures of an allocator.
+// AllocatorStats are the statistics of an allocator.
 type AllocatorStats struct {
-	Handle      string // type of the handles that the memory has
+	Handle      string // handle type that the memory supports
 	Allocations int
 	Bytes       int64
 	Kept        int64 // allocations not freed because the device may still use them
 }
 
-// OpenAllocator opens the allocator of a device of "cuda", the default, or "sim". Further calls do
-// nothing. The error is ErrNotSupported, with the reason of each handle type, if its memory cannot
-// be exported, and ErrExists if the allocator has another driver.
+// OpenAllocator opens the allocator of a device of the driver "cuda", which is the default, or
+// "sim". If the allocator is open, it does nothing. It returns ErrNotSupported with the reason for
+// each handle type if the memory cannot be exported, and ErrExists if the allocator was opened with
+// another driver.
 func (l *Library) OpenAllocator(driver string, index int) error {
 	l.allocators.mu.Lock()
 	defer l.allocators.mu.Unlock()
@@ -56,8 +57,8 @@ func (l *Library) OpenAllocator(driver string, index int) error {
 	return err
 }
 
-// allocator returns the allocator of a device, of any driver if driver is empty. The caller holds
-// the mutex.
+// allocator returns the allocator of a device. An empty driver matches any. The caller holds the
+// mutex.
 func (l *Library) allocator(driver kvlane.Driver, index int) (*allocator, error) {
 	a := l.allocators.all[index]
 	switch {
@@ -91,7 +92,7 @@ func (l *Library) allocator(driver kvlane.Driver, index int) (*allocator, error)
 	return a, nil
 }
 
-// Allocate allocates memory of a device and returns its address, or 0 for no bytes.
+// Allocate allocates device memory and returns its address. It returns 0 if bytes is 0.
 func (l *Library) Allocate(index int, bytes int64) (uint64, error) {
 	if bytes <= 0 {
 		if bytes < 0 {
@@ -114,8 +115,8 @@ func (l *Library) Allocate(index int, bytes int64) (uint64, error) {
 	return uint64(r.Dev()), nil
 }
 
-// Deallocate frees an allocation after the work that the program has enqueued on a stream. If that
-// cannot be determined, the memory stays allocated and is counted.
+// Deallocate frees an allocation after the work that the program has enqueued on a stream. If it
+// cannot wait for this work, the memory stays allocated and counts as Kept.
 func (l *Library) Deallocate(index int, address, stream uint64) error {
 	if address == 0 {
 		return nil
@@ -133,7 +134,7 @@ func (l *Library) Deallocate(index int, address, stream uint64) error {
 	}
 	var err error
 	if a.driver != kvlane.Sim || stream != 0 { // sim has no default stream
-		err = idle(a.dev, uintptr(stream)) // others allocate meanwhile
+		err = idle(a.dev, uintptr(stream)) // without the mutex, so that other calls can allocate
 	}
 	if err == nil {
 		err = a.dev.Free(r)
@@ -165,8 +166,8 @@ func idle(dev devices.StreamAdopter, stream uintptr) error {
 	return e.Wait(ctx)
 }
 
-// AllocatorStats returns the figures of the allocator of a device as JSON. The error is ErrNotFound
-// if it is not open.
+// AllocatorStats returns the statistics of the allocator of a device as JSON. It returns
+// ErrNotFound if the allocator is not open.
 func (l *Library) AllocatorStats(index int) ([]byte, error) {
 	l.allocators.mu.Lock()
 	defer l.allocators.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	tiercache "github.com/kvlane/kvlane/tier/cache"
 )
 
-// lease is a lease of blocks.
+// lease is a lease on blocks of an engine.
 type lease struct {
 	*kvlane.Lease
 	engine *engine
@@ -19,7 +19,7 @@ type lease struct {
 func (*lease) kind() kind   { return leaseKind }
 func (l *lease) of() object { return l.engine }
 
-// Keys writes the keys of blocks of a page group to keys, one for each hash of hashBytes bytes.
+// Keys writes the keys for blocks of a page group to keys. Each hash has hashBytes bytes.
 func (l *Library) Keys(h Handle, group uint32, hashes []byte, hashBytes int, keys []kvlane.Key) error {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {
@@ -36,7 +36,8 @@ func (l *Library) Keys(h Handle, group uint32, hashes []byte, hashBytes int, key
 	return nil
 }
 
-// HashTokens writes the hashes of whole blocks of tokens, as many as both slices have.
+// HashTokens writes the hashes of complete blocks of tokens. The shorter of the slices limits their
+// number.
 func HashTokens(hashes [][block.HashBytes]byte, parent []byte, tokens []int64, blockTokens int) error {
 	all, err := block.HashTokens(make([]byte, 0, block.HashBytes*len(hashes)), parent, tokens, blockTokens)
 	for i := range hashes {
@@ -47,7 +48,7 @@ func HashTokens(hashes [][block.HashBytes]byte, parent []byte, tokens []int64, b
 	return err
 }
 
-// The states of a block that Lookup writes; zero is a missing block.
+// States of a block that Lookup writes. Zero means that the block is not stored.
 const (
 	InMemory uint8 = 1
 	InFiles  uint8 = 2
@@ -78,7 +79,8 @@ func (l *Library) Lookup(h Handle, keys []kvlane.Key, there []uint8, timeoutMill
 	return nil
 }
 
-// Lease leases the longest prefix of the keys with stored blocks, and returns its length.
+// Lease leases the longest prefix of keys whose blocks are stored. It returns a handle and the
+// number of leased blocks.
 func (l *Library) Lease(h Handle, keys []kvlane.Key, ttlMillis, timeoutMillis int64) (Handle, int, error) {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {
@@ -96,7 +98,8 @@ func (l *Library) Lease(h Handle, keys []kvlane.Key, ttlMillis, timeoutMillis in
 	return l.handles.add(&lease{Lease: got, engine: e}), got.Len(), nil
 }
 
-// Worth returns the number of blocks of a lease that are worth loading to save computing tokens.
+// Worth returns the number of leased blocks for which loading is faster than computing their
+// tokens.
 func (l *Library) Worth(h Handle, tokens int64) (int, error) {
 	got, err := find[*lease](&l.handles, h)
 	if err != nil {
@@ -108,10 +111,10 @@ func (l *Library) Worth(h Handle, tokens int64) (int, error) {
 	return got.engine.Worth(got.Lease, tokens), nil
 }
 
-// maxTokens bounds a number of tokens.
+// maxTokens is the maximum number of tokens in a call.
 const maxTokens = 1 << 40
 
-// ReportComputed records the time that computing the KV of tokens took.
+// ReportComputed records the time in which the KV cache of a number of tokens was computed.
 func (l *Library) ReportComputed(h Handle, tokens int64, seconds float64) error {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {
@@ -124,7 +127,8 @@ func (l *Library) ReportComputed(h Handle, tokens int64, seconds float64) error 
 	return nil
 }
 
-// ReportDelay records the time from the decision to load blocks to their use, less the load's.
+// ReportDelay records the time from the decision to load blocks until their use, without the
+// duration of the load.
 func (l *Library) ReportDelay(h Handle, seconds float64) error {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {
@@ -138,7 +142,8 @@ func (l *Library) ReportDelay(h Handle, seconds float64) error {
 	return nil
 }
 
-// duration converts seconds that a program has measured.
+// duration converts a reported number of seconds. It returns ErrInvalid if the number is out of
+// range.
 func duration(seconds float64) (time.Duration, error) {
 	if !(seconds >= 0 && seconds <= maxSeconds) {
 		return 0, invalid("%v s: out of range", seconds)
@@ -146,7 +151,7 @@ func duration(seconds float64) (time.Duration, error) {
 	return time.Duration(seconds * float64(time.Second)), nil
 }
 
-// maxSeconds bounds a reported time.
+// maxSeconds is the maximum reported time.
 const maxSeconds = 1e6
 
 // Release releases a lease and frees its handle.

@@ -8,8 +8,8 @@ import (
 	"github.com/kvlane/kvlane/internal/settings"
 )
 
-// ParseConfig reads the configuration of an engine and validates it. The error lists everything
-// that is wrong, as ErrInvalid.
+// ParseConfig parses and validates the configuration of an engine. The error lists all errors and
+// wraps ErrInvalid.
 func ParseConfig(text []byte) (kvlane.Config, error) {
 	var c kvlane.Config
 	err := settings.Decode(text, &c)
@@ -23,11 +23,12 @@ func ParseConfig(text []byte) (kvlane.Config, error) {
 	return c, nil
 }
 
-// ReadConfig returns the JSON object of a configuration with the settings of its file, as
-// ParseConfig uses them.
+// ReadConfig returns the configuration as a JSON object, after merging the settings of its file
+// like ParseConfig.
 func ReadConfig(text []byte) ([]byte, error) { return settings.Merge(text) }
 
-// setDefaults sets the tensor-parallel size of each geometry, which Go programs have to name.
+// setDefaults sets the tensor-parallel size of each geometry to its default. The Go API requires
+// it.
 func setDefaults(c *kvlane.Config) {
 	geometries := []*block.Geometry{&c.Model}
 	for i := range c.Groups {

@@ -13,18 +13,18 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// registrar registers memory with NICs; *kvlane.Engine implements it.
+// registrar registers memory with NICs. *kvlane.Engine implements it.
 type registrar interface {
 	Register(regions ...*mem.Region) error
 	Unregister(ctx context.Context, regions ...*mem.Region) error
 }
 
-// memory is memory of the program or device for copies by streams.
+// memory is registered memory of the program or device for stream copies.
 type memory struct {
 	engine *engine
 	nics   registrar
 	region *mem.Region
-	pinned bool // by this library, which unpins it
+	pinned bool // pinned by this library, which must unpin it
 
 	uses  inuse.Set
 	mu    sync.Mutex
@@ -42,7 +42,7 @@ func (m *memory) of() object { return m.engine }
 func (*copier) kind() kind   { return streamKind }
 func (c *copier) of() object { return c.engine }
 
-// copied is a batch of a stream as a task.
+// copied is a submitted batch of a stream. It implements the methods of a task.
 type copied struct{ *stream.Ticket }
 
 // Errs returns the error of the batch.
@@ -53,7 +53,7 @@ func (c copied) Errs() []error {
 	return nil
 }
 
-// RegisterHost pins memory of the program for copies by streams.
+// RegisterHost pins memory of the program for stream copies.
 func (l *Library) RegisterHost(h Handle, b []byte) (Handle, error) {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {
@@ -70,7 +70,7 @@ func (l *Library) registerHost(e *engine, nics registrar, b []byte) (Handle, err
 	return l.register(&memory{engine: e, nics: nics, region: r, pinned: true})
 }
 
-// RegisterDevice registers memory of the engine's device for copies by streams.
+// RegisterDevice registers memory of the engine's device for stream copies.
 func (l *Library) RegisterDevice(h Handle, address uint64, bytes int64) (Handle, error) {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {
@@ -96,15 +96,15 @@ func (l *Library) register(m *memory) (Handle, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), freeTime)
 	defer cancel()
-	if left := m.close(ctx); left != nil { // a NIC still uses a part of it
-		l.handles.add(m) // without a handle for the caller; Close closes it
+	if left := m.close(ctx); left != nil { // a NIC may still access a part of it
+		l.handles.add(m) // the caller gets no handle; Close unregisters the memory
 		return 0, fmt.Errorf("%w; the memory must stay until the engine is closed: %w", err, left)
 	}
 	return 0, err
 }
 
-// UnregisterMemory unregisters memory after the last copy from or to it. If it returns nil, the
-// handle has ended.
+// UnregisterMemory unregisters memory after the last copy that uses it. If it returns nil, the
+// handle is no longer valid.
 func (l *Library) UnregisterMemory(h Handle, timeoutMillis int64) error {
 	m, err := find[*memory](&l.handles, h)
 	if err != nil {
@@ -140,7 +140,7 @@ func (m *memory) close(ctx context.Context) error {
 	return nil
 }
 
-// OpenStream opens a stream of copies, configured as the engine's loads.
+// OpenStream opens a stream with the configuration of the engine's load streams.
 func (l *Library) OpenStream(h Handle) (Handle, error) {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {
@@ -154,7 +154,7 @@ func (l *Library) OpenStream(h Handle) (Handle, error) {
 }
 
 // CloseStream cancels copies that have not started and waits for the others. If it returns nil, the
-// handle has ended.
+// handle is no longer valid.
 func (l *Library) CloseStream(h Handle, timeoutMillis int64) error {
 	c, err := find[*copier](&l.handles, h)
 	if err != nil {
@@ -169,14 +169,14 @@ func (l *Library) CloseStream(h Handle, timeoutMillis int64) error {
 	return nil
 }
 
-// Copies are pieces of memory with their offsets in the target and the source.
+// Copies is a list of copies: lengths, and offsets in the target and the source.
 type Copies struct {
 	To, From           Handle
 	ToAt, FromAt, Size []uint64
 }
 
-// Copy starts copies after the work enqueued on a stream of the program, if one is named. The
-// timeout bounds the wait for space in the stream.
+// Copy starts copies. If after is not nil, they start after the work enqueued on this stream of the
+// program. The timeout limits the wait for space in the stream.
 func (l *Library) Copy(h Handle, c *Copies, after *uint64, timeoutMillis int64) (Handle, error) {
 	s, err := find[*copier](&l.handles, h)
 	if err != nil {
@@ -207,7 +207,7 @@ func (l *Library) Copy(h Handle, c *Copies, after *uint64, timeoutMillis int64) 
 	}
 	b.Dst, b.Src = extents(to.region, c.ToAt, c.Size), extents(from.region, c.FromAt, c.Size)
 	if timeoutMillis == 0 {
-		timeoutMillis = 1 // a stream refuses a context that has ended
+		timeoutMillis = 1 // a stream refuses a context that has already ended
 	}
 	ctx, cancel := l.within(timeoutMillis)
 	defer cancel()
@@ -222,7 +222,7 @@ func (l *Library) Copy(h Handle, c *Copies, after *uint64, timeoutMillis int64) 
 	return l.handles.add(&task{engine: s.engine, op: copied{ticket}}), nil
 }
 
-// extents returns parts of a region. Submit refuses parts outside of it.
+// extents returns extents of a region. Submit returns an error for extents outside the region.
 func extents(r *mem.Region, at, size []uint64) []mem.Extent {
 	out := make([]mem.Extent, len(at))
 	for i := range at {
@@ -231,7 +231,7 @@ func extents(r *mem.Region, at, size []uint64) []mem.Extent {
 	return out
 }
 
-// closeCopies closes the streams of an engine and unregisters its memory.
+// closeCopies closes all streams of an engine and unregisters its memory.
 func (l *Library) closeCopies(ctx context.Context, e *engine) error {
 	var streams []*copier
 	var memories []*memory

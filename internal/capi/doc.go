@@ -1,6 +1,7 @@
-// Package capi implements the C library in Go: handles for engines, JSON for configurations and
-// figures, timeouts for contexts, numbers for errors. cmd/libkvlane converts the types of C.
+// Package capi implements the C library in Go. It replaces engines by handles, configurations and
+// statistics by JSON, contexts by timeouts, and errors by numbers. cmd/libkvlane converts the C
+// types.
 //
-// A Library holds the objects behind its handles. A handle is a number that is never used again, so
-// a freed one is detected. All methods are safe for concurrent use and keep no slice of the caller.
+// A Library maps handles to objects. Handle numbers are never reused, so uses of freed handles are
+// detected. All methods are safe for concurrent use. No method keeps a slice of the caller.
 package capi

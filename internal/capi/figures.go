@@ -12,8 +12,9 @@ import (
 	"unicode"
 )
 
-// Stats returns the figures of an engine as a JSON object: of the store, the planner, the stream of
-// files, direct storage and each NIC. Names are those of Go fields in snake case; durations are in seconds.
+// Stats returns the statistics of an engine as a JSON object. They cover the store, the planner,
+// the file stream, direct storage and each NIC. Names are Go field names in snake case; durations
+// are in seconds.
 func (l *Library) Stats(h Handle) ([]byte, error) {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {
@@ -44,7 +45,7 @@ func (l *Library) Metrics(h Handle) ([]byte, error) {
 	return text.Bytes(), nil
 }
 
-// figures returns the JSON value of v.
+// figures converts v to a value for JSON.
 func figures(v reflect.Value) any {
 	if !v.IsValid() {
 		return nil
@@ -79,13 +80,14 @@ func figures(v reflect.Value) any {
 		return figures(v.Elem())
 	case reflect.Float32, reflect.Float64:
 		if f := v.Float(); math.IsNaN(f) || math.IsInf(f, 0) {
-			return nil // JSON has no such number
+			return nil // JSON cannot represent this number
 		}
 	}
 	return v.Interface()
 }
 
-// snake converts a Go name to snake case: VerifiedByCPU to verified_by_cpu, CTAs to ctas.
+// snake converts a Go name to snake case, for example VerifiedByCPU to verified_by_cpu and CTAs to
+// ctas.
 func snake(name string) string {
 	var b strings.Builder
 	r := []rune(name)

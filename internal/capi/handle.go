@@ -8,11 +8,11 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Handle names an object of a Library. It is never used for another object. Its top byte is the
-// kind of the object, so that the kind of a freed object is known.
+// Handle identifies an object of a Library. Handles are never reused. The top byte is the kind of
+// the object, so that the kind is known after the object was freed.
 type Handle uint64
 
-// kindShift is the place of the kind in a Handle.
+// kindShift is the position of the kind in a Handle.
 const kindShift = 56
 
 // kind is the kind of an object.
@@ -36,8 +36,8 @@ var kindNames = [...]string{
 
 func (k kind) String() string { return kindNames[k] }
 
-// ended returns the error of a call that names an object of that kind after its end. It is the
-// error that Go's methods return.
+// ended returns the error for a call with a handle of kind k whose object has ended. It is the
+// error that the Go methods return in this case.
 func (k kind) ended() error {
 	switch k {
 	case leaseKind:
@@ -49,7 +49,7 @@ func (k kind) ended() error {
 	return fmt.Errorf("the %s is closed: %w", k, errdefs.ErrClosed)
 }
 
-// releasedError is the ErrExpired of a lease that was released.
+// releasedError is the error for a released lease. It wraps errdefs.ErrExpired.
 type releasedError struct{}
 
 func (releasedError) Error() string { return "the lease was released" }
@@ -59,14 +59,14 @@ func (releasedError) Unwrap() error { return errdefs.ErrExpired }
 // handles maps handles to objects.
 type handles struct {
 	mu   sync.RWMutex
-	last Handle            // of all kinds, without the kind; guarded by mu
+	last Handle            // last assigned number, without the kind; guarded by mu
 	all  map[Handle]object // guarded by mu
 }
 
-// object is an object behind a handle.
+// object is an object that a handle identifies.
 type object interface {
 	kind() kind
-	of() object // the owner, whose end ends the object
+	of() object // owner; when it ends, this object ends too
 }
 
 func (h *handles) add(o object) Handle {
@@ -81,7 +81,7 @@ func (h *handles) add(o object) Handle {
 	return n
 }
 
-// remove forgets a handle.
+// remove removes a handle.
 func (h *handles) remove(n Handle) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -101,14 +101,14 @@ func (h *handles) allOf(e object) []object {
 	return out
 }
 
-// removeOf forgets an engine or a manager, and its objects.
+// removeOf removes the handles of an engine or a manager and of all its objects.
 func (h *handles) removeOf(e object) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	maps.DeleteFunc(h.all, func(_ Handle, o object) bool { return o.of() == e })
 }
 
-// find returns the object of a handle. If the object has ended, the error is that of kind.ended.
+// find returns the object of a handle. If the object has ended, it returns the error of kind.ended.
 func find[T object](h *handles, n Handle) (T, error) {
 	h.mu.RLock()
 	o, there := h.all[n]

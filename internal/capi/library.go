@@ -13,22 +13,22 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// maxMillis is the longest time in milliseconds that a time.Duration holds.
+// maxMillis is the maximum time in milliseconds that fits into a time.Duration.
 const maxMillis = math.MaxInt64 / int64(time.Millisecond)
 
-// Library holds engines and their objects behind handles. Create it with New.
+// Library maps handles to engines and their objects. Create it with New.
 type Library struct {
 	handles    handles
 	allocators allocators
-	past       context.Context // ended by errPending, before anything began
-	busy       context.Context // ended by errNotNow
-	refs       sync.Pool       // of *[]kvlane.Ref, which the store copies
+	past       context.Context // context that has ended with errPending
+	busy       context.Context // context that has ended with errNotNow
+	refs       sync.Pool       // pool of *[]kvlane.Ref; the store copies the slices
 }
 
-// errNotNow is the cause for calls that do not wait for a free task.
+// errNotNow is the cause with which calls fail that would have to wait for a free task.
 var errNotNow = fmt.Errorf("too many loads, dumps and prefetches in progress: wait for one: %w", errdefs.ErrBusy)
 
-// New returns a library without any engine.
+// New returns a library without engines.
 func New() *Library {
 	ended := func(cause error) context.Context {
 		ctx, end := context.WithCancelCause(context.Background())
@@ -38,8 +38,8 @@ func New() *Library {
 	return &Library{past: ended(errPending), busy: ended(errNotNow)}
 }
 
-// within returns a context with a timeout in milliseconds. A context of zero has ended; one of a
-// negative timeout never ends.
+// within returns a context with a timeout in milliseconds. If ms is zero, the context has already
+// ended. If ms is negative, it never ends.
 func (l *Library) within(ms int64) (context.Context, context.CancelFunc) {
 	switch {
 	case ms == 0:
@@ -50,7 +50,8 @@ func (l *Library) within(ms int64) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(context.Background(), time.Duration(ms)*time.Millisecond, errPending)
 }
 
-// looking is within for calls that wait only for answers of tiers. They wait even if ms is zero.
+// looking is like within, but without a timeout if ms is zero. It is for calls that only wait for
+// replies of tiers.
 func (l *Library) looking(ms int64) (context.Context, context.CancelFunc) {
 	if ms == 0 {
 		ms = -1
@@ -95,7 +96,8 @@ func (e *engine) stream(handle uint64) (*kvlane.HostStream, error) {
 	return s, nil
 }
 
-// recorded returns the dependency on the work enqueued on a stream so far; none without a stream.
+// recorded returns the dependency on the work enqueued on a stream so far. Without a stream it
+// returns none.
 func (e *engine) recorded(after *uint64) ([]mem.Dependency, error) {
 	if after == nil {
 		return nil, nil
@@ -111,7 +113,7 @@ func (e *engine) recorded(after *uint64) ([]mem.Dependency, error) {
 	return []mem.Dependency{r}, nil
 }
 
-// Open opens an engine with a configuration in JSON.
+// Open opens an engine. config is its configuration in JSON.
 func (l *Library) Open(config []byte) (Handle, error) {
 	c, err := ParseConfig(config)
 	if err != nil {
@@ -124,7 +126,8 @@ func (l *Library) Open(config []byte) (Handle, error) {
 	return l.handles.add(&engine{Engine: e}), nil
 }
 
-// Close closes an engine. If it returns nil, the handles of the engine and its objects have ended.
+// Close closes an engine. If it returns nil, the handles of the engine and its objects are no
+// longer valid.
 func (l *Library) Close(h Handle, timeoutMillis int64) error {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {
@@ -155,7 +158,7 @@ func (l *Library) RegisterCache(h Handle, memory []kvlane.CacheMemory) (Handle, 
 	return l.handles.add(&cache{Cache: c, engine: e}), nil
 }
 
-// CloseCache unregisters a paged KV cache. If it returns nil, the handle has ended.
+// CloseCache unregisters a paged KV cache. If it returns nil, the handle is no longer valid.
 func (l *Library) CloseCache(h Handle, timeoutMillis int64) error {
 	c, err := find[*cache](&l.handles, h)
 	if err != nil {
@@ -170,7 +173,7 @@ func (l *Library) CloseCache(h Handle, timeoutMillis int64) error {
 	return nil
 }
 
-// Notes returns the notes of the opening of an engine as a JSON array.
+// Notes returns the engine's notes as a JSON array.
 func (l *Library) Notes(h Handle) ([]byte, error) {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {
@@ -183,7 +186,7 @@ func (l *Library) Notes(h Handle) ([]byte, error) {
 	return json.Marshal(notes)
 }
 
-// ReportSlowdown records the slowdown of the program's own work by concurrent copies, in percent.
+// ReportSlowdown records by how many percent concurrent copies slow down the program's own work.
 func (l *Library) ReportSlowdown(h Handle, percent float64) error {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {
@@ -196,5 +199,5 @@ func (l *Library) ReportSlowdown(h Handle, percent float64) error {
 	return nil
 }
 
-// maxPercent bounds a reported slowdown.
+// maxPercent is the maximum reported slowdown.
 const maxPercent = 1e6

@@ -13,13 +13,13 @@ import (
 	"github.com/kvlane/kvlane/internal/settings"
 )
 
-// manager is the index of the blocks that engines in other processes have.
+// manager is an index of the blocks that engines in other processes store.
 type manager struct{ *kvlane.Manager }
 
 func (*manager) kind() kind   { return managerKind }
 func (m *manager) of() object { return m }
 
-// job is a job of a manager for all workers.
+// job is a manager's job that all workers execute.
 type job struct {
 	*kvlane.Job
 	manager *manager
@@ -28,7 +28,7 @@ type job struct {
 func (*job) kind() kind   { return jobKind }
 func (j *job) of() object { return j.manager }
 
-// Names name blocks by page group and hash. Without groups, all are of the first.
+// Names identify blocks by page group and hash. If Groups is nil, all blocks belong to group 0.
 type Names struct {
 	Groups    []uint32
 	Hashes    []byte
@@ -36,7 +36,7 @@ type Names struct {
 	N         int
 }
 
-// blocks returns them as the manager wants them.
+// blocks converts the names to kvlane.Blocks.
 func (n *Names) blocks() ([]kvlane.Block, error) {
 	switch {
 	case n.HashBytes < 1 || n.HashBytes > math.MaxInt/max(1, n.N) || len(n.Hashes) != n.HashBytes*n.N:
@@ -55,8 +55,8 @@ func (n *Names) blocks() ([]kvlane.Block, error) {
 	return out, nil
 }
 
-// OpenManager opens a manager. config is JSON: {"ranks": [configurations of the workers' engines],
-// "blocks": of each worker, "metrics_addr": address}.
+// OpenManager opens a manager. config is a JSON object: "ranks" is the list of the workers' engine
+// configurations, "blocks" the number of blocks of each worker's pool, "metrics_addr" an address.
 func (l *Library) OpenManager(config []byte) (Handle, error) {
 	c, err := ParseManagerConfig(config)
 	if err != nil {
@@ -69,8 +69,8 @@ func (l *Library) OpenManager(config []byte) (Handle, error) {
 	return l.handles.add(&manager{m}), nil
 }
 
-// ParseManagerConfig reads the configuration of a manager and validates those of its ranks. The
-// error lists everything that is wrong.
+// ParseManagerConfig parses the configuration of a manager and validates the configurations of its
+// ranks. The error lists all errors.
 func ParseManagerConfig(text []byte) (kvlane.ManagerConfig, error) {
 	var c kvlane.ManagerConfig
 	err := settings.Decode(text, &c)
@@ -90,7 +90,8 @@ func ParseManagerConfig(text []byte) (kvlane.ManagerConfig, error) {
 	return c, errors.Join(errs...)
 }
 
-// CloseManager closes a manager. If it returns nil, its handle and those of its jobs have ended.
+// CloseManager closes a manager. If it returns nil, the handles of the manager and its jobs are no
+// longer valid.
 func (l *Library) CloseManager(h Handle, timeoutMillis int64) error {
 	m, err := find[*manager](&l.handles, h)
 	if err != nil {
@@ -105,7 +106,7 @@ func (l *Library) CloseManager(h Handle, timeoutMillis int64) error {
 	return nil
 }
 
-// manage finds the manager, and the blocks that are named.
+// manage returns the manager and the named blocks.
 func (l *Library) manage(h Handle, n *Names) (*manager, []kvlane.Block, error) {
 	m, err := find[*manager](&l.handles, h)
 	if err != nil {
@@ -115,16 +116,16 @@ func (l *Library) manage(h Handle, n *Names) (*manager, []kvlane.Block, error) {
 	return m, blocks, err
 }
 
-// The states of a block that ManagerLookup writes.
+// States of a block that ManagerLookup writes.
 const (
 	Absent   uint8 = 0
 	UnderWay uint8 = 1
-	There    uint8 = 2 // in memory
-	Below    uint8 = 3 // there, in files and not in every worker's memory
+	There    uint8 = 2 // in memory of every worker
+	Below    uint8 = 3 // in files, but not in every worker's memory
 )
 
-// ManagerLookup writes the state of each block. If a tier does not answer, it writes the states
-// from the other tiers and returns an error.
+// ManagerLookup writes the state of each block. If a tier does not respond, it uses the other tiers
+// and also returns an error.
 func (l *Library) ManagerLookup(h Handle, n *Names, states []uint8) error {
 	m, blocks, err := l.manage(h, n)
 	if err != nil {
@@ -132,13 +133,14 @@ func (l *Library) ManagerLookup(h Handle, n *Names, states []uint8) error {
 	}
 	found, err := m.Lookup(context.Background(), blocks)
 	for i, s := range found {
-		states[i] = uint8(s) // they have the same numbers, which a test holds
+		states[i] = uint8(s) // a test checks that the numbers are equal
 	}
 	return err
 }
 
-// ManagerWorth returns the number of blocks, from the first on, that are worth loading. states are
-// those of ManagerLookup. tokens is the number of tokens that all blocks save.
+// ManagerWorth returns the number of blocks, starting with the first, for which loading is faster
+// than computing. states is the result of ManagerLookup. tokens is the number of tokens of all
+// blocks.
 func (l *Library) ManagerWorth(h Handle, n *Names, states []uint8, tokens int64) (int, error) {
 	m, blocks, err := l.manage(h, n)
 	if err != nil {
@@ -154,7 +156,7 @@ func (l *Library) ManagerWorth(h Handle, n *Names, states []uint8, tokens int64)
 	return m.Worth(blocks, known, tokens), nil
 }
 
-// ManagerComputed records the time that computing the KV of tokens took.
+// ManagerComputed records the time in which the KV cache of a number of tokens was computed.
 func (l *Library) ManagerComputed(h Handle, tokens int64, seconds float64) error {
 	m, err := find[*manager](&l.handles, h)
 	if err != nil {
@@ -167,7 +169,7 @@ func (l *Library) ManagerComputed(h Handle, tokens int64, seconds float64) error
 	return nil
 }
 
-// ManagerLoad pins blocks that workers load.
+// ManagerLoad starts a job in which workers load blocks. It pins the blocks.
 func (l *Library) ManagerLoad(h Handle, n *Names) (Handle, error) {
 	m, blocks, err := l.manage(h, n)
 	if err != nil {
@@ -180,8 +182,8 @@ func (l *Library) ManagerLoad(h Handle, n *Names) (Handle, error) {
 	return l.handles.add(&job{j, m}), nil
 }
 
-// ManagerStore makes space for blocks that workers store, and writes 1 for each block of the job. A
-// job may have no blocks.
+// ManagerStore starts a job in which workers store blocks. It makes space for them and writes 1 to
+// chosen for each block of the job. A job may have no blocks.
 func (l *Library) ManagerStore(h Handle, n *Names, chosen []uint8, before ...*Names) (Handle, error) {
 	m, blocks, err := l.manage(h, n)
 	if err != nil {
@@ -199,7 +201,7 @@ func (l *Library) ManagerStore(h Handle, n *Names, chosen []uint8, before ...*Na
 		return 0, err
 	}
 	k := 0
-	for i := range blocks { // the job's are some of them, in their order
+	for i := range blocks { // the job's blocks are a subset in the same order
 		if k < len(j.Blocks) && blocks[i] == j.Blocks[k] {
 			chosen[i] = 1
 			k++
@@ -208,8 +210,8 @@ func (l *Library) ManagerStore(h Handle, n *Names, chosen []uint8, before ...*Na
 	return l.handles.add(&job{j, m}), nil
 }
 
-// JobEvicted writes the blocks that the workers drop first. JobSize returns their number; their
-// hashes have hashBytes each.
+// JobEvicted writes the blocks that the workers must drop before they store. JobSize returns their
+// number. Each hash has hashBytes bytes.
 func (l *Library) JobEvicted(h Handle, groups []uint32, hashes []byte, hashBytes int) error {
 	j, err := find[*job](&l.handles, h)
 	if err != nil {
@@ -228,7 +230,8 @@ func (l *Library) JobEvicted(h Handle, groups []uint32, hashes []byte, hashBytes
 	return nil
 }
 
-// JobSize returns how many blocks a job is about, and how many workers drop first.
+// JobSize returns the number of blocks of a job and the number of blocks that workers must drop
+// first.
 func (l *Library) JobSize(h Handle) (blocks, evicted int, err error) {
 	j, err := find[*job](&l.handles, h)
 	if err != nil {
@@ -237,7 +240,7 @@ func (l *Library) JobSize(h Handle) (blocks, evicted int, err error) {
 	return len(j.Blocks), len(j.Evicted), nil
 }
 
-// JobLoaded records the times of a job that loads, before its end.
+// JobLoaded records the durations of a load job. Call it before JobEnd.
 func (l *Library) JobLoaded(h Handle, seconds, wait float64, tokens int64) error {
 	j, err := find[*job](&l.handles, h)
 	if err != nil {
@@ -255,7 +258,7 @@ func (l *Library) JobLoaded(h Handle, seconds, wait float64, tokens int64) error
 	return nil
 }
 
-// JobDirect reports whether the workers load the blocks of files directly.
+// JobDirect reports whether the workers load blocks of files directly to the device.
 func (l *Library) JobDirect(h Handle) (bool, error) {
 	j, err := find[*job](&l.handles, h)
 	if err != nil {
@@ -264,11 +267,11 @@ func (l *Library) JobDirect(h Handle) (bool, error) {
 	return j.Direct, nil
 }
 
-// Pooled is set in a result of JobEnd for a block of a direct job that is in a worker's pool.
+// Pooled marks, in the results of JobEnd, a block of a direct job that is in a worker's pool.
 const Pooled uint8 = 2
 
-// JobEnd ends a job and frees its handle. It forgets the blocks whose element in failed is neither
-// zero nor Pooled; none if failed is nil.
+// JobEnd ends a job and frees its handle. It removes the blocks whose element of failed is neither
+// zero nor Pooled from the index. A nil failed means that no block failed.
 func (l *Library) JobEnd(h Handle, failed []uint8) error {
 	j, err := find[*job](&l.handles, h)
 	if err != nil {
@@ -293,7 +296,7 @@ func (l *Library) JobEnd(h Handle, failed []uint8) error {
 	return nil
 }
 
-// ManagerForget makes blocks misses.
+// ManagerForget removes blocks from the index.
 func (l *Library) ManagerForget(h Handle, n *Names) error {
 	m, blocks, err := l.manage(h, n)
 	if err != nil {
@@ -311,7 +314,7 @@ func (l *Library) ManagerTouch(h Handle, n *Names) error {
 	return m.Touch(blocks)
 }
 
-// ManagerReset forgets all blocks in the workers' pools that no job has in use.
+// ManagerReset removes all blocks in the workers' pools that no job uses from the index.
 func (l *Library) ManagerReset(h Handle) error {
 	m, err := find[*manager](&l.handles, h)
 	if err != nil {
@@ -321,7 +324,7 @@ func (l *Library) ManagerReset(h Handle) error {
 	return nil
 }
 
-// ManagerStats returns a manager's figures as a JSON object.
+// ManagerStats returns a manager's statistics as a JSON object.
 func (l *Library) ManagerStats(h Handle) ([]byte, error) {
 	m, err := find[*manager](&l.handles, h)
 	if err != nil {
@@ -330,7 +333,8 @@ func (l *Library) ManagerStats(h Handle) ([]byte, error) {
 	return json.Marshal(figures(reflect.ValueOf(m.Stats())))
 }
 
-// Drop removes blocks from an engine's cache, and returns the number of those that stay for now.
+// Drop removes blocks from an engine's cache. It returns the number of blocks that are in use and
+// stay for now.
 func (l *Library) Drop(h Handle, keys []kvlane.Key) (stay int, err error) {
 	e, err := find[*engine](&l.handles, h)
 	if err != nil {

@@ -11,10 +11,10 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// Status is a kvl_status of the header. Zero is success.
+// Status is a kvl_status of kvlane.h. Zero is success.
 type Status int32
 
-// The statuses. Go never returns Forked: a child of fork() does not reach it.
+// Statuses. Go never returns Forked: the C code returns it in a child of fork().
 const (
 	OK           Status = 0
 	Pending      Status = 1
@@ -36,10 +36,10 @@ const (
 	Failed       Status = -16
 )
 
-// errPending is the cause of contexts that end with a timeout.
+// errPending is the cause of contexts whose timeout has passed.
 var errPending = errors.New("the timeout passed")
 
-// sentinels are the errors of the statuses. The first that matches an error decides.
+// sentinels maps errors to statuses. The first match is used.
 var sentinels = []struct {
 	err    error
 	status Status
@@ -62,7 +62,7 @@ var sentinels = []struct {
 	{errdefs.ErrNotFound, NotFound},
 }
 
-// StatusOf returns the status of an error.
+// StatusOf returns the status for an error.
 func StatusOf(err error) Status {
 	if err == nil {
 		return OK
@@ -94,7 +94,7 @@ func Guard(f func() error) (err error) {
 	return f()
 }
 
-// where returns the places in kvlane's code that led to a panic, the innermost first.
+// where returns the source positions in kvlane that led to a panic, innermost first.
 func where() string {
 	var at []string
 	calls := make([]uintptr, 32)
@@ -108,13 +108,13 @@ func where() string {
 	return strings.Join(at, ", ")
 }
 
-// invalid returns an ErrInvalid.
+// invalid returns an error that wraps ErrInvalid.
 func invalid(format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalid)...)
 }
 
-// ofBlocks returns the first of the errors of blocks and the number of further ones. Results have
-// the status of each block.
+// ofBlocks returns the first error of blocks with the number of further errors. Results returns the
+// status of each block.
 func ofBlocks(errs []error) error {
 	var first error
 	n := 0
@@ -132,7 +132,7 @@ func ofBlocks(errs []error) error {
 	return first
 }
 
-// ofJoined applies ofBlocks to joined errors and returns others unchanged.
+// ofJoined applies ofBlocks to joined block errors. It returns other errors unchanged.
 func ofJoined(err error) error {
 	var b *store.BlockError
 	if j, ok := err.(interface{ Unwrap() []error }); ok && errors.As(err, &b) {

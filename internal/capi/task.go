@@ -18,14 +18,14 @@ const (
 	Bypass    uint32 = 8 // kvlane.PromoteNone
 )
 
-// The states of a task that Wait waits for. Zero and above are layers.
+// Values for the parameter of Wait. Zero and above are layers.
 const (
 	Done       int32 = -1
 	SourceFree int32 = -2
 	Published  int32 = -3
 )
 
-// Result is the outcome of a block: a kvl_result of the header.
+// Result is the result of one block: a kvl_result of kvlane.h.
 type Result struct {
 	Status    Status
 	Undefined uint32
@@ -40,7 +40,7 @@ type task struct {
 	blocks int
 }
 
-// operation is the common part of all tasks.
+// operation is the interface that all tasks share.
 type operation interface {
 	Done() <-chan struct{}
 	Errs() []error
@@ -50,7 +50,7 @@ type operation interface {
 func (*task) kind() kind   { return taskKind }
 func (t *task) of() object { return t.engine }
 
-// pair calls start with refs of keys and pages, which it does not keep.
+// pair combines keys and pages to refs and calls start with them. start must not keep the refs.
 func (l *Library) pair(keys []kvlane.Key, pages []uint32, start func([]kvlane.Ref) error) error {
 	refs, ok := l.refs.Get().(*[]kvlane.Ref)
 	if !ok {
@@ -64,7 +64,7 @@ func (l *Library) pair(keys []kvlane.Key, pages []uint32, start func([]kvlane.Re
 	return start(*refs)
 }
 
-// transfer returns the engine and the cache of a load or dump.
+// transfer finds the engine and the cache for a load or dump and checks the arguments.
 func (l *Library) transfer(eh, ch Handle, keys []kvlane.Key, pages []uint32, flags, allowed uint32) (*engine, *cache, error) {
 	e, err := find[*engine](&l.handles, eh)
 	if err != nil {
@@ -82,7 +82,7 @@ func (l *Library) transfer(eh, ch Handle, keys []kvlane.Key, pages []uint32, fla
 	return e, c, nil
 }
 
-// blockBefore returns the key of the block before the first of a call, or the zero key.
+// blockBefore returns the first element of before, or the zero key if before is empty.
 func blockBefore(before []kvlane.Key) (key kvlane.Key) {
 	if len(before) > 0 {
 		key = before[0]
@@ -90,9 +90,9 @@ func blockBefore(before []kvlane.Key) (key kvlane.Key) {
 	return key
 }
 
-// Load starts a load of blocks to pages after the work enqueued on the stream after, if given.
-// leaseHandle may be zero. before is the block before the first of keys in its prompt, if any. The
-// error is Busy if too many tasks are in progress.
+// Load starts a load of blocks to pages. If after is not nil, it starts after the work enqueued on
+// this stream. leaseHandle may be zero. before is the block that precedes keys in the prompt, if
+// any. If too many tasks are in progress, the status of the error is Busy.
 func (l *Library) Load(eh, leaseHandle, ch Handle, keys []kvlane.Key, pages []uint32, flags uint32, after *uint64, before ...kvlane.Key) (Handle, error) {
 	e, c, err := l.transfer(eh, ch, keys, pages, flags, Layerwise|Awaited|Promote|Bypass)
 	if err != nil {
@@ -130,8 +130,8 @@ func (l *Library) Load(eh, leaseHandle, ch Handle, keys []kvlane.Key, pages []ui
 	return l.handles.add(&task{engine: e, op: t, load: t, blocks: len(keys)}), nil
 }
 
-// Dump starts a dump of blocks from pages after the work enqueued on the stream after, if it is
-// given. before is the block before the first of keys in its prompt, if any.
+// Dump starts a dump of blocks from pages. If after is not nil, it starts after the work enqueued
+// on this stream. before is the block that precedes keys in the prompt, if any.
 func (l *Library) Dump(eh, ch Handle, keys []kvlane.Key, pages []uint32, flags uint32, after *uint64, before ...kvlane.Key) (Handle, error) {
 	e, c, err := l.transfer(eh, ch, keys, pages, flags, Layerwise)
 	if err != nil {
@@ -152,7 +152,8 @@ func (l *Library) Dump(eh, ch Handle, keys []kvlane.Key, pages []uint32, flags u
 	return l.handles.add(&task{engine: e, op: t, dump: t, blocks: len(keys)}), nil
 }
 
-// SubmitLayer lets a layerwise dump read a layer after the work enqueued on the stream so far.
+// SubmitLayer permits a layerwise dump to read a layer after the work enqueued on the stream so
+// far.
 func (l *Library) SubmitLayer(h Handle, layer uint32, after *uint64) error {
 	t, err := find[*task](&l.handles, h)
 	if err != nil {
@@ -181,7 +182,7 @@ func (l *Library) Prefetch(h Handle, keys []kvlane.Key) (Handle, error) {
 	return l.handles.add(&task{engine: e, op: t, blocks: len(keys)}), nil
 }
 
-// Wait waits until a task reaches a state, and returns the first error of its blocks.
+// Wait waits until a task reaches the state what. It returns the first error of the task's blocks.
 func (l *Library) Wait(h Handle, what int32, timeoutMillis int64) error {
 	t, err := find[*task](&l.handles, h)
 	if err != nil {
@@ -202,10 +203,10 @@ func (l *Library) Wait(h Handle, what int32, timeoutMillis int64) error {
 	return invalid("task %d does not support wait %d: loads have layers, dumps have free sources and publishing", h, what)
 }
 
-// wait waits until the task has ended, and returns the first error of its blocks.
+// wait waits until the task has ended. It returns the first error of the task's blocks.
 func (t *task) wait(ctx context.Context) error {
 	if t.load != nil {
-		_ = t.load.Wait(ctx) // returns sooner for small loads
+		_ = t.load.Wait(ctx) // this wait has less latency for small loads
 	}
 	select {
 	case <-t.op.Done():
@@ -220,7 +221,7 @@ func (t *task) wait(ctx context.Context) error {
 	}
 }
 
-// Results writes the outcome of each block of a finished task.
+// Results writes the result of each block of a finished task.
 func (l *Library) Results(h Handle, results []Result) error {
 	t, err := find[*task](&l.handles, h)
 	if err != nil {
@@ -244,8 +245,8 @@ func (l *Library) Results(h Handle, results []Result) error {
 	return nil
 }
 
-// LeftOut returns the tiers that did not store blocks of a dump, as a JSON array of objects with the
-// fields of kvlane.LeftOut.
+// LeftOut returns the tiers that did not store all blocks of a dump. The result is a JSON array of
+// objects with the fields of kvlane.LeftOut.
 func (l *Library) LeftOut(h Handle) ([]byte, error) {
 	t, err := find[*task](&l.handles, h)
 	if err != nil {
@@ -257,7 +258,8 @@ func (l *Library) LeftOut(h Handle) ([]byte, error) {
 	return json.Marshal(figures(reflect.ValueOf(t.dump.LeftOut())))
 }
 
-// LoadSeconds returns the own duration of a load that has ended, and zero for other tasks.
+// LoadSeconds returns the duration of a finished load, without the wait for its dependencies. It
+// returns zero for other tasks.
 func (l *Library) LoadSeconds(h Handle) (float64, error) {
 	t, err := find[*task](&l.handles, h)
 	if err != nil || t.load == nil {
@@ -289,7 +291,7 @@ func (l *Library) Free(h Handle) error {
 	return err
 }
 
-// StreamWait makes a stream of the program wait for a load or a layer of it.
+// StreamWait makes a stream of the program wait for a load or for one of its layers.
 func (l *Library) StreamWait(eh Handle, stream uint64, h Handle, what int32) error {
 	e, err := find[*engine](&l.handles, eh)
 	if err != nil {

@@ -1,6 +1,7 @@
 // Command codepaths writes the coverage of Engine.LeasePrefix and of a load of one cached block to
-// the folders LeasePrefix and Load of its argument. An earlier load has opened the streams.
-// tools/codepaths builds the command for coverage, runs it and counts the functions.
+// the folders LeasePrefix and Load of its argument. An earlier load opens the streams, so that the
+// coverage does not include that. tools/codepaths builds the command for coverage, runs it and
+// counts the functions.
 package main
 
 import (
@@ -55,7 +56,7 @@ func run(ctx context.Context, dir string) (err error) {
 	return calls(ctx, dir, e, cache)
 }
 
-// calls dumps a block and writes the coverage of its lease and its load.
+// calls dumps a block and writes the coverage of LeasePrefix and of a load for it.
 func calls(ctx context.Context, dir string, e *kvlane.Engine, cache *kvlane.Cache) error {
 	keys := []kvlane.Key{e.Key([]byte("a block"))}
 	dump, err := e.Dump(ctx, cache, []kvlane.Ref{{Key: keys[0]}}, kvlane.DumpOptions{})
@@ -89,7 +90,7 @@ func calls(ctx context.Context, dir string, e *kvlane.Engine, cache *kvlane.Cach
 
 // covered writes the coverage of f to a new folder.
 func covered(dir string, f func() error) error {
-	time.Sleep(100 * time.Millisecond) // goroutines of earlier calls end
+	time.Sleep(100 * time.Millisecond) // wait until goroutines of earlier calls have ended
 	for _, step := range []func() error{
 		func() error { return os.MkdirAll(dir, 0o750) }, coverage.ClearCounters, f,
 		func() error { return coverage.WriteMetaDir(dir) }, func() error { return coverage.WriteCountersDir(dir) },

@@ -1,6 +1,6 @@
-// Package ctxio reads named files until a context ends, also a FIFO without a writer and a
-// terminal. Reads of a regular file are not interrupted, but none starts after the end of the
-// context.
+// Package ctxio reads named files until a context ends. This includes FIFOs without a writer and
+// terminals. A read of a regular file is not interrupted, but after the context has ended no read
+// starts.
 package ctxio
 
 import (
@@ -15,17 +15,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// File is a file that is read until its context ends. It is not safe for concurrent use, except
-// that Close may be called once from another goroutine.
+// File is a file whose reads return when its context ends. It is not safe for concurrent use,
+// except that one other goroutine may call Close.
 type File struct {
 	ctx     context.Context
 	f       *os.File
 	regular bool
-	stop    func() bool    // stops watching the context
-	woken   sync.WaitGroup // the watching goroutine
+	stop    func() bool    // unregisters the callback for the end of the context
+	woken   sync.WaitGroup // waits for that callback
 }
 
-// Open opens the named file for reading. It waits for the writer of a FIFO.
+// Open opens the named file for reading. If it is a FIFO, the first read waits for a writer.
 func Open(ctx context.Context, name string) (*File, error) {
 	// Without O_NONBLOCK the system call would wait for the writer of a FIFO, and could not be
 	// stopped.
@@ -45,7 +45,8 @@ func Open(ctx context.Context, name string) (*File, error) {
 	r.woken.Add(1)
 	r.stop = context.AfterFunc(ctx, func() {
 		defer r.woken.Done()
-		_ = f.SetReadDeadline(time.Unix(1, 0)) // files without deadlines never block for long
+		// only files that never block for long have no deadlines
+		_ = f.SetReadDeadline(time.Unix(1, 0))
 	})
 	if info.Mode()&fs.ModeNamedPipe != 0 {
 		if err := r.awaitWriter(); err != nil {
@@ -56,25 +57,26 @@ func Open(ctx context.Context, name string) (*File, error) {
 	return r, nil
 }
 
-// awaitWriter waits until a pipe has bytes or had a writer. Before that a read of a FIFO would
-// return the end of the file.
+// awaitWriter waits until a pipe has data or had a writer. Before that, a read of a FIFO would
+// return io.EOF.
 func (r *File) awaitWriter() error {
 	c, err := r.f.SyscallConn()
 	if err != nil {
 		return fmt.Errorf("read %s: %w", r.f.Name(), err)
 	}
-	err = c.Read(func(fd uintptr) bool { // waits for the file between its calls
+	err = c.Read(func(fd uintptr) bool { // Read waits for the file between calls of the function
 		ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		n, err := unix.Poll(ready, 0)
-		return n > 0 || err != nil && !errors.Is(err, unix.EINTR) // the read will return the error
+		// the following read returns the error
+		return n > 0 || err != nil && !errors.Is(err, unix.EINTR)
 	})
 	return r.because(err)
 }
 
-// Regular reports whether the file can be opened and read again with the same bytes, unlike a pipe.
+// Regular reports whether the file can be opened and read again. This is not possible for a pipe.
 func (r *File) Regular() bool { return r.regular }
 
-// Read implements io.Reader. After the end of the context it returns the context's cause.
+// Read implements io.Reader. When the context has ended, it returns the context's cause.
 func (r *File) Read(p []byte) (int, error) {
 	if r.ctx.Err() != nil {
 		return 0, r.because(r.ctx.Err())
@@ -83,7 +85,7 @@ func (r *File) Read(p []byte) (int, error) {
 	return n, r.because(err)
 }
 
-// because replaces the error that the end of the context caused by the context's cause.
+// because returns the context's cause if the context has ended and err is not nil, otherwise err.
 func (r *File) because(err error) error {
 	if err != nil && r.ctx.Err() != nil {
 		return fmt.Errorf("read %s: %w", r.f.Name(), context.Cause(r.ctx))

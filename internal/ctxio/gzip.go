@@ -11,8 +11,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Decompress returns the content of r, decompressed if it starts like gzip. It returns ErrInvalid
-// if the content only looks like gzip.
+// Decompress returns the contents of r. It decompresses them if they begin with the gzip magic
+// number. It returns ErrInvalid if decompression then fails.
 func Decompress(r io.Reader) (*bufio.Reader, error) {
 	buf := bufio.NewReaderSize(r, 64<<10)
 	head, err := buf.Peek(2)

@@ -1,9 +1,9 @@
-// Package dirfs accesses the files below a directory to which other users may write. Every name is
-// resolved below the directory, no part of it may be a link, and only regular files are opened. A
-// planted link, FIFO or device can neither redirect an operation nor block it.
+// Package dirfs accesses the files below a directory to which other users may write. Names are
+// resolved below the directory and must not contain links. Only regular files are opened. Therefore
+// links, FIFOs and devices that other users create cannot redirect or block an operation.
 //
-// Package faultfs has implementations for tests: one with injected faults, and a disk that loses
-// power.
+// Package faultfs has implementations for tests: one injects faults, and one simulates a power
+// failure.
 package dirfs
 
 import (
@@ -13,13 +13,14 @@ import (
 	"time"
 )
 
-// ErrIrregular is returned if a link, FIFO, socket, device or directory is in the place of a
+// ErrIrregular is returned if a name is a link, FIFO, socket, device or directory instead of a
 // regular file.
 var ErrIrregular = errors.New("not a regular file")
 
-// FS opens directories by paths of the configuration. OS returns the operating system's.
+// FS opens directories by the paths in the configuration. OS returns the implementation for the
+// operating system.
 type FS interface {
-	// OpenDir opens a directory. Its own path may contain links, because it comes from the
+	// OpenDir opens a directory. Its path may contain links, because it comes from the
 	// configuration.
 	OpenDir(path string) (Dir, error)
 	// SyncParents makes the names of a directory and its parents durable. It skips directories that
@@ -27,26 +28,27 @@ type FS interface {
 	SyncParents(path string) error
 }
 
-// Dir is an open directory. Names are relative to it, with slashes between their parts; "." is the
-// directory itself. No part may be a link; an operation that finds one fails with ENOTDIR or ELOOP.
-// Errors wrap the errno if there is one. All methods but Close are safe for concurrent use.
+// Dir is an open directory. Names are slash-separated paths relative to it; "." is the directory
+// itself. If a part of a name is a link, the operation fails with ENOTDIR or ELOOP. Errors wrap the
+// errno if there is one. All methods but Close are safe for concurrent use.
 type Dir interface {
-	// Open opens a regular file; flag is as in os.OpenFile. With O_DIRECTORY it opens a directory,
-	// which is useful only for File.Sync. It returns ErrIrregular if the name is of another type.
+	// Open opens a regular file. flag is like that of os.OpenFile. With O_DIRECTORY it opens a
+	// directory, which is useful only for File.Sync. It returns ErrIrregular for other types of
+	// files.
 	Open(name string, flag int) (File, error)
-	// Stat describes the file of a name. It does not follow a link.
+	// Stat returns information about a file. It does not follow links.
 	Stat(name string) (Info, error)
-	// ReadDir returns the names in a directory, sorted.
+	// ReadDir returns the sorted names in a directory.
 	ReadDir(name string) ([]string, error)
 	Mkdir(name string) error
 	// Rename renames oldname to newname atomically. If newname exists, it is replaced if replace is
-	// set; else Rename returns EEXIST.
+	// true, otherwise Rename returns EEXIST.
 	Rename(oldname, newname string, replace bool) error
 	// Remove removes a file or an empty directory.
 	Remove(name string) error
 	// SetTime sets the access and modification times.
 	SetTime(name string, t time.Time) error
-	// Close closes the directory. It must not be in use.
+	// Close closes the directory. No operation may be in progress.
 	Close() error
 }
 
@@ -56,10 +58,10 @@ type File interface {
 	io.WriterAt
 	io.Closer
 	Stat() (Info, error)
-	// Sync makes contents and length durable; of a directory, its entries.
+	// Sync makes the contents and length of a file durable, or the entries of a directory.
 	Sync() error
-	// Lock locks the file exclusively for this open, until Close. It does not wait: it returns
-	// errdefs.ErrBusy if the lock is taken.
+	// Lock takes an exclusive lock on the file, which Close releases. It does not wait: if the file
+	// is locked, it returns errdefs.ErrBusy.
 	Lock() error
 }
 
@@ -74,17 +76,18 @@ type Descriptor interface {
 type Info struct {
 	Bytes    int64
 	Modified time.Time
-	Device   uint64 // of the file system that the file is on
-	// distinguishes files with the same name at different times, while one of them is open
+	Device   uint64 // device number of the file system
+	// Inode distinguishes files that have the same name at different times, while one of them is
+	// open.
 	Inode uint64
-	Type  fs.FileMode // the type's bits; zero for a regular file
-	Links uint64      // names of the file; zero once it was removed
+	Type  fs.FileMode // type bits; zero for a regular file
+	Links uint64      // number of names; zero after the file was removed
 }
 
-// Regular reports whether it is a regular file.
+// Regular reports whether the file is a regular file.
 func (i Info) Regular() bool { return i.Type == 0 }
 
-// Kind returns the file type for messages.
+// Kind returns a name of the file type for messages.
 func (i Info) Kind() string {
 	switch i.Type {
 	case 0:

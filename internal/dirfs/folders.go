@@ -7,31 +7,31 @@ import (
 )
 
 const (
-	// maxFolders is the number of folders that a directory keeps open.
+	// maxFolders is the maximum number of folders that a directory keeps open.
 	maxFolders = 300
-	// keptShare is the divisor of the process's limit on descriptors (RLIMIT_NOFILE). All
-	// directories of the process keep at most the result open. The program needs the rest.
+	// keptShare is the fraction of the process's limit on descriptors (RLIMIT_NOFILE) that kept
+	// folders may use: one part in keptShare. The program needs the rest.
 	keptShare = 8
 )
 
-// folder is an open folder right below a directory.
+// folder is an open direct subfolder of a directory.
 type folder struct {
 	fd   int
-	uses int  // operations that use fd; guarded by keeper.mu
-	kept bool // stays open without a use; guarded by keeper.mu
+	uses int  // operations in progress that use fd; guarded by keeper.mu
+	kept bool // stays open when unused; guarded by keeper.mu
 }
 
-// keeper bounds the folders that the directories of this process keep open. There is one per
-// process, as descriptors belong to the process.
+// keeper limits the number of folders that all directories of this process keep open. It is global
+// because descriptors are a resource of the process.
 var keeper = folderKeeper{dirs: make(map[*osDir]struct{})}
 
 type folderKeeper struct {
 	mu   sync.Mutex
 	dirs map[*osDir]struct{} // open directories
-	kept int                 // folders in the maps of dirs
+	kept int                 // number of folders in the maps of dirs
 }
 
-// open returns a directory over a descriptor.
+// open returns a directory for a descriptor.
 func (k *folderKeeper) open(fd int, path string) *osDir {
 	d := &osDir{fd: fd, path: path, kept: make(map[string]*folder)}
 	k.mu.Lock()
@@ -40,8 +40,7 @@ func (k *folderKeeper) open(fd int, path string) *osDir {
 	return d
 }
 
-// mostKept returns the number of folders that the process may keep open. It follows changes of the
-// limit.
+// mostKept returns the maximum number of kept folders for the current limit on descriptors.
 func mostKept() int {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -50,7 +49,7 @@ func mostKept() int {
 	return int(min(limit.Cur/keptShare, 1<<20))
 }
 
-// closeIdle closes the kept folders that no operation uses. It reports whether there were any.
+// closeIdle closes the kept folders that no operation uses. It reports whether it closed any.
 func (k *folderKeeper) closeIdle() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -73,7 +72,8 @@ func (k *folderKeeper) drop(d *osDir, name string, f *folder) {
 	k.kept--
 }
 
-// acquire returns a folder right below the directory. The caller must call release.
+// acquire opens a direct subfolder of the directory, or returns one that is kept open. The caller
+// must call release.
 func (d *osDir) acquire(name string) (*folder, error) {
 	keeper.mu.Lock()
 	f := d.kept[name]
@@ -110,8 +110,8 @@ func (d *osDir) release(f *folder) {
 	}
 }
 
-// forget reports whether a folder was removed. A removed folder is no longer kept. The caller has
-// acquired f.
+// forget checks whether a folder was removed. If so, it is no longer kept, and forget returns true.
+// The caller has acquired f.
 func (d *osDir) forget(name string, f *folder) bool {
 	var st unix.Stat_t
 	if err := unix.Fstat(f.fd, &st); err == nil && st.Nlink > 0 {

@@ -10,20 +10,21 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// LockTable has the descriptors of the locks that the process holds. Each value is a descriptor
+// LockTable lists the descriptors of files that the process has locked. Each value is a descriptor
 // plus one, or zero.
 //
-// A lock of flock belongs to the open file. A child of fork() shares that file, so the lock would
-// outlive the process as long as the child lives. Code that runs in such children must close these
-// descriptors there. For programs that Go starts, exec closes them.
+// A lock of flock belongs to the open file. A child of fork() shares the open file, so the lock
+// would be held as long as the child lives, even after the process has ended. Therefore code that
+// runs in such children must close these descriptors. In programs started by Go, exec closes them.
 type LockTable [256]atomic.Int32
 
 var locked LockTable
 
-// Locked returns the process's table. It is never freed, and its address does not change.
+// Locked returns the table of this process. Its address never changes.
 func Locked() *LockTable { return &locked }
 
-// add adds a descriptor. It returns false if the table is full: a child then keeps this lock.
+// add adds a descriptor. It returns false if the table is full; then a child of fork() keeps the
+// lock.
 func (t *LockTable) add(fd int) bool {
 	for i := range t {
 		if t[i].CompareAndSwap(0, int32(fd)+1) {
@@ -41,8 +42,9 @@ func (t *LockTable) remove(fd int) {
 	}
 }
 
-// CloseInChildren adds the descriptor of a listening socket to the process's table, as a child of
-// fork() would keep its address taken. The caller calls remove before it closes the descriptor.
+// CloseInChildren adds the descriptor of a listening socket to the table. Otherwise a child of
+// fork() would keep its address in use. The caller must call remove before it closes the
+// descriptor.
 func CloseInChildren(fd int) (remove func()) {
 	locked.add(fd)
 	return func() { locked.remove(fd) }
@@ -50,7 +52,7 @@ func CloseInChildren(fd int) (remove func()) {
 
 // Lock implements dirfs.File.
 func (f *osFile) Lock() error {
-	if !f.locked { // before the lock is taken, so that each child finds it in the table
+	if !f.locked { // before locking, so that a child finds it in the table
 		f.locked = locked.add(f.fd)
 	}
 	_, err := retry(func() (int, error) { return 0, unix.Flock(f.fd, unix.LOCK_EX|unix.LOCK_NB) })

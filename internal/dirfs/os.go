@@ -13,13 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The KV cache reveals the text of its users, so other users may not read it.
+// The KV cache reveals users' texts, so the file permissions exclude other users.
 const (
 	fileMode = 0o640
 	dirMode  = 0o750
 )
 
-// OS returns the operating system's files.
+// OS returns the file system of the operating system.
 func OS() FS { return osFS{} }
 
 type osFS struct{}
@@ -41,7 +41,7 @@ func (osFS) SyncParents(path string) error {
 	}
 	fd, err := open(unix.AT_FDCWD, path, unix.O_PATH)
 	for err == nil {
-		// By "..", because the path may contain links.
+		// Use "..", because path may contain links.
 		var up int
 		if up, err = open(fd, "..", unix.O_PATH); err != nil {
 			break
@@ -50,14 +50,14 @@ func (osFS) SyncParents(path string) error {
 		err = errors.Join(unix.Fstat(fd, &here), unix.Fstat(up, &above))
 		_ = unix.Close(fd)
 		if fd = up; err != nil || here.Ino == above.Ino && here.Dev == above.Dev {
-			break // the root is its own parent
+			break // the parent of the root is the root
 		}
 		var readable int
 		if readable, err = open(fd, ".", unix.O_RDONLY); err == nil {
 			_, err = retry(func() (int, error) { return 0, unix.Fdatasync(readable) })
 			_ = unix.Close(readable)
 		}
-		// EINVAL: the file system has nothing to sync.
+		// EINVAL means that the file system does not support sync for directories.
 		if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EROFS) || errors.Is(err, unix.EINVAL) {
 			err = nil
 		}
@@ -71,14 +71,14 @@ func (osFS) SyncParents(path string) error {
 	return nil
 }
 
-// osDir resolves names part by part, and never follows a link.
+// osDir resolves names one part at a time and never follows links.
 type osDir struct {
 	fd   int
 	path string
-	kept map[string]*folder // folders right below it that stay open; guarded by keeper.mu
+	kept map[string]*folder // open direct subfolders; guarded by keeper.mu
 }
 
-// at calls op with the folder of name and the last part of name.
+// at calls call with the folder that contains name and the last part of name.
 func (d *osDir) at(op, name string, call func(dir int, base string) error) error {
 	err := d.resolve(name, call)
 	if err != nil {
@@ -103,12 +103,12 @@ func (d *osDir) resolve(name string, call func(dir int, base string) error) erro
 	removed := (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESTALE)) && d.forget(first, f)
 	d.release(f)
 	if removed {
-		return d.resolve(name, call) // the name may refer to another folder now
+		return d.resolve(name, call) // name may now refer to another folder
 	}
 	return err
 }
 
-// inFolder resolves name from a folder, and calls op.
+// inFolder resolves name relative to a folder and calls call with the result.
 func inFolder(folder int, name string, call func(dir int, base string) error) error {
 	dir := folder
 	for {
@@ -135,7 +135,7 @@ func inFolder(folder int, name string, call func(dir int, base string) error) er
 	}
 }
 
-// sound reports whether a part of a name refers to an entry of its folder.
+// sound reports whether part is a valid name of a folder entry.
 func sound(part string) bool { return part != "" && part != "." && part != ".." }
 
 func openFolder(dir int, name string) (int, error) {
@@ -144,8 +144,8 @@ func openFolder(dir int, name string) (int, error) {
 	})
 }
 
-// retry repeats a system call that a signal interrupted, and one that found no free descriptor once
-// kept folders are closed.
+// retry repeats a system call after EINTR. If no descriptor is free, it closes kept folders and
+// repeats the call.
 func retry(call func() (int, error)) (int, error) {
 	for {
 		n, err := call()
@@ -162,7 +162,7 @@ func retry(call func() (int, error)) (int, error) {
 func (d *osDir) Open(name string, flag int) (File, error) {
 	f := &osFile{path: d.path + "/" + name}
 	err := d.at("open", name, func(dir int, base string) (err error) {
-		// The flags prevent a wait for the other end of a FIFO, and a controlling terminal.
+		// These flags avoid blocking on a FIFO and acquiring a controlling terminal.
 		f.fd, err = unix.Openat(dir, base, flag|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, fileMode)
 		return err
 	})
@@ -173,7 +173,7 @@ func (d *osDir) Open(name string, flag int) (File, error) {
 		return nil, err
 	}
 	if flag&(unix.O_DIRECTORY|unix.O_EXCL) != 0 {
-		return f, nil // it is a directory, or new
+		return f, nil // a directory, or a new file
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Regular() {
@@ -226,7 +226,7 @@ func (d *osDir) Rename(oldname, newname string, replace bool) error {
 	})
 }
 
-// renameNew is a rename that replaces nothing.
+// renameNew renames without replacing an existing file.
 func renameNew(from int, old string, to int, base string) error {
 	err := unix.Renameat2(from, old, to, base, unix.RENAME_NOREPLACE)
 	if err != unix.EINVAL && err != unix.ENOSYS {
@@ -235,8 +235,8 @@ func renameNew(from int, old string, to int, base string) error {
 	return renameByLink(from, old, to, base)
 }
 
-// renameByLink is renameNew for a file system without such a rename, such as NFS. It links the new
-// name and removes the old one. It works for files only.
+// renameByLink is renameNew for file systems that do not support RENAME_NOREPLACE, such as NFS. It
+// links the new name and removes the old one. It works for files only.
 func renameByLink(from int, old string, to int, base string) error {
 	switch err := unix.Linkat(from, old, to, base, 0); err {
 	case nil:
@@ -245,7 +245,7 @@ func renameByLink(from int, old string, to int, base string) error {
 	default:
 		return err
 	}
-	// An entry that is created in between is replaced.
+	// This is not atomic: an entry created after the check is replaced.
 	var st unix.Stat_t
 	if err := unix.Fstatat(to, base, &st, unix.AT_SYMLINK_NOFOLLOW); err != unix.ENOENT {
 		if err == nil {
@@ -262,8 +262,8 @@ func (d *osDir) Remove(name string) error {
 		if err == nil || err == unix.ENOENT {
 			return err
 		}
-		// The error of unlink for a directory differs by system. rmdir returns ENOTDIR for
-		// everything else.
+		// For a directory, unlink returns different errors on different systems. rmdir returns
+		// ENOTDIR for everything except directories.
 		if rerr := unix.Unlinkat(dir, base, unix.AT_REMOVEDIR); rerr != unix.ENOTDIR {
 			return rerr
 		}
@@ -281,12 +281,12 @@ func (d *osDir) SetTime(name string, t time.Time) error {
 	})
 }
 
-// osFile is an open descriptor. It does not use os.File, which would add each to the network
-// poller.
+// osFile is an open file descriptor. It does not use os.File, which would register each file with
+// the network poller.
 type osFile struct {
 	fd     int
 	path   string
-	locked bool // in the table of locked descriptors
+	locked bool // listed in the LockTable
 }
 
 var _ Descriptor = (*osFile)(nil)
@@ -330,7 +330,7 @@ func (f *osFile) Stat() (Info, error) {
 	return info(&st), nil
 }
 
-// Sync is fdatasync. The times that it omits have no meaning after a crash.
+// Sync calls fdatasync, which does not sync the file times. They are not needed after a crash.
 func (f *osFile) Sync() error {
 	_, err := retry(func() (int, error) { return 0, unix.Fdatasync(f.fd) })
 	return f.error("fdatasync", err)

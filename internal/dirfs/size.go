@@ -10,37 +10,37 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Sizer is a File with preallocation and truncation. The files of OS implement it.
+// Sizer is implemented by files that support preallocation and truncation, such as those of OS.
 type Sizer interface {
-	// Allocate sets the length of the file and allocates disk space. New bytes read as zeros. It
-	// returns ErrNotSupported if the file system cannot do that.
+	// Allocate sets the length of the file and allocates disk space. New bytes are zero. It returns
+	// ErrNotSupported if the file system does not support it.
 	Allocate(bytes int64) error
-	// Truncate shortens the file to a number of bytes.
+	// Truncate reduces the length of the file to bytes.
 	Truncate(bytes int64) error
-	// PunchHole frees the disk space of n bytes at off, which read as zeros afterwards. The file
-	// keeps its length. It returns ErrNotSupported if the file system cannot do that.
+	// PunchHole frees the disk space of n bytes at off. They read as zeros afterwards, and the file
+	// keeps its length. It returns ErrNotSupported if the file system does not support it.
 	PunchHole(off, n int64) error
 }
 
-// Gatherer is a File that writes pieces of memory one after the other without copying them
-// together. The files of OS implement it.
+// Gatherer is implemented by files that can write several buffers in one call, such as those of OS.
 type Gatherer interface {
 	WriteAllAt(parts [][]byte, off int64) (int, error)
 }
 
-// WritebackStarter is a File that can start the work of a later Sync. The files of OS implement it.
+// WritebackStarter is implemented by files that can start writing before Sync is called, such as
+// those of OS.
 type WritebackStarter interface {
-	// StartWriteback starts writing n dirty bytes at off to the disk. It waits at most for space in
-	// the disk's queue. Nothing is durable before Sync, which returns the errors.
+	// StartWriteback starts to write n modified bytes at off to the disk. It may wait for space in
+	// the disk's queue. The bytes are durable only after Sync, which also returns write errors.
 	StartWriteback(off, n int64) error
 }
 
-// DataFinder is a File that can skip its holes. The files of OS can.
+// DataFinder is implemented by files that can find their holes, such as those of OS.
 type DataFinder interface {
-	// NextData returns the first offset from off on that may hold data, or io.EOF if only holes
-	// follow.
+	// NextData returns the first offset at or after off that may have data. It returns io.EOF if
+	// only a hole follows.
 	NextData(off int64) (int64, error)
-	// NextHole returns the first offset of a hole from off on, or the end of the file.
+	// NextHole returns the offset of the first hole at or after off, or the end of the file.
 	NextHole(off int64) (int64, error)
 }
 
@@ -81,7 +81,7 @@ func (f *osFile) Truncate(bytes int64) error {
 	return f.error("truncate", err)
 }
 
-// maxParts is the number of pieces in one system call.
+// maxParts is the maximum number of buffers in one system call.
 const maxParts = 1024
 
 func (f *osFile) WriteAllAt(parts [][]byte, off int64) (int, error) {
@@ -91,7 +91,8 @@ func (f *osFile) WriteAllAt(parts [][]byte, off int64) (int, error) {
 	return n, f.error("write", err)
 }
 
-// writeAll writes all parts by calls that may write less. A call that writes nothing ends it.
+// writeAll writes all parts. call may write less than requested. writeAll stops if it writes
+// nothing.
 func writeAll(parts [][]byte, off int64, call func(parts [][]byte, off int64) (int, error)) (n int, _ error) {
 	parts = append([][]byte(nil), parts...)
 	for len(parts) > 0 {

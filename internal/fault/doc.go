@@ -1,5 +1,5 @@
-// Package fault describes which operations of kvlane's simulated devices and decorators fail, and
-// how:
+// Package fault is for injecting faults into simulated devices and decorators. A Plan determines
+// which operations fail and how:
 //
 //	plan := fault.New(seed,
 //		fault.Nth("copy", 3).Fail(nil),         // the fourth copy fails with an *Error
@@ -9,9 +9,9 @@
 //		fault.After("append", 20).Fail(enospc), // from the 21st on, all of them, with this cause
 //	)
 //
-// A decorator calls Plan.Hit once before each operation, and applies the returned Fault. Every
-// fault has a number, and its error carries it, so that a test can find faults that were never
-// reported. The decorator's package documents the names of operations.
+// A decorator calls Plan.Hit before each operation and applies the returned Fault. The package of
+// the decorator documents the names of its operations. The error of a fault contains the number of
+// the fault, so that tests can detect faults that were never reported.
 //
 // A nil *Plan has no faults. All methods of Plan are safe for concurrent use. Rules are values.
 package fault

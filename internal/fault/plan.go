@@ -17,8 +17,8 @@ var ErrInjected = errors.New("injected fault")
 type Error struct {
 	ID    int    // number of the fault within its plan, from 0
 	Op    string // name of the operation
-	N     int64  // number among the operations of that name, from 0
-	Cause error  // cause of the rule; may be nil
+	N     int64  // number among the operations with that name, from 0
+	Cause error  // cause given to the rule; may be nil
 }
 
 // Error returns the operation and the cause.
@@ -41,13 +41,14 @@ func (e *Error) Unwrap() []error {
 // Fault is the fault of one operation.
 type Fault struct {
 	Action   Action
-	Err      error         // an *Error, set for every action; Fail and Partial report it
-	Delay    time.Duration // for Delay
-	Rand     uint64        // for Corrupt: random; use it modulo the length
+	Err      error         // an *Error for every action; Fail and Partial return it
+	Delay    time.Duration // set for the action Delay
+	Rand     uint64        // random number for Corrupt; use it modulo the length
 	released <-chan struct{}
 }
 
-// Wait waits until the plan releases stalled operations, or until ctx ends and returns its cause.
+// Wait waits until the plan releases stalled operations. If ctx ends first, it returns the cause of
+// ctx.
 func (f *Fault) Wait(ctx context.Context) error {
 	select {
 	case <-f.released:
@@ -60,7 +61,7 @@ func (f *Fault) Wait(ctx context.Context) error {
 // Released returns a channel that is closed when the plan releases stalled operations.
 func (f *Fault) Released() <-chan struct{} { return f.released }
 
-// Plan counts operations and selects those that fail.
+// Plan counts operations and determines which of them fail.
 type Plan struct {
 	mu       sync.Mutex
 	rng      *rand.Rand
@@ -68,12 +69,12 @@ type Plan struct {
 	seen     map[string]int64
 	injected []*Error
 	actions  []Action
-	changed  chan struct{} // closed and replaced when injected grows and a caller waits
+	changed  chan struct{} // closed and replaced when a fault is injected while a caller waits
 	released chan struct{} // closed by Release
 }
 
-// New returns a plan. The first rule that picks an operation decides. Equal seeds and equal orders
-// of operations give equal faults.
+// New returns a plan. If several rules match an operation, the first one applies. With equal seeds
+// and equal sequences of operations, faults are equal.
 func New(seed uint64, rules ...Rule) *Plan {
 	return &Plan{
 		rng: rand.New(rand.NewPCG(seed, 0x6b766c616e65)), rules: slices.Clone(rules),
@@ -81,7 +82,7 @@ func New(seed uint64, rules ...Rule) *Plan {
 	}
 }
 
-// Add appends a rule. Earlier operations count for it.
+// Add appends a rule. Its operation numbers include earlier operations.
 func (p *Plan) Add(r Rule) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -96,7 +97,7 @@ func (p *Plan) Clear() {
 	p.Release()
 }
 
-// Hit counts one operation and returns its fault, if any.
+// Hit counts one operation and returns its fault. It returns false if the operation has none.
 func (p *Plan) Hit(op string) (Fault, bool) {
 	if p == nil {
 		return Fault{}, false
@@ -125,7 +126,7 @@ func (p *Plan) inject(r *Rule, i int64) Fault {
 	return Fault{Action: r.action, Err: e, Delay: r.delay, Rand: p.rng.Uint64(), released: p.released}
 }
 
-// Seen returns the number of operations of a name.
+// Seen returns the number of operations with a name.
 func (p *Plan) Seen(op string) int64 {
 	if p == nil {
 		return 0
@@ -135,7 +136,7 @@ func (p *Plan) Seen(op string) int64 {
 	return p.seen[op]
 }
 
-// Injected returns the number of faults so far.
+// Injected returns the number of injected faults.
 func (p *Plan) Injected() int {
 	if p == nil {
 		return 0
@@ -145,8 +146,8 @@ func (p *Plan) Injected() int {
 	return len(p.injected)
 }
 
-// Await waits until at least n faults were injected, or until ctx ends and returns its cause. Tests
-// use it to wait for a stalled operation.
+// Await waits until at least n faults were injected. If ctx ends first, it returns the cause of
+// ctx. Tests use it to wait for a stalled operation.
 func (p *Plan) Await(ctx context.Context, n int) error {
 	for {
 		p.mu.Lock()
@@ -167,7 +168,7 @@ func (p *Plan) Await(ctx context.Context, n int) error {
 	}
 }
 
-// Release releases every stalled operation, now and later. A second call does nothing.
+// Release releases all stalled operations. Later stalls do not wait. Further calls do nothing.
 func (p *Plan) Release() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -178,8 +179,8 @@ func (p *Plan) Release() {
 	}
 }
 
-// Unreported returns the faults of Fail and Partial that no error in errs wraps. Pass every error
-// that the code under test returned.
+// Unreported returns the Fail and Partial faults that no error in errs wraps. Pass every error that
+// the tested code returned.
 func (p *Plan) Unreported(errs ...error) []*Error {
 	reported := make(map[*Error]bool)
 	for _, err := range errs {
@@ -196,7 +197,7 @@ func (p *Plan) Unreported(errs ...error) []*Error {
 	return lost
 }
 
-// collect walks the whole tree of err. errors.As would stop at the first *Error of a join.
+// collect adds all *Errors in the tree of err to into. errors.As would find only the first.
 func collect(err error, into map[*Error]bool) {
 	switch e := err.(type) { //nolint:errorlint // this walks the tree itself
 	case nil:

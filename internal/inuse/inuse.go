@@ -1,5 +1,5 @@
-// Package inuse tracks the tasks that use memory, so that releasing the memory can wait for them.
-// It is safe for concurrent use, except that a Use has one owner.
+// Package inuse tracks the tasks that use a memory region, so that releasing the region can wait
+// for them. A Set is safe for concurrent use. A Use must be used by one goroutine at a time.
 package inuse
 
 import (
@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Set is the uses of a memory region. The zero value is empty.
+// Set is the set of tasks that use a memory region. The zero value is empty.
 type Set struct {
 	mu     sync.Mutex
 	closed bool   // guarded by mu
@@ -18,14 +18,14 @@ type Set struct {
 	many   int    // guarded by mu: length of uses at which ended ones are removed
 }
 
-// Use is a task on the memory, from before it starts.
+// Use is the registration of one task. It begins before the task starts.
 type Use struct {
 	started chan struct{}
 	ended   func(context.Context) error
 }
 
-// Begin adds a task that is about to start. The caller must call Started in any case. It returns
-// ErrClosed after Close.
+// Begin registers a task that is about to start. The caller must call Started in every case. It
+// returns ErrClosed after Close.
 func (s *Set) Begin() (*Use, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -43,9 +43,9 @@ func (s *Set) Begin() (*Use, error) {
 	return u, nil
 }
 
-// Started sets the function that waits for the end of the task. ended returns nil when the task no
-// longer uses the memory, even if ctx has ended, or else the cause of ctx. A nil ended means that
-// the task did not start.
+// Started sets the function that waits for the end of the task. ended must return nil if the task
+// no longer uses the memory, even if ctx has ended, otherwise the cause of ctx. A nil ended means
+// that the task did not start.
 func (u *Use) Started(ended func(ctx context.Context) error) {
 	u.ended = ended
 	close(u.started)
@@ -58,8 +58,8 @@ func (u *Use) wait(ctx context.Context) error {
 	return u.ended(ctx)
 }
 
-// Close rejects further tasks and waits until none uses the memory, or returns the cause of ctx. It
-// may be called again.
+// Close refuses further tasks and waits until no task uses the memory. If ctx ends first, it
+// returns the cause of ctx and may be retried.
 func (s *Set) Close(ctx context.Context) error {
 	s.mu.Lock()
 	s.closed = true
@@ -73,8 +73,8 @@ func (s *Set) Close(ctx context.Context) error {
 	return nil
 }
 
-// Wait waits until done is closed and returns nil, even if ctx has ended. It returns the cause of
-// ctx if that ends first.
+// Wait waits until done is closed. If done is already closed, it returns nil even if ctx has ended.
+// If ctx ends first, it returns the cause of ctx.
 func Wait(ctx context.Context, done <-chan struct{}) error {
 	select {
 	case <-done:

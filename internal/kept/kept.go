@@ -1,5 +1,5 @@
-// Package kept stores measured profiles in a directory. Each is a complete file or missing, and is
-// made by one process at a time.
+// Package kept stores measured profiles as files in a directory. A file is always complete. Only
+// one process at a time measures a profile.
 package kept
 
 import (
@@ -17,17 +17,17 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// DefaultPatience is the default of Dir.Patience.
+// DefaultPatience is the default value of Dir.Patience.
 const DefaultPatience = 30 * time.Second
 
 // lockPoll is the interval between attempts to take a lock.
 const lockPoll = 20 * time.Millisecond
 
-// Dir is a directory of files. The zero value is kvlane/profiles in the user's cache directory. It
-// is safe for concurrent use, also by several processes.
+// Dir is a directory of profiles. The zero value is kvlane/profiles in the user's cache directory.
+// It is safe for concurrent use by goroutines and processes.
 type Dir struct {
 	Path string
-	// Patience is the longest wait for another process that makes a file and may hang. Zero:
+	// Patience is the maximum time to wait for another process that is measuring. Zero:
 	// DefaultPatience.
 	Patience time.Duration
 }
@@ -43,7 +43,7 @@ func (d Dir) path() (string, error) {
 	return filepath.Join(base, "kvlane", "profiles"), nil
 }
 
-// File returns the path for a name. The file may not exist.
+// File returns the path of the file with a name. The file need not exist.
 func (d Dir) File(name string) (string, error) {
 	dir, err := d.path()
 	if err != nil {
@@ -52,13 +52,15 @@ func (d Dir) File(name string) (string, error) {
 	return filepath.Join(dir, name+".json"), nil
 }
 
-// Read returns at most limit bytes of a file. The error wraps ErrNotFound if it does not exist.
+// Read returns the contents of a file, at most limit bytes. It returns ErrNotFound if the file does
+// not exist.
 func (d Dir) Read(name string, limit int64) (b []byte, err error) {
 	file, err := d.File(name)
 	if err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0) // opening a FIFO does not block
+	// does not block if the file is a FIFO
+	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			err = fmt.Errorf("%w: %w", errdefs.ErrNotFound, err)
@@ -76,7 +78,7 @@ func (d Dir) Read(name string, limit int64) (b []byte, err error) {
 	return io.ReadAll(io.LimitReader(f, limit))
 }
 
-// Write writes or replaces a file atomically.
+// Write creates or replaces a file atomically.
 func (d Dir) Write(name string, b []byte) error {
 	file, err := d.File(name)
 	if err != nil {
@@ -85,7 +87,7 @@ func (d Dir) Write(name string, b []byte) error {
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		return err
 	}
-	// writing to a FIFO may block forever
+	// Writing to a FIFO could block forever.
 	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() {
 		return fmt.Errorf("%s is not a regular file: %w", file, errdefs.ErrInvalid)
 	}
@@ -95,17 +97,17 @@ func (d Dir) Write(name string, b []byte) error {
 	})
 }
 
-// LoadOrMake returns the result of load, or else that of make, and whether it was loaded. One
-// process of this host makes a file at a time, whatever its name, because concurrent measurements
-// would disturb each other. A process that waited loads the file of the other one. LoadOrMake
-// returns ErrBusy if the wait exceeds Patience.
+// LoadOrMake returns the result of load, or if that fails, of make. loaded reports whether it was
+// load. Only one process of this host calls make at a time, for any file, because concurrent
+// measurements would disturb each other. While it waits for another process, the file may have been
+// created, so it calls load again. It returns ErrBusy if the wait exceeds Patience.
 func LoadOrMake[T any](ctx context.Context, d Dir, load func() (T, error), make func() (T, error)) (v T, loaded bool, err error) {
 	if v, err := load(); err == nil {
 		return v, true, nil
 	}
 	err = d.Locked(ctx, func() (err error) {
-		// The previous holder of the lock may have stored it. Any error of load means that it is
-		// made again.
+		// Another process may have stored the file before it released the lock. Any error of load
+		// means that the file must be made.
 		if v, err = load(); err == nil {
 			loaded = true
 			return nil
@@ -116,7 +118,7 @@ func LoadOrMake[T any](ctx context.Context, d Dir, load func() (T, error), make 
 	return v, loaded, err
 }
 
-// Locked calls f while no other process on this host is in Locked with the same directory.
+// Locked calls f while no other process on this host is in Locked for the same directory.
 func (d Dir) Locked(ctx context.Context, f func() error) (err error) {
 	dir, err := d.path()
 	if err != nil {
@@ -132,12 +134,13 @@ func (d Dir) Locked(ctx context.Context, f func() error) (err error) {
 	if err != nil {
 		return fmt.Errorf("lock the profiles: %w", err)
 	}
-	// A child of fork() may also have the file open, so closing it would not release the lock.
+	// Unlock explicitly: a child of fork() may also have the file open, and then closing it would
+	// not release the lock.
 	defer func() { err = errors.Join(err, unix.Flock(int(lock.Fd()), unix.LOCK_UN), lock.Close()) }()
 	return f()
 }
 
-// lockFile opens or creates name, and locks it. flock has no deadline.
+// lockFile opens or creates the file and locks it. It polls because flock has no timeout.
 func lockFile(ctx context.Context, name string) (*os.File, error) {
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return nil, err

@@ -11,9 +11,9 @@ import (
 	"syscall"
 )
 
-// Replace calls fill with a temporary file beside name, and renames it to name if fill returns nil.
-// After an error, name is unchanged. If name is a symbolic link, its target is replaced. A name
-// that is no regular file, such as a pipe or /dev/null, is written in place.
+// Replace calls fill with a temporary file next to name, and renames it to name if fill returns
+// nil. After an error, name is unchanged. If name is a symbolic link, its target is replaced. If
+// name is not a regular file, for example a pipe or /dev/null, fill writes to it directly.
 func Replace(name string, fill func(io.Writer) error) error {
 	path, old, err := resolve(name)
 	if err != nil {
@@ -31,7 +31,7 @@ func Replace(name string, fill func(io.Writer) error) error {
 		return err
 	}
 	if err = fill(f); err == nil {
-		err = f.Sync() // otherwise a power failure may leave an empty file under name
+		err = f.Sync() // without it, a power failure could leave an empty file
 	}
 	if err = errors.Join(err, f.Close()); err == nil {
 		err = os.Rename(f.Name(), path)
@@ -43,11 +43,11 @@ func Replace(name string, fill func(io.Writer) error) error {
 }
 
 // CheckReplace returns the error that Replace would return before it calls fill, or nil. It does
-// not change name.
+// not modify name.
 func CheckReplace(name string) error {
 	path, old, err := resolve(name)
 	if err != nil || old != nil && !old.Mode().IsRegular() {
-		return err // opening and closing a pipe would be an end of file for its reader
+		return err // opening and closing a pipe would send its reader an end of file
 	}
 	f, err := temporary(path, old)
 	if err != nil {
@@ -70,8 +70,8 @@ func resolve(name string) (path string, old fs.FileInfo, err error) {
 	return path, old, err
 }
 
-// temporary creates an empty file beside path, with the mode of old if that is not nil. It fails if
-// old is not writable.
+// temporary creates an empty file next to path. If old is not nil, the file gets the mode of old,
+// and temporary fails if path is not writable.
 func temporary(path string, old fs.FileInfo) (*os.File, error) {
 	if old != nil {
 		f, err := os.OpenFile(path, os.O_WRONLY, 0)
@@ -87,7 +87,7 @@ func temporary(path string, old fs.FileInfo) (*os.File, error) {
 	if err != nil {
 		var p *fs.PathError
 		if errors.As(err, &p) {
-			p.Path = path // name of the user's argument
+			p.Path = path // the user's path instead of the temporary one
 		}
 		return nil, err
 	}

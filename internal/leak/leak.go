@@ -1,6 +1,6 @@
-// Package leak counts the resources of the process outside the Go heap, so that a test binary can
-// report leaks at its end. Each owner calls Add with a positive number on allocation, and with the
-// same negative number on release. No other package of kvlane has package-level state.
+// Package leak counts resources of the process outside the Go heap, so that test binaries can
+// report leaks. The owner of a resource calls Add with a positive number on allocation, and with
+// the negated number on release.
 //
 // All functions are safe for concurrent use.
 package leak
@@ -13,13 +13,13 @@ import (
 // Kind is a kind of resource.
 type Kind uint8
 
-// The kinds. Those named Bytes count bytes, the others objects.
+// Kinds of resources. Kinds with Bytes in their names count bytes, others count objects.
 const (
-	PinnedBytes     Kind = iota // page-locked host memory that a device allocated
-	RegisteredBytes             // host memory that a device registered
+	PinnedBytes     Kind = iota // page-locked host memory allocated by a device
+	RegisteredBytes             // host memory registered by a device
 	DeviceBytes                 // device memory
 	HostBytes                   // host memory mapped outside the Go heap
-	ImportedBytes               // device memory of other processes, mapped here
+	ImportedBytes               // mapped device memory of other processes
 	Queues                      // device queues
 	Events                      // device events
 	Handles                     // files, loaded libraries, contexts
@@ -50,7 +50,7 @@ func (k Kind) String() string {
 // Add adds n to the count of kind. n is negative on release.
 func Add(kind Kind, n int64) { live[kind].Add(n) }
 
-// Live returns the kinds with a count other than zero. A negative count is a double release.
+// Live returns the kinds whose count is not zero. A negative count means a double release.
 func Live() map[string]int64 {
 	m := make(map[string]int64)
 	for k := range kinds {

@@ -1,9 +1,9 @@
-// Package limits reads the limits on memory and processes that the machine and the process's
-// control groups (cgroups) set.
+// Package limits reads the limits on memory and processes set by the machine and by the control
+// groups (cgroups) of this process.
 //
-// A process is bound by its own cgroup and by every cgroup above it, in version 1 and in version 2.
-// Only hard limits count: the kernel kills a process at memory.max and slows one down at
-// memory.high.
+// The limits of the process's own cgroup and of all its ancestors apply, in version 1 and in
+// version 2. The package reads hard limits only (memory.max): at memory.high the kernel slows a
+// process down but does not kill it.
 package limits
 
 import (
@@ -20,28 +20,30 @@ import (
 
 // Limits are the limits of this process.
 type Limits struct {
-	MemoryBytes    int64 // of the machine; zero where unknown
-	AvailableBytes int64 // of the machine's memory, without swapping; zero where unknown
-	Memory         Group // bytes
-	PIDs           Group // processes and threads
+	MemoryBytes    int64 // total memory of the machine; zero if unknown
+	AvailableBytes int64 // available memory of the machine without swapping; zero if unknown
+	Memory         Group // limit in bytes
+	PIDs           Group // limit of processes and threads
 }
 
-// Group is the cgroup with the least memory or processes left: the process's own or one above it.
+// Group is the cgroup with the least remaining memory or processes: the process's own cgroup or an
+// ancestor.
 type Group struct {
-	File string // has the limit: "/sys/fs/cgroup/a/memory.max"; empty: no cgroup sets one
+	File string // file with the limit, for example "/sys/fs/cgroup/a/memory.max"; empty: no limit
 	Max  int64
-	Used int64 // of memory: without the page cache, which the kernel can drop
+	Used int64 // current usage; for memory, without the page cache, which the kernel can drop
 }
 
-// Left returns the part of the limit that is not in use.
+// Left returns the unused part of the limit.
 func (g Group) Left() int64 { return max(0, g.Max-g.Used) }
 
-// controller names the files of a cgroup with a limit, its use and its details, in version 1 and 2.
+// controller has the file names of a cgroup controller: limit, usage and details. Arrays are
+// indexed by version.
 type controller struct {
 	name             string
 	max, used        [2]string
 	stat             string
-	inactive, active [2]string // lines of stat: the page cache
+	inactive, active [2]string // keys in stat for the page cache
 }
 
 var (
@@ -52,7 +54,8 @@ var (
 	pids = controller{name: "pids", max: [2]string{"pids.max", "pids.max"}, used: [2]string{"pids.current", "pids.current"}}
 )
 
-// Read returns the limits. files is the machine's root. A limit that cannot be read counts as none.
+// Read returns the limits. files is the root of the machine's file system. Limits that cannot be
+// read count as absent.
 func Read(files fs.FS) Limits {
 	r := reader{files}
 	l := Limits{Memory: r.tightest(memory), PIDs: r.tightest(pids)}
@@ -68,8 +71,8 @@ func Read(files fs.FS) Limits {
 	return l
 }
 
-// CheckMemory returns nil if n bytes of memory can be used. Otherwise it returns ErrNoMemory with
-// the numbers: the kernel would kill a process, most likely this one. Unknown limits are ignored.
+// CheckMemory returns nil if n more bytes of memory can be used. Otherwise it returns ErrNoMemory
+// with the numbers; the kernel would probably kill this process. Unknown limits are ignored.
 func (l Limits) CheckMemory(n int64) error {
 	switch {
 	case l.Memory.File != "" && n > l.Memory.Left():
@@ -93,13 +96,13 @@ func (r reader) text(name string) string {
 	return string(bytes.TrimSpace(b))
 }
 
-// number returns the number in a file, or false if there is none, as for "max".
+// number returns the number in a file. It returns false if the file has none, for example "max".
 func (r reader) number(name string) (int64, bool) {
 	n, err := strconv.ParseInt(r.text(name), 10, 64)
 	return n, err == nil && n >= 0
 }
 
-// tightest returns the group with the least left, of both versions.
+// tightest returns the cgroup with the least remaining, of both versions.
 func (r reader) tightest(c controller) Group {
 	var least Group
 	for _, h := range r.hierarchies(c.name) {
@@ -115,7 +118,7 @@ func (r reader) tightest(c controller) Group {
 	return least
 }
 
-// group returns the limit of the cgroup in dir, if it has one.
+// group returns the limit of the cgroup in dir, and false if it has none.
 func (r reader) group(c controller, dir string, version int) (Group, bool) {
 	file := path.Join(dir, c.max[version])
 	limit, ok := r.number(file)
@@ -133,20 +136,19 @@ func (r reader) group(c controller, dir string, version int) (Group, bool) {
 	return g, true
 }
 
-// unlimited is less than the value that version 1 has for "no limit", the largest number of pages
-// in bytes.
+// unlimited is a lower bound for the value that means "no limit" in version 1.
 const unlimited = 1 << 60
 
-// hierarchy is a mounted tree of cgroups. The paths have no leading slash.
+// hierarchy is a mounted tree of cgroups. Paths have no leading slash.
 type hierarchy struct {
 	mount   string
-	below   string // the process's cgroup, from the mount on
+	below   string // path of the process's cgroup below the mount
 	version int    // 0: version 1; 1: version 2
 }
 
 // hierarchies returns the mounts of the process's cgroups with a controller.
 func (r reader) hierarchies(name string) []hierarchy {
-	var groups [2]string // the process's cgroup by version
+	var groups [2]string // path of the process's cgroup, by version
 	for line := range strings.Lines(r.text("proc/self/cgroup")) {
 		switch f := strings.SplitN(strings.TrimSpace(line), ":", 3); {
 		case len(f) < 3:
@@ -174,9 +176,10 @@ func (r reader) hierarchies(name string) []hierarchy {
 			continue
 		}
 		h := hierarchy{mount: path.Join(".", unescape.Replace(f[4])[1:]), version: version}
-		// In a container without a cgroup namespace the mount shows a part of the tree, and the
-		// group is named from the tree's root. A group outside that part, or outside the namespace
-		// ("/.."), cannot be read: the mount's own limit counts.
+		// In a container without a cgroup namespace, only a part of the tree is mounted, and the
+		// group's path is relative to the root of the whole tree. If the group is outside the
+		// mounted part or outside the namespace ("/.."), it cannot be read; then the limits of the
+		// mounted part are used.
 		below, inside := strings.CutPrefix(groups[version], strings.TrimSuffix(unescape.Replace(f[3]), "/"))
 		if inside && !strings.Contains(below, "..") && strings.HasPrefix(below, "/") {
 			h.below = below[1:]
@@ -186,10 +189,10 @@ func (r reader) hierarchies(name string) []hierarchy {
 	return all
 }
 
-// unescape undoes the kernel's quoting in mountinfo.
+// unescape decodes the escape sequences in mountinfo.
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
-// hasWord reports whether a list with commas has a word.
+// hasWord reports whether a comma-separated list contains a word.
 func hasWord(list, word string) bool {
 	for w := range strings.SplitSeq(list, ",") {
 		if w == word {

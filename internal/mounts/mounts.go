@@ -12,7 +12,7 @@ type Mount struct {
 	Source, Dir, Type, Options string
 }
 
-// Has reports whether the mount has that option.
+// Has reports whether the mount has the option.
 func (m Mount) Has(option string) bool {
 	for o := range strings.SplitSeq(m.Options, ",") {
 		if o == option {
@@ -22,12 +22,12 @@ func (m Mount) Has(option string) bool {
 	return false
 }
 
-// Table is the mounts of a machine. Of several mounts on one directory, programs see only the last,
-// and so does the table.
+// Table is the list of mounts of a machine. If several file systems are mounted on one directory,
+// only the last one is visible, and Of returns that.
 type Table []Mount
 
-// Read returns the table of the machine with these files, from its root. It is empty if it cannot
-// be read.
+// Read returns the mount table. machine is the root of the machine's file system. If the table
+// cannot be read, it is empty.
 func Read(machine fs.FS) Table {
 	text, err := fs.ReadFile(machine, "proc/mounts")
 	if err != nil {
@@ -70,7 +70,7 @@ func unescape(s string) string {
 	return b.String()
 }
 
-// Of returns the mount that has dir, an absolute and clean path.
+// Of returns the mount that contains dir, an absolute and clean path.
 func (t Table) Of(dir string) Mount {
 	var best Mount
 	for _, m := range t {
@@ -81,7 +81,7 @@ func (t Table) Of(dir string) Mount {
 	return best
 }
 
-// Under reports whether dir is the directory of or below it.
+// Under reports whether dir is equal to of or below it.
 func Under(dir, of string) bool {
 	return of == "/" || dir == of || strings.HasPrefix(dir, of+"/")
 }

@@ -1,10 +1,11 @@
-// Package present prints reports for people in one layout: the verdict, then tables, then a legend
-// of terms. A Page collects a report for a Screen and writes it at once.
+// Package present formats reports: first the verdict, then tables, then a legend of terms. A Page
+// collects the parts of a report and writes it to a Screen.
 //
-// Lines fit the width of the terminal, or COLUMNS. Text breaks between words, and a table that is
-// too wide continues below with its first columns repeated. A single longer word, such as a path,
-// is never broken. Without a terminal lines are unbounded unless COLUMNS is set, so that programs
-// get complete lines. Colors are for terminals, and disabled by NO_COLOR.
+// Lines are limited to the width of the terminal, or to COLUMNS. Text is wrapped between words. A
+// table that is too wide is split, and the parts are printed one below the other with the first
+// columns repeated. Long words such as paths are never split. If the output is not a terminal and
+// COLUMNS is not set, lines are not limited. Colors are used on terminals only, and NO_COLOR
+// disables them.
 //
-// A Page is for one goroutine.
+// A Page is not safe for concurrent use.
 package present

@@ -13,9 +13,9 @@ type Mark int
 // The marks.
 const (
 	Plain Mark = iota
-	Good       // a tick
-	Warn       // it continued, with a restriction
-	Bad        // a cross
+	Good       // success, a tick
+	Warn       // the operation continued, with a restriction
+	Bad        // failure, a cross
 )
 
 var marks = [...]struct{ sign, color string }{Good: {"✓", "32"}, Warn: {"!", "33"}, Bad: {"✗", "31"}}
@@ -27,13 +27,13 @@ type Page struct {
 	screen Screen
 	b      strings.Builder
 	legend [][]string
-	gap    bool // an empty line precedes the next line
+	gap    bool // an empty line is due before the next line
 }
 
 // NewPage returns an empty page for s.
 func NewPage(s Screen) *Page { return &Page{screen: s} }
 
-// Verdict adds the result, in a sentence or two.
+// Verdict adds the result of the report, one or two sentences.
 func (p *Page) Verdict(m Mark, format string, args ...any) {
 	p.marked("", m, bold, fmt.Sprintf(format, args...))
 }
@@ -42,7 +42,7 @@ func (p *Page) Verdict(m Mark, format string, args ...any) {
 func (p *Page) Check(m Mark, format string, args ...any) {
 	lead := indent
 	if m == Plain {
-		lead += "  " // width of a mark
+		lead += "  " // align with lines that have a mark
 	}
 	p.marked(lead, m, "", fmt.Sprintf(format, args...))
 }
@@ -52,16 +52,16 @@ func (p *Page) Text(format string, args ...any) {
 	p.marked("", Plain, "", fmt.Sprintf(format, args...))
 }
 
-// Heading starts a part of the page.
+// Heading begins a section of the page.
 func (p *Page) Heading(format string, args ...any) {
 	p.Gap()
 	p.marked("", Plain, bold, fmt.Sprintf(format, args...))
 }
 
-// Gap adds an empty line, unless there is one or the page ends.
+// Gap adds an empty line before the next line. At the beginning of the page it does nothing.
 func (p *Page) Gap() { p.gap = p.b.Len() > 0 }
 
-// Define adds a term to the legend, once.
+// Define adds a term to the legend unless the legend has it.
 func (p *Page) Define(word, meaning string) {
 	for _, row := range p.legend {
 		if row[0] == word {
@@ -71,7 +71,7 @@ func (p *Page) Define(word, meaning string) {
 	p.legend = append(p.legend, []string{word, meaning})
 }
 
-// Write writes the page and its legend to w, and clears the page.
+// Write writes the page with its legend to w and clears it.
 func (p *Page) Write(w io.Writer) error {
 	if len(p.legend) > 0 {
 		p.Gap()
@@ -85,7 +85,7 @@ func (p *Page) Write(w io.Writer) error {
 	return nil
 }
 
-// marked writes text after a mark, both after lead. Further lines are aligned with the text.
+// marked writes lead, a mark and text. Further lines are aligned with the text.
 func (p *Page) marked(lead string, m Mark, style, text string) {
 	hang := lead
 	if sign := marks[m].sign; sign != "" {
@@ -109,7 +109,7 @@ func (p *Page) line(s string) {
 	p.b.WriteByte('\n')
 }
 
-// paint adds a color or weight, by its ANSI number, to s.
+// paint applies a color or weight, given as an ANSI code, to s.
 func (p *Page) paint(style, s string) string {
 	if !p.screen.Color || style == "" {
 		return s
@@ -117,8 +117,8 @@ func (p *Page) paint(style, s string) string {
 	return "\x1b[" + style + "m" + s + "\x1b[0m"
 }
 
-// wrap breaks text between words into lines of width less indent. A longer word gets its own line.
-// Line breaks in text are kept.
+// wrap splits text into lines that fit into width after the indent. Longer words get their own
+// lines. Line breaks in text are kept.
 func wrap(text string, width, indent int) []string {
 	var lines []string
 	for part := range strings.SplitSeq(text, "\n") {

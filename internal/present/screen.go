@@ -8,17 +8,17 @@ import (
 	"golang.org/x/term"
 )
 
-// usualWidth is the width of a terminal of unknown size.
+// usualWidth is the assumed width of a terminal whose size is unknown.
 const usualWidth = 80
 
 // Screen is the output of a page.
 type Screen struct {
-	Width int  // columns; zero: unlimited
-	Color bool // escape sequences are supported and wanted
+	Width int  // in columns; zero: unlimited
+	Color bool // the terminal supports colors and they are not disabled
 }
 
-// ScreenOf returns the screen of w. COLUMNS overrides the width of the terminal, so that scripts
-// can set it. Colors are disabled by NO_COLOR (https://no-color.org) and by TERM=dumb.
+// ScreenOf returns the screen for w. COLUMNS overrides the terminal's width. NO_COLOR
+// (https://no-color.org) and TERM=dumb disable colors.
 func ScreenOf(w io.Writer) Screen {
 	var s Screen
 	if n, err := strconv.Atoi(os.Getenv("COLUMNS")); err == nil && n > 0 {

@@ -8,27 +8,27 @@ import (
 const (
 	indent = "  "
 	gutter = 2
-	// leastProse is the smallest readable width of a column of prose.
+	// leastProse is the minimum readable width of a column of text.
 	leastProse = 24
 )
 
-// Table is rows of cells in aligned columns.
+// Table is a table with aligned columns.
 type Table struct {
 	Head []string // nil: no header
 	Rows [][]string
-	// Keys is the number of first columns that are repeated if the table continues below. Zero is
+	// Keys is the number of leading columns that are repeated if the table is split. Zero means
 	// one.
 	Keys int
-	// Prose makes the last column text that breaks between words.
+	// Prose means that the last column is text that may be wrapped.
 	Prose bool
-	// Right marks right-aligned columns: one letter per column, 'r' for right.
+	// Right lists the right-aligned columns: the letter at the column's index is 'r'.
 	Right string
 }
 
 // Row adds a row.
 func (t *Table) Row(cells ...string) { t.Rows = append(t.Rows, cells) }
 
-// Table writes t, or nothing if it has no rows.
+// Table writes t. It writes nothing if t has no rows.
 func (p *Page) Table(t *Table) {
 	if len(t.Rows) == 0 {
 		return
@@ -66,8 +66,8 @@ func columnWidths(rows [][]string) []int {
 	return widths
 }
 
-// fit returns the columns of a part of the table: the keys, and as many from first on as fit, at
-// least one. next is the first column of the next part.
+// fit returns the columns of one part of a split table: the keys, and as many columns from first on
+// as fit, but at least one. next is the first column of the next part.
 func (t *Table) fit(screen int, widths []int, keys, first int) (columns []int, next int) {
 	used := len(indent)
 	for i := range keys {
@@ -77,7 +77,7 @@ func (t *Table) fit(screen int, widths []int, keys, first int) (columns []int, n
 	for next = first; next < len(widths); next++ {
 		w := widths[next]
 		if t.Prose && next == len(widths)-1 {
-			w = 0 // without space it goes below the others
+			w = 0 // too wide: this column goes into the next part
 		}
 		if screen > 0 && next > first && used+w > screen {
 			break
@@ -88,7 +88,7 @@ func (t *Table) fit(screen int, widths []int, keys, first int) (columns []int, n
 	return columns, next
 }
 
-// row writes columns of a row.
+// row writes the given columns of a row.
 func (p *Page) row(t *Table, row []string, columns, widths []int, head bool) {
 	var b strings.Builder
 	b.WriteString(indent)
@@ -130,7 +130,7 @@ func (p *Page) row(t *Table, row []string, columns, widths []int, head bool) {
 	}
 }
 
-// head highlights a cell of the header.
+// head formats a cell of the header.
 func (p *Page) head(is bool, cell string) string {
 	if !is || cell == "" {
 		return cell

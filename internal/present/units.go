@@ -11,8 +11,8 @@ import (
 
 var byteUnits = [...]string{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
 
-// Bytes returns a number of bytes with the unit in which it is less than 1024, with one decimal:
-// "79.2 GiB". Whole numbers have no decimal: "4 KiB".
+// Bytes formats a number of bytes with one decimal and a unit, so that the number is less than
+// 1024: "79.2 GiB". Whole numbers have no decimal: "4 KiB".
 func Bytes(n int64) string {
 	v, u := float64(n), 0
 	// Values from 1023.95 on would be rounded up to 1024.0.
@@ -22,8 +22,8 @@ func Bytes(n int64) string {
 	return decimals(v, 1) + " " + byteUnits[u]
 }
 
-// Size returns a number of bytes exactly, with the largest unit that leaves no fraction: "4 KiB",
-// "1536 MiB". It is for configured sizes, of which different ones must look different.
+// Size formats a number of bytes exactly, with the largest unit that needs no fraction: "4 KiB",
+// "1536 MiB". Use it for configured sizes, because different sizes have different texts.
 func Size(n int64) string {
 	u := 0
 	for n != 0 && n%1024 == 0 && u < len(byteUnits)-1 {
@@ -32,7 +32,7 @@ func Size(n int64) string {
 	return strconv.FormatInt(n, 10) + " " + byteUnits[u]
 }
 
-// sizeUnits are the units of ParseSize, in lower case. A single letter is the binary unit, as in dd
+// sizeUnits are the units for ParseSize in lower case. Single letters are binary units, as in dd
 // and fio.
 var sizeUnits = []struct {
 	suffix string
@@ -54,11 +54,11 @@ var sizeUnits = []struct {
 	{"", 1},
 }
 
-// ParseSize returns the number of bytes of a size such as 4096, 64KiB, 1.5GiB, 2GB or 6.4e7. A
-// fraction of a byte is cut off.
+// ParseSize parses a size such as 4096, 64KiB, 1.5GiB, 2GB or 6.4e7. It returns the number of bytes
+// and drops a fraction of a byte.
 func ParseSize(s string) (int64, error) {
 	text := strings.ToLower(strings.TrimSpace(s))
-	// more digits than a float64 has
+	// Parse integers separately: they may have more digits than a float64 represents.
 	if n, err := strconv.ParseInt(text, 10, 64); err == nil && n >= 0 {
 		return n, nil
 	}
@@ -83,7 +83,7 @@ func ParseSize(s string) (int64, error) {
 	return 0, fmt.Errorf("%q is not a size such as 4096, 64KiB or 1.5GiB", s)
 }
 
-// decimals returns v with n decimals, or none if it is a whole number.
+// decimals formats v with n decimals, or without decimals if v is a whole number.
 func decimals(v float64, n int) string {
 	if v == math.Trunc(v) {
 		n = 0
@@ -91,7 +91,7 @@ func decimals(v float64, n int) string {
 	return strconv.FormatFloat(v, 'f', n, 64)
 }
 
-// Count returns n with commas between thousands.
+// Count formats n with commas between thousands.
 func Count(n int64) string {
 	s := strconv.FormatInt(n, 10)
 	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
@@ -100,7 +100,7 @@ func Count(n int64) string {
 	return s
 }
 
-// Things returns n with the noun, in the plural unless n is one: "1 block", "2,000 blocks".
+// Things formats n with a noun, in the plural unless n is one: "1 block", "2,000 blocks".
 func Things(n int64, noun string) string {
 	if n != 1 {
 		noun += "s"
@@ -108,8 +108,8 @@ func Things(n int64, noun string) string {
 	return Count(n) + " " + noun
 }
 
-// Duration returns d with two or three digits and the unit in which it is less than 1000: "850 ns",
-// "1.6 ms", "22 ms". From a minute on it has seconds: "1m22s". Zero is "0".
+// Duration formats d with two or three digits and a unit: "850 ns", "1.6 ms", "22 ms". From one
+// minute on it uses whole seconds: "1m22s". Zero is "0".
 func Duration(d time.Duration) string {
 	if d == 0 {
 		return "0"
@@ -128,10 +128,10 @@ func Duration(d time.Duration) string {
 	return decimals(v, n) + " " + units[0]
 }
 
-// Micros returns a number of microseconds like Duration.
+// Micros formats a number of microseconds like Duration.
 func Micros(us float64) string { return Duration(time.Duration(math.Round(us * 1e3))) }
 
-// Rate returns a number with three digits: "0.36", "5.06", "51.2", "312".
+// Rate formats a number with three digits: "0.36", "5.06", "51.2", "312".
 func Rate(v float64) string {
 	switch a := math.Abs(v); {
 	case a >= 99.95:
@@ -142,8 +142,8 @@ func Rate(v float64) string {
 	return fmt.Sprintf("%.2f", v)
 }
 
-// Name returns a foreign name or text, quoted if it has invalid UTF-8 or unprintable characters,
-// which could forge lines of a report or control the terminal.
+// Name returns a name or text from an external source. It quotes the text if it has invalid UTF-8
+// or unprintable characters, because these could fake lines of a report or control the terminal.
 func Name(s string) string {
 	if utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return !strconv.IsPrint(r) }) < 0 {
 		return s
@@ -151,11 +151,11 @@ func Name(s string) string {
 	return strconv.Quote(s)
 }
 
-// Percent returns a share as percent: "8.0%".
+// Percent formats a fraction as a percentage: "8.0%".
 func Percent(share float64) string { return fmt.Sprintf("%.1f%%", 100*share) }
 
-// Escape returns text on one line, with unprintable characters escaped as in Go. Names of files
-// then cannot end lines or move the cursor.
+// Escape returns text with unprintable characters escaped as in Go, so that it has no line breaks
+// or control characters. It is for names of files.
 func Escape(s string) string {
 	var b strings.Builder
 	for len(s) > 0 {

@@ -1,8 +1,8 @@
 // Package published contains only tests. They check that the section "Committed runs" of
-// docs/benchmarks.md and the charts in docs/charts equal the runs in docs/runs.
+// docs/benchmarks.md and the charts in docs/charts match the runs in docs/runs.
 //
-// The section is docs/runs/measured.tmpl with the figures of the runs. To write section and charts
-// again:
+// The section is generated from docs/runs/measured.tmpl and the results of the runs. To generate
+// the section and the charts:
 //
 //	go test ./internal/published -rewrite
 package published

@@ -22,12 +22,12 @@ import (
 	"github.com/kvlane/kvlane/tier/log"
 )
 
-// ErrIncomplete is wrapped by errors after which a configuration lacks values that were given.
+// ErrIncomplete is wrapped by errors that mean that some given values could not be set.
 var ErrIncomplete = fmt.Errorf("%w", errdefs.ErrInvalid)
 
-// Decode reads a JSON object into to, a pointer to a struct. Fields without a value in the text,
-// or with null, keep theirs. The error lists every unknown key and every wrong value by the names
-// in the text. It wraps ErrInvalid, and ErrIncomplete if any value was wrong.
+// Decode parses a JSON object and stores it in to, a pointer to a struct. Fields that are missing
+// in text or null are not changed. The error lists every unknown key and every invalid value by its
+// name in text. It wraps ErrInvalid, and also ErrIncomplete if a value was invalid.
 func Decode(text []byte, to any) error {
 	var v any
 	if err := parseJSON(text, &v); err != nil {
@@ -47,7 +47,7 @@ func parseJSON(text []byte, to *any) error {
 	return dec.Decode(to)
 }
 
-// reader sets fields to JSON values and collects the errors.
+// reader stores JSON values in fields and collects errors.
 type reader struct{ errs []error }
 
 // failf adds an error about the value at path.
@@ -63,7 +63,7 @@ func (r *reader) mistyped(path string, v any, want string) {
 	r.failf(path, "is %s, must be %s", kindOf(v), want)
 }
 
-// set sets to to v. Null sets nothing. One text stands for a list of one.
+// set stores v in to. Null is ignored. A single text may be used for a list of one element.
 func (r *reader) set(path string, v any, to reflect.Value) {
 	if v == nil {
 		return
@@ -108,7 +108,7 @@ func (r *reader) set(path string, v any, to reflect.Value) {
 	}
 }
 
-// setObject sets the fields of a struct. Upper and lower case of keys differ.
+// setObject sets the fields of a struct. Keys are case-sensitive.
 func (r *reader) setObject(path string, v any, to reflect.Value) {
 	object, ok := v.(map[string]any)
 	if !ok {
@@ -152,7 +152,7 @@ func (r *reader) setList(path string, v any, to reflect.Value) {
 	to.Set(out)
 }
 
-// setNumber sets an integer, which may be written as a float, a size or a time.
+// setNumber sets an integer. v may be a number, or text with a size or a duration.
 func (r *reader) setNumber(path string, v any, to reflect.Value) {
 	want := "a whole number"
 	if isSize(path) {
@@ -190,7 +190,8 @@ func (r *reader) setNumber(path string, v any, to reflect.Value) {
 	to.SetInt(n)
 }
 
-// isSize reports whether path is the key of a number of bytes, or of an element of a list of them.
+// isSize reports whether path is the key of a number of bytes, or an element of a list of such
+// numbers.
 func isSize(path string) bool {
 	return strings.HasSuffix(strings.TrimRight(path, ".0123456789"), "_bytes")
 }
@@ -200,8 +201,8 @@ func isNamed(to reflect.Value) bool {
 	return named
 }
 
-// parseName sets *to to the value that a word names, and reports whether words name the values of
-// its type. An empty word sets nothing.
+// parseName sets *to to the value that word names. named reports whether values of this type have
+// names. An empty word changes nothing.
 func parseName(to any, word string) (named bool, err error) {
 	switch to := to.(type) {
 	case *stream.Path:

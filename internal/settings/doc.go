@@ -1,8 +1,8 @@
-// Package settings describes the settings of kvlane in one table, and reads them from JSON, from a
-// YAML file and from texts such as values of flags.
+// Package settings has a table of all settings of kvlane. It reads settings from JSON, from YAML
+// files and from texts such as flag values.
 //
-// Fields of a configuration with a tag `config:"key"` can be set. Table lists the same keys with
-// their documentation, and the names by which the command line and the file give them.
+// Configuration fields with a tag `config:"key"` can be set. Table lists these keys with their
+// documentation and their names on the command line and in the configuration file.
 package settings
 
 //go:generate go test . -run TestPageIsTheTable -update

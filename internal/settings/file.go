@@ -16,18 +16,19 @@ import (
 	"github.com/kvlane/kvlane/internal/ctxio"
 )
 
-// maxFileBytes bounds a configuration file.
+// maxFileBytes is the maximum length of a configuration file.
 const maxFileBytes = 1 << 20
 
-// Value is a setting with its texts: one, or several of a list.
+// Value is a setting with the texts that were given for it. A list may have several.
 type Value struct {
 	*Setting
 	Texts []string
-	// From is the origin: "FILE:LINE", a variable of the environment, or empty for flags.
+	// From is the origin of the value: "FILE:LINE", the name of an environment variable, or empty
+	// for a flag.
 	From string
 }
 
-// errorf returns an error about the value, which names its origin.
+// errorf returns an error about the value that includes its origin.
 func (v *Value) errorf(format string, args ...any) error {
 	if v.From == "" {
 		return fmt.Errorf("--"+v.Name+": "+format, args...)
@@ -35,7 +36,7 @@ func (v *Value) errorf(format string, args ...any) error {
 	return fmt.Errorf(v.From+": "+v.Name+": "+format, args...)
 }
 
-// Check returns an error if the setting does not accept the texts.
+// Check returns an error if a text is not valid for the setting.
 func (v *Value) Check() error {
 	for _, text := range v.Texts {
 		if err := v.CheckValue(text); err != nil {
@@ -45,8 +46,8 @@ func (v *Value) Check() error {
 	return nil
 }
 
-// ReadFile returns the values of a configuration file. The error lists everything that is wrong.
-// It blocks on a FIFO without a writer until ctx ends.
+// ReadFile reads a configuration file and returns its values. The error lists all errors. If the
+// file is a FIFO without a writer, it blocks until ctx ends.
 func ReadFile(ctx context.Context, name string) ([]Value, error) {
 	text, err := read(ctx, name)
 	if err != nil {
@@ -58,10 +59,10 @@ func ReadFile(ctx context.Context, name string) ([]Value, error) {
 	return ParseFile(name, text)
 }
 
-// read reads a file, but at most one byte more than maxFileBytes.
+// read reads a file, at most maxFileBytes+1 bytes.
 func read(ctx context.Context, name string) ([]byte, error) {
 	if info, err := os.Stat(name); err == nil && info.Mode()&fs.ModeNamedPipe == 0 {
-		ctx = context.WithoutCancel(ctx) // only a FIFO blocks
+		ctx = context.WithoutCancel(ctx) // only reading a FIFO can block
 	}
 	f, err := ctxio.Open(ctx, name)
 	if err != nil {
@@ -71,7 +72,7 @@ func read(ctx context.Context, name string) ([]byte, error) {
 	return text, errors.Join(err, f.Close())
 }
 
-// ParseFile parses a YAML mapping of names to a value, or to a list of values.
+// ParseFile parses a YAML mapping from names to values or lists of values.
 func ParseFile(name string, text []byte) ([]Value, error) {
 	root, err := parseYAML(name, text)
 	if root == nil || err != nil {
@@ -100,7 +101,8 @@ func ParseFile(name string, text []byte) ([]Value, error) {
 	return all, errors.Join(errs...)
 }
 
-// parseYAML returns the mapping of a text with one document, or nil if the text has no values.
+// parseYAML returns the mapping in text, which must be a single document. It returns nil if the
+// document is empty.
 func parseYAML(name string, text []byte) (*yaml.Node, error) {
 	dec := yaml.NewDecoder(bytes.NewReader(text))
 	var doc, second yaml.Node
@@ -124,7 +126,7 @@ func parseYAML(name string, text []byte) (*yaml.Node, error) {
 	return root, nil
 }
 
-// yamlError returns the error in the form of the others, with file and line.
+// yamlError converts an error of the YAML parser to the format "FILE:LINE: text".
 func yamlError(name string, err error) error {
 	text := strings.TrimPrefix(err.Error(), "yaml: ")
 	if line, found := strings.CutPrefix(text, "line "); found {
@@ -133,7 +135,7 @@ func yamlError(name string, err error) error {
 	return fmt.Errorf("%s: %s", name, text)
 }
 
-// unknownName returns the error of a name that is no setting's, with the most similar setting.
+// unknownName returns the error for an unknown setting, with the most similar name as a suggestion.
 func unknownName(key string) error {
 	var names []string
 	for i := range Table {
@@ -146,7 +148,7 @@ func unknownName(key string) error {
 	return fmt.Errorf("%q is not a setting%s (kvlane config show lists the settings)", key, DidYouMean(key, names))
 }
 
-// read adds the texts of a node of the file.
+// read appends the texts of a YAML node.
 func (v *Value) read(n *yaml.Node) error {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -172,7 +174,7 @@ func (v *Value) read(n *yaml.Node) error {
 	return nil
 }
 
-// FromEnv returns the values of the environment. The error lists everything that is wrong.
+// FromEnv returns the values of settings in environment variables. The error lists all errors.
 func FromEnv() ([]Value, error) {
 	var all []Value
 	var errs []error

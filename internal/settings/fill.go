@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Apply sets the fields of a configuration to values.
+// Apply stores values in the fields of a configuration.
 func Apply(to any, values []Value) error {
 	var errs []error
 	for i := range values {
@@ -71,8 +71,8 @@ next:
 	return v
 }
 
-// Fill sets fields of a configuration that are zero to the values of a file, as far as they have an
-// effect beside the other fields.
+// Fill sets the zero fields of a configuration to the values of a file. It skips values that have
+// no effect with the other fields.
 func Fill(ctx context.Context, to any, file string) error {
 	values, err := ReadFile(ctx, file)
 	if err != nil {
@@ -84,9 +84,9 @@ func Fill(ctx context.Context, to any, file string) error {
 	}))
 }
 
-// Merge returns the JSON object of a configuration with the values of the file that its key
-// "config" names. Keys of the object take precedence. Values of the file that contradict them, or
-// have no effect beside them, are left out.
+// Merge returns a configuration as a JSON object, merged with the values of the file that its key
+// "config" names. Keys of the object take precedence. File values that contradict them, or that
+// have no effect with them, are ignored.
 func Merge(text []byte) ([]byte, error) {
 	var v any
 	if err := parseJSON(text, &v); err != nil {
@@ -98,7 +98,8 @@ func Merge(text []byte) ([]byte, error) {
 	return json.Marshal(v)
 }
 
-// merge is Merge for a parsed object. Other values, and objects without a file, stay as they are.
+// merge is Merge for a parsed object. It does not change other JSON values or objects without a
+// file.
 func merge(v any) error {
 	object, _ := v.(map[string]any)
 	file, ok := object["config"].(string)
@@ -119,14 +120,14 @@ func merge(v any) error {
 		if object[section] == nil {
 			object[section] = map[string]any{}
 		}
-		if inner, ok := object[section].(map[string]any); ok { // else it is mistyped
+		if inner, ok := object[section].(map[string]any); ok { // otherwise its type is wrong
 			inner[name] = v.json()
 		}
 	}
 	return nil
 }
 
-// lookup returns the text of a key of an object, and whether it has a value.
+// lookup returns the text of a key, and false if the key has no value.
 func lookup(object map[string]any, key string) (string, bool) {
 	section, name, nested := strings.Cut(key, ".")
 	v := object[section]
@@ -136,8 +137,8 @@ func lookup(object map[string]any, key string) (string, bool) {
 	return fmt.Sprint(v), v != nil
 }
 
-// effective returns the values of a file that are not given otherwise, do not contradict those that
-// are, and have an effect. given returns the text of a key, and whether it is given.
+// effective returns the values of a file that have an effect, are not given elsewhere and do not
+// contradict given values. given returns the text of a key, and false if the key is not given.
 func effective(file []Value, given func(key string) (text string, ok bool)) []Value {
 	text, precedence := map[string]string{}, map[string]int{} // by name
 	for i := range Table {
@@ -170,7 +171,7 @@ func effective(file []Value, given func(key string) (text string, ok bool)) []Va
 			for _, name := range Rules[i].Names {
 				if precedence[name] == 1 {
 					drop(name)
-					changed = true // another setting may have needed it
+					changed = true // another setting may have required this one
 				}
 			}
 		}

@@ -5,7 +5,8 @@ import (
 	"strings"
 )
 
-// DidYouMean returns the end of an error about a word that resembles one of words, or "".
+// DidYouMean returns a suggestion to append to an error: the most similar of words. It returns ""
+// if none is similar.
 func DidYouMean(word string, words []string) string {
 	if best := Nearest(word, words); best != "" {
 		return fmt.Sprintf("; did you mean %s?", best)
@@ -13,7 +14,7 @@ func DidYouMean(word string, words []string) string {
 	return ""
 }
 
-// Nearest returns the word that most resembles word, or "".
+// Nearest returns the most similar of words, or "" if none is similar.
 func Nearest(word string, words []string) string {
 	best, least := "", max(2, len(word)/3)+1
 	for _, w := range words {
@@ -24,7 +25,7 @@ func Nearest(word string, words []string) string {
 	return best
 }
 
-// Distance returns the number of letters to add, remove or replace to turn a into b.
+// Distance returns the Levenshtein distance of a and b.
 func Distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

@@ -5,12 +5,13 @@ import (
 	"strings"
 )
 
-// Rule is a condition on which settings have an effect.
+// Rule is a condition that must hold for settings to have an effect.
 type Rule struct {
 	Names    []string
-	Commands []string // with flags for all of them; libraries observe every rule
+	Commands []string // commands that have flags for all names; libraries apply every rule
 	Met      Condition
-	// Lacks names flags to add so that the condition holds, Clashes a flag to remove.
+	// Lacks is a text that names flags to add so that the condition holds. Clashes names a flag to
+	// remove.
 	Lacks, Clashes string
 }
 
@@ -28,7 +29,7 @@ var Rules = append(tierRules(), []Rule{
 	{Names: []string{"gdr"}, Commands: []string{"replay", "demo", "calibrate"}, Met: Either(IsNot("gdr", "auto"), IsNot("rdma-provider", "soft")), Clashes: "--rdma-provider soft, which only --gdr require takes"},
 }...)
 
-// tierRules returns the rules of settings that have an effect only with some tier.
+// tierRules returns the rules for settings that require a certain tier.
 func tierRules() (rules []Rule) {
 	var written, dirs []string
 	var given []Condition
@@ -49,8 +50,8 @@ func tierRules() (rules []Rule) {
 
 var replay = []string{"replay"}
 
-// Condition reports whether a condition holds. value returns the text of a setting or another flag,
-// with commas between several values, or "".
+// Condition reports whether a condition holds. value returns the text of a setting or flag, several
+// values separated by commas, or "".
 type Condition = func(value func(name string) string) bool
 
 // Given holds if name has a value.
@@ -58,8 +59,7 @@ func Given(name string) Condition {
 	return func(value func(string) string) bool { return value(name) != "" }
 }
 
-// Is holds if the value of name is one of words. Without a value, the initial value of the setting
-// counts. Of several values, one is enough.
+// Is holds if a value of name is one of words. If name has no value, its initial value is used.
 func Is(name string, words ...string) Condition {
 	return func(value func(string) string) bool {
 		v := value(name)
@@ -70,25 +70,25 @@ func Is(name string, words ...string) Condition {
 	}
 }
 
-// Not holds if c does not.
+// Not holds if c does not hold.
 func Not(c Condition) Condition {
 	return func(value func(string) string) bool { return !c(value) }
 }
 
-// IsNot is Not of Is. It holds for an invalid value, which is refused elsewhere.
+// IsNot holds if Is does not. It also holds for invalid values, which are reported elsewhere.
 func IsNot(name string, words ...string) Condition { return Not(Is(name, words...)) }
 
-// Either holds if one of the conditions does.
+// Either holds if at least one of the conditions holds.
 func Either(conditions ...Condition) Condition {
 	return func(value func(string) string) bool {
 		return slices.ContainsFunc(conditions, func(c Condition) bool { return c(value) })
 	}
 }
 
-// Overruled returns the settings among the pipeline and the directories of tiers that contradict
-// one of higher precedence: a pipeline excludes directories of tiers that it lacks. An invalid
-// pipeline contradicts nothing, so that the command reports it. state returns a setting's text and
-// precedence; 0: it is not given.
+// Overruled returns the names of settings that contradict a setting of higher precedence. It
+// compares the pipeline with the directories of tiers: a pipeline excludes directories of tiers
+// that it does not contain. An invalid pipeline contradicts nothing; it is reported elsewhere.
+// state returns a setting's text and precedence, or precedence 0 if it is not given.
 func Overruled(state func(name string) (text string, precedence int)) (names []string) {
 	pipeline, precedence := state("pipeline")
 	tiers, err := ParsePipeline(pipeline)

@@ -12,51 +12,54 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// tag is the struct tag with the key of a field.
+// tag is the struct tag that contains the key of a field.
 const tag = "config"
 
-// Kind is the form of a setting's value as text.
+// Kind is the type of a setting's value.
 type Kind uint8
 
-// The kinds. Lists are written with commas on the command line, and in the environment as Dirs are.
+// Kinds of settings. On the command line, values of lists are separated by commas. In the
+// environment this also holds for Dirs.
 const (
 	Text Kind = iota
 	Bool
 	Int
-	Size  // bytes, such as 8GiB
-	List  // texts
+	Size  // bytes, for example 8GiB
+	List  // list of texts
 	Dir   // a directory
-	Dirs  // directories: a flag for each
-	Sizes // sizes: a flag for each
+	Dirs  // list of directories; the flag may be repeated
+	Sizes // list of sizes; the flag may be repeated
 )
 
 // Setting is a row of Table.
 type Setting struct {
-	// Key is the key in the configuration of the Go, C and Python libraries. Empty: commands only.
+	// Key is the key in configurations of the Go, C and Python libraries. Empty for settings of
+	// commands only.
 	Key string
-	// Name is the flag of the command line and the key of the configuration file. Empty: libraries
-	// only.
+	// Name is the name of the flag and of the key in the configuration file. Empty for settings of
+	// libraries only.
 	Name string
 	Kind Kind
 	Doc  string
-	// Default describes the value if none is given.
+	// Default is a description of the value that is used if none is given.
 	Default string
-	// Unset is the text that leaves the setting at its default, if a text does.
+	// Unset is the text that leaves the setting at its default. Empty if there is none.
 	Unset string
-	// Flag is the flag's initial value, if that is neither Unset nor Default.
+	// Flag is the flag's initial value. Empty: Unset or Default.
 	Flag string
-	// Words are the accepted values. Nil: any that Kind and Check accept.
+	// Words are the valid values. Nil: all values that Kind and Check accept.
 	Words []string
 	Check func(value string) error
-	// FlagOnly lists the commands that read the setting from the command line only, as it selects
-	// the subject of one run there.
+	// FlagOnly lists commands that read the setting from the command line only, because it selects
+	// the subject of a single run.
 	FlagOnly []string
 }
 
-// short lists commands that end too soon to be watched. They leave the address to longer ones.
+// short lists commands that end soon. They do not serve metrics, so that longer commands can use
+// the address.
 var short = []string{"doctor", "topo", "store", "transfer ls", "transfer probe", "transfer put", "transfer get"}
 
-// Table has every setting, in the order in which they are shown.
+// Table is the list of all settings, in the order of the documentation.
 var Table = slices.Concat(engineSettings, TierSettings(), taskSettings)
 
 var engineSettings = []Setting{
@@ -136,7 +139,7 @@ var taskSettings = []Setting{
 	{Name: "cluster", Doc: "name of the cluster, which separates its segments in a metadata server"},
 	{Name: "buffer-size", Kind: Size, Doc: "bytes of memory to transfer from and to"},
 
-	// One file serves commands and engines at the same time, which cannot share an address.
+	// The same file configures commands and engines, and they cannot share an address.
 	{Key: "metrics_addr", Doc: "serves [metrics](metrics.md) until the engine closes: see \"Figures\"; the file's `metrics-addr` is for commands only", Default: "none"},
 	{Name: "metrics-addr", Doc: "serves Prometheus metrics at HOST:PORT or unix:/PATH under /metrics, and /healthz and /readyz, while the command runs", Check: checkAddress, FlagOnly: short},
 	{Name: "pprof-addr", Doc: "serves Go's profiles at HOST:PORT, a loopback address, under /debug/pprof/", Check: checkAddress, FlagOnly: short},
@@ -146,7 +149,7 @@ var taskSettings = []Setting{
 
 const (
 	required = "required"
-	// none is a Flag without an initial value.
+	// none as Flag means that the flag has no initial value.
 	none = "-"
 )
 
@@ -172,12 +175,12 @@ func ByName(name string) *Setting {
 	return &Table[i]
 }
 
-// Env returns the environment variable of the setting.
+// Env returns the name of the environment variable for the setting.
 func (s *Setting) Env() string {
 	return "KVLANE_" + strings.ToUpper(strings.ReplaceAll(s.Name, "-", "_"))
 }
 
-// Initial returns the flag's value if none is given.
+// Initial returns the value of the flag if it is not given.
 func (s *Setting) Initial() string {
 	switch {
 	case s.Flag == none:
@@ -193,10 +196,10 @@ func (s *Setting) Initial() string {
 // IsDir reports whether the values are directories.
 func (s *Setting) IsDir() bool { return s.Kind == Dir || s.Kind == Dirs }
 
-// IsList reports whether the setting has several values.
+// IsList reports whether the setting may have several values.
 func (s *Setting) IsList() bool { return s.Kind == List || s.Kind == Dirs || s.Kind == Sizes }
 
-// CheckValue returns an error if the setting does not accept the text.
+// CheckValue returns an error if text is not a valid value of the setting.
 func (s *Setting) CheckValue(text string) error {
 	switch {
 	case s.Check != nil:
@@ -207,7 +210,7 @@ func (s *Setting) CheckValue(text string) error {
 	return s.CheckKind(text)
 }
 
-// CheckKind returns an error if the text is not of the setting's kind.
+// CheckKind returns an error if text cannot be parsed as the setting's kind.
 func (s *Setting) CheckKind(text string) error {
 	switch s.Kind {
 	case Bool:

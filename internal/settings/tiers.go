@@ -20,40 +20,40 @@ import (
 type Tier struct {
 	Name string
 	Doc  string
-	// Page is the page in docs that has a heading with the tier's name.
+	// Page is the page in docs with a heading for the tier.
 	Page string
-	// Shared is set if several processes may have the tier open. A Manager uses only such tiers
-	// below its cache.
+	// Shared means that several processes may open the tier. Below its cache, a Manager uses only
+	// shared tiers.
 	Shared bool
-	// Settings have an effect only with the tier, except for those of the cache. The first is the
-	// tier's place: directories or servers. Without a pipeline, a store has the tiers whose place is
-	// given. The keys are those of fields of kvlane.StoreConfig.
+	// Settings are the settings of the tier. Except those of the cache, they require the tier. The
+	// first one is its place: directories or servers. A store without a pipeline uses the tiers
+	// whose place is given. Keys are keys of fields of kvlane.StoreConfig.
 	Settings []Setting
-	// New returns the configuration of a durable tier. Tier.Config sets those of its fields that
-	// have a tag with a key. New is nil for the cache: a device copies to and from its slots, so it
-	// is the first tier of its pipeline, and its blocks are not durable.
+	// New returns an empty configuration of a durable tier. Tier.Config sets its fields that have a
+	// tag with a key. New is nil for the cache, which is not durable: devices copy to and from its
+	// slots, so it must be the first tier of a pipeline.
 	New func(TierBlocks) TierConfig
 }
 
-// TierBlocks describes the blocks of a tier, and how their files are reached. Without Formats, a
-// configuration can be neither checked nor opened.
+// TierBlocks describes the blocks of a tier and the access to its files. Without Formats, a
+// configuration can be neither validated nor opened.
 type TierBlocks struct {
 	Formats    block.Formats
 	Identities []block.Identity
-	FS         dirfs.FS     // nil: the operating system's
-	Direct     dirfs.Direct // nil: no direct storage
+	FS         dirfs.FS     // nil: the operating system's file system
+	Direct     dirfs.Direct // nil: direct storage is not used
 }
 
 // TierConfig is the configuration of a durable tier.
 type TierConfig interface {
-	// Validate reports all errors, and accesses neither directories nor servers.
+	// Validate reports all errors. It does not access directories or servers.
 	Validate() error
-	// OpenTier opens the tier. If the tier has a method Notes, the engine's notes include its
-	// result.
+	// OpenTier opens the tier. If the result has a method Notes, its notes are added to the notes
+	// of the engine.
 	OpenTier(context.Context) (tier.Tier, error)
 }
 
-// Tiers has every tier that a pipeline may name, in the order of a store without a pipeline.
+// Tiers lists all tiers, from fast to slow. A store without a pipeline uses this order.
 var Tiers = []Tier{
 	{
 		Name: cache.Name, Doc: "pinned memory, always first", Page: "tiers.md",
@@ -87,12 +87,12 @@ var Tiers = []Tier{
 	},
 }
 
-// DurableTiers returns the rows of Tiers except the cache's.
+// DurableTiers returns all tiers except the cache.
 func DurableTiers() []Tier {
 	return slices.DeleteFunc(slices.Clone(Tiers), func(t Tier) bool { return t.New == nil })
 }
 
-// TierByName returns the row of a tier, or nil.
+// TierByName returns the tier with a name, or nil.
 func TierByName(name string) *Tier {
 	if i := slices.IndexFunc(Tiers, func(t Tier) bool { return t.Name == name }); i >= 0 {
 		return &Tiers[i]
@@ -108,7 +108,7 @@ func TierSettings() (all []Setting) {
 	return all
 }
 
-// tierDocs describes the tiers that a pipeline may name.
+// tierDocs returns a text that describes all tiers.
 func tierDocs() string {
 	var docs []string
 	for i := range Tiers {
@@ -117,10 +117,10 @@ func tierDocs() string {
 	return strings.Join(docs, ", ")
 }
 
-// Place returns the setting of the tier's directories or servers.
+// Place returns the setting for the tier's directories or servers.
 func (t *Tier) Place() *Setting { return &t.Settings[0] }
 
-// Names returns the names of the tier's settings that are flags.
+// Names returns the names of the tier's flags.
 func (t *Tier) Names() (names []string) {
 	for i := range t.Settings {
 		if name := t.Settings[i].Name; name != "" {
@@ -130,20 +130,19 @@ func (t *Tier) Names() (names []string) {
 	return names
 }
 
-// Given reports whether the setting, one of a tier, is not zero in store, a pointer to a
+// Given reports whether the setting has a non-zero value in store, a pointer to a
 // kvlane.StoreConfig.
 func (s *Setting) Given(store any) bool { return !s.of(store).IsZero() }
 
-// Value returns the value of the setting, one of a tier, in store, a pointer to a
-// kvlane.StoreConfig.
+// Value returns the setting's value in store, a pointer to a kvlane.StoreConfig.
 func (s *Setting) Value(store any) any { return s.of(store).Interface() }
 
-// of returns the field of the setting in store.
+// of returns the field for the setting in store.
 func (s *Setting) of(store any) reflect.Value {
 	return field(store, strings.TrimPrefix(s.Key, "store."))
 }
 
-// SetDir sets the place of a local tier in store, a pointer to a kvlane.StoreConfig.
+// SetDir sets the directory of a tier in store, a pointer to a kvlane.StoreConfig.
 func (t *Tier) SetDir(store any, dir string) {
 	v := any(dir)
 	if t.Place().Kind == Dirs {
@@ -167,7 +166,7 @@ func (t *Tier) Dirs(store any) []string {
 	return nil
 }
 
-// Unbound sets the bounds of the tier in store, a pointer to a kvlane.StoreConfig, to zero.
+// Unbound sets the size limits of the tier in store, a pointer to a kvlane.StoreConfig, to zero.
 func (t *Tier) Unbound(store any) {
 	for i := range t.Settings {
 		if s := &t.Settings[i]; s.Kind == Size || s.Kind == Sizes {
@@ -176,8 +175,8 @@ func (t *Tier) Unbound(store any) {
 	}
 }
 
-// Config returns the configuration of a durable tier, with the values of store, a pointer to a
-// kvlane.StoreConfig, in the fields with the same key.
+// Config returns the configuration of a durable tier. Fields with a key get their values from
+// store, a pointer to a kvlane.StoreConfig.
 func (t *Tier) Config(store any, b TierBlocks) TierConfig {
 	c := t.New(b)
 	to := reflect.ValueOf(c).Elem()
@@ -189,9 +188,9 @@ func (t *Tier) Config(store any, b TierBlocks) TierConfig {
 	return c
 }
 
-// ParsePipeline splits a pipeline into its tiers, from fast to slow: any of Tiers, each once, with
-// "|" between them, and the cache first. Without the cache, blocks pass through pinned memory and
-// are kept in the other tiers only. Errors wrap ErrInvalid and name the invalid tier.
+// ParsePipeline parses a pipeline: names of tiers separated by "|", from fast to slow. Each tier
+// may occur once, and the cache must be first. In a pipeline without the cache, blocks are only
+// staged in pinned memory. Errors wrap ErrInvalid and contain the invalid tier.
 func ParsePipeline(s string) ([]string, error) {
 	var known []string
 	for i := range Tiers {

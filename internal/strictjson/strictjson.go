@@ -1,6 +1,6 @@
-// Package strictjson refuses JSON that encoding/json changes while it decodes. Text that is not
-// UTF-8 and lone surrogates become U+FFFD. Of a key that is given twice, the last wins. So
-// different names could become equal.
+// Package strictjson refuses JSON that encoding/json would silently change. encoding/json replaces
+// invalid UTF-8 and lone surrogates by U+FFFD, and uses the last of duplicate keys. Different names
+// could thus become equal.
 package strictjson
 
 import (
@@ -15,8 +15,8 @@ import (
 	"unicode/utf8"
 )
 
-// Check returns nil if text is one JSON value that decodes without change. The error names the
-// first byte or key that does not.
+// Check returns nil if text is a JSON value that encoding/json decodes without changes. The error
+// contains the first invalid byte or key.
 func Check(text []byte) error {
 	if err := json.Unmarshal(text, new(json.RawMessage)); err != nil {
 		return err
@@ -34,10 +34,11 @@ func Check(text []byte) error {
 	return checkKeys(text)
 }
 
-// escape is an escape sequence in a string, a whole pair of \u escapes if two are adjacent.
+// escape matches an escape sequence in a string. It matches two adjacent \u sequences together,
+// because they may be a surrogate pair.
 var escape = regexp.MustCompile(`\\(?:u([0-9a-fA-F]{4})(?:\\u([0-9a-fA-F]{4}))?|.)`)
 
-// checkSurrogates returns an error if half of a surrogate pair stands alone. text is valid JSON.
+// checkSurrogates returns an error for a lone surrogate. text is valid JSON.
 func checkSurrogates(text []byte) error {
 	for at := 0; ; {
 		m := escape.FindSubmatchIndex(text[at:])
@@ -55,7 +56,7 @@ func checkSurrogates(text []byte) error {
 		switch r := unit(1); {
 		case !utf16.IsSurrogate(r):
 			if m[2] >= 0 {
-				end = m[3] // the second escape may begin a pair
+				end = m[3] // the second sequence may begin a pair
 			}
 		case utf16.DecodeRune(r, unit(2)) == utf8.RuneError:
 			return fmt.Errorf("byte %d: \\u%04x is half of a surrogate pair, not a character", at+m[0]+1, r)
@@ -64,10 +65,10 @@ func checkSurrogates(text []byte) error {
 	}
 }
 
-// checkKeys returns an error if an object has a key twice. text is valid JSON.
+// checkKeys returns an error if an object has a duplicate key. text is valid JSON.
 func checkKeys(text []byte) error {
 	type level struct {
-		keys   map[string]bool // of an object; nil in an array
+		keys   map[string]bool // keys of an object; nil in an array
 		keyDue bool
 	}
 	d := json.NewDecoder(bytes.NewReader(text))
@@ -100,6 +101,6 @@ func checkKeys(text []byte) error {
 			top.keys[key], top.keyDue = true, false
 			continue
 		}
-		top.keyDue = top.keys != nil // a value has ended
+		top.keyDue = top.keys != nil // a value has ended, so a key may follow
 	}
 }

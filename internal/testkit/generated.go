@@ -8,7 +8,8 @@ import (
 
 var update = flag.Bool("update", false, "write generated files in place of comparing them")
 
-// Generated fails the test unless the file has the text. With the flag -update it writes the file.
+// Generated fails the test if the contents of file differ from text. With the flag -update it
+// writes the file.
 func Generated(tb testing.TB, file, text string) {
 	tb.Helper()
 	if *update {

@@ -15,21 +15,21 @@ import (
 	"github.com/kvlane/kvlane/internal/leak"
 )
 
-// maxCleanupWait is the longest time that Main waits for resources that were closed at the end of
-// the tests.
+// maxCleanupWait is the maximum time for which Main waits until resources closed at the end of the
+// tests are released.
 const maxCleanupWait = 2 * time.Second
 
-// Main runs the tests and exits the process with their status. It prints leaked goroutines, file
-// descriptors and resources of package leak, and then exits with 1. Options are of goleak, for
-// permanent goroutines of libraries.
+// Main runs the tests and exits with their status. If goroutines, file descriptors or resources of
+// package leak remain, it prints them and exits with status 1. o are options of goleak, for
+// goroutines of libraries that never end.
 func Main(m *testing.M, o ...goleak.Option) {
 	os.Exit(run(m.Run, o...))
 }
 
 func run(tests func() int, o ...goleak.Option) int {
-	// The poller opens descriptors (epoll, eventfd) for the first file or socket that it watches,
-	// and keeps them. Descriptors are therefore compared by their targets, without those of the
-	// poller.
+	// The Go poller opens descriptors (epoll, eventfd) when the first file or socket is watched,
+	// and keeps them. Therefore descriptors are compared by their targets, and those of the poller
+	// are ignored.
 	before, errBefore := descriptors()
 	code := tests()
 	err := errors.Join(errBefore, goroutines(o), files(before), counted())
@@ -73,8 +73,8 @@ func files(before map[string]string) error {
 	}
 }
 
-// descriptors returns the target of every open descriptor of the process. Without /proc it returns
-// nothing, and there is no check.
+// descriptors returns the targets of all open descriptors of the process. Without /proc it returns
+// nil, and descriptors are not checked.
 func descriptors() (map[string]string, error) {
 	const dir = "/proc/self/fd"
 	entries, err := os.ReadDir(dir)
@@ -88,7 +88,7 @@ func descriptors() (map[string]string, error) {
 	for _, e := range entries {
 		what, err := os.Readlink(dir + "/" + e.Name())
 		if err != nil {
-			continue // the descriptor of the directory listing, closed since
+			continue // the descriptor of the directory listing is closed by now
 		}
 		if !ofPoller(what) {
 			fds[e.Name()] = what

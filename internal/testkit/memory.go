@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// MemoryDir returns a directory in memory if the system has one, so that files do not depend on the
-// load of disks. It is removed after the test.
+// MemoryDir returns a directory in memory if the system supports it, so that tests do not depend on
+// the load of disks. It is removed after the test.
 func MemoryDir(tb testing.TB) string {
 	tb.Helper()
 	dir := fmt.Sprintf("/dev/shm/kvlane-test-%016x", rand.Uint64())

@@ -2,5 +2,5 @@
 
 package testkit
 
-// Race reports whether the race detector is on.
+// Race reports whether the race detector is enabled.
 const Race = false

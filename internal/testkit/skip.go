@@ -7,12 +7,12 @@ import (
 	"testing"
 )
 
-// RequireEnv names the environment variable with a comma-separated list of features. If one of them
-// is missing, a test fails instead of being skipped.
+// RequireEnv is the name of the environment variable with a comma-separated list of features. If a
+// listed feature is missing, tests that need it fail instead of being skipped.
 const RequireEnv = "KVLANE_REQUIRE"
 
-// Skip skips the test because feature (a word such as "cuda") is missing, for the given reason. If
-// RequireEnv lists the feature, it fails the test instead. It does not return.
+// Skip skips the test because feature, a word such as "cuda", is missing. reason is part of the
+// message. If RequireEnv lists the feature, the test fails instead. Skip does not return.
 func Skip(tb testing.TB, feature, reason string) {
 	tb.Helper()
 	if Required(feature) {
@@ -21,8 +21,8 @@ func Skip(tb testing.TB, feature, reason string) {
 	tb.Skipf("feature %s is missing: %s", feature, reason)
 }
 
-// SkipRace skips the test under the race detector, because it takes long there and, for the given
-// reason, other tests find the same races.
+// SkipRace skips the test if the race detector is enabled, because the test takes too long then.
+// reason explains why other tests find the same races.
 func SkipRace(tb testing.TB, reason string) {
 	tb.Helper()
 	if Race {
@@ -30,7 +30,8 @@ func SkipRace(tb testing.TB, reason string) {
 	}
 }
 
-// Required reports whether RequireEnv lists the feature. Shortened tests then run in full.
+// Required reports whether RequireEnv lists the feature. Tests that are otherwise shortened then
+// run completely.
 func Required(feature string) bool { return required(os.Getenv(RequireEnv), feature) }
 
 func required(list, feature string) bool {

@@ -6,13 +6,13 @@ import (
 	"github.com/kvlane/kvlane/internal/fault"
 )
 
-// sweepLimit stops a sweep whose operations never end.
+// sweepLimit is the maximum number of operations in a sweep.
 const sweepLimit = 10_000
 
-// Sweep runs body with the Nth operation named op failing, for N = 0, 1, 2, ... until a run has
-// fewer operations and succeeds. body returns the join of all errors that its code under test
-// reported. The test fails if an injected fault is not among them, or if a run without a fault
-// fails. cause may be nil. With -short the steps of N grow with N.
+// Sweep runs body with operation N named op failing, for N = 0, 1, 2, ..., until a run has fewer
+// operations and succeeds. body returns all errors that the tested code returned, joined. The test
+// fails if they do not include an injected fault, or if a run without a fault fails. cause may be
+// nil. With -short, N increases in larger steps.
 func Sweep(t *testing.T, op string, cause error, body func(t *testing.T, plan *fault.Plan) error) {
 	t.Helper()
 	for n := 0; n < sweepLimit; n += step(n) {

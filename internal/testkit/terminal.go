@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Terminal returns a terminal with a number of columns, and a function that closes it and returns
-// its output.
+// Terminal returns a terminal with the given number of columns, and a function that closes it and
+// returns its output.
 func Terminal(tb testing.TB, columns int) (tty *os.File, written func() string) {
 	tb.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
@@ -36,7 +36,7 @@ func Terminal(tb testing.TB, columns int) (tty *os.File, written func() string) 
 	read := make(chan struct{})
 	go func() {
 		defer close(read)
-		all, _ = io.ReadAll(master) // EIO after the other side is closed
+		all, _ = io.ReadAll(master) // EIO means that the other side is closed
 	}()
 	written = sync.OnceValue(func() string {
 		_ = tty.Close()

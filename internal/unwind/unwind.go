@@ -1,5 +1,5 @@
-// Package unwind closes acquired resources in reverse order, and continues later if one is still in
-// use.
+// Package unwind closes acquired resources in reverse order. If one is still in use, closing can be
+// continued later.
 package unwind
 
 import (
@@ -12,19 +12,19 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Timeout bounds the closing of resources after a failed or unwanted open. Only probes and
+// Timeout is the maximum time for closing resources after a failed open. Only probes and
 // measurements have used them, so closing normally takes milliseconds.
 const Timeout = 30 * time.Second
 
-// Stack closes acquired resources in reverse order. Add is for one goroutine; Close is safe for
-// concurrent use.
+// Stack is a list of acquired resources that are closed in reverse order. Add must be called by one
+// goroutine at a time. Close is safe for concurrent use.
 type Stack struct {
-	closeLock chan struct{} // lock with context: one close at a time
-	list      []closer      // in order of acquisition; guarded by closeLock after the open
+	closeLock chan struct{} // mutex whose lock can be canceled; held during Close
+	list      []closer      // in order of acquisition; after the open, guarded by closeLock
 }
 
-// closer closes one resource. It may close the resource and still return an error. Called again, it
-// then returns nil.
+// closer closes one resource. It may return an error although the resource is closed; then a second
+// call returns nil.
 type closer struct {
 	what  string
 	close func(context.Context) error
@@ -43,9 +43,9 @@ func (c *Stack) AddPlain(what string, f func() error) {
 	c.Add(what, func(context.Context) error { return f() })
 }
 
-// Close closes everything. It stops at the first failure, because that resource may still use the
-// earlier ones. The error names the rest. Close may be called again. It returns nil if everything
-// is closed.
+// Close closes all resources. It stops at the first failure, because that resource may still use
+// resources acquired earlier. The error contains the names of the remaining resources. Close may be
+// retried.
 func (c *Stack) Close(ctx context.Context) error {
 	select {
 	case c.closeLock <- struct{}{}:
@@ -71,8 +71,8 @@ func (c *Stack) Close(ctx context.Context) error {
 	return reported
 }
 
-// Undo is Close for resources that cannot be closed later, also if ctx has ended. It gives up after
-// limit.
+// Undo is like Close, for resources that cannot be closed later. It ignores the end of ctx and
+// stops after limit.
 func (c *Stack) Undo(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()

@@ -1,6 +1,6 @@
-// Package dirfstest is the conformance suite of dirfs.FS. It checks the contract of package dirfs,
-// and otherwise the behavior of Linux. Links and other special files are tested by the
-// implementations that have them.
+// Package dirfstest is the conformance suite for dirfs.FS. It checks the contract of package dirfs;
+// where the contract is silent, it expects the behavior of Linux. Implementations that support
+// links and other special files test these themselves.
 package dirfstest
 
 import (
@@ -12,7 +12,7 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
-// Run runs the suite. Open returns a file system and the path of an empty directory in it.
+// Run runs the suite. open returns a file system and the path of an empty directory in it.
 func Run(t *testing.T, open func(t *testing.T) (fsys dirfs.FS, root string)) {
 	t.Helper()
 	for name, run := range map[string]func(s *suite){
@@ -41,7 +41,7 @@ func Run(t *testing.T, open func(t *testing.T) (fsys dirfs.FS, root string)) {
 	}
 }
 
-// suite is the environment of one test: an empty directory.
+// suite is the state of one test: a file system with an empty directory.
 type suite struct {
 	*testing.T
 	dirfs.Dir
@@ -56,7 +56,7 @@ func (s *suite) must(err error) {
 	}
 }
 
-// fails checks that err is want, and that it has the path.
+// fails checks that err wraps want and contains the path.
 func (s *suite) fails(what string, err, want error) {
 	s.Helper()
 	if !errors.Is(err, want) {
@@ -68,7 +68,7 @@ func (s *suite) fails(what string, err, want error) {
 	}
 }
 
-// openDir opens a directory until the end of the test.
+// openDir opens a directory and closes it at the end of the test.
 func (s *suite) openDir(path string) dirfs.Dir {
 	s.Helper()
 	d, err := s.fs.OpenDir(path)
@@ -77,7 +77,7 @@ func (s *suite) openDir(path string) dirfs.Dir {
 	return d
 }
 
-// open opens a file until the end of the test.
+// open opens a file and closes it at the end of the test.
 func (s *suite) open(name string, flag int) dirfs.File {
 	s.Helper()
 	f, err := s.Open(name, flag)
@@ -86,7 +86,7 @@ func (s *suite) open(name string, flag int) dirfs.File {
 	return f
 }
 
-// refuses checks that the file cannot be opened.
+// refuses checks that opening the file fails with want.
 func (s *suite) refuses(name string, flag int, want error) {
 	s.Helper()
 	f, err := s.Open(name, flag)
@@ -96,7 +96,7 @@ func (s *suite) refuses(name string, flag int, want error) {
 	s.fails("open "+name, err, want)
 }
 
-// write makes a file that holds text.
+// write creates a file with the given contents.
 func (s *suite) write(name, text string) {
 	s.Helper()
 	f, err := s.Open(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC)
@@ -105,7 +105,7 @@ func (s *suite) write(name, text string) {
 	s.must(errors.Join(err, f.Close()))
 }
 
-// checkContents checks that a file holds text.
+// checkContents checks the contents of a file.
 func (s *suite) checkContents(name, text string) {
 	s.Helper()
 	f, err := s.Open(name, os.O_RDONLY)

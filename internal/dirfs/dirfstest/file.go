@@ -77,11 +77,11 @@ func testFlags(s *suite) {
 	s.fails("read a directory", err, unix.EISDIR)
 	_, err = s.open("f", os.O_RDWR).WriteAt([]byte("x"), -1)
 	s.fails("write before the start", err, unix.EINVAL)
-	s.open("f", os.O_WRONLY|os.O_CREATE) // one that is there
+	s.open("f", os.O_WRONLY|os.O_CREATE) // an existing file
 	s.checkContents("f", "text")
 }
 
-// A file without a name exists as long as it is open, and a new file with the name is another one.
+// An open file exists after its name was removed. A new file with that name is a different file.
 func testUnlinked(s *suite) {
 	s.write("a", "first")
 	f := s.open("a", os.O_RDWR)
@@ -135,8 +135,8 @@ func testSync(s *suite) {
 	s.checkContents("f", "x")
 }
 
-// A lock belongs to one open, by any name, and ends with it. The file is open for writing because
-// NFS locks no other files.
+// A lock belongs to one open of the file, under any of its names, and ends when that is closed. The
+// file is opened for writing because NFS requires it for locks.
 func testLock(s *suite) {
 	s.write("f", "x")
 	s.write("other", "x")
@@ -157,7 +157,7 @@ func testLock(s *suite) {
 	s.must(second.Lock())
 }
 
-// Several goroutines replace one file and read it. Each finds a complete one.
+// Several goroutines replace and read one file. Each read returns complete contents.
 func testConcurrent(s *suite) {
 	const workers, rounds = 4, 50
 	s.write("f", "0000")

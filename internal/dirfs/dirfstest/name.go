@@ -77,7 +77,7 @@ func testOpenDir(s *suite) {
 	if err != nil || !slices.Equal(names, []string{"f"}) {
 		s.Errorf("list: %q, %v", names, err)
 	}
-	// An open folder stays the same when its name changes.
+	// An open folder is the same folder after its name was changed.
 	s.must(s.Rename("folder", "moved", true))
 	if i, err := inner.Stat("."); err != nil || i.Inode != s.stat("moved").Inode {
 		s.Errorf("after it was renamed: %+v, %v", i, err)
@@ -90,7 +90,7 @@ func testOpenDir(s *suite) {
 	}
 }
 
-// Nothing can be created in a removed folder. NFS returns a stale handle.
+// Creating a file in a removed folder fails. On NFS the error is ESTALE.
 func testRemovedFolder(s *suite) {
 	removed := func(what string, err error) {
 		want := unix.ENOENT
@@ -121,23 +121,23 @@ func testRename(s *suite) {
 	s.write("a/g", "g")
 	number := s.stat("a/f").Inode
 	s.must(s.Rename("a/f", "a/f", true))
-	s.must(s.Rename("a/f", "a/h", true)) // a new name
-	s.must(s.Rename("a/h", "a/g", true)) // over a file
-	s.must(s.Rename("a/g", "b/g", true)) // elsewhere
+	s.must(s.Rename("a/f", "a/h", true)) // to a new name
+	s.must(s.Rename("a/h", "a/g", true)) // replaces a file
+	s.must(s.Rename("a/g", "b/g", true)) // into another folder
 	s.checkContents("b/g", "f")
 	if i := s.stat("b/g"); i.Inode != number {
 		s.Errorf("a rename made another file of it: %+v, was %d", i, number)
 	}
 	s.list("a")
 	s.write("a/deep", "x")
-	s.must(s.Rename("a", "b/empty", true)) // a folder, over an empty one
+	s.must(s.Rename("a", "b/empty", true)) // a folder replaces an empty folder
 	s.list("b", "empty", "g")
 	s.list("b/empty", "deep")
-	s.must(s.Rename("b/empty", "c", true)) // up
+	s.must(s.Rename("b/empty", "c", true)) // into the parent folder
 	s.list(".", "b", "c")
 }
 
-// A rename that must not replace anything does not.
+// A rename with replace set to false must not replace an existing name.
 func testRenameNew(s *suite) {
 	s.must(s.Mkdir("folder"))
 	s.must(s.Mkdir("empty"))

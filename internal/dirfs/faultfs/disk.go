@@ -14,8 +14,8 @@ import (
 	"github.com/kvlane/kvlane/internal/leak"
 )
 
-// Disk is a disk in memory that loses unsynced content when its power fails, by the strictest
-// reading of POSIX:
+// Disk is a simulated disk that loses unsynced content at a power failure, to the full extent that
+// POSIX permits:
 //
 //   - Bytes and length of a file are durable after the Sync of the file. Its name is not.
 //   - Names in a directory are durable after the Sync of the directory. The content of its files,
@@ -26,13 +26,14 @@ import (
 //     missing bytes are zeros.
 //   - Files without a name are lost.
 //
-// Consequently a rename over an existing name leaves the old file or the new one under that name.
-// The old name may survive too, and neither may survive, even within one directory, unless both
-// directories were synced. A file system without a journal does all of this. Times always survive,
-// but code must not rely on them.
+// Therefore after a rename over an existing name, the name refers to the old or the new file. The
+// source name may also still exist, or both names may be missing, even within one directory, unless
+// both directories were synced. File systems without a journal behave like this. Times always
+// survive, but code must not rely on this.
 //
-// Operations are atomic. A plan interrupts them: New(disk.Process(), plan, clock) crashes at an
-// operation, with Partial after half of a write, and the test then calls Kill or PowerFail.
+// Operations are atomic. To interrupt one, use New(disk.Process(), plan, clock) with a plan that
+// crashes at an operation, or stops a write in the middle with Partial. Then call Kill or
+// PowerFail.
 //
 // A Disk is safe for concurrent use.
 type Disk struct {
@@ -40,13 +41,13 @@ type Disk struct {
 
 	mu        sync.Mutex
 	root      *inode
-	last      uint64 // the inode number that was given last
+	last      uint64 // last assigned inode number
 	limit     int64
 	used      int64
-	processes map[*Process]bool // living processes
+	processes map[*Process]bool // running processes
 }
 
-// NewDisk returns an empty disk. Files get their times from clock; nil is the real one.
+// NewDisk returns an empty disk. clock provides file times. Nil: the system clock.
 func NewDisk(clock clockwork.Clock) *Disk {
 	if clock == nil {
 		clock = clockwork.NewRealClock()
@@ -57,7 +58,7 @@ func NewDisk(clock clockwork.Clock) *Disk {
 	return d
 }
 
-// SetLimit bounds the total length of all files; zero is unbounded. Existing files stay.
+// SetLimit limits the total length of all files; 0 removes the limit. Existing files are kept.
 func (d *Disk) SetLimit(bytes int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -71,7 +72,7 @@ func (d *Disk) Used() int64 {
 	return d.used
 }
 
-// available returns the part of n more bytes that fits.
+// available returns how many of n additional bytes fit.
 func (d *Disk) available(n int64) int64 {
 	if d.limit == 0 {
 		return n
@@ -79,7 +80,7 @@ func (d *Disk) available(n int64) int64 {
 	return max(0, min(n, d.limit-d.used))
 }
 
-// Process returns a view of the disk for a new process.
+// Process returns a new process that uses the disk.
 func (d *Disk) Process() *Process {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -88,7 +89,8 @@ func (d *Disk) Process() *Process {
 	return p
 }
 
-// PowerFail kills all processes, and keeps the synced content and the other content that s picks.
+// PowerFail kills all processes. It keeps the synced content, and the unsynced content that s
+// selects.
 func (d *Disk) PowerFail(s Survival) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -99,7 +101,7 @@ func (d *Disk) PowerFail(s Survival) {
 	d.restore(d.root, s, make(map[*inode]bool))
 }
 
-// restore sets n and everything below it to the content after a power failure.
+// restore sets n and all files below it to their state after a power failure.
 func (d *Disk) restore(n *inode, s Survival, seen map[*inode]bool) {
 	seen[n] = true
 	n.links = 1
@@ -111,7 +113,8 @@ func (d *Disk) restore(n *inode, s Survival, seen map[*inode]bool) {
 		case !seen[c]:
 			c.parent = n
 			d.restore(c, s, seen)
-		case c.isDir(): // a rename left both names; keep one, like a file system check
+		// an unsynced rename left two names of a directory; keep one, as a file system check does
+		case c.isDir():
 			delete(n.names, name)
 			delete(n.syncedNames, name)
 		default:
@@ -120,11 +123,11 @@ func (d *Disk) restore(n *inode, s Survival, seen map[*inode]bool) {
 	}
 }
 
-// Survival decides which unsynced content survives a power failure.
+// Survival selects the unsynced content that survives a power failure.
 type Survival struct {
-	// draw is called for each file and directory, with its inode number. It returns the number of
-	// bytes of a file that survive or perish together, and a function that returns how many of n
-	// changes, oldest first, survive at a place.
+	// draw is called for each file and directory. It returns the sector size of a file, whose bytes
+	// survive or are lost together, and a function reached. For a sector or name with n unsynced
+	// changes, reached returns how many of them survive, oldest first.
 	draw func(inode uint64) (sector int64, reached func(n int) int)
 }
 
@@ -133,13 +136,13 @@ func KeepSynced() Survival {
 	return Survival{func(uint64) (int64, func(int) int) { return 4096, func(int) int { return 0 } }}
 }
 
-// KeepAll keeps all content, as if the cache had just been written back.
+// KeepAll keeps all content, as if the cache had been written back before the failure.
 func KeepAll() Survival {
 	return Survival{func(uint64) (int64, func(int) int) { return 4096, func(n int) int { return n } }}
 }
 
-// KeepSome draws the surviving content from seed: of each file and directory nothing, all, or a
-// part. Equal operations give equal results, regardless of names.
+// KeepSome selects the surviving content of each file and directory at random: none, all, or a
+// part. The result depends only on seed and on the sequence of operations, not on names.
 func KeepSome(seed uint64) Survival {
 	return Survival{func(inode uint64) (int64, func(int) int) {
 		rng := rand.New(rand.NewPCG(seed, inode))
@@ -154,14 +157,14 @@ func KeepSome(seed uint64) Survival {
 	}}
 }
 
-// Process is the view of a Disk from one process.
+// Process is a process that uses a Disk.
 type Process struct {
 	disk *Disk
 	dead bool // guarded by disk.mu
 	open map[opened]bool
 }
 
-// opened is an open file or directory, which the system closes when its process dies.
+// opened is an open file or directory. It is closed when its process dies.
 type opened interface{ release() }
 
 func (p *Process) addOpen(o opened) {
@@ -175,8 +178,8 @@ func (p *Process) drop(o opened) {
 	leak.Add(leak.Handles, -1)
 }
 
-// Kill ends the process like SIGKILL. Its files are closed, its locks are released, and written
-// content stays. Later operations except Close fail with ErrCrashed.
+// Kill ends the process as SIGKILL does. Its files are closed and its locks are released. Written
+// content is kept. Later operations except Close fail with ErrCrashed.
 func (p *Process) Kill() {
 	p.disk.mu.Lock()
 	defer p.disk.mu.Unlock()
@@ -191,11 +194,11 @@ func (p *Process) die() {
 	}
 }
 
-// OpenDir opens a directory by its path from the root.
+// OpenDir opens a directory by its path from the root of the disk.
 func (p *Process) OpenDir(name string) (dirfs.Dir, error) {
 	d := &diskDir{process: p, path: name}
 	err := p.do("open", name, func() error {
-		// A path is relative to the root with and without a leading slash.
+		// The leading slash is optional.
 		clean := path.Clean("./" + path.Clean("/"+name))
 		n, err := p.disk.root.find(clean)
 		if err != nil {
@@ -227,7 +230,7 @@ func (p *Process) SyncParents(name string) error {
 	})
 }
 
-// do runs an operation, unless the process is dead.
+// do runs an operation unless the process is dead.
 func (p *Process) do(op, name string, run func() error) error {
 	p.disk.mu.Lock()
 	defer p.disk.mu.Unlock()

@@ -18,7 +18,7 @@ type diskDir struct {
 	path    string
 }
 
-// do runs an operation on the folder of name.
+// do calls run with the folder that contains name and the last part of name.
 func (d *diskDir) do(op, name string, run func(folder *inode, base string) error) error {
 	return d.process.do(op, d.path+"/"+name, func() error {
 		if !d.process.open[d] {
@@ -32,7 +32,7 @@ func (d *diskDir) do(op, name string, run func(folder *inode, base string) error
 	})
 }
 
-// at runs an operation on the inode of name.
+// at calls run with the inode of name.
 func (d *diskDir) at(op, name string, run func(n *inode) error) error {
 	return d.do(op, name, func(folder *inode, base string) error {
 		n, err := folder.find(base)
@@ -112,7 +112,7 @@ func (d *diskDir) Mkdir(name string) error {
 		switch {
 		case err == nil:
 			return unix.EEXIST
-		case folder.links == 0: // it was removed
+		case folder.links == 0: // the folder was removed
 			return unix.ENOENT
 		}
 		disk := d.process.disk
@@ -144,12 +144,12 @@ func (d *Disk) rename(from *inode, oldbase string, n *inode, to *inode, newbase 
 	}
 	for p := to; n.isDir() && p != nil; p = p.parent {
 		if p == n {
-			return unix.EINVAL // into itself
+			return unix.EINVAL // a folder cannot be moved into itself
 		}
 	}
 	if over := to.names[newbase]; over != nil {
 		switch {
-		case over == n: // two names of one file: POSIX keeps both
+		case over == n: // both names are links to one file: POSIX requires no change
 			return nil
 		case n.isDir() && !over.isDir():
 			return unix.ENOTDIR
@@ -189,5 +189,5 @@ func (d *diskDir) SetTime(name string, t time.Time) error {
 
 func (d *diskDir) release() {}
 
-// Close does nothing for a dead process, whose files the system has closed.
+// Close does nothing for a dead process, because its files are already closed.
 func (d *diskDir) Close() error { return d.process.close(d, d.path) }

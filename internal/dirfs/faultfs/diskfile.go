@@ -30,7 +30,8 @@ func (f *diskFile) do(op string, run func() error) error {
 	})
 }
 
-// release is the rest of closing. The caller holds the lock of the disk.
+// release does the parts of closing that also happen when the process dies. The caller holds the
+// disk's lock.
 func (f *diskFile) release() {
 	if f.inode.locker == f {
 		f.inode.locker = nil
@@ -70,7 +71,7 @@ func (f *diskFile) WriteAt(b []byte, off int64) (n int, err error) {
 			return nil
 		}
 		disk, size := f.process.disk, int64(len(f.inode.data))
-		// A write beyond the limit is cut short, like on a full device.
+		// A write beyond the limit is truncated, as on a full device.
 		end := size + disk.available(max(0, off+int64(len(b))-size))
 		fits := min(end-off, int64(len(b)))
 		if fits > 0 {
@@ -114,5 +115,5 @@ func (f *diskFile) Lock() error {
 	return err
 }
 
-// Close does nothing for a dead process, whose files the system has closed.
+// Close does nothing for a dead process, because its files are already closed.
 func (f *diskFile) Close() error { return f.process.close(f, f.path) }

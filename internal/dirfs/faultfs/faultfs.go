@@ -1,5 +1,5 @@
-// Package faultfs has file systems for tests. New adds the faults of a plan to a file system. A
-// Disk loses unsynced content when its power fails.
+// Package faultfs has file systems for tests. New injects the faults of a plan into a file system.
+// A Disk simulates power failures, in which it loses unsynced content.
 //
 // The operations of a plan have the names of the methods of dirfs.Dir and dirfs.File: opendir;
 // open, stat, readdir, mkdir, rename, remove, settime; read, write, fstat, sync, lock, allocate,
@@ -30,7 +30,7 @@ import (
 // ErrCrashed is returned by every operation after a crash.
 var ErrCrashed = errors.New("the process has crashed")
 
-// FS is a decorator that applies the faults of its plan. It is safe for concurrent use.
+// FS injects the faults of its plan into another file system. It is safe for concurrent use.
 type FS struct {
 	base    dirfs.FS
 	plan    atomic.Pointer[fault.Plan]
@@ -39,7 +39,7 @@ type FS struct {
 	crashed atomic.Bool
 }
 
-// New returns base with the faults of plan. Delays use clock; nil is the real one.
+// New returns base with the faults of plan. clock measures delays. Nil: the system clock.
 func New(base dirfs.FS, plan *fault.Plan, clock clockwork.Clock) *FS {
 	if clock == nil {
 		clock = clockwork.NewRealClock()
@@ -49,21 +49,22 @@ func New(base dirfs.FS, plan *fault.Plan, clock clockwork.Clock) *FS {
 	return f
 }
 
-// Veto is called before every operation, with its name and the file's path. A non-nil error is the
-// cause of its failure. It selects single files, or has other side effects. It is called
-// concurrently.
+// Veto is called before every operation with the operation's name and the file's path. If it
+// returns an error, the operation fails with it. Use it to fail operations on certain files, or for
+// other side effects. It may be called concurrently.
 type Veto func(op, path string) error
 
-// Forbid replaces the veto. Nil forbids nothing.
+// Forbid sets the veto. Nil removes it.
 func (f *FS) Forbid(veto Veto) { f.veto.Store(&veto) }
 
-// Use replaces the plan, also for open files. A nil plan has no faults.
+// Use sets the plan, also for open files. A nil plan has no faults.
 func (f *FS) Use(plan *fault.Plan) { f.plan.Store(plan) }
 
 // Crash makes every later operation fail.
 func (f *FS) Crash() { f.crashed.Store(true) }
 
-// hit counts the operation. It returns a fault that the operation itself must apply, if any.
+// hit counts the operation in the plan and applies the fault, if any. It returns faults that the
+// operation must apply itself.
 func (f *FS) hit(op, path string) (fault.Fault, error) {
 	if f.crashed.Load() {
 		return fault.Fault{}, &fs.PathError{Op: op, Path: path, Err: ErrCrashed}
@@ -84,7 +85,7 @@ func (f *FS) hit(op, path string) (fault.Fault, error) {
 		f.Crash()
 		return fault.Fault{}, &fs.PathError{Op: op, Path: path, Err: ErrCrashed}
 	case fault.Stall:
-		// Only the plan's release ends it, as a system call that hangs ignores contexts.
+		// A system call that hangs ignores contexts, so only the plan's Release ends the stall.
 		return fault.Fault{}, hit.Wait(context.Background())
 	case fault.Delay:
 		f.clock.Sleep(hit.Delay)
@@ -94,7 +95,8 @@ func (f *FS) hit(op, path string) (fault.Fault, error) {
 	return fault.Fault{}, nil
 }
 
-// whole is hit for operations without a partial result: Partial fails them, Corrupt has no effect.
+// whole is like hit, for operations that have no partial result: Partial makes them fail, and
+// Corrupt has no effect.
 func (f *FS) whole(op, path string) error {
 	hit, err := f.hit(op, path)
 	if err == nil && hit.Action == fault.Partial {
@@ -115,7 +117,7 @@ func (f *FS) OpenDir(path string) (dirfs.Dir, error) {
 	return &dir{Dir: d, fs: f, path: path}, nil
 }
 
-// SyncParents is one sync operation.
+// SyncParents counts as one sync operation.
 func (f *FS) SyncParents(path string) error {
 	if err := f.whole("sync", path); err != nil {
 		return err
@@ -129,7 +131,7 @@ type dir struct {
 	path string
 }
 
-// whole adds the path to errors, like the operating system.
+// whole calls FS.whole with the full path of name.
 func (d *dir) whole(op, name string) error { return d.fs.whole(op, d.path+"/"+name) }
 
 func (d *dir) Open(name string, flag int) (dirfs.File, error) {
@@ -197,7 +199,7 @@ func (h *handle) ReadAt(b []byte, off int64) (int, error) {
 		return 0, err
 	}
 	if hit.Action == fault.Partial {
-		// A short read without an error, like that of a signal or a network file system.
+		// A short read without an error, as happens after a signal or on a network file system.
 		return h.File.ReadAt(b[:(len(b)+1)/2], off)
 	}
 	n, err := h.File.ReadAt(b, off)
@@ -217,7 +219,7 @@ func (h *handle) WriteAt(b []byte, off int64) (int, error) {
 		return n, errors.Join(&fs.PathError{Op: "write", Path: h.name, Err: hit.Err}, err)
 	}
 	if hit.Action == fault.Corrupt && len(b) > 0 {
-		b = append([]byte(nil), b...) // does not change the caller's bytes
+		b = append([]byte(nil), b...) // the caller's slice must not change
 		b[hit.Rand%uint64(len(b))] ^= 1
 	}
 	return h.File.WriteAt(b, off)
@@ -244,7 +246,7 @@ func (h *handle) Lock() error {
 	return h.File.Lock()
 }
 
-// Close always closes the file, also if it returns an error.
+// Close closes the file even if it returns an error.
 func (h *handle) Close() error {
 	err := h.File.Close()
 	if h.fs.crashed.Load() {

@@ -12,32 +12,33 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
-// inode is a file or a directory: its cached state, its durable state, and the changes in between.
+// inode is a file or a directory. It has the cached state, the durable state, and the changes
+// between them.
 type inode struct {
 	number   uint64
 	modified time.Time
 	links    int       // number of names
-	opens    int       // open files; the inode is removed when both are zero
-	locker   *diskFile // holder of the lock
+	opens    int       // number of open files; the inode is freed when links is zero too
+	locker   *diskFile // open file that has the lock
 
-	// Of a file.
+	// The contents of a file.
 	data, synced []byte
-	writes       []write // since the last sync
+	writes       []write // changes since the last sync
 
-	// Of a directory; names are nil in a file.
+	// The entries of a directory. The maps are nil for a file.
 	parent             *inode
 	names, syncedNames map[string]*inode
-	entries            []entry // since the last sync
+	entries            []entry // changes since the last sync
 }
 
-// write is a change of a file's bytes. A write without bytes truncates the file.
+// write is a change of a file's contents. If b is nil, it truncates the file.
 type write struct {
 	off  int64
 	b    []byte
-	size int64 // of the file after it
+	size int64 // size of the file after the change
 }
 
-// entry is a change of a name: its new inode, or nil.
+// entry is a change of a directory entry. now is the new inode, or nil if the name was removed.
 type entry struct {
 	name string
 	now  *inode
@@ -69,10 +70,10 @@ func (n *inode) info() dirfs.Info {
 	return i
 }
 
-// list returns the names in a directory, sorted.
+// list returns the sorted names in a directory.
 func (n *inode) list() []string { return slices.Sorted(maps.Keys(n.names)) }
 
-// walk returns the folder of name, and the last part of name.
+// walk returns the folder that contains name and the last part of name.
 func (n *inode) walk(name string) (*inode, string, error) {
 	for {
 		part, rest, more := strings.Cut(name, "/")
@@ -108,7 +109,7 @@ func (n *inode) find(name string) (*inode, error) {
 	return nil, unix.ENOENT
 }
 
-// set assigns an inode, or nil, to a name in the cache.
+// set sets the inode of a name in the cache. A nil inode removes the name.
 func (d *Disk) set(folder *inode, name string, c *inode) {
 	old := folder.names[name]
 	if c != nil {
@@ -128,7 +129,7 @@ func (d *Disk) set(folder *inode, name string, c *inode) {
 	folder.modified = d.clock.Now()
 }
 
-// dropUnused frees the space of a file without names and opens.
+// dropUnused frees the space of a file without names that is not open.
 func (d *Disk) dropUnused(n *inode) {
 	if n.links == 0 && n.opens == 0 {
 		d.used -= int64(len(n.data))
@@ -136,7 +137,7 @@ func (d *Disk) dropUnused(n *inode) {
 	}
 }
 
-// change applies w to the cache.
+// change applies w to the cached contents.
 func (d *Disk) change(n *inode, w write) {
 	d.used += w.size - int64(len(n.data))
 	if grow := int(w.size) - len(n.data); grow > 0 {
@@ -148,7 +149,7 @@ func (d *Disk) change(n *inode, w write) {
 	n.modified = d.clock.Now()
 }
 
-// apply applies w to part, the bytes of the file from offset at.
+// apply applies w to part, which is the file's contents from offset at.
 func (w write) apply(part []byte, at int64) {
 	if w.b == nil {
 		clear(part[min(max(0, w.size-at), int64(len(part))):])
@@ -166,7 +167,7 @@ func (n *inode) sync() {
 	n.syncedNames, n.entries = maps.Clone(n.names), nil
 }
 
-// survive sets the inode to its state after a power failure.
+// survive sets the inode to its state after a power failure, as selected by s.
 func (n *inode) survive(s Survival) {
 	sector, reached := s.draw(n.number)
 	if n.isDir() {
@@ -179,7 +180,7 @@ func (n *inode) survive(s Survival) {
 
 func (n *inode) surviveNames(reached func(int) int) {
 	changes := make(map[string][]*inode)
-	var names []string // in the order of their first change
+	var names []string // in order of their first change
 	for _, e := range n.entries {
 		if changes[e.name] == nil {
 			names = append(names, e.name)
@@ -207,7 +208,7 @@ func (n *inode) surviveBytes(sector int64, reached func(int) int) {
 		size = n.writes[k-1].size
 	}
 	if k < len(n.writes) {
-		// A write that extends the file does so page by page.
+		// a write that extends the file may be cut off at any byte
 		size += int64(reached(int(max(0, n.writes[k].size-size))))
 	}
 	n.data = make([]byte, size)

@@ -10,22 +10,22 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
-// Allocate is the operation "allocate" of a plan.
+// Allocate counts as operation "allocate" of a plan.
 func (h *handle) Allocate(bytes int64) error {
 	return h.size("allocate", func(s dirfs.Sizer) error { return s.Allocate(bytes) })
 }
 
-// Truncate is the operation "truncate" of a plan.
+// Truncate counts as operation "truncate" of a plan.
 func (h *handle) Truncate(bytes int64) error {
 	return h.size("truncate", func(s dirfs.Sizer) error { return s.Truncate(bytes) })
 }
 
-// PunchHole is the operation "punch" of a plan.
+// PunchHole counts as operation "punch" of a plan.
 func (h *handle) PunchHole(off, n int64) error {
 	return h.size("punch", func(s dirfs.Sizer) error { return s.PunchHole(off, n) })
 }
 
-// StartWriteback is the operation "writeback" of a plan.
+// StartWriteback counts as operation "writeback" of a plan.
 func (h *handle) StartWriteback(off, n int64) error {
 	if err := h.fs.whole("writeback", h.name); err != nil {
 		return err
@@ -36,7 +36,7 @@ func (h *handle) StartWriteback(off, n int64) error {
 	return nil
 }
 
-// NextData is not an operation of a plan.
+// NextData is not counted by the plan.
 func (h *handle) NextData(off int64) (int64, error) {
 	if d, ok := h.File.(dirfs.DataFinder); ok {
 		return d.NextData(off)
@@ -44,7 +44,7 @@ func (h *handle) NextData(off int64) (int64, error) {
 	return off, nil
 }
 
-// NextHole is not an operation of a plan.
+// NextHole is not counted by the plan.
 func (h *handle) NextHole(off int64) (int64, error) {
 	if d, ok := h.File.(dirfs.DataFinder); ok {
 		return d.NextHole(off)
@@ -64,7 +64,7 @@ func (h *handle) size(op string, do func(dirfs.Sizer) error) error {
 	return do(s)
 }
 
-// Allocate extends the file by zeros, which use disk space.
+// Allocate extends the file with zeros. They use disk space.
 func (f *diskFile) Allocate(bytes int64) error {
 	return f.do("fallocate", func() error {
 		disk, size := f.process.disk, int64(len(f.inode.data))
@@ -81,7 +81,7 @@ func (f *diskFile) Allocate(bytes int64) error {
 	})
 }
 
-// PunchHole returns ErrNotSupported: files of a Disk have no holes.
+// PunchHole returns ErrNotSupported, because files of a Disk cannot have holes.
 func (f *diskFile) PunchHole(_, _ int64) error {
 	return fmt.Errorf("punch hole: %w", errdefs.ErrNotSupported)
 }

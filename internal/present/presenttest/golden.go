@@ -1,4 +1,4 @@
-// Package presenttest checks the layout of reports: at two widths, piped and on terminals.
+// Package presenttest checks the layout of reports at two widths, for pipes and terminals.
 package presenttest
 
 import (
@@ -19,10 +19,10 @@ import (
 
 var escapes = regexp.MustCompile("\x1b\\[[0-9;]*m")
 
-// Check compares a report with testdata/name-80.txt and name-200.txt, or rewrites them. It checks
-// piped output with COLUMNS, the output of a terminal of that width with NO_COLOR, and, ignoring
-// colors, without it. No line may be wider. It sets environment variables, so tests that use it
-// cannot run in parallel.
+// Check compares a report with testdata/name-80.txt and name-200.txt, or rewrites these files. It
+// checks the output to a pipe with COLUMNS, to a terminal with NO_COLOR, and to a terminal with
+// colors, which it ignores. It also checks the width of lines. It sets environment variables, so
+// tests that use it cannot run in parallel.
 func Check(t *testing.T, name string, rewrite bool, write func(io.Writer) error) {
 	t.Helper()
 	t.Setenv("TERM", "xterm")
@@ -52,7 +52,7 @@ func Check(t *testing.T, name string, rewrite bool, write func(io.Writer) error)
 	}
 }
 
-// Fits reports a line of text that is wider than columns, and escape sequences.
+// Fits checks that no line of text is wider than columns, and that there are no escape sequences.
 func Fits(t *testing.T, text string, columns int) {
 	t.Helper()
 	if strings.Contains(text, "\x1b") {

@@ -11,7 +11,7 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/dl"
 )
 
-// names are the names of the library, newest first.
+// names lists the names of the library, newest first.
 var names = []string{"libcublasLt.so.13", "libcublasLt.so.12"}
 
 // status is cublasStatus_t; zero is success.
@@ -73,9 +73,9 @@ type Library struct {
 		d uint64, ld layout, algo *algorithm, workspace, workspaceBytes uint64, stream uintptr) status
 }
 
-// Load opens the library: the file or the folder at path, or the loader's path (dlopen(3)) if path
-// is empty. The error wraps ErrNotSupported, with the loader's reasons or the names of every
-// missing function.
+// Load opens the library. path is a file or a directory; if it is empty, the loader searches for
+// the library (dlopen(3)). The error wraps ErrNotSupported and contains the loader's reasons or the
+// missing functions.
 func Load(path string) (*Library, error) {
 	lib, err := dl.Open(candidates(path)...)
 	if err != nil {
@@ -103,7 +103,7 @@ func Load(path string) (*Library, error) {
 	return l, nil
 }
 
-// candidates returns the names to try for a path.
+// candidates returns the library names to try for a path.
 func candidates(path string) []string {
 	if path == "" {
 		return names
@@ -127,7 +127,7 @@ func (l *Library) Version() string {
 // Name returns the name of the loaded library.
 func (l *Library) Name() string { return l.lib.Name() }
 
-// Close closes the library. Its handles must be closed.
+// Close closes the library. Its handles must be closed before.
 func (l *Library) Close() error { return l.lib.Close() }
 
 func (l *Library) check(s status, call, format string, args ...any) error {

@@ -8,7 +8,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Values of the headers' enumerations.
+// Enumeration values from the headers.
 const (
 	compute32F   int32 = 68 // CUBLAS_COMPUTE_32F
 	float32Type  int32 = 0  // CUDA_R_32F
@@ -18,10 +18,10 @@ const (
 	attrMaxBytes int32 = 1  // CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
 )
 
-// WorkspaceBytes is the library's recommendation for Hopper; older GPUs need less.
+// WorkspaceBytes is the workspace size that NVIDIA recommends for Hopper. Older GPUs need less.
 const WorkspaceBytes = 32 << 20
 
-// Handle is a cublasLt handle, for the context that was current when it was opened.
+// Handle is a cublasLt handle. It belongs to the context that was current when it was opened.
 type Handle struct {
 	lib *Library
 	h   handle
@@ -36,25 +36,24 @@ func (l *Library) Open() (*Handle, error) {
 	return h, nil
 }
 
-// Close closes the handle. Its work must be complete.
+// Close closes the handle. Its work must have completed.
 func (h *Handle) Close() error {
 	return h.lib.check(h.lib.destroy(h.h), "cublasLtDestroy", "")
 }
 
-// Product multiplies square matrices of bfloat16 with sums in 32 bits: D = transpose(A) * B, in
-// column-major order, the fastest form for tensor cores.
+// Product multiplies square matrices of bfloat16 and accumulates in float32: D = transpose(A) * B,
+// in column-major order. This layout is the fastest on tensor cores.
 type Product struct {
 	h      *Handle
 	n      int
 	op     operation
-	matrix layout // of all four
+	matrix layout // layout of all matrices
 	best   heuristic
-	// alpha and beta are read only during calls.
+	// alpha and beta are only read during calls.
 	alpha, beta float32
 }
 
-// NewProduct prepares the product of n x n matrices with the algorithm that the library considers
-// the fastest.
+// NewProduct prepares the product of n x n matrices. The library selects the algorithm.
 func (h *Handle) NewProduct(n int) (*Product, error) {
 	p := &Product{h: h, n: n, alpha: 1}
 	if err := p.prepare(); err != nil {
@@ -100,24 +99,24 @@ func (p *Product) choose(pref preference) error {
 	return l.check(p.best.State, "cublasLtMatmulAlgoGetHeuristic", "n=%d", p.n)
 }
 
-// Operations returns the number of floating-point operations of a product.
+// Operations returns the number of floating-point operations of one product.
 func (p *Product) Operations() float64 {
 	n := float64(p.n)
 	return 2 * n * n * n
 }
 
-// MatrixBytes returns the length of each of the three matrices.
+// MatrixBytes returns the length of one matrix in bytes.
 func (p *Product) MatrixBytes() int64 { return int64(p.n) * int64(p.n) * 2 }
 
-// Enqueue enqueues a product on a CUstream: a, b and d are device addresses of matrices, workspace
-// of WorkspaceBytes.
+// Enqueue enqueues a product on a CUstream. a, b and d are device addresses of matrices. workspace
+// is the device address of WorkspaceBytes bytes.
 func (p *Product) Enqueue(a, b, d, workspace uint64, stream uintptr) error {
 	l, m := p.h.lib, p.matrix
 	s := l.matmul(p.h.h, p.op, &p.alpha, a, m, b, m, &p.beta, d, m, d, m, &p.best.Algorithm, workspace, WorkspaceBytes, stream)
 	return l.check(s, "cublasLtMatmul", "n=%d, a=%#x, b=%#x, d=%#x", p.n, a, b, d)
 }
 
-// Close frees the host resources of the product. Enqueued products may still run.
+// Close frees the product's host resources. Enqueued products may still be running.
 func (p *Product) Close() error {
 	l := p.h.lib
 	var errs []error

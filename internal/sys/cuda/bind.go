@@ -68,7 +68,7 @@ func (s *symbols) bindContexts(a *API) {
 	exchange := s.Need("cuThreadExchangeStreamCaptureMode")
 	a.ThreadExchangeStreamCaptureMode = func(mode CaptureMode) (CaptureMode, Result) {
 		f := s.get()
-		f.out[0] = uint64(mode) // input, replaced by the previous mode
+		f.out[0] = uint64(mode) // the new mode, which the call replaces with the previous mode
 		r := f.call(exchange, f.outPtr(0))
 		before := CaptureMode(uint32(f.out[0]))
 		s.put(f)
@@ -172,7 +172,7 @@ func (s *symbols) bindOptional(a *API) {
 	proc := s.Need("cuGetProcAddress_v2")
 	if batch := s.optional(proc, "cuMemcpyBatchAsync", cuda128); batch != 0 {
 		attrs := &memcpyAttributes{SrcAccessOrder: memcpySrcOrderStream}
-		first := new(uint64) // index of the first copy for the attributes
+		first := new(uint64) // index of the first copy to which the attributes apply
 		a.MemcpyBatchAsync = func(dsts, srcs []DevicePtr, sizes []uint64, st Stream) Result {
 			f := s.get()
 			r := f.call(batch, f.pin(0, unsafe.Pointer(unsafe.SliceData(dsts))), f.pin(1, unsafe.Pointer(unsafe.SliceData(srcs))),

@@ -54,7 +54,7 @@ func (s *symbols) bindIPC(a *API) {
 	a.IPCCloseMemHandle = func(p DevicePtr) Result { return s.do(closeFn, uintptr(p)) }
 }
 
-// handle calls a function that writes a handle.
+// handle calls a C function that writes a handle to data.
 func (s *symbols) handle(call func(f *frame, data uintptr) Result) ([HandleBytes]byte, Result) {
 	f := s.get()
 	defer s.put(f)
@@ -63,9 +63,9 @@ func (s *symbols) handle(call func(f *frame, data uintptr) Result) ([HandleBytes
 	return *data, r
 }
 
-// openIPC calls a function whose second parameter, after the result pointer, is a structure of 64
-// bytes by value. On amd64 such a structure is on the stack, like integers after the sixth, and the
-// other parameters are in registers. On arm64 its address takes its place.
+// openIPC calls a function with these parameters: the result pointer, a 64-byte structure by value,
+// and flags. On amd64 the structure is passed on the stack, like integer arguments after the sixth,
+// and the other parameters in registers. On arm64 its address is passed.
 func (f *frame) openIPC(fn uintptr, data *[HandleBytes]byte, flags uintptr) Result {
 	if runtime.GOARCH != "amd64" {
 		return f.call(fn, f.outPtr(0), f.pin(0, unsafe.Pointer(data)), flags)

@@ -8,18 +8,18 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// maxArgs is the largest number of arguments: cuIpcOpenMemHandle has 14 words if its structure is
+// maxArgs is the maximum number of arguments. cuIpcOpenMemHandle has 14 words if its structure is
 // on the stack.
 const maxArgs = 14
 
-// frame is the memory of one call: its arguments and results. Frames are on the Go heap, whose
-// objects do not move, and reused. A call allocates nothing, unlike one with a literal argument
-// list.
+// frame is the memory for the arguments and results of one call. Frames are on the Go heap, where
+// objects do not move, and are reused. Therefore calls do not allocate memory.
 type frame struct {
 	args [maxArgs]uintptr
 	out  [2]uint64
-	// keep holds the objects of pointer arguments. Storing a pointer here also forces the object
-	// onto the heap; an address on a goroutine's stack may change before the driver reads it.
+	// keep has the objects of pointer arguments. Storing a pointer here also makes the object
+	// escape to the heap; the address of an object on a goroutine's stack could change during the
+	// call.
 	keep [4]unsafe.Pointer
 }
 
@@ -44,7 +44,8 @@ func (c *caller) put(f *frame) {
 	c.frames.Put(f)
 }
 
-// call calls fn. A CUresult is an int, so the upper half of the register is undefined.
+// call calls fn. It ignores the upper half of the result register, which is undefined because a
+// CUresult is an int.
 func (f *frame) call(fn uintptr, args ...uintptr) Result {
 	n := copy(f.args[:], args)
 	r, _, _ := purego.SyscallN(fn, f.args[:n]...)
@@ -55,13 +56,13 @@ func (f *frame) call(fn uintptr, args ...uintptr) Result {
 // outPtr returns the address of out[i].
 func (f *frame) outPtr(i int) uintptr { return uintptr(unsafe.Pointer(&f.out[i])) }
 
-// pin returns p as an argument, and keeps its object alive and in place until put.
+// pin returns p as an argument. It keeps the object of p alive and in place until put.
 func (f *frame) pin(i int, p unsafe.Pointer) uintptr {
 	f.keep[i] = p
 	return uintptr(p)
 }
 
-// do calls a function with only value arguments.
+// do calls a function whose arguments are all values.
 func (c *caller) do(fn uintptr, args ...uintptr) Result {
 	f := c.get()
 	r := f.call(fn, args...)
@@ -69,8 +70,8 @@ func (c *caller) do(fn uintptr, args ...uintptr) Result {
 	return r
 }
 
-// out calls a function whose first parameter points at a result of at most 8 bytes. The other
-// parameters are values.
+// out calls a function whose first parameter is a pointer to a result of at most 8 bytes. The other
+// arguments are values.
 func (c *caller) out(fn uintptr, args ...uintptr) (uint64, Result) {
 	f := c.get()
 	f.args[0] = f.outPtr(0)
@@ -81,7 +82,7 @@ func (c *caller) out(fn uintptr, args ...uintptr) (uint64, Result) {
 	return v, Result(int32(uint32(r)))
 }
 
-// text calls a function that fills a buffer: (char *buf, int len, CUdevice dev).
+// text calls a function that writes a string to a buffer: (char *buf, int len, CUdevice dev).
 func (c *caller) text(fn uintptr, dev DeviceID) (string, Result) {
 	f := c.get()
 	defer c.put(f)
@@ -110,12 +111,12 @@ func cString(s string) unsafe.Pointer {
 	return unsafe.Pointer(unsafe.SliceData(append([]byte(s), 0)))
 }
 
-// goString copies the C string at p, outside of the Go heap.
+// goString copies the C string at p. p must not be on the Go heap.
 func goString(p uintptr) string {
 	if p == 0 {
 		return ""
 	}
-	// The indirection lets vet accept the address, which is no Go object.
+	// The indirection avoids a warning of vet. The address does not belong to a Go object.
 	base := *(*unsafe.Pointer)(unsafe.Pointer(&p))
 	n := 0
 	for *(*byte)(unsafe.Add(base, n)) != 0 {

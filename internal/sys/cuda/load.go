@@ -7,7 +7,7 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/dl"
 )
 
-// CUDA versions of the signatures of newer functions, in the format of cuGetProcAddress.
+// CUDA versions of signatures, in the format of cuGetProcAddress.
 const (
 	cuda120 = 12000
 	cuda124 = 12040
@@ -15,10 +15,10 @@ const (
 )
 
 // Load opens libcuda.so.1 and resolves its functions. It does not initialize the driver. The error
-// wraps ErrNotSupported, with the loader's reason or the names of every symbol that a driver older
-// than CUDA 12.0 lacks.
+// wraps ErrNotSupported and contains the loader's reason, or the missing symbols if the driver is
+// older than CUDA 12.0.
 //
-// The library stays in the process, because the driver has threads in it.
+// The library is never unloaded, because the driver has its own threads.
 func Load() (*API, error) { return load("libcuda.so.1") }
 
 func load(name string) (*API, error) {
@@ -36,20 +36,20 @@ func load(name string) (*API, error) {
 	s.bindStreams(a)
 	s.bindWork(a)
 	s.bindOptional(a)
-	// The addresses outlive the handle (see package dl), so it can be closed.
+	// The functions remain loaded after the handle is closed (see package dl).
 	if err := errors.Join(s.Missing(), lib.Close()); err != nil {
 		return nil, fmt.Errorf("load %s, of CUDA 12.0 or newer: %w", name, err)
 	}
 	return a, nil
 }
 
-// symbols converts addresses to functions.
+// symbols binds resolved addresses to Go functions.
 type symbols struct {
 	*caller
 	*dl.Symbols
 }
 
-// optional returns the address of a function with the signature of a CUDA version, or zero. name
+// optional returns the address of the function with the signature of a CUDA version, or zero. name
 // has no version suffix.
 func (s *symbols) optional(getProcAddress uintptr, name string, version int) uintptr {
 	if getProcAddress == 0 {

@@ -89,9 +89,9 @@ func (r Result) Sentinel() error {
 	}
 }
 
-// Sticky reports whether the result means that the context is lost. The driver then returns it from
-// every later call, until the process ends. <cuda.h> documents each ("leaves the process in an
-// inconsistent state").
+// Sticky reports whether the result means that the context is unusable. The driver then returns the
+// same error from every later call until the process ends. <cuda.h> documents these results
+// ("leaves the process in an inconsistent state").
 func (r Result) Sticky() bool {
 	switch r {
 	case ErrorECCUncorrectable, ErrorNVLinkUncorrectable, ErrorContained, ErrorIllegalAddress, ErrorLaunchTimeout, ErrorContextIsDestroyed,
@@ -103,5 +103,5 @@ func (r Result) Sticky() bool {
 	}
 }
 
-// String returns the number. API.ErrorName returns the name.
+// String returns the number. Use API.ErrorName for the name.
 func (r Result) String() string { return fmt.Sprintf("CUresult(%d)", int32(r)) }

@@ -1,6 +1,6 @@
 package cuda
 
-// Handles and addresses of the driver. They are opaque, and never Go pointers.
+// Handles and addresses of the driver. They are never Go pointers.
 type (
 	// DevicePtr is a CUdeviceptr: an address that the GPU can use.
 	DevicePtr uint64
@@ -32,10 +32,10 @@ const (
 	AttrComputeMajor        Attribute = 75
 	AttrComputeMinor        Attribute = 76
 	AttrStreamMemOps64      Attribute = 122 // cuStreamWaitValue64
-	AttrFlushRemoteWrites   Attribute = 98  // a stream's wait for a value can flush writes of NICs
+	AttrFlushRemoteWrites   Attribute = 98  // a stream's wait for a value can flush NIC writes
 	AttrRDMAVirtualMemory   Attribute = 110 // NICs can access memory of cuMemCreate
-	AttrRDMAFlushOptions    Attribute = 117 // ways to flush writes of NICs, such as FlushByHost
-	// an RDMAScope: the scope of writes of NICs without a flush
+	AttrRDMAFlushOptions    Attribute = 117 // ways to flush NIC writes, for example FlushByHost
+	// AttrRDMAOrdering is an RDMAScope: the scope in which NIC writes are visible without a flush.
 	AttrRDMAOrdering Attribute = 118
 	AttrDMABuf       Attribute = 124 // memory can be exported as a dma-buf
 )
@@ -43,18 +43,18 @@ const (
 // FunctionAttribute is a CUfunction_attribute.
 type FunctionAttribute int32
 
-// FuncMaxThreads is the maximum number of threads in a block of a function. The query loads the
+// FuncMaxThreads is the maximum number of threads per block of a function. Querying it loads the
 // function.
 const FuncMaxThreads FunctionAttribute = 0
 
-// Aliases of streams: see <cuda.h>.
+// Predefined streams of <cuda.h>.
 const (
 	StreamLegacy    Stream = 1 // the default stream of the current context, like zero
 	StreamPerThread Stream = 2 // the default stream of the calling thread
 )
 
-// RDMAScope is a CUGPUDirectRDMAWritesOrdering, or a CUflushGPUDirectRDMAWritesScope: the scope in
-// which a NIC's writes to device memory are visible. Wider scopes are larger numbers.
+// RDMAScope is a CUGPUDirectRDMAWritesOrdering or a CUflushGPUDirectRDMAWritesScope: the scope in
+// which NIC writes to device memory are visible. Wider scopes have larger numbers.
 type RDMAScope int32
 
 // The scopes.
@@ -67,9 +67,9 @@ const (
 // FlushByHost is CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST, a bit of AttrRDMAFlushOptions.
 const FlushByHost = 1
 
-// Flags of functions, with names after <cuda.h>.
+// Flags, named after <cuda.h>.
 const (
-	// CU_STREAM_NON_BLOCKING: no implicit order with the default stream
+	// CU_STREAM_NON_BLOCKING: no implicit synchronization with the default stream
 	StreamNonBlocking  uint32 = 1
 	StreamWaitValueGEQ uint32 = 0 // CU_STREAM_WAIT_VALUE_GEQ: (int64)(*addr - value) >= 0
 	// CU_STREAM_WAIT_VALUE_FLUSH: NIC writes before the value are visible after it
@@ -81,8 +81,7 @@ const (
 	HostRegisterMapped   uint32 = 2 // CU_MEMHOSTREGISTER_DEVICEMAP: has a device address
 )
 
-// CaptureMode is a CUstreamCaptureMode: the restrictions on a thread during captures of other
-// threads.
+// CaptureMode is a CUstreamCaptureMode. It restricts a thread while other threads capture.
 type CaptureMode int32
 
 // The capture modes.
@@ -97,7 +96,7 @@ type CaptureStatus int32
 // CaptureNone means that a stream is not capturing.
 const CaptureNone CaptureStatus = 0
 
-// Values of the memory management structures.
+// Constants for the memory management structures.
 const (
 	memAllocationTypePinned = 1 // CU_MEM_ALLOCATION_TYPE_PINNED
 	memLocationTypeDevice   = 1 // CU_MEM_LOCATION_TYPE_DEVICE
@@ -160,11 +159,11 @@ type memcpyAttributes struct {
 	Flags          uint32
 }
 
-// MemTypeUnified means that an address of Memcpy2D is in the address space that CPU and GPUs share.
+// MemTypeUnified means that an address of Memcpy2D is in the unified address space of CPU and GPUs.
 const MemTypeUnified uint32 = 4
 
-// Memcpy2D is CUDA_MEMCPY2D: Height rows of WidthInBytes, each a pitch after the previous one. The
-// type of each side selects one of its three addresses.
+// Memcpy2D is CUDA_MEMCPY2D: Height rows of WidthInBytes bytes. The pitch is the distance between
+// rows. The memory type of each side determines which of its three addresses is used.
 type Memcpy2D struct {
 	SrcXInBytes, SrcY uint64
 	SrcType           uint32
@@ -185,7 +184,7 @@ type Memcpy2D struct {
 	WidthInBytes, Height uint64
 }
 
-// native returns the driver's form of p.
+// native converts p to the driver's structure.
 func (p MemProp) native() memAllocationProp {
 	n := memAllocationProp{
 		Type:             memAllocationTypePinned,

@@ -9,12 +9,11 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// maxArgs is the largest number of arguments: cuFileReadAsync has 7.
+// maxArgs is the maximum number of arguments. cuFileReadAsync has 7.
 const maxArgs = 7
 
-// frame is the memory of one call: its arguments and results. Frames are on the Go heap, whose
-// objects do not move, and reused. A call allocates nothing, unlike one with a literal argument
-// list.
+// frame is the memory for the arguments and results of one call. Frames are on the Go heap, where
+// objects do not move, and are reused. Therefore calls do not allocate memory.
 type frame struct {
 	args  [maxArgs]uintptr
 	out   uint64
@@ -25,7 +24,7 @@ type frame struct {
 // caller calls functions of the library.
 type caller struct {
 	frames        sync.Pool
-	errnoLocation uintptr // __errno_location of the C library: int *(void)
+	errnoLocation uintptr // address of the C function __errno_location: int *(void)
 }
 
 func (c *caller) get() *frame {
@@ -47,14 +46,14 @@ func (f *frame) call(fn uintptr, args ...uintptr) uintptr {
 	return r
 }
 
-// result calls a function that returns a CUfileError_t. Both ABIs return a structure of two ints in
-// the register of a 64-bit integer, with the first int in its lower half.
+// result calls a function that returns a CUfileError_t. On both architectures, a structure of two
+// ints is returned in one 64-bit register, with the first int in the lower half.
 func (f *frame) result(fn uintptr, args ...uintptr) Result {
 	r := uint64(f.call(fn, args...))
 	return Result{Status: Status(int32(uint32(r))), CUDA: int32(uint32(r >> 32))}
 }
 
-// do is result for a function with only value arguments.
+// do calls a function that returns a CUfileError_t and whose arguments are all values.
 func (c *caller) do(fn uintptr, args ...uintptr) Result {
 	f := c.get()
 	defer c.put(f)
@@ -65,7 +64,7 @@ func (c *caller) do(fn uintptr, args ...uintptr) Result {
 func (c *caller) transfer(fn uintptr, args ...uintptr) (int64, syscall.Errno) {
 	f := c.get()
 	defer c.put(f)
-	// errno belongs to the thread.
+	// errno is specific to the thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	p := f.call(c.errnoLocation)

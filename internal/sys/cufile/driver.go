@@ -6,9 +6,9 @@ import (
 	"sync"
 )
 
-// Driver is the driver of the library, one per process. It is opened for the first user and closed
-// after the last. A failed open is not repeated, because the library would then return success and
-// not work. It is safe for concurrent use.
+// Driver is the library's driver. There is one for each process. The first user opens it and the
+// last one closes it. A failed open is not retried: a second attempt would return success, but the
+// driver would not work. It is safe for concurrent use.
 type Driver struct {
 	load func() (*API, error)
 
@@ -16,15 +16,15 @@ type Driver struct {
 	api     *API
 	failed  error
 	users   int
-	foreign bool // another part of the process has opened it, and closes it
+	foreign bool // another part of the process has opened the driver and will close it
 }
 
-// NewDriver returns the driver of the library that load returns at the first use.
+// NewDriver returns the driver of the library. load is called on first use.
 func NewDriver(load func() (*API, error)) *Driver { return &Driver{load: load} }
 
-// Open returns the library, with its driver open until Close. The error wraps ErrNotSupported if
-// there is no library. Every later call returns the error of a failed driver. It blocks while the
-// driver starts. It needs a context.
+// Open opens the library and its driver. The driver stays open until Close. The error wraps
+// ErrNotSupported if the library is not installed. If opening the driver fails, all later calls
+// return the same error. It blocks while the driver starts. It needs a context.
 func (d *Driver) Open() (*API, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -57,7 +57,7 @@ func (d *Driver) open() error {
 	return r.Err("cuFileDriverOpen", "")
 }
 
-// Close undoes one Open. It needs a context, and blocks while the driver stops.
+// Close undoes one Open. It blocks while the driver stops. It needs a context.
 func (d *Driver) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

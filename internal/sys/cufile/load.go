@@ -9,14 +9,14 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/dl"
 )
 
-// library is the name of the library on systems with the GNU C library.
+// library is the name of the library on systems with glibc.
 const library = "libcufile.so.0"
 
 // Load opens libcufile.so.0 and resolves its functions. It does not open the driver. The error
-// wraps ErrNotSupported, with the loader's reason or the names of every missing symbol.
+// wraps ErrNotSupported and contains the loader's reason or the missing symbols.
 func Load() (*API, error) { return LoadFrom(library) }
 
-// LoadFrom is Load for a library of another name.
+// LoadFrom is like Load for a library with another name.
 func LoadFrom(name string) (*API, error) {
 	lib, err := dl.Open(name)
 	if err != nil {
@@ -30,14 +30,14 @@ func LoadFrom(name string) (*API, error) {
 	s.bindTransfers(a)
 	s.bindAsync(a)
 	s.bindOptional(a)
-	// The addresses outlive the handle (see package dl), so it can be closed.
+	// The functions remain loaded after the handle is closed (see package dl).
 	if err := errors.Join(err, s.Missing(), lib.Close()); err != nil {
 		return nil, fmt.Errorf("load %s: %w", name, err)
 	}
 	return a, nil
 }
 
-// symbols converts addresses to functions.
+// symbols binds resolved addresses to Go functions.
 type symbols struct {
 	*caller
 	*dl.Symbols

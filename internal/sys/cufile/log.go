@@ -10,12 +10,12 @@ import (
 	"strings"
 )
 
-// logTail is the number of bytes at the end of the log that are searched.
+// logTail is the number of bytes at the end of the log that LogReasons reads.
 const logTail = 64 << 10
 
-// LogFile returns the documented path of the library's log: CUFILE_LOGFILE_PATH, or cufile.log in
-// the folder "logging": "dir" of its configuration, or in the working directory. The library reads
-// these when it is loaded, so the process must not have changed them since.
+// LogFile returns the path of the library's log. It is CUFILE_LOGFILE_PATH, or cufile.log in the
+// directory that the configuration names ("logging": "dir"), or in the working directory. The
+// library reads the variables when it is loaded, so they must not have changed since.
 func LogFile() string {
 	if p := os.Getenv("CUFILE_LOGFILE_PATH"); p != "" {
 		return p
@@ -31,8 +31,8 @@ func LogFile() string {
 	return filepath.Join(dir, "cufile.log")
 }
 
-// logDir returns the folder of the log in a configuration, or ".". The file is JSON with comments
-// from // to the end of a line.
+// logDir returns the directory of the log as set in a configuration, or ".". The configuration is
+// JSON with comments from // to the end of the line.
 func logDir(config []byte) string {
 	var clean bytes.Buffer
 	for line := range bytes.Lines(config) {
@@ -49,7 +49,7 @@ func logDir(config []byte) string {
 	return c.Logging.Dir
 }
 
-// withoutComment removes the comment of a line, but not slashes in a string.
+// withoutComment removes the comment of a line. It ignores // in strings.
 func withoutComment(line []byte) []byte {
 	quoted := false
 	for i, c := range line {
@@ -63,14 +63,14 @@ func withoutComment(line []byte) []byte {
 	return line
 }
 
-// LogReasons returns the last n lines of the log in which a process reports a failure, oldest
+// LogReasons returns the last n lines of the log that report a failure of process pid, oldest
 // first. It returns nil if there is no log.
 func LogReasons(name string, pid, n int) []string {
 	f, err := os.Open(name)
 	if err != nil {
 		return nil
 	}
-	defer func() { _ = f.Close() }() // it was only read
+	defer func() { _ = f.Close() }() // the file was only read
 	if info, err := f.Stat(); err == nil && info.Size() > logTail {
 		if _, err := f.Seek(-logTail, io.SeekEnd); err != nil {
 			return nil
@@ -80,8 +80,8 @@ func LogReasons(name string, pid, n int) []string {
 	if err != nil {
 		return nil
 	}
-	// "22-11-2026 14:13:42:66 [pid=17954 tid=17954] ERROR cufio_core:1104 cuFile initialization
-	// failed"
+	// Format of a line: "22-11-2026 14:13:42:66 [pid=17954 tid=17954] ERROR cufio_core:1104 cuFile
+	// initialization failed"
 	mark := fmt.Sprintf("[pid=%d ", pid)
 	var reasons []string
 	for line := range strings.Lines(string(b)) {

@@ -46,7 +46,7 @@ const (
 	AsyncNotSupported       Status = 5038
 )
 
-// names are the library's names of its statuses, without CU_FILE_.
+// names are the library's names of statuses, without the prefix CU_FILE_.
 var names = map[Status]string{
 	0: "SUCCESS", 5001: "DRIVER_NOT_INITIALIZED", 5002: "DRIVER_INVALID_PROPS", 5003: "DRIVER_UNSUPPORTED_LIMIT",
 	5004: "DRIVER_VERSION_MISMATCH", 5005: "DRIVER_VERSION_READ_ERROR", 5006: "DRIVER_CLOSING", 5007: "PLATFORM_NOT_SUPPORTED",
@@ -94,8 +94,8 @@ type Result struct {
 	CUDA   int32 // a CUresult, if Status is CUDADriverError
 }
 
-// Err returns nil for success, and otherwise a *device.Error. format and args describe the
-// arguments of the call.
+// Err returns nil for success, otherwise a *device.Error. format and args describe the arguments of
+// the call.
 func (r Result) Err(call, format string, args ...any) error {
 	if r.Status == Success {
 		return nil
@@ -109,8 +109,8 @@ func (r Result) Err(call, format string, args ...any) error {
 	return e
 }
 
-// Moved returns the number of bytes that a transfer moved, or its error. n is its result: a count,
-// or the negative of a Status or of an errno. errno belongs to -1.
+// Moved converts the result n of a transfer to a number of bytes or an error. n is a number of
+// bytes, -1 with errno set, or a negated Status or errno.
 func Moved(n int64, errno unix.Errno, call, format string, args ...any) (int64, error) {
 	switch {
 	case n >= 0:

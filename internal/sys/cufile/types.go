@@ -7,7 +7,7 @@ type Handle uintptr
 type descriptor struct {
 	kind  int32
 	_     int32
-	fd    int32 // of a union with a pointer
+	fd    int32 // member of a union with a pointer
 	_     int32
 	fsOps uintptr
 }
@@ -17,10 +17,10 @@ const handleTypeFD = 1
 
 // Properties is a CUfileDrvProps_t. Sizes are in KiB.
 type Properties struct {
-	Major, Minor          uint32 // of the kernel module nvidia-fs; zero without it
+	Major, Minor          uint32 // version of the kernel module nvidia-fs; zero if it is not loaded
 	PollThreshold         uint64
 	MaxDirectIO           uint64
-	Status                uint32 // one bit for each type of storage with direct transfers
+	Status                uint32 // one bit for each type of storage that supports direct transfers
 	Control               uint32
 	Features              uint32
 	MaxDeviceCache        uint32
@@ -30,7 +30,7 @@ type Properties struct {
 	MaxBatchTimeoutMillis uint32
 }
 
-// The bits of Properties.Status: CUfileDriverStatusFlags.
+// Bits of Properties.Status: CUfileDriverStatusFlags.
 const (
 	StatusLustre  = 0
 	StatusWeka    = 1
@@ -43,12 +43,12 @@ const (
 	StatusNVMeP2P = 11
 )
 
-// ControlAllowCompat is the bit of Properties.Control that allows the compatibility mode.
+// ControlAllowCompat is the bit in Properties.Control that permits the compatibility mode.
 const ControlAllowCompat = 1
 
 // ParamForceCompat is CUFILE_PARAM_FORCE_COMPAT_MODE of CUFileBoolConfigParameter_t.
 const ParamForceCompat = 2
 
-// Words are the addresses of values that an asynchronous transfer reads at its start (size_t and
-// two off_t) and writes at its end (ssize_t).
+// Words are the addresses of the words of an asynchronous transfer. The transfer reads Size
+// (size_t) and both offsets (off_t) when it starts, and writes Moved (ssize_t) when it ends.
 type Words struct{ Size, FileOffset, BufferOffset, Moved uintptr }

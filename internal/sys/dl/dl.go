@@ -1,6 +1,6 @@
-// Package dl opens shared libraries at run time, so that kvlane builds and starts without them. A
-// Library resolves symbols on request, never lazily at the first call. A missing symbol is an error
-// at load time, not a crash later. There is no cgo: the loader is called through purego.
+// Package dl opens shared libraries at run time, so that kvlane builds and starts without them.
+// Symbols are resolved when they are requested, so a missing symbol is an error at load time and
+// not a crash at the first call. The package calls the loader through purego, without cgo.
 //
 // An opened library is never unloaded; closing it only releases the handle. A Library is safe for
 // concurrent use.
@@ -19,8 +19,8 @@ import (
 	"github.com/kvlane/kvlane/internal/leak"
 )
 
-// rtldNoDelete keeps a library in the process after the last close (glibc and musl: <dlfcn.h>).
-// Drivers start threads that do not end with the handle.
+// rtldNoDelete keeps a library loaded after the last close (glibc and musl: <dlfcn.h>). This is
+// necessary because drivers start threads that continue after that.
 const rtldNoDelete = 0x1000
 
 // Library is an open shared library.
@@ -31,11 +31,11 @@ type Library struct {
 	handle uintptr // zero after Close
 }
 
-// MissingError is returned if the loader opened none of several libraries. It wraps ErrNotSupported
-// and the loader's reasons.
+// MissingError is returned if the loader could open none of several libraries. It wraps
+// ErrNotSupported and the loader's reasons.
 type MissingError struct {
 	Names   []string
-	Reasons []error // of each name
+	Reasons []error // reason for each name
 }
 
 // Error returns the names and the loader's reasons.
@@ -48,11 +48,10 @@ func (e *MissingError) Unwrap() []error {
 	return append([]error{errdefs.ErrNotSupported}, e.Reasons...)
 }
 
-// Brief returns a short message if the library does not exist, and the loader's reasons otherwise.
+// Brief returns a short message if the library is not installed, otherwise the loader's reasons.
 func (e *MissingError) Brief() string {
 	for i, reason := range e.Reasons {
-		// The message of glibc starts with the name of the missing library, which may be a
-		// dependency.
+		// The message of glibc begins with the name of the missing file, which may be a dependency.
 		if text := reason.Error(); !strings.HasPrefix(text, e.Names[i]+":") || !strings.Contains(text, "No such file") {
 			return errors.Join(e.Reasons...).Error()
 		}
@@ -60,13 +59,13 @@ func (e *MissingError) Brief() string {
 	return strings.Join(e.Names, " or ") + " not found"
 }
 
-// Open opens the first of names that the loader finds. A name without a slash is searched for as in
+// Open opens the first of names that the loader finds. Names without a slash are searched for as by
 // dlopen(3). The error is a *MissingError.
 func Open(names ...string) (*Library, error) {
 	if len(names) == 0 {
 		return nil, fmt.Errorf("open library: no name: %w", errdefs.ErrInvalid)
 	}
-	// The loader keeps its error per thread.
+	// The loader's error is specific to the thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var reasons []error
@@ -84,14 +83,14 @@ func Open(names ...string) (*Library, error) {
 // Name returns the name of the loaded library.
 func (l *Library) Name() string { return l.name }
 
-// Symbol returns the address of a function. The error wraps ErrNotSupported and names the symbol.
+// Symbol returns the address of a function. The error wraps ErrNotSupported and contains the name.
 func (l *Library) Symbol(name string) (uintptr, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.handle == 0 {
 		return 0, fmt.Errorf("look up %s in %s: %w", name, l.name, errdefs.ErrClosed)
 	}
-	runtime.LockOSThread() // as in Open
+	runtime.LockOSThread() // see Open
 	defer runtime.UnlockOSThread()
 	p, err := purego.Dlsym(l.handle, name)
 	if err != nil {
@@ -100,8 +99,8 @@ func (l *Library) Symbol(name string) (uintptr, error) {
 	return p, nil
 }
 
-// Close releases the handle. Symbol fails afterwards. The code stays in the process, and addresses
-// of Symbol stay valid. A second Close returns nil.
+// Close releases the handle. Afterwards Symbol returns an error. The code stays loaded, so
+// addresses returned by Symbol remain valid. Further calls return nil.
 func (l *Library) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

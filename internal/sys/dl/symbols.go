@@ -6,17 +6,18 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// Symbols resolves the functions of a library and collects the missing ones, so that one error
-// names them all.
+// Symbols resolves functions of a library and collects the missing ones, so that one error can list
+// them all.
 type Symbols struct {
 	lib     *Library
 	missing []error
 }
 
-// Symbols returns a Symbols of the library.
+// Symbols returns a new Symbols for the library.
 func (l *Library) Symbols() *Symbols { return &Symbols{lib: l} }
 
-// Need returns the address of a function, or zero if it is missing. Missing then returns an error.
+// Need returns the address of a function. If the function is missing, it returns zero, and Missing
+// will return an error.
 func (s *Symbols) Need(name string) uintptr {
 	p, err := s.lib.Symbol(name)
 	if err != nil {
@@ -25,14 +26,15 @@ func (s *Symbols) Need(name string) uintptr {
 	return p
 }
 
-// Bind sets fn, a pointer to a variable of a func type, to a function unless it is missing.
+// Bind sets fn, a pointer to a variable of function type, to the function. If the function is
+// missing, fn is unchanged, and Missing will return an error.
 func (s *Symbols) Bind(fn any, name string) {
 	if p := s.Need(name); p != 0 {
 		purego.RegisterFunc(fn, p)
 	}
 }
 
-// Optional returns the address of a function, or zero.
+// Optional returns the address of a function, or zero if it is missing.
 func (s *Symbols) Optional(name string) uintptr {
 	p, err := s.lib.Symbol(name)
 	if err != nil {
@@ -41,10 +43,10 @@ func (s *Symbols) Optional(name string) uintptr {
 	return p
 }
 
-// Missing returns an error that names every missing function, or nil.
+// Missing returns an error that lists all missing functions, or nil.
 func (s *Symbols) Missing() error { return errors.Join(s.missing...) }
 
-// ErrnoLocation returns the address of the C library's __errno_location: int *(void).
+// ErrnoLocation returns the address of the C function __errno_location: int *(void).
 func ErrnoLocation() (uintptr, error) {
 	lib, err := Open("libc.so.6")
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package headertest compares bindings with their C headers. A C compiler checks the layouts,
-// constants and signatures of the Go code. Without a header or a compiler, a checksum detects
-// accidental changes of layouts.
+// Package headertest compares bindings with their C headers. It uses a C compiler to check layouts,
+// constants and signatures. If no header or compiler is available, a checksum detects accidental
+// changes of layouts.
 package headertest
 
 import (
@@ -17,15 +17,16 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// Header is the C header of a binding. The compiler finds it by itself, by C_INCLUDE_PATH, or in
-// the CUDA installation.
+// Header is the C header of a binding. The compiler searches its default directories,
+// C_INCLUDE_PATH and the CUDA installation.
 type Header struct {
-	Feature string // feature without which tests are skipped
-	Include string // text before each check
-	Struct  bool   // types are structures by tag
+	Feature string // if this feature is missing, tests are skipped
+	Include string // text at the beginning of each translation unit
+	Struct  bool   // types are named with the keyword struct
 }
 
-// Compiler returns a C compiler, or skips the test if feature is missing.
+// Compiler returns the path of a C compiler. Without one it skips the test and reports feature as
+// missing.
 func Compiler(t *testing.T, feature string) string {
 	t.Helper()
 	for _, name := range []string{"cc", "gcc", "clang"} {
@@ -37,7 +38,7 @@ func Compiler(t *testing.T, feature string) string {
 	return ""
 }
 
-// Compile compiles the body of a translation unit, or skips the test if the header cannot be used.
+// Compile compiles body as a translation unit. It skips the test if the header is not available.
 func (h *Header) Compile(t *testing.T, body string) {
 	t.Helper()
 	cc := Compiler(t, h.Feature)
@@ -68,7 +69,7 @@ func firstLines(b []byte, n int) []byte {
 	return bytes.Join(lines[:min(n, len(lines))], nil)
 }
 
-// Layouts returns C assertions of the offsets ("type.member") and sizes ("type") of types.
+// Layouts returns C assertions for offsets ("type.member") and sizes ("type").
 func (h *Header) Layouts(all map[string]uintptr) string {
 	tag := ""
 	if h.Struct {
@@ -85,7 +86,8 @@ func (h *Header) Layouts(all map[string]uintptr) string {
 	return Constants(asserts)
 }
 
-// Sum fails the test if the layouts differ from those that were compared with the header.
+// Sum fails the test if the checksum of the layouts differs from want, the checksum of layouts that
+// were compared with the header.
 func Sum(t *testing.T, all map[string]uintptr, want string) {
 	t.Helper()
 	sum := uint32(1)
@@ -97,7 +99,7 @@ func Sum(t *testing.T, all map[string]uintptr, want string) {
 	}
 }
 
-// Constants returns C assertions of constants.
+// Constants returns C assertions for constants.
 func Constants(all map[string]int64) string {
 	var c strings.Builder
 	for name, got := range all {
@@ -106,8 +108,8 @@ func Constants(all map[string]int64) string {
 	return c.String()
 }
 
-// Signatures declares a pointer of the bound type for each function, so that an incompatible
-// prototype does not compile. Names that are also macros are in parentheses.
+// Signatures returns C code that assigns each function to a pointer of the bound type. It does not
+// compile if the prototype is incompatible. Function names that are also macros are in parentheses.
 func Signatures(all map[string]string) string {
 	var c strings.Builder
 	for i, name := range slices.Sorted(maps.Keys(all)) {

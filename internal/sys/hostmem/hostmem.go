@@ -1,6 +1,6 @@
 // Package hostmem allocates host memory outside the Go heap: whole pages of an anonymous private
-// mapping. Memory that a device, a kernel or a system call may access after a Go function returned
-// comes from here, because the garbage collector may free or reuse memory of the heap.
+// mapping. Use it for memory that a device, a kernel or a system call may access after a Go
+// function has returned. The garbage collector could free or reuse heap memory meanwhile.
 //
 // Memory counts as leak.HostBytes until it is freed. All functions are safe for concurrent use.
 package hostmem
@@ -19,8 +19,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Alloc maps zeroed, page-aligned memory. It returns ErrInvalid unless bytes is positive, and
-// ErrNoMemory with the kernel's error if the mapping fails. Pages use memory only after the first
+// Alloc maps zeroed, page-aligned memory. It returns ErrInvalid if bytes is not positive, and
+// ErrNoMemory with the kernel's error if the mapping fails. Physical memory is used after the first
 // access.
 func Alloc(bytes int64) ([]byte, error) {
 	if bytes <= 0 || bytes != int64(int(bytes)) {
@@ -34,18 +34,18 @@ func Alloc(bytes int64) ([]byte, error) {
 	return b, nil
 }
 
-// AllocLarge is Alloc with pages of 2 MiB if the kernel has them, for memory that will all be used.
-// A disk request then has a few long pieces instead of single pages.
+// AllocLarge is like Alloc, with pages of 2 MiB if the kernel supports them. Use it for memory that
+// is used completely. Disk requests then consist of a few large segments.
 func AllocLarge(bytes int64) ([]byte, error) {
 	b, err := Alloc(bytes)
 	if err == nil {
-		_ = unix.Madvise(b, unix.MADV_HUGEPAGE) // affects only the speed
+		_ = unix.Madvise(b, unix.MADV_HUGEPAGE) // an optimization, so the error is ignored
 	}
 	return b, err
 }
 
-// Free unmaps memory of Alloc: the same slice, not a part of it. It returns ErrInvalid for any
-// other slice, and for a freed one. A later access crashes the process.
+// Free unmaps memory that Alloc returned. b must be the whole slice. It returns ErrInvalid for
+// other slices and for memory that is already freed. Later accesses crash the process.
 func Free(b []byte) error {
 	err := unix.Munmap(b)
 	switch {
@@ -59,27 +59,27 @@ func Free(b []byte) error {
 	}
 }
 
-// Addr returns the address of b's first byte, or zero for an empty slice.
+// Addr returns the address of b, or zero for an empty slice.
 func Addr(b []byte) mem.CPUAddr {
 	return mem.CPUAddr(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
 }
 
-// Region returns a region of kind mem.KindHost over b. The caller frees b.
+// Region returns a region of kind mem.KindHost for b. The caller frees b.
 func Region(b []byte) (*mem.Region, error) {
 	return mem.NewRegion(mem.RegionSpec{
 		Kind: mem.KindHost, Device: mem.NoDevice, Len: int64(len(b)), CPU: Addr(b), Bytes: b,
 	})
 }
 
-// View returns the n bytes at addr. The caller must keep them mapped while the view is used. View
-// does not check the address; an access to unmapped memory faults (see Guard).
+// View returns the n bytes at addr as a slice. The memory must stay mapped while the slice is used.
+// View does not check the address; accesses to unmapped memory fault (see Guard).
 func View(addr mem.CPUAddr, n int) []byte {
 	p := uintptr(addr)
 	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&p))), n)
 }
 
-// Guard calls f. If f faults, Guard returns the result of faulted for the address instead of ending
-// the process. f was then interrupted, and its deferred calls have run.
+// Guard calls f. If an access in f faults, Guard returns faulted(address) instead of ending the
+// process. f is interrupted then, and its deferred functions have run.
 func Guard(f func() error, faulted func(mem.CPUAddr) error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -87,7 +87,8 @@ func Guard(f func() error, faulted func(mem.CPUAddr) error) (err error) {
 		if r == nil {
 			return
 		}
-		at, ok := r.(interface{ Addr() uintptr }) // documented in runtime/debug for such faults
+		// runtime/debug documents this method for such faults
+		at, ok := r.(interface{ Addr() uintptr })
 		if !ok {
 			panic(r)
 		}
@@ -96,23 +97,23 @@ func Guard(f func() error, faulted func(mem.CPUAddr) error) (err error) {
 	return f()
 }
 
-// heapSpan is log2 of the distance within which two addresses are assumed to be of the same heap.
-// The Go runtime reserves its arenas one after the other from a fixed hint, and the kernel places
-// mappings elsewhere.
+// heapSpan is log2 of the size of an aligned address range that is assumed to contain the whole Go
+// heap. The Go runtime reserves its arenas from a fixed address on, and the kernel places mappings
+// elsewhere.
 const heapSpan = 40
 
-// OnGoHeap reports whether b is probably in the Go heap, and must not be given to a device. It is
-// for checks that find mistakes, because the Go runtime makes no promise about its addresses.
+// OnGoHeap reports whether b is probably on the Go heap. Such memory must not be given to a device.
+// It is a check for bugs only, because the Go runtime guarantees nothing about addresses.
 func OnGoHeap(b []byte) bool {
 	return len(b) > 0 && Addr(b)>>heapSpan == Addr(make([]byte, 1<<16))>>heapSpan
 }
 
-// LoadUint64 reads the 64-bit word at the start of b atomically, in the machine's byte order, with
-// the ordering of sync/atomic. b must have at least 8 bytes and be aligned to 8; otherwise it
-// panics.
+// LoadUint64 atomically reads the 64-bit word at the start of b in native byte order, with the
+// memory ordering of sync/atomic. It panics if b has fewer than 8 bytes or is not aligned to 8.
 func LoadUint64(b []byte) uint64 { return atomic.LoadUint64(word(b)) }
 
-// StoreUint64 writes the 64-bit word at the start of b atomically. b is as for LoadUint64.
+// StoreUint64 atomically writes the 64-bit word at the start of b. The requirements are those of
+// LoadUint64.
 func StoreUint64(b []byte, v uint64) { atomic.StoreUint64(word(b), v) }
 
 func word(b []byte) *uint64 {
@@ -122,8 +123,8 @@ func word(b []byte) *uint64 {
 	return (*uint64)(unsafe.Pointer(unsafe.SliceData(b)))
 }
 
-// Words returns the memory of s as 64-bit words in the machine's byte order, or nil if it is not
-// aligned or not whole words. Elements must not hold pointers.
+// Words returns the memory of s as 64-bit words in native byte order. It returns nil if the memory
+// is not aligned or not a whole number of words. Elements must not contain pointers.
 func Words[T any](s []T) []uint64 {
 	p := unsafe.Pointer(unsafe.SliceData(s))
 	bytes := uintptr(len(s)) * unsafe.Sizeof(*new(T))
@@ -133,7 +134,7 @@ func Words[T any](s []T) []uint64 {
 	return unsafe.Slice((*uint64)(p), bytes/8)
 }
 
-// Bytes returns the memory of s. Elements must not hold pointers.
+// Bytes returns the memory of s. Elements must not contain pointers.
 func Bytes[T any](s []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(*new(T))))
 }

@@ -10,12 +10,12 @@ import (
 	"github.com/kvlane/kvlane/internal/leak"
 )
 
-// sealed prevents changes of the length of a file of AllocShared. A process that has mapped a file
-// faults beyond its end.
+// sealed fixes the length of a file of AllocShared. Otherwise the file could become shorter, and
+// processes that have mapped it would fault.
 const sealed = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
-// AllocShared is Alloc for memory that other processes can map: a file in memory. The caller closes
-// the descriptor, which may be closed before the memory is freed.
+// AllocShared is like Alloc for memory that other processes can map: a memfd. The caller closes the
+// descriptor, before or after it frees the memory.
 func AllocShared(bytes int64) (b []byte, fd int, err error) {
 	if bytes <= 0 || bytes != int64(int(bytes)) {
 		return nil, -1, fmt.Errorf("map %d bytes of a file in memory: %w", bytes, errdefs.ErrInvalid)
@@ -37,9 +37,9 @@ func AllocShared(bytes int64) (b []byte, fd int, err error) {
 	return b, fd, nil
 }
 
-// MapShared maps the file of an AllocShared, usually of another process, by its descriptor. The
-// caller closes the descriptor. Free unmaps the memory. It returns ErrMismatch for a file of
-// another length, or a file that may become shorter.
+// MapShared maps a file of AllocShared, usually of another process. The caller closes the
+// descriptor, and frees the memory with Free. It returns ErrMismatch if the file has another length
+// or could become shorter.
 func MapShared(fd int, bytes int64) ([]byte, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {

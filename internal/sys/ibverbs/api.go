@@ -2,9 +2,9 @@ package ibverbs
 
 import "syscall"
 
-// API is the functions of the library. Load fills it in; tests may fill in their own. Fields must
-// not change while the API is in use. Each field has the name of its function, and its comment
-// states differences. An errno of zero is success. The other results of a failed call are
+// API is a table of the library's functions. Load sets the fields; tests may set their own
+// functions. The fields must not change while the API is in use. Each field is named after its C
+// function; comments describe differences. If an errno is not zero, the other results are
 // undefined.
 type API struct {
 	// Devices.
@@ -18,23 +18,23 @@ type API struct {
 	QueryGIDEx     func(c Context, port, index uint32, e *GIDEntry) syscall.Errno
 	CompVectors    func(c Context) int // number of completion vectors of a device
 
-	// Events of a device. Every event must be acknowledged, or destroying its object blocks
+	// Events of a device. Every event must be acknowledged, otherwise destroying its object blocks
 	// forever.
-	AsyncFD       func(c Context) int // readable if there is an event; owned by the context
+	AsyncFD       func(c Context) int
 	GetAsyncEvent func(c Context) (AsyncEvent, syscall.Errno)
 	AckAsyncEvent func(e AsyncEvent)
-	QPNum         func(q QP) uint32 // of a queue pair in an event that is not acknowledged yet
+	QPNum         func(q QP) uint32 // of a queue pair whose event is not acknowledged yet
 
 	// Protection domains and memory regions.
 	AllocPD   func(c Context) (PD, syscall.Errno)
 	DeallocPD func(p PD) syscall.Errno
 	RegMR     func(p PD, addr, bytes, iova uint64, access uint32) (Registration, syscall.Errno)
-	// nil if missing
+	// RegDMABufMR is nil if the library does not have the function.
 	RegDMABufMR func(p PD, off, bytes, iova uint64, fd int, access uint32) (Registration, syscall.Errno)
 	DeregMR     func(m MR) syscall.Errno
 
-	// Completion queues. A channel of zero is none. CreateCQ returns the number of entries of the
-	// queue.
+	// Completion queues. A zero channel means no channel. CreateCQ also returns the actual number
+	// of entries.
 	CreateCompChannel  func(c Context) (ch CompChannel, fd int, errno syscall.Errno)
 	DestroyCompChannel func(ch CompChannel) syscall.Errno
 	CreateCQ           func(c Context, entries int, ch CompChannel, vector int) (q CQ, got int, errno syscall.Errno)
@@ -42,10 +42,11 @@ type API struct {
 	GetCQEvent         func(ch CompChannel) (CQ, syscall.Errno)
 	AckCQEvents        func(q CQ, n uint32)
 	ReqNotifyCQ        func(q CQ, solicitedOnly bool) syscall.Errno
-	// the first n of the array; negative if the queue is lost
+	// PollCQ writes to the first elements of a and returns their number. A negative result means
+	// that the queue is unusable.
 	PollCQ func(q CQ, a *WCArray, n int) int
 
-	// Queue pairs. CreateQP and CreateSRQ write the actual capacities to their attributes.
+	// Queue pairs. CreateQP and CreateSRQ store the actual capacities in the attributes.
 	CreateQP    func(p PD, a *QPInitAttr) (q QP, num uint32, errno syscall.Errno)
 	DestroyQP   func(q QP) syscall.Errno
 	ModifyQP    func(q QP, a *QPAttr, mask int32) syscall.Errno

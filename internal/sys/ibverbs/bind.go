@@ -44,8 +44,8 @@ func (s *symbols) bindDevices(a *API) {
 		defer s.put(f)
 		return s.status(f, device, uintptr(c), f.pin(0, unsafe.Pointer(attr)))
 	}
-	// The symbol fills all members but the last, port_cap_flags2, which the header's inline
-	// function requests.
+	// The symbol sets all members except the last one, port_cap_flags2. The inline function in the
+	// header requests that separately.
 	a.QueryPort = func(c Context, number uint8, attr *PortAttr) syscall.Errno {
 		f := s.get()
 		defer s.put(f)
@@ -88,7 +88,8 @@ func (s *symbols) bindMemory(a *API) {
 	}
 	a.DeallocPD = func(p PD) syscall.Errno { return s.do(dealloc, uintptr(p)) }
 
-	// Unlike ibv_reg_mr, this variant ignores optional access flags that a device does not have.
+	// Unlike ibv_reg_mr, this function ignores optional access flags that the device does not
+	// support.
 	reg, dereg := s.Need("ibv_reg_mr_iova2"), s.Need("ibv_dereg_mr")
 	a.RegMR = func(p PD, addr, bytes, iova uint64, access uint32) (Registration, syscall.Errno) {
 		return s.register(reg, uintptr(p), uintptr(addr), uintptr(bytes), uintptr(iova), uintptr(access))

@@ -9,24 +9,24 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// maxArgs is the largest number of arguments.
+// maxArgs is the maximum number of arguments.
 const maxArgs = 6
 
-// frame is the memory of one call: its arguments and results. Frames are on the Go heap, whose
-// objects do not move, and reused. A call allocates nothing, unlike one with a literal argument
-// list.
+// frame is the memory for the arguments and results of one call. Frames are on the Go heap, where
+// objects do not move, and are reused. Therefore calls do not allocate memory.
 type frame struct {
 	args [maxArgs]uintptr
 	out  [2]uintptr
-	// keep holds the objects of pointer arguments. Storing a pointer here also forces the object
-	// onto the heap; an address on a goroutine's stack may change before the library reads it.
+	// keep has the objects of pointer arguments. Storing a pointer here also makes the object
+	// escape to the heap; the address of an object on a goroutine's stack could change during the
+	// call.
 	keep [2]unsafe.Pointer
 }
 
 // caller calls functions of the library.
 type caller struct {
 	frames        sync.Pool
-	errnoLocation uintptr // __errno_location of the C library: int *(void)
+	errnoLocation uintptr // address of the C function __errno_location: int *(void)
 }
 
 func (c *caller) get() *frame {
@@ -54,7 +54,7 @@ func (f *frame) call(fn uintptr, args ...uintptr) uintptr {
 // outPtr returns the address of out[i].
 func (f *frame) outPtr(i int) uintptr { return uintptr(unsafe.Pointer(&f.out[i])) }
 
-// pin returns p as an argument, and keeps its object alive and in place until put.
+// pin returns p as an argument. It keeps the object of p alive and in place until put.
 func (f *frame) pin(i int, p unsafe.Pointer) uintptr {
 	f.keep[i] = p
 	return uintptr(p)
@@ -62,7 +62,7 @@ func (f *frame) pin(i int, p unsafe.Pointer) uintptr {
 
 // errno clears errno, calls fn and returns errno.
 func (c *caller) errno(f *frame, fn uintptr, args ...uintptr) (uintptr, syscall.Errno) {
-	// errno belongs to the thread.
+	// errno is specific to the thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	location := (*int32)(pointer(f.call(c.errnoLocation)))
@@ -71,7 +71,7 @@ func (c *caller) errno(f *frame, fn uintptr, args ...uintptr) (uintptr, syscall.
 	return r, syscall.Errno(*location)
 }
 
-// object calls a function that returns a pointer, or null and an errno.
+// object calls a function that returns a pointer, or null with errno set.
 func (c *caller) object(f *frame, fn uintptr, args ...uintptr) (uintptr, syscall.Errno) {
 	r, errno := c.errno(f, fn, args...)
 	switch {
@@ -92,14 +92,14 @@ func (c *caller) status(f *frame, fn uintptr, args ...uintptr) syscall.Errno {
 	return result(r)
 }
 
-// do is status for a function with only value arguments.
+// do calls a function like status whose arguments are all values.
 func (c *caller) do(fn uintptr, args ...uintptr) syscall.Errno {
 	f := c.get()
 	defer c.put(f)
 	return c.status(f, fn, args...)
 }
 
-// result returns the errno of an int result. Some providers return it as a negative number.
+// result converts an int result to an errno. Some providers return negative errnos.
 func result(r uintptr) syscall.Errno {
 	switch v := int32(uint32(r)); {
 	case v == -1:
@@ -111,10 +111,10 @@ func result(r uintptr) syscall.Errno {
 	}
 }
 
-// pointer converts an address outside of the Go heap. The indirection lets vet accept it.
+// pointer converts an address that is not on the Go heap. The indirection avoids a warning of vet.
 func pointer(p uintptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&p)) }
 
-// member returns a pointer to the member at offset off of the library's structure at p.
+// member returns a pointer to the member at offset off of the C structure at p.
 func member[T any](p uintptr, off uintptr) *T { return (*T)(unsafe.Add(pointer(p), off)) }
 
 // goString copies the C string at p.

@@ -11,27 +11,27 @@ import (
 // request is a kind of work request.
 type request interface{ SendWR | RecvWR }
 
-// chain is an array of work requests, linked in order, and their scatter-gather entries, packed in
-// the order of use. Its memory is outside of the Go heap.
+// chain is a linked array of work requests with their scatter-gather entries. The entries are in
+// the order of the requests, without gaps. The memory is outside the Go heap.
 type chain[W request] struct {
 	mem      []byte
 	wrs      []W
 	sges     []SGE
-	bytes    []byte // payload of inline requests
-	used     int    // of wrs
+	bytes    []byte // payloads of inline requests
+	used     int    // number of used elements of wrs
 	usedSGEs int
 	usedByte int
-	linkOff  uintptr // offset of a request's pointer to the next
+	linkOff  uintptr // offset of the next pointer in a request
 }
 
-// alloc allocates a chain of depth requests with up to sges entries and inline bytes each. Only
-// used memory is touched.
+// alloc allocates a chain of depth requests with up to sges entries and inline bytes each. Memory
+// pages are accessed only when used.
 func (c *chain[W]) alloc(depth, sges, inline int, linkOff uintptr) error {
 	var w W
 	if depth < 1 || sges < 0 || inline < 0 {
 		return fmt.Errorf("make chain of %d requests of %d entries and %d bytes: %w", depth, sges, inline, errdefs.ErrInvalid)
 	}
-	// An inline request needs an entry too.
+	// An inline request also needs an entry.
 	entries := depth * max(sges, 1)
 	wrBytes, sgeBytes := depth*int(unsafe.Sizeof(w)), entries*int(unsafe.Sizeof(SGE{}))
 	mem, err := hostmem.Alloc(int64(wrBytes + sgeBytes + depth*inline))
@@ -46,7 +46,7 @@ func (c *chain[W]) alloc(depth, sges, inline int, linkOff uintptr) error {
 	return nil
 }
 
-// Free frees the memory. The chain must not be used afterwards. A second Free returns nil.
+// Free frees the memory. The chain must not be used afterwards. Further calls return nil.
 func (c *chain[W]) Free() error {
 	if c.mem == nil {
 		return nil
@@ -62,7 +62,7 @@ func (c *chain[W]) Reset() { c.used, c.usedSGEs, c.usedByte = 0, 0, 0 }
 // Len returns the number of requests in the chain.
 func (c *chain[W]) Len() int { return c.used }
 
-// next returns a zeroed request at the end of the chain, or nil if it is full.
+// next appends a zeroed request. It returns nil if the chain is full.
 func (c *chain[W]) next() *W {
 	if c.used == len(c.wrs) {
 		return nil
@@ -77,7 +77,7 @@ func (c *chain[W]) next() *W {
 	return w
 }
 
-// take returns n scatter-gather entries and their address.
+// take returns n unused scatter-gather entries and their address.
 func (c *chain[W]) take(n int) ([]SGE, uintptr) {
 	if n == 0 {
 		return nil, 0
@@ -90,12 +90,13 @@ func (c *chain[W]) take(n int) ([]SGE, uintptr) {
 // address returns the address of request i.
 func (c *chain[W]) address(i int) uintptr { return uintptr(unsafe.Pointer(&c.wrs[i])) }
 
-// link returns request i's pointer to the next.
+// link returns the address of request i's next pointer.
 func (c *chain[W]) link(i int) *uintptr {
 	return (*uintptr)(unsafe.Add(unsafe.Pointer(&c.wrs[i]), c.linkOff))
 }
 
-// index returns the index of the request at an address of a refusal, or 0 if there is none.
+// index returns the index of the request at an address reported as refused. It returns 0 if the
+// address is not in the chain.
 func (c *chain[W]) index(address uintptr) int {
 	var w W
 	i := (address - c.address(0)) / unsafe.Sizeof(w)
@@ -105,8 +106,8 @@ func (c *chain[W]) index(address uintptr) int {
 	return int(i)
 }
 
-// SendChain is a chain of work requests for a send queue, posted by one call. Its memory is outside
-// of the Go heap, of a fixed size, and reused for every post. It is not safe for concurrent use.
+// SendChain is a chain of work requests for a send queue that one call posts. Its memory is outside
+// the Go heap, has a fixed size, and is reused. It is not safe for concurrent use.
 type SendChain struct{ chain[SendWR] }
 
 // NewSendChain allocates a chain for depth requests of up to sges scatter-gather entries and inline
@@ -119,8 +120,8 @@ func NewSendChain(depth, sges, inline int) (*SendChain, error) {
 	return c, nil
 }
 
-// Add adds a request with n scatter-gather entries. The caller fills both in before the chain is
-// posted. It returns nil if the chain is full.
+// Add adds a request with n scatter-gather entries. The caller fills in both before it posts the
+// chain. It returns nil if the chain is full.
 func (c *SendChain) Add(n int) (*SendWR, []SGE) {
 	w := c.next()
 	if w == nil {
@@ -168,7 +169,8 @@ func (c *RecvChain) Add(n int) (*RecvWR, []SGE) {
 	return w, sges
 }
 
-// WCArray is an array of completions outside of the Go heap. It is not safe for concurrent use.
+// WCArray is an array of completions in memory outside the Go heap. It is not safe for concurrent
+// use.
 type WCArray struct {
 	mem []byte
 	wcs []WC
@@ -184,10 +186,10 @@ func NewWCArray(n int) (*WCArray, error) {
 	return &WCArray{mem: mem, wcs: unsafe.Slice((*WC)(unsafe.Pointer(unsafe.SliceData(mem))), n)}, nil
 }
 
-// WCs returns the whole array. The first entries are those of the last poll.
+// WCs returns the whole array. PollCQ writes to the first elements.
 func (a *WCArray) WCs() []WC { return a.wcs }
 
-// Free frees the memory. The array must not be used afterwards. A second Free returns nil.
+// Free frees the memory. The array must not be used afterwards. Further calls return nil.
 func (a *WCArray) Free() error {
 	if a.mem == nil {
 		return nil

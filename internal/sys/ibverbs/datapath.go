@@ -2,14 +2,14 @@ package ibverbs
 
 import "syscall"
 
-// operation returns the function at off in the context of the queue at q, like the header's inline
-// functions.
+// operation returns the function pointer at offset off in the context of the queue at q. The inline
+// functions in the header do the same.
 func operation(q uintptr, off uintptr) uintptr {
 	return *member[uintptr](*member[uintptr](q, offObjectContext), off)
 }
 
-// bindDataPath binds functions that must neither allocate nor lock threads. Their results contain
-// their errors.
+// bindDataPath binds the functions of the data path. They must neither allocate nor lock threads.
+// They return errors in their results instead of errno.
 func (s *symbols) bindDataPath(a *API) {
 	a.PollCQ = func(q CQ, w *WCArray, n int) int {
 		f := s.get()
@@ -38,7 +38,7 @@ func (s *symbols) bindDataPath(a *API) {
 	}
 }
 
-// post calls fn: int (queue, first work request, address of the first refused one).
+// post calls fn: int (queue, first work request, pointer to the first refused request).
 func post[W request](s *symbols, fn, queue uintptr, c *chain[W]) (int, syscall.Errno) {
 	if c.used == 0 {
 		return 0, 0

@@ -7,13 +7,13 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/dl"
 )
 
-// library is the name of the library on systems with the GNU C library.
+// library is the name of the library on systems with glibc.
 const library = "libibverbs.so.1"
 
-// Load opens libibverbs.so.1 and resolves its functions. The error wraps ErrNotSupported, with the
-// loader's reason or the names of every symbol that a library older than rdma-core 33 lacks.
+// Load opens libibverbs.so.1 and resolves its functions. The error wraps ErrNotSupported and
+// contains the loader's reason, or the missing symbols if the library is older than rdma-core 33.
 //
-// The library stays in the process, because it loads providers with state of their own.
+// The library is never unloaded, because it loads providers that have their own state.
 func Load() (*API, error) { return load(library) }
 
 func load(name string) (*API, error) {
@@ -30,14 +30,14 @@ func load(name string) (*API, error) {
 	s.bindCompletions(a)
 	s.bindQueues(a)
 	s.bindDataPath(a)
-	// The addresses outlive the handle (see package dl), so it can be closed.
+	// The functions remain loaded after the handle is closed (see package dl).
 	if err := errors.Join(err, s.Missing(), lib.Close()); err != nil {
 		return nil, fmt.Errorf("load %s, of rdma-core 33 or newer: %w", name, err)
 	}
 	return a, nil
 }
 
-// symbols converts addresses to functions.
+// symbols binds resolved addresses to Go functions.
 type symbols struct {
 	*caller
 	*dl.Symbols

@@ -1,6 +1,6 @@
 package ibverbs
 
-// Objects of the library: addresses of its structures, opaque, and never Go pointers.
+// Objects of the library: opaque addresses of its structures. They are never Go pointers.
 type (
 	// Device is a struct ibv_device.
 	Device uintptr
@@ -20,14 +20,14 @@ type (
 	SRQ uintptr
 )
 
-// DeviceList is the result of ibv_get_device_list. Devices are valid until it is freed; opened
-// devices stay valid.
+// DeviceList is the result of ibv_get_device_list. Its devices are valid until it is freed. Opened
+// devices remain valid.
 type DeviceList struct {
 	Devices []Device
 	array   uintptr
 }
 
-// Bits of an enum ibv_qp_attr_mask: the fields of a QPAttr that are set.
+// Bits of enum ibv_qp_attr_mask: which fields of a QPAttr are set.
 const (
 	MaskState           int32 = 1 << 0
 	MaskAccessFlags     int32 = 1 << 3
@@ -109,7 +109,7 @@ type AsyncEvent struct {
 
 // DeviceAttr is a struct ibv_device_attr.
 type DeviceAttr struct {
-	Firmware          [64]byte // ends at the first zero
+	Firmware          [64]byte // zero-terminated
 	NodeGUID          uint64   // network byte order
 	SysImageGUID      uint64   // network byte order
 	MaxMRSize         uint64
@@ -270,8 +270,8 @@ type srqInitAttr struct {
 	_       [4]byte
 }
 
-// Offsets in bytes of the members of the library's structures that this package reads. They are
-// those of the public header, and cannot change within libibverbs.so.1.
+// Offsets in bytes of members of the library's structures. The public header defines them, so they
+// cannot change within libibverbs.so.1.
 const (
 	offContextReqNotifyCQ = 104 // struct ibv_context: ops.req_notify_cq
 	offContextPollCQ      = 96  // struct ibv_context: ops.poll_cq

@@ -1,9 +1,9 @@
 // Package nvml queries NVIDIA's management library for the connections between GPUs, and the
-// traffic of their NVLinks. CUDA's driver only knows devices that this process may use, and not the
-// type of connection.
+// traffic of their NVLinks. The CUDA driver API reports only devices that this process may use, and
+// does not report the type of connection.
 //
-// The constants are from nvml.h. A Library is safe for concurrent use, as NVML itself is. No call
-// needs a CUDA context.
+// The constants are from nvml.h. A Library is safe for concurrent use. No call needs a CUDA
+// context.
 package nvml
 
 import (
@@ -47,7 +47,8 @@ type fieldValue struct {
 	Value                uint64
 }
 
-// Counters of NVLink traffic in KiB without protocol overhead, and the scope of all links.
+// IDs of the counters of NVLink traffic in KiB without protocol overhead, and the scope that
+// selects all links.
 const (
 	fieldNVLinkSent     = 138 // NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX
 	fieldNVLinkReceived = 139 // NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX
@@ -61,7 +62,7 @@ const (
 	capsNVLink int32 = 2
 )
 
-// p2pStatuses are the names of nvmlGpuP2PStatus_t, by value; zero is "ok".
+// p2pStatuses are descriptions of nvmlGpuP2PStatus_t by value. Zero is "ok".
 var p2pStatuses = [...]string{
 	"ok", "the chip set does not support it", "the GPU does not support it", "the I/O hub topology does not support it",
 	"disabled by a driver option", "not supported", "unknown",
@@ -82,8 +83,8 @@ type Library struct {
 	fieldValues func(h handle, n int32, values *fieldValue) result
 }
 
-// Load opens and initializes the library. The error wraps ErrNotSupported if it or one of its
-// functions is missing.
+// Load opens and initializes the library. The error wraps ErrNotSupported if the library or one of
+// its functions is missing.
 func Load() (*Library, error) {
 	lib, err := dl.Open("libnvidia-ml.so.1")
 	if err != nil {
@@ -114,9 +115,9 @@ func (l *Library) Close() error {
 	return errors.Join(l.check(l.shutdown(), "nvmlShutdown", ""), l.lib.Close())
 }
 
-// Peer reports whether the GPU at PCI address from can access the memory of the GPU at to. The
-// error is nil if it accesses it directly, and wraps ErrNotSupported with the reason if it cannot.
-// nvlink reports whether NVLink connects them.
+// Peer reports how the GPU at PCI address from can access memory of the GPU at address to. err is
+// nil if direct access is possible, and wraps ErrNotSupported with the reason if it is not. nvlink
+// reports whether NVLink connects the GPUs.
 func (l *Library) Peer(from, to string) (nvlink bool, err error) {
 	a, err := l.handle(from)
 	if err != nil {
@@ -131,7 +132,7 @@ func (l *Library) Peer(from, to string) (nvlink bool, err error) {
 		err := l.check(l.p2pStatus(a, b, caps, &s), "nvmlDeviceGetP2PStatus", fmt.Sprintf("from=%s to=%s caps=%d", from, to, caps))
 		return s, err
 	}
-	// A driver without this query does not report NVLink.
+	// Drivers without this query do not report NVLink.
 	if s, err := status(capsNVLink); err == nil {
 		nvlink = s == 0
 	}
@@ -147,9 +148,9 @@ func (l *Library) Peer(from, to string) (nvlink bool, err error) {
 	return nvlink, nil
 }
 
-// NVLinks returns for each active link of the GPU at a PCI address the address of its other end, or
-// "" if the driver does not report it, which happens in virtual machines. A GPU without NVLink has
-// none, or returns ErrNotSupported.
+// NVLinks returns the PCI address of the other end of each active NVLink of the GPU at address pci.
+// An element is "" if the driver does not report the address, as in virtual machines. For a GPU
+// without NVLink the result is empty, or the error is ErrNotSupported.
 func (l *Library) NVLinks(pci string) ([]string, error) {
 	h, err := l.handle(pci)
 	if err != nil {
@@ -176,9 +177,9 @@ func (l *Library) NVLinks(pci string) ([]string, error) {
 	return ends, nil
 }
 
-// NVLinkBytes returns the bytes that the GPU at a PCI address has sent and received over all
-// NVLinks since the driver was loaded: data, by counters of KiB. It returns ErrNotSupported without
-// NVLink, or if the driver does not count, which happens in virtual machines.
+// NVLinkBytes returns the number of data bytes that the GPU at address pci has sent and received
+// over all NVLinks since the driver was loaded, with a resolution of 1 KiB. It returns
+// ErrNotSupported without NVLink, and if the driver has no counters, as in virtual machines.
 func (l *Library) NVLinkBytes(pci string) (sent, received int64, err error) {
 	h, err := l.handle(pci)
 	if err != nil {

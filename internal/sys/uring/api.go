@@ -10,16 +10,16 @@ import (
 // Argument is the argument of io_uring_register.
 type Argument = unsafe.Pointer
 
-// API is the system calls of io_uring. A ring owns its table. System fills it in; tests may fill in
-// or wrap one. An errno of zero is success.
+// API is a table of the system calls of io_uring. System returns the kernel's; tests may use or
+// wrap their own. If an errno is not zero, the other results are undefined.
 type API struct {
 	Setup    func(entries uint32, p *Params) (fd int, errno syscall.Errno)
 	Enter    func(fd int, submit, atLeast, flags uint32) (submitted int, errno syscall.Errno)
 	Register func(fd int, what uint32, arg Argument, n uint32) syscall.Errno
 }
 
-// System returns the system calls. With atLeast above zero, Enter blocks its thread until that many
-// completions are available.
+// System returns the kernel's system calls. If atLeast is positive, Enter blocks the thread until
+// that many completions are available.
 func System() API {
 	return API{
 		Setup: func(entries uint32, p *Params) (int, syscall.Errno) {

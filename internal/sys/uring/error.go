@@ -7,8 +7,8 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// OpError is a failed request. It wraps the errno and, if there is one, a sentinel of package
-// errdefs.
+// OpError is the error of a failed request. It wraps the errno and a sentinel of package errdefs,
+// if the errno has one.
 type OpError struct {
 	Op    Opcode
 	FD    int
@@ -22,7 +22,7 @@ func (e *OpError) Error() string {
 	return fmt.Sprintf("%s %d bytes at byte %d of descriptor %d by io_uring: %v", e.Op, e.Len, e.Off, e.FD, e.Errno)
 }
 
-// Unwrap returns the errno, and its sentinel.
+// Unwrap returns the errno and its sentinel.
 func (e *OpError) Unwrap() []error {
 	if s := sentinels[e.Errno]; s != nil {
 		return []error{e.Errno, s}
@@ -44,8 +44,8 @@ var sentinels = map[syscall.Errno]error{
 	syscall.EOPNOTSUPP: errdefs.ErrNotSupported,
 }
 
-// unavailable returns the error of a failed setup. It wraps ErrNotSupported if a retry cannot
-// succeed.
+// unavailable returns the error for a failed setup. It wraps ErrNotSupported if a retry would also
+// fail.
 func unavailable(errno syscall.Errno) error {
 	switch errno {
 	case syscall.ENOSYS:

@@ -12,11 +12,11 @@ import (
 )
 
 // Probe reports whether this process can open rings with all features of this package. It returns
-// nil, or an error that wraps ErrNotSupported with the reason. Other errors are inconclusive, such
-// as a lack of memory or descriptors. It opens a ring and closes it.
+// nil, or an error that wraps ErrNotSupported with the reason. Other errors are inconclusive, for
+// example a lack of memory or descriptors. It opens and closes a ring.
 func Probe() error { return ProbeAPI(System()) }
 
-// ProbeAPI is Probe with other system calls.
+// ProbeAPI is like Probe with other system calls.
 func ProbeAPI(a API) error {
 	r, err := Open(Options{Depth: 1, API: a})
 	if err != nil {
@@ -25,7 +25,7 @@ func ProbeAPI(a API) error {
 	return r.Close()
 }
 
-// probe queries the supported opcodes.
+// probe checks that the kernel supports the needed opcodes.
 func (r *Ring) probe() error {
 	p := new(probe)
 	switch errno := r.api.Register(r.fd, registerProbe, unsafe.Pointer(p), uint32(len(p.ops))); errno {
@@ -44,10 +44,10 @@ func (r *Ring) probe() error {
 	return errors.Join(errs...)
 }
 
-// RegisterBuffers pins buffers once instead of for each request. Requests name them by Op.Buffer.
-// It may be called once. The error wraps ErrNotSupported if the limit of locked memory
-// (RLIMIT_MEMLOCK) or the kernel forbids it. The ring then works without them and ignores
-// Op.Buffer.
+// RegisterBuffers pins buffers once instead of for each request. Requests refer to them with
+// Op.Buffer. It may be called once. If the limit of locked memory (RLIMIT_MEMLOCK) or the kernel
+// does not permit it, the error wraps ErrNotSupported. The ring then works without registered
+// buffers and ignores Op.Buffer.
 func (r *Ring) RegisterBuffers(buffers ...[]byte) error {
 	v, bytes := make([]iovec, len(buffers)), int64(0)
 	for i, b := range buffers {
@@ -71,7 +71,7 @@ func (r *Ring) RegisterBuffers(buffers ...[]byte) error {
 		return fmt.Errorf("%s with io_uring: %w: %w", what, errno, errdefs.ErrInvalid)
 	case syscall.EBUSY:
 		return fmt.Errorf("%s with io_uring, which has some: %w: %w", what, errno, errdefs.ErrExists)
-	default: // ENOMEM is the limit of locked memory
+	default: // ENOMEM: the limit of locked memory is exceeded
 		return fmt.Errorf("%s with io_uring: %w: %w", what, errno, errdefs.ErrNotSupported)
 	}
 }

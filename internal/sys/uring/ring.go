@@ -18,13 +18,13 @@ import (
 const (
 	DefaultDepth = 32
 	MaxDepth     = 4096
-	// MaxBytes is the maximum of one request (MAX_RW_COUNT).
+	// MaxBytes is the maximum length of one request (MAX_RW_COUNT).
 	MaxBytes = 0x7ffff000
 )
 
-// Options configure a ring. The zero value is the defaults.
+// Options are the options of a ring. The zero value has the defaults.
 type Options struct {
-	Depth int // maximum of requests in flight, 1 to MaxDepth; default DefaultDepth
+	Depth int // maximum number of requests in flight, 1 to MaxDepth; default DefaultDepth
 	API   API // default System
 }
 
@@ -36,7 +36,7 @@ type Ring struct {
 
 	rings, sqes []byte // mappings shared with the kernel
 
-	// Words that the kernel writes or reads concurrently.
+	// Pointers to words that the kernel accesses concurrently.
 	sqHead, sqTail, cqHead, cqTail, cqOverflow *uint32
 	sqMask, cqMask                             uint32
 	sq                                         []sqe
@@ -46,11 +46,11 @@ type Ring struct {
 	waiting    sync.Mutex // guards the completion queue; taken before mu
 
 	mu      sync.Mutex
-	changed sync.Cond // requests were submitted, or the ring was closed
-	slots   []Op      // requests in flight, by user data
+	changed sync.Cond // signals submitted requests and the closing of the ring
+	slots   []Op      // requests in flight; the index is the user data
 	free    []uint32  // free slots
 	// inFlight is the number of submitted requests that were not reaped. It is increased after the
-	// kernel took the requests, so it may be below zero for a moment. If it is positive, a
+	// kernel has accepted the requests, so it may temporarily be negative. If it is positive, a
 	// completion will arrive.
 	inFlight    int
 	buffers     int // number of registered buffers
@@ -60,8 +60,8 @@ type Ring struct {
 	broken      error
 }
 
-// Open creates a ring. It returns ErrInvalid for the depth, ErrNotSupported with the reason if the
-// kernel or a sandbox offers no ring, or ErrNoMemory.
+// Open creates a ring. It returns ErrInvalid for an invalid depth, ErrNotSupported with the reason
+// if the kernel or a sandbox does not permit rings, and ErrNoMemory.
 func Open(o Options) (_ *Ring, err error) {
 	if o.Depth == 0 {
 		o.Depth = DefaultDepth
@@ -101,7 +101,7 @@ func Open(o Options) (_ *Ring, err error) {
 	return r, nil
 }
 
-// mapQueues maps both queues, which share a mapping, and the submission entries.
+// mapQueues maps the queues, which share one mapping, and the submission entries.
 func (r *Ring) mapQueues(p *Params) (err error) {
 	bytes := max(p.sqOff.array+4*p.sqEntries, p.cqOff.cqes+p.cqEntries*uint32(unsafe.Sizeof(cqe{})))
 	if r.rings, err = r.mmap(offSQRing, int(bytes)); err != nil {
@@ -117,8 +117,8 @@ func (r *Ring) mapQueues(p *Params) (err error) {
 	r.sqMask, r.cqMask = *word(p.sqOff.ringMask), *word(p.cqOff.ringMask)
 	r.sq = unsafe.Slice((*sqe)(unsafe.Pointer(&r.sqes[0])), p.sqEntries)
 	r.cq = unsafe.Slice((*cqe)(at(p.cqOff.cqes)), p.cqEntries)
-	// Entry i of the queue is always entry i of the array. The indirection serves programs that
-	// reorder entries.
+	// Entry i of the queue always refers to entry i of the array. The indirection is for programs
+	// that reorder entries.
 	for i := range unsafe.Slice(word(p.sqOff.array), p.sqEntries) {
 		*word(p.sqOff.array + 4*uint32(i)) = uint32(i)
 	}
@@ -134,20 +134,19 @@ func (r *Ring) mmap(off int64, bytes int) ([]byte, error) {
 	return b, nil
 }
 
-// Depth returns the maximum of requests in flight.
+// Depth returns the maximum number of requests in flight.
 func (r *Ring) Depth() int { return r.depth }
 
-// InFlight returns the number of submitted requests whose completions Wait has not returned.
+// InFlight returns the number of submitted requests whose completions were not returned by Wait.
 func (r *Ring) InFlight() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.depth - len(r.free)
 }
 
-// Close rejects new requests, waits until none is in flight, and frees the ring. Completions that
-// no Wait returned are dropped. It blocks as long as the kernel holds a request. If it cannot wait,
-// it returns an error and keeps the ring and the memory of its requests. A second Close does
-// nothing.
+// Close refuses new requests, waits until none is in flight, and frees the ring. Completions that
+// were not returned by Wait are dropped. If it cannot wait, it returns an error, and the ring and
+// the memory of requests stay in use. Further calls do nothing.
 func (r *Ring) Close() error {
 	r.submitting.Lock() // afterwards all submissions are in flight
 	r.mu.Lock()
@@ -197,7 +196,7 @@ func (r *Ring) breaks(what string, errno syscall.Errno) error {
 	return r.broken
 }
 
-// lost returns an error if the kernel dropped completions.
+// lost returns an error if the kernel has dropped completions.
 func (r *Ring) lost() error {
 	if n := atomic.LoadUint32(r.cqOverflow); n != 0 {
 		return r.breaks(fmt.Sprintf("io_uring dropped %d completions", n), syscall.EBADR)

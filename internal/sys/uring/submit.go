@@ -9,17 +9,17 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/hostmem"
 )
 
-// Op is a request. Its memory is outside of the Go heap, and must not change until the completion
+// Op is a request. Its memory must be outside the Go heap and must not change until the completion
 // arrives.
 type Op struct {
 	Code Opcode
 	FD   int
-	// Buffer is 0, or 1 + the index of the buffer in RegisterBuffers that contains Buf. A ring
-	// without registered buffers ignores it.
+	// Buffer is 0, or 1 + the index of the buffer passed to RegisterBuffers that contains Buf. It
+	// is ignored if the ring has no registered buffers.
 	Buffer int
 	Off    int64  // offset in the file, bytes
 	Buf    []byte // nil for NOP
-	Token  any    // for the caller
+	Token  any    // value for the caller
 }
 
 func (o *Op) validate() error {
@@ -33,11 +33,12 @@ func (o *Op) validate() error {
 	return nil
 }
 
-// Submit passes requests to the kernel in order, and returns the number that it took, limited by
-// the free slots. It does not wait for requests in flight. Errors do not affect other requests:
-// ErrBusy if there are no slots or the kernel has no resources (wait for a completion), ErrInvalid
-// for an invalid request (none was taken), ErrClosed, and ErrBroken. An error of the kernel about
-// one request is the completion of that request.
+// Submit passes requests to the kernel in order. It returns the number of accepted requests, which
+// is limited by the free slots. It does not wait for requests in flight. An error does not affect
+// accepted requests. ErrBusy means that there are no free slots or the kernel lacks resources;
+// retry after a completion. ErrInvalid means that a request is invalid and none was accepted.
+// ErrClosed and ErrBroken are returned for a closed or broken ring. If the kernel refuses a single
+// request, the completion of that request has the error.
 func (r *Ring) Submit(ops ...Op) (int, error) {
 	for i := range ops {
 		if err := ops[i].validate(); err != nil {
@@ -61,7 +62,7 @@ func (r *Ring) Submit(ops ...Op) (int, error) {
 	return 0, r.breaks("io_uring_enter", errno)
 }
 
-// prepare writes requests into the queue, as many as fit.
+// prepare writes as many requests into the queue as fit.
 func (r *Ring) prepare(ops []Op) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -81,18 +82,18 @@ func (r *Ring) prepare(ops []Op) (int, error) {
 		r.fill(&r.sq[(tail+uint32(i))&r.sqMask], &ops[i], slot)
 	}
 	r.free = r.free[:len(r.free)-n]
-	// The kernel sees the entries before the tail.
+	// The kernel must see the entries before the new tail.
 	atomic.StoreUint32(r.sqTail, tail+uint32(n))
 	return n, nil
 }
 
-// flush passes the queue to the kernel. Requests that the kernel does not take are removed from the
-// queue; the kernel reads the queue only in io_uring_enter.
+// flush passes the queue to the kernel. Requests that the kernel does not accept are removed from
+// the queue; the kernel reads the queue only in io_uring_enter.
 func (r *Ring) flush(n uint32) (taken int, errno syscall.Errno) {
 	for n > uint32(taken) {
 		var got int
-		// The kernel stops after an invalid request. That request has a completion, and the next
-		// call takes the rest.
+		// The kernel stops after an invalid request. It creates a completion for it, and the next
+		// call passes the remaining requests.
 		got, errno = r.api.Enter(r.fd, n-uint32(taken), 0, 0)
 		if errno == syscall.EINTR {
 			continue
@@ -106,7 +107,7 @@ func (r *Ring) flush(n uint32) (taken int, errno syscall.Errno) {
 	return taken, errno
 }
 
-// take counts the requests that the kernel took, and frees the slots of the others.
+// take counts the accepted requests and frees the slots of the others.
 func (r *Ring) take(ops []Op, taken int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -121,7 +122,7 @@ func (r *Ring) take(ops []Op, taken int) {
 	}
 }
 
-// fill writes the entry of a request.
+// fill writes the queue entry of a request.
 func (r *Ring) fill(e *sqe, o *Op, slot uint32) {
 	*e = sqe{opcode: uint8(o.Code), fd: int32(o.FD), off: uint64(o.Off), userData: uint64(slot)}
 	if o.Code == NOP {

@@ -5,8 +5,8 @@ import "fmt"
 // Opcode is the operation of a request.
 type Opcode uint8
 
-// The opcodes. Read and Write of a registered buffer become their fixed variants automatically. NOP
-// measures the cost of the ring.
+// Opcodes. For registered buffers, Read and Write are replaced by readFixed and writeFixed. NOP is
+// for measuring the overhead of the ring.
 const (
 	NOP        Opcode = 0
 	readFixed  Opcode = 4
@@ -15,7 +15,7 @@ const (
 	Write      Opcode = 23
 )
 
-// needed are the required opcodes.
+// needed lists the required opcodes.
 var needed = []Opcode{readFixed, writeFixed, Read, Write}
 
 var opcodeNames = map[Opcode]string{NOP: "nop", readFixed: "read", writeFixed: "write", Read: "read", Write: "write"}
@@ -28,14 +28,14 @@ func (o Opcode) String() string {
 	return fmt.Sprintf("opcode(%d)", uint8(o))
 }
 
-// Constants of the header.
+// Constants from the kernel header.
 const (
 	offSQRing = 0
 	offSQEs   = 0x10000000
 
 	featSingleMmap = 1 << 0
 	featNoDrop     = 1 << 1
-	// the data of a request, except its buffers, may be freed after submission
+	// the request's data, except buffers, may be freed after submission
 	featStable = 1 << 2
 
 	enterGetEvents = 1 << 0
@@ -83,7 +83,7 @@ type cqe struct {
 	flags    uint32
 }
 
-// iovec is that of <sys/uio.h>.
+// iovec is the struct iovec of <sys/uio.h>.
 type iovec struct{ base, len uint64 }
 
 type probeOp struct {

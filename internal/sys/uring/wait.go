@@ -11,17 +11,18 @@ import (
 // Completion is the result of a request.
 type Completion struct {
 	Op Op
-	// N is the number of moved bytes. A smaller number than requested is no error, for example at
-	// the end of a file.
+	// N is the number of transferred bytes. It may be less than requested, for example at the end
+	// of a file; this is not an error.
 	N   int
 	Err error // an *OpError
 }
 
 // Wait returns at least one and at most len(out) completions, in the order in which requests ended.
-// It blocks until there is one, also if nothing is in flight. One goroutine waits at a time, the
-// others queue. It returns ErrClosed after Close, and ErrInvalid for an empty out. It returns
-// ErrBroken if the ring is broken and nothing is in flight, or if it cannot wait; the memory of
-// requests in flight must then not be used, and a later Wait may find that they ended.
+// It blocks until a completion is available, even if nothing is in flight. If several goroutines
+// call it, only one waits at a time. It returns ErrClosed after Close, and ErrInvalid for an empty
+// out. It returns ErrBroken if it cannot wait, or if the ring is broken and nothing is in flight.
+// In the first case, the memory of requests in flight must not be used; a later Wait may still
+// return their completions.
 func (r *Ring) Wait(out []Completion) (int, error) {
 	if len(out) == 0 {
 		return 0, fmt.Errorf("wait for io_uring: no space for a completion: %w", errdefs.ErrInvalid)
@@ -37,7 +38,7 @@ func (r *Ring) Wait(out []Completion) (int, error) {
 	case r.closed:
 		err = errdefs.ErrClosed
 	case r.inFlight <= 0:
-		err = r.broken // requests in flight of a broken ring end normally
+		err = r.broken // requests in flight of a broken ring still complete
 	}
 	r.mu.Unlock()
 	if err != nil {
@@ -46,7 +47,7 @@ func (r *Ring) Wait(out []Completion) (int, error) {
 	return r.reap(out)
 }
 
-// reap takes completions out of the queue, at least one. A request must be in flight.
+// reap removes at least one completion from the queue. A request must be in flight.
 func (r *Ring) reap(out []Completion) (int, error) {
 	for {
 		if n, err := r.collect(out); n > 0 || err != nil {
@@ -55,8 +56,8 @@ func (r *Ring) reap(out []Completion) (int, error) {
 		if err := r.lost(); err != nil {
 			return 0, err
 		}
-		// The kernel also moves completions here that did not fit into the queue. EAGAIN and EBUSY
-		// are temporary, and requests in flight end regardless of the error.
+		// The call also moves completions into the queue that did not fit before. EAGAIN and EBUSY
+		// are temporary, and requests in flight complete even after such an error.
 		_, errno := r.api.Enter(r.fd, 0, 1, enterGetEvents)
 		switch errno {
 		case 0, syscall.EINTR, syscall.EAGAIN, syscall.EBUSY:
@@ -66,7 +67,7 @@ func (r *Ring) reap(out []Completion) (int, error) {
 	}
 }
 
-// collect takes the available completions.
+// collect removes the available completions from the queue.
 func (r *Ring) collect(out []Completion) (n int, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -88,7 +89,7 @@ func (r *Ring) collect(out []Completion) (n int, err error) {
 		r.free = append(r.free, uint32(c.userData))
 		r.inFlight--
 	}
-	// The kernel may overwrite the entries after this store.
+	// After this store the kernel may overwrite the entries.
 	atomic.StoreUint32(r.cqHead, head)
 	if n > 0 {
 		return n, nil

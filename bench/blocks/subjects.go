@@ -101,7 +101,7 @@ func (r *rig) serve(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if r.space, err = r.host.Space(auth.DefaultTenant, r.format); err != nil {
+	if r.space, err = r.host.Space(ctx, auth.DefaultTenant, r.format); err != nil {
 		return err
 	}
 	if r.server, err = server.New(server.Options{Host: r.host, Auth: a}); err != nil {
@@ -267,7 +267,7 @@ func (r *rig) close(ctx context.Context) error {
 		errs = append(errs, r.server.Close(ctx))
 	}
 	if r.host != nil {
-		errs = append(errs, r.host.Close())
+		errs = append(errs, r.host.Close(context.Background()))
 	}
 	if r.memory != nil {
 		errs = append(errs, hostmem.Free(r.memory))

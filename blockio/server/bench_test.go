@@ -68,7 +68,7 @@ func benchmarkRetrieve(b *testing.B, bytes, depth int) {
 		}
 	})
 	b.StopTimer()
-	must(b, errors.Join(client.Close(context.Background()), s.Close(context.Background()), host.Close()))
+	must(b, errors.Join(client.Close(context.Background()), s.Close(context.Background()), host.Close(context.Background())))
 }
 
 // slots returns pieces of memory.

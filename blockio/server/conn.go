@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -28,7 +29,12 @@ type conn struct {
 	w      *wire.FrameWriter
 	leases leases
 
-	refused          []byte   // memory for bytes of refused pieces
+	refused []byte // memory for bytes of refused pieces
+
+	ctx   context.Context // ends with the connection
+	stop  context.CancelFunc
+	works sync.WaitGroup
+
 	reading, writing deadline // of the goroutines of read and send
 
 	answers chan *answer // the channel has space for all credits and for control requests
@@ -44,8 +50,11 @@ type answer struct {
 	request  blockio.Request
 	deadline time.Time
 	result   blockio.Result
-	blocks   []blockhost.Block // of a retrieve; pinned until the result is sent
-	canceled bool              // conn.mu guards it
+	blocks   []blockhost.Block // of each entry of a retrieve; pinned until the result is sent
+
+	// conn.mu guards these.
+	canceled bool
+	work     *work // in progress, or given up; nil: none
 }
 
 // control reports whether a request needs no credit.
@@ -57,6 +66,7 @@ func (s *Server) hello(nc, raw net.Conn) (*conn, error) {
 		s: s, nc: nc, raw: raw, spaces: make(map[uint64]*blockhost.Space), progress: make(map[uint64]*answer), w: wire.NewFrameWriter(nc),
 		r: wire.NewFrameReader(nc, blockio.MaxHelloBytes, blockio.MaxRequestBytes), leases: leases{all: make(map[uint64]*lease)},
 	}
+	c.ctx, c.stop = context.WithCancel(context.Background())
 	body, data, err := c.r.Next()
 	if err != nil {
 		return c, err
@@ -98,17 +108,21 @@ func (c *conn) admit(h *blockio.Hello) (err error) {
 	if c.tenant, err = c.s.o.Auth.Tenant(state, h.Token); err != nil {
 		return fmt.Errorf("%w: %w", blockio.ErrDenied, err)
 	}
+	ctx, cancel := context.WithTimeout(c.ctx, time.Duration(h.RemainingMillis)*time.Millisecond)
+	defer cancel()
+	_ = c.raw.SetDeadline(time.Time{}) // the directories are opened until ctx ends
 	for i := range h.Formats {
 		l, err := block.NewLayout(h.Formats[i].ShardBytes)
 		if err != nil {
 			return err
 		}
-		space, err := c.s.o.Host.Space(c.tenant, block.Format{Identity: h.Formats[i].Identity, Layout: l})
+		space, err := c.s.o.Host.Space(ctx, c.tenant, block.Format{Identity: h.Formats[i].Identity, Layout: l})
 		if err != nil {
 			return err
 		}
 		c.spaces[blockio.IdentityHash(h.Formats[i].Identity)] = space
 	}
+	_ = c.raw.SetDeadline(time.Now().Add(helloTimeout)) // sending fails otherwise
 	return nil
 }
 
@@ -120,13 +134,16 @@ func (c *conn) run() {
 		c.s.refused.Add(1)
 	}
 	_ = c.raw.Close() // it ends a send in progress
+	c.stop()
 	close(c.answers)
 	sender.Wait()
 	c.leases.end()
+	c.works.Wait()
 }
 
 // release ends the use of the identities.
 func (c *conn) release() {
+	c.stop()
 	for _, s := range c.spaces {
 		s.Release()
 	}
@@ -231,6 +248,10 @@ func (c *conn) finish(a *answer) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.progress, a.request.ID)
+	if a.work != nil { // it uses the request
+		c.abandon(a.work)
+		return
+	}
 	if len(c.ended) < maxEnded && len(a.request.Keys) <= maxEnded {
 		c.ended = append(c.ended, a)
 	}
@@ -244,6 +265,10 @@ func (c *conn) send() {
 	var pending []*answer
 	var err error
 	for a := range c.answers {
+		if err == nil && a.work != nil {
+			pending, err = c.flushResults(pending) // earlier results do not wait for the disk
+			c.await(a)
+		}
 		pending = append(pending, a)
 		if err == nil {
 			now := time.Now()
@@ -265,20 +290,28 @@ func (c *conn) send() {
 			continue
 		}
 		if err == nil {
-			err = c.w.Flush()
+			pending, err = c.flushResults(pending)
 		}
-		for _, p := range pending {
-			c.finish(p)
-		}
-		clear(pending)
-		pending = pending[:0]
 		if err != nil {
 			_ = c.raw.Close() // it ends read
+			pending = c.finishAll(pending)
 		}
 	}
+	c.finishAll(pending)
+}
+
+// flushResults sends the results that are packed and ends their requests.
+func (c *conn) flushResults(pending []*answer) ([]*answer, error) {
+	err := c.w.Flush()
+	return c.finishAll(pending), err
+}
+
+func (c *conn) finishAll(pending []*answer) []*answer {
 	for _, p := range pending {
 		c.finish(p)
 	}
+	clear(pending)
+	return pending[:0]
 }
 
 // maxEnded is the number of ended requests whose memory is kept, and of the keys of one of them.
@@ -292,12 +325,12 @@ func (c *conn) prepare(a *answer, now time.Time, data [][]byte) [][]byte {
 	q, r := &a.request, &a.result
 	r.Op, r.ID, r.Phase = q.Op, q.ID, q.Phase
 	c.mu.Lock()
-	canceled := a.canceled
+	canceled, waits := a.canceled, a.work != nil
 	c.mu.Unlock()
-	if q.Op != blockio.OpRetrieve {
+	if q.Op != blockio.OpRetrieve && !waits {
 		return data
 	}
-	if canceled || now.After(a.deadline) {
+	if canceled || waits || now.After(a.deadline) {
 		status := blockio.StatusTimeout
 		if canceled {
 			status = blockio.StatusCanceled

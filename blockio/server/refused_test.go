@@ -80,7 +80,7 @@ func TestRefusedStoreTakesNoMemory(t *testing.T) {
 // Identities of connections that have ended do not stay without blocks.
 func TestIdentitiesEndWithTheirConnections(t *testing.T) {
 	r := newRig(t, Options{}, 8)
-	space, err := r.host.Space("default", r.formats[0])
+	space, err := r.host.Space(t.Context(), "default", r.formats[0])
 	must(t, err)
 	for range 3 {
 		must(t, r.raw(t).Close())

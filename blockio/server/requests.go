@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"sync"
 	"time"
@@ -22,17 +23,9 @@ func (c *conn) handle(a *answer) error {
 	case blockio.OpStore:
 		return c.store(a)
 	case blockio.OpRetrieve:
-		c.pin(a)
-	case blockio.OpExist:
-		for i := range q.Keys {
-			s := c.spaces[q.Keys[i].Identity]
-			r.Presence = append(r.Presence, blockio.Presence{Present: s != nil && s.Contains(q.Keys[i].Key)})
-		}
-	case blockio.OpLease:
-		r.LeaseID, r.Leased = c.lease(q)
-		if r.Leased > 0 {
-			r.LeaseMillis = q.LeaseMillis
-		}
+		c.retrieve(a)
+	case blockio.OpExist, blockio.OpLease, blockio.OpDelete, blockio.OpFlush:
+		c.look(a)
 	case blockio.OpRenew, blockio.OpRelease:
 		for _, id := range q.IDs {
 			status := blockio.StatusOK
@@ -42,12 +35,7 @@ func (c *conn) handle(a *answer) error {
 			r.LeaseMillis = q.LeaseMillis
 			r.Statuses = append(r.Statuses, status)
 		}
-	case blockio.OpDelete:
-		for i := range q.Keys {
-			r.Statuses = append(r.Statuses, c.remove(&q.Keys[i]))
-		}
-	case blockio.OpFlush: // the memory is not durable
-		r.Status = blockio.StatusNotSupported
+		r.Status = summary(r.Statuses)
 	case blockio.OpStat:
 		u := c.s.o.Host.Usage(c.tenant)
 		r.Stat = blockio.Stat{
@@ -57,11 +45,6 @@ func (c *conn) handle(a *answer) error {
 	case blockio.OpCancel:
 		c.cancel(q, r)
 	case blockio.OpHello, blockio.OpKeepAlive: // an answer is all
-	}
-	for _, s := range r.Statuses {
-		if s != blockio.StatusOK {
-			r.Status = blockio.StatusPartial
-		}
 	}
 	return nil
 }
@@ -74,6 +57,9 @@ func (c *conn) cancel(q *blockio.Request, r *blockio.Result) {
 	if a == nil {
 		r.Status = blockio.StatusNotFound
 		return
+	}
+	if !a.canceled && a.work != nil {
+		close(a.work.stop)
 	}
 	a.canceled = true
 	c.s.canceled.Add(1)
@@ -198,32 +184,16 @@ func compare(s *blockhost.Space, e *blockio.Entry, sum uint64) error {
 	return nil
 }
 
-// pin pins the blocks of a retrieve, one for each entry that succeeds.
-func (c *conn) pin(a *answer) {
-	for i := range a.request.Entries {
-		e := &a.request.Entries[i]
-		s, err := c.space(e)
-		if err == nil {
-			var b blockhost.Block
-			if b, err = s.Get(e.Key); err == nil {
-				a.blocks = append(a.blocks, b)
-			}
-		}
-		a.result.Entries = append(a.result.Entries, blockio.EntryResult{Status: blockio.StatusOf(err)})
-	}
-}
-
 // collect completes the result of a retrieve and appends its data.
 func (c *conn) collect(a *answer, data [][]byte) [][]byte {
-	r, blocks := &a.result, a.blocks
+	r := &a.result
 	for i := range r.Entries {
 		if r.Entries[i].Status != blockio.StatusOK {
 			r.Status = blockio.StatusPartial
 			continue
 		}
 		e := &a.request.Entries[i]
-		piece := blocks[0].Bytes()[e.Offset : e.Offset+e.Length]
-		blocks = blocks[1:]
+		piece := a.blocks[i].Bytes()[e.Offset : e.Offset+e.Length]
 		r.Entries[i].Bytes, r.Entries[i].Sum = e.Length, xxh3.Hash(piece)
 		r.Bytes += e.Length
 		data = append(data, piece)
@@ -231,16 +201,16 @@ func (c *conn) collect(a *answer, data [][]byte) [][]byte {
 	return data
 }
 
-func (c *conn) remove(k *blockio.KeyEntry) blockio.Status {
+func (c *conn) remove(ctx context.Context, k *blockio.KeyEntry) blockio.Status {
 	s := c.spaces[k.Identity]
 	if s == nil {
 		return blockio.StatusMismatch
 	}
-	err := s.Delete(k.Key)
+	err := s.Delete(ctx, k.Key)
 	if errors.Is(err, blockhost.ErrLeased) {
 		return blockio.StatusLeased
 	}
-	return blockio.StatusOf(err)
+	return diskStatus(err)
 }
 
 // leases are the leases of a connection.
@@ -258,7 +228,7 @@ type lease struct {
 }
 
 // lease leases the longest prefix of the keys.
-func (c *conn) lease(q *blockio.Request) (id uint64, n uint32) {
+func (c *conn) lease(ctx context.Context, q *blockio.Request) (id uint64, n uint32) {
 	l := new(lease)
 	seen := make(map[block.Key]bool, len(q.Keys))
 	for i := range q.Keys {
@@ -266,7 +236,7 @@ func (c *conn) lease(q *blockio.Request) (id uint64, n uint32) {
 		if s == nil || seen[q.Keys[i].Key] {
 			break
 		}
-		b, err := s.Lease(q.Keys[i].Key)
+		b, err := s.Lease(ctx, q.Keys[i].Key)
 		if err != nil {
 			break
 		}

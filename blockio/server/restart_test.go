@@ -31,9 +31,9 @@ func TestRestarts(t *testing.T) {
 		if errors.Join(errs...) == nil {
 			t.Fatal("a stopped server has answered")
 		}
-		space, err := r.host.Space(auth.DefaultTenant, f)
+		space, err := r.host.Space(t.Context(), auth.DefaultTenant, f)
 		must(t, err)
-		must(t, space.Delete(key(1))) // a restart loses the memory
+		must(t, space.Delete(t.Context(), key(1))) // a restart loses the memory
 		s, err := New(Options{Host: r.host, Auth: r.o.Auth})
 		must(t, err)
 		_, err = s.Listen(t.Context(), r.addr)

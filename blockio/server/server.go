@@ -1,10 +1,12 @@
-// Package server serves the block protocol over TCP and TLS, from a pool of host memory.
+// Package server serves the block protocol over TCP and TLS, from a pool of host memory and from
+// disk.
 //
 // A connection has a goroutine that reads requests, and receives stored bytes into their place, and
 // one that sends results, with the bytes of retrieved blocks straight from the pool. Blocks are
 // stored for each tenant and identity. The tenant comes from the credentials alone. A result is
 // sent for every request, in order, so the result of a cancellation follows all bytes of the
-// cancelled request.
+// cancelled request. Requests that need the disk have a goroutine, and the sender waits for them
+// until their deadline.
 package server
 
 import (

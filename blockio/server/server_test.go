@@ -57,6 +57,11 @@ type rig struct {
 
 func newRig(t *testing.T, o Options, images int64) *rig {
 	t.Helper()
+	return newDiskRig(t, o, images, nil)
+}
+
+func newDiskRig(t *testing.T, o Options, images int64, disk *blockhost.Disk) *rig {
+	t.Helper()
 	r := new(rig)
 	for i, shards := range [][]int64{{9000, 4096, 20000}, {4096}, {100, 100000}} {
 		l, err := block.NewLayout(shards)
@@ -64,7 +69,7 @@ func newRig(t *testing.T, o Options, images int64) *rig {
 		r.formats = append(r.formats, block.Format{Identity: block.Digest{byte(i + 1), 7}, Layout: l})
 	}
 	var err error
-	r.host, err = blockhost.New(blockhost.Options{CapacityBytes: images * r.formats[0].Layout.ImageBytes()})
+	r.host, err = blockhost.New(blockhost.Options{CapacityBytes: images * r.formats[0].Layout.ImageBytes(), Disk: disk})
 	must(t, err)
 	o.Host = r.host
 	if o.Auth == nil {
@@ -76,11 +81,14 @@ func newRig(t *testing.T, o Options, images int64) *rig {
 	addr, err := r.Listen(t.Context(), "127.0.0.1:0")
 	must(t, err)
 	r.addr = addr.String()
-	t.Cleanup(func() {
-		must(t, r.Close(context.Background()))
-		must(t, r.host.Close()) // no block is in use
-	})
+	t.Cleanup(func() { r.close(t) })
 	return r
+}
+
+func (r *rig) close(t *testing.T) {
+	t.Helper()
+	must(t, r.Close(context.Background()))
+	must(t, r.host.Close(context.Background())) // no block is in use
 }
 
 func (r *rig) dial(ctx context.Context) (net.Conn, error) {
@@ -331,7 +339,7 @@ func TestCancelledRetrieveSendsNoData(t *testing.T) {
 	a := &answer{request: blockio.Request{Op: blockio.OpRetrieve, ID: 5, RemainingMillis: 1000, Entries: []blockio.Entry{{
 		Key: key(1), Identity: blockio.IdentityHash(r.formats[0].Identity), Length: 4096, EndShard: 0,
 	}}}, deadline: time.Now().Add(time.Hour)}
-	space, err := r.host.Space(auth.DefaultTenant, r.formats[0])
+	space, err := r.host.Space(t.Context(), auth.DefaultTenant, r.formats[0])
 	must(t, err)
 	c := &conn{s: r.Server, spaces: map[uint64]*blockhost.Space{a.request.Entries[0].Identity: space}, progress: map[uint64]*answer{}, credits: 1}
 	must(t, c.begin(a))
@@ -360,7 +368,7 @@ func TestAddressesNeedCredentials(t *testing.T) {
 	if _, err := s.Listen(t.Context(), "0.0.0.0:0"); err == nil {
 		t.Error("a server without credentials listens on all addresses")
 	}
-	must(t, errors.Join(s.Close(t.Context()), h.Close()))
+	must(t, errors.Join(s.Close(t.Context()), h.Close(context.Background())))
 	_, err = s.Listen(t.Context(), "127.0.0.1:0")
 	wantErr(t, "listen after Close", err, errdefs.ErrClosed)
 }

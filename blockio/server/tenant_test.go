@@ -52,7 +52,8 @@ func TestTenantsAreApart(t *testing.T) {
 		TokensFile: file("tokens", []byte("a "+tokenA+"\nb "+tokenB+"\n")),
 	})
 	must(t, err)
-	r := newRig(t, Options{Auth: a}, 8)
+	root := t.TempDir()
+	r := newDiskRig(t, Options{Auth: a}, 8, disks["file"](root, nil))
 	client := func(token string) *blockio.Client {
 		t.Helper()
 		c, err := auth.NewClient(auth.ClientOptions{CAFile: cert, TokenFile: file("token", []byte(token))})
@@ -71,6 +72,14 @@ func TestTenantsAreApart(t *testing.T) {
 	ofA.Retrieve(t.Context(), pieces, errs)
 	must(t, errors.Join(errs...))
 	must(t, r.formats[0].Verify(m.Bytes(), key(1)))
+	must(t, ofA.Flush(t.Context()))
+	for tenant, want := range map[string]int{"a": 1, "b": 0} {
+		files, err := filepath.Glob(filepath.Join(root, tenant, r.formats[0].Identity.String(), "??", "*"))
+		must(t, err)
+		if len(files) != want {
+			t.Errorf("files of tenant %s: %v", tenant, files)
+		}
+	}
 	stat, err := ofB.Stat(t.Context())
 	must(t, err)
 	if stat.Blocks != 0 {

@@ -167,7 +167,7 @@ var mayImport = map[string]string{
 	"blockio":             onMem + " block wire",
 	"blockio/blockiotest": onMem + " block blockio wire internal/testkit internal/sys/hostmem",
 	"blockio/server":      onMem + " block blockio wire internal/auth internal/blockhost",
-	"internal/blockhost":  onMem + " block internal/sys/hostmem",
+	"internal/blockhost":  onMem + " block tier internal/sys/hostmem",
 	"blockio/asu":         onMem,
 
 	// Transfers between processes.

@@ -2,6 +2,7 @@ package blockhost
 
 import (
 	"container/heap"
+	"context"
 	"fmt"
 	"slices"
 
@@ -25,9 +26,14 @@ type entry struct {
 	spans  []span // complete or being written, sorted, disjoint
 	got    int64  // bytes of complete spans
 	checks bool   // all bytes are complete and being verified
-	value  float64
-	used   uint64 // the host's uses at the last use
-	at     int    // in the tenant's heap, or inUse
+
+	loading chan struct{} // closed when the block is read from disk; nil: it is not read
+	write   *pendingWrite // to disk; nil: none
+	kept    bool          // on disk, when it was written or read
+
+	value float64
+	used  uint64 // the host's uses at the last use
+	at    int    // in the tenant's heap, or inUse
 }
 
 // span is the part of an image from byte from to byte to.
@@ -61,8 +67,11 @@ func (e *entry) drop() {
 
 // Block is a pinned block.
 type Block struct {
-	e     *entry
+	e     *entry // in memory; nil: on disk
 	lease bool
+
+	s   *Space // of a lease on disk
+	key block.Key
 }
 
 // Bytes returns the image, which must not be changed.
@@ -70,6 +79,10 @@ func (b Block) Bytes() []byte { return b.e.image }
 
 // Release ends the pin. It must be called once.
 func (b Block) Release() {
+	if b.e == nil {
+		b.releaseDisk()
+		return
+	}
 	h := b.e.space.h
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -82,15 +95,26 @@ func (b Block) Release() {
 }
 
 // Get pins a complete block. It returns ErrNotFound for a miss.
-func (s *Space) Get(key block.Key) (Block, error) { return s.pin(key, false) }
-
-// Lease pins a complete block, which cannot be deleted then. It returns ErrNotFound for a miss, and
-// ErrBusy if leases would have more than half of the memory.
-func (s *Space) Lease(key block.Key) (Block, error) { return s.pin(key, true) }
-
-func (s *Space) pin(key block.Key, lease bool) (Block, error) {
+func (s *Space) Get(key block.Key) (Block, error) {
 	s.h.mu.Lock()
 	defer s.h.mu.Unlock()
+	return s.pin(key, false)
+}
+
+// Lease pins a complete block, on disk if it is there, which cannot be deleted then. It returns
+// ErrNotFound for a miss, and ErrBusy if leases would have more than half of the memory or disk. A
+// block on disk only has no Bytes.
+func (s *Space) Lease(ctx context.Context, key block.Key) (Block, error) {
+	if b, err := s.retain(ctx, key); b.s != nil || err != nil {
+		return b, err
+	}
+	s.h.mu.Lock()
+	defer s.h.mu.Unlock()
+	return s.pin(key, true)
+}
+
+// pin pins a complete block in memory. The caller holds mu.
+func (s *Space) pin(key block.Key, lease bool) (Block, error) {
 	e := s.blocks[key]
 	switch {
 	case e == nil || !e.ready:
@@ -105,10 +129,10 @@ func (s *Space) pin(key block.Key, lease bool) (Block, error) {
 	}
 	s.t.usage.Hits++
 	e.use()
-	return Block{e, lease}, nil
+	return Block{e: e, lease: lease}, nil
 }
 
-// Contains reports whether a block is complete. It is no use of the block.
+// Contains reports whether a block is complete in memory. It is no use of the block.
 func (s *Space) Contains(key block.Key) bool {
 	s.h.mu.Lock()
 	defer s.h.mu.Unlock()
@@ -119,18 +143,25 @@ func (s *Space) Contains(key block.Key) bool {
 // ErrLeased is the error of the deletion of a leased block. It wraps ErrBusy.
 var ErrLeased = fmt.Errorf("the block is leased: %w", errdefs.ErrBusy)
 
-// Delete deletes a block. It returns ErrNotFound, ErrLeased, and ErrBusy for an incomplete one.
-func (s *Space) Delete(key block.Key) error {
+// Delete deletes a block, in memory and on disk. It returns ErrNotFound, ErrLeased, and ErrBusy for
+// one that is not complete, or being written to disk or read from it.
+func (s *Space) Delete(ctx context.Context, key block.Key) error {
+	onDisk, err := s.deleteDisk(ctx, key)
+	if err != nil {
+		return err
+	}
 	s.h.mu.Lock()
 	defer s.h.mu.Unlock()
 	e := s.blocks[key]
 	switch {
+	case e == nil && onDisk:
+		return nil
 	case e == nil:
 		return fmt.Errorf("delete block %s: %w", key, errdefs.ErrNotFound)
 	case e.leases > 0:
 		return fmt.Errorf("delete block %s: %w", key, ErrLeased)
-	case !e.ready:
-		return fmt.Errorf("delete block %s: it is incomplete: %w", key, errdefs.ErrBusy)
+	case !e.ready || e.write != nil:
+		return fmt.Errorf("delete block %s: it is incomplete, or being written: %w", key, errdefs.ErrBusy)
 	}
 	e.drop()
 	return nil
@@ -157,14 +188,16 @@ func (s *Space) Write(key block.Key, off, n int64) (*Write, error) {
 		return nil, fmt.Errorf("write block %s: %w", key, errdefs.ErrClosed)
 	case e != nil && e.ready:
 		return nil, fmt.Errorf("write block %s: %w", key, errdefs.ErrExists)
+	case e != nil && e.loading != nil:
+		return nil, fmt.Errorf("write block %s, which is read from disk: %w", key, errdefs.ErrBusy)
 	case e == nil:
-		n := s.format.Layout.ImageBytes()
-		m, err := s.h.alloc(s.t, n)
+		err := s.mayWrite()
+		if err == nil {
+			e, err = s.newEntry(key)
+		}
 		if err != nil {
 			return nil, err
 		}
-		e = &entry{space: s, key: key, memory: m, image: m.bytes[:n:n], at: inUse}
-		s.blocks[key] = e
 	}
 	at, found := slices.BinarySearchFunc(e.spans, w, func(a, b span) int { return int(a.from - b.from) })
 	if found && e.spans[at] == (span{w.from, w.to, true}) && !e.checks { // the piece is sent again
@@ -179,6 +212,25 @@ func (s *Space) Write(key block.Key, off, n int64) (*Write, error) {
 	e.spans = slices.Insert(e.spans, at, w)
 	e.use()
 	return &Write{e, w}, nil
+}
+
+// newEntry adds a block without bytes. The caller holds mu.
+func (s *Space) newEntry(key block.Key) (*entry, error) {
+	n := s.format.Layout.ImageBytes()
+	m, err := s.h.alloc(s.t, n)
+	if err != nil {
+		return nil, err
+	}
+	e := &entry{space: s, key: key, memory: m, image: m.bytes[:n:n], at: inUse}
+	s.blocks[key] = e
+	return e, nil
+}
+
+// publish makes the block found. The caller holds mu.
+func (e *entry) publish() {
+	e.ready, e.spans = true, nil
+	t := &e.space.t.usage
+	t.Blocks, t.Bytes = t.Blocks+1, t.Bytes+int64(len(e.image))
 }
 
 // Bytes returns the memory of the piece.
@@ -218,9 +270,11 @@ func (w *Write) Done() error {
 	case err != nil:
 		e.drop()
 	case last && !e.gone:
-		e.ready, e.spans = true, nil
-		t := &e.space.t.usage
-		t.Blocks, t.Bytes, t.Stores = t.Blocks+1, t.Bytes+int64(len(e.image)), t.Stores+1
+		e.publish()
+		e.space.t.usage.Stores++
+		if e.space.disk != nil {
+			e.enqueue()
+		}
 	}
 	e.unuse()
 	return err

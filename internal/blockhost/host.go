@@ -1,5 +1,6 @@
 // Package blockhost keeps the blocks of many tenants and identities in one bounded pool of host
-// memory. If memory is needed, the blocks of least value are evicted, whatever their identity.
+// memory, and on disk if it has one. If memory is needed, the blocks of least value are evicted,
+// whatever their identity.
 //
 // Images arrive in pieces, in any order. A block is found when it has all of its bytes and they are
 // verified. All methods are safe for concurrent use.
@@ -7,6 +8,7 @@ package blockhost
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -21,14 +23,19 @@ type Options struct {
 	CapacityBytes int64
 	// TenantBytes bounds the memory of each tenant's images. Zero: CapacityBytes.
 	TenantBytes int64
+	// Disk keeps blocks below the memory. Nil: memory only.
+	Disk *Disk
 }
 
 // Usage has the figures of a tenant.
 type Usage struct {
-	Blocks, Bytes        int64 // complete blocks
+	Blocks, Bytes        int64 // complete blocks in memory
 	Hits, Misses, Stores int64
 	Evictions            int64
 	Leased               int64 // blocks leased now; one that is leased twice counts twice
+	// DiskReads and DiskWrites are blocks. DiskErrors are failed operations.
+	DiskReads, DiskWrites, DiskErrors int64
+	Unwritten                         int64 // bytes that wait to be written to disk
 }
 
 // Host is a pool of blocks.
@@ -43,6 +50,9 @@ type Host struct {
 	age     float64 // value of the block that was evicted last
 	uses    uint64
 	closed  bool
+
+	unwritten int64 // bytes of blocks that wait to be written to disk
+	writers   writers
 }
 
 type tenant struct {
@@ -50,6 +60,11 @@ type tenant struct {
 	used   int64 // bytes of memory
 	cold   coldest
 	spaces map[block.Digest]*Space
+
+	unwritten int64                          // of the host's
+	retained  int64                          // bytes of leases on disk
+	opening   chan struct{}                  // has an element while an identity is opened
+	closing   map[block.Digest]chan struct{} // closed when the tier of an identity is closed
 }
 
 // New returns an empty host. It returns ErrInvalid for options out of range.
@@ -58,7 +73,14 @@ func New(o Options) (*Host, error) {
 	if o.CapacityBytes <= 0 || o.TenantBytes < 0 {
 		return nil, fmt.Errorf("open block host of %d bytes, and %d for each tenant: %w", o.CapacityBytes, o.TenantBytes, errdefs.ErrInvalid)
 	}
-	return &Host{o: o, free: make(map[int64][]*memory), tenants: make(map[string]*tenant)}, nil
+	if d := o.Disk; d != nil && (d.Root == "" || d.Open == nil || d.TenantBytes < 0) {
+		return nil, fmt.Errorf("open block host with a disk at %q: %w", d.Root, errdefs.ErrInvalid)
+	}
+	h := &Host{o: o, free: make(map[int64][]*memory), tenants: make(map[string]*tenant)}
+	if o.Disk != nil {
+		h.startWriters()
+	}
+	return h, nil
 }
 
 // CapacityBytes returns the bound.
@@ -69,17 +91,40 @@ func (h *Host) Usage(name string) Usage {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if t := h.tenants[name]; t != nil {
-		return t.usage
+		return t.figures()
 	}
 	return Usage{}
 }
 
-// Close frees all memory. It returns ErrBusy while blocks are pinned or written, and may be called
-// again.
-func (h *Host) Close() error {
+// Usages returns the figures of all tenants.
+func (h *Host) Usages() map[string]Usage {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	all := make(map[string]Usage, len(h.tenants))
+	for name, t := range h.tenants {
+		all[name] = t.figures()
+	}
+	return all
+}
+
+// figures returns the figures. The caller holds mu.
+func (t *tenant) figures() Usage {
+	u := t.usage
+	u.Unwritten = t.unwritten
+	return u
+}
+
+// Close writes all complete blocks to disk, closes the tiers, and frees all memory. It returns ErrBusy
+// while blocks are pinned or written, or if ctx ends before, and may be called again.
+func (h *Host) Close(ctx context.Context) error {
+	h.mu.Lock()
 	h.closed = true
+	h.mu.Unlock()
+	if err := h.closeDisk(ctx); err != nil {
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	for h.evict(nil) {
 	}
 	err := h.freeUnused()

@@ -2,6 +2,7 @@ package blockhost
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"math/rand/v2"
 	"sync"
@@ -58,7 +59,7 @@ func TestPiecesOfAnImage(t *testing.T) {
 	h, err := New(Options{CapacityBytes: 1 << 20})
 	must(t, err)
 	f, key := format(t, 1, 4096), block.Key{1}
-	s, err := h.Space("a", f)
+	s, err := h.Space(t.Context(), "a", f)
 	must(t, err)
 	image := sealed(t, f, key)
 	n := int64(len(image))
@@ -70,7 +71,7 @@ func TestPiecesOfAnImage(t *testing.T) {
 	wantErr(t, "a piece that is being written", err, errdefs.ErrBusy)
 	_, err = s.Write(key, n-1, 2)
 	wantErr(t, "a piece beyond the image", err, errdefs.ErrInvalid)
-	wantErr(t, "delete an incomplete block", s.Delete(key), errdefs.ErrBusy)
+	wantErr(t, "delete an incomplete block", s.Delete(t.Context(), key), errdefs.ErrBusy)
 	first.Abort()
 	must(t, put(s, key, image, 0, 4096))
 	must(t, put(s, key, image, 0, 4096)) // again
@@ -83,22 +84,22 @@ func TestPiecesOfAnImage(t *testing.T) {
 		t.Error("the bytes differ")
 	}
 	wantErr(t, "a complete block", put(s, key, image, 0, 4096), errdefs.ErrExists)
-	must(t, s.Delete(key)) // the pin keeps its memory
-	wantErr(t, "close with a pin", h.Close(), errdefs.ErrBusy)
+	must(t, s.Delete(t.Context(), key)) // the pin keeps its memory
+	wantErr(t, "close with a pin", h.Close(context.Background()), errdefs.ErrBusy)
 	if !bytes.Equal(b.Bytes(), image) {
 		t.Error("the bytes of a deleted, pinned block differ")
 	}
 	b.Release()
-	must(t, h.Close())
+	must(t, h.Close(context.Background()))
 }
 
 func TestTenantsAndLayoutsAreApart(t *testing.T) {
 	h, err := New(Options{CapacityBytes: 1 << 20})
 	must(t, err)
 	f, key := format(t, 1, 4096), block.Key{1}
-	a, err := h.Space("a", f)
+	a, err := h.Space(t.Context(), "a", f)
 	must(t, err)
-	b, err := h.Space("b", f)
+	b, err := h.Space(t.Context(), "b", f)
 	must(t, err)
 	must(t, put(a, key, sealed(t, f, key), 0, f.Layout.ImageBytes()))
 	if !a.Contains(key) || b.Contains(key) {
@@ -107,28 +108,28 @@ func TestTenantsAndLayoutsAreApart(t *testing.T) {
 	if u := h.Usage("b"); u != (Usage{}) {
 		t.Errorf("figures of a tenant without blocks: %+v", u)
 	}
-	_, err = h.Space("a", format(t, 1, 8192))
+	_, err = h.Space(t.Context(), "a", format(t, 1, 8192))
 	wantErr(t, "an identity with another layout", err, errdefs.ErrMismatch)
-	_, err = h.Space("a", format(t, 2, 2<<20))
+	_, err = h.Space(t.Context(), "a", format(t, 2, 2<<20))
 	wantErr(t, "images longer than the memory", err, errdefs.ErrNoSpace)
-	must(t, h.Close())
+	must(t, h.Close(context.Background()))
 }
 
 func TestLeasesHaveHalfOfTheMemory(t *testing.T) {
 	f := format(t, 1, 4096)
 	h, err := New(Options{CapacityBytes: 4 * f.Layout.ImageBytes()})
 	must(t, err)
-	s, err := h.Space("a", f)
+	s, err := h.Space(t.Context(), "a", f)
 	must(t, err)
 	var leases []Block
 	for i := range 4 {
 		key := block.Key{byte(i + 1)}
 		must(t, put(s, key, sealed(t, f, key), 0, f.Layout.ImageBytes()))
-		b, err := s.Lease(key)
+		b, err := s.Lease(t.Context(), key)
 		if i < 2 {
 			must(t, err)
 			leases = append(leases, b)
-			wantErr(t, "delete a leased block", s.Delete(key), ErrLeased)
+			wantErr(t, "delete a leased block", s.Delete(t.Context(), key), ErrLeased)
 		} else {
 			wantErr(t, "a lease beyond half of the memory", err, errdefs.ErrBusy)
 		}
@@ -139,7 +140,7 @@ func TestLeasesHaveHalfOfTheMemory(t *testing.T) {
 	if u := h.Usage("a"); u.Leased != 0 {
 		t.Errorf("%d blocks are leased", u.Leased)
 	}
-	must(t, h.Close())
+	must(t, h.Close(context.Background()))
 }
 
 // Goroutines store, read and delete blocks of three lengths in memory for few of them. Blocks that
@@ -154,7 +155,7 @@ func TestManyUsersOfLittleMemory(t *testing.T) {
 			r := rand.New(rand.NewPCG(1, uint64(g)))
 			for range 2000 {
 				f := formats[r.IntN(3)]
-				s, err := h.Space("a", f)
+				s, err := h.Space(t.Context(), "a", f)
 				if err != nil {
 					t.Error(err)
 					return
@@ -168,7 +169,7 @@ func TestManyUsersOfLittleMemory(t *testing.T) {
 				case err == nil:
 					b.Release()
 					if r.IntN(4) == 0 {
-						_ = s.Delete(key)
+						_ = s.Delete(t.Context(), key)
 					}
 				default:
 					image := sealed(t, f, key)
@@ -188,7 +189,7 @@ func TestManyUsersOfLittleMemory(t *testing.T) {
 	if u := h.Usage("a"); u.Hits == 0 || u.Evictions == 0 || u.Stores == 0 {
 		t.Errorf("figures %+v", u)
 	}
-	must(t, h.Close())
+	must(t, h.Close(context.Background()))
 	if u := h.Usage("a"); u.Blocks != 0 || u.Bytes != 0 {
 		t.Errorf("figures of an empty host %+v", u)
 	}

@@ -1,10 +1,12 @@
 package blockhost
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
+	"github.com/kvlane/kvlane/tier"
 )
 
 // maxSpaces bounds the identities of a tenant.
@@ -17,37 +19,70 @@ type Space struct {
 	format block.Format
 	blocks map[block.Key]*entry
 	users  int
-	used   uint64 // the host's uses when the last user left
+	used   uint64    // the host's uses when the last user left
+	disk   tier.Tier // nil: none. It is set once, before Host.Space returns the space
+	writes int       // to disk
 }
 
 // Space returns the space of an identity of a tenant, until the caller calls Release. It returns
 // ErrMismatch if the identity is known with another layout, and ErrNoSpace for images longer than
 // the memory of a tenant, and if a tenant uses too many identities. Otherwise the identity that was
-// not used for the longest time makes space for another one.
-func (h *Host) Space(name string, f block.Format) (*Space, error) {
+// not used for the longest time makes space for another one. With a disk it opens or makes the
+// identity's directory, and returns the errors of that, or ErrCanceled if ctx ends before.
+func (h *Host) Space(ctx context.Context, name string, f block.Format) (*Space, error) {
+	for {
+		s, closing, err := h.space(name, f)
+		switch {
+		case err != nil:
+			return nil, err
+		case closing == nil && h.o.Disk == nil:
+			return s, nil
+		case closing == nil:
+			if err := s.openDisk(ctx, name); err != nil {
+				s.Release()
+				return nil, err
+			}
+			return s, nil
+		}
+		select {
+		case <-closing:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("open identity %s: %w: %w", f.Identity, errdefs.ErrCanceled, context.Cause(ctx))
+		}
+	}
+}
+
+// space returns the space of an identity, or a channel that is closed when a tier is closed.
+func (h *Host) space(name string, f block.Format) (_ *Space, closing <-chan struct{}, _ error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if n, most := f.Layout.ImageBytes(), min(h.o.CapacityBytes, h.o.TenantBytes); classBytes(n) > most {
-		return nil, fmt.Errorf("open identity with images of %d bytes, with memory of %d: %w", n, most, errdefs.ErrNoSpace)
+		return nil, nil, fmt.Errorf("open identity with images of %d bytes, with memory of %d: %w", n, most, errdefs.ErrNoSpace)
 	}
 	t := h.tenants[name]
 	if t == nil {
-		t = &tenant{spaces: make(map[block.Digest]*Space)}
+		t = &tenant{spaces: make(map[block.Digest]*Space), opening: make(chan struct{}, 1), closing: make(map[block.Digest]chan struct{})}
 		h.tenants[name] = t
 	}
+	if c := t.closing[f.Identity]; c != nil {
+		return nil, c, nil
+	}
 	s := t.spaces[f.Identity]
+	if h.closed {
+		return nil, nil, fmt.Errorf("open identity %s: %w", f.Identity, errdefs.ErrClosed)
+	}
 	if s == nil && len(t.spaces) >= maxSpaces && !t.forgetSpace() {
-		return nil, fmt.Errorf("open identity %d of a tenant, of at most %d: %w", len(t.spaces)+1, maxSpaces, errdefs.ErrNoSpace)
+		return nil, nil, fmt.Errorf("open identity %d of a tenant, of at most %d: %w", len(t.spaces)+1, maxSpaces, errdefs.ErrNoSpace)
 	}
 	if s == nil {
 		s = &Space{h: h, t: t, format: f, blocks: make(map[block.Key]*entry)}
 		t.spaces[f.Identity] = s
 	}
 	if !s.format.Layout.Equal(f.Layout) {
-		return nil, fmt.Errorf("open identity %s with another layout: %w", f.Identity, errdefs.ErrMismatch)
+		return nil, nil, fmt.Errorf("open identity %s with another layout: %w", f.Identity, errdefs.ErrMismatch)
 	}
 	s.users++
-	return s, nil
+	return s, nil, nil
 }
 
 // Release ends the use of the space. Its blocks stay. It must be called once for each Space.
@@ -60,9 +95,9 @@ func (s *Space) Release() {
 	s.forgetEmpty()
 }
 
-// forgetEmpty forgets a space without users and blocks. The caller holds mu.
+// forgetEmpty forgets a space without users, blocks and disk. The caller holds mu.
 func (s *Space) forgetEmpty() {
-	if s.users == 0 && len(s.blocks) == 0 {
+	if s.users == 0 && len(s.blocks) == 0 && s.disk == nil && s.t.spaces[s.format.Identity] == s {
 		delete(s.t.spaces, s.format.Identity)
 	}
 }
@@ -72,7 +107,7 @@ func (s *Space) forgetEmpty() {
 func (t *tenant) forgetSpace() bool {
 	var oldest *Space
 	for _, s := range t.spaces {
-		if s.users == 0 && (oldest == nil || s.used < oldest.used) {
+		if s.users == 0 && s.writes == 0 && (oldest == nil || s.used < oldest.used) {
 			oldest = s
 		}
 	}
@@ -84,6 +119,12 @@ func (t *tenant) forgetSpace() bool {
 			t.usage.Evictions++
 		}
 		e.drop()
+	}
+	if oldest.disk != nil {
+		delete(t.spaces, oldest.format.Identity)
+		done := make(chan struct{})
+		t.closing[oldest.format.Identity] = done
+		oldest.h.writers.running.Go(func() { oldest.closeDisk(done) })
 	}
 	return true
 }

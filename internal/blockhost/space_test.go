@@ -1,6 +1,7 @@
 package blockhost
 
 import (
+	"context"
 	"encoding/binary"
 	"testing"
 
@@ -20,11 +21,11 @@ func numbered(t *testing.T, n int) block.Format {
 func TestUnusedIdentitiesGo(t *testing.T) {
 	h, err := New(Options{CapacityBytes: 16 << 20})
 	must(t, err)
-	kept, err := h.Space("a", numbered(t, 0))
+	kept, err := h.Space(t.Context(), "a", numbered(t, 0))
 	must(t, err)
 	for n := range maxSpaces + 100 {
 		f := numbered(t, n+1)
-		s, err := h.Space("a", f)
+		s, err := h.Space(t.Context(), "a", f)
 		must(t, err)
 		if n%2 == 0 {
 			key := block.Key{1}
@@ -37,7 +38,7 @@ func TestUnusedIdentitiesGo(t *testing.T) {
 	}
 	var used []*Space
 	for n := len(h.tenants["a"].spaces); n < 2*maxSpaces; n++ {
-		s, err := h.Space("a", numbered(t, 3*maxSpaces+n))
+		s, err := h.Space(t.Context(), "a", numbered(t, 3*maxSpaces+n))
 		if err != nil {
 			wantErr(t, "more identities than a tenant may use", err, errdefs.ErrNoSpace)
 			break
@@ -47,7 +48,7 @@ func TestUnusedIdentitiesGo(t *testing.T) {
 	if n := len(h.tenants["a"].spaces); n != maxSpaces || len(used) != maxSpaces-1 || h.tenants["a"].spaces[kept.format.Identity] != kept {
 		t.Errorf("%d identities, %d of them were opened", n, len(used))
 	}
-	other, err := h.Space("b", numbered(t, 0))
+	other, err := h.Space(t.Context(), "b", numbered(t, 0))
 	must(t, err) // another tenant has its own bound
 	for _, s := range append(used, kept, other) {
 		s.Release()
@@ -55,7 +56,7 @@ func TestUnusedIdentitiesGo(t *testing.T) {
 	if n := len(h.tenants["a"].spaces); n != 0 {
 		t.Errorf("%d identities without users and blocks", n)
 	}
-	must(t, h.Close())
+	must(t, h.Close(context.Background()))
 }
 
 // A tenant evicts its own blocks at its bound, and not those of others.
@@ -64,9 +65,9 @@ func TestBoundOfATenant(t *testing.T) {
 	n := classBytes(f.Layout.ImageBytes())
 	h, err := New(Options{CapacityBytes: 100 * n, TenantBytes: 3 * n})
 	must(t, err)
-	a, err := h.Space("a", f)
+	a, err := h.Space(t.Context(), "a", f)
 	must(t, err)
-	b, err := h.Space("b", f)
+	b, err := h.Space(t.Context(), "b", f)
 	must(t, err)
 	must(t, put(b, block.Key{99}, sealed(t, f, block.Key{99}), 0, f.Layout.ImageBytes()))
 	for i := range 8 {
@@ -87,9 +88,9 @@ func TestBoundOfATenant(t *testing.T) {
 	for _, p := range pins {
 		p.Release()
 	}
-	_, err = h.Space("a", format(t, 2, 4*n))
+	_, err = h.Space(t.Context(), "a", format(t, 2, 4*n))
 	wantErr(t, "images longer than the tenant's memory", err, errdefs.ErrNoSpace)
-	must(t, h.Close())
+	must(t, h.Close(context.Background()))
 }
 
 // Of equally recent blocks the long one is evicted first, and no block stays for ever.
@@ -97,9 +98,9 @@ func TestEvictionByValue(t *testing.T) {
 	small, long := format(t, 1, 4096), format(t, 2, 1<<20)
 	h, err := New(Options{CapacityBytes: 4 << 20})
 	must(t, err)
-	s, err := h.Space("a", small)
+	s, err := h.Space(t.Context(), "a", small)
 	must(t, err)
-	l, err := h.Space("a", long)
+	l, err := h.Space(t.Context(), "a", long)
 	must(t, err)
 	must(t, put(s, block.Key{1}, sealed(t, small, block.Key{1}), 0, small.Layout.ImageBytes()))
 	store := func(n int) {
@@ -118,7 +119,7 @@ func TestEvictionByValue(t *testing.T) {
 	if s.Contains(block.Key{1}) {
 		t.Error("a block that is not used stays")
 	}
-	must(t, h.Close())
+	must(t, h.Close(context.Background()))
 }
 
 func TestSizeClasses(t *testing.T) {

@@ -4,9 +4,11 @@ import (
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/store/dump"
 	"github.com/kvlane/kvlane/store/index"
+	"github.com/kvlane/kvlane/store/layers"
 	"github.com/kvlane/kvlane/store/load"
 	"github.com/kvlane/kvlane/store/pages"
 	"github.com/kvlane/kvlane/store/pipeline"
+	"github.com/kvlane/kvlane/store/read"
 	"github.com/kvlane/kvlane/store/stat"
 	"github.com/kvlane/kvlane/store/task"
 )
@@ -24,11 +26,11 @@ type (
 	// LoadOptions are options of Store.Load.
 	LoadOptions = load.Options
 	// Promotion selects the blocks that a load reads through the cache.
-	Promotion = load.Promotion
+	Promotion = read.Promotion
 	// LoadTask is a running load.
 	LoadTask = load.Task
 	// Progress receives the progress of a load.
-	Progress = load.Progress
+	Progress = layers.Progress
 	// DumpOptions are options of Store.Dump.
 	DumpOptions = dump.Options
 	// DumpTask is a running dump.
@@ -58,9 +60,9 @@ const (
 
 // The values of Promotion.
 const (
-	PromoteSecond = load.PromoteSecond
-	PromoteAll    = load.PromoteAll
-	PromoteNone   = load.PromoteNone
+	PromoteSecond = read.PromoteSecond
+	PromoteAll    = read.PromoteAll
+	PromoteNone   = read.PromoteNone
 )
 
 // LatencyBounds are the upper bounds of the buckets of a Latency.

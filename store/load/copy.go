@@ -4,33 +4,57 @@ import (
 	"slices"
 
 	"github.com/kvlane/kvlane/store/batch"
+	"github.com/kvlane/kvlane/store/pipeline"
+	"github.com/kvlane/kvlane/stream"
 )
+
+// Limits of one load.
+const (
+	firstBlocks = 128 // blocks of the first batch, so that copying starts early
+	maxInFlight = 2   // groups in the stream: one is copied while the next is built
+)
+
+// lookUp opens the next blocks that are in the cache, to be copied with a group of groupBlocks
+// blocks, and sorts the others.
+func (t *Task) lookUp(groupBlocks int) {
+	n := len(t.sc.Todo)
+	switch {
+	case !t.sc.CopiesUnchecked: // LookUp bounds the slots
+	case t.layerwise:
+		if piece := min(max(groupBlocks, t.l.pieceBlocks), 4*t.l.pieceBlocks); n >= 2*piece {
+			n = piece // so that copying starts early
+		}
+	case t.inFlight == 0:
+		n = min(n, firstBlocks)
+	}
+	t.sc.LookUp(n)
+}
 
 // startGroups starts copies of ready blocks, unless enough groups are in flight or more blocks will
 // be ready soon.
 func (t *Task) startGroups() {
-	for len(t.sc.ready) > 0 && t.inFlight < maxInFlight && len(t.groups) < 2*maxInFlight {
+	for len(t.sc.Ready) > 0 && t.inFlight < maxInFlight && len(t.groups) < 2*maxInFlight {
 		// A layerwise load uses one group, so that the first layers of all blocks are copied before
 		// the later layers of any block.
-		n := t.gatherReady(t.sc.items[t.sc.ready[0]].firstLayer, t.isDirect(t.sc.ready[0]))
+		n := t.gatherReady(t.sc.Items[t.sc.Ready[0]].FirstLayer, t.sc.IsDirect(t.sc.Ready[0]))
 		if !t.layerwise {
 			n = min(n, t.l.batchBlocks)
 		}
-		if t.verifying > 0 && (t.layerwise || n < t.l.batchBlocks) {
+		if t.sc.Verifying() > 0 && (t.layerwise || n < t.l.batchBlocks) {
 			return
 		}
 		t.startGroup(n)
 	}
 }
 
-// gatherReady moves ready blocks to the front of sc.ready and returns their number. It selects the
+// gatherReady moves ready blocks to the front of sc.Ready and returns their number. It selects the
 // blocks whose first missing layer is first and that are, according to direct, in device memory or
 // not. Blocks that are copied again lack only layers that were not reported.
 func (t *Task) gatherReady(first int32, direct bool) int {
-	ready, items := t.sc.ready, t.sc.items
+	ready, items := t.sc.Ready, t.sc.Items
 	n := 0
 	for k := range ready {
-		if items[ready[k]].firstLayer == first && t.isDirect(ready[k]) == direct {
+		if items[ready[k]].FirstLayer == first && t.sc.IsDirect(ready[k]) == direct {
 			ready[n], ready[k] = ready[k], ready[n]
 			n++
 		}
@@ -44,11 +68,11 @@ func span(from, to int) batch.Span { return batch.Span{From: from, To: to} }
 // startGroup starts copying the first n ready blocks, block by block in one batch, or layer by
 // layer.
 func (t *Task) startGroup(n int) {
-	g, first := t.newGroup(t.isDirect(t.sc.ready[0])), t.sc.items[t.sc.ready[0]].firstLayer
+	g, first := t.newGroup(t.sc.IsDirect(t.sc.Ready[0])), t.sc.Items[t.sc.Ready[0]].FirstLayer
 	t.addReady(g, n)
 	t.addDirect(g)
 	if t.copySums {
-		g.ReserveSums(len(t.sc.todo))
+		g.ReserveSums(len(t.sc.Todo))
 	}
 	if t.layerwise {
 		g.nextLayer = t.copyHead(g, first)
@@ -68,7 +92,7 @@ func (t *Task) startGroup(n int) {
 // g. The first layer is then complete early, and still precedes all later layers of each block. If
 // no blocks are left to look up, it copies nothing. It returns the next layer to copy.
 func (t *Task) copyHead(g *group, first int32) int {
-	if len(t.sc.todo) == 0 || !t.copiesUnchecked() {
+	if len(t.sc.Todo) == 0 || !t.sc.CopiesUnchecked {
 		return int(first)
 	}
 	shard := t.p.Map.Shard(int(first))
@@ -78,7 +102,7 @@ func (t *Task) copyHead(g *group, first int32) int {
 		}
 	}
 	awaited := t.usesStrides(g)
-	for plan(); len(t.sc.todo) > 0 && g.Err == nil; plan() {
+	for plan(); len(t.sc.Todo) > 0 && g.Err == nil; plan() {
 		t.submit(g, awaited)
 		t.lookUp(g.Blocks)
 		t.addReady(g, t.gatherReady(first, g.direct))
@@ -88,12 +112,12 @@ func (t *Task) copyHead(g *group, first int32) int {
 
 // addReady moves the first n ready blocks to g.
 func (t *Task) addReady(g *group, n int) {
-	for _, i := range t.sc.ready[:n] {
-		it := &t.sc.items[i]
-		it.noLeafSums = it.checked && it.slot.Sums() == nil
-		g.Add(i, t.sc.Groups[i], t.sc.Refs.Refs[i].Page, it.slot.Index())
+	for _, i := range t.sc.Ready[:n] {
+		it := &t.sc.Items[i]
+		it.NoLeafSums = it.Checked && it.Slot.Sums() == nil
+		g.Add(i, t.sc.Groups[i], t.sc.Refs.Refs[i].Page, it.Slot.Index())
 	}
-	t.sc.ready = append(t.sc.ready[:0], t.sc.ready[n:]...)
+	t.sc.Ready = append(t.sc.Ready[:0], t.sc.Ready[n:]...)
 }
 
 // advance processes completed, verified and failed parts.
@@ -141,7 +165,7 @@ func (t *Task) completeLayers(g *group, n int) {
 	p := g.Parts[n]
 	right := p.Blocks.Len() - g.FailedBy(n)
 	for k := p.Shards.From; k < p.Shards.To && right > 0; k++ {
-		t.completeLayer(t.p.Map.Layers[p.Group][k], right)
+		t.layers.Complete(t.p.Map.Layers[p.Group][k], right)
 	}
 }
 
@@ -156,30 +180,29 @@ func (t *Task) resolveBlocks(g *group, n int) {
 	var count verifiedCount
 	sc.slots = sc.slots[:0]
 	for k, i := range g.ItemsOf(p) {
-		it := &sc.items[i]
+		it := &sc.Items[i]
 		if g.FirstFailure(i) != nil {
 			continue
 		}
 		if n >= g.Checked {
 			t.setFirstLayer(g, i, firstUnchecked(g, p.Group, p.Blocks.From+k))
-			t.failBlock(i, g.Err)
+			t.sc.Fail(i, g.Err)
 			continue
 		}
 		count.add(t, it, !g.MissingSums || hasAllSums(g, p.Group, p.Blocks.From+k))
-		if t.publish(i) != nil { // the page has valid data nevertheless
-			t.dropSlot(it)
+		if t.sc.Publish(i) != nil { // the page has valid data nevertheless
+			t.sc.DropSlot(it)
 			continue
 		}
 		if g.direct {
-			t.dropSlot(it)
+			t.sc.DropSlot(it)
 			continue
 		}
-		sc.slots = append(sc.slots, it.slot)
-		it.slot = nil
+		sc.slots = append(sc.slots, it.Slot)
+		it.Slot = nil
 	}
 	count.addTo(t, t.p.Map.Formats[p.Group].Layout.ImageBytes())
-	t.p.Cache.ReleaseSlots(sc.slots)
-	t.open -= len(sc.slots)
+	sc.Release(sc.slots)
 	clear(sc.slots)
 }
 
@@ -191,9 +214,9 @@ func (t *Task) recheckFailed(g *group) {
 		if g.FirstFailure(f.Item) == f {
 			t.setFirstLayer(g, f.Item, f.Part)
 			if g.direct {
-				t.retryRead(f.Item, f.Err)
+				t.sc.RetryRead(f.Item, f.Err)
 			} else {
-				t.recheck(f.Item, f.Err)
+				t.sc.Recheck(f.Item, f.Err)
 			}
 		}
 	}
@@ -213,7 +236,7 @@ func firstUnchecked(g *group, pageGroup, position int) int {
 // setFirstLayer records that block i lacks the layers from part n of g on.
 func (t *Task) setFirstLayer(g *group, i int32, n int) {
 	if t.layerwise {
-		t.sc.items[i].firstLayer = int32(t.p.Map.Layers[t.sc.Groups[i]][g.Parts[n].Shards.From])
+		t.sc.Items[i].FirstLayer = int32(t.p.Map.Layers[t.sc.Groups[i]][g.Parts[n].Shards.From])
 	}
 }
 
@@ -225,4 +248,27 @@ func hasAllSums(g *group, pageGroup, position int) bool {
 		}
 	}
 	return true
+}
+
+// addDirect records the direct reads of a group's blocks as one completion.
+func (t *Task) addDirect(g *group) {
+	if !g.direct {
+		return
+	}
+	c := stream.Completion{Path: stream.PathCuFile, Reason: t.p.Direct.Reason}
+	for i := range g.All {
+		b, ok := t.sc.Items[i].Slot.(*pipeline.DirectBlock)
+		if !ok {
+			continue
+		}
+		c.Bytes += t.p.Map.Formats[t.sc.Groups[i]].Layout.ImageBytes()
+		c.Pieces++
+		if c.Started.IsZero() || b.Started.Before(c.Started) {
+			c.Started = b.Started
+		}
+		if b.Finished.After(c.Finished) {
+			c.Finished = b.Finished
+		}
+	}
+	t.base.AddCompletion(t.l.Env.Stream.Name(), &t.p.Count.LoadPaths, c, c.Started, nil)
 }

@@ -1,6 +1,5 @@
 // Package load copies blocks from the tiers to pages and verifies them. A Loader starts tasks. Each
-// task opens the slots of cached blocks, reads other blocks from the tiers below, copies slots to
-// pages by batches, and verifies the copies.
+// task finds its blocks (package read), copies slots to pages by batches, and verifies the copies.
 package load
 
 import (
@@ -8,12 +7,72 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync"
 
+	"github.com/kvlane/kvlane/block"
+	"github.com/kvlane/kvlane/mem"
+	"github.com/kvlane/kvlane/store/admission"
+	"github.com/kvlane/kvlane/store/batch"
 	"github.com/kvlane/kvlane/store/index"
+	"github.com/kvlane/kvlane/store/layers"
 	"github.com/kvlane/kvlane/store/pages"
 	"github.com/kvlane/kvlane/store/pipeline"
+	"github.com/kvlane/kvlane/store/pool"
+	"github.com/kvlane/kvlane/store/read"
 	"github.com/kvlane/kvlane/store/task"
+	"github.com/kvlane/kvlane/tier"
 )
+
+// Config configures a Loader.
+type Config struct {
+	Pipeline  *pipeline.Pipeline
+	Scheduler *task.Scheduler
+	Env       *batch.Env // of copies to pages
+	Readers   *pool.Pool // reads from the tiers below
+	Admission *admission.Model
+	// These values are those of store.Config.
+	BatchBytes, PartBytes, RowBytes int64
+}
+
+// Loader starts loads. It is safe for concurrent use.
+type Loader struct {
+	Config
+	batchBlocks int // maximum number of blocks of a batch
+	pieceBlocks int // minimum number of blocks of a piece of the first layer: see Task.copyHead
+	read        read.Config
+	scratch     sync.Pool
+}
+
+// HeadParts and WholeParts are sizes of copies as multiples of Config.PartBytes. A piece of the
+// first layer has HeadParts: with smaller pieces, the waits of batches for multiprocessors cost
+// more time than is gained. A part of a load that is not layerwise has WholeParts.
+const (
+	HeadParts  = 4
+	WholeParts = 4
+)
+
+// Options are options of a load.
+type Options struct {
+	// Layerwise copies the shards in order, so that WaitShard(0) returns while later shards are
+	// still being copied. The shards of a load are the layers of the model, over all page groups; a
+	// block has those of its group. Some shards complete together: see store.Config.PartBytes and
+	// RowBytes.
+	Layerwise bool
+	// After lists dependencies that must resolve before the pages are written, such as work of a
+	// stream that still uses them. The host waits for them, also for a stream.Recorded, because a
+	// wait on the device would delay all later batches of the load stream. Only Cancel and the
+	// store's Close end the wait. The waiting load holds no slots except those of its lease. If a
+	// dependency fails, the load fails and its pages are unchanged.
+	After []mem.Dependency
+	// Before is the key of the block before the first ref's in the prompt, or zero. With a lease it
+	// may be omitted. Its only effect is that tiers evict the end of a prompt before its beginning.
+	Before block.Key
+	// Progress, if not nil, receives completed shards and the end of the load.
+	Progress layers.Progress
+	// Promotion selects the blocks of tiers below that enter the cache. Other blocks are read
+	// directly.
+	Promotion read.Promotion
+}
 
 // New returns a Loader.
 func New(c Config) *Loader {
@@ -23,6 +82,7 @@ func New(c Config) *Loader {
 		Config:      c,
 		batchBlocks: int(min(max(1, c.BatchBytes/m.Formats.MaxImageBytes()), math.MaxInt32)),
 		pieceBlocks: int(max(1, HeadParts*c.PartBytes/first)),
+		read:        read.Config{Pipeline: c.Pipeline, Readers: c.Readers, Checks: c.Env.Checks, Direction: c.Env.Stream.Name()},
 	}
 }
 
@@ -53,18 +113,13 @@ func (l *Loader) Load(ctx context.Context, lease *index.Lease, pg *pages.Pages, 
 	t.groups = t.groupsArray[:0]
 	sc.buffers.SetPages(pg)
 	t.copySums = p.Verify != pipeline.VerifyFill && sc.buffers.CanSum()
-	verifiedByCopy := t.copySums && p.Verify == pipeline.VerifyDevice
-	direct := p.Direct != nil && o.Promotion != PromoteAll
-	t.unverified, t.direct, t.promotion = verifiedByCopy && p.Unverified, verifiedByCopy && direct, o.Promotion
-	if t.unverified || t.direct {
-		sc.reserveUnverified(p.Map.Formats.MaxShards(), t.direct)
-	}
-	if direct && !t.direct {
-		t.noteNotDirect(pipeline.ErrNoLeaves)
-	}
+	ro := read.Options{Task: t.base, Leased: lease != nil, CopySums: t.copySums, Promotion: o.Promotion}
+	t.layers.Begin(p, t.base, o.Progress)
 	if t.layerwise {
-		t.countLayers()
+		ro.Layers = &t.layers
+		sc.layerLeft = t.layers.Count(sc.Groups, sc.layerLeft)
 	}
+	sc.Begin(&l.read, ro)
 	if task.Pending(o.After) {
 		t.after = slices.Clone(o.After)
 	}
@@ -72,7 +127,32 @@ func (l *Loader) Load(ctx context.Context, lease *index.Lease, pg *pages.Pages, 
 		p.Index.Use(o.Before, sc.Keys)
 	}
 	p.Count.Loads.Add(1)
-	t.progress.begin(o.Progress, t.base, p)
 	l.Scheduler.Start((*runner)(t))
 	return t, nil
+}
+
+// scratch is the memory of a load. It is pooled.
+type scratch struct {
+	read.Blocks
+	slots     []tier.Slot // to be released
+	layerLeft []int       // of layers.Counter
+	buffers   *batch.Buffers
+	groups    []*group // free list
+}
+
+// takeScratch returns memory for n refs.
+func (l *Loader) takeScratch(n int) *scratch {
+	sc, ok := l.scratch.Get().(*scratch)
+	if !ok {
+		sc = &scratch{buffers: batch.NewBuffers(l.Env)}
+	}
+	sc.Reserve(n)
+	return sc
+}
+
+// putScratch returns sc to the pool.
+func (l *Loader) putScratch(sc *scratch) {
+	sc.Clear()
+	sc.buffers.Clear()
+	l.scratch.Put(sc)
 }

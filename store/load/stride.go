@@ -22,7 +22,7 @@ const (
 // usesStrides reports whether g is copied in strides. It counts the blocks that are not looked up
 // yet, because they will join g.
 func (t *Task) usesStrides(g *group) bool {
-	if t.progress.to == nil || t.l.RowBytes == 0 {
+	if !t.layers.Awaited() || t.l.RowBytes == 0 {
 		return false
 	}
 	formats := t.p.Map.Formats
@@ -30,7 +30,7 @@ func (t *Task) usesStrides(g *group) bool {
 	for pageGroup, items := range g.Items {
 		n += int64(len(items)) * formats[pageGroup].Layout.ImageBytes()
 	}
-	for _, i := range t.sc.todo {
+	for _, i := range t.sc.Todo {
 		n += formats[t.sc.Groups[i]].Layout.ImageBytes()
 	}
 	return n >= minStrideParts*t.l.PartBytes
@@ -64,7 +64,7 @@ func (t *Task) copyStride(g *group) {
 	for ; row < m.NumLayers() && bytes < t.l.RowBytes; row++ {
 		bytes += m.LayerBytes(row)
 	}
-	missing := row - g.nextLayer - (g.nextLayer - t.progress.wanted())
+	missing := row - g.nextLayer - (g.nextLayer - t.layers.Wanted())
 	if missing <= 0 {
 		t.planSteps(g, row, t.l.RowBytes, t.l.RowBytes)
 		t.submit(g, false)
@@ -113,6 +113,6 @@ func (t *Task) submit(g *group, awaited bool) {
 		t.inFlight++
 	}
 	for i := range g.All {
-		t.sc.items[i].touched = true
+		t.sc.Items[i].Touched = true
 	}
 }

@@ -3,80 +3,15 @@ package load
 import (
 	"context"
 	"fmt"
-	"slices"
-	"sync"
 	"time"
 
-	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
-	"github.com/kvlane/kvlane/store/admission"
-	"github.com/kvlane/kvlane/store/batch"
 	"github.com/kvlane/kvlane/store/index"
+	"github.com/kvlane/kvlane/store/layers"
 	"github.com/kvlane/kvlane/store/pipeline"
-	"github.com/kvlane/kvlane/store/pool"
 	"github.com/kvlane/kvlane/store/task"
 	"github.com/kvlane/kvlane/stream"
-)
-
-// Config configures a Loader.
-type Config struct {
-	Pipeline  *pipeline.Pipeline
-	Scheduler *task.Scheduler
-	Env       *batch.Env // of copies to pages
-	Readers   *pool.Pool // reads from the tiers below
-	Admission *admission.Model
-	// These values are those of store.Config.
-	BatchBytes, PartBytes, RowBytes int64
-}
-
-// Loader starts loads. It is safe for concurrent use.
-type Loader struct {
-	Config
-	batchBlocks int // maximum number of blocks of a batch
-	pieceBlocks int // minimum number of blocks of a piece of the first layer: see Task.copyHead
-	scratch     sync.Pool
-}
-
-// HeadParts and WholeParts are sizes of copies as multiples of Config.PartBytes. A piece of the
-// first layer has HeadParts: with smaller pieces, the waits of batches for multiprocessors cost
-// more time than is gained. A part of a load that is not layerwise has WholeParts.
-const (
-	HeadParts  = 4
-	WholeParts = 4
-)
-
-// Options are options of a load.
-type Options struct {
-	// Layerwise copies the shards in order, so that WaitShard(0) returns while later shards are
-	// still being copied. The shards of a load are the layers of the model, over all page groups; a
-	// block has those of its group. Some shards complete together: see store.Config.PartBytes and
-	// RowBytes.
-	Layerwise bool
-	// After lists dependencies that must resolve before the pages are written, such as work of a
-	// stream that still uses them. The host waits for them, also for a stream.Recorded, because a
-	// wait on the device would delay all later batches of the load stream. Only Cancel and the
-	// store's Close end the wait. The waiting load holds no slots except those of its lease. If a
-	// dependency fails, the load fails and its pages are unchanged.
-	After []mem.Dependency
-	// Before is the key of the block before the first ref's in the prompt, or zero. With a lease it
-	// may be omitted. Its only effect is that tiers evict the end of a prompt before its beginning.
-	Before block.Key
-	// Progress, if not nil, receives completed shards and the end of the load.
-	Progress Progress
-	// Promotion selects the blocks of tiers below that enter the cache. Other blocks are read
-	// directly.
-	Promotion Promotion
-}
-
-// Promotion selects the blocks that a load with direct storage reads through the cache.
-type Promotion uint8
-
-// The values of Promotion. A block that direct storage cannot read always passes through the cache.
-const (
-	PromoteSecond Promotion = iota // blocks that are requested again soon
-	PromoteAll                     // all blocks, as without direct storage
-	PromoteNone
 )
 
 // Task is a running load. Waiting for it is optional. All methods are safe for concurrent use.
@@ -85,16 +20,11 @@ type Task struct {
 	l    *Loader
 	p    *pipeline.Pipeline
 
-	lease      *index.Lease
-	after      []mem.Dependency // nil after they have resolved
-	layerwise  bool
-	copySums   bool // the stream computes sums of copies, which verify the blocks
-	unverified bool // tiers below do not verify reads, because copies are verified
-	direct     bool // tiers below read into device memory, if they can
-	promotion  Promotion
-	progress   progress
-
-	layersDone pool.Watermark // layerwise: number of first layers that no block waits for
+	lease     *index.Lease
+	after     []mem.Dependency // nil after they have resolved
+	layerwise bool
+	copySums  bool // the stream computes sums of copies, which verify the blocks
+	layers    layers.Counter
 
 	// The fields below are owned by the task's goroutine.
 	sc          *scratch
@@ -102,48 +32,9 @@ type Task struct {
 	elapsed     time.Duration // set before Done is closed
 	cacheBytes  int64         // loaded from the cache
 	lowerBytes  int64         // loaded from the tiers below
-	layerLeft   []int         // layerwise: by layer, number of blocks that wait for it
-	open        int           // number of blocks with a slot, or with a job that may acquire one
-	verifying   int           // verify jobs that have not finished
-	reading     int           // fetch jobs that have not finished
 	groups      []*group      // being copied or checked
 	inFlight    int           // groups being copied
-	stopped     bool          // see stop
-	notDirect   bool          // noteNotDirect has reported a reason
 	groupsArray [2]*group
-}
-
-// countLayers counts the blocks that wait for each layer.
-func (t *Task) countLayers() {
-	m := t.p.Map
-	t.sc.layerLeft = slices.Grow(t.sc.layerLeft[:0], m.NumLayers())[:m.NumLayers()]
-	t.layerLeft = t.sc.layerLeft
-	var blocks [block.MaxGroups]int
-	for _, g := range t.sc.Groups {
-		blocks[g]++
-	}
-	for k := range t.layerLeft {
-		t.layerLeft[k] = blocks[m.Shard(k).Group]
-	}
-	t.reportLayers()
-}
-
-// reportLayers reports the layers that no block waits for any longer.
-func (t *Task) reportLayers() {
-	n := t.layersDone.Value()
-	for n < len(t.layerLeft) && t.layerLeft[n] == 0 {
-		n++
-	}
-	if t.layersDone.Advance(n) {
-		t.progress.advance(n)
-	}
-}
-
-// completeLayer records that n blocks no longer wait for a layer.
-func (t *Task) completeLayer(layer, n int) {
-	if t.layerLeft[layer] -= n; t.layerLeft[layer] == 0 {
-		t.reportLayers()
-	}
 }
 
 // Done returns a channel that is closed when the load has ended: every block has a result, and the
@@ -186,115 +77,96 @@ func (t *Task) WaitShard(ctx context.Context, shard int) error {
 	if !t.layerwise {
 		return t.Wait(ctx)
 	}
-	return t.base.Wait(ctx, t.layersDone.Exceeded(shard))
+	return t.base.Wait(ctx, t.layers.Exceeded(shard))
 }
 
-// takeScratch returns memory for n refs.
-func (l *Loader) takeScratch(n int) *scratch {
-	sc, ok := l.scratch.Get().(*scratch)
-	if !ok {
-		sc = &scratch{results: make(chan result, windowBlocks+windowReads), buffers: batch.NewBuffers(l.Env)}
-	}
-	if need := n + windowReads; cap(sc.results) < need {
-		sc.results = make(chan result, need)
-	}
-	if cap(sc.items) < n {
-		sc.items = make([]item, n)
-	}
-	sc.items = sc.items[:n]
-	for i := range n {
-		sc.todo = append(sc.todo, int32(i))
-	}
-	return sc
-}
+// runner implements pool.Runner for a task.
+type runner Task
 
-// putScratch returns sc to the pool.
-func (l *Loader) putScratch(sc *scratch) {
-	clear(sc.items)
-	clear(sc.unverified)
-	clear(sc.direct)
-	sc.buffers.Clear()
-	sc.todo, sc.toRead, sc.filling, sc.ready = sc.todo[:0], sc.toRead[:0], sc.filling[:0], sc.ready[:0]
-	l.scratch.Put(sc)
-}
+// Run implements pool.Runner.
+func (r *runner) Run() { (*Task)(r).run() }
 
-// newGroup returns an empty group from the free list, or a new one.
-func (t *Task) newGroup(direct bool) *group {
-	sc := t.sc
-	var g *group
-	if k := len(sc.groups); k > 0 {
-		g = sc.groups[k-1]
-		sc.groups = sc.groups[:k-1]
-	} else {
-		g = &group{wantedSums: make([][]uint64, len(t.p.Map.Layers))}
-	}
-	g.Group = sc.buffers.NewGroup((*owner)(t))
-	if g.direct = direct; direct {
-		g.Slots = t.p.Direct.Pool.Slots()
-	}
-	return g
-}
-
-// owner implements batch.Owner for a task.
-type owner Task
-
-// BatchResolved implements batch.Owner.
-func (t *owner) BatchResolved(c stream.Completion, submittedAt time.Time, err error) {
-	t.base.AddCompletion(t.l.Env.Stream.Name(), &t.p.Count.LoadPaths, c, submittedAt, err)
-}
-
-// copiesUnchecked reports whether slots of the cache are copied before the CPU has verified them,
-// because the policy trusts them or because their copies are verified.
-func (t *Task) copiesUnchecked() bool {
-	return t.p.Verify == pipeline.VerifyFill || t.copySums && t.p.Verify == pipeline.VerifyDevice
-}
-
-// countCorruptRead counts a corrupt read of block i if the copy in its tier is correct. If the
-// tier's copy was corrupt, the tier has counted it.
-func (t *Task) countCorruptRead(i int32, cause error) {
-	it := &t.sc.items[i]
-	if it.corruptTier == 0 {
-		return
-	}
-	t.p.CountCorrupt(t.p.TierName(it.corruptTier), t.sc.Keys[i], fmt.Errorf("wrong bytes were read: %w: %w", errdefs.ErrCorrupt, cause))
-	it.corruptTier = 0
-}
-
-// dropSlot unpins the slot of a block.
-func (t *Task) dropSlot(it *item) {
-	it.slot.Release()
-	it.slot = nil
-	t.open--
-}
-
-// failBlock sets the error of block i.
-func (t *Task) failBlock(i int32, err error) {
-	it := &t.sc.items[i]
-	if it.slot != nil {
-		t.dropSlot(it)
-	}
-	if !pipeline.IsCorrupt(err) && !pipeline.IsNotFound(err) { // otherwise it was counted
-		t.countCorruptRead(i, it.cause)
-	}
-	if it.cause != nil {
-		err = fmt.Errorf("%w; then: %w", it.cause, err)
-	}
-	t.base.SetErr(i, t.blockError(i, it.touched, err))
-	t.p.Count.LoadErrors.Add(1)
-	if t.lease == nil && pipeline.IsNotFound(err) {
-		t.p.Count.Misses.Add(1)
-	}
-	if t.layerwise {
-		for _, k := range t.p.Map.Layers[t.sc.Groups[i]] {
-			if k >= int(it.firstLayer) {
-				t.completeLayer(k, 1)
+// run runs the load until it has ended.
+func (t *Task) run() {
+	t.waitDependencies()
+	canceled := t.base.Context().Done()
+	for {
+		if canceled != nil && t.base.Context().Err() != nil {
+			canceled = nil
+			t.stop()
+		}
+		t.lookUp(0)
+		t.sc.StartReads()
+		t.startGroups()
+		if len(t.sc.Todo) > 0 && t.inFlight < maxInFlight && t.sc.CopiesUnchecked {
+			continue // look up further blocks while the first ones are copied
+		}
+		if len(t.groups) == 0 && t.sc.Idle() {
+			if !t.sc.Queued() && !t.sc.WaitForOther() {
+				break
 			}
+			continue
+		}
+		select {
+		case r := <-t.sc.Results():
+			t.sc.Handle(r)
+		case <-t.oldestDone():
+			t.advance()
+		case <-t.sc.buffers.Wake():
+			t.advance()
+		case <-canceled:
 		}
 	}
+	t.finish()
 }
 
-// blockError returns the error of block i.
-func (t *Task) blockError(i int32, undefined bool, err error) task.BlockError {
-	ref := &t.sc.Refs.Refs[i]
-	return task.BlockError{Op: "load", Key: ref.Key, Page: ref.Page, Undefined: undefined, Err: err}
+// waitDependencies waits for Options.After. The wait does not count as load time. If it fails, all
+// blocks fail.
+func (t *Task) waitDependencies() {
+	if len(t.after) == 0 {
+		return
+	}
+	if err := t.base.WaitAll(t.after); err != nil {
+		t.sc.FailTodo(err)
+	}
+	t.after, t.startedAt = nil, t.p.Clock.Now()
+}
+
+// oldestDone returns the Done channel of the oldest unprocessed ticket, or nil.
+func (t *Task) oldestDone() <-chan struct{} {
+	for _, g := range t.groups {
+		if c := g.OldestDone(); c != nil {
+			return c
+		}
+	}
+	return nil
+}
+
+// stop handles the end of the task's context: it fails the blocks that are not being copied and
+// cancels the batches.
+func (t *Task) stop() {
+	t.sc.Stop()
+	for _, g := range t.groups {
+		g.Cancel()
+	}
+}
+
+// finish ends the load. All blocks have results.
+func (t *Task) finish() {
+	t.elapsed = t.p.Clock.Now().Sub(t.startedAt)
+	t.p.Count.LoadTimes.Observe(t.elapsed)
+	if t.cacheBytes+t.lowerBytes > 0 {
+		t.l.Admission.Loaded(t.cacheBytes, t.lowerBytes, t.elapsed)
+	}
+	t.sc.FailExpired()
+	t.layers.CompleteAll()
+	if t.lease != nil {
+		t.lease.End()
+	}
+	t.base.SetDone()
+	t.layers.End(t.base.Err())
+	t.base.CancelCause(nil)
+	t.l.putScratch(t.sc)
+	t.sc = nil
+	t.l.Scheduler.End(task.Load)
 }

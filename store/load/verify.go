@@ -9,7 +9,11 @@ import (
 	"github.com/kvlane/kvlane/store/batch"
 	"github.com/kvlane/kvlane/store/pages"
 	"github.com/kvlane/kvlane/store/pipeline"
+	"github.com/kvlane/kvlane/store/read"
 )
+
+// errNoSums is the failure of a block in device memory, which the CPU cannot verify.
+var errNoSums = fmt.Errorf("the copy from device memory has no checksums: %w", errdefs.ErrNotSupported)
 
 // checkPart verifies the blocks of part n of g, by the sums of the copy if there are any, otherwise
 // by jobs that verify the slots.
@@ -65,7 +69,7 @@ func (t *Task) loadChecksums(g *group, pageGroup, end int) {
 	for at := len(wanted); at < end*shards; at += shards {
 		wanted = slices.Grow(wanted, shards)[:at+shards]
 		n := 0
-		if slot := t.sc.items[g.Items[pageGroup][at/shards]].slot; slot != nil {
+		if slot := t.sc.Items[g.Items[pageGroup][at/shards]].Slot; slot != nil {
 			n = copy(wanted[at:], slot.Sums())
 		}
 		clear(wanted[at+n:])
@@ -77,12 +81,12 @@ func (t *Task) loadChecksums(g *group, pageGroup, end int) {
 func (o *owner) Check(job *batch.CheckJob) {
 	t := (*Task)(o)
 	for _, i := range job.Items() {
-		it := &t.sc.items[i]
+		it := &t.sc.Items[i]
 		// Under VerifyAlways an earlier check of the slot does not count.
-		if it.checked && t.p.Verify != pipeline.VerifyAlways {
+		if it.Checked && t.p.Verify != pipeline.VerifyAlways {
 			continue
 		}
-		image := t.p.Map.Image(it.slot.Extent(), t.sc.Groups[i]).Bytes()
+		image := t.p.Map.Image(it.Slot.Extent(), t.sc.Groups[i]).Bytes()
 		format := t.p.Map.Formats[t.sc.Groups[i]]
 		if err := t.checkSums(job.Part, i, func(k int) uint64 { return format.SumShard(image, k) }); err != nil {
 			job.AddFailure(i, err)
@@ -92,11 +96,11 @@ func (o *owner) Check(job *batch.CheckJob) {
 
 // checkSums compares the sums of a part's shards of block i with the checksums in the cache.
 func (t *Task) checkSums(p *batch.Part, i int32, sum func(shard int) uint64) error {
-	it := &t.sc.items[i]
-	if it.noLeafSums {
+	it := &t.sc.Items[i]
+	if it.NoLeafSums {
 		return nil
 	}
-	sums := it.slot.Sums()
+	sums := it.Slot.Sums()
 	if len(sums) < p.Shards.To {
 		return fmt.Errorf("%d checksums for the %d shards of block %s: %w", len(sums), p.Shards.To, t.sc.Keys[i], errdefs.ErrCorrupt)
 	}
@@ -113,18 +117,18 @@ func (t *Task) checkSums(p *batch.Part, i int32, sum func(shard int) uint64) err
 type verifiedCount struct{ cached, below, byCopy, byCPU int64 }
 
 // add counts a block. hasSums is set if its copies had sums.
-func (v *verifiedCount) add(t *Task, it *item, hasSums bool) {
-	if it.tier == 0 {
+func (v *verifiedCount) add(t *Task, it *read.Item, hasSums bool) {
+	if it.Tier == 0 {
 		v.cached++
 	} else {
 		v.below++
-		t.p.Count.Hits[it.tier].Add(1)
+		t.p.Count.Hits[it.Tier].Add(1)
 	}
-	byCopy := hasSums && t.copySums && !it.noLeafSums
+	byCopy := hasSums && t.copySums && !it.NoLeafSums
 	if byCopy {
 		v.byCopy++
 	}
-	if p := t.p.Verify; p == pipeline.VerifyAlways || !byCopy && (p != pipeline.VerifyFill || it.tier != 0) {
+	if p := t.p.Verify; p == pipeline.VerifyAlways || !byCopy && (p != pipeline.VerifyFill || it.Tier != 0) {
 		v.byCPU++
 	}
 }

@@ -84,7 +84,7 @@ func TestDefectDurableHasNoEnd(t *testing.T) {
 		if err := task.Durable(r.ctx()); !errors.Is(err, errdefs.ErrBusy) {
 			t.Errorf("in the end: %v", err)
 		}
-		if !errors.Is(early, context.DeadlineExceeded) || !strings.Contains(early.Error(), "2 blocks are not yet durable") ||
+		if !errors.Is(early, context.DeadlineExceeded) || !strings.Contains(early.Error(), "2 blocks are not durable yet") ||
 			!strings.Contains(early.Error(), "1 writes wait for space") || !strings.Contains(early.Error(), "cannot be removed") {
 			return fmt.Errorf("while it waits: %w", early)
 		}

@@ -40,7 +40,7 @@ func (t *Task) startGroups() {
 		if !t.layerwise {
 			n = min(n, t.l.batchBlocks)
 		}
-		if t.sc.Verifying() > 0 && (t.layerwise || n < t.l.batchBlocks) {
+		if t.sc.Verifying > 0 && (t.layerwise || n < t.l.batchBlocks) {
 			return
 		}
 		t.startGroup(n)

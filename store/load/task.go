@@ -102,13 +102,13 @@ func (t *Task) run() {
 			continue // look up further blocks while the first ones are copied
 		}
 		if len(t.groups) == 0 && t.sc.Idle() {
-			if !t.sc.Queued() && !t.sc.WaitForOther() {
+			if !t.sc.More() {
 				break
 			}
 			continue
 		}
 		select {
-		case r := <-t.sc.Results():
+		case r := <-t.sc.Results:
 			t.sc.Handle(r)
 		case <-t.oldestDone():
 			t.advance()

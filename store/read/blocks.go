@@ -57,6 +57,8 @@ type Blocks struct {
 	// CopiesUnchecked is set if slots of the cache are copied before the CPU has verified them,
 	// because the policy trusts them or because their copies are verified.
 	CopiesUnchecked bool
+	Verifying       int         // verify jobs that have not finished
+	Results         chan Result // of jobs, for Handle; has space for all of them
 
 	c              *Config
 	o              Options
@@ -66,14 +68,12 @@ type Blocks struct {
 	filling        []int32 // another task fills them
 	slots          []tier.Slot
 	states         []tier.State
-	results        chan Result // has space for the results of all jobs
 
 	unverified     []pipeline.Unverified  // by ref
 	direct         []pipeline.DirectBlock // by ref
 	unverifiedSums []uint64
 
 	open      int  // blocks with a slot, or with a job that may acquire one
-	verifying int  // verify jobs that have not finished
 	reading   int  // fetch jobs that have not finished
 	stopped   bool // see Stop
 	notDirect bool // NoteNotDirect has recorded a reason
@@ -95,8 +95,8 @@ type Item struct {
 
 // Reserve makes space for n blocks, all of them in Todo.
 func (b *Blocks) Reserve(n int) {
-	if need := max(windowBlocks, n) + windowReads; cap(b.results) < need {
-		b.results = make(chan Result, need)
+	if need := max(windowBlocks, n) + windowReads; cap(b.Results) < need {
+		b.Results = make(chan Result, need)
 	}
 	if cap(b.Items) < n {
 		b.Items = make([]Item, n)
@@ -115,7 +115,7 @@ func (b *Blocks) Begin(c *Config, o Options) {
 	b.CopiesUnchecked = p.Verify == pipeline.VerifyFill || verifiedByCopy
 	direct := p.Direct != nil && o.Promotion != PromoteAll
 	b.readUnverified, b.readDirect = verifiedByCopy && p.Unverified, verifiedByCopy && direct
-	n, shards := len(b.Refs.Refs), p.Map.Formats.MaxShards()
+	n := len(b.Refs.Refs)
 	if b.readDirect {
 		b.direct = slices.Grow(b.direct[:0], n)[:n]
 	} else if direct {
@@ -123,7 +123,8 @@ func (b *Blocks) Begin(c *Config, o Options) {
 	}
 	if b.readUnverified || b.readDirect {
 		b.unverified = slices.Grow(b.unverified[:0], n)[:n]
-		b.unverifiedSums = slices.Grow(b.unverifiedSums[:0], n*shards)[:n*shards]
+		sums := n * p.Map.Formats.MaxShards()
+		b.unverifiedSums = slices.Grow(b.unverifiedSums[:0], sums)[:sums]
 	}
 }
 
@@ -133,17 +134,11 @@ func (b *Blocks) Clear() {
 	clear(b.unverified)
 	clear(b.direct)
 	b.Todo, b.toRead, b.filling, b.Ready = b.Todo[:0], b.toRead[:0], b.filling[:0], b.Ready[:0]
-	b.o, b.open, b.verifying, b.reading, b.stopped, b.notDirect = Options{}, 0, 0, 0, false, false
+	b.o, b.open, b.Verifying, b.reading, b.stopped, b.notDirect = Options{}, 0, 0, 0, false, false
 }
 
-// Verifying returns the number of slots that are being verified.
-func (b *Blocks) Verifying() int { return b.verifying }
-
 // Idle reports whether no block is being read or verified, or is ready.
-func (b *Blocks) Idle() bool { return b.verifying+b.reading == 0 && len(b.Ready) == 0 }
-
-// Queued reports whether blocks are to be looked up or read.
-func (b *Blocks) Queued() bool { return len(b.Todo)+len(b.toRead) > 0 }
+func (b *Blocks) Idle() bool { return b.Verifying+b.reading == 0 && len(b.Ready) == 0 }
 
 // Release unpins slots of the cache that the caller has taken from their blocks.
 func (b *Blocks) Release(slots []tier.Slot) {

@@ -18,9 +18,6 @@ type Result struct {
 	err     error
 }
 
-// Results returns the channel of results, which Handle takes.
-func (b *Blocks) Results() <-chan Result { return b.results }
-
 // Handle processes a result and all others that are available, so that their blocks share a batch.
 func (b *Blocks) Handle(r Result) {
 	for {
@@ -30,7 +27,7 @@ func (b *Blocks) Handle(r Result) {
 			b.handleVerified(r.i, r.err)
 		}
 		select {
-		case r = <-b.results:
+		case r = <-b.Results:
 		default:
 			return
 		}
@@ -39,7 +36,7 @@ func (b *Blocks) Handle(r Result) {
 
 // handleVerified processes a block whose slot was verified.
 func (b *Blocks) handleVerified(i int32, err error) {
-	b.verifying--
+	b.Verifying--
 	if err != nil {
 		b.handleCorruptSlot(i, err)
 		return
@@ -186,9 +183,12 @@ func (b *Blocks) handleBadCopy(i int32) bool {
 	return false
 }
 
-// WaitForOther waits for one block that another task fills, and reports whether there was one. No
-// block has a slot.
-func (b *Blocks) WaitForOther() bool {
+// More reports whether blocks are left to be looked up or read. If there are none, it waits for one
+// that another task fills. No block has a slot.
+func (b *Blocks) More() bool {
+	if len(b.Todo)+len(b.toRead) > 0 {
+		return true
+	}
 	if len(b.filling) == 0 {
 		return false
 	}

@@ -70,7 +70,7 @@ func (j *fetchJob) Run(i int32) {
 	var err error
 	it.Slot, it.Tier, err = b.c.Pipeline.Fetch(b.o.Task.Context(), b.Keys[i:i+1],
 		pipeline.FetchOptions{Wait: true, Leased: b.o.Leased, Unverified: b.unverifiedSlot(i), Direct: b.directBlock(i)})
-	b.results <- Result{true, i, err}
+	b.Results <- Result{true, i, err}
 }
 
 // Run implements pool.Job: it verifies the slot of block i.
@@ -78,12 +78,12 @@ func (j *verifyJob) Run(i int32) {
 	b := (*Blocks)(j)
 	image := b.c.Pipeline.Map.Image(b.Items[i].Slot.Extent(), b.Groups[i])
 	err := b.c.Pipeline.Map.Formats[b.Groups[i]].Verify(image.Bytes(), b.Keys[i])
-	b.results <- Result{false, i, err}
+	b.Results <- Result{false, i, err}
 }
 
 // enqueueVerify starts a job that verifies the slot of block i.
 func (b *Blocks) enqueueVerify(i int32) {
-	b.verifying++
+	b.Verifying++
 	b.c.Checks.Push((*verifyJob)(b), i)
 }
 

@@ -11,8 +11,8 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// ProbeDMABuf exports memory of dev in the form for NICs, and reports whether writes of NICs must
-// be flushed.
+// ProbeDMABuf exports memory of dev as a dma-buf for NICs. If that works, its Reason describes
+// whether NIC writes must be flushed.
 func ProbeDMABuf(dev device.Device) Finding {
 	f := Answered(exportOnce(dev), "the open kernel modules of the NVIDIA driver and Linux 5.12; without, NICs need nvidia_peermem")
 	if f.Answer == Yes {

@@ -1,10 +1,10 @@
-// Package doctor examines a machine for moving KV cache: GPUs and their links, RDMA devices,
-// cuFile, io_uring, huge pages, locked memory and file systems. It reports which of kvlane's paths
-// are available.
+// Package doctor examines the parts of a machine that kvlane uses: GPUs and their links, RDMA
+// devices, cuFile, io_uring, huge pages, locked memory and file systems. It reports which of
+// kvlane's paths are available.
 //
-// An answer is yes, no, or unknown if a probe was inconclusive. A no and an unknown have a reason,
-// and a remedy if there is one.
+// An answer is yes, no, or unknown if a probe was inconclusive. A no or unknown has a reason, and a
+// remedy if one is known.
 //
-// All access to the machine is by the fields of Machine, which can be replaced. Local returns this
-// machine; tests use recorded ones. Examine keeps no state and may be called concurrently.
+// The machine is accessed through the fields of Machine only. Local returns this machine; tests use
+// recorded machines. Examine keeps no state and is safe for concurrent use.
 package doctor

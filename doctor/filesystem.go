@@ -6,8 +6,8 @@ import (
 	"github.com/kvlane/kvlane/internal/mounts"
 )
 
-// keepsFiles has the types of file systems that are suitable for a directory of blocks. Other
-// mounts are the kernel's own.
+// keepsFiles lists the types of file systems that are suitable for a directory of blocks. File
+// systems of other types belong to the kernel.
 var keepsFiles = map[string]bool{
 	"ext2": true, "ext3": true, "ext4": true, "xfs": true, "btrfs": true, "zfs": true, "f2fs": true, "bcachefs": true, "tmpfs": true,
 	"overlay": true, "nfs": true, "nfs4": true, "ceph": true, "lustre": true, "beegfs": true, "gpfs": true, "wekafs": true, "9p": true,
@@ -24,7 +24,7 @@ func (m *Machine) fileSystems(dirs []string) []FileSystem {
 		return list
 	}
 	for _, mt := range table {
-		// Mounts below these are the system's own, even if their type keeps files.
+		// Mounts below these directories belong to the system, even if their type is suitable.
 		system := mounts.Under(mt.Dir, "/proc") || mounts.Under(mt.Dir, "/sys") || mounts.Under(mt.Dir, "/dev") || mounts.Under(mt.Dir, "/run")
 		if keepsFiles[mt.Type] && !system {
 			list = append(list, m.fileSystem(mt, mt.Dir))

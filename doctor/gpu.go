@@ -12,7 +12,7 @@ import (
 const (
 	pciDevices   = "sys/bus/pci/devices"
 	vendorNVIDIA = "0x10de"
-	// classDisplay is PCI base class 03h, display controllers. Data-center GPUs are 0302, 3D
+	// classDisplay is PCI base class 03h, display controllers. Data-center GPUs have class 0302, 3D
 	// controllers.
 	classDisplay = "0x03"
 )
@@ -38,8 +38,8 @@ func (m *Machine) nvidia(ctx context.Context) NVIDIA {
 	return n
 }
 
-// driverRemedy returns the remedy for a missing driver, by the GPUs on the bus and the kernel
-// module.
+// driverRemedy returns the remedy for a missing driver. It depends on the GPUs on the bus and on
+// the kernel module.
 func (n *NVIDIA) driverRemedy() string {
 	switch {
 	case len(n.OnBus) == 0 && n.KernelModule == "":
@@ -59,7 +59,7 @@ func (m *Machine) gpu(d *CUDADevice) GPU {
 		Sharing: append([]Sharing{}, d.Sharing...),
 	}
 	if d.Err != nil {
-		// A device that did not open was not probed.
+		// A device that could not be opened was not probed.
 		f := Finding{Answer: Unknown, Reason: "the device could not be opened"}
 		if errors.Is(d.Err, errdefs.ErrNotSupported) {
 			f.Answer = No
@@ -88,8 +88,8 @@ func (m *Machine) pciLink(addr string) PCILink {
 	}
 }
 
-// linkSpeed returns the rate without the kernel's suffix ("32.0 GT/s PCIe"). It is empty for
-// "Unknown", as on the bus of a virtual machine.
+// linkSpeed removes the kernel's suffix from a rate ("32.0 GT/s PCIe"). It returns "" for
+// "Unknown", the rate on the bus of a virtual machine.
 func linkSpeed(s string) string {
 	if strings.HasPrefix(s, "Unknown") {
 		return ""

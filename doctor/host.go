@@ -27,7 +27,7 @@ func (m *Machine) host() Host {
 	return h
 }
 
-// hugePages returns the pools in the order of the kernel's directory, where they are named
+// hugePages returns the pools of huge pages. The kernel's directory names them, for example
 // "hugepages-2048kB".
 func (m *Machine) hugePages() []HugePages {
 	const dir = "sys/kernel/mm/hugepages"
@@ -46,7 +46,7 @@ func (m *Machine) hugePages() []HugePages {
 	return pools
 }
 
-// capIPCLock is the bit of CAP_IPC_LOCK (linux/capability.h).
+// capIPCLock is the bit number of CAP_IPC_LOCK (linux/capability.h).
 const capIPCLock = 14
 
 func (m *Machine) lockedMemory() LockedMemory {
@@ -104,7 +104,7 @@ func (m *Machine) ioUring() Finding {
 	return Answered(err, "a kernel of 5.6 or later with CONFIG_IO_URING, and a container runtime whose seccomp profile allows it")
 }
 
-// notSupported returns an error that Answered converts to a no.
+// notSupported returns an error that wraps ErrNotSupported, which Answered converts to a No.
 func notSupported(format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, errdefs.ErrNotSupported)...)
 }

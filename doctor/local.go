@@ -12,12 +12,12 @@ import (
 	"github.com/kvlane/kvlane/internal/sys/uring"
 )
 
-// directBytes is the size of the O_DIRECT probe's write. It is a multiple of all logical block
-// sizes in use.
+// directBytes is the length of the write in the O_DIRECT probe. It is a multiple of every common
+// logical block size.
 const directBytes = 4 << 10
 
 // Local returns the machine on which the process runs. The caller provides the functions for GPUs
-// and libraries, as other packages have these bindings.
+// and libraries, because other packages contain the bindings.
 func Local(cuda func(context.Context) (CUDA, error), cuFile func(ctx context.Context, dirs []string) CuFileProbe, library func(name string) error) Machine {
 	return Machine{
 		Files:      osFiles(),
@@ -61,7 +61,8 @@ func statFS(dir string) (total, free int64, err error) {
 	return int64(s.Blocks) * block, int64(s.Bavail) * block, nil
 }
 
-// tryDirectIO writes one aligned page to a file without a name, so that no file can remain.
+// tryDirectIO writes one aligned page to a file without a name, so that no file remains even after
+// a crash.
 func tryDirectIO(dir string) error {
 	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_DIRECT|unix.O_CLOEXEC, 0o600)
 	switch {
@@ -76,7 +77,7 @@ func tryDirectIO(dir string) error {
 }
 
 func writeDirect(fd int) error {
-	// O_DIRECT requires memory aligned to a page. A mapping is; the Go heap may not be.
+	// O_DIRECT requires page-aligned memory, and the Go heap does not guarantee that.
 	page, err := unix.Mmap(-1, 0, directBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
 		return fmt.Errorf("not tried: map a page: %w", err)

@@ -9,45 +9,45 @@ import (
 	"strings"
 )
 
-// Machine has the sources of the answers. All fields are required.
+// Machine has the functions that examine a machine. All fields are required.
 type Machine struct {
-	// Files is the machine's file system from its root. Only files in proc and sys are read.
+	// Files is the root of the machine's file system. Only files in proc and sys are read.
 	Files fs.FS
 	// CPUs is the number of processors that the process may use.
 	CPUs int
-	// CUDA queries the CUDA driver. Its error wraps ErrNotSupported if there is none.
+	// CUDA queries the CUDA driver. Its error wraps ErrNotSupported if the driver is not installed.
 	CUDA func(ctx context.Context) (CUDA, error)
-	// Library loads a shared library and releases it. Its error wraps ErrNotSupported if it is
-	// missing.
+	// Library loads and releases a shared library. Its error wraps ErrNotSupported if the library
+	// is not installed.
 	Library func(name string) error
-	// CuFile tries cuFile on a GPU, with a file in each of dirs. It is called only if there are a
-	// GPU and the library.
+	// CuFile tries cuFile on a GPU, with a file in each of dirs. It is called only if the machine
+	// has a GPU and the library.
 	CuFile func(ctx context.Context, dirs []string) CuFileProbe
-	// IOUring probes the kernel for io_uring. Its error wraps ErrNotSupported if the answer is no.
+	// IOUring probes io_uring. Its error wraps ErrNotSupported if io_uring cannot be used.
 	IOUring func() error
-	// OpenFiles returns the limits on descriptors. math.MaxUint64: there is none.
+	// OpenFiles returns the limits on descriptors. math.MaxUint64 means no limit.
 	OpenFiles func() (soft, hard uint64, err error)
-	// MemoryLock returns the limits on locked memory in bytes. math.MaxUint64: there is none.
+	// MemoryLock returns the limits on locked memory in bytes. math.MaxUint64 means no limit.
 	MemoryLock func() (soft, hard uint64, err error)
-	// StatFS returns the bytes of dir's file system, and those still free for this user.
+	// StatFS returns the size of dir's file system and the free space for this user, in bytes.
 	StatFS func(dir string) (total, free int64, err error)
-	// DirectIO tries a write with O_DIRECT in dir, and leaves no file behind. Its error wraps
-	// ErrNotSupported if the file system refuses it.
+	// DirectIO tries a write with O_DIRECT in dir and leaves no file. Its error wraps
+	// ErrNotSupported if the file system does not support O_DIRECT.
 	DirectIO func(dir string) error
 }
 
 // Options are the options of Examine.
 type Options struct {
-	// Dirs are the directories whose file systems are examined. Empty: every mounted file system
-	// that keeps files.
+	// Dirs are the directories whose file systems are examined. Empty: all mounted file systems
+	// that are suitable for blocks.
 	Dirs []string
-	// Require lists the abilities that Report.Required answers for.
+	// Require lists the abilities that Report.Required reports.
 	Require []Ability
 }
 
-// Examine examines the machine. It always returns a report, as an inconclusive probe is an answer
-// too. It reads a few hundred small files, opens every GPU for a moment, and writes small files,
-// which it removes.
+// Examine examines the machine. It always returns a report, because an inconclusive probe is also
+// an answer. It reads a few hundred small files, opens every GPU, and writes and removes small
+// files.
 func Examine(ctx context.Context, m Machine, o Options) *Report {
 	r := &Report{
 		Host:      m.host(),
@@ -65,7 +65,7 @@ func Examine(ctx context.Context, m Machine, o Options) *Report {
 	return r
 }
 
-// text returns the trimmed contents of a file of the machine. name is its path without the first
+// text returns the trimmed contents of a file of the machine. name is its path without the leading
 // slash.
 func (m *Machine) text(name string) (string, error) {
 	b, err := fs.ReadFile(m.Files, name)
@@ -75,8 +75,7 @@ func (m *Machine) text(name string) (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-// textOr returns the contents of a file, or otherwise if it cannot be read. It is for optional
-// facts.
+// textOr returns the contents of a file, or the value otherwise if the file cannot be read.
 func (m *Machine) textOr(name, otherwise string) string {
 	s, err := m.text(name)
 	if err != nil {
@@ -85,7 +84,7 @@ func (m *Machine) textOr(name, otherwise string) string {
 	return s
 }
 
-// numberOr is textOr for a decimal number.
+// numberOr returns the decimal number in a file, or the value otherwise if there is none.
 func (m *Machine) numberOr(name string, otherwise int64) int64 {
 	n, err := strconv.ParseInt(m.textOr(name, ""), 10, 64)
 	if err != nil {
@@ -94,7 +93,8 @@ func (m *Machine) numberOr(name string, otherwise int64) int64 {
 	return n
 }
 
-// names returns the names in a directory of the machine, or none if it cannot be read.
+// names returns the names in a directory of the machine. If the directory cannot be read, it
+// returns none.
 func (m *Machine) names(dir string) []string {
 	entries, err := fs.ReadDir(m.Files, dir)
 	if err != nil {

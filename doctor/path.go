@@ -7,7 +7,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// paths reports for each way of moving bytes whether the machine has it, by the findings of r.
+// paths returns the availability of each copy path, according to the findings of r.
 func paths(r *Report) []Path {
 	gpu := func(name stream.Path, what string, pick func(*Probe) Finding) Path {
 		return Path{Name: name.String(), What: what, Available: r.anyGPU(func(g *GPU) Finding { return pick(&g.Probe) })}
@@ -20,7 +20,7 @@ func paths(r *Report) []Path {
 		{Name: "checksums on the way", What: "host <-> GPU, by the kernels that copy", Available: r.anyGPU(func(g *GPU) Finding { return g.Probe.Sums })},
 		{Name: stream.PathNIC.String(), What: "host <-> GPU, by an RDMA NIC connected to itself", Available: r.anyGPU(func(g *GPU) Finding {
 			if g.NIC.Answer == Yes {
-				return Finding{Answer: Yes} // its name is printed with the GPU
+				return Finding{Answer: Yes} // the report prints the NIC's name with the GPU
 			}
 			return g.NIC
 		})},
@@ -36,9 +36,9 @@ func paths(r *Report) []Path {
 	}
 }
 
-// anyGPU returns yes if one GPU has the ability. Its reason then has the number of GPUs, if others
-// lack it. Otherwise it returns unknown if the answer of any GPU is unknown, and no if it is not.
-// Without a GPU it returns the finding about the driver.
+// anyGPU returns Yes if at least one GPU has the ability. If other GPUs lack it, the reason
+// contains the number of GPUs that have it. Otherwise it returns Unknown if the answer for any GPU
+// is unknown, else No. Without a GPU it returns the finding about the driver.
 func (r *Report) anyGPU(pick func(*GPU) Finding) Finding {
 	if len(r.NVIDIA.GPUs) == 0 {
 		return r.NVIDIA.Driver
@@ -52,7 +52,7 @@ func (r *Report) anyGPU(pick func(*GPU) Finding) Finding {
 			have++
 			continue
 		}
-		// An unknown takes precedence, as a no must hold for all GPUs.
+		// Unknown takes precedence, because No must hold for all GPUs.
 		if missing.Answer != Unknown {
 			missing = f.of(fmt.Sprintf("GPU %d", g.Index))
 		}
@@ -66,8 +66,8 @@ func (r *Report) anyGPU(pick func(*GPU) Finding) Finding {
 	return Finding{Answer: Yes}
 }
 
-// shares returns yes if one type of handle works for the GPU's memory, or else the last type's
-// answer.
+// shares returns Yes if one type of handle works for the GPU's memory, otherwise the answer for the
+// last type.
 func (g *GPU) shares() Finding {
 	best := Finding{Answer: Unknown, Reason: "not tried"}
 	for _, s := range g.Sharing {
@@ -81,7 +81,7 @@ func (g *GPU) shares() Finding {
 	return best
 }
 
-// anyPeer returns yes if one GPU can access another's memory.
+// anyPeer returns Yes if at least one GPU can access the memory of another GPU.
 func (r *Report) anyPeer() Finding {
 	n := &r.NVIDIA
 	if len(n.GPUs) == 0 {
@@ -101,7 +101,7 @@ func (r *Report) anyPeer() Finding {
 	return best
 }
 
-// uring returns yes if the kernel has io_uring and a file system can be written to.
+// uring returns Yes if io_uring is available and a file system is writable.
 func (r *Report) uring() Finding {
 	if r.IOUring.Answer != Yes {
 		return r.IOUring

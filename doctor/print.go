@@ -25,10 +25,10 @@ func (r *Report) WriteText(w io.Writer) error {
 type printer struct {
 	*present.Page
 	section   present.Table
-	printedAs map[Finding]string // titles of findings printed with their reasons
+	printedAs map[Finding]string // title under which a finding was printed with its reason
 }
 
-// begin starts a section. end writes the rows of line and finding to the page.
+// begin starts a section. end prints the rows that line and finding have added.
 func (p *printer) begin(title string) {
 	p.Heading("%s", title)
 	p.section = present.Table{Prose: true}
@@ -40,8 +40,8 @@ func (p *printer) line(title, format string, args ...any) {
 	p.section.Row(title, fmt.Sprintf(format, args...))
 }
 
-// finding adds an answer under a title, with its reason and remedy. If these were printed before,
-// it adds the title under which they are instead.
+// finding adds an answer with its reason and remedy. If the same finding was printed before, it
+// adds a reference to its title instead.
 func (p *printer) finding(title string, f Finding) {
 	if before := p.printedAs[f]; before != "" {
 		p.line(title, "%s: see %s above", f.Answer, before)
@@ -57,7 +57,7 @@ func (p *printer) finding(title string, f Finding) {
 	}
 }
 
-// why returns the shortest form of the reason.
+// why returns the short form of the reason, if there is one.
 func (f Finding) why() string {
 	if f.Brief != "" {
 		return f.Brief
@@ -72,8 +72,8 @@ func (f Finding) inline() string {
 	return string(f.Answer) + ": " + f.why()
 }
 
-// verdict adds the usable GPUs, the available and missing paths, and the number of met
-// requirements.
+// verdict adds the usable GPUs, the available and the missing paths, and the number of requirements
+// that are met.
 func (p *printer) verdict(r *Report) {
 	have := map[Answer][]string{}
 	for i := range r.Paths {
@@ -168,7 +168,7 @@ func (p *printer) nvidia(n *NVIDIA) {
 	for i := range n.GPUs {
 		p.gpu(&n.GPUs[i])
 	}
-	// GPUs that the driver offers were printed above.
+	// GPUs that the driver reports were printed above.
 	if len(n.GPUs) == 0 {
 		for i := range n.OnBus {
 			p.line("on the PCI bus", "%s", n.OnBus[i].text())
@@ -210,7 +210,8 @@ func (p *printer) gpu(g *GPU) {
 	}
 }
 
-// summary returns one finding for the paths of a GPU: all, or not all with the missing ones.
+// summary returns one finding for all copy paths of a GPU. It is Yes if all work; otherwise it
+// lists the ones that do not.
 func (p *Probe) summary() Finding {
 	var lacks []string
 	for _, a := range p.abilities() {

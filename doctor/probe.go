@@ -15,18 +15,18 @@ import (
 )
 
 const (
-	// probeBytes is copied in each direction by each path of a probe, in two pieces with a gap
-	// between them, so that it is a batch of two copies.
+	// probeBytes is the number of bytes that a probe copies in each direction. They are two pieces
+	// with a gap, so that a batch has two copies.
 	probeBytes = 8 << 10
-	// probeTimeout bounds the wait for one path. A healthy device takes microseconds.
+	// probeTimeout is the time limit for one path. Working devices take microseconds.
 	probeTimeout = 10 * time.Second
 )
 
-// Opener opens a stream on a device that makes all its copies by one path.
+// Opener opens a stream on a device that uses one path for all its copies.
 type Opener func(dev device.Device, path stream.Path) (stream.Stream, error)
 
-// ProbeDevice tries each path on dev: it copies a few KiB to the device and back and compares them.
-// It therefore reports an ability only if it has worked.
+// ProbeDevice tries each copy path of dev. It copies a few KiB to the device and back and compares
+// them, so an ability is reported only if it works.
 func ProbeDevice(ctx context.Context, dev device.Device, open Opener) Probe {
 	var p Probe
 	for _, a := range p.abilities() {
@@ -35,26 +35,26 @@ func ProbeDevice(ctx context.Context, dev device.Device, open Opener) Probe {
 	return p
 }
 
-// NICs are RDMA NICs near a device, as gdr.NICs.
+// NICs are RDMA NICs near a device. *gdr.NICs implements it.
 type NICs interface {
 	OpenStream() (stream.Stream, error)
 	registrar
 }
 
-// registrar registers memory before streams access it.
+// registrar registers memory before streams use it.
 type registrar interface {
 	Register(regions ...*mem.Region) error
 	Unregister(ctx context.Context, regions ...*mem.Region) error
 }
 
-// unregistered is the registrar of streams that need no registration.
+// unregistered is a registrar for streams that need no registration.
 type unregistered struct{}
 
 func (unregistered) Register(...*mem.Region) error                    { return nil }
 func (unregistered) Unregister(context.Context, ...*mem.Region) error { return nil }
 
-// ProbeNICs copies a few KiB to dev and back by NICs. path is the path that completions of their
-// copies have.
+// ProbeNICs copies a few KiB to dev and back with NICs. path is the path that the completions must
+// report.
 func ProbeNICs(ctx context.Context, dev device.Device, nics NICs, path stream.Path) error {
 	return tryPath(ctx, dev, nics, nics.OpenStream, path, roundTrip)
 }
@@ -82,7 +82,7 @@ func (p *Probe) abilities() []ability {
 	}
 }
 
-// batched returns an error unless queues of dev take many copies in one call.
+// batched returns an error if queues of dev do not support many copies in one call.
 func batched(ctx context.Context, dev device.Device, _ Opener) error {
 	q, err := dev.OpenQueue(device.QueueOptions{})
 	if err != nil {
@@ -94,11 +94,11 @@ func batched(ctx context.Context, dev device.Device, _ Opener) error {
 	return errors.Join(err, q.Close(ctx))
 }
 
-// trial uses a stream. Each of its batches must take path.
+// trial tests a stream. All batches must use path.
 type trial func(ctx context.Context, s stream.Stream, host, gpu *mem.Region, path stream.Path) error
 
-// tryPath opens a stream and calls try with it, and with memory registered with reg. If the stream
-// does not close, its memory is never freed.
+// tryPath opens a stream and calls try with it and with memory registered by reg. If the stream
+// cannot be closed, the memory is not freed.
 func tryPath(ctx context.Context, dev device.Device, reg registrar, open func() (stream.Stream, error), path stream.Path, try trial) (err error) {
 	s, err := open()
 	if err != nil {
@@ -133,8 +133,8 @@ func tryPath(ctx context.Context, dev device.Device, reg registrar, open func() 
 	return try(ctx, s, host, gpu, path)
 }
 
-// roundTrip copies the first half of host to gpu, and from there to the second half, in two pieces
-// each way.
+// roundTrip copies the first half of host to gpu, and from gpu to the second half of host, in two
+// pieces each.
 func roundTrip(ctx context.Context, s stream.Stream, host, gpu *mem.Region, path stream.Path) error {
 	want := host.Bytes()[:probeBytes]
 	for i := range want {
@@ -158,7 +158,7 @@ func roundTrip(ctx context.Context, s stream.Stream, host, gpu *mem.Region, path
 	return nil
 }
 
-// carry copies b with s, and returns an error if the copy took another path.
+// carry copies b with s. It returns an error if the copy used another path.
 func carry(ctx context.Context, s stream.Stream, b *mem.Batch, path stream.Path) (stream.Completion, error) {
 	t, err := s.Submit(ctx, b)
 	if err != nil {
@@ -174,7 +174,8 @@ func carry(ctx context.Context, s stream.Stream, b *mem.Batch, path stream.Path)
 	return c, nil
 }
 
-// summed copies a leaf to gpu, and compares the checksum of the copy with the leaf's.
+// summed copies a leaf to gpu and compares the checksum that the copy computed with that of the
+// leaf.
 func summed(ctx context.Context, s stream.Stream, host, gpu *mem.Region, path stream.Path) error {
 	leaf := host.Bytes()[:mem.LeafBytes]
 	for i := range leaf {

@@ -9,7 +9,7 @@ import (
 
 const infiniband = "sys/class/infiniband"
 
-// nullGID fills the unused entries of a port's table.
+// nullGID is the value of unused entries in a port's GID table.
 const nullGID = "0000:0000:0000:0000:0000:0000:0000:0000"
 
 func (m *Machine) rdma() RDMA {
@@ -54,7 +54,7 @@ func (m *Machine) rdmaPort(dir string, number int) RDMAPort {
 		Rate:      m.textOr(dir+"/rate", ""),
 		GIDs:      []GID{},
 	}
-	// "4: ACTIVE"
+	// format: "4: ACTIVE"
 	if _, state, ok := strings.Cut(m.textOr(dir+"/state", ""), ": "); ok {
 		p.State = state
 	}

@@ -7,27 +7,28 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Answer is one of Yes, No and Unknown.
+// Answer is Yes, No or Unknown.
 type Answer string
 
 // The answers.
 const (
-	Yes     Answer = "yes"
-	No      Answer = "no"
-	Unknown Answer = "unknown" // inconclusive: no permission, or an unexpected failure
+	Yes Answer = "yes"
+	No  Answer = "no"
+	// inconclusive, for example for lack of permission or after an unexpected error
+	Unknown Answer = "unknown"
 )
 
-// Finding is an answer with its reason.
+// Finding is an answer with its reason and remedy.
 type Finding struct {
 	Answer Answer `json:"answer"`
 	Reason string `json:"reason,omitempty"`
-	Remedy string `json:"remedy,omitempty"` // change that would make it a yes, if known
-	// Brief is a shorter reason, for the text form. Empty: Reason is short.
+	Remedy string `json:"remedy,omitempty"` // action that would make the answer yes, if known
+	// Brief is a shorter reason for reports in text. Empty: use Reason.
 	Brief string `json:"-"`
 }
 
-// Answered converts the outcome of a probe to a Finding: nil is a yes, ErrNotSupported a no, any
-// other error an unknown. A yes has no remedy.
+// Answered converts the error of a probe to a Finding: nil to Yes, ErrNotSupported to No, other
+// errors to Unknown. remedy is used unless the answer is Yes.
 func Answered(err error, remedy string) Finding {
 	if err == nil {
 		return Finding{Answer: Yes}
@@ -43,7 +44,7 @@ func Answered(err error, remedy string) Finding {
 	return f
 }
 
-// of returns f with the name of a part of the machine before its reason.
+// of returns f with part and a colon before its reason.
 func (f Finding) of(part string) Finding {
 	f.Reason = part + ": " + f.Reason
 	if f.Brief != "" {
@@ -64,33 +65,33 @@ type Report struct {
 	FileSystems []FileSystem `json:"file_systems"`
 	SharedMem   FileSystem   `json:"shared_memory"`
 	Paths       []Path       `json:"paths"`
-	// Required has the answers to Options.Require, in that order.
+	// Required are the answers to Options.Require, in the same order.
 	Required []Path `json:"required,omitempty"`
 }
 
-// Host describes the machine without its devices.
+// Host describes the machine except its devices.
 type Host struct {
 	Kernel         string `json:"kernel"`
 	CPUs           int    `json:"cpus"`       // available to this process
 	NUMANodes      int    `json:"numa_nodes"` // 0 if unknown
 	MemoryBytes    int64  `json:"memory_bytes"`
 	AvailableBytes int64  `json:"available_bytes"`
-	// MemoryLimit is the limit in bytes, and PIDLimit the limit on processes and threads, that
-	// leaves least among those of the process's cgroup and of the cgroups above it.
+	// MemoryLimit is the memory limit in bytes and PIDLimit the limit on processes and threads.
+	// Each is the limit with the least remaining among the process's cgroup and its ancestors.
 	MemoryLimit CgroupLimit `json:"cgroup_memory"`
 	PIDLimit    CgroupLimit `json:"cgroup_pids"`
 	OpenFiles   OpenFiles   `json:"open_files"`
 }
 
-// CgroupLimit is a hard limit that a cgroup sets. Without one, File is empty.
+// CgroupLimit is a hard limit set by a cgroup. If there is no limit, File is empty.
 type CgroupLimit struct {
 	File string `json:"file,omitempty"`
 	Max  int64  `json:"max"`
 	Used int64  `json:"used"`
 }
 
-// OpenFiles is the limit on descriptors (RLIMIT_NOFILE). Go's runtime has raised the soft limit of
-// this process.
+// OpenFiles is the limit on descriptors (RLIMIT_NOFILE). The Go runtime may have raised the soft
+// limit of this process.
 type OpenFiles struct {
 	Soft uint64 `json:"soft"`
 	Hard uint64 `json:"hard"`
@@ -99,18 +100,19 @@ type OpenFiles struct {
 
 // NVIDIA describes NVIDIA's hardware and driver.
 type NVIDIA struct {
-	// Driver reports whether CUDA's driver library was loaded and initialized.
+	// Driver reports whether the CUDA driver library could be loaded and initialized.
 	Driver Finding `json:"driver"`
-	// DriverVersion is the version of the driver library, KernelModule that of the kernel module.
+	// DriverVersion is the version of the driver library, KernelModule the version of the kernel
+	// module.
 	DriverVersion string `json:"driver_version,omitempty"`
 	KernelModule  string `json:"kernel_module,omitempty"`
-	// OnBus lists the GPUs on the PCI bus, whether or not the driver offers them.
+	// OnBus lists the GPUs on the PCI bus, including those that the driver does not report.
 	OnBus []PCILink `json:"on_bus"`
 	GPUs  []GPU     `json:"gpus"`
 	Peers []Peer    `json:"peers"`
 }
 
-// GPU is a GPU that CUDA's driver offers.
+// GPU is a GPU that the CUDA driver reports.
 type GPU struct {
 	Index       int     `json:"index"`
 	Name        string  `json:"name"`
@@ -124,22 +126,21 @@ type GPU struct {
 	// Usable reports whether the GPU could be opened.
 	Usable Finding `json:"usable"`
 	Probe  Probe   `json:"probe"`
-	// Profile reports whether there is a stored profile, with measurements of the GPU's paths for
-	// the planner.
+	// Profile reports whether a profile with measurements of the GPU's copy paths is stored. The
+	// planner uses it.
 	Profile Finding `json:"profile"`
-	// NIC reports which RDMA NIC copies for the GPU if copies by NICs are on, and the reason for
-	// the choice, or why none can.
+	// NIC reports which RDMA NIC would copy for the GPU and why it was chosen, or why no NIC can be
+	// used.
 	NIC Finding `json:"nic"`
-	// DMABuf reports whether the GPU's memory can be exported to NICs as a dma-buf, and whether
-	// writes of NICs must be flushed.
+	// DMABuf reports whether the GPU's memory can be exported to NICs as a dma-buf, and whether NIC
+	// writes must be flushed.
 	DMABuf Finding `json:"dma_buf"`
-	// Sharing reports by type of handle, the best first, whether other processes can map the GPU's
-	// memory, and at last host memory pinned for it.
+	// Sharing reports for each type of handle, best first, whether other processes can map the
+	// GPU's memory. The last entry is for host memory pinned for the GPU.
 	Sharing []Sharing `json:"sharing"`
 }
 
-// Sharing reports whether memory was exported, imported by another process, and read and written
-// there.
+// Sharing reports whether another process could import memory and access it.
 type Sharing struct {
 	Handle string  `json:"handle"` // "fabric", "posix-fd", "cuda-ipc", or "memfd" for host memory
 	Works  Finding `json:"works"`
@@ -147,7 +148,7 @@ type Sharing struct {
 
 // PCILink describes the link of a device. Empty fields are unknown.
 type PCILink struct {
-	Address  string `json:"address"` // "0000:81:00.0"
+	Address  string `json:"address"` // for example "0000:81:00.0"
 	Speed    string `json:"speed,omitempty"`
 	Width    int    `json:"width,omitempty"`
 	MaxSpeed string `json:"max_speed,omitempty"`
@@ -155,7 +156,7 @@ type PCILink struct {
 	NUMANode int    `json:"numa_node"` // -1 if unknown
 }
 
-// Peer reports whether one GPU can access another's memory directly.
+// Peer reports whether one GPU can access another GPU's memory directly.
 type Peer struct {
 	From   int     `json:"from"`
 	To     int     `json:"to"`
@@ -163,14 +164,14 @@ type Peer struct {
 	Link   string  `json:"link,omitempty"` // interconnect, if known
 }
 
-// Probe reports which ways of copying have worked on one device.
+// Probe reports which copy paths work on a device.
 type Probe struct {
 	CopyEngine Finding `json:"copy_engine"`
 	Kernel     Finding `json:"kernel"`
 	Staged     Finding `json:"staged"`
-	// Batch reports whether copy engines take many copies in one call.
+	// Batch reports whether copy engines support many copies in one call.
 	Batch Finding `json:"batched_copies"`
-	// Sums reports whether kernels compute the checksums of the blocks that they copy.
+	// Sums reports whether kernels compute the checksums of copied blocks.
 	Sums Finding `json:"sums"`
 }
 
@@ -181,8 +182,8 @@ type CUDA struct {
 	Peers   []Peer
 }
 
-// CUDADevice is one device of the driver. If Err is not nil, the device could not be opened, and
-// Info has at least its index.
+// CUDADevice is a device of the driver. If the device could not be opened, Err is set and Info may
+// have only the index.
 type CUDADevice struct {
 	Info    device.Info
 	Err     error
@@ -197,7 +198,8 @@ type CUDADevice struct {
 type RDMA struct {
 	Library Finding      `json:"libibverbs"`
 	Devices []RDMADevice `json:"devices"`
-	// PeerMemory reports whether a kernel module lets NICs access GPU memory without a dma-buf.
+	// PeerMemory reports whether a kernel module that gives NICs access to GPU memory without a
+	// dma-buf is loaded.
 	PeerMemory Finding `json:"nvidia_peermem"`
 }
 
@@ -218,7 +220,7 @@ type RDMAPort struct {
 	GIDs      []GID  `json:"gids"`
 }
 
-// GID is an address of a port. Unused entries of the port's table are left out.
+// GID is an address of a port. Unused table entries are omitted.
 type GID struct {
 	Index int    `json:"index"`
 	GID   string `json:"gid"`
@@ -228,47 +230,47 @@ type GID struct {
 // CuFile describes GPUDirect Storage.
 type CuFile struct {
 	Library Finding `json:"libcufile"`
-	// Driver reports whether the library's driver opened on a GPU.
+	// Driver reports whether the library's driver could be opened on a GPU.
 	Driver Finding `json:"driver"`
-	// Direct reports whether bytes of files reach GPU memory without passing through host memory.
+	// Direct reports whether file data is transferred to GPU memory without host memory.
 	Direct Finding `json:"direct"`
-	// LogFile is the path of the library's log. Log has the failures that it recorded during the
-	// probe, the oldest first.
+	// LogFile is the path of the library's log. Log lists the failures logged during the probe,
+	// oldest first.
 	LogFile string   `json:"log_file,omitempty"`
 	Log     []string `json:"log,omitempty"`
 }
 
-// HugePages is the kernel's pool of one size of huge pages.
+// HugePages is the kernel's pool of huge pages of one size.
 type HugePages struct {
 	SizeBytes int64 `json:"size_bytes"`
 	Total     int64 `json:"total"`
 	Free      int64 `json:"free"`
 }
 
-// LockedMemory is the amount of memory that this process may lock.
+// LockedMemory is the limit on memory that this process may lock.
 type LockedMemory struct {
 	SoftBytes uint64 `json:"soft_bytes"` // math.MaxUint64: no limit
 	HardBytes uint64 `json:"hard_bytes"`
-	// Exempt reports whether the process has CAP_IPC_LOCK. The limit does not apply to it then.
+	// Exempt reports whether the process has CAP_IPC_LOCK, so that the limit does not apply.
 	Exempt Answer  `json:"exempt"`
 	Enough Finding `json:"enough"`
 }
 
-// FileSystem is the file system that holds a directory.
+// FileSystem is the file system of a directory.
 type FileSystem struct {
 	Dir        string  `json:"dir"`
 	Source     string  `json:"source,omitempty"`
 	Type       string  `json:"type"`
 	TotalBytes int64   `json:"total_bytes"`
-	FreeBytes  int64   `json:"free_bytes"` // for this user
+	FreeBytes  int64   `json:"free_bytes"` // free space for this user
 	Usable     Finding `json:"usable"`
 	DirectIO   Finding `json:"direct_io"`
-	// CuFile reports whether cuFile moved bytes between a GPU and a file in Dir, and how. It is
-	// absent if that was not tried.
+	// CuFile reports whether and how cuFile transferred data between a GPU and a file in Dir.
+	// Absent if this was not tried.
 	CuFile Finding `json:"cufile,omitzero"`
 }
 
-// Path reports whether one of kvlane's ways of moving bytes, or a requirement, is available.
+// Path reports whether a copy path or a required ability is available.
 type Path struct {
 	Name      string  `json:"name"`
 	What      string  `json:"what"`

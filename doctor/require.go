@@ -10,14 +10,14 @@ import (
 )
 
 // Ability is a feature that a deployment can require of a machine. An ability of GPUs or file
-// systems is met if one of the examined ones has it. The zero value is no ability.
+// systems is available if at least one examined GPU or file system has it.
 type Ability struct {
 	Name string // "cuda"
 	What string // short description
 	ask  func(*Report) Finding
 }
 
-// abilities has all abilities, devices first.
+// abilities lists all abilities; those of devices come first.
 var abilities = []Ability{
 	{"cuda", "a GPU that can be opened", func(r *Report) Finding { return r.anyGPU(func(g *GPU) Finding { return g.Usable }) }},
 	{"calibrated", "a GPU with a profile of its copy paths", func(r *Report) Finding { return r.anyGPU(func(g *GPU) Finding { return g.Profile }) }},
@@ -41,7 +41,8 @@ var abilities = []Ability{
 // Abilities returns all abilities that can be required.
 func Abilities() []Ability { return slices.Clone(abilities) }
 
-// ParseAbility returns the ability with a name. The error wraps ErrInvalid and lists the names.
+// ParseAbility returns the ability with a name. For other names, the error wraps ErrInvalid and
+// lists the valid names.
 func ParseAbility(name string) (Ability, error) {
 	names := make([]string, len(abilities))
 	for i := range abilities {
@@ -55,11 +56,11 @@ func ParseAbility(name string) (Ability, error) {
 func pathAbility(name string) func(*Report) Finding {
 	return func(r *Report) Finding {
 		i := slices.IndexFunc(r.Paths, func(p Path) bool { return p.Name == name })
-		return r.Paths[i].Available // a test covers every ability
+		return r.Paths[i].Available // a test checks every ability
 	}
 }
 
-// activePort returns yes if there is the library, and a port that is active.
+// activePort returns Yes if the library is installed and a port is active.
 func (r *Report) activePort() Finding {
 	if r.RDMA.Library.Answer != Yes {
 		return r.RDMA.Library
@@ -77,7 +78,8 @@ func (r *Report) activePort() Finding {
 	return Finding{Answer: No, Reason: "no port is active", Remedy: "a cable, or the link brought up (ip link, ibstat)"}
 }
 
-// directIO returns yes if one file system has O_DIRECT, or else the last one's answer.
+// directIO returns Yes if at least one file system supports O_DIRECT, otherwise the answer for the
+// last one.
 func (r *Report) directIO() Finding {
 	last := Finding{Answer: Unknown, Reason: "no file system was examined", Remedy: "name a directory with --dir"}
 	for i := range r.FileSystems {

@@ -15,11 +15,11 @@ import (
 
 // CuFileProbe is the result of Machine.CuFile.
 type CuFileProbe struct {
-	// Err is nil if cuFile opened and closed. It wraps ErrNotSupported if there is no GPU, no
-	// library or no support.
+	// Err is nil if the cuFile driver could be opened and closed. It wraps ErrNotSupported without
+	// a GPU, library or support.
 	Err  error
-	Dirs []DirProbe // one for each directory, if cuFile opened
-	// LogFile is the path of the library's log, and Log has the failures in it, the oldest first.
+	Dirs []DirProbe // one for each directory, if the driver could be opened
+	// LogFile is the path of the library's log. Log lists the failures in it, oldest first.
 	LogFile string
 	Log     []string
 }
@@ -32,7 +32,7 @@ type DirProbe struct {
 }
 
 // ProbeStorage writes a page of dev's memory to a file in each of dirs, reads it back, and reports
-// how the bytes were moved. It removes the files.
+// how the data was transferred. It removes the files.
 func ProbeStorage(ctx context.Context, dev device.Device, dirs []string) CuFileProbe {
 	o, ok := dev.(device.StorageOpener)
 	if !ok {
@@ -53,11 +53,11 @@ func ProbeStorage(ctx context.Context, dev device.Device, dirs []string) CuFileP
 	return p
 }
 
-// handleNotRegistered is CU_FILE_HANDLE_NOT_REGISTERED: cuFileHandleRegister returns it if udev has
-// no record of the disk.
+// handleNotRegistered is CU_FILE_HANDLE_NOT_REGISTERED. cuFileHandleRegister returns it if udev has
+// no entry for the disk.
 const handleNotRegistered = 5027
 
-// storageRemedy returns the remedy for err in dir, or "".
+// storageRemedy returns the remedy for err in dir, or "" if none is known.
 func storageRemedy(err error, dir string) string {
 	var e *device.Error
 	if !errors.As(err, &e) || e.Code != handleNotRegistered {
@@ -71,7 +71,7 @@ func storageRemedy(err error, dir string) string {
 		"E:ID_FS_USAGE=filesystem and E:ID_FS_TYPE=ext4 (or xfs)", unix.Major(st.Dev), unix.Minor(st.Dev))
 }
 
-// cuFile tries cuFile on every writable file system of r, if there is a GPU.
+// cuFile tries cuFile on every writable file system of r. It does nothing without a GPU.
 func (m *Machine) cuFile(ctx context.Context, r *Report) CuFile {
 	c := CuFile{Library: Answered(m.Library("libcufile.so.0"), "install GPUDirect Storage (package gds-tools or libcufile of the CUDA toolkit)")}
 	switch {
@@ -119,7 +119,7 @@ func (m *Machine) tryCuFile(ctx context.Context, r *Report, c *CuFile) {
 	}
 }
 
-// direct returns the answer if no file was tried.
+// direct returns the answer for the case that cuFile was tried with no file.
 func (m *Machine) direct(r *Report, c *CuFile) Finding {
 	if c.Driver.Answer != Yes && c.Library.Answer != Yes {
 		return c.Driver

@@ -13,42 +13,43 @@ type Provider string
 
 // The providers.
 const (
-	// IBV has the NICs of the machine, through libibverbs.
+	// IBV uses the machine's NICs through libibverbs.
 	IBV Provider = "ibv"
-	// Soft has NICs in software, named "soft0", "soft1" and so on. A copy stream moves their bytes.
-	// They serve to try the path without hardware; stream.PathNICSoft reports them. The auto mode
-	// never uses them.
+	// Soft uses software NICs named "soft0", "soft1" and so on. Their bytes are moved by a copy
+	// stream. They are for testing the path without hardware; completions report
+	// stream.PathNICSoft. The auto mode never uses them.
 	Soft Provider = "soft"
 )
 
 // Config selects and configures NICs. The zero value is the default.
 type Config struct {
 	Provider Provider `config:"provider"` // default IBV
-	// NICs are the names of the NICs for this engine's device; copies are striped over them. Empty:
-	// the nearest NIC by PCIe and NUMA node, or Count of the nearest.
+	// NICs are the names of the NICs for this engine's device. Copies are striped over them. Empty:
+	// the NIC nearest by PCIe and NUMA node, or Count of the nearest NICs.
 	NICs []string `config:"nics"`
-	// NICsByDevice replaces NICs in a configuration shared by engines of several devices: the names
-	// for each device, by its index. It is ErrInvalid to open an engine whose device has no names.
+	// NICsByDevice replaces NICs if engines of several devices share a configuration. It lists the
+	// names for each device, by index. Opening an engine whose device has no names returns
+	// ErrInvalid.
 	NICsByDevice [][]string `config:"nics_by_device"`
-	// Count is the number of NICs to use of those that are equally near, if none is named. Default
-	// 1.
+	// Count is the maximum number of equally near NICs to use if no names are given. Default 1.
 	Count int `config:"count"`
-	// Port is the port of each NIC, from 1. Zero: the first active one.
+	// Port is the port of each NIC, from 1. Zero: the first active port.
 	Port int `config:"port"`
-	// GIDIndex is the index in the port's address table, 0 to 255. Nil: the best entry; RoCE v2 and
-	// IPv4 are preferred.
+	// GIDIndex is the index in the port's GID table, 0 to 255. Nil: the best entry, preferring RoCE
+	// v2 and IPv4.
 	GIDIndex *int `config:"gid_index"`
-	// MTU is in bytes, a power of two from 256 to 4096. Zero: the port's active MTU.
+	// MTU is the path MTU in bytes, a power of two from 256 to 4096. Zero: the port's active MTU.
 	MTU int `config:"mtu"`
-	// QueuePairs is the number for each NIC and stream, at most 256. Zero: the stream's default.
+	// QueuePairs is the number of queue pairs for each NIC and stream, at most 256. Zero: the
+	// stream's default.
 	QueuePairs int `config:"queue_pairs"`
-	// RegisterOnUse registers memory that a copy names and Register was not called for. The copy
-	// takes milliseconds longer. The caller must still pass the memory to Unregister before it is
-	// freed. In auto mode, NICs that cannot register it are no longer used.
+	// RegisterOnUse registers memory when a copy uses it and it is not registered. Such a copy
+	// takes some milliseconds longer. The caller must still call Unregister before it frees the
+	// memory. In auto mode, NICs that fail to register memory are no longer used.
 	RegisterOnUse bool `config:"register_on_use"`
 }
 
-// Limits of a Config, above any useful value.
+// Limits of a Config.
 const (
 	maxNICs       = 64
 	maxQueuePairs = 256
@@ -101,8 +102,8 @@ func (r *Config) Validate() error {
 // Named reports whether NICs are selected by name.
 func (r *Config) Named() bool { return len(r.NICs) > 0 || r.NICsByDevice != nil }
 
-// Choice is a selected NIC with the reason.
+// Choice is a selected NIC and the reason for its selection.
 type Choice struct {
 	Name   string
-	Reason string // its location, its port and address, and its access to the device's memory
+	Reason string // location, port, address, and how it accesses the device's memory
 }

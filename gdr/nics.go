@@ -23,35 +23,36 @@ import (
 	"github.com/kvlane/kvlane/topology"
 )
 
-// probeBytes is the size of the memory that Open registers as a test: one page of a GPU.
+// probeBytes is the length of the memory that Open registers as a test: one GPU page.
 const probeBytes = 64 << 10
 
-// NICs are open RDMA NICs with their registered memory. They are safe for concurrent use.
+// NICs is a set of open RDMA NICs with registered memory. It is safe for concurrent use.
 type NICs struct {
 	cfg    Config
-	flush  func(device int) error // nil: not needed
+	flush  func(device int) error // nil: no flush is needed
 	dev    device.Device          // or nil
 	source *registry.Devices      // opens the NICs, also for transfers
 	how    registry.Options       // options for registering memory
 	open   []*registry.Registry
-	counts []*nic.Counters // by the index in open
+	counts []*nic.Counters // by index in open
 	chosen []Choice
-	ids    []string // identities of the NICs in profiles
+	ids    []string // identities of the NICs for profiles
 	closes unwind.Stack
 }
 
-// Open opens the NICs that c selects for dev and registers some memory of dev to test that it
-// works. With a nil dev it opens them for host memory only. NICs in software copy with a stream of
-// dev that openCopy opens (nil: with default options), or with the CPU if dev is nil. Open returns
-// ErrNotSupported if there is no library, no NIC, or no way for a NIC to reach dev's memory. The
+// Open opens the NICs that c selects for dev, and tests whether they can access memory of dev. If
+// dev is nil, it opens them for host memory only. Software NICs copy with a stream opened by
+// openCopy (nil: a stream of dev with default options), or with the CPU if dev is nil. Open returns
+// ErrNotSupported if there is no library, no NIC, or no way for a NIC to access dev's memory. The
 // caller closes the NICs before dev.
 func Open(dev device.Device, c Config, openCopy func() (stream.Stream, error)) (*NICs, error) {
-	// NICs in software copy as the device itself does.
+	// Software NICs copy with the device's own streams, so they need no exported memory and no
+	// flush.
 	return open(dev, c, openCopy, c.Provider != Soft)
 }
 
-// open is Open. If exports is true, NICs use the memory that dev exports, and dev is flushed after
-// their writes.
+// open implements Open. If exports is true, NICs access the memory that dev exports, and dev is
+// flushed after NIC writes.
 func open(dev device.Device, c Config, openCopy func() (stream.Stream, error), exports bool) (_ *NICs, err error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
@@ -75,10 +76,10 @@ func open(dev device.Device, c Config, openCopy func() (stream.Stream, error), e
 	return n, nil
 }
 
-// trySoft is the end of remedies.
+// trySoft is the last part of remedies.
 const trySoft = "the provider soft (--rdma-provider soft) runs this path without a NIC"
 
-// withRemedy adds a remedy to an error about missing or broken hardware that has none.
+// withRemedy adds a remedy to an error about missing or broken hardware that has no remedy yet.
 func withRemedy(err error) error {
 	if errdefs.Remedy(err) != "" || !errors.Is(err, errdefs.ErrNotSupported) && !errors.Is(err, errdefs.ErrBroken) {
 		return err
@@ -86,7 +87,7 @@ func withRemedy(err error) error {
 	return errdefs.WithRemedy(err, "use an RDMA NIC with an active port: kvlane doctor reports missing parts, and "+trySoft)
 }
 
-// openNICs opens the NICs of the provider and tests them with memory of dev, unless dev is nil.
+// openNICs opens the NICs of the provider. If dev is not nil, it tests them with memory of dev.
 func (n *NICs) openNICs(provider rdma.Provider, dev device.Device, exports bool) (err error) {
 	var o registry.Options
 	if dev != nil && exports {
@@ -102,7 +103,7 @@ func (n *NICs) openNICs(provider rdma.Provider, dev device.Device, exports bool)
 	return n.tryRegister(dev)
 }
 
-// choose opens the NICs of the provider that are selected for dev.
+// choose opens the provider's NICs that are selected for dev.
 func (n *NICs) choose(provider rdma.Provider, dev device.Device, o registry.Options) error {
 	names, err := provider.Devices()
 	if err != nil {
@@ -137,7 +138,7 @@ func (n *NICs) choose(provider rdma.Provider, dev device.Device, o registry.Opti
 	return nil
 }
 
-// flusher returns the function that makes writes of NICs visible to dev, or nil if they always are.
+// flusher returns the function that makes NIC writes visible to dev, or nil if no flush is needed.
 func flusher(dev device.Device) (func(device int) error, error) {
 	f, ok := dev.(device.RemoteWriteFlusher)
 	if !ok {
@@ -155,7 +156,7 @@ func flusher(dev device.Device) (func(device int) error, error) {
 	}, nil
 }
 
-// openProvider opens the provider and its dependencies.
+// openProvider opens the provider and the objects that it needs.
 func (n *NICs) openProvider(dev device.Device, openCopy func() (stream.Stream, error)) (rdma.Provider, error) {
 	if n.cfg.Provider != Soft {
 		p, closeProvider, err := loadVerbs()
@@ -169,7 +170,8 @@ func (n *NICs) openProvider(dev device.Device, openCopy func() (stream.Stream, e
 	for _, names := range n.cfg.NICsByDevice {
 		count = max(count, len(names))
 	}
-	o := soft.Options{Devices: make([]soft.DeviceOptions, count)} // copied by the CPU by default
+	// the default is to copy with the CPU
+	o := soft.Options{Devices: make([]soft.DeviceOptions, count)}
 	if dev != nil {
 		m := softnic.NewMover(openCopy)
 		n.closes.Add("mover", m.Close)
@@ -186,7 +188,7 @@ func (n *NICs) openProvider(dev device.Device, openCopy func() (stream.Stream, e
 	return p, nil
 }
 
-// topology returns the options that select NICs for the device with that index.
+// topology returns the options for selecting NICs for the device with an index.
 func (n *NICs) topology(index int) topology.Options {
 	o := topology.Options{Count: n.cfg.Count, Named: n.cfg.NICsByDevice}
 	if len(n.cfg.NICs) > 0 {
@@ -196,7 +198,7 @@ func (n *NICs) topology(index int) topology.Options {
 	return o
 }
 
-// port returns the port of g that streams use at present.
+// port returns the port of g for new streams.
 func (n *NICs) port(g *registry.Registry) (rdma.Port, error) {
 	o := rdma.PortOptions{Port: n.cfg.Port, GIDIndex: n.cfg.GIDIndex}
 	for m := rdma.MTU256; m <= rdma.MTU4096; m++ {
@@ -207,8 +209,8 @@ func (n *NICs) port(g *registry.Registry) (rdma.Port, error) {
 	return rdma.FindPort(g.Device(), o)
 }
 
-// tryRegister registers and unregisters some memory of dev and records in chosen how the NICs reach
-// it.
+// tryRegister registers and unregisters memory of dev. It records in chosen how the NICs access the
+// memory.
 func (n *NICs) tryRegister(dev device.Device) (err error) {
 	r, err := dev.Alloc(probeBytes, device.AllocOptions{})
 	if err != nil {
@@ -218,7 +220,7 @@ func (n *NICs) tryRegister(dev device.Device) (err error) {
 		ctx, cancel := context.WithTimeout(context.Background(), unwind.Timeout)
 		defer cancel()
 		gone := n.Unregister(ctx, r)
-		if gone == nil { // else a NIC may still reach it
+		if gone == nil { // otherwise a NIC may still access the memory
 			gone = dev.Free(r)
 		}
 		err = errors.Join(err, gone)
@@ -241,7 +243,7 @@ func (n *NICs) tryRegister(dev device.Device) (err error) {
 	return nil
 }
 
-// portIdentity returns a text with all properties of g and the port that copy times depend on.
+// portIdentity returns a text with all properties of g and the port that affect copy times.
 func portIdentity(g *registry.Registry, port rdma.Port) (string, error) {
 	info := g.Device().Info()
 	p, err := g.Device().QueryPort(port.Number)
@@ -251,15 +253,15 @@ func portIdentity(g *registry.Registry, port rdma.Port) (string, error) {
 	return fmt.Sprintf("%s %s %#x firmware %s port %d %g Gb/s MTU %s", info.Provider, info.Name, info.GUID, info.Firmware, p.Number, p.RateGbps, port.MTU), nil
 }
 
-// Identity returns a text with all properties of the NICs that copy times depend on.
+// Identity returns a text with all properties of the NICs that affect copy times.
 func (n *NICs) Identity() string {
 	return fmt.Sprintf("%s, %d queue pairs", strings.Join(n.ids, ", "), cmp.Or(n.cfg.QueuePairs, nic.DefaultQueuePairs))
 }
 
-// Choices returns the NICs with the reasons for choosing them.
+// Choices returns the selected NICs with the reasons.
 func (n *NICs) Choices() []Choice { return slices.Clone(n.chosen) }
 
-// Stats returns the statistics of each NIC, in the order of Choices. It works after Close.
+// Stats returns the statistics of each NIC, in the order of Choices. It may be called after Close.
 func (n *NICs) Stats() []stream.NICStats {
 	all := make([]stream.NICStats, len(n.open))
 	for i, g := range n.open {
@@ -277,22 +279,22 @@ func (n *NICs) Stats() []stream.NICStats {
 	return all
 }
 
-// Register registers all of the regions with all NICs, or none. It returns ErrExists for a region
-// that overlaps a registered one. If it cannot undo a partial registration, the error contains
-// that, and Unregister removes the rest.
+// Register registers all regions with all NICs, or none. It returns ErrExists for a region that
+// overlaps a registered one. If a partial registration cannot be undone, the error includes the
+// reason, and the caller must call Unregister.
 func (n *NICs) Register(regions ...*mem.Region) error {
 	return registry.Register(n.open, rdma.MROptions{Access: nic.Access}, regions...)
 }
 
-// Answered reports whether err is an error code of a NIC for a call or a request.
+// Answered reports whether err contains an error code of a NIC for a call or a request.
 func Answered(err error) bool {
 	var call *rdma.Error
 	var request *rdma.WCError
 	return errors.As(err, &call) || errors.As(err, &request)
 }
 
-// Refused reports whether an error of Register means that NICs refused the memory. It is false for
-// mistakes of the caller.
+// Refused reports whether an error of Register means that a NIC refused the memory. It returns
+// false for errors of the caller.
 func Refused(err error) bool {
 	var left *registry.LeftError
 	if errors.As(err, &left) {
@@ -303,12 +305,13 @@ func Refused(err error) bool {
 }
 
 // Unregister unregisters regions. If it returns nil, they may be freed. It returns ErrBusy with the
-// cause of ctx if ctx ends while transfers use them. Regions that are not registered are no error.
+// cause of ctx if transfers still use them when ctx ends. It ignores regions that are not
+// registered.
 func (n *NICs) Unregister(ctx context.Context, regions ...*mem.Region) error {
 	return registry.Unregister(ctx, n.open, regions...)
 }
 
-// Carrier returns the NICs in the form that copy streams use.
+// Carrier returns the NICs for use in copy streams.
 func (n *NICs) Carrier() *streamcopy.Carrier {
 	path := stream.PathNIC
 	if n.cfg.Provider == Soft {
@@ -317,13 +320,13 @@ func (n *NICs) Carrier() *streamcopy.Carrier {
 	return &streamcopy.Carrier{Path: path, Open: n.OpenStream, Reaches: n.reaches}
 }
 
-// reaches reports whether all of r is registered or will be on use.
+// reaches reports whether all of r is registered or will be registered when a copy uses it.
 func (n *NICs) reaches(r *mem.Region) bool {
 	return n.cfg.RegisterOnUse || !slices.ContainsFunc(n.open, func(g *registry.Registry) bool { return !g.Covers(mem.All(r), nic.Access) })
 }
 
-// OpenStream opens a stream over all of the NICs and their active ports. The caller closes it
-// before the NICs.
+// OpenStream opens a stream over the active ports of all NICs. The caller closes it before the
+// NICs.
 func (n *NICs) OpenStream() (stream.Stream, error) {
 	rails, err := n.Rails()
 	if err != nil {
@@ -331,12 +334,12 @@ func (n *NICs) OpenStream() (stream.Stream, error) {
 	}
 	s, err := nic.Open(nic.Options{NICs: rails, QueuePairs: n.cfg.QueuePairs, RegisterOnUse: n.cfg.RegisterOnUse, Flush: n.flush})
 	if err != nil {
-		return nil, err // avoid a nil *nic.Stream in the interface
+		return nil, err // return a nil interface, not a nil *nic.Stream
 	}
 	return s, nil
 }
 
-// Rails returns the NICs and their active ports in the form that streams use.
+// Rails returns the NICs and their active ports for use in streams.
 func (n *NICs) Rails() ([]nic.NIC, error) {
 	var all []nic.NIC
 	for i, g := range n.open {
@@ -352,8 +355,8 @@ func (n *NICs) Rails() ([]nic.NIC, error) {
 	return all, nil
 }
 
-// Transfers returns the NICs and their active ports in the form that engines of package transfer
-// use. Memory that those register is separate. The caller closes them before the NICs.
+// Transfers returns the NICs and their active ports for engines of package transfer. These engines
+// register memory separately. The caller closes the result before the NICs.
 func (n *NICs) Transfers() (*rail.NICs, error) {
 	rails, err := n.Rails()
 	if err != nil {
@@ -369,6 +372,6 @@ func (n *NICs) Transfers() (*rail.NICs, error) {
 	return rail.New(o)
 }
 
-// Close closes the NICs. If something does not close, it stops there, returns that error, and may
-// be called again, also concurrently.
+// Close closes the NICs. It stops at the first object that cannot be closed and returns its error.
+// It may be retried and called concurrently.
 func (n *NICs) Close(ctx context.Context) error { return n.closes.Close(ctx) }

@@ -17,31 +17,33 @@ import (
 const (
 	filesFormat  = "kvlane-file-profile"
 	filesVersion = 2
-	// maxFilesEncoded limits the size of a file before decoding. A profile has about 20 KiB.
+	// maxFilesEncoded is the maximum size of a profile file. A typical profile has 20 KiB.
 	maxFilesEncoded = 1 << 20
 )
 
-// FileOptions configure CalibrateFiles. The zero value has the defaults.
+// FileOptions are the options of CalibrateFiles. The zero value has the defaults.
 type FileOptions struct {
 	// Force measures even if a profile is stored.
 	Force bool
-	// Dir is the directory of the profiles. Empty: kvlane/profiles in the user's cache directory.
+	// Dir is the directory of profiles. Empty: kvlane/profiles in the user's cache directory.
 	Dir string
-	// Measure sets the duration, and the device whose memory is measured besides host memory.
+	// Measure sets the duration of the measurement, and the device whose memory is measured in
+	// addition to host memory.
 	Measure streamfile.MeasureOptions
 }
 
-// CalibratedFiles is a profile of a file system and its origin.
+// CalibratedFiles is the profile of a file system and its origin.
 type CalibratedFiles struct {
 	FileSystem FileSystem
-	// Profile has the measured points, with the current device number of the directory.
+	// Profile has the measurements. It refers to the directory by its current device number.
 	Profile streamfile.Profile
 	Made    time.Time
-	// File is the path of the stored profile. Stored reports whether the profile is stored,
+	// File is the path of the stored profile. Stored reports whether the profile is stored, and
 	// Measured whether this call measured it.
 	File             string
 	Stored, Measured bool
-	// Note is why a stored profile could not be used or this one could not be stored, or empty.
+	// Note is the reason for which a stored profile could not be used, or this one could not be
+	// stored. Otherwise it is empty.
 	Note string
 }
 
@@ -54,10 +56,10 @@ type filesDocument struct {
 	Points     []streamfile.Point `json:"points"`
 }
 
-// CompareDirect returns the stored comparison of cuFile with pinned memory, for reads of about
-// bytes from files in dir to dev's memory. It loads no library and never measures. dir and
-// profileDir are the arguments of CalibrateFiles. The error wraps ErrNotFound if nothing was
-// measured, and ErrCorrupt or ErrMismatch if the profile cannot be used.
+// CompareDirect returns the stored comparison of cuFile with reads through pinned memory, for reads
+// of about bytes from files in dir to dev's memory. It neither loads a library nor measures.
+// profileDir is the directory of profiles, as in FileOptions. The error wraps ErrNotFound if
+// nothing was measured, and ErrCorrupt or ErrMismatch if the profile cannot be used.
 func CompareDirect(dev device.Device, dir, profileDir string, bytes int64) (c streamfile.Comparison, err error) {
 	f, err := fileSystemOf(dir)
 	if err != nil {
@@ -71,7 +73,7 @@ func CompareDirect(dev device.Device, dir, profileDir string, bytes int64) (c st
 	return stored.CompareDirect(bytes)
 }
 
-// CompareDirect is Profile.CompareDirect for the profile's file system. The error wraps ErrNotFound
+// CompareDirect returns the comparison for the profile's file system. The error wraps ErrNotFound
 // if cuFile or pinned memory was not measured.
 func (c *CalibratedFiles) CompareDirect(bytes int64) (streamfile.Comparison, error) {
 	got, measured := c.Profile.CompareDirect(c.FileSystem.dev, bytes)
@@ -81,9 +83,9 @@ func (c *CalibratedFiles) CompareDirect(bytes int64) (streamfile.Comparison, err
 	return got, nil
 }
 
-// CalibrateFiles returns the profile of the file system of dir. If none is stored, it measures one
-// for o.Measure.Budget and stores it. One process of a host measures at a time; others wait for it,
-// and get ErrBusy if that takes too long. Other errors are those of file.Measure.
+// CalibrateFiles returns the profile of dir's file system. If none is stored, it measures one for
+// o.Measure.Budget and stores it. Only one process of a host measures at a time. The others wait,
+// and get ErrBusy if that takes too long. It also returns the errors of file.Measure.
 func CalibrateFiles(ctx context.Context, dir string, o FileOptions) (c *CalibratedFiles, err error) {
 	f, err := o.fileSystem(dir)
 	if err != nil {
@@ -108,7 +110,7 @@ func CalibrateFiles(ctx context.Context, dir string, o FileOptions) (c *Calibrat
 	return c, err
 }
 
-// fileSystem returns the identity of a profile measured in dir.
+// fileSystem returns the identity for a profile measured in dir.
 func (o *FileOptions) fileSystem(dir string) (FileSystem, error) {
 	m := &o.Measure.Stream
 	f, err := fileSystemOf(dir)
@@ -118,7 +120,7 @@ func (o *FileOptions) fileSystem(dir string) (FileSystem, error) {
 	return f, err
 }
 
-// store writes the profile. On failure it sets c.Note.
+// store stores the profile. On failure it sets c.Note.
 func (c *CalibratedFiles) store(to kept.Dir) {
 	b, err := json.MarshalIndent(filesDocument{filesFormat, filesVersion, c.FileSystem, c.Made, c.Profile.Points}, "", " ")
 	if err == nil {
@@ -150,7 +152,7 @@ func (f FileSystem) load(from kept.Dir) (*CalibratedFiles, error) {
 	err = json.Unmarshal(b, &d)
 	d.FileSystem.dev = f.dev
 	switch {
-	case d.Format == filesFormat && d.Version != filesVersion: // even if decoding failed
+	case d.Format == filesFormat && d.Version != filesVersion: // also if decoding failed
 		return fail(fmt.Errorf("version %d is not %d: %w", d.Version, filesVersion, errdefs.ErrMismatch))
 	case err != nil:
 		return fail(fmt.Errorf("%w: %w", errdefs.ErrCorrupt, err))
@@ -166,7 +168,7 @@ func (f FileSystem) load(from kept.Dir) (*CalibratedFiles, error) {
 		if _, err := stream.ParsePath(p.Path); err != nil || p.Bytes < 1 || p.Depth < 1 || p.Depth > streamfile.MaxTransfers || p.GBps <= 0 {
 			return fail(fmt.Errorf("point %d: %+v: %w", i, *p, errdefs.ErrCorrupt))
 		}
-		p.Dev = f.dev // may change at a boot
+		p.Dev = f.dev // it may change when the machine boots
 	}
 	return &CalibratedFiles{FileSystem: f, Profile: streamfile.Profile{Points: d.Points}, Made: d.Made, File: name, Stored: true}, nil
 }

@@ -1,5 +1,5 @@
-// Package profile provides measured profiles of devices and file systems, by which streams choose
-// paths. It loads a stored profile, or measures one and stores it.
+// Package profile provides measured profiles of devices and file systems. Streams use them to
+// choose copy paths. The package loads a stored profile, or measures and stores one.
 package profile
 
 import (
@@ -22,14 +22,14 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// Calibration selects when a GPU's copy paths are measured.
+// Calibration determines when a GPU's copy paths are measured.
 type Calibration string
 
 // The values of Calibration.
 const (
-	// Once measures a GPU without a stored profile for about two seconds and stores the result.
+	// Once measures a GPU that has no stored profile for about two seconds and stores the result.
 	Once Calibration = "once"
-	// Never uses the stored profile, or the built-in one if none is stored.
+	// Never uses the stored profile, or built-in values if none is stored.
 	Never Calibration = "never"
 )
 
@@ -42,58 +42,59 @@ func ParseCalibration(s string) (Calibration, error) {
 	return "", fmt.Errorf("unknown calibration %q: must be once or never: %w", s, errdefs.ErrInvalid)
 }
 
-// Options configure Calibrate. The zero value has the defaults.
+// Options are the options of Calibrate. The zero value has the defaults.
 type Options struct {
 	// Force measures even if a profile is stored.
 	Force bool
 	// Budget is the target duration of the measurement. Zero: calibrate.DefaultBudget.
 	Budget time.Duration
-	// Wait is how long to wait until a GPU that other processes use is idle. Zero: not at all. It
-	// also raises the wait for another process that measures, which is at least
+	// Wait is the maximum time to wait until a GPU that other processes use is idle. Zero: do not
+	// wait. It is also the maximum wait for another process that is measuring, if it is longer than
 	// plan.DefaultPatience.
 	Wait time.Duration
-	// Bytes is the size of device memory and of pinned memory to measure with. Zero:
+	// Bytes is the amount of device memory and of pinned memory used for the measurement. Zero:
 	// calibrate.DefaultBytes, or the available memory if that is less.
 	Bytes int64
 	// Dir is the directory of the profiles. Empty: kvlane/profiles in the user's cache directory.
 	Dir string
-	// NICs are measured besides the device's own paths. Each set of NICs has a separate profile.
-	// Results of software NICs are not stored. Nil: none.
+	// NICs are measured in addition to the device's own paths. Each set of NICs has a separate
+	// profile. Results of software NICs are not stored. Optional.
 	NICs NICs
-	// Progress is called during the measurement, if not nil.
+	// Progress is called during the measurement. Optional.
 	Progress func(done, total int, what string)
 }
 
-// NICs are RDMA NICs that can carry copies, such as gdr.NICs.
+// NICs are RDMA NICs for copies. *gdr.NICs implements it.
 type NICs interface {
-	// Identity describes the NICs and everything on which their copy times depend.
+	// Identity describes the NICs and all properties that affect their copy times.
 	Identity() string
 	Carrier() *streamcopy.Carrier
 	Register(regions ...*mem.Region) error
 	Unregister(ctx context.Context, regions ...*mem.Region) error
 }
 
-// Calibrated is a profile of a device and its origin.
+// Calibrated is the profile of a device and its origin.
 type Calibrated struct {
 	Profile plan.Profile
-	// File is the path for profiles of this device. Stored reports whether this profile is stored
+	// File is the path of the device's profile. Stored reports whether this profile is stored
 	// there.
 	File   string
 	Stored bool
-	// Note is why a stored profile could not be used: it is damaged or does not match. Otherwise
-	// empty.
+	// Note is the reason for which a stored profile could not be used: it is damaged or does not
+	// match. Otherwise it is empty.
 	Note string
-	// Result is the result of the measurement, or nil if the profile was stored already.
+	// Result is the result of the measurement. Nil if the profile was already stored.
 	Result *calibrate.Result
 }
 
-// measureDevice is replaced in tests, since calibrate.Run checks that the machine is idle.
+// measureDevice is a variable so that tests can replace it: calibrate.Run requires an idle machine.
 var measureDevice = calibrate.Run
 
-// Calibrate returns the profile of dev's copy paths. If none is stored, it measures one and stores
-// it. The error is ErrBusy if other processes still use the GPU after o.Wait. A profile is not
-// stored if another process started to use the GPU meanwhile, or if the device is simulated. One
-// process of a host measures at a time; others wait for it, and get ErrBusy if that takes too long.
+// Calibrate returns the profile of dev's copy paths. If none is stored, it measures and stores one.
+// It returns ErrBusy if other processes still use the GPU after o.Wait. The profile is not stored
+// if another process started to use the GPU during the measurement, or if the device is simulated.
+// Only one process of a host measures at a time. The others wait, and get ErrBusy if that takes too
+// long.
 func Calibrate(ctx context.Context, dev device.Device, o Options) (*Calibrated, error) {
 	if p := streamcopy.OnlyPath(dev); p != stream.PathNone {
 		return nil, fmt.Errorf("measure the copy paths of %s: the CPU copies, only by path %s: %w", dev.Info().Name, p, errdefs.ErrNotSupported)
@@ -131,9 +132,9 @@ func Calibrate(ctx context.Context, dev device.Device, o Options) (*Calibrated, 
 	return c, nil
 }
 
-// Stored returns the stored profile of dev's copy paths without NICs, and never measures. dir is
-// Options.Dir. The error wraps ErrNotFound if none is stored, and ErrCorrupt or ErrMismatch if it
-// cannot be used.
+// Stored returns the stored profile of dev's copy paths without NICs. It never measures. dir is
+// like Options.Dir. The error wraps ErrNotFound if none is stored, and ErrCorrupt or ErrMismatch if
+// it cannot be used.
 func Stored(dev device.Device, dir string) (*Calibrated, error) {
 	cache, key := plan.Cache{Dir: dir}, Key(dev, nil)
 	file, err := cache.File(key)
@@ -147,7 +148,7 @@ func Stored(dev device.Device, dir string) (*Calibrated, error) {
 	return &Calibrated{Profile: p, File: file, Stored: true}, nil
 }
 
-// measured returns the calibrate.NIC of nics, or nil for nil.
+// measured converts nics to a calibrate.NIC. It returns nil if nics is nil.
 func measured(nics NICs) *calibrate.NIC {
 	if nics == nil {
 		return nil
@@ -155,7 +156,7 @@ func measured(nics NICs) *calibrate.NIC {
 	return &calibrate.NIC{Path: nics.Carrier().Path, Memory: nics}
 }
 
-// pathOpener returns a function that opens streams of dev with a single path. nics may be nil.
+// pathOpener returns a function that opens single-path streams of dev. nics may be nil.
 func pathOpener(dev device.Device, nics NICs) calibrate.Opener {
 	var nic *streamcopy.Carrier
 	if nics != nil {
@@ -176,14 +177,15 @@ func Key(dev device.Device, nics NICs) plan.Key {
 	return k
 }
 
-// HasFigures reports whether p has a model of the path.
+// HasFigures reports whether p has measurements of the path.
 func HasFigures(p *plan.Profile, path stream.Path) bool {
 	return slices.ContainsFunc(p.Models, func(m plan.Model) bool { return m.Path == path })
 }
 
-// Find returns the profile for dev's copies and notes for the user. It measures as c allows and
-// stores profiles in dir. The profile covers nics, which may be nil, or a note gives the reason why
-// not. The built-in profile is the last resort. The only error is that of ctx.
+// Find returns a profile for dev's copies and notes for the user. If c permits it, it measures dev
+// and stores the profile in dir. The profile includes nics, which may be nil; if it does not, a
+// note has the reason. If no profile is available, it returns the built-in one. The only error is
+// the cause of ctx.
 func Find(ctx context.Context, dev device.Device, nics NICs, c Calibration, dir string) (p plan.Profile, notes []string, err error) {
 	note := func(n string) {
 		if n != "" {
@@ -218,15 +220,15 @@ func Find(ctx context.Context, dev device.Device, nics NICs, c Calibration, dir 
 	return p, notes, nil
 }
 
-// A simulated device is measured each time, with little memory and a small budget.
+// A simulated device is measured each time, with less memory and a shorter budget.
 const (
 	simDriver = "sim"
 	simBytes  = 16 << 20
 	simBudget = 100 * time.Millisecond
 )
 
-// find returns the stored profile, or measures one if c allows it. note is why a stored profile
-// could not be used, or empty.
+// find returns the stored profile. If there is none and c permits it, it measures one. note is the
+// reason for which a stored profile could not be used, or empty.
 func find(ctx context.Context, dev device.Device, nics NICs, c Calibration, dir string) (p plan.Profile, note string, err error) {
 	if c == Never {
 		p, err := (plan.Cache{Dir: dir}).Load(Key(dev, nics))

@@ -16,48 +16,50 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// Config describes a replay. Device, Store, Geometry, Identity and Trace are required.
+// Config is the configuration of a replay. Device, Store, Geometry, Identity and Trace are
+// required.
 type Config struct {
 	Device   device.Device
 	Store    *store.Store
 	Geometry block.Geometry
-	Identity block.Identity // of the store's blocks
+	Identity block.Identity // identity of the store's blocks
 	Trace    string         // file name
-	// Limit is the number of requests to replay, from the first. Zero: all.
+	// Limit is the maximum number of requests to replay. Zero: all.
 	Limit int
 	// Pages is the number of pages of the KV cache, at most MaxPages. Zero: enough for Concurrency
-	// requests as long as the trace's longest.
+	// requests of the length of the longest.
 	Pages int
-	// Concurrency is the number of requests at a time, at most MaxConcurrency. Multiplied by the
-	// blocks of the longest request it must not exceed MaxPages. Default 1.
+	// Concurrency is the maximum number of concurrent requests, at most MaxConcurrency. Concurrency
+	// times the blocks of the longest request must not exceed MaxPages. Default 1.
 	Concurrency int
-	// Layerwise loads and dumps layer by layer, as an engine that overlaps copies with computing.
+	// Layerwise loads and dumps one layer at a time, as engines do that overlap copies with
+	// computing.
 	Layerwise bool
-	// Seed selects the order in which pages are used. It does not affect the content of blocks.
+	// Seed determines the order in which pages are used. It does not affect block contents.
 	Seed uint64
-	// Backlog bounds the queue of dumps that are not yet known to be durable, at most MaxBacklog.
+	// Backlog is the maximum number of queued dumps that are not yet durable, at most MaxBacklog.
 	// Default 64.
 	Backlog int
-	// Timeout bounds every wait, except the wait until a request is due. Default one minute.
+	// Timeout is the maximum duration of every wait, except the wait until a request is due.
+	// Default one minute.
 	Timeout time.Duration
-	// Speed replays the trace's timestamps, that many times as fast. A request is due at its
-	// timestamp, counted from the first one's and divided by Speed, and starts no earlier. Zero:
-	// requests start without a delay.
+	// Speed replays the trace's timestamps at Speed times their original rate. A request starts no
+	// earlier than its timestamp relative to the first one, divided by Speed. Zero: requests start
+	// without delay.
 	Speed float64
-	// Clock times requests if Speed is set. Default: the real clock.
+	// Clock is used for delays if Speed is set. Default: the system clock.
 	Clock clockwork.Clock
 	// Summary is the result of Scan for this trace and Limit. It must stay open until Run returns.
-	// Nil: Run scans the trace.
+	// Nil: Run scans the trace itself.
 	Summary *Summary
-	// Memory, if not nil, registers the memory of the KV cache before loads and dumps use it, and
-	// unregisters it before it is freed. Stores need it if their streams access registered memory
-	// only.
+	// Memory registers the memory of the KV cache before it is used, and unregisters it before it
+	// is freed. Stores whose streams need registered memory require it. Optional.
 	Memory Memory
-	// Progress, if not nil, is called after each request, by several goroutines at once.
+	// Progress is called after each request, by several goroutines concurrently. Optional.
 	Progress func(Step)
 }
 
-// Bounds of a Config.
+// Limits of a Config.
 const (
 	MaxPages       = 1 << 26 // 1 TiB in pages of 16 KiB
 	MaxConcurrency = 4096
@@ -66,11 +68,10 @@ const (
 
 // Memory registers device memory for loads and dumps. *kvlane.Engine implements it.
 type Memory interface {
-	// Register registers all regions or none. If it fails, Unregister removes registrations that
-	// could not be undone.
+	// Register registers all regions or none. If it fails, the caller must call Unregister, because
+	// some registrations may remain.
 	Register(regions ...*mem.Region) error
-	// Unregister removes the registrations. The caller must not free the regions unless it returns
-	// nil.
+	// Unregister unregisters the regions. The caller must not free them unless it returns nil.
 	Unregister(ctx context.Context, regions ...*mem.Region) error
 }
 
@@ -83,7 +84,7 @@ type Step struct {
 	WrongBytes    int64
 }
 
-// Validate returns every problem of the configuration at once. It does not read the trace.
+// Validate returns all errors of the configuration. It does not read the trace.
 func (c *Config) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) {
@@ -138,9 +139,9 @@ func (c *Config) setDefaults() {
 	}
 }
 
-// Fits returns an error if the KV cache of c is too small for the trace. It is a *TraceError if a
-// request has more blocks than Pages, and wraps ErrInvalid if Concurrency of the longest requests
-// have more blocks than MaxPages. Run calls it too.
+// Fits returns an error if the KV cache is too small for the trace. The error is a *TraceError if a
+// request has more blocks than Pages. It wraps ErrInvalid if Concurrency requests of the longest
+// length have more blocks than MaxPages. Run also calls it.
 func (c *Config) Fits(s *Summary) error {
 	n := max(c.Concurrency, 1)
 	switch {

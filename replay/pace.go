@@ -10,7 +10,8 @@ import (
 	"github.com/kvlane/kvlane/block"
 )
 
-// pace delays requests until they are due. Only the reader calls begin and wait.
+// pace delays requests until they are due. Only the goroutine that reads the trace uses begin and
+// wait.
 type pace struct {
 	clock clockwork.Clock
 	speed float64 // zero: no delays
@@ -18,17 +19,17 @@ type pace struct {
 	first int64 // timestamp of the first request
 }
 
-// queuedRequest is a request on its way to a worker.
+// queuedRequest is a request in the queue to the workers.
 type queuedRequest struct {
 	Request
-	keys []block.Key // of its blocks
-	due  time.Time   // zero if speed is zero
+	keys []block.Key // keys of its blocks
+	due  time.Time   // due time; zero if speed is zero
 }
 
-// begin makes the current time the due time of the first request, req.
+// begin sets the due time of the first request req to the current time.
 func (p *pace) begin(req *queuedRequest) { p.start, p.first = p.clock.Now(), req.Timestamp }
 
-// wait blocks until the request is due, or returns the cause of ctx.
+// wait waits until the request is due. If ctx ends first, it returns the cause of ctx.
 func (p *pace) wait(ctx context.Context, req *queuedRequest) error {
 	if p.speed == 0 {
 		return nil
@@ -48,8 +49,9 @@ func (p *pace) wait(ctx context.Context, req *queuedRequest) error {
 	}
 }
 
-// after returns the due time of a timestamp, relative to the first request's. It is 0 for earlier
-// timestamps (of a trace that is out of order), and at most 292 years, the longest time.Duration.
+// after returns the due time of a timestamp, relative to the first request's. It returns 0 for
+// earlier timestamps, which occur in unordered traces, and at most 292 years, the longest
+// time.Duration.
 func (p *pace) after(timestamp int64) time.Duration {
 	nanos := (float64(timestamp) - float64(p.first)) * float64(time.Millisecond) / p.speed
 	switch {

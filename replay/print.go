@@ -9,7 +9,7 @@ import (
 	"github.com/kvlane/kvlane/internal/present"
 )
 
-// shownSamples is the number of failures that Print shows.
+// shownSamples is the maximum number of failures that Print shows.
 const shownSamples = 5
 
 // Print writes the report as text: a verdict, the options, hits, latencies, paths, tiers and
@@ -33,7 +33,7 @@ func (r *Report) Print(w io.Writer) error {
 	return p.Write(w)
 }
 
-// verdict adds a sentence with the outcome.
+// verdict adds a sentence with the result.
 func (r *Report) verdict(p *present.Page) {
 	mark, bytes := present.Good, "every byte correct"
 	switch {
@@ -94,8 +94,8 @@ func (r *Report) asked() *present.Table {
 	return t
 }
 
-// volume returns the bytes of all requested blocks, and compares them with the bytes that the
-// trace's tokens would have.
+// volume returns a text with the bytes of all requested blocks. If hash IDs and blocks have different
+// numbers of tokens, it also has the bytes that the trace would have with its own numbers.
 func (r *Report) volume() string {
 	a := &r.Asked
 	here := fmt.Sprintf("%s of requested blocks", present.Bytes(r.BlockAccesses*a.BlockBytes))
@@ -115,7 +115,7 @@ func (r *Report) volume() string {
 		here, times, a.IDTokens, full(r.BlockAccesses*a.BlockBytes), full(a.BlockBytes))
 }
 
-// hits returns the table of the requested blocks: hits by tier, and misses.
+// hits returns a table of the requested blocks: hits by tier, and misses.
 func (r *Report) hits() *present.Table {
 	t := &present.Table{Prose: true, Right: " rr"}
 	share := func(name string, n int64, more string) {
@@ -176,7 +176,7 @@ func (r *Report) paths(p *present.Page) {
 	}
 }
 
-// footnote returns the letter of reason i, or two letters from the 27th on.
+// footnote returns the label of reason i: a letter, or two letters from i = 26 on.
 func footnote(i int) string {
 	if i >= 26 {
 		return string(rune('a'+i/26-1)) + string(rune('a'+i%26))

@@ -8,8 +8,7 @@ import (
 	"github.com/schollz/progressbar/v3"
 )
 
-// Bar returns a function for Config.Progress that draws a progress bar with requests per second on
-// w.
+// Bar returns a function for Config.Progress that draws a progress bar on w.
 func Bar(w io.Writer) func(Step) {
 	var once sync.Once
 	var bar *progressbar.ProgressBar

@@ -14,11 +14,12 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// Report is the result of a replay. Its JSON form is an interface: fields are added, never renamed.
+// Report is the result of a replay. Programs read its JSON form: fields may be added, but not
+// renamed.
 type Report struct {
 	Trace    string   `json:"trace"`
 	Device   string   `json:"device"`
-	Version  string   `json:"version,omitempty"` // of the program; set by the caller
+	Version  string   `json:"version,omitempty"` // version of the program; set by the caller
 	Notes    []string `json:"notes,omitempty"`
 	Complete bool     `json:"complete"` // all requests, up to Config.Limit, were replayed
 	Seconds  float64  `json:"seconds"`
@@ -32,50 +33,53 @@ type Report struct {
 	HitRate        float64          `json:"hit_rate"`    // prefix hits divided by block accesses
 	HitsByTier     map[string]int64 `json:"hits_by_tier"`
 	DumpedBlocks   int64            `json:"dumped_blocks"`
-	SkippedBlocks  int64            `json:"skipped_blocks"` // not dumped, as the store had them
+	// blocks not dumped because the store already had them
+	SkippedBlocks int64 `json:"skipped_blocks"`
 
-	// VerifiedOnWay and VerifiedByCPU count the loaded blocks whose checksums the copy, or the CPU,
-	// has verified.
+	// VerifiedOnWay and VerifiedByCPU are the numbers of loaded blocks whose checksums were
+	// verified by the copy or by the CPU.
 	VerifiedOnWay int64 `json:"verified_on_way"`
 	VerifiedByCPU int64 `json:"verified_by_cpu"`
 
-	BytesVerified   int64      `json:"bytes_verified"` // compared on the pages after the load
+	BytesVerified   int64      `json:"bytes_verified"` // bytes compared on the pages after the load
 	Mismatches      int64      `json:"mismatches"`     // blocks with wrong bytes
 	MismatchedBytes int64      `json:"mismatched_bytes"`
 	MismatchSamples []Mismatch `json:"mismatch_samples,omitempty"`
 
-	Corrupt       int64    `json:"corrupt"`        // stored blocks that failed their check
-	BadCopies     int64    `json:"bad_copies"`     // repeated, as they failed their check
-	LoadErrors    int64    `json:"load_errors"`    // found blocks that failed to load: computed
+	Corrupt   int64 `json:"corrupt"`    // stored blocks with a wrong checksum
+	BadCopies int64 `json:"bad_copies"` // copies repeated because of a wrong checksum
+	// leased blocks that failed to load and were computed
+	LoadErrors    int64    `json:"load_errors"`
 	DumpErrors    int64    `json:"dump_errors"`    // blocks that were not stored
 	DurableErrors int64    `json:"durable_errors"` // dumps with blocks that did not become durable
 	ErrorSamples  []string `json:"error_samples,omitempty"`
-	failures      int      // failures so far; ErrorSamples has the first of them
+	failures      int      // total number of failures; ErrorSamples has the first ones
 
-	// PathsGivenUp is how often a stream gave up a copy path and took another. Notes has the latest
-	// cause.
+	// PathsGivenUp is the number of times that a stream replaced a copy path by another. Notes has
+	// the last cause.
 	PathsGivenUp int64 `json:"paths_given_up"`
 
-	Paths     []PathReport `json:"paths"`
-	LoadUS    Latency      `json:"load_us"`    // from Load to the last block verified by the store
-	DumpUS    Latency      `json:"dump_us"`    // from Dump until the pages may be reused
-	DurableUS Latency      `json:"durable_us"` // from Dump until every block is durable
+	Paths []PathReport `json:"paths"`
+	// from the start until the store has verified the last block
+	LoadUS    Latency      `json:"load_us"`
+	DumpUS    Latency      `json:"dump_us"`    // from the start until the pages may be reused
+	DurableUS Latency      `json:"durable_us"` // from the start until every block is durable
 	Tiers     []TierReport `json:"tiers,omitempty"`
 
 	// LagUS is the time from a request's due time to its start, if Config.Speed is set.
 	LagUS      Latency           `json:"lag_us,omitzero"`
 	Thresholds []ThresholdReport `json:"thresholds,omitempty"`
 
-	Asked Asked `json:"-"` // for Print
+	Asked Asked `json:"-"` // options, for Print
 }
 
-// Asked has the options of a replay, and the sizes of its blocks and of the trace's hash ids.
+// Asked has the options of a replay, and the sizes of blocks and hash IDs.
 type Asked struct {
 	Limit, Concurrency int
 	Layerwise          bool
 	Speed              float64
 	Geometry           block.Geometry
-	BlockBytes         int64 // of a block's content
+	BlockBytes         int64 // content of one block
 	IDTokens           int64 // see Summary.IDTokens
 }
 
@@ -86,26 +90,27 @@ func asked(c *Config, blockBytes int64) Asked {
 	}
 }
 
-// PathReport is the traffic of one path in one direction.
+// PathReport has statistics of one copy path in one direction.
 type PathReport struct {
 	Path      string  `json:"path"`
 	Direction string  `json:"direction"` // "load" or "dump"
 	Bytes     int64   `json:"bytes"`
-	Summed    int64   `json:"summed"` // bytes whose checksums the copy computed
-	GBps      float64 `json:"gbps"`   // bytes divided by the time with a batch in flight
-	// Predicted is the time that the planner expected, divided by the measured time. Zero: the path
+	Summed    int64   `json:"summed"` // bytes whose checksums were computed by the copy
+	GBps      float64 `json:"gbps"`   // bytes divided by the time in which a batch was in flight
+	// Predicted is the time predicted by the planner divided by the measured time. Zero: the path
 	// was not planned.
 	Predicted float64 `json:"predicted_by_actual,omitempty"`
 	Reason    string  `json:"reason,omitempty"`
 }
 
-// Latency has two quantiles, in microseconds.
+// Latency is a pair of quantiles in microseconds.
 type Latency struct {
 	P50 int64 `json:"p50"`
 	P99 int64 `json:"p99"`
 }
 
-// TierReport has the contents of a tier at the end, and its counters since it was opened.
+// TierReport has the contents of a tier at the end of the replay, and its counters since it was
+// opened.
 type TierReport struct {
 	Name          string `json:"name"`
 	Blocks        int64  `json:"blocks"`
@@ -119,10 +124,9 @@ type TierReport struct {
 	Swept         int64  `json:"swept"`
 }
 
-// Mismatch describes a loaded block with wrong bytes. This is silent corruption: there must be
-// none.
+// Mismatch is a loaded block with wrong bytes, which were not detected by the store.
 type Mismatch struct {
-	Line       int    `json:"line"` // of the request
+	Line       int    `json:"line"` // line of the request
 	HashID     int64  `json:"hash_id"`
 	Key        string `json:"key"`
 	Tier       string `json:"tier"`
@@ -139,13 +143,13 @@ func (m Mismatch) String() string {
 		m.Line, m.HashID, m.Key, m.Tier, m.Page, m.WrongBytes, m.Layer, m.Part, m.Offset)
 }
 
-// mostSamples bounds MismatchSamples, and ErrorSamples.
+// mostSamples is the maximum length of MismatchSamples and ErrorSamples.
 const mostSamples = 20
 
-// tally collects a Report while workers run. It is safe for concurrent use.
+// tally collects the results of the workers in a Report. It is safe for concurrent use.
 type tally struct {
 	mu       sync.Mutex
-	r        Report // guarded by mu, as all below
+	r        Report // guarded by mu, like the fields below
 	dumpErr  error
 	distinct map[int64]uint64
 	load     *hdrhistogram.Histogram
@@ -163,8 +167,8 @@ func newTally() *tally {
 	}
 }
 
-// see counts the hash ids of a request. Ids are dense in real traces, so that a set of 64-bit masks
-// is small.
+// see counts the hash IDs of a request. In real traces, IDs are dense, so a set of 64-bit masks is
+// small.
 func (t *tally) see(ids []int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -185,7 +189,7 @@ func (t *tally) update(f func(r *Report)) {
 	f(&t.r)
 }
 
-// failLoad counts a found block that failed to load.
+// failLoad counts a leased block that failed to load.
 func (t *tally) failLoad(err error) {
 	t.update(func(r *Report) {
 		r.LoadErrors++
@@ -211,7 +215,7 @@ func (t *tally) dumpError() error {
 	return t.dumpErr
 }
 
-// sample counts a failure, and keeps the error if it is among the first mostSamples.
+// sample counts a failure. It keeps the error unless there are already mostSamples.
 func (r *Report) sample(err error) {
 	r.failures++
 	if len(r.ErrorSamples) < mostSamples {
@@ -222,11 +226,11 @@ func (r *Report) sample(err error) {
 func (t *tally) latency(h *hdrhistogram.Histogram, d time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	// A latency beyond the histogram's range counts as its largest value.
+	// A latency beyond the range of the histogram counts as the largest value.
 	_ = h.RecordValue(min(max(d.Microseconds(), 1), h.HighestTrackableValue()))
 }
 
-// report returns a copy of the report as it stands, with the derived figures.
+// report returns a copy of the current report with the derived values.
 func (t *tally) report(elapsed time.Duration) *Report {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -245,8 +249,8 @@ func (t *tally) report(elapsed time.Duration) *Report {
 	return &r
 }
 
-// addStore adds the change of the store's counters between two samples, and the tiers of the
-// second.
+// addStore adds the differences of the store's counters between two samples, and the tiers of the
+// second sample.
 func (r *Report) addStore(before, after *store.Stats) {
 	r.Paths = appendPaths([]PathReport{}, "load", before.LoadPaths, after.LoadPaths)
 	r.Paths = appendPaths(r.Paths, "dump", before.DumpPaths, after.DumpPaths)

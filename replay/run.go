@@ -20,12 +20,12 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// ErrWrongBytes is the error of a replay in which a loaded block had wrong bytes.
+// ErrWrongBytes means that a loaded block had wrong bytes.
 var ErrWrongBytes = errors.New("loaded blocks held wrong bytes")
 
-// Run replays the trace and returns a report. Once the replay has begun there is a report, also
-// with an error: it covers the requests replayed until then. If ctx is canceled, Run cancels the
-// running transfers and waits for them.
+// Run replays the trace and returns a report. After an error during the replay, the report contains
+// the requests replayed until then. If ctx ends, Run cancels the transfers in progress and waits
+// for them.
 //
 // The error wraps ErrInvalid if the configuration or the trace is invalid, before the first
 // request. Later it wraps ErrWrongBytes, the cause of the first failed dump, or the cause of ctx.
@@ -58,8 +58,8 @@ func Run(ctx context.Context, c Config) (_ *Report, err error) {
 	return rep, errors.Join(err, r.close(), verdict(rep, r.tally.dumpError()))
 }
 
-// verdict returns the error for the counts of a report, or nil. cause is the error of the first
-// failed dump.
+// verdict returns the error for a report with wrong bytes or failures, or nil. cause is the error
+// of the first failed dump.
 func verdict(r *Report, cause error) error {
 	var errs []error
 	if r.Mismatches > 0 {
@@ -71,7 +71,7 @@ func verdict(r *Report, cause error) error {
 	return errors.Join(errs...)
 }
 
-// run is one replay. newRun allocates its memory and close frees it.
+// run is the state of a replay. newRun allocates its memory and close frees it.
 type run struct {
 	cfg     Config
 	total   int
@@ -79,11 +79,12 @@ type run struct {
 	tally   *tally
 	pace    pace
 	workers []*worker
-	// requests go to the workers in the trace's order. They come back by freeRequests.
+	// requests passes requests to the workers in the trace's order. freeRequests returns them for
+	// reuse.
 	requests, freeRequests chan *queuedRequest
-	// pendingDumps has the dumps that are not yet known to be durable.
+	// pendingDumps is the queue of dumps that are not yet durable.
 	pendingDumps chan pendingDump
-	// poisoned counts the poison patterns, so that no two are equal.
+	// poisoned is the number of poison patterns, so that each one is different.
 	poisoned atomic.Uint64
 	digest   block.Digest
 }
@@ -112,7 +113,7 @@ func newRun(c Config) (_ *run, err error) {
 	}
 	if c.Memory != nil {
 		if err := c.Memory.Register(r.cache.Region()); err != nil {
-			// A part of the memory may still be registered: close unregisters it.
+			// A part of the memory may still be registered; close unregisters it.
 			return nil, errors.Join(fmt.Errorf("replay: register the KV cache: %w", err), r.close())
 		}
 	}
@@ -129,10 +130,10 @@ func newRun(c Config) (_ *run, err error) {
 	return r, nil
 }
 
-// run replays all requests. All its goroutines end before it returns.
+// run replays all requests. All of its goroutines have ended when it returns.
 func (r *run) run(ctx context.Context) error {
-	// The goroutine that waits for durability is not in the group: after a failure it goes on until
-	// there are no more dumps.
+	// The goroutine that waits for durability is not in the group, because it must continue after a
+	// failure until the queue of dumps is empty.
 	waited := make(chan struct{})
 	go func() {
 		defer close(waited)
@@ -152,7 +153,7 @@ func (r *run) run(ctx context.Context) error {
 	return err
 }
 
-// read sends the trace's requests to the workers.
+// read sends the requests of the trace to the workers.
 func (r *run) read(ctx context.Context) (err error) {
 	defer close(r.requests)
 	t, err := r.cfg.Summary.open(ctx, r.cfg.Trace)
@@ -188,8 +189,8 @@ func (r *run) read(ctx context.Context) (err error) {
 	return nil
 }
 
-// awaitDurable waits for each dump to become durable. Once ctx is canceled it no longer waits.
-// Close of the store finishes these dumps. It adds a note for each tier that dumps left out.
+// awaitDurable waits until each dump is durable. After ctx has ended, it does not wait; closing the
+// store completes these dumps. It adds a note for each tier that did not store all blocks.
 func (r *run) awaitDurable(ctx context.Context) {
 	var leftOut []store.LeftOut
 	defer func() {
@@ -216,7 +217,7 @@ func (r *run) awaitDurable(ctx context.Context) {
 	}
 }
 
-// addLeftOut returns the sum of two lists by tier, with the first causes.
+// addLeftOut adds list to sum by tier. It keeps the first cause of each tier.
 func addLeftOut(sum, list []store.LeftOut) []store.LeftOut {
 	for _, l := range list {
 		at := slices.IndexFunc(sum, func(s store.LeftOut) bool { return s.Tier == l.Tier })
@@ -238,8 +239,8 @@ func (r *run) finished(s Step) {
 	}
 }
 
-// close waits until the queues are idle, unregisters the KV cache and frees it. If it fails, memory
-// that may still be accessed is not freed.
+// close waits until the queues are idle, unregisters the KV cache and frees it. If it fails, it
+// does not free memory that may still be accessed.
 func (r *run) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), r.cfg.Timeout)
 	defer cancel()
@@ -259,7 +260,7 @@ func (r *run) close() error {
 	return r.cache.Close()
 }
 
-// appendKeys appends the keys of the blocks with these hash ids.
+// appendKeys appends the keys of the blocks with the given hash IDs.
 func (r *run) appendKeys(keys []block.Key, ids []int64) []block.Key {
 	var hash [8]byte
 	for _, id := range ids {

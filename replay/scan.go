@@ -11,24 +11,25 @@ import (
 	"github.com/kvlane/kvlane/internal/ctxio"
 )
 
-// Summary describes a trace before its replay.
+// Summary describes a trace. It is the result of Scan.
 type Summary struct {
 	Requests    int
 	Accesses    int64 // blocks of all requests
-	MaxBlocks   int   // of the longest request
-	LongestLine int   // of the longest request
+	MaxBlocks   int   // blocks of the longest request
+	LongestLine int   // line number of the longest request
 
-	// leastTokens and mostTokens bound the tokens per hash id that agree with all requests so far.
-	// Zero: there was none yet.
+	// leastTokens and mostTokens are the bounds of the number of tokens per hash ID that fits all
+	// requests read. Both are zero before the first request.
 	leastTokens, mostTokens int64
 
-	// spool has the text of a trace that can be read only once. The file has no name.
+	// spool is a temporary file with the text of a trace that can be read only once. It has no
+	// name.
 	spool *os.File
 }
 
-// Scan reads the trace in a file, or its first limit requests if limit is positive. It finds every
-// error in them, so that a replay does not fail half way. Its memory does not grow with the trace.
-// If the trace can be read only once (a pipe, /dev/stdin), a temporary file keeps it for the
+// Scan reads a trace file, or its first limit requests if limit is positive. It returns an error
+// for any invalid request, so that a replay does not fail halfway. It needs constant memory. If the
+// trace can be read only once (a pipe, /dev/stdin), it is copied to a temporary file for the
 // replay. The caller closes the summary. If ctx ends first, Scan returns its cause.
 func Scan(ctx context.Context, path string, limit int) (_ *Summary, err error) {
 	in, err := ctxio.Open(ctx, path)
@@ -50,8 +51,8 @@ func Scan(ctx context.Context, path string, limit int) (_ *Summary, err error) {
 	return s, nil
 }
 
-// newSpool creates a temporary file (in TMPDIR) and removes its name, so that the file is gone when
-// it is closed or the process ends.
+// newSpool creates a temporary file in TMPDIR and removes its name, so that the file is deleted
+// when it is closed or the process ends.
 func newSpool() (*os.File, error) {
 	f, err := os.CreateTemp("", "kvlane-trace-")
 	if err != nil {
@@ -87,8 +88,8 @@ func (s *Summary) scan(path string, text io.Reader, limit int) error {
 	return nil
 }
 
-// narrow restricts leastTokens and mostTokens to the values that agree with a request: all of its
-// blocks but the last are full.
+// narrow restricts leastTokens and mostTokens to the values that fit a request: all of its blocks
+// except the last are full.
 func (s *Summary) narrow(tokens, ids int64) {
 	if ids == 0 {
 		return
@@ -103,12 +104,12 @@ func (s *Summary) narrow(tokens, ids int64) {
 	s.leastTokens, s.mostTokens = max(s.leastTokens, least), min(s.mostTokens, most)
 }
 
-// mooncakeTokens is the number of tokens per hash id in Mooncake's traces (testdata/README.md).
+// mooncakeTokens is the number of tokens per hash ID in Mooncake's traces (testdata/README.md).
 const mooncakeTokens = 512
 
-// IDTokens returns the number of input tokens per hash id; the last block of a request may have
-// fewer. It is Mooncake's 512 if that agrees with the lengths of all requests, else the least
-// number that does, or 0 if none does.
+// IDTokens returns the number of input tokens per hash ID; the last block of a request may have
+// fewer. It returns Mooncake's 512 if that fits all requests, otherwise the smallest number that
+// does, or 0 if there is none.
 func (s *Summary) IDTokens() int64 {
 	switch {
 	case s.leastTokens > s.mostTokens:
@@ -119,7 +120,7 @@ func (s *Summary) IDTokens() int64 {
 	return s.leastTokens
 }
 
-// open opens the scanned trace again. path is its name in errors.
+// open opens the scanned trace. path is its name in errors.
 func (s *Summary) open(ctx context.Context, path string) (*TraceReader, error) {
 	if s.spool == nil {
 		return OpenTrace(ctx, path)
@@ -127,7 +128,7 @@ func (s *Summary) open(ctx context.Context, path string) (*TraceReader, error) {
 	return NewTraceReader(path, io.NewSectionReader(s.spool, 0, math.MaxInt64))
 }
 
-// Close frees the copy of the trace, if there is one. It may be called again.
+// Close deletes the copy of the trace, if any. It may be called again.
 func (s *Summary) Close() error {
 	if s.spool == nil {
 		return nil

@@ -14,35 +14,35 @@ import (
 	"github.com/kvlane/kvlane/internal/present"
 )
 
-// ErrThreshold is the error of a replay that missed a threshold.
+// ErrThreshold means that a replay missed a threshold.
 var ErrThreshold = errors.New("threshold missed")
 
-// Threshold is a bound on a result of a replay, such as "hit_rate>=0.3" or "load_p99<5ms". The zero
-// value bounds nothing.
+// Threshold is a limit for a result of a replay, such as "hit_rate>=0.3" or "load_p99<5ms". The
+// zero value has no limit.
 type Threshold struct {
 	text  string
 	of    *measure
 	sign  string
 	bound float64
-	unit  string // of a time, as in the text
+	unit  string // time unit in the text
 }
 
 // ThresholdReport reports whether a threshold was met.
 type ThresholdReport struct {
 	Threshold string  `json:"threshold"`
 	Value     float64 `json:"value"`
-	// Unit is the unit of a time: that of the bound ("ms" of load_p99<5ms), or "us" if the bound
-	// has none. Numbers have no unit.
+	// Unit is the time unit of Value: the unit of the limit ("ms" for load_p99<5ms), or "us" if the
+	// limit has none. It is empty for results that are not times.
 	Unit string `json:"unit,omitempty"`
 	Met  bool   `json:"met"`
 
-	valueText string // the value as text
+	valueText string // Value as text
 }
 
-// measure is a result that a threshold can bound.
+// measure is a result for which there may be a threshold.
 type measure struct {
 	name   string
-	micros bool // a time in microseconds, not a number
+	micros bool // a time in microseconds
 	value  func(*Report) float64
 }
 
@@ -60,10 +60,10 @@ var measures = []measure{
 	{"lag_p99", true, func(r *Report) float64 { return float64(r.LagUS.P99) }},
 }
 
-// signs are tried in this order: longer ones before their prefixes.
+// signs are tried in this order, so longer ones precede their prefixes.
 var signs = []string{"<=", ">=", "<", ">"}
 
-// ThresholdNames returns the names of the results that thresholds can bound.
+// ThresholdNames returns the names of the results for thresholds.
 func ThresholdNames() []string {
 	var names []string
 	for i := range measures {
@@ -72,7 +72,7 @@ func ThresholdNames() []string {
 	return names
 }
 
-// ParseThreshold parses a name, one of < <= > >=, and a number, or a time with its unit. The error
+// ParseThreshold parses a name, one of < <= > >=, and a number or a time with its unit. The error
 // wraps ErrInvalid.
 func ParseThreshold(s string) (Threshold, error) {
 	bad := func(format string, args ...any) (Threshold, error) {
@@ -105,7 +105,7 @@ func ParseThreshold(s string) (Threshold, error) {
 	return t, nil
 }
 
-// NeedsSpeed reports whether the bounded result exists only with Config.Speed.
+// NeedsSpeed reports whether the result exists only if Config.Speed is set.
 func (t *Threshold) NeedsSpeed() bool { return t.of != nil && strings.HasPrefix(t.of.name, "lag_") }
 
 func (t *Threshold) met(v float64) bool {
@@ -120,7 +120,7 @@ func (t *Threshold) met(v float64) bool {
 	return v >= t.bound
 }
 
-// Judge adds the result of each threshold to the report. The error names the missed ones and wraps
+// Judge adds the result of each threshold to the report. The error lists the missed ones and wraps
 // ErrThreshold. A latency without samples is 0.
 func (r *Report) Judge(thresholds []Threshold) error {
 	var missed []string
@@ -133,7 +133,8 @@ func (r *Report) Judge(thresholds []Threshold) error {
 		j := ThresholdReport{Threshold: t.text, Value: v, Met: t.met(v), valueText: strconv.FormatFloat(v, 'g', 4, 64)}
 		if t.of.micros {
 			j.valueText = present.Micros(v)
-			one, _ := time.ParseDuration("1" + t.unit) // valid: part of the parsed bound
+			// cannot fail: the unit is part of the parsed limit
+			one, _ := time.ParseDuration("1" + t.unit)
 			j.Value, j.Unit = v*float64(time.Microsecond)/float64(one), t.unit
 		}
 		if !j.Met {

@@ -14,33 +14,34 @@ import (
 	"github.com/kvlane/kvlane/internal/ctxio"
 )
 
-// MaxLineBytes is the longest line of a trace. It bounds the memory of a TraceReader.
+// MaxLineBytes is the maximum length of a line in a trace. It limits the memory of a TraceReader.
 const MaxLineBytes = 4 << 20
 
-// byteOrderMark is written by some editors at the start of a file.
+// byteOrderMark is written at the beginning of files by some editors.
 const byteOrderMark = "\ufeff"
 
-// format describes a trace, for errors.
+// format is a description of the format for errors.
 const format = `a trace has one JSON object a line, such as {"timestamp":0,"input_length":1024,"output_length":5,"hash_ids":[0,1]}`
 
 // Request is one line of a trace.
 type Request struct {
-	Line         int     // in the file, from 1
-	Timestamp    int64   // milliseconds since the trace's start
-	InputLength  int64   // tokens
-	OutputLength int64   // tokens
-	HashIDs      []int64 // of the input's blocks; equal ids share a prefix block
+	Line         int   // line number in the file, from 1
+	Timestamp    int64 // milliseconds since the beginning of the trace
+	InputLength  int64 // tokens
+	OutputLength int64 // tokens
+	// hash IDs of the input's blocks; an ID identifies a block with its whole prefix
+	HashIDs []int64
 }
 
-// TraceError describes an error in a trace. It wraps errdefs.ErrInvalid.
+// TraceError is an error in a trace. It wraps errdefs.ErrInvalid.
 type TraceError struct {
 	File    string
-	Line    int    // from 1; 0: the whole file
-	Field   string // "hash_ids[3]"; empty: the whole line
+	Line    int    // line number from 1, or 0 for the whole file
+	Field   string // for example "hash_ids[3]"; empty: the whole line
 	Problem string
 }
 
-// Error returns file, line, field and problem.
+// Error returns the file, line, field and problem.
 func (e *TraceError) Error() string {
 	s := e.File + ":"
 	if e.Line > 0 {
@@ -55,10 +56,9 @@ func (e *TraceError) Error() string {
 // Unwrap returns errdefs.ErrInvalid.
 func (e *TraceError) Unwrap() error { return errdefs.ErrInvalid }
 
-// TraceReader reads a trace in the format of Mooncake's traces. Each line is a JSON object with
-// "timestamp", "input_length", "output_length" and "hash_ids". Other fields, blank lines and a byte
-// order mark are ignored. Gzip is recognized by its content. A TraceReader is not safe for
-// concurrent use.
+// TraceReader reads traces in Mooncake's format. Each line is a JSON object with "timestamp",
+// "input_length", "output_length" and "hash_ids". Other fields, blank lines and a byte order mark
+// are ignored. Gzip is detected by the contents. A TraceReader is not safe for concurrent use.
 type TraceReader struct {
 	name  string
 	lines *bufio.Scanner
@@ -68,7 +68,7 @@ type TraceReader struct {
 	line, requests int // read so far
 }
 
-// rawRequest reuses the buffers of its fields for every line.
+// rawRequest has the undecoded fields of a line. Its buffers are reused.
 type rawRequest struct {
 	Timestamp    json.RawMessage `json:"timestamp"`
 	InputLength  json.RawMessage `json:"input_length"`
@@ -76,13 +76,13 @@ type rawRequest struct {
 	HashIDs      json.RawMessage `json:"hash_ids"`
 }
 
-// NewTraceReader returns a reader of the trace in r. name is its name in errors.
+// NewTraceReader returns a reader for the trace in r. name is used in errors.
 func NewTraceReader(name string, r io.Reader) (*TraceReader, error) {
 	buf, err := ctxio.Decompress(r)
 	if err != nil {
 		return nil, fmt.Errorf("read trace %s: %w", name, err)
 	}
-	// Reading the first line returns an error of Peek again.
+	// An error of Peek occurs again when the first line is read.
 	if mark, _ := buf.Peek(len(byteOrderMark)); string(mark) == byteOrderMark {
 		_, _ = buf.Discard(len(mark))
 	}
@@ -91,7 +91,7 @@ func NewTraceReader(name string, r io.Reader) (*TraceReader, error) {
 	return &TraceReader{name: name, lines: lines, close: func() error { return nil }}, nil
 }
 
-// OpenTrace opens the trace in a file. Reading ends when ctx ends, also from a FIFO without a
+// OpenTrace opens a trace file. Reads return an error when ctx ends, even for a FIFO without a
 // writer.
 func OpenTrace(ctx context.Context, path string) (*TraceReader, error) {
 	f, err := ctxio.Open(ctx, path)
@@ -106,14 +106,14 @@ func OpenTrace(ctx context.Context, path string) (*TraceReader, error) {
 	return t, nil
 }
 
-// Close closes the file of OpenTrace.
+// Close closes the file opened by OpenTrace.
 func (t *TraceReader) Close() error { return t.close() }
 
-// Next reads the next request into req, and reuses its HashIDs. It returns io.EOF after the last
-// request, a *TraceError for an invalid line or a trace without requests, and an error that wraps
-// the cause if reading fails.
+// Next reads the next request into req and reuses its HashIDs. It returns io.EOF after the last
+// request, a *TraceError for an invalid line or a trace without requests, and other errors of
+// reading.
 func (t *TraceReader) Next(req *Request) error {
-	// After a read error, Scan returns the incomplete line as if it were a line.
+	// After a read error, Scan returns an incomplete line as if it were complete.
 	for t.lines.Scan() && t.lines.Err() == nil {
 		t.line++
 		line := bytes.TrimSpace(t.lines.Bytes())
@@ -167,8 +167,8 @@ func (t *TraceReader) parse(line []byte, req *Request) error {
 	return t.parseHashIDs(r.HashIDs, req)
 }
 
-// parseHashIDs parses an array of integers that encoding/json has accepted as JSON. json itself
-// would decode null as 0, and would not name the invalid element.
+// parseHashIDs parses a JSON array of integers. encoding/json would decode null as 0, and its
+// errors would not contain the index of the invalid element.
 func (t *TraceReader) parseHashIDs(raw []byte, req *Request) error {
 	const field = "hash_ids"
 	req.HashIDs = req.HashIDs[:0]
@@ -191,7 +191,7 @@ func (t *TraceReader) parseHashIDs(raw []byte, req *Request) error {
 	return nil
 }
 
-// parseCount returns the non-negative integer in raw, or the problem with it.
+// parseCount returns the non-negative integer in raw, or a text about why it is invalid.
 func parseCount(raw []byte) (v int64, problem string) {
 	v, err := strconv.ParseInt(string(raw), 10, 64)
 	switch {

@@ -12,7 +12,7 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// worker replays one request at a time. It reuses its buffers for the next request.
+// worker replays one request at a time. Its buffers are reused for the next request.
 type worker struct {
 	run     *run
 	painter *kvcache.Painter
@@ -26,8 +26,8 @@ type worker struct {
 	errs       []error  // error of each leased block, or nil if it was loaded
 	// unjudged is set from the load of a prefix until judge has counted its blocks.
 	unjudged bool
-	step     Step // result of this request
-	// load has the blocks to load, compute those to compute and dump.
+	step     Step // result of the current request
+	// load has the blocks to load. compute has the blocks to compute and dump.
 	load, compute blockSet
 }
 
@@ -59,8 +59,8 @@ func (w *worker) add(s *blockSet, req *Request, i int) {
 	s.seeds = append(s.seeds, kvcache.ContentSeed(req.HashIDs[i]))
 }
 
-// replayAll replays requests until there are no more, or until one fails. Failures of single blocks
-// are counted only.
+// replayAll replays requests until there are no more or one fails. A failure of a single block is
+// counted, but does not fail the request.
 func (w *worker) replayAll(ctx context.Context) error {
 	for {
 		var req *queuedRequest
@@ -85,8 +85,8 @@ func (w *worker) replayAll(ctx context.Context) error {
 	}
 }
 
-// request replays one request: pages, prefix, compute, load, dump. Loaded blocks are verified while
-// the others are dumped.
+// request replays one request: it takes pages, leases the prefix, computes, loads and dumps. Loaded
+// blocks are verified while the others are dumped.
 func (w *worker) request(ctx context.Context, req *Request) (err error) {
 	n := len(req.HashIDs)
 	w.run.tally.see(req.HashIDs)
@@ -97,7 +97,7 @@ func (w *worker) request(ctx context.Context, req *Request) (err error) {
 	if err := w.take(ctx, n); err != nil {
 		return err
 	}
-	// Pages return to the free list only after the last access to them.
+	// Pages must not return to the free list before the last access to them.
 	quiesced := true
 	defer func() {
 		if !quiesced {
@@ -117,7 +117,8 @@ func (w *worker) request(ctx context.Context, req *Request) (err error) {
 	}
 	unloaded := len(w.compute.at) - (n - hits)
 	if unloaded > 0 {
-		if err := w.judge(ctx, req); err != nil { // computing needs the painter
+		// computing needs the painter, so the comparison must be complete
+		if err := w.judge(ctx, req); err != nil {
 			return err
 		}
 	}
@@ -135,9 +136,9 @@ func (w *worker) take(ctx context.Context, n int) (err error) {
 	return err
 }
 
-// paint fills the request's pages: the first hits of them with poison, the others with their
-// content. Layerwise replays poison all pages, and compute each layer just before its dump. A load
-// that is missing, or that writes to the page of another block, then shows as wrong bytes.
+// paint fills the request's pages: the first hits pages with poison, the others with their
+// contents. Layerwise replays poison all pages and compute each layer just before its dump. A load
+// that is missing or that writes to a wrong page then results in wrong bytes.
 func (w *worker) paint(ctx context.Context, req *Request, hits int) error {
 	ctx, cancel := context.WithTimeout(ctx, w.run.cfg.Timeout)
 	defer cancel()
@@ -156,8 +157,9 @@ func (w *worker) paint(ctx context.Context, req *Request, hits int) error {
 }
 
 // loadPrefix leases the request's longest prefix, computes the other blocks, loads the prefix and
-// starts to compare it; judge completes the comparison. It returns the number of blocks found.
-// Those that failed to load are in w.compute. ended reports whether no transfer is left.
+// starts to compare it. judge completes the comparison. It returns the number of leased blocks.
+// Blocks that failed to load are added to w.compute. ended reports whether no transfer is in
+// progress.
 func (w *worker) loadPrefix(ctx context.Context, req *Request) (hits int, ended bool, err error) {
 	looking, done := context.WithTimeout(ctx, w.run.cfg.Timeout)
 	defer done()
@@ -210,8 +212,8 @@ func (w *worker) loadPrefix(ctx context.Context, req *Request) (hits int, ended 
 	return hits, true, nil
 }
 
-// checkLayers compares each layer when it has been loaded, as an engine would use it. Blocks that
-// fail to load are compared too, but judge ignores their counts.
+// checkLayers compares each layer as soon as it is loaded. Blocks that fail to load are also
+// compared, but judge ignores their results.
 func (w *worker) checkLayers(ctx context.Context, task *store.LoadTask) error {
 	for layer := range w.run.cfg.Geometry.Layers {
 		if err := task.WaitShard(ctx, layer); err != nil && ctx.Err() != nil {
@@ -224,7 +226,7 @@ func (w *worker) checkLayers(ctx context.Context, task *store.LoadTask) error {
 	return nil
 }
 
-// judge counts the loaded blocks and reports those with wrong bytes. Further calls for the same
+// judge counts the loaded blocks and reports the ones with wrong bytes. Further calls for the same
 // load do nothing.
 func (w *worker) judge(ctx context.Context, req *Request) error {
 	if !w.unjudged {
@@ -284,10 +286,10 @@ func (w *worker) mismatch(ctx context.Context, req *Request, i int) error {
 	return nil
 }
 
-// dump dumps the blocks of w.compute. It first computes the unloaded ones, those that failed to
-// load; layerwise replays compute each layer of all blocks. It waits until the pages may be reused,
-// and ended reports whether they may. Blocks that cannot be stored are counted, and do not end the
-// replay.
+// dump dumps the blocks of w.compute. First it computes the last unloaded of them, which failed to
+// load. Layerwise replays compute every layer of all blocks here. It waits until the pages may be
+// reused, and ended reports whether they may. Blocks that cannot be stored are counted, but do not
+// fail the replay.
 func (w *worker) dump(ctx context.Context, req *Request, unloaded int) (ended bool, err error) {
 	wait, cancel := context.WithTimeout(ctx, w.run.cfg.Timeout)
 	defer cancel()
@@ -327,8 +329,8 @@ func (w *worker) dump(ctx context.Context, req *Request, unloaded int) (ended bo
 	return true, nil
 }
 
-// computeLayers computes one layer after the other, and submits each to the dump before the next is
-// computed.
+// computeLayers computes one layer at a time and submits it to the dump before it computes the next
+// one.
 func (w *worker) computeLayers(ctx context.Context, task *store.DumpTask) error {
 	for layer := range w.run.cfg.Geometry.Layers {
 		if err := w.painter.Fill(ctx, w.run.cache.Shard(layer), w.compute.pages, w.compute.seeds); err != nil {
@@ -341,8 +343,8 @@ func (w *worker) computeLayers(ctx context.Context, task *store.DumpTask) error 
 	return nil
 }
 
-// sourceFree waits until the dump no longer reads pages, and reports whether it does not. If ctx
-// ends first, it cancels the dump and waits for Config.Timeout at most.
+// sourceFree waits until the dump no longer reads pages and reports whether this is the case. If
+// ctx ends first, it cancels the dump and waits at most Config.Timeout.
 func (w *worker) sourceFree(ctx context.Context, task *store.DumpTask) bool {
 	if task.SourceFree(ctx) == nil {
 		return true
@@ -353,10 +355,10 @@ func (w *worker) sourceFree(ctx context.Context, task *store.DumpTask) bool {
 	return task.SourceFree(last) == nil
 }
 
-// waitEnded waits until the task has ended, and reports whether it has. If ctx ends first, it
-// cancels the task and waits for grace at most.
+// waitEnded waits until the task has ended and reports whether it has. If ctx ends first, it
+// cancels the task and waits at most grace.
 func waitEnded(ctx context.Context, task *store.LoadTask, grace time.Duration) bool {
-	_ = task.Wait(ctx) // the caller reads the errors of the blocks
+	_ = task.Wait(ctx) // the caller gets the errors of the blocks from the task
 	if ctx.Err() == nil {
 		return true
 	}

@@ -4,7 +4,7 @@ import "github.com/kvlane/kvlane/mem"
 
 const labelPool = "pool"
 
-// SetBuffers makes stats the source of the metrics of buffers labeled with name; nil removes it.
+// SetBuffers sets the source of the buffer metrics with label name. Nil removes it.
 func (m *Metrics) SetBuffers(name string, stats func() mem.BufferStats) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -15,13 +15,13 @@ func (m *Metrics) SetBuffers(name string, stats func() mem.BufferStats) {
 	m.buffers[name] = stats
 }
 
-// namedBuffers are the figures of buffers with their label.
+// namedBuffers are the statistics of buffers and their label.
 type namedBuffers struct {
 	name  string
 	stats mem.BufferStats
 }
 
-// bufferFamilies are read from the figures of buffers that NICs use.
+// bufferFamilies are the metrics of buffer pools.
 var bufferFamilies = []family[*namedBuffers]{
 	bufferFamily("kvlane_buffers", "buffers", Gauge, "Buffers of the pool.", func(s *mem.BufferStats) int64 { return int64(s.Slots) }),
 	bufferFamily("kvlane_buffers_lent", "buffers", Gauge, "Buffers in use, including those in quarantine.", func(s *mem.BufferStats) int64 { return int64(s.Lent) }),

@@ -8,7 +8,7 @@ import (
 	"github.com/kvlane/kvlane/tier"
 )
 
-// The labels.
+// Names of labels.
 const (
 	labelTier      = "tier"
 	labelPath      = "path"
@@ -22,7 +22,7 @@ const (
 	directionDump = "dump"
 )
 
-// storeFamilies are read from the store's own figures.
+// storeFamilies are the metrics of a store.
 var storeFamilies = []family[*store.Stats]{
 	storeCounter("kvlane_store_loads_total", "tasks", "Load tasks started.", func(s *store.Stats) int64 { return s.Loads }),
 	storeCounter("kvlane_store_dumps_total", "tasks", "Dump tasks started.", func(s *store.Stats) int64 { return s.Dumps }),
@@ -104,7 +104,7 @@ func pathFamily(name, unit, help string, read func(*store.PathStats) float64) fa
 	}
 }
 
-// tierFamilies are read from each tier's own figures.
+// tierFamilies are the metrics of each tier.
 var tierFamilies = []family[*namedTier]{
 	tierGauge("kvlane_tier_blocks", "blocks", "Blocks held.", func(s *tier.Stats) int64 { return s.Blocks }),
 	tierGauge("kvlane_tier_bytes", "bytes", "Bytes held.", func(s *tier.Stats) int64 { return s.Bytes }),
@@ -129,7 +129,7 @@ var tierFamilies = []family[*namedTier]{
 	tierCounter("kvlane_tier_swept_total", "files", "Temporary files removed when the tier was opened.", func(s *tier.Stats) int64 { return s.Swept }),
 }
 
-// managerFamilies are read from the figures of a manager, which a scheduler has.
+// managerFamilies are the metrics of a manager.
 var managerFamilies = []family[*manager.Stats]{
 	managerGauge("kvlane_manager_blocks", "blocks", "Blocks in the pools of the workers.", func(s *manager.Stats) int64 { return s.Blocks }),
 	managerGauge("kvlane_manager_jobs", "jobs", "Jobs of the workers that have not ended.", func(s *manager.Stats) int64 { return int64(s.Jobs) }),
@@ -171,7 +171,7 @@ func tierGauge(name, unit, help string, read func(*tier.Stats) int64) family[*na
 	return f
 }
 
-// replayFamilies are read from a replay's Progress.
+// replayFamilies are the metrics of a replay.
 var replayFamilies = []family[*Progress]{
 	replayFamily("kvlane_replay_planned_requests", "requests", Gauge, "Requests of the replay in total.", func(p *Progress) float64 { return float64(p.total.Load()) }),
 	replayFamily("kvlane_replay_requests_total", "requests", Counter, "Requests finished.", func(p *Progress) float64 { return float64(p.requests.Load()) }),

@@ -16,8 +16,8 @@ import (
 	"github.com/kvlane/kvlane/transfer"
 )
 
-// Metrics exposes the metrics of the Catalog, and figures of the process and its Go runtime. A
-// metric without a source has no value.
+// Metrics exposes the metrics of the Catalog, and metrics of the process and the Go runtime. A
+// metric without a source is omitted.
 type Metrics struct {
 	mu      sync.Mutex
 	ready   func() error                 // guarded by mu
@@ -37,15 +37,15 @@ func New() *Metrics {
 	return &Metrics{tiers: make(map[string]func() tier.Stats), buffers: make(map[string]func() mem.BufferStats)}
 }
 
-// SetReady sets the check behind /readyz: not ready while it returns an error. nil, the default, is
-// always ready.
+// SetReady sets the check for /readyz. The program is not ready while it returns an error. With
+// nil, the default, it is always ready.
 func (m *Metrics) SetReady(check func() error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.ready = check
 }
 
-// Ready returns nil, or the reason if the program cannot serve at present.
+// Ready returns nil if the program is ready, otherwise the reason.
 func (m *Metrics) Ready() error {
 	m.mu.Lock()
 	check := m.ready
@@ -56,22 +56,22 @@ func (m *Metrics) Ready() error {
 	return check()
 }
 
-// SetStore makes stats the source of the store's metrics; nil removes it. A later store replaces an
-// earlier one. If stats uses the store's memory, remove it before that is freed.
+// SetStore sets the source of the store's metrics and replaces an earlier one. Nil removes it. If
+// stats uses the store's memory, remove it before the memory is freed.
 func (m *Metrics) SetStore(stats func() store.Stats) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.store = stats
 }
 
-// SetManager makes stats the source of a manager's metrics; nil removes it.
+// SetManager sets the source of a manager's metrics. Nil removes it.
 func (m *Metrics) SetManager(stats func() manager.Stats) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.manager = stats
 }
 
-// SetTier makes t the source of the metrics labeled with name; nil removes it. It returns
+// SetTier sets the source of the tier metrics with label name. Nil removes it. It returns
 // ErrNotSupported if t has no Stats.
 func (m *Metrics) SetTier(name string, t tier.Tier) error {
 	m.mu.Lock()
@@ -88,15 +88,15 @@ func (m *Metrics) SetTier(name string, t tier.Tier) error {
 	return nil
 }
 
-// SetReplay makes p the source of the replay's metrics; nil removes it.
+// SetReplay sets the source of the replay's metrics. Nil removes it.
 func (m *Metrics) SetReplay(p *Progress) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.replay = p
 }
 
-// collect reads every source once, so that the figures of one source belong together, and writes
-// them.
+// collect reads every source once, so that the values of a source are consistent, and writes the
+// metrics.
 func (m *Metrics) collect(w *textWriter) {
 	m.mu.Lock()
 	storeStats, managers, replay, planner, nics, transfers := m.store, m.manager, m.replay, m.planner, m.nics, m.transfer
@@ -107,7 +107,7 @@ func (m *Metrics) collect(w *textWriter) {
 	buffers := maps.Clone(m.buffers)
 	m.mu.Unlock()
 
-	// The sources are called without the lock: they take their own.
+	// The sources take their own locks, so they are called without m.mu.
 	send(w, buildFamilies, struct{}{})
 	if storeStats != nil {
 		s := storeStats()
@@ -149,7 +149,7 @@ func (m *Metrics) collect(w *textWriter) {
 	send(w, processFamilies, readProcess())
 }
 
-// send writes families, each with the values of all sources. A family without a value is left out.
+// send writes families with the values of all sources. A family without a value is omitted.
 func send[S any](w *textWriter, fs []family[S], sources ...S) {
 	for i := range fs {
 		f, begun := &fs[i], false
@@ -179,7 +179,7 @@ func sendTimes(w *textWriter, s *store.Stats) {
 	}
 }
 
-// namedTier is one tier's figures at a scrape.
+// namedTier is a tier with its statistics at the time of a scrape.
 type namedTier struct {
 	name  string
 	read  func() tier.Stats

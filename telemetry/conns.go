@@ -9,11 +9,11 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// maxConns is the number of connections that a server has at a time.
+// maxConns is the maximum number of connections of a server.
 const maxConns = 32
 
-// boundedListener accepts at most maxConns connections at a time. A new connection replaces the one
-// that has been idle for the longest time. If none is idle, the new connection is closed.
+// boundedListener accepts at most maxConns concurrent connections. At the limit, a new connection
+// replaces the one that has been idle longest. If none is idle, the new connection is closed.
 type boundedListener struct {
 	net.Listener
 	slots *wire.Slots
@@ -44,13 +44,13 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 	}
 }
 
-// Close gives the slot back.
+// Close closes the connection and releases its slot.
 func (c *boundedConn) Close() error {
 	c.slots.Release(c.slot)
 	return c.Conn.Close()
 }
 
-// noteState implements http.Server.ConnState: a connection is idle unless it has a request.
+// noteState is for http.Server.ConnState. It marks the connection as idle while it has no request.
 func noteState(c net.Conn, state http.ConnState) {
 	b, ok := c.(*boundedConn)
 	switch {
@@ -62,10 +62,10 @@ func noteState(c net.Conn, state http.ConnState) {
 	}
 }
 
-// localHostsOnly returns h if l listens on other addresses than loopback. Else it refuses requests
-// whose Host header is neither localhost, a loopback address, nor the host of addr. So a web page
-// cannot read h through a name that resolves to this machine. Browsers always send the header:
-// requests without one are served.
+// localHostsOnly returns h if l listens on a non-loopback address. Otherwise it refuses requests
+// whose Host header is neither localhost, a loopback address, nor the host of addr. This prevents
+// web pages from reading h through a name that resolves to this machine. Requests without a Host
+// header are served, because browsers always send it.
 func localHostsOnly(addr string, l net.Listener, h http.Handler) http.Handler {
 	at, ok := l.Addr().(*net.TCPAddr)
 	if !ok || !at.IP.IsLoopback() {

@@ -1,13 +1,13 @@
-// Package telemetry exposes kvlane's figures as Prometheus metrics.
+// Package telemetry exposes Prometheus metrics.
 //
-// Every metric is declared once, in the tables of catalog.go and other files: name, unit, type,
-// help, labels, and a function that reads its value from the Stats of a source. A scrape reads the
-// Stats of stores, tiers, NICs and replays once and writes them. The text format is written by this
-// package itself: Prometheus's client library would make the C library half as large again.
+// Every metric is declared once, in the tables of catalog.go and other files: its name, unit, type,
+// help text, labels, and a function that reads its value from the Stats of a source. A scrape reads
+// the Stats of each source once. The package implements the text format itself, because
+// Prometheus's client library would increase the size of the C library by half.
 //
 // docs/metrics.md is generated from the catalog.
 //
-// Metrics and Progress are safe for concurrent use. Sources are called on the goroutines of scrapes
+// Metrics and Progress are safe for concurrent use. Sources are called by the goroutines of scrapes
 // and must not block.
 package telemetry
 

@@ -17,17 +17,17 @@ import (
 )
 
 const (
-	// unixPrefix begins the path of a Unix socket.
+	// unixPrefix is the prefix of addresses of Unix sockets.
 	unixPrefix = "unix:"
-	// maxSocketPath is the longest path of a Unix socket.
+	// maxSocketPath is the maximum length of the path of a Unix socket.
 	maxSocketPath = 107
-	// loopback is the host of an address without one.
+	// loopback is the default host.
 	loopback = "127.0.0.1"
 )
 
-// CheckAddr returns an error that wraps ErrInvalid unless addr is an address to serve on: HOST:PORT
-// or unix:/PATH. Without a host it is 127.0.0.1. Port 0 is any free port. {pid} in the path stands
-// for the process.
+// CheckAddr returns an error that wraps ErrInvalid if addr is not a valid address to listen on:
+// HOST:PORT or unix:/PATH. The default host is 127.0.0.1. Port 0 selects a free port. {pid} in the
+// path is replaced by the process ID.
 func CheckAddr(addr string) error {
 	_, _, err := parseAddr(addr)
 	return err
@@ -70,8 +70,8 @@ func isHost(host string) bool {
 	}) < 0
 }
 
-// listen listens on addr and returns the listener and its URL. A host that does not resolve is
-// ErrInvalid.
+// listen listens on addr and returns the listener and its URL. It returns ErrInvalid for a host
+// that does not resolve.
 func listen(ctx context.Context, addr string) (net.Listener, string, error) {
 	network, at, err := parseAddr(addr)
 	if err != nil {
@@ -92,13 +92,13 @@ func listen(ctx context.Context, addr string) (net.Listener, string, error) {
 	return notInChildren(l), "http://" + l.Addr().String(), nil
 }
 
-// listener is a net.Listener that children of fork() close.
+// listener is a net.Listener whose descriptor is closed in children of fork().
 type listener struct {
 	net.Listener
 	remove func()
 }
 
-// notInChildren makes children of fork() close l, so that the address is free once this process has
+// notInChildren closes l in children of fork(), so that the address is free when this process has
 // ended.
 func notInChildren(l net.Listener) net.Listener {
 	c, ok := l.(syscall.Conn)
@@ -116,7 +116,8 @@ func notInChildren(l net.Listener) net.Listener {
 	return out
 }
 
-// Close removes the descriptor from the table before its number may be another file's.
+// Close first removes the descriptor from the table, because another file could get the same number
+// after the close.
 func (l *listener) Close() error {
 	l.remove()
 	return l.Listener.Close()

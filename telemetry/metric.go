@@ -4,7 +4,7 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// Type is a metric's type, as Prometheus names it.
+// Type is the type of a metric. The values are Prometheus's names.
 type Type string
 
 // The types of metrics.
@@ -14,35 +14,34 @@ const (
 	Histogram Type = "histogram"
 )
 
-// Metric declares one metric.
+// Metric is the declaration of a metric.
 type Metric struct {
-	Name   string // complete, with the unit and, for counters, "_total"
-	Unit   string // what one is: "bytes", "blocks", "seconds", ...
+	Name   string // full name, with the unit and, for counters, "_total"
+	Unit   string // unit of a value: "bytes", "blocks", "seconds", ...
 	Type   Type
 	Help   string   // one sentence
-	Labels []string // in the order in which values are given
+	Labels []string // names of labels, in the order of their values
 }
 
-// emit reports one value of a metric, with a value for each of its labels.
+// emit outputs one value of a metric with the values of its labels.
 type emit func(value float64, labels ...string)
 
-// family is a Metric together with how it is read from a source of type S.
+// family is a Metric and the function that reads it from a source of type S.
 type family[S any] struct {
 	Metric
 	read func(s S, out emit)
 }
 
-// emitTimes reports the times of a histogram, with a value for each of its labels.
+// emitTimes outputs a histogram with the values of its labels.
 type emitTimes func(times *store.Latency, labels ...string)
 
-// timesFamily is a Metric of type Histogram together with how its times are read from a source of
-// type S.
+// timesFamily is a Metric of type Histogram and the function that reads it from a source of type S.
 type timesFamily[S any] struct {
 	Metric
 	read func(s S, out emitTimes)
 }
 
-// Catalog returns every metric there is, in the order of the documentation.
+// Catalog returns all metrics in the order of the documentation.
 func Catalog() []Metric {
 	var all []Metric
 	all = appendMetrics(all, buildFamilies)

@@ -7,14 +7,14 @@ const (
 	labelMethod = "method"
 )
 
-// SetNICs makes stats the source of the metrics of NICs; nil removes it.
+// SetNICs sets the source of the metrics of NICs. Nil removes it.
 func (m *Metrics) SetNICs(stats func() []stream.NICStats) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.nics = stats
 }
 
-// nicFamilies are read from the figures of each NIC and of its registered memory.
+// nicFamilies are the metrics of each NIC and its registered memory.
 var nicFamilies = []family[*stream.NICStats]{
 	nicCounter("kvlane_nic_requests_total", "requests", "Work requests that the NIC accepted.", func(s *stream.NICStats) int64 { return s.Requests }),
 	nicCounter("kvlane_nic_bytes_total", "bytes", "Bytes of those requests.", func(s *stream.NICStats) int64 { return s.Bytes }),

@@ -2,15 +2,14 @@ package telemetry
 
 import "github.com/kvlane/kvlane/stream/copy/plan"
 
-// SetPlanner makes figures the source of the metrics of a planner and of its budget; nil removes
-// it.
+// SetPlanner sets the source of the metrics of a planner and its budget. Nil removes it.
 func (m *Metrics) SetPlanner(figures func() plan.Figures) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.planner = figures
 }
 
-// plannerFamilies are read from the planner of the copy streams.
+// plannerFamilies are the metrics of the planner of the copy streams.
 var plannerFamilies = []family[*plan.Figures]{
 	planFamily("kvlane_plan_choices_total", "batches", Counter, "Batches for which the path was chosen.", func(p *plan.PathStats) float64 { return float64(p.Choices) }),
 	planFamily("kvlane_plan_observed_total", "batches", Counter, "Chosen batches whose time was compared with the prediction.", func(p *plan.PathStats) float64 { return float64(p.Observed) }),

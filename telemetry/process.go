@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clockTicks is the number of ticks per second of times in /proc, on every machine.
+// clockTicks is the number of ticks per second in /proc. It is the same on all architectures.
 const clockTicks = 100
 
 var buildFamilies = []family[struct{}]{
@@ -27,8 +27,8 @@ var buildFamilies = []family[struct{}]{
 	},
 }
 
-// processFamilies describe the process and its Go runtime. They have the names of Prometheus's own
-// clients, so that common dashboards show them. They are not in the catalog.
+// processFamilies are the metrics of the process and the Go runtime. They have the same names as in
+// Prometheus's client libraries, so that common dashboards work. They are not in the catalog.
 var processFamilies = []family[*process]{
 	processFamily("process_cpu_seconds_total", Counter, "User and system CPU time of the process, in seconds.", func(p *process) float64 { return p.cpuSeconds }),
 	processFamily("process_resident_memory_bytes", Gauge, "Memory of the process that is in RAM, in bytes.", func(p *process) float64 { return p.residentBytes }),
@@ -49,8 +49,8 @@ func processFamily(name string, typ Type, help string, read func(*process) float
 	}}
 }
 
-// process is the state of the process at a scrape. A value that cannot be read is -1 and is not
-// exposed.
+// process is the state of the process at the time of a scrape. A value that cannot be read is -1
+// and is omitted.
 type process struct {
 	cpuSeconds, residentBytes, virtualBytes, start, openFiles, maxFiles float64
 
@@ -74,7 +74,7 @@ func readProcess() *process {
 	}
 	p.start = startTime()
 	if names, err := os.ReadDir("/proc/self/fd"); err == nil {
-		p.openFiles = float64(len(names) - 1) // without the descriptor that reads the folder
+		p.openFiles = float64(len(names) - 1) // without the descriptor of the directory itself
 	}
 	var limit unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil {
@@ -94,14 +94,14 @@ func readProcess() *process {
 	return p
 }
 
-// startTime returns when the process started, in seconds since 1970, or -1.
+// startTime returns the start time of the process in seconds since 1970, or -1.
 func startTime() float64 {
 	stat, err := os.ReadFile("/proc/self/stat")
 	if err != nil {
 		return -1
 	}
-	// The command's name, in brackets, can have any characters. The state after it is field 3, and
-	// the start time is field 22.
+	// The command name is in parentheses and may contain any characters. The field after it is
+	// field 3, and the start time is field 22.
 	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
 	system, err := os.ReadFile("/proc/stat")
 	if err != nil || len(fields) < 20 {
@@ -119,7 +119,7 @@ func startTime() float64 {
 	return -1
 }
 
-// scaled returns the number in text times factor, or -1.
+// scaled returns the number in text times factor, or -1 if text is not a number.
 func scaled(text string, factor float64) float64 {
 	n, err := strconv.ParseUint(text, 10, 64)
 	if err != nil {

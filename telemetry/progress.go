@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Progress is how far a replay has come. Its counters only grow.
+// Progress is the progress of a replay. Its counters never decrease.
 type Progress struct {
 	start      time.Time
 	total      atomic.Int64
@@ -23,8 +23,8 @@ func NewProgress(total int64) *Progress {
 	return p
 }
 
-// Request counts one finished request: the blocks it accessed, those among them found as a prefix,
-// the bytes verified after loading and the bytes among those that were wrong.
+// Request counts one finished request: its blocks, the blocks found as a prefix, the bytes verified
+// after loading, and the wrong bytes among them.
 func (p *Progress) Request(accesses, hits, verifiedBytes, mismatches int64) {
 	p.accesses.Add(accesses)
 	p.hits.Add(hits)
@@ -33,5 +33,5 @@ func (p *Progress) Request(accesses, hits, verifiedBytes, mismatches int64) {
 	p.requests.Add(1)
 }
 
-// Requests returns the number of finished requests and how many there are in all.
+// Requests returns the number of finished requests and the total.
 func (p *Progress) Requests() (done, total int64) { return p.requests.Load(), p.total.Load() }

@@ -13,36 +13,36 @@ import (
 )
 
 const (
-	// stopTimeout bounds the wait of a stopping server for requests in progress.
+	// stopTimeout is the maximum time for which Close waits for requests in progress.
 	stopTimeout = 2 * time.Second
-	// requestTimeout bounds the time in which a client sends a request.
+	// requestTimeout is the maximum time to receive a request.
 	requestTimeout = 5 * time.Second
-	// responseTimeout bounds the time of a response.
+	// responseTimeout is the maximum time to send a response.
 	responseTimeout = 30 * time.Second
-	// idleTimeout is longer than Prometheus's default interval of a minute.
+	// idleTimeout is longer than Prometheus's default scrape interval of a minute.
 	idleTimeout = 2 * time.Minute
 )
 
-// Server serves HTTP on one address.
+// Server is an HTTP server on one address.
 type Server struct {
 	what   string
 	url    string
 	addr   net.Addr
 	cancel context.CancelFunc
 	done   chan struct{}
-	err    error // written before done is closed
+	err    error // set before done is closed
 	report sync.Once
 }
 
 // Serve listens on addr (see CheckAddr) and serves the metrics at /metrics until ctx ends or Close
-// is called. /healthz answers while the server runs, and /readyz reports Ready. The address is
-// bound when Serve returns. The error for a malformed or taken address names it. The caller must
-// call Close, which waits for the end of the server and returns its failure.
+// is called. It also serves /healthz and /readyz. When Serve returns, the server accepts
+// connections. An error for an invalid or used address contains the address. The caller must call
+// Close, which waits for the end of the server and returns its error.
 func (m *Metrics) Serve(ctx context.Context, addr string) (*Server, error) {
 	return Serve(ctx, "metrics", addr, m.Handler())
 }
 
-// Handler serves /metrics, /healthz and /readyz, for programs with their own HTTP server.
+// Handler serves /metrics, /healthz and /readyz. It is for programs with their own HTTP server.
 func (m *Metrics) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
@@ -50,13 +50,13 @@ func (m *Metrics) Handler() http.Handler {
 	})
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", ContentType)
-		_ = m.WriteText(w) // an error means that the client is gone
+		_ = m.WriteText(w) // an error means that the client has disconnected
 	})
 	m.HandleHealth(mux)
 	return mux
 }
 
-// HandleHealth adds /healthz and /readyz to the paths of a server.
+// HandleHealth adds /healthz and /readyz to mux.
 func (m *Metrics) HandleHealth(mux *http.ServeMux) {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
@@ -68,9 +68,9 @@ func (m *Metrics) HandleHealth(mux *http.ServeMux) {
 	})
 }
 
-// Serve listens on addr (see CheckAddr) and serves h until ctx ends or Close is called. Errors
-// contain the word in the parameter what. The server has at most 32 connections at a time. On a
-// loopback address, it refuses requests whose Host header names another host.
+// Serve listens on addr (see CheckAddr) and serves h until ctx ends or Close is called. what names
+// the server in errors. The server has at most 32 concurrent connections. On a loopback address, it
+// refuses requests whose Host header names another host.
 func Serve(ctx context.Context, what, addr string, h http.Handler) (*Server, error) {
 	l, url, err := listen(ctx, addr)
 	if err != nil {
@@ -81,7 +81,7 @@ func Serve(ctx context.Context, what, addr string, h http.Handler) (*Server, err
 	hs := &http.Server{
 		Handler: localHostsOnly(addr, l, h), ConnState: noteState, BaseContext: func(net.Listener) context.Context { return ctx },
 		ReadTimeout: requestTimeout, WriteTimeout: responseTimeout, IdleTimeout: idleTimeout,
-		ErrorLog: log.New(io.Discard, "", 0), // standard error is the program's
+		ErrorLog: log.New(io.Discard, "", 0), // standard error belongs to the program
 	}
 	go s.run(ctx, hs, bounded(l))
 	return s, nil
@@ -96,11 +96,11 @@ func (s *Server) run(ctx context.Context, hs *http.Server, l net.Listener) {
 	select {
 	case err = <-serving:
 	case <-ctx.Done():
-		// The context has ended, so the stop needs one of its own.
+		// ctx has ended, so the shutdown needs another context.
 		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 		defer cancel()
 		var stopErr error
-		if hs.Shutdown(stop) != nil { // close the connections of requests in progress
+		if hs.Shutdown(stop) != nil { // a request is still in progress: close its connection
 			stopErr = hs.Close()
 		}
 		if err = <-serving; errors.Is(err, http.ErrServerClosed) {
@@ -113,14 +113,13 @@ func (s *Server) run(ctx context.Context, hs *http.Server, l net.Listener) {
 	}
 }
 
-// Addr returns the address that the server listens on.
+// Addr returns the address on which the server listens.
 func (s *Server) Addr() net.Addr { return s.addr }
 
-// URL returns the address as a user writes it: http://HOST:PORT, or unix:/PATH.
+// URL returns the server's URL: http://HOST:PORT, or unix:/PATH.
 func (s *Server) URL() string { return s.url }
 
-// Close stops the server, waits for its end, and returns its failure, if any. Later calls return
-// nil.
+// Close stops the server, waits for its end, and returns its error. Further calls return nil.
 func (s *Server) Close() (err error) {
 	s.cancel()
 	<-s.done

@@ -17,23 +17,24 @@ import (
 )
 
 const (
-	// lockTimeout bounds the wait for another process that makes a socket in the same directory.
+	// lockTimeout is the maximum wait for another process that creates a socket in the same
+	// directory.
 	lockTimeout = 5 * time.Second
 	// lockPoll is the interval between attempts to lock the directory.
 	lockPoll = 5 * time.Millisecond
 )
 
-// socketListener listens on a Unix socket. Close removes the socket's file only if it is still the
-// one that was bound.
+// socketListener listens on a Unix socket. Close removes the socket's file only if no other process
+// has replaced it.
 type socketListener struct {
 	net.Listener
 	path  string
 	bound fs.FileInfo
 }
 
-// listenUnix listens on a socket of mode 0600 at path. It replaces a socket on which no process
-// listens. The directory is locked meanwhile, so that of several processes one gets the address and
-// the others get EADDRINUSE.
+// listenUnix listens on a socket with mode 0600 at path. It replaces a socket without a listener.
+// It locks the directory, so that only one of several processes gets the address; the others get
+// EADDRINUSE.
 func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	unlock, err := lockDir(ctx, filepath.Dir(path))
 	if err != nil {
@@ -43,7 +44,7 @@ func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	if err := removeStale(ctx, path); err != nil {
 		return nil, err
 	}
-	// The socket's file gets the mode that the descriptor has when it is bound.
+	// The socket's file gets the mode that the descriptor has at bind time.
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		return errors.Join(c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) }), err)
 	}}
@@ -61,8 +62,8 @@ func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	return &socketListener{Listener: notInChildren(l), path: path, bound: bound}, nil
 }
 
-// Close removes the file while the listener is open: the file's inode number cannot be another
-// file's until then.
+// Close removes the file before it closes the listener. Until then, no other file can have the same
+// inode number.
 func (l *socketListener) Close() error {
 	now, err := os.Lstat(l.path)
 	if err == nil && os.SameFile(now, l.bound) {
@@ -74,7 +75,7 @@ func (l *socketListener) Close() error {
 	return errors.Join(err, l.Listener.Close())
 }
 
-// lockDir locks a directory, for at most lockTimeout.
+// lockDir locks a directory. It waits at most lockTimeout.
 func lockDir(ctx context.Context, dir string) (unlock func(), err error) {
 	ctx, cancel := context.WithTimeout(ctx, lockTimeout)
 	defer cancel()
@@ -82,7 +83,7 @@ func lockDir(ctx context.Context, dir string) (unlock func(), err error) {
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: dir, Err: err}
 	}
-	unlock = func() { // a forked child that has the descriptor would keep the lock
+	unlock = func() { // unlock explicitly, because a forked child may have the descriptor too
 		_ = unix.Flock(fd, unix.LOCK_UN)
 		_ = unix.Close(fd)
 	}
@@ -104,8 +105,8 @@ func lockDir(ctx context.Context, dir string) (unlock func(), err error) {
 	}
 }
 
-// removeStale removes the socket of a server that has ended without removing it. Any other file
-// stays. The caller has locked the directory.
+// removeStale removes the socket file of a server that has ended without removing it. It does not
+// remove other files. The caller has locked the directory.
 func removeStale(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
 	switch {

@@ -10,25 +10,24 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// ContentType is the media type of WriteText's output, version 0.0.4 of Prometheus's text format.
+// ContentType is the media type of the output of WriteText: version 0.0.4 of Prometheus's text
+// format.
 const ContentType = "text/plain; version=0.0.4; charset=utf-8"
 
-// WriteText writes the current value of every metric that has a source, in Prometheus's text
-// format.
+// WriteText writes the current values of all metrics with a source in Prometheus's text format.
 func (m *Metrics) WriteText(w io.Writer) error {
 	out := &textWriter{w: bufio.NewWriter(w)}
 	m.collect(out)
 	return out.w.Flush()
 }
 
-// textWriter writes metrics in Prometheus's text format. A write error stays in w until Flush
-// returns it.
+// textWriter writes metrics in Prometheus's text format. Flush returns the first write error.
 type textWriter struct {
 	w    *bufio.Writer
 	line []byte
 }
 
-// header writes the lines that introduce a metric.
+// header writes the HELP and TYPE lines of a metric.
 func (t *textWriter) header(m *Metric) {
 	t.line = append(t.line[:0], "# HELP "...)
 	t.line = append(t.line, m.Name...)
@@ -42,8 +41,8 @@ func (t *textWriter) header(m *Metric) {
 	_, _ = t.w.Write(t.line)
 }
 
-// sample writes one value. suffix is appended to the metric's name; le is the bound of a
-// histogram's bucket or empty.
+// sample writes one value. suffix is appended to the metric's name. le is the upper limit of a
+// histogram bucket, or empty.
 func (t *textWriter) sample(m *Metric, suffix string, v float64, values []string, le string) {
 	t.line = append(t.line[:0], m.Name...)
 	t.line = append(t.line, suffix...)
@@ -71,7 +70,7 @@ func (t *textWriter) sample(m *Metric, suffix string, v float64, values []string
 	_, _ = t.w.Write(t.line)
 }
 
-// histogram writes the buckets, the sum and the count of a metric's times.
+// histogram writes the buckets, the sum and the count of a histogram.
 func (t *textWriter) histogram(m *Metric, times *store.Latency, values []string) {
 	n := int64(0)
 	for i, bound := range store.LatencyBounds {
@@ -84,7 +83,7 @@ func (t *textWriter) histogram(m *Metric, times *store.Latency, values []string)
 	t.sample(m, "_count", float64(n), values, "")
 }
 
-// number formats a value as Prometheus does.
+// number formats a value in Prometheus's format.
 func number(v float64) string {
 	switch {
 	case math.IsInf(v, 1):

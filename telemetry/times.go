@@ -2,8 +2,8 @@ package telemetry
 
 import "github.com/kvlane/kvlane/store"
 
-// storeTimes are the histograms of what a store has timed. By path there is one a path and
-// direction that was taken, of a few.
+// storeTimes are the histograms of a store. The histograms by path have one time series for each
+// used path and direction.
 var storeTimes = []timesFamily[*store.Stats]{
 	storeHistogram("kvlane_store_load_seconds", "Duration of a load, from its start until every block is verified on its page or has failed.", func(s *store.Stats) *store.Latency { return &s.LoadTimes }),
 	storeHistogram("kvlane_store_dump_free_seconds", "Duration of a dump, from its start until its pages may be written again.", func(s *store.Stats) *store.Latency { return &s.FreeTimes }),
@@ -36,7 +36,7 @@ func pathHistogram(name, help string, read func(*store.PathStats) *store.Latency
 	}
 }
 
-// eachPath yields the paths that a store's batches have taken, and their directions.
+// eachPath calls yield for each path that a store's batches have used, with its direction.
 func eachPath(s *store.Stats, yield func(p *store.PathStats, direction string)) {
 	for i := range s.LoadPaths {
 		yield(&s.LoadPaths[i], directionLoad)

@@ -9,14 +9,14 @@ import (
 
 const labelOutcome = "outcome"
 
-// SetTransfer makes stats the source of the metrics of a transfer engine; nil removes it.
+// SetTransfer sets the source of the metrics of a transfer engine. Nil removes it.
 func (m *Metrics) SetTransfer(stats func() transfer.Stats) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.transfer = stats
 }
 
-// transferFamilies are read from a transfer engine's own figures.
+// transferFamilies are the metrics of a transfer engine.
 var transferFamilies = []family[*transfer.Stats]{
 	transferGauge("kvlane_transfer_segments", "segments", "Segments offered to peers.", func(s *transfer.Stats) int64 { return int64(s.Segments) }),
 	transferGauge("kvlane_transfer_connections", "connections", "Connections of peers to the engine.", func(s *transfer.Stats) int64 { return int64(s.Connections) }),

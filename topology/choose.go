@@ -10,16 +10,16 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Level is the distance class of a NIC from memory. A lower level is nearer.
+// Level is the distance class of a NIC from memory. Lower levels are nearer.
 type Level uint8
 
 // The levels.
 const (
 	LevelSwitch     Level = iota + 1 // below the same PCIe bridge or switch
 	LevelHostBridge                  // below the same host bridge
-	LevelNUMA                        // at the same NUMA node
-	LevelSystem                      // across the links between CPUs
-	LevelUnknown                     // the place of one of the devices is unknown
+	LevelNUMA                        // on the same NUMA node
+	LevelSystem                      // on different NUMA nodes
+	LevelUnknown                     // the location of one of the devices is unknown
 )
 
 // String describes the level.
@@ -42,8 +42,8 @@ func (l Level) String() string {
 // MarshalText returns the text of String.
 func (l Level) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
 
-// Distance returns the level of two devices, and the number of PCIe bridges and devices on their
-// paths that they do not share. hops is zero if they share none.
+// Distance returns the distance of two devices: the level, and the number of PCIe bridges and
+// devices on their paths that they do not share. hops is zero if they share none.
 func Distance(a, b Place) (l Level, hops int) {
 	shared := 0
 	for shared < min(len(a.Bridges), len(b.Bridges)) && a.Bridges[shared] == b.Bridges[shared] {
@@ -65,30 +65,31 @@ func Distance(a, b Place) (l Level, hops int) {
 	return LevelUnknown, 0
 }
 
-// Candidate is a NIC as seen from a GPU, or from a NUMA node's memory.
+// Candidate is a NIC ranked by its distance from a GPU or from the memory of a NUMA node.
 type Candidate struct {
 	Name   string `json:"name"`
 	Level  Level  `json:"level"`
-	Hops   int    `json:"hops,omitempty"` // of Distance
-	Down   bool   `json:"-"`              // no port is active, as far as sysfs knows
+	Hops   int    `json:"hops,omitempty"` // from Distance
+	Down   bool   `json:"-"`              // no port is active according to sysfs
 	Reason string `json:"-"`              // reason for its rank
 }
 
-// Options select the NICs that a GPU uses. The zero value selects the nearest one.
+// Options determine which NICs a GPU uses. The zero value selects the nearest one.
 type Options struct {
-	// Named has names of NICs by the index of the GPU. If set, no other NICs are used.
+	// Named lists names of NICs by the index of the GPU. If set, other NICs are not used.
 	Named [][]string
-	// Count is the maximum number of NICs, of those that are equally near. Zero means one.
+	// Count is the maximum number of NICs if several are equally near. Zero means one.
 	Count int
-	// Sysfs is the root of the device tree. Default: DefaultSysfs.
+	// Sysfs is the directory of sysfs. Default: DefaultSysfs.
 	Sysfs string
 }
 
 // Choose returns the NICs that a GPU should use, nearest first. names are the NICs of the provider
-// (rdma.Provider.Devices). GPUs start with different NICs of those that are equally near, by index.
+// (rdma.Provider.Devices). If several NICs are equally near, GPUs with different indexes begin with
+// different NICs.
 //
-// With Options.Named it returns ErrInvalid if the GPU has no entry, an empty entry, or a name
-// twice, and ErrNotFound with the existing names if a NIC does not exist. Otherwise it returns
+// With Options.Named it returns ErrInvalid if the GPU's list is missing, empty or has duplicates,
+// and ErrNotFound with the existing names if a NIC does not exist. Without Options.Named it returns
 // ErrBroken if no NIC has an active port.
 func Choose(names []string, gpu device.Info, o Options) ([]Candidate, error) {
 	all, err := Rank(names, gpu, o.Sysfs)
@@ -119,7 +120,8 @@ func Rank(names []string, gpu device.Info, sysfs string) ([]Candidate, error) {
 	}
 	nics := make([]NIC, len(names))
 	for i, name := range names {
-		nics[i] = NIC{Name: name, Place: Place{NUMANode: -1}} // sysfs does not list it, but it may exist
+		// a NIC that sysfs does not list may still exist
+		nics[i] = NIC{Name: name, Place: Place{NUMANode: -1}}
 		if k := slices.IndexFunc(known, func(n NIC) bool { return n.Name == name }); k >= 0 {
 			nics[i] = known[k]
 		}
@@ -127,7 +129,7 @@ func Rank(names []string, gpu device.Info, sysfs string) ([]Candidate, error) {
 	return rank(at, nics), nil
 }
 
-// rank orders the NICs by their distance from a place.
+// rank returns the NICs ordered by their distance from a place.
 func rank(at Place, nics []NIC) []Candidate {
 	all := make([]Candidate, len(nics))
 	for i, n := range nics {
@@ -148,7 +150,7 @@ func rank(at Place, nics []NIC) []Candidate {
 	return all
 }
 
-// equallyNear returns the number of candidates that are as near as the first.
+// equallyNear returns the number of candidates with the same distance as the first one.
 func equallyNear(all []Candidate) int {
 	for i, c := range all {
 		if c.Level != all[0].Level || c.Hops != all[0].Hops || c.Down {
@@ -168,7 +170,7 @@ func compareBool(a, b bool) int {
 	return 1
 }
 
-// named returns the candidates that the configuration names for a GPU.
+// named returns the candidates that the configuration lists for a GPU.
 func named(all []Candidate, gpu int, names [][]string) ([]Candidate, error) {
 	if gpu < 0 || gpu >= len(names) || len(names[gpu]) == 0 {
 		return nil, fmt.Errorf("the list of %d entries has no name: %w", len(names), errdefs.ErrInvalid)
@@ -189,7 +191,7 @@ func named(all []Candidate, gpu int, names [][]string) ([]Candidate, error) {
 	return chosen, nil
 }
 
-// nearest returns up to count of the candidates that are as near as the first.
+// nearest returns up to count candidates with the same distance as the first one.
 func nearest(all []Candidate, gpu, count int) ([]Candidate, error) {
 	if len(all) == 0 {
 		return nil, fmt.Errorf("no NIC found: %w", errdefs.ErrNotFound)

@@ -1,5 +1,5 @@
-// Package topology finds the places of GPUs and RDMA NICs (NUMA node, PCIe, NVLink), and the NICs
-// that are nearest to a GPU. It reads sysfs below a given root directory, and keeps no state.
+// Package topology finds the locations of GPUs and RDMA NICs (NUMA node, PCIe, NVLink), and the
+// NICs nearest to a GPU. It reads sysfs from a given directory.
 //
-// Safe for concurrent use.
+// It keeps no state and is safe for concurrent use.
 package topology

@@ -15,17 +15,18 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// DefaultSysfs is the root of the device tree of Linux.
+// DefaultSysfs is the usual directory of sysfs.
 const DefaultSysfs = "/sys"
 
-// Machine has the places of memory, GPUs and RDMA NICs, and the NICs nearest to each memory.
+// Machine describes the locations of memory, GPUs and RDMA NICs, and the NICs nearest to each
+// memory.
 type Machine struct {
-	Nodes   []Node   `json:"numa_nodes"` // at least one
-	GPUs    []GPU    `json:"gpus"`       // offered ones by index, then others on the bus
+	Nodes   []Node   `json:"numa_nodes"` // GPUs of the driver by index, then other GPUs on the bus
+	GPUs    []GPU    `json:"gpus"`       // sorted by name
 	NICs    []NIC    `json:"nics"`       // by name
 	NVLinks []NVLink `json:"nvlinks"`
 	Memory  []Memory `json:"memory"`
-	Notes   []string `json:"notes,omitempty"` // facts that are unknown, with the reasons
+	Notes   []string `json:"notes,omitempty"` // unknown facts, with the reasons
 }
 
 // Node is a NUMA node.
@@ -35,9 +36,9 @@ type Node struct {
 	MemoryBytes int64  `json:"memory_bytes,omitempty"` // zero if unknown
 }
 
-// GPU is a GPU that the driver offers, or one of NVIDIA's on the PCI bus.
+// GPU is a GPU that the driver reports, or another NVIDIA GPU on the PCI bus.
 type GPU struct {
-	Index int    `json:"index"` // of device.Info; -1 if the driver does not offer it
+	Index int    `json:"index"` // device.Info.Index; -1 if the driver does not report the GPU
 	Name  string `json:"name,omitempty"`
 	UUID  string `json:"uuid,omitempty"`
 	PCI   string `json:"pci,omitempty"`
@@ -52,16 +53,16 @@ type NIC struct {
 	Place
 }
 
-// Memory is the memory of a NUMA node or GPU, and the NICs that can serve it. NICs without an
-// active port are left out.
+// Memory is the memory of a NUMA node or GPU with the NICs near it. NICs without an active port are
+// omitted.
 type Memory struct {
-	Location  string      `json:"location"`  // "cpu:0" is NUMA node 0's, "cuda:0" the first GPU's
-	Preferred []Candidate `json:"preferred"` // the nearest ones, all equally near
-	Available []Candidate `json:"available"` // the others, the nearest first
+	Location  string      `json:"location"`  // "cpu:0" for NUMA node 0, "cuda:0" for GPU 0
+	Preferred []Candidate `json:"preferred"` // nearest NICs, all equally near
+	Available []Candidate `json:"available"` // other NICs, nearest first
 }
 
-// Scan reads the machine from sysfs, such as DefaultSysfs. offered are the GPUs that the driver
-// offers. A machine without a GPU or a NIC is no error.
+// Scan reads the machine from sysfs, usually DefaultSysfs. offered are the GPUs that the driver
+// reports. A machine need not have GPUs or NICs.
 func Scan(sysfs string, offered []device.Info) (*Machine, error) {
 	m := &Machine{NVLinks: []NVLink{}}
 	var err error
@@ -89,7 +90,7 @@ func suited(location string, at Place, nics []NIC) Memory {
 	return Memory{location, all[:n:n], all[n:]}
 }
 
-// list returns the sorted names in a directory. A missing directory is empty.
+// list returns the sorted names in a directory. It returns none if the directory does not exist.
 func list(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -102,7 +103,7 @@ func list(dir string) ([]string, error) {
 	return all, err
 }
 
-// text returns the contents of a file of sysfs, or "" if it cannot be read.
+// text returns the contents of a file in sysfs, or "" if it cannot be read.
 func text(path ...string) string {
 	b, err := os.ReadFile(filepath.Join(path...))
 	if err != nil {
@@ -125,7 +126,7 @@ func scanNodes(sysfs string) ([]Node, error) {
 			continue
 		}
 		node := Node{Number: n, CPUs: text(dir, name, "cpulist")}
-		// "Node 0 MemTotal:       1056703488 kB"
+		// format: "Node 0 MemTotal:       1056703488 kB"
 		if _, after, ok := strings.Cut(text(dir, name, "meminfo"), "MemTotal:"); ok {
 			kib, _ := strconv.ParseInt(strings.Fields(after + " 0")[0], 10, 64) // zero means unknown
 			node.MemoryBytes = kib << 10
@@ -133,13 +134,13 @@ func scanNodes(sysfs string) ([]Node, error) {
 		nodes = append(nodes, node)
 	}
 	if len(nodes) == 0 {
-		return []Node{{}}, nil // a kernel without NUMA
+		return []Node{{}}, nil // the kernel has no NUMA support
 	}
 	slices.SortFunc(nodes, func(a, b Node) int { return cmp.Compare(a.Number, b.Number) })
 	return nodes, nil
 }
 
-// scanGPUs returns the offered GPUs, then others on the bus.
+// scanGPUs returns the GPUs of the driver, then other GPUs on the bus.
 func scanGPUs(sysfs string, offered []device.Info) ([]GPU, error) {
 	gpus := []GPU{}
 	for i := range offered {
@@ -155,7 +156,7 @@ func scanGPUs(sysfs string, offered []device.Info) ([]GPU, error) {
 		return nil, err
 	}
 	for _, pci := range addresses {
-		// NVIDIA's display controllers: data-center GPUs are 0302, 3D controllers.
+		// NVIDIA's display controllers. Data-center GPUs have class 0302, 3D controllers.
 		if text(bus, pci, "vendor") != "0x10de" || !strings.HasPrefix(text(bus, pci, "class"), "0x03") ||
 			slices.ContainsFunc(gpus, func(g GPU) bool { return g.PCI == pci }) {
 			continue
@@ -169,7 +170,7 @@ func scanGPUs(sysfs string, offered []device.Info) ([]GPU, error) {
 	return gpus, nil
 }
 
-// placeOfGPU returns the place of a GPU, from sysfs, or else from the driver.
+// placeOfGPU returns the location of a GPU according to sysfs, or else according to the driver.
 func placeOfGPU(sysfs string, gpu *device.Info) (Place, error) {
 	at := Place{NUMANode: -1}
 	if gpu.PCI != "" {
@@ -184,8 +185,8 @@ func placeOfGPU(sysfs string, gpu *device.Info) (Place, error) {
 	return at, nil
 }
 
-// scanNICs returns the RDMA devices by name. Fields that sysfs lacks are empty: a software NIC is
-// on no bus.
+// scanNICs returns the RDMA devices sorted by name. Fields that sysfs lacks are empty; a software
+// NIC is not on a bus.
 func scanNICs(sysfs string) ([]NIC, error) {
 	class := filepath.Join(sysfs, "class", "infiniband")
 	found, err := list(class)
@@ -207,7 +208,7 @@ func scanNICs(sysfs string) ([]NIC, error) {
 	return nics, nil
 }
 
-// hasActivePort reports whether a port below dir has the state "4: ACTIVE".
+// hasActivePort reports whether the state of a port below dir is "4: ACTIVE".
 func hasActivePort(dir string) (bool, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

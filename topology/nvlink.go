@@ -9,29 +9,30 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// NVLink is the connection of two GPUs.
+// NVLink is an NVLink connection of two GPUs.
 type NVLink struct {
-	A      int  `json:"a"` // places of the GPUs in Machine.GPUs, A before B
-	B      int  `json:"b"`
-	Links  int  `json:"links"`  // zero if unknown
-	Switch bool `json:"switch"` // through a switch; its other GPUs share these links
+	A     int `json:"a"` // indexes of the GPUs in Machine.GPUs, A < B
+	B     int `json:"b"`
+	Links int `json:"links"` // zero if unknown
+	// connected through a switch; all GPUs of the switch share these links
+	Switch bool `json:"switch"`
 }
 
-// Linker finds NVLinks, with NVIDIA's management library.
+// Linker finds NVLinks. *nvml.Library implements it.
 type Linker interface {
-	// NVLinks returns the PCI address of the other end of each active link of a GPU, or "" if it is
-	// unknown. If the GPU has no NVLink it returns none or ErrNotSupported.
+	// NVLinks returns the PCI address of the other end of each active link of a GPU, or "" if the
+	// address is unknown. For a GPU without NVLink it returns none or ErrNotSupported.
 	NVLinks(pci string) ([]string, error)
 	// Peer reports whether NVLink connects two GPUs. It returns an error if one cannot access the
 	// memory of the other.
 	Peer(from, to string) (nvlink bool, err error)
 }
 
-// FindNVLinks finds the connections of the GPUs that the driver offers. It adds a note for each
-// connection that is unknown.
+// FindNVLinks finds the NVLinks between the GPUs that the driver reports. It adds a note for each
+// connection that cannot be determined.
 func (m *Machine) FindNVLinks(l Linker) {
-	ends := make([]map[string]int, len(m.GPUs)) // number of links of a GPU by address
-	switched := make([]int, len(m.GPUs))        // number of links that lead to no GPU
+	ends := make([]map[string]int, len(m.GPUs)) // number of links of each GPU by address
+	switched := make([]int, len(m.GPUs))        // links of each GPU that do not end at a GPU
 	offered := m.GPUs[:m.offered()]
 	for i, g := range offered {
 		ends[i] = make(map[string]int)
@@ -65,7 +66,7 @@ func (m *Machine) FindNVLinks(l Linker) {
 	}
 }
 
-// offered returns the number of GPUs that the driver offers. They come first.
+// offered returns the number of GPUs that the driver reports. They come first.
 func (m *Machine) offered() int {
 	if i := slices.IndexFunc(m.GPUs, func(g GPU) bool { return g.Index < 0 }); i >= 0 {
 		return i
@@ -78,7 +79,7 @@ func (m *Machine) note(err error, format string, args ...any) {
 	m.Notes = append(m.Notes, fmt.Sprintf(format, args...)+" is not known: "+err.Error())
 }
 
-// title returns the name of the GPU, such as "GPU 0".
+// title returns a name for the GPU, for example "GPU 0".
 func (g *GPU) title() string {
 	if g.Index < 0 {
 		return "GPU " + g.PCI
@@ -86,7 +87,7 @@ func (g *GPU) title() string {
 	return fmt.Sprintf("GPU %d", g.Index)
 }
 
-// model returns the GPU's name without its maker.
+// model returns the GPU's model name without the manufacturer.
 func (g *GPU) model() string {
 	if g.Index < 0 {
 		return "not offered by the driver"

@@ -13,15 +13,16 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Place is the place of a device. All but NUMANode is zero if the device is unknown or not on PCIe.
+// Place is the location of a device. If it is unknown or the device is not on PCIe, all fields
+// except NUMANode are zero.
 type Place struct {
 	// Bridges is the path from the host bridge ("pci0000:80") over PCIe bridges ("0000:80:01.0",
-	// ...) to the device itself. It is empty if the device is not on PCIe.
+	// ...) to the device, inclusive. It is empty if the device is not on PCIe.
 	Bridges  []string `json:"path,omitempty"`
 	NUMANode int      `json:"numa_node"` // -1 if unknown
 }
 
-// PCI returns the device's address ("0000:81:00.0"), or "".
+// PCI returns the device's address, for example "0000:81:00.0", or "".
 func (p *Place) PCI() string {
 	if len(p.Bridges) < 2 {
 		return ""
@@ -29,9 +30,9 @@ func (p *Place) PCI() string {
 	return p.Bridges[len(p.Bridges)-1]
 }
 
-// PlaceOf returns the place of the PCI device at an address such as "0000:81:00.0". The address may
-// be in capitals, and its domain may have four or eight digits. If sysfs lacks the device, PlaceOf
-// returns ErrNotFound.
+// PlaceOf returns the location of the PCI device with an address such as "0000:81:00.0". The
+// address may be in upper case, and its domain may have four or eight digits. It returns
+// ErrNotFound if sysfs does not list the device.
 func PlaceOf(sysfs, pci string) (Place, error) {
 	address, err := normalize(pci)
 	if err != nil {
@@ -44,7 +45,7 @@ func PlaceOf(sysfs, pci string) (Place, error) {
 	return p, err
 }
 
-// normalize returns a PCI address in the form of sysfs.
+// normalize returns a PCI address in the format of sysfs.
 func normalize(pci string) (string, error) {
 	domain, rest, ok := strings.Cut(strings.ToLower(pci), ":")
 	n, err := strconv.ParseUint(domain, 16, 32)
@@ -54,8 +55,8 @@ func normalize(pci string) (string, error) {
 	return fmt.Sprintf("%04x:%s", n, rest), nil
 }
 
-// place returns the place of the device to which a link of sysfs leads. A missing device has the
-// zero place.
+// place returns the location of the device that a link in sysfs refers to. For a missing device it
+// returns the zero location.
 func place(sysfs, link string) (Place, error) {
 	unknown := Place{NUMANode: -1}
 	path, err := filepath.EvalSymlinks(link)
@@ -74,7 +75,7 @@ func place(sysfs, link string) (Place, error) {
 		return unknown, fmt.Errorf("place %s: %w", path, err)
 	}
 	p := unknown
-	// A host bridge may be below another bus, such as that of a virtual machine.
+	// A host bridge may be below another bus, for example in a virtual machine.
 	parts := strings.Split(rel, string(filepath.Separator))
 	if i := slices.IndexFunc(parts, func(s string) bool { return strings.HasPrefix(s, "pci") }); i >= 0 {
 		p.Bridges = parts[i:]

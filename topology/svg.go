@@ -11,16 +11,15 @@ import (
 	"strings"
 )
 
-// Lengths of the picture in pixels. The font is monospaced, so that text has the same width in all
-// viewers.
+// Dimensions in pixels. The font is monospaced, so that text has the same width in all viewers.
 const (
 	lineHeight = 16
-	charWidth  = 7.3 // of 12 pixels, in the widest of the usual fonts
+	charWidth  = 7.3 // width of a 12-pixel character in the widest common font
 	padding    = 10
-	laneHeight = 22 // between NVLinks
+	laneHeight = 22 // distance between NVLinks
 )
 
-// The colors are those of Okabe and Ito, lighter below text.
+// The colors are those of Okabe and Ito, lighter behind text.
 const style = `
 text { font: 12px "DejaVu Sans Mono", Menlo, Consolas, "Liberation Mono", monospace; fill: #000 }
 .head { font-weight: bold }
@@ -35,18 +34,18 @@ rect { fill: #fff; stroke: #999 }
 .bar { fill: #fbe3d3; stroke: #d55e00; stroke-width: 1.5 }
 `
 
-// box is a rectangle with lines of text and below them rows of boxes. The last row is at the
+// box is a rectangle with lines of text and rows of boxes below them. The last row is at the
 // bottom.
 type box struct {
-	class string // "": not drawn
+	class string // empty: the box is not drawn
 	lines []string
 	rows  [][]*box
-	gpu   int // place in Machine.GPUs, or -1
+	gpu   int // index in Machine.GPUs, or -1
 	x, y  float64
 	w, h  float64
 }
 
-// fit sets the sizes of the box and its contents, and their positions within it.
+// fit sets the size of the box, and the sizes and positions of its contents.
 func (b *box) fit() {
 	pad := float64(padding)
 	if b.class == "" {
@@ -79,8 +78,8 @@ func (b *box) fit() {
 	b.h = y + pad
 }
 
-// boxOf returns the box of a part of the machine. NICs are above GPUs, so that only NVLinks are
-// below GPUs.
+// boxOf returns the box for a part of the machine. NICs are drawn above GPUs, so that only NVLinks
+// are below GPUs.
 func (m *Machine) boxOf(t *branch) *box {
 	switch {
 	case t.gpu >= 0:
@@ -115,10 +114,10 @@ func (m *Machine) boxOf(t *branch) *box {
 	return b
 }
 
-// picture writes the elements of a picture.
+// picture writes the elements of the SVG.
 type picture struct {
 	b    strings.Builder
-	gpus map[int]*box // with positions in the picture
+	gpus map[int]*box // boxes with absolute positions
 }
 
 func (p *picture) rect(class string, x, y, w, h float64) {
@@ -127,7 +126,7 @@ func (p *picture) rect(class string, x, y, w, h float64) {
 
 func (p *picture) text(class string, x, y float64, s string) {
 	fmt.Fprintf(&p.b, "<text class=%q x=\"%.1f\" y=\"%.1f\">", class, x, y)
-	_ = xml.EscapeText(&p.b, []byte(s)) // into memory: it cannot fail
+	_ = xml.EscapeText(&p.b, []byte(s)) // writing to memory cannot fail
 	p.b.WriteString("</text>\n")
 }
 
@@ -158,10 +157,10 @@ func (p *picture) box(b *box, x, y float64) {
 	}
 }
 
-// links draws the NVLinks below y, and returns the y below them. Links over switches share one bar.
-// Each other link has a row of its own.
+// links draws the NVLinks below y and returns the y coordinate below them. Links through switches
+// share one bar. Every other link has its own row.
 func (p *picture) links(m *Machine, y float64) float64 {
-	peers := make(map[int][]int) // of each GPU, from left to right
+	peers := make(map[int][]int) // peers of each GPU, from left to right
 	switched := make(map[int]int)
 	var lanes []NVLink
 	for _, l := range m.NVLinks {
@@ -172,14 +171,14 @@ func (p *picture) links(m *Machine, y float64) float64 {
 		lanes = append(lanes, l)
 		peers[l.A], peers[l.B] = append(peers[l.A], l.B), append(peers[l.B], l.A)
 	}
-	for gpu, all := range peers { // so that lines of one GPU do not cross
+	for gpu, all := range peers { // the order prevents that lines of one GPU cross
 		slices.SortFunc(all, func(a, b int) int { return cmp.Or(compareBool(a > gpu, b > gpu), cmp.Compare(b, a)) })
 	}
 	end := func(gpu, peer int) (x, y float64) {
 		b := p.gpus[gpu]
 		return b.x + b.w*float64(1+slices.Index(peers[gpu], peer))/float64(1+len(peers[gpu])), b.y + b.h
 	}
-	// Short links come first.
+	// Draw short links first.
 	slices.SortStableFunc(lanes, func(a, b NVLink) int { return (a.B - a.A) - (b.B - b.A) })
 	for _, l := range lanes {
 		y += laneHeight
@@ -194,7 +193,7 @@ func (p *picture) links(m *Machine, y float64) float64 {
 	return p.switched(switched, y)
 }
 
-// switched draws the links of GPUs to switches.
+// switched draws the links from GPUs to switches.
 func (p *picture) switched(links map[int]int, y float64) float64 {
 	if len(links) == 0 {
 		return y
@@ -212,7 +211,7 @@ func (p *picture) switched(links map[int]int, y float64) float64 {
 	return y + lineHeight + padding
 }
 
-// times returns the number of links, such as " x4", or "" if it is unknown.
+// times returns the number of links, for example " x4", or "" if it is unknown.
 func (l *NVLink) times() string {
 	if l.Links == 0 {
 		return ""
@@ -220,8 +219,8 @@ func (l *NVLink) times() string {
 	return fmt.Sprintf(" x%d", l.Links)
 }
 
-// WriteSVG writes the machine as a picture: NUMA nodes, PCIe switches, GPUs and NICs are nested
-// boxes, NVLinks are lines. It returns the error of the writer.
+// WriteSVG draws the machine as SVG: NUMA nodes, PCIe switches, GPUs and NICs are nested boxes,
+// NVLinks are lines. It returns the error of w.
 func (m *Machine) WriteSVG(w io.Writer) error {
 	p := picture{gpus: make(map[int]*box)}
 	whole := &box{gpu: -1, rows: [][]*box{nil}}

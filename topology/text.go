@@ -7,11 +7,10 @@ import (
 	"strings"
 )
 
-// columns is the width of the text.
+// columns is the maximum width of a line.
 const columns = 80
 
-// WriteText writes the machine as a tree and lists of 80 columns. It returns the error of the
-// writer.
+// WriteText writes the machine as a tree and lists, 80 columns wide. It returns the error of w.
 func (m *Machine) WriteText(w io.Writer) error {
 	var p printer
 	for _, t := range m.trees() {
@@ -41,7 +40,7 @@ type printer struct{ b strings.Builder }
 
 func (p *printer) line(s string) { p.b.WriteString(strings.TrimRight(s, " ") + "\n") }
 
-// wrap prints s, wrapped at columns. first starts the first line, next the other lines.
+// wrap prints s in lines of at most columns. first begins the first line, next the following lines.
 func (p *printer) wrap(first, next, s string) {
 	at := first
 	for word := range strings.FieldsSeq(s) {
@@ -80,7 +79,7 @@ func (p *printer) tree(m *Machine, b *branch, indent string) {
 	}
 }
 
-// where returns the NIC's address, and whether it is down.
+// where returns the NIC's address, and its state if it is down.
 func (n *NIC) where() string {
 	s := n.PCI
 	if s == "" {
@@ -92,7 +91,7 @@ func (n *NIC) where() string {
 	return s
 }
 
-// links prints for each GPU its NVLink peers, grouped by the number of links.
+// links prints the NVLink peers of each GPU, grouped by the number of links.
 func (p *printer) links(m *Machine) {
 	if len(m.NVLinks) > 0 {
 		p.line("\nNVLink")
@@ -116,7 +115,7 @@ func (p *printer) links(m *Machine) {
 	}
 }
 
-// title returns the number of links, such as "18 links by switch".
+// title returns a text with the number of links, for example "18 links by switch".
 func (l *NVLink) title() string {
 	s := "links"
 	if l.Links == 1 {

@@ -7,18 +7,18 @@ import (
 	"strings"
 )
 
-// branch is a part of a machine: a NUMA node, a host bridge, a PCIe bridge where paths divide, or a
-// device.
+// branch is a part of a machine: a NUMA node, a host bridge, a PCIe bridge at which paths divide,
+// or a device.
 type branch struct {
-	name  string // of sysfs, or the NIC's
-	depth int    // host bridges have 1
-	gpu   int    // place in Machine.GPUs, or -1
+	name  string // name in sysfs, or of the NIC
+	depth int    // 1 for host bridges
+	gpu   int    // index in Machine.GPUs, or -1
 	nic   *NIC
 	below []*branch
 }
 
-// trees returns a tree for each NUMA node, and one for devices of unknown nodes. If there is only
-// one node, it has all devices.
+// trees returns a tree for each NUMA node, and one for devices whose node is unknown. If there is
+// only one node, its tree has all devices.
 func (m *Machine) trees() []*branch {
 	var roots []*branch
 	for _, n := range m.Nodes {
@@ -45,7 +45,7 @@ func (m *Machine) trees() []*branch {
 	return roots
 }
 
-// add puts a leaf at the end of a way.
+// add inserts a leaf below the branches in way.
 func (b *branch) add(way []string, leaf *branch) {
 	if len(way) == 0 {
 		b.below = append(b.below, leaf)
@@ -61,7 +61,8 @@ func (b *branch) add(way []string, leaf *branch) {
 
 func (b *branch) isLeaf() bool { return b.gpu >= 0 || b.nic != nil }
 
-// tidy removes bridges where no paths divide, except host bridges, and sorts the rest by address.
+// tidy removes bridges with only one branch below, except host bridges, and sorts the branches by
+// address.
 func (b *branch) tidy() {
 	for i := range b.below {
 		for c := b.below[i]; c.depth > 1 && len(c.below) == 1; c = c.below[0] {
@@ -72,7 +73,8 @@ func (b *branch) tidy() {
 	slices.SortStableFunc(b.below, func(x, y *branch) int { return cmp.Compare(x.address(), y.address()) })
 }
 
-// address is that of the branch's first end, for a host bridge its own.
+// address returns the sort key: the address of the first device below, or for a host bridge its
+// own.
 func (b *branch) address() string {
 	switch {
 	case b.nic != nil:
@@ -83,7 +85,7 @@ func (b *branch) address() string {
 	return b.name
 }
 
-// title names the branch.
+// title returns the text for the branch.
 func (b *branch) title() string {
 	switch b.depth {
 	case 0:

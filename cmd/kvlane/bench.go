@@ -28,7 +28,7 @@ reads and writes of files (file), reads and writes of another process's memory (
 	return cmd
 }
 
-// benchFlags are the flags of a copy benchmark, some of them as text.
+// benchFlags are the flags of a copy benchmark. Some are kept as text until they are parsed.
 type benchFlags struct {
 	device              string
 	index, peer         int
@@ -116,7 +116,7 @@ func (f *benchFlags) benchCopy(cmd *cobra.Command) (err error) {
 	})
 }
 
-// printMeasured prints the report of a run that succeeded or was interrupted.
+// printMeasured prints the report after success, interruption, or corrupt data.
 func printMeasured[R any](ctx context.Context, r *R, err error, print func() error) error {
 	switch {
 	case err == nil:
@@ -145,7 +145,7 @@ func commandLine() string {
 	return strings.Join(append([]string{filepath.Base(os.Args[0])}, os.Args[1:]...), " ")
 }
 
-// measure runs the benchmark behind a progress bar.
+// measure runs the benchmark with a progress bar.
 func (f *benchFlags) measure(cmd *cobra.Command, dev device.Device) (_ *bench.Report, err error) {
 	o, ctx := f.run, cmd.Context()
 	if err := o.Validate(dev.Info()); err != nil {
@@ -168,7 +168,7 @@ func (f *benchFlags) measure(cmd *cobra.Command, dev device.Device) (_ *bench.Re
 		return nil, err
 	}
 	nics, err := f.openNICs(dev, func() (stream.Stream, error) {
-		// a planner of its own, because the contender auto must not learn from these copies
+		// a separate planner, because the contender auto must not learn from these copies
 		p, err := f.newPlanner(profile, source)
 		if err != nil {
 			return nil, err
@@ -209,7 +209,7 @@ func drawProgress(cmd *cobra.Command) (progress func(done, total int, what strin
 			bar = progressbar.NewOptions(total, progressbar.OptionSetWriter(cmd.ErrOrStderr()), progressbar.OptionClearOnFinish(),
 				progressbar.OptionSetWidth(30), progressbar.OptionSetVisibility(present.Terminal(cmd.ErrOrStderr())))
 		}
-		bar.ChangeMax(total) // fewer if a contender is missing
+		bar.ChangeMax(total) // fewer steps if a contender is missing
 		bar.Describe(what)
 		_ = bar.Set(done) // the bar is optional
 	}
@@ -223,7 +223,7 @@ func drawProgress(cmd *cobra.Command) (progress func(done, total int, what strin
 // openPeer opens the second device, or returns nil if --peer-index names none.
 func (f *benchFlags) openPeer() (device.Device, error) {
 	if f.peer < 0 {
-		return nil, nil //nolint:nilnil // no second device is asked for
+		return nil, nil //nolint:nilnil // no second device is selected
 	}
 	peer, err := openDevice(f.device, f.peer, sim.Options{})
 	if err != nil {

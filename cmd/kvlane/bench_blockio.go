@@ -9,7 +9,7 @@ import (
 	"github.com/kvlane/kvlane/bench/blocks"
 )
 
-// benchBlockio are the flags of a benchmark of a block server.
+// benchBlockio are the flags of a benchmark of block servers.
 type benchBlockio struct {
 	run   blocks.Options
 	sizes []string

@@ -16,7 +16,7 @@ func (n *benchNICs) openChannel(c bench.Contender) (bench.Channel, error) {
 	}
 	ch, err := nicchannel.Open(nicchannel.Options{Registry: rails[0].Registry, Connect: rails[0].Connect})
 	if err != nil {
-		return nil, err // not a nil *Channel in an interface
+		return nil, err // return a nil interface, not a nil *Channel
 	}
 	return ch, nil
 }

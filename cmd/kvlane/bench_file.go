@@ -82,7 +82,7 @@ results so far.`,
 	return cmd
 }
 
-// parse parses flags that are still text, and returns every error.
+// parse parses the flags that are kept as text. The error lists all errors.
 func (f *fileBench) parse() error {
 	var errs []error
 	if !slices.Contains([]string{noDevice, string(kvlane.CUDA), string(kvlane.Sim)}, f.device) {
@@ -142,7 +142,7 @@ func (f *fileBench) execute(cmd *cobra.Command) (err error) {
 	})
 }
 
-// measure runs the benchmark behind a progress bar.
+// measure runs the benchmark with a progress bar.
 func (f *fileBench) measure(cmd *cobra.Command) (*file.Report, error) {
 	progress, finish := drawProgress(cmd)
 	defer finish()

@@ -19,19 +19,19 @@ import (
 	streamfile "github.com/kvlane/kvlane/stream/file"
 )
 
-// fileStreams opens the measured streams of files.
+// fileStreams opens the file streams to measure.
 type fileStreams struct {
 	dir     string
 	dev     device.Device  // nil: only host memory
 	storage device.Storage // access of the device to files; nil: none
 	missing []bench.Missing
-	mode    *file.CuFileMode // of files that were closed
+	mode    *file.CuFileMode // mode of files that were closed
 
 	direct            streamfile.Direct
 	transfers, queues int
 }
 
-// contenders returns the paths of files, and the stream's own choice.
+// contenders returns each path to files, and the stream's automatic choice.
 func (f *fileStreams) contenders(ctx context.Context) []file.Contender {
 	var all []file.Contender
 	paths := []stream.Path{stream.PathPosix, stream.PathURing, stream.PathCuFile, stream.PathNone}
@@ -82,7 +82,7 @@ func (f *fileStreams) openStorage(ctx context.Context, dirs ...string) bool {
 	return err == nil
 }
 
-// openStream opens a stream with a path, or with its own choice of path, for which it first
+// openStream opens a stream with a fixed path, or with automatic choice; for the latter it first
 // measures the directory.
 func (f *fileStreams) openStream(ctx context.Context, p stream.Path) (_ stream.Stream, err error) {
 	o := streamfile.Options{
@@ -112,7 +112,7 @@ func (f *fileStreams) openStream(ctx context.Context, p stream.Path) (_ stream.S
 	return &withCopies{s, o.Copy}, nil
 }
 
-// withCopies is a stream of files with the stream for its copies.
+// withCopies is a file stream and the copy stream that it uses.
 type withCopies struct {
 	stream.Stream
 	copies stream.Stream
@@ -120,7 +120,7 @@ type withCopies struct {
 
 func (s *withCopies) Close(ctx context.Context) error {
 	if err := s.Stream.Close(ctx); err != nil {
-		return err // it may still use the other stream
+		return err // it may still use the copy stream
 	}
 	return s.copies.Close(ctx)
 }
@@ -151,7 +151,7 @@ func (f *fileStreams) open(name string, bytes int64) (*mem.Region, func(context.
 	}, nil
 }
 
-// close closes the access of the device to files, after all uses.
+// close closes the device's access to files. All streams must be closed.
 func (f *fileStreams) close() error {
 	if f.storage == nil {
 		return nil

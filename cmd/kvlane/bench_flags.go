@@ -49,8 +49,7 @@ func (f *benchFlags) register(cmd *cobra.Command) {
 	f.comparing.register(fl)
 }
 
-// dropRepeated removes repeated values from the lists of a benchmark, so that none is measured
-// twice.
+// dropRepeated removes duplicates from the lists of a benchmark, so that nothing is measured twice.
 func dropRepeated(cmd *cobra.Command) error {
 	if !within(cmd, []string{"bench"}) {
 		return nil
@@ -78,7 +77,7 @@ func contenderNames() []string {
 	return names
 }
 
-// parse parses flags that are still text into f.run.
+// parse parses the flags that are kept as text into f.run.
 func (f *benchFlags) parse(cmd *cobra.Command) error {
 	o := &f.run
 	if cmd.Flags().Changed("reps") && o.Reps < 1 {
@@ -136,7 +135,7 @@ func parseLayout(name string) (bench.Layout, error) {
 	return l, nil
 }
 
-// parsePercent parses a share: 10%, or 0.1. Empty is zero.
+// parsePercent parses a percentage (10%) or a fraction (0.1). An empty text is zero.
 func parsePercent(s string) (float64, error) {
 	if s == "" {
 		return 0, nil

@@ -14,16 +14,16 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// benchNICs are the NICs of a copy benchmark, or the error for which there are none. It implements
+// benchNICs are the NICs of a copy benchmark, or the reason for which there are none. It implements
 // bench.Memory.
 type benchNICs struct {
 	nics *gdr.NICs // nil: none
 	soft bool
-	why  error // error for which none can be used
+	why  error // reason for which no NIC can be used
 }
 
 // openNICs opens the NICs if a contender may need them. Missing NICs are an error only if flags
-// name them. Streams of openCopy move the bytes of NICs in software.
+// name them. Software NICs move bytes with streams of openCopy.
 func (f *benchFlags) openNICs(dev device.Device, openCopy func() (stream.Stream, error)) (*benchNICs, error) {
 	n := &benchNICs{soft: f.rdma.soft()}
 	all := len(f.run.Contenders) == 0
@@ -49,13 +49,13 @@ func (f *benchFlags) openNICs(dev device.Device, openCopy func() (stream.Stream,
 	return n, nil
 }
 
-// use adds the NICs to o.
+// use sets the NICs in o.
 func (n *benchNICs) use(o *bench.Options) {
 	o.SoftNIC, o.Memory = n.soft, n
 	o.OpenChannel = n.openChannel
 }
 
-// describe returns the names of the NICs with the reasons for their choice.
+// describe returns the names of the NICs and the reasons for their selection.
 func (n *benchNICs) describe() []string {
 	if n.nics == nil {
 		return nil
@@ -71,7 +71,7 @@ func (n *benchNICs) describe() []string {
 	return list
 }
 
-// Register implements bench.Memory. If the machine's NICs cannot access the memory, they are not
+// Register implements bench.Memory. If hardware NICs cannot access the memory, they are not
 // measured.
 func (n *benchNICs) Register(regions ...*mem.Region) error {
 	if n.nics == nil {
@@ -92,7 +92,7 @@ func (n *benchNICs) Unregister(ctx context.Context, regions ...*mem.Region) erro
 	return n.nics.Unregister(ctx, regions...)
 }
 
-// ready returns nil if these NICs can measure c.
+// ready returns nil if the NICs can be used to measure c.
 func (n *benchNICs) ready(c bench.Contender) error {
 	switch {
 	case n.why != nil:

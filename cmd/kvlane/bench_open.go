@@ -13,8 +13,8 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// profile returns the profile by which paths are chosen, like an engine: that of this GPU, measured
-// first if there is none. source describes the profile.
+// profile returns the profile for choosing paths, as an engine does: the stored profile of this
+// GPU, or a new measurement. source describes the origin of the profile.
 func (f *benchFlags) profile(ctx context.Context, dev device.Device) (p plan.Profile, source string, err error) {
 	p, source = plan.Default(), "built-in figures"
 	if dev.Info().Driver != string(kvlane.Sim) {
@@ -33,7 +33,7 @@ func (f *benchFlags) profile(ctx context.Context, dev device.Device) (p plan.Pro
 	return p, source, nil
 }
 
-// newPlanner returns a planner without the paths of --without.
+// newPlanner returns a planner that does not use the paths of --without.
 func (f *benchFlags) newPlanner(p plan.Profile, source string) (*plan.Planner, error) {
 	budget, err := plan.NewBudget(plan.BudgetOptions{})
 	if err != nil {
@@ -46,8 +46,8 @@ func (f *benchFlags) newPlanner(p plan.Profile, source string) (*plan.Planner, e
 	return planner, nil
 }
 
-// opener returns a function that opens the measured streams. Streams that choose their paths share
-// one planner, so it learns from all of them.
+// opener returns a function that opens the streams to measure. Streams that choose their paths
+// share one planner, so that it learns from all of them.
 func (f *benchFlags) opener(dev device.Device, planner *plan.Planner, nics *benchNICs) bench.Opener {
 	return func(c bench.Contender) (stream.Stream, error) {
 		if c.NIC() {

@@ -19,11 +19,11 @@ func readReport(ctx context.Context, flag, name string) (*bench.Report, error) {
 	return readEarlier(ctx, flag, name, bench.Read)
 }
 
-// readEarlier reads the report of an earlier run, compressed by gzip or not. It returns nil if the
-// flag is not given. It is called before the run, so that a wrong name does not cost a run.
+// readEarlier reads the report of an earlier run, which may be compressed with gzip. It returns nil
+// if the flag is not given. Call it before the run, so that an invalid name is reported early.
 func readEarlier[T any](ctx context.Context, flag, name string, read func(io.Reader) (*T, error)) (*T, error) {
 	if name == "" {
-		return nil, nil //nolint:nilnil // no report is asked for
+		return nil, nil //nolint:nilnil // no report is requested
 	}
 	in, err := ctxio.Open(ctx, name)
 	if err != nil {
@@ -44,7 +44,7 @@ func readEarlier[T any](ctx context.Context, flag, name string, read func(io.Rea
 	return nil, fmt.Errorf("%s %s: %w", flag, name, err)
 }
 
-// print prints the report as text or JSON, writes the file, and compares.
+// print prints the report as text or JSON, writes the output file, and prints the comparison.
 func (f *benchFlags) print(cmd *cobra.Command, r, earlier *bench.Report) error {
 	var err error
 	if f.json {
@@ -66,8 +66,8 @@ func (f *benchFlags) print(cmd *cobra.Command, r, earlier *bench.Report) error {
 	return f.comparing.print(cmd, f.json, func(noise float64) *bench.Comparison { return r.Compare(earlier, noise) })
 }
 
-// checkOutput reports before a run whether the report can be written to a file. An empty name is no
-// file.
+// checkOutput checks before a run whether the report can be written to the file. An empty name
+// means no file.
 func checkOutput(name string) error {
 	if name == "" {
 		return nil
@@ -78,8 +78,7 @@ func checkOutput(name string) error {
 	return nil
 }
 
-// writeFile replaces a file with r in JSON. The file has its old content until the new one is
-// complete.
+// writeFile replaces a file atomically with r as JSON.
 func writeFile(name string, r any) error {
 	err := kept.Replace(name, func(w io.Writer) error {
 		enc := json.NewEncoder(w)
@@ -101,7 +100,7 @@ func (f *comparing) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.failAbove, "fail-above", "", "exit with 1 if --compare finds a point slower by more than this share, such as 10%; points that exist only in the earlier run are counted, not compared")
 }
 
-// check returns an error for values that are no share.
+// check returns an error for values that are not percentages.
 func (f *comparing) check() error {
 	for flag, text := range map[string]string{"--noise": f.noise, "--fail-above": f.failAbove} {
 		if _, err := parsePercent(text); err != nil {
@@ -111,7 +110,7 @@ func (f *comparing) check() error {
 	return nil
 }
 
-// print prints the changes after the tables. With aside it prints them on standard error.
+// print prints the comparison after the tables. If aside is true, it prints to standard error.
 func (f *comparing) print(cmd *cobra.Command, aside bool, compare func(noise float64) *bench.Comparison) error {
 	noise, err := parsePercent(f.noise)
 	if err != nil {
@@ -127,7 +126,7 @@ func (f *comparing) print(cmd *cobra.Command, aside bool, compare func(noise flo
 	if err := c.WriteText(out); err != nil {
 		return err
 	}
-	if n := c.Unjudged(); n != "" && !aside { // else WriteText has printed it there
+	if n := c.Unjudged(); n != "" && !aside { // otherwise WriteText has printed it
 		fmt.Fprintf(cmd.ErrOrStderr(), "%s: %s\n", f.with, n)
 	}
 	if f.failAbove == "" {

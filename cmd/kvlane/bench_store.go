@@ -167,7 +167,7 @@ func (f *storeBench) parse(flags *pflag.FlagSet) error {
 		o.OpenProduct = func(ctx context.Context, dev device.Device) (request.Product, error) {
 			p, err := matmul.Open(ctx, dev, f.cublaslt, f.productRows)
 			if err != nil {
-				// not a nil *Product in an interface
+				// return a nil interface, not a nil *Product
 				return nil, fmt.Errorf("--beside-matmul: %w", err)
 			}
 			return p, nil

@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// The sides of a benchmark of transfers.
+// Roles in a benchmark of transfers.
 const (
 	modeInitiator = "initiator"
 	modeTarget    = "target"
@@ -90,7 +90,7 @@ prints the results so far. --check compares all bytes outside the measured time.
 	return cmd
 }
 
-// fieldNames maps the flag names of transfer_engine_bench.
+// fieldNames maps flag names of Mooncake's transfer_engine_bench to flags of this command.
 func fieldNames(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 	name = strings.ReplaceAll(name, "_", "-")
 	if own := map[string]string{"segment-id": "segment", "metadata-server": "metadata", "local-server-name": "name"}[name]; own != "" {
@@ -99,7 +99,7 @@ func fieldNames(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 	return pflag.NormalizedName(name)
 }
 
-// secondsValue is a duration flag. A number alone is seconds.
+// secondsValue is a duration flag. A number without a unit is in seconds.
 type secondsValue struct{ *time.Duration }
 
 // Set parses a duration.
@@ -122,7 +122,7 @@ func (v secondsValue) String() string {
 // Type returns the type name for help texts.
 func (v secondsValue) Type() string { return "duration" }
 
-// parse parses flags that are still text.
+// parse parses the flags that are kept as text.
 func (f *benchTransfer) parse() error {
 	o := &f.run
 	o.Op = transfer.Op(f.op)
@@ -151,7 +151,7 @@ func (f *benchTransfer) parse() error {
 	return nil
 }
 
-// measure measures as the initiator, and then closes everything.
+// measure runs the benchmark as the initiator.
 func (f *benchTransfer) measure(cmd *cobra.Command) (err error) {
 	f.run.Began = time.Now()
 	if err := f.parse(); err != nil {
@@ -183,7 +183,7 @@ func (f *benchTransfer) measure(cmd *cobra.Command) (err error) {
 	})
 }
 
-// carry measures a driver.
+// carry measures a driver and prints the report.
 func (f *benchTransfer) carry(cmd *cobra.Command, d transfer.Driver) error {
 	f.run.Driver = d
 	progress, finish := drawProgress(cmd)

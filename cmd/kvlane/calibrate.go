@@ -23,7 +23,7 @@ type calibrateFlags struct {
 	index  int
 	opts   profile.Options
 	rdma   rdmaFlags
-	// fileDirs are the directories to measure, in place of the device's copy paths.
+	// fileDirs are the directories to measure instead of the device's copy paths.
 	fileDirs []string
 	full     bool
 	json     bool
@@ -120,7 +120,7 @@ func runCalibrate(cmd *cobra.Command, f *calibrateFlags) (err error) {
 	return r.WriteText(cmd.OutOrStdout(), f.full)
 }
 
-// calibrate measures the copy paths behind a progress bar.
+// calibrate measures the copy paths with a progress bar.
 func (f *calibrateFlags) calibrate(cmd *cobra.Command, dev device.Device) (*profile.Calibrated, error) {
 	var bar *progressbar.ProgressBar
 	f.opts.Progress = func(done, total int, what string) {
@@ -180,7 +180,8 @@ type missingPath struct {
 	Reason string `json:"reason"`
 }
 
-// plannedChoice is the planner's choice for Count scattered copies of Size bytes on an idle stream.
+// plannedChoice is the path that the planner chooses for Count scattered copies of Size bytes on an
+// idle stream.
 type plannedChoice struct {
 	Dir    string  `json:"direction"`
 	Policy string  `json:"policy"`
@@ -194,7 +195,8 @@ type plannedChoice struct {
 	Reason string  `json:"reason"`
 }
 
-// choiceCounts are the counts for which choices are shown. The sizes are those of the profile.
+// choiceCounts are the numbers of copies for which choices are shown. The sizes are those of the
+// profile.
 var choiceCounts = []int{1, 4, 16, 64, 1024, 16384}
 
 func newCalibrateReport(c *profile.Calibrated) (*calibrateReport, error) {
@@ -209,7 +211,7 @@ func newCalibrateReport(c *profile.Calibrated) (*calibrateReport, error) {
 	for i := range c.Profile.Models {
 		can = can.With(c.Profile.Models[i].Path)
 	}
-	can = can.Without(stream.PathNICSoft) // never chosen
+	can = can.Without(stream.PathNICSoft) // the planner never chooses it
 	for goal := plan.Throughput; goal <= plan.Background; goal++ {
 		pl, err := plan.New(c.Profile, plan.Options{Policy: plan.Policy{Goal: goal}})
 		if err != nil {

@@ -28,8 +28,8 @@ type filesReport struct {
 	Direct *streamfile.Comparison `json:"direct,omitempty"`
 }
 
-// comparedBytes is the size of the shown comparison of cuFile with pinned memory. An engine compares
-// at the size of its blocks.
+// comparedBytes is the size for which the comparison of cuFile with pinned memory is shown. An
+// engine uses the size of its blocks.
 const comparedBytes = 1 << 20
 
 // runCalibrateFiles measures the file systems of directories. If one fails, it continues with the

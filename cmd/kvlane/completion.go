@@ -20,8 +20,8 @@ import (
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
-// offers are the completions of flag values, by the flag's name, or by command and name if commands
-// differ.
+// offers are the completions of flag values. The key is the flag's name, or command and name if
+// commands differ.
 var offers = map[string]cobra.CompletionFunc{
 	"config": completeFiles,
 
@@ -61,7 +61,7 @@ var offers = map[string]cobra.CompletionFunc{
 	"dir":                     completeDirs,
 }
 
-// operandOffers are the completions of operands, by command. Operands of other commands have none.
+// operandOffers are the completions of operands by command. Other commands have none.
 var operandOffers = map[string]cobra.CompletionFunc{
 	"replay":       completeFiles,
 	"store ls":     completeDirs,

@@ -16,8 +16,8 @@ const (
 	configFlagUsage = "configuration file (default " + configEnv + ", or else config.yaml in $XDG_CONFIG_HOME/kvlane or /etc/kvlane)"
 )
 
-// configFile returns the name of the configuration file, or "" if there is none. A file that
-// --config or the environment names must exist.
+// configFile returns the name of the configuration file, or "" if there is none. A file named by
+// --config or the environment must exist.
 func configFile(cmd *cobra.Command) (string, error) {
 	if f := cmd.Root().PersistentFlags().Lookup(configFlag); f.Changed {
 		if f.Value.String() == "" {
@@ -31,7 +31,7 @@ func configFile(cmd *cobra.Command) (string, error) {
 	return firstFile(usualConfigs())
 }
 
-// usualConfigs returns the usual places of the configuration file, in order.
+// usualConfigs returns the default paths of the configuration file, in order.
 func usualConfigs() []string {
 	var places []string
 	if dir, err := os.UserConfigDir(); err == nil { // else $HOME is not set or a path is relative
@@ -40,8 +40,8 @@ func usualConfigs() []string {
 	return append(places, systemConfig)
 }
 
-// firstFile returns the first of places that exists. It skips places without permission, such as
-// the home of a service's user, but never the system's file.
+// firstFile returns the first of places that exists. It skips paths without permission, such as the
+// home directory of a service's user, except systemConfig.
 func firstFile(places []string) (string, error) {
 	for _, p := range places {
 		_, err := os.Stat(p)

@@ -29,8 +29,8 @@ type shownSetting struct {
 	Name   string   `json:"name"`
 	Env    string   `json:"env"`
 	Values []string `json:"values"`
-	// Source is "flag", the environment variable, "FILE:LINE" or "default". A source without effect
-	// follows after a semicolon.
+	// Source is "flag", the environment variable, "FILE:LINE" or "default". A source that is
+	// ignored follows after a semicolon.
 	Source string `json:"source"`
 }
 

@@ -11,8 +11,8 @@ import (
 	"github.com/kvlane/kvlane"
 )
 
-// demoCacheBytes is smaller than the blocks of the demo's trace, so that the file tier must serve
-// loads too.
+// demoCacheBytes is smaller than the blocks of the demo's trace, so that loads also use the file
+// tier.
 const demoCacheBytes = 16 << 20
 
 func newDemoCommand() *cobra.Command {

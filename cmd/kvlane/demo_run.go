@@ -24,13 +24,15 @@ import (
 //go:embed conversation-400.jsonl.gz
 var demoTrace []byte
 
-// errClaim is the error of a demo with a false claim.
+// errClaim means that a claim of the demo is false.
 var errClaim = errors.New("a claim of the demo does not hold")
 
-// demo replays a trace, restarts the store and damages a file. It prints claims with their outcome.
+// demo replays a trace, restarts the store and damages a file. It prints claims and whether they
+// hold.
 type demo struct {
 	geometry block.Geometry
-	// open opens an engine with a cache smaller than the trace's blocks and a file tier in dir.
+	// open opens an engine with a file tier in dir and a cache that is smaller than the trace's
+	// blocks.
 	open func(ctx context.Context, dir string) (*kvlane.Engine, error)
 	// verify reads every block in dir and returns the number of sound and of damaged blocks.
 	verify func(ctx context.Context, dir string) (sound, damaged int64, err error)
@@ -39,10 +41,10 @@ type demo struct {
 	limit  int // number of requests of the trace; zero: all
 
 	blocks, trace string
-	first         *replay.Report // of the first replay
+	first         *replay.Report // report of the first replay
 	introduced    bool           // the device was printed
-	failed        int            // claims that did not hold
-	err           error          // of writing to out
+	failed        int            // number of claims that do not hold
+	err           error          // first error of writing to out
 }
 
 // run runs the demo. The error wraps errClaim if a claim does not hold.
@@ -158,14 +160,14 @@ func (d *demo) replay(ctx context.Context) (_ *replay.Report, err error) {
 	r, err := replay.Run(ctx, replay.Config{
 		Device: e.Device(), Store: e.Store(), Memory: e, Geometry: d.geometry, Identity: e.Identity(), Trace: d.trace, Limit: d.limit,
 	})
-	// A claim reports wrong bytes; other errors end the demo.
+	// Wrong bytes are reported by a claim. Other errors end the demo.
 	if errors.Is(err, replay.ErrWrongBytes) {
 		err = nil
 	}
 	return r, err
 }
 
-// flip flips a bit in the content of the first block's file.
+// flip inverts a bit in the first block's file.
 func (d *demo) flip() (name string, off int64, err error) {
 	files, err := filepath.Glob(filepath.Join(d.blocks, "[0-9a-f][0-9a-f]", "*"))
 	if err != nil || len(files) == 0 {
@@ -194,7 +196,7 @@ func (d *demo) flip() (name string, off int64, err error) {
 	return rel, off, err
 }
 
-// claim prints a promise of the demo and whether it held.
+// claim prints a claim of the demo and whether it holds.
 func (d *demo) claim(holds bool, format string, args ...any) {
 	mark := present.Good
 	if !holds {
@@ -219,7 +221,7 @@ func (d *demo) report(format string, args ...any) {
 	d.print(func(p *present.Page) { p.Check(present.Plain, format, args...) })
 }
 
-// print prints a part of the page immediately, as the next part may take long.
+// print prints a part of the page immediately, because the next part may take long.
 func (d *demo) print(write func(*present.Page)) {
 	p := present.NewPage(present.ScreenOf(d.out))
 	write(p)

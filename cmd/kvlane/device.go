@@ -18,8 +18,8 @@ import (
 )
 
 // autoDevice is the value of --device that selects the GPU, or the simulated device if there is no
-// GPU. Commands that measure do not accept it, because their figures would be taken for those of a
-// GPU.
+// GPU. Commands that measure do not accept it, so that results of a simulated device are not
+// mistaken for results of a GPU.
 const autoDevice = "auto"
 
 func registerAutoDevice(flags *pflag.FlagSet, device *string) {
@@ -44,8 +44,8 @@ func chooseDriver(device string) (driver kvlane.Driver, noGPU error) {
 	return kvlane.CUDA, nil
 }
 
-// missingGPU returns the reason for which there is no GPU to use, or nil. It does not open a GPU:
-// one that fails to open is not missing.
+// missingGPU returns the reason for which no GPU is available, or nil. It does not open a GPU, so
+// it returns nil for a GPU that cannot be opened.
 func missingGPU() error {
 	if _, err := cuda.Load(); errors.Is(err, errdefs.ErrNotSupported) {
 		return err
@@ -53,13 +53,13 @@ func missingGPU() error {
 	return nil
 }
 
-// simulatedNote returns the note on a simulated GPU for reports in JSON.
+// simulatedNote returns the note for JSON reports of a simulated GPU.
 func simulatedNote(noGPU error) string {
 	return fmt.Sprintf("SIMULATED DEVICE: no GPU is usable: %v", noGPU)
 }
 
-// printSimulated prints the note on a simulated GPU for reports in text. It prints nothing if noGPU
-// is nil.
+// printSimulated prints the note for text reports of a simulated GPU. It prints nothing if noGPU is
+// nil.
 func printSimulated(w io.Writer, noGPU error) error {
 	if noGPU == nil {
 		return nil
@@ -67,14 +67,14 @@ func printSimulated(w io.Writer, noGPU error) error {
 	return printNote(w, noDriver(noGPU)+" Using the simulated GPU; figures are not hardware.")
 }
 
-// printNote prints a note on a fallback before the report of a command.
+// printNote prints a note about a fallback before the report of a command.
 func printNote(w io.Writer, note string) error {
 	p := present.NewPage(present.ScreenOf(w))
 	p.Verdict(present.Warn, "%s", note)
 	return p.Write(w)
 }
 
-// noDriver returns a sentence with the reason for which there is no GPU to use.
+// noDriver returns a sentence with the reason for which no GPU is available.
 func noDriver(err error) string {
 	var missing *dl.MissingError
 	if !errors.As(err, &missing) {
@@ -93,13 +93,13 @@ func openDevice(driver string, index int, o sim.Options) (device.Device, error) 
 	return dev, asUsage(orNoGPU(c.Driver, err))
 }
 
-// noGPUError is the error of a command line that selects a GPU if there is no GPU to use.
+// noGPUError is the error of a command that needs a GPU on a machine without one.
 type noGPUError struct{ err error }
 
 func (e *noGPUError) Error() string { return noDriver(e.err) }
 func (e *noGPUError) Unwrap() error { return e.err }
 
-// orNoGPU replaces the error of opening a device by a noGPUError, whose text is a sentence, if the
+// orNoGPU converts the error of opening a device to a noGPUError, whose text is a sentence, if the
 // machine has no GPU.
 func orNoGPU(driver kvlane.Driver, err error) error {
 	if driver != kvlane.CUDA || !errors.Is(err, errdefs.ErrNotSupported) {

@@ -104,8 +104,8 @@ func abilityTable() string {
 	return b.String()
 }
 
-// missing returns an error that lists the required names whose answer is not yes, or nil. The error
-// has the exit code exitMissing or exitUndecided.
+// missing returns an error that lists the required names whose answer is not yes, or nil. Its exit
+// code is exitMissing or exitUndecided.
 func missing(required []doctor.Path) error {
 	var no, unknown []string
 	for i := range required {
@@ -143,7 +143,7 @@ func writeJSON(cmd *cobra.Command, v any) error {
 	return nil
 }
 
-// loadable returns an error if the loader cannot open a library.
+// loadable returns an error if a library cannot be loaded.
 func loadable(name string) error {
 	l, err := dl.Open(name)
 	if err != nil {
@@ -152,7 +152,7 @@ func loadable(name string) error {
 	return l.Close()
 }
 
-// askCUDA opens every device of the driver in turn and tests its paths.
+// askCUDA opens each device of the driver and tests its copy paths.
 func askCUDA(ctx context.Context) (doctor.CUDA, error) {
 	drv, err := cuda.Load()
 	if err != nil {
@@ -209,7 +209,7 @@ func askCuFile(ctx context.Context, dirs []string) doctor.CuFileProbe {
 }
 
 // askProfile reports whether a profile of the device's copy paths is stored. Without a profile,
-// built-in figures select the paths.
+// built-in values are used to choose paths.
 func askProfile(dev device.Device) doctor.Finding {
 	c, err := profile.Stored(dev, "")
 	switch {
@@ -221,8 +221,8 @@ func askProfile(dev device.Device) doctor.Finding {
 	return doctor.Finding{Answer: doctor.Unknown, Reason: err.Error(), Remedy: "kvlane calibrate --force"}
 }
 
-// askNIC tests copies by the device's NICs. It returns the names of the NICs with the reasons for
-// their choice.
+// askNIC tests copies by NICs of the device. The finding has the names of the NICs and the reasons
+// for their selection.
 func askNIC(ctx context.Context, dev device.Device) doctor.Finding {
 	nics, err := gdr.Open(dev, gdr.Config{}, nil)
 	if err != nil {
@@ -253,7 +253,7 @@ func openPath(dev device.Device, path stream.Path) (stream.Stream, error) {
 	return streamcopy.Open(dev, streamcopy.Options{Path: path})
 }
 
-// askPeers reports access and link of every ordered pair of devices.
+// askPeers reports the access and the link for each ordered pair of devices.
 func askPeers(devices []doctor.CUDADevice) []doctor.Peer {
 	if len(devices) < 2 {
 		return nil
@@ -270,8 +270,8 @@ func askPeers(devices []doctor.CUDADevice) []doctor.Peer {
 			if err == nil {
 				nvlink, err = lib.Peer(devices[i].Info.PCI, devices[j].Info.PCI)
 			} else {
-				// Without the library the answer is unknown. The new error hides ErrNotSupported,
-				// for which Answered returns no.
+				// Without the library the answer is Unknown. A new error is needed because Answered
+				// returns No for ErrNotSupported.
 				err = errors.New(err.Error())
 			}
 			p.Access = doctor.Answered(err, "")

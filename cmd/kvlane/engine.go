@@ -17,15 +17,15 @@ import (
 	"github.com/kvlane/kvlane/tier/cache"
 )
 
-// A command that ends waits up to closeTimeout for writes of the store and work of hardware, and up
-// to interruptGrace after an interruption.
+// A command that ends waits at most closeTimeout for writes of the store and work of the hardware,
+// and at most interruptGrace after an interruption.
 const (
 	closeTimeout   = 2 * time.Minute
 	interruptGrace = 10 * time.Second
 )
 
-// closing returns the context for the end of a command. It ends after most, or grace after ctx has
-// ended. If ctx has already ended, the grace period starts now.
+// closing returns a context for closing resources at the end of a command. It ends after most, or
+// at the time grace after the end of ctx. If ctx has already ended, grace begins now.
 func closing(ctx context.Context, most, grace time.Duration) (context.Context, context.CancelFunc) {
 	c, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), most, fmt.Errorf("not closed within %v: %w", most, context.DeadlineExceeded))
 	end := make(chan struct{})
@@ -68,7 +68,7 @@ func tierNames() (names []string) {
 type engineFlags struct {
 	flags    *pflag.FlagSet
 	readOnly bool
-	noGPU    error // cause of the simulated device, if the command line did not select it
+	noGPU    error // reason for using the simulated device, if the command line did not select it
 }
 
 func (e *engineFlags) register(flags *pflag.FlagSet) {
@@ -77,8 +77,7 @@ func (e *engineFlags) register(flags *pflag.FlagSet) {
 	flags.BoolVar(&e.readOnly, "file-read-only", false, "open the directories of the file tier read-only; dumps go to the cache only")
 }
 
-// config returns the engine's configuration for blocks of geometry g. The error lists everything
-// that is wrong with it.
+// config returns the engine's configuration for blocks of geometry g. The error lists all errors.
 func (e *engineFlags) config(g block.Geometry) (kvlane.Config, error) {
 	c := kvlane.Config{Model: g, Store: kvlane.StoreConfig{ReadOnly: e.readOnly}}
 	err := applySettings(&c, e.flags, engineNames...)
@@ -86,13 +85,14 @@ func (e *engineFlags) config(g block.Geometry) (kvlane.Config, error) {
 	if tiers, err := settings.ParsePipeline(c.Store.Pipeline); err == nil && tiers[0] != cache.Name && !e.flags.Changed("cache-bytes") {
 		c.Store.CacheBytes = 0 // the engine's default
 	}
-	if g.Validate() != nil { // the caller reports it; other errors do not depend on it
+	// the caller reports an invalid geometry; other errors do not depend on it
+	if g.Validate() != nil {
 		c.Model = smallGeometry
 	}
 	return c, errors.Join(err, c.Validate())
 }
 
-// openEngine opens the engine and reports each fallback as a sentence.
+// openEngine opens the engine and passes a sentence about each fallback to report.
 func openEngine(ctx context.Context, c kvlane.Config, report func(string)) (*kvlane.Engine, error) {
 	e, err := kvlane.Open(ctx, c)
 	if err != nil {
@@ -107,7 +107,7 @@ func openEngine(ctx context.Context, c kvlane.Config, report func(string)) (*kvl
 // logNote logs a note as a warning.
 func logNote(note string) { slog.Warn(note) }
 
-// closeEngine closes e. Even if ctx has ended, it waits until the store has written dumped blocks.
+// closeEngine closes e. It waits until the store has written dumped blocks, also if ctx has ended.
 func closeEngine(ctx context.Context, e *kvlane.Engine) error {
 	ctx, cancel := closing(ctx, closeTimeout, interruptGrace)
 	defer cancel()

@@ -17,8 +17,8 @@ type settingValue struct {
 	text    string
 }
 
-// Set accepts a text of the setting's kind. applySettings checks further, so that one error lists
-// everything that is wrong with a command line.
+// Set accepts any text of the setting's kind. applySettings checks the value further, so that one
+// error can list all errors of a command line.
 func (v *settingValue) Set(text string) error {
 	err := v.setting.CheckKind(text)
 	if err == nil {
@@ -27,7 +27,7 @@ func (v *settingValue) Set(text string) error {
 	return err
 }
 
-// String returns the text. Sizes have the largest unit without a fraction.
+// String returns the text. Sizes are formatted with the largest unit that needs no fraction.
 func (v *settingValue) String() string {
 	if v.setting == nil || v.setting.Kind != settings.Size {
 		return v.text
@@ -39,7 +39,7 @@ func (v *settingValue) String() string {
 	return sizeValue{&n}.String()
 }
 
-// Type returns the name that help texts have for the value.
+// Type returns the name of the value's type for help texts.
 func (v *settingValue) Type() string {
 	switch v.setting.Kind {
 	case settings.Bool:
@@ -53,13 +53,13 @@ func (v *settingValue) Type() string {
 	}
 }
 
-// settingList is settingValue for a setting with several values.
+// settingList is the value of a flag for a setting with several values.
 type settingList struct {
 	setting *settings.Setting
 	texts   []string
 }
 
-// Set adds a text, or several separated by commas to settings.List.
+// Set adds a text. For settings.List it adds several texts separated by commas.
 func (v *settingList) Set(text string) error {
 	texts := []string{text}
 	if v.setting.Kind == settings.List {
@@ -94,7 +94,7 @@ func (v *settingList) Replace(texts []string) error {
 func (v *settingList) GetSlice() []string { return v.texts }
 func (v *settingList) String() string     { return strings.Join(v.texts, ",") }
 
-// Type returns the name that help texts have for the value.
+// Type returns the name of the value's type for help texts.
 func (v *settingList) Type() string {
 	if v.setting.Kind == settings.List {
 		return "strings"
@@ -128,7 +128,7 @@ func usageOf(name string) string {
 	return strings.ReplaceAll(usage, "`", "")
 }
 
-// applySettings sets the fields of c to the flags of settings. The error lists the flags with
+// applySettings stores the values of flags in the fields of c. The error lists the flags with
 // invalid values.
 func applySettings(c *kvlane.Config, flags *pflag.FlagSet, names ...string) error {
 	var values []settings.Value
@@ -139,14 +139,14 @@ func applySettings(c *kvlane.Config, flags *pflag.FlagSet, names ...string) erro
 		}
 		v := settings.Value{Setting: settings.ByName(name), Texts: flagValues(f)}
 		if len(v.Texts) == 0 && !v.IsList() && f.DefValue != "" {
-			v.Texts = []string{""} // an empty text in place of a word
+			v.Texts = []string{""} // an empty text for an empty list
 		}
 		values = append(values, v)
 	}
 	return settings.Apply(c, values)
 }
 
-// flagValues returns the values of a flag; none if it is empty.
+// flagValues returns the values of a flag. It returns none if the flag is empty.
 func flagValues(f *pflag.Flag) []string {
 	if list, ok := f.Value.(pflag.SliceValue); ok {
 		return append([]string{}, list.GetSlice()...)

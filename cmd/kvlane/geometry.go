@@ -12,8 +12,8 @@ import (
 	"github.com/kvlane/kvlane/internal/present"
 )
 
-// smallGeometry is the geometry of replays without a model. It is small enough for a laptop and has
-// K, V and several layers.
+// smallGeometry is the default geometry of replays. It is small enough for a laptop but has K, V
+// and several layers.
 var smallGeometry = block.Geometry{
 	Model: "small", DType: "bfloat16", Layers: 2, KVHeads: 1, HeadSize: 64, BlockTokens: 16, TPSize: 1,
 }
@@ -38,8 +38,7 @@ func (g *geometryFlags) register(flags *pflag.FlagSet) {
 	flags.BoolVar(&g.given.MLA, "mla", g.given.MLA, "one plane of latents per layer, instead of K and V")
 }
 
-// geometry returns the geometry that the flags select. The error lists everything that is wrong
-// with it.
+// geometry returns the geometry that the flags select. The error lists all errors.
 func (g *geometryFlags) geometry() (block.Geometry, error) {
 	out := smallGeometry
 	if g.preset != "" {
@@ -65,8 +64,8 @@ func (g *geometryFlags) geometry() (block.Geometry, error) {
 	return out, out.Validate()
 }
 
-// addStoredGeometry extends the error of a directory with blocks of another geometry than want. It
-// adds that geometry and, if possible, the flags that select it.
+// addStoredGeometry adds information to the error for a directory whose blocks have another
+// geometry than want: the stored geometry and, if possible, the flags that select it.
 func addStoredGeometry(want block.Geometry, err error) error {
 	var other *block.IdentityError
 	if !errors.As(err, &other) {
@@ -81,9 +80,9 @@ func addStoredGeometry(want block.Geometry, err error) error {
 	return err
 }
 
-// flagsOfStored returns the flags that change want to a geometry with the identity id, or "" if no
-// flags do. Other heads can mean another split over ranks or another number of heads, so it tries
-// both.
+// flagsOfStored returns the flags that change want to a geometry with the identity id, or "" if
+// there are none. A different range of heads can mean another tensor-parallel size or another
+// number of heads, so it tries both.
 func flagsOfStored(want block.Geometry, id block.Identity) string {
 	g := want
 	g.DType, g.Layers, g.HeadSize, g.BlockTokens, g.MLA = id.DType, id.LayerEnd, id.HeadSize, id.BlockTokens, id.Layout == block.LayoutMLA
@@ -116,7 +115,7 @@ func flagsOfStored(want block.Geometry, id block.Identity) string {
 	return ""
 }
 
-// listPresets prints the presets with the size of a block on one rank.
+// listPresets prints the presets and the size of a block on one rank.
 func listPresets(w io.Writer) error {
 	p := present.NewPage(present.ScreenOf(w))
 	t := &present.Table{Head: []string{"preset", "layers", "KV heads", "head size", "dtype", "MLA", "tokens", "block"}, Right: " rrr  rr"}

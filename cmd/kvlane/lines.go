@@ -8,16 +8,16 @@ import (
 	"time"
 )
 
-// flushTime is the time that an ending command waits for its output to be read.
+// flushTime is the maximum time for which a command waits at its end until its output is read.
 const flushTime = 2 * time.Second
 
-// lineWriter writes lines on its own goroutine. A command that prints notifications of peers stays
-// responsive even if its output is not read: print waits until its context ends, and close at most
-// flushTime.
+// lineWriter writes lines in its own goroutine. A command that prints notifications of peers thus
+// stays responsive even if its output is not read: print waits until its context ends, and close
+// waits at most flushTime.
 type lineWriter struct {
 	lines chan string
 	done  chan struct{}
-	err   error // of the first write that failed; valid once done is closed
+	err   error // first write error; valid after done is closed
 }
 
 func newLineWriter(out io.Writer) *lineWriter {
@@ -25,7 +25,7 @@ func newLineWriter(out io.Writer) *lineWriter {
 	go func() {
 		defer close(w.done)
 		for line := range w.lines {
-			if w.err == nil { // lines that follow a failed one are dropped
+			if w.err == nil { // after an error, lines are dropped
 				_, w.err = io.WriteString(out, line)
 			}
 		}
@@ -33,7 +33,7 @@ func newLineWriter(out io.Writer) *lineWriter {
 	return w
 }
 
-// print hands a line to the goroutine. It waits for the line before to be written, until ctx ends.
+// print passes a line to the goroutine. It waits until the previous line was written or ctx ends.
 func (w *lineWriter) print(ctx context.Context, format string, args ...any) error {
 	select {
 	case w.lines <- fmt.Sprintf(format, args...):
@@ -43,11 +43,11 @@ func (w *lineWriter) print(ctx context.Context, format string, args ...any) erro
 	}
 }
 
-// errUnread is the error of output that nothing reads. The goroutine then stays in its write until
-// the process ends.
+// errUnread means that standard output is not read. The goroutine then stays blocked until the
+// process ends.
 var errUnread = errors.New("the last lines are lost, because standard output is not read")
 
-// close prints a last line and waits until all are written.
+// close prints a last line and waits until all lines are written.
 func (w *lineWriter) close(format string, args ...any) error {
 	ctx, cancel := context.WithTimeout(context.Background(), flushTime)
 	defer cancel()

@@ -1,4 +1,4 @@
-// Command kvlane moves and keeps the KV cache of language models. It replays traces against the
+// Command kvlane stores and transfers the KV cache of language models. It replays traces on the
 // store, measures this machine's copy paths and reports its hardware.
 //
 // exitMeanings describes the exit codes.
@@ -35,7 +35,7 @@ var exitMeanings = []string{
 	exitUndecided: "doctor --require: nothing is missing, but something could not be determined",
 }
 
-// exitTable lists the exit codes for the help, one per line.
+// exitTable returns the list of exit codes for help texts, one per line.
 func exitTable() string {
 	var b strings.Builder
 	for code, means := range exitMeanings {
@@ -44,7 +44,7 @@ func exitTable() string {
 	return b.String()
 }
 
-// codedError is an error with an exit code of its own.
+// codedError is an error with its own exit code.
 type codedError struct {
 	err  error
 	code int
@@ -57,9 +57,9 @@ func main() {
 	os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// run executes one command line and returns its exit code. The first interrupt or termination
-// signal cancels the command's context, so that the command can end in order. The second one kills
-// the process.
+// run executes a command line and returns its exit code. The first interrupt or termination signal
+// cancels the command's context, so that the command can stop cleanly. The second one kills the
+// process.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -78,7 +78,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitOK
 	}
 	var noGPU *noGPUError
-	if errors.As(err, &noGPU) { // the text around it adds nothing
+	if errors.As(err, &noGPU) { // the text of the errors that wrap it is not needed
 		err = noGPU
 	}
 	fmt.Fprintln(stderr, "kvlane: "+errorText(err))
@@ -101,7 +101,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 }
 
 // errorText returns the text of an error, with one line for each joined error. It escapes
-// unprintable characters, so that names of files add no lines.
+// unprintable characters, so that file names cannot add lines.
 func errorText(err error) string {
 	var inner []error
 	switch e := any(err).(type) {

@@ -16,14 +16,15 @@ import (
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
-// need is a condition under which flags of some commands have an effect. A given flag without
-// effect is a wrong command line.
+// need is a condition for flags of some commands to have an effect. Giving a flag without effect is
+// a usage error.
 type need struct {
 	commands []string // paths, without the program's name
-	flags    []string // empty: all of the command except but, and except those of every command
-	but      []string
-	met      settings.Condition
-	// lacks names flags to add so that the condition holds, clashes a flag to remove.
+	// empty: all flags of the command except those in but and those of every command
+	flags []string
+	but   []string
+	met   settings.Condition
+	// lacks names flags to add so that the condition holds. clashes names a flag to remove.
 	lacks, clashes string
 }
 
@@ -132,7 +133,7 @@ var needs = append(settingNeeds(), []need{
 	},
 }...)
 
-// settingNeeds returns the rules of settings as needs.
+// settingNeeds converts the rules of settings to needs.
 func settingNeeds() []need {
 	needs := make([]need, len(settings.Rules))
 	for i, r := range settings.Rules {
@@ -141,10 +142,10 @@ func settingNeeds() []need {
 	return needs
 }
 
-// noDevice is the value of --device that measures host memory alone.
+// noDevice is the value of --device for measuring host memory only.
 const noDevice = "none"
 
-// measuring holds if --paths names a contender of a kind, or is not given.
+// measuring holds if --paths is not given or lists a contender for which kind returns true.
 func measuring(kind func(bench.Contender) bool) settings.Condition {
 	return func(value func(string) string) bool {
 		names := value("paths")
@@ -155,7 +156,7 @@ func measuring(kind func(bench.Contender) bool) settings.Condition {
 	}
 }
 
-// effective reports whether the flags that n is about have an effect.
+// effective reports whether the condition of n is met, so that its flags have an effect.
 func (n *need) effective(flags *pflag.FlagSet) bool {
 	return n.met(func(name string) string {
 		if f := flags.Lookup(name); f != nil { // nil in a build that lacks the command's code
@@ -165,7 +166,7 @@ func (n *need) effective(flags *pflag.FlagSet) bool {
 	})
 }
 
-// checkNeeds returns a usage error that lists the flags without effect.
+// checkNeeds returns a usage error that lists the given flags without effect.
 func checkNeeds(cmd *cobra.Command) error {
 	var errs []error
 	forIdle(cmd, func(n *need, f *pflag.Flag) {
@@ -181,7 +182,7 @@ func checkNeeds(cmd *cobra.Command) error {
 	return nil
 }
 
-// forIdle calls f with each given flag without effect, and the need that is not met.
+// forIdle calls f with each given flag without effect and the need that is not met.
 func forIdle(cmd *cobra.Command, f func(*need, *pflag.Flag)) {
 	path := commandPath(cmd)
 	for i := range needs {

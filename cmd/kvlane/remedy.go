@@ -21,14 +21,14 @@ import (
 	"github.com/kvlane/kvlane/tier/log"
 )
 
-// step is the next step after errors of one kind. The command line prints that of the first step in
-// nextSteps that applies, below the error of a failed command.
+// step is advice for errors of one kind. After an error, the command line prints the text of the
+// first step in nextSteps that applies.
 type step struct {
 	applies func(f *failure) bool
 	text    func(f *failure) string
 }
 
-// failure is a failed command with its error.
+// failure is a failed command and its error.
 type failure struct {
 	cmd *cobra.Command
 	err error
@@ -59,7 +59,7 @@ var nextSteps = []step{
 const noStore = "kvlane store reads a directory that kvlane replay --file-dir or --log-dir, or a program with the library, has made, " +
 	"or the directory above such folders: check DIR."
 
-// nextStep returns the next step after the error of a failed command, or "".
+// nextStep returns advice for the error of a failed command, or "".
 func nextStep(cmd *cobra.Command, err error) string {
 	f := &failure{cmd, err}
 	for _, s := range nextSteps {
@@ -87,17 +87,17 @@ func all(a, b func(*failure) bool) func(*failure) bool {
 	return func(f *failure) bool { return a(f) && b(f) }
 }
 
-// changed reports whether the command line gives one of the flags.
+// changed returns a condition that holds if the command line has one of the flags.
 func changed(flags ...string) func(*failure) bool {
 	return func(f *failure) bool { return slices.ContainsFunc(flags, f.cmd.Flags().Changed) }
 }
 
-// of reports whether the command has a path, or is below it.
+// of returns a condition that holds if the command has the path or is below it.
 func of(path string) func(*failure) bool {
 	return func(f *failure) bool { return within(f.cmd, []string{path}) }
 }
 
-// path returns the file of the error, or "".
+// path returns the path of the file in the error, or "".
 func (f *failure) path() string {
 	var p *fs.PathError
 	if errors.As(f.err, &p) {
@@ -106,7 +106,7 @@ func (f *failure) path() string {
 	return ""
 }
 
-// withoutGPU names the devices of a machine without a GPU.
+// withoutGPU returns the text about devices that need no GPU.
 func (f *failure) withoutGPU() string {
 	other := "host the CPU"
 	if flag := f.cmd.Flags().Lookup("device"); flag != nil && flag.DefValue == noDevice {
@@ -115,14 +115,16 @@ func (f *failure) withoutGPU() string {
 	return "kvlane doctor has details; --device sim is a simulated GPU, " + other + "."
 }
 
-// notAllowed explains a file that this user may not use, or that is on a read-only file system.
+// notAllowed returns advice for a file that the user may not access or that is on a read-only file
+// system.
 func (f *failure) notAllowed() string {
 	path := f.path()
 	if path == "" {
 		return "run the command as a user with permission, or as root."
 	}
 	info, err := os.Lstat(path)
-	for err != nil && path != "/" && path != "." { // the owner of the directory above decides
+	// find the directory above that exists; its owner is relevant
+	for err != nil && path != "/" && path != "." {
 		path = filepath.Dir(path)
 		info, err = os.Lstat(path)
 	}
@@ -142,8 +144,8 @@ func (f *failure) notAllowed() string {
 	return text + "."
 }
 
-// ownDir returns an example of a directory that this user can make, or "": the user of a service
-// may have no access to its home.
+// ownDir returns an example of a directory that the user can create, or "". A service's user may
+// have no access to its home directory.
 func ownDir() string {
 	mine, err := os.UserCacheDir()
 	if err == nil {
@@ -170,7 +172,7 @@ func inKernel(path string) bool {
 	return slices.Contains([]int64{unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC, unix.DEBUGFS_MAGIC}, st.Type)
 }
 
-// userName returns the name of a user, or the number if it has no name.
+// userName returns the name of a user, or the user ID if it has no name.
 func userName(id uint32) string {
 	n := strconv.FormatUint(uint64(id), 10)
 	if u, err := user.LookupId(n); err == nil {
@@ -179,7 +181,8 @@ func userName(id uint32) string {
 	return "user " + n
 }
 
-// noMarker explains a directory without kvlane.json. Its blocks suffice to write the file again.
+// noMarker returns advice for a directory without kvlane.json, which can be restored from the
+// blocks.
 func (f *failure) noMarker() string {
 	for _, arg := range f.cmd.Flags().Args() {
 		dirs, err := foldersOf(arg)
@@ -199,7 +202,7 @@ func lostMarker(dir string) bool {
 	return err == nil && len(blocks) > 0 || log.Recognises(dir)
 }
 
-// notFound explains a missing file or folder.
+// notFound returns advice for a missing file or directory.
 func (f *failure) notFound() string {
 	path := f.path()
 	if path == "" {
@@ -229,7 +232,7 @@ func (f *failure) notFound() string {
 	return "check the name."
 }
 
-// otherTier explains a directory of files given as a log, or the reverse.
+// otherTier returns advice for a directory of the file tier given as a log, or the reverse.
 func (f *failure) otherTier() string {
 	if !errors.Is(f.err, errdefs.ErrMismatch) {
 		return ""

@@ -25,7 +25,7 @@ type replayCommand struct {
 	json     bool
 	progress bool
 	presets  bool
-	// texts are the values of --threshold, and thresholds their parsed form.
+	// texts are the values of --threshold. thresholds are the parsed values.
 	texts      []string
 	thresholds []replay.Threshold
 }
@@ -93,7 +93,7 @@ func (r *replayCommand) execute(ctx context.Context, stdout, stderr io.Writer) (
 		return &usageError{err}
 	}
 	notReady(ctx)
-	// Scan the trace first, so that nothing is opened or created for a wrong one.
+	// Scan the trace first, so that nothing is opened or created for an invalid trace.
 	summary, err := replay.Scan(ctx, r.run.Trace, r.run.Limit)
 	if err != nil {
 		return err
@@ -106,7 +106,7 @@ func (r *replayCommand) execute(ctx context.Context, stdout, stderr io.Writer) (
 		return asUsage(err)
 	}
 	report := logNote
-	if !r.json { // print notes before a long replay
+	if !r.json { // print notes before a possibly long replay
 		if err := printSimulated(stdout, r.engine.noGPU); err != nil {
 			return err
 		}
@@ -133,7 +133,7 @@ func (r *replayCommand) execute(ctx context.Context, stdout, stderr io.Writer) (
 	}
 	this := releaseOf(debug.ReadBuildInfo())
 	rep.Machine.Command, rep.Version = commandLine(), this.tag()
-	if r.json { // text output has the notes already
+	if r.json { // the text output already has the notes
 		if r.engine.noGPU != nil {
 			rep.Notes = append(rep.Notes, simulatedNote(r.engine.noGPU))
 		}
@@ -142,8 +142,7 @@ func (r *replayCommand) execute(ctx context.Context, stdout, stderr io.Writer) (
 	return errors.Join(err, rep.Judge(r.thresholds), printReport(stdout, rep, r.json))
 }
 
-// config returns the configuration that the flags select. The error lists everything that is wrong
-// with it.
+// config returns the configuration that the flags select. The error lists all errors.
 func (r *replayCommand) config() (kvlane.Config, error) {
 	var errs []error
 	for _, f := range []struct {
@@ -182,7 +181,7 @@ func (r *replayCommand) config() (kvlane.Config, error) {
 	return c, errors.Join(errs...)
 }
 
-// bar returns the function that draws the progress bar on w, or nil for no bar.
+// bar returns the function that draws the progress bar on w, or nil.
 func (r *replayCommand) bar(w io.Writer) func(replay.Step) {
 	if !r.progress && !present.Terminal(w) {
 		return nil
@@ -191,7 +190,7 @@ func (r *replayCommand) bar(w io.Writer) func(replay.Step) {
 }
 
 // progress returns the function that receives the steps of a replay of total requests. It updates
-// the metrics, and calls draw unless that is nil.
+// the metrics and calls draw if that is not nil.
 func progress(m *telemetry.Metrics, total int64, draw func(replay.Step)) func(replay.Step) {
 	p := telemetry.NewProgress(total)
 	m.SetReplay(p)

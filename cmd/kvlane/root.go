@@ -19,19 +19,20 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// usageError is the error of a wrong command line. Other errors are failures of the command.
+// usageError means that the command line is wrong. Other errors are failures of the command.
 type usageError struct{ err error }
 
 func (e *usageError) Error() string { return e.err.Error() }
 func (e *usageError) Unwrap() error { return e.err }
 
-// usagef returns an error that ends the process with the exit code of a wrong command line.
+// usagef returns a usageError.
 func usagef(format string, args ...any) error {
 	return &usageError{err: fmt.Errorf(format, args...)}
 }
 
-// asUsage converts a rejection of values of the command line to a usageError. It is for errors of
-// opening and checking, not of the work: a wrong trace or file is not a wrong command line.
+// asUsage converts an error that rejects values of the command line to a usageError. Use it for
+// errors of opening and checking, not for errors of the work: an invalid trace or file is not a
+// usage error.
 func asUsage(err error) error {
 	if refused(err) {
 		return &usageError{err: err}
@@ -39,9 +40,9 @@ func asUsage(err error) error {
 	return err
 }
 
-// refused reports whether err rejects arguments before any work. It returns false for arguments
-// that a driver or NIC rejects at work, and for invalid answers of other processes: these are
-// failures.
+// refused reports whether err rejects arguments before any work has begun. It returns false for
+// arguments that a driver or NIC rejects during the work, and for invalid replies of other
+// processes.
 func refused(err error) bool {
 	var driver *device.Error
 	return errors.Is(err, errdefs.ErrInvalid) && !errors.As(err, &driver) && !gdr.Answered(err) && !wire.Answered(err)
@@ -87,7 +88,8 @@ Exit codes:
 		}
 		slog.SetDefault(log)
 		warnOfEnv()
-		if err := cmd.ValidateFlagGroups(); err != nil { // cobra's own check returns no usageError
+		// cobra's own check does not return a usageError
+		if err := cmd.ValidateFlagGroups(); err != nil {
 			return &usageError{err}
 		}
 		if err := dropRepeated(cmd); err != nil {
@@ -101,14 +103,14 @@ Exit codes:
 	return root
 }
 
-// newGroupCommand returns a command that only groups others. Without arguments it prints its help.
-// A word that names none of its commands is a usage error.
+// newGroupCommand returns a command that only has subcommands. Without arguments it prints its
+// help. An unknown subcommand is a usage error.
 func newGroupCommand(use, short, long string) *cobra.Command {
 	return &cobra.Command{
 		Use:   use,
 		Short: short,
 		Long:  long,
-		// Cobra sets this default only for its own suggestions, not in SuggestionsFor.
+		// Cobra sets this default only for its own suggestions.
 		SuggestionsMinimumDistance: 2,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -120,12 +122,12 @@ func newGroupCommand(use, short, long string) *cobra.Command {
 	}
 }
 
-// unknownCommand returns the error for a word that names no command below cmd. It suggests similar
-// commands, except those in but.
+// unknownCommand returns the error for an unknown subcommand of cmd. It suggests similar commands,
+// except those in but.
 func unknownCommand(cmd *cobra.Command, word string, but []string) error {
 	near := slices.DeleteFunc(cmd.SuggestionsFor(word), func(s string) bool {
 		c, _, err := cmd.Find([]string{s})
-		// Drop a suggestion if half of the letters differ, and the first one too.
+		// Drop suggestions whose first letter and at least half of the letters differ.
 		return err != nil || within(c, but) || 2*settings.Distance(word, s) >= len(word) && !strings.HasPrefix(s, word[:min(1, len(word))])
 	})
 	var hint string
@@ -135,7 +137,8 @@ func unknownCommand(cmd *cobra.Command, word string, but []string) error {
 	return usagef("unknown command %q for %q%s", word, cmd.CommandPath(), hint)
 }
 
-// flagError returns a usage error. For an unknown flag it suggests the most similar flag.
+// flagError converts an error to a usage error. For an unknown flag it suggests the most similar
+// one.
 func flagError(cmd *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	if errors.As(err, &unknown) {

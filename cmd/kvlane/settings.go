@@ -17,11 +17,12 @@ import (
 	"github.com/kvlane/kvlane/internal/settings"
 )
 
-// unconfigured are commands that work even if the configuration is wrong, with their subcommands.
+// unconfigured lists commands that ignore the configuration, so that they work if it is invalid. It
+// includes their subcommands.
 var unconfigured = []string{"version", "completion", "config", "help", shareProbeCommand, cobra.ShellCompRequestCmd, cobra.ShellCompNoDescRequestCmd}
 
-// settingFlag returns the flag of a command for a setting, or nil if the command does not read the
-// setting from the configuration.
+// settingFlag returns the flag of a command for a setting. It returns nil if the command does not
+// read the setting from the configuration.
 func settingFlag(cmd *cobra.Command, s *settings.Setting) *pflag.Flag {
 	if s.Name == "" || within(cmd, unconfigured) || within(cmd, s.FlagOnly) {
 		return nil
@@ -32,7 +33,7 @@ func settingFlag(cmd *cobra.Command, s *settings.Setting) *pflag.Flag {
 	return cmd.Root().PersistentFlags().Lookup(s.Name)
 }
 
-// within reports whether a command has one of the paths, or is below one.
+// within reports whether a command has one of the paths or is below it.
 func within(cmd *cobra.Command, paths []string) bool {
 	path := commandPath(cmd) + " "
 	return slices.ContainsFunc(paths, func(p string) bool { return strings.HasPrefix(path, p+" ") })
@@ -43,10 +44,10 @@ func commandPath(cmd *cobra.Command) string {
 	return strings.TrimPrefix(strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()), " ")
 }
 
-// Annotations of flags.
+// Keys of annotations of flags.
 const (
-	fromKey = "kvlane_from" // origin of the value, if that is not the command line
-	idleKey = "kvlane_idle" // origin of a value that has no effect
+	fromKey = "kvlane_from" // origin of the value, unless it is the command line
+	idleKey = "kvlane_idle" // origin of a value that is ignored
 )
 
 // origin returns the origin of a flag's value in the configuration, or "".
@@ -57,10 +58,11 @@ func origin(f *pflag.Flag) string {
 	return ""
 }
 
-// configure sets the flags that the command line does not give: to values of the environment, or
-// else of the configuration file.
+// configure sets flags that are not on the command line to values of the environment, or else of
+// the configuration file.
 func configure(cmd *cobra.Command) error {
-	if within(cmd, unconfigured) || cmd.HasSubCommands() { // the latter print their help
+	// commands with subcommands print their help
+	if within(cmd, unconfigured) || cmd.HasSubCommands() {
 		return nil
 	}
 	all, err := readSettings(cmd)
@@ -87,8 +89,8 @@ func configure(cmd *cobra.Command) error {
 	return resetUnused(cmd)
 }
 
-// resetUnused resets flags of the configuration that contradict others or have no effect beside
-// them, as the configuration is for other commands too.
+// resetUnused resets flags from the configuration that contradict others or have no effect with
+// them. The configuration may contain settings for other commands.
 func resetUnused(cmd *cobra.Command) error {
 	var errs []error
 	for _, name := range settings.Overruled(func(name string) (string, int) { return precedence(cmd.Flags().Lookup(name)) }) {
@@ -98,7 +100,7 @@ func resetUnused(cmd *cobra.Command) error {
 		repeat = false
 		forIdle(cmd, func(_ *need, f *pflag.Flag) {
 			if origin(f) != "" && f.Changed {
-				repeat = true // another flag may have needed it
+				repeat = true // another flag may have required it
 				errs = append(errs, resetFlag(f))
 			}
 		})
@@ -106,7 +108,8 @@ func resetUnused(cmd *cobra.Command) error {
 	return errors.Join(errs...)
 }
 
-// precedence returns the text of a flag, and its precedence: 0 if it is not given.
+// precedence returns the text of a flag and its precedence. The precedence is 0 if the flag is not
+// given.
 func precedence(f *pflag.Flag) (string, int) {
 	switch {
 	case f == nil || !f.Changed:
@@ -119,7 +122,7 @@ func precedence(f *pflag.Flag) (string, int) {
 	return f.Value.String(), 1
 }
 
-// resetFlag resets a flag of the configuration to its default.
+// resetFlag resets a flag that was set from the configuration to its default.
 func resetFlag(f *pflag.Flag) error {
 	from := origin(f)
 	f.Changed = false
@@ -131,7 +134,7 @@ func resetFlag(f *pflag.Flag) error {
 }
 
 // readSettings returns the values of the file and the environment. The environment takes
-// precedence. The error lists everything that is wrong.
+// precedence. The error lists all errors.
 func readSettings(cmd *cobra.Command) ([]settings.Value, error) {
 	name, err := configFile(cmd)
 	if err != nil {
@@ -150,8 +153,8 @@ func readSettings(cmd *cobra.Command) ([]settings.Value, error) {
 	return all, errors.Join(err, envErr)
 }
 
-// warnOfEnv logs each variable of the environment whose name is close to that of a setting. Others
-// are left alone: Kubernetes sets KVLANE_SERVICE_HOST beside a service of that name.
+// warnOfEnv logs a warning for each environment variable whose name is similar to that of a
+// setting. It ignores others, because Kubernetes may set variables such as KVLANE_SERVICE_HOST.
 func warnOfEnv() {
 	const prefix = "KVLANE_"
 	names := []string{strings.TrimPrefix(configEnv, prefix)}
@@ -170,7 +173,7 @@ func warnOfEnv() {
 	}
 }
 
-// flagWords returns the words that a flag of a command accepts, or nil if they cannot be listed.
+// flagWords returns the valid values of a flag, or nil if they cannot be listed.
 func flagWords(path string, f *pflag.Flag) []string {
 	if f.Value.Type() == "bool" {
 		return nil
@@ -183,8 +186,8 @@ func flagWords(path string, f *pflag.Flag) []string {
 	return words
 }
 
-// usageHints returns hints about the error of a wrong command line: the origin of flags in it that
-// the configuration gave, and words that resemble misspelt ones.
+// usageHints returns hints for a usage error: the origin of flags that the configuration has set,
+// and suggestions for misspelled words.
 func usageHints(cmd *cobra.Command, err error) (hints []string) {
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		if !f.Changed {
@@ -203,7 +206,7 @@ func usageHints(cmd *cobra.Command, err error) (hints []string) {
 			}
 		}
 	})
-	if !strings.Contains(err.Error(), "--") { // it may be about any flag
+	if !strings.Contains(err.Error(), "--") { // the error may be about any flag
 		var given []string
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
 			if from := origin(f); from != "" {
@@ -217,7 +220,7 @@ func usageHints(cmd *cobra.Command, err error) (hints []string) {
 	return hints
 }
 
-// namesFlag reports whether a text has --flag as a whole word.
+// namesFlag reports whether text contains --flag as a whole word.
 func namesFlag(text, flag string) bool {
 	for _, after := range strings.Split(text, "--"+flag)[1:] {
 		if next, _ := utf8.DecodeRuneInString(after); next != '-' && !unicode.IsLetter(next) {

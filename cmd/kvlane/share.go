@@ -14,7 +14,7 @@ import (
 	"github.com/kvlane/kvlane/share"
 )
 
-// shareProbeCommand is the command of the second process of a probe of shared memory.
+// shareProbeCommand is the command that runs in the second process of a probe of shared memory.
 const shareProbeCommand = "share-probe"
 
 func newShareProbeCommand() *cobra.Command {
@@ -46,7 +46,7 @@ func askSharing(ctx context.Context, dev device.Device) []doctor.Sharing {
 	return all
 }
 
-// sharingRemedies has remedies for types of handles that do not work.
+// sharingRemedies are remedies for types of handles that do not work.
 var sharingRemedies = map[device.HandleType]string{
 	device.HandleFabric: "an IMEX channel (nvidia-imex, /dev/nvidia-caps-imex-channels); within a host posix-fd does the same",
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/kvlane/kvlane/internal/present"
 )
 
-// sizeValue is a flag with a number of bytes, such as 4096, 64KiB, 1.5GiB or 2GB.
+// sizeValue is a flag with a number of bytes, for example 4096, 64KiB, 1.5GiB or 2GB.
 type sizeValue struct{ bytes *int64 }
 
 // Set parses a size.
@@ -21,8 +21,8 @@ func (v sizeValue) Set(s string) error {
 	return err
 }
 
-// String returns the size in the largest binary unit without a fraction. A negative size means none
-// and returns "".
+// String returns the size with the largest binary unit that needs no fraction. A negative size
+// means none and results in "".
 func (v sizeValue) String() string {
 	if v.bytes != nil && *v.bytes < 0 {
 		return ""
@@ -36,8 +36,8 @@ func (v sizeValue) String() string {
 // Type returns the type name for help texts.
 func (v sizeValue) Type() string { return "size" }
 
-// parseSizes parses the sizes of a flag and drops repetitions. The error lists the invalid sizes,
-// which are not in the result.
+// parseSizes parses the sizes of a flag and removes duplicates. The error lists the invalid sizes;
+// they are not in the result.
 func parseSizes(flag string, texts []string) ([]int64, error) {
 	var sizes []int64
 	var errs []error

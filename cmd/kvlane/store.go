@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/tier/log"
 )
 
-// keeper has the operations on one kind of directory, of a file tier or of a log.
+// keeper has the operations for directories of one kind: a file tier or a log.
 type keeper struct {
 	inspect func(ctx context.Context, dir string) (file.Inspection, error)
 	list    func(ctx context.Context, dir string, yield func(file.Entry) error) error
@@ -25,8 +25,8 @@ type keeper struct {
 	clear   func(ctx context.Context, dir string, u file.Unwanted) (file.Cleared, error)
 }
 
-// keeperOf returns the operations for a directory. Those of the file tier also serve directories of
-// neither kind: their errors explain the missing parts.
+// keeperOf returns the operations for a directory. For other directories it returns those of the
+// file tier, because their errors describe the missing parts.
 func keeperOf(dir string) keeper {
 	if log.Recognises(dir) {
 		return keeper{log.Inspect, log.List, log.Verify, log.Repair, log.GC, log.Clear}
@@ -47,7 +47,7 @@ for themselves.
 	cmd.AddCommand(newStoreListCommand(), newStoreStatCommand(), newStoreVerifyCommand(), newStoreGCCommand())
 	for _, c := range cmd.Commands() {
 		do := c.RunE
-		// A wrong DIR is a wrong command line.
+		// An invalid DIR is a usage error.
 		c.RunE = func(cmd *cobra.Command, args []string) error { return asUsage(do(cmd, args)) }
 	}
 	return cmd
@@ -63,8 +63,8 @@ func plural(n int, one, many string) string {
 // counted returns a number with the singular or plural of its noun.
 func counted(n int, one, many string) string { return fmt.Sprintf("%d %s", n, plural(n, one, many)) }
 
-// shellWord quotes a word for a shell, in the C locale too. Unprintable characters are bytes in
-// octal, with three digits so that a digit may follow.
+// shellWord quotes a word for a shell in any locale. Unprintable characters are quoted as octal
+// bytes with three digits.
 func shellWord(s string) string {
 	plain := func(r rune) bool {
 		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("/._-+=:,@%", r)
@@ -91,7 +91,7 @@ func shellWord(s string) string {
 	return "$'" + b.String() + "'"
 }
 
-// inQuarantine returns a hint about the files in quarantine, or nothing if there are none.
+// inQuarantine returns a hint about the n files in quarantine. It returns none if n is 0.
 func inQuarantine(dir string, n int) (next []string) {
 	if n > 0 {
 		next = append(next, fmt.Sprintf("%s in quarantine: kvlane store gc --quarantine %s", counted(n, "file", "files"), shellWord(dir)))
@@ -99,7 +99,7 @@ func inQuarantine(dir string, n int) (next []string) {
 	return next
 }
 
-// nextRows returns hints as rows.
+// nextRows converts hints to table rows.
 func nextRows(next []string) (rows [][2]string) {
 	for _, n := range next {
 		rows = append(rows, [2]string{"next", n})
@@ -107,7 +107,8 @@ func nextRows(next []string) (rows [][2]string) {
 	return rows
 }
 
-// printResult prints v as one JSON object, or rows as a table. The table quotes unprintable values.
+// printResult prints v as one JSON object, or rows as a table in which unprintable values are
+// quoted.
 func printResult(w io.Writer, asJSON bool, v any, rows [][2]string) error {
 	if asJSON {
 		enc := json.NewEncoder(w)

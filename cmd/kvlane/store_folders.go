@@ -25,15 +25,14 @@ func eachFolder(ctx context.Context, dirs []string, f func(dir string, several b
 	return errors.Join(errs...)
 }
 
-// folderResult is the output of a command for a directory of blocks.
+// folderResult is the output of a command for one directory of blocks.
 type folderResult struct {
 	json any // nil: print nothing
 	rows [][2]string
 }
 
-// printFolders prints the result of f for every directory of blocks. The JSON output is one
-// document: an object for one directory, and an array of objects for several. Tables are separated
-// by an empty line.
+// printFolders prints the result of f for every directory of blocks. The JSON output is an object
+// for one directory and an array of objects for several. Tables are separated by an empty line.
 func printFolders(ctx context.Context, w io.Writer, dirs []string, asJSON bool, f func(dir string) (folderResult, error)) error {
 	objects := []any{}
 	printed := false
@@ -66,8 +65,8 @@ const jsonOfFolders = "print one JSON object; for several folders one array of o
 // directoryRow is the name of the row with a directory's path.
 const directoryRow = "directory"
 
-// foldersOf returns the directories of blocks that dir stands for. dir may be the parent of one
-// folder for each identity.
+// foldersOf returns the directories of blocks for the argument dir. dir may be the parent of
+// several directories, one for each identity.
 func foldersOf(dir string) ([]string, error) {
 	if log.Recognises(dir) {
 		return []string{dir}, nil
@@ -75,23 +74,23 @@ func foldersOf(dir string) ([]string, error) {
 	return file.Folders(dir)
 }
 
-// folderUse is the size and the last use of a folder.
+// folderUse is the size and the time of last use of a directory of blocks.
 type folderUse struct {
 	dir   string
 	bytes int64
 	used  time.Time
-	open  bool // a process has it open; not known for a log
+	open  bool // a process has it open; unknown for a log
 }
 
-// targets are the sizes to which "kvlane store gc" reduces folders.
+// targets are the sizes to which "kvlane store gc" reduces directories.
 type targets struct {
 	bytes  map[string]int64
 	failed map[string]error // folders whose size is unknown
 }
 
-// targetsOf divides a size among folders. Folders that no process has open give up blocks first,
-// the least recently used one first. Then each of the others gives up the same fraction of its
-// bytes. Folders that cannot be inspected count as empty.
+// targetsOf divides a total size among directories. First it reduces directories that no process
+// has open, least recently used first. Then it reduces the others by the same fraction. Directories
+// that cannot be inspected count as empty.
 func targetsOf(ctx context.Context, dirs []string, target int64) targets {
 	out := targets{map[string]int64{}, map[string]error{}}
 	var all []folderUse

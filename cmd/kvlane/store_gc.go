@@ -11,7 +11,8 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 )
 
-// dirCollected is the result of "kvlane store gc". Parts that were not requested are absent.
+// dirCollected is the result of "kvlane store gc" for a directory. Parts that were not requested
+// are absent.
 type dirCollected struct {
 	Directory string `json:"directory"`
 	*collectedBlocks
@@ -24,7 +25,7 @@ type collectedBlocks struct {
 	BytesAfter  int64 `json:"bytes_after"`
 	Removed     int64 `json:"removed_blocks"`
 	Swept       int   `json:"swept_files"`
-	// Left is the error of files that could not be removed or examined.
+	// Left is the error for files that could not be removed or examined.
 	Left string `json:"left,omitempty"`
 }
 
@@ -33,7 +34,8 @@ type clearedFiles struct {
 	Files     []string     `json:"removed_files"`
 	FileBytes int64        `json:"removed_file_bytes"`
 	FilesLeft []dirFinding `json:"left_files"`
-	// Unasked are files in quarantine that kvlane has not put there. --quarantine leaves them.
+	// Unasked are files in quarantine that kvlane has not put there. --quarantine does not remove
+	// them.
 	Unasked []string `json:"foreign_files,omitempty"`
 }
 
@@ -104,7 +106,7 @@ empty, stay. The exit code is 1 if something could not be removed.`,
 }
 
 // collect removes the requested files and blocks and stores the result in d. The error describes
-// the files and blocks that stay.
+// the remaining files and blocks.
 func (d *dirCollected) collect(ctx context.Context, to targets, clears bool, unwanted file.Unwanted) error {
 	var left error
 	if clears {

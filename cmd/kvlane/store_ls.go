@@ -45,7 +45,7 @@ in a log, its segment was written. --json has bytes and times as they are, and t
 	return cmd
 }
 
-// listBlocks prints each block when it is found, because a directory may have millions.
+// listBlocks prints blocks as they are found, because a directory may have millions.
 func listBlocks(ctx context.Context, w io.Writer, dir string, asJSON, named bool) error {
 	const row = "%-*s %9s %4s\n" // fits in 80 columns
 	const keyWidth = 2 * len(block.Key{})
@@ -81,11 +81,11 @@ func listBlocks(ctx context.Context, w io.Writer, dir string, asJSON, named bool
 	return err
 }
 
-// ageText returns an age in one unit.
+// ageText formats an age in one unit.
 func ageText(d time.Duration) string {
 	const day = 24 * time.Hour
 	switch {
-	case d < time.Second: // or negative: clocks of hosts differ
+	case d < time.Second: // may be negative, because clocks of hosts differ
 		return "now"
 	case d < 2*time.Minute:
 		return fmt.Sprintf("%ds", d/time.Second)

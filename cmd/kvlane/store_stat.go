@@ -14,12 +14,12 @@ import (
 type dirStat struct {
 	Directory     string `json:"directory"`
 	FormatVersion int    `json:"format_version"`
-	*formatStat          // if there is one page group
+	*formatStat          // set if there is one page group
 	storedStat
-	Groups      []groupStat `json:"groups,omitempty"` // if there are several
+	Groups      []groupStat `json:"groups,omitempty"` // set if there are several page groups
 	Temporary   int         `json:"temporary_files"`
 	Quarantined int         `json:"quarantined_files"`
-	// Segments and SegmentBytes are of a log.
+	// Segments and SegmentBytes are set for a log.
 	Segments     int   `json:"segments,omitempty"`
 	SegmentBytes int64 `json:"segment_bytes,omitempty"`
 	// Next lists the next steps.

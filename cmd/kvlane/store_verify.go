@@ -16,7 +16,7 @@ import (
 	"github.com/kvlane/kvlane/tier/file"
 )
 
-// errUnclean is the error of a verification with findings.
+// errUnclean means that a verification has found problems.
 var errUnclean = errors.New("the directory is not clean")
 
 // dirFinding is a problem that "kvlane store verify" found.
@@ -24,11 +24,11 @@ type dirFinding struct {
 	Path    string `json:"path"`
 	Problem string `json:"problem"`
 	Detail  string `json:"detail"`
-	Key     string `json:"key,omitempty"` // of a block
-	// Done is the action of --repair on the file. MovedTo is the new path if the file was moved.
+	Key     string `json:"key,omitempty"` // key of the block
+	// Done is the action of --repair for the file. MovedTo is the new path if the file was moved.
 	Done    string `json:"done,omitempty"`
 	MovedTo string `json:"moved_to,omitempty"`
-	// ByHand is set if "kvlane store gc" does not remove the file.
+	// ByHand means that "kvlane store gc" does not remove the file.
 	ByHand bool `json:"by_hand,omitempty"`
 }
 
@@ -41,7 +41,7 @@ type dirVerdict struct {
 	// Checksums counts the sound blocks by checksum algorithm.
 	Checksums    map[string]int64 `json:"checksums"`
 	Findings     []dirFinding     `json:"findings"`
-	Quarantined  int              `json:"quarantined_files"` // also those of --repair
+	Quarantined  int              `json:"quarantined_files"` // including files moved by --repair
 	LiveSessions int              `json:"live_sessions"`
 	// Repaired is the result of --repair.
 	Repaired *dirRepair `json:"repaired,omitempty"`
@@ -95,7 +95,7 @@ the new place of each file, and counts the blocks after the repair. Foreign file
 	return cmd
 }
 
-// verdict verifies a directory, and repairs it if repair is set.
+// verdict verifies a directory. It repairs it if repair is true.
 func verdict(ctx context.Context, dir string, repair bool) (*dirVerdict, error) {
 	if !repair {
 		r, err := keeperOf(dir).verify(ctx, dir, nil)
@@ -123,7 +123,7 @@ func verdict(ctx context.Context, dir string, repair bool) (*dirVerdict, error) 
 	return v, nil
 }
 
-// Actions of --repair on a file.
+// Actions of --repair for a file.
 const (
 	didSetAside = "set aside"
 	didMove     = "moved to its folder"
@@ -133,7 +133,7 @@ const (
 	didLeave    = "left as it is"
 )
 
-// done returns the action of --repair on a finding.
+// done returns the action of --repair for a finding.
 func (v *dirVerdict) done(f *dirFinding) string {
 	marker := filepath.Base(f.Path) == "kvlane.json"
 	switch {
@@ -151,7 +151,7 @@ func (v *dirVerdict) done(f *dirFinding) string {
 	return didRepair
 }
 
-// among reports whether all has a finding with the same file, problem and key.
+// among reports whether all contains a finding with the same file, problem and key.
 func (f *dirFinding) among(all []dirFinding) bool {
 	return slices.ContainsFunc(all, func(o dirFinding) bool { return o.Path == f.Path && o.Problem == f.Problem && o.Key == f.Key })
 }
@@ -199,7 +199,8 @@ func (v *dirVerdict) next() (next []string) {
 	return append(next, inQuarantine(v.Directory, v.Quarantined)...)
 }
 
-// markerIsLost reports whether kvlane.json is damaged and no block is left to make it from.
+// markerIsLost reports whether kvlane.json is damaged and there are no blocks from which it can be
+// restored.
 func (v *dirVerdict) markerIsLost() bool {
 	damaged := false
 	for _, f := range v.remaining() {
@@ -207,13 +208,13 @@ func (v *dirVerdict) markerIsLost() bool {
 		case p == file.Damaged && filepath.Base(f.Path) == "kvlane.json":
 			damaged = true
 		case p == file.Misplaced || p == file.Unjudged || p == file.Newer:
-			return false // a block may be left
+			return false // a block may remain
 		}
 	}
 	return damaged && v.Blocks == 0
 }
 
-// countProblems returns a text with the number of findings of each problem.
+// countProblems returns a text with the number of findings for each problem.
 func countProblems(found []dirFinding) string {
 	count := map[file.Problem]int{}
 	for _, f := range found {
@@ -253,7 +254,7 @@ func findings(from []file.Finding) []dirFinding {
 	return out
 }
 
-// remaining returns the remaining findings: those after a repair, if there was one.
+// remaining returns the findings that remain after a repair, or all findings.
 func (v *dirVerdict) remaining() []dirFinding {
 	if v.Repaired != nil {
 		return v.Repaired.Left
@@ -302,7 +303,7 @@ func (v *dirVerdict) rows() [][2]string {
 	return append(rows, nextRows(v.Next)...)
 }
 
-// verifyDir returns the number of sound blocks in the directory, and the number of findings.
+// verifyDir returns the number of valid blocks in the directory and the number of findings.
 func verifyDir(ctx context.Context, dir string) (sound, findings int64, err error) {
 	r, err := keeperOf(dir).verify(ctx, dir, nil)
 	sound = r.Blocks

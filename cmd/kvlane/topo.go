@@ -57,7 +57,7 @@ func machineTopology(sysfs string) (*topology.Machine, error) {
 		return nil, err
 	}
 	if len(m.GPUs) == 0 {
-		return m, nil // the driver is not needed
+		return m, nil // the driver is optional
 	}
 	if noDriver != nil {
 		m.Notes = append(m.Notes, "GPUs are not queried: "+noDriver.Error())
@@ -77,7 +77,7 @@ func machineTopology(sysfs string) (*topology.Machine, error) {
 	return m, nil
 }
 
-// offeredGPUs returns the GPUs of the CUDA driver.
+// offeredGPUs returns the GPUs that the CUDA driver reports.
 func offeredGPUs() ([]device.Info, error) {
 	drv, err := cuda.Load()
 	if err != nil {

@@ -31,12 +31,11 @@ authentication: every peer that reaches the ports of a segment can read and writ
 // transferFlags select the protocol and how segments are found.
 type transferFlags struct {
 	protocol, metadata, cluster string
-	protocols                   []string // accepted values of protocol
+	protocols                   []string // valid values of protocol
 	timeout                     time.Duration
 }
 
-// register adds the flags for a command with these protocols: Mooncake's, auto, and single paths of
-// kvlane's own.
+// register adds the flags. protocols are the valid values of --protocol.
 func (f *transferFlags) register(cmd *cobra.Command, protocols []string) {
 	f.protocols = protocols
 	fl := cmd.Flags()
@@ -47,7 +46,7 @@ func (f *transferFlags) register(cmd *cobra.Command, protocols []string) {
 	fl.StringVar(&f.cluster, "cluster", "", usageOf("cluster"))
 }
 
-// registerTimeout adds the time limit of commands that access a segment.
+// registerTimeout adds the --timeout flag for commands that access a segment.
 func (f *transferFlags) registerTimeout(fl *pflag.FlagSet) {
 	fl.DurationVar(&f.timeout, "timeout", time.Minute, "timeout of the command")
 }
@@ -64,8 +63,8 @@ func (f *transferFlags) directory() (mooncake.Directory, error) {
 	return d, nil
 }
 
-// ask calls use with the directory that the flags select, and with a context that has their
-// timeout.
+// ask calls use with the directory that the flags select and a context with the timeout of the
+// flags.
 func (f *transferFlags) ask(cmd *cobra.Command, use func(context.Context, mooncake.Directory) error) error {
 	d, err := f.directory()
 	if err != nil {
@@ -115,7 +114,7 @@ func newTransferProbeCommand() *cobra.Command {
 	return cmd
 }
 
-// probe sends a request to a segment's process and returns the time until the answer.
+// probe sends a request to a segment's process and returns the round-trip time.
 func (f *transferFlags) probe(cmd *cobra.Command, segment string) (took time.Duration, err error) {
 	if f.protocol != protocolMooncake {
 		return f.probeNative(cmd, segment)
@@ -168,7 +167,7 @@ func printSegment(cmd *cobra.Command, s *mooncake.Segment) error {
 	return t.Flush()
 }
 
-// oneOf returns a usage error if a flag's value is not one of values.
+// oneOf returns a usage error if a flag's value is not one of the two values.
 func oneOf(flag, value string, values ...string) error {
 	if !slices.Contains(values, value) {
 		return usagef("--%s %q: must be %s or %s", flag, value, values[0], values[1])

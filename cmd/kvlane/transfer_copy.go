@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
-// copyBytes is the number of bytes of a file that are copied at a time.
+// copyBytes is the maximum number of bytes of a file that are copied at a time.
 const copyBytes = 64 << 20
 
 // copyFlags select the part of a segment to read or write.
@@ -65,7 +65,7 @@ func newTransferGetCommand() *cobra.Command {
 	return cmd
 }
 
-// window is a part of a segment's buffer, and local memory for its bytes.
+// window is a part of a segment's buffer, with local memory for its bytes.
 type window struct {
 	left   uint64
 	memory []byte
@@ -120,7 +120,7 @@ func (f *copyFlags) open(cmd *cobra.Command, segment string, use func(context.Co
 					return err
 				}
 				at += uint64(n)
-				// The end of ctx also ends the batch. The memory is in use until then.
+				// The batch ends when ctx ends. Wait for it, because it uses the memory until then.
 				return b.Wait(context.WithoutCancel(ctx))
 			},
 			notify: func(ctx context.Context, message string) error {
@@ -161,7 +161,7 @@ func (f *copyFlags) put(cmd *cobra.Command, segment, name string) error {
 	})
 }
 
-// writeAll writes all of in to the segment and returns the number of bytes. Errors have the name.
+// writeAll writes all of in to the segment and returns the number of bytes. name is used in errors.
 func (w *window) writeAll(ctx context.Context, in io.Reader, name string) (total int, err error) {
 	for {
 		n, err := io.ReadFull(in, w.memory)

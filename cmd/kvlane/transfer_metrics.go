@@ -5,7 +5,8 @@ import (
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
-// mooncakeStats returns the figures of a Mooncake server in the form of an engine with one segment.
+// mooncakeStats converts the statistics of a Mooncake server to those of an engine with one
+// segment.
 func mooncakeStats(s *mooncake.Server) transfer.Stats {
 	t := s.Stats()
 	return transfer.Stats{

@@ -22,17 +22,17 @@ import (
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
-// protocolAuto is kvlane's own protocol by any path that works. Other protocols of its own are
-// named after their only path.
+// protocolAuto is kvlane's own protocol with any path. Other values for this protocol are the names
+// of single paths.
 const protocolAuto = "auto"
 
-// protocols are the values of --protocol of commands that offer or measure segments. hostProtocols
-// are those of commands that open neither NICs nor a device.
+// protocols are the values of --protocol for commands that serve or measure segments. hostProtocols
+// are the values for commands that open neither NICs nor a device.
 var protocols = []string{protocolMooncake, protocolAuto, engine.PathNVLink.String(), engine.PathShm.String(), engine.PathRDMA.String(), engine.PathTCP.String()}
 
 var hostProtocols = []string{protocolMooncake, protocolAuto, engine.PathShm.String(), engine.PathTCP.String()}
 
-// memoryFlags select the memory and the NICs of one side of transfers.
+// memoryFlags select the memory and the NICs of a process in transfers.
 type memoryFlags struct {
 	vram   bool
 	device string
@@ -48,9 +48,9 @@ func (f *memoryFlags) registerMemory(cmd *cobra.Command) {
 	f.rdma.registerNICs(fl)
 }
 
-// openNICs opens the NICs that a path may use and sets them in o. done closes them. NICs are
-// optional if other paths are possible and no NIC is named: o then has none if none can be opened,
-// and memory that they refuse uses other paths.
+// openNICs opens the NICs for a path and sets them in o. done closes them. If other paths are
+// possible and no NIC is named, NICs are optional: if none can be opened, o has none, and memory
+// that they refuse uses other paths.
 func (f *memoryFlags) openNICs(path engine.Path, o *transfer.NativeOptions) (done func() error, err error) {
 	none := func() error { return nil }
 	if path != engine.PathNone && path != engine.PathRDMA {
@@ -79,15 +79,14 @@ func (f *memoryFlags) openNICs(path engine.Path, o *transfer.NativeOptions) (don
 	return done, nil
 }
 
-// noteRefusal prints the error with which NICs refused memory, if there is one.
+// noteRefusal prints the reason for which NICs refused memory, if any.
 func noteRefusal(cmd *cobra.Command, s engine.Stats) {
 	if s.Refusal != nil {
 		fmt.Fprintf(cmd.ErrOrStderr(), "NICs are not used: %s\n", errorText(s.Refusal))
 	}
 }
 
-// open calls use with the device of the memory and a stream that copies it, or with nil for host
-// memory.
+// open calls use with the device of the memory and a copy stream. Both are nil for host memory.
 func (f *memoryFlags) open(use func(device.Device, stream.Stream) error) (err error) {
 	if !f.vram {
 		return use(nil, nil)
@@ -123,8 +122,8 @@ func (f *transferFlags) native() (path engine.Path, ok bool, err error) {
 	return path, true, err
 }
 
-// store returns the metadata store of kvlane's own segments, or nil if segments are found at the
-// address of their engine. done closes it.
+// store returns the metadata store for segments of kvlane's own protocol. It is nil if segments are
+// opened by the address of their engine. done closes it.
 func (f *transferFlags) store() (_ metadata.Store, done func(), err error) {
 	if f.metadata == mooncake.P2PHandshake {
 		return nil, func() {}, nil
@@ -136,10 +135,10 @@ func (f *transferFlags) store() (_ metadata.Store, done func(), err error) {
 	return c, c.Close, nil
 }
 
-// nativeSegment is the name of a segment that is found at the address of its engine.
+// nativeSegment is the name of a segment that is opened by the address of its engine.
 const nativeSegment = "memory"
 
-// serveNative offers memory by kvlane's own protocol until the command's context ends.
+// serveNative serves memory with kvlane's own protocol until the command's context ends.
 func (f *serveFlags) serveNative(cmd *cobra.Command, path engine.Path) error {
 	store, done, err := f.store()
 	if err != nil {
@@ -179,13 +178,13 @@ func (f *serveFlags) serveNative(cmd *cobra.Command, path engine.Path) error {
 			if n, err = t.Engine().Receive(ctx); err == nil {
 				err = out.print(ctx, "notification for %q: %q\n", n.Segment, n.Body)
 			}
-		} // the normal end is an interruption
+		} // an interruption is the normal end
 		had := t.Engine().Stats()
 		return out.close("%d requests over sockets, %d bytes read, %d bytes written, %d refused\n", had.Requests, had.BytesOut, had.BytesIn, had.Refused)
 	})
 }
 
-// measureNative measures as an initiator of kvlane's own protocol.
+// measureNative measures as the initiator with kvlane's own protocol.
 func (f *benchTransfer) measureNative(cmd *cobra.Command, path engine.Path) error {
 	store, done, err := f.serve.store()
 	if err != nil {
@@ -213,8 +212,8 @@ func (f *benchTransfer) measureNative(cmd *cobra.Command, path engine.Path) erro
 	})
 }
 
-// countLinks counts the bytes over the NVLinks of a GPU until done is called, if the driver has
-// counters.
+// countLinks counts the bytes on the NVLinks of a GPU until done is called, if the driver supports
+// it.
 func (f *benchTransfer) countLinks(cmd *cobra.Command, dev device.Device) (done func()) {
 	if dev == nil || dev.Info().PCI == "" {
 		return func() {}
@@ -227,7 +226,7 @@ func (f *benchTransfer) countLinks(cmd *cobra.Command, dev device.Device) (done 
 				sent, received, err := lib.NVLinkBytes(pci)
 				return sent + received, err
 			}
-			return func() { _ = lib.Close() } // the counters are no longer read
+			return func() { _ = lib.Close() } // the counters are not needed any more
 		}
 		err = errors.Join(err, lib.Close())
 	}

@@ -16,8 +16,8 @@ import (
 	engine "github.com/kvlane/kvlane/transfer"
 )
 
-// askNative calls use with a segment of kvlane's own protocol, a function that submits tasks to it,
-// and a context with the timeout.
+// askNative opens a segment of kvlane's own protocol and calls use with it, with a function that
+// submits tasks, and with a context with the timeout.
 func (f *transferFlags) askNative(cmd *cobra.Command, segment string, use func(context.Context, *engine.Remote, submitter) error) (err error) {
 	path, _, err := f.native()
 	if err != nil {
@@ -58,7 +58,7 @@ func (f *transferFlags) askNative(cmd *cobra.Command, segment string, use func(c
 			return err
 		}
 		defer context.AfterFunc(ctx, b.Cancel)()
-		<-b.Done() // the batch has a timeout, and uses the memory until it ends
+		<-b.Done() // the batch has a timeout; wait for it, because it uses the memory
 		return b.Err()
 	})
 }
@@ -67,7 +67,7 @@ func (f *transferFlags) askNative(cmd *cobra.Command, segment string, use func(c
 // the segment's process.
 type submitter func(ctx context.Context, t engine.Task, notify []byte) error
 
-// openNative calls use with the part of a buffer that the flags select, for kvlane's own protocol.
+// openNative is like open for kvlane's own protocol.
 func (f *copyFlags) openNative(cmd *cobra.Command, segment string, local *mem.Region, use func(context.Context, *window) error) error {
 	return f.askNative(cmd, segment, func(ctx context.Context, r *engine.Remote, submit submitter) error {
 		buffers := r.Describe().Buffers
@@ -96,7 +96,7 @@ func (f *copyFlags) openNative(cmd *cobra.Command, segment string, local *mem.Re
 	})
 }
 
-// probeNative returns the time until the engine of a segment answers.
+// probeNative returns the round-trip time of a request to the engine of a segment.
 func (f *transferFlags) probeNative(cmd *cobra.Command, segment string) (took time.Duration, err error) {
 	err = f.askNative(cmd, segment, func(ctx context.Context, r *engine.Remote, _ submitter) (err error) {
 		took, err = r.Probe(ctx)

@@ -22,7 +22,7 @@ import (
 	"github.com/kvlane/kvlane/wire"
 )
 
-// serveFlags select the segment to offer.
+// serveFlags select the segment to serve.
 type serveFlags struct {
 	transferFlags
 	name, listen, advertise string
@@ -61,7 +61,7 @@ or in place, and peers that have RDMA NICs use them, if this machine has some to
 	return cmd
 }
 
-// serve offers a segment until the command's context ends. An interruption is the normal end.
+// serve serves a segment until the command's context ends. An interruption is the normal end.
 func (f *serveFlags) serve(cmd *cobra.Command) (err error) {
 	if f.name == "" {
 		return usagef("--name is required")
@@ -80,8 +80,8 @@ func (f *serveFlags) serve(cmd *cobra.Command) (err error) {
 	return f.memory.open(func(dev device.Device, s stream.Stream) error { return f.serveMooncake(cmd, d, dev, s) })
 }
 
-// mooncakeMemory calls use with registered memory filled with zeros. It is memory of dev, or of the
-// host if dev is nil.
+// mooncakeMemory registers zeroed memory and calls use with it. The memory belongs to dev, or to
+// the host if dev is nil.
 func (f *serveFlags) mooncakeMemory(ctx context.Context, dev device.Device, s stream.Stream, use func(*mooncake.Regions) error) (err error) {
 	m, err := wire.NewMover(wire.MoverOptions{Device: dev, Copy: s})
 	if err != nil {
@@ -93,7 +93,7 @@ func (f *serveFlags) mooncakeMemory(ctx context.Context, dev device.Device, s st
 		if err != nil {
 			return asUsage(fmt.Errorf("--buffer-size: %w", err))
 		}
-		defer func() { err = errors.Join(err, hostmem.Free(b)) }() // the server is closed
+		defer func() { err = errors.Join(err, hostmem.Free(b)) }() // the server is closed by then
 		if r, err = hostmem.Region(b); err != nil {
 			return err
 		}
@@ -110,7 +110,7 @@ func (f *serveFlags) mooncakeMemory(ctx context.Context, dev device.Device, s st
 	return use(regions)
 }
 
-// zeroed allocates memory of a device and fills it with zeros.
+// zeroed allocates zeroed memory of a device.
 func zeroed(ctx context.Context, dev device.Device, bytes int64) (_ *mem.Region, err error) {
 	r, err := dev.Alloc(bytes, device.AllocOptions{})
 	if err != nil {
@@ -122,12 +122,12 @@ func zeroed(ctx context.Context, dev device.Device, bytes int64) (_ *mem.Region,
 	}
 	err = errors.Join(q.Fill(mem.All(r), 0), q.Close(ctx)) // Close waits for the fill
 	if err != nil {
-		return nil, err // not freed: the device may still write to it
+		return nil, err // not freed, because the device may still write to it
 	}
 	return r, nil
 }
 
-// serveMooncake offers a segment by Mooncake's protocol until the command's context ends.
+// serveMooncake serves a segment with Mooncake's protocol until the command's context ends.
 func (f *serveFlags) serveMooncake(cmd *cobra.Command, d mooncake.Directory, dev device.Device, s stream.Stream) error {
 	return f.mooncakeMemory(cmd.Context(), dev, s, func(m *mooncake.Regions) error { return f.serveRegions(cmd, d, m) })
 }
@@ -165,7 +165,7 @@ func (f *serveFlags) serveRegions(cmd *cobra.Command, d mooncake.Directory, m *m
 		case n := <-notices:
 			err = out.print(ctx, "notification from %q: %q\n", n.Name, n.Message)
 		case <-ctx.Done():
-			err = ctx.Err() // the normal end is an interruption
+			err = ctx.Err() // an interruption is the normal end
 		}
 	}
 	t := s.Stats()
@@ -206,7 +206,7 @@ func serveMetadata(cmd *cobra.Command, listen string) error {
 	})
 	fmt.Fprintf(cmd.OutOrStdout(), "metadata http://%s/metadata; interrupt to end\n", l.Addr())
 	err = s.Serve(l)
-	if stop() { // the server failed without an interruption
+	if stop() { // the server has failed without an interruption
 		return fmt.Errorf("serve metadata: %w", err)
 	}
 	return <-stopped

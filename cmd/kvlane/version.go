@@ -13,7 +13,7 @@ import (
 )
 
 // built is the time of the build (RFC 3339, UTC), or "". The linker sets it with -X main.built=...,
-// as in `make build`.
+// as `make build` does.
 var built string
 
 // release describes a build. Fields that the build did not record are empty.
@@ -32,8 +32,8 @@ type release struct {
 // (https://go.dev/ref/mod#pseudo-versions).
 var pseudo = regexp.MustCompile(`[-.](\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)-([0-9a-f]{12})(\+|$)`)
 
-// releaseOf returns the release that the build recorded. A build of a working tree records its
-// commit. `go install` records only the module's version, and a pseudo-version contains the commit.
+// releaseOf returns the release recorded in the build. A build of a working tree records its
+// commit. `go install` records only the module's version, but a pseudo-version contains the commit.
 func releaseOf(info *debug.BuildInfo, ok bool) release {
 	r := release{Version: "(devel)", BuildDate: built, Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH}
 	if !ok {
@@ -57,7 +57,7 @@ func releaseOf(info *debug.BuildInfo, ok bool) release {
 	return r
 }
 
-// tag returns the version if a release was built, or "(devel)".
+// tag returns the version of a release, or "(devel)" for other builds.
 func (r *release) tag() string {
 	if r.Modified || pseudo.MatchString(r.Version) || strings.HasSuffix(r.Version, "+dirty") {
 		return "(devel)"
@@ -83,7 +83,7 @@ func (r *release) String() string {
 	} {
 		fmt.Fprintf(t, "%s:\t%s\n", row[0], row[1])
 	}
-	t.Flush() //nolint:errcheck // a strings.Builder accepts all writes
+	t.Flush() //nolint:errcheck // writing to a strings.Builder cannot fail
 	return b.String()
 }
 

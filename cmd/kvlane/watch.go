@@ -37,7 +37,7 @@ func (f *watchFlags) around(cmd *cobra.Command) {
 	}
 }
 
-// serve starts the servers that the flags select and runs them until stop is called. The returned
+// serve starts the servers that the flags select. They run until stop is called. The returned
 // context has the served metrics.
 func (f *watchFlags) serve(ctx context.Context) (_ context.Context, stop func() error, err error) {
 	var open []*telemetry.Server
@@ -74,7 +74,7 @@ func (f *watchFlags) serve(ctx context.Context) (_ context.Context, stop func() 
 
 type metricsKey struct{}
 
-// withMetrics returns a context with m, to which commands add their figures.
+// withMetrics returns a context with m. Commands add their metrics to it.
 func withMetrics(ctx context.Context, m *telemetry.Metrics) context.Context {
 	return context.WithValue(ctx, metricsKey{}, m)
 }
@@ -87,7 +87,7 @@ func metricsOf(ctx context.Context) *telemetry.Metrics {
 	return telemetry.New()
 }
 
-// notReady makes /readyz of a command's metrics fail until isReady is called.
+// notReady makes /readyz fail until isReady is called.
 func notReady(ctx context.Context) {
 	metricsOf(ctx).SetReady(func() error { return errors.New("the command has not opened the store yet") })
 }

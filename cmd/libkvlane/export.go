@@ -17,20 +17,20 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// library holds the objects behind the handles of the process. It is the package's only state,
-// because a process loads the library once.
+// library maps handles to objects. It is a global variable because a process loads the library
+// once.
 var library = start()
 
-// start passes the table of locks to the C code and returns the library. The C code closes the
-// locks in children of fork().
+// start passes the table of file locks to the C code, which closes the locked files in children of
+// fork(). It returns the library.
 func start() *capi.Library {
 	locks := dirfs.Locked() // a global variable, so C may keep its address
 	C.started((*C.int32_t)(unsafe.Pointer(&locks[0])), C.size_t(len(locks)))
 	return capi.New()
 }
 
-// call runs f and returns its status. If f fails, call sets why to the text of the error, and the C
-// code frees it.
+// call calls f and returns its status. If f fails, call sets why to the text of the error. The C
+// code frees the text.
 func call(why **C.char, f func() error) C.int32_t {
 	err := capi.Guard(f)
 	if err != nil {
@@ -55,11 +55,12 @@ func need[T any](a *args, name string, p *T) {
 	}
 }
 
-// maxElements limits the arrays of a call, so that their lengths in bytes do not overflow.
+// maxElements is the maximum length of arrays in a call, so that their lengths in bytes do not
+// overflow.
 const maxElements = 1 << 32
 
-// array returns the n elements at p, which are in C memory. It adds an error and returns nil if p
-// is NULL or n is too large.
+// array returns the n elements at p in C memory. If p is NULL or n is too large, it adds an error
+// and returns nil.
 func array[T any](a *args, name string, p unsafe.Pointer, n C.size_t) []T {
 	switch {
 	case n == 0:
@@ -78,7 +79,7 @@ func keysOf(a *args, keys *C.uint8_t, n C.size_t) []kvlane.Key {
 	return array[kvlane.Key](a, "keys", unsafe.Pointer(keys), n)
 }
 
-// give calls make and writes the handle to out.
+// give calls make and writes the resulting handle to out.
 func give(a *args, name string, out *C.uint64_t, make func() (capi.Handle, error)) error {
 	if need(a, name, out); a.err() != nil {
 		return a.err()
@@ -160,8 +161,8 @@ func kvlGoNotes(engine C.kvl_engine, buffer *C.char, bytes *C.size_t, why **C.ch
 	})
 }
 
-// text writes the bytes of make and a zero byte to a buffer. It sets bytes to their number. If the
-// buffer is smaller, it writes nothing to it and returns ErrNoSpace.
+// text writes the result of make and a zero byte to a buffer, and sets bytes to their total number.
+// If the buffer is too small, it writes nothing to it and returns ErrNoSpace.
 func text(buffer *C.char, bytes *C.size_t, make func() ([]byte, error)) error {
 	var a args
 	if need(&a, "bytes", bytes); a.err() != nil {

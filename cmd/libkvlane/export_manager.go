@@ -9,8 +9,7 @@ import (
 	"github.com/kvlane/kvlane/internal/capi"
 )
 
-// names converts a list of blocks, each named by its hash and page group. It adds an error for each
-// wrong argument.
+// names converts a list of blocks. It adds an error for each invalid argument.
 func names(a *args, blocks *C.kvl_blocks) *capi.Names {
 	if need(a, "blocks", blocks); blocks == nil {
 		return nil

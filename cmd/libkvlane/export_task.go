@@ -23,7 +23,7 @@ func kvlGoLoad(engine C.kvl_engine, lease C.kvl_lease, cache C.kvl_cache, keys *
 	})
 }
 
-// keyBefore returns the key of the block before the first block of a call, or nil if there is none.
+// keyBefore returns the key at before as a list, or nil if before is NULL.
 func keyBefore(before *C.uint8_t) []kvlane.Key {
 	if before == nil {
 		return nil
@@ -62,7 +62,7 @@ func kvlGoSubmitLayer(task C.kvl_task, layer C.uint32_t, after *C.kvl_after, why
 	return call(why, func() error { return library.SubmitLayer(capi.Handle(task), uint32(layer), streamOf(after)) })
 }
 
-// streamOf returns the stream to wait for, or nil if there is none.
+// streamOf returns the stream to wait for, or nil if after is NULL.
 func streamOf(after *C.kvl_after) *uint64 {
 	if after == nil {
 		return nil

@@ -1,5 +1,5 @@
-// Command prefill computes the KV of a prompt in one process and transfers it, layer by layer, to
-// the pages of another: go run ./examples/prefill
+// Command prefill computes the KV cache of a prompt in one process and transfers it layer by layer
+// to the pages of another process: go run ./examples/prefill
 //
 // Both engines compute on the CPU, and the layers go over TCP. With -device cuda both use the first
 // GPU: one process shares its memory, the other imports it, and the layers are copied there.
@@ -24,8 +24,8 @@ import (
 	"github.com/kvlane/kvlane/stream"
 )
 
-// layers is that of the model, and pages the number of pages in each process. A page of K or V has
-// 64 KiB. The request takes 4 pages.
+// layers is the number of layers of the model. pages is the number of pages in each process. A page
+// of K or V has 64 KiB. The request uses 4 pages.
 const layers, pages = 8, 64
 
 var (
@@ -48,11 +48,11 @@ func main() {
 	}
 }
 
-// worker is an engine with a paged KV cache and its transfers.
+// worker is an engine with a paged KV cache that transfers to or from another process.
 type worker struct {
 	engine   *kvlane.Engine
-	kv       *mem.Region // in place of the memory of an inference engine
-	host     *mem.Region // the request's pages on the host
+	kv       *mem.Region // stands for the memory of an inference engine
+	host     *mem.Region // host copy of the request's pages
 	cache    *kvlane.Cache
 	stream   stream.EventStream
 	transfer *kvlane.Transfer
@@ -104,12 +104,13 @@ func (w *worker) onHost(layer, plane, i int) mem.Extent {
 
 func (w *worker) bytes(e mem.Extent) []byte { return w.host.Bytes()[e.Off:][:e.Len] }
 
-// want returns the content of a page, in place of a model's result.
+// want returns the contents of a page. They stand for a model's result.
 func want(layer, plane int, page uint32) []byte {
 	return bytes.Repeat([]byte{byte(layer*31 + plane*7 + int(page) + 1)}, int(model.PlaneBytes()))
 }
 
-// compute writes a layer to its pages, in place of a model. Work after the ticket reads the layer.
+// compute writes a layer to its pages, in place of a model. The ticket completes when the layer is
+// written.
 func (w *worker) compute(ctx context.Context, layer int) (*stream.Ticket, error) {
 	b := new(mem.Batch)
 	for plane := range 2 {
@@ -122,7 +123,7 @@ func (w *worker) compute(ctx context.Context, layer int) (*stream.Ticket, error)
 	return w.stream.Submit(ctx, b)
 }
 
-// check returns an error unless the request's pages have a layer's content.
+// check returns an error if the request's pages do not have the contents of the layer.
 func (w *worker) check(ctx context.Context, layer int) error {
 	b := new(mem.Batch)
 	for plane := range 2 {
@@ -147,7 +148,7 @@ func (w *worker) check(ctx context.Context, layer int) error {
 	return nil
 }
 
-// prefill computes the layers, and sends each to the other process.
+// prefill computes the layers and sends each of them to the decode process.
 func prefill(ctx context.Context, driver kvlane.Driver) (err error) {
 	other := exec.CommandContext(ctx, os.Args[0], "-device", string(driver), "decode")
 	other.Stderr = os.Stderr
@@ -179,7 +180,8 @@ func prefill(ctx context.Context, driver kvlane.Driver) (err error) {
 	for k := range layers {
 		ticket, err := w.compute(ctx, k)
 		if err == nil {
-			err = request.Layer(ctx, k, ticket) // runs after the computation, without a wait
+			// the transfer starts after the computation; this call does not wait for it
+			err = request.Layer(ctx, k, ticket)
 		}
 		if err != nil {
 			return errors.Join(err, request.Finish(ctx))
@@ -199,7 +201,7 @@ func prefill(ctx context.Context, driver kvlane.Driver) (err error) {
 	return other.Wait()
 }
 
-// decode offers its pages, and waits for the layers of a request.
+// decode serves its pages and waits for the layers of a request.
 func decode(ctx context.Context, driver kvlane.Driver) (err error) {
 	w, err := open(ctx, driver)
 	if err != nil {

@@ -16,34 +16,34 @@ import (
 	"github.com/kvlane/kvlane/store"
 )
 
-// Cache is the paged KV cache of an engine: one region of device memory, with one plane for each
-// layer's K and one for its V, and a free list of its pages. It is safe for concurrent use.
+// Cache is a paged KV cache: one region of device memory, with one plane for the K and one for the
+// V of each layer, and a free list of pages. It is safe for concurrent use.
 type Cache struct {
 	dev       device.Device
 	region    *mem.Region
-	planeDesc *mem.Region // pinned: the planes in the kernels' format
-	planes    []mem.Plane // layer by layer, K before V
+	planeDesc *mem.Region // pinned; the planes in the format of the kernels
+	planes    []mem.Plane // ordered by layer, K before V
 	perShard  int
 	pages     store.Pages
 
-	// avail counts the free pages. A caller waits once for all its pages, in order of arrival.
+	// avail counts the free pages. A caller waits once for all of its pages; callers are served in
+	// order of arrival.
 	avail     *semaphore.Weighted
 	mu        sync.Mutex
 	free      []uint32 // guarded by mu
 	abandoned int      // guarded by mu
 }
 
-// New allocates a cache of n pages for blocks of a layout, whose shards have the same length and
-// perShard planes each. seed shuffles the free list, so that a request's pages are scattered from
-// the start, as in an engine that has run for a while.
+// New allocates a cache of n pages for blocks of a layout. All shards have the same length and
+// perShard planes. seed shuffles the free list, so that the pages of a request are scattered, as in
+// an engine that has run for a while.
 func New(dev device.Device, layout *block.Layout, perShard, n int, seed uint64) (*Cache, error) {
 	c := &Cache{dev: dev, perShard: perShard, avail: semaphore.NewWeighted(int64(n))}
 	count := layout.Shards() * perShard
 	planeBytes := layout.ShardBytes(0) / int64(perShard)
-	// Descriptors and patterns consist of words. Aligned planes keep the accesses of kernels
-	// aligned.
+	// Descriptors and patterns consist of words, so planes are aligned for the kernels.
 	stride := (planeBytes + 15) &^ 15
-	// No overflow: MaxPages times block.MaxImageBytes fits, with space for the gaps.
+	// This cannot overflow: MaxPages times block.MaxImageBytes and the gaps fit.
 	total := int64(count) * int64(n) * stride
 	var err error
 	if c.region, err = dev.Alloc(total, device.AllocOptions{}); err != nil {
@@ -63,7 +63,7 @@ func New(dev device.Device, layout *block.Layout, perShard, n int, seed uint64) 
 		c.pages.Shards[layer] = append(c.pages.Shards[layer], pl)
 		device.PlaneDescOf(&pl).Put(c.planeDesc.Bytes()[p*device.PlaneDescBytes:])
 	}
-	c.free = make([]uint32, n) // after the allocation, which limits n
+	c.free = make([]uint32, n) // after the device allocation, which limits n
 	for i := range c.free {
 		c.free[i] = uint32(i)
 	}
@@ -75,10 +75,10 @@ func New(dev device.Device, layout *block.Layout, perShard, n int, seed uint64) 
 // Region returns the memory of all pages.
 func (c *Cache) Region() *mem.Region { return c.region }
 
-// Pages returns the planes in the form for the store.
+// Pages returns the planes in the format of the store.
 func (c *Cache) Pages() *store.Pages { return &c.pages }
 
-// Planes returns the planes in the order of a block's image.
+// Planes returns the planes in the order of a block image.
 func (c *Cache) Planes() []mem.Plane { return c.planes }
 
 // All returns the span of all planes.
@@ -90,10 +90,10 @@ func (c *Cache) Shard(i int) Span { return Span{i * c.perShard, c.perShard} }
 // PerShard returns the number of planes of a shard.
 func (c *Cache) PerShard() int { return c.perShard }
 
-// BlockBytes returns the number of bytes of a block on the device.
+// BlockBytes returns the length of a block on the device.
 func (c *Cache) BlockBytes() int64 { return int64(len(c.planes)) * c.planes[0].Bytes }
 
-// Part returns the content of plane p: "k", "v" or "latent".
+// Part returns the name of the contents of plane p: "k", "v" or "latent".
 func (c *Cache) Part(p int) string {
 	switch {
 	case c.perShard == 1:
@@ -104,7 +104,7 @@ func (c *Cache) Part(p int) string {
 	return "v"
 }
 
-// Take appends n free pages to dst. It blocks until there are as many, or until ctx ends.
+// Take appends n free pages to dst. It blocks until n pages are free or ctx ends.
 func (c *Cache) Take(ctx context.Context, dst []uint32, n int) ([]uint32, error) {
 	if err := c.avail.Acquire(ctx, int64(n)); err != nil {
 		return dst, fmt.Errorf("wait for %d free pages: %w", n, context.Cause(ctx))
@@ -117,7 +117,7 @@ func (c *Cache) Take(ctx context.Context, dst []uint32, n int) ([]uint32, error)
 	return dst, nil
 }
 
-// Give returns pages to the free list. The last access to them must be over.
+// Give returns pages to the free list. They must not be accessed any more.
 func (c *Cache) Give(pages []uint32) {
 	c.mu.Lock()
 	c.free = append(c.free, pages...)
@@ -125,15 +125,16 @@ func (c *Cache) Give(pages []uint32) {
 	c.avail.Release(int64(len(pages)))
 }
 
-// Abandon reports that a transfer that has not ended may still access n pages.
+// Abandon records that an unfinished transfer may still access n pages. Close then does not free
+// the memory.
 func (c *Cache) Abandon(n int) {
 	c.mu.Lock()
 	c.abandoned += n
 	c.mu.Unlock()
 }
 
-// Close frees the memory. All queues that used it must be idle. If pages were abandoned, Close
-// keeps the memory and returns ErrBusy.
+// Close frees the memory. All queues that used it must be idle. If pages were abandoned, it returns
+// ErrBusy and does not free the memory.
 func (c *Cache) Close() error {
 	c.mu.Lock()
 	n := c.abandoned

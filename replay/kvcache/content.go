@@ -6,27 +6,25 @@ import (
 	"github.com/kvlane/kvlane/device"
 )
 
-// contentSalt and poisonSalt separate the seeds of contents and of poison: in practice no seed is
-// of both.
+// contentSalt and poisonSalt make the seeds of contents and of poison patterns different.
 const (
 	contentSalt = 0x6b766c616e65_0001
 	poisonSalt  = 0x6b766c616e65_0002
 )
 
-// ContentSeed returns the seed of the pattern in the block with a hash id.
+// ContentSeed returns the seed of the pattern for the block with a hash ID.
 func ContentSeed(hashID int64) uint64 {
 	return device.Mix64(uint64(hashID) ^ device.Mix64(contentSalt))
 }
 
-// PoisonSeed returns the seed of the nth poison. No two allocations of a page have the same.
+// PoisonSeed returns the seed of the nth poison pattern.
 func PoisonSeed(n uint64) uint64 { return device.Mix64(n ^ device.Mix64(poisonSalt)) }
 
-// planeSeed returns the seed with which a kernel, which counts planes from 0, writes plane first+p
-// of the pattern to plane p.
+// planeSeed returns the seed with which a kernel that counts planes from 0 writes plane first+p of
+// the pattern to plane p.
 func planeSeed(seed uint64, first int) uint64 { return seed + uint64(first)<<40 }
 
-// pattern fills b with a plane of the pattern, from its start, as device.KernelPatternFill defines
-// it.
+// pattern fills b with the start of a plane of the pattern, as defined by device.KernelPatternFill.
 func pattern(b []byte, seed uint64, plane int) {
 	base := planeSeed(seed, plane)
 	var word [8]byte
@@ -41,7 +39,7 @@ func pattern(b []byte, seed uint64, plane int) {
 }
 
 // mismatchedBytes returns the number of bytes of b that differ from the pattern, and the offset of
-// the first, or -1.
+// the first one or -1.
 func mismatchedBytes(b []byte, seed uint64, plane int) (mismatched int64, first int64) {
 	base := planeSeed(seed, plane)
 	first = -1

@@ -1,4 +1,4 @@
-// Package kvcache is the paged KV cache of an engine without a model. It fills pages of device
-// memory with patterns in place of keys and values, and verifies every byte of them, on the device
-// if it runs kernels. Replays and benchmarks load to it and dump from it.
+// Package kvcache is a paged KV cache without a model, for replays and benchmarks. It fills pages
+// of device memory with patterns instead of keys and values. It verifies every byte of them, on the
+// device if that supports kernels.
 package kvcache

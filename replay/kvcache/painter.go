@@ -10,31 +10,30 @@ import (
 	"github.com/kvlane/kvlane/mem"
 )
 
-// Painter fills pages with patterns and compares pages with them, on one queue of the device. Each
-// method except Compare waits for the device, so that the scratch memory is free when it returns. A
-// Painter is not safe for concurrent use.
+// Painter fills pages with patterns and compares pages with patterns, on one queue of the device.
+// Each method except Compare waits for the device. A Painter is not safe for concurrent use.
 //
-// If the queue launches kernels, pages never leave the device. Otherwise each plane of a page is
+// If the queue can launch kernels, the data stays on the device. Otherwise each plane of a page is
 // copied through staging memory.
 type Painter struct {
 	cache *Cache
 	queue device.Queue
-	// kernels is the same queue, or nil if the device runs no kernels.
+	// kernels is queue, or nil if the device does not support kernels.
 	kernels  device.Launcher
-	most     int // pages of a call at most
+	most     int // maximum number of pages in a call
 	scratch  *mem.Region
 	stage    mem.Extent // one plane
 	pairs    mem.Extent // {u32 page, u32 index} for each page
 	seeds    mem.Extent // u64 for each page
 	counts   mem.Extent // u64 for each page
-	compared int        // pages of a Compare whose Compared is missing
-	dead     bool       // work may still run on the queue and access its memory
+	compared int        // pages of a Compare without its Compared
+	dead     bool       // work may still run on the queue and access the memory
 }
 
 // Span is a range of a cache's planes: one layer, or all of them.
 type Span struct{ First, Count int }
 
-// NewPainter returns a painter for at most that many pages per call. The caller closes it.
+// NewPainter returns a painter for at most most pages per call. The caller closes it.
 func NewPainter(c *Cache, most int) (_ *Painter, err error) {
 	p := &Painter{cache: c, most: max(most, 1)}
 	if p.queue, err = c.dev.OpenQueue(device.QueueOptions{}); err != nil {
@@ -55,7 +54,7 @@ func NewPainter(c *Cache, most int) (_ *Painter, err error) {
 	return p, nil
 }
 
-// Fill writes the pattern of seeds[i] to the span's planes of pages[i].
+// Fill writes the pattern of seeds[i] to pages[i], in the planes of s.
 func (p *Painter) Fill(ctx context.Context, s Span, pages []uint32, seeds []uint64) error {
 	if len(pages) == 0 {
 		return nil
@@ -77,7 +76,7 @@ func (p *Painter) Fill(ctx context.Context, s Span, pages []uint32, seeds []uint
 	return nil
 }
 
-// Check adds to wrong[i] the number of bytes of pages[i], in the span's planes, that differ from
+// Check adds to mismatched[i] the number of bytes of pages[i], in the planes of s, that differ from
 // the pattern of seeds[i].
 func (p *Painter) Check(ctx context.Context, s Span, pages []uint32, seeds []uint64, mismatched []int64) error {
 	if err := p.Compare(ctx, s, pages, seeds); err != nil {
@@ -86,8 +85,8 @@ func (p *Painter) Check(ctx context.Context, s Span, pages []uint32, seeds []uin
 	return p.Compared(ctx, mismatched)
 }
 
-// Compare starts a check, and Compared completes it. In between the painter must not be used, and
-// the pages must not be written.
+// Compare starts a check, and Compared completes it. Between the two calls the painter must not be
+// used and the pages must not be written.
 func (p *Painter) Compare(ctx context.Context, s Span, pages []uint32, seeds []uint64) error {
 	counts := p.counts.Bytes()[:8*len(pages)]
 	clear(counts)
@@ -112,7 +111,8 @@ func (p *Painter) Compare(ctx context.Context, s Span, pages []uint32, seeds []u
 	return nil
 }
 
-// Compared waits for the last Compare, and adds the wrong bytes of its i-th page to wrong[i].
+// Compared waits for the last Compare. It adds the number of wrong bytes of page i to
+// mismatched[i].
 func (p *Painter) Compared(ctx context.Context, mismatched []int64) error {
 	if p.compared > 0 && p.kernels != nil {
 		if err := p.finish(ctx); err != nil {
@@ -127,8 +127,8 @@ func (p *Painter) Compared(ctx context.Context, mismatched []int64) error {
 	return nil
 }
 
-// Locate returns the plane and the offset at which page first differs from the pattern of seed, or
-// plane -1.
+// Locate returns the plane and the offset at which page first differs from the pattern of seed.
+// plane is -1 if it does not differ.
 func (p *Painter) Locate(ctx context.Context, page uint32, seed uint64) (plane int, off int64, err error) {
 	for pl := range p.cache.planes {
 		if err := p.copy(ctx, p.stage, p.cache.planes[pl].Page(page)); err != nil {
@@ -141,13 +141,13 @@ func (p *Painter) Locate(ctx context.Context, page uint32, seed uint64) (plane i
 	return -1, -1, nil
 }
 
-// launch starts the pattern kernel. It counts the wrong bytes of pages at the address counts, or
-// fills the pages if counts is 0.
+// launch starts the pattern kernel. If counts is 0, the kernel fills the pages. Otherwise it writes
+// the numbers of wrong bytes to that address.
 func (p *Painter) launch(counts mem.DevAddr, s Span, pages []uint32, seeds []uint64) error {
 	pairs, words := p.pairs.Bytes(), p.seeds.Bytes()
 	for i, page := range pages {
 		device.PutPair(pairs[device.PairBytes*i:], page, uint32(i))
-		// The kernel counts planes from the first of the span.
+		// The kernel counts planes from the first one of the span.
 		binary.LittleEndian.PutUint64(words[8*i:], planeSeed(seeds[i], s.First))
 	}
 	k := device.PatternArgs{
@@ -167,7 +167,7 @@ func (p *Painter) copy(ctx context.Context, dst, src mem.Extent) error {
 	return p.finish(ctx)
 }
 
-// finish waits until all enqueued work has run.
+// finish waits until all enqueued work has completed.
 func (p *Painter) finish(ctx context.Context) error {
 	if p.dead {
 		return errors.New("the queue of patterns did not finish earlier work")
@@ -187,11 +187,11 @@ func (p *Painter) finish(ctx context.Context) error {
 	return nil
 }
 
-// Dead reports whether work that did not end in time may still run. The memory that it accesses
-// must not be used again.
+// Dead reports whether work that did not complete in time may still run. The memory that it
+// accesses must not be used again.
 func (p *Painter) Dead() bool { return p.dead }
 
-// Close waits until the queue is idle, and frees the scratch memory. If it fails, nothing is freed.
+// Close waits until the queue is idle and frees the memory. If it fails, nothing is freed.
 func (p *Painter) Close(ctx context.Context) error {
 	if err := p.queue.Close(ctx); err != nil {
 		return fmt.Errorf("close the queue of patterns: %w", err)

@@ -1,5 +1,5 @@
-// Package profiles serves the profiles of a Go process. It is not part of package telemetry, which
-// the C library includes.
+// Package profiles serves the runtime profiles of the process over HTTP. It is separate from
+// package telemetry so that the C library does not contain it.
 package profiles
 
 import (
@@ -14,17 +14,17 @@ import (
 	"github.com/kvlane/kvlane/telemetry"
 )
 
-// Serve serves the process's profiles at /debug/pprof/ by telemetry.Serve. It returns ErrInvalid
-// unless addr is a loopback address or localhost. Requests for other hosts are refused, so that a
-// web page cannot read profiles through a name that resolves to this machine. If the server ends
-// during a profile, it sends the incomplete profile.
+// Serve serves profiles at /debug/pprof/ with telemetry.Serve. It returns ErrInvalid if addr is
+// neither a loopback address nor localhost. Requests for other hosts are refused, so that web pages
+// cannot read profiles through a name that resolves to this machine. If the server is closed during
+// a profile, it sends the incomplete profile.
 func Serve(ctx context.Context, addr string) (*telemetry.Server, error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
 		return nil, fmt.Errorf("serve profiles: %w: %w", errdefs.ErrInvalid, err)
 	}
 	if host == "localhost" {
-		host = "127.0.0.1" // without asking a resolver
+		host = "127.0.0.1" // avoids a name lookup
 	}
 	if !isLoopback(host) {
 		return nil, fmt.Errorf("serve profiles on %q: %w: must be a loopback address, such as 127.0.0.1:6060", addr, errdefs.ErrInvalid)

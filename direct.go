@@ -227,6 +227,7 @@ type directStorage struct {
 	files    *streamfile.DirectFiles // or nil
 	pool     *mem.SlotPool           // of loads, or nil
 	dumps    *mem.SlotPool           // of dumps, or nil
+	heads    *mem.Region             // pinned memory for dumps, or nil
 	hostSlot *mem.Region             // pinned memory for dumps, or nil
 	dev      device.Device
 }
@@ -275,6 +276,9 @@ func (e *Engine) fillDirect(ctx context.Context, d *directStorage, dirs, measure
 		if d.dumps, err = mem.NewSlotPool(deviceMemory{e.dev}, slots, image); err != nil {
 			return err
 		}
+		if d.heads, err = e.dev.AllocHost(slots * e.groups.formats.MaxHeaderBytes()); err != nil {
+			return err
+		}
 		if d.hostSlot, err = e.dev.AllocHost(image); err != nil {
 			return err
 		}
@@ -307,11 +311,14 @@ func (d *directStorage) close(ctx context.Context) error {
 			return err
 		}
 	}
-	if d.hostSlot != nil {
-		if err := d.dev.Free(d.hostSlot); err != nil {
+	for _, r := range []**mem.Region{&d.heads, &d.hostSlot} {
+		if *r == nil {
+			continue
+		}
+		if err := d.dev.Free(*r); err != nil {
 			return err
 		}
-		d.hostSlot = nil
+		*r = nil
 	}
 	return d.storage.Close()
 }
@@ -329,7 +336,11 @@ func (e *Engine) storeDirect() *store.Direct {
 	if e.direct == nil {
 		return nil
 	}
-	return &store.Direct{Pool: e.direct.pool, Dumps: e.direct.dumps, HostSlot: e.direct.hostSlot, Require: e.cfg.Store.Direct == DirectRequire, Reason: e.directMode.Reason}
+	return &store.Direct{
+		Pool: e.direct.pool, Dumps: e.direct.dumps, HostSlot: e.direct.hostSlot,
+		Heads:   mem.Slots{Region: e.direct.heads, Stride: e.groups.formats.MaxHeaderBytes()},
+		Require: e.cfg.Store.Direct == DirectRequire, Reason: e.directMode.Reason,
+	}
 }
 
 // Direct returns whether and how the engine uses direct storage. It is safe for concurrent use,

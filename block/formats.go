@@ -101,6 +101,15 @@ func (fs Formats) MaxImageBytes() int64 {
 	return n
 }
 
+// MaxHeaderBytes returns the length of the longest header.
+func (fs Formats) MaxHeaderBytes() int64 {
+	var n int64
+	for i := range fs {
+		n = max(n, fs[i].Layout.HeaderBytes())
+	}
+	return n
+}
+
 // MaxShards returns the maximum number of shards of a block.
 func (fs Formats) MaxShards() int {
 	n := 0

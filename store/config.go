@@ -154,7 +154,7 @@ func (c *Config) Validate() error {
 	if c.Cache != nil && pipeline.IsTransient(c.Cache) && len(c.Next) == 0 {
 		bad("store config: the first tier is transient, and no tier is below it")
 	}
-	if d := c.Direct; d != nil && (d.Pool == nil || (d.Dumps == nil) != (d.HostSlot == nil) || formatsErr == nil && d.Pool.Slots().Stride < c.Formats.MaxImageBytes()) {
+	if d := c.Direct; d != nil && (d.Pool == nil || (d.Dumps == nil) != (d.HostSlot == nil || d.Heads.Region == nil) || formatsErr == nil && d.Pool.Slots().Stride < c.Formats.MaxImageBytes()) {
 		bad("store config: the slots of direct storage are too small for blocks of %d bytes", c.Formats.MaxImageBytes())
 	}
 	for i, t := range c.Next {

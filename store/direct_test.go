@@ -43,7 +43,7 @@ func TestLoadsReadDirectly(t *testing.T) {
 					if window != (st.DirectDumped == 6) || !window && st.DirectDumped != 0 {
 						t.Errorf("window %t: %d blocks were dumped directly", window, st.DirectDumped)
 					}
-					if f := r.direct.files.Stats(); f.Handles.Registrations+f.Handles.Hits != 7 || window == (f.Handles.Hits == 0) || f.Bytes != (7+f.Writes)*(r.format.Layout.ImageBytes()-r.format.Layout.HeaderBytes()) {
+					if f := r.direct.files.Stats(); f.Handles.Registrations+f.Handles.Hits != 7 || window == (f.Handles.Hits == 0) || f.Bytes != 7*r.format.Layout.DataBytes()+f.Writes*r.format.Layout.ImageBytes() {
 						t.Errorf("files: %+v", f)
 					}
 				}

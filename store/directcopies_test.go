@@ -94,7 +94,7 @@ func TestDirectBlocksAreNotCopiedToTheHost(t *testing.T) {
 					t.Errorf("%s: %+v through host memory, want %+v", name, got, want)
 				}
 			}
-			want("dump", hostBytes{written: heads}, func() {
+			want("dump", hostBytes{toDevice: heads}, func() {
 				d, err := r.st.Dump(r.ctx(), r.pages, refs, store.DumpOptions{})
 				r.must(err)
 				r.must(d.Durable(r.ctx()))

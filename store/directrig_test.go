@@ -27,6 +27,7 @@ type directRig struct {
 	files    *streamfile.DirectFiles
 	pool     *mem.SlotPool
 	dumps    *mem.SlotPool
+	heads    *mem.Region
 	hostSlot *mem.Region
 }
 
@@ -49,9 +50,14 @@ func (r *rig) openDirect(sc *store.Config, fc *file.Config) {
 	r.must(err)
 	d.dumps, err = mem.NewSlotPool(deviceMemory{r.dev}, max(o.slots, 4), r.groups.MaxImageBytes())
 	r.must(err)
+	d.heads, err = r.dev.AllocHost(max(o.slots, 4) * r.groups.MaxHeaderBytes())
+	r.must(err)
 	d.hostSlot, err = r.dev.AllocHost(r.groups.MaxImageBytes())
 	r.must(err)
-	fc.Direct, sc.Direct = d.files, &store.Direct{Pool: d.pool, Dumps: d.dumps, HostSlot: d.hostSlot, Require: o.require, Reason: "simulated"}
+	fc.Direct, sc.Direct = d.files, &store.Direct{
+		Pool: d.pool, Dumps: d.dumps, HostSlot: d.hostSlot, Heads: mem.Slots{Region: d.heads, Stride: r.groups.MaxHeaderBytes()},
+		Require: o.require, Reason: "simulated",
+	}
 	r.direct = d
 }
 
@@ -61,6 +67,7 @@ func (r *rig) closeDirect() {
 		r.must(d.files.Close(r.ctx()))
 		r.must(d.pool.Close(r.ctx()))
 		r.must(d.dumps.Close(r.ctx()))
+		r.must(r.dev.Free(d.heads))
 		r.must(r.dev.Free(d.hostSlot))
 		r.must(d.st.Close())
 		r.direct = nil

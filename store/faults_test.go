@@ -53,7 +53,7 @@ func TestEveryFaultIsReported(t *testing.T) {
 		{"device", []string{sim.OpWork, sim.OpCallLaunch, sim.OpRecord, sim.OpOpen}},
 		{"summing device", []string{sim.OpLaunch, sim.OpRecord, sim.OpOpen}},
 		{"file", []string{faulty.OpLookup, faulty.OpRetain, faulty.OpGet, faulty.OpPut}},
-		{"direct", []string{sim.OpFileRegister, sim.OpFileRead, sim.OpFileWrite}},
+		{"direct", []string{sim.OpLaunch, sim.OpFileRegister, sim.OpFileRead, sim.OpFileWrite}},
 		{"direct below a cache", []string{sim.OpLaunch, sim.OpFileRead}},
 		{"direct by queues", []string{sim.OpFileEnqueue, sim.OpFileRead, sim.OpFileWrite}},
 		{"cache", []string{faulty.OpLookup, faulty.OpRetain, faulty.OpOpen, faulty.OpReserve, faulty.OpPublish}},
@@ -61,8 +61,8 @@ func TestEveryFaultIsReported(t *testing.T) {
 		for _, op := range layer.ops {
 			for _, action := range []string{"fail", "partial", "corrupt"} {
 				// For these operations the injected wrong byte is detected only if the copy
-				// computes checksums.
-				if action == "corrupt" && op != sim.OpLaunch && op != sim.OpFileRead {
+				// computes checksums. Direct dumps are verified later.
+				if action == "corrupt" && op != sim.OpFileRead && (op != sim.OpLaunch || layer.name == "direct") {
 					continue
 				}
 				// Only operations that move bytes can be cut short. A short Open or Retain is an

@@ -76,13 +76,14 @@ func Open(c Config) (*Store, error) {
 		closeLock: make(chan struct{}, 1),
 	}
 	s.loads, s.dumps = s.newStream("load", c.OpenLoad), s.newStream("dump", c.OpenDump)
+	loads := s.newEnv(mem.ToPages, s.loads)
 	s.loader = load.New(load.Config{
-		Pipeline: s.pipeline, Scheduler: s.sched, Env: s.newEnv(mem.ToPages, s.loads), Readers: s.readers, Admission: &s.admission,
+		Pipeline: s.pipeline, Scheduler: s.sched, Env: loads, Readers: s.readers, Admission: &s.admission,
 		BatchBytes: c.BatchBytes, PartBytes: c.PartBytes, RowBytes: c.RowBytes,
 	})
 	s.dumper = dump.New(dump.Config{
-		Pipeline: s.pipeline, Scheduler: s.sched, Env: s.newEnv(mem.ToSlots, s.dumps), Writers: c.Writers, WaitingSlots: leased,
-		BatchBytes: c.BatchBytes, PartBytes: load.WholeParts * c.PartBytes,
+		Pipeline: s.pipeline, Scheduler: s.sched, Env: s.newEnv(mem.ToSlots, s.dumps), Loads: loads, Writers: c.Writers,
+		WaitingSlots: leased, BatchBytes: c.BatchBytes, PartBytes: load.WholeParts * c.PartBytes,
 	})
 	return s, nil
 }

@@ -164,11 +164,11 @@ type DirectWriter interface {
 	// CanPutDirect returns nil, or the reason why PutDirect cannot store blocks of the tier's
 	// formats. The result never changes.
 	CanPutDirect() error
-	// PutDirect stores a block like Put. head is its sealed header. src is device memory of the
-	// image's length, with the shards after the unused bytes of the header. PutDirect does not
-	// verify the shards. Errors are those of Put, or wrap ErrNotDirect or ErrDirectFailed, after
-	// which Put may succeed. If quiesced is not nil, src may still be read until it is closed.
-	PutDirect(ctx context.Context, key block.Key, head []byte, src mem.Extent) (quiesced <-chan struct{}, err error)
+	// PutDirect stores a block like Put. src is device memory with its sealed image, which
+	// PutDirect does not verify. written is false if the tier had the block already. Errors are
+	// those of Put, or wrap ErrNotDirect or ErrDirectFailed, after which Put may succeed. If
+	// quiesced is not nil, src may still be read until it is closed.
+	PutDirect(ctx context.Context, key block.Key, src mem.Extent) (written bool, quiesced <-chan struct{}, err error)
 }
 
 // Admitter is a SlotTier that decides whether to keep a block that is read from a tier below.

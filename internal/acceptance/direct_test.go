@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane"
+	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/device"
 	"github.com/kvlane/kvlane/device/sim"
 	"github.com/kvlane/kvlane/errdefs"
@@ -78,7 +79,7 @@ func TestReplayIsExactWithDirectStorage(t *testing.T) {
 					dev, _ := e.Device().(*sim.Device)
 					x := e.Direct().Stats
 					trials := int64(strings.Count(pipeline, "file")+strings.Count(pipeline, "log")) * 2 * 4096 // one in each directory
-					if f := dev.StorageFigures(); f.Misaligned != 0 || on && f.Bytes != x.Bytes+trials || x.Bytes != (x.Reads+x.Writes)*c.Model.PlaneBytes()*6 {
+					if f := dev.StorageFigures(); f.Misaligned != 0 || on && f.Bytes != x.Bytes+trials || x.Bytes != (x.Reads+x.Writes)*c.Model.PlaneBytes()*6+x.Writes*block.AlignBytes {
 						t.Errorf("%+v, want %+v", f, x)
 					}
 					if dumps := on && (pipeline == "file" || pipeline == "log"); x.Reads < st.Direct || (x.Writes > 0) != dumps || (st.DirectDumped > 0) != dumps {

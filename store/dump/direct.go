@@ -15,9 +15,9 @@ import (
 )
 
 // Without a cache, blocks of a dump may pass through slots of device memory instead of the window.
-// The copy to the slot computes the checksums, the CPU builds the header from them, and the tier
-// stores both directly. If that fails, the block is copied from its slot to pinned memory and
-// stored from there: its page may already have been rewritten.
+// The copy to the slot computes the checksums, the CPU builds the header from them, another copy
+// adds it to the slot, and the tier stores the image directly. If that fails, the block is copied
+// from its slot to pinned memory and stored from there: its page may already have been rewritten.
 
 var errNoWriter = fmt.Errorf("%w: the tier stores no blocks from device memory: %w", tier.ErrNotDirect, errdefs.ErrNotSupported)
 
@@ -44,8 +44,8 @@ func (t *Task) sealDirect(job *batch.CheckJob, position int, d *pipeline.DirectD
 		sums[k] = block.FoldLeaves(job.Group.LeafSums(p, position-p.Blocks.From, k))
 	}
 	f := t.p.Map.Formats[job.Part.Group]
-	head := make([]byte, f.Layout.HeaderBytes())
-	if err := f.SealHeader(head, key, sums); err != nil {
+	head := t.p.Direct.Heads.At(d.Index()).Sub(0, f.Layout.HeaderBytes())
+	if err := f.SealHeader(head.Bytes(), key, sums); err != nil {
 		return err
 	}
 	d.Head = head
@@ -58,22 +58,16 @@ func (b *blockWrite) direct() *pipeline.DirectDump {
 	return d
 }
 
-// putDirect stores a block from a slot of device memory. wait bounds only the direct write. If that
-// fails, the copy through host memory has a separate limit.
-func (d *Dumper) putDirect(ctx, wait context.Context, t tier.Tier, b *blockWrite) error {
-	p, slot := d.Pipeline, b.direct()
+// putDirect stores a block from a slot of device memory in durable tier n. The direct write has a
+// time limit. If it fails, the copy through host memory has a separate one.
+func (d *Dumper) putDirect(ctx context.Context, n int, b *blockWrite) error {
+	p, slot, t := d.Pipeline, b.direct(), d.Pipeline.Durable[n]
 	why := fmt.Errorf("%w: the copy to device memory has no checksums", tier.ErrNotDirect)
-	if slot.Head != nil {
-		c := stream.Completion{Path: stream.PathCuFile, Reason: p.Direct.Reason, Bytes: b.image().Len, Pieces: 1, Started: p.Clock.Now()}
-		slot.Quiesced, why = d.direct.PutDirect(wait, b.key(), slot.Head, b.image())
-		if why == nil {
-			p.Count.DirectDumped.Add(1)
-			c.Finished = p.Clock.Now()
-			b.t.base.AddCompletion(d.Env.Stream.Name(), &p.Count.DumpPaths, c, c.Started, nil)
+	if slot.Head.Len > 0 {
+		if why = copyExtent(ctx, d.Loads, b.image().Sub(0, slot.Head.Len), slot.Head); why != nil {
+			why = fmt.Errorf("%w: copy the header to device memory: %w", tier.ErrNotDirect, why)
+		} else if why = d.put(ctx, n, func(wait context.Context) error { return d.writeDirect(wait, b) }); why == nil {
 			return nil
-		}
-		if slot.Quiesced != nil {
-			p.Count.Quarantined.Add(1)
 		}
 	}
 	failed := errors.Is(why, tier.ErrDirectFailed)
@@ -89,12 +83,38 @@ func (d *Dumper) putDirect(ctx, wait context.Context, t tier.Tier, b *blockWrite
 		return why
 	}
 	p.Index.FellBack(t, b.key(), why)
-	bounded, cancel := p.WithTimeout(ctx, p.WaitMax)
-	defer cancel()
-	if err := d.putCopy(bounded, t, b); err != nil {
+	if err := d.put(ctx, n, func(wait context.Context) error { return d.putCopy(wait, t, b) }); err != nil {
 		return errors.Join(why, err)
 	}
 	return nil
+}
+
+// writeDirect stores a block from a slot of device memory that has its header.
+func (d *Dumper) writeDirect(ctx context.Context, b *blockWrite) error {
+	p, slot := d.Pipeline, b.direct()
+	c := stream.Completion{Path: stream.PathCuFile, Reason: p.Direct.Reason, Bytes: b.image().Len, Pieces: 1, Started: p.Clock.Now()}
+	written, quiesced, err := d.direct.PutDirect(ctx, b.key(), b.image())
+	switch slot.Quiesced = quiesced; {
+	case quiesced != nil:
+		p.Count.Quarantined.Add(1)
+	case err == nil && written:
+		p.Count.DirectDumped.Add(1)
+		c.Finished = p.Clock.Now()
+		b.t.base.AddCompletion(d.Env.Stream.Name(), &p.Count.DumpPaths, c, c.Started, nil)
+	}
+	return err
+}
+
+// copyExtent copies src to dst. It waits until the copy uses neither.
+func copyExtent(ctx context.Context, env *batch.Env, dst, src mem.Extent) error {
+	ticket, err := env.Stream.Submit(ctx, &mem.Batch{Dst: []mem.Extent{dst}, Src: []mem.Extent{src}})
+	if err != nil {
+		return err
+	}
+	defer context.AfterFunc(ctx, ticket.Cancel)()
+	err = ticket.Wait(context.WithoutCancel(ctx))
+	env.Stream.Resolved()
+	return err
 }
 
 // putCopy copies a block from its slot of device memory to Direct.HostSlot, and stores it from
@@ -111,18 +131,12 @@ func (d *Dumper) putCopy(ctx context.Context, t tier.Tier, b *blockWrite) error 
 	f := d.Pipeline.Map.Formats[group]
 	dst, src := d.Pipeline.Map.Image(mem.All(d.Pipeline.Direct.HostSlot), group), b.image()
 	head := f.Layout.HeaderBytes()
-	ticket, err := d.Env.Stream.Submit(ctx, &mem.Batch{Dst: []mem.Extent{dst.Sub(head, dst.Len-head)}, Src: []mem.Extent{src.Sub(head, src.Len-head)}})
-	if err != nil {
-		return err
-	}
-	err = ticket.Wait(context.WithoutCancel(ctx)) // the copy uses both slots until then
-	d.Env.Stream.Resolved()
-	if err != nil {
+	if err := copyExtent(ctx, d.Env, dst.Sub(head, dst.Len-head), src.Sub(head, src.Len-head)); err != nil {
 		return err
 	}
 	image := dst.Bytes()
-	if sealed := b.direct().Head; sealed != nil {
-		copy(image, sealed) // the tier verifies the copy by the header
+	if sealed := b.direct().Head; sealed.Len > 0 {
+		copy(image, sealed.Bytes()) // the tier verifies the copy by the header
 	} else if err := f.Seal(image, b.key()); err != nil {
 		return err
 	}

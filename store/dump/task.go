@@ -22,11 +22,14 @@ import (
 
 // Config configures a Dumper.
 type Config struct {
-	Pipeline     *pipeline.Pipeline
-	Scheduler    *task.Scheduler
-	Env          *batch.Env // of copies to slots
-	Writers      int        // goroutines that write to the tiers below
-	WaitingSlots int64      // slots for dumps that wait for the host program: see package store
+	Pipeline  *pipeline.Pipeline
+	Scheduler *task.Scheduler
+	Env       *batch.Env // of copies to slots
+	// Loads has the stream of loads. It copies headers to slots, because Env.Stream may wait for
+	// work of the host program.
+	Loads        *batch.Env
+	Writers      int   // goroutines that write to the tiers below
+	WaitingSlots int64 // slots for dumps that wait for the host program: see package store
 	// BatchBytes is that of store.Config. PartBytes is the size of a part.
 	BatchBytes, PartBytes int64
 }

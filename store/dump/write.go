@@ -75,7 +75,7 @@ func (d *Dumper) writeTier(n int, blocks []blockWrite) {
 		case err != nil:
 			b.handleResult(n, err)
 		case b.direct() != nil:
-			b.handleResult(n, d.put(ctx, n, func(wait context.Context) error { return d.putDirect(ctx, wait, t, b) }))
+			b.handleResult(n, d.putDirect(ctx, n, b))
 		case ok && len(blocks) > 1:
 			together = append(together, b)
 		default:

@@ -22,8 +22,10 @@ type Direct struct {
 	// Dumps lends slots to dumps, so that dumps take none from loads. Dumps use it only without a
 	// cache; otherwise it is nil.
 	Dumps *mem.SlotPool
-	// HostSlot is pinned memory of the size of a slot. Dumps use it for blocks that could not be
-	// written directly. It must be set if Dumps is.
+	// Heads is pinned memory for the header of the block in each slot of Dumps. HostSlot is pinned
+	// memory of the size of a slot. Dumps use it for blocks that could not be written directly.
+	// Both must be set if Dumps is.
+	Heads    mem.Slots
 	HostSlot *mem.Region
 	// Reason is the reason in completions. It describes the path of the bytes.
 	Reason string
@@ -137,8 +139,8 @@ func (p *Pipeline) fetchDirect(ctx context.Context, t tier.Tier, key block.Key, 
 type DirectDump struct {
 	slot mem.PoolSlot
 	lent bool
-	// Head is the sealed header, or nil if the copy had no checksums.
-	Head []byte
+	// Head is the sealed header in Direct.Heads. It has no length if the copy had no checksums.
+	Head mem.Extent
 	// Quiesced, if not nil, is closed when the tier no longer reads the slot.
 	Quiesced <-chan struct{}
 }

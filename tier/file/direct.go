@@ -89,12 +89,11 @@ func (t *Tier) forgetDirect(d *dir, key block.Key) {
 	}
 }
 
-// content is the image of a block: in host memory, or the header in host memory and the shards in
-// device memory.
+// content is the image of a block, in host memory or device memory.
 type content struct {
 	image    []byte
-	head     []byte
-	src      mem.Extent      // has the image's length, but no valid header
+	src      mem.Extent      // the image, if image is nil
+	written  bool            // else the tier had the block
 	quiesced <-chan struct{} // see tier.DirectWriter; if set, the write is not tried again
 }
 
@@ -103,18 +102,6 @@ func (c *content) bytes() int64 {
 		return c.src.Len
 	}
 	return int64(len(c.image))
-}
-
-// verify verifies the image, or only the header if the shards are in device memory.
-func (c *content) verify(formats block.Formats, key block.Key) error {
-	if c.image != nil {
-		return formats.Verify(c.image, key)
-	}
-	f, err := formats.Of(key)
-	if err == nil {
-		_, err = f.HeaderSums(nil, c.head, key)
-	}
-	return err
 }
 
 // writeContent writes a new file. On failure it removes the file.
@@ -126,11 +113,8 @@ func (t *Tier) writeContent(ctx context.Context, d *dir, name string, c *content
 	if err != nil {
 		return dirfs.Info{}, err
 	}
-	n := int64(len(c.head))
-	if c.quiesced, err = f.WriteDirect(ctx, c.src.Sub(n, c.src.Len-n), n); err != nil {
+	if c.quiesced, err = f.WriteDirect(ctx, c.src, 0); err != nil {
 		err = fmt.Errorf("%w: %w", tier.ErrDirectFailed, err)
-	} else {
-		err = blockdir.WriteAll(f, name, c.head, 0) // written last, so that an incomplete file has no header
 	}
 	return blockdir.FinishFile(d, name, f, err, sync)
 }
@@ -143,11 +127,11 @@ func (t *Tier) CanPutDirect() error {
 	return nil
 }
 
-// PutDirect implements tier.DirectWriter. It stores the shards by one transfer, and the header by a
-// write of the host. The block is verified when it is read.
-func (t *Tier) PutDirect(ctx context.Context, key block.Key, head []byte, src mem.Extent) (<-chan struct{}, error) {
-	fail := func(err error) (<-chan struct{}, error) {
-		return nil, fmt.Errorf("write block %s directly: %w", key, err)
+// PutDirect implements tier.DirectWriter. It stores the image by one transfer. The block is verified
+// when it is read.
+func (t *Tier) PutDirect(ctx context.Context, key block.Key, src mem.Extent) (written bool, _ <-chan struct{}, err error) {
+	fail := func(err error) (bool, <-chan struct{}, error) {
+		return false, nil, fmt.Errorf("write block %s directly: %w", key, err)
 	}
 	f, err := t.formats.Of(key)
 	if err == nil {
@@ -160,16 +144,16 @@ func (t *Tier) PutDirect(ctx context.Context, key block.Key, head []byte, src me
 		return fail(err)
 	}
 	if err := t.beginOp(ctx); err != nil {
-		return nil, err
+		return false, nil, err
 	}
 	defer t.endOp()
-	c := &content{head: head, src: src}
+	c := &content{src: src}
 	if err := t.put(ctx, key, c); err != nil {
 		err = fmt.Errorf("write block %s directly: %w", key, err)
 		if errors.Is(err, tier.ErrDirectFailed) && !errors.Is(err, errdefs.ErrNoSpace) {
-			return c.quiesced, err // Put follows
+			return false, c.quiesced, err // Put follows
 		}
-		return c.quiesced, t.fail(err)
+		return false, c.quiesced, t.fail(err)
 	}
-	return nil, nil
+	return c.written, nil, nil
 }

@@ -1,7 +1,6 @@
 package file_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"os"
@@ -10,7 +9,6 @@ import (
 
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
-	"github.com/kvlane/kvlane/mem"
 	"github.com/kvlane/kvlane/tier"
 	"github.com/kvlane/kvlane/tier/file"
 	"github.com/kvlane/kvlane/tier/tiertest"
@@ -144,33 +142,27 @@ func TestPutDirect(t *testing.T) {
 		c.Fsync, c.MaxBytes = policy, 8*c.Formats[0].Layout.ImageBytes()
 		f := c.Formats[0]
 		tr := open(t, c)
-		split := func(key block.Key) (head []byte, e mem.Extent) {
-			e = image(t, f, key)
-			head = bytes.Clone(e.Bytes()[:f.Layout.HeaderBytes()])
-			clear(e.Bytes()[:len(head)])
-			return head, e
-		}
 		ks := keys(0, 30)
 		for _, key := range ks { // more blocks than the bound
-			head, src := split(key)
-			if quiesced, err := tr.PutDirect(t.Context(), key, head, src); err != nil || quiesced != nil {
-				t.Fatal(err)
+			src := image(t, f, key)
+			if written, quiesced, err := tr.PutDirect(t.Context(), key, src); !written || err != nil || quiesced != nil {
+				t.Fatal(written, err)
 			}
 			if err := get(t, tr, f, key); err != nil {
 				t.Error(err)
 			}
-			if _, err := tr.PutDirect(t.Context(), key, head, src); err != nil { // the block exists already
-				t.Error(err)
+			if written, _, err := tr.PutDirect(t.Context(), key, src); written || err != nil {
+				t.Error("a block that was there:", written, err)
 			}
 		}
 		st := tr.Stats()
 		if st.Puts != 30 || st.WrittenBytes != 30*f.Layout.ImageBytes() || st.Blocks > 8 {
 			t.Errorf("%+v", st)
 		}
-		head, src := split(keys(40, 41)[0])
 		key := keys(40, 41)[0]
+		src := image(t, f, key)
 		d.Fail = errors.New("no luck")
-		if _, err := tr.PutDirect(t.Context(), key, head, src); !errors.Is(err, tier.ErrDirectFailed) || !errors.Is(err, d.Fail) {
+		if written, _, err := tr.PutDirect(t.Context(), key, src); written || !errors.Is(err, tier.ErrDirectFailed) || !errors.Is(err, d.Fail) {
 			t.Error(err)
 		}
 		d.Fail = nil
@@ -182,33 +174,8 @@ func TestPutDirect(t *testing.T) {
 				t.Errorf("%s is left", name)
 			}
 		}
-		other, _ := split(keys(41, 42)[0])
-		head[100] ^= 1
-		for name, h := range map[string][]byte{"damaged": head, "another block's": other, "none": nil} {
-			if _, err := tr.PutDirect(t.Context(), key, h, src); err == nil {
-				t.Errorf("a header that is %s was stored", name)
-			}
-		}
 		if err := tr.Put(t.Context(), key, image(t, f, key)); err != nil {
 			t.Error(err)
 		}
-	}
-}
-
-// A direct write that did not complete must leave a file without a valid header.
-func TestDefectTornDirectWriteHasAHeader(t *testing.T) {
-	c, d := directConfig(t)
-	f := c.Formats[0]
-	tr := open(t, c)
-	key := keys(0, 1)[0]
-	e := image(t, f, key)
-	head := bytes.Clone(e.Bytes()[:f.Layout.HeaderBytes()])
-	var first []byte
-	d.Writing = func(b []byte) { first = b }
-	if _, err := tr.PutDirect(t.Context(), key, head, e); err != nil {
-		t.Fatal(err)
-	}
-	if len(first) < len(head) || !bytes.Equal(first[:len(head)], make([]byte, len(head))) {
-		t.Errorf("after the shards the file has %d bytes, and a header", len(first))
 	}
 }

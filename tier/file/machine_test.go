@@ -133,7 +133,7 @@ func (p *proc) store(ctx context.Context, key block.Key, src mem.Extent) error {
 	if !p.direct {
 		return p.Put(ctx, key, src)
 	}
-	_, err := p.PutDirect(ctx, key, src.Bytes()[:block.AlignBytes], src)
+	_, _, err := p.PutDirect(ctx, key, src)
 	if errors.Is(err, tier.ErrDirectFailed) && !errors.Is(err, errdefs.ErrNoSpace) {
 		return p.Put(ctx, key, src)
 	}

@@ -36,7 +36,10 @@ func (t *Tier) Put(ctx context.Context, key block.Key, src mem.Extent) error {
 		return err
 	}
 	defer t.endOp()
-	if err := t.put(ctx, key, &content{image: image}); err != nil {
+	if err = t.formats.Verify(image, key); err == nil {
+		err = t.put(ctx, key, &content{image: image})
+	}
+	if err != nil {
 		return t.fail(fmt.Errorf("write block %s: %w", key, err))
 	}
 	return nil
@@ -45,9 +48,6 @@ func (t *Tier) Put(ctx context.Context, key block.Key, src mem.Extent) error {
 func (t *Tier) put(ctx context.Context, key block.Key, c *content) error {
 	if t.cfg.ReadOnly {
 		return errReadOnly
-	}
-	if err := c.verify(t.formats, key); err != nil {
-		return err
 	}
 	if err := t.locks.Lock(ctx, t.ctx.Done(), key, usage.Writing); err != nil {
 		return err
@@ -69,6 +69,7 @@ func (t *Tier) put(ctx context.Context, key block.Key, c *content) error {
 			}
 			t.count.puts.Add(1)
 			t.count.writtenBytes.Add(c.bytes())
+			c.written = true
 			return nil
 		}
 		// Another process has stored the block, perhaps less durably than the policy requires. Or

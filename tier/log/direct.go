@@ -113,10 +113,10 @@ func (t *Tier) CanPutDirect() error {
 
 var errCompact = fmt.Errorf("%w: the log keeps blocks of this length without a header: %w", tier.ErrNotDirect, errdefs.ErrNotSupported)
 
-// PutDirect implements tier.DirectWriter. The block forms a separate group. Its shards are stored
-// by one transfer, and then the headers of group and block by a write of the host. The block is
-// verified when it is read.
-func (t *Tier) PutDirect(ctx context.Context, key block.Key, head []byte, src mem.Extent) (<-chan struct{}, error) {
+// PutDirect implements tier.DirectWriter. The block forms a separate group. Its image is stored
+// by one transfer, and then the header of the group by a write of the host. The block is verified
+// when it is read.
+func (t *Tier) PutDirect(ctx context.Context, key block.Key, src mem.Extent) (written bool, _ <-chan struct{}, err error) {
 	f, err := t.formats.Of(key)
 	if err == nil {
 		err = errors.Join(src.Validate(), t.CanPutDirect())
@@ -125,25 +125,26 @@ func (t *Tier) PutDirect(ctx context.Context, key block.Key, head []byte, src me
 		err = fmt.Errorf("the extent has %d bytes, an image %d: %w", src.Len, f.Layout.ImageBytes(), errdefs.ErrInvalid)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("write block %s directly: %w", key, err)
+		return false, nil, fmt.Errorf("write block %s directly: %w", key, err)
 	}
 	if err := t.beginOp(ctx); err != nil {
-		return nil, err
+		return false, nil, err
 	}
 	defer t.ops.EndOp()
-	var result error
-	j := &job{t: t, key: key, result: &result}
-	if j.err = j.checkDirect(f, head, src); j.err != nil {
+	j := &job{t: t, key: key, result: &err, pending: pending{src: src}}
+	if t.cfg.ReadOnly {
+		j.err = errReadOnly
 		j.finish()
-		return nil, result
+		return false, nil, err
 	}
+	t.setRecord(&j.pending, key, block.SumTree)
 	for jobs := []*job{j}; len(jobs) > 0; {
 		jobs = t.putRound(ctx, jobs)
 	}
-	return j.pending.quiesced, result
+	return err == nil && j.pending.put != nil, j.pending.quiesced, err
 }
 
-// writeDirect writes the shards of a block of PutDirect. The block begins at off. For other blocks
+// writeDirect writes the image of a block of PutDirect. The block begins at off. For other blocks
 // it does nothing. It does not stop early, because other calls may wait for the group.
 func (a *appender) writeDirect(p *pending, off int64) error {
 	if p.src.Len == 0 {
@@ -156,8 +157,7 @@ func (a *appender) writeDirect(p *pending, off int64) error {
 		}
 		a.direct = f
 	}
-	head := int64(len(p.data))
-	quiesced, err := a.direct.WriteDirect(context.Background(), p.src.Sub(head, p.src.Len-head), off+head)
+	quiesced, err := a.direct.WriteDirect(context.Background(), p.src, off)
 	if p.quiesced = quiesced; err != nil {
 		return fmt.Errorf("%w: %w", tier.ErrDirectFailed, err)
 	}

@@ -73,20 +73,6 @@ type job struct {
 	result   *error
 }
 
-// checkDirect implements check for an image in device memory, with its header in head.
-func (j *job) checkDirect(f block.Format, head []byte, src mem.Extent) error {
-	if j.t.cfg.ReadOnly {
-		return errReadOnly
-	}
-	if _, err := f.HeaderSums(nil, head, j.key); err != nil {
-		return err
-	}
-	p := &j.pending
-	j.t.setRecord(p, j.key, block.SumTree)
-	p.data, p.src = head, src
-	return nil
-}
-
 func (j *job) check(src mem.Extent) (err error) {
 	if j.image, err = blockdir.Image(j.t.formats, j.key, src); err != nil {
 		return err

@@ -175,7 +175,7 @@ func store(ctx context.Context, tr *log.Tier, key block.Key, src mem.Extent) err
 	if tr.CanPutDirect() != nil || key[0]%2 == 0 {
 		return tr.Put(ctx, key, src)
 	}
-	_, err := tr.PutDirect(ctx, key, src.Bytes()[:block.AlignBytes], src)
+	_, _, err := tr.PutDirect(ctx, key, src)
 	if errors.Is(err, tier.ErrDirectFailed) && !errors.Is(err, errdefs.ErrNoSpace) {
 		return tr.Put(ctx, key, src)
 	}

@@ -24,8 +24,8 @@ var errBoundFull = errors.New("the bound has no space for another segment")
 // pending is a record that is about to be written.
 type pending struct {
 	record
-	data []byte // the image, its shards, or the header of an image in src
-	// src is the image of a direct Put in device memory, without a valid header.
+	data []byte // the image, or its shards
+	// src is the image of a direct Put in device memory, instead of data.
 	src  mem.Extent
 	from place // old place of a block that is being moved
 	at   tier.Place
@@ -386,9 +386,9 @@ func (a *appender) appendGroup(recs []*pending) error {
 	parts := append(a.parts[:0], a.headers[:h.bytes])
 	for _, p := range recs {
 		h.records = append(h.records, p.record)
+		h.groupBytes += p.bytes()
 		if len(p.data) > 0 {
 			parts = append(parts, p.data)
-			h.groupBytes += p.bytes()
 		}
 	}
 	h.encode(parts[0], t.formats)

@@ -77,6 +77,12 @@ var storageMutants = []mutant{
 		"store/dump/direct.go", "error { return d.writeDirect(wait, b) })", "error { ctx = wait; return d.writeDirect(wait, b) })"),
 	defect("store", "TestDefectBlockThatWasThereIsCounted",
 		"store/dump/direct.go", "	case err == nil && written:\n", "	case written || err == nil:\n"),
+	defect("tier/file", "TestDefectDirectWriteIsRetriedWhileItsMemoryIsRead",
+		"tier/file/put.go", "		case !errors.Is(err, errdefs.ErrNoSpace) || c.quiesced != nil:\n", "		case !errors.Is(err, errdefs.ErrNoSpace):\n"),
+	defect("tier/file", "TestDefectDirectWriteIsRetriedWhileItsMemoryIsRead",
+		"tier/file/put.go", "	if blockdir.Gone(err) && c.quiesced == nil {\n", "	if blockdir.Gone(err) {\n"),
+	defect("tier/log", "TestDirectWriteIsNotRetriedWhileItsMemoryIsRead",
+		"tier/log/put.go", "	case j.pending.quiesced != nil:\n		j.err = err\n", ""),
 	// The rules of store.direct.
 	defect("internal/acceptance", "TestDirectSettingsThatContradict",
 		"direct.go", "		if s.GDR == GDRRequire {\n", "		if false {\n"),

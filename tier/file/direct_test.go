@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/tier"
@@ -176,6 +178,26 @@ func TestPutDirect(t *testing.T) {
 		}
 		if err := tr.Put(t.Context(), key, image(t, f, key)); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// A write whose memory may still be read was tried again, and the second try forgot that.
+func TestDefectDirectWriteIsRetriedWhileItsMemoryIsRead(t *testing.T) {
+	for _, fault := range []error{unix.ENOSPC, unix.ENOENT} { // a full disk, and a folder that is gone
+		c, d := directConfig(t)
+		c.MaxBytes = 8 * c.Formats[0].Layout.ImageBytes()
+		tr := open(t, c)
+		put(t, tr, c.Formats[0], keys(0, 3)...) // which could make space
+		quiesced, writes := make(chan struct{}), 0
+		d.Fail, d.Quiesced, d.Writing = fault, quiesced, func([]byte) { writes++ }
+		key := keys(5, 6)[0]
+		written, got, err := tr.PutDirect(t.Context(), key, image(t, c.Formats[0], key))
+		if written || got != (<-chan struct{})(quiesced) || !errors.Is(err, fault) || writes != 1 {
+			t.Errorf("%v: written %t, quiesced %t, %v, after %d writes", fault, written, got != nil, err, writes)
+		}
+		if s := state(t, tr, key); s != tier.Absent {
+			t.Errorf("%v: the block is %s", fault, s)
 		}
 	}
 }

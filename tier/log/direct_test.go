@@ -7,6 +7,8 @@ import (
 	"sync"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvlane/kvlane/block"
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/mem"
@@ -213,5 +215,22 @@ func TestConcurrentDirectPuts(t *testing.T) {
 		if err := get(t, tr, f, key); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// A write whose memory may still be read is not tried again.
+func TestDirectWriteIsNotRetriedWhileItsMemoryIsRead(t *testing.T) {
+	c, d := directConfig(t)
+	f := c.Formats[0]
+	c.SegmentBytes = 8 * f.Layout.ImageBytes()
+	c.MaxBytes = 16 * c.SegmentBytes
+	tr := open(t, c)
+	put(t, tr, f, keys(10, 100)...) // which could make space
+	quiesced, writes := make(chan struct{}), 0
+	d.Fail, d.Quiesced, d.Writing = unix.ENOSPC, quiesced, func([]byte) { writes++ }
+	key := tiertest.Key(1)
+	written, got, err := tr.PutDirect(t.Context(), key, image(t, f, key))
+	if written || got != (<-chan struct{})(quiesced) || !errors.Is(err, unix.ENOSPC) || writes != 1 {
+		t.Errorf("written %t, quiesced %t, %v, after %d writes", written, got != nil, err, writes)
 	}
 }

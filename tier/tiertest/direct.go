@@ -17,9 +17,11 @@ import (
 // Direct is a dirfs.Direct in host memory. It keeps each file open until Forget.
 type Direct struct {
 	testing.TB
-	Fail   error  // returned by reads, after they have read half of their bytes
+	Fail   error  // returned by transfers, which then move half of their bytes
 	Before func() // called before each read
 	Opened func() // called before Open returns
+	// Quiesced is returned by writes that fail.
+	Quiesced <-chan struct{}
 	// Writing is called with the contents of a file after each write.
 	Writing func(b []byte)
 
@@ -155,7 +157,10 @@ func (f *directWriter) WriteDirect(_ context.Context, src mem.Extent, off int64)
 		}
 		f.d.Writing(all)
 	}
-	return nil, errors.Join(err, f.d.Fail)
+	if f.d.Fail != nil {
+		return f.d.Quiesced, errors.Join(err, f.d.Fail)
+	}
+	return nil, err
 }
 
 // LeafFormat returns a format of two shards of whole leaves, 68 KiB in total.

@@ -34,8 +34,7 @@ func dropFiles(dir string, keys []block.Key, ask bool) error {
 	}
 	if len(names) == 0 {
 		for _, k := range keys {
-			name := k.String()
-			names = append(names, filepath.Join(dir, name[:2], name))
+			names = append(names, blockFile(dir, k))
 		}
 	}
 	var g errgroup.Group
@@ -47,6 +46,12 @@ func dropFiles(dir string, keys []block.Key, ask bool) error {
 		return fmt.Errorf("drop blocks from the page cache: %w", err)
 	}
 	return nil
+}
+
+// blockFile returns the name of a block's file in the directory of a file tier.
+func blockFile(dir string, key block.Key) string {
+	name := key.String()
+	return filepath.Join(dir, name[:2], name)
 }
 
 func dropFile(dir, name string, ask bool) (err error) {

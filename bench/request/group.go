@@ -69,6 +69,9 @@ func (g *group) openEntrants() {
 					g.add(Place{Work: w, Layerwise: f == Layers, Hits: h, By: by}, g.lanes)
 				}
 			}
+			if len(ways) > 1 {
+				g.add(Place{Work: w, Hits: h, By: Raw}, g.fileLane)
+			}
 		}
 	}
 	if g.rig.loads.pages != nil {
@@ -82,7 +85,9 @@ func (g *group) openEntrants() {
 func (g *group) add(p Place, lanes func(Place) []*lane) {
 	p.Geometry, p.Blocks, p.Requests = g.rig.geometry.Name, g.blocks, g.requests
 	e := &entrant{place: p, rig: g.rig, lanes: lanes(p)}
-	e.samples.init(e)
+	if e.samples.init(e); e.readsFiles() {
+		e.samples.path = "pread"
+	}
 	g.entrants = append(g.entrants, e)
 }
 
@@ -188,6 +193,8 @@ func (g *group) full() bool {
 
 func (e *entrant) isBare() bool { return e.lanes[0].raw != nil }
 
+func (e *entrant) readsFiles() bool { return e.place.By == Raw }
+
 // reps returns the number of repetitions of the next round.
 func (e *entrant) reps() int {
 	n := int(float64(roundTime.Microseconds()) / max(measure.Quantile(slices.Clone(e.samples.walls), 0.5), 1))
@@ -225,7 +232,7 @@ func (e *entrant) measureRound(ctx context.Context, reps int) error {
 // after they were loaded again.
 func (e *entrant) verify(ctx context.Context) error {
 	n := e.place.Blocks * e.place.Requests
-	loads, dumps := e.place.Work != Dump && !e.isBare(), e.place.Work != Load && !e.isBare()
+	loads, dumps := e.place.Work != Dump && !e.isBare() && !e.readsFiles(), e.place.Work != Load && !e.isBare()
 	if loads {
 		if err := e.rig.poison(ctx, &e.rig.loads, n); err != nil {
 			return err

@@ -49,6 +49,7 @@ type By string
 const (
 	Direct By = "direct" // by cuFile
 	Pinned By = "pinned" // through pinned memory
+	Raw    By = "raw"    // by pread to pinned memory, without a store and unverified
 )
 
 // promotion returns the option of loads.

@@ -16,14 +16,18 @@ const patience = time.Minute
 // lane makes requests one after the other, with the same pages. Its times count from the begin
 // argument.
 type lane struct {
-	rig    *rig
-	work   Work       // Load or Dump
-	raw    *mem.Batch // if set, a batch of a bare stream instead of a request
-	layers bool
-	by     By
-	tier   string // tier in which a load must find its blocks; empty: any
-	refs   []kvlane.Ref
-	keys   []kvlane.Key
+	rig  *rig
+	work Work       // Load or Dump
+	raw  *mem.Batch // if set, a batch of a bare stream instead of a request
+	// With Raw: the ranges of files that are read instead of a request, once they are found, and
+	// flags to open these files.
+	parts     []filePart
+	openFlags int
+	layers    bool
+	by        By
+	tier      string // tier in which a load must find its blocks; empty: any
+	refs      []kvlane.Ref
+	keys      []kvlane.Key
 
 	leased  time.Duration   // of a load: LeasePrefix returned
 	begun   time.Duration   // and Load returned
@@ -39,6 +43,8 @@ func (l *lane) run(ctx context.Context, begin time.Time) error {
 	switch {
 	case l.raw != nil:
 		return l.copy(ctx, begin)
+	case l.by == Raw:
+		return l.readFiles(begin)
 	case l.work == Load:
 		return l.load(ctx, begin)
 	}

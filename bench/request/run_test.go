@@ -111,7 +111,7 @@ func TestRunFindsBlocksInFiles(t *testing.T) {
 	}
 }
 
-// With direct storage loads of files are measured directly and through pinned memory, from the same files.
+// With direct storage loads of files are measured directly, through pinned memory and without a store, from the same files.
 func TestRunComparesDirectWithPinned(t *testing.T) {
 	for _, pipeline := range []string{"file", "cache|log"} {
 		o := tiny()
@@ -126,11 +126,11 @@ func TestRunComparesDirectWithPinned(t *testing.T) {
 		var by []By
 		for i := range r.Points {
 			p := &r.Points[i]
-			if by = append(by, p.By); (p.By == Direct) != (p.Path == "cufile") || p.GBps <= 0 {
+			if by = append(by, p.By); (p.By == Direct) != (p.Path == "cufile") || (p.By == Raw) != (p.Path == "pread") || p.GBps <= 0 {
 				t.Errorf("point %+v", p)
 			}
 		}
-		if !slices.Equal(by, []By{Direct, Pinned}) {
+		if !slices.Equal(by, []By{Direct, Pinned, Raw}) {
 			t.Errorf("%s: points by %v, left out %q", pipeline, by, r.LeftOut)
 		}
 	}

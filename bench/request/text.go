@@ -124,6 +124,9 @@ func (r *Report) tables(p *present.Page, geometry string) {
 		p.Table(t)
 		p.Define("requests", "concurrent requests, and the blocks of each")
 		p.Define("raw", "the same pages in one batch of a bare stream, no checksums")
+		if w == Load && slices.ContainsFunc(r.Points, func(at Point) bool { return at.By != "" }) {
+			p.Define("direct, pinned, raw", "files read by cuFile, through pinned memory, and by pread without a store and unverified")
+		}
 		p.Define("slowest", "of requests at the same time, the p99 over repetitions: a multiple of the time of all their bytes at C")
 		p.Define("CPU", "µs a block, of the whole process")
 		p.Define("allocs", "allocations a block")

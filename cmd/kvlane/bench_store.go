@@ -54,8 +54,8 @@ Geometries:
 
 Without --file-dir the store is a cache in host memory, and a block is durable when lookups find it. With it there is also a file tier, in a
 directory of its own that is removed at the end. --hits page-cache and --hits disk then measure loads from files that are in the page cache,
-or that were dropped from it. With --direct loads of files are measured twice, from the same files: by cuFile (direct), and through pinned
-memory (pinned).
+or that were dropped from it. With --direct loads of files are measured from the same files by cuFile (direct), through pinned memory
+(pinned), and by pread without a store (raw).
 
 --beside-matmul measures how much requests slow down a matrix product that runs at the same time.
 

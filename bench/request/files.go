@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvlane/kvlane/errdefs"
 	"github.com/kvlane/kvlane/store"
+	"github.com/kvlane/kvlane/tier/log"
 )
 
 // filePart is a range of a file.
@@ -35,7 +36,7 @@ func (g *group) fileLane(p Place) []*lane {
 func (l *lane) findFiles() (parts []filePart, err error) {
 	r := l.rig
 	var segments []filePart
-	if r.lower() == store.TierLog {
+	if r.lower() == log.Name {
 		if segments, err = findSegments(r.dir); err != nil {
 			return nil, err
 		}
@@ -43,7 +44,7 @@ func (l *lane) findFiles() (parts []filePart, err error) {
 	for i, key := range l.keys {
 		layout := r.blocks[i%len(r.blocks)].Layout
 		part := filePart{off: layout.HeaderBytes(), bytes: layout.DataBytes()}
-		if r.lower() != store.TierLog {
+		if r.lower() != log.Name {
 			part.name = blockFile(r.dir, key)
 			parts = append(parts, part)
 			continue

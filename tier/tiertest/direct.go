@@ -17,7 +17,7 @@ import (
 // Direct is a dirfs.Direct in host memory. It keeps each file open until Forget.
 type Direct struct {
 	testing.TB
-	Fail   error  // returned by transfers, which then move half of their bytes
+	Fail   error  // returned by transfers, after they have moved half of their bytes
 	Before func() // called before each read
 	Opened func() // called before Open returns
 	// Quiesced is returned by writes that fail.

@@ -109,7 +109,7 @@ var mayImport = map[string]string{
 	"replay/kvcache":        anyPlain + " store",
 	"doctor":                anyPlain + " device/storage rdma internal/limits internal/mounts internal/present internal/sys/uring",
 	"bench":                 anyPlain + " internal/present stream/copy/measure",
-	"bench/request":         anyPlain + " internal/present internal/settings tier/cache tier/file store bench bench/interference replay/kvcache stream/copy/measure ROOT",
+	"bench/request":         anyPlain + " internal/present internal/settings tier/cache tier/file tier/log store bench bench/interference replay/kvcache stream/copy/measure ROOT",
 	"bench/file":            anyPlain + " bench internal/present stream/copy/measure internal/sys/uring internal/sys/hostmem",
 	"bench/nicchannel":      onDevice + " stream rdma rdma/channel rdma/registry",
 	"bench/interference":    onDevice + " stream stream/copy/measure",

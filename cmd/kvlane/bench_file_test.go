@@ -39,7 +39,8 @@ func TestBenchFileFlagsAreChecked(t *testing.T) {
 	}
 }
 
-// Every path that there is stands beside the raw device, at both ends, and nothing stays behind.
+// bench file measures every available path and the raw device, at both ends of a transfer, and
+// leaves no files.
 func TestBenchFileMeasuresAllPaths(t *testing.T) {
 	dir, out := t.TempDir(), t.TempDir()
 	name := filepath.Join(out, "run.json")
@@ -82,7 +83,7 @@ func TestBenchFileMeasuresAllPaths(t *testing.T) {
 	}
 }
 
-// Which paths are measured follows from whether cuFile is to be used.
+// --direct decides which paths bench file measures.
 func TestBenchFileKeepsToDirect(t *testing.T) {
 	for direct, want := range map[string]string{
 		"auto":    "auto device,auto host,cufile device,posix device,posix host",
@@ -98,14 +99,14 @@ func TestBenchFileKeepsToDirect(t *testing.T) {
 		var seen []string
 		for i := range r.Points {
 			p := &r.Points[i]
-			if p.Raw || p.Name == stream.PathURing.String() { // which not every machine has
+			if p.Raw || p.Name == stream.PathURing.String() { // not every machine has io_uring
 				continue
 			}
 			if direct == "off" && r.Setup.CuFile != nil {
 				t.Errorf("never: cuFile's mode is %s", r.Setup.CuFile)
 			}
 			if direct == "off" && p.By == stream.PathCuFile.String() {
-				t.Errorf("never: %s went by cuFile", p.Name)
+				t.Errorf("--direct off: %s used cuFile", p.Name)
 			}
 			seen = append(seen, p.Name+" "+string(p.End))
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/kvlane/kvlane/rdma"
 )
 
-// NICs in software are measured only where they are named, and apart from everything else.
+// Software NICs are measured only if they are requested, and are reported separately.
 func TestBenchCopyByNICsInSoftware(t *testing.T) {
 	args := tinyBench("--json", "--rdma-provider", "soft", "--nic", "soft0,soft1", "--rdma-queue-pairs", "2")
 	for i, a := range args {
@@ -40,7 +40,7 @@ func TestBenchCopyByNICsInSoftware(t *testing.T) {
 	}
 }
 
-// Where nothing asks for NICs in software there are none, and what is missing of NICs is said.
+// Without a request for software NICs there are none, and the report names the missing NIC paths.
 func TestBenchCopyWithoutNICs(t *testing.T) {
 	code, stdout, stderr := execute(t, tinyBench("--json", "--paths", "auto,nic-soft,nic-soft-channel,nic,nic-channel")...)
 	var r bench.Report
@@ -77,7 +77,8 @@ func TestBenchNICFlagsAreChecked(t *testing.T) {
 	}
 }
 
-// What a NIC or a driver calls invalid as it works is a failure, and no wrong command line.
+// If a NIC or a driver returns an "invalid" error during a transfer, the command fails with exit
+// code 1, not as wrong usage.
 func TestDefectErrorOfANICIsWrongUsage(t *testing.T) {
 	for name, err := range map[string]error{
 		"call":    rdma.NewError("ibv_modify_qp", "qp=7", syscall.EINVAL, ""),
@@ -86,7 +87,7 @@ func TestDefectErrorOfANICIsWrongUsage(t *testing.T) {
 		"driver":  &device.Error{Call: "cuMemcpyAsync", Code: 1, Kind: errdefs.ErrInvalid},
 	} {
 		if !errors.Is(err, errdefs.ErrInvalid) {
-			t.Errorf("%s: %v is not what this is about", name, err)
+			t.Errorf("%s: %v does not wrap ErrInvalid", name, err)
 		}
 		var usage *usageError
 		if errors.As(asUsage(fmt.Errorf("measure: %w", errors.Join(err, errdefs.ErrClosed))), &usage) {
@@ -95,6 +96,6 @@ func TestDefectErrorOfANICIsWrongUsage(t *testing.T) {
 	}
 	var usage *usageError
 	if !errors.As(asUsage(fmt.Errorf("open: %w", errdefs.ErrInvalid)), &usage) {
-		t.Error("what is asked for wrongly is no wrong command line")
+		t.Error("an invalid argument is not reported as wrong usage")
 	}
 }

@@ -11,14 +11,14 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// tinyStore is a benchmark of requests of a moment.
+// tinyStore returns the arguments of a store benchmark that takes a moment.
 func tinyStore(more ...string) []string {
 	return append([]string{
 		"bench", "store", "--device", "sim", "--blocks", "1,2", "--requests", "1", "--bytes", "1MiB", "--large", "64KiB", "--budget", "1m",
 	}, more...)
 }
 
-// Everything that is wrong is said at once, with what to do.
+// All wrong flags are reported together, each with the remedy.
 func TestBenchStoreFlagsAreChecked(t *testing.T) {
 	testkit.SkipRace(t, "one goroutine reads the command line")
 	for name, c := range map[string]struct {

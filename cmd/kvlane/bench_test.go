@@ -17,7 +17,7 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// tinyBench is a benchmark of a few milliseconds.
+// tinyBench returns the arguments of a copy benchmark that takes a few milliseconds.
 func tinyBench(more ...string) []string {
 	return append([]string{
 		"bench", "copy", "--device", "sim", "--bytes", "64KiB", "--pool", "256KiB", "--large", "128KiB", "--sizes", "4KiB,16KiB", "--reps", "2",
@@ -49,7 +49,7 @@ func TestBenchFlagsAreChecked(t *testing.T) {
 	}
 }
 
-// What a list has twice is measured once, also where it is the same size in other words.
+// A value that a list repeats is measured once, even if it is written differently.
 func TestDefectRepeatedValueIsMeasuredTwice(t *testing.T) {
 	testkit.SkipRace(t, "the benchmark's own package runs it")
 	fromCache := func(more ...string) []string {
@@ -107,10 +107,11 @@ func TestBenchWritesAndCompares(t *testing.T) {
 		}
 	}
 
-	// Against itself nothing has changed; against a run that was twice as fast everything is slower.
+	// A comparison with the same run finds no change. Compared with a run that was twice as fast,
+	// everything is slower.
 	show := []string{"bench", "copy", "--from", file, "--compare", file, "--fail-above", "1%"}
 	if code, _, stderr := execute(t, "bench", "copy", "--from", "/nonexistent"); code != exitFailure || !strings.Contains(stderr, "--from") {
-		t.Errorf("a run that is not there: exit code %d: %s", code, stderr)
+		t.Errorf("a missing run: exit code %d: %s", code, stderr)
 	}
 	if code, stdout, _ := execute(t, show...); code != exitOK || !strings.Contains(stdout, "of 12 points 0 slower, 0 faster") {
 		t.Errorf("exit code %d:\n%s", code, stdout)
@@ -142,7 +143,8 @@ func TestBenchWritesAndCompares(t *testing.T) {
 	}
 }
 
-// What a report cannot be written to is found out before anything is measured, and what lies there stays.
+// An output file that cannot be written is detected before the first measurement, and its old
+// content is kept.
 func TestDefectOutputIsFoundOutAfterTheRun(t *testing.T) {
 	dir := t.TempDir()
 	kept := filepath.Join(dir, "kept.json")
@@ -159,7 +161,7 @@ func TestDefectOutputIsFoundOutAfterTheRun(t *testing.T) {
 			var stdout, stderr bytes.Buffer
 			code := run(ctx, append(args[:len(args):len(args)], c...), &stdout, &stderr)
 			if code != exitFailure || stdout.Len() > 0 || ctx.Err() != nil || !strings.HasPrefix(stderr.String(), "kvlane: write ") {
-				t.Fatalf("%s %v: exit code %d, %v: %s", name, c, code, ctx.Err(), stderr.String()) // each such run lasts
+				t.Fatalf("%s %v: exit code %d, %v: %s", name, c, code, ctx.Err(), stderr.String()) // stop at the first failure, because such a run takes long
 			}
 		}
 	}
@@ -168,14 +170,14 @@ func TestDefectOutputIsFoundOutAfterTheRun(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := os.Stat(fresh); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a file is there before there is a report: %v", err)
+		t.Errorf("the file exists before the report is complete: %v", err)
 	}
 	if b, err := os.ReadFile(kept); err != nil || string(b) != "kept" {
 		t.Errorf("an earlier report is %q, %v", b, err)
 	}
 }
 
-// The runs that docs/runs keeps are compressed.
+// The runs in docs/runs are compressed.
 func TestBenchReadsCommittedRuns(t *testing.T) {
 	testkit.SkipRace(t, "one goroutine reads them")
 	const run, again = "../../docs/runs/latency-h100-U1.json.gz", "../../docs/runs/latency-h100-U2.json.gz"
@@ -200,7 +202,7 @@ func TestBenchReadsCommittedRuns(t *testing.T) {
 	}
 }
 
-// --without names the paths that it takes, and no others.
+// The error of --without names exactly the paths that the flag accepts.
 func TestDefectWithoutOffersOtherPaths(t *testing.T) {
 	for _, path := range []string{"nope", "posix", "nic", "none"} {
 		want := fmt.Sprintf("--without: unknown path %q: must be one of copy-engine, kernel, staged\nSee", path)
@@ -210,7 +212,7 @@ func TestDefectWithoutOffersOtherPaths(t *testing.T) {
 	}
 }
 
-// A benchmark that is interrupted prints what it measured until then, and says no more than that it was.
+// An interrupted benchmark prints the results so far, and its error reports only the interrupt.
 func TestDefectInterruptedBenchPrintsNothing(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "run.json")
 	p := interruptible(t, "bench", "transfer", "--mode", "target", "--protocol", "auto", "--name", "127.0.0.1:0", "--buffer-size", "1MiB")
@@ -222,7 +224,7 @@ func TestDefectInterruptedBenchPrintsNothing(t *testing.T) {
 		"transfer": {"bench", "transfer", "--segment", target, "--protocol", "auto", "--buffer-size", "1MiB", "--block-size", "4KiB", "--batch-size", "1,2,4,8,16,32,64,128", "--threads", "1", "--duration", "500ms"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for wait := 250 * time.Millisecond; ; wait *= 2 { // until something was measured
+			for wait := 250 * time.Millisecond; ; wait *= 2 { // until the benchmark has measured something
 				ctx, cancel := context.WithCancel(t.Context())
 				time.AfterFunc(wait, cancel)
 				var stdout, stderr bytes.Buffer
@@ -231,7 +233,7 @@ func TestDefectInterruptedBenchPrintsNothing(t *testing.T) {
 				if strings.Contains(stderr.String(), "refuses O_DIRECT") {
 					testkit.Skip(t, "direct-io", stderr.String())
 				}
-				lines := strings.Split(strings.TrimSuffix(stderr.String(), "\n"), "\n") // before the last there may be notices
+				lines := strings.Split(strings.TrimSuffix(stderr.String(), "\n"), "\n") // notices may precede the last line
 				if code != exitFailure || !strings.HasPrefix(lines[len(lines)-1], "kvlane: interrupted: ") || wait > testkit.Patience()/4 {
 					t.Fatalf("after %v: exit code %d, %s:\n%s", wait, code, stderr.String(), stdout.String())
 				}

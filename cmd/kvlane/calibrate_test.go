@@ -45,7 +45,7 @@ func TestCalibrate(t *testing.T) {
 		}
 		for _, never := range []string{"-0.0", "NUMA node -1", "unknown link"} {
 			if strings.Contains(report, never) {
-				t.Errorf("the report with %q says %q:\n%s", extra, never, report)
+				t.Errorf("the report with %q contains %q:\n%s", extra, never, report)
 			}
 		}
 	}
@@ -67,7 +67,7 @@ func TestCalibrate(t *testing.T) {
 	if r.Stored || !r.Measured || !strings.HasPrefix(r.File, dir) || len(r.Profile.Models) == 0 {
 		t.Errorf("stored %v, measured %v, in %s, %d models", r.Stored, r.Measured, r.File, len(r.Profile.Models))
 	}
-	// Four policies, two directions, two placements.
+	// Four policies, two directions and two host arrangements.
 	if want := 16 * len(r.Profile.Sizes) * len(choiceCounts); len(r.Choices) != want {
 		t.Errorf("%d choices, want %d", len(r.Choices), want)
 	}
@@ -78,7 +78,7 @@ func TestCalibrate(t *testing.T) {
 	}
 }
 
-// calibrated is a report of a GPU as it was measured once.
+// calibrated returns a report with fixed measurements of a GPU.
 func calibrated(t *testing.T) *calibrateReport {
 	t.Helper()
 	c := &profile.Calibrated{
@@ -137,7 +137,7 @@ func TestCalibrateFiles(t *testing.T) {
 	}
 }
 
-// With a device cuFile is compared with pinned memory, and the profile has both.
+// With a device, calibrate compares cuFile with pinned memory and stores both in the profile.
 func TestCalibrateFilesOfADevice(t *testing.T) {
 	args := []string{"calibrate", "--profile-dir", t.TempDir(), "--file-dir", t.TempDir(), "--device", "sim", "--budget", "2s"}
 	code, stdout, stderr := execute(t, args...)
@@ -168,7 +168,7 @@ func TestCalibrateRefuses(t *testing.T) {
 	} {
 		code, _, stderr := execute(t, append([]string{"calibrate"}, c.args...)...)
 		if code != c.code || !strings.Contains(stderr, c.want) {
-			t.Errorf("%s: exit code %d, want %d; standard error, which should say %q:\n%s", name, code, c.code, c.want, stderr)
+			t.Errorf("%s: exit code %d, want %d; standard error, which should contain %q:\n%s", name, code, c.code, c.want, stderr)
 		}
 	}
 }

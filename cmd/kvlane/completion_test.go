@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// completed returns what a shell is offered behind a command line, and how it is to go on.
+// completed returns the words that a shell offers for a command line, and cobra's directive.
 func completed(t *testing.T, args ...string) (words []string, directive string) {
 	t.Helper()
 	code, stdout, stderr := execute(t, append([]string{"__complete"}, args...)...)
@@ -26,14 +26,14 @@ func completed(t *testing.T, args ...string) (words []string, directive string) 
 	return lines[:len(lines)-1], lines[len(lines)-1]
 }
 
-// The directives as shells are given them.
+// Cobra's directives as shells receive them.
 var (
 	anyFile  = fmt.Sprintf(":%d", cobra.ShellCompDirectiveDefault)
 	noFile   = fmt.Sprintf(":%d", cobra.ShellCompDirectiveNoFileComp)
 	onlyDirs = fmt.Sprintf(":%d", cobra.ShellCompDirectiveFilterDirs)
 )
 
-// forEachValue calls f with each flag that takes a value, of every command and of all of them.
+// forEachValue calls f with each flag that takes a value, of every command and of the root.
 func forEachValue(f func(path string, cmd *cobra.Command, flag *pflag.Flag)) {
 	forEachCommand(func(path string, cmd *cobra.Command) {
 		visit := func(flag *pflag.Flag) {
@@ -46,7 +46,8 @@ func forEachValue(f func(path string, cmd *cobra.Command, flag *pflag.Flag)) {
 	})
 }
 
-// Flags complete the values that can be listed, and otherwise nothing, files least of all.
+// Flags complete the values that can be listed. Other flags complete nothing, and in particular no
+// files.
 func TestDefectFlagValuesComplete(t *testing.T) {
 	testkit.SkipRace(t, "one goroutine reads the command line")
 	used := map[string]bool{}
@@ -77,11 +78,11 @@ func TestDefectFlagValuesComplete(t *testing.T) {
 	}
 }
 
-// What is offered is taken: no command refuses one of the words, and each refuses another that is not among them.
+// A command accepts every completed word, and refuses a word that is not among them.
 func TestCompletedValuesAreTaken(t *testing.T) {
 	testkit.SkipRace(t, "one goroutine reads the command line")
 	t.Setenv(configEnv, "")
-	t.Setenv("XDG_CONFIG_HOME", t.TempDir()) // no configuration, which a command that is canceled would not read
+	t.Setenv("XDG_CONFIG_HOME", t.TempDir()) // no configuration: a canceled command would not read one
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	refused := func(path string, f *pflag.Flag, word string) bool {
@@ -117,7 +118,7 @@ func TestCompletedValuesAreTaken(t *testing.T) {
 	tried := 0
 	forEachValue(func(path string, _ *cobra.Command, f *pflag.Flag) {
 		words, _ := completed(t, append(strings.Fields(path), "--"+f.Name, "")...)
-		if f.Name == "metadata" || f.Name == "nic" { // anybody's, and the machine's
+		if f.Name == "metadata" || f.Name == "nic" { // any value is valid, or values depend on the machine
 			return
 		}
 		for _, word := range words {

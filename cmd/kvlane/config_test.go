@@ -20,7 +20,7 @@ import (
 	"github.com/kvlane/kvlane/internal/settings"
 )
 
-// configText writes a configuration file.
+// configText writes a configuration file and returns its name.
 func configText(t *testing.T, text string) string {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "config.yaml")
@@ -30,7 +30,7 @@ func configText(t *testing.T, text string) string {
 	return name
 }
 
-// shown returns what "kvlane config show" says of a setting, as value and source.
+// shown returns the value and the source that "kvlane config show" reports for a setting.
 func shown(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	code, stdout, stderr := execute(t, append([]string{"config", "show", "--json"}, args...)...)
@@ -71,7 +71,8 @@ func TestConfigShowMasksPasswords(t *testing.T) {
 	}
 }
 
-// A flag decides before the environment, that before the file, that before the default, whatever the sort of the value.
+// A flag takes precedence over the environment, the environment over the file, and the file over
+// the default, for values of every type.
 func TestDefectFlagEnvironmentFileDefault(t *testing.T) {
 	file := configText(t, "# of every sort\ndevice: sim\ncache-bytes: 2GiB\nnic: [a, b]\nfile-dir: /x\nrdma-port: 1\nmetrics-addr: 127.0.0.1:1\ngdr: auto\n")
 	for _, c := range []struct {
@@ -104,7 +105,8 @@ func TestDefectFlagEnvironmentFileDefault(t *testing.T) {
 	}
 }
 
-// Everything that is wrong with a file is said at once, by file, line and key, and with what was meant.
+// All errors of a configuration file are reported together, each with file, line, key and a
+// suggestion.
 func TestDefectConfigurationNamesFileLineAndKey(t *testing.T) {
 	for text, want := range map[string]string{
 		"device: cdua":                 `:1: device: "cdua" is not one of auto, cuda, sim, host; did you mean cuda?`,
@@ -151,8 +153,8 @@ func TestDefectConfigurationNamesFileLineAndKey(t *testing.T) {
 	}
 }
 
-// A file is for all commands: each takes what it has, and what has no effect there is no fault. The command line is told where that is from
-// which it does not agree with.
+// All commands share one file: each uses its settings and ignores the others. If a setting
+// conflicts with the command line, the error names its source.
 func TestConfigurationIsShared(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "blocks")
 	name := configText(t, "device: sim\nfile-dir: "+dir+"\nlog-fsync: always\nfsync: file\npolicy: latency\nrdma-mtu: 1024\ncache-bytes: 4MiB\n")
@@ -179,7 +181,7 @@ func TestConfigurationIsShared(t *testing.T) {
 	if code, _, stderr := execute(t, "bench", "copy"); code != exitUsage || !strings.Contains(stderr, "The configuration gives --device ("+os.Getenv(configEnv)+":2)") {
 		t.Errorf("exit code %d: %s", code, stderr)
 	}
-	// Without --use-vram no device is asked for.
+	// Without --use-vram no device is opened.
 	if code, _, stderr := execute(t, "bench", "transfer", "--segment", "127.0.0.1:1"); code != exitFailure || !strings.Contains(stderr, "refused") {
 		t.Errorf("exit code %d: %s", code, stderr)
 	}
@@ -194,7 +196,8 @@ func TestConfigurationIsShared(t *testing.T) {
 	}
 }
 
-// What has no effect beside the flags of a command line is as if it had not been given, and is said to be that.
+// A configured setting that has no effect with the given flags is ignored, and config show reports
+// that.
 func TestDefectConfigurationWithoutEffectIsIgnored(t *testing.T) {
 	dir, trace := filepath.Join(t.TempDir(), "blocks"), traceFile(t, goodLine)
 	name := configText(t, "gdr: auto\nrdma-mtu: 1024\nnic: [a, b]\nlog-fsync: always\nfile-bytes: 1GiB\nfsync: file\ncalibrate: never\npolicy: latency\n")
@@ -220,13 +223,14 @@ func TestDefectConfigurationWithoutEffectIsIgnored(t *testing.T) {
 	}
 }
 
-// What contradicts itself is decided as what is given twice is: by the command line, then by the environment.
+// If two settings contradict each other, the command line wins over the environment, and the
+// environment over the file.
 func TestDefectCommandLineDidNotOverruleTheTiersOfAConfiguration(t *testing.T) {
 	trace, files, logs := traceFile(t, goodLine), filepath.Join(t.TempDir(), "files"), filepath.Join(t.TempDir(), "log")
 	for _, c := range []struct {
-		file, env string // the configuration, and KVLANE_LOG_DIR
+		file, env string // the configuration file, and the value of KVLANE_LOG_DIR
 		args      []string
-		want      string // pipeline, file-dir and log-dir as they are then
+		want      string // resulting values of pipeline, file-dir and log-dir
 	}{
 		{"file-dir: " + files, "", []string{"--log-dir", logs}, " | " + files + " | " + logs},
 		{"file-dir: " + files + "\npipeline: cache|file", "", []string{"--log-dir", logs}, " | " + files + " | " + logs},
@@ -252,7 +256,7 @@ func TestDefectCommandLineDidNotOverruleTheTiersOfAConfiguration(t *testing.T) {
 			t.Errorf("%s, %q, %v: the tiers are %q, want %q", c.file, c.env, c.args, got, c.want)
 		}
 	}
-	for _, c := range []struct{ file, args string }{ // neither is above the other
+	for _, c := range []struct{ file, args string }{ // both are in the same source, so neither wins
 		{"file-dir: " + files + "\npipeline: cache|log", "--device sim --log-dir " + logs},
 		{"file-dir: " + files + "\npipeline: cache", "--device sim"},
 	} {
@@ -263,10 +267,11 @@ func TestDefectCommandLineDidNotOverruleTheTiersOfAConfiguration(t *testing.T) {
 	}
 }
 
-// A pipeline is what the store takes it for, however it is written, and one that the store does not take says nothing about the others.
+// Two spellings of the same pipeline are equal. An invalid pipeline does not overrule other
+// settings.
 func TestDefectPipelineInOtherWordsOverruledItsOwnTiers(t *testing.T) {
 	trace, files, logs := traceFile(t, goodLine), filepath.Join(t.TempDir(), "files"), filepath.Join(t.TempDir(), "log")
-	for _, c := range []struct{ file, flag, value, dirs string }{ // what is configured, what the command line says, and which directories stay
+	for _, c := range []struct{ file, flag, value, dirs string }{ // the configuration, the command line, and the directories that remain set
 		{"file-dir: " + files, "--pipeline", "Cache | File", files + ", "},
 		{"log-dir: " + logs, "--pipeline", " LOG", ", " + logs},
 		{"log-dir: " + logs, "--pipeline", "Cache | File", ", "},
@@ -287,7 +292,7 @@ func TestDefectPipelineInOtherWordsOverruledItsOwnTiers(t *testing.T) {
 	}
 }
 
-// A pipeline is right or wrong in a configuration as it is on the command line, and in the same words.
+// A pipeline is checked in a configuration as on the command line, with the same error.
 func TestDefectConfigurationReadsPipelinesDifferently(t *testing.T) {
 	trace := traceFile(t, goodLine)
 	for _, bad := range []string{"file|cache", "cache|files", "cache|", "cache|cache"} {
@@ -308,7 +313,8 @@ func TestDefectConfigurationReadsPipelinesDifferently(t *testing.T) {
 	}
 }
 
-// config show takes the commands that take settings, and names no other for a word that is none.
+// config show accepts only commands that have settings. For an unknown word its error suggests no
+// unrelated command.
 func TestDefectConfigShowNamesAnotherCommand(t *testing.T) {
 	for args, want := range map[string]string{
 		"nope":        `unknown command "nope" for "kvlane"` + "\nSee",
@@ -327,7 +333,8 @@ func TestDefectConfigShowNamesAnotherCommand(t *testing.T) {
 	}
 }
 
-// The file is looked for in the places that are documented, and what is named has to be there.
+// The configuration file is searched in the documented places. A file that is named explicitly must
+// exist.
 func TestWhereTheConfigurationIs(t *testing.T) {
 	home := t.TempDir()
 	mine := filepath.Join(home, "kvlane", "config.yaml")
@@ -347,7 +354,7 @@ func TestWhereTheConfigurationIs(t *testing.T) {
 	}
 	second := configText(t, "device: host\n")
 	if got, err := firstFile([]string{filepath.Join(home, "none"), second, mine}); got != second || err != nil {
-		t.Errorf("the first that there is: %q, %v", got, err)
+		t.Errorf("the first existing file: %q, %v", got, err)
 	}
 	t.Setenv(configEnv, second)
 	if got := shown(t, "device"); got != "host "+second+":1" {
@@ -364,7 +371,7 @@ func TestWhereTheConfigurationIs(t *testing.T) {
 	if code, stdout, stderr := execute(t, "config", "check"); code != exitOK || stdout != second+": 1 setting, no errors\n" {
 		t.Errorf("check: exit code %d, %s%s", code, stdout, stderr)
 	}
-	// What has to work where the configuration is wrong.
+	// These commands must work with a wrong configuration.
 	t.Setenv(configEnv, configText(t, "nonsense"))
 	for _, args := range [][]string{{"version"}, {"completion", "bash"}, {"__complete", "replay", "--dev"}, {"--help"}, {"replay", "--help"}, {"config"}, {}} {
 		if code, _, stderr := execute(t, args...); code != exitOK {
@@ -373,7 +380,8 @@ func TestWhereTheConfigurationIs(t *testing.T) {
 	}
 }
 
-// The example of the documentation has every setting, and nothing is wrong with it; so has the table of exceptions.
+// The example in the documentation contains every setting and is valid, and so does the table of
+// exceptions.
 func TestConfigurationIsDocumented(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "command-line.md"))
 	if err != nil {
@@ -382,7 +390,7 @@ func TestConfigurationIsDocumented(t *testing.T) {
 	_, example, _ := strings.Cut(string(text), "```yaml\n")
 	example, _, _ = strings.Cut(example, "```")
 	code, _, stderr := execute(t, "replay", "/no/such/trace", "--config", configText(t, example))
-	if code != exitFailure || !strings.Contains(stderr, "no such file") { // which is looked for when all flags are found right
+	if code != exitFailure || !strings.Contains(stderr, "no such file") { // the command reads the trace after all flags are accepted
 		t.Errorf("with the example: exit code %d: %s", code, stderr)
 	}
 	all, err := settings.ParseFile("example", regexp.MustCompile("(?m)^#([a-z])").ReplaceAll([]byte(example), []byte("$1")))
@@ -400,7 +408,7 @@ func TestConfigurationIsDocumented(t *testing.T) {
 		for _, c := range s.FlagOnly {
 			command, _, _ := strings.Cut(c, " ")
 			if ok, err := regexp.MatchString("(?m)^\\| .*`"+s.Name+"`.* \\|.*`"+command, string(text)); err != nil || !ok {
-				t.Errorf("the documentation does not say that %s takes %s from the command line only", c, s.Name)
+				t.Errorf("the documentation does not list that %s takes %s from the command line only", c, s.Name)
 			}
 		}
 	}

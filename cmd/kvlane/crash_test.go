@@ -23,7 +23,8 @@ import (
 // conversation is the whole conversation trace.
 const conversation = "../../replay/testdata/mooncake-conversation.jsonl.gz"
 
-// command returns a program that is the command: this test program, whose processes TestMain has run main until the test ends.
+// command returns the path of this test binary and sets the environment so that its processes run
+// main as the kvlane command.
 func command(t *testing.T) string {
 	t.Helper()
 	bin, err := os.Executable()
@@ -34,7 +35,7 @@ func command(t *testing.T) string {
 	return bin
 }
 
-// child is a run of the binary.
+// child is a running process of the command.
 type child struct {
 	*exec.Cmd
 	stdout, stderr bytes.Buffer
@@ -50,7 +51,7 @@ func start(t *testing.T, bin string, args ...string) *child {
 	return c
 }
 
-// report waits for a replay and returns what it printed.
+// report waits for a replay and returns its JSON report.
 func (c *child) report(t *testing.T) *replay.Report {
 	t.Helper()
 	if err := c.Wait(); err != nil {
@@ -63,8 +64,9 @@ func (c *child) report(t *testing.T) *replay.Report {
 	return &r
 }
 
-// A replay that is killed at any moment leaves a directory from which no torn block is ever returned: the same replay on
-// it finds no wrong byte, leftovers are swept, and the directory is clean.
+// A replay that is killed at any moment leaves a directory that never returns a torn block. The
+// same replay on this directory finds no wrong byte, the temporary files are removed, and verify
+// finds no fault.
 func TestKilledReplayLeavesNoTornBlock(t *testing.T) {
 	if testing.Short() {
 		testkit.Skip(t, "crash", "a real process is killed many times, which takes half a minute; not with -short")
@@ -86,7 +88,7 @@ func TestKilledReplayLeavesNoTornBlock(t *testing.T) {
 		for k := range killsPerDir {
 			args = crashArgs(dir, n+k)
 			c := start(t, bin, args...)
-			moment := rng.Int64N(whole.DistinctBlocks) // of the first of a directory: the second finds blocks there
+			moment := rng.Int64N(whole.DistinctBlocks) // for the first replay of a directory; the second finds blocks in it
 			if tried++; killAt(t, c, dir, moment) {
 				killed++
 				t.Logf("directory %d: killed with %d blocks", n, moment)
@@ -99,11 +101,12 @@ func TestKilledReplayLeavesNoTornBlock(t *testing.T) {
 	}
 	t.Logf("%d of %d replays were killed, %d temporary files were swept", killed, tried, swept)
 	if killed < kills || swept == 0 {
-		t.Errorf("that is too few to show anything: %d kills are wanted, and some in the middle of a write", kills)
+		t.Errorf("too few for a meaningful test: want %d kills, some of them during a write", kills)
 	}
 }
 
-// crashArgs returns the command line of one of a few replays of the same requests, whose planes are leaves: streams sum them.
+// crashArgs returns the arguments of one of several replays of the same requests. Their planes are
+// whole leaves, so that streams compute the checksums.
 func crashArgs(dir string, variant int) []string {
 	args := []string{
 		"replay", conversation, "--device", "sim", "--json", "--log-level", "error", "--limit", "30", "--file-dir", dir,
@@ -121,7 +124,8 @@ func crashArgs(dir string, variant int) []string {
 	return append(args, variants[variant%len(variants)]...)
 }
 
-// killAt kills the replay when its directory holds so many blocks, or a little later, and reports whether it was still running.
+// killAt kills the replay up to 3 ms after its directory contains the given number of blocks. It
+// reports whether the replay was still running.
 func killAt(t *testing.T, c *child, dir string, blocks int64) bool {
 	t.Helper()
 	ended := make(chan error, 1)
@@ -133,12 +137,12 @@ func killAt(t *testing.T, c *child, dir string, blocks int64) bool {
 			ended <- err
 			wait = false
 		case <-time.After(time.Millisecond):
-			names, _ := filepath.Glob(filepath.Join(dir, "??", "*")) // the pattern is right
+			names, _ := filepath.Glob(filepath.Join(dir, "??", "*")) // the pattern is valid
 			wait = int64(len(names)) <= blocks
 		}
 	}
 	time.Sleep(time.Duration(rand.Int64N(int64(3 * time.Millisecond))))
-	_ = c.Process.Kill() // it may have ended
+	_ = c.Process.Kill() // the process may have ended
 	err = <-ended
 	if ee := (*exec.ExitError)(nil); errors.As(err, &ee) {
 		if st, ok := ee.Sys().(syscall.WaitStatus); ok && st.Signal() == syscall.SIGKILL {
@@ -151,7 +155,8 @@ func killAt(t *testing.T, c *child, dir string, blocks int64) bool {
 	return false
 }
 
-// afterKill does the same replay to its end and checks the directory. It returns how many files were swept.
+// afterKill runs the same replay to its end and checks the directory. It returns the number of
+// removed temporary files.
 func afterKill(t *testing.T, bin, dir string, args []string, whole *replay.Report) (swept int64) {
 	t.Helper()
 	r := start(t, bin, args...).report(t)
@@ -171,7 +176,7 @@ func afterKill(t *testing.T, bin, dir string, args []string, whole *replay.Repor
 	}
 	in, err := file.Inspect(t.Context(), dir)
 	if err != nil || in.Temporary != 0 || in.Quarantined != 0 || in.Blocks != whole.DistinctBlocks {
-		t.Errorf("the directory holds %+v, %v; want %d blocks and nothing else", in, err, whole.DistinctBlocks)
+		t.Errorf("the directory contains %+v, %v; want %d blocks and no other file", in, err, whole.DistinctBlocks)
 	}
 	for _, tr := range r.Tiers {
 		swept += tr.Swept
@@ -179,7 +184,7 @@ func afterKill(t *testing.T, bin, dir string, args []string, whole *replay.Repor
 	return swept
 }
 
-// A replay that is interrupted stops in order, and says what it did until then.
+// An interrupted replay stops in order and reports the requests that it has replayed.
 func TestInterruptedReplayReports(t *testing.T) {
 	if testing.Short() {
 		testkit.Skip(t, "crash", "a real process is interrupted; not with -short")
@@ -206,7 +211,7 @@ func TestInterruptedReplayReports(t *testing.T) {
 	}
 }
 
-// waitForBlocks waits until a replay has stored something.
+// waitForBlocks waits until the directory contains a block.
 func waitForBlocks(t *testing.T, dir string) {
 	t.Helper()
 	for deadline := time.Now().Add(testkit.Patience()); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
@@ -214,5 +219,5 @@ func waitForBlocks(t *testing.T, dir string) {
 			return
 		}
 	}
-	t.Fatal("the replay stores nothing")
+	t.Fatal("the replay stores no blocks")
 }

@@ -18,13 +18,14 @@ import (
 	"github.com/kvlane/kvlane/telemetry"
 )
 
-// exposed is what is known of a metric from its series: its type, and the values that each label has.
+// exposed describes a metric: its type, and the values of each label.
 type exposed struct {
-	typ    string // COUNTER, GAUGE
+	typ    string // COUNTER or GAUGE
 	labels map[string][]string
 }
 
-// exposedByReplays returns the metrics of a replay on the simulated device that finds blocks in files, of a replay before it, and dumps others.
+// exposedByReplays returns the metrics of a replay on the simulated device. The replay loads blocks
+// from files of an earlier replay and dumps other blocks.
 func exposedByReplays(t *testing.T) map[string]exposed {
 	t.Helper()
 	m := telemetry.New()
@@ -58,7 +59,7 @@ func exposedByReplays(t *testing.T) map[string]exposed {
 			all[f.GetName()] = e
 			continue
 		}
-		if times == 0 && f.GetName() != "kvlane_store_lookup_seconds" { // a replay leases, and looks nothing up
+		if times == 0 && f.GetName() != "kvlane_store_lookup_seconds" { // a replay leases blocks and makes no lookups
 			t.Errorf("a replay has timed nothing of %s", f.GetName())
 		}
 		e.typ = "COUNTER" // each of its series is one
@@ -72,22 +73,22 @@ func exposedByReplays(t *testing.T) map[string]exposed {
 	return all
 }
 
-// What there is in queries, of which kvlane's need no more than this: a metric with what selects its series and the range, a function, labels
-// that are summed by.
+// The parts of a query that kvlane's queries use: a metric with its matchers and range, a function,
+// and the labels of a grouping.
 var (
 	selector = regexp.MustCompile(`(?:\b(\w+)\()?\b(kvlane_\w+|go_\w+|process_\w+)(?:\{([^}]*)\})?(\[)?`)
 	matcher  = regexp.MustCompile(`(\w+)\s*(=~|!=|!~|=)\s*"([^"]*)"`)
 	grouping = regexp.MustCompile(`\b(?:by|on|without|ignoring)\s*\(([^)]*)\)`)
 	legend   = regexp.MustCompile(`\{\{(\w+)\}\}`)
-	total    = regexp.MustCompile(`\bsum \((?:\w+\()?$`) // before a metric: its labels are summed away
+	total    = regexp.MustCompile(`\bsum \((?:\w+\()?$`) // before a metric: all its labels are summed
 	legal    = regexp.MustCompile(`^[\w\s(){}\[\]=~!<>"$.,+*/:|-]+$`)
 )
 
-// scraper are the labels that Prometheus adds.
+// scraper lists the labels that Prometheus adds.
 var scraper = []string{"instance", "job", "rank"}
 
-// queryFaults returns the faults of a query: names that nothing exposes, and counters used as gauges or the reverse. labels are those of the shown
-// result.
+// queryFaults returns the faults of a query: names that are not exposed, and counters used as
+// gauges or gauges as counters. labels are the labels that the panel shows.
 func queryFaults(query string, all map[string]exposed, labels ...string) (bad []string) {
 	found := selector.FindAllStringSubmatch(query, -1)
 	if len(found) == 0 || !legal.MatchString(query) || strings.Count(query, "(") != strings.Count(query, ")") {
@@ -128,7 +129,7 @@ func queryFaults(query string, all map[string]exposed, labels ...string) (bad []
 	return bad
 }
 
-// dashboard is what is read of Grafana's model.
+// dashboard is the part of Grafana's model that the test reads.
 type dashboard struct {
 	UID    string
 	Panels []struct {
@@ -141,7 +142,7 @@ type dashboard struct {
 	}
 }
 
-// The dashboard asks for what a replay exposes, and no panel is empty.
+// The dashboard uses only metrics that a replay exposes, and no panel is empty.
 func TestDashboardAsksForWhatReplaysExpose(t *testing.T) {
 	text, err := os.ReadFile("../../docs/grafana/kvlane.json")
 	if err != nil {
@@ -195,7 +196,8 @@ type ruleFile struct {
 	}
 }
 
-// The alert rules use metrics that a replay exposes, and each has a severity, a summary and an action.
+// The alert rules use only metrics that a replay exposes, and each rule has a severity, a summary
+// and an action.
 func TestAlertsAreOfWhatReplaysExpose(t *testing.T) {
 	text, err := os.ReadFile("../../docs/alerts.yml")
 	if err != nil {
@@ -224,7 +226,7 @@ func TestAlertsAreOfWhatReplaysExpose(t *testing.T) {
 	}
 }
 
-// What checks queries refuses wrong ones.
+// queryFaults detects wrong queries.
 func TestQueriesThatAskForNothing(t *testing.T) {
 	all := map[string]exposed{
 		"kvlane_a_total":  {"COUNTER", map[string][]string{"tier": {"cache"}}},
@@ -253,6 +255,6 @@ func TestQueriesThatAskForNothing(t *testing.T) {
 		}
 	}
 	if queryFaults("kvlane_b", all, "tier") == nil {
-		t.Error("a legend of a label that there is not passes")
+		t.Error("a legend with an unknown label is accepted")
 	}
 }

@@ -43,7 +43,7 @@ func TestDemoHolds(t *testing.T) {
 	}
 }
 
-// A false claim fails the demo.
+// The demo fails if a claim is false.
 func TestDemoReportsFalseClaims(t *testing.T) {
 	var out bytes.Buffer
 	d := newDemo(t, &out)

@@ -21,10 +21,11 @@ func withoutGPU(t *testing.T) {
 	}
 }
 
-// simulating is how reports begin without a GPU.
+// simulating is the first line of reports without a GPU.
 const simulating = "! No NVIDIA driver found (libcuda.so.1). Using the simulated GPU; figures are not hardware.\n"
 
-// Without a GPU replay simulates one unasked, and reports so before anything else. TestDemo checks the same of demo.
+// Without a GPU, replay uses the simulated device and reports that first. TestDemo checks the same
+// for demo.
 func TestReplayReportsThatItSimulates(t *testing.T) {
 	withoutGPU(t)
 	const noted = "SIMULATED DEVICE: no GPU is usable: load CUDA driver: open library libcuda.so.1: "
@@ -40,7 +41,7 @@ func TestReplayReportsThatItSimulates(t *testing.T) {
 	}
 }
 
-// Why there is no GPU is a sentence, whatever the reason.
+// The reason for a missing GPU is reported as a full sentence.
 func TestWhyThereIsNoGPU(t *testing.T) {
 	lib := func(reason string) error {
 		return fmt.Errorf("load CUDA driver: %w", &dl.MissingError{Names: []string{"libcuda.so.1"}, Reasons: []error{errors.New(reason)}})
@@ -56,8 +57,9 @@ func TestWhyThereIsNoGPU(t *testing.T) {
 	}
 }
 
-// What is measured on a simulated device is not taken for figures of a GPU: it has to be asked for by name. What is missing is said
-// first, in a few words, and not in Go's.
+// Measurements on the simulated device must not be mistaken for those of a GPU, so a command that
+// measures requires its name. The error first names the missing part in plain words, not as a Go
+// error.
 func TestDefectMissingGPUIsReportedInGo(t *testing.T) {
 	withoutGPU(t)
 	const (

@@ -17,7 +17,7 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// dist returns the directory that `make dist` filled, and the version of what it has.
+// dist returns the directory that `make dist` has filled, and the version that it built.
 func dist(t *testing.T) (dir, version string) {
 	t.Helper()
 	dir = os.Getenv("KVLANE_DIST")
@@ -31,7 +31,8 @@ func dist(t *testing.T) (dir, version string) {
 	return dir, strings.TrimSpace(string(list))
 }
 
-// The binaries are for what their names say, and need no library but those of glibc, by which others are opened, of no version.
+// Each binary is built for the architecture in its name. It needs only libraries of glibc that are
+// used to open others, without version requirements.
 func TestDistBinaries(t *testing.T) {
 	dir, _ := dist(t)
 	for arch, machine := range map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64} {
@@ -66,7 +67,7 @@ func TestDistBinaries(t *testing.T) {
 	}
 }
 
-// The binary of this machine says when it was built: when the commit was made, or as SOURCE_DATE_EPOCH says.
+// The binary of this machine reports its build time: the time of the commit, or SOURCE_DATE_EPOCH.
 func TestDistHasItsBuildTime(t *testing.T) {
 	dir, version := dist(t)
 	out, err := exec.Command(filepath.Join(dir, "kvlane-linux-"+runtime.GOARCH), "version", "--json").Output()
@@ -87,7 +88,7 @@ func TestDistHasItsBuildTime(t *testing.T) {
 	}
 }
 
-// The README's lines install what they say, by themselves: word for word, in a home that is empty.
+// The install lines of the README work literally, in an empty home directory.
 func TestDistInstallLines(t *testing.T) {
 	dir, version := dist(t)
 	root, err := filepath.Abs("../..")
@@ -99,7 +100,8 @@ func TestDistInstallLines(t *testing.T) {
 	}
 	home := t.TempDir()
 	modules := goEnv(t, "GOMODCACHE")
-	// Modules that this machine has come from there, checked against go.sum when they came. What must be shown is that kvlane's does not.
+	// The Go module cache of this machine serves the dependencies, which were checked against
+	// go.sum before. kvlane itself must not come from there.
 	env := append(os.Environ(), "HOME="+home, "GOPATH=", "GOBIN=", "GOMODCACHE=", "GOFLAGS=-modcacherw -trimpath", "GOSUMDB=off", "CGO_ENABLED=0",
 		"GOCACHE="+goEnv(t, "GOCACHE"), "GOPROXY=file://"+modules+"/cache/download,"+goEnv(t, "GOPROXY"))
 	for _, line := range readmeLines(t, root, "Install") {
@@ -122,7 +124,7 @@ func TestDistInstallLines(t *testing.T) {
 	}
 }
 
-// readmeLines returns the commands of a section of the README.
+// readmeLines returns the commands in a section of the README.
 func readmeLines(t *testing.T, root, title string) []string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(root, "README.md"))
@@ -143,7 +145,7 @@ func readmeLines(t *testing.T, root, title string) []string {
 	return lines
 }
 
-// onDist reports whether a line takes what make dist made, and nothing else.
+// onDist reports whether a line uses only files made by make dist.
 func onDist(line string) bool {
 	return strings.Contains(line, "bin/dist") && !strings.Contains(line, " go install ")
 }
@@ -157,7 +159,7 @@ func goEnv(t *testing.T, name string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// shell runs a command and returns what it printed.
+// shell runs a command and returns its output.
 func shell(t *testing.T, dir string, env []string, command string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience())

@@ -13,26 +13,27 @@ import (
 	"github.com/kvlane/kvlane/gdr"
 )
 
-// The doctor tells a NIC that is not there from one that fails.
+// doctor distinguishes a missing NIC from one that fails.
 func TestDoctorReportsWhyANICIsNotUsed(t *testing.T) {
 	for cause, want := range map[error]doctor.Answer{
-		errdefs.ErrNotSupported: doctor.No,      // no library, no device, no way to the GPU's memory
-		errdefs.ErrBroken:       doctor.No,      // no port is up
-		errdefs.ErrNotFound:     doctor.No,      // a NIC that was named
-		errdefs.ErrCorrupt:      doctor.Unknown, // it copies other bytes
+		errdefs.ErrNotSupported: doctor.No,      // no library, no device, or no path to the GPU's memory
+		errdefs.ErrBroken:       doctor.No,      // no port is active
+		errdefs.ErrNotFound:     doctor.No,      // a named NIC
+		errdefs.ErrCorrupt:      doctor.Unknown, // it copies wrong bytes
 	} {
 		err := fmt.Errorf("choose NIC for GPU 0: %w", cause)
 		if f := nicFinding(nil, err); f.Answer != want || f.Reason != err.Error() || f.Remedy == "" {
-			t.Errorf("%v: %+v, want %s with the reason and what is needed", cause, f, want)
+			t.Errorf("%v: %+v, want %s with the reason and the requirement", cause, f, want)
 		}
 	}
 	f := nicFinding([]gdr.Choice{{Name: "mlx5_0", Reason: "same PCIe switch"}, {Name: "mlx5_1", Reason: "same PCIe switch"}}, nil)
 	if want := "mlx5_0 (same PCIe switch), mlx5_1 (same PCIe switch)"; f.Answer != doctor.Yes || f.Reason != want {
-		t.Errorf("%+v, want a yes that says %q", f, want)
+		t.Errorf("%+v, want Yes with %q", f, want)
 	}
 }
 
-// What a deployment requires is found out by the exit code: a no is surer than what could not be told.
+// The exit code reports whether required paths are available. A definite no takes precedence over
+// an unknown answer.
 func TestDoctorRequires(t *testing.T) {
 	is := func(name string, a doctor.Answer) doctor.Path {
 		return doctor.Path{Name: name, Available: doctor.Finding{Answer: a}}
@@ -60,7 +61,8 @@ func TestDoctorRequires(t *testing.T) {
 	}
 }
 
-// The report is printed whatever is missing, and a name that there is not is found before anything is tried.
+// The report is printed even if a required path is missing. An unknown name is reported before any
+// check runs.
 func TestDoctorRequiresOfThisMachine(t *testing.T) {
 	dir := t.TempDir()
 	if code, stdout, stderr := execute(t, "doctor", "--dir", dir, "--require", "posix"); code != exitOK || !strings.Contains(stdout, "\nRequired\n  posix  yes\n") {
@@ -68,7 +70,7 @@ func TestDoctorRequiresOfThisMachine(t *testing.T) {
 	}
 	none := filepath.Join(dir, "none")
 	if code, stdout, stderr := execute(t, "doctor", "--dir", none, "--require", "posix"); code != exitUsage || stdout != "" || !strings.Contains(stderr, none+": no such file or directory: check the name") {
-		t.Errorf("a directory that there is not: exit code %d, %s", code, stderr)
+		t.Errorf("a missing directory: exit code %d, %s", code, stderr)
 	}
 	withoutGPU(t)
 	code, stdout, stderr := execute(t, "doctor", "--dir", dir, "--require", "cuda", "--json")

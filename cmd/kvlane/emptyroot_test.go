@@ -17,18 +17,20 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// emptyRoot is a folder that commands have as their root directory: in it are the programs that it was made with and what they load, /proc, /sys and
-// /dev of this machine, and what is mounted, with all that is in it. They have no network.
+// emptyRoot is a folder that commands use as their root directory. It contains the given programs
+// with their libraries, /proc, /sys and /dev of this machine, and further mounts. The commands have
+// no network.
 type emptyRoot struct {
 	dir    string
-	mounts []string // FROM and TO, in turn
+	mounts []string // pairs of source and target
 	env    []string
 }
 
-// everywhere are the programs that every container of Linux has.
+// everywhere lists the programs that every Linux container has.
 var everywhere = []string{"bash", "sh", "cat", "cp", "date", "env", "install", "ls", "mkdir", "mv", "rm", "sha256sum", "uname"}
 
-// newEmptyRoot makes one with the programs that are everywhere, and more. Whoever has mounted what there is to be calls probe.
+// newEmptyRoot returns an emptyRoot with the programs in everywhere and the given ones. The caller
+// calls probe after its last mount.
 func newEmptyRoot(t *testing.T, programs ...string) *emptyRoot {
 	t.Helper()
 	r := &emptyRoot{dir: t.TempDir(), env: []string{"PATH=/bin", "HOME=/root", "TERM=xterm"}}
@@ -47,7 +49,7 @@ func newEmptyRoot(t *testing.T, programs ...string) *emptyRoot {
 		r.libraries(t, path)
 	}
 	var glibc []string
-	for _, place := range []string{"lib*/*/libc.so.6", "lib*/libc.so.6"} { // Debian's, and others'
+	for _, place := range []string{"lib*/*/libc.so.6", "lib*/libc.so.6"} { // Debian and others
 		found, err := filepath.Glob(filepath.Join(r.dir, place))
 		if err != nil {
 			t.Fatal(err)
@@ -64,7 +66,7 @@ func newEmptyRoot(t *testing.T, programs ...string) *emptyRoot {
 	return r
 }
 
-// probe ends the test where nothing can run in the root with all its mounts.
+// probe skips the test if no process can run in the root with all its mounts.
 func (r *emptyRoot) probe(t *testing.T) {
 	t.Helper()
 	if out, code := r.run(t, "/", "true"); code != 0 {
@@ -81,7 +83,7 @@ func (r *emptyRoot) mkdir(t *testing.T, path string) string {
 	return path
 }
 
-// mount has the folder from be there as to. The test ends where this machine has no such folder.
+// mount mounts the folder from as to. It skips the test if this machine has no such folder.
 func (r *emptyRoot) mount(t *testing.T, from, to string) {
 	t.Helper()
 	if _, err := os.Stat(from); err != nil {
@@ -90,7 +92,7 @@ func (r *emptyRoot) mount(t *testing.T, from, to string) {
 	r.mounts = append(r.mounts, from, r.mkdir(t, to))
 }
 
-// copy has the file from be there as to. The test ends where this machine has none that can be read.
+// copy copies the file from to to. It skips the test if this machine cannot read from.
 func (r *emptyRoot) copy(t *testing.T, from, to string) {
 	t.Helper()
 	b, err := os.ReadFile(from)
@@ -105,7 +107,7 @@ func (r *emptyRoot) copy(t *testing.T, from, to string) {
 
 var libraryPaths = regexp.MustCompile(`/\S+`)
 
-// libraries copies what a program loads when it starts, or nothing for one that is linked statically.
+// libraries copies the libraries that a program loads, if any.
 func (r *emptyRoot) libraries(t *testing.T, program string) {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), "ldd", program).Output()
@@ -120,7 +122,8 @@ func (r *emptyRoot) libraries(t *testing.T, program string) {
 	}
 }
 
-// run runs a line of bash in the folder dir and returns what it printed, on either stream, and its exit code.
+// run runs a line of bash in the folder dir. It returns the output of both streams and the exit
+// code.
 func (r *emptyRoot) run(t *testing.T, dir, line string, env ...string) (string, int) {
 	t.Helper()
 	var out strings.Builder
@@ -128,12 +131,13 @@ func (r *emptyRoot) run(t *testing.T, dir, line string, env ...string) (string, 
 	return out.String(), code
 }
 
-// inRoot mounts what its arguments say, up to --, then becomes the rest, with no environment but what that begins with.
+// inRoot mounts the pairs of folders before --, and then runs the command after it with an empty
+// environment.
 const inRoot = `set -e
 while [[ $1 != -- ]]; do mount --rbind "$1" "$2"; shift 2; done; shift
 exec env -i "$@"`
 
-// start is run with the output going to w, which may be a terminal.
+// start is run with its output going to w, which may be a terminal.
 func (r *emptyRoot) start(t *testing.T, w io.Writer, dir, line string, env ...string) int {
 	t.Helper()
 	unshare, err := exec.LookPath("unshare")
@@ -147,7 +151,8 @@ func (r *emptyRoot) start(t *testing.T, w io.Writer, dir, line string, env ...st
 	defer cancel()
 	cmd := exec.CommandContext(ctx, unshare, args...)
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = w, w, 10*time.Second
-	// When the time is over, all that the line has started ends: a terminal is read for as long as one of them has it open.
+	// At the timeout all processes of the line are killed, because the terminal is read until the
+	// last of them closes it.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	err = cmd.Run()

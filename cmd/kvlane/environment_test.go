@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// A variable whose name is almost that of a setting is named in a warning. Others are no concern of kvlane's.
+// A variable with a misspelled name of a setting causes a warning. Other variables do not.
 func TestMisspelledVariable(t *testing.T) {
 	t.Setenv("KVLANE_CACHE_BYTE", "1GiB")
 	t.Setenv("KVLANE_SERVICE_HOST", "10.0.0.1")

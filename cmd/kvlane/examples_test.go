@@ -16,15 +16,16 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// example says how the example of a help text, by how it begins, is run here: with what makes it small, and where it needs hardware that is not
-// here, or what a simulated device has not, with what it says then.
+// example configures how the test runs an example of a help text. small are extra arguments that
+// keep the run short. want is the expected error if this machine or the simulated device lacks the
+// hardware.
 type example struct {
 	small []string
-	want  string // of standard error, where the exit code is not 0
+	want  string // on standard error; set if the exit code is not 0
 }
 
 var (
-	// noGPU is the advice of a command that needs a GPU where there is none.
+	// noGPU is the advice of a command that needs a GPU and finds none.
 	noGPU = "--device sim is a simulated GPU"
 
 	smallCopy  = []string{"--device", "sim", "--bytes", "1MiB", "--pool", "4MiB", "--large", "1MiB", "--reps", "1"}
@@ -32,8 +33,9 @@ var (
 	smallFile  = []string{"--bytes", "16MiB", "--sizes", "4KiB", "--budget", "1s"}
 )
 
-// An example has the row of the longest beginning, and is run as it stands where there is none. Those of transfers are run by
-// TestTransferExamples, since each needs another process; that of demo by TestDemo.
+// examples maps beginnings of command lines to their configuration; the longest match applies.
+// Examples without a match run unchanged. TestTransferExamples runs those of transfers, which need
+// a second process, and TestDemo that of demo.
 var examples = map[string]example{
 	"replay":                              {small: []string{"--device", "sim", "--cache-bytes", "8MiB"}},
 	"replay trace.jsonl --speed":          {small: []string{"--device", "sim", "--cache-bytes", "8MiB"}, want: "threshold missed: hit_rate"},
@@ -52,7 +54,7 @@ var examples = map[string]example{
 	"bench blockio":                       {small: []string{"--duration", "2ms", "--rounds", "1"}},
 }
 
-// Every command has examples, and they do what they say.
+// Every command has examples, and all examples work.
 func TestExamples(t *testing.T) {
 	if testing.Short() {
 		testkit.Skip(t, "examples", "every example is run, which takes a minute; not with -short")
@@ -80,7 +82,7 @@ func TestExamples(t *testing.T) {
 			lines = append(lines, path+args)
 		}
 	})
-	// What is listed is what a replay has kept, and was not removed yet.
+	// Run replay first, because the other examples use its blocks, and store gc last.
 	slices.SortStableFunc(lines, func(a, b string) int {
 		order := []string{"store gc", "", "replay"}
 		return cmp.Compare(beginOf(b, order), beginOf(a, order))
@@ -102,7 +104,7 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-// beginOf returns the place of the longest of begins that line begins with.
+// beginOf returns the index of the longest of begins that is a prefix of line.
 func beginOf(line string, begins []string) int {
 	at := -1
 	for i, begin := range begins {
@@ -145,7 +147,7 @@ func runExample(t *testing.T, temp, line string, e example) {
 	if e.want == noGPU && code == exitOK {
 		t.Error("it does without a GPU")
 	}
-	if _, err := cuda.Load(); err != nil && slices.Contains(args, "cuda") && e.want == "" { // as it stands it says what is missing
+	if _, err := cuda.Load(); err != nil && slices.Contains(args, "cuda") && e.want == "" { // without the driver the example reports that it is missing
 		if code, _, stderr := execute(t, args...); code != exitFailure || !strings.Contains(stderr, noGPU) {
 			t.Errorf("without a GPU: exit code %d, %q", code, stderr)
 		}

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// exitConstants returns the exit codes that the source names, by name.
+// exitConstants returns the exit codes in the source by the name of their constant.
 func exitConstants(t *testing.T) map[string]string {
 	t.Helper()
 	codes := map[string]string{}
@@ -43,7 +43,7 @@ func exitConstants(t *testing.T) map[string]string {
 	return codes
 }
 
-// The constants, the help and the documentation have the same exit codes, each with what it means.
+// The constants, the help and the documentation list the same exit codes with the same meanings.
 func TestExitCodesAreDocumented(t *testing.T) {
 	codes := exitConstants(t)
 	if len(codes) < 5 || len(codes) != len(exitMeanings) {

@@ -21,19 +21,19 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// trial is a new user's terminal: lines typed one after the other in an empty root, and what came back.
+// trial is a new user's terminal in an empty root. It records the typed lines and their output.
 type trial struct {
 	root    *emptyRoot
-	columns int  // of the terminal, or for what is piped; 0 is any length
-	piped   bool // and a terminal otherwise
+	columns int  // width of the terminal, or the COLUMNS of a pipe; 0 is unlimited
+	piped   bool // output goes to a pipe instead of a terminal
 	noColor bool
-	typed   []exchange
+	typed   []transcript
 }
 
-// exchange is a line and what it printed, with its exit code where that is not 0.
-type exchange struct{ line, answer string }
+// transcript is a typed line and its output. The output ends with the exit code if that is not 0.
+type transcript struct{ line, answer string }
 
-// typeIn runs a line in the folder /root/kvlane, for this machine's architecture.
+// typeIn runs a line in the folder /root/kvlane and records its output.
 func (u *trial) typeIn(t *testing.T, line string) {
 	t.Helper()
 	var env []string
@@ -64,18 +64,19 @@ func (u *trial) typeIn(t *testing.T, line string) {
 	if code != exitOK {
 		plain += fmt.Sprintf("[exit code %d]\n", code)
 	}
-	u.typed = append(u.typed, exchange{line, mask(plain)})
+	u.typed = append(u.typed, transcript{line, mask(plain)})
 }
 
 var (
 	colors = regexp.MustCompile("\x1b\\[[0-9;]*m")
-	// A command that make runs and a reason are one line each, however long.
+	// Commands that make runs and reasons of errors are one line each, whatever their length.
 	untabled = regexp.MustCompile(`(?m)^(go build|kvlane: ).*\n`)
-	// What a bar of progress wrote over.
+	// Text that a progress bar has overwritten.
 	overwritten = regexp.MustCompile(`(?m)^.*\r`)
 )
 
-// masks are what differs from run to run and from machine to machine: times, what follows from them, and what the machine has.
+// masks replace text that differs between runs or machines: times, numbers that depend on times,
+// and hardware.
 var masks = []struct {
 	was *regexp.Regexp
 	is  string
@@ -100,7 +101,7 @@ func mask(text string) string {
 	return text
 }
 
-// Whatever a time is, a golden file has it as one, but for none, which is 0.
+// mask replaces every time by the same text, except 0.
 func TestMaskHidesTimes(t *testing.T) {
 	for _, d := range []time.Duration{1, 1500, 22 * time.Millisecond, 59 * time.Second, 59500 * time.Millisecond, 82 * time.Second, 2 * time.Hour, 30*time.Hour + time.Second} {
 		if got := mask("in " + present.Duration(d) + "."); got != "in <time>." {
@@ -109,8 +110,8 @@ func TestMaskHidesTimes(t *testing.T) {
 	}
 }
 
-// compare compares what was typed with the golden file of this name, or writes it anew. Where lines end is left out, and how wide columns are,
-// since both follow from how long times are.
+// compare compares the recorded lines with a golden file, or rewrites that file. It ignores line
+// breaks and column widths, because both depend on the lengths of times.
 func (u *trial) compare(t *testing.T, name string) {
 	t.Helper()
 	file := filepath.Join("testdata", "front-"+name+".txt")
@@ -142,13 +143,14 @@ func (u *trial) compare(t *testing.T, name string) {
 	}
 }
 
-// matchesGolden reports whether doctor's findings here are those of the golden files: io_uring, and neither GPU nor NIC.
+// matchesGolden reports whether this machine has the hardware of the golden files: io_uring, no GPU
+// and no NIC.
 var matchesGolden = sync.OnceValue(func() bool {
 	r := doctor.Examine(context.Background(), doctor.Local(askCUDA, askCuFile, loadable), doctor.Options{})
 	return r.IOUring.Answer == doctor.Yes && len(r.NVIDIA.OnBus) == 0 && len(r.RDMA.Devices) == 0
 })
 
-// trace puts the trace that a user would have brought into the folder of the trial, and takes away what the trial before left.
+// trace puts the user's trace into the folder, and removes the files of the previous trial.
 func (u *trial) trace(t *testing.T) {
 	t.Helper()
 	dir := u.root.mkdir(t, "/root/kvlane")
@@ -160,7 +162,8 @@ func (u *trial) trace(t *testing.T) {
 	}
 }
 
-// In a clone, with Go and make and nothing else, the README's lines do what they say: all but those that make the release and the wheel, and run the tests.
+// In a clone with only Go and make, the lines of the README work. The test leaves out the lines
+// that make the release and the wheel or run the tests.
 func TestDistInACloneWithGoAndMake(t *testing.T) {
 	from, _ := dist(t)
 	u := &trial{root: newEmptyRoot(t, "make"), piped: true}
@@ -171,11 +174,11 @@ func TestDistInACloneWithGoAndMake(t *testing.T) {
 	u.root.libraries(t, filepath.Join(goEnv(t, "GOROOT"), "bin/go"))
 	u.root.mount(t, goEnv(t, "GOROOT"), "/usr/local/go")
 	u.root.mount(t, goEnv(t, "GOCACHE"), "/var/cache/go")
-	u.root.mount(t, filepath.Join(goEnv(t, "GOMODCACHE"), "cache/download"), "/var/cache/modules") // in place of the network
+	u.root.mount(t, filepath.Join(goEnv(t, "GOMODCACHE"), "cache/download"), "/var/cache/modules") // replaces the network
 	u.root.mount(t, from, "/root/kvlane/bin/dist")
 	u.root.probe(t)
 	u.root.env = append(u.root.env, "PATH=/bin:/usr/local/go/bin", "GOCACHE=/var/cache/go", "GOPROXY=file:///var/cache/modules",
-		"GOSUMDB=off", "GOTOOLCHAIN=local", "GOFLAGS=-modcacherw -trimpath") // trimmed, so that what make dist compiled need not be compiled again
+		"GOSUMDB=off", "GOTOOLCHAIN=local", "GOFLAGS=-modcacherw -trimpath") // the same flags as make dist, so that the build cache is reused
 	u.trace(t)
 	for _, line := range append(readmeLines(t, "../..", "Install"), readmeLines(t, "../..", "Try it")...) {
 		if line == "make dist" || line == "make wheel" || strings.HasPrefix(line, "make test ") || strings.HasPrefix(line, "pip ") {
@@ -187,7 +190,8 @@ func TestDistInACloneWithGoAndMake(t *testing.T) {
 	u.compare(t, "clone")
 }
 
-// With what make dist made, and nothing else, at each width, on terminals and not, with colors and without.
+// With only the files of make dist, the lines of the README work at each width, on terminals and
+// pipes, with colors and without.
 func TestDistAlone(t *testing.T) {
 	from, _ := dist(t)
 	root := newEmptyRoot(t)
@@ -221,14 +225,15 @@ func TestDistAlone(t *testing.T) {
 	}
 }
 
-// With the wheel, and what Python's own prefix has: where that is /usr, as of a distribution's Python, all of /usr is there.
+// The lines of the README for the wheel work with only the wheel and Python's own prefix. If that
+// prefix is /usr, as for a distribution's Python, all of /usr is mounted.
 func TestDistWheel(t *testing.T) {
 	wheels := os.Getenv("KVLANE_WHEEL")
 	if wheels == "" {
 		testkit.Skip(t, "wheel", "KVLANE_WHEEL names no directory, as make python does")
 	}
 	if found, err := filepath.Glob(filepath.Join(wheels, "kvlane-*.whl")); len(found) != 1 {
-		t.Fatalf("%s has not the one wheel that make wheel makes: %q, %v", wheels, found, err)
+		t.Fatalf("%s does not contain exactly one wheel: %q, %v", wheels, found, err)
 	}
 	python, err := exec.CommandContext(t.Context(), "python3", "-c", `import os, sys; print(sys.base_prefix, os.path.realpath(sys.executable), sep="\n")`).Output()
 	if err != nil {

@@ -10,14 +10,15 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// A directory of another geometry says which one it holds, and the flags that it names open it.
+// If a directory has another geometry, the error names that geometry, and the flags that it
+// suggests open the directory.
 func TestDefectErrorNamesTheStoredGeometry(t *testing.T) {
 	testkit.SkipRace(t, "other tests replay with files and logs")
 	trace := traceFile(t, goodLine)
 	for name, c := range map[string]struct {
 		made, given string // flags
 		want        string
-		give        string // the flags that are named; "": none
+		give        string // the suggested flags; "": none
 	}{
 		"another split":        {"--kv-heads 4 --tp 1", "--kv-heads 4 --tp 2", `model "small", bfloat16, 2 layers, KV heads 0 to 3 of 64 elements, 16 tokens a block`, "--tp=1"},
 		"another rank":         {"--kv-heads 4 --tp 2 --tp-rank 1", "--kv-heads 4 --tp 2", "KV heads 2 to 3 of 64", "--tp-rank=1"},
@@ -43,7 +44,7 @@ func TestDefectErrorNamesTheStoredGeometry(t *testing.T) {
 			}
 			_, give, _ := strings.Cut(stderr, "tokens a block: give ")
 			if give, _, _ = strings.Cut(give, " for that"); give != c.give {
-				t.Errorf("%s, %s: it says to give %q, want %q", name, dir, give, c.give)
+				t.Errorf("%s, %s: it suggests %q, want %q", name, dir, give, c.give)
 			}
 			if c.give == "" {
 				continue
@@ -55,7 +56,7 @@ func TestDefectErrorNamesTheStoredGeometry(t *testing.T) {
 	}
 }
 
-// The usual short names of types mean the same blocks.
+// Short names of data types select the same blocks as the full names.
 func TestDTypeFlagTakesShortNames(t *testing.T) {
 	trace, dir := traceFile(t, goodLine), filepath.Join(t.TempDir(), "blocks")
 	for _, dtype := range []string{"float16", "fp16", "half"} {

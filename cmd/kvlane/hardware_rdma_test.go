@@ -9,7 +9,7 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// measures stands in for kvlane.
+// measures is a script that replaces kvlane.
 const measures = `echo "kvlane $*"
 while [ $# -gt 0 ]; do case $1 in --out) echo {} >"$2";; esac; shift; done
 exit 0`
@@ -44,7 +44,7 @@ func TestHardwareRDMAScript(t *testing.T) {
 			}
 			for _, want := range c.summary {
 				if !strings.Contains(printed, want) {
-					t.Errorf("%q is not said:\n%s", want, printed)
+					t.Errorf("%q is not in the output:\n%s", want, printed)
 				}
 			}
 			files := filesIn(t, out)

@@ -12,7 +12,7 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// What the script that verifies a GPU runs, in place of which it finds a script of one line.
+// One-line scripts that replace the binaries of the GPU verification kit.
 const (
 	passes = `echo "--- PASS: TestGPU (0.01s)"; exit 0`
 	fails  = `echo "--- FAIL: TestGPU (0.01s)"; exit 1`
@@ -43,7 +43,7 @@ func TestHardwareScript(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			kit, out := t.TempDir(), filepath.Join(t.TempDir(), "out")
-			if c.files != nil { // of an earlier run
+			if c.files != nil { // left by an earlier run
 				if err := errors.Join(os.Mkdir(out, 0o755), os.WriteFile(filepath.Join(out, "run.json"), nil, 0o600)); err != nil {
 					t.Fatal(err)
 				}
@@ -63,8 +63,9 @@ func TestHardwareScript(t *testing.T) {
 	}
 }
 
-// runScript puts a script of tools, and what it sources, into a kit, under the name that it has there, beside scripts in place of the kit's
-// binaries, of which those without a text are missing. It returns what it printed, and its exit code.
+// runScript copies a script of tools and its library into a kit, together with scripts that replace
+// the kit's binaries. A binary without a text is missing. It runs the script and returns its output
+// and exit code.
 func runScript(t *testing.T, kit, script, name string, binaries map[string]string, args ...string) (string, int) {
 	t.Helper()
 	bash, err := exec.LookPath("bash")
@@ -99,7 +100,7 @@ func runScript(t *testing.T, kit, script, name string, binaries map[string]strin
 	return string(printed), 0
 }
 
-// filesIn returns the names in a folder, or nil where there is none.
+// filesIn returns the names in a folder, or nil if there is no folder.
 func filesIn(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)

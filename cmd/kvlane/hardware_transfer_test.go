@@ -9,7 +9,8 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// transfers stands in for kvlane: a target that goes on until it is interrupted, and measurements.
+// transfers is a script that replaces kvlane: a target that runs until it is interrupted, and
+// measurements.
 const transfers = `case "$*" in
 *"--mode target"*) trap 'exit 0' TERM; echo "segment 127.0.0.1:7/memory: 1 bytes; interrupt to end"; while :; do sleep 0.05; done;;
 esac
@@ -44,7 +45,7 @@ func TestHardwareTransferScript(t *testing.T) {
 			}
 			for _, want := range c.summary {
 				if !strings.Contains(printed, want) {
-					t.Errorf("%q is not said:\n%s", want, printed)
+					t.Errorf("%q is not in the output:\n%s", want, printed)
 				}
 			}
 			if files := filesIn(t, out); len(files) != c.files || len(files) > 0 && !slices.Contains(files, "transfer-summary.txt") {

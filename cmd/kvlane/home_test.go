@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// asStranger calls f as a user who may not enter the folder.
-func asStranger(t *testing.T, folder string, f func()) {
+// withoutAccess runs f as a user without access to the folder.
+func withoutAccess(t *testing.T, folder string, f func()) {
 	t.Helper()
 	const nobody = 65534
 	if os.Getuid() != 0 {
@@ -26,7 +26,7 @@ func asStranger(t *testing.T, folder string, f func()) {
 		f()
 		return
 	}
-	runtime.LockOSThread() // the user for access to files is the thread's
+	runtime.LockOSThread() // the user id for file access belongs to the thread
 	defer runtime.UnlockOSThread()
 	if _, err := unix.SetfsuidRetUid(nobody); err != nil {
 		t.Fatal(err)
@@ -39,7 +39,7 @@ func asStranger(t *testing.T, folder string, f func()) {
 	f()
 }
 
-// Every command failed for a user who may not enter the home that HOME names.
+// Commands must work for a user without access to the folder in HOME. Every command failed.
 func TestHomeThatMayNotBeEntered(t *testing.T) {
 	home := filepath.Join(t.TempDir(), "home")
 	if err := os.Mkdir(home, 0o700); err != nil {
@@ -47,7 +47,7 @@ func TestHomeThatMayNotBeEntered(t *testing.T) {
 	}
 	t.Setenv("XDG_CONFIG_HOME", home)
 	t.Setenv("XDG_CACHE_HOME", filepath.Join(home, "cache"))
-	asStranger(t, home, func() {
+	withoutAccess(t, home, func() {
 		mine := usualConfigs()[0]
 		if _, err := os.Stat(mine); !errors.Is(err, os.ErrPermission) {
 			t.Fatalf("the home can be entered: %v", err)

@@ -8,16 +8,17 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// commandEnv names the environment variable that makes a process of this test program the command.
+// commandEnv names the environment variable that makes this test binary run as the kvlane command.
 const commandEnv = "KVLANE_TEST_COMMAND"
 
-// Tests, and the processes that they start, are not configured by whoever runs them.
+// TestMain removes settings from the environment, so that tests and their child processes do not
+// depend on the user's configuration.
 func TestMain(m *testing.M) {
 	if os.Getenv(commandEnv) != "" {
-		main() // which exits
+		main() // exits
 	}
 	for i := range settings.Table {
-		_ = os.Unsetenv(settings.Table[i].Env()) // no name of a setting makes it fail
+		_ = os.Unsetenv(settings.Table[i].Env()) // the name of a setting is always a valid name
 	}
 	_ = os.Setenv(configEnv, os.DevNull)
 	testkit.Main(m)

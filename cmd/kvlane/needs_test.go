@@ -14,7 +14,8 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// alwaysEffective are the flags that no other flag takes the effect from, by command.
+// alwaysEffective lists, for each command, the flags that have an effect whatever other flags are
+// given.
 var alwaysEffective = map[string]string{
 	"replay": `preset layers kv-heads head-size dtype block-tokens tp tp-rank mla list-presets device device-index path verify cache-bytes
 		pipeline file-dir log-dir pages concurrency layerwise limit seed speed threshold json progress`,
@@ -44,12 +45,12 @@ var alwaysEffective = map[string]string{
 	"store gc":          "json max-bytes quarantine foreign remove",
 }
 
-// operands are what commands take beside their flags.
+// operands are the positional arguments of commands.
 var operands = map[string][]string{
 	"transfer probe": {"segment"}, "transfer ls": {"segment"}, "transfer put": {"segment", "file"}, "transfer get": {"segment", "file"},
 }
 
-// clash are flags with which those of a need have no effect, by what the need says of them.
+// clash maps the text of a need to flags with which the flags of that need have no effect.
 var clash = map[string][]string{
 	"--list-presets": {"--list-presets"},
 	"--file-read-only, which writes no files":              {"--file-dir", "d", "--file-read-only"},
@@ -70,7 +71,7 @@ var clash = map[string][]string{
 	"--protocol mooncake":                                  {"--protocol", "auto"},
 }
 
-// meets are flags that meet a need, by what it lacks.
+// meets maps the missing part of a need to flags that provide it.
 var meets = map[string][]string{
 	"--file-dir DIR":                     {"--file-dir", "d"},
 	"--log-dir DIR":                      {"--log-dir", "d"},
@@ -93,7 +94,7 @@ var meets = map[string][]string{
 	"--device cuda or --device sim": {"--device", "sim"},
 }
 
-// forEachCommand calls f with each command that does something, by its path.
+// forEachCommand calls f with each command that has no subcommands, and its path.
 func forEachCommand(f func(path string, cmd *cobra.Command)) {
 	var walk func(cmd *cobra.Command)
 	walk = func(cmd *cobra.Command) {
@@ -107,7 +108,7 @@ func forEachCommand(f func(path string, cmd *cobra.Command)) {
 	walk(newRootCommand())
 }
 
-// give returns a flag with a value that it takes, other than its default where that matters.
+// give returns a flag with a valid value, which differs from the default where that matters.
 func give(f *pflag.Flag) []string {
 	value := map[string]string{"int": "1", "uint64": "1", "size": "1MiB", "duration": "1s", "intSlice": "1", "float64": "1"}[f.Value.Type()]
 	switch {
@@ -129,8 +130,8 @@ func give(f *pflag.Flag) []string {
 	return []string{"--" + f.Name, value}
 }
 
-// A flag that has no effect is a wrong command line, whatever the flag and the command. A new flag has to be put into a need,
-// or above.
+// A flag without effect is refused, for every flag and command. Each new flag belongs in needs or
+// in alwaysEffective.
 func TestDefectFlagWithoutEffectIsRefused(t *testing.T) {
 	testkit.SkipRace(t, "one goroutine reads the command line")
 	tried := 0
@@ -163,7 +164,7 @@ func TestDefectFlagWithoutEffectIsRefused(t *testing.T) {
 				tried++
 			}
 			if !found {
-				t.Errorf("nobody says whether --%s of %q always has an effect: put it into needs, or into alwaysEffective", f.Name, path)
+				t.Errorf("add --%s of %q to needs or to alwaysEffective", f.Name, path)
 			}
 		})
 		for _, name := range always {
@@ -177,7 +178,7 @@ func TestDefectFlagWithoutEffectIsRefused(t *testing.T) {
 	}
 }
 
-// A need that is met lets its flags pass, and names only flags and commands that there are.
+// If a need is met, its flags are accepted. Needs name only existing flags and commands.
 func TestNeedsThatAreMet(t *testing.T) {
 	left := map[string]bool{}
 	for i := range needs {
@@ -192,7 +193,7 @@ func TestNeedsThatAreMet(t *testing.T) {
 				continue
 			}
 			delete(left, fmt.Sprint(i, path))
-			cmd, _, err := newRootCommand().Find(strings.Fields(path)) // anew: flags keep what was given
+			cmd, _, err := newRootCommand().Find(strings.Fields(path)) // a new command, because flags keep their values
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -217,6 +218,6 @@ func TestNeedsThatAreMet(t *testing.T) {
 		}
 	})
 	for missing := range left {
-		t.Errorf("there is no command of need %s", missing)
+		t.Errorf("no command has need %s", missing)
 	}
 }

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// A command whose output cannot be written fails, the help too, and advises about the output alone.
+// A command fails if its output cannot be written, and so does the help. The error advises only
+// about the output.
 func TestFullStandardOutput(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {

@@ -11,7 +11,8 @@ import (
 	"github.com/kvlane/kvlane/replay"
 )
 
-// A replay hits the same whatever the pipeline: what only passes through memory is found below, and what is not there yet in passing.
+// A replay has the same number of hits with every pipeline, whether blocks stay in the cache or
+// only pass through memory.
 func TestReplayHitsTheSameThroughEveryPipeline(t *testing.T) {
 	var want int64
 	const limit = "50"
@@ -52,7 +53,7 @@ func TestReplayHitsTheSameThroughEveryPipeline(t *testing.T) {
 	}
 }
 
-// Every tier is accepted by flags and by a file, and completed.
+// Every tier can be given by flags and by a file, and is completed.
 func TestEveryTierIsAccepted(t *testing.T) {
 	trace := traceFile(t, goodLine)
 	for _, row := range settings.DurableTiers() {
@@ -89,7 +90,7 @@ func TestPipelineThatCannotBeIsRefused(t *testing.T) {
 	} {
 		code, _, stderr := execute(t, append([]string{"replay", conversation, "--device", "sim"}, args...)...)
 		if code != exitUsage || !strings.Contains(stderr, want) {
-			t.Errorf("%q: exit code %d, standard error %q, want one that says %q", args, code, stderr, want)
+			t.Errorf("%q: exit code %d, standard error %q, want one that contains %q", args, code, stderr, want)
 		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/kvlane/kvlane/errdefs"
 )
 
-// Whoever meets an error is told what to do about it.
+// Every error names the next step.
 func TestDefectErrorsHaveANextStep(t *testing.T) {
 	withoutGPU(t)
 	trace, dir := traceFile(t, goodLine), t.TempDir()
@@ -35,11 +35,11 @@ func TestDefectErrorsHaveANextStep(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	empty := t.TempDir() // of no folder of blocks
+	empty := t.TempDir() // without a folder of blocks
 	none := filepath.Join(dir, "no such", "place")
 	replay := "replay " + trace + " --device sim --cache-bytes 4MiB "
 	for args, want := range map[string]string{
-		// Words that were meant.
+		// Misspelled words.
 		"replay x --device sin":                         "did you mean sim?",
 		"replay x --preset llama-3.1-8bb":               "Did you mean --preset llama-3.1-8b?",
 		"replay x --dtype bfloat61":                     "Did you mean --dtype bfloat16?",
@@ -87,7 +87,8 @@ func TestDefectErrorsHaveANextStep(t *testing.T) {
 	}
 }
 
-// What a test cannot bring about everywhere: other users' files, and others' machines.
+// Errors that this test cannot cause on every machine, such as those about files of other users and
+// other machines.
 func TestNextStepByError(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", "/home/me/.cache")
 	within := filepath.Join(t.TempDir(), "no such", "place")
@@ -123,7 +124,8 @@ func TestNextStepByError(t *testing.T) {
 	}
 }
 
-// A file's name ends no line of an error and commands no terminal; errors that are joined have a line each.
+// A file name with control characters neither adds a line to an error nor reaches the terminal.
+// Joined errors have one line each.
 func TestDefectNameOfAFileForgesALineOfAnError(t *testing.T) {
 	bad, escaped := unprintable(t)
 	dir := filepath.Join(t.TempDir(), bad)
@@ -157,7 +159,8 @@ func TestDefectNameOfAFileForgesALineOfAnError(t *testing.T) {
 	}
 }
 
-// unprintable returns a name that has what does not print, and how errors write it. Some file systems take no name that is not UTF-8, and get one that is.
+// unprintable returns a file name with unprintable characters, and its form in errors. If the file
+// system accepts only UTF-8, the name is valid UTF-8.
 func unprintable(t *testing.T) (name, escaped string) {
 	t.Helper()
 	name, escaped = "no\nkvlane: all is well\x1b[2J\u202e", `no\nkvlane: all is well\x1b[2J\u202e`
@@ -168,7 +171,8 @@ func unprintable(t *testing.T) (name, escaped string) {
 	return name + "\xff", escaped + `\xff`
 }
 
-// typesInBash checks that words are printable, and that bash takes them for these, in the C locale and in that of UTF-8.
+// typesInBash checks that words are printable, and that bash parses them as want in the C locale
+// and in C.UTF-8.
 func typesInBash(t *testing.T, words string, want ...string) {
 	t.Helper()
 	if strings.ContainsFunc(words, func(r rune) bool { return !strconv.IsPrint(r) }) {
@@ -183,7 +187,8 @@ func typesInBash(t *testing.T, words string, want ...string) {
 	}
 }
 
-// A shell takes what it is told to type for the name that was meant, also in a locale that does not know the name's characters.
+// A shell parses a suggested word as the intended name, even in a locale without the name's
+// characters.
 func TestDefectQuotedNameIsAnotherInTheCLocale(t *testing.T) {
 	for _, name := range []string{
 		"", "-", "~", "a b", `'\`, "\t\\n'", "é\x7f", "it's\nno\x1b[2J\u202e\xff", "\u202eabc", "\u00a0\u00a01", "\x017", "\xfff", "\u2028\U000e0001", "\ufffd\x01'",

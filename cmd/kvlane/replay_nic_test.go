@@ -8,7 +8,8 @@ import (
 	"github.com/kvlane/kvlane/replay"
 )
 
-// A replay that requires NICs, in software, verifies every byte and reports their path under a name of its own.
+// A replay that requires software NICs verifies every byte, and reports their path under a separate
+// name.
 func TestReplayByNICsInSoftware(t *testing.T) {
 	trace := traceFile(t, goodLine+strings.Replace(goodLine, "[0, 1]", "[0, 1, 2]", 1))
 	for _, extra := range [][]string{
@@ -60,16 +61,17 @@ func TestReplayReportsWhyThereIsNoNIC(t *testing.T) {
 		}
 		for _, want := range c.want {
 			if (c.code == exitOK) != strings.Contains(stdout, want) || (c.code != exitOK) != strings.Contains(stderr, want) {
-				t.Errorf("%v: %q is not said, or not in its place:\n%s%s", c.args, want, stdout, stderr)
+				t.Errorf("%v: %q is missing or in the wrong place:\n%s%s", c.args, want, stdout, stderr)
 			}
 		}
 		if strings.Contains(stdout, "\n  nic") {
-			t.Errorf("%v: something went by a NIC:\n%s", c.args, stdout)
+			t.Errorf("%v: a NIC was used:\n%s", c.args, stdout)
 		}
 	}
 }
 
-// What NICs take is measured and shown under their name, and nothing says that one in software is chosen.
+// calibrate measures software NICs and reports them under a separate name. It does not choose a
+// software NIC.
 func TestCalibrateNICsInSoftware(t *testing.T) {
 	args := []string{"calibrate", "--device", "sim", "--memory", "1MiB", "--budget", "20ms", "--profile-dir", t.TempDir(), "--rdma-provider", "soft"}
 	code, stdout, stderr := execute(t, append(args, "--gdr", "require", "--full")...)

@@ -22,7 +22,7 @@ import (
 
 const goodLine = `{"timestamp": 0, "input_length": 1024, "output_length": 5, "hash_ids": [0, 1]}` + "\n"
 
-// traceFile writes a trace and returns its name.
+// traceFile writes a trace file and returns its name.
 func traceFile(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "trace.jsonl")
@@ -32,12 +32,12 @@ func traceFile(t *testing.T, text string) string {
 	return path
 }
 
-// small are options that make a replay cheap.
+// small appends flags that make a replay cheap.
 func small(args ...string) []string {
 	return append(args, "--device", "sim", "--cache-bytes", "1MiB")
 }
 
-// The fields of the report are an interface: programs read them.
+// Programs read the fields of the JSON report, so their names are an interface.
 func TestReplayJSON(t *testing.T) {
 	code, stdout, stderr := execute(t, small("replay", traceFile(t, goodLine+goodLine), "--json")...)
 	if code != exitOK || stderr != "" {
@@ -93,7 +93,8 @@ func TestReplayTable(t *testing.T) {
 	}
 }
 
-// A threshold that is missed is exit code 1, with the report and the value that it has; what it cannot be about is a wrong command line.
+// A missed threshold means exit code 1, and the report shows the actual value. An invalid threshold
+// is wrong usage.
 func TestReplayThresholds(t *testing.T) {
 	args := small("replay", traceFile(t, goodLine+goodLine), "--threshold", "hit_rate>=0.5", "--threshold", "load_p99<1h")
 	if code, stdout, stderr := execute(t, args...); code != exitOK || !strings.Contains(stdout, "\n  ✓ hit_rate>=0.5 (0.5)\n") {
@@ -116,7 +117,8 @@ func TestReplayThresholds(t *testing.T) {
 	}
 }
 
-// The JSON says on which machine, when, by which command and by which version it was made, as that of benchmarks does.
+// The JSON report names the machine, the time, the command and the version, as that of a benchmark
+// does.
 func TestReplayReportsItsMachine(t *testing.T) {
 	began := time.Now().Truncate(time.Second)
 	code, stdout, stderr := execute(t, small("replay", traceFile(t, goodLine), "--json")...)
@@ -130,7 +132,7 @@ func TestReplayReportsItsMachine(t *testing.T) {
 	}
 }
 
-// The trace's times are kept, and the report says how late requests were.
+// With --speed a replay keeps the times of the trace, and reports how late requests were.
 func TestReplayAtASpeed(t *testing.T) {
 	trace := traceFile(t, goodLine+strings.Replace(goodLine, `"timestamp": 0`, `"timestamp": 400`, 1))
 	start := time.Now()
@@ -139,7 +141,7 @@ func TestReplayAtASpeed(t *testing.T) {
 		t.Errorf("exit code %d after %v: %s", code, took, stderr)
 	}
 	if !strings.Contains(stdout, "at 4 times the speed of the trace") || !strings.Contains(stdout, "\n  lag  ") {
-		t.Errorf("the report does not say so:\n%s", stdout)
+		t.Errorf("the report does not contain it:\n%s", stdout)
 	}
 	for _, speed := range []string{"-1", "NaN", "Inf"} {
 		if code, _, stderr := execute(t, small("replay", trace, "--speed", speed)...); code != exitUsage || !strings.Contains(stderr, "--speed") {
@@ -148,7 +150,8 @@ func TestReplayAtASpeed(t *testing.T) {
 	}
 }
 
-// A replay on the CPU has one path, which verifies blocks of whole leaves on their way; what it dumped the next one finds.
+// A replay on the CPU has a single path, which verifies blocks of whole leaves during the copy. A
+// second replay finds the blocks of the first.
 func TestReplayOnTheHost(t *testing.T) {
 	dir := t.TempDir()
 	for run, tier := range []string{"", "file"} {
@@ -169,8 +172,8 @@ func TestReplayOnTheHost(t *testing.T) {
 	}
 }
 
-// The report says who has verified what was loaded. A kernel verifies blocks of whole leaves on their way unless that is
-// refused.
+// The report counts the blocks verified by the stream and by the CPU. The kernel path verifies
+// blocks of whole leaves during the copy, unless --verify forbids it.
 func TestReplayReportsHowBlocksWereVerified(t *testing.T) {
 	for _, c := range []struct {
 		verify, headSize string
@@ -201,7 +204,7 @@ func TestReplayRefusesBadInput(t *testing.T) {
 		name string
 		args []string
 		code int
-		want []string // in the message
+		want []string // parts of the message
 	}{
 		{"no trace", []string{"replay"}, exitUsage, []string{"accepts 1 arg(s), received 0"}},
 		{"trace that is not there", []string{"replay", "no-such-file"}, exitFailure, []string{"no-such-file"}},
@@ -280,7 +283,7 @@ func TestReplayRefusesADirectoryOfOthers(t *testing.T) {
 	}
 }
 
-// executeOn runs a replay on a file system with faults.
+// executeOn runs a replay on a file system with injected faults.
 func executeOn(t *testing.T, plan *fault.Plan, args ...string) (stdout string, err error) {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -311,11 +314,11 @@ func TestReplayOnAFullOrReadOnlyDirectory(t *testing.T) {
 				t.Errorf("got %v, want %q with the directory", err, c.want)
 			}
 			if !strings.Contains(stdout, "✓ no wrong byte in ") || !strings.Contains(stdout, "1 block not stored") {
-				t.Errorf("the report does not say what happened:\n%s", stdout)
+				t.Errorf("the report does not contain the fault:\n%s", stdout)
 			}
 			code, stdout, _ := execute(t, "store", "verify", dir)
 			if code != exitOK || !strings.Contains(stdout, "blocks              2,") {
-				t.Errorf("what was stored before is not there or not clean: exit code %d\n%s", code, stdout)
+				t.Errorf("the earlier blocks are missing or damaged: exit code %d\n%s", code, stdout)
 			}
 		})
 	}

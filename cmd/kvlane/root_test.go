@@ -18,7 +18,8 @@ import (
 	"github.com/kvlane/kvlane/stream/copy/plan"
 )
 
-// execute runs a command line in this process. It runs a benchmark again with twice the budget until the machine has time to measure something.
+// execute runs a command line in this process. If the budget of a benchmark is too short for a
+// measurement, it runs the benchmark again with twice the budget.
 func execute(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	return grow(t, args, func(_, stderr string) bool {
@@ -26,7 +27,7 @@ func execute(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	})
 }
 
-// executeWhole is as execute, and the budget grows until nothing is left out.
+// executeWhole is like execute, but increases the budget until nothing is left out.
 func executeWhole(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	return grow(t, args, func(stdout, stderr string) bool {
@@ -43,9 +44,9 @@ func grow(t *testing.T, args []string, short func(stdout, stderr string) bool) (
 		if !short(out.String(), errs.String()) {
 			return code, out.String(), errs.String()
 		}
-		budget := time.Minute // where none was given
+		budget := time.Minute // if no budget was given
 		for i, a := range args {
-			if a == "--budget" { // the last holds
+			if a == "--budget" { // the last one applies
 				budget, _ = time.ParseDuration(args[i+1])
 				budget *= 2
 			}
@@ -53,7 +54,7 @@ func grow(t *testing.T, args []string, short func(stdout, stderr string) bool) (
 		if budget > time.Hour {
 			t.Fatalf("exit code %d, standard error %q", code, errs.String())
 		}
-		t.Logf("once more: %s", errs.String())
+		t.Logf("again, with a larger budget: %s", errs.String())
 		args = append(slices.Clone(args), "--budget", budget.String())
 	}
 }
@@ -85,7 +86,7 @@ func TestExitCodes(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			code, stdout, stderr := execute(t, c.args...)
 			if code != c.code || !strings.Contains(stderr, c.stderr) {
-				t.Errorf("exit code %d, want %d; standard error, which should say %q:\n%s", code, c.code, c.stderr, stderr)
+				t.Errorf("exit code %d, want %d; standard error, which should contain %q:\n%s", code, c.code, c.stderr, stderr)
 			}
 			if c.code == exitOK && stdout == "" {
 				t.Error("nothing was printed")
@@ -106,7 +107,7 @@ func TestDoctorOfThisMachine(t *testing.T) {
 	if r.Host.CPUs < 1 || len(r.FileSystems) != 1 || len(r.Paths) == 0 {
 		t.Errorf("report %+v", r)
 	}
-	// The paths of a GPU are there if and only if the driver is.
+	// Without a driver no GPU path is available.
 	for _, p := range r.Paths {
 		if strings.Contains(p.What, "GPU,") && r.NVIDIA.Driver.Answer != doctor.Yes && p.Available.Answer == doctor.Yes {
 			t.Errorf("path %s is available without a driver", p.Name)
@@ -145,7 +146,8 @@ func TestUsageErrorKeepsItsCause(t *testing.T) {
 	}
 }
 
-// TestPolicyFlag: what serves a model is the default, and leaves the engine's own choice; every goal has a name.
+// TestPolicyFlag checks that the default of --policy is serving, which leaves the choice to the
+// engine, and that every goal has a name.
 func TestPolicyFlag(t *testing.T) {
 	for _, path := range []string{"replay", "bench store"} {
 		cmd, _, err := newRootCommand().Find(strings.Fields(path))
@@ -176,7 +178,7 @@ func TestPolicyFlag(t *testing.T) {
 	}
 }
 
-// flagsOf returns an engine's flags after args.
+// flagsOf returns an engine's flags parsed from args.
 func flagsOf(args ...string) (*engineFlags, error) {
 	var e engineFlags
 	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)

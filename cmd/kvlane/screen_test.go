@@ -12,15 +12,16 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// What commands report keeps to the terminal's width, and is in color only where that is wanted: run for real, as their figures come.
+// Reports fit the width of the terminal and use color only if enabled. The test runs the commands,
+// so that it covers real figures.
 func TestReportsKeepToTheScreen(t *testing.T) {
 	if testing.Short() {
-		testkit.Skip(t, "examples", "what the examples run is run again, which takes half a minute; not with -short")
+		testkit.Skip(t, "examples", "runs the commands of the examples, which takes half a minute; not with -short")
 	}
 	t.Setenv("TERM", "xterm")
 	dir := t.TempDir()
 	defer func(args []string) { os.Args = args }(os.Args)
-	os.Args = []string{"kvlane"} // reports name the command line
+	os.Args = []string{"kvlane"} // reports contain the command line
 	trace := traceFile(t, goodLine+goodLine)
 	t.Chdir(dir) // so that no name is longer than a line
 	escapes := regexp.MustCompile("\x1b\\[[0-9;]*m")
@@ -36,7 +37,7 @@ func TestReportsKeepToTheScreen(t *testing.T) {
 		for _, columns := range []int{80, 200} {
 			for _, noColor := range []string{"", "1"} {
 				if slow(name) && (columns != 80 || noColor != "") {
-					continue // once, as it takes its time
+					continue // once only, because it is slow
 				}
 				t.Run(fmt.Sprintf("%s at %d, NO_COLOR=%s", name, columns, noColor), func(t *testing.T) {
 					t.Setenv("NO_COLOR", noColor)

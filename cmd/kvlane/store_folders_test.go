@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// folderFigures are some of the figures of stat and gc.
+// folderFigures has some fields of the output of stat and gc.
 type folderFigures struct {
 	Directory string `json:"directory"`
 	Blocks    int64  `json:"blocks"`
 	Removed   int64  `json:"removed_blocks"`
 }
 
-// The commands take the directory that a configuration names, with a folder for each identity.
+// The commands accept the directory that a configuration names. It has a folder for each identity.
 func TestStoreCommandsOfSeveralFolders(t *testing.T) {
 	dir := t.TempDir()
 	for i, folder := range []string{"kv-a", "kv-b"} {
@@ -75,7 +75,7 @@ func TestStoreCommandsOfSeveralFolders(t *testing.T) {
 	if got := blocks(); got["kv-a"] != 0 || got["kv-b"] != 1 {
 		t.Errorf("after gc of three blocks: %v", got)
 	}
-	// What is wrong in one folder is the command's exit code, and the others are verified all the same.
+	// A fault in one folder determines the exit code, but the other folders are still verified.
 	if err := os.Remove(filepath.Join(dir, "kv-a", "kvlane.json")); err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +85,7 @@ func TestStoreCommandsOfSeveralFolders(t *testing.T) {
 	}
 }
 
-// One folder below the directory of a configuration is bounded as several are.
+// With one folder below the directory of a configuration, gc works as with several.
 func TestStoreGCOfOneFolder(t *testing.T) {
 	dir := t.TempDir()
 	if code, _, stderr := execute(t, small("replay", traceFile(t, goodLine), "--file-dir", filepath.Join(dir, "kv-a"))...); code != exitOK {
@@ -101,14 +101,14 @@ func TestStoreGCOfOneFolder(t *testing.T) {
 	}
 }
 
-// A size that is not set has no default in the help text.
+// The help does not show a default for a size that is not set.
 func TestStoreGCHelpHasNoDefaultSize(t *testing.T) {
 	if code, stdout, stderr := execute(t, "store", "gc", "--help"); code != exitOK || strings.Contains(stdout, "-1B") || !strings.Contains(stdout, "--max-bytes") {
 		t.Errorf("exit code %d: %s%s", code, stdout, stderr)
 	}
 }
 
-// A folder that has lost its kvlane.json is passed over, and the others are collected.
+// gc skips a folder without kvlane.json and collects the others.
 func TestStoreGCPassesOverAFolderWithoutItsMarker(t *testing.T) {
 	dir := t.TempDir()
 	for _, folder := range []string{"kv-a", "kv-b", "kv-c"} {

@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// The store's commands know a log by its directory.
+// The store commands recognize a log by its directory.
 func TestStoreCommandsOfALog(t *testing.T) {
 	dir := t.TempDir()
 	f := tiertest.NewFormat(t)

@@ -103,7 +103,8 @@ func damage(t *testing.T, path string) {
 	}
 }
 
-// The demo reports that it simulates a GPU, that all of it holds, and keeps to a terminal's width.
+// The demo reports that it simulates a GPU and that all its claims hold. Its output fits the width
+// of the terminal.
 func TestDemo(t *testing.T) {
 	withoutGPU(t)
 	dir := t.TempDir()
@@ -122,7 +123,7 @@ func TestDemo(t *testing.T) {
 		t.Errorf("the demo does not report that it simulates:\n%s", stdout)
 	}
 	if strings.Count(stdout, "\n  ✓ ") != 11 || strings.Contains(stdout, "✗") || !strings.Contains(stdout, "All of it holds") {
-		t.Errorf("the demo says:\n%s", stdout)
+		t.Errorf("the demo prints:\n%s", stdout)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
 		t.Errorf("the demo left %v behind, %v", left, err)
@@ -132,7 +133,7 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-// Names of others' files neither forge lines of a report nor command the terminal.
+// Names of foreign files neither add lines to a report nor send control characters to the terminal.
 func TestDefectForeignNamesForgeAReport(t *testing.T) {
 	dir := t.TempDir()
 	if code, _, stderr := execute(t, small("replay", traceFile(t, goodLine), "--file-dir", dir)...); code != exitOK {
@@ -151,7 +152,7 @@ func TestDefectForeignNamesForgeAReport(t *testing.T) {
 	}
 }
 
-// With --repair what is wrong is set aside, and the exit code says whether anything is left.
+// verify --repair moves damaged files to quarantine. The exit code reports whether a fault remains.
 func TestStoreVerifyRepairs(t *testing.T) {
 	dir := t.TempDir()
 	if code, _, stderr := execute(t, small("replay", traceFile(t, goodLine), "--file-dir", dir)...); code != exitOK {
@@ -186,7 +187,8 @@ func TestStoreVerifyRepairs(t *testing.T) {
 	}
 }
 
-// A directory whose kvlane.json is damaged and that has no blocks is usable again after the remedy that verify names.
+// If a directory has a damaged kvlane.json and no blocks, the remedy that verify names makes it
+// usable again.
 func TestStoreVerifyOfADamagedMarkerWithoutBlocks(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "some blocks")
 	replay := small("replay", traceFile(t, goodLine), "--file-dir", dir)
@@ -214,7 +216,8 @@ func TestStoreVerifyOfADamagedMarkerWithoutBlocks(t *testing.T) {
 	}
 }
 
-// From what verify finds to a directory that has nothing but sound blocks, by the hints alone.
+// Starting from verify, a user who only follows the hints gets a directory that contains nothing
+// but sound blocks.
 func TestDefectFromVerifyToACleanDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "some blocks")
 	if code, _, stderr := execute(t, small("replay", traceFile(t, goodLine), "--file-dir", dir)...); code != exitOK {
@@ -247,7 +250,7 @@ func TestDefectFromVerifyToACleanDirectory(t *testing.T) {
 	check(exitOK, "stat", "1 file in quarantine: kvlane store gc --quarantine "+quoted)
 	check(exitOK, "gc --max-bytes 1GiB", "blocks removed  0")
 	if _, err := os.Stat(notes); err != nil {
-		t.Errorf("a file that nobody asked to remove: %v", err)
+		t.Errorf("a file was removed without a request: %v", err)
 	}
 	check(exitUsage, "gc --foreign --remove "+strings.TrimPrefix(blocks[1], dir+"/"), "is neither quarantined nor foreign")
 	check(exitOK, "gc --quarantine", "files removed  1, 12 KiB", "  removed      "+dir+"/quarantine/")
@@ -257,14 +260,14 @@ func TestDefectFromVerifyToACleanDirectory(t *testing.T) {
 	if left, err := filepath.Glob(filepath.Join(dir, "??", "*")); err != nil || len(left) != 1 || left[0] != blocks[1] {
 		t.Errorf("it has %q, %v", left, err)
 	}
-	// A block that lies in quarantine by mistake is not removed, and the exit code says so.
+	// A sound block in quarantine is not removed, and the exit code reports it.
 	if err := os.Rename(blocks[1], filepath.Join(dir, "quarantine", "0000000000000001-"+filepath.Base(blocks[1]))); err != nil {
 		t.Fatal(err)
 	}
 	check(exitFailure, "gc --quarantine", "kept; move it to "+blocks[1]+", or remove it by hand", "1 file stays")
 }
 
-// What gc leaves is not recommended to it.
+// verify does not recommend gc for files that gc would keep.
 func TestDefectNextNamesACommandThatLeavesTheFile(t *testing.T) {
 	dir := t.TempDir()
 	if code, _, stderr := execute(t, small("replay", traceFile(t, goodLine), "--file-dir", dir)...); code != exitOK {
@@ -283,7 +286,7 @@ func TestDefectNextNamesACommandThatLeavesTheFile(t *testing.T) {
 	}
 }
 
-// gc --quarantine left what somebody put there, without a word.
+// gc --quarantine kept foreign files in the quarantine without reporting them.
 func TestDefectGCIsSilentAboutForeignFilesInQuarantine(t *testing.T) {
 	dir := t.TempDir()
 	if code, _, stderr := execute(t, small("replay", traceFile(t, goodLine), "--file-dir", dir)...); code != exitOK {
@@ -303,7 +306,8 @@ func TestDefectGCIsSilentAboutForeignFilesInQuarantine(t *testing.T) {
 	}
 }
 
-// The command that removes what stays is as a shell takes it, whatever the directory is called.
+// The suggested command that removes a remaining file is quoted for a shell, whatever the name of
+// the directory.
 func TestDefectCommandInARowIsEscapedTwice(t *testing.T) {
 	name, _ := unprintable(t)
 	dir := filepath.Join(t.TempDir(), "it's"+name)

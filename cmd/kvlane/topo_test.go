@@ -8,7 +8,6 @@ import (
 	"testing"
 )
 
-// Every machine has a topology.
 func TestTopo(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "topo.svg")
 	code, text, stderr := execute(t, "topo", "--svg", file)

@@ -18,7 +18,8 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// A trace may come by a pipe, which can be read once: /dev/stdin, /dev/fd/N of a shell's process substitution.
+// A trace may come from a pipe, which can be read only once: /dev/stdin, or /dev/fd/N of a shell's
+// process substitution.
 func TestDefectTraceFromAPipe(t *testing.T) {
 	for name, text := range map[string]string{"short": goodLine + goodLine, "longer than a pipe": strings.Repeat(goodLine, 5000)} {
 		r, w, err := os.Pipe()
@@ -43,12 +44,12 @@ func TestDefectTraceFromAPipe(t *testing.T) {
 	}
 }
 
-// A FIFO is waited for until somebody writes to it.
+// replay waits until a process opens a FIFO for writing.
 func TestDefectTraceFromAFIFO(t *testing.T) {
 	fifo := makeFIFO(t)
 	var writing sync.WaitGroup
 	writing.Go(func() {
-		time.Sleep(50 * time.Millisecond) // the command waits meanwhile
+		time.Sleep(50 * time.Millisecond) // meanwhile the command waits
 		if err := os.WriteFile(fifo, []byte(goodLine), 0o600); err != nil {
 			t.Error(err)
 		}
@@ -60,7 +61,7 @@ func TestDefectTraceFromAFIFO(t *testing.T) {
 	}
 }
 
-// So may a trace that editors of another system have written.
+// A trace may start with a byte order mark, which editors of other systems write.
 func TestDefectTraceWithAByteOrderMark(t *testing.T) {
 	code, stdout, stderr := execute(t, small("replay", traceFile(t, "\ufeff"+goodLine))...)
 	if code != exitOK || !strings.Contains(stdout, "✓ all requests replayed") {
@@ -68,7 +69,7 @@ func TestDefectTraceWithAByteOrderMark(t *testing.T) {
 	}
 }
 
-// S10: "-" and /dev/stdin are standard input, a pipe too.
+// The names "-" and /dev/stdin mean standard input, which may be a pipe.
 func TestDefectTraceFromStandardInput(t *testing.T) {
 	bin := command(t)
 	for _, name := range []string{"-", "/dev/stdin"} {
@@ -80,14 +81,14 @@ func TestDefectTraceFromStandardInput(t *testing.T) {
 	}
 }
 
-// The first interrupt ends every command that reads a file, also where nobody ever writes to it.
+// The first interrupt ends every command that reads a file, even a FIFO that no process writes to.
 func TestDefectInterruptEndsTheWaitForAFIFO(t *testing.T) {
 	for _, args := range [][]string{
 		{"replay", "FIFO", "--device", "sim"},
 		{"bench", "copy", "--from", "FIFO"},
 		{"bench", "copy", "--device", "sim", "--compare", "FIFO"},
 	} {
-		for _, opened := range []bool{false, true} { // for writing, by somebody who writes nothing
+		for _, opened := range []bool{false, true} { // for writing, by a process that writes nothing
 			fifo := makeFIFO(t)
 			for i := range args {
 				args[i] = strings.Replace(args[i], "FIFO", fifo, 1)

@@ -13,7 +13,8 @@ import (
 	"github.com/kvlane/kvlane/transfer/mooncake"
 )
 
-// handshakePeer answers each request of Mooncake's handshake with what answer returns, and returns its address.
+// handshakePeer starts a peer that answers each request of Mooncake's handshake with the result of
+// answer. It returns the peer's address.
 func handshakePeer(t *testing.T, answer func(kind byte, name string) []byte) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -46,14 +47,14 @@ func handshakePeer(t *testing.T, answer func(kind byte, name string) []byte) str
 	return name
 }
 
-// TestTransferGetKeepsTheFile: a transfer that fails leaves the file as it was.
+// TestTransferGetKeepsTheFile checks that a failed transfer leaves the output file unchanged.
 func TestTransferGetKeepsTheFile(t *testing.T) {
 	data, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, port, _ := net.SplitHostPort(data.Addr().String())
-	_ = data.Close() // nothing listens there
+	_ = data.Close() // no process listens at this port
 	name := handshakePeer(t, func(_ byte, name string) []byte {
 		number, err := net.LookupPort("tcp", port)
 		if err != nil {
@@ -81,7 +82,8 @@ func TestTransferGetKeepsTheFile(t *testing.T) {
 	}
 }
 
-// TestHostileAnswerIsNoUsageError: an answer that makes no sense is a failure, and not a wrong command line.
+// TestHostileAnswerIsNoUsageError checks that an invalid answer of a peer is a failure and not
+// wrong usage.
 func TestHostileAnswerIsNoUsageError(t *testing.T) {
 	for _, answer := range []string{"{                    ", `{"name":"\u0007","buffers":7}`, `{"name":"x","protocol":"tcp","tcp_data_port":-1}`, `{"status":"\u001b[2J"}`} {
 		name := handshakePeer(t, func(byte, string) []byte { return []byte(answer) })

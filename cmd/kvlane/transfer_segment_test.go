@@ -11,7 +11,7 @@ import (
 	engine "github.com/kvlane/kvlane/transfer"
 )
 
-// Memory of a device goes by Mooncake's protocol as the host's does, at either side.
+// Device memory on either side can be transferred with Mooncake's protocol, like host memory.
 func TestTransferMooncakeDeviceMemory(t *testing.T) {
 	p, segment := serveSegment(t, "transfer", "serve", "--name", "127.0.0.1:0", "--buffer-size", "1MiB", "--use-vram", "--device", "sim")
 	if code, stdout, stderr := execute(t, "transfer", "ls", segment); code != exitOK || !strings.Contains(stdout, "cuda:0") {
@@ -32,7 +32,8 @@ func TestTransferMooncakeDeviceMemory(t *testing.T) {
 	}
 }
 
-// TestDefectNoWordForAnAddressThatIsNotTheListeners: who listens at every address says by which it is reached, to a metadata server too.
+// TestDefectNoWordForAnAddressThatIsNotTheListeners checks that a target that listens on all
+// addresses must advertise one of them, also with a metadata server.
 func TestDefectNoWordForAnAddressThatIsNotTheListeners(t *testing.T) {
 	server := interruptible(t, "transfer", "metadata", "--listen", "127.0.0.1:0")
 	uri, _, _ := strings.Cut(server.word(t, "metadata "), ";")
@@ -48,8 +49,8 @@ func TestDefectNoWordForAnAddressThatIsNotTheListeners(t *testing.T) {
 	}
 }
 
-// Segments of kvlane's own are read, written and asked by hand as Mooncake's are, by each path that there is, at an address and by a
-// metadata server.
+// put, get, probe and ls work with kvlane's own segments as with Mooncake's: on each path, with an
+// address and with a metadata server.
 func TestTransferNativeByHand(t *testing.T) {
 	server := interruptible(t, "transfer", "metadata", "--listen", "127.0.0.1:0")
 	uri, _, _ := strings.Cut(server.word(t, "metadata "), ";")
@@ -102,7 +103,8 @@ func TestTransferNativeByHand(t *testing.T) {
 	}
 }
 
-// TestDefectPathsThatCannotBe: where neither a device nor NICs are opened, their paths are no values of --protocol.
+// TestDefectPathsThatCannotBe checks that --protocol refuses paths that need a device or a NIC if
+// the command opens neither.
 func TestDefectPathsThatCannotBe(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "f")
 	if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {

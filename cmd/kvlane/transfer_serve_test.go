@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// TestServeEndsWhileItsOutputIsNotRead: notifications fill standard output, which nothing reads, and the command still ends.
+// TestServeEndsWhileItsOutputIsNotRead checks that serve ends on an interrupt even if notifications
+// have filled standard output, which is not read.
 func TestServeEndsWhileItsOutputIsNotRead(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "f")
 	if err := os.WriteFile(file, []byte("kv"), 0o600); err != nil {
@@ -31,25 +32,26 @@ func TestServeEndsWhileItsOutputIsNotRead(t *testing.T) {
 			t.Fatal(err)
 		}
 		name, _, _ := strings.Cut(strings.TrimPrefix(line, "segment "), ": ")
-		for range 2 { // one that is being written, and one that waits for that
+		for range 2 { // one is being written, and the other waits
 			if code, _, stderr := execute(t, "transfer", "put", name, file, "--protocol", protocol, "--notify", "x"); code != exitOK {
 				t.Fatalf("%s: exit code %d: %s", protocol, code, stderr)
 			}
 		}
 		interrupt()
 		code := <-done
-		_ = r.Close() // ends the write that nothing read
+		_ = r.Close() // ends the pending write
 		if code != exitFailure || !strings.Contains(stderr.String(), "standard output is not read") {
 			t.Errorf("%s: exit code %d: %s", protocol, code, stderr.String())
 		}
 	}
 }
 
-// TestServeWithoutRuntimeDirectory: a directory of sockets that cannot be used stops no path but those that need it.
+// TestServeWithoutRuntimeDirectory checks that an unusable directory for sockets disables only the
+// paths that need it.
 func TestServeWithoutRuntimeDirectory(t *testing.T) {
 	dir := t.TempDir()
 	taken := filepath.Join(dir, "taken")
-	if err := os.MkdirAll(filepath.Join(taken, "kvlane"), 0o755); err != nil { // others may enter it
+	if err := os.MkdirAll(filepath.Join(taken, "kvlane"), 0o755); err != nil { // other users may enter it
 		t.Fatal(err)
 	}
 	for _, dir := range []string{filepath.Join(dir, "absent"), taken} {
@@ -86,7 +88,8 @@ func TestServeWithoutRuntimeDirectory(t *testing.T) {
 	}
 }
 
-// TestServeRefusesNames: a name at which nobody finds the segment is refused, with what to give.
+// TestServeRefusesNames checks that serve refuses a name at which peers cannot find the segment,
+// and suggests a valid form.
 func TestServeRefusesNames(t *testing.T) {
 	for _, c := range [][]string{{"mooncake", "127.0.0.1"}, {"mooncake", "::1:17014"}, {"tcp", "127.0.0.1"}, {"tcp", "::1:17014"}} {
 		code, _, stderr := execute(t, "transfer", "serve", "--protocol", c[0], "--name", c[1], "--buffer-size", "64KiB")
@@ -96,7 +99,8 @@ func TestServeRefusesNames(t *testing.T) {
 	}
 }
 
-// TestPathThatDoesNotReachTheMemory: the error names the path that reaches the memory, and the flag that selects it.
+// TestPathThatDoesNotReachTheMemory checks that the error names the path that reaches the memory
+// and the flag that selects it.
 func TestPathThatDoesNotReachTheMemory(t *testing.T) {
 	p := interruptible(t, "transfer", "serve", "--protocol", "auto", "--use-vram", "--device", "sim", "--name", "127.0.0.1:0", "--buffer-size", "1MiB")
 	name, _, _ := strings.Cut(p.word(t, "segment "), ": ")

@@ -26,13 +26,14 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "rewrite the golden files")
 
-// running is a command that goes on until it is interrupted.
+// running is a command that runs until it is interrupted.
 type running struct {
 	lines *bufio.Reader
 	stop  func() (code int, rest string)
 }
 
-// interruptible runs a command line until stop, which the test calls at its end if nobody has before.
+// interruptible starts a command line that runs until stop. The test calls stop when it ends, if it
+// has not before.
 func interruptible(t *testing.T, args ...string) *running {
 	t.Helper()
 	ctx, interrupt := context.WithCancel(context.Background())
@@ -63,7 +64,7 @@ func interruptible(t *testing.T, args ...string) *running {
 	return p
 }
 
-// word returns what the next line has after its beginning, which is given.
+// word reads the next line and returns the part after begin.
 func (p *running) word(t *testing.T, begin string) string {
 	t.Helper()
 	line, err := p.lines.ReadString('\n')
@@ -76,7 +77,7 @@ func (p *running) word(t *testing.T, begin string) string {
 
 var segmentName = regexp.MustCompile(`^(127\.0\.0\.1:\d+): `)
 
-// serveSegment starts a target and returns its segment's name.
+// serveSegment starts a target and returns it with the name of its segment.
 func serveSegment(t *testing.T, args ...string) (*running, string) {
 	t.Helper()
 	p := interruptible(t, args...)
@@ -88,7 +89,7 @@ func serveSegment(t *testing.T, args ...string) (*running, string) {
 	return p, m[1]
 }
 
-// The examples of the help texts do what they say.
+// The examples of the help texts work.
 func TestTransferExamples(t *testing.T) {
 	if testing.Short() {
 		testkit.Skip(t, "examples", "every example is run, which takes half a minute; not with -short")
@@ -112,7 +113,7 @@ func TestTransferExamples(t *testing.T) {
 			}
 		}
 	})
-	// What is read is what was written by hand.
+	// Run put before get, because get reads the bytes that put has written.
 	slices.SortStableFunc(others, func(a, b []string) int {
 		order := []string{"transfer", "put", "probe", "ls", "get"} // "bench transfer" first
 		return cmp.Compare(slices.Index(order, a[1]), slices.Index(order, b[1]))
@@ -148,7 +149,7 @@ func TestTransferExamples(t *testing.T) {
 	}
 }
 
-// words splits a command line as a shell does that knows quotes only.
+// words splits a command line like a shell that supports only double quotes.
 func words(line string) []string {
 	var all []string
 	for i, part := range strings.Split(line, `"`) {
@@ -169,7 +170,8 @@ func swap(args []string, from, to string) []string {
 	return swapped
 }
 
-// A segment by a metadata server, and the names of transfer_engine_bench's flags.
+// A segment is found through a metadata server. bench transfer accepts the flag names of
+// transfer_engine_bench.
 func TestTransferByMetadataServer(t *testing.T) {
 	server := interruptible(t, "transfer", "metadata", "--listen", "127.0.0.1:0")
 	uri, _, _ := strings.Cut(server.word(t, "metadata "), ";")
@@ -190,7 +192,7 @@ func TestTransferByMetadataServer(t *testing.T) {
 	}
 }
 
-// What goes through standard input and output is the file's.
+// put and get also work with standard input and output.
 func TestTransferPutAndGet(t *testing.T) {
 	_, name := serveSegment(t, "transfer", "serve", "--name", "127.0.0.1:0", "--buffer-size", "1MiB")
 	file := filepath.Join(t.TempDir(), "f")
@@ -246,11 +248,12 @@ func TestTransferPutAndGet(t *testing.T) {
 	}
 }
 
-// TestVerbsBenchTransfer measures kvlane's own transfers between the machine's first two NICs, tools/rxe/run's for example.
+// TestVerbsBenchTransfer measures kvlane transfers between the first two NICs of the machine, for
+// example those of tools/rxe/run.
 func TestVerbsBenchTransfer(t *testing.T) {
 	names := strings.Split(os.Getenv("KVLANE_VERBS_DEVICES"), ",")
 	if len(names) < 2 {
-		testkit.Skip(t, "verbs", "KVLANE_VERBS_DEVICES names no two NICs")
+		testkit.Skip(t, "verbs", "KVLANE_VERBS_DEVICES does not name two NICs")
 	}
 	target := []string{"bench", "transfer", "--mode", "target", "--name", "127.0.0.1:0", "--protocol", "rdma", "--nic", names[1], "--buffer-size", "2MiB"}
 	p := interruptible(t, target...)
@@ -271,7 +274,7 @@ func TestVerbsBenchTransfer(t *testing.T) {
 	}
 }
 
-// The help texts of the commands, as they are.
+// The help texts match the golden files.
 func TestMeasuringAndTransferHelp(t *testing.T) {
 	for name, paths := range map[string][]string{
 		"transfer":  {"transfer", "transfer serve", "transfer metadata", "transfer probe", "transfer ls", "transfer put", "transfer get"},
@@ -303,7 +306,7 @@ func TestMeasuringAndTransferHelp(t *testing.T) {
 	}
 }
 
-// A target that goes away ends a benchmark with an error, and soon.
+// If the target stops, the benchmark soon ends with an error.
 func TestBenchTransferOfATargetThatGoesAway(t *testing.T) {
 	p, name := serveSegment(t, "bench", "transfer", "--mode", "target", "--name", "127.0.0.1:0", "--buffer-size", "64MiB")
 	type result struct {
@@ -316,7 +319,7 @@ func TestBenchTransferOfATargetThatGoesAway(t *testing.T) {
 		code := run(context.Background(), []string{"bench", "transfer", "--segment", name, "--duration", "10m", "--threads", "2", "--block-size", "64KiB", "--batch-size", "8"}, &out, &errs)
 		done <- result{code, errs.String()}
 	}()
-	time.Sleep(50 * time.Millisecond) // whether it has begun by then makes no difference to how it ends
+	time.Sleep(50 * time.Millisecond) // the result is the same whether or not the benchmark has started by then
 	p.stop()
 	select {
 	case r := <-done:
@@ -324,11 +327,12 @@ func TestBenchTransferOfATargetThatGoesAway(t *testing.T) {
 			t.Errorf("exit code %d: %s", r.code, r.stderr)
 		}
 	case <-time.After(testkit.Patience()):
-		t.Fatal("it goes on")
+		t.Fatal("the benchmark still runs")
 	}
 }
 
-// kvlane's own transfers are offered and measured by each path, of host memory and of a device's, and every byte compared.
+// kvlane's own transfers are served and measured on each path, with host and device memory, and
+// every byte is compared.
 func TestBenchTransferNative(t *testing.T) {
 	for _, c := range []struct {
 		protocol, wantPath string

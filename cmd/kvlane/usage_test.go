@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// What the command line asked for wrongly is exit code 2, wherever that is found out; what did not work is 1.
+// Wrong usage means exit code 2, wherever it is detected. A failed operation means exit code 1.
 func TestDefectWrongUsageIsExitCode2(t *testing.T) {
 	trace, dir := traceFile(t, goodLine), t.TempDir()
 	file := trace
@@ -44,7 +44,7 @@ func TestDefectWrongUsageIsExitCode2(t *testing.T) {
 	}
 }
 
-// Numbers that nobody can mean are refused before anything is made on account of them, with what is allowed.
+// Absurd numbers are refused before the command allocates anything. The error names the limits.
 func TestDefectAbsurdNumbersAreWrongUsage(t *testing.T) {
 	const most, tibs = "9223372036854775807", "8000000TiB"
 	replay := []string{"replay", traceFile(t, goodLine), "--device", "sim", "--file-dir", filepath.Join(t.TempDir(), "blocks")}
@@ -83,7 +83,7 @@ func TestDefectAbsurdNumbersAreWrongUsage(t *testing.T) {
 	}
 }
 
-// A command that closes goes on for a while after it was interrupted, not for as long as it might.
+// After an interrupt, Close of a command may continue for a short time only.
 func TestDefectInterruptBoundsTheCloseOfACommand(t *testing.T) {
 	for name, before := range map[string]bool{"interrupted before": true, "interrupted while it closes": false} {
 		ctx, interrupt := context.WithCancel(t.Context())
@@ -98,7 +98,7 @@ func TestDefectInterruptBoundsTheCloseOfACommand(t *testing.T) {
 		select {
 		case <-c.Done():
 		case <-time.After(testkit.Patience()):
-			t.Errorf("%s: it goes on", name)
+			t.Errorf("%s: the context is still valid", name)
 		}
 		cancel()
 		cancel()

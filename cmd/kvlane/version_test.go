@@ -12,7 +12,7 @@ import (
 	"github.com/kvlane/kvlane/internal/testkit"
 )
 
-// What is said of a build is what it recorded, whichever way it was made.
+// The version is read from the build information, whatever tool built the binary.
 func TestVersionOfEveryWayToBuild(t *testing.T) {
 	const rev, when = "653bc7e0123456789abcdef0123456789abcdef0", "2026-11-22T07:19:38Z"
 	module := func(version string) *debug.BuildInfo {
@@ -64,7 +64,7 @@ func TestVersionOfEveryWayToBuild(t *testing.T) {
 	}
 }
 
-// The command and the flag print the same, and JSON has no less.
+// The version command and the --version flag print the same text, and JSON contains all its fields.
 func TestVersionCommandAndFlagAgree(t *testing.T) {
 	code, text, stderr := execute(t, "version")
 	if code != exitOK || stderr != "" {
@@ -76,7 +76,7 @@ func TestVersionCommandAndFlagAgree(t *testing.T) {
 	_, stdout, _ := execute(t, "version", "--json")
 	var r release
 	if err := json.Unmarshal([]byte(stdout), &r); err != nil || r.String() != text {
-		t.Errorf("%v, JSON says\n%s\nand text\n%s", err, r.String(), text)
+		t.Errorf("%v, JSON\n%s\nand text\n%s", err, r.String(), text)
 	}
 	for _, want := range []string{"kvlane " + r.Version, runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH, "build date:   not recorded"} {
 		if !strings.Contains(text, want) {
@@ -85,7 +85,7 @@ func TestVersionCommandAndFlagAgree(t *testing.T) {
 	}
 }
 
-// The date that make build gives to the linker arrives.
+// The build time that make build passes to the linker is in the binary.
 func TestVersionHasItsBuildTime(t *testing.T) {
 	testkit.SkipRace(t, "the binary that it builds has no race detector")
 	if _, err := exec.LookPath("make"); err != nil {

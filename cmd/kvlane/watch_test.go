@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// freeAddress returns a loopback address whose port is free.
+// freeAddress returns a loopback address with an unused port.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -23,7 +23,7 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// page returns what an address answers.
+// page returns the body of a page.
 func page(t *testing.T, url string) string {
 	t.Helper()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
@@ -41,7 +41,7 @@ func page(t *testing.T, url string) string {
 	return string(body)
 }
 
-// Segments of either protocol have metrics and profiles.
+// Segments of both protocols export metrics and profiles.
 func TestTransferServeIsWatched(t *testing.T) {
 	for _, protocol := range []string{protocolMooncake, protocolAuto} {
 		metrics, profiles := freeAddress(t), freeAddress(t)
@@ -61,7 +61,7 @@ func TestTransferServeIsWatched(t *testing.T) {
 	}
 }
 
-// What keeps no figures of its own has those of its process.
+// A command without metrics of its own exports those of its process.
 func TestMetadataServerIsWatched(t *testing.T) {
 	metrics := freeAddress(t)
 	p := interruptible(t, "transfer", "metadata", "--listen", "127.0.0.1:0", "--metrics-addr", metrics)
@@ -74,7 +74,8 @@ func TestMetadataServerIsWatched(t *testing.T) {
 	}
 }
 
-// Whatever the command, a wrong address is a wrong command line, and profiles are for this machine alone.
+// For every command, a wrong address is wrong usage, and profiles are served only on loopback
+// addresses.
 func TestWatchedAtAWrongAddress(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -13,7 +13,8 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// nullDevice is a simulated device whose queues do nothing, so that what is measured is the stream.
+// nullDevice is a simulated device whose queues do nothing, so that a benchmark measures the stream
+// alone.
 type nullDevice struct {
 	device.Device
 	done device.Event
@@ -43,8 +44,8 @@ func (nullEvent) Done() (bool, error)        { return true, nil }
 func (nullEvent) Wait(context.Context) error { return nil }
 func (nullEvent) Close()                     {}
 
-// BenchmarkSubmit measures the stream's own cost of a batch, on a device that does nothing. ns/block and allocs/block
-// are per copy that the batch stands for.
+// BenchmarkSubmit measures the cost of a batch in the stream, on a device that does nothing.
+// ns/block and allocs/block are for each copy of the batch.
 func BenchmarkSubmit(b *testing.B) {
 	dev := openSim(b, sim.Options{})
 	dst, src := pinned(b, dev, 32<<20), deviceMemory(b, dev, 32<<20)
@@ -78,7 +79,8 @@ func BenchmarkSubmit(b *testing.B) {
 	}
 }
 
-// benchPaged is a batch of pages of planes of so many bytes, pages in another order than slots.
+// benchPaged returns a batch of pages of the given planes, each page of bytes bytes. Pages and
+// slots are in different orders.
 func benchPaged(slots, pages *mem.Region, planes, pairs int, bytes int64) *mem.Batch {
 	g := mem.PageGroup{Slots: mem.Slots{Region: slots, Stride: int64(planes) * bytes}}
 	for i := range int64(planes) {

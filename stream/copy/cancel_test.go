@@ -17,47 +17,48 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// way is a path and the two memories that batches go between.
-type way struct {
+// route is a path between two memories.
+type route struct {
 	path    stream.Path
-	forward bool  // to the device, or to the stream's device from its peer
-	copies  int   // of a batch
-	chunk   int64 // the path is not forced but planned, with chunks of so many bytes
+	forward bool  // to the device; with peers, from the peer to the stream's device
+	copies  int   // number of copies of a batch
+	chunk   int64 // if not 0, the path is planned with this chunk size instead of forced
 	peers   bool  // between two devices
 }
 
-func (w way) String() string {
+func (w route) String() string {
 	return fmt.Sprintf("%s chunk %d forward %t peers %t", pathName(w.path), w.chunk, w.forward, w.peers)
 }
 
-// ways are all paths, both ways, with batches that no path can issue at once.
-func ways() []way {
-	var all []way
+// routes returns all paths in both directions, with batches that no path can issue in one step.
+func routes() []route {
+	var all []route
 	for _, forward := range []bool{true, false} {
 		for _, path := range paths {
-			w := way{path: path, forward: forward, copies: 1500}
+			w := route{path: path, forward: forward, copies: 1500}
 			all = append(all, w)
 		}
 		for _, path := range peerPaths[1:] {
-			all = append(all, way{path: path, forward: forward, copies: 1500, peers: true})
+			all = append(all, route{path: path, forward: forward, copies: 1500, peers: true})
 		}
-		all = append(all, way{path: stream.PathStaged, forward: forward, copies: 1500, chunk: 1 << 10})
+		all = append(all, route{path: stream.PathStaged, forward: forward, copies: 1500, chunk: 1 << 10})
 	}
 	return all
 }
 
-// crossing is one way on two simulated devices. What the first does is done one operation at a time in a seeded order of
-// all its queues, when the test says so; the second does at once what the test looks at memory with.
-type crossing struct {
+// cancelRig is a stream on a route between two simulated devices. The first device executes
+// operations only when the test steps it, in a seeded order over all its queues. The second device
+// is used to read and write memory at once.
+type cancelRig struct {
 	dev, far *sim.Device
 	s        *streamcopy.Stream
 	dst, src *mem.Region
-	notice   time.Duration // what the stream may take to see that a step was done
+	notice   time.Duration // time for the stream to notice a step of the device
 }
 
-func (w way) open(t *testing.T, seed uint64, bytes int64) crossing {
+func (w route) open(t *testing.T, seed uint64, bytes int64) cancelRig {
 	t.Helper()
-	c := crossing{}
+	c := cancelRig{}
 	c.dev, c.far = simPeers(t, sim.Options{Interleave: &sim.Interleave{Seed: seed, Manual: true}})
 	other := streamtest.Pinned(c.dev)
 	if w.peers {
@@ -69,14 +70,14 @@ func (w way) open(t *testing.T, seed uint64, bytes int64) crossing {
 	}
 	o := streamcopy.Options{Path: w.path, Descriptors: streamcopy.MinDescriptors, StagingBytes: streamcopy.MinStagingBytes}
 	if w.chunk > 0 {
-		o.Path, o.Planner = stream.PathNone, &decider{choice: plan.Choice{Path: w.path, ChunkBytes: w.chunk}}
+		o.Path, o.Planner = stream.PathNone, &fixedPlanner{choice: plan.Choice{Path: w.path, ChunkBytes: w.chunk}}
 	}
 	c.s = open(t, c.dev, o)
 	return c
 }
 
-// close closes the stream, with the device at work.
-func (c *crossing) close(t *testing.T) {
+// close closes the stream while it steps the device.
+func (c *cancelRig) close(t *testing.T) {
 	t.Helper()
 	closed := make(chan error, 1)
 	go func() { closed <- c.s.Close(deadline(t)) }()
@@ -85,8 +86,8 @@ func (c *crossing) close(t *testing.T) {
 	}
 }
 
-// end has the device work until the ticket has resolved, and reports whether the batch was cancelled.
-func (c *crossing) end(t *testing.T, ticket *stream.Ticket) bool {
+// end steps the device until the ticket resolves, and reports whether the batch was canceled.
+func (c *cancelRig) end(t *testing.T, ticket *stream.Ticket) bool {
 	t.Helper()
 	resolved := make(chan error, 1)
 	go func() { resolved <- ticket.Wait(deadline(t)) }()
@@ -99,11 +100,12 @@ func (c *crossing) end(t *testing.T, ticket *stream.Ticket) bool {
 	return false
 }
 
-// TestCancelProvesQuiescence cancels a batch of many steps after any number of the device's operations, and overwrites the
-// destination once the ticket has resolved. What is still to be done then must not change it.
+// TestCancelProvesQuiescence cancels a batch of many steps after each possible number of device
+// operations. When the ticket resolves, it overwrites the destination. Operations that the device
+// executes later must not change it.
 func TestCancelProvesQuiescence(t *testing.T) {
 	const seeds, size = 12, 16
-	for _, w := range ways() {
+	for _, w := range routes() {
 		t.Run(w.String(), func(t *testing.T) {
 			canceled := 0
 			for seed := range uint64(seeds) {
@@ -116,7 +118,7 @@ func TestCancelProvesQuiescence(t *testing.T) {
 				if c.end(t, ticket) {
 					canceled++
 				}
-				c.stays(t, mem.All(c.dst))
+				c.checkUnchanged(t, mem.All(c.dst))
 				c.close(t)
 			}
 			if canceled == 0 && w.path != stream.PathNone {
@@ -126,12 +128,12 @@ func TestCancelProvesQuiescence(t *testing.T) {
 	}
 }
 
-// TestCancelAmongOthers has many batches in flight and cancels some of them, in any order. Each that was cancelled must not
-// be touched any more; the others must arrive.
+// TestCancelAmongOthers cancels some of many batches in flight, in random order. After its ticket
+// resolves, the memory of a canceled batch must not be written. All other batches must be copied.
 func TestCancelAmongOthers(t *testing.T) {
 	const seeds, batches, each, size = 4, 24, 40, 16
 	const bytes = each * (size + 1)
-	for _, w := range ways() {
+	for _, w := range routes() {
 		t.Run(w.String(), func(t *testing.T) {
 			for seed := range uint64(seeds) {
 				rng := rand.New(rand.NewPCG(seed, 12))
@@ -159,7 +161,7 @@ func TestCancelAmongOthers(t *testing.T) {
 				for i, ticket := range tickets {
 					e := mem.Extent{Region: c.dst, Off: int64(i) * bytes, Len: bytes}
 					if c.end(t, ticket) {
-						c.stays(t, e)
+						c.checkUnchanged(t, e)
 						continue
 					}
 					got := memoryOf(c.dst, c.far).Read(t, e)
@@ -175,8 +177,9 @@ func TestCancelAmongOthers(t *testing.T) {
 	}
 }
 
-// stays overwrites e and does all that the device has still to do.
-func (c *crossing) stays(t *testing.T, e mem.Extent) {
+// checkUnchanged overwrites e, lets the device execute all remaining operations, and checks that e
+// did not change.
+func (c *cancelRig) checkUnchanged(t *testing.T, e mem.Extent) {
 	t.Helper()
 	memory, sentinel := memoryOf(e.Region, c.far), bytes.Repeat([]byte{0xa5}, int(e.Len))
 	memory.Write(t, e, sentinel)
@@ -186,8 +189,9 @@ func (c *crossing) stays(t *testing.T, e mem.Extent) {
 	}
 }
 
-// stepUntil has the device work until done answers, and lets the stream see each step.
-func (c *crossing) stepUntil(done <-chan error) error {
+// stepUntil steps the device until done receives a value. After each step it gives the stream time
+// to notice it.
+func (c *cancelRig) stepUntil(done <-chan error) error {
 	for {
 		select {
 		case err := <-done:

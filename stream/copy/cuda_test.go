@@ -41,8 +41,9 @@ func TestConformanceCUDA(t *testing.T) {
 	})
 }
 
-// BenchmarkCUDA measures batches of blocks that are scattered on the device's side, from Submit to the resolved ticket:
-// one at a time, and for the kernel also several in flight and as a mem.Paged.
+// BenchmarkCUDA measures batches of blocks that are scattered in device memory, from Submit to the
+// resolved ticket. Batches run one at a time; for the kernel path also several at once and as a
+// mem.Paged.
 func BenchmarkCUDA(b *testing.B) {
 	dev := cudatest.Open(b)
 	const arena = 256 << 20
@@ -61,7 +62,7 @@ func BenchmarkCUDA(b *testing.B) {
 			}
 		}
 	}
-	// 64 MiB a batch, four in flight: what a path reaches.
+	// The maximum rate of a path: batches of 64 MiB, four in flight.
 	for _, path := range paths {
 		for _, size := range []int64{4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20} {
 			if path == stream.PathCopyEngine && size < 64<<10 {
@@ -84,20 +85,20 @@ func BenchmarkCUDA(b *testing.B) {
 		summed := benchPaged(host, gpu, 64, 256, mem.LeafBytes)
 		summed.Paged.Dir, summed.Paged.Sums = dir, make([]uint64, 64*256)
 		for _, path := range []stream.Path{stream.PathKernel, stream.PathStaged} {
-			// One after another: the batch's sums belong to the stream until it has resolved.
+			// One at a time, because the stream owns the checksums of a batch until it resolves.
 			benchCUDA(b, dev, fmt.Sprintf("paged/%s/4KiB/16384/%s", path, dir), path, paged, 1)
 			benchCUDA(b, dev, fmt.Sprintf("paged/%s/4KiB/16384/%s with sums", path, dir), path, summed, 1)
 		}
 	}
 }
 
-// benchCUDA keeps depth batches in flight.
+// benchCUDA measures a path with depth batches in flight.
 func benchCUDA(b *testing.B, dev device.Device, name string, path stream.Path, batch *mem.Batch, depth int) {
 	b.Helper()
 	benchStream(b, dev, name, streamcopy.Options{Path: path, QueueDepth: depth}, batch)
 }
 
-// benchStream keeps as many batches in flight as the stream takes.
+// benchStream keeps as many batches in flight as the stream accepts.
 func benchStream(b *testing.B, dev device.Device, name string, o streamcopy.Options, batch *mem.Batch) {
 	b.Helper()
 	b.Run(name, func(b *testing.B) {
@@ -116,7 +117,7 @@ func benchStream(b *testing.B, dev device.Device, name string, o streamcopy.Opti
 			}
 		}
 		wait(submit())
-		b.ResetTimer() // and not b.Loop: what is in flight at the end belongs to the time
+		b.ResetTimer() // b.Loop would not include the batches that are in flight at the end
 		var last *stream.Ticket
 		for range b.N {
 			if last = submit(); o.QueueDepth == 1 {
@@ -131,7 +132,8 @@ func benchStream(b *testing.B, dev device.Device, name string, o streamcopy.Opti
 	})
 }
 
-// BenchmarkCUDAStaged measures what staging memory and thread blocks do to the staged path.
+// BenchmarkCUDAStaged measures the staged path with different sizes of staging memory and numbers
+// of thread blocks.
 func BenchmarkCUDAStaged(b *testing.B) {
 	dev := cudatest.Open(b)
 	const arena, size = 256 << 20, 4 << 10
@@ -140,7 +142,7 @@ func BenchmarkCUDAStaged(b *testing.B) {
 	toDevice.Dst, toDevice.Src = toDevice.Src, toDevice.Dst
 	for _, staging := range []int64{16 << 20, 32 << 20, 64 << 20} {
 		for _, ctas := range []int{4, 8, 16, 32} {
-			o := streamcopy.Options{QueueDepth: 4, StagingBytes: staging, Planner: &decider{choice: plan.Choice{Path: stream.PathStaged, CTAs: ctas}}}
+			o := streamcopy.Options{QueueDepth: 4, StagingBytes: staging, Planner: &fixedPlanner{choice: plan.Choice{Path: stream.PathStaged, CTAs: ctas}}}
 			name := fmt.Sprintf("%d MiB, %d blocks", staging>>20, ctas)
 			benchStream(b, dev, name+"/d2h", o, toHost)
 			benchStream(b, dev, name+"/h2d", o, toDevice)
@@ -148,7 +150,8 @@ func BenchmarkCUDAStaged(b *testing.B) {
 	}
 }
 
-// scattered copies n blocks from random places of gpu to successive places of host.
+// scattered returns a batch that copies n blocks from random places of gpu to consecutive places of
+// host.
 func scattered(host, gpu *mem.Region, n int, size int64) *mem.Batch {
 	var b mem.Batch
 	for i, at := range rand.New(rand.NewPCG(1, 1)).Perm(int(gpu.Len() / size))[:n] {
@@ -158,8 +161,8 @@ func scattered(host, gpu *mem.Region, n int, size int64) *mem.Batch {
 	return &b
 }
 
-// BenchmarkCUDAPages measures 100,000 pages that are scattered on both sides, in batches of so many: the device's part, and
-// what Submit takes of a processor.
+// BenchmarkCUDAPages measures 100,000 pages that are scattered on both sides, in batches of
+// different sizes. It reports the time on the device and the CPU time of Submit.
 func BenchmarkCUDAPages(b *testing.B) {
 	dev := cudatest.Open(b)
 	const arena, count = 512 << 20, 100_000

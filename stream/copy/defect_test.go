@@ -20,15 +20,15 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// TestDefectStreamThatBreaksUnderLoadFreesWhatItHad closes a stream after a device failure, while
-// goroutines submit batches by every path. Closing the device fails if the stream leaked memory or
-// queues.
+// TestDefectStreamThatBreaksUnderLoadFreesWhatItHad breaks a stream by a device failure while
+// goroutines submit batches on every path, and closes it. Close of the device fails if the stream
+// has not freed its memory and queues.
 func TestDefectStreamThatBreaksUnderLoadFreesWhatItHad(t *testing.T) {
 	works := []string{sim.OpBatch, sim.OpCallBatch, sim.OpLaunch, sim.OpCallLaunch, sim.OpRecord, sim.OpAlloc, sim.OpOpen}
 	for seed := range uint64(24) {
-		// Early rounds fail the first operations, before most paths have memory and queues.
+		// Early rounds fail the first operations, when most paths have no memory and queues yet.
 		work, n := works[int(seed)%len(works)], int(seed)/len(works)*5
-		if work == sim.OpAlloc || work == sim.OpOpen { // there are few
+		if work == sim.OpAlloc || work == sim.OpOpen { // the stream makes few of these calls
 			n = 0
 		}
 		t.Run(fmt.Sprintf("%d %s", seed, work), func(t *testing.T) {
@@ -75,7 +75,7 @@ func TestDefectStreamThatBreaksUnderLoadFreesWhatItHad(t *testing.T) {
 }
 
 // TestDefectSubmitToAStreamThatIsDownPreparesNothing checks that a closed or broken stream opens no
-// queues and allocates no memory. It would never release them.
+// queues and allocates no memory, because it would never release them.
 func TestDefectSubmitToAStreamThatIsDownPreparesNothing(t *testing.T) {
 	for _, broken := range []bool{false, true} {
 		for _, path := range []stream.Path{stream.PathStaged} {
@@ -83,7 +83,7 @@ func TestDefectSubmitToAStreamThatIsDownPreparesNothing(t *testing.T) {
 				faults := fault.New(1)
 				dev := openSim(t, sim.Options{Faults: faults})
 				host, gpu := pinned(t, dev, 4096), deviceMemory(t, dev, 4096)
-				d := &decider{choice: plan.Choice{Path: stream.PathCopyEngine}}
+				d := &fixedPlanner{choice: plan.Choice{Path: stream.PathCopyEngine}}
 				s := open(t, dev, streamcopy.Options{Planner: d, StagingBytes: 1 << 16})
 				want := errdefs.ErrClosed
 				if broken {
@@ -117,7 +117,7 @@ func TestDefectSubmitToAStreamThatIsDownPreparesNothing(t *testing.T) {
 	}
 }
 
-// TestDefectSumsAskedOfAClosedStream checks that a closed stream refuses a batch with sums.
+// TestDefectSumsAskedOfAClosedStream checks that a closed stream refuses a batch with checksums.
 func TestDefectSumsAskedOfAClosedStream(t *testing.T) {
 	dev := openSim(t, sim.Options{})
 	host, gpu := pinned(t, dev, 1<<20), deviceMemory(t, dev, 1<<20)
@@ -132,7 +132,7 @@ func TestDefectSumsAskedOfAClosedStream(t *testing.T) {
 	}
 }
 
-// slowDevice allocates device memory when it is let.
+// slowDevice is a device whose Alloc waits until the test allows it.
 type slowDevice struct {
 	*sim.Device
 	asked, let chan struct{}
@@ -144,12 +144,13 @@ func (d slowDevice) Alloc(n int64, o device.AllocOptions) (*mem.Region, error) {
 	return d.Device.Alloc(n, o)
 }
 
-// TestDefectSubmitHonoursItsContextWhilePreparing: the driver takes its time to give staging memory. Neither who asks for it, nor
-// who comes behind him, nor who closes the stream waits longer than his context says; and Close gives back what came late.
+// TestDefectSubmitHonoursItsContextWhilePreparing checks a driver that takes long to allocate
+// staging memory. The Submit that needs it, later Submits and Close return when their contexts end.
+// A later Close frees memory that arrived late.
 func TestDefectSubmitHonoursItsContextWhilePreparing(t *testing.T) {
 	dev := slowDevice{openSim(t, sim.Options{}), make(chan struct{}, 1), make(chan struct{})}
 	host, gpu := pinned(t, dev.Device, 4096), deviceMemory(t, dev.Device, 4096)
-	d := &decider{choice: plan.Choice{Path: stream.PathStaged}}
+	d := &fixedPlanner{choice: plan.Choice{Path: stream.PathStaged}}
 	s := open(t, dev, streamcopy.Options{Planner: d, StagingBytes: 1 << 16})
 	brief := func() context.Context {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
@@ -171,10 +172,10 @@ func TestDefectSubmitHonoursItsContextWhilePreparing(t *testing.T) {
 		{"close", s.Close},
 	}
 	for _, c := range calls {
-		said := make(chan error, 1)
-		go func() { said <- c.call(brief()) }()
+		result := make(chan error, 1)
+		go func() { result <- c.call(brief()) }()
 		select {
-		case err := <-said:
+		case err := <-result:
 			if !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("%s: %v", c.name, err)
 			}
@@ -189,8 +190,9 @@ func TestDefectSubmitHonoursItsContextWhilePreparing(t *testing.T) {
 	}
 }
 
-// TestDefectTransientLackOfMemoryTakesAPathAwayForAWhileOnly: beside an engine that fills the device for a moment, staging finds no
-// memory. The batch goes another way and says so, and when there is memory again batches are staged again.
+// TestDefectTransientLackOfMemoryTakesAPathAwayForAWhileOnly checks the staged path when another
+// allocation temporarily fills the device. The batch takes another path and reports that. When
+// there is memory again, later batches are staged.
 func TestDefectTransientLackOfMemoryTakesAPathAwayForAWhileOnly(t *testing.T) {
 	const staging = 1 << 20
 	dev := openSim(t, sim.Options{MemoryBytes: 2 * staging})
@@ -199,7 +201,7 @@ func TestDefectTransientLackOfMemoryTakesAPathAwayForAWhileOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &decider{choice: plan.Choice{Path: stream.PathStaged, Reason: "because"}}
+	d := &fixedPlanner{choice: plan.Choice{Path: stream.PathStaged, Reason: "because"}}
 	s := open(t, dev, streamcopy.Options{Planner: d, StagingBytes: staging})
 	c := complete(t, s, streamtest.Strided(gpu, host, 4, 100))
 	if c.Path != stream.PathCopyEngine || !errors.Is(c.GivenUp, errdefs.ErrNoMemory) {
@@ -210,7 +212,7 @@ func TestDefectTransientLackOfMemoryTakesAPathAwayForAWhileOnly(t *testing.T) {
 	}
 	for begun := time.Now(); c.Path != stream.PathStaged; time.Sleep(10 * time.Millisecond) {
 		if time.Since(begun) > testkit.Patience() {
-			t.Fatal("no batch was staged since there is memory")
+			t.Fatal("no batch was staged after memory became available")
 		}
 		c = complete(t, s, streamtest.Strided(gpu, host, 4, 100))
 		if c.GivenUp != nil {
@@ -222,7 +224,8 @@ func TestDefectTransientLackOfMemoryTakesAPathAwayForAWhileOnly(t *testing.T) {
 	}
 }
 
-// TestDefectCloseFreesTheRestWhereOnePartFails: one region that the driver does not take back does not keep the others.
+// TestDefectCloseFreesTheRestWhereOnePartFails checks that Close frees all other memory if the
+// driver fails to free one region.
 func TestDefectCloseFreesTheRestWhereOnePartFails(t *testing.T) {
 	faults := fault.New(1)
 	dev := openSim(t, sim.Options{Faults: faults})

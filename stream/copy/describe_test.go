@@ -10,8 +10,9 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// TestLongBatchesStartEarly: on an idle stream a long list or page list is launched in parts, the first of them short, and a
-// short one at once; behind other batches there is time to describe all of it.
+// TestLongBatchesStartEarly checks when a batch is launched in parts. On an idle stream a long
+// batch starts with a short part, so that the device starts early; a short batch is one part. If
+// other batches are running, there is time to describe all of it first.
 func TestLongBatchesStartEarly(t *testing.T) {
 	const page, block = 64, 3000
 	for name, tt := range map[string]struct {

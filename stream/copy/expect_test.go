@@ -13,42 +13,44 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// patient is a device whose events are not done before somebody waits for them, and keeps when they were expected.
-type patient struct {
+// lazyDevice is a device whose events complete only when they are waited for. It records the
+// expected time of the last wait.
+type lazyDevice struct {
 	device.Device
 	due *atomic.Pointer[time.Time]
 }
 
-type patientQueue struct {
+type lazyQueue struct {
 	*sim.Queue
 	due *atomic.Pointer[time.Time]
 }
 
-type patientEvent struct {
+type lazyEvent struct {
 	device.Event
 	due *atomic.Pointer[time.Time]
 }
 
-func (d patient) OpenQueue(o device.QueueOptions) (device.Queue, error) {
+func (d lazyDevice) OpenQueue(o device.QueueOptions) (device.Queue, error) {
 	q, err := d.Device.OpenQueue(o)
 	if q, ok := q.(*sim.Queue); ok {
-		return patientQueue{q, d.due}, err
+		return lazyQueue{q, d.due}, err
 	}
 	return nil, err
 }
 
-func (q patientQueue) Record() (device.Event, error) {
+func (q lazyQueue) Record() (device.Event, error) {
 	e, err := q.Queue.Record()
 	if err != nil {
 		return nil, err
 	}
-	return patientEvent{e, q.due}, nil
+	return lazyEvent{e, q.due}, nil
 }
 
-func (e patientEvent) Done() (bool, error) { return false, nil }
-func (e patientEvent) Expect(at time.Time) { e.due.Store(&at) }
+func (e lazyEvent) Done() (bool, error) { return false, nil }
+func (e lazyEvent) Expect(at time.Time) { e.due.Store(&at) }
 
-// TestWaitsAreToldWhenToLook: who waits for a batch is told when the planner expects its end, behind the batch before it.
+// TestWaitsAreToldWhenToLook checks that a wait for a batch gets the end that the planner expects,
+// which is after the end of the previous batch.
 func TestWaitsAreToldWhenToLook(t *testing.T) {
 	const predicted = time.Hour
 	var due atomic.Pointer[time.Time]
@@ -56,13 +58,13 @@ func TestWaitsAreToldWhenToLook(t *testing.T) {
 	for _, path := range []stream.Path{stream.PathKernel, stream.PathCopyEngine} {
 		due.Store(nil)
 		choice := plan.Choice{Path: path, Predicted: predicted}
-		s := open(t, patient{dev, &due}, streamcopy.Options{Planner: &decider{choice: choice}})
+		s := open(t, lazyDevice{dev, &due}, streamcopy.Options{Planner: &fixedPlanner{choice: choice}})
 		batch := streamtest.Strided(pinned(t, dev, 4<<20), deviceMemory(t, dev, 4<<20), 2, 1<<20)
 		for range 2 {
 			c := complete(t, s, batch)
 			at := due.Load()
 			if at == nil {
-				t.Fatalf("%s: nobody was told", path)
+				t.Fatalf("%s: the wait got no expected end", path)
 			}
 			if late := at.Sub(c.Started); late < predicted || late > predicted+time.Minute {
 				t.Errorf("%s: expected %v after it began, predicted at %v", path, late, predicted)

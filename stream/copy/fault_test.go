@@ -29,46 +29,47 @@ func deadline(tb testing.TB) context.Context {
 	return ctx
 }
 
-// TestEveryOperationFails fails each operation of the device in turn, on every path, and wants every failure told and
-// every ticket that succeeded to have brought its bytes.
+// TestEveryOperationFails fails operation N of each kind on every path. Every failure must be
+// reported, and every ticket without an error must have copied its bytes.
 func TestEveryOperationFails(t *testing.T) {
 	kernel := []string{sim.OpCallLaunch, sim.OpLaunch, sim.OpAllocHost, sim.OpFree}
 	staged := append([]string{sim.OpCallCopy, sim.OpCopy, sim.OpCallBatch, sim.OpBatch, sim.OpAlloc}, kernel...)
 	tests := []struct {
 		name string
-		use  user
+		use  pathUse
 		ops  []string
 	}{
-		{"", user{path: stream.PathCopyEngine}, []string{sim.OpCallCopy, sim.OpCopy, sim.OpCallBatch, sim.OpBatch}},
-		{"one by one ", user{path: stream.PathCopyEngine, copies: 150, bare: true}, []string{sim.OpCallCopy, sim.OpCopy}},
-		{"", user{path: stream.PathKernel}, kernel},
-		{"", user{path: stream.PathStaged}, staged},
-		{"in planned chunks ", user{path: stream.PathStaged, chunk: 4 << 10}, staged},
-		{"peer ", user{path: stream.PathCopyEngine, copies: 150, peers: true}, []string{sim.OpCallCopy, sim.OpCopy}},
-		{"peer ", user{path: stream.PathKernel, peers: true}, kernel},
+		{"", pathUse{path: stream.PathCopyEngine}, []string{sim.OpCallCopy, sim.OpCopy, sim.OpCallBatch, sim.OpBatch}},
+		{"one by one ", pathUse{path: stream.PathCopyEngine, copies: 150, bare: true}, []string{sim.OpCallCopy, sim.OpCopy}},
+		{"", pathUse{path: stream.PathKernel}, kernel},
+		{"", pathUse{path: stream.PathStaged}, staged},
+		{"in planned chunks ", pathUse{path: stream.PathStaged, chunk: 4 << 10}, staged},
+		{"peer ", pathUse{path: stream.PathCopyEngine, copies: 150, peers: true}, []string{sim.OpCallCopy, sim.OpCopy}},
+		{"peer ", pathUse{path: stream.PathKernel, peers: true}, kernel},
 	}
 	for _, tt := range tests {
 		for _, op := range slices.Concat(tt.ops, []string{sim.OpOpen, sim.OpRecord, sim.OpWait}) {
 			t.Run(tt.name+tt.use.path.String()+" "+op, func(t *testing.T) {
-				testkit.Sweep(t, op, errdefs.ErrNoMemory, tt.use.all)
+				testkit.Sweep(t, op, errdefs.ErrNoMemory, tt.use.run)
 			})
 		}
 	}
 }
 
-// user uses everything that a stream has, on one path.
-type user struct {
+// pathUse describes a run that uses all functions of a stream on one path.
+type pathUse struct {
 	path   stream.Path
-	copies int   // enough for several steps; zero: 600
-	chunk  int64 // the path is not forced but planned, with chunks of so many bytes
-	bare   bool  // the device takes single copies only
-	peers  bool  // it copies between two devices
+	copies int   // enough for several steps; 0: 600
+	chunk  int64 // if not 0, the path is planned with this chunk size instead of forced
+	bare   bool  // the device supports single copies only
+	peers  bool  // copy between two devices
 }
 
-// all returns all that was said.
-func (u user) all(t *testing.T, faults *fault.Plan) (all error) {
+// run opens a stream, copies bytes and closes everything. It returns the joined errors of all
+// calls.
+func (u pathUse) run(t *testing.T, faults *fault.Plan) (all error) {
 	t.Helper()
-	said := func(err error) bool {
+	failed := func(err error) bool {
 		all = errors.Join(all, err)
 		return err != nil
 	}
@@ -76,28 +77,28 @@ func (u user) all(t *testing.T, faults *fault.Plan) (all error) {
 		u.copies = 600
 	}
 	dev, far := simPeers(t, sim.Options{Faults: faults})
-	var regions [3]*mem.Region // from the first to the second, to the third
+	var regions [3]*mem.Region // bytes go from the first to the second to the third
 	for i, m := range u.memories(dev, far) {
 		var err error
-		if regions[i], err = m(int64(u.copies) * 9); said(err) {
+		if regions[i], err = m(int64(u.copies) * 9); failed(err) {
 			return all
 		}
-		defer func() { said(freeTwice(dev, far, regions[i])) }()
+		defer func() { failed(freeTwice(dev, far, regions[i])) }()
 	}
 	src, middle, dst := regions[0], regions[1], regions[2]
 
 	o := streamcopy.Options{Path: u.path, Descriptors: streamcopy.MinDescriptors, StagingBytes: 16 << 10}
 	if u.chunk > 0 {
-		o.Path, o.Planner = stream.PathNone, &decider{choice: plan.Choice{Path: u.path, ChunkBytes: u.chunk}}
+		o.Path, o.Planner = stream.PathNone, &fixedPlanner{choice: plan.Choice{Path: u.path, ChunkBytes: u.chunk}}
 	}
 	s, err := streamcopy.Open(u.sees(dev), o)
-	if said(err) {
+	if failed(err) {
 		return all
 	}
 	e, err := s.Record(deadline(t))
-	if !said(err) {
+	if !failed(err) {
 		defer e.Close()
-		said(s.WaitEvent(deadline(t), e))
+		failed(s.WaitEvent(deadline(t), e))
 	}
 	want := make([]byte, src.Len())
 	for i := range want {
@@ -107,7 +108,7 @@ func (u user) all(t *testing.T, faults *fault.Plan) (all error) {
 	for _, size := range []int{1, 20, u.copies} {
 		memoryOf(dst, far).Write(t, mem.All(dst), make([]byte, dst.Len()))
 		back := streamtest.Strided(dst, middle, size, 8)
-		if err := allOf(t, s, parts(streamtest.Strided(middle, src, size, 8)), parts(back)); said(err) {
+		if err := submitAll(t, s, parts(streamtest.Strided(middle, src, size, 8)), parts(back)); failed(err) {
 			continue
 		}
 		got := memoryOf(dst, far).Read(t, mem.All(dst))
@@ -117,22 +118,22 @@ func (u user) all(t *testing.T, faults *fault.Plan) (all error) {
 			}
 		}
 	}
-	if said(s.Close(deadline(t))) {
-		said(s.Close(deadline(t)))
+	if failed(s.Close(deadline(t))) {
+		failed(s.Close(deadline(t)))
 	}
 	return all
 }
 
-// sees returns dev as the stream sees it.
-func (u user) sees(dev *sim.Device) device.Device {
+// sees returns the device that the stream uses.
+func (u pathUse) sees(dev *sim.Device) device.Device {
 	if u.bare {
-		return lesser{dev, bare}
+		return limitedDevice{dev, bare}
 	}
 	return dev
 }
 
-// memories returns how to get the three regions that the path copies between.
-func (u user) memories(dev, far *sim.Device) [3]func(int64) (*mem.Region, error) {
+// memories returns the allocators of the three regions that the path copies between.
+func (u pathUse) memories(dev, far *sim.Device) [3]func(int64) (*mem.Region, error) {
 	gpu := func(d *sim.Device) func(int64) (*mem.Region, error) {
 		return func(n int64) (*mem.Region, error) { return d.Alloc(n, device.AllocOptions{}) }
 	}
@@ -142,7 +143,8 @@ func (u user) memories(dev, far *sim.Device) [3]func(int64) (*mem.Region, error)
 	return [3]func(int64) (*mem.Region, error){dev.AllocHost, gpu(dev), dev.AllocHost}
 }
 
-// memoryOf is the memory that r is of: what is a device's is seen through far, which reaches it and has no faults.
+// memoryOf returns access to the memory of r. Device memory is accessed through far, which has no
+// faults.
 func memoryOf(r *mem.Region, far device.Device) streamtest.Memory {
 	if r.Kind() == mem.KindDevice {
 		return streamtest.DeviceMemory(far)
@@ -150,7 +152,7 @@ func memoryOf(r *mem.Region, far device.Device) streamtest.Memory {
 	return streamtest.Pinned(far)
 }
 
-// parts cuts b into batches.
+// parts splits b into at most five batches.
 func parts(b *mem.Batch) []*mem.Batch {
 	const most = 5
 	var all []*mem.Batch
@@ -161,8 +163,8 @@ func parts(b *mem.Batch) []*mem.Batch {
 	return all
 }
 
-// allOf submits the batches, waits for all, and returns all that was said.
-func allOf(t *testing.T, s *streamcopy.Stream, batches ...[]*mem.Batch) (all error) {
+// submitAll submits the batches, waits for all of them and returns the joined errors.
+func submitAll(t *testing.T, s *streamcopy.Stream, batches ...[]*mem.Batch) (all error) {
 	t.Helper()
 	var tickets []*stream.Ticket
 	for _, b := range slices.Concat(batches...) {
@@ -178,7 +180,8 @@ func allOf(t *testing.T, s *streamcopy.Stream, batches ...[]*mem.Batch) (all err
 	return all
 }
 
-// freeTwice frees r, of one device or the other, at the second try if the first was made to fail.
+// freeTwice frees r on the device that owns it. If the first attempt fails, it tries again and
+// joins the errors.
 func freeTwice(dev, far *sim.Device, r *mem.Region) error {
 	if r.Kind() == mem.KindDevice && r.Device() == far.Info().Index {
 		dev = far
@@ -190,25 +193,26 @@ func freeTwice(dev, far *sim.Device, r *mem.Region) error {
 	return err
 }
 
-// stalledFailure is a batch of which the first part stalls on the device and a later part fails to be issued.
+// stalledFailure is a batch whose first part stalls on the device while a later part cannot be
+// issued.
 type stalledFailure struct {
 	path  stream.Path
-	work  string // stalls, the first
-	call  string // fails, number n
+	work  string // the first operation of this kind stalls
+	call  string // call number n of this kind fails
 	n     int
 	cause error
 }
 
-// TestDefect04FailedLoadReportsDoneBeforeItsDMAStopped: a load that fails must not report done while what was issued of
-// it can still write: the pages go to somebody else.
+// TestDefect04FailedLoadReportsDoneBeforeItsDMAStopped checks that a failed load does not complete
+// while its issued copies can still write. The pages may have a new owner after that.
 func TestDefect04FailedLoadReportsDoneBeforeItsDMAStopped(t *testing.T) {
 	tests := []stalledFailure{
 		{stream.PathCopyEngine, sim.OpCopy, sim.OpCallCopy, 5, errdefs.ErrNoMemory},   // in the same step
-		{stream.PathCopyEngine, sim.OpCopy, sim.OpCallCopy, 200, errdefs.ErrNoMemory}, // in a later one
+		{stream.PathCopyEngine, sim.OpCopy, sim.OpCallCopy, 200, errdefs.ErrNoMemory}, // in a later step
 		{stream.PathCopyEngine, sim.OpBatch, sim.OpCallBatch, 1, errdefs.ErrBusy},     // the second call
 		{stream.PathKernel, sim.OpLaunch, sim.OpCallLaunch, 1, errdefs.ErrBusy},
-		{stream.PathKernel, sim.OpLaunch, sim.OpRecord, 0, errdefs.ErrBusy}, // the event that would tell
-		// Either queue of the staged path may be the late one.
+		{stream.PathKernel, sim.OpLaunch, sim.OpRecord, 0, errdefs.ErrBusy}, // the event that reports completion
+		// Either queue of the staged path may complete late.
 		{stream.PathStaged, sim.OpLaunch, sim.OpCallLaunch, 1, errdefs.ErrBusy},
 		{stream.PathStaged, sim.OpBatch, sim.OpCallLaunch, 1, errdefs.ErrBusy},
 		{stream.PathStaged, sim.OpLaunch, sim.OpCallBatch, 1, errdefs.ErrBusy},
@@ -220,7 +224,7 @@ func TestDefect04FailedLoadReportsDoneBeforeItsDMAStopped(t *testing.T) {
 		t.Run(tt.path.String()+" "+tt.call, func(t *testing.T) {
 			faults := fault.New(1, fault.Nth(tt.work, 0).Stall(), fault.Nth(tt.call, tt.n).Fail(tt.cause))
 			dev := openSim(t, sim.Options{Faults: faults})
-			one := user{bare: tt.path == stream.PathCopyEngine && tt.work == sim.OpCopy}
+			one := pathUse{bare: tt.path == stream.PathCopyEngine && tt.work == sim.OpCopy}
 			s := open(t, one.sees(dev), streamcopy.Options{Path: tt.path, Descriptors: 1024, StagingBytes: 32 << 10})
 			const n, size = 3000, 64
 			dst, src := pinned(t, dev, n*(size+1)), deviceMemory(t, dev, n*(size+1))
@@ -248,8 +252,9 @@ func TestDefect04FailedLoadReportsDoneBeforeItsDMAStopped(t *testing.T) {
 	}
 }
 
-// TestDefect10AbortThenPageReuse cancels while the first of several steps is stalled on the device: no more may be
-// issued, and the pages are free only after what was issued has landed.
+// TestDefect10AbortThenPageReuse cancels a batch while the first of several steps is stalled on the
+// device. No further step may be issued, and the ticket resolves only after the issued step has
+// completed.
 func TestDefect10AbortThenPageReuse(t *testing.T) {
 	tests := []struct {
 		path stream.Path
@@ -265,7 +270,7 @@ func TestDefect10AbortThenPageReuse(t *testing.T) {
 		t.Run(tt.path.String()+" "+tt.op, func(t *testing.T) {
 			faults := fault.New(1, fault.Nth(tt.op, 0).Stall())
 			dev := openSim(t, sim.Options{Faults: faults})
-			one := user{bare: tt.path == stream.PathCopyEngine && tt.op == sim.OpCopy}
+			one := pathUse{bare: tt.path == stream.PathCopyEngine && tt.op == sim.OpCopy}
 			s := open(t, one.sees(dev), streamcopy.Options{Path: tt.path, Descriptors: 1024, StagingBytes: 32 << 10})
 			const n = 20_000
 			dst, src := pinned(t, dev, n*9), deviceMemory(t, dev, n*9)
@@ -321,8 +326,9 @@ func pinned(tb testing.TB, dev *sim.Device, n int64) *mem.Region {
 	return r
 }
 
-// TestQuarantine: neither the copies nor an event that would tell when they are done; the ticket must not resolve, and
-// the stream must say so, until closing the queue has proved it idle.
+// TestQuarantine checks a batch whose copies stall and whose completion event cannot be recorded.
+// The ticket must not resolve, and the stream must report the batch as quarantined, until closing
+// the queue shows that it is idle.
 func TestQuarantine(t *testing.T) {
 	faults := fault.New(1, fault.Nth(sim.OpLaunch, 1).Stall(), fault.Nth(sim.OpRecord, 1).Fail(errdefs.ErrBusy), fault.Nth(sim.OpRecord, 2).Fail(errdefs.ErrBusy))
 	dev := openSim(t, sim.Options{Faults: faults})
@@ -346,7 +352,7 @@ func TestQuarantine(t *testing.T) {
 		t.Errorf("the batch before the failure: %v", err)
 	}
 	begun := time.Now()
-	for s.Quarantined() < 2 { // the third never started, but tickets resolve in order
+	for s.Quarantined() < 2 { // the third batch never started, but tickets resolve in order
 		if time.Since(begun) > patience {
 			t.Fatalf("%d tickets in quarantine", s.Quarantined())
 		}

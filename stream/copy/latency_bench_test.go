@@ -20,8 +20,8 @@ var latencyPaths = []stream.Path{stream.PathNone, stream.PathCopyEngine, stream.
 
 const latencyBlock = 4 << 10
 
-// BenchmarkLatencySim and BenchmarkLatencyCUDA measure blocks of 4 KiB from Submit to the end of Wait, and the median of
-// it, which is not moved by the few that were interrupted.
+// BenchmarkLatencySim and BenchmarkLatencyCUDA measure copies of 4 KiB blocks from Submit to the
+// end of Wait. They report the median, because interrupts affect only a few samples.
 func BenchmarkLatencySim(b *testing.B) { benchLatency(b, openSim(b, sim.Options{})) }
 
 func BenchmarkLatencyCUDA(b *testing.B) { benchLatency(b, cudatest.Open(b)) }
@@ -33,7 +33,7 @@ func benchLatency(b *testing.B, dev device.Device) {
 	gpu := streamtest.DeviceMemory(dev).Alloc(b, 2*block*blocks)
 	for _, path := range latencyPaths {
 		for _, n := range []int{1, blocks} {
-			batch := apart(host, gpu, n, block)
+			batch := spaced(host, gpu, n, block)
 			for _, dir := range []string{"d2h", "h2d"} {
 				b.Run(fmt.Sprintf("%s/%s/%d", pathName(path), dir, n), func(b *testing.B) {
 					latency(b, dev, streamcopy.Options{Path: path}, batch)
@@ -44,8 +44,8 @@ func benchLatency(b *testing.B, dev device.Device) {
 	}
 }
 
-// apart returns n copies of blocks that are aligned to their size and no neighbours.
-func apart(dst, src *mem.Region, n int, block int64) *mem.Batch {
+// spaced returns a batch of n copies of blocks that are aligned to their size and not adjacent.
+func spaced(dst, src *mem.Region, n int, block int64) *mem.Batch {
 	var b mem.Batch
 	for i := range int64(n) {
 		b.Dst = append(b.Dst, mem.Extent{Region: dst, Off: 2 * i * block, Len: block})
@@ -69,18 +69,18 @@ func latency(b *testing.B, dev device.Device, o streamcopy.Options, batch *mem.B
 	})
 }
 
-// quantiles calls once again and again, and reports what it takes.
+// quantiles calls once repeatedly and reports quantiles of its duration.
 func quantiles(b *testing.B, once func()) {
 	b.Helper()
-	took := make([]time.Duration, 0, 1<<16)
+	elapsed := make([]time.Duration, 0, 1<<16)
 	for b.Loop() {
 		begun := time.Now()
 		once()
-		if len(took) < cap(took) {
-			took = append(took, time.Since(begun))
+		if len(elapsed) < cap(elapsed) {
+			elapsed = append(elapsed, time.Since(begun))
 		}
 	}
-	slices.Sort(took)
-	b.ReportMetric(float64(took[len(took)/2].Nanoseconds())/1e3, "p50-us")
-	b.ReportMetric(float64(took[len(took)*99/100].Nanoseconds())/1e3, "p99-us")
+	slices.Sort(elapsed)
+	b.ReportMetric(float64(elapsed[len(elapsed)/2].Nanoseconds())/1e3, "p50-us")
+	b.ReportMetric(float64(elapsed[len(elapsed)*99/100].Nanoseconds())/1e3, "p99-us")
 }

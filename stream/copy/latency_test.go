@@ -14,7 +14,8 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// TestUnwatchedTickets: nobody calls Wait. Whatever else tells the stream that somebody is interested must do.
+// TestUnwatchedTickets checks that tickets resolve without a call of Wait, if the stream learns in
+// another way that the result is needed.
 func TestUnwatchedTickets(t *testing.T) {
 	dev := openSim(t, sim.Options{})
 	dst, src := pinned(t, dev, 4096), pinned(t, dev, 4096)
@@ -67,7 +68,8 @@ func TestUnwatchedTickets(t *testing.T) {
 	})
 }
 
-// TestWaitGivesUpPolling: the device is slow, and who waits gets his context's cause, and later the verdict.
+// TestWaitGivesUpPolling waits for a slow device with a context that ends. Wait returns the cause
+// of the context, and a later Wait returns the result.
 func TestWaitGivesUpPolling(t *testing.T) {
 	plan := fault.New(1, fault.Nth(sim.OpCopy, 0).Stall())
 	dev := openSim(t, sim.Options{Faults: plan})
@@ -79,7 +81,7 @@ func TestWaitGivesUpPolling(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 2*time.Millisecond, errdefs.ErrBusy)
 	defer cancel()
-	if err := ticket.Wait(ctx); err != errdefs.ErrBusy { //nolint:errorlint // the cause itself, not something around it
+	if err := ticket.Wait(ctx); err != errdefs.ErrBusy { //nolint:errorlint // the cause itself, not wrapped
 		t.Errorf("wait: %v", err)
 	}
 	plan.Release()
@@ -89,7 +91,8 @@ func TestWaitGivesUpPolling(t *testing.T) {
 	closeStream(t, s)
 }
 
-// TestManyWaiters: all who wait drive the stream at once, beside the completer.
+// TestManyWaiters checks that all goroutines in Wait poll the stream concurrently with the
+// completer.
 func TestManyWaiters(t *testing.T) {
 	dev := openSim(t, sim.Options{})
 	s := open(t, dev, streamcopy.Options{})

@@ -23,8 +23,9 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// TestNICFailsABatch: the batch fails with the cause, and with it the stream, as what follows may rest on it. No stream of the
-// Carrier that has other paths takes the NIC any more, and the first batch of each that would have gone by it says why.
+// TestNICFailsABatch checks a batch that fails on a NIC. Its stream breaks too, because later
+// batches may depend on the batch. Other streams of the Carrier no longer use the NIC, and report
+// the cause with their first batch that would have used it.
 func TestNICFailsABatch(t *testing.T) {
 	cause := errors.New("lid change")
 	dev := openSim(t, sim.Options{})
@@ -54,7 +55,7 @@ func TestNICFailsABatch(t *testing.T) {
 		t.Errorf("submit on the broken stream: %v", err)
 	}
 	if err := s.Close(deadline(t)); err != nil {
-		t.Errorf("close, after the ticket told it: %v", err)
+		t.Errorf("close, after the ticket returned the error: %v", err)
 	}
 	if !errors.Is(o.NIC.Err(), cause) {
 		t.Errorf("the carrier: %v", o.NIC.Err())
@@ -75,8 +76,9 @@ func TestNICFailsABatch(t *testing.T) {
 	}
 }
 
-// TestNICThatBrokeMeanwhile: one that takes no batch has touched nothing. The batch goes another way and says why; those behind
-// it do not say it again. A forced path fails.
+// TestNICThatBrokeMeanwhile checks a NIC that refuses a batch without touching memory. The batch
+// takes another path and reports the cause once; later batches do not report it. A forced path
+// fails.
 func TestNICThatBrokeMeanwhile(t *testing.T) {
 	dev := openSim(t, sim.Options{})
 	g := newNICRig(t, dev, soft.Options{})
@@ -109,7 +111,7 @@ func TestNICThatBrokeMeanwhile(t *testing.T) {
 		gate := make(gated)
 		held := streamtest.Strided(gpu, host, 4, 100)
 		held.After = []mem.Dependency{gate}
-		tickets := []*stream.Ticket{submitOK(t, s, held), submitOK(t, s, batch)} // both chosen before the first is refused
+		tickets := []*stream.Ticket{submitOK(t, s, held), submitOK(t, s, batch)} // both choose the NIC before it refuses the first
 		close(gate)
 		for i, k := range tickets {
 			if err := k.Wait(deadline(t)); err != nil {
@@ -132,13 +134,14 @@ func TestNICThatBrokeMeanwhile(t *testing.T) {
 	}
 }
 
-// gated is a dependency that ends when it is closed.
+// gated is a dependency that is done when the channel is closed.
 type gated chan struct{}
 
 func (g gated) Done() <-chan struct{} { return g }
 func (g gated) Err() error            { return nil }
 
-// TestNICStall: a NIC that does not get on keeps tickets unresolved, cancelled or not, and what would come by another path waits.
+// TestNICStall checks that tickets of a stalled NIC stay unresolved, even if they are canceled, and
+// that batches on other paths wait for them.
 func TestNICStall(t *testing.T) {
 	plan1 := fault.New(1, fault.Nth(soft.OpWrite, 0).Stall())
 	dev := openSim(t, sim.Options{})
@@ -167,7 +170,8 @@ func TestNICStall(t *testing.T) {
 	}
 }
 
-// TestNICThatIsSilent: the NIC's own deadline ends what it does not, and the stream with it.
+// TestNICThatIsSilent checks that the NIC's own timeout fails a stalled request and breaks the
+// stream.
 func TestNICThatIsSilent(t *testing.T) {
 	plan1 := fault.New(1, fault.Nth(soft.OpWrite, 0).Stall())
 	dev := openSim(t, sim.Options{})
@@ -184,9 +188,10 @@ func TestNICThatIsSilent(t *testing.T) {
 	}
 }
 
-// TestEveryVerbOfANICFails fails each verb that a stream's path by NIC needs, and the work of each request, in turn, on a forced
-// path and on one that is planned. It wants every failure told, by a ticket, by Close or as what was given up, every ticket that
-// succeeded to have brought its bytes, and nothing left behind.
+// TestEveryVerbOfANICFails fails operation N of each verb and of each request of a stream's NIC
+// path, forced and planned. Every failure must be reported by a ticket, by Close or as a path that
+// was given up. Every ticket without an error must have copied its bytes, and no resource may be
+// left.
 func TestEveryVerbOfANICFails(t *testing.T) {
 	for _, forced := range []bool{true, false} {
 		use := func(t *testing.T, plan *fault.Plan) error { t.Helper(); return useNIC(t, plan, forced) }
@@ -197,14 +202,14 @@ func TestEveryVerbOfANICFails(t *testing.T) {
 		} {
 			t.Run(name+op, func(t *testing.T) { testkit.Sweep(t, op, errdefs.ErrNoMemory, use) })
 		}
-		// These happen as often as goroutines happen to look.
+		// The number of these calls depends on scheduling.
 		for _, op := range []string{soft.OpPoll, soft.OpNotify, soft.OpWaitChannel} {
 			t.Run(name+op, func(t *testing.T) {
 				for n := range 4 {
 					plan := fault.New(uint64(n), fault.Nth(op, n).Fail(errdefs.ErrNoMemory))
 					err := use(t, plan)
 					if lost := plan.Unreported(err); len(lost) > 0 {
-						t.Fatalf("%v went unreported; reported: %v", lost[0], err)
+						t.Fatalf("%v was not reported; reported: %v", lost[0], err)
 					}
 					if n == 0 && plan.Injected() == 0 {
 						t.Fatalf("no operation %q happened", op)
@@ -215,16 +220,17 @@ func TestEveryVerbOfANICFails(t *testing.T) {
 	}
 }
 
-// useNIC copies there and back by a NIC, with some batches by copy engine between, and returns all that was said.
+// useNIC copies bytes to the device and back on a NIC, with some batches on the copy engine in
+// between. It returns the joined errors of all calls.
 func useNIC(t *testing.T, plan *fault.Plan, forced bool) (all error) {
 	t.Helper()
-	said := func(err error) bool {
+	failed := func(err error) bool {
 		all = errors.Join(all, err)
 		return err != nil
 	}
-	twice := func(close func() error) { // at the second try, if the first was made to fail
-		if said(close()) {
-			said(close())
+	twice := func(close func() error) { // twice closes and retries once if the first attempt fails
+		if failed(close()) {
+			failed(close())
 		}
 	}
 	dev, err := sim.Open(sim.Options{})
@@ -247,12 +253,12 @@ func useNIC(t *testing.T, plan *fault.Plan, forced bool) (all error) {
 	set := registry.NewDevices(prov).NewSet(registry.Options{})
 	defer twice(set.Close)
 	n, err := set.NIC("soft0")
-	if said(err) {
+	if failed(err) {
 		return all
 	}
 	g := &nicRig{dev: dev, prov: prov, nics: []*registry.Registry{n}}
 	const copies = 80
-	var regions [3]*mem.Region // from the first to the second, which is the device's, to the third
+	var regions [3]*mem.Region // from the first to the second, which is device memory, to the third
 	for i := range regions {
 		if i == 1 {
 			regions[i], err = dev.Alloc(copies*9, device.AllocOptions{})
@@ -269,7 +275,7 @@ func useNIC(t *testing.T, plan *fault.Plan, forced bool) (all error) {
 		}()
 	}
 	defer twice(func() error { return registry.Unregister(deadline(t), g.nics, regions[:]...) })
-	if said(registry.Register(g.nics, rdma.MROptions{Access: nic.Access}, regions[:]...)) {
+	if failed(registry.Register(g.nics, rdma.MROptions{Access: nic.Access}, regions[:]...)) {
 		return all
 	}
 	o := streamcopy.Options{Planner: &chooser{least: 2 * 8, other: stream.PathCopyEngine}, NIC: g.carrier(nic.Options{SendDepth: 8})}
@@ -277,7 +283,7 @@ func useNIC(t *testing.T, plan *fault.Plan, forced bool) (all error) {
 		o.Path = stream.PathNICSoft
 	}
 	s, err := streamcopy.Open(dev, o)
-	if said(err) {
+	if failed(err) {
 		return all
 	}
 	defer twice(func() error { return s.Close(deadline(t)) })
@@ -288,7 +294,7 @@ func useNIC(t *testing.T, plan *fault.Plan, forced bool) (all error) {
 	for _, size := range []int{1, 2, copies} {
 		clear(dst.Bytes())
 		there, back := streamtest.Strided(gpu, src, size, 8), streamtest.Strided(dst, gpu, size, 8)
-		if thereAndBack(t, s, there, back, said) {
+		if thereAndBack(t, s, there, back, failed) {
 			for i := range back.Dst {
 				if !bytes.Equal(back.Dst[i].Bytes(), there.Src[i].Bytes()) {
 					t.Fatalf("the tickets succeeded, and copy %d of %d did not happen", i, size)
@@ -299,20 +305,20 @@ func useNIC(t *testing.T, plan *fault.Plan, forced bool) (all error) {
 	return all
 }
 
-// thereAndBack reports whether both batches were copied.
-func thereAndBack(t *testing.T, s *streamcopy.Stream, there, back *mem.Batch, said func(error) bool) bool {
+// thereAndBack copies both batches and reports whether they succeeded.
+func thereAndBack(t *testing.T, s *streamcopy.Stream, there, back *mem.Batch, failed func(error) bool) bool {
 	t.Helper()
 	ok := true
 	var tickets []*stream.Ticket
 	for _, b := range []*mem.Batch{there, back} {
 		k, err := s.Submit(deadline(t), b)
-		if ok = !said(err) && ok; err == nil {
+		if ok = !failed(err) && ok; err == nil {
 			tickets = append(tickets, k)
 		}
 	}
 	for _, k := range tickets {
-		ok = !said(k.Wait(deadline(t))) && ok
-		said(k.Completion().GivenUp)
+		ok = !failed(k.Wait(deadline(t))) && ok
+		failed(k.Completion().GivenUp)
 	}
 	return ok
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// queueMover moves a software NIC's bytes on a queue of the device, one transfer after the other, so that one that fails
-// takes no other with it.
+// queueMover copies the bytes of a software NIC on a queue of the device. It runs one transfer at a
+// time, so that a failed transfer does not affect others.
 type queueMover struct {
 	dev  device.Device
 	work chan *soft.Transfer
@@ -34,7 +34,7 @@ func newQueueMover(dev device.Device) *queueMover {
 }
 
 func (m *queueMover) Reaches(r *mem.Region) error {
-	if r.Dev() == 0 && r.Kind() != mem.KindHost { // the NIC's own memory, of which nothing is copied here
+	if r.Dev() == 0 && r.Kind() != mem.KindHost { // the NIC's own memory; not copied by these tests
 		return fmt.Errorf("the device does not reach the %s: %w", r, errdefs.ErrNotSupported)
 	}
 	return nil
@@ -50,7 +50,7 @@ func (m *queueMover) run() {
 			return nil
 		}
 		err := q.Close(context.Background())
-		if err != nil { // it says why it failed, and is closed
+		if err != nil { // the error contains the cause, and the queue is closed
 			err = errors.Join(err, q.Close(context.Background()))
 		}
 		q = nil
@@ -86,14 +86,15 @@ func moveOn(q device.Queue, b *mem.Batch) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// nicRig is a machine's NICs in software.
+// nicRig holds the software NICs of a simulated machine.
 type nicRig struct {
 	dev  device.Device
 	prov *soft.Provider
 	nics []*registry.Registry
 }
 
-// newNICRig has as many NICs as o has devices, one at least. Nil Mover: a queueMover.
+// newNICRig opens one NIC for each device of o, and at least one. The default Mover is a
+// queueMover.
 func newNICRig(tb testing.TB, dev device.Device, o soft.Options) *nicRig {
 	tb.Helper()
 	if o.Mover == nil {
@@ -126,7 +127,7 @@ func newNICRig(tb testing.TB, dev device.Device, o soft.Options) *nicRig {
 	return g
 }
 
-// carrier returns what streams have of the NICs.
+// carrier returns a Carrier that gives streams access to the NICs.
 func (g *nicRig) carrier(o nic.Options) *streamcopy.Carrier {
 	for _, n := range g.nics {
 		o.NICs = append(o.NICs, nic.NIC{Registry: n})
@@ -145,7 +146,7 @@ func (g *nicRig) carrier(o nic.Options) *streamcopy.Carrier {
 	}
 }
 
-// memory has all of m registered with the NICs.
+// memory returns m with an Alloc that registers memory with the NICs.
 func (g *nicRig) memory(m streamtest.Memory) streamtest.Memory {
 	alloc := m.Alloc
 	m.Alloc = func(tb testing.TB, bytes int64) *mem.Region {
@@ -157,7 +158,7 @@ func (g *nicRig) memory(m streamtest.Memory) streamtest.Memory {
 	return m
 }
 
-// register registers r until the test ends.
+// register registers r with the NICs until the test ends.
 func (g *nicRig) register(tb testing.TB, r *mem.Region) {
 	tb.Helper()
 	if err := registry.Register(g.nics, rdma.MROptions{Access: nic.Access}, r); err != nil {
@@ -172,7 +173,7 @@ func (g *nicRig) register(tb testing.TB, r *mem.Region) {
 	})
 }
 
-// pinned and device are registered memory of the rig's device.
+// pinned and device allocate registered memory.
 func (g *nicRig) pinned(tb testing.TB, n int64) *mem.Region {
 	tb.Helper()
 	return g.memory(streamtest.Pinned(g.dev)).Alloc(tb, n)
@@ -183,7 +184,7 @@ func (g *nicRig) device(tb testing.TB, n int64) *mem.Region {
 	return g.memory(streamtest.DeviceMemory(g.dev)).Alloc(tb, n)
 }
 
-// env is the environment of the suite on the rig.
+// env returns the environment of the conformance suite on the rig.
 func (g *nicRig) env(t *testing.T, plan *fault.Plan, work string, o streamcopy.Options) streamtest.Env {
 	t.Helper()
 	e := env(t, g.dev, o)

@@ -44,10 +44,11 @@ func TestConformanceNIC(t *testing.T) {
 	}
 }
 
-// TestConformanceInterleavedNIC throws dice for each batch's path, a NIC's among them, and orders by a seed what the device's
-// queues and the NIC do: between those nobody keeps an order but the stream.
+// TestConformanceInterleavedNIC selects a random path for each batch, including a NIC. The device's
+// queues and the NIC execute their work in a seeded order, so that only the stream keeps batches in
+// order.
 func TestConformanceInterleavedNIC(t *testing.T) {
-	const seed = 0 // whose longest batches take another path: a NIC that orders what it does by a seed takes long for those
+	const seed = 0 // with this seed the longest batches avoid the NIC, whose seeded order would make them slow
 	streamtest.Run(t, func(t *testing.T) streamtest.Env {
 		t.Helper()
 		plan := fault.New(1)
@@ -59,7 +60,8 @@ func TestConformanceInterleavedNIC(t *testing.T) {
 	})
 }
 
-// TestConformanceNICCUDA has a NIC in software move the bytes of a GPU, alone and in turn with the GPU's own paths.
+// TestConformanceNICCUDA copies bytes of a GPU with a software NIC, alone and alternating with the
+// GPU's own paths.
 func TestConformanceNICCUDA(t *testing.T) {
 	dev := cudatest.Open(t)
 	for name, o := range map[string]streamcopy.Options{
@@ -78,12 +80,13 @@ func TestConformanceNICCUDA(t *testing.T) {
 	}
 }
 
-// chooser sends batches of at least so many bytes by NIC, if it can, and the others by the other path.
+// chooser is a planner that sends batches of at least least bytes over a NIC, if possible, and
+// others on the other path.
 type chooser struct {
 	least int64
 	other stream.Path
 	asked []plan.Paths
-	alone []plan.Paths // as plan.Request.Alone
+	alone []plan.Paths // values of plan.Request.Alone
 }
 
 func (c *chooser) Choose(r plan.Request, can plan.Paths) plan.Choice {
@@ -96,8 +99,9 @@ func (c *chooser) Choose(r plan.Request, can plan.Paths) plan.Choice {
 
 func (*chooser) Observe(plan.Choice, plan.Request, time.Duration) {}
 
-// TestNICTakesTurns dumps and loads the same memory by a NIC and by another path in turn, all submitted at once: each must find
-// what the one before it has left, which the last shows.
+// TestNICTakesTurns dumps and loads the same memory on a NIC and on another path alternately, and
+// submits all batches at once. Each batch must see the bytes of the previous one, which the last
+// batch shows.
 func TestNICTakesTurns(t *testing.T) {
 	const size, rounds = 64 << 10, 12
 	for _, other := range []stream.Path{stream.PathKernel, stream.PathCopyEngine, stream.PathStaged} {
@@ -114,7 +118,7 @@ func TestNICTakesTurns(t *testing.T) {
 				var tickets []*stream.Ticket
 				seen := make(map[stream.Path]int)
 				for i := range int64(rounds) {
-					n := size - i%2*64 // the smaller ones go by the other path
+					n := size - i%2*64 // the smaller batches use the other path
 					load := &mem.Batch{Dst: []mem.Extent{{Region: gpu, Len: n}}, Src: []mem.Extent{{Region: host, Off: i * size, Len: n}}}
 					n = size - i/2%2*64
 					dump := &mem.Batch{Dst: []mem.Extent{{Region: host, Off: (i + 1) * size, Len: n}}, Src: []mem.Extent{{Region: gpu, Len: n}}}
@@ -127,7 +131,7 @@ func TestNICTakesTurns(t *testing.T) {
 					seen[k.Completion().Path]++
 				}
 				if got := host.Bytes()[rounds*size:]; !bytes.Equal(got[:size-64], want[:size-64]) {
-					t.Errorf("seed %d: the last dump is not what the first load brought", seed)
+					t.Errorf("seed %d: the last dump differs from the bytes of the first load", seed)
 				}
 				if seen[stream.PathNICSoft] == 0 || seen[other] == 0 {
 					t.Errorf("paths taken: %v", seen)
@@ -140,13 +144,14 @@ func TestNICTakesTurns(t *testing.T) {
 	}
 }
 
-// TestNICIsOfferedWhatItReaches: batches between host and device whose memory is registered, and no others. A forced path takes
-// what goes within one of them too, and where it does not reach, another way.
+// TestNICIsOfferedWhatItReaches checks that the planner may use the NIC only for batches between
+// registered host and device memory. A forced NIC path also copies within one of them, and uses
+// another path for unregistered memory.
 func TestNICIsOfferedWhatItReaches(t *testing.T) {
 	dev := openSim(t, sim.Options{})
 	g := newNICRig(t, dev, soft.Options{})
 	host, gpu, foreign := g.pinned(t, 1<<16), g.device(t, 1<<16), pinned(t, dev, 1<<16)
-	spare := pinned(t, dev, 1<<16) // of which a part is registered
+	spare := pinned(t, dev, 1<<16) // a part of it is registered
 	g.register(t, partOf(t, spare, 1<<15))
 	mixed := streamtest.Strided(gpu, host, 2, 100)
 	mixed.Src[1].Region = foreign
@@ -187,7 +192,8 @@ func TestNICIsOfferedWhatItReaches(t *testing.T) {
 	}
 }
 
-// TestPlannerHearsWhatStartsAlone: behind a batch by NIC whatever goes by another path, and behind others what goes by NIC.
+// TestPlannerHearsWhatStartsAlone checks plan.Request.Alone: after a batch on a NIC it contains all
+// other paths, and after a batch on another path it contains the NIC.
 func TestPlannerHearsWhatStartsAlone(t *testing.T) {
 	dev := openSim(t, sim.Options{})
 	g := newNICRig(t, dev, soft.Options{})
@@ -216,7 +222,7 @@ func TestPlannerHearsWhatStartsAlone(t *testing.T) {
 	}
 }
 
-// partOf is the first n bytes of r as a region of its own.
+// partOf returns the first n bytes of r as a separate region.
 func partOf(t *testing.T, r *mem.Region, n int64) *mem.Region {
 	t.Helper()
 	p, err := mem.NewRegion(mem.RegionSpec{Kind: r.Kind(), Len: n, CPU: r.CPU(), Dev: r.Dev(), Device: r.Device(), Bytes: r.Bytes()[:n]})
@@ -226,7 +232,7 @@ func partOf(t *testing.T, r *mem.Region, n int64) *mem.Region {
 	return p
 }
 
-// TestNICOptions: what is missing of a Carrier, and a path that the stream was not given.
+// TestNICOptions checks that Open refuses an incomplete Carrier and a path without one.
 func TestNICOptions(t *testing.T) {
 	dev := openSim(t, sim.Options{})
 	_, err := streamcopy.Open(dev, streamcopy.Options{NIC: &streamcopy.Carrier{Path: stream.PathKernel}})
@@ -240,8 +246,9 @@ func TestNICOptions(t *testing.T) {
 	}
 }
 
-// TestNICCancelProvesQuiescence cancels a batch of many requests after any number of the NIC's steps, with another behind it, and
-// overwrites the destination once the ticket has resolved. What the NIC still has to do then must not change it.
+// TestNICCancelProvesQuiescence cancels a batch of many requests after each possible number of NIC
+// steps, with another batch behind it. When the ticket resolves, it overwrites the destination.
+// Later steps of the NIC must not change it.
 func TestNICCancelProvesQuiescence(t *testing.T) {
 	const seeds, copies, size = 24, 1500, 16
 	canceled := 0
@@ -284,7 +291,7 @@ func TestNICCancelProvesQuiescence(t *testing.T) {
 	}
 }
 
-// stepUntil has the NIC work until f returns.
+// stepUntil steps the NIC until f returns.
 func (g *nicRig) stepUntil(f func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- f() }()
@@ -300,8 +307,8 @@ func (g *nicRig) stepUntil(f func() error) error {
 	}
 }
 
-// TestApartWaitsForEvents: what the device keeps in no order with the stream's queue waits for an event that the queue was told to
-// wait for.
+// TestApartWaitsForEvents checks that work that does not run in the stream's queue still waits for
+// the events that the stream waits for.
 func TestApartWaitsForEvents(t *testing.T) {
 	for _, path := range []stream.Path{stream.PathNICSoft} {
 		t.Run(path.String(), func(t *testing.T) {
@@ -341,7 +348,7 @@ func TestApartWaitsForEvents(t *testing.T) {
 				t.Errorf("path %s", c.Path)
 			}
 			if host.Bytes()[0] != 0x5a {
-				t.Errorf("it brought %#x, which was there before", host.Bytes()[0])
+				t.Errorf("the copy contains %#x, the bytes before the event", host.Bytes()[0])
 			}
 			e.Close()
 			if err := errors.Join(s.Close(deadline(t)), q.Close(deadline(t))); err != nil {
@@ -351,8 +358,9 @@ func TestApartWaitsForEvents(t *testing.T) {
 	}
 }
 
-// TestPlannerSendsBatchesByNIC: a profile in which a NIC takes longer to begin than the device's paths and copies faster sends large
-// batches by it and small ones by others, each as it comes, and both see what the one before them wrote.
+// TestPlannerSendsBatchesByNIC uses a profile in which a NIC has a higher start-up time and a
+// higher rate than the device's paths. The planner must use the NIC for large batches only, and
+// each batch must see the bytes of the previous one.
 func TestPlannerSendsBatchesByNIC(t *testing.T) {
 	dev := openSim(t, sim.Options{Interleave: &sim.Interleave{Seed: 1}})
 	g := newNICRig(t, dev, soft.Options{Schedule: &soft.Schedule{Seed: 1}})
@@ -366,7 +374,7 @@ func TestPlannerSendsBatchesByNIC(t *testing.T) {
 		}
 		profile.Models = append(profile.Models, m)
 	}
-	planner, err := plan.New(profile, plan.Options{HalfLife: time.Nanosecond}) // what is seen here says nothing
+	planner, err := plan.New(profile, plan.Options{HalfLife: time.Nanosecond}) // ignore corrections from measured times
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -380,7 +388,7 @@ func TestPlannerSendsBatchesByNIC(t *testing.T) {
 	for range 3 {
 		clear(host.Bytes()[large:])
 		var tickets []*stream.Ticket
-		for _, n := range []int64{large, small, large, small} { // there, the beginning back, all back, the beginning there
+		for _, n := range []int64{large, small, large, small} { // to the device, the first part back, all back, the first part to the device
 			there := len(tickets)%3 == 0
 			back := mem.Extent{Region: host, Off: large, Len: n}
 			b := &mem.Batch{Dst: []mem.Extent{back}, Src: []mem.Extent{{Region: gpu, Len: n}}}
@@ -393,7 +401,7 @@ func TestPlannerSendsBatchesByNIC(t *testing.T) {
 					t.Fatal(err)
 				}
 				if !bytes.Equal(back.Bytes(), want[:n]) {
-					t.Fatalf("%d bytes came back other than they went", n)
+					t.Fatalf("%d bytes differ after the way back", n)
 				}
 			}
 		}

@@ -21,13 +21,13 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// lesser is a device whose queues can do less than a simulated one's.
-type lesser struct {
+// limitedDevice is a device whose queues support fewer operations than those of a simulated one.
+type limitedDevice struct {
 	device.Device
 	hide func(device.Queue) device.Queue
 }
 
-func (d lesser) OpenQueue(o device.QueueOptions) (device.Queue, error) {
+func (d limitedDevice) OpenQueue(o device.QueueOptions) (device.Queue, error) {
 	q, err := d.Device.OpenQueue(o)
 	if err != nil {
 		return nil, err
@@ -53,7 +53,7 @@ func TestOpenRefuses(t *testing.T) {
 		hide func(device.Queue) device.Queue
 		o    streamcopy.Options
 		is   error
-		says []string
+		words []string
 	}{
 		{"kernel without launcher", bare, streamcopy.Options{Path: stream.PathKernel}, errdefs.ErrNotSupported, []string{"kernel", "sim 0"}},
 		{"path of files", whole, streamcopy.Options{Path: stream.PathPosix}, errdefs.ErrNotSupported, []string{"posix"}},
@@ -68,30 +68,30 @@ func TestOpenRefuses(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			s, err := streamcopy.Open(lesser{dev, tt.hide}, tt.o)
+			s, err := streamcopy.Open(limitedDevice{dev, tt.hide}, tt.o)
 			if s != nil || !errors.Is(err, tt.is) {
 				t.Fatalf("stream %v, error %v", s != nil, err)
 			}
-			for _, word := range tt.says {
+			for _, word := range tt.words {
 				if !strings.Contains(err.Error(), word) {
-					t.Errorf("error %q does not say %q", err, word)
+					t.Errorf("error %q does not contain %q", err, word)
 				}
 			}
 		})
 	}
 }
 
-// decider is a planner that has its mind made up. It keeps what it was asked and told.
-type decider struct {
+// fixedPlanner is a planner with a fixed choice. It records requests and reported durations.
+type fixedPlanner struct {
 	choice plan.Choice
 
-	mu    sync.Mutex
-	asked []plan.Request
-	can   []plan.Paths
-	told  []time.Duration
+	mu       sync.Mutex
+	asked    []plan.Request
+	can      []plan.Paths
+	observed []time.Duration
 }
 
-func (d *decider) Choose(r plan.Request, can plan.Paths) plan.Choice {
+func (d *fixedPlanner) Choose(r plan.Request, can plan.Paths) plan.Choice {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.asked, d.can = append(d.asked, r), append(d.can, can)
@@ -104,13 +104,13 @@ func (d *decider) Choose(r plan.Request, can plan.Paths) plan.Choice {
 	return c
 }
 
-func (d *decider) Observe(_ plan.Choice, _ plan.Request, actual time.Duration) {
+func (d *fixedPlanner) Observe(_ plan.Choice, _ plan.Request, actual time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.told = append(d.told, actual)
+	d.observed = append(d.observed, actual)
 }
 
-// pagesInOrder are two runs of four pages.
+// pagesInOrder returns a batch of two runs of four adjacent pages.
 func pagesInOrder(host, gpu *mem.Region) *mem.Batch {
 	b := benchPaged(host, gpu, 1, 8, 1<<10)
 	for i := range b.Paged.Groups[0].Pairs {
@@ -120,8 +120,8 @@ func pagesInOrder(host, gpu *mem.Region) *mem.Batch {
 	return b
 }
 
-// TestPlannerIsAsked: the planner learns what the batch is like and what could carry it, its word is done, and it hears
-// what came of it.
+// TestPlannerIsAsked checks that the planner gets the properties of a batch and the possible paths,
+// that its choice is used, and that it gets the measured duration.
 func TestPlannerIsAsked(t *testing.T) {
 	dev := openSim(t, sim.Options{})
 	host, gpu := pinned(t, dev, 1<<20), deviceMemory(t, dev, 1<<20)
@@ -157,8 +157,8 @@ func TestPlannerIsAsked(t *testing.T) {
 				continue
 			}
 			t.Run(tt.name+" by "+path.String(), func(t *testing.T) {
-				d := &decider{choice: plan.Choice{Path: path, Predicted: time.Second, Reason: "because"}}
-				s := open(t, lesser{dev, tt.hide}, streamcopy.Options{Planner: d, StagingBytes: 1 << 16})
+				d := &fixedPlanner{choice: plan.Choice{Path: path, Predicted: time.Second, Reason: "because"}}
+				s := open(t, limitedDevice{dev, tt.hide}, streamcopy.Options{Planner: d, StagingBytes: 1 << 16})
 				c := complete(t, s, tt.batch)
 				if c.Path != path || c.Reason != "because" || c.Predicted != time.Second {
 					t.Errorf("completion %+v", c)
@@ -168,27 +168,27 @@ func TestPlannerIsAsked(t *testing.T) {
 				}
 				want := tt.want
 				if diff := cmp.Diff([]plan.Request{want}, d.asked); diff != "" {
-					t.Errorf("asked (-want +got):\n%s", diff)
+					t.Errorf("requests (-want +got):\n%s", diff)
 				}
 				if d.can[0]&all != tt.can {
 					t.Errorf("paths %b, want %b", d.can[0], tt.can)
 				}
-				took := c.Finished.Sub(c.Started)
-				if late := len(d.told) == 0 && took > 40*time.Microsecond; !late && (len(d.told) != 1 || d.told[0] != took) { // late: nobody looked in time
-					t.Errorf("told %v of %v", d.told, took)
+				elapsed := c.Finished.Sub(c.Started)
+				if late := len(d.observed) == 0 && elapsed > 40*time.Microsecond; !late && (len(d.observed) != 1 || d.observed[0] != elapsed) { // late: the stream did not check in time, so the duration is not reported
+					t.Errorf("reported %v of %v", d.observed, elapsed)
 				}
 			})
 		}
 	}
 }
 
-// TestOutcomesOfOthersAreNotLearned: what failed, was cancelled, waited for somebody else's event or copied nothing says
-// nothing of its path.
+// TestOutcomesOfOthersAreNotLearned checks that the planner gets no duration for a batch that
+// failed, was canceled, waited for an event or copied nothing.
 func TestOutcomesOfOthersAreNotLearned(t *testing.T) {
 	plan1 := fault.New(1)
 	dev := openSim(t, sim.Options{Faults: plan1})
 	host, gpu := pinned(t, dev, 4096), deviceMemory(t, dev, 4096)
-	d := &decider{choice: plan.Choice{Path: stream.PathKernel}}
+	d := &fixedPlanner{choice: plan.Choice{Path: stream.PathKernel}}
 	s := open(t, dev, streamcopy.Options{Planner: d})
 	complete(t, s, &mem.Batch{})
 	e, err := s.Record(deadline(t))
@@ -200,14 +200,14 @@ func TestOutcomesOfOthersAreNotLearned(t *testing.T) {
 		t.Fatal(err)
 	}
 	complete(t, s, streamtest.Strided(gpu, host, 4, 100))
-	if len(d.told) != 0 {
-		t.Errorf("told %v", d.told)
+	if len(d.observed) != 0 {
+		t.Errorf("reported %v", d.observed)
 	}
-	for end := time.Now().Add(patience); len(d.told) == 0 && time.Now().Before(end); { // somebody may come too late to see one end
+	for end := time.Now().Add(patience); len(d.observed) == 0 && time.Now().Before(end); { // the stream may miss the end of a single batch
 		complete(t, s, streamtest.Strided(gpu, host, 4, 100))
 	}
-	if len(d.told) != 1 {
-		t.Errorf("told %v of a batch like any other", d.told)
+	if len(d.observed) != 1 {
+		t.Errorf("reported %v for a measurable batch", d.observed)
 	}
 	plan1.Add(fault.Nth(sim.OpLaunch, int(plan1.Seen(sim.OpLaunch))).Fail(errdefs.ErrBusy))
 	ticket, err := s.Submit(deadline(t), streamtest.Strided(gpu, host, 4, 100))
@@ -220,16 +220,17 @@ func TestOutcomesOfOthersAreNotLearned(t *testing.T) {
 	if err := s.Close(deadline(t)); err != nil {
 		t.Fatal(err)
 	}
-	if len(d.told) != 1 {
-		t.Errorf("told %v of a batch that failed", d.told)
+	if len(d.observed) != 1 {
+		t.Errorf("reported %v for a failed batch", d.observed)
 	}
 }
 
-// What a small batch took that nobody waited for was learned as if its copy had gone on until somebody looked.
+// The end of a small batch without a waiter was noticed late. The planner then got a duration that
+// included the delay.
 func TestDefectUnseenOutcomeIsLearned(t *testing.T) {
 	dev := openSim(t, sim.Options{})
 	host, gpu := pinned(t, dev, 4096), deviceMemory(t, dev, 4096)
-	d := &decider{choice: plan.Choice{Path: stream.PathKernel}}
+	d := &fixedPlanner{choice: plan.Choice{Path: stream.PathKernel}}
 	s := open(t, dev, streamcopy.Options{Planner: d})
 	defer closeStream(t, s)
 	ticket, err := s.Submit(deadline(t), streamtest.Strided(gpu, host, 4, 100))
@@ -237,17 +238,17 @@ func TestDefectUnseenOutcomeIsLearned(t *testing.T) {
 		t.Fatal(err)
 	}
 	time.Sleep(20 * time.Millisecond)
-	if err := ticket.Wait(deadline(t)); err != nil || len(d.told) != 0 {
-		t.Errorf("error %v, told %v", err, d.told)
+	if err := ticket.Wait(deadline(t)); err != nil || len(d.observed) != 0 {
+		t.Errorf("error %v, reported %v", err, d.observed)
 	}
 }
 
-// TestUnpreparedPath: a path that cannot get its memory is given up, which is told once with the cause, and the next batch
-// goes another way at once.
+// TestUnpreparedPath checks a path that cannot allocate its memory. The stream gives the path up,
+// reports that once with the cause, and uses another path at once.
 func TestUnpreparedPath(t *testing.T) {
 	dev := openSim(t, sim.Options{MemoryBytes: 1 << 20})
 	host, gpu := pinned(t, dev, 4096), deviceMemory(t, dev, 4096)
-	d := &decider{choice: plan.Choice{Path: stream.PathStaged, Reason: "because"}}
+	d := &fixedPlanner{choice: plan.Choice{Path: stream.PathStaged, Reason: "because"}}
 	s := open(t, dev, streamcopy.Options{Planner: d, StagingBytes: 1 << 30})
 	for i, reason := range []string{streamcopy.ReasonUnprepared, "because"} {
 		c := complete(t, s, streamtest.Strided(gpu, host, 4, 100))
@@ -255,7 +256,7 @@ func TestUnpreparedPath(t *testing.T) {
 			t.Errorf("path %s (%s)", c.Path, c.Reason)
 		}
 		if reported := errors.Is(c.GivenUp, errdefs.ErrNoMemory); reported != (i == 0) {
-			t.Errorf("batch %d says that a path was given up: %v", i, c.GivenUp)
+			t.Errorf("batch %d reports that a path was given up: %v", i, c.GivenUp)
 		}
 	}
 	if err := s.Close(deadline(t)); err != nil {
@@ -266,7 +267,8 @@ func TestUnpreparedPath(t *testing.T) {
 	}
 }
 
-// TestForcedPathUnfit: what the forced path cannot carry goes another way, and says so.
+// TestForcedPathUnfit checks that a batch that the forced path cannot carry takes another path and
+// reports the reason.
 func TestForcedPathUnfit(t *testing.T) {
 	dev := openSim(t, sim.Options{})
 	host := pinned(t, dev, 4096)
@@ -279,7 +281,7 @@ func TestForcedPathUnfit(t *testing.T) {
 	}
 }
 
-// complete submits b, which must succeed, and returns how it travelled.
+// complete submits b, waits until it succeeds and returns its completion.
 func complete(t *testing.T, s *streamcopy.Stream, b *mem.Batch) stream.Completion {
 	t.Helper()
 	ticket, err := s.Submit(deadline(t), b)
@@ -297,7 +299,8 @@ func deviceMemory(tb testing.TB, dev *sim.Device, n int64) *mem.Region {
 	return streamtest.DeviceMemory(dev).Alloc(tb, n)
 }
 
-// TestForeignDevice: device memory of another device has an address that means something else here.
+// TestForeignDevice checks that a stream refuses memory of another device, whose address is invalid
+// here.
 func TestForeignDevice(t *testing.T) {
 	dev, other := openSim(t, sim.Options{}), openSim(t, sim.Options{Index: 1})
 	r, err := other.Alloc(100, device.AllocOptions{})
@@ -313,7 +316,8 @@ func TestForeignDevice(t *testing.T) {
 	}
 }
 
-// TestAllocations: a batch costs a constant number of allocations, however many copies it stands for.
+// TestAllocations checks that the number of allocations of a batch does not depend on the number of
+// its copies.
 func TestAllocations(t *testing.T) {
 	dev := openSim(t, sim.Options{})
 	dst, src := pinned(t, dev, 32<<20), pinned(t, dev, 32<<20)

@@ -15,17 +15,18 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// TestPace: a paced batch takes no more than its share: its steps, and what is behind it, begin later.
+// TestPace checks that a paced batch uses no more than its share of time: its steps and later
+// batches start later.
 func TestPace(t *testing.T) {
 	const (
 		pace, chunks = 40 * time.Millisecond, 4
-		late         = 2 * time.Millisecond // a step may begin so early
+		late         = 2 * time.Millisecond // a step may start this much early
 	)
 	dev := openSim(t, sim.Options{})
 	host, gpu := pinned(t, dev, 1<<20), deviceMemory(t, dev, 1<<20)
 	for _, path := range []stream.Path{stream.PathCopyEngine, stream.PathKernel, stream.PathStaged} {
 		t.Run(path.String(), func(t *testing.T) {
-			d := &decider{choice: plan.Choice{Path: path, Pace: pace, ChunkBytes: 16 << 10}}
+			d := &fixedPlanner{choice: plan.Choice{Path: path, Pace: pace, ChunkBytes: 16 << 10}}
 			s := open(t, dev, streamcopy.Options{Planner: d, StagingBytes: 256 << 10})
 			b := streamtest.Strided(gpu, host, 16*chunks, 1<<10)
 			begun := time.Now()
@@ -45,13 +46,14 @@ func TestPace(t *testing.T) {
 				if since, least := c.Started.Sub(begun), time.Duration(i)*pace-late; since < least {
 					t.Errorf("batch %d started after %v, want %v", i, since, least)
 				}
-				// From the start of all, since one that starts late is not held back for longer.
+				// Measured from the common start, because a batch that starts late is not delayed
+				// further.
 				if since, least := c.Finished.Sub(begun), time.Duration(i)*pace+pace*(chunks-1)/chunks-late; since < least {
 					t.Errorf("batch %d ended after %v, want %v", i, since, least)
 				}
 			}
-			if len(d.told) != 0 {
-				t.Errorf("told %v of batches that were held back", d.told)
+			if len(d.observed) != 0 {
+				t.Errorf("reported %v for paced batches", d.observed)
 			}
 			if err := s.Close(deadline(t)); err != nil {
 				t.Fatal(err)
@@ -60,8 +62,9 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// TestCancelPaced: Submit does not wait for the pace of what is ahead, a batch that waits for it can be cancelled, and closing does not
-// wait for the pace of what has not started.
+// TestCancelPaced checks that Submit does not wait for the pace of earlier batches, that a batch
+// that waits for its turn can be canceled, and that Close does not wait for batches that have not
+// started.
 func TestCancelPaced(t *testing.T) {
 	for _, path := range []stream.Path{stream.PathCopyEngine, stream.PathKernel, stream.PathStaged} {
 		t.Run(path.String(), func(t *testing.T) { cancelPaced(t, path) })
@@ -72,7 +75,7 @@ func cancelPaced(t *testing.T, path stream.Path) {
 	t.Helper()
 	dev := openSim(t, sim.Options{})
 	host, gpu := pinned(t, dev, 1<<16), deviceMemory(t, dev, 1<<16)
-	s := open(t, dev, streamcopy.Options{Planner: &decider{choice: plan.Choice{Path: path, Pace: time.Hour}}})
+	s := open(t, dev, streamcopy.Options{Planner: &fixedPlanner{choice: plan.Choice{Path: path, Pace: time.Hour}}})
 	complete(t, s, streamtest.Strided(gpu, host, 4, 100))
 	var tickets []*stream.Ticket
 	for range 2 {
@@ -90,7 +93,7 @@ func cancelPaced(t *testing.T, path stream.Path) {
 	wantErr(t, tickets[1].Wait(deadline(t)), errdefs.ErrClosed)
 }
 
-// launches is a device that keeps the thread blocks of what is launched on it.
+// launches is a device that records the number of thread blocks of each launch.
 type launches struct {
 	device.Device
 	ctas *[]int
@@ -121,8 +124,8 @@ func (q launchQueue) Launch(k *device.Kernel) error {
 
 func (q launchQueue) HasKernel(name string) bool { return q.launcher.HasKernel(name) }
 
-// TestThreadBlocks: the planner's word comes before the option's, the option's before the path's own; and none are asked
-// for that would have nothing to do.
+// TestThreadBlocks checks the number of thread blocks: the planner's value comes before that of the
+// options, which comes before the default of the path. No thread block may be without work.
 func TestThreadBlocks(t *testing.T) {
 	dev := openSim(t, sim.Options{})
 	host, gpu := pinned(t, dev, 1<<20), deviceMemory(t, dev, 1<<20)
@@ -142,7 +145,7 @@ func TestThreadBlocks(t *testing.T) {
 	for _, tt := range tests {
 		var ctas []int
 		s := open(t, launches{dev, &ctas}, streamcopy.Options{
-			Planner: &decider{choice: plan.Choice{Path: tt.path, CTAs: tt.planned}}, CTAs: tt.option, StagingBytes: 1 << 20,
+			Planner: &fixedPlanner{choice: plan.Choice{Path: tt.path, CTAs: tt.planned}}, CTAs: tt.option, StagingBytes: 1 << 20,
 		})
 		complete(t, s, tt.batch)
 		if len(ctas) != 1 || ctas[0] != tt.want {

@@ -22,13 +22,13 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// parkedStreams is how many streams of the host program wait, or as many as may.
+// parkedStreams is the number of waiting streams of the host program, if the device allows as many.
 const parkedStreams = 32
 
-// parkedLimit is how long a copy may take while they do.
+// parkedLimit limits the duration of a copy while the streams wait.
 var parkedLimit = testkit.Patience()
 
-// program is streams of a host program that wait for a signal, and then write what they have waited for.
+// program is a host program whose streams wait for a signal and then write marks.
 type program struct {
 	hosts []device.Queue
 	pool  *signal.Pool
@@ -36,12 +36,12 @@ type program struct {
 	marks *mem.Region
 }
 
-// park opens the streams and has them wait, with work of every kind behind that.
+// park opens the streams and makes them wait, with work of every kind queued behind the wait.
 func park(t *testing.T, dev device.Device, o device.QueueOptions) *program {
 	t.Helper()
 	a, ok := dev.(device.StreamAdopter)
 	if !ok {
-		t.Fatalf("%T adopts no streams", dev)
+		t.Fatalf("%T does not adopt streams", dev)
 	}
 	n := min(parkedStreams, a.WaitLimit())
 	p := &program{marks: streamtest.Pinned(dev).Alloc(t, int64(n))}
@@ -53,7 +53,7 @@ func park(t *testing.T, dev device.Device, o device.QueueOptions) *program {
 		t.Cleanup(func() { closing(t, q) })
 		h, ok := q.(interface{ Handle() uintptr })
 		if !ok {
-			t.Fatalf("%T tells no handle", q)
+			t.Fatalf("%T does not provide a handle", q)
 		}
 		st, err := a.AdoptStream(h.Handle())
 		must(t, err)
@@ -62,7 +62,7 @@ func park(t *testing.T, dev device.Device, o device.QueueOptions) *program {
 	var err error
 	p.pool, err = signal.Open(dev, 1)
 	must(t, err)
-	t.Cleanup(func() { closing(t, p.pool) }) // which lets the streams go
+	t.Cleanup(func() { closing(t, p.pool) }) // releases the streams
 	p.sig, err = p.pool.Take(t.Context(), 1)
 	must(t, err)
 	for i, st := range streams {
@@ -79,7 +79,7 @@ type closer interface {
 	Close(ctx context.Context) error
 }
 
-// closing closes what may have been closed before, at the test's end.
+// closing closes c at the end of the test. c may be closed already.
 func closing(t *testing.T, c closer) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), parkedLimit)
@@ -89,11 +89,11 @@ func closing(t *testing.T, c closer) {
 	}
 }
 
-// release sets the signal and looks at what the streams did when.
+// release checks that the streams waited, sets the signal, and checks that all of them continued.
 func (p *program) release(t *testing.T) {
 	t.Helper()
 	if slices.Contains(p.marks.Bytes(), 1) {
-		t.Error("a stream went on before the signal was set")
+		t.Error("a stream continued before the signal was set")
 	}
 	p.sig.Set(nil)
 	must(t, p.pool.Close(t.Context()))
@@ -108,16 +108,16 @@ func (p *program) release(t *testing.T) {
 	}
 }
 
-// roundRobin is a planner that takes the paths in turn, each where it can carry the batch.
+// roundRobin is a planner that uses the paths in turn, if they can carry the batch.
 type roundRobin struct {
 	next stream.Path
-	took map[stream.Path]int
+	used map[stream.Path]int
 }
 
 func (p *roundRobin) Choose(_ plan.Request, can plan.Paths) plan.Choice {
 	for ; ; p.next++ {
 		if p.next = p.next % (stream.PathNICSoft + 1); can.Has(p.next) {
-			p.took[p.next]++
+			p.used[p.next]++
 			c := plan.Choice{Path: p.next, Reason: "its turn"}
 			p.next++
 			return c
@@ -127,11 +127,12 @@ func (p *roundRobin) Choose(_ plan.Request, can plan.Paths) plan.Choice {
 
 func (*roundRobin) Observe(plan.Choice, plan.Request, time.Duration) {}
 
-// parkedCopies copies by every path in turn, there and back, while streams of the host program wait, and for the first time.
+// parkedCopies copies on every path, in both directions, while streams of the host program wait.
+// Each path is used for the first time.
 func parkedCopies(t *testing.T, dev device.Device, host device.QueueOptions) {
 	t.Helper()
 	const n, blocks, block = 256 << 10, 16, 4 << 10
-	turns := &roundRobin{took: make(map[stream.Path]int)}
+	turns := &roundRobin{used: make(map[stream.Path]int)}
 	s := open(t, dev, streamcopy.Options{Prepare: true, Planner: turns})
 	t.Cleanup(func() { closing(t, s) })
 	a, b, gpu := streamtest.Pinned(dev).Alloc(t, n), streamtest.Pinned(dev).Alloc(t, n), streamtest.DeviceMemory(dev).Alloc(t, n)
@@ -167,8 +168,8 @@ func parkedCopies(t *testing.T, dev device.Device, host device.QueueOptions) {
 	p.release(t)
 	must(t, s.Close(t.Context()))
 	for _, path := range paths[1:] {
-		if turns.took[path] == 0 {
-			t.Errorf("no batch took path %s", path)
+		if turns.used[path] == 0 {
+			t.Errorf("no batch used path %s", path)
 		}
 	}
 }
@@ -181,15 +182,17 @@ func TestCopiesBesideParkedStreamsCUDA(t *testing.T) {
 	parkedCopies(t, cudatest.Open(t), device.QueueOptions{})
 }
 
-// TestCopiesBesideParkedStreamsOfTheirPriorityCUDA: the program's streams and ours share what the hardware has for a priority.
+// TestCopiesBesideParkedStreamsOfTheirPriorityCUDA uses the same priority for the program's streams
+// and kvlane's, so that they share hardware queues.
 func TestCopiesBesideParkedStreamsOfTheirPriorityCUDA(t *testing.T) {
 	parkedCopies(t, cudatest.Open(t), device.QueueOptions{HighPriority: true})
 }
 
-// TestUnpreparedPathWaitsForParkedStreams: why there is Options.Prepare.
+// TestUnpreparedPathWaitsForParkedStreams shows the need for Options.Prepare: without it, the first
+// batch waits for the parked streams.
 func TestUnpreparedPathWaitsForParkedStreams(t *testing.T) {
 	dev := openSim(t, sim.Options{WaitsHoldAllocation: true})
-	s := open(t, dev, streamcopy.Options{Planner: &decider{choice: plan.Choice{Path: stream.PathStaged}}})
+	s := open(t, dev, streamcopy.Options{Planner: &fixedPlanner{choice: plan.Choice{Path: stream.PathStaged}}})
 	a, gpu := streamtest.Pinned(dev).Alloc(t, 4096), streamtest.DeviceMemory(dev).Alloc(t, 4096)
 	p := park(t, dev, device.QueueOptions{})
 	submitted := make(chan error, 1)
@@ -210,7 +213,8 @@ func TestUnpreparedPathWaitsForParkedStreams(t *testing.T) {
 	must(t, s.Close(t.Context()))
 }
 
-// TestPrepareFailsWhereAPathCannotGetWhatItNeeds: each allocation and queue of Open fails once, and nothing stays behind.
+// TestPrepareFailsWhereAPathCannotGetWhatItNeeds fails each allocation and queue of Open once. Open
+// must return the error and release everything.
 func TestPrepareFailsWhereAPathCannotGetWhatItNeeds(t *testing.T) {
 	for _, name := range []string{sim.OpAlloc, sim.OpAllocHost, sim.OpOpen} {
 		for n := 0; ; n++ {
@@ -224,7 +228,7 @@ func TestPrepareFailsWhereAPathCannotGetWhatItNeeds(t *testing.T) {
 				break
 			}
 			if !errors.Is(err, fault.ErrInjected) {
-				t.Errorf("%s %d failed, and open says %v", name, n, err)
+				t.Errorf("%s %d failed, and open returns %v", name, n, err)
 			}
 		}
 	}

@@ -23,7 +23,7 @@ import (
 
 var peerPaths = []stream.Path{stream.PathNone, stream.PathCopyEngine, stream.PathKernel}
 
-// simPeers opens two simulated devices of which the first reaches the second's memory.
+// simPeers opens two simulated devices that reach each other's memory.
 func simPeers(tb testing.TB, so sim.Options) (near, far *sim.Device) {
 	tb.Helper()
 	far = openSim(tb, sim.Options{Index: 1})
@@ -34,8 +34,9 @@ func simPeers(tb testing.TB, so sim.Options) (near, far *sim.Device) {
 	return near, far
 }
 
-// peerEnv copies between the memories of two devices, by a stream of the first. The suite looks at both through the
-// second, so that work of the first is the stream's alone.
+// peerEnv returns the environment of the conformance suite between the memories of two devices,
+// with a stream of the first. The suite accesses both memories through the second device, so that
+// the first does the stream's work only.
 func peerEnv(tb testing.TB, near, far device.Device, o streamcopy.Options) streamtest.Env {
 	tb.Helper()
 	e := env(tb, near, o)
@@ -62,11 +63,11 @@ func TestConformancePeers(t *testing.T) {
 	}
 }
 
-// TestPeerBatches: what goes between two devices goes by copy engine or kernel, and the planner hears that; without access a
-// batch is refused.
+// TestPeerBatches checks that batches between two devices use the copy engine or the kernel, and
+// that the planner gets these paths. Without peer access a batch is refused.
 func TestPeerBatches(t *testing.T) {
 	near, far := openSim(t, sim.Options{}), openSim(t, sim.Options{Index: 1})
-	reported := &decider{choice: plan.Choice{Path: stream.PathKernel}}
+	reported := &fixedPlanner{choice: plan.Choice{Path: stream.PathKernel}}
 	s := open(t, near, streamcopy.Options{Planner: reported})
 	defer closeStream(t, s)
 	a, b := streamtest.DeviceMemory(near).Alloc(t, 1<<20), streamtest.DeviceMemory(far).Alloc(t, 1<<20)
@@ -97,7 +98,7 @@ func TestPeerBatches(t *testing.T) {
 			t.Fatalf("%s: %v", tt.name, err)
 		}
 		if dir := reported.asked[len(reported.asked)-1].Dir; (dir == plan.Peer) != tt.want {
-			t.Errorf("%s: the planner heard %s", tt.name, dir)
+			t.Errorf("%s: the planner got %s", tt.name, dir)
 		}
 		if can := reported.can[len(reported.can)-1]; tt.want && can != between {
 			t.Errorf("%s: it may go by %b", tt.name, can)
@@ -128,7 +129,7 @@ func cudaPeers(tb testing.TB) (near, far device.Device) {
 	for _, pair := range [][2]device.Device{{near, far}, {far, near}} {
 		p, ok := pair[0].(device.Peerer)
 		if !ok {
-			tb.Fatalf("%T knows no peers", near)
+			tb.Fatalf("%T does not support peers", near)
 		}
 		if err := p.EnablePeer(pair[1]); err != nil {
 			if errors.Is(err, errdefs.ErrNotSupported) {
@@ -152,8 +153,8 @@ func TestConformancePeersCUDA(t *testing.T) {
 	}
 }
 
-// BenchmarkPeersCUDA measures pulls and pushes of pages that are scattered on both sides, by kernels with so many thread blocks,
-// and of one large copy, of which the others are to be a part.
+// BenchmarkPeersCUDA measures copies of pages that are scattered on both sides, in both directions
+// and with different numbers of thread blocks. One large copy gives the maximum rate.
 func BenchmarkPeersCUDA(b *testing.B) {
 	near, far := cudaPeers(b)
 	const arena = 1 << 30
@@ -169,7 +170,7 @@ func BenchmarkPeersCUDA(b *testing.B) {
 		for i, page := range rng.Perm(all)[:min(all, 100_000)] {
 			pairs = append(pairs, mem.PageSlot{Page: uint32(page), Slot: uint32(slots[i])})
 		}
-		for way, o := range map[string]streamcopy.Options{
+		for route, o := range map[string]streamcopy.Options{
 			"copy-engine": {Path: stream.PathCopyEngine}, "8 CTAs": {Path: stream.PathKernel, CTAs: 8},
 			"32 CTAs": {Path: stream.PathKernel, CTAs: 32}, "132 CTAs": {Path: stream.PathKernel, CTAs: 132},
 		} {
@@ -180,7 +181,7 @@ func BenchmarkPeersCUDA(b *testing.B) {
 					Pairs:  pairs,
 				}}}}
 				o.QueueDepth = 2
-				benchStream(b, near, fmt.Sprintf("%dB/%s/%s", size, way, name), o, batch)
+				benchStream(b, near, fmt.Sprintf("%dB/%s/%s", size, route, name), o, batch)
 			}
 		}
 	}

@@ -21,18 +21,18 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// unsummed is what the sums of a batch are before it is submitted.
+// unsummed is the value of all checksums of a batch before it is submitted.
 const unsummed = 0xdead
 
-// leaves is a batch that asks for sums, between pages on the device and slots in host memory of its own.
+// leaves is a batch with checksums, between pages in device memory and slots in host memory.
 type leaves struct {
 	*mem.Batch
 	slotBytes, pageBytes int64
 	slots, pages         *mem.Region
 }
 
-// drawLeaves makes a batch of planes of one to three leaves, without memory, pages in random order. Slots are too, unless
-// the host's side should be one run.
+// drawLeaves returns a batch without memory, with planes of one to three leaves. Pages are in
+// random order, and so are slots unless oneRun is set.
 func drawLeaves(rng *rand.Rand, dir mem.Direction, planes, pairs int, oneRun bool) *leaves {
 	l := &leaves{}
 	var g mem.PageGroup
@@ -57,7 +57,7 @@ func drawLeaves(rng *rand.Rand, dir mem.Direction, planes, pairs int, oneRun boo
 	return l
 }
 
-// place gives the batch its memory.
+// place assigns memory to the batch.
 func (l *leaves) place(slots, pages *mem.Region) {
 	l.slots, l.pages = slots, pages
 	g := &l.Paged.Groups[0]
@@ -67,7 +67,7 @@ func (l *leaves) place(slots, pages *mem.Region) {
 	}
 }
 
-// newLeaves makes such a batch in memory of dev, filled with random bytes.
+// newLeaves returns a batch from drawLeaves in new memory, filled with random bytes.
 func newLeaves(tb testing.TB, dev *sim.Device, rng *rand.Rand, dir mem.Direction, planes, pairs int, oneRun bool) *leaves {
 	tb.Helper()
 	l := drawLeaves(rng, dir, planes, pairs, oneRun)
@@ -76,7 +76,7 @@ func newLeaves(tb testing.TB, dev *sim.Device, rng *rand.Rand, dir mem.Direction
 	return l
 }
 
-// fill writes random bytes to what the batch reads.
+// fill writes random bytes to the memory of the batch.
 func (l *leaves) fill(tb testing.TB, dev device.Device, seed uint64) {
 	tb.Helper()
 	noise := rand.NewChaCha8([32]byte{byte(seed)})
@@ -87,7 +87,7 @@ func (l *leaves) fill(tb testing.TB, dev device.Device, seed uint64) {
 	}
 }
 
-// sums returns the sums that the leaves have on either side.
+// sums returns the checksums of the leaves on both sides.
 func (l *leaves) sums(tb testing.TB, dev device.Device) (dst, src []uint64) {
 	tb.Helper()
 	bytes := map[*mem.Region][]byte{}
@@ -106,24 +106,25 @@ func (l *leaves) sums(tb testing.TB, dev device.Device) (dst, src []uint64) {
 	return dst, src
 }
 
-// summers are the ways to have sums made.
-var summers = []way{{path: stream.PathKernel}, {path: stream.PathStaged}, {path: stream.PathStaged, chunk: 17 << 10}}
+// sumRoutes lists the routes whose copies are summed.
+var sumRoutes = []route{{path: stream.PathKernel}, {path: stream.PathStaged}, {path: stream.PathStaged, chunk: 17 << 10}}
 
-func (w way) options(o streamcopy.Options) streamcopy.Options {
+func (w route) options(o streamcopy.Options) streamcopy.Options {
 	if o.Path = w.path; w.chunk > 0 {
-		o.Path, o.Planner = stream.PathNone, &decider{choice: plan.Choice{Path: w.path, ChunkBytes: w.chunk}}
+		o.Path, o.Planner = stream.PathNone, &fixedPlanner{choice: plan.Choice{Path: w.path, ChunkBytes: w.chunk}}
 	}
 	return o
 }
 
-// TestSumsInChunks sends batches by chunks of every size that staging memory, the ring and the planner make, many in
-// flight, some with lists of odd sizes before them, and some that ask for no sums. Each sum must be that of its leaf.
+// TestSumsInChunks copies batches in chunks of different sizes, limited by staging memory, by the
+// ring and by the planner. Many batches are in flight, some after lists of odd sizes and some
+// without checksums. Each checksum must be that of its leaf.
 func TestSumsInChunks(t *testing.T) {
 	for seed := range uint64(40) {
 		rng := rand.New(rand.NewPCG(seed, 17))
 		faults := fault.New(seed, fault.Nth(sim.OpLaunch, 0).Stall())
 		dev := openSim(t, sim.Options{Faults: faults})
-		w := way{path: stream.PathStaged, chunk: []int64{0, 1 << 10, 10_000, 64 << 10, 1 << 20}[seed%5]}
+		w := route{path: stream.PathStaged, chunk: []int64{0, 1 << 10, 10_000, 64 << 10, 1 << 20}[seed%5]}
 		o := streamcopy.Options{StagingBytes: 4 << 20}
 		if w.chunk < 1<<20 {
 			o.StagingBytes, o.Descriptors = 16<<10+rng.Int64N(8<<20)>>rng.IntN(10), streamcopy.MinDescriptors<<rng.IntN(6)
@@ -161,15 +162,15 @@ func TestSumsInChunks(t *testing.T) {
 				t.Errorf("seed %d, batch %d: by %s, summed %t of %d", seed, i, c.Path, c.Summed, len(got))
 			}
 			if !slices.Equal(dst, src) || got != nil && !slices.Equal(got, src) {
-				t.Fatalf("seed %d, batch %d: sums %x, of what arrived %x, of what was sent %x", seed, i, got, dst, src)
+				t.Fatalf("seed %d, batch %d: sums %x, destination %x, source %x", seed, i, got, dst, src)
 			}
 		}
 		closeStream(t, s)
 	}
 }
 
-// TestSumsBehindUnalignedNeighbours: what comes before the first leaf in host memory may end where the leaf begins, and lie
-// elsewhere in staging memory: kernels sum no leaf that is not aligned.
+// TestSumsBehindUnalignedNeighbours copies bytes that end where the first leaf begins in host
+// memory. They have another place in staging memory, and kernels sum aligned leaves only.
 func TestSumsBehindUnalignedNeighbours(t *testing.T) {
 	const odd, at = 2987, mem.LeafBytes
 	for _, dir := range []mem.Direction{mem.ToPages, mem.ToSlots} {
@@ -186,40 +187,43 @@ func TestSumsBehindUnalignedNeighbours(t *testing.T) {
 		l.fill(t, dev, 7)
 		c := complete(t, s, l.Batch)
 		if dst, src := l.sums(t, dev); !c.Summed || !slices.Equal(dst, src) || !slices.Equal(l.Paged.Sums, src) {
-			t.Errorf("%s: summed %t, sums %x, of what arrived %x, of what was sent %x", dir, c.Summed, l.Paged.Sums, dst, src)
+			t.Errorf("%s: summed %t, sums %x, destination %x, source %x", dir, c.Summed, l.Paged.Sums, dst, src)
 		}
 		closeStream(t, s)
 	}
 }
 
-// TestSumsNeedRoomForALeaf: where no leaf fits into a chunk, the planner hears that sums are left to a CPU, and they are.
+// TestSumsNeedRoomForALeaf checks that the CPU computes the checksums if no leaf fits into a chunk,
+// and that the planner gets this information.
 func TestSumsNeedRoomForALeaf(t *testing.T) {
 	for _, tt := range []struct {
 		staging int64
 		want    bool
 	}{{4 * mem.LeafBytes, true}, {4*mem.LeafBytes - 1, true}, {4*mem.LeafBytes - 256, false}, {streamcopy.MinStagingBytes, false}} {
 		dev := openSim(t, sim.Options{})
-		reported := &sumsTold{path: stream.PathStaged}
+		reported := &sumPlanner{path: stream.PathStaged}
 		s := open(t, dev, streamcopy.Options{Planner: reported, StagingBytes: tt.staging})
 		for _, dir := range []mem.Direction{mem.ToSlots, mem.ToPages} {
 			l := newLeaves(t, dev, rand.New(rand.NewPCG(1, 2)), dir, 3, 7, true)
 			c := complete(t, s, l.Batch)
 			if c.Path != stream.PathStaged || c.Summed != tt.want || reported.unsummed.Has(stream.PathStaged) == tt.want {
-				t.Errorf("%d bytes of staging: by %s, summed %t, the planner heard that it is not: %t", tt.staging, c.Path, c.Summed, reported.unsummed.Has(stream.PathStaged))
+				t.Errorf("%d bytes of staging: path %s, summed %t, the planner was informed that it is not: %t", tt.staging, c.Path, c.Summed, reported.unsummed.Has(stream.PathStaged))
 			}
 			if dst, src := l.sums(t, dev); !slices.Equal(dst, src) || tt.want && !slices.Equal(l.Paged.Sums, src) {
-				t.Errorf("%d bytes of staging: sums %x, of what arrived %x, of what was sent %x", tt.staging, l.Paged.Sums, dst, src)
+				t.Errorf("%d bytes of staging: sums %x, destination %x, source %x", tt.staging, l.Paged.Sums, dst, src)
 			}
 		}
 		closeStream(t, s)
 	}
 }
 
-// TestDamageShowsInSums damages the Nth piece of work of a batch, for every N. To the device, sums are of what reached the
-// pages, however it was damaged. To the host they are of what was read from the pages: what happened on the bus is in the
-// bytes and not in the sums. What a staged copy gathers wrong, within the device, it has read wrong: that is in both.
+// TestDamageShowsInSums corrupts operation N of a batch, for every N. In copies to the device, the
+// checksums are those of the bytes that reached the pages, including any damage. In copies to the
+// host they are those of the bytes read from the pages, so that damage on the bus changes the bytes
+// and not the checksums. Damage in a staged copy's gather step counts as a read error: it changes
+// both.
 func TestDamageShowsInSums(t *testing.T) {
-	for _, w := range summers {
+	for _, w := range sumRoutes {
 		for _, dir := range []mem.Direction{mem.ToPages, mem.ToSlots} {
 			for _, op := range []string{sim.OpLaunch, sim.OpCopy, sim.OpBatch} {
 				n := 0
@@ -234,8 +238,8 @@ func TestDamageShowsInSums(t *testing.T) {
 	}
 }
 
-// damage damages the n-th operation of a batch, and reports whether there was one.
-func (w way) damage(t *testing.T, dir mem.Direction, op string, n int) bool {
+// damage corrupts operation n of a batch, and reports whether the batch had such an operation.
+func (w route) damage(t *testing.T, dir mem.Direction, op string, n int) bool {
 	t.Helper()
 	faults := fault.New(uint64(n))
 	dev := openSim(t, sim.Options{Faults: faults})
@@ -252,17 +256,18 @@ func (w way) damage(t *testing.T, dir mem.Direction, op string, n int) bool {
 		want = src
 	}
 	if !c.Summed || !slices.Equal(l.Paged.Sums, want) || slices.Equal(dst, src) == damaged {
-		t.Errorf("%s %s, %s %d, damaged %t: summed %t, sums %x, of what arrived %x, of what was sent %x", w, dir, op, n, damaged, c.Summed, l.Paged.Sums, dst, src)
+		t.Errorf("%s %s, %s %d, damaged %t: summed %t, sums %x, destination %x, source %x", w, dir, op, n, damaged, c.Summed, l.Paged.Sums, dst, src)
 	}
 	return damaged
 }
 
-// TestEveryOperationFailsWithSums fails each operation of the device in turn, with batches that ask for sums: every failure
-// is told, and every ticket that succeeded has brought its bytes and their sums.
+// TestEveryOperationFailsWithSums fails operation N of each kind, with batches that have checksums.
+// Every failure must be reported, and every ticket without an error must have copied its bytes and
+// their checksums.
 func TestEveryOperationFailsWithSums(t *testing.T) {
 	kernel := []string{sim.OpCallLaunch, sim.OpLaunch, sim.OpAllocHost, sim.OpRecord}
 	staged := append([]string{sim.OpCallCopy, sim.OpCopy, sim.OpCallBatch, sim.OpBatch, sim.OpAlloc, sim.OpWait, sim.OpOpen}, kernel...)
-	for _, w := range summers {
+	for _, w := range sumRoutes {
 		ops := kernel
 		if w.path == stream.PathStaged {
 			ops = staged
@@ -278,11 +283,12 @@ func TestEveryOperationFailsWithSums(t *testing.T) {
 	}
 }
 
-// sumAll dumps and loads batches with sums on a device with those faults, and returns all that was said.
-func (w way) sumAll(t *testing.T, faults *fault.Plan) (all error) {
+// sumAll dumps and loads batches with checksums on a device with injected faults. It returns the
+// joined errors of all calls.
+func (w route) sumAll(t *testing.T, faults *fault.Plan) (all error) {
 	t.Helper()
 	dev, far := simPeers(t, sim.Options{Faults: faults})
-	said := func(err error) bool {
+	failed := func(err error) bool {
 		all = errors.Join(all, err)
 		return err != nil
 	}
@@ -291,53 +297,53 @@ func (w way) sumAll(t *testing.T, faults *fault.Plan) (all error) {
 	for i := range 4 {
 		l := drawLeaves(rng, mem.Direction(1+i/2), 3, 4, i%2 == 0)
 		slots, err := dev.AllocHost(l.slotBytes)
-		if said(err) {
+		if failed(err) {
 			return all
 		}
-		defer func() { said(freeTwice(dev, far, slots)) }()
+		defer func() { failed(freeTwice(dev, far, slots)) }()
 		pages, err := dev.Alloc(l.pageBytes, device.AllocOptions{})
-		if said(err) {
+		if failed(err) {
 			return all
 		}
-		defer func() { said(freeTwice(dev, far, pages)) }()
+		defer func() { failed(freeTwice(dev, far, pages)) }()
 		l.place(slots, pages)
 		l.fill(t, far, uint64(i))
 		batches = append(batches, l)
 	}
 	s, err := streamcopy.Open(dev, w.options(streamcopy.Options{StagingBytes: 128 << 10, Descriptors: streamcopy.MinDescriptors}))
-	if said(err) {
+	if failed(err) {
 		return all
 	}
 	var tickets []*stream.Ticket
 	for _, l := range batches {
 		ticket, err := s.Submit(deadline(t), l.Batch)
-		said(err)
+		failed(err)
 		tickets = append(tickets, ticket)
 	}
 	for i, ticket := range tickets {
-		if ticket == nil || said(ticket.Wait(deadline(t))) || said(ticket.Completion().GivenUp) {
+		if ticket == nil || failed(ticket.Wait(deadline(t))) || failed(ticket.Completion().GivenUp) {
 			continue
 		}
 		dst, src := batches[i].sums(t, far)
 		if !slices.Equal(dst, src) || ticket.Completion().Summed && !slices.Equal(batches[i].Paged.Sums, src) {
-			t.Fatalf("batch %d succeeded with sums %x; of what arrived %x, of what was sent %x", i, batches[i].Paged.Sums, dst, src)
+			t.Fatalf("batch %d succeeded with sums %x, destination %x, source %x", i, batches[i].Paged.Sums, dst, src)
 		}
 	}
-	if said(s.Close(deadline(t))) {
-		said(s.Close(deadline(t)))
+	if failed(s.Close(deadline(t))) {
+		failed(s.Close(deadline(t)))
 	}
 	return all
 }
 
-// TestCancelLeavesSumsAlone cancels batches of many steps at any time. Once the ticket has resolved, nobody writes to the
-// batch's sums any more, whatever the device has still to do.
+// TestCancelLeavesSumsAlone cancels batches of many steps at any time. After its ticket resolves,
+// the checksums of a batch must not be written, whatever the device does later.
 func TestCancelLeavesSumsAlone(t *testing.T) {
-	for _, w := range summers {
+	for _, w := range sumRoutes {
 		for _, dir := range []mem.Direction{mem.ToPages, mem.ToSlots} {
 			canceled := 0
 			for seed := range uint64(12) {
 				rng := rand.New(rand.NewPCG(seed, 5))
-				c := crossing{}
+				c := cancelRig{}
 				c.dev, c.far = simPeers(t, sim.Options{Interleave: &sim.Interleave{Seed: seed, Manual: true}})
 				c.s = open(t, c.dev, w.options(streamcopy.Options{StagingBytes: 64 << 10, Descriptors: streamcopy.MinDescriptors}))
 				l, other := drawLeaves(rng, dir, 6, 60, true), drawLeaves(rng, dir, 2, 3, true)

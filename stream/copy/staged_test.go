@@ -15,12 +15,13 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// gathering is a planner that sends all by the staged path, where that takes it, in chunks of so many bytes.
-func gathering(chunk int64) *decider {
-	return &decider{choice: plan.Choice{Path: stream.PathStaged, ChunkBytes: chunk, Reason: "planned"}}
+// stagedPlanner returns a planner that chooses the staged path with the given chunk size.
+func stagedPlanner(chunk int64) *fixedPlanner {
+	return &fixedPlanner{choice: plan.Choice{Path: stream.PathStaged, ChunkBytes: chunk, Reason: "planned"}}
 }
 
-// blocksBatch copies n blocks that are scattered in pages and follow each other in host memory from block first on.
+// blocksBatch returns a batch of n blocks that are scattered in pages. They are adjacent in host
+// memory, starting at block first.
 func blocksBatch(host, pages *mem.Region, first, n int, size int64, toHost bool) *mem.Batch {
 	var b mem.Batch
 	for i := first; i < first+n; i++ {
@@ -34,8 +35,9 @@ func blocksBatch(host, pages *mem.Region, first, n int, size int64, toHost bool)
 	return &b
 }
 
-// TestLargeBatchesAreCutAsPlanned: a batch is one chunk if the planner says so, and is cut into several where it says
-// nothing; chunks are never longer than a quarter of staging memory.
+// TestLargeBatchesAreCutAsPlanned checks that the planner's chunk size decides whether a batch is
+// one chunk. Without a planned size a batch is cut into several chunks. A chunk is never larger
+// than a quarter of the staging memory.
 func TestLargeBatchesAreCutAsPlanned(t *testing.T) {
 	const block, blocks = 16 << 10, 1024
 	for _, tt := range []struct {
@@ -47,7 +49,7 @@ func TestLargeBatchesAreCutAsPlanned(t *testing.T) {
 		faults := fault.New(1)
 		dev := openSim(t, sim.Options{Faults: faults})
 		host, pages := pinned(t, dev, blocks*block), deviceMemory(t, dev, blocks*block)
-		s := open(t, dev, streamcopy.Options{Planner: gathering(tt.chunk), StagingBytes: tt.staging})
+		s := open(t, dev, streamcopy.Options{Planner: stagedPlanner(tt.chunk), StagingBytes: tt.staging})
 		complete(t, s, blocksBatch(host, pages, 0, blocks, block, true))
 		if n := faults.Seen(sim.OpLaunch); n != tt.launches || faults.Seen(sim.OpCopy) != n {
 			t.Errorf("chunk %d, staging %d: %d launches, %d copies, want %d", tt.chunk, tt.staging, n, faults.Seen(sim.OpCopy), tt.launches)
@@ -56,12 +58,12 @@ func TestLargeBatchesAreCutAsPlanned(t *testing.T) {
 	}
 }
 
-// TestChunksOfLayers: layers of the same blocks, which tell when they have landed, are a chunk each, however long chunks are planned; what tells of other
-// blocks is cut as planned.
+// TestChunksOfLayers checks batches that report layers. If all layers have the same blocks, each
+// layer is one chunk, whatever the planned size. Otherwise chunks have the planned size.
 func TestChunksOfLayers(t *testing.T) {
 	const piece, blocks, layers = 16 << 10, 128, 8
 	for name, tt := range map[string]struct {
-		same     bool // blocks of all layers
+		same     bool // all layers have the same blocks
 		chunk    int64
 		launches int64
 	}{
@@ -88,7 +90,7 @@ func TestChunksOfLayers(t *testing.T) {
 			}
 			p.Groups = append(p.Groups, g)
 		}
-		s := open(t, dev, streamcopy.Options{Planner: gathering(tt.chunk), StagingBytes: 64 << 20})
+		s := open(t, dev, streamcopy.Options{Planner: stagedPlanner(tt.chunk), StagingBytes: 64 << 20})
 		complete(t, s, &mem.Batch{Paged: p})
 		if n := faults.Seen(sim.OpLaunch); n != tt.launches {
 			t.Errorf("%s: %d launches, want %d", name, n, tt.launches)
@@ -97,8 +99,8 @@ func TestChunksOfLayers(t *testing.T) {
 	}
 }
 
-// TestBackgroundDefaults: under the background policy queues are of high priority, and staging memory holds four chunks that
-// are worth the wait for multiprocessors.
+// TestBackgroundDefaults checks the defaults of the background policy: queues of high priority, and
+// staging memory for four chunks of the size at which waiting for multiprocessors pays.
 func TestBackgroundDefaults(t *testing.T) {
 	dev := &asked{Device: openSim(t, sim.Options{})}
 	host, pages := pinned(t, dev.Device, 1<<20), deviceMemory(t, dev.Device, 1<<20)
@@ -115,11 +117,11 @@ func TestBackgroundDefaults(t *testing.T) {
 	closeStream(t, s)
 }
 
-// asked is a device that notes what it is asked for.
+// asked is a device that records its open queues and allocations.
 type asked struct {
 	*sim.Device
-	high  int   // queues
-	bytes int64 // of device memory
+	high  int   // number of high-priority queues
+	bytes int64 // bytes of device memory
 }
 
 func (d *asked) OpenQueue(o device.QueueOptions) (device.Queue, error) {
@@ -134,26 +136,26 @@ func (d *asked) Alloc(n int64, o device.AllocOptions) (*mem.Region, error) {
 	return d.Device.Alloc(n, o)
 }
 
-// TestConformancePlannedChunks runs the suite where the planner says how large chunks are, with the queues' work interleaved in a seeded
-// order, and little staging memory, so that it is used again and again.
+// TestConformancePlannedChunks runs the conformance suite with planned chunk sizes and seeded
+// interleaving of the queues. Staging memory is small, so that it is reused often.
 func TestConformancePlannedChunks(t *testing.T) {
 	testkit.SkipRace(t, "TestConformanceInterleaved runs the same goroutines")
 	streamtest.Run(t, func(t *testing.T) streamtest.Env {
 		t.Helper()
 		return simEnv(t, sim.Options{Interleave: &sim.Interleave{Seed: 1}}, streamcopy.Options{
-			Planner: gathering(4 << 10), Descriptors: 1024, StagingBytes: 16 << 10,
+			Planner: stagedPlanner(4 << 10), Descriptors: 1024, StagingBytes: 16 << 10,
 		})
 	})
 }
 
-// TestChunksKeepOrder sends bytes through a chain of regions in batches of all sizes, none waited for but the last, of one
-// chunk and of several, and directions change.
+// TestChunksKeepOrder copies bytes through a chain of regions in batches of all sizes, with one or
+// several chunks and changing directions. It waits only for the last batch.
 func TestChunksKeepOrder(t *testing.T) {
 	const n = 64 << 10
 	for seed := range uint64(6) {
 		rng := rand.New(rand.NewPCG(seed, 13))
 		dev := openSim(t, sim.Options{})
-		s := open(t, dev, streamcopy.Options{Planner: gathering(16 << 10), StagingBytes: 64 << 10})
+		s := open(t, dev, streamcopy.Options{Planner: stagedPlanner(16 << 10), StagingBytes: 64 << 10})
 		host, gpu := pinned(t, dev, n), deviceMemory(t, dev, n)
 		want := make([]byte, n)
 		for i := range want {
@@ -171,7 +173,7 @@ func TestChunksKeepOrder(t *testing.T) {
 				last = submitOK(t, s, b)
 				at += size
 			}
-			if round%2 == 0 { // what comes back must have been there
+			if round%2 == 0 { // the bytes that come back must have been on the device
 				last = submitOK(t, s, &mem.Batch{Dst: []mem.Extent{mem.All(host)}, Src: []mem.Extent{mem.All(pinned(t, dev, n))}})
 			}
 		}

@@ -16,7 +16,7 @@ import (
 	"github.com/kvlane/kvlane/stream/streamtest"
 )
 
-// paths are the options that the suite runs under.
+// paths are the values of Options.Path that the conformance suite uses.
 var paths = append([]stream.Path{stream.PathNone}, stream.Paths(stream.MovedByDevice)...)
 
 func pathName(p stream.Path) string {
@@ -26,7 +26,7 @@ func pathName(p stream.Path) string {
 	return p.String()
 }
 
-// openSim opens a simulated device that must have no complaint when it is closed.
+// openSim opens a simulated device. Its Close must succeed when the test ends.
 func openSim(tb testing.TB, o sim.Options) *sim.Device {
 	tb.Helper()
 	dev, err := sim.Open(o)
@@ -41,7 +41,7 @@ func openSim(tb testing.TB, o sim.Options) *sim.Device {
 	return dev
 }
 
-// env is the environment of the suite on dev.
+// env returns the environment of the conformance suite on dev.
 func env(tb testing.TB, dev device.Device, o streamcopy.Options) streamtest.Env {
 	tb.Helper()
 	return streamtest.Env{
@@ -56,7 +56,7 @@ func env(tb testing.TB, dev device.Device, o streamcopy.Options) streamtest.Env 
 	}
 }
 
-// sums are the paths by which a stream must fill mem.Paged.Sums where it is asked to.
+// sums are the paths on which a stream must fill mem.Paged.Sums if requested.
 var sums = map[stream.Path]bool{
 	stream.PathKernel: true, stream.PathStaged: true,
 }
@@ -89,19 +89,19 @@ func TestConformanceSim(t *testing.T) {
 	}
 }
 
-// TestConformanceOneByOne has a copy engine of a driver that takes single copies only.
+// TestConformanceOneByOne uses a device whose driver supports single copies only.
 func TestConformanceOneByOne(t *testing.T) {
 	testkit.SkipRace(t, "TestConformanceSim runs the same goroutines")
 	streamtest.Run(t, func(t *testing.T) streamtest.Env {
 		t.Helper()
 		faults := fault.New(1)
-		e := env(t, lesser{openSim(t, sim.Options{Faults: faults}), bare}, streamcopy.Options{Path: stream.PathCopyEngine})
+		e := env(t, limitedDevice{openSim(t, sim.Options{Faults: faults}), bare}, streamcopy.Options{Path: stream.PathCopyEngine})
 		e.Plan, e.Work = faults, sim.OpWork
 		return e
 	})
 }
 
-// TestConformanceSmallRing has the ring turn round many times in a batch.
+// TestConformanceSmallRing uses a descriptor ring that wraps many times in a batch.
 func TestConformanceSmallRing(t *testing.T) {
 	testkit.SkipRace(t, "TestConformanceSim runs the same goroutines")
 	streamtest.Run(t, func(t *testing.T) streamtest.Env {
@@ -110,7 +110,7 @@ func TestConformanceSmallRing(t *testing.T) {
 	})
 }
 
-// dice is a planner that throws for each path.
+// dice is a planner that selects a random path.
 type dice struct {
 	mu  sync.Mutex
 	rng *rand.Rand
@@ -131,8 +131,9 @@ func (d *dice) Choose(_ plan.Request, can plan.Paths) plan.Choice {
 
 func (d *dice) Observe(plan.Choice, plan.Request, time.Duration) {}
 
-// TestConformanceInterleaved runs the suite on devices that interleave the queues' work in seeded orders, and has each
-// batch travel by a path of its own: they must stay in order, whatever queues their paths have.
+// TestConformanceInterleaved runs the suite with a random path for each batch on devices that
+// interleave the work of their queues in seeded orders. Batches must stay in order, whatever queues
+// their paths use.
 func TestConformanceInterleaved(t *testing.T) {
 	for seed := range uint64(2) {
 		streamtest.Run(t, func(t *testing.T) streamtest.Env {

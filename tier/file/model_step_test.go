@@ -29,7 +29,7 @@ func (m *model) retainOne(i, k int) {
 	}
 	m.must(err)
 	if ok != (b.state == whole) && b.state != torn { // a torn file may have the right length
-		m.Fatalf("block %d is %+v, and retain says %v", k, *b, ok)
+		m.Fatalf("block %d is %+v, and retain returned %v", k, *b, ok)
 	}
 	if !ok {
 		l.misses++
@@ -58,7 +58,7 @@ func (m *model) lookupAll(i int) {
 		b := &m.blocks[k]
 		if want := map[blockState]tier.State{whole: tier.Ready, absent: tier.Absent, torn: tier.Failed}[b.state]; s != want {
 			if b.state != torn || s != tier.Ready {
-				m.Fatalf("block %d is %+v, and lookup says %s", k, *b, s)
+				m.Fatalf("block %d is %+v, and lookup returned %s", k, *b, s)
 			}
 		}
 	}
@@ -77,7 +77,7 @@ func (m *model) deleteOne(i, k int) {
 	case b.state != absent && err == nil:
 		b.state, b.promised = absent, false
 	default:
-		m.Fatalf("block %d is %+v, and delete says %v", k, *b, err)
+		m.Fatalf("block %d is %+v, and delete returned %v", k, *b, err)
 	}
 }
 

@@ -15,7 +15,8 @@ import (
 	"github.com/kvlane/kvlane/tier/log"
 )
 
-// Verify found a directory sound that no process could open, as its lock file was something else.
+// Verify reported no error for a directory that no process could open, because its lock file was
+// not a regular file.
 func TestLockFileThatIsNoFile(t *testing.T) {
 	for kind, make := range map[string]func(path string) error{
 		"directory": func(p string) error { return os.Mkdir(p, 0o700) },

@@ -20,13 +20,13 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// roundBytes is written alternately by the log and to the disk alone. There must be many
-// alternations, as the cache of a disk distorts the rate.
+// roundBytes is the number of bytes in each of the alternating rounds of the log and the plain
+// disk. Many rounds are needed, because the cache of a disk distorts single rates.
 const roundBytes = 256 << 20
 
-// Blocks of one shard, put 32 at a time, and read one by one in any order. "disk" is a log from the
-// first Put until all is durable, by turns with O_DIRECT writes of 8 MiB in sequence to a
-// preallocated file.
+// BenchmarkLog puts blocks of one shard, 32 at a time, and reads them one by one in random order.
+// "disk" measures the time from the first Put until all blocks are durable. Its rounds alternate
+// with sequential O_DIRECT writes of 8 MiB to a preallocated file.
 func BenchmarkLog(b *testing.B) {
 	for _, bytes := range []int64{4 << 10, 64 << 10, 2 << 20} {
 		l, err := block.NewLayout([]int64{bytes})

@@ -13,7 +13,7 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// Quarantined and foreign files are removed on request. Blocks and segments stay.
+// Clear removes quarantined and foreign files on request. Blocks and segments stay.
 func TestClearRemovesWhatIsAskedFor(t *testing.T) {
 	c := config(t)
 	f := c.Formats[0]
@@ -41,7 +41,7 @@ func TestClearRemovesWhatIsAskedFor(t *testing.T) {
 	notes := filepath.Join(c.Dir, "notes.txt")
 	segment := segmentFiles(t, c.Dir)[0]
 	bytes, err := os.ReadFile(segment)
-	other := filepath.Join(c.Dir, "seg-0000000000000077") // another log's
+	other := filepath.Join(c.Dir, "seg-0000000000000077") // a segment of another log
 	if err = errors.Join(err, os.WriteFile(notes, []byte("mine"), 0o600), os.WriteFile(other, bytes, 0o600)); err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func TestClearRemovesWhatIsAskedFor(t *testing.T) {
 	}
 }
 
-// closed returns a log of one block that no process has open.
+// closed returns the configuration of a log with one block, after closing it.
 func closed(t *testing.T) log.Config {
 	t.Helper()
 	c := config(t)
@@ -80,7 +80,7 @@ func closed(t *testing.T) log.Config {
 	return c
 }
 
-// Verify and Clear report a foreign file that Clear leaves.
+// Verify and Clear report a foreign segment, which Clear does not remove.
 func TestDefectSegmentOfAnotherLogIsLeftInSilence(t *testing.T) {
 	c, another := closed(t), closed(t)
 	b, err := os.ReadFile(segmentFiles(t, another.Dir)[0])
@@ -102,7 +102,7 @@ func TestDefectSegmentOfAnotherLogIsLeftInSilence(t *testing.T) {
 	}
 }
 
-// As in a directory of files, a file with the name of the quarantine is one foreign file.
+// A file with the name of the quarantine folder counts as one foreign file, as in the file tier.
 func TestDefectForeignQuarantineStopsClear(t *testing.T) {
 	c := closed(t)
 	at := filepath.Join(c.Dir, "quarantine")
@@ -117,7 +117,7 @@ func TestDefectForeignQuarantineStopsClear(t *testing.T) {
 	}
 }
 
-// A process that dies as it writes the marker leaves a name of its own.
+// A process that dies while it writes the marker leaves a temporary file, which Repair removes.
 func TestDefectMarkerOfADeadProcessIsForeign(t *testing.T) {
 	c := closed(t)
 	if err := os.WriteFile(filepath.Join(c.Dir, "kvlane.json.tmp.0123456789abcdef"), []byte("{"), 0o600); err != nil {
@@ -129,7 +129,7 @@ func TestDefectMarkerOfADeadProcessIsForeign(t *testing.T) {
 	}
 }
 
-// A segment that was renamed, or moved to quarantine, was removed as a foreign file, with its
+// Clear removed a segment that had been renamed or moved to quarantine as a foreign file, with its
 // blocks.
 func TestDefectClearRemovesARenamedSegment(t *testing.T) {
 	for _, aside := range []string{"seg-0000000000000001.bak", "quarantine/seg-0000000000000001", "quarantine/0000000000000001-copy"} {
@@ -140,7 +140,7 @@ func TestDefectClearRemovesARenamedSegment(t *testing.T) {
 			if err := errors.Join(os.MkdirAll(filepath.Dir(at), 0o700), os.Rename(segment, at), os.WriteFile(junk, make([]byte, 1<<20), 0o600)); err != nil {
 				t.Fatal(err)
 			}
-			flip(t, at, 8) // its first group may be damaged
+			flip(t, at, 8) // damages the first group
 			for _, u := range []log.Unwanted{{Foreign: true, Quarantine: true}, {Names: []string{at}}} {
 				got, err := log.Clear(t.Context(), c.Dir, u)
 				if err != nil || len(got.Left) != 1 || got.Left[0].Path != at {

@@ -22,11 +22,13 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// writerDir names the environment variable that makes the test binary a writer into that directory.
+// writerDir names an environment variable. If it is set, the test binary writes blocks into that
+// directory until it is killed.
 const writerDir = "KVLANE_TEST_LOG_WRITER_DIR"
 
-// A process killed at any time, also while it frees space or writes a checkpoint, leaves no torn
-// block, all blocks reported retained, and none of those reported deleted.
+// A process may be killed at any time, also while it frees space or writes a checkpoint. No block
+// may be torn, all blocks that it reported as retained must be found, and none that it reported as
+// deleted.
 func TestDefect7KilledWriterLeavesNoTornBlock(t *testing.T) {
 	dirs, rounds := 1, 25
 	switch {
@@ -41,11 +43,11 @@ func TestDefect7KilledWriterLeavesNoTornBlock(t *testing.T) {
 	}
 }
 
-// killMany kills one writer after the other in a directory.
+// killMany kills several writers in a directory, one after another.
 func killMany(t *testing.T, rng *rand.Rand, rounds int) {
 	t.Helper()
 	c := killConfig(t.TempDir())
-	printed := make(map[int]byte) // the last of each block
+	printed := make(map[int]byte) // last printed state of each block
 	lines := 0
 	for round := range rounds {
 		lines += killWriter(t, c.Dir, time.Duration(1+rng.IntN(30))*time.Millisecond, printed)
@@ -53,7 +55,7 @@ func killMany(t *testing.T, rng *rand.Rand, rounds int) {
 		if err != nil || len(damaged(r)) > 0 {
 			t.Fatalf("after a kill: %+v, %v", r, err)
 		}
-		c.ReadOnly = round%2 == 0 // it leaves files of dead processes to the next
+		c.ReadOnly = round%2 == 0 // then it leaves temporary files to the next round
 		tr, err := log.Open(t.Context(), c)
 		if err != nil {
 			t.Fatal(err)
@@ -61,7 +63,7 @@ func killMany(t *testing.T, rng *rand.Rand, rounds int) {
 		for n, what := range printed {
 			err := get(t, tr, c.Formats[0], tiertest.Key(n))
 			if what == isRetained && err != nil || what == isDeleted && !errors.Is(err, errdefs.ErrNotFound) {
-				t.Fatalf("block %d, of which it said %q: %v", n, what, err)
+				t.Fatalf("block %d, which the writer reported as %q: %v", n, what, err)
 			}
 		}
 		closeTier(t, tr)
@@ -69,15 +71,15 @@ func killMany(t *testing.T, rng *rand.Rand, rounds int) {
 	files := segmentFiles(t, c.Dir)
 	_, last, _ := strings.Cut(filepath.Base(files[len(files)-1]), "-")
 	made, err := strconv.ParseUint(last, 16, 32)
-	if t.Logf("it said %d lines in %d kills; %d of %d segments are left", lines, rounds, len(files), made); err != nil || lines == 0 {
+	if t.Logf("the writers printed %d lines in %d kills; %d of %d segments are left", lines, rounds, len(files), made); err != nil || lines == 0 {
 		t.Errorf("%v: the test does not test", err)
 	}
-	if rounds > 20 && made < uint64(len(files))+5 { // a slow machine makes few
+	if rounds > 20 && made < uint64(len(files))+5 { // a slow machine creates few segments
 		t.Error("few segments were collected: the test does not test")
 	}
 }
 
-// damaged returns the findings, without files left by dead processes.
+// damaged returns the findings, except temporary files of dead processes.
 func damaged(r log.Report) (bad []string) {
 	for _, f := range r.Findings {
 		if f.Problem != "leftover" {
@@ -87,15 +89,15 @@ func damaged(r log.Report) (bad []string) {
 	return bad
 }
 
-// Prefixes of the lines that a writer prints, before the block's number.
+// First characters of the lines that a writer prints, before the number of the block.
 const (
 	isRetained = '+'
 	isDeleted  = '-'
 	isUnsure   = '?'
 )
 
-// killWriter starts a writer and kills it after the given time. It records the printed lines in
-// said, and returns their number.
+// killWriter starts a writer and kills it after the given time. It records the last line of each
+// block in printed, and returns the number of lines.
 func killWriter(t *testing.T, dir string, after time.Duration, printed map[int]byte) (lines int) {
 	t.Helper()
 	tiertest.Kill(t, writerDir+"="+dir, after, func(out *bufio.Scanner) {
@@ -110,7 +112,8 @@ func killWriter(t *testing.T, dir string, after time.Duration, printed map[int]b
 	return lines
 }
 
-// killBound is of a few segments, so that room is made between kills.
+// killBound is the bound of the log: a few segments, so that the writer evicts blocks between
+// kills.
 const killBound = 12 << 20
 
 func killConfig(dir string) log.Config {
@@ -119,13 +122,13 @@ func killConfig(dir string) log.Config {
 		panic(err)
 	}
 	c := log.Config{Dir: dir, Formats: block.Formats{{Layout: l, Identity: block.Digest{1}}}, SegmentBytes: 1 << 20}
-	log.GroupBytes(&c, 2*l.ImageBytes()) // so that several segments are appended to
+	log.GroupBytes(&c, 2*l.ImageBytes()) // so that the writer appends to several segments
 	log.CheckpointBytes(&c, 2<<20)
 	return c
 }
 
-// writeUntilKilled is run by the child process. It writes evictable blocks, and retains and deletes
-// others, with a line for each.
+// writeUntilKilled runs in the child process. It writes blocks that may be evicted, and retains and
+// deletes other blocks. It prints a line for each of the latter.
 func writeUntilKilled(dir string) {
 	c := killConfig(dir)
 	tr, err := log.Open(context.Background(), c)
@@ -133,7 +136,7 @@ func writeUntilKilled(dir string) {
 		panic(err)
 	}
 	k := keeper{tr: tr, f: c.Formats[0]}
-	for n := range k.has { // before anything is evicted
+	for n := range k.has { // before the writer evicts anything
 		k.retain(n)
 	}
 	log.Bound(tr, killBound)
@@ -155,7 +158,7 @@ func writeUntilKilled(dir string) {
 	select {}
 }
 
-// keeper retains blocks of its own, and deletes them.
+// keeper retains and deletes its own blocks.
 type keeper struct {
 	tr  *log.Tier
 	f   block.Format
@@ -197,7 +200,7 @@ func printLine(what any) {
 	}
 }
 
-// writeSome puts blocks from a number on.
+// writeSome puts n blocks, starting with number from.
 func writeSome(tr *log.Tier, f block.Format, from, n int) error {
 	which, srcs, errs := keys(from, from+n), make([]mem.Extent, n), make([]error, n)
 	for i, key := range which {

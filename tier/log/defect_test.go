@@ -31,7 +31,7 @@ func state(t *testing.T, tr *log.Tier, key block.Key) tier.State {
 	return states[0]
 }
 
-// A failed block still reported a hit, and only its first shard was looked at.
+// Only the first shard of a block was checked, so a damaged block was reported as a hit.
 func TestDefect1DamageAnywhereIsNoHit(t *testing.T) {
 	for _, f := range []block.Format{tiertest.NewFormat(t), bigFormat(t)} {
 		c := config(t)
@@ -43,7 +43,7 @@ func TestDefect1DamageAnywhereIsNoHit(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		flip(t, segmentFiles(t, c.Dir)[0], info.Size()-1) // the padding of the last shard
+		flip(t, segmentFiles(t, c.Dir)[0], info.Size()-1) // in the padding of the last shard
 		tr = open(t, c)
 		if err := get(t, tr, f, tiertest.Key(1)); !errors.Is(err, errdefs.ErrCorrupt) {
 			t.Errorf("get: %v", err)
@@ -62,7 +62,7 @@ func TestDefect1DamageAnywhereIsNoHit(t *testing.T) {
 	}
 }
 
-// Allocation spun for ever when everything was referenced.
+// If all blocks were retained, the search for space never ended.
 func TestDefect3PutEndsWhileEverythingIsRetained(t *testing.T) {
 	c := config(t)
 	f := c.Formats[0]
@@ -97,11 +97,11 @@ func TestDefect3PutEndsWhileEverythingIsRetained(t *testing.T) {
 			t.Error(err)
 		}
 	case <-time.After(testkit.Patience()):
-		t.Error("it waits though there is room")
+		t.Error("the Put waits although there is space")
 	}
 }
 
-// A read that timed out overwrote a buffer that was used again.
+// A read that had timed out overwrote a buffer that the caller had already reused.
 func TestDefect5GetReturnsWhenNothingReads(t *testing.T) {
 	c := config(t)
 	f := c.Formats[0]
@@ -135,7 +135,7 @@ func TestDefect5GetReturnsWhenNothingReads(t *testing.T) {
 	}
 }
 
-// A dump was done before it was durable.
+// A dump completed before its blocks were durable.
 func TestDefect6PutIsDurableWhenItReturns(t *testing.T) {
 	d := newDisk(t, log.FsyncAlways)
 	_ = d.run(nil, true, func(tr *log.Tier) error {
@@ -146,7 +146,7 @@ func TestDefect6PutIsDurableWhenItReturns(t *testing.T) {
 	d.check(map[block.Key]bool{tiertest.Key(0): true, tiertest.Key(1): true, tiertest.Key(2): true}, keys(0, 3))
 }
 
-// A failed sync was forgotten, and the next sync reported success.
+// A sync failed, and the next sync reported success for the same data.
 func TestDefect6FailedSyncIsNotForgotten(t *testing.T) {
 	d := newDisk(t, log.FsyncInterval)
 	d.c.SyncEvery = time.Hour
@@ -165,7 +165,7 @@ func TestDefect6FailedSyncIsNotForgotten(t *testing.T) {
 	if err := tr.Kept(t.Context(), keys(1, 2), kept); err != nil || kept[0] {
 		t.Errorf("a block that may not be durable is kept: %v, %v", kept[0], err)
 	}
-	put(t, tr, d.f, tiertest.Key(1)) // stored again
+	put(t, tr, d.f, tiertest.Key(1)) // the block is stored again
 	if st := tr.Stats(); st.Puts != 2 {
 		t.Errorf("%+v", st)
 	}
@@ -177,8 +177,8 @@ func TestDefect6FailedSyncIsNotForgotten(t *testing.T) {
 	d.check(map[block.Key]bool{tiertest.Key(1): true}, keys(1, 2))
 }
 
-// A block was removed between lookup and load. A read in progress succeeds or is a miss, but is
-// never wrong.
+// A block may be evicted between lookup and load. A concurrent read returns the right bytes or a
+// miss, never wrong bytes.
 func TestDefect7ReadsRaceWithEviction(t *testing.T) {
 	c := config(t)
 	f := c.Formats[0]
@@ -220,7 +220,7 @@ func TestDefect7ReadsRaceWithEviction(t *testing.T) {
 	}
 }
 
-// Keys of another identity met in one directory.
+// A directory may hold keys of one identity only; a tier with another identity is refused.
 func TestDefect9OtherIdentityIsRefused(t *testing.T) {
 	c := config(t)
 	closeTier(t, open(t, c))
@@ -233,7 +233,7 @@ func TestDefect9OtherIdentityIsRefused(t *testing.T) {
 	}
 }
 
-// A hanging write blocked later ones beyond their contexts.
+// A write that hangs must not block later writes beyond their contexts.
 func TestDefectPutBehindAHungWriteEndsWithItsContext(t *testing.T) {
 	d := newDisk(t, log.FsyncInterval)
 	s := d.begin()

@@ -55,7 +55,8 @@ func TestReadDirect(t *testing.T) {
 	}
 }
 
-// Short blocks have no header of their own in the log.
+// Short blocks are stored in compact records without their own header, so they cannot be read
+// directly.
 func TestCompactRecordsAreNotReadDirectly(t *testing.T) {
 	c, d := config(t), tiertest.NewDirect(t)
 	c.Direct = d
@@ -69,7 +70,8 @@ func TestCompactRecordsAreNotReadDirectly(t *testing.T) {
 	}
 }
 
-// The place of a block that is removed during a read may become a hole: its bytes are not returned.
+// If a block is removed during a direct read, its place may become a hole. The bytes of the hole
+// are not returned.
 func TestDefectBlockMovedDuringADirectRead(t *testing.T) {
 	c, d := directConfig(t)
 	f := c.Formats[0]
@@ -86,7 +88,8 @@ func TestDefectBlockMovedDuringADirectRead(t *testing.T) {
 	tiertest.WantDirect(t, tr, f, ks[1])
 }
 
-// A segment that is kept open for direct reads is closed before it is removed.
+// A segment that is open for direct reads is closed before it is removed, so that its space is
+// freed.
 func TestDefectRemovedSegmentKeepsItsSpace(t *testing.T) {
 	c, d := directConfig(t)
 	f := c.Formats[0]
@@ -105,7 +108,7 @@ func TestDefectRemovedSegmentKeepsItsSpace(t *testing.T) {
 	}
 }
 
-// The file of a read whose context ended while it was being opened stayed in use.
+// If the context of a direct read ended while the segment was being opened, the file stayed in use.
 func TestDefectCanceledDirectReadHoldsItsFile(t *testing.T) {
 	c, d := directConfig(t)
 	f := c.Formats[0]
@@ -114,14 +117,14 @@ func TestDefectCanceledDirectReadHoldsItsFile(t *testing.T) {
 	put(t, tr, f, key)
 	ctx, cancel := context.WithCancel(t.Context())
 	d.Opened = cancel
-	_, _, _ = tr.ReadDirect(ctx, key, tiertest.Buffer(t, f.Layout.ImageBytes()), nil) // with or without an error
+	_, _, _ = tr.ReadDirect(ctx, key, tiertest.Buffer(t, f.Layout.ImageBytes()), nil) // may succeed or fail
 	if n := d.Held(); n != 0 {
 		t.Errorf("%d files are in use", n)
 	}
 }
 
-// A block that is stored from memory of a device is read as any other, also after the log was opened
-// again.
+// A block that is stored from device memory is read like any other block, also after the log was
+// reopened.
 func TestPutDirect(t *testing.T) {
 	for _, policy := range []log.FsyncPolicy{log.FsyncAlways, log.FsyncInterval, log.FsyncNever} {
 		c, d := directConfig(t)
@@ -173,12 +176,12 @@ func TestPutDirect(t *testing.T) {
 	}
 }
 
-// The header of a group follows its block: a torn group is none.
+// The header of a group is written after its shards, so that a torn group has no header.
 func TestDefectTornDirectGroupHasAHeader(t *testing.T) {
 	c, d := directConfig(t)
 	f := c.Formats[0]
 	tr := open(t, c)
-	put(t, tr, f, tiertest.Key(0)) // the segment is there
+	put(t, tr, f, tiertest.Key(0)) // creates the segment
 	var first []byte
 	d.Writing = func(b []byte) { first = bytes.Clone(b) }
 	key := tiertest.Key(1)
@@ -192,7 +195,7 @@ func TestDefectTornDirectGroupHasAHeader(t *testing.T) {
 	}
 }
 
-// Blocks that are put concurrently share writes, but not with those that are put directly.
+// Blocks that are put concurrently share writes. Blocks that are put directly do not.
 func TestConcurrentDirectPuts(t *testing.T) {
 	c, _ := directConfig(t)
 	f := c.Formats[0]

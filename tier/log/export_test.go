@@ -6,35 +6,35 @@ import (
 	"github.com/kvlane/kvlane/internal/dirfs"
 )
 
-// VerifyOn is Verify on another file system than the operating system's.
+// VerifyOn is Verify on a given file system.
 func VerifyOn(ctx context.Context, fsys dirfs.FS, dir string) (Report, error) {
 	return verify(ctx, fsys, dir, nil)
 }
 
-// GroupBytes sets the maximum of one write. More appenders run while so much is waiting.
+// GroupBytes sets the maximum size of one write. If more bytes wait, further appenders start.
 func GroupBytes(c *Config, bytes int64) { c.groupBytes = bytes }
 
-// Checkpoint writes one now.
+// Checkpoint writes a checkpoint.
 func Checkpoint(t *Tier) error { return t.checkpoint() }
 
-// Used is how many bytes the segments take.
+// Used returns the number of bytes that the segments use.
 func Used(t *Tier) int64 { return t.space.usedBytes() }
 
-// Segments is how many there are.
+// Segments returns the number of segments.
 func Segments(t *Tier) int { return len(t.segments.list()) }
 
 // Sync makes all blocks durable.
 func Sync(t *Tier) error { return t.syncAll(context.Background()) }
 
-// CheckpointBytes sets how much is written between two checkpoints.
+// CheckpointBytes sets the number of bytes between two checkpoints.
 func CheckpointBytes(c *Config, bytes int64) { c.checkpointBytes = bytes }
 
-// Bound sets the bound of an open tier. Blocks retained by then are not evicted.
+// Bound sets the bound of an open tier. Blocks that are already retained are not evicted.
 func Bound(t *Tier, bytes int64) {
 	t.space.mu.Lock()
 	defer t.space.mu.Unlock()
 	t.space.most, t.space.configured = bytes, bytes
 }
 
-// Credit is the bytes that were put, less those that were moved.
+// Credit returns the number of bytes put minus the number of bytes moved.
 func Credit(t *Tier) int64 { return t.credit.Load() }

@@ -18,7 +18,7 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// A block whose writing failed was found: at once, or by the next process.
+// A block whose write failed was found, at once or by the next process.
 func TestDefectFailedWriteIsFound(t *testing.T) {
 	for name, op := range map[string]string{"write": "write", "half": "write", "sync": "sync"} {
 		t.Run(name, func(t *testing.T) {
@@ -30,7 +30,7 @@ func TestDefectFailedWriteIsFound(t *testing.T) {
 			})
 			plan := fault.New(1)
 			_ = d.run(plan, true, func(tr *log.Tier) error {
-				put(t, tr, d.f, tiertest.Key(2)) // there is a segment
+				put(t, tr, d.f, tiertest.Key(2)) // creates a segment
 				rule := fault.Nth(op, int(plan.Seen(op)))
 				if name == "half" {
 					plan.Add(rule.Partial(nil))
@@ -57,7 +57,7 @@ func TestDefectFailedWriteIsFound(t *testing.T) {
 	}
 }
 
-// A checkpoint covered bytes that a power failure destroyed.
+// A checkpoint covered bytes that were not durable, and a power failure destroyed them.
 func TestDefectCheckpointCoversWhatIsNotDurable(t *testing.T) {
 	d := newDisk(t, log.FsyncInterval)
 	d.c.SyncEvery = time.Hour
@@ -76,7 +76,7 @@ func TestDefectCheckpointCoversWhatIsNotDurable(t *testing.T) {
 	d.check(promised, keys(0, 5))
 }
 
-// A segment was closed during a read.
+// GC closed a segment during a read.
 func TestDefectSegmentIsClosedUnderARead(t *testing.T) {
 	c := config(t)
 	f := c.Formats[0]
@@ -103,7 +103,8 @@ func TestDefectSegmentIsClosedUnderARead(t *testing.T) {
 	}
 }
 
-// A deleted block came back, as the segment with the deletion had no live blocks and was removed.
+// A deleted block came back: the segment with the deletion had no live blocks, so it was removed
+// before the block's segment.
 func TestDefectDeletedBlockComesBack(t *testing.T) {
 	d := newDisk(t, log.FsyncAlways)
 	_ = d.run(nil, true, func(tr *log.Tier) error {
@@ -153,7 +154,8 @@ func TestDefectRetainedBlockIsEvicted(t *testing.T) {
 	tr.Release(pinned)
 }
 
-// GC did not end if the retained blocks exceeded a segment: it moved the same blocks repeatedly.
+// GC did not end if the retained blocks filled more than a segment. It moved the same blocks again
+// and again.
 func TestDefectCollectMovesTheSameBlocksForEver(t *testing.T) {
 	c := config(t)
 	tr := open(t, c)
@@ -170,8 +172,8 @@ func TestDefectCollectMovesTheSameBlocksForEver(t *testing.T) {
 	}
 }
 
-// While a write waited for room, and all was retained, blocks were read to be moved again and
-// again, without a pause.
+// While all blocks were retained and a write waited for space, the log read and moved blocks again
+// and again without a pause.
 func TestDefectCollectorDoesNotPause(t *testing.T) {
 	d := newDisk(t, log.FsyncNever)
 	d.c.MaxBytes = 4 * d.c.SegmentBytes
@@ -197,7 +199,7 @@ func TestDefectCollectorDoesNotPause(t *testing.T) {
 	if err := put(len(pinned), 2*time.Second); !errors.Is(err, errdefs.ErrBusy) {
 		t.Errorf("put with everything retained: %v", err)
 	}
-	// A dozen rounds, each of which reads group, header and block.
+	// At most twelve rounds, each of which reads the group, the header and the block.
 	if n := reads.Load(); n > 12*4*int64(len(pinned)) {
 		t.Errorf("%d reads of %d blocks", n, len(pinned))
 	}

@@ -23,7 +23,7 @@ import (
 // ops are the operations that can fail.
 var ops = []string{"opendir", "open", "stat", "readdir", "mkdir", "rename", "remove", "read", "write", "fstat", "sync", "lock", "allocate", "truncate", "close"}
 
-// disk is a tier's on a machine whose power may fail.
+// disk is the directory of a log on a simulated disk whose power may fail.
 type disk struct {
 	*testing.T
 	*faultfs.Disk
@@ -32,7 +32,8 @@ type disk struct {
 	direct bool // see newDirectDisk
 }
 
-// disks make disks of processes that store all blocks from host memory, and half of them directly.
+// disks are constructors of disks. Processes of the first store all blocks from host memory, those
+// of the second store half of them directly.
 var disks = []func(*testing.T, log.FsyncPolicy) *disk{newDisk, newDirectDisk}
 
 // newDirectDisk is newDisk with processes that store blocks directly.
@@ -52,7 +53,7 @@ func newDisk(t *testing.T, policy log.FsyncPolicy) *disk {
 	}}
 }
 
-// keep is a number of bytes that holds 14 blocks and little more.
+// keep returns a number of bytes that holds 14 blocks and little more.
 func (d *disk) keep() int64 {
 	if d.direct {
 		return 1300 << 10
@@ -69,8 +70,8 @@ func (d *disk) config() log.Config {
 	return c
 }
 
-// run has a process open the tier, do something with it, and close it or die. It returns all that
-// the tier reported.
+// run starts a process that opens the tier, calls do, and then closes the tier or dies. It returns
+// the joined errors of the tier.
 func (d *disk) run(plan *fault.Plan, kill bool, do func(tr *log.Tier) error) error {
 	d.Helper()
 	process := d.Process()
@@ -92,7 +93,8 @@ func (d *disk) run(plan *fault.Plan, kill bool, do func(tr *log.Tier) error) err
 	return errors.Join(err, cerr)
 }
 
-// check checks that every block in promised can be read, and that all others are sound or missing.
+// check checks that every promised block can be read, and that all other blocks are sound or
+// missing.
 func (d *disk) check(promised map[block.Key]bool, all []block.Key) {
 	d.Helper()
 	err := d.run(nil, false, func(tr *log.Tier) error {
@@ -119,8 +121,8 @@ func (d *disk) check(promised map[block.Key]bool, all []block.Key) {
 	}
 }
 
-// Every operation fails once. No wrong byte is read, no promised block is lost, nothing hangs, and
-// the directory can be opened again.
+// Each operation fails once. No read returns a wrong byte, no promised block is lost, no call
+// hangs, and the directory can be opened again.
 func TestEveryOperationFailsOnce(t *testing.T) {
 	for _, disk := range disks {
 		eachFailsOnce(t, func(t *testing.T, plan *fault.Plan, _ uint64) {
@@ -129,19 +131,19 @@ func TestEveryOperationFailsOnce(t *testing.T) {
 	}
 }
 
-// The same of a log that syncs now and then, and that moves blocks and evicts others, since its
-// bound is reached.
+// The same test for a log that syncs at intervals and has reached its bound, so that it moves and
+// evicts blocks.
 func TestEveryOperationFailsOnceAtTheBound(t *testing.T) {
 	for _, disk := range disks {
 		eachFailsOnce(t, func(t *testing.T, plan *fault.Plan, n uint64) {
-			// Waits for room take no time.
+			// In the synctest bubble, waits for space take no real time.
 			synctest.Test(t, func(t *testing.T) { failOnceAtTheBound(t, disk(t, log.FsyncInterval), plan, n) })
 		})
 	}
 }
 
-// eachFailsOnce does something under a plan by which the n-th operation of a name fails, for n = 0,
-// 1, 2 ... until none does.
+// eachFailsOnce calls do with plans that fail operation n of each kind, for n = 0, 1, 2, ... until
+// no fault is injected.
 func eachFailsOnce(t *testing.T, do func(t *testing.T, plan *fault.Plan, n uint64)) {
 	t.Helper()
 	for _, op := range ops {
@@ -175,11 +177,11 @@ func eachFailsOnce(t *testing.T, do func(t *testing.T, plan *fault.Plan, n uint6
 	}
 }
 
-// failOnce does a bit of everything under a plan.
+// failOnce stores, reads, retains and deletes blocks under a plan.
 func failOnce(t *testing.T, d *disk, plan *fault.Plan, all []block.Key) {
 	t.Helper()
 	promised := make(map[block.Key]bool)
-	if err := d.run(nil, false, func(tr *log.Tier) error { // there is something already
+	if err := d.run(nil, false, func(tr *log.Tier) error { // store some blocks without faults first
 		put(t, tr, d.f, all[:4]...)
 		return nil
 	}); err != nil {
@@ -193,7 +195,7 @@ func failOnce(t *testing.T, d *disk, plan *fault.Plan, all []block.Key) {
 			if err := store(t.Context(), tr, key, image(t, d.f, key)); err == nil {
 				promised[key] = true
 			}
-			// A fault affects one operation: stored blocks are found.
+			// Without an injected fault, every stored block is found.
 			if err := get(t, tr, d.f, key); err != nil && promised[key] && plan.Injected() == 0 {
 				t.Errorf("block %d: %v", i, err)
 			}
@@ -210,11 +212,11 @@ func failOnce(t *testing.T, d *disk, plan *fault.Plan, all []block.Key) {
 	d.check(promised, all)
 }
 
-// failOnceAtTheBound promises retained blocks once they are durable. n selects the survivors of the
-// power failure.
+// failOnceAtTheBound promises retained blocks after they are durable. n seeds which unsynced data
+// survives the power failure.
 func failOnceAtTheBound(t *testing.T, d *disk, plan *fault.Plan, n uint64) {
 	t.Helper()
-	d.c.SyncEvery = time.Hour // so that it is known which blocks are durable
+	d.c.SyncEvery = time.Hour // only explicit syncs, so that the test knows which blocks are durable
 	all, promised := keys(0, 40), make(map[block.Key]bool)
 	if err := d.run(nil, false, func(tr *log.Tier) error {
 		put(t, tr, d.f, all[:4]...)
@@ -227,7 +229,7 @@ func failOnceAtTheBound(t *testing.T, d *disk, plan *fault.Plan, n uint64) {
 		if n, _ := tr.Retain(t.Context(), []block.Key{key}); n == 1 {
 			pinned = append(pinned, key)
 		} else {
-			delete(promised, key) // it may be evicted
+			delete(promised, key) // it may be evicted now
 		}
 	}
 	promised[all[0]], promised[all[2]] = true, true
@@ -255,7 +257,7 @@ func failOnceAtTheBound(t *testing.T, d *disk, plan *fault.Plan, n uint64) {
 		if st := tr.Stats(); st.Evictions == 0 && plan.Injected() == 0 {
 			t.Errorf("nothing is evicted: %+v", st)
 		}
-		for range 2 { // of which the first may have failed
+		for range 2 { // the first attempt may fail
 			if _, err := tr.GC(t.Context(), 2*d.c.SegmentBytes); err != nil && plan.Injected() == 0 {
 				t.Error(err)
 			}
@@ -267,7 +269,8 @@ func failOnceAtTheBound(t *testing.T, d *disk, plan *fault.Plan, n uint64) {
 	d.check(promised, all)
 }
 
-// Blocks are as durable as the policy promises, and all blocks found are sound.
+// After a power failure, blocks are as durable as the policy promises, and all blocks found are
+// sound.
 func TestPowerFailure(t *testing.T) {
 	for _, policy := range []log.FsyncPolicy{log.FsyncAlways, log.FsyncInterval, log.FsyncNever} {
 		t.Run(policy.String(), func(t *testing.T) {
@@ -353,7 +356,8 @@ func TestKilledProcessLosesNothing(t *testing.T) {
 	}
 }
 
-// A full disk frees space within the bound. Without a bound it returns an error at once.
+// On a full disk the log evicts blocks below its bound. Without a bound it returns an error at
+// once.
 func TestFullDisk(t *testing.T) {
 	d := newDisk(t, log.FsyncNever)
 	d.c.MaxBytes = 32 * d.c.SegmentBytes

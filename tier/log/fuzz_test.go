@@ -24,7 +24,7 @@ func fuzzFormats(tb testing.TB) block.Formats {
 	return block.Formats{small, big}
 }
 
-// reseal corrects the checksum of a header, so that its fields are tested.
+// reseal corrects the checksum of a header, so that the decoder checks its other fields.
 func reseal(b []byte) {
 	if len(b) >= page {
 		sum := xxh3.Hash(b[:len(b)-sumBytes])
@@ -34,7 +34,7 @@ func reseal(b []byte) {
 	}
 }
 
-// An accepted group header is within its bounds, and is equal after encoding again.
+// An accepted group header is within its bounds and encodes to the same bytes.
 func FuzzDecodeHeader(f *testing.F) {
 	formats := fuzzFormats(f)
 	small, big := formats[0], formats[1]
@@ -92,7 +92,7 @@ func FuzzDecodeHeader(f *testing.F) {
 	})
 }
 
-// A checkpoint is read to its end or refused; damage is ErrCorrupt.
+// A checkpoint is read to its end or refused. Damage returns ErrCorrupt.
 func FuzzReadCheckpoint(f *testing.F) {
 	formats := fuzzFormats(f)
 	tr, err := Open(f.Context(), Config{Dir: f.TempDir(), Formats: formats[:1], SegmentBytes: 1 << 20, Fsync: FsyncNever})

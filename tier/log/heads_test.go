@@ -24,16 +24,16 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// heads is a tier on a disk that appends to several segments: block 0 is in the first one, blocks 2
-// and 3 are in the second and the third, and the write of block 1 to the first, which was begun
-// before theirs, hangs until end.
+// heads is a tier that appends to several segments. Block 0 is in the first segment, blocks 2 and 3
+// are in the second and third. The write of block 1 to the first segment started before those of 2
+// and 3 and hangs until end.
 type heads struct {
 	*disk
 	process *faultfs.Process
 	fs      *faultfs.FS
 	tr      *log.Tier
 	release chan struct{}
-	err     chan error // of block 1
+	err     chan error // result of the Put of block 1
 }
 
 const firstSegment, thirdSegment = "seg-0000000000000001", "seg-0000000000000003"
@@ -57,7 +57,7 @@ func newHeads(t *testing.T, policy log.FsyncPolicy, also ...func(*disk)) *heads 
 	put(t, h.tr, h.f, tiertest.Key(0))
 	h.hang("write", firstSegment, func() { h.err <- h.tr.Put(t.Context(), tiertest.Key(1), image(t, h.f, tiertest.Key(1))) })
 	put(t, h.tr, h.f, tiertest.Key(2))
-	if policy == log.FsyncInterval { // the next group states the durable position
+	if policy == log.FsyncInterval { // the header of the next group states the durable position
 		if err := log.Checkpoint(h.tr); err != nil {
 			t.Error(err)
 		}
@@ -69,7 +69,8 @@ func newHeads(t *testing.T, policy log.FsyncPolicy, also ...func(*disk)) *heads 
 	return h
 }
 
-// hang begins do, and returns when that hangs in an operation on a segment, until end.
+// hang runs do in a goroutine, and returns when do hangs in an operation on the named file. end
+// releases it.
 func (h *heads) hang(op, name string, do func()) {
 	h.Helper()
 	h.release = make(chan struct{})
@@ -92,7 +93,7 @@ func (h *heads) hang(op, name string, do func()) {
 	}
 }
 
-// end releases hanging operations, under a plan.
+// end releases hanging operations, which then follow the given rules.
 func (h *heads) end(rules ...fault.Rule) {
 	h.fs.Use(fault.New(1, rules...))
 	close(h.release)
@@ -104,8 +105,8 @@ func (h *heads) die() {
 	_ = h.tr.Close(context.WithoutCancel(h.Context()))
 }
 
-// Of several groups on their way the first one fails, is torn, or never ends: those that were
-// written are there, it is not, and nothing that a later process does brings it back.
+// Several groups are being written when the first one fails, is torn, or never ends. The other
+// groups must be found and the first must not, even after later processes have opened the log.
 func TestOneOfManyGroupsFails(t *testing.T) {
 	torn := fault.Nth("write", 0).Partial(unix.EIO)
 	for name, rules := range map[string][]fault.Rule{
@@ -147,7 +148,7 @@ func TestOneOfManyGroupsFails(t *testing.T) {
 	}
 }
 
-// A power failure loses a group that hangs in a sync, but no promised block.
+// A power failure loses the group whose sync hangs, but no promised block.
 func TestOneOfManyGroupsIsNotSynced(t *testing.T) {
 	for seed := range uint64(20) {
 		h := newHeads(t, log.FsyncAlways)
@@ -171,7 +172,8 @@ func TestOneOfManyGroupsIsNotSynced(t *testing.T) {
 	}
 }
 
-// A block that was deleted came back, since it lies behind the deletion.
+// A deletion was written to an earlier position than the block that it deletes, so the block came
+// back.
 func TestDefectDeletionBeforeWhatItDeletes(t *testing.T) {
 	for name, covered := range map[string]bool{"read from segments": false, "read from a checkpoint": true} {
 		t.Run(name, func(t *testing.T) {
@@ -196,7 +198,7 @@ func TestDefectDeletionBeforeWhatItDeletes(t *testing.T) {
 	}
 }
 
-// A block was lost, since a deletion that lies before it could be read again.
+// An old deletion was read again after its segment, and it removed a block that was stored later.
 func TestDefectOldDeletionTakesANewBlock(t *testing.T) {
 	d := newDisk(t, log.FsyncAlways)
 	key := tiertest.Key(1)
@@ -228,14 +230,14 @@ func TestDefectOldDeletionTakesANewBlock(t *testing.T) {
 	d.check(map[block.Key]bool{key: true}, []block.Key{key})
 }
 
-// A checkpoint covered bytes written during its sync.
+// A checkpoint covered bytes that were written during its sync.
 func TestDefectCheckpointCoversWhatCameLater(t *testing.T) {
 	h := newHeads(t, log.FsyncInterval)
 	h.end()
 	if err := <-h.err; err != nil {
 		t.Fatal(err)
 	}
-	// The first has been synced.
+	// The first segment is synced already.
 	h.hang("sync", thirdSegment, func() { h.err <- log.Checkpoint(h.tr) })
 	put(t, h.tr, h.f, tiertest.Key(4))
 	h.end()
@@ -251,7 +253,7 @@ func TestDefectCheckpointCoversWhatCameLater(t *testing.T) {
 	h.check(promised, keys(0, 5))
 }
 
-// Segments that were appended to are collected too.
+// GC also evicts the blocks of segments that were being appended to.
 func TestCollectAfterManyAppended(t *testing.T) {
 	h := newHeads(t, log.FsyncNever)
 	h.end()
@@ -267,12 +269,12 @@ func TestCollectAfterManyAppended(t *testing.T) {
 	h.die()
 }
 
-// TestDefectNoSpaceNextToSegmentsThatAreAppendedTo checks that writes end on a disk that has space for
-// segments being appended to only. The writer's own full segment is then evicted.
+// TestDefectNoSpaceNextToSegmentsThatAreAppendedTo checks that writes complete on a disk that has
+// space only for the segments being appended to. The writer then evicts its own full segment.
 func TestDefectNoSpaceNextToSegmentsThatAreAppendedTo(t *testing.T) {
 	h := newHeads(t, log.FsyncNever, func(d *disk) {
 		d.c.MaxBytes = 64 * d.c.SegmentBytes
-		// Which never reaches the time when more room is hoped for.
+		// With the fake clock the log never retries to allocate more space.
 		d.c.Clock = clockwork.NewFakeClock()
 		d.SetLimit(4*d.c.SegmentBytes - 4096)
 	})
@@ -290,8 +292,8 @@ func TestDefectNoSpaceNextToSegmentsThatAreAppendedTo(t *testing.T) {
 	h.die()
 }
 
-// While a write hangs, 128 KiB that wait for it are written beside it, and less is not; where each
-// write is synced they share the next.
+// While a write hangs, a second appender writes concurrently if at least 128 KiB wait; fewer bytes
+// wait for the first. With FsyncAlways all waiting blocks share the next write.
 func TestEnoughThatWaitsIsWrittenConcurrently(t *testing.T) {
 	for policy, concurrent := range map[log.FsyncPolicy]bool{log.FsyncAlways: false, log.FsyncInterval: true, log.FsyncNever: true} {
 		t.Run(policy.String(), func(t *testing.T) {

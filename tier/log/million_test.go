@@ -11,7 +11,7 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// openForMany opens a log that is to have a million blocks of 4 KiB.
+// openForMany opens a log for a million blocks of 4 KiB.
 func openForMany(t *testing.T) (Config, *Tier) {
 	t.Helper()
 	if testing.Short() {
@@ -29,15 +29,15 @@ func openForMany(t *testing.T) (Config, *Tier) {
 	return c, tr
 }
 
-// newHollow makes the appender's next segment, as long as it should be, of which the disk has the
-// first page.
+// newHollow creates the appender's next segment as a sparse file, of which only the first page uses
+// disk space.
 func newHollow(t *testing.T, c Config, a *appender) {
 	t.Helper()
 	if err := a.newSegment(c.segmentBytes(), page); err != nil {
 		t.Fatal(err)
 	}
 	name := filepath.Join(c.Dir, segmentName(a.head.number))
-	// The first frees the rest of the allocation
+	// The first truncation frees the rest of the allocation.
 	for _, bytes := range []int64{page, c.segmentBytes()} {
 		if err := os.Truncate(name, bytes); err != nil {
 			t.Fatal(err)
@@ -45,8 +45,7 @@ func newHollow(t *testing.T, c Config, a *appender) {
 	}
 }
 
-// A log of a million blocks opens quickly: the time and the memory are printed, and judged by
-// people.
+// A log of a million blocks opens quickly. The test only prints the time and the memory.
 func TestOpenAMillionBlocks(t *testing.T) {
 	const blocks, perSegment = 1_000_000, 20000
 	c, tr := openForMany(t)
@@ -88,8 +87,8 @@ func TestOpenAMillionBlocks(t *testing.T) {
 	}
 }
 
-// The same without a checkpoint, as after a kill: all headers are read. Only the blocks of the last
-// group, which may not be durable, are verified.
+// The same without a checkpoint, as after a kill. The log reads all headers, and verifies only the
+// blocks of the last group, which may not be durable.
 func TestOpenAMillionBlocksAfterAKill(t *testing.T) {
 	const blocks, perGroup = 1_000_000, 1000
 	c, tr := openForMany(t)
@@ -104,7 +103,7 @@ func TestOpenAMillionBlocksAfterAKill(t *testing.T) {
 		if a.head == nil || a.head.end.Load()+bytes+perGroup*page > c.segmentBytes() {
 			newHollow(t, c, a)
 		}
-		// The blocks themselves are holes.
+		// The payload of the blocks is a hole.
 		off := a.head.end.Load()
 		tr.setSynced(position{uint64(a.head.number), off})
 		h := tr.newHeader(position{uint64(a.head.number), off}, bytes)
@@ -118,7 +117,7 @@ func TestOpenAMillionBlocksAfterAKill(t *testing.T) {
 		}
 		a.head.end.Add(h.groupBytes)
 	}
-	tr.cancel() // it dies
+	tr.cancel() // the process dies
 	tr.background.Wait()
 	if err := tr.closeFiles(); err != nil {
 		t.Fatal(err)
@@ -128,7 +127,7 @@ func TestOpenAMillionBlocksAfterAKill(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("%d blocks: opened in %v after a kill", blocks, time.Since(began))
-	// Those of the last are torn.
+	// The blocks of the last group are torn.
 	if st := tr.Stats(); st.Blocks != blocks-perGroup || st.Errors != 0 {
 		t.Errorf("%+v", st)
 	}

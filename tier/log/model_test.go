@@ -23,17 +23,17 @@ import (
 	"github.com/kvlane/kvlane/tier/log"
 )
 
-// The model test runs a random sequence of operations, drawn from a seed, of a process that may be
-// killed at any time. The power may fail. It checks that a block that is read is correct. A stored
-// block stays until it is deleted, or evicted, which is counted. This holds after its process was
-// killed too. A block stored by FsyncAlways, or synced, survives a power failure. A block that was
-// not stored, or was deleted, is missing, except after a power failure. Verify finds nothing after
-// any crash.
+// TestModel runs a random sequence of operations, drawn from a seed, of a process that may be
+// killed at any time. The power may fail. It checks that every block that is read is correct. A
+// stored block stays until it is deleted or evicted, and evictions are counted; this also holds
+// after a kill. A block that was stored with FsyncAlways, or synced, survives a power failure. A
+// block that was not stored, or was deleted, is a miss, except after a power failure. Verify finds
+// no fault after any crash.
 //
 // KVLANE_LOG_SEED=x runs only that seed.
 func TestModel(t *testing.T) {
 	t.Parallel()
-	// One that has failed is added.
+	// Add a seed that has failed.
 	seeds := []uint64{1, 3, 1683607657, 2564714159, 7, rand.Uint64N(1 << 32)}
 	if v := os.Getenv("KVLANE_LOG_SEED"); v != "" {
 		seed, err := strconv.ParseUint(v, 10, 64)
@@ -57,9 +57,9 @@ func TestModel(t *testing.T) {
 const modelKeys = 48
 
 type blockModel struct {
-	stored   bool // it is there, unless it is evicted
-	unsure   bool // it may be there or not
-	promised bool // a power failure must not lose it
+	stored   bool // the block is stored, unless it was evicted
+	unsure   bool // the block may be stored or not
+	promised bool // a power failure must not lose the block
 }
 
 type model struct {
@@ -72,8 +72,8 @@ type model struct {
 	process *faultfs.Process
 	faults  *faultfs.FS
 	evicted int64
-	failed  bool // the power did
-	crashed bool // the process did, in the middle of something
+	failed  bool // the power failed
+	crashed bool // the process crashed during an operation
 	history []string
 }
 
@@ -81,7 +81,7 @@ func runModel(t *testing.T, policy log.FsyncPolicy, bound int64, seed uint64) {
 	t.Helper()
 	m := &model{disk: newDisk(t, policy), rng: rand.New(rand.NewPCG(seed, 0x6c6f67)), keys: keys(0, modelKeys), blocks: make([]blockModel, modelKeys)}
 	m.c.MaxBytes = bound * m.c.SegmentBytes
-	log.GroupBytes(&m.c, 2*m.f.Layout.ImageBytes()) // so that several segments are appended to
+	log.GroupBytes(&m.c, 2*m.f.Layout.ImageBytes()) // so that the log appends to several segments
 	for _, key := range m.keys {
 		m.images = append(m.images, image(t, m.f, key))
 	}
@@ -90,7 +90,7 @@ func runModel(t *testing.T, policy log.FsyncPolicy, bound int64, seed uint64) {
 			t.Logf("KVLANE_LOG_SEED=%d:\n%s", seed, strings.Join(m.history, "\n"))
 		}
 	}()
-	defer func() { // where the test failed
+	defer func() { // if the test failed
 		m.process.Kill()
 		_ = m.tr.Close(context.WithoutCancel(t.Context()))
 	}()
@@ -114,7 +114,7 @@ func (m *model) start() {
 	m.Helper()
 	m.process = m.Process()
 	m.faults = faultfs.New(m.process, nil, nil)
-	m.faults.Forbid(func(op, _ string) error { // so that others come meanwhile
+	m.faults.Forbid(func(op, _ string) error { // delay operations, so that others run concurrently
 		if op == "write" || op == "sync" {
 			time.Sleep(time.Microsecond)
 		}
@@ -129,7 +129,7 @@ func (m *model) start() {
 	m.evicted, m.crashed = 0, false
 }
 
-// stop ends the process, in order or by killing it.
+// stop closes the tier, or kills the process.
 func (m *model) stop(kill bool) {
 	m.Helper()
 	if kill {
@@ -173,7 +173,7 @@ func (m *model) step() {
 		m.verify()
 		m.start()
 		if m.c.Fsync != log.FsyncNever {
-			m.promise() // opening made all found blocks durable
+			m.promise() // open has made all found blocks durable
 		}
 	case x < 95:
 		m.crash()
@@ -188,7 +188,7 @@ func (m *model) promise() {
 	}
 }
 
-// put puts n blocks, or that many four times at once, which takes some time.
+// put puts n blocks from one goroutine, or n blocks from each of four.
 func (m *model) put(n int) {
 	m.Helper()
 	callers := 1 + 3*m.rng.IntN(2)
@@ -261,7 +261,7 @@ func (m *model) crash() {
 	m.addHistory("crashes at %s", op)
 	m.faults.Use(fault.New(1, fault.Nth(op, m.rng.IntN(4)).Crash()))
 	m.put(3)
-	m.observe() // it may have evicted deleted blocks
+	m.observe() // the process may have evicted deleted blocks
 	m.delete(m.rng.IntN(modelKeys))
 	if m.rng.IntN(2) == 0 {
 		n, err := m.tr.GC(m.Context(), 0)
@@ -301,8 +301,8 @@ func (m *model) powerFails() {
 	}
 }
 
-// observe compares the stored blocks with the model, and finds evicted ones. Evicted blocks may
-// come back after a crash.
+// observe compares the stored blocks with the model and detects evictions. Evicted blocks may come
+// back after a crash.
 func (m *model) observe() {
 	m.Helper()
 	states := make([]tier.State, modelKeys)
@@ -314,7 +314,7 @@ func (m *model) observe() {
 		if !slices.Contains(states, tier.Filling) {
 			break
 		}
-		time.Sleep(time.Microsecond) // some are being moved
+		time.Sleep(time.Microsecond) // some blocks are being moved
 	}
 	now := m.tr.Stats().Evictions
 	evicted := now - m.evicted
@@ -343,7 +343,7 @@ func (m *model) observe() {
 func (m *model) verify() {
 	m.Helper()
 	if m.c.Fsync == log.FsyncNever && m.failed {
-		return // blocks that were never synced may be torn until they are read
+		return // blocks that were never synced may be torn, which Verify detects only by reading
 	}
 	process := m.Process()
 	defer process.Kill()

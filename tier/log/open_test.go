@@ -17,7 +17,7 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// tree is every file of a directory with its contents.
+// tree returns the contents of all files below a directory.
 func tree(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	all := make(map[string]string)
@@ -35,7 +35,7 @@ func tree(t *testing.T, dir string) map[string]string {
 	return all
 }
 
-// newer makes a file one of a version that is not known yet, whose header has so many bytes.
+// newer changes the header at off, which has the given length, to an unknown newer version.
 func newer(t *testing.T, name string, off, bytes int64) {
 	t.Helper()
 	b, err := os.ReadFile(name)
@@ -50,7 +50,7 @@ func newer(t *testing.T, name string, off, bytes int64) {
 	}
 }
 
-// A marker or a checkpoint of a newer version is refused, and nothing is changed.
+// A marker or a checkpoint of a newer version is refused, and no file is changed.
 func TestNewerVersionIsRefused(t *testing.T) {
 	for what, make := range map[string]func(t *testing.T, dir string){
 		"checkpoint": func(t *testing.T, dir string) { newer(t, filepath.Join(dir, "index"), 0, 4096) },
@@ -84,8 +84,8 @@ func TestNewerVersionIsRefused(t *testing.T) {
 	}
 }
 
-// One group of a newer version kept the whole log from being opened. It stays as it is, is counted
-// and found, and the rest goes on.
+// A single group of a newer version prevented the log from being opened. It must stay unchanged, be
+// counted and be reported, and the rest of the log must work.
 func TestDefectNewerGroupKeepsTheLogClosed(t *testing.T) {
 	c := config(t)
 	f := c.Formats[0]
@@ -97,7 +97,7 @@ func TestDefectNewerGroupKeepsTheLogClosed(t *testing.T) {
 	closeTier(t, tr)
 	name := segmentFiles(t, c.Dir)[0]
 	const page, group = 4096, 24 << 10
-	newer(t, name, page+group, page) // that of block 1
+	newer(t, name, page+group, page) // the group of block 1
 	if err := os.Remove(filepath.Join(c.Dir, "index")); err != nil {
 		t.Fatal(err)
 	}
@@ -125,11 +125,11 @@ func TestDefectNewerGroupKeepsTheLogClosed(t *testing.T) {
 	}
 	closeTier(t, tr)
 	if tree(t, c.Dir)[name] != before {
-		t.Error("what is of a newer version was changed")
+		t.Error("the group of a newer version was changed")
 	}
 }
 
-// Foreign files stay and are reported. The log works.
+// Foreign files are reported and not changed, and the log works.
 func TestForeignFilesStay(t *testing.T) {
 	c := config(t)
 	tr := open(t, c)
@@ -160,7 +160,7 @@ func TestForeignFilesStay(t *testing.T) {
 	}
 }
 
-// A truncated segment loses only the missing part. A lost or damaged checkpoint loses nothing.
+// A truncated segment loses only the missing part. A lost or damaged checkpoint loses no block.
 func TestDamagedFilesLoseNoMore(t *testing.T) {
 	for what, damage := range map[string]func(t *testing.T, dir string){
 		"no checkpoint": func(t *testing.T, dir string) {
@@ -216,14 +216,14 @@ func TestDamagedFilesLoseNoMore(t *testing.T) {
 	}
 }
 
-// Keys that were alike once halved were taken for each other: one was found in the place of the
-// other, and putting one lost the other.
+// Keys were compared by the xor of their halves, so two keys with the same xor were taken for one.
+// A lookup returned the wrong block, and a Put replaced the other block.
 func TestDefectKeysWithEqualHalvesAreOne(t *testing.T) {
 	c := config(t)
 	f := c.Formats[0]
 	one, other := tiertest.Key(1), tiertest.Key(1)
 	for i := range other {
-		other[i] ^= 0x5a // in both halves, so that their xor stays
+		other[i] ^= 0x5a // changes both halves equally, so that their xor stays the same
 	}
 	tr := open(t, c)
 	put(t, tr, f, one)
@@ -243,7 +243,8 @@ func TestDefectKeysWithEqualHalvesAreOne(t *testing.T) {
 	}
 }
 
-// A checkpoint of version 1 has half of each key: it is ignored, and the segments are read.
+// A checkpoint of version 1 contains only half of each key. It is ignored, and the segments are
+// read instead.
 func TestCheckpointOfVersion1IsIgnored(t *testing.T) {
 	c := config(t)
 	tr := open(t, c)

@@ -10,8 +10,8 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// A block that was deleted came back, since a checkpoint that was written meanwhile covered the
-// deletion and had the block.
+// A checkpoint was written while a block was being deleted. It contained the block and covered the
+// deletion, so the block came back.
 func TestDefectCheckpointHasWhatItCoversTheDeletionOf(t *testing.T) {
 	f, key := tiertest.NewFormat(t), tiertest.Key(1)
 	disk := faultfs.NewDisk(nil)
@@ -41,8 +41,8 @@ func TestDefectCheckpointHasWhatItCoversTheDeletionOf(t *testing.T) {
 	removed, checked := make(chan error, 1), make(chan error, 1)
 	go func() { removed <- tr.Delete(t.Context(), key) }()
 	<-deleting
-	// The block stays in the index until the deletion is in the log, and the checkpoint has read
-	// the ends or waits.
+	// The block stays in the index until the deletion is written. By then the checkpoint has read
+	// the ends of the segments, or waits.
 	s := tr.table.shard(hashOf(key))
 	s.mu.Lock()
 	close(released)
@@ -54,7 +54,7 @@ func TestDefectCheckpointHasWhatItCoversTheDeletionOf(t *testing.T) {
 	case <-writing:
 	case <-time.After(50 * time.Millisecond):
 	}
-	time.Sleep(10 * time.Millisecond) // both wait for the index
+	time.Sleep(10 * time.Millisecond) // both wait for the lock of the index
 	s.mu.Unlock()
 	for _, done := range []chan error{removed, checked} {
 		if err := <-done; err != nil {
@@ -68,7 +68,7 @@ func TestDefectCheckpointHasWhatItCoversTheDeletionOf(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n, err := tr.Retain(t.Context(), []block.Key{key}); n != 0 || err != nil {
-		t.Errorf("a block that was deleted is there: %v", err)
+		t.Errorf("a deleted block is found: %v", err)
 	}
 	if err := tr.Close(t.Context()); err != nil {
 		t.Error(err)

@@ -18,7 +18,7 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// session is a process that has the tier of a disk open, until it dies.
+// session is a process that has the tier of a disk open until it dies.
 type session struct {
 	*disk
 	process *faultfs.Process
@@ -26,7 +26,7 @@ type session struct {
 	tr      *log.Tier
 }
 
-// begin opens the tier of a disk that syncs nothing by itself.
+// begin opens the tier of a disk. The tier makes no periodic syncs.
 func (d *disk) begin() *session {
 	d.Helper()
 	s := &session{disk: d, process: d.Process()}
@@ -59,15 +59,15 @@ func (s *session) retain(key block.Key) {
 	}
 }
 
-// collect lets the segments have at most so many bytes, if it can.
+// collect evicts blocks until the segments use at most the given bytes, if possible.
 func (s *session) collect(most int64) { _, _ = s.tr.GC(s.Context(), most) }
 
-// everySeed runs a test for as many ways in which power fails.
+// everySeed runs do for different outcomes of a power failure.
 func everySeed(t *testing.T, policy log.FsyncPolicy, do func(d *disk, power faultfs.Survival)) {
 	t.Helper()
 	seeds := uint64(30)
 	if testkit.Race {
-		seeds = 4 // each seed is the same work of the same goroutines
+		seeds = 4 // each seed runs the same code in the same goroutines
 	}
 	for seed := range seeds {
 		for n, disk := range disks {
@@ -79,12 +79,11 @@ func everySeed(t *testing.T, policy log.FsyncPolicy, do func(d *disk, power faul
 	}
 }
 
-// A block that was durable was lost: the segment that it was moved out of went before the copy was
-// durable.
+// A segment was removed before the copies of its blocks were durable, so a durable block was lost.
 func TestDefectSegmentGoesBeforeItsCopiesAreDurable(t *testing.T) {
-	// No more, so that no round finds the segment wasted
+	// Only two blocks, so that the segment is never compacted for wasted space.
 	key, busy := tiertest.Key(1), tiertest.Key(0)
-	// stored ends with a new process, that has verified nothing, and key retained.
+	// stored returns a new process that has verified no block, with key stored and retained.
 	stored := func(d *disk) *session {
 		s := d.begin()
 		put(d.T, s.tr, d.f, busy, key)
@@ -94,7 +93,7 @@ func TestDefectSegmentGoesBeforeItsCopiesAreDurable(t *testing.T) {
 		s.retain(key)
 		return s
 	}
-	// moved empties the segment, but for a block that is in use meanwhile.
+	// moved empties the segment, except for a block that is being read meanwhile.
 	moved := func(s *session) {
 		plan := fault.New(1, fault.Nth("read", 0).Stall())
 		s.fs.Use(plan)
@@ -111,7 +110,7 @@ func TestDefectSegmentGoesBeforeItsCopiesAreDurable(t *testing.T) {
 		s.collect(1 << 30) // ends the segment with the copy
 	}
 	emptied := func(s *session) {
-		for range 3 { // it may take more than one
+		for range 3 { // several rounds may be needed
 			if log.Segments(s.tr) > 1 {
 				s.collect(log.Used(s.tr) - 1)
 			}
@@ -120,11 +119,11 @@ func TestDefectSegmentGoesBeforeItsCopiesAreDurable(t *testing.T) {
 	for name, do := range map[string]func(s *session){
 		"a block is in use": func(s *session) { moved(s); emptied(s) },
 		"its sync fails": func(s *session) {
-			for n := range 4 { // it is one of these
+			for n := range 4 { // one of the first four syncs is the tested one
 				s.fs.Use(fault.New(1, fault.Nth("sync", n).Fail(nil)))
 				before := log.Segments(s.tr)
 				if s.collect(log.Used(s.tr) - 1); log.Segments(s.tr) > before {
-					break // it was moved, and no more than that
+					break // the block was moved and nothing else
 				}
 			}
 			s.fs.Use(nil)
@@ -161,8 +160,8 @@ func TestDefectSegmentGoesBeforeItsCopiesAreDurable(t *testing.T) {
 	}
 }
 
-// A block that a power failure has torn was a hit: a checkpoint covered it though its sync had
-// failed.
+// A checkpoint covered blocks whose sync had failed. After a power failure these torn blocks were
+// hits.
 func TestDefectCheckpointAfterAFailedSyncHidesTornBlocks(t *testing.T) {
 	everySeed(t, log.FsyncInterval, func(d *disk, power faultfs.Survival) {
 		s := d.begin()
@@ -176,17 +175,17 @@ func TestDefectCheckpointAfterAFailedSyncHidesTornBlocks(t *testing.T) {
 		s.checkpoint()
 		d.PowerFail(power)
 		s.die()
-		for range 2 { // and to the next, which has the checkpoint of the first
+		for range 2 { // check two processes, of which the second reads the checkpoint of the first
 			d.check(map[block.Key]bool{tiertest.Key(0): true}, keys(0, 4))
 		}
 	})
 }
 
-// A group that could not be written was torn by a power failure, and was a hit: a later header
-// stated that all before it was durable.
+// A group failed to be written, but a later header stated that all bytes before it were durable.
+// After a power failure the torn group was a hit.
 func TestDefectTornGroupIsTakenForDurable(t *testing.T) {
 	half, sync := fault.Nth("write", 0).Partial(nil), fault.Nth("sync", 0).Fail(nil)
-	for name, rules := range map[string][]fault.Rule{"it is torn": {half}, "it is not synced": {sync}, "it is not undone": {half, sync}} {
+	for name, rules := range map[string][]fault.Rule{"torn": {half}, "not synced": {sync}, "not undone": {half, sync}} {
 		for _, policy := range []log.FsyncPolicy{log.FsyncAlways, log.FsyncInterval} {
 			t.Run(name+" "+policy.String(), func(t *testing.T) {
 				everySeed(t, policy, func(d *disk, power faultfs.Survival) {
@@ -211,12 +210,12 @@ func TestDefectTornGroupIsTakenForDurable(t *testing.T) {
 	}
 }
 
-// A block was lost that was moved while a checkpoint was written: that covered where it had been,
-// and did not have where it was.
+// A block was moved while a checkpoint was written. The checkpoint covered the old position and did
+// not contain the new one, so the block was lost.
 func TestDefectCheckpointMissesWhatIsMovedMeanwhile(t *testing.T) {
 	seeds := uint64(30)
 	if testkit.Race {
-		seeds = 4 // each seed is the same work of the same goroutines
+		seeds = 4 // each seed runs the same code in the same goroutines
 	}
 	for seed := range seeds {
 		synctest.Test(t, func(t *testing.T) {
@@ -233,7 +232,7 @@ func TestDefectCheckpointMissesWhatIsMovedMeanwhile(t *testing.T) {
 				case op == "open" && strings.HasSuffix(path, "/index.tmp"): // the checkpoint has read the ends and synced
 					<-writing
 				case op == "sync" && strings.HasSuffix(path, "/seg-0000000000000002") && begun.Swap(true):
-					<-syncing // the copy
+					<-syncing // sync of the copy
 				}
 				return nil
 			})

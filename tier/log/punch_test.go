@@ -19,12 +19,12 @@ import (
 )
 
 const (
-	groupOfOne  = 28 << 10 // a block and the header of its group
-	lowerBlocks = 90       // blocks within the lower bound
+	groupOfOne  = 28 << 10 // a block with the header of its group
+	lowerBlocks = 90       // number of blocks that fit the lower bound
 )
 
-// fill puts blocks into a log without a bound until the disk is full, or for so many blocks, and
-// closes it.
+// fill puts up to most blocks into a log without a bound, until the disk is full, and closes the
+// log.
 func fill(t *testing.T, c log.Config, most int) (n int) {
 	t.Helper()
 	tr, err := log.Open(t.Context(), c)
@@ -39,21 +39,21 @@ func fill(t *testing.T, c log.Config, most int) (n int) {
 			t.Fatal(err)
 		}
 	}
-	// There is no space for a checkpoint.
+	// The disk has no space for a checkpoint.
 	if err := tr.Close(t.Context()); err != nil && !errors.Is(err, errdefs.ErrNoSpace) {
 		t.Fatal(err)
 	}
 	return n
 }
 
-// keepsAllThatFit opens a log that had no bound under one, and checks that the newest blocks stay
-// that fit, with those that are put meanwhile.
+// keepsAllThatFit opens the log with a bound. It checks that the newest blocks that fit stay,
+// together with blocks that are put meanwhile.
 func keepsAllThatFit(t *testing.T, c log.Config, n int) {
 	t.Helper()
 	c.SegmentBytes, c.MaxBytes = 0, lowerBlocks*groupOfOne
 	tr := open(t, c)
 	if log.Used(tr) <= c.MaxBytes {
-		t.Fatalf("%d bytes are used when it is opened, the bound is %d", log.Used(tr), c.MaxBytes)
+		t.Fatalf("%d bytes are used after opening, the bound is %d", log.Used(tr), c.MaxBytes)
 	}
 	fresh := keys(10_000, 10_010)
 	put(t, tr, c.Formats[0], fresh...)
@@ -100,8 +100,8 @@ func keepsAllThatFit(t *testing.T, c log.Config, n int) {
 	}
 }
 
-// A log on a full disk that was opened under a lower bound evicted the blocks that it could not
-// move, and then new ones.
+// A log on a full disk was opened with a lower bound. It evicted the blocks that it could not move,
+// and then new ones.
 func TestDefectLowerBoundOnAFullDiskDropsBlocks(t *testing.T) {
 	c := config(t)
 	c.SegmentBytes = 8 << 20
@@ -118,10 +118,10 @@ func TestDefectLowerBoundOnAFullDiskDropsBlocks(t *testing.T) {
 	keepsAllThatFit(t, c, n)
 }
 
-// The same on a file system that is full.
+// The same test on a full file system.
 func TestDefectLowerBoundOnAFullFileSystem(t *testing.T) {
 	c := config(t)
-	c.SegmentBytes = 4 << 20 // and shorter ones, as long as they fit
+	c.SegmentBytes = 4 << 20 // segments become shorter when the disk is nearly full
 	mount := c.Dir
 	if err := unix.Mount("none", mount, "tmpfs", 0, "size=6m"); err != nil {
 		testkit.Skip(t, "mount", "this process cannot mount a file system: "+err.Error())
@@ -135,7 +135,8 @@ func TestDefectLowerBoundOnAFullFileSystem(t *testing.T) {
 	keepsAllThatFit(t, c, fill(t, c, 1000))
 }
 
-// A file system without holes loses the long segment as a whole, and the log goes on.
+// On a file system without holes the long segment is removed as a whole, and the log continues to
+// work.
 func TestLowerBoundWithoutHoles(t *testing.T) {
 	c := config(t)
 	c.SegmentBytes = 8 << 20
@@ -156,7 +157,7 @@ func TestLowerBoundWithoutHoles(t *testing.T) {
 	}
 }
 
-// spaceOf returns the space that the files in a directory take on the disk.
+// spaceOf returns the disk space of the files in a directory.
 func spaceOf(t *testing.T, dir string) (n int64) {
 	t.Helper()
 	files, err := os.ReadDir(dir)
@@ -172,7 +173,7 @@ func spaceOf(t *testing.T, dir string) (n int64) {
 	return n
 }
 
-// Segments that are newer than a long one stay while that cannot be made smaller.
+// While a long segment cannot be shortened, newer segments must stay.
 func TestLowerBoundWhileHolesFail(t *testing.T) {
 	c := config(t)
 	c.SegmentBytes = 8 << 20
@@ -183,7 +184,7 @@ func TestLowerBoundWhileHolesFail(t *testing.T) {
 	closeTier(t, tr)
 
 	files := faultfs.New(dirfs.OS(), nil, nil)
-	failed := make(chan struct{}, 4) // as often as it fails
+	failed := make(chan struct{}, 4) // one value for each failure
 	files.Forbid(func(op, _ string) error {
 		if op == "punch" {
 			select {
@@ -196,7 +197,7 @@ func TestLowerBoundWhileHolesFail(t *testing.T) {
 	})
 	c.FS, c.SegmentBytes, c.MaxBytes = files, 0, lowerBlocks*groupOfOne
 	tr = open(t, c)
-	put(t, tr, c.Formats[0], keys(20_000, 20_010)...) // once there is space
+	put(t, tr, c.Formats[0], keys(20_000, 20_010)...) // when there is space
 	if len(failed) < cap(failed) {
 		t.Errorf("%d attempts have failed", len(failed))
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// prompts uses a log as a store does, in chunks, for prompts by turns.
+// prompts uses a log as a store does: prompts are used alternately and put in chunks.
 type prompts struct {
 	*testing.T
 	c     log.Config
@@ -40,7 +40,7 @@ func (p *prompts) open() {
 	p.tr.SetOrder(p.order)
 }
 
-// found returns how many blocks of a prompt are there, from its beginning on.
+// found returns the length of the stored prefix of a prompt.
 func (p *prompts) found(some []block.Key) int {
 	p.Helper()
 	n, err := p.tr.Retain(p.Context(), some)
@@ -51,7 +51,7 @@ func (p *prompts) found(some []block.Key) int {
 	return n
 }
 
-// request uses the blocks of a prompt that are there, and puts the others.
+// request uses the stored prefix of a prompt and puts the other blocks.
 func (p *prompts) request(some []block.Key) (found int) {
 	p.Helper()
 	found = p.found(some)
@@ -78,12 +78,12 @@ func (p *prompts) request(some []block.Key) (found int) {
 	return found
 }
 
-// A log finds at least 99% of the blocks that plain recency finds with a little less space, where
-// conversations go on among prompts that never come again. Of a conversation that rests for longer
-// than that its beginning is left.
+// Conversations continue between prompts that are used once. The log must find at least 99% of the
+// blocks that an LRU cache with slightly less space would find. The beginning of a conversation
+// that pauses for longer must also stay.
 func TestRecencyBetweenPrompts(t *testing.T) {
 	p := newPrompts(t)
-	// Capacity of plain recency: the log's 100 blocks, less its free space
+	// Capacity of the LRU cache: the 100 blocks of the log without its free space.
 	const recent = 70
 	var used []block.Key
 	hits, want, next := 0, 0, 10000
@@ -105,10 +105,10 @@ func TestRecencyBetweenPrompts(t *testing.T) {
 			first := 1000 * (1 + c + 3*(round/15)) // a conversation has 15 turns
 			request(keys(first, first+round%15+1))
 		}
-		request(keys(next, next+8)) // of a prompt that never comes again
+		request(keys(next, next+8)) // a prompt that is used once
 		next += 8
 		if round == 5 {
-			n, err := p.tr.Retain(t.Context(), resting) // until they are counted
+			n, err := p.tr.Retain(t.Context(), resting) // retained until they are counted
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -124,8 +124,8 @@ func TestRecencyBetweenPrompts(t *testing.T) {
 	}
 }
 
-// The beginning of a prompt was evicted before its end, which is of no use without it: of two
-// prompts by turns nothing was found.
+// The beginning of a prompt was evicted before its end, although the end is useless without it. Two
+// alternating prompts had no hits.
 func TestDefectBeginningOfAPromptIsEvictedFirst(t *testing.T) {
 	p, sum := newPrompts(t), 0
 	for round := range 8 {
@@ -138,7 +138,7 @@ func TestDefectBeginningOfAPromptIsEvictedFirst(t *testing.T) {
 	}
 }
 
-// The order of eviction survives a restart, from a checkpoint and from the segments.
+// The order of eviction survives a restart, both from a checkpoint and from the segments.
 func TestEvictionOrderSurvivesARestart(t *testing.T) {
 	for _, how := range []string{"checkpoint", "segments"} {
 		t.Run(how, func(t *testing.T) {
@@ -151,7 +151,7 @@ func TestEvictionOrderSurvivesARestart(t *testing.T) {
 				}
 			}
 			p.open()
-			some := keys(5000, 5000+60) // of no prompt
+			some := keys(5000, 5000+60) // these blocks belong to no prompt
 			for _, key := range some {
 				put(t, p.tr, p.c.Formats[0], key)
 			}
@@ -163,7 +163,8 @@ func TestEvictionOrderSurvivesARestart(t *testing.T) {
 	}
 }
 
-// A log of one segment that was opened with a bound below its length lost all blocks.
+// A log with a single segment lost all blocks if it was opened with a bound below the segment's
+// length.
 func TestDefectLowerBoundDropsAllBlocks(t *testing.T) {
 	c := config(t)
 	c.SegmentBytes = 8 << 20
@@ -195,13 +196,13 @@ func TestDefectLowerBoundDropsAllBlocks(t *testing.T) {
 	}
 }
 
-// Keeping blocks that are used costs at most as many bytes as are put.
+// Moving used blocks out of evicted segments writes at most as many bytes as are put.
 func TestMovesNoMoreThanIsPut(t *testing.T) {
 	c := config(t)
 	c.MaxBytes = 16 * segmentBytes
 	f := c.Formats[0]
 	tr := open(t, c)
-	used := keys(0, 40) // at first a third of the puts
+	used := keys(0, 40) // a third of the puts at first
 	for i := range 600 {
 		put(t, tr, f, tiertest.Key(1000+i))
 		if i%2 == 0 && i/2 < len(used) {
@@ -218,7 +219,7 @@ func TestMovesNoMoreThanIsPut(t *testing.T) {
 	}
 }
 
-// ready returns how many of the blocks are there.
+// ready returns the number of blocks that are found.
 func ready(t *testing.T, tr *log.Tier, keys []block.Key) (n int) {
 	t.Helper()
 	states := make([]tier.State, len(keys))

@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// Blocks were put into segments whose files had been removed, and were lost with the process.
+// Blocks were put into segments whose files had been removed, and were lost when the process ended.
 func TestDefectPutIntoARemovedDirectory(t *testing.T) {
 	c := config(t)
 	f := c.Formats[0]
@@ -22,7 +22,7 @@ func TestDefectPutIntoARemovedDirectory(t *testing.T) {
 	if err := os.RemoveAll(c.Dir); err != nil {
 		t.Fatal(err)
 	}
-	for i := range 3 { // the first was put before
+	for i := range 3 { // the first block was put before
 		if err := tr.Put(t.Context(), tiertest.Key(i), image(t, f, tiertest.Key(i))); err == nil || !strings.Contains(err.Error(), "was removed while the log was open") {
 			t.Errorf("put block %d: %v", i, err)
 		}
@@ -36,7 +36,7 @@ func TestDefectPutIntoARemovedDirectory(t *testing.T) {
 	}
 }
 
-// Where single segments are removed, their blocks can be put again.
+// If single segments are removed, their blocks can be put again.
 func TestDefectPutIntoARemovedSegment(t *testing.T) {
 	c := config(t)
 	f := c.Formats[0]

@@ -14,8 +14,9 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// Writers put 64 blocks of 256 KiB at a time on a disk that takes 500 MB/s for each file, one write
-// at a time, as the page cache of a file system does. Data are discarded.
+// BenchmarkPutOnSlowDisk measures writers that put 64 blocks of 256 KiB at a time. The simulated
+// disk accepts 500 MB/s for each file, one write at a time, like the page cache of a file system,
+// and discards the data.
 func BenchmarkPutOnSlowDisk(b *testing.B) {
 	const bytes, many, rate = 256 << 10, 64, 500e6
 	l, err := block.NewLayout([]int64{bytes})
@@ -69,7 +70,7 @@ func BenchmarkPutOnSlowDisk(b *testing.B) {
 	}
 }
 
-// slowFS has files that take so many bytes a second each.
+// slowFS is a file system whose files accept rate bytes a second each.
 type slowFS struct {
 	dirfs.FS
 	rate float64
@@ -104,7 +105,7 @@ func (f *slowFile) WriteAllAt(parts [][]byte, off int64) (n int, err error) {
 		n += len(p)
 	}
 	if n <= 1<<20 {
-		return f.File.(dirfs.Gatherer).WriteAllAt(parts, off) //nolint:forcetypeassert,errcheck // the operating system's are
+		return f.File.(dirfs.Gatherer).WriteAllAt(parts, off) //nolint:forcetypeassert,errcheck // files of the operating system implement it
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()

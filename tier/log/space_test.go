@@ -14,7 +14,7 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// A log stored nothing where the disk had less space than a segment.
+// A log must store blocks even if the disk has less space than one segment.
 func TestDefectNoSegmentFitsOnTheDisk(t *testing.T) {
 	for what, bound := range map[string]int64{"unbounded": 0, "bounded": 64 << 20} {
 		t.Run(what, func(t *testing.T) {
@@ -32,7 +32,8 @@ func TestDefectNoSegmentFitsOnTheDisk(t *testing.T) {
 			switch s := tr.Stats(); {
 			case bound == 0 && (!errors.Is(err, errdefs.ErrNoSpace) || s.Blocks < 75):
 				t.Errorf("%d blocks of %d bytes on a disk of 2 MiB: %v", s.Blocks, d.f.Layout.ImageBytes(), err)
-			// The collector may have emptied more than half of the segments, for those to come.
+			// The compaction may have emptied more than half of the segments to prepare for more
+			// blocks.
 			case bound > 0 && (err != nil || s.Evictions == 0 || s.Blocks < 20):
 				t.Errorf("%d blocks of %d bytes are left after %d puts and %d evictions: %v", s.Blocks, d.f.Layout.ImageBytes(), n, s.Evictions, err)
 			}
@@ -41,7 +42,7 @@ func TestDefectNoSegmentFitsOnTheDisk(t *testing.T) {
 	}
 }
 
-// The same where the process may not make a file as long as a segment.
+// The same if the process may not create a file of a segment's length.
 func TestDefectSegmentIsLongerThanAFileMayBe(t *testing.T) {
 	c := config(t)
 	c.SegmentBytes = 4 << 20

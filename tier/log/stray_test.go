@@ -14,7 +14,7 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// boundedLog returns a log of 20 blocks in a directory that is closed, bounded at 16 segments.
+// boundedLog creates a log of 20 blocks with a bound of 16 segments, and closes it.
 func boundedLog(t *testing.T) log.Config {
 	t.Helper()
 	c := config(t)
@@ -25,8 +25,8 @@ func boundedLog(t *testing.T) log.Config {
 	return c
 }
 
-// stillUsable opens the log, and checks that its blocks are there, that another can be put, and
-// that a note names the file.
+// stillUsable opens the log and checks that its blocks are found, that another block can be put,
+// and that a notice names the file.
 func stillUsable(t *testing.T, c log.Config, name string) {
 	t.Helper()
 	tr := open(t, c)
@@ -34,7 +34,7 @@ func stillUsable(t *testing.T, c log.Config, name string) {
 		t.Errorf("%d of 20 blocks are left: %v", n, err)
 	}
 	tr.Release(keys(0, 20))
-	// Where there is no space, a put waits.
+	// Without space a Put waits.
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
 	for _, key := range keys(20, 30) {
@@ -54,8 +54,8 @@ func stillUsable(t *testing.T, c log.Config, name string) {
 	closeTier(t, tr)
 }
 
-// A file that the log can never empty counted toward its bound, so that all blocks were evicted and
-// no other could be put.
+// A foreign file counted toward the bound although the log can never empty it. All blocks were
+// evicted, and no other could be put.
 func TestDefectForeignFileCountsTowardTheBound(t *testing.T) {
 	for what, make := range map[string]func(t *testing.T, c log.Config, name string){
 		"foreign": func(t *testing.T, c log.Config, name string) {
@@ -95,7 +95,8 @@ func TestDefectForeignFileCountsTowardTheBound(t *testing.T) {
 	}
 }
 
-// A file with the last number that a segment may have kept the log from ever making another.
+// A foreign file with the highest possible segment number prevented the log from creating further
+// segments.
 func TestDefectNumberOfAForeignFileIsBelieved(t *testing.T) {
 	for what, make := range map[string]func(name string) error{
 		"foreign": func(name string) error { return os.WriteFile(name, []byte("no segment"), 0o600) },
@@ -117,8 +118,7 @@ func TestDefectNumberOfAForeignFileIsBelieved(t *testing.T) {
 	}
 }
 
-// The file of a segment that could not be read counts for the number of the next, which must be
-// younger.
+// The number of an unreadable segment counts: the next segment must have a higher one.
 func TestUnreadableSegmentIsOlderThanNewOnes(t *testing.T) {
 	c := boundedLog(t)
 	folder := filepath.Join(c.Dir, "seg-0000000000000077")
@@ -133,8 +133,7 @@ func TestUnreadableSegmentIsOlderThanNewOnes(t *testing.T) {
 	}
 }
 
-// A sparse file of a TiB under a segment's name was read from end to end by everything that opens
-// the directory.
+// Every operation that opens the directory read a sparse foreign file of 1 TiB from end to end.
 func TestDefectSparseForeignFileIsReadWhole(t *testing.T) {
 	c := boundedLog(t)
 	name := filepath.Join(c.Dir, "seg-0000000000000077")
@@ -149,7 +148,7 @@ func TestDefectSparseForeignFileIsReadWhole(t *testing.T) {
 	}
 }
 
-// Collecting must not remove a foreign file that replaced a segment of the checkpoint.
+// A foreign file replaces a segment that the checkpoint lists. Eviction must not remove it.
 func TestDefectForeignFileInTheCheckpointIsTakenForASegment(t *testing.T) {
 	c := boundedLog(t)
 	name := segmentFiles(t, c.Dir)[0]
@@ -167,7 +166,7 @@ func TestDefectForeignFileInTheCheckpointIsTakenForASegment(t *testing.T) {
 	}
 }
 
-// A folder with the name of a checkpoint kept the log from being opened or closed.
+// A folder with the name of a checkpoint prevented the log from being opened or closed.
 func TestDefectFolderInThePlaceOfTheCheckpoint(t *testing.T) {
 	for _, name := range []string{"index", "index.tmp"} {
 		t.Run(name, func(t *testing.T) {
@@ -196,7 +195,7 @@ func TestDefectFolderInThePlaceOfTheCheckpoint(t *testing.T) {
 	}
 }
 
-// The advice about a segment of another version was to verify as another user.
+// For a segment of another version, Verify advised to run it as another user.
 func TestDefectNewerSegmentIsUnjudged(t *testing.T) {
 	c := boundedLog(t)
 	newer(t, segmentFiles(t, c.Dir)[0], 4096, 4096)

@@ -16,7 +16,7 @@ import (
 	"github.com/kvlane/kvlane/tier/tiertest"
 )
 
-// happens waits until the plan has seen so many operations of a name.
+// happens waits until plan has seen n operations named op.
 func happens(t *testing.T, plan *fault.Plan, op string, n int64) {
 	t.Helper()
 	for timeout := time.After(testkit.Patience()); plan.Seen(op) < n; {
@@ -28,7 +28,7 @@ func happens(t *testing.T, plan *fault.Plan, op string, n int64) {
 	}
 }
 
-// The disk idled from one sync to the next, though much that it will have to write was there.
+// The disk idled between two syncs although many bytes were waiting to be written.
 func TestDefectDiskIdlesBetweenSyncs(t *testing.T) {
 	for _, policy := range []log.FsyncPolicy{log.FsyncInterval, log.FsyncAlways, log.FsyncNever} {
 		t.Run(policy.String(), func(t *testing.T) {
@@ -55,7 +55,7 @@ func TestDefectDiskIdlesBetweenSyncs(t *testing.T) {
 	}
 }
 
-// Where writeback cannot be started, the sync does all.
+// If writeback is not supported, the sync writes all bytes.
 func TestWritebackCannotBeStarted(t *testing.T) {
 	d := newDisk(t, log.FsyncInterval)
 	d.c.SyncEvery = time.Hour
@@ -121,7 +121,7 @@ func (f syncHookFile) Sync() error {
 	return err
 }
 
-// A block written while a sync runs is not durable by that sync.
+// A block that is written while a sync runs is not durable after that sync.
 func TestWrittenDuringASync(t *testing.T) {
 	d := newDisk(t, log.FsyncInterval)
 	d.c.SyncEvery = time.Hour

@@ -19,7 +19,7 @@ import (
 
 const segmentBytes = 256 << 10
 
-// bigFormat is that of blocks that have records of their own.
+// bigFormat returns a format whose blocks get their own records.
 func bigFormat(tb testing.TB) block.Format {
 	tb.Helper()
 	l, err := block.NewLayout([]int64{64 << 10, 5000})
@@ -47,7 +47,7 @@ func same(tr tier.Tier) tier.Tier { return tr }
 
 func conform(t *testing.T, f block.Format, c log.Config, wrap func(tier.Tier) tier.Tier) {
 	t.Helper()
-	configs := make(map[tier.Tier]log.Config) // as Reopen needs them
+	configs := make(map[tier.Tier]log.Config) // for Reopen
 	start := func(t *testing.T, c log.Config) tier.Tier {
 		t.Helper()
 		tr, err := log.Open(t.Context(), c)
@@ -78,7 +78,7 @@ func conform(t *testing.T, f block.Format, c log.Config, wrap func(tier.Tier) ti
 	})
 }
 
-// damage flips a bit of every copy of a block in the segments, in place.
+// damage flips a bit in every copy of a block in the segments.
 func damage(t *testing.T, dir string, f block.Format, key block.Key) {
 	t.Helper()
 	image := tiertest.Buffer(t, f.Layout.ImageBytes()).Bytes()
@@ -114,7 +114,7 @@ func segmentFiles(t *testing.T, dir string) []string {
 	return names
 }
 
-// flip flips a bit of a file, in place.
+// flip flips a bit of a file in place.
 func flip(t *testing.T, path string, off int64) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -130,13 +130,13 @@ func flip(t *testing.T, path string, off int64) {
 	}
 }
 
-// config is that of a tier in a new directory, of small blocks and segments.
+// config returns the configuration of a tier in a new directory, with small blocks and segments.
 func config(t *testing.T) log.Config {
 	t.Helper()
 	return log.Config{Dir: t.TempDir(), Formats: block.Formats{tiertest.NewFormat(t)}, SegmentBytes: segmentBytes}
 }
 
-// open opens a tier that is closed at the end of the test.
+// open opens a tier and closes it when the test ends.
 func open(t *testing.T, c log.Config) *log.Tier {
 	t.Helper()
 	tr, err := log.Open(t.Context(), c)
@@ -170,7 +170,7 @@ func put(t *testing.T, tr *log.Tier, f block.Format, keys ...block.Key) {
 	}
 }
 
-// store stores a block. A tier that can does so directly with every other block.
+// store stores a block. If the tier supports it, every other block is stored directly.
 func store(ctx context.Context, tr *log.Tier, key block.Key, src mem.Extent) error {
 	if tr.CanPutDirect() != nil || key[0]%2 == 0 {
 		return tr.Put(ctx, key, src)
@@ -204,7 +204,7 @@ func TestPutMany(t *testing.T) {
 	f := c.Formats[0]
 	tr := open(t, c)
 	some := keys(0, 40)
-	some = append(some, some[3]) // one twice
+	some = append(some, some[3]) // one block twice
 	srcs, errs := make([]mem.Extent, len(some)), make([]error, len(some))
 	for i, key := range some {
 		srcs[i] = image(t, f, key)
@@ -280,7 +280,7 @@ func TestBoundHoldsAndWhatIsUsedStays(t *testing.T) {
 	tr.Release(pinned)
 	var bytes int64
 	for _, name := range segmentFiles(t, c.Dir) {
-		if info, err := os.Stat(name); err == nil { // it may be removed meanwhile
+		if info, err := os.Stat(name); err == nil { // the segment may have been removed meanwhile
 			bytes += info.Size()
 		}
 	}
